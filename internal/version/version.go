@@ -1,0 +1,18 @@
+// Package version knows which fared this is.
+package version
+
+import "runtime/debug"
+
+// version is set by the linker (-X); builds without it say what the Go module system knows.
+var version string
+
+// String returns the version, "v0.1.0" or "devel".
+func String() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		return info.Main.Version
+	}
+	return "devel"
+}

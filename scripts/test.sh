@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Runs every test under the race detector and shows what matters: packages, failures, skips. The whole log is in
+# out/test.log. With FARED_REQUIRE_ALL=1 a skipped test is a failure.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+mkdir -p out
+go test -race -count=1 -timeout 20m -v ./... >out/test.log 2>&1
+code=$?
+grep -E '^(ok|FAIL|panic:|\?)|^(---|    ---) FAIL|no test files' out/test.log | grep -v 'no test files'
+passed=$(grep -cE '^ *--- PASS' out/test.log)
+failed=$(grep -cE '^ *--- FAIL' out/test.log)
+skipped=$(grep -cE '^ *--- SKIP' out/test.log)
+if [ "$skipped" -gt 0 ]; then
+  grep -A3 -E '^ *--- SKIP' out/test.log
+  if [ "${FARED_REQUIRE_ALL:-}" = 1 ]; then
+    echo "a skipped test is a failure here (FARED_REQUIRE_ALL=1)"
+    code=1
+  fi
+fi
+if [ "$passed" -eq 0 ]; then
+  echo "no test ran"
+  code=1
+fi
+if [ $code -ne 0 ]; then
+  echo "--- what failed, from out/test.log"
+  grep -B40 -E '^ *--- FAIL|^panic:|^FAIL' out/test.log | tail -200
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+exit $code
