@@ -1,0 +1,131 @@
+package fare
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Bandwidth is a data rate in bit/s, 0 to [MaxBandwidth]. The zero value is a
+// rate of nothing; on a route it is a valid value ("this path is in
+// maintenance") and not the same as a route that says nothing (see
+// [Advertised]).
+type Bandwidth uint64
+
+// MaxBandwidth is the highest rate the package computes with, 2^53 bit/s
+// (about 9 Pbit/s): every rate up to it is exact as a float64, and sums and
+// products of a few of them fit where they are formed.
+const MaxBandwidth Bandwidth = 1 << 53
+
+// Decimal multiples of one bit/s. Rates of links are powers of ten, never of
+// 1024.
+const (
+	Kilobit Bandwidth = 1e3
+	Megabit Bandwidth = 1e6
+	Gigabit Bandwidth = 1e9
+	Terabit Bandwidth = 1e12
+	Petabit Bandwidth = 1e15
+)
+
+// ErrBandwidth is what every error of [ParseBandwidth] wraps.
+var ErrBandwidth = errors.New("write a number of bit/s with an optional unit, such as 400G, 1.6T, 8Mbit/s or 800000000000")
+
+// bandwidthUnits go from the largest to the smallest; the last one has no
+// letter.
+var bandwidthUnits = [...]struct {
+	letter string
+	digits int // power of ten
+}{{"P", 15}, {"T", 12}, {"G", 9}, {"M", 6}, {"k", 3}, {"", 0}}
+
+// ParseBandwidth reads a rate: a decimal number, an optional unit letter (k or
+// K, M, G, T, P; powers of ten) and an optional "bps" or "bit/s", as in 400G,
+// 400Gbps, 1.6T, 8Mbit/s or 800000000000. It is exact: a rate that is not a
+// whole number of bit/s, negative or above [MaxBandwidth] is an error that
+// wraps [ErrBandwidth]. Bytes ("GB/s") and powers of two ("Gi") are refused.
+func ParseBandwidth(s string) (Bandwidth, error) {
+	refuse := func(why string) (Bandwidth, error) {
+		return 0, fmt.Errorf("bandwidth %q: %s: %w", s, why, ErrBandwidth)
+	}
+	end := 0
+	for end < len(s) && (s[end] >= '0' && s[end] <= '9' || s[end] == '.') {
+		end++
+	}
+	number, unit := s[:end], strings.TrimPrefix(s[end:], " ")
+	if number == "" {
+		return refuse("does not start with a digit")
+	}
+	power := 0
+	if unit != "" {
+		for _, u := range bandwidthUnits {
+			if u.letter != "" && (unit[:1] == u.letter || u.letter == "k" && unit[:1] == "K") {
+				power, unit = u.digits, unit[1:]
+				break
+			}
+		}
+	}
+	if unit != "" && unit != "bps" && unit != "bit/s" {
+		return refuse(fmt.Sprintf("unknown unit %q", s[end:]))
+	}
+
+	whole, fraction, dot := strings.Cut(number, ".")
+	if whole == "" || dot && fraction == "" || strings.Contains(fraction, ".") {
+		return refuse("is not a decimal number")
+	}
+	fraction = strings.TrimRight(fraction, "0")
+	if len(fraction) > power {
+		return refuse("is not a whole number of bit/s")
+	}
+	digits := strings.TrimLeft(whole+fraction+strings.Repeat("0", power-len(fraction)), "0")
+	if digits == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if err != nil || Bandwidth(n) > MaxBandwidth {
+		return refuse("is above the highest rate, " + MaxBandwidth.String() + " bit/s")
+	}
+	return Bandwidth(n), nil
+}
+
+// String is the shortest exact form that [ParseBandwidth] reads back: 400G,
+// 1.6T, 1500000001. Of two forms of one length the larger unit wins.
+func (b Bandwidth) String() string {
+	plain := strconv.FormatUint(uint64(b), 10)
+	best := plain
+	for i := len(bandwidthUnits) - 2; i >= 0; i-- {
+		u := bandwidthUnits[i]
+		if len(plain) <= u.digits {
+			break
+		}
+		point := len(plain) - u.digits
+		text := plain[:point]
+		if fraction := strings.TrimRight(plain[point:], "0"); fraction != "" {
+			text += "." + fraction
+		}
+		if text += u.letter; len(text) <= len(best) {
+			best = text
+		}
+	}
+	return best
+}
+
+// Add is b + c, but never more than [MaxBandwidth].
+func (b Bandwidth) Add(c Bandwidth) Bandwidth {
+	if b >= MaxBandwidth || c >= MaxBandwidth-b {
+		return MaxBandwidth
+	}
+	return b + c
+}
+
+// MarshalText is [Bandwidth.String].
+func (b Bandwidth) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
+
+// UnmarshalText is [ParseBandwidth].
+func (b *Bandwidth) UnmarshalText(text []byte) error {
+	v, err := ParseBandwidth(string(text))
+	if err != nil {
+		return err
+	}
+	*b = v
+	return nil
+}
