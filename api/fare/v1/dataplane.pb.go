@@ -311,8 +311,9 @@ func (x *ForwardingPlane) GetSubPorts() []*ForwardingSubPort {
 }
 
 type ForwardingSubPort struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Device string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unique in Forwarding, over all planes and namespaces: operations name the sub-port by it alone.
+	Device string `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
 	// Network namespace of the device; empty: the data plane's own.
 	Netns string `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"`
 	// Next hop of each family through this sub-port; IPv6 may serve IPv4 destinations (RFC 8950). Empty: unknown yet.
@@ -592,6 +593,17 @@ func (x *ProgramRequest) GetOperation() *Operation {
 
 // Operation changes one object. Operations are applied in the order sent. All are idempotent: setting what is set,
 // or deleting what is not there, succeeds and changes nothing.
+//
+// A refusal has one of these codes:
+//
+//	INVALID_ARGUMENT     wrong in itself: no operation, group 0, a prefix that is not a host's, a member or slot twice,
+//	                     weight 0, shares that do not sum to 1,000,000,000
+//	NOT_FOUND            names a plane or device that Forwarding does not have, or a device in another plane
+//	FAILED_PRECONDITION  the group of a destination does not exist; the group to delete is in use
+//	OUT_OF_RANGE         a weight, or the sum of weights, above the capabilities' limits
+//	RESOURCE_EXHAUSTED   one more group or destination than the capabilities promise, or no memory left
+//	UNIMPLEMENTED        needs a capability that is false (IPv6, flow pins)
+//	UNAVAILABLE,INTERNAL the forwarding layer below failed; the message says how
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Grows by at least one with every operation of a stream; starts at 1.
@@ -734,6 +746,7 @@ func (*Operation_SetDestination) isOperation_Op() {}
 
 func (*Operation_DeleteDestination) isOperation_Op() {}
 
+// SubPortState is up for a sub-port that no operation has named yet; Snapshot lists all sub-ports of Forwarding.
 type SubPortState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
@@ -790,9 +803,10 @@ func (x *SubPortState) GetUp() bool {
 type Group struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 or higher.
-	Id            uint32         `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Members       []*GroupMember `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`
-	Slots         []*GroupSlot   `protobuf:"bytes,3,rep,name=slots,proto3" json:"slots,omitempty"`
+	Id      uint32         `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Members []*GroupMember `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`
+	// Empty: the data plane need not know slots. Else the shares sum to 1,000,000,000, or to 0 when there are no members.
+	Slots         []*GroupSlot `protobuf:"bytes,3,rep,name=slots,proto3" json:"slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -851,10 +865,11 @@ func (x *Group) GetSlots() []*GroupSlot {
 // GroupMember is a sub-port's weight, over the whole group. Only members with a weight above 0 are listed; none: the
 // destinations are unreachable and packets to them are dropped.
 type GroupMember struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Plane         string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
-	Device        string                 `protobuf:"bytes,2,opt,name=device,proto3" json:"device,omitempty"`
-	Weight        uint32                 `protobuf:"varint,3,opt,name=weight,proto3" json:"weight,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Plane  string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
+	Device string                 `protobuf:"bytes,2,opt,name=device,proto3" json:"device,omitempty"`
+	// 1 or higher.
+	Weight        uint32 `protobuf:"varint,3,opt,name=weight,proto3" json:"weight,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -912,12 +927,15 @@ func (x *GroupMember) GetWeight() uint32 {
 
 // GroupSlot is what a slot is for every pair that uses the group.
 type GroupSlot struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	Slot            uint32                 `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`
-	Plane           string                 `protobuf:"bytes,2,opt,name=plane,proto3" json:"plane,omitempty"`
-	Device          string                 `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
-	SharePpb        uint32                 `protobuf:"varint,4,opt,name=share_ppb,json=sharePpb,proto3" json:"share_ppb,omitempty"`
-	DrainBeforeMove bool                   `protobuf:"varint,5,opt,name=drain_before_move,json=drainBeforeMove,proto3" json:"drain_before_move,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Each number at most once.
+	Slot  uint32 `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`
+	Plane string `protobuf:"bytes,2,opt,name=plane,proto3" json:"plane,omitempty"`
+	// Empty: sprayed over the plane's members.
+	Device string `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
+	// Part of the pair's traffic; 0: parked.
+	SharePpb        uint32 `protobuf:"varint,4,opt,name=share_ppb,json=sharePpb,proto3" json:"share_ppb,omitempty"`
+	DrainBeforeMove bool   `protobuf:"varint,5,opt,name=drain_before_move,json=drainBeforeMove,proto3" json:"drain_before_move,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }

@@ -32,14 +32,23 @@ const (
 //
 // DataplaneService is served by the data plane; fared is its client.
 type DataplaneServiceClient interface {
-	// Hello opens the conversation: what fared will program, what the data plane can do. It is idempotent.
+	// Hello opens the conversation: what fared will program, what the data plane can do. It is idempotent, and replaces
+	// the Forwarding of the Hello before (a next hop was learned, a sub-port was added). It never changes groups or
+	// destinations: a member whose sub-port is no longer part of Forwarding carries nothing, until its group is set again.
+	// INVALID_ARGUMENT: Forwarding makes no sense. UNIMPLEMENTED: it asks for a mode that the data plane cannot do.
 	Hello(ctx context.Context, in *HelloRequest, opts ...grpc.CallOption) (*HelloResponse, error)
 	// Program carries ordered operations one way and their acknowledgements the other. One stream at a time: a newer
-	// stream ends the older one with ABORTED. State outlives the stream: a data plane keeps forwarding when it ends.
+	// stream ends the older one with ABORTED. The data plane sends its response headers as soon as the newer stream has
+	// taken over, so that a client that waits for them can read back a state which nobody else changes any more.
+	// State outlives the stream: a data plane keeps forwarding when it ends.
 	// Each operation is acknowledged ACCEPTED (valid, will be applied, in order) and then IN_EFFECT (packets obey), or
 	// once with a refusal that leaves the state as it was. A data plane may skip ACCEPTED and send IN_EFFECT alone.
+	// Acknowledgements of one level come in the order of the operations; they may be gathered, never merged.
+	// The stream itself ends with FAILED_PRECONDITION when no Hello came first, and with INVALID_ARGUMENT when the ids do
+	// not grow: nothing could be acknowledged unambiguously any more.
 	Program(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ProgramRequest, ProgramResponse], error)
-	// Snapshot reads back what is programmed, sorted: sub-ports, groups by id, destinations by address.
+	// Snapshot reads back what is programmed, one moment of it, sorted: sub-ports by device, groups by id with members in
+	// the order of Forwarding and slots by number, destinations by address (IPv4 before IPv6).
 	Snapshot(ctx context.Context, in *SnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotResponse], error)
 }
 
@@ -99,14 +108,23 @@ type DataplaneService_SnapshotClient = grpc.ServerStreamingClient[SnapshotRespon
 //
 // DataplaneService is served by the data plane; fared is its client.
 type DataplaneServiceServer interface {
-	// Hello opens the conversation: what fared will program, what the data plane can do. It is idempotent.
+	// Hello opens the conversation: what fared will program, what the data plane can do. It is idempotent, and replaces
+	// the Forwarding of the Hello before (a next hop was learned, a sub-port was added). It never changes groups or
+	// destinations: a member whose sub-port is no longer part of Forwarding carries nothing, until its group is set again.
+	// INVALID_ARGUMENT: Forwarding makes no sense. UNIMPLEMENTED: it asks for a mode that the data plane cannot do.
 	Hello(context.Context, *HelloRequest) (*HelloResponse, error)
 	// Program carries ordered operations one way and their acknowledgements the other. One stream at a time: a newer
-	// stream ends the older one with ABORTED. State outlives the stream: a data plane keeps forwarding when it ends.
+	// stream ends the older one with ABORTED. The data plane sends its response headers as soon as the newer stream has
+	// taken over, so that a client that waits for them can read back a state which nobody else changes any more.
+	// State outlives the stream: a data plane keeps forwarding when it ends.
 	// Each operation is acknowledged ACCEPTED (valid, will be applied, in order) and then IN_EFFECT (packets obey), or
 	// once with a refusal that leaves the state as it was. A data plane may skip ACCEPTED and send IN_EFFECT alone.
+	// Acknowledgements of one level come in the order of the operations; they may be gathered, never merged.
+	// The stream itself ends with FAILED_PRECONDITION when no Hello came first, and with INVALID_ARGUMENT when the ids do
+	// not grow: nothing could be acknowledged unambiguously any more.
 	Program(grpc.BidiStreamingServer[ProgramRequest, ProgramResponse]) error
-	// Snapshot reads back what is programmed, sorted: sub-ports, groups by id, destinations by address.
+	// Snapshot reads back what is programmed, one moment of it, sorted: sub-ports by device, groups by id with members in
+	// the order of Forwarding and slots by number, destinations by address (IPv4 before IPv6).
 	Snapshot(*SnapshotRequest, grpc.ServerStreamingServer[SnapshotResponse]) error
 	mustEmbedUnimplementedDataplaneServiceServer()
 }
