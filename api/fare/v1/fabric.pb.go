@@ -80,7 +80,8 @@ type GetStatusResponse struct {
 	Dataplane             *DataplaneStatus `protobuf:"bytes,14,opt,name=dataplane,proto3" json:"dataplane,omitempty"`
 	// Loopbacks this speaker originates; empty for a leaf.
 	Loopbacks []string `protobuf:"bytes,15,rep,name=loopbacks,proto3" json:"loopbacks,omitempty"`
-	// Counters of dropped and ignored input, by name ("guard_dropped{reason=...}"), sorted.
+	// Counters by name, sorted: guard_dropped{reason="..."} and inputs_ignored{reason="..."} since start,
+	// routes_ignored{reason="..."} now.
 	Counters      []*Counter `protobuf:"bytes,16,rep,name=counters,proto3" json:"counters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -480,14 +481,16 @@ type Session struct {
 	// "idle", "connecting", "opening", "established", "drained", "held".
 	State string `protobuf:"bytes,7,opt,name=state,proto3" json:"state,omitempty"`
 	// Since when in this state, nanoseconds.
-	StateAgeNs       uint64 `protobuf:"varint,8,opt,name=state_age_ns,json=stateAgeNs,proto3" json:"state_age_ns,omitempty"`
-	Generation       uint64 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"`
+	StateAgeNs uint64 `protobuf:"varint,8,opt,name=state_age_ns,json=stateAgeNs,proto3" json:"state_age_ns,omitempty"`
+	Generation uint64 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Routes held now: received = used + every routes_ignored{reason="..."} of counters.
 	RoutesReceived   uint32 `protobuf:"varint,10,opt,name=routes_received,json=routesReceived,proto3" json:"routes_received,omitempty"`
 	RoutesUsed       uint32 `protobuf:"varint,11,opt,name=routes_used,json=routesUsed,proto3" json:"routes_used,omitempty"`
 	RoutesAdvertised uint32 `protobuf:"varint,12,opt,name=routes_advertised,json=routesAdvertised,proto3" json:"routes_advertised,omitempty"`
 	EndOfRib         bool   `protobuf:"varint,13,opt,name=end_of_rib,json=endOfRib,proto3" json:"end_of_rib,omitempty"`
 	// Why it is not established; the last reason it went down.
-	Reason        string     `protobuf:"bytes,14,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,14,opt,name=reason,proto3" json:"reason,omitempty"`
+	// guard_dropped{reason="..."} since start, routes_ignored{reason="..."} now; sorted.
 	Counters      []*Counter `protobuf:"bytes,15,rep,name=counters,proto3" json:"counters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -939,9 +942,11 @@ type FabricEvent struct {
 	Revision uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	// "session-up", "session-down", "link-up", "link-down", "speed", "drain", "undrain", "weights", "dataplane",
 	// "reload", "end-of-rib", "fault".
-	Kind          string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
-	Subject       string `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
-	Detail        string `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
+	Kind    string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	Subject string `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
+	Detail  string `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
+	// Grows by one with every event of this run, from 1. A gap: the watcher was too slow, and the events between are gone.
+	Sequence      uint64 `protobuf:"varint,6,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1009,6 +1014,13 @@ func (x *FabricEvent) GetDetail() string {
 		return x.Detail
 	}
 	return ""
+}
+
+func (x *FabricEvent) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
 }
 
 type DrainRequest struct {
@@ -1475,13 +1487,14 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x1a\n" +
 	"\bsessions\x18\a \x03(\tR\bsessions\",\n" +
 	"\x12WatchEventsRequest\x12\x16\n" +
-	"\x06recent\x18\x01 \x01(\rR\x06recent\"\x88\x01\n" +
+	"\x06recent\x18\x01 \x01(\rR\x06recent\"\xa4\x01\n" +
 	"\vFabricEvent\x12\x17\n" +
 	"\atime_ns\x18\x01 \x01(\x04R\x06timeNs\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x12\n" +
 	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x18\n" +
 	"\asubject\x18\x04 \x01(\tR\asubject\x12\x16\n" +
-	"\x06detail\x18\x05 \x01(\tR\x06detail\"<\n" +
+	"\x06detail\x18\x05 \x01(\tR\x06detail\x12\x1a\n" +
+	"\bsequence\x18\x06 \x01(\x04R\bsequence\"<\n" +
 	"\fDrainRequest\x12,\n" +
 	"\x06target\x18\x01 \x01(\v2\x14.fare.v1.DrainTargetR\x06target\"b\n" +
 	"\vDrainTarget\x12\x16\n" +

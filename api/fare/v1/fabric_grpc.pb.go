@@ -39,7 +39,7 @@ type FabricServiceClient interface {
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
 	ListPlanes(ctx context.Context, in *ListPlanesRequest, opts ...grpc.CallOption) (*ListPlanesResponse, error)
-	// WatchEvents sends the recent events, then each new one.
+	// WatchEvents sends the recent events, then each new one. Ends with UNAVAILABLE when the daemon stops.
 	WatchEvents(ctx context.Context, in *WatchEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FabricEvent], error)
 	// Drain takes a plane, a leaf or a sub-port out of service: its shares go to zero, and when the data plane has
 	// confirmed, the loopbacks are advertised with zero bandwidth and then withdrawn there. Draining the drained is no error.
@@ -146,7 +146,7 @@ type FabricServiceServer interface {
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
 	ListPlanes(context.Context, *ListPlanesRequest) (*ListPlanesResponse, error)
-	// WatchEvents sends the recent events, then each new one.
+	// WatchEvents sends the recent events, then each new one. Ends with UNAVAILABLE when the daemon stops.
 	WatchEvents(*WatchEventsRequest, grpc.ServerStreamingServer[FabricEvent]) error
 	// Drain takes a plane, a leaf or a sub-port out of service: its shares go to zero, and when the data plane has
 	// confirmed, the loopbacks are advertised with zero bandwidth and then withdrawn there. Draining the drained is no error.

@@ -34,7 +34,7 @@ type WeightFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Destinations, as host prefixes ("10.255.0.2/32") or covering prefixes ("10.255.0.0/16"). Empty: all.
 	Destinations []string `protobuf:"bytes,1,rep,name=destinations,proto3" json:"destinations,omitempty"`
-	// Source loopbacks (local GPUs), as host prefixes. Empty: all.
+	// Source loopbacks (local GPUs), as addresses or host prefixes. Empty: all. One that is not local is an error.
 	Sources []string `protobuf:"bytes,2,rep,name=sources,proto3" json:"sources,omitempty"`
 	// Leave out the queue pair slots.
 	OmitPairs     bool `protobuf:"varint,3,opt,name=omit_pairs,json=omitPairs,proto3" json:"omit_pairs,omitempty"`
@@ -212,9 +212,10 @@ func (x *GetWeightsResponse) GetWeights() *DestinationWeights {
 type ListWeightsRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Filter *WeightFilter          `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
-	// Destinations a page; 0 means 1,000, at most 10,000.
+	// Destinations a page; 0 means 1,000, at most 10,000. A page ends early when it reaches 1 MiB: only an empty
+	// next_page_token ends the list.
 	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// next_page_token of the page before; empty for the first page.
+	// next_page_token of the page before, with the same filter; empty for the first page.
 	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -335,7 +336,7 @@ func (x *ListWeightsResponse) GetNextPageToken() string {
 type WatchWeightsRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Filter *WeightFilter          `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
-	// Resume after this revision; 0 asks for a snapshot.
+	// Resume after this revision, that of the last message with complete set; 0 asks for a snapshot.
 	SinceRevision uint64 `protobuf:"varint,2,opt,name=since_revision,json=sinceRevision,proto3" json:"since_revision,omitempty"`
 	// The instance that since_revision was read from (WatchWeightsResponse.instance). When it does not match, or the
 	// revision is too old, the server sends a snapshot.
@@ -400,9 +401,10 @@ type WatchWeightsResponse struct {
 	Revision uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Names this run of the process; revisions of different instances cannot be compared.
 	Instance string `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"`
-	// True: weights is everything that the filter selects, forget what was known before.
+	// True on the first message of a snapshot: forget what was known before. The messages from here to the next
+	// complete one are everything that the filter selects.
 	Snapshot bool `protobuf:"varint,3,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
-	// False while more messages of the same revision follow.
+	// False while more messages of the same revision follow. The first answer to a watch is complete even when empty.
 	Complete bool                  `protobuf:"varint,4,opt,name=complete,proto3" json:"complete,omitempty"`
 	Weights  []*DestinationWeights `protobuf:"bytes,5,rep,name=weights,proto3" json:"weights,omitempty"`
 	// Destinations that are gone, as host prefixes.
@@ -495,7 +497,7 @@ type DestinationWeights struct {
 	Pairs []*PairSlots `protobuf:"bytes,4,rep,name=pairs,proto3" json:"pairs,omitempty"`
 	// Why, for people: filled when asked for.
 	Explanation *Explanation `protobuf:"bytes,5,opt,name=explanation,proto3" json:"explanation,omitempty"`
-	// Revision of the last change of this destination.
+	// Revision of the last change of this destination or of the weight vector it uses.
 	Revision uint64 `protobuf:"varint,6,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Slots that changed their plane or sub-port in that change.
 	SlotsMoved uint32 `protobuf:"varint,7,opt,name=slots_moved,json=slotsMoved,proto3" json:"slots_moved,omitempty"`

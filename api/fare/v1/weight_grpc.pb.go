@@ -41,10 +41,12 @@ const (
 type WeightServiceClient interface {
 	// GetWeights returns one destination. NOT_FOUND when no route to it has ever been learned.
 	GetWeights(ctx context.Context, in *GetWeightsRequest, opts ...grpc.CallOption) (*GetWeightsResponse, error)
-	// ListWeights returns a page of destinations, sorted by address.
+	// ListWeights returns a page of destinations, sorted by address (IPv4 first). Pages of different revisions fit
+	// together: what exists during the whole listing is listed exactly once.
 	ListWeights(ctx context.Context, in *ListWeightsRequest, opts ...grpc.CallOption) (*ListWeightsResponse, error)
-	// WatchWeights sends a snapshot, then a delta for every revision that touches the filter. A watcher that cannot
-	// keep up sees revisions merged, never lost: each message carries the latest state of what changed.
+	// WatchWeights sends a snapshot (or, when resuming, what changed since), then a delta for every revision that touches
+	// the filter. A watcher that cannot keep up sees revisions merged, never lost: each message carries the latest state
+	// of what changed. Ends with UNAVAILABLE when the daemon stops, RESOURCE_EXHAUSTED when there are too many watches.
 	WatchWeights(ctx context.Context, in *WatchWeightsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchWeightsResponse], error)
 }
 
@@ -104,10 +106,12 @@ type WeightService_WatchWeightsClient = grpc.ServerStreamingClient[WatchWeightsR
 type WeightServiceServer interface {
 	// GetWeights returns one destination. NOT_FOUND when no route to it has ever been learned.
 	GetWeights(context.Context, *GetWeightsRequest) (*GetWeightsResponse, error)
-	// ListWeights returns a page of destinations, sorted by address.
+	// ListWeights returns a page of destinations, sorted by address (IPv4 first). Pages of different revisions fit
+	// together: what exists during the whole listing is listed exactly once.
 	ListWeights(context.Context, *ListWeightsRequest) (*ListWeightsResponse, error)
-	// WatchWeights sends a snapshot, then a delta for every revision that touches the filter. A watcher that cannot
-	// keep up sees revisions merged, never lost: each message carries the latest state of what changed.
+	// WatchWeights sends a snapshot (or, when resuming, what changed since), then a delta for every revision that touches
+	// the filter. A watcher that cannot keep up sees revisions merged, never lost: each message carries the latest state
+	// of what changed. Ends with UNAVAILABLE when the daemon stops, RESOURCE_EXHAUSTED when there are too many watches.
 	WatchWeights(*WatchWeightsRequest, grpc.ServerStreamingServer[WatchWeightsResponse]) error
 	mustEmbedUnimplementedWeightServiceServer()
 }

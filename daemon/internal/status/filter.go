@@ -1,0 +1,176 @@
+package status
+
+import (
+	"fmt"
+	"hash/fnv"
+	"iter"
+	"net/netip"
+	"slices"
+	"strings"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// filter is a checked fare.v1.WeightFilter.
+type filter struct {
+	// destinations are sorted and disjoint; none: every destination.
+	destinations []netip.Prefix
+	// sources are sorted; none: every local loopback.
+	sources   []netip.Addr
+	omitPairs bool
+}
+
+// parseFilter checks a filter. Its errors are fieldErrors with paths below the field.
+func parseFilter(field string, f *farev1.WeightFilter, layout *Layout) (*filter, error) {
+	out := &filter{omitPairs: f.GetOmitPairs()}
+	var errs fieldErrors
+	for i, s := range f.GetDestinations() {
+		p, err := parsePrefix(s)
+		if err != nil {
+			errs = append(errs, fieldError{fmt.Sprintf("%s.destinations[%d]", field, i), err.Error()})
+			continue
+		}
+		out.destinations = append(out.destinations, p)
+	}
+	out.destinations = disjoint(out.destinations)
+	var more fieldErrors
+	out.sources, more = parseSources(field+".sources", f.GetSources(), layout)
+	if errs = append(errs, more...); len(errs) > 0 {
+		return nil, errs
+	}
+	return out, nil
+}
+
+// parseSources checks source loopbacks. One that is not local is an error: the answer would be empty for no visible reason.
+func parseSources(field string, sources []string, layout *Layout) ([]netip.Addr, fieldErrors) {
+	var out []netip.Addr
+	var errs fieldErrors
+	for i, s := range sources {
+		p, err := parseHost(s)
+		switch {
+		case err != nil:
+			errs = append(errs, fieldError{fmt.Sprintf("%s[%d]", field, i), err.Error()})
+		case !slices.Contains(layout.Sources, p):
+			errs = append(errs, fieldError{fmt.Sprintf("%s[%d]", field, i), fmt.Sprintf("%s is none of the local loopbacks: use %s", s, listSources(layout))})
+		default:
+			out = append(out, p.Addr())
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out), errs
+}
+
+func listSources(layout *Layout) string {
+	if len(layout.Sources) == 0 {
+		return "no sources, there are none here"
+	}
+	names := make([]string, len(layout.Sources))
+	for i, p := range layout.Sources {
+		names[i] = p.String()
+	}
+	return strings.Join(names, ", ")
+}
+
+// parsePrefix reads "10.255.0.2", "10.255.0.2/32" or "10.255.0.0/16".
+func parsePrefix(s string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		if a.Zone() != "" {
+			return netip.Prefix{}, fmt.Errorf("%q has a zone: a loopback has none", s)
+		}
+		a = a.Unmap()
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("%q is neither an address nor a prefix: write 10.255.0.2, 10.255.0.2/32 or 10.255.0.0/16", s)
+	}
+	if p.Addr().Is4In6() {
+		return netip.Prefix{}, fmt.Errorf("%q is an IPv4-mapped prefix: write it as IPv4", s)
+	}
+	if m := p.Masked(); m != p {
+		return netip.Prefix{}, fmt.Errorf("%q has bits set outside the prefix: write %s, or %s for the address alone", s, m, p.Addr())
+	}
+	return p, nil
+}
+
+// parseHost reads an address or a host prefix.
+func parseHost(s string) (netip.Prefix, error) {
+	p, err := parsePrefix(s)
+	if err == nil && !p.IsSingleIP() {
+		return netip.Prefix{}, fmt.Errorf("%q is not one address: write it with /%d, or without a length", s, p.Addr().BitLen())
+	}
+	return p, err
+}
+
+// disjoint sorts prefixes and leaves out those that others cover.
+func disjoint(ps []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(ps, comparePrefix) // a covering prefix comes before what it covers
+	var out []netip.Prefix
+	for _, p := range ps {
+		if n := len(out); n == 0 || !covers(out[n-1], p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func covers(outer, inner netip.Prefix) bool {
+	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
+}
+
+// matches tells whether the filter selects the destination.
+func (f *filter) matches(p netip.Prefix) bool {
+	if len(f.destinations) == 0 {
+		return true
+	}
+	// The last one that does not start after p is the only one that can cover it: they are disjoint.
+	i, found := slices.BinarySearchFunc(f.destinations, p, comparePrefix)
+	return found || i > 0 && covers(f.destinations[i-1], p)
+}
+
+// selected yields what the filter selects, in address order, after the key (invalid: from the beginning), without pages
+// that have no revision after since.
+func (f *filter) selected(ps pages, after netip.Prefix, since uint64) iter.Seq[*destination] {
+	return func(yield func(*destination) bool) {
+		ranges := f.destinations
+		if len(ranges) == 0 {
+			ranges = everything
+		}
+		for _, r := range ranges {
+			from := r
+			if after.IsValid() && comparePrefix(after, r) > 0 {
+				if !r.Contains(after.Addr()) {
+					continue // the whole range was before
+				}
+				from = after
+			}
+			for d := range ps.from(from, since) {
+				if !covers(r, d.prefix) {
+					break
+				}
+				if d.prefix != after && !yield(d) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// everything is the ranges of a filter without destinations.
+var everything = []netip.Prefix{
+	netip.PrefixFrom(netip.IPv4Unspecified(), 0),
+	netip.PrefixFrom(netip.IPv6Unspecified(), 0),
+}
+
+// hash distinguishes filters, for page tokens.
+func (f *filter) hash() uint64 {
+	h := fnv.New64a()
+	for _, p := range f.destinations {
+		fmt.Fprintf(h, "d%s;", p)
+	}
+	for _, a := range f.sources {
+		fmt.Fprintf(h, "s%s;", a)
+	}
+	fmt.Fprintf(h, "%t", f.omitPairs)
+	return h.Sum64()
+}

@@ -1,0 +1,132 @@
+package status
+
+import (
+	"iter"
+	"net/netip"
+
+	"google.golang.org/protobuf/proto"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// watchChunk is the most destinations, and removed destinations, in a message of a watch.
+const watchChunk = 500
+
+// weightSender is the part of a stream that a watch needs.
+type weightSender interface {
+	Send(*farev1.WatchWeightsResponse) error
+}
+
+// WatchWeights implements fare.v1.WeightService.
+func (w *weightService) WatchWeights(req *farev1.WatchWeightsRequest, stream farev1.WeightService_WatchWeightsServer) error {
+	done, err := w.s.startWatch()
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, reader := stream.Context(), w.s.c.Reader
+	since := req.GetSinceRevision()
+	if req.GetInstance() != reader.Instance() {
+		since = 0
+	}
+	var f *filter
+	for first := true; ; first = false {
+		wake := reader.b.wake.wait() // before the view, so that no change falls between
+		view, err := reader.View(ctx)
+		if err != nil {
+			return loopError(ctx, err)
+		}
+		if first {
+			// Sources are checked against the loopbacks of now; a later reload may remove one, and its pairs go.
+			if f, err = parseFilter("filter", req.GetFilter(), view.layout); err != nil {
+				return toRPC(err)
+			}
+		}
+		if err := view.tell(stream, reader.Instance(), f, since, first); err != nil {
+			return err
+		}
+		since = view.revision
+		select {
+		case <-wake:
+		case <-ctx.Done():
+			return toRPC(ctx.Err())
+		case <-w.s.stopping:
+			return errStopping()
+		}
+	}
+}
+
+// tell sends what the filter selects and changed after the revision since: nothing when nothing did, unless always. A
+// revision of 0, of the future, or too long ago makes it a snapshot.
+func (v *View) tell(to weightSender, instance string, f *filter, since uint64, always bool) error {
+	c := chunker{to: to, revision: v.revision, instance: instance, always: always}
+	removed, known := v.removed(f, since)
+	var weights iter.Seq[*destination]
+	if since == 0 || since > v.revision || !known {
+		c.snapshot, c.always = true, true
+		removed, weights = nil, v.selected(f, netip.Prefix{})
+	} else {
+		weights = v.changed(f, since)
+	}
+	for _, p := range removed {
+		m, err := c.room()
+		if err != nil {
+			return err
+		}
+		m.Removed = append(m.Removed, p.String())
+		c.items++
+	}
+	for d := range weights {
+		m, err := c.room()
+		if err != nil {
+			return err
+		}
+		dw := v.render(d, f.sources, f.omitPairs)
+		m.Weights = append(m.Weights, dw)
+		c.items++
+		c.bytes += proto.Size(dw)
+	}
+	return c.finish()
+}
+
+// chunker splits what belongs to one revision into messages.
+type chunker struct {
+	to       weightSender
+	revision uint64
+	instance string
+	snapshot bool // the first message says so
+	always   bool // send a message even when it holds nothing
+
+	m     *farev1.WatchWeightsResponse
+	items int
+	bytes int
+}
+
+// room returns the message to add to; a full one is sent first.
+func (c *chunker) room() (*farev1.WatchWeightsResponse, error) {
+	if c.m != nil && (c.items >= watchChunk || c.bytes >= maxMessageBytes) {
+		if err := c.to.Send(c.m); err != nil {
+			return nil, err
+		}
+		c.m, c.snapshot = nil, false
+	}
+	if c.m == nil {
+		c.m = &farev1.WatchWeightsResponse{Revision: c.revision, Instance: c.instance, Snapshot: c.snapshot}
+		c.items, c.bytes = 0, 0
+	}
+	return c.m, nil
+}
+
+// finish sends the last message.
+func (c *chunker) finish() error {
+	if c.m == nil {
+		if !c.always {
+			return nil
+		}
+		if _, err := c.room(); err != nil {
+			return err
+		}
+	}
+	c.m.Complete = true
+	return c.to.Send(c.m)
+}
