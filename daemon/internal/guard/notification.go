@@ -1,0 +1,110 @@
+package guard
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Error codes of a NOTIFICATION (RFC 4271, Section 4.5; RFC 7313, Section 5).
+const (
+	codeHeader  = 1
+	codeOpen    = 2
+	codeUpdate  = 3
+	codeHold    = 4
+	codeFSM     = 5
+	codeCease   = 6
+	codeRefresh = 7
+)
+
+// Notification is an error that ends the session: send it to the peer, then
+// close both connections.
+type Notification struct {
+	Code, Subcode byte   // RFC 4271, Section 4.5
+	Data          []byte // diagnostic octets, own copy, at most what fits a message
+	Reason        Reason // under which it was counted
+	Detail        string // for people: what was wrong
+}
+
+// notify builds a Notification; data is copied and cut to what fits.
+func notify(code, subcode byte, data []byte, reason Reason, detail string) *Notification {
+	data = data[:min(len(data), MaxMessage-HeaderLen-2)]
+	return &Notification{Code: code, Subcode: subcode, Data: append([]byte(nil), data...), Reason: reason, Detail: detail}
+}
+
+// Error names the decision and its cause.
+func (n *Notification) Error() string {
+	return fmt.Sprintf("bgp: %s: session ends with NOTIFICATION %d/%d (%s)", n.Detail, n.Code, n.Subcode, codeName(n.Code))
+}
+
+// AppendTo appends the whole NOTIFICATION message to b.
+func (n *Notification) AppendTo(b []byte) []byte {
+	start := len(b)
+	b = append(beginMessage(b, typeNotification), n.Code, n.Subcode)
+	return endMessage(append(b, n.Data...), start)
+}
+
+// PeerClosed is the error that stands for a NOTIFICATION of the peer: it ended
+// the session, nothing is sent to it any more.
+type PeerClosed struct {
+	Code, Subcode byte
+	// Text is the shutdown communication of RFC 9003, printable, at most 255
+	// octets; empty if there was none.
+	Text string
+}
+
+func (p *PeerClosed) Error() string {
+	s := fmt.Sprintf("bgp: peer ended the session with NOTIFICATION %d/%d (%s)", p.Code, p.Subcode, codeName(p.Code))
+	if p.Text != "" {
+		s += ": " + p.Text
+	}
+	return s
+}
+
+func codeName(code byte) string {
+	names := [...]string{"unknown code", "message header error", "OPEN message error", "UPDATE message error",
+		"hold timer expired", "FSM error", "cease", "ROUTE-REFRESH message error"}
+	if int(code) < len(names) {
+		return names[code]
+	}
+	return names[0]
+}
+
+// peerClosed reads a NOTIFICATION of the peer.
+func peerClosed(body []byte) *PeerClosed {
+	p := &PeerClosed{Code: body[0], Subcode: body[1]}
+	// RFC 9003, Section 2: Cease, Administrative Shutdown (2) or Reset (4)
+	// may carry one length octet and that much UTF-8.
+	if data := body[2:]; p.Code == codeCease && (p.Subcode == 2 || p.Subcode == 4) && len(data) > 0 && len(data) > int(data[0]) {
+		p.Text = printable(data[1 : 1+int(data[0])])
+	}
+	return p
+}
+
+// printable keeps text that is safe to log: RFC 9003, Section 6 warns of what
+// a peer may put there.
+func printable(text []byte) string {
+	if !utf8.Valid(text) {
+		return ""
+	}
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, string(text))
+}
+
+// appendSpeakerNotification appends the NOTIFICATION that tells the speaker of
+// the end of the session: no data, and no code that it might not know. Without
+// it the speaker would see a lost connection and keep the routes of the
+// session for a graceful restart, which RFC 4724, Section 4 reserves for
+// sessions that end without NOTIFICATION.
+func appendSpeakerNotification(b []byte, code, subcode byte) []byte {
+	if code < codeHeader || code > codeCease {
+		code, subcode = codeCease, 0
+	}
+	start := len(b)
+	return endMessage(append(beginMessage(b, typeNotification), code, subcode), start)
+}
