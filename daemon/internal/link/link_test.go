@@ -1,0 +1,384 @@
+package link
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/netnstest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// watched is a running Watcher and the last state of each sub-port.
+type watched struct {
+	*Watcher
+	last []Event
+	buf  []Event
+}
+
+func watch(t testing.TB, change func(*namespace), ports ...SubPort) *watched {
+	t.Helper()
+	w, err := New(Config{SubPorts: ports})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range w.namespaces {
+		n.tick = 50 * time.Millisecond
+		if change != nil {
+			change(n)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); w.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return &watched{Watcher: w, last: make([]Event, len(ports))}
+}
+
+// until waits until the sub-port's state is as wanted.
+func (w *watched) until(t testing.TB, port int, what string, ok func(Event) bool) Event {
+	t.Helper()
+	limit := time.NewTimer(5 * time.Second)
+	defer limit.Stop()
+	for !ok(w.last[port]) {
+		select {
+		case <-w.Knock():
+			w.buf = w.Take(w.buf[:0])
+			for _, e := range w.buf {
+				w.last[e.SubPort] = e
+			}
+		case <-limit.C:
+			t.Fatalf("sub-port %d: want %s, last state %+v", port, what, w.last[port])
+		}
+	}
+	return w.last[port]
+}
+
+func (w *watched) untilUp(t testing.TB, port int) Event {
+	t.Helper()
+	return w.until(t, port, "up", func(e Event) bool { return e.Up })
+}
+
+func (w *watched) untilDown(t testing.TB, port int, reason string) Event {
+	t.Helper()
+	return w.until(t, port, "down: "+reason, func(e Event) bool { return !e.Up && strings.Contains(e.Reason, reason) })
+}
+
+func TestOwnNamespaceNeedsNoPrivilege(t *testing.T) {
+	w := watch(t, nil, SubPort{Device: "lo", Speed: 400e9}, SubPort{Device: "fared-none"})
+	e := w.untilUp(t, 0)
+	if e.Speed != 400e9 || e.SpeedSource != SourceConfig || e.Ifindex == 0 {
+		t.Errorf("lo: %+v", e)
+	}
+	if !slices.Contains(e.Addresses, netip.MustParsePrefix("127.0.0.1/8")) {
+		t.Errorf("lo has addresses %v", e.Addresses)
+	}
+	w.untilDown(t, 1, "no device fared-none")
+}
+
+func TestCarrierAndAdminState(t *testing.T) {
+	netnstest.Require(t)
+	server, leaf := netnstest.New(t), netnstest.New(t)
+	netnstest.Veth(t, server, "eth0", leaf, "swp0")
+	w := watch(t, nil, SubPort{Device: "eth0", Netns: server.Name})
+	w.untilDown(t, 0, "administratively down")
+	server.Addr("eth0", "192.0.2.1/31", "2001:db8::1/64")
+	w.untilDown(t, 0, "no carrier")
+	leaf.Addr("swp0")
+	e := w.until(t, 0, "up with three addresses", func(e Event) bool { return e.Up && len(e.Addresses) == 3 })
+	if e.Speed != 10e9 || e.SpeedSource != SourceEthtool { // what every veth says
+		t.Errorf("speed %v by %q", e.Speed, e.SpeedSource)
+	}
+	if ll := e.LinkLocal(); !ll.IsLinkLocalUnicast() {
+		t.Errorf("link-local address %v among %v", ll, e.Addresses)
+	}
+	if !slices.IsSortedFunc(e.Addresses, comparePrefix) {
+		t.Errorf("addresses are not sorted: %v", e.Addresses)
+	}
+	before := e.Transitions
+	for range 3 {
+		leaf.IP("link", "set", "swp0", "down")
+		w.untilDown(t, 0, "no carrier")
+		leaf.IP("link", "set", "swp0", "up")
+		e = w.untilUp(t, 0)
+	}
+	if e.Transitions != before+6 {
+		t.Errorf("%d transitions after three flaps, want %d", e.Transitions, before+6)
+	}
+	server.IP("addr", "del", "192.0.2.1/31", "dev", "eth0")
+	w.until(t, 0, "the address gone", func(e Event) bool {
+		return !slices.ContainsFunc(e.Addresses, func(p netip.Prefix) bool { return p.Addr().Is4() })
+	})
+}
+
+func TestDeviceComesAndGoes(t *testing.T) {
+	netnstest.Require(t)
+	server, leaf, other := netnstest.New(t), netnstest.New(t), netnstest.New(t)
+	w := watch(t, nil, SubPort{Device: "eth0", Netns: server.Name}, SubPort{Device: "eth0", Netns: other.Name})
+	w.untilDown(t, 0, "no device eth0 in network namespace "+server.Name)
+
+	netnstest.Veth(t, server, "eth0", leaf, "swp0") // created later
+	leaf.Addr("swp0")
+	server.Addr("eth0", "192.0.2.1/31")
+	first := w.until(t, 0, "up with its address", func(e Event) bool { return e.Up && len(e.Addresses) > 0 })
+
+	server.IP("link", "set", "eth0", "name", "spare0")
+	w.untilDown(t, 0, "renamed to spare0")
+	server.IP("link", "set", "spare0", "name", "eth0")
+	e := w.until(t, 0, "back with its address", func(e Event) bool { return e.Up && len(e.Addresses) > 0 })
+	if e.Ifindex != first.Ifindex {
+		t.Errorf("index %d after renaming, was %d", e.Ifindex, first.Ifindex)
+	}
+
+	server.IP("link", "set", "eth0", "netns", other.Name)
+	w.untilDown(t, 0, "removed")
+	other.IP("link", "set", "eth0", "up")
+	w.untilUp(t, 1)
+	other.IP("link", "set", "eth0", "netns", server.Name)
+	w.untilDown(t, 1, "removed")
+	server.IP("link", "set", "eth0", "up")
+	w.untilUp(t, 0)
+
+	server.IP("link", "del", "eth0")
+	w.untilDown(t, 0, "removed")
+	netnstest.Veth(t, server, "eth0", leaf, "swp0")
+	leaf.Addr("swp0")
+	server.Addr("eth0")
+	if e := w.untilUp(t, 0); e.Ifindex == first.Ifindex {
+		t.Errorf("a new device has the old index %d", e.Ifindex)
+	}
+}
+
+func TestLeavingABridgeIsNoRemoval(t *testing.T) {
+	netnstest.Require(t)
+	server, leaf := netnstest.New(t), netnstest.New(t)
+	netnstest.Veth(t, server, "eth0", leaf, "swp0")
+	leaf.Addr("swp0")
+	server.Addr("eth0")
+	w := watch(t, nil, SubPort{Device: "eth0", Netns: server.Name})
+	w.untilUp(t, 0)
+	server.IP("link", "add", "br0", "type", "bridge")
+	server.IP("link", "set", "eth0", "master", "br0")
+	server.IP("link", "set", "eth0", "nomaster")
+	server.IP("addr", "add", "192.0.2.77/32", "dev", "eth0") // comes after the bridge's messages
+	e := w.until(t, 0, "the last address", func(e Event) bool {
+		return slices.Contains(e.Addresses, netip.MustParsePrefix("192.0.2.77/32"))
+	})
+	if !e.Up || e.Transitions != w.last[0].Transitions {
+		t.Errorf("%+v", e)
+	}
+}
+
+func TestNamespaceComesAndGoes(t *testing.T) {
+	netnstest.Require(t)
+	server, leaf := netnstest.New(t), netnstest.New(t)
+	server.Delete()
+	w := watch(t, nil, SubPort{Device: "eth0", Netns: server.Name})
+	w.untilDown(t, 0, "no such file")
+	for range 2 { // the second one has the first one's name and none of its devices
+		netnstest.IP(t, "netns", "add", server.Name)
+		w.untilDown(t, 0, "no device eth0")
+		netnstest.Veth(t, server, "eth0", leaf, "swp0")
+		leaf.Addr("swp0")
+		server.Addr("eth0")
+		w.untilUp(t, 0)
+		server.Delete()
+		w.untilDown(t, 0, "no such file")
+		// Nothing else holds the namespace, so its devices are gone too.
+		netnstest.Eventually(t, 5*time.Second, func() error {
+			if _, err := leaf.Output("ip", "link", "show", "swp0"); err == nil {
+				return fmt.Errorf("swp0 is still there: the namespace is held")
+			}
+			return nil
+		})
+	}
+}
+
+func TestSpeedInOrderOfBelief(t *testing.T) {
+	netnstest.Require(t, "tc")
+	server, leaf := netnstest.New(t), netnstest.New(t)
+	netnstest.Veth(t, server, "eth0", leaf, "swp0")
+	leaf.Addr("swp0")
+	server.Addr("eth0")
+	w := watch(t, nil, SubPort{Device: "eth0", Netns: server.Name}, SubPort{Device: "eth0", Netns: server.Name, Speed: 3e9})
+	speed := func(b fare.Bandwidth, by Source) {
+		t.Helper()
+		e := w.until(t, 0, fmt.Sprint(b, " by ", by), func(e Event) bool { return e.Up && e.Speed == b && e.SpeedSource == by })
+		if e.Reason != "" {
+			t.Errorf("up, because of %q", e.Reason)
+		}
+	}
+	tc := func(args ...string) {
+		t.Helper()
+		if _, err := server.Output("tc", args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	speed(10e9, SourceEthtool)
+	tc("qdisc", "add", "dev", "eth0", "root", "handle", "1:", "tbf", "rate", "4gbit", "burst", "1mb", "latency", "10ms")
+	speed(4e9, SourceTBF)
+	tc("qdisc", "change", "dev", "eth0", "root", "handle", "1:", "tbf", "rate", "400gbit", "burst", "1mb", "latency", "10ms")
+	speed(400e9, SourceTBF)
+	tc("qdisc", "del", "dev", "eth0", "root")
+	speed(10e9, SourceEthtool)
+	tc("qdisc", "add", "dev", "eth0", "root", "handle", "2:", "htb")
+	tc("class", "add", "dev", "eth0", "parent", "2:", "classid", "2:1", "htb", "rate", "2gbit")
+	tc("class", "add", "dev", "eth0", "parent", "2:", "classid", "2:2", "htb", "rate", "1gbit", "ceil", "9gbit")
+	tc("class", "add", "dev", "eth0", "parent", "2:1", "classid", "2:10", "htb", "rate", "1gbit")
+	speed(3e9, SourceTBF)
+	// The configuration was believed all the time.
+	if e := w.last[1]; e.Speed != 3e9 || e.SpeedSource != SourceConfig {
+		t.Errorf("configured: %+v", e)
+	}
+}
+
+func TestSpeedChangesWithoutNotice(t *testing.T) {
+	netnstest.Require(t, "ethtool")
+	n := netnstest.New(t)
+	if out, err := n.Output("ip", "tuntap", "add", "tap0", "mode", "tap"); err != nil {
+		t.Skipf("no tap devices here: %v %s", err, out)
+	}
+	set := func(mbps string) {
+		t.Helper()
+		if _, err := n.Output("ethtool", "-s", "tap0", "speed", mbps, "duplex", "full", "autoneg", "off"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("400000")
+	w := watch(t, nil, SubPort{Device: "tap0", Netns: n.Name})
+	w.until(t, 0, "400G", func(e Event) bool { return e.Speed == 400e9 && e.SpeedSource == SourceEthtool })
+	set("200000")
+	w.until(t, 0, "200G", func(e Event) bool { return e.Speed == 200e9 })
+}
+
+func TestOverrunReadsAgain(t *testing.T) {
+	netnstest.Require(t)
+	n := netnstest.New(t)
+	w := watch(t, func(n *namespace) { n.receiveBuffer = 1 }, SubPort{Device: "lo", Netns: n.Name})
+	w.untilUp(t, 0)
+	// One write makes the kernel add many addresses before anyone can read the news.
+	var socket int
+	if err := n.Do(func() (err error) { socket, err = netlinkSocket(0, 0); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(socket)
+	const many = 200
+	for round := 0; w.Stats().Overruns == 0; round++ {
+		if round == 50 {
+			t.Fatalf("no message was lost: %+v", w.Stats())
+		}
+		for _, kind := range []uint16{unix.RTM_DELADDR, unix.RTM_NEWADDR} {
+			var b []byte
+			for i := range many {
+				body := join([]byte{unix.AF_INET, 32, 0, 0}, u32(1), attr(unix.IFA_LOCAL, 10, 0, 0, byte(i+1)))
+				b = appendMessage(b, kind, unix.NLM_F_REQUEST|unix.NLM_F_CREATE, uint32(i), body)
+			}
+			if err := unix.Sendto(socket, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	w.until(t, 0, "every address", func(e Event) bool { return len(e.Addresses) == many+2 }) // and the two that lo has
+	if s := w.Stats(); s.Resyncs < 2 {
+		t.Errorf("%+v: want a full read after the overrun", s)
+	}
+}
+
+func TestTakeFoldsEvents(t *testing.T) {
+	w, err := New(Config{SubPorts: []SubPort{{Device: "a"}, {Device: "b"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.report(Event{SubPort: 1, Up: true})
+	w.report(Event{SubPort: 0, Up: true, Speed: 1})
+	w.report(Event{SubPort: 0, Reason: "no carrier", Speed: 1})
+	w.report(Event{SubPort: 0, Up: true, Speed: 1})
+	<-w.Knock()
+	got := w.Take(nil)
+	if len(got) != 2 || got[0].SubPort != 0 || !got[0].Up || got[0].Transitions != 2 || got[1].SubPort != 1 {
+		t.Errorf("took %+v", got)
+	}
+	w.report(Event{SubPort: 0, Up: true, Speed: 1}) // nothing new
+	select {
+	case <-w.Knock():
+		t.Error("an equal state knocked")
+	default:
+	}
+	if got := w.Take(nil); len(got) != 0 {
+		t.Errorf("took %+v", got)
+	}
+}
+
+func TestInNamespaceErrors(t *testing.T) {
+	netnstest.Require(t)
+	err := InNamespace("fared-no-such-netns", func() error { return nil })
+	if err == nil || !strings.Contains(err.Error(), "fared-no-such-netns") {
+		t.Errorf("missing: %v", err)
+	}
+	err = InNamespace("/proc/self/ns/uts", func() error { return nil })
+	if err == nil || !strings.Contains(err.Error(), "not a network namespace") {
+		t.Errorf("another kind: %v", err)
+	}
+}
+
+// BenchmarkFarEndDown measures from the far end being set down to the state in the
+// reader's hands, and reports percentiles in microseconds.
+func BenchmarkFarEndDown(b *testing.B) {
+	netnstest.Require(b)
+	server, leaf := netnstest.New(b), netnstest.New(b)
+	netnstest.Veth(b, server, "eth0", leaf, "swp0")
+	server.Addr("eth0")
+	leaf.Addr("swp0")
+	w := watch(b, nil, SubPort{Device: "eth0", Netns: server.Name, Speed: 4e9})
+	w.untilUp(b, 0)
+	var socket int
+	if err := leaf.Do(func() (err error) { socket, err = netlinkSocket(0, 0); return err }); err != nil {
+		b.Fatal(err)
+	}
+	defer unix.Close(socket)
+	index := 0
+	if err := leaf.Do(func() error {
+		ifr, err := unix.NewIfreq("swp0")
+		if err != nil {
+			return err
+		}
+		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(s)
+		err = unix.IoctlIfreq(s, unix.SIOCGIFINDEX, ifr)
+		index = int(ifr.Uint32())
+		return err
+	}); err != nil {
+		b.Fatal(err)
+	}
+	set := func(flags uint32) {
+		m := appendMessage(nil, unix.RTM_NEWLINK, unix.NLM_F_REQUEST, 1,
+			join([]byte{0, 0, 0, 0}, u32(uint32(index)), u32(flags), u32(unix.IFF_UP)))
+		if err := unix.Sendto(socket, m, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	var took []time.Duration
+	for b.Loop() {
+		start := time.Now()
+		set(0)
+		w.until(b, 0, "down", func(e Event) bool { return !e.Up })
+		took = append(took, time.Since(start))
+		set(unix.IFF_UP)
+		w.untilUp(b, 0)
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-µs")
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
+}

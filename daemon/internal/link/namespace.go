@@ -1,0 +1,353 @@
+package link
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/fare"
+)
+
+// namespace is the watch of one network namespace. Its goroutine owns all of it.
+type namespace struct {
+	w             *Watcher
+	netns         string
+	ports         []*port
+	sysfs         string        // where sysfs is mounted
+	tick          time.Duration // how often to look at what the kernel does not announce
+	receiveBuffer int           // bytes
+
+	s       *sockets
+	pending bool // sub-ports with needsRead exist
+}
+
+// port is one sub-port as this namespace knows it.
+type port struct {
+	index      int // in Config.SubPorts
+	device     string
+	configured fare.Bandwidth
+
+	present   bool
+	gone      string // why it is not present
+	link      linkMessage
+	addresses []netip.Prefix // sorted; replaced, never changed
+	speed     fare.Bandwidth
+	source    Source
+	needsRead bool // addresses and speed are to be asked for
+}
+
+// run watches until ctx ends; a namespace that is lost is looked for again.
+func (n *namespace) run(ctx context.Context) {
+	said := ""
+	for ctx.Err() == nil {
+		err := n.watch(ctx)
+		if err == nil {
+			said = ""
+			continue
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		for _, p := range n.ports {
+			p.leave(err.Error())
+			n.report(p)
+		}
+		if err.Error() != said {
+			said = err.Error()
+			n.w.log.Warn("link watch is blind", "netns", n.netns, "error", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(n.tick):
+		}
+	}
+}
+
+// watch opens the namespace and follows it until it is replaced (nil), or an error.
+func (n *namespace) watch(ctx context.Context) error {
+	s, err := openSockets(n.netns, n.receiveBuffer)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	n.s = s
+	stop := context.AfterFunc(ctx, func() { s.events.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+
+	buf := make([]byte, 256<<10)
+	if err := n.resync(buf); err != nil {
+		return err
+	}
+	next := time.Now().Add(n.tick)
+	for {
+		if err := s.events.SetReadDeadline(next); err != nil {
+			return err
+		}
+		if ctx.Err() != nil { // checked after the deadline is set, else the wake-up could be overwritten
+			return nil
+		}
+		datagram, err := s.read(buf, true)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			next = time.Now().Add(n.tick)
+			if same, err := n.unchanged(); err != nil || !same {
+				return err
+			}
+			for _, p := range n.ports {
+				n.readSpeed(p)
+				n.report(p)
+			}
+		case errors.Is(err, errOverrun):
+			n.w.count(func(s *Stats) { s.Overruns++ })
+			n.w.log.Info("link messages were lost, reading all again", "netns", n.netns)
+			if err := n.resync(buf); err != nil {
+				return err
+			}
+		case err != nil:
+			return fmt.Errorf("rtnetlink: %w", err)
+		default:
+			n.applyAll(datagram)
+			n.reportAll() // first what the message itself says
+			if n.pending {
+				if err := n.readPending(); err != nil {
+					return err
+				}
+				n.reportAll()
+			}
+		}
+	}
+}
+
+// unchanged tells whether the namespace's name still stands for the one that is open.
+func (n *namespace) unchanged() (bool, error) {
+	id, err := identify(n.netns)
+	if err != nil {
+		return false, err
+	}
+	return id == n.s.id, nil
+}
+
+// resync reads everything again. After an overrun the kernel drops what it has to say,
+// without a second ENOBUFS, until the queue has been emptied: so empty it first, then
+// dump. Messages queued during the dump are applied after it and before the report, so
+// that no older state is shown; if some of those were lost, all begins again.
+func (n *namespace) resync(buf []byte) error {
+	n.w.count(func(s *Stats) { s.Resyncs++ })
+	discard := func([]byte) {}
+	for again := true; again; {
+		if _, err := n.drain(buf, discard); err != nil {
+			return err
+		}
+		for _, p := range n.ports {
+			p.leave("no device " + p.device + n.where())
+		}
+		err := n.s.asks.dump(unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg), n.apply)
+		if err != nil {
+			return err
+		}
+		if err := n.readPending(); err != nil {
+			return err
+		}
+		if again, err = n.drain(buf, n.applyAll); err != nil {
+			return err
+		}
+		if err := n.readPending(); err != nil {
+			return err
+		}
+	}
+	n.reportAll()
+	return nil
+}
+
+// drain gives what is queued to f, and tells whether messages were lost.
+func (n *namespace) drain(buf []byte, f func([]byte)) (lost bool, err error) {
+	for {
+		datagram, err := n.s.read(buf, false)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return lost, nil
+		case errors.Is(err, errOverrun):
+			n.w.count(func(s *Stats) { s.Overruns++ })
+			lost = true
+		case err != nil:
+			return lost, fmt.Errorf("rtnetlink: %w", err)
+		default:
+			f(datagram)
+		}
+	}
+}
+
+func (n *namespace) where() string {
+	if n.netns == "" {
+		return ""
+	}
+	return " in network namespace " + n.netns
+}
+
+func (n *namespace) applyAll(datagram []byte) {
+	count := uint64(0)
+	for m := range messages(datagram) {
+		n.apply(m)
+		count++
+	}
+	n.w.count(func(s *Stats) { s.Messages += count })
+}
+
+// apply changes what the message names.
+func (n *namespace) apply(m message) {
+	switch m.kind {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		// A bridge speaks of its ports under its own family: leaving one is no deletion.
+		if l, ok := parseLink(m.body); ok && l.family == unix.AF_UNSPEC {
+			for _, p := range n.ports {
+				n.applyLink(p, l, m.kind == unix.RTM_DELLINK)
+			}
+		}
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		if a, ok := parseAddress(m.body); ok {
+			for _, p := range n.ports {
+				if p.present && p.link.index == a.index {
+					p.setAddress(a.prefix, a.usable && m.kind == unix.RTM_NEWADDR)
+				}
+			}
+		}
+	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS:
+		if len(m.body) < sizeofTcmsg {
+			return
+		}
+		index := int(int32(binary.NativeEndian.Uint32(m.body[4:])))
+		for _, p := range n.ports {
+			if p.present && p.link.index == index {
+				p.needsRead, n.pending = true, true
+			}
+		}
+	}
+}
+
+func (n *namespace) applyLink(p *port, l linkMessage, deleted bool) {
+	mine := p.present && p.link.index == l.index
+	switch {
+	case mine && deleted:
+		p.leave("device " + p.device + " was removed" + n.where())
+	case deleted:
+	case l.name == p.device:
+		if !mine || p.link.reason() != "" && l.reason() == "" {
+			p.needsRead, n.pending = true, true // new, or up again: the speed may be another
+		}
+		if !mine {
+			p.leave("")
+		}
+		p.present, p.link = true, l
+	case mine:
+		p.leave("device " + p.device + " was renamed to " + l.name + n.where())
+	}
+}
+
+// leave makes the port absent. The speed stays: it is the last known one.
+func (p *port) leave(why string) {
+	p.present, p.gone, p.link, p.addresses = false, why, linkMessage{}, nil
+}
+
+func comparePrefix(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return a.Bits() - b.Bits()
+}
+
+func (p *port) setAddress(a netip.Prefix, have bool) {
+	at, found := slices.BinarySearchFunc(p.addresses, a, comparePrefix)
+	if found == have {
+		return
+	}
+	fresh := slices.Clone(p.addresses) // reported slices are shared with the reader
+	if have {
+		fresh = slices.Insert(fresh, at, a)
+	} else {
+		fresh = slices.Delete(fresh, at, at+1)
+	}
+	p.addresses = fresh
+}
+
+// readPending asks for the addresses and the speed of the ports that need it.
+func (n *namespace) readPending() error {
+	if !n.pending {
+		return nil
+	}
+	n.pending = false
+	err := n.s.asks.dump(unix.RTM_GETADDR, make([]byte, unix.SizeofIfAddrmsg), func(m message) {
+		a, ok := parseAddress(m.body)
+		if !ok {
+			return
+		}
+		for _, p := range n.ports {
+			if p.needsRead && p.present && p.link.index == a.index {
+				p.setAddress(a.prefix, a.usable)
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for _, p := range n.ports {
+		if p.needsRead {
+			p.needsRead = false
+			n.readSpeed(p)
+		}
+	}
+	return nil
+}
+
+// readSpeed finds the speed in the order of belief. A source that cannot be asked is
+// passed over: most devices have only one of them.
+func (n *namespace) readSpeed(p *port) {
+	if p.configured != 0 {
+		p.speed, p.source = p.configured, SourceConfig
+		return
+	}
+	if !p.present {
+		return
+	}
+	if b, err := shaperRate(n.s.asks, p.link.index); err == nil && b != 0 {
+		p.speed, p.source = b, SourceTBF
+		return
+	}
+	if b, err := ethtoolSpeed(n.s.control, p.device); err == nil && b != 0 {
+		p.speed, p.source = b, SourceEthtool
+		return
+	}
+	if p.link.parentBus == "pci" {
+		if b, err := pcieSpeed(n.sysfs, p.link.parent); err == nil {
+			p.speed, p.source = b, SourcePCIe
+			return
+		}
+	}
+	if p.link.reason() == "" { // while a device is down it may not know; keep the last
+		p.speed, p.source = 0, ""
+	}
+}
+
+func (n *namespace) reportAll() {
+	for _, p := range n.ports {
+		n.report(p)
+	}
+}
+
+func (n *namespace) report(p *port) {
+	e := Event{SubPort: p.index, Speed: p.speed, SpeedSource: p.source, Reason: p.gone}
+	if p.configured != 0 {
+		e.Speed, e.SpeedSource = p.configured, SourceConfig
+	}
+	if p.present {
+		e.Ifindex, e.Reason, e.Addresses = p.link.index, p.link.reason(), p.addresses
+		e.Up = e.Reason == ""
+	}
+	n.w.report(e)
+}

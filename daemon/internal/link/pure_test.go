@@ -1,0 +1,220 @@
+package link
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/fare"
+)
+
+func TestParsePCIe(t *testing.T) {
+	for _, tc := range []struct {
+		speed, width string
+		want         fare.Bandwidth
+		wrong        string
+	}{
+		{speed: "2.5 GT/s PCIe\n", width: "1\n", want: 2e9},
+		{speed: "5.0 GT/s PCIe", width: "4", want: 16e9},
+		{speed: "5 GT/s", width: "x8", want: 32e9},
+		{speed: "8.0 GT/s PCIe", width: "8", want: 63_015_384_615}, // kernel: 63.008 Gb/s, from whole Mb/s per lane
+		{speed: "16.0 GT/s PCIe\n", width: "16\n", want: 252_061_538_461},
+		{speed: "32.0 GT/s PCIe", width: "16", want: 504_123_076_923},
+		{speed: "64.0 GT/s PCIe", width: "16", want: 1_024e9},
+		{speed: "64.0 GT/s PCIe", width: "32", want: 2_048e9},
+		{speed: "Unknown", width: "0", wrong: "want a number of GT/s"},
+		{speed: "", width: "16", wrong: "want a number of GT/s"},
+		{speed: "12.0 GT/s PCIe", width: "16", wrong: "no such generation"},
+		{speed: "16.0 GB/s", width: "16", wrong: "want a number of GT/s"},
+		{speed: "16.0 GT/s PCIe", width: "0", wrong: "want 1 to 32 lanes"},
+		{speed: "16.0 GT/s PCIe", width: "255", wrong: "want 1 to 32 lanes"},
+		{speed: "16.0 GT/s PCIe", width: "", wrong: "want 1 to 32 lanes"},
+		{speed: "16.0 GT/s PCIe", width: "-1", wrong: "want 1 to 32 lanes"},
+	} {
+		t.Run(strings.TrimSpace(tc.speed)+" x"+strings.TrimSpace(tc.width), func(t *testing.T) {
+			got, err := ParsePCIe(tc.speed, tc.width)
+			if tc.wrong == "" && (err != nil || got != tc.want) {
+				t.Errorf("got %d, %v, want %d", got, err, tc.want)
+			}
+			if tc.wrong != "" && (err == nil || !strings.Contains(err.Error(), tc.wrong) || got != 0) {
+				t.Errorf("got %d, %v, want an error with %q", got, err, tc.wrong)
+			}
+		})
+	}
+}
+
+func TestPCIeSpeedReadsSysfs(t *testing.T) {
+	sysfs := t.TempDir()
+	dir := filepath.Join(sysfs, "bus/pci/devices/0000:3b:00.0")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"current_link_speed": "32.0 GT/s PCIe\n", "current_link_width": "16\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := pcieSpeed(sysfs, "0000:3b:00.0"); err != nil || got != 504_123_076_923 {
+		t.Errorf("got %d, %v", got, err)
+	}
+	if _, err := pcieSpeed(sysfs, "0000:3b:00.1"); err == nil {
+		t.Error("a function that is not there has a speed")
+	}
+}
+
+// attr builds one attribute.
+func attr(kind uint16, v ...byte) []byte {
+	b := binary.NativeEndian.AppendUint16(nil, uint16(4+len(v)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, v...)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+func u32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+func u64(v uint64) []byte { return binary.NativeEndian.AppendUint64(nil, v) }
+
+func join(parts ...[]byte) (b []byte) {
+	for _, p := range parts {
+		b = append(b, p...)
+	}
+	return b
+}
+
+func TestLinkMessage(t *testing.T) {
+	const upAll = unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_LOWER_UP
+	for _, tc := range []struct {
+		name   string
+		flags  uint32
+		oper   byte
+		reason string
+	}{
+		{"up", upAll, operUp, ""},
+		{"loopback says unknown", upAll, operUnknown, ""},
+		{"set down", unix.IFF_LOWER_UP, operUp, "administratively down"},
+		{"cable out", unix.IFF_UP, 2, "no carrier"},
+		{"far end of a veth down", unix.IFF_UP, 3, "no carrier"},
+		{"802.1X", upAll, 5, "operational state dormant"},
+		{"below is down", upAll, 3, "operational state lower layer down"},
+		{"newer than we", upAll, 99, "operational state not known"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			body := join([]byte{unix.AF_UNSPEC, 0, 0, 0}, u32(7), u32(tc.flags), u32(0),
+				attr(unix.IFLA_IFNAME, append([]byte("eth1"), 0)...), attr(unix.IFLA_OPERSTATE, tc.oper),
+				attr(iflaParentDevBusName, []byte("pci\x00")...), attr(iflaParentDevName, []byte("0000:3b:00.0\x00")...))
+			l, ok := parseLink(body)
+			if !ok || l.index != 7 || l.name != "eth1" || l.parentBus != "pci" || l.parent != "0000:3b:00.0" {
+				t.Fatalf("parseLink = %+v, %v", l, ok)
+			}
+			if got := l.reason(); got != tc.reason {
+				t.Errorf("reason %q, want %q", got, tc.reason)
+			}
+			for short := range unix.SizeofIfInfomsg {
+				if _, ok := parseLink(body[:short]); ok {
+					t.Fatalf("%d bytes were believed", short)
+				}
+			}
+		})
+	}
+}
+
+func TestAddressMessage(t *testing.T) {
+	header := func(family, bits, flags byte) []byte { return join([]byte{family, bits, flags, 0}, u32(7)) }
+	ll := netip.MustParseAddr("fe80::1").As16()
+	for _, tc := range []struct {
+		name   string
+		body   []byte
+		want   string
+		usable bool
+	}{
+		{"IPv4", join(header(unix.AF_INET, 31, 0), attr(unix.IFA_ADDRESS, 192, 0, 2, 0), attr(unix.IFA_LOCAL, 192, 0, 2, 0)), "192.0.2.0/31", true},
+		{"point to point", join(header(unix.AF_INET, 32, 0), attr(unix.IFA_ADDRESS, 192, 0, 2, 9), attr(unix.IFA_LOCAL, 192, 0, 2, 1)), "192.0.2.1/32", true},
+		{"link-local", join(header(unix.AF_INET6, 64, 0x80), attr(unix.IFA_ADDRESS, ll[:]...), attr(unix.IFA_FLAGS, u32(0x80)...)), "fe80::1/64", true},
+		{"tentative", join(header(unix.AF_INET6, 64, 0x40), attr(unix.IFA_ADDRESS, ll[:]...)), "fe80::1/64", false},
+		{"tentative in the long flags", join(header(unix.AF_INET6, 64, 0), attr(unix.IFA_ADDRESS, ll[:]...), attr(unix.IFA_FLAGS, u32(0xc0)...)), "fe80::1/64", false},
+		{"optimistic", join(header(unix.AF_INET6, 64, 0x44), attr(unix.IFA_ADDRESS, ll[:]...)), "fe80::1/64", true},
+		{"duplicate", join(header(unix.AF_INET6, 64, 0x08), attr(unix.IFA_ADDRESS, ll[:]...)), "fe80::1/64", false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			a, ok := parseAddress(tc.body)
+			if !ok || a.index != 7 || a.prefix.String() != tc.want || a.usable != tc.usable {
+				t.Errorf("got %+v, %v", a, ok)
+			}
+		})
+	}
+	if a, ok := parseAddress(header(unix.AF_INET, 32, 0)); ok {
+		t.Errorf("no address, but got %+v", a)
+	}
+	if a, ok := parseAddress(join(header(unix.AF_INET, 33, 0), attr(unix.IFA_LOCAL, 192, 0, 2, 1))); ok {
+		t.Errorf("/33, but got %+v", a)
+	}
+}
+
+func TestTrafficMessage(t *testing.T) {
+	header := func(parent uint32) []byte { return join([]byte{0, 0, 0, 0}, u32(7), u32(0x10000), u32(parent), u32(1)) }
+	spec := func(rate uint32) []byte { return join(make([]byte, 8), u32(rate), make([]byte, 24)) }
+	for _, tc := range []struct {
+		name  string
+		class bool
+		body  []byte
+		want  trafficMessage
+	}{
+		{"tbf", false, join(header(tcRoot), attr(tcaKind, []byte("tbf\x00")...), attr(tcaOptions|unix.NLA_F_NESTED, attr(tcaTBFParms, spec(500e6)...)...)),
+			trafficMessage{7, true, "tbf", 4e9}},
+		{"tbf above 32 bits", false, join(header(tcRoot), attr(tcaKind, []byte("tbf\x00")...),
+			attr(tcaOptions, join(attr(tcaTBFRate64, u64(50e9)...), attr(tcaTBFParms, spec(0xffffffff)...))...)),
+			trafficMessage{7, true, "tbf", 400e9}},
+		{"tbf below another", false, join(header(0x10001), attr(tcaKind, []byte("tbf\x00")...), attr(tcaOptions, attr(tcaTBFParms, spec(500e6)...)...)),
+			trafficMessage{7, false, "tbf", 4e9}},
+		{"htb class", true, join(header(tcRoot), attr(tcaKind, []byte("htb\x00")...),
+			attr(tcaOptions, join(attr(tcaHTBParms, spec(0xffffffff)...), attr(tcaHTBRate64, u64(100e9)...))...)),
+			trafficMessage{7, true, "htb", 800e9}},
+		{"no shaper", false, join(header(tcRoot), attr(tcaKind, []byte("mq\x00")...)), trafficMessage{7, true, "mq", 0}},
+		{"absurd", false, join(header(tcRoot), attr(tcaKind, []byte("tbf\x00")...), attr(tcaOptions, attr(tcaTBFRate64, u64(1<<62)...)...)),
+			trafficMessage{7, true, "tbf", fare.MaxBandwidth}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, ok := parseTraffic(tc.body, tc.class)
+			if !ok || got != tc.want {
+				t.Errorf("got %+v, %v, want %+v", got, ok, tc.want)
+			}
+		})
+	}
+}
+
+// Whatever the bytes, walking them ends and stays inside.
+func FuzzMessages(f *testing.F) {
+	f.Add(appendMessage(nil, unix.RTM_NEWLINK, 0, 1, join([]byte{0, 0, 0, 0}, u32(7), u32(1), u32(0), attr(unix.IFLA_IFNAME, 'a', 0))))
+	f.Add([]byte{})
+	f.Add(make([]byte, 16))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		total := 0
+		for m := range messages(b) {
+			total += unix.SizeofNlMsghdr + len(m.body)
+			parseLink(m.body)
+			parseAddress(m.body)
+			parseTraffic(m.body, false)
+			parseTraffic(m.body, true)
+		}
+		if total > len(b) {
+			t.Fatal(fmt.Sprint("read ", total, " of ", len(b), " bytes"))
+		}
+	})
+}
+
+func TestNewChecksNames(t *testing.T) {
+	_, err := New(Config{SubPorts: []SubPort{{Device: "eth0"}, {Device: ""}, {Device: "a/b"}, {Device: "sixteen-byte-nam"}}})
+	for _, want := range []string{`sub-port 1: device ""`, `sub-port 2: device "a/b"`, `sub-port 3: device "sixteen-byte-nam"`} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v lacks %q", err, want)
+		}
+	}
+}

@@ -1,0 +1,106 @@
+package link
+
+import (
+	"encoding/binary"
+	"math"
+	"math/bits"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/fare"
+)
+
+// Layouts of <linux/pkt_sched.h> that unix does not name.
+const (
+	sizeofTcmsg     = 20
+	sizeofRateSpec  = 12 // the rate is its last four bytes, in bytes per second
+	tcaKind         = 1  // TCA_KIND
+	tcaOptions      = 2  // TCA_OPTIONS
+	tcaTBFParms     = 1  // TCA_TBF_PARMS: struct tc_tbf_qopt, begins with the rate
+	tcaTBFRate64    = 4  // TCA_TBF_RATE64, when the rate does not fit 32 bits
+	tcaHTBParms     = 1  // TCA_HTB_PARMS: struct tc_htb_opt, begins with the rate
+	tcaHTBRate64    = 6  // TCA_HTB_RATE64
+	tcRoot          = 0xffffffff
+	rate32Saturated = math.MaxUint32
+)
+
+// trafficMessage is what a qdisc or class message says.
+type trafficMessage struct {
+	index int
+	root  bool // attached to the device itself
+	kind  string
+	rate  fare.Bandwidth // of a tbf qdisc or an htb class, zero if it has none
+}
+
+// parseTraffic reads RTM_*QDISC (class false) and RTM_*TCLASS (class true).
+func parseTraffic(body []byte, class bool) (trafficMessage, bool) {
+	if len(body) < sizeofTcmsg {
+		return trafficMessage{}, false
+	}
+	t := trafficMessage{
+		index: int(int32(binary.NativeEndian.Uint32(body[4:]))),
+		root:  binary.NativeEndian.Uint32(body[12:]) == tcRoot,
+	}
+	var options []byte
+	for kind, v := range attributes(body[sizeofTcmsg:]) {
+		switch kind {
+		case tcaKind:
+			t.kind = text(v)
+		case tcaOptions:
+			options = v
+		}
+	}
+	switch {
+	case t.kind == "tbf" && !class:
+		t.rate = rate(options, tcaTBFParms, tcaTBFRate64)
+	case t.kind == "htb" && class:
+		t.rate = rate(options, tcaHTBParms, tcaHTBRate64)
+	}
+	return t, t.index > 0
+}
+
+// rate reads a rate that is 32 bits wide, or 64 when it does not fit.
+func rate(options []byte, parms, rate64 uint16) fare.Bandwidth {
+	var bytes uint64
+	for kind, v := range attributes(options) {
+		switch {
+		case kind == parms && len(v) >= sizeofRateSpec && bytes < rate32Saturated:
+			bytes = uint64(binary.NativeEndian.Uint32(v[sizeofRateSpec-4:]))
+		case kind == rate64 && len(v) == 8:
+			bytes = binary.NativeEndian.Uint64(v)
+		}
+	}
+	hi, lo := bits.Mul64(bytes, 8)
+	if hi != 0 || lo > uint64(fare.MaxBandwidth) {
+		return fare.MaxBandwidth
+	}
+	return fare.Bandwidth(lo)
+}
+
+// shaperRate asks for the rate of the device's root qdisc: a tbf's own, or the sum over
+// the root classes of an htb (a root class has nobody to borrow from, so its rate binds,
+// not its ceil). Zero if there is neither.
+func shaperRate(c *requests, index int) (fare.Bandwidth, error) {
+	var root trafficMessage
+	err := c.dump(unix.RTM_GETQDISC, tcmsg(index), func(m message) {
+		if t, ok := parseTraffic(m.body, false); ok && t.root && t.index == index {
+			root = t
+		}
+	})
+	if err != nil || root.kind != "htb" {
+		return root.rate, err
+	}
+	var sum fare.Bandwidth
+	err = c.dump(unix.RTM_GETTCLASS, tcmsg(index), func(m message) {
+		if t, ok := parseTraffic(m.body, true); ok && t.root && t.index == index {
+			sum = sum.Add(t.rate)
+		}
+	})
+	return sum, err
+}
+
+func tcmsg(index int) []byte {
+	b := make([]byte, sizeofTcmsg)
+	binary.NativeEndian.PutUint32(b[4:], uint32(index))
+	return b
+}

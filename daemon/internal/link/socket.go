@@ -1,0 +1,181 @@
+package link
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// sockets are what the watch of one namespace holds open.
+type sockets struct {
+	events  *os.File        // rtnetlink, subscribed
+	raw     syscall.RawConn // of events
+	asks    *requests       // rtnetlink, for dumps
+	control int             // any socket of the namespace, for ioctl
+	id      identity        // of the namespace they belong to
+}
+
+// groups: the notices a watch subscribes to.
+const groups = unix.RTMGRP_LINK | unix.RTMGRP_TC | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR
+
+// openSockets opens them inside the namespace.
+func openSockets(netns string, receiveBuffer int) (*sockets, error) {
+	id, err := identify(netns)
+	if err != nil {
+		return nil, err
+	}
+	s := &sockets{control: -1, id: id}
+	err = InNamespace(netns, func() error {
+		fd, err := netlinkSocket(unix.SOCK_NONBLOCK, groups)
+		if err != nil {
+			return err
+		}
+		// The forced size needs CAP_NET_ADMIN; without it the system's limit applies.
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil {
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
+		}
+		s.events = os.NewFile(uintptr(fd), "rtnetlink")
+		fd, err = netlinkSocket(0, 0)
+		if err != nil {
+			return err
+		}
+		s.asks = &requests{fd: fd, buf: make([]byte, 256<<10)}
+		s.control, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		return os.NewSyscallError("socket", err)
+	})
+	if err == nil {
+		s.raw, err = s.events.SyscallConn()
+	}
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func netlinkSocket(flags int, groups uint32) (int, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|flags, unix.NETLINK_ROUTE)
+	if err != nil {
+		return -1, os.NewSyscallError("rtnetlink socket", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+		unix.Close(fd)
+		return -1, os.NewSyscallError("rtnetlink bind", err)
+	}
+	return fd, nil
+}
+
+func (s *sockets) close() {
+	if s.events != nil {
+		s.events.Close()
+	}
+	if s.asks != nil {
+		unix.Close(s.asks.fd)
+	}
+	if s.control >= 0 {
+		unix.Close(s.control)
+	}
+}
+
+// errOverrun: the kernel had more to say than fitted; read everything again.
+var errOverrun = errors.New("rtnetlink messages were lost")
+
+// read fills buf with the next datagram, waiting until the deadline of s.events if wait
+// is set. It returns os.ErrDeadlineExceeded then, unix.EAGAIN if there is none and wait
+// is not set, and errOverrun if messages were lost.
+func (s *sockets) read(buf []byte, wait bool) ([]byte, error) {
+	var n, flags int
+	var from unix.Sockaddr
+	var err error
+	receive := func(fd uintptr) bool {
+		for {
+			n, _, flags, from, err = unix.Recvmsg(int(fd), buf, nil, unix.MSG_DONTWAIT)
+			if err != unix.EINTR {
+				return err != unix.EAGAIN
+			}
+		}
+	}
+	var ready error
+	if wait {
+		ready = s.raw.Read(receive)
+	} else { // whatever the deadline
+		ready = s.raw.Control(func(fd uintptr) { receive(fd) })
+	}
+	switch {
+	case ready != nil:
+		return nil, ready
+	case err == unix.ENOBUFS:
+		return nil, errOverrun
+	case err != nil:
+		return nil, err
+	case flags&unix.MSG_TRUNC != 0:
+		return nil, errOverrun
+	}
+	if sa, ok := from.(*unix.SockaddrNetlink); !ok || sa.Pid != 0 {
+		return nil, nil // not from the kernel
+	}
+	return buf[:n], nil
+}
+
+// requests asks rtnetlink questions, one at a time.
+type requests struct {
+	fd  int
+	seq uint32
+	buf []byte
+}
+
+// dump asks for all objects of a kind and gives each answer to f. If the kernel's list
+// changed during the dump it is asked for again, so f must bear repetition.
+func (r *requests) dump(kind uint16, header []byte, f func(message)) error {
+	for range 8 {
+		interrupted, err := r.dumpOnce(kind, header, f)
+		if err != nil {
+			return fmt.Errorf("rtnetlink request %d: %w", kind, err)
+		}
+		if !interrupted {
+			return nil
+		}
+	}
+	return fmt.Errorf("rtnetlink request %d: %w", kind, unix.EINTR)
+}
+
+func (r *requests) dumpOnce(kind uint16, header []byte, f func(message)) (interrupted bool, err error) {
+	r.seq++
+	b := appendMessage(nil, kind, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, r.seq, header)
+	if err := unix.Sendto(r.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return false, err
+	}
+	for {
+		n, err := unix.Read(r.fd, r.buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		for m := range messages(r.buf[:n]) {
+			if m.seq != r.seq {
+				continue // the rest of an earlier answer
+			}
+			interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
+			switch m.kind {
+			case unix.NLMSG_DONE:
+				return interrupted, nil
+			case unix.NLMSG_ERROR:
+				if len(m.body) < 4 {
+					return false, unix.EPROTO
+				}
+				if e := int32(binary.NativeEndian.Uint32(m.body)); e != 0 {
+					return false, unix.Errno(-e)
+				}
+				return interrupted, nil
+			default:
+				f(m)
+			}
+		}
+	}
+}

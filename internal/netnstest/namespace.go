@@ -1,0 +1,203 @@
+package netnstest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// RequireAll is the environment variable that, set to 1, turns a skip into a failure.
+const RequireAll = "FARED_REQUIRE_ALL"
+
+// Require skips the test unless namespaces can be made and every tool is there (a name
+// to look up in PATH, or an absolute path).
+func Require(t testing.TB, tools ...string) {
+	t.Helper()
+	why := missing(append([]string{"ip"}, tools...))
+	switch {
+	case why == "":
+	case os.Getenv(RequireAll) == "1":
+		t.Fatalf("%s=1 and %s", RequireAll, why)
+	default:
+		t.Skip(why)
+	}
+}
+
+// missing says what is, or nothing.
+func missing(tools []string) string {
+	if os.Geteuid() != 0 {
+		return "making network namespaces needs root"
+	}
+	for _, tool := range tools {
+		if _, err := exec.LookPath(tool); err != nil {
+			return fmt.Sprintf("%s is not installed: %v", tool, err)
+		}
+	}
+	if err := inNew(func() error { return nil }); err != nil {
+		return fmt.Sprintf("making network namespaces needs CAP_SYS_ADMIN: %v", err)
+	}
+	return ""
+}
+
+// inNew calls f in a fresh namespace on a thread that is thrown away.
+func inNew(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+var (
+	namespaces atomic.Uint32
+	indexes    atomic.Uint32
+)
+
+// Namespace is a network namespace with its loopback device up.
+type Namespace struct {
+	// Name as `ip netns` lists it.
+	Name string
+	t    testing.TB
+}
+
+// New makes a namespace that is deleted when the test ends.
+func New(t testing.TB) *Namespace {
+	t.Helper()
+	n := &Namespace{Name: fmt.Sprintf("fared-%d-%d", os.Getpid(), namespaces.Add(1)), t: t}
+	IP(t, "netns", "add", n.Name)
+	t.Cleanup(func() { n.Delete() })
+	n.IP("link", "set", "lo", "up")
+	return n
+}
+
+// Delete removes the namespace now; a second call does nothing.
+func (n *Namespace) Delete() {
+	if _, err := os.Stat(n.Path()); err == nil {
+		IP(n.t, "netns", "del", n.Name)
+	}
+}
+
+// Path is the namespace's file.
+func (n *Namespace) Path() string { return "/run/netns/" + n.Name }
+
+// IP runs `ip` in the namespace and returns what it says.
+func (n *Namespace) IP(args ...string) string {
+	n.t.Helper()
+	return IP(n.t, append([]string{"-n", n.Name}, args...)...)
+}
+
+// Addr gives a device addresses, and sets it up. IPv6 addresses are usable at once.
+func (n *Namespace) Addr(device string, prefixes ...string) {
+	n.t.Helper()
+	for _, p := range prefixes {
+		args := []string{"addr", "add", p, "dev", device}
+		if strings.Contains(p, ":") {
+			args = append(args, "nodad")
+		}
+		n.IP(args...)
+	}
+	n.IP("link", "set", device, "up")
+}
+
+// IP runs `ip` in the test's own namespace.
+func IP(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := exec.Command("ip", args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("ip %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// Veth makes a pair of devices, one end in each namespace, both down, with different
+// interface indexes.
+func Veth(t testing.TB, a *Namespace, deviceA string, b *Namespace, deviceB string) {
+	t.Helper()
+	const first = 100 // above what a new namespace has by itself
+	index := func() string { return fmt.Sprint(first + indexes.Add(1)) }
+	IP(t, "link", "add", "name", deviceA, "index", index(), "netns", a.Name,
+		"type", "veth", "peer", "name", deviceB, "index", index(), "netns", b.Name)
+}
+
+// Do calls f on a thread inside the namespace and returns f's error. A thread that
+// cannot be brought back is thrown away. f must not call t.FailNow or t.Skip.
+func (n *Namespace) Do(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		err := errors.New("the function ended its goroutine")
+		defer func() { done <- err }()
+		runtime.LockOSThread()
+		home, openErr := os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
+		if openErr != nil {
+			err = openErr
+			return
+		}
+		defer home.Close()
+		target, openErr := os.Open(n.Path())
+		if openErr != nil {
+			err = openErr
+			return
+		}
+		defer target.Close()
+		if err = unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
+			return
+		}
+		defer func() {
+			if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
+				runtime.UnlockOSThread()
+			}
+		}()
+		err = errors.New("the function ended its goroutine")
+		err = f()
+	}()
+	return <-done
+}
+
+// Output runs a program in the namespace to its end and returns its standard output;
+// the error carries what it wrote to standard error.
+func (n *Namespace) Output(name string, args ...string) ([]byte, error) {
+	var stdout, stderr bytes.Buffer
+	cmd := exec.Command(name, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := n.Do(cmd.Start); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if err := cmd.Wait(); err != nil {
+		return stdout.Bytes(), fmt.Errorf("%s %s: %w\n%s%s", name, strings.Join(args, " "), err, stderr.Bytes(), stdout.Bytes())
+	}
+	return stdout.Bytes(), nil
+}
+
+// Eventually calls check until it returns nil, and fails the test with its last error
+// when that has not happened within the limit. It returns how long it took.
+func Eventually(t testing.TB, limit time.Duration, check func() error) time.Duration {
+	t.Helper()
+	start := time.Now()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := check()
+		took := time.Since(start)
+		if err == nil {
+			return took
+		}
+		if took > limit {
+			t.Fatalf("not within %v: %v", limit, err)
+		}
+		<-tick.C
+	}
+}

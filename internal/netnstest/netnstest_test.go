@@ -1,0 +1,94 @@
+package netnstest
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestMissingNamesTheTool(t *testing.T) {
+	Require(t)
+	if got := missing([]string{"ip", "fared-no-such-tool"}); !strings.Contains(got, "fared-no-such-tool is not installed") {
+		t.Errorf("missing = %q", got)
+	}
+}
+
+func TestVethJoinsNamespaces(t *testing.T) {
+	Require(t, "ping")
+	a, b := New(t), New(t)
+	Veth(t, a, "eth0", b, "eth0")
+	a.Addr("eth0", "192.0.2.1/30", "2001:db8::1/64")
+	b.Addr("eth0", "192.0.2.2/30", "2001:db8::2/64")
+	for _, to := range []string{"192.0.2.2", "2001:db8::2"} {
+		Eventually(t, 5*time.Second, func() error {
+			_, err := a.Output("ping", "-c1", "-W1", to)
+			return err
+		})
+	}
+	index := func(n *Namespace) (i int) {
+		if err := n.Do(func() error {
+			ifi, err := net.InterfaceByName("eth0")
+			if err == nil {
+				i = ifi.Index
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return i
+	}
+	if ia, ib := index(a), index(b); ia == ib {
+		t.Errorf("both ends have index %d", ia)
+	}
+}
+
+func TestDoReturnsTheThread(t *testing.T) {
+	Require(t)
+	n := New(t)
+	var inside unix.Stat_t
+	if err := n.Do(func() error { return unix.Stat("/proc/thread-self/ns/net", &inside) }); err != nil {
+		t.Fatal(err)
+	}
+	var want, after unix.Stat_t
+	if err := unix.Stat(n.Path(), &want); err != nil {
+		t.Fatal(err)
+	}
+	if inside.Ino != want.Ino {
+		t.Errorf("inside: namespace %d, want %d", inside.Ino, want.Ino)
+	}
+	if err := unix.Stat("/proc/thread-self/ns/net", &after); err != nil {
+		t.Fatal(err)
+	}
+	if after.Ino == want.Ino {
+		t.Error("the test's thread is in the namespace")
+	}
+	wrong := errors.New("f's own")
+	if err := n.Do(func() error { return wrong }); err != wrong {
+		t.Errorf("Do = %v, want f's error", err)
+	}
+}
+
+func TestProcessIsStoppedByPid(t *testing.T) {
+	Require(t, "sh")
+	n := New(t)
+	p := n.Start(t, "sh", "-c", "echo begun; trap 'echo told; exit 0' TERM; while :; do sleep 0.01; done")
+	Eventually(t, 5*time.Second, func() error {
+		if !strings.Contains(p.Log(), "begun") {
+			return errors.New("nothing written")
+		}
+		return p.Running()
+	})
+	p.Stop()
+	if p.Running() == nil || !strings.Contains(p.Log(), "told") {
+		t.Errorf("running %v, log %q", p.Running(), p.Log())
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", p.Pid())); err == nil {
+		t.Error("the process is still there")
+	}
+}

@@ -1,0 +1,107 @@
+package netnstest
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is a program that runs in a namespace.
+type Process struct {
+	// Name is the program's file name.
+	Name string
+	cmd  *exec.Cmd
+	log  log
+	done chan struct{} // closed when it has ended
+	err  error         // how it ended; read after done
+	stop sync.Once
+}
+
+// Start starts a program in the namespace. It is stopped when the test ends, and if the
+// test has failed by then the end of what it wrote is logged.
+func (n *Namespace) Start(t testing.TB, name string, args ...string) *Process {
+	t.Helper()
+	p := &Process{Name: filepath.Base(name), cmd: exec.Command(name, args...), done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
+	// A group of its own: an interrupt at the terminal ends the test, which ends this.
+	p.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	if err := n.Do(p.cmd.Start); err != nil {
+		t.Fatalf("start %s in %s: %v", name, n.Name, err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	t.Cleanup(func() {
+		p.Stop()
+		if t.Failed() {
+			t.Logf("%s in %s wrote:\n%s", p.Name, n.Name, p.log.tail(8<<10))
+		}
+	})
+	return p
+}
+
+// Pid is the process id.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
+// Log returns what the process has written so far.
+func (p *Process) Log() string { return p.log.tail(1 << 30) }
+
+// Running returns nil, or how the process ended.
+func (p *Process) Running() error {
+	select {
+	case <-p.done:
+		return fmt.Errorf("%s ended: %v\n%s", p.Name, p.err, p.log.tail(4<<10))
+	default:
+		return nil
+	}
+}
+
+// Signal sends a signal to the process.
+func (p *Process) Signal(s unix.Signal) error { return p.cmd.Process.Signal(s) }
+
+// Stop asks the process to end, makes it after three seconds, and waits.
+func (p *Process) Stop() {
+	p.stop.Do(func() {
+		_ = p.Signal(unix.SIGTERM) // an error means that it has ended already
+		select {
+		case <-p.done:
+		case <-time.After(3 * time.Second):
+			_ = p.cmd.Process.Kill()
+			<-p.done
+		}
+	})
+}
+
+// Kill ends the process without a chance to say goodbye, as a crash does.
+func (p *Process) Kill() {
+	p.stop.Do(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.done
+	})
+}
+
+// log keeps what a process writes.
+type log struct {
+	mu  sync.Mutex // guards buf
+	buf bytes.Buffer
+}
+
+func (l *log) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(b)
+}
+
+func (l *log) tail(most int) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b := l.buf.Bytes()
+	return string(b[max(0, len(b)-most):])
+}
