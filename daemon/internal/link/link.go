@@ -22,6 +22,9 @@ type SubPort struct {
 	Netns string
 	// Speed, if not zero, is believed before anything the device says.
 	Speed fare.Bandwidth
+	// Only, if not empty, is the one source that is asked: SourceTBF, SourceEthtool or
+	// SourcePCIe. Empty asks all, in the order of belief.
+	Only Source
 }
 
 // Config is what a Watcher is made of. It is not changed after New.
@@ -116,7 +119,11 @@ func New(cfg Config) (*Watcher, error) {
 	}
 	var errs []error
 	for i, sp := range cfg.SubPorts {
-		if err := checkDevice(sp.Device); err != nil {
+		err := checkDevice(sp.Device)
+		if err == nil && !slices.Contains([]Source{"", SourceTBF, SourceEthtool, SourcePCIe}, sp.Only) {
+			err = fmt.Errorf("device %s: speed source %q: a device can be asked for %s, %s or %s", sp.Device, sp.Only, SourceTBF, SourceEthtool, SourcePCIe)
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("sub-port %d: %w", i, err))
 			continue
 		}
@@ -128,7 +135,7 @@ func New(cfg Config) (*Watcher, error) {
 			})
 		}
 		n := w.namespaces[at]
-		n.ports = append(n.ports, &port{index: i, device: sp.Device, configured: sp.Speed})
+		n.ports = append(n.ports, &port{index: i, device: sp.Device, configured: sp.Speed, only: sp.Only})
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -166,11 +173,12 @@ func (w *Watcher) Run(ctx context.Context) {
 // Knock returns a channel that holds one token if there is something to Take.
 func (w *Watcher) Knock() <-chan struct{} { return w.knock }
 
-// Take appends the state of each sub-port that changed since the last Take to buf, in
-// order of their index.
+// Take returns the state of each sub-port that changed since the last Take, in order of
+// their index, in buf's memory from its start (buf may be nil).
 func (w *Watcher) Take(buf []Event) []Event {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	buf = buf[:0]
 	for i, dirty := range w.dirty {
 		if dirty {
 			w.dirty[i] = false

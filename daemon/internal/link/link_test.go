@@ -52,7 +52,7 @@ func (w *watched) until(t testing.TB, port int, what string, ok func(Event) bool
 	for !ok(w.last[port]) {
 		select {
 		case <-w.Knock():
-			w.buf = w.Take(w.buf[:0])
+			w.buf = w.Take(w.buf)
 			for _, e := range w.buf {
 				w.last[e.SubPort] = e
 			}
@@ -209,7 +209,8 @@ func TestSpeedInOrderOfBelief(t *testing.T) {
 	netnstest.Veth(t, server, "eth0", leaf, "swp0")
 	leaf.Addr("swp0")
 	server.Addr("eth0")
-	w := watch(t, nil, SubPort{Device: "eth0", Netns: server.Name}, SubPort{Device: "eth0", Netns: server.Name, Speed: 3e9})
+	w := watch(t, nil, SubPort{Device: "eth0", Netns: server.Name}, SubPort{Device: "eth0", Netns: server.Name, Speed: 3e9},
+		SubPort{Device: "eth0", Netns: server.Name, Only: SourceEthtool})
 	speed := func(b fare.Bandwidth, by Source) {
 		t.Helper()
 		e := w.until(t, 0, fmt.Sprint(b, " by ", by), func(e Event) bool { return e.Up && e.Speed == b && e.SpeedSource == by })
@@ -235,6 +236,9 @@ func TestSpeedInOrderOfBelief(t *testing.T) {
 	tc("class", "add", "dev", "eth0", "parent", "2:", "classid", "2:2", "htb", "rate", "1gbit", "ceil", "9gbit")
 	tc("class", "add", "dev", "eth0", "parent", "2:1", "classid", "2:10", "htb", "rate", "1gbit")
 	speed(3e9, SourceTBF)
+	if e := w.last[2]; e.Speed != 10e9 || e.SpeedSource != SourceEthtool {
+		t.Errorf("asked by ethtool alone: %+v", e)
+	}
 	// The configuration was believed all the time.
 	if e := w.last[1]; e.Speed != 3e9 || e.SpeedSource != SourceConfig {
 		t.Errorf("configured: %+v", e)

@@ -33,6 +33,7 @@ type port struct {
 	index      int // in Config.SubPorts
 	device     string
 	configured fare.Bandwidth
+	only       Source // the one source to ask, or empty
 
 	present   bool
 	gone      string // why it is not present
@@ -315,15 +316,20 @@ func (n *namespace) readSpeed(p *port) {
 	if !p.present {
 		return
 	}
-	if b, err := shaperRate(n.s.asks, p.link.index); err == nil && b != 0 {
-		p.speed, p.source = b, SourceTBF
-		return
+	ask := func(by Source) bool { return p.only == "" || p.only == by }
+	if ask(SourceTBF) {
+		if b, err := shaperRate(n.s.asks, p.link.index); err == nil && b != 0 {
+			p.speed, p.source = b, SourceTBF
+			return
+		}
 	}
-	if b, err := ethtoolSpeed(n.s.control, p.device); err == nil && b != 0 {
-		p.speed, p.source = b, SourceEthtool
-		return
+	if ask(SourceEthtool) {
+		if b, err := ethtoolSpeed(n.s.control, p.device); err == nil && b != 0 {
+			p.speed, p.source = b, SourceEthtool
+			return
+		}
 	}
-	if p.link.parentBus == "pci" {
+	if ask(SourcePCIe) && p.link.parentBus == "pci" {
 		if b, err := pcieSpeed(n.sysfs, p.link.parent); err == nil {
 			p.speed, p.source = b, SourcePCIe
 			return

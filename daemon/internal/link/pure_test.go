@@ -211,8 +211,9 @@ func FuzzMessages(f *testing.F) {
 }
 
 func TestNewChecksNames(t *testing.T) {
-	_, err := New(Config{SubPorts: []SubPort{{Device: "eth0"}, {Device: ""}, {Device: "a/b"}, {Device: "sixteen-byte-nam"}}})
-	for _, want := range []string{`sub-port 1: device ""`, `sub-port 2: device "a/b"`, `sub-port 3: device "sixteen-byte-nam"`} {
+	_, err := New(Config{SubPorts: []SubPort{{Device: "eth0"}, {Device: ""}, {Device: "a/b"}, {Device: "sixteen-byte-nam"}, {Device: "eth1", Only: SourceConfig}}})
+	for _, want := range []string{`sub-port 1: device ""`, `sub-port 2: device "a/b"`, `sub-port 3: device "sixteen-byte-nam"`,
+		`sub-port 4: device eth1: speed source "config"`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v lacks %q", err, want)
 		}
