@@ -1,0 +1,32 @@
+package dataplane
+
+import (
+	"crypto/tls"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// Open returns a connection to the data plane at address: "unix:/path" or "host:port", the latter with TLS unless
+// config is nil. It does not wait for the data plane to be there. The caller closes it after Run.
+func Open(address string, config *tls.Config) (*grpc.ClientConn, error) {
+	transport := insecure.NewCredentials()
+	if config != nil {
+		transport = credentials.NewTLS(config)
+	}
+	conn, err := grpc.NewClient(address,
+		grpc.WithTransportCredentials(transport),
+		// Run decides when to try again; the connection's own pause must not be longer than Run's.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: DefaultMinBackoff, Multiplier: 2, MaxDelay: DefaultMaxBackoff},
+			MinConnectTimeout: time.Second,
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("data plane %q: %w; use unix:/path or host:port", address, err)
+	}
+	return conn, nil
+}
