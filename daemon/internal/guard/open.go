@@ -58,7 +58,10 @@ func parseOpen(body []byte, configured FamilySet, t *tally) (*open, *Notificatio
 	length := int(body[9])
 	// RFC 9072, Section 2: a first parameter of type 255 means that the true
 	// length follows in two octets, and that parameters have such lengths.
-	if length != 0 && len(params) >= 3 && params[0] == 255 {
+	if length != 0 && len(params) > 0 && params[0] == 255 {
+		if len(params) < 3 {
+			return nil, malformed("extended length of the optional parameters is cut off")
+		}
 		length, params, wide = int(binary.BigEndian.Uint16(params[1:])), params[3:], 2
 	}
 	if length != len(params) {

@@ -249,9 +249,8 @@ func (u *update) attribute(flags, kind byte, value, whole []byte, t *tally) (Rea
 			return AttributeMalformed, nil
 		}
 	case attrAS4Path:
-		// RFC 6793, Section 6: malformed: discarded. Confederation segments
-		// would be cut out (Section 3), sets end the route (RFC 9774), neither
-		// occurs in a path that is of use here.
+		// RFC 6793, Section 6: malformed: discarded. So is one with a set or
+		// a confederation: the AS_PATH beside it decides about the route.
 		var ok bool
 		if u.path4, ok = appendPath(u.path4[:0], value, 4); !ok || !sound {
 			u.path4 = u.path4[:0]

@@ -1,0 +1,192 @@
+package guard
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
+)
+
+func TestOpenRefused(t *testing.T) {
+	fixed := "04 fde9 005a 01010101 "
+	tests := []struct {
+		name    string
+		body    string
+		subcode byte
+		data    string
+	}{
+		{"version 3", "03 fde9 005a 01010101 00", 1, "0004"},
+		{"AS 0", "04 0000 005a 01010101 00", 2, ""},
+		{"AS_TRANS without capability", "04 5ba0 005a 01010101 00", 2, ""},
+		{"AS_TRANS in the capability", "04 5ba0 005a 01010101 08 02 06 41 04 00005ba0", 2, ""},
+		{"AS 0 in the capability", "04 5ba0 005a 01010101 08 02 06 41 04 00000000", 2, ""},
+		{"AS and capability differ", fixed + "08 02 06 41 04 0000fdea", 2, ""},
+		{"two capabilities differ", fixed + "0e 02 0c 41 04 0000fde9 41 04 0000fdea", 0, ""},
+		{"another AS than configured", "04 fdea 005a 01010101 00", 2, ""},
+		{"our AS", "04 fe4c 005a 01010101 00", 2, ""},
+		{"hold time 1", "04 fde9 0001 01010101 00", 6, ""},
+		{"hold time 2", "04 fde9 0002 01010101 00", 6, ""},
+		{"identifier 0", "04 fde9 005a 00000000 00", 3, ""},
+		{"our identifier", "04 fde9 005a 02020202 00", 3, ""},
+		{"parameters longer than the message", fixed + "03 02 00", 0, ""},
+		{"octets after the parameters", fixed + "00 02 00", 0, ""},
+		{"parameter header cut off", fixed + "01 02", 0, ""},
+		{"parameter longer than the message", fixed + "02 02 01", 0, ""},
+		{"parameter 1, authentication", fixed + "03 01 01 00", 4, ""},
+		{"capability header cut off", fixed + "03 02 01 41", 0, ""},
+		{"capability longer than its parameter", fixed + "05 02 03 41 04 00", 0, ""},
+		{"capability length 255", fixed + "04 02 02 49 ff", 0, ""},
+		{"multiprotocol of 3 octets", fixed + "07 02 05 01 03 000100", 0, ""},
+		{"4-octet AS of 2 octets", fixed + "06 02 04 41 02 fde9", 0, ""},
+		{"route refresh of 1 octet", fixed + "05 02 03 02 01 00", 0, ""},
+		{"graceful restart of 1 octet", fixed + "05 02 03 40 01 00", 0, ""},
+		{"graceful restart of 3 octets", fixed + "07 02 05 40 03 000000", 0, ""},
+		{"extended next hop of 5 octets", fixed + "09 02 07 05 05 0001000100", 0, ""},
+		{"no family in common", fixed + "08 02 06 01 04 0019 00 46", 7, "01 04 0001 00 01 01 04 0002 00 01"},
+		{"RFC 9072 length of the message exceeded", fixed + "ff ff 0004 02 0000", 0, ""},
+		{"RFC 9072 parameter cut off", fixed + "ff ff 0002 02 00", 0, ""},
+		{"RFC 9072 parameter too long", fixed + "ff ff 0003 02 0001", 0, ""},
+		{"RFC 9072 header cut off", fixed + "02 ff 00", 0, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := testConfig()
+			g := New(c)
+			out, err := g.FromPeer(message(typeOpen, octetsOf(tt.body)), nil)
+			var n *Notification
+			if !errors.As(err, &n) || n.Code != codeOpen || n.Subcode != tt.subcode || !bytes.Equal(n.Data, octetsOf(tt.data)) {
+				t.Fatalf("got %v, want NOTIFICATION 2/%d", err, tt.subcode)
+			}
+			if n.Reason != MessageOpen || c.Counters.Dropped(Inbound, MessageOpen) != 1 {
+				t.Error("not counted as an OPEN")
+			}
+			if _, err := parsed(n.AppendTo(nil)); err != nil {
+				t.Error(err)
+			}
+			if _, err := parsed(out); err != nil {
+				t.Error(err)
+			}
+			if info, ok := g.Info(); ok || info.PeerAS != 0 {
+				t.Errorf("info after refusal: %+v", info)
+			}
+			checkSums(t, c.Counters)
+		})
+	}
+}
+
+func TestOpenCanonical(t *testing.T) {
+	restart := "40 0a 8078 0001 01 80  0019 46 80 "
+	tests := []struct {
+		name string
+		open []byte
+		want string // body for the speaker
+		info Info
+	}{
+		{
+			"no capabilities: IPv4 and 2 octets", leafOpen(),
+			"04 fde9 005a 01010101 0e 02 0c  01 04 0001 00 01  41 04 0000fde9",
+			Info{PeerAS: 65001, Families: FamilySet(IPv4Unicast)},
+		},
+		{
+			"all that is used, and much that is not",
+			leafOpen(capsBoth, capAS4, restart, "05 06 0001 0001 0002 ", "46 00 06 00 49 06 04 6c656166 00 45 04 0001 01 03 01 04 0019 00 46 01 04 0001 00 01"),
+			"04 fde9 005a 01010101 1e 02 1c  01 04 0001 00 01  01 04 0002 00 01  02 00  40 06 8078 0001 01 80  41 04 0000fde9",
+			Info{PeerAS: 65001, Families: FamilySet(IPv4Unicast | IPv6Unicast), FourOctetAS: true, RouteRefresh: true,
+				GracefulRestart: true, RestartTime: 120 * time.Second, ExtendedNextHop: true},
+		},
+		{
+			"extended parameters of RFC 9072, one each capability",
+			message(typeOpen, octetsOf("04 fde9 005a 01010101 ff ff 0012  02 0006 01 04 0002 00 01  02 0006 41 04 0000fde9")),
+			"04 fde9 005a 01010101 0e 02 0c  01 04 0002 00 01  41 04 0000fde9",
+			Info{PeerAS: 65001, Families: FamilySet(IPv6Unicast), FourOctetAS: true},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := testConfig()
+			c.ExtendedNextHop = true
+			g := New(c)
+			out, err := g.FromPeer(tt.open, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := message(typeOpen, octetsOf(tt.want)); !bytes.Equal(out, want) {
+				t.Errorf("speaker gets\n%x, want\n%x", out, want)
+			}
+			messages, err := parsed(out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if as, err := bgp.ValidateOpenMsg(messages[0].Body.(*bgp.BGPOpen), 65001, 65100, []byte{2, 2, 2, 2}); err != nil || as != 65001 {
+				t.Errorf("speaker: AS %d, %v", as, err)
+			}
+			tt.info.RouterID, tt.info.HoldTime = netip.MustParseAddr("1.1.1.1"), 90*time.Second
+			if info, ok := g.Info(); ok || info != tt.info {
+				t.Errorf("info %+v\nwant %+v", info, tt.info)
+			}
+			if _, err := g.FromSpeaker(speakerOpen(), nil); err != nil {
+				t.Fatal(err)
+			}
+			if info, ok := g.Info(); !ok || info.HoldTime != 9*time.Second {
+				t.Errorf("hold time %v, want the smaller one", info.HoldTime)
+			}
+			checkSums(t, c.Counters)
+		})
+	}
+}
+
+// Any AS but ours, also one of four octets.
+func TestOpenAnyAS(t *testing.T) {
+	c := testConfig()
+	c.PeerAS = 0
+	g := New(c)
+	out, err := g.FromPeer(message(typeOpen, octetsOf("04 5ba0 0000 01010101 08 02 06 41 04 fffffff0")), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := message(typeOpen, octetsOf("04 5ba0 0000 01010101 0e 02 0c  01 04 0001 00 01  41 04 fffffff0"))
+	if !bytes.Equal(out, want) {
+		t.Errorf("got %x, want %x", out, want)
+	}
+	if info, _ := g.Info(); info.PeerAS != 0xfffffff0 || info.HoldTime != 0 {
+		t.Errorf("info %+v", info)
+	}
+}
+
+func TestOpenToPeer(t *testing.T) {
+	tests := []struct {
+		name string
+		edit func(*Config)
+		want string
+	}{
+		{"both families", func(*Config) {},
+			"04 fe4c 0009 02020202 1e 02 1c  01 04 0001 00 01  01 04 0002 00 01  02 00  40 06 8078 0001 01 80  41 04 0000fe4c"},
+		{"IPv4 with IPv6 next hops", func(c *Config) { c.ExtendedNextHop, c.Families = true, []Family{IPv4Unicast} },
+			"04 fe4c 0009 02020202 20 02 1e  01 04 0001 00 01  02 00  05 06 0001 0001 0002  40 06 8078 0001 01 80  41 04 0000fe4c"},
+		{"IPv6, AS of four octets", func(c *Config) { c.LocalAS, c.Families, c.ExtendedNextHop = 4200000001, []Family{IPv6Unicast}, true },
+			"04 5ba0 0009 02020202 14 02 12  01 04 0002 00 01  02 00  40 02 8078  41 04 fa56ea01"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := testConfig()
+			tt.edit(&c)
+			out, err := New(c).FromSpeaker(speakerOpen(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := message(typeOpen, octetsOf(tt.want)); !bytes.Equal(out, want) {
+				t.Errorf("peer gets\n%x, want\n%x", out, want)
+			}
+			if _, err := parsed(out); err != nil {
+				t.Error(err)
+			}
+			if got := c.Counters.Dropped(Outbound, CapabilityUnlisted); got != 1 {
+				t.Errorf("%d capabilities dropped, want the FQDN", got)
+			}
+			checkSums(t, c.Counters)
+		})
+	}
+}

@@ -1,0 +1,344 @@
+package guard
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"testing"
+)
+
+// session runs tests on an established session that holds host4 and host6.
+func session(t *testing.T, edit func(*Config), open []byte) (*Guard, *Counters) {
+	t.Helper()
+	c := testConfig()
+	if edit != nil {
+		edit(&c)
+	}
+	return establish(t, c, open), c.Counters
+}
+
+var newLeaf = leafOpen(capsBoth, capAS4)
+
+const (
+	hop4 = "40 03 04 c0000201 " // placeholder
+	// MP_REACH of host6 for the speaker, placeholder next hop
+	canonical6 = "80 0e 26 0002 01 10 20010db8000000000000000000000001 00 " + host6
+)
+
+func TestUpdatePasses(t *testing.T) {
+	all := origin + pathLeaf + hopLeaf + med + "40 05 04 000000c8 40 06 00 c0 07 08 0000fde9 01010101 " +
+		"c0 08 04 fde90001 c0 10 18 0004fde9 5139a6e5 4004fde9 5139a6e5 0002fde9 00000001 c0 20 0c 0000fde9 00000001 00000002 c0 63 01 00 "
+	tests := []struct {
+		name string
+		open []byte
+		in   []byte
+		want [][]byte
+		drop map[Reason]uint64
+	}{
+		{"IPv4, mandatory attributes only", newLeaf,
+			updateOf(nil, octetsOf(good4), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))}, nil},
+		{"every attribute; communities wrapped", newLeaf,
+			updateOf(nil, octetsOf(all), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4, med, "c0 08 04 fde90001 ",
+				"c0 10 10 8f00fde9 5139a6e5 8f40fde9 5139a6e5 c0 20 0c 0000fde9 00000001 00000002 "), octetsOf(host4))},
+			map[Reason]uint64{AttributeMisplaced: 1, AttributeUnlisted: 3, CommunityUnlisted: 1}},
+		{"IPv6", newLeaf,
+			updateOf(nil, octetsOf(origin, pathLeaf, reach6), nil),
+			[][]byte{updateOf(nil, octetsOf(canonical6, origin, pathLeaf), nil)}, nil},
+		{"IPv6 with global and link-local next hop, extended length, partial bit", newLeaf,
+			updateOf(nil, octetsOf("90 0e 0036 0002 01 20 20010db8000000000000000000000bad fe800000000000000000000000000001 00 ", host6,
+				origin, pathLeaf, "f0 08 0004 fde90001"), nil),
+			[][]byte{updateOf(nil, octetsOf(canonical6, origin, pathLeaf, "c0 08 04 fde90001"), nil)}, nil},
+		{"IPv4 by MP_REACH with an IPv4 next hop", newLeaf,
+			updateOf(nil, octetsOf("80 0e 0e 0001 01 04 0a000001 00 ", host4, origin, pathLeaf), nil),
+			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))}, nil},
+		{"IPv4 with an IPv6 next hop (RFC 8950)", newLeaf,
+			updateOf(nil, octetsOf("80 0e 1a 0001 01 10 fe800000000000000000000000000001 00 ", host4, origin, pathLeaf), nil),
+			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))}, nil},
+		{"both families and attributes in any order", newLeaf,
+			updateOf(nil, octetsOf(hopLeaf, pathLeaf, reach6, origin), octetsOf(other4)),
+			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(other4)), updateOf(nil, octetsOf(canonical6, origin, pathLeaf), nil)}, nil},
+		{"a stray NEXT_HOP beside MP_REACH is ignored", newLeaf,
+			updateOf(nil, octetsOf(origin, pathLeaf, "40 03 01 00", reach6), nil),
+			[][]byte{updateOf(nil, octetsOf(canonical6, origin, pathLeaf), nil)}, nil},
+		{"prefixes that are no host routes or outside", newLeaf,
+			updateOf(nil, octetsOf(good4), octetsOf("18 0a0100 00 ", host4, "20 0a020001 ", "1f 0a010002")),
+			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))},
+			map[Reason]uint64{RouteNotHost: 3, RouteOutside: 1}},
+		{"only the first of an attribute", newLeaf,
+			updateOf(nil, octetsOf(good4, "40 01 01 02"), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))}, map[Reason]uint64{AttributeDuplicate: 1}},
+		{"AS4_PATH of a 4-octet leaf is discarded", newLeaf,
+			updateOf(nil, octetsOf(good4, "c0 11 06 02 01 0000fdea"), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))}, map[Reason]uint64{AttributeMisplaced: 1}},
+		{"AS4_PATH before AS_PATH of a 2-octet leaf", leafOpen(capsBoth),
+			updateOf(nil, octetsOf("c0 11 06 02 01 fa56ea01", origin, "40 02 06 02 02 fde9 5ba0", hopLeaf), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, "40 02 0a 02 02 0000fde9 fa56ea01", hop4), octetsOf(host4))}, nil},
+		{"longer AS4_PATH is ignored", leafOpen(capsBoth),
+			updateOf(nil, octetsOf(origin, "40 02 04 02 01 fde9", hopLeaf, "c0 11 0a 02 02 0000fde9 fa56ea01"), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, "40 02 06 02 01 0000fde9", hop4), octetsOf(host4))}, nil},
+		{"AS4_PATH beside an AGGREGATOR with a true AS is ignored", leafOpen(capsBoth),
+			updateOf(nil, octetsOf(origin, "40 02 06 02 02 fde9 5ba0", hopLeaf, "c0 07 06 fde9 01010101", "c0 11 06 02 01 fa56ea01", "c0 12 08 fa56ea01 01010101"), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, "40 02 0a 02 02 0000fde9 00005ba0", hop4), octetsOf(host4))}, map[Reason]uint64{AttributeUnlisted: 2}},
+		{"malformed AS4_PATH is discarded", leafOpen(capsBoth),
+			updateOf(nil, octetsOf(origin, "40 02 04 02 01 fde9", hopLeaf, "c0 11 05 02 01 0000fd"), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, "40 02 06 02 01 0000fde9", hop4), octetsOf(host4))}, map[Reason]uint64{AttributeMalformed: 1}},
+		{"End-of-RIB IPv4", newLeaf, endOf4, [][]byte{endOf4}, nil},
+		{"End-of-RIB IPv6", newLeaf, endOf6, [][]byte{endOf6}, nil},
+		{"End-of-RIB IPv4 by MP_UNREACH", newLeaf, appendUnreach(nil, IPv4Unicast, nil), [][]byte{endOf4}, nil},
+		{"End-of-RIB of a family not in use", leafOpen("01 04 0001 00 01", capAS4), endOf6, [][]byte{keepalive},
+			map[Reason]uint64{AttributeFamily: 1, MessageEmpty: 1}},
+		{"ROUTE-REFRESH", newLeaf, message(typeRouteRefresh, octetsOf("0002 00 01")), [][]byte{message(typeRouteRefresh, octetsOf("0002 00 01"))}, nil},
+		{"ROUTE-REFRESH of another family", newLeaf, message(typeRouteRefresh, octetsOf("0019 00 46")), nil, map[Reason]uint64{MessageRefresh: 1}},
+		{"ROUTE-REFRESH, begin of RFC 7313", newLeaf, message(typeRouteRefresh, octetsOf("0001 01 01")), nil, map[Reason]uint64{MessageRefresh: 1}},
+		{"KEEPALIVE", newLeaf, keepalive, [][]byte{keepalive}, nil},
+		{"families not in use leave a KEEPALIVE", newLeaf,
+			updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 0b 0001 80 04 0a000001 00 0000"), nil), [][]byte{keepalive},
+			map[Reason]uint64{AttributeFamily: 1, MessageEmpty: 1}},
+		{"unknown withdrawals leave a KEEPALIVE", newLeaf,
+			updateOf(octetsOf(host4), octetsOf(unreach6), nil), [][]byte{keepalive}, map[Reason]uint64{WithdrawUnknown: 2, MessageEmpty: 1}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			g, c := session(t, func(c *Config) { c.ExtendedNextHop = true }, tt.open)
+			out, err := g.FromPeer(tt.in, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := bytes.Join(tt.want, nil); !bytes.Equal(out, want) {
+				t.Errorf("got\n%x, want\n%x", out, want)
+			}
+			if _, err := parsed(out); err != nil {
+				t.Error(err)
+			}
+			for _, r := range Reasons() {
+				if got := c.Dropped(Inbound, r); got != tt.drop[r] {
+					t.Errorf("%v: %d, want %d", r, got, tt.drop[r])
+				}
+			}
+			checkSums(t, c)
+		})
+	}
+}
+
+// Each makes the prefixes of a session that holds them withdrawn, is counted
+// once a prefix, and the session goes on.
+func TestUpdateTreatedAsWithdraw(t *testing.T) {
+	long := binary.BigEndian.AppendUint16(octetsOf("50 02"), 4*(2+4*200))
+	for range 4 {
+		long = append(long, segmentSequence, 200)
+		for range 200 {
+			long = append(long, 0, 0, 0xfd, 0xe9)
+		}
+	}
+	large := append(octetsOf("d0 20 0330"), make([]byte, 816)...)
+	tests := []struct {
+		name  string
+		attrs []byte
+		want  Reason
+	}{
+		{"ORIGIN of 2 octets", octetsOf("40 01 02 0000", pathLeaf, hopLeaf), RouteMalformed},
+		{"ORIGIN 3", octetsOf("40 01 01 03", pathLeaf, hopLeaf), RouteMalformed},
+		{"ORIGIN optional", octetsOf("c0 01 01 00", pathLeaf, hopLeaf), RouteMalformed},
+		{"ORIGIN missing", octetsOf(pathLeaf, hopLeaf), RouteIncomplete},
+		{"AS_PATH missing", octetsOf(origin, hopLeaf), RouteIncomplete},
+		{"NEXT_HOP missing", octetsOf(origin, pathLeaf), RouteIncomplete},
+		{"NEXT_HOP of 3 octets", octetsOf(origin, pathLeaf, "40 03 03 0a0000"), RouteMalformed},
+		{"NEXT_HOP is a third party", octetsOf(origin, pathLeaf, "40 03 04 0a000003"), RouteNextHop},
+		{"NEXT_HOP is ours", octetsOf(origin, pathLeaf, "40 03 04 0a000002"), RouteNextHop},
+		{"MED of 3 octets", octetsOf(good4, "80 04 03 000000"), RouteMalformed},
+		{"MED transitive", octetsOf(good4, "c0 04 04 00000000"), RouteMalformed},
+		{"COMMUNITIES empty", octetsOf(good4, "c0 08 00"), RouteMalformed},
+		{"COMMUNITIES of 5 octets", octetsOf(good4, "c0 08 05 0000000000"), RouteMalformed},
+		{"EXTENDED COMMUNITIES empty", octetsOf(good4, "c0 10 00"), RouteMalformed},
+		{"EXTENDED COMMUNITIES of 7 octets", octetsOf(good4, "c0 10 07 00040000000000"), RouteMalformed},
+		{"EXTENDED COMMUNITIES not transitive", octetsOf(good4, "80 10 08 0004000000000000"), RouteMalformed},
+		{"LARGE COMMUNITIES of 8 octets", octetsOf(good4, "c0 20 08 0000000000000000"), RouteMalformed},
+		{"attribute header cut off", octetsOf(good4, "c0 08"), RouteMalformed},
+		{"extended length cut off", octetsOf(good4, "d0 08 00"), RouteMalformed},
+		{"attribute longer than the attributes", octetsOf(good4, "c0 08 ff 00"), RouteMalformed},
+		{"AS_PATH empty", octetsOf(origin, "40 02 00", hopLeaf), RouteFirstAS},
+		{"AS_PATH of another neighbour", octetsOf(origin, "40 02 06 02 01 0000fdea", hopLeaf), RouteFirstAS},
+		{"AS_PATH with our AS", octetsOf(origin, "40 02 0a 02 02 0000fde9 0000fe4c", hopLeaf), RouteLoop},
+		{"AS_PATH with AS 0", octetsOf(origin, "40 02 0a 02 02 0000fde9 00000000", hopLeaf), RoutePath},
+		{"AS_PATH segment type 0", octetsOf(origin, "40 02 06 00 01 0000fde9", hopLeaf), RoutePath},
+		{"AS_PATH segment type 5", octetsOf(origin, "40 02 06 05 01 0000fde9", hopLeaf), RoutePath},
+		{"AS_PATH set", octetsOf(origin, "40 02 0c 02 01 0000fde9 01 01 0000fdea", hopLeaf), RoutePath},
+		{"AS_PATH confederation sequence", octetsOf(origin, "40 02 0c 03 01 0000fde9 02 01 0000fde9", hopLeaf), RoutePath},
+		{"AS_PATH confederation set", octetsOf(origin, "40 02 06 04 01 0000fde9", hopLeaf), RoutePath},
+		{"AS_PATH segment of no AS", octetsOf(origin, "40 02 02 02 00", hopLeaf), RoutePath},
+		{"AS_PATH segment overruns", octetsOf(origin, "40 02 06 02 02 0000fde9", hopLeaf), RoutePath},
+		{"AS_PATH ends in one octet", octetsOf(origin, "40 02 07 02 01 0000fde9 02", hopLeaf), RoutePath},
+		{"AS_PATH in 2 octets from a 4-octet leaf", octetsOf(origin, "40 02 04 02 01 fde9", hopLeaf), RoutePath},
+		{"AS_PATH without Transitive", octetsOf(origin, "00 02 06 02 01 0000fde9", hopLeaf), RouteMalformed},
+		{"MP_REACH transitive", octetsOf(good4, "c0"+reach6[2:]), RouteMalformed},
+		{"attributes that fill the message", append(append(octetsOf(origin, hopLeaf), long...), large...), RouteOversize},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			g, c := session(t, nil, newLeaf)
+			if _, err := g.FromPeer(updateOf(nil, octetsOf(good4), octetsOf(host4)), nil); err != nil {
+				t.Fatal(err)
+			}
+			// the same prefix twice and one that is not held: one withdrawal
+			out, err := g.FromPeer(updateOf(nil, tt.attrs, octetsOf(host4, other4, host4)), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := updateOf(octetsOf(host4), nil, nil); !bytes.Equal(out, want) {
+				t.Errorf("got\n%x, want\n%x", out, want)
+			}
+			if got := c.Dropped(Inbound, tt.want); got < 3 {
+				t.Errorf("%v: %d, want 3", tt.want, got)
+			}
+			// gone, so a withdrawal of it is not known any more
+			if out, err = g.FromPeer(updateOf(octetsOf(host4), nil, nil), nil); err != nil || !bytes.Equal(out, keepalive) {
+				t.Errorf("withdrawal afterwards: %x, %v", out, err)
+			}
+			checkSums(t, c)
+		})
+	}
+}
+
+// What cannot be judged prefix by prefix ends the session.
+func TestUpdateResets(t *testing.T) {
+	tests := []struct {
+		name    string
+		in      []byte
+		subcode byte
+	}{
+		{"withdrawn routes longer than the message", message(typeUpdate, octetsOf("0005 0000")), 1},
+		{"attributes longer than the message", message(typeUpdate, octetsOf("0000 0001")), 1},
+		{"attributes longer by one", message(typeUpdate, octetsOf("0001 00 0001")), 1},
+		{"withdrawn /33", updateOf(octetsOf("21 0a010001 00"), nil, nil), 10},
+		{"withdrawn prefix cut off", updateOf(octetsOf("20 0a0100"), nil, nil), 10},
+		{"announced /33", updateOf(nil, octetsOf(good4), octetsOf("21 0a010001 00")), 10},
+		{"announced prefix cut off", updateOf(nil, octetsOf(good4), octetsOf("20 0a0100")), 10},
+		{"MP_REACH twice", updateOf(nil, octetsOf(origin, pathLeaf, reach6, reach6), nil), 1},
+		{"MP_UNREACH twice", updateOf(nil, octetsOf(unreach6, unreach6), nil), 1},
+		{"MP_REACH empty", updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 00"), nil), 9},
+		{"MP_REACH of 4 octets", updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 04 0002 01 00"), nil), 9},
+		{"MP_REACH next hop of 4 octets for IPv6", updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 09 0002 01 04 0a000001 00"), nil), 9},
+		{"MP_REACH next hop of 24 octets", updateOf(nil, append(octetsOf(origin, pathLeaf, "80 0e 1d 0002 01 18"), make([]byte, 25)...), nil), 9},
+		{"MP_REACH next hop longer than the attribute", updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 0b 0002 01 10 000000000000 00"), nil), 9},
+		{"MP_REACH without the reserved octet", updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 14 0002 01 10 fe800000000000000000000000000001"), nil), 9},
+		{"MP_REACH IPv4 with IPv6 next hop, not announced", updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 1a 0001 01 10 fe800000000000000000000000000001 00", host4), nil), 9},
+		{"MP_REACH /129", updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 27 0002 01 10 fe800000000000000000000000000001 00 81 20010db8000a0000000000000000000100"), nil), 9},
+		{"MP_REACH prefix cut off", updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 17 0002 01 10 fe800000000000000000000000000001 00 80 20"), nil), 9},
+		{"MP_UNREACH of 2 octets", updateOf(nil, octetsOf("80 0f 02 0002"), nil), 9},
+		{"MP_UNREACH prefix cut off", updateOf(nil, octetsOf("80 0f 05 0002 01 80 20"), nil), 9},
+		{"well-known attribute that is not known", updateOf(nil, octetsOf(good4, "40 63 01 00"), octetsOf(host4)), 2},
+		{"malformed attribute and no prefix", updateOf(nil, octetsOf("40 01 01 03"), nil), 1},
+		{"malformed attribute and only withdrawals", updateOf(octetsOf(host4), octetsOf("c0 08 01 00"), nil), 1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			g, c := session(t, nil, newLeaf)
+			out, err := g.FromPeer(tt.in, nil)
+			var n *Notification
+			if !errors.As(err, &n) || n.Code != codeUpdate || n.Subcode != tt.subcode {
+				t.Fatalf("got %v, want NOTIFICATION 3/%d", err, tt.subcode)
+			}
+			if want := appendSpeakerNotification(nil, codeCease, 0); !bytes.Equal(out, want) {
+				t.Errorf("speaker gets %x", out)
+			}
+			if _, err := parsed(n.AppendTo(nil)); err != nil {
+				t.Error(err)
+			}
+			if c.Dropped(Inbound, MessageUpdate) != 1 {
+				t.Error("not counted")
+			}
+			checkSums(t, c)
+		})
+	}
+}
+
+func TestWithdrawals(t *testing.T) {
+	g, c := session(t, nil, newLeaf)
+	if _, err := g.FromPeer(updateOf(nil, octetsOf(good4, reach6), octetsOf(host4, other4)), nil); err != nil {
+		t.Fatal(err)
+	}
+	// withdrawn and announced at once: announced (RFC 4271, Section 4.3)
+	out, err := g.FromPeer(updateOf(octetsOf(host4, "18 0a0100"), octetsOf(unreach6, good4), octetsOf(host4)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := bytes.Join([][]byte{
+		updateOf(octetsOf(host4), nil, nil), updateOf(nil, octetsOf(unreach6), nil),
+		updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4)),
+	}, nil)
+	if !bytes.Equal(out, want) {
+		t.Errorf("got\n%x, want\n%x", out, want)
+	}
+	if len(g.in.held.v4) != 2 || len(g.in.held.v6) != 0 {
+		t.Errorf("holds %d and %d", len(g.in.held.v4), len(g.in.held.v6))
+	}
+	if got := c.Dropped(Inbound, WithdrawUnknown); got != 1 {
+		t.Errorf("%d unknown, want the /24", got)
+	}
+	checkSums(t, c)
+}
+
+func TestMaxPrefixes(t *testing.T) {
+	g, c := session(t, func(c *Config) { c.MaxPrefixes = 2 }, newLeaf)
+	in := updateOf(nil, octetsOf(good4), octetsOf(host4, other4))
+	for range 3 { // again is not more
+		if _, err := g.FromPeer(in, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := g.FromPeer(updateOf(nil, octetsOf(origin, pathLeaf, reach6), nil), nil)
+	var n *Notification
+	if !errors.As(err, &n) || n.Code != codeCease || n.Subcode != 1 || !bytes.Equal(n.Data, octetsOf("0002 01 00000002")) {
+		t.Fatalf("got %v", err)
+	}
+	if c.Dropped(Inbound, MessageLimit) != 1 || c.Dropped(Inbound, RouteLimit) != 1 {
+		t.Error("not counted")
+	}
+	checkSums(t, c)
+}
+
+func TestCommunityExcess(t *testing.T) {
+	g, c := session(t, nil, newLeaf)
+	attr := octetsOf("d0 10 0280")
+	for range 80 {
+		attr = append(attr, octetsOf("0004 fde9 5139a6e5")...)
+	}
+	out, err := g.FromPeer(updateOf(nil, append(octetsOf(good4), attr...), octetsOf(host4)), nil)
+	if err != nil || c.Passed(Inbound, Communities) != MaxCommunities || c.Dropped(Inbound, CommunityExcess) != 80-MaxCommunities {
+		t.Fatalf("%d passed, %v", c.Passed(Inbound, Communities), err)
+	}
+	if _, err := parsed(out); err != nil {
+		t.Error(err)
+	}
+	checkSums(t, c)
+}
+
+// A message whose canonical form is longer comes out as several.
+func TestUpdateSplits(t *testing.T) {
+	g, _ := session(t, func(c *Config) { c.Accept = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} }, leafOpen(capsBoth))
+	attrs := octetsOf(origin, hopLeaf, "50 02 0192 02 c8")
+	for range 200 {
+		attrs = append(attrs, 0xfd, 0xe9)
+	}
+	var nlri []byte
+	for i := range 720 {
+		nlri = append(nlri, 32, 10, 1, byte(i>>8), byte(i))
+	}
+	out, err := g.FromPeer(updateOf(nil, attrs, nlri), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	messages, err := parsed(out)
+	if err != nil || len(messages) != 2 {
+		t.Fatalf("%d messages, %v", len(messages), err)
+	}
+	if out, err = g.FromPeer(updateOf(nlri, nil, nil), nil); err != nil {
+		t.Fatal(err)
+	}
+	if want := updateOf(nlri, nil, nil); !bytes.Equal(out, want) {
+		t.Error("withdrawal differs")
+	}
+}
