@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/fared/fared/fare"
+)
+
+// print writes a message in the format asked for; table is called for the table.
+func (e *env) print(m proto.Message, table func(w *tabwriter.Writer)) error {
+	if e.output == "table" {
+		w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+		table(w)
+		return w.Flush()
+	}
+	return printJSON(e.out, e.output, appendJSON(nil, m.ProtoReflect()))
+}
+
+// printJSON writes compact JSON indented, or as YAML with the same keys in the same order.
+func printJSON(w io.Writer, format string, compact []byte) error {
+	if format == "json" {
+		var b bytes.Buffer
+		if err := json.Indent(&b, compact, "", "  "); err != nil {
+			return err
+		}
+		b.WriteByte('\n')
+		_, err := w.Write(b.Bytes())
+		return err
+	}
+	var node yaml.Node
+	if err := yaml.Unmarshal(compact, &node); err != nil {
+		return err
+	}
+	blockStyle(&node)
+	enc := yaml.NewEncoder(w)
+	enc.SetIndent(2)
+	if err := enc.Encode(&node); err != nil {
+		return err
+	}
+	return enc.Close()
+}
+
+// blockStyle undoes the flow style that JSON has when it is read as YAML.
+func blockStyle(n *yaml.Node) {
+	n.Style &^= yaml.FlowStyle
+	if n.Kind == yaml.ScalarNode && n.Tag != "!!str" {
+		n.Style = 0
+	}
+	for _, c := range n.Content {
+		blockStyle(c)
+	}
+}
+
+// appendJSON writes a message as JSON with the field names of the .proto files, in their order, every scalar and list
+// present, and 64-bit integers as numbers: what scripts expect, where protojson has strings for 64-bit integers.
+func appendJSON(b []byte, m protoreflect.Message) []byte {
+	b = append(b, '{')
+	fields := m.Descriptor().Fields()
+	first := true
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if (f.Message() != nil && !f.IsList() || f.ContainingOneof() != nil) && !m.Has(f) {
+			continue
+		}
+		if !first {
+			b = append(b, ',')
+		}
+		first = false
+		b = append(strconv.AppendQuote(b, string(f.Name())), ':')
+		v := m.Get(f)
+		if !f.IsList() {
+			b = appendJSONValue(b, f, v)
+			continue
+		}
+		b = append(b, '[')
+		for k := range v.List().Len() {
+			if k > 0 {
+				b = append(b, ',')
+			}
+			b = appendJSONValue(b, f, v.List().Get(k))
+		}
+		b = append(b, ']')
+	}
+	return append(b, '}')
+}
+
+func appendJSONValue(b []byte, f protoreflect.FieldDescriptor, v protoreflect.Value) []byte {
+	switch f.Kind() {
+	case protoreflect.MessageKind:
+		return appendJSON(b, v.Message())
+	case protoreflect.StringKind:
+		text, _ := json.Marshal(v.String()) // a string always marshals
+		return append(b, text...)
+	case protoreflect.EnumKind:
+		return strconv.AppendQuote(b, string(f.Enum().Values().ByNumber(v.Enum()).Name()))
+	default:
+		return fmt.Append(b, v.Interface()) // bool and integers
+	}
+}
+
+// bandwidth prints bit/s for people.
+func bandwidth(bps uint64) string {
+	if bps == 0 {
+		return "0"
+	}
+	return fare.Bandwidth(bps).String()
+}
+
+// age prints a duration for people: two significant units at most.
+func age(ns uint64) string {
+	d := time.Duration(ns)
+	switch {
+	case d >= 24*time.Hour:
+		return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+	case d >= time.Hour:
+		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
+	case d >= time.Minute:
+		return fmt.Sprintf("%dm%ds", d/time.Minute, d%time.Minute/time.Second)
+	case d >= time.Second:
+		return fmt.Sprintf("%.1fs", d.Seconds())
+	default:
+		return d.Round(time.Microsecond).String()
+	}
+}
+
+// dash stands for nothing in a table.
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// row writes one tab-separated line.
+func row(w io.Writer, cells ...string) {
+	fmt.Fprintln(w, strings.Join(cells, "\t"))
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}

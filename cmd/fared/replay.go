@@ -1,0 +1,61 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fared/fared/daemon"
+)
+
+func replayCommand(e *env) *cobra.Command {
+	var timeline bool
+	c := &cobra.Command{
+		Use: "replay FILE", Short: "Replay a recording (record.file) and show the weights it ends with", Args: cobra.ExactArgs(1),
+		Long: `Runs every recorded event through the same deciding core and prints the weights at the end.
+Digests in the recording are verified: a replay that comes to another state than the
+recording daemon had exits with 1. "-" reads standard input.`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			in := e.in
+			if args[0] != "-" {
+				f, err := os.Open(args[0])
+				if err != nil {
+					return &exitError{exitUsage, err, "name a file written by record.file"}
+				}
+				defer f.Close()
+				in = f
+			}
+			return e.replay(in, args[0], timeline)
+		},
+	}
+	c.Flags().BoolVar(&timeline, "timeline", false, "also print every event and the weights that it changed")
+	return readFlags(e, c)
+}
+
+func (e *env) replay(in io.Reader, name string, timeline bool) error {
+	var each func(line int, timeNS int64, ev daemon.Event, core *daemon.Core)
+	if timeline {
+		var first int64
+		each = func(line int, timeNS int64, ev daemon.Event, core *daemon.Core) {
+			if first == 0 {
+				first = timeNS
+			}
+			fmt.Fprintf(e.err, "%6d  +%-14s %s\n", line, time.Duration(timeNS-first), daemon.DescribeEvent(ev))
+			for _, change := range core.Changed() {
+				fmt.Fprintf(e.err, "        %s\n", change)
+			}
+		}
+	}
+	core, err := daemon.Replay(in, each)
+	if err != nil {
+		return &exitError{exitFailed, fmt.Errorf("%s: %w", name, err), ""}
+	}
+	list := &weightList{destinations: core.Weights()}
+	for _, d := range list.destinations {
+		list.revision = max(list.revision, d.Revision)
+	}
+	return e.printWeights(list)
+}

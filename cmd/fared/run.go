@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+
+	"github.com/fared/fared/daemon"
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/fare"
+)
+
+const defaultConfig = "/etc/fared/fared.yaml"
+
+func runCommand(e *env) *cobra.Command {
+	return daemonCommand(e, fare.RoleServer, "run", "Run the daemon of a GPU server")
+}
+
+func leafCommand(e *env) *cobra.Command {
+	return daemonCommand(e, fare.RoleLeaf, "leaf", "Run a software FARE leaf: learn, recompute path bandwidth, readvertise (for labs)")
+}
+
+func daemonCommand(e *env, role fare.Role, verb, short string) *cobra.Command {
+	var file string
+	var dataplane, level string
+	c := &cobra.Command{
+		Use: verb, Short: short, Args: cobra.NoArgs,
+		Long: short + `.
+
+SIGHUP reads the configuration file again and applies the difference, or refuses it whole.
+SIGTERM and SIGINT end it; the data plane keeps forwarding.`,
+		Example: fmt.Sprintf("  fared %s --config %s", verb, defaultConfig),
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, err := loadConfig(file)
+			if err != nil {
+				return err
+			}
+			if cfg.Role != role {
+				return &exitError{exitUsage, fmt.Errorf("%s: role is %s", file, cfg.Role), "'fared run' takes role: server, 'fared leaf' takes role: leaf"}
+			}
+			override := *cfg
+			if dataplane != "" {
+				override.Dataplane.Address = dataplane
+			}
+			if c.Flags().Changed("socket") {
+				override.API.Socket = e.socket
+			}
+			logLevel := new(slog.LevelVar)
+			logLevel.Set(cfg.Log.Level)
+			if level != "" {
+				var l slog.Level
+				if err := l.UnmarshalText([]byte(level)); err != nil {
+					return &exitError{exitUsage, fmt.Errorf("--log-level: %w", err), "use debug, info, warn or error"}
+				}
+				logLevel.Set(l)
+			}
+			return serve(c.Context(), &override, file, newLogger(e.err, cfg.Log.Format, logLevel), logLevel)
+		},
+	}
+	c.Flags().StringVarP(&file, "config", "c", defaultConfig, "configuration file")
+	c.Flags().StringVar(&level, "log-level", "", "debug, info, warn or error, instead of the configured one")
+	if role == fare.RoleServer {
+		c.Flags().StringVar(&dataplane, "dataplane", "", "address of the data plane, instead of the configured one; memory: is one inside the process, for trying out")
+	}
+	_ = c.MarkFlagFilename("config", "yaml", "yml")
+	return c
+}
+
+func newLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: level}
+	if format == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// serve runs a daemon until the context ends, and reloads on SIGHUP.
+func serve(ctx context.Context, cfg *config.Config, file string, log *slog.Logger, level *slog.LevelVar) error {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	d, err := daemon.New(cfg, daemon.Deps{Logger: log, LogLevel: level, Registry: registry, ConfigPath: file})
+	if err != nil {
+		return &exitError{code: exitFailed, err: err}
+	}
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	reloads := make(chan struct{})
+	go func() {
+		defer close(reloads)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hup:
+				changes, err := d.Reload(ctx, false)
+				if err != nil {
+					log.Error("reload refused", "file", file, "error", err)
+				}
+				for _, line := range changes {
+					log.Info("reload", "change", line)
+				}
+			}
+		}
+	}()
+	err = d.Run(ctx)
+	cancel()
+	<-reloads
+	if err := errors.Join(err, d.Close()); err != nil {
+		return &exitError{code: exitFailed, err: err}
+	}
+	return nil
+}
+
+// loadConfig reads a configuration and turns its errors into the exit code that scripts rely on.
+func loadConfig(file string) (*config.Config, error) {
+	cfg, err := config.Load(file)
+	if err == nil {
+		return cfg, nil
+	}
+	remedy := "correct the file; docs/configuration.md describes every key"
+	if errors.Is(err, os.ErrNotExist) {
+		remedy = "name the file with --config; examples/ has one to start from"
+	}
+	return nil, &exitError{exitUsage, err, remedy}
+}
+
+func checkCommand(e *env) *cobra.Command {
+	var file string
+	c := &cobra.Command{
+		Use: "check", Short: "Check a configuration file; exit 0, or 2 with every error", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			cfg, err := loadConfig(file)
+			if err != nil {
+				return err
+			}
+			subPorts, sessions := 0, 0
+			for _, p := range cfg.Planes {
+				subPorts += len(p.SubPorts)
+				for _, sp := range p.SubPorts {
+					sessions += len(sp.Sessions)
+				}
+			}
+			_, err = fmt.Fprintf(e.out, "%s: a %s with %d planes, %d sub-ports, %d sessions, %d loopbacks\n", file, cfg.Role, len(cfg.Planes), subPorts, sessions, len(cfg.Loopbacks))
+			return err
+		},
+	}
+	c.Flags().StringVarP(&file, "config", "c", defaultConfig, "configuration file")
+	_ = c.MarkFlagFilename("config", "yaml", "yml")
+	return c
+}

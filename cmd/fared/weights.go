@@ -1,0 +1,291 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+func weightsCommand(e *env) *cobra.Command {
+	var destinations, sources []string
+	var explain bool
+	c := &cobra.Command{
+		Use: "weights", Short: "Show what traffic to each GPU is split by", Args: cobra.NoArgs,
+		Long: `Shows, for every destination, the weight of each plane in lowest terms, and with -o json
+or yaml also the queue pair slots and UDP source ports of each pair.`,
+		Example: "  fared weights\n  fared weights --destination 10.255.0.2 --explain\n  fared weights --source 10.255.0.1 -o json",
+		RunE: func(c *cobra.Command, _ []string) error {
+			conn, err := e.dial()
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			client := farev1.NewWeightServiceClient(conn)
+			if explain {
+				if len(destinations) != 1 {
+					return &exitError{exitUsage, errors.New("--explain wants one destination"), "fared weights --destination 10.255.0.2 --explain"}
+				}
+				resp, err := client.GetWeights(c.Context(), &farev1.GetWeightsRequest{Destination: destinations[0], Sources: sources, Explain: true})
+				if err != nil {
+					return e.explain(err)
+				}
+				return e.print(resp, func(w *tabwriter.Writer) { explainTable(w, resp.Weights) })
+			}
+			filter := &farev1.WeightFilter{Destinations: destinations, Sources: sources, OmitPairs: e.output == "table"}
+			all := &weightList{}
+			for token := ""; ; {
+				page, err := client.ListWeights(c.Context(), &farev1.ListWeightsRequest{Filter: filter, PageToken: token})
+				if err != nil {
+					return e.explain(err)
+				}
+				all.revision, all.destinations = page.Revision, append(all.destinations, page.Weights...)
+				if token = page.NextPageToken; token == "" {
+					break
+				}
+			}
+			if len(destinations) > 0 && len(all.destinations) == 0 {
+				return &exitError{exitNotFound, fmt.Errorf("no destination within %s", strings.Join(destinations, ", ")), "'fared weights' lists what is known"}
+			}
+			return e.printWeights(all)
+		},
+	}
+	c.Flags().StringSliceVarP(&destinations, "destination", "d", nil, "only these destinations: an address or a covering prefix; repeatable")
+	c.Flags().StringSliceVarP(&sources, "source", "s", nil, "only pairs from these local loopbacks; repeatable")
+	c.Flags().BoolVar(&explain, "explain", false, "show each route, community, link and rule behind one destination's weights")
+	return readFlags(e, c)
+}
+
+// weightList is what `fared weights -o json` prints.
+type weightList struct {
+	revision     uint64
+	destinations []*farev1.DestinationWeights
+}
+
+func (l *weightList) json() []byte {
+	b := fmt.Appendf(nil, `{"revision":%d,"destinations":[`, l.revision)
+	for i, d := range l.destinations {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendJSON(b, d.ProtoReflect())
+	}
+	return append(b, "]}"...)
+}
+
+func (e *env) printWeights(l *weightList) error {
+	if e.output != "table" {
+		return printJSON(e.out, e.output, l.json())
+	}
+	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+	weightsHeader(w, l.destinations)
+	for _, d := range l.destinations {
+		weightsRow(w, d)
+	}
+	return w.Flush()
+}
+
+func weightsHeader(w io.Writer, list []*farev1.DestinationWeights) {
+	cells := []string{"DESTINATION", "WEIGHTS"}
+	if len(list) > 0 {
+		for _, p := range list[0].Planes {
+			cells = append(cells, strings.ToUpper(p.Plane))
+		}
+	}
+	row(w, append(cells, "STATE")...)
+}
+
+func weightsRow(w io.Writer, d *farev1.DestinationWeights) {
+	cells := []string{d.Destination, ratio(d)}
+	for _, p := range d.Planes {
+		cells = append(cells, bandwidth(p.BandwidthBps))
+	}
+	row(w, append(cells, effect(d))...)
+}
+
+// ratio writes the plane weights as the field does: 2:2:1:2.
+func ratio(d *farev1.DestinationWeights) string {
+	var b strings.Builder
+	for i, p := range d.Planes {
+		if i > 0 {
+			b.WriteByte(':')
+		}
+		fmt.Fprint(&b, p.Weight)
+	}
+	return b.String()
+}
+
+func explainTable(w *tabwriter.Writer, d *farev1.DestinationWeights) {
+	state := "reachable"
+	if !d.Reachable {
+		state = "UNREACHABLE: " + d.Reason
+	}
+	fmt.Fprintf(w, "%s is %s, weights %s (group %d, revision %d)\n", d.Destination, state, ratio(d), d.Group, d.Revision)
+	x := d.Explanation
+	fmt.Fprintln(w, "\nroutes")
+	row(w, "  SESSION", "DEVICE", "NODE", "ADVERTISED", "AS PATH", "COUNTS")
+	for _, r := range x.GetRoutes() {
+		advertised := "none"
+		if r.HasBandwidth {
+			advertised = bandwidth(r.AdvertisedBps)
+		}
+		counts := "yes"
+		if r.Reason != "" {
+			counts = "no: " + r.Reason
+		}
+		row(w, "  "+r.Session, r.Device, r.Node, advertised, strings.Trim(fmt.Sprint(r.AsPath), "[]"), counts)
+		for _, cm := range r.Communities {
+			text := cm.Meaning
+			if cm.Reason != "" {
+				text += " (ignored: " + cm.Reason + ")"
+			}
+			row(w, "    "+cm.Raw, text)
+		}
+	}
+	fmt.Fprintln(w, "\nplanes")
+	for i, p := range x.GetPlanes() {
+		row(w, "  "+p.Plane, bandwidth(p.BandwidthBps), p.Rule)
+		for _, n := range p.Nodes {
+			advertised := "not advertised"
+			if n.HasBandwidth {
+				advertised = bandwidth(n.AdvertisedBps) + " advertised"
+			}
+			row(w, "    node "+n.Node, bandwidth(n.BandwidthBps), fmt.Sprintf("= min(%s over %s, %s)", bandwidth(n.LocalBps), dash(strings.Join(n.Devices, "+")), advertised))
+		}
+		if i < len(d.Planes) {
+			row(w, "    weight", fmt.Sprint(d.Planes[i].Weight), dash(d.Planes[i].Reason))
+		}
+	}
+	fmt.Fprintln(w, "\nrules")
+	for _, r := range x.GetRules() {
+		fmt.Fprintln(w, "  "+r)
+	}
+}
+
+func watchCommand(e *env) *cobra.Command {
+	var destinations, sources []string
+	var events bool
+	var recent uint32
+	c := &cobra.Command{
+		Use: "watch", Short: "Follow the weights (or, with --events, the fabric's events) as they change", Args: cobra.NoArgs,
+		Long: `Prints the weights there are, then every change. It reconnects by itself and resumes where it
+was. -o json prints one object a line.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			conn, err := e.dial()
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			if events {
+				stream, err := farev1.NewFabricServiceClient(conn).WatchEvents(c.Context(), &farev1.WatchEventsRequest{Recent: recent})
+				if err != nil {
+					return e.explain(err)
+				}
+				for {
+					ev, err := stream.Recv()
+					if err != nil {
+						return e.endOfWatch(c, err)
+					}
+					if err := e.line(ev, func() {
+						fmt.Fprintf(e.out, "%s  %-12s %s  %s\n", time.Unix(0, int64(ev.TimeNs)).Format("15:04:05.000000"), ev.Kind, ev.Subject, ev.Detail)
+					}); err != nil {
+						return err
+					}
+				}
+			}
+			return e.watchWeights(c, farev1.NewWeightServiceClient(conn), &farev1.WeightFilter{Destinations: destinations, Sources: sources, OmitPairs: e.output == "table"})
+		},
+	}
+	c.Flags().StringSliceVarP(&destinations, "destination", "d", nil, "only these destinations: an address or a covering prefix; repeatable")
+	c.Flags().StringSliceVarP(&sources, "source", "s", nil, "only pairs from these local loopbacks; repeatable")
+	c.Flags().BoolVar(&events, "events", false, "follow sessions, links, drains and faults instead of weights")
+	c.Flags().Uint32Var(&recent, "recent", 20, "with --events: how many past events to print first")
+	return readFlags(e, c)
+}
+
+// watchWeights follows the weights. Once the daemon has answered, a lost stream is resumed when the daemon is back.
+func (e *env) watchWeights(c *cobra.Command, client farev1.WeightServiceClient, filter *farev1.WeightFilter) error {
+	req := &farev1.WatchWeightsRequest{Filter: filter}
+	var opts []grpc.CallOption
+	for {
+		err := e.watchStream(c, client, req, opts)
+		if status.Code(err) != codes.Unavailable || req.Instance == "" || c.Context().Err() != nil {
+			return e.endOfWatch(c, err)
+		}
+		fmt.Fprintf(e.err, "fared: the daemon went away; resuming after revision %d when it is back\n", req.SinceRevision)
+		opts = []grpc.CallOption{grpc.WaitForReady(true)}
+	}
+}
+
+// watchStream prints one stream until it ends, and keeps in req where to resume.
+func (e *env) watchStream(c *cobra.Command, client farev1.WeightServiceClient, req *farev1.WatchWeightsRequest, opts []grpc.CallOption) error {
+	stream, err := client.WatchWeights(c.Context(), req, opts...)
+	if err != nil {
+		return err
+	}
+	for {
+		msg, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if msg.Complete {
+			req.SinceRevision, req.Instance = msg.Revision, msg.Instance
+		}
+		err = e.line(msg, func() {
+			for _, d := range msg.Weights {
+				fmt.Fprintf(e.out, "%-8d %-22s %-12s %s\n", msg.Revision, d.Destination, ratio(d), effect(d))
+			}
+			for _, p := range msg.Removed {
+				fmt.Fprintf(e.out, "%-8d %-22s gone\n", msg.Revision, p)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// effect says in a word whether packets obey the weights yet.
+func effect(d *farev1.DestinationWeights) string {
+	if !d.Reachable {
+		return "unreachable: " + d.Reason
+	}
+	for _, p := range d.Planes {
+		if !p.InEffect {
+			return "wanted"
+		}
+	}
+	return "in effect"
+}
+
+// endOfWatch is how a stream ends well: the user has seen enough.
+func (e *env) endOfWatch(c *cobra.Command, err error) error {
+	if c.Context().Err() != nil {
+		return nil
+	}
+	return e.explain(err)
+}
+
+// line prints one message of a stream: a JSON line, a YAML document, or what text prints.
+func (e *env) line(m proto.Message, text func()) error {
+	switch e.output {
+	case "json":
+		_, err := fmt.Fprintf(e.out, "%s\n", appendJSON(nil, m.ProtoReflect()))
+		return err
+	case "yaml":
+		fmt.Fprintln(e.out, "---")
+		return printJSON(e.out, "yaml", appendJSON(nil, m.ProtoReflect()))
+	}
+	text()
+	return nil
+}

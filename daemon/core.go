@@ -1,0 +1,367 @@
+package daemon
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/fare"
+	"github.com/fared/fared/wecmp"
+)
+
+// Route is a route to advertise on a session.
+type Route struct {
+	Prefix netip.Prefix
+	// Communities are extended communities as they go on the wire.
+	Communities []fare.Community
+	// ASPath is what stands before our own AS is prepended; empty for what we originate.
+	ASPath []uint32
+}
+
+// SubPortOp is the fast path: one operation toward the data plane for a lost or returned sub-port.
+type SubPortOp struct {
+	SubPort int
+	Up      bool
+}
+
+// Core decides. It is deterministic and does no I/O; its methods are for one goroutine.
+type Core struct {
+	cfg      *config.Config
+	layout   layout
+	table    *fare.Table
+	engine   *wecmp.Engine // nil for a leaf
+	subPorts []subPort
+	sessions []session
+	drains   []drain // sorted by target text
+
+	converged bool
+	// One entry for each outgoing thing that may differ from what was handed out.
+	subPortDirty bool
+	advertDirty  bool     // every session's wanted set
+	advertOf     []uint64 // generation a session's set was last handed out in
+	planes       []wecmp.Capacity
+	changes      []fare.Change
+}
+
+// subPort is what the core knows of one physical lane.
+type subPort struct {
+	link        bool
+	speed       fare.Bandwidth
+	established int
+	everUsable  bool
+	handed      linkVerdict
+}
+
+type linkVerdict uint8
+
+const (
+	linkUnsaid linkVerdict = iota
+	linkUp
+	linkDown
+)
+
+// session is what the core knows of one BGP session.
+type session struct {
+	subPort    int
+	up         bool
+	generation uint64
+	node       netip.Addr
+	peerAS     uint32
+	eor        [2]bool // IPv4, IPv6
+	advert     advertStage
+}
+
+// advertStage is how far a drain has gone for a session's advertisements.
+type advertStage uint8
+
+const (
+	advertNormal advertStage = iota
+	advertZero               // every route with zero bandwidth (RFC 10005: maintenance)
+	advertNone               // nothing
+)
+
+// drain is one target that is out of service, or on its way there or back.
+type drain struct {
+	target DrainTarget
+	stage  DrainStage
+}
+
+// DrainStage is how far a drain or its reversal has gone.
+type DrainStage uint8
+
+// The stages in order. Shares go first, then the routes; on the way back the routes first, then the shares.
+const (
+	// DrainShares: weights are zero, the data plane has not confirmed yet.
+	DrainShares DrainStage = iota
+	// DrainRoutes: routes are advertised with zero bandwidth, so that peers move away before they vanish.
+	DrainRoutes
+	// Drained: routes are withdrawn.
+	Drained
+	// Undraining: routes are advertised again, shares are still zero.
+	Undraining
+)
+
+func (s DrainStage) String() string {
+	return [...]string{"shares", "routes", "drained", "undraining"}[s]
+}
+
+// NewCore returns the core for a resolved configuration.
+func NewCore(cfg *config.Config) (*Core, error) {
+	c := &Core{cfg: cfg, layout: newLayout(cfg)}
+	table, err := fare.NewTable(c.layout.fareConfig(cfg))
+	if err != nil {
+		return nil, err
+	}
+	c.table = table
+	if cfg.Role == fare.RoleServer {
+		if c.engine, err = wecmp.NewEngine(c.layout.engineConfig(cfg)); err != nil {
+			return nil, err
+		}
+	}
+	c.subPorts = make([]subPort, len(c.layout.subPorts))
+	for i := range c.subPorts {
+		c.subPorts[i].speed = c.layout.subPorts[i].Speed
+	}
+	c.sessions = make([]session, len(c.layout.sessions))
+	for i := range c.sessions {
+		c.sessions[i].subPort = c.layout.sessions[i].subPort
+	}
+	c.advertOf = make([]uint64, len(c.sessions))
+	return c, nil
+}
+
+// Step takes one event. What follows from it is read with SubPortOps, Updates and Advertise.
+func (c *Core) Step(ev Event) error {
+	switch ev := ev.(type) {
+	case Fabric:
+		c.fabric(ev.Event)
+	case EndOfRIB:
+		s := &c.sessions[ev.Session]
+		if s.up && s.generation == ev.Generation {
+			family := 0
+			if ev.IPv6 {
+				family = 1
+			}
+			s.eor[family] = true
+			c.checkConverged()
+		}
+	case StartDeadline:
+		c.setConverged()
+	case DataplaneReady:
+		if c.engine != nil {
+			c.engine.SetLimits(tighter(c.cfg.Weights.MaxWeight, ev.MaxWeight), tighter(c.cfg.Weights.MaxWeightSum, ev.MaxWeightSum))
+		}
+	case DrainRequest:
+		return c.drainRequest(ev)
+	case DrainStep:
+		c.drainStep(ev)
+	case Reload:
+		return c.reload(ev)
+	default:
+		return fmt.Errorf("no rule for event %T", ev)
+	}
+	return nil
+}
+
+// tighter returns the smaller of two limits, where 0 is no limit.
+func tighter(a, b uint32) uint32 {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// fabric keeps the core's own view of links and sessions and hands the event to the table.
+func (c *Core) fabric(ev fare.Event) {
+	switch ev := ev.(type) {
+	case fare.SessionUp:
+		s := &c.sessions[ev.Session]
+		if !s.up {
+			c.subPorts[s.subPort].established++
+		}
+		s.up, s.generation, s.node, s.peerAS, s.eor = true, ev.Generation, ev.Node, ev.PeerAS, [2]bool{}
+		c.subPortDirty = true
+		c.step(ev)
+		c.applyLeafDrains(ev.Node)
+		return
+	case fare.SessionDown:
+		s := &c.sessions[ev.Session]
+		if s.up && s.generation == ev.Generation {
+			s.up = false
+			c.subPorts[s.subPort].established--
+			c.subPortDirty = true
+		}
+	case fare.LinkState:
+		p := &c.subPorts[ev.SubPort]
+		if ev.Speed != 0 && ev.Speed != p.speed {
+			p.speed = ev.Speed
+			c.advertDirty = true
+		}
+		p.link = ev.Up
+		c.subPortDirty = true
+	}
+	c.step(ev)
+	if down, ok := ev.(fare.SessionDown); ok {
+		_ = down
+		c.checkConverged()
+	}
+	if _, ok := ev.(fare.LinkState); ok {
+		c.checkConverged()
+	}
+}
+
+// step runs the table and carries its changes to the engine.
+func (c *Core) step(ev fare.Event) {
+	c.apply(c.table.Step(ev))
+}
+
+func (c *Core) apply(changes []fare.Change) {
+	for _, ch := range changes {
+		switch {
+		case ch.Kind == fare.Readvertise:
+			c.advertDirty = true
+		case c.engine == nil:
+		case ch.Kind == fare.GroupSet:
+			c.setGroup(ch.Group)
+		case ch.Kind == fare.GroupDelete:
+			c.engine.DeleteGroup(uint32(ch.Group))
+		case ch.Kind == fare.DestinationSet:
+			c.engine.SetDestination(ch.Destination, uint32(ch.Group))
+		case ch.Kind == fare.DestinationDelete:
+			c.engine.DeleteDestination(ch.Destination)
+		}
+	}
+}
+
+// setGroup translates a group's path bandwidths into the engine's unit-free capacities.
+func (c *Core) setGroup(id fare.GroupID) {
+	view := c.table.Group(id)
+	for p := range c.planes {
+		in := &view.Planes[p]
+		out := &c.planes[p]
+		out.Capacity, out.Bandwidth = in.Capacity, uint64(in.Bandwidth)
+		clear(out.SubPorts)
+		for _, sp := range in.SubPorts {
+			out.SubPorts[c.layout.subPorts[sp.SubPort].inPlane] = sp.Weight
+		}
+	}
+	c.engine.SetGroup(uint32(id), c.planes)
+}
+
+// SubPortOps returns the sub-ports whose verdict toward the data plane changed since the last call. A sub-port is up
+// when its link is up and a session over it is established. One that has never been up since start is not declared down
+// before convergence: until then nothing in effect is taken away.
+func (c *Core) SubPortOps(buf []SubPortOp) []SubPortOp {
+	buf = buf[:0]
+	if !c.subPortDirty {
+		return buf
+	}
+	c.subPortDirty = false
+	for i := range c.subPorts {
+		p := &c.subPorts[i]
+		usable := p.link && p.established > 0
+		p.everUsable = p.everUsable || usable
+		verdict := linkDown
+		if usable {
+			verdict = linkUp
+		}
+		if verdict == p.handed || verdict == linkDown && !p.everUsable && !c.converged {
+			continue
+		}
+		p.handed = verdict
+		buf = append(buf, SubPortOp{i, usable})
+	}
+	return buf
+}
+
+// Updates returns what the engine decided since the last call: vectors and destinations, in the order to program them.
+// The slice is valid until the next Step.
+func (c *Core) Updates() []wecmp.Update {
+	if c.engine == nil {
+		return nil
+	}
+	return c.engine.Updates()
+}
+
+// Advertise calls set for every established session whose wanted routes may have changed since the last call.
+func (c *Core) Advertise(set func(session int, routes []Route)) {
+	for i := range c.sessions {
+		s := &c.sessions[i]
+		if !s.up || !c.advertDirty && c.advertOf[i] == s.generation {
+			continue
+		}
+		c.advertOf[i] = s.generation
+		set(i, c.wanted(i))
+	}
+	c.advertDirty = false
+}
+
+// wanted returns the complete set of routes for a session; empty and not nil when there is none.
+func (c *Core) wanted(i int) []Route {
+	s := &c.sessions[i]
+	routes := []Route{}
+	if s.advert == advertNone {
+		return routes
+	}
+	codec := c.layout.sessions[i].codec
+	with := func(b fare.Bandwidth, known bool) []fare.Community {
+		if s.advert == advertZero {
+			b, known = 0, true
+		}
+		if !known {
+			return nil
+		}
+		return []fare.Community{codec.Encode(b, c.cfg.RouterID)}
+	}
+	if c.cfg.Role == fare.RoleServer {
+		speed := c.subPorts[s.subPort].speed
+		communities := with(speed, speed != 0)
+		for _, lo := range c.cfg.Loopbacks {
+			if c.layout.sessions[i].carries(lo) {
+				routes = append(routes, Route{Prefix: lo, Communities: communities})
+			}
+		}
+		return routes
+	}
+	for prefix := range c.table.Destinations() {
+		if !c.layout.sessions[i].carries(prefix) {
+			continue
+		}
+		r, ok := c.table.Readvertise(prefix)
+		// The peer would drop a path with its own AS in it (RFC 4271, Section 9.1.2); it need not be sent.
+		if !ok || slices.Contains(r.ASPath, s.peerAS) {
+			continue
+		}
+		routes = append(routes, Route{Prefix: prefix, Communities: with(r.Bandwidth, r.Known), ASPath: r.ASPath})
+	}
+	return routes
+}
+
+// Converged says whether every session that can come up has sent End-of-RIB, or the deadline has passed.
+func (c *Core) Converged() bool { return c.converged }
+
+func (c *Core) checkConverged() {
+	if c.converged {
+		return
+	}
+	for i := range c.sessions {
+		s := &c.sessions[i]
+		if !c.subPorts[s.subPort].link && c.subPorts[s.subPort].handed != linkUnsaid {
+			continue // lost after it had been up: there is nothing to wait for
+		}
+		for family, done := range s.eor {
+			if !done && c.layout.sessions[i].families[family] {
+				return
+			}
+		}
+	}
+	c.setConverged()
+}
+
+func (c *Core) setConverged() {
+	if !c.converged {
+		c.converged = true
+		c.subPortDirty = true
+	}
+}

@@ -1,0 +1,136 @@
+package daemon
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+
+	"github.com/fared/fared/fare"
+)
+
+// Event is one thing that happened. The type is sealed: these are all the inputs the Core has, so a list of them is a
+// complete account of a run, and replaying it gives the same state.
+type Event interface{ event() string }
+
+// Fabric is an input of the path-bandwidth table: a route, a session, a link.
+type Fabric struct{ fare.Event }
+
+// EndOfRIB says that a session has sent everything it has of one address family (RFC 4724, Section 2).
+type EndOfRIB struct {
+	Session    int    `json:"session"`
+	Generation uint64 `json:"generation"`
+	IPv6       bool   `json:"ipv6,omitempty"`
+}
+
+// StartDeadline ends the wait for End-of-RIB.
+type StartDeadline struct{}
+
+// DataplaneReady says that a data plane said hello, and what it can hold. Zero limits mean none known.
+type DataplaneReady struct {
+	MaxWeight    uint32 `json:"max_weight,omitempty"`
+	MaxWeightSum uint32 `json:"max_weight_sum,omitempty"`
+}
+
+// DrainRequest takes a target out of service (On) or returns it.
+type DrainRequest struct {
+	Target DrainTarget `json:"target"`
+	On     bool        `json:"on"`
+}
+
+// DrainStep moves every drain that waits to its next step: Confirmed when the data plane has put the zero shares in
+// effect, otherwise because the drain delay has passed.
+type DrainStep struct {
+	Target    DrainTarget `json:"target"`
+	Confirmed bool        `json:"confirmed,omitempty"`
+}
+
+// Reload replaces the configuration; the text is the whole file, already accepted by config.Diff.
+type Reload struct {
+	Config string `json:"config"`
+}
+
+func (Fabric) event() string         { return "fabric" }
+func (EndOfRIB) event() string       { return "end-of-rib" }
+func (StartDeadline) event() string  { return "start-deadline" }
+func (DataplaneReady) event() string { return "dataplane-ready" }
+func (DrainRequest) event() string   { return "drain" }
+func (DrainStep) event() string      { return "drain-step" }
+func (Reload) event() string         { return "reload" }
+
+// DrainTarget names what is drained. Exactly one field is set.
+type DrainTarget struct {
+	Plane string `json:"plane,omitempty"`
+	// Leaf is the leaf's router ID.
+	Leaf netip.Addr `json:"leaf,omitzero"`
+	// SubPort is the sub-port's device.
+	SubPort string `json:"sub_port,omitempty"`
+}
+
+// String names the target as the command line does: "plane p0", "leaf 10.0.0.1", "sub-port eth0".
+func (t DrainTarget) String() string {
+	switch {
+	case t.Plane != "":
+		return "plane " + t.Plane
+	case t.Leaf.IsValid():
+		return "leaf " + t.Leaf.String()
+	default:
+		return "sub-port " + t.SubPort
+	}
+}
+
+type taggedEvent struct {
+	Type  string          `json:"type"`
+	Event json.RawMessage `json:"event,omitempty"`
+}
+
+// marshalEvent writes an event as one JSON object.
+func marshalEvent(ev Event) ([]byte, error) {
+	var body []byte
+	var err error
+	if f, ok := ev.(Fabric); ok {
+		body, err = fare.MarshalEvent(f.Event)
+	} else {
+		body, err = json.Marshal(ev)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(taggedEvent{ev.event(), body})
+}
+
+// unmarshalEvent reads what marshalEvent wrote.
+func unmarshalEvent(b []byte) (Event, error) {
+	var tagged taggedEvent
+	if err := json.Unmarshal(b, &tagged); err != nil {
+		return nil, err
+	}
+	decode := func(into any) error { return json.Unmarshal(tagged.Event, into) }
+	switch tagged.Type {
+	case "fabric":
+		ev, err := fare.UnmarshalEvent(tagged.Event)
+		return Fabric{ev}, err
+	case "end-of-rib":
+		var ev EndOfRIB
+		err := decode(&ev)
+		return ev, err
+	case "start-deadline":
+		return StartDeadline{}, nil
+	case "dataplane-ready":
+		var ev DataplaneReady
+		err := decode(&ev)
+		return ev, err
+	case "drain":
+		var ev DrainRequest
+		err := decode(&ev)
+		return ev, err
+	case "drain-step":
+		var ev DrainStep
+		err := decode(&ev)
+		return ev, err
+	case "reload":
+		var ev Reload
+		err := decode(&ev)
+		return ev, err
+	}
+	return nil, fmt.Errorf("unknown event type %q", tagged.Type)
+}

@@ -1,0 +1,100 @@
+// Package deptest holds the architecture to its word: which package may import what, and why not.
+package deptest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/fared/fared"
+
+// rules: packages whose path begins with From may not import packages whose path begins with To, but for Except.
+var rules = []struct{ From, To, Except, Why string }{
+	{"/fare", "", "", "the path-bandwidth core is pure: standard library only"},
+	{"/wecmp", "", "", "the weight engine is pure: standard library only, and knows no BGP"},
+	{"/", "github.com/osrg/gobgp", "/daemon/internal/speaker", "GoBGP is behind the speaker; what it can do to the process stays in one place"},
+	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /internal/netnstest", "netlink is the link watch's"},
+	{"/daemon/internal/guard", module + "/daemon", "", "the guard judges bytes and knows nobody"},
+	{"/daemon/config", module + "/daemon/internal", "", "the configuration is read by others than the daemon"},
+	{"/api", module + "/daemon", "", "the contract does not depend on who keeps it"},
+	{"/dataplane", module + "/daemon", "", "a data plane is another process"},
+}
+
+type pkg struct {
+	ImportPath string
+	Standard   bool
+	Imports    []string
+}
+
+func TestImports(t *testing.T) {
+	out, err := exec.Command("go", "list", "-json=ImportPath,Standard,Imports", module+"/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		seen++
+		own := strings.TrimPrefix(p.ImportPath, module)
+		for _, imp := range p.Imports {
+			for _, r := range rules {
+				if under(own, r.From) && !exempt(own, r.Except) && forbidden(imp, r.To, own, r.From) {
+					t.Errorf("%s imports %s: %s", p.ImportPath, imp, r.Why)
+				}
+			}
+		}
+	}
+	if seen < 10 {
+		t.Fatalf("only %d packages listed: this test has lost its subject", seen)
+	}
+}
+
+// forbidden says whether an import breaks a rule. An empty To forbids everything outside the standard library, but for
+// packages below From.
+func forbidden(imp, to, own, from string) bool {
+	if to != "" {
+		return imp == to || strings.HasPrefix(imp, to+"/") && !under(strings.TrimPrefix(imp, module), own)
+	}
+	first, _, _ := strings.Cut(imp, "/")
+	return strings.Contains(first, ".") && !strings.HasPrefix(imp, module+from+"/")
+}
+
+func under(path, root string) bool {
+	return root == "/" || path == root || strings.HasPrefix(path, root+"/")
+}
+
+func exempt(path, list string) bool {
+	for _, e := range strings.Fields(list) {
+		if under(path, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// TestEveryPackageSaysWhatItIs fails for a package without a doc comment.
+func TestEveryPackageSaysWhatItIs(t *testing.T) {
+	out, err := exec.Command("go", "list", "-f", "{{if .GoFiles}}{{.ImportPath}}\t{{.Doc}}{{end}}", module+"/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	if len(lines) < 10 {
+		t.Fatalf("only %d packages listed", len(lines))
+	}
+	for _, line := range lines {
+		if path, doc, _ := strings.Cut(line, "\t"); doc == "" && !strings.HasSuffix(path, "/api/fare/v1") {
+			t.Errorf("%s has no package comment", path)
+		}
+	}
+}

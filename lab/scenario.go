@@ -1,0 +1,183 @@
+package lab
+
+import (
+	"bufio"
+	"embed"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Scenario is a story of failures: steps in order, each with what is done and, where the script says so, what must follow.
+type Scenario struct {
+	Name  string
+	Title string
+	Steps []Step
+}
+
+// Step is one thing that happens to the fabric.
+type Step struct {
+	Text    string
+	Actions []Action
+	// Source and Destination are the servers whose weights are shown; expectations for all pairs come from the model.
+	Source, Destination string
+	// Expect are weights that the script itself states, in plane order.
+	Expect []Expectation
+	// Moved is how many slots may have moved, at most; -1: not said.
+	Moved int
+}
+
+// Action is one line that does something: a verb and its words.
+type Action struct {
+	Verb string
+	Args []string
+	Line int
+}
+
+// Expectation states the weights between servers; "*" stands for every server.
+type Expectation struct {
+	Source, Destination string
+	Weights             []uint32
+	Line                int
+}
+
+//go:embed scenarios/*.txt
+var scenarioFiles embed.FS
+
+// Names returns the built-in scenarios in the order that "all" runs them.
+func Names() []string {
+	return []string{"none", "sub-cable", "port", "leaf", "recovery", "drain"}
+}
+
+// Load returns a built-in scenario by name, or "all" of them one after the other.
+func Load(name string) ([]*Scenario, error) {
+	names := []string{name}
+	if name == "all" {
+		names = Names()
+	} else if !slices.Contains(Names(), name) {
+		return nil, fmt.Errorf("no scenario %q: there are %s and all; a script of your own is given with --script", name, strings.Join(Names(), ", "))
+	}
+	var out []*Scenario
+	for _, n := range names {
+		f, err := scenarioFiles.Open("scenarios/" + n + ".txt")
+		if err != nil {
+			return nil, err
+		}
+		s, err := Parse(n, f)
+		f.Close()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// actionArgs is how many words each verb takes, and what they are.
+var actionArgs = map[string]string{
+	"cut":     "SERVER SUB-PORT|PLANE",
+	"mend":    "SERVER SUB-PORT|PLANE",
+	"kill":    "LEAF",
+	"restart": "LEAF",
+	"drain":   "SERVER plane|sub-port|leaf NAME",
+	"undrain": "SERVER plane|sub-port|leaf NAME",
+}
+
+// Parse reads a script. Errors name the file and the line, all of them at once. The form is:
+//
+//	scenario TITLE
+//	step TEXT
+//	  cut server2 p2.0            one sub-port's cable; "p2" cuts the plane's whole port
+//	  mend server2 p2.0
+//	  kill leaf2                  all cables of the leaf go dark; "restart leaf2"
+//	  drain server1 plane p2      also "sub-port p2.0", "leaf leaf2"; "undrain ..."
+//	  show server1 -> server2     whose weights are printed
+//	  expect * -> server2 2:2:1:2 what the script demands, beside the model
+//	  moved 0                     at most so many slots may move
+//
+// Text after # is a comment.
+func Parse(name string, r io.Reader) (*Scenario, error) {
+	s := &Scenario{Name: name, Title: name}
+	var errs []string
+	lines := bufio.NewScanner(r)
+	for n := 1; lines.Scan(); n++ {
+		line, _, _ := strings.Cut(lines.Text(), "#")
+		words := strings.Fields(line)
+		if len(words) == 0 {
+			continue
+		}
+		if err := s.line(n, words); err != nil {
+			errs = append(errs, fmt.Sprintf("%s:%d: %v", name, n, err))
+		}
+	}
+	if err := lines.Err(); err != nil {
+		errs = append(errs, fmt.Sprintf("%s: %v", name, err))
+	}
+	if len(s.Steps) == 0 && len(errs) == 0 {
+		errs = append(errs, fmt.Sprintf("%s: no step: a script has at least one line \"step TEXT\"", name))
+	}
+	if len(errs) > 0 {
+		return nil, fmt.Errorf("%s", strings.Join(errs, "\n"))
+	}
+	return s, nil
+}
+
+func (s *Scenario) line(n int, words []string) error {
+	verb, args := words[0], words[1:]
+	switch verb {
+	case "scenario":
+		s.Title = strings.Join(args, " ")
+		return nil
+	case "step":
+		if len(args) == 0 {
+			return fmt.Errorf("step without a text: say in a few words what happens")
+		}
+		s.Steps = append(s.Steps, Step{Text: strings.Join(args, " "), Moved: -1})
+		return nil
+	}
+	if len(s.Steps) == 0 {
+		return fmt.Errorf("%s before the first step: begin with \"step TEXT\"", verb)
+	}
+	step := &s.Steps[len(s.Steps)-1]
+	if usage, ok := actionArgs[verb]; ok {
+		if want := len(strings.Fields(usage)); len(args) != want {
+			return fmt.Errorf("%s has %d words, not %d: %s %s", verb, len(args), want, verb, usage)
+		}
+		step.Actions = append(step.Actions, Action{verb, args, n})
+		return nil
+	}
+	switch verb {
+	case "show":
+		if len(args) != 3 || args[1] != "->" {
+			return fmt.Errorf("show takes a pair: show server1 -> server2")
+		}
+		step.Source, step.Destination = args[0], args[2]
+	case "expect":
+		if len(args) != 4 || args[1] != "->" {
+			return fmt.Errorf("expect takes a pair and weights: expect * -> server2 2:2:1:2")
+		}
+		e := Expectation{Source: args[0], Destination: args[2], Line: n}
+		for _, w := range strings.Split(args[3], ":") {
+			v, err := strconv.ParseUint(w, 10, 32)
+			if err != nil {
+				return fmt.Errorf("weight %q is not a number: weights look like 2:2:1:2", w)
+			}
+			e.Weights = append(e.Weights, uint32(v))
+		}
+		step.Expect = append(step.Expect, e)
+	case "moved":
+		if len(args) != 1 {
+			return fmt.Errorf("moved takes one number: moved 0")
+		}
+		v, err := strconv.Atoi(args[0])
+		if err != nil || v < 0 {
+			return fmt.Errorf("moved %q: not a number of slots", args[0])
+		}
+		step.Moved = v
+	default:
+		return fmt.Errorf("%q is no word of a scenario: there are scenario, step, cut, mend, kill, restart, drain, undrain, show, expect and moved", verb)
+	}
+	return nil
+}
