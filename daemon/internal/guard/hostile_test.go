@@ -1,0 +1,132 @@
+package guard
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+)
+
+// What is known to end the speaker, or to make it leak, before and after the
+// OPEN. Nothing of it may reach the speaker.
+func TestHostile(t *testing.T) {
+	tests := []struct {
+		name string
+		in   []byte
+		// what the peer gets when the session is up; code 0: it goes on, and
+		// the speaker sees want
+		code, subcode byte
+		want          []byte
+	}{
+		{"unknown type", octetsOf("ffffffffffffffffffffffffffffffff 0013 09"), 1, 3, nil},
+		{"too short MP_REACH", updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 01 00"), nil), 3, 9, nil},
+		{"Prefix-SID", updateOf(nil, octetsOf(good4, "c0 28 05 01 0002 0000"), octetsOf(host4)), 0, 0,
+			updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))},
+		{"MP_REACH of EVPN", updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 0b 0019 46 04 0a000001 00 0200"), nil), 0, 0, keepalive},
+		{"MP_REACH of flow specification", updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 08 0001 85 00 00 03 01 20"), nil), 0, 0, keepalive},
+		{"MP_UNREACH of BGP-LS", updateOf(nil, octetsOf("80 0f 05 4004 47 0001"), nil), 0, 0, keepalive},
+		{"AS4_PATH before AS_PATH", updateOf(nil, octetsOf("c0 11 06 02 01 0000fdea", good4), octetsOf(host4)), 0, 0,
+			updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))},
+		{"Tunnel Encapsulation", updateOf(nil, octetsOf(good4, "c0 17 04 0008 00ff"), octetsOf(host4)), 0, 0,
+			updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))},
+		{"communities of structure", updateOf(nil, octetsOf(good4, "c0 10 18 0600000000000000 0c00000000000000 8008000000000000"), octetsOf(host4)), 0, 0,
+			updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))},
+		{"withdrawal of an unknown prefix", updateOf(octetsOf("20 c0a80001"), nil, nil), 0, 0, keepalive},
+		{"second OPEN", leafOpen(capsBoth, capAS4), 5, 3, nil},
+		{"AIGP, PMSI, IP6 extended communities, BGP-LS, attribute set",
+			updateOf(nil, octetsOf(good4, "80 1a 03 010003 c0 16 01 00 c0 19 01 00 80 1d 01 00 c0 80 01 00"), octetsOf(host4)), 0, 0,
+			updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			g, c := session(t, nil, newLeaf)
+			out, err := g.FromPeer(tt.in, nil)
+			expect(t, out, err, tt.code, tt.subcode, tt.want)
+			checkSums(t, c)
+
+			// Before the OPEN and before the first KEEPALIVE nothing but the
+			// end of the session comes of it.
+			for _, s := range []state{openSent, openConfirm} {
+				c := testConfig()
+				g := New(c)
+				if s == openConfirm {
+					if _, err := g.FromPeer(newLeaf, nil); err != nil {
+						t.Fatal(err)
+					}
+				} else if tt.in[18] == typeOpen {
+					continue
+				}
+				out, err := g.FromPeer(tt.in, nil)
+				if tt.code == codeHeader {
+					expect(t, out, err, tt.code, tt.subcode, nil)
+				} else {
+					expect(t, out, err, codeFSM, byte(s)+1, nil)
+				}
+				checkSums(t, c.Counters)
+			}
+		})
+	}
+	for _, first := range [][]byte{keepalive, message(typeRouteRefresh, octetsOf("0001 00 01"))} {
+		out, err := New(testConfig()).FromPeer(first, nil)
+		expect(t, out, err, codeFSM, 1, nil)
+	}
+}
+
+// expect asserts an end by NOTIFICATION, or what the speaker sees if code is 0.
+func expect(t *testing.T, out []byte, err error, code, subcode byte, want []byte) {
+	t.Helper()
+	if _, err := parsed(out); err != nil {
+		t.Error(err)
+	}
+	if code == 0 {
+		if err != nil || !bytes.Equal(out, want) {
+			t.Errorf("got %x, %v, want\n%x", out, err, want)
+		}
+		return
+	}
+	var n *Notification
+	if !errors.As(err, &n) || n.Code != code || n.Subcode != subcode {
+		t.Fatalf("got %v, want NOTIFICATION %d/%d", err, code, subcode)
+	}
+	if !bytes.Equal(out, appendSpeakerNotification(nil, codeCease, 0)) {
+		t.Errorf("speaker gets %x, want Cease", out)
+	}
+}
+
+func TestNotificationOfPeer(t *testing.T) {
+	tests := []struct {
+		name, body string
+		want       PeerClosed
+		speaker    string
+	}{
+		{"hold timer", "04 00", PeerClosed{Code: 4}, "04 00"},
+		{"arbitrary data", "03 01 deadbeef", PeerClosed{Code: 3, Subcode: 1}, "03 01"},
+		{"shutdown with text", "06 02 05 68656c6c6f", PeerClosed{6, 2, "hello"}, "06 02"},
+		{"text with control characters", "06 04 03 610a62", PeerClosed{6, 4, "a b"}, "06 04"},
+		{"text that is not UTF-8", "06 02 02 fffe", PeerClosed{Code: 6, Subcode: 2}, "06 02"},
+		{"text cut off", "06 02 05 6865", PeerClosed{Code: 6, Subcode: 2}, "06 02"},
+		{"unknown code", "63 07 00", PeerClosed{Code: 0x63, Subcode: 7}, "06 00"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, up := range []bool{false, true} {
+				c := testConfig()
+				g := New(c)
+				if up {
+					g = establish(t, c, newLeaf)
+				}
+				out, err := g.FromPeer(message(typeNotification, octetsOf(tt.body)), nil)
+				var closed *PeerClosed
+				if !errors.As(err, &closed) || *closed != tt.want {
+					t.Fatalf("got %v, want %v", err, &tt.want)
+				}
+				if want := message(typeNotification, octetsOf(tt.speaker)); !bytes.Equal(out, want) {
+					t.Errorf("speaker gets %x, want %x", out, want)
+				}
+				if c.Counters.Dropped(Inbound, MessageNotification) != 1 {
+					t.Error("not counted")
+				}
+				checkSums(t, c.Counters)
+			}
+		})
+	}
+}
