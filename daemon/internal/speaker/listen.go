@@ -1,0 +1,135 @@
+package speaker
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// listenAddr is where passive sessions share a listener.
+type listenAddr struct {
+	addr   netip.Addr // invalid: unspecified
+	port   uint16
+	device string // only for link-local sessions
+	netns  string
+}
+
+func (l listenAddr) String() string {
+	return fmt.Sprintf("%v:%d device %q netns %q", l.addr, l.port, l.device, l.netns)
+}
+
+func listenKey(s *Session) listenAddr {
+	l := listenAddr{addr: s.Local, port: s.Port, netns: s.Netns}
+	if s.Unnumbered || s.Peer.IsLinkLocalUnicast() && s.Peer.Is6() {
+		l.device = s.Device
+	}
+	return l
+}
+
+// listener accepts the connections of passive sessions on one address.
+type listener struct {
+	speaker  *Speaker
+	key      listenAddr
+	sessions []*session
+}
+
+// run listens until ctx ends. An address that is not there yet is waited for.
+func (l *listener) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := l.serve(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		for _, s := range l.sessions {
+			l.speaker.queue.fault(Fault{Session: s.index, Reason: fmt.Sprintf("listen on %v: %v", l.key, err)})
+		}
+		timer := time.NewTimer(min(time.Second, l.speaker.conf.ConnectRetry))
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+func (l *listener) serve(ctx context.Context) error {
+	ln, err := listen(ctx, l.key)
+	if err != nil {
+		return err
+	}
+	defer ln.Close()
+	if err := l.prepare(ln); err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { ln.Close() })()
+	for {
+		conn, err := ln.AcceptTCP()
+		if err != nil {
+			return err
+		}
+		if s := l.match(addrPort(conn.RemoteAddr()).Addr()); s == nil || s.adopt(conn) != nil {
+			conn.Close()
+		} else {
+			s.offer(conn)
+		}
+	}
+}
+
+// prepare sets what has to be set before a peer connects.
+func (l *listener) prepare(ln *net.TCPListener) error {
+	raw, err := ln.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return controlRaw(raw, func(fd int) error {
+		for _, s := range l.sessions {
+			if s.conf.Password != "" {
+				if err := setMD5(fd, s.conf.Peer, s.conf.Password); err != nil {
+					return err
+				}
+			}
+			if s.conf.GTSMHops > 0 {
+				// A peer that checks would not take our SYN-ACK otherwise
+				// (RFC 5082, Section 3). One of the two is not this socket's.
+				e4 := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, 255)
+				e6 := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 255)
+				if e4 != nil && e6 != nil {
+					return fmt.Errorf("TTL 255: %w", e4)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// adopt sets the session's options on an accepted socket.
+func (s *session) adopt(conn *net.TCPConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return s.controlled(raw, func(fd int) error {
+		return s.setOptions(fd, addrPort(conn.RemoteAddr()).Addr(), false)
+	})
+}
+
+// match finds the session of a remote address: the one configured with it,
+// else the unnumbered one, whose listener is bound to its device.
+func (l *listener) match(remote netip.Addr) *session {
+	var unnumbered *session
+	for _, s := range l.sessions {
+		if s.conf.Unnumbered {
+			unnumbered = s
+		} else if s.conf.Peer.WithZone("") == remote.WithZone("") {
+			return s
+		}
+	}
+	if remote.IsLinkLocalUnicast() {
+		return unnumbered
+	}
+	return nil
+}

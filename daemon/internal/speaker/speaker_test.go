@@ -1,0 +1,277 @@
+package speaker
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/fare"
+)
+
+func TestRoutesBothWays(t *testing.T) {
+	server, leaf := pairConfig(t, 1)
+	a, b := startPair(t, server, leaf)
+	lo4, lo6 := netip.MustParsePrefix("10.0.0.1/32"), netip.MustParsePrefix("fd00::1/128")
+	c400 := bandwidth(t, "400G", server.AS)
+	if c400[0] != 0x00 || c400[1] != 0x04 {
+		t.Fatalf("% x is not the transitive Link Bandwidth", c400)
+	}
+	a.Advertise(0, []Advertisement{{Prefix: lo4, Communities: []fare.Community{c400}}, {Prefix: lo6, Communities: []fare.Community{c400}}})
+	remote := netip.MustParsePrefix("10.0.0.9/32")
+	b.Advertise(0, []Advertisement{
+		{Prefix: remote, Communities: []fare.Community{bandwidth(t, "800G", leaf.AS)}, ASPath: []uint32{4200000007, 65009}},
+	})
+
+	b.until("the leaf has both loopbacks and their end", func() bool { s := b.state(0); return len(s.routes) == 2 && s.eor >= 2 })
+	s := b.state(0)
+	if s.node != server.RouterID || s.as != server.AS {
+		t.Errorf("node %v as %d", s.node, s.as)
+	}
+	for _, p := range []netip.Prefix{lo4, lo6} {
+		attrs := s.routes[p]
+		if attrs == nil || !slices.Equal(attrs.Communities, []fare.Community{c400}) || !slices.Equal(attrs.ASPath, []uint32{65001}) {
+			t.Errorf("%v: %+v", p, attrs)
+		}
+	}
+	a.until("the server has the remote loopback", func() bool { return a.state(0).routes[remote] != nil })
+	attrs := a.state(0).routes[remote]
+	if want := []uint32{4200000100, 4200000007, 65009}; !slices.Equal(attrs.ASPath, want) {
+		t.Errorf("AS path %v, want %v", attrs.ASPath, want)
+	}
+	if len(attrs.Communities) != 1 || attrs.Communities[0] != bandwidth(t, "800G", leaf.AS) {
+		t.Errorf("communities % x", attrs.Communities)
+	}
+	// FARE-in-SUN: a stub. What the server was told does not come back.
+	if st := b.Status(0); st.Received != 2 || st.State != Established || st.PeerAS != server.AS || st.Advertised != 1 {
+		t.Errorf("leaf's status %+v", st)
+	}
+
+	// Declarative: change one, drop one; nil changes nothing.
+	c200 := bandwidth(t, "200G", server.AS)
+	a.Advertise(0, []Advertisement{{Prefix: lo4, Communities: []fare.Community{c200}}})
+	a.Advertise(0, nil)
+	b.until("the change arrives", func() bool {
+		s := b.state(0)
+		return len(s.routes) == 1 && s.routes[lo4] != nil && slices.Equal(s.routes[lo4].Communities, []fare.Community{c200})
+	})
+	a.Advertise(0, []Advertisement{})
+	b.until("all is withdrawn", func() bool { return len(b.state(0).routes) == 0 })
+	if a.flaps()+b.flaps() != 0 {
+		t.Error("a session flapped")
+	}
+}
+
+func TestLossAndRecovery(t *testing.T) {
+	server, leaf := pairConfig(t, 1)
+	a, b := startPair(t, server, leaf)
+	p := netip.MustParsePrefix("10.0.0.1/32")
+	b.Advertise(0, []Advertisement{{Prefix: p}})
+	a.until("up with the route", func() bool { return a.state(0).routes[p] != nil })
+
+	for round := 1; round <= 6; round++ {
+		gen := a.state(0).gen
+		began := time.Now()
+		a.SetAdminState(0, false, "carrier lost")
+		a.events = a.Take(a.events)
+		if a.state(0).up {
+			t.Fatal("SessionDown is not there at once")
+		}
+		if st := a.Status(0); round == 1 && st.Generation != gen {
+			t.Errorf("generation %d, want %d", st.Generation, gen)
+		}
+		a.SetAdminState(0, true, "")
+		// GoBGP's own idle time is 5 s.
+		a.within(2*time.Second, "recovery without an idle time", func() bool {
+			s := a.state(0)
+			return s.gen > gen && s.routes[p] != nil
+		})
+		t.Logf("round %d: route is back %v after the loss", round, time.Since(began))
+	}
+	b.until("the leaf has seen it too", func() bool { s := b.state(0); return s.up && s.gen >= 7 })
+
+	// The leaf's side closes: the server notices and connects anew.
+	gen := a.state(0).gen
+	b.sessions[0].mu.Lock()
+	b.sessions[0].current.conn.Close()
+	b.sessions[0].mu.Unlock()
+	a.within(2*time.Second, "recovery after the peer's close", func() bool {
+		s := a.state(0)
+		return s.gen > gen && s.routes[p] != nil
+	})
+}
+
+func TestHeldSessionDoesNotConnect(t *testing.T) {
+	server, leaf := pairConfig(t, 1)
+	a, b := create(t, server), create(t, leaf)
+	a.SetAdminState(0, false, "drained")
+	ra, rb := start(t, a), start(t, b)
+	ra.until("held", func() bool { return ra.Status(0).State == Held })
+	ra.SetAdminState(0, true, "")
+	ra.until("up", func() bool { return ra.state(0).up })
+	rb.SetAdminState(0, false, "maintenance")
+	ra.until("down", func() bool { return !ra.state(0).up })
+	if r := ra.Status(0).Reason; r == "" {
+		t.Error("no reason")
+	}
+	before := ra.Status(0).Attempts
+	ra.until("refused", func() bool { return ra.Status(0).Attempts > before+1 })
+	if ra.state(0).up {
+		t.Error("up although the peer is held")
+	}
+	rb.SetAdminState(0, true, "")
+	ra.until("up again", func() bool { return ra.state(0).up })
+}
+
+func TestRestartedPeerReplacesItsConnection(t *testing.T) {
+	server, leaf := pairConfig(t, 1)
+	a, b := startPair(t, server, leaf)
+	a.until("up", func() bool { return a.state(0).up })
+	b.until("up", func() bool { return b.state(0).up })
+	// A second server with the same address connects: the first has gone
+	// without a word, as far as the leaf can tell.
+	a.SetAdminState(0, false, "replaced")
+	other := start(t, create(t, server))
+	other.until("up", func() bool { return other.state(0).up })
+	b.until("generation of the second", func() bool { s := b.state(0); return s.up && s.gen >= 2 })
+}
+
+func TestPasswords(t *testing.T) {
+	if localPassword() == "" {
+		t.Error("no TCP MD5 on the local hop although multipath TCP is off")
+	}
+	server, leaf := pairConfig(t, 2)
+	server.Sessions[0].Password, leaf.Sessions[0].Password = "right", "right"
+	server.Sessions[1].Password, leaf.Sessions[1].Password = "right", "wrong"
+	a, _ := startPair(t, server, leaf)
+	a.until("the session with the right password is up", func() bool { return a.state(0).up })
+	a.until("the other has tried in vain", func() bool { return a.Status(1).State != Established && a.Status(1).Reason != "" })
+	if a.state(1).ups != 0 {
+		t.Error("session is up with the wrong password")
+	}
+}
+
+func TestTTLSecurity(t *testing.T) {
+	server, leaf := pairConfig(t, 2)
+	server.Sessions[0].GTSMHops, leaf.Sessions[0].GTSMHops = 1, 1
+	// The second session's leaf checks too, but its server sends 64: never up.
+	leaf.Sessions[1].GTSMHops = 1
+	a, _ := startPair(t, server, leaf)
+	a.until("up with GTSM at both ends", func() bool { return a.state(0).up })
+	if a.state(1).ups != 0 {
+		t.Error("up although the peer's packets have TTL 64")
+	}
+}
+
+func TestManySessions(t *testing.T) {
+	const n = 64
+	server, leaf := pairConfig(t, n)
+	a, b := startPair(t, server, leaf)
+	began := time.Now()
+	for i := range n {
+		b.Advertise(i, []Advertisement{{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}), 32)}})
+	}
+	a.until("all up with a route each", func() bool {
+		for i := range n {
+			if a.Status(i).Received != 1 {
+				return false
+			}
+		}
+		return true
+	})
+	t.Logf("%d sessions up with routes in %v", n, time.Since(began))
+	for i := range n {
+		if s := a.state(i); !s.up || len(s.routes) != 1 {
+			t.Errorf("session %d: %+v", i, s)
+		}
+	}
+	if a.flaps() != 0 {
+		t.Errorf("%d flaps", a.flaps())
+	}
+}
+
+func TestSpeakerCreatedWhileOthersRun(t *testing.T) {
+	server, leaf := pairConfig(t, 2)
+	a, b := startPair(t, server, leaf)
+	a.until("up", func() bool { return a.state(0).up && a.state(1).up })
+	// Routes keep flowing while further servers are started: the race
+	// detector watches.
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+				b.Advertise(i%2, []Advertisement{{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}), 32)}})
+			}
+		}
+	}()
+	for range 3 {
+		s2, l2 := pairConfig(t, 2)
+		c, d := startPair(t, s2, l2)
+		c.until("a later pair is up", func() bool { return c.state(0).up && c.state(1).up })
+		c.stop()
+		d.stop()
+	}
+	close(stop)
+	<-done
+	if a.events = a.Take(a.events); a.flaps() != 0 {
+		t.Errorf("%d flaps of the sessions before", a.flaps())
+	}
+}
+
+func TestMaxPrefixes(t *testing.T) {
+	server, leaf := pairConfig(t, 1)
+	server.MaxPrefixes = 10
+	a, b := startPair(t, server, leaf)
+	var routes []Advertisement
+	for i := range 11 {
+		routes = append(routes, Advertisement{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 3, 0, byte(i)}), 32)})
+	}
+	b.Advertise(0, routes[:10])
+	a.until("ten are taken", func() bool { return len(a.state(0).routes) == 10 })
+	b.Advertise(0, routes)
+	a.until("the eleventh ends the session", func() bool { return a.state(0).downs > 0 })
+	b.until("the leaf was told Cease 6/1", func() bool {
+		for _, e := range b.events {
+			if d, ok := e.(SessionDown); ok && d.Reason == "bgp: peer ended the session with NOTIFICATION 6/1 (cease)" {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func TestReread(t *testing.T) {
+	server, leaf := pairConfig(t, 1)
+	server.Reread = -1
+	a, b := startPair(t, server, leaf)
+	p, q := netip.MustParsePrefix("10.0.0.1/32"), netip.MustParsePrefix("10.0.0.2/32")
+	b.Advertise(0, []Advertisement{{Prefix: p}, {Prefix: q}})
+	a.until("routes", func() bool { return len(a.state(0).routes) == 2 })
+	s := a.sessions[0]
+	if err := s.reread(t.Context(), time.Millisecond); err != nil || s.differed != 0 {
+		t.Fatalf("%d differences, error %v", s.differed, err)
+	}
+	// What GoBGP would have kept to itself: p lost, q with another value, one
+	// route that is no more.
+	gen := a.state(0).gen
+	ghost := netip.MustParsePrefix("10.0.0.3/32")
+	c := []fare.Community{bandwidth(t, "1G", 1)}
+	a.queue.withdraw(Withdraw{Generation: gen, Prefix: p})
+	a.queue.route(Route{Generation: gen, Prefix: q, Attrs: &fare.Attributes{Communities: c}})
+	a.queue.route(Route{Generation: gen, Prefix: ghost, Attrs: &fare.Attributes{}})
+	a.until("broken", func() bool { s := a.state(0); return s.routes[p] == nil && s.routes[ghost] != nil })
+	if err := s.reread(t.Context(), time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	a.until("repaired", func() bool {
+		s := a.state(0)
+		return len(s.routes) == 2 && s.routes[p] != nil && len(s.routes[q].Communities) == 0
+	})
+	if s.differed != 3 {
+		t.Errorf("%d differences counted, want 3", s.differed)
+	}
+}
