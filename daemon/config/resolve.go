@@ -1,0 +1,171 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"time"
+
+	"github.com/fared/fared/daemon/config/internal/model"
+	"github.com/fared/fared/fare"
+)
+
+// Complete fills in what a configuration made by a program leaves at the zero value, exactly as if the keys were absent from a
+// file, and checks the result. The argument is not changed. The error is Errors, without positions.
+func Complete(c Config) (*Config, error) {
+	out := clone(&c)
+	resolve(out, func(path string) bool { return false })
+	return out, Validate(out)
+}
+
+// resolve gives every value that was not written its default. It is the only place that does. A value that is not zero is
+// kept: the decoder leaves what was not written, or could not be read, at zero.
+func resolve(c *Config, written func(path string) bool) {
+	defaults(reflect.ValueOf(c).Elem(), "", written)
+	derive(c, written)
+}
+
+// defaults fills in the default tags.
+func defaults(v reflect.Value, path string, written func(string) bool) {
+	for _, f := range model.Fields(v.Type()) {
+		fv, where := v.Field(f.Index), join(path, f.Key)
+		switch {
+		case f.Object != nil && f.List:
+			for i := range fv.Len() {
+				defaults(fv.Index(i), item(where, i), written)
+			}
+		case f.Object != nil && f.Optional:
+			if !fv.IsNil() {
+				defaults(fv.Elem(), where, written)
+			}
+		case f.Object != nil:
+			defaults(fv, where, written)
+		case f.Default != "" && fv.IsZero() && !written(where):
+			setDefault(&f, fv)
+		}
+	}
+}
+
+func setDefault(f *model.Field, v reflect.Value) {
+	texts := f.Defaults()
+	if f.List {
+		v.Set(reflect.MakeSlice(v.Type(), len(texts), len(texts)))
+	}
+	for i, text := range texts {
+		target := v
+		if f.List {
+			target = v.Index(i)
+		}
+		if p := f.Scalar.Parse(text, target); p != nil {
+			panic(fmt.Sprintf("config: default of %s: %s", f.Key, p.Wrong)) // a mistake in types.go, found by the first test
+		}
+	}
+}
+
+// derive fills in the defaults that depend on other values: the derived tags.
+func derive(c *Config, written func(string) bool) {
+	if !c.RouterID.IsValid() && !written("router_id") {
+		for _, l := range c.Loopbacks {
+			if l.Addr().Is4() {
+				c.RouterID = l.Addr()
+				break
+			}
+		}
+	}
+	if c.BGP.KeepaliveInterval == 0 && !written("bgp.keepalive_interval") {
+		c.BGP.KeepaliveInterval = max(c.BGP.HoldTime/3/time.Second*time.Second, time.Second) // RFC 4271, Section 4.4
+	}
+	if c.Dataplane.Address == "" && !written("dataplane.address") {
+		c.Dataplane.Address = "unix:/run/fared/dataplane.sock"
+		if c.Role == fare.RoleLeaf {
+			c.Dataplane.Address = MemoryDataplane
+		}
+	}
+	for i := range c.Planes {
+		p, path := &c.Planes[i], item("planes", i)
+		if p.Minimum == 0 && !written(path+".minimum") {
+			p.Minimum = c.PathBandwidth.Minimum
+		}
+		if p.Maximum == 0 && !written(path+".maximum") {
+			p.Maximum = c.PathBandwidth.Maximum
+		}
+		for j := range p.SubPorts {
+			sp, path := &p.SubPorts[j], item(path+".sub_ports", j)
+			for k := range sp.Sessions {
+				deriveSession(p.Name, sp.Device, k, &sp.Sessions[k], item(path+".sessions", k), written)
+			}
+		}
+	}
+}
+
+func deriveSession(plane, device string, index int, s *Session, path string, written func(string) bool) {
+	if s.Name == "" && !written(path+".name") {
+		s.Name = sessionName(plane, device, index)
+	}
+	// A link-local address means nothing without the link: RFC 4007, Section 6.
+	s.Peer, s.Local = onLink(s.Peer, device), onLink(s.Local, device)
+	linkLocal := s.Unnumbered || s.Peer.Is6() && s.Peer.IsLinkLocalUnicast()
+	if s.Families == nil && !written(path+".families") {
+		switch {
+		case linkLocal:
+			s.Families = []Family{IPv4, IPv6}
+		case s.Peer.Is6():
+			s.Families = []Family{IPv6}
+		default:
+			s.Families = []Family{IPv4}
+		}
+	}
+	if !s.ExtendedNextHop && !written(path+".extended_next_hop") {
+		s.ExtendedNextHop = (s.Unnumbered || s.Peer.Is6()) && s.carries(IPv4)
+	}
+}
+
+// sessionName is the name of a sub-port's session that was given none.
+func sessionName(plane, device string, index int) string {
+	if index > 0 {
+		return fmt.Sprintf("%s/%s#%d", plane, device, index+1)
+	}
+	return plane + "/" + device
+}
+
+// onLink gives an IPv6 link-local address without a zone the device's.
+func onLink(a netip.Addr, device string) netip.Addr {
+	if a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" {
+		return a.WithZone(device)
+	}
+	return a
+}
+
+func (s *Session) carries(f Family) bool {
+	for _, have := range s.Families {
+		if have == f {
+			return true
+		}
+	}
+	return false
+}
+
+// clone copies a configuration so deep that writing to the copy never shows in the original.
+func clone(c *Config) *Config {
+	out := reflect.New(reflect.TypeFor[Config]())
+	copyDeep(out.Elem(), reflect.ValueOf(c).Elem())
+	return out.Interface().(*Config)
+}
+
+func copyDeep(dst, src reflect.Value) {
+	dst.Set(src)
+	switch {
+	case src.Kind() == reflect.Slice && !src.IsNil():
+		dst.Set(reflect.MakeSlice(src.Type(), src.Len(), src.Len()))
+		for i := range src.Len() {
+			copyDeep(dst.Index(i), src.Index(i))
+		}
+	case src.Kind() == reflect.Pointer && !src.IsNil():
+		dst.Set(reflect.New(src.Type().Elem()))
+		copyDeep(dst.Elem(), src.Elem())
+	case src.Kind() == reflect.Struct && src.Type().PkgPath() == reflect.TypeFor[Config]().PkgPath():
+		for i := range src.NumField() {
+			copyDeep(dst.Field(i), src.Field(i))
+		}
+	}
+}

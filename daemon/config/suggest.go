@@ -1,0 +1,81 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+
+	"github.com/fared/fared/daemon/config/internal/model"
+)
+
+// suggest says which key was meant by an unknown one: a near one of the same object, or the same one of another object.
+func suggest(fields []model.Field, key string) string {
+	best, least := "", 3
+	for _, f := range fields {
+		d := distance(key, f.Key, least)
+		if d > 0 && len(key) > 2 && (strings.HasPrefix(f.Key, key) || strings.HasPrefix(key, f.Key)) {
+			d = min(d, 2)
+		}
+		if d < least && d < len(f.Key) {
+			best, least = f.Key, d
+		}
+	}
+	if best != "" {
+		return fmt.Sprintf("did you mean %q?", best)
+	}
+	if home, ok := homes()[key]; ok {
+		return "it belongs in " + home
+	}
+	return "use " + model.OneOf(keys(fields))
+}
+
+// homes maps each key to the objects that have it, as a path without indexes.
+var homes = sync.OnceValue(func() map[string]string {
+	out := map[string]string{}
+	var walk func(t reflect.Type, path string)
+	walk = func(t reflect.Type, path string) {
+		for _, f := range model.Fields(t) {
+			home := path
+			if home == "" {
+				home = "the top level"
+			}
+			if at, ok := out[f.Key]; ok {
+				home = at + " or " + home
+			}
+			out[f.Key] = home
+			if f.Object != nil {
+				down := join(path, f.Key)
+				if f.List {
+					down += "[]"
+				}
+				walk(f.Object, down)
+			}
+		}
+	}
+	walk(reflect.TypeFor[Config](), "")
+	return out
+})
+
+// distance is the Levenshtein distance of a and b in bytes, or limit when it is at least that.
+func distance(a, b string, limit int) int {
+	if len(a)-len(b) >= limit || len(b)-len(a) >= limit {
+		return limit
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost = 1 + min(diagonal, row[j], row[j+1])
+			}
+			diagonal, row[j+1] = row[j+1], cost
+		}
+	}
+	return min(row[len(b)], limit)
+}

@@ -1,0 +1,300 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/fared/fared/daemon/config/internal/model"
+	"github.com/fared/fared/fare"
+	"github.com/fared/fared/wecmp"
+)
+
+// MemoryDataplane is the Dataplane.Address of a data plane inside the process.
+const MemoryDataplane = "memory:"
+
+// Validate checks a resolved configuration and returns every error at once, as Errors without positions. It has no side
+// effects and looks at nothing outside of its argument.
+func Validate(c *Config) error {
+	p := &problems{}
+	validate(c, p)
+	return p.result()
+}
+
+func validate(c *Config, p *problems) {
+	p.fields(reflect.ValueOf(c).Elem(), "")
+	p.identity(c)
+	p.ranges(c)
+	p.timers(c)
+	p.pathBandwidth(c)
+	p.planes(c)
+	p.weights(c)
+	p.services(c)
+}
+
+// fields checks what the struct tags say.
+func (p *problems) fields(v reflect.Value, path string) {
+	for _, f := range model.Fields(v.Type()) {
+		fv, where := v.Field(f.Index), join(path, f.Key)
+		if f.Optional {
+			if fv.IsNil() {
+				continue
+			}
+			fv = fv.Elem()
+		}
+		if f.Required && fv.IsZero() && !f.List {
+			p.add(where, "is missing", "write it: "+article(f.Scalar))
+			continue
+		}
+		if !f.List {
+			p.field(fv, where, &f)
+			continue
+		}
+		if n := fv.Len(); n < f.MinItems && (f.Required || n > 0 || f.Derived != "") {
+			p.add(where, "has no elements", fmt.Sprintf("write %d to %d of them", f.MinItems, f.MaxItems))
+		} else if n > f.MaxItems {
+			p.add(where, fmt.Sprintf("has %d elements", n), fmt.Sprintf("use at most %d", f.MaxItems))
+		}
+		for i := range fv.Len() {
+			p.field(fv.Index(i), item(where, i), &f)
+		}
+	}
+}
+
+func (p *problems) field(v reflect.Value, path string, f *model.Field) {
+	if f.Object != nil {
+		p.fields(v, path)
+		return
+	}
+	text := f.Scalar.Format(v)
+	if f.Scalar.Words != nil && !slices.Contains(f.Scalar.Words, text) {
+		p.add(path, fmt.Sprintf("%v is not known here", v), "use "+model.OneOf(f.Scalar.Words))
+	}
+	if v.IsZero() && f.Default == "" && f.Derived == "" {
+		return // absent
+	}
+	if below, above := f.Outside(v); below {
+		p.add(path, text+" is below "+f.Min, "use "+f.Range())
+	} else if above {
+		p.add(path, text+" is above "+f.Max, "use "+f.Range())
+	}
+}
+
+func (p *problems) identity(c *Config) {
+	if !c.RouterID.IsValid() {
+		p.add("router_id", "is missing and no loopback is IPv4", "write an IPv4 address that is unique in the fabric")
+	} else if !c.RouterID.Is4() || c.RouterID.IsUnspecified() {
+		p.add("router_id", c.RouterID.String()+" is not a BGP identifier", "use an IPv4 address other than 0.0.0.0")
+	}
+	p.autonomousSystem("as", c.AS)
+}
+
+// autonomousSystem refuses the numbers that no speaker may have.
+func (p *problems) autonomousSystem(path string, as uint32) {
+	const use = "use the fabric's own, or a private one: 64512 to 65534, 4200000000 to 4294967294"
+	switch {
+	case as == 23456:
+		p.add(path, "23456 is AS_TRANS (RFC 6793)", use)
+	case as == 65535:
+		p.add(path, "65535 is reserved (RFC 7300)", use)
+	case as >= 65552 && as <= 131071:
+		p.add(path, fmt.Sprintf("%d is reserved by IANA", as), use)
+	}
+}
+
+// unfit says why an address cannot be that of a loopback or peer, "" when it can. Loopback addresses are fit: labs use them.
+func unfit(a netip.Addr) string {
+	switch {
+	case a.Is4In6():
+		return "is an IPv4-mapped IPv6 address"
+	case a.IsUnspecified():
+		return "is the unspecified address"
+	case a.IsMulticast():
+		return "is a multicast address"
+	case a.Is4() && a.As4()[0] == 0:
+		return "is in 0.0.0.0/8 (this network)"
+	case a.Is4() && a.As4()[0] >= 240:
+		return "is in 240.0.0.0/4 (reserved)"
+	}
+	return ""
+}
+
+// remedy says what to write for an unfit address.
+func remedy(a netip.Addr, otherwise string) string {
+	if a.Is4In6() {
+		return "write " + a.Unmap().String()
+	}
+	return otherwise
+}
+
+// local are the ranges that mean another thing on every machine or link; no route may enter them.
+var local = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"),
+	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("240.0.0.0/4"), netip.MustParsePrefix("::/127"),
+	netip.MustParsePrefix("::ffff:0:0/96"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
+}
+
+// ranges checks the accepted ranges and the loopbacks in them.
+func (p *problems) ranges(c *Config) {
+	for i, r := range c.Accept {
+		path := item("accept", i)
+		switch {
+		case !r.IsValid():
+			continue
+		case r.Addr().Is4In6():
+			p.add(path, r.String()+" is an IPv4-mapped range", "write the IPv4 range")
+			continue
+		case r != r.Masked():
+			p.add(path, r.String()+" has host bits set", "write "+r.Masked().String())
+			continue
+		case r.Bits() == 0:
+			p.add(path, r.String()+" accepts every address", "name the ranges of the fabric's loopbacks")
+			continue
+		}
+		for _, l := range local {
+			if l.Overlaps(r) {
+				p.add(path, fmt.Sprintf("%s overlaps %s, which no loopback can be in", r, l), "name the ranges of the fabric's loopbacks")
+				break
+			}
+		}
+		for j, other := range c.Accept[:i] {
+			if other.IsValid() && other == other.Masked() && other.Overlaps(r) {
+				p.add(path, fmt.Sprintf("%s overlaps accept[%d]: %s", r, j, other), "keep the larger one")
+				break
+			}
+		}
+	}
+	switch {
+	case c.Role == fare.RoleServer && len(c.Loopbacks) == 0:
+		p.add("loopbacks", "is missing", "write the address of each GPU, such as 10.255.0.1/32")
+	case c.Role == fare.RoleLeaf && len(c.Loopbacks) > 0:
+		p.add("loopbacks", "a leaf has no GPU", "remove the key, or use role: server")
+	}
+	families := map[bool]int{}
+	for i, l := range c.Loopbacks {
+		p.loopback(c, i, l)
+		if families[l.Addr().Is4()]++; l.IsValid() && families[l.Addr().Is4()] == MaxLoopbacksPerFamily+1 {
+			p.add(item("loopbacks", i), fmt.Sprintf("is number %d of its family", MaxLoopbacksPerFamily+1),
+				fmt.Sprintf("use at most %d loopbacks of a family", MaxLoopbacksPerFamily))
+		}
+	}
+}
+
+func (p *problems) loopback(c *Config, i int, l netip.Prefix) {
+	path, a := item("loopbacks", i), l.Addr()
+	if !l.IsValid() {
+		return
+	}
+	if why := unfit(a); why != "" {
+		p.add(path, a.String()+" "+why, remedy(a, "use the GPU's own unicast address"))
+		return
+	}
+	if !l.IsSingleIP() {
+		p.add(path, l.String()+" is not one address", fmt.Sprintf("write %s/%d", a, a.BitLen()))
+		return
+	}
+	for _, r := range local {
+		if r.Contains(a) {
+			p.add(path, fmt.Sprintf("%s is in %s, which means another thing on every machine", a, r), "use an address that the fabric routes")
+			return
+		}
+	}
+	if j := slices.Index(c.Loopbacks[:i], l); j >= 0 {
+		p.add(path, fmt.Sprintf("%s is loopbacks[%d] too", l, j), "give each GPU an address of its own")
+		return
+	}
+	for _, r := range c.Accept {
+		if !r.IsValid() || r.Masked().Contains(a) {
+			return
+		}
+	}
+	if len(c.Accept) > 0 {
+		p.add(path, a.String()+" is in no range of accept, so other servers would drop it", "add its range to accept")
+	}
+}
+
+func (p *problems) timers(c *Config) {
+	whole := func(path string, d time.Duration) {
+		if d%time.Second != 0 {
+			p.add(path, d.String()+" is not a whole number of seconds", "use "+d.Truncate(time.Second).String()+" or "+
+				(d.Truncate(time.Second)+time.Second).String())
+		}
+	}
+	whole("bgp.hold_time", c.BGP.HoldTime)
+	whole("bgp.keepalive_interval", c.BGP.KeepaliveInterval)
+	whole("bgp.restart_time", c.BGP.RestartTime)
+	if k, h := c.BGP.KeepaliveInterval, c.BGP.HoldTime; h >= 3*time.Second && k > h/3 {
+		p.add("bgp.keepalive_interval", fmt.Sprintf("%s is more than a third of hold_time (%s)", k, h),
+			"use at most "+(h/3).Truncate(time.Second).String())
+	}
+}
+
+func (p *problems) pathBandwidth(c *Config) {
+	b := c.PathBandwidth
+	switch {
+	case b.FAREType&0x40 != 0:
+		p.add("path_bandwidth.fare_type", fmt.Sprintf("0x%02x is not transitive, so it ends at the first peer (RFC 4360)", b.FAREType),
+			fmt.Sprintf("clear bit 0x40, as in 0x%02x", b.FAREType&^0x40))
+	case b.FAREType == 0 && b.FARESubType == 0x04:
+		p.add("path_bandwidth.fare_sub_type", "type 0x00 and sub-type 0x04 are Link Bandwidth (RFC 10005)", "use another code point, such as 0x8f and 0x04")
+	case b.FAREType == 0 && b.FARESubType == 0:
+		p.add("path_bandwidth.fare_sub_type", "type 0x00 and sub-type 0x00 are no code point", "use another one, such as 0x8f and 0x04")
+	}
+	p.bounds("path_bandwidth", b.Minimum, b.Maximum)
+	for i, plane := range c.Planes {
+		if plane.Minimum != b.Minimum || plane.Maximum != b.Maximum {
+			p.bounds(item("planes", i), plane.Minimum, plane.Maximum)
+		}
+	}
+}
+
+func (p *problems) bounds(path string, least, most fare.Bandwidth) {
+	if most != 0 && least > most {
+		p.add(path+".minimum", fmt.Sprintf("%s is above the maximum of %s", least, most), "swap them or remove one")
+	}
+}
+
+func (p *problems) weights(c *Config) {
+	w := c.Weights
+	subPorts, planes := 0, len(c.Planes)
+	for _, plane := range c.Planes {
+		subPorts += len(plane.SubPorts)
+	}
+	if c.Role == fare.RoleServer {
+		need, what := subPorts, "sub-ports, and per-flow mode needs a slot on each"
+		if w.Mode == wecmp.PerPacket {
+			need, what = planes, "planes, and per-packet mode needs a slot on each"
+		}
+		switch {
+		case w.Slots != 0 && w.Slots < need:
+			p.add("weights.slots", fmt.Sprintf("%d is fewer than the %d %s", w.Slots, need, what),
+				fmt.Sprintf("use %d to %d, or 0 for exactly %d", need, MaxSlots, need))
+		case need > MaxSlots:
+			p.add("weights.mode", fmt.Sprintf("there are %d %s, but there are at most %d slots", need, what, MaxSlots), "use per-packet, or fewer sub-ports")
+		}
+		if w.MaxWeightSum != 0 && int64(w.MaxWeightSum) < int64(subPorts) {
+			p.add("weights.max_weight_sum", fmt.Sprintf("%d is less than the %d sub-ports, which need one each", w.MaxWeightSum, subPorts),
+				fmt.Sprintf("use at least %d, or 0 for no limit", subPorts))
+		}
+	}
+	p.hash(w.Hash)
+}
+
+var hashKey = regexp.MustCompile(`^([0-9A-Fa-f]{2}){40,64}$`)
+
+func (p *problems) hash(h Hash) {
+	switch {
+	case h.Algorithm == HashToeplitz && h.Key == "":
+		p.add("weights.hash.key", "is missing", "write the key that the network's Toeplitz hash uses, 80 to 128 hexadecimal digits")
+	case h.Algorithm == HashToeplitz && !hashKey.MatchString(h.Key):
+		p.add("weights.hash.key", model.Show(h.Key)+" is not a Toeplitz key", "use 80 to 128 hexadecimal digits, in pairs")
+	case h.Algorithm != HashToeplitz && h.Key != "":
+		p.add("weights.hash.key", h.Algorithm+" has no key", "remove it, or use algorithm: toeplitz")
+	}
+	if h.Seed != 0 && h.Algorithm != HashLinux {
+		p.add("weights.hash.seed", h.Algorithm+" has no seed", "remove it, or use algorithm: linux")
+	}
+}

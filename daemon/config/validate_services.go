@@ -1,0 +1,103 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/fared/fared/daemon/config/internal/model"
+)
+
+// services checks the addresses of what fared serves and uses.
+func (p *problems) services(c *Config) {
+	d, api := &c.Dataplane, &c.API
+	switch {
+	case d.Address == "" || d.Address == MemoryDataplane:
+		p.unusedTLS("dataplane.tls", d.TLS, "dataplane.address is in this process")
+	case strings.HasPrefix(d.Address, "unix:"):
+		p.socket("dataplane.address", strings.TrimPrefix(d.Address, "unix:"), "unix:/run/fared/dataplane.sock")
+		p.unusedTLS("dataplane.tls", d.TLS, "dataplane.address is a unix socket")
+	default:
+		host, ok := p.endpoint("dataplane.address", d.Address, "use unix:/path, memory: or host:port, such as 192.0.2.1:7777")
+		if ok && host == "" {
+			p.add("dataplane.address", d.Address+" has no host", "write the data plane's, such as 192.0.2.1"+d.Address)
+		} else if ok && !loopbackHost(host) && d.TLS == nil {
+			p.add("dataplane.tls", "is missing, but "+d.Address+" is not a loopback", "write cert_file, key_file and client_ca_file")
+		}
+	}
+	for i, port := range d.UDPPorts {
+		if port != 0 && slices.Contains(d.UDPPorts[:i], port) {
+			p.add(item("dataplane.udp_ports", i), fmt.Sprintf("%d is listed twice", port), "list it once")
+		}
+	}
+
+	if api.Socket != "" {
+		p.socket("api.socket", api.Socket, "/run/fared/fared.sock")
+		if "unix:"+api.Socket == d.Address {
+			p.add("api.socket", api.Socket+" is dataplane.address too", "give each service a socket of its own")
+		}
+	}
+	if api.Listen == "" {
+		p.unusedTLS("api.tls", api.TLS, "api.listen is not set")
+	} else if host, ok := p.endpoint("api.listen", api.Listen, "use host:port, such as 127.0.0.1:7778"); ok && !loopbackHost(host) && api.TLS == nil {
+		p.add("api.tls", "is missing, but "+api.Listen+" is not a loopback", "write cert_file, key_file and client_ca_file")
+	}
+	if listen := c.Metrics.Listen; listen != "" {
+		if _, ok := p.endpoint("metrics.listen", listen, "use host:port, such as 127.0.0.1:9469"); ok && listen == api.Listen {
+			p.add("metrics.listen", listen+" is api.listen too", "give each service a port of its own")
+		}
+	}
+}
+
+func (p *problems) unusedTLS(path string, t *TLS, why string) {
+	if t != nil {
+		p.add(path, "is set, but "+why, "remove it")
+	}
+}
+
+// socket checks the path of a unix socket: sun_path has 108 bytes with its final zero (unix(7)).
+func (p *problems) socket(path, name, such string) {
+	if !filepath.IsAbs(name) {
+		p.add(path, model.Show(name)+" is not an absolute path", "use one such as "+such)
+	} else if len(name) > 107 {
+		p.add(path, fmt.Sprintf("the path has %d bytes", len(name)), "use at most 107, the limit of unix sockets")
+	}
+}
+
+// endpoint splits host:port. The port is 1 to 65535.
+func (p *problems) endpoint(path, text, right string) (host string, ok bool) {
+	i := strings.LastIndexByte(text, ':')
+	if i < 0 {
+		p.add(path, model.Show(text)+" has no port", right)
+		return "", false
+	}
+	host, digits := text[:i], text[i+1:]
+	port, err := strconv.ParseUint(digits, 10, 16)
+	if err != nil || port == 0 || digits[0] == '0' {
+		p.add(path, model.Show(digits)+" is not a TCP port", right)
+		return "", false
+	}
+	bare, bracketed := strings.CutPrefix(host, "[")
+	if bracketed {
+		inside, closed := strings.CutSuffix(bare, "]")
+		if a, err := netip.ParseAddr(inside); !closed || err != nil || !a.Is6() {
+			p.add(path, model.Show(host)+" is not an IPv6 address in brackets", right)
+			return "", false
+		}
+		return inside, true
+	}
+	if strings.ContainsAny(host, ":/[]@ ") {
+		p.add(path, model.Show(host)+" is not a host", right+"; write an IPv6 address in brackets")
+		return "", false
+	}
+	return host, true
+}
+
+// loopbackHost says whether a host can only be this machine. A name can be anything, except for localhost (RFC 6761, Section 6.3).
+func loopbackHost(host string) bool {
+	a, err := netip.ParseAddr(host)
+	return err == nil && a.Unmap().IsLoopback() || host == "localhost"
+}
