@@ -212,6 +212,13 @@ func (d *Dataplane) State() *farev1.SnapshotResponse {
 	return proto.CloneOf(d.state())
 }
 
+// Size returns how many groups and destinations are programmed, without the cost of State.
+func (d *Dataplane) Size() (groups, destinations int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.groups), len(d.destinations)
+}
+
 // state builds the sorted state around the stored messages. The caller holds mu.
 func (d *Dataplane) state() *farev1.SnapshotResponse {
 	all := &farev1.SnapshotResponse{

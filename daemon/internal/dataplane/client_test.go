@@ -59,7 +59,7 @@ func TestEqualInputDoesNothing(t *testing.T) {
 		t.Errorf("changes %d %d %d of equal input, want 1 2 3", a, b, c)
 	}
 	r.client.SetGroup(group(9, 1)) // a change that must arrive alone
-	r.until("group 9", func() bool { return len(r.dp.State().Groups) == 2 })
+	r.until("group 9", func() bool { return r.groups() == 2 })
 	r.quiet()
 	if got := r.log.take(); !slices.Equal(got, []string{"set-group 9"}) {
 		t.Errorf("sent %v, want the new group alone", got)
@@ -92,7 +92,7 @@ func TestFastPathOvertakes(t *testing.T) {
 	// And the rest arrives once the data plane goes on.
 	r.dp.DelayAcks(0)
 	r.dp.BreakStream()
-	r.until("all", func() bool { return len(r.dp.State().Destinations) == backlog })
+	r.until("all", func() bool { return r.destinations() == backlog })
 	r.quiet()
 	if c := r.dp.Counters(); c.Unchanged != 0 {
 		t.Errorf("%d operations changed nothing; only the difference is to be sent after a reconnect", c.Unchanged)
@@ -170,7 +170,7 @@ func TestDataplaneRestart(t *testing.T) {
 	r.events = nil
 	r.log.take()
 	r.dp.Reset()
-	r.until("programmed again", func() bool { return len(r.dp.State().Destinations) == 1 })
+	r.until("programmed again", func() bool { return r.destinations() == 1 })
 	r.until("in effect again", r.has(InEffect, change))
 	want := []string{"sub-port p0s0 false", "set-group 1", "set 10.200.0.1/32 1"}
 	if got := r.log.take(); !slices.Equal(got, want) {
@@ -208,7 +208,7 @@ func TestRestartKeepsTraffic(t *testing.T) {
 	}
 	// Group 1 changes while it is held: another place on the wire, so that destination 8 keeps what it had.
 	r.client.SetGroup(group(1, 1, 1))
-	r.until("moved", func() bool { return len(r.dp.State().Groups) == 3 })
+	r.until("moved", func() bool { return r.groups() == 3 })
 	r.quiet()
 	if got, want := r.log.take(), []string{"set-group 3", "set 10.200.0.20/32 3"}; !slices.Equal(got, want) {
 		t.Errorf("sent %v, want %v", got, want)
@@ -223,7 +223,7 @@ func TestRestartKeepsTraffic(t *testing.T) {
 		t.Errorf("sent %v, want nothing: group 2 is there as 1, the destinations use it", got)
 	}
 	r.client.ReleaseRemovals(true)
-	r.until("removals", func() bool { return len(r.dp.State().Destinations) == 8 && len(r.dp.State().Groups) == 2 })
+	r.until("removals", func() bool { return r.destinations() == 8 && r.groups() == 2 })
 	want := []string{"delete 10.200.0.7/32", "delete 10.200.0.8/32", "delete-group 2"}
 	if got := r.log.take(); !slices.Equal(got, want) {
 		t.Errorf("sent %v, want %v", got, want)

@@ -159,7 +159,8 @@ func (r *rig) until(what string, ok func() bool) {
 			r.events = r.client.Take(r.events)
 		case <-poll.C:
 		case <-deadline.C:
-			r.t.Fatalf("%s did not happen; status %+v\nstate %v\nevents %+v", what, r.client.Status(), r.dp.State(), tail(r.events))
+			r.t.Fatalf("%s did not happen; status %+v\n%d groups, %d destinations\nevents %+v",
+				what, r.client.Status(), r.groups(), r.destinations(), tail(r.events))
 		}
 	}
 }
@@ -175,6 +176,16 @@ func (r *rig) has(kind EventKind, change uint64) func() bool {
 func (r *rig) connected() {
 	r.t.Helper()
 	r.until("connect", func() bool { return r.client.Status().Connected })
+}
+
+func (r *rig) groups() int {
+	groups, _ := r.dp.Size()
+	return groups
+}
+
+func (r *rig) destinations() int {
+	_, destinations := r.dp.Size()
+	return destinations
 }
 
 // quiet waits until everything declared was sent and answered.
