@@ -1,0 +1,374 @@
+package guard
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
+)
+
+// seeds are good messages, and bad ones that are close to good.
+func seeds() [][]byte {
+	every := good4 + med + lb400 + "40 05 04 00000064 40 06 00 c0 07 08 0000fde9 01010101 c0 08 04 fde90001 " +
+		"c0 20 0c 0000fde9 00000001 00000002 c0 28 05 01 0002 0000 c0 17 04 0008 00ff "
+	return [][]byte{
+		leafOpen(), leafOpen(capsBoth, capsBoth, capAS4, "40 0a 8078 0001 01 80 0002 01 80", "05 06 0001 0001 0002"),
+		message(typeOpen, octetsOf("04 fde9 005a 01010101 ff ff 0012  02 0006 01 04 0002 00 01  02 0006 41 04 0000fde9")),
+		keepalive, endOf4, endOf6,
+		updateOf(nil, octetsOf(good4), octetsOf(host4, other4)),
+		updateOf(octetsOf(host4, other4), nil, nil),
+		updateOf(nil, octetsOf(origin, pathLeaf, reach6), nil),
+		updateOf(nil, octetsOf(unreach6), nil),
+		updateOf(octetsOf(host4), octetsOf(every, reach6, unreach6), octetsOf(other4)),
+		updateOf(nil, octetsOf(origin, "40 02 04 02 01 fde9", hopLeaf, "c0 11 06 02 01 0000fde9"), octetsOf(host4)),
+		updateOf(nil, octetsOf("80 0e 1a 0001 01 10 fe800000000000000000000000000001 00 ", host4, origin, pathLeaf), nil),
+		updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 0b 0019 46 04 0a000001 00 0200"), nil),
+		message(typeRouteRefresh, octetsOf("0001 00 01")),
+		message(typeNotification, octetsOf("06 02 05 68656c6c6f")),
+	}
+}
+
+// mutator makes messages; the same seed makes the same ones.
+type mutator struct {
+	*rand.Rand
+	seeds [][]byte
+	buf   []byte
+}
+
+// pieces are attributes from which compose builds, good, odd and bad.
+var pieces = [][]byte{
+	octetsOf(origin), octetsOf(origin), octetsOf(pathLeaf), octetsOf(pathLeaf), octetsOf(hopLeaf), octetsOf(hopLeaf),
+	octetsOf(med), octetsOf(lb400), octetsOf(reach6), octetsOf(reach6), octetsOf(unreach6),
+	octetsOf("40 02 0a 02 02 0000fde9 0000fe4c"), octetsOf("40 02 04 02 01 fde9"), octetsOf("40 02 06 02 02 fde9 5ba0"),
+	octetsOf("c0 11 06 02 01 fa56ea01"), octetsOf("40 05 04 00000064"), octetsOf("c0 07 06 fde9 01010101"), octetsOf("40 06 00"),
+	octetsOf("c0 12 08 fa56ea01 01010101"), octetsOf("c0 08 04 fde90001"), octetsOf("c0 20 0c 0000fde9 00000001 00000002"),
+	octetsOf("c0 10 18 4004fde9 5139a6e5 800f0101 01010190 0600000000000000"), octetsOf("c0 28 05 01 0002 0000"), octetsOf("c0 17 04 0008 00ff"),
+	octetsOf("80 0e 1a 0001 01 10 fe800000000000000000000000000001 00 ", other4), octetsOf("80 0e 0e 0001 01 04 0a000001 00 ", host4),
+	octetsOf("80 0e 0b 0019 46 04 0a000001 00 0200"), octetsOf("40 03 04 0a000003"), octetsOf("80 0f 08 0001 01 ", host4),
+}
+
+// prefixes are what compose announces and withdraws.
+var prefixes = [][]byte{octetsOf(host4), octetsOf(host4), octetsOf(other4), octetsOf("20 0a020001"), octetsOf("18 0a0100"), octetsOf("00")}
+
+// compose makes an UPDATE of sound structure whose attributes, their order and
+// values, are any; three in four are complete.
+func (m *mutator) compose(b []byte) []byte {
+	pick := func(b []byte, from [][]byte, n int) []byte {
+		for range m.IntN(n) {
+			b = append(b, from[m.IntN(len(from))]...)
+		}
+		return b
+	}
+	b = append(beginMessage(b, typeUpdate), 0, 0)
+	start := len(b)
+	b = pick(b, prefixes, 3)
+	binary.BigEndian.PutUint16(b[start-2:], uint16(len(b)-start))
+	b = append(b, 0, 0)
+	start = len(b)
+	if m.IntN(4) != 0 {
+		b = append(append(append(b, pieces[0]...), pieces[2]...), pieces[4]...)
+	}
+	b = pick(b, pieces, 5)
+	binary.BigEndian.PutUint16(b[start-2:], uint16(len(b)-start))
+	if m.IntN(4) == 0 && len(b) > start {
+		b[start+m.IntN(len(b)-start)] ^= 1 << m.IntN(8)
+	}
+	return endMessage(pick(b, prefixes, 4), 0)
+}
+
+// next returns a message with a few changes. Its header is mended, so that the
+// change is seen behind the framing, but for one in sixteen.
+func (m *mutator) next() []byte {
+	if m.IntN(2) == 0 {
+		m.buf = m.compose(m.buf[:0])
+		return m.buf
+	}
+	b := append(m.buf[:0], m.seeds[m.IntN(len(m.seeds))]...)
+	for range m.IntN(4) {
+		at := HeaderLen + m.IntN(len(b)-HeaderLen+1)
+		end := at + m.IntN(min(len(b)-at, 40)+1)
+		switch m.IntN(6) {
+		case 0: // a bit
+			if at < len(b) {
+				b[at] ^= 1 << m.IntN(8)
+			}
+		case 1: // an octet at the edges of its range
+			if at < len(b) {
+				b[at] = [...]byte{0, 1, 2, 3, 4, 5, 16, 32, 33, 127, 128, 129, 254, 255}[m.IntN(14)]
+			}
+		case 2: // a piece falls out
+			b = append(b[:at], b[end:]...)
+		case 3: // a piece of another message comes in
+			other := m.seeds[m.IntN(len(m.seeds))]
+			from := m.IntN(len(other))
+			piece := other[from:min(len(other), from+m.IntN(60))]
+			b = append(b[:at], append(append([]byte(nil), piece...), b[at:]...)...)
+		case 4: // a piece is doubled
+			b = append(b[:end], append(append([]byte(nil), b[at:end]...), b[end:]...)...)
+		case 5: // an attribute of any type and length
+			b = append(b[:at], append([]byte{byte(m.Uint32()), byte(m.Uint32()), byte(m.IntN(20))}, b[at:]...)...)
+		}
+	}
+	if len(b) > MaxMessage {
+		b = b[:MaxMessage]
+	}
+	if b[18] == typeUpdate && len(b) >= 23 && m.IntN(2) == 0 {
+		// mend the length of the attributes as well
+		if n := int(binary.BigEndian.Uint16(b[19:])); n+23 <= len(b) && m.IntN(2) == 0 {
+			binary.BigEndian.PutUint16(b[21+n:], uint16(m.IntN(len(b)-23-n+1)))
+		} else {
+			b[19], b[20] = 0, 0
+			binary.BigEndian.PutUint16(b[21:], uint16(len(b)-23))
+		}
+	}
+	binary.BigEndian.PutUint16(b[16:], uint16(len(b)))
+	if m.IntN(16) == 0 {
+		b[m.IntN(HeaderLen)] ^= 1 << m.IntN(8)
+	}
+	m.buf = b
+	return b
+}
+
+// mutations is how many messages to try: 300,000, or FARED_MUTATIONS.
+func mutations(t *testing.T) int {
+	n := 300_000
+	if s := os.Getenv("FARED_MUTATIONS"); s != "" {
+		v, err := strconv.Atoi(s)
+		if err != nil || v <= 0 {
+			t.Fatalf("FARED_MUTATIONS=%q: give a number of messages, such as 10000000", s)
+		}
+		n = v
+	} else if testing.Short() {
+		n = 30_000
+	}
+	return n
+}
+
+// variants are the sessions that mutated messages meet.
+func variants(counters *Counters) []func(testing.TB) *Guard {
+	at := func(s state, extended bool, limit int, open []byte) func(testing.TB) *Guard {
+		return func(t testing.TB) *Guard {
+			c := testConfig()
+			c.ExtendedNextHop, c.MaxPrefixes, c.Counters = extended, limit, counters
+			if s == established {
+				return establish(t, c, open)
+			}
+			g := New(c)
+			if s == openConfirm {
+				if _, err := g.FromPeer(open, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return g
+		}
+	}
+	return []func(testing.TB) *Guard{
+		at(established, false, 0, newLeaf), at(established, true, 3, newLeaf),
+		at(established, true, 0, leafOpen(capsBoth)), at(established, false, 0, leafOpen(capAS4)),
+		at(established, false, 0, leafOpen("01 04 0002 00 01", capAS4)),
+		at(openSent, false, 0, nil), at(openConfirm, true, 0, newLeaf),
+	}
+}
+
+// A peer that sends anything never makes the guard panic, nor emit what the
+// speaker's parser panics on or finds fault with; and nothing goes uncounted.
+func TestMutationsFromPeer(t *testing.T) {
+	counters := new(Counters)
+	makers := variants(counters)
+	guards := make([]*Guard, len(makers))
+	m := &mutator{Rand: rand.New(rand.NewPCG(1, 2)), seeds: seeds()}
+	var out []byte
+	var err error
+	resets, updates, total := 0, 0, mutations(t)
+	for i := range total {
+		// mostly sessions that are up: the last two are not
+		k := m.IntN(len(makers) - 2)
+		if m.IntN(16) == 0 {
+			k = len(makers) - 1 - m.IntN(2)
+		}
+		if guards[k] == nil {
+			guards[k] = makers[k](t)
+		}
+		msg := m.next()
+		before := counters.Received(Inbound, Messages)
+		out, err = guards[k].FromPeer(msg, out[:0])
+		after := counters.Received(Inbound, Messages)
+		messages, bad := parsed(out)
+		if bad != nil {
+			t.Fatalf("message %d: %x\nmakes %x\nof which the speaker says %v", i, msg, out, bad)
+		}
+		if after > before+uint64(len(msg)/HeaderLen) {
+			t.Fatalf("message %d: %x counts %d times", i, msg, after-before)
+		}
+		for _, m := range messages {
+			if _, ok := m.Body.(*bgp.BGPUpdate); ok {
+				updates++
+			}
+		}
+		if err != nil {
+			resets++
+			var n *Notification
+			var closed *PeerClosed
+			if !errors.As(err, &n) && !errors.As(err, &closed) {
+				t.Fatalf("message %d: untyped error %v", i, err)
+			}
+			if n != nil {
+				if _, bad := parsed(n.AppendTo(nil)); bad != nil {
+					t.Fatal(bad)
+				}
+			}
+			if len(messages) == 0 || messages[len(messages)-1].Header.Type != bgp.BGP_MSG_NOTIFICATION {
+				t.Fatalf("message %d: %x: the speaker is not told of the end", i, msg)
+			}
+		}
+		// A length that was not mended may leave half a message behind.
+		if err != nil || guards[k].in.framer.n != 0 {
+			guards[k] = nil
+		}
+	}
+	checkSums(t, counters)
+	if resets < total/10 || updates < total/8 {
+		t.Errorf("%d resets, %d updates: the mutations exercise too little", resets, updates)
+	}
+	for _, r := range Reasons() {
+		if r != CommunityExcess && r != CommunityNonTransitive && r != RouteOversize && counters.Dropped(Inbound, r) == 0 {
+			t.Errorf("no mutation was dropped as %v", r)
+		}
+	}
+	t.Logf("%d messages: %d ends of a session, %d UPDATEs to the speaker", total, resets, updates)
+}
+
+// The same for the way to the peer: it is trusted, but never to panic, and
+// never to leak the non-transitive form.
+func TestMutationsFromSpeaker(t *testing.T) {
+	counters := new(Counters)
+	makers := variants(counters)[:5]
+	guards := make([]*Guard, len(makers))
+	m := &mutator{Rand: rand.New(rand.NewPCG(3, 4)), seeds: append(seeds(), speakerOpen(),
+		updateOf(nil, octetsOf(origin, pathOurs, hopAny, "c0 10 18 8f00fe4c 5139a6e5 8f40fe4c 5139a6e5 4004fe4c 5139a6e5"), octetsOf(host4)))}
+	var out []byte
+	var err error
+	for i := range mutations(t) / 3 {
+		k := m.IntN(len(makers))
+		if guards[k] == nil {
+			guards[k] = makers[k](t)
+		}
+		msg := m.next()
+		out, err = guards[k].FromSpeaker(msg, out[:0])
+		if bad := checkOutbound(out); bad != nil {
+			t.Fatalf("message %d: %x\nmakes %x\n%v", i, msg, out, bad)
+		}
+		if err != nil || guards[k].out.framer.n != 0 {
+			guards[k] = nil
+		}
+	}
+	checkSums(t, counters)
+	if counters.Dropped(Outbound, CommunityNonTransitive) == 0 || counters.Passed(Outbound, Communities) == 0 {
+		t.Error("the mutations exercise no communities")
+	}
+}
+
+// checkOutbound reads what goes to the peer as the peer would.
+func checkOutbound(out []byte) error {
+	all, err := frames(out)
+	if err != nil {
+		return err
+	}
+	for _, f := range all {
+		if f[18] != typeNotification { // its data is the speaker's
+			if _, err := parsed(f); err != nil {
+				return err
+			}
+		}
+		if f[18] != typeUpdate {
+			continue
+		}
+		m, err := bgp.ParseBGPMessage(f)
+		if err != nil {
+			return err
+		}
+		for _, a := range m.Body.(*bgp.BGPUpdate).PathAttributes {
+			switch a := a.(type) {
+			case *bgp.PathAttributeNextHop:
+				if a.Value.String() != "10.0.0.2" {
+					return errors.New("next hop is not ours")
+				}
+			case *bgp.PathAttributeExtendedCommunities:
+				// The library forgets the transitive bit, so look at the octets.
+				for v := valueOf(f, attrExtended); len(v) > 0; v = v[8:] {
+					if v[0] == lbNonTransitive && v[1] == lbSubType || v[0] == carrierType {
+						return errors.New("non-transitive or wrapped community goes out")
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// valueOf finds the value of an attribute in a canonical UPDATE.
+func valueOf(f []byte, kind byte) []byte {
+	n := int(binary.BigEndian.Uint16(f[19:]))
+	attrs := f[23+n:]
+	for len(attrs) > 0 {
+		head, n := 3, int(attrs[2])
+		if attrs[0]&flagExtendedLength != 0 {
+			head, n = 4, int(binary.BigEndian.Uint16(attrs[2:]))
+		}
+		if attrs[1] == kind {
+			return attrs[head : head+n]
+		}
+		attrs = attrs[head+n:]
+	}
+	return nil
+}
+
+func addSeeds(f *testing.F) {
+	for i, s := range seeds() {
+		f.Add(s, uint8(i))
+	}
+	m := &mutator{Rand: rand.New(rand.NewPCG(5, 6)), seeds: seeds()}
+	for i := range 64 {
+		f.Add(append([]byte(nil), m.next()...), uint8(i))
+	}
+}
+
+func FuzzFromPeer(f *testing.F) {
+	addSeeds(f)
+	f.Fuzz(func(t *testing.T, stream []byte, variant uint8) {
+		counters := new(Counters)
+		makers := variants(counters)
+		whole := makers[int(variant)%len(makers)](t)
+		out, err := whole.FromPeer(stream, nil)
+		if _, bad := parsed(out); bad != nil {
+			t.Fatal(bad)
+		}
+		checkSums(t, counters)
+		// octet by octet it comes to the same
+		single, got := makers[int(variant)%len(makers)](t), []byte(nil)
+		var err2 error
+		for i := 0; i < len(stream) && err2 == nil; i++ {
+			got, err2 = single.FromPeer(stream[i:i+1], got)
+		}
+		if string(got) != string(out) || (err == nil) != (err2 == nil) {
+			t.Fatalf("whole: %x %v\nin octets: %x %v", out, err, got, err2)
+		}
+	})
+}
+
+func FuzzFromSpeaker(f *testing.F) {
+	addSeeds(f)
+	f.Fuzz(func(t *testing.T, stream []byte, variant uint8) {
+		counters := new(Counters)
+		makers := variants(counters)[:5]
+		out, _ := makers[int(variant)%len(makers)](t).FromSpeaker(stream, nil)
+		if bad := checkOutbound(out); bad != nil {
+			t.Fatal(bad)
+		}
+		checkSums(t, counters)
+	})
+}
