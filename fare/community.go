@@ -3,6 +3,7 @@ package fare
 import (
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -273,4 +274,25 @@ func fromFloat(f float32) (Bandwidth, Reason) {
 		bits = uint64(float64(f) * 8)
 	}
 	return min(Bandwidth(bits), MaxBandwidth), ReasonUsed
+}
+
+// Validate says what is wrong with a codec's settings, all of it.
+func (c Codec) Validate() error {
+	var errs []error
+	if int(c.Encoding) >= len(encodingNames) {
+		errs = append(errs, fmt.Errorf("encoding %s", c.Encoding))
+	}
+	if int(c.Format) >= len(formatNames) {
+		errs = append(errs, fmt.Errorf("format %s", c.Format))
+	}
+	if t, s := c.farePoint(); t&^0x40 == typeTwoOctetAS && s == subTypeLinkBandwidth {
+		errs = append(errs, fmt.Errorf("FARE community type %#02x sub-type %#02x is Link Bandwidth's: choose another, such as %#02x %#02x",
+			t, s, DefaultFAREType, DefaultFARESubType))
+	} else if t&0x40 != 0 {
+		errs = append(errs, fmt.Errorf("FARE community type %#02x is not transitive: clear bit 0x40", t))
+	}
+	if c.Max != 0 && c.Min > c.Max {
+		errs = append(errs, fmt.Errorf("minimum %s is above maximum %s", c.Min, c.Max))
+	}
+	return errors.Join(errs...)
 }

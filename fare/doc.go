@@ -23,10 +23,13 @@
 // if they differ. A route that the neighbour itself originated (its AS_PATH
 // holds only the neighbour's AS) describes the sub-port it came over, not the
 // node: then b(n) = sum over those sub-ports of min(sub-port, value). That is
-// how a leaf sums the two halves of a server's Y-cable.
+// how a leaf sums the two halves of a server's Y-cable. Of a node that says
+// something, what it leaves unsaid counts with local link speed; a node that
+// says nothing is missing a value.
 //
 // The sum is split over the sub-ports toward each node in proportion to their
-// speed, in lowest terms. [MissingPolicy] and [ZeroPolicy] say what happens
+// speed (or to the lower of speed and value, where values describe sub-ports),
+// in lowest terms. [MissingPolicy] and [ZeroPolicy] say what happens
 // when some values are missing or all are zero; [Rule] tells which applied.
 //
 // # Groups

@@ -1,0 +1,379 @@
+package fare
+
+import (
+	"math/bits"
+	"slices"
+)
+
+// computation works out one group's view. It is scratch that is used again;
+// after run, nodes and links show how the numbers came about.
+type computation struct {
+	nodes   []nodeSum
+	links   []nodeLink // by plane and sub-port
+	of      []int32    // link of each entry, -1: not usable
+	view    GroupView
+	weights []SubPortWeight // behind view.Planes[].SubPorts
+}
+
+// nodeSum is b(n): what one node is worth on one plane.
+type nodeSum struct {
+	plane      int
+	leader     int       // session that stands for the node
+	local      Bandwidth // sum of the usable sub-ports toward it
+	value      Bandwidth // lowest advertised; meaningful when known
+	known      bool      // a route of it carries a value
+	originated bool      // every route of it is its own
+	bandwidth  Bandwidth // b(n); local when no value is known
+	share      uint64    // what it gets, in the group's unit; 0: not used
+	reason     Reason    // why not used
+	amounts    uint64    // sum of its links' amounts
+}
+
+// nodeLink is one sub-port toward one node.
+type nodeLink struct {
+	node    int
+	subPort int
+	speed   Bandwidth
+	value   Bandwidth // lowest advertised over it; meaningful when known
+	known   bool
+	amount  uint64 // its part of the node, relative to the node's other links
+}
+
+// run computes g.reasons and g.view and reports whether the view changed.
+func (c *computation) run(t *Table, g *group) bool {
+	c.gather(t, g)
+	c.judge()
+	c.decide(t)
+	c.reasons(t, g)
+	c.split()
+	return c.publish(g)
+}
+
+// gather sorts the usable entries into nodes and links.
+func (c *computation) gather(t *Table, g *group) {
+	c.nodes, c.links, c.of = c.nodes[:0], c.links[:0], c.of[:0]
+	plane, first := -1, 0 // first node of the plane
+	for i := range g.entries {
+		e := &g.entries[i]
+		s := &t.sessions[t.order[e.rank]]
+		if s.reason != ReasonUsed || s.generation != e.generation {
+			c.of = append(c.of, -1)
+			continue
+		}
+		sp := &t.subPorts[s.subPort]
+		if sp.plane != plane {
+			plane, first = sp.plane, len(c.nodes)
+		}
+		n := first
+		for n < len(c.nodes) && c.nodes[n].leader != s.leader {
+			n++
+		}
+		if n == len(c.nodes) {
+			c.nodes = append(c.nodes, nodeSum{plane: plane, leader: s.leader, originated: true})
+		}
+		node := &c.nodes[n]
+		node.originated = node.originated && e.originated
+		if e.known && (!node.known || e.value < node.value) {
+			node.known, node.value = true, e.value
+		}
+		l := len(c.links) // entries of one sub-port are neighbours
+		for l > 0 && c.links[l-1].subPort == s.subPort && c.links[l-1].node != n {
+			l--
+		}
+		if l == 0 || c.links[l-1].subPort != s.subPort {
+			node.local = node.local.Add(sp.speed)
+			c.links = append(c.links, nodeLink{node: n, subPort: s.subPort, speed: sp.speed})
+			l = len(c.links)
+		}
+		link := &c.links[l-1]
+		if e.known && (!link.known || e.value < link.value) {
+			link.known, link.value = true, e.value
+		}
+		c.of = append(c.of, int32(l-1))
+	}
+}
+
+// judge works out b(n) of every node and how its links divide it.
+func (c *computation) judge() {
+	for i := range c.links {
+		link := &c.links[i]
+		node := &c.nodes[link.node]
+		link.amount = uint64(link.speed)
+		if node.originated {
+			if link.known { // the value describes this sub-port only
+				link.amount = uint64(min(link.speed, link.value))
+			}
+			node.bandwidth = node.bandwidth.Add(Bandwidth(link.amount))
+		}
+	}
+	for i := range c.nodes {
+		node := &c.nodes[i]
+		switch {
+		case !node.known:
+			node.bandwidth = node.local
+		case !node.originated:
+			node.bandwidth = min(node.local, node.value)
+		}
+	}
+	for i := range c.links {
+		link := &c.links[i]
+		node := &c.nodes[link.node]
+		if node.bandwidth == 0 {
+			link.amount = uint64(link.speed) // matters when all are zero and equal
+		}
+	}
+}
+
+// decide applies the policies: which nodes are used, for how much.
+func (c *computation) decide(t *Table) {
+	missing, positive := 0, 0
+	for i := range c.nodes {
+		if !c.nodes[i].known {
+			missing++
+		} else if c.nodes[i].bandwidth > 0 {
+			positive++
+		}
+	}
+	v := &c.view
+	*v = GroupView{Planes: slices.Grow(v.Planes[:0], len(t.planes))[:len(t.planes)]}
+	clear(v.Planes)
+
+	known := len(c.nodes) - missing
+	switch {
+	case len(c.nodes) == 0:
+		v.Rule = RuleNoPath
+	case known == 0:
+		v.Rule = RuleLocalSpeed
+	case missing > 0 && t.config.Missing == MissingEqual:
+		v.Rule = RuleMissingEqual // RFC 10005: equal shares unless local policy says otherwise
+	case missing > 0 && t.config.Missing == MissingLocal:
+		v.Rule = RuleMissingLocal
+	case positive == 0 && t.config.AllZero == ZeroEqual:
+		v.Rule = RuleAllZeroEqual
+	case positive == 0:
+		v.Rule = RuleAllZeroUnreachable
+	case missing > 0:
+		v.Rule = RuleMissingSkip
+	default:
+		v.Rule = RuleAdvertised
+	}
+	equal := v.Rule == RuleMissingEqual || v.Rule == RuleAllZeroEqual
+	for i := range c.nodes {
+		node := &c.nodes[i]
+		switch {
+		case !node.known && known > 0 && t.config.Missing == MissingSkip:
+			node.reason = ReasonMissingBandwidth
+			continue
+		case node.bandwidth == 0 && v.Rule != RuleAllZeroEqual:
+			// RFC 10005: zero carries nothing while another path can.
+			node.reason = ReasonZeroBandwidth
+			continue
+		}
+		p := &v.Planes[node.plane]
+		p.Bandwidth = p.Bandwidth.Add(node.bandwidth)
+		node.share, p.Capacity = uint64(node.bandwidth), uint64(p.Bandwidth)
+		if equal {
+			node.share, p.Capacity = 1, 1
+		}
+		v.Reachable = true
+	}
+}
+
+// reasons says for each entry, plane and the whole why it does not count.
+func (c *computation) reasons(t *Table, g *group) {
+	v := &c.view
+	g.reasons = slices.Grow(g.reasons[:0], len(g.entries))[:len(g.entries)]
+	for i := range g.entries {
+		s := &t.sessions[t.order[g.entries[i].rank]]
+		p := &v.Planes[t.subPorts[s.subPort].plane]
+		var reason Reason
+		if c.of[i] < 0 {
+			reason = s.reason
+			if reason == ReasonUsed {
+				reason = ReasonSessionDown // the route's incarnation of it is gone
+			}
+		} else {
+			link := &c.links[c.of[i]]
+			node := &c.nodes[link.node]
+			reason = node.reason
+			if reason == ReasonUsed && link.amount == 0 {
+				reason = ReasonZeroBandwidth // one half of a Y-cable in maintenance
+			}
+		}
+		g.reasons[i] = reason
+		if p.Capacity == 0 && (p.Reason == ReasonUsed || reason < p.Reason) {
+			p.Reason = reason
+		}
+	}
+	least := ReasonNoRoute
+	for i := range v.Planes {
+		p := &v.Planes[i]
+		if p.Capacity == 0 && p.Reason == ReasonUsed {
+			p.Reason = ReasonNoRoute
+		}
+		least = min(least, p.Reason)
+	}
+	switch {
+	case v.Reachable:
+	case v.Rule == RuleAllZeroUnreachable:
+		v.Reason = ReasonZeroBandwidth
+	default:
+		v.Reason = least
+	}
+}
+
+// split divides each plane over its sub-ports.
+func (c *computation) split() {
+	c.weights = c.weights[:0]
+	if cap(c.weights) < len(c.links) {
+		c.weights = make([]SubPortWeight, 0, 2*len(c.links)) // never moves below
+	}
+	for node, link := 0, 0; node < len(c.nodes); {
+		plane, nodes, links := c.nodes[node].plane, node, link
+		for node < len(c.nodes) && c.nodes[node].plane == plane {
+			node++
+		}
+		for link < len(c.links) && c.links[link].node < node {
+			link++
+		}
+		from := len(c.weights)
+		if !c.splitExactly(c.nodes[nodes:node], c.links[links:link]) {
+			c.weights = c.weights[:from]
+			c.splitNearly(c.nodes[nodes:node], c.links[links:link])
+		}
+		c.view.Planes[plane].SubPorts = lowestTerms(c.weights[from:])
+	}
+}
+
+// splitExactly appends the weights of one plane's links: each node's share
+// divided in proportion to its links' amounts, over a common denominator. It
+// reports false when that does not fit 64 bits.
+func (c *computation) splitExactly(nodes []nodeSum, links []nodeLink) bool {
+	var shares uint64 // greatest common divisor
+	for i := range nodes {
+		shares = gcd(shares, nodes[i].share)
+		nodes[i].amounts = 0
+	}
+	if shares == 0 {
+		return true
+	}
+	for i := range links {
+		node := &c.nodes[links[i].node]
+		node.amounts = gcd(node.amounts, links[i].amount)
+	}
+	for i := range links {
+		links[i].amount /= max(c.nodes[links[i].node].amounts, 1)
+	}
+	for i := range nodes {
+		nodes[i].amounts = 0
+	}
+	for i := range links {
+		c.nodes[links[i].node].amounts += links[i].amount // at most 4096 * 2^53
+	}
+	common := uint64(1)
+	for i := range nodes {
+		if nodes[i].share == 0 {
+			continue
+		}
+		hi, lo := bits.Mul64(common/gcd(common, nodes[i].amounts), nodes[i].amounts)
+		if hi != 0 {
+			return false
+		}
+		common = lo
+	}
+	for i := range links {
+		node := &c.nodes[links[i].node]
+		if node.share == 0 || links[i].amount == 0 {
+			continue
+		}
+		hi, weight := bits.Mul64(node.share/shares, links[i].amount)
+		if hi != 0 {
+			return false
+		}
+		hi, weight = bits.Mul64(weight, common/node.amounts)
+		if hi != 0 || !c.weigh(links[i].subPort, weight) {
+			return false
+		}
+	}
+	return true
+}
+
+// splitNearly is splitExactly in fixed point, for shares and speeds that have
+// nothing in common: each link is off by less than 2^-50 of its plane.
+func (c *computation) splitNearly(nodes []nodeSum, links []nodeLink) {
+	var most uint64
+	for i := range nodes {
+		most = max(most, nodes[i].share)
+	}
+	shift := 50 - bits.Len64(most) // 4096 links of 2^50 fit
+	for i := range links {
+		node := &c.nodes[links[i].node]
+		if node.share == 0 || links[i].amount == 0 {
+			continue
+		}
+		share := node.share >> max(-shift, 0) << max(shift, 0)
+		hi, lo := bits.Mul64(share, links[i].amount)
+		weight, _ := bits.Div64(hi, lo, node.amounts) // amount <= amounts, so it fits
+		c.weigh(links[i].subPort, max(weight, 1))
+	}
+}
+
+// weigh adds to the weight of subPort, which is the last one or follows it. It
+// reports false on overflow.
+func (c *computation) weigh(subPort int, weight uint64) bool {
+	if n := len(c.weights); n > 0 && c.weights[n-1].SubPort == subPort {
+		sum, carry := bits.Add64(c.weights[n-1].Weight, weight, 0)
+		c.weights[n-1].Weight = sum
+		return carry == 0
+	}
+	c.weights = append(c.weights, SubPortWeight{SubPort: subPort, Weight: weight})
+	return true
+}
+
+func lowestTerms(weights []SubPortWeight) []SubPortWeight {
+	var common uint64
+	for i := range weights {
+		common = gcd(common, weights[i].Weight)
+	}
+	if common > 1 {
+		for i := range weights {
+			weights[i].Weight /= common
+		}
+	}
+	return weights
+}
+
+// gcd is the greatest common divisor; gcd(0, x) is x.
+func gcd(a, b uint64) uint64 {
+	if a == 1 {
+		return 1
+	}
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// publish copies the scratch view to g and reports whether it differs.
+func (c *computation) publish(g *group) bool {
+	v := &c.view
+	if g.view.Reachable == v.Reachable && g.view.Reason == v.Reason && g.view.Rule == v.Rule &&
+		slices.EqualFunc(g.view.Planes, v.Planes, PlaneBandwidth.equal) {
+		return false
+	}
+	planes := append(g.view.Planes[:0], v.Planes...)
+	g.view = *v
+	g.view.Planes = planes
+	g.subPorts = slices.Grow(g.subPorts[:0], len(c.weights))
+	for i := range planes {
+		from := len(g.subPorts)
+		g.subPorts = append(g.subPorts, planes[i].SubPorts...)
+		planes[i].SubPorts = g.subPorts[from:len(g.subPorts):len(g.subPorts)]
+	}
+	return true
+}
+
+func (p PlaneBandwidth) equal(q PlaneBandwidth) bool {
+	return p.Bandwidth == q.Bandwidth && p.Capacity == q.Capacity && p.Reason == q.Reason &&
+		slices.Equal(p.SubPorts, q.SubPorts)
+}

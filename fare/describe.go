@@ -1,0 +1,220 @@
+package fare
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Description is each input and rule that led to one destination's capacities.
+// It is a copy: nothing in it changes later.
+type Description struct {
+	Destination netip.Prefix
+	Known       bool // some session has or lately had a route
+	Group       GroupID
+	Reachable   bool
+	Reason      Reason // why not reachable
+	Rule        Rule
+	Routes      []RouteDescription // by plane, sub-port and session
+	Planes      []PlaneDescription // every configured plane
+	// Role leaf: what is passed on.
+	Readvertised bool
+	Bandwidth    Bandwidth
+	ASPath       []uint32
+}
+
+// RouteDescription is one session's route.
+type RouteDescription struct {
+	Session     int
+	Name        string
+	Plane       string
+	Device      string
+	Node        netip.Addr
+	Communities []CommunityDescription
+	Advertised  Advertised
+	ASPath      []uint32
+	Originated  bool   // by the neighbour itself: the value describes the sub-port
+	Reason      Reason // why it does not count
+}
+
+// CommunityDescription is one extended community and what it was judged to be.
+type CommunityDescription struct {
+	Raw Community
+	Verdict
+}
+
+// PlaneDescription is one plane's nodes and their sum.
+type PlaneDescription struct {
+	Plane string
+	Nodes []NodeDescription // by address
+	PlaneBandwidth
+	Devices []string // of PlaneBandwidth.SubPorts
+}
+
+// NodeDescription is b(n) of one node.
+type NodeDescription struct {
+	Node       netip.Addr
+	Devices    []string   // usable local sub-ports toward it
+	Local      Bandwidth  // their sum
+	Advertised Advertised // the lowest value; of an originating node the sum of its values
+	Originated bool
+	Bandwidth  Bandwidth // b(n)
+	Reason     Reason    // why it is not used
+}
+
+// Describe explains one destination. It computes its group again, which
+// changes nothing.
+func (t *Table) Describe(prefix netip.Prefix) Description {
+	d := t.byPrefix[prefix]
+	if d == nil {
+		return Description{Destination: prefix, Reason: ReasonNoRoute}
+	}
+	g := d.group
+	c := &t.work
+	c.run(t, g)
+	out := Description{
+		Destination: prefix, Known: true, Group: g.id,
+		Reachable: g.view.Reachable, Reason: g.view.Reason, Rule: g.view.Rule,
+		Readvertised: d.told.ok, Bandwidth: d.told.bandwidth, ASPath: slices.Clone(d.told.path),
+	}
+	for i := range g.entries {
+		e := &g.entries[i]
+		index := t.order[e.rank]
+		s := &t.sessions[index]
+		sp := t.config.SubPorts[s.subPort]
+		r := RouteDescription{
+			Session: index, Name: t.config.Sessions[index].Name, Plane: t.config.Planes[sp.Plane], Device: sp.Device,
+			Node: s.node, Advertised: Advertised{e.known, e.value}, ASPath: slices.Clone(d.sets[i].attrs.ASPath),
+			Originated: e.originated, Reason: g.reasons[i],
+		}
+		communities := d.sets[i].attrs.Communities
+		_, verdicts := s.codec.Judge(communities, nil)
+		for k, v := range verdicts {
+			r.Communities = append(r.Communities, CommunityDescription{Raw: communities[k], Verdict: v})
+		}
+		out.Routes = append(out.Routes, r)
+	}
+	for i, name := range t.config.Planes {
+		p := PlaneDescription{Plane: name, PlaneBandwidth: g.view.Planes[i]}
+		p.SubPorts = slices.Clone(p.SubPorts)
+		for _, w := range p.SubPorts {
+			p.Devices = append(p.Devices, t.config.SubPorts[w.SubPort].Device)
+		}
+		for n := range c.nodes {
+			if c.nodes[n].plane == i {
+				p.Nodes = append(p.Nodes, t.describeNode(n))
+			}
+		}
+		slices.SortFunc(p.Nodes, func(a, b NodeDescription) int { return a.Node.Compare(b.Node) })
+		out.Planes = append(out.Planes, p)
+	}
+	return out
+}
+
+func (t *Table) describeNode(n int) NodeDescription {
+	node := &t.work.nodes[n]
+	out := NodeDescription{
+		Node: t.sessions[node.leader].node, Local: node.local,
+		Advertised: Advertised{node.known, node.value}, Originated: node.originated,
+		Bandwidth: node.bandwidth, Reason: node.reason,
+	}
+	var sum Bandwidth
+	for i := range t.work.links {
+		if link := &t.work.links[i]; link.node == n {
+			out.Devices = append(out.Devices, t.config.SubPorts[link.subPort].Device)
+			sum = sum.Add(link.value)
+		}
+	}
+	if node.known && node.originated {
+		out.Advertised.Bandwidth = sum
+	}
+	return out
+}
+
+// String draws the description, a few lines a plane.
+func (d Description) String() string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	switch {
+	case !d.Known:
+		line("%s unknown: no session has a route", d.Destination)
+		return b.String()
+	case d.Reachable:
+		line("%s group %d reachable", d.Destination, d.Group)
+	default:
+		line("%s group %d unreachable: %s", d.Destination, d.Group, d.Reason)
+	}
+	line("rule %s: %s", d.Rule, d.Rule.Sentence())
+	for _, p := range d.Planes {
+		if p.Capacity == 0 {
+			line("plane %s: nothing: %s", p.Plane, p.Reason)
+		} else {
+			text := fmt.Sprintf("plane %s: bandwidth %s, capacity %d, sub-ports", p.Plane, p.Bandwidth, p.Capacity)
+			for i, w := range p.SubPorts {
+				text += fmt.Sprintf(" %s=%d", p.Devices[i], w.Weight)
+			}
+			line("%s", text)
+		}
+		for _, n := range p.Nodes {
+			line("  %s", n)
+		}
+		for _, r := range d.Routes {
+			if r.Plane == p.Plane {
+				line("  %s", r)
+				for _, c := range r.Communities {
+					line("    %s", c)
+				}
+			}
+		}
+	}
+	if d.Readvertised {
+		line("readvertised: %s, path %v", d.Bandwidth, d.ASPath)
+	}
+	return b.String()
+}
+
+// String is one line.
+func (n NodeDescription) String() string {
+	links := strings.Join(n.Devices, "+")
+	text := fmt.Sprintf("node %s: min(%s=%s, advertised %s) = %s", n.Node, links, n.Local, n.Advertised, n.Bandwidth)
+	if n.Originated {
+		text = fmt.Sprintf("node %s: sum over %s=%s of min(sub-port, advertised), advertised %s = %s",
+			n.Node, links, n.Local, n.Advertised, n.Bandwidth)
+	}
+	return text + because(n.Reason)
+}
+
+// String is one line.
+func (r RouteDescription) String() string {
+	text := fmt.Sprintf("route %s over %s from %s: advertised %s, path %v", r.Name, r.Device, r.Node, r.Advertised, r.ASPath)
+	if r.Originated {
+		text += ", its own"
+	}
+	return text + because(r.Reason)
+}
+
+// String is one line.
+func (c CommunityDescription) String() string {
+	text := fmt.Sprintf("community %s: %s", c.Raw, c.Kind)
+	switch c.Reason {
+	case ReasonUsed, ReasonBelowMinimum, ReasonAboveMaximum, ReasonNotLowest, ReasonOverridden:
+		text += " " + c.Bandwidth.String()
+	}
+	return text + because(c.Reason)
+}
+
+// String is the value, or "nothing" when none is known.
+func (a Advertised) String() string {
+	if !a.Known {
+		return "nothing"
+	}
+	return a.Bandwidth.String()
+}
+
+func because(r Reason) string {
+	if r == ReasonUsed {
+		return ""
+	}
+	return " (not used: " + r.String() + ")"
+}

@@ -1,0 +1,130 @@
+package fare
+
+import (
+	"encoding/binary"
+	"hash/maphash"
+	"math/bits"
+	"slices"
+)
+
+// link makes a struct a member of one internSet.
+type link[T any] struct {
+	hash uint64
+	next *T
+}
+
+type interned[T any] interface {
+	*T
+	chain() *link[T]
+}
+
+// internSet finds equal values by hash. The caller compares: it walks from
+// first along chain().next. Unlike a map it allocates only when it grows.
+type internSet[T any, P interned[T]] struct {
+	buckets []*T // a power of two, or none
+	n       int
+}
+
+func (s *internSet[T, P]) first(hash uint64) *T {
+	if len(s.buckets) == 0 {
+		return nil
+	}
+	return s.buckets[hash&uint64(len(s.buckets)-1)]
+}
+
+func (s *internSet[T, P]) insert(x *T, hash uint64) {
+	if s.n == len(s.buckets) {
+		old := s.buckets
+		s.buckets = make([]*T, max(16, 2*len(old)))
+		for _, head := range old {
+			for head != nil {
+				next := P(head).chain().next
+				s.put(head)
+				head = next
+			}
+		}
+	}
+	P(x).chain().hash = hash
+	s.put(x)
+	s.n++
+}
+
+func (s *internSet[T, P]) put(x *T) {
+	l := P(x).chain()
+	head := &s.buckets[l.hash&uint64(len(s.buckets)-1)]
+	l.next, *head = *head, x
+}
+
+func (s *internSet[T, P]) remove(x *T) {
+	l := P(x).chain()
+	at := &s.buckets[l.hash&uint64(len(s.buckets)-1)]
+	for *at != x {
+		at = &P(*at).chain().next
+	}
+	*at, l.next = l.next, nil
+	s.n--
+}
+
+// hasher mixes words under a secret, so that a neighbour that chooses values
+// cannot make chains long. Hashes order nothing that leaves the package.
+type hasher struct{ a, b uint64 }
+
+func newHasher() hasher {
+	seed := maphash.MakeSeed()
+	return hasher{a: maphash.String(seed, "a"), b: maphash.String(seed, "b")}
+}
+
+func (h hasher) mix(state, word uint64) uint64 {
+	hi, lo := bits.Mul64(state^h.a, word^h.b)
+	return hi ^ lo
+}
+
+// attributeSet is one distinct Attributes, shared by the routes that have it.
+type attributeSet struct {
+	link[attributeSet]
+	attrs *Attributes
+	refs  int
+}
+
+func (a *attributeSet) chain() *link[attributeSet] { return &a.link }
+
+// attributePool interns Attributes.
+type attributePool struct {
+	set  internSet[attributeSet, *attributeSet]
+	free []*attributeSet
+}
+
+// intern returns the set equal to attrs with one more reference.
+func (p *attributePool) intern(h hasher, attrs *Attributes) *attributeSet {
+	hash := h.mix(uint64(len(attrs.Communities)), uint64(len(attrs.ASPath)))
+	for i := range attrs.Communities {
+		hash = h.mix(hash, binary.BigEndian.Uint64(attrs.Communities[i][:]))
+	}
+	for _, as := range attrs.ASPath {
+		hash = h.mix(hash, uint64(as))
+	}
+	for a := p.set.first(hash); a != nil; a = a.next {
+		if a.hash == hash && (a.attrs == attrs || slices.Equal(a.attrs.Communities, attrs.Communities) &&
+			slices.Equal(a.attrs.ASPath, attrs.ASPath)) {
+			a.refs++
+			return a
+		}
+	}
+	var a *attributeSet
+	if n := len(p.free); n > 0 {
+		a, p.free = p.free[n-1], p.free[:n-1]
+	} else {
+		a = new(attributeSet)
+	}
+	a.attrs, a.refs = attrs, 1
+	p.set.insert(a, hash)
+	return a
+}
+
+func (p *attributePool) release(a *attributeSet) {
+	if a.refs--; a.refs == 0 {
+		p.set.remove(a)
+		a.attrs = nil
+		p.free = append(p.free, a)
+	}
+}

@@ -1,0 +1,561 @@
+package fare
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// ChangeKind is what a [Change] is about.
+type ChangeKind uint8
+
+// The kinds.
+const (
+	GroupSet          ChangeKind = iota + 1 // Group is new or its [GroupView] changed
+	GroupDelete                             // Group is gone; its number may come back
+	DestinationSet                          // Destination is new or moved to Group
+	DestinationDelete                       // Destination is gone
+	Readvertise                             // role leaf: ask [Table.Readvertise] about Destination
+)
+
+var changeNames = []string{"none", "group-set", "group-delete", "destination-set", "destination-delete", "readvertise"}
+
+// String is a word for logs and tests.
+func (k ChangeKind) String() string { return enumName(changeNames, k) }
+
+// Change is one consequence of an event. Changes come in an order in which
+// they can be carried out: a group is set before a destination moves to it,
+// and deleted after the last one left.
+type Change struct {
+	Kind        ChangeKind
+	Group       GroupID      // GroupSet, GroupDelete, DestinationSet
+	Destination netip.Prefix // DestinationSet, DestinationDelete, Readvertise
+}
+
+// Table is the path-bandwidth table: what every session's routes say, and what
+// follows. It belongs to one goroutine at a time.
+type Table struct {
+	config    Config
+	order     []int // session by rank
+	sessions  []session
+	subPorts  []subPort
+	planes    []plane
+	drained   []netip.Addr // nodes
+	hasher    hasher
+	pool      attributePool
+	groups    groups
+	byPrefix  map[netip.Prefix]*destination
+	free      []*destination
+	sorted    []netip.Prefix // of byPrefix, when not stale
+	resort    bool
+	live      int // routes of the sessions' current generations
+	leftovers int // routes of earlier generations not yet forgotten
+	events    Tally
+
+	changes  []Change
+	entries  []entry         // scratch
+	sets     []*attributeSet // scratch, one per entry
+	verdicts []Verdict       // scratch
+	work     computation     // scratch
+}
+
+type session struct {
+	rank        uint16
+	subPort     int
+	codec       Codec
+	up          bool
+	generation  uint64 // of the current or last incarnation
+	node        netip.Addr
+	peerAS      uint32
+	leader      int    // lowest session of the plane that is up to the same node
+	reason      Reason // why its routes do not count
+	routes      int    // of the current generation
+	communities Tally
+}
+
+type subPort struct {
+	plane   int
+	up      bool
+	speed   Bandwidth
+	drained bool
+	ranks   rankRange
+}
+
+type plane struct {
+	drained bool
+	ranks   rankRange
+}
+
+// NewTable makes a table in which every sub-port and session is down. Errors
+// wrap [ErrConfig] and name everything that is wrong.
+func NewTable(c Config) (*Table, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	c.Planes, c.SubPorts, c.Sessions = slices.Clone(c.Planes), slices.Clone(c.SubPorts), slices.Clone(c.Sessions)
+	t := &Table{
+		config:   c,
+		order:    c.ranks(),
+		sessions: make([]session, len(c.Sessions)),
+		subPorts: make([]subPort, len(c.SubPorts)),
+		planes:   make([]plane, len(c.Planes)),
+		hasher:   newHasher(),
+		byPrefix: make(map[netip.Prefix]*destination),
+	}
+	for i, sp := range c.SubPorts {
+		t.subPorts[i] = subPort{plane: sp.Plane, speed: sp.Speed}
+	}
+	for rank, i := range t.order {
+		cfg := c.Sessions[i]
+		t.sessions[i] = session{rank: uint16(rank), subPort: cfg.SubPort, codec: cfg.Codec, reason: ReasonLinkDown}
+		t.subPorts[cfg.SubPort].ranks.add(uint16(rank))
+		t.planes[c.SubPorts[cfg.SubPort].Plane].ranks.add(uint16(rank))
+	}
+	return t, nil
+}
+
+// add extends the range to rank, which follows its last one.
+func (r *rankRange) add(rank uint16) {
+	if r.lo == r.hi {
+		r.lo = rank
+	}
+	r.hi = rank + 1
+}
+
+func (t *Table) everything() rankRange { return rankRange{0, uint16(len(t.order))} }
+
+// Step takes one event and returns what changed, valid until the next Step.
+// An event that cannot be used changes nothing and is counted by its
+// [Reason] (see [Table.Stats]).
+func (t *Table) Step(e Event) []Change {
+	t.changes = t.changes[:0]
+	t.events.count(t.step(e), 1)
+	return t.changes
+}
+
+func (t *Table) step(e Event) Reason {
+	switch e := e.(type) {
+	case SessionUp:
+		return t.sessionUp(e)
+	case SessionDown:
+		s, reason := t.current(e.Session, e.Generation)
+		if s != nil {
+			t.sessionDown(s)
+		}
+		return reason
+	case EndOfRIB:
+		s, reason := t.current(e.Session, e.Generation)
+		if s != nil {
+			t.sweep(rankRange{s.rank, s.rank + 1})
+		}
+		return reason
+	case RouteUpdate:
+		return t.routeUpdate(e)
+	case RouteWithdraw:
+		return t.routeWithdraw(e)
+	case LinkState:
+		return t.linkState(e)
+	case Drain:
+		return t.drain(e)
+	case PolicyChange:
+		if int(e.Missing) >= len(missingNames) || int(e.AllZero) >= len(zeroNames) {
+			return ReasonInvalidEvent
+		}
+		if t.config.Missing != e.Missing || t.config.AllZero != e.AllZero {
+			t.config.Missing, t.config.AllZero = e.Missing, e.AllZero
+			t.recompute(t.everything())
+		}
+		return ReasonUsed
+	}
+	return ReasonInvalidEvent
+}
+
+// current is the session if it is up in that generation.
+func (t *Table) current(index int, generation uint64) (*session, Reason) {
+	if index < 0 || index >= len(t.sessions) {
+		return nil, ReasonInvalidEvent
+	}
+	s := &t.sessions[index]
+	if !s.up || s.generation != generation {
+		return nil, ReasonOldGeneration
+	}
+	return s, ReasonUsed
+}
+
+func (t *Table) sessionUp(e SessionUp) Reason {
+	if e.Session < 0 || e.Session >= len(t.sessions) || !e.Node.IsValid() {
+		return ReasonInvalidEvent
+	}
+	s := &t.sessions[e.Session]
+	if e.Generation <= s.generation {
+		return ReasonOldGeneration
+	}
+	if s.up {
+		t.sessionDown(s)
+	}
+	s.up, s.generation, s.node, s.peerAS = true, e.Generation, e.Node.Unmap(), e.PeerAS
+	// No group changes: a new generation has no routes yet.
+	t.refresh(t.planes[t.subPorts[s.subPort].plane].ranks)
+	return ReasonUsed
+}
+
+func (t *Table) sessionDown(s *session) {
+	s.up = false
+	t.live -= s.routes
+	t.leftovers += s.routes
+	s.routes = 0
+	t.refresh(t.planes[t.subPorts[s.subPort].plane].ranks)
+	t.recompute(rankRange{s.rank, s.rank + 1})
+}
+
+func (t *Table) linkState(e LinkState) Reason {
+	if e.SubPort < 0 || e.SubPort >= len(t.subPorts) || e.Speed > MaxBandwidth {
+		return ReasonInvalidEvent
+	}
+	sp := &t.subPorts[e.SubPort]
+	speed := e.Speed
+	if speed == 0 {
+		speed = sp.speed
+	}
+	if sp.up != e.Up || sp.speed != speed {
+		sp.up, sp.speed = e.Up, speed
+		t.refresh(sp.ranks)
+		t.recompute(sp.ranks)
+	}
+	return ReasonUsed
+}
+
+func (t *Table) drain(e Drain) Reason {
+	var touched rankRange
+	switch {
+	case e.Scope == DrainPlane && e.Index >= 0 && e.Index < len(t.planes):
+		p := &t.planes[e.Index]
+		p.drained, touched = e.On, p.ranks
+	case e.Scope == DrainSubPort && e.Index >= 0 && e.Index < len(t.subPorts):
+		sp := &t.subPorts[e.Index]
+		sp.drained, touched = e.On, sp.ranks
+	case e.Scope == DrainNode && e.Node.IsValid():
+		node := e.Node.Unmap()
+		at, found := slices.BinarySearchFunc(t.drained, node, netip.Addr.Compare)
+		if e.On && !found {
+			t.drained = slices.Insert(t.drained, at, node)
+		} else if !e.On && found {
+			t.drained = slices.Delete(t.drained, at, at+1)
+		}
+		touched = t.everything()
+	default:
+		return ReasonInvalidEvent
+	}
+	t.refresh(touched)
+	t.recompute(touched)
+	return ReasonUsed
+}
+
+// refresh works out leader and reason of the sessions in r. Leaders are right
+// only when r covers whole planes or no session came or went.
+func (t *Table) refresh(r rankRange) {
+	for rank := r.lo; rank < r.hi; rank++ {
+		s := &t.sessions[t.order[rank]]
+		sp := &t.subPorts[s.subPort]
+		p := &t.planes[sp.plane]
+		s.leader = t.order[rank]
+		if s.up {
+			for _, i := range t.order[p.ranks.lo:rank] {
+				if other := &t.sessions[i]; other.up && other.node == s.node {
+					s.leader = other.leader
+					break
+				}
+			}
+		}
+		switch _, nodeDrained := slices.BinarySearchFunc(t.drained, s.node, netip.Addr.Compare); {
+		case p.drained, sp.drained, s.up && nodeDrained:
+			s.reason = ReasonDrained
+		case !sp.up:
+			s.reason = ReasonLinkDown
+		case sp.speed == 0:
+			s.reason = ReasonSpeedUnknown
+		case !s.up:
+			s.reason = ReasonSessionDown
+		default:
+			s.reason = ReasonUsed
+		}
+	}
+}
+
+// recompute does every group that has an entry in r: O(groups).
+func (t *Table) recompute(r rankRange) {
+	for _, g := range t.groups.byID {
+		if g != nil && g.touches(r) {
+			t.compute(g, false)
+		}
+	}
+	if t.config.Role == RoleLeaf {
+		t.tellTouched(r)
+	}
+}
+
+// compute brings g.view up to date and reports a change, always for a new g.
+func (t *Table) compute(g *group, isNew bool) {
+	if t.work.run(t, g) || isNew {
+		t.changes = append(t.changes, Change{Kind: GroupSet, Group: g.id})
+	}
+}
+
+func (t *Table) routeUpdate(e RouteUpdate) Reason {
+	s, reason := t.current(e.Session, e.Generation)
+	if s == nil {
+		return reason
+	}
+	if !canonical(e.Prefix) {
+		return ReasonInvalidEvent
+	}
+	if e.Attrs == nil {
+		t.withdraw(s, e.Prefix)
+		return ReasonNoAttributes
+	}
+	var advertised Advertised
+	advertised, t.verdicts = s.codec.Judge(e.Attrs.Communities, t.verdicts)
+	for i := range t.verdicts {
+		s.communities.count(t.verdicts[i].Reason, 1)
+	}
+	set := t.pool.intern(t.hasher, e.Attrs)
+
+	d := t.byPrefix[e.Prefix]
+	if d == nil {
+		d = t.newDestination(e.Prefix)
+	}
+	replaces := false
+	if d.group != nil {
+		if i, found := d.group.find(s.rank); found && d.group.entries[i].generation == s.generation {
+			if d.sets[i] == set {
+				t.pool.release(set)
+				return ReasonUsed
+			}
+			replaces = true
+		}
+	}
+	if !replaces {
+		s.routes++
+		t.live++
+	}
+	t.keepLive(d, s.rank)
+	own := entry{
+		generation: s.generation, value: advertised.Bandwidth, rank: s.rank, known: advertised.Known,
+		originated: originated(e.Attrs.ASPath, s.peerAS),
+	}
+	at := len(t.entries)
+	for at > 0 && t.entries[at-1].rank > s.rank {
+		at--
+	}
+	t.entries = slices.Insert(t.entries, at, own)
+	t.sets = slices.Insert(t.sets, at, set)
+	t.place(d)
+	if t.leftovers > t.live+leftoversAllowed {
+		t.sweep(t.everything())
+	}
+	return ReasonUsed
+}
+
+// leftoversAllowed bounds, beside as many routes as are alive, what sessions
+// that never say end-of-RIB or never come back leave in memory. Every swept
+// route was once learned, so sweeping costs O(1) per update in the long run.
+const leftoversAllowed = 4096
+
+func (t *Table) routeWithdraw(e RouteWithdraw) Reason {
+	s, reason := t.current(e.Session, e.Generation)
+	if s == nil {
+		return reason
+	}
+	if !canonical(e.Prefix) {
+		return ReasonInvalidEvent
+	}
+	if !t.withdraw(s, e.Prefix) {
+		return ReasonUnknownRoute
+	}
+	return ReasonUsed
+}
+
+// withdraw removes the session's route and reports whether there was one.
+func (t *Table) withdraw(s *session, prefix netip.Prefix) bool {
+	d := t.byPrefix[prefix]
+	if d == nil {
+		return false
+	}
+	i, found := d.group.find(s.rank)
+	if !found || d.group.entries[i].generation != s.generation {
+		return false
+	}
+	s.routes--
+	t.live--
+	t.keepLive(d, s.rank)
+	if len(t.entries) == 0 {
+		t.deleteDestination(d)
+	} else {
+		t.place(d)
+	}
+	return true
+}
+
+// alive reports whether the route behind e still exists.
+func (t *Table) alive(e *entry) bool {
+	s := &t.sessions[t.order[e.rank]]
+	return s.up && s.generation == e.generation
+}
+
+// keepLive fills t.entries and t.sets with d's living routes other than the
+// one of rank, and lets go of all others.
+func (t *Table) keepLive(d *destination, rank uint16) {
+	t.entries, t.sets = t.entries[:0], t.sets[:0]
+	if d.group == nil {
+		return
+	}
+	for i := range d.group.entries {
+		e := &d.group.entries[i]
+		switch live := t.alive(e); {
+		case live && e.rank != rank:
+			t.entries, t.sets = append(t.entries, *e), append(t.sets, d.sets[i])
+			continue
+		case !live:
+			t.leftovers--
+		}
+		t.pool.release(d.sets[i])
+	}
+	d.sets = d.sets[:0]
+}
+
+// place moves d to the group of t.entries, which are not none.
+func (t *Table) place(d *destination) {
+	d.sets = append(d.sets[:0], t.sets...)
+	old := d.group
+	switch g := t.groups.lookup(t.hasher, t.entries); {
+	case g != nil && g == old:
+		// The same value in other words; only a leaf's AS path may differ.
+	case g != nil:
+		t.move(d, g)
+	case old != nil && old.size == 1:
+		// A group of one destination goes along with it.
+		t.groups.set.remove(old)
+		t.groups.sign(t.hasher, old, t.entries)
+		t.compute(old, false)
+	default:
+		g = t.groups.add(t.hasher, t.entries)
+		t.compute(g, true)
+		t.move(d, g)
+	}
+	if t.config.Role == RoleLeaf {
+		t.tell(d)
+	}
+}
+
+// move makes d a member of g and deletes the group it left empty.
+func (t *Table) move(d *destination, g *group) {
+	old := d.group
+	if old != nil {
+		old.detach(d)
+	}
+	g.attach(d)
+	t.changes = append(t.changes, Change{Kind: DestinationSet, Group: g.id, Destination: d.prefix})
+	if old != nil {
+		t.drop(old)
+	}
+}
+
+// drop deletes g when it has no members.
+func (t *Table) drop(g *group) {
+	if g.size == 0 {
+		t.changes = append(t.changes, Change{Kind: GroupDelete, Group: g.id})
+		t.groups.remove(g)
+	}
+}
+
+// sweep forgets the leftovers of every group that has one in r. The group
+// keeps its number unless another one already says the same.
+func (t *Table) sweep(r rankRange) {
+	for _, g := range t.groups.byID {
+		if g == nil || !g.touches(r) {
+			continue
+		}
+		found := false
+		for i := range g.entries {
+			e := &g.entries[i]
+			found = found || e.rank >= r.lo && e.rank < r.hi && !t.alive(e)
+		}
+		if found {
+			t.sweepGroup(g)
+		}
+	}
+}
+
+func (t *Table) sweepGroup(g *group) {
+	if members := g.members; members != nil {
+		// All members have the same leftovers; t.entries is the same for each.
+		for d := members; d != nil; d = d.next {
+			t.keepLive(d, noRank)
+			d.sets = append(d.sets, t.sets...)
+		}
+	}
+	if len(t.entries) == 0 {
+		for g.members != nil {
+			t.deleteDestination(g.members) // the last one deletes g
+		}
+		return
+	}
+	if same := t.groups.lookup(t.hasher, t.entries); same != nil {
+		for last := false; !last; {
+			d := g.members
+			last = d.next == nil
+			t.move(d, same)
+		}
+		return
+	}
+	t.groups.set.remove(g)
+	t.groups.sign(t.hasher, g, t.entries)
+	t.compute(g, false)
+}
+
+// noRank is no session's rank.
+const noRank = MaxSessions
+
+func (t *Table) newDestination(prefix netip.Prefix) *destination {
+	var d *destination
+	if n := len(t.free); n > 0 {
+		d, t.free = t.free[n-1], t.free[:n-1]
+	} else {
+		d = new(destination)
+	}
+	d.prefix = prefix
+	t.byPrefix[prefix] = d
+	t.resort = true
+	return d
+}
+
+// deleteDestination forgets d, whose routes are already let go of.
+func (t *Table) deleteDestination(d *destination) {
+	g := d.group
+	g.detach(d)
+	t.changes = append(t.changes, Change{Kind: DestinationDelete, Destination: d.prefix})
+	t.drop(g)
+	if d.told.ok {
+		t.changes = append(t.changes, Change{Kind: Readvertise, Destination: d.prefix})
+	}
+	delete(t.byPrefix, d.prefix)
+	t.resort = true
+	*d = destination{sets: d.sets[:0]}
+	t.free = append(t.free, d)
+}
+
+// canonical reports whether p is a prefix as routes have it: no host bits, no
+// IPv4 in IPv6's clothes.
+func canonical(p netip.Prefix) bool {
+	return p.IsValid() && p == p.Masked() && !p.Addr().Is4In6()
+}
+
+// originated reports whether the neighbour itself originated the route: the
+// AS_PATH holds its AS, perhaps several times, and nothing else.
+func originated(path []uint32, peerAS uint32) bool {
+	for _, as := range path {
+		if as != peerAS {
+			return false
+		}
+	}
+	return len(path) > 0
+}
