@@ -64,15 +64,22 @@ func (r *Report) Ignored() []Count {
 func (r *Report) sum(of func(*Session) []Count) []Count {
 	var out []Count
 	for i := range r.Sessions {
-		for _, c := range of(&r.Sessions[i]) {
-			j, found := slices.BinarySearchFunc(out, c.Name, func(c Count, name string) int { return strings.Compare(c.Name, name) })
-			if !found {
-				out = slices.Insert(out, j, Count{Name: c.Name})
-			}
-			out[j].Value += c.Value
-		}
+		out = merge(out, of(&r.Sessions[i]))
 	}
+	slices.SortFunc(out, func(a, b Count) int { return strings.Compare(a.Name, b.Name) })
 	return out
+}
+
+// merge adds counts to those of the same name.
+func merge(into, counts []Count) []Count {
+	for _, c := range counts {
+		i := slices.IndexFunc(into, func(o Count) bool { return o.Name == c.Name })
+		if i < 0 {
+			i, into = len(into), append(into, Count{Name: c.Name})
+		}
+		into[i].Value += c.Value
+	}
+	return into
 }
 
 // labelled is counts of one name by reason.
