@@ -40,3 +40,20 @@ func TestCountersShared(t *testing.T) {
 	}
 	checkSums(t, c.Counters)
 }
+
+func TestErrorsSayWhatWasDecided(t *testing.T) {
+	n := notify(codeOpen, 6, nil, MessageOpen, "hold time under three seconds")
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{n, "bgp: hold time under three seconds: session ends with NOTIFICATION 2/6 (OPEN message error)"},
+		{&PeerClosed{6, 2, "night shift"}, "bgp: peer ended the session with NOTIFICATION 6/2 (cease): night shift"},
+		{&PeerClosed{Code: 200}, "bgp: peer ended the session with NOTIFICATION 200/0 (unknown code)"},
+		{&SpeakerFault{n}, "bgp: message of our own speaker is not valid: hold time under three seconds"},
+	} {
+		if got := tt.err.Error(); got != tt.want {
+			t.Errorf("got  %s\nwant %s", got, tt.want)
+		}
+	}
+}

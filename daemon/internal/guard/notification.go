@@ -7,15 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// Error codes of a NOTIFICATION (RFC 4271, Section 4.5; RFC 7313, Section 5).
+// Error codes of the NOTIFICATIONs made here (RFC 4271, Section 4.5).
 const (
-	codeHeader  = 1
-	codeOpen    = 2
-	codeUpdate  = 3
-	codeHold    = 4
-	codeFSM     = 5
-	codeCease   = 6
-	codeRefresh = 7
+	codeHeader = 1
+	codeOpen   = 2
+	codeUpdate = 3
+	codeFSM    = 5
+	codeCease  = 6
 )
 
 // Notification is an error that ends the session: send it to the peer, then

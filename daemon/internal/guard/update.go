@@ -25,7 +25,6 @@ const (
 const (
 	flagOptional       = 0x80
 	flagTransitive     = 0x40
-	flagPartial        = 0x20
 	flagExtendedLength = 0x10
 )
 

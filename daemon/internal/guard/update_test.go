@@ -300,6 +300,42 @@ func TestMaxPrefixes(t *testing.T) {
 	checkSums(t, c)
 }
 
+// Who may be the next hop, by the forms in which it can come.
+func TestNextHop(t *testing.T) {
+	mapped := "00000000000000000000ffff0a000001"
+	ll, other := "fe800000000000000000000000000001", "fe800000000000000000000000000009"
+	for _, tt := range []struct {
+		name, length, hop string
+		none              bool
+		passes            bool
+	}{
+		{"link-local", "10", ll, false, true},
+		{"another link-local", "10", other, false, false},
+		{"IPv4-mapped", "10", mapped, false, true},
+		{"link-local twice", "20", ll + ll, false, true},
+		{"zeros and link-local", "20", "00000000000000000000000000000000" + ll, false, true},
+		{"zeros and another link-local", "20", "00000000000000000000000000000000" + other, false, false},
+		{"no address of the peer is known", "10", ll, true, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			g, c := session(t, func(c *Config) {
+				if tt.none {
+					c.NextHop = nil
+				}
+			}, newLeaf)
+			reach := octetsOf("0002 01", tt.length, tt.hop, "00", host6)
+			attrs := append(append(octetsOf(origin, pathLeaf, "80 0e"), byte(len(reach))), reach...)
+			if _, err := g.FromPeer(updateOf(nil, attrs, nil), nil); err != nil {
+				t.Fatal(err)
+			}
+			if got := c.Passed(Inbound, Routes) == 1; got != tt.passes || c.Dropped(Inbound, RouteNextHop) == 1 == tt.passes {
+				t.Errorf("passes: %v, want %v", got, tt.passes)
+			}
+			checkSums(t, c)
+		})
+	}
+}
+
 func TestCommunityExcess(t *testing.T) {
 	g, c := session(t, nil, newLeaf)
 	attr := octetsOf("d0 10 0280")
