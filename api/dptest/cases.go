@@ -1,0 +1,300 @@
+package dptest
+
+import (
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// Tests lists the cases in the order in which they run.
+func Tests() []Test {
+	room := []Capability{SomeGroups, SomeWeights}
+	with := func(more ...Capability) []Capability { return append(room[:2:2], more...) }
+	return []Test{
+		{"hello-is-idempotent", "DataplaneService.Hello", room, helloIsIdempotent},
+		{"hello-refuses-nonsense", "DataplaneService.Hello", nil, helloRefusesNonsense},
+		{"hello-per-packet", "Mode, Capabilities.per_packet", []Capability{PerPacket}, helloPerPacket},
+		{"hello-no-per-packet", "Mode, Capabilities.per_packet", []Capability{NoPerPacket}, helloNoPerPacket},
+		{"acknowledgements", "DataplaneService.Program, Ack", room, acknowledgements},
+		{"ids-must-grow", "Operation.id", room, idsMustGrow},
+		{"ids-may-skip", "Operation.id", room, idsMaySkip},
+		{"snapshot-is-what-was-programmed", "DataplaneService.Snapshot", room, snapshotIsWhatWasProgrammed},
+		{"snapshot-is-canonical", "DataplaneService.Snapshot", room, snapshotIsCanonical},
+		{"idempotent", "Operation", room, idempotent},
+		{"any-order-ends-equal", "Operation", room, anyOrderEndsEqual},
+		{"add-before-remove", "Destination.group", room, addBeforeRemove},
+		{"delete-absent", "Operation", room, deleteAbsent},
+		{"group-in-use", "Operation.delete_group", room, groupInUse},
+		{"group-in-place", "Operation.set_group", room, groupInPlace},
+		{"unreachable-group", "Group.members", room, unreachableGroup},
+		{"sub-port-fast-path", "Operation.sub_port", room, subPortFastPath},
+		{"stream-replaced", "DataplaneService.Program", room, streamReplaced},
+		{"state-survives-stream", "DataplaneService.Program", room, stateSurvivesStream},
+		{"malformed", "Operation", room, malformed},
+		{"unknown-names", "Operation", room, unknownNames},
+		{"unknown-group", "Destination.group", room, unknownGroup},
+		{"limit-weight", "Capabilities.max_weight", []Capability{SomeGroups, LimitedWeight}, limitWeight},
+		{"limit-weight-sum", "Capabilities.max_weight_sum", []Capability{SomeGroups, LimitedSum}, limitWeightSum},
+		{"limit-groups", "Capabilities.max_groups", []Capability{LimitedGroups}, limitGroups},
+		{"limit-destinations", "Capabilities.max_destinations", []Capability{LimitedTargets}, limitDestinations},
+		{"ipv6", "Capabilities.ipv6", with(IPv6), ipv6},
+		{"no-ipv6", "Capabilities.ipv6", with(NoIPv6), noIPv6},
+		{"per-packet-slots", "GroupSlot.device", with(PerPacket), perPacketSlots},
+		{"flow-pins", "Capabilities.flow_pins", with(FlowPins), flowPins},
+		{"no-flow-pins", "Capabilities.flow_pins", with(NoFlowPins), noFlowPins},
+		{"large-batch", "Operation", room, largeBatch},
+	}
+}
+
+func helloIsIdempotent(d *Driver) error {
+	if err := d.succeed(setGroup(d.group(1, 1, 2)), setDestination(target(1), 1), subPortOp(d.device(1), false)); err != nil {
+		return err
+	}
+	want := d.state([]*farev1.Group{d.group(1, 1, 2)}, []*farev1.Destination{to(target(1), 1)}, d.device(1))
+	first, err := d.hello(d.options.Forwarding)
+	if err != nil {
+		return err
+	}
+	second, err := d.hello(d.options.Forwarding)
+	if err != nil {
+		return err
+	}
+	if !proto.Equal(first, second) {
+		return fmt.Errorf("the same Hello was answered {%v}, then {%v}", first, second)
+	}
+	if err := d.holds(want); err != nil {
+		return fmt.Errorf("after Hello: %w", err)
+	}
+	// The stream goes on.
+	return d.succeed(deleteDestination(target(1)))
+}
+
+func (d *Driver) helloEnds(code codes.Code, why string, change func(*farev1.Forwarding)) error {
+	forwarding := proto.CloneOf(d.options.Forwarding)
+	change(forwarding)
+	if _, err := d.hello(forwarding); codeOf(err) != code {
+		return fmt.Errorf("Hello with %s was answered %v, want %v", why, err, code)
+	}
+	return nil
+}
+
+func helloRefusesNonsense(d *Driver) error {
+	for _, c := range []struct {
+		why    string
+		change func(*farev1.Forwarding)
+	}{
+		{"no planes", func(f *farev1.Forwarding) { f.Planes = nil }},
+		{"no mode", func(f *farev1.Forwarding) { f.Mode = farev1.Mode_MODE_UNSPECIFIED }},
+		{"a plane without a name", func(f *farev1.Forwarding) { f.Planes[0].Plane = "" }},
+		{"a plane twice", func(f *farev1.Forwarding) { f.Planes[1].Plane = f.Planes[0].Plane }},
+		{"a device twice", func(f *farev1.Forwarding) { f.Planes[1].SubPorts[0].Device = f.Planes[0].SubPorts[0].Device }},
+		{"a device without a name", func(f *farev1.Forwarding) { f.Planes[1].SubPorts[0].Device = "" }},
+		{"a next hop that is no address", func(f *farev1.Forwarding) { f.Planes[0].SubPorts[0].NextHopV4 = "leaf" }},
+		{"a loopback that is no host prefix", func(f *farev1.Forwarding) { f.Loopbacks = []string{"10.255.0.0/24"} }},
+		{"UDP port 0", func(f *farev1.Forwarding) { f.UdpPorts = []uint32{0} }},
+		{"UDP port 65536", func(f *farev1.Forwarding) { f.UdpPorts = []uint32{65536} }},
+	} {
+		if err := d.helloEnds(codes.InvalidArgument, c.why, c.change); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func helloPerPacket(d *Driver) error {
+	return d.helloEnds(codes.OK, "mode per-packet", func(f *farev1.Forwarding) { f.Mode = farev1.Mode_MODE_PER_PACKET })
+}
+
+func helloNoPerPacket(d *Driver) error {
+	return d.helloEnds(codes.Unimplemented, "mode per-packet", func(f *farev1.Forwarding) { f.Mode = farev1.Mode_MODE_PER_PACKET })
+}
+
+// acknowledgements: valid and refused operations mixed, sent without waiting; the stream judges what comes back.
+func acknowledgements(d *Driver) error {
+	var ops []*farev1.Operation
+	for n := range 64 {
+		ops = append(ops, setGroup(d.group(uint32(1+n%8), 1, uint32(1+n%3))), setDestination(target(n), uint32(1+n%8)))
+		if n%4 == 0 {
+			ops = append(ops, setGroup(&farev1.Group{Id: 0}))
+		}
+	}
+	acks, err := d.stream.run(ops...)
+	if err != nil {
+		return err
+	}
+	for i, ack := range acks {
+		refused := ops[i].GetSetGroup() != nil && ops[i].GetSetGroup().Id == 0
+		if refused != (ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED) {
+			return fmt.Errorf("%v was answered %v %s", ops[i], ack.Level, ack.Message)
+		}
+	}
+	return nil
+}
+
+func idsMustGrow(d *Driver) error {
+	for _, id := range []uint64{1, 0} {
+		if err := d.open(); err != nil {
+			return err
+		}
+		if err := d.succeed(setGroup(d.group(1, 1))); err != nil {
+			return err
+		}
+		op := setGroup(d.group(2, 1))
+		op.Id = id
+		if err := d.stream.Send(&farev1.ProgramRequest{Operation: op}); err != nil {
+			return err
+		}
+		if err := d.stream.ends(codes.InvalidArgument); err != nil {
+			return fmt.Errorf("id %d after 1: %w", id, err)
+		}
+	}
+	return d.holds(d.state([]*farev1.Group{d.group(1, 1)}, nil))
+}
+
+func idsMaySkip(d *Driver) error {
+	for _, skip := range []uint64{5, 1 << 40} {
+		d.stream.next += skip
+		if err := d.succeed(setGroup(d.group(uint32(1+skip%7), 1))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func snapshotIsWhatWasProgrammed(d *Driver) error {
+	groups := []*farev1.Group{d.group(1, 1, 2), d.group(2, 0, 0, 1), d.group(7, 1, 1, 2, 1)}
+	groups[2].Slots[1].DrainBeforeMove = true
+	groups[0].Slots = nil
+	destinations := []*farev1.Destination{to(target(1), 7), to(target(2), 1), to(target(300), 2)}
+	if err := d.succeed(
+		setGroup(groups[2]), setDestination(target(1), 7), setGroup(groups[1]), setGroup(groups[0]),
+		setDestination(target(300), 2), setDestination(target(2), 1), subPortOp(d.device(3), false),
+	); err != nil {
+		return err
+	}
+	if err := d.holds(d.state(groups, destinations, d.device(3))); err != nil {
+		return err
+	}
+	if err := d.succeed(deleteDestination(target(300)), deleteGroup(2), subPortOp(d.device(3), true), setDestination(target(2), 7)); err != nil {
+		return err
+	}
+	destinations[1].Group = 7
+	return d.holds(d.state([]*farev1.Group{groups[0], groups[2]}, destinations[:2]))
+}
+
+// snapshotIsCanonical: members and slots come back in one order, whatever the order they were sent in.
+func snapshotIsCanonical(d *Driver) error {
+	want := d.group(1, 1, 2, 1, 3)
+	mixed := proto.CloneOf(want)
+	d.random.Shuffle(4, func(i, j int) { mixed.Members[i], mixed.Members[j] = mixed.Members[j], mixed.Members[i] })
+	mixed.Members[0], mixed.Members[3] = mixed.Members[3], mixed.Members[0]
+	mixed.Slots[0], mixed.Slots[2] = mixed.Slots[2], mixed.Slots[0]
+	if err := d.succeed(setGroup(mixed)); err != nil {
+		return err
+	}
+	return d.holds(d.state([]*farev1.Group{want}, nil))
+}
+
+func idempotent(d *Driver) error {
+	program := func() []*farev1.Operation {
+		return []*farev1.Operation{
+			subPortOp(d.device(0), false), setGroup(d.group(1, 1, 2)), setGroup(d.group(2, 3)), setDestination(target(1), 1),
+			setDestination(target(2), 2), deleteDestination(target(3)), deleteGroup(3),
+		}
+	}
+	if err := d.succeed(program()...); err != nil {
+		return err
+	}
+	before, err := d.snapshot()
+	if err != nil {
+		return err
+	}
+	for _, op := range program() {
+		if err := d.succeed(op, proto.CloneOf(op)); err != nil {
+			return fmt.Errorf("again: %w", err)
+		}
+	}
+	if err := d.holds(before); err != nil {
+		return fmt.Errorf("after the same operations again: %w", err)
+	}
+	return nil
+}
+
+func addBeforeRemove(d *Driver) error {
+	if err := d.succeed(setGroup(d.group(1, 1)), setDestination(target(1), 1)); err != nil {
+		return err
+	}
+	if err := d.succeed(setGroup(d.group(2, 0, 1)), setDestination(target(1), 2), deleteGroup(1)); err != nil {
+		return err
+	}
+	return d.holds(d.state([]*farev1.Group{d.group(2, 0, 1)}, []*farev1.Destination{to(target(1), 2)}))
+}
+
+func deleteAbsent(d *Driver) error {
+	if err := d.succeed(deleteDestination(target(9)), deleteGroup(9)); err != nil {
+		return err
+	}
+	return d.holds(d.state(nil, nil))
+}
+
+func groupInUse(d *Driver) error {
+	if err := d.succeed(setGroup(d.group(1, 1)), setDestination(target(1), 1), setDestination(target(2), 1), deleteDestination(target(1))); err != nil {
+		return err
+	}
+	if err := d.refused(codes.FailedPrecondition, deleteGroup(1)); err != nil {
+		return err
+	}
+	return d.succeed(deleteDestination(target(2)), deleteGroup(1))
+}
+
+// groupInPlace: one operation changes what all destinations of a group get.
+func groupInPlace(d *Driver) error {
+	if err := d.succeed(setGroup(d.group(1, 1, 1)), setDestination(target(1), 1), setGroup(d.group(1, 0, 1, 2))); err != nil {
+		return err
+	}
+	return d.holds(d.state([]*farev1.Group{d.group(1, 0, 1, 2)}, []*farev1.Destination{to(target(1), 1)}))
+}
+
+// unreachableGroup: no members and parked slots are a valid group; packets are dropped.
+func unreachableGroup(d *Driver) error {
+	parked := d.group(1, 1, 1)
+	parked.Members = nil
+	for _, slot := range parked.Slots {
+		slot.SharePpb = 0
+	}
+	want := proto.CloneOf(parked)
+	if err := d.succeed(setGroup(parked), setGroup(&farev1.Group{Id: 2}), setDestination(target(1), 1), setDestination(target(2), 2)); err != nil {
+		return err
+	}
+	return d.holds(d.state([]*farev1.Group{want, {Id: 2}}, []*farev1.Destination{to(target(1), 1), to(target(2), 2)}))
+}
+
+func subPortFastPath(d *Driver) error {
+	groups := []*farev1.Group{d.group(1, 2, 1, 1, 1), d.group(2, 1)}
+	destinations := []*farev1.Destination{to(target(1), 1), to(target(2), 2)}
+	if err := d.succeed(setGroup(groups[0]), setGroup(groups[1]), setDestination(target(1), 1), setDestination(target(2), 2)); err != nil {
+		return err
+	}
+	for range 2 {
+		if err := d.succeed(subPortOp(d.device(0), false)); err != nil {
+			return err
+		}
+		if err := d.holds(d.state(groups, destinations, d.device(0))); err != nil {
+			return fmt.Errorf("sub-port down: %w", err)
+		}
+		// Groups can be set while a member is down.
+		if err := d.succeed(setGroup(d.group(3, 1)), deleteGroup(3)); err != nil {
+			return err
+		}
+		if err := d.succeed(subPortOp(d.device(0), true)); err != nil {
+			return err
+		}
+		if err := d.holds(d.state(groups, destinations)); err != nil {
+			return fmt.Errorf("sub-port up again: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,158 @@
+package dptest
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+func codeOf(err error) codes.Code { return status.Code(err) }
+
+func streamReplaced(d *Driver) error {
+	if err := d.succeed(setGroup(d.group(1, 1))); err != nil {
+		return err
+	}
+	older := d.stream
+	newer, err := d.newStream()
+	if err != nil {
+		return err
+	}
+	d.stream = newer
+	defer older.cancel()
+	if err := older.ends(codes.Aborted); err != nil {
+		return fmt.Errorf("older stream: %w", err)
+	}
+	if err := d.succeed(setGroup(d.group(2, 1))); err != nil {
+		return fmt.Errorf("newer stream: %w", err)
+	}
+	return d.holds(d.state([]*farev1.Group{d.group(1, 1), d.group(2, 1)}, nil))
+}
+
+func stateSurvivesStream(d *Driver) error {
+	if err := d.succeed(setGroup(d.group(1, 1, 2)), setDestination(target(1), 1), subPortOp(d.device(2), false)); err != nil {
+		return err
+	}
+	want := d.state([]*farev1.Group{d.group(1, 1, 2)}, []*farev1.Destination{to(target(1), 1)}, d.device(2))
+	// An orderly end, which the data plane confirms.
+	if err := d.stream.CloseSend(); err != nil {
+		return err
+	}
+	if err := d.stream.ends(codes.OK); err != nil {
+		return err
+	}
+	if err := d.holds(want); err != nil {
+		return fmt.Errorf("after the stream was closed: %w", err)
+	}
+	if err := d.open(); err != nil {
+		return err
+	}
+	// A broken one. The next stream's headers say that it is over.
+	d.stream.cancel()
+	if err := d.open(); err != nil {
+		return err
+	}
+	if err := d.holds(want); err != nil {
+		return fmt.Errorf("after the stream was broken: %w", err)
+	}
+	return d.succeed(setGroup(d.group(1, 1, 2)), setDestination(target(1), 1))
+}
+
+// step is one object's wish in anyOrderEndsEqual.
+type step struct {
+	prefix string
+	group  uint32 // 0: gone
+}
+
+// anyOrderEndsEqual: random states one after the other, each reached from the one before, end in the last one, whatever
+// was before.
+func anyOrderEndsEqual(d *Driver) error {
+	const rounds, destinations, groups = 12, 24, 6
+	weights := func(id uint32, round int) *farev1.Group {
+		return d.group(id, 1+uint32(round)%3, id%2, uint32(round/2)%3)
+	}
+	for round := range rounds {
+		var ops []*farev1.Operation
+		var list []*farev1.Group
+		for id := uint32(1); id <= groups; id++ {
+			list = append(list, weights(id, round))
+			ops = append(ops, setGroup(weights(id, round)))
+		}
+		shuffle := func(list []*farev1.Operation) {
+			d.random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+		}
+		shuffle(ops)
+		var steps []step
+		for n := range destinations {
+			steps = append(steps, step{target(n), uint32(d.random.IntN(groups + 1))})
+		}
+		first := len(ops)
+		var programmed []*farev1.Destination
+		var down []string
+		for _, s := range steps {
+			if s.group == 0 {
+				ops = append(ops, deleteDestination(s.prefix))
+				continue
+			}
+			ops = append(ops, setDestination(s.prefix, s.group))
+			programmed = append(programmed, to(s.prefix, s.group))
+		}
+		for at := range 4 {
+			up := d.random.IntN(2) == 0
+			ops = append(ops, subPortOp(d.device(at), up))
+			if !up {
+				down = append(down, d.device(at))
+			}
+		}
+		shuffle(ops[first:])
+		if err := d.succeed(ops...); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+		slices.SortFunc(programmed, func(a, b *farev1.Destination) int {
+			return netip.MustParsePrefix(a.Prefix).Compare(netip.MustParsePrefix(b.Prefix))
+		})
+		if err := d.holds(d.state(list, programmed, down...)); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+	}
+	return nil
+}
+
+// largeBatch: many destinations on one group, moved by one operation, deleted again.
+func largeBatch(d *Driver) error {
+	size := d.options.Batch
+	if size == 0 {
+		size = 16384
+	}
+	if limit := int(d.capabilities.MaxDestinations); limit > 0 {
+		size = min(size, limit)
+	}
+	ops := []*farev1.Operation{setGroup(d.group(1, 1, 1, 1, 1)), setGroup(d.group(2, 1))}
+	list := make([]*farev1.Destination, 0, size)
+	for n := range size {
+		group := uint32(1 + n%2)
+		ops = append(ops, setDestination(target(n), group))
+		list = append(list, to(target(n), group))
+	}
+	if err := d.succeed(ops...); err != nil {
+		return err
+	}
+	if err := d.succeed(setGroup(d.group(1, 1, 0, 2))); err != nil {
+		return err
+	}
+	if err := d.holds(d.state([]*farev1.Group{d.group(1, 1, 0, 2), d.group(2, 1)}, list)); err != nil {
+		return err
+	}
+	ops = ops[:0]
+	for n := range size {
+		ops = append(ops, deleteDestination(target(n)))
+	}
+	if err := d.succeed(append(ops, deleteGroup(1), deleteGroup(2))...); err != nil {
+		return err
+	}
+	return d.holds(d.state(nil, nil))
+}
