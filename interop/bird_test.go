@@ -1,0 +1,156 @@
+package interop
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// bird runs BIRD 2, which passes extended communities on without knowing what they mean.
+type bird struct{}
+
+func (bird) tools() []string { return []string{"bird", "birdc"} }
+
+func (bird) start(t *testing.T, l *leaf) {
+	t.Helper()
+	control := filepath.Join(l.dir, "bird.ctl")
+	p := l.ns.Start(t, "bird", "-f", "-c", writeFile(t, l.dir, "bird.conf", birdConfig(l)), "-s", control, "-P", filepath.Join(l.dir, "bird.pid"))
+	netnstest.Eventually(t, 10*time.Second, func() error {
+		if err := p.Running(); err != nil {
+			return err
+		}
+		_, err := os.Stat(control)
+		return err
+	})
+}
+
+func birdConfig(l *leaf) string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("log stderr all;\nrouter id %s;\nprotocol device {}", l.routerID)
+	for _, family := range []string{"ipv4", "ipv6"} {
+		line("protocol kernel { %s { import none; export all; }; merge paths on; }", family)
+	}
+	line("filter to_servers {")
+	if l.advertise != 0 || l.strip {
+		// The key of a generic community ends in the AS of whoever wrote it.
+		for _, as := range []uint32{serverAS[0], 23456} {
+			line("  bgp_ext_community.delete([(generic, 0x%x, *)]);", 0x00040000|as)
+		}
+	}
+	if l.advertise != 0 {
+		high, low := linkBandwidth{as: uint16(l.as), bps: l.advertise}.community()
+		line("  bgp_ext_community.add((generic, 0x%x, 0x%x));", high, low)
+	}
+	line("  accept;\n}")
+	for _, p := range l.peers {
+		export := "all"
+		if p.server != nil {
+			export = "filter to_servers"
+		}
+		for i, family := range []string{"ipv4", "ipv6"} {
+			line("protocol bgp %s {", birdName(p, family))
+			line("  local %s as %d; neighbor %s as %d;", p.local[i], l.as, p.remote[i], p.as)
+			line("  hold time 3; keepalive time 1; connect delay time 1; connect retry time 1; error wait time 1, 1;")
+			line("  %s { import all; export %s; };\n}", family, export)
+		}
+	}
+	return b.String()
+}
+
+// birdName is a protocol's name, which may not hold a dash.
+func birdName(p *peer, family string) string {
+	return strings.ReplaceAll(p.device, "-", "_") + "_" + family
+}
+
+func (bird) show(l *leaf, command string) (string, error) {
+	out, err := exec.Command("birdc", "-s", filepath.Join(l.dir, "bird.ctl"), "show "+command).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("birdc show %s: %w\n%s", command, err, out)
+	}
+	return string(out), nil
+}
+
+func (d bird) established(l *leaf) (int, error) {
+	out, err := d.show(l, "protocols")
+	return strings.Count(out, " Established"), err
+}
+
+func (d bird) paths(l *leaf, prefix netip.Prefix) ([]path, error) {
+	out, err := d.show(l, "route all "+prefix.String())
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]string{}
+	for _, p := range l.peers {
+		for i, family := range []string{"ipv4", "ipv6"} {
+			names[birdName(p, family)] = p.remote[i].String()
+		}
+	}
+	return birdPaths(out, names)
+}
+
+// birdPaths reads `show route all`; names gives the neighbour's address of a protocol.
+func birdPaths(out string, names map[string]string) ([]path, error) {
+	var paths []path
+	for line := range strings.Lines(out) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.Contains(line, "unicast ["):
+			_, rest, _ := strings.Cut(line, "[")
+			protocol, _, _ := strings.Cut(rest, " ")
+			from, known := names[protocol]
+			if !known {
+				return nil, fmt.Errorf("BIRD shows a route of %q:\n%s", protocol, out)
+			}
+			paths = append(paths, path{from: from})
+		case strings.HasPrefix(line, "BGP.ext_community:") && len(paths) > 0:
+			last := &paths[len(paths)-1]
+			for _, c := range strings.SplitAfter(strings.TrimPrefix(line, "BGP.ext_community:"), ")") {
+				if c = strings.TrimSpace(c); c == "" {
+					continue
+				}
+				// A type that BIRD does not know, for two-octet AS numbers.
+				var kind, as, low uint32
+				if _, err := fmt.Sscanf(c, "(unknown 0x%x, %d, %d)", &kind, &as, &low); err == nil {
+					if b, ok := linkBandwidthOf(kind<<16|as, low); ok {
+						last.bandwidths = append(last.bandwidths, b)
+						continue
+					}
+				}
+				last.other = append(last.other, c)
+			}
+		}
+	}
+	slices.SortFunc(paths, func(a, b path) int { return strings.Compare(a.from, b.from) })
+	return paths, nil
+}
+
+func TestReadBIRD(t *testing.T) {
+	const said = `BIRD 2.0.12 ready.
+Table master4:
+10.255.0.1/32        unicast [srv0_1_ipv4 05:42:46.561] * (100) [AS65101i]
+	via 10.0.0.3 on srv0-1
+	Type: BGP univ
+	BGP.ext_community: (unknown 0x4, 65101, 1307470632) (rt, 1, 2)
+                     unicast [srv0_0_ipv4 05:42:46.561] (100) [AS65101i]
+	via 10.0.0.1 on srv0-0
+	BGP.ext_community: (unknown 0x4004, 23456, 1299082024)
+`
+	got, err := birdPaths(said, map[string]string{"srv0_0_ipv4": "10.0.0.1", "srv0_1_ipv4": "10.0.0.3"})
+	want := "[10.0.0.1 [AS 23456, 2000000000 bit/s, type 0x40] [] 10.0.0.3 [AS 65101, 4000000000 bit/s, type 0x0] [(rt, 1, 2)]]"
+	if fmt.Sprint(got) != want || err != nil {
+		t.Errorf("got  %v, %v\nwant %s", got, err, want)
+	}
+	if got, err := birdPaths("BIRD 2.0.12 ready.\nNetwork not found\n", nil); len(got) != 0 || err != nil {
+		t.Errorf("no route: %v, %v", got, err)
+	}
+}

@@ -1,0 +1,302 @@
+package interop
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+const (
+	planes  = 2
+	servers = 2
+	lanes   = 2 // sub-ports of a server in a plane
+
+	laneSpeed = 4_000_000_000 // bit/s
+)
+
+// serverAS: the second one needs four bytes, so its communities carry AS_TRANS.
+var serverAS = [servers]uint32{65101, 4200000102}
+
+// options of a fabric.
+type options struct {
+	daemons    [planes]daemon
+	unnumbered bool
+	leaves     int         // of a plane: 1, or 2 with a server at each
+	each       func(*leaf) // adapts a leaf before it starts
+}
+
+// fabric is the leaves and servers of one test.
+type fabric struct {
+	t       *testing.T
+	opt     options
+	leaves  [planes][]*leaf
+	servers [servers]*server
+}
+
+// server is a GPU server with one GPU.
+type server struct {
+	index     int
+	ns        *netnstest.Namespace
+	as        uint32
+	loopbacks []netip.Prefix
+	fared     *fared
+}
+
+// leaf is a switch of a plane.
+type leaf struct {
+	name     string
+	plane    int
+	ns       *netnstest.Namespace
+	as       uint32
+	routerID netip.Addr
+	peers    []*peer
+	dir      string // for the daemon's files
+
+	// cumulative: FRR, set extcommunity bandwidth cumulative toward servers.
+	cumulative bool
+	// uint32: FRR, disable-link-bw-encoding-ieee toward servers.
+	uint32 bool
+	// advertise: BIRD, replace the bandwidth toward servers with this, bit/s.
+	advertise uint64
+	// strip: take bandwidth off routes toward servers.
+	strip bool
+}
+
+// peer is a neighbour of a leaf over one link.
+type peer struct {
+	device     string // of the leaf
+	farDevice  string
+	far        *netnstest.Namespace
+	server     *server // nil: a leaf
+	lane       int
+	as         uint32
+	unnumbered bool
+	local      [2]netip.Addr // IPv4, IPv6; of numbered links
+	remote     [2]netip.Addr
+}
+
+// sessions is how many sessions go over the link.
+func (p *peer) sessions() int {
+	if p.unnumbered {
+		return 1
+	}
+	return 2
+}
+
+// laneDevice is the name of a server's sub-port.
+func laneDevice(plane, lane int) string { return fmt.Sprintf("p%dl%d", plane, lane) }
+
+// newFabric builds and starts everything. fared is started last and need not have
+// converged when it returns.
+func newFabric(t *testing.T, opt options) *fabric {
+	t.Helper()
+	if opt.leaves == 0 {
+		opt.leaves = 1
+	}
+	tools := []string{"ping", "go"}
+	for _, d := range opt.daemons {
+		tools = append(tools, d.tools()...)
+	}
+	netnstest.Require(t, tools...)
+	f := &fabric{t: t, opt: opt}
+	for i := range servers {
+		s := &server{index: i, ns: newNamespace(t, false), as: serverAS[i], loopbacks: []netip.Prefix{
+			netip.MustParsePrefix(fmt.Sprintf("10.255.0.%d/32", i+1)), netip.MustParsePrefix(fmt.Sprintf("fd00:255::%d/128", i+1)),
+		}}
+		for _, p := range s.loopbacks {
+			s.ns.Addr("lo", p.String())
+		}
+		f.servers[i] = s
+	}
+	for p := range planes {
+		for i := range opt.leaves {
+			l := &leaf{
+				name: fmt.Sprintf("leaf%d-%d", p, i), plane: p, ns: newNamespace(t, true), as: uint32(65000 + 10*p + i + 1),
+				routerID: netip.AddrFrom4([4]byte{10, 254, byte(p), byte(i + 1)}), dir: shortDir(t),
+			}
+			l.ns.Addr("lo", l.routerID.String()+"/32", fmt.Sprintf("fd00:254:%d::%d/128", p, i+1))
+			f.leaves[p] = append(f.leaves[p], l)
+		}
+		for s := range servers {
+			for k := range lanes {
+				f.wire(p, s, k)
+			}
+		}
+		if opt.leaves == 2 {
+			f.wireLeaves(p)
+		}
+	}
+	for p := range planes {
+		for _, l := range f.leaves[p] {
+			if opt.each != nil {
+				opt.each(l)
+			}
+			opt.daemons[p].start(t, l)
+		}
+	}
+	for _, s := range f.servers {
+		s.fared = startFared(t, f, s)
+	}
+	return f
+}
+
+// leafOf is the leaf of a plane that the server is wired to.
+func (f *fabric) leafOf(plane, server int) *leaf {
+	return f.leaves[plane][min(server, len(f.leaves[plane])-1)]
+}
+
+func (f *fabric) wire(plane, server, lane int) {
+	l, s := f.leafOf(plane, server), f.servers[server]
+	p := &peer{device: fmt.Sprintf("srv%d-%d", server, lane), farDevice: laneDevice(plane, lane), far: s.ns,
+		server: s, lane: lane, as: s.as, unnumbered: f.opt.unnumbered}
+	v4 := netip.AddrFrom4([4]byte{10, byte(plane), byte(server), byte(2 * lane)})
+	v6 := netip.MustParseAddr(fmt.Sprintf("2001:db8:%x:%x::1", plane, server*16+lane))
+	p.local, p.remote = [2]netip.Addr{v4, v6}, [2]netip.Addr{v4.Next(), v6.Next()}
+	f.join(l, p)
+}
+
+func (f *fabric) wireLeaves(plane int) {
+	a, b := f.leaves[plane][0], f.leaves[plane][1]
+	v4 := netip.AddrFrom4([4]byte{10, byte(plane), 255, 0})
+	v6 := netip.MustParseAddr(fmt.Sprintf("2001:db8:%x:ff::1", plane))
+	p := &peer{device: "fabric0", farDevice: "fabric1", far: b.ns, as: b.as,
+		local: [2]netip.Addr{v4, v6}, remote: [2]netip.Addr{v4.Next(), v6.Next()}}
+	f.join(a, p)
+	b.peers = append(b.peers, &peer{device: "fabric1", farDevice: "fabric0", far: a.ns, as: a.as, local: p.remote, remote: p.local})
+}
+
+// join makes the link and gives both ends their addresses.
+func (f *fabric) join(l *leaf, p *peer) {
+	f.t.Helper()
+	netnstest.Veth(f.t, l.ns, p.device, p.far, p.farDevice)
+	var near, far []string
+	if !p.unnumbered {
+		for i, bits := range []int{31, 64} {
+			near = append(near, netip.PrefixFrom(p.local[i], bits).String())
+			far = append(far, netip.PrefixFrom(p.remote[i], bits).String())
+		}
+	}
+	l.ns.Addr(p.device, near...)
+	p.far.Addr(p.farDevice, far...)
+	l.peers = append(l.peers, p)
+}
+
+// newNamespace makes a namespace whose addresses are usable at once and survive a device
+// that goes down. A server does not forward, a leaf does.
+func newNamespace(t *testing.T, forwards bool) *netnstest.Namespace {
+	t.Helper()
+	n := netnstest.New(t)
+	forward := "0"
+	if forwards {
+		forward = "1"
+	}
+	for _, s := range [][2]string{
+		{"ipv4/ip_forward", forward}, {"ipv6/conf/all/forwarding", forward}, {"ipv6/conf/default/forwarding", forward},
+		{"ipv4/conf/all/rp_filter", "0"}, {"ipv4/conf/default/rp_filter", "0"},
+		{"ipv6/conf/all/accept_dad", "0"}, {"ipv6/conf/default/accept_dad", "0"},
+		{"ipv6/conf/all/keep_addr_on_down", "1"}, {"ipv6/conf/default/keep_addr_on_down", "1"},
+	} {
+		if err := n.Do(func() error { return os.WriteFile("/proc/sys/net/"+s[0], []byte(s[1]), 0) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
+}
+
+// shortDir is a directory whose path leaves room for a unix socket's name, and that
+// daemons which drop their privileges can enter.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "fared-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func writeFile(t *testing.T, dir, name, text string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// lane takes a server's sub-port down or up, at the leaf's end: a cable.
+func (f *fabric) lane(plane, server, lane int, up bool) {
+	f.t.Helper()
+	state := map[bool]string{true: "up", false: "down"}[up]
+	for _, p := range f.leafOf(plane, server).peers {
+		if p.server == f.servers[server] && p.lane == lane {
+			f.leafOf(plane, server).ns.IP("link", "set", p.device, state)
+		}
+	}
+}
+
+// port takes all sub-ports of a server in a plane down or up.
+func (f *fabric) port(plane, server int, up bool) {
+	f.t.Helper()
+	for k := range lanes {
+		f.lane(plane, server, k, up)
+	}
+}
+
+// echoes counts the pings that have reached the server, of both families.
+func (s *server) echoes(t *testing.T) int {
+	t.Helper()
+	count := 0
+	err := s.ns.Do(func() error {
+		b, err := os.ReadFile("/proc/thread-self/net/snmp6")
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(string(b)) {
+			if w := strings.Fields(line); len(w) == 2 && w[0] == "Icmp6InEchos" {
+				n, err := strconv.Atoi(w[1])
+				if err != nil {
+					return err
+				}
+				count += n
+			}
+		}
+		if b, err = os.ReadFile("/proc/thread-self/net/snmp"); err != nil {
+			return err
+		}
+		var names []string
+		for line := range strings.Lines(string(b)) {
+			w := strings.Fields(line)
+			if len(w) == 0 || w[0] != "Icmp:" {
+				continue
+			}
+			if names == nil {
+				names = w
+				continue
+			}
+			for i, name := range names {
+				if name == "InEchos" {
+					n, err := strconv.Atoi(w[i])
+					if err != nil {
+						return err
+					}
+					count += n
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return count
+}

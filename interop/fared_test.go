@@ -1,0 +1,209 @@
+package interop
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// built is the binary under test, made once and removed by TestMain.
+var built struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if built.dir != "" {
+		os.RemoveAll(built.dir)
+	}
+	os.Exit(code)
+}
+
+func faredBinary(t *testing.T) string {
+	t.Helper()
+	built.once.Do(func() {
+		if built.dir, built.err = os.MkdirTemp("/tmp", "fared-"); built.err != nil {
+			return
+		}
+		cmd := exec.Command("go", "build", "-o", filepath.Join(built.dir, "fared"), "./cmd/fared")
+		cmd.Dir = ".."
+		if out, err := cmd.CombinedOutput(); err != nil {
+			built.err = fmt.Errorf("go build ./cmd/fared: %w\n%s", err, out)
+		}
+	})
+	if built.err != nil {
+		t.Fatal(built.err)
+	}
+	return filepath.Join(built.dir, "fared")
+}
+
+// fared is a running daemon of a server.
+type fared struct {
+	*netnstest.Process
+	binary string
+	socket string
+}
+
+func startFared(t *testing.T, f *fabric, s *server) *fared {
+	t.Helper()
+	dir := shortDir(t)
+	d := &fared{binary: faredBinary(t), socket: filepath.Join(dir, "fared.sock")}
+	config := writeFile(t, dir, "fared.yaml", faredConfig(f, s, d.socket))
+	if out, err := exec.Command(d.binary, "check", "--config", config).CombinedOutput(); err != nil {
+		t.Fatalf("fared check: %v\n%s", err, out)
+	}
+	d.Process = s.ns.Start(t, d.binary, "run", "--config", config)
+	return d
+}
+
+func faredConfig(f *fabric, s *server, socket string) string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("role: server\nas: %d\nrouter_id: %s", s.as, s.loopbacks[0].Addr())
+	line("loopbacks: [%q, %q]", s.loopbacks[0], s.loopbacks[1])
+	line(`accept: ["10.255.0.0/16", "fd00:255::/64"]`)
+	line("bgp: {hold_time: 3s, keepalive_interval: 1s, connect_retry: 200ms}")
+	line("dataplane: {address: \"memory:\"}\napi: {socket: %q}\nstart: {deadline: 3s}\nplanes:", socket)
+	for p := range planes {
+		l := f.leafOf(p, s.index)
+		line("- name: p%d\n  sub_ports:", p)
+		for _, peer := range l.peers {
+			if peer.server != s {
+				continue
+			}
+			line("  - device: %s\n    speed: 4G\n    sessions:", peer.farDevice)
+			format := ""
+			if l.uint32 {
+				format = ", format: uint32"
+			}
+			if peer.unnumbered {
+				line("    - {unnumbered: true, peer_as: %d%s}", l.as, format)
+				continue
+			}
+			for _, a := range peer.local {
+				line("    - {peer: %q, peer_as: %d%s}", a, l.as, format)
+			}
+		}
+	}
+	return b.String()
+}
+
+// destination is what `fared weights -o json` says of one, as far as tests look.
+type destination struct {
+	Destination string
+	Reachable   bool
+	Planes      []struct {
+		Plane        string
+		Weight       uint32
+		BandwidthBps uint64 `json:"bandwidth_bps"`
+		InEffect     bool   `json:"in_effect"`
+		SubPorts     []struct {
+			Device string
+			Weight uint32
+		} `json:"sub_ports"`
+	}
+	Explanation struct {
+		Routes []struct {
+			Session       string
+			Plane         string
+			Device        string
+			AdvertisedBps uint64 `json:"advertised_bps"`
+			HasBandwidth  bool   `json:"has_bandwidth"`
+			Reason        string
+			Communities   []struct{ Raw, Meaning, Reason string }
+		}
+	}
+}
+
+// weights draws the planes' weights as "2:1".
+func (d *destination) weights() string {
+	var w []string
+	for _, p := range d.Planes {
+		w = append(w, fmt.Sprint(p.Weight))
+	}
+	return strings.Join(w, ":")
+}
+
+func (d *fared) ask(into any, args ...string) error {
+	if err := d.Running(); err != nil {
+		return err
+	}
+	var stderr strings.Builder
+	cmd := exec.Command(d.binary, append(args, "--socket", d.socket, "-o", "json")...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("fared %s: %w: %s", strings.Join(args, " "), err, stderr.String())
+	}
+	if err := json.Unmarshal(out, into); err != nil {
+		return fmt.Errorf("fared %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// toward returns what holds for a destination.
+func (d *fared) toward(dst netip.Prefix, args ...string) (*destination, error) {
+	var answer struct{ Destinations []*destination }
+	if err := d.ask(&answer, append([]string{"weights", "--destination", dst.String()}, args...)...); err != nil {
+		return nil, err
+	}
+	if len(answer.Destinations) != 1 || answer.Destinations[0].Destination != dst.String() {
+		return nil, fmt.Errorf("fared knows %d destinations at %s", len(answer.Destinations), dst)
+	}
+	return answer.Destinations[0], nil
+}
+
+// within is how long convergence may take on a busy machine.
+const within = 20 * time.Second
+
+// up waits until every session is established, at both ends.
+func (f *fabric) up() {
+	f.t.Helper()
+	took := netnstest.Eventually(f.t, within, func() error {
+		for p := range planes {
+			for _, l := range f.leaves[p] {
+				n, err := f.opt.daemons[p].established(l)
+				if err != nil {
+					return err
+				}
+				if n != l.expect() {
+					return fmt.Errorf("%s has %d sessions up, want %d", l.name, n, l.expect())
+				}
+			}
+		}
+		return nil
+	})
+	f.t.Logf("all sessions up: %v", took.Round(time.Millisecond))
+}
+
+// weigh waits until both servers split their traffic to each other as wanted, by both
+// families.
+func (f *fabric) weigh(when, want string) {
+	f.t.Helper()
+	took := netnstest.Eventually(f.t, within, func() error {
+		var errs []error
+		for _, s := range f.servers {
+			for _, dst := range f.servers[1-s.index].loopbacks {
+				d, err := s.fared.toward(dst)
+				if err == nil && (d.weights() != want || !d.Reachable) {
+					err = fmt.Errorf("server %d has %s toward %s (reachable %v), want %s: %+v", s.index, d.weights(), dst, d.Reachable, want, d.Planes)
+				}
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	})
+	f.t.Logf("%s: %s after %v", when, want, took.Round(time.Millisecond))
+}

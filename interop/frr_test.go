@@ -1,0 +1,216 @@
+package interop
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// frr runs zebra and bgpd, without watchfrr and in directories of the leaf's own.
+type frr struct{}
+
+const frrDir = "/usr/lib/frr"
+
+func (frr) tools() []string {
+	return []string{filepath.Join(frrDir, "zebra"), filepath.Join(frrDir, "bgpd"), "vtysh"}
+}
+
+func (frr) start(t *testing.T, l *leaf) {
+	t.Helper()
+	run := filepath.Join(l.dir, "run")
+	if err := os.Mkdir(run, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	owner, err := user.Lookup("frr")
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid, _ := strconv.Atoi(owner.Uid)
+	gid, _ := strconv.Atoi(owner.Gid)
+	if err := os.Chown(run, uid, gid); err != nil {
+		t.Fatal(err)
+	}
+	common := func(name, config string) []string {
+		return []string{"-u", "frr", "-g", "frr", "-f", writeFile(t, l.dir, name+".conf", config), "-i", filepath.Join(run, name+".pid"),
+			"-z", filepath.Join(run, "zserv"), "--vty_socket", run, "-A", "127.0.0.1", "-P", "0", "--log", "stdout"}
+	}
+	// On recent kernels this FRR loses a member of a nexthop group after a flap, while
+	// vtysh still shows it: let zebra write plain multipath routes.
+	z := l.ns.Start(t, filepath.Join(frrDir, "zebra"), common("zebra", "hostname "+l.name+"\nno zebra nexthop kernel enable\n")...)
+	netnstest.Eventually(t, 10*time.Second, func() error {
+		if err := z.Running(); err != nil {
+			return err
+		}
+		_, err := os.Stat(filepath.Join(run, "zserv"))
+		return err
+	})
+	b := l.ns.Start(t, filepath.Join(frrDir, "bgpd"), common("bgpd", frrConfig(l))...)
+	netnstest.Eventually(t, 10*time.Second, func() error {
+		if err := b.Running(); err != nil {
+			return err
+		}
+		_, err := os.Stat(filepath.Join(run, "bgpd.vty"))
+		return err
+	})
+}
+
+func frrConfig(l *leaf) string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("frr defaults datacenter\nhostname %s", l.name)
+	line("router bgp %d\n bgp router-id %s", l.as, l.routerID)
+	line(" no bgp ebgp-requires-policy\n no bgp default ipv4-unicast")
+	line(" bgp bestpath as-path multipath-relax\n coalesce-time 0\n timers bgp 1 3")
+	type neighbour struct {
+		name     string
+		families []string
+		server   bool
+	}
+	var all []neighbour
+	for _, p := range l.peers {
+		begin := len(all)
+		if p.unnumbered {
+			line(" neighbor %s interface remote-as external", p.device)
+			all = append(all, neighbour{p.device, []string{"ipv4", "ipv6"}, p.server != nil})
+		} else {
+			for i, family := range []string{"ipv4", "ipv6"} {
+				line(" neighbor %s remote-as %d", p.remote[i], p.as)
+				all = append(all, neighbour{p.remote[i].String(), []string{family}, p.server != nil})
+			}
+		}
+		for _, n := range all[begin:] {
+			line(" neighbor %s timers connect 1\n neighbor %s advertisement-interval 0", n.name, n.name)
+			if l.uint32 && n.server {
+				line(" neighbor %s disable-link-bw-encoding-ieee", n.name)
+			}
+		}
+	}
+	for _, family := range []string{"ipv4", "ipv6"} {
+		line(" address-family %s unicast\n  maximum-paths 16", family)
+		for _, n := range all {
+			if slices.Contains(n.families, family) {
+				line("  neighbor %s activate", n.name)
+				if n.server && l.strip {
+					line("  no neighbor %s send-community extended", n.name)
+				}
+				if n.server && l.cumulative {
+					line("  neighbor %s route-map TO-SERVERS out", n.name)
+				}
+			}
+		}
+		line(" exit-address-family")
+	}
+	line("exit")
+	if l.cumulative {
+		line("route-map TO-SERVERS permit 10\n set extcommunity bandwidth cumulative\nexit")
+	}
+	return b.String()
+}
+
+func (frr) show(l *leaf, command string, into any) error {
+	out, err := exec.Command("vtysh", "--vty_socket", filepath.Join(l.dir, "run"), "-c", "show "+command+" json").Output()
+	if err != nil {
+		return fmt.Errorf("vtysh show %s: %w", command, err)
+	}
+	if err := json.Unmarshal(out, into); err != nil {
+		return fmt.Errorf("vtysh show %s: %w\n%s", command, err, out)
+	}
+	return nil
+}
+
+func (d frr) established(l *leaf) (int, error) {
+	var summary map[string]struct {
+		Peers map[string]struct {
+			State string
+		}
+	}
+	if err := d.show(l, "bgp summary", &summary); err != nil {
+		return 0, err
+	}
+	up := map[string]bool{} // a peer with both families is in both
+	for _, family := range summary {
+		for name, p := range family.Peers {
+			if p.State == "Established" {
+				up[name] = true
+			}
+		}
+	}
+	return len(up), nil
+}
+
+func (d frr) paths(l *leaf, prefix netip.Prefix) ([]path, error) {
+	family := map[bool]string{true: "ipv4", false: "ipv6"}[prefix.Addr().Is4()]
+	var answer frrRoute
+	if err := d.show(l, "bgp "+family+" unicast "+prefix.String(), &answer); err != nil {
+		return nil, err
+	}
+	return answer.paths()
+}
+
+// frrRoute is what bgpd says of a prefix; {} if it has none.
+type frrRoute struct {
+	Paths []struct {
+		Peer struct {
+			PeerID    string `json:"peerId"`
+			Interface string
+		}
+		ExtendedCommunity struct{ String string }
+	}
+}
+
+func (r frrRoute) paths() ([]path, error) {
+	var out []path
+	for _, p := range r.Paths {
+		n := path{from: p.Peer.PeerID}
+		if p.Peer.Interface != "" {
+			n.from = p.Peer.Interface
+		}
+		// "LB:65101:500000000 (4.000 Gbps) RT:1:2"
+		words := strings.Fields(p.ExtendedCommunity.String)
+		for i, w := range words {
+			switch {
+			case strings.HasPrefix(w, "("), i > 0 && strings.HasPrefix(words[i-1], "("):
+			case strings.HasPrefix(w, "LB:"):
+				var b linkBandwidth
+				if _, err := fmt.Sscanf(w, "LB:%d:%d", &b.as, &b.bps); err != nil {
+					return nil, fmt.Errorf("FRR shows %q: %w", w, err)
+				}
+				b.bps *= 8
+				b.kind = -1
+				n.bandwidths = append(n.bandwidths, b)
+			default:
+				n.other = append(n.other, w)
+			}
+		}
+		out = append(out, n)
+	}
+	slices.SortFunc(out, func(a, b path) int { return strings.Compare(a.from, b.from) })
+	return out, nil
+}
+
+func TestReadFRR(t *testing.T) {
+	const said = `{"prefix":"10.255.0.1/32","paths":[
+		{"peer":{"peerId":"fe80::2","interface":"srv0-1"},"extendedCommunity":{"string":"RT:1:2 LB:23456:250000000 (2.000 Gbps)"}},
+		{"peer":{"peerId":"10.0.0.1"},"extendedCommunity":{"string":"LB:65101:500000000 (4.000 Gbps)"}},
+		{"peer":{"peerId":"10.0.0.3"}}]}`
+	var r frrRoute
+	if err := json.Unmarshal([]byte(said), &r); err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.paths()
+	want := "[10.0.0.1 [AS 65101, 4000000000 bit/s, type -0x1] [] 10.0.0.3 [] [] srv0-1 [AS 23456, 2000000000 bit/s, type -0x1] [RT:1:2]]"
+	if fmt.Sprint(got) != want || err != nil {
+		t.Errorf("got  %v, %v\nwant %s", got, err, want)
+	}
+}

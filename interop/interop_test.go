@@ -1,0 +1,315 @@
+package interop
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+func both(d daemon) [planes]daemon { return [planes]daemon{d, d} }
+
+// told checks what the servers told the leaves: each loopback on each session with the
+// sub-port's speed, transitive where the daemon shows it, and with AS_TRANS in place of
+// an AS number of four bytes (RFC 6793, Section 9).
+func (f *fabric) told() {
+	f.t.Helper()
+	for p := range planes {
+		for _, l := range f.leaves[p] {
+			d := f.opt.daemons[p]
+			for _, peer := range l.peers {
+				if peer.server == nil {
+					continue
+				}
+				for i, loopback := range peer.server.loopbacks {
+					want := linkBandwidth{as: uint16(peer.server.as), bps: laneSpeed}
+					if peer.server.as > 65535 {
+						want.as = 23456
+					}
+					from := peer.remote[i].String()
+					if peer.unnumbered {
+						from = peer.device
+					}
+					netnstest.Eventually(f.t, within, func() error {
+						paths, err := d.paths(l, loopback)
+						if err != nil {
+							return err
+						}
+						for _, path := range paths {
+							if path.from != from {
+								continue
+							}
+							if len(path.bandwidths) == 1 && path.bandwidths[0].kind < 0 {
+								path.bandwidths[0].kind = 0
+							}
+							if len(path.bandwidths) != 1 || path.bandwidths[0] != want || len(path.other) > 0 {
+								return fmt.Errorf("%s has %s from %s with %v %v, want %v", l.name, loopback, from, path.bandwidths, path.other, want)
+							}
+							return nil
+						}
+						return fmt.Errorf("%s has no route to %s from %s, only %v", l.name, loopback, from, paths)
+					})
+				}
+			}
+		}
+	}
+}
+
+// learned checks, with what `fared weights --explain` shows, the bandwidth that reached
+// the other server over each session of a plane.
+func (f *fabric) learned(plane int, want uint64) {
+	f.t.Helper()
+	for _, s := range f.servers {
+		for _, dst := range f.servers[1-s.index].loopbacks {
+			netnstest.Eventually(f.t, within, func() error {
+				d, err := s.fared.toward(dst, "--explain")
+				if err != nil {
+					return err
+				}
+				routes := 0
+				for _, r := range d.Explanation.Routes {
+					if r.Plane != fmt.Sprintf("p%d", plane) {
+						continue
+					}
+					routes++
+					if r.HasBandwidth != (want != 0) || r.AdvertisedBps != want || r.Reason != "" {
+						return fmt.Errorf("server %d learned %s on %s with %d (known %v, reason %q, communities %+v), want %d",
+							s.index, dst, r.Session, r.AdvertisedBps, r.HasBandwidth, r.Reason, r.Communities, want)
+					}
+					if want != 0 && len(r.Communities) == 0 {
+						return fmt.Errorf("server %d shows no community behind %d bit/s on %s", s.index, r.AdvertisedBps, r.Session)
+					}
+				}
+				if routes != lanes {
+					return fmt.Errorf("server %d has %d routes to %s in plane %d, want %d", s.index, routes, dst, plane, lanes)
+				}
+				return nil
+			})
+		}
+	}
+}
+
+// reaches checks that each leaf's kernel has a route to each loopback and that packets
+// arrive. That is counted at the server: with the in-memory data plane it has no route by
+// which to answer a leaf that is not its neighbour or is unnumbered.
+func (f *fabric) reaches() {
+	f.t.Helper()
+	for p := range planes {
+		for _, l := range f.leaves[p] {
+			for _, s := range f.servers {
+				for _, loopback := range s.loopbacks {
+					var route []byte
+					netnstest.Eventually(f.t, within, func() (err error) {
+						route, err = l.ns.Output("ip", "route", "get", loopback.Addr().String())
+						return err
+					})
+					want := "dev srv" + fmt.Sprint(s.index)
+					if f.leafOf(p, s.index) != l {
+						want = "dev fabric"
+					}
+					if !strings.Contains(string(route), want) {
+						f.t.Errorf("%s: %s goes %s, want %s", l.name, loopback, route, want)
+					}
+					before := s.echoes(f.t)
+					_, err := l.ns.Output("ping", "-c1", "-W0.1", loopback.Addr().String())
+					netnstest.Eventually(f.t, within, func() error {
+						if got := s.echoes(f.t) - before; got != 1 {
+							return fmt.Errorf("%s: %d of 1 packets to %s arrived (ping: %v)", l.name, got, loopback, err)
+						}
+						return nil
+					})
+				}
+			}
+		}
+	}
+}
+
+// figures: the draft's failures at one end of the pair, and back.
+func (f *fabric) figures(subCable string) {
+	f.t.Helper()
+	f.weigh("all up", "1:1")
+	f.lane(1, 1, 0, false)
+	f.weigh("half a Y-cable of plane 1 at server 1", subCable)
+	f.lane(1, 1, 0, true)
+	f.weigh("cable back", "1:1")
+	f.port(1, 1, false)
+	f.weigh("port of plane 1 at server 1", "1:0")
+	f.port(1, 1, true)
+	f.up()
+	f.weigh("port back", "1:1")
+}
+
+func TestFRR(t *testing.T) {
+	f := newFabric(t, options{daemons: both(frr{}), each: func(l *leaf) { l.cumulative = true }})
+	f.up()
+	f.told()
+	for p := range planes {
+		f.learned(p, lanes*laneSpeed)
+	}
+	f.reaches()
+	f.figures("2:1")
+}
+
+// FRR without any route-map: since it makes itself the next hop and every path of the
+// multipath has a bandwidth, it announces their sum.
+func TestFRRWithoutCumulative(t *testing.T) {
+	f := newFabric(t, options{daemons: both(frr{})})
+	f.up()
+	f.told()
+	for p := range planes {
+		f.learned(p, lanes*laneSpeed)
+	}
+	f.figures("2:1")
+}
+
+// A plane whose leaf sends no extended communities has no bandwidth: equal shares.
+func TestFRRWithoutCommunities(t *testing.T) {
+	f := newFabric(t, options{daemons: both(frr{}), each: func(l *leaf) { l.strip = l.plane == 1; l.cumulative = !l.strip }})
+	f.up()
+	f.learned(0, lanes*laneSpeed)
+	f.learned(1, 0)
+	f.figures("1:1")
+}
+
+func TestFRRUint32(t *testing.T) {
+	f := newFabric(t, options{daemons: both(frr{}), each: func(l *leaf) { l.uint32, l.cumulative = true, true }})
+	f.up()
+	f.told()
+	for p := range planes {
+		f.learned(p, lanes*laneSpeed)
+	}
+	f.figures("2:1")
+}
+
+// One session a sub-port, over link-local addresses, IPv4 with IPv6 next hops.
+func TestFRRUnnumbered(t *testing.T) {
+	f := newFabric(t, options{daemons: both(frr{}), unnumbered: true, each: func(l *leaf) { l.cumulative = true }})
+	f.up()
+	f.told()
+	for p := range planes {
+		f.learned(p, lanes*laneSpeed)
+	}
+	f.reaches()
+	f.figures("2:1")
+}
+
+// Two leaves a plane, a server at each: the loopbacks are reachable from leaf to leaf and
+// the bandwidth crosses two hops.
+func TestFRRLeafToLeaf(t *testing.T) {
+	f := newFabric(t, options{daemons: both(frr{}), leaves: 2, each: func(l *leaf) { l.cumulative = true }})
+	f.up()
+	f.told()
+	for p := range planes {
+		f.learned(p, lanes*laneSpeed)
+	}
+	f.reaches()
+	f.figures("2:1")
+}
+
+// BIRD announces its best path with the community that came with it: one sub-port's.
+// Losing one of the two leaves the other's, so half a Y-cable does not show in the
+// weights; losing both does.
+func TestBIRD(t *testing.T) {
+	f := newFabric(t, options{daemons: both(bird{})})
+	f.up()
+	f.told()
+	for p := range planes {
+		f.learned(p, laneSpeed)
+	}
+	f.reaches()
+	f.figures("1:1")
+}
+
+// A filter on the leaf may replace the value (RFC 10005): plane 1 says half.
+func TestBIRDRewrites(t *testing.T) {
+	f := newFabric(t, options{daemons: both(bird{}), each: func(l *leaf) {
+		if l.plane == 1 {
+			l.advertise = laneSpeed / 2
+		}
+	}})
+	f.up()
+	f.learned(0, laneSpeed)
+	f.learned(1, laneSpeed/2)
+	f.weigh("plane 1 says half", "2:1")
+}
+
+func TestBIRDLeafToLeaf(t *testing.T) {
+	f := newFabric(t, options{daemons: both(bird{}), leaves: 2})
+	f.up()
+	f.told()
+	f.reaches()
+	f.weigh("all up", "1:1")
+}
+
+// GoBGP too announces its best path, with the community turned non-transitive (0x40),
+// which RFC 10005 wants accepted.
+func TestGoBGP(t *testing.T) {
+	d := gobgp{}
+	f := newFabric(t, options{daemons: both(d)})
+	f.up()
+	f.told()
+	for p := range planes {
+		f.learned(p, laneSpeed)
+	}
+	for p := range planes {
+		d.follow(t, f.leaves[p][0])
+	}
+	f.reaches()
+	f.figures("1:1")
+}
+
+// Planes of different make weigh against each other: a sum of two against one.
+func TestMixedPlanes(t *testing.T) {
+	f := newFabric(t, options{daemons: [planes]daemon{frr{}, bird{}}, each: func(l *leaf) { l.cumulative = true }})
+	f.up()
+	f.learned(0, lanes*laneSpeed)
+	f.learned(1, laneSpeed)
+	f.weigh("FRR sums, BIRD does not", "2:1")
+}
+
+// Nothing transits a server. A leaf that loses its links to server 1 is still wired to
+// server 0, which knows the way by the other plane, and must not offer it.
+func TestNothingTransitsAServer(t *testing.T) {
+	for name, d := range map[string]daemon{"frr": frr{}, "bird": bird{}} {
+		t.Run(name, func(t *testing.T) {
+			f := newFabric(t, options{daemons: both(d)})
+			f.up()
+			f.reaches()
+			lost, l := f.servers[1], f.leaves[0][0]
+			f.port(0, 1, false)
+			f.weigh("plane 0 is lost to server 1", "0:1")
+			for _, loopback := range lost.loopbacks {
+				netnstest.Eventually(t, within, func() error {
+					paths, err := d.paths(l, loopback)
+					if err == nil && len(paths) > 0 {
+						err = fmt.Errorf("%s still has %s by %v", l.name, loopback, paths)
+					}
+					return err
+				})
+				netnstest.Eventually(t, within, func() error {
+					if route, err := l.ns.Output("ip", "route", "get", loopback.Addr().String()); err == nil {
+						return fmt.Errorf("the kernel of %s still has %s", l.name, route)
+					}
+					return nil
+				})
+				before := lost.echoes(t)
+				if _, err := l.ns.Output("ping", "-c1", "-W1", loopback.Addr().String()); err == nil {
+					t.Errorf("%s was answered by %s", l.name, loopback)
+				}
+				if got := lost.echoes(t) - before; got != 0 {
+					t.Errorf("%d packets from %s reached %s", got, l.name, loopback)
+				}
+			}
+			// The other server's loopbacks are there: the leaf itself is well.
+			for _, loopback := range f.servers[0].loopbacks {
+				if paths, err := d.paths(l, loopback); err != nil || len(paths) != lanes {
+					t.Errorf("%s has %v to %s, %v", l.name, paths, loopback, err)
+				}
+			}
+			f.port(0, 1, true)
+			f.weigh("plane 0 is back", "1:1")
+			f.reaches()
+		})
+	}
+}
