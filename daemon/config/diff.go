@@ -106,7 +106,8 @@ func (d *differ) structure(old, new reflect.Value, path string) {
 		}
 	}
 	if o, ok := old.Addr().Interface().(*Session); ok {
-		if n := new.Addr().Interface().(*Session); o.Password != n.Password {
+		// An empty password was not loaded: Parse leaves it so.
+		if n := new.Addr().Interface().(*Session); o.PasswordFile == n.PasswordFile && o.Password != "" && n.Password != "" && o.Password != n.Password {
 			d.restart = append(d.restart, Change{Path: join(path, "password_file"), Old: "its password", New: "another password"})
 		}
 	}

@@ -74,9 +74,12 @@ func (p *problems) at(pos position, path, wrong, right string) {
 // add reports an error at the value of a path or, when it was not written, at what it would be in. It says nothing about a value
 // that is in error already, or is inside one.
 func (p *problems) add(path, wrong, right string) {
-	for q := path; q != ""; q = parent(q) {
+	for q := path; ; q = parent(q) {
 		if p.broken[q] {
 			return
+		}
+		if q == "" {
+			break
 		}
 	}
 	q := path

@@ -11,11 +11,11 @@ import (
 
 // suggest says which key was meant by an unknown one: a near one of the same object, or the same one of another object.
 func suggest(fields []model.Field, key string) string {
-	best, least := "", 3
+	best, least := "", 2+len(key)/4
 	for _, f := range fields {
 		d := distance(key, f.Key, least)
 		if d > 0 && len(key) > 2 && (strings.HasPrefix(f.Key, key) || strings.HasPrefix(key, f.Key)) {
-			d = min(d, 2)
+			d = 1
 		}
 		if d < least && d < len(f.Key) {
 			best, least = f.Key, d

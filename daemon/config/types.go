@@ -123,9 +123,9 @@ type SubPort struct {
 	Netns string `yaml:"netns"`
 	// The sub-port's speed. It wins over what the device says; absent: ask the device.
 	Speed fare.Bandwidth `yaml:"speed" reload:"speed"`
-	// Where the speed of the device comes from: auto asks a tbf or htb root qdisc, then ethtool, then the PCIe or CXL link.
+	// Who is asked for the speed of the device: tbf is its tbf or htb root qdisc, auto asks tbf, then ethtool, then the PCIe link.
 	// Meaningless beside speed.
-	SpeedSource string `yaml:"speed_source" enum:"auto,qdisc,ethtool,pcie" default:"auto"`
+	SpeedSource string `yaml:"speed_source" enum:"auto,tbf,ethtool,pcie" default:"auto"`
 	// The BGP sessions over this sub-port. A server has at most 64 in total, a leaf at most 1024.
 	Sessions []Session `yaml:"sessions" items:"1..64" required:"true"`
 }
@@ -174,7 +174,7 @@ const (
 // The values of SubPort.SpeedSource.
 const (
 	SpeedAuto    = "auto"
-	SpeedQdisc   = "qdisc"
+	SpeedTBF     = "tbf"
 	SpeedEthtool = "ethtool"
 	SpeedPCIe    = "pcie"
 )

@@ -45,8 +45,8 @@ func (p *problems) fields(v reflect.Value, path string) {
 			}
 			fv = fv.Elem()
 		}
-		if f.Required && fv.IsZero() && !f.List {
-			p.add(where, "is missing", "write it: "+article(f.Scalar))
+		if f.Required && fv.IsZero() && !p.written(where) {
+			p.add(where, "is missing", "write "+missing(&f))
 			continue
 		}
 		if !f.List {
@@ -73,7 +73,7 @@ func (p *problems) field(v reflect.Value, path string, f *model.Field) {
 	if f.Scalar.Words != nil && !slices.Contains(f.Scalar.Words, text) {
 		p.add(path, fmt.Sprintf("%v is not known here", v), "use "+model.OneOf(f.Scalar.Words))
 	}
-	if v.IsZero() && f.Default == "" && f.Derived == "" {
+	if v.IsZero() && f.Default == "" && f.Derived == "" && !p.written(path) {
 		return // absent
 	}
 	if below, above := f.Outside(v); below {
@@ -83,9 +83,19 @@ func (p *problems) field(v reflect.Value, path string, f *model.Field) {
 	}
 }
 
+// missing says what a required key holds.
+func missing(f *model.Field) string {
+	if f.List {
+		return fmt.Sprintf("a list of %d to %d elements", f.MinItems, f.MaxItems)
+	}
+	return article(f.Scalar)
+}
+
 func (p *problems) identity(c *Config) {
 	if !c.RouterID.IsValid() {
-		p.add("router_id", "is missing and no loopback is IPv4", "write an IPv4 address that is unique in the fabric")
+		if !p.broken["loopbacks"] {
+			p.add("router_id", "is missing and no loopback is IPv4", "write an IPv4 address that is unique in the fabric")
+		}
 	} else if !c.RouterID.Is4() || c.RouterID.IsUnspecified() {
 		p.add("router_id", c.RouterID.String()+" is not a BGP identifier", "use an IPv4 address other than 0.0.0.0")
 	}
@@ -154,14 +164,11 @@ func (p *problems) ranges(c *Config) {
 			p.add(path, r.String()+" accepts every address", "name the ranges of the fabric's loopbacks")
 			continue
 		}
-		for _, l := range local {
-			if l.Overlaps(r) {
-				p.add(path, fmt.Sprintf("%s overlaps %s, which no loopback can be in", r, l), "name the ranges of the fabric's loopbacks")
-				break
-			}
+		if l := slices.IndexFunc(local, r.Overlaps); l >= 0 {
+			p.add(path, fmt.Sprintf("%s has addresses in %s, which cannot be loopbacks", r, local[l]), "name the ranges of the fabric's loopbacks")
 		}
 		for j, other := range c.Accept[:i] {
-			if other.IsValid() && other == other.Masked() && other.Overlaps(r) {
+			if other.IsValid() && other == other.Masked() && other.Bits() > 0 && other.Overlaps(r) {
 				p.add(path, fmt.Sprintf("%s overlaps accept[%d]: %s", r, j, other), "keep the larger one")
 				break
 			}

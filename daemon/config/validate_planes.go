@@ -122,7 +122,7 @@ func (p *problems) session(c *Config, s *survey, plane int, sp *SubPort, index i
 	p.localAddress(c, sp, ses, path)
 	p.families(ses, path)
 	if most := fare.Bandwidth(8) * (1<<32 - 1); ses.Format == fare.Uint32 && sp.Speed > most {
-		p.add(path+".format", fmt.Sprintf("uint32 cannot say %s, it ends at %s", sp.Speed, most), "use ieee754, or a lower speed")
+		p.add(path+".format", fmt.Sprintf("uint32 cannot say %s, it ends at %s bit/s", sp.Speed, most), "use ieee754, or a lower speed")
 	}
 }
 

@@ -176,7 +176,7 @@ func compareIntegers(a, b reflect.Value) int {
 }
 
 var durationScalar = &Scalar{
-	Name: "duration", JSON: "string", Unit: "time", Pattern: `^-?([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`,
+	Name: "duration", JSON: "string", Unit: "ms, s, m, h", Pattern: `^-?([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`,
 	Parse: func(text string, v reflect.Value) *Problem {
 		if number.MatchString(text) {
 			return &Problem{Show(text) + " has no unit", fmt.Sprintf("write %ss for seconds, or use ms, m, h", text)}

@@ -1,0 +1,190 @@
+package config
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"net/netip"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// equalConfigs compares configurations by value.
+var equalConfigs = cmp.Options{cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmpopts.EquateEmpty()}
+
+// files returns the matching files; a test without files would pass without testing anything.
+func files(t testing.TB, pattern string) []string {
+	t.Helper()
+	names, err := filepath.Glob(pattern)
+	if err != nil || len(names) == 0 {
+		t.Fatalf("no file matches %s (%v)", pattern, err)
+	}
+	return names
+}
+
+func read(t testing.TB, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(string(read(t, name)), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", name, diff)
+	}
+}
+
+// TestBad holds every bad file to the exact text of its errors.
+func TestBad(t *testing.T) {
+	for _, name := range files(t, "testdata/bad/*.yaml") {
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			data := read(t, name)
+			c, err := Parse(filepath.Base(name), data)
+			var errs Errors
+			if !errors.As(err, &errs) || len(errs) == 0 || c != nil {
+				t.Fatalf("Parse = %v, %v; want nil and errors", c, err)
+			}
+			inside(t, data, errs)
+			golden(t, strings.TrimSuffix(name, ".yaml")+".want", err.Error()+"\n")
+		})
+	}
+}
+
+// inside checks that positions are in the file, and sorted.
+func inside(t *testing.T, data []byte, errs Errors) {
+	t.Helper()
+	lines := strings.Split(string(data), "\n")
+	for i, e := range errs {
+		if e.Line < 1 || e.Line > len(lines) || e.Column < 1 || e.Column > len([]rune(lines[e.Line-1]))+1 {
+			t.Errorf("position outside of the file: %v", e)
+		}
+		if e.Path == "" || e.Wrong == "" || e.Right == "" {
+			t.Errorf("incomplete error: %#v", e)
+		}
+		if i > 0 && (e.Line < errs[i-1].Line || e.Line == errs[i-1].Line && e.Column < errs[i-1].Column) {
+			t.Errorf("not sorted: %v before %v", errs[i-1], e)
+		}
+	}
+}
+
+// TestGood holds every good file, the examples too, to its resolved value, and to itself when written and read again.
+func TestGood(t *testing.T) {
+	for _, name := range append(files(t, "testdata/good/*.yaml"), files(t, "../../examples/*.yaml")...) {
+		base := filepath.Base(name)
+		t.Run(base, func(t *testing.T) {
+			c, err := Parse(base, read(t, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, filepath.Join("testdata/good", strings.TrimSuffix(base, ".yaml")+".resolved"), dump(c))
+			again(t, c)
+			if err := Validate(c); err != nil {
+				t.Errorf("Validate refuses what Parse accepts:\n%v", err)
+			}
+			changes, err := Diff(c, c)
+			if err != nil || len(changes) != 0 {
+				t.Errorf("Diff with itself = %v, %v", changes, err)
+			}
+		})
+	}
+}
+
+// again checks that a configuration survives being written and read, and is written in one way.
+func again(t testing.TB, c *Config) {
+	t.Helper()
+	text := c.Text()
+	back, err := Parse("again", []byte(text))
+	if err != nil {
+		t.Fatalf("Text is not accepted:\n%v\n%s", err, text)
+	}
+	if diff := cmp.Diff(c, back, equalConfigs); diff != "" {
+		t.Fatalf("Text loses something (-before +after):\n%s\n%s", diff, text)
+	}
+	if second := back.Text(); second != text {
+		t.Fatalf("Text differs the second time:\n%s", cmp.Diff(text, second))
+	}
+}
+
+func TestComplete(t *testing.T) {
+	in := Config{
+		AS: 65001, Loopbacks: []netip.Prefix{netip.MustParsePrefix("10.255.0.1/32")}, Accept: []netip.Prefix{netip.MustParsePrefix("10.255.0.0/16")},
+		Planes: []Plane{{Name: "p0", SubPorts: []SubPort{
+			{Device: "eth0", Sessions: []Session{{Peer: netip.MustParseAddr("10.0.0.0")}}},
+			{Device: "eth1", Sessions: []Session{{Peer: netip.MustParseAddr("10.0.0.2")}}},
+		}}},
+	}
+	got, err := Complete(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if in.RouterID.IsValid() || in.Planes[0].SubPorts[0].Sessions[0].Port != 0 {
+		t.Error("Complete wrote to its argument")
+	}
+	want, err := Parse("minimal", []byte(strings.Replace(string(read(t, "testdata/good/minimal.yaml")), "4200000001", "65001", 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, equalConfigs); diff != "" {
+		t.Errorf("a program's defaults differ from a file's (-file +program):\n%s", diff)
+	}
+
+	in.AS, in.Planes[0].Name = 23456, ""
+	_, err = Complete(in)
+	const wrong = "as: 23456 is AS_TRANS (RFC 6793), use the fabric's own, or a private one: 64512 to 65534, 4200000000 to 4294967294\n" +
+		"planes[0].name: is missing, write text"
+	if err == nil || err.Error() != wrong {
+		t.Errorf("Complete = %v\nwant %s", err, wrong)
+	}
+}
+
+func TestTooLarge(t *testing.T) {
+	_, err := Parse("large.yaml", make([]byte, MaxFileSize+1))
+	const want = "large.yaml:1:1: document: is larger than 1048576 bytes, split the fabric: a file describes one server or leaf"
+	if err == nil || err.Error() != want {
+		t.Errorf("Parse = %v, want %s", err, want)
+	}
+	huge := []byte(strings.Repeat("a:\n", MaxFileSize/3))
+	var errs Errors
+	if _, err := Parse("many.yaml", huge); !errors.As(err, &errs) || len(errs) < MaxFileSize/3 {
+		t.Errorf("%d errors, want one a line", len(errs))
+	}
+	deep := []byte("as: " + strings.Repeat("[", MaxFileSize/2))
+	if _, err := Parse("deep.yaml", deep); err == nil {
+		t.Error("Parse accepts a file of brackets")
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	for _, pattern := range []string{"testdata/bad/*.yaml", "testdata/good/*.yaml", "../../examples/*.yaml"} {
+		for _, name := range files(f, pattern) {
+			f.Add(read(f, name))
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Parse("fuzz", data)
+		if err == nil {
+			again(t, c)
+			return
+		}
+		var errs Errors
+		if !errors.As(err, &errs) {
+			t.Fatalf("%T: %v", err, err)
+		}
+		inside(t, data, errs)
+	})
+}

@@ -1,0 +1,137 @@
+package config
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+func parsed(t *testing.T, text string) *Config {
+	t.Helper()
+	c, err := Parse("test", []byte(text))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return c
+}
+
+const before = `as: 4200000001
+router_id: 10.255.0.1
+loopbacks: [10.255.0.1/32]
+accept: [10.255.0.0/16]
+planes:
+  - name: p0
+    sub_ports:
+      - {device: eth0, speed: 400G, sessions: [{peer: 10.0.0.0}]}
+      - {device: eth1, sessions: [{peer: 10.0.0.2}]}
+`
+
+// TestDiff says for each edit of a file which changes a reload makes, or which values need a restart.
+func TestDiff(t *testing.T) {
+	for _, test := range []struct {
+		name        string
+		old, new    string // replaced in the file
+		add         string // appended
+		live, fixed string
+	}{
+		{name: "nothing"},
+		{name: "spelling", old: "speed: 400G", new: "speed: 0.4T", add: "bgp: {hold_time: 9000ms}\n"},
+		{name: "loopbacks", old: "[10.255.0.1/32]", new: "[10.255.0.1/32, 10.255.0.2/32]", live: "loopbacks: [10.255.0.1/32] -> [10.255.0.1/32, 10.255.0.2/32]"},
+		{name: "accept", old: "[10.255.0.0/16]", new: "[10.255.0.0/17]", live: "accept: [10.255.0.0/16] -> [10.255.0.0/17]"},
+		{name: "speed set", old: "eth1,", new: "eth1, speed: 200G,", live: "planes[0].sub_ports[1].speed: none -> 200G"},
+		{name: "speed removed", old: " speed: 400G,", live: "planes[0].sub_ports[0].speed: 400G -> none"},
+		{name: "everything live", old: "speed: 400G", new: "speed: 200G", add: `drain_delay: 1s
+bgp: {max_prefixes: 5}
+path_bandwidth: {missing: skip, all_zero: unreachable, increase_hold_up: 2s}
+log: {level: warn}
+`, live: `bgp.max_prefixes: 16384 -> 5
+drain_delay: 5s -> 1s
+log.level: info -> warn
+path_bandwidth.all_zero: equal -> unreachable
+path_bandwidth.increase_hold_up: 0s -> 2s
+path_bandwidth.missing: equal -> skip
+planes[0].sub_ports[0].speed: 400G -> 200G`},
+		{name: "as", old: "4200000001", new: "4200000002", fixed: "as: 4200000001 -> 4200000002"},
+		{name: "all fixed ones are listed, and live ones are not", old: "router_id: 10.255.0.1", new: "router_id: 10.255.0.9", add: `log: {level: debug, format: json}
+weights: {mode: per-packet, slots: 4}
+api: {socket: /run/other.sock}
+bgp: {hold_time: 30s}
+`, fixed: `api.socket: /run/fared/fared.sock -> /run/other.sock
+bgp.hold_time: 9s -> 30s
+bgp.keepalive_interval: 3s -> 10s
+log.format: text -> json
+router_id: 10.255.0.1 -> 10.255.0.9
+weights.mode: per-flow -> per-packet
+weights.slots: 0 -> 4`},
+		{name: "sub-port removed", old: "      - {device: eth1, sessions: [{peer: 10.0.0.2}]}\n", fixed: "planes[0].sub_ports[1]: present -> none"},
+		{name: "session added", old: "{peer: 10.0.0.2}", new: "{peer: 10.0.0.2}, {peer: 10.0.0.4}", fixed: "planes[0].sub_ports[1].sessions[1]: none -> present"},
+		{name: "session removed by its sub-port", old: "{peer: 10.0.0.2}", new: "{unnumbered: true}", fixed: `planes[0].sub_ports[1].sessions[0].extended_next_hop: false -> true
+planes[0].sub_ports[1].sessions[0].families: [ipv4] -> [ipv4, ipv6]
+planes[0].sub_ports[1].sessions[0].peer: 10.0.0.2 -> none
+planes[0].sub_ports[1].sessions[0].unnumbered: false -> true`},
+		{name: "tls", add: "api: {listen: \"127.0.0.1:7778\", tls: {cert_file: a, key_file: b, client_ca_file: c}}\n",
+			fixed: "api.listen: none -> 127.0.0.1:7778\napi.tls: none -> present"},
+		{name: "role", old: "as:", new: "role: leaf\nas:", add: "dataplane: {address: \"unix:/run/fared/dataplane.sock\"}\n"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			old := parsed(t, before)
+			text := before
+			if test.old != "" {
+				if !strings.Contains(text, test.old) {
+					t.Fatalf("the file does not contain %q", test.old)
+				}
+				text = strings.Replace(text, test.old, test.new, 1)
+			}
+			if test.name == "role" { // a leaf has no loopbacks: the one live difference does not get through
+				text = strings.Replace(text, "loopbacks: [10.255.0.1/32]\n", "", 1)
+				test.fixed = "role: server -> leaf"
+			}
+			changes, err := Diff(old, parsed(t, text+test.add))
+			if test.fixed != "" {
+				var restart *RestartError
+				if !errors.As(err, &restart) || changes != nil {
+					t.Fatalf("Diff = %v, %v; want a RestartError", changes, err)
+				}
+				if got := restart.Changes.String(); got != test.fixed {
+					t.Errorf("needs a restart:\n%s\nwant:\n%s", got, test.fixed)
+				}
+				for _, c := range restart.Changes {
+					if !strings.Contains(err.Error(), c.Path+": ") {
+						t.Errorf("%q does not name %s", err, c.Path)
+					}
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := changes.String(); got != test.live {
+				t.Errorf("changes:\n%s\nwant:\n%s", got, test.live)
+			}
+			for _, c := range changes {
+				if !changes.Has(c.Kind) || c.Kind == "" {
+					t.Errorf("%v has no kind", c)
+				}
+			}
+		})
+	}
+}
+
+func TestDiffPasswords(t *testing.T) {
+	with := func(password string) *Config {
+		c := parsed(t, before)
+		c.Planes[0].SubPorts[0].Sessions[0].PasswordFile = "/etc/fared/p0.password"
+		c.Planes[0].SubPorts[0].Sessions[0].Password = password
+		return c
+	}
+	_, err := Diff(with("old-secret"), with("new-secret"))
+	const want = "nothing was changed: these need a restart of fared:\n  planes[0].sub_ports[0].sessions[0].password_file: its password -> another password"
+	if err == nil || err.Error() != want {
+		t.Errorf("Diff = %v, want %s", err, want)
+	}
+	for _, other := range []string{"old-secret", ""} { // Parse loads none, as in a recording
+		if changes, err := Diff(with("old-secret"), with(other)); err != nil || len(changes) > 0 {
+			t.Errorf("Diff with %q = %v, %v", other, changes, err)
+		}
+	}
+}
