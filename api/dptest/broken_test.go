@@ -137,6 +137,7 @@ func TestSuiteCatches(t *testing.T) {
 			}
 		}
 	}
+	caught := map[string]bool{}
 	for _, c := range []struct {
 		name  string
 		apply func(*broken)
@@ -413,6 +414,14 @@ func TestSuiteCatches(t *testing.T) {
 				}
 			}
 		}, "ipv6"},
+		{"refuses the per-packet mode it claims", func(b *broken) {
+			b.onHello = func(request *farev1.HelloRequest, _ *farev1.HelloResponse, err error) error {
+				if request.Forwarding.Mode == farev1.Mode_MODE_PER_PACKET {
+					return status.Error(codes.Unimplemented, "not yet")
+				}
+				return err
+			}
+		}, "hello-per-packet per-packet-slots"},
 		{"claims no per-packet", claim(func(c *farev1.Capabilities) { c.PerPacket = false }), "hello-no-per-packet"},
 		{"claims no IPv6", claim(func(c *farev1.Capabilities) { c.Ipv6 = false }), "no-ipv6"},
 		{"claims no flow pins", claim(func(c *farev1.Capabilities) { c.FlowPins = false }), "no-flow-pins"},
@@ -429,8 +438,14 @@ func TestSuiteCatches(t *testing.T) {
 				if r.Status != dptest.Failed {
 					t.Errorf("%v; it must fail", r)
 				}
+				caught[r.Name] = true
 			}
 		})
+	}
+	for _, test := range dptest.Tests() {
+		if !caught[test.Name] {
+			t.Errorf("no broken data plane shows that %s can fail", test.Name)
+		}
 	}
 	// The wrapper itself breaks nothing.
 	for _, r := range check(t, &broken{Dataplane: memory.New(memory.Config{Capabilities: everything()})}, dptest.Options{}) {
