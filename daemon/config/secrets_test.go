@@ -30,17 +30,17 @@ api: {listen: "0.0.0.0:7778", tls: {cert_file: cert, key_file: key, client_ca_fi
 	}{
 		{name: "newline", password: "correct horse\n", mode: 0o600},
 		{name: "owner reads", password: "correct horse", mode: 0o400},
-		{name: "group reads", password: "x", mode: 0o640, want: "7:66: " + at + "is open to others (mode 0640), chmod 0600 it, and change the secret"},
-		{name: "empty", password: "\n", mode: 0o600, want: "7:66: " + at + "is empty, write the password into it"},
+		{name: "group reads", password: "x", mode: 0o640, want: "7:67: " + at + "is open to others (mode 0640), chmod 0600 it, and change the secret"},
+		{name: "empty", password: "\n", mode: 0o600, want: "7:67: " + at + "is empty, write the password into it"},
 		{name: "longest", password: strings.Repeat("p", 80) + "\r\n", mode: 0o600},
-		{name: "too long", password: strings.Repeat("p", 81), mode: 0o600, want: "7:66: " + at + "holds more than 80 bytes, use a shorter password, the limit of TCP MD5"},
-		{name: "two lines", password: "a\nb\n", mode: 0o600, want: "7:66: " + at + "holds more than one line, write the password alone into it"},
+		{name: "too long", password: strings.Repeat("p", 81), mode: 0o600, want: "7:67: " + at + "holds more than 80 bytes, use a shorter password, the limit of TCP MD5"},
+		{name: "two lines", password: "a\nb\n", mode: 0o600, want: "7:67: " + at + "holds more than one line, write the password alone into it"},
 		{name: "directory", password: "a", mode: 0o600, change: func(dir string) error {
 			return errors.Join(os.Remove(dir+"/secret"), os.Mkdir(dir+"/secret", 0o700))
-		}, want: "7:66: " + at + "is not a regular file, name a file"},
+		}, want: "7:67: " + at + "is not a regular file, name a file"},
 		{name: "no files", password: "a", mode: 0o600, change: func(dir string) error {
 			return errors.Join(os.Remove(dir+"/secret"), os.Remove(dir+"/cert"), os.Remove(dir+"/ca"), os.Chmod(dir+"/key", 0o644))
-		}, want: "7:66: " + at + "does not exist, create it or correct the name\n" +
+		}, want: "7:67: " + at + "does not exist, create it or correct the name\n" +
 			"8:48: api.tls.cert_file: DIR/cert does not exist, create it or correct the name\n" +
 			"8:64: api.tls.key_file: DIR/key is open to others (mode 0644), chmod 0600 it, and change the secret\n" +
 			"8:85: api.tls.client_ca_file: DIR/ca does not exist, create it or correct the name"},

@@ -29,8 +29,12 @@ type survey struct {
 	chosen   map[string]bool // session names that are not derived
 	pairs    seen            // netns, peer, port and local address: one TCP connection
 	peers    map[string]place
+	locals   map[string]ours // netns and our address
 	total    int
 }
+
+// ours is where an address of ours was seen first.
+type ours struct{ device, path string }
 
 // place is where a peer was seen first.
 type place struct {
@@ -41,7 +45,7 @@ type place struct {
 var planeName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
 func (p *problems) planes(c *Config) {
-	s := survey{seen{}, seen{}, seen{}, map[string]bool{}, seen{}, map[string]place{}, 0}
+	s := survey{seen{}, seen{}, seen{}, map[string]bool{}, seen{}, map[string]place{}, map[string]ours{}, 0}
 	maxSubPorts, maxSessions := MaxSubPorts, MaxSessions
 	if c.Role == fare.RoleLeaf {
 		maxSubPorts, maxSessions = MaxLeafSubPorts, MaxLeafSessions
@@ -119,7 +123,7 @@ func (p *problems) session(c *Config, s *survey, plane int, sp *SubPort, index i
 	case ses.Peer.IsValid():
 		p.peer(c, s, plane, sp, ses, path)
 	}
-	p.localAddress(c, sp, ses, path)
+	p.localAddress(c, s, sp, ses, path)
 	p.families(ses, path)
 	if most := fare.Bandwidth(8) * (1<<32 - 1); ses.Format == fare.Uint32 && sp.Speed > most {
 		p.add(path+".format", fmt.Sprintf("uint32 cannot say %s, it ends at %s bit/s", sp.Speed, most), "use ieee754, or a lower speed")
@@ -170,10 +174,17 @@ func (p *problems) address(c *Config, sp *SubPort, a netip.Addr, path, right str
 	return true
 }
 
-func (p *problems) localAddress(c *Config, sp *SubPort, ses *Session, path string) {
+func (p *problems) localAddress(c *Config, s *survey, sp *SubPort, ses *Session, path string) {
 	l := ses.Local
 	if !l.IsValid() || !p.address(c, sp, l, path+".local", "use this end's address of the link") {
 		return
+	}
+	// One address on two links would make the kernel pick either. Labs put all sessions on one loopback address.
+	key := sp.Netns + " " + l.String()
+	if first, ok := s.locals[key]; !ok {
+		s.locals[key] = ours{sp.Device, path + ".local"}
+	} else if first.device != sp.Device && !l.IsLoopback() {
+		p.add(path+".local", fmt.Sprintf("%s is %s too, on %s", l, first.path, first.device), "give each sub-port an address of its own")
 	}
 	linkLocal := l.Is6() && l.IsLinkLocalUnicast()
 	switch {
