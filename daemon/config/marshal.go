@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"reflect"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -96,9 +95,6 @@ func scalar(s *model.Scalar, v reflect.Value) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Value: s.Format(v)}
 	if s.JSON == "string" {
 		n.SetString(n.Value)
-		if strings.ContainsAny(n.Value, "\n") {
-			n.Style = yaml.DoubleQuotedStyle
-		}
 	}
 	return n
 }

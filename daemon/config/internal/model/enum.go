@@ -46,7 +46,7 @@ func words(pairs ...any) *Scalar {
 		values = append(values, reflect.ValueOf(pairs[i]))
 		names = append(names, pairs[i+1].(string))
 	}
-	return words2scalar(names,
+	return wordScalar(names,
 		func(v reflect.Value) string {
 			for i := range values {
 				if values[i].Equal(v) {
@@ -58,8 +58,8 @@ func words(pairs ...any) *Scalar {
 		func(v reflect.Value, i int, _ string) { v.Set(values[i]) })
 }
 
-// words2scalar makes a scalar that one of the names is written for. format returns "" for a value without a name.
-func words2scalar(names []string, format func(reflect.Value) string, set func(v reflect.Value, i int, word string)) *Scalar {
+// wordScalar makes a scalar that one of the names is written for. format returns "" for a value without a name.
+func wordScalar(names []string, format func(reflect.Value) string, set func(v reflect.Value, i int, word string)) *Scalar {
 	return &Scalar{
 		Name: "one of", JSON: "string", Words: names, Format: format,
 		Parse: func(text string, v reflect.Value) *Problem {

@@ -64,7 +64,7 @@ func scalarOf(t reflect.Type, words string) *Scalar {
 	switch t.Kind() {
 	case reflect.String:
 		if words != "" {
-			return words2scalar(strings.Split(words, ","), func(v reflect.Value) string { return v.String() },
+			return wordScalar(strings.Split(words, ","), func(v reflect.Value) string { return v.String() },
 				func(v reflect.Value, i int, word string) { v.SetString(word) })
 		}
 		return stringScalar
