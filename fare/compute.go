@@ -247,7 +247,7 @@ func (c *computation) split() {
 
 // splitExactly appends the weights of one plane's links: each node's share
 // divided in proportion to its links' amounts, over a common denominator. It
-// reports false when that does not fit 64 bits.
+// reports false when their sum does not fit 63 bits.
 func (c *computation) splitExactly(nodes []nodeSum, links []nodeLink) bool {
 	var shares uint64 // greatest common divisor
 	for i := range nodes {
@@ -281,6 +281,7 @@ func (c *computation) splitExactly(nodes []nodeSum, links []nodeLink) bool {
 		}
 		common = lo
 	}
+	total := uint64(0)
 	for i := range links {
 		node := &c.nodes[links[i].node]
 		if node.share == 0 || links[i].amount == 0 {
@@ -291,9 +292,10 @@ func (c *computation) splitExactly(nodes []nodeSum, links []nodeLink) bool {
 			return false
 		}
 		hi, weight = bits.Mul64(weight, common/node.amounts)
-		if hi != 0 || !c.weigh(links[i].subPort, weight) {
+		if total += weight; hi != 0 || weight>>63 != 0 || total>>63 != 0 {
 			return false
 		}
+		c.weigh(links[i].subPort, weight)
 	}
 	return true
 }
@@ -318,16 +320,13 @@ func (c *computation) splitNearly(nodes []nodeSum, links []nodeLink) {
 	}
 }
 
-// weigh adds to the weight of subPort, which is the last one or follows it. It
-// reports false on overflow.
-func (c *computation) weigh(subPort int, weight uint64) bool {
+// weigh adds to the weight of subPort, which is the last one or follows it.
+func (c *computation) weigh(subPort int, weight uint64) {
 	if n := len(c.weights); n > 0 && c.weights[n-1].SubPort == subPort {
-		sum, carry := bits.Add64(c.weights[n-1].Weight, weight, 0)
-		c.weights[n-1].Weight = sum
-		return carry == 0
+		c.weights[n-1].Weight += weight
+		return
 	}
 	c.weights = append(c.weights, SubPortWeight{SubPort: subPort, Weight: weight})
-	return true
 }
 
 func lowestTerms(weights []SubPortWeight) []SubPortWeight {

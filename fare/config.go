@@ -10,7 +10,7 @@ import (
 // Limits of a [Config].
 const (
 	MaxPlanes   = 64
-	MaxSubPorts = 64   // per plane
+	MaxSubPorts = 64   // per plane of a server; a leaf's ports are bounded by its sessions
 	MaxSessions = 4096 // altogether
 )
 
@@ -68,7 +68,7 @@ func (c *Config) validate() error {
 			wrong("sub-ports[%d]: plane %d of %d", i, sp.Plane, len(c.Planes))
 			continue
 		}
-		if perPlane[sp.Plane]++; perPlane[sp.Plane] == MaxSubPorts+1 {
+		if perPlane[sp.Plane]++; perPlane[sp.Plane] == MaxSubPorts+1 && c.Role == RoleServer {
 			wrong("sub-ports[%d]: plane %q has more than %d", i, c.Planes[sp.Plane], MaxSubPorts)
 		}
 	}

@@ -66,7 +66,7 @@ type PlaneBandwidth struct {
 }
 
 // SubPortWeight is a sub-port's part of its plane's traffic, in lowest terms
-// within the plane, at least 1.
+// within the plane, at least 1; those of one plane sum to less than 2^63.
 type SubPortWeight struct {
 	SubPort int
 	Weight  uint64

@@ -1,0 +1,165 @@
+package fare
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+)
+
+// bigTable is a server of planes x subPorts with every session up to one leaf
+// a plane and the same 400G route to n destinations on each.
+func bigTable(t testing.TB, planes, subPorts, n int) (*Table, []netip.Prefix) {
+	c := Config{}
+	for p := range planes {
+		c.Planes = append(c.Planes, fmt.Sprint("p", p))
+		for range subPorts {
+			c.Sessions = append(c.Sessions, Session{Name: fmt.Sprint("s", len(c.Sessions)), SubPort: len(c.SubPorts)})
+			c.SubPorts = append(c.SubPorts, SubPort{Device: fmt.Sprint("d", len(c.SubPorts)), Plane: p, Speed: 400e9})
+		}
+	}
+	table, err := NewTable(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	prefixes := make([]netip.Prefix, n)
+	for i := range prefixes {
+		prefixes[i] = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 128, byte(i >> 8), byte(i)}), 32)
+	}
+	for i := range c.Sessions {
+		leaf := byte(i / subPorts)
+		table.Step(LinkState{SubPort: i, Up: true})
+		table.Step(SessionUp{i, 1, netip.AddrFrom4([4]byte{10, 0, 0, leaf}), 65000})
+		attrs := route(Bandwidth(subPorts) * 400e9)
+		for _, p := range prefixes {
+			table.Step(RouteUpdate{i, 1, p, attrs})
+		}
+	}
+	return table, prefixes
+}
+
+func route(b Bandwidth) *Attributes {
+	return &Attributes{Communities: []Community{Codec{}.Encode(b, netip.Addr{})}, ASPath: []uint32{65000, 64000}}
+}
+
+// TestLocalFailureCostsGroups: no change names a destination, whatever their
+// number.
+func TestLocalFailureCostsGroups(t *testing.T) {
+	const destinations, values = 16384, 5
+	table, prefixes := bigTable(t, 4, 2, destinations)
+	for i, p := range prefixes {
+		table.Step(RouteUpdate{0, 1, p, route(Bandwidth(i%values+1) * 100e9)})
+	}
+	if n := table.Stats().Groups; n != values {
+		t.Fatalf("%d groups, want %d", n, values)
+	}
+	for _, e := range []Event{
+		LinkState{SubPort: 0}, LinkState{SubPort: 0, Up: true},
+		Drain{Scope: DrainPlane, Index: 1, On: true}, Drain{Scope: DrainPlane, Index: 1},
+		Drain{Scope: DrainNode, Node: table.Node(7), On: true}, SessionDown{0, 1}, SessionDown{1, 1},
+	} {
+		changes := table.Step(e)
+		if len(changes) != values {
+			t.Errorf("%#v: %d changes, want one for each of %d groups", e, len(changes), values)
+		}
+		for _, c := range changes {
+			if c.Kind != GroupSet {
+				t.Errorf("%#v: %v", e, c)
+			}
+		}
+	}
+	// Leftovers of both sessions stay until somebody touches them, and are
+	// all gone after end-of-RIB.
+	if n := table.Stats().Leftovers; n != 2*destinations {
+		t.Errorf("%d leftovers", n)
+	}
+	table.Step(SessionUp{0, 2, netip.MustParseAddr("10.0.0.0"), 65000})
+	table.Step(EndOfRIB{0, 2})
+	if s := table.Stats(); s.Leftovers != 0 || s.Groups != 1 || s.Destinations != destinations {
+		t.Errorf("after end-of-RIB: %+v", s)
+	}
+}
+
+// TestLeftoversAreBounded: a session that flaps, sends other prefixes each
+// time and never says end-of-RIB does not fill memory.
+func TestLeftoversAreBounded(t *testing.T) {
+	table, _ := bigTable(t, 2, 1, 1)
+	for generation := uint64(2); generation < 40; generation++ {
+		table.Step(SessionUp{0, generation, netip.MustParseAddr("10.0.0.0"), 65000})
+		for i := range 1000 {
+			p := netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(generation), byte(i >> 8), byte(i)}), 32)
+			table.Step(RouteUpdate{0, generation, p, route(400e9)})
+		}
+		if s := table.Stats(); s.Leftovers > s.Routes+leftoversAllowed+1000 || s.Destinations > 2*leftoversAllowed {
+			t.Fatalf("generation %d: %+v", generation, s)
+		}
+	}
+}
+
+func TestSteadyStateAllocatesNothing(t *testing.T) {
+	table, prefixes := bigTable(t, 8, 4, 1024)
+	low, high := route(400e9), route(1600e9)
+	flip := 0
+	for name, step := range map[string]func(){
+		"route": func() {
+			attrs := low
+			if flip++; flip%2 == 0 {
+				attrs = high
+			}
+			for _, p := range prefixes[:16] {
+				table.Step(RouteUpdate{3, 1, p, attrs})
+			}
+		},
+		"link": func() {
+			flip++
+			table.Step(LinkState{SubPort: 5, Up: flip%2 == 0})
+		},
+		"drain": func() {
+			flip++
+			table.Step(Drain{Scope: DrainPlane, Index: 2, On: flip%2 == 0})
+		},
+		"withdraw and back": func() {
+			table.Step(RouteWithdraw{9, 1, prefixes[7]})
+			table.Step(RouteUpdate{9, 1, prefixes[7], high})
+		},
+	} {
+		for range 4 {
+			step()
+		}
+		if n := testing.AllocsPerRun(200, step); n != 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+}
+
+func BenchmarkRouteUpdate(b *testing.B) {
+	for _, n := range []int{1, 16384} {
+		b.Run(fmt.Sprintf("planes=8/sub-ports=4/destinations=%d", n), func(b *testing.B) {
+			table, prefixes := bigTable(b, 8, 4, n)
+			routes := [2]*Attributes{route(400e9), route(1600e9)}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				table.Step(RouteUpdate{3, 1, prefixes[0], routes[i&1]})
+			}
+		})
+	}
+}
+
+func BenchmarkLocalFailure(b *testing.B) {
+	for _, n := range []int{1, 1024, 16384} {
+		b.Run(fmt.Sprintf("planes=8/sub-ports=4/destinations=%d", n), func(b *testing.B) {
+			table, _ := bigTable(b, 8, 4, n)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if len(table.Step(LinkState{SubPort: 5, Up: i&1 == 1})) != 1 {
+					b.Fatal("not one change")
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkLoad(b *testing.B) {
+	for b.Loop() {
+		bigTable(b, 4, 2, 16384)
+	}
+}
