@@ -29,7 +29,7 @@ func enumOf(t reflect.Type) *Scalar {
 	case reflect.TypeFor[wecmp.Policy]():
 		return words(wecmp.Reweight, "reweight", wecmp.Remap, "remap")
 	case reflect.TypeFor[wecmp.Addressing]():
-		return words(wecmp.ByLoopback, "loopback", wecmp.ByPort, "port", wecmp.BySubPort, "sub-port")
+		return words(wecmp.Loopback, "loopback", wecmp.PortAddress, "port", wecmp.SubPortAddress, "sub-port")
 	case reflect.TypeFor[wecmp.Ordering]():
 		return words(wecmp.Weak, "weak", wecmp.Partial, "partial", wecmp.Strong, "strong")
 	case typeLevel:
