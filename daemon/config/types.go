@@ -117,7 +117,7 @@ type Plane struct {
 
 // SubPort is one physical lane of a plane: one netdev, half a Y-cable.
 type SubPort struct {
-	// The netdev's name.
+	// The netdev's name, unique in the file, in other network namespaces too: it names the sub-port in status and drain.
 	Device string `yaml:"device" required:"true"`
 	// The network namespace of the netdev, by name as in ip netns, or by path; absent: the one fared runs in.
 	Netns string `yaml:"netns"`

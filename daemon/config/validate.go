@@ -275,12 +275,9 @@ func (p *problems) weights(c *Config) {
 		if w.Mode == wecmp.PerPacket {
 			need, what = planes, "planes, and per-packet mode needs a slot on each"
 		}
-		switch {
-		case w.Slots != 0 && w.Slots < need:
+		if w.Slots != 0 && w.Slots < need {
 			p.add("weights.slots", fmt.Sprintf("%d is fewer than the %d %s", w.Slots, need, what),
 				fmt.Sprintf("use %d to %d, or 0 for exactly %d", need, MaxSlots, need))
-		case need > MaxSlots:
-			p.add("weights.mode", fmt.Sprintf("there are %d %s, but there are at most %d slots", need, what, MaxSlots), "use per-packet, or fewer sub-ports")
 		}
 		if w.MaxWeightSum != 0 && int64(w.MaxWeightSum) < int64(subPorts) {
 			p.add("weights.max_weight_sum", fmt.Sprintf("%d is less than the %d sub-ports, which need one each", w.MaxWeightSum, subPorts),

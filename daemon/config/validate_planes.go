@@ -24,7 +24,7 @@ func (s seen) first(key, path string) string {
 // survey is what is unique over all planes.
 type survey struct {
 	names    seen            // of planes
-	devices  seen            // netns and device
+	devices  seen            // by name alone, which is what status and drain know them by
 	sessions seen            // names
 	chosen   map[string]bool // session names that are not derived
 	pairs    seen            // netns, peer, port and local address: one TCP connection
@@ -74,8 +74,8 @@ func (p *problems) subPort(c *Config, s *survey, plane int, sp *SubPort, path st
 	if sp.Device != "" {
 		if !device.MatchString(sp.Device) || len(sp.Device) > 15 || sp.Device == "." || sp.Device == ".." {
 			p.add(path+".device", fmt.Sprintf("%q is not a netdev's name", sp.Device), "use at most 15 bytes without slash, colon or space")
-		} else if at := s.devices.first(sp.Netns+" "+sp.Device, path+".device"); at != "" {
-			p.add(path+".device", sp.Device+" is "+at+" too", "put each device into one plane, once")
+		} else if at := s.devices.first(sp.Device, path+".device"); at != "" {
+			p.add(path+".device", sp.Device+" is "+at+" too", "put each device into one plane, once; in another netns it needs another name too")
 		}
 	}
 	if sp.Speed != 0 && sp.SpeedSource != SpeedAuto {
