@@ -95,10 +95,10 @@ func (s *bgpServer) stop() error {
 
 // neighbour is what GoBGP is told about the peer of an incarnation.
 type neighbour struct {
-	addr                netip.Addr
-	as                  uint32
-	hold, keepalive     time.Duration
-	families            []Family
+	addr            netip.Addr
+	as              uint32
+	hold, keepalive time.Duration
+	families        []Family
 }
 
 func (s *bgpServer) addPeer(n neighbour) error {

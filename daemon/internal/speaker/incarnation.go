@@ -39,20 +39,23 @@ type incarnation struct {
 	guard *guard.Guard
 	conv  converter
 
-	stop   context.CancelCauseFunc
-	over   atomic.Bool // fail was called
-	wasUp  atomic.Bool
-	pumps  sync.WaitGroup
-	peered bool // GoBGP has the neighbour; fromPeer's, in the end incarnate's
-	inside int  // octets of UPDATEs since the last mark; fromPeer's
+	stop      context.CancelCauseFunc
+	over      atomic.Bool // fail was called
+	wasUp     atomic.Bool
+	pumps     sync.WaitGroup
+	peered    bool // GoBGP has the neighbour; fromPeer's, in the end incarnate's
+	confirmed bool // the peer's OPEN was answered; fromPeer's
+	inside    int  // octets of UPDATEs since the last mark; fromPeer's
 
-	active chan struct{} // closed when GoBGP waits for the connection
-	once   sync.Once
+	active  chan struct{} // closed when GoBGP waits for the connection
+	settled chan struct{} // closed when it is through with the OPENs
+	phase   int           // how many of the two are closed; the watch's
 
 	sendMu sync.Mutex // guards writes to conn, which are of whole messages
 
 	mu     sync.Mutex // guards what follows
 	local  *net.TCPConn
+	ended  bool          // no local is to be opened any more
 	marks  []bool        // End-of-RIBs inside GoBGP, oldest first; true: ours
 	credit chan struct{} // one slot: a mark of ours came out
 }
@@ -67,24 +70,27 @@ func (s *session) incarnate(parent context.Context, conn *net.TCPConn) (bool, er
 	ctx, stop := context.WithCancelCause(parent)
 	in := &incarnation{
 		s: s, conn: conn, stop: stop,
-		active: make(chan struct{}), credit: make(chan struct{}, 1),
+		active: make(chan struct{}), settled: make(chan struct{}), credit: make(chan struct{}, 1),
 		conv: converter{carrier: s.speaker.conf.Carrier},
 	}
 	in.gen = s.begin(in)
 	in.addr = netip.AddrFrom4([4]byte{127, 255, 0, byte(1 + in.gen%4)})
 	in.guard = guard.New(s.guardConfig(conn))
 
-	tooSlow := time.AfterFunc(openTimeout, func() {
+	watching, unwatch := context.WithCancel(context.WithoutCancel(parent))
+	tooSlow := time.AfterFunc(s.speaker.openTimeout, func() {
 		if !in.wasUp.Load() {
 			// RFC 4271, Section 8.2.2: the hold timer of OpenSent and OpenConfirm.
-			stop(&guard.Notification{Code: 4, Detail: fmt.Sprintf("not established within %v", openTimeout)})
+			stop(&guard.Notification{Code: 4, Detail: fmt.Sprintf("not established within %v", s.speaker.openTimeout)})
 		}
 	})
-	in.pumps.Go(func() { in.fail(in.fromPeer(ctx)) })
+	in.pumps.Go(func() { in.fail(in.fromPeer(ctx, watching)) })
 	<-ctx.Done()
 	tooSlow.Stop()
 	in.fail(context.Cause(ctx)) // unless a pump did
+	in.closeLocal()
 	in.pumps.Wait()
+	unwatch()
 	if in.peered {
 		if err := s.server.deletePeer(in.addr); err != nil {
 			s.speaker.queue.fault(Fault{Session: s.index, Reason: err.Error()})
@@ -103,7 +109,7 @@ func (in *incarnation) fail(cause error) {
 	in.s.speaker.queue.sessionDown(SessionDown{Session: in.s.index, Generation: in.gen, Reason: cause.Error()})
 	in.stop(cause)
 	in.farewell(cause)
-	in.close()
+	in.conn.Close()
 }
 
 // farewell tells the peer why, as far as there is something to tell.
@@ -144,14 +150,24 @@ func (in *incarnation) farewell(cause error) {
 // patience is how long a peer is waited for to take in our last words.
 const patience = 50 * time.Millisecond
 
-func (in *incarnation) close() {
-	in.conn.Close()
+// closeLocal closes the connection to GoBGP, which loses a goroutine if that
+// happens in the middle of the OPENs; both were written at once, so the middle
+// does not last.
+func (in *incarnation) closeLocal() {
 	in.mu.Lock()
+	in.ended = true
 	local := in.local
 	in.mu.Unlock()
-	if local != nil {
-		local.Close()
+	if local == nil {
+		return
 	}
+	timer := time.NewTimer(time.Second)
+	defer timer.Stop()
+	select {
+	case <-in.settled:
+	case <-timer.C:
+	}
+	local.Close()
 }
 
 // send writes whole messages to the peer.
@@ -167,12 +183,12 @@ func (in *incarnation) send(b []byte, limit time.Duration) error {
 
 // fromPeer sends our OPEN, then passes on what the peer sends until something
 // ends it. It opens GoBGP's side when the peer's OPEN has been accepted.
-func (in *incarnation) fromPeer(ctx context.Context) error {
+func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 	opening, err := in.guard.FromSpeaker(in.s.openMessage(in.gen), nil)
 	if err != nil {
 		return err
 	}
-	if err := in.send(opening, openTimeout); err != nil {
+	if err := in.send(opening, in.s.speaker.openTimeout); err != nil {
 		return fmt.Errorf("send OPEN: %w", plain(err))
 	}
 	chunk := make([]byte, 16<<10)
@@ -181,19 +197,27 @@ func (in *incarnation) fromPeer(ctx context.Context) error {
 		n, err := in.conn.Read(chunk)
 		if n > 0 {
 			var bad error
-			out, bad = in.guard.FromPeer(chunk[:n], out[:0])
-			if bad == nil && !in.peered && len(out) > 0 {
-				if err := in.open(ctx); err != nil {
+			if out, bad = in.guard.FromPeer(chunk[:n], out); bad != nil {
+				return bad // GoBGP learns it by its neighbour being deleted
+			}
+			if !in.peered && len(out) > 0 {
+				if err := in.confirm(); err != nil {
 					return err
 				}
-				out = withRestart(out)
+				// With the KEEPALIVE the peer has taken our OPEN: what fails
+				// before never reaches GoBGP.
+				if length := int(binary.BigEndian.Uint16(out[16:])); len(out) > length {
+					if err := in.open(ctx, watching); err != nil {
+						return err
+					}
+					out = withRestart(out)
+				}
 			}
-			// GoBGP is told of the end by the neighbour being deleted.
-			if bad != nil {
-				return bad
-			}
-			if err := in.forward(ctx, out); err != nil {
-				return err
+			if in.peered {
+				if err := in.forward(ctx, out); err != nil {
+					return err
+				}
+				out = out[:0]
 			}
 		}
 		if err != nil {
@@ -202,9 +226,13 @@ func (in *incarnation) fromPeer(ctx context.Context) error {
 	}
 }
 
-// open makes GoBGP ready for the peer whose OPEN was accepted and connects to
-// it.
-func (in *incarnation) open(ctx context.Context) error {
+// confirm answers an acceptable OPEN with KEEPALIVE, once. GoBGP is not asked:
+// it only learns of the peer when that has confirmed our OPEN, too.
+func (in *incarnation) confirm() error {
+	if in.confirmed {
+		return nil
+	}
+	in.confirmed = true
 	info, _ := in.guard.Info()
 	if info.HoldTime == 0 {
 		// RFC 4271, Section 6.2: a hold time may be rejected. Without one a
@@ -212,8 +240,21 @@ func (in *incarnation) open(ctx context.Context) error {
 		return &guard.Notification{Code: 2, Subcode: 6, Reason: guard.MessageOpen, Detail: "peer wants no hold timer"}
 	}
 	in.s.opened(info)
+	b, err := in.guard.FromSpeaker(keepalive, nil)
+	if err != nil {
+		return err
+	}
+	if err := in.send(b, in.s.speaker.openTimeout); err != nil {
+		return fmt.Errorf("send KEEPALIVE: %w", plain(err))
+	}
+	return nil
+}
+
+// open makes GoBGP ready for the peer and connects to it.
+func (in *incarnation) open(ctx, watching context.Context) error {
+	info, _ := in.guard.Info()
 	s := in.s.server
-	if err := s.watch(ctx, in.event); err != nil {
+	if err := s.watch(watching, in.event); err != nil {
 		return fmt.Errorf("watch gobgp: %w", err)
 	}
 	if err := s.addPeer(neighbour{
@@ -233,11 +274,12 @@ func (in *incarnation) open(ctx context.Context) error {
 		return fmt.Errorf("connect to gobgp: %w", err)
 	}
 	in.mu.Lock()
-	in.local = local
-	in.mu.Unlock()
-	if in.over.Load() {
-		local.Close() // close may have come before local was set
+	defer in.mu.Unlock()
+	if in.ended {
+		local.Close()
+		return context.Cause(ctx)
 	}
+	in.local = local
 	in.pumps.Go(func() { in.fail(in.fromSpeaker()) })
 	return nil
 }
@@ -245,7 +287,7 @@ func (in *incarnation) open(ctx context.Context) error {
 func (in *incarnation) dialLocal(ctx context.Context) (*net.TCPConn, error) {
 	d := net.Dialer{
 		LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(in.addr, 0)),
-		Timeout:   openTimeout,
+		Timeout:   in.s.speaker.openTimeout,
 		KeepAlive: -1,
 		Control: func(_, _ string, c syscall.RawConn) error {
 			if in.s.server.password == "" {
@@ -294,6 +336,9 @@ var endOfRIB = []byte{
 	0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
 	0, 23, 2, 0, 0, 0, 0,
 }
+
+// keepalive is the whole message (RFC 4271, Section 4.4).
+var keepalive = append(append([]byte(nil), endOfRIB[:16]...), 0, 19, 4)
 
 // cut returns how many octets of out to write before a mark, or all. It enters
 // the End-of-RIBs among them, the mark too, into marks.
@@ -410,9 +455,6 @@ func closing(out []byte) error {
 // event takes in what GoBGP reports. It is called by the watch's goroutine and
 // only converts and enqueues: GoBGP's queue behind it is unbounded.
 func (in *incarnation) event(r *api.WatchEventResponse) {
-	if in.over.Load() {
-		return
-	}
 	switch e := r.Event.(type) {
 	case *api.WatchEventResponse_Peer:
 		p := e.Peer.GetPeer()
@@ -420,6 +462,9 @@ func (in *incarnation) event(r *api.WatchEventResponse) {
 			in.peerEvent(p)
 		}
 	case *api.WatchEventResponse_Table:
+		if in.over.Load() {
+			return
+		}
 		for _, path := range e.Table.GetPaths() {
 			in.path(path)
 		}
@@ -427,25 +472,32 @@ func (in *incarnation) event(r *api.WatchEventResponse) {
 }
 
 func (in *incarnation) peerEvent(p *api.Peer) {
-	switch p.GetState().GetSessionState() {
-	case api.PeerState_ACTIVE:
-		in.once.Do(func() { close(in.active) })
-	case api.PeerState_ESTABLISHED:
-		in.mu.Lock()
-		local := in.local
-		in.mu.Unlock()
-		// Whoever else on this host got to GoBGP's port first: it was not us.
-		if local == nil || uint32(local.LocalAddr().(*net.TCPAddr).Port) != p.GetTransport().GetRemotePort() {
-			in.stop(fmt.Errorf("gobgp's connection is from port %d, not ours", p.GetTransport().GetRemotePort()))
-			return
-		}
-		info, _ := in.guard.Info()
-		in.wasUp.Store(true)
-		in.s.established(in.gen)
-		in.s.speaker.queue.sessionUp(SessionUp{
-			Session: in.s.index, Generation: in.gen, Node: info.RouterID, PeerAS: info.PeerAS,
-		})
+	state := p.GetState().GetSessionState()
+	switch {
+	case state == api.PeerState_ACTIVE && in.phase == 0:
+		in.phase = 1
+		close(in.active)
+	case (state == api.PeerState_ESTABLISHED || state == api.PeerState_IDLE) && in.phase == 1:
+		in.phase = 2
+		close(in.settled)
 	}
+	if state != api.PeerState_ESTABLISHED || in.over.Load() {
+		return
+	}
+	in.mu.Lock()
+	local := in.local
+	in.mu.Unlock()
+	// Whoever else on this host got to GoBGP's port first: it was not us.
+	if local == nil || uint32(local.LocalAddr().(*net.TCPAddr).Port) != p.GetTransport().GetRemotePort() {
+		in.stop(fmt.Errorf("gobgp's connection is from port %d, not ours", p.GetTransport().GetRemotePort()))
+		return
+	}
+	info, _ := in.guard.Info()
+	in.wasUp.Store(true)
+	in.s.established(in.gen)
+	in.s.speaker.queue.sessionUp(SessionUp{
+		Session: in.s.index, Generation: in.gen, Node: info.RouterID, PeerAS: info.PeerAS,
+	})
 }
 
 func (in *incarnation) path(p *api.Path) {

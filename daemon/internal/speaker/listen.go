@@ -86,6 +86,23 @@ func (l *listener) prepare(ln *net.TCPListener) error {
 		return err
 	}
 	return controlRaw(raw, func(fd int) error {
+		// The check of a socket begins when it is set. On the listener it
+		// covers all, but can only be as strict as the laxest session: where
+		// they differ, an OPEN may slip through before adopt, and nothing
+		// after it.
+		hops := l.sessions[0].conf.GTSMHops
+		for _, s := range l.sessions {
+			if hops = max(hops, s.conf.GTSMHops); s.conf.GTSMHops == 0 {
+				hops = 256
+			}
+		}
+		if hops < 256 {
+			e4 := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MINTTL, 256-hops)
+			e6 := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MINHOPCOUNT, 256-hops)
+			if e4 != nil && e6 != nil {
+				return fmt.Errorf("minimum TTL: %w", e4)
+			}
+		}
 		for _, s := range l.sessions {
 			if s.conf.Password != "" {
 				if err := setMD5(fd, s.conf.Peer, s.conf.Password); err != nil {

@@ -44,10 +44,10 @@ type sessionQueue struct {
 	gen     uint64 // newest generation that was up
 	closed  uint64 // generations up to this one are over
 	up      bool
-	upSlot  int // pending SessionUp, -1 if none
-	fault   int // pending Fault, -1 if none
+	upSlot  int    // pending SessionUp, -1 if none
+	fault   int    // pending Fault, -1 if none
 	eor     [2]int // pending EndOfRIB by family, -1 if none
-	queued  int // pending routes and end-of-RIBs of gen
+	queued  int    // pending routes and end-of-RIBs of gen
 	routes  map[netip.Prefix]*known
 	present int // entries of routes with attributes
 }

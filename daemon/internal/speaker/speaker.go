@@ -18,6 +18,8 @@ type Speaker struct {
 	queue     *queue
 	sessions  []*session
 	listeners []*listener
+
+	openTimeout time.Duration // of the exchange of OPENs
 }
 
 // New starts a BgpServer for every session; none has a neighbour and nothing
@@ -30,7 +32,7 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 	if err := conf.validate(deps); err != nil {
 		return nil, err
 	}
-	s := &Speaker{conf: conf.withDefaults(), deps: deps, queue: newQueue(len(conf.Sessions))}
+	s := &Speaker{conf: conf.withDefaults(), deps: deps, queue: newQueue(len(conf.Sessions)), openTimeout: openTimeout}
 	password := localPassword()
 	if password == "" {
 		deps.Log.Warn("the connections to gobgp on the loopback have no TCP MD5 signatures; " +

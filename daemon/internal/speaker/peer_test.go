@@ -1,0 +1,441 @@
+package speaker
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/daemon/internal/guard"
+	"github.com/fared/fared/fare"
+)
+
+// rawPeer is a leaf of octets: it listens and runs a script on every
+// connection.
+type rawPeer struct {
+	ln *net.TCPListener
+	wg sync.WaitGroup
+}
+
+func newRawPeer(t testing.TB, at netip.Addr, script func(n int, conn *net.TCPConn)) *rawPeer {
+	t.Helper()
+	ln, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(netip.AddrPortFrom(at, 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &rawPeer{ln: ln}
+	p.wg.Go(func() {
+		for n := 0; ; n++ {
+			conn, err := ln.AcceptTCP()
+			if err != nil {
+				return
+			}
+			p.wg.Go(func() {
+				defer conn.Close()
+				script(n, conn)
+			})
+		}
+	})
+	t.Cleanup(func() { ln.Close(); p.wg.Wait() })
+	return p
+}
+
+func (p *rawPeer) port() uint16 { return addrPort(p.ln.Addr()).Port() }
+
+func message(kind byte, body ...byte) []byte {
+	b := append([]byte(nil), endOfRIB[:16]...)
+	b = binary.BigEndian.AppendUint16(b, uint16(19+len(body)))
+	return append(append(b, kind), body...)
+}
+
+func rawOpen(as uint16, hold uint16, id netip.Addr) []byte {
+	body := []byte{4}
+	body = binary.BigEndian.AppendUint16(body, as)
+	body = binary.BigEndian.AppendUint16(body, hold)
+	body = append(body, id.AsSlice()...)
+	caps := []byte{1, 4, 0, 1, 0, 1, 65, 4, 0, 0}
+	caps = binary.BigEndian.AppendUint16(caps, as)
+	body = append(body, byte(2+len(caps)), 2, byte(len(caps)))
+	return message(1, append(body, caps...)...)
+}
+
+// rawUpdate announces host routes with one community.
+func rawUpdate(as uint16, hop netip.Addr, c fare.Community, prefixes ...netip.Prefix) []byte {
+	attrs := []byte{0x40, 1, 1, 0, 0x40, 2, 6, 2, 1, 0, 0}
+	attrs = binary.BigEndian.AppendUint16(attrs, as)
+	attrs = append(attrs, 0x40, 3, 4)
+	attrs = append(attrs, hop.AsSlice()...)
+	attrs = append(attrs, 0xc0, 16, 8)
+	attrs = append(attrs, c[:]...)
+	body := []byte{0, 0}
+	body = binary.BigEndian.AppendUint16(body, uint16(len(attrs)))
+	body = append(body, attrs...)
+	for _, p := range prefixes {
+		body = append(append(body, 32), p.Addr().AsSlice()...)
+	}
+	return message(2, body...)
+}
+
+// shake exchanges OPEN and KEEPALIVE and returns when the other end has
+// confirmed.
+func shake(conn net.Conn, open []byte) error {
+	if _, err := conn.Write(append(slices.Clone(open), message(4)...)); err != nil {
+		return err
+	}
+	var buf [guard.MaxMessage]byte
+	for _, want := range []byte{1, 4} {
+		msg, err := guard.ReadMessage(conn, &buf)
+		if err != nil {
+			return err
+		}
+		if msg[18] != want {
+			return errors.New("unexpected message")
+		}
+	}
+	return nil
+}
+
+// keep answers with keepalives whenever the other end says something.
+func keep(conn net.Conn) {
+	var buf [guard.MaxMessage]byte
+	for {
+		if _, err := guard.ReadMessage(conn, &buf); err != nil {
+			return
+		}
+		if _, err := conn.Write(message(4)); err != nil {
+			return
+		}
+	}
+}
+
+var leafID = netip.MustParseAddr("10.255.1.1")
+
+func rawConfig(t testing.TB, peers ...*rawPeer) Config {
+	c := Config{AS: 65001, RouterID: netip.MustParseAddr("10.255.0.1"), Accept: acceptAll, ConnectRetry: 50 * time.Millisecond}
+	for i, p := range peers {
+		at := addrPort(p.ln.Addr())
+		c.Sessions = append(c.Sessions, Session{Name: string(rune('a' + i)), Peer: at.Addr(), Port: at.Port(), Local: hosts(1)[0]})
+	}
+	return c
+}
+
+// TestTransitiveOnTheWire reads what a leaf gets, octet by octet.
+func TestTransitiveOnTheWire(t *testing.T) {
+	at := hosts(1)[0]
+	updates, lost := make(chan []byte, 16), make(chan error, 16)
+	p := newRawPeer(t, at, func(_ int, conn *net.TCPConn) {
+		if err := shake(conn, rawOpen(65100, 90, leafID)); err != nil {
+			lost <- err
+			return
+		}
+		var buf [guard.MaxMessage]byte
+		for {
+			msg, err := guard.ReadMessage(conn, &buf)
+			if err != nil {
+				return
+			}
+			if msg[18] == 2 {
+				updates <- slices.Clone(msg)
+			}
+		}
+	})
+	r := start(t, create(t, rawConfig(t, p)))
+	c := bandwidth(t, "400G", 65001)
+	r.Advertise(0, []Advertisement{{Prefix: prefix(7), Communities: []fare.Community{c}}})
+	r.until("up", func() bool { return r.state(0).up })
+	next := func() []byte {
+		select {
+		case u := <-updates:
+			return u
+		case err := <-lost:
+			t.Fatal(err)
+		case <-time.After(deadline):
+			t.Fatal("no UPDATE")
+		}
+		return nil
+	}
+	u := next()
+	for len(u) == len(endOfRIB) { // the set may come after an empty first table
+		u = next()
+	}
+	want := rawUpdate(65001, r.conf.Sessions[0].Local, c, prefix(7))
+	if !slices.Equal(u, want) {
+		t.Errorf("UPDATE\n% x, want\n% x", u, want)
+	}
+}
+
+func TestFullSetThenEndOfRIB(t *testing.T) {
+	at := hosts(1)[0]
+	updates, done := make(chan []byte, 64), make(chan struct{})
+	p := newRawPeer(t, at, func(_ int, conn *net.TCPConn) {
+		defer func() { <-done }()
+		if shake(conn, rawOpen(65100, 90, leafID)) != nil {
+			return
+		}
+		var buf [guard.MaxMessage]byte
+		for {
+			msg, err := guard.ReadMessage(conn, &buf)
+			if err != nil {
+				return
+			}
+			if msg[18] == 2 {
+				updates <- slices.Clone(msg)
+			}
+			if len(msg) == len(endOfRIB) {
+				return
+			}
+		}
+	})
+	s := create(t, rawConfig(t, p))
+	s.SetAdminState(0, false, "first the routes")
+	r := start(t, s)
+	var set []Advertisement
+	for i := range 8 {
+		set = append(set, Advertisement{Prefix: prefix(i), ASPath: []uint32{uint32(65200 + i)}})
+	}
+	r.Advertise(0, set)
+	r.until("originated", func() bool { return r.Status(0).Advertised == 8 })
+	r.SetAdminState(0, true, "")
+	seen := 0
+	for {
+		select {
+		case u := <-updates:
+			if len(u) != len(endOfRIB) {
+				seen++
+				continue
+			}
+		case <-time.After(deadline):
+			t.Fatal("no End-of-RIB")
+		}
+		break
+	}
+	close(done)
+	if seen != 8 {
+		t.Errorf("%d UPDATEs before End-of-RIB, want 8", seen)
+	}
+}
+
+func TestSilentPeer(t *testing.T) {
+	at := hosts(1)[0]
+	p := newRawPeer(t, at, func(n int, conn *net.TCPConn) {
+		if shake(conn, rawOpen(65100, 3, leafID)) == nil {
+			if n > 0 {
+				keep(conn)
+			}
+			_, _ = io.Copy(io.Discard, conn) // says nothing
+		}
+	})
+	r := start(t, create(t, rawConfig(t, p)))
+	r.until("up", func() bool { return r.state(0).up })
+	began := time.Now()
+	r.until("noticed", func() bool { return r.state(0).downs == 1 })
+	if d := time.Since(began); d < 2*time.Second || d > 6*time.Second {
+		t.Errorf("noticed after %v, hold time is 3 s", d)
+	}
+	var down SessionDown
+	for _, e := range r.events {
+		if d, ok := e.(SessionDown); ok {
+			down = d
+		}
+	}
+	if want := "hold timer expired: the peer was silent"; down.Reason != want {
+		t.Errorf("reason %q, want %q", down.Reason, want)
+	}
+	r.until("up again", func() bool { return r.state(0).ups == 2 })
+}
+
+func TestNoHoldTimerIsRefused(t *testing.T) {
+	at := hosts(1)[0]
+	got := make(chan []byte, 100)
+	p := newRawPeer(t, at, func(_ int, conn *net.TCPConn) {
+		if _, err := conn.Write(rawOpen(65100, 0, leafID)); err != nil {
+			return
+		}
+		var buf [guard.MaxMessage]byte
+		for {
+			msg, err := guard.ReadMessage(conn, &buf)
+			if err != nil {
+				return
+			}
+			if msg[18] == 3 {
+				got <- slices.Clone(msg[19:])
+			}
+		}
+	})
+	r := start(t, create(t, rawConfig(t, p)))
+	select {
+	case n := <-got:
+		if !slices.Equal(n, []byte{2, 6}) {
+			t.Errorf("NOTIFICATION % x, want 2/6", n)
+		}
+	case <-time.After(deadline):
+		t.Fatal("no NOTIFICATION")
+	}
+	if r.events = r.Take(r.events); r.state(0).ups != 0 {
+		t.Error("session came up")
+	}
+}
+
+// TestGarbage: a leaf that breaks the protocol at every stage, beside one that
+// does not.
+func TestGarbage(t *testing.T) {
+	at := hosts(2)
+	good := newRawPeer(t, at[1], func(_ int, conn *net.TCPConn) {
+		if shake(conn, rawOpen(65100, 90, netip.MustParseAddr("10.255.1.2"))) != nil {
+			return
+		}
+		if _, err := conn.Write(rawUpdate(65100, at[1], bandwidth(t, "400G", 1), prefix(1))); err == nil {
+			keep(conn)
+		}
+	})
+	open := rawOpen(65100, 90, leafID)
+	hello := append(slices.Clone(open), message(4)...)
+	update := rawUpdate(65100, at[0], fare.Community{0, 4, 1, 2, 3, 4, 5, 6}, prefix(2))
+	noise := make([]byte, 4096)
+	x := uint32(12345)
+	for i := range noise {
+		x = x*1664525 + 1013904223
+		noise[i] = byte(x >> 24)
+	}
+	badAttr := slices.Clone(update)
+	badAttr[23+2] = 0xff // the type of the first attribute
+	stages := [][]byte{
+		noise,
+		message(77),
+		message(2, 0, 0, 0, 0), // UPDATE before OPEN
+		append(slices.Clone(open), noise...),
+		append(slices.Clone(open), update...), // before KEEPALIVE
+		append(slices.Clone(open), open...),
+		append(slices.Clone(hello), noise...),
+		append(slices.Clone(hello), update[:30]...),
+		append(slices.Clone(hello), message(2, noise[:64]...)...),
+		append(slices.Clone(hello), badAttr...),
+		append(append(slices.Clone(hello), update...), message(9)...),
+		append(slices.Clone(hello), message(2, 0, 0, 0, 7, 0xc0, 14, 4, 0, 1, 1, 0)...),    // short MP_REACH
+		append(slices.Clone(hello), message(2, 0, 0, 0, 5, 0xc0, 40, 2, 1, 1)...),          // Prefix-SID
+		append(slices.Clone(hello), message(2, 0, 0, 0, 9, 0xc0, 17, 6, 2, 1, 0, 0, 1)...), // AS4_PATH alone
+		append(slices.Clone(hello), message(5, 0, 99, 0, 99)...),
+		append(slices.Clone(hello), message(3, 6, 4, 200, 1)...),
+		rawOpen(65001, 90, leafID), // our AS
+		rawOpen(65100, 1, leafID),
+	}
+	for i := range len(hello) {
+		stages = append(stages, hello[:i])
+	}
+	served := make(chan int, len(stages))
+	bad := newRawPeer(t, at[0], func(n int, conn *net.TCPConn) {
+		if _, err := conn.Write(stages[n%len(stages)]); err == nil {
+			_ = conn.CloseWrite()
+			_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+			_, _ = io.Copy(io.Discard, conn)
+		}
+		if n < len(stages) {
+			served <- n
+		}
+	})
+	r := start(t, create(t, rawConfig(t, good, bad)))
+	r.until("the good session is up", func() bool { return r.state(0).routes[prefix(1)] != nil })
+	count := 0
+	r.within(60*time.Second, "every stage was tried", func() bool {
+		for {
+			select {
+			case <-served:
+				count++
+				continue
+			default:
+			}
+			return count == len(stages)
+		}
+	})
+	if s := r.state(0); !s.up || s.downs != 0 || len(s.routes) != 1 {
+		t.Errorf("the good session suffered: %+v", s)
+	}
+	r.state(1) // checks the order of its events
+}
+
+// TestFlood: far more UPDATEs than the owner takes leave no more than what the
+// session holds.
+func TestFlood(t *testing.T) {
+	at := hosts(1)[0]
+	const rounds, n = 200, 100
+	last := bandwidth(t, "1G", 1)
+	p := newRawPeer(t, at, func(_ int, conn *net.TCPConn) {
+		if shake(conn, rawOpen(65100, 90, leafID)) != nil {
+			return
+		}
+		var all []netip.Prefix
+		for i := range n {
+			all = append(all, prefix(i))
+		}
+		for i := range rounds {
+			c := last
+			if i < rounds-1 {
+				c = fare.Community{0, 4, 0, 1, 0x51, byte(i), 1, 1}
+			}
+			if _, err := conn.Write(rawUpdate(65100, at, c, all...)); err != nil {
+				return
+			}
+		}
+		keep(conn)
+	})
+	r := start(t, create(t, rawConfig(t, p)))
+	r.until("the last value of all", func() bool {
+		s := r.state(0)
+		if len(s.routes) != n {
+			return false
+		}
+		for _, a := range s.routes {
+			if a.Communities[0] != last {
+				return false
+			}
+		}
+		return true
+	})
+	if r.flaps() != 0 {
+		t.Error("the session flapped")
+	}
+	s := r.sessions[0]
+	s.mu.Lock()
+	in := s.current
+	s.mu.Unlock()
+	if m := in.outstanding(); m > 2 {
+		t.Errorf("%d marks outstanding", m)
+	}
+}
+
+type fixedResolver netip.Addr
+
+func (f fixedResolver) Peer(ctx context.Context, device, netns string) (netip.Addr, error) {
+	if device != "lo" || netns != "" {
+		return netip.Addr{}, errors.New("not that device")
+	}
+	return netip.Addr(f), nil
+}
+
+func TestUnnumbered(t *testing.T) {
+	at := hosts(1)[0]
+	p := newRawPeer(t, at, func(_ int, conn *net.TCPConn) {
+		if shake(conn, rawOpen(65100, 90, leafID)) == nil {
+			keep(conn)
+		}
+	})
+	c := rawConfig(t, p)
+	c.Sessions[0].Peer, c.Sessions[0].Unnumbered, c.Sessions[0].Device = netip.Addr{}, true, "lo"
+	if _, err := New(c, testDeps(t)); err == nil {
+		t.Fatal("unnumbered without a resolver is not refused")
+	}
+	d := testDeps(t)
+	d.Resolver = fixedResolver(at)
+	s, err := New(c, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, s)
+	r.until("up over the device", func() bool { return r.state(0).up })
+}
