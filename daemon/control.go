@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/fare"
 )
 
 // drain implements status.ServiceConfig.Drain: it takes a target out of service or back, and returns the sessions that
@@ -86,14 +86,20 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 		if dryRun || len(changes) == 0 {
 			return
 		}
-		d.notifier.reloading()
+		d.loop.notifier.reloading()
 		d.loop.step(Reload{Config: next.Text()})
 		if d.deps.LogLevel != nil {
 			d.deps.LogLevel.Set(next.Log.Level)
 		}
+		d.loop.placesMu.Lock()
+		d.loop.loopbacks = next.Loopbacks
+		d.loop.placesMu.Unlock()
+		if d.client != nil {
+			d.client.SetForwarding(d.loop.core.layout.forwarding(next))
+		}
 		d.loop.builder.SetLayout(d.loop.statusLayout())
 		d.loop.event(status.EventReload, d.deps.ConfigPath, fmt.Sprintf("%d changes", len(changes)))
-		d.notifier.ready()
+		d.loop.notifier.ready()
 	}
 	if err := d.loop.do(ctx, run); err != nil {
 		return nil, err
@@ -116,42 +122,58 @@ func (c *Core) reload(ev Reload) error {
 		was, is := c.layout.subPorts[i].Speed, layout.subPorts[i].Speed
 		if is != 0 && was != is {
 			c.layout.subPorts[i].Speed = is
-			c.fabric(linkState(i, c.subPorts[i].link, is))
+			c.fabric(fare.LinkState{SubPort: i, Up: c.subPorts[i].link, Speed: is})
 		}
 	}
+	for i := range layout.sessions {
+		layout.sessions[i].nextHop = c.layout.sessions[i].nextHop // learned
+	}
 	c.layout = layout
-	c.step(policyChange(next))
+	c.step(fare.PolicyChange{Missing: next.PathBandwidth.Missing, AllZero: next.PathBandwidth.AllZero})
 	c.advertDirty = true
 	return nil
 }
 
 // explain shows how a destination's weights came about; it runs on the loop's goroutine.
 func (l *loop) explain(prefix netip.Prefix) (status.Explanation, bool) {
-	desc, ok := l.core.table.Describe(prefix)
-	if !ok {
+	desc := l.core.table.Describe(prefix)
+	if !desc.Known {
 		return status.Explanation{}, false
 	}
 	var out status.Explanation
 	for _, r := range desc.Routes {
-		s := &l.core.layout.sessions[r.Session]
 		route := status.ExplainedRoute{
-			Session: s.Name, Plane: l.core.layout.planes[s.plane], Device: l.core.layout.subPorts[s.subPort].Device,
-			Node: r.Node.String(), Advertised: uint64(r.Advertised.Bandwidth), Known: r.Advertised.Known, ASPath: slices.Clone(r.ASPath), Reason: r.Reason.Text(),
+			Session: r.Name, Plane: r.Plane, Device: r.Device, Node: r.Node.String(),
+			Advertised: uint64(r.Advertised.Bandwidth), Known: r.Advertised.Known, ASPath: r.ASPath, Reason: why(r.Reason),
 		}
-		for _, v := range r.Communities {
-			route.Communities = append(route.Communities, status.ExplainedCommunity{Raw: hex.EncodeToString(v.Raw[:]), Meaning: v.Meaning(), Reason: v.Reason.Text()})
+		for _, c := range r.Communities {
+			route.Communities = append(route.Communities, status.ExplainedCommunity{
+				Raw: hex.EncodeToString(c.Raw[:]), Meaning: c.Kind.String() + " " + c.Bandwidth.String(), Reason: why(c.Reason),
+			})
 		}
 		out.Routes = append(out.Routes, route)
 	}
 	for _, p := range desc.Planes {
-		plane := status.ExplainedPlane{Plane: p.Name, Bandwidth: uint64(p.Bandwidth), Rule: p.Rule}
+		plane := status.ExplainedPlane{Plane: p.Plane, Bandwidth: uint64(p.Bandwidth), Rule: why(p.Reason)}
 		for _, n := range p.Nodes {
 			plane.Nodes = append(plane.Nodes, status.ExplainedNode{
-				Node: n.Node.String(), Devices: n.Devices, Local: uint64(n.Local), Advertised: uint64(n.Advertised.Bandwidth), Known: n.Advertised.Known, Bandwidth: uint64(n.Bandwidth),
+				Node: n.Node.String(), Devices: n.Devices, Local: uint64(n.Local),
+				Advertised: uint64(n.Advertised.Bandwidth), Known: n.Advertised.Known, Bandwidth: uint64(n.Bandwidth),
 			})
 		}
 		out.Planes = append(out.Planes, plane)
 	}
-	out.Rules = desc.Rules
+	out.Rules = []string{desc.Rule.Sentence()}
+	if !desc.Reachable {
+		out.Rules = append(out.Rules, "unreachable: "+desc.Reason.String())
+	}
 	return out, true
+}
+
+// why is a reason's text, empty when something counts.
+func why(r fare.Reason) string {
+	if r == fare.ReasonUsed {
+		return ""
+	}
+	return r.String()
 }

@@ -30,7 +30,8 @@ type Core struct {
 	cfg      *config.Config
 	layout   layout
 	table    *fare.Table
-	engine   *wecmp.Engine // nil for a leaf
+	engine   *wecmp.Engine  // nil for a leaf
+	planner  *wecmp.Planner // chooses source ports; safe for any goroutine; nil for a leaf
 	subPorts []subPort
 	sessions []session
 	drains   []drain // sorted by target text
@@ -38,14 +39,14 @@ type Core struct {
 	converged bool
 	// One entry for each outgoing thing that may differ from what was handed out.
 	subPortDirty bool
-	advertDirty  bool     // every session's wanted set
-	advertOf     []uint64 // generation a session's set was last handed out in
-	planes       []wecmp.Capacity
-	changes      []fare.Change
+	advertDirty  bool             // every session's wanted set
+	advertOf     []uint64         // generation a session's set was last handed out in
+	planes       []wecmp.Capacity // scratch of setGroup
 }
 
 // subPort is what the core knows of one physical lane.
 type subPort struct {
+	known       bool // a link state has been told
 	link        bool
 	speed       fare.Bandwidth
 	established int
@@ -70,6 +71,11 @@ type session struct {
 	peerAS     uint32
 	eor        [2]bool // IPv4, IPv6
 	advert     advertStage
+}
+
+// eorDone says whether End-of-RIB has come for every family that the session carries.
+func (s *session) eorDone(l *layoutSession) bool {
+	return (s.eor[0] || !l.families[0]) && (s.eor[1] || !l.families[1])
 }
 
 // advertStage is how far a drain has gone for a session's advertisements.
@@ -115,8 +121,15 @@ func NewCore(cfg *config.Config) (*Core, error) {
 	}
 	c.table = table
 	if cfg.Role == fare.RoleServer {
-		if c.engine, err = wecmp.NewEngine(c.layout.engineConfig(cfg)); err != nil {
+		engine := c.layout.engineConfig(cfg)
+		if c.engine, err = wecmp.NewEngine(engine); err != nil {
 			return nil, err
+		}
+		if c.planner, err = wecmp.NewPlanner(engine); err != nil {
+			return nil, err
+		}
+		for _, p := range engine.Planes {
+			c.planes = append(c.planes, wecmp.Capacity{SubPorts: make([]uint64, len(p.SubPorts))})
 		}
 	}
 	c.subPorts = make([]subPort, len(c.layout.subPorts))
@@ -131,6 +144,9 @@ func NewCore(cfg *config.Config) (*Core, error) {
 	return c, nil
 }
 
+// settleSubPorts forgets what SubPortOps would return: a leaf has no data plane.
+func (c *Core) settleSubPorts() { c.subPortDirty = false }
+
 // Step takes one event. What follows from it is read with SubPortOps, Updates and Advertise.
 func (c *Core) Step(ev Event) error {
 	switch ev := ev.(type) {
@@ -144,6 +160,9 @@ func (c *Core) Step(ev Event) error {
 				family = 1
 			}
 			s.eor[family] = true
+			if s.eorDone(&c.layout.sessions[ev.Session]) {
+				c.step(fare.EndOfRIB{Session: ev.Session, Generation: ev.Generation})
+			}
 			c.checkConverged()
 		}
 	case StartDeadline:
@@ -198,17 +217,11 @@ func (c *Core) fabric(ev fare.Event) {
 			p.speed = ev.Speed
 			c.advertDirty = true
 		}
-		p.link = ev.Up
+		p.known, p.link = true, ev.Up
 		c.subPortDirty = true
 	}
 	c.step(ev)
-	if down, ok := ev.(fare.SessionDown); ok {
-		_ = down
-		c.checkConverged()
-	}
-	if _, ok := ev.(fare.LinkState); ok {
-		c.checkConverged()
-	}
+	c.checkConverged()
 }
 
 // step runs the table and carries its changes to the engine.
@@ -324,16 +337,16 @@ func (c *Core) wanted(i int) []Route {
 		}
 		return routes
 	}
-	for prefix := range c.table.Destinations() {
+	for prefix := range c.table.Destinations {
 		if !c.layout.sessions[i].carries(prefix) {
 			continue
 		}
-		r, ok := c.table.Readvertise(prefix)
+		bandwidth, path, ok := c.table.Readvertise(prefix)
 		// The peer would drop a path with its own AS in it (RFC 4271, Section 9.1.2); it need not be sent.
-		if !ok || slices.Contains(r.ASPath, s.peerAS) {
+		if !ok || slices.Contains(path, s.peerAS) {
 			continue
 		}
-		routes = append(routes, Route{Prefix: prefix, Communities: with(r.Bandwidth, r.Known), ASPath: r.ASPath})
+		routes = append(routes, Route{Prefix: prefix, Communities: with(bandwidth, true), ASPath: path})
 	}
 	return routes
 }
@@ -341,22 +354,26 @@ func (c *Core) wanted(i int) []Route {
 // Converged says whether every session that can come up has sent End-of-RIB, or the deadline has passed.
 func (c *Core) Converged() bool { return c.converged }
 
+// checkConverged ends the start when every session that can come up has sent everything. One whose link is known to be
+// down cannot; when that is all of them, the deadline decides.
 func (c *Core) checkConverged() {
 	if c.converged {
 		return
 	}
+	any := false
 	for i := range c.sessions {
-		s := &c.sessions[i]
-		if !c.subPorts[s.subPort].link && c.subPorts[s.subPort].handed != linkUnsaid {
-			continue // lost after it had been up: there is nothing to wait for
+		p := &c.subPorts[c.sessions[i].subPort]
+		if p.known && !p.link {
+			continue
 		}
-		for family, done := range s.eor {
-			if !done && c.layout.sessions[i].families[family] {
-				return
-			}
+		if !c.sessions[i].eorDone(&c.layout.sessions[i]) {
+			return
 		}
+		any = true
 	}
-	c.setConverged()
+	if any {
+		c.setConverged()
+	}
 }
 
 func (c *Core) setConverged() {

@@ -64,6 +64,7 @@ type Daemon struct {
 	registry *prometheus.Registry
 	closers  []func() error
 	moved    atomic.Uint64
+	ran      bool
 }
 
 // New builds a daemon and starts its BGP servers; nothing is connected before Run. Several daemons can live in one
@@ -115,7 +116,7 @@ func (d *Daemon) buildSpeaker(l *layout) error {
 	out := speaker.Config{
 		AS: cfg.AS, RouterID: cfg.RouterID, HoldTime: cfg.BGP.HoldTime, KeepaliveInterval: cfg.BGP.KeepaliveInterval,
 		ConnectRetry: cfg.BGP.ConnectRetry, RestartTime: cfg.BGP.RestartTime, MaxPrefixes: cfg.BGP.MaxPrefixes, Accept: cfg.Accept,
-		Carrier: guard.Carrier{FAREType: cfg.PathBandwidth.FAREType, FARESubType: cfg.PathBandwidth.FARESubType},
+		Carrier: guard.Carrier{FARE: guard.CodePoint{Type: cfg.PathBandwidth.FAREType, SubType: cfg.PathBandwidth.FARESubType}},
 	}
 	unnumbered := false
 	for i := range l.sessions {
@@ -142,7 +143,7 @@ func (d *Daemon) buildSpeaker(l *layout) error {
 	}}
 	if unnumbered {
 		resolver := ndisc.New(ndisc.Config{Logger: d.log})
-		d.closers = append(d.closers, resolver.Close)
+		d.closers = append(d.closers, func() error { resolver.Close(); return nil })
 		deps.Resolver = resolver
 	}
 	var err error
@@ -225,13 +226,14 @@ func (d *Daemon) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var tasks []func(context.Context) error
-	if !d.deps.Embedded && d.deps.Links == nil || !d.deps.Embedded {
+	if !d.deps.Embedded {
 		serve, err := d.servers()
 		if err != nil {
 			return err
 		}
 		tasks = append(tasks, serve...)
 	}
+	d.ran = true
 	tasks = append(tasks, d.loop.run, d.links.Run, d.speaker.Run)
 	if d.client != nil {
 		tasks = append(tasks, d.client.Run)
@@ -291,8 +293,10 @@ func (d *Daemon) servers() ([]func(context.Context) error, error) {
 // Close releases what New made. Call it after Run has returned, or instead of Run.
 func (d *Daemon) Close() error {
 	var errs []error
-	if d.speaker != nil {
-		errs = append(errs, d.speaker.Close())
+	if d.speaker != nil && !d.ran {
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		errs = append(errs, d.speaker.Run(ended)) // releases the BGP servers that New started
 	}
 	for i := len(d.closers) - 1; i >= 0; i-- {
 		errs = append(errs, d.closers[i]())

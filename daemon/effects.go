@@ -96,10 +96,10 @@ func (e *effects) forget(o dataplane.Object) {
 	}
 }
 
-// inEffect says whether an object's last change is in effect; an object that was never declared is.
+// inEffect says whether an object was declared and its last change is in effect.
 func (e *effects) inEffect(o dataplane.Object) bool {
 	x := e.objects[o]
-	return x == nil || x.state == effectDone
+	return x != nil && x.state == effectDone
 }
 
 // assign notes a destination's vector; 0 forgets the destination.

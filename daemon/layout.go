@@ -26,6 +26,7 @@ type layoutSession struct {
 	config.Session
 	subPort  int
 	plane    int
+	nextHop  netip.Addr // the peer's address, once it is known
 	codec    fare.Codec
 	families [2]bool // IPv4, IPv6
 }
@@ -36,7 +37,7 @@ func newLayout(cfg *config.Config) layout {
 		l.planes = append(l.planes, plane.Name)
 		for k, sp := range plane.SubPorts {
 			for _, s := range sp.Sessions {
-				ls := layoutSession{Session: s, subPort: len(l.subPorts), plane: p}
+				ls := layoutSession{Session: s, subPort: len(l.subPorts), plane: p, nextHop: s.Peer}
 				ls.codec = fare.Codec{
 					Encoding: cfg.PathBandwidth.Encoding, FAREType: cfg.PathBandwidth.FAREType, FARESubType: cfg.PathBandwidth.FARESubType,
 					Format: s.Format, AS: cfg.AS, Min: plane.Minimum, Max: plane.Maximum,
@@ -78,7 +79,7 @@ func (l *layout) fareConfig(cfg *config.Config) fare.Config {
 func (l *layout) engineConfig(cfg *config.Config) wecmp.Config {
 	w := cfg.Weights
 	out := wecmp.Config{
-		Mode: w.Mode, Policy: w.Policy, Addressing: w.Addressing, Slots: w.Slots, Ordering: w.Ordering, Hash: w.Hash.Hasher(),
+		Mode: w.Mode, Policy: w.Policy, Addressing: w.Addressing, Slots: w.Slots, Ordering: w.Ordering,
 		MaxWeight: w.MaxWeight, MaxWeightSum: w.MaxWeightSum,
 	}
 	for p, name := range l.planes {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/link"
 	"github.com/fared/fared/fare"
 )
@@ -40,11 +41,16 @@ type netlinkLinks struct {
 	buf []link.Event
 }
 
+// speedSources are the configuration's words for who is asked for a speed; auto asks all.
+var speedSources = map[string]link.Source{
+	config.SpeedAuto: "", config.SpeedTBF: link.SourceTBF, config.SpeedEthtool: link.SourceEthtool, config.SpeedPCIe: link.SourcePCIe,
+}
+
 func newNetlinkLinks(l *layout, log *slog.Logger) (*netlinkLinks, error) {
 	cfg := link.Config{Logger: log}
 	for _, sp := range l.subPorts {
 		// A configured speed is applied by the loop, where a reload can change it.
-		cfg.SubPorts = append(cfg.SubPorts, link.SubPort{Device: sp.Device, Netns: sp.Netns})
+		cfg.SubPorts = append(cfg.SubPorts, link.SubPort{Device: sp.Device, Netns: sp.Netns, Only: speedSources[sp.SpeedSource]})
 	}
 	w, err := link.New(cfg)
 	if err != nil {
@@ -75,8 +81,9 @@ func (n *netlinkLinks) Take(buf []LinkEvent) []LinkEvent {
 type lane struct {
 	LinkEvent
 	seen bool
-	// held is an increase that waits for path_bandwidth.increase_hold_up, until holdUntil.
+	// held says that rising, an increase, waits for path_bandwidth.increase_hold_up, until holdUntil.
 	held      bool
+	rising    LinkEvent
 	holdUntil time.Time
 }
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/fared/fared/daemon/internal/dataplane"
@@ -25,13 +27,14 @@ type loop struct {
 	builder  *status.Builder
 	metrics  *status.Metrics
 	recorder *recorder
+	notifier *notifier
 	started  time.Time
 	calls    chan func()
 	stopped  chan struct{}
 
-	lanes    []lane
-	sessions []speakerSession
-	effects  effects
+	lanes   []lane
+	faults  []string // by session: what is wrong beside its state
+	effects effects
 	// dpReady: a data plane has been ready once, so loopbacks may be advertised.
 	dpReady       bool
 	dpConnected   dataplane.Event
@@ -43,12 +46,11 @@ type loop struct {
 	linkEvents    []LinkEvent
 	planeEvents   []dataplane.Event
 	subPortOps    []SubPortOp
-}
 
-// speakerSession is what an operator is shown of a session beyond what speaker and core have.
-type speakerSession struct {
-	flaps uint64
-	fault string
+	// placesMu guards what the data-plane client's goroutine reads: the slots' places of each vector, and the loopbacks.
+	placesMu  sync.Mutex
+	places    map[uint32][]wecmp.Place
+	loopbacks []netip.Prefix
 }
 
 // drainTimer is a drain whose next step waits for the drain delay.
@@ -62,13 +64,15 @@ func newLoop(d *Daemon, core *Core) *loop {
 	l := &loop{
 		d: d, core: core, log: d.log, started: time.Now(),
 		calls: make(chan func()), stopped: make(chan struct{}),
-		lanes: make([]lane, len(core.layout.subPorts)), sessions: make([]speakerSession, len(core.layout.sessions)),
+		lanes: make([]lane, len(core.layout.subPorts)), faults: make([]string, len(core.layout.sessions)),
 		dpReady: core.cfg.Role == fare.RoleLeaf,
+		places:  map[uint32][]wecmp.Place{}, loopbacks: core.cfg.Loopbacks,
 	}
 	for i := range l.lanes {
 		l.lanes[i].SubPort, l.lanes[i].Reason = i, "no link state yet"
 	}
 	l.effects = newEffects()
+	l.notifier = newNotifier(!d.deps.Embedded, l.log)
 	l.builder = status.NewBuilder(source{l}, l.statusLayout(), d.deps.Instance)
 	return l
 }
@@ -95,9 +99,8 @@ func (l *loop) run(ctx context.Context) error {
 	if d := l.core.cfg.Start.Deadline; l.core.cfg.Role == fare.RoleServer {
 		l.deadline = l.started.Add(d)
 	}
-	watchdog := newNotifier(!l.d.deps.Embedded, l.log)
-	watchdog.ready()
-	defer watchdog.stopping()
+	l.notifier.ready()
+	defer l.notifier.stopping()
 	var planeKnock <-chan struct{}
 	if l.d.client != nil {
 		planeKnock = l.d.client.Knock()
@@ -112,8 +115,8 @@ func (l *loop) run(ctx context.Context) error {
 		case <-l.d.speaker.Knock():
 		case <-planeKnock:
 		case <-timer.C:
-		case <-watchdog.tick():
-			watchdog.alive()
+		case <-l.notifier.tick():
+			l.notifier.alive()
 		case fn := <-l.calls:
 			fn()
 		}
@@ -125,12 +128,12 @@ func (l *loop) run(ctx context.Context) error {
 // turn takes everything that is waiting, decides, and hands out what follows: links first, because what they take away
 // is certain, then BGP, then acknowledgements.
 func (l *loop) turn() {
-	l.linkEvents = l.d.links.Take(l.linkEvents)
+	l.linkEvents = l.d.links.Take(l.linkEvents[:0])
 	for i := range l.linkEvents {
 		l.link(&l.linkEvents[i])
 	}
 	l.handOut() // the fast path does not wait for what else there is
-	l.speakerEvents = l.d.speaker.Take(l.speakerEvents)
+	l.speakerEvents = l.d.speaker.Take(l.speakerEvents[:0])
 	for _, ev := range l.speakerEvents {
 		l.bgp(ev)
 	}
@@ -138,7 +141,7 @@ func (l *loop) turn() {
 	l.timers()
 	l.handOut()
 	if l.d.client != nil {
-		l.planeEvents = l.d.client.Take(l.planeEvents)
+		l.planeEvents = l.d.client.Take(l.planeEvents[:0])
 		for i := range l.planeEvents {
 			l.plane(&l.planeEvents[i])
 		}
@@ -216,14 +219,16 @@ func (l *loop) handOut() {
 func (l *loop) update(u wecmp.Update, now time.Time) {
 	switch u.Kind {
 	case wecmp.VectorSet:
-		change := l.d.client.SetGroup(u.Vector, l.group(u.Vector))
+		change := l.d.client.SetGroup(l.group(u.Vector))
 		l.effects.want(dataplane.Object{Kind: dataplane.KindGroup, Group: u.Vector}, change, now)
 		l.builder.MarkVector(u.Vector)
 		l.d.moved.Add(uint64(u.SlotsMoved) * uint64(l.effects.users[u.Vector]))
 	case wecmp.VectorDelete:
 		l.d.client.DeleteGroup(u.Vector)
 		l.effects.forget(dataplane.Object{Kind: dataplane.KindGroup, Group: u.Vector})
-		delete(l.effects.users, u.Vector)
+		l.placesMu.Lock()
+		delete(l.places, u.Vector)
+		l.placesMu.Unlock()
 		l.builder.MarkVector(u.Vector)
 	case wecmp.DestinationSet:
 		object := dataplane.Object{Kind: dataplane.KindDestination, Destination: u.Destination}
@@ -262,14 +267,10 @@ func (l *loop) link(ev *LinkEvent) {
 		if !cur.held {
 			cur.held, cur.holdUntil = true, l.wokenAt.Add(holdUp)
 		}
-		reason := "held up"
-		if cur.Up {
-			reason = ""
+		cur.rising = *ev
+		if !cur.Up {
+			cur.Reason = "held up after its return"
 		}
-		applied := cur.LinkEvent
-		cur.LinkEvent = *ev
-		cur.Up, cur.Reason, cur.Speed = applied.Up, reason, applied.Speed
-		l.lanes[ev.SubPort].pending = *ev
 	}
 	cur.seen = true
 }
@@ -303,11 +304,11 @@ func (l *loop) bgp(ev speaker.Event) {
 	switch ev := ev.(type) {
 	case speaker.SessionUp:
 		l.step(Fabric{fare.SessionUp{Session: ev.Session, Generation: ev.Generation, Node: ev.Node, PeerAS: ev.PeerAS}})
-		l.sessions[ev.Session].fault = ""
+		l.faults[ev.Session] = ""
+		l.learnNextHop(ev.Session)
 		l.event(status.EventSessionUp, l.core.layout.sessions[ev.Session].Name, "node "+ev.Node.String())
 	case speaker.SessionDown:
 		l.step(Fabric{fare.SessionDown{Session: ev.Session, Generation: ev.Generation}})
-		l.sessions[ev.Session].flaps++
 		l.event(status.EventSessionDown, l.core.layout.sessions[ev.Session].Name, ev.Reason)
 		l.handOut() // one plane-level operation, before anything else that waits
 	case speaker.Route:
@@ -320,8 +321,17 @@ func (l *loop) bgp(ev speaker.Event) {
 		l.step(EndOfRIB{Session: ev.Session, Generation: ev.Generation, IPv6: ev.Family == speaker.IPv6})
 		l.event(status.EventEndOfRIB, l.core.layout.sessions[ev.Session].Name, ev.Family.String())
 	case speaker.Fault:
-		l.sessions[ev.Session].fault = ev.Reason
+		l.faults[ev.Session] = ev.Reason
 		l.event(status.EventFault, l.core.layout.sessions[ev.Session].Name, ev.Reason)
+	}
+}
+
+// learnNextHop tells the data plane where a session's neighbour is, when that was not known from the configuration.
+func (l *loop) learnNextHop(session int) {
+	peer := l.d.speaker.Status(session).Remote.Addr()
+	if s := &l.core.layout.sessions[session]; l.d.client != nil && peer.IsValid() && s.nextHop != peer {
+		s.nextHop = peer
+		l.d.client.SetForwarding(l.core.layout.forwarding(l.core.cfg))
 	}
 }
 
@@ -386,8 +396,7 @@ func (l *loop) timers() {
 	for i := range l.lanes {
 		if p := &l.lanes[i]; p.held && !now.Before(p.holdUntil) {
 			p.held = false
-			ev := p.pending
-			l.applyLink(&ev)
+			l.applyLink(&p.rising)
 		}
 	}
 	for i := 0; i < len(l.drainTimers); {

@@ -12,6 +12,7 @@ import (
 	"os"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/fare"
 )
 
 // A recording is JSON lines: a header with the configuration, then every event in the order the loop took it, and now
@@ -109,9 +110,9 @@ func (c *Core) Digest() string {
 }
 
 // Replay runs a recording through a fresh core. After each event it calls each, when given, with the line number, the
-// time the event was recorded at, the event, and the core. It verifies every digest in the recording. A recording that
+// time the event was recorded at, the event, and a line for everything that it changed. It verifies every digest in the recording. A recording that
 // ends in the middle of a line (the process was killed) is replayed up to there.
-func Replay(in io.Reader, each func(line int, timeNS int64, ev Event, core *Core)) (*Core, error) {
+func Replay(in io.Reader, each func(line int, timeNS int64, ev Event, changed []string)) (*Core, error) {
 	r := bufio.NewReaderSize(in, 64<<10)
 	var core *Core
 	for n := 1; ; n++ {
@@ -158,9 +159,9 @@ func Replay(in io.Reader, each func(line int, timeNS int64, ev Event, core *Core
 			if err := core.Step(ev); err != nil {
 				return nil, fmt.Errorf("line %d: %w", n, err)
 			}
-			core.settle()
+			changed := core.settle()
 			if each != nil {
-				each(n, l.TimeNS, ev, core)
+				each(n, l.TimeNS, ev, changed)
 			}
 		default:
 			return nil, fmt.Errorf("line %d: neither an event nor a digest", n)
@@ -168,9 +169,42 @@ func Replay(in io.Reader, each func(line int, timeNS int64, ev Event, core *Core
 	}
 }
 
-// settle takes what follows from an event and drops it: a replay has nobody to program.
-func (c *Core) settle() {
+// settle takes what follows from an event and says what it is: a replay has nobody to program.
+func (c *Core) settle() []string {
 	c.SubPortOps(nil)
-	c.Updates()
+	changed := c.changedWeights(c.Updates())
 	c.Advertise(func(int, []Route) {})
+	return changed
+}
+
+// check refuses an event that names what this core does not have: recordings come from outside.
+func (c *Core) check(ev Event) error {
+	session := func(i int) error {
+		if i < 0 || i >= len(c.sessions) {
+			return fmt.Errorf("session %d: the configuration has %d", i, len(c.sessions))
+		}
+		return nil
+	}
+	switch ev := ev.(type) {
+	case EndOfRIB:
+		return session(ev.Session)
+	case Fabric:
+		switch f := ev.Event.(type) {
+		case fare.SessionUp:
+			return session(f.Session)
+		case fare.SessionDown:
+			return session(f.Session)
+		case fare.RouteUpdate:
+			return session(f.Session)
+		case fare.RouteWithdraw:
+			return session(f.Session)
+		case fare.LinkState:
+			if f.SubPort < 0 || f.SubPort >= len(c.subPorts) {
+				return fmt.Errorf("sub-port %d: the configuration has %d", f.SubPort, len(c.subPorts))
+			}
+		case fare.Drain, fare.PolicyChange:
+			return fmt.Errorf("%T is made by the core, not recorded", f)
+		}
+	}
+	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
@@ -45,14 +46,18 @@ func (s source) Vector(id uint32) (status.Vector, bool) {
 	if !ok {
 		return status.Vector{}, false
 	}
-	out := status.Vector{Reachable: v.Reachable, Reason: v.Reason, Planes: make([]status.VectorPlane, len(v.Weights))}
+	view := s.core.table.Group(fare.GroupID(v.Group))
+	out := status.Vector{Reachable: v.Reachable, Planes: make([]status.VectorPlane, len(v.Weights))}
+	if !v.Reachable {
+		out.Reason = view.Reason.String()
+	}
 	group := s.effects.inEffect(dataplane.Object{Kind: dataplane.KindGroup, Group: id})
 	for p := range out.Planes {
 		out.Planes[p] = status.VectorPlane{
 			Weight: v.Weights[p], Bandwidth: v.Bandwidths[p], InEffect: group && s.subPortsInEffect(p), SubPorts: slices.Clone(v.SubPortWeights[p]),
 		}
-		if v.Weights[p] == 0 {
-			out.Planes[p].Reason = s.planeReason(p)
+		if r := view.Planes[p].Reason; r != fare.ReasonUsed {
+			out.Planes[p].Reason = r.String()
 		}
 	}
 	for _, slot := range v.Slots {
@@ -72,57 +77,17 @@ func (l *loop) subPortsInEffect(plane int) bool {
 	return true
 }
 
-// planeReason says why a plane carries nothing.
-func (l *loop) planeReason(plane int) string {
-	reason := ""
-	for i := range l.core.layout.subPorts {
-		if l.core.layout.subPorts[i].plane != plane {
-			continue
-		}
-		if r := l.subPortReason(i); r == "" {
-			return "no usable path through this plane"
-		} else if reason == "" {
-			reason = r
-		}
-	}
-	return reason
-}
-
 // subPortReason says why a sub-port does not count; "" when it does.
-func (l *loop) subPortReason(i int) string {
-	p := &l.core.subPorts[i]
+func (l *loop) subPortReason(i int, view fare.SubPortView) string {
 	switch {
-	case l.drained(i):
-		return "drained"
-	case !p.link:
+	case view.Reason == fare.ReasonUsed:
+		return ""
+	case view.Reason == fare.ReasonLinkDown && l.lanes[i].Reason != "":
 		return l.lanes[i].Reason
-	case p.established == 0:
-		return "no session established"
-	case p.speed == 0:
+	case view.Reason == fare.ReasonSpeedUnknown:
 		return "speed unknown: set speed in the configuration"
 	}
-	return ""
-}
-
-// drained says whether a sub-port is under a drain of its own, of its plane, or of every leaf it leads to.
-func (l *loop) drained(i int) bool {
-	sp := &l.core.layout.subPorts[i]
-	for _, d := range l.core.drains {
-		if d.target.SubPort == sp.Device || d.target.Plane == l.core.layout.planes[sp.plane] {
-			return true
-		}
-	}
-	sessions, covered := 0, 0
-	for s := range l.core.sessions {
-		if l.core.sessions[s].subPort != i {
-			continue
-		}
-		sessions++
-		if slices.ContainsFunc(l.core.drains, func(d drain) bool { return d.target.Leaf.IsValid() && d.target.Leaf == l.core.sessions[s].node }) {
-			covered++
-		}
-	}
-	return sessions > 0 && covered == sessions
+	return view.Reason.String()
 }
 
 // Destination implements status.Source.
@@ -141,63 +106,91 @@ func (s source) Destination(prefix netip.Prefix) (status.Destination, bool) {
 func (s source) Planes() []status.Plane {
 	out := make([]status.Plane, len(s.core.layout.planes))
 	for p, name := range s.core.layout.planes {
-		out[p].Name = name
-		out[p].Drained = slices.ContainsFunc(s.core.drains, func(d drain) bool { return d.target.Plane == name })
+		view := s.core.table.Plane(p)
+		out[p] = status.Plane{Name: name, Up: view.Up, Drained: view.Drained}
 	}
 	for i := range s.core.layout.subPorts {
-		sp := &s.core.layout.subPorts[i]
-		view := status.SubPort{
-			Device: sp.Device, Carrier: s.core.subPorts[i].link, Drained: s.drained(i), Speed: uint64(s.core.subPorts[i].speed),
-			SpeedSource: s.lanes[i].SpeedSource, Reason: s.subPortReason(i),
+		sp, view := &s.core.layout.subPorts[i], s.core.table.SubPort(i)
+		shown := status.SubPort{
+			Device: sp.Device, Carrier: view.Up, Drained: view.Drained || view.Reason == fare.ReasonDrained, Speed: uint64(view.Speed),
+			SpeedSource: s.lanes[i].SpeedSource, Reason: s.subPortReason(i, view),
 		}
 		for k := range s.core.layout.sessions {
 			if s.core.layout.sessions[k].subPort == i {
-				view.Sessions = append(view.Sessions, s.core.layout.sessions[k].Name)
+				shown.Sessions = append(shown.Sessions, s.core.layout.sessions[k].Name)
 			}
 		}
-		p := &out[sp.plane]
-		p.Up = p.Up || view.Counts()
-		p.SubPorts = append(p.SubPorts, view)
+		out[sp.plane].SubPorts = append(out[sp.plane].SubPorts, shown)
 	}
 	return out
 }
 
 // Sessions implements status.Source.
 func (s source) Sessions() []status.Session {
-	out := make([]status.Session, len(s.core.layout.sessions))
+	views := s.core.table.Sessions(nil)
+	out := make([]status.Session, len(views))
 	for i := range out {
-		l := &s.core.layout.sessions[i]
+		l, view := &s.core.layout.sessions[i], &views[i]
 		st := s.d.speaker.Status(i)
-		routes := s.core.table.SessionRoutes(i)
 		v := status.Session{
 			Name: l.Name, Plane: s.core.layout.planes[l.plane], Device: s.core.layout.subPorts[l.subPort].Device,
-			PeerAS: st.PeerAS, PeerID: st.PeerID, State: st.State.String(), Since: st.Since, Generation: st.Generation, Flaps: s.sessions[i].flaps,
-			Received: uint64(routes.Received), Used: uint64(routes.Used), Advertised: uint64(st.Advertised), Reason: st.Reason,
-			EndOfRIB: s.core.sessions[i].eorDone(l),
+			PeerAS: st.PeerAS, PeerID: st.PeerID, State: st.State.String(), Since: st.Since, Generation: st.Generation, Flaps: st.Flaps,
+			Received: view.Routes.Received, Used: view.Routes.Used, Ignored: counts(&view.Routes), Advertised: uint64(st.Advertised),
+			Reason: st.Reason, EndOfRIB: view.Up && s.core.sessions[i].eorDone(l),
 		}
-		for reason, n := range routes.Ignored {
-			if n > 0 {
-				v.Ignored = append(v.Ignored, status.Count{Name: fare.Reason(reason).String(), Value: uint64(n)})
-			}
-		}
-		if st.Remote.IsValid() {
+		if v.Peer = l.Peer.String(); st.Remote.IsValid() {
 			v.Peer = st.Remote.Addr().String()
-		} else if l.Peer.IsValid() {
-			v.Peer = l.Peer.String()
+		} else if !l.Peer.IsValid() {
+			v.Peer = ""
 		}
 		if v.PeerAS == 0 {
 			v.PeerAS = l.PeerAS
 		}
-		if st.State == speakerEstablished && s.core.sessions[i].advert != advertNormal {
+		if st.State == speaker.Established && s.core.sessions[i].advert != advertNormal {
 			v.State = status.StateDrained
 		}
-		if f := s.sessions[i].fault; f != "" && v.Reason == "" {
-			v.Reason = f
+		if v.Reason == "" {
+			v.Reason = s.faults[i]
 		}
-		for _, c := range st.Dropped {
+		for _, c := range st.Counters {
 			v.Dropped = append(v.Dropped, status.Count{Name: c.Name, Value: c.Value})
 		}
 		out[i] = v
+	}
+	return out
+}
+
+// Process implements status.Source.
+func (s source) Process() status.Process {
+	stats := s.core.table.Stats()
+	out := status.Process{
+		Role: s.core.cfg.Role.String(), RouterID: s.core.cfg.RouterID, AS: s.core.cfg.AS, Converged: s.core.Converged(), Ignored: counts(&stats.Events),
+	}
+	if s.d.client == nil {
+		return out
+	}
+	st := s.d.client.Status()
+	out.Dataplane = status.Dataplane{
+		Connected: st.Connected, Name: st.Name, Version: st.Version, Address: s.core.cfg.Dataplane.Address, Pending: uint64(s.effects.pending), LastError: s.dpError,
+	}
+	if out.Dataplane.LastError == "" && st.LastError != nil {
+		out.Dataplane.LastError = st.LastError.Error()
+	}
+	for class, n := range st.Counters.Sent {
+		out.Dataplane.Operations = append(out.Dataplane.Operations, status.Operations{Level: dataplane.Class(class).String(), Sent: n})
+	}
+	out.Dataplane.Operations = append(out.Dataplane.Operations, status.Operations{Level: "all", InEffect: st.Counters.InEffect, Refused: st.Counters.Refused})
+	out.Queues = []status.Count{{Name: "dataplane", Value: uint64(st.Queued)}, {Name: "dataplane-in-flight", Value: uint64(st.InFlight)}}
+	return out
+}
+
+// counts lists what of a tally was not used, by reason.
+func counts(t *fare.Tally) []status.Count {
+	var out []status.Count
+	for r := range fare.Reasons {
+		if n := t.Reason(r); n > 0 {
+			out = append(out, status.Count{Name: r.String(), Value: n})
+		}
 	}
 	return out
 }

@@ -82,8 +82,7 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (*Fabric, error) {
 		})
 	}
 	if wrong := f.settle(ctx, time.Minute); len(wrong) > 0 {
-		f.Close()
-		return nil, fmt.Errorf("the fabric did not come up: %s", wrong[0])
+		return nil, errors.Join(fmt.Errorf("the fabric did not come up: %s", wrong[0]), f.Close())
 	}
 	return f, nil
 }
@@ -112,7 +111,7 @@ func (n *node) create(text string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	deps := daemon.Deps{Logger: log.With("node", n.name), Links: n.links, Instance: n.name}
+	deps := daemon.Deps{Logger: log.With("node", n.name), Links: n.links, Instance: n.name, Embedded: true}
 	if n.dataplane != nil {
 		if n.conn, err = memory.Dial(n.dataplane); err != nil {
 			return err
@@ -127,6 +126,7 @@ func (f *Fabric) fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.failed = errors.Join(f.failed, err)
+	f.cancel() // a daemon that ends by itself ends the lab
 }
 
 // Close ends every daemon and waits for it.

@@ -1,3 +1,7 @@
+// TCP MD5 signatures (RFC 2385) do not work on the multipath TCP sockets that Go listens with by default.
+//
+//go:debug multipathtcp=0
+
 // Command fared is the control plane for multi-plane GPU scale-up networks: the daemon, its clients and its lab.
 package main
 

@@ -36,15 +36,15 @@ recording daemon had exits with 1. "-" reads standard input.`,
 }
 
 func (e *env) replay(in io.Reader, name string, timeline bool) error {
-	var each func(line int, timeNS int64, ev daemon.Event, core *daemon.Core)
+	var each func(line int, timeNS int64, ev daemon.Event, changed []string)
 	if timeline {
 		var first int64
-		each = func(line int, timeNS int64, ev daemon.Event, core *daemon.Core) {
+		each = func(line int, timeNS int64, ev daemon.Event, changed []string) {
 			if first == 0 {
 				first = timeNS
 			}
 			fmt.Fprintf(e.err, "%6d  +%-14s %s\n", line, time.Duration(timeNS-first), daemon.DescribeEvent(ev))
-			for _, change := range core.Changed() {
+			for _, change := range changed {
 				fmt.Fprintf(e.err, "        %s\n", change)
 			}
 		}
@@ -53,7 +53,11 @@ func (e *env) replay(in io.Reader, name string, timeline bool) error {
 	if err != nil {
 		return &exitError{exitFailed, fmt.Errorf("%s: %w", name, err), ""}
 	}
-	list := &weightList{destinations: core.Weights()}
+	all, err := core.Weights()
+	if err != nil {
+		return &exitError{code: exitFailed, err: err}
+	}
+	list := &weightList{destinations: all}
 	for _, d := range list.destinations {
 		list.revision = max(list.revision, d.Revision)
 	}

@@ -1,0 +1,120 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/fare"
+	"github.com/fared/fared/wecmp"
+)
+
+// Describe writes everything that the core has decided, as text: the same events give the same bytes.
+func (c *Core) Describe(w io.Writer) {
+	fmt.Fprintf(w, "converged %v\n", c.converged)
+	for i := range c.subPorts {
+		p := &c.subPorts[i]
+		fmt.Fprintf(w, "sub-port %s link %v speed %s established %d\n", c.layout.subPorts[i].Device, p.link, p.speed, p.established)
+	}
+	for i := range c.sessions {
+		s := &c.sessions[i]
+		fmt.Fprintf(w, "session %s up %v generation %d node %s eor %v advert %d\n", c.layout.sessions[i].Name, s.up, s.generation, s.node, s.eor, s.advert)
+	}
+	for _, d := range c.drains {
+		fmt.Fprintf(w, "drain %s %s\n", d.target, d.stage)
+	}
+	for prefix := range c.table.Destinations {
+		fmt.Fprintf(w, "destination %s\n", prefix)
+		if c.engine == nil {
+			b, path, ok := c.table.Readvertise(prefix)
+			fmt.Fprintf(w, "  readvertise %v %s %v\n", ok, b, path)
+			continue
+		}
+		id, _ := c.engine.Destination(prefix)
+		if v, ok := c.engine.Vector(id); ok {
+			fmt.Fprintf(w, "  vector %d %v %v %v %v\n", id, v.Reachable, v.Weights, v.SubPortWeights, v.Slots)
+		}
+	}
+}
+
+// Weights returns every destination's weights, sorted by address, as WeightService shows them. Nothing of it is in
+// effect: that is for a data plane to say.
+func (c *Core) Weights() ([]*farev1.DestinationWeights, error) {
+	l := newLoop(&Daemon{}, c)
+	for prefix := range c.table.Destinations {
+		if c.engine == nil {
+			break
+		}
+		if id, ok := c.engine.Destination(prefix); ok {
+			l.effects.assign(prefix, id, 0)
+			l.builder.MarkVector(id)
+			l.builder.MarkDestination(prefix)
+		}
+	}
+	l.builder.Commit()
+	here := func(_ context.Context, fn func()) error { fn(); return nil }
+	service, err := status.NewService(status.ServiceConfig{Reader: l.builder.Reader(here), Explain: l.explain, Drain: noDrain, Reload: noReload})
+	if err != nil {
+		return nil, err
+	}
+	var all []*farev1.DestinationWeights
+	for token := ""; ; {
+		page, err := service.Weights().ListWeights(context.Background(), &farev1.ListWeightsRequest{PageSize: 10000, PageToken: token})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page.Weights...)
+		if token = page.NextPageToken; token == "" {
+			return all, nil
+		}
+	}
+}
+
+func noDrain(context.Context, status.DrainTarget, bool) ([]string, error) { return nil, errStopped }
+func noReload(context.Context, bool) ([]string, error)                    { return nil, errStopped }
+
+// DescribeEvent writes an event as people read it.
+func DescribeEvent(ev Event) string {
+	switch ev := ev.(type) {
+	case Fabric:
+		switch f := ev.Event.(type) {
+		case fare.SessionUp:
+			return fmt.Sprintf("session %d up, generation %d, node %s", f.Session, f.Generation, f.Node)
+		case fare.SessionDown:
+			return fmt.Sprintf("session %d down, generation %d", f.Session, f.Generation)
+		case fare.RouteUpdate:
+			return fmt.Sprintf("session %d has %s", f.Session, f.Prefix)
+		case fare.RouteWithdraw:
+			return fmt.Sprintf("session %d has no %s", f.Session, f.Prefix)
+		case fare.LinkState:
+			return fmt.Sprintf("sub-port %d up %v, %s", f.SubPort, f.Up, f.Speed)
+		}
+		return fmt.Sprintf("%T", ev.Event)
+	case DrainRequest:
+		return fmt.Sprintf("drain of %s: %v", ev.Target, ev.On)
+	case DrainStep:
+		return fmt.Sprintf("drain of %s goes on", ev.Target)
+	}
+	return ev.event()
+}
+
+// changedWeights are the vectors that an event changed, for a replay's timeline.
+func (c *Core) changedWeights(updates []wecmp.Update) []string {
+	var out []string
+	for _, u := range updates {
+		switch u.Kind {
+		case wecmp.VectorSet:
+			if v, ok := c.engine.Vector(u.Vector); ok {
+				out = append(out, fmt.Sprintf("vector %d: weights %v, %d slots moved", u.Vector, v.Weights, u.SlotsMoved))
+			}
+		case wecmp.DestinationSet:
+			out = append(out, fmt.Sprintf("%s: vector %d", u.Destination, u.Vector))
+		case wecmp.DestinationDelete:
+			out = append(out, fmt.Sprintf("%s: gone", u.Destination))
+		}
+	}
+	return slices.Clip(out)
+}

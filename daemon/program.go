@@ -1,0 +1,105 @@
+package daemon
+
+import (
+	"net/netip"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/wecmp"
+)
+
+// forwarding is what a data plane is told before operations make sense.
+func (l *layout) forwarding(cfg *config.Config) *farev1.Forwarding {
+	out := &farev1.Forwarding{Mode: farev1.Mode_MODE_PER_FLOW}
+	if cfg.Weights.Mode == wecmp.PerPacket {
+		out.Mode = farev1.Mode_MODE_PER_PACKET
+	}
+	for _, lo := range cfg.Loopbacks {
+		out.Loopbacks = append(out.Loopbacks, lo.String())
+	}
+	for _, port := range cfg.Dataplane.UDPPorts {
+		out.UdpPorts = append(out.UdpPorts, uint32(port))
+	}
+	for p, name := range l.planes {
+		plane := &farev1.ForwardingPlane{Plane: name}
+		for i := range l.subPorts {
+			if l.subPorts[i].plane == p {
+				plane.SubPorts = append(plane.SubPorts, l.forwardingSubPort(i))
+			}
+		}
+		out.Planes = append(out.Planes, plane)
+	}
+	return out
+}
+
+// forwardingSubPort names a sub-port's next hops: the configured peers of its sessions. A link-local or unnumbered peer
+// serves both families (RFC 8950).
+func (l *layout) forwardingSubPort(i int) *farev1.ForwardingSubPort {
+	out := &farev1.ForwardingSubPort{Device: l.subPorts[i].Device, Netns: l.subPorts[i].Netns}
+	for s := range l.sessions {
+		peer := l.sessions[s].nextHop
+		if l.sessions[s].subPort != i || !peer.IsValid() {
+			continue
+		}
+		if peer.Is4() && out.NextHopV4 == "" {
+			out.NextHopV4 = peer.String()
+		} else if peer.Is6() && out.NextHopV6 == "" {
+			out.NextHopV6 = peer.WithZone("").String()
+		}
+	}
+	return out
+}
+
+// group is a vector as the data plane is told of it.
+func (l *loop) group(id uint32) *farev1.Group {
+	v, _ := l.core.engine.Vector(id)
+	out := &farev1.Group{Id: id}
+	for _, m := range v.Members {
+		out.Members = append(out.Members, &farev1.GroupMember{
+			Plane: l.core.layout.planes[m.Plane], Device: l.core.layout.device(m.Plane, m.SubPort), Weight: m.Weight,
+		})
+	}
+	for i, s := range v.Slots {
+		slot := &farev1.GroupSlot{Slot: uint32(i), Plane: l.core.layout.planes[s.Plane], SharePpb: s.SharePPB, DrainBeforeMove: s.Drain}
+		if s.SubPort >= 0 {
+			slot.Device = l.core.layout.device(s.Plane, s.SubPort)
+		}
+		out.Slots = append(out.Slots, slot)
+	}
+	l.placesMu.Lock()
+	l.places[id] = v.Places()
+	l.placesMu.Unlock()
+	return out
+}
+
+// device is the name of a plane's sub-port by its index within the plane.
+func (l *layout) device(plane, inPlane int) string {
+	for i := range l.subPorts {
+		if l.subPorts[i].plane == plane && l.subPorts[i].inPlane == inPlane {
+			return l.subPorts[i].Device
+		}
+	}
+	return ""
+}
+
+// pairPorts computes a destination's UDP source ports for a data plane with flow pins. It runs on the client's
+// goroutine: what it reads of a vector is a copy that the loop keeps for it.
+func (l *loop) pairPorts(destination netip.Prefix, group uint32) []*farev1.PairPorts {
+	l.placesMu.Lock()
+	places, loopbacks := l.places[group], l.loopbacks
+	l.placesMu.Unlock()
+	var out []*farev1.PairPorts
+	var buf [config.MaxSlots]uint16
+	for _, source := range loopbacks {
+		if source.Addr().Is4() != destination.Addr().Is4() {
+			continue
+		}
+		ports, _ := l.core.planner.Ports(source.Addr(), destination.Addr(), places, buf[:0])
+		pair := &farev1.PairPorts{Source: source.String()}
+		for _, port := range ports {
+			pair.UdpSourcePorts = append(pair.UdpSourcePorts, uint32(port))
+		}
+		out = append(out, pair)
+	}
+	return out
+}
