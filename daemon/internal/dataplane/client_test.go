@@ -133,6 +133,16 @@ func TestRefusals(t *testing.T) {
 	if w := dp.State().Groups[0].Members[0].Weight; w != 4 {
 		t.Errorf("weight %d after a refusal, want 4 as before", w)
 	}
+	// What was refused is not there: going back to what is needs no operation.
+	log.take()
+	back := r.client.SetGroup(group(1, 4))
+	r.until("in effect again", r.has(InEffect, back))
+	if got := log.take(); len(got) != 0 {
+		t.Errorf("sent %v, want nothing", got)
+	}
+	dp.RefuseNext(1, codes.Internal, "no memory")
+	changed = r.client.SetGroup(group(1, 2))
+	r.until("refusal", r.has(Refused, changed))
 	dp.BreakStream()
 	r.until("in effect after reconnect", r.has(InEffect, changed))
 }
@@ -174,6 +184,45 @@ func TestDataplaneRestart(t *testing.T) {
 	r.until("in effect again", r.has(InEffect, change))
 	want := []string{"sub-port p0s0 false", "set-group 1", "set 10.200.0.1/32 1"}
 	if got := r.log.take(); !slices.Equal(got, want) {
+		t.Errorf("sent %v, want %v", got, want)
+	}
+}
+
+// TestLostEffectIsReported: what the data plane forgot is not in effect any more, until it is acknowledged again.
+func TestLostEffectIsReported(t *testing.T) {
+	r := newRig(t, nil)
+	change := r.client.SetGroup(group(1, 1, 1))
+	r.until("in effect", r.has(InEffect, change))
+	r.quiet()
+	r.events = nil
+	r.dp.DelayAcks(time.Hour)
+	r.dp.Reset()
+	r.until("pending", r.has(Pending, change))
+	r.until("sent again", func() bool { return r.groups() == 1 })
+	r.events = r.client.Take(r.events)
+	if r.has(InEffect, change)() {
+		t.Error("reported in effect before it was acknowledged again")
+	}
+}
+
+// TestGroupInUseStays: a group that the owner takes back too early stays until its last destination is gone.
+func TestGroupInUseStays(t *testing.T) {
+	r := newRig(t, nil)
+	r.client.ReleaseRemovals(true)
+	r.client.SetGroup(group(1, 1))
+	r.client.SetDestination(dst(1), 1)
+	r.connected()
+	r.quiet()
+	r.log.take()
+	gone := r.client.DeleteGroup(1)
+	other := r.client.SetGroup(group(2, 1))
+	r.until("other group", r.has(InEffect, other))
+	if got := r.log.take(); !slices.Equal(got, []string{"set-group 2"}) {
+		t.Errorf("sent %v, want the other group alone", got)
+	}
+	r.client.DeleteDestination(dst(1))
+	r.until("group gone", r.has(InEffect, gone))
+	if got, want := r.log.take(), []string{"delete 10.200.0.1/32", "delete-group 1"}; !slices.Equal(got, want) {
 		t.Errorf("sent %v, want %v", got, want)
 	}
 }
