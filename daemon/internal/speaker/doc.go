@@ -43,10 +43,11 @@
 //
 // # Bounds
 //
-// All queues of GoBGP are unbounded. After every 4 KiB of UPDATEs an
-// End-of-RIB of our own follows them in; the watch brings it out again, and no
-// more than two are inside at a time: beyond that the leaf is not read, and TCP
-// tells it. The queue toward the owner holds one event a prefix.
+// All queues of GoBGP are unbounded. After a long UPDATE, and after every 4 KiB
+// of short ones, an End-of-RIB of our own follows them in, and the watch brings
+// it out again. The next long UPDATE waits for that, short ones go on until a
+// second is inside: beyond that the leaf is not read, and TCP tells it. The
+// queue toward the owner holds one event a prefix.
 //
 // # Several servers in a process
 //

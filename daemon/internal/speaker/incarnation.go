@@ -18,10 +18,16 @@ import (
 	"github.com/fared/fared/daemon/internal/guard"
 )
 
-// window is how many octets of UPDATEs may be inside GoBGP before one of its
-// answers is waited for, at most twice this. All of GoBGP's queues are
-// unbounded, and every prefix in them takes kilobytes.
-const window = 4096
+// All of GoBGP's queues are unbounded, and every prefix in them takes
+// kilobytes. An UPDATE longer than bulk octets is waited for until GoBGP is
+// done with it, and only bulkers sessions of a Speaker do so at a time. Of
+// shorter ones, those that do not come in bulk, window octets may be inside
+// before GoBGP's answer is waited for, at most twice this.
+const (
+	window  = 4096
+	bulk    = 512
+	bulkers = 4
+)
 
 // incarnation is one TCP connection of a session and what hangs on it: the
 // guard, the connection to GoBGP, GoBGP's neighbour, and a watch whose
@@ -304,28 +310,49 @@ func (in *incarnation) dialLocal(ctx context.Context) (*net.TCPConn, error) {
 	return conn.(*net.TCPConn), nil
 }
 
-// forward writes canonical messages to GoBGP. After every window of UPDATEs it
-// puts in an End-of-RIB of its own, which comes out of the watch when GoBGP is
-// done with all before it, and waits for the one before.
+// forward writes canonical messages to GoBGP. After a long UPDATE and after
+// every window of others it puts in a mark, an End-of-RIB of its own, which
+// comes out of the watch when GoBGP is done with all before it, and waits for
+// this one or the one before.
 func (in *incarnation) forward(ctx context.Context, out []byte) error {
 	for len(out) > 0 {
-		n, marked := in.cut(out)
-		if _, err := in.local.Write(out[:n]); err != nil {
-			return fmt.Errorf("connection to gobgp: %w", plain(err))
-		}
-		out = out[n:]
-		if !marked {
-			continue
-		}
-		if _, err := in.local.Write(endOfRIB); err != nil {
-			return fmt.Errorf("connection to gobgp: %w", plain(err))
-		}
-		for in.outstanding() > 1 {
+		n, inside := in.cut(out)
+		if inside == 0 {
 			select {
-			case <-in.credit:
+			case in.s.speaker.bulk <- struct{}{}:
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
+		}
+		err := in.pass(ctx, out[:n], inside)
+		if inside == 0 {
+			<-in.s.speaker.bulk
+		}
+		if err != nil {
+			return err
+		}
+		out = out[n:]
+	}
+	return nil
+}
+
+// pass writes messages to GoBGP, then a mark if cut has entered one, and waits
+// until no more marks than inside are inside.
+func (in *incarnation) pass(ctx context.Context, messages []byte, inside int) error {
+	if _, err := in.local.Write(messages); err != nil {
+		return fmt.Errorf("connection to gobgp: %w", plain(err))
+	}
+	if inside == unmarked {
+		return nil
+	}
+	if _, err := in.local.Write(endOfRIB); err != nil {
+		return fmt.Errorf("connection to gobgp: %w", plain(err))
+	}
+	for in.outstanding() > inside {
+		select {
+		case <-in.credit:
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 	return nil
@@ -340,13 +367,26 @@ var endOfRIB = []byte{
 // keepalive is the whole message (RFC 4271, Section 4.4).
 var keepalive = append(append([]byte(nil), endOfRIB[:16]...), 0, 19, 4)
 
-// cut returns how many octets of out to write before a mark, or all. It enters
-// the End-of-RIBs among them, the mark too, into marks.
-func (in *incarnation) cut(out []byte) (n int, marked bool) {
+// unmarked is more marks than are ever inside: nothing is waited for.
+const unmarked = 1 << 30
+
+// cut returns how many octets of out to write next, and how many marks may be
+// inside when they have been: none after one of the long UPDATEs, one after a
+// window of short ones; else no mark follows. It enters the End-of-RIBs among
+// them, and the mark, into marks.
+func (in *incarnation) cut(out []byte) (n, inside int) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	for n < len(out) {
 		length, kind := int(binary.BigEndian.Uint16(out[n+16:])), out[n+18]
+		if kind == 2 && length > bulk {
+			if n > 0 {
+				return n, unmarked
+			}
+			in.inside = 0
+			in.marks = append(in.marks, true)
+			return length, 0
+		}
 		n += length
 		if kind != 2 {
 			continue
@@ -357,10 +397,10 @@ func (in *incarnation) cut(out []byte) (n int, marked bool) {
 		if in.inside += length; in.inside >= window {
 			in.inside = 0
 			in.marks = append(in.marks, true)
-			return n, true
+			return n, 1
 		}
 	}
-	return n, false
+	return n, unmarked
 }
 
 // outstanding is how many marks of ours are inside GoBGP.

@@ -20,6 +20,7 @@ type Speaker struct {
 	listeners []*listener
 
 	openTimeout time.Duration // of the exchange of OPENs
+	bulk        chan struct{} // as many slots as sessions may pass long UPDATEs at once
 }
 
 // New starts a BgpServer for every session; none has a neighbour and nothing
@@ -32,7 +33,8 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 	if err := conf.validate(deps); err != nil {
 		return nil, err
 	}
-	s := &Speaker{conf: conf.withDefaults(), deps: deps, queue: newQueue(len(conf.Sessions)), openTimeout: openTimeout}
+	s := &Speaker{conf: conf.withDefaults(), deps: deps, queue: newQueue(len(conf.Sessions)), openTimeout: openTimeout,
+		bulk: make(chan struct{}, bulkers)}
 	password := localPassword()
 	if password == "" {
 		deps.Log.Warn("the connections to gobgp on the loopback have no TCP MD5 signatures; " +
