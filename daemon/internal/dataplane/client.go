@@ -269,7 +269,7 @@ func (c *Client) disconnected(err error) {
 	ring(c.knock)
 }
 
-// Stalled wraps what waited too long.
+// stalled says what waited too long.
 func stalled(what string, after time.Duration) error {
 	return fmt.Errorf("%s: no answer within %v: %w", what, after, ErrStalled)
 }
