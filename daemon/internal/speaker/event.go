@@ -23,6 +23,7 @@ type SessionUp struct {
 	Generation uint64
 	Node       netip.Addr
 	PeerAS     uint32
+	Families   FamilySet // negotiated; an EndOfRIB is to be expected for each
 }
 
 // SessionDown says that the incarnation is over and with it every route it
@@ -72,8 +73,11 @@ func (Withdraw) speakerEvent()    {}
 func (EndOfRIB) speakerEvent()    {}
 func (Fault) speakerEvent()       {}
 
-// Family is an address family of routes.
-type Family = guard.Family
+// Family is an address family of routes, FamilySet a set of them.
+type (
+	Family    = guard.Family
+	FamilySet = guard.FamilySet
+)
 
 // The families a session can carry.
 const (

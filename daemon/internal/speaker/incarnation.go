@@ -536,7 +536,7 @@ func (in *incarnation) peerEvent(p *api.Peer) {
 	in.wasUp.Store(true)
 	in.s.established(in.gen)
 	in.s.speaker.queue.sessionUp(SessionUp{
-		Session: in.s.index, Generation: in.gen, Node: info.RouterID, PeerAS: info.PeerAS,
+		Session: in.s.index, Generation: in.gen, Node: info.RouterID, PeerAS: info.PeerAS, Families: info.Families,
 	})
 }
 

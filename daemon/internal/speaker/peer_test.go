@@ -439,3 +439,24 @@ func TestUnnumbered(t *testing.T) {
 	r := start(t, s)
 	r.until("up over the device", func() bool { return r.state(0).up })
 }
+
+// newRawPeerOnce runs a script of whole messages on the first connection; read
+// returns nil at its end.
+func newRawPeerOnce(t testing.TB, at netip.Addr, script func(read func() []byte, write func([]byte)), buf *[guard.MaxMessage]byte) *rawPeer {
+	return newRawPeer(t, at, func(n int, conn *net.TCPConn) {
+		if n > 0 {
+			return
+		}
+		script(func() []byte {
+			msg, err := guard.ReadMessage(conn, buf)
+			if err != nil {
+				return nil
+			}
+			return slices.Clone(msg)
+		}, func(b []byte) {
+			if _, err := conn.Write(b); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+}

@@ -54,6 +54,10 @@ func (e *heldError) Error() string {
 	return "held down: " + e.reason
 }
 
+// passiveDelay is the longest that a peer that connects in vain again and again
+// is made to wait. Otherwise it sets the pace.
+const passiveDelay = 200 * time.Millisecond
+
 // run opens incarnation after incarnation until ctx ends.
 func (s *session) run(ctx context.Context) {
 	defer func() {
@@ -93,7 +97,7 @@ func (s *session) run(ctx context.Context) {
 		delay := s.backoff(failures)
 		failures++
 		if s.conf.Passive {
-			continue // the peer sets the pace
+			delay = min(delay, passiveDelay)
 		}
 		timer := time.NewTimer(delay)
 		select {

@@ -1,0 +1,145 @@
+package speaker
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/daemon/internal/guard"
+	"github.com/fared/fared/fare"
+)
+
+// TestIPv4OverIPv6 carries both families over an IPv6 session, IPv4 routes with
+// IPv6 next hops.
+func TestIPv4OverIPv6(t *testing.T) {
+	at := netip.IPv6Loopback()
+	port := testPort(t, at)
+	server := Config{AS: 65001, RouterID: netip.MustParseAddr("10.255.0.1"), Accept: acceptAll}
+	leaf := Config{AS: 65100, RouterID: leafID, Accept: acceptAll}
+	x := Session{Name: "v6", Peer: at, Local: at, Port: port, Families: []Family{IPv4, IPv6}, ExtendedNextHop: true, GTSMHops: 1, Password: "secret"}
+	server.Sessions = []Session{x}
+	x.Passive = true
+	leaf.Sessions = []Session{x}
+	a, b := startPair(t, server, leaf)
+	p4, p6 := prefix(1), netip.MustParsePrefix("fd00::9/128")
+	c := []fare.Community{bandwidth(t, "1.6T", 65100)}
+	b.Advertise(0, []Advertisement{{Prefix: p4, Communities: c}, {Prefix: p6, Communities: c}})
+	a.until("both routes", func() bool {
+		s := a.state(0)
+		return len(s.routes) == 2 && s.routes[p4] != nil && s.routes[p6] != nil &&
+			slices.Equal(s.routes[p4].Communities, c) && slices.Equal(s.routes[p6].Communities, c)
+	})
+	for _, e := range a.events {
+		if up, ok := e.(SessionUp); ok && !(up.Families.Has(IPv4) && up.Families.Has(IPv6)) {
+			t.Errorf("families %v", up.Families)
+		}
+	}
+}
+
+// TestRestart looks at what a leaf is told, with and without graceful restart.
+func TestRestart(t *testing.T) {
+	for _, restart := range []time.Duration{0, 120 * time.Second} {
+		t.Run(fmt.Sprint(restart), func(t *testing.T) {
+			at := hosts(1)[0]
+			opens, ends := make(chan []byte, 4), make(chan []byte, 4)
+			var buf [guard.MaxMessage]byte
+			p := newRawPeerOnce(t, at, func(read func() []byte, write func([]byte)) {
+				write(append(rawOpen(65100, 90, leafID), keepalive...))
+				opens <- read()
+				for {
+					msg := read()
+					if msg == nil {
+						ends <- nil
+						return
+					}
+					if msg[18] == 3 {
+						ends <- slices.Clone(msg[19:21])
+						return
+					}
+				}
+			}, &buf)
+			c := rawConfig(t, p)
+			c.RestartTime = restart
+			r := start(t, create(t, c))
+			r.until("up", func() bool { return r.state(0).up })
+			open := <-opens
+			var capability []byte
+			for caps := open[31:]; len(caps) >= 2; caps = caps[2+int(caps[1]):] {
+				if caps[0] == 64 {
+					capability = caps[2 : 2+int(caps[1])]
+				}
+			}
+			r.stop()
+			var end []byte
+			select {
+			case end = <-ends:
+			case <-time.After(deadline):
+				t.Fatal("the leaf was not told")
+			}
+			// RFC 4724, Section 3: R and 120 s, IPv4 unicast with F.
+			wantCap, wantEnd := []byte(nil), []byte{6, 2}
+			if restart > 0 {
+				wantCap, wantEnd = []byte{0x80, 120, 0, 1, 1, 0x80}, nil
+			}
+			if !slices.Equal(capability, wantCap) || !slices.Equal(end, wantEnd) {
+				t.Errorf("capability % x, end % x; want % x, % x", capability, end, wantCap, wantEnd)
+			}
+		})
+	}
+}
+
+// TestNetns keeps a session inside another network namespace, with both ends
+// opened there by a Speaker outside of it.
+func TestNetns(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	path, ready, end := make(chan string, 1), make(chan error, 1), make(chan struct{})
+	gone := make(chan struct{})
+	go func() { // this thread is the namespace; it dies with the goroutine
+		defer close(gone)
+		runtime.LockOSThread()
+		ns, err := netns.New()
+		if err == nil {
+			defer ns.Close()
+			err = upLoopback()
+		}
+		path <- fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
+		ready <- err
+		<-end
+	}()
+	t.Cleanup(func() { close(end); <-gone })
+	name := <-path
+	if err := <-ready; err != nil {
+		t.Skipf("network namespace: %v", err)
+	}
+	server, leaf := pairConfig(t, 1)
+	server.Sessions[0].Netns, leaf.Sessions[0].Netns = name, name
+	a, b := startPair(t, server, leaf)
+	b.Advertise(0, []Advertisement{{Prefix: prefix(1)}})
+	a.until("the route", func() bool { return a.state(0).routes[prefix(1)] != nil })
+	// Out here nobody listens there.
+	conn, err := (&session{speaker: a.Speaker, conf: &Session{Name: "out", Port: server.Sessions[0].Port}}).
+		dial(context.Background(), server.Sessions[0].Peer)
+	if err == nil {
+		conn.Close()
+		t.Error("the session is not in its namespace")
+	}
+}
+
+func upLoopback() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(lo)
+}
