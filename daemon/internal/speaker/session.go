@@ -56,7 +56,7 @@ func (e *heldError) Error() string {
 
 // passiveDelay is the longest that a peer that connects in vain again and again
 // is made to wait. Otherwise it sets the pace.
-const passiveDelay = 200 * time.Millisecond
+const passiveDelay = 50 * time.Millisecond
 
 // run opens incarnation after incarnation until ctx ends.
 func (s *session) run(ctx context.Context) {
