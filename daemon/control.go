@@ -72,6 +72,11 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 	if err != nil {
 		return nil, &status.Problem{Kind: status.Refused, Subject: d.deps.ConfigPath, Remedy: "correct the file; nothing was changed", Err: err}
 	}
+	if d.deps.Override != nil {
+		changed := *next
+		d.deps.Override(&changed)
+		next = &changed
+	}
 	var lines []string
 	var rerr error
 	run := func() {

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,8 +14,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
@@ -44,8 +43,10 @@ type Deps struct {
 	Dataplane grpc.ClientConnInterface
 	// Instance names this run; empty: the start time.
 	Instance string
-	// ConfigPath is the file that a reload reads; empty: reloads are refused.
+	// ConfigPath is the file that a reload reads; empty: reloads are refused. Override, when given, is what the command
+	// line changes of it, each time it is read.
 	ConfigPath string
+	Override   func(*config.Config)
 	// Embedded daemons open no sockets of their own for the API and metrics, and tell systemd nothing.
 	Embedded bool
 }
@@ -179,17 +180,16 @@ func (d *Daemon) dialDataplane() (grpc.ClientConnInterface, error) {
 		d.closers = append(d.closers, conn.Close)
 		return conn, nil
 	}
-	creds := insecure.NewCredentials()
+	var secure *tls.Config
 	if t := d.cfg.Dataplane.TLS; t != nil {
-		cfg, err := tlsfiles.Client(t.CertFile, t.KeyFile, t.ClientCAFile)
-		if err != nil {
+		var err error
+		if secure, err = tlsfiles.Client(t.CertFile, t.KeyFile, t.ClientCAFile); err != nil {
 			return nil, fmt.Errorf("dataplane.tls: %w", err)
 		}
-		creds = credentials.NewTLS(cfg)
 	}
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
+	conn, err := dataplane.Open(address, secure)
 	if err != nil {
-		return nil, fmt.Errorf("dataplane.address %s: %w", address, err)
+		return nil, fmt.Errorf("dataplane.address: %w", err)
 	}
 	d.closers = append(d.closers, conn.Close)
 	return conn, nil

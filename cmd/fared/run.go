@@ -47,13 +47,16 @@ SIGTERM and SIGINT end it; the data plane keeps forwarding.`,
 			if cfg.Role != role {
 				return &exitError{exitUsage, fmt.Errorf("%s: role is %s", file, cfg.Role), "'fared run' takes role: server, 'fared leaf' takes role: leaf"}
 			}
-			override := *cfg
-			if dataplane != "" {
-				override.Dataplane.Address = dataplane
+			override := func(cfg *config.Config) {
+				if dataplane != "" {
+					cfg.Dataplane.Address = dataplane
+				}
+				if c.Flags().Changed("socket") {
+					cfg.API.Socket = e.socket
+				}
 			}
-			if c.Flags().Changed("socket") {
-				override.API.Socket = e.socket
-			}
+			effective := *cfg
+			override(&effective)
 			logLevel := new(slog.LevelVar)
 			logLevel.Set(cfg.Log.Level)
 			if level != "" {
@@ -63,7 +66,9 @@ SIGTERM and SIGINT end it; the data plane keeps forwarding.`,
 				}
 				logLevel.Set(l)
 			}
-			return serve(c.Context(), &override, file, newLogger(e.err, cfg.Log.Format, logLevel), logLevel)
+			return serve(c.Context(), &effective, daemon.Deps{
+				Logger: newLogger(e.err, cfg.Log.Format, logLevel), LogLevel: logLevel, ConfigPath: file, Override: override,
+			})
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", defaultConfig, "configuration file")
@@ -84,10 +89,11 @@ func newLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
 }
 
 // serve runs a daemon until the context ends, and reloads on SIGHUP.
-func serve(ctx context.Context, cfg *config.Config, file string, log *slog.Logger, level *slog.LevelVar) error {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	d, err := daemon.New(cfg, daemon.Deps{Logger: log, LogLevel: level, Registry: registry, ConfigPath: file})
+func serve(ctx context.Context, cfg *config.Config, deps daemon.Deps) error {
+	deps.Registry = prometheus.NewRegistry()
+	deps.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	log, file := deps.Logger, deps.ConfigPath
+	d, err := daemon.New(cfg, deps)
 	if err != nil {
 		return &exitError{code: exitFailed, err: err}
 	}

@@ -164,6 +164,9 @@ type Session struct {
 	Reason string
 }
 
+// Up tells whether the BGP session is established: a drained one is too.
+func (s *Session) Up() bool { return s.State == StateEstablished || s.State == StateDrained }
+
 // Process is the daemon as a whole.
 type Process struct {
 	// Role is "server" or "leaf".

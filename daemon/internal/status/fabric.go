@@ -40,11 +40,11 @@ func (f *fabricService) GetStatus(ctx context.Context, _ *farev1.GetStatusReques
 	return out, nil
 }
 
-// Established returns how many sessions are established.
+// Established returns how many sessions are established, drained ones included.
 func (r *Report) Established() int {
 	n := 0
-	for _, s := range r.Sessions {
-		if s.State == StateEstablished {
+	for i := range r.Sessions {
+		if r.Sessions[i].Up() {
 			n++
 		}
 	}

@@ -52,7 +52,7 @@ var scraped = []metric{
 	{nameConverged, "1 after end-of-RIB from every session, or the start deadline.", gauge, nil},
 	{nameRevision, "Revision of the state.", gauge, nil},
 	{nameSessions, "Sessions by state.", gauge, []string{"state"}},
-	{nameSessionUp, "1 when the session is established.", gauge, []string{"session", "plane", "device"}},
+	{nameSessionUp, "1 when the session is established, drained or not.", gauge, []string{"session", "plane", "device"}},
 	{nameSessionGeneration, "How often the session was established, its generation.", counter, []string{"session"}},
 	{nameSessionFlaps, "How often the established session was lost.", counter, []string{"session"}},
 	{nameSessionRoutes, "Routes of the session now: received = used + all of fared_session_routes_ignored.", gauge, []string{"session", "use"}},
@@ -218,7 +218,7 @@ func (s scrape) sessions(r *Report) {
 	for i := range r.Sessions {
 		x := &r.Sessions[i]
 		states = merge(states, []Count{{x.State, 1}})
-		s.flag(nameSessionUp, x.State == StateEstablished || x.State == StateDrained, x.Name, x.Plane, x.Device)
+		s.flag(nameSessionUp, x.Up(), x.Name, x.Plane, x.Device)
 		s.put(nameSessionGeneration, float64(x.Generation), x.Name)
 		s.put(nameSessionFlaps, float64(x.Flaps), x.Name)
 		s.put(nameSessionRoutes, float64(x.Received), x.Name, "received")

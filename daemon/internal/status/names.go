@@ -14,7 +14,7 @@ const (
 
 	// Sessions by state. Gauge; labels: state.
 	nameSessions = "fared_sessions"
-	// 1 when the session is established. Gauge; labels: session, plane, device.
+	// 1 when the session is established, drained or not. Gauge; labels: session, plane, device.
 	nameSessionUp = "fared_session_up"
 	// How often the session was established, its generation. Counter; labels: session.
 	nameSessionGeneration = "fared_session_generation_total"
