@@ -3,6 +3,7 @@ package daemon
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/fared/fared/daemon/internal/dataplane"
 	"github.com/fared/fared/daemon/internal/speaker"
@@ -153,7 +154,12 @@ func (s source) Sessions() []status.Session {
 			v.Reason = s.faults[i]
 		}
 		for _, c := range st.Counters {
-			v.Dropped = append(v.Dropped, status.Count{Name: c.Name, Value: c.Value})
+			if direction, reason, ok := strings.Cut(c.Name, "_dropped_"); ok {
+				if direction == "out" {
+					reason = "out_" + reason
+				}
+				v.Dropped = append(v.Dropped, status.Count{Name: reason, Value: c.Value})
+			}
 		}
 		out[i] = v
 	}
