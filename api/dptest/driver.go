@@ -125,7 +125,6 @@ type Stream struct {
 	final   map[uint64]*farev1.Ack // last word on each operation
 	level   map[uint64]bool        // was accepted
 	highest [4]uint64              // id per level
-	done    int
 }
 
 func (d *Driver) newStream() (*Stream, error) {

@@ -30,12 +30,12 @@ type Conn struct {
 func Dial(dataplane farev1.DataplaneServiceServer) (*Conn, error) {
 	listener := bufconn.Listen(pipeBytes)
 	// Every buffer of the transport is kept small: nothing here waits for a network.
-	server := grpc.NewServer(grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(4<<10), grpc.SharedWriteBuffer(true), grpc.WaitForHandlers(true))
+	server := grpc.NewServer(grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(4<<10), grpc.WaitForHandlers(true))
 	farev1.RegisterDataplaneServiceServer(server, dataplane)
 	client, err := grpc.NewClient("passthrough:///memory",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
-		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10), grpc.WithSharedWriteBuffer(true),
+		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10),
 		// A few bytes a second at most: no idle timer needs to tear the connection down.
 		grpc.WithIdleTimeout(0))
 	if err != nil {
