@@ -55,7 +55,9 @@ type incarnation struct {
 
 	active  chan struct{} // closed when GoBGP waits for the connection
 	settled chan struct{} // closed when it is through with the OPENs
-	phase   int           // how many of the two are closed; the watch's
+	idle    chan struct{} // closed when its connection is gone
+	phase   int           // how many of the three are closed; the watch's
+	unwatch context.CancelFunc
 
 	sendMu sync.Mutex // guards writes to conn, which are of whole messages
 
@@ -76,8 +78,9 @@ func (s *session) incarnate(parent context.Context, conn *net.TCPConn) (bool, er
 	ctx, stop := context.WithCancelCause(parent)
 	in := &incarnation{
 		s: s, conn: conn, stop: stop,
-		active: make(chan struct{}), settled: make(chan struct{}), credit: make(chan struct{}, 1),
-		conv: converter{carrier: s.speaker.conf.Carrier},
+		active: make(chan struct{}), settled: make(chan struct{}), idle: make(chan struct{}),
+		credit: make(chan struct{}, 1),
+		conv:   converter{carrier: s.speaker.conf.Carrier},
 	}
 	in.gen = s.begin(in)
 	in.addr = netip.AddrFrom4([4]byte{127, 255, 0, byte(1 + in.gen%4)})
@@ -96,13 +99,35 @@ func (s *session) incarnate(parent context.Context, conn *net.TCPConn) (bool, er
 	in.fail(context.Cause(ctx)) // unless a pump did
 	in.closeLocal()
 	in.pumps.Wait()
-	unwatch()
+	s.drain()
+	s.draining, in.unwatch = in, unwatch
 	if in.peered {
 		if err := s.server.deletePeer(in.addr); err != nil {
 			s.speaker.queue.fault(Fault{Session: s.index, Reason: err.Error()})
 		}
 	}
 	return in.wasUp.Load(), context.Cause(ctx)
+}
+
+// drain waits until GoBGP's goroutines of the last incarnation have ended, of
+// which there is word only if it got as far as a connection, and ends its watch.
+// That goes on beside the next incarnation; but StopBgp would overwrite what
+// they read.
+func (s *session) drain() {
+	in := s.draining
+	if in == nil {
+		return
+	}
+	s.draining = nil
+	if in.local != nil { // nobody else has in any more
+		timer := time.NewTimer(2 * time.Second)
+		defer timer.Stop()
+		select {
+		case <-in.idle:
+		case <-timer.C:
+		}
+	}
+	in.unwatch()
 }
 
 // fail ends the incarnation; the first cause counts. The owner learns of it
@@ -520,6 +545,10 @@ func (in *incarnation) peerEvent(p *api.Peer) {
 	case (state == api.PeerState_ESTABLISHED || state == api.PeerState_IDLE) && in.phase == 1:
 		in.phase = 2
 		close(in.settled)
+	}
+	if state == api.PeerState_IDLE && in.phase == 2 {
+		in.phase = 3
+		close(in.idle)
 	}
 	if state != api.PeerState_ESTABLISHED || in.over.Load() {
 		return

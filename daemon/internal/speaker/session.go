@@ -25,6 +25,7 @@ type session struct {
 	counters guard.Counters
 	accepted chan *net.TCPConn // one slot: the newest connection of a passive session's peer
 	wanted   wanted
+	draining *incarnation // the last one, of which GoBGP may not be through; run's
 
 	mu         sync.Mutex // guards what follows
 	held       *heldError // why the session must not run; nil: it may
@@ -54,13 +55,17 @@ func (e *heldError) Error() string {
 	return "held down: " + e.reason
 }
 
-// passiveDelay is the longest that a peer that connects in vain again and again
-// is made to wait. Otherwise it sets the pace.
-const passiveDelay = 50 * time.Millisecond
+// passiveDelay is the longest that a peer is made to wait that has connected in
+// vain more than passivePatience times in a row. Otherwise it sets the pace.
+const (
+	passiveDelay    = 50 * time.Millisecond
+	passivePatience = 8
+)
 
 // run opens incarnation after incarnation until ctx ends.
 func (s *session) run(ctx context.Context) {
 	defer func() {
+		s.drain()
 		select {
 		case conn := <-s.accepted:
 			conn.Close()
@@ -95,10 +100,10 @@ func (s *session) run(ctx context.Context) {
 			failures = 0
 		}
 		delay := s.backoff(failures)
-		failures++
 		if s.conf.Passive {
-			delay = min(delay, passiveDelay)
+			delay = min(s.backoff(max(failures-passivePatience, 0)), passiveDelay)
 		}
+		failures++
 		timer := time.NewTimer(delay)
 		select {
 		case <-ctx.Done():
