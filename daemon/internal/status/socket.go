@@ -18,6 +18,9 @@ import (
 // DefaultSocketMode lets the owner and the group connect.
 const DefaultSocketMode os.FileMode = 0o660
 
+// maxSocketPath is sockaddr_un.sun_path without its terminating zero.
+const maxSocketPath = 107
+
 // InUseError says that another process serves the socket.
 type InUseError struct{ Path string }
 
@@ -37,6 +40,9 @@ type unixSocket struct {
 //
 // The socket is made in a private directory and renamed, so that at its path it never has another mode or owner.
 func listenUnix(path string, mode os.FileMode, owner string, log *slog.Logger) (_ *unixSocket, err error) {
+	if len(path) > maxSocketPath {
+		return nil, fmt.Errorf("%s is too long for a socket (%d bytes, at most %d): use a shorter api.socket", path, len(path), maxSocketPath)
+	}
 	uid, gid, err := parseOwner(owner)
 	if err != nil {
 		return nil, err
@@ -64,7 +70,7 @@ func listenUnix(path string, mode os.FileMode, owner string, log *slog.Logger) (
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: temp, Net: "unix"})
 	if err != nil {
 		if errors.Is(err, unix.EINVAL) {
-			return nil, fmt.Errorf("%s is too long for a socket (108 bytes with %d for its making): use a shorter api.socket", path, len(temp)-len(path))
+			return nil, fmt.Errorf("the directory of %s is too long to make a socket in: use a shorter api.socket", path)
 		}
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
