@@ -1,0 +1,252 @@
+package wecmp
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+)
+
+// Capacity is what one plane can carry toward the destinations of a group.
+type Capacity struct {
+	Capacity  uint64 // what weights are made of, 0..MaxCapacity; 0: the plane carries nothing
+	Bandwidth uint64 // bit/s, for people: handed through to VectorView.Bandwidths
+	// SubPorts are the weights of the plane's sub-ports in the configuration's order, one for each; 0: it carries nothing.
+	// When all are 0 the plane carries nothing.
+	SubPorts []uint64
+}
+
+// Member is a sub-port's weight over a whole vector.
+type Member struct {
+	Plane, SubPort int    // indexes of Config.Planes and Plane.SubPorts
+	Weight         uint32 // at least 1
+}
+
+// group is the part of a vector that does not depend on history.
+type group struct {
+	known bool
+	// Inputs.
+	given     []uint64 // capacity per plane
+	bandwidth []uint64 // per plane
+	givenSub  []uint64 // weight per sub-port, plane by plane
+
+	// Outputs.
+	reachable  bool
+	exact      bool       // weights and members are the inputs' ratios exactly
+	capacity   []uint64   // given, but 0 when no sub-port of the plane carries anything
+	shares     []uint32   // parts per plane
+	weights    []uint32   // per plane, lowest terms
+	subWeights []uint32   // per sub-port, lowest terms within the plane
+	perPlane   [][]uint32 // subWeights by plane
+	members    []Member
+	live       []bool   // per place: slots there carry traffic
+	quota      []uint16 // Remap: slots per place
+
+	first        uint32 // first of the group's vectors, linked by vector.next; 0: none
+	destinations int
+}
+
+func (e *Engine) newGroup() *group {
+	planes, ports := len(e.cfg.Planes), len(e.ports)
+	g := &group{
+		given: make([]uint64, planes), bandwidth: make([]uint64, planes), givenSub: make([]uint64, ports),
+		capacity: make([]uint64, planes), shares: make([]uint32, planes), weights: make([]uint32, planes),
+		subWeights: make([]uint32, ports), perPlane: make([][]uint32, planes), members: make([]Member, 0, ports),
+		live: make([]bool, e.places), quota: make([]uint16, e.places),
+	}
+	for p := range planes {
+		g.perPlane[p] = g.subWeights[e.start[p]:e.start[p+1]:e.start[p+1]]
+	}
+	return g
+}
+
+// take stores the inputs and says whether they differ from those before.
+func (e *Engine) take(g *group, planes []Capacity) (differs bool, err error) {
+	if len(planes) != len(e.cfg.Planes) {
+		return false, fmt.Errorf("%d capacities given: the configuration has %d planes", len(planes), len(e.cfg.Planes))
+	}
+	for p := range planes {
+		c := &planes[p]
+		if c.Capacity > MaxCapacity {
+			return false, fmt.Errorf("plane %q: capacity %d exceeds %d", e.cfg.Planes[p].Name, c.Capacity, uint64(MaxCapacity))
+		}
+		if want := e.start[p+1] - e.start[p]; len(c.SubPorts) != want {
+			return false, fmt.Errorf("plane %q: %d sub-port weights given: the configuration has %d sub-ports",
+				e.cfg.Planes[p].Name, len(c.SubPorts), want)
+		}
+	}
+	differs = !g.known
+	for p := range planes {
+		c := &planes[p]
+		differs = differs || g.given[p] != c.Capacity || g.bandwidth[p] != c.Bandwidth
+		g.given[p], g.bandwidth[p] = c.Capacity, c.Bandwidth
+		sub := g.givenSub[e.start[p]:e.start[p+1]]
+		for s, w := range c.SubPorts {
+			differs = differs || sub[s] != w
+			sub[s] = w
+		}
+	}
+	g.known = true
+	return differs, nil
+}
+
+// weigh computes a group's outputs from its inputs.
+func (e *Engine) weigh(g *group) {
+	g.reachable, g.exact = false, true
+	sub := e.subScratch
+	copy(sub, g.givenSub)
+	for p := range g.given {
+		sums := &e.sums[p]
+		*sums = 0
+		g.capacity[p] = 0
+		if g.given[p] != 0 {
+			*sums = e.lowest(sub[e.start[p]:e.start[p+1]], g)
+		}
+		if *sums != 0 {
+			g.capacity[p] = g.given[p]
+			g.reachable = true
+		}
+		for i := e.start[p]; i < e.start[p+1]; i++ {
+			if *sums == 0 {
+				sub[i] = 0
+			}
+			if e.cfg.Mode == PerFlow {
+				g.live[i] = sub[i] != 0
+			}
+		}
+		if e.cfg.Mode == PerPacket {
+			g.live[p] = *sums != 0
+		}
+	}
+	planeShares(g.shares, g.capacity)
+
+	planes := e.planeScratch
+	copy(planes, g.capacity)
+	LowestTerms(planes)
+	exactMembers := e.memberWeights(planes, sub)
+	g.exact = g.exact && exactMembers
+	if e.cfg.Policy == Remap && g.reachable {
+		e.quotas(g, planes, sub, exactMembers)
+	}
+	e.fit(g, planes)
+	for p, w := range planes {
+		g.weights[p] = uint32(w)
+	}
+	e.fit(g, e.memberScratch)
+	g.members = g.members[:0]
+	for i, w := range e.memberScratch {
+		if w != 0 {
+			g.members = append(g.members, Member{int(e.ports[i].plane), int(e.ports[i].sub), uint32(w)})
+		}
+	}
+	for i, w := range sub {
+		g.subWeights[i] = uint32(w)
+	}
+}
+
+// lowest brings one plane's sub-port weights to lowest terms that fit 32 bits each, and returns their sum.
+func (e *Engine) lowest(sub []uint64, g *group) (sum uint64) {
+	LowestTerms(sub)
+	var most uint64
+	for _, w := range sub {
+		most = max(most, w)
+	}
+	if most > math.MaxUint32 {
+		// Ratios that need more than 32 bits: halve until they fit, losing less than one part in 2^31 of the largest.
+		g.exact = false
+		shift := bits.Len64(most) - 32
+		for i, w := range sub {
+			if w != 0 {
+				sub[i] = max(w>>shift, 1)
+			}
+		}
+		LowestTerms(sub)
+	}
+	for _, w := range sub {
+		sum += w
+	}
+	return sum
+}
+
+// memberWeights fills memberScratch with whole weights per sub-port over the whole group, in lowest terms:
+// capacity(plane)·weight(sub-port)/Σweights(plane), times what makes all of them whole. When that exceeds 64 bits the
+// weights are rounded, each by less than one part in 2^51 of the group's largest plane, and the result is false.
+func (e *Engine) memberWeights(planes, sub []uint64) (exact bool) {
+	var factor [MaxPlanes]uint64
+	common, overflow := uint64(1), uint64(0)
+	for p, c := range planes {
+		if c == 0 {
+			continue
+		}
+		// c/sum in lowest terms is factor/denominator; common becomes the least common multiple of the denominators.
+		d := gcd(c, e.sums[p])
+		factor[p] = c / d
+		denominator := e.sums[p] / d
+		hi, lo := bits.Mul64(common, denominator/gcd(common, denominator))
+		overflow |= hi
+		common = lo
+	}
+	if overflow == 0 {
+		var g uint64
+		for p, c := range planes {
+			if c == 0 {
+				continue
+			}
+			hi, lo := bits.Mul64(factor[p], common/(e.sums[p]/gcd(c, e.sums[p])))
+			overflow |= hi
+			factor[p] = lo
+			g = gcd(lo, g)
+		}
+		var total uint64
+		for p, c := range planes {
+			if c == 0 {
+				continue
+			}
+			factor[p] /= max(g, 1)
+			hi, lo := bits.Mul64(factor[p], e.sums[p])
+			var carry uint64
+			total, carry = bits.Add64(total, lo, 0)
+			overflow |= hi | carry
+		}
+	}
+	if overflow == 0 {
+		for i := range sub {
+			e.memberScratch[i] = factor[e.ports[i].plane] * sub[i]
+		}
+		return true
+	}
+	var most uint64
+	for _, c := range planes {
+		most = max(most, c)
+	}
+	shift := 53 - bits.Len64(most) // sums stay below MaxPlanes·2^53
+	for i, w := range sub {
+		e.memberScratch[i] = 0
+		if p := e.ports[i].plane; w != 0 {
+			q, _ := mul64(planes[p]<<max(shift, 0), w).div(u128{0, e.sums[p]})
+			e.memberScratch[i] = max(q, 1)
+		}
+	}
+	return false
+}
+
+// fit brings weights to what the table can hold: never more than uint32 in sum.
+func (e *Engine) fit(g *group, weights []uint64) {
+	maxWeight, size := uint64(math.MaxUint32), uint64(math.MaxUint32)
+	if e.cfg.MaxWeight != 0 {
+		maxWeight = uint64(e.cfg.MaxWeight)
+	}
+	if e.cfg.MaxWeightSum != 0 {
+		size = uint64(e.cfg.MaxWeightSum)
+	}
+	var sum, most uint64
+	for _, w := range weights {
+		sum += w
+		most = max(most, w)
+	}
+	if most <= maxWeight && sum <= size {
+		return
+	}
+	g.exact = false
+	e.fitScratch = Fit(e.fitScratch, weights, maxWeight, size)
+	copy(weights, e.fitScratch)
+}

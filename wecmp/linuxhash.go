@@ -1,0 +1,128 @@
+package wecmp
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"net/netip"
+)
+
+// LinuxL4 is the multipath hash of Linux for locally sent packets with net.ipv4.fib_multipath_hash_policy=1 (for IPv6:
+// net.ipv6.fib_multipath_hash_policy=1): SipHash-2-4, keyed by net.ipv4.fib_multipath_hash_seed (Linux 6.11 and later, for
+// both families), over struct flow_keys from its member "basic" on. The test beside it compares it with the kernel.
+//
+// Layout of the hashed bytes, integers in network byte order, all else zero:
+//
+//	 2  IP protocol         28  lower port     30  higher port
+//	36  lower address       40  higher address (IPv4, 48 bytes in all)
+//	36  lower address       52  higher address (IPv6, 72 bytes in all)
+//
+// "lower" is as the kernel compares: ports and IPv4 addresses as native integers of their network bytes, IPv6 addresses
+// byte by byte; addresses and ports are ordered independently.
+type LinuxL4 struct {
+	Seed uint32 // net.ipv4.fib_multipath_hash_seed
+	// Buckets is the size of a resilient nexthop group: members own equal runs of hash mod Buckets, as in a group just
+	// created. 0: a plain group or multipath route, hash-threshold.
+	Buckets int
+}
+
+// Hash returns the 31 bits that the kernel chooses by.
+func (l LinuxL4) Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) (uint32, bool) {
+	var k [72]byte
+	src, dst = src.Unmap(), dst.Unmap()
+	size := 48
+	switch {
+	case src.Is4() && dst.Is4():
+		s, d := src.As4(), dst.As4()
+		if binary.NativeEndian.Uint32(d[:]) < binary.NativeEndian.Uint32(s[:]) {
+			s, d = d, s
+		}
+		copy(k[36:], s[:])
+		copy(k[40:], d[:])
+	case src.Is6() && dst.Is6():
+		s, d := src.As16(), dst.As16()
+		if dst.WithZone("").Less(src.WithZone("")) {
+			s, d = d, s
+		}
+		copy(k[36:], s[:])
+		copy(k[52:], d[:])
+		size = 72
+	default:
+		return 0, false
+	}
+	k[2] = protocol
+	binary.BigEndian.PutUint16(k[28:], sport)
+	binary.BigEndian.PutUint16(k[30:], dport)
+	if binary.NativeEndian.Uint16(k[30:]) < binary.NativeEndian.Uint16(k[28:]) {
+		k[28], k[29], k[30], k[31] = k[30], k[31], k[28], k[29]
+	}
+	seed := uint64(l.Seed)<<32 | uint64(l.Seed)
+	h := uint32(sipHash24(seed, seed, k[:size]))
+	return max(h, 1) >> 1, true // the kernel replaces a hash of 0 by 1
+}
+
+// Member implements Hasher.
+func (l LinuxL4) Member(hash uint32, n int) int {
+	if l.Buckets > 0 {
+		// A new resilient group gives member i the buckets from round(i·buckets/n) on.
+		bucket := uint64(hash) % uint64(l.Buckets)
+		i := int(bucket * uint64(n) / uint64(l.Buckets))
+		for i+1 < n && bucket >= roundDiv(uint64(i+1)*uint64(l.Buckets), uint64(n)) {
+			i++
+		}
+		for i > 0 && bucket < roundDiv(uint64(i)*uint64(l.Buckets), uint64(n)) {
+			i--
+		}
+		return i
+	}
+	// Member i's upper bound is round(2^31·(i+1)/n)-1, inclusive.
+	i := int(uint64(hash) * uint64(n) >> 31)
+	for i+1 < n && uint64(hash) >= roundDiv(uint64(i+1)<<31, uint64(n)) {
+		i++
+	}
+	for i > 0 && uint64(hash) < roundDiv(uint64(i)<<31, uint64(n)) {
+		i--
+	}
+	return min(i, n-1)
+}
+
+// roundDiv is the kernel's DIV_ROUND_CLOSEST_ULL.
+func roundDiv(a, b uint64) uint64 { return (a + b/2) / b }
+
+// String returns "linux-l4".
+func (LinuxL4) String() string { return "linux-l4" }
+
+// sipHash24 is SipHash-2-4 (Aumasson and Bernstein, 2012) of a multiple of 8 bytes, 64 bits.
+func sipHash24(k0, k1 uint64, p []byte) uint64 {
+	v0, v1, v2, v3 := k0^0x736f6d6570736575, k1^0x646f72616e646f6d, k0^0x6c7967656e657261, k1^0x7465646279746573
+	tail := uint64(len(p)) << 56
+	rounds := 2
+	for {
+		m := tail
+		last := len(p) == 0
+		if !last {
+			m, p = binary.LittleEndian.Uint64(p), p[8:]
+		}
+		v3 ^= m
+		for range rounds {
+			v0 += v1
+			v1 = bits.RotateLeft64(v1, 13) ^ v0
+			v0 = bits.RotateLeft64(v0, 32)
+			v2 += v3
+			v3 = bits.RotateLeft64(v3, 16) ^ v2
+			v0 += v3
+			v3 = bits.RotateLeft64(v3, 21) ^ v0
+			v2 += v1
+			v1 = bits.RotateLeft64(v1, 17) ^ v2
+			v2 = bits.RotateLeft64(v2, 32)
+		}
+		v0 ^= m
+		if rounds == 4 {
+			return v0 ^ v1 ^ v2 ^ v3
+		}
+		if last {
+			// Finalisation: four rounds over nothing.
+			v2 ^= 0xff
+			rounds, tail = 4, 0
+		}
+	}
+}

@@ -1,0 +1,245 @@
+package wecmp
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"sync"
+)
+
+// MinPort and MaxPort bound UDP source ports: the dynamic ports of RFC 6335, Section 6, which RoCEv2 uses for entropy.
+const (
+	MinPort = 49152
+	MaxPort = 65535
+)
+
+const (
+	portCount  = MaxPort - MinPort + 1
+	portStride = 10127 // odd, near portCount/golden ratio: multiples visit every port once and spread evenly from the first on
+)
+
+// Method says how ports were chosen.
+type Method uint8
+
+// The methods.
+const (
+	MethodUniform Method = iota // the hash is not known: spread evenly
+	MethodHash                  // each lands on its slot's place by the configured hash
+	MethodNone                  // the addressing needs no distinct ports: one for all
+)
+
+// String returns "uniform", "hash" or "none".
+func (m Method) String() string { return nameOf(m, []string{"uniform", "hash", "none"}) }
+
+// Placement says how ports were chosen, and how well.
+type Placement struct {
+	Method Method
+	Missed int // slots for which no port was left that lands on their place
+}
+
+// String returns the method's name.
+func (p Placement) String() string { return p.Method.String() }
+
+// Planner chooses UDP source ports. It has no state but its configuration and is safe for any number of goroutines.
+// Create it with NewPlanner.
+//
+// Ports are a pure function of the configuration, the pair of addresses and the slots' places. Each slot has its own port
+// at each place, so a slot that stays keeps its port whatever the others do, and one that returns gets its former port:
+// the ports that land on a place, in the pair's own order, belong first to the slots whose home it is, then to each of the
+// other slots. (Only where a place has fewer landing ports than there are slots, beyond 16,384 slots x places, can a slot
+// away from home depend on others.)
+type Planner struct {
+	cfg     Config
+	layout  layout
+	rank    []int // of a slot among those with the same home
+	count   []int // slots at home per place
+	scratch sync.Pool
+}
+
+type portScratch struct {
+	want []int32 // per slot: rank among the ports landing on its place
+	next []int32 // per slot: the next slot at its place, by rank
+	head []int32 // per place: the slot with the least rank yet to be served; -1: none
+	seen []int32 // per place: landing ports seen
+	used [portCount / 64]uint64
+}
+
+// NewPlanner returns a planner, or every fault of the configuration.
+func NewPlanner(cfg Config) (*Planner, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	p := &Planner{cfg: cfg}
+	p.layout = newLayout(&p.cfg)
+	p.count = make([]int, len(p.layout.ports))
+	for _, h := range p.layout.home {
+		p.rank = append(p.rank, p.count[h])
+		p.count[h]++
+	}
+	slots, places := len(p.layout.home), len(p.count)
+	p.scratch.New = func() any {
+		return &portScratch{
+			want: make([]int32, slots), next: make([]int32, slots), head: make([]int32, places), seen: make([]int32, places),
+		}
+	}
+	return p, nil
+}
+
+// Ports appends the slots' UDP source ports between a source and a destination to buf[:0]. Under loopback addressing they
+// are unique; under port addressing unique in each plane, and when the hash is known, src and dst are the addresses of one
+// plane's ports and the answer counts for that plane's slots; under sub-port addressing one port serves all
+// (draft-xu-rtgwg-fare-in-sun-02, Section 3.1). Both addresses are of one family; the ports are toward PortRoCE.
+func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]uint16, Placement) {
+	base := pairBase(src, dst)
+	buf = buf[:0]
+	for s := range places {
+		if p.cfg.Addressing == SubPortAddress {
+			s = 0
+		}
+		buf = append(buf, nthPort(base, s))
+	}
+	if p.cfg.Addressing == SubPortAddress {
+		return buf, Placement{Method: MethodNone}
+	}
+	if p.cfg.Hash == nil || len(places) > len(p.layout.home) {
+		return buf, Placement{Method: MethodUniform}
+	}
+	if _, ok := p.cfg.Hash.Hash(src, dst, ProtocolUDP, MinPort, PortRoCE); !ok {
+		return buf, Placement{Method: MethodUniform}
+	}
+	x := p.scratch.Get().(*portScratch)
+	defer p.scratch.Put(x)
+	placement := Placement{Method: MethodHash}
+	if p.cfg.Addressing == PortAddress {
+		if p.cfg.Mode == PerPacket {
+			return buf, Placement{Method: MethodUniform} // any port of the plane does: its sub-ports are sprayed over
+		}
+		for plane := range p.cfg.Planes {
+			placement.Missed += p.land(x, base, src, dst, places, plane, buf)
+		}
+		return buf, placement
+	}
+	placement.Missed = p.land(x, base, src, dst, places, -1, buf)
+	return buf, placement
+}
+
+// land chooses ports by the hash for the slots of one plane, or of all (-1), and returns how many could not land.
+func (p *Planner) land(x *portScratch, base uint64, src, dst netip.Addr, places []Place, plane int, ports []uint16) (missed int) {
+	from, to := 0, len(p.layout.ports)
+	if plane >= 0 {
+		from, to = p.layout.start[plane], p.layout.start[plane+1]
+	}
+	for i := range x.head {
+		x.head[i], x.seen[i] = -1, 0
+	}
+	left := 0
+	for s, at := range places {
+		if plane >= 0 && at.Plane != plane {
+			continue
+		}
+		b := p.at(at)
+		x.want[s] = int32(p.rankAt(s, b))
+		link := &x.head[b]
+		for *link >= 0 && x.want[*link] <= x.want[s] {
+			link = &x.next[*link]
+		}
+		x.next[s], *link = *link, int32(s)
+		left++
+	}
+	clear(x.used[:])
+	for k := 0; k < portCount && left > 0; k++ {
+		port := nthPort(base, k)
+		b := p.landing(src, dst, port, from, to)
+		s := x.head[b]
+		if s >= 0 && x.seen[b] == x.want[s] {
+			ports[s] = port
+			x.take(port)
+			x.head[b] = x.next[s]
+			left--
+		}
+		x.seen[b]++
+	}
+	if left == 0 {
+		return 0
+	}
+	// Too few ports land somewhere. The slots left over take what lands and is free, then what is free.
+	for b := range x.head {
+		for s := x.head[b]; s >= 0; s = x.next[s] {
+			k := 0
+			for ; k < portCount; k++ {
+				if port := nthPort(base, k); !x.taken(port) && p.landing(src, dst, port, from, to) == b {
+					break
+				}
+			}
+			if k == portCount {
+				missed++
+				for k = 0; x.taken(nthPort(base, k)); k++ {
+				}
+			}
+			ports[s] = nthPort(base, k)
+			x.take(ports[s])
+		}
+	}
+	return missed
+}
+
+func (x *portScratch) take(port uint16)       { x.used[(port-MinPort)/64] |= 1 << (port % 64) }
+func (x *portScratch) taken(port uint16) bool { return x.used[(port-MinPort)/64]>>(port%64)&1 != 0 }
+
+// at is a place's number: its sub-port's, or in per-packet mode its plane's.
+func (p *Planner) at(place Place) int {
+	if p.cfg.Mode == PerPacket {
+		return place.Plane
+	}
+	return p.layout.start[place.Plane] + place.SubPort
+}
+
+// rankAt is a slot's rank among the ports landing on a place: those at home come first, then every other slot has its own.
+func (p *Planner) rankAt(slot, place int) int {
+	if int(p.layout.home[slot]) == place {
+		return p.rank[slot]
+	}
+	rank := p.count[place]
+	for _, h := range p.layout.home[:slot] {
+		if int(h) != place {
+			rank++
+		}
+	}
+	return rank
+}
+
+// landing is the number of the place where the hash puts a port, of the sub-ports from..to-1.
+func (p *Planner) landing(src, dst netip.Addr, port uint16, from, to int) int {
+	hash, _ := p.cfg.Hash.Hash(src, dst, ProtocolUDP, port, PortRoCE)
+	i := from + p.cfg.Hash.Member(hash, to-from)
+	if p.cfg.Mode == PerPacket {
+		return int(p.layout.ports[i].plane)
+	}
+	return i
+}
+
+// nthPort is the k-th port in a pair's order, a permutation of all.
+func nthPort(base uint64, k int) uint16 {
+	return MinPort + uint16((base+uint64(k)*portStride)%portCount)
+}
+
+// pairBase is where a pair's order starts: pairs are spread over the range.
+func pairBase(src, dst netip.Addr) uint64 {
+	s, d := src.As16(), dst.As16()
+	h := uint64(0x9e3779b97f4a7c15)
+	for _, a := range [2]*[16]byte{&s, &d} {
+		h = mix64(h ^ binary.BigEndian.Uint64(a[:8]))
+		h = mix64(h ^ binary.BigEndian.Uint64(a[8:]))
+	}
+	return h
+}
+
+// Ports is Planner.Ports for the slots of one of the engine's vectors; empty when there is no such vector.
+func (e *Engine) Ports(src, dst netip.Addr, vector uint32, buf []uint16) ([]uint16, Placement) {
+	e.portPlaces = e.portPlaces[:0]
+	if v := e.vector(vector); v != nil {
+		for _, s := range v.slots {
+			e.portPlaces = append(e.portPlaces, Place{s.Plane, s.SubPort})
+		}
+	}
+	return e.planner.Ports(src, dst, e.portPlaces, buf)
+}

@@ -1,0 +1,99 @@
+package wecmp
+
+import "math/bits"
+
+// u128 is an unsigned 128-bit integer: hi·2^64 + lo.
+type u128 struct{ hi, lo uint64 }
+
+func mul64(a, b uint64) u128 {
+	hi, lo := bits.Mul64(a, b)
+	return u128{hi, lo}
+}
+
+// add returns a+b; the caller knows that it fits.
+func (a u128) add(b u128) u128 {
+	lo, carry := bits.Add64(a.lo, b.lo, 0)
+	hi, _ := bits.Add64(a.hi, b.hi, carry)
+	return u128{hi, lo}
+}
+
+// sub returns a-b; the caller knows that a >= b.
+func (a u128) sub(b u128) u128 {
+	lo, borrow := bits.Sub64(a.lo, b.lo, 0)
+	hi, _ := bits.Sub64(a.hi, b.hi, borrow)
+	return u128{hi, lo}
+}
+
+// cmp returns -1, 0 or 1 as a is below, equal to or above b.
+func (a u128) cmp(b u128) int {
+	switch {
+	case a.hi < b.hi || a.hi == b.hi && a.lo < b.lo:
+		return -1
+	case a == b:
+		return 0
+	}
+	return 1
+}
+
+// div returns the quotient and remainder of a/b for b > 0 where the quotient fits 64 bits.
+func (a u128) div(b u128) (q uint64, r u128) {
+	if b.hi == 0 && a.hi < b.lo {
+		q, r.lo = bits.Div64(a.hi, a.lo, b.lo)
+		return q, r
+	}
+	// Long division, bit by bit: only sums above 2^64 come here.
+	for i := range 128 {
+		over := r.hi >> 63
+		bit := a.hi >> (63 - i)
+		if i >= 64 {
+			bit = a.lo >> (127 - i)
+		}
+		r = u128{r.hi<<1 | r.lo>>63, r.lo<<1 | bit&1}
+		q <<= 1
+		if over != 0 || r.cmp(b) >= 0 {
+			r, q = r.sub(b), q|1
+		}
+	}
+	return q, r
+}
+
+// product is a 256-bit integer, least significant word first.
+type product [4]uint64
+
+// mul4 multiplies four 64-bit factors exactly.
+func mul4(a, b, c, d uint64) (p product) {
+	x, y := mul64(a, b), mul64(c, d)
+	for i, xw := range [2]uint64{x.lo, x.hi} {
+		var carry uint64
+		for j, yw := range [2]uint64{y.lo, y.hi} {
+			hi, lo := bits.Mul64(xw, yw)
+			var c0, c1 uint64
+			lo, c0 = bits.Add64(lo, p[i+j], 0)
+			p[i+j], c1 = bits.Add64(lo, carry, 0)
+			carry = hi + c0 + c1 // cannot overflow: hi <= 2^64-2
+		}
+		p[i+2] = carry
+	}
+	return p
+}
+
+// cmp returns -1, 0 or 1 as p is below, equal to or above q.
+func (p product) cmp(q product) int {
+	for i := 3; i >= 0; i-- {
+		switch {
+		case p[i] < q[i]:
+			return -1
+		case p[i] > q[i]:
+			return 1
+		}
+	}
+	return 0
+}
+
+// gcd returns the greatest common divisor; gcd(0, b) = b.
+func gcd(a, b uint64) uint64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
