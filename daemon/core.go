@@ -202,7 +202,7 @@ func (c *Core) fabric(ev fare.Event) {
 		s.up, s.generation, s.node, s.peerAS, s.eor = true, ev.Generation, ev.Node, ev.PeerAS, [2]bool{}
 		c.subPortDirty = true
 		c.step(ev)
-		c.applyLeafDrains(ev.Node)
+		c.applyLeafDrains()
 		return
 	case fare.SessionDown:
 		s := &c.sessions[ev.Session]

@@ -3,7 +3,6 @@ package daemon
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -87,9 +86,10 @@ func (c *Core) restage() {
 	}
 }
 
-// applyLeafDrains brings a session that has just learned who its leaf is under the drains of that leaf.
-func (c *Core) applyLeafDrains(node netip.Addr) {
-	if slices.ContainsFunc(c.drains, func(d drain) bool { return d.target.Leaf == node }) {
+// applyLeafDrains brings a session that has just learned who its leaf is under the drains of that leaf, and out of those
+// of the leaf it had before.
+func (c *Core) applyLeafDrains() {
+	if slices.ContainsFunc(c.drains, func(d drain) bool { return d.target.Leaf.IsValid() }) {
 		c.restage()
 	}
 }
@@ -118,8 +118,12 @@ func (c *Core) findDrain(t DrainTarget) (int, bool) {
 	return slices.BinarySearchFunc(c.drains, t, func(d drain, t DrainTarget) int { return cmp.Compare(d.target.String(), t.String()) })
 }
 
-// checkTarget refuses a target that names nothing, and says what there is.
+// checkTarget refuses a target that names nothing, and says what there is. What is drained can be undrained, even when
+// its sessions have found another leaf since.
 func (c *Core) checkTarget(t DrainTarget) error {
+	if _, found := c.findDrain(t); found {
+		return nil
+	}
 	switch {
 	case t.Plane != "":
 		if !slices.Contains(c.layout.planes, t.Plane) {

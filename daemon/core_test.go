@@ -1,0 +1,582 @@
+package daemon
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fared/fared/fare"
+	"github.com/fared/fared/wecmp"
+)
+
+func describe(c *Core) string {
+	var b bytes.Buffer
+	c.Describe(&b)
+	return b.String()
+}
+
+// weightsOf returns a destination's weights; nil when it is unreachable.
+func weightsOf(c *Core, d netip.Prefix) []uint32 {
+	id, ok := c.engine.Destination(d)
+	if !ok {
+		return nil
+	}
+	if v, ok := c.engine.Vector(id); ok && v.Reachable {
+		return slices.Clone(v.Weights)
+	}
+	return nil
+}
+
+// TestFiguresOfTheDraft: the table of draft-xu-rtgwg-fare-in-sun-02, Section 1, at the core: UPDATEs and links in,
+// weights out.
+func TestFiguresOfTheDraft(t *testing.T) {
+	s := shape{planes: 4, subPorts: 2}
+	full := func(int, int) fare.Bandwidth { return 800e9 }
+	receiver := func(b fare.Bandwidth) []Event {
+		var out []Event
+		for i := 4; i < 6; i++ {
+			out = append(out, Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0), Attrs: says(b, s.peerAS(i), 65001)}})
+		}
+		return out
+	}
+	withdraw := []Event{
+		Fabric{fare.RouteWithdraw{Session: 4, Generation: 1, Prefix: destination(0)}},
+		Fabric{fare.RouteWithdraw{Session: 5, Generation: 1, Prefix: destination(0)}},
+	}
+	leafDown := []Event{Fabric{fare.SessionDown{Session: 4, Generation: 1}}, Fabric{fare.SessionDown{Session: 5, Generation: 1}}}
+	leafBack := []Event{
+		Fabric{fare.SessionUp{Session: 4, Generation: 2, Node: leafNode(2), PeerAS: s.peerAS(4)}},
+		Fabric{fare.SessionUp{Session: 5, Generation: 2, Node: leafNode(2), PeerAS: s.peerAS(5)}},
+		Fabric{fare.RouteUpdate{Session: 4, Generation: 2, Prefix: destination(0), Attrs: says(800e9, s.peerAS(4), 65001)}},
+		Fabric{fare.RouteUpdate{Session: 5, Generation: 2, Prefix: destination(0), Attrs: says(800e9, s.peerAS(5), 65001)}},
+	}
+	cases := []struct {
+		name   string
+		events [][]Event
+		want   []string
+	}{
+		{"none", nil, nil},
+		{"sub-cable at the receiver", [][]Event{receiver(400e9), receiver(800e9)}, []string{"[2 2 1 2]", "[1 1 1 1]"}},
+		{"sub-cable at both ends", [][]Event{receiver(400e9), {down(4)}, {up(4, 0)}, receiver(800e9)}, []string{"[2 2 1 2]", "[2 2 1 2]", "[2 2 1 2]", "[1 1 1 1]"}},
+		{"port at the receiver", [][]Event{withdraw, receiver(800e9)}, []string{"[1 1 0 1]", "[1 1 1 1]"}},
+		{"port at the sender", [][]Event{{down(4), down(5)}, {up(4, 0), up(5, 0)}}, []string{"[1 1 0 1]", "[1 1 1 1]"}},
+		{"leaf", [][]Event{leafDown, leafBack}, []string{"[1 1 0 1]", "[1 1 1 1]"}},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			c := s.core(t)
+			bring(t, s, c, 1, full)
+			c.Updates()
+			if got := fmt.Sprint(weightsOf(c, destination(0))); got != "[1 1 1 1]" {
+				t.Fatalf("before: %s", got)
+			}
+			for i, events := range tc.events {
+				do(t, c, events...)
+				for _, u := range c.Updates() {
+					if u.SlotsMoved != 0 {
+						t.Errorf("step %d: %d slots moved", i, u.SlotsMoved)
+					}
+				}
+				if got := fmt.Sprint(weightsOf(c, destination(0))); got != tc.want[i] {
+					t.Errorf("step %d: weights %s, want %s", i, got, tc.want[i])
+				}
+			}
+		})
+	}
+}
+
+// TestLostSubPortCostsOneOperation: what a lost sub-port costs depends on the number of distinct vectors, not of
+// destinations.
+func TestLostSubPortCostsOneOperation(t *testing.T) {
+	s := shape{planes: 4, subPorts: 2}
+	values := []fare.Bandwidth{800e9, 400e9, 200e9}
+	for _, n := range []int{1, 1024, 16384} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			c := s.core(t)
+			bring(t, s, c, n, func(d, sub int) fare.Bandwidth {
+				if sub < 2 {
+					return values[d%3]
+				}
+				return 800e9
+			})
+			want := 3 * len(values) // as many vectors as values, but not more than destinations
+			want = min(len(values), n)
+			c.SubPortOps(nil)
+			c.Updates()
+			for _, ev := range []struct {
+				name   string
+				event  Event
+				op     SubPortOp
+				groups int
+			}{
+				{"link down", down(1), SubPortOp{1, false}, want},
+				{"session down", Fabric{fare.SessionDown{Session: 2, Generation: 1}}, SubPortOp{2, false}, want},
+				{"link up again", up(1, 0), SubPortOp{1, true}, want},
+			} {
+				do(t, c, ev.event)
+				if ops := c.SubPortOps(nil); len(ops) != 1 || ops[0] != ev.op {
+					t.Errorf("%s: sub-port operations %v, want exactly %v", ev.name, ops, ev.op)
+				}
+				updates := c.Updates()
+				vectors := map[uint32]bool{}
+				for _, u := range updates {
+					if u.Kind != wecmp.VectorSet || vectors[u.Vector] {
+						t.Fatalf("%s: update %+v, only one for each vector is wanted", ev.name, u)
+					}
+					vectors[u.Vector] = true
+				}
+				if len(vectors) != ev.groups {
+					t.Errorf("%s: %d vectors set, want %d", ev.name, len(vectors), ev.groups)
+				}
+			}
+			if ops := c.SubPortOps(nil); len(ops) != 0 {
+				t.Errorf("nothing happened, yet %v", ops)
+			}
+		})
+	}
+}
+
+// TestSubPortOpsBeforeConvergence: a sub-port that has not been up is not declared down until the start is over.
+func TestSubPortOpsBeforeConvergence(t *testing.T) {
+	s := shape{planes: 1, subPorts: 3}
+	c := s.core(t)
+	do(t, c, up(0, 0), Fabric{fare.SessionUp{Session: 0, Generation: 1, Node: leafNode(0), PeerAS: s.peerAS(0)}}, up(1, 0))
+	if ops := c.SubPortOps(nil); !slices.Equal(ops, []SubPortOp{{0, true}}) {
+		t.Errorf("at the start %v, want sub-port 0 up alone", ops)
+	}
+	do(t, c, Fabric{fare.SessionDown{Session: 0, Generation: 1}})
+	if ops := c.SubPortOps(nil); !slices.Equal(ops, []SubPortOp{{0, false}}) {
+		t.Errorf("a sub-port that was lost: %v, want it down at once", ops)
+	}
+	do(t, c, StartDeadline{})
+	if ops := c.SubPortOps(nil); !slices.Equal(ops, []SubPortOp{{1, false}, {2, false}}) {
+		t.Errorf("after the deadline %v, want the others down", ops)
+	}
+}
+
+// TestConvergence: the start ends with the last End-of-RIB of those that can come up.
+func TestConvergence(t *testing.T) {
+	s := shape{planes: 3, subPorts: 1}
+	c := s.core(t)
+	session := func(i int) Event {
+		return Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.peerAS(i)}}
+	}
+	for i := range 3 {
+		do(t, c, up(i, 0), session(i))
+	}
+	do(t, c, EndOfRIB{Session: 0, Generation: 1}, EndOfRIB{Session: 1, Generation: 7})
+	if c.Converged() {
+		t.Fatal("converged with one End-of-RIB of three, and one of another generation")
+	}
+	do(t, c, EndOfRIB{Session: 1, Generation: 1})
+	if c.Converged() {
+		t.Fatal("converged with two of three")
+	}
+	do(t, c, down(2))
+	if !c.Converged() {
+		t.Fatal("the third one's link is down, it cannot come")
+	}
+}
+
+// player makes random events over a configuration and keeps the facts that they leave behind.
+type player struct {
+	s        shape
+	r        *rand.Rand
+	sessions int
+	links    []bool
+	speeds   []fare.Bandwidth
+	up       []fare.SessionUp // Generation 0: down
+	gen      []uint64
+	node     []netip.Addr // the last neighbour
+	routes   []map[netip.Prefix]*fare.Attributes
+	drains   map[DrainTarget]DrainStage
+	text     string
+	config   []fare.Bandwidth // speeds in the configuration
+	policy   string
+	deadline bool
+}
+
+func newPlayer(s shape, seed uint64) *player {
+	n := s.planes * s.subPorts
+	p := &player{s: s, r: rand.New(rand.NewPCG(seed, 1)), sessions: n, drains: map[DrainTarget]DrainStage{}}
+	p.links, p.speeds, p.up, p.gen = make([]bool, n), make([]fare.Bandwidth, n), make([]fare.SessionUp, n), make([]uint64, n)
+	p.node, p.config = make([]netip.Addr, n), make([]fare.Bandwidth, n)
+	for range n {
+		p.routes = append(p.routes, map[netip.Prefix]*fare.Attributes{})
+	}
+	return p
+}
+
+// nodes are the leaves that a session's neighbour may turn out to be.
+func (p *player) nodes(session int) [2]netip.Addr {
+	return [2]netip.Addr{leafNode(session / p.s.subPorts), leafNode(100 + session/p.s.subPorts)}
+}
+
+// prologue makes every node known, so that every drain can be asked for.
+func (p *player) prologue() []Event {
+	var out []Event
+	for i := range p.sessions {
+		for k, node := range p.nodes(i) {
+			out = append(out, Fabric{fare.SessionUp{Session: i, Generation: uint64(k + 1), Node: node, PeerAS: p.s.peerAS(i)}})
+		}
+		out = append(out, Fabric{fare.SessionDown{Session: i, Generation: 2}})
+		p.gen[i], p.node[i] = 2, p.nodes(i)[1]
+	}
+	return out
+}
+
+func (p *player) reload() Event {
+	n := p.r.IntN(p.sessions)
+	if speed := []fare.Bandwidth{100e9, 200e9, 400e9}[p.r.IntN(3)]; p.config[n] != speed {
+		p.config[n], p.speeds[n] = speed, speed
+	}
+	p.policy = fmt.Sprintf("path_bandwidth: {missing: %s, all_zero: %s}\n",
+		[]string{"equal", "local", "skip"}[p.r.IntN(3)], []string{"equal", "unreachable"}[p.r.IntN(2)])
+	p.text = p.yaml()
+	return Reload{Config: p.text}
+}
+
+func (p *player) yaml() string {
+	s := p.s
+	s.extra += p.policy
+	text := s.text()
+	for i, speed := range p.config {
+		if speed != 0 {
+			device := fmt.Sprintf("- device: %s\n", s.device(i))
+			text = strings.Replace(text, device, device+"        speed: "+speed.String()+"\n", 1)
+		}
+	}
+	return text
+}
+
+func (p *player) target() DrainTarget {
+	i := p.r.IntN(p.sessions)
+	switch p.r.IntN(3) {
+	case 0:
+		return DrainTarget{Plane: fmt.Sprintf("p%d", i/p.s.subPorts)}
+	case 1:
+		return DrainTarget{Leaf: p.node[i]}
+	default:
+		return DrainTarget{SubPort: p.s.device(i)}
+	}
+}
+
+func (p *player) attrs(session int) *fare.Attributes {
+	path := []uint32{p.s.peerAS(session), uint32(65001 + p.r.IntN(2))}
+	if p.r.IntN(3) == 0 {
+		path = path[:1]
+	} else if p.r.IntN(3) == 0 {
+		path = append(path, p.s.peerAS(p.r.IntN(p.sessions)))
+	}
+	a := &fare.Attributes{ASPath: path}
+	for range []int{0, 1, 1, 1, 2}[p.r.IntN(5)] {
+		b := []fare.Bandwidth{0, 100e9, 200e9, 400e9, 800e9}[p.r.IntN(5)]
+		a.Communities = append(a.Communities, fare.Codec{}.Encode(b, netip.Addr{}))
+	}
+	return a
+}
+
+// next is one random event, and what it makes of the facts.
+func (p *player) next() Event {
+	i := p.r.IntN(p.sessions)
+	session := p.up[i]
+	switch p.r.IntN(20) {
+	case 0, 1:
+		p.links[i] = !p.links[i]
+		speed := []fare.Bandwidth{0, 100e9, 200e9, 400e9}[p.r.IntN(4)]
+		if speed != 0 {
+			p.speeds[i] = speed
+		}
+		return Fabric{fare.LinkState{SubPort: i, Up: p.links[i], Speed: speed}}
+	case 2, 3, 4:
+		p.gen[i] += uint64(1 + p.r.IntN(3))
+		p.up[i] = fare.SessionUp{Session: i, Generation: p.gen[i], Node: p.nodes(i)[p.r.IntN(8)/7], PeerAS: p.s.peerAS(i)}
+		p.node[i] = p.up[i].Node
+		clear(p.routes[i])
+		return Fabric{p.up[i]}
+	case 5:
+		generation := p.gen[i] - uint64(p.r.IntN(2)) // the last but one must not count
+		if generation == session.Generation {
+			p.up[i] = fare.SessionUp{}
+			clear(p.routes[i])
+		}
+		return Fabric{fare.SessionDown{Session: i, Generation: generation}}
+	case 6:
+		return EndOfRIB{Session: i, Generation: p.gen[i]}
+	case 7:
+		return p.drainEvent()
+	case 8:
+		for t, stage := range p.drains { // order does not matter: of many that exist, the lowest
+			_ = stage
+			return p.drainStep(p.lowest(t))
+		}
+		return p.drainEvent()
+	case 9:
+		if p.r.IntN(4) == 0 {
+			return p.reload()
+		}
+		return EndOfRIB{Session: i, Generation: p.gen[i], IPv6: true}
+	case 10, 11:
+		d := destination(p.r.IntN(4))
+		delete(p.routes[i], d)
+		return Fabric{fare.RouteWithdraw{Session: i, Generation: p.gen[i], Prefix: d}}
+	default:
+		d, attrs := destination(p.r.IntN(4)), p.attrs(i)
+		generation := p.gen[i]
+		if p.r.IntN(8) == 0 {
+			generation--
+		}
+		if session.Generation != 0 && generation == session.Generation {
+			p.routes[i][d] = attrs
+		}
+		return Fabric{fare.RouteUpdate{Session: i, Generation: generation, Prefix: d, Attrs: attrs}}
+	}
+}
+
+func (p *player) lowest(t DrainTarget) DrainTarget {
+	for other := range p.drains {
+		if other.String() < t.String() {
+			t = other
+		}
+	}
+	return t
+}
+
+func (p *player) drainEvent() Event {
+	t, on := p.target(), p.r.IntN(2) == 0
+	stage, found := p.drains[t]
+	if on && (!found || stage == Undraining) {
+		p.drains[t] = DrainShares
+	} else if !on && found {
+		p.drains[t] = Undraining
+	}
+	return DrainRequest{t, on}
+}
+
+func (p *player) drainStep(t DrainTarget) Event {
+	confirmed := p.r.IntN(2) == 0
+	switch stage := p.drains[t]; {
+	case stage == DrainShares && confirmed:
+		p.drains[t] = DrainRoutes
+	case stage == DrainRoutes && !confirmed:
+		p.drains[t] = Drained
+	case stage == Undraining && !confirmed:
+		delete(p.drains, t)
+	}
+	return DrainStep{t, confirmed}
+}
+
+// facts are the events that lead a fresh core straight to where the sequence ended.
+func (p *player) facts() []Event {
+	var out []Event
+	for k := range 2 { // a leaf can be drained while a session to it is known
+		for i := range p.sessions {
+			out = append(out, Fabric{fare.SessionUp{Session: i, Generation: uint64(k + 1), Node: p.nodes(i)[k], PeerAS: p.s.peerAS(i)}})
+		}
+		for t, stage := range p.drains { // drains are independent of each other
+			second := !t.Leaf.IsValid() || t.Leaf.As4()[3] > 100 // see nodes
+			if second == (k == 1) {
+				out = append(out, drainTo(t, stage)...)
+			}
+		}
+	}
+	for i := range p.sessions {
+		out = append(out, Fabric{fare.SessionDown{Session: i, Generation: 2}})
+	}
+	if p.text != "" {
+		out = append(out, Reload{Config: p.text})
+	}
+	for i := range p.sessions {
+		out = append(out, Fabric{fare.LinkState{SubPort: i, Up: p.links[i], Speed: p.speeds[i]}})
+	}
+	for i := range p.sessions {
+		if p.up[i].Generation == 0 {
+			continue
+		}
+		out = append(out, Fabric{p.up[i]})
+		for n := range 4 {
+			if attrs, ok := p.routes[i][destination(n)]; ok {
+				out = append(out, Fabric{fare.RouteUpdate{Session: i, Generation: p.up[i].Generation, Prefix: destination(n), Attrs: attrs}})
+			}
+		}
+	}
+	return out
+}
+
+// drainTo are the events of a drain that got as far as stage.
+func drainTo(t DrainTarget, stage DrainStage) []Event {
+	out := []Event{DrainRequest{t, true}}
+	switch stage {
+	case Drained:
+		out = append(out, DrainStep{t, true}, DrainStep{t, false})
+	case DrainRoutes:
+		out = append(out, DrainStep{t, true})
+	case Undraining:
+		out = append(out, DrainRequest{t, false})
+	}
+	return out
+}
+
+// outcome is everything that a core makes the world do, without the numbers of groups and vectors.
+func outcome(c *Core) string {
+	var b strings.Builder
+	for i := range c.subPorts {
+		p := &c.subPorts[i]
+		fmt.Fprintf(&b, "sub-port %d %v %s\n", i, p.link && p.established > 0, p.speed)
+	}
+	c.Drains(func(t DrainTarget, s DrainStage) { fmt.Fprintf(&b, "drain %s %s\n", t, s) })
+	for prefix := range c.table.Destinations {
+		if c.engine == nil {
+			bandwidth, path, ok := c.table.Readvertise(prefix)
+			if ok {
+				fmt.Fprintf(&b, "%s readvertise %s %v\n", prefix, bandwidth, path)
+			}
+			continue
+		}
+		id, _ := c.engine.Destination(prefix)
+		if v, ok := c.engine.Vector(id); ok && v.Reachable {
+			fmt.Fprintf(&b, "%s %v %v %v %v\n", prefix, v.Weights, v.Bandwidths, v.SubPortWeights, v.Slots)
+		}
+	}
+	c.advertDirty = true
+	c.Advertise(func(session int, routes []Route) { fmt.Fprintf(&b, "session %d %v\n", session, routes) })
+	return b.String()
+}
+
+// TestRandomEventsAgainstFacts: wherever a random sequence of events ends, a fresh core that hears only the final facts
+// is in the same state. On the way, a server never advertises anything but its own loopbacks (F2), and a leaf never
+// passes a route to an AS that is in its path.
+func TestRandomEventsAgainstFacts(t *testing.T) {
+	shapes := []shape{
+		{planes: 2, subPorts: 2, noSpeed: true},
+		{planes: 3, subPorts: 1, noSpeed: true},
+		{planes: 1, subPorts: 2, noSpeed: true, extra: "weights: {mode: per-packet}\n"},
+		{planes: 1, subPorts: 4, noSpeed: true, leaf: true},
+		{planes: 2, subPorts: 2, noSpeed: true, leaf: true},
+	}
+	sequences := 4000
+	if testing.Short() {
+		sequences = 400
+	}
+	for n := range sequences {
+		s, seed := shapes[n%len(shapes)], uint64(n)
+		p := newPlayer(s, seed)
+		c := s.core(t)
+		own := c.cfg.Loopbacks
+		do(t, c, p.prologue()...)
+		for range 5 + p.r.IntN(60) {
+			do(t, c, p.next())
+			if p.r.IntN(4) == 0 {
+				c.SubPortOps(nil)
+				c.Updates()
+			}
+			c.Advertise(func(session int, routes []Route) {
+				for _, r := range routes {
+					if !s.leaf && (!slices.Contains(own, r.Prefix) || len(r.ASPath) != 0) {
+						t.Fatalf("seed %d: session %d: a server advertises %v", seed, session, r)
+					}
+					if s.leaf && slices.Contains(r.ASPath, c.sessions[session].peerAS) {
+						t.Fatalf("seed %d: session %d: a leaf sends %v to AS %d", seed, session, r, c.sessions[session].peerAS)
+					}
+				}
+			})
+		}
+		fresh := s.core(t)
+		do(t, fresh, p.facts()...)
+		if got, want := outcome(c), outcome(fresh); got != want {
+			t.Fatalf("seed %d: after the sequence\n%s\na fresh core with the final facts\n%s", seed, got, want)
+		}
+	}
+}
+
+// TestSameEventsSameBytes: no map order, time or chance reaches what the core decides.
+func TestSameEventsSameBytes(t *testing.T) {
+	for _, policy := range []string{"reweight", "remap"} {
+		s := shape{planes: 3, subPorts: 2, noSpeed: true, extra: "weights: {policy: " + policy + "}\n"}
+		for seed := range uint64(50) {
+			run := func() string {
+				p, c := newPlayer(s, seed), s.core(t)
+				var b strings.Builder
+				do(t, c, p.prologue()...)
+				for range 80 {
+					do(t, c, p.next())
+					fmt.Fprintln(&b, c.SubPortOps(nil), c.Updates())
+					c.Advertise(func(session int, routes []Route) { fmt.Fprintln(&b, session, routes) })
+				}
+				return b.String() + describe(c)
+			}
+			if a, b := run(), run(); a != b {
+				t.Fatalf("%s, seed %d: two runs of the same events\n%s\n%s", policy, seed, a, b)
+			}
+		}
+	}
+}
+
+// TestDrainStagesAtTheCore: what each stage means for shares and routes, in order.
+func TestDrainStagesAtTheCore(t *testing.T) {
+	s := shape{planes: 2, subPorts: 1}
+	target := DrainTarget{Plane: "p1"}
+	c := s.core(t)
+	bring(t, s, c, 1, func(int, int) fare.Bandwidth { return 400e9 })
+	advertised := func() string {
+		var out string
+		c.advertDirty = true
+		c.Advertise(func(session int, routes []Route) {
+			if session != 1 {
+				return
+			}
+			out = "none"
+			for _, r := range routes {
+				a, _ := fare.Codec{}.Judge(r.Communities, nil)
+				out = a.String()
+			}
+		})
+		return out
+	}
+	steps := []struct {
+		name    string
+		event   Event
+		weights string
+		route   string
+	}{
+		{"asked", DrainRequest{target, true}, "[1 0]", "400G"},
+		{"asked again", DrainRequest{target, true}, "[1 0]", "400G"},
+		{"delay passed, not confirmed", DrainStep{target, false}, "[1 0]", "400G"},
+		{"confirmed", DrainStep{target, true}, "[1 0]", "0"},
+		{"confirmed again", DrainStep{target, true}, "[1 0]", "0"},
+		{"delay passed", DrainStep{target, false}, "[1 0]", "none"},
+		{"back", DrainRequest{target, false}, "[1 0]", "400G"},
+		{"back again", DrainRequest{target, false}, "[1 0]", "400G"},
+		{"delay passed", DrainStep{target, false}, "[1 1]", "400G"},
+		{"back from nothing", DrainRequest{target, false}, "[1 1]", "400G"},
+	}
+	for _, st := range steps {
+		do(t, c, st.event)
+		if w, r := fmt.Sprint(weightsOf(c, destination(0))), advertised(); w != st.weights || r != st.route {
+			t.Fatalf("%s: weights %s, route %s; want %s, %s", st.name, w, r, st.weights, st.route)
+		}
+	}
+}
+
+// TestDrainRefusesWhatIsNotThere: a target that names nothing is refused with what there is.
+func TestDrainRefusesWhatIsNotThere(t *testing.T) {
+	c := shape{planes: 2, subPorts: 1}.core(t)
+	for target, want := range map[DrainTarget]string{
+		{Plane: "p9"}:                            `no plane "p9": the planes are p0, p1`,
+		{SubPort: "eth9"}:                        `no sub-port "eth9": the sub-ports are p0.0, p1.0`,
+		{Leaf: netip.MustParseAddr("192.0.2.1")}: "no leaf 192.0.2.1: no session has been established yet, so no leaf is known",
+		{}:                                       "nothing named to drain: name a plane, a leaf or a sub-port",
+	} {
+		if err := c.Step(DrainRequest{target, true}); err == nil || err.Error() != want {
+			t.Errorf("%v: %v, want %s", target, err, want)
+		}
+	}
+	do(t, c, Fabric{fare.SessionUp{Session: 0, Generation: 1, Node: leafNode(0), PeerAS: 65100}})
+	if err := c.Step(DrainRequest{DrainTarget{Leaf: leafNode(9)}, true}); err == nil || !strings.Contains(err.Error(), "the leaves seen are 10.1.0.1") {
+		t.Errorf("an unknown leaf: %v", err)
+	}
+}

@@ -1,0 +1,214 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/fare"
+)
+
+// gobgpServe is the one goroutine that GoBGP never ends (daemon/internal/speaker, doc.go).
+var gobgpServe = goleak.IgnoreAnyFunction("github.com/osrg/gobgp/v3/pkg/server.(*BgpServer).Serve")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, gobgpServe) }
+
+// checkLeaks fails the test if it leaves a goroutine behind. Call it before anything that registers a clean-up.
+func checkLeaks(t testing.TB) {
+	t.Helper()
+	before := goleak.IgnoreCurrent()
+	t.Cleanup(func() {
+		if err := goleak.Find(before, gobgpServe); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+const waitLimit = 20 * time.Second
+
+// eventually waits until ok, and fails the test when that takes too long.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	limit := time.NewTimer(waitLimit)
+	defer limit.Stop()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-limit.C:
+			t.Fatalf("not within %v: %s", waitLimit, what)
+		}
+	}
+}
+
+// shape is the size of a test's configuration: one session over every sub-port.
+type shape struct {
+	planes, subPorts int
+	leaf             bool
+	noSpeed          bool   // the device says the speed
+	extra            string // more top-level keys
+	session          string // more keys of every session, each followed by a comma
+	loopbacks        []string
+	port             int
+	net              int // second octet of the sessions' addresses
+}
+
+func (s shape) defaults() shape {
+	if s.loopbacks == nil {
+		s.loopbacks = []string{"10.255.0.1/32"}
+	}
+	if s.port == 0 {
+		s.port = 179
+	}
+	if s.net == 0 {
+		s.net = 99
+	}
+	return s
+}
+
+func (s shape) device(i int) string { return fmt.Sprintf("p%d.%d", i/s.subPorts, i%s.subPorts) }
+
+// here and there are the two ends of sub-port i's cable.
+func (s shape) here(i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{127, byte(s.net), byte(i), 2})
+}
+func (s shape) there(i int) netip.Addr { return s.here(i).Next() }
+func (s shape) peerAS(i int) uint32    { return uint32(65100 + i/s.subPorts) }
+
+func (s shape) text() string {
+	s = s.defaults()
+	var b strings.Builder
+	if s.leaf {
+		b.WriteString("role: leaf\nrouter_id: 10.9.0.1\n")
+	} else {
+		fmt.Fprintf(&b, "loopbacks: [%s]\nrouter_id: 10.255.0.1\n", strings.Join(s.loopbacks, ", "))
+		if !strings.Contains(s.extra, "dataplane:") {
+			b.WriteString("dataplane: {address: \"memory:\"}\n")
+		}
+	}
+	b.WriteString("as: 4200001000\naccept: [10.255.0.0/16]\n" + s.extra)
+	b.WriteString("planes:\n")
+	for i := range s.planes * s.subPorts {
+		if i%s.subPorts == 0 {
+			fmt.Fprintf(&b, "  - name: p%d\n    sub_ports:\n", i/s.subPorts)
+		}
+		fmt.Fprintf(&b, "      - device: %s\n", s.device(i))
+		if !s.noSpeed {
+			b.WriteString("        speed: 400G\n")
+		}
+		fmt.Fprintf(&b, "        sessions:\n          - {%speer: %s, local: %s, port: %d, peer_as: %d}\n", s.session, s.there(i), s.here(i), s.port, s.peerAS(i))
+	}
+	return b.String()
+}
+
+func (s shape) config(t testing.TB) *config.Config {
+	t.Helper()
+	cfg, err := config.Parse("test.yaml", []byte(s.text()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+func (s shape) core(t testing.TB) *Core {
+	t.Helper()
+	c, err := NewCore(s.config(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// destination is the n-th remote loopback.
+func destination(n int) netip.Prefix {
+	n += 256
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, byte(n >> 8), byte(n)}), 32)
+}
+
+func leafNode(plane int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, 0, byte(plane + 1)}) }
+
+// says is what a leaf says of a loopback behind it.
+func says(b fare.Bandwidth, path ...uint32) *fare.Attributes {
+	return &fare.Attributes{Communities: []fare.Community{fare.Codec{}.Encode(b, netip.Addr{})}, ASPath: path}
+}
+
+// do steps the core and fails the test on an error.
+func do(t testing.TB, c *Core, events ...Event) {
+	t.Helper()
+	for _, ev := range events {
+		if err := c.Step(ev); err != nil {
+			t.Fatalf("%s: %v", DescribeEvent(ev), err)
+		}
+	}
+}
+
+func up(i int, speed fare.Bandwidth) Event {
+	return Fabric{fare.LinkState{SubPort: i, Up: true, Speed: speed}}
+}
+func down(i int) Event { return Fabric{fare.LinkState{SubPort: i}} }
+
+// bring has every link and session of a server come up, one leaf a plane, and n destinations announced on all of them.
+func bring(t testing.TB, s shape, c *Core, n int, value func(destination, subPort int) fare.Bandwidth) {
+	t.Helper()
+	for i := range s.planes * s.subPorts {
+		do(t, c, up(i, 400e9), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i / s.subPorts), PeerAS: s.peerAS(i)}})
+		for d := range n {
+			do(t, c, Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(d), Attrs: says(value(d, i), s.peerAS(i), 65001)}})
+		}
+		do(t, c, EndOfRIB{Session: i, Generation: 1})
+	}
+}
+
+// testLinks is a LinkSource that the test plays.
+type testLinks struct {
+	mu     sync.Mutex
+	events []LinkEvent
+	dirty  []bool
+	knock  chan struct{}
+}
+
+func newTestLinks(n int, speed fare.Bandwidth) *testLinks {
+	l := &testLinks{events: make([]LinkEvent, n), dirty: make([]bool, n), knock: make(chan struct{}, 1)}
+	for i := range n {
+		l.change(i, func(e *LinkEvent) { e.SubPort, e.Up, e.Speed, e.SpeedSource = i, true, speed, "ethtool" })
+	}
+	return l
+}
+
+func (l *testLinks) change(i int, f func(*LinkEvent)) {
+	l.mu.Lock()
+	was := l.events[i].Up
+	f(&l.events[i])
+	if l.events[i].Up != was {
+		l.events[i].Transitions++
+	}
+	l.dirty[i] = true
+	l.mu.Unlock()
+	select {
+	case l.knock <- struct{}{}:
+	default:
+	}
+}
+
+func (l *testLinks) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+func (l *testLinks) Knock() <-chan struct{}        { return l.knock }
+func (l *testLinks) Take(buf []LinkEvent) []LinkEvent {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	buf = buf[:0]
+	for i, d := range l.dirty {
+		if d {
+			buf = append(buf, l.events[i])
+		}
+	}
+	clear(l.dirty)
+	return buf
+}
