@@ -204,22 +204,28 @@ type Weights struct {
 
 // Hash says how the network maps a flow to a sub-port.
 type Hash struct {
-	// The hash function; uniform: not known, source ports are spread evenly.
-	Algorithm string `yaml:"algorithm" enum:"uniform,linux,crc16,crc32,xor,toeplitz" default:"uniform"`
-	// Seed of linux: the value of net.ipv4.fib_multipath_hash_seed.
+	// The hash function; uniform: not known, source ports are spread evenly. linux is the kernel's for routes and nexthop groups
+	// (layer 4), crc16 is CCITT, crc16-bisync is ARC.
+	Algorithm string `yaml:"algorithm" enum:"uniform,linux,crc16,crc16-bisync,crc32,xor,toeplitz" default:"uniform"`
+	// Seed of linux, the value of net.ipv4.fib_multipath_hash_seed and then not 0, which lets the kernel draw one at each boot;
+	// or of crc16, crc16-bisync (at most 65535) and crc32.
 	Seed uint32 `yaml:"seed" default:"0" min:"0" max:"4294967295"`
-	// Key of toeplitz: 80 to 128 hexadecimal digits, in pairs. An IPv6 flow needs 40 bytes.
+	// Buckets of the resilient nexthop group that linux hashes into, at least the number of sub-ports; 0: a plain group.
+	Buckets int `yaml:"buckets" default:"0" min:"0" max:"65535" unit:"buckets"`
+	// Key of toeplitz: 80 to 128 hexadecimal digits, in pairs; absent: the key of Microsoft's verification suite for receive
+	// side scaling, which many devices have.
 	Key string `yaml:"key"`
 }
 
 // The values of Hash.Algorithm.
 const (
-	HashUniform  = "uniform"
-	HashLinux    = "linux"
-	HashCRC16    = "crc16"
-	HashCRC32    = "crc32"
-	HashXOR      = "xor"
-	HashToeplitz = "toeplitz"
+	HashUniform     = "uniform"
+	HashLinux       = "linux"
+	HashCRC16       = "crc16"
+	HashCRC16Bisync = "crc16-bisync"
+	HashCRC32       = "crc32"
+	HashXOR         = "xor"
+	HashToeplitz    = "toeplitz"
 )
 
 // Dataplane says where the process that forwards is.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
-	"regexp"
 	"slices"
 	"time"
 
@@ -284,21 +283,5 @@ func (p *problems) weights(c *Config) {
 				fmt.Sprintf("use at least %d, or 0 for no limit", subPorts))
 		}
 	}
-	p.hash(w.Hash)
-}
-
-var hashKey = regexp.MustCompile(`^([0-9A-Fa-f]{2}){40,64}$`)
-
-func (p *problems) hash(h Hash) {
-	switch {
-	case h.Algorithm == HashToeplitz && h.Key == "":
-		p.add("weights.hash.key", "is missing", "write the key that the network's Toeplitz hash uses, 80 to 128 hexadecimal digits")
-	case h.Algorithm == HashToeplitz && !hashKey.MatchString(h.Key):
-		p.add("weights.hash.key", model.Show(h.Key)+" is not a Toeplitz key", "use 80 to 128 hexadecimal digits, in pairs")
-	case h.Algorithm != HashToeplitz && h.Key != "":
-		p.add("weights.hash.key", h.Algorithm+" has no key", "remove it, or use algorithm: toeplitz")
-	}
-	if h.Seed != 0 && h.Algorithm != HashLinux {
-		p.add("weights.hash.seed", h.Algorithm+" has no seed", "remove it, or use algorithm: linux")
-	}
+	p.hash(w.Hash, subPorts)
 }
