@@ -24,8 +24,6 @@ type Options struct {
 	Speed fare.Bandwidth
 	// Mode, Policy and Ordering are the values of the configuration's weights section; default: its defaults.
 	Mode, Policy, Ordering string
-	// IPv6 adds an IPv6 loopback to every GPU.
-	IPv6 bool
 }
 
 func (o Options) withDefaults() Options {
@@ -83,7 +81,7 @@ type plan struct {
 }
 
 // The address plan: a cable's two ends are 127.<1+plane>.<server>.<2k+2> (server) and .<2k+3> (leaf), servers counted
-// from 1; loopbacks are 10.255.0.0/16 and fd00:255::/32, GPUs counted from 1 over the whole fabric.
+// from 1; loopbacks are in 10.255.0.0/16, GPUs counted from 1 over the whole fabric.
 func (p *plan) planeName(plane int) string   { return fmt.Sprintf("p%d", plane) }
 func (p *plan) serverName(server int) string { return fmt.Sprintf("server%d", server+1) }
 func (p *plan) leafName(plane int) string    { return fmt.Sprintf("leaf%d", plane) }
@@ -97,10 +95,6 @@ func (p *plan) loopback(server, gpu int) netip.Prefix {
 	n := server*p.GPUs + gpu + 1
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, byte(n >> 8), byte(n)}), 32)
 }
-func (p *plan) loopback6(server, gpu int) netip.Prefix {
-	n := server*p.GPUs + gpu + 1
-	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 2: 0x02, 3: 0x55, 14: byte(n >> 8), 15: byte(n)}), 128)
-}
 func (p *plan) serverAS(server int) uint32 { return 4200001000 + uint32(server) }
 func (p *plan) leafAS(plane int) uint32    { return 4200000000 + uint32(plane) }
 func (p *plan) leafID(plane int) netip.Addr {
@@ -112,10 +106,7 @@ func (p *plan) device(plane, sub int) string      { return fmt.Sprintf("p%d.%d",
 func (p *plan) leafDevice(server, sub int) string { return fmt.Sprintf("s%d.%d", server+1, sub) }
 func (p *plan) serverSubPort(plane, sub int) int  { return plane*p.SubPorts + sub }
 func (p *plan) leafSubPort(server, sub int) int   { return server*p.SubPorts + sub }
-func (p *plan) families() string {
-	return map[bool]string{false: "[ipv4]", true: "[ipv4, ipv6]"}[p.IPv6]
-}
-func (p *plan) pairs() int { n := p.Servers * p.GPUs; return n * (p.Servers - 1) * p.GPUs }
+func (p *plan) pairs() int                        { n := p.Servers * p.GPUs; return n * (p.Servers - 1) * p.GPUs }
 func (p *plan) slots() int {
 	if p.Mode == "per-packet" {
 		return p.Planes
@@ -130,9 +121,6 @@ func (p *plan) serverConfig(server int) string {
 	fmt.Fprintf(&b, "role: server\nrouter_id: %s\nas: %d\nloopbacks:\n", p.loopback(server, 0).Addr(), p.serverAS(server))
 	for g := range p.GPUs {
 		fmt.Fprintf(&b, "  - %s\n", p.loopback(server, g))
-		if p.IPv6 {
-			fmt.Fprintf(&b, "  - %q\n", p.loopback6(server, g))
-		}
 	}
 	p.common(&b)
 	fmt.Fprintf(&b, "weights: {mode: %s, policy: %s, ordering: %s}\ndataplane: {address: \"memory:\"}\nplanes:\n", p.Mode, p.Policy, p.Ordering)
@@ -140,8 +128,8 @@ func (p *plan) serverConfig(server int) string {
 		fmt.Fprintf(&b, "  - name: %s\n    sub_ports:\n", p.planeName(plane))
 		for sub := range p.SubPorts {
 			fmt.Fprintf(&b, "      - device: %s\n        speed: %s\n        sessions:\n", p.device(plane, sub), p.Speed)
-			fmt.Fprintf(&b, "          - {peer: %s, local: %s, port: %d, peer_as: %d, families: %s}\n",
-				p.leafEnd(plane, server, sub), p.serverEnd(plane, server, sub), p.port, p.leafAS(plane), p.families())
+			fmt.Fprintf(&b, "          - {peer: %s, local: %s, port: %d, peer_as: %d, families: [ipv4]}\n",
+				p.leafEnd(plane, server, sub), p.serverEnd(plane, server, sub), p.port, p.leafAS(plane))
 		}
 	}
 	return b.String()
@@ -157,19 +145,15 @@ func (p *plan) leafConfig(plane int) string {
 	for server := range p.Servers {
 		for sub := range p.SubPorts {
 			fmt.Fprintf(&b, "      - device: %s\n        speed: %s\n        sessions:\n", p.leafDevice(server, sub), p.Speed)
-			fmt.Fprintf(&b, "          - {peer: %s, local: %s, port: %d, peer_as: %d, passive: true, families: %s}\n",
-				p.serverEnd(plane, server, sub), p.leafEnd(plane, server, sub), p.port, p.serverAS(server), p.families())
+			fmt.Fprintf(&b, "          - {peer: %s, local: %s, port: %d, peer_as: %d, passive: true, families: [ipv4]}\n",
+				p.serverEnd(plane, server, sub), p.leafEnd(plane, server, sub), p.port, p.serverAS(server))
 		}
 	}
 	return b.String()
 }
 
 func (p *plan) common(b *strings.Builder) {
-	b.WriteString("accept: [10.255.0.0/16")
-	if p.IPv6 {
-		b.WriteString(`, "fd00:255::/32"`)
-	}
-	b.WriteString("]\ndrain_delay: 200ms\nstart: {deadline: 20s}\n")
+	b.WriteString("accept: [10.255.0.0/16]\ndrain_delay: 200ms\nstart: {deadline: 20s}\n")
 }
 
 // freePort returns a TCP port that nothing on this machine listens on; the leaves' addresses are all on it.

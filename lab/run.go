@@ -465,14 +465,9 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 		}
 		want := f.weights(src, dst)
 		for g := range f.GPUs {
-			addrs := []netip.Addr{f.loopback(dst, g).Addr()}
-			if f.IPv6 {
-				addrs = append(addrs, f.loopback6(dst, g).Addr())
-			}
-			for _, addr := range addrs {
-				if text := f.checkDestination(n, addr, seen[addr], want); text != "" {
-					return text
-				}
+			addr := f.loopback(dst, g).Addr()
+			if text := f.checkDestination(n, addr, seen[addr], want); text != "" {
+				return text
 			}
 		}
 	}
