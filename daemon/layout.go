@@ -79,7 +79,7 @@ func (l *layout) fareConfig(cfg *config.Config) fare.Config {
 func (l *layout) engineConfig(cfg *config.Config) wecmp.Config {
 	w := cfg.Weights
 	out := wecmp.Config{
-		Mode: w.Mode, Policy: w.Policy, Addressing: w.Addressing, Slots: w.Slots, Ordering: w.Ordering,
+		Mode: w.Mode, Policy: w.Policy, Addressing: w.Addressing, Slots: w.Slots, Ordering: w.Ordering, Hash: w.Hash.Hasher(),
 		MaxWeight: w.MaxWeight, MaxWeightSum: w.MaxWeightSum,
 	}
 	for p, name := range l.planes {
