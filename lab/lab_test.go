@@ -1,0 +1,332 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// The one goroutine that GoBGP never ends (daemon/internal/speaker, doc.go).
+		goleak.IgnoreAnyFunction("github.com/osrg/gobgp/v3/pkg/server.(*BgpServer).Serve"))
+}
+
+// fabric starts a fabric that ends with the test.
+func fabric(t *testing.T, o Options) *Fabric {
+	t.Helper()
+	f, err := Start(t.Context(), o, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+func script(t *testing.T, text string) *Scenario {
+	t.Helper()
+	s, err := Parse("test", strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// play runs a scenario and returns its results; ok says whether every expectation was met.
+func play(t *testing.T, f *Fabric, s *Scenario) (results []Result, ok bool) {
+	t.Helper()
+	ok, err := f.Run(t.Context(), s, func(r Result) { results = append(results, r) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(results) != len(s.Steps) {
+		t.Fatalf("%d results of %d steps", len(results), len(s.Steps))
+	}
+	return results, ok
+}
+
+// TestBuiltInScenarios: every scenario in every manner and size: after each step every pair has the model's weights, in
+// effect, and under reweight no slot has moved.
+func TestBuiltInScenarios(t *testing.T) {
+	cases := map[string]Options{
+		"default":     {},
+		"smallest":    {Planes: 1, Servers: 2, SubPorts: 1},
+		"wide":        {Planes: 8, Servers: 3, GPUs: 2, SubPorts: 4},
+		"per-packet":  {Servers: 4, Mode: "per-packet"},
+		"remap":       {Servers: 4, Policy: "remap"},
+		"remap spray": {Servers: 3, Mode: "per-packet", Policy: "remap"},
+		"strong":      {Servers: 3, Ordering: "strong"},
+		"slow":        {Planes: 3, Servers: 3, Speed: 100e9},
+	}
+	for name, o := range cases {
+		t.Run(name, func(t *testing.T) {
+			f := fabric(t, o)
+			scenarios, err := Load("all")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(scenarios) != len(Names()) {
+				t.Fatalf("%d scenarios, %d names", len(scenarios), len(Names()))
+			}
+			for _, s := range scenarios {
+				results, ok := play(t, f, s)
+				for _, r := range results {
+					if !r.OK || len(r.Wrong) > 0 {
+						t.Errorf("%s: %s: %q", s.Name, r.Step, r.Wrong)
+					}
+					if f.Policy == "reweight" && r.SlotsMoved != 0 {
+						t.Errorf("%s: %s: %d slots moved", s.Name, r.Step, r.SlotsMoved)
+					}
+					if want := f.Servers * f.GPUs * (f.Servers - 1) * f.GPUs; r.Pairs != want {
+						t.Errorf("%d pairs checked, there are %d", r.Pairs, want)
+					}
+				}
+				if !ok {
+					t.Errorf("%s: not every expectation met", s.Name)
+				}
+			}
+		})
+	}
+}
+
+// TestFiguresOfTheDraft states the weights of draft-xu-rtgwg-fare-in-sun-02, Section 1, one by one: 4 planes, Y-cables of
+// two 400G sub-ports. The numbers are written here, not computed by the model.
+func TestFiguresOfTheDraft(t *testing.T) {
+	f := fabric(t, Options{})
+	rows := []struct {
+		event   string
+		actions []string
+		// pair is server1 -> server2; others is what servers that the event does not concern have among themselves.
+		pair, others string
+	}{
+		{"none", nil, "1:1:1:1", "1:1:1:1"},
+		{"one sub-cable of plane 3 at the receiver", []string{"cut server2 p2.0"}, "2:2:1:2", "1:1:1:1"},
+		{"the same at the sender too: the lesser, not the product", []string{"cut server1 p2.0"}, "2:2:1:2", "1:1:1:1"},
+		{"the other half at the sender: another sub-cable, the same plane", []string{"mend server1 p2.0", "cut server1 p2.1"}, "2:2:1:2", "1:1:1:1"},
+		{"recovery at both ends", []string{"mend server1 p2.1", "mend server2 p2.0"}, "1:1:1:1", "1:1:1:1"},
+		{"one sub-cable at the sender alone", []string{"cut server1 p2.0"}, "2:2:1:2", "1:1:1:1"},
+		{"recovery", []string{"mend server1 p2.0"}, "1:1:1:1", "1:1:1:1"},
+		{"the port of plane 3 at the receiver", []string{"cut server2 p2"}, "1:1:0:1", "1:1:1:1"},
+		{"recovery", []string{"mend server2 p2"}, "1:1:1:1", "1:1:1:1"},
+		{"the port of plane 3 at the sender", []string{"cut server1 p2"}, "1:1:0:1", "1:1:1:1"},
+		{"recovery", []string{"mend server1 p2"}, "1:1:1:1", "1:1:1:1"},
+		{"leaf 3 down: every pair", []string{"kill leaf2"}, "1:1:0:1", "1:1:0:1"},
+		{"recovery", []string{"restart leaf2"}, "1:1:1:1", "1:1:1:1"},
+	}
+	for i, row := range rows {
+		text := fmt.Sprintf("step %s\n%s\nexpect server1 -> server2 %s\nexpect server2 -> server1 %s\nmoved 0\n", row.event, strings.Join(row.actions, "\n"), row.pair, row.pair)
+		for _, pair := range []string{"server3 -> server4", "server4 -> server8", "server8 -> server3"} {
+			text += fmt.Sprintf("expect %s %s\n", pair, row.others)
+		}
+		results, ok := play(t, f, script(t, text))
+		r := results[0]
+		if !ok {
+			t.Errorf("row %d, %s: %q", i, row.event, r.Wrong)
+		}
+		if got := fmt.Sprintf("%d:%d:%d:%d", r.Weights["p0"], r.Weights["p1"], r.Weights["p2"], r.Weights["p3"]); got != row.pair {
+			t.Errorf("row %d, %s: weights %s, want %s", i, row.event, got, row.pair)
+		}
+		if r.SlotsMoved != 0 {
+			t.Errorf("row %d, %s: %d slots moved", i, row.event, r.SlotsMoved)
+		}
+	}
+}
+
+// TestFiguresOfTheDraftWithEveryServer is the draft's fabric: 64 GPUs, 4 planes. Every scenario, all 4,032 pairs.
+func TestFiguresOfTheDraftWithEveryServer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("64 servers with 512 sessions take many seconds: run without -short")
+	}
+	servers := 64
+	if raceEnabled {
+		servers = 16
+	}
+	f := fabric(t, Options{Servers: servers})
+	for _, name := range Names() {
+		scenarios, err := Load(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		results, ok := play(t, f, scenarios[0])
+		for _, r := range results {
+			t.Logf("%s: %s: %d pairs, %d ms", name, r.Step, r.Pairs, r.ElapsedNS/1e6)
+			if !r.OK || r.SlotsMoved != 0 || r.Pairs != servers*(servers-1) {
+				t.Errorf("%s: %s: %d pairs, %d slots moved: %q", name, r.Step, r.Pairs, r.SlotsMoved, r.Wrong)
+			}
+		}
+		if !ok {
+			t.Errorf("%s: not every expectation met", name)
+		}
+	}
+}
+
+// TestTheLabCanFail: an expectation that is wrong is found, and named with its line.
+func TestTheLabCanFail(t *testing.T) {
+	f := fabric(t, Options{Servers: 3})
+	results, ok := play(t, f, script(t, `
+step a cut that should not matter, says the script
+  cut server2 p2.0
+  expect server1 -> server2 1:1:1:1
+  expect server1 -> server3 1:1:1:1
+step all is well again
+  mend server2 p2.0
+  expect * -> * 1:1:1:1
+`))
+	if ok {
+		t.Fatal("a wrong expectation was met")
+	}
+	if r := results[0]; r.OK || !slices.Equal(r.Wrong, []string{"line 4: server1 -> server2 has 2:2:1:2, the script expects 1:1:1:1"}) {
+		t.Errorf("first step: ok %v, %q", r.OK, r.Wrong)
+	}
+	if r := results[1]; !r.OK {
+		t.Errorf("second step: %q", r.Wrong)
+	}
+}
+
+// TestTheModelCanFail: when the fabric is not as the model has it, every pair concerned shows it.
+func TestTheModelCanFail(t *testing.T) {
+	f := fabric(t, Options{Servers: 3})
+	f.cut[1][2][0] = true // the model believes in a cut that nobody made
+	ctx, cancel := context.WithTimeout(t.Context(), 300e6)
+	defer cancel()
+	wrong := f.settle(ctx, settleTimeout)
+	if len(wrong) != 3 || !strings.Contains(wrong[0], "server1 -> 10.255.0.3 has 1:1:1:1, should have 2:1:2:2") {
+		t.Errorf("%q", wrong)
+	}
+}
+
+// TestMovedIsCounted: under remap slots do move, and the count says so.
+func TestMovedIsCounted(t *testing.T) {
+	f := fabric(t, Options{Servers: 2, Policy: "remap"})
+	results, ok := play(t, f, script(t, "step a port\n cut server2 p2\nstep back\n mend server2 p2\n"))
+	if !ok {
+		t.Fatalf("%+v", results)
+	}
+	for _, r := range results {
+		// Two pairs of 8 slots, two of which have their home in the plane. The halves of the port fail and return one after
+		// the other, and what is moved for the state in between counts too.
+		if r.SlotsMoved < 4 {
+			t.Errorf("%s: %d slots moved, at least 4 must", r.Step, r.SlotsMoved)
+		}
+	}
+}
+
+// TestCheckNamesEveryMistake: a scenario for another fabric is refused before anything is done, all at once.
+func TestCheckNamesEveryMistake(t *testing.T) {
+	f := fabric(t, Options{Planes: 2, Servers: 2, SubPorts: 1})
+	s := script(t, "step x\ncut server9 p0\ncut server1 p9\nkill leaf9\ndrain server1 moon p0\ndrain server1 leaf p0\nexpect server7 -> * 1:1:1\nshow server8 -> server1\n")
+	_, err := f.Run(t.Context(), s, func(Result) { t.Error("a step was done") })
+	want := `test:2: no server "server9": there are server1 to server2
+test:3: no plane or sub-port "p9": planes are p0 to p1, sub-ports p0.0 to p1.0
+test:4: no leaf "leaf9": there are leaf0 to leaf1
+test:5: "moon" cannot be drained: name a plane, a sub-port or a leaf
+test:6: no leaf "p0": there are leaf0 to leaf1
+test:7: no server "server7": there are server1 to server2
+test:7: 3 weights, but there are 2 planes
+test: step "x": no server "server8": there are server1 to server2`
+	if err == nil || err.Error() != want {
+		t.Errorf("got\n%v\nwant\n%s", err, want)
+	}
+}
+
+// TestOptionsOutOfRange: a size that the address plan cannot hold is refused with the flag and its bounds.
+func TestOptionsOutOfRange(t *testing.T) {
+	for want, o := range map[string]Options{
+		"--planes 65: not within 1 to 64":                                         {Planes: 65},
+		"--servers 1: not within 2 to 250":                                        {Servers: 1},
+		"--gpus 9: not within 1 to 8":                                             {GPUs: 9},
+		"--sub-ports -1: not within 1 to 60":                                      {SubPorts: -1},
+		"--planes 64 with --sub-ports 2: 128 sessions a server, more than 64":     {Planes: 64},
+		"--servers 250 with --sub-ports 16: 4000 sessions a leaf, more than 1024": {Servers: 250, SubPorts: 16},
+	} {
+		if _, err := Start(t.Context(), o, slog.New(slog.DiscardHandler)); err == nil || err.Error() != want {
+			t.Errorf("Start(%+v): %v, want %s", o, err, want)
+		}
+		if _, err := Configs(o); err == nil || err.Error() != want {
+			t.Errorf("Configs(%+v): %v, want %s", o, err, want)
+		}
+	}
+}
+
+// TestTwoRunsAreTheSame: weights, slots, shares and UDP source ports of every pair after every step.
+func TestTwoRunsAreTheSame(t *testing.T) {
+	run := func() []string {
+		f := fabric(t, Options{Servers: 3, GPUs: 2})
+		var out []string
+		for _, name := range []string{"sub-cable", "leaf"} {
+			scenarios, err := Load(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.Run(t.Context(), scenarios[0], func(r Result) { out = append(out, r.Step+"\n"+everything(t, f)) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return out
+	}
+	a, b := run(), run()
+	for i := range a {
+		if a[i] != b[i] {
+			t.Fatalf("two runs differ:\n%s\n%s", a[i], b[i])
+		}
+		if !strings.Contains(a[i], "49152") && !strings.Contains(a[i], "udp") {
+			t.Fatalf("no source ports in\n%s", a[i])
+		}
+	}
+}
+
+// everything is what all servers show of all pairs, but for the numbers of revisions and groups.
+func everything(t *testing.T, f *Fabric) string {
+	t.Helper()
+	var b strings.Builder
+	for _, n := range f.servers {
+		page, err := n.daemon.WeightService().ListWeights(t.Context(), &farev1.ListWeightsRequest{PageSize: 10000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range page.Weights {
+			fmt.Fprintf(&b, "%s %s\n", n.name, d.Destination)
+			for _, p := range d.Planes {
+				fmt.Fprintf(&b, "  %s %d %d\n", p.Plane, p.Weight, p.BandwidthBps)
+			}
+			for _, p := range d.Pairs {
+				var sum uint64
+				for _, s := range p.Slots {
+					sum += uint64(s.SharePpb)
+					fmt.Fprintf(&b, "  %s %d %s %s udp %d %d\n", p.Source, s.Slot, s.Plane, s.SubPort, s.UdpSourcePort, s.SharePpb)
+				}
+				if sum != 1e9 {
+					t.Errorf("%s -> %s: shares sum to %d", p.Source, d.Destination, sum)
+				}
+			}
+		}
+	}
+	return b.String()
+}
+
+// TestConfigsAreAccepted: what --write-configs writes is what fared check accepts, for every node.
+func TestConfigsAreAccepted(t *testing.T) {
+	files, err := Configs(Options{Planes: 2, Servers: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) != 5 {
+		t.Fatalf("%d files, want 2 leaves and 3 servers", len(files))
+	}
+	for _, file := range files {
+		if err := checkConfig(file); err != nil {
+			t.Errorf("%s: %v\n%s", file.Name, err, file.Text)
+		}
+	}
+}
