@@ -35,41 +35,73 @@ type LinkSource interface {
 	Take(buf []LinkEvent) []LinkEvent
 }
 
-// netlinkLinks is the LinkSource of a real machine.
-type netlinkLinks struct {
-	*link.Watcher
-	buf []link.Event
-}
-
 // speedSources are the configuration's words for who is asked for a speed; auto asks all.
 var speedSources = map[string]link.Source{
 	config.SpeedAuto: "", config.SpeedTBF: link.SourceTBF, config.SpeedEthtool: link.SourceEthtool, config.SpeedPCIe: link.SourcePCIe,
 }
 
-func newNetlinkLinks(l *layout, log *slog.Logger) (*netlinkLinks, error) {
-	cfg := link.Config{Logger: log}
-	for _, sp := range l.subPorts {
-		// A configured speed is applied by the loop, where a reload can change it.
-		cfg.SubPorts = append(cfg.SubPorts, link.SubPort{Device: sp.Device, Netns: sp.Netns, Only: speedSources[sp.SpeedSource]})
-	}
-	w, err := link.New(cfg)
-	if err != nil {
-		return nil, err
-	}
-	return &netlinkLinks{Watcher: w}, nil
+// netlinkLinks is the LinkSource of a real machine: netlink for what this kernel sees, and the word of the configuration
+// for what it does not (link_state: assume-up).
+type netlinkLinks struct {
+	watcher *link.Watcher
+	indexes []int // sub-port of each watched device
+	buf     []link.Event
+	assumed []LinkEvent // handed out once
+	knock   chan struct{}
 }
 
+func newNetlinkLinks(l *layout, log *slog.Logger) (*netlinkLinks, error) {
+	n := &netlinkLinks{knock: make(chan struct{}, 1)}
+	cfg := link.Config{Logger: log}
+	for i, sp := range l.subPorts {
+		if sp.LinkState == config.LinkAssumeUp {
+			n.assumed = append(n.assumed, LinkEvent{SubPort: i, Up: true})
+			continue
+		}
+		// A configured speed is applied by the loop, where a reload can change it.
+		cfg.SubPorts = append(cfg.SubPorts, link.SubPort{Device: sp.Device, Netns: sp.Netns, Only: speedSources[sp.SpeedSource]})
+		n.indexes = append(n.indexes, i)
+	}
+	if len(n.assumed) > 0 {
+		n.knock <- struct{}{}
+	}
+	if len(n.indexes) == 0 {
+		return n, nil
+	}
+	var err error
+	n.watcher, err = link.New(cfg)
+	return n, err
+}
+
+// Run implements LinkSource.
 func (n *netlinkLinks) Run(ctx context.Context) error {
-	n.Watcher.Run(ctx)
+	if n.watcher == nil {
+		<-ctx.Done()
+		return nil
+	}
+	n.watcher.Run(ctx)
 	return nil
 }
 
+// Knock implements LinkSource. The first knock is for what is assumed; a watcher knocks itself.
+func (n *netlinkLinks) Knock() <-chan struct{} {
+	if len(n.assumed) > 0 || n.watcher == nil {
+		return n.knock
+	}
+	return n.watcher.Knock()
+}
+
+// Take implements LinkSource.
 func (n *netlinkLinks) Take(buf []LinkEvent) []LinkEvent {
-	n.buf = n.Watcher.Take(n.buf)
-	buf = buf[:0]
+	buf = append(buf[:0], n.assumed...)
+	n.assumed = nil
+	if n.watcher == nil {
+		return buf
+	}
+	n.buf = n.watcher.Take(n.buf)
 	for _, e := range n.buf {
 		buf = append(buf, LinkEvent{
-			SubPort: e.SubPort, Up: e.Up, Speed: e.Speed, SpeedSource: string(e.SpeedSource), Reason: e.Reason,
+			SubPort: n.indexes[e.SubPort], Up: e.Up, Speed: e.Speed, SpeedSource: string(e.SpeedSource), Reason: e.Reason,
 			Addresses: e.Addresses, Transitions: e.Transitions,
 		})
 	}

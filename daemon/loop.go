@@ -306,6 +306,7 @@ func (l *loop) bgp(ev speaker.Event) {
 		l.step(Fabric{fare.SessionUp{Session: ev.Session, Generation: ev.Generation, Node: ev.Node, PeerAS: ev.PeerAS}})
 		l.faults[ev.Session] = ""
 		l.learnNextHop(ev.Session)
+		l.skipFamilies(ev)
 		l.event(status.EventSessionUp, l.core.layout.sessions[ev.Session].Name, "node "+ev.Node.String())
 	case speaker.SessionDown:
 		l.step(Fabric{fare.SessionDown{Session: ev.Session, Generation: ev.Generation}})
@@ -323,6 +324,16 @@ func (l *loop) bgp(ev speaker.Event) {
 	case speaker.Fault:
 		l.faults[ev.Session] = ev.Reason
 		l.event(status.EventFault, l.core.layout.sessions[ev.Session].Name, ev.Reason)
+	}
+}
+
+// skipFamilies says of families that are configured and that the neighbour did not agree to that there is nothing to
+// wait for.
+func (l *loop) skipFamilies(ev speaker.SessionUp) {
+	for i, family := range []speaker.Family{speaker.IPv4, speaker.IPv6} {
+		if l.core.layout.sessions[ev.Session].families[i] && !ev.Families.Has(family) {
+			l.step(EndOfRIB{Session: ev.Session, Generation: ev.Generation, IPv6: family == speaker.IPv6})
+		}
 	}
 }
 

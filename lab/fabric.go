@@ -127,7 +127,7 @@ func (p *plan) serverConfig(server int) string {
 	for plane := range p.Planes {
 		fmt.Fprintf(&b, "  - name: %s\n    sub_ports:\n", p.planeName(plane))
 		for sub := range p.SubPorts {
-			fmt.Fprintf(&b, "      - device: %s\n        speed: %s\n        sessions:\n", p.device(plane, sub), p.Speed)
+			fmt.Fprintf(&b, "      - device: %s\n        speed: %s\n        link_state: assume-up\n        sessions:\n", p.device(plane, sub), p.Speed)
 			fmt.Fprintf(&b, "          - {peer: %s, local: %s, port: %d, peer_as: %d, families: [ipv4]}\n",
 				p.leafEnd(plane, server, sub), p.serverEnd(plane, server, sub), p.port, p.leafAS(plane))
 		}
@@ -144,7 +144,7 @@ func (p *plan) leafConfig(plane int) string {
 	fmt.Fprintf(&b, "planes:\n  - name: %s\n    sub_ports:\n", p.planeName(plane))
 	for server := range p.Servers {
 		for sub := range p.SubPorts {
-			fmt.Fprintf(&b, "      - device: %s\n        speed: %s\n        sessions:\n", p.leafDevice(server, sub), p.Speed)
+			fmt.Fprintf(&b, "      - device: %s\n        speed: %s\n        link_state: assume-up\n        sessions:\n", p.leafDevice(server, sub), p.Speed)
 			fmt.Fprintf(&b, "          - {peer: %s, local: %s, port: %d, peer_as: %d, passive: true, families: [ipv4]}\n",
 				p.serverEnd(plane, server, sub), p.leafEnd(plane, server, sub), p.port, p.serverAS(server))
 		}

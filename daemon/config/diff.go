@@ -16,9 +16,7 @@ type ChangeKind string
 // The kinds of change that a running daemon makes.
 const (
 	ChangeLoopbacks     ChangeKind = "loopbacks"
-	ChangeAccept        ChangeKind = "accept"
 	ChangeDrainDelay    ChangeKind = "drain-delay"
-	ChangeMaxPrefixes   ChangeKind = "max-prefixes"
 	ChangePathBandwidth ChangeKind = "path-bandwidth" // missing, all_zero, increase_hold_up
 	ChangeSpeed         ChangeKind = "speed"          // of a sub-port
 	ChangeLogLevel      ChangeKind = "log-level"

@@ -37,15 +37,13 @@ func TestDiff(t *testing.T) {
 		{name: "nothing"},
 		{name: "spelling", old: "speed: 400G", new: "speed: 0.4T", add: "bgp: {hold_time: 9000ms}\n"},
 		{name: "loopbacks", old: "[10.255.0.1/32]", new: "[10.255.0.1/32, 10.255.0.2/32]", live: "loopbacks: [10.255.0.1/32] -> [10.255.0.1/32, 10.255.0.2/32]"},
-		{name: "accept", old: "[10.255.0.0/16]", new: "[10.255.0.0/17]", live: "accept: [10.255.0.0/16] -> [10.255.0.0/17]"},
+		{name: "accept", old: "[10.255.0.0/16]", new: "[10.255.0.0/17]", fixed: "accept: [10.255.0.0/16] -> [10.255.0.0/17]"},
 		{name: "speed set", old: "eth1,", new: "eth1, speed: 200G,", live: "planes[0].sub_ports[1].speed: none -> 200G"},
 		{name: "speed removed", old: " speed: 400G,", live: "planes[0].sub_ports[0].speed: 400G -> none"},
 		{name: "everything live", old: "speed: 400G", new: "speed: 200G", add: `drain_delay: 1s
-bgp: {max_prefixes: 5}
 path_bandwidth: {missing: skip, all_zero: unreachable, increase_hold_up: 2s}
 log: {level: warn}
-`, live: `bgp.max_prefixes: 16384 -> 5
-drain_delay: 5s -> 1s
+`, live: `drain_delay: 5s -> 1s
 log.level: info -> warn
 path_bandwidth.all_zero: equal -> unreachable
 path_bandwidth.increase_hold_up: 0s -> 2s

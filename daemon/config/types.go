@@ -37,7 +37,7 @@ type Config struct {
 	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"0..16" reload:"loopbacks"`
 	// The ranges that all loopbacks of the fabric come from, this server's too. A host route inside them is a destination;
 	// any other route is dropped and counted.
-	Accept []netip.Prefix `yaml:"accept" items:"1..64" required:"true" reload:"accept"`
+	Accept []netip.Prefix `yaml:"accept" items:"1..64" required:"true"`
 	// How long a drained path keeps its route after its share went to zero, so that packets under way still arrive.
 	DrainDelay time.Duration `yaml:"drain_delay" default:"5s" min:"0s" max:"1h" reload:"drain-delay"`
 
@@ -77,7 +77,7 @@ type BGP struct {
 	RestartTime time.Duration `yaml:"restart_time" default:"0s" min:"0s" max:"4095s"`
 	// Prefixes that one session may bring before it is ended with Cease, Maximum Number of Prefixes Reached. RFC 4486,
 	// Section 4.
-	MaxPrefixes int `yaml:"max_prefixes" default:"16384" min:"1" max:"65536" unit:"prefixes" reload:"max-prefixes"`
+	MaxPrefixes int `yaml:"max_prefixes" default:"16384" min:"1" max:"65536" unit:"prefixes"`
 }
 
 // PathBandwidth says how bandwidth travels in routes.
@@ -126,6 +126,9 @@ type SubPort struct {
 	// Who is asked for the speed of the device: tbf is its tbf or htb root qdisc, auto asks tbf, then ethtool, then the PCIe link.
 	// Meaningless beside speed.
 	SpeedSource string `yaml:"speed_source" enum:"auto,tbf,ethtool,pcie" default:"auto"`
+	// How carrier is known: watch asks the kernel. assume-up is for a device that this kernel does not see, such as a port that a
+	// user-space driver owns; only its sessions tell that it fails, and it needs a speed.
+	LinkState string `yaml:"link_state" enum:"watch,assume-up" default:"watch"`
 	// The BGP sessions over this sub-port. A server has at most 64 in total, a leaf at most 1024.
 	Sessions []Session `yaml:"sessions" items:"1..64" required:"true"`
 }
@@ -177,6 +180,12 @@ const (
 	SpeedTBF     = "tbf"
 	SpeedEthtool = "ethtool"
 	SpeedPCIe    = "pcie"
+)
+
+// The values of SubPort.LinkState.
+const (
+	LinkWatch    = "watch"
+	LinkAssumeUp = "assume-up"
 )
 
 // Weights says how path bandwidth becomes weights and queue pair slots.

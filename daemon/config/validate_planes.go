@@ -81,6 +81,9 @@ func (p *problems) subPort(c *Config, s *survey, plane int, sp *SubPort, path st
 	if sp.Speed != 0 && sp.SpeedSource != SpeedAuto {
 		p.add(path+".speed_source", "says where to look although speed is set", "remove one of the two")
 	}
+	if sp.LinkState == LinkAssumeUp && sp.Speed == 0 {
+		p.add(path+".link_state", "is assume-up, but nobody says how fast the sub-port is", "give it a speed")
+	}
 	for k := range sp.Sessions {
 		if s.total++; s.total == maxSessions+1 {
 			p.add(item(path+".sessions", k), fmt.Sprintf("is session number %d", s.total), fmt.Sprintf("use at most %d in total", maxSessions))
