@@ -277,6 +277,7 @@ func (d *Daemon) servers() ([]func(context.Context) error, error) {
 	}
 	l, err := net.Listen("tcp", d.cfg.Metrics.Listen)
 	if err != nil {
+		s.Close()
 		return nil, fmt.Errorf("metrics.listen: %w", err)
 	}
 	h := &http.Server{Handler: status.Handler(d.registry, d.loop.builder.Reader(d.loop.do)), ReadHeaderTimeout: 5 * time.Second}

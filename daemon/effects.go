@@ -12,6 +12,8 @@ type effects struct {
 	objects map[dataplane.Object]*effect
 	// pending is how many objects' last change is neither in effect nor refused.
 	pending int
+	// refusals is how many objects' last change was refused.
+	refusals int
 	// destinations are what the engine said last of each destination; users counts them by vector.
 	destinations map[netip.Prefix]assigned
 	users        map[uint32]int
@@ -48,9 +50,7 @@ func (e *effects) want(o dataplane.Object, change uint64, now time.Time) {
 		e.objects[o] = &effect{change: change, since: now}
 		e.pending++
 	case x.change != change:
-		if x.state != effectPending {
-			e.pending++
-		}
+		e.enter(x, effectPending)
 		*x = effect{change: change, since: now}
 	}
 }
@@ -62,36 +62,43 @@ func (e *effects) done(o dataplane.Object, change uint64) (time.Time, bool) {
 	if x == nil || change < x.change || x.state == effectDone {
 		return time.Time{}, false
 	}
-	e.leavePending(x, effectDone)
+	e.enter(x, effectDone)
 	return x.since, true
 }
 
 // refused notes that the data plane does not take an object's last change.
 func (e *effects) refused(o dataplane.Object, change uint64) {
 	if x := e.objects[o]; x != nil && change >= x.change {
-		e.leavePending(x, effectRefused)
+		e.enter(x, effectRefused)
 	}
 }
 
 // lost notes that what was in effect is not any more.
 func (e *effects) lost(o dataplane.Object) {
-	if x := e.objects[o]; x != nil && x.state != effectPending {
-		x.state = effectPending
-		e.pending++
+	if x := e.objects[o]; x != nil {
+		e.enter(x, effectPending)
 	}
 }
 
-func (e *effects) leavePending(x *effect, to effectState) {
-	if x.state == effectPending {
-		e.pending--
+// enter moves an object to another state and keeps the counts.
+func (e *effects) enter(x *effect, to effectState) {
+	count := func(state effectState, by int) {
+		switch state {
+		case effectPending:
+			e.pending += by
+		case effectRefused:
+			e.refusals += by
+		}
 	}
+	count(x.state, -1)
+	count(to, 1)
 	x.state = to
 }
 
 // forget notes that an object was taken back; that its removal is confirmed is not waited for.
 func (e *effects) forget(o dataplane.Object) {
 	if x := e.objects[o]; x != nil {
-		e.leavePending(x, effectDone)
+		e.enter(x, effectDone)
 		delete(e.objects, o)
 	}
 }

@@ -251,26 +251,24 @@ func (l *loop) link(ev *LinkEvent) {
 		ev.Speed, ev.SpeedSource = sp.Speed, "config"
 	}
 	cur := &l.lanes[ev.SubPort]
-	flapped := cur.seen && cur.Up && ev.Up && ev.Transitions > cur.Transitions
-	rise := cur.seen && rises(&cur.LinkEvent, ev)
-	holdUp := l.core.cfg.PathBandwidth.IncreaseHoldUp
-	switch {
-	case flapped: // down and up again between two looks: the sessions over it are gone
+	if cur.seen && cur.Up && ev.Up && ev.Transitions > cur.Transitions {
+		// Down and up again between two looks: the sessions over it are gone.
 		down := *ev
 		down.Up, down.Reason = false, "carrier lost for a moment"
 		l.applyLink(&down)
-		fallthrough
-	default:
-		l.applyLink(ev)
-		cur.held = false
-	case rise && holdUp > 0:
-		if !cur.held {
+	}
+	holdUp := l.core.cfg.PathBandwidth.IncreaseHoldUp
+	if cur.seen && rises(&cur.LinkEvent, ev) && holdUp > 0 {
+		if !cur.held || ev.Transitions > cur.rising.Transitions { // it has to last without a break
 			cur.held, cur.holdUntil = true, l.wokenAt.Add(holdUp)
 		}
 		cur.rising = *ev
 		if !cur.Up {
 			cur.Reason = "held up after its return"
 		}
+	} else {
+		l.applyLink(ev)
+		cur.held = false
 	}
 	cur.seen = true
 }
@@ -304,6 +302,12 @@ func (l *loop) bgp(ev speaker.Event) {
 	switch ev := ev.(type) {
 	case speaker.SessionUp:
 		l.step(Fabric{fare.SessionUp{Session: ev.Session, Generation: ev.Generation, Node: ev.Node, PeerAS: ev.PeerAS}})
+		// What the peer does not carry, it will not send an End-of-RIB for.
+		for family, carried := range l.core.layout.sessions[ev.Session].families {
+			if of := [...]speaker.Family{speaker.IPv4, speaker.IPv6}[family]; carried && !ev.Families.Has(of) {
+				l.step(EndOfRIB{Session: ev.Session, Generation: ev.Generation, IPv6: of == speaker.IPv6})
+			}
+		}
 		l.faults[ev.Session] = ""
 		l.learnNextHop(ev.Session)
 		l.skipFamilies(ev)
@@ -423,9 +427,10 @@ func (l *loop) timers() {
 	l.armDrains()
 }
 
-// confirmDrains moves drains on whose zero shares are all in effect.
+// confirmDrains moves drains on whose zero shares are all in effect. A refused one is not: peers that would be told to move
+// away are not, while we go on sending to them.
 func (l *loop) confirmDrains() {
-	if len(l.core.drains) == 0 || l.effects.pending > 0 || l.dpConnected.Kind != dataplane.Connected {
+	if len(l.core.drains) == 0 || l.effects.pending > 0 || l.effects.refusals > 0 || l.dpConnected.Kind != dataplane.Connected {
 		return
 	}
 	var confirmed []DrainTarget
