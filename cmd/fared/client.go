@@ -5,18 +5,26 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	"github.com/fared/fared/internal/tlsfiles"
 )
 
-const defaultSocket = "/run/fared/fared.sock"
+const (
+	defaultSocket = "/run/fared/fared.sock"
+	// callTimeout is how long a daemon that accepts connections may take to answer a call.
+	callTimeout = 10 * time.Second
+)
 
 // dial opens a client connection to the daemon. It does not wait: the first call says whether the daemon answers.
 func (e *env) dial() (*grpc.ClientConn, error) {
@@ -34,33 +42,72 @@ func (e *env) dial() (*grpc.ClientConn, error) {
 		}
 		target = "dns:" + target
 	}
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
+	retry := backoff.DefaultConfig
+	retry.BaseDelay, retry.MaxDelay = 50*time.Millisecond, time.Second // a watch resumes soon after the daemon is back
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: 5 * time.Second}),
+		// A daemon that hangs, or a machine that is gone, ends a stream after 20 s; the daemon allows a ping every 5 s.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
+		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if !slices.Contains(opts, grpc.WaitForReady(true)) {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, callTimeout)
+				defer cancel()
+			}
+			return invoke(ctx, method, req, reply, cc, opts...)
+		}))
 	if err != nil {
 		return nil, &exitError{exitUsage, err, "--socket takes a unix socket's path or host:port"}
 	}
 	return conn, nil
 }
 
-// explain turns an RPC's error into an exit code and a remedy.
-func (e *env) explain(err error) error {
+// explain turns an RPC's error into an exit code and a remedy; where says which command lists what there is.
+func (e *env) explain(err error, where string) error {
 	if err == nil {
 		return nil
 	}
 	if errors.Is(err, context.Canceled) {
-		return &exitError{code: exitFailed, err: errors.New("interrupted")}
+		return interrupted()
 	}
 	st, _ := status.FromError(err)
 	switch st.Code() {
 	case codes.Unavailable:
-		return &exitError{exitUnreachable, fmt.Errorf("no daemon answers at %s: %s", e.socket, st.Message()),
-			"is fared running? start it with 'fared run --config FILE', or name its socket with --socket"}
+		why := reason(st.Message())
+		remedy := "is fared running? start it with 'fared run --config FILE', or name its socket with --socket"
+		if strings.Contains(why, "permission denied") {
+			remedy = "use sudo, or join the group that 'ls -l " + e.socket + "' shows"
+		}
+		return &exitError{exitUnreachable, fmt.Errorf("no daemon answers at %s: %s", e.socket, why), remedy}
+	case codes.DeadlineExceeded:
+		return &exitError{exitUnreachable, fmt.Errorf("the daemon at %s does not answer within %s", e.socket, callTimeout), "its log says what holds it up; under systemd the watchdog restarts one that hangs"}
 	case codes.NotFound:
-		return &exitError{exitNotFound, errors.New(st.Message()), "'fared weights' lists what is known"}
+		return &exitError{exitNotFound, errors.New(st.Message()), where}
 	case codes.InvalidArgument:
-		return &exitError{code: exitUsage, err: errors.New(st.Message())}
+		return &exitError{exitUsage, errors.New(st.Message()), where}
+	case codes.FailedPrecondition:
+		return &exitError{exitFailed, errors.New(st.Message()), "the daemon goes on as before"}
+	case codes.Unimplemented:
+		return &exitError{exitFailed, errors.New(st.Message()), "the daemon is of another version than this command: compare 'fared version' with 'fared status'"}
 	case codes.Canceled:
-		return &exitError{code: exitFailed, err: errors.New("interrupted")}
+		return interrupted()
 	default:
-		return &exitError{code: exitFailed, err: fmt.Errorf("%s (%s)", st.Message(), st.Code())}
+		return &exitError{exitFailed, fmt.Errorf("%s (%s)", st.Message(), st.Code()), "the daemon's log may say more"}
 	}
+}
+
+// interrupted is the end of a command that had not finished.
+func interrupted() error {
+	return &exitError{exitFailed, errors.New("interrupted"), "nothing is left behind; run it again"}
+}
+
+// reason finds the system's words in what gRPC says of a connection.
+func reason(message string) string {
+	for _, mark := range []string{"connect: ", "Error while dialing: "} {
+		if _, after, ok := strings.Cut(message, mark); ok {
+			return strings.TrimSuffix(after, `"`)
+		}
+	}
+	return message
 }

@@ -13,7 +13,7 @@ import (
 
 func statusCommand(e *env) *cobra.Command {
 	return readFlags(e, &cobra.Command{
-		Use: "status", Short: "Show the daemon's state at a glance", Args: cobra.NoArgs,
+		Use: "status", Short: "Show the daemon's state at a glance", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := e.dial()
 			if err != nil {
@@ -22,7 +22,7 @@ func statusCommand(e *env) *cobra.Command {
 			defer conn.Close()
 			st, err := farev1.NewFabricServiceClient(conn).GetStatus(c.Context(), &farev1.GetStatusRequest{})
 			if err != nil {
-				return e.explain(err)
+				return e.explain(err, "see fared status --help")
 			}
 			return e.print(st, func(w *tabwriter.Writer) { statusTable(w, st) })
 		},
@@ -61,7 +61,7 @@ func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse) {
 
 func sessionsCommand(e *env) *cobra.Command {
 	return readFlags(e, &cobra.Command{
-		Use: "sessions", Short: "List the BGP sessions", Args: cobra.NoArgs,
+		Use: "sessions", Short: "List the BGP sessions", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := e.dial()
 			if err != nil {
@@ -70,7 +70,7 @@ func sessionsCommand(e *env) *cobra.Command {
 			defer conn.Close()
 			list, err := farev1.NewFabricServiceClient(conn).ListSessions(c.Context(), &farev1.ListSessionsRequest{})
 			if err != nil {
-				return e.explain(err)
+				return e.explain(err, "see fared sessions --help")
 			}
 			return e.print(list, func(w *tabwriter.Writer) {
 				row(w, "SESSION", "PLANE", "DEVICE", "PEER", "AS", "STATE", "FOR", "RECEIVED", "USED", "SENT", "REASON")
@@ -85,7 +85,7 @@ func sessionsCommand(e *env) *cobra.Command {
 
 func planesCommand(e *env) *cobra.Command {
 	return readFlags(e, &cobra.Command{
-		Use: "planes", Short: "List the planes and their sub-ports", Args: cobra.NoArgs,
+		Use: "planes", Short: "List the planes and their sub-ports", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := e.dial()
 			if err != nil {
@@ -94,7 +94,7 @@ func planesCommand(e *env) *cobra.Command {
 			defer conn.Close()
 			list, err := farev1.NewFabricServiceClient(conn).ListPlanes(c.Context(), &farev1.ListPlanesRequest{})
 			if err != nil {
-				return e.explain(err)
+				return e.explain(err, "see fared planes --help")
 			}
 			return e.print(list, func(w *tabwriter.Writer) {
 				row(w, "PLANE", "STATE", "BANDWIDTH", "DEVICE", "CARRIER", "SPEED", "FROM", "REASON")
@@ -134,12 +134,7 @@ func drainLike(e *env, verb, short string, on bool) *cobra.Command {
 			}
 			return nil
 		},
-		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(args) == 0 {
-				return []string{"plane", "leaf", "sub-port"}, cobra.ShellCompDirectiveNoFileComp
-			}
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		},
+		ValidArgsFunction: e.completer(drainTargets(on)),
 		RunE: func(c *cobra.Command, args []string) error {
 			target, err := drainTarget(args[0], args[1])
 			if err != nil {
@@ -160,7 +155,7 @@ func drainLike(e *env, verb, short string, on bool) *cobra.Command {
 				sessions, err = resp.GetSessions(), rerr
 			}
 			if err != nil {
-				return e.explain(err)
+				return e.explain(err, "'fared planes' lists planes and sub-ports, 'fared sessions -o json' each leaf's peer_router_id")
 			}
 			fmt.Fprintf(e.out, "%s %s %s: %d sessions (%s)\n", verb, args[0], args[1], len(sessions), strings.Join(sessions, ", "))
 			return nil
@@ -187,7 +182,7 @@ func drainTarget(kind, name string) (*farev1.DrainTarget, error) {
 func reloadCommand(e *env) *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
-		Use: "reload", Short: "Make the daemon read its configuration file again", Args: cobra.NoArgs,
+		Use: "reload", Short: "Make the daemon read its configuration file again", Args: noArgs,
 		Long: "The file is applied as a difference, or refused whole with every reason; SIGHUP does the same.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := e.dial()
@@ -197,7 +192,7 @@ func reloadCommand(e *env) *cobra.Command {
 			defer conn.Close()
 			resp, err := farev1.NewFabricServiceClient(conn).Reload(c.Context(), &farev1.ReloadRequest{DryRun: dry})
 			if err != nil {
-				return e.explain(err)
+				return e.explain(err, "see fared reload --help")
 			}
 			if len(resp.Changes) == 0 {
 				fmt.Fprintln(e.out, "nothing differs")

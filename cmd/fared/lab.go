@@ -1,9 +1,9 @@
 package main
 
 import (
-	"encoding/json"
+	"context"
+	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -11,21 +11,34 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/lab"
 )
 
+// The values of the flags that choose how queue pairs are used.
+var (
+	labModes     = []string{"per-flow", "per-packet"}
+	labPolicies  = []string{"reweight", "remap"}
+	labOrderings = []string{"weak", "partial", "strong"}
+)
+
+// livePace lets a reader of the live table follow: most steps take a few milliseconds.
+const livePace = 600 * time.Millisecond
+
 func labCommand(e *env) *cobra.Command {
 	var o lab.Options
 	var scenario, script, speed, configs string
 	var verbose bool
+	var pace time.Duration
 	c := &cobra.Command{
-		Use: "lab", Short: "Watch weights follow failures in a fabric of real BGP sessions inside this process", Args: cobra.NoArgs,
+		Use: "lab", Short: "Watch weights follow failures in a fabric of real BGP sessions inside this process", Args: noArgs,
 		Long: `Starts leaves and GPU servers with real BGP sessions on 127.0.0.0/8 and in-memory data
 planes, plays a scenario of failures, and checks after each step that every pair of GPUs
 has exactly the weights it should. No root, no configuration.
+
+In a terminal a live table shows the fabric while the steps go by; --verbose, or output into
+a file or a pipe, gives plain lines instead.
 
 Scenarios: ` + strings.Join(lab.Names(), ", ") + `, all; or a script of your own.
 Exit code 1 when an expectation is not met.`,
@@ -35,9 +48,18 @@ Exit code 1 when an expectation is not met.`,
 			if o.Speed, err = fare.ParseBandwidth(speed); err != nil {
 				return &exitError{exitUsage, fmt.Errorf("--speed: %w", err), "for example --speed 400G"}
 			}
+			if pace < 0 {
+				return &exitError{exitUsage, fmt.Errorf("--pace %s: less than nothing", pace), "for example --pace 1s"}
+			}
+			if err := errors.Join(oneOf("mode", o.Mode, labModes...), oneOf("policy", o.Policy, labPolicies...), oneOf("ordering", o.Ordering, labOrderings...)); err != nil {
+				return err
+			}
+			if _, err := lab.Configs(o); err != nil {
+				return &exitError{exitUsage, err, "choose a size within those bounds"}
+			}
 			scenarios, err := lab.Load(scenario)
 			if err != nil {
-				return &exitError{exitUsage, err, ""}
+				return &exitError{exitUsage, err, "'fared lab --help' says more about each"}
 			}
 			if script != "" {
 				f, err := os.Open(script)
@@ -58,7 +80,11 @@ Exit code 1 when an expectation is not met.`,
 			if verbose {
 				log = newLogger(e.err, "text", slog.LevelInfo)
 			}
-			return e.playLab(c, o, scenarios, log)
+			show, live := e.labShow(o, scenarios, verbose)
+			if live && !c.Flags().Changed("pace") {
+				pace = livePace
+			}
+			return e.playLab(c.Context(), o, scenarios, show, pace, log)
 		},
 	}
 	f := c.Flags()
@@ -72,10 +98,15 @@ Exit code 1 when an expectation is not met.`,
 	f.StringVar(&o.Mode, "mode", "per-flow", "per-flow or per-packet")
 	f.StringVar(&o.Policy, "policy", "reweight", "what becomes of a failed plane's slots: reweight or remap")
 	f.StringVar(&o.Ordering, "ordering", "weak", "weak, partial or strong")
-	f.BoolVar(&o.IPv6, "ipv6", false, "give every GPU an IPv6 loopback too")
 	f.BoolVarP(&verbose, "verbose", "v", false, "log what the daemons do, to standard error")
 	f.StringVar(&configs, "write-configs", "", "only write every node's configuration file into this directory")
-	_ = c.RegisterFlagCompletionFunc("scenario", cobra.FixedCompletions(append(lab.Names(), "all"), cobra.ShellCompDirectiveNoFileComp))
+	f.DurationVar(&pace, "pace", 0, "wait so long after each step (default 600ms with the live table in a terminal)")
+	choices(c, "scenario", append(lab.Names(), "all")...)
+	choices(c, "mode", labModes...)
+	choices(c, "policy", labPolicies...)
+	choices(c, "ordering", labOrderings...)
+	_ = c.MarkFlagFilename("script")
+	_ = c.MarkFlagDirname("write-configs")
 	c.MarkFlagsMutuallyExclusive("scenario", "script")
 	return readFlags(e, c)
 }
@@ -83,14 +114,14 @@ Exit code 1 when an expectation is not met.`,
 func (e *env) writeLabConfigs(o lab.Options, dir string) error {
 	files, err := lab.Configs(o)
 	if err != nil {
-		return &exitError{exitUsage, err, ""}
+		return &exitError{exitUsage, err, "choose a size within those bounds"}
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return &exitError{code: exitFailed, err: err}
+		return &exitError{exitFailed, err, "name a directory that can be written with --write-configs"}
 	}
 	for _, f := range files {
 		if err := os.WriteFile(filepath.Join(dir, f.Name), []byte(f.Text), 0o644); err != nil {
-			return &exitError{code: exitFailed, err: err}
+			return &exitError{exitFailed, err, "name a directory that can be written with --write-configs"}
 		}
 	}
 	fmt.Fprintf(e.out, "%d files in %s\n", len(files), dir)
@@ -98,126 +129,60 @@ func (e *env) writeLabConfigs(o lab.Options, dir string) error {
 }
 
 // playLab starts the fabric and plays the scenarios one after the other.
-func (e *env) playLab(c *cobra.Command, o lab.Options, scenarios []*lab.Scenario, log *slog.Logger) error {
-	show := newLabShow(e, o)
+func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scenario, show labShow, pace time.Duration, log *slog.Logger) error {
+	defer show.close()
 	show.starting()
 	started := time.Now()
-	fabric, err := lab.Start(c.Context(), o, log)
+	fabric, err := lab.Start(ctx, o, log)
 	if err != nil {
-		return &exitError{exitFailed, err, "run it with --verbose to see what the daemons say"}
+		return labError(ctx, err)
+	}
+	for _, s := range scenarios {
+		if err := fabric.Check(s); err != nil {
+			return errors.Join(&exitError{exitUsage, err, "'fared lab --help' says how large the fabric is"}, fabric.Close())
+		}
 	}
 	show.started(fabric, time.Since(started))
-	met, played := true, 0
+	met := true
 	for _, s := range scenarios {
 		show.scenario(s)
-		ok, err := fabric.Run(c.Context(), s, func(r lab.Result) { played++; show.result(r) })
+		ok, err := fabric.Run(ctx, s, func(r lab.Result) {
+			show.result(r)
+			wait(ctx, pace)
+			show.next()
+		})
 		if err != nil {
-			fabric.Close()
-			return &exitError{exitFailed, err, ""}
+			return labError(ctx, errors.Join(err, fabric.Close()))
 		}
 		met = met && ok
 	}
 	if err := fabric.Close(); err != nil {
-		return &exitError{code: exitFailed, err: err}
+		return labError(ctx, err)
 	}
-	show.ended(played, met)
+	show.ended(met)
 	if !met {
-		return &exitError{code: exitFailed, err: fmt.Errorf("an expectation was not met")}
+		return &exitError{exitFailed, errors.New("an expectation was not met"), "the steps marked WRONG (\"ok\": false) say what was seen instead"}
 	}
 	return nil
 }
 
-// labShow prints a lab's progress: lines of text, or one JSON object (or YAML document) a step. In a terminal every line
-// appears as its step begins and is completed in place.
-type labShow struct {
-	e    *env
-	o    lab.Options
-	live bool
-	bold func(string) string
-}
-
-func newLabShow(e *env, o lab.Options) *labShow {
-	s := &labShow{e: e, o: o, bold: func(t string) string { return t }}
-	if f, ok := e.out.(*os.File); ok && e.output == "table" && term.IsTerminal(int(f.Fd())) {
-		s.live = true
-		s.bold = func(t string) string { return "\x1b[1m" + t + "\x1b[0m" }
+// labError is how a lab ends that could not play to the end.
+func labError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return interrupted()
 	}
-	return s
+	return &exitError{exitFailed, err, "run it with --verbose to see what the daemons say"}
 }
 
-func (s *labShow) text() io.Writer {
-	if s.e.output == "table" {
-		return s.e.out
-	}
-	return io.Discard
-}
-
-func (s *labShow) starting() {
-	fmt.Fprintf(s.text(), "%d planes, %d servers with %d GPU each, %d sub-ports of %s in every plane\n", s.o.Planes, s.o.Servers, s.o.GPUs, s.o.SubPorts, s.o.Speed)
-}
-
-func (s *labShow) started(f *lab.Fabric, took time.Duration) {
-	fmt.Fprintf(s.text(), "%d BGP sessions established, every weight in effect after %s\n", f.Sessions(), took.Round(time.Millisecond))
-}
-
-func (s *labShow) scenario(sc *lab.Scenario) {
-	fmt.Fprintf(s.text(), "\n%s\n", s.bold(sc.Name+": "+sc.Title))
-}
-
-func (s *labShow) result(r lab.Result) {
-	if s.e.output != "table" {
-		b, err := json.Marshal(r)
-		if err == nil && s.e.output == "json" {
-			fmt.Fprintf(s.e.out, "%s\n", b)
-		} else if err == nil {
-			fmt.Fprintln(s.e.out, "---")
-			_ = printJSON(s.e.out, "yaml", b)
-		}
+// wait lets a reader look at a step.
+func wait(ctx context.Context, d time.Duration) {
+	if d <= 0 {
 		return
 	}
-	mark := "ok   "
-	if !r.OK {
-		mark = "WRONG"
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
 	}
-	if s.live {
-		color := "\x1b[32m"
-		if !r.OK {
-			color = "\x1b[31m"
-		}
-		mark = color + mark + "\x1b[0m"
-	}
-	fmt.Fprintf(s.e.out, "  %s %-62s %s -> %s  %s\n", mark, r.Step, r.Source, r.Destination, s.bars(r.Weights))
-	fmt.Fprintf(s.e.out, "        %d pairs as they should be after %s, %d slots moved\n", r.Pairs-len(r.Wrong), time.Duration(r.ElapsedNS).Round(10*time.Microsecond), r.SlotsMoved)
-	for _, w := range r.Wrong {
-		fmt.Fprintf(s.e.out, "        %s\n", w)
-	}
-}
-
-// bars draws weights: 2:2:1:2 and a bar for every plane, as long as its share.
-func (s *labShow) bars(weights map[string]uint32) string {
-	var list []string
-	var drawn []string
-	var top uint32
-	for p := range s.o.Planes {
-		top = max(top, weights[fmt.Sprintf("p%d", p)])
-	}
-	const width = 8
-	for p := range s.o.Planes {
-		w := weights[fmt.Sprintf("p%d", p)]
-		list = append(list, fmt.Sprint(w))
-		n := 0
-		if top > 0 {
-			n = int(w * width / top)
-		}
-		drawn = append(drawn, strings.Repeat("█", n)+strings.Repeat("·", width-n))
-	}
-	return fmt.Sprintf("%-9s %s", strings.Join(list, ":"), strings.Join(drawn, " "))
-}
-
-func (s *labShow) ended(steps int, met bool) {
-	verdict := "every expectation met"
-	if !met {
-		verdict = "NOT every expectation met"
-	}
-	fmt.Fprintf(s.text(), "\n%d steps, %s\n", steps, s.bold(verdict))
 }

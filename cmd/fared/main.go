@@ -14,6 +14,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	context.AfterFunc(ctx, stop) // the second one ends the process at once
+	// A reader of our output that is gone is an error of a write, not the end: a daemon outlives its log's reader.
+	signal.Ignore(syscall.SIGPIPE)
 	os.Exit(execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }

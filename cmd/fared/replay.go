@@ -14,10 +14,18 @@ import (
 func replayCommand(e *env) *cobra.Command {
 	var timeline bool
 	c := &cobra.Command{
-		Use: "replay FILE", Short: "Replay a recording (record.file) and show the weights it ends with", Args: cobra.ExactArgs(1),
+		Use: "replay FILE", Short: "Replay a recording (record.file) and show the weights it ends with",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return &exitError{exitUsage, fmt.Errorf("replay takes one recording, not %d", len(args)), "name a file written by record.file, or - for standard input"}
+			}
+			return nil
+		},
 		Long: `Runs every recorded event through the same deciding core and prints the weights at the end.
 Digests in the recording are verified: a replay that comes to another state than the
-recording daemon had exits with 1. "-" reads standard input.`,
+recording daemon had exits with 1. "-" reads standard input.
+
+--timeline prints what happened before the table; with -o json or yaml to standard error.`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			in := e.in
 			if args[0] != "-" {
@@ -38,20 +46,27 @@ recording daemon had exits with 1. "-" reads standard input.`,
 func (e *env) replay(in io.Reader, name string, timeline bool) error {
 	var each func(line int, timeNS int64, ev daemon.Event, changed []string)
 	if timeline {
+		to := e.out
+		if e.output != "table" {
+			to = e.err
+		}
 		var first int64
 		each = func(line int, timeNS int64, ev daemon.Event, changed []string) {
 			if first == 0 {
 				first = timeNS
 			}
-			fmt.Fprintf(e.err, "%6d  +%-14s %s\n", line, time.Duration(timeNS-first), daemon.DescribeEvent(ev))
+			fmt.Fprintf(to, "%6d  +%-14s %s\n", line, time.Duration(timeNS-first), daemon.DescribeEvent(ev))
 			for _, change := range changed {
-				fmt.Fprintf(e.err, "        %s\n", change)
+				fmt.Fprintf(to, "        %s\n", change)
 			}
 		}
 	}
 	core, err := daemon.Replay(in, each)
 	if err != nil {
-		return &exitError{exitFailed, fmt.Errorf("%s: %w", name, err), ""}
+		return &exitError{exitFailed, fmt.Errorf("%s: %w", name, err), "replay it with the version that recorded, and unchanged: the first line names that version"}
+	}
+	if timeline && e.output == "table" {
+		fmt.Fprintln(e.out)
 	}
 	all, err := core.Weights()
 	if err != nil {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -33,19 +35,26 @@ func (e *exitError) Unwrap() error { return e.err }
 type env struct {
 	in       io.Reader
 	out, err io.Writer
+	terminal *os.File // what out writes to, when that is a terminal
 	socket   string
 	output   string
 }
 
 // execute runs one command line and returns the exit code.
 func execute(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) int {
-	e := &env{in: in, out: out, err: errOut}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	written := &stdout{w: out, stop: cancel}
+	e := &env{in: in, out: written, err: errOut, terminal: terminal(out)}
 	root := newRoot(e)
 	root.SetArgs(args)
-	root.SetIn(in)
-	root.SetOut(out)
-	root.SetErr(errOut)
 	err := root.ExecuteContext(ctx)
+	if written.closed() {
+		return exitOK
+	}
+	if written.err != nil {
+		err = &exitError{exitFailed, fmt.Errorf("standard output: %w", written.err), "what was printed is not complete"}
+	}
 	if err == nil {
 		return exitOK
 	}
@@ -53,9 +62,7 @@ func execute(ctx context.Context, args []string, in io.Reader, out, errOut io.Wr
 	if !errors.As(err, &coded) {
 		coded = &exitError{code: exitUsage, err: err, remedy: "see fared --help"}
 	}
-	if text := coded.Error(); text != "" {
-		fmt.Fprintf(errOut, "fared: %s\n", strings.TrimRight(text, "\n"))
-	}
+	fmt.Fprintf(errOut, "fared: %s\n", strings.TrimRight(coded.Error(), "\n"))
 	if coded.remedy != "" {
 		fmt.Fprintf(errOut, "  %s\n", coded.remedy)
 	}
@@ -75,10 +82,25 @@ programs them into the data plane (draft-xu-rtgwg-fare-in-sun).
   fared weights             what traffic to each GPU is split by, right now
 
 Exit codes: 0 done; 1 it ran and did not come true; 2 wrong usage or configuration;
-3 the daemon does not answer; 4 no such thing.`,
+3 the daemon does not answer; 4 no such thing. Ctrl-C ends run, leaf and watch with 0.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			remedy := "see fared --help"
+			if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+				remedy = "did you mean 'fared " + strings.Join(near, "' or 'fared ") + "'?"
+			}
+			return &exitError{exitUsage, fmt.Errorf("unknown command %q", args[0]), remedy}
+		},
+		RunE:                       func(c *cobra.Command, _ []string) error { return c.Help() },
+		SuggestionsMinimumDistance: 2,
 	}
+	root.SetIn(e.in)
+	root.SetOut(e.out)
+	root.SetErr(e.err)
 	root.PersistentFlags().StringVar(&e.socket, "socket", defaultSocket, "where the daemon answers: a unix socket's path, or host:port")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return &exitError{exitUsage, err, "see " + c.CommandPath() + " --help"}
@@ -88,13 +110,52 @@ Exit codes: 0 done; 1 it ran and did not come true; 2 wrong usage or configurati
 		statusCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), watchCommand(e),
 		drainCommand(e), undrainCommand(e), reloadCommand(e), versionCommand(e),
 	)
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" {
+			shells(c)
+		}
+	}
 	return root
+}
+
+// shells makes `fared completion` without a shell, or with one that is not known, an error.
+func shells(c *cobra.Command) {
+	var names []string
+	for _, s := range c.Commands() {
+		names = append(names, s.Name())
+	}
+	c.Args = nil
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		return &exitError{exitUsage, errors.New("completion wants the name of a shell"), "one of " + strings.Join(names, ", ")}
+	}
+}
+
+// noArgs refuses words after the flags.
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return &exitError{exitUsage, fmt.Errorf("%s takes no arguments, but got %q", c.CommandPath(), args[0]), "see " + c.CommandPath() + " --help"}
+}
+
+// oneOf refuses a flag's value that is not among the known ones.
+func oneOf(flag, value string, known ...string) error {
+	if slices.Contains(known, value) {
+		return nil
+	}
+	return &exitError{exitUsage, fmt.Errorf("--%s %q is not known", flag, value), "use " + strings.Join(known, " or ")}
+}
+
+// choices completes a flag with fixed words.
+func choices(c *cobra.Command, flag string, words ...string) {
+	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // readFlags adds -o to a command that prints data.
 func readFlags(e *env, c *cobra.Command) *cobra.Command {
 	c.Flags().StringVarP(&e.output, "output", "o", "table", "table, json or yaml")
-	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+	choices(c, "output", "table", "json", "yaml")
 	pre := c.PreRunE
 	c.PreRunE = func(c *cobra.Command, args []string) error {
 		switch e.output {

@@ -33,7 +33,7 @@ func daemonCommand(e *env, role fare.Role, verb, short string) *cobra.Command {
 	var file string
 	var dataplane, level string
 	c := &cobra.Command{
-		Use: verb, Short: short, Args: cobra.NoArgs,
+		Use: verb, Short: short, Args: noArgs,
 		Long: short + `.
 
 SIGHUP reads the configuration file again and applies the difference, or refuses it whole.
@@ -62,7 +62,7 @@ SIGTERM and SIGINT end it; the data plane keeps forwarding.`,
 			if level != "" {
 				var l slog.Level
 				if err := l.UnmarshalText([]byte(level)); err != nil {
-					return &exitError{exitUsage, fmt.Errorf("--log-level: %w", err), "use debug, info, warn or error"}
+					return &exitError{exitUsage, fmt.Errorf("--log-level %q: no such level", level), "use debug, info, warn or error"}
 				}
 				logLevel.Set(l)
 			}
@@ -77,6 +77,7 @@ SIGTERM and SIGINT end it; the data plane keeps forwarding.`,
 		c.Flags().StringVar(&dataplane, "dataplane", "", "address of the data plane, instead of the configured one; memory: is one inside the process, for trying out")
 	}
 	_ = c.MarkFlagFilename("config", "yaml", "yml")
+	choices(c, "log-level", "debug", "info", "warn", "error")
 	return c
 }
 
@@ -93,9 +94,10 @@ func serve(ctx context.Context, cfg *config.Config, deps daemon.Deps) error {
 	deps.Registry = prometheus.NewRegistry()
 	deps.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	log, file := deps.Logger, deps.ConfigPath
+	const remedy = "nothing goes on without it: correct that, and start again; what was logged above may say more"
 	d, err := daemon.New(cfg, deps)
 	if err != nil {
-		return &exitError{code: exitFailed, err: err}
+		return &exitError{exitFailed, err, remedy}
 	}
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
@@ -124,7 +126,7 @@ func serve(ctx context.Context, cfg *config.Config, deps daemon.Deps) error {
 	cancel()
 	<-reloads
 	if err := errors.Join(err, d.Close()); err != nil {
-		return &exitError{code: exitFailed, err: err}
+		return &exitError{exitFailed, err, remedy}
 	}
 	return nil
 }
@@ -145,7 +147,7 @@ func loadConfig(file string) (*config.Config, error) {
 func checkCommand(e *env) *cobra.Command {
 	var file string
 	c := &cobra.Command{
-		Use: "check", Short: "Check a configuration file; exit 0, or 2 with every error", Args: cobra.NoArgs,
+		Use: "check", Short: "Check a configuration file; exit 0, or 2 with every error", Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			cfg, err := loadConfig(file)
 			if err != nil {

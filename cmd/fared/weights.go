@@ -6,22 +6,20 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
+
+// known is where destinations and sources are listed.
+const known = "'fared weights' lists the destinations there are, 'fared status' the local loopbacks"
 
 func weightsCommand(e *env) *cobra.Command {
 	var destinations, sources []string
 	var explain bool
 	c := &cobra.Command{
-		Use: "weights", Short: "Show what traffic to each GPU is split by", Args: cobra.NoArgs,
+		Use: "weights", Short: "Show what traffic to each GPU is split by", Args: noArgs,
 		Long: `Shows, for every destination, the weight of each plane in lowest terms, and with -o json
 or yaml also the queue pair slots and UDP source ports of each pair.`,
 		Example: "  fared weights\n  fared weights --destination 10.255.0.2 --explain\n  fared weights --source 10.255.0.1 -o json",
@@ -38,7 +36,7 @@ or yaml also the queue pair slots and UDP source ports of each pair.`,
 				}
 				resp, err := client.GetWeights(c.Context(), &farev1.GetWeightsRequest{Destination: destinations[0], Sources: sources, Explain: true})
 				if err != nil {
-					return e.explain(err)
+					return e.explain(err, known)
 				}
 				return e.print(resp, func(w *tabwriter.Writer) { explainTable(w, resp.Weights) })
 			}
@@ -47,7 +45,7 @@ or yaml also the queue pair slots and UDP source ports of each pair.`,
 			for token := ""; ; {
 				page, err := client.ListWeights(c.Context(), &farev1.ListWeightsRequest{Filter: filter, PageToken: token})
 				if err != nil {
-					return e.explain(err)
+					return e.explain(err, known)
 				}
 				all.revision, all.destinations = page.Revision, append(all.destinations, page.Weights...)
 				if token = page.NextPageToken; token == "" {
@@ -55,7 +53,7 @@ or yaml also the queue pair slots and UDP source ports of each pair.`,
 				}
 			}
 			if len(destinations) > 0 && len(all.destinations) == 0 {
-				return &exitError{exitNotFound, fmt.Errorf("no destination within %s", strings.Join(destinations, ", ")), "'fared weights' lists what is known"}
+				return &exitError{exitNotFound, fmt.Errorf("no destination within %s", strings.Join(destinations, ", ")), known}
 			}
 			return e.printWeights(all)
 		},
@@ -63,6 +61,7 @@ or yaml also the queue pair slots and UDP source ports of each pair.`,
 	c.Flags().StringSliceVarP(&destinations, "destination", "d", nil, "only these destinations: an address or a covering prefix; repeatable")
 	c.Flags().StringSliceVarP(&sources, "source", "s", nil, "only pairs from these local loopbacks; repeatable")
 	c.Flags().BoolVar(&explain, "explain", false, "show each route, community, link and rule behind one destination's weights")
+	e.pairFlags(c)
 	return readFlags(e, c)
 }
 
@@ -125,6 +124,19 @@ func ratio(d *farev1.DestinationWeights) string {
 	return b.String()
 }
 
+// effect says in a word whether packets obey the weights yet.
+func effect(d *farev1.DestinationWeights) string {
+	if !d.Reachable {
+		return "unreachable: " + d.Reason
+	}
+	for _, p := range d.Planes {
+		if !p.InEffect {
+			return "wanted"
+		}
+	}
+	return "in effect"
+}
+
 func explainTable(w *tabwriter.Writer, d *farev1.DestinationWeights) {
 	state := "reachable"
 	if !d.Reachable {
@@ -170,122 +182,4 @@ func explainTable(w *tabwriter.Writer, d *farev1.DestinationWeights) {
 	for _, r := range x.GetRules() {
 		fmt.Fprintln(w, "  "+r)
 	}
-}
-
-func watchCommand(e *env) *cobra.Command {
-	var destinations, sources []string
-	var events bool
-	var recent uint32
-	c := &cobra.Command{
-		Use: "watch", Short: "Follow the weights (or, with --events, the fabric's events) as they change", Args: cobra.NoArgs,
-		Long: `Prints the weights there are, then every change. It reconnects by itself and resumes where it
-was. -o json prints one object a line.`,
-		RunE: func(c *cobra.Command, _ []string) error {
-			conn, err := e.dial()
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
-			if events {
-				stream, err := farev1.NewFabricServiceClient(conn).WatchEvents(c.Context(), &farev1.WatchEventsRequest{Recent: recent})
-				if err != nil {
-					return e.explain(err)
-				}
-				for {
-					ev, err := stream.Recv()
-					if err != nil {
-						return e.endOfWatch(c, err)
-					}
-					if err := e.line(ev, func() {
-						fmt.Fprintf(e.out, "%s  %-12s %s  %s\n", time.Unix(0, int64(ev.TimeNs)).Format("15:04:05.000000"), ev.Kind, ev.Subject, ev.Detail)
-					}); err != nil {
-						return err
-					}
-				}
-			}
-			return e.watchWeights(c, farev1.NewWeightServiceClient(conn), &farev1.WeightFilter{Destinations: destinations, Sources: sources, OmitPairs: e.output == "table"})
-		},
-	}
-	c.Flags().StringSliceVarP(&destinations, "destination", "d", nil, "only these destinations: an address or a covering prefix; repeatable")
-	c.Flags().StringSliceVarP(&sources, "source", "s", nil, "only pairs from these local loopbacks; repeatable")
-	c.Flags().BoolVar(&events, "events", false, "follow sessions, links, drains and faults instead of weights")
-	c.Flags().Uint32Var(&recent, "recent", 20, "with --events: how many past events to print first")
-	return readFlags(e, c)
-}
-
-// watchWeights follows the weights. Once the daemon has answered, a lost stream is resumed when the daemon is back.
-func (e *env) watchWeights(c *cobra.Command, client farev1.WeightServiceClient, filter *farev1.WeightFilter) error {
-	req := &farev1.WatchWeightsRequest{Filter: filter}
-	var opts []grpc.CallOption
-	for {
-		err := e.watchStream(c, client, req, opts)
-		if status.Code(err) != codes.Unavailable || req.Instance == "" || c.Context().Err() != nil {
-			return e.endOfWatch(c, err)
-		}
-		fmt.Fprintf(e.err, "fared: the daemon went away; resuming after revision %d when it is back\n", req.SinceRevision)
-		opts = []grpc.CallOption{grpc.WaitForReady(true)}
-	}
-}
-
-// watchStream prints one stream until it ends, and keeps in req where to resume.
-func (e *env) watchStream(c *cobra.Command, client farev1.WeightServiceClient, req *farev1.WatchWeightsRequest, opts []grpc.CallOption) error {
-	stream, err := client.WatchWeights(c.Context(), req, opts...)
-	if err != nil {
-		return err
-	}
-	for {
-		msg, err := stream.Recv()
-		if err != nil {
-			return err
-		}
-		if msg.Complete {
-			req.SinceRevision, req.Instance = msg.Revision, msg.Instance
-		}
-		err = e.line(msg, func() {
-			for _, d := range msg.Weights {
-				fmt.Fprintf(e.out, "%-8d %-22s %-12s %s\n", msg.Revision, d.Destination, ratio(d), effect(d))
-			}
-			for _, p := range msg.Removed {
-				fmt.Fprintf(e.out, "%-8d %-22s gone\n", msg.Revision, p)
-			}
-		})
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// effect says in a word whether packets obey the weights yet.
-func effect(d *farev1.DestinationWeights) string {
-	if !d.Reachable {
-		return "unreachable: " + d.Reason
-	}
-	for _, p := range d.Planes {
-		if !p.InEffect {
-			return "wanted"
-		}
-	}
-	return "in effect"
-}
-
-// endOfWatch is how a stream ends well: the user has seen enough.
-func (e *env) endOfWatch(c *cobra.Command, err error) error {
-	if c.Context().Err() != nil {
-		return nil
-	}
-	return e.explain(err)
-}
-
-// line prints one message of a stream: a JSON line, a YAML document, or what text prints.
-func (e *env) line(m proto.Message, text func()) error {
-	switch e.output {
-	case "json":
-		_, err := fmt.Fprintf(e.out, "%s\n", appendJSON(nil, m.ProtoReflect()))
-		return err
-	case "yaml":
-		fmt.Fprintln(e.out, "---")
-		return printJSON(e.out, "yaml", appendJSON(nil, m.ProtoReflect()))
-	}
-	text()
-	return nil
 }

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/fared/fared/lab"
+)
+
+// labShow is how a lab's progress is shown.
+type labShow interface {
+	starting()
+	started(f *lab.Fabric, took time.Duration)
+	scenario(s *lab.Scenario)
+	result(r lab.Result)
+	next() // the step after it begins
+	ended(met bool)
+	// close leaves the terminal as it was; it may come after any of the others.
+	close()
+}
+
+// labShow chooses how to show: the live table in a terminal, unless a log goes to the same one.
+func (e *env) labShow(o lab.Options, scenarios []*lab.Scenario, verbose bool) (show labShow, live bool) {
+	switch {
+	case e.output != "table":
+		return &labData{e: e, o: o}, false
+	case e.terminal != nil && !verbose:
+		return newLabLive(e, o, scenarios), true
+	}
+	return &labLines{e: e, o: o}, false
+}
+
+// labData prints one JSON object a line, or one YAML document, a step.
+type labData struct {
+	e *env
+	o lab.Options
+}
+
+func (*labData) starting()                          {}
+func (*labData) started(*lab.Fabric, time.Duration) {}
+func (*labData) scenario(*lab.Scenario)             {}
+func (*labData) next()                              {}
+func (*labData) ended(bool)                         {}
+func (*labData) close()                             {}
+
+func (s *labData) result(r lab.Result) {
+	b := s.step(r)
+	if s.e.output == "json" {
+		fmt.Fprintf(s.e.out, "%s\n", b)
+		return
+	}
+	fmt.Fprintln(s.e.out, "---")
+	_ = printJSON(s.e.out, "yaml", b) // an error of the output ends the command by itself
+}
+
+// step writes a step with the keys that scripts rely on first and in order, weights in the order of planes.
+func (s *labData) step(r lab.Result) []byte {
+	b := []byte{'{'}
+	add := func(key string, value any) {
+		if len(b) > 1 {
+			b = append(b, ',')
+		}
+		text, ok := value.([]byte)
+		if !ok {
+			text, _ = json.Marshal(value) // strings, integers and booleans always marshal
+		}
+		b = append(fmt.Appendf(b, "%q:", key), text...)
+	}
+	add("step", r.Step)
+	add("source", r.Source)
+	add("destination", r.Destination)
+	add("weights", s.byPlane(r.Weights))
+	add("expected", s.byPlane(r.Expected))
+	add("ok", r.OK)
+	add("slots_moved", r.SlotsMoved)
+	add("scenario", r.Scenario)
+	add("pairs", r.Pairs)
+	add("elapsed_ns", r.ElapsedNS)
+	if len(r.Wrong) > 0 {
+		add("wrong", r.Wrong)
+	}
+	return append(b, '}')
+}
+
+func (s *labData) byPlane(weights map[string]uint32) []byte {
+	b := []byte{'{'}
+	for i, w := range inOrder(s.o, weights) {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = fmt.Appendf(b, `"p%d":%d`, i, w)
+	}
+	return append(b, '}')
+}
+
+// inOrder returns the weights in the order of the planes.
+func inOrder(o lab.Options, weights map[string]uint32) []uint32 {
+	out := make([]uint32, o.Planes)
+	for p := range out {
+		out[p] = weights[fmt.Sprintf("p%d", p)]
+	}
+	return out
+}
+
+// labLines prints plain lines: at most 120 columns wide at the default size.
+type labLines struct {
+	e     *env
+	o     lab.Options
+	steps int
+}
+
+// stepColumn is how wide a step's text is; a longer one has a line of its own.
+const stepColumn = 56
+
+func size(o lab.Options) string {
+	return fmt.Sprintf("%d planes, %d servers with %d GPU each, %d sub-ports of %s in every plane", o.Planes, o.Servers, o.GPUs, o.SubPorts, o.Speed)
+}
+
+func (s *labLines) starting() { fmt.Fprintln(s.e.out, size(s.o)) }
+
+func (s *labLines) started(f *lab.Fabric, took time.Duration) {
+	fmt.Fprintf(s.e.out, "%d BGP sessions established, every weight in effect after %s\n", f.Sessions(), took.Round(time.Millisecond))
+}
+
+func (s *labLines) scenario(sc *lab.Scenario) {
+	fmt.Fprintf(s.e.out, "\n%s\n", s.e.paint(bold, sc.Name+": "+sc.Title))
+}
+
+func (s *labLines) result(r lab.Result) {
+	s.steps++
+	text := r.Step
+	mark := s.e.mark(r.OK)
+	if utf8.RuneCountInString(text) > stepColumn {
+		fmt.Fprintf(s.e.out, "  %s %s\n", mark, text)
+		mark, text = "     ", ""
+	}
+	fmt.Fprintf(s.e.out, "  %s %-*s %s -> %s  %s\n", mark, stepColumn, text, r.Source, r.Destination, bars(inOrder(s.o, r.Weights)))
+	verdict := fmt.Sprintf("%d pairs as they should be after %s", r.Pairs, took(r))
+	if !r.OK {
+		verdict = "after " + took(r).String()
+	}
+	fmt.Fprintf(s.e.out, "        %s, %d slots moved\n", verdict, r.SlotsMoved)
+	for _, w := range r.Wrong {
+		fmt.Fprintf(s.e.out, "        %s\n", w)
+	}
+}
+
+func (s *labLines) ended(met bool) { fmt.Fprintf(s.e.out, "\n%s\n", s.e.verdict(s.steps, met)) }
+
+func (s *labLines) next()  {}
+func (s *labLines) close() {}
+
+func (e *env) mark(ok bool) string {
+	if ok {
+		return e.paint(green, "ok   ")
+	}
+	return e.paint(red, "WRONG")
+}
+
+func (e *env) verdict(steps int, met bool) string {
+	if !met {
+		return fmt.Sprintf("%d steps, %s", steps, e.paint(bold+red, "NOT every expectation met"))
+	}
+	return fmt.Sprintf("%d steps, %s", steps, e.paint(bold, "every expectation met"))
+}
+
+func took(r lab.Result) time.Duration { return time.Duration(r.ElapsedNS).Round(10 * time.Microsecond) }
+
+// bars draws weights: 2:2:1:2 and a bar for every plane, as long as its share of the largest.
+func bars(weights []uint32) string {
+	const wide = 23 // of all bars, in columns
+	width := (wide+1)/max(1, len(weights)) - 1
+	text := fmt.Sprintf("%-7s", lab.Ratio(weights))
+	if width < 1 {
+		return strings.TrimRight(text, " ")
+	}
+	for _, w := range weights {
+		text += " " + bar(w, slices.Max(weights), min(width, 8))
+	}
+	return text
+}
+
+// bar is one bar; what is not nothing shows.
+func bar(w, top uint32, width int) string {
+	n := 0
+	if w > 0 {
+		n = max(1, int(uint64(w)*uint64(width)/uint64(top)))
+	}
+	return strings.Repeat("█", n) + strings.Repeat("·", width-n)
+}
