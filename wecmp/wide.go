@@ -44,11 +44,11 @@ func (a u128) div(b u128) (q uint64, r u128) {
 	// Long division, bit by bit: only sums above 2^64 come here.
 	for i := range 128 {
 		over := r.hi >> 63
-		bit := a.hi >> (63 - i)
+		word := a.hi
 		if i >= 64 {
-			bit = a.lo >> (127 - i)
+			word = a.lo
 		}
-		r = u128{r.hi<<1 | r.lo>>63, r.lo<<1 | bit&1}
+		r = u128{r.hi<<1 | r.lo>>63, r.lo<<1 | word>>(63-i%64)&1}
 		q <<= 1
 		if over != 0 || r.cmp(b) >= 0 {
 			r, q = r.sub(b), q|1
