@@ -122,6 +122,11 @@ func (c *Core) reload(ev Reload) error {
 		return err
 	}
 	c.cfg = next
+	for _, lo := range next.Loopbacks { // may have been somebody else's until now
+		for i := range c.sessions {
+			c.step(fare.RouteWithdraw{Session: i, Generation: c.sessions[i].generation, Prefix: lo})
+		}
+	}
 	layout := newLayout(next)
 	for i := range layout.subPorts {
 		was, is := c.layout.subPorts[i].Speed, layout.subPorts[i].Speed

@@ -37,6 +37,8 @@ type Core struct {
 	drains   []drain // sorted by target text
 
 	converged bool
+	// ownLoopbacks counts routes to our own loopbacks, which are not taken.
+	ownLoopbacks uint64
 	// One entry for each outgoing thing that may differ from what was handed out.
 	subPortDirty bool
 	advertDirty  bool             // every session's wanted set
@@ -210,6 +212,13 @@ func (c *Core) fabric(ev fare.Event) {
 			s.up = false
 			c.subPorts[s.subPort].established--
 			c.subPortDirty = true
+		}
+	case fare.RouteUpdate:
+		// Nobody else can be where our own GPUs are: such a route would lead a server's traffic to itself out of the server.
+		if slices.Contains(c.cfg.Loopbacks, ev.Prefix) {
+			c.ownLoopbacks++
+			c.step(fare.RouteWithdraw{Session: ev.Session, Generation: ev.Generation, Prefix: ev.Prefix})
+			return
 		}
 	case fare.LinkState:
 		p := &c.subPorts[ev.SubPort]

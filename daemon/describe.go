@@ -35,7 +35,8 @@ func (c *Core) Describe(w io.Writer) {
 		}
 		id, _ := c.engine.Destination(prefix)
 		if v, ok := c.engine.Vector(id); ok {
-			fmt.Fprintf(w, "  vector %d %v %v %v %v\n", id, v.Reachable, v.Weights, v.SubPortWeights, v.Slots)
+			// Not the id: ids are reused when a deletion has been reported, which is the caller's pace.
+			fmt.Fprintf(w, "  vector %v %v %v %v\n", v.Reachable, v.Weights, v.SubPortWeights, v.Slots)
 		}
 	}
 }

@@ -172,6 +172,9 @@ func (s source) Process() status.Process {
 	out := status.Process{
 		Role: s.core.cfg.Role.String(), RouterID: s.core.cfg.RouterID, AS: s.core.cfg.AS, Converged: s.core.Converged(), Ignored: counts(&stats.Events),
 	}
+	if s.core.ownLoopbacks > 0 {
+		out.Ignored = append(out.Ignored, status.Count{Name: "own-loopback", Value: s.core.ownLoopbacks})
+	}
 	if s.d.client == nil {
 		return out
 	}
