@@ -6,6 +6,8 @@ cd "$(dirname "$0")/.."
 mkdir -p out
 go test -race -count=1 -timeout 20m -v ./... >out/test.log 2>&1
 code=$?
+# Ten million mutated messages through the guard and the parser behind it; without the race detector, for it is one goroutine.
+FARED_MUTATIONS=10000000 go test -count=1 -timeout 10m -v -run 'Mutations' ./daemon/internal/guard >>out/test.log 2>&1 || code=1
 grep -E '^(ok|FAIL|panic:|\?)|^(---|    ---) FAIL|no test files' out/test.log | grep -v 'no test files'
 passed=$(grep -cE '^ *--- PASS' out/test.log)
 failed=$(grep -cE '^ *--- FAIL' out/test.log)
