@@ -24,8 +24,9 @@ const (
 	initialAdvertisements = 3
 	// Between the initial advertisements, and between looks at the device.
 	initialInterval = time.Second
-	// A solicitation that follows an answer sooner is not answered (Section 6.2.6 asks
-	// for a limit; ours is shorter because a link has one peer, who waits).
+	// A solicitation that follows an answer sooner is not answered, and an advertisement
+	// that Peer asks for waits until this has passed (Section 6.2.6 asks for a limit of
+	// three seconds; ours is shorter because a link has one peer, who waits).
 	answerInterval = 50 * time.Millisecond
 	// A device that cannot be used is tried again after this.
 	retryInterval = 200 * time.Millisecond
@@ -46,6 +47,8 @@ type device struct {
 	peer    netip.Addr // last router heard; zone as Resolver.Peer says
 	trouble error      // why nothing can be heard, or nil
 	changed chan struct{}
+	conn    *ndp.Conn // while speaking
+	asked   bool      // an advertisement is wanted now
 }
 
 func newDevice(k key, interval time.Duration, log *slog.Logger) *device {
@@ -71,6 +74,34 @@ func (d *device) set(peer netip.Addr, trouble error) {
 	close(d.changed)
 	d.changed = make(chan struct{})
 }
+
+// advertise asks for an advertisement now.
+func (d *device) advertise() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.asked = true
+	if d.conn != nil {
+		d.conn.SetReadDeadline(longAgo)
+	}
+}
+
+// takeAsked tells whether an advertisement is wanted, and forgets it.
+func (d *device) takeAsked() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	asked := d.asked
+	d.asked = false
+	return asked
+}
+
+func (d *device) setConn(conn *ndp.Conn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.conn = conn
+}
+
+// longAgo as a deadline wakes a reader.
+var longAgo = time.Unix(1, 0)
 
 // run speaks on the device until ctx ends, through its absence and its return.
 func (d *device) run(ctx context.Context) {
@@ -167,13 +198,16 @@ func (d *device) speak(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { conn.SetReadDeadline(time.Unix(1, 0)) })()
+	defer context.AfterFunc(ctx, func() { conn.SetReadDeadline(longAgo) })()
+	d.setConn(conn)
+	defer d.setConn(nil)
 	d.set(netip.Addr{}, nil)
 
 	var (
 		known    bool // a router has been heard
 		answered time.Time
 		sent     int
+		lastSend time.Time
 		nextSend = time.Now()
 	)
 	for {
@@ -184,16 +218,24 @@ func (d *device) speak(ctx context.Context) error {
 				d.send(conn, solicitation(now), allRouters)
 			}
 			sent++
-			nextSend = time.Now().Add(d.interval)
+			lastSend = time.Now()
+			nextSend = lastSend.Add(d.interval)
 			if sent < initialAdvertisements || !known {
-				nextSend = time.Now().Add(min(d.interval, initialInterval))
+				nextSend = lastSend.Add(min(d.interval, initialInterval))
 			}
 		}
 		if err := conn.SetReadDeadline(time.Now().Add(min(initialInterval, time.Until(nextSend)))); err != nil {
 			return d.explain(err)
 		}
-		if ctx.Err() != nil { // checked after the deadline is set, else the wake-up could be overwritten
+		// Checked after the deadline is set, else the wake-up could be overwritten.
+		if ctx.Err() != nil {
 			return nil
+		}
+		if d.takeAsked() {
+			if soon := lastSend.Add(answerInterval); soon.Before(nextSend) {
+				nextSend = soon
+			}
+			continue
 		}
 		m, control, from, err := conn.ReadFrom()
 		switch {

@@ -62,6 +62,9 @@ var ErrClosed = errors.New("the resolver is closed")
 // first call for a device begins to advertise on it, and that goes on until Close, for
 // the peer must not forget us. A device that is missing or down is waited for.
 //
+// Each call also advertises at once: who asks is about to connect, perhaps because the
+// link was down, and then the leaf has forgotten us and refuses us until it hears again.
+//
 // The address's zone is the device. In another network namespace (netns not empty) it
 // is the device's index as a number instead: package net remembers the index of a zone's
 // name for the whole process, and the same name is another device in each namespace.
@@ -73,6 +76,7 @@ func (r *Resolver) Peer(ctx context.Context, name, netns string) (netip.Addr, er
 	if err != nil {
 		return netip.Addr{}, err
 	}
+	d.advertise()
 	for {
 		peer, trouble, changed := d.state()
 		switch {
