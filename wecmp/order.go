@@ -8,8 +8,8 @@ import "math/bits"
 //
 // It is a weighted rendezvous: every live slot draws an exponentially distributed number from the address whose rate is the
 // slot's weight, capacity(plane)/live slots(plane); the least wins. A slot's draw depends on the address and its own weight
-// alone, and comparisons are exact, so when a weight falls only addresses of that slot move, and no more of them than its
-// share lost, up to the draw's randomness.
+// alone, and comparisons are exact, so when a plane's weight falls only addresses of its slots move, and no more of them than
+// the share it lost, up to the draw's randomness; when it rises they come from all others alike, and no more than it gained.
 func (e *Engine) SlotFor(vector uint32, address uint64) int {
 	v := e.vector(vector)
 	if v == nil {

@@ -1,0 +1,187 @@
+package wecmp
+
+import (
+	"math"
+	"slices"
+	"testing"
+)
+
+func TestMinusLog2(t *testing.T) {
+	r := seeded(t)
+	for range 20000 {
+		h := r.Uint64() >> r.IntN(64)
+		want := 64 - math.Log2(float64(h|1))
+		if got := float64(minusLog2(h)) / (1 << logFraction); math.Abs(got-want) > 2e-7 {
+			t.Fatalf("-log2(%d/2^64) = %v, want %v", h, got, want)
+		}
+	}
+	last := uint64(math.MaxUint64)
+	for _, h := range []uint64{0, 1, 2, 3, 1 << 32, 1<<63 - 1, 1 << 63, 1<<63 + 1<<52, math.MaxUint64} {
+		got := minusLog2(h)
+		if got > last || got < 1 || got >= 1<<52 {
+			t.Fatalf("%d after %d at %d", got, last, h)
+		}
+		last = got
+	}
+}
+
+const samples = 100_000
+
+func draw(e *Engine, vector uint32) []int {
+	out := make([]int, samples)
+	for i := range out {
+		out[i] = e.SlotFor(vector, uint64(i)*64)
+	}
+	return out
+}
+
+// TestSlotForIsWeighted: every slot gets its share of the addresses, within five standard deviations.
+func TestSlotForIsWeighted(t *testing.T) {
+	cfg := square(4, 2)
+	cfg.Slots = 11
+	e := mustEngine(t, cfg)
+	planes := capacities(cfg, 800e9, 400e9, 0, 700e9)
+	planes[3].SubPorts[1] = 0
+	must(t, e.SetGroup(1, planes))
+	v, _ := e.Vector(1)
+	got := make([]int, len(v.Slots))
+	for _, s := range draw(e, 1) {
+		got[s]++
+	}
+	for s, slot := range v.Slots {
+		p := float64(slot.SharePPB) / Parts
+		if d := math.Abs(float64(got[s]) - samples*p); d > 5*math.Sqrt(samples*p*(1-p)) {
+			t.Errorf("slot %d: %d of %d addresses, share %v", s, got[s], samples, p)
+		}
+	}
+	must(t, e.SetGroup(2, capacities(cfg, 0, 0, 0, 0)))
+	if e.SlotFor(2, 1) != -1 || e.SlotFor(99, 1) != -1 {
+		t.Error("a slot where nothing is reachable, or of no vector")
+	}
+}
+
+// TestAddressesMoveOnlyWhenTheyMust: whatever happens, an address leaves only slots that are marked to drain; and when
+// one plane's weight changes, by itself or because sub-ports of it fail, no more addresses move than the shares that
+// moved, and 5 %.
+func TestAddressesMoveOnlyWhenTheyMust(t *testing.T) {
+	r, bounded := seeded(t), 0
+	for i := range 16 {
+		cfg := square(4, 2)
+		cfg.Ordering, cfg.Policy, cfg.Slots = Ordering(1+i%2), Policy(i/2%2), 8+i/4%2*3
+		e := mustEngine(t, cfg)
+		planes := capacities(cfg, 800e9, 800e9, 800e9, 800e9)
+		must(t, e.SetGroup(1, planes))
+		must(t, e.SetDestination(address(1), 1))
+		e.Updates()
+		for range 6 {
+			v, _ := e.Vector(1)
+			before, slots, reachable, total := draw(e, 1), slices.Clone(v.Slots), v.Reachable, live(planes)
+			// Capacity per live slot changes in one direction: that is one plane's weight changing.
+			p, up := r.IntN(4), r.Uint64N(2)
+			planes[p].Capacity, planes[p].SubPorts[1] = 400e9*(1+up), up
+			simple := cfg.Policy == Reweight && cfg.Slots == 8
+			if r.IntN(3) == 0 {
+				planes[p].Capacity = 100e9 * uint64(r.IntN(9))
+			}
+			must(t, e.SetGroup(1, planes))
+			e.Updates()
+			if v, _ = e.Vector(1); !v.Reachable || !reachable {
+				continue
+			}
+			after, moved, share := draw(e, 1), 0, 0.0
+			for k := range before {
+				if before[k] != after[k] {
+					moved++
+					if !v.Slots[before[k]].Drain {
+						t.Fatalf("an address left slot %d, which is not drained:\n%v", before[k], v)
+					}
+				}
+			}
+			rising, falling := false, false
+			for s := range slots {
+				was, is := float64(slots[s].SharePPB)/Parts, float64(v.Slots[s].SharePPB)/Parts
+				share += math.Max(0, was-is)
+				grown := is*live(planes) - was*total // capacity behind the slot, bit/s
+				rising, falling = rising || grown > 1e6, falling || grown < -1e6
+			}
+			if !simple || rising && falling {
+				continue // weights change both ways: addresses move between more than those
+			}
+			bounded++
+			if most := 1.05*share + 5/math.Sqrt(samples); float64(moved)/samples > most {
+				t.Fatalf("%d of %d addresses moved, share %v moved", moved, samples, share)
+			}
+		}
+	}
+	if bounded < 8 {
+		t.Fatalf("only %d steps had a bound", bounded)
+	}
+}
+
+// live sums the capacities of planes with a live sub-port.
+func live(planes []Capacity) (sum float64) {
+	for _, p := range planes {
+		if slices.Max(p.SubPorts) > 0 {
+			sum += float64(p.Capacity)
+		}
+	}
+	return sum
+}
+
+// TestDrainMarks: when a plane's weight falls only its slots lose addresses; when it rises again it
+// takes from all others; under Weak nothing is marked.
+func TestDrainMarks(t *testing.T) {
+	cfg := square(4, 2)
+	cfg.Ordering = Strong
+	e := mustEngine(t, cfg)
+	marked := func() []uint16 {
+		for _, u := range e.Updates() {
+			if u.Kind == VectorSet {
+				return u.Drain
+			}
+		}
+		t.Fatal("no vector was set")
+		return nil
+	}
+	must(t, e.SetGroup(1, capacities(cfg, 8, 8, 8, 8)))
+	if d := marked(); d != nil {
+		t.Errorf("new: %v", d)
+	}
+	must(t, e.SetGroup(1, capacities(cfg, 8, 8, 4, 8)))
+	if d := marked(); !slices.Equal(d, []uint16{2, 6}) {
+		t.Errorf("plane 2 fell: %v", d)
+	}
+	must(t, e.SetGroup(1, capacities(cfg, 8, 8, 8, 8)))
+	if d := marked(); !slices.Equal(d, []uint16{0, 1, 3, 4, 5, 7}) {
+		t.Errorf("plane 2 rose: %v", d)
+	}
+	must(t, e.SetGroup(1, capacities(cfg, 4, 4, 4, 4)))
+	if d := marked(); d != nil {
+		t.Errorf("all fell alike: %v", d)
+	}
+	// A sub-port fails and the plane halves: the other sub-port's slot keeps its weight and its addresses.
+	half := capacities(cfg, 4, 4, 2, 4)
+	half[2].SubPorts[1] = 0
+	must(t, e.SetGroup(1, half))
+	if d := marked(); !slices.Equal(d, []uint16{6}) {
+		t.Errorf("half of plane 2 failed: %v", d)
+	}
+	// A destination that changes vectors drains what that takes from its slots.
+	must(t, e.SetGroup(2, capacities(cfg, 4, 0, 4, 4)))
+	must(t, e.SetGroup(1, capacities(cfg, 4, 4, 4, 4)))
+	must(t, e.SetDestination(address(1), 1))
+	e.Updates()
+	must(t, e.SetDestination(address(1), 2))
+	u := e.Updates()
+	if len(u) != 1 || !slices.Equal(u[0].Drain, []uint16{1, 5}) {
+		t.Errorf("changed vectors: %v", u)
+	}
+	cfg.Ordering = Weak
+	e = mustEngine(t, cfg)
+	must(t, e.SetGroup(1, capacities(cfg, 8, 8, 8, 8)))
+	e.Updates()
+	must(t, e.SetGroup(1, capacities(cfg, 8, 8, 0, 8)))
+	if d := marked(); d != nil {
+		t.Errorf("weak: %v", d)
+	}
+}
