@@ -157,7 +157,7 @@ func drainLike(e *env, verb, short string, on bool) *cobra.Command {
 			if err != nil {
 				return e.explain(err, "'fared planes' lists planes and sub-ports, 'fared sessions -o json' each leaf's peer_router_id")
 			}
-			fmt.Fprintf(e.out, "%s %s %s: %d sessions (%s)\n", verb, args[0], args[1], len(sessions), strings.Join(sessions, ", "))
+			fmt.Fprintf(e.out, "%s %s %s: %s (%s)\n", verb, args[0], args[1], several(len(sessions), "session"), strings.Join(sessions, ", "))
 			return nil
 		},
 	}

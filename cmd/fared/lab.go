@@ -76,6 +76,11 @@ Exit code 1 when an expectation is not met.`,
 			if configs != "" {
 				return e.writeLabConfigs(o, configs)
 			}
+			for _, s := range scenarios {
+				if err := lab.Check(o, s); err != nil {
+					return &exitError{exitUsage, err, "choose the fabric's size with flags, or correct the script: docs/labs.md"}
+				}
+			}
 			log := slog.New(slog.DiscardHandler)
 			if verbose {
 				log = newLogger(e.err, "text", slog.LevelInfo)
@@ -136,11 +141,6 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 	fabric, err := lab.Start(ctx, o, log)
 	if err != nil {
 		return labError(ctx, err)
-	}
-	for _, s := range scenarios {
-		if err := fabric.Check(s); err != nil {
-			return errors.Join(&exitError{exitUsage, err, "'fared lab --help' says how large the fabric is"}, fabric.Close())
-		}
 	}
 	show.started(fabric, time.Since(started))
 	met := true

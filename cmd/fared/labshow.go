@@ -163,9 +163,9 @@ func (e *env) mark(ok bool) string {
 
 func (e *env) verdict(steps int, met bool) string {
 	if !met {
-		return fmt.Sprintf("%d steps, %s", steps, e.paint(bold+red, "NOT every expectation met"))
+		return fmt.Sprintf("%s, %s", several(steps, "step"), e.paint(bold+red, "NOT every expectation met"))
 	}
-	return fmt.Sprintf("%d steps, %s", steps, e.paint(bold, "every expectation met"))
+	return fmt.Sprintf("%s, %s", several(steps, "step"), e.paint(bold, "every expectation met"))
 }
 
 func took(r lab.Result) time.Duration { return time.Duration(r.ElapsedNS).Round(10 * time.Microsecond) }

@@ -51,10 +51,11 @@ func printJSON(w io.Writer, format string, compact []byte) error {
 	return enc.Close()
 }
 
-// blockStyle undoes the flow style that JSON has when it is read as YAML.
+// blockStyle undoes the flow style and the quotes that JSON has when it is read as YAML; the encoder quotes what would
+// not be a string without.
 func blockStyle(n *yaml.Node) {
 	n.Style &^= yaml.FlowStyle
-	if n.Kind == yaml.ScalarNode && n.Tag != "!!str" {
+	if n.Kind == yaml.ScalarNode {
 		n.Style = 0
 	}
 	for _, c := range n.Content {
@@ -152,4 +153,12 @@ func yesNo(b bool) string {
 		return "yes"
 	}
 	return "no"
+}
+
+// several counts things: 1 session, 2 sessions.
+func several(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }

@@ -103,7 +103,8 @@ Exit codes: 0 done; 1 it ran and did not come true; 2 wrong usage or configurati
 	root.SetErr(e.err)
 	root.PersistentFlags().StringVar(&e.socket, "socket", defaultSocket, "where the daemon answers: a unix socket's path, or host:port")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return &exitError{exitUsage, err, "see " + c.CommandPath() + " --help"}
+		text, _, _ := strings.Cut(err.Error(), ": strconv.") // how Go reads numbers does not help
+		return &exitError{exitUsage, errors.New(text), "see " + c.CommandPath() + " --help"}
 	})
 	root.AddCommand(
 		runCommand(e), leafCommand(e), labCommand(e), checkCommand(e), replayCommand(e),

@@ -160,7 +160,8 @@ func checkCommand(e *env) *cobra.Command {
 					sessions += len(sp.Sessions)
 				}
 			}
-			_, err = fmt.Fprintf(e.out, "%s: a %s with %d planes, %d sub-ports, %d sessions, %d loopbacks\n", file, cfg.Role, len(cfg.Planes), subPorts, sessions, len(cfg.Loopbacks))
+			_, err = fmt.Fprintf(e.out, "%s: a %s with %s, %s, %s, %s\n", file, cfg.Role, several(len(cfg.Planes), "plane"), several(subPorts, "sub-port"),
+				several(sessions, "session"), several(len(cfg.Loopbacks), "loopback"))
 			return err
 		},
 	}

@@ -137,6 +137,14 @@ func effect(d *farev1.DestinationWeights) string {
 	return "in effect"
 }
 
+// counts says whether something is used, or why not.
+func counts(reason string) string {
+	if reason == "" {
+		return "yes"
+	}
+	return "no: " + reason
+}
+
 func explainTable(w *tabwriter.Writer, d *farev1.DestinationWeights) {
 	state := "reachable"
 	if !d.Reachable {
@@ -151,17 +159,13 @@ func explainTable(w *tabwriter.Writer, d *farev1.DestinationWeights) {
 		if r.HasBandwidth {
 			advertised = bandwidth(r.AdvertisedBps)
 		}
-		counts := "yes"
-		if r.Reason != "" {
-			counts = "no: " + r.Reason
-		}
-		row(w, "  "+r.Session, r.Device, r.Node, advertised, strings.Trim(fmt.Sprint(r.AsPath), "[]"), counts)
+		row(w, "  "+r.Session, r.Device, r.Node, advertised, strings.Trim(fmt.Sprint(r.AsPath), "[]"), counts(r.Reason))
+	}
+	fmt.Fprintln(w, "\ncommunities")
+	row(w, "  SESSION", "RAW", "MEANING", "COUNTS")
+	for _, r := range x.GetRoutes() {
 		for _, cm := range r.Communities {
-			text := cm.Meaning
-			if cm.Reason != "" {
-				text += " (ignored: " + cm.Reason + ")"
-			}
-			row(w, "    "+cm.Raw, text)
+			row(w, "  "+r.Session, cm.Raw, cm.Meaning, counts(cm.Reason))
 		}
 	}
 	fmt.Fprintln(w, "\nplanes")

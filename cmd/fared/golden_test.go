@@ -1,0 +1,102 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata/*.golden")
+
+// TestGolden plays the command lines in testdata/*.golden against a daemon with canned answers. A line "$ fared ..." is a
+// command line; below it stand its standard output, its standard error with "! " before each line, and its exit code.
+// SOCKET stands for the daemon's socket, NOBODY for one where no daemon is, TESTDATA for the folder. Lines with "# "
+// before the first command are a comment.
+func TestGolden(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.golden")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no golden files: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".golden"), func(t *testing.T) {
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, commands := playGolden(t, string(want))
+			if commands == 0 {
+				t.Fatalf("%s: no command lines", file)
+			}
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if got != string(want) {
+				t.Errorf("%s: -update rewrites it\n%s", file, firstDifference(got, string(want)))
+			}
+		})
+	}
+}
+
+func playGolden(t *testing.T, text string) (got string, commands int) {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		if commands == 0 && strings.HasPrefix(line, "# ") {
+			b.WriteString(line + "\n")
+		}
+		command, ok := strings.CutPrefix(line, "$ fared")
+		if !ok {
+			continue
+		}
+		commands++
+		socket, _ := startFake(t) // fresh for each, so that the order of commands does not matter
+		nobody := filepath.Join(filepath.Dir(socket), "nobody")
+		args := []string{"--socket", socket}
+		for _, word := range strings.Fields(command) {
+			args = append(args, strings.NewReplacer("NOBODY", nobody, "TESTDATA", "testdata", "''", "").Replace(word))
+		}
+		if len(args) > 2 && strings.HasPrefix(args[2], "__complete") { // which cobra wants to be the first word
+			args = append(append([]string{args[2]}, args[:2]...), args[3:]...)
+		}
+		o := fared(t, args...)
+		if o.code != exitOK && (o.out != "" && !strings.HasPrefix(command, " watch") || !explains(o.err)) {
+			t.Errorf("fared%s: exit %d with standard output %q and standard error %q", command, o.code, o.out, o.err)
+		}
+		if strings.Contains(o.out+o.err, "\x1b") {
+			t.Errorf("fared%s: escape codes where there is no terminal", command)
+		}
+		if commands > 1 || b.Len() > 0 {
+			b.WriteString("\n")
+		}
+		fmt.Fprintf(&b, "%s\n", line)
+		names := strings.NewReplacer(nobody, "NOBODY", socket, "SOCKET")
+		b.WriteString(names.Replace(o.out))
+		for text := range strings.Lines(names.Replace(o.err)) {
+			b.WriteString("! " + text)
+		}
+		fmt.Fprintf(&b, "exit %d\n", o.code)
+	}
+	return b.String(), commands
+}
+
+func firstDifference(got, want string) string {
+	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
+	for i := range max(len(g), len(w)) {
+		at := func(lines []string) string {
+			if i < len(lines) {
+				return lines[i]
+			}
+			return "(the end)"
+		}
+		if at(g) != at(w) {
+			return fmt.Sprintf("line %d is\n%q, want\n%q", i+1, at(g), at(w))
+		}
+	}
+	return "none"
+}

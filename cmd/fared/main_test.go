@@ -1,0 +1,147 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// asFared makes the test binary be fared: tests that need processes of their own start it again with this set.
+const asFared = "FARED_TEST_AS_FARED"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asFared) != "" {
+		main()
+	}
+	time.Local = time.UTC // times of day in golden files
+	os.Unsetenv("NO_COLOR")
+	goleak.VerifyTestMain(m,
+		// The one goroutine that GoBGP never ends (daemon/internal/speaker, doc.go).
+		goleak.IgnoreAnyFunction("github.com/osrg/gobgp/v3/pkg/server.(*BgpServer).Serve"))
+}
+
+// outcome is what a command line came to.
+type outcome struct {
+	code     int
+	out, err string
+}
+
+// fared runs a command line inside the test's process.
+func fared(t *testing.T, args ...string) outcome {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	code := execute(t.Context(), args, strings.NewReader(""), &out, &errOut)
+	return outcome{code, out.String(), errOut.String()}
+}
+
+// must runs a command line that is to succeed, and returns what it printed.
+func must(t *testing.T, args ...string) string {
+	t.Helper()
+	o := fared(t, args...)
+	if o.code != exitOK || o.err != "" {
+		t.Fatalf("fared %s: exit %d, standard error:\n%s", strings.Join(args, " "), o.code, o.err)
+	}
+	return o.out
+}
+
+// refused runs a command line that is to fail: nothing on standard output, the error and a remedy on the other.
+func refused(t *testing.T, code int, args ...string) string {
+	t.Helper()
+	o := fared(t, args...)
+	if o.code != code {
+		t.Errorf("fared %s: exit %d, want %d; standard error:\n%s", strings.Join(args, " "), o.code, code, o.err)
+	}
+	if o.out != "" {
+		t.Errorf("fared %s: an error, and on standard output:\n%s", strings.Join(args, " "), o.out)
+	}
+	if !explains(o.err) {
+		t.Errorf("fared %s: standard error has no error with a remedy:\n%s", strings.Join(args, " "), o.err)
+	}
+	return o.err
+}
+
+// explains says whether a text ends with an error and a remedy.
+func explains(text string) bool {
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	return len(lines) >= 2 && strings.Contains("\n"+text, "\nfared: ") && strings.HasPrefix(lines[len(lines)-1], "  ")
+}
+
+// background runs a command line until the test ends it; each line of its output comes out of lines.
+type background struct {
+	lines chan string
+	stop  context.CancelFunc
+	code  chan int
+	err   *bytes.Buffer
+}
+
+func inBackground(t *testing.T, args ...string) *background {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	b := &background{lines: make(chan string, 1024), stop: cancel, code: make(chan int, 1), err: new(bytes.Buffer)}
+	go func() { b.code <- execute(ctx, args, strings.NewReader(""), &liner{to: b.lines}, b.err) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case code := <-b.code:
+			b.code <- code
+		case <-time.After(20 * time.Second):
+			t.Errorf("fared %s does not end", strings.Join(args, " "))
+		}
+	})
+	return b
+}
+
+// until returns the first line that holds a text.
+func (b *background) until(t *testing.T, text string) string {
+	t.Helper()
+	limit := time.After(20 * time.Second)
+	var seen []string
+	for {
+		select {
+		case line := <-b.lines:
+			if strings.Contains(line, text) {
+				return line
+			}
+			seen = append(seen, line)
+		case <-limit:
+			t.Fatalf("no line with %q within 20 s, but:\n%s", text, strings.Join(seen, "\n"))
+		}
+	}
+}
+
+// end stops it as Ctrl-C does and returns the exit code.
+func (b *background) end(t *testing.T) int {
+	t.Helper()
+	b.stop()
+	select {
+	case code := <-b.code:
+		b.code <- code
+		return code
+	case <-time.After(20 * time.Second):
+		t.Fatal("the command does not end")
+		return -1
+	}
+}
+
+// liner passes whole lines on.
+type liner struct {
+	to   chan<- string
+	part []byte
+}
+
+func (l *liner) Write(b []byte) (int, error) {
+	l.part = append(l.part, b...)
+	for {
+		line, rest, ok := bytes.Cut(l.part, []byte("\n"))
+		if !ok {
+			return len(b), nil
+		}
+		l.to <- string(line)
+		l.part = rest
+	}
+}

@@ -1,0 +1,322 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// within waits for a condition; its error says what is missing.
+func within(t *testing.T, limit time.Duration, check func() error) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	end := time.Now().Add(limit)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("not within %s: %v", limit, err)
+		}
+		<-tick.C
+	}
+}
+
+// process is a fared of its own.
+type process struct {
+	cmd  *exec.Cmd
+	log  syncBuffer
+	done chan struct{} // closed when it has ended
+}
+
+// syncBuffer is a buffer that two goroutines share.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// start starts fared in a process of its own, which ends with the test.
+func start(t *testing.T, args ...string) *process {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{cmd: exec.Command(self, args...), done: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), asFared+"=1")
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		p.cmd.Wait()
+		close(p.done)
+	}()
+	t.Cleanup(func() {
+		p.cmd.Process.Kill()
+		<-p.done
+		if t.Failed() {
+			t.Logf("fared %s wrote:\n%s", strings.Join(args, " "), p.log.String())
+		}
+	})
+	return p
+}
+
+// end sends a signal and returns the exit code, -1 for a process that a signal ended.
+func (p *process) end(t *testing.T, s syscall.Signal) int {
+	t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+	return p.ended(t)
+}
+
+func (p *process) ended(t *testing.T) int {
+	t.Helper()
+	select {
+	case <-p.done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the process does not end")
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+func (p *process) running() error {
+	select {
+	case <-p.done:
+		return fmt.Errorf("the process has ended: %s", p.cmd.ProcessState)
+	default:
+		return nil
+	}
+}
+
+// processes is a fabric of 2 planes with 2 sub-ports and 2 servers, every node a process.
+type processes struct {
+	t     *testing.T
+	dir   string
+	nodes map[string]*process
+}
+
+// startProcesses writes the configurations with the command line itself, gives the leaves a port that needs no
+// privilege, starts every node and waits for the first server's weights.
+func startProcesses(t *testing.T) *processes {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "fared") // t.TempDir is too long for a socket's path on some machines
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	f := &processes{t: t, dir: dir, nodes: map[string]*process{}}
+	if out := must(t, "lab", "--planes", "2", "--servers", "2", "--write-configs", dir); !strings.HasPrefix(out, "4 files in ") {
+		t.Errorf("lab --write-configs prints %q", out)
+	}
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	l.Close()
+	for _, name := range []string{"leaf0", "leaf1", "server1", "server2"} {
+		f.edit(name, "port: 179,", fmt.Sprintf("port: %d,", port))
+	}
+	f.edit("server1", "planes:\n", "record: {file: "+filepath.Join(dir, "record.jsonl")+"}\nplanes:\n")
+	for _, name := range []string{"leaf0", "leaf1", "server1", "server2"} {
+		must(t, "check", "--config", f.config(name))
+		f.start(name)
+	}
+	f.until("server1", "10.255.0.2/32  1:1")
+	f.until("server2", "10.255.0.1/32  1:1")
+	return f
+}
+
+func (f *processes) config(name string) string { return filepath.Join(f.dir, name+".yaml") }
+func (f *processes) socket(name string) string { return filepath.Join(f.dir, name) }
+
+// edit replaces a text that is in a node's configuration.
+func (f *processes) edit(name, old, new string) {
+	f.t.Helper()
+	b, err := os.ReadFile(f.config(name))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if !strings.Contains(string(b), old) {
+		f.t.Fatalf("%s has no %q:\n%s", f.config(name), old, b)
+	}
+	if err := os.WriteFile(f.config(name), []byte(strings.ReplaceAll(string(b), old, new)), 0o644); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *processes) start(name string) *process {
+	verb := "run"
+	if strings.HasPrefix(name, "leaf") {
+		verb = "leaf"
+	}
+	f.nodes[name] = start(f.t, verb, "--config", f.config(name), "--socket", f.socket(name))
+	return f.nodes[name]
+}
+
+// ask runs a command against a node.
+func (f *processes) ask(name string, args ...string) string {
+	f.t.Helper()
+	return must(f.t, append([]string{"--socket", f.socket(name)}, args...)...)
+}
+
+// until waits until a node's table of weights says something, in effect.
+func (f *processes) until(name, weights string) {
+	f.t.Helper()
+	within(f.t, 30*time.Second, func() error {
+		if err := f.nodes[name].running(); err != nil {
+			return err
+		}
+		o := fared(f.t, "--socket", f.socket(name), "weights")
+		for line := range strings.Lines(o.out) {
+			if strings.HasPrefix(line, weights) && strings.HasSuffix(line, "in effect\n") {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s: no %q, but:\n%s%s", name, weights, o.out, o.err)
+	})
+}
+
+// TestProcesses runs a fabric whose nodes are processes, and does to it what an operator, a crash and a supervisor do.
+// The steps follow from each other.
+func TestProcesses(t *testing.T) {
+	f := startProcesses(t)
+	server := f.nodes["server1"]
+
+	weights := f.ask("server1", "weights", "-o", "json")
+	checkContract(t, weights, contract{destination: "10.255.0.2/32", source: "10.255.0.1/32", planes: []uint64{1, 1}, subPorts: 2})
+	explained := f.ask("server1", "weights", "-d", "10.255.0.2", "--explain")
+	for _, want := range []string{"reachable, weights 1:1", "p0/p0.0", "10.1.0.1", "800G"} {
+		if !strings.Contains(explained, want) {
+			t.Errorf("--explain has no %q:\n%s", want, explained)
+		}
+	}
+	if st := f.ask("server1", "status"); !strings.Contains(st, "4 of 4 established") || !strings.Contains(st, "connected memory") {
+		t.Errorf("status:\n%s", st)
+	}
+	if st := f.ask("leaf0", "status"); !strings.Contains(st, "leaf\n") {
+		t.Errorf("a leaf's status:\n%s", st)
+	}
+
+	// A second daemon on the socket of the first.
+	second := start(t, "run", "--config", f.config("server2"), "--socket", f.socket("server1"))
+	if code := second.ended(t); code != exitFailed || !strings.Contains(second.log.String(), "is served by another fared") || !explains(second.log.String()) {
+		t.Errorf("a second daemon on the same socket: exit %d\n%s", code, second.log.String())
+	}
+	if err := server.running(); err != nil {
+		t.Error(err)
+	}
+
+	// A leaf that is stopped, and one that crashes; a watcher sees both, and its return.
+	watch := inBackground(t, "--socket", f.socket("server1"), "watch")
+	events := inBackground(t, "--socket", f.socket("server1"), "watch", "--events", "--recent", "0", "-o", "json")
+	watch.until(t, "1:1")
+	if code := f.nodes["leaf1"].end(t, syscall.SIGTERM); code != exitOK {
+		t.Errorf("SIGTERM: exit %d", code)
+	}
+	watch.until(t, "1:0")
+	events.until(t, `"kind":"session-down","subject":"p1/p1.`)
+	f.until("server1", "10.255.0.2/32  1:0")
+	checkContract(t, f.ask("server1", "weights", "-o", "json"), contract{destination: "10.255.0.2/32", source: "10.255.0.1/32", planes: []uint64{1, 0}, subPorts: 2})
+	f.start("leaf1")
+	watch.until(t, "1:1")
+	if code := f.nodes["leaf0"].end(t, syscall.SIGKILL); code != -1 {
+		t.Errorf("SIGKILL: exit %d", code)
+	}
+	watch.until(t, "0:1")
+	f.start("leaf0")
+	watch.until(t, "1:1")
+
+	// Maintenance.
+	if out := f.ask("server1", "drain", "plane", "p0"); out != "drain plane p0: 2 sessions (p0/p0.0, p0/p0.1)\n" {
+		t.Errorf("drain prints %q", out)
+	}
+	f.until("server1", "10.255.0.2/32  0:1")
+	f.until("server2", "10.255.0.1/32  0:1") // routes after shares: the other side follows
+	if out := f.ask("server1", "planes"); !strings.Contains(out, "p0     drained") {
+		t.Errorf("planes:\n%s", out)
+	}
+	f.ask("server1", "undrain", "plane", "p0")
+	f.until("server1", "10.255.0.2/32  1:1")
+	f.until("server2", "10.255.0.1/32  1:1")
+	f.ask("server1", "drain", "sub-port", "p1.1")
+	f.until("server1", "10.255.0.2/32  2:1")
+	checkContract(t, f.ask("server1", "weights", "-o", "json"), contract{destination: "10.255.0.2/32", source: "10.255.0.1/32", planes: []uint64{2, 1}, subPorts: 2})
+	f.ask("server1", "undrain", "sub-port", "p1.1")
+	f.until("server1", "10.255.0.2/32  1:1")
+	o := fared(t, "--socket", f.socket("server1"), "drain", "plane", "p9")
+	if o.code != exitNotFound || !explains(o.err) {
+		t.Errorf("drain of what there is not: exit %d, %s", o.code, o.err)
+	}
+
+	// A reload that changes a speed, by signal; one that cannot be, refused by signal and by call.
+	f.edit("server1", "device: p1.0\n        speed: 400G", "device: p1.0\n        speed: 200G")
+	f.edit("server1", "device: p1.1\n        speed: 400G", "device: p1.1\n        speed: 200G")
+	if out := f.ask("server1", "reload", "--dry-run"); !strings.Contains(out, "speed") {
+		t.Errorf("reload --dry-run prints %q", out)
+	}
+	server.cmd.Process.Signal(syscall.SIGHUP)
+	f.until("server1", "10.255.0.2/32  2:1")
+	if out := f.ask("server1", "reload"); out != "nothing differs\n" {
+		t.Errorf("reload of the same file prints %q", out)
+	}
+	f.edit("server1", "as: 4200001000", "as: 4200009999")
+	if text := refused(t, exitFailed, "--socket", f.socket("server1"), "reload"); !strings.Contains(text, "restart") {
+		t.Errorf("reload that needs a restart: %s", text)
+	}
+	f.edit("server1", "role: server", "roll: server")
+	server.cmd.Process.Signal(syscall.SIGHUP)
+	within(t, 20*time.Second, func() error {
+		if !strings.Contains(server.log.String(), "reload refused") || !strings.Contains(server.log.String(), "roll") {
+			return errors.New("no word of a refused reload in the log")
+		}
+		return server.running()
+	})
+	f.until("server1", "10.255.0.2/32  2:1")
+
+	// A watcher is there before the daemon is back.
+	before := f.ask("server1", "weights", "-o", "json")
+	if code := server.end(t, syscall.SIGTERM); code != exitOK {
+		t.Errorf("SIGTERM: exit %d", code)
+	}
+	refused(t, exitUnreachable, "--socket", f.socket("server1"), "weights")
+	testReplay(t, filepath.Join(f.dir, "record.jsonl"), before)
+	f.edit("server1", "roll: server", "role: server")
+	f.edit("server1", "as: 4200009999", "as: 4200001000")
+	f.start("server1")
+	watch.until(t, "2:1")
+	if watch.end(t) != exitOK || !strings.Contains(watch.err.String(), "resuming after revision") {
+		t.Errorf("watch: %s", watch.err)
+	}
+	if events.end(t) != exitOK {
+		t.Errorf("watch --events: %s", events.err)
+	}
+	if f.nodes["server1"].end(t, syscall.SIGINT) != exitOK {
+		t.Error("SIGINT does not end the daemon with 0")
+	}
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// testReplay replays what a daemon recorded. before is what the daemon's weights were, as JSON, when it was stopped.
+func testReplay(t *testing.T, file, before string) {
+	t.Helper()
+	recording, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bytes.SplitAfter(recording, []byte("\n"))
+	lines = lines[:len(lines)-1]
+	if len(lines) < 10 {
+		t.Fatalf("%d lines in the recording", len(lines))
+	}
+
+	// The sessions went down before the recording ended, so the last weights are those of a server without leaves.
+	table := must(t, "replay", file)
+	if !strings.HasPrefix(table, "DESTINATION") {
+		t.Errorf("replay prints:\n%s", table)
+	}
+	if again := must(t, "replay", file); again != table {
+		t.Errorf("a second replay differs:\n%s\n%s", table, again)
+	}
+	timeline := must(t, "replay", file, "--timeline")
+	for _, want := range []string{"10.255.0.2/32", "session 0", "drain of plane p0", table} {
+		if !strings.Contains(timeline, want) {
+			t.Errorf("the timeline has no %q:\n%s", want, timeline)
+		}
+	}
+	o := fared(t, "replay", file, "--timeline", "-o", "json")
+	if o.code != exitOK || !json.Valid([]byte(o.out)) || !strings.Contains(o.err, "drain of plane p0") {
+		t.Errorf("replay --timeline -o json: exit %d, standard output\n%s\nstandard error\n%s", o.code, o.out, o.err)
+	}
+
+	// Played to where the daemon was last asked, it has the same shares and ports for the same pairs.
+	want := slotsIn(t, before)
+	found := false
+	for n := len(lines) - 1; n > 1 && !found; n-- {
+		var out, errOut bytes.Buffer
+		code := execute(t.Context(), []string{"replay", "-", "-o", "json"}, bytes.NewReader(bytes.Join(lines[:n], nil)), &out, &errOut)
+		if code != exitOK {
+			t.Fatalf("the first %d lines: exit %d, %s", n, code, errOut.String())
+		}
+		found = slotsIn(t, out.String()) == want
+	}
+	if !found {
+		t.Errorf("no point of the recording has the slots that the daemon showed:\n%s", want)
+	}
+
+	// A process that was killed leaves half a line, which is no error; a line that was changed is one, and is named.
+	play := func(lines ...[]byte) outcome {
+		path := filepath.Join(t.TempDir(), "changed.jsonl")
+		if err := os.WriteFile(path, bytes.Join(lines, nil), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return fared(t, "replay", path)
+	}
+	half := append(append([][]byte{}, lines...), []byte(`{"time_ns":1,"ev`))
+	if o := play(half...); o.code != exitOK || o.out != table {
+		t.Errorf("a recording that ends in half a line: exit %d\n%s%s", o.code, o.out, o.err)
+	}
+	event := 0
+	for i, line := range lines {
+		if bytes.Contains(line, []byte("400000000000")) && !bytes.Contains(line, []byte(`"config"`)) {
+			event = i
+			break
+		}
+	}
+	without := append(append([][]byte{}, lines[:event]...), lines[event+1:]...)
+	changes := []struct {
+		name  string
+		lines [][]byte
+		at    int
+	}{
+		{"an event is missing", without, len(without)},
+		{"no JSON", replace(lines, 4, "nonsense\n"), 5},
+		{"an event of no session", replace(lines, 4, `{"time_ns":1,"event":{"kind":"end-of-rib","session":99,"generation":1}}`+"\n"), 5},
+		{"an unknown key", replace(lines, 2, `{"when":1}`+"\n"), 3},
+		{"no header", lines[1:], 1},
+		{"another digest", replace(lines, len(lines)-1, `{"digest":"00"}`+"\n"), len(lines)},
+	}
+	for _, c := range changes {
+		o := play(c.lines...)
+		if o.code != exitFailed || o.out != "" || !strings.Contains(o.err, fmt.Sprintf("line %d: ", c.at)) || !explains(o.err) {
+			t.Errorf("%s: exit %d, want an error that names line %d:\n%s%s", c.name, o.code, c.at, o.out, o.err)
+		}
+	}
+}
+
+func replace(lines [][]byte, at int, with string) [][]byte {
+	out := append([][]byte{}, lines...)
+	out[at] = []byte(with)
+	return out
+}
+
+// slotsIn returns the pairs of every destination, as text.
+func slotsIn(t *testing.T, text string) string {
+	t.Helper()
+	var answer struct {
+		Destinations []struct {
+			Destination string
+			Pairs       json.RawMessage
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &answer); err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	for _, d := range answer.Destinations {
+		b.WriteString(d.Destination)
+		if err := json.Compact(&b, d.Pairs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b.String()
+}
