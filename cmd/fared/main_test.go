@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -99,17 +100,23 @@ func inBackground(t *testing.T, args ...string) *background {
 // until returns the first line that holds a text.
 func (b *background) until(t *testing.T, text string) string {
 	t.Helper()
+	return b.match(t, fmt.Sprintf("%q", text), func(line string) bool { return strings.Contains(line, text) })
+}
+
+// match returns the first line that is as wanted.
+func (b *background) match(t *testing.T, what string, wanted func(line string) bool) string {
+	t.Helper()
 	limit := time.After(20 * time.Second)
 	var seen []string
 	for {
 		select {
 		case line := <-b.lines:
-			if strings.Contains(line, text) {
+			if wanted(line) {
 				return line
 			}
 			seen = append(seen, line)
 		case <-limit:
-			t.Fatalf("no line with %q within 20 s, but:\n%s", text, strings.Join(seen, "\n"))
+			t.Fatalf("no line with %s within 20 s, but:\n%s", what, strings.Join(seen, "\n"))
 		}
 	}
 }

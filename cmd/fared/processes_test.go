@@ -301,6 +301,10 @@ func TestProcesses(t *testing.T) {
 
 	// A watcher is there before the daemon is back.
 	before := f.ask("server1", "weights", "-o", "json")
+	var last uint64 // a new run counts its revisions from 1
+	if _, err := fmt.Sscanf(before, "{\n  \"revision\": %d,", &last); err != nil {
+		t.Fatal(err)
+	}
 	if code := server.end(t, syscall.SIGTERM); code != exitOK {
 		t.Errorf("SIGTERM: exit %d", code)
 	}
@@ -309,7 +313,12 @@ func TestProcesses(t *testing.T) {
 	f.edit("server1", "roll: server", "role: server")
 	f.edit("server1", "as: 4200009999", "as: 4200001000")
 	f.start("server1")
-	watch.until(t, "2:1")
+	f.until("server1", "10.255.0.2/32  2:1")
+	watch.match(t, "weights of the new run", func(line string) bool {
+		var revision uint64
+		_, err := fmt.Sscan(line, &revision)
+		return err == nil && revision < last && strings.Contains(line, "2:1")
+	})
 	if watch.end(t) != exitOK || !strings.Contains(watch.err.String(), "resuming after revision") {
 		t.Errorf("watch: %s", watch.err)
 	}
