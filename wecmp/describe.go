@@ -57,7 +57,10 @@ func (v VectorView) String() string {
 		for s, sp := range plane.SubPorts {
 			fmt.Fprintf(&b, " %s=%d", sp.Name, v.SubPortWeights[p][s])
 		}
-		fmt.Fprintf(&b, " %s\n", slots.String())
+		if slots.Len() > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteString(slots.String() + "\n")
 	}
 	return b.String()
 }

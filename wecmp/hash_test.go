@@ -127,7 +127,7 @@ func TestThresholdsAreTheKernels(t *testing.T) {
 		for i := range min(n, buckets) {
 			end := roundDiv(uint64(i+1)*buckets, uint64(n))
 			for b := last; b < end; b++ {
-				if got := (LinuxL4{Buckets: buckets}).Member(uint32(b), n); n <= buckets && got != i {
+				if got := (LinuxL4{Buckets: buckets}).Member(uint32(buckets-1-b), n); n <= buckets && got != i {
 					t.Fatalf("bucket %d of %d members: %d, want %d", b, n, got, i)
 				}
 			}

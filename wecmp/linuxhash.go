@@ -20,8 +20,8 @@ import (
 // byte by byte; addresses and ports are ordered independently.
 type LinuxL4 struct {
 	Seed uint32 // net.ipv4.fib_multipath_hash_seed
-	// Buckets is the size of a resilient nexthop group: members own equal runs of hash mod Buckets, as in a group just
-	// created. 0: a plain group or multipath route, hash-threshold.
+	// Buckets is the size of a resilient nexthop group: members own equal runs of hash mod Buckets, the last member the
+	// first run, as the kernel deals them when it creates a group. 0: a plain group or multipath route, hash-threshold.
 	Buckets int
 }
 
@@ -63,8 +63,8 @@ func (l LinuxL4) Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) 
 // Member implements Hasher.
 func (l LinuxL4) Member(hash uint32, n int) int {
 	if l.Buckets > 0 {
-		// A new resilient group gives member i the buckets from round(i·buckets/n) on.
-		bucket := uint64(hash) % uint64(l.Buckets)
+		// From the end, a new resilient group gives member i the buckets from round(i·buckets/n) on.
+		bucket := uint64(l.Buckets-1) - uint64(hash)%uint64(l.Buckets)
 		i := int(bucket * uint64(n) / uint64(l.Buckets))
 		for i+1 < n && bucket >= roundDiv(uint64(i+1)*uint64(l.Buckets), uint64(n)) {
 			i++

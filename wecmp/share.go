@@ -1,5 +1,7 @@
 package wecmp
 
+import "slices"
+
 // LowestTerms divides weights by their greatest common divisor, in place: 800:800:400:800 becomes 2:2:1:2. All zero
 // stays all zero.
 func LowestTerms(weights []uint64) {
@@ -30,30 +32,16 @@ func Apportion(buf, weights []uint64, total uint64) []uint64 {
 		return buf
 	}
 	left := total
+	rest, order := make([]u128, len(weights)), make([]int, len(weights))
 	for i, w := range weights {
-		buf[i], _ = mul64(w, total).div(sum)
+		buf[i], rest[i] = mul64(w, total).div(sum)
 		left -= buf[i]
+		order[i] = i
 	}
-	// Fewer parts are left than weights are not 0: the remainders sum to left·sum, each is below sum. Each round hands one
-	// to the largest remainder after the last one handed to, so nothing has to be marked.
-	var last u128
-	lastIndex := -1
-	for ; left > 0; left-- {
-		var best u128
-		bestIndex := -1
-		for i, w := range weights {
-			_, r := mul64(w, total).div(sum)
-			if lastIndex >= 0 {
-				if c := r.cmp(last); c > 0 || c == 0 && i <= lastIndex {
-					continue
-				}
-			}
-			if bestIndex < 0 || r.cmp(best) > 0 {
-				best, bestIndex = r, i
-			}
-		}
-		buf[bestIndex]++
-		last, lastIndex = best, bestIndex
+	// The remainders sum to left·sum and each is below sum: fewer parts are left than there are remainders above 0.
+	slices.SortStableFunc(order, func(i, j int) int { return rest[j].cmp(rest[i]) })
+	for _, i := range order[:left] {
+		buf[i]++
 	}
 	return buf
 }

@@ -1,0 +1,147 @@
+//go:build linux
+
+package wecmp
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// namespace is a network namespace of the test's own, driven by ip(8).
+type namespace struct {
+	t    *testing.T
+	name string
+}
+
+// newNamespace needs root, ip(8) and a kernel that lets a seed be set (Linux 6.11). Without them the test is skipped,
+// saying so; with FARED_REQUIRE_ALL=1 in the environment it fails.
+func newNamespace(t *testing.T, name string) namespace {
+	t.Helper()
+	missing := func(format string, args ...any) {
+		t.Helper()
+		if os.Getenv("FARED_REQUIRE_ALL") == "1" {
+			t.Fatalf(format, args...)
+		}
+		t.Skipf(format, args...)
+	}
+	n := namespace{t, fmt.Sprintf("fared-wecmp-%s-%d", name, os.Getpid())}
+	if os.Geteuid() != 0 {
+		missing("a network namespace needs root")
+	}
+	if out, err := exec.Command("ip", "netns", "add", n.name).CombinedOutput(); err != nil {
+		missing("ip netns add: %v: %s", err, out)
+	}
+	t.Cleanup(func() {
+		if out, err := exec.Command("ip", "netns", "del", n.name).CombinedOutput(); err != nil {
+			t.Errorf("ip netns del: %v: %s", err, out)
+		}
+	})
+	for _, set := range []string{"net.ipv4.fib_multipath_hash_policy=1", "net.ipv6.fib_multipath_hash_policy=1", "net.ipv4.fib_multipath_hash_seed=287454020"} {
+		if out, err := exec.Command("ip", "netns", "exec", n.name, "sysctl", "-qw", set).CombinedOutput(); err != nil {
+			missing("sysctl %s: %v: %s", set, err, out)
+		}
+	}
+	return n
+}
+
+// batch runs commands of ip(8), one a line, and returns what they print.
+func (n namespace) batch(lines ...string) string {
+	n.t.Helper()
+	cmd := exec.Command("ip", "-n", n.name, "-o", "-batch", "-")
+	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		n.t.Fatalf("ip -batch: %v: %s", err, out)
+	}
+	return string(out)
+}
+
+var routeDevice = regexp.MustCompile(`dev d(\d+) `)
+
+// TestLinuxL4IsTheKernels asks a kernel, by RTM_GETROUTE, for the device of hundreds of flows in both families, over
+// multipath routes and resilient nexthop groups, and compares each answer with LinuxL4.
+func TestLinuxL4IsTheKernels(t *testing.T) {
+	const devices = 5
+	n := newNamespace(t, "hash")
+	setup := []string{"link set lo up"}
+	families := []struct{ source, destination, network, gateway string }{
+		{"10.255.0.%d", "10.254.%d.%d", "10.254.%d.0/24", "10.1.%d.2"},
+		{"fd00:255::%x", "fd00:254:%x::%x", "fd00:254:%x::/48", "fd01:%d::2"},
+	}
+	for d := range devices {
+		setup = append(setup,
+			fmt.Sprintf("link add d%d index %d type veth peer name e%d index %d", d, 100+d, d, 200+d),
+			fmt.Sprintf("link set d%d up", d), fmt.Sprintf("link set e%d up", d),
+			fmt.Sprintf("addr add 10.1.%d.1/24 dev d%d", d, d), fmt.Sprintf("addr add fd01:%d::1/64 dev d%d nodad", d, d),
+			fmt.Sprintf("nexthop add id %d via 10.1.%d.2 dev d%d", 1+d, d, d), fmt.Sprintf("nexthop add id %d via fd01:%d::2 dev d%d", 101+d, d, d))
+	}
+	for s := 1; s <= 200; s += 50 {
+		setup = append(setup, fmt.Sprintf("addr add 10.255.0.%d/32 dev lo", s), fmt.Sprintf("addr add fd00:255::%x/128 dev lo nodad", s))
+	}
+	type kind struct {
+		members, buckets int
+	}
+	kinds := []kind{{2, 0}, {3, 0}, {5, 0}, {3, 64}, {5, 128}}
+	for k, kind := range kinds {
+		for f, family := range families {
+			route := fmt.Sprintf("route add "+family.network, k+1)
+			if kind.buckets == 0 {
+				for d := range kind.members {
+					route += fmt.Sprintf(" nexthop via "+family.gateway+" dev d%d", d, d)
+				}
+			} else {
+				id, group := 1000+10*k+f, []string(nil)
+				for d := range kind.members {
+					group = append(group, strconv.Itoa(100*f+1+d))
+				}
+				setup = append(setup, fmt.Sprintf("nexthop add id %d group %s type resilient buckets %d idle_timer 0", id, strings.Join(group, "/"), kind.buckets))
+				route += fmt.Sprintf(" nhid %d", id)
+			}
+			setup = append(setup, route)
+		}
+	}
+	n.batch(setup...)
+
+	for _, family := range families {
+		for k, kind := range kinds {
+			var lines []string
+			var want []int
+			hash := LinuxL4{Seed: 287454020, Buckets: kind.buckets}
+			for i := range 300 {
+				src := fmt.Sprintf(family.source, 1+i%4*50)
+				dst := fmt.Sprintf(family.destination, k+1, 1+i%7*31)
+				sport := MinPort + i*53
+				if i%5 == 0 {
+					sport = 1 + i // below the destination port: the other order
+				}
+				lines = append(lines, fmt.Sprintf("route get %s from %s ipproto udp sport %d dport %d", dst, src, sport, PortRoCE))
+				h, ok := hash.Hash(netip.MustParseAddr(src), netip.MustParseAddr(dst), ProtocolUDP, uint16(sport), PortRoCE)
+				if !ok {
+					t.Fatalf("no hash from %s to %s", src, dst)
+				}
+				want = append(want, hash.Member(h, kind.members))
+			}
+			got := routeDevice.FindAllStringSubmatch(n.batch(lines...), -1)
+			if len(got) != len(lines) {
+				t.Fatalf("%d answers to %d questions", len(got), len(lines))
+			}
+			seen := map[int]bool{}
+			for i := range got {
+				device, _ := strconv.Atoi(got[i][1])
+				seen[device] = true
+				if device != want[i] {
+					t.Fatalf("%+v: %s: device %d, computed %d", kind, lines[i], device, want[i])
+				}
+			}
+			if len(seen) != kind.members {
+				t.Errorf("%s, %+v: only devices %v were seen", family.network, kind, seen)
+			}
+		}
+	}
+}

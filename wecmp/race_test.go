@@ -1,0 +1,5 @@
+//go:build race
+
+package wecmp
+
+const raceEnabled = true
