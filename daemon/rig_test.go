@@ -1,0 +1,254 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/memory"
+	"github.com/fared/fared/fare"
+)
+
+// rig is a server's daemon between raw leaves, one a session, and a data plane in memory.
+type rig struct {
+	t       testing.TB
+	s       shape
+	d       *Daemon
+	links   *testLinks
+	leaves  []*rawLeaf
+	dp      *memory.Dataplane
+	journal *journal
+	stop    func()
+}
+
+// rigOptions are what a test wants otherwise.
+type rigOptions struct {
+	dp     *memory.Dataplane        // one that exists already
+	conn   grpc.ClientConnInterface // instead of one to dp
+	leaves func(*rawLeaf)           // before the daemon starts
+	deps   func(*Deps)
+	links  *testLinks
+}
+
+var nextNet = 100
+
+// newRig starts leaves, data plane and daemon. Everything ends with the test.
+func newRig(t testing.TB, s shape, o rigOptions) *rig {
+	t.Helper()
+	checkLeaks(t)
+	s.port, s.net = freePort(t), nextNet
+	if nextNet++; nextNet > 250 {
+		nextNet = 100
+	}
+	s = s.defaults()
+	r := &rig{t: t, s: s, journal: &journal{}, dp: o.dp, links: o.links}
+	if r.dp == nil {
+		r.dp = memory.New(memory.Config{Observe: r.observe})
+	}
+	n := s.planes * s.subPorts
+	if r.links == nil {
+		r.links = newTestLinks(n, 400e9)
+	}
+	for i := range n {
+		l := newRawLeaf(t, s.device(i), uint16(s.peerAS(i)), leafNode(i/s.subPorts), netip.AddrPortFrom(s.there(i), uint16(s.port)), r.journal)
+		if o.leaves != nil {
+			o.leaves(l)
+		}
+		r.leaves = append(r.leaves, l)
+	}
+	deps := Deps{Links: r.links, Dataplane: o.conn, Embedded: true, Instance: "test"}
+	if o.conn == nil {
+		conn, err := memory.Dial(r.dp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		deps.Dataplane = conn
+	}
+	if o.deps != nil {
+		o.deps(&deps)
+	}
+	d, err := New(s.config(t), deps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.d = d
+	r.stop = running(t, d)
+	return r
+}
+
+// running runs a daemon until the test ends or the result is called.
+func running(t testing.TB, d *Daemon) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- d.Run(ctx) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		if err := d.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+func freePort(t testing.TB) int {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func (r *rig) observe(op *farev1.Operation) {
+	switch x := op.Op.(type) {
+	case *farev1.Operation_SubPort:
+		r.journal.add("dataplane: sub-port %s %v", x.SubPort.Device, x.SubPort.Up)
+	case *farev1.Operation_SetGroup:
+		var members []string
+		for _, m := range x.SetGroup.Members {
+			members = append(members, fmt.Sprintf("%s=%d", m.Device, m.Weight))
+		}
+		r.journal.add("dataplane: group %s", strings.Join(members, " "))
+	case *farev1.Operation_SetDestination:
+		r.journal.add("dataplane: destination %s", x.SetDestination.Prefix)
+	case *farev1.Operation_DeleteDestination:
+		r.journal.add("dataplane: no destination %s", x.DeleteDestination)
+	case *farev1.Operation_DeleteGroup:
+		r.journal.add("dataplane: no group")
+	}
+}
+
+// weights are what the daemon shows of a destination, "1:1" when all of it is in effect.
+func (r *rig) weights(d netip.Prefix) string {
+	resp, err := r.d.WeightService().GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: d.Addr().String()})
+	if err != nil {
+		return "unknown"
+	}
+	if !resp.Weights.Reachable {
+		return "unreachable"
+	}
+	var out []string
+	for _, p := range resp.Weights.Planes {
+		w := fmt.Sprint(p.Weight)
+		if !p.InEffect {
+			w += "?"
+		}
+		out = append(out, w)
+	}
+	return strings.Join(out, ":")
+}
+
+// forwards are the weights that the data plane forwards a destination by.
+func (r *rig) forwards(d netip.Prefix) string {
+	members, err := r.dp.Weights(d.Addr())
+	if err != nil {
+		return err.Error()
+	}
+	var out []string
+	for _, m := range members {
+		out = append(out, fmt.Sprintf("%s=%d", m.Device, m.Weight))
+	}
+	return strings.Join(out, " ")
+}
+
+func (r *rig) wait(d netip.Prefix, want string) {
+	r.t.Helper()
+	eventually(r.t, fmt.Sprintf("weights %s of %s (are %s)", want, d, r.weights(d)), func() bool { return r.weights(d) == want })
+}
+
+func (r *rig) waitHeard(i int, p netip.Prefix, want string) {
+	r.t.Helper()
+	eventually(r.t, fmt.Sprintf("leaf %d has %s of %s", i, want, p), func() bool { return r.leaves[i].has(p) == want })
+}
+
+// inside looks at the daemon's state from its own goroutine.
+func (r *rig) inside(f func(*loop)) {
+	r.t.Helper()
+	if err := r.d.loop.do(context.Background(), func() { f(r.d.loop) }); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) stage(t DrainTarget) string {
+	stage := "none"
+	r.inside(func(l *loop) {
+		l.core.Drains(func(is DrainTarget, s DrainStage) {
+			if is == t {
+				stage = s.String()
+			}
+		})
+	})
+	return stage
+}
+
+func (r *rig) drain(plane string, on bool) {
+	r.t.Helper()
+	target := &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: plane}}
+	var err error
+	if on {
+		_, err = r.d.FabricService().Drain(context.Background(), &farev1.DrainRequest{Target: target})
+	} else {
+		_, err = r.d.FabricService().Undrain(context.Background(), &farev1.UndrainRequest{Target: target})
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// inOrder fails the test unless the journal has lines that begin so, after line n and in this order.
+func (r *rig) inOrder(n int, prefixes ...string) {
+	r.t.Helper()
+	at := n
+	for _, p := range prefixes {
+		i := r.journal.index(at, p)
+		if i < 0 {
+			r.t.Fatalf("no %q after line %d; it should be in order %q:\n%s", p, at-n, prefixes, strings.Join(r.journal.since(n), "\n"))
+		}
+		at = i + 1
+	}
+}
+
+// destinations are the first n.
+func destinations(n int) []netip.Prefix {
+	out := make([]netip.Prefix, n)
+	for i := range out {
+		out[i] = destination(i)
+	}
+	return out
+}
+
+// announceAll has every leaf announce destinations from the start.
+func announceAll(b fare.Bandwidth, n int) func(*rawLeaf) {
+	return func(l *rawLeaf) {
+		for _, d := range destinations(n) {
+			l.table[d] = b
+		}
+	}
+}
+
+func programmed(dp *memory.Dataplane) []string {
+	var out []string
+	for _, d := range dp.State().Destinations {
+		out = append(out, d.Prefix)
+	}
+	slices.Sort(out)
+	return out
+}
