@@ -26,6 +26,9 @@ type fake struct {
 	unmet []string
 }
 
+// hangs, as the number of watches so far, makes the next one stay open.
+const hangs = 100
+
 // startFake serves a fake on a socket of its own until the test ends.
 func startFake(t *testing.T) (socket string, f *fake) {
 	t.Helper()
@@ -151,6 +154,12 @@ func (f *fake) WatchWeights(r *farev1.WatchWeightsRequest, s farev1.WeightServic
 		return status.Error(codes.Unavailable, "the daemon stops")
 	}
 	switch n {
+	case hangs + 1:
+		if err := s.Send(&farev1.WatchWeightsResponse{Revision: 7, Instance: "a", Snapshot: true, Complete: true, Weights: []*farev1.DestinationWeights{lost("10.255.0.2/32")}}); err != nil {
+			return err
+		}
+		<-s.Context().Done()
+		return s.Context().Err()
 	case 1:
 		f.demand(r.SinceRevision == 0 && r.Instance == "", "the first watch resumes")
 		return send(

@@ -149,7 +149,7 @@ func (s *labLive) draw() {
 	var b strings.Builder
 	b.WriteString(home)
 	for _, line := range lines[:min(len(lines), rows-1)] {
-		b.WriteString(fit(line, columns) + clearLine + "\r\n")
+		b.WriteString(fit(line, columns) + clearLine + "\n")
 	}
 	b.WriteString(clearBelow)
 	fmt.Fprint(s.e.out, b.String())

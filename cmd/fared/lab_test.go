@@ -1,0 +1,305 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/lab"
+)
+
+// small is a fabric that starts in a moment.
+var small = []string{"lab", "--planes", "2", "--servers", "2"}
+
+func labArgs(args ...string) []string { return append(slices.Clone(small), args...) }
+
+// TestLabJSON: one JSON object a line and a step, the keys that scripts rely on first.
+func TestLabJSON(t *testing.T) {
+	out := must(t, labArgs("--scenario", "sub-cable", "-o", "json")...)
+	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
+	if len(lines) != 4 {
+		t.Fatalf("%d lines, want one for each of 4 steps:\n%s", len(lines), out)
+	}
+	want := []string{`{"p0":2,"p1":1}`, `{"p0":2,"p1":1}`, `{"p0":2,"p1":1}`, `{"p0":1,"p1":1}`}
+	contract := regexp.MustCompile(`^\{"step":"[^"]+","source":"server1","destination":"server2","weights":(\{[^}]*\}),"expected":(\{[^}]*\}),"ok":true,"slots_moved":0,"scenario":"sub-cable","pairs":2,"elapsed_ns":[0-9]+\}$`)
+	for i, line := range lines {
+		m := contract.FindStringSubmatch(line)
+		if m == nil {
+			t.Errorf("step %d:\n%s\ndoes not look like\n%s", i+1, line, contract)
+		} else if m[1] != want[i] || m[2] != want[i] {
+			t.Errorf("step %d has weights %s, expected %s; want %s", i+1, m[1], m[2], want[i])
+		}
+	}
+}
+
+// TestLabAll plays every built-in scenario through the command line, each step as YAML.
+func TestLabAll(t *testing.T) {
+	out := must(t, labArgs("-o", "yaml")...)
+	scenarios, err := lab.Load("all")
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps := 0
+	for _, s := range scenarios {
+		steps += len(s.Steps)
+	}
+	if n := strings.Count(out, "---\nstep: "); n != steps || strings.Count(out, "\nok: true\n") != steps {
+		t.Errorf("%d documents of %d steps:\n%s", n, steps, out)
+	}
+}
+
+// TestLabOrder: planes above 9 stay in the order of planes.
+func TestLabOrder(t *testing.T) {
+	o := lab.Options{Planes: 12}
+	weights := map[string]uint32{}
+	for p := range o.Planes {
+		weights[fmt.Sprintf("p%d", p)] = uint32(p)
+	}
+	s := labData{o: o}
+	got := string(s.byPlane(weights))
+	if got != `{"p0":0,"p1":1,"p2":2,"p3":3,"p4":4,"p5":5,"p6":6,"p7":7,"p8":8,"p9":9,"p10":10,"p11":11}` {
+		t.Error(got)
+	}
+}
+
+// TestLabWrong: an expectation that does not come true is said, on every kind of output, and is exit code 1.
+func TestLabWrong(t *testing.T) {
+	o := fared(t, labArgs("--script", "testdata/wrong.txt")...)
+	if o.code != exitFailed || !explains(o.err) || !strings.Contains(o.err, "expectation") {
+		t.Errorf("exit %d, standard error:\n%s", o.code, o.err)
+	}
+	for _, want := range []string{"  WRONG half a Y-cable fails", "line 5: server1 -> server2 has 2:1, the script expects 1:1", "  ok    it is mended", "2 steps, NOT every expectation met"} {
+		if !strings.Contains(o.out, want) {
+			t.Errorf("no %q in:\n%s", want, o.out)
+		}
+	}
+	if strings.Contains(o.out, "\x1b") {
+		t.Errorf("escape codes where there is no terminal:\n%q", o.out)
+	}
+	o = fared(t, labArgs("--script", "testdata/wrong.txt", "-o", "json")...)
+	if o.code != exitFailed || strings.Count(o.out, "\n") != 2 {
+		t.Fatalf("exit %d, standard output:\n%s", o.code, o.out)
+	}
+	var step struct {
+		OK    bool
+		Wrong []string
+	}
+	if err := json.Unmarshal([]byte(o.out[:strings.Index(o.out, "\n")]), &step); err != nil || step.OK || len(step.Wrong) != 1 {
+		t.Errorf("the first step is %+v, %v", step, err)
+	}
+}
+
+// TestLabWidth: plain lines of the default size fit 120 columns and are aligned.
+func TestLabWidth(t *testing.T) {
+	out := must(t, "lab")
+	column := -1
+	for line := range strings.Lines(out) {
+		line = strings.TrimSuffix(line, "\n")
+		if n := utf8.RuneCountInString(line); n > 120 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+		if at := strings.Index(line, "server1 -> server2"); at >= 0 {
+			if column < 0 {
+				column = at
+			}
+			if at != column {
+				t.Errorf("the pair is in column %d, elsewhere in %d: %s", at, column, line)
+			}
+		}
+	}
+	if column < 0 || !strings.HasSuffix(out, " steps, every expectation met\n") {
+		t.Errorf("lab prints:\n%s", out)
+	}
+
+	var b bytes.Buffer
+	s := &labLines{e: &env{out: &b}, o: lab.Options{Planes: 2}}
+	s.result(lab.Result{Step: strings.Repeat("long ", 14), Source: "server1", Destination: "server2", Weights: map[string]uint32{"p0": 2, "p1": 1}, OK: true})
+	if lines := strings.Split(b.String(), "\n"); !strings.HasPrefix(lines[0], "  ok    long") || strings.Index(lines[1], "server1 -> server2") != column {
+		t.Errorf("a long step is printed as:\n%s", b.String())
+	}
+}
+
+// TestBars: bars are in proportion, nothing looks like something and something never like nothing.
+func TestBars(t *testing.T) {
+	for _, test := range []struct {
+		weights []uint32
+		want    string
+	}{
+		{[]uint32{2, 2, 1, 2}, "2:2:1:2 █████ █████ ██··· █████"},
+		{[]uint32{0, 0}, "0:0     ········ ········"},
+		{[]uint32{1, 1000}, "1:1000  █······· ████████"},
+		{slices.Repeat([]uint32{1}, 24), lab.Ratio(slices.Repeat([]uint32{1}, 24))},
+	} {
+		if got := bars(test.weights); got != test.want {
+			t.Errorf("bars(%v) = %q, want %q", test.weights, got, test.want)
+		}
+	}
+}
+
+// TestLabInterrupted: Ctrl-C ends a lab at once, and everything it started.
+func TestLabInterrupted(t *testing.T) {
+	b := inBackground(t, labArgs("--pace", "1h")...)
+	b.until(t, "0 slots moved")
+	if code := b.end(t); code != exitFailed || !strings.Contains(b.err.String(), "fared: interrupted") {
+		t.Errorf("exit %d, %s", code, b.err)
+	}
+}
+
+// TestWriteConfigs: what is written is what can be checked and read again.
+func TestWriteConfigs(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	must(t, labArgs("--write-configs", dir, "--gpus", "2")...)
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil || len(files) != 4 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	for _, file := range files {
+		must(t, "check", "--config", file)
+	}
+	refused(t, exitFailed, labArgs("--write-configs", filepath.Join(files[0], "below"))...)
+}
+
+// openTerminal makes a pseudo-terminal of a size; what is written to it comes out of the returned function, which is to be
+// called when nothing more will be.
+func openTerminal(t *testing.T, columns, rows uint16) (tty *os.File, screen func() string) {
+	t.Helper()
+	pty, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatalf("a test of the live table needs a pseudo-terminal: %v", err)
+	}
+	raw := int(pty.Fd())
+	if err := unix.IoctlSetPointerInt(raw, unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(raw, unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetWinsize(raw, unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: columns}); err != nil {
+		t.Fatal(err)
+	}
+	tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	var reading sync.WaitGroup
+	reading.Go(func() { io.Copy(&b, pty) }) // ends with EIO when the other side is closed
+	return tty, sync.OnceValue(func() string {
+		tty.Close()
+		reading.Wait()
+		pty.Close()
+		return b.String()
+	})
+}
+
+var colors = regexp.MustCompile("\x1b\\[[0-9]*m")
+
+// TestLabLive: in a terminal the picture of the fabric follows the steps, never wider or longer than the terminal; at the
+// end the terminal is as before and holds every step.
+func TestLabLive(t *testing.T) {
+	for _, test := range []struct {
+		name          string
+		noColor       string
+		columns, rows uint16
+	}{
+		{"wide", "", 120, 40},
+		{"small and without color", "1", 50, 12},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Setenv("TERM", "xterm")
+			t.Setenv("NO_COLOR", test.noColor)
+			tty, screen := openTerminal(t, test.columns, test.rows)
+			var errOut bytes.Buffer
+			code := execute(t.Context(), labArgs("--scenario", "leaf", "--pace", "0"), strings.NewReader(""), tty, &errOut)
+			text := screen()
+			if code != exitOK || errOut.Len() > 0 {
+				t.Fatalf("exit %d: %s", code, errOut.String())
+			}
+			if got := colors.MatchString(text); got == (test.noColor != "") {
+				t.Errorf("colors: %v", got)
+			}
+			text = strings.ReplaceAll(colors.ReplaceAllString(text, ""), "\r\n", "\n") // the terminal adds the returns
+			live, ok := strings.CutPrefix(text, otherScreen)
+			live, after, ok2 := strings.Cut(live, firstScreen)
+			if !ok || !ok2 || strings.Contains(after, "\x1b") {
+				t.Fatalf("the terminal is not left as it was: %q", text)
+			}
+			frames := strings.Split(live, home)[1:]
+			dark := false
+			for _, frame := range frames {
+				lines := strings.Split(strings.TrimSuffix(frame, clearBelow), clearLine+"\n")
+				if len(lines) > int(test.rows) {
+					t.Fatalf("a frame of %d lines:\n%s", len(lines), frame)
+				}
+				for _, line := range lines {
+					if utf8.RuneCountInString(line) > int(test.columns) {
+						t.Errorf("a line is wider than the terminal: %q", line)
+					}
+				}
+				dark = dark || strings.Contains(frame, "p1     leaf1    DOWN   0/4") && strings.Contains(frame, "ok    the plane's leaf dies")
+			}
+			if !dark {
+				t.Errorf("no frame of %d shows the dead leaf; the last is\n%s", len(frames), frames[len(frames)-1])
+			}
+			for _, want := range []string{"p1     leaf1    up     4/4         1 ████████████████████  800G", "leaf: a leaf dies", "  ok    the plane's leaf dies", "1:0", "  ok    the leaf returns", "2 steps, every expectation met"} {
+				if !strings.Contains(after, want) {
+					t.Errorf("no %q in what is left:\n%s", want, after)
+				}
+			}
+		})
+	}
+}
+
+// TestLabLiveInterrupted: the terminal is as before after Ctrl-C too, and there is no live table where it cannot be.
+func TestLabLiveInterrupted(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	tty, screen := openTerminal(t, 80, 24)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var errOut bytes.Buffer
+	if code := execute(ctx, labArgs(), strings.NewReader(""), tty, &errOut); code != exitFailed {
+		t.Errorf("exit %d", code)
+	}
+	if text := screen(); !strings.HasSuffix(text, firstScreen) {
+		t.Errorf("%q", text)
+	}
+	t.Setenv("TERM", "dumb")
+	tty, screen = openTerminal(t, 80, 24)
+	if code := execute(t.Context(), labArgs("--scenario", "none"), strings.NewReader(""), tty, &errOut); code != exitOK {
+		t.Errorf("exit %d", code)
+	}
+	if text := screen(); strings.Contains(text, "\x1b") || !strings.Contains(text, "every expectation met") {
+		t.Errorf("a dumb terminal gets %q", text)
+	}
+}
+
+func TestFit(t *testing.T) {
+	for _, test := range []struct {
+		line    string
+		columns int
+		want    string
+	}{
+		{"planes", 4, "plan"},
+		{"██··", 3, "██·"},
+		{bold + "fared" + plain + " lab", 5, bold + "fared" + plain},
+		{bold + "fared" + plain + " lab", 3, bold + "far" + plain},
+		{"short", 80, "short"},
+	} {
+		if got := fit(test.line, test.columns); got != test.want {
+			t.Errorf("fit(%q, %d) = %q, want %q", test.line, test.columns, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// TestPipe: a reader that has seen enough (fared weights | head -1) ends a command quietly, a watch too.
+func TestPipe(t *testing.T) {
+	for _, args := range [][]string{
+		{"weights"}, {"weights", "-o", "json"}, {"weights", "-o", "yaml"}, {"status"}, {"watch"}, {"watch", "--events", "--recent", "5"}, {"watch", "-o", "json"}, {"version"},
+		{"completion", "bash"}, {"check", "--config", "testdata/server.yaml"}, {"lab", "--planes", "2", "--servers", "2"}, {"lab", "--planes", "2", "--servers", "2", "-o", "json"}, {"--help"},
+	} {
+		socket, _ := startFake(t)
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		var errOut bytes.Buffer
+		code := execute(t.Context(), append([]string{"--socket", socket}, args...), strings.NewReader(""), w, &errOut)
+		w.Close()
+		if code != exitOK || errOut.Len() > 0 {
+			t.Errorf("fared %s into a closed pipe: exit %d, %s", strings.Join(args, " "), code, errOut.String())
+		}
+	}
+}
+
+// TestPipeProcess is the same with a real process, whose standard output would end it by SIGPIPE if nothing was done.
+func TestPipeProcess(t *testing.T) {
+	socket, _ := startFake(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	defer w.Close()
+	cmd := exec.Command(self, "--socket", socket, "weights")
+	var errOut bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), asFared+"=1"), w, &errOut
+	if err := cmd.Run(); err != nil || errOut.Len() > 0 {
+		t.Errorf("%v: %s", err, errOut.String())
+	}
+}
+
+// full is a disk without room.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// TestFull: output that is lost is an error, which a script must not miss.
+func TestFull(t *testing.T) {
+	for _, args := range [][]string{{"weights"}, {"watch"}, {"status", "-o", "yaml"}, {"drain", "plane", "p0"}, {"version"}} {
+		socket, _ := startFake(t)
+		var errOut bytes.Buffer
+		code := execute(t.Context(), append([]string{"--socket", socket}, args...), strings.NewReader(""), full{}, &errOut)
+		if code != exitFailed || !strings.Contains(errOut.String(), "no space left") || !explains(errOut.String()) {
+			t.Errorf("fared %s: exit %d, %s", strings.Join(args, " "), code, errOut.String())
+		}
+	}
+}
+
+// TestInterrupted: Ctrl-C is how a watch ends well, with an answer or while the daemon is away.
+func TestInterrupted(t *testing.T) {
+	socket, f := startFake(t)
+	f.mu.Lock()
+	f.watches = hangs
+	f.mu.Unlock()
+	b := inBackground(t, "--socket", socket, "watch")
+	b.until(t, "10.255.0.2/32")
+	if code := b.end(t); code != exitOK || b.err.Len() > 0 {
+		t.Errorf("exit %d, %s", code, b.err)
+	}
+}
+
+// TestCompletionScripts: the shells that are there accept what is generated for them.
+func TestCompletionScripts(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		script := must(t, "completion", shell)
+		if !strings.Contains(script, "fared") || !strings.Contains(script, "__complete") {
+			t.Errorf("%s: not a script for fared:\n%.300s", shell, script)
+		}
+		path, err := exec.LookPath(shell)
+		if err != nil || shell == "powershell" {
+			continue // its syntax cannot be checked here; that it is made for it is what counts
+		}
+		cmd := exec.Command(path, "-n", "/dev/stdin")
+		cmd.Stdin = strings.NewReader(script)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s -n: %v\n%s", shell, err, out)
+		}
+	}
+}
+
+// TestYAML: YAML says the same as JSON, also where a string looks like something else.
+func TestYAML(t *testing.T) {
+	words := []string{"", "true", "no", "~", "null", "1e3", "0x1f", "12", "12:30", "10.255.0.2/32", "- a", "# c", "a: b", "two\nlines", "\t", "\"", "é", "2026-01-01", "=", "<<", "*a", "&a", "!t", "{}", "[1]", " space "}
+	compact, err := json.Marshal(map[string]any{"words": words, "number": 800000000000, "truth": true, "nothing": []string{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := printJSON(&b, "yaml", compact); err != nil {
+		t.Fatal(err)
+	}
+	var fromJSON, fromYAML map[string]any
+	if err := errors.Join(yaml.Unmarshal(compact, &fromJSON), yaml.Unmarshal(b.Bytes(), &fromYAML)); err != nil {
+		t.Fatalf("%v in\n%s", err, b.String())
+	}
+	if !reflect.DeepEqual(fromJSON, fromYAML) {
+		t.Errorf("%#v\nbecame\n%#v\nby\n%s", fromJSON, fromYAML, b.String())
+	}
+	if strings.Contains(b.String(), `"10.255.0.2/32"`) {
+		t.Errorf("quotes where none are needed:\n%s", b.String())
+	}
+}
+
+// TestHelp: every command says what it does.
+func TestHelp(t *testing.T) {
+	var all func(words ...string)
+	all = func(words ...string) {
+		out := must(t, append(words, "--help")...)
+		if !strings.Contains(out, "Usage:") {
+			t.Errorf("fared %s --help:\n%s", strings.Join(words, " "), out)
+		}
+	}
+	root := newRoot(&env{out: io.Discard, err: io.Discard})
+	if len(root.Commands()) < 15 {
+		t.Fatalf("%d commands", len(root.Commands()))
+	}
+	all()
+	for _, c := range root.Commands() {
+		if c.Short == "" {
+			t.Errorf("%s does not say what it does", c.Name())
+		}
+		all(c.Name())
+	}
+	if out := must(t); !strings.Contains(out, "Exit codes:") {
+		t.Errorf("fared alone prints:\n%s", out)
+	}
+}
