@@ -76,6 +76,39 @@ func Benchmark16384FromScratch(b *testing.B) {
 	}
 }
 
+// Benchmark16384Recompute recomputes 16,384 destinations of an engine that has them, each in a group of its own, because
+// the capacity of every group changed.
+func Benchmark16384Recompute(b *testing.B) {
+	for _, policy := range []Policy{Reweight, Remap} {
+		b.Run(policy.String(), func(b *testing.B) {
+			cfg := square(8, 4)
+			cfg.Policy = policy
+			e := mustEngine(b, cfg)
+			planes := capacities(cfg, slices.Repeat([]uint64{1600e9}, 8)...)
+			n := uint64(0)
+			round := func() {
+				n++
+				for g := range uint32(16384) {
+					planes[3].Capacity = 1e9 * (1 + (uint64(g)+n)%1600)
+					must(b, e.SetGroup(g+1, planes))
+				}
+			}
+			round()
+			for i := range 16384 {
+				must(b, e.SetDestination(address(i), uint32(1+i)))
+			}
+			e.Updates()
+			b.ReportAllocs()
+			for b.Loop() {
+				round()
+				if n := len(e.Updates()); n != 16384 {
+					b.Fatalf("%d updates", n)
+				}
+			}
+		})
+	}
+}
+
 // BenchmarkLocalFailure fails and restores a plane for 1 group of 1 to 16,384 destinations, to the update: per operation
 // two changes. The time must not depend on the destinations.
 func BenchmarkLocalFailure(b *testing.B) {

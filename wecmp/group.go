@@ -47,16 +47,27 @@ type group struct {
 
 func (e *Engine) newGroup() *group {
 	planes, ports := len(e.cfg.Planes), len(e.ports)
+	// Few allocations, each for many slices: 16,384 groups at start are 16,384 times these.
+	wide, narrow := make([]uint64, 3*planes+ports), make([]uint32, 2*planes+ports)
 	g := &group{
-		given: make([]uint64, planes), bandwidth: make([]uint64, planes), givenSub: make([]uint64, ports),
-		capacity: make([]uint64, planes), shares: make([]uint32, planes), weights: make([]uint32, planes),
-		subWeights: make([]uint32, ports), perPlane: make([][]uint32, planes), members: make([]Member, 0, ports),
-		live: make([]bool, e.places), quota: make([]uint16, e.places),
+		given: cut(&wide, planes), bandwidth: cut(&wide, planes), capacity: cut(&wide, planes), givenSub: wide,
+		shares: cut(&narrow, planes), weights: cut(&narrow, planes), subWeights: narrow,
+		perPlane: make([][]uint32, planes), members: make([]Member, 0, ports), live: make([]bool, e.places),
+	}
+	if e.cfg.Policy == Remap {
+		g.quota = make([]uint16, e.places)
 	}
 	for p := range planes {
 		g.perPlane[p] = g.subWeights[e.start[p]:e.start[p+1]:e.start[p+1]]
 	}
 	return g
+}
+
+// cut takes the first n elements off a slice.
+func cut[T any](s *[]T, n int) []T {
+	head := (*s)[:n:n]
+	*s = (*s)[n:]
+	return head
 }
 
 // take stores the inputs and says whether they differ from those before.
@@ -171,42 +182,45 @@ func (e *Engine) lowest(sub []uint64, g *group) (sum uint64) {
 // capacity(plane)·weight(sub-port)/Σweights(plane), times what makes all of them whole. When that exceeds 64 bits the
 // weights are rounded, each by less than one part in 2^51 of the group's largest plane, and the result is false.
 func (e *Engine) memberWeights(planes, sub []uint64) (exact bool) {
-	var factor [MaxPlanes]uint64
+	var factor, denominator [MaxPlanes]uint64
 	common, overflow := uint64(1), uint64(0)
 	for p, c := range planes {
 		if c == 0 {
 			continue
 		}
 		// c/sum in lowest terms is factor/denominator; common becomes the least common multiple of the denominators.
-		d := gcd(c, e.sums[p])
-		factor[p] = c / d
-		denominator := e.sums[p] / d
-		hi, lo := bits.Mul64(common, denominator/gcd(common, denominator))
-		overflow |= hi
-		common = lo
-	}
-	if overflow == 0 {
-		var g uint64
-		for p, c := range planes {
-			if c == 0 {
-				continue
-			}
-			hi, lo := bits.Mul64(factor[p], common/(e.sums[p]/gcd(c, e.sums[p])))
+		factor[p], denominator[p] = c, e.sums[p]
+		if d := gcd(c, e.sums[p]); d != 1 {
+			factor[p], denominator[p] = c/d, e.sums[p]/d
+		}
+		if denominator[p] != common {
+			hi, lo := bits.Mul64(common, denominator[p]/gcd(common, denominator[p]))
 			overflow |= hi
-			factor[p] = lo
-			g = gcd(lo, g)
+			common = max(lo, 1)
 		}
-		var total uint64
-		for p, c := range planes {
-			if c == 0 {
-				continue
-			}
-			factor[p] /= max(g, 1)
-			hi, lo := bits.Mul64(factor[p], e.sums[p])
-			var carry uint64
-			total, carry = bits.Add64(total, lo, 0)
-			overflow |= hi | carry
+	}
+	var g, total, carry uint64
+	for p, c := range planes {
+		if c == 0 || overflow != 0 {
+			continue
 		}
+		if denominator[p] != common {
+			overflow, factor[p] = bits.Mul64(factor[p], common/denominator[p])
+		}
+		if g != 1 {
+			g = gcd(factor[p], g)
+		}
+	}
+	for p, c := range planes {
+		if c == 0 || overflow != 0 {
+			continue
+		}
+		if g > 1 {
+			factor[p] /= g
+		}
+		hi, lo := bits.Mul64(factor[p], e.sums[p])
+		total, carry = bits.Add64(total, lo, 0)
+		overflow = hi | carry
 	}
 	if overflow == 0 {
 		for i := range sub {

@@ -153,17 +153,17 @@ func (e *Engine) share(v *vector, g *group) {
 			each[p], extra[p] = g.shares[p]/uint32(n), g.shares[p]%uint32(n)
 		}
 	}
+	slots := v.slots[:len(v.place)]
 	for s, place := range v.place {
-		p := e.placePlane[place]
-		slot := Slot{Plane: int(p), SubPort: e.placeSub[place], Parked: true}
-		if g.live[place] {
-			slot.Parked = false
+		p, live, slot := e.placePlane[place], g.live[place], &slots[s]
+		slot.Plane, slot.SubPort, slot.SharePPB = int(p), e.placeSub[place], 0
+		slot.Parked, slot.Drain = !live, false
+		if live {
 			slot.SharePPB = each[p]
 			if extra[p] > 0 {
 				slot.SharePPB++
 				extra[p]--
 			}
 		}
-		v.slots[s] = slot
 	}
 }

@@ -83,9 +83,13 @@ func (e *Engine) newVector(group uint32, place []uint16) *vector {
 		e.freeVectors = e.freeVectors[:n-1]
 	} else {
 		slots, planes := len(e.home), len(e.cfg.Planes)
+		small := make([]uint16, slots+2*planes)
 		v = &vector{
-			id: uint32(len(e.vectors)), place: make([]uint16, slots), slots: make([]Slot, slots), live: make([]uint16, planes),
-			toldSlots: make([]Slot, slots), toldCapacity: make([]uint64, planes), toldLive: make([]uint16, planes),
+			id: uint32(len(e.vectors)), slots: make([]Slot, slots),
+			place: cut(&small, slots), live: cut(&small, planes), toldLive: small,
+		}
+		if e.cfg.Policy == Remap || e.cfg.Ordering != Weak {
+			v.toldSlots, v.toldCapacity = make([]Slot, slots), make([]uint64, planes)
 		}
 		e.vectors = append(e.vectors, v)
 	}
