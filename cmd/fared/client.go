@@ -22,8 +22,8 @@ import (
 
 const (
 	defaultSocket = "/run/fared/fared.sock"
-	// callTimeout is how long a daemon that accepts connections may take to answer a call.
-	callTimeout = 10 * time.Second
+	// patience is how long a daemon that accepts connections may take to answer a call.
+	patience = 10 * time.Second
 )
 
 // dial opens a client connection to the daemon. It does not wait: the first call says whether the daemon answers.
@@ -52,7 +52,7 @@ func (e *env) dial() (*grpc.ClientConn, error) {
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			if !slices.Contains(opts, grpc.WaitForReady(true)) {
 				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, callTimeout)
+				ctx, cancel = context.WithTimeout(ctx, e.patience)
 				defer cancel()
 			}
 			return invoke(ctx, method, req, reply, cc, opts...)
@@ -81,7 +81,7 @@ func (e *env) explain(err error, where string) error {
 		}
 		return &exitError{exitUnreachable, fmt.Errorf("no daemon answers at %s: %s", e.socket, why), remedy}
 	case codes.DeadlineExceeded:
-		return &exitError{exitUnreachable, fmt.Errorf("the daemon at %s does not answer within %s", e.socket, callTimeout), "its log says what holds it up; under systemd the watchdog restarts one that hangs"}
+		return &exitError{exitUnreachable, fmt.Errorf("the daemon at %s does not answer within %s", e.socket, e.patience), "its log says what holds it up; under systemd the watchdog restarts one that hangs"}
 	case codes.NotFound:
 		return &exitError{exitNotFound, errors.New(st.Message()), where}
 	case codes.InvalidArgument:

@@ -113,15 +113,25 @@ func (s *labLive) ended(met bool) {
 	fmt.Fprintf(s.e.out, "\n%s\n", s.e.verdict(s.steps, met))
 }
 
-func (s *labLive) close() { s.leave() }
+// close leaves what was done on the first screen, unless ended has.
+func (s *labLive) close() {
+	if !s.leave() {
+		return
+	}
+	for _, line := range s.done {
+		fmt.Fprintln(s.e.out, line)
+	}
+}
 
-// leave ends the drawing and returns to the first screen.
-func (s *labLive) leave() {
+// leave ends the drawing and returns to the first screen; it does so once, and says whether it was this time.
+func (s *labLive) leave() (left bool) {
 	s.once.Do(func() {
 		close(s.stop)
 		s.over.Wait()
 		fmt.Fprint(s.e.out, firstScreen)
+		left = true
 	})
+	return left
 }
 
 // change takes something new and shows it at once.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -37,6 +38,7 @@ type env struct {
 	out, err io.Writer
 	terminal *os.File // what out writes to, when that is a terminal
 	socket   string
+	patience time.Duration // for one answer of the daemon
 	output   string
 }
 
@@ -45,7 +47,7 @@ func execute(ctx context.Context, args []string, in io.Reader, out, errOut io.Wr
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	written := &stdout{w: out, stop: cancel}
-	e := &env{in: in, out: written, err: errOut, terminal: terminal(out)}
+	e := &env{in: in, out: written, err: errOut, terminal: terminal(out), patience: patience}
 	root := newRoot(e)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)

@@ -87,25 +87,6 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestCompletionScripts: the shells that are there accept what is generated for them.
-func TestCompletionScripts(t *testing.T) {
-	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		script := must(t, "completion", shell)
-		if !strings.Contains(script, "fared") || !strings.Contains(script, "__complete") {
-			t.Errorf("%s: not a script for fared:\n%.300s", shell, script)
-		}
-		path, err := exec.LookPath(shell)
-		if err != nil || shell == "powershell" {
-			continue // its syntax cannot be checked here; that it is made for it is what counts
-		}
-		cmd := exec.Command(path, "-n", "/dev/stdin")
-		cmd.Stdin = strings.NewReader(script)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%s -n: %v\n%s", shell, err, out)
-		}
-	}
-}
-
 // TestYAML: YAML says the same as JSON, also where a string looks like something else.
 func TestYAML(t *testing.T) {
 	words := []string{"", "true", "no", "~", "null", "1e3", "0x1f", "12", "12:30", "10.255.0.2/32", "- a", "# c", "a: b", "two\nlines", "\t", "\"", "é", "2026-01-01", "=", "<<", "*a", "&a", "!t", "{}", "[1]", " space "}

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// TestHungDaemon: a daemon that takes connections and says nothing does not hold a command up for ever.
+func TestHungDaemon(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var out, errOut bytes.Buffer
+	e := &env{out: &out, err: &errOut, socket: socket, patience: 50 * time.Millisecond}
+	root := newRoot(e)
+	root.SetArgs([]string{"--socket", socket, "status"})
+	var coded *exitError
+	if err := root.ExecuteContext(t.Context()); !errors.As(err, &coded) || coded.code != exitUnreachable || coded.remedy == "" {
+		t.Errorf("a daemon that hangs: %v", err)
+	}
+	if out.Len() > 0 {
+		t.Errorf("standard output: %s", out.String())
+	}
+}
+
+// TestExplain: every kind of answer that is an error has its exit code, and a remedy.
+func TestExplain(t *testing.T) {
+	e := &env{socket: "/run/s", patience: time.Second}
+	for _, test := range []struct {
+		code codes.Code
+		text string
+		exit int
+		want string
+	}{
+		{codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial unix /run/s: connect: connection refused"`, exitUnreachable, "no daemon answers at /run/s: connection refused"},
+		{codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial unix /run/s: connect: permission denied"`, exitUnreachable, "no daemon answers at /run/s: permission denied"},
+		{codes.Unavailable, "the daemon is stopping", exitUnreachable, "no daemon answers at /run/s: the daemon is stopping"},
+		{codes.DeadlineExceeded, "context deadline exceeded", exitUnreachable, "the daemon at /run/s does not answer within 1s"},
+		{codes.NotFound, "no route", exitNotFound, "no route"},
+		{codes.InvalidArgument, "wrong", exitUsage, "wrong"},
+		{codes.FailedPrecondition, "refused", exitFailed, "refused"},
+		{codes.Unimplemented, "unknown method", exitFailed, "unknown method"},
+		{codes.Canceled, "context canceled", exitFailed, "interrupted"},
+		{codes.Internal, "broken", exitFailed, "broken (Internal)"},
+	} {
+		var coded *exitError
+		if err := e.explain(status.Error(test.code, test.text), "look there"); !errors.As(err, &coded) {
+			t.Errorf("%s: %v", test.code, err)
+		} else if coded.code != test.exit || coded.Error() != test.want || coded.remedy == "" {
+			t.Errorf("%s: exit %d, %q, remedy %q; want exit %d, %q", test.code, coded.code, coded, coded.remedy, test.exit, test.want)
+		}
+	}
+	if err := e.explain(nil, ""); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestTLS: over TCP the command line shows its certificate, and names the file that is wrong.
+func TestTLS(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, kind string, der []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "fared"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, secret := file("cert.pem", "CERTIFICATE", der), file("key.pem", "PRIVATE KEY", private)
+	pair, err := tls.LoadX509KeyPair(cert, secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	parsed, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool.AddCert(parsed)
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert})))
+	farev1.RegisterFabricServiceServer(s, &fake{})
+	var serving sync.WaitGroup
+	serving.Go(func() { s.Serve(l) })
+	t.Cleanup(func() { s.Stop(); serving.Wait() })
+	address := l.Addr().String()
+
+	refused(t, exitUnreachable, "--socket", address, "status") // without TLS
+	t.Setenv("FARED_TLS_CERT", cert)
+	t.Setenv("FARED_TLS_KEY", secret)
+	t.Setenv("FARED_TLS_CA", cert)
+	if out := must(t, "--socket", address, "status"); !strings.Contains(out, "v1.0.0") {
+		t.Errorf("status over TLS:\n%s", out)
+	}
+	t.Setenv("FARED_TLS_KEY", filepath.Join(dir, "none.pem"))
+	if text := refused(t, exitUsage, "--socket", address, "status"); !strings.Contains(text, "none.pem") {
+		t.Errorf("the error does not name the file: %s", text)
+	}
+}
