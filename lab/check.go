@@ -1,8 +1,185 @@
 package lab
 
-// Check refuses a scenario that names what a fabric of this size does not have, without starting one. The error has a
-// line for each.
-func Check(o Options, s *Scenario) error {
-	f := Fabric{model: newModel(&plan{Options: o.withDefaults()})}
-	return f.Check(s)
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// demand checks what a script itself expects.
+func (f *Fabric) demand(e Expectation) []string {
+	var wrong []string
+	for src := range f.Servers {
+		for dst := range f.Servers {
+			if src == dst || e.Source != "*" && f.subst(e.Source) != f.serverName(src) || e.Destination != "*" && f.subst(e.Destination) != f.serverName(dst) {
+				continue
+			}
+			if got := f.observed(src, dst); !slices.Equal(got, e.Weights) {
+				wrong = append(wrong, fmt.Sprintf("line %d: %s -> %s has %s, the script expects %s", e.Line, f.serverName(src), f.serverName(dst), Ratio(got), Ratio(e.Weights)))
+			}
+		}
+	}
+	return wrong
+}
+
+// slotsMoved is how many slots have left their place since the start, over all servers.
+func (f *Fabric) slotsMoved() uint64 {
+	var n uint64
+	for _, s := range f.servers {
+		n += s.daemon.SlotsMoved()
+	}
+	return n
+}
+
+func (f *Fabric) named(w []uint32) map[string]uint32 {
+	m := make(map[string]uint32, len(w))
+	for p, v := range w {
+		m[f.planeName(p)] = v
+	}
+	return m
+}
+
+// observed asks a server's daemon for its weights toward another's first GPU; nil when it knows none.
+func (f *Fabric) observed(src, dst int) []uint32 {
+	resp, err := f.servers[src].daemon.WeightService().GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: f.loopback(dst, 0).Addr().String()})
+	if err != nil {
+		return make([]uint32, f.Planes)
+	}
+	return planeWeights(resp.Weights)
+}
+
+func planeWeights(d *farev1.DestinationWeights) []uint32 {
+	w := make([]uint32, len(d.Planes))
+	for i, p := range d.Planes {
+		w[i] = p.Weight
+	}
+	return w
+}
+
+// settle waits until every pair has the model's weights, in effect in the data plane; it returns what is still wrong
+// when the time is over.
+func (f *Fabric) settle(ctx context.Context, limit time.Duration) []string {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	waiting := make([]int, f.Servers)
+	for s := range waiting {
+		waiting[s] = s
+	}
+	for delay := time.Millisecond; ; delay = min(2*delay, 50*time.Millisecond) {
+		var wrong []string
+		left := waiting[:0]
+		for _, s := range waiting {
+			if text := f.checkServer(ctx, s); text != "" {
+				left = append(left, s)
+				wrong = append(wrong, text)
+			}
+		}
+		waiting = left
+		if len(waiting) == 0 {
+			// Nothing may have changed back behind our back: the verdict is over all servers at once.
+			for s := range f.Servers {
+				if text := f.checkServer(ctx, s); text != "" {
+					waiting = append(waiting, s)
+					wrong = append(wrong, text)
+				}
+			}
+			if len(waiting) == 0 {
+				return nil
+			}
+		}
+		pause.Reset(delay)
+		select {
+		case <-ctx.Done():
+			return wrong
+		case <-pause.C:
+		}
+	}
+}
+
+// checkServer compares all of a server's weights with the model, in its daemon and in what its data plane forwards by;
+// it returns the first difference, or "".
+func (f *Fabric) checkServer(ctx context.Context, src int) string {
+	n := f.servers[src]
+	seen := map[netip.Addr]*farev1.DestinationWeights{}
+	for token := ""; ; {
+		page, err := n.daemon.WeightService().ListWeights(ctx, &farev1.ListWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}, PageSize: 10000, PageToken: token})
+		if err != nil {
+			return fmt.Sprintf("%s: %v", n.name, err)
+		}
+		for _, d := range page.Weights {
+			prefix, err := netip.ParsePrefix(d.Destination)
+			if err != nil {
+				return fmt.Sprintf("%s: %v", n.name, err)
+			}
+			seen[prefix.Addr()] = d
+		}
+		if token = page.NextPageToken; token == "" {
+			break
+		}
+	}
+	for dst := range f.Servers {
+		if dst == src {
+			continue
+		}
+		want := f.weights(src, dst)
+		for g := range f.GPUs {
+			addr := f.loopback(dst, g).Addr()
+			if text := f.checkDestination(n, addr, seen[addr], want); text != "" {
+				return text
+			}
+		}
+	}
+	return ""
+}
+
+func (f *Fabric) checkDestination(n *node, addr netip.Addr, d *farev1.DestinationWeights, want []uint32) string {
+	reachable := slices.Max(want) > 0
+	if d == nil || !d.Reachable {
+		if reachable {
+			return fmt.Sprintf("%s -> %s is unreachable, should have %s", n.name, addr, Ratio(want))
+		}
+	} else {
+		if got := planeWeights(d); !slices.Equal(got, want) {
+			return fmt.Sprintf("%s -> %s has %s, should have %s", n.name, addr, Ratio(got), Ratio(want))
+		}
+		for _, p := range d.Planes {
+			if !p.InEffect {
+				return fmt.Sprintf("%s -> %s: the weight of %s is not in effect", n.name, addr, p.Plane)
+			}
+		}
+	}
+	live, err := n.dataplane.Weights(addr)
+	if err != nil && reachable {
+		return fmt.Sprintf("%s -> %s: data plane: %v", n.name, addr, err)
+	}
+	got := make([]uint32, f.Planes)
+	for _, m := range live {
+		for p := range got {
+			if f.planeName(p) == m.Plane {
+				got[p] += m.Weight
+			}
+		}
+	}
+	if !slices.Equal(lowestTerms(got), want) {
+		return fmt.Sprintf("%s -> %s: the data plane forwards by %s, should by %s", n.name, addr, Ratio(got), Ratio(want))
+	}
+	return ""
+}
+
+// Ratio writes weights as the field does: 2:2:1:2.
+func Ratio(w []uint32) string {
+	var b []byte
+	for i, v := range w {
+		if i > 0 {
+			b = append(b, ':')
+		}
+		b = fmt.Append(b, v)
+	}
+	return string(b)
 }
