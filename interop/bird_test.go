@@ -73,7 +73,8 @@ func birdName(p *peer, family string) string {
 
 func (bird) show(l *leaf, command string) (string, error) {
 	out, err := exec.Command("birdc", "-s", filepath.Join(l.dir, "bird.ctl"), "show "+command).CombinedOutput()
-	if err != nil {
+	// birdc fails when there is nothing to show.
+	if err != nil && !strings.Contains(string(out), "Network not found") {
 		return "", fmt.Errorf("birdc show %s: %w\n%s", command, err, out)
 	}
 	return string(out), nil

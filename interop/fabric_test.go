@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -233,22 +234,40 @@ func writeFile(t *testing.T, dir, name, text string) string {
 	return path
 }
 
-// lane takes a server's sub-port down or up, at the leaf's end: a cable.
+// lane takes a server's sub-port down or up, at the leaf's end: a cable. It returns when
+// the server has noticed.
 func (f *fabric) lane(plane, server, lane int, up bool) {
 	f.t.Helper()
-	state := map[bool]string{true: "up", false: "down"}[up]
-	for _, p := range f.leafOf(plane, server).peers {
-		if p.server == f.servers[server] && p.lane == lane {
-			f.leafOf(plane, server).ns.IP("link", "set", p.device, state)
-		}
-	}
+	f.cables(plane, server, []int{lane}, up)
 }
 
 // port takes all sub-ports of a server in a plane down or up.
 func (f *fabric) port(plane, server int, up bool) {
 	f.t.Helper()
+	var all []int
 	for k := range lanes {
-		f.lane(plane, server, k, up)
+		all = append(all, k)
+	}
+	f.cables(plane, server, all, up)
+}
+
+func (f *fabric) cables(plane, server int, which []int, up bool) {
+	f.t.Helper()
+	state := map[bool]string{true: "up", false: "down"}[up]
+	l, s := f.leafOf(plane, server), f.servers[server]
+	for _, p := range l.peers {
+		if p.server == s && slices.Contains(which, p.lane) {
+			l.ns.IP("link", "set", p.device, state)
+		}
+	}
+	for _, k := range which {
+		netnstest.Eventually(f.t, within, func() error {
+			carrier, err := s.fared.carrier(laneDevice(plane, k))
+			if err == nil && carrier != up {
+				err = fmt.Errorf("server %d: %s has carrier %v, want %v", server, laneDevice(plane, k), carrier, up)
+			}
+			return err
+		})
 	}
 }
 

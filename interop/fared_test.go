@@ -75,7 +75,7 @@ func faredConfig(f *fabric, s *server, socket string) string {
 	line("loopbacks: [%q, %q]", s.loopbacks[0], s.loopbacks[1])
 	line(`accept: ["10.255.0.0/16", "fd00:255::/64"]`)
 	line("bgp: {hold_time: 3s, keepalive_interval: 1s, connect_retry: 200ms}")
-	line("dataplane: {address: \"memory:\"}\napi: {socket: %q}\nstart: {deadline: 3s}\nplanes:", socket)
+	line("dataplane: {address: \"memory:\"}\napi: {socket: %q}\nstart: {deadline: 3s}\ndrain_delay: 1s\nplanes:", socket)
 	for p := range planes {
 		l := f.leafOf(p, s.index)
 		line("- name: p%d\n  sub_ports:", p)
@@ -154,15 +154,58 @@ func (d *fared) ask(into any, args ...string) error {
 }
 
 // toward returns what holds for a destination.
-func (d *fared) toward(dst netip.Prefix, args ...string) (*destination, error) {
+func (d *fared) toward(dst netip.Prefix) (*destination, error) {
 	var answer struct{ Destinations []*destination }
-	if err := d.ask(&answer, append([]string{"weights", "--destination", dst.String()}, args...)...); err != nil {
+	if err := d.ask(&answer, "weights", "--destination", dst.String()); err != nil {
 		return nil, err
 	}
 	if len(answer.Destinations) != 1 || answer.Destinations[0].Destination != dst.String() {
 		return nil, fmt.Errorf("fared knows %d destinations at %s", len(answer.Destinations), dst)
 	}
 	return answer.Destinations[0], nil
+}
+
+// explain returns it with its explanation.
+func (d *fared) explain(dst netip.Prefix) (*destination, error) {
+	var answer struct{ Weights *destination }
+	if err := d.ask(&answer, "weights", "--destination", dst.String(), "--explain"); err != nil {
+		return nil, err
+	}
+	if answer.Weights == nil || answer.Weights.Destination != dst.String() {
+		return nil, fmt.Errorf("fared explains %+v, not %s", answer.Weights, dst)
+	}
+	return answer.Weights, nil
+}
+
+// do runs a command that changes something.
+func (d *fared) do(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(d.binary, append(args, "--socket", d.socket)...).CombinedOutput(); err != nil {
+		t.Fatalf("fared %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// carrier tells whether a sub-port has its carrier.
+func (d *fared) carrier(device string) (bool, error) {
+	var answer struct {
+		Planes []struct {
+			SubPorts []struct {
+				Device  string
+				Carrier bool
+			} `json:"sub_ports"`
+		}
+	}
+	if err := d.ask(&answer, "planes"); err != nil {
+		return false, err
+	}
+	for _, p := range answer.Planes {
+		for _, sp := range p.SubPorts {
+			if sp.Device == device {
+				return sp.Carrier, nil
+			}
+		}
+	}
+	return false, fmt.Errorf("fared knows no sub-port %s", device)
 }
 
 // within is how long convergence may take on a busy machine.

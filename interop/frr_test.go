@@ -69,6 +69,7 @@ func frrConfig(l *leaf) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("frr defaults datacenter\nhostname %s", l.name)
+	line("bgp route-map delay-timer 0") // else route-maps wait five seconds for company
 	line("router bgp %d\n bgp router-id %s", l.as, l.routerID)
 	line(" no bgp ebgp-requires-policy\n no bgp default ipv4-unicast")
 	line(" bgp bestpath as-path multipath-relax\n coalesce-time 0\n timers bgp 1 3")

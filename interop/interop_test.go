@@ -1,9 +1,13 @@
 package interop
 
 import (
+	"encoding/binary"
+	"encoding/hex"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fared/fared/internal/netnstest"
 )
@@ -56,14 +60,28 @@ func (f *fabric) told() {
 	}
 }
 
-// learned checks, with what `fared weights --explain` shows, the bandwidth that reached
-// the other server over each session of a plane.
-func (f *fabric) learned(plane int, want uint64) {
+// received is what a server is to get from the leaf of a plane on each session.
+type received struct {
+	bps  uint64 // 0: a route without bandwidth
+	kind byte   // of the community as it arrived: 0x00, or 0x40 for a non-transitive one
+	raw  uint32 // its value as it arrived
+}
+
+// sum and single are what leaves tell that add up a server's sub-ports, or do not.
+var (
+	sum    = received{bps: lanes * laneSpeed, raw: math.Float32bits(lanes * laneSpeed / 8)}
+	single = received{bps: laneSpeed, raw: math.Float32bits(laneSpeed / 8)}
+	half   = received{bps: laneSpeed / 2, raw: math.Float32bits(laneSpeed / 16)}
+)
+
+// learned checks, with what `fared weights --explain` shows, what reached the servers over
+// each session of a plane.
+func (f *fabric) learned(plane int, want received) {
 	f.t.Helper()
 	for _, s := range f.servers {
 		for _, dst := range f.servers[1-s.index].loopbacks {
 			netnstest.Eventually(f.t, within, func() error {
-				d, err := s.fared.toward(dst, "--explain")
+				d, err := s.fared.explain(dst)
 				if err != nil {
 					return err
 				}
@@ -73,12 +91,22 @@ func (f *fabric) learned(plane int, want uint64) {
 						continue
 					}
 					routes++
-					if r.HasBandwidth != (want != 0) || r.AdvertisedBps != want || r.Reason != "" {
+					if r.HasBandwidth != (want.bps != 0) || r.AdvertisedBps != want.bps || r.Reason != "" {
 						return fmt.Errorf("server %d learned %s on %s with %d (known %v, reason %q, communities %+v), want %d",
-							s.index, dst, r.Session, r.AdvertisedBps, r.HasBandwidth, r.Reason, r.Communities, want)
+							s.index, dst, r.Session, r.AdvertisedBps, r.HasBandwidth, r.Reason, r.Communities, want.bps)
 					}
-					if want != 0 && len(r.Communities) == 0 {
-						return fmt.Errorf("server %d shows no community behind %d bit/s on %s", s.index, r.AdvertisedBps, r.Session)
+					if want.bps == 0 {
+						continue
+					}
+					if len(r.Communities) != 1 {
+						return fmt.Errorf("server %d shows %+v behind %d bit/s on %s", s.index, r.Communities, r.AdvertisedBps, r.Session)
+					}
+					raw, err := hex.DecodeString(strings.TrimPrefix(r.Communities[0].Raw, "0x"))
+					if err != nil || len(raw) != 8 {
+						return fmt.Errorf("community %q is not eight bytes in hex", r.Communities[0].Raw)
+					}
+					if raw[0] != want.kind || raw[1] != 0x04 || binary.BigEndian.Uint32(raw[4:]) != want.raw {
+						return fmt.Errorf("%s brought %x, want type %#x and value %#x", r.Session, raw, want.kind, want.raw)
 					}
 				}
 				if routes != lanes {
@@ -145,7 +173,7 @@ func TestFRR(t *testing.T) {
 	f.up()
 	f.told()
 	for p := range planes {
-		f.learned(p, lanes*laneSpeed)
+		f.learned(p, sum)
 	}
 	f.reaches()
 	f.figures("2:1")
@@ -158,7 +186,7 @@ func TestFRRWithoutCumulative(t *testing.T) {
 	f.up()
 	f.told()
 	for p := range planes {
-		f.learned(p, lanes*laneSpeed)
+		f.learned(p, sum)
 	}
 	f.figures("2:1")
 }
@@ -167,8 +195,8 @@ func TestFRRWithoutCumulative(t *testing.T) {
 func TestFRRWithoutCommunities(t *testing.T) {
 	f := newFabric(t, options{daemons: both(frr{}), each: func(l *leaf) { l.strip = l.plane == 1; l.cumulative = !l.strip }})
 	f.up()
-	f.learned(0, lanes*laneSpeed)
-	f.learned(1, 0)
+	f.learned(0, sum)
+	f.learned(1, received{})
 	f.figures("1:1")
 }
 
@@ -177,7 +205,7 @@ func TestFRRUint32(t *testing.T) {
 	f.up()
 	f.told()
 	for p := range planes {
-		f.learned(p, lanes*laneSpeed)
+		f.learned(p, received{bps: lanes * laneSpeed, raw: lanes * laneSpeed / 8})
 	}
 	f.figures("2:1")
 }
@@ -188,7 +216,7 @@ func TestFRRUnnumbered(t *testing.T) {
 	f.up()
 	f.told()
 	for p := range planes {
-		f.learned(p, lanes*laneSpeed)
+		f.learned(p, sum)
 	}
 	f.reaches()
 	f.figures("2:1")
@@ -201,7 +229,7 @@ func TestFRRLeafToLeaf(t *testing.T) {
 	f.up()
 	f.told()
 	for p := range planes {
-		f.learned(p, lanes*laneSpeed)
+		f.learned(p, sum)
 	}
 	f.reaches()
 	f.figures("2:1")
@@ -215,7 +243,7 @@ func TestBIRD(t *testing.T) {
 	f.up()
 	f.told()
 	for p := range planes {
-		f.learned(p, laneSpeed)
+		f.learned(p, single)
 	}
 	f.reaches()
 	f.figures("1:1")
@@ -229,8 +257,8 @@ func TestBIRDRewrites(t *testing.T) {
 		}
 	}})
 	f.up()
-	f.learned(0, laneSpeed)
-	f.learned(1, laneSpeed/2)
+	f.learned(0, single)
+	f.learned(1, half)
 	f.weigh("plane 1 says half", "2:1")
 }
 
@@ -250,7 +278,7 @@ func TestGoBGP(t *testing.T) {
 	f.up()
 	f.told()
 	for p := range planes {
-		f.learned(p, laneSpeed)
+		f.learned(p, received{bps: single.bps, kind: 0x40, raw: single.raw})
 	}
 	for p := range planes {
 		d.follow(t, f.leaves[p][0])
@@ -263,9 +291,70 @@ func TestGoBGP(t *testing.T) {
 func TestMixedPlanes(t *testing.T) {
 	f := newFabric(t, options{daemons: [planes]daemon{frr{}, bird{}}, each: func(l *leaf) { l.cumulative = true }})
 	f.up()
-	f.learned(0, lanes*laneSpeed)
-	f.learned(1, laneSpeed)
+	f.learned(0, sum)
+	f.learned(1, single)
 	f.weigh("FRR sums, BIRD does not", "2:1")
+}
+
+// Maintenance at one server shows in the other's weights: first by a bandwidth of zero
+// (RFC 10005), which FRR passes on, then by the routes' absence.
+func TestDrainThroughFRR(t *testing.T) {
+	d := frr{}
+	f := newFabric(t, options{daemons: both(d), each: func(l *leaf) { l.cumulative = true }})
+	f.up()
+	f.weigh("all up", "1:1")
+	f.servers[1].fared.do(t, "drain", "plane", "p1")
+	for _, loopback := range f.servers[1].loopbacks {
+		netnstest.Eventually(t, within, func() error {
+			paths, err := d.paths(f.leaves[1][0], loopback)
+			for _, p := range paths {
+				if len(p.bandwidths) != 1 || p.bandwidths[0].bps != 0 {
+					return fmt.Errorf("the leaf has %v, want zero bandwidth", paths)
+				}
+			}
+			if err == nil && len(paths) != lanes {
+				err = fmt.Errorf("the leaf has %v, want %d paths", paths, lanes)
+			}
+			return err
+		})
+	}
+	f.weigh("plane 1 drained at server 1", "1:0")
+	for _, loopback := range f.servers[1].loopbacks {
+		netnstest.Eventually(t, within, func() error {
+			paths, err := d.paths(f.leaves[1][0], loopback)
+			if err == nil && len(paths) > 0 {
+				err = fmt.Errorf("the leaf still has %v", paths)
+			}
+			return err
+		})
+	}
+	f.weigh("its routes withdrawn", "1:0")
+	f.servers[1].fared.do(t, "undrain", "plane", "p1")
+	f.weigh("plane 1 back", "1:1")
+	f.servers[1].fared.do(t, "drain", "sub-port", laneDevice(1, 0))
+	f.weigh("one sub-port of plane 1 drained at server 1", "2:1")
+	f.servers[1].fared.do(t, "undrain", "sub-port", laneDevice(1, 0))
+	f.weigh("sub-port back", "1:1")
+}
+
+// A server that dies is forgotten at once, and found again when it is back.
+func TestServerDiesAndReturns(t *testing.T) {
+	f := newFabric(t, options{daemons: [planes]daemon{frr{}, bird{}}, each: func(l *leaf) { l.cumulative = true }})
+	f.up()
+	f.weigh("all up", "2:1")
+	f.servers[1].fared.Kill()
+	took := netnstest.Eventually(t, within, func() error {
+		for _, dst := range f.servers[1].loopbacks {
+			if d, err := f.servers[0].fared.toward(dst); err == nil && d.Reachable {
+				return fmt.Errorf("server 0 still sends to %s by %s", dst, d.weights())
+			}
+		}
+		return f.servers[0].fared.Running()
+	})
+	t.Logf("server 1 is gone for server 0 after %v", took.Round(time.Millisecond))
+	f.servers[1].fared = startFared(t, f, f.servers[1])
+	f.up()
+	f.weigh("server 1 is back", "2:1")
 }
 
 // Nothing transits a server. A leaf that loses its links to server 1 is still wired to

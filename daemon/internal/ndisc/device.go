@@ -24,9 +24,8 @@ const (
 	initialAdvertisements = 3
 	// Between the initial advertisements, and between looks at the device.
 	initialInterval = time.Second
-	// A solicitation that follows an answer sooner is not answered, and an advertisement
-	// that Peer asks for waits until this has passed (Section 6.2.6 asks for a limit of
-	// three seconds; ours is shorter because a link has one peer, who waits).
+	// A solicitation that follows an answer sooner is not answered (Section 6.2.6 asks
+	// for a limit; ours is shorter because a link has one peer, who waits).
 	answerInterval = 50 * time.Millisecond
 	// A device that cannot be used is tried again after this.
 	retryInterval = 200 * time.Millisecond
@@ -48,7 +47,7 @@ type device struct {
 	trouble error      // why nothing can be heard, or nil
 	changed chan struct{}
 	conn    *ndp.Conn // while speaking
-	asked   bool      // an advertisement is wanted now
+	asked   bool      // a session is about to connect
 }
 
 func newDevice(k key, interval time.Duration, log *slog.Logger) *device {
@@ -75,8 +74,8 @@ func (d *device) set(peer netip.Addr, trouble error) {
 	d.changed = make(chan struct{})
 }
 
-// advertise asks for an advertisement now.
-func (d *device) advertise() {
+// connecting says that a session is about to connect.
+func (d *device) connecting() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.asked = true
@@ -85,7 +84,7 @@ func (d *device) advertise() {
 	}
 }
 
-// takeAsked tells whether an advertisement is wanted, and forgets it.
+// takeAsked tells whether a session is about to connect, and forgets it.
 func (d *device) takeAsked() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -207,7 +206,7 @@ func (d *device) speak(ctx context.Context) error {
 		known    bool // a router has been heard
 		answered time.Time
 		sent     int
-		lastSend time.Time
+		waiting  bool // a session has been about to connect since the last advertisement
 		nextSend = time.Now()
 	)
 	for {
@@ -218,10 +217,10 @@ func (d *device) speak(ctx context.Context) error {
 				d.send(conn, solicitation(now), allRouters)
 			}
 			sent++
-			lastSend = time.Now()
-			nextSend = lastSend.Add(d.interval)
+			waiting = false
+			nextSend = time.Now().Add(d.interval)
 			if sent < initialAdvertisements || !known {
-				nextSend = lastSend.Add(min(d.interval, initialInterval))
+				nextSend = time.Now().Add(min(d.interval, initialInterval))
 			}
 		}
 		if err := conn.SetReadDeadline(time.Now().Add(min(initialInterval, time.Until(nextSend)))); err != nil {
@@ -232,7 +231,8 @@ func (d *device) speak(ctx context.Context) error {
 			return nil
 		}
 		if d.takeAsked() {
-			if soon := lastSend.Add(answerInterval); soon.Before(nextSend) {
+			waiting = true
+			if soon := time.Now().Add(initialInterval); soon.Before(nextSend) {
 				nextSend = soon
 			}
 			continue
@@ -270,6 +270,9 @@ func (d *device) speak(ctx context.Context) error {
 				known = true
 				d.log.Info("neighbour found", "peer", peer)
 				d.set(peer, nil)
+			}
+			if waiting { // and may have forgotten us
+				nextSend = time.Now()
 			}
 		case *ndp.RouterSolicitation:
 			if time.Since(answered) < answerInterval {

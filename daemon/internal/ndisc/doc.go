@@ -7,7 +7,7 @@
 //
 //   - solicits routers until one is heard (RFC 4861, Section 6.3.7),
 //   - advertises itself when it starts, three times in quick succession and then
-//     periodically (Section 6.2.4), whenever a session is about to connect, and in
+//     periodically (Section 6.2.4), soon after a session began to connect, and in
 //     answer to solicitations (Section 6.2.6), always
 //     with a router lifetime of zero: we are not a default router and no host on the
 //     link may take us for one (Section 4.2),

@@ -62,8 +62,11 @@ var ErrClosed = errors.New("the resolver is closed")
 // first call for a device begins to advertise on it, and that goes on until Close, for
 // the peer must not forget us. A device that is missing or down is waited for.
 //
-// Each call also advertises at once: who asks is about to connect, perhaps because the
-// link was down, and then the leaf has forgotten us and refuses us until it hears again.
+// Who asks is about to connect, perhaps because the link was down, and then the leaf has
+// forgotten us and refuses us until it hears us again. So each call also advertises: as
+// soon as the leaf is heard, or after a second. It does not do so at once, because FRR
+// (8.4) forgets for good a neighbour that speaks while the link is still coming up: its
+// zebra keeps what its bgpd has dropped, and never tells it again.
 //
 // The address's zone is the device. In another network namespace (netns not empty) it
 // is the device's index as a number instead: package net remembers the index of a zone's
@@ -76,7 +79,7 @@ func (r *Resolver) Peer(ctx context.Context, name, netns string) (netip.Addr, er
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	d.advertise()
+	d.connecting()
 	for {
 		peer, trouble, changed := d.state()
 		switch {
