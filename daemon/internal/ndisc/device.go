@@ -166,7 +166,7 @@ func (d *device) open() (conn *ndp.Conn, f face, err error) {
 		filter.SetAll(true) // block
 		filter.Accept(ipv6.ICMPTypeRouterAdvertisement)
 		filter.Accept(ipv6.ICMPTypeRouterSolicitation)
-		err = errors.Join(conn.SetICMPFilter(&filter), conn.SetControlMessage(ipv6.FlagHopLimit, true))
+		err = errors.Join(conn.SetICMPFilter(&filter), conn.SetControlMessage(ipv6.FlagHopLimit|ipv6.FlagInterface, true))
 	}
 	if err != nil {
 		if conn != nil {
@@ -253,8 +253,10 @@ func (d *device) speak(ctx context.Context) error {
 			return d.explain(err)
 		}
 		from = from.WithZone("")
-		// RFC 4861, Sections 6.1.1 and 6.1.2: only from this link.
-		if control == nil || control.HopLimit != ndp.HopLimit {
+		// RFC 4861, Sections 6.1.1 and 6.1.2: only from a link, by the hop limit. Only from
+		// this one: what came by others before the socket was bound to the device is
+		// in its queue too.
+		if control == nil || control.HopLimit != ndp.HopLimit || control.IfIndex != now.index {
 			continue
 		}
 		switch m.(type) {

@@ -196,6 +196,53 @@ func TestWhatTheLeafHears(t *testing.T) {
 	}
 }
 
+// The kernel gives a new raw socket the messages of every device until it is bound to one.
+func TestOtherDevicesAreNotHeard(t *testing.T) {
+	server, leaf := pair(t)
+	netnstest.Veth(t, server, "eth1", leaf, "swp1")
+	server.IP("link", "set", "eth1", "up")
+	leaf.IP("link", "set", "swp1", "up")
+	linkLocal(t, server, "eth0")
+	linkLocal(t, server, "eth1")
+	_, index := linkLocal(t, leaf, "swp1")
+	var conn *ndp.Conn
+	netnstest.Eventually(t, 5*time.Second, func() error {
+		return leaf.Do(func() (err error) {
+			conn, _, err = ndp.Listen(&net.Interface{Index: index, MTU: 1500, Name: strconv.Itoa(index)}, ndp.LinkLocal)
+			return err
+		})
+	})
+	stop, done := make(chan struct{}), make(chan int)
+	go func() {
+		sent := 0
+		for {
+			select {
+			case <-stop:
+				done <- sent
+				return
+			default:
+				if conn.WriteTo(&ndp.RouterAdvertisement{}, nil, allNodes) == nil {
+					sent++
+				}
+			}
+		}
+	}()
+	for range 50 {
+		r := New(Config{})
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		if a, err := r.Peer(ctx, "eth0", server.Name); err == nil {
+			t.Errorf("heard %v, which is on eth1", a)
+		}
+		cancel()
+		r.Close()
+	}
+	close(stop)
+	if sent := <-done; sent == 0 {
+		t.Error("nothing was sent on eth1")
+	}
+	conn.Close()
+}
+
 func TestDeviceIsWaitedFor(t *testing.T) {
 	netnstest.Require(t)
 	server, leaf := netnstest.New(t), netnstest.New(t)
