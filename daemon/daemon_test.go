@@ -241,8 +241,11 @@ func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 // TestDataplaneRestarts: after a broken stream, and after one that lost its memory, everything is in effect again.
 func TestDataplaneRestarts(t *testing.T) {
 	r := newRig(t, shape{planes: 2, subPorts: 2}, rigOptions{leaves: announceAll(800e9, 50)})
-	r.wait(destination(49), "1:1")
-	eventually(t, "all are programmed", func() bool { return len(programmed(r.dp)) == 50 })
+	r.settled(50)
+	for i := range r.leaves {
+		r.waitHeard(i, own, "400G")
+	}
+	eventually(t, "nothing is left of the way here", func() bool { groups, _ := r.dp.Size(); return groups == 1 })
 	n := r.journal.len()
 	r.dp.BreakStream()
 	r.leaves[0].announce(200e9, destination(7))
@@ -506,9 +509,8 @@ func TestSecuredSessions(t *testing.T) {
 func TestDeclaredFast(t *testing.T) {
 	const n = 1000
 	r := newRig(t, shape{planes: 2, subPorts: 2}, rigOptions{leaves: announceAll(800e9, n)})
-	for _, d := range destinations(n) {
-		r.wait(d, "1:1")
-	}
+	r.settled(n)
+	eventually(t, "nothing is left of the way here", func() bool { groups, _ := r.dp.Size(); return groups == 1 })
 	before := r.journal.len()
 	r.links.change(1, func(e *LinkEvent) { e.Up = false })
 	r.wait(destination(0), "1:2")

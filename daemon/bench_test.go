@@ -1,0 +1,379 @@
+package daemon
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/dataplane/memory"
+	"github.com/fared/fared/fare"
+)
+
+// acks sees what goes over the connection to the data plane: when the operations that matter are in effect.
+type acks struct {
+	mu      sync.Mutex
+	kind    map[uint64]string // operations under way
+	sent    map[string]int
+	arrived chan ack
+}
+
+type ack struct {
+	kind string
+	at   time.Time
+}
+
+func newAcks() *acks {
+	return &acks{kind: map[uint64]string{}, sent: map[string]int{}, arrived: make(chan ack, 1<<16)}
+}
+
+type ackStream struct {
+	grpc.ClientStream
+	*acks
+}
+
+func (a *acks) intercept(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	s, err := streamer(ctx, desc, cc, method, opts...)
+	return &ackStream{s, a}, err
+}
+
+func (s *ackStream) SendMsg(m any) error {
+	if r, ok := m.(*farev1.ProgramRequest); ok && r.Operation != nil {
+		kind := "removal"
+		switch r.Operation.Op.(type) {
+		case *farev1.Operation_SubPort:
+			kind = "sub-port"
+		case *farev1.Operation_SetGroup:
+			kind = "group"
+		case *farev1.Operation_SetDestination:
+			kind = "destination"
+		}
+		s.mu.Lock()
+		s.kind[r.Operation.Id] = kind
+		s.sent[kind]++
+		s.mu.Unlock()
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+func (s *ackStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	r, ok := m.(*farev1.ProgramResponse)
+	if err != nil || !ok {
+		return err
+	}
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, a := range r.Acks {
+		if kind := s.kind[a.Id]; kind != "" && a.Level == farev1.AckLevel_ACK_LEVEL_IN_EFFECT {
+			delete(s.kind, a.Id)
+			s.arrived <- ack{kind, now}
+		}
+	}
+	return nil
+}
+
+// quiet waits until nothing is under way, and forgets what arrived.
+func (a *acks) quiet(t testing.TB) {
+	t.Helper()
+	eventually(t, "quiet at the data plane", func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return len(a.kind) == 0
+	})
+	for len(a.arrived) > 0 {
+		<-a.arrived
+	}
+}
+
+// next waits for an acknowledgement of one of the kinds.
+func (a *acks) next(t testing.TB, kinds ...string) time.Time {
+	t.Helper()
+	limit := time.NewTimer(waitLimit)
+	defer limit.Stop()
+	for {
+		select {
+		case x := <-a.arrived:
+			if slices.Contains(kinds, x.kind) {
+				return x.at
+			}
+		case <-limit.C:
+			t.Fatalf("no acknowledgement of %v", kinds)
+		}
+	}
+}
+
+func (a *acks) counts() map[string]int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := map[string]int{}
+	for k, n := range a.sent {
+		out[k] = n
+	}
+	return out
+}
+
+// serveDataplane serves a data plane on a unix socket, as another process would.
+func serveDataplane(t testing.TB, dp *memory.Dataplane) (address string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "fared")
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "dp")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	dp.Register(server)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		<-served
+		os.RemoveAll(dir)
+	})
+	return "unix:" + socket
+}
+
+// measured is a rig whose data plane is behind a unix socket.
+func measured(b testing.TB, s shape, o rigOptions) (*rig, *acks) {
+	b.Helper()
+	checkLeaks(b)
+	a := newAcks()
+	o.checked, o.dp = true, memory.New(memory.Config{})
+	conn, err := grpc.NewClient(serveDataplane(b, o.dp), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStreamInterceptor(a.intercept))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { conn.Close() })
+	o.conn = conn
+	return newRig(b, s, o), a
+}
+
+// report prints the distribution of what was measured.
+func report(b *testing.B, name string, took []time.Duration) {
+	slices.Sort(took)
+	at := func(p float64) float64 { return float64(took[int(p*float64(len(took)-1))].Microseconds()) }
+	b.ReportMetric(at(0.5), name+"p50-µs")
+	b.ReportMetric(at(0.99), name+"p99-µs")
+	b.ReportMetric(0, "ns/op") // what lies between the measurements means nothing
+}
+
+// BenchmarkUpdateToInEffect: a leaf writes an UPDATE with another bandwidth to its TCP socket; the data plane's
+// acknowledgement that the new weights are in effect arrives here. Aim: 200 µs at the median.
+func BenchmarkUpdateToInEffect(b *testing.B) {
+	for _, n := range []int{1, 1024} {
+		b.Run(fmt.Sprintf("destinations=%d", n), func(b *testing.B) {
+			r, a := measured(b, shape{planes: 4, subPorts: 2}, rigOptions{leaves: announceAll(800e9, n)})
+			r.settled(n)
+			d := destination(0)
+			var took []time.Duration
+			want := map[fare.Bandwidth]string{400e9: "p0.0=1 p0.1=1 p1.0=2 p1.1=2 p2.0=2 p2.1=2 p3.0=2 p3.1=2", 800e9: "p0.0=1 p0.1=1 p1.0=1 p1.1=1 p2.0=1 p2.1=1 p3.0=1 p3.1=1"}
+			one := func(v fare.Bandwidth, last string) {
+				a.quiet(b)
+				began := time.Now()
+				r.leaves[0].announce(v, d)
+				took = append(took, a.next(b, last).Sub(began))
+				if got := r.forwards(d); got != want[v] {
+					b.Fatalf("acknowledged, but forwarded by %s, want %s", got, want[v])
+				}
+			}
+			// One destination has its group to itself, so its vector changes in place; of many, it moves to another group.
+			last := "group"
+			if n > 1 {
+				last = "destination"
+			}
+			one(400e9, last)
+			one(800e9, last)
+			took = took[:0]
+			b.ResetTimer()
+			for i := range b.N {
+				one([]fare.Bandwidth{400e9, 800e9}[i%2], last)
+			}
+			b.StopTimer()
+			report(b, "", took)
+		})
+	}
+}
+
+// BenchmarkLossToInEffect: a leaf's TCP connection, or a link, is lost; the sub-port's state, and then the new weights,
+// are acknowledged as in effect.
+func BenchmarkLossToInEffect(b *testing.B) {
+	for _, loss := range []struct {
+		name string
+		cut  func(*rig)
+		mend func(*rig)
+	}{
+		{"session", func(r *rig) { r.leaves[0].drop() }, func(*rig) {}},
+		{"link", func(r *rig) { r.links.change(0, func(e *LinkEvent) { e.Up = false }) }, func(r *rig) { r.links.change(0, func(e *LinkEvent) { e.Up = true }) }},
+	} {
+		b.Run(loss.name, func(b *testing.B) {
+			const n = 1024
+			r, a := measured(b, shape{planes: 4, subPorts: 2}, rigOptions{leaves: announceAll(800e9, n)})
+			r.settled(n)
+			var subPort, weights []time.Duration
+			b.ResetTimer()
+			for range b.N {
+				eventually(b, "the session is up", func() bool { return r.leaves[0].has(own) == "400G" })
+				r.settled(n)
+				r.wait(destination(0), "1:1:1:1")
+				a.quiet(b)
+				began := time.Now()
+				loss.cut(r)
+				subPort = append(subPort, a.next(b, "sub-port").Sub(began))
+				weights = append(weights, a.next(b, "group").Sub(began))
+				eventually(b, "the leaf has noticed", func() bool { return r.leaves[0].has(own) != "400G" || r.leaves[0].count() > len(weights) })
+				loss.mend(r)
+			}
+			b.StopTimer()
+			report(b, "sub-port-", subPort)
+			report(b, "weights-", weights)
+		})
+	}
+}
+
+// BenchmarkPlaneLost: a whole plane of 16,384 destinations is lost. The number of operations does not depend on them.
+func BenchmarkPlaneLost(b *testing.B) {
+	const n = 16384
+	r, a := measured(b, shape{planes: 4, subPorts: 1}, rigOptions{leaves: announceAll(400e9, n)})
+	settled := func() {
+		r.settled(n)
+		a.quiet(b)
+	}
+	settled()
+	var took []time.Duration
+	operations := 0
+	b.ResetTimer()
+	for range b.N {
+		settled()
+		before := a.counts()
+		began := time.Now()
+		r.links.change(2, func(e *LinkEvent) { e.Up = false })
+		took = append(took, a.next(b, "group").Sub(began))
+		a.quiet(b)
+		if got := r.weights(destination(n / 2)); got != "1:1:0:1" {
+			b.Fatalf("weights %s", got)
+		}
+		for kind, count := range a.counts() {
+			operations += count - before[kind]
+		}
+		r.links.change(2, func(e *LinkEvent) { e.Up = true })
+	}
+	b.StopTimer()
+	report(b, "", took)
+	b.ReportMetric(float64(operations)/float64(b.N), "operations/loss")
+}
+
+// memoryChild names the file with the configuration that a child process runs, and how many destinations are to come.
+const memoryChild = "FARED_TEST_MEMORY_CHILD"
+
+// BenchmarkMemory: resident memory of a daemon in a process of its own, everything in effect and garbage collected.
+// Aims: 256 MiB for 64 sessions x 1,024 prefixes, 96 MiB for 4 x 10,000.
+func BenchmarkMemory(b *testing.B) {
+	for _, c := range []struct{ planes, subPorts, prefixes int }{{8, 8, 1024}, {4, 1, 10000}} {
+		b.Run(fmt.Sprintf("sessions=%d/prefixes=%d", c.planes*c.subPorts, c.prefixes), func(b *testing.B) {
+			for range b.N {
+				rss, peak := measureMemory(b, shape{planes: c.planes, subPorts: c.subPorts}, c.prefixes)
+				b.ReportMetric(rss, "resident-MiB")
+				b.ReportMetric(peak, "peak-MiB")
+			}
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+func measureMemory(b testing.TB, s shape, prefixes int) (rss, peak float64) {
+	s.port, s.net = freePort(b), 96
+	s.extra = "dataplane: {address: \"" + serveDataplane(b, memory.New(memory.Config{})) + "\"}\n"
+	s = s.defaults()
+	for i := range s.planes * s.subPorts {
+		l := newRawLeaf(b, s.device(i), uint16(s.peerAS(i)), leafNode(i/s.subPorts), netip.AddrPortFrom(s.there(i), uint16(s.port)), &journal{})
+		announceAll(800e9, prefixes)(l)
+	}
+	file := filepath.Join(b.TempDir(), "fared.yaml")
+	if err := os.WriteFile(file, []byte(s.text()), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	child := exec.Command(os.Args[0], "-test.run=^TestMemoryChild$")
+	child.Env = append(os.Environ(), memoryChild+"="+file+" "+strconv.Itoa(prefixes))
+	child.Stderr = os.Stderr
+	out, err := child.Output()
+	if err != nil {
+		b.Fatalf("%v\n%s", err, out)
+	}
+	if _, err := fmt.Sscanf(string(out), "resident %f peak %f", &rss, &peak); err != nil {
+		b.Fatalf("%v\n%s", err, out)
+	}
+	return rss, peak
+}
+
+// TestMemoryChild is the process that BenchmarkMemory measures.
+func TestMemoryChild(t *testing.T) {
+	file, count, ok := strings.Cut(os.Getenv(memoryChild), " ")
+	if !ok {
+		t.Skip("only as a child of BenchmarkMemory")
+	}
+	n, err := strconv.Atoi(count)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := config.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	subPorts := 0
+	for _, p := range cfg.Planes {
+		subPorts += len(p.SubPorts)
+	}
+	d, err := New(cfg, Deps{Links: newTestLinks(subPorts, 400e9), Embedded: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running(t, d)
+	eventually(t, "everything is in effect", func() bool {
+		resp, err := d.FabricService().GetStatus(t.Context(), &farev1.GetStatusRequest{})
+		return err == nil && resp.Converged && resp.DestinationsReachable == uint32(n) && resp.Dataplane.OperationsPending == 0
+	})
+	debug.FreeOSMemory()
+	fmt.Printf("resident %f peak %f\n", procStatus(t, "VmRSS:"), procStatus(t, "VmHWM:"))
+}
+
+// procStatus reads a line of /proc/self/status, in MiB.
+func procStatus(t testing.TB, key string) float64 {
+	t.Helper()
+	f, err := os.Open("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if words := strings.Fields(lines.Text()); len(words) == 3 && words[0] == key {
+			kib, err := strconv.ParseFloat(words[1], 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kib / 1024
+		}
+	}
+	t.Fatalf("no %s", key)
+	return 0
+}
