@@ -55,9 +55,9 @@ func run(t testing.TB, cfg Config, steps int, next func(n int) int, planes func(
 
 func TestEngineEqualsFullRecompute(t *testing.T) {
 	r := seeded(t)
-	for range 150 {
+	for range 80 {
 		cfg := randomConfig(r)
-		run(t, cfg, 60, r.IntN, func() []Capacity { return randomCapacities(r, cfg) })
+		run(t, cfg, 50, r.IntN, func() []Capacity { return randomCapacities(r, cfg) })
 	}
 }
 

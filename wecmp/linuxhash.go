@@ -64,25 +64,18 @@ func (l LinuxL4) Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) 
 func (l LinuxL4) Member(hash uint32, n int) int {
 	if l.Buckets > 0 {
 		// From the end, a new resilient group gives member i the buckets from round(i·buckets/n) on.
-		bucket := uint64(l.Buckets-1) - uint64(hash)%uint64(l.Buckets)
-		i := int(bucket * uint64(n) / uint64(l.Buckets))
-		for i+1 < n && bucket >= roundDiv(uint64(i+1)*uint64(l.Buckets), uint64(n)) {
-			i++
-		}
-		for i > 0 && bucket < roundDiv(uint64(i)*uint64(l.Buckets), uint64(n)) {
-			i--
-		}
-		return i
+		return thresholds(uint64(l.Buckets-1)-uint64(hash)%uint64(l.Buckets), uint64(l.Buckets), n)
 	}
-	// Member i's upper bound is round(2^31·(i+1)/n)-1, inclusive.
-	i := int(uint64(hash) * uint64(n) >> 31)
-	for i+1 < n && uint64(hash) >= roundDiv(uint64(i+1)<<31, uint64(n)) {
-		i++
+	return thresholds(uint64(hash), 1<<31, n)
+}
+
+// thresholds returns whose range, of n equal ones of 0..size-1, holds x: member i's ends before round(size·(i+1)/n).
+func thresholds(x, size uint64, n int) int {
+	i := min(int(x*uint64(n)/size), n-1)
+	if i+1 < n && x >= roundDiv(uint64(i+1)*size, uint64(n)) {
+		i++ // the end was rounded down: x lies between it and the exact one
 	}
-	for i > 0 && uint64(hash) < roundDiv(uint64(i)<<31, uint64(n)) {
-		i--
-	}
-	return min(i, n-1)
+	return i
 }
 
 // roundDiv is the kernel's DIV_ROUND_CLOSEST_ULL.

@@ -25,7 +25,7 @@ func TestMinusLog2(t *testing.T) {
 	}
 }
 
-const samples = 100_000
+const samples = 40_000
 
 func draw(e *Engine, vector uint32) []int {
 	out := make([]int, samples)

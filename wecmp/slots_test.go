@@ -223,7 +223,7 @@ func TestManyHistories(t *testing.T) {
 		must(t, e.SetGroup(id, c))
 		twin.setGroup(id, c)
 	}
-	for range 6000 {
+	for range 3000 {
 		dst, id := address(r.IntN(600)), uint32(1+r.IntN(40))
 		must(t, e.SetDestination(dst, id))
 		twin.setDestination(dst, id)
