@@ -3,15 +3,11 @@ package interop
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/fared/fared/internal/netnstest"
 )
 
 // bird runs BIRD 2, which passes extended communities on without knowing what they mean.
@@ -22,14 +18,7 @@ func (bird) tools() []string { return []string{"bird", "birdc"} }
 func (bird) start(t *testing.T, l *leaf) {
 	t.Helper()
 	control := filepath.Join(l.dir, "bird.ctl")
-	p := l.ns.Start(t, "bird", "-f", "-c", writeFile(t, l.dir, "bird.conf", birdConfig(l)), "-s", control, "-P", filepath.Join(l.dir, "bird.pid"))
-	netnstest.Eventually(t, 10*time.Second, func() error {
-		if err := p.Running(); err != nil {
-			return err
-		}
-		_, err := os.Stat(control)
-		return err
-	})
+	l.run(t, control, "bird", "-f", "-c", writeFile(t, l.dir, "bird.conf", birdConfig(l)), "-s", control, "-P", filepath.Join(l.dir, "bird.pid"))
 }
 
 func birdConfig(l *leaf) string {

@@ -1,6 +1,7 @@
 package interop
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -58,6 +59,7 @@ type leaf struct {
 	routerID netip.Addr
 	peers    []*peer
 	dir      string // for the daemon's files
+	running  []*netnstest.Process
 
 	// cumulative: FRR, set extcommunity bandwidth cumulative toward servers.
 	cumulative bool
@@ -269,6 +271,31 @@ func (f *fabric) cables(plane, server int, which []int, up bool) {
 			return err
 		})
 	}
+}
+
+// run starts a program of the leaf's and waits until it has made its socket.
+func (l *leaf) run(t *testing.T, socket, name string, args ...string) {
+	t.Helper()
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	p := l.ns.Start(t, name, args...)
+	l.running = append(l.running, p)
+	netnstest.Eventually(t, within, func() error {
+		if err := p.Running(); err != nil {
+			return err
+		}
+		_, err := os.Stat(socket)
+		return err
+	})
+}
+
+// crash ends what runs on the leaf without a chance to say goodbye.
+func (l *leaf) crash() {
+	for _, p := range l.running {
+		p.Kill()
+	}
+	l.running = nil
 }
 
 // echoes counts the pings that have reached the server, of both families.

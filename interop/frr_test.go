@@ -12,9 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/fared/fared/internal/netnstest"
 )
 
 // frr runs zebra and bgpd, without watchfrr and in directories of the leaf's own.
@@ -29,7 +26,7 @@ func (frr) tools() []string {
 func (frr) start(t *testing.T, l *leaf) {
 	t.Helper()
 	run := filepath.Join(l.dir, "run")
-	if err := os.Mkdir(run, 0o755); err != nil {
+	if err := os.MkdirAll(run, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	owner, err := user.Lookup("frr")
@@ -47,22 +44,8 @@ func (frr) start(t *testing.T, l *leaf) {
 	}
 	// On recent kernels this FRR loses a member of a nexthop group after a flap, while
 	// vtysh still shows it: let zebra write plain multipath routes.
-	z := l.ns.Start(t, filepath.Join(frrDir, "zebra"), common("zebra", "hostname "+l.name+"\nno zebra nexthop kernel enable\n")...)
-	netnstest.Eventually(t, 10*time.Second, func() error {
-		if err := z.Running(); err != nil {
-			return err
-		}
-		_, err := os.Stat(filepath.Join(run, "zserv"))
-		return err
-	})
-	b := l.ns.Start(t, filepath.Join(frrDir, "bgpd"), common("bgpd", frrConfig(l))...)
-	netnstest.Eventually(t, 10*time.Second, func() error {
-		if err := b.Running(); err != nil {
-			return err
-		}
-		_, err := os.Stat(filepath.Join(run, "bgpd.vty"))
-		return err
-	})
+	l.run(t, filepath.Join(run, "zserv"), filepath.Join(frrDir, "zebra"), common("zebra", "hostname "+l.name+"\nno zebra nexthop kernel enable\n")...)
+	l.run(t, filepath.Join(run, "bgpd.vty"), filepath.Join(frrDir, "bgpd"), common("bgpd", frrConfig(l))...)
 }
 
 func frrConfig(l *leaf) string {

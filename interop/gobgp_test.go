@@ -4,15 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/fared/fared/internal/netnstest"
 )
 
 // gobgp runs gobgpd. It has no kernel table of its own, and its zebra client (3.10) ends
@@ -25,15 +21,8 @@ func (gobgp) socket(l *leaf) string { return "unix://" + filepath.Join(l.dir, "g
 
 func (d gobgp) start(t *testing.T, l *leaf) {
 	t.Helper()
-	p := l.ns.Start(t, "gobgpd", "-t", "yaml", "-f", writeFile(t, l.dir, "gobgpd.yaml", gobgpConfig(l)),
+	l.run(t, filepath.Join(l.dir, "gobgp.sock"), "gobgpd", "-t", "yaml", "-f", writeFile(t, l.dir, "gobgpd.yaml", gobgpConfig(l)),
 		"--api-hosts", d.socket(l), "--pprof-disable", "-p")
-	netnstest.Eventually(t, 10*time.Second, func() error {
-		if err := p.Running(); err != nil {
-			return err
-		}
-		_, err := os.Stat(filepath.Join(l.dir, "gobgp.sock"))
-		return err
-	})
 }
 
 func gobgpConfig(l *leaf) string {

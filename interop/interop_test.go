@@ -271,7 +271,8 @@ func TestBIRDLeafToLeaf(t *testing.T) {
 }
 
 // GoBGP too announces its best path, with the community turned non-transitive (0x40),
-// which RFC 10005 wants accepted.
+// which RFC 10005 wants accepted. It does not look at its links, so the lost port takes the
+// hold time.
 func TestGoBGP(t *testing.T) {
 	d := gobgp{}
 	f := newFabric(t, options{daemons: both(d)})
@@ -357,11 +358,28 @@ func TestServerDiesAndReturns(t *testing.T) {
 	f.weigh("server 1 is back", "2:1")
 }
 
+// The draft's lost leaf: its plane carries nothing for any pair, until it is back.
+func TestLeafDiesAndReturns(t *testing.T) {
+	for _, d := range []daemon{frr{}, bird{}, gobgp{}} {
+		t.Run(fmt.Sprintf("%T", d), func(t *testing.T) {
+			f := newFabric(t, options{daemons: both(d), each: func(l *leaf) { l.cumulative = true }})
+			f.up()
+			f.weigh("all up", "1:1")
+			l := f.leaves[1][0]
+			l.crash()
+			f.weigh("leaf 1 died", "1:0")
+			d.start(t, l)
+			f.up()
+			f.weigh("leaf 1 is back", "1:1")
+		})
+	}
+}
+
 // Nothing transits a server. A leaf that loses its links to server 1 is still wired to
 // server 0, which knows the way by the other plane, and must not offer it.
 func TestNothingTransitsAServer(t *testing.T) {
-	for name, d := range map[string]daemon{"frr": frr{}, "bird": bird{}} {
-		t.Run(name, func(t *testing.T) {
+	for _, d := range []daemon{frr{}, bird{}} {
+		t.Run(fmt.Sprintf("%T", d), func(t *testing.T) {
 			f := newFabric(t, options{daemons: both(d)})
 			f.up()
 			f.reaches()
