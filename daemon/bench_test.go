@@ -216,18 +216,21 @@ func BenchmarkUpdateToInEffect(b *testing.B) {
 }
 
 // BenchmarkLossToInEffect: a leaf's TCP connection, or a link, is lost; the sub-port's state, and then the new weights,
-// are acknowledged as in effect.
+// are acknowledged as in effect. What grows with destinations is not the work of the loop or the data plane but what
+// GoBGP does at the same time to forget the session's routes.
 func BenchmarkLossToInEffect(b *testing.B) {
 	for _, loss := range []struct {
 		name string
+		n    int
 		cut  func(*rig)
 		mend func(*rig)
 	}{
-		{"session", func(r *rig) { r.leaves[0].drop() }, func(*rig) {}},
-		{"link", func(r *rig) { r.links.change(0, func(e *LinkEvent) { e.Up = false }) }, func(r *rig) { r.links.change(0, func(e *LinkEvent) { e.Up = true }) }},
+		{"session", 1, func(r *rig) { r.leaves[0].drop() }, func(*rig) {}},
+		{"session", 1024, func(r *rig) { r.leaves[0].drop() }, func(*rig) {}},
+		{"link", 1024, func(r *rig) { r.links.change(0, func(e *LinkEvent) { e.Up = false }) }, func(r *rig) { r.links.change(0, func(e *LinkEvent) { e.Up = true }) }},
 	} {
-		b.Run(loss.name, func(b *testing.B) {
-			const n = 1024
+		b.Run(fmt.Sprintf("%s/destinations=%d", loss.name, loss.n), func(b *testing.B) {
+			n := loss.n
 			r, a := measured(b, shape{planes: 4, subPorts: 2}, rigOptions{leaves: announceAll(800e9, n)})
 			r.settled(n)
 			var subPort, weights []time.Duration
@@ -235,7 +238,7 @@ func BenchmarkLossToInEffect(b *testing.B) {
 			for range b.N {
 				eventually(b, "the session is up", func() bool { return r.leaves[0].has(own) == "400G" })
 				r.settled(n)
-				r.wait(destination(0), "1:1:1:1")
+				r.uniform("1:1:1:1", n)
 				a.quiet(b)
 				began := time.Now()
 				loss.cut(r)
@@ -257,6 +260,7 @@ func BenchmarkPlaneLost(b *testing.B) {
 	r, a := measured(b, shape{planes: 4, subPorts: 1}, rigOptions{leaves: announceAll(400e9, n)})
 	settled := func() {
 		r.settled(n)
+		r.uniform("1:1:1:1", n)
 		a.quiet(b)
 	}
 	settled()

@@ -194,6 +194,14 @@ func (r *rig) settled(n int) {
 	}
 }
 
+// uniform waits until all of n destinations have the same weights from one group: nothing is on its way any more.
+func (r *rig) uniform(weights string, n int) {
+	r.t.Helper()
+	r.wait(destination(n-1), weights)
+	eventually(r.t, "one group for all", func() bool { groups, _ := r.dp.Size(); return groups == 1 })
+	r.wait(destination(n-1), weights)
+}
+
 func (r *rig) waitHeard(i int, p netip.Prefix, want string) {
 	r.t.Helper()
 	eventually(r.t, fmt.Sprintf("leaf %d has %s of %s", i, want, p), func() bool { return r.leaves[i].has(p) == want })
