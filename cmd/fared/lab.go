@@ -156,10 +156,10 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 		}
 		met = met && ok
 	}
+	show.ended(met) // the last picture is of a fabric that runs
 	if err := fabric.Close(); err != nil {
 		return labError(ctx, err)
 	}
-	show.ended(met)
 	if !met {
 		return &exitError{exitFailed, errors.New("an expectation was not met"), "the steps marked WRONG (\"ok\": false) say what was seen instead"}
 	}
