@@ -234,8 +234,9 @@ func TestProcesses(t *testing.T) {
 
 	// A leaf that is stopped, and one that crashes; a watcher sees both, and its return.
 	watch := inBackground(t, "--socket", f.socket("server1"), "watch")
-	events := inBackground(t, "--socket", f.socket("server1"), "watch", "--events", "--recent", "0", "-o", "json")
+	events := inBackground(t, "--socket", f.socket("server1"), "watch", "--events", "--recent", "1000", "-o", "json")
 	watch.until(t, "1:1")
+	events.until(t, `"kind":"session-up","subject":"p1/p1.`) // it is there
 	if code := f.nodes["leaf1"].end(t, syscall.SIGTERM); code != exitOK {
 		t.Errorf("SIGTERM: exit %d", code)
 	}
