@@ -173,11 +173,17 @@ func (b *book) drop(o *object) {
 	if o.wanted || !b.obeyed(o) || o.wanters > 0 {
 		return
 	}
+	// An operation of an object that was dropped before may be acknowledged after its number was declared anew: only the
+	// object itself goes, not its successor.
 	switch o.Kind {
 	case KindGroup:
-		delete(b.groups, o.Group)
+		if b.groups[o.Group] == o {
+			delete(b.groups, o.Group)
+		}
 	case KindDestination:
-		delete(b.destinations, o.Destination)
+		if b.destinations[o.Destination] == o {
+			delete(b.destinations, o.Destination)
+		}
 	}
 }
 
