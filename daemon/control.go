@@ -93,6 +93,7 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 		}
 		d.loop.notifier.reloading()
 		d.loop.step(Reload{Config: next.Text()})
+		d.loop.rediscoverSpeeds()
 		if d.deps.LogLevel != nil {
 			d.deps.LogLevel.Set(next.Log.Level)
 		}
@@ -142,6 +143,16 @@ func (c *Core) reload(ev Reload) error {
 	c.step(fare.PolicyChange{Missing: next.PathBandwidth.Missing, AllZero: next.PathBandwidth.AllZero})
 	c.advertDirty = true
 	return nil
+}
+
+// rediscoverSpeeds gives sub-ports whose speed is no longer configured the one that their device has.
+func (l *loop) rediscoverSpeeds() {
+	for i := range l.lanes {
+		if lane := &l.lanes[i]; lane.seen && lane.SpeedSource == "config" && l.core.layout.subPorts[i].Speed == 0 {
+			ev := lane.told
+			l.link(&ev)
+		}
+	}
 }
 
 // explain shows how a destination's weights came about; it runs on the loop's goroutine.

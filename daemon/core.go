@@ -19,6 +19,12 @@ type Route struct {
 	ASPath []uint32
 }
 
+// Fault is a decision that could not be carried out.
+type Fault struct {
+	Subject string
+	Err     error
+}
+
 // SubPortOp is the fast path: one operation toward the data plane for a lost or returned sub-port.
 type SubPortOp struct {
 	SubPort int
@@ -37,6 +43,7 @@ type Core struct {
 	drains   []drain // sorted by target text
 
 	converged bool
+	faults    []Fault
 	// ownLoopbacks counts routes to our own loopbacks, which are not taken.
 	ownLoopbacks uint64
 	// One entry for each outgoing thing that may differ from what was handed out.
@@ -146,6 +153,20 @@ func NewCore(cfg *config.Config) (*Core, error) {
 	return c, nil
 }
 
+// fault keeps what the engine refused for Faults: the state is what it was before, and somebody must be told.
+func (c *Core) fault(subject string, err error) {
+	if err != nil {
+		c.faults = append(c.faults, Fault{subject, err})
+	}
+}
+
+// Faults returns what went wrong since the last call.
+func (c *Core) Faults() []Fault {
+	faults := c.faults
+	c.faults = nil
+	return faults
+}
+
 // settleSubPorts forgets what SubPortOps would return: a leaf has no data plane.
 func (c *Core) settleSubPorts() { c.subPortDirty = false }
 
@@ -171,7 +192,7 @@ func (c *Core) Step(ev Event) error {
 		c.setConverged()
 	case DataplaneReady:
 		if c.engine != nil {
-			c.engine.SetLimits(tighter(c.cfg.Weights.MaxWeight, ev.MaxWeight), tighter(c.cfg.Weights.MaxWeightSum, ev.MaxWeightSum))
+			c.fault("the data plane's limits", c.engine.SetLimits(tighter(c.cfg.Weights.MaxWeight, ev.MaxWeight), tighter(c.cfg.Weights.MaxWeightSum, ev.MaxWeightSum)))
 		}
 	case DrainRequest:
 		return c.drainRequest(ev)
@@ -247,9 +268,9 @@ func (c *Core) apply(changes []fare.Change) {
 		case ch.Kind == fare.GroupSet:
 			c.setGroup(ch.Group)
 		case ch.Kind == fare.GroupDelete:
-			c.engine.DeleteGroup(uint32(ch.Group))
+			c.fault("weight engine", c.engine.DeleteGroup(uint32(ch.Group)))
 		case ch.Kind == fare.DestinationSet:
-			c.engine.SetDestination(ch.Destination, uint32(ch.Group))
+			c.fault("weight engine", c.engine.SetDestination(ch.Destination, uint32(ch.Group)))
 		case ch.Kind == fare.DestinationDelete:
 			c.engine.DeleteDestination(ch.Destination)
 		}
@@ -268,7 +289,7 @@ func (c *Core) setGroup(id fare.GroupID) {
 			out.SubPorts[c.layout.subPorts[sp.SubPort].inPlane] = sp.Weight
 		}
 	}
-	c.engine.SetGroup(uint32(id), c.planes)
+	c.fault("weight engine", c.engine.SetGroup(uint32(id), c.planes))
 }
 
 // SubPortOps returns the sub-ports whose verdict toward the data plane changed since the last call. A sub-port is up

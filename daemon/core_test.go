@@ -103,8 +103,7 @@ func TestLostSubPortCostsOneOperation(t *testing.T) {
 				}
 				return 800e9
 			})
-			want := 3 * len(values) // as many vectors as values, but not more than destinations
-			want = min(len(values), n)
+			want := min(len(values), n) // as many vectors as values, but not more than destinations
 			c.SubPortOps(nil)
 			c.Updates()
 			for _, ev := range []struct {
@@ -197,7 +196,6 @@ type player struct {
 	text     string
 	config   []fare.Bandwidth // speeds in the configuration
 	policy   string
-	deadline bool
 }
 
 func newPlayer(s shape, seed uint64) *player {

@@ -50,7 +50,7 @@ func (c *Core) Weights() ([]*farev1.DestinationWeights, error) {
 			break
 		}
 		if id, ok := c.engine.Destination(prefix); ok {
-			l.effects.assign(prefix, id, 0)
+			l.effects.assign(prefix, id, 0, nil)
 			l.builder.MarkVector(id)
 			l.builder.MarkDestination(prefix)
 		}

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/fared/fared/daemon/internal/dataplane"
@@ -33,9 +34,10 @@ const (
 	effectRefused
 )
 
-// assigned is a destination's vector, and how many slots moved when it got it.
+// assigned is a destination's vector, how many slots moved when it got it, and which have to be drained because of it.
 type assigned struct {
 	vector, moved uint32
+	drain         []uint16
 }
 
 func newEffects() effects {
@@ -110,7 +112,7 @@ func (e *effects) inEffect(o dataplane.Object) bool {
 }
 
 // assign notes a destination's vector; 0 forgets the destination.
-func (e *effects) assign(prefix netip.Prefix, vector, moved uint32) {
+func (e *effects) assign(prefix netip.Prefix, vector, moved uint32, drain []uint16) {
 	if old, ok := e.destinations[prefix]; ok {
 		if e.users[old.vector]--; e.users[old.vector] <= 0 {
 			delete(e.users, old.vector)
@@ -118,7 +120,7 @@ func (e *effects) assign(prefix netip.Prefix, vector, moved uint32) {
 		delete(e.destinations, prefix)
 	}
 	if vector != 0 {
-		e.destinations[prefix] = assigned{vector, moved}
+		e.destinations[prefix] = assigned{vector, moved, slices.Clone(drain)}
 		e.users[vector]++
 	}
 }

@@ -164,18 +164,17 @@ func (l *rawLeaf) serve(conn *net.TCPConn) {
 	}
 	for {
 		m, err := guard.ReadMessage(conn, &buf)
+		if err == nil && m[18] == 4 {
+			_, err = conn.Write(bgpMessage(4, nil))
+		}
 		if err != nil {
 			break
 		}
-		switch m[18] {
-		case 2:
-			if err := l.hear(m[19:]); err != nil {
-				l.journal.add("%s: %v", l.name, err)
-			}
-		case 4:
-			if _, err := conn.Write(bgpMessage(4, nil)); err != nil {
-				break
-			}
+		if m[18] != 2 {
+			continue
+		}
+		if err := l.hear(m[19:]); err != nil {
+			l.journal.add("%s: %v", l.name, err)
 		}
 	}
 	l.mu.Lock()

@@ -113,6 +113,8 @@ func (n *netlinkLinks) Take(buf []LinkEvent) []LinkEvent {
 type lane struct {
 	LinkEvent
 	seen bool
+	// told is the last event as it came, before a configured speed took the place of the discovered one.
+	told LinkEvent
 	// held says that rising, an increase, waits for path_bandwidth.increase_hold_up, until holdUntil.
 	held      bool
 	rising    LinkEvent

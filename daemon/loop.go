@@ -170,6 +170,9 @@ func (l *loop) step(ev Event) {
 		l.log.Error("an event was refused", "event", ev, "error", err)
 		l.event(status.EventFault, "loop", err.Error())
 	}
+	for _, f := range l.core.Faults() {
+		l.event(status.EventFault, f.Subject, f.Err.Error())
+	}
 }
 
 func (l *loop) flushRecorder() {
@@ -232,20 +235,21 @@ func (l *loop) update(u wecmp.Update, now time.Time) {
 		l.builder.MarkVector(u.Vector)
 	case wecmp.DestinationSet:
 		object := dataplane.Object{Kind: dataplane.KindDestination, Destination: u.Destination}
-		l.effects.want(object, l.d.client.SetDestination(u.Destination, u.Vector), now)
-		l.effects.assign(u.Destination, u.Vector, uint32(u.SlotsMoved))
+		l.effects.want(object, l.d.client.SetDestination(u.Destination, u.Vector, u.Drain...), now)
+		l.effects.assign(u.Destination, u.Vector, uint32(u.SlotsMoved), u.Drain)
 		l.builder.MarkDestination(u.Destination)
 		l.d.moved.Add(uint64(u.SlotsMoved))
 	case wecmp.DestinationDelete:
 		l.d.client.DeleteDestination(u.Destination)
 		l.effects.forget(dataplane.Object{Kind: dataplane.KindDestination, Destination: u.Destination})
-		l.effects.assign(u.Destination, 0, 0)
+		l.effects.assign(u.Destination, 0, 0, nil)
 		l.builder.MarkDestination(u.Destination)
 	}
 }
 
 // link takes a device's state. What falls counts at once; what rises waits for the hold-up time, where one is set.
 func (l *loop) link(ev *LinkEvent) {
+	l.lanes[ev.SubPort].told = *ev
 	sp := &l.core.layout.subPorts[ev.SubPort]
 	if sp.Speed != 0 {
 		ev.Speed, ev.SpeedSource = sp.Speed, "config"
@@ -302,12 +306,6 @@ func (l *loop) bgp(ev speaker.Event) {
 	switch ev := ev.(type) {
 	case speaker.SessionUp:
 		l.step(Fabric{fare.SessionUp{Session: ev.Session, Generation: ev.Generation, Node: ev.Node, PeerAS: ev.PeerAS}})
-		// What the peer does not carry, it will not send an End-of-RIB for.
-		for family, carried := range l.core.layout.sessions[ev.Session].families {
-			if of := [...]speaker.Family{speaker.IPv4, speaker.IPv6}[family]; carried && !ev.Families.Has(of) {
-				l.step(EndOfRIB{Session: ev.Session, Generation: ev.Generation, IPv6: of == speaker.IPv6})
-			}
-		}
 		l.faults[ev.Session] = ""
 		l.learnNextHop(ev.Session)
 		l.skipFamilies(ev)

@@ -98,7 +98,7 @@ func (s source) Destination(prefix netip.Prefix) (status.Destination, bool) {
 		return status.Destination{}, false
 	}
 	return status.Destination{
-		Vector: a.vector, SlotsMoved: a.moved,
+		Vector: a.vector, SlotsMoved: a.moved, Drain: a.drain,
 		InEffect: s.effects.inEffect(dataplane.Object{Kind: dataplane.KindDestination, Destination: prefix}),
 	}, true
 }

@@ -107,12 +107,6 @@ func (p *plan) leafDevice(server, sub int) string { return fmt.Sprintf("s%d.%d",
 func (p *plan) serverSubPort(plane, sub int) int  { return plane*p.SubPorts + sub }
 func (p *plan) leafSubPort(server, sub int) int   { return server*p.SubPorts + sub }
 func (p *plan) pairs() int                        { n := p.Servers * p.GPUs; return n * (p.Servers - 1) * p.GPUs }
-func (p *plan) slots() int {
-	if p.Mode == "per-packet" {
-		return p.Planes
-	}
-	return p.Planes * p.SubPorts
-}
 
 // serverConfig writes the configuration of a server, the file a real one would have.
 func (p *plan) serverConfig(server int) string {

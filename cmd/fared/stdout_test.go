@@ -112,8 +112,7 @@ func TestYAML(t *testing.T) {
 
 // TestHelp: every command says what it does.
 func TestHelp(t *testing.T) {
-	var all func(words ...string)
-	all = func(words ...string) {
+	helps := func(words ...string) {
 		out := must(t, append(words, "--help")...)
 		if !strings.Contains(out, "Usage:") {
 			t.Errorf("fared %s --help:\n%s", strings.Join(words, " "), out)
@@ -123,12 +122,12 @@ func TestHelp(t *testing.T) {
 	if len(root.Commands()) < 15 {
 		t.Fatalf("%d commands", len(root.Commands()))
 	}
-	all()
+	helps()
 	for _, c := range root.Commands() {
 		if c.Short == "" {
 			t.Errorf("%s does not say what it does", c.Name())
 		}
-		all(c.Name())
+		helps(c.Name())
 	}
 	if out := must(t); !strings.Contains(out, "Exit codes:") {
 		t.Errorf("fared alone prints:\n%s", out)

@@ -1012,9 +1012,12 @@ type Destination struct {
 	// The group must exist, else the operation is refused (FAILED_PRECONDITION).
 	Group uint32 `protobuf:"varint,2,opt,name=group,proto3" json:"group,omitempty"`
 	// Only for data planes with flow_pins.
-	Pairs         []*PairPorts `protobuf:"bytes,3,rep,name=pairs,proto3" json:"pairs,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Pairs []*PairPorts `protobuf:"bytes,3,rep,name=pairs,proto3" json:"pairs,omitempty"`
+	// Slots that lost addresses because the destination came to this group: for this destination they are as if
+	// GroupSlot.drain_before_move were set. It belongs to the change, not to the state: Snapshot leaves it out.
+	DrainBeforeMove []uint32 `protobuf:"varint,4,rep,packed,name=drain_before_move,json=drainBeforeMove,proto3" json:"drain_before_move,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Destination) Reset() {
@@ -1064,6 +1067,13 @@ func (x *Destination) GetGroup() uint32 {
 func (x *Destination) GetPairs() []*PairPorts {
 	if x != nil {
 		return x.Pairs
+	}
+	return nil
+}
+
+func (x *Destination) GetDrainBeforeMove() []uint32 {
+	if x != nil {
+		return x.DrainBeforeMove
 	}
 	return nil
 }
@@ -1398,11 +1408,12 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x16\n" +
 	"\x06device\x18\x03 \x01(\tR\x06device\x12\x1b\n" +
 	"\tshare_ppb\x18\x04 \x01(\rR\bsharePpb\x12*\n" +
-	"\x11drain_before_move\x18\x05 \x01(\bR\x0fdrainBeforeMove\"e\n" +
+	"\x11drain_before_move\x18\x05 \x01(\bR\x0fdrainBeforeMove\"\x91\x01\n" +
 	"\vDestination\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12(\n" +
-	"\x05pairs\x18\x03 \x03(\v2\x12.fare.v1.PairPortsR\x05pairs\"M\n" +
+	"\x05pairs\x18\x03 \x03(\v2\x12.fare.v1.PairPortsR\x05pairs\x12*\n" +
+	"\x11drain_before_move\x18\x04 \x03(\rR\x0fdrainBeforeMove\"M\n" +
 	"\tPairPorts\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12(\n" +
 	"\x10udp_source_ports\x18\x02 \x03(\rR\x0eudpSourcePorts\"3\n" +

@@ -144,7 +144,7 @@ func (b *book) orphan(o *object) {
 	b.markWire(w)
 }
 
-func (b *book) setDestination(prefix netip.Prefix, group uint32) uint64 {
+func (b *book) setDestination(prefix netip.Prefix, group uint32, drain ...uint16) uint64 {
 	if group == 0 {
 		return b.deleteDestination(prefix)
 	}
@@ -157,6 +157,11 @@ func (b *book) setDestination(prefix netip.Prefix, group uint32) uint64 {
 		return o.change
 	}
 	b.want(o, group)
+	for _, slot := range drain { // what an operation that was not sent yet would have drained is drained too
+		if !slices.Contains(o.drain, uint32(slot)) {
+			o.drain = append(o.drain, uint32(slot))
+		}
+	}
 	o.repin = b.pinning
 	change := b.touch(o)
 	b.mark(o)

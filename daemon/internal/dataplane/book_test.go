@@ -155,3 +155,37 @@ func stateOf(o *object) string {
 	}
 	return fmt.Sprintf("wanted %v of group %d, sent %+v, in effect %+v, refusal %+v", o.wanted, o.wantTo, o.sent, o.effect, o.refusal)
 }
+
+// TestDrainGoesWithTheChange: slots to drain are sent with the operation that makes them lose addresses, merged over
+// changes that were never sent, and with no other.
+func TestDrainGoesWithTheChange(t *testing.T) {
+	b := newBook(order{"a": 0}, 8)
+	b.resync(State{})
+	b.release(true)
+	for id := range uint32(3) {
+		b.setGroup(&farev1.Group{Id: id + 1, Members: []*farev1.GroupMember{{Plane: "p", Device: "a", Weight: id + 1}}})
+	}
+	d := netip.MustParsePrefix("10.255.0.1/32")
+	message := newMessage()
+	next := func() *farev1.Operation {
+		t.Helper()
+		op, ok := b.pop()
+		if !ok {
+			t.Fatal("nothing to send")
+		}
+		b.send(&op, 0)
+		return message.fill(&op, nil).Operation
+	}
+	b.setDestination(d, 1, 3)
+	b.setDestination(d, 2, 1, 3)
+	for range 3 {
+		next() // the groups
+	}
+	if got := fmt.Sprint(next().GetSetDestination().GetDrainBeforeMove()); got != "[3 1]" {
+		t.Errorf("slots to drain: %s, want those of both changes", got)
+	}
+	b.setDestination(d, 3)
+	if got := next().GetSetDestination().GetDrainBeforeMove(); len(got) != 0 {
+		t.Errorf("slots to drain: %v, want none: this change drains nothing", got)
+	}
+}

@@ -148,10 +148,11 @@ func (c *Client) DeleteGroup(id uint32) uint64 {
 	return c.declare(func(b *book) uint64 { return b.deleteGroup(id) })
 }
 
-// SetDestination declares the group of a destination, a host prefix. Group 0 deletes. With flow pins, declaring the
+// SetDestination declares the group of a destination, a host prefix, and the slots that have to be drained because of
+// the change (not kept). Group 0 deletes. With flow pins, declaring the
 // same group again has the source ports computed again. The result is as of SetSubPort.
-func (c *Client) SetDestination(destination netip.Prefix, group uint32) uint64 {
-	return c.declare(func(b *book) uint64 { return b.setDestination(destination, group) })
+func (c *Client) SetDestination(destination netip.Prefix, group uint32, drain ...uint16) uint64 {
+	return c.declare(func(b *book) uint64 { return b.setDestination(destination, group, drain...) })
 }
 
 // DeleteDestination takes a destination back. The result is as of DeleteGroup.

@@ -18,8 +18,9 @@ type object struct {
 
 	// Sub-ports and destinations: what the data plane has once everything sent is applied, and what it confirmed.
 	sent, effect value
-	wire         *wire // a group's place on the wire; nil: none yet
-	wanters      int   // destinations that want this group
+	wire         *wire    // a group's place on the wire; nil: none yet
+	wanters      int      // destinations that want this group
+	drain        []uint32 // a destination's slots to drain with its next operation
 
 	change uint64 // number of the last change of what is wanted; 0: never declared
 	done   uint64 // newest change that is in effect; 0: none

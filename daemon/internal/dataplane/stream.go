@@ -190,6 +190,7 @@ func (m *message) fill(op *operation, pairs []*farev1.PairPorts) *farev1.Program
 	case DestinationSet:
 		d := m.setDestination.SetDestination
 		d.Prefix, d.Group, d.Pairs = op.object.Destination.String(), op.wire.id, pairs
+		d.DrainBeforeMove, op.object.drain = op.object.drain, nil
 		m.operation.Op = &m.setDestination
 	case DestinationDelete:
 		m.deleteDestination.DeleteDestination = op.object.Destination.String()

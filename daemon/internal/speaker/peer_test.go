@@ -46,8 +46,6 @@ func newRawPeer(t testing.TB, at netip.Addr, script func(n int, conn *net.TCPCon
 	return p
 }
 
-func (p *rawPeer) port() uint16 { return addrPort(p.ln.Addr()).Port() }
-
 func message(kind byte, body ...byte) []byte {
 	b := append([]byte(nil), endOfRIB[:16]...)
 	b = binary.BigEndian.AppendUint16(b, uint16(19+len(body)))

@@ -78,6 +78,8 @@ type Destination struct {
 	Vector uint32
 	// InEffect: the data plane confirmed that the destination uses this vector.
 	InEffect bool
+	// Drain are the slots that lost addresses when the destination came to its vector; as Slot.Drain, for it alone.
+	Drain []uint16
 	// SlotsMoved counts slots that changed plane or sub-port in the last change.
 	SlotsMoved uint32
 	// Reason says why there is no vector; empty when there is one.

@@ -31,7 +31,7 @@ func (v *View) render(d *destination, sources []netip.Addr, omitPairs bool) *far
 	}
 	out.Planes = w.planes(v.layout, d.InEffect)
 	if !omitPairs {
-		out.Pairs = w.pairs(v.layout, d.prefix.Addr(), sources)
+		out.Pairs = w.pairs(v.layout, d.prefix.Addr(), d.Drain, sources)
 	}
 	return out
 }
@@ -81,7 +81,7 @@ func (w *vector) planes(l *Layout, inEffect bool) []*farev1.PlaneWeight {
 }
 
 // pairs returns the slots of every pair of a source of the destination's family and the destination.
-func (w *vector) pairs(l *Layout, dst netip.Addr, sources []netip.Addr) []*farev1.PairSlots {
+func (w *vector) pairs(l *Layout, dst netip.Addr, drain []uint16, sources []netip.Addr) []*farev1.PairSlots {
 	if l.Ports == nil || len(w.Slots) == 0 {
 		return nil
 	}
@@ -97,7 +97,7 @@ func (w *vector) pairs(l *Layout, dst netip.Addr, sources []netip.Addr) []*farev
 		slots := make([]farev1.Slot, len(w.Slots))
 		for i, s := range w.Slots {
 			m := &slots[i]
-			m.Slot, m.SharePpb, m.DrainBeforeMove = uint32(i), s.Share, s.Drain
+			m.Slot, m.SharePpb, m.DrainBeforeMove = uint32(i), s.Share, s.Drain || slices.Contains(drain, uint16(i))
 			if s.Plane >= 0 && s.Plane < len(l.Planes) {
 				lp := &l.Planes[s.Plane]
 				m.Plane = lp.Name

@@ -154,7 +154,11 @@ func (s *Server) Serve(ctx context.Context) error {
 	results := make(chan error, len(s.endpoints))
 	for _, e := range s.endpoints {
 		go func() { results <- e.grpc.Serve(e.Listener) }()
-		s.log.Info("serving the API", "address", e.Addr().String())
+		address := e.Addr().String()
+		if e.Addr().Network() == "unix" {
+			address = s.c.Socket // the listener was bound under a temporary name
+		}
+		s.log.Info("serving the API", "address", address)
 	}
 	var errs []error
 	left := len(s.endpoints)
