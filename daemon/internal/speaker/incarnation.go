@@ -97,6 +97,15 @@ func (s *session) incarnate(parent context.Context, conn *net.TCPConn) (bool, er
 	<-ctx.Done()
 	tooSlow.Stop()
 	in.fail(context.Cause(ctx)) // unless a pump did
+	if in.wasUp.Load() {
+		// GoBGP withdraws route by route. Whoever acts on the loss goes first: there may be no core to spare.
+		timer := time.NewTimer(aftermath)
+		select {
+		case <-timer.C:
+		case <-parent.Done():
+			timer.Stop()
+		}
+	}
 	in.closeLocal()
 	in.pumps.Wait()
 	s.drain()
@@ -177,6 +186,10 @@ func (in *incarnation) farewell(cause error) {
 	_ = in.conn.SetReadDeadline(time.Now().Add(patience))
 	_, _ = io.CopyN(io.Discard, in.conn, 1<<20)
 }
+
+// aftermath is how long GoBGP's own clean-up waits after a loss: some times what it takes until the data plane has
+// acted on it.
+const aftermath = 3 * time.Millisecond
 
 // patience is how long a peer is waited for to take in our last words.
 const patience = 50 * time.Millisecond
