@@ -434,7 +434,7 @@ func TestRecordedRunReplays(t *testing.T) {
 	}
 	defer f.Close()
 	events := 0
-	got, err := Replay(f, func(int, int64, Event, []string) { events++ })
+	got, err := Replay(f, func(Replayed) { events++ })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -77,25 +77,46 @@ func (c *Core) Weights() ([]*farev1.DestinationWeights, error) {
 func noDrain(context.Context, status.DrainTarget, bool) ([]string, error) { return nil, errStopped }
 func noReload(context.Context, bool) ([]string, error)                    { return nil, errStopped }
 
-// DescribeEvent writes an event as people read it.
-func DescribeEvent(ev Event) string {
+// describe writes an event as people read it, with the names of the configuration.
+func (l *layout) describe(ev Event) string {
+	session := func(i int) string {
+		if i < 0 || i >= len(l.sessions) {
+			return fmt.Sprintf("session %d", i)
+		}
+		return "session " + l.sessions[i].Name
+	}
+	subPort := func(i int) string {
+		if i < 0 || i >= len(l.subPorts) {
+			return fmt.Sprintf("sub-port %d", i)
+		}
+		return "sub-port " + l.subPorts[i].Device
+	}
 	switch ev := ev.(type) {
 	case Fabric:
 		switch f := ev.Event.(type) {
 		case fare.SessionUp:
-			return fmt.Sprintf("session %d up, generation %d, node %s", f.Session, f.Generation, f.Node)
+			return fmt.Sprintf("%s up, generation %d, node %s", session(f.Session), f.Generation, f.Node)
 		case fare.SessionDown:
-			return fmt.Sprintf("session %d down, generation %d", f.Session, f.Generation)
+			return fmt.Sprintf("%s down, generation %d", session(f.Session), f.Generation)
 		case fare.RouteUpdate:
-			return fmt.Sprintf("session %d has %s", f.Session, f.Prefix)
+			return fmt.Sprintf("%s has %s", session(f.Session), f.Prefix)
 		case fare.RouteWithdraw:
-			return fmt.Sprintf("session %d has no %s", f.Session, f.Prefix)
+			return fmt.Sprintf("%s has no %s", session(f.Session), f.Prefix)
 		case fare.LinkState:
-			return fmt.Sprintf("sub-port %d up %v, %s", f.SubPort, f.Up, f.Speed)
+			state := "down"
+			if f.Up {
+				state = "up"
+			}
+			return fmt.Sprintf("%s %s, %s", subPort(f.SubPort), state, f.Speed)
 		}
 		return fmt.Sprintf("%T", ev.Event)
+	case EndOfRIB:
+		return session(ev.Session) + " sent End-of-RIB"
 	case DrainRequest:
-		return fmt.Sprintf("drain of %s: %v", ev.Target, ev.On)
+		if ev.On {
+			return fmt.Sprintf("drain of %s", ev.Target)
+		}
+		return fmt.Sprintf("undrain of %s", ev.Target)
 	case DrainStep:
 		return fmt.Sprintf("drain of %s goes on", ev.Target)
 	}

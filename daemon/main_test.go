@@ -145,7 +145,7 @@ func do(t testing.TB, c *Core, events ...Event) {
 	t.Helper()
 	for _, ev := range events {
 		if err := c.Step(ev); err != nil {
-			t.Fatalf("%s: %v", DescribeEvent(ev), err)
+			t.Fatalf("%s: %v", new(layout).describe(ev), err)
 		}
 	}
 }

@@ -109,10 +109,20 @@ func (c *Core) Digest() string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// Replay runs a recording through a fresh core. After each event it calls each, when given, with the line number, the
-// time the event was recorded at, the event, and a line for everything that it changed. It verifies every digest in the recording. A recording that
-// ends in the middle of a line (the process was killed) is replayed up to there.
-func Replay(in io.Reader, each func(line int, timeNS int64, ev Event, changed []string)) (*Core, error) {
+// Replayed is one event of a recording and what it led to.
+type Replayed struct {
+	// Line is its line in the recording, from 1; TimeNS is when the recording daemon took it, Unix nanoseconds.
+	Line   int
+	TimeNS int64
+	Event  Event
+	// Text is the event as people read it; Changed has a line for everything that it changed.
+	Text    string
+	Changed []string
+}
+
+// Replay runs a recording through a fresh core and calls each, when given, after every event. It verifies every digest in
+// the recording. A recording that ends in the middle of a line (the process was killed) is replayed up to there.
+func Replay(in io.Reader, each func(Replayed)) (*Core, error) {
 	r := bufio.NewReaderSize(in, 64<<10)
 	var core *Core
 	for n := 1; ; n++ {
@@ -161,7 +171,7 @@ func Replay(in io.Reader, each func(line int, timeNS int64, ev Event, changed []
 			}
 			changed := core.settle()
 			if each != nil {
-				each(n, l.TimeNS, ev, changed)
+				each(Replayed{Line: n, TimeNS: l.TimeNS, Event: ev, Text: core.layout.describe(ev), Changed: changed})
 			}
 		default:
 			return nil, fmt.Errorf("line %d: neither an event nor a digest", n)

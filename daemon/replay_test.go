@@ -63,7 +63,7 @@ func TestEveryEventIsRecorded(t *testing.T) {
 		if f, ok := ev.(Fabric); ok {
 			covered["fare."+reflect.TypeOf(f.Event).Name()] = true
 		}
-		if DescribeEvent(ev) == "" {
+		if new(layout).describe(ev) == "" {
 			t.Errorf("%T has no description", ev)
 		}
 	}
@@ -154,11 +154,11 @@ func TestReplayReproduces(t *testing.T) {
 		}
 		defer f.Close()
 		lines, lastTime := 0, int64(0)
-		got, err := Replay(f, func(line int, timeNS int64, ev Event, _ []string) {
-			if timeNS <= lastTime || line < 2 || ev == nil {
-				t.Errorf("line %d: time %d after %d, event %v", line, timeNS, lastTime, ev)
+		got, err := Replay(f, func(r Replayed) {
+			if r.TimeNS <= lastTime || r.Line < 2 || r.Event == nil || r.Text == "" {
+				t.Errorf("after time %d: %+v", lastTime, r)
 			}
-			lines, lastTime = lines+1, timeNS
+			lines, lastTime = lines+1, r.TimeNS
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -44,19 +44,19 @@ recording daemon had exits with 1. "-" reads standard input.
 }
 
 func (e *env) replay(in io.Reader, name string, timeline bool) error {
-	var each func(line int, timeNS int64, ev daemon.Event, changed []string)
+	var each func(daemon.Replayed)
 	if timeline {
 		to := e.out
 		if e.output != "table" {
 			to = e.err
 		}
 		var first int64
-		each = func(line int, timeNS int64, ev daemon.Event, changed []string) {
+		each = func(r daemon.Replayed) {
 			if first == 0 {
-				first = timeNS
+				first = r.TimeNS
 			}
-			fmt.Fprintf(to, "%6d  +%-14s %s\n", line, time.Duration(timeNS-first), daemon.DescribeEvent(ev))
-			for _, change := range changed {
+			fmt.Fprintf(to, "%6d  +%-14s %s\n", r.Line, time.Duration(r.TimeNS-first), r.Text)
+			for _, change := range r.Changed {
 				fmt.Fprintf(to, "        %s\n", change)
 			}
 		}

@@ -33,7 +33,7 @@ func testReplay(t *testing.T, file, before string) {
 		t.Errorf("a second replay differs:\n%s\n%s", table, again)
 	}
 	timeline := must(t, "replay", file, "--timeline")
-	for _, want := range []string{"10.255.0.2/32", "session 0", "drain of plane p0", table} {
+	for _, want := range []string{"10.255.0.2/32", "session p0/p0.0", "drain of plane p0", table} {
 		if !strings.Contains(timeline, want) {
 			t.Errorf("the timeline has no %q:\n%s", want, timeline)
 		}
