@@ -65,6 +65,11 @@ func (l *loop) drainTarget(t status.DrainTarget) (DrainTarget, error) {
 // Reload reads the configuration file again and applies the difference, or refuses it whole. It returns a line for every
 // change; with dryRun nothing is applied.
 func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
+	if !dryRun {
+		// systemd waits for the second word also when the reload is refused: the daemon goes on as it was.
+		d.loop.notifier.reloading()
+		defer d.loop.notifier.ready()
+	}
 	if d.deps.ConfigPath == "" {
 		return nil, &status.Problem{Kind: status.Refused, Subject: "reload", Remedy: "restart with --config FILE", Err: errors.New("this daemon has no configuration file")}
 	}
@@ -91,7 +96,6 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 		if dryRun || len(changes) == 0 {
 			return
 		}
-		d.loop.notifier.reloading()
 		d.loop.step(Reload{Config: next.Text()})
 		d.loop.rediscoverSpeeds()
 		if d.deps.LogLevel != nil {
@@ -105,7 +109,6 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 		}
 		d.loop.builder.SetLayout(d.loop.statusLayout())
 		d.loop.event(status.EventReload, d.deps.ConfigPath, fmt.Sprintf("%d changes", len(changes)))
-		d.loop.notifier.ready()
 	}
 	if err := d.loop.do(ctx, run); err != nil {
 		return nil, err

@@ -47,6 +47,13 @@ func TestNotify(t *testing.T) {
 	heard("WATCHDOG=1")
 	n.reloading()
 	heard("RELOADING=1\nMONOTONIC_USEC=")
+	// A reload that is refused ends too: systemd must not wait for it.
+	d := &Daemon{loop: &loop{notifier: n}}
+	if _, err := d.Reload(t.Context(), false); err == nil {
+		t.Error("a daemon without a configuration file was reloaded")
+	}
+	heard("RELOADING=1\nMONOTONIC_USEC=")
+	heard("READY=1")
 	n.stopping()
 	heard("STOPPING=1")
 
