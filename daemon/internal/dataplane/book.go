@@ -157,10 +157,8 @@ func (b *book) setDestination(prefix netip.Prefix, group uint32, drain ...uint16
 		return o.change
 	}
 	b.want(o, group)
-	for _, slot := range drain { // what an operation that was not sent yet would have drained is drained too
-		if !slices.Contains(o.drain, uint32(slot)) {
-			o.drain = append(o.drain, uint32(slot))
-		}
+	for _, slot := range drain { // beside what an operation that was not sent yet would have drained
+		o.drains([]uint32{uint32(slot)})
 	}
 	o.repin = b.pinning
 	change := b.touch(o)
@@ -189,6 +187,15 @@ func (b *book) destination(prefix netip.Prefix) *object {
 		b.destinations[prefix] = o
 	}
 	return o
+}
+
+// drains adds slots to those that the object's next operation drains.
+func (o *object) drains(slots []uint32) {
+	for _, slot := range slots {
+		if !slices.Contains(o.drain, slot) {
+			o.drain = append(o.drain, slot)
+		}
+	}
 }
 
 // want points a destination to a group and keeps the groups' counts.
@@ -348,6 +355,9 @@ func (b *book) removable(w *wire) bool {
 
 // settle reports o when the data plane obeys what is wanted and that is news.
 func (b *book) settle(o *object) {
+	if o.drain != nil && b.connected && b.obeyed(o) {
+		o.drain = nil // it is there already: nothing moves any more
+	}
 	if !b.connected || o.change == 0 || o.done == o.change || o.refusal != nil || !b.obeyed(o) {
 		return
 	}

@@ -184,6 +184,23 @@ func TestDrainGoesWithTheChange(t *testing.T) {
 	if got := fmt.Sprint(next().GetSetDestination().GetDrainBeforeMove()); got != "[3 1]" {
 		t.Errorf("slots to drain: %s, want those of both changes", got)
 	}
+	// The stream breaks before the answer: on the next one the slots are drained again, unless the change had arrived.
+	b.disconnect()
+	b.resync(State{})
+	for range 3 { // the groups again, then the destination
+		next()
+	}
+	if got := fmt.Sprint(next().GetSetDestination().GetDrainBeforeMove()); got != "[3 1]" {
+		t.Errorf("slots to drain after a broken stream: %s, want the same", got)
+	}
+	b.disconnect()
+	b.resync(State{
+		Groups:       map[uint32]*farev1.Group{1: b.groups[1].wantGroup, 2: b.groups[2].wantGroup, 3: b.groups[3].wantGroup},
+		Destinations: map[netip.Prefix]uint32{d: 2},
+	})
+	if op, ok := b.pop(); ok {
+		t.Fatalf("%v is sent although everything is there", op.class)
+	}
 	b.setDestination(d, 3)
 	if got := next().GetSetDestination().GetDrainBeforeMove(); len(got) != 0 {
 		t.Errorf("slots to drain: %v, want none: this change drains nothing", got)

@@ -69,7 +69,7 @@ func (b *book) send(op *operation, pins uint64) {
 		op.wire.content, op.wire.op, op.wire.foreign = f.content, op.id, false
 		b.unblock(o)
 	case DestinationSet:
-		f.value = value{to: op.wire.id, pins: pins}
+		f.value, f.drain = value{to: op.wire.id, pins: pins}, o.drain
 		o.touched, o.repin = true, false
 		b.setSent(o, f.value)
 	case DestinationDelete:
@@ -226,6 +226,7 @@ func (b *book) revert(f *flight, id uint64, ack *farev1.Ack) {
 	if o == nil {
 		return
 	}
+	o.drains(f.drain)
 	if f.change == o.change && o.refusal == nil {
 		b.refuse(o, code, message)
 		if g := b.groups[o.wantTo]; o.Kind == KindDestination && g != nil && g.wire != nil && g.wire.content != nil && g.wire.op > id {

@@ -68,6 +68,7 @@ type flight struct {
 	wire    *wire
 	value   value
 	content *farev1.Group
+	drain   []uint32 // slots to drain that went with it
 	change  uint64
 	done    bool
 	refused bool

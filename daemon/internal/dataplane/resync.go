@@ -16,6 +16,11 @@ func (b *book) disconnect() {
 }
 
 func (b *book) resetStream() {
+	for i := range b.flights.len() { // nobody knows whether these arrived: what they would have drained is drained again
+		if f := b.flights.at(i); !f.done && f.object != nil {
+			f.object.drains(f.drain)
+		}
+	}
 	b.flights.reset()
 	b.base, b.next, b.effect = 1, 1, 0
 	for class := range b.queues {
