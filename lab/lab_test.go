@@ -222,6 +222,25 @@ func TestMovedIsCounted(t *testing.T) {
 	}
 }
 
+// TestMovedIsDemanded: "moved 0" holds under any policy, so it fails under remap; "moved 0 reweight" does not speak of it.
+func TestMovedIsDemanded(t *testing.T) {
+	f := fabric(t, Options{Servers: 2, Policy: "remap"})
+	results, ok := play(t, f, script(t, `
+step a plane's port fails, and nothing may move
+  cut server2 p2
+  moved 0
+step it is back, and under reweight nothing may move
+  mend server2 p2
+  moved 0 reweight
+`))
+	if r := results[0]; ok || r.OK || len(r.Wrong) != 1 || !strings.Contains(r.Wrong[0], "slots moved, at most 0 may") {
+		t.Errorf("first step: ok %v, %q", r.OK, r.Wrong)
+	}
+	if r := results[1]; !r.OK || r.SlotsMoved == 0 {
+		t.Errorf("second step: ok %v, %d slots moved, %q", r.OK, r.SlotsMoved, r.Wrong)
+	}
+}
+
 // TestCheckNamesEveryMistake: a scenario for another fabric is refused before anything is done, all at once.
 func TestCheckNamesEveryMistake(t *testing.T) {
 	f := fabric(t, Options{Planes: 2, Servers: 2, SubPorts: 1})

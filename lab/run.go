@@ -335,7 +335,7 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 	for _, e := range step.Expect {
 		r.Wrong = append(r.Wrong, f.demand(e)...)
 	}
-	if step.Moved >= 0 && r.SlotsMoved > uint64(step.Moved) && f.Policy == "reweight" {
+	if step.Moved >= 0 && r.SlotsMoved > uint64(step.Moved) && (step.MovedPolicy == "" || step.MovedPolicy == f.Policy) {
 		r.Wrong = append(r.Wrong, fmt.Sprintf("%d slots moved, at most %d may", r.SlotsMoved, step.Moved))
 	}
 	r.OK = len(r.Wrong) == 0

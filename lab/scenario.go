@@ -25,8 +25,9 @@ type Step struct {
 	Source, Destination string
 	// Expect are weights that the script itself states, in plane order.
 	Expect []Expectation
-	// Moved is how many slots may have moved, at most; -1: not said.
-	Moved int
+	// Moved is how many slots may have moved, at most; -1: not said. MovedPolicy is the policy that this is said of; empty: any.
+	Moved       int
+	MovedPolicy string
 }
 
 // Action is one line that does something: a verb and its words.
@@ -95,7 +96,7 @@ var actionArgs = map[string]string{
 //	  drain server1 plane p2      also "sub-port p2.0", "leaf leaf2"; "undrain ..."
 //	  show server1 -> server2     whose weights are printed
 //	  expect * -> server2 2:2:1:2 what the script demands, beside the model
-//	  moved 0                     at most so many slots may move
+//	  moved 0                     at most so many slots may move; "moved 0 reweight" says it of that policy only
 //
 // Text after # is a comment.
 func Parse(name string, r io.Reader) (*Scenario, error) {
@@ -168,14 +169,17 @@ func (s *Scenario) line(n int, words []string) error {
 		}
 		step.Expect = append(step.Expect, e)
 	case "moved":
-		if len(args) != 1 {
-			return fmt.Errorf("moved takes one number: moved 0")
+		if len(args) != 1 && (len(args) != 2 || args[1] != "reweight" && args[1] != "remap") {
+			return fmt.Errorf("moved takes one number, and the policy it holds for: moved 0, or moved 0 reweight")
 		}
 		v, err := strconv.Atoi(args[0])
 		if err != nil || v < 0 {
 			return fmt.Errorf("moved %q: not a number of slots", args[0])
 		}
 		step.Moved = v
+		if len(args) == 2 {
+			step.MovedPolicy = args[1]
+		}
 	default:
 		return fmt.Errorf("%q is no word of a scenario: there are scenario, step, cut, mend, kill, restart, drain, undrain, show, expect and moved", verb)
 	}
