@@ -2,7 +2,7 @@
 # Installs what the tests need beyond Go: routing daemons to interoperate with, iproute2, protoc. Without root or apt it
 # says what is missing; the tests that need it then skip, or fail where FARED_REQUIRE_ALL=1.
 set -euo pipefail
-declare -A needs=([vtysh]=frr [birdc]=bird2 [gobgpd]=gobgpd [ip]=iproute2 [ping]=iputils-ping [ethtool]=ethtool [gcc]=gcc [protoc]=protobuf-compiler)
+declare -A needs=([vtysh]=frr [birdc]=bird2 [gobgpd]=gobgpd [ip]=iproute2 [ping]=iputils-ping [ethtool]=ethtool [gcc]=gcc [protoc]=protobuf-compiler [clang-14]=clang-14 [llvm-strip-14]=llvm-14 [tcpdump]=tcpdump [bpftool]=bpftool)
 missing=()
 for tool in "${!needs[@]}"; do
   command -v "$tool" >/dev/null || [ -x "/usr/sbin/$tool" ] || missing+=("${needs[$tool]}")

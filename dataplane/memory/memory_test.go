@@ -41,7 +41,7 @@ func TestConformance(t *testing.T) {
 	}
 	defer conn.Close()
 	dptest.Run(t, conn, dptest.Options{})
-	c := d.Counters()
+	c := d.Tally()
 	if c.Operations() == 0 || c.Operations() != c.Changed+c.Unchanged+c.Refused {
 		t.Errorf("counters do not add up: %+v", c)
 	}
@@ -242,7 +242,7 @@ func TestInjectedFaults(t *testing.T) {
 	if codes.Code(acks[0].Code) != codes.Internal || acks[0].Message != "no memory" || codes.Code(acks[1].Code) != codes.FailedPrecondition {
 		t.Errorf("acks %v, want INTERNAL, then FAILED_PRECONDITION", acks)
 	}
-	if c := d.Counters(); c.Injected != 1 || c.Refused != 1 || c.Operations() != 1 {
+	if c := d.Tally(); c.Injected != 1 || c.Refused != 1 || c.Operations() != 1 {
 		t.Errorf("counters %+v", c)
 	}
 

@@ -457,8 +457,11 @@ type Capabilities struct {
 	FlowPins bool `protobuf:"varint,7,opt,name=flow_pins,json=flowPins,proto3" json:"flow_pins,omitempty"`
 	// IN_EFFECT means that forwarding hardware or the kernel confirmed.
 	ConfirmsInEffect bool `protobuf:"varint,8,opt,name=confirms_in_effect,json=confirmsInEffect,proto3" json:"confirms_in_effect,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// How flows are placed on sub-ports, so that source ports can be chosen that land on their slot's; absent: not known, or
+	// of no importance (flow_pins).
+	FlowHash      *FlowHash `protobuf:"bytes,9,opt,name=flow_hash,json=flowHash,proto3" json:"flow_hash,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Capabilities) Reset() {
@@ -547,6 +550,88 @@ func (x *Capabilities) GetConfirmsInEffect() bool {
 	return false
 }
 
+func (x *Capabilities) GetFlowHash() *FlowHash {
+	if x != nil {
+		return x.FlowHash
+	}
+	return nil
+}
+
+// FlowHash describes the hash by which a data plane places the flows of its own host.
+type FlowHash struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "linux-l4": the kernel's layer 4 multipath hash, wecmp.LinuxL4. "ask": cannot be computed; call Landing.
+	Algorithm string `protobuf:"bytes,1,opt,name=algorithm,proto3" json:"algorithm,omitempty"`
+	// net.ipv4.fib_multipath_hash_seed.
+	Seed uint32 `protobuf:"varint,2,opt,name=seed,proto3" json:"seed,omitempty"`
+	// A flow falls into the bucket hash mod buckets. Each sub-port of Forwarding has an equal run of them as its home, in the
+	// order of Forwarding; sub-port i of n ends at round(buckets * (i + 1) / n).
+	Buckets uint32 `protobuf:"varint,3,opt,name=buckets,proto3" json:"buckets,omitempty"`
+	// The last lasting_buckets of a sub-port's home are its own in every group in which its weight is not 0, whatever the
+	// weights: flows that fall there stay when weights change. The other buckets follow the weights.
+	LastingBuckets uint32 `protobuf:"varint,4,opt,name=lasting_buckets,json=lastingBuckets,proto3" json:"lasting_buckets,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *FlowHash) Reset() {
+	*x = FlowHash{}
+	mi := &file_fare_v1_dataplane_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FlowHash) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FlowHash) ProtoMessage() {}
+
+func (x *FlowHash) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_dataplane_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FlowHash.ProtoReflect.Descriptor instead.
+func (*FlowHash) Descriptor() ([]byte, []int) {
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *FlowHash) GetAlgorithm() string {
+	if x != nil {
+		return x.Algorithm
+	}
+	return ""
+}
+
+func (x *FlowHash) GetSeed() uint32 {
+	if x != nil {
+		return x.Seed
+	}
+	return 0
+}
+
+func (x *FlowHash) GetBuckets() uint32 {
+	if x != nil {
+		return x.Buckets
+	}
+	return 0
+}
+
+func (x *FlowHash) GetLastingBuckets() uint32 {
+	if x != nil {
+		return x.LastingBuckets
+	}
+	return 0
+}
+
 type ProgramRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
@@ -556,7 +641,7 @@ type ProgramRequest struct {
 
 func (x *ProgramRequest) Reset() {
 	*x = ProgramRequest{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[6]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -568,7 +653,7 @@ func (x *ProgramRequest) String() string {
 func (*ProgramRequest) ProtoMessage() {}
 
 func (x *ProgramRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[6]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -581,7 +666,7 @@ func (x *ProgramRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProgramRequest.ProtoReflect.Descriptor instead.
 func (*ProgramRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{6}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ProgramRequest) GetOperation() *Operation {
@@ -622,7 +707,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[7]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +719,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[7]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +732,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{7}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Operation) GetId() uint64 {
@@ -757,7 +842,7 @@ type SubPortState struct {
 
 func (x *SubPortState) Reset() {
 	*x = SubPortState{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[8]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -769,7 +854,7 @@ func (x *SubPortState) String() string {
 func (*SubPortState) ProtoMessage() {}
 
 func (x *SubPortState) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[8]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -782,7 +867,7 @@ func (x *SubPortState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubPortState.ProtoReflect.Descriptor instead.
 func (*SubPortState) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{8}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SubPortState) GetDevice() string {
@@ -813,7 +898,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[9]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +910,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[9]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +923,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{9}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Group) GetId() uint32 {
@@ -876,7 +961,7 @@ type GroupMember struct {
 
 func (x *GroupMember) Reset() {
 	*x = GroupMember{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[10]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -888,7 +973,7 @@ func (x *GroupMember) String() string {
 func (*GroupMember) ProtoMessage() {}
 
 func (x *GroupMember) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[10]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -901,7 +986,7 @@ func (x *GroupMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupMember.ProtoReflect.Descriptor instead.
 func (*GroupMember) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{10}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GroupMember) GetPlane() string {
@@ -942,7 +1027,7 @@ type GroupSlot struct {
 
 func (x *GroupSlot) Reset() {
 	*x = GroupSlot{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[11]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -954,7 +1039,7 @@ func (x *GroupSlot) String() string {
 func (*GroupSlot) ProtoMessage() {}
 
 func (x *GroupSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[11]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -967,7 +1052,7 @@ func (x *GroupSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSlot.ProtoReflect.Descriptor instead.
 func (*GroupSlot) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{11}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GroupSlot) GetSlot() uint32 {
@@ -1022,7 +1107,7 @@ type Destination struct {
 
 func (x *Destination) Reset() {
 	*x = Destination{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[12]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1034,7 +1119,7 @@ func (x *Destination) String() string {
 func (*Destination) ProtoMessage() {}
 
 func (x *Destination) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[12]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1047,7 +1132,7 @@ func (x *Destination) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Destination.ProtoReflect.Descriptor instead.
 func (*Destination) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{12}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Destination) GetPrefix() string {
@@ -1089,7 +1174,7 @@ type PairPorts struct {
 
 func (x *PairPorts) Reset() {
 	*x = PairPorts{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[13]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1101,7 +1186,7 @@ func (x *PairPorts) String() string {
 func (*PairPorts) ProtoMessage() {}
 
 func (x *PairPorts) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[13]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1114,7 +1199,7 @@ func (x *PairPorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairPorts.ProtoReflect.Descriptor instead.
 func (*PairPorts) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{13}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PairPorts) GetSource() string {
@@ -1140,7 +1225,7 @@ type ProgramResponse struct {
 
 func (x *ProgramResponse) Reset() {
 	*x = ProgramResponse{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[14]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1237,7 @@ func (x *ProgramResponse) String() string {
 func (*ProgramResponse) ProtoMessage() {}
 
 func (x *ProgramResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[14]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1250,7 @@ func (x *ProgramResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProgramResponse.ProtoReflect.Descriptor instead.
 func (*ProgramResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{14}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ProgramResponse) GetAcks() []*Ack {
@@ -1188,7 +1273,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[15]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1285,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[15]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,7 +1298,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{15}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Ack) GetId() uint64 {
@@ -1252,7 +1337,7 @@ type SnapshotRequest struct {
 
 func (x *SnapshotRequest) Reset() {
 	*x = SnapshotRequest{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[16]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1264,7 +1349,7 @@ func (x *SnapshotRequest) String() string {
 func (*SnapshotRequest) ProtoMessage() {}
 
 func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[16]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1277,7 +1362,7 @@ func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{16}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{17}
 }
 
 // SnapshotResponse is a chunk; concatenated they are the state.
@@ -1292,7 +1377,7 @@ type SnapshotResponse struct {
 
 func (x *SnapshotResponse) Reset() {
 	*x = SnapshotResponse{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[17]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1304,7 +1389,7 @@ func (x *SnapshotResponse) String() string {
 func (*SnapshotResponse) ProtoMessage() {}
 
 func (x *SnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[17]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1317,7 +1402,7 @@ func (x *SnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotResponse.ProtoReflect.Descriptor instead.
 func (*SnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{17}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SnapshotResponse) GetSubPorts() []*SubPortState {
@@ -1339,6 +1424,375 @@ func (x *SnapshotResponse) GetDestinations() []*Destination {
 		return x.Destinations
 	}
 	return nil
+}
+
+type LandingRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Addresses.
+	Source             string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Destination        string `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	UdpDestinationPort uint32 `protobuf:"varint,3,opt,name=udp_destination_port,json=udpDestinationPort,proto3" json:"udp_destination_port,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *LandingRequest) Reset() {
+	*x = LandingRequest{}
+	mi := &file_fare_v1_dataplane_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LandingRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LandingRequest) ProtoMessage() {}
+
+func (x *LandingRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_dataplane_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LandingRequest.ProtoReflect.Descriptor instead.
+func (*LandingRequest) Descriptor() ([]byte, []int) {
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *LandingRequest) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *LandingRequest) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *LandingRequest) GetUdpDestinationPort() uint32 {
+	if x != nil {
+		return x.UdpDestinationPort
+	}
+	return 0
+}
+
+type LandingResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Sub-ports in the order of Forwarding.
+	Devices []string `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
+	// One byte for each UDP source port from 49152 to 65535: the sub-port, counted from 1, on which its flow leaves for as
+	// long as the sub-port's weight is not 0; 0: it may move when weights change.
+	SubPortOfPort []byte `protobuf:"bytes,2,opt,name=sub_port_of_port,json=subPortOfPort,proto3" json:"sub_port_of_port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LandingResponse) Reset() {
+	*x = LandingResponse{}
+	mi := &file_fare_v1_dataplane_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LandingResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LandingResponse) ProtoMessage() {}
+
+func (x *LandingResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_dataplane_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LandingResponse.ProtoReflect.Descriptor instead.
+func (*LandingResponse) Descriptor() ([]byte, []int) {
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *LandingResponse) GetDevices() []string {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *LandingResponse) GetSubPortOfPort() []byte {
+	if x != nil {
+		return x.SubPortOfPort
+	}
+	return nil
+}
+
+type CountersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Host prefix; empty: all destinations. Sub-ports are always counted whole.
+	Destination   string `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CountersRequest) Reset() {
+	*x = CountersRequest{}
+	mi := &file_fare_v1_dataplane_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CountersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CountersRequest) ProtoMessage() {}
+
+func (x *CountersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_dataplane_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CountersRequest.ProtoReflect.Descriptor instead.
+func (*CountersRequest) Descriptor() ([]byte, []int) {
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *CountersRequest) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+// CountersResponse is a chunk. Counters begin when the data plane is set up and survive its restart where State does.
+type CountersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SubPorts      []*SubPortCounters     `protobuf:"bytes,1,rep,name=sub_ports,json=subPorts,proto3" json:"sub_ports,omitempty"`
+	Slots         []*SlotCounters        `protobuf:"bytes,2,rep,name=slots,proto3" json:"slots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CountersResponse) Reset() {
+	*x = CountersResponse{}
+	mi := &file_fare_v1_dataplane_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CountersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CountersResponse) ProtoMessage() {}
+
+func (x *CountersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_dataplane_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CountersResponse.ProtoReflect.Descriptor instead.
+func (*CountersResponse) Descriptor() ([]byte, []int) {
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CountersResponse) GetSubPorts() []*SubPortCounters {
+	if x != nil {
+		return x.SubPorts
+	}
+	return nil
+}
+
+func (x *CountersResponse) GetSlots() []*SlotCounters {
+	if x != nil {
+		return x.Slots
+	}
+	return nil
+}
+
+type SubPortCounters struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Plane  string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
+	Device string                 `protobuf:"bytes,2,opt,name=device,proto3" json:"device,omitempty"`
+	// Sent over it, of the flows that this data plane steers.
+	Packets       uint64 `protobuf:"varint,3,opt,name=packets,proto3" json:"packets,omitempty"`
+	Bytes         uint64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubPortCounters) Reset() {
+	*x = SubPortCounters{}
+	mi := &file_fare_v1_dataplane_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubPortCounters) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubPortCounters) ProtoMessage() {}
+
+func (x *SubPortCounters) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_dataplane_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubPortCounters.ProtoReflect.Descriptor instead.
+func (*SubPortCounters) Descriptor() ([]byte, []int) {
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SubPortCounters) GetPlane() string {
+	if x != nil {
+		return x.Plane
+	}
+	return ""
+}
+
+func (x *SubPortCounters) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *SubPortCounters) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *SubPortCounters) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// SlotCounters counts a slot of one pair.
+type SlotCounters struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Source      string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Destination string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	Slot        uint32                 `protobuf:"varint,3,opt,name=slot,proto3" json:"slot,omitempty"`
+	Packets     uint64                 `protobuf:"varint,4,opt,name=packets,proto3" json:"packets,omitempty"`
+	Bytes       uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Part of the packets that left over another sub-port than the slot's, because that was down.
+	DivertedPackets uint64 `protobuf:"varint,6,opt,name=diverted_packets,json=divertedPackets,proto3" json:"diverted_packets,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *SlotCounters) Reset() {
+	*x = SlotCounters{}
+	mi := &file_fare_v1_dataplane_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlotCounters) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlotCounters) ProtoMessage() {}
+
+func (x *SlotCounters) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_dataplane_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlotCounters.ProtoReflect.Descriptor instead.
+func (*SlotCounters) Descriptor() ([]byte, []int) {
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *SlotCounters) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *SlotCounters) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *SlotCounters) GetSlot() uint32 {
+	if x != nil {
+		return x.Slot
+	}
+	return 0
+}
+
+func (x *SlotCounters) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *SlotCounters) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *SlotCounters) GetDivertedPackets() uint64 {
+	if x != nil {
+		return x.DivertedPackets
+	}
+	return 0
 }
 
 var File_fare_v1_dataplane_proto protoreflect.FileDescriptor
@@ -1369,7 +1823,7 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\rHelloResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x129\n" +
-	"\fcapabilities\x18\x03 \x01(\v2\x15.fare.v1.CapabilitiesR\fcapabilities\"\x9b\x02\n" +
+	"\fcapabilities\x18\x03 \x01(\v2\x15.fare.v1.CapabilitiesR\fcapabilities\"\xcb\x02\n" +
 	"\fCapabilities\x12\x1d\n" +
 	"\n" +
 	"max_groups\x18\x01 \x01(\rR\tmaxGroups\x12)\n" +
@@ -1381,7 +1835,13 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"per_packet\x18\x05 \x01(\bR\tperPacket\x12\x12\n" +
 	"\x04ipv6\x18\x06 \x01(\bR\x04ipv6\x12\x1b\n" +
 	"\tflow_pins\x18\a \x01(\bR\bflowPins\x12,\n" +
-	"\x12confirms_in_effect\x18\b \x01(\bR\x10confirmsInEffect\"B\n" +
+	"\x12confirms_in_effect\x18\b \x01(\bR\x10confirmsInEffect\x12.\n" +
+	"\tflow_hash\x18\t \x01(\v2\x11.fare.v1.FlowHashR\bflowHash\"\x7f\n" +
+	"\bFlowHash\x12\x1c\n" +
+	"\talgorithm\x18\x01 \x01(\tR\talgorithm\x12\x12\n" +
+	"\x04seed\x18\x02 \x01(\rR\x04seed\x12\x18\n" +
+	"\abuckets\x18\x03 \x01(\rR\abuckets\x12'\n" +
+	"\x0flasting_buckets\x18\x04 \x01(\rR\x0elastingBuckets\"B\n" +
 	"\x0eProgramRequest\x120\n" +
 	"\toperation\x18\x01 \x01(\v2\x12.fare.v1.OperationR\toperation\"\x9b\x02\n" +
 	"\tOperation\x12\x0e\n" +
@@ -1428,7 +1888,31 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x10SnapshotResponse\x122\n" +
 	"\tsub_ports\x18\x01 \x03(\v2\x15.fare.v1.SubPortStateR\bsubPorts\x12&\n" +
 	"\x06groups\x18\x02 \x03(\v2\x0e.fare.v1.GroupR\x06groups\x128\n" +
-	"\fdestinations\x18\x03 \x03(\v2\x14.fare.v1.DestinationR\fdestinations*D\n" +
+	"\fdestinations\x18\x03 \x03(\v2\x14.fare.v1.DestinationR\fdestinations\"|\n" +
+	"\x0eLandingRequest\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\x120\n" +
+	"\x14udp_destination_port\x18\x03 \x01(\rR\x12udpDestinationPort\"T\n" +
+	"\x0fLandingResponse\x12\x18\n" +
+	"\adevices\x18\x01 \x03(\tR\adevices\x12'\n" +
+	"\x10sub_port_of_port\x18\x02 \x01(\fR\rsubPortOfPort\"3\n" +
+	"\x0fCountersRequest\x12 \n" +
+	"\vdestination\x18\x01 \x01(\tR\vdestination\"v\n" +
+	"\x10CountersResponse\x125\n" +
+	"\tsub_ports\x18\x01 \x03(\v2\x18.fare.v1.SubPortCountersR\bsubPorts\x12+\n" +
+	"\x05slots\x18\x02 \x03(\v2\x15.fare.v1.SlotCountersR\x05slots\"o\n" +
+	"\x0fSubPortCounters\x12\x14\n" +
+	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x16\n" +
+	"\x06device\x18\x02 \x01(\tR\x06device\x12\x18\n" +
+	"\apackets\x18\x03 \x01(\x04R\apackets\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\"\xb7\x01\n" +
+	"\fSlotCounters\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x12\n" +
+	"\x04slot\x18\x03 \x01(\rR\x04slot\x12\x18\n" +
+	"\apackets\x18\x04 \x01(\x04R\apackets\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12)\n" +
+	"\x10diverted_packets\x18\x06 \x01(\x04R\x0fdivertedPackets*D\n" +
 	"\x04Mode\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rMODE_PER_FLOW\x10\x01\x12\x13\n" +
@@ -1437,11 +1921,13 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x15ACK_LEVEL_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12ACK_LEVEL_ACCEPTED\x10\x01\x12\x17\n" +
 	"\x13ACK_LEVEL_IN_EFFECT\x10\x02\x12\x15\n" +
-	"\x11ACK_LEVEL_REFUSED\x10\x032\xcf\x01\n" +
+	"\x11ACK_LEVEL_REFUSED\x10\x032\xd0\x02\n" +
 	"\x10DataplaneService\x126\n" +
 	"\x05Hello\x12\x15.fare.v1.HelloRequest\x1a\x16.fare.v1.HelloResponse\x12@\n" +
 	"\aProgram\x12\x17.fare.v1.ProgramRequest\x1a\x18.fare.v1.ProgramResponse(\x010\x01\x12A\n" +
-	"\bSnapshot\x12\x18.fare.v1.SnapshotRequest\x1a\x19.fare.v1.SnapshotResponse0\x01B+Z)github.com/fared/fared/api/fare/v1;farev1b\x06proto3"
+	"\bSnapshot\x12\x18.fare.v1.SnapshotRequest\x1a\x19.fare.v1.SnapshotResponse0\x01\x12<\n" +
+	"\aLanding\x12\x17.fare.v1.LandingRequest\x1a\x18.fare.v1.LandingResponse\x12A\n" +
+	"\bCounters\x12\x18.fare.v1.CountersRequest\x1a\x19.fare.v1.CountersResponse0\x01B+Z)github.com/fared/fared/api/fare/v1;farev1b\x06proto3"
 
 var (
 	file_fare_v1_dataplane_proto_rawDescOnce sync.Once
@@ -1456,7 +1942,7 @@ func file_fare_v1_dataplane_proto_rawDescGZIP() []byte {
 }
 
 var file_fare_v1_dataplane_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_fare_v1_dataplane_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_fare_v1_dataplane_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_fare_v1_dataplane_proto_goTypes = []any{
 	(Mode)(0),                 // 0: fare.v1.Mode
 	(AckLevel)(0),             // 1: fare.v1.AckLevel
@@ -1466,18 +1952,25 @@ var file_fare_v1_dataplane_proto_goTypes = []any{
 	(*ForwardingSubPort)(nil), // 5: fare.v1.ForwardingSubPort
 	(*HelloResponse)(nil),     // 6: fare.v1.HelloResponse
 	(*Capabilities)(nil),      // 7: fare.v1.Capabilities
-	(*ProgramRequest)(nil),    // 8: fare.v1.ProgramRequest
-	(*Operation)(nil),         // 9: fare.v1.Operation
-	(*SubPortState)(nil),      // 10: fare.v1.SubPortState
-	(*Group)(nil),             // 11: fare.v1.Group
-	(*GroupMember)(nil),       // 12: fare.v1.GroupMember
-	(*GroupSlot)(nil),         // 13: fare.v1.GroupSlot
-	(*Destination)(nil),       // 14: fare.v1.Destination
-	(*PairPorts)(nil),         // 15: fare.v1.PairPorts
-	(*ProgramResponse)(nil),   // 16: fare.v1.ProgramResponse
-	(*Ack)(nil),               // 17: fare.v1.Ack
-	(*SnapshotRequest)(nil),   // 18: fare.v1.SnapshotRequest
-	(*SnapshotResponse)(nil),  // 19: fare.v1.SnapshotResponse
+	(*FlowHash)(nil),          // 8: fare.v1.FlowHash
+	(*ProgramRequest)(nil),    // 9: fare.v1.ProgramRequest
+	(*Operation)(nil),         // 10: fare.v1.Operation
+	(*SubPortState)(nil),      // 11: fare.v1.SubPortState
+	(*Group)(nil),             // 12: fare.v1.Group
+	(*GroupMember)(nil),       // 13: fare.v1.GroupMember
+	(*GroupSlot)(nil),         // 14: fare.v1.GroupSlot
+	(*Destination)(nil),       // 15: fare.v1.Destination
+	(*PairPorts)(nil),         // 16: fare.v1.PairPorts
+	(*ProgramResponse)(nil),   // 17: fare.v1.ProgramResponse
+	(*Ack)(nil),               // 18: fare.v1.Ack
+	(*SnapshotRequest)(nil),   // 19: fare.v1.SnapshotRequest
+	(*SnapshotResponse)(nil),  // 20: fare.v1.SnapshotResponse
+	(*LandingRequest)(nil),    // 21: fare.v1.LandingRequest
+	(*LandingResponse)(nil),   // 22: fare.v1.LandingResponse
+	(*CountersRequest)(nil),   // 23: fare.v1.CountersRequest
+	(*CountersResponse)(nil),  // 24: fare.v1.CountersResponse
+	(*SubPortCounters)(nil),   // 25: fare.v1.SubPortCounters
+	(*SlotCounters)(nil),      // 26: fare.v1.SlotCounters
 }
 var file_fare_v1_dataplane_proto_depIdxs = []int32{
 	3,  // 0: fare.v1.HelloRequest.forwarding:type_name -> fare.v1.Forwarding
@@ -1485,29 +1978,36 @@ var file_fare_v1_dataplane_proto_depIdxs = []int32{
 	0,  // 2: fare.v1.Forwarding.mode:type_name -> fare.v1.Mode
 	5,  // 3: fare.v1.ForwardingPlane.sub_ports:type_name -> fare.v1.ForwardingSubPort
 	7,  // 4: fare.v1.HelloResponse.capabilities:type_name -> fare.v1.Capabilities
-	9,  // 5: fare.v1.ProgramRequest.operation:type_name -> fare.v1.Operation
-	10, // 6: fare.v1.Operation.sub_port:type_name -> fare.v1.SubPortState
-	11, // 7: fare.v1.Operation.set_group:type_name -> fare.v1.Group
-	14, // 8: fare.v1.Operation.set_destination:type_name -> fare.v1.Destination
-	12, // 9: fare.v1.Group.members:type_name -> fare.v1.GroupMember
-	13, // 10: fare.v1.Group.slots:type_name -> fare.v1.GroupSlot
-	15, // 11: fare.v1.Destination.pairs:type_name -> fare.v1.PairPorts
-	17, // 12: fare.v1.ProgramResponse.acks:type_name -> fare.v1.Ack
-	1,  // 13: fare.v1.Ack.level:type_name -> fare.v1.AckLevel
-	10, // 14: fare.v1.SnapshotResponse.sub_ports:type_name -> fare.v1.SubPortState
-	11, // 15: fare.v1.SnapshotResponse.groups:type_name -> fare.v1.Group
-	14, // 16: fare.v1.SnapshotResponse.destinations:type_name -> fare.v1.Destination
-	2,  // 17: fare.v1.DataplaneService.Hello:input_type -> fare.v1.HelloRequest
-	8,  // 18: fare.v1.DataplaneService.Program:input_type -> fare.v1.ProgramRequest
-	18, // 19: fare.v1.DataplaneService.Snapshot:input_type -> fare.v1.SnapshotRequest
-	6,  // 20: fare.v1.DataplaneService.Hello:output_type -> fare.v1.HelloResponse
-	16, // 21: fare.v1.DataplaneService.Program:output_type -> fare.v1.ProgramResponse
-	19, // 22: fare.v1.DataplaneService.Snapshot:output_type -> fare.v1.SnapshotResponse
-	20, // [20:23] is the sub-list for method output_type
-	17, // [17:20] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	8,  // 5: fare.v1.Capabilities.flow_hash:type_name -> fare.v1.FlowHash
+	10, // 6: fare.v1.ProgramRequest.operation:type_name -> fare.v1.Operation
+	11, // 7: fare.v1.Operation.sub_port:type_name -> fare.v1.SubPortState
+	12, // 8: fare.v1.Operation.set_group:type_name -> fare.v1.Group
+	15, // 9: fare.v1.Operation.set_destination:type_name -> fare.v1.Destination
+	13, // 10: fare.v1.Group.members:type_name -> fare.v1.GroupMember
+	14, // 11: fare.v1.Group.slots:type_name -> fare.v1.GroupSlot
+	16, // 12: fare.v1.Destination.pairs:type_name -> fare.v1.PairPorts
+	18, // 13: fare.v1.ProgramResponse.acks:type_name -> fare.v1.Ack
+	1,  // 14: fare.v1.Ack.level:type_name -> fare.v1.AckLevel
+	11, // 15: fare.v1.SnapshotResponse.sub_ports:type_name -> fare.v1.SubPortState
+	12, // 16: fare.v1.SnapshotResponse.groups:type_name -> fare.v1.Group
+	15, // 17: fare.v1.SnapshotResponse.destinations:type_name -> fare.v1.Destination
+	25, // 18: fare.v1.CountersResponse.sub_ports:type_name -> fare.v1.SubPortCounters
+	26, // 19: fare.v1.CountersResponse.slots:type_name -> fare.v1.SlotCounters
+	2,  // 20: fare.v1.DataplaneService.Hello:input_type -> fare.v1.HelloRequest
+	9,  // 21: fare.v1.DataplaneService.Program:input_type -> fare.v1.ProgramRequest
+	19, // 22: fare.v1.DataplaneService.Snapshot:input_type -> fare.v1.SnapshotRequest
+	21, // 23: fare.v1.DataplaneService.Landing:input_type -> fare.v1.LandingRequest
+	23, // 24: fare.v1.DataplaneService.Counters:input_type -> fare.v1.CountersRequest
+	6,  // 25: fare.v1.DataplaneService.Hello:output_type -> fare.v1.HelloResponse
+	17, // 26: fare.v1.DataplaneService.Program:output_type -> fare.v1.ProgramResponse
+	20, // 27: fare.v1.DataplaneService.Snapshot:output_type -> fare.v1.SnapshotResponse
+	22, // 28: fare.v1.DataplaneService.Landing:output_type -> fare.v1.LandingResponse
+	24, // 29: fare.v1.DataplaneService.Counters:output_type -> fare.v1.CountersResponse
+	25, // [25:30] is the sub-list for method output_type
+	20, // [20:25] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_dataplane_proto_init() }
@@ -1515,7 +2015,7 @@ func file_fare_v1_dataplane_proto_init() {
 	if File_fare_v1_dataplane_proto != nil {
 		return
 	}
-	file_fare_v1_dataplane_proto_msgTypes[7].OneofWrappers = []any{
+	file_fare_v1_dataplane_proto_msgTypes[8].OneofWrappers = []any{
 		(*Operation_SubPort)(nil),
 		(*Operation_SetGroup)(nil),
 		(*Operation_DeleteGroup)(nil),
@@ -1528,7 +2028,7 @@ func file_fare_v1_dataplane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fare_v1_dataplane_proto_rawDesc), len(file_fare_v1_dataplane_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   18,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,8 @@ const (
 	DataplaneService_Hello_FullMethodName    = "/fare.v1.DataplaneService/Hello"
 	DataplaneService_Program_FullMethodName  = "/fare.v1.DataplaneService/Program"
 	DataplaneService_Snapshot_FullMethodName = "/fare.v1.DataplaneService/Snapshot"
+	DataplaneService_Landing_FullMethodName  = "/fare.v1.DataplaneService/Landing"
+	DataplaneService_Counters_FullMethodName = "/fare.v1.DataplaneService/Counters"
 )
 
 // DataplaneServiceClient is the client API for DataplaneService service.
@@ -50,6 +52,13 @@ type DataplaneServiceClient interface {
 	// Snapshot reads back what is programmed, one moment of it, sorted: sub-ports by device, groups by id with members in
 	// the order of Forwarding and slots by number, destinations by address (IPv4 before IPv6).
 	Snapshot(ctx context.Context, in *SnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotResponse], error)
+	// Landing says where the flows of a pair of addresses leave, source port by source port, for a data plane whose hash
+	// cannot be computed elsewhere (FlowHash.algorithm "ask"). It asks what forwards, so it takes milliseconds.
+	// INVALID_ARGUMENT: no addresses, or of two families. NOT_FOUND: the destination is not programmed. UNIMPLEMENTED: flows
+	// are not placed by a hash.
+	Landing(ctx context.Context, in *LandingRequest, opts ...grpc.CallOption) (*LandingResponse, error)
+	// Counters reads what was sent. UNIMPLEMENTED: nothing is counted.
+	Counters(ctx context.Context, in *CountersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CountersResponse], error)
 }
 
 type dataplaneServiceClient struct {
@@ -102,6 +111,35 @@ func (c *dataplaneServiceClient) Snapshot(ctx context.Context, in *SnapshotReque
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DataplaneService_SnapshotClient = grpc.ServerStreamingClient[SnapshotResponse]
 
+func (c *dataplaneServiceClient) Landing(ctx context.Context, in *LandingRequest, opts ...grpc.CallOption) (*LandingResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LandingResponse)
+	err := c.cc.Invoke(ctx, DataplaneService_Landing_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *dataplaneServiceClient) Counters(ctx context.Context, in *CountersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CountersResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &DataplaneService_ServiceDesc.Streams[2], DataplaneService_Counters_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[CountersRequest, CountersResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DataplaneService_CountersClient = grpc.ServerStreamingClient[CountersResponse]
+
 // DataplaneServiceServer is the server API for DataplaneService service.
 // All implementations must embed UnimplementedDataplaneServiceServer
 // for forward compatibility.
@@ -126,6 +164,13 @@ type DataplaneServiceServer interface {
 	// Snapshot reads back what is programmed, one moment of it, sorted: sub-ports by device, groups by id with members in
 	// the order of Forwarding and slots by number, destinations by address (IPv4 before IPv6).
 	Snapshot(*SnapshotRequest, grpc.ServerStreamingServer[SnapshotResponse]) error
+	// Landing says where the flows of a pair of addresses leave, source port by source port, for a data plane whose hash
+	// cannot be computed elsewhere (FlowHash.algorithm "ask"). It asks what forwards, so it takes milliseconds.
+	// INVALID_ARGUMENT: no addresses, or of two families. NOT_FOUND: the destination is not programmed. UNIMPLEMENTED: flows
+	// are not placed by a hash.
+	Landing(context.Context, *LandingRequest) (*LandingResponse, error)
+	// Counters reads what was sent. UNIMPLEMENTED: nothing is counted.
+	Counters(*CountersRequest, grpc.ServerStreamingServer[CountersResponse]) error
 	mustEmbedUnimplementedDataplaneServiceServer()
 }
 
@@ -144,6 +189,12 @@ func (UnimplementedDataplaneServiceServer) Program(grpc.BidiStreamingServer[Prog
 }
 func (UnimplementedDataplaneServiceServer) Snapshot(*SnapshotRequest, grpc.ServerStreamingServer[SnapshotResponse]) error {
 	return status.Error(codes.Unimplemented, "method Snapshot not implemented")
+}
+func (UnimplementedDataplaneServiceServer) Landing(context.Context, *LandingRequest) (*LandingResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Landing not implemented")
+}
+func (UnimplementedDataplaneServiceServer) Counters(*CountersRequest, grpc.ServerStreamingServer[CountersResponse]) error {
+	return status.Error(codes.Unimplemented, "method Counters not implemented")
 }
 func (UnimplementedDataplaneServiceServer) mustEmbedUnimplementedDataplaneServiceServer() {}
 func (UnimplementedDataplaneServiceServer) testEmbeddedByValue()                          {}
@@ -202,6 +253,35 @@ func _DataplaneService_Snapshot_Handler(srv interface{}, stream grpc.ServerStrea
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DataplaneService_SnapshotServer = grpc.ServerStreamingServer[SnapshotResponse]
 
+func _DataplaneService_Landing_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LandingRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DataplaneServiceServer).Landing(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DataplaneService_Landing_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DataplaneServiceServer).Landing(ctx, req.(*LandingRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _DataplaneService_Counters_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(CountersRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(DataplaneServiceServer).Counters(m, &grpc.GenericServerStream[CountersRequest, CountersResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DataplaneService_CountersServer = grpc.ServerStreamingServer[CountersResponse]
+
 // DataplaneService_ServiceDesc is the grpc.ServiceDesc for DataplaneService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -212,6 +292,10 @@ var DataplaneService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Hello",
 			Handler:    _DataplaneService_Hello_Handler,
+		},
+		{
+			MethodName: "Landing",
+			Handler:    _DataplaneService_Landing_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
@@ -224,6 +308,11 @@ var DataplaneService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Snapshot",
 			Handler:       _DataplaneService_Snapshot_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Counters",
+			Handler:       _DataplaneService_Counters_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -79,9 +79,9 @@ func TestFastPathOvertakes(t *testing.T) {
 	for n := range backlog {
 		r.client.SetDestination(dst(n), 1)
 	}
-	r.until("full window", func() bool { return r.dp.Counters().DestinationSets == window })
+	r.until("full window", func() bool { return r.dp.Tally().DestinationSets == window })
 	r.client.SetSubPort(device(1, 0), false)
-	r.until("sub-port state", func() bool { return r.dp.Counters().SubPorts == 1 })
+	r.until("sub-port state", func() bool { return r.dp.Tally().SubPorts == 1 })
 	got := r.log.take()
 	if len(got) != window+1 || got[window] != "sub-port p1s0 false" {
 		t.Fatalf("%d operations, the last %q; want the sub-port state right behind the %d that were sent", len(got), got[len(got)-1], window)
@@ -94,7 +94,7 @@ func TestFastPathOvertakes(t *testing.T) {
 	r.dp.BreakStream()
 	r.until("all", func() bool { return r.destinations() == backlog })
 	r.quiet()
-	if c := r.dp.Counters(); c.Unchanged != 0 {
+	if c := r.dp.Tally(); c.Unchanged != 0 {
 		t.Errorf("%d operations changed nothing; only the difference is to be sent after a reconnect", c.Unchanged)
 	}
 }
@@ -164,7 +164,7 @@ func TestStallIsBroken(t *testing.T) {
 	r.until("event", r.has(Disconnected, 0))
 	// The group had arrived: reading back shows it, nothing has to be sent.
 	r.until("in effect", r.has(InEffect, change))
-	if c := r.dp.Counters(); c.GroupSets != 1 {
+	if c := r.dp.Tally(); c.GroupSets != 1 {
 		t.Errorf("group was set %d times, want once", c.GroupSets)
 	}
 }
@@ -397,7 +397,7 @@ func TestForwardingIsToldAgain(t *testing.T) {
 	r.client.SetForwarding(f)
 	g := &farev1.Group{Id: 1, Members: []*farev1.GroupMember{{Plane: "p0", Device: "p0s2", Weight: 1}}}
 	r.until("in effect", r.has(InEffect, r.client.SetGroup(g)))
-	if c := r.dp.Counters(); c.Hellos != 2 || c.Streams != 1 {
+	if c := r.dp.Tally(); c.Hellos != 2 || c.Streams != 1 {
 		t.Errorf("%d hellos, %d streams; want 2 on one stream", c.Hellos, c.Streams)
 	}
 }

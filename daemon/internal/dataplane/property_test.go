@@ -200,7 +200,7 @@ func reach(t *testing.T, seed uint64, breaks, delays, refusals bool) {
 		r.quiet()
 		r.dp.DelayAcks(0)
 	}
-	if c := r.dp.Counters(); !refusals && c.Refused > 0 {
+	if c := r.dp.Tally(); !refusals && c.Refused > 0 {
 		t.Errorf("%d operations were refused, though none had to be: wrong order", c.Refused)
 	}
 }

@@ -1,4 +1,4 @@
-package memory
+package contract
 
 import (
 	"errors"
@@ -32,38 +32,47 @@ func (s *session) end(reason error) {
 }
 
 // Program implements farev1.DataplaneServiceServer.
-func (d *Dataplane) Program(stream grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse]) error {
-	s := &session{ended: make(chan struct{}), outbox: newOutbox()}
-	d.mu.Lock()
-	if d.forwarding == nil {
-		d.mu.Unlock()
+func (s *Server) Program(stream grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse]) error {
+	se := &session{ended: make(chan struct{}), outbox: newOutbox()}
+	s.mu.Lock()
+	if s.state.Forwarding == nil {
+		s.mu.Unlock()
 		return status.Error(codes.FailedPrecondition, "no Hello came before Program; say Hello with the forwarding first")
 	}
-	if d.current != nil {
-		d.current.end(status.Error(codes.Aborted, "a newer Program stream took over; only one control plane may program"))
-		d.counters.StreamsReplaced++
+	if s.current != nil {
+		s.current.end(status.Error(codes.Aborted, "a newer Program stream took over; only one control plane may program"))
+		s.counters.StreamsReplaced++
 	}
-	d.current = s
-	d.counters.Streams++
-	d.mu.Unlock()
+	s.current = se
+	s.counters.Streams++
+	s.mu.Unlock()
 	defer func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if d.current == s {
-			d.current = nil
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.current == se {
+			s.current = nil
 		}
 	}()
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
 	}
-	// The receiver ends when this method returns at the latest: gRPC then cancels the stream's context, and Recv with it.
+	// Both goroutines end when this method returns at the latest: gRPC then cancels the stream's context, and Recv with it.
+	inbox := make(chan *farev1.Operation, batchLimit)
 	finished := make(chan error, 1)
-	go func() { finished <- d.receive(s, stream) }()
-	return s.send(stream, finished)
+	var cause error // of the reader's end; read after inbox is closed
+	go func() {
+		cause = s.read(stream, inbox)
+		close(inbox)
+	}()
+	go func() {
+		s.apply(se, inbox)
+		finished <- cause
+	}()
+	return se.send(stream, finished)
 }
 
-// receive applies operations until the stream ends; nil means that the client has sent all it wanted.
-func (d *Dataplane) receive(s *session, stream grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse]) error {
+// read takes operations until the stream ends; nil means that the client has sent all it wanted.
+func (s *Server) read(stream grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse], inbox chan<- *farev1.Operation) error {
 	var last uint64
 	for {
 		request, err := stream.Recv()
@@ -78,37 +87,50 @@ func (d *Dataplane) receive(s *session, stream grpc.BidiStreamingServer[farev1.P
 			return status.Errorf(codes.InvalidArgument, "operation id %d came after %d; ids start at 1 and grow", operation.GetId(), last)
 		}
 		last = operation.Id
-		if d.config.Observe != nil {
-			d.config.Observe(operation)
+		if s.config.Observe != nil {
+			s.config.Observe(operation)
 		}
-		delay, refused, current := d.take(s, operation)
-		if !current {
-			return nil // Program returns the reason of the end
-		}
-		if err := s.outbox.put(s.ended, last, delay, refused); err != nil {
-			return err
+		select {
+		case inbox <- operation:
+		case <-stream.Context().Done():
+			return stream.Context().Err()
 		}
 	}
 }
 
-// take applies one operation of the current stream. A stream that was replaced changes nothing any more.
-func (d *Dataplane) take(s *session, operation *farev1.Operation) (delay time.Duration, refused error, current bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.current != s {
-		return 0, nil, false
+// apply commits what was read, as much at a time as there is, until inbox is closed. Of a stream that has ended nothing is
+// committed any more.
+func (s *Server) apply(se *session, inbox <-chan *farev1.Operation) {
+	var batch []*farev1.Operation
+	for operation := range inbox {
+		batch = append(batch[:0], operation)
+	gather:
+		for len(batch) < batchLimit {
+			select {
+			case more, ok := <-inbox:
+				if !ok {
+					break gather
+				}
+				batch = append(batch, more)
+			default:
+				break gather
+			}
+		}
+		outcomes, delay := s.take(se, batch)
+		for i, o := range outcomes {
+			se.outbox.put(se.ended, batch[i].Id, delay, o.err)
+		}
 	}
-	select {
-	case <-s.ended:
-		return 0, nil, false
-	default:
+}
+
+// take commits operations of the current stream; none of one that was replaced.
+func (s *Server) take(se *session, batch []*farev1.Operation) ([]outcome, time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current != se {
+		return nil, 0
 	}
-	if d.refuse.left > 0 {
-		d.refuse.left--
-		d.counters.Injected++
-		return d.delay, status.Error(d.refuse.code, d.refuse.message), true
-	}
-	return d.delay, d.apply(operation), true
+	return s.commit(batch), s.delay
 }
 
 // send carries acknowledgements until the stream ends.
@@ -190,7 +212,7 @@ func ring(bell chan struct{}) {
 }
 
 // put adds what acknowledges one operation, and waits while the client is too far behind.
-func (o *outbox) put(ended <-chan struct{}, id uint64, delay time.Duration, refused error) error {
+func (o *outbox) put(ended <-chan struct{}, id uint64, delay time.Duration, refused error) {
 	for {
 		o.mu.Lock()
 		full := len(o.now)+len(o.later) >= outboxLimit
@@ -200,12 +222,12 @@ func (o *outbox) put(ended <-chan struct{}, id uint64, delay time.Duration, refu
 		o.mu.Unlock()
 		if !full {
 			ring(o.knock)
-			return nil
+			return
 		}
 		select {
 		case <-o.room:
 		case <-ended:
-			return nil
+			return
 		}
 	}
 }
