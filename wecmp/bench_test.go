@@ -157,6 +157,40 @@ func BenchmarkPorts(b *testing.B) {
 	}
 }
 
+// BenchmarkPortsLasting chooses the ports of a pair that land in lasting buckets: all slots at home, and (remap) all of them
+// away, those of 8 sub-ports on 7.
+func BenchmarkPortsLasting(b *testing.B) {
+	src, dst := netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")
+	for _, c := range []struct{ subPorts, slots, lasting int }{{8, 64, 16}, {8, 128, 16}, {32, 128, 16}, {64, 128, 8}} {
+		for _, kind := range []string{"home", "away", "asked"} {
+			b.Run(fmt.Sprintf("%d-of-%d/slots=%d/%s", c.lasting, 1024/c.subPorts, c.slots, kind), func(b *testing.B) {
+				cfg := square(c.subPorts, 1)
+				cfg.Slots = c.slots
+				hash := LinuxL4{Seed: 1, Buckets: 1024, Lasting: c.lasting}
+				cfg.Hash = hash
+				if kind == "asked" {
+					cfg.Hash = askedOf(hash, c.subPorts)
+				}
+				p := mustPlanner(b, cfg)
+				places, buf := homePlaces(p), make([]uint16, 0, c.slots)
+				if kind == "away" {
+					for s := range places {
+						places[s].Plane = (places[s].Plane + 1 + s%(c.subPorts-1)) % c.subPorts
+					}
+				}
+				missed := 0
+				b.ReportAllocs()
+				for b.Loop() {
+					var how Placement
+					buf, how = p.Ports(src, dst, places, buf)
+					missed = how.Missed
+				}
+				b.ReportMetric(float64(missed), "missed")
+			})
+		}
+	}
+}
+
 // BenchmarkHash hashes one flow.
 func BenchmarkHash(b *testing.B) {
 	for _, pair := range [][2]string{{"10.255.0.1", "10.255.0.2"}, {"fd00::1", "fd00::2"}} {

@@ -31,6 +31,8 @@ type Config struct {
 	Ordering Ordering // zero value: Weak
 	// Hash maps a flow to a sub-port. nil: unknown, ports are spread uniformly.
 	Hash Hasher
+	// UDPPort is the UDP destination port of the flows. 0: PortRoCE.
+	UDPPort uint16
 	// MaxWeight and MaxWeightSum bound one weight and the sum of a vector's weights, as the table they are meant for
 	// demands. 0: no bound but that of uint32.
 	MaxWeight, MaxWeightSum uint32

@@ -17,7 +17,8 @@ const (
 type Hasher interface {
 	// Hash returns the device's hash of a flow; false when it has no answer (addresses of two families).
 	Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) (uint32, bool)
-	// Member returns which of n > 0 equal members a hash selects, 0..n-1. Members are in the order of Config: plane by plane.
+	// Member returns which of n > 0 equal members a hash selects, 0..n-1; -1 when that would not last: the flow may move when
+	// weights change. Members are in the order of Config: plane by plane.
 	Member(hash uint32, n int) int
 	// String names the hash for people.
 	String() string
@@ -34,6 +35,41 @@ func (Uniform) Member(uint32, int) int { return 0 }
 
 // String returns "uniform".
 func (Uniform) String() string { return "uniform" }
+
+// Asked stands for a hash that cannot be computed but asked for: it returns where the flows of a pair land, a byte for each
+// source port from MinPort to MaxPort: the sub-port, counted from 1 in the order of Config over all planes, or 0 for no
+// lasting place. nil: not known, or not yet. It must not change what it has returned, and be safe for any number of
+// goroutines; the same pair may get another answer later.
+type Asked func(src, dst netip.Addr) []byte
+
+// Hash looks the source port up; false when the pair is not known. Protocol and destination port are those that were asked for.
+func (a Asked) Hash(src, dst netip.Addr, _ uint8, sport, _ uint16) (uint32, bool) {
+	table := a(src, dst)
+	if len(table) != portCount || sport < MinPort {
+		return 0, false
+	}
+	return uint32(table[sport-MinPort]), true
+}
+
+// Member implements Hasher.
+func (Asked) Member(hash uint32, n int) int {
+	if hash > uint32(n) {
+		return -1
+	}
+	return int(hash) - 1
+}
+
+// String returns "asked".
+func (Asked) String() string { return "asked" }
+
+func (Asked) overAll() bool { return true }
+
+// overAll says whether a hash selects from the sub-ports of all planes, whatever the addressing: that of this host's own
+// data plane. A network's selects in the plane that the addresses are of.
+func overAll(h Hasher) bool {
+	own, ok := h.(interface{ overAll() bool })
+	return ok && own.overAll()
+}
 
 // flow lays a 5-tuple out as switch ASICs feed it to their hash: source, destination, protocol, source port, destination
 // port, each in network byte order; 13 bytes (IPv4) or 37 (IPv6).

@@ -23,6 +23,11 @@ type LinuxL4 struct {
 	// Buckets is the size of a resilient nexthop group: members own equal runs of hash mod Buckets, the last member the
 	// first run, as the kernel deals them when it creates a group. 0: a plain group or multipath route, hash-threshold.
 	Buckets int
+	// Lasting, when not 0, says that the buckets are dealt by a data plane as fare.v1.FlowHash describes it: member i of n
+	// has the run up to round(Buckets·(i+1)/n) as its home, and only the last Lasting buckets of that are its own whatever
+	// the weights are. A flow in any other bucket has no lasting place. The members are the sub-ports of all planes. It
+	// needs Buckets.
+	Lasting int
 }
 
 // Hash returns the 31 bits that the kernel chooses by.
@@ -62,12 +67,23 @@ func (l LinuxL4) Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) 
 
 // Member implements Hasher.
 func (l LinuxL4) Member(hash uint32, n int) int {
+	if l.overAll() {
+		size := uint64(l.Buckets)
+		bucket := uint64(hash) % size
+		i := thresholds(bucket, size, n)
+		if end := roundDiv(uint64(i+1)*size, uint64(n)); bucket+uint64(l.Lasting) < end {
+			return -1
+		}
+		return i
+	}
 	if l.Buckets > 0 {
 		// From the end, a new resilient group gives member i the buckets from round(i·buckets/n) on.
 		return thresholds(uint64(l.Buckets-1)-uint64(hash)%uint64(l.Buckets), uint64(l.Buckets), n)
 	}
 	return thresholds(uint64(hash), 1<<31, n)
 }
+
+func (l LinuxL4) overAll() bool { return l.Buckets > 0 && l.Lasting > 0 }
 
 // thresholds returns whose range, of n equal ones of 0..size-1, holds x: member i's ends before round(size·(i+1)/n).
 func thresholds(x, size uint64, n int) int {

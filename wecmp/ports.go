@@ -12,10 +12,11 @@ const (
 	MaxPort = 65535
 )
 
-const (
-	portCount  = MaxPort - MinPort + 1
-	portStride = 10127 // odd, near portCount/golden ratio: multiples visit every port once and spread evenly from the first on
-)
+// PortStride is what two neighbouring slots' ports differ by, modulo the 16,384 ports, when the hash is not known: odd, near
+// 16,384/golden ratio, so that multiples visit every port once and spread evenly from the first on.
+const PortStride = 10127
+
+const portCount = MaxPort - MinPort + 1
 
 // Method says how ports were chosen.
 type Method uint8
@@ -25,10 +26,11 @@ const (
 	MethodUniform Method = iota // the hash is not known: spread evenly
 	MethodHash                  // each lands on its slot's place by the configured hash
 	MethodNone                  // the addressing needs no distinct ports: one for all
+	MethodAsked                 // each lands on its slot's place as the device says (Asked)
 )
 
-// String returns "uniform", "hash" or "none".
-func (m Method) String() string { return nameOf(m, []string{"uniform", "hash", "none"}) }
+// String returns "uniform", "hash", "none" or "asked".
+func (m Method) String() string { return nameOf(m, []string{"uniform", "hash", "none", "asked"}) }
 
 // Placement says how ports were chosen, and how well.
 type Placement struct {
@@ -45,10 +47,15 @@ func (p Placement) String() string { return p.Method.String() }
 // Ports are a pure function of the configuration, the pair of addresses and the slots' places. Each slot has its own port
 // at each place, so a slot that stays keeps its port whatever the others do, and one that returns gets its former port:
 // the ports that land on a place, in the pair's own order, belong first to the slots whose home it is, then to each of the
-// other slots. (Only where a place has fewer landing ports than there are slots, beyond 16,384 slots x places, can a slot
-// away from home depend on others.)
+// other slots. Only where a place has fewer landing ports than there are slots does a slot away from home have to share a
+// port with another slot, and depend on whether that one is at the same place.
+//
+// When the hash is not known the ports are an arithmetic progression modulo their number: slot s has
+// MinPort + (b + s·PortStride) mod 16,384, where b follows from the pair alone. A data plane may rely on it to keep a pair
+// in one entry.
 type Planner struct {
 	cfg     Config
+	port    uint16 // UDP destination port
 	layout  layout
 	rank    []int // of a slot among those with the same home
 	count   []int // slots at home per place
@@ -61,6 +68,8 @@ type portScratch struct {
 	head []int32 // per place: the slot with the least rank yet to be served; -1: none
 	seen []int32 // per place: landing ports seen
 	used [portCount / 64]uint64
+	at   [portCount]int16 // place where the k-th port lands, of those that were hashed; -1: nowhere
+	land []uint16         // ports that land on one place
 }
 
 // NewPlanner returns a planner, or every fault of the configuration.
@@ -68,7 +77,10 @@ func NewPlanner(cfg Config) (*Planner, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Planner{cfg: cfg}
+	p := &Planner{cfg: cfg, port: cfg.UDPPort}
+	if p.port == 0 {
+		p.port = PortRoCE
+	}
 	p.layout = newLayout(&p.cfg)
 	p.count = make([]int, len(p.layout.ports))
 	for _, h := range p.layout.home {
@@ -85,9 +97,9 @@ func NewPlanner(cfg Config) (*Planner, error) {
 }
 
 // Ports appends the slots' UDP source ports between a source and a destination to buf[:0]. Under loopback addressing they
-// are unique; under port addressing unique in each plane, and when the hash is known, src and dst are the addresses of one
-// plane's ports and the answer counts for that plane's slots; under sub-port addressing one port serves all
-// (draft-xu-rtgwg-fare-in-sun-02, Section 3.1). Both addresses are of one family; the ports are toward PortRoCE.
+// are unique; under port addressing unique in each plane, and when the network's hash is known, src and dst are the
+// addresses of one plane's ports and the answer counts for that plane's slots; under sub-port addressing one port serves all
+// (draft-xu-rtgwg-fare-in-sun-02, Section 3.1). Both addresses are of one family; the ports are toward Config.UDPPort.
 func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]uint16, Placement) {
 	base := pairBase(src, dst)
 	buf = buf[:0]
@@ -97,33 +109,45 @@ func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]ui
 		}
 		buf = append(buf, nthPort(base, s))
 	}
-	if p.cfg.Addressing == SubPortAddress {
+	hash := p.cfg.Hash
+	switch {
+	case p.cfg.Addressing == SubPortAddress:
 		return buf, Placement{Method: MethodNone}
-	}
-	if p.cfg.Hash == nil || len(places) > len(p.layout.home) {
+	case hash == nil, len(places) > len(p.layout.home),
+		p.cfg.Addressing == PortAddress && p.cfg.Mode == PerPacket: // any port of the plane does: its sub-ports are sprayed over
 		return buf, Placement{Method: MethodUniform}
 	}
-	if _, ok := p.cfg.Hash.Hash(src, dst, ProtocolUDP, MinPort, PortRoCE); !ok {
+	placement := Placement{Method: MethodHash}
+	if asked, ok := hash.(Asked); ok {
+		table := asked(src, dst) // once: it may change between two calls
+		hash = Asked(func(netip.Addr, netip.Addr) []byte { return table })
+		placement.Method = MethodAsked
+	}
+	f := flows{hash, src, dst, p.port}
+	if _, ok := hash.Hash(src, dst, ProtocolUDP, MinPort, p.port); !ok {
 		return buf, Placement{Method: MethodUniform}
 	}
 	x := p.scratch.Get().(*portScratch)
 	defer p.scratch.Put(x)
-	placement := Placement{Method: MethodHash}
-	if p.cfg.Addressing == PortAddress {
-		if p.cfg.Mode == PerPacket {
-			return buf, Placement{Method: MethodUniform} // any port of the plane does: its sub-ports are sprayed over
-		}
+	if p.cfg.Addressing == PortAddress && !overAll(hash) {
 		for plane := range p.cfg.Planes {
-			placement.Missed += p.land(x, base, src, dst, places, plane, buf)
+			placement.Missed += p.land(x, base, f, places, plane, buf)
 		}
 		return buf, placement
 	}
-	placement.Missed = p.land(x, base, src, dst, places, -1, buf)
+	placement.Missed = p.land(x, base, f, places, -1, buf)
 	return buf, placement
 }
 
+// flows are those of one pair.
+type flows struct {
+	hash     Hasher
+	src, dst netip.Addr
+	dport    uint16
+}
+
 // land chooses ports by the hash for the slots of one plane, or of all (-1), and returns how many could not land.
-func (p *Planner) land(x *portScratch, base uint64, src, dst netip.Addr, places []Place, plane int, ports []uint16) (missed int) {
+func (p *Planner) land(x *portScratch, base uint64, f flows, places []Place, plane int, ports []uint16) (missed int) {
 	from, to := 0, len(p.layout.ports)
 	if plane >= 0 {
 		from, to = p.layout.start[plane], p.layout.start[plane+1]
@@ -148,7 +172,11 @@ func (p *Planner) land(x *portScratch, base uint64, src, dst netip.Addr, places 
 	clear(x.used[:])
 	for k := 0; k < portCount && left > 0; k++ {
 		port := nthPort(base, k)
-		b := p.landing(src, dst, port, from, to)
+		b := p.landing(f, port, from, to)
+		x.at[k] = int16(b)
+		if b < 0 {
+			continue
+		}
 		s := x.head[b]
 		if s >= 0 && x.seen[b] == x.want[s] {
 			ports[s] = port
@@ -161,25 +189,71 @@ func (p *Planner) land(x *portScratch, base uint64, src, dst netip.Addr, places 
 	if left == 0 {
 		return 0
 	}
-	// Too few ports land somewhere. The slots left over take what lands and is free, then what is free.
+	// Every port was hashed, and too few land somewhere. All slots that have a port of their own have got it.
+	for b := range x.head {
+		if x.head[b] >= 0 {
+			p.shareLanding(x, base, b, ports)
+		}
+	}
 	for b := range x.head {
 		for s := x.head[b]; s >= 0; s = x.next[s] {
-			k := 0
-			for ; k < portCount; k++ {
-				if port := nthPort(base, k); !x.taken(port) && p.landing(src, dst, port, from, to) == b {
-					break
-				}
-			}
-			if k == portCount {
-				missed++
-				for k = 0; x.taken(nthPort(base, k)); k++ {
-				}
-			}
-			ports[s] = nthPort(base, k)
-			x.take(ports[s])
+			p.astray(x, base, int(s), ports)
+			missed++
 		}
 	}
 	return missed
+}
+
+// shareLanding gives the slots left over at a place ports that land there and are free. Each begins to look at the port of
+// one other slot that is not at home there, so that it depends on few others.
+func (p *Planner) shareLanding(x *portScratch, base uint64, b int, ports []uint16) {
+	x.land = x.land[:0]
+	for k := range x.at {
+		if int(x.at[k]) == b {
+			x.land = append(x.land, nthPort(base, k))
+		}
+	}
+	n, home := len(x.land), min(p.count[b], len(x.land))
+	free := 0
+	for _, port := range x.land {
+		if !x.taken(port) {
+			free++
+		}
+	}
+	for ; x.head[b] >= 0 && free > 0; free-- {
+		s := x.head[b]
+		i := 0
+		if n > home {
+			i = home + (int(x.want[s])-n)%(n-home)
+		}
+		for x.taken(x.land[i]) {
+			i = (i + 1) % n
+		}
+		ports[s] = x.land[i]
+		x.take(ports[s])
+		x.head[b] = x.next[s]
+	}
+}
+
+// astray gives a slot a port that does not land on its place: its own one of those that land nowhere, else any.
+func (p *Planner) astray(x *portScratch, base uint64, slot int, ports []uint16) {
+	nowhere, any := -1, -1
+	rank := slot
+	for k := 0; k < portCount && nowhere < 0; k++ {
+		if port := nthPort(base, k); x.at[k] < 0 {
+			if rank == 0 {
+				nowhere = k
+			}
+			rank--
+		} else if any < 0 && !x.taken(port) {
+			any = k
+		}
+	}
+	if nowhere >= 0 {
+		any = nowhere
+	}
+	ports[slot] = nthPort(base, any)
+	x.take(ports[slot])
 }
 
 func (x *portScratch) take(port uint16)       { x.used[(port-MinPort)/64] |= 1 << (port % 64) }
@@ -207,19 +281,22 @@ func (p *Planner) rankAt(slot, place int) int {
 	return rank
 }
 
-// landing is the number of the place where the hash puts a port, of the sub-ports from..to-1.
-func (p *Planner) landing(src, dst netip.Addr, port uint16, from, to int) int {
-	hash, _ := p.cfg.Hash.Hash(src, dst, ProtocolUDP, port, PortRoCE)
-	i := from + p.cfg.Hash.Member(hash, to-from)
-	if p.cfg.Mode == PerPacket {
-		return int(p.layout.ports[i].plane)
+// landing is the number of the place where the hash puts a port, of the sub-ports from..to-1; -1: no lasting one.
+func (p *Planner) landing(f flows, port uint16, from, to int) int {
+	hash, _ := f.hash.Hash(f.src, f.dst, ProtocolUDP, port, f.dport)
+	i := f.hash.Member(hash, to-from)
+	if i < 0 {
+		return -1
 	}
-	return i
+	if p.cfg.Mode == PerPacket {
+		return int(p.layout.ports[from+i].plane)
+	}
+	return from + i
 }
 
 // nthPort is the k-th port in a pair's order, a permutation of all.
 func nthPort(base uint64, k int) uint16 {
-	return MinPort + uint16((base+uint64(k)*portStride)%portCount)
+	return MinPort + uint16((base+uint64(k)*PortStride)%portCount)
 }
 
 // pairBase is where a pair's order starts: pairs are spread over the range.

@@ -44,20 +44,27 @@ func checkPorts(t testing.TB, p *Planner, src, dst netip.Addr, places []Place, p
 			t.Fatalf("port %d", port)
 		}
 		scope, from, to := 0, 0, len(p.layout.ports)
-		if p.cfg.Addressing == PortAddress {
+		if p.cfg.Addressing == PortAddress && !overAll(p.cfg.Hash) {
 			scope, from, to = places[s].Plane, p.layout.start[places[s].Plane], p.layout.start[places[s].Plane+1]
 		}
 		if p.cfg.Addressing != SubPortAddress && seen[[2]int{scope, int(port)}] {
 			t.Fatalf("%v: port %d twice in %v", p.cfg.Addressing, port, ports)
 		}
 		seen[[2]int{scope, int(port)}] = true
-		if how.Method == MethodHash && p.landing(src, dst, port, from, to) == p.at(places[s]) {
+		if lands(how) && p.landing(flows{p.cfg.Hash, src, dst, p.port}, port, from, to) == p.at(places[s]) {
 			landed++
 		}
 	}
-	if len(ports) != len(places) || how.Method == MethodHash && landed+how.Missed != len(ports) {
+	if len(ports) != len(places) || lands(how) && landed+how.Missed != len(ports) {
 		t.Fatalf("%d ports for %d places, %d land, %d missed", len(ports), len(places), landed, how.Missed)
 	}
+}
+
+func lands(how Placement) bool { return how.Method == MethodHash || how.Method == MethodAsked }
+
+// portHashers are those of hashers, and those of a data plane of our own.
+func portHashers() []Hasher {
+	return append(hashers(), LinuxL4{Seed: 7, Buckets: 1024, Lasting: 16}, LinuxL4{Seed: 9, Buckets: 999, Lasting: 12}, askedOf(LinuxL4{Seed: 5, Buckets: 512, Lasting: 9}, 20))
 }
 
 // TestPorts walks random assignments: ports are unique and land; a slot that stays keeps its port, one that returns gets
@@ -67,8 +74,11 @@ func TestPorts(t *testing.T) {
 	for range 120 {
 		cfg := randomConfig(r)
 		cfg.Addressing = Addressing(r.IntN(3))
-		if i := r.IntN(len(hashers()) + 1); i < len(hashers()) {
-			cfg.Hash = hashers()[i]
+		if i := r.IntN(len(portHashers()) + 1); i < len(portHashers()) {
+			cfg.Hash = portHashers()[i]
+		}
+		if r.IntN(2) == 0 {
+			cfg.UDPPort = 4444
 		}
 		p, again := mustPlanner(t, cfg), mustPlanner(t, cfg)
 		src, dst := randomPair(r)
@@ -84,6 +94,8 @@ func TestPorts(t *testing.T) {
 				want = MethodNone
 			case cfg.Hash == nil, cfg.Addressing == PortAddress && cfg.Mode == PerPacket:
 				want = MethodUniform
+			case cfg.Hash.String() == "asked":
+				want = MethodAsked
 			}
 			if how.Method != want || how.Missed != 0 {
 				t.Fatalf("%v, %d missed; want %v and none", how, how.Missed, want)
