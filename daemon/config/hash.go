@@ -10,7 +10,7 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// Hasher returns the hash plug-in that a valid Hash describes, nil for a hash that is not known.
+// Hasher returns the hash plug-in that a valid Hash describes, nil for one that is not known, or not yet (dataplane).
 func (h Hash) Hasher() wecmp.Hasher {
 	switch h.Algorithm {
 	case HashLinux:

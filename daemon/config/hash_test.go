@@ -13,6 +13,7 @@ func TestHasher(t *testing.T) {
 		hash Hash
 		want wecmp.Hasher
 	}{
+		{Hash{Algorithm: HashDataplane}, nil},
 		{Hash{Algorithm: HashUniform}, nil},
 		{Hash{Algorithm: HashLinux, Seed: 7, Buckets: 256}, wecmp.LinuxL4{Seed: 7, Buckets: 256}},
 		{Hash{Algorithm: HashCRC16, Seed: 7}, wecmp.CRC16{Seed: 7}},

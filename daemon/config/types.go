@@ -203,7 +203,7 @@ type Weights struct {
 	// weak: any slot, weighted. partial: equal hash keys keep order. strong: an address stays on its slot.
 	// draft-xu-rtgwg-fare-in-sun, Section 4.
 	Ordering wecmp.Ordering `yaml:"ordering" default:"weak"`
-	// How the network maps a flow to a sub-port.
+	// How a flow is mapped to a sub-port, so that source ports are chosen that land on their slot's.
 	Hash Hash `yaml:"hash"`
 	// The largest weight that the data plane can hold; 0: no limit.
 	MaxWeight uint32 `yaml:"max_weight" default:"0" min:"0" max:"4294967295"`
@@ -211,11 +211,12 @@ type Weights struct {
 	MaxWeightSum uint32 `yaml:"max_weight_sum" default:"0" min:"0" max:"4294967295"`
 }
 
-// Hash says how the network maps a flow to a sub-port.
+// Hash says how a flow is mapped to a sub-port.
 type Hash struct {
-	// The hash function; uniform: not known, source ports are spread evenly. linux is the kernel's for routes and nexthop groups
-	// (layer 4), crc16 is CCITT, crc16-bisync is ARC.
-	Algorithm string `yaml:"algorithm" enum:"uniform,linux,crc16,crc16-bisync,crc32,xor,toeplitz" default:"uniform"`
+	// The hash function. dataplane: what the data plane says when it connects, uniform when it says nothing. uniform: not known,
+	// source ports are spread evenly. linux is the kernel's (layer 4) for routes and nexthop groups that others than fared set up,
+	// crc16 is CCITT, crc16-bisync is ARC.
+	Algorithm string `yaml:"algorithm" enum:"dataplane,uniform,linux,crc16,crc16-bisync,crc32,xor,toeplitz" default:"dataplane"`
 	// Seed of linux, the value of net.ipv4.fib_multipath_hash_seed and then not 0, which lets the kernel draw one at each boot;
 	// or of crc16, crc16-bisync (at most 65535) and crc32.
 	Seed uint32 `yaml:"seed" default:"0" min:"0" max:"4294967295"`
@@ -228,6 +229,7 @@ type Hash struct {
 
 // The values of Hash.Algorithm.
 const (
+	HashDataplane   = "dataplane"
 	HashUniform     = "uniform"
 	HashLinux       = "linux"
 	HashCRC16       = "crc16"
@@ -243,7 +245,7 @@ type Dataplane struct {
 	Address string `yaml:"address" derived:"unix:/run/fared/dataplane.sock, or memory: for a leaf"`
 	// Mutual TLS; required when address is host:port and the host is not a loopback.
 	TLS *TLS `yaml:"tls"`
-	// The UDP destination ports that are steered; RoCEv2 has 4791.
+	// The UDP destination ports that are steered; RoCEv2 has 4791. Source ports are chosen for flows to the first.
 	UDPPorts []uint16 `yaml:"udp_ports" default:"[4791]" items:"1..16" min:"1" max:"65535"`
 }
 
