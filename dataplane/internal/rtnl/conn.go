@@ -1,0 +1,175 @@
+package rtnl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// bufferSize is wished for both directions.
+	bufferSize = 8 << 20
+	// pieceSize bounds one sendmsg.
+	pieceSize = 256 << 10
+	// answerSize is what the answer to one message costs of the receive buffer at most: the kernel charges a page for the
+	// answer to a query of a path.
+	answerSize = 8 << 10
+	// datagramSize is above what the kernel puts into one datagram of a dump (32 KiB).
+	datagramSize = 64 << 10
+	// answerSeconds is how long an answer may take. The kernel has answered when sendmsg returns; only a dump goes on.
+	answerSeconds = 10
+	// dumpTries is how often an interrupted dump is repeated.
+	dumpTries = 64
+)
+
+// ErrInterrupted says that a dump was interrupted by changes time and again.
+var ErrInterrupted = errors.New("netlink: the dump was interrupted by changes each time; try again when less changes")
+
+// Conn is a socket for requests. It serves one goroutine at a time.
+type Conn struct {
+	fd       int
+	sequence uint32
+	window   int // how many messages may be unanswered
+	rx       []byte
+	spare    []byte // of the batch before
+	starts   []int
+}
+
+// Dial opens a socket in the calling thread's network namespace.
+func Dial() (*Conn, error) {
+	fd, err := open(0, bufferSize)
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{fd: fd, rx: make([]byte, datagramSize)}
+	room, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
+	if err == nil {
+		err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerSeconds})
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("netlink: %w", err), unix.Close(fd))
+	}
+	c.window = max(room/answerSize, 1)
+	return c, nil
+}
+
+// open makes a socket that listens to groups (RTMGRP_ bits).
+func open(groups uint32, buffer int) (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return -1, fmt.Errorf("netlink: open a socket: %w", err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer); err != nil {
+		// Without CAP_NET_ADMIN the limit of net.core.rmem_max counts; the window follows what came of it.
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer)
+		if err != nil {
+			return -1, errors.Join(fmt.Errorf("netlink: receive buffer: %w", err), unix.Close(fd))
+		}
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, max(buffer, 2*pieceSize)); err != nil {
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 2*pieceSize)
+		if err != nil {
+			return -1, errors.Join(fmt.Errorf("netlink: send buffer: %w", err), unix.Close(fd))
+		}
+	}
+	for _, option := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK, unix.NETLINK_GET_STRICT_CHK} {
+		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, option, 1); err != nil {
+			return -1, errors.Join(fmt.Errorf("netlink: socket option %d: %w; Linux 4.20 or later is needed", option, err), unix.Close(fd))
+		}
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+		return -1, errors.Join(fmt.Errorf("netlink: bind: %w", err), unix.Close(fd))
+	}
+	return fd, nil
+}
+
+// Close releases the socket.
+func (c *Conn) Close() error { return unix.Close(c.fd) }
+
+var kernel = &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+
+func (c *Conn) send(b []byte) error {
+	for {
+		if err := unix.Sendto(c.fd, b, 0, kernel); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// receive waits for a datagram from the kernel and calls f for its messages, until f returns false.
+func (c *Conn) receive(f func(message) bool) error {
+	for {
+		n, from, err := unix.Recvfrom(c.fd, c.rx, unix.MSG_TRUNC)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.ENOBUFS:
+			return ErrOverrun
+		case err == unix.EAGAIN:
+			return fmt.Errorf("netlink: no answer within %d s", answerSeconds)
+		case err != nil:
+			return fmt.Errorf("netlink: receive: %w", err)
+		case n > len(c.rx):
+			return fmt.Errorf("netlink: a datagram of %d bytes, above %d", n, len(c.rx))
+		}
+		if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
+			continue // any process may write to this socket; only the kernel is believed
+		}
+		eachMessage(c.rx[:n], f)
+		return nil
+	}
+}
+
+// dump sends a request and calls f for each answer. When the kernel says that something changed meanwhile it begins
+// again, with reset.
+func (c *Conn) dump(what string, request []byte, reset func(), f func(message)) error {
+	for range dumpTries {
+		reset()
+		interrupted, err := c.dumpOnce(what, request, f)
+		if err != nil || !interrupted {
+			return err
+		}
+	}
+	return fmt.Errorf("%s: %w", what, ErrInterrupted)
+}
+
+func (c *Conn) dumpOnce(what string, request []byte, f func(message)) (interrupted bool, err error) {
+	c.sequence++
+	sequence := c.sequence
+	binary.NativeEndian.PutUint32(request[8:], sequence)
+	if err := c.send(request); err != nil {
+		return false, fmt.Errorf("%s: %w", what, err)
+	}
+	var refused error
+	for done := false; !done; {
+		err := c.receive(func(m message) bool {
+			if m.sequence != sequence {
+				return true // of a dump that was given up
+			}
+			if m.flags&unix.NLM_F_DUMP_INTR != 0 {
+				interrupted = true
+			}
+			switch m.kind {
+			case unix.NLMSG_DONE:
+				if code := int32(readU32(m.body)); code < 0 {
+					refused = &Error{what, unix.Errno(-code), ""}
+				}
+				done = true
+			case unix.NLMSG_ERROR:
+				if errno, text := parseError(m); errno != 0 {
+					refused = &Error{what, errno, text}
+				}
+				done = true
+			default:
+				f(m)
+			}
+			return !done
+		})
+		if err != nil {
+			return false, fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	return interrupted, refused
+}
