@@ -169,9 +169,7 @@ func (s *Server) setGroup(group *farev1.Group) (Change, bool, error) {
 		return Change{}, false, status.Errorf(codes.ResourceExhausted, "group %d would be one more than the %d groups that fit; delete one first", group.Id, limit)
 	}
 	// The canonical order is that of Snapshot, whatever the order of the operation was.
-	slices.SortFunc(group.Members, func(a, b *farev1.GroupMember) int {
-		return cmp.Compare(s.state.Devices[a.Device].Index, s.state.Devices[b.Device].Index)
-	})
+	slices.SortStableFunc(group.Members, s.state.order)
 	slices.SortFunc(group.Slots, func(a, b *farev1.GroupSlot) int { return cmp.Compare(a.Slot, b.Slot) })
 	return Change{Kind: GroupChange, Group: group.Id, Before: before, After: group}, !exists || !proto.Equal(before, group), nil
 }
@@ -235,6 +233,9 @@ func (s *Server) judgeSlots(group *farev1.Group) error {
 
 // judgePlace checks that the plane exists and the device, unless empty, is one of its sub-ports.
 func (s *Server) judgePlace(plane, device string) error {
+	if s.restoring {
+		return nil // a Hello may have taken the sub-port away, and its groups stay
+	}
 	if !s.state.planes[plane] {
 		return status.Errorf(codes.NotFound, "plane %q is not part of the forwarding that Hello brought; say Hello with it first", plane)
 	}
@@ -265,6 +266,9 @@ func (s *Server) setDestination(target *farev1.Destination) (Change, bool, error
 	prefix, err := s.judgePrefix(target.GetPrefix())
 	if err != nil {
 		return Change{}, false, err
+	}
+	if s.restoring && !s.capabilities.FlowPins {
+		target.Pairs = nil // another Forwarder kept them
 	}
 	if len(target.Pairs) > 0 && !s.capabilities.FlowPins {
 		return Change{}, false, status.Errorf(codes.Unimplemented, "destination %s: flow pins are not supported; leave out pairs", prefix)

@@ -52,6 +52,7 @@ func (s *Server) Program(stream grpc.BidiStreamingServer[farev1.ProgramRequest, 
 		if s.current == se {
 			s.current = nil
 		}
+		se.end(nil) // nobody reads acknowledgements any more: who waits for room gives up
 	}()
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
@@ -138,7 +139,9 @@ func (s *session) send(stream grpc.BidiStreamingServer[farev1.ProgramRequest, fa
 	var response farev1.ProgramResponse
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	drain := false
+	// When the reader has ended, what it brought is acknowledged before the stream ends: late acknowledgements too, unless
+	// an error ended it.
+	drain, cause := false, error(nil)
 	for {
 		wait, more := s.outbox.take(&response)
 		if len(response.Acks) > 0 {
@@ -152,8 +155,8 @@ func (s *session) send(stream grpc.BidiStreamingServer[farev1.ProgramRequest, fa
 			}
 			continue
 		}
-		if drain && !more {
-			return nil
+		if drain && (cause != nil || !more) {
+			return cause
 		}
 		timer.Reset(wait)
 		select {
@@ -161,10 +164,7 @@ func (s *session) send(stream grpc.BidiStreamingServer[farev1.ProgramRequest, fa
 			return s.reason
 		case <-stream.Context().Done():
 			return status.FromContextError(stream.Context().Err()).Err()
-		case err := <-finished:
-			if err != nil {
-				return err
-			}
+		case cause = <-finished:
 			finished, drain = nil, true
 		case <-s.outbox.knock:
 		case <-timer.C:

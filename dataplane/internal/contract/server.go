@@ -25,6 +25,8 @@ type Config struct {
 	Journal Journal
 	// Observe, if set, sees every operation in the order of arrival, before it is judged. It must not keep the message.
 	Observe func(*farev1.Operation)
+	// Recovered, if set, is told what a Recoverer found after the first Hello, and what of it could not be taken over.
+	Recovered func(found *farev1.SnapshotResponse, refused []error)
 }
 
 // Server implements fare.v1.DataplaneService. Its methods may be called from any goroutine. Use New.
@@ -40,6 +42,7 @@ type Server struct {
 	counters     Tally
 	delay        time.Duration
 	refuse       refusal
+	restoring    bool     // what is judged was accepted before
 	changes      []Change // scratch of one batch
 }
 
@@ -77,14 +80,18 @@ func New(config Config) *Server {
 	return &Server{config: config, capabilities: proto.CloneOf(config.Forwarder.Capabilities()), state: newState()}
 }
 
-// Restore brings back what a journal kept: forwarding, and the operations that follow it. Operations that the Forwarder
-// refuses today are left out; their errors are returned, joined by the caller's choice. Call it before serving.
+// Restore brings back what a journal kept: the forwarding, and the state under it. It was accepted once, so that members
+// whose sub-ports a later Hello took away are taken as they are, and flow pins that the Forwarder cannot do are left out.
+// Objects that the Forwarder refuses today are left out; refused says why. An error is SetForwarding's, and then nothing is
+// restored. Call it before serving.
 func (s *Server) Restore(forwarding *farev1.Forwarding, all *farev1.SnapshotResponse) (refused []error, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.setForwarding(forwarding); err != nil {
 		return nil, err
 	}
+	s.restoring = true
+	defer func() { s.restoring = false }()
 	return s.load(all), nil
 }
 
@@ -113,7 +120,10 @@ func (s *Server) Hello(_ context.Context, request *farev1.HelloRequest) (*farev1
 	}
 	if r, ok := s.config.Forwarder.(Recoverer); ok && first {
 		if found := r.Recover(); found != nil {
-			s.load(found)
+			refused := s.load(found)
+			if s.config.Recovered != nil {
+				s.config.Recovered(found, refused)
+			}
 		}
 	}
 	s.counters.Hellos++
@@ -133,6 +143,7 @@ func (s *Server) setForwarding(forwarding *farev1.Forwarding) error {
 	}
 	s.capabilities = proto.CloneOf(s.config.Forwarder.Capabilities())
 	s.state.Forwarding, s.state.Devices, s.state.planes = forwarding, devices, planes
+	s.state.arrange()
 	for device := range s.state.down {
 		if _, ok := devices[device]; !ok {
 			delete(s.state.down, device)
@@ -169,10 +180,11 @@ func (s *Server) judgeForwarding(forwarding *farev1.Forwarding) (map[string]Posi
 				return invalid("planes[%d].sub_ports[%d]: device %q is empty or used twice; give each sub-port its own", i, j, subPort.Device)
 			}
 			devices[subPort.Device] = Position{Plane: plane.Plane, Index: len(devices)}
-			for _, hop := range []string{subPort.NextHopV4, subPort.NextHopV6} {
-				if _, err := netip.ParseAddr(hop); hop != "" && err != nil {
-					return invalid("planes[%d].sub_ports[%d]: next hop: %v; give an address or nothing", i, j, err)
-				}
+			if !isAddr(subPort.NextHopV4, netip.Addr.Is4) {
+				return invalid("planes[%d].sub_ports[%d]: next_hop_v4: %q is no IPv4 address; give one, or nothing", i, j, subPort.NextHopV4)
+			}
+			if !isAddr(subPort.NextHopV6, func(a netip.Addr) bool { return a.Is6() && !a.Is4In6() && a.Zone() == "" }) {
+				return invalid("planes[%d].sub_ports[%d]: next_hop_v6: %q is no IPv6 address without a zone; give one, or nothing", i, j, subPort.NextHopV6)
 			}
 		}
 	}
@@ -187,6 +199,12 @@ func (s *Server) judgeForwarding(forwarding *farev1.Forwarding) (map[string]Posi
 		}
 	}
 	return devices, planes, nil
+}
+
+// isAddr says whether a text is empty, or an address of a kind.
+func isAddr(text string, kind func(netip.Addr) bool) bool {
+	addr, err := netip.ParseAddr(text)
+	return text == "" || err == nil && kind(addr)
 }
 
 // hostPrefix parses a /32 or /128.

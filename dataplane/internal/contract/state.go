@@ -103,6 +103,28 @@ func (s *State) Up(device string) bool {
 	return ok && !s.down[device]
 }
 
+// order compares members by their place in Forwarding; those that are not part of it come last.
+func (s *State) order(a, b *farev1.GroupMember) int {
+	index := func(m *farev1.GroupMember) int {
+		if at, ok := s.Devices[m.Device]; ok {
+			return at.Index
+		}
+		return len(s.Devices)
+	}
+	return cmp.Compare(index(a), index(b))
+}
+
+// arrange puts the members of all groups in the order of a new Forwarding.
+func (s *State) arrange() {
+	for id, group := range s.Groups {
+		if !slices.IsSortedFunc(group.Members, s.order) {
+			group = proto.CloneOf(group)
+			slices.SortStableFunc(group.Members, s.order)
+			s.Groups[id] = group
+		}
+	}
+}
+
 // do makes a change true.
 func (s *State) do(c Change) {
 	switch c.Kind {
@@ -171,7 +193,7 @@ func operations(all *farev1.SnapshotResponse) []*farev1.Operation {
 		ops = append(ops, &farev1.Operation{Op: &farev1.Operation_SetGroup{SetGroup: proto.CloneOf(group)}})
 	}
 	for _, destination := range all.Destinations {
-		ops = append(ops, &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: destination}})
+		ops = append(ops, &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: proto.CloneOf(destination)}})
 	}
 	return ops
 }

@@ -1,0 +1,209 @@
+package contract
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// TestRestoreEqualsWhatWas: after any operations and Hellos, a server restored from its journal is the one that ended.
+func TestRestoreEqualsWhatWas(t *testing.T) {
+	for seed := range uint64(100) {
+		random := rand.New(rand.NewPCG(seed, 3))
+		d, book := dice{random.IntN}, newNotebook()
+		s := New(Config{Forwarder: newStrict(t), Journal: book})
+		greet(t, s, forwarding())
+		for id := range uint64(60) {
+			s.commit([]*farev1.Operation{d.operation(id)})
+			if d.next(10) == 0 { // sub-ports come, go, and change their order
+				f := forwarding()
+				for _, plane := range f.Planes {
+					random.Shuffle(len(plane.SubPorts), func(i, j int) { plane.SubPorts[i], plane.SubPorts[j] = plane.SubPorts[j], plane.SubPorts[i] })
+					plane.SubPorts = plane.SubPorts[:1+d.next(2)]
+				}
+				greet(t, s, f)
+			}
+		}
+		again := New(Config{Forwarder: newStrict(t), Journal: book})
+		refused, err := again.Restore(proto.CloneOf(book.forwarding), proto.CloneOf(book.snapshot()))
+		if err != nil || len(refused) > 0 {
+			t.Fatalf("seed %d: %v, refused %v", seed, err, refused)
+		}
+		// Members that are not part of Forwarding come last, in no order of their own.
+		order := protocmp.SortRepeatedFields(&farev1.Group{}, "members")
+		if diff := cmp.Diff(s.state.Snapshot(), again.state.Snapshot(), protocmp.Transform(), order); diff != "" {
+			t.Fatalf("seed %d (-before +restored):\n%s", seed, diff)
+		}
+		if diff := cmp.Diff(s.state.Snapshot(), book.snapshot(), protocmp.Transform(), order); diff != "" {
+			t.Fatalf("seed %d: restoring changed the journal (-state +journal):\n%s", seed, diff)
+		}
+	}
+}
+
+func restored() (*farev1.Forwarding, *farev1.SnapshotResponse) {
+	return forwarding(), &farev1.SnapshotResponse{
+		SubPorts: []*farev1.SubPortState{{Device: "a"}, {Device: "b", Up: true}},
+		Groups: []*farev1.Group{
+			{Id: 1, Members: []*farev1.GroupMember{{Plane: "p0", Device: "gone", Weight: 1}, {Plane: "p1", Device: "c", Weight: 2}, {Plane: "p0", Device: "a", Weight: 3}}},
+			{Id: 2},
+		},
+		Destinations: []*farev1.Destination{
+			{Prefix: "10.0.0.1/32", Group: 1, Pairs: []*farev1.PairPorts{{Source: "10.255.0.1/32", UdpSourcePorts: []uint32{50000}}}},
+			{Prefix: "10.0.0.2/32", Group: 2},
+		},
+	}
+}
+
+// TestRestoreTakesWhatWasAccepted: members that a Hello left behind stay, pins that are not supported any more go.
+func TestRestoreTakesWhatWasAccepted(t *testing.T) {
+	f := newStrict(t)
+	f.capabilities = &farev1.Capabilities{}
+	s := New(Config{Forwarder: f})
+	if refused, err := s.Restore(restored()); err != nil || len(refused) > 0 {
+		t.Fatalf("%v, refused %v", err, refused)
+	}
+	all := s.state.Snapshot()
+	var members []string
+	for _, m := range all.Groups[0].Members {
+		members = append(members, m.Device)
+	}
+	if got := strings.Join(members, " "); got != "a c gone" {
+		t.Errorf("members %s, want the order of Forwarding, then the one that is not part of it", got)
+	}
+	if all.Destinations[0].Pairs != nil || all.SubPorts[0].Up {
+		t.Errorf("restored %v", all)
+	}
+	// What is judged afterwards is judged as ever.
+	if o := s.commit([]*farev1.Operation{{Op: &farev1.Operation_SetGroup{SetGroup: all.Groups[0]}}})[0]; status.Code(o.err) != codes.NotFound {
+		t.Errorf("a new group with an unknown sub-port: %v, want NOT_FOUND", o.err)
+	}
+}
+
+// TestRestoreLeavesOutWhatFails: one object that the Forwarder refuses costs that object, and what depends on it.
+func TestRestoreLeavesOutWhatFails(t *testing.T) {
+	f, book := newStrict(t), newNotebook()
+	f.fail = func(changes []Change) error {
+		if slices.ContainsFunc(changes, func(c Change) bool { return c.Group == 2 }) {
+			return status.Error(codes.Internal, "no")
+		}
+		return nil
+	}
+	s := New(Config{Forwarder: f, Journal: book})
+	before, all := restored()
+	book.Forwarding(before)
+	book.Operations(operations(all))
+	refused, err := s.Restore(before, all)
+	if err != nil || len(refused) != 2 || status.Code(refused[0]) != codes.Internal || status.Code(refused[1]) != codes.FailedPrecondition {
+		t.Fatalf("%v, refused %v; want group 2 and its destination", err, refused)
+	}
+	if len(s.state.Groups) != 1 || len(s.state.Destinations) != 1 {
+		t.Errorf("restored %v", s.state.Snapshot())
+	}
+	if _, there := book.groups[2]; there {
+		t.Error("the journal still promises group 2")
+	}
+	broken := errors.New("no such device")
+	if _, err := New(Config{Forwarder: &refusing{*newStrict(t), broken}}).Restore(restored()); !errors.Is(err, broken) {
+		t.Errorf("Restore = %v, want SetForwarding's error", err)
+	}
+}
+
+type refusing struct {
+	strict
+	err error
+}
+
+func (r *refusing) SetForwarding(*farev1.Forwarding) error { return r.err }
+
+// finder is a Forwarder that finds what an earlier run left.
+type finder struct {
+	strict
+	found *farev1.SnapshotResponse
+	asked int
+}
+
+func (f *finder) Recover() *farev1.SnapshotResponse {
+	f.asked++
+	return f.found
+}
+
+// TestRecover: the first Hello without a journal takes over what forwards, later ones do not ask.
+func TestRecover(t *testing.T) {
+	_, all := restored()
+	f := &finder{strict: *newStrict(t), found: all}
+	told := 0
+	s := New(Config{Forwarder: f, Journal: newNotebook(), Recovered: func(found *farev1.SnapshotResponse, refused []error) {
+		told++
+		if found != all || len(refused) != 2 { // group 1 has a member that Hello does not know
+			t.Errorf("recovered %v, refused %v", found, refused)
+		}
+	}})
+	greet(t, s, forwarding())
+	greet(t, s, forwarding())
+	if f.asked != 1 || told != 1 || len(s.state.Groups) != 1 || len(s.state.Destinations) != 1 {
+		t.Errorf("asked %d times, told %d times, state %v", f.asked, told, s.state.Snapshot())
+	}
+	f = &finder{strict: *newStrict(t), found: all}
+	s = New(Config{Forwarder: f})
+	if _, err := s.Restore(restored()); err != nil {
+		t.Fatal(err)
+	}
+	greet(t, s, forwarding())
+	if f.asked != 0 {
+		t.Error("what a journal restored was asked for again")
+	}
+}
+
+// TestHelloArranges: groups have their members in the order of the Forwarding that counts.
+func TestHelloArranges(t *testing.T) {
+	s := New(Config{Forwarder: newStrict(t)})
+	greet(t, s, forwarding())
+	s.commit([]*farev1.Operation{{Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{Id: 1, Members: []*farev1.GroupMember{
+		{Plane: "p0", Device: "b", Weight: 1}, {Plane: "p0", Device: "a", Weight: 2},
+	}}}}})
+	first := s.state.Snapshot().Groups[0]
+	f := forwarding()
+	slices.Reverse(f.Planes[0].SubPorts)
+	greet(t, s, f)
+	if got := s.state.Snapshot().Groups[0].Members; got[0].Device != "b" || first.Members[0].Device != "a" {
+		t.Errorf("members %v, and %v before; want b first now, and what was read left alone", got, first.Members)
+	}
+}
+
+func TestHelloRefuses(t *testing.T) {
+	for name, spoil := range map[string]func(*farev1.Forwarding){
+		"an IPv6 next hop for IPv4":  func(f *farev1.Forwarding) { f.Planes[0].SubPorts[0].NextHopV4 = "fe80::1" },
+		"an IPv4 next hop for IPv6":  func(f *farev1.Forwarding) { f.Planes[0].SubPorts[0].NextHopV6 = "192.0.2.1" },
+		"a next hop with a zone":     func(f *farev1.Forwarding) { f.Planes[0].SubPorts[0].NextHopV6 = "fe80::1%a" },
+		"a mapped address":           func(f *farev1.Forwarding) { f.Planes[0].SubPorts[0].NextHopV6 = "::ffff:192.0.2.1" },
+		"a port that is none":        func(f *farev1.Forwarding) { f.UdpPorts = []uint32{65536} },
+		"a loopback with a network":  func(f *farev1.Forwarding) { f.Loopbacks = []string{"10.0.0.0/24"} },
+		"a device in two planes":     func(f *farev1.Forwarding) { f.Planes[1].SubPorts[0].Device = "a" },
+		"a plane without a name":     func(f *farev1.Forwarding) { f.Planes[1].Plane = "" },
+		"no mode":                    func(f *farev1.Forwarding) { f.Mode = 0 },
+		"no planes":                  func(f *farev1.Forwarding) { f.Planes = nil },
+		"a mode beyond capabilities": func(f *farev1.Forwarding) { f.Mode = farev1.Mode_MODE_PER_PACKET },
+	} {
+		book := newNotebook()
+		s := New(Config{Forwarder: newStrict(t), Journal: book})
+		f := forwarding()
+		spoil(f)
+		want := codes.InvalidArgument
+		if f.Mode == farev1.Mode_MODE_PER_PACKET {
+			want = codes.Unimplemented
+		}
+		if _, err := s.Hello(t.Context(), &farev1.HelloRequest{Forwarding: f}); status.Code(err) != want || book.forwarding != nil || s.state.Forwarding != nil {
+			t.Errorf("%s: %v, want %v and nothing changed", name, err, want)
+		}
+	}
+}

@@ -1,0 +1,308 @@
+package contract_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fared/fared/api/dptest"
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/dataplane/memory"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// forwarder commits as it is told to.
+type forwarder struct {
+	capabilities *farev1.Capabilities
+	set          func(*farev1.Forwarding) error
+	commit       func([]contract.Change) error
+}
+
+func (f *forwarder) Capabilities() *farev1.Capabilities { return f.capabilities }
+
+func (f *forwarder) SetForwarding(forwarding *farev1.Forwarding) error {
+	if f.set == nil {
+		return nil
+	}
+	return f.set(forwarding)
+}
+
+func (f *forwarder) Commit(changes []contract.Change) error {
+	if f.commit == nil {
+		return nil
+	}
+	return f.commit(changes)
+}
+
+func dial(t *testing.T, s *contract.Server) farev1.DataplaneServiceClient {
+	t.Helper()
+	conn, err := memory.Dial(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return farev1.NewDataplaneServiceClient(conn)
+}
+
+type stream = interface {
+	Send(*farev1.ProgramRequest) error
+	Recv() (*farev1.ProgramResponse, error)
+	CloseSend() error
+}
+
+// open opens a stream that has taken over.
+func open(t *testing.T, ctx context.Context, client farev1.DataplaneServiceClient) stream {
+	t.Helper()
+	s, err := client.Program(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Header(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func hello(t *testing.T, client farev1.DataplaneServiceClient) {
+	t.Helper()
+	if _, err := client.Hello(t.Context(), &farev1.HelloRequest{Forwarding: dptest.DefaultForwarding()}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func subPort(id uint64, up bool) *farev1.ProgramRequest {
+	return &farev1.ProgramRequest{Operation: &farev1.Operation{Id: id, Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: "dp0a", Up: up}}}}
+}
+
+func group(id uint64, number uint32, weight uint32) *farev1.ProgramRequest {
+	return &farev1.ProgramRequest{Operation: &farev1.Operation{Id: id, Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{
+		Id: number, Members: []*farev1.GroupMember{{Plane: "p0", Device: "dp0a", Weight: weight}},
+	}}}}
+}
+
+// TestConformanceOverAFailingForwarder: the suite passes when every batch of more than one change fails.
+func TestConformanceOverAFailingForwarder(t *testing.T) {
+	f := &forwarder{capabilities: &farev1.Capabilities{Ipv6: true, PerPacket: true, FlowPins: true}, commit: func(changes []contract.Change) error {
+		if len(changes) > 1 {
+			return status.Error(codes.Unavailable, "one at a time")
+		}
+		return nil
+	}}
+	s := contract.New(contract.Config{Name: "one by one", Forwarder: f})
+	conn, err := memory.Dial(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	dptest.Run(t, conn, dptest.Options{})
+	if c := s.Tally(); c.Retried == 0 {
+		t.Errorf("no batch was taken apart: %+v", c)
+	}
+}
+
+// TestNewerStreamTakesOver: the older stream ends with ABORTED, and nothing that it still holds is committed once the newer
+// one has its headers.
+func TestNewerStreamTakesOver(t *testing.T) {
+	entered, leave := make(chan struct{}, 8), make(chan struct{})
+	f := &forwarder{capabilities: &farev1.Capabilities{}, commit: func([]contract.Change) error {
+		entered <- struct{}{}
+		<-leave
+		return nil
+	}}
+	s := contract.New(contract.Config{Forwarder: f})
+	client := dial(t, s)
+	hello(t, client)
+	older := open(t, t.Context(), client)
+	send := func(s stream, requests ...*farev1.ProgramRequest) {
+		t.Helper()
+		for _, r := range requests {
+			if err := s.Send(r); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	send(older, group(1, 1, 1))
+	<-entered
+	send(older, group(2, 2, 1), group(3, 3, 1)) // they wait behind the first
+	newer, err := client.Program(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(leave)
+	if _, err := newer.Header(); err != nil {
+		t.Fatal(err)
+	}
+	read := func() (ids []uint32) {
+		s.View(func(state *contract.State) {
+			for _, g := range state.Snapshot().Groups {
+				ids = append(ids, g.Id)
+			}
+		})
+		return ids
+	}
+	taken := read()
+	for {
+		_, err := older.Recv()
+		if err == nil {
+			continue
+		}
+		if status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "newer Program stream") {
+			t.Errorf("the older stream ended with %v, want ABORTED", err)
+		}
+		break
+	}
+	send(newer, group(1, 9, 1))
+	if _, err := newer.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(); len(got) != len(taken)+1 || got[len(got)-1] != 9 {
+		t.Errorf("groups %v after the take-over showed %v, want group 9 more and nothing else", got, taken)
+	}
+	if c := s.Tally(); c.Streams != 2 || c.StreamsReplaced != 1 {
+		t.Errorf("counters %+v", c)
+	}
+}
+
+// TestBackPressure: a client that reads no acknowledgements is made to wait, with bounded memory; when it reads, all come,
+// in order; when it leaves instead, nothing stays behind (a bubble that holds a blocked goroutine fails).
+func TestBackPressure(t *testing.T) {
+	const operations = 60_000
+	for _, reads := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := contract.New(contract.Config{Forwarder: &forwarder{capabilities: &farev1.Capabilities{}}})
+			conn, err := memory.Dial(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			client := farev1.NewDataplaneServiceClient(conn)
+			hello(t, client)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			p := open(t, ctx, client)
+			sent := make(chan error, 1)
+			go func() {
+				for id := range uint64(operations) {
+					if err := p.Send(subPort(id+1, id%2 == 1)); err != nil {
+						sent <- err
+						return
+					}
+				}
+				sent <- p.CloseSend()
+			}()
+			synctest.Wait()
+			// The outbox, two messages on the way, and what fits into the 64 KiB that gRPC buffers at each end.
+			if n := s.Tally().Operations(); n < 16384 || n > 16384+2*1024+2*65536/4 {
+				t.Errorf("%d operations were taken from a client that reads nothing", n)
+			}
+			if !reads {
+				cancel()
+				synctest.Wait()
+				if err := <-sent; err == nil {
+					t.Error("everything was sent: nothing was held back")
+				}
+				return
+			}
+			next := uint64(1)
+			for {
+				response, err := p.Recv()
+				if errors.Is(err, io.EOF) {
+					break
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, ack := range response.Acks {
+					if ack.Id != next || ack.Level != farev1.AckLevel_ACK_LEVEL_IN_EFFECT {
+						t.Fatalf("acknowledgement %v, want %d in effect", ack, next)
+					}
+					next++
+				}
+			}
+			if err := <-sent; err != nil || next != operations+1 {
+				t.Errorf("acknowledged up to %d, sent: %v", next-1, err)
+			}
+		})
+	}
+}
+
+// TestAcknowledgedBeforeTheEnd: what was in effect is said before a mistake of the client ends the stream.
+func TestAcknowledgedBeforeTheEnd(t *testing.T) {
+	for range 50 {
+		client := dial(t, contract.New(contract.Config{Forwarder: &forwarder{capabilities: &farev1.Capabilities{}}}))
+		hello(t, client)
+		p := open(t, t.Context(), client)
+		for id := range uint64(20) {
+			if err := p.Send(subPort(id+1, id%2 == 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := p.Send(subPort(20, true)); err != nil {
+			t.Fatal(err)
+		}
+		acks := 0
+		for {
+			response, err := p.Recv()
+			if err != nil {
+				if status.Code(err) != codes.InvalidArgument || acks != 20 {
+					t.Fatalf("the stream ended with %v after %d acknowledgements, want INVALID_ARGUMENT after 20", err, acks)
+				}
+				break
+			}
+			acks += len(response.Acks)
+		}
+	}
+}
+
+// TestLateAcknowledgements: delays end with the stream's order intact.
+func TestLateAcknowledgements(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := contract.New(contract.Config{Forwarder: &forwarder{capabilities: &farev1.Capabilities{}}})
+		conn, err := memory.Dial(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		client := farev1.NewDataplaneServiceClient(conn)
+		hello(t, client)
+		p := open(t, t.Context(), client)
+		s.DelayAcks(time.Hour)
+		begin := time.Now()
+		_ = p.Send(subPort(1, false))
+		synctest.Wait()
+		s.DelayAcks(0)
+		_ = p.Send(subPort(2, true)) // must not overtake
+		_ = p.CloseSend()
+		var got []uint64
+		for {
+			response, err := p.Recv()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, ack := range response.Acks {
+				if ack.Level == farev1.AckLevel_ACK_LEVEL_IN_EFFECT {
+					got = append(got, ack.Id)
+					if time.Since(begin) != time.Hour {
+						t.Errorf("operation %d in effect after %v", ack.Id, time.Since(begin))
+					}
+				}
+			}
+		}
+		if len(got) != 2 || got[0] != 1 || got[1] != 2 {
+			t.Errorf("in effect: %v, want 1 and 2", got)
+		}
+	})
+}
