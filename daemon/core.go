@@ -38,6 +38,8 @@ type Core struct {
 	table    *fare.Table
 	engine   *wecmp.Engine  // nil for a leaf
 	planner  *wecmp.Planner // chooses source ports; safe for any goroutine; nil for a leaf
+	flowHash FlowHash       // of the data plane, where that is what ports are chosen by
+	asked    wecmp.Asked    // where flows land that a data plane has to be asked for; nil: not to be had
 	subPorts []subPort
 	sessions []session
 	drains   []drain // sorted by target text
@@ -193,6 +195,7 @@ func (c *Core) Step(ev Event) error {
 	case DataplaneReady:
 		if c.engine != nil {
 			c.fault("the data plane's limits", c.engine.SetLimits(tighter(c.cfg.Weights.MaxWeight, ev.MaxWeight), tighter(c.cfg.Weights.MaxWeightSum, ev.MaxWeightSum)))
+			c.setFlowHash(ev.FlowHash)
 		}
 	case DrainRequest:
 		return c.drainRequest(ev)

@@ -161,6 +161,8 @@ func (d *Daemon) buildDataplane(l *layout) error {
 		}
 		conn = dialed
 	}
+	d.loop.ports.client = farev1.NewDataplaneServiceClient(conn)
+	d.loop.core.asked = d.loop.ports.asked
 	var err error
 	d.client, err = dataplane.New(dataplane.Config{
 		Conn: conn, Forwarding: l.forwarding(d.cfg), Instance: d.deps.Instance, Version: version.String(), Logger: d.log,
@@ -236,7 +238,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.ran = true
 	tasks = append(tasks, d.loop.run, d.links.Run, d.speaker.Run)
 	if d.client != nil {
-		tasks = append(tasks, d.client.Run)
+		tasks = append(tasks, d.client.Run, d.loop.ports.run)
 	}
 	results := make(chan error, len(tasks))
 	for _, task := range tasks {

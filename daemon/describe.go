@@ -26,6 +26,9 @@ func (c *Core) Describe(w io.Writer) {
 	for _, d := range c.drains {
 		fmt.Fprintf(w, "drain %s %s\n", d.target, d.stage)
 	}
+	if c.flowHash != (FlowHash{}) {
+		fmt.Fprintf(w, "flow hash %s\n", c.flowHash)
+	}
 	for prefix := range c.table.Destinations {
 		fmt.Fprintf(w, "destination %s\n", prefix)
 		if c.engine == nil {

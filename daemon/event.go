@@ -25,10 +25,11 @@ type EndOfRIB struct {
 // StartDeadline ends the wait for End-of-RIB.
 type StartDeadline struct{}
 
-// DataplaneReady says that a data plane said hello, and what it can hold. Zero limits mean none known.
+// DataplaneReady says that a data plane said hello, what it can hold, and how it places flows. Zero limits mean none known.
 type DataplaneReady struct {
-	MaxWeight    uint32 `json:"max_weight,omitempty"`
-	MaxWeightSum uint32 `json:"max_weight_sum,omitempty"`
+	MaxWeight    uint32   `json:"max_weight,omitempty"`
+	MaxWeightSum uint32   `json:"max_weight_sum,omitempty"`
+	FlowHash     FlowHash `json:"flow_hash,omitzero"`
 }
 
 // DrainRequest takes a target out of service (On) or returns it.

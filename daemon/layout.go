@@ -80,7 +80,7 @@ func (l *layout) engineConfig(cfg *config.Config) wecmp.Config {
 	w := cfg.Weights
 	out := wecmp.Config{
 		Mode: w.Mode, Policy: w.Policy, Addressing: w.Addressing, Slots: w.Slots, Ordering: w.Ordering, Hash: w.Hash.Hasher(),
-		MaxWeight: w.MaxWeight, MaxWeightSum: w.MaxWeightSum,
+		MaxWeight: w.MaxWeight, MaxWeightSum: w.MaxWeightSum, UDPPort: cfg.Dataplane.UDPPorts[0],
 	}
 	for p, name := range l.planes {
 		plane := wecmp.Plane{Name: name}

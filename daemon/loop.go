@@ -35,6 +35,7 @@ type loop struct {
 	lanes   []lane
 	faults  []string // by session: what is wrong beside its state
 	effects effects
+	ports   *sourcePorts
 	// dpReady: a data plane has been ready once, so loopbacks may be advertised.
 	dpReady       bool
 	dpConnected   dataplane.Event
@@ -72,6 +73,10 @@ func newLoop(d *Daemon, core *Core) *loop {
 		l.lanes[i].SubPort, l.lanes[i].Reason = i, "no link state yet"
 	}
 	l.effects = newEffects()
+	if core.engine != nil {
+		l.ports = newSourcePorts(&core.layout, core.cfg.Dataplane.UDPPorts[0], l.log)
+		l.ports.use(core.planner)
+	}
 	l.notifier = newNotifier(!d.deps.Embedded, l.log)
 	l.builder = status.NewBuilder(source{l}, l.statusLayout(), d.deps.Instance)
 	return l
@@ -101,9 +106,9 @@ func (l *loop) run(ctx context.Context) error {
 	}
 	l.notifier.ready()
 	defer l.notifier.stopping()
-	var planeKnock <-chan struct{}
+	var planeKnock, portsKnock <-chan struct{}
 	if l.d.client != nil {
-		planeKnock = l.d.client.Knock()
+		planeKnock, portsKnock = l.d.client.Knock(), l.ports.knock
 	}
 	for {
 		l.arm(timer)
@@ -114,6 +119,7 @@ func (l *loop) run(ctx context.Context) error {
 		case <-l.d.links.Knock():
 		case <-l.d.speaker.Knock():
 		case <-planeKnock:
+		case <-portsKnock:
 		case <-timer.C:
 		case <-l.notifier.tick():
 			l.notifier.alive()
@@ -146,6 +152,7 @@ func (l *loop) turn() {
 			l.plane(&l.planeEvents[i])
 		}
 		clear(l.planeEvents)
+		l.landed()
 		l.confirmDrains()
 		l.handOut()
 	}
@@ -243,6 +250,7 @@ func (l *loop) update(u wecmp.Update, now time.Time) {
 		l.d.client.DeleteDestination(u.Destination)
 		l.effects.forget(dataplane.Object{Kind: dataplane.KindDestination, Destination: u.Destination})
 		l.effects.assign(u.Destination, 0, 0, nil)
+		l.ports.forget(u.Destination.Addr(), l.core.cfg.Loopbacks)
 		l.builder.MarkDestination(u.Destination)
 	}
 }
@@ -356,8 +364,13 @@ func (l *loop) plane(ev *dataplane.Event) {
 		first := !l.dpReady
 		l.dpReady = true
 		caps := ev.Capabilities
-		l.step(DataplaneReady{MaxWeight: caps.GetMaxWeight(), MaxWeightSum: caps.GetMaxWeightSum()})
+		before := l.core.flowHash
+		l.step(DataplaneReady{MaxWeight: caps.GetMaxWeight(), MaxWeightSum: caps.GetMaxWeightSum(), FlowHash: flowHash(caps.GetFlowHash())})
 		l.event(status.EventDataplane, ev.Name, "connected")
+		l.ports.connected(l.core.flowHash.Algorithm == flowHashAsk)
+		if l.core.flowHash != before {
+			l.replan(before, first)
+		}
 		if first {
 			l.core.advertDirty = true
 		}
@@ -381,6 +394,39 @@ func (l *loop) plane(ev *dataplane.Event) {
 	case dataplane.Pending:
 		l.effects.lost(ev.Object)
 		l.markObject(ev.Object)
+	}
+}
+
+// replan has everybody see the ports that the data plane's hash, another one than before, asks for.
+func (l *loop) replan(before FlowHash, first bool) {
+	l.ports.use(l.core.planner)
+	l.builder.SetLayout(l.statusLayout())
+	for prefix := range l.effects.destinations {
+		l.repin(prefix)
+	}
+	detail := "flow hash " + l.core.flowHash.String()
+	if !first {
+		detail += ", before " + before.String() + ": source ports are others now; set up queue pairs again, those with the former ones may leave over other sub-ports than their slots'"
+		l.log.Warn("the data plane's flow hash changed", "before", before, "now", l.core.flowHash)
+	}
+	l.event(status.EventDataplane, l.dpConnected.Name, detail)
+}
+
+// repin has a destination's ports computed again for a data plane with flow pins; others take no notice.
+func (l *loop) repin(prefix netip.Prefix) {
+	if a, ok := l.effects.destinations[prefix]; ok && l.dpConnected.Capabilities.GetFlowPins() {
+		l.d.client.SetDestination(prefix, a.vector)
+	}
+}
+
+// landed shows destinations whose landing was asked for and has come.
+func (l *loop) landed() {
+	for _, dst := range l.ports.take() {
+		prefix := netip.PrefixFrom(dst, dst.BitLen())
+		if _, ok := l.effects.destinations[prefix]; ok {
+			l.repin(prefix)
+			l.builder.MarkDestination(prefix)
+		}
 	}
 }
 

@@ -94,7 +94,7 @@ func (l *loop) pairPorts(destination netip.Prefix, group uint32) []*farev1.PairP
 		if source.Addr().Is4() != destination.Addr().Is4() {
 			continue
 		}
-		ports, _ := l.core.planner.Ports(source.Addr(), destination.Addr(), places, buf[:0])
+		ports, _ := l.ports.choose(source.Addr(), destination.Addr(), places, buf[:0])
 		pair := &farev1.PairPorts{Source: source.String()}
 		for _, port := range ports {
 			pair.UdpSourcePorts = append(pair.UdpSourcePorts, uint32(port))

@@ -32,6 +32,8 @@ func everyEvent() []Event {
 		EndOfRIB{Session: 1, Generation: 3, IPv6: true},
 		StartDeadline{},
 		DataplaneReady{MaxWeight: 8, MaxWeightSum: 64},
+		DataplaneReady{FlowHash: FlowHash{Algorithm: "linux-l4", Seed: 7, Buckets: 1024, Lasting: 16}},
+		DataplaneReady{FlowHash: FlowHash{Algorithm: "ask"}},
 		DrainRequest{DrainTarget{Plane: "p1"}, true},
 		DrainRequest{DrainTarget{Leaf: leafNode(1)}, false},
 		DrainStep{DrainTarget{SubPort: "p1.0"}, true},

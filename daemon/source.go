@@ -28,13 +28,13 @@ func (l *loop) statusLayout() status.Layout {
 		out.Planes = append(out.Planes, plane)
 	}
 	if l.core.engine != nil {
-		planner := l.core.planner
+		out.Await = l.ports.await
 		out.Ports = func(src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, string) {
 			places := make([]wecmp.Place, len(v.Slots))
 			for i, s := range v.Slots {
 				places[i] = wecmp.Place{Plane: s.Plane, SubPort: s.SubPort}
 			}
-			ports, placement := planner.Ports(src, dst, places, buf)
+			ports, placement := l.ports.choose(src, dst, places, buf)
 			return ports, placement.String()
 		}
 	}
@@ -178,6 +178,7 @@ func (s source) Process() status.Process {
 	if s.d.client == nil {
 		return out
 	}
+	out.WithoutLanding = uint64(s.ports.withoutLanding())
 	st := s.d.client.Status()
 	out.Dataplane = status.Dataplane{
 		Connected: st.Connected, Name: st.Name, Version: st.Version, Address: s.core.cfg.Dataplane.Address, Pending: uint64(s.effects.pending), LastError: s.dpError,

@@ -2,11 +2,13 @@ package dataplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
@@ -84,6 +86,17 @@ func (c *Client) hello(ctx context.Context, client farev1.DataplaneServiceClient
 	return response, nil
 }
 
+// sameCapabilities refuses a Hello in the middle of a conversation that changes what the conversation is built on: the
+// next one begins with it.
+func (c *Client) sameCapabilities(hello *farev1.HelloResponse) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !proto.Equal(hello.Capabilities, c.status.Capabilities) {
+		return errors.New("the data plane's capabilities changed; it is read back again")
+	}
+	return nil
+}
+
 // send is the only sender of a stream: one hop from a declared change to the wire.
 func (c *Client) send(ctx context.Context, client farev1.DataplaneServiceClient, stream programStream) error {
 	message := newMessage()
@@ -93,8 +106,11 @@ func (c *Client) send(ctx context.Context, client farev1.DataplaneServiceClient,
 		c.mu.Unlock()
 		if !told {
 			hurry, cancel := context.WithTimeoutCause(ctx, c.config.AckTimeout, stalled("hello", c.config.AckTimeout))
-			_, err := c.hello(hurry, client)
+			response, err := c.hello(hurry, client)
 			err = cause(hurry, err)
+			if err == nil {
+				err = c.sameCapabilities(response)
+			}
 			cancel()
 			if err != nil {
 				return err

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"context"
 	"net/netip"
 	"time"
 )
@@ -26,10 +27,12 @@ type Layout struct {
 	// Sources are the local loopbacks, as host prefixes; empty for a leaf.
 	Sources []netip.Prefix
 	// Ports returns the UDP source port of each slot of v between a local loopback and a destination, appended to buf,
-	// and how they were chosen: "hash", "uniform" or "none". It is called from any goroutine, at any time, also for
-	// views that are no longer the latest: it must be a pure function of the configuration and its arguments, and must
-	// not reach into the engine. Nil: pairs are not shown.
+	// and how they were chosen: "hash", "asked", "uniform" or "none". It is called from any goroutine, at any time, also
+	// for views that are no longer the latest: it must not wait, and must not reach into the engine. When its answer
+	// changes, destinations are marked. Nil: pairs are not shown.
 	Ports func(src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string)
+	// Await waits until Ports can say all it ever will of a pair; nil: it can at once.
+	Await func(ctx context.Context, src, dst netip.Addr)
 }
 
 // LayoutPlane names a plane and its sub-ports' devices.
@@ -179,6 +182,8 @@ type Process struct {
 	Dataplane Dataplane
 	// Ignored counts inputs that the path-bandwidth table did not use since start, by reason.
 	Ignored []Count
+	// WithoutLanding counts slots that were shown or programmed with a source port that does not land on their place.
+	WithoutLanding uint64
 	// Queues are the depths of queues toward and from the loop, now.
 	Queues []Count
 }

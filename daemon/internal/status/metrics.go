@@ -62,6 +62,7 @@ var scraped = []metric{
 	{nameDestinations, "Destinations known.", gauge, nil},
 	{nameReachable, "Destinations that have weights.", gauge, nil},
 	{nameVectors, "Distinct weight vectors.", gauge, nil},
+	{nameWithoutLanding, "Slots given a source port that does not land on their place, because the data plane's hash leaves none.", gauge, nil},
 	{namePlaneUp, "1 when the plane is up.", gauge, []string{"plane"}},
 	{namePlaneDrained, "1 when the plane is drained.", gauge, []string{"plane"}},
 	{namePlaneBandwidth, "Sum of the plane's sub-ports that count, bit/s.", gauge, []string{"plane"}},
@@ -187,6 +188,7 @@ func (s scrape) report(r *Report) {
 	s.put(nameDestinations, float64(r.View.Destinations()))
 	s.put(nameReachable, float64(r.View.Reachable()))
 	s.put(nameVectors, float64(r.View.Vectors()))
+	s.put(nameWithoutLanding, float64(r.Process.WithoutLanding))
 	s.sessions(r)
 	for _, p := range r.Planes {
 		s.flag(namePlaneUp, p.Up, p.Name)

@@ -36,6 +36,9 @@ const (
 	// Distinct weight vectors. Gauge.
 	nameVectors = "fared_vectors"
 
+	// Slots given a source port that does not land on their place, because the data plane's hash leaves none. Gauge.
+	nameWithoutLanding = "fared_slots_without_landing_port"
+
 	// 1 when the plane is up. Gauge; labels: plane.
 	namePlaneUp = "fared_plane_up"
 	// 1 when the plane is drained. Gauge; labels: plane.

@@ -1,14 +1,19 @@
 package status
 
 import (
+	"context"
 	"net/netip"
 	"slices"
+	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
 // reasonNoVector is shown for a destination whose vector the source does not know.
 const reasonNoVector = "no weights computed yet"
+
+// awaitTimeout is how long GetWeights waits for ports that have to be asked for; then it shows what it has.
+const awaitTimeout = time.Second
 
 // render makes the picture of a destination. Plane lists are shared between messages: nobody may change them.
 func (v *View) render(d *destination, sources []netip.Addr, omitPairs bool) *farev1.DestinationWeights {
@@ -87,11 +92,8 @@ func (w *vector) pairs(l *Layout, dst netip.Addr, drain []uint16, sources []neti
 	}
 	var out []*farev1.PairSlots
 	var buf [128]uint16
-	for _, p := range l.Sources {
+	for _, p := range l.pairsOf(dst, sources) {
 		src := p.Addr()
-		if src.Is4() != dst.Is4() || src == dst || len(sources) > 0 && !slices.Contains(sources, src) {
-			continue
-		}
 		ports, placement := l.Ports(src, dst, &w.Vector, buf[:0])
 		pair := &farev1.PairSlots{Source: p.String(), PortPlacement: placement, Slots: make([]*farev1.Slot, len(w.Slots))}
 		slots := make([]farev1.Slot, len(w.Slots))
@@ -113,6 +115,29 @@ func (w *vector) pairs(l *Layout, dst netip.Addr, drain []uint16, sources []neti
 		out = append(out, pair)
 	}
 	return out
+}
+
+// pairsOf yields the sources that have pairs with a destination, of those asked for; none asked for: of all.
+func (l *Layout) pairsOf(dst netip.Addr, sources []netip.Addr) (out []netip.Prefix) {
+	for _, p := range l.Sources {
+		src := p.Addr()
+		if src.Is4() == dst.Is4() && src != dst && (len(sources) == 0 || slices.Contains(sources, src)) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// await waits, not for long, until the ports of a destination's pairs are all that they will be.
+func (l *Layout) await(ctx context.Context, dst netip.Addr, sources []netip.Addr) {
+	if l.Await == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, awaitTimeout)
+	defer cancel()
+	for _, p := range l.pairsOf(dst, sources) {
+		l.Await(ctx, p.Addr(), dst)
+	}
 }
 
 func (e *Explanation) render() *farev1.Explanation {

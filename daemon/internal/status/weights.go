@@ -52,6 +52,7 @@ func (w *weightService) GetWeights(ctx context.Context, req *farev1.GetWeightsRe
 			Remedy: "list the known destinations with ListWeights, and check that leaves announce it and that it is inside an accepted range",
 		})
 	}
+	got.view.layout.await(ctx, prefix.Addr(), sources)
 	out := &farev1.GetWeightsResponse{Revision: got.view.revision, Weights: got.view.render(d, sources, false)}
 	if got.explanation != nil {
 		out.Weights.Explanation = got.explanation.render()
