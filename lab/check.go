@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"time"
@@ -26,15 +27,6 @@ func (f *Fabric) demand(e Expectation) []string {
 	return wrong
 }
 
-// slotsMoved is how many slots have left their place since the start, over all servers.
-func (f *Fabric) slotsMoved() uint64 {
-	var n uint64
-	for _, s := range f.servers {
-		n += s.daemon.SlotsMoved()
-	}
-	return n
-}
-
 func (f *Fabric) named(w []uint32) map[string]uint32 {
 	m := make(map[string]uint32, len(w))
 	for p, v := range w {
@@ -45,7 +37,7 @@ func (f *Fabric) named(w []uint32) map[string]uint32 {
 
 // observed asks a server's daemon for its weights toward another's first GPU; nil when it knows none.
 func (f *Fabric) observed(src, dst int) []uint32 {
-	resp, err := f.servers[src].daemon.WeightService().GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: f.loopback(dst, 0).Addr().String()})
+	resp, err := f.api(src).GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: f.loopback(dst, 0).Addr().String()})
 	if err != nil {
 		return make([]uint32, f.Planes)
 	}
@@ -105,17 +97,17 @@ func (f *Fabric) settle(ctx context.Context, limit time.Duration) []string {
 // checkServer compares all of a server's weights with the model, in its daemon and in what its data plane forwards by;
 // it returns the first difference, or "".
 func (f *Fabric) checkServer(ctx context.Context, src int) string {
-	n := f.servers[src]
+	name := f.serverName(src)
 	seen := map[netip.Addr]*farev1.DestinationWeights{}
 	for token := ""; ; {
-		page, err := n.daemon.WeightService().ListWeights(ctx, &farev1.ListWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}, PageSize: 10000, PageToken: token})
+		page, err := f.api(src).ListWeights(ctx, &farev1.ListWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}, PageSize: 10000, PageToken: token})
 		if err != nil {
-			return fmt.Sprintf("%s: %v", n.name, err)
+			return fmt.Sprintf("%s: %v", name, err)
 		}
 		for _, d := range page.Weights {
 			prefix, err := netip.ParsePrefix(d.Destination)
 			if err != nil {
-				return fmt.Sprintf("%s: %v", n.name, err)
+				return fmt.Sprintf("%s: %v", name, err)
 			}
 			seen[prefix.Addr()] = d
 		}
@@ -123,51 +115,55 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 			break
 		}
 	}
-	for dst := range f.Servers {
-		if dst == src {
-			continue
-		}
-		want := f.weights(src, dst)
+	for dst, want := range f.others(src) {
 		for g := range f.GPUs {
 			addr := f.loopback(dst, g).Addr()
-			if text := f.checkDestination(n, addr, seen[addr], want); text != "" {
-				return text
+			if text := checkWeights(seen[addr], want); text != "" {
+				return fmt.Sprintf("%s -> %s%s", name, addr, text)
+			}
+		}
+	}
+	forwarding, err := f.forwarding(ctx, src)
+	if err != nil {
+		return fmt.Sprintf("%s: data plane: %v", name, err)
+	}
+	for dst, want := range f.others(src) {
+		for g := range f.GPUs {
+			addr := f.loopback(dst, g).Addr()
+			if text := forwarding(addr, want, seen[addr]); text != "" {
+				return fmt.Sprintf("%s -> %s: %s", name, addr, text)
 			}
 		}
 	}
 	return ""
 }
 
-func (f *Fabric) checkDestination(n *node, addr netip.Addr, d *farev1.DestinationWeights, want []uint32) string {
-	reachable := slices.Max(want) > 0
+// others are the other servers and the weights toward them by the model.
+func (f *Fabric) others(src int) iter.Seq2[int, []uint32] {
+	return func(yield func(int, []uint32) bool) {
+		for dst := range f.Servers {
+			if dst != src && !yield(dst, f.weights(src, dst)) {
+				return
+			}
+		}
+	}
+}
+
+// checkWeights compares what a daemon says of a destination (nil: nothing) with the model.
+func checkWeights(d *farev1.DestinationWeights, want []uint32) string {
 	if d == nil || !d.Reachable {
-		if reachable {
-			return fmt.Sprintf("%s -> %s is unreachable, should have %s", n.name, addr, Ratio(want))
+		if slices.Max(want) > 0 {
+			return " is unreachable, should have " + Ratio(want)
 		}
-	} else {
-		if got := planeWeights(d); !slices.Equal(got, want) {
-			return fmt.Sprintf("%s -> %s has %s, should have %s", n.name, addr, Ratio(got), Ratio(want))
-		}
-		for _, p := range d.Planes {
-			if !p.InEffect {
-				return fmt.Sprintf("%s -> %s: the weight of %s is not in effect", n.name, addr, p.Plane)
-			}
-		}
+		return ""
 	}
-	live, err := n.dataplane.Weights(addr)
-	if err != nil && reachable {
-		return fmt.Sprintf("%s -> %s: data plane: %v", n.name, addr, err)
+	if got := planeWeights(d); !slices.Equal(got, want) {
+		return fmt.Sprintf(" has %s, should have %s", Ratio(got), Ratio(want))
 	}
-	got := make([]uint32, f.Planes)
-	for _, m := range live {
-		for p := range got {
-			if f.planeName(p) == m.Plane {
-				got[p] += m.Weight
-			}
+	for _, p := range d.Planes {
+		if !p.InEffect {
+			return fmt.Sprintf(": the weight of %s is not in effect", p.Plane)
 		}
-	}
-	if !slices.Equal(lowestTerms(got), want) {
-		return fmt.Sprintf("%s -> %s: the data plane forwards by %s, should by %s", n.name, addr, Ratio(got), Ratio(want))
 	}
 	return ""
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"strings"
 
 	"github.com/fared/fared/daemon/config"
@@ -24,6 +25,8 @@ type Options struct {
 	Speed fare.Bandwidth
 	// Mode, Policy and Ordering are the values of the configuration's weights section; default: its defaults.
 	Mode, Policy, Ordering string
+	// Netns makes the fabric of network namespaces and processes; nil: all of it is in this process.
+	Netns *Netns
 }
 
 func (o Options) withDefaults() Options {
@@ -33,7 +36,13 @@ func (o Options) withDefaults() Options {
 		}
 	}
 	def(&o.Planes, 4)
-	def(&o.Servers, 8)
+	if o.Netns == nil {
+		def(&o.Servers, 8)
+	} else {
+		def(&o.Servers, 4)
+		n := o.Netns.withDefaults()
+		o.Netns = &n
+	}
 	def(&o.GPUs, 1)
 	def(&o.SubPorts, 2)
 	if o.Speed == 0 {
@@ -70,23 +79,41 @@ func (o Options) validate() error {
 	if n := o.Servers * o.SubPorts; n > config.MaxLeafSessions {
 		return fmt.Errorf("--servers %d with --sub-ports %d: %d sessions a leaf, more than %d", o.Servers, o.SubPorts, n, config.MaxLeafSessions)
 	}
+	if o.Netns != nil {
+		return o.Netns.validate(o)
+	}
 	return nil
 }
 
 // plan is the fabric's numbering: names, addresses, AS numbers. Every server, leaf and cable follows from Options alone
-// but for the TCP port, which is one that is free now.
+// but for the TCP port in one process, which is one that is free now.
 type plan struct {
 	Options
 	port int
+	// dir is where the processes of a fabric of namespaces keep their files; each node has a folder there.
+	dir string
+}
+
+// newPlan numbers a fabric whose leaves listen on port 179.
+func newPlan(o Options) (*plan, error) {
+	o = o.withDefaults()
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	return &plan{Options: o, port: 179}, nil
 }
 
 // The address plan: a cable's two ends are 127.<1+plane>.<server>.<2k+2> (server) and .<2k+3> (leaf), servers counted
-// from 1; loopbacks are in 10.255.0.0/16, GPUs counted from 1 over the whole fabric.
+// from 1, with 10 in place of 127 between network namespaces; loopbacks are in 10.255.0.0/16, GPUs counted from 1 over the whole fabric.
 func (p *plan) planeName(plane int) string   { return fmt.Sprintf("p%d", plane) }
 func (p *plan) serverName(server int) string { return fmt.Sprintf("server%d", server+1) }
 func (p *plan) leafName(plane int) string    { return fmt.Sprintf("leaf%d", plane) }
 func (p *plan) serverEnd(plane, server, sub int) netip.Addr {
-	return netip.AddrFrom4([4]byte{127, byte(1 + plane), byte(1 + server), byte(2*sub + 2)})
+	network := byte(127)
+	if p.Netns != nil {
+		network = 10
+	}
+	return netip.AddrFrom4([4]byte{network, byte(1 + plane), byte(1 + server), byte(2*sub + 2)})
 }
 func (p *plan) leafEnd(plane, server, sub int) netip.Addr {
 	return p.serverEnd(plane, server, sub).Next()
@@ -116,12 +143,12 @@ func (p *plan) serverConfig(server int) string {
 	for g := range p.GPUs {
 		fmt.Fprintf(&b, "  - %s\n", p.loopback(server, g))
 	}
-	p.common(&b)
-	fmt.Fprintf(&b, "weights: {mode: %s, policy: %s, ordering: %s}\ndataplane: {address: \"memory:\"}\nplanes:\n", p.Mode, p.Policy, p.Ordering)
+	p.common(&b, p.serverName(server))
+	fmt.Fprintf(&b, "weights: {mode: %s, policy: %s, ordering: %s}\ndataplane: {address: %q}\nplanes:\n", p.Mode, p.Policy, p.Ordering, p.dataplane(server))
 	for plane := range p.Planes {
 		fmt.Fprintf(&b, "  - name: %s\n    sub_ports:\n", p.planeName(plane))
 		for sub := range p.SubPorts {
-			fmt.Fprintf(&b, "      - device: %s\n        speed: %s\n        link_state: assume-up\n        sessions:\n", p.device(plane, sub), p.Speed)
+			p.subPort(&b, p.device(plane, sub))
 			fmt.Fprintf(&b, "          - {peer: %s, local: %s, port: %d, peer_as: %d, families: [ipv4]}\n",
 				p.leafEnd(plane, server, sub), p.serverEnd(plane, server, sub), p.port, p.leafAS(plane))
 		}
@@ -134,11 +161,11 @@ func (p *plan) leafConfig(plane int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s of a lab fabric: %d planes, %d servers.\n", p.leafName(plane), p.Planes, p.Servers)
 	fmt.Fprintf(&b, "role: leaf\nrouter_id: %s\nas: %d\n", p.leafID(plane), p.leafAS(plane))
-	p.common(&b)
+	p.common(&b, p.leafName(plane))
 	fmt.Fprintf(&b, "planes:\n  - name: %s\n    sub_ports:\n", p.planeName(plane))
 	for server := range p.Servers {
 		for sub := range p.SubPorts {
-			fmt.Fprintf(&b, "      - device: %s\n        speed: %s\n        link_state: assume-up\n        sessions:\n", p.leafDevice(server, sub), p.Speed)
+			p.subPort(&b, p.leafDevice(server, sub))
 			fmt.Fprintf(&b, "          - {peer: %s, local: %s, port: %d, peer_as: %d, passive: true, families: [ipv4]}\n",
 				p.serverEnd(plane, server, sub), p.leafEnd(plane, server, sub), p.port, p.serverAS(server))
 		}
@@ -146,8 +173,31 @@ func (p *plan) leafConfig(plane int) string {
 	return b.String()
 }
 
-func (p *plan) common(b *strings.Builder) {
+func (p *plan) common(b *strings.Builder, node string) {
 	b.WriteString("accept: [10.255.0.0/16]\ndrain_delay: 200ms\nstart: {deadline: 20s}\n")
+	if p.Netns != nil {
+		fmt.Fprintf(b, "api: {socket: %q}\nbgp: {hold_time: 3s, keepalive_interval: 1s, connect_retry: 200ms}\n", p.socket(node))
+	}
+}
+
+// subPort begins a sub-port. A simulated cable has no device that could be asked; a real one is, for its speed too.
+func (p *plan) subPort(b *strings.Builder, device string) {
+	fmt.Fprintf(b, "      - device: %s\n", device)
+	if p.Netns == nil {
+		fmt.Fprintf(b, "        speed: %s\n        link_state: assume-up\n", p.Speed)
+	} else {
+		b.WriteString("        speed_source: tbf\n")
+	}
+	b.WriteString("        sessions:\n")
+}
+
+// socket is where a node's daemon answers; dataplane the address of a server's data plane.
+func (p *plan) socket(node string) string { return filepath.Join(p.dir, node, "fared.sock") }
+func (p *plan) dataplane(server int) string {
+	if p.Netns == nil {
+		return "memory:"
+	}
+	return "unix:" + filepath.Join(p.dir, p.serverName(server), "dataplane.sock")
 }
 
 // freePort returns a TCP port that nothing on this machine listens on; the leaves' addresses are all on it.
@@ -166,16 +216,15 @@ type File struct{ Name, Text string }
 // Configs returns the configuration file of every node, leaves first: what Start runs, for reading and for running the
 // same fabric in processes of their own. Leaves listen on port 179.
 func Configs(o Options) ([]File, error) {
-	o = o.withDefaults()
-	if err := o.validate(); err != nil {
+	p, err := newPlan(o)
+	if err != nil {
 		return nil, err
 	}
-	p := &plan{Options: o, port: 179}
 	var files []File
-	for plane := range o.Planes {
+	for plane := range p.Planes {
 		files = append(files, File{p.leafName(plane) + ".yaml", p.leafConfig(plane)})
 	}
-	for s := range o.Servers {
+	for s := range p.Servers {
 		files = append(files, File{p.serverName(s) + ".yaml", p.serverConfig(s)})
 	}
 	return files, nil

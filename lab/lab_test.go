@@ -309,7 +309,7 @@ func TestTwoRunsAreTheSame(t *testing.T) {
 func everything(t *testing.T, f *Fabric) string {
 	t.Helper()
 	var b strings.Builder
-	for _, n := range f.servers {
+	for _, n := range f.backend.(*inProcess).servers {
 		page, err := n.daemon.WeightService().ListWeights(t.Context(), &farev1.ListWeightsRequest{PageSize: 10000})
 		if err != nil {
 			t.Fatal(err)

@@ -25,6 +25,11 @@ func newModel(p *plan) *model {
 	return &model{plan: p, cut: cube(), drained: cube(), dark: make([]bool, p.Planes)}
 }
 
+// cable is a cable as it should be.
+func (m *model) cable(plane, server, sub int) cable {
+	return cable{server, sub, !m.cut[plane][server][sub] && !m.dark[plane]}
+}
+
 // lanes is how many sub-ports of a server still carry traffic in a plane.
 func (m *model) lanes(plane, server int) uint32 {
 	if m.dark[plane] {

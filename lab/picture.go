@@ -13,12 +13,17 @@ type Picture struct {
 	// the destination.
 	Source, Destination string
 	Weights             *farev1.DestinationWeights
+	// Packets says that packets flow.
+	Packets bool
 }
 
 // PlanePicture is one plane: its leaf, and how many of its cables carry light.
 type PlanePicture struct {
 	Plane, Leaf string
 	Up, Cables  int
+	// Rate is packets a second that the leaf's ports have received; Share the plane's part of the pair's packets, 0 to 1. Both
+	// are of the last second, and 0 where no packets flow.
+	Rate, Share float64
 }
 
 // Picture returns how the fabric looks now to a step's pair. It may be called while Run runs, and disturbs nothing.
@@ -31,11 +36,14 @@ func (f *Fabric) Picture(step *Step) Picture {
 		dst = d
 	}
 	p := Picture{Source: f.serverName(src), Destination: f.serverName(dst)}
-	for plane, leaf := range f.leaves {
-		up, cables := leaf.links.count()
-		p.Planes = append(p.Planes, PlanePicture{Plane: f.planeName(plane), Leaf: leaf.name, Up: up, Cables: cables})
+	for plane := range f.Planes {
+		up, cables := f.light(plane)
+		p.Planes = append(p.Planes, PlanePicture{Plane: f.planeName(plane), Leaf: f.leafName(plane), Up: up, Cables: cables})
 	}
-	resp, err := f.servers[src].daemon.WeightService().GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: f.loopback(dst, 0).Addr().String()})
+	if t := f.packets(); t != nil {
+		t.picture(&p, src, dst)
+	}
+	resp, err := f.api(src).GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: f.loopback(dst, 0).Addr().String()})
 	if err == nil {
 		p.Weights = resp.Weights
 	}

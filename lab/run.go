@@ -5,34 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/daemon"
-	"github.com/fared/fared/daemon/config"
-	"github.com/fared/fared/dataplane/memory"
 )
 
 // Fabric is a running lab.
 type Fabric struct {
 	*model
-	servers []*node
-	leaves  []*node
-	cancel  context.CancelFunc
-	done    sync.WaitGroup
-	mu      sync.Mutex
-	failed  error // of a daemon that ended by itself
-}
-
-// node is one daemon of the fabric.
-type node struct {
-	name      string
-	daemon    *daemon.Daemon
-	links     *cables
-	dataplane *memory.Dataplane // servers only
-	conn      *memory.Conn
+	backend
+	cancel context.CancelFunc
+	closed sync.Once
+	ended  error // of Close
+	mu     sync.Mutex
+	failed error // of a node that ended by itself
+	wrong  bool  // an expectation was not met
 }
 
 // Result is what a step came to; it is what `fared lab -o json` prints, one object a step.
@@ -52,6 +40,8 @@ type Result struct {
 	ElapsedNS int64 `json:"elapsed_ns"`
 	// Wrong says what was not as expected, a few at most.
 	Wrong []string `json:"wrong,omitempty"`
+	// Traffic is what became of the packets; nil where none flow.
+	Traffic *Traffic `json:"traffic,omitempty"`
 }
 
 // settleTimeout is how long weights may take to follow a step. Nothing waits for it but a failure.
@@ -59,90 +49,66 @@ const settleTimeout = 15 * time.Second
 
 // Start builds the fabric and waits until every pair has its weights.
 func Start(ctx context.Context, o Options, log *slog.Logger) (*Fabric, error) {
-	o = o.withDefaults()
-	if err := o.validate(); err != nil {
-		return nil, err
-	}
-	port, err := freePort()
+	p, err := newPlan(o)
 	if err != nil {
 		return nil, err
 	}
-	f := &Fabric{model: newModel(&plan{Options: o, port: port})}
-	ctx, f.cancel = context.WithCancel(ctx)
-	if err := f.build(log); err != nil {
-		f.Close()
-		return nil, err
+	f := &Fabric{model: newModel(p)}
+	if o.Netns == nil {
+		if p.port, err = freePort(); err != nil {
+			return nil, err
+		}
+		f.backend = &inProcess{plan: p, log: log}
+	} else {
+		f.backend = newNetns(f.model, log)
 	}
-	for _, n := range slices.Concat(f.leaves, f.servers) {
-		f.done.Go(func() {
-			if err := n.daemon.Run(ctx); err != nil && ctx.Err() == nil {
-				f.fail(fmt.Errorf("%s: %w", n.name, err))
-			}
-		})
+	ctx, f.cancel = context.WithCancel(ctx)
+	defer func() {
+		if r := recover(); r != nil {
+			f.Close() // what is outside this process would outlive it
+			panic(r)
+		}
+	}()
+	if err := f.start(ctx, f.fail); err != nil {
+		return nil, errors.Join(err, f.giveUp())
 	}
 	if wrong := f.settle(ctx, time.Minute); len(wrong) > 0 {
-		return nil, errors.Join(fmt.Errorf("the fabric did not come up: %s", wrong[0]), f.Close())
+		return nil, errors.Join(fmt.Errorf("the fabric did not come up: %s", wrong[0]), f.giveUp())
+	}
+	if t := f.packets(); t != nil {
+		t.roll() // what was sent until now is no step's
 	}
 	return f, nil
-}
-
-// build creates every daemon; none runs yet.
-func (f *Fabric) build(log *slog.Logger) error {
-	for plane := range f.Planes {
-		n := &node{name: f.leafName(plane), links: newCables(f.Servers*f.SubPorts, f.Speed)}
-		f.leaves = append(f.leaves, n)
-		if err := n.create(f.leafConfig(plane), log); err != nil {
-			return err
-		}
-	}
-	for s := range f.Servers {
-		n := &node{name: f.serverName(s), links: newCables(f.Planes*f.SubPorts, f.Speed), dataplane: memory.New(memory.Config{})}
-		f.servers = append(f.servers, n)
-		if err := n.create(f.serverConfig(s), log); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (n *node) create(text string, log *slog.Logger) error {
-	cfg, err := config.Parse(n.name+".yaml", []byte(text))
-	if err != nil {
-		return err
-	}
-	deps := daemon.Deps{Logger: log.With("node", n.name), Links: n.links, Instance: n.name, Embedded: true}
-	if n.dataplane != nil {
-		if n.conn, err = memory.Dial(n.dataplane); err != nil {
-			return err
-		}
-		deps.Dataplane = n.conn
-	}
-	n.daemon, err = daemon.New(cfg, deps)
-	return err
 }
 
 func (f *Fabric) fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.failed = errors.Join(f.failed, err)
-	f.cancel() // a daemon that ends by itself ends the lab
+	f.cancel() // a node that ends by itself ends the lab
 }
 
-// Close ends every daemon and waits for it.
-func (f *Fabric) Close() error {
-	f.cancel()
-	f.done.Wait()
-	for _, n := range slices.Concat(f.leaves, f.servers) {
-		if n.daemon != nil {
-			n.daemon.Close()
-		}
-		if n.conn != nil {
-			n.conn.Close()
-		}
-	}
+// giveUp closes a fabric that has failed.
+func (f *Fabric) giveUp() error {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.failed
+	f.wrong = true
+	f.mu.Unlock()
+	return f.Close()
+}
+
+// Close ends everything and waits for it; a second call does nothing more.
+func (f *Fabric) Close() error {
+	f.closed.Do(func() {
+		f.cancel()
+		f.mu.Lock()
+		failed := f.wrong || f.failed != nil
+		f.mu.Unlock()
+		err := f.close(failed)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.ended = errors.Join(f.failed, err)
+	})
+	return f.ended
 }
 
 // Sessions returns how many BGP sessions the fabric has.
@@ -214,37 +180,39 @@ func (f *Fabric) resolve(a Action) (func(ctx context.Context) error, error) {
 		if err != nil {
 			return nil, err
 		}
-		return func(context.Context) error {
+		return func(ctx context.Context) error {
 			for _, sub := range subs {
 				f.cut[plane][server][sub] = a.Verb == "cut"
-				f.wire(plane, server, sub)
 			}
-			return nil
+			return f.wire(ctx, plane, server, subs)
 		}, nil
 	case "kill", "restart":
 		plane, err := f.leaf(args[0])
 		if err != nil {
 			return nil, err
 		}
-		return func(context.Context) error {
+		return func(ctx context.Context) error {
 			f.dark[plane] = a.Verb == "kill"
+			var set []cable
 			for server := range f.Servers {
 				for sub := range f.SubPorts {
-					f.wire(plane, server, sub)
+					set = append(set, f.cable(plane, server, sub))
 				}
 			}
-			return nil
+			return errors.Join(f.cables(ctx, plane, set), f.power(ctx, plane, !f.dark[plane]))
 		}, nil
 	default: // drain, undrain: Parse knows no other verb
 		return f.resolveDrain(a.Verb == "drain", args)
 	}
 }
 
-// wire gives both ends of a cable its state.
-func (f *Fabric) wire(plane, server, sub int) {
-	up := !f.cut[plane][server][sub] && !f.dark[plane]
-	f.servers[server].links.set(f.serverSubPort(plane, sub), up)
-	f.leaves[plane].links.set(f.leafSubPort(server, sub), up)
+// wire gives both ends of a server's cables in a plane their state.
+func (f *Fabric) wire(ctx context.Context, plane, server int, subs []int) error {
+	set := make([]cable, len(subs))
+	for i, sub := range subs {
+		set[i] = f.cable(plane, server, sub)
+	}
+	return f.cables(ctx, plane, set)
 }
 
 func (f *Fabric) resolveDrain(on bool, args []string) (func(ctx context.Context) error, error) {
@@ -278,13 +246,13 @@ func (f *Fabric) resolveDrain(on bool, args []string) (func(ctx context.Context)
 		for _, sub := range subs {
 			f.drained[plane][server][sub] = on
 		}
-		fabric := f.servers[server].daemon.FabricService()
+		var err error
 		if on {
-			_, err := fabric.Drain(ctx, &farev1.DrainRequest{Target: target})
-			return err
+			_, err = f.api(server).Drain(ctx, &farev1.DrainRequest{Target: target})
+		} else {
+			_, err = f.api(server).Undrain(ctx, &farev1.UndrainRequest{Target: target})
 		}
-		_, err := fabric.Undrain(ctx, &farev1.UndrainRequest{Target: target})
-		return err
+		return errors.Join(err, f.wire(ctx, plane, server, subs))
 	}, nil
 }
 
@@ -321,9 +289,10 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 	if ctx.Err() != nil {
 		return Result{}, ctx.Err()
 	}
+	took := time.Since(start)
 	r := Result{
 		Scenario: s.Name, Step: step.Text, Source: f.subst(step.Source), Destination: f.subst(step.Destination),
-		ElapsedNS: time.Since(start).Nanoseconds(), Pairs: f.pairs(), SlotsMoved: f.slotsMoved() - before, Wrong: wrong,
+		ElapsedNS: took.Nanoseconds(), Pairs: f.pairs(), SlotsMoved: f.slotsMoved() - before, Wrong: wrong,
 	}
 	if step.Source == "" {
 		r.Source, r.Destination = f.serverName(0), f.serverName(1)
@@ -338,9 +307,17 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 	if step.Moved >= 0 && r.SlotsMoved > uint64(step.Moved) && (step.MovedPolicy == "" || step.MovedPolicy == f.Policy) {
 		r.Wrong = append(r.Wrong, fmt.Sprintf("%d slots moved, at most %d may", r.SlotsMoved, step.Moved))
 	}
+	if t := f.packets(); t != nil {
+		var wrong []string
+		if r.Traffic, wrong = f.watchPackets(ctx, t, src, dst, len(r.Wrong) == 0); ctx.Err() != nil {
+			return Result{}, ctx.Err()
+		}
+		r.Wrong = append(r.Wrong, wrong...)
+	}
 	r.OK = len(r.Wrong) == 0
 	r.Wrong = r.Wrong[:min(len(r.Wrong), 8)]
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.wrong = f.wrong || !r.OK
 	return r, f.failed
 }

@@ -1,0 +1,49 @@
+package lab
+
+import (
+	"context"
+	"net/netip"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// backend is what a fabric's nodes and cables are made of. Scenarios, model and checks know nothing else of them. Calls of
+// one Fabric come one after the other, but for api and light, which may come at any time after start.
+type backend interface {
+	// start brings every node up, all cables with light. fail is told of a node that ends by itself later.
+	start(ctx context.Context, fail func(error)) error
+	// api is a server's daemon.
+	api(server int) api
+	// cables gives cables of a plane light or takes it, at both ends. It is told again of cables whose drain has changed.
+	cables(ctx context.Context, plane int, set []cable) error
+	// power ends a plane's leaf or starts it again; the cables are told of separately.
+	power(ctx context.Context, plane int, on bool) error
+	// light is how many of a leaf's cables have it, of how many.
+	light(plane int) (up, all int)
+	// forwarding reads what a server's data plane forwards by.
+	forwarding(ctx context.Context, server int) (forwarding, error)
+	// slotsMoved is how many slots have left their place since the start, over all servers.
+	slotsMoved() uint64
+	// packets are what flows through the fabric; nil: nothing does.
+	packets() *traffic
+	// close ends everything and waits for it. failed says that somebody will want to know why.
+	close(failed bool) error
+}
+
+// cable is a cable of a plane: the server and the sub-port it ends in, and whether it has light.
+type cable struct {
+	server, sub int
+	up          bool
+}
+
+// api is the part of a daemon's gRPC services that the lab uses.
+type api interface {
+	GetWeights(context.Context, *farev1.GetWeightsRequest) (*farev1.GetWeightsResponse, error)
+	ListWeights(context.Context, *farev1.ListWeightsRequest) (*farev1.ListWeightsResponse, error)
+	Drain(context.Context, *farev1.DrainRequest) (*farev1.DrainResponse, error)
+	Undrain(context.Context, *farev1.UndrainRequest) (*farev1.UndrainResponse, error)
+}
+
+// forwarding compares what a data plane forwards by toward a destination with the weights of its planes, and with what the
+// daemon says of it (nil: nothing); it returns the difference, or "".
+type forwarding func(dst netip.Addr, weights []uint32, said *farev1.DestinationWeights) string

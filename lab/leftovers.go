@@ -1,0 +1,150 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// nodeNamespace is the name of a node's namespace: fared-<run>-<node>, where a run is the lab's process id and, from the second
+// fabric of a process on, a number.
+var nodeNamespace = regexp.MustCompile(`^fared-(([0-9]+)(?:\.[0-9]+)?)-(?:server|leaf)[0-9]+$`)
+
+func (p *plan) namespace(node string) namespace {
+	return namespace("fared-" + strings.TrimPrefix(filepath.Base(p.dir), runDir) + "-" + node)
+}
+
+// runDir begins the name of a run's folder in the folder for temporary files; the run's name follows.
+const runDir = "fared-lab-"
+
+// newRun makes the folder of a run, which names it, and locks it for as long as the file is open.
+func newRun() (dir string, lock *os.File, err error) {
+	for n := 1; ; n++ {
+		run := strconv.Itoa(os.Getpid())
+		if n > 1 {
+			run += fmt.Sprintf(".%d", n)
+		}
+		dir = filepath.Join(os.TempDir(), runDir+run)
+		// Who knows the name cannot be there first: an existing folder is another run's.
+		if err = os.Mkdir(dir, 0o755); err == nil {
+			break
+		}
+		if !errors.Is(err, os.ErrExist) || n > 9999 {
+			return "", nil, err
+		}
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { // FRR's user must get through, whatever the umask
+		return "", nil, err
+	}
+	lock, err = os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		return "", nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	return dir, lock, nil
+}
+
+// abandoned says that the lab which made a run is gone: its process is, or another has got its number and does not hold the
+// run's lock.
+func abandoned(run string) bool {
+	pid, _, _ := strings.Cut(run, ".")
+	if _, err := os.Stat(filepath.Join("/proc", pid)); err != nil {
+		return true
+	}
+	lock, err := os.OpenFile(filepath.Join(os.TempDir(), runDir+run, "lock"), os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	defer lock.Close()
+	return unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
+}
+
+// Cleanup removes what runs of Options.Netns have left whose process is gone, by a crash or by Netns.Keep: processes,
+// namespaces and files. It returns the namespaces that it has removed, sorted.
+func Cleanup(ctx context.Context) ([]string, error) {
+	entries, err := os.ReadDir(netnsDir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	var removed []string
+	var errs []error
+	runs := map[string]bool{}
+	for _, e := range entries {
+		m := nodeNamespace.FindStringSubmatch(e.Name())
+		if m == nil {
+			continue
+		}
+		gone, asked := runs[m[1]]
+		if !asked {
+			gone = abandoned(m[1])
+			runs[m[1]] = gone
+		}
+		if !gone {
+			continue
+		}
+		if err := remove(ctx, namespace(e.Name())); err != nil {
+			errs = append(errs, err)
+			runs[m[1]] = false // its files may still be wanted
+			continue
+		}
+		removed = append(removed, e.Name())
+	}
+	for run, gone := range runs {
+		if gone {
+			errs = append(errs, os.RemoveAll(filepath.Join(os.TempDir(), runDir+run)))
+		}
+	}
+	slices.Sort(removed)
+	return removed, errors.Join(errs...)
+}
+
+// remove ends every process in a namespace and removes it.
+func remove(ctx context.Context, ns namespace) error {
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		out, err := run(ctx, "", "ip", "netns", "pids", string(ns))
+		if err != nil {
+			return err
+		}
+		pids := strings.Fields(string(out))
+		if len(pids) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: processes %s do not end", ns, strings.Join(pids, ", "))
+		}
+		for _, text := range pids {
+			if pid, err := strconv.Atoi(text); err == nil && pid > 1 && pid != os.Getpid() {
+				_ = unix.Kill(pid, unix.SIGKILL) // one that is gone is what was wanted
+			}
+		}
+		if err := sleep(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	_, err := run(ctx, "", "ip", "netns", "del", string(ns))
+	return err
+}
+
+// sleep waits, or returns the context's error when that ends first.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}

@@ -1,0 +1,101 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// netnsDir is where `ip netns` keeps namespaces by name.
+const netnsDir = "/run/netns"
+
+// namespace is a network namespace by its name in `ip netns`.
+type namespace string
+
+// do calls f on a thread inside the namespace. A thread that cannot be brought back is thrown away.
+func (n namespace) do(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		home, err := os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
+		if err != nil {
+			done <- err
+			return
+		}
+		defer home.Close()
+		target, err := os.Open(filepath.Join(netnsDir, string(n)))
+		if err != nil {
+			done <- err
+			return
+		}
+		defer target.Close()
+		if err := unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
+			done <- fmt.Errorf("enter the namespace %s: %w", n, err)
+			return
+		}
+		err = f()
+		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// sysctl writes settings below /proc/sys/net of the namespace, each "path=value".
+func (n namespace) sysctl(settings ...string) error {
+	return n.do(func() error {
+		var errs []error
+		for _, s := range settings {
+			path, value, _ := strings.Cut(s, "=")
+			errs = append(errs, os.WriteFile(filepath.Join("/proc/sys/net", path), []byte(value), 0))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// batch gives lines to ip or tc in the namespace.
+func (n namespace) batch(ctx context.Context, tool string, lines []string) error {
+	return batch(ctx, lines, tool, "-n", string(n))
+}
+
+// batch gives lines to ip or tc; they end at the first that fails.
+func batch(ctx context.Context, lines []string, tool string, args ...string) error {
+	if len(lines) == 0 {
+		return nil
+	}
+	_, err := run(ctx, strings.Join(lines, "\n")+"\n", tool, append(args, "-batch", "-")...)
+	return err
+}
+
+// run runs a program to its end; its error carries what it wrote to standard error.
+func run(ctx context.Context, in, tool string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, tool, args...)
+	var out, errOut bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in), &out, &errOut
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s %s: %w: %s", tool, strings.Join(args, " "), err, failedLine(in, errOut.String()))
+	}
+	return out.Bytes(), nil
+}
+
+// failedLine adds to what ip or tc says the line of the batch that it speaks of ("Command failed -:3").
+func failedLine(in, said string) string {
+	said = strings.TrimSpace(said)
+	if _, at, ok := strings.Cut(said, "Command failed -:"); ok {
+		var n int
+		lines := strings.Split(in, "\n")
+		if _, err := fmt.Sscan(at, &n); err == nil && n >= 1 && n <= len(lines) {
+			return fmt.Sprintf("%s (%s)", said, lines[n-1])
+		}
+	}
+	return said
+}

@@ -1,0 +1,85 @@
+package lab
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// process is a program of a node.
+type process struct {
+	name string // "server1: fared run"
+	log  string // the file with what it writes
+	cmd  *exec.Cmd
+	done chan struct{} // closed when it has ended
+	// stopping says that its end is wanted.
+	stopping atomic.Bool
+}
+
+// startProcess starts a program in a namespace, in a process group of its own: an interrupt at the terminal ends the lab, and
+// the lab ends it. What it writes is appended to a file, which needs nobody to read. fail is told when it ends unwanted.
+func startProcess(ns namespace, name, log string, fail func(error), program string, args ...string) (*process, error) {
+	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	p := &process{name: name, log: log, cmd: exec.Command(program, args...), done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Dir = file, file, filepath.Dir(log)
+	p.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	if err := ns.do(p.cmd.Start); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	go func() {
+		err := p.cmd.Wait()
+		if !p.stopping.Load() {
+			how := "with exit code 0"
+			if err != nil {
+				how = err.Error()
+			}
+			fail(fmt.Errorf("%s ended by itself (%s); its last lines in %s:\n%s", name, how, log, lastLines(log, 10)))
+		}
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// ask asks the process to end.
+func (p *process) ask() {
+	p.stopping.Store(true)
+	_ = p.cmd.Process.Signal(unix.SIGTERM) // an error means that it has ended already
+}
+
+// wait waits for an end that was asked for, and after the patience makes it.
+func (p *process) wait(patience time.Duration) {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+	case <-timer.C:
+		p.kill()
+	}
+}
+
+// kill ends the process without a chance to say goodbye, as a crash does.
+func (p *process) kill() {
+	p.stopping.Store(true)
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// lastLines reads the end of a log.
+func lastLines(file string, n int) string {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "  " + err.Error()
+	}
+	lines := strings.Split(strings.TrimRight(string(b), "\n"), "\n")
+	return "  " + strings.Join(lines[max(0, len(lines)-n):], "\n  ")
+}

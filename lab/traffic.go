@@ -1,0 +1,492 @@
+package lab
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// rocePort is the UDP port that traffic goes to: RoCEv2's, which the data plane steers.
+const rocePort = 4791
+
+// The payload of a packet: a mark, the number of the tally it is counted in, and its pair.
+const (
+	payloadMark  = 0xfa4ed1ab
+	payloadBytes = 64
+)
+
+// traffic is the packets of a fabric of namespaces. Each server sends UDP to every other's loopbacks, from every slot's source
+// port as much as the slot's share, as its queue pairs would; receivers count what arrives, and a witness on each leaf what
+// comes in from servers, so that each packet's plane is known.
+type traffic struct {
+	*plan
+	loopbacks int // of the fabric
+	rate      int
+	cancel    context.CancelFunc
+	done      sync.WaitGroup
+	closers   []func() error
+	moved     atomic.Uint64
+	senders   []*sender
+	gauge     *gauge
+
+	mu  sync.RWMutex // senders hold it for reading while they send and count; guards now
+	now *tally
+	// all are the tallies that packets may still come in for, by number.
+	all sync.Map
+}
+
+// tally counts the packets of one span of time. A pair is source loopback * loopbacks + destination loopback.
+type tally struct {
+	number         uint32
+	sent, received []atomic.Uint64   // by pair
+	seen           [][]atomic.Uint64 // by plane and pair, at the leaf
+	begun, ended   time.Time
+}
+
+func (t *traffic) newTally(number uint32) *tally {
+	pairs := t.loopbacks * t.loopbacks
+	n := &tally{number: number, sent: make([]atomic.Uint64, pairs), received: make([]atomic.Uint64, pairs), begun: time.Now()}
+	for range t.Planes {
+		n.seen = append(n.seen, make([]atomic.Uint64, pairs))
+	}
+	t.all.Store(number, n)
+	return n
+}
+
+// sum adds counters up.
+func sum(counters []atomic.Uint64) (n uint64) {
+	for i := range counters {
+		n += counters[i].Load()
+	}
+	return n
+}
+
+func (t *tally) witnessed() (n uint64) {
+	for _, plane := range t.seen {
+		n += sum(plane)
+	}
+	return n
+}
+
+// roll begins a new tally and returns the one before, for which nothing more is sent.
+func (t *traffic) roll() *tally {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	last := t.now
+	last.ended = time.Now()
+	t.now = t.newTally(last.number + 1)
+	t.all.Delete(last.number - 3) // by now everything has arrived or is lost
+	return last
+}
+
+// quiet is how long nothing may have come in of a tally until what is missing counts as lost; the queue of a cable holds a
+// packet for 50 ms at most.
+const quiet = 150 * time.Millisecond
+
+// gather waits until every packet of a tally has arrived or is lost.
+func (t *traffic) gather(ctx context.Context, n *tally) {
+	sent := sum(n.sent)
+	last, since := uint64(0), time.Now()
+	for {
+		received, witnessed := sum(n.received), n.witnessed()
+		if received >= sent && witnessed >= sent {
+			return
+		}
+		if received+witnessed != last {
+			last, since = received+witnessed, time.Now()
+		}
+		if time.Since(since) > quiet || sleep(ctx, 2*time.Millisecond) != nil {
+			return
+		}
+	}
+}
+
+func (t *traffic) pair(src, srcGPU, dst, dstGPU int) int {
+	return (src*t.GPUs+srcGPU)*t.loopbacks + dst*t.GPUs + dstGPU
+}
+
+// startTraffic subscribes to every server's weights and begins to send by them.
+func startTraffic(ctx context.Context, b *netns, fail func(error)) (*traffic, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	t := &traffic{plan: b.plan, loopbacks: b.Servers * b.GPUs, rate: b.Netns.Rate, cancel: cancel}
+	t.now = t.newTally(0)
+	open := func() error {
+		for plane := range t.Planes {
+			w, err := newWitness(b.namespace(t.leafName(plane)))
+			if err != nil {
+				return fmt.Errorf("watch packets on %s: %w", t.leafName(plane), err)
+			}
+			t.closers = append(t.closers, w.Close)
+			t.spawn(ctx, fail, "witness of "+t.leafName(plane), func() error { return t.witness(w, plane) })
+		}
+		for s := range t.Servers {
+			for g := range t.GPUs {
+				conn, err := listen(b.namespace(t.serverName(s)), netip.AddrPortFrom(t.loopback(s, g).Addr(), rocePort))
+				if err != nil {
+					return fmt.Errorf("receive on %s: %w", t.serverName(s), err)
+				}
+				t.closers = append(t.closers, conn.Close)
+				t.spawn(ctx, fail, "receiver of "+t.serverName(s), func() error { return t.receive(conn) })
+			}
+		}
+		var err error
+		if t.gauge, err = newGauge(b); err != nil {
+			return err
+		}
+		t.closers = append(t.closers, t.gauge.close)
+		t.spawn(ctx, fail, "gauge", func() error { return t.gauge.run(ctx, t) })
+		for s := range t.Servers {
+			o := newSender(t, s, b.namespace(t.serverName(s)))
+			t.senders = append(t.senders, o)
+			t.closers = append(t.closers, o.close)
+			t.spawn(ctx, fail, "subscription to "+o.name, func() error { return o.follow(ctx, b.clients[s].weights) })
+			t.spawn(ctx, fail, "sender of "+o.name, func() error { return o.send(ctx) })
+		}
+		return nil
+	}
+	if err := open(); err != nil {
+		t.close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// spawn runs f until it ends, which it does after t.cancel. A panic ends the lab as an error does: what runs in the namespaces
+// would outlive this process.
+func (t *traffic) spawn(ctx context.Context, fail func(error), name string, f func() error) {
+	t.done.Go(func() {
+		defer func() {
+			if r := recover(); r != nil {
+				fail(fmt.Errorf("%s: panic: %v\n%s", name, r, debug.Stack()))
+			}
+		}()
+		if err := f(); err != nil && ctx.Err() == nil {
+			fail(fmt.Errorf("%s: %w", name, err))
+		}
+	})
+}
+
+func (t *traffic) close() {
+	t.cancel()
+	for _, c := range t.closers {
+		_ = c() // nothing is written that could be lost
+	}
+	t.done.Wait()
+}
+
+// socketBytes holds what arrives while this process does not get to read.
+const socketBytes = 8 << 20
+
+// listen opens a UDP socket in a namespace.
+func listen(ns namespace, at netip.AddrPort) (conn *net.UDPConn, err error) {
+	err = ns.do(func() error {
+		var inner error
+		conn, inner = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at))
+		return inner
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := enlarge(conn); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// enlarge gives a socket a larger buffer than net.core.rmem_max, which root may do.
+func enlarge(conn *net.UDPConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	err = raw.Control(func(fd uintptr) {
+		inner = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, socketBytes)
+	})
+	return errors.Join(err, inner)
+}
+
+// receive counts what arrives at a loopback until the socket is closed.
+func (t *traffic) receive(conn *net.UDPConn) error {
+	buf := make([]byte, 2*payloadBytes)
+	for {
+		n, err := conn.Read(buf)
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return nil
+			}
+			return err
+		}
+		if c, pair := t.counted(buf[:n]); c != nil {
+			c.received[pair].Add(1)
+		}
+	}
+}
+
+// counted finds the tally and the pair of a payload; nil for what is not ours, or too old.
+func (t *traffic) counted(payload []byte) (*tally, int) {
+	if len(payload) < 12 || binary.BigEndian.Uint32(payload) != payloadMark {
+		return nil, 0
+	}
+	n, ok := t.all.Load(binary.BigEndian.Uint32(payload[4:]))
+	pair := int(binary.BigEndian.Uint32(payload[8:]))
+	if !ok || pair >= t.loopbacks*t.loopbacks {
+		return nil, 0
+	}
+	return n.(*tally), pair
+}
+
+// check says whether a server sends by the weights toward a destination, or "".
+func (t *traffic) check(server int, dst netip.Addr, want []uint32) string {
+	o := t.senders[server]
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if got := o.weights[dst]; slices.Max(want) > 0 && !slices.Equal(got, want) {
+		return fmt.Sprintf("packets are sent by %s, should be by %s", Ratio(got), Ratio(want))
+	}
+	return ""
+}
+
+// sender is a server's traffic.
+type sender struct {
+	*traffic
+	name   string
+	server int
+	ns     namespace
+
+	sockets map[netip.AddrPort]*net.UDPConn // by source; used by follow alone, and by close after its end
+
+	mu      sync.Mutex // guards what follows
+	weights map[netip.Addr][]uint32
+	slots   map[netip.Addr][]string // the place of each slot when it was last known
+	outlets map[int]*outlet         // by pair
+	order   []*outlet
+}
+
+// outlet is what a server sends from one of its loopbacks to a destination.
+type outlet struct {
+	pair  int
+	to    netip.AddrPort
+	slots []flow
+}
+
+// flow is a slot: its credit grows by its share with every packet of the pair, and the richest sends.
+type flow struct {
+	plane         string
+	conn          *net.UDPConn
+	share, credit int64
+}
+
+func newSender(t *traffic, server int, ns namespace) *sender {
+	return &sender{traffic: t, name: t.serverName(server), server: server, ns: ns, sockets: map[netip.AddrPort]*net.UDPConn{},
+		weights: map[netip.Addr][]uint32{}, slots: map[netip.Addr][]string{}, outlets: map[int]*outlet{}}
+}
+
+func (o *sender) close() error {
+	for _, c := range o.sockets {
+		c.Close()
+	}
+	return nil
+}
+
+// follow takes what the server's daemon says of weights and slots, for as long as it says it.
+func (o *sender) follow(ctx context.Context, weights farev1.WeightServiceClient) error {
+	stream, err := weights.WatchWeights(ctx, &farev1.WatchWeightsRequest{})
+	if err != nil {
+		return err
+	}
+	for {
+		message, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		for _, d := range message.Weights {
+			if err := o.take(d); err != nil {
+				return err
+			}
+		}
+		for _, text := range message.Removed {
+			if prefix, err := netip.ParsePrefix(text); err == nil {
+				if err := o.take(&farev1.DestinationWeights{Destination: prefix.String()}); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// take makes a destination's slots what is sent by from now on.
+func (o *sender) take(d *farev1.DestinationWeights) error {
+	prefix, err := netip.ParsePrefix(d.Destination)
+	if err != nil {
+		return err
+	}
+	to := o.index(prefix.Addr())
+	if to < 0 || to/o.GPUs == o.server {
+		return nil
+	}
+	outlets := map[int]*outlet{}
+	for _, p := range d.Pairs {
+		source, err := netip.ParsePrefix(p.Source)
+		if err != nil {
+			return err
+		}
+		from := o.index(source.Addr())
+		if from < 0 {
+			return fmt.Errorf("slots of the source %s, which is no GPU of the fabric", source)
+		}
+		out := &outlet{pair: from*o.loopbacks + to, to: netip.AddrPortFrom(prefix.Addr(), rocePort)}
+		for _, s := range p.Slots {
+			if s.SharePpb == 0 {
+				continue
+			}
+			conn, err := o.socket(netip.AddrPortFrom(source.Addr(), uint16(s.UdpSourcePort)))
+			if err != nil {
+				return err
+			}
+			out.slots = append(out.slots, flow{plane: s.Plane, conn: conn, share: int64(s.SharePpb)})
+		}
+		outlets[out.pair] = out
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.weights[prefix.Addr()] = planeWeights(d)
+	o.countMoves(prefix.Addr(), d)
+	for from := range o.GPUs {
+		pair := (o.server*o.GPUs+from)*o.loopbacks + to
+		if out := outlets[pair]; out != nil && len(out.slots) > 0 {
+			o.outlets[pair] = out
+		} else {
+			delete(o.outlets, pair)
+		}
+	}
+	o.order = o.order[:0]
+	for pair := range o.loopbacks * o.loopbacks {
+		if out := o.outlets[pair]; out != nil {
+			o.order = append(o.order, out)
+		}
+	}
+	return nil
+}
+
+// countMoves counts slots that are elsewhere than when last heard of. The caller holds mu.
+func (o *sender) countMoves(dst netip.Addr, d *farev1.DestinationWeights) {
+	if len(d.Pairs) == 0 || len(d.Pairs[0].Slots) == 0 {
+		return // unreachable: when it returns, its slots are compared with the places they had
+	}
+	places := make([]string, len(d.Pairs[0].Slots)) // the same for every source
+	for i, s := range d.Pairs[0].Slots {
+		places[i] = s.Plane + " " + s.SubPort
+	}
+	if before := o.slots[dst]; len(before) == len(places) {
+		for i := range places {
+			if places[i] != before[i] {
+				o.moved.Add(1)
+			}
+		}
+	}
+	o.slots[dst] = places
+}
+
+// index is a loopback's number in the fabric, or -1.
+func (t *traffic) index(a netip.Addr) int {
+	for s := range t.Servers {
+		for g := range t.GPUs {
+			if t.loopback(s, g).Addr() == a {
+				return s*t.GPUs + g
+			}
+		}
+	}
+	return -1
+}
+
+// socket returns the socket that sends from a source; it stays open, for the port is likely to be used again.
+func (o *sender) socket(source netip.AddrPort) (*net.UDPConn, error) {
+	if c := o.sockets[source]; c != nil {
+		return c, nil
+	}
+	c, err := listen(o.ns, source)
+	if err == nil {
+		o.sockets[source] = c
+	}
+	return c, err
+}
+
+// beat is how often a sender sends: often enough that planes are used evenly, seldom enough to leave the processor to others.
+const beat = 2 * time.Millisecond
+
+// send sends the server's packets at the lab's rate, one to each destination in turn.
+func (o *sender) send(ctx context.Context) error {
+	if o.rate == 0 {
+		return nil
+	}
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	payload := make([]byte, payloadBytes)
+	binary.BigEndian.PutUint32(payload, payloadMark)
+	var due float64
+	last := time.Now()
+	turn := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-tick.C:
+			// What was missed because the machine was busy is not made up for in one burst.
+			due = min(due+float64(o.rate)*now.Sub(last).Seconds(), float64(o.rate)/20+1)
+			last = now
+			due -= float64(o.burst(payload, int(due), &turn))
+		}
+	}
+}
+
+// burst sends n packets and returns n. Everything in it is of one tally.
+func (o *sender) burst(payload []byte, n int, turn *int) int {
+	o.traffic.mu.RLock()
+	defer o.traffic.mu.RUnlock()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	t := o.now
+	binary.BigEndian.PutUint32(payload[4:], t.number)
+	for range n {
+		if len(o.order) == 0 {
+			break
+		}
+		*turn = (*turn + 1) % len(o.order)
+		out := o.order[*turn]
+		binary.BigEndian.PutUint32(payload[8:], uint32(out.pair))
+		t.sent[out.pair].Add(1)
+		// What the kernel refuses (no route at the moment) is lost, and found to be so.
+		_, _ = out.next().WriteToUDPAddrPort(payload, out.to)
+	}
+	return n
+}
+
+// next is the socket whose turn it is: the slots take turns as their shares are, as evenly as can be.
+func (o *outlet) next() *net.UDPConn {
+	best := 0
+	var total int64
+	for i := range o.slots {
+		s := &o.slots[i]
+		s.credit += s.share
+		total += s.share
+		if s.credit > o.slots[best].credit {
+			best = i
+		}
+	}
+	o.slots[best].credit -= total
+	return o.slots[best].conn
+}
