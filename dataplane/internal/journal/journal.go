@@ -1,0 +1,375 @@
+package journal
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+const (
+	// slack is how far the file may outgrow four times what the state needs before it is written anew.
+	slack = 1 << 20
+	// patience is how long a file that could not be written is left alone.
+	patience = time.Second
+)
+
+// InUseError says that another process keeps the journal.
+type InUseError struct{ Path string }
+
+func (e *InUseError) Error() string {
+	return fmt.Sprintf("%s is kept by another data-plane agent: stop that one, or give this one another runtime directory", e.Path)
+}
+
+// Stats are counters since Open, and sizes.
+type Stats struct {
+	// Bytes is the file's length, StateBytes what the state alone would need.
+	Bytes, StateBytes int64
+	// Records were written, Rewrites is how often the file was written anew.
+	Records, Rewrites uint64
+	// Errors is how often the file could not be written. Behind: it does not hold everything that was told.
+	Errors uint64
+	Behind bool
+}
+
+// Journal is an open journal; it implements contract.Journal. Its methods may be called from any goroutine. Use Open.
+type Journal struct {
+	path string
+	log  *slog.Logger
+	lock *os.File
+
+	mu        sync.Mutex // guards everything below
+	file      *os.File   // nil after Close
+	image     image
+	stats     Stats
+	retry     time.Time // Behind: when to try again
+	told      bool      // Behind: it was logged
+	scratch   []byte
+	rewriting chan struct{} // closed when the rewrite that is going on has ended; nil: none is
+	since     []byte        // records since that rewrite began
+}
+
+// Open opens or makes a journal and returns what it holds: forwarding nil for nothing, sub-ports only those that are down.
+// The error is an *InUseError while another process has it open. Close must follow.
+func Open(path string, log *slog.Logger) (_ *Journal, _ *farev1.Forwarding, _ *farev1.SnapshotResponse, err error) {
+	j := &Journal{path: path, log: log}
+	if j.lock, err = lockFile(path); err != nil {
+		return nil, nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			j.lock.Close()
+		}
+	}()
+	if j.image, j.stats.Bytes, err = j.load(); err != nil {
+		return nil, nil, nil, err
+	}
+	if j.file, err = os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600); err != nil {
+		return nil, nil, nil, fmt.Errorf("journal: %w: its directory must exist and be writable", err)
+	}
+	if j.stats.Bytes == 0 {
+		j.append(versionBytes, 0)
+	}
+	return j, j.image.forwarding, j.image.snapshot(), nil
+}
+
+func lockFile(path string) (*os.File, error) {
+	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w: its directory must exist and be writable", err)
+	}
+	for {
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		lock.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, &InUseError{path}
+		}
+		return nil, fmt.Errorf("lock the journal %s: %w", path, err)
+	}
+	return lock, nil
+}
+
+// load reads the file, cuts a torn end, and sets a damaged file aside.
+func (j *Journal) load() (image, int64, error) {
+	file, err := os.Open(j.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return newImage(), 0, nil
+	}
+	if err != nil {
+		return image{}, 0, fmt.Errorf("journal: %w", err)
+	}
+	defer file.Close()
+	i, good, err := read(file)
+	var failed *os.PathError
+	switch {
+	case err == nil:
+		return i, good, nil
+	case errors.Is(err, errTorn):
+		j.log.Warn("the journal's last record is not whole and is left out: the process ended while it wrote", "journal", j.path, "bytes_kept", good)
+		if err := os.Truncate(j.path, good); err != nil {
+			return image{}, 0, fmt.Errorf("cut the journal: %w", err)
+		}
+		return i, good, nil
+	case errors.As(err, &failed):
+		return image{}, 0, fmt.Errorf("read the journal: %w", err)
+	}
+	aside, moveErr := setAside(j.path)
+	if moveErr != nil {
+		return image{}, 0, fmt.Errorf("journal %s is damaged (%w) and cannot be moved away: %w", j.path, err, moveErr)
+	}
+	j.log.Error("the journal is damaged and was set aside; the state begins empty", "journal", j.path, "set_aside", aside, "error", err, "bytes_good", good)
+	return newImage(), 0, nil
+}
+
+// setAside gives a file a name that nothing has.
+func setAside(path string) (string, error) {
+	stamp := time.Now().UTC().Format("20060102T150405Z")
+	for n := 1; ; n++ {
+		aside := fmt.Sprintf("%s.damaged-%s-%d", path, stamp, n)
+		err := unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, aside, unix.RENAME_NOREPLACE)
+		if !errors.Is(err, unix.EEXIST) {
+			return aside, err
+		}
+	}
+}
+
+// Forwarding implements contract.Journal.
+func (j *Journal) Forwarding(forwarding *farev1.Forwarding) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.image.forward(forwarding)
+	b, err := appendRecord(j.scratch[:0], forwardingRecord, forwarding)
+	if err != nil {
+		j.failed(err)
+		return
+	}
+	j.scratch, j.image.forwardingBytes = b, int64(len(b))
+	j.append(b, 1)
+}
+
+// Operations implements contract.Journal. What says nothing new is not written.
+func (j *Journal) Operations(operations []*farev1.Operation) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	b, records := j.scratch[:0], uint64(0)
+	for _, operation := range operations {
+		if !j.image.news(operation) {
+			continue
+		}
+		before := len(b)
+		var err error
+		if b, err = appendRecord(b, operationRecord, operation); err != nil {
+			j.failed(err)
+		}
+		records++
+		j.image.apply(operation, int64(len(b)-before))
+	}
+	j.scratch = b
+	if records > 0 {
+		j.append(b, records)
+	}
+	if cap(j.scratch) > slack {
+		j.scratch = nil
+	}
+}
+
+// append writes whole records. The caller holds mu.
+func (j *Journal) append(b []byte, records uint64) {
+	if j.file == nil {
+		return
+	}
+	if j.rewriting != nil {
+		j.since = append(j.since, b...)
+	}
+	if j.stats.Behind {
+		j.catchUp()
+		return
+	}
+	n, err := j.file.Write(b)
+	if err != nil {
+		if n > 0 { // what follows must not stand behind half a record
+			err = errors.Join(err, j.file.Truncate(j.stats.Bytes))
+		}
+		j.failed(err)
+		return
+	}
+	j.stats.Bytes += int64(n)
+	j.stats.Records += records
+	if j.rewriting == nil && !time.Now().Before(j.retry) && j.stats.Bytes > 4*j.image.size()+slack {
+		j.rewrite()
+	}
+}
+
+// failed notes that the file lacks something. The caller holds mu.
+func (j *Journal) failed(err error) {
+	j.stats.Behind = true
+	j.complain(err)
+}
+
+// complain counts an error and logs the first of a row. The caller holds mu.
+func (j *Journal) complain(err error) {
+	j.stats.Errors++
+	j.retry = time.Now().Add(patience)
+	if !j.told {
+		j.told = true
+		j.log.Error("the journal cannot be written; forwarding goes on, but a new process may begin with less; trying again",
+			"journal", j.path, "complete", !j.stats.Behind, "error", err)
+	}
+}
+
+// catchUp writes the file anew when it lacks something and was left alone long enough. The caller holds mu.
+func (j *Journal) catchUp() {
+	if j.stats.Behind && j.rewriting == nil && j.file != nil && !time.Now().Before(j.retry) {
+		j.rewrite()
+	}
+}
+
+// CatchUp tries again to write what could not be written. It does nothing when the file holds everything, and is to be
+// called now and then. The work is done in the background.
+func (j *Journal) CatchUp() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.catchUp()
+}
+
+// rewrite writes the image to a file beside the journal and renames it over, in the background: writing a large state
+// takes as long as several failovers. The caller holds mu.
+func (j *Journal) rewrite() {
+	done := make(chan struct{})
+	j.rewriting, j.since = done, nil
+	forwarding, operations := j.image.forwarding, j.image.operations()
+	go func() {
+		defer close(done)
+		temp, size, err := writeAll(j.path+".new", forwarding, operations)
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.rewriting = nil
+		if err == nil {
+			size, err = j.replace(temp, size)
+		}
+		j.since = nil
+		if err != nil { // the old file goes on growing, or lacks what it lacked
+			j.complain(err)
+			return
+		}
+		j.stats.Bytes = size
+		j.stats.Rewrites++
+		if j.told {
+			j.log.Info("the journal is written again and holds everything", "journal", j.path)
+		}
+		j.stats.Behind, j.told = false, false
+	}()
+}
+
+// replace completes a new file and puts it in the journal's place. The caller holds mu.
+func (j *Journal) replace(temp *os.File, size int64) (int64, error) {
+	n, err := temp.Write(j.since)
+	if err == nil {
+		err = os.Rename(temp.Name(), j.path)
+	}
+	if err != nil {
+		return 0, errors.Join(err, temp.Close(), os.Remove(temp.Name()))
+	}
+	_ = j.file.Close() // its file has no name any more
+	j.file = temp
+	return size + int64(n), nil
+}
+
+// writeAll makes a file of a whole state.
+func writeAll(path string, forwarding *farev1.Forwarding, operations []*farev1.Operation) (_ *os.File, size int64, err error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, file.Close(), os.Remove(path))
+		}
+	}()
+	w := bufio.NewWriterSize(file, 64<<10)
+	write := func(b []byte) {
+		size += int64(len(b))
+		_, _ = w.Write(b) // Flush returns the first error
+	}
+	write(versionBytes)
+	var b []byte
+	if forwarding != nil {
+		if b, err = appendRecord(b, forwardingRecord, forwarding); err != nil {
+			return nil, 0, err
+		}
+		write(b)
+	}
+	for _, operation := range operations {
+		if b, err = appendRecord(b[:0], operationRecord, operation); err != nil {
+			return nil, 0, err
+		}
+		write(b)
+	}
+	return file, size, w.Flush()
+}
+
+// Stats returns the counters as they are now.
+func (j *Journal) Stats() Stats {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	stats := j.stats
+	stats.StateBytes = j.image.size()
+	return stats
+}
+
+// Close writes what is missing and lets go of the file. Calls that follow are ignored. Closing twice is no error.
+func (j *Journal) Close() error {
+	j.mu.Lock()
+	for j.rewriting != nil {
+		done := j.rewriting
+		j.mu.Unlock()
+		<-done
+		j.mu.Lock()
+	}
+	defer j.mu.Unlock()
+	if j.file == nil {
+		return nil
+	}
+	var err error
+	if j.stats.Behind {
+		var temp *os.File
+		var size int64
+		if temp, size, err = writeAll(j.path+".new", j.image.forwarding, j.image.operations()); err == nil {
+			j.stats.Bytes, err = j.replace(temp, size)
+		}
+		if err != nil {
+			err = fmt.Errorf("journal %s: not everything could be written: %w", j.path, err)
+		}
+	}
+	err = errors.Join(err, j.file.Close(), j.lock.Close())
+	j.file = nil
+	return err
+}
+
+// Remove forgets a journal: its file is deleted. It fails with an *InUseError while a process keeps it.
+func Remove(path string) error {
+	lock, err := lockFile(path)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("journal: %w", err)
+	}
+	return nil
+}
+
+var _ io.Closer = (*Journal)(nil)
