@@ -1,0 +1,531 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/dataplane/memory"
+	"github.com/fared/fared/wecmp"
+)
+
+var lasting = &farev1.FlowHash{Algorithm: "linux-l4", Seed: 77, Buckets: 1024, LastingBuckets: 16}
+
+// hashPlane is a data plane in memory that says how it places flows, and answers where they land.
+type hashPlane struct {
+	*memory.Dataplane
+
+	mu      sync.Mutex
+	hash    *farev1.FlowHash
+	lands   wecmp.Hasher  // what Landing answers by
+	devices []string      // in the order of Forwarding
+	asked   []string      // pairs, in the order asked
+	gate    chan struct{} // Landing waits for it; nil: does not
+}
+
+func newHashPlane(hash *farev1.FlowHash, pins bool) *hashPlane {
+	capabilities := memory.DefaultCapabilities()
+	capabilities.FlowPins = pins
+	return &hashPlane{Dataplane: memory.New(memory.Config{Capabilities: capabilities}), hash: hash}
+}
+
+func (h *hashPlane) set(hash *farev1.FlowHash, lands wecmp.Hasher) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.hash, h.lands = hash, lands
+}
+
+func (h *hashPlane) Hello(ctx context.Context, request *farev1.HelloRequest) (*farev1.HelloResponse, error) {
+	response, err := h.Dataplane.Hello(ctx, request)
+	if err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.devices = nil
+	for _, plane := range request.Forwarding.Planes {
+		for _, subPort := range plane.SubPorts {
+			h.devices = append(h.devices, subPort.Device)
+		}
+	}
+	response.Capabilities.FlowHash = proto.CloneOf(h.hash)
+	return response, nil
+}
+
+func (h *hashPlane) Landing(ctx context.Context, request *farev1.LandingRequest) (*farev1.LandingResponse, error) {
+	h.mu.Lock()
+	h.asked = append(h.asked, request.Source+" to "+request.Destination)
+	gate, lands, devices := h.gate, h.lands, h.devices
+	h.mu.Unlock()
+	if gate != nil {
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	if lands == nil {
+		return nil, status.Error(codes.Unimplemented, "not today")
+	}
+	src, dst := netip.MustParseAddr(request.Source), netip.MustParseAddr(request.Destination)
+	response := &farev1.LandingResponse{Devices: devices}
+	for port := wecmp.MinPort; port <= wecmp.MaxPort; port++ {
+		hash, _ := lands.Hash(src, dst, wecmp.ProtocolUDP, uint16(port), uint16(request.UdpDestinationPort))
+		response.SubPortOfPort = append(response.SubPortOfPort, byte(1+lands.Member(hash, len(devices))))
+	}
+	return response, nil
+}
+
+func (h *hashPlane) questions() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.asked)
+}
+
+// hashRig is a rig between a data plane that says how it places flows.
+func hashRig(t *testing.T, s shape, dp *hashPlane, deps func(*Deps)) *rig {
+	t.Helper()
+	checkLeaks(t)
+	conn, err := memory.Dial(dp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return newRig(t, s, rigOptions{dp: dp.Dataplane, conn: conn, leaves: announceAll(800e9, 4), deps: deps, checked: true})
+}
+
+// pairs are a destination's, as GetWeights shows them.
+func (r *rig) pairs(d netip.Prefix) []*farev1.PairSlots {
+	r.t.Helper()
+	resp, err := r.d.WeightService().GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: d.Addr().String()})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return resp.Weights.Pairs
+}
+
+func (r *rig) placement(d netip.Prefix) string { return r.pairs(d)[0].PortPlacement }
+
+// checkLanding holds every source port of a destination to the words of fare.v1.FlowHash.
+func (r *rig) checkLanding(d netip.Prefix, hash *farev1.FlowHash, dport uint16) {
+	r.t.Helper()
+	n := r.s.planes * r.s.subPorts
+	for _, p := range r.pairs(d) {
+		for _, slot := range p.Slots {
+			place := -1
+			for i := range n {
+				if r.s.device(i) == slot.SubPort {
+					place = i
+				}
+			}
+			value, _ := wecmp.LinuxL4{Seed: hash.Seed}.Hash(netip.MustParsePrefix(p.Source).Addr(), d.Addr(), wecmp.ProtocolUDP, uint16(slot.UdpSourcePort), dport)
+			bucket, buckets := int(value%hash.Buckets), int(hash.Buckets)
+			end := (2*buckets*(place+1) + n) / (2 * n)
+			if bucket >= end || bucket < end-int(hash.LastingBuckets) {
+				r.t.Errorf("%s to %s: slot %d: port %d is in bucket %d, %s ends at %d", p.Source, d, slot.Slot, slot.UdpSourcePort, bucket, slot.SubPort, end)
+			}
+		}
+	}
+}
+
+// TestForwardingOrderIsTheEngines: sub-ports have one order everywhere. The data plane deals buckets in that of Forwarding, the
+// planner counts places in that of the engine's configuration, and answers to Landing name devices in that of the layout.
+func TestForwardingOrderIsTheEngines(t *testing.T) {
+	r := rand.New(rand.NewPCG(4, 7))
+	for range 50 {
+		cfg := &config.Config{}
+		cfg.Dataplane.UDPPorts = []uint16{4791}
+		names := r.Perm(200)
+		for p := range 1 + r.IntN(8) {
+			plane := config.Plane{Name: fmt.Sprintf("p%d", 9-p)}
+			for range 1 + r.IntN(8) {
+				plane.SubPorts = append(plane.SubPorts, config.SubPort{Device: fmt.Sprintf("eth%d", names[0])})
+				names = names[1:]
+			}
+			cfg.Planes = append(cfg.Planes, plane)
+		}
+		l := newLayout(cfg)
+		var programmed, planned []string
+		for _, p := range l.forwarding(cfg).Planes {
+			for _, sp := range p.SubPorts {
+				programmed = append(programmed, p.Plane+" "+sp.Device)
+			}
+		}
+		engine := l.engineConfig(cfg)
+		for _, p := range engine.Planes {
+			for _, sp := range p.SubPorts {
+				planned = append(planned, p.Name+" "+sp.Name)
+			}
+		}
+		if !slices.Equal(programmed, planned) || len(planned) < len(cfg.Planes) {
+			t.Fatalf("Forwarding has %q, the engine %q", programmed, planned)
+		}
+		for i, device := range l.devices() {
+			if !strings.HasSuffix(planned[i], " "+device) || len(l.devices()) != len(planned) {
+				t.Fatalf("the layout has %q, the engine %q", l.devices(), planned)
+			}
+		}
+	}
+}
+
+// TestPortsLandByTheDataPlanesHash: ports land where the data plane says that flows stay, toward the first UDP port, and stay
+// through a failure; one that says nothing has uniform ports; one that is wrong too, and is told of.
+func TestPortsLandByTheDataPlanesHash(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		extra string
+		hash  *farev1.FlowHash
+		want  string
+		dport uint16
+	}{
+		{"hash", "weights: {slots: 16}\n", lasting, "hash", 4791},
+		{"another UDP port", "dataplane: {address: \"memory:\", udp_ports: [4444, 4791]}\n", lasting, "hash", 4444},
+		{"nothing", "", nil, "uniform", 0},
+		{"told not to", "weights: {hash: {algorithm: uniform}}\n", lasting, "uniform", 0},
+		{"another hash", "weights: {hash: {algorithm: crc32}}\n", lasting, "hash", 0},
+		{"unknown", "", &farev1.FlowHash{Algorithm: "magic"}, "uniform", 0},
+		{"no lasting buckets", "", &farev1.FlowHash{Algorithm: "linux-l4", Buckets: 1024}, "uniform", 0},
+		{"too few buckets", "", &farev1.FlowHash{Algorithm: "linux-l4", Buckets: 3, LastingBuckets: 1}, "uniform", 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var log safeBuffer
+			r := hashRig(t, shape{planes: 2, subPorts: 2, extra: tc.extra, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}, newHashPlane(tc.hash, false),
+				func(d *Deps) { d.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+			r.settled(4)
+			d := destination(2)
+			before := r.pairs(d)
+			if len(before) != 2 || before[0].PortPlacement != tc.want {
+				t.Fatalf("placement %v, want %s", before, tc.want)
+			}
+			if tc.dport != 0 {
+				r.checkLanding(d, tc.hash, tc.dport)
+			}
+			if wrong := tc.hash != nil && tc.extra == "" && tc.want == "uniform"; strings.Contains(log.String(), "source ports are spread evenly") != wrong {
+				t.Errorf("log: %s", log.String())
+			}
+			r.links.change(1, func(e *LinkEvent) { e.Up = false })
+			r.wait(d, "1:2")
+			for i, p := range r.pairs(d) {
+				for s := range p.Slots {
+					if p.Slots[s].UdpSourcePort != before[i].Slots[s].UdpSourcePort {
+						t.Errorf("a failure changed the port of slot %d", s)
+					}
+				}
+			}
+		})
+	}
+}
+
+type safeBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *safeBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *safeBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// TestFlowHashChanges: a data plane that comes back with another hash has everybody see other ports, a watch too, and operators
+// are told; what was recorded of it replays.
+func TestFlowHashChanges(t *testing.T) {
+	dir, err := os.MkdirTemp("", "fared") // a socket's path has little room
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path, socket := filepath.Join(dir, "recording"), filepath.Join(dir, "s")
+	var log safeBuffer
+	dp := newHashPlane(nil, false)
+	r := hashRig(t, shape{planes: 2, subPorts: 2, extra: "record: {file: " + path + "}\napi: {socket: " + socket + "}\n"}, dp, func(d *Deps) {
+		d.Logger, d.Embedded = slog.New(slog.NewTextHandler(&log, nil)), false
+	})
+	r.settled(4)
+	watch, err := farev1.NewWeightServiceClient(dial(t, socket)).WatchWeights(t.Context(), &farev1.WatchWeightsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	watched := map[string]string{}
+	until := func(placement string) {
+		t.Helper()
+		for {
+			done := len(watched) == 4
+			for _, p := range watched {
+				done = done && p == placement
+			}
+			if done {
+				return
+			}
+			m, err := watch.Recv()
+			if err != nil {
+				t.Fatalf("placement %s: %v", placement, err)
+			}
+			for _, w := range m.Weights {
+				watched[w.Destination] = w.Pairs[0].PortPlacement
+			}
+		}
+	}
+	until("uniform")
+	if strings.Contains(log.String(), "flow hash") {
+		t.Errorf("nothing was said, and the log has it: %s", log.String())
+	}
+	dp.set(lasting, nil)
+	dp.BreakStream()
+	until("hash")
+	r.checkLanding(destination(1), lasting, 4791)
+	if !strings.Contains(log.String(), "the data plane's flow hash changed") {
+		t.Errorf("not told: %s", log.String())
+	}
+	other := &farev1.FlowHash{Algorithm: "linux-l4", Seed: 5, Buckets: 512, LastingBuckets: 8}
+	dp.set(other, nil)
+	dp.BreakStream()
+	eventually(t, "ports by the other hash", func() bool {
+		var now FlowHash
+		r.inside(func(l *loop) { now = l.core.flowHash })
+		return now == flowHash(other)
+	})
+	r.checkLanding(destination(1), other, 4791)
+	shown := r.pairs(destination(1))
+	r.stop()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	core, err := Replay(f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := core.Weights()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range all {
+		if w.Destination == destination(1).String() {
+			if !slices.EqualFunc(w.Pairs, shown, func(a, b *farev1.PairSlots) bool { return proto.Equal(a, b) }) {
+				t.Errorf("replayed\n%v\nshown\n%v", w.Pairs, shown)
+			}
+			return
+		}
+	}
+	t.Error("the replay has not the destination")
+}
+
+// TestFlowPins: pinned ports are uniform, and so an arithmetic progression, unless the data plane also says how it hashes; then
+// they are those that are shown, even though the hash is learned when the first have been computed.
+func TestFlowPins(t *testing.T) {
+	for _, hash := range []*farev1.FlowHash{nil, lasting, {Algorithm: "ask"}} {
+		dp := newHashPlane(hash, true)
+		dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
+		r := hashRig(t, shape{planes: 2, subPorts: 2, extra: "weights: {slots: 12}\n"}, dp, nil)
+		r.settled(4)
+		d := destination(3)
+		eventually(t, fmt.Sprintf("%v: what is pinned is what is shown", hash), func() bool {
+			var pinned, shown []uint32
+			for _, state := range dp.State().Destinations {
+				if state.Prefix == d.String() && len(state.Pairs) == 1 {
+					pinned = state.Pairs[0].UdpSourcePorts
+				}
+			}
+			for _, s := range r.pairs(d)[0].Slots {
+				shown = append(shown, s.UdpSourcePort)
+			}
+			return len(pinned) == 12 && slices.Equal(pinned, shown)
+		})
+		slots := r.pairs(d)[0].Slots
+		progression := true
+		for s := range slots {
+			progression = progression && slots[s].UdpSourcePort == wecmp.MinPort+(slots[0].UdpSourcePort-wecmp.MinPort+uint32(s)*wecmp.PortStride)%16384
+		}
+		if progression != (hash == nil) {
+			t.Errorf("%v: a progression: %v", hash, progression)
+		}
+		if hash != nil {
+			r.checkLanding(d, lasting, 4791)
+		}
+	}
+}
+
+// TestAskedPorts: a hash that cannot be computed is asked for, once a pair; while the data plane thinks, nothing else waits, and
+// ports are uniform and say so.
+func TestAskedPorts(t *testing.T) {
+	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)
+	dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
+	r := hashRig(t, shape{planes: 2, subPorts: 2, extra: "weights: {slots: 16}\n"}, dp, nil)
+	r.settled(4)
+	d := destination(1)
+	if got := r.placement(d); got != "asked" {
+		t.Fatalf("placement %s at the first look", got)
+	}
+	r.checkLanding(d, lasting, 4791)
+	if got := dp.questions(); len(got) != 1 || got[0] != "10.255.0.1 to "+d.Addr().String() {
+		t.Fatalf("asked %q", got)
+	}
+
+	// A list asks for all others, and waits for none.
+	gate := make(chan struct{})
+	dp.mu.Lock()
+	dp.gate = gate
+	dp.mu.Unlock()
+	list := func() map[string]string {
+		resp, err := r.d.WeightService().ListWeights(t.Context(), &farev1.ListWeightsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]string{}
+		for _, w := range resp.Weights {
+			out[w.Destination] = w.Pairs[0].PortPlacement
+		}
+		return out
+	}
+	got := list()
+	for _, other := range destinations(4) {
+		want := "uniform"
+		if other == d {
+			want = "asked"
+		}
+		if got[other.String()] != want {
+			t.Errorf("%s: placement %s, want %s", other, got[other.String()], want)
+		}
+	}
+	eventually(t, "the next is asked for", func() bool { return len(dp.questions()) == 2 })
+	r.leaves[0].announce(400e9, d) // the loop works meanwhile
+	r.wait(d, "1:2")
+	close(gate)
+	eventually(t, "all are asked", func() bool {
+		for _, placement := range list() {
+			if placement != "asked" {
+				return false
+			}
+		}
+		return true
+	})
+	if n := len(dp.questions()); n != 4 {
+		t.Errorf("%d questions for 4 pairs", n)
+	}
+
+	// It comes back with another answer: never uniform in between.
+	before := r.pairs(d)[0].Slots
+	another := &farev1.FlowHash{Seed: 3, Buckets: 1024, LastingBuckets: 16}
+	dp.set(dp.hash, wecmp.LinuxL4{Seed: another.Seed, Buckets: int(another.Buckets), Lasting: int(another.LastingBuckets)})
+	dp.BreakStream()
+	eventually(t, "ports by the new answer", func() bool {
+		p := r.pairs(d)[0]
+		if p.PortPlacement != "asked" {
+			t.Fatalf("placement %s in between", p.PortPlacement)
+		}
+		return p.Slots[0].UdpSourcePort != before[0].UdpSourcePort
+	})
+	r.checkLanding(d, another, 4791)
+
+	// A destination that is gone is not kept, and is asked for again when it returns.
+	for _, l := range r.leaves {
+		l.withdraw(d)
+	}
+	eventually(t, "it is forgotten", func() bool {
+		var kept int
+		r.inside(func(l *loop) {
+			l.ports.mu.Lock()
+			defer l.ports.mu.Unlock()
+			kept = len(l.ports.pairs)
+		})
+		return kept == 3
+	})
+
+	// It does not answer any more: what is known remains, what is not is uniform.
+	dp.set(dp.hash, nil)
+	dp.BreakStream()
+	for _, l := range r.leaves {
+		l.announce(800e9, d)
+	}
+	r.wait(d, "1:1")
+	if got := r.placement(d); got != "uniform" {
+		t.Errorf("without an answer: %s", got)
+	}
+	if got := r.placement(destination(0)); got != "asked" {
+		t.Errorf("with an old answer: %s", got)
+	}
+}
+
+// TestForeignLandingIsNotTaken: an answer about other sub-ports or other ports is none.
+func TestForeignLandingIsNotTaken(t *testing.T) {
+	for _, answer := range []*farev1.LandingResponse{
+		{Devices: []string{"p1.0", "p0.0"}, SubPortOfPort: make([]byte, 16384)},
+		{Devices: []string{"p0.0", "p1.0"}, SubPortOfPort: make([]byte, 16383)},
+		{},
+	} {
+		p := &sourcePorts{client: fixedLanding{answer}, devices: []string{"p0.0", "p1.0"}}
+		if table, err := p.fetch(t.Context(), pair{}); err == nil {
+			t.Errorf("%v: taken: %d bytes", answer.Devices, len(table))
+		}
+	}
+}
+
+// TestSlotsWithoutALandingPort are counted as long as somebody was given them.
+func TestSlotsWithoutALandingPort(t *testing.T) {
+	dp := newHashPlane(&farev1.FlowHash{Algorithm: "linux-l4", Seed: 9, Buckets: 4096, LastingBuckets: 1}, false)
+	r := hashRig(t, shape{planes: 2, subPorts: 1, extra: "weights: {slots: 128}\n"}, dp, nil)
+	r.settled(4)
+	metric := func() float64 {
+		families, err := r.d.registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() == "fared_slots_without_landing_port" {
+				return f.Metric[0].GetGauge().GetValue()
+			}
+		}
+		t.Fatal("no such metric")
+		return 0
+	}
+	if got := metric(); got != 0 {
+		t.Errorf("%v before anybody looked", got)
+	}
+	missed := 0
+	for range 2 { // looking twice counts once
+		missed = 0
+		for _, s := range r.pairs(destination(1))[0].Slots {
+			hash, _ := wecmp.LinuxL4{Seed: 9}.Hash(netip.MustParseAddr("10.255.0.1"), destination(1).Addr(), wecmp.ProtocolUDP, uint16(s.UdpSourcePort), 4791)
+			if at := map[uint32]string{2047: "p0.0", 4095: "p1.0"}[hash%4096]; at != s.SubPort {
+				missed++
+			}
+		}
+	}
+	if got := metric(); got != float64(missed) || missed == 0 || missed == 128 {
+		t.Errorf("%v slots, want %d", got, missed)
+	}
+	for _, l := range r.leaves {
+		l.withdraw(destination(1))
+	}
+	eventually(t, "it is gone, and its slots", func() bool { return metric() == 0 })
+}
+
+type fixedLanding struct{ answer *farev1.LandingResponse }
+
+func (f fixedLanding) Landing(context.Context, *farev1.LandingRequest, ...grpc.CallOption) (*farev1.LandingResponse, error) {
+	return f.answer, nil
+}
