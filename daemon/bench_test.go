@@ -54,9 +54,16 @@ func (a *acks) intercept(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 }
 
 func (s *ackStream) SendMsg(m any) error {
-	if r, ok := m.(*farev1.ProgramRequest); ok && r.Operation != nil {
+	r, ok := m.(*farev1.ProgramRequest)
+	if !ok {
+		return s.ClientStream.SendMsg(m)
+	}
+	for _, op := range append(slices.Clone(r.Operations), r.Operation) {
+		if op == nil {
+			continue
+		}
 		kind := "removal"
-		switch r.Operation.Op.(type) {
+		switch op.Op.(type) {
 		case *farev1.Operation_SubPort:
 			kind = "sub-port"
 		case *farev1.Operation_SetGroup:
@@ -65,7 +72,7 @@ func (s *ackStream) SendMsg(m any) error {
 			kind = "destination"
 		}
 		s.mu.Lock()
-		s.kind[r.Operation.Id] = kind
+		s.kind[op.Id] = kind
 		s.sent[kind]++
 		s.mu.Unlock()
 	}

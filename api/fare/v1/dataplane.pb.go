@@ -459,9 +459,11 @@ type Capabilities struct {
 	ConfirmsInEffect bool `protobuf:"varint,8,opt,name=confirms_in_effect,json=confirmsInEffect,proto3" json:"confirms_in_effect,omitempty"`
 	// How flows are placed on sub-ports, so that source ports can be chosen that land on their slot's; absent: not known, or
 	// of no importance (flow_pins).
-	FlowHash      *FlowHash `protobuf:"bytes,9,opt,name=flow_hash,json=flowHash,proto3" json:"flow_hash,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	FlowHash *FlowHash `protobuf:"bytes,9,opt,name=flow_hash,json=flowHash,proto3" json:"flow_hash,omitempty"`
+	// Operations that one ProgramRequest may carry. 0: only ProgramRequest.operation is understood.
+	MaxOperationsPerRequest uint32 `protobuf:"varint,10,opt,name=max_operations_per_request,json=maxOperationsPerRequest,proto3" json:"max_operations_per_request,omitempty"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *Capabilities) Reset() {
@@ -557,6 +559,13 @@ func (x *Capabilities) GetFlowHash() *FlowHash {
 	return nil
 }
 
+func (x *Capabilities) GetMaxOperationsPerRequest() uint32 {
+	if x != nil {
+		return x.MaxOperationsPerRequest
+	}
+	return 0
+}
+
 // FlowHash describes the hash by which a data plane places the flows of its own host.
 type FlowHash struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -632,9 +641,12 @@ func (x *FlowHash) GetLastingBuckets() uint32 {
 	return 0
 }
 
+// ProgramRequest carries operation, or operations, or both: operation is the first then.
 type ProgramRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Operation *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	// Many at once, to a data plane whose capabilities say so. In their order; each is judged and acknowledged by itself.
+	Operations    []*Operation `protobuf:"bytes,2,rep,name=operations,proto3" json:"operations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -672,6 +684,13 @@ func (*ProgramRequest) Descriptor() ([]byte, []int) {
 func (x *ProgramRequest) GetOperation() *Operation {
 	if x != nil {
 		return x.Operation
+	}
+	return nil
+}
+
+func (x *ProgramRequest) GetOperations() []*Operation {
+	if x != nil {
+		return x.Operations
 	}
 	return nil
 }
@@ -1823,7 +1842,7 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\rHelloResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x129\n" +
-	"\fcapabilities\x18\x03 \x01(\v2\x15.fare.v1.CapabilitiesR\fcapabilities\"\xcb\x02\n" +
+	"\fcapabilities\x18\x03 \x01(\v2\x15.fare.v1.CapabilitiesR\fcapabilities\"\x88\x03\n" +
 	"\fCapabilities\x12\x1d\n" +
 	"\n" +
 	"max_groups\x18\x01 \x01(\rR\tmaxGroups\x12)\n" +
@@ -1836,14 +1855,19 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x04ipv6\x18\x06 \x01(\bR\x04ipv6\x12\x1b\n" +
 	"\tflow_pins\x18\a \x01(\bR\bflowPins\x12,\n" +
 	"\x12confirms_in_effect\x18\b \x01(\bR\x10confirmsInEffect\x12.\n" +
-	"\tflow_hash\x18\t \x01(\v2\x11.fare.v1.FlowHashR\bflowHash\"\x7f\n" +
+	"\tflow_hash\x18\t \x01(\v2\x11.fare.v1.FlowHashR\bflowHash\x12;\n" +
+	"\x1amax_operations_per_request\x18\n" +
+	" \x01(\rR\x17maxOperationsPerRequest\"\x7f\n" +
 	"\bFlowHash\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\tR\talgorithm\x12\x12\n" +
 	"\x04seed\x18\x02 \x01(\rR\x04seed\x12\x18\n" +
 	"\abuckets\x18\x03 \x01(\rR\abuckets\x12'\n" +
-	"\x0flasting_buckets\x18\x04 \x01(\rR\x0elastingBuckets\"B\n" +
+	"\x0flasting_buckets\x18\x04 \x01(\rR\x0elastingBuckets\"v\n" +
 	"\x0eProgramRequest\x120\n" +
-	"\toperation\x18\x01 \x01(\v2\x12.fare.v1.OperationR\toperation\"\x9b\x02\n" +
+	"\toperation\x18\x01 \x01(\v2\x12.fare.v1.OperationR\toperation\x122\n" +
+	"\n" +
+	"operations\x18\x02 \x03(\v2\x12.fare.v1.OperationR\n" +
+	"operations\"\x9b\x02\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x122\n" +
 	"\bsub_port\x18\x02 \x01(\v2\x15.fare.v1.SubPortStateH\x00R\asubPort\x12-\n" +
@@ -1980,34 +2004,35 @@ var file_fare_v1_dataplane_proto_depIdxs = []int32{
 	7,  // 4: fare.v1.HelloResponse.capabilities:type_name -> fare.v1.Capabilities
 	8,  // 5: fare.v1.Capabilities.flow_hash:type_name -> fare.v1.FlowHash
 	10, // 6: fare.v1.ProgramRequest.operation:type_name -> fare.v1.Operation
-	11, // 7: fare.v1.Operation.sub_port:type_name -> fare.v1.SubPortState
-	12, // 8: fare.v1.Operation.set_group:type_name -> fare.v1.Group
-	15, // 9: fare.v1.Operation.set_destination:type_name -> fare.v1.Destination
-	13, // 10: fare.v1.Group.members:type_name -> fare.v1.GroupMember
-	14, // 11: fare.v1.Group.slots:type_name -> fare.v1.GroupSlot
-	16, // 12: fare.v1.Destination.pairs:type_name -> fare.v1.PairPorts
-	18, // 13: fare.v1.ProgramResponse.acks:type_name -> fare.v1.Ack
-	1,  // 14: fare.v1.Ack.level:type_name -> fare.v1.AckLevel
-	11, // 15: fare.v1.SnapshotResponse.sub_ports:type_name -> fare.v1.SubPortState
-	12, // 16: fare.v1.SnapshotResponse.groups:type_name -> fare.v1.Group
-	15, // 17: fare.v1.SnapshotResponse.destinations:type_name -> fare.v1.Destination
-	25, // 18: fare.v1.CountersResponse.sub_ports:type_name -> fare.v1.SubPortCounters
-	26, // 19: fare.v1.CountersResponse.slots:type_name -> fare.v1.SlotCounters
-	2,  // 20: fare.v1.DataplaneService.Hello:input_type -> fare.v1.HelloRequest
-	9,  // 21: fare.v1.DataplaneService.Program:input_type -> fare.v1.ProgramRequest
-	19, // 22: fare.v1.DataplaneService.Snapshot:input_type -> fare.v1.SnapshotRequest
-	21, // 23: fare.v1.DataplaneService.Landing:input_type -> fare.v1.LandingRequest
-	23, // 24: fare.v1.DataplaneService.Counters:input_type -> fare.v1.CountersRequest
-	6,  // 25: fare.v1.DataplaneService.Hello:output_type -> fare.v1.HelloResponse
-	17, // 26: fare.v1.DataplaneService.Program:output_type -> fare.v1.ProgramResponse
-	20, // 27: fare.v1.DataplaneService.Snapshot:output_type -> fare.v1.SnapshotResponse
-	22, // 28: fare.v1.DataplaneService.Landing:output_type -> fare.v1.LandingResponse
-	24, // 29: fare.v1.DataplaneService.Counters:output_type -> fare.v1.CountersResponse
-	25, // [25:30] is the sub-list for method output_type
-	20, // [20:25] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	10, // 7: fare.v1.ProgramRequest.operations:type_name -> fare.v1.Operation
+	11, // 8: fare.v1.Operation.sub_port:type_name -> fare.v1.SubPortState
+	12, // 9: fare.v1.Operation.set_group:type_name -> fare.v1.Group
+	15, // 10: fare.v1.Operation.set_destination:type_name -> fare.v1.Destination
+	13, // 11: fare.v1.Group.members:type_name -> fare.v1.GroupMember
+	14, // 12: fare.v1.Group.slots:type_name -> fare.v1.GroupSlot
+	16, // 13: fare.v1.Destination.pairs:type_name -> fare.v1.PairPorts
+	18, // 14: fare.v1.ProgramResponse.acks:type_name -> fare.v1.Ack
+	1,  // 15: fare.v1.Ack.level:type_name -> fare.v1.AckLevel
+	11, // 16: fare.v1.SnapshotResponse.sub_ports:type_name -> fare.v1.SubPortState
+	12, // 17: fare.v1.SnapshotResponse.groups:type_name -> fare.v1.Group
+	15, // 18: fare.v1.SnapshotResponse.destinations:type_name -> fare.v1.Destination
+	25, // 19: fare.v1.CountersResponse.sub_ports:type_name -> fare.v1.SubPortCounters
+	26, // 20: fare.v1.CountersResponse.slots:type_name -> fare.v1.SlotCounters
+	2,  // 21: fare.v1.DataplaneService.Hello:input_type -> fare.v1.HelloRequest
+	9,  // 22: fare.v1.DataplaneService.Program:input_type -> fare.v1.ProgramRequest
+	19, // 23: fare.v1.DataplaneService.Snapshot:input_type -> fare.v1.SnapshotRequest
+	21, // 24: fare.v1.DataplaneService.Landing:input_type -> fare.v1.LandingRequest
+	23, // 25: fare.v1.DataplaneService.Counters:input_type -> fare.v1.CountersRequest
+	6,  // 26: fare.v1.DataplaneService.Hello:output_type -> fare.v1.HelloResponse
+	17, // 27: fare.v1.DataplaneService.Program:output_type -> fare.v1.ProgramResponse
+	20, // 28: fare.v1.DataplaneService.Snapshot:output_type -> fare.v1.SnapshotResponse
+	22, // 29: fare.v1.DataplaneService.Landing:output_type -> fare.v1.LandingResponse
+	24, // 30: fare.v1.DataplaneService.Counters:output_type -> fare.v1.CountersResponse
+	26, // [26:31] is the sub-list for method output_type
+	21, // [21:26] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_dataplane_proto_init() }

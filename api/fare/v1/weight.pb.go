@@ -750,8 +750,9 @@ type PairSlots struct {
 	// Host prefix of the local loopback.
 	Source string  `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
 	Slots  []*Slot `protobuf:"bytes,2,rep,name=slots,proto3" json:"slots,omitempty"`
-	// How source ports were chosen: "hash" (each lands on its sub-port by the configured hash), "uniform" (the hash is
-	// unknown: spread evenly), "none" (the addressing mode needs no distinct ports).
+	// How source ports were chosen: "hash" (each lands on its sub-port by the hash that the configuration or the data plane
+	// names), "asked" (the same, as the data plane answers for this pair), "uniform" (the hash is unknown, or the answer has
+	// not come yet: spread evenly), "none" (the addressing mode needs no distinct ports).
 	PortPlacement string `protobuf:"bytes,3,opt,name=port_placement,json=portPlacement,proto3" json:"port_placement,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

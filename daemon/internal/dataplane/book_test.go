@@ -166,7 +166,7 @@ func TestDrainGoesWithTheChange(t *testing.T) {
 		b.setGroup(&farev1.Group{Id: id + 1, Members: []*farev1.GroupMember{{Plane: "p", Device: "a", Weight: id + 1}}})
 	}
 	d := netip.MustParsePrefix("10.255.0.1/32")
-	message := newMessage()
+	sent := newPart()
 	next := func() *farev1.Operation {
 		t.Helper()
 		op, ok := b.pop()
@@ -174,7 +174,8 @@ func TestDrainGoesWithTheChange(t *testing.T) {
 			t.Fatal("nothing to send")
 		}
 		b.send(&op, 0)
-		return message.fill(&op, nil).Operation
+		sent.fill(&op, nil)
+		return &sent.operation
 	}
 	b.setDestination(d, 1, 3)
 	b.setDestination(d, 2, 1, 3)

@@ -19,6 +19,7 @@ import (
 const (
 	DefaultAckTimeout = 5 * time.Second
 	DefaultWindow     = 256
+	DefaultGather     = 64
 	DefaultMinBackoff = 50 * time.Millisecond
 	DefaultMaxBackoff = 2 * time.Second
 )
@@ -36,13 +37,16 @@ type Config struct {
 	// Forwarding is told to the data plane. It is copied.
 	Forwarding *farev1.Forwarding
 	// Ports, if set, computes a destination's UDP source ports, one entry per source loopback, for data planes with
-	// flow pins only. It is called from Run's goroutine without a lock held, when the operation is sent; the result is
-	// read before the next call. group is the owner's number. It must be safe against the owner's own goroutine.
+	// flow pins only. It is called from Run's goroutine without a lock held, when the operation is sent; the result must not
+	// change afterwards. group is the owner's number. It must be safe against the owner's own goroutine.
 	Ports func(destination netip.Prefix, group uint32) []*farev1.PairPorts
 	// AckTimeout is how long the data plane may be silent while operations wait; 0: DefaultAckTimeout.
 	AckTimeout time.Duration
 	// Window is how many operations may wait for acknowledgements; 0: DefaultWindow. Sub-port states do not count.
 	Window int
+	// Gather is how many operations on destinations at most go into one message, to a data plane that understands it; 0:
+	// DefaultGather, 1: none are gathered.
+	Gather int
 	// MinBackoff and MaxBackoff bound the pause before a new attempt, which doubles; 0: the defaults.
 	MinBackoff, MaxBackoff time.Duration
 	// Logger gets connects and disconnects; nil: nothing is logged.
@@ -59,6 +63,7 @@ type Client struct {
 	book       *book
 	forwarding *farev1.Forwarding
 	told       bool // the data plane knows forwarding
+	gather     int  // operations that go into one message at most
 	status     Status
 	active     time.Time // when the data plane last acknowledged, or began to owe it
 }
@@ -87,8 +92,8 @@ func New(config Config) (*Client, error) {
 	if len(config.Forwarding.GetPlanes()) == 0 {
 		return nil, errors.New("data plane client: no planes; set Forwarding")
 	}
-	if config.Window < 0 || config.AckTimeout < 0 || config.MinBackoff < 0 || config.MaxBackoff < 0 {
-		return nil, errors.New("data plane client: negative window or time; use 0 for the default")
+	if config.Window < 0 || config.Gather < 0 || config.AckTimeout < 0 || config.MinBackoff < 0 || config.MaxBackoff < 0 {
+		return nil, errors.New("data plane client: negative window, gather or time; use 0 for the default")
 	}
 	set := func(d *time.Duration, value time.Duration) {
 		if *d == 0 {
@@ -100,6 +105,9 @@ func New(config Config) (*Client, error) {
 	set(&config.MaxBackoff, max(DefaultMaxBackoff, config.MinBackoff))
 	if config.Window == 0 {
 		config.Window = DefaultWindow
+	}
+	if config.Gather == 0 {
+		config.Gather = DefaultGather
 	}
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
@@ -239,6 +247,7 @@ func (c *Client) Run(ctx context.Context) error {
 func (c *Client) connected(hello *farev1.HelloResponse, have State) {
 	c.mu.Lock()
 	c.book.pinning = hello.GetCapabilities().GetFlowPins() && c.config.Ports != nil
+	c.gather = max(1, min(c.config.Gather, int(min(hello.GetCapabilities().GetMaxOperationsPerRequest(), 1<<16))))
 	c.book.resync(have)
 	c.book.counters.Connects++
 	c.book.announce(Event{Kind: Connected, Name: hello.Name, Version: hello.Version, Capabilities: hello.Capabilities})

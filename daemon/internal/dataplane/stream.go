@@ -99,7 +99,7 @@ func (c *Client) sameCapabilities(hello *farev1.HelloResponse) error {
 
 // send is the only sender of a stream: one hop from a declared change to the wire.
 func (c *Client) send(ctx context.Context, client farev1.DataplaneServiceClient, stream programStream) error {
-	message := newMessage()
+	message := &message{}
 	for {
 		c.mu.Lock()
 		told := c.told
@@ -133,48 +133,69 @@ func (c *Client) send(ctx context.Context, client farev1.DataplaneServiceClient,
 	}
 }
 
-// compose fills message with the next operation; nil: nothing to send now.
+// compose fills message with the next operations; nil: nothing to send now. Only operations on destinations are gathered:
+// there are many, and they are small. A sub-port state that is declared meanwhile goes next, and the message with it.
 func (c *Client) compose(message *message) *farev1.ProgramRequest {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for {
-		op, ok := c.book.pop()
+	message.count = 0
+	for message.count < c.gather {
+		op, pairs, pins, ok := c.next()
 		if !ok {
-			if len(c.book.events) > 0 {
-				ring(c.knock)
-			}
-			return nil
-		}
-		var pairs []*farev1.PairPorts
-		var pins uint64
-		if op.class == DestinationSet && c.book.pinning {
-			o, group := op.object, op.object.wantTo
-			o.repin = false // a change from now on sets it again
-			c.mu.Unlock()
-			pairs = c.config.Ports(o.Destination, group)
-			pins = fingerprint(pairs)
-			c.mu.Lock()
-			if w := c.book.target(o); o.repin || !o.wanted || o.wantTo != group || w != op.wire || w.content == nil {
-				o.repin = o.wanted
-				c.book.mark(o) // it changed meanwhile
-				continue
-			}
-			if o.sent.to == op.wire.id && o.sent.pins == pins {
-				c.book.settle(o)
-				continue
-			}
+			break
 		}
 		if c.book.flights.len() == 0 {
 			c.active = time.Now() // from now on the data plane owes an answer
 		}
 		c.book.send(&op, pins)
-		return message.fill(&op, pairs)
+		message.add(&op, pairs)
+		if op.class != DestinationSet && op.class != DestinationDelete {
+			break
+		}
+	}
+	if message.count == 0 && len(c.book.events) > 0 {
+		ring(c.knock)
+	}
+	return message.finish()
+}
+
+// next returns the next operation with its source ports and their fingerprint; false: there is none now. The caller holds
+// mu, which is given up while ports are computed.
+func (c *Client) next() (op operation, pairs []*farev1.PairPorts, pins uint64, ok bool) {
+	for {
+		op, ok = c.book.pop()
+		if !ok || op.class != DestinationSet || !c.book.pinning {
+			return op, nil, 0, ok
+		}
+		o, group := op.object, op.object.wantTo
+		o.repin = false // a change from now on sets it again
+		c.mu.Unlock()
+		pairs = c.config.Ports(o.Destination, group)
+		pins = fingerprint(pairs)
+		c.mu.Lock()
+		if w := c.book.target(o); o.repin || !o.wanted || o.wantTo != group || w != op.wire || w.content == nil {
+			o.repin = o.wanted
+			c.book.mark(o) // it changed meanwhile
+			continue
+		}
+		if o.sent.to == op.wire.id && o.sent.pins == pins {
+			c.book.settle(o)
+			continue
+		}
+		return op, pairs, pins, true
 	}
 }
 
 // message is the request that is sent over and over, and the parts that go into it.
 type message struct {
-	request           farev1.ProgramRequest
+	request farev1.ProgramRequest
+	parts   []*part
+	list    []*farev1.Operation // of parts
+	count   int                 // parts in use
+}
+
+// part is an operation of a message.
+type part struct {
 	operation         farev1.Operation
 	subPort           farev1.Operation_SubPort
 	setGroup          farev1.Operation_SetGroup
@@ -184,38 +205,60 @@ type message struct {
 	group             farev1.Group
 }
 
-func newMessage() *message {
-	m := &message{}
-	m.request.Operation = &m.operation
-	m.subPort.SubPort = &farev1.SubPortState{}
-	m.setGroup.SetGroup = &m.group
-	m.setDestination.SetDestination = &farev1.Destination{}
-	return m
+func newPart() *part {
+	p := &part{}
+	p.subPort.SubPort = &farev1.SubPortState{}
+	p.setGroup.SetGroup = &p.group
+	p.setDestination.SetDestination = &farev1.Destination{}
+	return p
 }
 
-func (m *message) fill(op *operation, pairs []*farev1.PairPorts) *farev1.ProgramRequest {
-	m.operation.Id = op.id
-	switch op.class {
-	case SubPortSet:
-		m.subPort.SubPort.Device, m.subPort.SubPort.Up = op.object.SubPort, op.object.wantUp
-		m.operation.Op = &m.subPort
-	case GroupSet:
-		// The content is replaced, never modified, once it is declared.
-		m.group.Id, m.group.Members, m.group.Slots = op.wire.id, op.wire.content.Members, op.wire.content.Slots
-		m.operation.Op = &m.setGroup
-	case DestinationSet:
-		d := m.setDestination.SetDestination
-		d.Prefix, d.Group, d.Pairs = op.object.Destination.String(), op.wire.id, pairs
-		d.DrainBeforeMove, op.object.drain = op.object.drain, nil
-		m.operation.Op = &m.setDestination
-	case DestinationDelete:
-		m.deleteDestination.DeleteDestination = op.object.Destination.String()
-		m.operation.Op = &m.deleteDestination
-	case GroupDelete:
-		m.deleteGroup.DeleteGroup = op.wire.id
-		m.operation.Op = &m.deleteGroup
+// add appends an operation.
+func (m *message) add(op *operation, pairs []*farev1.PairPorts) {
+	if m.count == len(m.parts) {
+		p := newPart()
+		m.parts, m.list = append(m.parts, p), append(m.list, &p.operation)
+	}
+	m.parts[m.count].fill(op, pairs)
+	m.count++
+}
+
+// finish returns the request; nil when there is no operation in it.
+func (m *message) finish() *farev1.ProgramRequest {
+	m.request.Operation, m.request.Operations = nil, nil
+	switch m.count {
+	case 0:
+		return nil
+	case 1: // every data plane understands this one
+		m.request.Operation = m.list[0]
+	default:
+		m.request.Operations = m.list[:m.count]
 	}
 	return &m.request
+}
+
+func (p *part) fill(op *operation, pairs []*farev1.PairPorts) {
+	p.operation.Id = op.id
+	switch op.class {
+	case SubPortSet:
+		p.subPort.SubPort.Device, p.subPort.SubPort.Up = op.object.SubPort, op.object.wantUp
+		p.operation.Op = &p.subPort
+	case GroupSet:
+		// The content is replaced, never modified, once it is declared.
+		p.group.Id, p.group.Members, p.group.Slots = op.wire.id, op.wire.content.Members, op.wire.content.Slots
+		p.operation.Op = &p.setGroup
+	case DestinationSet:
+		d := p.setDestination.SetDestination
+		d.Prefix, d.Group, d.Pairs = op.object.Destination.String(), op.wire.id, pairs
+		d.DrainBeforeMove, op.object.drain = op.object.drain, nil
+		p.operation.Op = &p.setDestination
+	case DestinationDelete:
+		p.deleteDestination.DeleteDestination = op.object.Destination.String()
+		p.operation.Op = &p.deleteDestination
+	case GroupDelete:
+		p.deleteGroup.DeleteGroup = op.wire.id
+		p.operation.Op = &p.deleteGroup
+	}
 }
 
 // receive takes acknowledgements until the stream ends, and returns why.

@@ -83,18 +83,23 @@ func (s *Server) read(stream grpc.BidiStreamingServer[farev1.ProgramRequest, far
 		if err != nil {
 			return err
 		}
-		operation := request.GetOperation()
-		if operation.GetId() <= last {
-			return status.Errorf(codes.InvalidArgument, "operation id %d came after %d; ids start at 1 and grow", operation.GetId(), last)
+		operations := request.GetOperations()
+		if first := request.GetOperation(); first != nil || len(operations) == 0 {
+			operations = append([]*farev1.Operation{first}, operations...)
 		}
-		last = operation.Id
-		if s.config.Observe != nil {
-			s.config.Observe(operation)
-		}
-		select {
-		case inbox <- operation:
-		case <-stream.Context().Done():
-			return stream.Context().Err()
+		for _, operation := range operations {
+			if operation.GetId() <= last {
+				return status.Errorf(codes.InvalidArgument, "operation id %d came after %d; ids start at 1 and grow", operation.GetId(), last)
+			}
+			last = operation.Id
+			if s.config.Observe != nil {
+				s.config.Observe(operation)
+			}
+			select {
+			case inbox <- operation:
+			case <-stream.Context().Done():
+				return stream.Context().Err()
+			}
 		}
 	}
 }

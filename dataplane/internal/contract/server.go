@@ -77,7 +77,7 @@ type refusal struct {
 
 // New returns an empty data plane that waits for a Hello.
 func New(config Config) *Server {
-	return &Server{config: config, capabilities: proto.CloneOf(config.Forwarder.Capabilities()), state: newState()}
+	return &Server{config: config, capabilities: capabilitiesOf(config.Forwarder), state: newState()}
 }
 
 // Restore brings back what a journal kept: the forwarding, and the state under it. It was accepted once, so that members
@@ -141,7 +141,7 @@ func (s *Server) setForwarding(forwarding *farev1.Forwarding) error {
 	if err := s.config.Forwarder.SetForwarding(forwarding); err != nil {
 		return err
 	}
-	s.capabilities = proto.CloneOf(s.config.Forwarder.Capabilities())
+	s.capabilities = capabilitiesOf(s.config.Forwarder)
 	s.state.Forwarding, s.state.Devices, s.state.planes = forwarding, devices, planes
 	s.state.arrange()
 	for device := range s.state.down {
@@ -150,6 +150,13 @@ func (s *Server) setForwarding(forwarding *farev1.Forwarding) error {
 		}
 	}
 	return nil
+}
+
+// capabilitiesOf are a Forwarder's, with what the server itself can do.
+func capabilitiesOf(f Forwarder) *farev1.Capabilities {
+	c := proto.CloneOf(f.Capabilities())
+	c.MaxOperationsPerRequest = batchLimit
+	return c
 }
 
 // judgeForwarding checks what Hello brought and indexes it.
