@@ -26,6 +26,7 @@ type broken struct {
 	mu        sync.Mutex // held by the hooks' callers
 	onHello   func(*farev1.HelloRequest, *farev1.HelloResponse, error) error
 	operation func(*farev1.Operation)
+	request   func(*farev1.ProgramRequest)
 	acks      func([]*farev1.Ack) []*farev1.Ack
 	state     func(*farev1.SnapshotResponse)
 	end       func(context.Context, error) error
@@ -72,10 +73,19 @@ type brokenStream struct {
 
 func (s *brokenStream) Recv() (*farev1.ProgramRequest, error) {
 	request, err := s.BidiStreamingServer.Recv()
-	if err == nil && s.b.operation != nil {
+	if err == nil {
 		s.b.mu.Lock()
-		s.b.operation(request.Operation)
-		s.b.mu.Unlock()
+		defer s.b.mu.Unlock()
+		if s.b.request != nil {
+			s.b.request(request)
+		}
+		if s.b.operation != nil {
+			for _, operation := range append([]*farev1.Operation{request.Operation}, request.Operations...) {
+				if operation != nil {
+					s.b.operation(operation)
+				}
+			}
+		}
 	}
 	return request, err
 }
@@ -253,6 +263,13 @@ func TestSuiteCatches(t *testing.T) {
 				}
 			}
 		}, "group-in-place any-order-ends-equal"},
+		{"takes one operation of a request", func(b *broken) {
+			b.request = func(r *farev1.ProgramRequest) {
+				if r.Operation != nil {
+					r.Operations = nil
+				}
+			}
+		}, "operations-in-one-request"},
 		{"cannot set twice", func(b *broken) {
 			var before *farev1.Operation
 			b.operation = func(op *farev1.Operation) {

@@ -21,6 +21,7 @@ func Tests() []Test {
 		{"acknowledgements", "DataplaneService.Program, Ack", room, acknowledgements},
 		{"ids-must-grow", "Operation.id", room, idsMustGrow},
 		{"ids-may-skip", "Operation.id", room, idsMaySkip},
+		{"operations-in-one-request", "ProgramRequest", with(Gathering), operationsInOneRequest},
 		{"snapshot-is-what-was-programmed", "DataplaneService.Snapshot", room, snapshotIsWhatWasProgrammed},
 		{"snapshot-is-canonical", "DataplaneService.Snapshot", room, snapshotIsCanonical},
 		{"idempotent", "Operation", room, idempotent},
@@ -162,6 +163,38 @@ func idsMaySkip(d *Driver) error {
 		}
 	}
 	return nil
+}
+
+// operationsInOneRequest: operations that come together are judged one by one, in order, operation before operations.
+func operationsInOneRequest(d *Driver) error {
+	number := func(ops ...*farev1.Operation) []*farev1.Operation {
+		for _, op := range ops {
+			op.Id = d.stream.next
+			d.stream.next++
+		}
+		return ops
+	}
+	group, refused, target1 := setGroup(d.group(1, 1, 2)), setDestination(target(2), 9), setDestination(target(1), 1)
+	last := subPortOp(d.device(1), false)
+	ops := number(group, refused, target1, last)
+	for _, request := range []*farev1.ProgramRequest{{Operation: ops[0], Operations: ops[1:3]}, {Operations: ops[3:]}} {
+		if err := d.stream.Send(request); err != nil {
+			return err
+		}
+	}
+	for _, op := range ops {
+		if err := d.stream.await(op.Id); err != nil {
+			return err
+		}
+		want := farev1.AckLevel_ACK_LEVEL_IN_EFFECT
+		if op == refused {
+			want = farev1.AckLevel_ACK_LEVEL_REFUSED
+		}
+		if ack := d.stream.final[op.Id]; ack.Level != want {
+			return fmt.Errorf("operation %d of one request was acknowledged {%v}, want %v", op.Id, ack, want)
+		}
+	}
+	return d.holds(d.state([]*farev1.Group{d.group(1, 1, 2)}, []*farev1.Destination{to(target(1), 1)}, d.device(1)))
 }
 
 func snapshotIsWhatWasProgrammed(d *Driver) error {

@@ -44,6 +44,7 @@ var (
 	NoPerPacket   = Capability{"per_packet = false", func(c *farev1.Capabilities) bool { return !c.GetPerPacket() }}
 	FlowPins      = Capability{"flow_pins", (*farev1.Capabilities).GetFlowPins}
 	NoFlowPins    = Capability{"flow_pins = false", func(c *farev1.Capabilities) bool { return !c.GetFlowPins() }}
+	Gathering     = Capability{"max_operations_per_request at least 3", func(c *farev1.Capabilities) bool { return c.GetMaxOperationsPerRequest() >= 3 }}
 	LimitedWeight = Capability{"max_weight below 2^32-1", func(c *farev1.Capabilities) bool { return c.GetMaxWeight() > 0 && c.MaxWeight < 1<<32-1 }}
 	LimitedSum    = Capability{"max_weight_sum below 2^32-1 and 4 x max_weight", func(c *farev1.Capabilities) bool {
 		return c.GetMaxWeightSum() > 0 && c.MaxWeightSum < 1<<32-1 && (c.MaxWeight == 0 || 4*uint64(c.MaxWeight) > uint64(c.MaxWeightSum))

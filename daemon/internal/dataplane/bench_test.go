@@ -16,7 +16,7 @@ import (
 )
 
 // startOverSocket connects a client to an in-memory data plane over a unix socket.
-func startOverSocket(b *testing.B) (*Client, *memory.Dataplane) {
+func startOverSocket(b *testing.B, gather int) (*Client, *memory.Dataplane) {
 	b.Helper()
 	path := filepath.Join(b.TempDir(), "dp.sock")
 	listener, err := net.Listen("unix", path)
@@ -32,7 +32,7 @@ func startOverSocket(b *testing.B) (*Client, *memory.Dataplane) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	client, err := New(Config{Conn: conn, Forwarding: testForwarding()})
+	client, err := New(Config{Conn: conn, Forwarding: testForwarding(), Gather: gather})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func wait(b *testing.B, client *Client, change uint64, buf []Event) []Event {
 // BenchmarkKnockToInEffect is the time from a declared change to the owner's event that it is in effect, over a unix
 // socket.
 func BenchmarkKnockToInEffect(b *testing.B) {
-	client, _ := startOverSocket(b)
+	client, _ := startOverSocket(b, 0)
 	buf := wait(b, client, client.SetGroup(group(1, 1, 1, 1, 1)), nil)
 	var times []time.Duration
 	b.ReportAllocs()
@@ -93,11 +93,16 @@ func BenchmarkKnockToInEffect(b *testing.B) {
 	b.ReportMetric(float64(times[len(times)*99/100].Nanoseconds()), "p99-ns")
 }
 
-// BenchmarkProgramFromScratch programs a whole fabric over a unix socket, from an empty client and data plane.
+// BenchmarkProgramFromScratch programs a whole fabric over a unix socket, from an empty client and data plane; for comparison
+// also with one operation a message.
 func BenchmarkProgramFromScratch(b *testing.B) {
-	for _, size := range []int{1024, 16384} {
-		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			client, dp := startOverSocket(b)
+	for _, c := range []struct{ size, gather int }{{1024, 0}, {10000, 0}, {10000, 1}, {16384, 0}} {
+		size, name := c.size, fmt.Sprint(c.size)
+		if c.gather == 1 {
+			name += "/one-by-one"
+		}
+		b.Run(name, func(b *testing.B) {
+			client, dp := startOverSocket(b, c.gather)
 			client.ReleaseRemovals(true)
 			buf := wait(b, client, client.SetGroup(group(1, 1, 1, 1, 1)), nil)
 			b.ReportAllocs()

@@ -1,16 +1,20 @@
 package dataplane
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/memory"
 )
 
 func TestProgramsInOrder(t *testing.T) {
@@ -431,4 +435,130 @@ func TestNewRefusesNonsense(t *testing.T) {
 			t.Errorf("%s: accepted", name)
 		}
 	}
+}
+
+// gathering is a data plane that says how many operations it takes at once, and notes how they came.
+type gathering struct {
+	*memory.Dataplane
+	limit    uint32
+	flowHash *farev1.FlowHash // changes with the second Hello
+
+	mu       sync.Mutex
+	hellos   int
+	requests [][]string // kinds of the operations in each
+}
+
+func (g *gathering) Hello(ctx context.Context, request *farev1.HelloRequest) (*farev1.HelloResponse, error) {
+	response, err := g.Dataplane.Hello(ctx, request)
+	if err != nil {
+		return nil, err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	response.Capabilities.MaxOperationsPerRequest = g.limit
+	if g.hellos++; g.hellos > 1 {
+		response.Capabilities.FlowHash = g.flowHash
+	}
+	return response, nil
+}
+
+func (g *gathering) Program(stream grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse]) error {
+	return g.Dataplane.Program(&gatheringStream{stream, g})
+}
+
+type gatheringStream struct {
+	grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse]
+	g *gathering
+}
+
+func (s *gatheringStream) Recv() (*farev1.ProgramRequest, error) {
+	request, err := s.BidiStreamingServer.Recv()
+	if err == nil {
+		var kinds []string
+		if request.Operation != nil {
+			kinds = append(kinds, fmt.Sprintf("%T", request.Operation.Op))
+		}
+		for _, op := range request.Operations {
+			kinds = append(kinds, fmt.Sprintf("%T", op.Op))
+		}
+		s.g.mu.Lock()
+		s.g.requests = append(s.g.requests, kinds)
+		s.g.mu.Unlock()
+	}
+	return request, err
+}
+
+// TestOperationsAreGathered: many destinations go in few messages to a data plane that takes them so, one by one to any
+// other; a sub-port state and a group are never behind others in a message of several.
+func TestOperationsAreGathered(t *testing.T) {
+	for _, tc := range []struct {
+		limit  uint32
+		gather int
+		most   int
+	}{{0, 0, 1}, {1, 0, 1}, {1000, 0, DefaultGather}, {7, 0, 7}, {1000, 1, 1}} {
+		g := &gathering{Dataplane: memory.New(memory.Config{}), limit: tc.limit}
+		conn, err := memory.Dial(g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &rig{t: t, dp: g.Dataplane, log: &wireLog{}, conn: conn}
+		r.restart(func(c *Config) { c.Gather = tc.gather })
+		r.connected()
+		r.client.ReleaseRemovals(true)
+		r.until("the group", r.has(InEffect, r.client.SetGroup(group(1, 1))))
+		const size = 1000
+		r.client.declare(func(b *book) uint64 { // at once: none is sent before the last is declared
+			for n := range size {
+				b.setDestination(dst(n), 1)
+			}
+			return b.setSubPort(device(0, 0), false)
+		})
+		r.quiet()
+		if got := r.destinations(); got != size {
+			t.Errorf("%d destinations, want %d", got, size)
+		}
+		g.mu.Lock()
+		most, operations := 0, 0
+		for i, kinds := range g.requests {
+			most, operations = max(most, len(kinds)), operations+len(kinds)
+			for _, kind := range kinds {
+				if len(kinds) > 1 && kind != "*farev1.Operation_SetDestination" {
+					t.Errorf("%s in a message of %d", kind, len(kinds))
+				}
+				if kind == "*farev1.Operation_SubPort" && i > 1 {
+					t.Errorf("the sub-port state came in message %d", i)
+				}
+			}
+		}
+		if most != tc.most || operations != size+2 {
+			t.Errorf("limit %d, gather %d: %d operations in messages of up to %d, want %d and %d", tc.limit, tc.gather, operations, most, size+2, tc.most)
+		}
+		g.mu.Unlock()
+		r.stop()
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestChangedCapabilitiesAreReadAgain: a Hello in the middle that brings other capabilities begins a new conversation, so that the
+// owner hears of them.
+func TestChangedCapabilitiesAreReadAgain(t *testing.T) {
+	g := &gathering{Dataplane: memory.New(memory.Config{}), flowHash: &farev1.FlowHash{Algorithm: "ask"}}
+	conn, err := memory.Dial(g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	r := &rig{t: t, dp: g.Dataplane, log: &wireLog{}, conn: conn}
+	r.restart(nil)
+	defer r.stop()
+	r.connected()
+	f := testForwarding()
+	f.Planes[0].SubPorts[0].NextHopV6 = "fe80::1"
+	r.client.SetForwarding(f)
+	r.until("the other capabilities", func() bool {
+		s := r.client.Status()
+		return s.Connected && s.Counters.Connects == 2 && s.Capabilities.GetFlowHash().GetAlgorithm() == "ask"
+	})
 }
