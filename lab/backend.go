@@ -26,8 +26,12 @@ type backend interface {
 	slotsMoved() uint64
 	// packets are what flows through the fabric; nil: nothing does.
 	packets() *traffic
-	// close ends everything and waits for it. failed says that somebody will want to know why.
+	// logs is the folder of what the nodes have written; "": there is none.
+	logs() string
+	// close ends everything and waits for it. failed says that somebody will want to read the logs.
 	close(failed bool) error
+	// leave is close for a fabric that goes on without this process; it returns lines that say how to look at it and to end it.
+	leave() ([]string, error)
 }
 
 // cable is a cable of a plane: the server and the sub-port it ends in, and whether it has light.

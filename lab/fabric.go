@@ -15,7 +15,7 @@ import (
 type Options struct {
 	// Planes is the number of planes, each with one leaf; default 4, at most 64.
 	Planes int
-	// Servers is the number of GPU servers; default 8, at most 250.
+	// Servers is the number of GPU servers; default 8, or NetnsServers, at most 250.
 	Servers int
 	// GPUs is the number of GPUs, and so of loopbacks, of a server; default 1, at most 8.
 	GPUs int
@@ -39,7 +39,7 @@ func (o Options) withDefaults() Options {
 	if o.Netns == nil {
 		def(&o.Servers, 8)
 	} else {
-		def(&o.Servers, 4)
+		def(&o.Servers, NetnsServers)
 		n := o.Netns.withDefaults()
 		o.Netns = &n
 	}
@@ -100,7 +100,7 @@ func newPlan(o Options) (*plan, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	return &plan{Options: o, port: 179}, nil
+	return &plan{Options: o, port: 179, dir: "/run/fared"}, nil
 }
 
 // The address plan: a cable's two ends are 127.<1+plane>.<server>.<2k+2> (server) and .<2k+3> (leaf), servers counted

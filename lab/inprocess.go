@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -95,6 +96,12 @@ func (b *inProcess) close(bool) error {
 		}
 	}
 	return nil
+}
+
+func (b *inProcess) logs() string { return "" }
+
+func (b *inProcess) leave() ([]string, error) {
+	return nil, errors.Join(errors.New("a fabric inside this process ends with it"), b.close(false))
 }
 
 // services are a daemon's own, without a network between.

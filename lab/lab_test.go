@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +16,12 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
+		goleak.Cleanup(func(code int) {
+			if built.dir != "" {
+				os.RemoveAll(built.dir)
+			}
+			os.Exit(code)
+		}),
 		// The one goroutine that GoBGP never ends (daemon/internal/speaker, doc.go).
 		goleak.IgnoreAnyFunction("github.com/osrg/gobgp/v3/pkg/server.(*BgpServer).Serve"))
 }

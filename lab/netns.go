@@ -30,8 +30,6 @@ type Netns struct {
 	Driver string
 	// Rate is how many packets a second each server sends; default 2,000, at most 200,000, -1: none.
 	Rate int
-	// Keep leaves everything running after Close, but for the packets, if the fabric has not failed. Cleanup ends it.
-	Keep bool
 	// Binary is the fared that runs in the namespaces; default: this process's executable.
 	Binary string
 	// Progress, if set, is told what Start does.
@@ -41,6 +39,9 @@ type Netns struct {
 // SpeedScale is how much slower the cables between namespaces are than Options.Speed: 400G becomes 400 Mbit/s. Weights are
 // ratios, so they stay the same.
 const SpeedScale = 1000
+
+// NetnsServers is the default of Options.Servers in a fabric of namespaces: small, for everything runs on one machine.
+const NetnsServers = 4
 
 // maxCables bounds what one machine is asked to make.
 const maxCables = 1024
@@ -114,7 +115,7 @@ func (n Netns) Require() error {
 type netns struct {
 	*model
 	log     *slog.Logger
-	lock    *os.File
+	lock    *os.File // of dir, once that is this run's own
 	fail    func(error)
 	flow    *traffic
 	clients []client // by server
@@ -145,10 +146,11 @@ func (b *netns) start(ctx context.Context, fail func(error)) error {
 		}
 		b.Netns.Binary = self
 	}
-	var err error
-	if b.dir, b.lock, err = newRun(); err != nil {
+	dir, lock, err := newRun()
+	if err != nil {
 		return err
 	}
+	b.dir, b.lock = dir, lock
 	b.fail = fail
 	b.Netns.Progress(fmt.Sprintf("%d network namespaces, %d cables", b.Planes+b.Servers, b.Planes*b.Servers*b.SubPorts))
 	if err := b.build(ctx); err != nil {
@@ -437,29 +439,31 @@ func (b *netns) slotsMoved() uint64 { return b.flow.moved.Load() }
 // patience is how long a process may take to end when asked to.
 const patience = 3 * time.Second
 
-func (b *netns) close(failed bool) error {
+// release ends what this process does in the fabric; the fabric's own processes go on, and their end is no failure any more.
+func (b *netns) release() {
 	if b.flow != nil {
 		b.flow.close()
 	}
 	for _, c := range b.conns {
 		c.Close()
 	}
-	keep := b.Netns.Keep && !failed
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, all := range b.processes {
 		for _, p := range all {
 			p.stopping.Store(true)
-			if !keep {
-				p.ask()
-			}
 		}
 	}
-	if b.lock != nil {
-		defer b.lock.Close()
-	}
-	if keep {
-		return nil
+}
+
+func (b *netns) close(failed bool) error {
+	b.release()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, all := range b.processes {
+		for _, p := range all {
+			p.ask()
+		}
 	}
 	for _, all := range b.processes {
 		for _, p := range all {
@@ -470,10 +474,33 @@ func (b *netns) close(failed bool) error {
 	for _, ns := range b.made {
 		errs = append(errs, remove(context.Background(), ns))
 	}
-	if b.dir != "" && !failed {
+	if b.lock != nil && !failed {
 		errs = append(errs, os.RemoveAll(b.dir))
 	}
+	if b.lock != nil {
+		b.lock.Close()
+	}
 	return errors.Join(errs...)
+}
+
+func (b *netns) logs() string {
+	if b.lock == nil {
+		return ""
+	}
+	return b.dir
+}
+
+func (b *netns) leave() ([]string, error) {
+	b.release()
+	b.lock.Close()
+	server := b.serverName(0)
+	return []string{
+		"the fabric keeps running, without the lab's packets; its logs are in " + b.dir + ". To look at it:",
+		"  ip netns exec " + string(b.namespace(server)) + " ip nexthop",
+		"  " + b.Netns.Binary + " --socket " + b.socket(server) + " weights",
+		"To end it:",
+		"  " + b.Netns.Binary + " lab --netns --cleanup",
+	}, nil
 }
 
 // client is a server's daemon over its socket.

@@ -48,7 +48,7 @@ type Result struct {
 const settleTimeout = 15 * time.Second
 
 // Start builds the fabric and waits until every pair has its weights.
-func Start(ctx context.Context, o Options, log *slog.Logger) (*Fabric, error) {
+func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err error) {
 	p, err := newPlan(o)
 	if err != nil {
 		return nil, err
@@ -62,23 +62,42 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (*Fabric, error) {
 	} else {
 		f.backend = newNetns(f.model, log)
 	}
-	ctx, f.cancel = context.WithCancel(ctx)
+	inner, cancel := context.WithCancel(ctx)
+	f.cancel = cancel
+	up := false
 	defer func() {
-		if r := recover(); r != nil {
-			f.Close() // what is outside this process would outlive it
-			panic(r)
+		if !up { // after a panic too: what is outside this process would outlive it
+			if f.bad() {
+				err = nil // it only says that a node has ended, which Close says better
+			}
+			err = errors.Join(err, f.giveUp(ctx.Err() == nil))
 		}
 	}()
-	if err := f.start(ctx, f.fail); err != nil {
-		return nil, errors.Join(err, f.giveUp())
+	if err := f.start(inner, f.fail); err != nil {
+		return nil, err
 	}
-	if wrong := f.settle(ctx, time.Minute); len(wrong) > 0 {
-		return nil, errors.Join(fmt.Errorf("the fabric did not come up: %s", wrong[0]), f.giveUp())
+	if wrong := f.settle(inner, time.Minute); len(wrong) > 0 {
+		return nil, fmt.Errorf("the fabric did not come up: %s", wrong[0])
 	}
 	if t := f.packets(); t != nil {
 		t.roll() // what was sent until now is no step's
 	}
+	up = true
 	return f, nil
+}
+
+// giveUp closes a fabric that did not come up.
+func (f *Fabric) giveUp(failed bool) error {
+	f.mu.Lock()
+	f.wrong = failed
+	f.mu.Unlock()
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if logs := f.Logs(); logs != "" {
+		return fmt.Errorf("logs and configurations of all processes are kept in %s", logs)
+	}
+	return nil
 }
 
 func (f *Fabric) fail(err error) {
@@ -88,27 +107,42 @@ func (f *Fabric) fail(err error) {
 	f.cancel() // a node that ends by itself ends the lab
 }
 
-// giveUp closes a fabric that has failed.
-func (f *Fabric) giveUp() error {
-	f.mu.Lock()
-	f.wrong = true
-	f.mu.Unlock()
-	return f.Close()
-}
-
 // Close ends everything and waits for it; a second call does nothing more.
 func (f *Fabric) Close() error {
 	f.closed.Do(func() {
 		f.cancel()
-		f.mu.Lock()
-		failed := f.wrong || f.failed != nil
-		f.mu.Unlock()
-		err := f.close(failed)
+		err := f.close(f.bad())
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.ended = errors.Join(f.failed, err)
 	})
 	return f.ended
+}
+
+// Leave is Close for a fabric of namespaces that goes on without this process, but for the packets. It returns lines that say
+// how to look at it, and to end it.
+func (f *Fabric) Leave() (lines []string, err error) {
+	f.closed.Do(func() {
+		f.cancel()
+		lines, f.ended = f.leave()
+	})
+	return lines, f.ended
+}
+
+// Logs is the folder with the logs and configurations of a fabric that has failed, in processes of its own; it stays after
+// Close. "": there is none.
+func (f *Fabric) Logs() string {
+	if f.bad() {
+		return f.logs()
+	}
+	return ""
+}
+
+// bad says that a node or an expectation has failed.
+func (f *Fabric) bad() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.wrong || f.failed != nil
 }
 
 // Sessions returns how many BGP sessions the fabric has.

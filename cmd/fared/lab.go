@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -31,6 +32,8 @@ func labCommand(e *env) *cobra.Command {
 	var scenario, script, speed, configs string
 	var verbose bool
 	var pace time.Duration
+	var inNamespaces, keep, cleanup bool
+	var real lab.Netns
 	c := &cobra.Command{
 		Use: "lab", Short: "Watch weights follow failures in a fabric of real BGP sessions inside this process", Args: noArgs,
 		Long: `Starts leaves and GPU servers with real BGP sessions on 127.0.0.0/8 and in-memory data
@@ -40,11 +43,29 @@ has exactly the weights it should. No root, no configuration.
 In a terminal a live table shows the fabric while the steps go by; --verbose, or output into
 a file or a pipe, gives plain lines instead.
 
+With --netns every leaf and server is a network namespace with processes of its own, cables
+are veth pairs, 'fared dataplane' programs the kernel, and packets flow all the time: they
+judge the weights. That needs root.
+
 Scenarios: ` + strings.Join(lab.Names(), ", ") + `, all; or a script of your own.
 Exit code 1 when an expectation is not met.`,
-		Example: "  fared lab\n  fared lab --scenario sub-cable -o json\n  fared lab --servers 64 --scenario leaf\n  fared lab --script story.txt",
+		Example: "  fared lab\n  fared lab --scenario sub-cable -o json\n  fared lab --servers 64 --scenario leaf\n  fared lab --script story.txt\n  sudo fared lab --netns --leaf frr",
 		RunE: func(c *cobra.Command, _ []string) error {
 			var err error
+			if inNamespaces {
+				if cleanup {
+					return e.cleanLab(c.Context())
+				}
+				if !c.Flags().Changed("servers") {
+					o.Servers = 0 // the default is smaller here
+				}
+				if real.Rate == 0 {
+					real.Rate = -1 // what was asked for is no packets
+				}
+				o.Netns = &real
+			} else if name := firstSet(c, "leaf", "driver", "rate", "keep", "cleanup"); name != "" {
+				return &exitError{exitUsage, fmt.Errorf("--%s is for a fabric of network namespaces", name), "add --netns, or leave it out"}
+			}
 			if o.Speed, err = fare.ParseBandwidth(speed); err != nil {
 				return &exitError{exitUsage, fmt.Errorf("--speed: %w", err), "for example --speed 400G"}
 			}
@@ -56,6 +77,9 @@ Exit code 1 when an expectation is not met.`,
 			}
 			if _, err := lab.Configs(o); err != nil {
 				return &exitError{exitUsage, err, "choose a size within those bounds"}
+			}
+			if o.Servers == 0 {
+				o.Servers = lab.NetnsServers
 			}
 			scenarios, err := lab.Load(scenario)
 			if err != nil {
@@ -81,22 +105,28 @@ Exit code 1 when an expectation is not met.`,
 					return &exitError{exitUsage, err, "choose the fabric's size with flags, or correct the script: docs/labs.md"}
 				}
 			}
+			if inNamespaces {
+				if err := real.Require(); err != nil {
+					return &exitError{exitFailed, err, "run it with sudo where its tools are installed; without --netns the lab needs neither"}
+				}
+			}
 			log := slog.New(slog.DiscardHandler)
 			if verbose {
 				log = newLogger(e.err, "text", slog.LevelInfo)
 			}
 			show, live := e.labShow(o, scenarios, verbose)
+			real.Progress = show.progress
 			if live && !c.Flags().Changed("pace") {
 				pace = livePace
 			}
-			return e.playLab(c.Context(), o, scenarios, show, pace, log)
+			return e.playLab(c.Context(), o, scenarios, show, pace, keep, log)
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&scenario, "scenario", "all", strings.Join(lab.Names(), ", ")+" or all")
 	f.StringVar(&script, "script", "", "a file with a scenario, instead of a built-in one")
 	f.IntVar(&o.Planes, "planes", 4, "planes, each with one leaf")
-	f.IntVar(&o.Servers, "servers", 8, "GPU servers")
+	f.IntVar(&o.Servers, "servers", 8, "GPU servers; 4 with --netns")
 	f.IntVar(&o.GPUs, "gpus", 1, "GPUs of a server")
 	f.IntVar(&o.SubPorts, "sub-ports", 2, "sub-ports of a server in each plane: 2 is a Y-cable")
 	f.StringVar(&speed, "speed", "400G", "speed of a sub-port")
@@ -106,6 +136,14 @@ Exit code 1 when an expectation is not met.`,
 	f.BoolVarP(&verbose, "verbose", "v", false, "log what the daemons do, to standard error")
 	f.StringVar(&configs, "write-configs", "", "only write every node's configuration file into this directory")
 	f.DurationVar(&pace, "pace", 0, "wait so long after each step (default 600ms with the live table in a terminal)")
+	f.BoolVar(&inNamespaces, "netns", false, "use network namespaces, processes and the kernel's forwarding (needs root)")
+	f.StringVar(&real.Leaf, "leaf", "fared", "with --netns: what runs on leaves, "+strings.Join(lab.Leaves, " or "))
+	f.StringVar(&real.Driver, "driver", "auto", "with --netns: the data plane's driver, "+strings.Join(lab.Drivers, ", "))
+	f.IntVar(&real.Rate, "rate", 2000, "with --netns: packets a second of each server, 0 for none")
+	f.BoolVar(&keep, "keep", false, "with --netns: leave the fabric running at the end")
+	f.BoolVar(&cleanup, "cleanup", false, "with --netns: only remove what earlier runs have left")
+	choices(c, "leaf", lab.Leaves...)
+	choices(c, "driver", lab.Drivers...)
 	choices(c, "scenario", append(lab.Names(), "all")...)
 	choices(c, "mode", labModes...)
 	choices(c, "policy", labPolicies...)
@@ -113,7 +151,33 @@ Exit code 1 when an expectation is not met.`,
 	_ = c.MarkFlagFilename("script")
 	_ = c.MarkFlagDirname("write-configs")
 	c.MarkFlagsMutuallyExclusive("scenario", "script")
+	c.MarkFlagsMutuallyExclusive("keep", "cleanup")
 	return readFlags(e, c)
+}
+
+// firstSet is the first of the flags that was given, or "".
+func firstSet(c *cobra.Command, names ...string) string {
+	for _, name := range names {
+		if c.Flags().Changed(name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// cleanLab removes what earlier fabrics of namespaces have left.
+func (e *env) cleanLab(ctx context.Context) error {
+	removed, err := lab.Cleanup(ctx)
+	for _, name := range removed {
+		fmt.Fprintf(e.out, "removed %s\n", name)
+	}
+	if err != nil {
+		return &exitError{exitFailed, err, "run it with sudo; 'ip netns pids NAME' says what runs in a namespace"}
+	}
+	if len(removed) == 0 {
+		fmt.Fprintln(e.out, "nothing was left by earlier runs")
+	}
+	return nil
 }
 
 func (e *env) writeLabConfigs(o lab.Options, dir string) error {
@@ -134,7 +198,7 @@ func (e *env) writeLabConfigs(o lab.Options, dir string) error {
 }
 
 // playLab starts the fabric and plays the scenarios one after the other.
-func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scenario, show labShow, pace time.Duration, log *slog.Logger) error {
+func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scenario, show labShow, pace time.Duration, keep bool, log *slog.Logger) error {
 	defer show.close()
 	show.starting()
 	started := time.Now()
@@ -142,6 +206,7 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 	if err != nil {
 		return labError(ctx, err)
 	}
+	defer fabric.Close() // after a panic too: what runs in namespaces would outlive this process
 	show.started(fabric, time.Since(started))
 	met := true
 	for _, s := range scenarios {
@@ -157,6 +222,18 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 		met = met && ok
 	}
 	show.ended(met) // the last picture is of a fabric that runs
+	if logs := fabric.Logs(); logs != "" {
+		fmt.Fprintf(e.notes(), "logs and configurations of all processes are kept in %s\n", logs)
+	}
+	if keep {
+		lines, err := fabric.Leave()
+		for _, line := range lines {
+			fmt.Fprintln(e.notes(), line)
+		}
+		if err != nil {
+			return labError(ctx, err)
+		}
+	}
 	if err := fabric.Close(); err != nil {
 		return labError(ctx, err)
 	}
@@ -164,6 +241,14 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 		return &exitError{exitFailed, errors.New("an expectation was not met"), "the steps marked WRONG (\"ok\": false) say what was seen instead"}
 	}
 	return nil
+}
+
+// notes are for people: what is not part of the data goes to standard error where that is data.
+func (e *env) notes() io.Writer {
+	if e.output == "table" {
+		return e.out
+	}
+	return e.err
 }
 
 // labError is how a lab ends that could not play to the end.

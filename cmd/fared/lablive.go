@@ -26,6 +26,7 @@ type labLive struct {
 	mu      sync.Mutex // guards what follows, and the drawing
 	fabric  *lab.Fabric
 	up      time.Duration
+	doing   string // while there is no fabric
 	playing *lab.Scenario
 	at      int         // which of its steps is going on
 	last    *lab.Result // that step's, when it is done
@@ -79,6 +80,10 @@ func (s *labLive) started(f *lab.Fabric, took time.Duration) {
 	s.change(func() { s.fabric, s.up = f, took })
 }
 
+func (s *labLive) progress(text string) {
+	s.change(func() { s.doing = text })
+}
+
 func (s *labLive) scenario(sc *lab.Scenario) {
 	s.change(func() {
 		s.playing, s.at, s.last = sc, 0, nil
@@ -91,6 +96,9 @@ func (s *labLive) result(r lab.Result) {
 		s.last = &r
 		s.steps++
 		s.done = append(s.done, fmt.Sprintf("  %s %-*s %-7s %8s  %d slots moved", s.e.mark(r.OK), stepColumn, r.Step, lab.Ratio(inOrder(s.o, r.Weights)), took(r), r.SlotsMoved))
+		if r.Traffic != nil {
+			s.done = append(s.done, "        "+packets(s.o, r.Traffic))
+		}
 		for _, w := range r.Wrong {
 			s.done = append(s.done, "        "+w)
 		}
@@ -169,7 +177,7 @@ func (s *labLive) draw() {
 func (s *labLive) picture(planes int) []string {
 	lines := []string{s.e.paint(bold, "fared lab") + "  " + size(s.o)}
 	if s.fabric == nil {
-		return append(lines, fmt.Sprintf("bringing up %d BGP sessions  %s", s.o.Planes*s.o.Servers*s.o.SubPorts, s.elapsed()), "")
+		return append(lines, fmt.Sprintf("bringing up %d BGP sessions  %s", s.o.Planes*s.o.Servers*s.o.SubPorts, s.elapsed()), s.doing)
 	}
 	lines = append(lines, fmt.Sprintf("%d BGP sessions, every weight in effect after %s; step %d of %d, %s", s.fabric.Sessions(), s.up.Round(time.Millisecond), s.number(), s.total, s.elapsed()), "")
 	step := &lab.Step{}
@@ -177,12 +185,16 @@ func (s *labLive) picture(planes int) []string {
 		step = &s.playing.Steps[s.at]
 	}
 	p := s.fabric.Picture(step)
-	lines = append(lines, fmt.Sprintf("  %-6s %-8s %-6s %-9s %s -> %s", "plane", "leaf", "state", "cables", p.Source, p.Destination))
+	lines = append(lines, fmt.Sprintf("  %-6s %-8s %-6s %-9s %s -> %s", "plane", "leaf", "state", "cables", p.Source, p.Destination)+heading(p))
 	weights := make([]*farev1.PlaneWeight, len(p.Planes)) // nil: nothing is known of it, which reads as 0
 	copy(weights, p.Weights.GetPlanes())
 	var top uint32
 	for _, w := range weights {
 		top = max(top, w.GetWeight())
+	}
+	var weighed float64
+	for _, w := range weights {
+		weighed += float64(w.GetWeight())
 	}
 	for i, plane := range p.Planes[:min(planes, len(p.Planes))] {
 		color, state := green, "up"
@@ -196,6 +208,13 @@ func (s *labLive) picture(planes int) []string {
 		note := "  " + bandwidth(w.GetBandwidthBps())
 		if w.GetReason() != "" {
 			note = "  " + w.GetReason()
+		}
+		if p.Packets {
+			part := 0.0
+			if weighed > 0 {
+				part = float64(w.GetWeight()) / weighed
+			}
+			note = fmt.Sprintf("  %5.1f %% of %.1f %%  %6.0f packets/s", 100*plane.Share, 100*part, plane.Rate) + note
 		}
 		lines = append(lines, fmt.Sprintf("  %-6s %-8s %s %-9s %3d %s%s", plane.Plane, plane.Leaf, s.e.paint(color, fmt.Sprintf("%-6s", state)),
 			fmt.Sprintf("%d/%d", plane.Up, plane.Cables), w.GetWeight(), s.e.paint(color, bar(w.GetWeight(), top, 20)), note))
@@ -212,6 +231,14 @@ func (s *labLive) picture(planes int) []string {
 		now = fmt.Sprintf("  %s %s: %d pairs after %s", s.e.mark(s.last.OK), s.last.Step, s.last.Pairs, took(*s.last))
 	}
 	return append(lines, "", now, "")
+}
+
+// heading is that of the columns that only packets have.
+func heading(p lab.Picture) string {
+	if !p.Packets {
+		return ""
+	}
+	return "        seen of weight, at the leaf"
 }
 
 // number is the step that is going on, counted from 1.

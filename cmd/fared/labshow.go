@@ -14,6 +14,7 @@ import (
 // labShow is how a lab's progress is shown.
 type labShow interface {
 	starting()
+	progress(text string) // of the start, where that takes a while
 	started(f *lab.Fabric, took time.Duration)
 	scenario(s *lab.Scenario)
 	result(r lab.Result)
@@ -41,6 +42,7 @@ type labData struct {
 }
 
 func (*labData) starting()                          {}
+func (*labData) progress(string)                    {}
 func (*labData) started(*lab.Fabric, time.Duration) {}
 func (*labData) scenario(*lab.Scenario)             {}
 func (*labData) next()                              {}
@@ -80,19 +82,33 @@ func (s *labData) step(r lab.Result) []byte {
 	add("scenario", r.Scenario)
 	add("pairs", r.Pairs)
 	add("elapsed_ns", r.ElapsedNS)
+	if t := r.Traffic; t != nil {
+		add("packets_sent", t.Sent)
+		add("packets_lost", t.Lost)
+		add("steady_packets_sent", t.SteadySent)
+		add("steady_packets_lost", t.SteadyLost)
+		add("measured_packets", inPlanes(s.o, t.Measured))
+		add("measured_share", inPlanes(s.o, t.Share))
+		add("weight_share", inPlanes(s.o, t.Wanted))
+	}
 	if len(r.Wrong) > 0 {
 		add("wrong", r.Wrong)
 	}
 	return append(b, '}')
 }
 
-func (s *labData) byPlane(weights map[string]uint32) []byte {
+func (s *labData) byPlane(weights map[string]uint32) []byte { return inPlanes(s.o, weights) }
+
+// inPlanes writes values in the order of the planes.
+func inPlanes[V uint32 | uint64 | float64](o lab.Options, values map[string]V) []byte {
 	b := []byte{'{'}
-	for i, w := range inOrder(s.o, weights) {
-		if i > 0 {
+	for p := range o.Planes {
+		if p > 0 {
 			b = append(b, ',')
 		}
-		b = fmt.Appendf(b, `"p%d":%d`, i, w)
+		name := fmt.Sprintf("p%d", p)
+		text, _ := json.Marshal(values[name]) // finite numbers always marshal
+		b = append(fmt.Appendf(b, "%q:", name), text...)
 	}
 	return append(b, '}')
 }
@@ -122,6 +138,8 @@ func size(o lab.Options) string {
 
 func (s *labLines) starting() { fmt.Fprintln(s.e.out, size(s.o)) }
 
+func (s *labLines) progress(text string) { fmt.Fprintln(s.e.out, text) }
+
 func (s *labLines) started(f *lab.Fabric, took time.Duration) {
 	fmt.Fprintf(s.e.out, "%d BGP sessions established, every weight in effect after %s\n", f.Sessions(), took.Round(time.Millisecond))
 }
@@ -144,9 +162,26 @@ func (s *labLines) result(r lab.Result) {
 		verdict = "after " + took(r).String()
 	}
 	fmt.Fprintf(s.e.out, "        %s, %d slots moved\n", verdict, r.SlotsMoved)
+	if r.Traffic != nil {
+		fmt.Fprintf(s.e.out, "        %s\n", packets(s.o, r.Traffic))
+	}
 	for _, w := range r.Wrong {
 		fmt.Fprintf(s.e.out, "        %s\n", w)
 	}
+}
+
+// packets says what became of a step's packets, and what part of the pair's took which plane.
+func packets(o lab.Options, t *lab.Traffic) string {
+	text := fmt.Sprintf("%d packets, %d lost, %d of them while nothing changed", t.Sent, t.Lost, t.SteadyLost)
+	if o.Planes > 8 || t.SteadySent == 0 {
+		return text
+	}
+	text += "; leaves saw"
+	for p := range o.Planes {
+		name := fmt.Sprintf("p%d", p)
+		text += fmt.Sprintf(" %.1f", 100*t.Share[name])
+	}
+	return text + " %"
 }
 
 func (s *labLines) ended(met bool) { fmt.Fprintf(s.e.out, "\n%s\n", s.e.verdict(s.steps, met)) }
