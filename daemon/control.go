@@ -105,6 +105,7 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 		d.loop.loopbacks = next.Loopbacks
 		d.loop.placesMu.Unlock()
 		if d.client != nil {
+			d.loop.ports.keep(next.Loopbacks)
 			d.client.SetForwarding(d.loop.core.layout.forwarding(next))
 		}
 		d.loop.builder.SetLayout(d.loop.statusLayout())

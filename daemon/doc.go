@@ -10,6 +10,9 @@
 //	acks <- data-plane client --------------knock----+         |                 --> speaker (what to advertise)
 //	gRPC drain, reload, SIGHUP, timers ----calls-----+         +--> status.Builder (immutable views)
 //
+// Source ports are chosen on whatever goroutine shows or pins them. Where the data plane has to be asked how it hashes, one
+// goroutine asks, and knocks when an answer has come.
+//
 // The Core has no goroutine, socket or clock: the same events give the same state and the same bytes. That is what
 // recording and `fared replay` rest on.
 //

@@ -484,6 +484,37 @@ func TestForeignLandingIsNotTaken(t *testing.T) {
 	}
 }
 
+// TestLandingsAreBounded: beyond the limit ports are uniform; nobody's landing is given up for another's.
+func TestLandingsAreBounded(t *testing.T) {
+	s := shape{planes: 2, subPorts: 1}
+	p := newSourcePorts(&s.core(t).layout, 4791, slog.New(slog.DiscardHandler))
+	p.client = fixedLanding{}
+	p.connected(true)
+	src := netip.MustParseAddr("10.255.0.1")
+	address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}) }
+	for i := range maxLandings + 10 {
+		p.asked(src, address(i))
+		p.asked(src, address(i)) // and no question twice
+	}
+	if len(p.pairs) != maxLandings || len(p.queue) != maxLandings {
+		t.Fatalf("%d pairs, %d questions, want %d", len(p.pairs), len(p.queue), maxLandings)
+	}
+	p.await(t.Context(), src, address(maxLandings)) // there is nothing to wait for
+	p.forget(address(7), []netip.Prefix{netip.PrefixFrom(src, 32)})
+	p.asked(src, address(maxLandings))
+	if p.pairs[pair{src, address(maxLandings)}] == nil {
+		t.Error("one was forgotten, and there is no room for another")
+	}
+	p.keep([]netip.Prefix{netip.PrefixFrom(src, 32)})
+	if len(p.pairs) != maxLandings {
+		t.Errorf("%d pairs of our loopback, want all", len(p.pairs))
+	}
+	p.keep(nil)
+	if len(p.pairs) != 0 {
+		t.Errorf("%d pairs of what is no loopback any more", len(p.pairs))
+	}
+}
+
 // TestSlotsWithoutALandingPort are counted as long as somebody was given them.
 func TestSlotsWithoutALandingPort(t *testing.T) {
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "linux-l4", Seed: 9, Buckets: 4096, LastingBuckets: 1}, false)

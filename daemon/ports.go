@@ -139,6 +139,26 @@ func (p *sourcePorts) forget(dst netip.Addr, loopbacks []netip.Prefix) {
 	}
 }
 
+// keep drops the pairs of all sources but our loopbacks.
+func (p *sourcePorts) keep(loopbacks []netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	gone := func(src netip.Addr) bool {
+		return !slices.ContainsFunc(loopbacks, func(lo netip.Prefix) bool { return lo.Addr() == src })
+	}
+	for key, n := range p.missed {
+		if gone(key.src) {
+			p.misses -= n
+			delete(p.missed, key)
+		}
+	}
+	for key, l := range p.pairs {
+		if gone(key.src) {
+			p.drop(key, l)
+		}
+	}
+}
+
 func (p *sourcePorts) drop(key pair, l *landing) {
 	delete(p.pairs, key)
 	if l.open != nil {
