@@ -127,9 +127,7 @@ func (s *Server) Hello(_ context.Context, request *farev1.HelloRequest) (*farev1
 		}
 	}
 	s.counters.Hellos++
-	return &farev1.HelloResponse{
-		Name: s.config.Name, Version: s.config.Version, Capabilities: proto.CloneOf(s.capabilities),
-	}, nil
+	return s.describe(), nil
 }
 
 // setForwarding judges a forwarding and makes it the present one. The caller holds mu.
@@ -284,6 +282,17 @@ func (s *Server) Counters(request *farev1.CountersRequest, stream grpc.ServerStr
 		}
 	}
 	return err
+}
+
+// Describe returns what Hello would answer now.
+func (s *Server) Describe() *farev1.HelloResponse {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.describe()
+}
+
+func (s *Server) describe() *farev1.HelloResponse {
+	return &farev1.HelloResponse{Name: s.config.Name, Version: s.config.Version, Capabilities: proto.CloneOf(s.capabilities)}
 }
 
 // View calls fn with the state, which it must neither modify nor keep.

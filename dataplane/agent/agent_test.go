@@ -1,0 +1,588 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/fared/fared/api/dptest"
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/dataplane/internal/journal"
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/tlsfiles"
+	"github.com/fared/fared/internal/unixsocket"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// logged is a log that a test reads.
+type logged struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// recorder is a driver that a test looks into.
+type recorder struct {
+	mu                 sync.Mutex
+	nothing            // what it does not record
+	changes            int
+	settled, closed    bool
+	sick, set, settles error
+	panics             bool
+}
+
+func (r *recorder) SetForwarding(*farev1.Forwarding) error { return r.set }
+
+func (r *recorder) Commit(changes []contract.Change) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.panics {
+		panic("on purpose")
+	}
+	r.changes += len(changes)
+	return nil
+}
+
+func (r *recorder) open() (*driver, error) {
+	return &driver{
+		name: "recorder", forwarder: r,
+		settle: func() error { r.settled = true; return r.settles },
+		healthy: func() error {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return r.sick
+		},
+		close: func() error { r.closed = true; return nil },
+	}, nil
+}
+
+// run starts an agent that ends with the test, or when stop is called.
+func run(t *testing.T, c Config, r *recorder) (a *Agent, stop func()) {
+	t.Helper()
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := c.complete(); err != nil {
+		t.Fatal(err)
+	}
+	a, err := start(c, r.open)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return a, stop
+}
+
+func connect(t *testing.T, target string, creds credentials.TransportCredentials) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func plain(t *testing.T, socket string) *grpc.ClientConn {
+	return connect(t, "unix:"+socket, insecure.NewCredentials())
+}
+
+func snapshot(t *testing.T, conn *grpc.ClientConn) *farev1.SnapshotResponse {
+	t.Helper()
+	all := &farev1.SnapshotResponse{}
+	stream, err := farev1.NewDataplaneServiceClient(conn).Snapshot(t.Context(), &farev1.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		part, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		proto.Merge(all, part)
+	}
+}
+
+// program says Hello, sends operations and waits until all are answered; it returns the refusals.
+func program(t *testing.T, conn *grpc.ClientConn, operations ...*farev1.Operation) (refused []*farev1.Ack) {
+	t.Helper()
+	client := farev1.NewDataplaneServiceClient(conn)
+	if _, err := client.Hello(t.Context(), &farev1.HelloRequest{Forwarding: dptest.DefaultForwarding()}); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := client.Program(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, o := range operations {
+		o.Id = uint64(i + 1)
+	}
+	if err := stream.Send(&farev1.ProgramRequest{Operations: operations}); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		response, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return refused
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ack := range response.Acks {
+			if ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED {
+				refused = append(refused, ack)
+			}
+		}
+	}
+}
+
+// story is a state worth keeping.
+func story() []*farev1.Operation {
+	return []*farev1.Operation{
+		{Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{Id: 1, Members: []*farev1.GroupMember{{Plane: "p0", Device: "dp0a", Weight: 2}, {Plane: "p1", Device: "dp1a", Weight: 1}}}}},
+		{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "10.0.0.1/32", Group: 1}}},
+		{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "2001:db8::1/128", Group: 1}}},
+		{Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: "dp1a"}}},
+	}
+}
+
+func TestConformance(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	a, err := New(Config{Driver: Memory, Socket: socket, Journal: socket + ".journal", Version: "v1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	dptest.Run(t, plain(t, socket), dptest.Options{})
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+}
+
+// TestRestart: what was promised is committed again before anybody is answered, and left over is dealt with after that.
+func TestRestart(t *testing.T) {
+	dir := t.TempDir()
+	c := Config{Socket: filepath.Join(dir, "s"), Journal: filepath.Join(dir, "journal")}
+	first := &recorder{}
+	_, stop := run(t, c, first)
+	if refused := program(t, plain(t, c.Socket), story()...); len(refused) > 0 {
+		t.Fatal(refused)
+	}
+	want := snapshot(t, plain(t, c.Socket))
+	stop()
+	if !first.closed || !first.settled {
+		t.Errorf("closed %v, settled %v", first.closed, first.settled)
+	}
+	second := &recorder{}
+	_, stop = run(t, c, second)
+	if second.changes != 4 || !second.settled {
+		t.Errorf("%d changes restored, settled %v; want 4", second.changes, second.settled)
+	}
+	conn := plain(t, c.Socket)
+	if got := snapshot(t, conn); !proto.Equal(got, want) {
+		t.Errorf("after the restart %v, before %v", got, want)
+	}
+	program(t, conn, story()...)
+	if second.changes != 4 {
+		t.Errorf("what was restored was changed again: %d changes", second.changes)
+	}
+	stop()
+
+	// A journal that this driver cannot do anything with, and one that is damaged: the control plane says it again.
+	for name, spoil := range map[string]func(*recorder){
+		"another driver": func(r *recorder) { r.set = status.Error(codes.Unimplemented, "no") },
+		"damage": func(*recorder) {
+			if err := os.WriteFile(c.Journal, []byte("damage that is longer than a header"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		third, log := &recorder{}, &logged{}
+		spoil(third)
+		c.Log = slog.New(slog.NewTextHandler(log, nil))
+		_, stop = run(t, c, third)
+		if got := snapshot(t, plain(t, c.Socket)); len(got.Groups) != 0 || third.changes != 0 {
+			t.Errorf("%s: restored %v", name, got)
+		}
+		if !strings.Contains(log.String(), "level=ERROR") {
+			t.Errorf("%s: the log does not say so:\n%s", name, log)
+		}
+		stop()
+	}
+}
+
+// TestOneAgent: a second one fails before it opens its driver, and names what is in its way.
+func TestOneAgent(t *testing.T) {
+	dir := t.TempDir()
+	c := Config{Socket: filepath.Join(dir, "s"), Journal: filepath.Join(dir, "journal")}
+	run(t, c, &recorder{})
+	opened := false
+	open := func() (*driver, error) { opened = true; return (&recorder{}).open() }
+	if err := c.complete(); err != nil {
+		t.Fatal(err)
+	}
+	var socketInUse *unixsocket.InUseError
+	if _, err := start(c, open); !errors.As(err, &socketInUse) || !strings.Contains(err.Error(), c.Socket) {
+		t.Errorf("the same socket: %v", err)
+	}
+	c.Socket += "2"
+	var journalInUse *journal.InUseError
+	if _, err := start(c, open); !errors.As(err, &journalInUse) || !strings.Contains(err.Error(), c.Journal) {
+		t.Errorf("the same journal: %v", err)
+	}
+	if opened {
+		t.Error("a driver was opened while another agent forwards")
+	}
+	if _, err := os.Stat(c.Socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the second agent's socket stays: %v", err)
+	}
+}
+
+func TestHealth(t *testing.T) {
+	socket, log := filepath.Join(t.TempDir(), "s"), &logged{}
+	r := &recorder{}
+	a, _ := run(t, Config{Socket: socket, MetricsListen: "127.0.0.1:0", Log: slog.New(slog.NewTextHandler(log, nil))}, r)
+	client := healthpb.NewHealthClient(plain(t, socket))
+	is := func(want healthpb.HealthCheckResponse_ServingStatus, page int) {
+		t.Helper()
+		for _, service := range []string{"", "fare.v1.DataplaneService"} {
+			netnstest.Eventually(t, 10*time.Second, func() error {
+				answer, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service}, grpc.WaitForReady(true))
+				if err == nil && answer.Status != want {
+					err = errors.New(answer.Status.String())
+				}
+				return err
+			})
+		}
+		answer, err := http.Get("http://" + a.metrics.listener.Addr().String() + "/healthz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if answer.StatusCode != page {
+			t.Errorf("/healthz says %d, want %d", answer.StatusCode, page)
+		}
+	}
+	sick := func(err error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.sick = err
+	}
+	is(healthpb.HealthCheckResponse_SERVING, 200)
+	sick(errors.New("the kernel forgot us"))
+	is(healthpb.HealthCheckResponse_NOT_SERVING, 503)
+	sick(nil)
+	is(healthpb.HealthCheckResponse_SERVING, 200)
+	if s := log.String(); strings.Count(s, "the kernel forgot us") != 1 || !strings.Contains(s, "works again") {
+		t.Errorf("log:\n%s", s)
+	}
+}
+
+// TestPanic: a fault of the driver refuses the operation that met it, and nothing else.
+func TestPanic(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	r := &recorder{panics: true}
+	a, _ := run(t, Config{Socket: socket}, r)
+	conn := plain(t, socket)
+	if refused := program(t, conn, story()[:1]...); len(refused) != 1 || codes.Code(refused[0].Code) != codes.Internal {
+		t.Errorf("refused %v, want INTERNAL", refused)
+	}
+	r.mu.Lock()
+	r.panics = false
+	r.mu.Unlock()
+	if refused := program(t, conn, story()...); len(refused) != 0 {
+		t.Errorf("refused %v", refused)
+	}
+	if n := a.watched.panics.Load(); n != 1 {
+		t.Errorf("%d panics counted", n)
+	}
+}
+
+// TestDescription: a reader learns what Hello would answer without saying Hello.
+func TestDescription(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	run(t, Config{Socket: socket, Version: "v9"}, &recorder{})
+	stream, err := farev1.NewDataplaneServiceClient(plain(t, socket)).Snapshot(t.Context(), &farev1.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	header, err := stream.Header()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := Describe(header)
+	if err != nil || d.Name != "recorder" || d.Version != "v9" || !d.Capabilities.Ipv6 {
+		t.Errorf("described as %v, %v", d, err)
+	}
+	if _, err := Describe(nil); err == nil {
+		t.Error("no header, and no error")
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	dir := t.TempDir()
+	c := Config{Socket: filepath.Join(dir, "s"), Journal: filepath.Join(dir, "journal"), MetricsListen: "127.0.0.1:0", Version: "v9"}
+	a, _ := run(t, c, &recorder{})
+	program(t, plain(t, c.Socket), append(story(), &farev1.Operation{Op: &farev1.Operation_DeleteGroup{DeleteGroup: 1}})...)
+	answer, err := http.Get("http://" + a.metrics.listener.Addr().String() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	b, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`fared_agent_build_info{driver="recorder",go_version="go`, `fared_agent_operations_total{kind="set_destination"} 2`,
+		`fared_agent_operation_outcomes_total{outcome="changed"} 4`, `fared_agent_operation_outcomes_total{outcome="refused"} 1`,
+		`fared_agent_commit_seconds_count `, `fared_agent_groups 1`, `fared_agent_destinations 2`, `fared_agent_sub_ports{state="down"} 1`,
+		`fared_agent_journal_records_total 5`, `fared_agent_journal_behind 0`, `fared_agent_serving 1`, `fared_agent_streams_total 1`,
+	} {
+		if !strings.Contains(string(b), "\n"+want) {
+			t.Errorf("no %s in:\n%s", want, b)
+		}
+	}
+}
+
+// TestStops: a client that holds a stream open is told to come back, and does not hold up the end.
+func TestStops(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	_, stop := run(t, Config{Socket: socket, StopTimeout: time.Minute}, &recorder{})
+	client := farev1.NewDataplaneServiceClient(plain(t, socket))
+	if _, err := client.Hello(t.Context(), &farev1.HelloRequest{Forwarding: dptest.DefaultForwarding()}); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := client.Program(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Header(); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("the stream ended with %v, want UNAVAILABLE", err)
+	}
+}
+
+// TestNotify: systemd hears of readiness, state, life and the end, in that order.
+func TestNotify(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	t.Setenv("NOTIFY_SOCKET", filepath.Join(dir, "notify"))
+	t.Setenv("WATCHDOG_USEC", "90000")
+	_, stop := run(t, Config{Socket: filepath.Join(dir, "s"), Notify: true}, &recorder{})
+	hear := func() string {
+		b := make([]byte, 512)
+		_ = l.SetReadDeadline(time.Now().Add(10 * time.Second))
+		n, err := l.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b[:n])
+	}
+	for _, want := range []string{"STATUS=recorder: 0 groups, 0 destinations", "READY=1", "WATCHDOG=1"} {
+		if got := hear(); got != want {
+			t.Errorf("systemd hears %q, want %q", got, want)
+		}
+	}
+	stop()
+	for got := hear(); got != "STOPPING=1"; got = hear() {
+		if got != "WATCHDOG=1" {
+			t.Fatalf("systemd hears %q", got)
+		}
+	}
+}
+
+func TestRefusesToStart(t *testing.T) {
+	dir := t.TempDir()
+	c := Config{Driver: Memory}
+	for want, change := range map[string]func(*Config){
+		"neither a socket":       func(c *Config) {},
+		"use auto, bpf, linux":   func(c *Config) { c.Driver = "ebpf"; c.Socket = dir + "/s" },
+		"reachable from outside": func(c *Config) { c.Listen = "0.0.0.0:0" },
+		"need a certificate":     func(c *Config) { c.Listen = "127.0.0.1:0"; c.TLS = &tls.Config{} },
+		"directory must exist":   func(c *Config) { c.Socket = dir + "/s"; c.Journal = dir + "/none/journal" },
+		"--metrics-listen":       func(c *Config) { c.Socket = dir + "/s"; c.MetricsListen = "no address" },
+	} {
+		c := c
+		change(&c)
+		if a, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+			if err == nil {
+				a.Close()
+			}
+		}
+	}
+	r := &recorder{settles: errors.New("netlink says no")}
+	if _, err := start(Config{Socket: dir + "/s", Log: slog.New(slog.DiscardHandler)}, r.open); err == nil || !strings.Contains(err.Error(), "netlink says no") || !r.closed {
+		t.Errorf("%v, driver closed: %v", err, r.closed)
+	}
+}
+
+// TestTLS: over TCP only who has a certificate of the right authority is answered.
+func TestTLS(t *testing.T) {
+	dir := t.TempDir()
+	ours, theirs := newAuthority(t, dir, "ours"), newAuthority(t, dir, "theirs")
+	cert, key := ours.issue(t, dir, "agent")
+	config, err := tlsfiles.Server(cert, key, ours.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, _ := run(t, Config{Listen: "127.0.0.1:0", TLS: config}, &recorder{})
+	for _, c := range []struct {
+		name   string
+		signer *authority
+		ok     bool
+	}{{"ours", ours, true}, {"theirs", theirs, false}, {"none", nil, false}} {
+		pool := x509.NewCertPool()
+		pool.AddCert(ours.cert)
+		client := &tls.Config{RootCAs: pool, ServerName: "127.0.0.1"}
+		if c.signer != nil {
+			cert, key := c.signer.issue(t, dir, "client-"+c.name)
+			pair, err := tls.LoadX509KeyPair(cert, key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			client.Certificates = []tls.Certificate{pair}
+		}
+		conn := connect(t, a.Addr().String(), credentials.NewTLS(client))
+		_, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{})
+		if (err == nil) != c.ok {
+			t.Errorf("a certificate of %s: %v", c.name, err)
+		}
+	}
+	conn := connect(t, a.Addr().String(), insecure.NewCredentials())
+	if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err == nil {
+		t.Error("answered without TLS")
+	}
+}
+
+// authority signs certificates.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	file string
+}
+
+func newAuthority(t *testing.T, dir, name string) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &authority{cert: cert, key: key, file: filepath.Join(dir, name+"-ca.pem")}
+	writePEM(t, a.file, "CERTIFICATE", der)
+	return a
+}
+
+// issue writes a certificate for 127.0.0.1 and its key.
+func (a *authority) issue(t *testing.T, dir, name string) (certFile, keyFile string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certFile, keyFile = filepath.Join(dir, name+".pem"), filepath.Join(dir, name+"-key.pem")
+	writePEM(t, certFile, "CERTIFICATE", der)
+	writePEM(t, keyFile, "PRIVATE KEY", private)
+	return certFile, keyFile
+}
+
+func writePEM(t *testing.T, path, kind string, der []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
