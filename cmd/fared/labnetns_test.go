@@ -1,0 +1,166 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/lab"
+)
+
+// namespaces is the command line of the smallest fabric of namespaces in which half a Y-cable can fail; the processes in it
+// are this test's binary.
+func namespaces(t *testing.T, args ...string) []string {
+	t.Helper()
+	netnstest.Require(t, "tc")
+	t.Setenv(asFared, "1")
+	return append([]string{"lab", "--netns", "--planes", "2", "--servers", "2"}, args...)
+}
+
+// nodesOf are the namespaces of a process's fabrics.
+func nodesOf(t *testing.T, pid int) []string {
+	t.Helper()
+	found, err := filepath.Glob(fmt.Sprintf("/run/netns/fared-%d*-[ls]e*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// TestLabNetnsFlags: what only a fabric of namespaces has is refused without it, and so is what it does not have.
+func TestLabNetnsFlags(t *testing.T) {
+	for want, args := range map[string][]string{
+		"--leaf is for a fabric of network namespaces":    {"--leaf", "frr"},
+		"--driver is for a fabric of network namespaces":  {"--driver", "bpf"},
+		"--rate is for a fabric of network namespaces":    {"--rate", "1"},
+		"--keep is for a fabric of network namespaces":    {"--keep"},
+		"--cleanup is for a fabric of network namespaces": {"--cleanup"},
+		`--leaf "cisco" is not known`:                     {"--netns", "--leaf", "cisco"},
+		`--driver "memory" is not known`:                  {"--netns", "--driver", "memory"},
+		"--rate 999999: not within":                       {"--netns", "--rate", "999999"},
+		"[cleanup keep]":                                  {"--netns", "--keep", "--cleanup"},
+	} {
+		if got := refused(t, exitUsage, append([]string{"lab"}, args...)...); !strings.Contains(got, want) {
+			t.Errorf("lab %s: no %q in\n%s", strings.Join(args, " "), want, got)
+		}
+	}
+}
+
+// TestLabNetnsJSON: a step says what became of its packets, beside what every step says.
+func TestLabNetnsJSON(t *testing.T) {
+	out := must(t, namespaces(t, "--scenario", "sub-cable", "-o", "json")...)
+	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
+	if len(lines) != 4 {
+		t.Fatalf("%d lines, want one for each of 4 steps:\n%s", len(lines), out)
+	}
+	var step struct {
+		Weights         map[string]uint32
+		OK              bool
+		Sent            uint64 `json:"packets_sent"`
+		SteadySent      uint64 `json:"steady_packets_sent"`
+		SteadyLost      *int   `json:"steady_packets_lost"`
+		MeasuredPackets map[string]uint64
+		Share           map[string]float64 `json:"measured_share"`
+		Wanted          map[string]float64 `json:"weight_share"`
+	}
+	if err := json.Unmarshal([]byte(lines[0]), &step); err != nil {
+		t.Fatal(err)
+	}
+	if !step.OK || step.Weights["p0"] != 2 || step.Weights["p1"] != 1 || step.Sent < step.SteadySent || step.SteadySent == 0 || step.SteadyLost == nil || *step.SteadyLost != 0 ||
+		math.Abs(step.Wanted["p0"]-2./3) > 1e-9 || math.Abs(step.Share["p0"]-2./3) > 0.05 || math.Abs(step.Share["p0"]+step.Share["p1"]-1) > 1e-9 {
+		t.Errorf("%+v in\n%s", step, lines[0])
+	}
+}
+
+// TestLabNetnsLines: the start is shown, and what packets did, within 120 columns.
+func TestLabNetnsLines(t *testing.T) {
+	out := must(t, namespaces(t, "--scenario", "none")...)
+	for _, want := range []string{"4 network namespaces, 8 cables\n", "8 of 8 BGP sessions\n", "2 pairs as they should be", " packets, 0 lost, 0 of them while nothing changed; leaves saw "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+	if left := nodesOf(t, os.Getpid()); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+	var o lab.Options
+	o.Planes = 4
+	share := map[string]float64{"p0": 0.2857, "p1": 0.2857, "p2": 0.1429, "p3": 0.2857}
+	if got, want := packets(o, &lab.Traffic{Sent: 12345678, Lost: 1234, SteadySent: 1, Share: share}), "12345678 packets, 1234 lost, 0 of them while nothing changed; leaves saw 28.6 28.6 14.3 28.6 %"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestLabNetnsInterrupted: Ctrl-C ends a fabric of namespaces and leaves nothing.
+func TestLabNetnsInterrupted(t *testing.T) {
+	b := inBackground(t, namespaces(t, "--pace", "1h", "--keep")...)
+	b.until(t, "0 slots moved")
+	if len(nodesOf(t, os.Getpid())) != 4 {
+		t.Errorf("namespaces %q", nodesOf(t, os.Getpid()))
+	}
+	if code := b.end(t); code != exitFailed || !strings.Contains(b.err.String(), "fared: interrupted") {
+		t.Errorf("exit %d, %s", code, b.err)
+	}
+	if left := nodesOf(t, os.Getpid()); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+// TestLabNetnsCleanup: what a lab leaves that is kept, or was killed, goes with --cleanup.
+func TestLabNetnsCleanup(t *testing.T) {
+	args := namespaces(t, "--scenario", "none", "--keep")
+	start := func(args ...string) (*exec.Cmd, func() string) {
+		cmd := exec.Command(os.Args[0], args...)
+		var out strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd, out.String
+	}
+	kept, said := start(args...)
+	if err := kept.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, said())
+	}
+	socket := regexp.MustCompile(`--socket (\S+) weights`).FindStringSubmatch(said())
+	if socket == nil || len(nodesOf(t, kept.Process.Pid)) != 4 {
+		t.Fatalf("kept %q, said\n%s", nodesOf(t, kept.Process.Pid), said())
+	}
+	if out := must(t, "weights", "--socket", socket[1]); !strings.Contains(out, "10.255.0.2") {
+		t.Errorf("the fabric that was kept says\n%s", out)
+	}
+
+	killed, _ := start(namespaces(t, "--pace", "1h")...)
+	netnstest.Eventually(t, 20*time.Second, func() error {
+		if _, err := os.Stat(filepath.Join(os.TempDir(), "fared-lab-"+strconv.Itoa(killed.Process.Pid), "server2", "run.log")); err != nil {
+			return err
+		}
+		return nil
+	})
+	if err := killed.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = killed.Wait() // says that it was killed
+
+	out := must(t, "lab", "--netns", "--cleanup")
+	for _, pid := range []int{kept.Process.Pid, killed.Process.Pid} {
+		if n := strings.Count(out, fmt.Sprintf("removed fared-%d-", pid)); n != 4 {
+			t.Errorf("%d namespaces of %d removed, want 4:\n%s", n, pid, out)
+		}
+		if left := nodesOf(t, pid); len(left) > 0 {
+			t.Errorf("left behind: %q", left)
+		}
+		if _, err := os.Stat(filepath.Join(os.TempDir(), fmt.Sprintf("fared-lab-%d", pid))); err == nil {
+			t.Errorf("the files of %d are left behind", pid)
+		}
+	}
+}
