@@ -2,6 +2,7 @@ package wecmp
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -152,6 +153,52 @@ func TestUniformPortsAreAProgression(t *testing.T) {
 			if want := MinPort + (int(ports[0])-MinPort+s*PortStride)%portCount; int(port) != want {
 				t.Fatalf("slot %d has port %d, want %d", s, port, want)
 			}
+		}
+	}
+}
+
+// TestScarceLandingPorts: 128 slots on 64 sub-ports have about as many landing ports at each as there are slots, so some have to
+// share. Planes are lost one by one, down to two, and return: whoever stays keeps its port, whoever returns gets its own.
+func TestScarceLandingPorts(t *testing.T) {
+	cfg := square(8, 8)
+	cfg.Slots, cfg.Policy = 128, Remap
+	cfg.Hash = LinuxL4{Seed: 7, Buckets: 1024, Lasting: 8}
+	p := mustPlanner(t, cfg)
+	r := rand.New(rand.NewPCG(3, 9)) // whether two meet is a matter of chance: the same at every run
+	for range 20 {
+		e := mustEngine(t, cfg)
+		src, dst := randomPair(r)
+		up, order := slices.Repeat([]uint64{8}, 8), r.Perm(8)
+		var first, last []uint16
+		var before []Place
+		for step := range 13 {
+			switch {
+			case step > 6:
+				up[order[step-7]] = 8
+			case step > 0:
+				up[order[step-1]] = 0
+			}
+			must(t, e.SetGroup(1, capacities(cfg, up...)))
+			must(t, e.SetDestination(address(1), 1))
+			e.Updates()
+			places := placesOf(t, e, 1)
+			ports, how := p.Ports(src, dst, places, nil)
+			checkPorts(t, p, src, dst, places, ports, how)
+			if how.Missed != 0 {
+				t.Fatalf("step %d: %d missed", step, how.Missed)
+			}
+			for s := range last {
+				if places[s] == before[s] && ports[s] != last[s] {
+					t.Fatalf("step %d: slot %d stayed, its port was %d and is %d", step, s, last[s], ports[s])
+				}
+			}
+			if step == 0 {
+				first = ports
+			}
+			last, before = ports, places
+		}
+		if !slices.Equal(first, last) {
+			t.Fatal("all are back, the ports are not")
 		}
 	}
 }

@@ -1182,7 +1182,9 @@ func (x *Destination) GetDrainBeforeMove() []uint32 {
 	return nil
 }
 
-// PairPorts are the slots' UDP source ports, in slot order.
+// PairPorts are the slots' UDP source ports, in slot order. Where neither flow_hash nor the configuration names a hash they
+// are an arithmetic progression, slot s having 49152 + (b + 10127 s) mod 16384 with a b of the pair's own: a data plane may
+// keep it in one entry, if it can keep any other list too.
 type PairPorts struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Source         string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
