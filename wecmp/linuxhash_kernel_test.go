@@ -145,3 +145,54 @@ func TestLinuxL4IsTheKernels(t *testing.T) {
 		}
 	}
 }
+
+// TestLastingPortsInTheKernel deals a resilient group's buckets as fare.v1.FlowHash describes it, and asks the kernel where the
+// ports leave that the planner chose.
+func TestLastingPortsInTheKernel(t *testing.T) {
+	const devices, buckets = 5, 128
+	n := newNamespace(t, "lasting")
+	setup := []string{"link set lo up", "addr add 10.255.0.1/32 dev lo", "addr add fd00:255::1/128 dev lo nodad"}
+	var groups [2]string
+	for d := range devices {
+		setup = append(setup,
+			fmt.Sprintf("link add d%d index %d type veth peer name e%d index %d", d, 100+d, d, 200+d),
+			fmt.Sprintf("link set d%d up", d), fmt.Sprintf("link set e%d up", d),
+			fmt.Sprintf("addr add 10.1.%d.1/24 dev d%d", d, d), fmt.Sprintf("addr add fd01:%d::1/64 dev d%d nodad", d, d),
+			fmt.Sprintf("nexthop add id %d via 10.1.%d.2 dev d%d", 1+d, d, d), fmt.Sprintf("nexthop add id %d via fd01:%d::2 dev d%d", 101+d, d, d))
+		run := roundDiv(uint64(d+1)*buckets, devices) - roundDiv(uint64(d)*buckets, devices)
+		for f := range groups { // the last member gets the first run
+			groups[f] = fmt.Sprintf("%d,%d/", 100*f+1+d, run) + groups[f]
+		}
+	}
+	for f, destination := range []string{"10.254.0.0/16", "fd00:254::/32"} {
+		setup = append(setup,
+			fmt.Sprintf("nexthop add id %d group %s type resilient buckets %d idle_timer 0", 1000+f, strings.TrimSuffix(groups[f], "/"), buckets),
+			fmt.Sprintf("route add %s nhid %d", destination, 1000+f))
+	}
+	n.batch(setup...)
+
+	cfg := square(devices, 1)
+	cfg.Slots, cfg.UDPPort = 40, 4444
+	cfg.Hash = LinuxL4{Seed: 287454020, Buckets: buckets, Lasting: 3}
+	p := mustPlanner(t, cfg)
+	places := homePlaces(p)
+	for _, pair := range [][2]string{{"10.255.0.1", "10.254.3.4"}, {"10.255.0.1", "10.254.200.1"}, {"fd00:255::1", "fd00:254::7"}} {
+		ports, how := p.Ports(netip.MustParseAddr(pair[0]), netip.MustParseAddr(pair[1]), places, nil)
+		if how.Method != MethodHash || how.Missed != 0 {
+			t.Fatalf("%v, %d missed", how, how.Missed)
+		}
+		var lines []string
+		for _, port := range ports {
+			lines = append(lines, fmt.Sprintf("route get %s from %s ipproto udp sport %d dport 4444", pair[1], pair[0], port))
+		}
+		got := routeDevice.FindAllStringSubmatch(n.batch(lines...), -1)
+		if len(got) != len(lines) {
+			t.Fatalf("%d answers to %d questions", len(got), len(lines))
+		}
+		for s := range got {
+			if device, _ := strconv.Atoi(got[s][1]); device != places[s].Plane {
+				t.Errorf("slot %d of %s: port %d leaves over device %d, its sub-port is %d", s, pair[1], ports[s], device, places[s].Plane)
+			}
+		}
+	}
+}
