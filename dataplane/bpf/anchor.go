@@ -1,0 +1,90 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// anchorMark is the alias of a device that we made.
+const anchorMark = "fared dataplane anchor"
+
+// ensureAnchor makes the anchor, or takes the one that is there and ours, and sets it up. It neither has nor gets addresses
+// and never resolves any: dummy and ifb devices do not.
+func ensureAnchor(h *netlink.Handle, name string) (index int, err error) {
+	device, err := h.LinkByName(name)
+	var none netlink.LinkNotFoundError
+	switch {
+	case errors.As(err, &none):
+		if device, err = makeAnchor(h, name); err != nil {
+			return 0, err
+		}
+	case err != nil:
+		return 0, fmt.Errorf("bpf: anchor %s: %w", name, err)
+	case device.Attrs().Alias != anchorMark:
+		return 0, fmt.Errorf("bpf: a device %s exists that is not ours (its alias is %q); use another name for the anchor", name, device.Attrs().Alias)
+	}
+	index = device.Attrs().Index
+	if device.Attrs().Flags&net.FlagUp == 0 {
+		// Without an address of the link the anchor stays silent. Where IPv6 is off there is nothing to keep silent.
+		_ = h.LinkSetIP6AddrGenMode(device, nl.IN6_ADDR_GEN_MODE_NONE)
+		enableIPv6(name)
+		if err := h.LinkSetUp(device); err != nil {
+			return 0, fmt.Errorf("bpf: set anchor %s up: %w", name, err)
+		}
+		// The kernel's own route for multicast over it; nobody sends there.
+		_ = h.RouteDel(&netlink.Route{
+			LinkIndex: index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_MULTICAST,
+			Dst: &net.IPNet{IP: net.ParseIP("ff00::"), Mask: net.CIDRMask(8, 128)},
+		})
+	}
+	return index, nil
+}
+
+func makeAnchor(h *netlink.Handle, name string) (netlink.Link, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Alias = name, anchorMark
+	dummy := h.LinkAdd(&netlink.Dummy{LinkAttrs: attrs})
+	if dummy != nil {
+		if err := h.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}); err != nil {
+			return nil, fmt.Errorf("bpf: make anchor %s: the kernel has neither dummy (%w) nor ifb devices (%w)", name, dummy, err)
+		}
+	}
+	device, err := h.LinkByName(name)
+	if err == nil && device.Attrs().Alias != anchorMark {
+		err = h.LinkSetAlias(device, anchorMark)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bpf: anchor %s: %w", name, err)
+	}
+	return device, nil
+}
+
+// enableIPv6 undoes a default of the namespace that would keep IPv6 routes off the anchor.
+func enableIPv6(device string) {
+	path := "/proc/sys/net/ipv6/conf/" + device + "/disable_ipv6"
+	if b, err := os.ReadFile(path); err == nil && len(b) > 0 && b[0] == '1' {
+		_ = os.WriteFile(path, []byte("0"), 0o644) // routes will say what is wrong
+	}
+}
+
+// removeAnchor deletes the anchor if it is ours, and with it whatever is routed through it.
+func removeAnchor(h *netlink.Handle, name string) error {
+	device, err := h.LinkByName(name)
+	var none netlink.LinkNotFoundError
+	if errors.As(err, &none) || err == nil && device.Attrs().Alias != anchorMark {
+		return nil
+	}
+	if err == nil {
+		err = h.LinkDel(device)
+	}
+	if err != nil {
+		return fmt.Errorf("bpf: remove anchor %s: %w", name, err)
+	}
+	return nil
+}

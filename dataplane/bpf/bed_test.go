@@ -1,0 +1,362 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/netnstest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	testPlanes   = 4
+	testSubPorts = 2
+	roce         = 4791
+)
+
+// family is which addresses flows and next hops have.
+type family struct {
+	name                string
+	source, destination netip.Prefix
+	hop4, hop6          bool
+}
+
+var families = []family{
+	{"v4", netip.MustParsePrefix("10.255.0.1/32"), netip.MustParsePrefix("10.255.0.2/32"), true, false},
+	{"v6", netip.MustParsePrefix("fd00:255::1/128"), netip.MustParsePrefix("fd00:255::2/128"), false, true},
+	{"v4 over v6", netip.MustParsePrefix("10.255.0.1/32"), netip.MustParsePrefix("10.255.0.2/32"), false, true},
+}
+
+// bed is a server whose sub-ports end in leaves that count.
+type bed struct {
+	testing.TB
+	server *netnstest.Namespace
+	leaves [testPlanes]*netnstest.Namespace
+	taps   map[string]*tap
+	family family
+	cfg    Config
+	s      *Steering
+	id     uint64
+}
+
+func device(plane, sub int) string { return fmt.Sprintf("p%d.%d", plane, sub) }
+
+func newBed(t testing.TB, f family) *bed {
+	t.Helper()
+	netnstest.Require(t)
+	b := &bed{TB: t, server: netnstest.New(t), taps: map[string]*tap{}, family: f}
+	b.cfg = Config{PinDir: mountBPF(t) + "/fared", Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	b.server.Addr("lo", "10.255.0.1/32", "fd00:255::1/128")
+	for p := range testPlanes {
+		b.leaves[p] = netnstest.New(t)
+		for s := range testSubPorts {
+			b.cable(p, s)
+		}
+	}
+	return b
+}
+
+func (b *bed) cable(p, s int) {
+	b.Helper()
+	dev, port := device(p, s), fmt.Sprintf("server%d", s)
+	netnstest.Veth(b, b.server, dev, b.leaves[p], port)
+	b.server.Addr(dev, fmt.Sprintf("172.16.%d.%d/31", p, 2*s), fmt.Sprintf("fd00:16:%d:%d::1/64", p, s))
+	b.leaves[p].Addr(port, fmt.Sprintf("172.16.%d.%d/31", p, 2*s+1), fmt.Sprintf("fd00:16:%d:%d::2/64", p, s))
+	b.taps[dev] = newTap(b, b.leaves[p], port)
+}
+
+// mountBPF mounts a BPF file system that is gone with the test.
+func mountBPF(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func (b *bed) open() {
+	b.Helper()
+	err := b.server.Do(func() (err error) {
+		b.s, err = Open(b.cfg)
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	s := b.s
+	b.Cleanup(func() { s.Close() })
+}
+
+func (b *bed) forwarding(mode farev1.Mode) *farev1.Forwarding {
+	f := &farev1.Forwarding{Mode: mode, Loopbacks: []string{b.family.source.String()}, UdpPorts: []uint32{roce, 4444}}
+	for p := range testPlanes {
+		plane := &farev1.ForwardingPlane{Plane: fmt.Sprintf("plane%d", p)}
+		for s := range testSubPorts {
+			sp := &farev1.ForwardingSubPort{Device: device(p, s)}
+			if b.family.hop4 {
+				sp.NextHopV4 = fmt.Sprintf("172.16.%d.%d", p, 2*s+1)
+			}
+			if b.family.hop6 {
+				sp.NextHopV6 = fmt.Sprintf("fd00:16:%d:%d::2", p, s)
+			}
+			plane.SubPorts = append(plane.SubPorts, sp)
+		}
+		f.Planes = append(f.Planes, plane)
+	}
+	return f
+}
+
+func (b *bed) greet(mode farev1.Mode) {
+	b.Helper()
+	if err := b.s.SetForwarding(b.forwarding(mode)); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func (b *bed) commit(changes ...contract.Change) {
+	b.Helper()
+	if err := b.s.Commit(changes); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// group has a slot for each of n, dealt over the sub-ports in turn, or over planes in per-packet mode; weights by plane.
+func testGroup(id uint32, n int, perPacket bool, weights ...uint32) *farev1.Group {
+	g := &farev1.Group{Id: id}
+	for p, w := range weights {
+		for s := range testSubPorts {
+			if w > 0 {
+				g.Members = append(g.Members, &farev1.GroupMember{Plane: fmt.Sprintf("plane%d", p), Device: device(p, s), Weight: w})
+			}
+		}
+	}
+	for i := range n {
+		p, s := place(i)
+		slot := &farev1.GroupSlot{Slot: uint32(i), Plane: fmt.Sprintf("plane%d", p), Device: device(p, s)}
+		if perPacket {
+			slot.Device = ""
+		}
+		g.Slots = append(g.Slots, slot)
+	}
+	return g
+}
+
+// place is where testGroup puts a slot.
+func place(slot int) (plane, sub int) { return slot % testPlanes, slot / testPlanes % testSubPorts }
+
+func setGroup(g *farev1.Group) contract.Change {
+	return contract.Change{Kind: contract.GroupChange, Group: g.Id, After: g}
+}
+
+func setDestination(to netip.Prefix, group uint32, source netip.Prefix, ports []uint32) contract.Change {
+	return contract.Change{Kind: contract.DestinationChange, Prefix: to, To: contract.Destination{
+		Group: group, Pairs: []*farev1.PairPorts{{Source: source.String(), UdpSourcePorts: ports}},
+	}}
+}
+
+// sequence is a progression of ports as the control plane chooses them.
+func sequence(n, start, stride int) (ports []uint32) {
+	for i := range n {
+		ports = append(ports, uint32(dynamicPorts+(start+i*stride)%portCount))
+	}
+	return ports
+}
+
+// flow sends from one UDP source port.
+type flow struct {
+	*net.UDPConn
+	batch *ipv4.PacketConn
+	sent  int
+}
+
+func (b *bed) flow(port uint32) *flow { return b.flowTo(b.family.destination.Addr(), port) }
+
+func (b *bed) flowTo(to netip.Addr, port uint32) *flow {
+	b.Helper()
+	f := &flow{}
+	err := b.server.Do(func() (err error) {
+		f.UDPConn, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(b.family.source.Addr(), uint16(port))),
+			net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, roce)))
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	f.batch = ipv4.NewPacketConn(f.UDPConn) // WriteBatch does not care about the family
+	b.Cleanup(func() { f.Close() })
+	return f
+}
+
+// send sends n packets.
+func (f *flow) send(n int) error {
+	const burst = 64
+	messages := make([]ipv4.Message, burst)
+	for i := range messages {
+		messages[i].Buffers = [][]byte{{0, 1, 2, 3}}
+	}
+	for n > 0 {
+		k, err := f.batch.WriteBatch(messages[:min(n, burst)], 0)
+		n, f.sent = n-k, f.sent+k
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tap counts frames that come in on a device, by UDP source port or SUNH label.
+type tap struct {
+	fd   int
+	name string
+	file *os.File
+	mu   sync.Mutex // guards all below
+	udp  map[uint16]int
+	sunh map[uint16]int
+	frag int
+	last []byte // frame of SUNH
+	done chan struct{}
+}
+
+func newTap(t testing.TB, n *netnstest.Namespace, port string) *tap {
+	t.Helper()
+	p := &tap{name: port, udp: map[uint16]int{}, sunh: map[uint16]int{}, done: make(chan struct{})}
+	err := n.Do(func() error {
+		ifi, err := net.InterfaceByName(port)
+		if err != nil {
+			return err
+		}
+		if p.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		if err := unix.SetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 256<<20); err != nil {
+			return err
+		}
+		return unix.Bind(p.fd, &unix.SockaddrLinklayer{Ifindex: ifi.Index, Protocol: binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL})})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.file = os.NewFile(uintptr(p.fd), port)
+	go p.run()
+	t.Cleanup(func() {
+		p.file.Close()
+		<-p.done
+	})
+	return p
+}
+
+func (p *tap) run() {
+	defer close(p.done)
+	buf := make([]byte, 1<<16)
+	for {
+		n, err := p.file.Read(buf)
+		if err != nil {
+			return
+		}
+		b := buf[:n]
+		if len(b) < 22 {
+			continue
+		}
+		p.mu.Lock()
+		switch at := 14; binary.BigEndian.Uint16(b[12:]) {
+		case unix.ETH_P_IP:
+			at += int(b[14]&15) * 4
+			if b[23] == unix.IPPROTO_UDP && len(b) >= at+8 {
+				if binary.BigEndian.Uint16(b[20:])&0x1fff != 0 {
+					p.frag++
+				} else if d := binary.BigEndian.Uint16(b[at+2:]); d == roce || d == 4444 {
+					p.udp[binary.BigEndian.Uint16(b[at:])]++
+				}
+			}
+		case unix.ETH_P_IPV6:
+			if b[20] == unix.IPPROTO_FRAGMENT {
+				p.frag++
+			} else if b[20] == unix.IPPROTO_UDP && binary.BigEndian.Uint16(b[56:]) == roce {
+				p.udp[binary.BigEndian.Uint16(b[54:])]++
+			}
+		case DefaultSUNHType:
+			p.sunh[binary.BigEndian.Uint16(b[16:])&0xfff]++
+			p.last = append(p.last[:0], b...)
+		}
+		p.mu.Unlock()
+	}
+}
+
+// at is how many packets from a port came to a device.
+func (b *bed) at(dev string, port uint32) int {
+	p := b.taps[dev]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.udp[uint16(port)]
+}
+
+// total is how many UDP packets came anywhere.
+func (b *bed) total() (n int) {
+	for _, p := range b.taps {
+		p.mu.Lock()
+		for _, c := range p.udp {
+			n += c
+		}
+		p.mu.Unlock()
+	}
+	return n
+}
+
+// arrived waits until n packets have come.
+func (b *bed) arrived(n int) {
+	b.Helper()
+	netnstest.Eventually(b, 10*time.Second, func() error {
+		if got := b.total(); got != n {
+			return fmt.Errorf("%d packets arrived, want %d; not sent: %v", got, n, b.drops())
+		}
+		return nil
+	})
+}
+
+func (b *bed) drops() map[Drop]uint64 {
+	stats, err := b.s.Stats()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for d, n := range stats.Drops {
+		if n == 0 {
+			delete(stats.Drops, d)
+		}
+	}
+	return stats.Drops
+}
+
+// resolve makes the kernel know the MAC address of every next hop, so that no packet has to wait for one.
+func (b *bed) resolve() {
+	b.Helper()
+	for p := range testPlanes {
+		for s := range testSubPorts {
+			for _, hop := range []string{fmt.Sprintf("172.16.%d.%d", p, 2*s+1), fmt.Sprintf("fd00:16:%d:%d::2", p, s)} {
+				netnstest.Eventually(b, 5*time.Second, func() error {
+					_, err := b.server.Output("ping", "-c1", "-W1", hop)
+					return err
+				})
+			}
+		}
+	}
+}

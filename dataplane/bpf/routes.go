@@ -1,0 +1,271 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/dataplane/internal/rtnl"
+)
+
+// The gateways through the anchor. Nobody has them; they only make the kernel keep one neighbour for all destinations
+// instead of one each, whose number would push others out of its tables. RFC 7600 calls the first the IPv4 dummy address.
+var (
+	gateway4 = netip.AddrFrom4([4]byte{192, 0, 0, 8})
+	gateway6 = netip.MustParseAddr("fe80::1")
+)
+
+// routes are the host routes to the anchor, by gateway, which package rtnl does not write.
+type routes struct {
+	conn     *rtnl.Conn // for dumps and rules
+	fd       int
+	sequence uint32
+	table    uint32
+	protocol uint8
+	anchor   int
+	tx, rx   []byte
+	have     map[netip.Prefix]netip.Addr // to the preferred source
+}
+
+// routeBatch bounds one sendmsg: a refusal of each message must fit the socket's buffer.
+const routeBatch = 128
+
+func openRoutes(cfg Config) (_ *routes, err error) {
+	r := &routes{table: cfg.Table, protocol: cfg.Protocol, rx: make([]byte, 64<<10), have: map[netip.Prefix]netip.Addr{}}
+	if r.conn, err = rtnl.Dial(); err != nil {
+		return nil, fmt.Errorf("bpf: %w", err)
+	}
+	if r.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE); err != nil {
+		return nil, errors.Join(fmt.Errorf("bpf: netlink: %w", err), r.conn.Close())
+	}
+	err = errors.Join(
+		unix.SetsockoptInt(r.fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1),
+		unix.SetsockoptTimeval(r.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}),
+		unix.Connect(r.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
+	)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("bpf: netlink: %w", err), r.close())
+	}
+	return r, nil
+}
+
+func (r *routes) close() error { return errors.Join(r.conn.Close(), unix.Close(r.fd)) }
+
+// read learns which routes are there. Ours that lead elsewhere than over the anchor are removed.
+func (r *routes) read() error {
+	clear(r.have)
+	batch := r.conn.Begin()
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		all, err := r.conn.RoutesBy(family, r.table, r.protocol)
+		if err != nil {
+			return fmt.Errorf("bpf: %w", err)
+		}
+		for _, route := range all {
+			if route.Gateways && route.Device == r.anchor && route.Prefix.IsSingleIP() {
+				r.have[route.Prefix] = route.Source
+			} else {
+				batch.DelRoute(route)
+			}
+		}
+	}
+	return ignore(r.conn.Do(batch), unix.ESRCH)
+}
+
+// ignore joins the errors but those of one code.
+func ignore(all []error, code unix.Errno) error {
+	var left []error
+	for _, err := range all {
+		if err != nil && !errors.Is(err, code) {
+			left = append(left, err)
+		}
+	}
+	return errors.Join(left...)
+}
+
+// add makes the routes that are not there with their preferred sources, not valid: none.
+func (r *routes) add(want map[netip.Prefix]netip.Addr) error {
+	return r.each(want, func(prefix netip.Prefix, source netip.Addr) bool {
+		was, ok := r.have[prefix]
+		switch {
+		case !ok:
+			// Not in place of somebody else's route in our table.
+			r.message(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, prefix, source)
+		case was != source:
+			r.message(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, prefix, source)
+		default:
+			return false
+		}
+		return true
+	}, func(prefix netip.Prefix, source netip.Addr) { r.have[prefix] = source })
+}
+
+// remove deletes those of the routes that are there.
+func (r *routes) remove(gone map[netip.Prefix]netip.Addr) error {
+	return r.each(gone, func(prefix netip.Prefix, _ netip.Addr) bool {
+		if _, ok := r.have[prefix]; !ok {
+			return false
+		}
+		r.message(unix.RTM_DELROUTE, 0, prefix, netip.Addr{})
+		return true
+	}, func(prefix netip.Prefix, _ netip.Addr) { delete(r.have, prefix) })
+}
+
+// each sends what write writes, in batches, and calls done for what the kernel has done.
+func (r *routes) each(all map[netip.Prefix]netip.Addr, write func(netip.Prefix, netip.Addr) bool, done func(netip.Prefix, netip.Addr)) error {
+	batch := make([]netip.Prefix, 0, routeBatch)
+	var failed []error
+	flush := func() error {
+		results, err := r.exchange(len(batch))
+		if err != nil {
+			return err
+		}
+		for i, code := range results {
+			if code != 0 && code != unix.ESRCH {
+				why := ""
+				if code == unix.EEXIST {
+					why = "; somebody else has a route to it there, use another table"
+				}
+				failed = append(failed, fmt.Errorf("bpf: route to %v in table %d: %w%s", batch[i], r.table, code, why))
+				continue
+			}
+			done(batch[i], all[batch[i]])
+		}
+		batch = batch[:0]
+		return nil
+	}
+	for prefix, source := range all {
+		if !write(prefix, source) {
+			continue
+		}
+		if batch = append(batch, prefix); len(batch) == routeBatch {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := flush(); err != nil {
+		return err
+	}
+	return errors.Join(failed...)
+}
+
+// message appends a request.
+func (r *routes) message(kind, flags uint16, prefix netip.Prefix, source netip.Addr) {
+	at := len(r.tx)
+	r.sequence++
+	r.tx = append(r.tx, make([]byte, 16+12)...)
+	h := r.tx[at:]
+	binary.NativeEndian.PutUint16(h[4:], kind)
+	binary.NativeEndian.PutUint16(h[6:], flags|unix.NLM_F_REQUEST)
+	binary.NativeEndian.PutUint32(h[8:], r.sequence)
+	family, gateway, scope := byte(unix.AF_INET), gateway4, byte(unix.RT_SCOPE_UNIVERSE)
+	if prefix.Addr().Is6() {
+		family, gateway = unix.AF_INET6, gateway6
+	}
+	if kind == unix.RTM_DELROUTE {
+		scope = unix.RT_SCOPE_NOWHERE // any
+	}
+	h[16], h[17] = family, byte(prefix.Bits())
+	h[21], h[22], h[23] = r.protocol, scope, unix.RTN_UNICAST
+	binary.NativeEndian.PutUint32(h[24:], unix.RTNH_F_ONLINK)
+	attr := func(kind uint16, value []byte) {
+		r.tx = binary.NativeEndian.AppendUint16(r.tx, uint16(4+len(value)))
+		r.tx = binary.NativeEndian.AppendUint16(r.tx, kind)
+		r.tx = append(r.tx, value...)
+	}
+	attr(unix.RTA_DST, prefix.Addr().AsSlice())
+	attr(unix.RTA_TABLE, binary.NativeEndian.AppendUint32(nil, r.table))
+	attr(unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, uint32(r.anchor)))
+	attr(unix.RTA_GATEWAY, gateway.AsSlice())
+	if source.IsValid() {
+		attr(unix.RTA_PREFSRC, source.AsSlice())
+	}
+	binary.NativeEndian.PutUint32(r.tx[at:], uint32(len(r.tx)-at))
+}
+
+// exchange sends the n messages and returns the kernel's answers. Only the last one asks for an acknowledgement; refusals
+// come unasked.
+func (r *routes) exchange(n int) ([]unix.Errno, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	at := 0
+	for range n - 1 {
+		at += int(binary.NativeEndian.Uint32(r.tx[at:]))
+	}
+	h := r.tx[at:]
+	binary.NativeEndian.PutUint16(h[6:], binary.NativeEndian.Uint16(h[6:])|unix.NLM_F_ACK)
+	_, err := unix.Write(r.fd, r.tx)
+	r.tx = r.tx[:0]
+	if err != nil {
+		return nil, fmt.Errorf("bpf: netlink: %w", err)
+	}
+	results := make([]unix.Errno, n)
+	for {
+		length, err := unix.Read(r.fd, r.rx)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("bpf: netlink: %w", err)
+		}
+		for b := r.rx[:length]; len(b) >= 20; {
+			size := int(binary.NativeEndian.Uint32(b))
+			i := binary.NativeEndian.Uint32(b[8:]) - (r.sequence - uint32(n) + 1)
+			if size < 20 || size > len(b) {
+				break
+			}
+			if binary.NativeEndian.Uint16(b[4:]) == unix.NLMSG_ERROR && i < uint32(n) {
+				results[i] = unix.Errno(-int32(binary.NativeEndian.Uint32(b[16:])))
+				if int(i) == n-1 {
+					return results, nil
+				}
+			}
+			b = b[min((size+3)&^3, len(b)):]
+		}
+	}
+}
+
+// rules makes the rules of both families those for ports. what is not ours stays.
+func (r *routes) rules(ports []uint16, priority uint32, families []uint8) error {
+	batch := r.conn.Begin()
+	var late []rtnl.Rule
+	for _, family := range families {
+		all, err := r.conn.Rules(family)
+		if err != nil {
+			return fmt.Errorf("bpf: %w", err)
+		}
+		missing := map[uint16]bool{}
+		for _, port := range ports {
+			missing[port] = true
+		}
+		rule := func(port uint16) rtnl.Rule {
+			return rtnl.Rule{
+				Family: family, Priority: priority, Table: r.table, Protocol: r.protocol,
+				IPProto: unix.IPPROTO_UDP, Dport: [2]uint16{port, port},
+			}
+		}
+		for _, have := range all {
+			switch {
+			case have.Protocol != r.protocol || have.Table != r.table || have.Foreign:
+			case missing[have.Dport[0]] && have == rule(have.Dport[0]):
+				delete(missing, have.Dport[0])
+			default:
+				late = append(late, have)
+			}
+		}
+		for port := range missing {
+			batch.SetRule(rule(port))
+		}
+	}
+	for _, old := range late {
+		batch.DelRule(old)
+	}
+	if err := errors.Join(r.conn.Do(batch)...); err != nil {
+		return fmt.Errorf("bpf: %w", err)
+	}
+	return nil
+}

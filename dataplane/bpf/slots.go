@@ -1,0 +1,98 @@
+package bpf
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+)
+
+// span is a run of slot counters.
+type span struct{ from, n uint32 }
+
+// slotCounters gives pairs their counters, a run each.
+type slotCounters struct {
+	kernel *ebpf.Map
+	free   []span // by from, never touching
+	clean  uint32 // from here on none was ever used
+}
+
+// newSlotCounters knows which runs of an adopted map are in use; used may be empty.
+func newSlotCounters(kernel *ebpf.Map, adopted bool, used []span) *slotCounters {
+	s := &slotCounters{kernel: kernel}
+	if adopted {
+		s.clean = kernel.MaxEntries()
+	}
+	slices.SortFunc(used, func(a, b span) int { return int(a.from) - int(b.from) })
+	at := uint32(0)
+	for _, u := range used {
+		if u.from > at {
+			s.free = append(s.free, span{at, u.from - at})
+		}
+		at = max(at, u.from+u.n)
+	}
+	if n := kernel.MaxEntries(); at < n {
+		s.free = append(s.free, span{at, n - at})
+	}
+	return s
+}
+
+// take returns n counters that are zero, the first that are free; false: there are none.
+func (s *slotCounters) take(n uint32) (uint32, bool) {
+	for i := range s.free {
+		f := &s.free[i]
+		if f.n < n {
+			continue
+		}
+		from := f.from
+		if f.from, f.n = f.from+n, f.n-n; f.n == 0 {
+			s.free = slices.Delete(s.free, i, i+1)
+		}
+		if dirty := min(s.clean, from+n); dirty > from {
+			if err := s.zero(from, dirty); err != nil {
+				s.give(span{from, n})
+				return 0, false
+			}
+		}
+		s.clean = max(s.clean, from+n)
+		return from, true
+	}
+	return 0, false
+}
+
+func (s *slotCounters) zero(from, to uint32) error {
+	keys := make([]uint32, to-from)
+	for i := range keys {
+		keys[i] = from + uint32(i)
+	}
+	_, err := s.kernel.BatchUpdate(keys, make([]steerSlotCounter, len(keys)), nil)
+	return err
+}
+
+// give takes counters back.
+func (s *slotCounters) give(back span) {
+	i, _ := slices.BinarySearchFunc(s.free, back.from, func(f span, from uint32) int { return int(f.from) - int(from) })
+	s.free = slices.Insert(s.free, i, back)
+	if i+1 < len(s.free) && s.free[i].from+s.free[i].n == s.free[i+1].from {
+		s.free[i].n += s.free[i+1].n
+		s.free = slices.Delete(s.free, i+1, i+2)
+	}
+	if i > 0 && s.free[i-1].from+s.free[i-1].n == s.free[i].from {
+		s.free[i-1].n += s.free[i].n
+		s.free = slices.Delete(s.free, i, i+1)
+	}
+}
+
+// read returns all counters.
+func (s *slotCounters) read() ([]steerSlotCounter, error) {
+	all := make([]steerSlotCounter, s.kernel.MaxEntries())
+	keys := make([]uint32, len(all))
+	var cursor ebpf.MapBatchCursor
+	for at := 0; at < len(all); {
+		n, err := s.kernel.BatchLookup(&cursor, keys[at:], all[at:], nil)
+		if at += n; err != nil && at < len(all) {
+			return nil, fmt.Errorf("bpf: read the slots' counters: %w", err)
+		}
+	}
+	return all, nil
+}
