@@ -81,6 +81,7 @@ programs them into the data plane (draft-xu-rtgwg-fare-in-sun).
 
   fared lab                 watch weights follow failures: no root, no configuration
   fared run --config FILE   the daemon on a GPU server
+  fared dataplane           the agent beside it that makes the kernel forward
   fared weights             what traffic to each GPU is split by, right now
 
 Exit codes: 0 done; 1 it ran and did not come true; 2 wrong usage or configuration;
@@ -109,7 +110,7 @@ Exit codes: 0 done; 1 it ran and did not come true; 2 wrong usage or configurati
 		return &exitError{exitUsage, errors.New(text), "see " + c.CommandPath() + " --help"}
 	})
 	root.AddCommand(
-		runCommand(e), leafCommand(e), labCommand(e), checkCommand(e), replayCommand(e),
+		runCommand(e), leafCommand(e), dataplaneCommand(e), labCommand(e), checkCommand(e), replayCommand(e),
 		statusCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), watchCommand(e),
 		drainCommand(e), undrainCommand(e), reloadCommand(e), versionCommand(e),
 	)

@@ -1,0 +1,331 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/fared/fared/api/dptest"
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// agentProcess is `fared dataplane` in a process of its own, and a connection to it.
+type agentProcess struct {
+	*process
+	socket string
+	client farev1.DataplaneServiceClient
+}
+
+// startAgent starts an agent in a directory and waits until it answers.
+func startAgent(t *testing.T, dir string, args ...string) *agentProcess {
+	t.Helper()
+	a := &agentProcess{socket: filepath.Join(dir, "dataplane.sock")}
+	a.process = start(t, append([]string{"dataplane", "--driver", "memory", "--socket", a.socket}, args...)...)
+	conn, err := grpc.NewClient("unix:"+a.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	a.client = farev1.NewDataplaneServiceClient(conn)
+	within(t, 20*time.Second, func() error {
+		if err := a.running(); err != nil {
+			t.Fatal(err)
+		}
+		_, err := readDataplane(t.Context(), conn)
+		return err
+	})
+	return a
+}
+
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "fared") // t.TempDir is too long for a socket's path on some machines
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func (a *agentProcess) hello(t *testing.T, forwarding *farev1.Forwarding) {
+	t.Helper()
+	if _, err := a.client.Hello(t.Context(), &farev1.HelloRequest{Forwarding: forwarding}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// program sends operations and fails the test unless all are in effect.
+func (a *agentProcess) program(t *testing.T, operations ...*farev1.Operation) {
+	t.Helper()
+	stream, err := a.client.Program(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, o := range operations {
+		o.Id = uint64(i + 1)
+	}
+	if err := stream.Send(&farev1.ProgramRequest{Operations: operations}); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	for left := len(operations); ; {
+		response, err := stream.Recv()
+		if errors.Is(err, io.EOF) && left == 0 {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ack := range response.Acks {
+			if ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED {
+				t.Fatalf("refused: %v", ack)
+			}
+			left--
+		}
+	}
+}
+
+func (a *agentProcess) snapshot(t *testing.T) *farev1.SnapshotResponse {
+	t.Helper()
+	all := &farev1.SnapshotResponse{}
+	stream, err := a.client.Snapshot(t.Context(), &farev1.SnapshotRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		part, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		proto.Merge(all, part)
+	}
+}
+
+func setGroup(id uint32, members ...*farev1.GroupMember) *farev1.Operation {
+	return &farev1.Operation{Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{Id: id, Members: members}}}
+}
+
+func setDestination(prefix string, group uint32) *farev1.Operation {
+	return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: prefix, Group: group}}}
+}
+
+func someState() []*farev1.Operation {
+	return []*farev1.Operation{
+		setGroup(1, &farev1.GroupMember{Plane: "p0", Device: "dp0a", Weight: 2}, &farev1.GroupMember{Plane: "p1", Device: "dp1a", Weight: 1}),
+		setGroup(2),
+		setDestination("10.255.0.2/32", 1), setDestination("2001:db8::2/128", 1), setDestination("10.255.0.3/32", 2),
+		{Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: "dp1a"}}},
+	}
+}
+
+func TestDataplaneShow(t *testing.T) {
+	a := startAgent(t, shortDir(t))
+	forwarding := dptest.DefaultForwarding()
+	a.hello(t, forwarding)
+	a.program(t, someState()...)
+	table := must(t, "dataplane", "show", "--socket", a.socket)
+	for _, want := range []string{
+		"data plane    memory ", "health        SERVING\n", "capabilities  IPv6, per-packet, confirms in effect\n",
+		"dp1a      down\n", "dp0a      up\n",
+		"GROUP  DESTINATIONS  SLOTS  WEIGHTS\n1      2             0      dp0a 2, dp1a 1\n2      1             0      unreachable: packets are dropped\n",
+		"10.255.0.2/32    1      0\n",
+	} {
+		if !strings.Contains(table, want) {
+			t.Errorf("no %q in\n%s", want, table)
+		}
+	}
+	json := must(t, "dataplane", "show", "--socket", a.socket, "-o", "json")
+	for _, want := range []string{"{\n  \"health\": \"SERVING\",\n  \"name\": \"memory\",", `"per_packet": true`, `"prefix": "2001:db8::2/128"`, `"weight": 2`} {
+		if !strings.Contains(json, want) {
+			t.Errorf("no %q in\n%s", want, json)
+		}
+	}
+	must(t, "dataplane", "show", "--socket", a.socket, "-o", "yaml")
+	if o := fared(t, "__complete", "dataplane", "counters", "--socket", a.socket, "--destination", ""); !strings.HasPrefix(o.out, "10.255.0.2/32\n10.255.0.3/32\n2001:db8::2/128\n") {
+		t.Errorf("completes %q", o.out)
+	}
+	if text := refused(t, exitFailed, "dataplane", "counters", "--socket", a.socket); !strings.Contains(text, "counts nothing") {
+		t.Error(text)
+	}
+}
+
+// counting is a data plane that counts.
+type counting struct {
+	farev1.UnimplementedDataplaneServiceServer
+}
+
+func (counting) Counters(r *farev1.CountersRequest, stream grpc.ServerStreamingServer[farev1.CountersResponse]) error {
+	if err := stream.Send(&farev1.CountersResponse{SubPorts: []*farev1.SubPortCounters{{Plane: "p0", Device: "p0.0", Packets: 7, Bytes: 7000}}}); err != nil {
+		return err
+	}
+	return stream.Send(&farev1.CountersResponse{Slots: []*farev1.SlotCounters{{Source: "10.255.0.1/32", Destination: r.Destination, Slot: 3, Packets: 5, Bytes: 5000, DivertedPackets: 1}}})
+}
+
+func TestDataplaneCounters(t *testing.T) {
+	socket := filepath.Join(shortDir(t), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	farev1.RegisterDataplaneServiceServer(server, counting{})
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	defer func() {
+		server.Stop()
+		<-ended
+	}()
+	want := "SUB-PORT  PLANE  PACKETS  BYTES\np0.0      p0     7        7000\n\n" +
+		"SOURCE         DESTINATION    SLOT  PACKETS  BYTES  DIVERTED\n10.255.0.1/32  10.255.0.2/32  3     5        5000   1\n"
+	if got := must(t, "dataplane", "counters", "--socket", socket, "--destination", "10.255.0.2"); got != want {
+		t.Errorf("prints\n%s, want\n%s", got, want)
+	}
+	if got := must(t, "dataplane", "counters", "--socket", socket, "-o", "json"); !strings.Contains(got, `"diverted_packets": 1`) {
+		t.Errorf("prints %s", got)
+	}
+	if text := refused(t, exitFailed, "dataplane", "show", "--socket", socket); !strings.Contains(text, "not implemented") {
+		t.Error(text)
+	}
+}
+
+func TestDataplaneUsage(t *testing.T) {
+	dir := shortDir(t)
+	nobody := filepath.Join(dir, "nobody")
+	for _, c := range []struct {
+		code int
+		want string
+		args string
+	}{
+		{exitUsage, "--driver", "--driver ebpf"},
+		{exitUsage, "--socket-mode", "--socket-mode 0999"},
+		{exitUsage, "--socket-mode", "--socket-mode 17777"},
+		{exitUsage, "--log-level", "--log-level loud"},
+		{exitUsage, "--log-format", "--log-format xml"},
+		{exitUsage, "--socket or --listen", "--socket="},
+		{exitUsage, "together", "--tls-cert x"},
+		{exitUsage, "PEM files", "--listen 127.0.0.1:0 --tls-cert x --tls-key y --tls-client-ca z"},
+		{exitUsage, "takes no arguments", "now"},
+		{exitUsage, "unknown flag", "--dirver bpf"},
+		{exitFailed, "reachable from outside", "--driver memory --listen 0.0.0.0:0"},
+		{exitFailed, "no-such-owner", "--driver memory --socket-owner no-such-owner"},
+		{exitUnreachable, "no data plane answers at " + nobody, "show"},
+		{exitUnreachable, "is the agent running", "counters"},
+	} {
+		args := append([]string{"dataplane", "--socket", nobody}, strings.Fields(c.args)...)
+		if text := refused(t, c.code, args...); !strings.Contains(text, c.want) {
+			t.Errorf("fared %v: no %q in\n%s", args, c.want, text)
+		}
+	}
+}
+
+// TestDataplaneKilled: killed and started again, the agent knows what it promised; ended in order, it leaves no socket.
+func TestDataplaneKilled(t *testing.T) {
+	dir := shortDir(t)
+	a := startAgent(t, dir)
+	forwarding := dptest.DefaultForwarding()
+	a.hello(t, forwarding)
+	a.program(t, someState()...)
+	want := a.snapshot(t)
+	for range 3 {
+		if code := a.end(t, syscall.SIGKILL); code != -1 {
+			t.Fatalf("exit %d", code)
+		}
+		a = startAgent(t, dir)
+		if got := a.snapshot(t); !proto.Equal(got, want) {
+			t.Fatalf("after the restart %v, want %v", got, want)
+		}
+	}
+	if code := a.end(t, syscall.SIGTERM); code != exitOK {
+		t.Errorf("exit %d, want 0", code)
+	}
+	if _, err := os.Stat(a.socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+	journal := filepath.Join(dir, "dataplane.journal")
+	if info, err := os.Stat(journal); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("journal: %v, %v; want mode 0600", info, err)
+	}
+
+	// Damage is said, and the file kept.
+	if err := os.WriteFile(journal, []byte(strings.Repeat("damage", 10)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a = startAgent(t, dir)
+	if got := a.snapshot(t); len(got.Groups) > 0 {
+		t.Errorf("restored %v", got)
+	}
+	aside, err := filepath.Glob(journal + ".damaged-*")
+	if err != nil || len(aside) != 1 || !strings.Contains(a.log.String(), aside[0]) {
+		t.Errorf("set aside %v, %v; log\n%s", aside, err, &a.log)
+	}
+}
+
+// TestDataplaneAlone: a second agent, and a flush, keep away from one that runs.
+func TestDataplaneAlone(t *testing.T) {
+	dir := shortDir(t)
+	a := startAgent(t, dir, "--socket-mode", "0600", "--socket-owner", fmt.Sprint(os.Getuid()))
+	if info, err := os.Stat(a.socket); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("socket: %v, %v; want mode 0600", info, err)
+	}
+	other := filepath.Join(dir, "other.sock")
+	for _, args := range [][]string{
+		{"dataplane", "--driver", "memory", "--socket", a.socket},
+		{"dataplane", "--driver", "memory", "--socket", "unix:" + a.socket},
+		{"dataplane", "--driver", "memory", "--socket", other}, // the same journal
+		{"dataplane", "--driver", "memory", "--socket", a.socket, "--flush"},
+	} {
+		if text := refused(t, exitFailed, args...); !strings.Contains(text, dir) || !strings.Contains(text, "tells about the one that runs") {
+			t.Errorf("fared %v:\n%s", args, text)
+		}
+	}
+	if err := a.running(); err != nil {
+		t.Error(err)
+	}
+	a.end(t, syscall.SIGTERM)
+	journal := filepath.Join(dir, "dataplane.journal")
+	out := must(t, "dataplane", "--driver", "memory", "--socket", a.socket, "--flush")
+	if _, err := os.Stat(journal); !errors.Is(err, os.ErrNotExist) || !strings.Contains(out, "journal "+journal+"\n") {
+		t.Errorf("after the flush: %v; printed\n%s", err, out)
+	}
+	if _, err := os.Stat(a.socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the flush leaves a socket: %v", err)
+	}
+}
+
+// TestDataplaneSocketFlag: the default of the agent is its own, not the daemon's.
+func TestDataplaneSocketFlag(t *testing.T) {
+	for _, words := range []string{"dataplane", "dataplane show", "dataplane counters"} {
+		help := must(t, append(strings.Fields(words), "--help")...)
+		if strings.Count(help, "--socket ") != 1 || !strings.Contains(help, defaultDataplane) {
+			t.Errorf("fared %s --help:\n%s", words, help)
+		}
+	}
+	e := &env{patience: time.Second}
+	o := &dataplaneOptions{}
+	c := dataplaneCommand(e)
+	o.config.Socket = defaultDataplane
+	conn, err := e.dialDataplane(c, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if e.socket != defaultDataplane && e.socket != unitDataplane {
+		t.Errorf("dials %s", e.socket)
+	}
+}

@@ -1,0 +1,285 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/agent"
+)
+
+// dialDataplane connects to the agent. When nobody chose a socket, it is the one of the systemd unit where that alone is.
+func (e *env) dialDataplane(c *cobra.Command, o *dataplaneOptions) (*grpc.ClientConn, error) {
+	e.socket = o.config.Socket
+	if !c.Flags().Changed("socket") {
+		if _, err := os.Stat(e.socket); err != nil {
+			if _, err := os.Stat(unitDataplane); err == nil {
+				e.socket = unitDataplane
+			}
+		}
+	}
+	return e.dial()
+}
+
+// explainDataplane turns an RPC's error into an exit code and a remedy.
+func (e *env) explainDataplane(err error) error {
+	st, _ := status.FromError(err)
+	switch st.Code() {
+	case codes.Unavailable:
+		why := reason(st.Message())
+		remedy := "is the agent running? systemctl status fared-dataplane; start it with 'fared dataplane', or name its socket with --socket"
+		if strings.Contains(why, "permission denied") {
+			remedy = "use sudo, or join the group that 'ls -l " + e.socket + "' shows"
+		}
+		return &exitError{exitUnreachable, fmt.Errorf("no data plane answers at %s: %s", e.socket, why), remedy}
+	case codes.DeadlineExceeded:
+		return &exitError{exitUnreachable, fmt.Errorf("the data plane at %s does not answer within %s", e.socket, e.patience), "its log says what holds it up; under systemd the watchdog restarts one that hangs"}
+	case codes.Unimplemented:
+		return &exitError{exitFailed, errors.New(st.Message()), "'fared dataplane show' says which driver runs; --driver bpf counts"}
+	case codes.NotFound:
+		return &exitError{exitNotFound, errors.New(st.Message()), "'fared dataplane show' lists the destinations there are"}
+	default:
+		return e.explain(err, "see fared dataplane --help")
+	}
+}
+
+// dataplaneView is what `fared dataplane show` prints.
+type dataplaneView struct {
+	address     string
+	description *farev1.HelloResponse
+	health      string
+	state       *farev1.SnapshotResponse
+}
+
+func dataplaneShowCommand(e *env, o *dataplaneOptions) *cobra.Command {
+	c := &cobra.Command{
+		Use: "show", Short: "Show what the data plane can do and what is programmed", Args: noArgs,
+		Long: `Shows the running agent's driver, its health and capabilities, and everything that is
+programmed: sub-ports, groups with their weights, destinations. It changes nothing.`,
+		Example: "  fared dataplane show\n  fared dataplane show -o json",
+		RunE: func(c *cobra.Command, _ []string) error {
+			conn, err := e.dialDataplane(c, o)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			ctx, cancel := context.WithTimeout(c.Context(), e.patience)
+			defer cancel()
+			view, err := readDataplane(ctx, conn)
+			if err != nil {
+				return e.explainDataplane(err)
+			}
+			view.address = e.socket
+			if e.output != "table" {
+				return printJSON(e.out, e.output, view.json())
+			}
+			w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+			view.table(w)
+			return w.Flush()
+		},
+	}
+	return readFlags(e, c)
+}
+
+func readDataplane(ctx context.Context, conn *grpc.ClientConn) (*dataplaneView, error) {
+	view := &dataplaneView{state: &farev1.SnapshotResponse{}}
+	stream, err := farev1.NewDataplaneServiceClient(conn).Snapshot(ctx, &farev1.SnapshotRequest{})
+	if err != nil {
+		return nil, err
+	}
+	for {
+		part, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		proto.Merge(view.state, part)
+	}
+	header, err := stream.Header()
+	if err != nil {
+		return nil, err
+	}
+	// Another data plane than ours does not say more about itself, nor need it serve health.
+	if view.description, err = agent.Describe(header); err != nil {
+		view.description = &farev1.HelloResponse{}
+	}
+	view.health = "UNKNOWN"
+	answer, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: farev1.DataplaneService_ServiceDesc.ServiceName})
+	if err == nil {
+		view.health = answer.Status.String()
+	} else if status.Code(err) != codes.Unimplemented {
+		return nil, err
+	}
+	return view, nil
+}
+
+// json has the keys of the .proto files: health, then what Hello would answer, then what is programmed.
+func (v *dataplaneView) json() []byte {
+	b := fmt.Appendf(nil, `{"health":%q,`, v.health) // an enum's name
+	b = append(b, bytes.TrimSuffix(appendJSON(nil, v.description.ProtoReflect())[1:], []byte("}"))...)
+	b = append(b, ',')
+	return append(b, appendJSON(nil, v.state.ProtoReflect())[1:]...)
+}
+
+func (v *dataplaneView) table(w *tabwriter.Writer) {
+	d := v.description
+	row(w, "data plane", strings.TrimSpace(dash(d.Name)+" "+d.Version)+" at "+v.address)
+	row(w, "health", v.health)
+	row(w, "capabilities", dash(strings.Join(capabilityWords(d.Capabilities), ", ")))
+	fmt.Fprintln(w)
+	row(w, "SUB-PORT", "STATE")
+	for _, s := range v.state.SubPorts {
+		state := "up"
+		if !s.Up {
+			state = "down"
+		}
+		row(w, s.Device, state)
+	}
+	users := map[uint32]int{}
+	for _, d := range v.state.Destinations {
+		users[d.Group]++
+	}
+	fmt.Fprintln(w)
+	row(w, "GROUP", "DESTINATIONS", "SLOTS", "WEIGHTS")
+	for _, g := range v.state.Groups {
+		row(w, fmt.Sprint(g.Id), fmt.Sprint(users[g.Id]), fmt.Sprint(len(g.Slots)), memberWeights(g))
+	}
+	fmt.Fprintln(w)
+	row(w, "DESTINATION", "GROUP", "PAIRS")
+	for _, d := range v.state.Destinations {
+		row(w, d.Prefix, fmt.Sprint(d.Group), fmt.Sprint(len(d.Pairs)))
+	}
+}
+
+// memberWeights writes a group as people say it: p0.0 2, p1.0 1.
+func memberWeights(g *farev1.Group) string {
+	if len(g.Members) == 0 {
+		return "unreachable: packets are dropped"
+	}
+	var words []string
+	for _, m := range g.Members {
+		words = append(words, fmt.Sprintf("%s %d", m.Device, m.Weight))
+	}
+	return strings.Join(words, ", ")
+}
+
+// capabilityWords says what a data plane can do, and what bounds it.
+func capabilityWords(c *farev1.Capabilities) (words []string) {
+	for _, can := range []struct {
+		yes  bool
+		word string
+	}{
+		{c.GetIpv6(), "IPv6"}, {c.GetPerPacket(), "per-packet"}, {c.GetFlowPins(), "flow pins"},
+		{c.GetConfirmsInEffect(), "confirms in effect"},
+	} {
+		if can.yes {
+			words = append(words, can.word)
+		}
+	}
+	if h := c.GetFlowHash(); h != nil {
+		words = append(words, fmt.Sprintf("hash %s over %d buckets, %d of each sub-port lasting", h.Algorithm, h.Buckets, h.LastingBuckets))
+	}
+	for _, limit := range []struct {
+		most uint32
+		of   string
+	}{{c.GetMaxGroups(), "groups"}, {c.GetMaxDestinations(), "destinations"}, {c.GetMaxWeight(), "a weight"}, {c.GetMaxWeightSum(), "a sum of weights"}} {
+		if limit.most > 0 {
+			words = append(words, fmt.Sprintf("at most %d %s", limit.most, limit.of))
+		}
+	}
+	return words
+}
+
+func dataplaneCountersCommand(e *env, o *dataplaneOptions) *cobra.Command {
+	var destination string
+	c := &cobra.Command{
+		Use: "counters", Short: "Show what was sent over each sub-port and slot", Args: noArgs,
+		Long: `Shows packets and bytes of the steered flows: for each sub-port, and for each queue pair slot.
+DIVERTED packets left over another sub-port than the slot's, because that was down.`,
+		Example: "  fared dataplane counters\n  fared dataplane counters --destination 10.255.0.2/32",
+		RunE: func(c *cobra.Command, _ []string) error {
+			conn, err := e.dialDataplane(c, o)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			ctx, cancel := context.WithTimeout(c.Context(), e.patience)
+			defer cancel()
+			if destination != "" && !strings.Contains(destination, "/") {
+				destination += map[bool]string{true: "/128", false: "/32"}[strings.Contains(destination, ":")]
+			}
+			all := &farev1.CountersResponse{}
+			stream, err := farev1.NewDataplaneServiceClient(conn).Counters(ctx, &farev1.CountersRequest{Destination: destination})
+			if err != nil {
+				return e.explainDataplane(err)
+			}
+			for {
+				part, err := stream.Recv()
+				if errors.Is(err, io.EOF) {
+					break
+				}
+				if err != nil {
+					return e.explainDataplane(err)
+				}
+				proto.Merge(all, part)
+			}
+			return e.print(all, func(w *tabwriter.Writer) { countersTable(w, all) })
+		},
+	}
+	c.Flags().StringVarP(&destination, "destination", "d", "", "only the slots toward this destination")
+	_ = c.RegisterFlagCompletionFunc("destination", func(c *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		return e.dataplaneDestinations(c, o), cobra.ShellCompDirectiveNoFileComp
+	})
+	return readFlags(e, c)
+}
+
+// dataplaneDestinations completes what is programmed.
+func (e *env) dataplaneDestinations(c *cobra.Command, o *dataplaneOptions) (out []string) {
+	conn, err := e.dialDataplane(c, o)
+	if err != nil {
+		return nil
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(c.Context(), completeTimeout)
+	defer cancel()
+	view, err := readDataplane(ctx, conn)
+	if err != nil {
+		return nil
+	}
+	for _, d := range view.state.Destinations {
+		out = append(out, d.Prefix)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func countersTable(w *tabwriter.Writer, all *farev1.CountersResponse) {
+	row(w, "SUB-PORT", "PLANE", "PACKETS", "BYTES")
+	for _, s := range all.SubPorts {
+		row(w, s.Device, s.Plane, fmt.Sprint(s.Packets), fmt.Sprint(s.Bytes))
+	}
+	if len(all.Slots) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	row(w, "SOURCE", "DESTINATION", "SLOT", "PACKETS", "BYTES", "DIVERTED")
+	for _, s := range all.Slots {
+		row(w, s.Source, s.Destination, fmt.Sprint(s.Slot), fmt.Sprint(s.Packets), fmt.Sprint(s.Bytes), fmt.Sprint(s.DivertedPackets))
+	}
+}
