@@ -28,24 +28,20 @@ const runDir = "fared-lab-"
 
 // newRun makes the folder of a run, which names it, and locks it for as long as the file is open.
 func newRun() (dir string, lock *os.File, err error) {
-	for n := 1; ; n++ {
-		run := strconv.Itoa(os.Getpid())
-		if n > 1 {
-			run += fmt.Sprintf(".%d", n)
-		}
-		dir = filepath.Join(os.TempDir(), runDir+run)
-		// Who knows the name cannot be there first: an existing folder is another run's.
-		if err = os.Mkdir(dir, 0o755); err == nil {
-			break
-		}
-		if !errors.Is(err, os.ErrExist) || n > 9999 {
-			return "", nil, err
-		}
-	}
-	if err := os.Chmod(dir, 0o755); err != nil { // FRR's user must get through, whatever the umask
+	// The folder gets its name when it is locked already, so that nobody takes it for one that was left behind.
+	nameless, err := os.MkdirTemp("", "."+runDir)
+	if err != nil {
 		return "", nil, err
 	}
-	lock, err = os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(nameless))
+		}
+	}()
+	if err := os.Chmod(nameless, 0o755); err != nil { // FRR's user must get through
+		return "", nil, err
+	}
+	lock, err = os.OpenFile(filepath.Join(nameless, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return "", nil, err
 	}
@@ -53,7 +49,21 @@ func newRun() (dir string, lock *os.File, err error) {
 		lock.Close()
 		return "", nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}
-	return dir, lock, nil
+	for n := 1; n < 10_000; n++ {
+		run := strconv.Itoa(os.Getpid())
+		if n > 1 {
+			run += fmt.Sprintf(".%d", n)
+		}
+		dir = filepath.Join(os.TempDir(), runDir+run)
+		if err = os.Rename(nameless, dir); err == nil {
+			return dir, lock, nil
+		}
+		if !errors.Is(err, os.ErrExist) {
+			break
+		}
+	}
+	lock.Close()
+	return "", nil, fmt.Errorf("%w; remove what earlier runs have left: fared lab --netns --cleanup", err)
 }
 
 // abandoned says that the lab which made a run is gone: its process is, or another has got its number and does not hold the
@@ -71,40 +81,50 @@ func abandoned(run string) bool {
 	return unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
 }
 
-// Cleanup removes what runs of Options.Netns have left whose process is gone, by a crash or by Netns.Keep: processes,
-// namespaces and files. It returns the namespaces that it has removed, sorted.
+// Cleanup removes what fabrics of namespaces have left whose process is gone, by a crash or by Leave, or that have failed:
+// processes, namespaces and files. It returns the namespaces and folders that it has removed, sorted.
 func Cleanup(ctx context.Context) ([]string, error) {
+	runs := map[string][]namespace{}
 	entries, err := os.ReadDir(netnsDir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
+	for _, e := range entries {
+		if m := nodeNamespace.FindStringSubmatch(e.Name()); m != nil {
+			runs[m[1]] = append(runs[m[1]], namespace(e.Name()))
+		}
+	}
+	folders, err := filepath.Glob(filepath.Join(os.TempDir(), runDir+"*"))
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range folders {
+		run := strings.TrimPrefix(filepath.Base(dir), runDir)
+		if nodeNamespace.MatchString("fared-" + run + "-leaf0") {
+			runs[run] = append(runs[run], nil...)
+		}
+	}
 	var removed []string
 	var errs []error
-	runs := map[string]bool{}
-	for _, e := range entries {
-		m := nodeNamespace.FindStringSubmatch(e.Name())
-		if m == nil {
+	for run, nodes := range runs {
+		if !abandoned(run) {
 			continue
 		}
-		gone, asked := runs[m[1]]
-		if !asked {
-			gone = abandoned(m[1])
-			runs[m[1]] = gone
+		var failed error
+		for _, ns := range nodes {
+			if err := remove(ctx, ns); err != nil {
+				failed = errors.Join(failed, err)
+				continue
+			}
+			removed = append(removed, string(ns))
 		}
-		if !gone {
-			continue
+		dir := filepath.Join(os.TempDir(), runDir+run)
+		if _, err := os.Stat(dir); err == nil && failed == nil {
+			if failed = os.RemoveAll(dir); failed == nil {
+				removed = append(removed, dir)
+			}
 		}
-		if err := remove(ctx, namespace(e.Name())); err != nil {
-			errs = append(errs, err)
-			runs[m[1]] = false // its files may still be wanted
-			continue
-		}
-		removed = append(removed, e.Name())
-	}
-	for run, gone := range runs {
-		if gone {
-			errs = append(errs, os.RemoveAll(filepath.Join(os.TempDir(), runDir+run)))
-		}
+		errs = append(errs, failed)
 	}
 	slices.Sort(removed)
 	return removed, errors.Join(errs...)

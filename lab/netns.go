@@ -282,7 +282,7 @@ func (b *netns) startServer(node string, server int) error {
 	}
 	socket := strings.TrimPrefix(b.dataplane(server), "unix:")
 	return errors.Join(
-		b.spawn(node, "dataplane", b.Netns.Binary, "dataplane", "--driver", b.Netns.Driver, "--listen", "unix:"+socket, "--state-dir", filepath.Join(b.dir, node)),
+		b.spawn(node, "dataplane", b.Netns.Binary, "dataplane", "--driver", b.Netns.Driver, "--socket", socket),
 		b.spawn(node, "run", b.Netns.Binary, "run", "--config", config))
 }
 

