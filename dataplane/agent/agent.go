@@ -36,6 +36,8 @@ const (
 	maxStreams = 128
 	// pulse is how often health is looked at and the journal may try again.
 	pulse = 500 * time.Millisecond
+	// silence is how long a control plane that says everything anew may pause.
+	silence = 5 * time.Second
 )
 
 // Agent serves a data plane. Use New, then Run or Close.
@@ -50,6 +52,11 @@ type Agent struct {
 	endpoints []endpoint
 	metrics   *metricsServer // nil: none
 	broken    error          // what health said last
+
+	settled   bool  // nothing is left that nobody has promised
+	unsettled error // why not
+	heard     uint64
+	silent    time.Time // since when operations are as many as heard
 }
 
 // endpoint is a listener with a gRPC server of its own, because transport security is a server's property.
@@ -98,11 +105,8 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 	a.watched = newWatched(a.driver.forwarder, c.Log)
 	config.Name, config.Forwarder = a.driver.name, a.watched
 	a.server = contract.New(config)
-	if forwarding != nil {
-		a.restore(forwarding, state)
-	}
-	if err := a.driver.settle(); err != nil {
-		return nil, fmt.Errorf("make the kernel forward as promised: %w", err)
+	if forwarding != nil && a.restore(forwarding, state) {
+		a.settle()
 	}
 	for i := range a.endpoints {
 		farev1.RegisterDataplaneServiceServer(a.endpoints[i].grpc, a.server)
@@ -115,16 +119,47 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 	return a, nil
 }
 
-// restore brings back what the journal promised. What does not come back is said, and waits for the control plane.
-func (a *Agent) restore(forwarding *farev1.Forwarding, state *farev1.SnapshotResponse) {
+// restore brings back what the journal promised, and says whether that went. What does not come back is logged, and waits
+// for the control plane.
+func (a *Agent) restore(forwarding *farev1.Forwarding, state *farev1.SnapshotResponse) bool {
 	begin := time.Now()
 	refused, err := a.server.Restore(forwarding, state)
 	if err != nil {
 		a.log.Error("what the journal holds cannot be restored with this driver; waiting for the control plane", "journal", a.c.Journal, "driver", a.driver.name, "error", err)
-		return
+		return false
 	}
 	a.complain("an object of the journal was refused", refused)
 	a.log.Info("restored", "groups", len(state.Groups), "destinations", len(state.Destinations), "sub_ports_down", len(state.SubPorts), "refused", len(refused), "took", time.Since(begin).Round(time.Microsecond))
+	return true
+}
+
+// settle has the driver remove what nobody has promised.
+func (a *Agent) settle() {
+	if a.unsettled = a.driver.settle(); a.unsettled != nil {
+		a.unsettled = fmt.Errorf("what an earlier run left cannot be put in order: %w", a.unsettled)
+	}
+	a.settled = a.unsettled == nil
+}
+
+// maySettle settles when that was not possible at the start: again after an error, or, when there was no journal that said
+// what is promised, after the control plane has said it all, which is when it has been silent for a while.
+func (a *Agent) maySettle() {
+	if a.settled {
+		return
+	}
+	if n := a.server.Tally().Operations(); n != a.heard || !a.greeted() {
+		a.heard, a.silent = n, time.Now()
+	}
+	if a.unsettled != nil || time.Since(a.silent) > silence {
+		a.silent = time.Now()
+		a.settle()
+	}
+}
+
+// greeted says whether the control plane is there: it has said Hello, and its stream.
+func (a *Agent) greeted() (yes bool) {
+	a.server.View(func(s *contract.State) { yes = s.Forwarding != nil })
+	return yes && a.server.Tally().Streams > 0
 }
 
 func (a *Agent) recovered(found *farev1.SnapshotResponse, refused []error) {
@@ -274,7 +309,8 @@ func (a *Agent) look(notify *notifier) {
 	if a.journal != nil {
 		a.journal.CatchUp()
 	}
-	err := a.driver.healthy()
+	a.maySettle()
+	err := errors.Join(a.driver.healthy(), a.unsettled)
 	a.serving(err == nil)
 	switch {
 	case err != nil && a.broken == nil:

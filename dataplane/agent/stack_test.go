@@ -1,0 +1,135 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
+)
+
+// table is a layer that forwards by what it was told.
+type table struct {
+	capabilities *farev1.Capabilities
+	forwarding   *farev1.Forwarding
+	has          map[string]string
+	fail         func() error // nil: never
+}
+
+func newTable(c *farev1.Capabilities, fail func() error) *table {
+	return &table{capabilities: c, has: map[string]string{}, fail: fail}
+}
+
+func (l *table) Capabilities() *farev1.Capabilities { return l.capabilities }
+func (l *table) Settle() error                      { return nil }
+func (l *table) Close() error                       { return nil }
+
+func (l *table) SetForwarding(f *farev1.Forwarding) error {
+	if l.fail != nil {
+		if err := l.fail(); err != nil {
+			return err
+		}
+	}
+	l.forwarding = f
+	return nil
+}
+
+func (l *table) Commit(changes []contract.Change) error {
+	if l.fail != nil {
+		if err := l.fail(); err != nil {
+			return err
+		}
+	}
+	for _, c := range changes {
+		if l.has[c.Device] != fmt.Sprint(!c.Up) {
+			panic("a change that does not start from what is")
+		}
+		l.has[c.Device] = fmt.Sprint(c.Up)
+	}
+	return nil
+}
+
+// TestStackIsAllOrNothing: whatever fails, both layers have the same, which is what was acknowledged; if they differ for a
+// while, nothing is changed and health says so.
+func TestStackIsAllOrNothing(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 1))
+	flaky := func() error {
+		if random.IntN(3) == 0 {
+			return status.Error(codes.Unavailable, "not now")
+		}
+		return nil
+	}
+	below, above := newTable(nil, flaky), newTable(nil, flaky)
+	s := &stack{below: below, above: above, log: slog.New(slog.DiscardHandler)}
+	promised := map[string]string{}
+	for _, l := range []map[string]string{promised, below.has, above.has} {
+		for _, d := range []string{"a", "b", "c"} {
+			l[d] = "true"
+		}
+	}
+	differed := 0
+	for range 5000 {
+		var changes []contract.Change
+		next := maps.Clone(promised)
+		for range 1 + random.IntN(3) {
+			device := string(rune('a' + random.IntN(3)))
+			up := next[device] != "true"
+			next[device] = fmt.Sprint(up)
+			changes = append(changes, contract.Change{Kind: contract.SubPortChange, Device: device, Up: up})
+		}
+		if s.Commit(changes) == nil {
+			promised = next
+		}
+		if !maps.Equal(above.has, promised) {
+			t.Fatalf("above has %v, promised %v", above.has, promised)
+		}
+		if !maps.Equal(below.has, promised) {
+			differed++
+			if len(s.owed) == 0 {
+				t.Fatalf("below has %v, promised %v, and owes nothing", below.has, promised)
+			}
+		}
+	}
+	if differed == 0 {
+		t.Error("the layers never differed: the test lost its subject")
+	}
+	for s.healthy() != nil {
+	}
+	if !maps.Equal(below.has, promised) {
+		t.Errorf("healthy, and below has %v, promised %v", below.has, promised)
+	}
+}
+
+func TestStackCapabilities(t *testing.T) {
+	s := &stack{
+		below: newTable(&farev1.Capabilities{MaxWeightSum: 1024, MaxWeight: 65535, Ipv6: true, ConfirmsInEffect: true, FlowHash: &farev1.FlowHash{}}, nil),
+		above: newTable(&farev1.Capabilities{MaxWeightSum: 1 << 30, MaxGroups: 7, Ipv6: true, FlowPins: true, PerPacket: true, ConfirmsInEffect: true}, nil),
+	}
+	want := &farev1.Capabilities{MaxWeightSum: 1024, MaxWeight: 65535, MaxGroups: 7, Ipv6: true, FlowPins: true, PerPacket: true, ConfirmsInEffect: true}
+	if got := s.Capabilities(); !proto.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestStackForwarding: below never sprays, and goes back when above refuses.
+func TestStackForwarding(t *testing.T) {
+	below, above := newTable(nil, nil), newTable(nil, nil)
+	s := &stack{below: below, above: above, log: slog.New(slog.DiscardHandler)}
+	first := &farev1.Forwarding{Mode: farev1.Mode_MODE_PER_PACKET}
+	if err := s.SetForwarding(first); err != nil || below.forwarding.Mode != farev1.Mode_MODE_PER_FLOW || above.forwarding != first {
+		t.Errorf("%v; below %v, above %v", err, below.forwarding, above.forwarding)
+	}
+	no := errors.New("no")
+	above.fail = func() error { return no }
+	if err := s.SetForwarding(&farev1.Forwarding{UdpPorts: []uint32{1}}); !errors.Is(err, no) || len(below.forwarding.UdpPorts) != 0 {
+		t.Errorf("%v; below %v", err, below.forwarding)
+	}
+}
