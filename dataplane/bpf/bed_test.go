@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -270,6 +271,9 @@ func (p *tap) run() {
 	buf := make([]byte, 1<<16)
 	for {
 		n, err := p.file.Read(buf)
+		if errors.Is(err, unix.ENETDOWN) {
+			continue // said once
+		}
 		if err != nil {
 			return
 		}

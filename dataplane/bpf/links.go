@@ -57,10 +57,17 @@ func (s *Steering) heard(events []rtnl.LinkEvent, lost error) error {
 		s.neighbour.linkChanged(e.Index)
 	}
 	err := s.refresh()
-	if anchor := s.links[s.routes.anchor]; !anchor.Up {
-		err = errors.Join(err, s.mend())
+	if s.links[s.routes.anchor].Up {
+		return err
 	}
-	return err
+	// What is heard may be from before the links were read.
+	if err := errors.Join(err, s.readLinks()); err != nil {
+		return err
+	}
+	if s.links[s.routes.anchor].Up {
+		return s.refresh()
+	}
+	return s.mend()
 }
 
 // mend brings back an anchor that somebody has removed or set down, and the routes that the kernel has dropped with it.

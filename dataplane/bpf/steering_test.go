@@ -1,9 +1,25 @@
 package bpf
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/netnstest"
 )
 
 // TestPins: each slot's packets leave over its sub-port, all of them; those of no slot are dealt over all.
@@ -40,5 +56,452 @@ func TestPins(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestSpray: in per-packet mode a slot's packets are spread over its plane's members and a stray flow's over all, by weight,
+// within half a percent of all packets. Members of a plane that is down are left out at once.
+func TestSpray(t *testing.T) {
+	const all, within = 1_000_000, 0.005
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			b := newBed(t, f)
+			b.resolve()
+			b.open()
+			b.greet(farev1.Mode_MODE_PER_PACKET)
+			g := testGroup(1, 8, true, 2, 2, 1, 2)
+			g.Members[0].Weight, g.Members[1].Weight = 3, 1 // the sub-ports of plane 0
+			ports := sequence(8, 99, 10127)
+			b.commit(setGroup(g), setDestination(f.destination, 1, f.source, ports))
+			var sum uint32
+			for _, m := range g.Members {
+				sum += m.Weight
+			}
+			near := func(what string, n, of int, share float64) {
+				t.Helper()
+				if got := float64(n) / float64(of); math.Abs(got-share) > within {
+					t.Errorf("%s: %.4f of the packets, want %.4f", what, got, share)
+				}
+			}
+			slot, stray := b.flow(ports[4]), b.flow(1024)
+			for sent := 0; sent < all; sent += all / 20 { // in pieces that the taps' buffers hold
+				before := b.total()
+				if err := errors.Join(slot.send(all/40), stray.send(all/40)); err != nil {
+					t.Fatal(err)
+				}
+				b.arrived(before + all/20)
+			}
+			near("slot 4 at p0.0", b.at("p0.0", ports[4]), all/2, 0.75)
+			near("slot 4 at p0.1", b.at("p0.1", ports[4]), all/2, 0.25)
+			for _, m := range g.Members {
+				near("no slot at "+m.Device, b.at(m.Device, 1024), all/2, float64(m.Weight)/float64(sum))
+			}
+			if got := b.at("p0.0", ports[4]) + b.at("p0.1", ports[4]); got != all/2 {
+				t.Errorf("%d of %d packets in plane 0", got, all/2)
+			}
+			// One of its plane's two is gone: the other has all. Both: the rest of the group has them.
+			b.commit(contract.Change{Kind: contract.SubPortChange, Device: "p0.0"})
+			before, had := b.total(), b.at("p0.1", ports[4])
+			if err := slot.send(1000); err != nil {
+				t.Fatal(err)
+			}
+			b.arrived(before + 1000)
+			if got := b.at("p0.1", ports[4]) - had; got != 1000 {
+				t.Errorf("p0.0 down: %d of 1000 at p0.1", got)
+			}
+			b.commit(contract.Change{Kind: contract.SubPortChange, Device: "p0.1"})
+			before, had = b.total(), b.at("p2.0", ports[4])
+			if err := slot.send(10000); err != nil {
+				t.Fatal(err)
+			}
+			b.arrived(before + 10000)
+			near("plane 0 down, p2.0", b.at("p2.0", ports[4])-had, 10000, 0.1)
+			if got := b.slot(4).DivertedPackets; got != 10000 {
+				t.Errorf("%d packets counted as diverted, want 10000", got)
+			}
+		})
+	}
+}
+
+// slot reads a slot's counters.
+func (b *bed) slot(n uint32) *farev1.SlotCounters {
+	b.Helper()
+	var found *farev1.SlotCounters
+	err := b.s.Counters(&farev1.CountersRequest{Destination: b.family.destination.String()}, func(r *farev1.CountersResponse) error {
+		for _, s := range r.Slots {
+			if s.Slot == n {
+				found = s
+			}
+		}
+		return nil
+	})
+	if err != nil || found == nil {
+		b.Fatalf("slot %d: no counters: %v", n, err)
+	}
+	return found
+}
+
+// TestFailover: a sub-port that the control plane takes down, that loses its carrier, or that is gone, carries nothing from
+// then on; its slots' flows go over the others, each over one, by weight, and are counted; the other slots stay. When it is
+// back, so are they. Without any sub-port packets are dropped and counted.
+func TestFailover(t *testing.T) {
+	ways := []struct {
+		name     string
+		out, off func(b *bed)
+	}{
+		{"control plane", func(b *bed) {
+			b.commit(contract.Change{Kind: contract.SubPortChange, Device: "p1.0"})
+		}, func(b *bed) {
+			b.commit(contract.Change{Kind: contract.SubPortChange, Device: "p1.0", Up: true})
+		}},
+		{"carrier", func(b *bed) {
+			b.leaves[1].IP("link", "set", "server0", "down")
+		}, func(b *bed) {
+			b.leaves[1].Addr("server0", "fd00:16:1:0::2/64") // which went with the link
+		}},
+		{"device", func(b *bed) {
+			b.server.IP("link", "del", "p1.0")
+		}, func(b *bed) {
+			b.cable(1, 0)
+		}},
+		{"name", func(b *bed) {
+			b.server.IP("link", "set", "p1.0", "down")
+			b.server.IP("link", "set", "p1.0", "name", "other")
+			b.server.IP("link", "set", "other", "up")
+		}, func(b *bed) {
+			b.server.IP("link", "set", "other", "down")
+			b.server.IP("link", "set", "other", "name", "p1.0")
+			b.server.Addr("p1.0")
+		}},
+	}
+	b := newBed(t, families[0])
+	b.resolve()
+	b.open()
+	b.greet(farev1.Mode_MODE_PER_FLOW)
+	const n = 64
+	ports := sequence(n, 0, 10127)
+	b.commit(setGroup(testGroup(1, n, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
+	var flows []*flow
+	for _, port := range ports {
+		flows = append(flows, b.flow(port))
+	}
+	// round sends from every slot and returns where each slot's packets went, "" for several places.
+	round := func() (where [n]string) {
+		t.Helper()
+		before := b.total()
+		var had [n]map[string]int
+		for i, port := range ports {
+			had[i] = map[string]int{}
+			for dev := range b.taps {
+				had[i][dev] = b.at(dev, port)
+			}
+		}
+		for _, f := range flows {
+			if err := f.send(3); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.arrived(before + 3*n)
+		for i, port := range ports {
+			for dev := range b.taps {
+				if b.at(dev, port)-had[i][dev] == 3 {
+					where[i] = dev
+				}
+			}
+		}
+		return where
+	}
+	up := func(want bool) {
+		t.Helper()
+		netnstest.Eventually(t, 5*time.Second, func() error {
+			stats, err := b.s.Stats()
+			if err == nil && slices.Contains(stats.Live, "p1.0") != want {
+				err = fmt.Errorf("live: %v", stats.Live)
+			}
+			return err
+		})
+	}
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			diverted := b.slot(1).DivertedPackets
+			way.out(b)
+			up(false)
+			others := map[string]bool{}
+			for slot, dev := range round() {
+				p, s := place(slot)
+				switch own := device(p, s); {
+				case own != "p1.0" && dev != own:
+					t.Errorf("slot %d moved from %s to %q", slot, own, dev)
+				case own == "p1.0" && (dev == "" || dev == own):
+					t.Errorf("slot %d of the lost sub-port is at %q", slot, dev)
+				case own == "p1.0":
+					others[dev] = true
+				}
+			}
+			if len(others) < 3 {
+				t.Errorf("the lost sub-port's 8 slots are at %v only", others)
+			}
+			if got := b.slot(1).DivertedPackets - diverted; got != 3 {
+				t.Errorf("slot 1 counts %d diverted packets, want 3", got)
+			}
+			way.off(b)
+			up(true)
+			b.resolve()
+			for slot, dev := range round() {
+				if p, s := place(slot); dev != device(p, s) {
+					t.Errorf("back: slot %d at %q", slot, dev)
+				}
+			}
+		})
+	}
+	t.Run("all", func(t *testing.T) {
+		for p := range testPlanes {
+			for s := range testSubPorts {
+				b.commit(contract.Change{Kind: contract.SubPortChange, Device: device(p, s)})
+			}
+		}
+		had := b.drops()[DropUnreachable]
+		for _, f := range flows {
+			_ = f.send(1) // the socket may hear of the drop
+		}
+		if got := b.drops()[DropUnreachable] - had; got != n {
+			t.Errorf("%d packets dropped as unreachable, want %d", got, n)
+		}
+	})
+}
+
+// TestRestart: an agent object that is dropped and opened anew under traffic, taking over, committing the same again and
+// settling, disturbs no packet; what was not committed again is gone.
+func TestRestart(t *testing.T) {
+	for _, layout := range []string{"same", "other"} {
+		t.Run(layout, func(t *testing.T) {
+			b := newBed(t, families[0])
+			b.resolve()
+			b.open()
+			b.greet(farev1.Mode_MODE_PER_FLOW)
+			const n = 32
+			ports := sequence(n, 5, 10127)
+			gone := netip.MustParsePrefix("10.255.9.9/32")
+			state := []contract.Change{setGroup(testGroup(1, n, false, 2, 2, 1, 2)), setDestination(b.family.destination, 1, b.family.source, ports)}
+			b.commit(state...)
+			b.commit(setGroup(testGroup(2, n, false, 1, 1, 1, 1)), setDestination(gone, 2, b.family.source, ports))
+			b.commit(contract.Change{Kind: contract.SubPortChange, Device: "p3.1"})
+			var flows []*flow
+			for _, port := range ports {
+				flows = append(flows, b.flow(port))
+			}
+			quit, sent := make(chan struct{}), make(chan error, 1)
+			go func() {
+				for {
+					for _, f := range flows {
+						if err := f.send(1); err != nil {
+							sent <- err
+							return
+						}
+					}
+					select {
+					case <-quit:
+						sent <- nil
+						return
+					default:
+					}
+				}
+			}()
+			busy := func() {
+				t.Helper()
+				before := b.total()
+				netnstest.Eventually(t, 10*time.Second, func() error {
+					if b.total() < before+2*n {
+						return errors.New("no traffic")
+					}
+					return nil
+				})
+			}
+			for range 5 {
+				busy()
+				if err := b.s.Close(); err != nil {
+					t.Fatal(err)
+				}
+				busy()
+				if layout == "other" {
+					b.cfg.MaxGroups = cmp.Or(b.cfg.MaxGroups, DefaultMaxGroups) - 1
+				}
+				b.open()
+				busy()
+				b.greet(farev1.Mode_MODE_PER_FLOW)
+				busy()
+				b.commit(state...)
+				b.commit(contract.Change{Kind: contract.SubPortChange, Device: "p3.1"})
+				busy()
+				if err := b.s.Settle(); err != nil {
+					t.Fatal(err)
+				}
+				busy()
+			}
+			close(quit)
+			if err := <-sent; err != nil {
+				t.Fatal(err)
+			}
+			total := 0
+			for _, f := range flows {
+				total += f.sent
+			}
+			b.arrived(total)
+			for slot, port := range ports {
+				p, s := place(slot)
+				if dev := device(p, s); dev != "p3.1" && b.at(dev, port) != flows[slot].sent {
+					t.Errorf("slot %d: %d of %d packets at %s", slot, b.at(dev, port), flows[slot].sent, dev)
+				} else if dev == "p3.1" && b.at(dev, port) != 0 {
+					t.Errorf("slot %d: %d packets at %s, which is held down", slot, b.at(dev, port), dev)
+				}
+			}
+			if layout == "same" {
+				if got := b.slot(0); got.Packets != uint64(flows[0].sent) {
+					t.Errorf("slot 0 counts %d packets of %d", got.Packets, flows[0].sent)
+				}
+			}
+			stats, err := b.s.Stats()
+			if err != nil || stats.Groups != 1 || stats.Destinations != 1 || stats.Pairs != 1 || !stats.Settled {
+				t.Errorf("settled: %+v, %v", stats, err)
+			}
+			if routes := b.server.IP("route", "show", "table", "179"); strings.Contains(routes, "10.255.9.9") || !strings.Contains(routes, "10.255.0.2") {
+				t.Errorf("routes: %s", routes)
+			}
+			if dirs, err := os.ReadDir(b.cfg.PinDir); err != nil || len(dirs) != 2 {
+				t.Errorf("pins: %v, %v", dirs, err)
+			}
+		})
+	}
+}
+
+// TestDetach: nothing of ours is left, and what others made is as it was.
+func TestDetach(t *testing.T) {
+	netnstest.Require(t, "bpftool", "tc")
+	b := newBed(t, families[0])
+	for _, line := range []string{
+		"route add 198.51.100.0/24 via 172.16.0.1 dev p0.0 table 179 protocol static",
+		"rule add from 203.0.113.0/24 lookup 179 priority 1790 protocol static",
+		"rule add ipproto udp dport 4791 lookup 500 priority 1791 protocol static",
+		"-6 rule add ipproto udp dport 4791 lookup 500 priority 1791 protocol static",
+	} {
+		b.server.IP(strings.Fields(line)...)
+	}
+	world := func() string {
+		return b.server.IP("-d", "link") + b.server.IP("rule") + b.server.IP("-6", "rule") +
+			b.server.IP("route", "show", "table", "all") + b.server.IP("-6", "route", "show", "table", "all")
+	}
+	before := world()
+	b.open()
+	b.greet(farev1.Mode_MODE_PER_FLOW)
+	six := netip.MustParsePrefix("fd00:255::2/128")
+	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, sequence(8, 0, 1)),
+		setDestination(six, 1, families[1].source, sequence(8, 0, 1)))
+	pass := attachPass(t, b)
+	if out, err := b.server.Output("bpftool", "net", "show"); err != nil || !strings.Contains(string(out), "fared0") {
+		t.Logf("bpftool net show: %s %v", out, err)
+	}
+	if now := b.server.IP("-6", "route", "show", "table", "179"); !strings.Contains(now, "fd00:255::2 via fe80::1 dev fared0") {
+		t.Errorf("no IPv6 route: %s", now)
+	}
+	if err := pass.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.s.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	if after := world(); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+	if _, err := os.Stat(b.cfg.PinDir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the pins are left: %v", err)
+	}
+	// Flush finds the same of an agent that is gone, and nothing when called again.
+	b.open()
+	b.greet(farev1.Mode_MODE_PER_FLOW)
+	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, sequence(8, 0, 1)))
+	if err := b.s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := b.server.Do(func() error { return Flush(b.cfg) }); err != nil {
+			t.Fatal(err)
+		}
+		if after := world(); after != before {
+			t.Errorf("before:\n%s\nafter --flush:\n%s", before, after)
+		}
+	}
+	// A device that has the anchor's name stays.
+	b.server.IP("link", "add", "fared0", "type", "ifb")
+	if err := b.server.Do(func() error {
+		s, err := Open(b.cfg)
+		if err == nil {
+			return s.Close()
+		}
+		return err
+	}); err == nil || !strings.Contains(err.Error(), "use another name") {
+		t.Errorf("Open on somebody else's device: %v", err)
+	}
+	if err := b.server.Do(func() error { return Flush(b.cfg) }); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(b.server.IP("link"), "fared0") {
+		t.Error("somebody else's device was removed")
+	}
+}
+
+// attachPass puts somebody else's program beside ours, and returns its link.
+func attachPass(t *testing.T, b *bed) link.Link {
+	t.Helper()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm32(asm.R0, -1), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	var l link.Link
+	if err := b.server.Do(func() error {
+		l, err = link.AttachTCX(link.TCXOptions{Interface: b.s.routes.anchor, Program: program, Attach: ebpf.AttachTCXEgress})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// TestAnchorComesBack: an anchor that somebody removes is made anew, with its routes.
+func TestAnchorComesBack(t *testing.T) {
+	b := newBed(t, families[0])
+	b.resolve()
+	b.open()
+	b.greet(farev1.Mode_MODE_PER_FLOW)
+	ports := sequence(8, 0, 10127)
+	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
+	for _, how := range [][]string{{"link", "set", "fared0", "down"}, {"link", "del", "fared0"}} {
+		b.server.IP(how...)
+		netnstest.Eventually(t, 5*time.Second, func() error {
+			if routes, err := b.server.Output("ip", "route", "show", "table", "179"); err != nil || !strings.Contains(string(routes), "10.255.0.2") {
+				return fmt.Errorf("no route: %v", err)
+			}
+			return nil
+		})
+		before, had := b.total(), b.at("p2.0", ports[2])
+		flow := b.flow(ports[2])
+		if err := flow.send(1); err != nil {
+			t.Fatal(err)
+		}
+		flow.Close()
+		b.arrived(before + 1)
+		if b.at("p2.0", ports[2]) != had+1 {
+			t.Errorf("after %v: slot 2 is not at p2.0", how)
+		}
+		b.server.IP("link", "set", "p0.0", "mtu", "1400")
+		netnstest.Eventually(t, 5*time.Second, func() error {
+			if out := b.server.IP("link", "show", "fared0"); !strings.Contains(out, "mtu 1400") {
+				return errors.New(out)
+			}
+			return nil
+		})
+		b.server.IP("link", "set", "p0.0", "mtu", "1500")
 	}
 }
