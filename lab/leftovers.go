@@ -100,8 +100,8 @@ func Cleanup(ctx context.Context) ([]string, error) {
 	}
 	for _, dir := range folders {
 		run := strings.TrimPrefix(filepath.Base(dir), runDir)
-		if nodeNamespace.MatchString("fared-" + run + "-leaf0") {
-			runs[run] = append(runs[run], nil...)
+		if _, known := runs[run]; !known && nodeNamespace.MatchString("fared-"+run+"-leaf0") {
+			runs[run] = nil
 		}
 	}
 	var removed []string

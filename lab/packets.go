@@ -32,8 +32,11 @@ const (
 // watchPackets ends a step's time of change, watches packets while nothing changes, and says what should not have happened to
 // them. judge is false when the weights are wrong already.
 func (f *Fabric) watchPackets(ctx context.Context, t *traffic, src, dst int, judge bool) (*Traffic, []string) {
+	if t.rate == 0 {
+		return nil, nil
+	}
 	change := t.roll()
-	if t.rate > 0 && judge {
+	if judge {
 		pairs := (f.Servers - 1) * f.GPUs * f.GPUs
 		span := time.Duration(float64(steadyPackets*pairs) / float64(t.rate) * float64(time.Second))
 		if sleep(ctx, max(steadyAtLeast, min(span, steadyAtMost))) != nil {
@@ -58,7 +61,7 @@ func (f *Fabric) watchPackets(ctx context.Context, t *traffic, src, dst int, jud
 			r.Share[name] = float64(counts[p]) / float64(all)
 		}
 	}
-	if !judge || t.rate == 0 {
+	if !judge {
 		return r, nil
 	}
 	return r, f.judge(t, steady)

@@ -40,7 +40,7 @@ type Result struct {
 	ElapsedNS int64 `json:"elapsed_ns"`
 	// Wrong says what was not as expected, a few at most.
 	Wrong []string `json:"wrong,omitempty"`
-	// Traffic is what became of the packets; nil where none flow.
+	// Traffic is what became of the packets; nil where none are sent.
 	Traffic *Traffic `json:"traffic,omitempty"`
 }
 
@@ -91,13 +91,11 @@ func (f *Fabric) giveUp(failed bool) error {
 	f.mu.Lock()
 	f.wrong = failed
 	f.mu.Unlock()
-	if err := f.Close(); err != nil {
-		return err
-	}
+	err := f.Close()
 	if logs := f.Logs(); logs != "" {
-		return fmt.Errorf("logs and configurations of all processes are kept in %s", logs)
+		err = errors.Join(err, fmt.Errorf("logs and configurations of all processes are kept in %s", logs))
 	}
-	return nil
+	return err
 }
 
 func (f *Fabric) fail(err error) {

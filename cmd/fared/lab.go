@@ -7,8 +7,10 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -119,7 +121,10 @@ Exit code 1 when an expectation is not met.`,
 			if live && !c.Flags().Changed("pace") {
 				pace = livePace
 			}
-			return e.playLab(c.Context(), o, scenarios, show, pace, keep, log)
+			// A terminal that is closed is no reason to leave processes behind.
+			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGHUP)
+			defer stop()
+			return e.playLab(ctx, o, scenarios, show, pace, keep, log)
 		},
 	}
 	f := c.Flags()

@@ -23,6 +23,12 @@ func namespaces(t *testing.T, args ...string) []string {
 	t.Helper()
 	netnstest.Require(t, "tc")
 	t.Setenv(asFared, "1")
+	dir, err := os.MkdirTemp("/tmp", "fared-") // short enough for the names of sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("TMPDIR", dir)
 	return append([]string{"lab", "--netns", "--planes", "2", "--servers", "2"}, args...)
 }
 
@@ -139,7 +145,7 @@ func TestLabNetnsCleanup(t *testing.T) {
 		t.Errorf("the fabric that was kept says\n%s", out)
 	}
 
-	killed, _ := start(namespaces(t, "--pace", "1h")...)
+	killed, _ := start("lab", "--netns", "--planes", "2", "--servers", "2", "--pace", "1h")
 	netnstest.Eventually(t, 20*time.Second, func() error {
 		if _, err := os.Stat(filepath.Join(os.TempDir(), "fared-lab-"+strconv.Itoa(killed.Process.Pid), "server2", "run.log")); err != nil {
 			return err
