@@ -1,0 +1,440 @@
+package linux
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/fared/fared/api/dptest"
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/internal/netnstest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// host is a network namespace whose sub-ports lead to another one, that of all leaves.
+type host struct {
+	*netnstest.Namespace
+	t          testing.TB
+	leaf       *netnstest.Namespace
+	forwarding *farev1.Forwarding
+	conn       *rtnl.Conn // of the test itself
+	config     Config
+}
+
+// newHost makes a host with sub-ports p0, p1, ... of planes A, B, ...
+func newHost(t testing.TB, subPorts int) *host {
+	t.Helper()
+	netnstest.Require(t)
+	h := &host{Namespace: netnstest.New(t), t: t, leaf: netnstest.New(t), config: Config{
+		Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
+	}}
+	h.forwarding = &farev1.Forwarding{
+		Mode: farev1.Mode_MODE_PER_FLOW, Loopbacks: []string{"10.255.0.1/32", "fd00:255::1/128"}, UdpPorts: []uint32{4791},
+	}
+	h.IP("addr", "add", "10.255.0.1/32", "dev", "lo")
+	h.IP("addr", "add", "fd00:255::1/128", "dev", "lo", "nodad")
+	for i := range subPorts {
+		device := fmt.Sprintf("p%d", i)
+		h.wire(i)
+		h.forwarding.Planes = append(h.forwarding.Planes, &farev1.ForwardingPlane{
+			Plane: string(rune('A' + i)),
+			SubPorts: []*farev1.ForwardingSubPort{{
+				Device: device, NextHopV4: fmt.Sprintf("10.1.%d.2", i), NextHopV6: fmt.Sprintf("fd01:%d::2", i),
+			}},
+		})
+	}
+	if err := h.Do(func() (err error) {
+		h.conn, err = rtnl.Dial()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { h.conn.Close() })
+	h.carriers(subPorts)
+	return h
+}
+
+// wire makes sub-port i and its leaf's end.
+func (h *host) wire(i int) {
+	device := fmt.Sprintf("p%d", i)
+	netnstest.Veth(h.t, h.Namespace, device, h.leaf, device)
+	h.Addr(device, fmt.Sprintf("10.1.%d.1/24", i), fmt.Sprintf("fd01:%d::1/64", i))
+	h.leaf.Addr(device, fmt.Sprintf("10.1.%d.2/24", i), fmt.Sprintf("fd01:%d::2/64", i))
+}
+
+// carriers waits until n sub-ports have a carrier.
+func (h *host) carriers(n int) {
+	h.t.Helper()
+	netnstest.Eventually(h.t, 5*time.Second, func() error {
+		links, err := h.conn.Links()
+		if err != nil {
+			return err
+		}
+		up := 0
+		for _, l := range links {
+			if strings.HasPrefix(l.Name, "p") && l.Usable() {
+				up++
+			}
+		}
+		if up != n {
+			return fmt.Errorf("%d carriers, want %d", up, n)
+		}
+		return nil
+	})
+}
+
+// open opens a Plane that is closed when the test ends, unless the test has closed it.
+func (h *host) open() *Plane {
+	h.t.Helper()
+	var p *Plane
+	if err := h.Do(func() (err error) {
+		p, err = Open(h.config)
+		return err
+	}); err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() {
+		if p.watch != nil {
+			_ = p.Close()
+		}
+	})
+	return p
+}
+
+// start opens a Plane behind a contract.Server that has been greeted.
+func (h *host) start() (*Plane, *client) {
+	h.t.Helper()
+	p := h.open()
+	c := &client{t: h.t, server: contract.New(contract.Config{Name: "linux", Forwarder: p})}
+	c.hello(h.forwarding)
+	return p, c
+}
+
+// client programs a contract.Server without gRPC: operations are committed by Restore's way in, one batch each.
+type client struct {
+	t      testing.TB
+	server *contract.Server
+	plane  farev1.DataplaneServiceClient
+}
+
+func (c *client) hello(f *farev1.Forwarding) *farev1.HelloResponse {
+	c.t.Helper()
+	response, err := c.server.Hello(context.Background(), &farev1.HelloRequest{Forwarding: f})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return response
+}
+
+// serve offers a data plane over gRPC on loopback TCP and returns a connection to it.
+func serve(t testing.TB, server farev1.DataplaneServiceServer) *grpc.ClientConn {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer(grpc.WaitForHandlers(true))
+	farev1.RegisterDataplaneServiceServer(s, server)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Serve(listener)
+	}()
+	conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		conn.Close()
+		s.Stop()
+		<-done
+	})
+	return conn
+}
+
+// stream is a Program stream.
+type stream struct {
+	t testing.TB
+	farev1.DataplaneService_ProgramClient
+	id uint64
+}
+
+func program(t testing.TB, server farev1.DataplaneServiceServer) *stream {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	s, err := farev1.NewDataplaneServiceClient(serve(t, server)).Program(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Header(); err != nil {
+		t.Fatal(err)
+	}
+	return &stream{t: t, DataplaneService_ProgramClient: s}
+}
+
+// try sends operations and returns the refusals.
+func (s *stream) try(ops ...*farev1.Operation) (refused []*farev1.Ack) {
+	s.t.Helper()
+	for _, op := range ops {
+		op = proto.CloneOf(op)
+		s.id++
+		op.Id = s.id
+		if err := s.Send(&farev1.ProgramRequest{Operation: op}); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	for done := 0; done < len(ops); {
+		response, err := s.Recv()
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		for _, ack := range response.Acks {
+			if ack.Level != farev1.AckLevel_ACK_LEVEL_ACCEPTED {
+				done++
+			}
+			if ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED {
+				refused = append(refused, ack)
+			}
+		}
+	}
+	return refused
+}
+
+func (s *stream) do(ops ...*farev1.Operation) {
+	s.t.Helper()
+	if refused := s.try(ops...); len(refused) > 0 {
+		s.t.Fatalf("refused: %v", refused)
+	}
+}
+
+// group makes the operation that sets a group; weights by sub-port.
+func (h *host) group(id uint32, weights ...uint32) *farev1.Operation {
+	g := &farev1.Group{Id: id}
+	i := 0
+	for _, plane := range h.forwarding.Planes {
+		for _, sp := range plane.SubPorts {
+			if i < len(weights) && weights[i] > 0 {
+				g.Members = append(g.Members, &farev1.GroupMember{Plane: plane.Plane, Device: sp.Device, Weight: weights[i]})
+			}
+			i++
+		}
+	}
+	return &farev1.Operation{Op: &farev1.Operation_SetGroup{SetGroup: g}}
+}
+
+func deleteGroupOp(id uint32) *farev1.Operation {
+	return &farev1.Operation{Op: &farev1.Operation_DeleteGroup{DeleteGroup: id}}
+}
+
+func destination(prefix string, group uint32) *farev1.Operation {
+	return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: prefix, Group: group}}}
+}
+
+func deleteDestination(prefix string) *farev1.Operation {
+	return &farev1.Operation{Op: &farev1.Operation_DeleteDestination{DeleteDestination: prefix}}
+}
+
+func subPortOp(device string, up bool) *farev1.Operation {
+	return &farev1.Operation{Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: device, Up: up}}}
+}
+
+func target4(i int) string { return fmt.Sprintf("10.255.%d.%d/32", 1+i/250, 1+i%250) }
+func target6(i int) string { return fmt.Sprintf("fd00:255::%x/128", 0x100+i) }
+
+// state describes what the kernel does with each destination, from `ip`'s words and the buckets, without any id: the
+// owner of each run of buckets.
+func (h *host) state() map[string]string {
+	h.t.Helper()
+	type nexthop struct {
+		ID        uint32
+		Gateway   string
+		Via       struct{ Host string }
+		Dev       string
+		Blackhole json.RawMessage
+		Group     []struct{ ID uint32 }
+		Type      string
+		Protocol  json.RawMessage
+	}
+	var nexthops []nexthop
+	if err := json.Unmarshal([]byte(h.IP("-d", "-j", "nexthop")), &nexthops); err != nil {
+		h.t.Fatal(err)
+	}
+	names := map[uint32]string{}
+	tables := map[uint32]string{}
+	for _, n := range nexthops {
+		if len(n.Group) == 0 {
+			names[n.ID] = n.Gateway + n.Via.Host + "@" + n.Dev
+			if n.Blackhole != nil {
+				names[n.ID] = "blackhole"
+			}
+		}
+	}
+	for _, n := range nexthops {
+		if len(n.Group) == 0 {
+			continue
+		}
+		buckets, err := h.conn.Buckets(n.ID)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		var text []string
+		last, size := "", 0
+		for _, id := range append(buckets, 0) {
+			if name := names[id]; name != last {
+				if size > 0 {
+					text = append(text, fmt.Sprintf("%s*%d", last, size))
+				}
+				last, size = name, 0
+			}
+			size++
+		}
+		tables[n.ID] = strings.Join(text, " ")
+	}
+	state := map[string]string{}
+	for _, family := range []string{"-4", "-6"} {
+		var routes []struct {
+			Dst, Type string
+			Nhid      uint32
+			Metric    uint32
+			Table     any
+		}
+		if text := h.IP(family, "-d", "-j", "route", "show", "table", "all", "proto", fmt.Sprint(cmp.Or(h.config.Protocol, DefaultProtocol))); strings.TrimSpace(text) != "" {
+			if err := json.Unmarshal([]byte(text), &routes); err != nil {
+				h.t.Fatal(err)
+			}
+		}
+		for _, r := range routes {
+			state[r.Dst] = fmt.Sprintf("%s table %v metric %d: %s", r.Type, r.Table, r.Metric, tables[r.Nhid])
+		}
+	}
+	return state
+}
+
+// diff says how two states differ; empty: not.
+func diff(got, want map[string]string) string {
+	var text []string
+	for _, dst := range slices.Sorted(maps.Keys(got)) {
+		if got[dst] != want[dst] {
+			text = append(text, fmt.Sprintf("%s:\n got  %s\n want %s", dst, got[dst], want[dst]))
+		}
+	}
+	for _, dst := range slices.Sorted(maps.Keys(want)) {
+		if _, ok := got[dst]; !ok {
+			text = append(text, fmt.Sprintf("%s is missing, want %s", dst, want[dst]))
+		}
+	}
+	return strings.Join(text[:min(len(text), 5)], "\n")
+}
+
+// share counts the buckets of a destination's devices, from state.
+func (h *host) share(dst string) map[string]int {
+	h.t.Helper()
+	text, ok := h.state()[strings.TrimSuffix(strings.TrimSuffix(dst, "/32"), "/128")]
+	if !ok {
+		return nil
+	}
+	shares := map[string]int{}
+	_, runs, _ := strings.Cut(text, ": ")
+	for _, run := range strings.Fields(runs) {
+		name, size, _ := strings.Cut(run, "*")
+		if _, device, ok := strings.Cut(name, "@"); ok {
+			name = device
+		}
+		var n int
+		fmt.Sscan(size, &n)
+		shares[name] += n
+	}
+	return shares
+}
+
+// wants fails unless a destination's buckets are divided so, once the Plane has had time.
+func (h *host) wants(dst string, want map[string]int) {
+	h.t.Helper()
+	netnstest.Eventually(h.t, 5*time.Second, func() error {
+		if got := h.share(dst); !maps.Equal(got, want) {
+			return fmt.Errorf("%s is divided %v, want %v", dst, got, want)
+		}
+		return nil
+	})
+}
+
+func sent(s Stats) uint64 { return s.Nexthops + s.Groups + s.Routes + s.Rules }
+
+func TestConformance(t *testing.T) {
+	h := newHost(t, 4)
+	planes := h.forwarding.Planes
+	planes[0].SubPorts = append(planes[0].SubPorts, planes[1].SubPorts...)
+	planes[2].SubPorts = append(planes[2].SubPorts, planes[3].SubPorts...)
+	h.forwarding.Planes = []*farev1.ForwardingPlane{planes[0], planes[2]}
+	p := h.open()
+	dptest.Run(t, serve(t, contract.New(contract.Config{Name: "linux", Forwarder: p})), dptest.Options{Forwarding: h.forwarding})
+	if s := p.Stats(); s.Errors != 0 || s.Differences != 0 || s.HashMismatches != 0 {
+		t.Errorf("%+v", s)
+	}
+	if got := h.state(); len(got) != 0 {
+		t.Errorf("left: %v", got)
+	}
+}
+
+func TestProgramming(t *testing.T) {
+	h := newHost(t, 4)
+	p, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 2, 2, 1, 2), destination(target4(0), 1), destination(target6(0), 1))
+	h.wants(target4(0), map[string]int{"p0": 293, "p1": 293, "p2": 146, "p3": 292})
+	h.wants(target6(0), map[string]int{"p0": 293, "p1": 293, "p2": 146, "p3": 292})
+	s.do(h.group(1, 1, 1, 0, 1))
+	h.wants(target4(0), map[string]int{"p0": 342, "p1": 341, "p3": 341})
+	s.do(h.group(1))
+	h.wants(target4(0), map[string]int{"blackhole": 1024})
+	h.wants(target6(0), map[string]int{"blackhole": 1024})
+	s.do(h.group(1, 1))
+	h.wants(target6(0), map[string]int{"p0": 1024})
+	if f := c.hello(h.forwarding).Capabilities.FlowHash; f.GetAlgorithm() != computed || f.Seed != DefaultSeed || f.Buckets != 1024 || f.LastingBuckets != 16 {
+		t.Errorf("flow hash %v", f)
+	}
+	for _, to := range []string{target4(0), target6(0)} {
+		prefix := netip.MustParsePrefix(to)
+		source := netip.MustParsePrefix(h.forwarding.Loopbacks[familyOf(prefix.Addr())]).Addr()
+		paths, err := h.conn.Paths([]rtnl.Query{{Source: source, Destination: prefix.Addr(), IPProto: 17, Sport: 50000, Dport: 4791}})
+		if err != nil || paths[0].Errno != 0 || paths[0].Device == 0 {
+			t.Errorf("%s: %+v, %v", to, paths, err)
+		}
+	}
+	t.Logf("%+v", p.Stats())
+	s.do(deleteDestination(target4(0)), deleteDestination(target6(0)), deleteGroupOp(1))
+	if got := h.state(); len(got) != 0 {
+		t.Errorf("left: %v", got)
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	var removed Removed
+	if err := h.Do(func() (err error) {
+		removed, err = Flush(h.config)
+		return err
+	}); err != nil || removed.Nexthops == 0 {
+		t.Errorf("flush: %+v, %v", removed, err)
+	}
+	if left, err := h.conn.Nexthops(); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
