@@ -171,7 +171,7 @@ func TestFailover(t *testing.T) {
 		}, func(b *bed) {
 			b.server.IP("link", "set", "other", "down")
 			b.server.IP("link", "set", "other", "name", "p1.0")
-			b.server.Addr("p1.0")
+			b.server.Addr("p1.0", "fd00:16:1:0::1/64") // which went with the link
 		}},
 	}
 	b := newBed(t, families[0])

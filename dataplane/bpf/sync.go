@@ -116,17 +116,10 @@ func (s *Steering) sync(t *touched) error {
 	}
 	// Counters of pairs that get others, or end.
 	var back []span
-	returns := func(key steerPair) {
-		if old, ok := s.havePins.have[key]; ok && old.Counters != notCounted && pins[key].Counters != old.Counters {
+	for key := range t.pairs {
+		old, had := s.havePins.have[key]
+		if now, ok := pins[key]; had && old.Counters != notCounted && (!ok || now.Counters != old.Counters) {
 			back = append(back, span{old.Counters, old.Slots})
-		}
-	}
-	for key := range pins {
-		returns(key)
-	}
-	for _, key := range oldPins {
-		if _, ok := pins[key]; !ok {
-			returns(key)
 		}
 	}
 	err := errors.Join(s.haveGroup.set(groups), s.haveTable.set(tables))

@@ -1,0 +1,103 @@
+package bpf
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// slotOf is what the program does with a port, or with a flow label (sunh); -1: no slot's.
+func slotOf(pins steerPins, table *steerTable, port uint16, sunh bool) int {
+	if pins.Count != pinsTable {
+		mask := uint32(portCount - 1)
+		if sunh {
+			mask = labelCount - 1
+		} else if port < dynamicPorts {
+			return -1
+		}
+		if slot := (uint32(port) - uint32(pins.First)) * uint32(pins.Inverse) & mask; slot < uint32(pins.Count) {
+			return int(slot)
+		}
+		return -1
+	}
+	key := port % labelCount << 4
+	if !sunh {
+		key |= port / labelCount
+	}
+	at, _ := slices.BinarySearch(table.Key[:], key)
+	if at >= int(table.Count) || table.Key[at] != key && (!sunh || table.Key[at]&^15 != key) {
+		return -1
+	}
+	return int(table.Slot[at])
+}
+
+// checkPins demands that every port finds the first slot that has it, and every other port none.
+func checkPins(t testing.TB, ports []uint32) {
+	t.Helper()
+	pins, table := pinsOf(ports)
+	if (pins.Count == pinsTable) != (table != nil) {
+		t.Fatalf("%v: count %d, table %v", ports, pins.Count, table)
+	}
+	labels := map[uint32]bool{}
+	twice := false
+	for _, p := range ports {
+		twice = twice || labels[p%labelCount]
+		labels[p%labelCount] = true
+	}
+	for port := range 1 << 16 {
+		if got, want := slotOf(pins, table, uint16(port), false), slices.Index(ports, uint32(port)); got != want {
+			t.Fatalf("%v: port %d is slot %d, want %d", ports, port, got, want)
+		}
+	}
+	if twice {
+		return
+	}
+	for label := range labelCount {
+		want := slices.IndexFunc(ports, func(p uint32) bool { return p%labelCount == uint32(label) })
+		if got := slotOf(pins, table, uint16(label), true); got != want {
+			t.Fatalf("%v: label %d is slot %d, want %d", ports, label, got, want)
+		}
+	}
+}
+
+// TestProgressions: any progression with an odd stride is recognized, and costs no table.
+func TestProgressions(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		n := 1 + r.IntN(maxSlots)
+		ports := sequence(n, r.IntN(portCount), r.IntN(portCount/2)*2+1)
+		if pins, _ := pinsOf(ports); pins.Count != uint16(n) {
+			t.Fatalf("%v is not recognized", ports)
+		}
+		checkPins(t, ports)
+		if n > 2 { // one that goes astray is none any more
+			ports[1+r.IntN(n-1)] ^= 2
+			if pins, _ := pinsOf(ports); pins.Count != pinsTable {
+				t.Fatalf("%v is recognized", ports)
+			}
+			checkPins(t, ports)
+		}
+	}
+	for _, ports := range [][]uint32{{1}, {65535}, {49152, 49152}, {49152, 49154}, {65535, 49152}, {4791, 4791, 4792}, {65535, 65534, 53247}} {
+		checkPins(t, ports)
+	}
+	if pins, table := pinsOf(nil); pins.Count != 0 || table != nil {
+		t.Errorf("no ports: %+v, %v", pins, table)
+	}
+}
+
+func FuzzPins(f *testing.F) {
+	f.Add([]byte{0xc0, 0, 0xe7, 0x8f})
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0, 1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var ports []uint32
+		for i := 0; i+1 < len(b) && len(ports) < maxSlots; i += 2 {
+			if p := uint32(b[i])<<8 | uint32(b[i+1]); p != 0 {
+				ports = append(ports, p)
+			}
+		}
+		if len(ports) > 0 {
+			checkPins(t, ports)
+		}
+	})
+}
