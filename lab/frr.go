@@ -67,6 +67,40 @@ func appears(ctx context.Context, path string) error {
 	}
 }
 
+// frrForwards waits until the kernels of all leaves have a route to every server that they should: bgpd announces a route
+// without waiting for zebra. (It would with "bgp suppress-fib-pending", which delays withdrawals too, by most of a second.) What
+// is not there after the limit is left to the packets to find.
+func (b *netns) frrForwards(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	for plane := range b.Planes {
+		for !b.leafForwards(ctx, plane) {
+			if sleep(ctx, 10*time.Millisecond) != nil {
+				return
+			}
+		}
+	}
+}
+
+func (b *netns) leafForwards(ctx context.Context, plane int) bool {
+	var routes []kernelRoute
+	if err := askKernel(ctx, b.namespace(b.leafName(plane)), &routes, "-4", "route", "show"); err != nil {
+		return false
+	}
+	there := map[string]bool{}
+	for _, r := range routes {
+		there[r.Dst] = true
+	}
+	for s := range b.Servers {
+		for g := range b.GPUs {
+			if b.lanes(plane, s) > 0 && !there[b.loopback(s, g).Addr().String()] {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // frrConfig is a leaf's bgpd.conf: examples/frr-leaf.conf for the lab's addresses and with its timers.
 func (p *plan) frrConfig(plane int) string {
 	var b strings.Builder

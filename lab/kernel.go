@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -21,7 +22,7 @@ type kernelTable struct {
 	buckets map[int]map[string]uint32 // of a resilient group: how many each device has
 }
 
-// kernelFull is how ip -j writes what is asked for here.
+// What ip -j prints, as far as it is looked at here.
 type (
 	kernelRoute struct {
 		Dst, Type string
@@ -38,30 +39,32 @@ type (
 	}
 )
 
-func readKernel(ctx context.Context, ns namespace) (*kernelTable, error) {
-	ask := func(into any, args ...string) error {
-		out, err := run(ctx, "", "ip", append([]string{"-n", string(ns), "-j"}, args...)...)
-		if err != nil {
-			return err
-		}
-		if len(strings.TrimSpace(string(out))) == 0 {
-			return nil // older versions print nothing instead of an empty list
-		}
-		if err := json.Unmarshal(out, into); err != nil {
-			return fmt.Errorf("ip -j %s: %w", strings.Join(args, " "), err)
-		}
-		return nil
+// askKernel has ip print something of a namespace, and reads it.
+func askKernel(ctx context.Context, ns namespace, into any, args ...string) error {
+	out, err := run(ctx, "", "ip", append([]string{"-n", string(ns), "-j"}, args...)...)
+	if err != nil {
+		return err
 	}
+	if len(bytes.TrimSpace(out)) == 0 {
+		return nil // older versions print nothing instead of an empty list
+	}
+	if err := json.Unmarshal(out, into); err != nil {
+		return fmt.Errorf("ip -j %s: %w", strings.Join(args, " "), err)
+	}
+	return nil
+}
+
+func readKernel(ctx context.Context, ns namespace) (*kernelTable, error) {
 	var routes []kernelRoute
 	var nexthops []kernelNexthop
 	var buckets []kernelBucket
-	if err := ask(&routes, "-4", "route", "show"); err != nil {
+	if err := askKernel(ctx, ns, &routes, "-4", "route", "show"); err != nil {
 		return nil, err
 	}
-	if err := ask(&nexthops, "nexthop", "show"); err != nil {
+	if err := askKernel(ctx, ns, &nexthops, "nexthop", "show"); err != nil {
 		return nil, err
 	}
-	if err := ask(&buckets, "nexthop", "bucket", "show"); err != nil {
+	if err := askKernel(ctx, ns, &buckets, "nexthop", "bucket", "show"); err != nil {
 		return nil, err
 	}
 	return newKernelTable(routes, nexthops, buckets), nil

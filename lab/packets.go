@@ -35,6 +35,9 @@ func (f *Fabric) watchPackets(ctx context.Context, t *traffic, src, dst int, jud
 	if t.rate == 0 {
 		return nil, nil
 	}
+	if t.ready != nil {
+		t.ready(ctx)
+	}
 	change := t.roll()
 	if judge {
 		pairs := (f.Servers - 1) * f.GPUs * f.GPUs

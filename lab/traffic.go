@@ -34,6 +34,7 @@ type traffic struct {
 	*plan
 	loopbacks int // of the fabric
 	rate      int
+	ready     func(context.Context) // waits for what weights do not tell of before packets are judged; nil: nothing
 	cancel    context.CancelFunc
 	done      sync.WaitGroup
 	closers   []func() error
@@ -121,6 +122,9 @@ func (t *traffic) pair(src, srcGPU, dst, dstGPU int) int {
 func startTraffic(ctx context.Context, b *netns, fail func(error)) (*traffic, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &traffic{plan: b.plan, loopbacks: b.Servers * b.GPUs, rate: b.Netns.Rate, cancel: cancel}
+	if b.Netns.Leaf == "frr" {
+		t.ready = b.frrForwards
+	}
 	t.now = t.newTally(0)
 	open := func() error {
 		for plane := range t.Planes {
