@@ -5,14 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/dataplane/agent"
+	"github.com/fared/fared/dataplane/bpf"
+	"github.com/fared/fared/dataplane/linux"
 	"github.com/fared/fared/internal/tlsfiles"
 	"github.com/fared/fared/internal/unixsocket"
 	"github.com/fared/fared/internal/version"
@@ -30,6 +34,7 @@ type dataplaneOptions struct {
 	socketMode                  string
 	tlsCert, tlsKey, tlsCA      string
 	journal, logLevel, logStyle string
+	sunh                        string
 	flush                       bool
 }
 
@@ -72,6 +77,21 @@ was ever made, also after a crash or by an earlier version: it knows its own by 
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&o.logStyle, "log-format", "text", "text or json")
 	f.BoolVar(&o.flush, "flush", false, "take everything away that the agent made in the kernel, print what that was, and end; no agent may run")
+	f.Uint8Var(&o.config.Linux.Protocol, "protocol", linux.DefaultProtocol, "number that marks everything made in the kernel, as ip route calls proto: 5 to 255, nobody else's")
+	f.Uint32Var(&o.config.Linux.Table, "table", linux.DefaultTable, "routing table of the destinations; for another than main, rules lead to it")
+	f.Uint32Var(&o.config.Linux.RulePriority, "rule-priority", linux.DefaultRulePriority, "priority of those rules")
+	f.Uint32Var(&o.config.Linux.Metric, "metric", linux.DefaultMetric, "metric of the routes")
+	f.Uint16Var(&o.config.Linux.Buckets, "buckets", linux.DefaultBuckets, "buckets of each nexthop group; bounds sub-ports and the sum of a group's weights")
+	f.Uint32Var(&o.config.Linux.FirstID, "first-id", linux.DefaultFirstID, "where ids of nexthop objects begin")
+	f.Uint32Var(&o.config.Linux.Seed, "hash-seed", linux.DefaultSeed, "net.ipv4.fib_multipath_hash_seed, when none is set")
+	f.DurationVar(&o.config.Linux.RepairDelay, "repair-delay", linux.DefaultRepairDelay, "how long 'fared run' has to say the weights after a lost carrier, before the agent does as well as it can")
+	f.DurationVar(&o.config.Linux.AuditInterval, "audit-interval", linux.DefaultAuditInterval, "how often everything is compared with the kernel")
+	f.StringVar(&o.config.BPF.Device, "steering-device", bpf.DefaultDevice, "bpf: name of the device that packets are steered on")
+	f.Uint32Var(&o.config.BPF.Table, "steering-table", bpf.DefaultTable, "bpf: routing table that leads there")
+	f.Uint32Var(&o.config.BPF.Priority, "steering-priority", bpf.DefaultPriority, "bpf: priority of the rules that lead to that table")
+	f.StringVar(&o.config.BPF.PinDir, "pin-dir", bpf.DefaultPinDir, "bpf: directory in a BPF file system for maps and program, one for each network namespace")
+	f.BoolVar(&o.config.BPF.PreferSource, "prefer-source", false, "bpf: sockets bound to no address send from the first local loopback")
+	f.StringVar(&o.sunh, "sunh", "", "bpf: also steer SUNH frames; the prefix of their addresses, whose last 16 bits are the host's")
 	choices(c, "driver", agent.Auto, agent.BPF, agent.Linux, agent.Memory)
 	choices(c, "log-level", "debug", "info", "warn", "error")
 	choices(c, "log-format", "text", "json")
@@ -168,6 +188,18 @@ func (o *dataplaneOptions) complete(e *env) error {
 		}
 		if cfg.TLS, err = tlsfiles.Server(o.tlsCert, o.tlsKey, o.tlsCA); err != nil {
 			return &exitError{exitUsage, err, "--tls-cert, --tls-key and --tls-client-ca name PEM files"}
+		}
+	}
+	if cfg.Linux.Protocol <= unix.RTPROT_STATIC {
+		return &exitError{exitUsage, fmt.Errorf("--protocol %d is the kernel's or the administrator's", cfg.Linux.Protocol), "use 5 to 255, one that nobody else uses here"}
+	}
+	cfg.BPF.Protocol = cfg.Linux.Protocol
+	if cfg.Linux.Buckets == 0 || cfg.Linux.Buckets > linux.MaxBuckets {
+		return &exitError{exitUsage, fmt.Errorf("--buckets %d", cfg.Linux.Buckets), fmt.Sprintf("use 1 to %d; 1024 is enough for 64 sub-ports", linux.MaxBuckets)}
+	}
+	if o.sunh != "" {
+		if cfg.BPF.SUNH, err = netip.ParsePrefix(o.sunh); err != nil {
+			return &exitError{exitUsage, fmt.Errorf("--sunh: %w", err), "give a prefix such as 10.1.0.0/16 or fd00::/112"}
 		}
 	}
 	cfg.Version, cfg.Notify = version.String(), true

@@ -7,6 +7,9 @@ import (
 	"log/slog"
 	"os"
 	"time"
+
+	"github.com/fared/fared/dataplane/bpf"
+	"github.com/fared/fared/dataplane/linux"
 )
 
 // Drivers.
@@ -41,6 +44,10 @@ type Config struct {
 	// MetricsListen is where /metrics and /healthz are served, host:port; "": nowhere.
 	MetricsListen string
 
+	// Linux and BPF say what the drivers may call their own, and how they work. Their loggers are Log when not set.
+	Linux linux.Config
+	BPF   bpf.Config
+
 	// Journal is the journal's path; "": none is kept, and a restart waits for its control plane.
 	Journal string
 
@@ -62,6 +69,12 @@ func (c *Config) complete() error {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Linux.Logger == nil {
+		c.Linux.Logger = c.Log
+	}
+	if c.BPF.Log == nil {
+		c.BPF.Log = c.Log
 	}
 	switch c.Driver {
 	case Auto, BPF, Linux, Memory:

@@ -23,7 +23,7 @@ type driver struct {
 	settle func() error
 	// healthy says what is wrong, nil for nothing.
 	healthy func() error
-	metrics prometheus.Collector // nil: none of its own
+	collect func(sampler) // nil: no metrics of its own
 	close   func() error
 }
 

@@ -25,19 +25,8 @@ const (
 	counter = prometheus.CounterValue
 )
 
-// metric is one sample.
-type metric struct {
-	name, help string
-	kind       prometheus.ValueType
-	labels     []string
-	values     []string
-	value      float64
-}
-
-// send gives a sample to Prometheus.
-func (m metric) send(ch chan<- prometheus.Metric) {
-	ch <- prometheus.MustNewConstMetric(prometheus.NewDesc(m.name, m.help, m.labels, nil), m.kind, m.value, m.values...)
-}
+// sampler takes one value; labels are names and values in turn.
+type sampler func(name, help string, kind prometheus.ValueType, value float64, labels ...string)
 
 // Describe implements prometheus.Collector: what is collected is not known before.
 func (a *Agent) Describe(chan<- *prometheus.Desc) {}
@@ -45,11 +34,11 @@ func (a *Agent) Describe(chan<- *prometheus.Desc) {}
 // Collect implements prometheus.Collector.
 func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	sample := func(name, help string, kind prometheus.ValueType, value float64, labels ...string) {
-		m := metric{name: name, help: help, kind: kind, value: value}
+		var names, values []string
 		for i := 0; i < len(labels); i += 2 {
-			m.labels, m.values = append(m.labels, labels[i]), append(m.values, labels[i+1])
+			names, values = append(names, labels[i]), append(values, labels[i+1])
 		}
-		m.send(ch)
+		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, names, nil), kind, value, values...)
 	}
 	count := func(name, help string, value uint64, labels ...string) {
 		sample(name, help, counter, float64(value), labels...)
@@ -102,8 +91,8 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		count("fared_agent_journal_rewrites_total", "How often the journal was written anew, shorter.", j.Rewrites)
 		count("fared_agent_journal_errors_total", "Failed writes of the journal.", j.Errors)
 	}
-	if a.driver.metrics != nil {
-		a.driver.metrics.Collect(ch)
+	if a.driver.collect != nil {
+		a.driver.collect(sample)
 	}
 }
 

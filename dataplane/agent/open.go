@@ -1,15 +1,145 @@
 package agent
 
-import "fmt"
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"os"
 
-// openDriver opens the driver that the configuration asks for.
+	"github.com/fared/fared/dataplane/bpf"
+	"github.com/fared/fared/dataplane/linux"
+)
+
+// openDriver opens the driver that the configuration asks for, in the network namespace of the calling thread.
 func openDriver(c *Config) (*driver, error) {
-	switch c.Driver {
-	case Memory:
+	if c.Driver == Memory {
 		return memoryDriver(), nil
 	}
-	return nil, fmt.Errorf("driver %s is not there", c.Driver)
+	steer := c.Driver != Linux
+	if c.Driver == Auto {
+		if err := bpf.Supported(); err != nil {
+			c.Log.Warn("driver linux: steering by BPF is not possible here", "why", err)
+			steer = false
+		}
+	}
+	below, err := linux.Open(c.Linux)
+	if err != nil {
+		return nil, err
+	}
+	if !steer {
+		return linuxDriver(c, below), nil
+	}
+	above, err := bpf.Open(c.BPF)
+	if err != nil && c.Driver == Auto {
+		c.Log.Error("driver linux: steering by BPF ought to be possible here, and failed", "error", err)
+		return linuxDriver(c, below), nil
+	}
+	if err != nil {
+		return nil, errors.Join(err, below.Close())
+	}
+	s := &stack{below: below, above: above, log: c.Log}
+	return &driver{
+		name: BPF, forwarder: s, settle: s.Settle, healthy: s.healthy, close: s.Close,
+		collect: func(sample sampler) {
+			collectLinux(sample, below.Stats())
+			stats, err := above.Stats()
+			if err != nil {
+				c.Log.Warn("the steering's counters cannot be read", "error", err)
+				return
+			}
+			collectBPF(sample, stats)
+		},
+	}, nil
 }
 
-// flushDrivers removes what all drivers made.
-func flushDrivers(*Config) ([]string, error) { return nil, nil }
+func linuxDriver(c *Config, below *linux.Plane) *driver {
+	return &driver{
+		name: Linux, forwarder: below, close: below.Close,
+		settle: func() error {
+			if err := below.Settle(); err != nil {
+				return err
+			}
+			// Of an earlier run with the other driver: it would steer on, by what was true then.
+			if steering := leftSteering(&c.BPF); steering != "" {
+				c.Log.Info("removing the steering that an earlier run left", "steering", steering)
+				return bpf.Flush(c.BPF)
+			}
+			return nil
+		},
+		healthy: func() error { return nil },
+		collect: func(sample sampler) { collectLinux(sample, below.Stats()) },
+	}
+}
+
+// leftSteering names what is there of steering by BPF, "" for nothing.
+func leftSteering(c *bpf.Config) string {
+	device, pins := cmp.Or(c.Device, bpf.DefaultDevice), cmp.Or(c.PinDir, bpf.DefaultPinDir)
+	if _, err := net.InterfaceByName(device); err == nil {
+		return fmt.Sprintf("device %s, program and maps in %s", device, pins)
+	}
+	if _, err := os.Stat(pins); err == nil {
+		return "maps in " + pins
+	}
+	return ""
+}
+
+// flushDrivers removes what all drivers made: steering first, so that its packets take the routes that are still there.
+func flushDrivers(c *Config) (removed []string, err error) {
+	if steering := leftSteering(&c.BPF); steering != "" {
+		if err := bpf.Flush(c.BPF); err != nil {
+			return nil, err
+		}
+		removed = append(removed, "steering: "+steering)
+	}
+	gone, err := linux.Flush(c.Linux)
+	for _, kind := range []struct {
+		n    int
+		what string
+	}{{gone.Rules, "rules"}, {gone.Routes, "routes"}, {gone.Groups, "nexthop groups"}, {gone.Nexthops, "nexthops"}} {
+		if kind.n > 0 {
+			removed = append(removed, fmt.Sprintf("%s: %d", kind.what, kind.n))
+		}
+	}
+	return removed, err
+}
+
+func collectLinux(sample sampler, s linux.Stats) {
+	const operations = "Changes sent to the kernel, by kind of object."
+	for kind, n := range map[string]uint64{"nexthop": s.Nexthops, "group": s.Groups, "route": s.Routes, "rule": s.Rules} {
+		sample("fared_agent_kernel_operations_total", operations, counter, float64(n), "object", kind)
+	}
+	const objects = "Objects of ours in the kernel."
+	for kind, n := range map[string]int{"nexthop": s.NexthopObjects, "group": s.GroupObjects, "route": s.RouteObjects} {
+		sample("fared_agent_kernel_objects", objects, gauge, float64(n), "object", kind)
+	}
+	for _, c := range []struct {
+		name, help string
+		n          uint64
+	}{
+		{"errors", "Changes that the kernel refused.", s.Errors},
+		{"retries", "Batches planned again because something was refused.", s.Retries},
+		{"moved", "Groups that lost members with a carrier, before the control plane said so.", s.MovedByKernel},
+		{"repairs", "Groups that the control plane did not set in time after that, so that they were divided anew.", s.Repairs},
+		{"audits", "Comparisons of everything with the kernel.", s.Audits},
+		{"differences", "Objects that were found changed by others, and repaired.", s.Differences},
+		{"overruns", "Times that news of links were lost.", s.Overruns},
+		{"resyncs", "Times that everything was read again.", s.Resyncs},
+		{"hash_mismatches", "Source ports that the kernel placed elsewhere than computed.", s.HashMismatches},
+	} {
+		sample("fared_agent_kernel_"+c.name+"_total", c.help, counter, float64(c.n))
+	}
+	sample("fared_agent_kernel_broken_sub_ports", "Sub-ports with a carrier whose next hop the kernel does not take.", gauge, float64(s.Broken))
+}
+
+func collectBPF(sample sampler, s bpf.Stats) {
+	const objects = "Entries of the steering's maps."
+	for kind, n := range map[string]int{"group": s.Groups, "destination": s.Destinations, "pair": s.Pairs, "port_table": s.Tables} {
+		sample("fared_agent_steering_objects", objects, gauge, float64(n), "object", kind)
+	}
+	sample("fared_agent_steering_uncounted_pairs", "Pairs whose slots are not counted, for lack of room.", gauge, float64(s.Uncounted))
+	sample("fared_agent_steering_live_sub_ports", "Sub-ports that may carry packets now.", gauge, float64(len(s.Live)))
+	for reason, n := range s.Drops {
+		sample("fared_agent_steering_dropped_packets_total", "Packets that were not sent, by reason.", counter, float64(n), "reason", reason.String())
+	}
+}

@@ -1,0 +1,333 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/fared/fared/api/dptest"
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// kernelBed is a server of 2 planes with 2 sub-ports each in a network namespace, where an agent runs as a process.
+type kernelBed struct {
+	t          *testing.T
+	n, leaf    *netnstest.Namespace
+	dir, pins  string
+	driver     string
+	forwarding *farev1.Forwarding
+	prefix     []string // before the program: setpriv and its arguments
+}
+
+const metricsAt = "127.0.0.1:9180"
+
+func newKernelBed(t *testing.T, driver string) *kernelBed {
+	t.Helper()
+	netnstest.Require(t)
+	t.Setenv(asFared, "1")
+	b := &kernelBed{t: t, n: netnstest.New(t), leaf: netnstest.New(t), dir: shortDir(t), driver: driver, forwarding: dptest.DefaultForwarding()}
+	if driver == "bpf" {
+		b.pins = fmt.Sprintf("/sys/fs/bpf/fared-test-%s", b.n.Name)
+		t.Cleanup(func() { os.RemoveAll(b.pins) })
+	}
+	at := 0
+	for _, plane := range b.forwarding.Planes {
+		for _, subPort := range plane.SubPorts {
+			at++
+			netnstest.Veth(t, b.n, subPort.Device, b.leaf, subPort.Device)
+			b.n.Addr(subPort.Device, fmt.Sprintf("192.0.2.%d/31", 2*at), fmt.Sprintf("2001:db8:%d::1/64", at))
+			b.leaf.Addr(subPort.Device, fmt.Sprintf("192.0.2.%d/31", 2*at+1), fmt.Sprintf("2001:db8:%d::2/64", at))
+			subPort.NextHopV4, subPort.NextHopV6 = fmt.Sprintf("192.0.2.%d", 2*at+1), fmt.Sprintf("2001:db8:%d::2", at)
+		}
+	}
+	return b
+}
+
+func (b *kernelBed) args(more ...string) []string {
+	args := []string{"dataplane", "--driver", b.driver, "--socket", filepath.Join(b.dir, "dataplane.sock")}
+	if b.pins != "" {
+		args = append(args, "--pin-dir", b.pins)
+	}
+	return append(args, more...)
+}
+
+// start starts the agent and waits until it answers.
+func (b *kernelBed) start() (*netnstest.Process, *agentProcess, *grpc.ClientConn) {
+	b.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	command := append(append([]string{}, b.prefix...), append([]string{self}, b.args("--metrics-listen", metricsAt)...)...)
+	p := b.n.Start(b.t, command[0], command[1:]...)
+	conn, err := grpc.NewClient("unix:"+filepath.Join(b.dir, "dataplane.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { conn.Close() })
+	netnstest.Eventually(b.t, 20*time.Second, func() error {
+		if err := p.Running(); err != nil {
+			b.t.Fatal(err)
+		}
+		_, err := readDataplane(b.t.Context(), conn)
+		return err
+	})
+	return p, &agentProcess{client: farev1.NewDataplaneServiceClient(conn)}, conn
+}
+
+// metric sums the samples of a metric whose line begins so.
+func (b *kernelBed) metric(name string) (sum float64) {
+	b.t.Helper()
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (conn net.Conn, err error) {
+		err = b.n.Do(func() (err error) { conn, err = net.Dial("tcp", metricsAt); return err })
+		return conn, err
+	}}
+	answer, err := (&http.Client{Transport: transport}).Get("http://" + metricsAt + "/metrics")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	found := false
+	for lines := bufio.NewScanner(answer.Body); lines.Scan(); {
+		if line := lines.Text(); strings.HasPrefix(line, name) {
+			value, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			sum, found = sum+value, true
+		}
+	}
+	if !found {
+		b.t.Fatalf("no metric %s", name)
+	}
+	return sum
+}
+
+// ours lists what the kernel has with our mark, and our device.
+func (b *kernelBed) ours() string {
+	var out strings.Builder
+	for _, list := range []string{"nexthop show", "-4 route show table all", "-6 route show table all", "-4 rule show", "-6 rule show", "link show"} {
+		for line := range strings.Lines(b.n.IP(append([]string{"-N", "-d"}, strings.Fields(list)...)...)) {
+			if strings.Contains(line, "proto 179") || strings.Contains(line, "fared0") {
+				out.WriteString(line)
+			}
+		}
+	}
+	return out.String()
+}
+
+func drivers(t *testing.T, test func(*testing.T, *kernelBed)) {
+	for _, driver := range []string{"linux", "bpf"} {
+		t.Run(driver, func(t *testing.T) { test(t, newKernelBed(t, driver)) })
+	}
+}
+
+func TestDataplaneKernelConformance(t *testing.T) {
+	drivers(t, func(t *testing.T, b *kernelBed) {
+		_, _, conn := b.start()
+		dptest.Run(t, conn, dptest.Options{Forwarding: b.forwarding})
+	})
+}
+
+// TestDataplaneKernelRestart: killed under what it programmed, the agent comes back knowing it, with the kernel untouched
+// meanwhile and afterwards; a flush leaves nothing.
+func TestDataplaneKernelRestart(t *testing.T) {
+	drivers(t, func(t *testing.T, b *kernelBed) {
+		p, a, _ := b.start()
+		a.hello(t, b.forwarding)
+		a.program(t, someState()...)
+		want, kernel := a.snapshot(t), b.ours()
+		if !strings.Contains(kernel, "10.255.0.2") || !strings.Contains(kernel, "2001:db8::2") {
+			t.Fatalf("nothing programmed:\n%s", kernel)
+		}
+		for range 3 {
+			p.Kill()
+			if now := b.ours(); now != kernel {
+				t.Errorf("killed:\n%s\nbefore:\n%s", now, kernel)
+			}
+			p, a, _ = b.start()
+			if got := a.snapshot(t); !proto.Equal(got, want) {
+				t.Errorf("after the restart %v, want %v", got, want)
+			}
+			if n := b.metric("fared_agent_kernel_operations_total"); n != 0 {
+				t.Errorf("%v changes were sent to the kernel, which had everything:\n%s", n, p.Log())
+			}
+			if now := b.ours(); now != kernel {
+				t.Errorf("started:\n%s\nbefore:\n%s", now, kernel)
+			}
+		}
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, err := b.n.Output(self, b.args("--flush")...); err == nil {
+			t.Errorf("flushed beside an agent that runs:\n%s", out)
+		}
+		if now := b.ours(); now != kernel {
+			t.Errorf("a refused flush:\n%s\nbefore:\n%s", now, kernel)
+		}
+		if err := p.Signal(unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		netnstest.Eventually(t, 10*time.Second, func() error {
+			if p.Running() == nil {
+				return fmt.Errorf("it still runs")
+			}
+			return nil
+		})
+		if now := b.ours(); now != kernel {
+			t.Errorf("ended:\n%s\nbefore:\n%s", now, kernel)
+		}
+		out, err := b.n.Output(self, b.args("--flush")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now := b.ours(); now != "" || !strings.Contains(string(out), "journal ") || !strings.Contains(string(out), "nexthops: ") {
+			t.Errorf("after --flush:\n%s\nprinted:\n%s", now, out)
+		}
+		if out, err := b.n.Output(self, b.args("--flush")...); err != nil || string(out) != "nothing of ours was there\n" {
+			t.Errorf("a second flush: %v\n%s", err, out)
+		}
+	})
+}
+
+// TestDataplaneKernelJournalLost: without the journal the first Hello takes over what the kernel has.
+func TestDataplaneKernelJournalLost(t *testing.T) {
+	drivers(t, func(t *testing.T, b *kernelBed) {
+		p, a, _ := b.start()
+		a.hello(t, b.forwarding)
+		a.program(t, someState()[:5]...)
+		want, routes := a.snapshot(t), b.ours()
+		p.Kill()
+		if err := os.Remove(filepath.Join(b.dir, "dataplane.journal")); err != nil {
+			t.Fatal(err)
+		}
+		p, a, _ = b.start()
+		if now := b.ours(); now != routes {
+			t.Errorf("started without a journal:\n%s\nbefore:\n%s", now, routes)
+		}
+		a.hello(t, b.forwarding)
+		got := a.snapshot(t)
+		if len(got.Destinations) != len(want.Destinations) {
+			t.Errorf("taken over: %v; want %v\n%s", got, want, p.Log())
+		}
+		if !strings.Contains(p.Log(), "taken over from the kernel") {
+			t.Errorf("the log does not say so:\n%s", p.Log())
+		}
+	})
+}
+
+// TestDataplaneKernelChangesDriver: the steering of an earlier run goes when the linux driver takes over.
+func TestDataplaneKernelChangesDriver(t *testing.T) {
+	b := newKernelBed(t, "bpf")
+	p, a, _ := b.start()
+	a.hello(t, b.forwarding)
+	a.program(t, someState()...)
+	want := a.snapshot(t)
+	p.Stop()
+	b.driver = "linux"
+	_, a, _ = b.start()
+	if got := a.snapshot(t); !proto.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if kernel := b.ours(); strings.Contains(kernel, "fared0") || !strings.Contains(kernel, "10.255.0.2") {
+		t.Errorf("the kernel has\n%s", kernel)
+	}
+}
+
+// unitList reads the words of a setting of the agent's unit.
+func unitList(t *testing.T, setting string) (words []string) {
+	t.Helper()
+	unit, err := os.ReadFile("../../systemd/fared-dataplane.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(unit)) {
+		if list, ok := strings.CutPrefix(line, setting+"="); ok {
+			words = append(words, strings.Fields(list)...)
+		}
+	}
+	if len(words) == 0 {
+		t.Fatalf("the unit does not set %s", setting)
+	}
+	return words
+}
+
+// confined is a command that runs what follows it with these capabilities at most, and sees the paths as the agent's unit
+// has them.
+func confined(t *testing.T, capabilities []string) []string {
+	t.Helper()
+	var script strings.Builder
+	for _, setting := range []string{"ReadOnlyPaths", "ReadWritePaths"} {
+		mode := map[string]string{"ReadOnlyPaths": "ro", "ReadWritePaths": "rw"}[setting]
+		for _, path := range unitList(t, setting) {
+			path = strings.TrimPrefix(path, "-")
+			fmt.Fprintf(&script, "[ ! -e %s ] || { mount --rbind %[1]s %[1]s && mount -o remount,bind,%s %[1]s; } || exit 9\n", path, mode)
+		}
+	}
+	set := "-all"
+	for _, c := range capabilities {
+		set += ",+" + strings.ToLower(strings.TrimPrefix(c, "CAP_"))
+	}
+	script.WriteString(`exec setpriv --no-new-privs --inh-caps -all --bounding-set ` + set + ` "$@"`)
+	return []string{"unshare", "--mount", "sh", "-c", script.String(), "sh"}
+}
+
+// TestDataplaneKernelPrivileges: what systemd/fared-dataplane.service leaves the agent is enough to program both drivers, and
+// none of its capabilities is idle.
+func TestDataplaneKernelPrivileges(t *testing.T) {
+	netnstest.Require(t, "setpriv", "unshare", "mount")
+	var system unix.Statfs_t
+	if err := unix.Statfs("/sys/fs/bpf", &system); err != nil {
+		t.Fatal(err)
+	}
+	if system.Type != unix.BPF_FS_MAGIC { // systemd has it mounted
+		if err := unix.Mount("bpf", "/sys/fs/bpf", "bpf", 0, "mode=700"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount("/sys/fs/bpf", 0) })
+	}
+	all := unitList(t, "CapabilityBoundingSet")
+	needs := map[string][]string{"linux": {"CAP_NET_ADMIN"}, "bpf": all}
+	drivers(t, func(t *testing.T, b *kernelBed) {
+		b.prefix = confined(t, needs[b.driver])
+		_, a, _ := b.start()
+		a.hello(t, b.forwarding)
+		a.program(t, someState()...)
+		if kernel := b.ours(); !strings.Contains(kernel, "10.255.0.2") || strings.Contains(kernel, "fared0") != (b.driver == "bpf") {
+			t.Errorf("the kernel has\n%s", kernel)
+		}
+	})
+	for _, driver := range []string{"linux", "bpf"} {
+		for i, without := range needs[driver] {
+			b := newKernelBed(t, driver)
+			self, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			command := append(confined(t, slices.Delete(slices.Clone(needs[driver]), i, i+1)), append([]string{self}, b.args()...)...)
+			out, err := b.n.Output(command[0], command[1:]...)
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.ExitCode() != exitFailed || !strings.Contains(err.Error(), "\nfared: ") || !strings.Contains(err.Error(), "CAP_") {
+				t.Errorf("%s without %s: %v\n%s", driver, without, err, out)
+			}
+		}
+	}
+}
