@@ -51,7 +51,6 @@ type bed struct {
 	family family
 	cfg    Config
 	s      *Steering
-	id     uint64
 }
 
 func device(plane, sub int) string { return fmt.Sprintf("p%d.%d", plane, sub) }

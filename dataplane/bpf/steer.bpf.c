@@ -172,7 +172,7 @@ MAP(fared_turns, PERCPU_ARRAY, __u32, __u32, TURNS, 0);
 // A packet, as far as it matters here.
 struct packet {
 	struct pair pair;
-	__u32 hash;
+	__u32 ports; // both, as far as they are known: what a flow is told apart by
 	__u16 port;  // UDP source port, or SUNH's flow label
 	bool flow;   // port is known
 	bool sunh;
@@ -206,7 +206,7 @@ static __always_inline __u32 finish(__u32 h)
 	return h ^ h >> 16;
 }
 
-static __always_inline void hash(struct packet *p, __u32 ports)
+static __always_inline __u32 hash(const struct packet *p)
 {
 	__u32 h = 0;
 #pragma unroll
@@ -215,7 +215,7 @@ static __always_inline void hash(struct packet *p, __u32 ports)
 #pragma unroll
 	for (int i = 0; i < 4; i++)
 		h = mix(h, p->pair.destination.word[i]);
-	p->hash = finish(mix(h, ports));
+	return finish(mix(h, p->ports));
 }
 
 // less is a < b as 0 or 1, without a branch: the verifier walks every path. The compiler must not see through it.
@@ -234,7 +234,7 @@ static __always_inline bool steered(__u16 port)
 }
 
 // udp reads the ports. A negative return is no error: fragments and extension headers have none to read.
-static __always_inline int udp(struct __sk_buff *skb, struct packet *p, __u32 at, __u32 *ports)
+static __always_inline int udp(struct __sk_buff *skb, struct packet *p, __u32 at)
 {
 	__be16 both[2];
 	if (bpf_skb_load_bytes(skb, at, both, sizeof(both)))
@@ -243,18 +243,14 @@ static __always_inline int udp(struct __sk_buff *skb, struct packet *p, __u32 at
 		return DROP_PORT;
 	p->port = bpf_ntohs(both[0]);
 	p->flow = true;
-	*ports = (__u32)p->port << 16 | bpf_ntohs(both[1]);
+	p->ports = (__u32)p->port << 16 | bpf_ntohs(both[1]);
 	return -1;
 }
 
 // parse fills p, or says why it cannot. It copies what it reads, so that headers need not be linear.
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p, const struct settings *set)
 {
-	__be16 type;
-	__u32 ports = 0;
-	int why = -1;
-	if (bpf_skb_load_bytes(skb, 12, &type, sizeof(type)))
-		return DROP_MALFORMED;
+	__be16 type = skb->protocol;
 	if (type == bpf_htons(ETH_P_IP)) {
 		__u32 ip[5];
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, ip, sizeof(ip)))
@@ -264,7 +260,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p, const 
 		p->pair.destination.word[3] = ip[4];
 		__u32 first = bpf_ntohl(ip[0]), second = bpf_ntohl(ip[1]), third = bpf_ntohl(ip[2]);
 		if ((third >> 16 & 0xff) == IPPROTO_UDP && !(second & FRAGMENT_OFFSET))
-			why = udp(skb, p, ETH_HLEN + (first >> 24 & 15) * 4, &ports);
+			return udp(skb, p, ETH_HLEN + (first >> 24 & 15) * 4);
 	} else if (type == bpf_htons(ETH_P_IPV6)) {
 		__u32 ip[10];
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, ip, sizeof(ip)))
@@ -276,7 +272,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p, const 
 		}
 		p->v6 = true;
 		if ((bpf_ntohl(ip[1]) >> 8 & 0xff) == IPPROTO_UDP)
-			why = udp(skb, p, ETH_HLEN + sizeof(ip), &ports);
+			return udp(skb, p, ETH_HLEN + sizeof(ip));
 	} else if (type == set->sunh_type && type) {
 		__u32 sunh[2];
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, sunh, sizeof(sunh)))
@@ -287,12 +283,11 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p, const 
 		p->pair.destination.word[3] |= bpf_htonl(hosts & 0xffff);
 		p->port = bpf_ntohl(sunh[0]) & LABEL_MASK;
 		p->flow = p->sunh = true;
-		ports = p->port;
+		p->ports = p->port;
 	} else {
 		return DROP_PROTOCOL;
 	}
-	hash(p, ports);
-	return why;
+	return -1;
 }
 
 // slot_of finds the slot whose port the packet has, SLOTS when there is none.
@@ -381,15 +376,15 @@ static __always_inline __u32 turn(__u32 hash)
 static __always_inline __u32 choose(const struct packet *p, const struct group *g, __u32 slot, const struct settings *set,
 	__u64 usable, bool *diverted)
 {
-	__u32 number = p->hash;
 	__u32 own = slot < SLOTS ? g->slot[slot & (SLOTS - 1)] : SLOT_NONE;
 	if (own < PLACES) {
 		if (usable >> own & 1)
 			return own;
 		*diverted = true;
 	}
+	__u32 number = hash(p);
 	if (set->per_packet)
-		number = turn(p->hash);
+		number = turn(number);
 	if (own != SLOT_NONE && own & SLOT_PLANE) {
 		__u32 i = own & (PLANES - 1);
 		const struct run *run = &g->run[i];
