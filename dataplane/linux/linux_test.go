@@ -131,7 +131,6 @@ func (h *host) start() (*Plane, *client) {
 type client struct {
 	t      testing.TB
 	server *contract.Server
-	plane  farev1.DataplaneServiceClient
 }
 
 func (c *client) hello(f *farev1.Forwarding) *farev1.HelloResponse {

@@ -30,6 +30,7 @@ var ErrInterrupted = errors.New("netlink: the dump was interrupted by changes ea
 // Conn is a socket for requests. It serves one goroutine at a time.
 type Conn struct {
 	fd       int
+	kernel   unix.SockaddrNetlink // where requests go; x/sys writes to it
 	sequence uint32
 	window   int // how many messages may be unanswered
 	rx       []byte
@@ -43,7 +44,7 @@ func Dial() (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{fd: fd, rx: make([]byte, datagramSize)}
+	c := &Conn{fd: fd, kernel: unix.SockaddrNetlink{Family: unix.AF_NETLINK}, rx: make([]byte, datagramSize)}
 	room, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 	if err == nil {
 		err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerSeconds})
@@ -88,11 +89,9 @@ func open(groups uint32, buffer int) (fd int, err error) {
 // Close releases the socket.
 func (c *Conn) Close() error { return unix.Close(c.fd) }
 
-var kernel = &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
-
 func (c *Conn) send(b []byte) error {
 	for {
-		if err := unix.Sendto(c.fd, b, 0, kernel); err != unix.EINTR {
+		if err := unix.Sendto(c.fd, b, 0, &c.kernel); err != unix.EINTR {
 			return err
 		}
 	}

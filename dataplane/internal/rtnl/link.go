@@ -99,7 +99,8 @@ func WatchLinks(buffer int) (*Watch, error) {
 	return w, nil
 }
 
-// Next waits for news. ErrOverrun: some were lost, read all links again. After Close it returns os.ErrClosed.
+// Next waits for news. ErrOverrun: some were lost, read all links again; news of before are thrown away, so that what comes
+// next is newer than what is then read. After Close it returns os.ErrClosed.
 func (w *Watch) Next() (events []LinkEvent, err error) {
 	var failed error
 	err = w.raw.Read(func(fd uintptr) bool {
@@ -107,12 +108,15 @@ func (w *Watch) Next() (events []LinkEvent, err error) {
 			n, from, err := unix.Recvfrom(int(fd), w.rx, unix.MSG_TRUNC)
 			switch {
 			case err == unix.EAGAIN:
-				return false
+				return failed != nil
 			case err == unix.EINTR:
 				continue
 			case err == unix.ENOBUFS || err == nil && n > len(w.rx):
+				// Until the buffer is empty the kernel does not say again that it loses more.
 				failed = ErrOverrun
-				return true
+				continue
+			case failed == ErrOverrun && err == nil:
+				continue
 			case err != nil:
 				failed = fmt.Errorf("netlink: receive: %w", err)
 				return true

@@ -1,0 +1,243 @@
+package linux
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// quarters is an equal division of all buckets among the sub-ports named.
+func equal(devices ...string) map[string]int {
+	shares := map[string]int{}
+	for i, d := range devices {
+		shares[d] = DefaultBuckets/len(devices) + map[bool]int{true: 1}[i < DefaultBuckets%len(devices)]
+	}
+	return shares
+}
+
+func TestLinksComeAndGo(t *testing.T) {
+	h := newHost(t, 4)
+	_, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 1, 1, 1), h.group(2, 0, 0, 0, 1),
+		destination(target4(0), 1), destination(target6(0), 1), destination(target4(1), 2), destination(target6(1), 2))
+	all, three := equal("p0", "p1", "p2", "p3"), equal("p0", "p1", "p2")
+	before := h.state()
+	for _, c := range []struct {
+		what       string
+		away, back func()
+	}{
+		{"carrier", func() { h.leaf.IP("link", "set", "p3", "down") }, func() { h.leaf.IP("link", "set", "p3", "up") }},
+		{"down", func() { h.IP("link", "set", "p3", "down") }, func() { h.IP("link", "set", "p3", "up") }},
+		{"renamed", func() { h.IP("link", "set", "p3", "name", "other") }, func() { h.IP("link", "set", "other", "name", "p3") }},
+		{"deleted", func() { h.IP("link", "del", "p3") }, func() { h.wire(3) }},
+		{"moved", func() { h.IP("link", "set", "p3", "netns", h.leaf.Name, "name", "away") }, func() {
+			h.leaf.IP("link", "set", "away", "netns", h.Name, "name", "p3")
+			h.Addr("p3", "10.1.3.1/24", "fd01:3::1/64")
+		}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			c.away()
+			h.wants(target4(0), three)
+			h.wants(target6(0), three)
+			h.wants(target4(1), map[string]int{"blackhole": 1024})
+			h.wants(target6(1), map[string]int{"blackhole": 1024})
+			c.back()
+			h.wants(target4(0), all)
+			h.wants(target6(0), all)
+			h.wants(target4(1), map[string]int{"p3": 1024})
+			h.wants(target6(1), map[string]int{"p3": 1024})
+			netnstest.Eventually(t, 5*time.Second, func() error {
+				if d := diff(h.state(), before); d != "" {
+					return fmt.Errorf("%s", d)
+				}
+				return nil
+			})
+			// An IPv6 route made while its group had nothing but the loopback rejects for ever: ask, do not look.
+			for _, dst := range []string{target4(1), target6(1)} {
+				said := h.IP("route", "get", strings.TrimSuffix(strings.TrimSuffix(dst, "/32"), "/128"))
+				if !strings.Contains(said, "dev p3") {
+					t.Errorf("%s", said)
+				}
+			}
+		})
+	}
+	t.Run("MTU", func(t *testing.T) {
+		h.IP("link", "set", "p3", "mtu", "1400")
+		h.wants(target4(0), all)
+	})
+}
+
+func TestControlPlaneAnswersALostCarrier(t *testing.T) {
+	h := newHost(t, 4)
+	h.config.RepairDelay = time.Hour
+	p, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1))
+	h.leaf.IP("link", "set", "p0", "down")
+	netnstest.Eventually(t, 5*time.Second, func() error {
+		if p.Stats().MovedByKernel != 1 {
+			return fmt.Errorf("%+v", p.Stats())
+		}
+		return nil
+	})
+	before := p.Stats().Groups
+	s.do(subPortOp("p0", false))
+	if after := p.Stats().Groups; after != before {
+		t.Errorf("%d groups sent for what the kernel has done", after-before)
+	}
+	s.do(h.group(1, 0, 2, 1, 1))
+	h.wants(target4(0), map[string]int{"p1": 512, "p2": 256, "p3": 256})
+	if s := p.Stats(); s.Groups != before+1 || s.Repairs != 0 {
+		t.Errorf("%+v", s)
+	}
+	// The sub-port returns, and the control plane wants it to stay away.
+	h.leaf.IP("link", "set", "p0", "up")
+	h.carriers(4)
+	s.do(h.group(1, 1, 1, 1, 1))
+	h.wants(target4(0), equal("p1", "p2", "p3"))
+	s.do(subPortOp("p0", true))
+	h.wants(target4(0), equal("p0", "p1", "p2", "p3"))
+}
+
+func TestRepairWithoutControlPlane(t *testing.T) {
+	h := newHost(t, 4)
+	p, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 2, 3, 4), destination(target4(0), 1))
+	h.leaf.IP("link", "set", "p1", "down")
+	h.wants(target4(0), map[string]int{"p0": 128, "p2": 384, "p3": 512})
+	if s := p.Stats(); s.MovedByKernel != 1 || s.Repairs > 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestDrainMovesAtOnce(t *testing.T) {
+	h := newHost(t, 4)
+	_, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 1, 1, 1), h.group(2, 1), destination(target4(0), 1), destination(target6(0), 1), destination(target4(1), 2))
+	s.do(subPortOp("p0", false))
+	for dst, want := range map[string]map[string]int{target4(0): equal("p1", "p2", "p3"), target6(0): equal("p1", "p2", "p3"), target4(1): {"blackhole": 1024}} {
+		if got := h.share(dst); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s: %v, want %v", dst, got, want)
+		}
+	}
+}
+
+func TestLostNewsOfLinks(t *testing.T) {
+	h := newHost(t, 4)
+	h.config.watchBuffer = 1
+	p, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
+	before := h.state()
+	for round := 0; p.Stats().Overruns == 0; round++ {
+		if round == 100 {
+			t.Fatal("nothing was lost")
+		}
+		var lines []string
+		for i := range 400 {
+			lines = append(lines, fmt.Sprintf("link set p%d mtu %d", i%4, 1400+i%97))
+		}
+		lines = append(lines, "link set p2 down", "link set p2 up", "link set p1 down")
+		h.batch(lines)
+		h.wants(target4(0), equal("p0", "p2", "p3"))
+		h.batch([]string{"link set p1 up"})
+		netnstest.Eventually(t, 10*time.Second, func() error {
+			if d := diff(h.state(), before); d != "" {
+				return fmt.Errorf("%s", d)
+			}
+			return nil
+		})
+	}
+}
+
+// batch runs lines of `ip -batch` in one process.
+func (h *host) batch(lines []string) {
+	h.t.Helper()
+	if _, err := h.Output("sh", "-c", "ip -batch - <<'EOF'\n"+strings.Join(lines, "\n")+"\nEOF"); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func TestIPv4OverIPv6(t *testing.T) {
+	h := newHost(t, 3)
+	for _, plane := range h.forwarding.Planes {
+		plane.SubPorts[0].NextHopV4 = ""
+	}
+	h.forwarding.Planes[1].SubPorts[0].NextHopV6 = "fe80::1"
+	_, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 1, 2), destination(target4(0), 1), destination(target6(0), 1))
+	want := map[string]int{"p0": 256, "p1": 256, "p2": 512}
+	h.wants(target4(0), want)
+	h.wants(target6(0), want)
+	if text := h.state()["10.255.1.1"]; !strings.Contains(text, "fe80::1@p1") {
+		t.Error(text)
+	}
+	if said := h.IP("route", "get", "10.255.1.1"); !strings.Contains(said, "via inet6 f") {
+		t.Error(said)
+	}
+}
+
+// TestHelloAgain changes next hops in place, and sub-ports with their order.
+func TestHelloAgain(t *testing.T) {
+	h := newHost(t, 4)
+	p, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
+	first := p.Stats()
+	c.hello(h.forwarding)
+	if n := sent(p.Stats()) - sent(first); n != 0 {
+		t.Errorf("the same Hello sent %d changes", n)
+	}
+	again := proto.CloneOf(h.forwarding)
+	again.Planes[1].SubPorts[0].NextHopV4 = "10.1.1.7"
+	c.hello(again)
+	second := p.Stats()
+	if second.Groups != first.Groups || second.Routes != first.Routes || second.Nexthops == first.Nexthops {
+		t.Errorf("another next hop: %+v after %+v", second, first)
+	}
+	if text := h.state()["10.255.1.1"]; !strings.Contains(text, "10.1.1.7@p1*256") || strings.Contains(text, "10.1.1.2@") {
+		t.Error(text)
+	}
+	again.Planes[2].SubPorts[0].NextHopV4, again.Planes[2].SubPorts[0].NextHopV6 = "", ""
+	c.hello(again)
+	h.wants(target4(0), equal("p0", "p1", "p3"))
+	h.wants(target6(0), equal("p0", "p1", "p3"))
+	c.hello(h.forwarding)
+	h.wants(target4(0), equal("p0", "p1", "p2", "p3"))
+
+	fewer := proto.CloneOf(h.forwarding)
+	fewer.Planes = []*farev1.ForwardingPlane{fewer.Planes[3], fewer.Planes[1]}
+	c.hello(fewer)
+	h.wants(target4(0), equal("p3", "p1"))
+	for _, n := range h.pool(t, "p0") {
+		t.Errorf("left of a sub-port that is no more: %s", n)
+	}
+	absent := proto.CloneOf(h.forwarding)
+	absent.Planes[0].SubPorts[0].Device = "later"
+	c.hello(absent)
+	h.forwarding = absent
+	s.do(h.group(1, 1, 1, 1, 1))
+	h.wants(target4(0), equal("p1", "p2", "p3"))
+	h.IP("link", "set", "p0", "name", "later")
+	h.wants(target4(0), equal("later", "p1", "p2", "p3"))
+}
+
+// pool lists the nexthop objects on a device.
+func (h *host) pool(t testing.TB, device string) (lines []string) {
+	for _, line := range strings.Split(h.IP("nexthop"), "\n") {
+		if strings.Contains(line, "dev "+device+" ") {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
