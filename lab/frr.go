@@ -84,7 +84,7 @@ func (b *netns) frrForwards(ctx context.Context) {
 
 func (b *netns) leafForwards(ctx context.Context, plane int) bool {
 	var routes []kernelRoute
-	if err := askKernel(ctx, b.namespace(b.leafName(plane)), &routes, "-4", "route", "show"); err != nil {
+	if err := askKernel(ctx, b.namespace(b.leafName(plane)), "route show\n", &routes); err != nil {
 		return false
 	}
 	there := map[string]bool{}

@@ -9,7 +9,6 @@ import (
 	"math"
 	"net/netip"
 	"slices"
-	"strings"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
@@ -39,17 +38,17 @@ type (
 	}
 )
 
-// askKernel has ip print something of a namespace, and reads it.
-func askKernel(ctx context.Context, ns namespace, into any, args ...string) error {
-	out, err := run(ctx, "", "ip", append([]string{"-n", string(ns), "-j"}, args...)...)
+// askKernel has ip print things of a namespace, each a line of a batch, and reads them, each into its own.
+func askKernel(ctx context.Context, ns namespace, questions string, into ...any) error {
+	out, err := run(ctx, questions, "ip", "-n", string(ns), "-j", "-batch", "-")
 	if err != nil {
 		return err
 	}
-	if len(bytes.TrimSpace(out)) == 0 {
-		return nil // older versions print nothing instead of an empty list
-	}
-	if err := json.Unmarshal(out, into); err != nil {
-		return fmt.Errorf("ip -j %s: %w", strings.Join(args, " "), err)
+	answers := json.NewDecoder(bytes.NewReader(out))
+	for _, v := range into {
+		if err := answers.Decode(v); err != nil {
+			return fmt.Errorf("ip -j -batch (%q): %w", questions, err)
+		}
 	}
 	return nil
 }
@@ -58,13 +57,7 @@ func readKernel(ctx context.Context, ns namespace) (*kernelTable, error) {
 	var routes []kernelRoute
 	var nexthops []kernelNexthop
 	var buckets []kernelBucket
-	if err := askKernel(ctx, ns, &routes, "-4", "route", "show"); err != nil {
-		return nil, err
-	}
-	if err := askKernel(ctx, ns, &nexthops, "nexthop", "show"); err != nil {
-		return nil, err
-	}
-	if err := askKernel(ctx, ns, &buckets, "nexthop", "bucket", "show"); err != nil {
+	if err := askKernel(ctx, ns, "route show\nnexthop show\nnexthop bucket show\n", &routes, &nexthops, &buckets); err != nil {
 		return nil, err
 	}
 	return newKernelTable(routes, nexthops, buckets), nil

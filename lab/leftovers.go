@@ -130,7 +130,7 @@ func Cleanup(ctx context.Context) ([]string, error) {
 	return removed, errors.Join(errs...)
 }
 
-// remove ends every process in a namespace and removes it.
+// remove ends every process in a namespace and removes it, with what BPF has pinned for it.
 func remove(ctx context.Context, ns namespace) error {
 	for deadline := time.Now().Add(5 * time.Second); ; {
 		out, err := run(ctx, "", "ip", "netns", "pids", string(ns))
@@ -154,7 +154,7 @@ func remove(ctx context.Context, ns namespace) error {
 		}
 	}
 	_, err := run(ctx, "", "ip", "netns", "del", string(ns))
-	return err
+	return errors.Join(err, os.RemoveAll(pins(ns)))
 }
 
 // sleep waits, or returns the context's error when that ends first.

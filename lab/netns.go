@@ -282,9 +282,12 @@ func (b *netns) startServer(node string, server int) error {
 	}
 	socket := strings.TrimPrefix(b.dataplane(server), "unix:")
 	return errors.Join(
-		b.spawn(node, "dataplane", b.Netns.Binary, "dataplane", "--driver", b.Netns.Driver, "--socket", socket),
+		b.spawn(node, "dataplane", b.Netns.Binary, "dataplane", "--driver", b.Netns.Driver, "--socket", socket, "--pin-dir", pins(b.namespace(node))),
 		b.spawn(node, "run", b.Netns.Binary, "run", "--config", config))
 }
+
+// pins is where a data plane that steers by BPF keeps what outlives its process.
+func pins(ns namespace) string { return filepath.Join("/sys/fs/bpf", string(ns)) }
 
 func (b *netns) writeFile(node, name, text string) (path string, err error) {
 	path = filepath.Join(b.dir, node, name)

@@ -87,7 +87,7 @@ func leftovers(t *testing.T) []string {
 	t.Helper()
 	run := fmt.Sprint(os.Getpid())
 	var all []string
-	for _, pattern := range []string{filepath.Join(netnsDir, "fared-"+run+"*-leaf*"), filepath.Join(netnsDir, "fared-"+run+"*-server*"), filepath.Join(os.TempDir(), runDir+run+"*")} {
+	for _, pattern := range []string{filepath.Join(netnsDir, "fared-"+run+"*-leaf*"), filepath.Join(netnsDir, "fared-"+run+"*-server*"), filepath.Join(os.TempDir(), runDir+run+"*"), pins(namespace("fared-" + run + "*-server*"))} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
