@@ -177,7 +177,7 @@ func (s *Steering) refresh() error {
 			p := s.place(plane.Plane, sp, l)
 			places[i] = p
 			bit := uint64(1) << i
-			if l.Usable() && !s.down[sp.Device] {
+			if l.Usable() && p.Flags&placeDown == 0 {
 				if p.Flags&(placeNextHop4|placeNextHop6) != 0 {
 					mask.V4 |= bit
 				}
@@ -225,7 +225,7 @@ func (s *Steering) place(plane string, sp *farev1.ForwardingSubPort, l rtnl.Link
 	if err6 == nil && hop6.Is6() {
 		p.NextHop6, p.Flags = words(hop6.As16()).Word, p.Flags|placeNextHop6
 	}
-	if s.down[sp.Device] {
+	if s.down[sp.Device] || s.inherited[sp.Device] {
 		p.Flags |= placeDown
 	}
 	if macs, ok := s.neighbour.macs(l.Index, hop4, hop6); ok {

@@ -3,6 +3,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"runtime"
@@ -44,6 +45,7 @@ type Steering struct {
 	forwarding *farev1.Forwarding // nil: not told yet
 	layout     layout
 	down       map[string]bool // devices that the control plane holds down
+	inherited  map[string]bool // and that it did, to an earlier process; until Settle
 	groups     map[uint32]*farev1.Group
 	dests      map[netip.Prefix]contract.Destination
 	settled    bool
@@ -77,7 +79,7 @@ func Open(config Config) (_ *Steering, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	s := &Steering{
-		cfg: cfg, quit: make(chan struct{}), links: map[int]rtnl.Link{}, down: map[string]bool{},
+		cfg: cfg, quit: make(chan struct{}), links: map[int]rtnl.Link{}, down: map[string]bool{}, inherited: map[string]bool{},
 		groups: map[uint32]*farev1.Group{}, dests: map[netip.Prefix]contract.Destination{},
 	}
 	defer func() {
@@ -162,7 +164,7 @@ func (s *Steering) readMaps() error {
 	s.slots = newSlotCounters(o.FaredSlots, s.pinned.adopted, used)
 	for _, p := range s.places.have {
 		if p.Flags&placeDown != 0 {
-			s.down[text(p.Device[:])] = true
+			s.inherited[text(p.Device[:])] = true
 		}
 	}
 	s.settled = !s.pinned.adopted && s.pinned.switched
@@ -196,11 +198,12 @@ func (s *Steering) SetForwarding(forwarding *farev1.Forwarding) error {
 		}
 		return status.Error(codes.Internal, err.Error())
 	}
-	for device := range s.down {
-		if _, ok := next.place[device]; !ok {
-			delete(s.down, device)
-		}
+	gone := func(device string, _ bool) bool {
+		_, ok := next.place[device]
+		return !ok
 	}
+	maps.DeleteFunc(s.down, gone)
+	maps.DeleteFunc(s.inherited, gone)
 	return nil
 }
 
@@ -286,6 +289,7 @@ func (s *Steering) Settle() error {
 		}
 	}
 	s.settled = true
+	clear(s.inherited)
 	var t touched
 	for id := range s.haveGroup.have {
 		t.group(id)

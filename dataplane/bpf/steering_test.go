@@ -374,6 +374,34 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// TestDownIsInherited: what the control plane held down stays down for the next process, until it settles without having
+// been told so again.
+func TestDownIsInherited(t *testing.T) {
+	b := newBed(t, families[0])
+	b.open()
+	b.greet(farev1.Mode_MODE_PER_FLOW)
+	b.commit(contract.Change{Kind: contract.SubPortChange, Device: "p0.0"}, contract.Change{Kind: contract.SubPortChange, Device: "p0.1"},
+		contract.Change{Kind: contract.SubPortChange, Device: "p1.0"})
+	if err := b.s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open()
+	live := func(when string, want ...string) {
+		t.Helper()
+		if stats, err := b.s.Stats(); err != nil || !slices.Equal(stats.Live, want) {
+			t.Errorf("%s: live %v, %v; want %v", when, stats.Live, err, want)
+		}
+	}
+	b.greet(farev1.Mode_MODE_PER_FLOW)
+	live("adopted", "p1.1", "p2.0", "p2.1", "p3.0", "p3.1")
+	b.commit(contract.Change{Kind: contract.SubPortChange, Device: "p0.1"}, contract.Change{Kind: contract.SubPortChange, Device: "p1.0", Up: true})
+	live("told again", "p1.0", "p1.1", "p2.0", "p2.1", "p3.0", "p3.1")
+	if err := b.s.Settle(); err != nil {
+		t.Fatal(err)
+	}
+	live("settled", "p0.0", "p1.0", "p1.1", "p2.0", "p2.1", "p3.0", "p3.1")
+}
+
 // TestDetach: nothing of ours is left, and what others made is as it was.
 func TestDetach(t *testing.T) {
 	netnstest.Require(t, "bpftool", "tc")

@@ -31,6 +31,7 @@ func (s *Steering) do(c contract.Change, t *touched) {
 	switch c.Kind {
 	case contract.SubPortChange:
 		t.subPorts = true
+		delete(s.inherited, c.Device)
 		if c.Up {
 			delete(s.down, c.Device)
 		} else {
