@@ -89,7 +89,7 @@ was ever made, also after a crash or by an earlier version: it knows its own by 
 	f.StringVar(&o.config.BPF.Device, "steering-device", bpf.DefaultDevice, "bpf: name of the device that packets are steered on")
 	f.Uint32Var(&o.config.BPF.Table, "steering-table", bpf.DefaultTable, "bpf: routing table that leads there")
 	f.Uint32Var(&o.config.BPF.Priority, "steering-priority", bpf.DefaultPriority, "bpf: priority of the rules that lead to that table")
-	f.StringVar(&o.config.BPF.PinDir, "pin-dir", bpf.DefaultPinDir, "bpf: directory in a BPF file system for maps and program, one for each network namespace")
+	f.StringVar(&o.config.BPF.PinDir, "pin-dir", "", "bpf: directory in a BPF file system for maps and program (default "+bpf.DefaultPinDir+", with a number at its end outside of the host's network namespace)")
 	f.BoolVar(&o.config.BPF.PreferSource, "prefer-source", false, "bpf: sockets bound to no address send from the first local loopback")
 	f.StringVar(&o.sunh, "sunh", "", "bpf: also steer SUNH frames; the prefix of their addresses, whose last 16 bits are the host's")
 	choices(c, "driver", agent.Auto, agent.BPF, agent.Linux, agent.Memory)

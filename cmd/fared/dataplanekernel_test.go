@@ -30,7 +30,7 @@ import (
 type kernelBed struct {
 	t          *testing.T
 	n, leaf    *netnstest.Namespace
-	dir, pins  string
+	dir        string
 	driver     string
 	forwarding *farev1.Forwarding
 	prefix     []string // before the program: setpriv and its arguments
@@ -43,10 +43,16 @@ func newKernelBed(t *testing.T, driver string) *kernelBed {
 	netnstest.Require(t)
 	t.Setenv(asFared, "1")
 	b := &kernelBed{t: t, n: netnstest.New(t), leaf: netnstest.New(t), dir: shortDir(t), driver: driver, forwarding: dptest.DefaultForwarding()}
-	if driver == "bpf" {
-		b.pins = fmt.Sprintf("/sys/fs/bpf/fared-test-%s", b.n.Name)
-		t.Cleanup(func() { os.RemoveAll(b.pins) })
-	}
+	// What is pinned outlives the namespace.
+	t.Cleanup(func() {
+		self, err := os.Executable()
+		if err == nil {
+			_, err = b.n.Output(self, b.args("--flush")...)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 	at := 0
 	for _, plane := range b.forwarding.Planes {
 		for _, subPort := range plane.SubPorts {
@@ -62,9 +68,6 @@ func newKernelBed(t *testing.T, driver string) *kernelBed {
 
 func (b *kernelBed) args(more ...string) []string {
 	args := []string{"dataplane", "--driver", b.driver, "--socket", filepath.Join(b.dir, "dataplane.sock")}
-	if b.pins != "" {
-		args = append(args, "--pin-dir", b.pins)
-	}
 	return append(args, more...)
 }
 
@@ -249,6 +252,26 @@ func TestDataplaneKernelChangesDriver(t *testing.T) {
 	}
 	if kernel := b.ours(); strings.Contains(kernel, "fared0") || !strings.Contains(kernel, "10.255.0.2") {
 		t.Errorf("the kernel has\n%s", kernel)
+	}
+}
+
+// TestDataplaneKernelAuto: without a choice it is bpf where that is possible, else linux, and the log says why.
+func TestDataplaneKernelAuto(t *testing.T) {
+	netnstest.Require(t, "setpriv", "unshare", "mount")
+	for want, prefix := range map[string][]string{"bpf": nil, "linux": confined(t, []string{"CAP_NET_ADMIN"})} {
+		b := newKernelBed(t, "auto")
+		b.prefix = prefix
+		p, _, conn := b.start()
+		view, err := readDataplane(t.Context(), conn)
+		if err != nil || view.description.Name != want || view.health != "SERVING" {
+			t.Errorf("%v, %v; want %s", view, err, want)
+		}
+		if said := strings.Contains(p.Log(), "steering by BPF is not possible here"); said != (want == "linux") {
+			t.Errorf("driver %s: log\n%s", want, p.Log())
+		}
+		if c := view.description.Capabilities; c.FlowPins != (want == "bpf") || c.FlowHash != nil && want == "bpf" {
+			t.Errorf("driver %s: capabilities %v", want, c)
+		}
 	}
 }
 

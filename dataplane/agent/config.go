@@ -44,7 +44,8 @@ type Config struct {
 	// MetricsListen is where /metrics and /healthz are served, host:port; "": nowhere.
 	MetricsListen string
 
-	// Linux and BPF say what the drivers may call their own, and how they work. Their loggers are Log when not set.
+	// Linux and BPF say what the drivers may call their own, and how they work. Their loggers are Log when not set, and
+	// BPF.PinDir is bpf.DefaultPinDir, with a number at its end in another network namespace than the host's.
 	Linux linux.Config
 	BPF   bpf.Config
 
@@ -75,6 +76,12 @@ func (c *Config) complete() error {
 	}
 	if c.BPF.Log == nil {
 		c.BPF.Log = c.Log
+	}
+	if c.BPF.PinDir == "" && c.Driver != Memory {
+		var err error
+		if c.BPF.PinDir, err = defaultPins(); err != nil {
+			return err
+		}
 	}
 	switch c.Driver {
 	case Auto, BPF, Linux, Memory:

@@ -83,7 +83,9 @@ func (w *watched) Commit(changes []contract.Change) (err error) {
 }
 
 // Recover implements contract.Recoverer.
-func (w *watched) Recover() *farev1.SnapshotResponse {
+func (w *watched) Recover() (found *farev1.SnapshotResponse) {
+	var err error // logged
+	defer w.caught("taking over", &err)
 	if r, ok := w.Forwarder.(contract.Recoverer); ok {
 		return r.Recover()
 	}

@@ -74,7 +74,7 @@ func linuxDriver(c *Config, below *linux.Plane) *driver {
 
 // leftSteering names what is there of steering by BPF, "" for nothing.
 func leftSteering(c *bpf.Config) string {
-	device, pins := cmp.Or(c.Device, bpf.DefaultDevice), cmp.Or(c.PinDir, bpf.DefaultPinDir)
+	device, pins := cmp.Or(c.Device, bpf.DefaultDevice), c.PinDir
 	if _, err := net.InterfaceByName(device); err == nil {
 		return fmt.Sprintf("device %s, program and maps in %s", device, pins)
 	}
@@ -86,6 +86,9 @@ func leftSteering(c *bpf.Config) string {
 
 // flushDrivers removes what all drivers made: steering first, so that its packets take the routes that are still there.
 func flushDrivers(c *Config) (removed []string, err error) {
+	if c.Driver == Memory {
+		return nil, nil
+	}
 	if steering := leftSteering(&c.BPF); steering != "" {
 		if err := bpf.Flush(c.BPF); err != nil {
 			return nil, err
