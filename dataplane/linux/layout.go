@@ -32,6 +32,11 @@ func (l layout) home(i int) (from, to int) {
 	return from, l.end(i)
 }
 
+func (l layout) size(i int) int {
+	from, to := l.home(i)
+	return to - from
+}
+
 // lasting is how many of the last buckets of its home a sub-port has in every group in which its weight is not 0.
 func (l layout) lasting() int {
 	return max(1, min(mostLasting, l.buckets/(2*l.subPorts)))
@@ -43,7 +48,8 @@ func (l layout) least() int {
 	return min(2*l.lasting(), l.buckets/l.subPorts)
 }
 
-// quotas divides the buckets by weights, none 0 for all: the largest remainders are rounded up, the first of equal ones.
+// quotas divides the buckets by weights, none 0 for all: the largest remainders are rounded up; of equal ones that with the
+// larger home, then the first. So equal weights give everybody its home.
 func (l layout) quotas(weights []uint32) []int {
 	quotas := make([]int, len(weights))
 	rest, sum := uint64(l.buckets), uint64(0)
@@ -76,7 +82,9 @@ func (l layout) quotas(weights []uint32) []int {
 			parts = append(parts, part{i, rest * uint64(w) % sum})
 		}
 	}
-	slices.SortStableFunc(parts, func(a, b part) int { return cmp.Compare(b.remainder, a.remainder) })
+	slices.SortStableFunc(parts, func(a, b part) int {
+		return cmp.Or(cmp.Compare(b.remainder, a.remainder), cmp.Compare(l.size(b.subPort), l.size(a.subPort)))
+	})
 	for i := range parts[:left] {
 		quotas[parts[i].subPort]++
 	}
@@ -95,8 +103,7 @@ func (l layout) runs(weights []uint32) []run {
 	quotas := l.quotas(weights)
 	wants := make([]int, l.subPorts) // beyond the home
 	for i, q := range quotas {
-		from, to := l.home(i)
-		wants[i] = max(0, q-(to-from))
+		wants[i] = max(0, q-l.size(i))
 	}
 	var runs []run
 	add := func(subPort, size int) {
@@ -108,9 +115,8 @@ func (l layout) runs(weights []uint32) []run {
 	}
 	taker := 0
 	for i, q := range quotas {
-		from, to := l.home(i)
-		keeps := min(q, to-from)
-		for released := to - from - keeps; released > 0; {
+		keeps := min(q, l.size(i))
+		for released := l.size(i) - keeps; released > 0; {
 			for wants[taker] == 0 {
 				taker++
 			}

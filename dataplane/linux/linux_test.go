@@ -287,7 +287,7 @@ func (h *host) state() map[string]string {
 		}
 	}
 	for _, n := range nexthops {
-		if len(n.Group) == 0 {
+		if n.Type != "resilient" || strings.Trim(string(n.Protocol), `"`) != fmt.Sprint(cmp.Or(h.config.Protocol, DefaultProtocol)) {
 			continue
 		}
 		buckets, err := h.conn.Buckets(n.ID)
@@ -437,3 +437,5 @@ func TestProgramming(t *testing.T) {
 		t.Errorf("left: %v, %v", left, err)
 	}
 }
+
+func mustPrefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }

@@ -307,8 +307,7 @@ func (p *Plane) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse
 	var target []run
 	lasting := p.layout.lasting()
 	for i := range p.subPorts {
-		from, to := p.layout.home(i)
-		if other := to - from - lasting; other > 0 {
+		if other := p.layout.size(i) - lasting; other > 0 {
 			target = append(target, run{0, other})
 		}
 		target = append(target, run{i + 1, lasting})

@@ -106,7 +106,8 @@ func (p *Plane) readRoutes() (routes map[netip.Prefix]uint32, strange []rtnl.Rou
 			return nil, nil, err
 		}
 		for _, r := range found {
-			if r.Nexthop != 0 && r.Metric == p.config.Metric && r.Prefix.IsSingleIP() && r.Type == unix.RTN_UNICAST && !r.Source.IsValid() {
+			r = byNexthop(r)
+			if r.Nexthop != 0 && r.Metric == p.config.Metric && r.Prefix.IsSingleIP() && r.Type == 0 && !r.Source.IsValid() {
 				routes[r.Prefix] = r.Nexthop
 			} else {
 				strange = append(strange, r)
@@ -114,6 +115,15 @@ func (p *Plane) readRoutes() (routes map[netip.Prefix]uint32, strange []rtnl.Rou
 		}
 	}
 	return routes, strange, nil
+}
+
+// byNexthop takes the type from a route by nexthop id: the kernel says what the nexthop does, and would not find the route
+// to delete by that.
+func byNexthop(r rtnl.Route) rtnl.Route {
+	if r.Nexthop != 0 {
+		r.Type = 0
+	}
+	return r
 }
 
 func families(ipv6 bool) []uint8 {
@@ -332,7 +342,7 @@ func (r *Removed) routes(conn *rtnl.Conn, protocol uint8, b *rtnl.Batch) (*int, 
 			return nil, err
 		}
 		for _, route := range routes {
-			b.DelRoute(route)
+			b.DelRoute(byNexthop(route))
 		}
 	}
 	return &r.Routes, nil

@@ -293,7 +293,7 @@ func (pl *plan) unreject(g *group, live bool) {
 		return
 	}
 	for prefix, id := range pl.routes {
-		if id == g.id {
+		if id == g.id && familyOf(prefix.Addr()) == g.key.family && pl.destinations[prefix] == g.key.wanted {
 			pl.routeOps = append(pl.routeOps, op{kind: setRoute, prefix: prefix, id: id, group: g, flags: rtnl.Change, route: pl.route(prefix, id)})
 		}
 	}
