@@ -17,7 +17,7 @@ import (
 
 // nodeNamespace is the name of a node's namespace: fared-<run>-<node>, where a run is the lab's process id and, from the second
 // fabric of a process on, a number.
-var nodeNamespace = regexp.MustCompile(`^fared-(([0-9]+)(?:\.[0-9]+)?)-(?:server|leaf)[0-9]+$`)
+var nodeNamespace = regexp.MustCompile(`^fared-(([0-9]+)(?:_[0-9]+)?)-(?:server|leaf)[0-9]+$`)
 
 func (p *plan) namespace(node string) namespace {
 	return namespace("fared-" + strings.TrimPrefix(filepath.Base(p.dir), runDir) + "-" + node)
@@ -52,7 +52,7 @@ func newRun() (dir string, lock *os.File, err error) {
 	for n := 1; n < 10_000; n++ {
 		run := strconv.Itoa(os.Getpid())
 		if n > 1 {
-			run += fmt.Sprintf(".%d", n)
+			run += fmt.Sprintf("_%d", n) // a dot cannot be part of a name in a BPF file system
 		}
 		dir = filepath.Join(os.TempDir(), runDir+run)
 		if err = os.Rename(nameless, dir); err == nil {
@@ -69,7 +69,7 @@ func newRun() (dir string, lock *os.File, err error) {
 // abandoned says that the lab which made a run is gone: its process is, or another has got its number and does not hold the
 // run's lock.
 func abandoned(run string) bool {
-	pid, _, _ := strings.Cut(run, ".")
+	pid, _, _ := strings.Cut(run, "_")
 	if _, err := os.Stat(filepath.Join("/proc", pid)); err != nil {
 		return true
 	}

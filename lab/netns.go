@@ -78,6 +78,9 @@ func (n *Netns) validate(o Options) error {
 	if !slices.Contains(Drivers, n.Driver) {
 		return fmt.Errorf("--driver %q is not known: use %s", n.Driver, strings.Join(Drivers, ", "))
 	}
+	if o.Mode == "per-packet" && n.Driver == "linux" {
+		return errors.New("--mode per-packet with --driver linux: the kernel's nexthop groups do not spray packets, use --driver bpf")
+	}
 	if n.Rate > 200_000 {
 		return fmt.Errorf("--rate %d: not within 0 to 200000", n.Rate)
 	}

@@ -107,12 +107,20 @@ func leftovers(t *testing.T) []string {
 	return all
 }
 
-// TestNetnsScenarios: every scenario on the smallest fabric with either leaf: after each step the weights are the model's, in the
+// TestNetnsScenarios: every scenario on the smallest fabric, with either leaf and either driver: after each step the weights are the model's, in the
 // daemons and in the kernels' buckets, and packets took the planes by them, without a loss once nothing changed any more.
 func TestNetnsScenarios(t *testing.T) {
-	for _, n := range []Netns{{Leaf: "fared", Driver: "linux"}, {Leaf: "frr", Driver: "auto"}} {
-		t.Run(n.Leaf+" "+n.Driver, func(t *testing.T) {
-			o := smallest(t, n)
+	for name, test := range map[string]struct {
+		n Netns
+		o Options
+	}{
+		"fared leaf, linux": {Netns{Leaf: "fared", Driver: "linux"}, Options{}},
+		"FRR leaf, auto":    {Netns{Leaf: "frr", Driver: "auto"}, Options{}},
+		"per-packet":        {Netns{Leaf: "fared", Driver: "bpf"}, Options{Mode: "per-packet", GPUs: 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := smallest(t, test.n)
+			o.Mode, o.GPUs = test.o.Mode, test.o.GPUs
 			var told []string
 			o.Netns.Progress = func(text string) { told = append(told, text) }
 			f := fabric(t, o)
@@ -384,7 +392,7 @@ func TestFailedLine(t *testing.T) {
 
 // TestRunsAreTold: which namespaces are a lab's, and when their lab is gone.
 func TestRunsAreTold(t *testing.T) {
-	for name, run := range map[string]string{"fared-12-server1": "12", "fared-12.3-leaf0": "12.3", "fared-12-3": "", "fared-x-server1": "", "fared-12-server1x": "", "clab-12-server1": ""} {
+	for name, run := range map[string]string{"fared-12-server1": "12", "fared-12_3-leaf0": "12_3", "fared-12-3": "", "fared-x-server1": "", "fared-12-server1x": "", "clab-12-server1": ""} {
 		got := ""
 		if m := nodeNamespace.FindStringSubmatch(name); m != nil {
 			got = m[1]
@@ -417,11 +425,12 @@ func TestRunsAreTold(t *testing.T) {
 // TestNetnsOptions: what a fabric of namespaces cannot be is refused with the flag.
 func TestNetnsOptions(t *testing.T) {
 	for want, o := range map[string]Options{
-		`--leaf "cisco" is not known: use fared or frr`:                                                          {Netns: &Netns{Leaf: "cisco"}},
-		`--driver "dpdk" is not known: use auto, linux, bpf`:                                                     {Netns: &Netns{Driver: "dpdk"}},
-		"--rate 1000000: not within 0 to 200000":                                                                 {Netns: &Netns{Rate: 1e6}},
-		"--planes 4, --servers 200 and --sub-ports 2: 1600 cables, more than the 1024 of a fabric of namespaces": {Servers: 200, Netns: &Netns{}},
-		"--speed 100M: below 1G, a cable between namespaces is too slow for its BGP session":                     {Speed: 100e6, Netns: &Netns{}},
+		`--leaf "cisco" is not known: use fared or frr`:                                                             {Netns: &Netns{Leaf: "cisco"}},
+		`--driver "dpdk" is not known: use auto, linux, bpf`:                                                        {Netns: &Netns{Driver: "dpdk"}},
+		"--mode per-packet with --driver linux: the kernel's nexthop groups do not spray packets, use --driver bpf": {Mode: "per-packet", Netns: &Netns{Driver: "linux"}},
+		"--rate 1000000: not within 0 to 200000":                                                                    {Netns: &Netns{Rate: 1e6}},
+		"--planes 4, --servers 200 and --sub-ports 2: 1600 cables, more than the 1024 of a fabric of namespaces":    {Servers: 200, Netns: &Netns{}},
+		"--speed 100M: below 1G, a cable between namespaces is too slow for its BGP session":                        {Speed: 100e6, Netns: &Netns{}},
 	} {
 		if _, err := Configs(o); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)

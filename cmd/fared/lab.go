@@ -209,7 +209,7 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 	started := time.Now()
 	fabric, err := lab.Start(ctx, o, log)
 	if err != nil {
-		return labError(ctx, err)
+		return labError(ctx, o, err)
 	}
 	defer fabric.Close() // after a panic too: what runs in namespaces would outlive this process
 	show.started(fabric, time.Since(started))
@@ -222,7 +222,7 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 			show.next()
 		})
 		if err != nil {
-			return labError(ctx, errors.Join(err, fabric.Close()))
+			return labError(ctx, o, errors.Join(err, fabric.Close()))
 		}
 		met = met && ok
 	}
@@ -236,11 +236,11 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 			fmt.Fprintln(e.notes(), line)
 		}
 		if err != nil {
-			return labError(ctx, err)
+			return labError(ctx, o, err)
 		}
 	}
 	if err := fabric.Close(); err != nil {
-		return labError(ctx, err)
+		return labError(ctx, o, err)
 	}
 	if !met {
 		return &exitError{exitFailed, errors.New("an expectation was not met"), "the steps marked WRONG (\"ok\": false) say what was seen instead"}
@@ -257,11 +257,15 @@ func (e *env) notes() io.Writer {
 }
 
 // labError is how a lab ends that could not play to the end.
-func labError(ctx context.Context, err error) error {
+func labError(ctx context.Context, o lab.Options, err error) error {
 	if ctx.Err() != nil {
 		return interrupted()
 	}
-	return &exitError{exitFailed, err, "run it with --verbose to see what the daemons say"}
+	remedy := "run it with --verbose to see what the daemons say"
+	if o.Netns != nil {
+		remedy = "the logs of the processes, in the folder named above, say more"
+	}
+	return &exitError{exitFailed, err, remedy}
 }
 
 // wait lets a reader look at a step.
