@@ -1,0 +1,113 @@
+package packets
+
+import (
+	"strings"
+	"testing"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/wecmp"
+)
+
+// TestForeignObjectsStay: routes, rules, nexthops, groups, queueing disciplines and filters that others made are, word for
+// word, what they were: while the agent works, after it was killed, and after everything of its own was removed. And then
+// nothing of its own is left.
+func TestForeignObjectsStay(t *testing.T) {
+	each(t, func(t *testing.T, b *bed) {
+		n := b.server
+		for _, line := range []string{
+			"nexthop add id 77 via 172.16.0.1 dev p0.0 protocol static",
+			"nexthop add id 78 via 172.16.1.1 dev p1.0 protocol static",
+			"nexthop add id 79 group 77/78 type resilient buckets 32 protocol static",
+			"route add 192.0.2.0/24 nhid 79 protocol static",
+			"route add default via 172.16.3.1 dev p3.0",
+			// The same prefix as one of ours, with another metric.
+			"route add 10.255.1.0/32 via 172.16.0.1 dev p0.0 metric 4000 protocol static",
+			"route add 198.51.100.0/24 via 172.16.0.1 dev p0.0 table 179 protocol static",
+			"rule add from 203.0.113.0/24 lookup 5000 priority 900 protocol static",
+			"-6 route add 2001:db8::/32 via fd00:16:1:0::2 dev p1.0",
+			"link add foreign type ifb",
+		} {
+			n.IP(strings.Fields(line)...)
+		}
+		tc := func(args string) string {
+			out, err := n.Output("tc", strings.Fields(args)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(out)
+		}
+		tc("qdisc add dev p0.1 root tbf rate 400mbit burst 64k latency 50ms")
+		tc("qdisc add dev p1.1 clsact")
+		tc("filter add dev p1.1 egress protocol ip prio 7 u32 match ip dport 9 0xffff action pass")
+
+		// What is read: everything that is not marked as ours.
+		world := func() string {
+			var s strings.Builder
+			for _, list := range []string{"nexthop show", "-4 route show table all", "-6 route show table all", "-4 rule show", "-6 rule show"} {
+				for line := range strings.Lines(n.IP(append([]string{"-N", "-d"}, strings.Fields(list)...)...)) {
+					if !strings.Contains(line, "proto 179") {
+						s.WriteString(line)
+					}
+				}
+			}
+			for line := range strings.Lines(n.IP("-o", "link", "show")) {
+				if !strings.Contains(line, "fared0") {
+					s.WriteString(strings.Split(line, " qlen")[0])
+				}
+			}
+			for line := range strings.Lines(tc("qdisc show") + tc("filter show dev p1.1 egress")) {
+				if !strings.Contains(line, "fared0") {
+					s.WriteString(line)
+				}
+			}
+			return s.String()
+		}
+		// The kernel's own entries that come with what is ours: host entries of a device.
+		before := world()
+		same := func(when string) {
+			t.Helper()
+			if now := world(); now != before {
+				t.Errorf("%s:\n%s", when, difference(before, now))
+			}
+		}
+		b.start()
+		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 20)
+		for _, weights := range story {
+			c.weigh(weights...)
+			same("weights " + ratio(weights))
+		}
+		if !strings.Contains(n.IP("-N", "nexthop", "show"), "proto 179") {
+			t.Fatal("the agent made no nexthop: this test has lost its subject")
+		}
+		b.agent.Kill()
+		same("killed")
+		b.start()
+		same("started again")
+		b.agent.Stop()
+		same("stopped")
+		if out, err := n.Output(fared, append([]string{"dataplane", "--flush"}, b.flags(b.socket())...)...); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		same("flushed")
+		for _, list := range []string{"nexthop show", "-4 route show table all", "-6 route show table all", "-4 rule show", "-6 rule show", "link show"} {
+			for line := range strings.Lines(n.IP(append([]string{"-N", "-d"}, strings.Fields(list)...)...)) {
+				if strings.Contains(line, "proto 179") || strings.Contains(line, "fared0") {
+					t.Errorf("left after --flush: %s", line)
+				}
+			}
+		}
+	})
+}
+
+// difference shows the lines that only one of two texts has.
+func difference(before, after string) string {
+	var out strings.Builder
+	for _, side := range []struct{ sign, of, not string }{{"-", before, after}, {"+", after, before}} {
+		for line := range strings.Lines(side.of) {
+			if !strings.Contains(side.not, line) {
+				out.WriteString(side.sign + line)
+			}
+		}
+	}
+	return out.String()
+}

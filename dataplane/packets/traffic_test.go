@@ -1,0 +1,103 @@
+package packets
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+)
+
+// flow is the packets of one queue pair slot: a UDP socket of the slot's source port. Every other socket is connected, for
+// the kernel keeps a route with those.
+type flow struct {
+	conn   *ipv4.PacketConn // works for both families: it sends whatever the socket is
+	socket *net.UDPConn
+	to     *net.UDPAddr // nil: connected
+	sent   atomic.Uint64
+	batch  []ipv4.Message
+}
+
+// payload is what a packet carries: nothing that anybody looks at.
+var payload = make([]byte, 256)
+
+const batchSize = 32
+
+// flows opens a socket in the server for each source port toward a destination.
+func (b *bed) flows(t testing.TB, dst netip.Prefix, ports []uint16) []*flow {
+	t.Helper()
+	var out []*flow
+	for i, port := range ports {
+		f := &flow{}
+		err := b.server.Do(func() (err error) {
+			local := net.UDPAddrFromAddrPort(netip.AddrPortFrom(b.family.source.Addr(), port))
+			remote := net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst.Addr(), roce))
+			if i%2 == 0 {
+				f.socket, err = net.DialUDP("udp", local, remote)
+			} else {
+				f.to = remote
+				f.socket, err = net.ListenUDP("udp", local)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.socket.Close() })
+		if err := f.socket.SetWriteBuffer(4 << 20); err != nil {
+			t.Fatal(err)
+		}
+		f.conn = ipv4.NewPacketConn(f.socket)
+		for range batchSize {
+			m := ipv4.Message{Buffers: [][]byte{payload}}
+			if f.to != nil {
+				m.Addr = f.to
+			}
+			f.batch = append(f.batch, m)
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// send sends n packets. A packet that the kernel did not take is sent again: what is counted as sent was on its way.
+func (f *flow) send(n int) error {
+	for n > 0 {
+		took, err := f.conn.WriteBatch(f.batch[:min(n, batchSize)], 0)
+		if took > 0 {
+			f.sent.Add(uint64(took))
+			n -= took
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, syscall.EAGAIN):
+		default:
+			return fmt.Errorf("%s: %w", f.socket.LocalAddr(), err)
+		}
+	}
+	return nil
+}
+
+// stripe sends n packets over the flows by share, exactly: the parts are the largest remainder's.
+func stripe(t testing.TB, flows []*flow, parts []uint64) {
+	t.Helper()
+	const round = 64 // so that slots are interleaved as an application's are
+	left := make([]uint64, len(parts))
+	copy(left, parts)
+	for more := true; more; {
+		more = false
+		for i, f := range flows {
+			n := min(left[i], round)
+			if err := f.send(int(n)); err != nil {
+				t.Fatal(err)
+			}
+			left[i] -= n
+			more = more || left[i] > 0
+		}
+	}
+}
