@@ -176,7 +176,7 @@ func (p *plan) leafConfig(plane int) string {
 func (p *plan) common(b *strings.Builder, node string) {
 	b.WriteString("accept: [10.255.0.0/16]\ndrain_delay: 200ms\nstart: {deadline: 20s}\n")
 	if p.Netns != nil {
-		fmt.Fprintf(b, "api: {socket: %q}\nbgp: {hold_time: 3s, keepalive_interval: 1s, connect_retry: 200ms}\n", p.socket(node))
+		fmt.Fprintf(b, "api: {socket: %q}\nbgp: {connect_retry: 200ms}\n", p.socket(node))
 	}
 }
 

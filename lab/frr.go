@@ -107,7 +107,7 @@ func (p *plan) frrConfig(plane int) string {
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("frr defaults datacenter\nhostname %s\nbgp route-map delay-timer 0", p.leafName(plane))
 	line("router bgp %d\n bgp router-id %s", p.leafAS(plane), p.leafID(plane))
-	line(" no bgp default ipv4-unicast\n bgp bestpath as-path multipath-relax\n coalesce-time 0\n timers bgp 1 3")
+	line(" no bgp default ipv4-unicast\n bgp bestpath as-path multipath-relax\n coalesce-time 0\n timers bgp 3 9")
 	line(" neighbor SERVERS peer-group\n neighbor SERVERS advertisement-interval 0\n neighbor SERVERS timers connect 1")
 	for s := range p.Servers {
 		for sub := range p.SubPorts {
