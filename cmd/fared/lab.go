@@ -230,7 +230,7 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 	if logs := fabric.Logs(); logs != "" {
 		fmt.Fprintf(e.notes(), "logs and configurations of all processes are kept in %s\n", logs)
 	}
-	if keep {
+	if keep && ctx.Err() == nil {
 		lines, err := fabric.Leave()
 		for _, line := range lines {
 			fmt.Fprintln(e.notes(), line)
