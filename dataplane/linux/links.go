@@ -11,28 +11,33 @@ import (
 
 // listen acts on news of links until Close.
 func (p *Plane) listen() {
-	for {
-		events, err := p.watch.Next()
-		if errors.Is(err, os.ErrClosed) {
-			return
-		}
+	for p.watch.Wait() == nil {
 		p.mu.Lock()
-		switch {
-		case err == nil:
-			p.takeLinks(events)
-		default:
-			p.stats.Overruns++
-			if !errors.Is(err, rtnl.ErrOverrun) {
-				p.log.Error("linux data plane: news of links are lost", "error", err)
-			}
-			if err := p.reread(false); err != nil {
-				p.log.Error("linux data plane: cannot read back what the kernel has", "error", err)
-			}
-		}
+		p.hear()
 		if len(p.staleGroups) > 0 || len(p.staleRoutes) > 0 {
 			p.report(p.sync())
 		}
 		p.mu.Unlock()
+	}
+}
+
+// hear takes the news of links that there are. The caller holds mu, and calls sync.
+func (p *Plane) hear() {
+	events, err := p.watch.Poll()
+	if err == nil {
+		p.takeLinks(events)
+		return
+	}
+	if errors.Is(err, os.ErrClosed) {
+		return
+	}
+	p.stats.Overruns++
+	if !errors.Is(err, rtnl.ErrOverrun) {
+		p.log.Error("linux data plane: news of links are lost", "error", err)
+	}
+	// Buckets too: the kernel may have moved some before it carried out what this Plane sent last.
+	if err := p.reread(true); err != nil {
+		p.log.Error("linux data plane: cannot read back what the kernel has", "error", err)
 	}
 }
 
@@ -118,6 +123,7 @@ func (p *Plane) takeLinks(events []rtnl.LinkEvent) {
 		if had && !e.Gone && old.Usable() == e.Usable() && old.Name == e.Name {
 			continue // of no importance to nexthops, e.g. the MTU
 		}
+		p.linkNews++
 		for _, sp := range p.subPorts {
 			if sp.device == e.Name || had && sp.device == old.Name {
 				p.relink(sp)
@@ -168,7 +174,7 @@ func (p *Plane) lose(device int) {
 	}
 	now := time.Now()
 	for key, g := range p.groups {
-		if !g.exists || !has(g.members) {
+		if !g.exists || !has(g.members) && !has(p.replaced[g]) {
 			continue
 		}
 		if !g.moved {

@@ -110,11 +110,7 @@ func (h *host) open() *Plane {
 	}); err != nil {
 		h.t.Fatal(err)
 	}
-	h.t.Cleanup(func() {
-		if p.watch != nil {
-			_ = p.Close()
-		}
-	})
+	h.t.Cleanup(func() { _ = p.Close() })
 	return p
 }
 

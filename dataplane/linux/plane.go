@@ -48,6 +48,8 @@ type Plane struct {
 	watch   *rtnl.Watch
 	ipv6    bool
 	stop    chan struct{}
+	once    sync.Once // of Close
+	closed  error
 	working sync.WaitGroup
 
 	mu     sync.Mutex // guards everything below
@@ -71,13 +73,15 @@ type Plane struct {
 	scaling scaling
 	links   map[int]rtnl.Link
 	names   map[string]int
-	used    map[uint32]bool // ids of nexthop objects, whoever's
-	next    uint32          // id to try next
-	owners  map[uint32]*pool
-	drop    [2]*pool // packets end here while the kernel has taken every other member away
-	hole    [2]*pool // packets end here when no member is left
-	groups  map[groupKey]*group
-	routes  map[netip.Prefix]uint32 // to the id of a group
+	// linkNews counts what happened to links that nexthops depend on.
+	linkNews uint64
+	used     map[uint32]bool // ids of nexthop objects, whoever's
+	next     uint32          // id to try next
+	owners   map[uint32]*pool
+	drop     [2]*pool // packets end here while the kernel has taken every other member away
+	hole     [2]*pool // packets end here when no member is left
+	groups   map[groupKey]*group
+	routes   map[netip.Prefix]uint32 // to the id of a group
 	// Found with the mark and not claimed by anything wanted; Settle removes it.
 	strays       map[uint32]stray
 	loose        map[uint32]rtnl.Nexthop
@@ -85,6 +89,8 @@ type Plane struct {
 	retired      []uint32 // nexthops to delete once no group has them
 	changed      []*pool  // with objects that have another next hop by now
 	settled      bool
+	// What groups had before the batch that was sent last: the kernel may have taken away some of it before.
+	replaced map[*group][]rtnl.Member
 	// What may differ between wanted and kernel.
 	staleGroups map[groupKey]bool
 	staleRoutes map[netip.Prefix]bool
@@ -127,6 +133,7 @@ func Open(config Config) (*Plane, error) {
 		links: map[int]rtnl.Link{}, names: map[string]int{}, used: map[uint32]bool{}, next: config.FirstID,
 		owners: map[uint32]*pool{}, groups: map[groupKey]*group{}, routes: map[netip.Prefix]uint32{},
 		strays: map[uint32]stray{}, loose: map[uint32]rtnl.Nexthop{},
+		replaced:    map[*group][]rtnl.Member{},
 		staleGroups: map[groupKey]bool{}, staleRoutes: map[netip.Prefix]bool{},
 	}
 	for f := range p.drop {
@@ -185,13 +192,13 @@ func (p *Plane) release() error {
 
 // Close stops listening. The kernel forwards on; Open finds everything again, Flush removes it.
 func (p *Plane) Close() error {
-	close(p.stop)
-	err := p.watch.Close()
-	p.working.Wait()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.watch = nil
-	return errors.Join(err, p.release())
+	p.once.Do(func() {
+		close(p.stop)
+		err := p.watch.Close()
+		p.working.Wait()
+		p.closed = errors.Join(err, p.conn.Close(), p.space.Close())
+	})
+	return p.closed
 }
 
 // Capabilities implements contract.Forwarder. FlowHash is there after the first SetForwarding.

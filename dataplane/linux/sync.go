@@ -83,24 +83,36 @@ type failure struct {
 // tries is how often a refused plan is made again, from what the kernel then says it has.
 const tries = 3
 
+// passes bound one sync while links change without end; what is left waits for their next news.
+const passes = 16
+
 // retryDelay is how long after the last of them the next attempt comes.
 const retryDelay = time.Second
 
 // sync makes the kernel obey, where something may differ. It returns what it refused in the end. The caller holds mu.
 func (p *Plane) sync() []failure {
 	var failures []failure
-	for try := range tries {
-		if try > 0 {
+	p.hear()
+	for try, pass := 0, 0; try < tries && pass < passes; pass++ {
+		if try > 0 && len(failures) > 0 {
 			p.stats.Retries++
 			if err := p.reread(false); err != nil {
 				p.log.Error("linux data plane: cannot read back what the kernel has", "error", err)
 			}
 		}
-		failures = p.execute(p.plan(), try > 0)
-		if len(failures) == 0 && len(p.retired) > 0 {
-			failures = p.execute(p.plan(), try > 0) // no group has them any more
+		pl := p.plan()
+		if pl.empty() {
+			failures = nil
+			break
 		}
-		if len(failures) == 0 {
+		generation := p.linkNews
+		failures = p.execute(pl, try > 0)
+		// The kernel may have moved buckets since what the plan was made from.
+		p.hear()
+		clear(p.replaced)
+		if len(failures) > 0 {
+			try++
+		} else if len(p.retired) == 0 && p.linkNews == generation {
 			break
 		}
 	}
@@ -127,6 +139,10 @@ func (p *Plane) sync() []failure {
 		p.repair.Reset(due)
 	}
 	return failures
+}
+
+func (pl *plan) empty() bool {
+	return len(pl.nexthopOps)+len(pl.groupOps)+len(pl.routeOps)+len(pl.lastOps) == 0
 }
 
 func (p *Plane) plan() *plan {
@@ -304,9 +320,6 @@ func (pl *plan) unreject(g *group, live bool) {
 func (p *Plane) execute(pl *plan, again bool) (failures []failure) {
 	b := p.conn.Begin()
 	ops := slices.Concat(pl.nexthopOps, pl.groupOps, pl.routeOps, pl.lastOps)
-	if len(ops) == 0 {
-		return nil
-	}
 	for _, o := range ops {
 		p.put(b, o)
 	}
@@ -359,6 +372,7 @@ func (p *Plane) done(o *op) {
 		if o.repair {
 			p.stats.Repairs++
 		}
+		p.replaced[g] = g.members
 		g.exists, g.moved, g.dropping = true, false, o.segments == nil
 		g.members, g.segments, g.weights, g.generation = o.members, o.segments, o.weights, p.generation
 		g.rejecting = g.rejecting || g.dropping && g.key.family == v6

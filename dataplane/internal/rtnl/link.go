@@ -99,38 +99,60 @@ func WatchLinks(buffer int) (*Watch, error) {
 	return w, nil
 }
 
-// Next waits for news. ErrOverrun: some were lost, read all links again; news of before are thrown away, so that what comes
-// next is newer than what is then read. After Close it returns os.ErrClosed.
-func (w *Watch) Next() (events []LinkEvent, err error) {
-	var failed error
-	err = w.raw.Read(func(fd uintptr) bool {
+// Next waits for news and returns them, as Wait and Poll do.
+func (w *Watch) Next() ([]LinkEvent, error) {
+	for {
+		if err := w.Wait(); err != nil {
+			return nil, err
+		}
+		if events, err := w.Poll(); len(events) > 0 || err != nil {
+			return events, err
+		}
+	}
+}
+
+// Wait returns when there may be news. After Close it returns os.ErrClosed.
+func (w *Watch) Wait() error {
+	err := w.raw.Read(func(fd uintptr) bool {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n > 0 || err != nil && err != unix.EINTR
+	})
+	if err != nil {
+		return fmt.Errorf("netlink: %w: %w", os.ErrClosed, err)
+	}
+	return nil
+}
+
+// Poll returns the news that there are, without waiting. ErrOverrun: some were lost, read all links again; news of before
+// are thrown away, so that what comes next is newer than what is then read. One goroutine at a time may call it.
+//
+// The kernel tells of a link before it carries out the next request of any socket: Poll after Conn.Do returns all
+// that happened before the last message of the batch was carried out.
+func (w *Watch) Poll() (events []LinkEvent, err error) {
+	control := w.raw.Control(func(fd uintptr) {
 		for {
-			n, from, err := unix.Recvfrom(int(fd), w.rx, unix.MSG_TRUNC)
+			n, from, failed := unix.Recvfrom(int(fd), w.rx, unix.MSG_TRUNC|unix.MSG_DONTWAIT)
 			switch {
-			case err == unix.EAGAIN:
-				return failed != nil
-			case err == unix.EINTR:
-				continue
-			case err == unix.ENOBUFS || err == nil && n > len(w.rx):
+			case failed == unix.EAGAIN:
+				return
+			case failed == unix.EINTR:
+			case failed == unix.ENOBUFS || failed == nil && n > len(w.rx):
 				// Until the buffer is empty the kernel does not say again that it loses more.
-				failed = ErrOverrun
-				continue
-			case failed == ErrOverrun && err == nil:
-				continue
-			case err != nil:
-				failed = fmt.Errorf("netlink: receive: %w", err)
-				return true
-			}
-			if sender, ok := from.(*unix.SockaddrNetlink); ok && sender.Pid == 0 {
-				events = parseLinkEvents(w.rx[:n])
-				return true
+				events, err = nil, ErrOverrun
+			case failed != nil:
+				events, err = nil, fmt.Errorf("netlink: receive: %w", failed)
+				return
+			case err == nil:
+				if sender, ok := from.(*unix.SockaddrNetlink); ok && sender.Pid == 0 {
+					events = append(events, parseLinkEvents(w.rx[:n])...)
+				}
 			}
 		}
 	})
-	if err != nil {
-		return nil, fmt.Errorf("netlink: %w: %w", os.ErrClosed, err)
+	if control != nil {
+		return nil, fmt.Errorf("netlink: %w: %w", os.ErrClosed, control)
 	}
-	return events, failed
+	return events, err
 }
 
 func parseLinkEvents(b []byte) (events []LinkEvent) {

@@ -208,6 +208,27 @@ func parsePath(b []byte) (p Path, ok bool) {
 
 // Paths asks the kernel where flows leave, as it would send them now.
 func (c *Conn) Paths(queries []Query) ([]Path, error) {
+	paths, err := c.paths(queries)
+	for i := range paths {
+		// While routes change, an answer for IPv6 may be from a cached route that was thrown away before the kernel came to
+		// its device (rt6_get_pcpu_route).
+		for try := 0; err == nil && paths[i].Device == 0 && paths[i].Errno == 0; try++ {
+			var again []Path
+			if again, err = c.paths(queries[i : i+1]); err == nil {
+				paths[i] = again[0]
+			}
+			if try == pathTries {
+				paths[i].Errno = unix.EHOSTUNREACH
+			}
+		}
+	}
+	return paths, err
+}
+
+// pathTries is how often a question is asked again.
+const pathTries = 3
+
+func (c *Conn) paths(queries []Query) ([]Path, error) {
 	paths := make([]Path, len(queries))
 	var w writer
 	for first := 0; first < len(queries); {

@@ -1,0 +1,309 @@
+package linux
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/wecmp"
+)
+
+// lastingPorts returns for each sub-port of n the source ports whose flows fall into its lasting buckets, as the control
+// plane computes them from FlowHash.
+func lastingPorts(f *farev1.FlowHash, n int, source, destination netip.Addr) [][]uint16 {
+	ports := make([][]uint16, n)
+	hash := wecmp.LinuxL4{Seed: f.Seed}
+	for port := wecmp.MinPort; port <= wecmp.MaxPort; port++ {
+		h, _ := hash.Hash(source, destination, wecmp.ProtocolUDP, uint16(port), wecmp.PortRoCE)
+		bucket := int(h % f.Buckets)
+		for i := range n {
+			end := (2*int(f.Buckets)*(i+1) + n) / (2 * n)
+			if bucket < end && bucket >= end-int(f.LastingBuckets) {
+				ports[i] = append(ports[i], uint16(port))
+			}
+		}
+	}
+	return ports
+}
+
+// steps remembers which sub-ports must hold their flows: those whose weight was above 0 before a step and is after it.
+type steps struct {
+	mu   sync.Mutex // guards hold
+	hold [][]bool
+}
+
+func (s *steps) add(hold []bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hold = append(s.hold, hold)
+}
+
+func (s *steps) at() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.hold) - 1
+}
+
+// held says whether sub-port i had to hold its flows from step first until now.
+func (s *steps) held(first, i int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !slices.ContainsFunc(s.hold[first:], func(hold []bool) bool { return !hold[i] })
+}
+
+// TestLastingPortsStay asks the kernel, all the while weights change and carriers are lost, where the flows of every port
+// leave that falls into a lasting bucket.
+func TestLastingPortsStay(t *testing.T) {
+	for _, n := range []int{4, 6} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) { lastingPortsStay(t, n) })
+	}
+}
+
+func lastingPortsStay(t *testing.T, n int) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	h := newHost(t, n)
+	p, c := h.start()
+	s := program(t, c.server)
+	ones := slices.Repeat([]uint32{1}, n)
+	s.do(h.group(1, ones...), destination(target4(0), 1), destination(target6(0), 1))
+	devices := make([]uint32, n)
+	links, err := h.conn.Links()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		var i int
+		if _, err := fmt.Sscanf(l.Name, "p%d", &i); err == nil {
+			devices[i] = uint32(l.Index)
+		}
+	}
+	type question struct {
+		rtnl.Query
+		subPort int
+	}
+	var questions []question
+	for f, dst := range []string{target4(0), target6(0)} {
+		source, to := mustPrefix(h.forwarding.Loopbacks[f]).Addr(), mustPrefix(dst).Addr()
+		for i, ports := range lastingPorts(p.Capabilities().FlowHash, n, source, to) {
+			if len(ports) < 100 {
+				t.Fatalf("sub-port %d has %d lasting ports", i, len(ports))
+			}
+			for _, port := range ports {
+				questions = append(questions, question{rtnl.Query{Source: source, Destination: to, IPProto: 17, Sport: port, Dport: wecmp.PortRoCE}, i})
+			}
+		}
+	}
+	random.Shuffle(len(questions), func(i, j int) { questions[i], questions[j] = questions[j], questions[i] })
+	var queries []rtnl.Query
+	for _, q := range questions {
+		queries = append(queries, q.Query)
+	}
+	all := slices.Repeat([]bool{true}, n)
+	var history steps
+	history.add(all)
+	ask := func(conn *rtnl.Conn, from, to int) error {
+		first := history.at()
+		paths, err := conn.Paths(queries[from:to])
+		if err != nil {
+			return err
+		}
+		for i, path := range paths {
+			if q := questions[from+i]; path.Device != devices[q.subPort] && history.held(first, q.subPort) {
+				return fmt.Errorf("steps %d to %d: %v port %d of p%d leaves over %+v, not #%d", first, history.at(), q.Destination, q.Sport, q.subPort, path, devices[q.subPort])
+			}
+		}
+		return nil
+	}
+	var conn *rtnl.Conn
+	if err := h.Do(func() (err error) {
+		conn, err = rtnl.Dial()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	stop, done := make(chan struct{}), make(chan error, 1)
+	rounds := 0
+	go func() {
+		for {
+			for from := 0; from < len(queries); from += 64 {
+				select {
+				case <-stop:
+					done <- nil
+					return
+				default:
+				}
+				if err := ask(conn, from, min(from+64, len(queries))); err != nil {
+					done <- err
+					return
+				}
+			}
+			rounds++
+		}
+	}()
+	sequence := [][]uint32{{2, 2, 1, 2}, {1, 1, 0, 1}, {1, 1, 1, 1}, {1, 0, 0, 1000}, {500, 1, 1, 1}, {1, 1, 1, 1}}
+	for range 60 {
+		weights := make([]uint32, n)
+		for i := range weights {
+			weights[i] = uint32(random.IntN([]int{2, 4, 100}[random.IntN(3)]))
+		}
+		sequence = append(sequence, weights)
+	}
+	weights := ones
+	for step, next := range sequence {
+		for len(next) < n {
+			next = append(next, 1)
+		}
+		lost := -1
+		hold := make([]bool, n)
+		for i := range hold {
+			hold[i] = weights[i] > 0 && next[i] > 0
+		}
+		if step%8 == 7 {
+			lost = random.IntN(n)
+			hold[lost] = false
+		}
+		history.add(hold)
+		if lost >= 0 {
+			h.leaf.IP("link", "set", fmt.Sprintf("p%d", lost), "down")
+		}
+		s.do(h.group(1, next...))
+		if lost >= 0 {
+			h.leaf.IP("link", "set", fmt.Sprintf("p%d", lost), "up")
+			h.carriers(n)
+			h.balanced(target4(0), next)
+			h.balanced(target6(0), next)
+			p.Stats() // when it answers, all that followed from the link is done
+		}
+		now := make([]bool, n)
+		for i := range now {
+			now[i] = next[i] > 0
+		}
+		history.add(now)
+		if err := ask(h.conn, 0, len(queries)); err != nil {
+			t.Fatalf("step %d, weights %v: %v", step, next, err)
+		}
+		weights = next
+	}
+	close(stop)
+	if err := <-done; err != nil {
+		t.Errorf("meanwhile: %v; weights %v", err, sequence)
+	}
+	t.Logf("%d ports, asked %d times meanwhile; %+v", len(queries), rounds, p.Stats())
+}
+
+// balanced waits until exactly the sub-ports with a weight have buckets.
+func (h *host) balanced(dst string, weights []uint32) {
+	h.t.Helper()
+	want := map[string]int{}
+	for i, q := range (layout{DefaultBuckets, len(weights)}).quotas(weights) {
+		if q > 0 {
+			want[fmt.Sprintf("p%d", i)] = q
+		}
+	}
+	if len(want) == 0 {
+		want["blackhole"] = DefaultBuckets
+	}
+	h.wants(dst, want)
+}
+
+func TestLanding(t *testing.T) {
+	h := newHost(t, 5)
+	p, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 9, 1, 0, 1), destination(target4(0), 1), destination(target6(0), 1))
+	before := h.IP("nexthop") + h.IP("route", "show", "table", "all") + h.IP("rule")
+	for f, dst := range []string{target4(0), target6(0)} {
+		source, to := mustPrefix(h.forwarding.Loopbacks[f]).Addr(), mustPrefix(dst).Addr()
+		response, err := c.server.Landing(context.Background(), &farev1.LandingRequest{Source: source.String(), Destination: to.String(), UdpDestinationPort: wecmp.PortRoCE})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := make([]byte, 16384)
+		for i, ports := range lastingPorts(p.Capabilities().FlowHash, 5, source, to) {
+			for _, port := range ports {
+				want[int(port)-wecmp.MinPort] = byte(i + 1)
+			}
+		}
+		if !slices.Equal(response.Devices, []string{"p0", "p1", "p2", "p3", "p4"}) || !slices.Equal(response.SubPortOfPort, want) {
+			t.Errorf("%s: the kernel's answer differs from what is computed", dst)
+		}
+	}
+	if after := h.IP("nexthop") + h.IP("route", "show", "table", "all") + h.IP("rule"); after != before {
+		t.Errorf("questions left something:\n%s", after)
+	}
+	for _, c2 := range []struct {
+		source, destination string
+		port                uint32
+		code                codes.Code
+	}{
+		{"", "10.255.1.1", 4791, codes.InvalidArgument}, {"10.255.0.1", "leaf", 4791, codes.InvalidArgument},
+		{"10.255.0.1", "fd00:255::100", 4791, codes.InvalidArgument}, {"10.255.0.1", "10.255.1.1", 0, codes.InvalidArgument},
+		{"10.255.0.1", "10.9.9.9", 4791, codes.NotFound}, {"10.8.8.8", "10.255.1.1", 4791, codes.Unavailable},
+	} {
+		_, err := c.server.Landing(context.Background(), &farev1.LandingRequest{Source: c2.source, Destination: c2.destination, UdpDestinationPort: c2.port})
+		if status.Code(err) != c2.code {
+			t.Errorf("%+v: %v", c2, err)
+		}
+	}
+}
+
+// TestKernelThatDisagrees: when the computed hash is not the kernel's, Hello says that ports must be asked for.
+func TestKernelThatDisagrees(t *testing.T) {
+	h := newHost(t, 4)
+	p := h.open()
+	p.mu.Lock()
+	p.misplace = func(hash uint32) uint32 { return hash + 512 }
+	p.mu.Unlock()
+	if err := p.SetForwarding(h.forwarding); err != nil {
+		t.Fatal(err)
+	}
+	if f := p.Capabilities().FlowHash; f.GetAlgorithm() != asked || f.Seed != 0 || f.LastingBuckets != 16 {
+		t.Errorf("%v", f)
+	}
+	if p.Stats().HashMismatches == 0 {
+		t.Errorf("%+v", p.Stats())
+	}
+	p.mu.Lock()
+	p.misplace = nil
+	p.mu.Unlock()
+	if err := p.SetForwarding(h.forwarding); err != nil || p.Capabilities().FlowHash.Algorithm != computed {
+		t.Errorf("%v, %v", p.Capabilities(), err)
+	}
+}
+
+// TestSmallWeights is a kernel before 6.12, whose weights have 8 bits.
+func TestSmallWeights(t *testing.T) {
+	h := newHost(t, 3)
+	h.config.maxWeight = 256
+	_, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 1, 1), destination(target4(0), 1))
+	for _, weights := range [][]uint32{{1, 0, 0}, {1, 5, 9}, {0, 1, 0}, {1, 1, 1}} {
+		s.do(h.group(1, weights...))
+		h.balanced(target4(0), weights)
+	}
+	nexthops, err := h.conn.Nexthops()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nexthops {
+		for _, m := range n.Members {
+			if m.Weight > 256 {
+				t.Errorf("%v", n)
+			}
+		}
+	}
+}
