@@ -161,7 +161,7 @@ func (p *Plane) rereadLinks(links []rtnl.Link) {
 // rereadGroup compares what the Plane knows of a group with the kernel.
 func (p *Plane) rereadGroup(g *group, ours map[uint32]rtnl.Nexthop, buckets bool) error {
 	n, ok := ours[g.id]
-	if !ok || !n.Resilient || int(n.Buckets) != p.layout.buckets || n.IdleTimer != 0 {
+	if !ok || len(n.Members) == 0 || !n.Resilient || int(n.Buckets) != p.layout.buckets || n.IdleTimer != 0 {
 		if g.exists {
 			p.stats.Differences++
 		}
@@ -192,7 +192,9 @@ func (p *Plane) rereadGroup(g *group, ours map[uint32]rtnl.Nexthop, buckets bool
 			g.weights = nil
 		}
 		g.moved, g.segments, g.members, g.dropping = true, nil, n.Members, false
-		g.rejecting = g.key.family == v6
+		if first, ok := ours[n.Members[0].ID]; g.key.family == v6 && (!ok || !first.Gateway.IsValid()) {
+			g.rejecting = true
+		}
 	}
 	return nil
 }
