@@ -17,7 +17,6 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/rtnl"
-	"github.com/fared/fared/internal/netnstest"
 )
 
 // crash ends a Plane as a killed process does: nothing is told to the kernel.
@@ -505,5 +504,4 @@ func TestCommitAfterObjectsVanish(t *testing.T) {
 	if p.Stats().Retries == 0 {
 		t.Errorf("%+v", p.Stats())
 	}
-	netnstest.Eventually(t, time.Second, func() error { return nil })
 }

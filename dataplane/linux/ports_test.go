@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -112,6 +113,7 @@ func lastingPortsStay(t *testing.T, n int) {
 	}
 	all := slices.Repeat([]bool{true}, n)
 	var history steps
+	var unanswered atomic.Int64
 	history.add(all)
 	ask := func(conn *rtnl.Conn, from, to int) error {
 		first := history.at()
@@ -120,6 +122,16 @@ func lastingPortsStay(t *testing.T, n int) {
 			return err
 		}
 		for i, path := range paths {
+			// A lookup in IPv6 that the kernel does while it replaces a group may find nothing (seen on Linux 6.18, once in
+			// millions, with no route or member touched that it is about). It never finds another sub-port.
+			if path.Device == 0 && questions[from+i].Destination.Is6() {
+				again, err := conn.Paths(queries[from+i : from+i+1])
+				if err != nil {
+					return err
+				}
+				path = again[0]
+				unanswered.Add(1)
+			}
 			if q := questions[from+i]; path.Device != devices[q.subPort] && history.held(first, q.subPort) {
 				return fmt.Errorf("steps %d to %d: %v port %d of p%d leaves over %+v, not #%d", first, history.at(), q.Destination, q.Sport, q.subPort, path, devices[q.subPort])
 			}
@@ -201,7 +213,7 @@ func lastingPortsStay(t *testing.T, n int) {
 	if err := <-done; err != nil {
 		t.Errorf("meanwhile: %v; weights %v", err, sequence)
 	}
-	t.Logf("%d ports, asked %d times meanwhile; %+v", len(queries), rounds, p.Stats())
+	t.Logf("%d ports, asked %d times meanwhile, %d answers repeated; %+v", len(queries), rounds, unanswered.Load(), p.Stats())
 }
 
 // balanced waits until exactly the sub-ports with a weight have buckets.
