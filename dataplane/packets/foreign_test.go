@@ -1,10 +1,13 @@
 package packets
 
 import (
+	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -14,6 +17,17 @@ import (
 func TestForeignObjectsStay(t *testing.T) {
 	each(t, func(t *testing.T, b *bed) {
 		n := b.server
+		// What the agent's one sysctl of all nexthops changes is how routes are listed.
+		if _, err := n.Output("sysctl", "-qw", "net.ipv4.nexthop_compat_mode=0"); err != nil {
+			t.Fatal(err)
+		}
+		b.resolve() // and let duplicate address detection end, for the kernel adds a route then
+		netnstest.Eventually(t, 10*time.Second, func() error {
+			if s := n.IP("-6", "addr", "show", "tentative"); s != "" {
+				return errors.New(s)
+			}
+			return nil
+		})
 		for _, line := range []string{
 			"nexthop add id 77 via 172.16.0.1 dev p0.0 protocol static",
 			"nexthop add id 78 via 172.16.1.1 dev p1.0 protocol static",
@@ -38,7 +52,7 @@ func TestForeignObjectsStay(t *testing.T) {
 		}
 		tc("qdisc add dev p0.1 root tbf rate 400mbit burst 64k latency 50ms")
 		tc("qdisc add dev p1.1 clsact")
-		tc("filter add dev p1.1 egress protocol ip prio 7 u32 match ip dport 9 0xffff action pass")
+		tc("filter add dev p1.1 egress protocol ip prio 7 u32 match ip dport 9 0xffff flowid 1:1")
 
 		// What is read: everything that is not marked as ours.
 		world := func() string {
