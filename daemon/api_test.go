@@ -15,8 +15,8 @@ import (
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/dataplane/memory"
+	"github.com/fared/fared/internal/unixsocket"
 )
 
 // standalone is a rig whose daemon opens its own sockets.
@@ -142,7 +142,7 @@ func second(t *testing.T, s shape) error {
 func TestSecondInstance(t *testing.T) {
 	r, socket := standalone(t, "")
 	err := second(t, r.s)
-	var inUse *status.InUseError
+	var inUse *unixsocket.InUseError
 	if !errors.As(err, &inUse) || inUse.Path != socket || !strings.Contains(err.Error(), socket) {
 		t.Errorf("%v, want that %s is in use", err, socket)
 	}

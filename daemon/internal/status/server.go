@@ -22,6 +22,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/unixsocket"
 )
 
 const (
@@ -41,7 +42,7 @@ const (
 type ServerConfig struct {
 	// Socket is the path of a unix socket; empty: none.
 	Socket string
-	// SocketMode is its mode; 0: DefaultSocketMode. SocketOwner is "user", "user:group" or ":group"; empty: the process's.
+	// SocketMode is its mode; 0: unixsocket.DefaultMode. SocketOwner is "user", "user:group" or ":group"; empty: the process's.
 	SocketMode  os.FileMode
 	SocketOwner string
 	// Listen is a TCP address, host:port; empty: none. Without TLS only a loopback is accepted.
@@ -67,14 +68,14 @@ type endpoint struct {
 	grpc *grpc.Server
 }
 
-// NewServer binds the addresses. The error is an *InUseError when another process serves the socket. Serve or Close must
+// NewServer binds the addresses. The error is a *unixsocket.InUseError when another process serves the socket. Serve or Close must
 // follow.
 func NewServer(c ServerConfig, service *Service, log *slog.Logger) (_ *Server, err error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	if c.SocketMode == 0 {
-		c.SocketMode = DefaultSocketMode
+		c.SocketMode = unixsocket.DefaultMode
 	}
 	if c.StopTimeout == 0 {
 		c.StopTimeout = DefaultStopTimeout
@@ -89,7 +90,7 @@ func NewServer(c ServerConfig, service *Service, log *slog.Logger) (_ *Server, e
 		}
 	}()
 	if c.Socket != "" {
-		l, err := listenUnix(c.Socket, c.SocketMode, c.SocketOwner, log)
+		l, err := unixsocket.Listen(unixsocket.Config{Path: c.Socket, Mode: c.SocketMode, Owner: c.SocketOwner, Setting: "api.socket"}, log)
 		if err != nil {
 			return nil, fmt.Errorf("api.socket: %w", err)
 		}

@@ -28,6 +28,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/unixsocket"
 )
 
 func TestServerHealthAndReflection(t *testing.T) {
@@ -96,7 +97,7 @@ func TestSocketSecondInstance(t *testing.T) {
 	l.start(t)
 	srv := serve(t, l.service(t, nil), nil)
 	_, err := NewServer(ServerConfig{Socket: srv.socket}, l.service(t, nil), nil)
-	var inUse *InUseError
+	var inUse *unixsocket.InUseError
 	if !errors.As(err, &inUse) || inUse.Path != srv.socket || !strings.Contains(err.Error(), "api.socket") {
 		t.Errorf("second instance: %v, want InUseError", err)
 	}
@@ -129,7 +130,7 @@ func TestSocketInTheWay(t *testing.T) {
 		}
 		defer other.Close()
 		_, err = NewServer(ServerConfig{Socket: path}, l.service(t, nil), nil)
-		if inUse := (*InUseError)(nil); !errors.As(err, &inUse) {
+		if inUse := (*unixsocket.InUseError)(nil); !errors.As(err, &inUse) {
 			t.Errorf("%v, want InUseError", err)
 		}
 		if _, err := os.Lstat(path); err != nil {
