@@ -48,13 +48,16 @@ func (l layout) least() int {
 	return min(2*l.lasting(), l.buckets/l.subPorts)
 }
 
-// quotas divides the buckets by weights, none 0 for all: the largest remainders are rounded up; of equal ones that with the
+// quotas divides the buckets by weights; no weights above 0 get none. The largest remainders are rounded up; of equal ones that with the
 // larger home, then the first. So equal weights give everybody its home.
 func (l layout) quotas(weights []uint32) []int {
 	quotas := make([]int, len(weights))
 	rest, sum := uint64(l.buckets), uint64(0)
 	for _, w := range weights {
 		sum += uint64(w)
+	}
+	if sum == 0 {
+		return quotas
 	}
 	// Those whose part is below the least get that, and the others share the rest, which may push more of them below.
 	for again := true; again; {

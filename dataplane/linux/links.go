@@ -186,6 +186,11 @@ func (p *Plane) lose(device int) {
 				g.weights[q.subPort.index] = 0
 			}
 		}
+		if has(p.replaced[g]) {
+			// The batch that was sent last may have met a group that the kernel had moved: nobody knows whose which bucket is,
+			// the lasting ones included. Dealt anew at once.
+			g.weights = nil
+		}
 		if key.family == v6 && !slices.ContainsFunc(g.weights, func(w uint32) bool { return w > 0 }) {
 			g.rejecting = true
 		}

@@ -269,8 +269,16 @@ func (h *host) state() map[string]string {
 		Protocol  json.RawMessage
 	}
 	var nexthops []nexthop
-	if err := json.Unmarshal([]byte(h.IP("-d", "-j", "nexthop")), &nexthops); err != nil {
-		h.t.Fatal(err)
+	// ip says in the middle of its JSON when a change has interrupted it.
+	for try := 0; ; try++ {
+		nexthops = nil
+		err := json.Unmarshal([]byte(h.IP("-d", "-j", "nexthop")), &nexthops)
+		if err == nil {
+			break
+		}
+		if try == 20 {
+			h.t.Fatal(err)
+		}
 	}
 	names := map[uint32]string{}
 	tables := map[uint32]string{}

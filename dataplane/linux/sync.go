@@ -264,7 +264,7 @@ func (pl *plan) planGroup(g *group) {
 		next.flags = rtnl.Create
 	}
 	current := g.segments
-	if !g.exists || g.moved || g.dropping {
+	if !g.exists || g.moved || g.dropping || leaves(g.weights, weights) {
 		current = nil
 	}
 	if target == nil {
@@ -301,6 +301,19 @@ func (pl *plan) planGroup(g *group) {
 	next.members, next.segments = append(d.members, rtnl.Member{ID: drop, Weight: 1}), d.segments
 	pl.groupOps = append(pl.groupOps, next)
 	pl.unreject(g, true)
+}
+
+// leaves says whether a sub-port has no weight any more. Its device may have just lost its carrier, unheard, and the kernel
+// may have given its buckets away: then to keep other members would keep what they got. Dealing all buckets anew comes out
+// right whatever the kernel has done. While all sub-ports stay, the kernel refuses a message that names nexthops that
+// went with a carrier.
+func leaves(before, after []uint32) bool {
+	for i, w := range before {
+		if w > 0 && i < len(after) && after[i] == 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // unreject sets routes again that may reject although their group carries something.
