@@ -3,6 +3,8 @@ package packets
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -81,14 +83,38 @@ func sentBy(flows []*flow) (n uint64) {
 // settled waits until as many packets have arrived as were sent, and returns them.
 func (b *bed) settled(before arrivals, sent uint64) arrivals {
 	b.t.Helper()
+	return b.settledAfter(before, sent, 0)
+}
+
+// settledAfter is settled when the weights have changed so many times while packets were sent. With IPv6 routes to nexthop
+// groups the kernel discards, when it replaces a group, what it is just routing: it releases the routes that its CPUs have
+// cached of all members of the old group (net/ipv4/nexthop.c, nh_rt_cache_flush). That is at most one packet a CPU and
+// change; nothing else may be missing, anywhere.
+func (b *bed) settledAfter(before arrivals, sent uint64, changes int) arrivals {
+	b.t.Helper()
+	var slack uint64
+	if b.driver == "linux" && !b.family.source.Addr().Is4() {
+		slack = uint64(changes * runtime.NumCPU())
+	}
 	var a arrivals
+	var last uint64
+	still := 0
 	netnstest.Eventually(b.t, 20*time.Second, func() error {
 		a = b.arrivals().since(before)
-		if n := a.total(); n != sent {
-			return fmt.Errorf("%d packets sent, %d arrived", sent, n)
+		n := a.total()
+		if n == last {
+			still++
+		} else {
+			last, still = n, 0
 		}
-		return nil
+		if n == sent || n < sent && n+slack >= sent && still > 20 {
+			return nil
+		}
+		return fmt.Errorf("%d packets sent, %d arrived", sent, n)
 	})
+	if last < sent {
+		b.t.Logf("the kernel discarded %d of %d packets that it was routing while it replaced a group, %d times", sent-last, sent, changes)
+	}
 	return a
 }
 
@@ -144,7 +170,7 @@ func TestSlotsLand(t *testing.T) {
 					t.Fatalf("%s: slot %d is at %v with port %d, was at %v with port %d", ratio(weights), slot, c.view().Places()[slot], port, places[slot], ports[slot])
 				}
 			}
-			b.settled(start, sentBy(flows))
+			b.settledAfter(start, sentBy(flows), 2*(step+1))
 
 			var shares []uint64
 			for _, s := range c.view().Slots {
@@ -167,6 +193,43 @@ func TestSlotsLand(t *testing.T) {
 		if n, where := strays(b.arrivals().since(start), ports, places, all); n > 0 {
 			t.Errorf("%d strays of %d packets, the last: %s", n, sentBy(flows), where)
 		}
+	})
+}
+
+// TestStorm: weights change as fast as they can be programmed, hundreds of times, and sub-ports go down and up in between.
+// The slots of the planes whose weight only ever shrinks and grows send all the time: none of their packets is lost, and
+// none is anywhere but at home.
+func TestStorm(t *testing.T) {
+	each(t, func(t *testing.T, b *bed) {
+		b.start()
+		b.resolve()
+		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 3)
+		c.weigh(story[0]...)
+		dst := c.dst[2]
+		ports, places := c.ports(dst), c.view().Places()
+		flows := b.flows(t, dst, ports)
+		var steady []*flow
+		for slot, f := range flows {
+			if places[slot].Plane != 2 {
+				steady = append(steady, f)
+			}
+		}
+		before := b.arrivals()
+		bg := send(t.Context(), steady)
+		const changes = 300
+		random := rand.New(rand.NewPCG(1, 2))
+		for range changes {
+			if random.IntN(4) == 0 {
+				c.subPort(2, random.IntN(subPorts), random.IntN(2) == 0)
+			}
+			c.weigh(1+random.Uint64N(9), 1+random.Uint64N(9), random.Uint64N(9), 1+random.Uint64N(9))
+		}
+		bg.stop(t)
+		got := b.settledAfter(before, sentBy(steady), changes)
+		if n, where := strays(got, ports, places, all); n > 0 {
+			t.Errorf("%d strays of %d packets, the last: %s", n, sentBy(steady), where)
+		}
+		t.Logf("%d packets through %d changes", sentBy(steady), changes)
 	})
 }
 
@@ -215,7 +278,7 @@ func TestCableCut(t *testing.T) {
 			}
 		}
 		bg.stop(t)
-		got := b.settled(before, sentBy(others))
+		got := b.settledAfter(before, sentBy(others), 24)
 		if n, where := strays(got, ports, places, all); n > 0 {
 			t.Errorf("%d strays of %d packets, the last: %s", n, sentBy(others), where)
 		}
@@ -271,7 +334,7 @@ func TestSubPortDown(t *testing.T) {
 			c.subPort(1, 1, true)
 		}
 		bg.stop(t)
-		got := b.settled(before, sentBy(flows))
+		got := b.settledAfter(before, sentBy(flows), 10)
 		if n, where := strays(got, ports, places, other); n > 0 {
 			t.Errorf("%d strays of %d packets, the last: %s", n, sentBy(flows), where)
 		}
