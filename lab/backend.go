@@ -14,14 +14,19 @@ type backend interface {
 	start(ctx context.Context, fail func(error)) error
 	// api is a server's daemon.
 	api(server int) api
+	// leafAPI is the daemon of a plane's leaf; nil: what runs there has none.
+	leafAPI(plane int) api
 	// cables gives cables of a plane light or takes it, at both ends. It is told again of cables whose drain has changed.
 	cables(ctx context.Context, plane int, set []cable) error
 	// power ends a plane's leaf or starts it again; the cables are told of separately.
 	power(ctx context.Context, plane int, on bool) error
+	// crash kills processes of a server; revive starts them again as they were.
+	crash(server int, p parts) error
+	revive(server int, p parts) error
 	// light is how many of a leaf's cables have it, of how many.
 	light(plane int) (up, all int)
 	// forwarding reads what a server's data plane forwards by.
-	forwarding(ctx context.Context, server int) (forwarding, error)
+	forwarding(ctx context.Context, server int) (*forwarding, error)
 	// slotsMoved is how many slots have left their place since the start, over all servers.
 	slotsMoved() uint64
 	// packets are what flows through the fabric; nil: nothing does.
@@ -46,8 +51,15 @@ type api interface {
 	ListWeights(context.Context, *farev1.ListWeightsRequest) (*farev1.ListWeightsResponse, error)
 	Drain(context.Context, *farev1.DrainRequest) (*farev1.DrainResponse, error)
 	Undrain(context.Context, *farev1.UndrainRequest) (*farev1.UndrainResponse, error)
+	ListPlanes(context.Context, *farev1.ListPlanesRequest) (*farev1.ListPlanesResponse, error)
+	ListSessions(context.Context, *farev1.ListSessionsRequest) (*farev1.ListSessionsResponse, error)
 }
 
-// forwarding compares what a data plane forwards by toward a destination with the weights of its planes, and with what the
-// daemon says of it (nil: nothing); it returns the difference, or "".
-type forwarding func(dst netip.Addr, weights []uint32, said *farev1.DestinationWeights) string
+// forwarding is what a data plane forwards by at a moment.
+type forwarding struct {
+	// check compares it toward a destination with the weights of its planes, and with what the daemon says of it (nil: nothing); it
+	// returns the difference, or "".
+	check func(dst netip.Addr, weights []uint32, said *farev1.DestinationWeights) string
+	// avoids says which of some devices is still used toward a destination, or "".
+	avoids func(dst netip.Addr, devices []string) string
+}

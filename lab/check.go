@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
@@ -35,9 +36,12 @@ func (f *Fabric) named(w []uint32) map[string]uint32 {
 	return m
 }
 
-// observed asks a server's daemon for its weights toward another's first GPU; nil when it knows none.
+// observed asks a server's daemon for its weights toward another's first GPU; zeros when it knows none.
 func (f *Fabric) observed(src, dst int) []uint32 {
 	resp, err := f.api(src).GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: f.loopback(dst, 0).Addr().String()})
+	if errors.Is(err, errDead) {
+		return f.inForce(src, dst) // the checks have found its kernel so
+	}
 	if err != nil {
 		return make([]uint32, f.Planes)
 	}
@@ -59,24 +63,25 @@ func (f *Fabric) settle(ctx context.Context, limit time.Duration) []string {
 	defer cancel()
 	pause := time.NewTimer(0)
 	defer pause.Stop()
-	waiting := make([]int, f.Servers)
-	for s := range waiting {
-		waiting[s] = s
+	// Leaves are asked first: what they have heard is on its way to servers then.
+	waiting := make([]int, f.Planes+f.Servers)
+	for n := range waiting {
+		waiting[n] = n
 	}
 	for delay := time.Millisecond; ; delay = min(2*delay, 50*time.Millisecond) {
 		var wrong []string
 		left := waiting[:0]
 		for _, s := range waiting {
-			if text := f.checkServer(ctx, s); text != "" {
+			if text := f.checkNode(ctx, s); text != "" {
 				left = append(left, s)
 				wrong = append(wrong, text)
 			}
 		}
 		waiting = left
 		if len(waiting) == 0 {
-			// Nothing may have changed back behind our back: the verdict is over all servers at once.
-			for s := range f.Servers {
-				if text := f.checkServer(ctx, s); text != "" {
+			// Nothing may have changed back behind our back: the verdict is over all nodes at once.
+			for s := range f.Planes + f.Servers {
+				if text := f.checkNode(ctx, s); text != "" {
 					waiting = append(waiting, s)
 					wrong = append(wrong, text)
 				}
@@ -94,10 +99,31 @@ func (f *Fabric) settle(ctx context.Context, limit time.Duration) []string {
 	}
 }
 
+// checkNode checks a leaf or a server: leaves are counted first.
+func (f *Fabric) checkNode(ctx context.Context, n int) string {
+	if n < f.Planes {
+		return f.checkLeaf(ctx, n)
+	}
+	return f.checkServer(ctx, n-f.Planes)
+}
+
 // checkServer compares all of a server's weights with the model, in its daemon and in what its data plane forwards by;
 // it returns the first difference, or "".
 func (f *Fabric) checkServer(ctx context.Context, src int) string {
 	name := f.serverName(src)
+	dead := f.dead[src]
+	if dead.fared {
+		return f.checkFrozen(ctx, src, f.said[src])
+	}
+	lit := map[string]bool{}
+	for plane := range f.Planes {
+		for sub := range f.SubPorts {
+			lit[f.device(plane, sub)] = f.cable(plane, src, sub).up
+		}
+	}
+	if text := checkCables(ctx, f.api(src), lit); text != "" {
+		return fmt.Sprintf("%s: %s", name, text)
+	}
 	seen := map[netip.Addr]*farev1.DestinationWeights{}
 	for token := ""; ; {
 		page, err := f.api(src).ListWeights(ctx, &farev1.ListWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}, PageSize: 10000, PageToken: token})
@@ -118,10 +144,13 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 	for dst, want := range f.others(src) {
 		for g := range f.GPUs {
 			addr := f.loopback(dst, g).Addr()
-			if text := checkWeights(seen[addr], want); text != "" {
+			if text := checkWeights(seen[addr], want, !dead.dataplane); text != "" {
 				return fmt.Sprintf("%s -> %s%s", name, addr, text)
 			}
 		}
+	}
+	if dead.dataplane {
+		return f.checkFrozen(ctx, src, f.said[src])
 	}
 	forwarding, err := f.forwarding(ctx, src)
 	if err != nil {
@@ -130,9 +159,58 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 	for dst, want := range f.others(src) {
 		for g := range f.GPUs {
 			addr := f.loopback(dst, g).Addr()
-			if text := forwarding(addr, want, seen[addr]); text != "" {
+			if text := forwarding.check(addr, want, seen[addr]); text != "" {
 				return fmt.Sprintf("%s -> %s: %s", name, addr, text)
 			}
+		}
+	}
+	f.said[src] = seen
+	return ""
+}
+
+// checkLeaf checks that a leaf's daemon knows of its cables what is so. Weights alone could still be, or again, what they should be
+// while the step's news are under way: when half a cable returns and the other half fails, they are the same before and after.
+func (f *Fabric) checkLeaf(ctx context.Context, plane int) string {
+	leaf := f.leafAPI(plane)
+	if leaf == nil || f.dark[plane] {
+		return ""
+	}
+	lit := map[string]bool{}
+	for s := range f.Servers {
+		for sub := range f.SubPorts {
+			if f.dead[s].fared {
+				continue // the carrier is there, or not, but nobody at its other end
+			}
+			lit[f.leafDevice(s, sub)] = f.cable(plane, s, sub).up
+		}
+	}
+	if text := checkCables(ctx, leaf, lit); text != "" {
+		return fmt.Sprintf("%s: %s", f.leafName(plane), text)
+	}
+	return ""
+}
+
+// checkCables checks that a daemon sees the carrier of devices as it is, and has heard everything over those that have one; it
+// returns the first difference, or "".
+func checkCables(ctx context.Context, daemon api, lit map[string]bool) string {
+	planes, err := daemon.ListPlanes(ctx, &farev1.ListPlanesRequest{})
+	if err != nil {
+		return err.Error()
+	}
+	for _, p := range planes.Planes {
+		for _, s := range p.SubPorts {
+			if up, known := lit[s.Device]; known && s.Carrier != up {
+				return fmt.Sprintf("%s has a carrier: %v, should be %v", s.Device, s.Carrier, up)
+			}
+		}
+	}
+	sessions, err := daemon.ListSessions(ctx, &farev1.ListSessionsRequest{})
+	if err != nil {
+		return err.Error()
+	}
+	for _, s := range sessions.Sessions {
+		if lit[s.Device] && !s.EndOfRib {
+			return fmt.Sprintf("%s is %s and has not sent everything: %s", s.Name, s.State, s.Reason)
 		}
 	}
 	return ""
@@ -149,8 +227,9 @@ func (f *Fabric) others(src int) iter.Seq2[int, []uint32] {
 	}
 }
 
-// checkWeights compares what a daemon says of a destination (nil: nothing) with the model.
-func checkWeights(d *farev1.DestinationWeights, want []uint32) string {
+// checkWeights compares what a daemon says of a destination (nil: nothing) with the model; they are to be in effect if there is a
+// data plane.
+func checkWeights(d *farev1.DestinationWeights, want []uint32, inEffect bool) string {
 	if d == nil || !d.Reachable {
 		if slices.Max(want) > 0 {
 			return " is unreachable, should have " + Ratio(want)
@@ -161,7 +240,7 @@ func checkWeights(d *farev1.DestinationWeights, want []uint32) string {
 		return fmt.Sprintf(" has %s, should have %s", Ratio(got), Ratio(want))
 	}
 	for _, p := range d.Planes {
-		if !p.InEffect {
+		if inEffect && !p.InEffect {
 			return fmt.Sprintf(": the weight of %s is not in effect", p.Plane)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
@@ -144,6 +145,10 @@ func (p *plan) serverConfig(server int) string {
 		fmt.Fprintf(&b, "  - %s\n", p.loopback(server, g))
 	}
 	p.common(&b, p.serverName(server))
+	if p.Netns != nil {
+		// So that a leaf which can keeps the routes of a server whose control plane has crashed (RFC 4724).
+		fmt.Fprintf(&b, "bgp: {connect_retry: 200ms, restart_time: %s}\n", restartTime)
+	}
 	fmt.Fprintf(&b, "weights: {mode: %s, policy: %s, ordering: %s}\ndataplane: {address: %q}\nplanes:\n", p.Mode, p.Policy, p.Ordering, p.dataplane(server))
 	for plane := range p.Planes {
 		fmt.Fprintf(&b, "  - name: %s\n    sub_ports:\n", p.planeName(plane))
@@ -162,6 +167,9 @@ func (p *plan) leafConfig(plane int) string {
 	fmt.Fprintf(&b, "# %s of a lab fabric: %d planes, %d servers.\n", p.leafName(plane), p.Planes, p.Servers)
 	fmt.Fprintf(&b, "role: leaf\nrouter_id: %s\nas: %d\n", p.leafID(plane), p.leafAS(plane))
 	p.common(&b, p.leafName(plane))
+	if p.Netns != nil {
+		b.WriteString("bgp: {connect_retry: 200ms}\n")
+	}
 	fmt.Fprintf(&b, "planes:\n  - name: %s\n    sub_ports:\n", p.planeName(plane))
 	for server := range p.Servers {
 		for sub := range p.SubPorts {
@@ -176,9 +184,12 @@ func (p *plan) leafConfig(plane int) string {
 func (p *plan) common(b *strings.Builder, node string) {
 	b.WriteString("accept: [10.255.0.0/16]\ndrain_delay: 200ms\nstart: {deadline: 20s}\n")
 	if p.Netns != nil {
-		fmt.Fprintf(b, "api: {socket: %q}\nbgp: {connect_retry: 200ms}\n", p.socket(node))
+		fmt.Fprintf(b, "api: {socket: %q}\n", p.socket(node))
 	}
 }
+
+// restartTime is longer than any step keeps a server's control plane dead.
+const restartTime = 10 * time.Minute
 
 // subPort begins a sub-port. A simulated cable has no device that could be asked; a real one is, for its speed too.
 func (p *plan) subPort(b *strings.Builder, device string) {

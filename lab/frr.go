@@ -93,7 +93,7 @@ func (b *netns) leafForwards(ctx context.Context, plane int) bool {
 	}
 	for s := range b.Servers {
 		for g := range b.GPUs {
-			if b.lanes(plane, s) > 0 && !there[b.loopback(s, g).Addr().String()] {
+			if b.announced(plane, s) > 0 && !there[b.loopback(s, g).Addr().String()] {
 				return false
 			}
 		}

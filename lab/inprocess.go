@@ -110,10 +110,17 @@ type services struct {
 	farev1.FabricServiceServer
 }
 
-func (b *inProcess) api(server int) api {
-	d := b.servers[server].daemon
-	return services{d.WeightService(), d.FabricService()}
-}
+func (b *inProcess) api(server int) api { return b.servers[server].api() }
+
+func (b *inProcess) leafAPI(plane int) api { return b.leaves[plane].api() }
+
+func (n *node) api() api { return services{n.daemon.WeightService(), n.daemon.FabricService()} }
+
+// errNoProcesses: Check has refused a scenario that would come here.
+var errNoProcesses = errors.New("a fabric inside one process has no processes to crash: play it on network namespaces (--netns)")
+
+func (b *inProcess) crash(int, parts) error  { return errNoProcesses }
+func (b *inProcess) revive(int, parts) error { return errNoProcesses }
 
 func (b *inProcess) cables(_ context.Context, plane int, set []cable) error {
 	for _, c := range set {
@@ -138,9 +145,9 @@ func (b *inProcess) slotsMoved() uint64 {
 
 func (b *inProcess) packets() *traffic { return nil }
 
-func (b *inProcess) forwarding(_ context.Context, server int) (forwarding, error) {
+func (b *inProcess) forwarding(_ context.Context, server int) (*forwarding, error) {
 	dataplane := b.servers[server].dataplane
-	return func(dst netip.Addr, want []uint32, _ *farev1.DestinationWeights) string {
+	return &forwarding{check: func(dst netip.Addr, want []uint32, _ *farev1.DestinationWeights) string {
 		live, err := dataplane.Weights(dst)
 		if err != nil && slices.Max(want) > 0 {
 			return fmt.Sprintf("data plane: %v", err)
@@ -157,5 +164,5 @@ func (b *inProcess) forwarding(_ context.Context, server int) (forwarding, error
 			return fmt.Sprintf("the data plane forwards by %s, should by %s", Ratio(got), Ratio(want))
 		}
 		return ""
-	}, nil
+	}}, nil
 }

@@ -121,6 +121,17 @@ func (t *kernelTable) check(dst netip.Addr, weights map[string]uint64) string {
 	return ""
 }
 
+// avoids says which of some devices still has buckets of a destination, or "".
+func (t *kernelTable) avoids(dst netip.Addr, devices []string) string {
+	have := t.buckets[t.nexthop[dst.String()]]
+	for _, d := range devices {
+		if n := have[d]; n > 0 {
+			return fmt.Sprintf("the kernel gives %s %d buckets, but it is dark", d, n)
+		}
+	}
+	return ""
+}
+
 // subPortWeights spreads the planes' weights over sub-ports as the daemon says; integers, for all planes together.
 func subPortWeights(d *farev1.DestinationWeights) map[string]uint64 {
 	if !d.GetReachable() {
@@ -156,15 +167,18 @@ func gcd(a, b uint64) uint64 {
 }
 
 // forwarding reads a server's kernel. What the server sends by has to have arrived too: packets judge the same weights.
-func (b *netns) forwarding(ctx context.Context, server int) (forwarding, error) {
+func (b *netns) forwarding(ctx context.Context, server int) (*forwarding, error) {
 	table, err := readKernel(ctx, b.namespace(b.serverName(server)))
 	if err != nil {
 		return nil, err
 	}
-	return func(dst netip.Addr, want []uint32, said *farev1.DestinationWeights) string {
-		if text := table.check(dst, subPortWeights(said)); text != "" {
-			return text
-		}
-		return b.flow.check(server, dst, want)
+	return &forwarding{
+		check: func(dst netip.Addr, want []uint32, said *farev1.DestinationWeights) string {
+			if text := table.check(dst, subPortWeights(said)); text != "" {
+				return text
+			}
+			return b.flow.check(server, dst, want)
+		},
+		avoids: table.avoids,
 	}, nil
 }

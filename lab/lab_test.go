@@ -79,11 +79,11 @@ func TestBuiltInScenarios(t *testing.T) {
 	for name, o := range cases {
 		t.Run(name, func(t *testing.T) {
 			f := fabric(t, o)
-			scenarios, err := Load("all")
+			scenarios, err := Load("all", o)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(scenarios) != len(Names()) {
+			if len(scenarios) != len(Names())-1 { // all but crash
 				t.Fatalf("%d scenarios, %d names", len(scenarios), len(Names()))
 			}
 			for _, s := range scenarios {
@@ -161,7 +161,7 @@ func TestFiguresOfTheDraftWithEveryServer(t *testing.T) {
 	}
 	f := fabric(t, Options{Servers: servers})
 	for _, name := range Names() {
-		scenarios, err := Load(name)
+		scenarios, err := Load(name, Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -291,7 +291,7 @@ func TestTwoRunsAreTheSame(t *testing.T) {
 		f := fabric(t, Options{Servers: 3, GPUs: 2})
 		var out []string
 		for _, name := range []string{"sub-cable", "leaf"} {
-			scenarios, err := Load(name)
+			scenarios, err := Load(name, Options{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -9,6 +9,13 @@ type model struct {
 	// cut[plane][server][sub] says that a cable is cut; dark[plane] that the leaf is; drained as cut, by the server's drain.
 	cut, drained [][][]bool
 	dark         []bool
+	// dead are the processes of each server that have crashed.
+	dead []parts
+	// frozen are, of a server any of whose processes is dead, its weights toward every server when the first one died.
+	frozen [][][]uint32
+	// silent[plane][server][sub] says that the leaf has lost the routes of a cable and cannot learn them again, for a process of
+	// the server is dead.
+	silent [][][]bool
 }
 
 func newModel(p *plan) *model {
@@ -22,7 +29,8 @@ func newModel(p *plan) *model {
 		}
 		return c
 	}
-	return &model{plan: p, cut: cube(), drained: cube(), dark: make([]bool, p.Planes)}
+	return &model{plan: p, cut: cube(), drained: cube(), silent: cube(), dark: make([]bool, p.Planes),
+		dead: make([]parts, p.Servers), frozen: make([][][]uint32, p.Servers)}
 }
 
 // cable is a cable as it should be.
@@ -32,12 +40,17 @@ func (m *model) cable(plane, server, sub int) cable {
 
 // lanes is how many sub-ports of a server still carry traffic in a plane.
 func (m *model) lanes(plane, server int) uint32 {
-	if m.dark[plane] {
-		return 0
-	}
-	var n uint32
+	return m.count(plane, server, func(int) bool { return true })
+}
+
+// announced is how many of them the leaf has routes over, which the other servers learn.
+func (m *model) announced(plane, server int) uint32 {
+	return m.count(plane, server, func(sub int) bool { return !m.silent[plane][server][sub] })
+}
+
+func (m *model) count(plane, server int, too func(sub int) bool) (n uint32) {
 	for sub := range m.SubPorts {
-		if !m.cut[plane][server][sub] && !m.drained[plane][server][sub] {
+		if m.cable(plane, server, sub).up && !m.drained[plane][server][sub] && too(sub) {
 			n++
 		}
 	}
@@ -48,7 +61,7 @@ func (m *model) lanes(plane, server int) uint32 {
 func (m *model) weights(src, dst int) []uint32 {
 	w := make([]uint32, m.Planes)
 	for plane := range w {
-		w[plane] = min(m.lanes(plane, src), m.lanes(plane, dst))
+		w[plane] = min(m.lanes(plane, src), m.announced(plane, dst))
 	}
 	return lowestTerms(w)
 }

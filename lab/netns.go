@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -121,7 +122,8 @@ type netns struct {
 	lock    *os.File // of dir, once that is this run's own
 	fail    func(error)
 	flow    *traffic
-	clients []client // by server
+	clients []*client // by server
+	leaves  []*client // by plane; none for leaves that are not fared's
 	conns   []*grpc.ClientConn
 
 	mu        sync.Mutex // guards what follows
@@ -249,24 +251,43 @@ func (b *netns) boot(ctx context.Context) error {
 		if err := errors.Join(b.program(ctx, plane, b.everyServer()), b.power(ctx, plane, true)); err != nil {
 			return err
 		}
+		if b.Netns.Leaf == "fared" {
+			c, err := b.dial(b.leafName(plane))
+			if err != nil {
+				return err
+			}
+			b.leaves = append(b.leaves, c)
+		}
 	}
 	for s := range b.Servers {
 		node := b.serverName(s)
-		if err := b.startServer(node, s); err != nil {
+		if _, err := b.writeFile(node, configFile, b.serverConfig(s)); err != nil {
 			return err
 		}
-		retry := backoff.DefaultConfig
-		retry.BaseDelay, retry.MaxDelay = 20*time.Millisecond, 100*time.Millisecond
-		conn, err := grpc.NewClient("unix:"+b.socket(node), grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20), grpc.WaitForReady(true)),
-			grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Second}), grpc.WithIdleTimeout(0))
+		if err := b.startServer(s, bothParts); err != nil {
+			return err
+		}
+		c, err := b.dial(node)
 		if err != nil {
 			return err
 		}
-		b.conns = append(b.conns, conn)
-		b.clients = append(b.clients, client{farev1.NewWeightServiceClient(conn), farev1.NewFabricServiceClient(conn)})
+		b.clients = append(b.clients, c)
 	}
 	return nil
+}
+
+// dial makes a client of a node's daemon, which waits for the daemon to answer.
+func (b *netns) dial(node string) (*client, error) {
+	retry := backoff.DefaultConfig
+	retry.BaseDelay, retry.MaxDelay = 20*time.Millisecond, 100*time.Millisecond
+	conn, err := grpc.NewClient("unix:"+b.socket(node), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20), grpc.WaitForReady(true)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Second}), grpc.WithIdleTimeout(0))
+	if err != nil {
+		return nil, err
+	}
+	b.conns = append(b.conns, conn)
+	return &client{weights: farev1.NewWeightServiceClient(conn), fabric: farev1.NewFabricServiceClient(conn)}, nil
 }
 
 func (b *netns) everyServer() []int {
@@ -277,16 +298,65 @@ func (b *netns) everyServer() []int {
 	return all
 }
 
-// startServer starts a server's data plane and its daemon.
-func (b *netns) startServer(node string, server int) error {
-	config, err := b.writeFile(node, "fared.yaml", b.serverConfig(server))
-	if err != nil {
+// configFile is the name of a node's configuration of fared.
+const configFile = "fared.yaml"
+
+// The names of a server's processes.
+const (
+	nameDataplane = "dataplane"
+	nameFared     = "run"
+)
+
+// startServer starts a server's data plane, its daemon or both.
+func (b *netns) startServer(server int, p parts) error {
+	node := b.serverName(server)
+	if p.dataplane {
+		socket := strings.TrimPrefix(b.dataplane(server), "unix:")
+		if err := b.spawn(node, nameDataplane, b.Netns.Binary, "dataplane", "--driver", b.Netns.Driver, "--socket", socket, "--pin-dir", pins(b.namespace(node))); err != nil {
+			return err
+		}
+	}
+	if !p.fared {
+		return nil
+	}
+	return b.spawn(node, nameFared, b.Netns.Binary, "run", "--config", filepath.Join(b.dir, node, configFile))
+}
+
+func (b *netns) crash(server int, p parts) error {
+	node := b.serverName(server)
+	if p.fared {
+		b.clients[server].dead.Store(true)
+		b.clients[server].crashes.Add(1)
+	}
+	b.mu.Lock()
+	var killed, left []*process
+	for _, q := range b.processes[node] {
+		if p.fared && q.program == nameFared || p.dataplane && q.program == nameDataplane {
+			killed = append(killed, q)
+		} else {
+			left = append(left, q)
+		}
+	}
+	b.processes[node] = left
+	b.mu.Unlock()
+	for _, q := range killed {
+		q.strike()
+	}
+	for _, q := range killed {
+		<-q.done
+		b.log.Info("crashed", "node", node, "process", q.program, "pid", q.cmd.Process.Pid)
+	}
+	return nil
+}
+
+func (b *netns) revive(server int, p parts) error {
+	if err := b.startServer(server, p); err != nil {
 		return err
 	}
-	socket := strings.TrimPrefix(b.dataplane(server), "unix:")
-	return errors.Join(
-		b.spawn(node, "dataplane", b.Netns.Binary, "dataplane", "--driver", b.Netns.Driver, "--socket", socket, "--pin-dir", pins(b.namespace(node))),
-		b.spawn(node, "run", b.Netns.Binary, "run", "--config", config))
+	if p.fared {
+		b.clients[server].dead.Store(false)
+	}
+	return nil
 }
 
 // pins is where a data plane that steers by BPF keeps what outlives its process.
@@ -299,7 +369,7 @@ func (b *netns) writeFile(node, name, text string) (path string, err error) {
 
 // spawn starts a program of a node.
 func (b *netns) spawn(node, name, program string, args ...string) error {
-	p, err := startProcess(b.namespace(node), node+": "+name, filepath.Join(b.dir, node, name+".log"), b.fail, program, args...)
+	p, err := startProcess(b.namespace(node), node, name, filepath.Join(b.dir, node, name+".log"), b.fail, program, args...)
 	if err != nil {
 		return err
 	}
@@ -326,7 +396,7 @@ func (b *netns) power(ctx context.Context, plane int, on bool) error {
 	if b.Netns.Leaf == "frr" {
 		return b.startFRR(ctx, node, plane)
 	}
-	config, err := b.writeFile(node, "fared.yaml", b.leafConfig(plane))
+	config, err := b.writeFile(node, configFile, b.leafConfig(plane))
 	if err != nil {
 		return err
 	}
@@ -362,6 +432,13 @@ func (b *netns) establish(ctx context.Context) error {
 }
 
 func (b *netns) api(server int) api { return b.clients[server] }
+
+func (b *netns) leafAPI(plane int) api {
+	if b.leaves == nil {
+		return nil
+	}
+	return b.leaves[plane]
+}
 
 // cables sets the leaf's ends up or down, which gives both ends their carrier or takes it, and has the leaf forward over what
 // has light.
@@ -509,24 +586,46 @@ func (b *netns) leave() ([]string, error) {
 	}, nil
 }
 
-// client is a server's daemon over its socket.
+// client is a node's daemon over its socket.
 type client struct {
 	weights farev1.WeightServiceClient
 	fabric  farev1.FabricServiceClient
+	// dead says that the daemon has crashed and that there is nobody to wait for; crashes counts how often it has.
+	dead    atomic.Bool
+	crashes atomic.Uint32
 }
 
-func (c client) GetWeights(ctx context.Context, r *farev1.GetWeightsRequest) (*farev1.GetWeightsResponse, error) {
-	return c.weights.GetWeights(ctx, r)
+// errDead is what a daemon answers that has crashed.
+var errDead = errors.New("fared has crashed here: revive it first")
+
+// ask asks a daemon, if there is one.
+func ask[Q, R any](ctx context.Context, c *client, call func(context.Context, Q, ...grpc.CallOption) (R, error), question Q) (answer R, err error) {
+	if c.dead.Load() {
+		return answer, errDead
+	}
+	return call(ctx, question)
 }
 
-func (c client) ListWeights(ctx context.Context, r *farev1.ListWeightsRequest) (*farev1.ListWeightsResponse, error) {
-	return c.weights.ListWeights(ctx, r)
+func (c *client) GetWeights(ctx context.Context, r *farev1.GetWeightsRequest) (*farev1.GetWeightsResponse, error) {
+	return ask(ctx, c, c.weights.GetWeights, r)
 }
 
-func (c client) Drain(ctx context.Context, r *farev1.DrainRequest) (*farev1.DrainResponse, error) {
-	return c.fabric.Drain(ctx, r)
+func (c *client) ListWeights(ctx context.Context, r *farev1.ListWeightsRequest) (*farev1.ListWeightsResponse, error) {
+	return ask(ctx, c, c.weights.ListWeights, r)
 }
 
-func (c client) Undrain(ctx context.Context, r *farev1.UndrainRequest) (*farev1.UndrainResponse, error) {
-	return c.fabric.Undrain(ctx, r)
+func (c *client) Drain(ctx context.Context, r *farev1.DrainRequest) (*farev1.DrainResponse, error) {
+	return ask(ctx, c, c.fabric.Drain, r)
+}
+
+func (c *client) Undrain(ctx context.Context, r *farev1.UndrainRequest) (*farev1.UndrainResponse, error) {
+	return ask(ctx, c, c.fabric.Undrain, r)
+}
+
+func (c *client) ListPlanes(ctx context.Context, r *farev1.ListPlanesRequest) (*farev1.ListPlanesResponse, error) {
+	return ask(ctx, c, c.fabric.ListPlanes, r)
+}
+
+func (c *client) ListSessions(ctx context.Context, r *farev1.ListSessionsRequest) (*farev1.ListSessionsResponse, error) {
+	return ask(ctx, c, c.fabric.ListSessions, r)
 }

@@ -127,7 +127,7 @@ func TestNetnsScenarios(t *testing.T) {
 			if len(told) < 3 || told[0] != "4 network namespaces, 8 cables" || told[len(told)-1] != "8 of 8 BGP sessions" {
 				t.Errorf("the start says %q", told)
 			}
-			scenarios, err := Load("all")
+			scenarios, err := Load("all", o)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -14,27 +14,27 @@ import (
 
 // process is a program of a node.
 type process struct {
-	name string // "server1: fared run"
-	log  string // the file with what it writes
-	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended
+	program string        // what it is at its node, "run"
+	log     string        // the file with what it writes
+	cmd     *exec.Cmd     // running
+	done    chan struct{} // closed when it has ended
 	// stopping says that its end is wanted.
 	stopping atomic.Bool
 }
 
 // startProcess starts a program in a namespace, in a process group of its own: an interrupt at the terminal ends the lab, and
 // the lab ends it. What it writes is appended to a file, which needs nobody to read. fail is told when it ends unwanted.
-func startProcess(ns namespace, name, log string, fail func(error), program string, args ...string) (*process, error) {
+func startProcess(ns namespace, node, name, log string, fail func(error), program string, args ...string) (*process, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	p := &process{name: name, log: log, cmd: exec.Command(program, args...), done: make(chan struct{})}
+	p := &process{program: name, log: log, cmd: exec.Command(program, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Dir = file, file, filepath.Dir(log)
 	p.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	if err := ns.do(p.cmd.Start); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %s: %w", node, name, err)
 	}
 	go func() {
 		err := p.cmd.Wait()
@@ -43,7 +43,7 @@ func startProcess(ns namespace, name, log string, fail func(error), program stri
 			if err != nil {
 				how = err.Error()
 			}
-			fail(fmt.Errorf("%s ended by itself (%s); its last lines in %s:\n%s", name, how, log, lastLines(log, 10)))
+			fail(fmt.Errorf("%s: %s ended by itself (%s); its last lines in %s:\n%s", node, name, how, log, lastLines(log, 10)))
 		}
 		close(p.done)
 	}()
@@ -69,9 +69,14 @@ func (p *process) wait(patience time.Duration) {
 
 // kill ends the process without a chance to say goodbye, as a crash does.
 func (p *process) kill() {
-	p.stopping.Store(true)
-	_ = p.cmd.Process.Kill()
+	p.strike()
 	<-p.done
+}
+
+// strike is kill without waiting for the end.
+func (p *process) strike() {
+	p.stopping.Store(true)
+	_ = p.cmd.Process.Kill() // an error means that it has ended already
 }
 
 // lastLines reads the end of a log.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -18,6 +19,8 @@ type Fabric struct {
 	cancel context.CancelFunc
 	closed sync.Once
 	ended  error // of Close
+	// said is what each server's daemon said of destinations when it was last right, with both its processes alive.
+	said   []map[netip.Addr]*farev1.DestinationWeights
 	mu     sync.Mutex
 	failed error // of a node that ended by itself
 	wrong  bool  // an expectation was not met
@@ -53,7 +56,7 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err err
 	if err != nil {
 		return nil, err
 	}
-	f := &Fabric{model: newModel(p)}
+	f := &Fabric{model: newModel(p), said: make([]map[netip.Addr]*farev1.DestinationWeights, p.Servers)}
 	if o.Netns == nil {
 		if p.port, err = freePort(); err != nil {
 			return nil, err
@@ -151,9 +154,16 @@ func (f *Fabric) Check(s *Scenario) error {
 	var errs []error
 	for _, step := range s.Steps {
 		for _, a := range step.Actions {
-			if _, err := f.resolve(a); err != nil {
+			_, err := f.resolve(a)
+			if errors.Is(err, errNoProcesses) {
+				return fmt.Errorf("%s:%d: %s: %w", s.Name, a.Line, a.Verb, err) // every such line would say the same
+			}
+			if err != nil {
 				errs = append(errs, fmt.Errorf("%s:%d: %w", s.Name, a.Line, err))
 			}
+		}
+		if step.Lost >= 0 && (f.Netns == nil || f.Netns.Rate == 0) {
+			errs = append(errs, fmt.Errorf("%s: step %q: lost is for packets, and none are sent here: use network namespaces (--netns), with a --rate above 0", s.Name, step.Text))
 		}
 		for _, e := range step.Expect {
 			for _, name := range []string{e.Source, e.Destination} {
@@ -231,8 +241,11 @@ func (f *Fabric) resolve(a Action) (func(ctx context.Context) error, error) {
 					set = append(set, f.cable(plane, server, sub))
 				}
 			}
+			f.darkened(plane, set)
 			return errors.Join(f.cables(ctx, plane, set), f.power(ctx, plane, !f.dark[plane]))
 		}, nil
+	case "crash", "revive":
+		return f.resolveCrash(a.Verb == "crash", args)
 	default: // drain, undrain: Parse knows no other verb
 		return f.resolveDrain(a.Verb == "drain", args)
 	}
@@ -244,6 +257,7 @@ func (f *Fabric) wire(ctx context.Context, plane, server int, subs []int) error 
 	for i, sub := range subs {
 		set[i] = f.cable(plane, server, sub)
 	}
+	f.darkened(plane, set)
 	return f.cables(ctx, plane, set)
 }
 
@@ -307,6 +321,12 @@ func (f *Fabric) Run(ctx context.Context, s *Scenario, each func(Result)) (bool,
 
 func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, error) {
 	before := f.slotsMoved()
+	changes := newChanges(f.model)
+	t := f.packets()
+	var idle *tally
+	if t != nil {
+		idle = t.roll()
+	}
 	start := time.Now()
 	for _, a := range step.Actions {
 		do, err := f.resolve(a)
@@ -316,6 +336,7 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 		if err != nil {
 			return Result{}, fmt.Errorf("%s:%d: %w", s.Name, a.Line, err)
 		}
+		changes.note()
 	}
 	wrong := f.settle(ctx, settleTimeout)
 	if ctx.Err() != nil {
@@ -332,16 +353,17 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 	src, _ := f.server(r.Source)
 	dst, _ := f.server(r.Destination)
 	r.Weights = f.named(f.observed(src, dst))
-	r.Expected = f.named(f.weights(src, dst))
+	r.Expected = f.named(f.inForce(src, dst))
 	for _, e := range step.Expect {
 		r.Wrong = append(r.Wrong, f.demand(e)...)
 	}
 	if step.Moved >= 0 && r.SlotsMoved > uint64(step.Moved) && (step.MovedPolicy == "" || step.MovedPolicy == f.Policy) {
 		r.Wrong = append(r.Wrong, fmt.Sprintf("%d slots moved, at most %d may", r.SlotsMoved, step.Moved))
 	}
-	if t := f.packets(); t != nil {
+	if t != nil {
 		var wrong []string
-		if r.Traffic, wrong = f.watchPackets(ctx, t, src, dst, len(r.Wrong) == 0); ctx.Err() != nil {
+		w := watched{idle: idle, src: src, dst: dst, judge: len(r.Wrong) == 0, most: step.Lost, changed: changes.changed}
+		if r.Traffic, wrong = f.watchPackets(ctx, t, w); ctx.Err() != nil {
 			return Result{}, ctx.Err()
 		}
 		r.Wrong = append(r.Wrong, wrong...)

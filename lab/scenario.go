@@ -28,6 +28,9 @@ type Step struct {
 	// Moved is how many slots may have moved, at most; -1: not said. MovedPolicy is the policy that this is said of; empty: any.
 	Moved       int
 	MovedPolicy string
+	// Lost is how many packets may be lost from the step's first action on, at most, of the pairs whose weights no action changes;
+	// -1: not said.
+	Lost int
 }
 
 // Action is one line that does something: a verb and its words.
@@ -49,14 +52,17 @@ var scenarioFiles embed.FS
 
 // Names returns the built-in scenarios in the order that "all" runs them.
 func Names() []string {
-	return []string{"none", "sub-cable", "port", "leaf", "recovery", "drain"}
+	return []string{"none", "sub-cable", "port", "leaf", "recovery", "drain", "crash"}
 }
 
-// Load returns a built-in scenario by name, or "all" of them one after the other.
-func Load(name string) ([]*Scenario, error) {
+// NetnsOnly says whether a built-in scenario needs processes and packets, which a fabric inside one process does not have.
+func NetnsOnly(name string) bool { return name == "crash" }
+
+// Load returns a built-in scenario by name, or "all" that such a fabric can play, one after the other.
+func Load(name string, o Options) ([]*Scenario, error) {
 	names := []string{name}
 	if name == "all" {
-		names = Names()
+		names = slices.DeleteFunc(Names(), func(name string) bool { return NetnsOnly(name) && o.Netns == nil })
 	} else if !slices.Contains(Names(), name) {
 		return nil, fmt.Errorf("no scenario %q: there are %s and all; a script of your own is given with --script", name, strings.Join(Names(), ", "))
 	}
@@ -84,6 +90,8 @@ var actionArgs = map[string]string{
 	"restart": "LEAF",
 	"drain":   "SERVER plane|sub-port|leaf NAME",
 	"undrain": "SERVER plane|sub-port|leaf NAME",
+	"crash":   "SERVER fared|dataplane|both",
+	"revive":  "SERVER fared|dataplane|both",
 }
 
 // Parse reads a script. Errors name the file and the line, all of them at once. The form is:
@@ -94,9 +102,11 @@ var actionArgs = map[string]string{
 //	  mend server2 p2.0
 //	  kill leaf2                  all cables of the leaf go dark; "restart leaf2"
 //	  drain server1 plane p2      also "sub-port p2.0", "leaf leaf2"; "undrain ..."
+//	  crash server1 fared         kill -9 of "fared run"; also "dataplane", "both"; "revive ..." starts it again
 //	  show server1 -> server2     whose weights are printed
 //	  expect * -> server2 2:2:1:2 what the script demands, beside the model
 //	  moved 0                     at most so many slots may move; "moved 0 reweight" says it of that policy only
+//	  lost 0                      so many packets at most may be lost of pairs whose weights stay
 //
 // Text after # is a comment.
 func Parse(name string, r io.Reader) (*Scenario, error) {
@@ -135,7 +145,7 @@ func (s *Scenario) line(n int, words []string) error {
 		if len(args) == 0 {
 			return fmt.Errorf("step without a text: say in a few words what happens")
 		}
-		s.Steps = append(s.Steps, Step{Text: strings.Join(args, " "), Moved: -1})
+		s.Steps = append(s.Steps, Step{Text: strings.Join(args, " "), Moved: -1, Lost: -1})
 		return nil
 	}
 	if len(s.Steps) == 0 {
@@ -180,8 +190,17 @@ func (s *Scenario) line(n int, words []string) error {
 		if len(args) == 2 {
 			step.MovedPolicy = args[1]
 		}
+	case "lost":
+		if len(args) != 1 {
+			return fmt.Errorf("lost takes one number: lost 0")
+		}
+		v, err := strconv.Atoi(args[0])
+		if err != nil || v < 0 {
+			return fmt.Errorf("lost %q: not a number of packets", args[0])
+		}
+		step.Lost = v
 	default:
-		return fmt.Errorf("%q is no word of a scenario: there are scenario, step, cut, mend, kill, restart, drain, undrain, show, expect and moved", verb)
+		return fmt.Errorf("%q is no word of a scenario: there are scenario, step, cut, mend, kill, restart, drain, undrain, crash, revive, show, expect, moved and lost", verb)
 	}
 	return nil
 }

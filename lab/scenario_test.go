@@ -58,7 +58,7 @@ func TestParse(t *testing.T) {
 }
 
 func TestLoadNames(t *testing.T) {
-	if _, err := Load("flood"); err == nil || !strings.Contains(err.Error(), `no scenario "flood": there are none, sub-cable, port, leaf, recovery, drain and all`) {
+	if _, err := Load("flood", Options{}); err == nil || !strings.Contains(err.Error(), `no scenario "flood": there are none, sub-cable, port, leaf, recovery, drain, crash and all`) {
 		t.Errorf("%v", err)
 	}
 }

@@ -137,7 +137,7 @@ func startTraffic(ctx context.Context, b *netns, fail func(error)) (*traffic, er
 		}
 		for s := range t.Servers {
 			for g := range t.GPUs {
-				conn, err := listen(b.namespace(t.serverName(s)), netip.AddrPortFrom(t.loopback(s, g).Addr(), rocePort))
+				conn, err := listenUDP(b.namespace(t.serverName(s)), netip.AddrPortFrom(t.loopback(s, g).Addr(), rocePort))
 				if err != nil {
 					return fmt.Errorf("receive on %s: %w", t.serverName(s), err)
 				}
@@ -155,7 +155,7 @@ func startTraffic(ctx context.Context, b *netns, fail func(error)) (*traffic, er
 			o := newSender(t, s, b.namespace(t.serverName(s)))
 			t.senders = append(t.senders, o)
 			t.closers = append(t.closers, o.close)
-			t.spawn(ctx, fail, "subscription to "+o.name, func() error { return o.follow(ctx, b.clients[s].weights) })
+			t.spawn(ctx, fail, "subscription to "+o.name, func() error { return o.follow(ctx, b.clients[s]) })
 			t.spawn(ctx, fail, "sender of "+o.name, func() error { return o.send(ctx) })
 		}
 		return nil
@@ -193,8 +193,8 @@ func (t *traffic) close() {
 // socketBytes holds what arrives while this process does not get to read.
 const socketBytes = 8 << 20
 
-// listen opens a UDP socket in a namespace.
-func listen(ns namespace, at netip.AddrPort) (conn *net.UDPConn, err error) {
+// listenUDP opens a UDP socket in a namespace.
+func listenUDP(ns namespace, at netip.AddrPort) (conn *net.UDPConn, err error) {
 	err = ns.do(func() error {
 		var inner error
 		conn, inner = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at))
@@ -285,7 +285,12 @@ type outlet struct {
 	pair  int
 	to    netip.AddrPort
 	slots []flow
+	// placed says that the source ports were chosen to land where the slots are.
+	placed bool
 }
+
+// unplaced is how WatchWeights says that source ports are not chosen by the data plane's hash, which is not known (yet).
+const unplaced = "uniform"
 
 // flow is a slot: its credit grows by its share with every packet of the pair, and the richest sends.
 type flow struct {
@@ -306,9 +311,20 @@ func (o *sender) close() error {
 	return nil
 }
 
-// follow takes what the server's daemon says of weights and slots, for as long as it says it.
-func (o *sender) follow(ctx context.Context, weights farev1.WeightServiceClient) error {
-	stream, err := weights.WatchWeights(ctx, &farev1.WatchWeightsRequest{})
+// follow takes what the server's daemon says of weights and slots. A crash that was ordered is survived: what was said before it
+// is sent by until more is said, as queue pairs do.
+func (o *sender) follow(ctx context.Context, c *client) error {
+	for {
+		crashes := c.crashes.Load()
+		if err := o.listen(ctx, c); c.crashes.Load() == crashes {
+			return err
+		}
+	}
+}
+
+// listen takes what the daemon says, for as long as it says it.
+func (o *sender) listen(ctx context.Context, c *client) error {
+	stream, err := c.weights.WatchWeights(ctx, &farev1.WatchWeightsRequest{})
 	if err != nil {
 		return err
 	}
@@ -352,7 +368,12 @@ func (o *sender) take(d *farev1.DestinationWeights) error {
 		if from < 0 {
 			return fmt.Errorf("slots of the source %s, which is no GPU of the fabric", source)
 		}
-		out := &outlet{pair: from*o.loopbacks + to, to: netip.AddrPortFrom(prefix.Addr(), rocePort)}
+		pair := from*o.loopbacks + to
+		if known := o.outlet(pair); known != nil && known.placed && p.PortPlacement == unplaced {
+			outlets[pair] = known // queue pairs are not set up again because the daemon has yet to ask its data plane
+			continue
+		}
+		out := &outlet{pair: pair, to: netip.AddrPortFrom(prefix.Addr(), rocePort), placed: p.PortPlacement != unplaced}
 		for _, s := range p.Slots {
 			if s.SharePpb == 0 {
 				continue
@@ -384,6 +405,13 @@ func (o *sender) take(d *farev1.DestinationWeights) error {
 		}
 	}
 	return nil
+}
+
+// outlet is what is sent by for a pair now; nil: nothing is.
+func (o *sender) outlet(pair int) *outlet {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.outlets[pair]
 }
 
 // countMoves counts slots that are elsewhere than when last heard of. The caller holds mu.
@@ -422,7 +450,7 @@ func (o *sender) socket(source netip.AddrPort) (*net.UDPConn, error) {
 	if c := o.sockets[source]; c != nil {
 		return c, nil
 	}
-	c, err := listen(o.ns, source)
+	c, err := listenUDP(o.ns, source)
 	if err == nil {
 		o.sockets[source] = c
 	}

@@ -83,7 +83,7 @@ Exit code 1 when an expectation is not met.`,
 			if o.Servers == 0 {
 				o.Servers = lab.NetnsServers
 			}
-			scenarios, err := lab.Load(scenario)
+			scenarios, err := lab.Load(scenario, o)
 			if err != nil {
 				return &exitError{exitUsage, err, "'fared lab --help' says more about each"}
 			}

@@ -47,7 +47,7 @@ func TestLabJSON(t *testing.T) {
 // TestLabAll plays every built-in scenario through the command line, each step as YAML.
 func TestLabAll(t *testing.T) {
 	out := must(t, labArgs("-o", "yaml")...)
-	scenarios, err := lab.Load("all")
+	scenarios, err := lab.Load("all", lab.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
