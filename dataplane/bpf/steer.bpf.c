@@ -124,6 +124,7 @@ struct pins {
 	__u16 reserved;
 	__u32 counters; // of slot 0, or NOT_COUNTED
 	__u32 slots;    // how many are counted
+	__u32 group;    // the destination's, so that one look is enough
 };
 
 // Ports in the order of (port mod 4096, port div 4096), so that a flow label finds them too.
@@ -452,21 +453,22 @@ int fared_steer(struct __sk_buff *skb)
 	int why = parse(skb, &p, set);
 	if (why >= 0)
 		return drop(why);
-	struct destination *to = bpf_map_lookup_elem(&fared_dests, &p.pair.destination);
-	if (!to)
-		return drop(DROP_DESTINATION);
-	__u32 id = to->group;
+	__u32 id;
+	struct pins *pins = p.flow ? bpf_map_lookup_elem(&fared_pins, &p.pair) : 0;
+	if (pins) {
+		id = pins->group;
+		slot = slot_of(&p, pins);
+		if (slot < pins->slots && pins->counters != NOT_COUNTED)
+			counters = pins->counters + slot;
+	} else {
+		struct destination *to = bpf_map_lookup_elem(&fared_dests, &p.pair.destination);
+		if (!to)
+			return drop(DROP_DESTINATION);
+		id = to->group;
+	}
 	struct group *g = bpf_map_lookup_elem(&fared_groups, &id);
 	if (!g)
 		return drop(DROP_UNREACHABLE);
-	if (p.flow) {
-		struct pins *pins = bpf_map_lookup_elem(&fared_pins, &p.pair);
-		if (pins) {
-			slot = slot_of(&p, pins);
-			if (slot < pins->slots && pins->counters != NOT_COUNTED)
-				counters = pins->counters + slot;
-		}
-	}
 	__u64 mask = p.sunh ? live->v4 | live->v6 : p.v6 ? live->v6 : live->v4;
 	__u32 number = choose(&p, g, slot, set, mask & g->members, &diverted);
 	// The memory of a group that was just replaced may serve another one by now, with other places.

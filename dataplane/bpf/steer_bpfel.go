@@ -62,6 +62,7 @@ type steerPins struct {
 	Reserved uint16
 	Counters uint32
 	Slots    uint32
+	Group    uint32
 }
 
 type steerPlace struct {

@@ -96,6 +96,7 @@ func (s *Steering) sync(t *touched) error {
 				continue
 			}
 			entry, table := pinsOf(pair.UdpSourcePorts)
+			entry.Group = d.Group
 			s.counters(key, &entry, uint32(len(pair.UdpSourcePorts)))
 			pins[key] = entry
 			if table != nil {
