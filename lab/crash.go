@@ -72,8 +72,7 @@ func (m *model) darkened(plane int, set []cable) {
 	}
 }
 
-// revived is what the return of processes does. Loopbacks are announced when a data plane is there to take packets for them;
-// drains are forgotten.
+// revived is what the return of processes does. Loopbacks are announced when a data plane is there; drains are forgotten.
 func (m *model) revived(server int, p parts) {
 	m.dead[server] = m.dead[server].minus(p)
 	all := !m.dead[server].any()
@@ -82,9 +81,8 @@ func (m *model) revived(server int, p parts) {
 	}
 	for plane := range m.Planes {
 		for sub := range m.SubPorts {
-			if all {
-				m.silent[plane][server][sub] = false
-			}
+			// A control plane without a data plane says that it has no routes, and then the leaf does not keep them any longer.
+			m.silent[plane][server][sub] = !all && (m.silent[plane][server][sub] || p.fared)
 			if p.fared {
 				m.drained[plane][server][sub] = false
 			}
