@@ -286,6 +286,12 @@ func (c *control) do(operations ...*farev1.Operation) {
 			c.b.t.Fatal(errors.Join(err, cause))
 		}
 	}
+	c.await()
+}
+
+// await returns when everything sent is in effect.
+func (c *control) await() {
+	c.b.t.Helper()
 	for last := uint64(0); last < c.id; {
 		response, err := c.stream.Recv()
 		if err != nil {
