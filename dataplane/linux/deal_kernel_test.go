@@ -69,7 +69,7 @@ func TestKernelDealsAsPlanned(t *testing.T) {
 				if round == 0 || len(taken) == 0 {
 					flags = rtnl.Create
 				}
-				plan := sc.deal(current, target, func(id uint32) int { return owner[id] }, func(subPort int) uint32 {
+				plan := sc.deal(current, target, func(id uint32) int { return owner[id] }, func(id uint32) int { return owner[id] + 1 }, func(subPort int) uint32 {
 					for id, o := range owner {
 						if o == subPort && !taken[id] {
 							taken[id] = true

@@ -156,15 +156,15 @@ func TestDealMovesWhatMust(t *testing.T) {
 		owner[next] = subPort
 		return next
 	}
-	first := s.deal(nil, l.runs([]uint32{1, 1, 1, 1}), nil, fresh)
+	first := s.dealAll(l.runs([]uint32{1, 1, 1, 1}), fresh)
 	if first.moved != 1024 || len(first.members) != 4 {
 		t.Errorf("from nothing: %+v", first)
 	}
-	down := s.deal(first.segments, l.runs([]uint32{1, 1, 0, 1}), func(id uint32) int { return owner[id] }, fresh)
-	if down.moved != 256 || len(down.members) != 6 {
+	down := s.deal(first.segments, l.runs([]uint32{1, 1, 0, 1}), func(id uint32) int { return owner[id] }, func(id uint32) int { return owner[id] + 1 }, fresh)
+	if down.moved != 256 || len(down.members) != 7 || len(down.witnesses) != 1 {
 		t.Errorf("without sub-port 2: %+v", down)
 	}
-	again := s.deal(down.segments, l.runs([]uint32{1, 1, 0, 1}), func(id uint32) int { return owner[id] }, fresh)
+	again := s.deal(down.segments, l.runs([]uint32{1, 1, 0, 1}), func(id uint32) int { return owner[id] }, func(id uint32) int { return owner[id] + 1 }, fresh)
 	if again.moved != 0 {
 		t.Errorf("again the same: %+v", again)
 	}
@@ -172,7 +172,7 @@ func TestDealMovesWhatMust(t *testing.T) {
 	for _, m := range down.members {
 		sum += int(m.Weight)
 	}
-	if sum != 1024*s.scale {
+	if sum != 1024*s.scale+1 {
 		t.Errorf("weights sum to %d", sum)
 	}
 }

@@ -174,7 +174,18 @@ func (p *Plane) lose(device int) {
 	}
 	now := time.Now()
 	for key, g := range p.groups {
-		if !g.exists || !has(g.members) && !has(p.replaced[g]) {
+		if !g.exists || !has(g.members) {
+			continue
+		}
+		// Members without a bucket go, and nothing moves.
+		idle := func(id uint32) bool {
+			q, is := lost[id]
+			return is && !(q != nil && q.loopback) && g.segments != nil &&
+				!slices.ContainsFunc(g.segments, func(s segment) bool { return s.id == id })
+		}
+		g.members = slices.DeleteFunc(slices.Clone(g.members), func(m rtnl.Member) bool { return idle(m.ID) })
+		g.witnesses = slices.DeleteFunc(slices.Clone(g.witnesses), idle)
+		if !has(g.members) {
 			continue
 		}
 		if !g.moved {
@@ -185,11 +196,6 @@ func (p *Plane) lose(device int) {
 			if q := lost[m.ID]; q != nil && q.subPort != nil && q.subPort.index < len(g.weights) {
 				g.weights[q.subPort.index] = 0
 			}
-		}
-		if has(p.replaced[g]) {
-			// The batch that was sent last may have met a group that the kernel had moved: nobody knows whose which bucket is,
-			// the lasting ones included. Dealt anew at once.
-			g.weights = nil
 		}
 		if key.family == v6 && !slices.ContainsFunc(g.weights, func(w uint32) bool { return w > 0 }) {
 			g.rejecting = true

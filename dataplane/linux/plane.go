@@ -89,8 +89,6 @@ type Plane struct {
 	retired      []uint32 // nexthops to delete once no group has them
 	changed      []*pool  // with objects that have another next hop by now
 	settled      bool
-	// What groups had before the batch that was sent last: the kernel may have taken away some of it before.
-	replaced map[*group][]rtnl.Member
 	// What may differ between wanted and kernel.
 	staleGroups map[groupKey]bool
 	staleRoutes map[netip.Prefix]bool
@@ -133,7 +131,6 @@ func Open(config Config) (*Plane, error) {
 		links: map[int]rtnl.Link{}, names: map[string]int{}, used: map[uint32]bool{}, next: config.FirstID,
 		owners: map[uint32]*pool{}, groups: map[groupKey]*group{}, routes: map[netip.Prefix]uint32{},
 		strays: map[uint32]stray{}, loose: map[uint32]rtnl.Nexthop{},
-		replaced:    map[*group][]rtnl.Member{},
 		staleGroups: map[groupKey]bool{}, staleRoutes: map[netip.Prefix]bool{},
 	}
 	for f := range p.drop {

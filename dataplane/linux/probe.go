@@ -239,7 +239,7 @@ func (p *Plane) probe(f family, device int, target []run, route rtnl.Route, mark
 	}
 	b := p.conn.Begin()
 	var leaves []uint32
-	d := p.scaling.deal(nil, target, nil, func(owner int) uint32 {
+	d := p.scaling.dealAll(target, func(owner int) uint32 {
 		id := p.newID()
 		leaves = append(leaves, id)
 		b.SetNexthop(rtnl.Nexthop{ID: id, Protocol: p.config.Protocol, Gateway: probeGateway(f, owner), Device: device, OnLink: f == v4}, rtnl.Create)

@@ -30,6 +30,9 @@ type group struct {
 	// weights and generation are what the members follow from; nil: not known.
 	weights    []uint32
 	generation uint64
+	// witnesses are members without a bucket that the last change needed (deal), at the time dealtAt.
+	witnesses []uint32
+	dealtAt   time.Time
 	// dropping: its one member is a blackhole.
 	dropping bool
 	// moved: the kernel took members away, at the time. Their buckets went to others.
@@ -61,11 +64,12 @@ type op struct {
 	prefix netip.Prefix
 	route  rtnl.Route
 
-	members  []rtnl.Member
-	segments []segment
-	weights  []uint32
-	flags    uint16
-	repair   bool
+	members   []rtnl.Member
+	witnesses []uint32
+	segments  []segment
+	weights   []uint32
+	flags     uint16
+	repair    bool
 }
 
 // plan is what brings the kernel from what it has to what is wanted, in order.
@@ -92,10 +96,14 @@ const retryDelay = time.Second
 // sync makes the kernel obey, where something may differ. It returns what it refused in the end. The caller holds mu.
 func (p *Plane) sync() []failure {
 	var failures []failure
+	news := false // of links, since the plan was made
 	p.hear()
 	for try, pass := 0, 0; try < tries && pass < passes; pass++ {
-		if try > 0 && len(failures) > 0 {
+		again := len(failures) > 0 && !news
+		if len(failures) > 0 {
 			p.stats.Retries++
+		}
+		if again {
 			if err := p.reread(false); err != nil {
 				p.log.Error("linux data plane: cannot read back what the kernel has", "error", err)
 			}
@@ -106,23 +114,23 @@ func (p *Plane) sync() []failure {
 			break
 		}
 		generation := p.linkNews
-		failures = p.execute(pl, try > 0)
-		// The kernel may have moved buckets since what the plan was made from.
+		failures = p.execute(pl, again)
 		p.hear()
-		clear(p.replaced)
-		if len(failures) > 0 {
+		news = p.linkNews != generation
+		switch {
+		case len(failures) == 0 && len(p.retired) == 0 && !news:
+			try = tries
+		case len(failures) > 0 && !news: // news of links explain a refusal
 			try++
-		} else if len(p.retired) == 0 && p.linkNews == generation {
-			break
 		}
 	}
 	clear(p.staleRoutes)
 	due := time.Duration(-1)
 	for key := range p.staleGroups {
-		g := p.groups[key]
-		if g == nil || !g.moved {
+		at, waits := p.groups[key].since()
+		if !waits {
 			delete(p.staleGroups, key)
-		} else if left := max(0, time.Until(g.movedAt.Add(p.config.RepairDelay))); due < 0 || left < due {
+		} else if left := max(0, time.Until(at.Add(p.config.RepairDelay))); due < 0 || left < due {
 			due = left
 		}
 	}
@@ -139,6 +147,18 @@ func (p *Plane) sync() []failure {
 		p.repair.Reset(due)
 	}
 	return failures
+}
+
+// since says whether the group waits for the control plane, and since when.
+func (g *group) since() (at time.Time, waits bool) {
+	switch {
+	case g == nil:
+		return at, false
+	case g.moved:
+		return g.movedAt, true
+	default:
+		return g.dealtAt, len(g.witnesses) > 0
+	}
 }
 
 func (pl *plan) empty() bool {
@@ -235,9 +255,12 @@ func (p *Plane) asDealt(g *group) bool {
 	}
 	drops := 0
 	for _, m := range g.members {
-		if p.owners[m.ID] == p.drop[g.key.family] && m.Weight == 1 && size[m.ID] == 0 {
-			drops++
-		} else if size[m.ID] == 0 || int(m.Weight) != size[m.ID]*p.scaling.scale {
+		switch {
+		case size[m.ID] == 0 && m.Weight == 1:
+			if p.owners[m.ID] == p.drop[g.key.family] {
+				drops++
+			}
+		case size[m.ID] == 0 || int(m.Weight) != size[m.ID]*p.scaling.scale:
 			return false
 		}
 		delete(size, m.ID)
@@ -253,6 +276,7 @@ func (pl *plan) planGroup(g *group) {
 	if same {
 		switch {
 		case !g.moved:
+			pl.dismiss(g)
 			pl.unreject(g, target != nil)
 			return
 		case target != nil && time.Since(g.movedAt) < pl.config.RepairDelay:
@@ -264,7 +288,7 @@ func (pl *plan) planGroup(g *group) {
 		next.flags = rtnl.Create
 	}
 	current := g.segments
-	if !g.exists || g.moved || g.dropping || leaves(g.weights, weights) {
+	if !g.exists || g.moved || g.dropping {
 		current = nil
 	}
 	if target == nil {
@@ -287,33 +311,38 @@ func (pl *plan) planGroup(g *group) {
 		}
 		return q.subPort.index
 	}
+	device := func(id uint32) int {
+		if q := pl.owners[id]; q != nil && q.subPort != nil {
+			return q.device
+		}
+		return 0
+	}
 	fresh := func(subPort int) uint32 { return pl.take(pl.subPorts[subPort].pool(g.key.family), taken) }
-	d := pl.scaling.deal(current, target, owner, fresh)
+	d := pl.scaling.deal(current, target, owner, device, fresh)
 	if current != nil && d.moved == 0 {
 		g.weights, g.generation = weights, pl.generation
 		pl.unreject(g, true)
 		return
 	}
 	if current != nil && len(d.members) > 2*len(target)+2*pl.layout.subPorts {
-		d = pl.scaling.deal(nil, target, owner, fresh) // too many small pieces by now
+		d = pl.scaling.dealAll(target, fresh) // too many small pieces by now
 	}
 	drop := pl.take(pl.drop[g.key.family], map[uint32]bool{})
-	next.members, next.segments = append(d.members, rtnl.Member{ID: drop, Weight: 1}), d.segments
+	next.members, next.witnesses, next.segments = append(d.members, rtnl.Member{ID: drop, Weight: 1}), d.witnesses, d.segments
 	pl.groupOps = append(pl.groupOps, next)
 	pl.unreject(g, true)
 }
 
-// leaves says whether a sub-port has no weight any more. Its device may have just lost its carrier, unheard, and the kernel
-// may have given its buckets away: then to keep other members would keep what they got. Dealing all buckets anew comes out
-// right whatever the kernel has done. While all sub-ports stay, the kernel refuses a message that names nexthops that
-// went with a carrier.
-func leaves(before, after []uint32) bool {
-	for i, w := range before {
-		if w > 0 && i < len(after) && after[i] == 0 {
-			return true
-		}
+// dismiss plans to take the witnesses out of a group, when the control plane has had time to change it again. Should every
+// other sub-port be lost, they would get its packets.
+func (pl *plan) dismiss(g *group) {
+	if len(g.witnesses) == 0 || time.Since(g.dealtAt) < pl.config.RepairDelay {
+		return
 	}
-	return false
+	members := slices.DeleteFunc(slices.Clone(g.members), func(m rtnl.Member) bool { return slices.Contains(g.witnesses, m.ID) })
+	pl.groupOps = append(pl.groupOps, op{
+		kind: setGroup, id: g.id, group: g, members: members, segments: g.segments, weights: g.weights, flags: rtnl.Change,
+	})
 }
 
 // unreject sets routes again that may reject although their group carries something.
@@ -385,9 +414,9 @@ func (p *Plane) done(o *op) {
 		if o.repair {
 			p.stats.Repairs++
 		}
-		p.replaced[g] = g.members
 		g.exists, g.moved, g.dropping = true, false, o.segments == nil
 		g.members, g.segments, g.weights, g.generation = o.members, o.segments, o.weights, p.generation
+		g.witnesses, g.dealtAt = o.witnesses, time.Now()
 		g.rejecting = g.rejecting || g.dropping && g.key.family == v6
 	case setRoute:
 		p.routes[o.prefix] = o.id
