@@ -47,7 +47,8 @@ a file or a pipe, gives plain lines instead.
 
 With --netns every leaf and server is a network namespace with processes of its own, cables
 are veth pairs, 'fared dataplane' programs the kernel, and packets flow all the time: they
-judge the weights. That needs root.
+judge the weights. That needs root. There too, the scenario crash kills control planes and
+agents (kill -9); 'all' has it with --netns only.
 
 Scenarios: ` + strings.Join(lab.Names(), ", ") + `, all; or a script of your own.
 Exit code 1 when an expectation is not met.`,
