@@ -69,7 +69,7 @@ func TestBuiltInScenarios(t *testing.T) {
 	cases := map[string]Options{
 		"default":     {},
 		"smallest":    {Planes: 1, Servers: 2, SubPorts: 1},
-		"wide":        {Planes: 8, Servers: 3, GPUs: 2, SubPorts: 4},
+		"wide":        {Planes: 6, Servers: 3, GPUs: 2, SubPorts: 3},
 		"per-packet":  {Servers: 4, Mode: "per-packet"},
 		"remap":       {Servers: 4, Policy: "remap"},
 		"remap spray": {Servers: 3, Mode: "per-packet", Policy: "remap"},
@@ -78,6 +78,7 @@ func TestBuiltInScenarios(t *testing.T) {
 	}
 	for name, o := range cases {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they mostly wait
 			f := fabric(t, o)
 			scenarios, err := Load("all", o)
 			if err != nil {
