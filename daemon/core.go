@@ -330,11 +330,13 @@ func (c *Core) Updates() []wecmp.Update {
 	return c.engine.Updates()
 }
 
-// Advertise calls set for every established session whose wanted routes may have changed since the last call.
+// Advertise calls set for every session whose wanted routes may have changed since the last call. What a server wants to
+// say does not depend on who listens, so it is handed out before the session is established, and is there when End-of-RIB
+// is said; a leaf leaves out what the neighbour would drop, and must know it first.
 func (c *Core) Advertise(set func(session int, routes []Route)) {
 	for i := range c.sessions {
 		s := &c.sessions[i]
-		if !s.up || !c.advertDirty && c.advertOf[i] == s.generation {
+		if !s.up && c.cfg.Role == fare.RoleLeaf || !c.advertDirty && c.advertOf[i] == s.generation {
 			continue
 		}
 		c.advertOf[i] = s.generation

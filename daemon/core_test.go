@@ -441,7 +441,12 @@ func outcome(c *Core) string {
 		}
 	}
 	c.advertDirty = true
-	c.Advertise(func(session int, routes []Route) { fmt.Fprintf(&b, "session %d %v\n", session, routes) })
+	c.Advertise(func(session int, routes []Route) {
+		// Of a session that is not established only history knows which leaf it leads to, and so whether its drain covers it.
+		if c.sessions[session].up {
+			fmt.Fprintf(&b, "session %d %v\n", session, routes)
+		}
+	})
 	return b.String()
 }
 

@@ -99,6 +99,9 @@ func New(cfg *config.Config, deps Deps) (d *Daemon, err error) {
 	if err := d.buildSpeaker(&core.layout); err != nil {
 		return nil, err
 	}
+	for i := range core.sessions {
+		d.loop.admit(i)
+	}
 	if cfg.Role == fare.RoleServer {
 		if err := d.buildDataplane(&core.layout); err != nil {
 			return nil, err

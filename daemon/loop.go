@@ -38,6 +38,7 @@ type loop struct {
 	ports   *sourcePorts
 	// dpReady: a data plane has been ready once, so loopbacks may be advertised.
 	dpReady       bool
+	admitted      bool // sessions that waited for the data plane have been let go
 	dpConnected   dataplane.Event
 	dpError       string
 	deadline      time.Time // of the start; zero when converged
@@ -222,6 +223,12 @@ func (l *loop) handOut() {
 			}
 			l.d.speaker.Advertise(session, ads)
 		})
+		if !l.admitted {
+			l.admitted = true
+			for i := range l.core.sessions {
+				l.admit(i)
+			}
+		}
 	}
 }
 
@@ -282,7 +289,6 @@ func (l *loop) link(ev *LinkEvent) {
 		l.applyLink(ev)
 		cur.held = false
 	}
-	cur.seen = true
 }
 
 // applyLink makes a device's state count.
@@ -299,14 +305,25 @@ func (l *loop) applyLink(ev *LinkEvent) {
 	case cur.Speed != ev.Speed:
 		l.event(status.EventSpeed, sp.Device, cur.Speed.String()+" to "+ev.Speed.String())
 	}
-	cur.LinkEvent = *ev
+	cur.LinkEvent, cur.seen = *ev, true
 	l.step(Fabric{fare.LinkState{SubPort: ev.SubPort, Up: ev.Up, Speed: ev.Speed}})
 	for i := range l.core.sessions {
 		if l.core.sessions[i].subPort == ev.SubPort {
-			l.d.speaker.SetAdminState(i, ev.Up, ev.Reason)
+			l.admit(i)
 		}
 	}
 	l.builder.MarkFabric()
+}
+
+// admit lets a session connect when its link is up. With graceful restart it also waits for the data plane: leaves keep our
+// routes until we say End-of-RIB, and without a data plane it would say that there are none.
+func (l *loop) admit(session int) {
+	cur := &l.lanes[l.core.sessions[session].subPort]
+	if !l.dpReady && l.core.cfg.BGP.RestartTime > 0 {
+		l.d.speaker.SetAdminState(session, false, "waiting for the data plane")
+		return
+	}
+	l.d.speaker.SetAdminState(session, !cur.seen || cur.Up, cur.Reason)
 }
 
 // bgp takes what happened on a session.

@@ -73,7 +73,8 @@ type BGP struct {
 	// How long to wait before the next attempt to connect. RFC 4271, Section 8.
 	ConnectRetry time.Duration `yaml:"connect_retry" default:"1s" min:"100ms" max:"1h"`
 	// How long a leaf may keep our routes while fared restarts; whole seconds; 0s turns graceful restart off. A leaf then also
-	// keeps the routes of a server that has died, which is why it is off by default. RFC 4724, Section 3.
+	// keeps the routes of a server that has died, which is why it is off by default. With it, sessions wait for the data plane.
+	// RFC 4724, Section 3.
 	RestartTime time.Duration `yaml:"restart_time" default:"0s" min:"0s" max:"4095s"`
 	// Prefixes that one session may bring before it is ended with Cease, Maximum Number of Prefixes Reached. RFC 4486,
 	// Section 4.

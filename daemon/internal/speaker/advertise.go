@@ -16,7 +16,9 @@ type wanted struct {
 
 	mu     sync.Mutex // guards what follows
 	routes []Advertisement
-	serial uint64 // of routes
+	serial uint64        // of routes
+	done   uint64        // the newest that GoBGP has been told
+	told   chan struct{} // closed when done grows; nil: nobody waits
 }
 
 func (w *wanted) set(routes []Advertisement) {
@@ -43,6 +45,38 @@ func (w *wanted) newer(serial uint64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.serial != serial
+}
+
+// carriedOut notes that GoBGP was told a set.
+func (w *wanted) carriedOut(serial uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.done = serial
+	if w.told != nil {
+		close(w.told)
+		w.told = nil
+	}
+}
+
+// wait returns when GoBGP has been told everything that is wanted, or ctx ends.
+func (w *wanted) wait(ctx context.Context) error {
+	for {
+		w.mu.Lock()
+		if w.done == w.serial {
+			w.mu.Unlock()
+			return nil
+		}
+		if w.told == nil {
+			w.told = make(chan struct{})
+		}
+		told := w.told
+		w.mu.Unlock()
+		select {
+		case <-told:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // advertise keeps GoBGP's own routes equal to what is wanted. They stay there
@@ -75,6 +109,7 @@ func (s *session) advertise(ctx context.Context) {
 				originated[step.route.Prefix] = step.route
 			}
 		}
+		s.wanted.carriedOut(serial)
 		s.mu.Lock()
 		s.advertised = len(originated)
 		s.mu.Unlock()

@@ -301,6 +301,11 @@ func (in *incarnation) open(ctx, watching context.Context) error {
 	if err := s.watch(watching, in.event); err != nil {
 		return fmt.Errorf("watch gobgp: %w", err)
 	}
+	// End-of-RIB follows what GoBGP has when the peer is there: a leaf that kept our routes while we restarted drops those
+	// that have not come by then (RFC 4724, Section 4.2).
+	if err := in.s.wanted.wait(ctx); err != nil {
+		return err
+	}
 	if err := s.addPeer(neighbour{
 		addr: in.addr, as: info.PeerAS, hold: in.s.speaker.conf.HoldTime,
 		keepalive: in.s.speaker.conf.KeepaliveInterval, families: in.s.conf.Families,
