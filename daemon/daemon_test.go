@@ -17,6 +17,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/dataplane/memory"
 )
 
@@ -236,6 +237,64 @@ func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 	r.waitHeard(0, own, "400G")
 	r.waitHeard(1, own, "400G")
 	r.wait(destination(0), "1:1")
+}
+
+// TestRestartSaysEverythingBeforeItsEnd: a leaf that keeps the routes of a server that restarts drops those that have not
+// come by End-of-RIB (RFC 4724, Section 4.2). So a session with graceful restart waits for the data plane, and the loopbacks
+// are said before End-of-RIB; also by a session that is lost and returns.
+func TestRestartSaysEverythingBeforeItsEnd(t *testing.T) {
+	checkLeaks(t)
+	dp := memory.New(memory.Config{})
+	server := grpc.NewServer()
+	dp.Register(server)
+	socket := filepath.Join(t.TempDir(), "dp.sock")
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	r := newRig(t, shape{planes: 2, subPorts: 1, extra: "bgp: {restart_time: 60s}\n"},
+		rigOptions{dp: dp, conn: conn, leaves: announceAll(400e9, 1), checked: true})
+	eventually(t, "the sessions wait", func() bool {
+		for i := range r.leaves {
+			if s := r.d.speaker.Status(i); s.State != speaker.Held || !strings.Contains(s.Reason, "data plane") {
+				return false
+			}
+		}
+		return true
+	})
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		r.stop()
+		server.Stop()
+		<-served
+	})
+	conn.ResetConnectBackoff()
+	for _, leaf := range r.leaves {
+		for round := range 3 {
+			up := func(n int, what string) int { return r.journal.index(n, leaf.name+": "+what) }
+			begin, end := 0, -1
+			eventually(t, "End-of-RIB", func() bool {
+				begin = 0
+				for range round + 1 {
+					if begin = up(begin, "up") + 1; begin == 0 {
+						return false
+					}
+				}
+				end = up(begin, "End-of-RIB")
+				return begin > 0 && end >= 0
+			})
+			if at := up(begin, own.String()+" 400G"); at < 0 || at > end {
+				t.Errorf("%s: session %d: the loopback is said at %d, End-of-RIB at %d:\n%s", leaf.name, round, at, end, strings.Join(r.journal.since(begin), "\n"))
+			}
+			leaf.drop()
+		}
+	}
 }
 
 // TestDataplaneRestarts: after a broken stream, and after one that lost its memory, everything is in effect again.

@@ -188,6 +188,10 @@ func (l *rawLeaf) serve(conn *net.TCPConn) {
 // hear writes down what an UPDATE says.
 func (l *rawLeaf) hear(body []byte) error {
 	bad := errors.New("an UPDATE that cannot be read")
+	if len(body) == 4 {
+		l.journal.add("%s: End-of-RIB", l.name)
+		return nil
+	}
 	if len(body) < 4 {
 		return bad
 	}
