@@ -9,10 +9,15 @@
 // by the kernel (layout.go): a pure function of the weights in which each sub-port keeps its lasting buckets whenever its
 // weight is not 0. Source ports that fall there stay on their sub-port through every change.
 //
-// The kernel does not let buckets be set one by one. But a replaced group keeps the buckets of members that stay with their
-// weight, and deals those of members that left to the new ones, in order, in numbers that follow exactly from the weights
+// The kernel does not let buckets be set one by one. But a replaced group leaves members that stay as many of their
+// last buckets as their weight says, and deals the others to the new ones, in order, in numbers that follow exactly from the weights
 // (deal.go). So every next hop has a pool of nexthop objects that mean the same, and a group that changes takes ones that it
 // does not have yet for the runs that change. Every bucket changes atomically; no packet finds none.
+//
+// With IPv6 routes, the kernel releases the cached routes of all members of a group that is replaced (net/ipv4/nexthop.c,
+// nh_rt_cache_flush): it discards a packet that is between its lookup and its output at that very instant. That can
+// not be told from here; it cost a handful of packets in tens of thousands while a group was replaced hundreds of times
+// within two seconds. IPv4 routes are not concerned, over IPv6 next hops neither.
 //
 // # No way out
 //
@@ -28,6 +33,11 @@
 // says nothing about that. The Plane infers it from the link event and waits RepairDelay for the control plane to say
 // what the weights are now, which then costs one message a group; groups that it did not set are dealt anew. The kernel
 // takes a member's first buckets when it makes room, never the last, where the lasting ones are.
+//
+// A message made before the news of a lost carrier came may meet a group that the kernel has moved. A partial
+// replacement of that could come out in any way. Therefore each message names a nexthop of every device that has buckets in the group as far as
+// known, if need be as a witness of weight 1 that gets none, and the kernel refuses it when the device's nexthops are gone. Witnesses
+// leave the group with its next change, or after RepairDelay.
 //
 // # What is whose
 //

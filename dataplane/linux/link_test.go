@@ -2,6 +2,7 @@ package linux
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,7 +13,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// quarters is an equal division of all buckets among the sub-ports named.
+// equal is an equal division of all buckets among the sub-ports named.
 func equal(devices ...string) map[string]int {
 	shares := map[string]int{}
 	for i, d := range devices {
@@ -240,4 +241,117 @@ func (h *host) pool(t testing.TB, device string) (lines []string) {
 		}
 	}
 	return lines
+}
+
+// witnesses counts the members of groups that have no bucket, other than the loopback.
+func (h *host) witnesses() (n int) {
+	h.t.Helper()
+	all, err := h.conn.Nexthops()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for _, g := range all {
+		if len(g.Members) < 2 {
+			continue
+		}
+		buckets, err := h.conn.Buckets(g.ID)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		n--
+		for _, m := range g.Members {
+			if !slices.Contains(buckets, m.ID) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// TestDrainCostsOneMessageAGroup: and setting weights that mean what the kernel does already costs none.
+func TestDrainCostsOneMessageAGroup(t *testing.T) {
+	h := newHost(t, 4)
+	h.config.RepairDelay = time.Hour
+	p, c := h.start()
+	s := program(t, c.server)
+	for g := range 5 {
+		s.do(h.group(uint32(g+1), 1, 1, 1, uint32(g+1)), destination(target4(g), uint32(g+1)))
+	}
+	groups := func(ops ...*farev1.Operation) uint64 {
+		before := p.Stats()
+		s.do(ops...)
+		return p.Stats().Groups - before.Groups
+	}
+	if n := groups(subPortOp("p0", false)); n != 5 {
+		t.Errorf("a lost sub-port cost %d messages for 5 groups", n)
+	}
+	if n := h.witnesses(); n != 5 {
+		t.Errorf("%d witnesses in 5 groups", n)
+	}
+	if n := groups(h.group(1, 0, 1, 1, 1), h.group(2, 0, 2, 2, 4), h.group(3, 7, 1, 1, 3)); n != 0 {
+		t.Errorf("weights that the kernel has already cost %d messages", n)
+	}
+	// The carrier of a witness moves nothing.
+	h.IP("link", "set", "p0", "down")
+	h.carriers(3)
+	if n := groups(h.group(4, 9, 1, 1, 4)); n != 0 || p.Stats().MovedByKernel != 0 {
+		t.Errorf("%d messages, %+v", n, p.Stats())
+	}
+	if n := h.witnesses(); n != 0 {
+		t.Errorf("%d witnesses are left of a device that is down", n)
+	}
+	if n := groups(subPortOp("p1", false)); n != 5 {
+		t.Errorf("a lost sub-port cost %d messages for 5 groups", n)
+	}
+}
+
+func TestWitnessesLeave(t *testing.T) {
+	h := newHost(t, 4)
+	p, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
+	s.do(subPortOp("p0", false))
+	netnstest.Eventually(t, 5*time.Second, func() error {
+		if n := h.witnesses(); n != 0 {
+			return fmt.Errorf("%d witnesses", n)
+		}
+		return nil
+	})
+	h.wants(target4(0), equal("p1", "p2", "p3"))
+	h.wants(target6(0), equal("p1", "p2", "p3"))
+	n := sent(p.Stats())
+	p.audit()
+	if s := p.Stats(); sent(s) != n || s.Differences != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestRestartWithWitnesses: a killed process leaves them, and the next one takes them for what they are.
+func TestRestartWithWitnesses(t *testing.T) {
+	h := newHost(t, 4)
+	h.config.RepairDelay = time.Hour
+	p, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 1, 1, 1), h.group(2, 5, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1), destination(target4(1), 2))
+	s.do(h.group(1, 2, 1, 1, 1), h.group(2, 1, 2, 1, 1))
+	s.do(subPortOp("p0", false))
+	before, text, journal := h.state(), h.IP("-d", "nexthop"), c.snapshot()
+	if n := h.witnesses(); n != 3 {
+		t.Errorf("%d witnesses", n)
+	}
+	crash(t, p)
+	p, c = h.restart(journal)
+	p.audit()
+	if s := p.Stats(); sent(s) != 0 || s.Errors != 0 || s.Differences != 0 {
+		t.Errorf("%+v", s)
+	}
+	if d := diff(h.state(), before); d != "" {
+		t.Error(d)
+	}
+	if h.IP("-d", "nexthop") != text {
+		t.Error("nexthop objects changed")
+	}
+	program(t, c.server).do(subPortOp("p0", true))
+	h.balanced(target4(0), []uint32{2, 1, 1, 1})
+	h.balanced(target4(1), []uint32{1, 2, 1, 1})
 }

@@ -122,8 +122,8 @@ func lastingPortsStay(t *testing.T, n int) {
 			return err
 		}
 		for i, path := range paths {
-			// A lookup in IPv6 that the kernel does while it replaces a group may find nothing (seen on Linux 6.18, once in
-			// millions, with no route or member touched that it is about). It never finds another sub-port.
+			// A replaced group releases the cached routes of all its members (nh_rt_cache_flush, fib6_nh_release_dsts): an IPv6
+			// lookup at that instant may find no device. It never finds another sub-port.
 			if path.Device == 0 && questions[from+i].Destination.Is6() {
 				again, err := conn.Paths(queries[from+i : from+i+1])
 				if err != nil {

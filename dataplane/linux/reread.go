@@ -261,7 +261,7 @@ func (p *Plane) Settle() error {
 func (p *Plane) removeStrays() {
 	pl := &plan{Plane: p}
 	for _, r := range p.strangeRoute {
-		pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, prefix: r.Prefix, route: r})
+		pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, prefix: r.Prefix, route: &r})
 	}
 	p.strangeRoute = nil
 	inUse := map[uint32]bool{}

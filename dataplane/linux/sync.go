@@ -62,7 +62,7 @@ type op struct {
 	id     uint32
 	group  *group
 	prefix netip.Prefix
-	route  rtnl.Route
+	route  *rtnl.Route // of deleteRoute: other than the Plane sets them
 
 	members   []rtnl.Member
 	witnesses []uint32
@@ -173,11 +173,12 @@ func (p *Plane) plan() *plan {
 		}
 	}
 	p.changed = nil
+	pl.routeOps = make([]op, 0, len(p.staleRoutes))
 	for prefix := range p.staleRoutes {
 		wanted, ok := p.destinations[prefix]
 		if !ok {
 			if id, ok := p.routes[prefix]; ok {
-				pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, prefix: prefix, id: id, route: p.route(prefix, id)})
+				pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, prefix: prefix, id: id})
 			}
 			continue
 		}
@@ -187,9 +188,9 @@ func (p *Plane) plan() *plan {
 		}
 		switch id, ok := p.routes[prefix]; {
 		case !ok:
-			pl.routeOps = append(pl.routeOps, op{kind: setRoute, prefix: prefix, id: g.id, group: g, flags: rtnl.Create, route: p.route(prefix, g.id)})
+			pl.routeOps = append(pl.routeOps, op{kind: setRoute, prefix: prefix, id: g.id, group: g, flags: rtnl.Create})
 		case id != g.id:
-			pl.routeOps = append(pl.routeOps, op{kind: setRoute, prefix: prefix, id: g.id, group: g, flags: rtnl.Change, route: p.route(prefix, g.id)})
+			pl.routeOps = append(pl.routeOps, op{kind: setRoute, prefix: prefix, id: g.id, group: g, flags: rtnl.Change})
 		}
 	}
 	var unused []op
@@ -352,7 +353,7 @@ func (pl *plan) unreject(g *group, live bool) {
 	}
 	for prefix, id := range pl.routes {
 		if id == g.id && familyOf(prefix.Addr()) == g.key.family && pl.destinations[prefix] == g.key.wanted {
-			pl.routeOps = append(pl.routeOps, op{kind: setRoute, prefix: prefix, id: id, group: g, flags: rtnl.Change, route: pl.route(prefix, id)})
+			pl.routeOps = append(pl.routeOps, op{kind: setRoute, prefix: prefix, id: id, group: g, flags: rtnl.Change})
 		}
 	}
 	g.rejecting = false
@@ -362,8 +363,8 @@ func (pl *plan) unreject(g *group, live bool) {
 func (p *Plane) execute(pl *plan, again bool) (failures []failure) {
 	b := p.conn.Begin()
 	ops := slices.Concat(pl.nexthopOps, pl.groupOps, pl.routeOps, pl.lastOps)
-	for _, o := range ops {
-		p.put(b, o)
+	for i := range ops {
+		p.put(b, &ops[i])
 	}
 	for i, err := range p.conn.Do(b) {
 		o := &ops[i]
@@ -378,7 +379,7 @@ func (p *Plane) execute(pl *plan, again bool) (failures []failure) {
 	return failures
 }
 
-func (p *Plane) put(b *rtnl.Batch, o op) {
+func (p *Plane) put(b *rtnl.Batch, o *op) {
 	switch o.kind {
 	case makeNexthop, changeNexthop:
 		flags := uint16(rtnl.Create)
@@ -393,10 +394,14 @@ func (p *Plane) put(b *rtnl.Batch, o op) {
 		}, o.flags)
 		p.stats.Groups++
 	case setRoute:
-		b.SetRoute(o.route, o.flags)
+		b.SetRoute(p.route(o.prefix, o.id), o.flags)
 		p.stats.Routes++
 	case deleteRoute:
-		b.DelRoute(o.route)
+		if o.route != nil {
+			b.DelRoute(*o.route)
+		} else {
+			b.DelRoute(p.route(o.prefix, o.id))
+		}
 		p.stats.Routes++
 	case deleteGroup:
 		b.DelNexthop(o.id)
