@@ -237,6 +237,10 @@ func (p *Plane) probe(f family, device int, target []run, route rtnl.Route, mark
 		Family: families(true)[f], Priority: p.config.RulePriority, Table: p.config.ProbeTable, Protocol: p.config.Protocol,
 		Mark: p.config.ProbeMark, Mask: ^uint32(0),
 	}
+	route.Protocol = p.config.Protocol
+	if err := p.unprobe(rule, route, marked); err != nil {
+		return func() error { return nil }, err
+	}
 	b := p.conn.Begin()
 	var leaves []uint32
 	d := p.scaling.dealAll(target, func(owner int) uint32 {
@@ -247,7 +251,7 @@ func (p *Plane) probe(f family, device int, target []run, route rtnl.Route, mark
 	})
 	group := p.newID()
 	b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: p.config.Protocol, Members: d.members, Resilient: true, Buckets: uint16(p.layout.buckets)}, rtnl.Create)
-	route.Protocol, route.Nexthop = p.config.Protocol, group
+	route.Nexthop = group
 	b.SetRoute(route, rtnl.Create)
 	if marked {
 		b.SetRule(rule)
@@ -275,6 +279,25 @@ func (p *Plane) probe(f family, device int, target []run, route rtnl.Route, mark
 		}
 		return errors.Join(errs...)
 	}, err
+}
+
+// unprobe removes the route and the rule that a process left that was killed while it asked.
+func (p *Plane) unprobe(rule rtnl.Rule, route rtnl.Route, marked bool) error {
+	if _, wanted := p.destinations[route.Prefix]; wanted {
+		return nil
+	}
+	b := p.conn.Begin()
+	b.DelRoute(route)
+	if marked {
+		b.DelRule(rule)
+	}
+	var errs []error
+	for _, err := range p.conn.Do(b) {
+		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESRCH) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Landing implements contract.Lander. It asks the kernel for the path of every port, through a route that only its

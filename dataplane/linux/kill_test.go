@@ -1,0 +1,200 @@
+package linux
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/internal/netnstest"
+)
+
+const (
+	killedEnv       = "FARED_TEST_FORWARDING"
+	killedGroups    = 6
+	killedPerFamily = 600
+)
+
+// killedState is state i of what the killed process programs without end.
+func killedState(f *farev1.Forwarding, i int) *farev1.SnapshotResponse {
+	all := &farev1.SnapshotResponse{}
+	for g := range killedGroups {
+		set := &farev1.Group{Id: uint32(g + 1)}
+		for j, plane := range f.Planes {
+			if weight := (i*3 + g + j*j) % 4; weight > 0 {
+				set.Members = append(set.Members, &farev1.GroupMember{Plane: plane.Plane, Device: plane.SubPorts[0].Device, Weight: uint32(weight)})
+			}
+		}
+		all.Groups = append(all.Groups, set)
+	}
+	for d := range killedPerFamily {
+		if (d+i)%5 > 0 {
+			all.Destinations = append(all.Destinations,
+				&farev1.Destination{Prefix: target4(d), Group: uint32(1 + (d+i)%killedGroups)},
+				&farev1.Destination{Prefix: target6(d), Group: uint32(1 + d%killedGroups)})
+		}
+	}
+	return all
+}
+
+// TestKilledProcess is the process that TestKilled kills.
+func TestKilledProcess(t *testing.T) {
+	text := os.Getenv(killedEnv)
+	if text == "" {
+		t.Skip("runs as a child of TestKilled")
+	}
+	f := &farev1.Forwarding{}
+	if err := protojson.Unmarshal([]byte(text), f); err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; ; i++ {
+		p, err := Open(Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := contract.New(contract.Config{Name: "linux", Forwarder: p})
+		if refused, err := server.Restore(f, killedState(f, i)); err != nil || len(refused) > 0 {
+			t.Fatal(refused, err)
+		}
+		if err := p.Settle(); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Println("programmed")
+	}
+}
+
+// TestKilled kills a process in the middle of programming, at random moments: whatever it left, the next one ends right and
+// leaves alone what is somebody else's.
+func TestKilled(t *testing.T) {
+	netnstest.Require(t)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	h := newHost(t, 4)
+	for _, line := range []string{
+		"nexthop add id 5 via 10.1.0.2 dev p0 proto 196", "nexthop add id 7 group 5 type resilient buckets 8 proto 196",
+		"route add 10.77.0.0/16 nhid 7 proto 196", "route add default via 10.1.3.2", "rule add pref 500 fwmark 9 lookup 90",
+	} {
+		h.IP(strings.Fields(line)...)
+	}
+	foreign := func() string {
+		var kept []string
+		for _, args := range [][]string{{"nexthop"}, {"route", "show", "table", "all"}, {"rule"}} {
+			for _, line := range strings.Split(h.IP(args...), "\n") {
+				if !strings.Contains(line, "proto 179") && !strings.Contains(line, "proto kernel") {
+					kept = append(kept, strings.Join(strings.Fields(line), " "))
+				}
+			}
+		}
+		return strings.Join(kept, "\n")
+	}
+	// What a process that nobody kills makes of it.
+	want := killedState(h.forwarding, 1)
+	p, _ := h.restart(want)
+	before := h.state()
+	crash(t, p)
+	others := foreign()
+	text, err := protojson.Marshal(h.forwarding)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	different := 0
+	for round := range 12 {
+		ctx, cancel := context.WithCancel(context.Background())
+		cmd := exec.CommandContext(ctx, program, "-test.run=^TestKilledProcess$")
+		cmd.Env = append(os.Environ(), killedEnv+"="+string(text))
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Do(cmd.Start); err != nil {
+			t.Fatal(err)
+		}
+		said, err := bufio.NewReader(out).ReadString('\n')
+		if said != "programmed\n" {
+			t.Fatalf("%q, %v", said, err)
+		}
+		time.Sleep(time.Duration(random.IntN(40_000)) * time.Microsecond) // any moment will do
+		cancel()
+		_ = cmd.Wait() // killed
+		if diff(h.state(), before) != "" {
+			different++
+		}
+		p, _ := h.restart(want)
+		if d := diff(h.state(), before); d != "" {
+			t.Fatalf("round %d: %s", round, d)
+		}
+		if f := p.Capabilities().FlowHash; f.GetAlgorithm() != computed {
+			t.Errorf("round %d: flow hash %v", round, f)
+		}
+		n := sent(p.Stats())
+		p.audit()
+		if s := p.Stats(); sent(s) != n || s.Differences != 0 {
+			t.Errorf("round %d: an audit found more: %+v", round, s)
+		}
+		crash(t, p)
+		if now := foreign(); now != others {
+			t.Fatalf("round %d: others' objects changed:\n%s\nbefore:\n%s", round, now, others)
+		}
+	}
+	if different == 0 {
+		t.Error("no killed process left anything to repair")
+	}
+}
+
+// TestKilledWhileAsking: what questions left does not keep the next process from asking.
+func TestKilledWhileAsking(t *testing.T) {
+	h := newHost(t, 4)
+	p, c := h.start()
+	program(t, c.server).do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
+	clean := h.IP("nexthop") + h.IP("rule") + h.IP("-6", "rule") + h.IP("route", "show", "table", "all") + h.IP("-6", "route", "show", "table", "all")
+	p.mu.Lock()
+	for f, check := range []netip.Addr{checkV4, checkV6} {
+		target, device := []run{{0, p.layout.buckets}}, p.probeDevice(family(f))
+		for _, asked := range []rtnl.Route{
+			{Prefix: netip.PrefixFrom(check, check.BitLen()), Table: p.config.Table, Metric: p.config.Metric},
+			{Prefix: netip.PrefixFrom(check, 0).Masked(), Table: p.config.ProbeTable, Metric: p.config.Metric},
+		} {
+			if _, err := p.probe(family(f), device, target, asked, asked.Table == p.config.ProbeTable); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	p.mu.Unlock()
+	journal := c.snapshot()
+	crash(t, p)
+	p, c = h.restart(journal)
+	if f := p.Capabilities().FlowHash; f.GetAlgorithm() != computed {
+		t.Errorf("flow hash %v", f)
+	}
+	for i, dst := range []string{target4(0), target6(0)} {
+		source := mustPrefix(h.forwarding.Loopbacks[i]).Addr()
+		if _, err := c.server.Landing(context.Background(), &farev1.LandingRequest{
+			Source: source.String(), Destination: mustPrefix(dst).Addr().String(), UdpDestinationPort: 4791,
+		}); err != nil {
+			t.Errorf("%s: %v", dst, err)
+		}
+	}
+	p.audit()
+	if now := h.IP("nexthop") + h.IP("rule") + h.IP("-6", "rule") + h.IP("route", "show", "table", "all") + h.IP("-6", "route", "show", "table", "all"); now != clean {
+		t.Errorf("left:\n%s\nbefore:\n%s", now, clean)
+	}
+}
