@@ -112,7 +112,7 @@ func (f *Fabric) checkNode(ctx context.Context, n int) string {
 func (f *Fabric) checkServer(ctx context.Context, src int) string {
 	name := f.serverName(src)
 	dead := f.dead[src]
-	if dead.fared {
+	if f.absent(src) {
 		return f.checkFrozen(ctx, src, f.said[src])
 	}
 	lit := map[string]bool{}
@@ -178,7 +178,7 @@ func (f *Fabric) checkLeaf(ctx context.Context, plane int) string {
 	lit := map[string]bool{}
 	for s := range f.Servers {
 		for sub := range f.SubPorts {
-			if f.dead[s].fared {
+			if f.absent(s) {
 				continue // the carrier is there, or not, but nobody at its other end
 			}
 			lit[f.leafDevice(s, sub)] = f.cable(plane, s, sub).up

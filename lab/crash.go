@@ -41,6 +41,9 @@ func (p parts) String() string {
 	return "fared and dataplane"
 }
 
+// absent says that a server's control plane has no sessions: it is dead, or waits for its data plane.
+func (m *model) absent(server int) bool { return m.dead[server].fared || m.waiting[server] }
+
 // keepsRoutes says whether leaves keep the routes of a server whose control plane has crashed (RFC 4724, Section 4.2): FRR does
 // by default when the server asks for it; fared leaf never does.
 func (m *model) keepsRoutes() bool { return m.Netns != nil && m.Netns.Leaf == "frr" }
@@ -54,6 +57,7 @@ func (m *model) crashed(server int, p parts) {
 		}
 	}
 	m.dead[server] = m.dead[server].or(p)
+	m.waiting[server] = m.waiting[server] && !p.fared
 	if p.fared && !m.keepsRoutes() {
 		for plane := range m.Planes {
 			for sub := range m.SubPorts {
@@ -66,23 +70,24 @@ func (m *model) crashed(server int, p parts) {
 // darkened notes cables without light: a leaf forgets what it has kept for a server, over each of them.
 func (m *model) darkened(plane int, set []cable) {
 	for _, c := range set {
-		if !c.up && m.dead[c.server].fared {
+		if !c.up && m.absent(c.server) {
 			m.silent[plane][c.server][c.sub] = true
 		}
 	}
 }
 
-// revived is what the return of processes does. Loopbacks are announced when a data plane is there; drains are forgotten.
+// revived is what the return of processes does. Sessions wait for the data plane, and a leaf that keeps routes does so until
+// then; drains are forgotten.
 func (m *model) revived(server int, p parts) {
 	m.dead[server] = m.dead[server].minus(p)
+	m.waiting[server] = m.dead[server].dataplane && (p.fared || m.waiting[server])
 	all := !m.dead[server].any()
 	if all {
 		m.frozen[server] = nil
 	}
 	for plane := range m.Planes {
 		for sub := range m.SubPorts {
-			// A control plane without a data plane says that it has no routes, and then the leaf does not keep them any longer.
-			m.silent[plane][server][sub] = !all && (m.silent[plane][server][sub] || p.fared)
+			m.silent[plane][server][sub] = m.silent[plane][server][sub] && !all
 			if p.fared {
 				m.drained[plane][server][sub] = false
 			}

@@ -11,6 +11,8 @@ type model struct {
 	dark         []bool
 	// dead are the processes of each server that have crashed.
 	dead []parts
+	// waiting: a server's control plane has returned without its data plane, and has no sessions until that is back.
+	waiting []bool
 	// frozen are, of a server any of whose processes is dead, its weights toward every server when the first one died.
 	frozen [][][]uint32
 	// silent[plane][server][sub] says that the leaf has lost the routes of a cable and cannot learn them again, for a process of
@@ -30,7 +32,7 @@ func newModel(p *plan) *model {
 		return c
 	}
 	return &model{plan: p, cut: cube(), drained: cube(), silent: cube(), dark: make([]bool, p.Planes),
-		dead: make([]parts, p.Servers), frozen: make([][][]uint32, p.Servers)}
+		dead: make([]parts, p.Servers), waiting: make([]bool, p.Servers), frozen: make([][][]uint32, p.Servers)}
 }
 
 // cable is a cable as it should be.

@@ -132,11 +132,6 @@ func TestNetnsScenarios(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, s := range scenarios {
-				if s.Name == "crash" && test.n.Leaf == "frr" {
-					// A control plane that returns says End-of-RIB before its routes. When they follow late, on a busy machine, FRR has
-					// dropped by then what it kept for the server, and packets are lost.
-					continue
-				}
 				results, _ := play(t, f, s)
 				for _, r := range results {
 					if !r.OK || r.SlotsMoved != 0 {
