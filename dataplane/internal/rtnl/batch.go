@@ -107,6 +107,14 @@ func (b *Batch) describe(i int) string {
 // afterwards.
 func (c *Conn) Do(b *Batch) []error {
 	results := make([]error, b.Len())
+	if c.refuse != nil {
+		for i := range results {
+			if errno := c.refuse(); errno != 0 {
+				results[i] = &Error{b.describe(i), errno, ""}
+				binary.NativeEndian.PutUint16(b.buf[b.starts[i]+4:], unix.NLMSG_NOOP)
+			}
+		}
+	}
 	for first := 0; first < b.Len(); {
 		last := c.piece(b, first)
 		if err := c.exchange(b, first, last, results); err != nil {

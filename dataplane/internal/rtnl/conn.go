@@ -36,7 +36,12 @@ type Conn struct {
 	rx       []byte
 	spare    []byte // of the batch before
 	starts   []int
+	refuse   func() unix.Errno
 }
+
+// Refuse is for tests of what happens when the kernel refuses: f is called for every message of every later batch, in
+// order, and when it returns a code, the message has no effect and this code as its result. nil: no more.
+func (c *Conn) Refuse(f func() unix.Errno) { c.refuse = f }
 
 // Dial opens a socket in the calling thread's network namespace.
 func Dial() (*Conn, error) {
