@@ -75,7 +75,6 @@ type family struct {
 	destination      func(i int) netip.Prefix
 	source           netip.Prefix
 	nextHop4, hop6   bool
-	extendedNextHops bool // IPv4 over IPv6 next hops
 }
 
 var families = []family{
