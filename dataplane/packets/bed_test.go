@@ -71,10 +71,10 @@ type bed struct {
 
 // family is which addresses a bed's flows and next hops have.
 type family struct {
-	name             string
-	destination      func(i int) netip.Prefix
-	source           netip.Prefix
-	nextHop4, hop6   bool
+	name           string
+	destination    func(i int) netip.Prefix
+	source         netip.Prefix
+	nextHop4, hop6 bool
 }
 
 var families = []family{
