@@ -255,16 +255,20 @@ func TestRestart(t *testing.T) {
 	stop()
 
 	// A journal that this driver cannot do anything with, and one that is damaged: the control plane says it again.
-	for name, spoil := range map[string]func(*recorder){
-		"another driver": func(r *recorder) { r.set = status.Error(codes.Unimplemented, "no") },
-		"damage": func(*recorder) {
+	for _, spoilt := range []struct {
+		name  string
+		spoil func(*recorder)
+	}{
+		{"another driver", func(r *recorder) { r.set = status.Error(codes.Unimplemented, "no") }},
+		{"damage", func(*recorder) {
 			if err := os.WriteFile(c.Journal, []byte("damage that is longer than a header"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-		},
+		}},
 	} {
+		name := spoilt.name
 		third, log := &recorder{}, &logged{}
-		spoil(third)
+		spoilt.spoil(third)
 		c.Log = slog.New(slog.NewTextHandler(log, nil))
 		_, stop = run(t, c, third)
 		if got := snapshot(t, plain(t, c.Socket)); len(got.Groups) != 0 || third.changes != 0 {
