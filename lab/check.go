@@ -68,6 +68,7 @@ func (f *Fabric) settle(ctx context.Context, limit time.Duration) []string {
 	for n := range waiting {
 		waiting[n] = n
 	}
+	var last []string // what was wrong when all could be asked
 	for delay := time.Millisecond; ; delay = min(2*delay, 50*time.Millisecond) {
 		var wrong []string
 		left := waiting[:0]
@@ -90,6 +91,10 @@ func (f *Fabric) settle(ctx context.Context, limit time.Duration) []string {
 				return nil
 			}
 		}
+		if ctx.Err() != nil && last != nil {
+			return last // that a question was cut short is no finding
+		}
+		last = wrong
 		pause.Reset(delay)
 		select {
 		case <-ctx.Done():

@@ -3,6 +3,7 @@ package linux
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -48,30 +49,23 @@ func killedState(f *farev1.Forwarding, i int) *farev1.SnapshotResponse {
 	return all
 }
 
-// TestKilledProcess is the process that TestKilled kills.
-func TestKilledProcess(t *testing.T) {
-	text := os.Getenv(killedEnv)
-	if text == "" {
-		t.Skip("runs as a child of TestKilled")
-	}
+// killed is the process that TestKilled kills; TestMain begins it instead of the tests. It returns only when it fails.
+func killed(text string) error {
 	f := &farev1.Forwarding{}
 	if err := protojson.Unmarshal([]byte(text), f); err != nil {
-		t.Fatal(err)
+		return err
 	}
 	for i := 0; ; i++ {
 		p, err := Open(Config{})
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 		server := contract.New(contract.Config{Name: "linux", Forwarder: p})
 		if refused, err := server.Restore(f, killedState(f, i)); err != nil || len(refused) > 0 {
-			t.Fatal(refused, err)
+			return fmt.Errorf("%v, %w", refused, err)
 		}
-		if err := p.Settle(); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Close(); err != nil {
-			t.Fatal(err)
+		if err := errors.Join(p.Settle(), p.Close()); err != nil {
+			return err
 		}
 		fmt.Println("programmed")
 	}
@@ -119,7 +113,7 @@ func TestKilled(t *testing.T) {
 	different := 0
 	for round := range 12 {
 		ctx, cancel := context.WithCancel(context.Background())
-		cmd := exec.CommandContext(ctx, program, "-test.run=^TestKilledProcess$")
+		cmd := exec.CommandContext(ctx, program)
 		cmd.Env = append(os.Environ(), killedEnv+"="+string(text))
 		out, err := cmd.StdoutPipe()
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -26,7 +27,13 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if text := os.Getenv(killedEnv); text != "" {
+		fmt.Fprintln(os.Stderr, killed(text))
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // host is a network namespace whose sub-ports lead to another one, that of all leaves.
 type host struct {
