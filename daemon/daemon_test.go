@@ -338,7 +338,7 @@ func TestRefusalIsShown(t *testing.T) {
 			t.Fatal(err)
 		}
 		status = resp.Dataplane
-		return status.OperationsRefused == 1
+		return status.OperationsRefused == 1 && status.LastError != ""
 	})
 	if !strings.Contains(status.LastError, "table full") || !strings.Contains(status.LastError, "group") {
 		t.Errorf("last error %q", status.LastError)
