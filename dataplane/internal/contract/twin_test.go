@@ -322,7 +322,7 @@ func FuzzOperation(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var o farev1.Operation
 		if proto.Unmarshal(data, &o) != nil {
-			t.Skip()
+			return // not an operation: gRPC refuses it before us
 		}
 		s := New(Config{Forwarder: newStrict(t), Journal: newNotebook()})
 		greet(t, s, forwarding())
