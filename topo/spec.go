@@ -115,15 +115,35 @@ func ceil(a, b int) int { return (a + b - 1) / b }
 
 var fabricName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,31}$`)
 
-// Problem is what is wrong with one key of a Spec.
+// The speeds that a sub-port may have. What they add up to in a plane has to be below fare.MaxBandwidth.
+const (
+	minSpeed = fare.Kilobit
+	maxSpeed = 8 * fare.Terabit
+)
+
+// unusable are networks that fared's configuration refuses, for loopbacks or for both kinds of addresses.
+var unusable = []struct {
+	prefix   netip.Prefix
+	underlay bool // cables may have its addresses: labs in one process do
+}{
+	{netip.MustParsePrefix("0.0.0.0/8"), false},
+	{netip.MustParsePrefix("127.0.0.0/8"), true},
+	{netip.MustParsePrefix("169.254.0.0/16"), true},
+	{netip.MustParsePrefix("224.0.0.0/3"), false},
+}
+
+// reservedAS are the AS numbers that no speaker has: AS_TRANS (RFC 6793), 65535 (RFC 7300), and what IANA has reserved.
+var reservedAS = []struct{ first, last uint64 }{{23456, 23456}, {65535, 65535}, {65552, 131071}}
+
+// Problem is what is wrong with one key of a Spec; an error.
 type Problem struct {
 	Key    string // as in a file; "" when it is about several
 	Text   string
 	Remedy string
 }
 
-// String is one line.
-func (p Problem) String() string {
+// Error is one line.
+func (p Problem) Error() string {
 	text := p.Text
 	if p.Key != "" {
 		text = p.Key + ": " + text
@@ -141,21 +161,34 @@ type Problems []Problem
 func (p Problems) Error() string {
 	lines := make([]string, len(p))
 	for i := range p {
-		lines[i] = p[i].String()
+		lines[i] = p[i].Error()
 	}
 	return strings.Join(lines, "\n")
 }
 
+func (p *Problems) add(key, remedy, format string, args ...any) {
+	*p = append(*p, Problem{key, fmt.Sprintf(format, args...), remedy})
+}
+
 // Validate says everything that is wrong with a Spec whose defaults are filled in; the error is Problems.
 func (s Spec) Validate() error {
-	var all Problems
-	bad := func(key, remedy, format string, args ...any) {
-		all = append(all, Problem{key, fmt.Sprintf(format, args...), remedy})
+	all, sound := s.validateKeys()
+	if sound {
+		s.validateSize(all.add)
 	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all
+}
+
+// validateKeys says what is wrong with keys by themselves, and whether they are sound enough to compute with.
+func (s Spec) validateKeys() (all Problems, sound bool) {
+	bad := all.add
 	if !fabricName.MatchString(s.Name) {
 		bad("name", "use lower-case letters, digits and dashes, at most 32", "%q cannot name a fabric", s.Name)
 	}
-	sound := true
+	sound = true
 	within := func(key string, value, low, top int) {
 		if value < low || value > top {
 			sound = false
@@ -173,14 +206,15 @@ func (s Spec) Validate() error {
 			bad(key, "use "+strings.Join(known, ", "), "%q is not known", value)
 		}
 	}
-	word("cabling", s.Cabling, Block, Split)
-	word("leaf", s.Leaf, Fared, FRR, BIRD)
-	word("spine", s.Spine, Fared, FRR, BIRD)
-	word("mode", s.Mode, "per-flow", "per-packet")
-	word("policy", s.Policy, "reweight", "remap")
-	word("ordering", s.Ordering, "weak", "partial", "strong")
-	if s.Speed < fare.Kilobit {
-		bad("speed", "for example 400G", "%s is no speed of a cable", s.Speed)
+	word("cabling", s.Cabling, cablings...)
+	word("leaf", s.Leaf, software...)
+	word("spine", s.Spine, software...)
+	word("mode", s.Mode, modes...)
+	word("policy", s.Policy, policies...)
+	word("ordering", s.Ordering, orderings...)
+	if s.Speed < minSpeed || s.Speed > maxSpeed {
+		sound = false
+		bad("speed", fmt.Sprintf("use %s to %s", minSpeed, maxSpeed), "%s is no speed of a cable", s.Speed)
 	}
 	for _, p := range []struct {
 		key    string
@@ -189,15 +223,15 @@ func (s Spec) Validate() error {
 		if !p.prefix.Addr().Is4() || p.prefix != p.prefix.Masked() {
 			sound = false
 			bad(p.key, "for example 10.0.0.0/9", "%s is no IPv4 network", p.prefix)
+			continue
+		}
+		for _, r := range unusable {
+			if p.prefix.Overlaps(r.prefix) && !(r.underlay && p.key == "underlay") {
+				bad(p.key, "for example 10.0.0.0/9", "%s has addresses of %s, which nothing may have here", p.prefix, r.prefix)
+			}
 		}
 	}
-	if sound {
-		s.validateSize(bad)
-	}
-	if len(all) == 0 {
-		return nil
-	}
-	return all
+	return all, sound
 }
 
 // validateSize says what numbers do not fit each other.
@@ -224,8 +258,8 @@ func (s Spec) validateSize(bad func(key, remedy, format string, args ...any)) {
 	if s.Spines == 0 && s.UplinkSpeed != 0 {
 		bad("uplink_speed", "leave it out", "there are no spines")
 	}
-	if s.Spines > 0 && s.UplinkSpeed < fare.Kilobit {
-		bad("uplink_speed", "for example 800G", "%s is no speed of a cable", s.UplinkSpeed)
+	if s.Spines > 0 && (s.UplinkSpeed < minSpeed || s.UplinkSpeed > fare.MaxBandwidth) {
+		bad("uplink_speed", fmt.Sprintf("use %s to %s", minSpeed, fare.MaxBandwidth), "%s is no speed of a cable", s.UplinkSpeed)
 	}
 	if s.Underlay.Overlaps(s.Loopbacks) {
 		bad("loopbacks", "use another network", "%s overlaps the underlay %s", s.Loopbacks, s.Underlay)
@@ -252,6 +286,11 @@ func (s Spec) validateSize(bad func(key, remedy, format string, args ...any)) {
 		spans = spans[:2]
 	}
 	for i, a := range spans {
+		for _, r := range reservedAS {
+			if a.first <= r.last && r.first <= a.last {
+				bad(a.key, "use a private range (RFC 6996): 4200000000 to 4294967294", "%d to %d have %d, which is reserved", a.first, a.last, max(a.first, r.first))
+			}
+		}
 		if a.first == 0 || a.last >= 1<<32-1 {
 			bad(a.key, "use a private range (RFC 6996): 4200000000 to 4294967294", "%d to %d are no AS numbers", a.first, a.last)
 		}
