@@ -1,0 +1,79 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fared/fared/internal/supervise"
+)
+
+func superviseCommand(e *env) *cobra.Command {
+	c := &cobra.Command{
+		Use: "supervise -- COMMAND [-- COMMAND ...]", Short: "Keep commands running: PID 1 of a container",
+		Long: `Runs commands side by side and starts again what ends: at once the first time, then after
+100ms and ever later, at most 5s, while it ends within a second of its start.
+
+Each COMMAND is one of fared's own with its flags, or a program's path with a slash in it.
+Lines of their output get the command's name before them. SIGHUP is passed on to all of them.
+SIGTERM and SIGINT end them, and then this; what has not ended after 8s is killed.
+
+A container's network devices live as long as its PID 1. So here a control plane may be
+killed or replaced while cables, addresses and routes stay. Orphans are reaped.`,
+		Example: `  fared supervise -- dataplane --driver linux -- run --config /etc/fared/fared.yaml`,
+		RunE: func(c *cobra.Command, args []string) error {
+			commands, err := superviseCommands(args, c.ArgsLenAtDash())
+			if err != nil {
+				return err
+			}
+			err = supervise.Run(c.Context(), supervise.Config{Commands: commands, Output: e.err, Log: newLogger(e.err, "text", slog.LevelInfo)})
+			if err != nil {
+				return &exitError{exitFailed, err, "what was logged above may say more"}
+			}
+			return nil
+		},
+	}
+	return c
+}
+
+// superviseCommands divides words into commands; the first dash stands before words[at].
+func superviseCommands(words []string, at int) ([]supervise.Command, error) {
+	const remedy = "such as fared supervise -- dataplane -- run --config /etc/fared/fared.yaml"
+	if at != 0 {
+		return nil, &exitError{exitUsage, errors.New("supervise wants commands, each after a --"), remedy}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, &exitError{exitFailed, err, "is /proc mounted?"}
+	}
+	var commands []supervise.Command
+	for len(words) > 0 || commands == nil {
+		n := slices.Index(words, "--")
+		if n < 0 {
+			n = len(words)
+		}
+		if n == 0 {
+			return nil, &exitError{exitUsage, fmt.Errorf("command %d is empty", len(commands)+1), remedy}
+		}
+		command := words[:n]
+		words = words[min(n+1, len(words)):]
+		c := supervise.Command{Name: filepath.Base(command[0]), Path: self, Args: append([]string{"fared"}, command...)}
+		if strings.Contains(command[0], "/") {
+			if c.Path, err = exec.LookPath(command[0]); err != nil {
+				return nil, &exitError{exitUsage, err, "name a program that is there, or a command of fared"}
+			}
+			c.Args = command
+		} else if command[0] == "supervise" {
+			return nil, &exitError{exitUsage, errors.New("supervise would supervise itself"), remedy}
+		}
+		commands = append(commands, c)
+	}
+	return commands, nil
+}

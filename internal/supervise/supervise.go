@@ -1,0 +1,206 @@
+// Package supervise keeps commands running: it is what PID 1 of a container does whose network devices must outlive the
+// processes that use them. A container's network namespace lives as long as its PID 1, and cables that were put into it
+// (veth pairs) die with it.
+//
+// One goroutine starts and reaps, so that no end can be missed: every child of this process is waited for, an orphan that was
+// left to it too. Nothing else in the process may start processes meanwhile.
+package supervise
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Command is a program that is to run all the time.
+type Command struct {
+	// Name stands before each line of its output.
+	Name string
+	// Path of the program, and what it is started with, its own name first.
+	Path string
+	Args []string
+}
+
+// Config says what to supervise.
+type Config struct {
+	Commands []Command
+	// Output of the commands, standard output and error alike, line by line.
+	Output io.Writer
+	// Log of starts and ends.
+	Log *slog.Logger
+	// Grace is how long commands may take to end after SIGTERM, before SIGKILL. 0: DefaultGrace.
+	Grace time.Duration
+}
+
+// DefaultGrace is shorter than the 10 s that `docker stop` gives PID 1.
+const DefaultGrace = 8 * time.Second
+
+// child is a command and the process that runs it.
+type child struct {
+	Command
+	process *os.Process // nil: none runs
+	started time.Time
+	pause   backoff
+	due     time.Time // when to start it again; meaningful while none runs
+}
+
+type supervisor struct {
+	Config
+	children []*child
+	output   *output
+}
+
+// Run starts the commands and starts again what ends, until ctx is done: at once the first time, then ever later while it
+// keeps ending early. Then every command gets SIGTERM, and Run returns when all have ended. SIGHUP is passed on. Commands run
+// in process groups of their own, so that a terminal's Ctrl-C reaches them once: from here.
+func Run(ctx context.Context, config Config) error {
+	if config.Grace == 0 {
+		config.Grace = DefaultGrace
+	}
+	// As PID 1 orphans come here anyway; as another process only so.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become the reaper of orphans: %w", err)
+	}
+	s := &supervisor{Config: config, output: newOutput(config.Output)}
+	for _, c := range config.Commands {
+		s.children = append(s.children, &child{Command: c})
+	}
+	// A buffer of one each: a signal that has been noted is not noted twice.
+	ended, hangup := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(ended, unix.SIGCHLD)
+	defer signal.Stop(ended)
+	signal.Notify(hangup, unix.SIGHUP)
+	defer signal.Stop(hangup)
+	s.keep(ctx, ended, hangup)
+	s.end(ended)
+	return s.output.close()
+}
+
+// keep starts what does not run, until ctx is done.
+func (s *supervisor) keep(ctx context.Context, ended, hangup <-chan os.Signal) {
+	wake := time.NewTimer(0)
+	defer wake.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hangup:
+			s.signal(unix.SIGHUP)
+			continue
+		case <-ended:
+			s.reap()
+		case <-wake.C:
+		}
+		now := time.Now()
+		next := time.Duration(-1)
+		for _, c := range s.children {
+			if c.process == nil && !c.due.After(now) {
+				s.start(c)
+			}
+			if c.process == nil && (next < 0 || c.due.Sub(now) < next) {
+				next = c.due.Sub(now)
+			}
+		}
+		if next >= 0 {
+			wake.Reset(next)
+		}
+	}
+}
+
+// start starts a command. One that cannot be started has ended early.
+func (s *supervisor) start(c *child) {
+	c.started = time.Now()
+	err := s.spawn(c)
+	if err != nil {
+		c.due = c.started.Add(c.pause.after(0))
+		s.Log.Error("cannot start", "command", c.Name, "error", err, "again_in", time.Until(c.due).Round(time.Millisecond))
+		return
+	}
+	s.Log.Info("started", "command", c.Name, "pid", c.process.Pid)
+}
+
+func (s *supervisor) spawn(c *child) error {
+	stdin, err := os.Open(os.DevNull)
+	if err != nil {
+		return err
+	}
+	defer stdin.Close()
+	stdout, err := s.output.pipe(c.Name)
+	if err != nil {
+		return err
+	}
+	defer stdout.Close()
+	c.process, err = os.StartProcess(c.Path, c.Args, &os.ProcAttr{
+		Files: []*os.File{stdin, stdout, stdout}, Sys: &unix.SysProcAttr{Setpgid: true},
+	})
+	return err
+}
+
+// reap waits for everything that has ended. It is for the goroutine that starts: a process that ends at once is known here.
+func (s *supervisor) reap() {
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return // none left, or none that has ended
+		}
+		for _, c := range s.children {
+			if c.process == nil || c.process.Pid != pid {
+				continue
+			}
+			_ = c.process.Release()
+			c.process = nil
+			lived := time.Since(c.started)
+			pause := c.pause.after(lived)
+			c.due = time.Now().Add(pause)
+			s.Log.Warn("ended", "command", c.Name, "pid", pid, "how", how(status), "after", lived.Round(time.Millisecond), "again_in", pause)
+		}
+	}
+}
+
+// how says how a process ended.
+func how(s unix.WaitStatus) string {
+	if s.Signaled() {
+		return unix.SignalName(s.Signal())
+	}
+	return fmt.Sprintf("exit code %d", s.ExitStatus())
+}
+
+// signal sends a signal to every command's process group.
+func (s *supervisor) signal(sig unix.Signal) (running bool) {
+	for _, c := range s.children {
+		if c.process != nil {
+			running = true
+			_ = unix.Kill(-c.process.Pid, sig) // one that has just ended is reaped next
+		}
+	}
+	return running
+}
+
+// end has all commands end.
+func (s *supervisor) end(ended <-chan os.Signal) {
+	grace := time.NewTimer(s.Grace)
+	defer grace.Stop()
+	for running := s.signal(unix.SIGTERM); running; {
+		select {
+		case <-ended:
+			s.reap()
+		case <-grace.C:
+			s.Log.Warn("not all have ended in time: killing", "grace", s.Grace)
+			s.signal(unix.SIGKILL)
+		}
+		running = false
+		for _, c := range s.children {
+			running = running || c.process != nil
+		}
+	}
+}
