@@ -226,7 +226,7 @@ func (c *Core) fabric(ev fare.Event) {
 			c.subPorts[s.subPort].established++
 		}
 		s.up, s.generation, s.node, s.peerAS, s.eor = true, ev.Generation, ev.Node, ev.PeerAS, [2]bool{}
-		c.subPortDirty = true
+		c.usableChanged()
 		c.step(ev)
 		c.applyLeafDrains()
 		return
@@ -235,7 +235,7 @@ func (c *Core) fabric(ev fare.Event) {
 		if s.up && s.generation == ev.Generation {
 			s.up = false
 			c.subPorts[s.subPort].established--
-			c.subPortDirty = true
+			c.usableChanged()
 		}
 	case fare.RouteUpdate:
 		// Nobody else can be where our own GPUs are: such a route would lead a server's traffic to itself out of the server.
@@ -251,10 +251,16 @@ func (c *Core) fabric(ev fare.Event) {
 			c.advertDirty = true
 		}
 		p.known, p.link = true, ev.Up
-		c.subPortDirty = true
+		c.usableChanged()
 	}
 	c.step(ev)
 	c.checkConverged()
+}
+
+// usableChanged notes that a sub-port may be usable now, or not any more.
+func (c *Core) usableChanged() {
+	c.subPortDirty = true
+	c.advertDirty = c.advertDirty || c.cfg.PathBandwidth.Advertise == config.AdvertiseNode
 }
 
 // step runs the table and carries its changes to the engine.
@@ -330,9 +336,9 @@ func (c *Core) Updates() []wecmp.Update {
 	return c.engine.Updates()
 }
 
-// Advertise calls set for every session whose wanted routes may have changed since the last call. What a server wants to
-// say does not depend on who listens, so it is handed out before the session is established, and is there when End-of-RIB
-// is said; a leaf leaves out what the neighbour would drop, and must know it first.
+// Advertise calls set for every session whose wanted routes may have changed since the last call. What a server says is
+// handed out before the session is established, and so is there when End-of-RIB is said; a leaf leaves out what the
+// neighbour would drop, and must know it first.
 func (c *Core) Advertise(set func(session int, routes []Route)) {
 	for i := range c.sessions {
 		s := &c.sessions[i]
@@ -354,20 +360,15 @@ func (c *Core) wanted(i int) []Route {
 	}
 	codec := c.layout.sessions[i].codec
 	with := func(b fare.Bandwidth, known bool) []fare.Community {
-		if s.advert == advertZero {
-			b, known = 0, true
-		}
 		if !known {
 			return nil
 		}
 		return []fare.Community{codec.Encode(b, c.cfg.RouterID)}
 	}
 	if c.cfg.Role == fare.RoleServer {
-		speed := c.subPorts[s.subPort].speed
-		communities := with(speed, speed != 0)
 		for _, lo := range c.cfg.Loopbacks {
 			if c.layout.sessions[i].carries(lo) {
-				routes = append(routes, Route{Prefix: lo, Communities: communities})
+				routes = append(routes, Route{Prefix: lo, Communities: with(c.ownBandwidth(i, lo))})
 			}
 		}
 		return routes
@@ -381,9 +382,36 @@ func (c *Core) wanted(i int) []Route {
 		if !ok || slices.Contains(path, s.peerAS) {
 			continue
 		}
+		if s.advert == advertZero {
+			bandwidth = 0
+		}
 		routes = append(routes, Route{Prefix: prefix, Communities: with(bandwidth, true), ASPath: path})
 	}
 	return routes
+}
+
+// ownBandwidth is what a server says of a loopback on a session that carries it; false: the speed of a sub-port that counts is
+// not known. With path_bandwidth.advertise: sub-port that is the session's own; with node also every other over which a session
+// that carries the loopback is established to the same node. Until a session is established nobody knows its node, and it says
+// its own sub-port alone, which is never too much. What is drained adds nothing.
+func (c *Core) ownBandwidth(session int, loopback netip.Prefix) (sum fare.Bandwidth, known bool) {
+	s, plane := &c.sessions[session], c.layout.sessions[session].plane
+	node := s.up && c.cfg.PathBandwidth.Advertise == config.AdvertiseNode
+	counted := -1
+	for i := range c.sessions {
+		o, l := &c.sessions[i], &c.layout.sessions[i]
+		with := node && o.up && o.node == s.node && l.plane == plane && l.carries(loopback) && c.subPorts[o.subPort].link
+		if i != session && !with || o.advert != advertNormal || o.subPort == counted { // those of a sub-port are neighbours
+			continue
+		}
+		counted = o.subPort
+		speed := c.subPorts[counted].speed
+		if speed == 0 {
+			return 0, false
+		}
+		sum = sum.Add(speed)
+	}
+	return sum, true
 }
 
 // Converged says whether every session that can come up has sent End-of-RIB, or the deadline has passed.

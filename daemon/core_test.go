@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
@@ -232,8 +234,8 @@ func (p *player) reload() Event {
 	if speed := []fare.Bandwidth{100e9, 200e9, 400e9}[p.r.IntN(3)]; p.config[n] != speed {
 		p.config[n], p.speeds[n] = speed, speed
 	}
-	p.policy = fmt.Sprintf("path_bandwidth: {missing: %s, all_zero: %s}\n",
-		[]string{"equal", "local", "skip"}[p.r.IntN(3)], []string{"equal", "unreachable"}[p.r.IntN(2)])
+	p.policy = fmt.Sprintf("path_bandwidth: {missing: %s, all_zero: %s, advertise: %s}\n",
+		[]string{"equal", "local", "skip"}[p.r.IntN(3)], []string{"equal", "unreachable"}[p.r.IntN(2)], []string{"sub-port", "node"}[p.r.IntN(2)])
 	p.text = p.yaml()
 	return Reload{Config: p.text}
 }
@@ -451,8 +453,8 @@ func outcome(c *Core) string {
 }
 
 // TestRandomEventsAgainstFacts: wherever a random sequence of events ends, a fresh core that hears only the final facts
-// is in the same state. On the way, a server never advertises anything but its own loopbacks (F2), and a leaf never
-// passes a route to an AS that is in its path.
+// is in the same state, and what was handed out last is what is wanted. On the way, a server never advertises anything but its
+// own loopbacks (F2), and a leaf never passes a route to an AS that is in its path.
 func TestRandomEventsAgainstFacts(t *testing.T) {
 	shapes := []shape{
 		{planes: 2, subPorts: 2, noSpeed: true},
@@ -470,6 +472,7 @@ func TestRandomEventsAgainstFacts(t *testing.T) {
 		p := newPlayer(s, seed)
 		c := s.core(t)
 		own := c.cfg.Loopbacks
+		handed := map[int][]Route{}
 		do(t, c, p.prologue()...)
 		for range 5 + p.r.IntN(60) {
 			do(t, c, p.next())
@@ -478,6 +481,7 @@ func TestRandomEventsAgainstFacts(t *testing.T) {
 				c.Updates()
 			}
 			c.Advertise(func(session int, routes []Route) {
+				handed[session] = routes
 				for _, r := range routes {
 					if !s.leaf && (!slices.Contains(own, r.Prefix) || len(r.ASPath) != 0) {
 						t.Fatalf("seed %d: session %d: a server advertises %v", seed, session, r)
@@ -487,6 +491,11 @@ func TestRandomEventsAgainstFacts(t *testing.T) {
 					}
 				}
 			})
+		}
+		for i := range c.sessions {
+			if want := c.wanted(i); c.sessions[i].up && !reflect.DeepEqual(handed[i], want) {
+				t.Fatalf("seed %d: session %d advertises %v, wanted is %v", seed, i, handed[i], want)
+			}
 		}
 		fresh := s.core(t)
 		do(t, fresh, p.facts()...)
@@ -562,6 +571,127 @@ func TestDrainStagesAtTheCore(t *testing.T) {
 		if w, r := fmt.Sprint(weightsOf(c, destination(0))), advertised(); w != st.weights || r != st.route {
 			t.Fatalf("%s: weights %s, route %s; want %s, %s", st.name, w, r, st.weights, st.route)
 		}
+	}
+}
+
+// TestAdvertiseNode: with path_bandwidth.advertise: node every session to a leaf says what all sub-ports to that leaf are worth,
+// and what changes is said after the very event that changed it.
+func TestAdvertiseNode(t *testing.T) {
+	s := shape{planes: 2, subPorts: 3, noSpeed: true, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}, extra: "path_bandwidth: {advertise: node}\n"}
+	c := s.core(t)
+	heard := make([]string, 6)
+	listen := func() string {
+		c.Advertise(func(session int, routes []Route) {
+			heard[session] = "-"
+			for i, r := range routes {
+				a, _ := fare.Codec{}.Judge(r.Communities, nil)
+				if i > 0 && a.String() != heard[session] {
+					t.Errorf("session %d says %s of %s, and %s of another loopback", session, a, r.Prefix, heard[session])
+				}
+				heard[session] = a.String()
+			}
+		})
+		return strings.Join(heard[:3], " ") + " | " + strings.Join(heard[3:], " ")
+	}
+	session := func(i int, generation uint64, node netip.Addr) Event {
+		return Fabric{fare.SessionUp{Session: i, Generation: generation, Node: node, PeerAS: s.peerAS(i)}}
+	}
+	lost := func(i int, generation uint64) Event {
+		return Fabric{fare.SessionDown{Session: i, Generation: generation}}
+	}
+	a, b := leafNode(0), leafNode(9)
+	lane, plane := DrainTarget{SubPort: "p0.1"}, DrainTarget{Plane: "p0"}
+	subPort := strings.Replace(s.text(), "advertise: node", "advertise: sub-port", 1)
+	for _, st := range []struct {
+		name  string
+		event Event
+		want  string
+	}{
+		{"speeds are not known", up(0, 0), "nothing nothing nothing | nothing nothing nothing"},
+		{"links", up(0, 400e9), "400G nothing nothing | nothing nothing nothing"},
+		{"links", up(1, 400e9), "400G 400G nothing | nothing nothing nothing"},
+		{"links", up(2, 200e9), "400G 400G 200G | nothing nothing nothing"},
+		{"links", up(3, 100e9), "400G 400G 200G | 100G nothing nothing"},
+		{"links", up(4, 100e9), "400G 400G 200G | 100G 100G nothing"},
+		{"a link of unknown speed", up(5, 0), "400G 400G 200G | 100G 100G nothing"},
+		{"the first session", session(0, 1, a), "400G 400G 200G | 100G 100G nothing"},
+		{"the second", session(1, 1, a), "800G 800G 200G | 100G 100G nothing"},
+		{"one of another plane, whose leaf has the same identifier", session(3, 1, a), "800G 800G 200G | 100G 100G nothing"},
+		{"the third", session(2, 1, a), "1T 1T 1T | 100G 100G nothing"},
+		{"one whose speed is not known", session(5, 1, a), "1T 1T 1T | nothing 100G nothing"},
+		{"which ends", lost(5, 1), "1T 1T 1T | 100G 100G nothing"},
+		{"a cable is cut", down(1), "600G 1T 600G | 100G 100G nothing"},
+		{"its session ends", lost(1, 1), "600G 400G 600G | 100G 100G nothing"},
+		{"the cable is mended", up(1, 0), "600G 400G 600G | 100G 100G nothing"},
+		{"the session returns", session(1, 2, a), "1T 1T 1T | 100G 100G nothing"},
+		{"a session is lost alone", lost(2, 1), "800G 800G 200G | 100G 100G nothing"},
+		{"and finds another leaf", session(2, 2, b), "800G 800G 200G | 100G 100G nothing"},
+		{"then the one of before", session(2, 3, a), "1T 1T 1T | 100G 100G nothing"},
+		{"a slower sub-port", up(0, 200e9), "800G 800G 800G | 100G 100G nothing"},
+		{"a faster one", up(0, 400e9), "1T 1T 1T | 100G 100G nothing"},
+		{"a sub-port is drained", DrainRequest{lane, true}, "1T 1T 1T | 100G 100G nothing"},
+		{"routes follow", DrainStep{lane, true}, "600G 600G 600G | 100G 100G nothing"},
+		{"and go", DrainStep{lane, false}, "600G - 600G | 100G 100G nothing"},
+		{"it returns", DrainRequest{lane, false}, "1T 1T 1T | 100G 100G nothing"},
+		{"for good", DrainStep{lane, false}, "1T 1T 1T | 100G 100G nothing"},
+		{"the plane is drained", DrainRequest{plane, true}, "1T 1T 1T | 100G 100G nothing"},
+		{"routes follow", DrainStep{plane, true}, "0 0 0 | 100G 100G nothing"},
+		{"and return", DrainRequest{plane, false}, "1T 1T 1T | 100G 100G nothing"},
+		{"another policy", Reload{Config: subPort}, "400G 400G 200G | 100G 100G nothing"},
+		{"and back", Reload{Config: s.text()}, "1T 1T 1T | 100G 100G nothing"},
+	} {
+		do(t, c, st.event)
+		if got := listen(); got != st.want {
+			t.Fatalf("%s: %s, want %s", st.name, got, st.want)
+		}
+	}
+}
+
+// TestAdvertiseNodeByFamily: a sub-port counts for the families that its sessions carry.
+func TestAdvertiseNodeByFamily(t *testing.T) {
+	const text = `
+as: 4200001000
+router_id: 10.255.0.1
+loopbacks: [10.255.0.1/32, "fd00:255::1/128"]
+accept: [10.255.0.0/16, "fd00:255::/64"]
+path_bandwidth: {advertise: node}
+planes:
+- name: p0
+  sub_ports:
+  - {device: a, speed: 100G, sessions: [{peer: 192.0.2.1}, {peer: "2001:db8::1"}]}
+  - {device: b, speed: 200G, sessions: [{peer: 192.0.2.3}]}
+  - {device: c, speed: 400G, sessions: [{peer: "fe80::1"}]}
+`
+	cfg, err := config.Parse("test.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewCore(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		do(t, c, up(i, 0))
+	}
+	for i := range 4 {
+		do(t, c, Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(0), PeerAS: 65100}})
+	}
+	v4, v6 := cfg.Loopbacks[0], cfg.Loopbacks[1]
+	want := []map[netip.Prefix]string{{v4: "700G"}, {v6: "500G"}, {v4: "700G"}, {v4: "700G", v6: "500G"}}
+	handed := 0
+	c.Advertise(func(session int, routes []Route) {
+		handed++
+		got := map[netip.Prefix]string{}
+		for _, r := range routes {
+			a, _ := fare.Codec{}.Judge(r.Communities, nil)
+			got[r.Prefix] = a.String()
+		}
+		if !reflect.DeepEqual(got, want[session]) {
+			t.Errorf("session %d says %v, want %v", session, got, want[session])
+		}
+	})
+	if handed != len(want) {
+		t.Errorf("%d sessions were told, want %d", handed, len(want))
 	}
 }
 

@@ -81,7 +81,7 @@ func (c *Core) restage() {
 		}
 		if s := &c.sessions[i]; s.advert != stage {
 			s.advert = stage
-			c.advertOf[i] = 0 // hand its set out again
+			c.advertDirty = true // with advertise: node, what others to the same node say changes too
 		}
 	}
 }

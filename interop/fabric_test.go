@@ -29,6 +29,7 @@ var serverAS = [servers]uint32{65101, 4200000102}
 type options struct {
 	daemons    [planes]daemon
 	unnumbered bool
+	advertise  string      // the servers' path_bandwidth.advertise; "": the default
 	leaves     int         // of a plane: 1, or 2 with a server at each
 	each       func(*leaf) // adapts a leaf before it starts
 }

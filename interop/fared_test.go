@@ -75,6 +75,9 @@ func faredConfig(f *fabric, s *server, socket string) string {
 	line("loopbacks: [%q, %q]", s.loopbacks[0], s.loopbacks[1])
 	line(`accept: ["10.255.0.0/16", "fd00:255::/64"]`)
 	line("bgp: {hold_time: 3s, keepalive_interval: 1s, connect_retry: 200ms}")
+	if f.opt.advertise != "" {
+		line("path_bandwidth: {advertise: %s}", f.opt.advertise)
+	}
 	line("dataplane: {address: \"memory:\"}\napi: {socket: %q}\nstart: {deadline: 3s}\ndrain_delay: 1s\nplanes:", socket)
 	for p := range planes {
 		l := f.leafOf(p, s.index)

@@ -15,7 +15,7 @@ import (
 func both(d daemon) [planes]daemon { return [planes]daemon{d, d} }
 
 // told checks what the servers told the leaves: each loopback on each session with the
-// sub-port's speed, transitive where the daemon shows it, and with AS_TRANS in place of
+// sub-port's speed, or with advertise: node all sub-ports', transitive where the daemon shows it, and with AS_TRANS in place of
 // an AS number of four bytes (RFC 6793, Section 9).
 func (f *fabric) told() {
 	f.t.Helper()
@@ -28,6 +28,9 @@ func (f *fabric) told() {
 				}
 				for i, loopback := range peer.server.loopbacks {
 					want := linkBandwidth{as: uint16(peer.server.as), bps: laneSpeed}
+					if f.opt.advertise == "node" {
+						want.bps = lanes * laneSpeed
+					}
 					if peer.server.as > 65535 {
 						want.as = 23456
 					}
@@ -168,6 +171,27 @@ func (f *fabric) figures(subCable string) {
 	f.weigh("port back", "1:1")
 }
 
+// halves: either half of a Y-cable, by a cut and by a drain, and back. A leaf that passes on its
+// best path's value shows it whichever of the two that path is.
+func (f *fabric) halves() {
+	f.t.Helper()
+	for k := range lanes {
+		f.lane(1, 1, k, false)
+		f.weigh(fmt.Sprintf("half %d of a Y-cable of plane 1 cut at server 1", k), "2:1")
+		f.lane(1, 1, k, true)
+		f.up()
+		f.weigh("cable back", "1:1")
+		f.servers[1].fared.do(f.t, "drain", "sub-port", laneDevice(1, k))
+		f.weigh(fmt.Sprintf("half %d drained", k), "2:1")
+		f.servers[1].fared.do(f.t, "undrain", "sub-port", laneDevice(1, k))
+		f.weigh("and back", "1:1")
+	}
+	f.servers[1].fared.do(f.t, "drain", "plane", "p1")
+	f.weigh("plane 1 drained", "1:0")
+	f.servers[1].fared.do(f.t, "undrain", "plane", "p1")
+	f.weigh("and back", "1:1")
+}
+
 func TestFRR(t *testing.T) {
 	f := newFabric(t, options{daemons: both(frr{}), each: func(l *leaf) { l.cumulative = true }})
 	f.up()
@@ -249,6 +273,31 @@ func TestBIRD(t *testing.T) {
 	f.figures("1:1")
 }
 
+// With advertise: node what BIRD's best path says is the sum of the sub-ports, whichever it
+// is: half a Y-cable shows, and so does its return.
+func TestBIRDNode(t *testing.T) {
+	f := newFabric(t, options{daemons: both(bird{}), advertise: "node"})
+	f.up()
+	f.told()
+	for p := range planes {
+		f.learned(p, sum)
+	}
+	f.reaches()
+	f.figures("2:1")
+	f.halves()
+}
+
+// The value crosses from leaf to leaf as it is.
+func TestBIRDNodeLeafToLeaf(t *testing.T) {
+	f := newFabric(t, options{daemons: both(bird{}), advertise: "node", leaves: 2})
+	f.up()
+	f.told()
+	for p := range planes {
+		f.learned(p, sum)
+	}
+	f.figures("2:1")
+}
+
 // A filter on the leaf may replace the value (RFC 10005): plane 1 says half.
 func TestBIRDRewrites(t *testing.T) {
 	f := newFabric(t, options{daemons: both(bird{}), each: func(l *leaf) {
@@ -286,6 +335,16 @@ func TestGoBGP(t *testing.T) {
 	}
 	f.reaches()
 	f.figures("1:1")
+}
+
+func TestGoBGPNode(t *testing.T) {
+	f := newFabric(t, options{daemons: both(gobgp{}), advertise: "node"})
+	f.up()
+	f.told()
+	for p := range planes {
+		f.learned(p, received{bps: sum.bps, kind: 0x40, raw: sum.raw})
+	}
+	f.figures("2:1")
 }
 
 // Planes of different make weigh against each other: a sum of two against one.

@@ -17,7 +17,7 @@ type ChangeKind string
 const (
 	ChangeLoopbacks     ChangeKind = "loopbacks"
 	ChangeDrainDelay    ChangeKind = "drain-delay"
-	ChangePathBandwidth ChangeKind = "path-bandwidth" // missing, all_zero, increase_hold_up
+	ChangePathBandwidth ChangeKind = "path-bandwidth" // advertise, missing, all_zero, increase_hold_up
 	ChangeSpeed         ChangeKind = "speed"          // of a sub-port
 	ChangeLogLevel      ChangeKind = "log-level"
 )

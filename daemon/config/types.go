@@ -91,6 +91,12 @@ type PathBandwidth struct {
 	FAREType byte `yaml:"fare_type" default:"0x8f" min:"0x00" max:"0xbf"`
 	// Sub-type of the FARE community.
 	FARESubType byte `yaml:"fare_sub_type" default:"0x04" min:"0x00" max:"0xff"`
+	// What a server says of its loopbacks on a session. sub-port: the speed of the session's sub-port, for leaves that add up what
+	// they hear (FRR, fared; draft-ietf-bess-ebgp-dmz). node: the sum of all usable sub-ports to the session's node, that is, of
+	// the plane's sessions with the same BGP identifier at the other end. It is for leaves that pass on the value of their best
+	// route alone (BIRD, GoBGP): behind those half a Y-cable shows in no other way. Behind a leaf that adds up it would count
+	// once a session, which is too much. What is drained adds nothing.
+	Advertise string `yaml:"advertise" enum:"sub-port,node" default:"sub-port" reload:"path-bandwidth"`
 	// When only some of the paths to a destination say their bandwidth: give every usable plane the same weight, take the
 	// local link speed for the others, or skip the others. RFC 10005.
 	Missing fare.MissingPolicy `yaml:"missing" default:"equal" reload:"path-bandwidth"`
@@ -103,6 +109,12 @@ type PathBandwidth struct {
 	// Values above it are ignored and counted; absent: no upper bound.
 	Maximum fare.Bandwidth `yaml:"maximum"`
 }
+
+// The values of PathBandwidth.Advertise.
+const (
+	AdvertiseSubPort = "sub-port"
+	AdvertiseNode    = "node"
+)
 
 // Plane is one of the independent parallel networks.
 type Plane struct {
