@@ -1,6 +1,7 @@
 package fare
 
 import (
+	"math"
 	"math/bits"
 	"slices"
 )
@@ -10,10 +11,16 @@ import (
 type computation struct {
 	nodes   []nodeSum
 	links   []nodeLink // by plane and sub-port
-	of      []int32    // link of each entry, -1: not usable
+	of      []int32    // link of each entry, notUsable or tooLong
 	view    GroupView
 	weights []SubPortWeight // behind view.Planes[].SubPorts
 }
+
+// Of computation.of: there is no link.
+const (
+	notUsable = -1
+	tooLong   = -2 // usable, and not as short as another
+)
 
 // nodeSum is b(n): what one node is worth on one plane.
 type nodeSum struct {
@@ -53,11 +60,16 @@ func (c *computation) run(t *Table, g *group) bool {
 func (c *computation) gather(t *Table, g *group) {
 	c.nodes, c.links, c.of = c.nodes[:0], c.links[:0], c.of[:0]
 	plane, first := -1, 0 // first node of the plane
+	shortest := t.shortest(g)
 	for i := range g.entries {
 		e := &g.entries[i]
 		s := &t.sessions[t.order[e.rank]]
-		if s.reason != ReasonUsed || s.generation != e.generation {
-			c.of = append(c.of, -1)
+		if !s.usable(e) {
+			c.of = append(c.of, notUsable)
+			continue
+		}
+		if e.hops > shortest {
+			c.of = append(c.of, tooLong)
 			continue
 		}
 		sp := &t.subPorts[s.subPort]
@@ -91,6 +103,28 @@ func (c *computation) gather(t *Table, g *group) {
 		}
 		c.of = append(c.of, int32(l-1))
 	}
+}
+
+// usable reports whether the route behind e can carry packets.
+func (s *session) usable(e *entry) bool {
+	return s.reason == ReasonUsed && s.generation == e.generation
+}
+
+// shortest is the length of the shortest AS path among g's usable routes. A
+// leaf uses no longer one (RFC 4271, Section 9.1.2.2 a): it could lead back to
+// the leaf, by way of a neighbour that has the same choice. A server need not
+// care, nothing transits it.
+func (t *Table) shortest(g *group) uint16 {
+	if t.config.Role != RoleLeaf {
+		return 0
+	}
+	least := uint16(math.MaxUint16)
+	for i := range g.entries {
+		if e := &g.entries[i]; t.sessions[t.order[e.rank]].usable(e) {
+			least = min(least, e.hops)
+		}
+	}
+	return least
 }
 
 // judge works out b(n) of every node and how its links divide it.
@@ -187,12 +221,15 @@ func (c *computation) reasons(t *Table, g *group) {
 		s := &t.sessions[t.order[g.entries[i].rank]]
 		p := &v.Planes[t.subPorts[s.subPort].plane]
 		var reason Reason
-		if c.of[i] < 0 {
+		switch {
+		case c.of[i] == tooLong:
+			reason = ReasonLongerPath
+		case c.of[i] == notUsable:
 			reason = s.reason
 			if reason == ReasonUsed {
 				reason = ReasonSessionDown // the route's incarnation of it is gone
 			}
-		} else {
+		default:
 			link := &c.links[c.of[i]]
 			node := &c.nodes[link.node]
 			reason = node.reason

@@ -27,6 +27,8 @@
 // something, what it leaves unsaid counts with local link speed; a node that
 // says nothing is missing a value.
 //
+// A leaf uses the routes with the shortest AS path alone, a server all.
+//
 // The sum is split over the sub-ports toward each node in proportion to their
 // speed (or to the lower of speed and value, where values describe sub-ports),
 // in lowest terms. [MissingPolicy] and [ZeroPolicy] say what happens
@@ -56,6 +58,7 @@
 //     transitive form.
 //   - RFC 4360, Sections 2 and 3.1; RFC 6793 (AS_TRANS); RFC 4724, Section 2
 //     (end-of-RIB); RFC 7606 (treat as withdraw).
+//   - RFC 4271, Section 9.1.2.2 a (shortest AS path), by a leaf.
 //   - draft-xu-rtgwg-fare-in-sun-02, Sections 1 and 3: path bandwidth per plane
 //     and pair, at server and leaf.
 package fare

@@ -78,6 +78,7 @@ type entry struct {
 	generation uint64
 	value      Bandwidth
 	rank       uint16 // of the session; entries are sorted by it
+	hops       uint16 // role leaf: AS numbers in the path; else 0
 	known      bool   // value was advertised
 	originated bool   // by the neighbour itself
 }
@@ -86,7 +87,7 @@ func (h hasher) entries(es []entry) uint64 {
 	hash := uint64(len(es))
 	for i := range es {
 		e := &es[i]
-		word := uint64(e.rank) << 2
+		word := uint64(e.hops)<<32 | uint64(e.rank)<<2
 		if e.known {
 			word |= 1
 		}

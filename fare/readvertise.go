@@ -1,7 +1,6 @@
 package fare
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 )
@@ -15,9 +14,9 @@ type readvertised struct {
 
 // Readvertise is what a leaf advertises for prefix: the sum of b(n) over the
 // nodes it uses (draft-ietf-bess-ebgp-dmz: a node that changes the next hop
-// recomputes the value) and the AS path of its best route, as received: the
-// shortest, of equal ones the lowest node's, then the lowest session's. False
-// means to advertise nothing: the prefix is unknown or unreachable, or the
+// recomputes the value) and the AS path of its best route, as received: of the
+// shortest, which are all it uses, the lowest node's, then the lowest
+// session's. False means to advertise nothing: the prefix is unknown or unreachable, or the
 // role is not leaf. The path must not be changed.
 func (t *Table) Readvertise(prefix netip.Prefix) (Bandwidth, []uint32, bool) {
 	d := t.byPrefix[prefix]
@@ -42,7 +41,7 @@ func (t *Table) tell(d *destination) {
 				continue
 			}
 			s, path := &t.sessions[t.order[g.entries[i].rank]], d.sets[i].attrs.ASPath
-			if best == nil || cmp.Or(cmp.Compare(len(path), len(now.path)), s.node.Compare(best.node)) < 0 {
+			if best == nil || s.node.Less(best.node) {
 				best, now.path = s, path
 			}
 		}

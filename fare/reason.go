@@ -18,6 +18,7 @@ const (
 	ReasonSessionDown      // Route, Destination: the session that carried the route is down
 	ReasonZeroBandwidth    // Route, Destination: zero was advertised: in maintenance (RFC 10005)
 	ReasonMissingBandwidth // Route: no bandwidth on it while others have one, and the policy is to skip such
+	ReasonLongerPath       // Route: role leaf: another route's AS path is shorter
 	ReasonNoRoute          // Plane, Destination: no session of it carries the route
 
 	ReasonNotBandwidth  // Community: of a type that says nothing about bandwidth
@@ -44,6 +45,7 @@ var reasonNames = [reasonCount]string{
 	ReasonSessionDown:      "session-down",
 	ReasonZeroBandwidth:    "zero-bandwidth",
 	ReasonMissingBandwidth: "missing-bandwidth",
+	ReasonLongerPath:       "longer-path",
 	ReasonNoRoute:          "no-route",
 	ReasonNotBandwidth:     "not-bandwidth",
 	ReasonNotANumber:       "not-a-number",

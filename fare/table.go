@@ -1,6 +1,7 @@
 package fare
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 )
@@ -341,6 +342,9 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 	own := entry{
 		generation: s.generation, value: advertised.Bandwidth, rank: s.rank, known: advertised.Known,
 		originated: originated(e.Attrs.ASPath, s.peerAS),
+	}
+	if t.config.Role == RoleLeaf {
+		own.hops = uint16(min(len(e.Attrs.ASPath), math.MaxUint16))
 	}
 	at := len(t.entries)
 	for at > 0 && t.entries[at-1].rank > s.rank {

@@ -3,6 +3,7 @@ package fare
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"math/big"
 	"math/rand/v2"
 	"net/netip"
@@ -110,6 +111,8 @@ func (w *twin) view(prefix netip.Prefix) twinView {
 		node  netip.Addr
 	}
 	nodes := map[key][]twinPath{}
+	var usable []twinPath
+	shortest := math.MaxInt
 	for i, s := range w.config.Sessions {
 		attrs := w.routes[i][prefix]
 		up, isUp := w.up[i]
@@ -126,7 +129,12 @@ func (w *twin) view(prefix netip.Prefix) twinView {
 		if a, _ := s.Codec.Judge(attrs.Communities, nil); a.Known {
 			p.value = rat(uint64(a.Bandwidth))
 		}
-		nodes[key{plane, up.Node}] = append(nodes[key{plane, up.Node}], p)
+		usable, shortest = append(usable, p), min(shortest, len(p.path))
+	}
+	for _, p := range usable {
+		if k := (key{p.plane, p.node}); w.config.Role == RoleServer || len(p.path) == shortest {
+			nodes[k] = append(nodes[k], p)
+		}
 	}
 
 	type node struct {
