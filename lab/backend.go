@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/topo"
 )
 
 // backend is what a fabric's nodes and cables are made of. Scenarios, model and checks know nothing else of them. Calls of
@@ -12,19 +13,21 @@ import (
 type backend interface {
 	// start brings every node up, all cables with light. fail is told of a node that ends by itself later.
 	start(ctx context.Context, fail func(error)) error
-	// api is a server's daemon.
-	api(server int) api
-	// leafAPI is the daemon of a plane's leaf; nil: what runs there has none.
-	leafAPI(plane int) api
-	// cables gives cables of a plane light or takes it, at both ends. It is told again of cables whose drain has changed.
-	cables(ctx context.Context, plane int, set []cable) error
-	// power ends a plane's leaf or starts it again; the cables are told of separately.
-	power(ctx context.Context, plane int, on bool) error
+	// api is a node's daemon; nil: what runs there has none.
+	api(n *topo.Node) api
+	// cables gives cables light or takes it, at both ends. It is told again of cables whose drain has changed.
+	cables(ctx context.Context, set []cable) error
+	// power ends a node as a power cut does, or starts it again; its cables are told of separately.
+	power(ctx context.Context, n *topo.Node, on bool) error
+	// freeze stops every process of a node where it is, or lets them go on; its kernel forwards all the time.
+	freeze(n *topo.Node, on bool) error
+	// lose makes a cable drop every packet, both ways, with its light on, or ends that.
+	lose(ctx context.Context, c *topo.Cable, on bool) error
 	// crash kills processes of a server; revive starts them again as they were.
 	crash(server int, p parts) error
 	revive(server int, p parts) error
 	// light is how many of a leaf's cables have it, of how many.
-	light(plane int) (up, all int)
+	light(leaf *topo.Node) (up, all int)
 	// forwarding reads what a server's data plane forwards by.
 	forwarding(ctx context.Context, server int) (*forwarding, error)
 	// slotsMoved is how many slots have left their place since the start, over all servers.
@@ -37,12 +40,6 @@ type backend interface {
 	close(failed bool) error
 	// leave is close for a fabric that goes on without this process; it returns lines that say how to look at it and to end it.
 	leave() ([]string, error)
-}
-
-// cable is a cable of a plane: the server and the sub-port it ends in, and whether it has light.
-type cable struct {
-	server, sub int
-	up          bool
 }
 
 // api is the part of a daemon's gRPC services that the lab uses.

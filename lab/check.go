@@ -10,6 +10,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/topo"
 )
 
 // demand checks what a script itself expects.
@@ -17,11 +18,11 @@ func (f *Fabric) demand(e Expectation) []string {
 	var wrong []string
 	for src := range f.Servers {
 		for dst := range f.Servers {
-			if src == dst || e.Source != "*" && f.subst(e.Source) != f.serverName(src) || e.Destination != "*" && f.subst(e.Destination) != f.serverName(dst) {
+			if src == dst || e.Source != "*" && f.subst(e.Source) != f.Server[src].Name || e.Destination != "*" && f.subst(e.Destination) != f.Server[dst].Name {
 				continue
 			}
 			if got := f.observed(src, dst); !slices.Equal(got, e.Weights) {
-				wrong = append(wrong, fmt.Sprintf("line %d: %s -> %s has %s, the script expects %s", e.Line, f.serverName(src), f.serverName(dst), Ratio(got), Ratio(e.Weights)))
+				wrong = append(wrong, fmt.Sprintf("line %d: %s -> %s has %s, the script expects %s", e.Line, f.Server[src].Name, f.Server[dst].Name, Ratio(got), Ratio(e.Weights)))
 			}
 		}
 	}
@@ -31,14 +32,14 @@ func (f *Fabric) demand(e Expectation) []string {
 func (f *Fabric) named(w []uint32) map[string]uint32 {
 	m := make(map[string]uint32, len(w))
 	for p, v := range w {
-		m[f.planeName(p)] = v
+		m[f.PlaneName(p)] = v
 	}
 	return m
 }
 
 // observed asks a server's daemon for its weights toward another's first GPU; zeros when it knows none.
 func (f *Fabric) observed(src, dst int) []uint32 {
-	resp, err := f.api(src).GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: f.loopback(dst, 0).Addr().String()})
+	resp, err := f.api(f.Server[src]).GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: f.Loopback(dst, 0).Addr().String()})
 	if errors.Is(err, errDead) {
 		return f.inForce(src, dst) // the checks have found its kernel so
 	}
@@ -64,26 +65,24 @@ func (f *Fabric) settle(ctx context.Context, limit time.Duration) []string {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
 	// Leaves are asked first: what they have heard is on its way to servers then.
-	waiting := make([]int, f.Planes+f.Servers)
-	for n := range waiting {
-		waiting[n] = n
-	}
+	all := slices.Concat(f.Leaf, f.Spine, f.Server)
+	waiting := slices.Clone(all)
 	var last []string // what was wrong when all could be asked
 	for delay := time.Millisecond; ; delay = min(2*delay, 50*time.Millisecond) {
 		var wrong []string
 		left := waiting[:0]
-		for _, s := range waiting {
-			if text := f.checkNode(ctx, s); text != "" {
-				left = append(left, s)
+		for _, n := range waiting {
+			if text := f.checkNode(ctx, n); text != "" {
+				left = append(left, n)
 				wrong = append(wrong, text)
 			}
 		}
 		waiting = left
 		if len(waiting) == 0 {
 			// Nothing may have changed back behind our back: the verdict is over all nodes at once.
-			for s := range f.Planes + f.Servers {
-				if text := f.checkNode(ctx, s); text != "" {
-					waiting = append(waiting, s)
+			for _, n := range all {
+				if text := f.checkNode(ctx, n); text != "" {
+					waiting = append(waiting, n)
 					wrong = append(wrong, text)
 				}
 			}
@@ -104,34 +103,32 @@ func (f *Fabric) settle(ctx context.Context, limit time.Duration) []string {
 	}
 }
 
-// checkNode checks a leaf or a server: leaves are counted first.
-func (f *Fabric) checkNode(ctx context.Context, n int) string {
-	if n < f.Planes {
-		return f.checkLeaf(ctx, n)
+// checkNode checks a node of any kind; one without power has nothing to say.
+func (f *Fabric) checkNode(ctx context.Context, n *topo.Node) string {
+	switch {
+	case f.dark[n]:
+		return ""
+	case n.Kind == topo.KindServer:
+		return f.checkServer(ctx, n.Index)
 	}
-	return f.checkServer(ctx, n-f.Planes)
+	return f.checkLeaf(ctx, n)
 }
 
 // checkServer compares all of a server's weights with the model, in its daemon and in what its data plane forwards by;
 // it returns the first difference, or "".
 func (f *Fabric) checkServer(ctx context.Context, src int) string {
-	name := f.serverName(src)
+	n := f.Server[src]
+	name := n.Name
 	dead := f.dead[src]
 	if f.absent(src) {
 		return f.checkFrozen(ctx, src, f.said[src])
 	}
-	lit := map[string]bool{}
-	for plane := range f.Planes {
-		for sub := range f.SubPorts {
-			lit[f.device(plane, sub)] = f.cable(plane, src, sub).up
-		}
-	}
-	if text := checkCables(ctx, f.api(src), lit); text != "" {
+	if text := f.checkCables(ctx, n); text != "" {
 		return fmt.Sprintf("%s: %s", name, text)
 	}
 	seen := map[netip.Addr]*farev1.DestinationWeights{}
 	for token := ""; ; {
-		page, err := f.api(src).ListWeights(ctx, &farev1.ListWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}, PageSize: 10000, PageToken: token})
+		page, err := f.api(n).ListWeights(ctx, &farev1.ListWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}, PageSize: 10000, PageToken: token})
 		if err != nil {
 			return fmt.Sprintf("%s: %v", name, err)
 		}
@@ -148,7 +145,7 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 	}
 	for dst, want := range f.others(src) {
 		for g := range f.GPUs {
-			addr := f.loopback(dst, g).Addr()
+			addr := f.Loopback(dst, g).Addr()
 			if text := checkWeights(seen[addr], want, !dead.dataplane); text != "" {
 				return fmt.Sprintf("%s -> %s%s", name, addr, text)
 			}
@@ -163,7 +160,7 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 	}
 	for dst, want := range f.others(src) {
 		for g := range f.GPUs {
-			addr := f.loopback(dst, g).Addr()
+			addr := f.Loopback(dst, g).Addr()
 			if text := forwarding.check(addr, want, seen[addr]); text != "" {
 				return fmt.Sprintf("%s -> %s: %s", name, addr, text)
 			}
@@ -175,29 +172,28 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 
 // checkLeaf checks that a leaf's daemon knows of its cables what is so. Weights alone could still be, or again, what they should be
 // while the step's news are under way: when half a cable returns and the other half fails, they are the same before and after.
-func (f *Fabric) checkLeaf(ctx context.Context, plane int) string {
-	leaf := f.leafAPI(plane)
-	if leaf == nil || f.dark[plane] {
+func (f *Fabric) checkLeaf(ctx context.Context, n *topo.Node) string {
+	if f.api(n) == nil || f.asleep[n] {
 		return ""
 	}
-	lit := map[string]bool{}
-	for s := range f.Servers {
-		for sub := range f.SubPorts {
-			if f.absent(s) {
-				continue // the carrier is there, or not, but nobody at its other end
-			}
-			lit[f.leafDevice(s, sub)] = f.cable(plane, s, sub).up
-		}
-	}
-	if text := checkCables(ctx, leaf, lit); text != "" {
-		return fmt.Sprintf("%s: %s", f.leafName(plane), text)
+	if text := f.checkCables(ctx, n); text != "" {
+		return fmt.Sprintf("%s: %s", n.Name, text)
 	}
 	return ""
 }
 
-// checkCables checks that a daemon sees the carrier of devices as it is, and has heard everything over those that have one; it
-// returns the first difference, or "".
-func checkCables(ctx context.Context, daemon api, lit map[string]bool) string {
+// checkCables checks that a node's daemon sees the carrier of its devices as it is, and has heard everything over those whose other
+// end speaks, and nothing over the others; it returns the first difference, or "".
+func (f *Fabric) checkCables(ctx context.Context, n *topo.Node) string {
+	daemon := f.api(n)
+	lit, heard := map[string]bool{}, map[string]bool{}
+	for _, c := range f.At(n) {
+		here, there := c.At(n)
+		if there.Node.Kind == topo.KindServer && !f.dark[there.Node] && f.absent(there.Node.Index) {
+			continue // the carrier is there, or not, but nobody at its other end
+		}
+		lit[here.Device], heard[here.Device] = f.cable(c).up, f.session(c)
+	}
 	planes, err := daemon.ListPlanes(ctx, &farev1.ListPlanesRequest{})
 	if err != nil {
 		return err.Error()
@@ -214,8 +210,11 @@ func checkCables(ctx context.Context, daemon api, lit map[string]bool) string {
 		return err.Error()
 	}
 	for _, s := range sessions.Sessions {
-		if lit[s.Device] && !s.EndOfRib {
+		switch speaks, known := heard[s.Device]; {
+		case known && speaks && !s.EndOfRib:
 			return fmt.Sprintf("%s is %s and has not sent everything: %s", s.Name, s.State, s.Reason)
+		case known && !speaks && s.State == "established":
+			return fmt.Sprintf("%s is still %s", s.Name, s.State)
 		}
 	}
 	return ""

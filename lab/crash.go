@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/topo"
 )
 
 // parts are some of a server's two processes: its control plane and its data plane's agent.
@@ -44,9 +45,9 @@ func (p parts) String() string {
 // absent says that a server's control plane has no sessions: it is dead, or waits for its data plane.
 func (m *model) absent(server int) bool { return m.dead[server].fared || m.waiting[server] }
 
-// keepsRoutes says whether leaves keep the routes of a server whose control plane has crashed (RFC 4724, Section 4.2): FRR does
-// by default when the server asks for it; fared leaf never does.
-func (m *model) keepsRoutes() bool { return m.Netns != nil && m.Netns.Leaf == "frr" }
+// keepsRoutes says whether a leaf keeps the routes of a server whose control plane has crashed (RFC 4724, Section 4.2): FRR and
+// BIRD do by default when the server asks for it; fared leaf never does.
+func (m *model) keepsRoutes(leaf *topo.Node) bool { return m.Software(leaf) != topo.Fared }
 
 // crashed is what a crash does: what the server forwards by stays as it is, and a leaf that does not keep its routes loses them.
 func (m *model) crashed(server int, p parts) {
@@ -58,20 +59,18 @@ func (m *model) crashed(server int, p parts) {
 	}
 	m.dead[server] = m.dead[server].or(p)
 	m.waiting[server] = m.waiting[server] && !p.fared
-	if p.fared && !m.keepsRoutes() {
-		for plane := range m.Planes {
-			for sub := range m.SubPorts {
-				m.silent[plane][server][sub] = true
-			}
+	for _, c := range m.At(m.Server[server]) {
+		if p.fared && !m.keepsRoutes(c.Up.Node) {
+			m.silent[c.Index] = true
 		}
 	}
 }
 
 // darkened notes cables without light: a leaf forgets what it has kept for a server, over each of them.
-func (m *model) darkened(plane int, set []cable) {
+func (m *model) darkened(set []cable) {
 	for _, c := range set {
-		if !c.up && m.absent(c.server) {
-			m.silent[plane][c.server][c.sub] = true
+		if n := c.Down.Node; !c.up && n.Kind == topo.KindServer && m.absent(n.Index) {
+			m.silent[c.Index] = true
 		}
 	}
 }
@@ -85,12 +84,10 @@ func (m *model) revived(server int, p parts) {
 	if all {
 		m.frozen[server] = nil
 	}
-	for plane := range m.Planes {
-		for sub := range m.SubPorts {
-			m.silent[plane][server][sub] = m.silent[plane][server][sub] && !all
-			if p.fared {
-				m.drained[plane][server][sub] = false
-			}
+	for _, c := range m.At(m.Server[server]) {
+		m.silent[c.Index] = m.silent[c.Index] && !all
+		if p.fared {
+			m.drained[c.Index] = false
 		}
 	}
 }
@@ -112,14 +109,12 @@ func (m *model) moved(src, dst int) bool {
 // cannot know of those at the other end.
 func (m *model) carries(src, dst int) bool {
 	for plane, w := range m.inForce(src, dst) {
-		if w == 0 || m.lanes(plane, src) == 0 {
-			continue
-		}
-		reached := false
+		used, reached := false, false
 		for sub := range m.SubPorts {
-			reached = reached || m.cable(plane, dst, sub).up
+			used = used || m.sends(m.Cable(plane, src, sub))
+			reached = reached || m.cable(m.Cable(plane, dst, sub)).up
 		}
-		if !reached {
+		if w > 0 && used && !reached {
 			return false
 		}
 	}
@@ -128,7 +123,7 @@ func (m *model) carries(src, dst int) bool {
 
 // resolveCrash turns crash and revive into what to do.
 func (f *Fabric) resolveCrash(crash bool, args []string) (func(ctx context.Context) error, error) {
-	if f.Netns == nil {
+	if !f.options.real() {
 		return nil, errNoProcesses
 	}
 	server, err := f.server(args[0])
@@ -154,35 +149,27 @@ func (f *Fabric) resolveCrash(crash bool, args []string) (func(ctx context.Conte
 		if err := f.revive(server, p); err != nil {
 			return err
 		}
-		for plane := range f.Planes { // leaves forward by drains, too
-			_, subs, _ := f.lanesOf(f.planeName(plane))
-			if err := f.wire(ctx, plane, server, subs); err != nil {
-				return err
-			}
-		}
-		return nil
+		return f.wire(ctx, f.At(f.Server[server])) // leaves forward by drains, too
 	}, nil
 }
 
 // checkFrozen checks what is left to check of a server with a dead process: that its kernel is as it was toward everywhere that
 // the weights are as they were, and uses no dark cable. said is what its daemon said of destinations when both were well.
 func (f *Fabric) checkFrozen(ctx context.Context, src int, said map[netip.Addr]*farev1.DestinationWeights) string {
-	name := f.serverName(src)
+	name := f.Server[src].Name
 	forwarding, err := f.forwarding(ctx, src)
 	if err != nil {
 		return fmt.Sprintf("%s: data plane: %v", name, err)
 	}
 	var dark []string
-	for plane := range f.Planes {
-		for sub := range f.SubPorts {
-			if !f.cable(plane, src, sub).up {
-				dark = append(dark, f.device(plane, sub))
-			}
+	for _, c := range f.At(f.Server[src]) {
+		if !f.cable(c).up {
+			dark = append(dark, c.Down.Device)
 		}
 	}
 	for dst := range f.others(src) {
 		for g := range f.GPUs {
-			addr := f.loopback(dst, g).Addr()
+			addr := f.Loopback(dst, g).Addr()
 			text := ""
 			if f.moved(src, dst) {
 				text = forwarding.avoids(addr, dark)

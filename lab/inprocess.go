@@ -13,16 +13,16 @@ import (
 	"github.com/fared/fared/daemon"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/dataplane/memory"
+	"github.com/fared/fared/topo"
 )
 
 // inProcess is a fabric whose nodes are daemons in this process, with in-memory data planes and simulated cables.
 type inProcess struct {
 	*plan
-	log     *slog.Logger
-	servers []*node
-	leaves  []*node
-	cancel  context.CancelFunc
-	done    sync.WaitGroup
+	log    *slog.Logger
+	nodes  map[*topo.Node]*node
+	cancel context.CancelFunc
+	done   sync.WaitGroup
 }
 
 // node is one daemon of the fabric.
@@ -39,7 +39,8 @@ func (b *inProcess) start(ctx context.Context, fail func(error)) error {
 	if err := b.build(); err != nil {
 		return err
 	}
-	for _, n := range slices.Concat(b.leaves, b.servers) {
+	for _, at := range b.leavesFirst() {
+		n := b.nodes[at]
 		b.done.Go(func() {
 			if err := n.daemon.Run(ctx); err != nil && ctx.Err() == nil {
 				fail(fmt.Errorf("%s: %w", n.name, err))
@@ -51,22 +52,21 @@ func (b *inProcess) start(ctx context.Context, fail func(error)) error {
 
 // build creates every daemon; none runs yet.
 func (b *inProcess) build() error {
-	for plane := range b.Planes {
-		n := &node{name: b.leafName(plane), links: newCables(b.Servers*b.SubPorts, b.Speed)}
-		b.leaves = append(b.leaves, n)
-		if err := n.create(b.leafConfig(plane), b.log); err != nil {
-			return err
+	b.nodes = map[*topo.Node]*node{}
+	for _, at := range b.leavesFirst() {
+		n := &node{name: at.Name, links: newCables(b.At(at))}
+		if at.Kind == topo.KindServer {
+			n.dataplane = memory.New(memory.Config{})
 		}
-	}
-	for s := range b.Servers {
-		n := &node{name: b.serverName(s), links: newCables(b.Planes*b.SubPorts, b.Speed), dataplane: memory.New(memory.Config{})}
-		b.servers = append(b.servers, n)
-		if err := n.create(b.serverConfig(s), b.log); err != nil {
+		b.nodes[at] = n
+		if err := n.create(b.Files(at, b.site)[0].Text, b.log); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+func (b *inProcess) leavesFirst() []*topo.Node { return slices.Concat(b.Spine, b.Leaf, b.Server) }
 
 func (n *node) create(text string, log *slog.Logger) error {
 	cfg, err := config.Parse(n.name+".yaml", []byte(text))
@@ -87,7 +87,7 @@ func (n *node) create(text string, log *slog.Logger) error {
 func (b *inProcess) close(bool) error {
 	b.cancel()
 	b.done.Wait()
-	for _, n := range slices.Concat(b.leaves, b.servers) {
+	for _, n := range b.nodes {
 		if n.daemon != nil {
 			n.daemon.Close()
 		}
@@ -110,35 +110,37 @@ type services struct {
 	farev1.FabricServiceServer
 }
 
-func (b *inProcess) api(server int) api { return b.servers[server].api() }
-
-func (b *inProcess) leafAPI(plane int) api { return b.leaves[plane].api() }
-
-func (n *node) api() api { return services{n.daemon.WeightService(), n.daemon.FabricService()} }
+func (b *inProcess) api(n *topo.Node) api {
+	d := b.nodes[n].daemon
+	return services{d.WeightService(), d.FabricService()}
+}
 
 // errNoProcesses: Check has refused a scenario that would come here.
-var errNoProcesses = errors.New("a fabric inside one process has no processes to crash: play it on network namespaces (--netns)")
+var errNoProcesses = errors.New("a fabric inside one process has no processes and packets of its own: play it on network namespaces (--netns) or containers (--containerlab)")
 
-func (b *inProcess) crash(int, parts) error  { return errNoProcesses }
-func (b *inProcess) revive(int, parts) error { return errNoProcesses }
+func (b *inProcess) crash(int, parts) error                        { return errNoProcesses }
+func (b *inProcess) revive(int, parts) error                       { return errNoProcesses }
+func (b *inProcess) freeze(*topo.Node, bool) error                 { return errNoProcesses }
+func (b *inProcess) lose(context.Context, *topo.Cable, bool) error { return errNoProcesses }
 
-func (b *inProcess) cables(_ context.Context, plane int, set []cable) error {
+func (b *inProcess) cables(_ context.Context, set []cable) error {
 	for _, c := range set {
-		b.servers[c.server].links.set(b.serverSubPort(plane, c.sub), c.up)
-		b.leaves[plane].links.set(b.leafSubPort(c.server, c.sub), c.up)
+		for _, n := range []*topo.Node{c.Down.Node, c.Up.Node} {
+			b.nodes[n].links.set(b.port(n, c.Cable), c.up)
+		}
 	}
 	return nil
 }
 
 // power: a daemon whose cables are all dark is as good as dead.
-func (b *inProcess) power(context.Context, int, bool) error { return nil }
+func (b *inProcess) power(context.Context, *topo.Node, bool) error { return nil }
 
-func (b *inProcess) light(plane int) (up, all int) { return b.leaves[plane].links.count() }
+func (b *inProcess) light(leaf *topo.Node) (up, all int) { return b.nodes[leaf].links.count() }
 
 func (b *inProcess) slotsMoved() uint64 {
 	var n uint64
-	for _, s := range b.servers {
-		n += s.daemon.SlotsMoved()
+	for _, s := range b.Server {
+		n += b.nodes[s].daemon.SlotsMoved()
 	}
 	return n
 }
@@ -146,7 +148,7 @@ func (b *inProcess) slotsMoved() uint64 {
 func (b *inProcess) packets() *traffic { return nil }
 
 func (b *inProcess) forwarding(_ context.Context, server int) (*forwarding, error) {
-	dataplane := b.servers[server].dataplane
+	dataplane := b.nodes[b.Server[server]].dataplane
 	return &forwarding{check: func(dst netip.Addr, want []uint32, _ *farev1.DestinationWeights) string {
 		live, err := dataplane.Weights(dst)
 		if err != nil && slices.Max(want) > 0 {
@@ -155,7 +157,7 @@ func (b *inProcess) forwarding(_ context.Context, server int) (*forwarding, erro
 		got := make([]uint32, b.Planes)
 		for _, m := range live {
 			for p := range got {
-				if b.planeName(p) == m.Plane {
+				if b.PlaneName(p) == m.Plane {
 					got[p] += m.Weight
 				}
 			}

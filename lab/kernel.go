@@ -167,8 +167,8 @@ func gcd(a, b uint64) uint64 {
 }
 
 // forwarding reads a server's kernel. What the server sends by has to have arrived too: packets judge the same weights.
-func (b *netns) forwarding(ctx context.Context, server int) (*forwarding, error) {
-	table, err := readKernel(ctx, b.namespace(b.serverName(server)))
+func (b *real) forwarding(ctx context.Context, server int) (*forwarding, error) {
+	table, err := readKernel(ctx, b.namespace(b.Server[server].Name))
 	if err != nil {
 		return nil, err
 	}

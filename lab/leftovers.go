@@ -17,11 +17,7 @@ import (
 
 // nodeNamespace is the name of a node's namespace: fared-<run>-<node>, where a run is the lab's process id and, from the second
 // fabric of a process on, a number.
-var nodeNamespace = regexp.MustCompile(`^fared-(([0-9]+)(?:_[0-9]+)?)-(?:server|leaf)[0-9]+$`)
-
-func (p *plan) namespace(node string) namespace {
-	return namespace("fared-" + strings.TrimPrefix(filepath.Base(p.dir), runDir) + "-" + node)
-}
+var nodeNamespace = regexp.MustCompile(`^fared-(([0-9]+)(?:_[0-9]+)?)-(?:server|leaf|spine)[0-9]+(?:-[0-9]+)?$`)
 
 // runDir begins the name of a run's folder in the folder for temporary files; the run's name follows.
 const runDir = "fared-lab-"

@@ -5,7 +5,7 @@ import (
 	"sync"
 
 	"github.com/fared/fared/daemon"
-	"github.com/fared/fared/fare"
+	"github.com/fared/fared/topo"
 )
 
 // cables is one node's end of its cables: the link states that its daemon sees.
@@ -16,10 +16,10 @@ type cables struct {
 	knock  chan struct{}
 }
 
-func newCables(n int, speed fare.Bandwidth) *cables {
-	c := &cables{events: make([]daemon.LinkEvent, n), dirty: make([]bool, n), knock: make(chan struct{}, 1)}
+func newCables(set []*topo.Cable) *cables {
+	c := &cables{events: make([]daemon.LinkEvent, len(set)), dirty: make([]bool, len(set)), knock: make(chan struct{}, 1)}
 	for i := range c.events {
-		c.events[i] = daemon.LinkEvent{SubPort: i, Up: true, Speed: speed, SpeedSource: "config"}
+		c.events[i] = daemon.LinkEvent{SubPort: i, Up: true, Speed: set[i].Speed, SpeedSource: "config"}
 		c.dirty[i] = true
 	}
 	c.knock <- struct{}{}

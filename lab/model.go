@@ -1,126 +1,192 @@
 package lab
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
 
-// model is what the fabric's cables and drains are, and what weights follow: a few lines of arithmetic that know nothing
+	"github.com/fared/fared/topo"
+)
+
+// model is what the fabric's cables, nodes and drains are, and what weights follow: a few lines of arithmetic that know nothing
 // of BGP, communities or groups, so that they can judge them.
 type model struct {
 	*plan
-	// cut[plane][server][sub] says that a cable is cut; dark[plane] that the leaf is; drained as cut, by the server's drain.
-	cut, drained [][][]bool
-	dark         []bool
+	// By cable: cut has no light, lossy drops every packet in silence, drained is so by its server.
+	cut, lossy, drained []bool
+	// Nodes that are dark are without power, all their cables with them; those that sleep do not answer but forward.
+	dark, asleep map[*topo.Node]bool
 	// dead are the processes of each server that have crashed.
 	dead []parts
 	// waiting: a server's control plane has returned without its data plane, and has no sessions until that is back.
 	waiting []bool
 	// frozen are, of a server any of whose processes is dead, its weights toward every server when the first one died.
 	frozen [][][]uint32
-	// silent[plane][server][sub] says that the leaf has lost the routes of a cable and cannot learn them again, for a process of
-	// the server is dead.
-	silent [][][]bool
+	// silent says of a cable that the leaf has lost its routes and cannot learn them again, for a process of the server is dead.
+	silent []bool
 }
 
 func newModel(p *plan) *model {
-	cube := func() [][][]bool {
-		c := make([][][]bool, p.Planes)
-		for i := range c {
-			c[i] = make([][]bool, p.Servers)
-			for k := range c[i] {
-				c[i][k] = make([]bool, p.SubPorts)
-			}
-		}
-		return c
-	}
-	return &model{plan: p, cut: cube(), drained: cube(), silent: cube(), dark: make([]bool, p.Planes),
+	n := len(p.Cables)
+	return &model{plan: p, cut: make([]bool, n), lossy: make([]bool, n), drained: make([]bool, n), silent: make([]bool, n),
+		dark: map[*topo.Node]bool{}, asleep: map[*topo.Node]bool{},
 		dead: make([]parts, p.Servers), waiting: make([]bool, p.Servers), frozen: make([][][]uint32, p.Servers)}
 }
 
 // cable is a cable as it should be.
-func (m *model) cable(plane, server, sub int) cable {
-	return cable{server, sub, !m.cut[plane][server][sub] && !m.dark[plane]}
+type cable struct {
+	*topo.Cable
+	up bool
 }
 
-// lanes is how many sub-ports of a server still carry traffic in a plane.
-func (m *model) lanes(plane, server int) uint32 {
-	return m.count(plane, server, func(int) bool { return true })
+func (m *model) cable(c *topo.Cable) cable {
+	return cable{c, !m.cut[c.Index] && !m.dark[c.Down.Node] && !m.dark[c.Up.Node]}
 }
 
-// announced is how many of them the leaf has routes over, which the other servers learn.
-func (m *model) announced(plane, server int) uint32 {
-	return m.count(plane, server, func(sub int) bool { return !m.silent[plane][server][sub] })
+// session says whether the two ends of a cable hear each other.
+func (m *model) session(c *topo.Cable) bool {
+	return m.cable(c).up && !m.lossy[c.Index] && !m.asleep[c.Down.Node] && !m.asleep[c.Up.Node]
 }
 
-func (m *model) count(plane, server int, too func(sub int) bool) (n uint32) {
-	for sub := range m.SubPorts {
-		if m.cable(plane, server, sub).up && !m.drained[plane][server][sub] && too(sub) {
-			n++
+// sends says whether a server uses a cable; announces whether its leaf has routes over it.
+func (m *model) sends(c *topo.Cable) bool     { return m.session(c) && !m.drained[c.Index] }
+func (m *model) announces(c *topo.Cable) bool { return m.sends(c) && !m.silent[c.Index] }
+
+// lanes is what a server can send to a leaf, in bit/s.
+func (m *model) lanes(server int, leaf *topo.Node) (speed uint64) {
+	for _, c := range m.At(m.Server[server]) {
+		if c.Up.Node == leaf && m.sends(c) {
+			speed += uint64(c.Speed)
 		}
 	}
-	return n
+	return speed
 }
 
-// weights is what holds between two servers: in each plane the lesser of what the two ends have, in lowest terms.
-func (m *model) weights(src, dst int) []uint32 {
-	w := make([]uint32, m.Planes)
-	for plane := range w {
-		w[plane] = min(m.lanes(plane, src), m.announced(plane, dst))
+// direct is what a leaf can send to a server over its own cables, in bit/s.
+func (m *model) direct(leaf *topo.Node, server int) (speed uint64) {
+	for _, c := range m.At(m.Server[server]) {
+		if c.Up.Node == leaf && m.announces(c) {
+			speed += uint64(c.Speed)
+		}
 	}
-	return lowestTerms(w)
+	return speed
 }
 
-func lowestTerms(w []uint32) []uint32 {
-	var g uint32
-	for _, v := range w {
-		for a, b := g, v; ; {
-			if b == 0 {
-				g = a
-				break
+// announced is what a leaf says that it can send to a server: directly, or over each spine the lesser of all that is on the way.
+// FRR does not look at its own uplinks, it adds up what it is told.
+func (m *model) announced(leaf *topo.Node, server int) uint64 {
+	if n := m.direct(leaf, server); n > 0 {
+		return n
+	}
+	through := func(n *topo.Node, c *topo.Cable, told uint64) uint64 {
+		if m.Software(n) == topo.Fared {
+			return min(told, uint64(c.Speed))
+		}
+		return told
+	}
+	var speed uint64
+	for _, near := range m.At(leaf) {
+		if !near.Uplink() || !m.session(near) {
+			continue
+		}
+		spine := near.Up.Node
+		for _, far := range m.At(spine) {
+			if far == near || !m.session(far) {
+				continue
 			}
-			a, b = b, a%b
+			told := through(spine, far, m.direct(far.Down.Node, server))
+			speed += through(leaf, near, told)
 		}
 	}
-	if g > 1 {
-		for i := range w {
-			w[i] /= g
+	return speed
+}
+
+// reaches says whether a leaf or a spine has a way to a server.
+func (m *model) reaches(n *topo.Node, server int) bool {
+	if n.Kind == topo.KindLeaf {
+		return m.announced(n, server) > 0
+	}
+	for _, c := range m.At(n) {
+		if m.session(c) && m.direct(c.Down.Node, server) > 0 {
+			return true
 		}
+	}
+	return false
+}
+
+// weights is what holds between two servers: in each plane, over each leaf, the lesser of what the source can send and the leaf
+// announces; in lowest terms.
+func (m *model) weights(src, dst int) []uint32 {
+	speed := make([]uint64, m.Planes)
+	for _, leaf := range m.Leaf {
+		if n := m.lanes(src, leaf); n > 0 {
+			speed[leaf.Plane] += min(n, m.announced(leaf, dst))
+		}
+	}
+	return lowestTerms(speed)
+}
+
+func lowestTerms[V uint32 | uint64](v []V) []uint32 {
+	var g uint64
+	for _, n := range v {
+		g = gcd(g, uint64(n))
+	}
+	w := make([]uint32, len(v))
+	for i, n := range v {
+		w[i] = uint32(uint64(n) / max(g, 1))
 	}
 	return w
 }
 
-// place finds a server, leaf, plane or sub-port by its name in a script.
+// server finds a server by its name in a script.
 func (m *model) server(name string) (int, error) {
-	for s := range m.Servers {
-		if m.serverName(s) == name {
-			return s, nil
-		}
+	if n := m.Node(name); n != nil && n.Kind == topo.KindServer {
+		return n.Index, nil
 	}
-	return 0, fmt.Errorf("no server %q: there are %s to %s", name, m.serverName(0), m.serverName(m.Servers-1))
+	return 0, fmt.Errorf("no server %q: there are %s to %s", name, m.Server[0].Name, m.Server[m.Servers-1].Name)
 }
 
-func (m *model) leaf(name string) (int, error) {
-	for p := range m.Planes {
-		if m.leafName(p) == name {
-			return p, nil
-		}
+// servers finds a server by its name, or all by "*".
+func (m *model) servers(name string) ([]int, error) {
+	if name != "*" {
+		s, err := m.server(name)
+		return []int{s}, err
 	}
-	return 0, fmt.Errorf("no leaf %q: there are %s to %s", name, m.leafName(0), m.leafName(m.Planes-1))
+	all := make([]int, m.Servers)
+	for s := range all {
+		all[s] = s
+	}
+	return all, nil
 }
 
-// lanesOf returns the plane and the sub-ports that "p2" (all of the plane's) or "p2.0" names.
-func (m *model) lanesOf(name string) (plane int, subs []int, err error) {
-	for p := range m.Planes {
-		if m.planeName(p) == name {
-			for sub := range m.SubPorts {
-				subs = append(subs, sub)
-			}
-			return p, subs, nil
-		}
-		for sub := range m.SubPorts {
-			if m.device(p, sub) == name {
-				return p, []int{sub}, nil
-			}
-		}
+// leaf finds a leaf or a spine by its name.
+func (m *model) leaf(name string) (*topo.Node, error) {
+	if n := m.Node(name); n != nil && n.Kind != topo.KindServer {
+		return n, nil
 	}
-	return 0, nil, fmt.Errorf("no plane or sub-port %q: planes are %s to %s, sub-ports %s to %s", name,
-		m.planeName(0), m.planeName(m.Planes-1), m.device(0, 0), m.device(m.Planes-1, m.SubPorts-1))
+	text := fmt.Sprintf("no leaf %q: there are %s to %s", name, m.Leaf[0].Name, m.Leaf[len(m.Leaf)-1].Name)
+	if n := len(m.Spine); n > 0 {
+		text += fmt.Sprintf(", and spines %s to %s", m.Spine[0].Name, m.Spine[n-1].Name)
+	}
+	return nil, fmt.Errorf("%s", text)
+}
+
+// cablesOf returns the cables of a node that "p2" (all of the plane's, of a server) or a device such as "p2.0" names.
+func (m *model) cablesOf(node, name string) ([]*topo.Cable, error) {
+	n := m.Node(node)
+	if n == nil {
+		_, err := m.server(node)
+		return nil, err
+	}
+	found, err := m.Find(node + "/" + name)
+	if err == nil && !strings.Contains(name, "/") {
+		return found, nil
+	}
+	if n.Kind != topo.KindServer {
+		ports := m.At(n)
+		first, _ := ports[0].At(n)
+		last, _ := ports[len(ports)-1].At(n)
+		return nil, fmt.Errorf("%s has no port %q: its ports are %s to %s", node, name, first.Device, last.Device)
+	}
+	return nil, fmt.Errorf("no plane or sub-port %q: planes are %s to %s, sub-ports %s to %s", name,
+		m.PlaneName(0), m.PlaneName(m.Planes-1), m.Device(0, 0), m.Device(m.Planes-1, m.SubPorts-1))
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/topo"
 )
 
 // netnsDir is where `ip netns` keeps namespaces by name.
@@ -50,13 +52,12 @@ func (n namespace) do(f func() error) error {
 	return <-done
 }
 
-// sysctl writes settings below /proc/sys/net of the namespace, each "path=value".
-func (n namespace) sysctl(settings ...string) error {
+// sysctl writes settings of the namespace's kernel.
+func (n namespace) sysctl(settings []topo.Sysctl) error {
 	return n.do(func() error {
 		var errs []error
 		for _, s := range settings {
-			path, value, _ := strings.Cut(s, "=")
-			errs = append(errs, os.WriteFile(filepath.Join("/proc/sys/net", path), []byte(value), 0))
+			errs = append(errs, os.WriteFile(filepath.Join("/proc/sys", strings.ReplaceAll(s.Name, ".", "/")), []byte(s.Value), 0))
 		}
 		return errors.Join(errs...)
 	})

@@ -17,6 +17,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/topo"
 )
 
 // built is the fared that runs in namespaces, made once and removed by TestMain.
@@ -47,14 +48,10 @@ func faredBinary(t *testing.T) string {
 // smallest is the smallest fabric of namespaces in which halves of Y-cables can fail.
 func smallest(t *testing.T, n Netns) Options {
 	t.Helper()
-	tools := []string{"tc", "go"}
-	if n.Leaf == "frr" {
-		tools = append(tools, filepath.Join(frrDir, "zebra"), filepath.Join(frrDir, "bgpd"))
-	}
-	netnstest.Require(t, tools...)
+	netnstest.Require(t, "tc", "go", filepath.Join(frrDir, "zebra"), filepath.Join(frrDir, "bgpd"), birdPath)
 	n.Binary = faredBinary(t)
 	ownFiles(t)
-	return Options{Planes: 2, Servers: 2, Netns: &n}
+	return Options{Spec: topo.Spec{Planes: 2, Servers: 2}, Netns: &n}
 }
 
 // ownFiles gives the test a folder for temporary files, short enough for the names of sockets, that goes with it. When the test
@@ -111,20 +108,23 @@ func leftovers(t *testing.T) []string {
 // daemons and in the kernels' buckets, and packets took the planes by them, without a loss once nothing changed any more.
 func TestNetnsScenarios(t *testing.T) {
 	for name, test := range map[string]struct {
-		n Netns
-		o Options
+		driver string
+		spec   topo.Spec
 	}{
-		"fared leaf, linux": {Netns{Leaf: "fared", Driver: "linux"}, Options{}},
-		"FRR leaf, auto":    {Netns{Leaf: "frr", Driver: "auto"}, Options{}},
-		"per-packet":        {Netns{Leaf: "fared", Driver: "bpf"}, Options{Mode: "per-packet", GPUs: 2}},
+		"fared leaf, linux": {"linux", topo.Spec{Planes: 2, Servers: 2}},
+		"FRR leaf, auto":    {"auto", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.FRR}},
+		"BIRD leaf, linux":  {"linux", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.BIRD}},
+		"per-packet":        {"bpf", topo.Spec{Planes: 2, Servers: 2, Mode: "per-packet", GPUs: 2}},
+		"two-tier":          {"linux", topo.Spec{Planes: 2, Servers: 4, Leaves: 2, Spines: 2, Spine: topo.FRR}},
+		"dual-leaf":         {"linux", topo.Spec{Planes: 2, Servers: 3, Leaves: 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := smallest(t, test.n)
-			o.Mode, o.GPUs = test.o.Mode, test.o.GPUs
+			o := smallest(t, Netns{Driver: test.driver})
+			o.Spec = test.spec
 			var told []string
 			o.Netns.Progress = func(text string) { told = append(told, text) }
 			f := fabric(t, o)
-			if len(told) < 3 || told[0] != "4 network namespaces, 8 cables" || told[len(told)-1] != "8 of 8 BGP sessions" {
+			if len(told) < 3 || !strings.HasSuffix(told[0], fmt.Sprintf(" network namespaces, %d cables", f.Sessions())) || !strings.HasSuffix(told[len(told)-1], " BGP sessions") {
 				t.Errorf("the start says %q", told)
 			}
 			scenarios, err := Load("all", o)
@@ -165,7 +165,7 @@ func TestNetnsProcessDies(t *testing.T) {
 	}
 	b := f.backend.(*netns)
 	b.mu.Lock()
-	victim := b.processes["server2"][0]
+	victim := b.processes[b.Server[1]][0]
 	b.mu.Unlock()
 	if err := victim.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestNetnsProcessDies(t *testing.T) {
 func TestNetnsDoesNotStart(t *testing.T) {
 	netnstest.Require(t, "tc", "false")
 	ownFiles(t)
-	f, err := Start(t.Context(), Options{Planes: 1, Servers: 2, SubPorts: 1, Netns: &Netns{Binary: "false"}}, slog.New(slog.DiscardHandler))
+	f, err := Start(t.Context(), Options{Spec: topo.Spec{Planes: 1, Servers: 2, SubPorts: 1}, Netns: &Netns{Binary: "false"}}, slog.New(slog.DiscardHandler))
 	if f != nil || err == nil || !strings.Contains(err.Error(), "ended by itself (exit status 1)") {
 		t.Fatalf("%v, %v", f, err)
 	}
@@ -228,7 +228,7 @@ func TestNetnsLeave(t *testing.T) {
 	if err != nil || len(lines) == 0 || !strings.Contains(strings.Join(lines, "\n"), "fared lab --netns --cleanup") {
 		t.Errorf("%q, %v", lines, err)
 	}
-	used := fabric(t, Options{Planes: 1, Servers: 2, SubPorts: 1, Netns: o.Netns})
+	used := fabric(t, Options{Spec: topo.Spec{Planes: 1, Servers: 2, SubPorts: 1}, Netns: o.Netns})
 	out, err := exec.Command(b.Netns.Binary, "--socket", b.socket("server1"), "weights").Output()
 	if err != nil || !strings.Contains(string(out), "10.255.0.2") {
 		t.Errorf("the fabric that was left answers %q, %v", out, err)
@@ -260,7 +260,7 @@ func TestPacketsAreTheJudge(t *testing.T) {
 	f := fabric(t, smallest(t, Netns{}))
 	b := f.backend.(*netns)
 	leaf := b.namespace("leaf1")
-	if err := leaf.batch(t.Context(), "ip", []string{"route replace blackhole 10.255.0.2/32"}); err != nil {
+	if err := leaf.batch(t.Context(), "ip", []string{"route prepend blackhole 10.255.0.2/32"}); err != nil {
 		t.Fatal(err)
 	}
 	results, ok := play(t, f, script(t, "step a leaf that drops\n"))
@@ -268,7 +268,7 @@ func TestPacketsAreTheJudge(t *testing.T) {
 		r.Traffic.SteadyLost == 0 || r.Traffic.SteadyLost >= r.Traffic.SteadySent {
 		t.Errorf("%q, %+v", r.Wrong, r.Traffic)
 	}
-	if err := b.program(t.Context(), 1, []int{1}); err != nil {
+	if err := leaf.batch(t.Context(), "ip", []string{"route del blackhole 10.255.0.2/32"}); err != nil {
 		t.Fatal(err)
 	}
 	if results, ok := play(t, f, script(t, "step it is mended\n")); !ok {
@@ -425,12 +425,12 @@ func TestRunsAreTold(t *testing.T) {
 // TestNetnsOptions: what a fabric of namespaces cannot be is refused with the flag.
 func TestNetnsOptions(t *testing.T) {
 	for want, o := range map[string]Options{
-		`--leaf "cisco" is not known: use fared or frr`:                                                             {Netns: &Netns{Leaf: "cisco"}},
+		`--leaf: "cisco" is not known; use fared, frr, bird`:                                                        {Spec: topo.Spec{Leaf: "cisco"}, Netns: &Netns{}},
 		`--driver "dpdk" is not known: use auto, linux, bpf`:                                                        {Netns: &Netns{Driver: "dpdk"}},
-		"--mode per-packet with --driver linux: the kernel's nexthop groups do not spray packets, use --driver bpf": {Mode: "per-packet", Netns: &Netns{Driver: "linux"}},
+		"--mode per-packet with --driver linux: the kernel's nexthop groups do not spray packets, use --driver bpf": {Spec: topo.Spec{Mode: "per-packet"}, Netns: &Netns{Driver: "linux"}},
 		"--rate 1000000: not within 0 to 200000":                                                                    {Netns: &Netns{Rate: 1e6}},
-		"--planes 4, --servers 200 and --sub-ports 2: 1600 cables, more than the 1024 of a fabric of namespaces":    {Servers: 200, Netns: &Netns{}},
-		"--speed 100M: below 1G, a cable between namespaces is too slow for its BGP session":                        {Speed: 100e6, Netns: &Netns{}},
+		"--planes 4, --servers 200 and --sub-ports 2: 1600 cables, more than the 1024 of a fabric of namespaces":    {Spec: topo.Spec{Servers: 200}, Netns: &Netns{}},
+		"--speed 100M: below 1G, a cable would be too slow for its BGP session":                                     {Spec: topo.Spec{Speed: 100e6}, Netns: &Netns{}},
 	} {
 		if _, err := Configs(o); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
@@ -444,25 +444,5 @@ func TestNetnsOptions(t *testing.T) {
 		if err := checkConfig(file); err != nil {
 			t.Errorf("%s: %v\n%s", file.Name, err, file.Text)
 		}
-	}
-}
-
-// TestFRRConfig: FRR's own parser takes what is written for it.
-func TestFRRConfig(t *testing.T) {
-	netnstest.Require(t, "vtysh")
-	p, err := newPlan(Options{Netns: &Netns{Leaf: "frr"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := p.frrConfig(1)
-	if n := strings.Count(text, " remote-as "); n != 8 {
-		t.Errorf("%d neighbours, want 8", n)
-	}
-	file := filepath.Join(t.TempDir(), "frr.conf")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.Command("vtysh", "-C", "-f", file).CombinedOutput(); err != nil {
-		t.Errorf("FRR refuses it: %v\n%s\n%s", err, out, text)
 	}
 }

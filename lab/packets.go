@@ -71,7 +71,7 @@ func (f *Fabric) watchPackets(ctx context.Context, t *traffic, w watched) (*Traf
 		seen += n
 	}
 	for p, part := range fractions(f.inForce(w.src, w.dst)) {
-		name := f.planeName(p)
+		name := f.PlaneName(p)
 		r.Measured[name], r.Wanted[name], r.Share[name] = counts[p], part, 0
 		if seen > 0 {
 			r.Share[name] = float64(counts[p]) / float64(seen)
@@ -102,7 +102,7 @@ func (f *Fabric) undisturbed(t *traffic, w watched, tallies ...*tally) (wrong []
 			}
 			if received < sent {
 				all += int(sent - received)
-				wrong = append(wrong, fmt.Sprintf("%s -> %s: %d of %d packets were lost although nothing changed between them, all in all %d may", f.serverName(src), f.serverName(dst), sent-received, sent, w.most))
+				wrong = append(wrong, fmt.Sprintf("%s -> %s: %d of %d packets were lost although nothing changed between them, all in all %d may", f.Server[src].Name, f.Server[dst].Name, sent-received, sent, w.most))
 			}
 		}
 	}
@@ -173,7 +173,7 @@ func (f *Fabric) judge(t *traffic, n *tally) []string {
 				continue
 			}
 			sent, received := t.between(n, src, dst)
-			name := fmt.Sprintf("%s -> %s", f.serverName(src), f.serverName(dst))
+			name := fmt.Sprintf("%s -> %s", f.Server[src].Name, f.Server[dst].Name)
 			if received < sent {
 				wrong = append(wrong, fmt.Sprintf("%s: %d of %d packets were lost while nothing changed", name, sent-received, sent))
 				continue
@@ -185,7 +185,7 @@ func (f *Fabric) judge(t *traffic, n *tally) []string {
 			slack := t.senders[src].slack()
 			for p, part := range fractions(weights) {
 				if want := part * float64(sent); math.Abs(float64(counts[p])-want) > slack {
-					wrong = append(wrong, fmt.Sprintf("%s: %d of %d packets took %s, by the weights %s it is %.0f", name, counts[p], sent, f.planeName(p), Ratio(weights), want))
+					wrong = append(wrong, fmt.Sprintf("%s: %d of %d packets took %s, by the weights %s it is %.0f", name, counts[p], sent, f.PlaneName(p), Ratio(weights), want))
 				}
 			}
 		}

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"strings"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
@@ -17,7 +18,7 @@ type Picture struct {
 	Packets bool
 }
 
-// PlanePicture is one plane: its leaf, and how many of its cables carry light.
+// PlanePicture is one plane: its leaves, separated by commas, and how many of their cables carry light.
 type PlanePicture struct {
 	Plane, Leaf string
 	Up, Cables  int
@@ -35,15 +36,22 @@ func (f *Fabric) Picture(step *Step) Picture {
 	if d, err := f.server(f.subst(step.Destination)); err == nil {
 		dst = d
 	}
-	p := Picture{Source: f.serverName(src), Destination: f.serverName(dst)}
+	p := Picture{Source: f.Server[src].Name, Destination: f.Server[dst].Name}
 	for plane := range f.Planes {
-		up, cables := f.light(plane)
-		p.Planes = append(p.Planes, PlanePicture{Plane: f.planeName(plane), Leaf: f.leafName(plane), Up: up, Cables: cables})
+		show := PlanePicture{Plane: f.PlaneName(plane)}
+		var names []string
+		for _, leaf := range f.Leaf[plane*f.Leaves : (plane+1)*f.Leaves] {
+			names = append(names, leaf.Name)
+			up, cables := f.light(leaf)
+			show.Up, show.Cables = show.Up+up, show.Cables+cables
+		}
+		show.Leaf = strings.Join(names, ",")
+		p.Planes = append(p.Planes, show)
 	}
 	if t := f.packets(); t != nil {
 		t.picture(&p, src, dst)
 	}
-	resp, err := f.api(src).GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: f.loopback(dst, 0).Addr().String()})
+	resp, err := f.api(f.Server[src]).GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: f.Loopback(dst, 0).Addr().String()})
 	if err == nil {
 		p.Weights = resp.Weights
 	}

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strconv"
 	"sync"
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/topo"
 )
 
 // Fabric is a running lab.
@@ -57,13 +59,16 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err err
 		return nil, err
 	}
 	f := &Fabric{model: newModel(p), said: make([]map[netip.Addr]*farev1.DestinationWeights, p.Servers)}
-	if o.Netns == nil {
-		if p.port, err = freePort(); err != nil {
+	switch {
+	case o.Netns != nil:
+		f.backend = newNetns(f.model, log)
+	case o.Containerlab != nil:
+		f.backend = newContainers(f.model, log)
+	default:
+		if p.site.Port, err = freePort(); err != nil {
 			return nil, err
 		}
 		f.backend = &inProcess{plan: p, log: log}
-	} else {
-		f.backend = newNetns(f.model, log)
 	}
 	inner, cancel := context.WithCancel(ctx)
 	f.cancel = cancel
@@ -147,7 +152,7 @@ func (f *Fabric) bad() bool {
 }
 
 // Sessions returns how many BGP sessions the fabric has.
-func (f *Fabric) Sessions() int { return f.Planes * f.Servers * f.SubPorts }
+func (f *Fabric) Sessions() int { return len(f.Cables) }
 
 // Check refuses a scenario that names what this fabric does not have, before anything is done.
 func (f *Fabric) Check(s *Scenario) error {
@@ -162,8 +167,8 @@ func (f *Fabric) Check(s *Scenario) error {
 				errs = append(errs, fmt.Errorf("%s:%d: %w", s.Name, a.Line, err))
 			}
 		}
-		if step.Lost >= 0 && (f.Netns == nil || f.Netns.Rate == 0) {
-			errs = append(errs, fmt.Errorf("%s: step %q: lost is for packets, and none are sent here: use network namespaces (--netns), with a --rate above 0", s.Name, step.Text))
+		if step.Lost >= 0 && f.options.rate() == 0 {
+			errs = append(errs, fmt.Errorf("%s: step %q: lost is for packets, and none are sent here: use network namespaces (--netns) or containers (--containerlab), with a --rate above 0", s.Name, step.Text))
 		}
 		for _, e := range step.Expect {
 			for _, name := range []string{e.Source, e.Destination} {
@@ -189,19 +194,21 @@ func (f *Fabric) Check(s *Scenario) error {
 	return errors.Join(errs...)
 }
 
-// subst replaces the names that built-in scenarios use for whatever size the fabric has: the draft's plane 3, its leaf,
-// and a receiving server.
+// subst replaces the names that built-in scenarios use for whatever size the fabric has: the draft's plane 3, its first leaf, another
+// plane, and a receiving server.
 func (f *Fabric) subst(word string) string {
 	plane := min(2, f.Planes-1)
 	switch word {
 	case "$server":
-		return f.serverName(1)
+		return f.Server[1].Name
 	case "$leaf":
-		return f.leafName(plane)
+		return f.Leaf[plane*f.Leaves].Name
 	case "$plane":
-		return f.planeName(plane)
+		return f.PlaneName(plane)
 	case "$plane.0":
-		return f.device(plane, 0)
+		return f.Device(plane, 0)
+	case "$other":
+		return f.PlaneName(0)
 	}
 	return word
 }
@@ -214,36 +221,29 @@ func (f *Fabric) resolve(a Action) (func(ctx context.Context) error, error) {
 	}
 	switch a.Verb {
 	case "cut", "mend":
-		server, err := f.server(args[0])
+		set, err := f.cablesOf(args[0], args[1])
 		if err != nil {
 			return nil, err
 		}
-		plane, subs, err := f.lanesOf(args[1])
-		if err != nil {
-			return nil, err
-		}
-		return func(ctx context.Context) error {
-			for _, sub := range subs {
-				f.cut[plane][server][sub] = a.Verb == "cut"
-			}
-			return f.wire(ctx, plane, server, subs)
-		}, nil
+		return func(ctx context.Context) error { return f.setCut(ctx, set, a.Verb == "cut") }, nil
+	case "flap":
+		return f.resolveFlap(args)
+	case "blackhole", "heal":
+		return f.resolveLoss(a.Verb == "blackhole", args)
 	case "kill", "restart":
-		plane, err := f.leaf(args[0])
+		n, err := f.leaf(args[0])
 		if err != nil {
 			return nil, err
 		}
 		return func(ctx context.Context) error {
-			f.dark[plane] = a.Verb == "kill"
-			var set []cable
-			for server := range f.Servers {
-				for sub := range f.SubPorts {
-					set = append(set, f.cable(plane, server, sub))
-				}
-			}
-			f.darkened(plane, set)
-			return errors.Join(f.cables(ctx, plane, set), f.power(ctx, plane, !f.dark[plane]))
+			f.dark[n] = a.Verb == "kill"
+			err := f.wire(ctx, f.At(n))
+			return errors.Join(err, f.power(ctx, n, !f.dark[n]))
 		}, nil
+	case "freeze", "thaw":
+		return f.resolveFreeze(a.Verb == "freeze", args)
+	case "poweroff", "poweron":
+		return f.resolvePower(a.Verb == "poweroff", args)
 	case "crash", "revive":
 		return f.resolveCrash(a.Verb == "crash", args)
 	default: // drain, undrain: Parse knows no other verb
@@ -251,54 +251,156 @@ func (f *Fabric) resolve(a Action) (func(ctx context.Context) error, error) {
 	}
 }
 
-// wire gives both ends of a server's cables in a plane their state.
-func (f *Fabric) wire(ctx context.Context, plane, server int, subs []int) error {
-	set := make([]cable, len(subs))
-	for i, sub := range subs {
-		set[i] = f.cable(plane, server, sub)
+func (f *Fabric) setCut(ctx context.Context, set []*topo.Cable, cut bool) error {
+	for _, c := range set {
+		f.cut[c.Index] = cut
 	}
-	f.darkened(plane, set)
-	return f.cables(ctx, plane, set)
+	return f.wire(ctx, set)
 }
 
-func (f *Fabric) resolveDrain(on bool, args []string) (func(ctx context.Context) error, error) {
+// wire gives both ends of cables their state.
+func (f *Fabric) wire(ctx context.Context, set []*topo.Cable) error {
+	states := make([]cable, len(set))
+	for i, c := range set {
+		states[i] = f.cable(c)
+	}
+	f.darkened(states)
+	return f.cables(ctx, states)
+}
+
+// resolveFlap cuts a cable and mends it, so many times, each state for the given time.
+func (f *Fabric) resolveFlap(args []string) (func(ctx context.Context) error, error) {
+	set, err := f.cablesOf(args[0], args[1])
+	if err != nil {
+		return nil, err
+	}
+	times, err := strconv.Atoi(args[2])
+	if err != nil || times < 1 || times > 1000 {
+		return nil, fmt.Errorf("flap %q times: use 1 to 1000", args[2])
+	}
+	period, err := time.ParseDuration(args[3])
+	if err != nil || period < time.Millisecond || period > time.Minute {
+		return nil, fmt.Errorf("flap every %q: use a time such as 100ms, 1ms to 1m", args[3])
+	}
+	return func(ctx context.Context) error {
+		for range times {
+			if err := errors.Join(f.setCut(ctx, set, true), sleep(ctx, period), f.setCut(ctx, set, false), sleep(ctx, period)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
+}
+
+// resolveLoss makes cables drop packets in silence, or ends that.
+func (f *Fabric) resolveLoss(on bool, args []string) (func(ctx context.Context) error, error) {
+	if !f.options.real() {
+		return nil, errNoProcesses
+	}
+	set, err := f.cablesOf(args[0], args[1])
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		for _, c := range set {
+			f.lossy[c.Index] = on
+			if err := f.lose(ctx, c, on); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
+}
+
+// resolveFreeze stops all processes of a leaf or a spine, or lets them go on.
+func (f *Fabric) resolveFreeze(on bool, args []string) (func(ctx context.Context) error, error) {
+	if !f.options.real() {
+		return nil, errNoProcesses
+	}
+	n, err := f.leaf(args[0])
+	if err != nil {
+		return nil, err
+	}
+	return func(context.Context) error {
+		f.asleep[n] = on
+		return f.freeze(n, on)
+	}, nil
+}
+
+// resolvePower takes a server's power, or returns it: a reboot. Nothing that it knew survives.
+func (f *Fabric) resolvePower(off bool, args []string) (func(ctx context.Context) error, error) {
+	if !f.options.real() {
+		return nil, errNoProcesses
+	}
 	server, err := f.server(args[0])
 	if err != nil {
 		return nil, err
 	}
+	n := f.Server[server]
+	return func(ctx context.Context) error {
+		if off == f.dark[n] {
+			return fmt.Errorf("%s: its power is %s already", n.Name, map[bool]string{true: "off", false: "on"}[off])
+		}
+		f.dark[n] = off
+		if off {
+			f.crashed(server, bothParts)
+			return errors.Join(f.wire(ctx, f.At(n)), f.power(ctx, n, false))
+		}
+		f.revived(server, bothParts)
+		return errors.Join(f.wire(ctx, f.At(n)), f.power(ctx, n, true))
+	}, nil
+}
+
+func (f *Fabric) resolveDrain(on bool, args []string) (func(ctx context.Context) error, error) {
+	servers, err := f.servers(args[0])
+	if err != nil {
+		return nil, err
+	}
 	target := &farev1.DrainTarget{}
-	var plane int
-	var subs []int
+	var of func(c *topo.Cable) bool
 	switch args[1] {
 	case "plane", "sub-port":
-		if plane, subs, err = f.lanesOf(args[2]); err != nil {
+		named, err := f.cablesOf(f.Server[servers[0]].Name, args[2])
+		if err != nil {
 			return nil, err
 		}
 		if args[1] == "plane" {
 			target.Target = &farev1.DrainTarget_Plane{Plane: args[2]}
+			of = func(c *topo.Cable) bool { return c.Plane == named[0].Plane }
 		} else {
 			target.Target = &farev1.DrainTarget_SubPort{SubPort: args[2]}
+			of = func(c *topo.Cable) bool { return c.Down.Device == args[2] }
 		}
 	case "leaf":
-		if plane, err = f.leaf(args[2]); err != nil {
+		leaf, err := f.leaf(args[2])
+		if err != nil {
 			return nil, err
 		}
-		_, subs, _ = f.lanesOf(f.planeName(plane))
-		target.Target = &farev1.DrainTarget_Leaf{Leaf: f.leafID(plane).String()}
+		target.Target = &farev1.DrainTarget_Leaf{Leaf: leaf.ID.String()}
+		of = func(c *topo.Cable) bool { return c.Up.Node == leaf }
 	default:
 		return nil, fmt.Errorf("%q cannot be drained: name a plane, a sub-port or a leaf", args[1])
 	}
 	return func(ctx context.Context) error {
-		for _, sub := range subs {
-			f.drained[plane][server][sub] = on
+		var set []*topo.Cable
+		var errs []error
+		for _, server := range servers {
+			n := f.Server[server]
+			for _, c := range f.At(n) {
+				if of(c) {
+					f.drained[c.Index] = on
+					set = append(set, c)
+				}
+			}
+			var err error
+			if on {
+				_, err = f.api(n).Drain(ctx, &farev1.DrainRequest{Target: target})
+			} else {
+				_, err = f.api(n).Undrain(ctx, &farev1.UndrainRequest{Target: target})
+			}
+			errs = append(errs, err)
 		}
-		var err error
-		if on {
-			_, err = f.api(server).Drain(ctx, &farev1.DrainRequest{Target: target})
-		} else {
-			_, err = f.api(server).Undrain(ctx, &farev1.UndrainRequest{Target: target})
-		}
-		return errors.Join(err, f.wire(ctx, plane, server, subs))
+		return errors.Join(errors.Join(errs...), f.wire(ctx, set))
 	}, nil
 }
 
@@ -348,7 +450,7 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 		ElapsedNS: took.Nanoseconds(), Pairs: f.pairs(), SlotsMoved: f.slotsMoved() - before, Wrong: wrong,
 	}
 	if step.Source == "" {
-		r.Source, r.Destination = f.serverName(0), f.serverName(1)
+		r.Source, r.Destination = f.Server[0].Name, f.Server[1].Name
 	}
 	src, _ := f.server(r.Source)
 	dst, _ := f.server(r.Destination)

@@ -55,14 +55,14 @@ func Names() []string {
 	return []string{"none", "sub-cable", "port", "leaf", "recovery", "drain", "crash"}
 }
 
-// NetnsOnly says whether a built-in scenario needs processes and packets, which a fabric inside one process does not have.
-func NetnsOnly(name string) bool { return name == "crash" }
+// RealOnly says whether a built-in scenario needs processes and packets, which a fabric inside one process does not have.
+func RealOnly(name string) bool { return name == "crash" }
 
 // Load returns a built-in scenario by name, or "all" that such a fabric can play, one after the other.
 func Load(name string, o Options) ([]*Scenario, error) {
 	names := []string{name}
 	if name == "all" {
-		names = slices.DeleteFunc(Names(), func(name string) bool { return NetnsOnly(name) && o.Netns == nil })
+		names = slices.DeleteFunc(Names(), func(name string) bool { return RealOnly(name) && !o.real() })
 	} else if !slices.Contains(Names(), name) {
 		return nil, fmt.Errorf("no scenario %q: there are %s and all; a script of your own is given with --script", name, strings.Join(Names(), ", "))
 	}
@@ -84,14 +84,21 @@ func Load(name string, o Options) ([]*Scenario, error) {
 
 // actionArgs is how many words each verb takes, and what they are.
 var actionArgs = map[string]string{
-	"cut":     "SERVER SUB-PORT|PLANE",
-	"mend":    "SERVER SUB-PORT|PLANE",
-	"kill":    "LEAF",
-	"restart": "LEAF",
-	"drain":   "SERVER plane|sub-port|leaf NAME",
-	"undrain": "SERVER plane|sub-port|leaf NAME",
-	"crash":   "SERVER fared|dataplane|both",
-	"revive":  "SERVER fared|dataplane|both",
+	"cut":       "NODE PORT|PLANE",
+	"mend":      "NODE PORT|PLANE",
+	"flap":      "NODE PORT|PLANE TIMES PERIOD",
+	"blackhole": "NODE PORT|PLANE",
+	"heal":      "NODE PORT|PLANE",
+	"kill":      "LEAF",
+	"restart":   "LEAF",
+	"freeze":    "LEAF",
+	"thaw":      "LEAF",
+	"poweroff":  "SERVER",
+	"poweron":   "SERVER",
+	"drain":     "SERVER|* plane|sub-port|leaf NAME",
+	"undrain":   "SERVER|* plane|sub-port|leaf NAME",
+	"crash":     "SERVER fared|dataplane|both",
+	"revive":    "SERVER fared|dataplane|both",
 }
 
 // Parse reads a script. Errors name the file and the line, all of them at once. The form is:

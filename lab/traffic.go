@@ -119,30 +119,28 @@ func (t *traffic) pair(src, srcGPU, dst, dstGPU int) int {
 }
 
 // startTraffic subscribes to every server's weights and begins to send by them.
-func startTraffic(ctx context.Context, b *netns, fail func(error)) (*traffic, error) {
+func startTraffic(ctx context.Context, b *real, fail func(error)) (*traffic, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &traffic{plan: b.plan, loopbacks: b.Servers * b.GPUs, rate: b.Netns.Rate, cancel: cancel}
-	if b.Netns.Leaf == "frr" {
-		t.ready = b.frrForwards
-	}
+	t := &traffic{plan: b.plan, loopbacks: b.Servers * b.GPUs, rate: b.rate, cancel: cancel}
+	t.ready = b.leavesForward
 	t.now = t.newTally(0)
 	open := func() error {
-		for plane := range t.Planes {
-			w, err := newWitness(b.namespace(t.leafName(plane)))
+		for _, leaf := range t.Leaf {
+			w, err := newWitness(b.namespace(leaf.Name))
 			if err != nil {
-				return fmt.Errorf("watch packets on %s: %w", t.leafName(plane), err)
+				return fmt.Errorf("watch packets on %s: %w", leaf.Name, err)
 			}
 			t.closers = append(t.closers, w.Close)
-			t.spawn(ctx, fail, "witness of "+t.leafName(plane), func() error { return t.witness(w, plane) })
+			t.spawn(ctx, fail, "witness of "+leaf.Name, func() error { return t.witness(w, leaf.Plane) })
 		}
 		for s := range t.Servers {
 			for g := range t.GPUs {
-				conn, err := listenUDP(b.namespace(t.serverName(s)), netip.AddrPortFrom(t.loopback(s, g).Addr(), rocePort))
+				conn, err := listenUDP(b.namespace(t.Server[s].Name), netip.AddrPortFrom(t.Loopback(s, g).Addr(), rocePort))
 				if err != nil {
-					return fmt.Errorf("receive on %s: %w", t.serverName(s), err)
+					return fmt.Errorf("receive on %s: %w", t.Server[s].Name, err)
 				}
 				t.closers = append(t.closers, conn.Close)
-				t.spawn(ctx, fail, "receiver of "+t.serverName(s), func() error { return t.receive(conn) })
+				t.spawn(ctx, fail, "receiver of "+t.Server[s].Name, func() error { return t.receive(conn) })
 			}
 		}
 		var err error
@@ -152,10 +150,10 @@ func startTraffic(ctx context.Context, b *netns, fail func(error)) (*traffic, er
 		t.closers = append(t.closers, t.gauge.close)
 		t.spawn(ctx, fail, "gauge", func() error { return t.gauge.run(ctx, t) })
 		for s := range t.Servers {
-			o := newSender(t, s, b.namespace(t.serverName(s)))
+			o := newSender(t, s, b.namespace(t.Server[s].Name))
 			t.senders = append(t.senders, o)
 			t.closers = append(t.closers, o.close)
-			t.spawn(ctx, fail, "subscription to "+o.name, func() error { return o.follow(ctx, b.clients[s]) })
+			t.spawn(ctx, fail, "subscription to "+o.name, func() error { return o.follow(ctx, b.clients[b.Server[s]]) })
 			t.spawn(ctx, fail, "sender of "+o.name, func() error { return o.send(ctx) })
 		}
 		return nil
@@ -180,6 +178,15 @@ func (t *traffic) spawn(ctx context.Context, fail func(error), name string, f fu
 			fail(fmt.Errorf("%s: %w", name, err))
 		}
 	})
+}
+
+// mute keeps a server from sending, or lets it begin anew.
+func (t *traffic) mute(server int, on bool) {
+	o := t.senders[server]
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.muted = on
+	o.outlets, o.order, o.slots = map[int]*outlet{}, nil, map[netip.Addr][]string{}
 }
 
 func (t *traffic) close() {
@@ -278,6 +285,7 @@ type sender struct {
 	slots   map[netip.Addr][]string // the place of each slot when it was last known
 	outlets map[int]*outlet         // by pair
 	order   []*outlet
+	muted   bool
 }
 
 // outlet is what a server sends from one of its loopbacks to a destination.
@@ -300,7 +308,7 @@ type flow struct {
 }
 
 func newSender(t *traffic, server int, ns namespace) *sender {
-	return &sender{traffic: t, name: t.serverName(server), server: server, ns: ns, sockets: map[netip.AddrPort]*net.UDPConn{},
+	return &sender{traffic: t, name: t.Server[server].Name, server: server, ns: ns, sockets: map[netip.AddrPort]*net.UDPConn{},
 		weights: map[netip.Addr][]uint32{}, slots: map[netip.Addr][]string{}, outlets: map[int]*outlet{}}
 }
 
@@ -437,7 +445,7 @@ func (o *sender) countMoves(dst netip.Addr, d *farev1.DestinationWeights) {
 func (t *traffic) index(a netip.Addr) int {
 	for s := range t.Servers {
 		for g := range t.GPUs {
-			if t.loopback(s, g).Addr() == a {
+			if t.Loopback(s, g).Addr() == a {
 				return s*t.GPUs + g
 			}
 		}
@@ -494,7 +502,7 @@ func (o *sender) burst(payload []byte, n int, turn *int) int {
 	t := o.now
 	binary.BigEndian.PutUint32(payload[4:], t.number)
 	for range n {
-		if len(o.order) == 0 {
+		if o.muted || len(o.order) == 0 {
 			break
 		}
 		*turn = (*turn + 1) % len(o.order)

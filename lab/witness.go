@@ -107,12 +107,14 @@ const (
 	gaugeSamples = 6 // so that the first and the last are a second apart
 )
 
-func newGauge(b *netns) (*gauge, error) {
+func newGauge(b *real) (*gauge, error) {
 	g := &gauge{plan: b.plan, pairs: b.Servers * b.GPUs * b.Servers * b.GPUs}
-	for plane := range g.Planes {
+	for range g.Planes {
 		g.packets = append(g.packets, make([]uint64, g.pairs))
+	}
+	for _, leaf := range g.Leaf {
 		// A file that was opened inside shows the namespace's devices from anywhere.
-		err := b.namespace(g.leafName(plane)).do(func() error {
+		err := b.namespace(leaf.Name).do(func() error {
 			f, err := os.Open("/proc/thread-self/net/dev")
 			if err == nil {
 				g.ports = append(g.ports, f)
@@ -156,10 +158,11 @@ func (g *gauge) sample() {
 	for _, p := range g.packets {
 		s.packets = append(s.packets, slices.Clone(p))
 	}
-	for _, f := range g.ports {
+	s.ports = make([]uint64, g.Planes)
+	for i, f := range g.ports {
 		text := make([]byte, 64<<10)
 		n, _ := f.ReadAt(text, 0) // ends with EOF
-		s.ports = append(s.ports, receivedPackets(text[:n]))
+		s.ports[g.Leaf[i].Plane] += receivedPackets(text[:n])
 	}
 	g.samples = append(g.samples, s)
 	if len(g.samples) > gaugeSamples {

@@ -66,7 +66,7 @@ Exit code 1 when an expectation is not met.`,
 					real.Rate = -1 // what was asked for is no packets
 				}
 				o.Netns = &real
-			} else if name := firstSet(c, "leaf", "driver", "rate", "keep", "cleanup"); name != "" {
+			} else if name := firstSet(c, "driver", "rate", "keep", "cleanup"); name != "" {
 				return &exitError{exitUsage, fmt.Errorf("--%s is for a fabric of network namespaces", name), "add --netns, or leave it out"}
 			}
 			if o.Speed, err = fare.ParseBandwidth(speed); err != nil {
@@ -109,7 +109,7 @@ Exit code 1 when an expectation is not met.`,
 				}
 			}
 			if inNamespaces {
-				if err := real.Require(); err != nil {
+				if err := real.Require(o); err != nil {
 					return &exitError{exitFailed, err, "run it with sudo where its tools are installed; without --netns the lab needs neither"}
 				}
 			}
@@ -143,12 +143,16 @@ Exit code 1 when an expectation is not met.`,
 	f.StringVar(&configs, "write-configs", "", "only write every node's configuration file into this directory")
 	f.DurationVar(&pace, "pace", 0, "wait so long after each step (default 600ms with the live table in a terminal)")
 	f.BoolVar(&inNamespaces, "netns", false, "use network namespaces, processes and the kernel's forwarding (needs root)")
-	f.StringVar(&real.Leaf, "leaf", "fared", "with --netns: what runs on leaves, "+strings.Join(lab.Leaves, " or "))
+	f.StringVar(&o.Leaf, "leaf", "fared", "what runs on leaves, "+strings.Join(lab.Leaves, " or ")+"; others than fared with --netns")
+	f.IntVar(&o.Leaves, "leaves", 1, "leaves of a plane")
+	f.IntVar(&o.Spines, "spines", 0, "spines of a plane")
+	f.StringVar(&o.Spine, "spine", "fared", "what runs on spines, as --leaf")
 	f.StringVar(&real.Driver, "driver", "auto", "with --netns: the data plane's driver, "+strings.Join(lab.Drivers, ", "))
 	f.IntVar(&real.Rate, "rate", 2000, "with --netns: packets a second of each server, 0 for none")
 	f.BoolVar(&keep, "keep", false, "with --netns: leave the fabric running at the end")
 	f.BoolVar(&cleanup, "cleanup", false, "with --netns: only remove what earlier runs have left, the logs of failed ones too")
 	choices(c, "leaf", lab.Leaves...)
+	choices(c, "spine", lab.Leaves...)
 	choices(c, "driver", lab.Drivers...)
 	choices(c, "scenario", append(lab.Names(), "all")...)
 	choices(c, "mode", labModes...)

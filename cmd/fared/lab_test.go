@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/lab"
+	"github.com/fared/fared/topo"
 )
 
 // small is a fabric that starts in a moment.
@@ -62,7 +63,7 @@ func TestLabAll(t *testing.T) {
 
 // TestLabOrder: planes above 9 stay in the order of planes.
 func TestLabOrder(t *testing.T) {
-	o := lab.Options{Planes: 12}
+	o := lab.Options{Spec: topo.Spec{Planes: 12}}
 	weights := map[string]uint32{}
 	for p := range o.Planes {
 		weights[fmt.Sprintf("p%d", p)] = uint32(p)
@@ -124,7 +125,7 @@ func TestLabWidth(t *testing.T) {
 	}
 
 	var b bytes.Buffer
-	s := &labLines{e: &env{out: &b}, o: lab.Options{Planes: 2}}
+	s := &labLines{e: &env{out: &b}, o: lab.Options{Spec: topo.Spec{Planes: 2}}}
 	s.result(lab.Result{Step: strings.Repeat("long ", 14), Source: "server1", Destination: "server2", Weights: map[string]uint32{"p0": 2, "p1": 1}, OK: true})
 	if lines := strings.Split(b.String(), "\n"); !strings.HasPrefix(lines[0], "  ok    long") || strings.Index(lines[1], "server1 -> server2") != column {
 		t.Errorf("a long step is printed as:\n%s", b.String())

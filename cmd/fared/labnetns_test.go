@@ -45,12 +45,12 @@ func nodesOf(t *testing.T, pid int) []string {
 // TestLabNetnsFlags: what only a fabric of namespaces has is refused without it, and so is what it does not have.
 func TestLabNetnsFlags(t *testing.T) {
 	for want, args := range map[string][]string{
-		"--leaf is for a fabric of network namespaces":    {"--leaf", "frr"},
+		"--leaf frr: in one process there is fared only":  {"--leaf", "frr"},
 		"--driver is for a fabric of network namespaces":  {"--driver", "bpf"},
 		"--rate is for a fabric of network namespaces":    {"--rate", "1"},
 		"--keep is for a fabric of network namespaces":    {"--keep"},
 		"--cleanup is for a fabric of network namespaces": {"--cleanup"},
-		`--leaf "cisco" is not known`:                     {"--netns", "--leaf", "cisco"},
+		`--leaf: "cisco" is not known`:                    {"--netns", "--leaf", "cisco"},
 		`--driver "memory" is not known`:                  {"--netns", "--driver", "memory"},
 		"--rate 999999: not within":                       {"--netns", "--rate", "999999"},
 		"[cleanup keep]":                                  {"--netns", "--keep", "--cleanup"},

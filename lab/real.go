@@ -1,0 +1,219 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/topo"
+)
+
+// SpeedScale is how much slower the cables of a fabric of namespaces or containers are than the fabric says: 400G becomes 400
+// Mbit/s. Weights are ratios, so they stay the same.
+const SpeedScale = 1000
+
+// real is what fabrics have in common whose nodes have network namespaces and processes of their own, whoever made them.
+type real struct {
+	*model
+	log     *slog.Logger
+	rate    int // packets a second of each server
+	flow    *traffic
+	clients map[*topo.Node]*client // of the nodes on which fared runs
+	conns   []*grpc.ClientConn
+
+	mu  sync.Mutex         // guards what follows
+	lit map[*topo.Node]int // how many cables of a leaf have light
+}
+
+func newReal(m *model, log *slog.Logger, rate int) *real {
+	b := &real{model: m, log: log, rate: rate, clients: map[*topo.Node]*client{}, lit: map[*topo.Node]int{}}
+	for _, n := range m.Leaf {
+		b.lit[n] = len(m.At(n))
+	}
+	return b
+}
+
+// namespace is a node's network namespace.
+func (p *plan) namespace(node string) namespace { return namespace(p.prefix + node) }
+
+// leavesFirst are all nodes in the order in which they are started.
+func (p *plan) leavesFirst() []*topo.Node { return slices.Concat(p.Spine, p.Leaf, p.Server) }
+
+// dial makes clients of every daemon, which wait for it to answer.
+func (b *real) dial() error {
+	retry := backoff.DefaultConfig
+	retry.BaseDelay, retry.MaxDelay = 20*time.Millisecond, 100*time.Millisecond
+	for _, n := range b.leavesFirst() {
+		if b.Software(n) != topo.Fared {
+			continue
+		}
+		conn, err := grpc.NewClient("unix:"+b.socket(n.Name), grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20), grpc.WaitForReady(true)),
+			grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Second}), grpc.WithIdleTimeout(0))
+		if err != nil {
+			return err
+		}
+		b.conns = append(b.conns, conn)
+		b.clients[n] = &client{weights: farev1.NewWeightServiceClient(conn), fabric: farev1.NewFabricServiceClient(conn)}
+	}
+	return nil
+}
+
+// establish waits until every session of every server is; progress is told how many are.
+func (b *real) establish(ctx context.Context, progress func(string)) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var wanted, told uint32
+	for _, n := range b.Server {
+		wanted += uint32(len(b.At(n)))
+	}
+	for {
+		var up uint32
+		for _, n := range b.Server {
+			status, err := b.clients[n].fabric.GetStatus(ctx, &farev1.GetStatusRequest{})
+			if err != nil {
+				return fmt.Errorf("%s: %w", n.Name, err)
+			}
+			up += status.SessionsEstablished
+		}
+		if up != told {
+			progress(fmt.Sprintf("%d of %d BGP sessions", up, wanted))
+			told = up
+		}
+		if up == wanted {
+			return nil
+		}
+		if err := sleep(ctx, 50*time.Millisecond); err != nil {
+			return fmt.Errorf("%d of %d BGP sessions are established: %w", up, wanted, err)
+		}
+	}
+}
+
+func (b *real) api(n *topo.Node) api {
+	if c := b.clients[n]; c != nil {
+		return c
+	}
+	return nil
+}
+
+// cables sets the upper ends of cables up or down, which gives both ends their carrier or takes it.
+func (b *real) cables(ctx context.Context, set []cable) error {
+	lines := map[*topo.Node][]string{}
+	for _, c := range set {
+		state := "down"
+		if c.up {
+			state = "up"
+		}
+		lines[c.Up.Node] = append(lines[c.Up.Node], fmt.Sprintf("link set dev %s %s", c.Up.Device, state))
+	}
+	var errs []error
+	for n, batch := range lines {
+		errs = append(errs, b.namespace(n.Name).batch(ctx, "ip", batch))
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, n := range b.Leaf {
+		b.lit[n] = 0
+		for _, c := range b.At(n) {
+			if b.cable(c).up {
+				b.lit[n]++
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (b *real) light(leaf *topo.Node) (up, all int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.lit[leaf], len(b.At(leaf))
+}
+
+// lose makes the upper end of a cable drop what comes in and what goes out, with a filter of one instruction: return TC_ACT_SHOT.
+func (b *real) lose(ctx context.Context, c *topo.Cable, on bool) error {
+	lines := []string{fmt.Sprintf("qdisc del dev %s clsact", c.Up.Device)}
+	if on {
+		lines = []string{fmt.Sprintf("qdisc add dev %s clsact", c.Up.Device)}
+		for _, way := range []string{"ingress", "egress"} {
+			lines = append(lines, fmt.Sprintf(`filter add dev %s %s bpf da bytecode "1,6 0 0 2,"`, c.Up.Device, way))
+		}
+	}
+	return b.namespace(c.Up.Node.Name).batch(ctx, "tc", lines)
+}
+
+func (b *real) packets() *traffic { return b.flow }
+
+func (b *real) slotsMoved() uint64 { return b.flow.moved.Load() }
+
+// quiet ends what this process itself does in the fabric.
+func (b *real) quiet() {
+	if b.flow != nil {
+		b.flow.close()
+	}
+	for _, c := range b.conns {
+		c.Close()
+	}
+}
+
+// died marks a server's daemon as dead, so that nobody waits for it, or as alive again.
+func (b *real) died(server int, dead bool) {
+	c := b.clients[b.Server[server]]
+	if dead {
+		c.crashes.Add(1)
+	}
+	c.dead.Store(dead)
+}
+
+// client is a node's daemon over its socket.
+type client struct {
+	weights farev1.WeightServiceClient
+	fabric  farev1.FabricServiceClient
+	// dead says that the daemon has crashed and that there is nobody to wait for; crashes counts how often it has.
+	dead    atomic.Bool
+	crashes atomic.Uint32
+}
+
+// errDead is what a daemon answers that has crashed.
+var errDead = errors.New("fared has crashed here: revive it first")
+
+// ask asks a daemon, if there is one.
+func ask[Q, R any](ctx context.Context, c *client, call func(context.Context, Q, ...grpc.CallOption) (R, error), question Q) (answer R, err error) {
+	if c.dead.Load() {
+		return answer, errDead
+	}
+	return call(ctx, question)
+}
+
+func (c *client) GetWeights(ctx context.Context, r *farev1.GetWeightsRequest) (*farev1.GetWeightsResponse, error) {
+	return ask(ctx, c, c.weights.GetWeights, r)
+}
+
+func (c *client) ListWeights(ctx context.Context, r *farev1.ListWeightsRequest) (*farev1.ListWeightsResponse, error) {
+	return ask(ctx, c, c.weights.ListWeights, r)
+}
+
+func (c *client) Drain(ctx context.Context, r *farev1.DrainRequest) (*farev1.DrainResponse, error) {
+	return ask(ctx, c, c.fabric.Drain, r)
+}
+
+func (c *client) Undrain(ctx context.Context, r *farev1.UndrainRequest) (*farev1.UndrainResponse, error) {
+	return ask(ctx, c, c.fabric.Undrain, r)
+}
+
+func (c *client) ListPlanes(ctx context.Context, r *farev1.ListPlanesRequest) (*farev1.ListPlanesResponse, error) {
+	return ask(ctx, c, c.fabric.ListPlanes, r)
+}
+
+func (c *client) ListSessions(ctx context.Context, r *farev1.ListSessionsRequest) (*farev1.ListSessionsResponse, error) {
+	return ask(ctx, c, c.fabric.ListSessions, r)
+}
