@@ -36,8 +36,8 @@ type Core struct {
 	cfg      *config.Config
 	layout   layout
 	table    *fare.Table
-	engine   *wecmp.Engine  // nil for a leaf
-	planner  *wecmp.Planner // chooses source ports; safe for any goroutine; nil for a leaf
+	engine   *wecmp.Engine  // nil for a leaf without a data plane
+	planner  *wecmp.Planner // chooses source ports; safe for any goroutine; nil where engine is
 	flowHash FlowHash       // of the data plane, where that is what ports are chosen by
 	asked    wecmp.Asked    // where flows land that a data plane has to be asked for; nil: not to be had
 	subPorts []subPort
@@ -131,7 +131,7 @@ func NewCore(cfg *config.Config) (*Core, error) {
 		return nil, err
 	}
 	c.table = table
-	if cfg.Role == fare.RoleServer {
+	if cfg.Forwards() {
 		engine := c.layout.engineConfig(cfg)
 		if c.engine, err = wecmp.NewEngine(engine); err != nil {
 			return nil, err
@@ -169,7 +169,7 @@ func (c *Core) Faults() []Fault {
 	return faults
 }
 
-// settleSubPorts forgets what SubPortOps would return: a leaf has no data plane.
+// settleSubPorts forgets what SubPortOps would return: there is no data plane.
 func (c *Core) settleSubPorts() { c.subPortDirty = false }
 
 // Step takes one event. What follows from it is read with SubPortOps, Updates and Advertise.

@@ -430,11 +430,10 @@ func outcome(c *Core) string {
 	}
 	c.Drains(func(t DrainTarget, s DrainStage) { fmt.Fprintf(&b, "drain %s %s\n", t, s) })
 	for prefix := range c.table.Destinations {
+		if bandwidth, path, ok := c.table.Readvertise(prefix); ok {
+			fmt.Fprintf(&b, "%s readvertise %s %v\n", prefix, bandwidth, path)
+		}
 		if c.engine == nil {
-			bandwidth, path, ok := c.table.Readvertise(prefix)
-			if ok {
-				fmt.Fprintf(&b, "%s readvertise %s %v\n", prefix, bandwidth, path)
-			}
 			continue
 		}
 		id, _ := c.engine.Destination(prefix)
@@ -462,6 +461,7 @@ func TestRandomEventsAgainstFacts(t *testing.T) {
 		{planes: 1, subPorts: 2, noSpeed: true, extra: "weights: {mode: per-packet}\n"},
 		{planes: 1, subPorts: 4, noSpeed: true, leaf: true},
 		{planes: 2, subPorts: 2, noSpeed: true, leaf: true},
+		{planes: 2, subPorts: 2, noSpeed: true, leaf: true, extra: leafDataplane},
 	}
 	sequences := 4000
 	if testing.Short() {

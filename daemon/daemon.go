@@ -23,7 +23,6 @@ import (
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/dataplane/memory"
-	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/tlsfiles"
 	"github.com/fared/fared/internal/version"
 )
@@ -59,7 +58,7 @@ type Daemon struct {
 	loop     *loop
 	speaker  *speaker.Speaker
 	links    LinkSource
-	client   *dataplane.Client // nil for a leaf
+	client   *dataplane.Client // nil for a leaf without a data plane
 	service  *status.Service
 	metrics  *status.Metrics
 	registry *prometheus.Registry
@@ -102,7 +101,7 @@ func New(cfg *config.Config, deps Deps) (d *Daemon, err error) {
 	for i := range core.sessions {
 		d.loop.admit(i)
 	}
-	if cfg.Role == fare.RoleServer {
+	if cfg.Forwards() {
 		if err := d.buildDataplane(&core.layout); err != nil {
 			return nil, err
 		}

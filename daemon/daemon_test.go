@@ -239,6 +239,53 @@ func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 	r.wait(destination(0), "1:1")
 }
 
+// TestLeafForwards: a leaf that is given a data plane has it forward by bandwidth, passes routes on as any leaf, and announces
+// nothing before the data plane is connected.
+func TestLeafForwards(t *testing.T) {
+	dp := memory.New(memory.Config{})
+	socket := filepath.Join(t.TempDir(), "dp.sock")
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Two nodes, one of which has the destination; and the same destination half as well behind the other.
+	r := newRig(t, shape{planes: 2, subPorts: 1, leaf: true, extra: leafDataplane}, rigOptions{dp: dp, conn: conn, leaves: func(l *rawLeaf) {
+		if l.as == 65100 {
+			l.table[destination(0)] = 400e9
+		}
+	}})
+	t.Cleanup(func() { conn.Close() })
+	d := destination(0)
+	eventually(t, "the route is known", func() bool { return r.weights(d) == "1?:0?" })
+	if got := r.leaves[1].has(d); got != "nothing" {
+		t.Errorf("without a data plane the other node has %s", got)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	dp.Register(server)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		r.stop()
+		server.Stop()
+		<-served
+	})
+	conn.ResetConnectBackoff()
+	r.waitHeard(1, d, "400G")
+	r.wait(d, "1:0")
+	r.leaves[1].announce(200e9, d)
+	r.wait(d, "2:1")
+	if got := r.forwards(d); got != "p0.0=2 p1.0=1" {
+		t.Errorf("the data plane forwards by %s", got)
+	}
+	r.links.change(0, func(e *LinkEvent) { e.Up = false })
+	r.wait(d, "0:1")
+	eventually(t, "the data plane leaves p0.0", func() bool { return r.forwards(d) == "p1.0=1" })
+}
+
 // TestRestartSaysEverythingBeforeItsEnd: a leaf that keeps the routes of a server that restarts drops those that have not
 // come by End-of-RIB (RFC 4724, Section 4.2). So a session with graceful restart waits for the data plane, and the loopbacks
 // are said before End-of-RIB; also by a session that is lost and returns.

@@ -31,9 +31,11 @@ func (c *Core) Describe(w io.Writer) {
 	}
 	for prefix := range c.table.Destinations {
 		fmt.Fprintf(w, "destination %s\n", prefix)
-		if c.engine == nil {
+		if c.cfg.Role == fare.RoleLeaf {
 			b, path, ok := c.table.Readvertise(prefix)
 			fmt.Fprintf(w, "  readvertise %v %s %v\n", ok, b, path)
+		}
+		if c.engine == nil {
 			continue
 		}
 		id, _ := c.engine.Destination(prefix)

@@ -67,7 +67,7 @@ func newLoop(d *Daemon, core *Core) *loop {
 		d: d, core: core, log: d.log, started: time.Now(),
 		calls: make(chan func()), stopped: make(chan struct{}),
 		lanes: make([]lane, len(core.layout.subPorts)), faults: make([]string, len(core.layout.sessions)),
-		dpReady: core.cfg.Role == fare.RoleLeaf,
+		dpReady: !core.cfg.Forwards(),
 		places:  map[uint32][]wecmp.Place{}, loopbacks: core.cfg.Loopbacks,
 	}
 	for i := range l.lanes {
@@ -102,7 +102,7 @@ func (l *loop) run(ctx context.Context) error {
 	defer close(l.stopped)
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	if d := l.core.cfg.Start.Deadline; l.core.cfg.Role == fare.RoleServer {
+	if d := l.core.cfg.Start.Deadline; l.core.cfg.Forwards() {
 		l.deadline = l.started.Add(d)
 	}
 	l.notifier.ready()

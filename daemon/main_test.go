@@ -109,6 +109,9 @@ func (s shape) text() string {
 	return b.String()
 }
 
+// leafDataplane is the extra of a leaf that forwards; tests give it a data plane of their own.
+const leafDataplane = "dataplane: {address: \"unix:/nowhere\"}\n"
+
 func (s shape) config(t testing.TB) *config.Config {
 	t.Helper()
 	cfg, err := config.Parse("test.yaml", []byte(s.text()))

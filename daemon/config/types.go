@@ -254,7 +254,8 @@ const (
 
 // Dataplane says where the process that forwards is.
 type Dataplane struct {
-	// unix:/path, host:port, or memory: for one inside this process that forwards nothing.
+	// unix:/path, host:port, or memory: for one inside this process that forwards nothing. A leaf that is given one has it
+	// forward to the nodes by their bandwidth, and announces nothing before it is connected; a plane then has at most 64 sub-ports.
 	Address string `yaml:"address" derived:"unix:/run/fared/dataplane.sock, or memory: for a leaf"`
 	// Mutual TLS; required when address is host:port and the host is not a loopback.
 	TLS *TLS `yaml:"tls"`

@@ -15,6 +15,12 @@ import (
 // MemoryDataplane is the Dataplane.Address of a data plane inside the process.
 const MemoryDataplane = "memory:"
 
+// Forwards says whether fared drives a data plane: that of a server always, and that of a leaf which names one. A leaf without
+// only passes routes on, and whoever runs it has its kernel forward.
+func (c *Config) Forwards() bool {
+	return c.Role == fare.RoleServer || c.Dataplane.Address != MemoryDataplane
+}
+
 // Validate checks a resolved configuration and returns every error at once, as Errors without positions. It has no side
 // effects and looks at nothing outside of its argument.
 func Validate(c *Config) error {
@@ -269,7 +275,7 @@ func (p *problems) weights(c *Config) {
 	for _, plane := range c.Planes {
 		subPorts += len(plane.SubPorts)
 	}
-	if c.Role == fare.RoleServer {
+	if c.Forwards() {
 		need, what := subPorts, "sub-ports, and per-flow mode needs a slot on each"
 		if w.Mode == wecmp.PerPacket {
 			need, what = planes, "planes, and per-packet mode needs a slot on each"

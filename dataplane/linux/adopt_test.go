@@ -453,6 +453,22 @@ func TestSettings(t *testing.T) {
 	if f := p.Capabilities().FlowHash; f.Algorithm != computed || f.Seed != 42 {
 		t.Errorf("with somebody else's seed: %v", f)
 	}
+	// Policy 3 that hashes the same fields is somebody's choice and stays; it hashes them otherwise.
+	for _, set := range []struct{ fields, policy, algorithm string }{{"0x07", "1", computed}, {"0x37", "3", asked}} {
+		if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_fields="+set.fields, "net.ipv4.fib_multipath_hash_policy=3"); err != nil {
+			t.Fatal(err)
+		}
+		p.audit()
+		if got := read("net.ipv4.fib_multipath_hash_policy"); got != set.policy {
+			t.Errorf("hash policy 3 of the fields %s became %s, want %s", set.fields, got, set.policy)
+		}
+		if err := p.SetForwarding(h.forwarding); err != nil {
+			t.Fatal(err)
+		}
+		if f := p.Capabilities().FlowHash; f.Algorithm != set.algorithm {
+			t.Errorf("with hash policy 3 of the fields %s: %v", set.fields, f)
+		}
+	}
 }
 
 func TestConfig(t *testing.T) {

@@ -85,6 +85,15 @@ const (
 	hashSeed     = "net/ipv4/fib_multipath_hash_seed"
 )
 
+// The values of hashPolicyV4 and hashPolicyV6 that hash a flow's addresses, protocol and ports (Documentation/networking/
+// ip-sysctl.rst). hashFlow takes the hash that the sender's socket left in the packet, if there is one; a veth pair carries it
+// on, so a leaf made of Linux would hash by something else. hashFields never does: it hashes what the bits of flowFields stand for.
+const (
+	hashFlow   = 1
+	hashFields = 3
+	flowFields = 0x37
+)
+
 func readSysctl(name string) (uint64, error) {
 	text, err := os.ReadFile(filepath.Join("/proc/sys", name))
 	if err != nil {
@@ -111,12 +120,19 @@ func setSysctl(name string, value uint64) (changed bool, err error) {
 
 // setUp sets what forwarding depends on. It returns how many settings it had to change. The caller is inside the namespace.
 func setUp() (changed int, err error) {
-	for _, s := range []struct {
-		name  string
-		value uint64
-	}{{compatMode, 0}, {hashPolicyV4, 1}, {hashPolicyV6, 1}} {
-		did, err := setSysctl(s.name, s.value)
-		if s.name == hashPolicyV6 && errors.Is(err, fs.ErrNotExist) {
+	did, err := setSysctl(compatMode, 0)
+	if err != nil {
+		return 0, err
+	}
+	if did {
+		changed++
+	}
+	for _, policy := range []string{hashPolicyV4, hashPolicyV6} {
+		if hashesFields(policy) {
+			continue
+		}
+		did, err := setSysctl(policy, hashFlow)
+		if policy == hashPolicyV6 && errors.Is(err, fs.ErrNotExist) {
 			continue // a kernel without IPv6
 		}
 		if err != nil {
@@ -127,6 +143,16 @@ func setUp() (changed int, err error) {
 		}
 	}
 	return changed, nil
+}
+
+// hashesFields says whether a policy is set that will do as it is: somebody chose it, for a reason.
+func hashesFields(policy string) bool {
+	at, err := readSysctl(policy)
+	if err != nil || at != hashFields {
+		return false
+	}
+	fields, err := readSysctl(strings.Replace(policy, "_policy", "_fields", 1))
+	return err == nil && fields == flowFields
 }
 
 // setUpSeed returns the hash seed, and sets it first when none is set. ok is false on a kernel that does not have one.

@@ -118,8 +118,8 @@ type Stats struct {
 }
 
 // Open takes the calling thread's network namespace: it sets what forwarding depends on (net.ipv4.nexthop_compat_mode=0,
-// fib_multipath_hash_policy=1 for both families, a fib_multipath_hash_seed when none is set), reads back what an
-// earlier run left, and listens to links. Nothing of what it found is changed until Settle.
+// fib_multipath_hash_policy=1 for both families where it is not 3 with the fields 0x37, a fib_multipath_hash_seed when none is
+// set), reads back what an earlier run left, and listens to links. Nothing of what it found is changed until Settle.
 func Open(config Config) (*Plane, error) {
 	config, err := config.withDefaults()
 	if err != nil {

@@ -79,8 +79,9 @@ func (p *Plane) setUpRules() error {
 // findHash finds out how flows are placed, for Capabilities.
 func (p *Plane) findHash() {
 	var seed uint32
-	var seeded bool
+	var seeded, fields bool
 	err := p.space.do(func() (err error) {
+		fields = hashesFields(hashPolicyV4) || hashesFields(hashPolicyV6)
 		seed, seeded, err = setUpSeed(p.config.Seed)
 		return err
 	})
@@ -89,6 +90,8 @@ func (p *Plane) findHash() {
 	switch {
 	case err != nil:
 		p.log.Error("linux data plane: the hash seed cannot be set; source ports must be asked for", "error", err)
+	case fields:
+		p.log.Info("linux data plane: fib_multipath_hash_policy is 3, which hashes otherwise than 1; source ports must be asked for")
 	case !seeded:
 		p.log.Warn("linux data plane: this kernel has no net.ipv4.fib_multipath_hash_seed (Linux 6.11); source ports must be asked for")
 	default:
