@@ -53,7 +53,7 @@ const ConfigFile = "fared.yaml"
 func (f *Fabric) Files(n *Node, site Site) []File {
 	switch f.Software(n) {
 	case FRR:
-		return f.frrFiles(n)
+		return f.frrFiles(n, site)
 	case BIRD:
 		return []File{{"bird.conf", f.birdConfig(n)}}
 	}
@@ -117,6 +117,10 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 	if site.RestartTime > 0 && n.Kind == KindServer {
 		// So that a leaf which can keeps the routes of a server whose control plane has crashed (RFC 4724).
 		bgp = append(bgp, "restart_time: "+site.RestartTime.String())
+	}
+	if n.Kind == KindServer && f.Spec.Leaf == BIRD {
+		// BIRD passes on what its best path says and adds nothing up.
+		t.line("path_bandwidth: {advertise: node}")
 	}
 	if bgp != nil {
 		t.line("bgp: {%s}", strings.Join(bgp, ", "))

@@ -34,8 +34,8 @@ var keys = []Key{
 	{"gpus", "GPUs of a server", nil, func(s *Spec) any { return &s.GPUs }},
 	{"sub_ports", "sub-ports of a server in each plane: 2 is a Y-cable", nil, func(s *Spec) any { return &s.SubPorts }},
 	{"speed", "speed of a sub-port", nil, func(s *Spec) any { return &s.Speed }},
-	{"uplink_speed", "speed of a leaf's cable to a spine; absent: what its servers can send, shared by the spines", nil, func(s *Spec) any { return &s.UplinkSpeed }},
-	{"cabling", "block: a server to one leaf of a plane, split: to all; absent: split where several leaves have no spine", cablings, func(s *Spec) any { return &s.Cabling }},
+	{"uplink_speed", "speed of a leaf's cable to a spine (default what its servers can send, shared by the spines)", nil, func(s *Spec) any { return &s.UplinkSpeed }},
+	{"cabling", "a server's cables in a plane go to one leaf (block) or to all (split) (default split where several leaves have no spine)", cablings, func(s *Spec) any { return &s.Cabling }},
 	{"leaf", "what runs on leaves", software, func(s *Spec) any { return &s.Leaf }},
 	{"spine", "what runs on spines", software, func(s *Spec) any { return &s.Spine }},
 	{"mode", "how queue pairs are used", modes, func(s *Spec) any { return &s.Mode }},
@@ -50,6 +50,27 @@ var keys = []Key{
 
 // Keys are all keys, in the order of Spec's fields.
 func Keys() []Key { return append([]Key(nil), keys...) }
+
+// Kind is what values look like: int, speed, network or word.
+func (k Key) Kind() string {
+	switch k.field(new(Spec)).(type) {
+	case *int, *uint32:
+		return "int"
+	case *fare.Bandwidth:
+		return "speed"
+	case *netip.Prefix:
+		return "network"
+	}
+	return "word"
+}
+
+// Default is the key's value where a file says nothing; "" for one that depends on other keys.
+func (k Key) Default() string {
+	if k.Name == "cabling" || k.Name == "uplink_speed" {
+		return ""
+	}
+	return k.Text(Spec{}.WithDefaults())
+}
 
 // findKey returns a key by its name, or nil.
 func findKey(name string) *Key {
@@ -75,7 +96,7 @@ func (k Key) Set(s *Spec, value string) error {
 	case *int:
 		n, err := strconv.ParseInt(value, 10, 32)
 		if err != nil {
-			return bad("for example "+k.example(), "%s is no whole number within reason", quote(value))
+			return bad("for example "+k.example(), "%s is no whole number, or too large", quote(value))
 		}
 		*v, zero = int(n), n == 0 && v != &s.Spines // no spines is the default, and can be said
 	case *uint32:
@@ -113,10 +134,13 @@ func quote(value string) string {
 
 // example is a value that a key may have.
 func (k Key) example() string {
-	if k.Name == "uplink_speed" {
+	switch k.Name {
+	case "cabling":
+		return Split
+	case "uplink_speed":
 		return "800G"
 	}
-	return k.Text(Spec{}.WithDefaults())
+	return k.Default()
 }
 
 // Text is the key's value in a Spec, as Set reads it; "" for one that stands for a default.

@@ -1,0 +1,434 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fared/fared/topo"
+)
+
+func topoCommand(e *env) *cobra.Command {
+	c := &cobra.Command{
+		Use: "topo", Short: "Describe a fabric in a few lines, and generate what follows from them",
+		Long: `A fabric is described by a short file, by flags, or by both: flags win. From it follow, and
+are the same wherever they are made, the configuration of every server, leaf and spine,
+addresses and AS numbers, cabling tables, drawings, network namespaces and containerlab files.
+
+  fared topo show --example figure1
+  fared topo draw --planes 4 --servers 8 --out fabric.svg
+  fared topo generate fabric.yaml --out fabric --for containerlab
+
+Examples to start from: ` + strings.Join(topo.Examples(), ", ") + `. docs/topo.md has the keys of a file.`,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return &exitError{exitUsage, fmt.Errorf("unknown command %q", "topo "+args[0]), "see fared topo --help"}
+		},
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(topoGenerateCommand(e), topoShowCommand(e), topoDrawCommand(e), topoCheckCommand(e))
+	return c
+}
+
+// fabricArgs are how a command line tells of a fabric: a file or an example, and flags.
+type fabricArgs struct {
+	example string
+	given   []setting
+}
+
+type setting struct {
+	key   topo.Key
+	value string
+}
+
+// addFabricArgs gives a command the argument FILE, --example, and a flag for each key of a file.
+func addFabricArgs(c *cobra.Command) *fabricArgs {
+	a := &fabricArgs{}
+	c.Use += " [FILE]"
+	c.Args = func(c *cobra.Command, args []string) error {
+		if len(args) > 1 {
+			return &exitError{exitUsage, fmt.Errorf("%s takes one file, but got %q too", c.CommandPath(), args[1]), "see " + c.CommandPath() + " --help"}
+		}
+		return nil
+	}
+	c.ValidArgsFunction = completeYAML
+	c.Flags().SortFlags = false
+	c.Flags().StringVar(&a.example, "example", "", "a fabric that comes with fared, instead of a file: "+strings.Join(topo.Examples(), ", "))
+	choices(c, "example", topo.Examples()...)
+	for _, k := range topo.Keys() {
+		flag, usage := strings.ReplaceAll(k.Name, "_", "-"), k.Usage
+		if k.Words != nil {
+			usage += ": " + strings.Join(k.Words, ", ")
+		}
+		c.Flags().Var(&fabricFlag{a, k}, flag, usage)
+		c.Flags().Lookup(flag).DefValue = k.Default()
+		if k.Words != nil {
+			choices(c, flag, k.Words...)
+		}
+	}
+	return a
+}
+
+// completeYAML completes names of YAML files.
+func completeYAML(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return []cobra.Completion{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt
+}
+
+// fabricFlag is the flag of a key.
+type fabricFlag struct {
+	args *fabricArgs
+	key  topo.Key
+}
+
+func (f *fabricFlag) String() string { return "" }
+
+func (f *fabricFlag) Type() string { return f.key.Kind() }
+
+func (f *fabricFlag) Set(value string) error {
+	var p topo.Problem
+	if err := f.key.Set(&topo.Spec{}, value); errors.As(err, &p) {
+		return fmt.Errorf("%s; %s", p.Text, p.Remedy)
+	}
+	f.args.given = append(f.args.given, setting{f.key, value})
+	return nil
+}
+
+// load makes the fabric.
+func (a *fabricArgs) load(args []string) (*topo.Fabric, error) {
+	var spec topo.Spec
+	var err error
+	switch {
+	case len(args) > 0 && a.example != "":
+		err = &exitError{exitUsage, fmt.Errorf("both the file %s and --example %s", args[0], a.example), "name one of them"}
+	case len(args) > 0:
+		spec, err = readFabric(args[0])
+	case a.example != "":
+		var text []byte
+		if text, err = topo.Example(a.example); err != nil {
+			err = &exitError{exitUsage, fmt.Errorf("--example: %w", err), "or describe a fabric in a file: docs/topo.md"}
+		} else {
+			spec, err = topo.Parse(a.example+".yaml", text)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range a.given {
+		if err := s.key.Set(&spec, s.value); err != nil {
+			return nil, err
+		}
+	}
+	f, err := topo.New(spec)
+	if err != nil {
+		return nil, &exitError{exitUsage, err, "keys of a file are flags too, with dashes for underscores: docs/topo.md"}
+	}
+	return f, nil
+}
+
+// readFabric reads a fabric's file.
+func readFabric(name string) (topo.Spec, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return topo.Spec{}, &exitError{exitUsage, err, "name a file that describes a fabric, or see --example"}
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, topo.MaxFileSize+1))
+	if err != nil {
+		return topo.Spec{}, &exitError{exitUsage, err, "name a file that describes a fabric, or see --example"}
+	}
+	spec, err := topo.Parse(name, text)
+	if err != nil {
+		return topo.Spec{}, &exitError{exitUsage, err, "docs/topo.md has the keys of a file"}
+	}
+	return spec, nil
+}
+
+func topoCheckCommand(e *env) *cobra.Command {
+	return &cobra.Command{
+		Use: "check FILE...", Short: "Check files that describe fabrics; exit 0, or 2 with every error",
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return &exitError{exitUsage, errors.New("no file is named"), "fared topo check FILE..."}
+			}
+			return nil
+		},
+		ValidArgsFunction: completeYAML,
+		RunE: func(_ *cobra.Command, args []string) error {
+			var errs []error
+			for _, name := range args {
+				spec, err := readFabric(name)
+				if err != nil {
+					errs = append(errs, err)
+					continue
+				}
+				f, err := topo.New(spec)
+				if err != nil {
+					errs = append(errs, err)
+					continue
+				}
+				fmt.Fprintf(e.out, "%s: %s\n", name, f.Title())
+			}
+			if err := errors.Join(errs...); err != nil {
+				return &exitError{exitUsage, err, "docs/topo.md has the keys of a file"}
+			}
+			return nil
+		},
+	}
+}
+
+func topoDrawCommand(e *env) *cobra.Command {
+	var format, out string
+	c := &cobra.Command{Use: "draw", Short: "Draw a fabric"}
+	a := addFabricArgs(c)
+	c.Long = `Draws a fabric as SVG or as a Graphviz graph. What is alike in a large fabric is one box.`
+	c.Example = "  fared topo draw --example two-tier --out two-tier.svg\n  fared topo draw fabric.yaml --format dot | dot -Tpdf > fabric.pdf"
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		if err := oneOf("format", format, drawFormats...); err != nil {
+			return err
+		}
+		f, err := a.load(args)
+		if err != nil {
+			return err
+		}
+		text := f.SVG()
+		if format == "dot" {
+			text = f.Dot()
+		}
+		if out == "" {
+			_, err := io.WriteString(e.out, text)
+			return err
+		}
+		if err := os.WriteFile(out, []byte(text), 0o644); err != nil {
+			return &exitError{exitFailed, err, "name a file that can be written with --out"}
+		}
+		return nil
+	}
+	c.Flags().StringVar(&format, "format", "svg", "svg or dot")
+	c.Flags().StringVar(&out, "out", "", "the file to write (default standard output)")
+	choices(c, "format", drawFormats...)
+	_ = c.MarkFlagFilename("out")
+	return c
+}
+
+var drawFormats = []string{"svg", "dot"}
+
+func topoGenerateCommand(e *env) *cobra.Command {
+	var out, target string
+	var force bool
+	c := &cobra.Command{Use: "generate", Short: "Write the configurations of all nodes, and what wires them"}
+	a := addFabricArgs(c)
+	c.Long = `Writes into a directory: the configuration of every node (nodes/NODE), the cabling table
+(cabling.txt, cabling.csv), drawings, the description with what flags have changed, and
+with --for netns a script that makes the network namespaces and cables (netns.sh), with
+--for containerlab a topology file (NAME.clab.yml).
+
+The same description gives the same files. A directory that holds files already is refused,
+but for --force, which overwrites what it has to write and leaves everything else.`
+	c.Example = "  fared topo generate --example two-tier --out two-tier\n  fared topo generate fabric.yaml --leaf frr --out fabric --for containerlab"
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		if out == "" {
+			return &exitError{exitUsage, errors.New("--out is missing"), "name the directory to write into: --out DIR"}
+		}
+		t, err := topo.ParseTarget(target)
+		if err != nil {
+			return &exitError{exitUsage, fmt.Errorf("--for: %w", err), "see fared topo generate --help"}
+		}
+		f, err := a.load(args)
+		if err != nil {
+			return err
+		}
+		return e.writeFabric(out, f.Generate(t), force)
+	}
+	c.Flags().StringVar(&out, "out", "", "the directory to write into; it is made where it does not exist")
+	c.Flags().StringVar(&target, "for", string(topo.Machines), "what the nodes are: "+words(topo.Targets()))
+	c.Flags().BoolVar(&force, "force", false, "write into a directory that is not empty")
+	choices(c, "for", strings.Split(words(topo.Targets()), ", ")...)
+	_ = c.MarkFlagDirname("out")
+	return c
+}
+
+func words[T ~string](list []T) string {
+	var b strings.Builder
+	for i, w := range list {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(string(w))
+	}
+	return b.String()
+}
+
+// writeFabric writes files below a folder, and says which: those of nodes as one line.
+func (e *env) writeFabric(dir string, files []topo.File, force bool) error {
+	const remedy = "name a directory that can be written with --out"
+	switch entries, err := os.ReadDir(dir); {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return &exitError{exitFailed, err, remedy}
+	case len(entries) > 0 && !force:
+		return &exitError{exitUsage, fmt.Errorf("%s is not empty", dir), "name another directory, or add --force, which overwrites what it has to write"}
+	}
+	nodes := map[string]bool{}
+	for _, f := range files {
+		path := filepath.Join(dir, filepath.FromSlash(f.Name))
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return &exitError{exitFailed, err, remedy}
+		}
+		mode := os.FileMode(0o644)
+		if strings.HasPrefix(f.Text, "#!") {
+			mode = 0o755
+		}
+		if err := os.WriteFile(path, []byte(f.Text), mode); err != nil {
+			return &exitError{exitFailed, err, remedy}
+		}
+		if folder, isNode := strings.CutPrefix(f.Name, "nodes/"); isNode {
+			nodes[strings.SplitN(folder, "/", 2)[0]] = true
+		} else {
+			fmt.Fprintln(e.out, path)
+		}
+	}
+	_, err := fmt.Fprintf(e.out, "%s: %s\n", filepath.Join(dir, "nodes"), several(len(nodes), "node"))
+	return err
+}
+
+func topoShowCommand(e *env) *cobra.Command {
+	c := &cobra.Command{Use: "show", Short: "Show what a fabric is made of"}
+	a := addFabricArgs(c)
+	c.Long = `Shows nodes, addresses and AS numbers of a fabric; with -o json or yaml every key of its
+description, every node and every cable.`
+	c.Example = "  fared topo show --example figure1\n  fared topo show fabric.yaml -o json"
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		f, err := a.load(args)
+		if err != nil {
+			return err
+		}
+		if e.output != "table" {
+			compact, err := json.Marshal(fabricView(f))
+			if err != nil {
+				return err
+			}
+			return printJSON(e.out, e.output, compact)
+		}
+		fmt.Fprintln(e.out, f.Title())
+		fmt.Fprintln(e.out)
+		w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+		fabricTable(w, f)
+		return w.Flush()
+	}
+	return readFlags(e, c)
+}
+
+func fabricTable(w io.Writer, f *topo.Fabric) {
+	row(w, "NODES", "COUNT", "RUNS", "AS", "BGP IDENTIFIER", "SESSIONS EACH")
+	for _, list := range [][]*topo.Node{f.Server, f.Leaf, f.Spine} {
+		if len(list) == 0 {
+			continue
+		}
+		first, last := list[0], list[len(list)-1]
+		least, most := len(f.At(first)), len(f.At(first))
+		for _, n := range list {
+			least, most = min(least, len(f.At(n))), max(most, len(f.At(n)))
+		}
+		row(w, span(first.Name, last.Name), fmt.Sprint(len(list)), f.Software(first), span(first.AS, last.AS), span(first.ID, last.ID), span(least, most))
+	}
+	fmt.Fprintln(w)
+	row(w, "PLANE", "LEAVES", "SPINES", "CABLES", "ADDRESSES")
+	for p := range f.Planes {
+		var cables []*topo.Cable
+		for _, c := range f.Cables {
+			if c.Plane == p {
+				cables = append(cables, c)
+			}
+		}
+		row(w, f.PlaneName(p), fmt.Sprint(f.Leaves), fmt.Sprint(f.Spec.Spines), fmt.Sprint(len(cables)), span(cables[0].Down.Addr, cables[len(cables)-1].Up.Addr))
+	}
+	fmt.Fprintln(w)
+	row(w, "GPUS", "LOOPBACKS", "PORT IN A PLANE", "UPLINK")
+	uplink := "-"
+	if f.Spec.Spines > 0 {
+		uplink = f.UplinkSpeed.String()
+	}
+	last := f.Loopback(f.Servers-1, f.GPUs-1)
+	row(w, fmt.Sprint(f.Servers*f.GPUs), span(f.Loopback(0, 0).Addr(), last.Addr()), fmt.Sprintf("%d x %s", f.SubPorts, f.Speed), uplink)
+}
+
+// span writes the first and the last of some.
+func span[T comparable](first, last T) string {
+	if first == last {
+		return fmt.Sprint(first)
+	}
+	return fmt.Sprintf("%v to %v", first, last)
+}
+
+// fabricJSON is what `fared topo show -o json` prints.
+type fabricJSON struct {
+	Name   string          `json:"name"`
+	Title  string          `json:"title"`
+	Spec   json.RawMessage `json:"spec"` // as in a file
+	Nodes  []nodeJSON      `json:"nodes"`
+	Cables []cableJSON     `json:"cables"`
+}
+
+type nodeJSON struct {
+	Name      string   `json:"name"`
+	Kind      string   `json:"kind"`
+	Plane     string   `json:"plane,omitempty"`
+	Software  string   `json:"software"`
+	AS        uint32   `json:"as"`
+	RouterID  string   `json:"router_id"`
+	Loopbacks []string `json:"loopbacks,omitempty"`
+}
+
+type cableJSON struct {
+	Plane    string  `json:"plane"`
+	From     endJSON `json:"from"`
+	To       endJSON `json:"to"`
+	SpeedBPS uint64  `json:"speed_bps"`
+}
+
+type endJSON struct {
+	Node    string `json:"node"`
+	Device  string `json:"device"`
+	Address string `json:"address"`
+}
+
+func fabricView(f *topo.Fabric) fabricJSON {
+	v := fabricJSON{Name: f.Name, Title: f.Title()}
+	var keys []string
+	for _, k := range topo.Keys() {
+		if text := k.Text(f.Spec); text != "" {
+			if k.Kind() != "int" {
+				text = strconv.Quote(text)
+			}
+			keys = append(keys, strconv.Quote(k.Name)+":"+text)
+		}
+	}
+	v.Spec = json.RawMessage("{" + strings.Join(keys, ",") + "}")
+	for _, n := range f.Nodes() {
+		node := nodeJSON{Name: n.Name, Kind: n.Kind.String(), Software: f.Software(n), AS: n.AS, RouterID: n.ID.String()}
+		if n.Plane >= 0 {
+			node.Plane = f.PlaneName(n.Plane)
+		}
+		if n.Kind == topo.KindServer {
+			for g := range f.GPUs {
+				node.Loopbacks = append(node.Loopbacks, f.Loopback(n.Index, g).String())
+			}
+		}
+		v.Nodes = append(v.Nodes, node)
+	}
+	end := func(e *topo.End) endJSON { return endJSON{e.Node.Name, e.Device, e.Addr.String() + "/31"} }
+	for _, c := range f.Cables {
+		v.Cables = append(v.Cables, cableJSON{f.PlaneName(c.Plane), end(&c.Down), end(&c.Up), uint64(c.Speed)})
+	}
+	return v
+}

@@ -1,0 +1,78 @@
+package topo
+
+import (
+	"fmt"
+	"path"
+	"path/filepath"
+	"time"
+)
+
+// Target is what files are generated for.
+type Target string
+
+// The targets.
+const (
+	Machines     Target = "machines"     // servers and switches of their own
+	Netns        Target = "netns"        // network namespaces of one machine
+	Containerlab Target = "containerlab" // containers of one machine, which containerlab starts and wires
+)
+
+// Targets are all of them.
+func Targets() []Target { return []Target{Machines, Netns, Containerlab} }
+
+// labSpeedScale makes 400G a rate that one machine can shape for every cable, 400 Mbit/s.
+const labSpeedScale = 1000
+
+// labRestartTime is longer than a lab keeps a server's control plane dead.
+const labRestartTime = 10 * time.Minute
+
+// dataplaneSocket is where `fared dataplane` is on a machine of its own.
+const dataplaneSocket = "unix:/run/fared/dataplane.sock"
+
+// Site is that of a target.
+func (f *Fabric) Site(target Target) Site {
+	switch target {
+	case Netns: // they share a file system
+		folder := func(node string) string { return filepath.Join("/run/fared", f.Name, node) }
+		return Site{SpeedScale: labSpeedScale, Speeds: "tbf",
+			Socket:    func(node string) string { return filepath.Join(folder(node), "fared.sock") },
+			Dataplane: func(node string) string { return "unix:" + filepath.Join(folder(node), "dataplane.sock") },
+		}
+	case Containerlab:
+		return Site{SpeedScale: labSpeedScale, Dataplane: func(string) string { return dataplaneSocket }, RestartTime: labRestartTime, Lab: true}
+	}
+	return Site{Dataplane: func(string) string { return dataplaneSocket }}
+}
+
+// Generate is everything that follows from a description, for a target: the description itself, every node's configuration in
+// nodes/NODE, the cabling tables, drawings, and what wires the nodes.
+func (f *Fabric) Generate(target Target) []File {
+	site := f.Site(target)
+	files := []File{
+		{f.Name + ".yaml", string(Marshal(f.Spec))},
+		{"cabling.txt", f.CablingText()},
+		{"cabling.csv", f.CablingCSV()},
+		{f.Name + ".svg", f.SVG()},
+		{f.Name + ".dot", f.Dot()},
+	}
+	switch target {
+	case Netns:
+		files = append(files, f.NetnsScript(site))
+	}
+	for _, n := range f.Nodes() {
+		for _, file := range f.Files(n, site) {
+			files = append(files, File{path.Join("nodes", n.Name, file.Name), file.Text})
+		}
+	}
+	return files
+}
+
+// ParseTarget reads a target.
+func ParseTarget(s string) (Target, error) {
+	for _, t := range Targets() {
+		if s == string(t) {
+			return t, nil
+		}
+	}
+	return "", fmt.Errorf("%q is no target: use machines, netns or containerlab", s)
+}

@@ -1,0 +1,217 @@
+package topo
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// Sizes of the drawing, in SVG's user units, of which a letter is seven wide.
+const (
+	letter     = 7
+	margin     = 20
+	gap        = 16 // between boxes
+	boxHeight  = 40
+	portWidth  = 8
+	portStep   = 12 // from a server's port to the next
+	gpuSize    = 10
+	gpuStep    = 14
+	lanes      = 5 // from a cable at a leaf to the next
+	planesTop  = 56
+	stub       = 12 // of a port's cable, before it splits
+	serverTall = 58
+)
+
+// shape is where a box is drawn.
+type shape struct{ x, y, w, h int }
+
+func (s shape) middle() int { return s.x + s.w/2 }
+
+// svg draws a picture.
+type svg struct {
+	*picture
+	text
+	shapes  map[*box]shape
+	columns []shape       // of planes
+	lower   map[*line]int // where a line begins at its lower box
+	upper   map[*line]int // and ends at its upper one
+	width   int
+	height  int
+}
+
+// SVG is the drawing as Scalable Vector Graphics: planes in columns, spines above leaves, and servers below all of them. A server
+// has a port for each plane, in the plane's colour, from which a line for each sub-port goes to a leaf: two are a Y-cable.
+func (f *Fabric) SVG() string {
+	s := &svg{picture: f.picture(), shapes: map[*box]shape{}, lower: map[*line]int{}, upper: map[*line]int{}}
+	s.place()
+	s.attach()
+	s.draw()
+	return s.String()
+}
+
+// place gives every box its shape.
+func (s *svg) place() {
+	cables := map[*box]int{}
+	for _, l := range s.lines {
+		cables[l.up]++
+	}
+	row := func(kind Kind, plane int) (boxes []*box, width int) {
+		for _, b := range s.boxes {
+			if b.kind == kind && b.plane == plane {
+				w := letter*utf8.RuneCountInString(b.label()) + 2*gap
+				if kind == KindServer {
+					w = max(w, s.Planes*portStep+gap, s.GPUs*gpuStep+gap)
+				} else {
+					w = max(w, lanes*cables[b]+gap)
+				}
+				s.shapes[b] = shape{w: w}
+				boxes = append(boxes, b)
+				width += w + gap
+			}
+		}
+		return boxes, width - gap
+	}
+	// spread puts a row of boxes in the middle of a span.
+	spread := func(boxes []*box, width, x, span, y, h int) {
+		x += (span - width) / 2
+		for _, b := range boxes {
+			w := s.shapes[b].w
+			s.shapes[b] = shape{x, y, w, h}
+			x += w + gap
+		}
+	}
+	servers, below := row(KindServer, -1)
+	type column struct {
+		leaves, spines []*box
+		lw, sw         int
+	}
+	columns := make([]column, s.Planes)
+	wide, above := 0, 0
+	for p := range columns {
+		c := &columns[p]
+		c.leaves, c.lw = row(KindLeaf, p)
+		c.spines, c.sw = row(KindSpine, p)
+		wide = max(wide, c.lw+2*gap, c.sw+2*gap)
+	}
+	above = s.Planes*(wide+gap) - gap
+	if above < below {
+		wide += (below - above) / s.Planes
+		above = s.Planes*(wide+gap) - gap
+	}
+	content := max(above, below, (letter+1)*utf8.RuneCountInString(s.Title()))
+	s.width = content + 2*margin
+	leafTop := planesTop + 32
+	if s.Spines > 0 {
+		leafTop += 2 * boxHeight
+		if s.Leaves > 1 {
+			leafTop += boxHeight
+		}
+	}
+	bottom := leafTop + boxHeight + gap
+	// Lines that go far sideways need height to be told apart.
+	serverTop := bottom + max(140, content/8)
+	s.height = serverTop + serverTall + margin + gap
+	x := margin + (content-above)/2
+	for _, c := range columns {
+		s.columns = append(s.columns, shape{x, planesTop, wide, bottom - planesTop})
+		spread(c.spines, c.sw, x, wide, planesTop+32, boxHeight)
+		spread(c.leaves, c.lw, x, wide, leafTop, boxHeight)
+		x += wide + gap
+	}
+	spread(servers, below, margin, content, serverTop, serverTall)
+}
+
+// attach finds where lines meet boxes: at a server in the port of their plane, elsewhere side by side.
+func (s *svg) attach() {
+	side := func(at map[*line]int, mine, other func(*line) *box, every func(*line) bool) {
+		all := map[*box][]*line{}
+		for _, l := range s.lines {
+			if every(l) {
+				all[mine(l)] = append(all[mine(l)], l)
+			}
+		}
+		for b, lines := range all {
+			slices.SortStableFunc(lines, func(a, b *line) int { return s.shapes[other(a)].x - s.shapes[other(b)].x })
+			shape := s.shapes[b]
+			for i, l := range lines {
+				at[l] = shape.x + shape.w*(2*i+1)/(2*len(lines))
+			}
+		}
+	}
+	down, up := func(l *line) *box { return l.down }, func(l *line) *box { return l.up }
+	side(s.upper, up, down, func(*line) bool { return true })
+	side(s.lower, down, up, func(l *line) bool { return l.down.kind == KindLeaf })
+	for _, l := range s.lines {
+		if l.down.kind == KindServer {
+			s.lower[l] = s.port(l.down, l.plane)
+		}
+	}
+}
+
+// port is the middle of a server's port.
+func (s *svg) port(b *box, plane int) int {
+	return s.shapes[b].middle() + portStep*(2*plane-s.Planes+1)/2
+}
+
+func (s *svg) draw() {
+	s.line(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12" text-anchor="middle">`, s.width, s.height)
+	s.line(`<title>%s</title>`, s.Title())
+	s.line(`<rect width="%d" height="%d" fill="#ffffff"/>`, s.width, s.height)
+	s.line(`<text x="%d" y="32" font-size="14" text-anchor="start">%s</text>`, margin, s.Title())
+	for plane, c := range s.columns {
+		s.line(`<rect x="%d" y="%d" width="%d" height="%d" rx="8" fill="%s" fill-opacity="0.1"/>`, c.x, c.y, c.w, c.h, colour(plane))
+		s.line(`<text x="%d" y="%d" fill="%s" font-weight="bold">plane %s</text>`, c.middle(), c.y+20, colour(plane), s.PlaneName(plane))
+	}
+	s.WriteString(`<g fill="none" stroke-linecap="round">` + "\n")
+	for _, l := range s.lines {
+		from, to := s.shapes[l.down], s.shapes[l.up]
+		x1, y1, x2, y2, width := s.lower[l], from.y, s.upper[l], to.y+to.h, "2"
+		begin := fmt.Sprintf("M%d %d", x1, y1)
+		if l.down.kind == KindServer {
+			y1 -= stub
+			begin += fmt.Sprintf("V%d", y1)
+			width = "1.2"
+		}
+		bend := (y1 - y2) / 2
+		s.line(`<path d="%sC%d %d %d %d %d %d" stroke="%s" stroke-width="%s"/>`, begin, x1, y1-bend, x2, y2+bend, x2, y2, colour(l.plane), width)
+	}
+	s.WriteString("</g>\n")
+	for _, b := range s.boxes {
+		s.box(b)
+	}
+	s.line(`</svg>`)
+}
+
+func (s *svg) box(b *box) {
+	at, stroke, detail := s.shapes[b], "#333333", ""
+	if b.kind != KindServer {
+		stroke, detail = colour(b.plane), s.Software(b.first)
+	}
+	s.line(`<g>`)
+	if b.count == 1 {
+		s.line(`<title>%s: AS %d, %s</title>`, b.first.Name, b.first.AS, b.first.ID)
+	} else {
+		s.line(`<rect x="%d" y="%d" width="%d" height="%d" rx="4" fill="#ffffff" stroke="%s"/>`, at.x+5, at.y+5, at.w, at.h, stroke)
+		detail = strings.TrimSpace(fmt.Sprintf("× %d %s", b.count, detail))
+	}
+	s.line(`<rect x="%d" y="%d" width="%d" height="%d" rx="4" fill="#ffffff" stroke="%s"/>`, at.x, at.y, at.w, at.h, stroke)
+	if b.kind != KindServer {
+		s.line(`<text x="%d" y="%d">%s</text>`, at.middle(), at.y+17, b.label())
+		s.line(`<text x="%d" y="%d" font-size="10" fill="#555555">%s</text>`, at.middle(), at.y+32, detail)
+		s.line(`</g>`)
+		return
+	}
+	for plane := range s.Planes {
+		s.line(`<rect x="%d" y="%d" width="%d" height="%d" fill="%s"/>`, s.port(b, plane)-portWidth/2, at.y-3, portWidth, 6, colour(plane))
+	}
+	s.line(`<text x="%d" y="%d">%s</text>`, at.middle(), at.y+22, b.label())
+	x := at.middle() - (s.GPUs*gpuStep-(gpuStep-gpuSize))/2
+	for g := range s.GPUs {
+		s.line(`<rect x="%d" y="%d" width="%d" height="%d" fill="#76b900" stroke="#333333" stroke-width="0.5"><title>GPU %d</title></rect>`, x+g*gpuStep, at.y+30, gpuSize, gpuSize, g)
+	}
+	if detail != "" {
+		s.line(`<text x="%d" y="%d" font-size="10" fill="#555555">%s</text>`, at.middle(), at.y+52, detail)
+	}
+	s.line(`</g>`)
+}
