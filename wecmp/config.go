@@ -8,11 +8,12 @@ import (
 
 // Limits of a configuration and of its inputs.
 const (
-	MaxPlanes   = 64      // planes
-	MaxSubPorts = 64      // sub-ports in one plane
-	MaxSlots    = 128     // slots a pair, unless one per sub-port takes more
-	MaxCapacity = 1 << 53 // bit/s of one plane
-	MaxGroupID  = 1 << 20 // group ids are small: they index a slice
+	MaxPlanes        = 64      // planes
+	MaxSubPorts      = 1024    // sub-ports in one plane
+	MaxSubPortsTotal = 4096    // sub-ports in all planes
+	MaxSlots         = 128     // slots a pair, unless one per sub-port takes more
+	MaxCapacity      = 1 << 53 // bit/s of one plane
+	MaxGroupID       = 1 << 20 // group ids are small: they index a slice
 
 	// Parts is the unit of shares: the shares of a reachable vector's slots sum to exactly this many parts per billion.
 	Parts = 1_000_000_000
@@ -179,6 +180,9 @@ func (c *Config) Validate() error {
 			}
 			devices[s.Name] = true
 		}
+	}
+	if n := c.subPorts(); n > MaxSubPortsTotal {
+		fault("planes: %d sub-ports in all of them: at most %d are possible", n, MaxSubPortsTotal)
 	}
 	for _, e := range []struct {
 		field string

@@ -52,7 +52,10 @@ type Engine struct {
 	placeScratch                                        []uint16
 }
 
-type port struct{ plane, sub uint8 }
+type port struct {
+	plane uint8
+	sub   uint16
+}
 
 type destination struct {
 	prefix netip.Prefix
@@ -103,7 +106,7 @@ func newLayout(cfg *Config) (l layout) {
 	for p := range cfg.Planes {
 		l.start = append(l.start, len(l.ports))
 		for s := range cfg.Planes[p].SubPorts {
-			l.ports = append(l.ports, port{uint8(p), uint8(s)})
+			l.ports = append(l.ports, port{uint8(p), uint16(s)})
 		}
 	}
 	l.start = append(l.start, len(l.ports))

@@ -255,7 +255,7 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 		}
 	}
 	for name, cfg := range map[string]Config{
-		"no planes": {}, "65 planes": square(65, 1), "65 sub-ports": square(1, 65), "no sub-ports": square(1, 0),
+		"no planes": {}, "65 planes": square(65, 1), "1025 sub-ports": square(1, 1025), "5120 sub-ports": square(5, 1024), "no sub-ports": square(1, 0),
 		"129 slots": {Planes: square(2, 2).Planes, Slots: 129},
 	} {
 		if _, err := NewEngine(cfg); err == nil {
@@ -293,15 +293,16 @@ func TestNamesRoundTrip(t *testing.T) {
 	}
 }
 
-// TestLargest runs 64 planes x 64 sub-ports at the largest capacities, with ratios whose exact member weights need far
-// more than 64 bits.
+// TestLargest runs the largest server and the largest leaf at the largest capacities, with ratios whose exact member weights
+// need far more than 64 bits.
 func TestLargest(t *testing.T) {
 	r := seeded(t)
-	for _, policy := range []Policy{Reweight, Remap} {
-		cfg := square(MaxPlanes, MaxSubPorts)
-		cfg.Policy = policy
+	server, leaf := square(MaxPlanes, MaxSubPortsTotal/MaxPlanes), square(1, MaxSubPorts)
+	remapping := server
+	remapping.Policy = Remap
+	for _, cfg := range []Config{server, remapping, leaf} {
 		e, twin := mustEngine(t, cfg), newTwin(cfg)
-		planes := capacities(cfg, slices.Repeat([]uint64{MaxCapacity}, MaxPlanes)...)
+		planes := capacities(cfg, slices.Repeat([]uint64{MaxCapacity}, len(cfg.Planes))...)
 		for step := range 3 {
 			for p := range planes {
 				for s := range planes[p].SubPorts {
@@ -319,7 +320,7 @@ func TestLargest(t *testing.T) {
 			v, _ := e.Vector(1)
 			twin.groups[1] = planes
 			twin.checkWeights(t, v)
-			if len(v.Slots) != MaxPlanes*MaxSubPorts {
+			if len(v.Slots) != cfg.subPorts() {
 				t.Fatalf("%d slots", len(v.Slots))
 			}
 			var members uint64

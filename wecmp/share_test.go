@@ -67,7 +67,7 @@ func TestApportionEqualsRationals(t *testing.T) {
 // TestApportionBeyond64Bits: the sum of 64 x 64 capacities of 2^53 takes 66 bits; that of 4096 of 2^64-1 takes 76.
 func TestApportionBeyond64Bits(t *testing.T) {
 	for _, c := range []uint64{MaxCapacity, 1<<64 - 1} {
-		w := slices.Repeat([]uint64{c}, MaxPlanes*MaxSubPorts)
+		w := slices.Repeat([]uint64{c}, MaxSubPortsTotal)
 		w[7], w[4095] = c-1, c/2
 		got := Apportion(nil, w, Parts)
 		for i, want := range apportion(rationals(w), Parts) {
