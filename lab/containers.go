@@ -2,15 +2,30 @@ package lab
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/topo"
 )
 
-// Containerlab are the options of a fabric that the real containerlab deploys.
+// Containerlab are the options of a fabric that containerlab deploys (https://containerlab.dev), or that it has deployed already.
+// It needs root, Docker, and ip and tc of iproute2. The zero value of each field means its default.
 type Containerlab struct {
-	// File is the topology file.
+	// File is the topology file; the description of the fabric is beside it (topo.SpecFile).
 	File string
+	// Binary is containerlab; default: what is found in PATH.
+	Binary string
 	// Rate is how many packets a second each server sends; default 2,000, at most 200,000, -1: none.
 	Rate int
 	// Progress, if set, is told what Start does.
@@ -18,6 +33,9 @@ type Containerlab struct {
 }
 
 func (c Containerlab) withDefaults() Containerlab {
+	if c.Binary == "" {
+		c.Binary = "containerlab"
+	}
 	if c.Progress == nil {
 		c.Progress = func(string) {}
 	}
@@ -26,25 +44,366 @@ func (c Containerlab) withDefaults() Containerlab {
 
 func (c *Containerlab) validate(o Options) error { return validateReal(o) }
 
+// Require says what a fabric of containers lacks on this machine, or nil.
+func (c Containerlab) Require() error {
+	if os.Geteuid() != 0 {
+		return errors.New("containers are wired by root only")
+	}
+	c = c.withDefaults()
+	for _, tool := range []string{"ip", "tc", "docker", c.Binary} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return fmt.Errorf("a fabric of containers needs %s, which is not installed: %w", tool, err)
+		}
+	}
+	return nil
+}
+
 // containers is a fabric of containers.
 type containers struct {
 	*real
 	Containerlab
+	deployed bool // by us, so that we destroy it
+	cancel   context.CancelFunc
+	watching sync.WaitGroup
+	pid      map[*topo.Node]int // of PID 1, as this machine counts
+	own      string             // the folder of what is kept when something fails
 }
 
 func newContainers(m *model, log *slog.Logger) *containers {
-	return &containers{real: newReal(m, log, m.options.rate()), Containerlab: *m.options.Containerlab}
+	return &containers{real: newReal(m, log, m.options.rate()), Containerlab: *m.options.Containerlab, pid: map[*topo.Node]int{}}
 }
 
-var _ backend = (*containers)(nil)
-var _ backend = (*netns)(nil)
-var _ backend = (*inProcess)(nil)
+// container is a node's, as Docker knows it; its network namespace has the same name.
+func (b *containers) container(n *topo.Node) string { return b.prefix + n.Name }
 
-func (b *containers) start(ctx context.Context, fail func(error)) error      { return nil }
-func (b *containers) power(ctx context.Context, n *topo.Node, on bool) error { return nil }
-func (b *containers) freeze(n *topo.Node, on bool) error                     { return nil }
-func (b *containers) crash(server int, p parts) error                        { return nil }
-func (b *containers) revive(server int, p parts) error                       { return nil }
-func (b *containers) logs() string                                           { return "" }
-func (b *containers) close(failed bool) error                                { return nil }
-func (b *containers) leave() ([]string, error)                               { return nil, nil }
+func (b *containers) start(ctx context.Context, fail func(error)) error {
+	if err := b.Require(); err != nil {
+		return err
+	}
+	b.prefix = "clab-" + b.Name + "-"
+	own, err := os.MkdirTemp("", runDir+b.Name+"-")
+	if err != nil {
+		return err
+	}
+	b.own = own
+	up, err := b.up(ctx)
+	if err != nil {
+		return err
+	}
+	switch {
+	case up == 0:
+		b.Progress(fmt.Sprintf("deploying %s: %d containers, %d cables", b.File, len(b.Nodes()), len(b.Cables)))
+		b.deployed = true
+		if err := b.containerlab(ctx, "deploy"); err != nil {
+			return err
+		}
+		// containerlab goes on when a node fails.
+		if up, err := b.up(ctx); err != nil || up < len(b.Nodes()) {
+			return errors.Join(err, fmt.Errorf("%d of %d containers run after the deployment: 'docker logs' of the others says more", up, len(b.Nodes())))
+		}
+	case up < len(b.Nodes()):
+		return fmt.Errorf("%d of the %d containers of %s run already: end them with 'containerlab destroy --cleanup -t %s'", up, len(b.Nodes()), b.Name, b.File)
+	default:
+		b.Progress(b.Name + " runs already, and will go on")
+	}
+	sockets := map[string]string{}
+	for _, n := range b.Nodes() {
+		out, err := run(ctx, "", "docker", "inspect", "--format", "{{.State.Pid}}", b.container(n))
+		if err != nil {
+			return err
+		}
+		if b.pid[n], err = strconv.Atoi(strings.TrimSpace(string(out))); err != nil {
+			return fmt.Errorf("%s: docker inspect says %q: %w", n.Name, out, err)
+		}
+		sockets[n.Name] = filepath.Join(b.root(n), "run/fared/fared.sock")
+	}
+	b.site.Socket = func(node string) string { return sockets[node] }
+	inner, cancel := context.WithCancel(ctx)
+	b.cancel = cancel
+	b.watching.Go(func() { b.watch(inner, fail) })
+	if err := errors.Join(b.capture(b.own), b.dial()); err != nil {
+		return err
+	}
+	if err := b.establish(ctx, b.Progress); err != nil {
+		return err
+	}
+	b.flow, err = startTraffic(ctx, b.real, fail)
+	return err
+}
+
+// root is a container's file system.
+func (b *containers) root(n *topo.Node) string { return fmt.Sprintf("/proc/%d/root", b.pid[n]) }
+
+// containerlab runs one of its commands on the topology file.
+func (b *containers) containerlab(ctx context.Context, command string, args ...string) error {
+	cmd := exec.CommandContext(ctx, b.Binary, append([]string{command, "--topo", b.File}, args...)...)
+	// Its own folder, clab-NAME, belongs with the rest of what we keep, and nobody shall wait for what is newer.
+	cmd.Env = append(os.Environ(), "CLAB_LABDIR_BASE="+b.own, "CLAB_VERSION_CHECK=disable")
+	out, err := cmd.CombinedOutput()
+	b.log.Info("containerlab "+command, "says", string(out))
+	if err != nil {
+		return fmt.Errorf("%s %s --topo %s: %w:\n%s", b.Binary, command, b.File, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// up is how many of the containers run.
+func (b *containers) up(ctx context.Context) (int, error) {
+	out, err := run(ctx, "", "docker", "ps", "--filter", "label=containerlab="+b.Name, "--format", "{{.Names}}")
+	if err != nil {
+		return 0, err
+	}
+	names := strings.Fields(string(out))
+	n := 0
+	for _, node := range b.Nodes() {
+		if slices.Contains(names, b.container(node)) {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// watch tells of the end of a container: its cables have gone with it.
+func (b *containers) watch(ctx context.Context, fail func(error)) {
+	var names []string
+	for _, n := range b.Nodes() {
+		names = append(names, b.container(n))
+	}
+	for _, name := range names {
+		b.watching.Go(func() {
+			out, err := run(ctx, "", "docker", "wait", name)
+			if ctx.Err() == nil {
+				fail(errors.Join(fmt.Errorf("the container %s has ended by itself, exit code %s", name, strings.TrimSpace(string(out))), err))
+			}
+		})
+	}
+}
+
+// processes are those of a container, PID 1 first. They are told by their PID namespace, never by name or parent: what is not
+// in the container is nobody's to signal.
+func (b *containers) processes(n *topo.Node) ([]int, error) {
+	own, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return nil, err
+	}
+	inside, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", b.pid[n]))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", n.Name, err)
+	}
+	if inside == own {
+		return nil, fmt.Errorf("%s: its container shares this machine's processes", n.Name)
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	found := []int{b.pid[n]}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == b.pid[n] {
+			continue
+		}
+		if link, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)); err == nil && link == inside {
+			found = append(found, pid)
+		}
+	}
+	return found, nil
+}
+
+// keeper says that a process starts the others again when they end: PID 1, and FRR's watchfrr under it.
+func (b *containers) keeper(n *topo.Node, pid int) bool {
+	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // of one that has ended: it is none
+	return pid == b.pid[n] || strings.TrimSpace(string(comm)) == "watchfrr"
+}
+
+// strike stops what would start processes of a node again, and kills those that are chosen by their command line.
+func (b *containers) strike(n *topo.Node, chosen func(args []string) bool) error {
+	all, err := b.processes(n)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	signal := func(pid int, s unix.Signal) {
+		if err := unix.Kill(pid, s); err != nil && !errors.Is(err, unix.ESRCH) {
+			errs = append(errs, fmt.Errorf("%s: signal %d to process %d: %w", n.Name, s, pid, err))
+		}
+	}
+	for _, pid := range all {
+		if b.keeper(n, pid) {
+			signal(pid, unix.SIGSTOP)
+		}
+	}
+	for _, pid := range all {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if args := strings.Split(string(line), "\x00"); !b.keeper(n, pid) && chosen(args) {
+			b.log.Info("crash", "node", n.Name, "pid", pid, "command", strings.Join(args, " "))
+			signal(pid, unix.SIGKILL)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// restore lets a node's keepers go on, which start what is missing.
+func (b *containers) restore(n *topo.Node) error {
+	all, err := b.processes(n)
+	for _, pid := range all {
+		if b.keeper(n, pid) {
+			err = errors.Join(err, unix.Kill(pid, unix.SIGCONT))
+		}
+	}
+	return err
+}
+
+func (b *containers) crash(server int, p parts) error {
+	if p.fared {
+		b.died(server, true)
+	}
+	return b.strike(b.Server[server], func(args []string) bool {
+		return len(args) > 1 && (p.fared && args[1] == nameFared || p.dataplane && args[1] == nameDataplane)
+	})
+}
+
+// revive: what is dead in a container returns together.
+func (b *containers) revive(server int, p parts) error {
+	if dead := b.dead[server]; dead.any() {
+		return fmt.Errorf("%s: %v is dead too, and in a container everything returns at once: revive both", b.Server[server].Name, dead)
+	}
+	if err := b.restore(b.Server[server]); err != nil {
+		return err
+	}
+	if p.fared {
+		b.died(server, false)
+	}
+	return nil
+}
+
+// power ends a node's processes, or lets them return. The container stays: its cables would go with it. A server forgets what only
+// its memory and its kernel held.
+func (b *containers) power(ctx context.Context, n *topo.Node, on bool) error {
+	all := func([]string) bool { return true }
+	switch {
+	case on && n.Kind == topo.KindServer:
+		b.flow.mute(n.Index, false)
+		b.died(n.Index, false)
+		return b.restore(n)
+	case on:
+		return b.restore(n)
+	case n.Kind == topo.KindServer:
+		b.flow.mute(n.Index, true)
+		b.died(n.Index, true)
+	}
+	err := b.strike(n, all)
+	if b.Software(n) != topo.Fared {
+		return err
+	}
+	kept, _ := filepath.Glob(filepath.Join(b.root(n), "run/fared/*")) // nothing there is nothing to forget
+	for _, file := range kept {
+		err = errors.Join(err, os.RemoveAll(file))
+	}
+	return errors.Join(err, b.namespace(n.Name).forget(ctx))
+}
+
+// freeze uses Docker's: the freezer of the container's control group.
+func (b *containers) freeze(n *topo.Node, on bool) error {
+	command := "unpause"
+	if on {
+		command = "pause"
+	}
+	_, err := run(context.Background(), "", "docker", command, b.container(n))
+	return err
+}
+
+func (b *containers) close(failed bool) error {
+	b.quiet()
+	if b.cancel != nil {
+		b.cancel()
+		b.watching.Wait()
+	}
+	var errs []error
+	if failed && b.own != "" {
+		errs = append(errs, b.keepLogs())
+	}
+	switch {
+	case b.deployed:
+		errs = append(errs, b.destroy())
+	case len(b.pid) == len(b.Nodes()):
+		errs = append(errs, b.tidy())
+	}
+	if !failed && b.own != "" {
+		errs = append(errs, os.RemoveAll(b.own))
+	}
+	return errors.Join(errs...)
+}
+
+// destroy removes the containers, also those that are frozen or have lost their keeper.
+func (b *containers) destroy() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for n := range b.model.asleep {
+		if b.model.asleep[n] {
+			_ = b.freeze(n, false) // Docker does not end what is paused; if it is not, so much the better
+		}
+	}
+	return b.containerlab(ctx, "destroy", "--cleanup")
+}
+
+// tidy undoes, in a fabric that goes on, what a scenario has left undone.
+func (b *containers) tidy() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var errs []error
+	for n, asleep := range b.model.asleep {
+		if asleep {
+			errs = append(errs, b.freeze(n, false))
+		}
+		delete(b.model.asleep, n)
+	}
+	for n, dark := range b.dark {
+		if dark {
+			errs = append(errs, b.restore(n))
+		}
+		delete(b.dark, n)
+	}
+	for s, dead := range b.dead {
+		if dead.any() {
+			errs = append(errs, b.restore(b.Server[s]))
+		}
+	}
+	var set []cable
+	for _, c := range b.Cables {
+		if b.lossy[c.Index] {
+			errs = append(errs, b.lose(ctx, c, false))
+		}
+		b.cut[c.Index] = false
+		set = append(set, b.cable(c))
+	}
+	return errors.Join(append(errs, b.real.cables(ctx, set))...)
+}
+
+// keepLogs writes what every container has said, and its configuration, to the folder that is kept.
+func (b *containers) keepLogs() error {
+	var errs []error
+	for _, n := range b.Nodes() {
+		cmd := exec.Command("docker", "logs", "--timestamps", b.container(n))
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("docker logs %s: %w", b.container(n), err))
+		}
+		errs = append(errs, os.WriteFile(filepath.Join(b.own, n.Name+".log"), out, 0o644))
+	}
+	return errors.Join(errs...)
+}
+
+func (b *containers) logs() string { return b.own }
+
+func (b *containers) leave() ([]string, error) {
+	b.quiet()
+	b.cancel()
+	b.watching.Wait()
+	return []string{
+		"the fabric keeps running, without the lab's packets. To look at it:",
+		"  docker exec " + b.container(b.Server[0]) + " /fared weights",
+		"To end it:",
+		"  " + b.Binary + " destroy --cleanup -t " + b.File,
+	}, nil
+}

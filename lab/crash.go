@@ -57,9 +57,14 @@ func (m *model) crashed(server int, p parts) {
 			m.frozen[server][dst] = m.weights(server, dst)
 		}
 	}
+	told := map[*topo.Node]uint64{}
+	for _, leaf := range m.Leaf {
+		told[leaf] = m.direct(leaf, server)
+	}
 	m.dead[server] = m.dead[server].or(p)
 	m.waiting[server] = m.waiting[server] && !p.fared
 	for _, c := range m.At(m.Server[server]) {
+		m.told[c.Index] = told[c.Up.Node]
 		if p.fared && !m.keepsRoutes(c.Up.Node) {
 			m.silent[c.Index] = true
 		}

@@ -23,11 +23,14 @@ type model struct {
 	frozen [][][]uint32
 	// silent says of a cable that the leaf has lost its routes and cannot learn them again, for a process of the server is dead.
 	silent []bool
+	// told is what a server whose control plane has crashed had told the leaf of a cable about itself, in bit/s: a leaf that does not
+	// add up passes it on for as long as it keeps the route.
+	told []uint64
 }
 
 func newModel(p *plan) *model {
 	n := len(p.Cables)
-	return &model{plan: p, cut: make([]bool, n), lossy: make([]bool, n), drained: make([]bool, n), silent: make([]bool, n),
+	return &model{plan: p, cut: make([]bool, n), lossy: make([]bool, n), drained: make([]bool, n), silent: make([]bool, n), told: make([]uint64, n),
 		dark: map[*topo.Node]bool{}, asleep: map[*topo.Node]bool{},
 		dead: make([]parts, p.Servers), waiting: make([]bool, p.Servers), frozen: make([][][]uint32, p.Servers)}
 }
@@ -65,6 +68,9 @@ func (m *model) lanes(server int, leaf *topo.Node) (speed uint64) {
 func (m *model) direct(leaf *topo.Node, server int) (speed uint64) {
 	for _, c := range m.At(m.Server[server]) {
 		if c.Up.Node == leaf && m.announces(c) {
+			if m.Software(leaf) == topo.BIRD && m.absent(server) {
+				return m.told[c.Index]
+			}
 			speed += uint64(c.Speed)
 		}
 	}

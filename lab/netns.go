@@ -158,6 +158,9 @@ func (b *netns) start(ctx context.Context, fail func(error)) error {
 	if err := b.build(ctx, nodes); err != nil {
 		return err
 	}
+	if err := b.capture(b.dir); err != nil {
+		return err
+	}
 	b.Progress(fmt.Sprintf("starting %d leaves (%s) and %d servers; logs are in %s", len(b.Leaf), b.Spec.Leaf, b.Servers, b.dir))
 	for _, n := range nodes {
 		if err := b.boot(ctx, n, bothParts); err != nil {

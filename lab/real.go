@@ -30,6 +30,8 @@ type real struct {
 	flow    *traffic
 	clients map[*topo.Node]*client // of the nodes on which fared runs
 	conns   []*grpc.ClientConn
+	// captures are running.
+	captures []*process
 
 	mu  sync.Mutex         // guards what follows
 	lit map[*topo.Node]int // how many cables of a leaf have light
@@ -157,6 +159,7 @@ func (b *real) slotsMoved() uint64 { return b.flow.moved.Load() }
 
 // quiet ends what this process itself does in the fabric.
 func (b *real) quiet() {
+	b.endCaptures()
 	if b.flow != nil {
 		b.flow.close()
 	}

@@ -21,6 +21,8 @@ type Fabric struct {
 	cancel context.CancelFunc
 	closed sync.Once
 	ended  error // of Close
+	// note is to be called when weights may have changed, during a step.
+	note func()
 	// said is what each server's daemon said of destinations when it was last right, with both its processes alive.
 	said   []map[netip.Addr]*farev1.DestinationWeights
 	mu     sync.Mutex
@@ -209,6 +211,10 @@ func (f *Fabric) subst(word string) string {
 		return f.Device(plane, 0)
 	case "$other":
 		return f.PlaneName(0)
+	case "$other.0":
+		return f.Device(0, 0)
+	case "$otherleaf":
+		return f.Leaf[0].Name
 	}
 	return word
 }
@@ -265,6 +271,9 @@ func (f *Fabric) wire(ctx context.Context, set []*topo.Cable) error {
 		states[i] = f.cable(c)
 	}
 	f.darkened(states)
+	if f.note != nil { // what an action does and undoes is a change too
+		f.note()
+	}
 	return f.cables(ctx, states)
 }
 
@@ -424,6 +433,7 @@ func (f *Fabric) Run(ctx context.Context, s *Scenario, each func(Result)) (bool,
 func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, error) {
 	before := f.slotsMoved()
 	changes := newChanges(f.model)
+	f.note = changes.note
 	t := f.packets()
 	var idle *tally
 	if t != nil {

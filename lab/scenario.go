@@ -52,17 +52,26 @@ var scenarioFiles embed.FS
 
 // Names returns the built-in scenarios in the order that "all" runs them.
 func Names() []string {
-	return []string{"none", "sub-cable", "port", "leaf", "recovery", "drain", "crash"}
+	return []string{"none", "sub-cable", "port", "leaf", "two-planes", "recovery", "drain", "maintenance", "flap", "frozen", "blackhole", "reboot", "crash"}
 }
 
-// RealOnly says whether a built-in scenario needs processes and packets, which a fabric inside one process does not have.
-func RealOnly(name string) bool { return name == "crash" }
+// playable says whether such a fabric can play a built-in scenario: one inside this process has no processes and packets of its
+// own, and in a container the processes of a node return together.
+func (o Options) playable(name string) bool {
+	switch name {
+	case "maintenance", "flap", "frozen", "blackhole", "reboot":
+		return o.real()
+	case "crash":
+		return o.Netns != nil
+	}
+	return true
+}
 
 // Load returns a built-in scenario by name, or "all" that such a fabric can play, one after the other.
 func Load(name string, o Options) ([]*Scenario, error) {
 	names := []string{name}
 	if name == "all" {
-		names = slices.DeleteFunc(Names(), func(name string) bool { return RealOnly(name) && !o.real() })
+		names = slices.DeleteFunc(Names(), func(name string) bool { return !o.playable(name) })
 	} else if !slices.Contains(Names(), name) {
 		return nil, fmt.Errorf("no scenario %q: there are %s and all; a script of your own is given with --script", name, strings.Join(Names(), ", "))
 	}
@@ -105,10 +114,14 @@ var actionArgs = map[string]string{
 //
 //	scenario TITLE
 //	step TEXT
-//	  cut server2 p2.0            one sub-port's cable; "p2" cuts the plane's whole port
+//	  cut server2 p2.0            one sub-port's cable; "p2" cuts the plane's whole port; "cut leaf0-1 up0" an uplink
 //	  mend server2 p2.0
-//	  kill leaf2                  all cables of the leaf go dark; "restart leaf2"
-//	  drain server1 plane p2      also "sub-port p2.0", "leaf leaf2"; "undrain ..."
+//	  flap server2 p2.0 5 200ms   cut and mend it five times, each state for 200 ms
+//	  blackhole server2 p2.0      drop every packet, both ways, with the light on; "heal ..."
+//	  kill leaf2                  a leaf or spine dies, and all its cables go dark; "restart leaf2"
+//	  freeze leaf2                its processes stop, its kernel forwards; "thaw leaf2"
+//	  poweroff server2            a server loses all that it knows; "poweron server2"
+//	  drain server1 plane p2      also "sub-port p2.0", "leaf leaf2", and "*" for every server; "undrain ..."
 //	  crash server1 fared         kill -9 of "fared run"; also "dataplane", "both"; "revive ..." starts it again
 //	  show server1 -> server2     whose weights are printed
 //	  expect * -> server2 2:2:1:2 what the script demands, beside the model
@@ -207,7 +220,7 @@ func (s *Scenario) line(n int, words []string) error {
 		}
 		step.Lost = v
 	default:
-		return fmt.Errorf("%q is no word of a scenario: there are scenario, step, cut, mend, kill, restart, drain, undrain, crash, revive, show, expect, moved and lost", verb)
+		return fmt.Errorf("%q is no word of a scenario: there are scenario, step, cut, mend, flap, blackhole, heal, kill, restart, freeze, thaw, poweroff, poweron, drain, undrain, crash, revive, show, expect, moved and lost", verb)
 	}
 	return nil
 }
