@@ -7,7 +7,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 FUZZTIME   ?= 20s
 BENCHTIME  ?= 1s
 
-.PHONY: build demo test unit bench lint generate check-generated fuzz deps clean
+.PHONY: build demo test unit bench lint generate check-generated fuzz deps images containerlab clean
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/fared ./cmd/fared
@@ -25,6 +25,14 @@ unit:
 
 deps:
 	./scripts/deps.sh
+
+# The images of the labs in containers, made here: no registry is needed.
+images: build
+	./scripts/images.sh
+
+# A containerlab that runs on this machine; the last line is its path.
+containerlab:
+	./scripts/containerlab.sh
 
 lint:
 	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "not formatted (gofmt -w):"; echo "$$out"; exit 1; fi

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Prints the path of a containerlab for this machine: the installed one, else v0.69.3, built from its Go module into
+# ${XDG_CACHE_HOME:-~/.cache}/fared, which takes two minutes once. Two kinds of machine are too bare for an ordinary containerlab, and get one
+# that is built for them:
+#   modules     no /proc/modules: the kernel has no loadable modules, so what it has is there
+#   privileged  no CAP_SYS_RESOURCE: Docker cannot start privileged containers; the labs' nodes ask for the capabilities they need
+set -euo pipefail
+version=v0.69.3
+without=()
+[ -e /proc/modules ] || without+=(modules)
+bounding=$(sed -n 's/^CapBnd:[[:space:]]*//p' /proc/self/status)
+((0x$bounding >> 24 & 1)) || without+=(privileged) # CAP_SYS_RESOURCE, linux/capability.h
+
+if [ ${#without[@]} -eq 0 ] && command -v containerlab; then
+  exit
+fi
+name=containerlab-$version$(printf -- '-%s' "${without[@]}")
+out=${XDG_CACHE_HOME:-${HOME:?}/.cache}/fared/${name%-}
+if [ -x "$out" ]; then
+  echo "$out"
+  exit
+fi
+
+echo "containerlab: building $version, without: ${without[*]:-nothing}" >&2
+mkdir -p "${out%/*}"
+work=$(mktemp -d)
+trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
+cd "$work"
+module=$(go mod download -json github.com/srl-labs/containerlab@$version | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",$/\1/p')
+[ -n "$module" ] || { echo "containerlab: no Go module of $version to be had" >&2; exit 1; }
+cp -r "$module" src
+chmod -R u+w src
+cd src
+# edit FILE SED-SCRIPT: changes a file of containerlab, or says that it is another than expected.
+edit() {
+  sed -i "$2" "$1"
+  if cmp -s "$1" "$module/$1"; then
+    echo "containerlab: $1 of $version is not what this script knows" >&2
+    exit 1
+  fi
+}
+for lack in "${without[@]}"; do
+  case $lack in
+    modules) edit utils/kernel_module.go 's|f, err := os.Open("/proc/modules")|&\n\tif os.IsNotExist(err) {\n\t\treturn true, nil\n\t}|' ;;
+    privileged) edit runtime/docker/docker.go 's|\(Privileged: *\)true,|\1false,|' ;;
+  esac
+done
+CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X github.com/srl-labs/containerlab/cmd/version.Version=${version#v}" -o "$work/containerlab" .
+mv "$work/containerlab" "$out.$$" && mv "$out.$$" "$out"
+echo "$out"

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Builds the labs' images where no registry is needed: fared:local (bin/fared in a FROM-scratch image), fared-frr:local and
+# fared-bird:local (Debian's packages, by debootstrap). One that is up to date is kept: its label says what it was made from.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+suite=bookworm
+packages=frr,bird2,iproute2,tini
+images=containerlab/images
+label=fared.inputs
+
+fail() {
+  echo "images: $1" >&2
+  exit 1
+}
+missing() { fail "$1: scripts/deps.sh installs and starts what is needed"; }
+docker info >/dev/null 2>&1 || missing "no Docker daemon answers"
+[ -x bin/fared ] || fail "bin/fared is missing: run make build first"
+# Without buildx docker knows the classic builder only, and asks to be told so.
+docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
+
+# inputs TEXT FILE...: a short hash of them.
+inputs() { { echo "$1" && cat "${@:2}"; } | sha256sum | cut -c1-16; }
+
+# current TAG HASH: whether the image is there and was made from just that.
+current() {
+  [ "$(docker image inspect -f "{{index .Config.Labels \"$label\"}}" "$1" 2>/dev/null)" = "$2" ] || return 1
+  echo "images: $1 is up to date"
+}
+
+# build TAG HASH CONTEXT [OPTION...]: what the Dockerfile says.
+build() {
+  current "$1" "$2" && return
+  local said
+  said=$(docker build --label "$label=$2" -t "$1" "${@:4}" "$3" 2>&1) || { echo "$said" >&2; fail "$1 cannot be built"; }
+  echo "images: $1 built"
+}
+
+build fared:local "$(inputs '' $images/fared/Dockerfile bin/fared)" bin -f $images/fared/Dockerfile
+
+base=fared-debian:local
+made=$(inputs "$suite $packages" scripts/images.sh)
+if ! current $base "$made"; then
+  command -v debootstrap >/dev/null || missing "debootstrap is missing"
+  [ "$(id -u)" = 0 ] || fail "debootstrap needs root"
+  root=$(mktemp -d)
+  trap 'rm -rf "$root"' EXIT
+  echo "images: installing $packages of Debian $suite, which takes a minute"
+  debootstrap --variant=minbase --include=$packages $suite "$root" >"$root.log" 2>&1 || { tail -20 "$root.log" >&2; fail "debootstrap fails, see $root.log"; }
+  rm -rf "$root.log" "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/usr/share/{doc,info,locale,man}/*
+  tar -C "$root" -c . | docker import --change "LABEL $label=$made" - $base >/dev/null
+  echo "images: $base built"
+fi
+for router in frr bird; do
+  build fared-$router:local "$(inputs "$made" $images/$router/*)" $images/$router --build-arg BASE=$base
+done
+# What these have replaced.
+docker image prune -f --filter "label=$label" >/dev/null
