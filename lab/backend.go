@@ -32,6 +32,8 @@ type backend interface {
 	forwarding(ctx context.Context, server int) (*forwarding, error)
 	// slotsMoved is how many slots have left their place since the start, over all servers.
 	slotsMoved() uint64
+	// followers follow the weights of every server; nil: nobody does.
+	followers() []*follower
 	// packets are what flows through the fabric; nil: nothing does.
 	packets() *traffic
 	// logs is the folder of what the nodes have written; "": there is none.

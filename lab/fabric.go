@@ -19,6 +19,8 @@ type Options struct {
 	// Netns makes the fabric of network namespaces and processes, Containerlab of containers; both nil: all of it is in this process.
 	Netns        *Netns
 	Containerlab *Containerlab
+	// Timeline says that results have timelines. In one process, daemons are listened to for it.
+	Timeline bool
 }
 
 // real says that nodes have processes of their own, kernels and packets.

@@ -19,10 +19,11 @@ import (
 // inProcess is a fabric whose nodes are daemons in this process, with in-memory data planes and simulated cables.
 type inProcess struct {
 	*plan
-	log    *slog.Logger
-	nodes  map[*topo.Node]*node
-	cancel context.CancelFunc
-	done   sync.WaitGroup
+	log     *slog.Logger
+	nodes   map[*topo.Node]*node
+	weights []*follower // by server; none when no timeline is asked for
+	cancel  context.CancelFunc
+	done    sync.WaitGroup
 }
 
 // node is one daemon of the fabric.
@@ -47,8 +48,22 @@ func (b *inProcess) start(ctx context.Context, fail func(error)) error {
 			}
 		})
 	}
+	if !b.options.Timeline {
+		return nil
+	}
+	for _, at := range b.Server {
+		w, n := newFollower(), b.nodes[at]
+		b.weights = append(b.weights, w)
+		b.done.Go(func() {
+			if err := w.watch(ctx, n.daemon.WeightService()); err != nil && ctx.Err() == nil {
+				fail(fmt.Errorf("weights of %s: %w", n.name, err))
+			}
+		})
+	}
 	return nil
 }
+
+func (b *inProcess) followers() []*follower { return b.weights }
 
 // build creates every daemon; none runs yet.
 func (b *inProcess) build() error {
@@ -165,6 +180,9 @@ func (b *inProcess) forwarding(_ context.Context, server int) (*forwarding, erro
 		if !slices.Equal(lowestTerms(got), want) {
 			return fmt.Sprintf("the data plane forwards by %s, should by %s", Ratio(got), Ratio(want))
 		}
-		return ""
+		if b.weights == nil {
+			return ""
+		}
+		return b.weights[server].behind(dst, want, true)
 	}}, nil
 }

@@ -177,7 +177,7 @@ func (b *real) forwarding(ctx context.Context, server int) (*forwarding, error) 
 			if text := table.check(dst, subPortWeights(said)); text != "" {
 				return text
 			}
-			return b.flow.check(server, dst, want)
+			return b.flow.senders[server].weights.behind(dst, want, !b.dead[server].any())
 		},
 		avoids: table.avoids,
 	}, nil

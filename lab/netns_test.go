@@ -278,7 +278,7 @@ func TestPacketsAreTheJudge(t *testing.T) {
 	o.mu.Lock()
 	for _, out := range o.order {
 		for i := range out.slots {
-			if out.slots[i].plane == "p0" {
+			if out.slots[i].lane.plane == 0 {
 				out.slots[i].share *= 3
 			}
 		}
@@ -374,9 +374,10 @@ func TestReceivedPackets(t *testing.T) {
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
     lo:    1000      77    0    0    0     0          0         0     1000      77    0    0    0     0       0          0
   s1.0:   14900     100    0    0    0     0          0         0    25130     217    0    0    0     0       0          0
+  up0:   24500     160    0    0    0     0          0         0    25130     217    0    0    0     0       0          0
   s2.0:123456789    23    0    0    0     0          0         0    25130     217    0    0    0     0       0          0
 `
-	if got := receivedPackets([]byte(text)); got != 123 {
+	if got := receivedPackets([]byte(text), []string{"s1.0", "s2.0"}); got != 123 {
 		t.Errorf("%d packets, want 123", got)
 	}
 }

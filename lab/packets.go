@@ -20,6 +20,23 @@ type Traffic struct {
 	Measured map[string]uint64  `json:"measured_packets"`
 	Share    map[string]float64 `json:"measured_share"`
 	Wanted   map[string]float64 `json:"weight_share"`
+	// Duplicated counts packets that arrived another time, Late those that arrived when they counted as lost already.
+	Duplicated uint64 `json:"packets_duplicated"`
+	Late       uint64 `json:"packets_late"`
+	// LossIntervalNS is how long a pair of loopbacks lost packets, from the first action on, of the pair that did so for the
+	// longest: from the sending of its first lost packet to that of the last, and one of its packets' gaps more, nanoseconds.
+	// Between the two, packets of the pair that took another plane may have arrived. 0: nothing was lost. It is what RFC 6412 calls
+	// a loss of connectivity period, for all that a pair sends. LossWorst names the servers of that pair: "server1 -> server2".
+	LossIntervalNS int64  `json:"loss_interval_ns"`
+	LossWorst      string `json:"loss_worst,omitempty"`
+	// LossSpanNS is the same from the first packet of any pair to the last of any.
+	LossSpanNS int64 `json:"loss_span_ns"`
+	// LossPairs is how many pairs lost packets, LossPlanes how many packets were lost of those that each plane's slots sent. What
+	// was sent before the first action and was lost under way is in Lost only.
+	LossPairs  int               `json:"loss_pairs"`
+	LossPlanes map[string]uint64 `json:"loss_planes"`
+
+	outage outage
 }
 
 // A step's steady time lasts until each pair has sent so many packets, within bounds.
@@ -49,9 +66,7 @@ func (f *Fabric) watchPackets(ctx context.Context, t *traffic, w watched) (*Traf
 	}
 	change := t.roll()
 	if w.judge {
-		pairs := (f.Servers - 1) * f.GPUs * f.GPUs
-		span := time.Duration(float64(steadyPackets*pairs) / float64(t.rate) * float64(time.Second))
-		if sleep(ctx, max(steadyAtLeast, min(span, steadyAtMost))) != nil {
+		if sleep(ctx, max(steadyAtLeast, min(steadyPackets*t.gap(), steadyAtMost))) != nil {
 			return nil, nil
 		}
 	}
@@ -63,7 +78,10 @@ func (f *Fabric) watchPackets(ctx context.Context, t *traffic, w watched) (*Traf
 		t.gather(ctx, n)
 		r.Sent += sum(n.sent)
 		r.Lost += lost(n)
+		r.Duplicated += n.duplicated.Load()
+		r.Late += n.late.Load()
 	}
+	r.lay(t, newOutage(f.Planes, t.gap().Nanoseconds(), change, steady))
 	r.SteadyLost = lost(steady)
 	counts := t.counts(steady, w.src, w.dst)
 	var seen uint64
@@ -85,6 +103,29 @@ func (f *Fabric) watchPackets(ctx context.Context, t *traffic, w watched) (*Traf
 		wrong = append(wrong, f.undisturbed(t, w, change, steady)...)
 	}
 	return r, wrong
+}
+
+// gap is the time between two packets of a pair of loopbacks while all of them can be reached.
+func (t *traffic) gap() time.Duration {
+	return time.Duration(float64((t.Servers-1)*t.GPUs*t.GPUs) / float64(t.rate) * float64(time.Second))
+}
+
+// lay lays an outage out.
+func (r *Traffic) lay(t *traffic, o outage) {
+	r.outage = o
+	r.LossIntervalNS, r.LossSpanNS, r.LossPairs, r.LossPlanes = o.interval, o.span, o.pairs, map[string]uint64{}
+	for p, n := range o.byPlane {
+		r.LossPlanes[t.PlaneName(p)] = n
+	}
+	if o.pairs > 0 {
+		src, dst := t.ends(o.worst)
+		r.LossWorst = t.Server[src].Name + " -> " + t.Server[dst].Name
+	}
+}
+
+// ends are the servers of a pair of loopbacks.
+func (t *traffic) ends(pair int) (src, dst int) {
+	return pair / t.loopbacks / t.GPUs, pair % t.loopbacks / t.GPUs
 }
 
 // undisturbed says which servers between which the step changes no weights have lost packets, when they are too many.
@@ -200,10 +241,10 @@ func (o *sender) slack() float64 {
 	defer o.mu.Unlock()
 	most := 0
 	for _, out := range o.order {
-		slots := map[string]int{}
+		slots := map[int]int{}
 		for _, s := range out.slots {
-			slots[s.plane]++
-			most = max(most, slots[s.plane])
+			slots[s.lane.plane]++
+			most = max(most, slots[s.lane.plane])
 		}
 	}
 	return float64(2*most*o.GPUs*o.GPUs) + 1

@@ -47,6 +47,11 @@ type Result struct {
 	ElapsedNS int64 `json:"elapsed_ns"`
 	// Wrong says what was not as expected, a few at most.
 	Wrong []string `json:"wrong,omitempty"`
+	// WeightsFollowedNS is from the first action until the last server was told by its daemon of the last change of its weights,
+	// nanoseconds; 0: none changed, or no timeline was asked for.
+	WeightsFollowedNS int64 `json:"weights_followed_ns"`
+	// Timeline is what happened, in order; nil: nothing, or it was not asked for.
+	Timeline []Event `json:"timeline,omitempty"`
 	// Traffic is what became of the packets; nil where none are sent.
 	Traffic *Traffic `json:"traffic,omitempty"`
 }
@@ -436,10 +441,11 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 	f.note = changes.note
 	t := f.packets()
 	var idle *tally
+	var events []Event
+	start := time.Now() // no packet of the next tally is sent before
 	if t != nil {
 		idle = t.roll()
 	}
-	start := time.Now()
 	for _, a := range step.Actions {
 		do, err := f.resolve(a)
 		if err == nil {
@@ -449,6 +455,7 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 			return Result{}, fmt.Errorf("%s:%d: %w", s.Name, a.Line, err)
 		}
 		changes.note()
+		events = append(events, Event{AtNS: time.Since(start).Nanoseconds(), Event: EventAction, Detail: f.words(a)})
 	}
 	wrong := f.settle(ctx, settleTimeout)
 	if ctx.Err() != nil {
@@ -479,6 +486,9 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 			return Result{}, ctx.Err()
 		}
 		r.Wrong = append(r.Wrong, wrong...)
+	}
+	if f.options.Timeline {
+		f.timeline(&r, start, events)
 	}
 	r.OK = len(r.Wrong) == 0
 	r.Wrong = r.Wrong[:min(len(r.Wrong), 8)]

@@ -21,10 +21,11 @@ import (
 // rocePort is the UDP port that traffic goes to: RoCEv2's, which the data plane steers.
 const rocePort = 4791
 
-// The payload of a packet: a mark, the number of the tally it is counted in, and its pair.
+// The payload of a packet: a mark, the number of the tally it is counted in, its pair, and its number in its server's ledger.
 const (
 	payloadMark  = 0xfa4ed1ab
 	payloadBytes = 64
+	payloadUsed  = 16
 )
 
 // traffic is the packets of a fabric of namespaces. Each server sends UDP to every other's loopbacks, from every slot's source
@@ -41,6 +42,7 @@ type traffic struct {
 	moved     atomic.Uint64
 	senders   []*sender
 	gauge     *gauge
+	epoch     time.Time // packets' times count from it
 
 	mu  sync.RWMutex // senders hold it for reading while they send and count; guards now
 	now *tally
@@ -50,15 +52,20 @@ type traffic struct {
 
 // tally counts the packets of one span of time. A pair is source loopback * loopbacks + destination loopback.
 type tally struct {
-	number         uint32
-	sent, received []atomic.Uint64   // by pair
-	seen           [][]atomic.Uint64 // by plane and pair, at the leaf
-	begun, ended   time.Time
+	number uint32
+	sent   []atomic.Uint64 // by pair
+	// received counts packets once; what arrived again, and what arrived when it counted as lost, is counted beside.
+	received         []atomic.Uint64   // by pair
+	seen             [][]atomic.Uint64 // by plane and pair, at the leaf
+	duplicated, late atomic.Uint64
+
+	mu     sync.Mutex // guards what follows
+	losses map[lane]loss
 }
 
 func (t *traffic) newTally(number uint32) *tally {
 	pairs := t.loopbacks * t.loopbacks
-	n := &tally{number: number, sent: make([]atomic.Uint64, pairs), received: make([]atomic.Uint64, pairs), begun: time.Now()}
+	n := &tally{number: number, sent: make([]atomic.Uint64, pairs), received: make([]atomic.Uint64, pairs), losses: map[lane]loss{}}
 	for range t.Planes {
 		n.seen = append(n.seen, make([]atomic.Uint64, pairs))
 	}
@@ -86,7 +93,6 @@ func (t *traffic) roll() *tally {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	last := t.now
-	last.ended = time.Now()
 	t.now = t.newTally(last.number + 1)
 	t.all.Delete(last.number - 3) // by now everything has arrived or is lost
 	return last
@@ -96,8 +102,15 @@ func (t *traffic) roll() *tally {
 // packet for 50 ms at most.
 const quiet = 150 * time.Millisecond
 
-// gather waits until every packet of a tally has arrived or is lost.
+// gather waits until every packet of a tally has arrived or is lost, and settles them.
 func (t *traffic) gather(ctx context.Context, n *tally) {
+	defer func() {
+		for _, o := range t.senders {
+			o.mu.Lock()
+			o.ledger.settle(n)
+			o.mu.Unlock()
+		}
+	}()
 	sent := sum(n.sent)
 	last, since := uint64(0), time.Now()
 	for {
@@ -121,12 +134,15 @@ func (t *traffic) pair(src, srcGPU, dst, dstGPU int) int {
 // startTraffic subscribes to every server's weights and begins to send by them.
 func startTraffic(ctx context.Context, b *real, fail func(error)) (*traffic, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &traffic{plan: b.plan, loopbacks: b.Servers * b.GPUs, rate: b.rate, cancel: cancel}
+	t := &traffic{plan: b.plan, loopbacks: b.Servers * b.GPUs, rate: b.rate, cancel: cancel, epoch: time.Now()}
 	t.ready = b.leavesForward
 	t.now = t.newTally(0)
+	for s := range t.Servers { // receivers know them all
+		t.senders = append(t.senders, newSender(t, s, b.namespace(t.Server[s].Name)))
+	}
 	open := func() error {
 		for _, leaf := range t.Leaf {
-			w, err := newWitness(b.namespace(leaf.Name))
+			w, err := newWitness(b.namespace(leaf.Name), t.serverPorts(leaf))
 			if err != nil {
 				return fmt.Errorf("watch packets on %s: %w", leaf.Name, err)
 			}
@@ -149,9 +165,7 @@ func startTraffic(ctx context.Context, b *real, fail func(error)) (*traffic, err
 		}
 		t.closers = append(t.closers, t.gauge.close)
 		t.spawn(ctx, fail, "gauge", func() error { return t.gauge.run(ctx, t) })
-		for s := range t.Servers {
-			o := newSender(t, s, b.namespace(t.Server[s].Name))
-			t.senders = append(t.senders, o)
+		for s, o := range t.senders {
 			t.closers = append(t.closers, o.close)
 			t.spawn(ctx, fail, "subscription to "+o.name, func() error { return o.follow(ctx, b.clients[b.Server[s]]) })
 			t.spawn(ctx, fail, "sender of "+o.name, func() error { return o.send(ctx) })
@@ -187,6 +201,7 @@ func (t *traffic) mute(server int, on bool) {
 	defer o.mu.Unlock()
 	o.muted = on
 	o.outlets, o.order, o.slots = map[int]*outlet{}, nil, map[netip.Addr][]string{}
+	o.weights.forget()
 }
 
 func (t *traffic) close() {
@@ -241,15 +256,25 @@ func (t *traffic) receive(conn *net.UDPConn) error {
 			}
 			return err
 		}
-		if c, pair := t.counted(buf[:n]); c != nil {
+		c, pair := t.counted(buf[:n])
+		if c == nil {
+			continue
+		}
+		src, _ := t.ends(pair)
+		switch t.senders[src].ledger.arrive(binary.BigEndian.Uint32(buf[12:])) {
+		case firstTime:
 			c.received[pair].Add(1)
+		case duplicate:
+			c.duplicated.Add(1)
+		case late:
+			c.late.Add(1)
 		}
 	}
 }
 
 // counted finds the tally and the pair of a payload; nil for what is not ours, or too old.
 func (t *traffic) counted(payload []byte) (*tally, int) {
-	if len(payload) < 12 || binary.BigEndian.Uint32(payload) != payloadMark {
+	if len(payload) < payloadUsed || binary.BigEndian.Uint32(payload) != payloadMark {
 		return nil, 0
 	}
 	n, ok := t.all.Load(binary.BigEndian.Uint32(payload[4:]))
@@ -258,17 +283,6 @@ func (t *traffic) counted(payload []byte) (*tally, int) {
 		return nil, 0
 	}
 	return n.(*tally), pair
-}
-
-// check says whether a server sends by the weights toward a destination, or "".
-func (t *traffic) check(server int, dst netip.Addr, want []uint32) string {
-	o := t.senders[server]
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if got := o.weights[dst]; slices.Max(want) > 0 && !slices.Equal(got, want) {
-		return fmt.Sprintf("packets are sent by %s, should be by %s", Ratio(got), Ratio(want))
-	}
-	return ""
 }
 
 // sender is a server's traffic.
@@ -280,11 +294,14 @@ type sender struct {
 
 	sockets map[netip.AddrPort]*net.UDPConn // by source; used by follow alone, and by close after its end
 
-	mu      sync.Mutex // guards what follows
-	weights map[netip.Addr][]uint32
+	weights *follower
+	ledger  *ledger
+
+	mu      sync.Mutex              // guards what follows, and what of the ledger is the sender's
 	slots   map[netip.Addr][]string // the place of each slot when it was last known
 	outlets map[int]*outlet         // by pair
 	order   []*outlet
+	uses    map[use]*int64 // when packets were last sent so, ns since the epoch; -1: never
 	muted   bool
 }
 
@@ -302,14 +319,21 @@ const unplaced = "uniform"
 
 // flow is a slot: its credit grows by its share with every packet of the pair, and the richest sends.
 type flow struct {
-	plane         string
+	lane          lane
 	conn          *net.UDPConn
 	share, credit int64
+	last          *int64 // of sender.uses
+}
+
+// use is the sending of a pair's packets from a source port.
+type use struct {
+	lane lane
+	conn *net.UDPConn
 }
 
 func newSender(t *traffic, server int, ns namespace) *sender {
-	return &sender{traffic: t, name: t.Server[server].Name, server: server, ns: ns, sockets: map[netip.AddrPort]*net.UDPConn{},
-		weights: map[netip.Addr][]uint32{}, slots: map[netip.Addr][]string{}, outlets: map[int]*outlet{}}
+	return &sender{traffic: t, name: t.Server[server].Name, server: server, ns: ns, sockets: map[netip.AddrPort]*net.UDPConn{}, weights: newFollower(), ledger: newLedger(t.rate),
+		slots: map[netip.Addr][]string{}, outlets: map[int]*outlet{}, uses: map[use]*int64{}}
 }
 
 func (o *sender) close() error {
@@ -341,28 +365,17 @@ func (o *sender) listen(ctx context.Context, c *client) error {
 		if err != nil {
 			return err
 		}
-		for _, d := range message.Weights {
-			if err := o.take(d); err != nil {
-				return err
-			}
-		}
-		for _, text := range message.Removed {
-			if prefix, err := netip.ParsePrefix(text); err == nil {
-				if err := o.take(&farev1.DestinationWeights{Destination: prefix.String()}); err != nil {
-					return err
-				}
-			}
+		at := time.Now()
+		err = eachDestination(message, func(dst netip.Addr, d *farev1.DestinationWeights) error { return o.take(dst, d, at) })
+		if err != nil {
+			return err
 		}
 	}
 }
 
-// take makes a destination's slots what is sent by from now on.
-func (o *sender) take(d *farev1.DestinationWeights) error {
-	prefix, err := netip.ParsePrefix(d.Destination)
-	if err != nil {
-		return err
-	}
-	to := o.index(prefix.Addr())
+// take makes a destination's slots, heard of at a moment, what is sent by from now on.
+func (o *sender) take(dst netip.Addr, d *farev1.DestinationWeights, at time.Time) error {
+	to := o.index(dst)
 	if to < 0 || to/o.GPUs == o.server {
 		return nil
 	}
@@ -381,7 +394,7 @@ func (o *sender) take(d *farev1.DestinationWeights) error {
 			outlets[pair] = known // queue pairs are not set up again because the daemon has yet to ask its data plane
 			continue
 		}
-		out := &outlet{pair: pair, to: netip.AddrPortFrom(prefix.Addr(), rocePort), placed: p.PortPlacement != unplaced}
+		out := &outlet{pair: pair, to: netip.AddrPortFrom(dst, rocePort), placed: p.PortPlacement != unplaced}
 		for _, s := range p.Slots {
 			if s.SharePpb == 0 {
 				continue
@@ -390,17 +403,26 @@ func (o *sender) take(d *farev1.DestinationWeights) error {
 			if err != nil {
 				return err
 			}
-			out.slots = append(out.slots, flow{plane: s.Plane, conn: conn, share: int64(s.SharePpb)})
+			plane := slices.IndexFunc(d.Planes, func(p *farev1.PlaneWeight) bool { return p.Plane == s.Plane })
+			if plane < 0 || plane >= o.Planes {
+				return fmt.Errorf("a slot in plane %q, which the fabric does not have", s.Plane)
+			}
+			out.slots = append(out.slots, flow{lane: lane{pair, plane}, conn: conn, share: int64(s.SharePpb)})
 		}
 		outlets[out.pair] = out
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.weights[prefix.Addr()] = planeWeights(d)
-	o.countMoves(prefix.Addr(), d)
+	var adopted time.Time
+	o.countMoves(dst, d)
 	for from := range o.GPUs {
 		pair := (o.server*o.GPUs+from)*o.loopbacks + to
-		if out := outlets[pair]; out != nil && len(out.slots) > 0 {
+		out := outlets[pair]
+		if !out.same(o.outlets[pair]) {
+			adopted = time.Now()
+		}
+		if out != nil && len(out.slots) > 0 {
+			o.remember(out)
 			o.outlets[pair] = out
 		} else {
 			delete(o.outlets, pair)
@@ -412,7 +434,49 @@ func (o *sender) take(d *farev1.DestinationWeights) error {
 			o.order = append(o.order, out)
 		}
 	}
+	o.weights.note(dst, d, at, adopted)
 	return nil
+}
+
+// same says whether two outlets send from the same slots; nil is one without any.
+func (o *outlet) same(p *outlet) bool {
+	var a, b []flow
+	if o != nil {
+		a = o.slots
+	}
+	if p != nil {
+		b = p.slots
+	}
+	return slices.EqualFunc(a, b, func(x, y flow) bool { return x.lane == y.lane && x.conn == y.conn && x.share == y.share })
+}
+
+// remember gives an outlet's slots the memory of when they were used last, maybe by another outlet. The caller holds mu.
+func (o *sender) remember(out *outlet) {
+	for i := range out.slots {
+		s := &out.slots[i]
+		u := use{s.lane, s.conn}
+		if o.uses[u] == nil {
+			never := int64(-1)
+			o.uses[u] = &never
+		}
+		s.last = o.uses[u]
+	}
+}
+
+// left is when the last packet was sent toward a server from a slot that is not used any more, and in which lane; -1: none was.
+func (o *sender) left(dst int) (last int64, in lane) {
+	last = -1
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for u, at := range o.uses {
+		if _, to := o.ends(u.lane.pair); to != dst || *at < last || *at == last && !u.lane.before(in) {
+			continue
+		}
+		if out := o.outlets[u.lane.pair]; out == nil || !slices.ContainsFunc(out.slots, func(s flow) bool { return s.conn == u.conn && s.lane == u.lane }) {
+			last, in = *at, u.lane
+		}
+	}
+	return last, in
 }
 
 // outlet is what is sent by for a pair now; nil: nothing is.
@@ -508,15 +572,19 @@ func (o *sender) burst(payload []byte, n int, turn *int) int {
 		*turn = (*turn + 1) % len(o.order)
 		out := o.order[*turn]
 		binary.BigEndian.PutUint32(payload[8:], uint32(out.pair))
+		slot := out.next()
 		t.sent[out.pair].Add(1)
+		sent := time.Since(o.epoch).Nanoseconds()
+		*slot.last = sent
+		binary.BigEndian.PutUint32(payload[12:], o.ledger.send(t, slot.lane, sent))
 		// What the kernel refuses (no route at the moment) is lost, and found to be so.
-		_, _ = out.next().WriteToUDPAddrPort(payload, out.to)
+		_, _ = slot.conn.WriteToUDPAddrPort(payload, out.to)
 	}
 	return n
 }
 
-// next is the socket whose turn it is: the slots take turns as their shares are, as evenly as can be.
-func (o *outlet) next() *net.UDPConn {
+// next is the slot whose turn it is: they take turns as their shares are, as evenly as can be.
+func (o *outlet) next() *flow {
 	best := 0
 	var total int64
 	for i := range o.slots {
@@ -528,5 +596,5 @@ func (o *outlet) next() *net.UDPConn {
 		}
 	}
 	o.slots[best].credit -= total
-	return o.slots[best].conn
+	return &o.slots[best]
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -13,35 +14,60 @@ import (
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/topo"
 )
 
+// serverPorts are a leaf's devices to servers. What comes in at the others, from spines, has been counted at another leaf.
+func (p *plan) serverPorts(leaf *topo.Node) []string {
+	var devices []string
+	for _, c := range p.At(leaf) {
+		if !c.Uplink() {
+			devices = append(devices, c.Up.Device)
+		}
+	}
+	return devices
+}
+
 // newWitness opens a packet socket on a leaf that reads the first bytes of every UDP packet to the traffic's port that comes in
-// at any of its ports, from the IPv4 header on.
-func newWitness(ns namespace) (*os.File, error) {
-	filter, err := bpf.Assemble([]bpf.Instruction{
+// at one of some devices, from the IPv4 header on.
+func newWitness(ns namespace, devices []string) (*os.File, error) {
+	filter := []bpf.Instruction{
 		bpf.LoadAbsolute{Off: 9, Size: 1}, // the protocol
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_UDP, SkipTrue: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_UDP, SkipTrue: 1},
+		bpf.RetConstant{Val: 0},
 		bpf.LoadMemShift{Off: 0},
 		bpf.LoadIndirect{Off: 2, Size: 2}, // the destination port
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: rocePort, SkipTrue: 1},
-		bpf.RetConstant{Val: witnessBytes},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: rocePort, SkipTrue: 1},
 		bpf.RetConstant{Val: 0},
-	})
-	if err != nil {
-		return nil, err
-	}
-	program := make([]unix.SockFilter, len(filter))
-	for i, f := range filter {
-		program[i] = unix.SockFilter{Code: f.Op, Jt: f.Jt, Jf: f.Jf, K: f.K}
+		bpf.LoadExtension{Num: bpf.ExtInterfaceIndex},
 	}
 	fd := -1
-	err = ns.do(func() (err error) {
+	err := ns.do(func() error {
+		for _, name := range devices {
+			device, err := net.InterfaceByName(name)
+			if err != nil {
+				return err
+			}
+			filter = append(filter, bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(device.Index), SkipFalse: 1}, bpf.RetConstant{Val: witnessBytes})
+		}
+		filter = append(filter, bpf.RetConstant{Val: 0})
 		// Protocol 0 receives nothing until the filter is there and bind names the protocol.
+		var err error
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("packet socket: %w", err)
+	}
+	assembled, err := bpf.Assemble(filter)
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	program := make([]unix.SockFilter, len(assembled))
+	for i, f := range assembled {
+		program[i] = unix.SockFilter{Code: f.Op, Jt: f.Jt, Jf: f.Jf, K: f.K}
 	}
 	const ipv4 = 0x0800
 	if err := errors.Join(
@@ -57,7 +83,7 @@ func newWitness(ns namespace) (*os.File, error) {
 }
 
 // witnessBytes are read of each packet: the headers and what counted needs.
-const witnessBytes = 60 + 8 + 12
+const witnessBytes = 60 + 8 + payloadUsed
 
 // witness counts what comes in at a plane's leaf until the socket is closed.
 func (t *traffic) witness(socket *os.File, plane int) error {
@@ -162,7 +188,7 @@ func (g *gauge) sample() {
 	for i, f := range g.ports {
 		text := make([]byte, 64<<10)
 		n, _ := f.ReadAt(text, 0) // ends with EOF
-		s.ports[g.Leaf[i].Plane] += receivedPackets(text[:n])
+		s.ports[g.Leaf[i].Plane] += receivedPackets(text[:n], g.serverPorts(g.Leaf[i]))
 	}
 	g.samples = append(g.samples, s)
 	if len(g.samples) > gaugeSamples {
@@ -170,12 +196,12 @@ func (g *gauge) sample() {
 	}
 }
 
-// receivedPackets adds up what the devices in /proc/net/dev have received, but for lo.
-func receivedPackets(text []byte) (n uint64) {
+// receivedPackets adds up what some of the devices in /proc/net/dev have received.
+func receivedPackets(text []byte, devices []string) (n uint64) {
 	for line := range bytes.Lines(text) {
 		name, counters, ok := bytes.Cut(line, []byte(":"))
 		fields := bytes.Fields(counters)
-		if !ok || len(fields) < 2 || string(bytes.TrimSpace(name)) == "lo" {
+		if !ok || len(fields) < 2 || !slices.Contains(devices, string(bytes.TrimSpace(name))) {
 			continue
 		}
 		v, _ := strconv.ParseUint(string(fields[1]), 10, 64)

@@ -1,0 +1,173 @@
+package lab
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// ledgerSpan is how long a ledger knows a packet at least while its server sends at the lab's rate. A cable's queue holds one for
+// 50 ms; the rest is for receivers that do not get to run.
+const ledgerSpan = 2 * time.Second
+
+// ledger keeps account of a server's packets one by one, from the sending of each until it is settled: it has arrived, or counts as
+// lost. It is a ring, so that its size follows from the rate alone, however long a step takes: 160 KiB for 2,000 packets a
+// second, 20 MiB for 200,000. A packet is settled when its step is over, or when its entry is needed again; what arrives after
+// that counts as late, and stays lost.
+type ledger struct {
+	entries []entry // by number; as many as a power of two
+	// next is the number of the next packet, settled that of the oldest one that is not settled yet. Numbers wrap.
+	next, settled uint32
+}
+
+// entry is a packet.
+type entry struct {
+	// state is the packet's number in the upper half, below it settledBit and how often the packet has arrived. Receivers change it.
+	state atomic.Uint64
+	// The rest is its sender's.
+	tally *tally
+	lane  lane
+	sent  int64 // ns since the traffic's epoch
+}
+
+const settledBit = 1 << 31
+
+// lane is a pair's way through a plane: the plane of the slot that sends the packet.
+type lane struct{ pair, plane int }
+
+func newLedger(rate int) *ledger {
+	size := 1024
+	for size < int(float64(rate)*ledgerSpan.Seconds()) {
+		size *= 2
+	}
+	return &ledger{entries: make([]entry, size)}
+}
+
+func (l *ledger) entry(number uint32) *entry { return &l.entries[int(number)&(len(l.entries)-1)] }
+
+// send enters a packet and returns its number. Calls of send and settle come one after the other.
+func (l *ledger) send(t *tally, at lane, sent int64) uint32 {
+	number := l.next
+	if int(number-l.settled) == len(l.entries) {
+		l.settleOldest()
+	}
+	e := l.entry(number)
+	e.tally, e.lane, e.sent = t, at, sent
+	e.state.Store(uint64(number) << 32)
+	l.next++
+	return number
+}
+
+// arrival is what a receiver learns of a packet.
+type arrival int
+
+const (
+	firstTime arrival = iota
+	duplicate
+	late // it counts as lost already, or its entry is another packet's
+)
+
+// arrive notes that a packet has arrived. It may be called at any time.
+func (l *ledger) arrive(number uint32) arrival {
+	e := l.entry(number)
+	for {
+		s := e.state.Load()
+		if uint32(s>>32) != number || uint32(s) == settledBit {
+			return late
+		}
+		if !e.state.CompareAndSwap(s, s+1) {
+			continue
+		}
+		if uint32(s)&^settledBit > 0 {
+			return duplicate
+		}
+		return firstTime
+	}
+}
+
+// settle settles all packets of a tally and of those before it.
+func (l *ledger) settle(t *tally) {
+	for l.settled != l.next && l.entry(l.settled).tally.number <= t.number {
+		l.settleOldest()
+	}
+}
+
+func (l *ledger) settleOldest() {
+	e := l.entry(l.settled)
+	l.settled++
+	if uint32(e.state.Or(settledBit)) == 0 {
+		e.tally.lose(e.lane, e.sent)
+	}
+}
+
+// loss is what was lost in a lane.
+type loss struct {
+	packets     uint64
+	first, last int64 // when the first and the last of them were sent, ns since the traffic's epoch
+}
+
+// lose notes a lost packet. Those of a lane come in the order of sending.
+func (t *tally) lose(at lane, sent int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l, known := t.losses[at]
+	if !known {
+		l.first = sent
+	}
+	l.packets++
+	l.last = sent
+	t.losses[at] = l
+}
+
+// outage is the losses of some tallies together. The zero value: nothing was lost.
+type outage struct {
+	packets uint64
+	byPlane []uint64
+	pairs   int // that have lost packets
+	// interval is how long the pair has lost packets that has done so for the longest, worst (the lowest of equals); span is how
+	// long any pair has. Both are from the sending of the first lost packet to that of the last, and the gap between two packets
+	// of a pair more, so that one lost packet is not nothing; ns.
+	interval, span int64
+	worst          int
+	// first and last are the lanes of the first and the last packet lost (the lowest of equals), and when they were sent.
+	first, last         lane
+	firstSent, lastSent int64
+}
+
+// newOutage adds the losses of tallies up. gap is the time between two packets of a pair, ns.
+func newOutage(planes int, gap int64, tallies ...*tally) outage {
+	o := outage{byPlane: make([]uint64, planes)}
+	pairs := map[int]loss{}
+	for _, t := range tallies {
+		t.mu.Lock()
+		for at, l := range t.losses {
+			p, known := pairs[at.pair]
+			if !known {
+				p.first, p.last = l.first, l.last
+			}
+			pairs[at.pair] = loss{first: min(p.first, l.first), last: max(p.last, l.last)}
+			o.byPlane[at.plane] += l.packets
+			if o.packets == 0 || l.first < o.firstSent || l.first == o.firstSent && at.before(o.first) {
+				o.first, o.firstSent = at, l.first
+			}
+			if o.packets == 0 || l.last > o.lastSent || l.last == o.lastSent && at.before(o.last) {
+				o.last, o.lastSent = at, l.last
+			}
+			o.packets += l.packets
+		}
+		t.mu.Unlock()
+	}
+	o.pairs = len(pairs)
+	for pair, l := range pairs {
+		if took := l.last - l.first + gap; took > o.interval || took == o.interval && pair < o.worst {
+			o.interval, o.worst = took, pair
+		}
+	}
+	if o.packets > 0 {
+		o.span = o.lastSent - o.firstSent + gap
+	}
+	return o
+}
+
+func (l lane) before(m lane) bool {
+	return l.pair < m.pair || l.pair == m.pair && l.plane < m.plane
+}

@@ -1,0 +1,154 @@
+package lab
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// packet is one of a story that is told to ledgers and to their twin.
+type packet struct {
+	at      lane
+	sent    int64
+	tally   int
+	arrives int // times
+}
+
+// twin works an outage out from every packet of some tallies, the simple way.
+func twin(planes int, gap int64, packets []packet, tallies ...int) outage {
+	o := outage{byPlane: make([]uint64, planes)}
+	lost := slices.DeleteFunc(slices.Clone(packets), func(p packet) bool { return p.arrives > 0 || !slices.Contains(tallies, p.tally) })
+	if len(lost) == 0 {
+		return o
+	}
+	ofPair := map[int][]packet{}
+	for _, p := range lost {
+		o.packets++
+		o.byPlane[p.at.plane]++
+		ofPair[p.at.pair] = append(ofPair[p.at.pair], p)
+	}
+	o.pairs = len(ofPair)
+	for pair := range 1000 { // from the lowest
+		if all := ofPair[pair]; len(all) > 0 {
+			if took := all[len(all)-1].sent - all[0].sent + gap; took > o.interval {
+				o.interval, o.worst = took, pair
+			}
+		}
+	}
+	inOrder := func(a, b packet) int {
+		if a.sent != b.sent {
+			return int(a.sent - b.sent)
+		}
+		return 1000*(a.at.pair-b.at.pair) + a.at.plane - b.at.plane
+	}
+	slices.SortFunc(lost, inOrder)
+	o.first, o.firstSent = lost[0].at, lost[0].sent
+	o.lastSent = lost[len(lost)-1].sent
+	o.last = lost[slices.IndexFunc(lost, func(p packet) bool { return p.sent == o.lastSent })].at
+	o.span = o.lastSent - o.firstSent + gap
+	return o
+}
+
+// TestOutage: random losses and duplicates over several servers, tallies and turns of the ring: what ledgers say is what the twin does.
+func TestOutage(t *testing.T) {
+	const servers, planes, gap = 3, 4, 7
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		var ledgers []*ledger
+		for range servers {
+			ledgers = append(ledgers, &ledger{entries: make([]entry, 8<<r.IntN(4)), next: ^uint32(0) - uint32(r.IntN(200))})
+			ledgers[len(ledgers)-1].settled = ledgers[len(ledgers)-1].next
+		}
+		tallies := []*tally{{losses: map[lane]loss{}}, {number: 1, losses: map[lane]loss{}}, {number: 2, losses: map[lane]loss{}}}
+		var packets []packet
+		now := int64(0)
+		fate := r.IntN(20) // of 20 packets so many are lost
+		for n := range r.IntN(400) {
+			now += int64(r.IntN(3))
+			p := packet{at: lane{r.IntN(servers)*10 + r.IntN(4), r.IntN(planes)}, sent: now, tally: min(2, n/100), arrives: 1}
+			switch {
+			case r.IntN(20) < fate:
+				p.arrives = 0
+			case r.IntN(10) == 0:
+				p.arrives = 2
+			}
+			l := ledgers[p.at.pair/10]
+			number := l.send(tallies[p.tally], p.at, p.sent)
+			for nth := range p.arrives {
+				if got, want := l.arrive(number), []arrival{firstTime, duplicate}[nth]; got != want {
+					t.Fatalf("seed %d: arrival %d of packet %d is %d, want %d", seed, nth+1, n, got, want)
+				}
+			}
+			packets = append(packets, p)
+		}
+		for _, n := range tallies {
+			for _, l := range ledgers {
+				l.settle(n)
+			}
+			if seed%2 == 0 {
+				continue // all at once, below
+			}
+			if got, want := fmt.Sprintf("%+v", newOutage(planes, gap, n)), fmt.Sprintf("%+v", twin(planes, gap, packets, int(n.number))); got != want {
+				t.Fatalf("seed %d, tally %d:\n%s, want\n%s", seed, n.number, got, want)
+			}
+		}
+		if got, want := fmt.Sprintf("%+v", newOutage(planes, gap, tallies[1:]...)), fmt.Sprintf("%+v", twin(planes, gap, packets, 1, 2)); got != want {
+			t.Fatalf("seed %d:\n%s, want\n%s", seed, got, want)
+		}
+	}
+}
+
+// TestOneLostPacket: the interval of one is a packet's gap, and nothing lost is nothing.
+func TestOneLostPacket(t *testing.T) {
+	l, n := newLedger(0), &tally{losses: map[lane]loss{}}
+	arrived := l.send(n, lane{4, 1}, 100)
+	l.arrive(arrived)
+	l.settle(n)
+	if o := newOutage(2, 50, n); o.packets != 0 || o.interval != 0 || o.span != 0 || o.pairs != 0 {
+		t.Errorf("nothing was lost: %+v", o)
+	}
+	l.send(n, lane{4, 1}, 200)
+	l.settle(n)
+	if o := newOutage(2, 50, n); o.packets != 1 || o.interval != 50 || o.span != 50 || o.pairs != 1 || o.worst != 4 || o.firstSent != 200 || o.lastSent != 200 || !slices.Equal(o.byPlane, []uint64{0, 1}) {
+		t.Errorf("one packet was lost: %+v", o)
+	}
+}
+
+// TestLatePackets: what arrives after it was settled, or after its entry was needed again, stays lost; more of what had arrived
+// before is a duplicate still, while its entry is there.
+func TestLatePackets(t *testing.T) {
+	l, n := newLedger(0), &tally{losses: map[lane]loss{}}
+	lost := l.send(n, lane{}, 1)
+	there := l.send(n, lane{}, 2)
+	if got := l.arrive(there); got != firstTime {
+		t.Errorf("%d", got)
+	}
+	l.settle(n)
+	if got := l.arrive(lost); got != late {
+		t.Errorf("a packet that was settled: %d", got)
+	}
+	if got := l.arrive(there); got != duplicate {
+		t.Errorf("a packet that has arrived before: %d", got)
+	}
+	for i := range len(l.entries) {
+		l.arrive(l.send(n, lane{}, int64(3+i)))
+	}
+	for _, number := range []uint32{lost, there} {
+		if got := l.arrive(number); got != late {
+			t.Errorf("a packet whose entry is another's: %d", got)
+		}
+	}
+	if o := newOutage(1, 1, n); o.packets != 1 {
+		t.Errorf("%d packets are lost, want the one that was late", o.packets)
+	}
+}
+
+// TestLedgerSize: two seconds of packets at the largest rate fit.
+func TestLedgerSize(t *testing.T) {
+	for rate, want := range map[int]int{0: 1024, 2000: 4096, 200_000: 1 << 19} {
+		if got := len(newLedger(rate).entries); got != want {
+			t.Errorf("%d packets a second: %d entries, want %d", rate, got, want)
+		}
+	}
+}
