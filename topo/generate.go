@@ -3,7 +3,7 @@ package topo
 import (
 	"fmt"
 	"path"
-	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -33,10 +33,10 @@ const dataplaneSocket = "unix:/run/fared/dataplane.sock"
 func (f *Fabric) Site(target Target) Site {
 	switch target {
 	case Netns: // they share a file system
-		folder := func(node string) string { return filepath.Join("/run/fared", f.Name, node) }
+		folder := func(node string) string { return path.Join("/run/fared", f.Name, node) }
 		return Site{SpeedScale: labSpeedScale, Speeds: "tbf",
-			Socket:    func(node string) string { return filepath.Join(folder(node), "fared.sock") },
-			Dataplane: func(node string) string { return "unix:" + filepath.Join(folder(node), "dataplane.sock") },
+			Socket:    func(node string) string { return path.Join(folder(node), "fared.sock") },
+			Dataplane: func(node string) string { return "unix:" + path.Join(folder(node), "dataplane.sock") },
 		}
 	case Containerlab:
 		return Site{SpeedScale: labSpeedScale, Dataplane: func(string) string { return dataplaneSocket }, RestartTime: labRestartTime, Lab: true}
@@ -49,19 +49,25 @@ func (f *Fabric) Site(target Target) Site {
 func (f *Fabric) Generate(target Target) []File {
 	site := f.Site(target)
 	files := []File{
-		{f.Name + ".yaml", string(Marshal(f.Spec))},
+		{SpecFile, string(Marshal(f.Spec))},
 		{"cabling.txt", f.CablingText()},
 		{"cabling.csv", f.CablingCSV()},
-		{f.Name + ".svg", f.SVG()},
-		{f.Name + ".dot", f.Dot()},
+		{"fabric.svg", f.SVG()},
+		{"fabric.dot", f.Dot()},
 	}
 	switch target {
 	case Netns:
 		files = append(files, f.NetnsScript(site))
+	case Containerlab:
+		files = append(files, f.Clab())
 	}
-	for _, n := range f.Nodes() {
+	wiring := f.Wiring(site)
+	for i, n := range f.Nodes() {
 		for _, file := range f.Files(n, site) {
 			files = append(files, File{path.Join("nodes", n.Name, file.Name), file.Text})
+		}
+		if target == Containerlab && f.Software(n) == BIRD {
+			files = append(files, File{path.Join("nodes", n.Name, addressFile), strings.Join(wiring[i].IP(), "\n") + "\n"})
 		}
 	}
 	return files

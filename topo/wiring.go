@@ -1,6 +1,7 @@
 package topo
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -44,6 +45,8 @@ func (f *Fabric) Wiring(site Site) []NodeWiring {
 			for g := range f.GPUs {
 				w.Loopbacks = append(w.Loopbacks, f.Loopback(n.Index, g))
 			}
+		} else {
+			w.Sysctls = append(w.Sysctls, hashSeed(n))
 		}
 		for _, c := range f.At(n) {
 			here, _ := c.At(n)
@@ -77,6 +80,13 @@ func sysctls(k Kind) []Sysctl {
 	return append([]Sysctl{
 		{"net.ipv4.ip_forward", "1"}, {"net.ipv4.fib_multipath_hash_policy", "3"}, {"net.ipv4.fib_multipath_hash_fields", "0x37"},
 	}, filters...)
+}
+
+// hashSeed makes each node hash by a seed of its own (Linux 6.11). Otherwise all kernels of one machine draw the same one, and of the
+// flows that a leaf sends to a spine the next leaf sees only those of one hash, and sends them to one sub-port. A server's data
+// plane sets the seed where it is zero.
+func hashSeed(n *Node) Sysctl {
+	return Sysctl{"net.ipv4.fib_multipath_hash_seed", fmt.Sprint(binary.BigEndian.Uint32(n.ID.AsSlice()))}
 }
 
 // IP are the lines for `ip -batch` that give a node its addresses and set its devices up.
