@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/topo"
@@ -56,6 +57,53 @@ func (c Containerlab) Require() error {
 		}
 	}
 	return nil
+}
+
+// Matches says whether the topology file has the nodes and cables that follow from a description, by name.
+func (c Containerlab) Matches(s topo.Spec) error {
+	f, err := topo.New(s)
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(c.File)
+	if err != nil {
+		return err
+	}
+	var file struct {
+		Name     string
+		Topology struct {
+			Nodes map[string]any
+			Links []struct{ Endpoints []string }
+		}
+	}
+	if err := yaml.Unmarshal(text, &file); err != nil {
+		return fmt.Errorf("%s: %w", c.File, err)
+	}
+	var wrong []string
+	if file.Name != f.Name {
+		wrong = append(wrong, fmt.Sprintf("its name is %q, not %q", file.Name, f.Name))
+	}
+	for _, n := range f.Nodes() {
+		if _, ok := file.Topology.Nodes[n.Name]; !ok {
+			wrong = append(wrong, "there is no node "+n.Name)
+		}
+	}
+	wired := map[string]bool{}
+	for _, l := range file.Topology.Links {
+		slices.Sort(l.Endpoints)
+		wired[strings.Join(l.Endpoints, " - ")] = true
+	}
+	for _, cable := range f.Cables {
+		ends := []string{cable.Down.Node.Name + ":" + cable.Down.Device, cable.Up.Node.Name + ":" + cable.Up.Device}
+		slices.Sort(ends)
+		if link := strings.Join(ends, " - "); !wired[link] {
+			wrong = append(wrong, "there is no link "+link)
+		}
+	}
+	if len(wrong) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s is not the fabric of %s: %s", c.File, topo.SpecFile, strings.Join(wrong[:min(len(wrong), 5)], ", "))
 }
 
 // containers is a fabric of containers.

@@ -49,8 +49,8 @@ func (o Options) withDefaults() Options {
 		c := o.Containerlab.withDefaults()
 		o.Containerlab = &c
 	}
-	if !o.real() && !o.Underlay.IsValid() {
-		o.Underlay = netip.MustParsePrefix("127.0.0.0/8")
+	if !o.real() {
+		o.Underlay = netip.MustParsePrefix("127.0.0.0/8") // the only addresses that need nobody's leave
 	}
 	o.Spec = o.Spec.WithDefaults()
 	return o
@@ -68,9 +68,6 @@ func (o Options) validate() error {
 		if software.value != topo.Fared {
 			return fmt.Errorf("--%s %s: in one process there is fared only, use --netns", software.flag, software.value)
 		}
-	}
-	if !netip.MustParsePrefix("127.0.0.0/8").Overlaps(o.Underlay) {
-		return fmt.Errorf("--underlay %s: in one process only networks of 127.0.0.0/8 can be used", o.Underlay)
 	}
 	return nil
 }

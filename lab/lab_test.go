@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -282,7 +281,6 @@ func TestOptionsOutOfRange(t *testing.T) {
 		"--servers: 1 is out of range":                              {Spec: topo.Spec{Servers: 1}},
 		"--leaves: a leaf would have 4000 sessions, more than 1024": {Spec: topo.Spec{Planes: 4, Servers: 250, SubPorts: 16}},
 		"--leaf frr: in one process there is fared only":            {Spec: topo.Spec{Leaf: topo.FRR}},
-		"--underlay 10.0.0.0/9: in one process only":                {Spec: topo.Spec{Underlay: netip.MustParsePrefix("10.0.0.0/9")}},
 	} {
 		if _, err := Start(t.Context(), o, slog.New(slog.DiscardHandler)); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("Start(%+v): %v, want %s", o, err, want)

@@ -1,5 +1,16 @@
 package lab
 
+import "github.com/fared/fared/topo"
+
+// Resolve is the description of a lab's fabric with the defaults of that kind of lab.
+func Resolve(o Options) (topo.Spec, error) {
+	p, err := newPlan(o)
+	if err != nil {
+		return topo.Spec{}, err
+	}
+	return p.Spec, nil
+}
+
 // Check refuses a scenario that names what a fabric of this size does not have, without starting one. The error has a
 // line for each.
 func Check(o Options, s *Scenario) error {

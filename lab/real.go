@@ -59,7 +59,7 @@ func (b *real) dial() error {
 		if b.Software(n) != topo.Fared {
 			continue
 		}
-		conn, err := grpc.NewClient("unix:"+b.socket(n.Name), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		conn, err := grpc.NewClient("unix:"+b.site.Socket(n.Name), grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20), grpc.WaitForReady(true)),
 			grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Second}), grpc.WithIdleTimeout(0))
 		if err != nil {

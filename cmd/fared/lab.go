@@ -15,15 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fared/fared/fare"
 	"github.com/fared/fared/lab"
-)
-
-// The values of the flags that choose how queue pairs are used.
-var (
-	labModes     = []string{"per-flow", "per-packet"}
-	labPolicies  = []string{"reweight", "remap"}
-	labOrderings = []string{"weak", "partial", "strong"}
+	"github.com/fared/fared/topo"
 )
 
 // livePace lets a reader of the live table follow: most steps take a few milliseconds.
@@ -31,13 +24,15 @@ const livePace = 600 * time.Millisecond
 
 func labCommand(e *env) *cobra.Command {
 	var o lab.Options
-	var scenario, script, speed, configs string
+	var scenario, script, configs string
 	var verbose bool
 	var pace time.Duration
 	var inNamespaces, keep, cleanup bool
 	var real lab.Netns
+	var clab lab.Containerlab
+	var fabric *fabricArgs
 	c := &cobra.Command{
-		Use: "lab", Short: "Watch weights follow failures in a fabric of real BGP sessions inside this process", Args: noArgs,
+		Use: "lab", Short: "Watch weights follow failures in a fabric of real BGP sessions",
 		Long: `Starts leaves and GPU servers with real BGP sessions on 127.0.0.0/8 and in-memory data
 planes, plays a scenario of failures, and checks after each step that every pair of GPUs
 has exactly the weights it should. No root, no configuration.
@@ -45,44 +40,55 @@ has exactly the weights it should. No root, no configuration.
 In a terminal a live table shows the fabric while the steps go by; --verbose, or output into
 a file or a pipe, gives plain lines instead.
 
+The fabric is described as for 'fared topo': by FILE, --example, flags, or all of them.
+
 With --netns every leaf and server is a network namespace with processes of its own, cables
 are veth pairs, 'fared dataplane' programs the kernel, and packets flow all the time: they
-judge the weights. That needs root. There too, the scenario crash kills control planes and
-agents (kill -9); 'all' has it with --netns only.
+judge the weights. That needs root.
+
+With --containerlab FILE the nodes are containers, which containerlab deploys by that topology
+file and which are destroyed at the end; a fabric that runs already is used and goes on.
+'fared topo generate --for containerlab' makes such files. That needs root and Docker.
+
+Scenarios that crash, freeze or cut off processes are for these two, and 'all' has them there.
 
 Scenarios: ` + strings.Join(lab.Names(), ", ") + `, all; or a script of your own.
 Exit code 1 when an expectation is not met.`,
 		Example: "  fared lab\n  fared lab --scenario sub-cable -o json\n  fared lab --servers 64 --scenario leaf\n  fared lab --script story.txt\n  sudo fared lab --netns --leaf frr",
-		RunE: func(c *cobra.Command, _ []string) error {
-			var err error
-			if inNamespaces {
-				if cleanup {
-					return e.cleanLab(c.Context())
-				}
-				if !c.Flags().Changed("servers") {
-					o.Servers = 0 // the default is smaller here
-				}
-				if real.Rate == 0 {
-					real.Rate = -1 // what was asked for is no packets
-				}
-				o.Netns = &real
-			} else if name := firstSet(c, "driver", "rate", "keep", "cleanup"); name != "" {
-				return &exitError{exitUsage, fmt.Errorf("--%s is for a fabric of network namespaces", name), "add --netns, or leave it out"}
-			}
-			if o.Speed, err = fare.ParseBandwidth(speed); err != nil {
-				return &exitError{exitUsage, fmt.Errorf("--speed: %w", err), "for example --speed 400G"}
+		RunE: func(c *cobra.Command, args []string) error {
+			if cleanup && inNamespaces {
+				return e.cleanLab(c.Context())
 			}
 			if pace < 0 {
 				return &exitError{exitUsage, fmt.Errorf("--pace %s: less than nothing", pace), "for example --pace 1s"}
 			}
-			if err := errors.Join(oneOf("mode", o.Mode, labModes...), oneOf("policy", o.Policy, labPolicies...), oneOf("ordering", o.Ordering, labOrderings...)); err != nil {
+			var err error
+			if clab.File != "" {
+				if err := e.containerFabric(c, args, &o, &clab); err != nil {
+					return err
+				}
+			} else if o.Spec, err = fabric.spec(args); err != nil {
 				return err
 			}
-			if _, err := lab.Configs(o); err != nil {
-				return &exitError{exitUsage, err, "choose a size within those bounds"}
+			if real.Rate == 0 {
+				real.Rate = -1 // what was asked for is no packets
 			}
-			if o.Servers == 0 {
-				o.Servers = lab.NetnsServers
+			clab.Rate = real.Rate
+			if inNamespaces {
+				o.Netns = &real
+				if name := firstSet(c, "containerlab-binary"); name != "" {
+					return &exitError{exitUsage, fmt.Errorf("--%s is for a fabric of containers", name), "add --containerlab FILE, or leave it out"}
+				}
+			} else if name := firstSet(c, "driver", "cleanup"); name != "" {
+				return &exitError{exitUsage, fmt.Errorf("--%s is for a fabric of network namespaces", name), "add --netns, or leave it out"}
+			} else if name := firstSet(c, "rate", "keep", "containerlab-binary"); name != "" && clab.File == "" {
+				return &exitError{exitUsage, fmt.Errorf("--%s is for a fabric of network namespaces or containers", name), "add --netns or --containerlab, or leave it out"}
+			}
+			if _, err := lab.Configs(o); err != nil {
+				return &exitError{exitUsage, err, "docs/labs.md says what each kind of lab can be"}
+			}
+			if o.Spec, err = lab.Resolve(o); err != nil {
+				return err
 			}
 			scenarios, err := lab.Load(scenario, o)
 			if err != nil {
@@ -109,16 +115,19 @@ Exit code 1 when an expectation is not met.`,
 				}
 			}
 			if inNamespaces {
-				if err := real.Require(o); err != nil {
-					return &exitError{exitFailed, err, "run it with sudo where its tools are installed; without --netns the lab needs neither"}
-				}
+				err = real.Require(o)
+			} else if clab.File != "" {
+				err = clab.Require()
+			}
+			if err != nil {
+				return &exitError{exitFailed, err, "run it with sudo where its tools are installed; without --netns and --containerlab the lab needs neither"}
 			}
 			log := slog.New(slog.DiscardHandler)
 			if verbose {
 				log = newLogger(e.err, "text", slog.LevelInfo)
 			}
 			show, live := e.labShow(o, scenarios, verbose)
-			real.Progress = show.progress
+			real.Progress, clab.Progress = show.progress, show.progress
 			if live && !c.Flags().Changed("pace") {
 				pace = livePace
 			}
@@ -128,41 +137,50 @@ Exit code 1 when an expectation is not met.`,
 			return e.playLab(ctx, o, scenarios, show, pace, keep, log)
 		},
 	}
+	fabric = addFabricArgs(c)
 	f := c.Flags()
 	f.StringVar(&scenario, "scenario", "all", strings.Join(lab.Names(), ", ")+" or all")
 	f.StringVar(&script, "script", "", "a file with a scenario, instead of a built-in one")
-	f.IntVar(&o.Planes, "planes", 4, "planes, each with one leaf")
-	f.IntVar(&o.Servers, "servers", 8, "GPU servers; 4 with --netns")
-	f.IntVar(&o.GPUs, "gpus", 1, "GPUs of a server")
-	f.IntVar(&o.SubPorts, "sub-ports", 2, "sub-ports of a server in each plane: 2 is a Y-cable")
-	f.StringVar(&speed, "speed", "400G", "speed of a sub-port")
-	f.StringVar(&o.Mode, "mode", "per-flow", "per-flow or per-packet")
-	f.StringVar(&o.Policy, "policy", "reweight", "what becomes of a failed plane's slots: reweight or remap")
-	f.StringVar(&o.Ordering, "ordering", "weak", "weak, partial or strong")
 	f.BoolVarP(&verbose, "verbose", "v", false, "log what the daemons do, to standard error")
 	f.StringVar(&configs, "write-configs", "", "only write every node's configuration file into this directory")
 	f.DurationVar(&pace, "pace", 0, "wait so long after each step (default 600ms with the live table in a terminal)")
 	f.BoolVar(&inNamespaces, "netns", false, "use network namespaces, processes and the kernel's forwarding (needs root)")
-	f.StringVar(&o.Leaf, "leaf", "fared", "what runs on leaves, "+strings.Join(lab.Leaves, " or ")+"; others than fared with --netns")
-	f.IntVar(&o.Leaves, "leaves", 1, "leaves of a plane")
-	f.IntVar(&o.Spines, "spines", 0, "spines of a plane")
-	f.StringVar(&o.Spine, "spine", "fared", "what runs on spines, as --leaf")
 	f.StringVar(&real.Driver, "driver", "auto", "with --netns: the data plane's driver, "+strings.Join(lab.Drivers, ", "))
-	f.IntVar(&real.Rate, "rate", 2000, "with --netns: packets a second of each server, 0 for none")
-	f.BoolVar(&keep, "keep", false, "with --netns: leave the fabric running at the end")
+	f.StringVar(&clab.File, "containerlab", "", "use containers: the topology file that containerlab deploys (needs root)")
+	f.StringVar(&clab.Binary, "containerlab-binary", "containerlab", "with --containerlab: the program")
+	f.IntVar(&real.Rate, "rate", 2000, "with --netns or --containerlab: packets a second of each server, 0 for none")
+	f.BoolVar(&keep, "keep", false, "with --netns or --containerlab: leave the fabric running at the end")
 	f.BoolVar(&cleanup, "cleanup", false, "with --netns: only remove what earlier runs have left, the logs of failed ones too")
-	choices(c, "leaf", lab.Leaves...)
-	choices(c, "spine", lab.Leaves...)
 	choices(c, "driver", lab.Drivers...)
 	choices(c, "scenario", append(lab.Names(), "all")...)
-	choices(c, "mode", labModes...)
-	choices(c, "policy", labPolicies...)
-	choices(c, "ordering", labOrderings...)
 	_ = c.MarkFlagFilename("script")
 	_ = c.MarkFlagDirname("write-configs")
 	c.MarkFlagsMutuallyExclusive("scenario", "script")
 	c.MarkFlagsMutuallyExclusive("keep", "cleanup")
+	c.MarkFlagsMutuallyExclusive("netns", "containerlab")
+	_ = c.MarkFlagFilename("containerlab", "yml", "yaml")
 	return readFlags(e, c)
+}
+
+// containerFabric reads the description of a fabric of containers, which is beside its topology file.
+func (e *env) containerFabric(c *cobra.Command, args []string, o *lab.Options, clab *lab.Containerlab) error {
+	if len(args) > 0 {
+		return &exitError{exitUsage, fmt.Errorf("--containerlab %s has its own description, %s is one too many", clab.File, args[0]), "leave one of them out"}
+	}
+	for _, k := range topo.Keys() {
+		if flag := strings.ReplaceAll(k.Name, "_", "-"); c.Flags().Changed(flag) {
+			return &exitError{exitUsage, fmt.Errorf("--%s cannot change a fabric of containers", flag), "'fared topo generate --for containerlab' makes another one"}
+		}
+	}
+	var err error
+	if o.Spec, err = readFabric(filepath.Join(filepath.Dir(clab.File), topo.SpecFile)); err != nil {
+		return err
+	}
+	o.Containerlab = clab
+	if err := clab.Matches(o.Spec); err != nil {
+		return &exitError{exitUsage, err, "generate both again: fared topo generate --for containerlab"}
+	}
+	return nil
 }
 
 // firstSet is the first of the flags that was given, or "".
@@ -267,7 +285,7 @@ func labError(ctx context.Context, o lab.Options, err error) error {
 		return interrupted()
 	}
 	remedy := "run it with --verbose to see what the daemons say"
-	if o.Netns != nil {
+	if o.Netns != nil || o.Containerlab != nil {
 		remedy = "the logs of the processes, in the folder named above, say more"
 	}
 	return &exitError{exitFailed, err, remedy}

@@ -106,8 +106,19 @@ func (f *fabricFlag) Set(value string) error {
 
 // load makes the fabric.
 func (a *fabricArgs) load(args []string) (*topo.Fabric, error) {
-	var spec topo.Spec
-	var err error
+	spec, err := a.spec(args)
+	if err != nil {
+		return nil, err
+	}
+	f, err := topo.New(spec)
+	if err != nil {
+		return nil, &exitError{exitUsage, err, "keys of a file are flags too, with dashes for underscores: docs/topo.md"}
+	}
+	return f, nil
+}
+
+// spec is the description, without defaults.
+func (a *fabricArgs) spec(args []string) (spec topo.Spec, err error) {
 	switch {
 	case len(args) > 0 && a.example != "":
 		err = &exitError{exitUsage, fmt.Errorf("both the file %s and --example %s", args[0], a.example), "name one of them"}
@@ -121,19 +132,10 @@ func (a *fabricArgs) load(args []string) (*topo.Fabric, error) {
 			spec, err = topo.Parse(a.example+".yaml", text)
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
 	for _, s := range a.given {
-		if err := s.key.Set(&spec, s.value); err != nil {
-			return nil, err
-		}
+		err = errors.Join(err, s.key.Set(&spec, s.value))
 	}
-	f, err := topo.New(spec)
-	if err != nil {
-		return nil, &exitError{exitUsage, err, "keys of a file are flags too, with dashes for underscores: docs/topo.md"}
-	}
-	return f, nil
+	return spec, err
 }
 
 // readFabric reads a fabric's file.
