@@ -471,6 +471,63 @@ func TestSettings(t *testing.T) {
 	}
 }
 
+// TestTransitSettings: a node without loopbacks forwards for others, and its hash is not that of the senders.
+func TestTransitSettings(t *testing.T) {
+	h := newHost(t, 2)
+	const v4, v6, seed = "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", "net.ipv4.fib_multipath_hash_seed"
+	settings := func() string {
+		out, err := h.Output("sysctl", "-n", v4, v6, seed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(strings.Fields(string(out)), " ")
+	}
+	if _, err := h.Output("sysctl", "-qw", v4+"=0", v6+"=0"); err != nil {
+		t.Fatal(err)
+	}
+	p := h.open()
+	leaf := proto.CloneOf(h.forwarding)
+	leaf.Loopbacks, leaf.UdpPorts = nil, nil
+	onlyV4 := proto.CloneOf(leaf)
+	for _, plane := range onlyV4.Planes {
+		for _, sp := range plane.SubPorts {
+			sp.NextHopV6 = ""
+		}
+	}
+	p.audit()
+	if got := settings(); got != "0 0 0" {
+		t.Errorf("before anything is known: %s", got)
+	}
+	for _, step := range []struct {
+		name       string
+		forwarding *farev1.Forwarding
+		want       string
+	}{{"IPv4 alone", onlyV4, "1 0 0"}, {"both families", leaf, "1 1 0"}} {
+		if err := p.SetForwarding(step.forwarding); err != nil {
+			t.Fatal(err)
+		}
+		if got := settings(); got != step.want {
+			t.Errorf("%s: %s, want %s", step.name, got, step.want)
+		}
+		if hash := p.Capabilities().FlowHash; hash != nil {
+			t.Errorf("%s: source ports are to land by %v", step.name, hash)
+		}
+	}
+	if _, err := h.Output("sysctl", "-qw", v4+"=0"); err != nil {
+		t.Fatal(err)
+	}
+	p.audit()
+	if got := settings(); got != "1 1 0" {
+		t.Errorf("after an audit: %s", got)
+	}
+	if err := p.SetForwarding(h.forwarding); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := settings(), fmt.Sprint("1 1 ", DefaultSeed); got != want || p.Capabilities().FlowHash.GetAlgorithm() != computed {
+		t.Errorf("with loopbacks: %s, want %s; %v", got, want, p.Capabilities().FlowHash)
+	}
+}
+
 func TestConfig(t *testing.T) {
 	for _, c := range []struct {
 		config Config

@@ -2,6 +2,7 @@ package linux
 
 import (
 	"net/netip"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -114,6 +115,15 @@ func (p *Plane) SetForwarding(forwarding *farev1.Forwarding) error {
 	if err := p.judge(forwarding); err != nil {
 		return err
 	}
+	if transit(forwarding) {
+		err := p.space.do(func() error {
+			_, err := setUpTransit(p.hopsV6(forwarding))
+			return err
+		})
+		if err != nil {
+			return status.Errorf(codes.Unavailable, "forwarding: without loopbacks this node forwards for others: %v", err)
+		}
+	}
 	before := p.forwarding
 	if err := p.forward(forwarding); err != nil {
 		if before != nil {
@@ -126,6 +136,16 @@ func (p *Plane) SetForwarding(forwarding *farev1.Forwarding) error {
 	p.forwarding = proto.CloneOf(forwarding)
 	p.findHash()
 	return nil
+}
+
+// transit says whether a Forwarding is that of a node which has no flows of its own.
+func transit(forwarding *farev1.Forwarding) bool { return len(forwarding.GetLoopbacks()) == 0 }
+
+// hopsV6 says whether IPv6 can be forwarded by a Forwarding: some next hop is IPv6.
+func (p *Plane) hopsV6(forwarding *farev1.Forwarding) bool {
+	return p.ipv6 && slices.ContainsFunc(forwarding.GetPlanes(), func(plane *farev1.ForwardingPlane) bool {
+		return slices.ContainsFunc(plane.SubPorts, func(sp *farev1.ForwardingSubPort) bool { return sp.NextHopV6 != "" })
+	})
 }
 
 // judge checks what this data plane asks of a Forwarding beyond the contract.

@@ -71,8 +71,16 @@ func (p *Plane) audit() {
 	var changed int
 	var seed uint32
 	var seeded bool
+	p.mu.Lock()
+	forwarding := p.forwarding // nil before the first Hello: what else is to be set is not known
+	p.mu.Unlock()
 	err := p.space.do(func() (err error) {
-		if changed, err = setUp(); err != nil {
+		if changed, err = setUp(); err != nil || forwarding == nil {
+			return err
+		}
+		if transit(forwarding) {
+			more, err := setUpTransit(p.hopsV6(forwarding))
+			changed += more
 			return err
 		}
 		seed, seeded, err = setUpSeed(p.config.Seed)

@@ -83,6 +83,8 @@ const (
 	hashPolicyV4 = "net/ipv4/fib_multipath_hash_policy"
 	hashPolicyV6 = "net/ipv6/fib_multipath_hash_policy"
 	hashSeed     = "net/ipv4/fib_multipath_hash_seed"
+	forwardV4    = "net/ipv4/ip_forward"
+	forwardV6    = "net/ipv6/conf/all/forwarding"
 )
 
 // The values of hashPolicyV4 and hashPolicyV6 that hash a flow's addresses, protocol and ports (Documentation/networking/
@@ -135,6 +137,24 @@ func setUp() (changed int, err error) {
 		if policy == hashPolicyV6 && errors.Is(err, fs.ErrNotExist) {
 			continue // a kernel without IPv6
 		}
+		if err != nil {
+			return changed, err
+		}
+		if did {
+			changed++
+		}
+	}
+	return changed, nil
+}
+
+// setUpTransit has the kernel forward what is not its own: IPv4, and IPv6 when asked for. It returns how many settings it had
+// to change. The caller is inside the namespace.
+func setUpTransit(ipv6 bool) (changed int, err error) {
+	for _, name := range []string{forwardV4, forwardV6} {
+		if name == forwardV6 && !ipv6 {
+			continue
+		}
+		did, err := setSysctl(name, 1)
 		if err != nil {
 			return changed, err
 		}

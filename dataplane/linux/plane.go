@@ -120,6 +120,10 @@ type Stats struct {
 // Open takes the calling thread's network namespace: it sets what forwarding depends on (net.ipv4.nexthop_compat_mode=0,
 // fib_multipath_hash_policy=1 for both families where it is not 3 with the fields 0x37, a fib_multipath_hash_seed when none is
 // set), reads back what an earlier run left, and listens to links. Nothing of what it found is changed until Settle.
+//
+// A Forwarding without loopbacks is that of a node which only forwards for others, a leaf: then net.ipv4.ip_forward and, where
+// a next hop is IPv6, net.ipv6.conf.all.forwarding are set to 1, and the seed is left alone, so that the node's choice does not
+// follow from the senders' by the same hash.
 func Open(config Config) (*Plane, error) {
 	config, err := config.withDefaults()
 	if err != nil {

@@ -76,8 +76,12 @@ func (p *Plane) setUpRules() error {
 	return errors.Join(p.conn.Do(b)...)
 }
 
-// findHash finds out how flows are placed, for Capabilities.
+// findHash finds out how the node's own flows are placed, for Capabilities.
 func (p *Plane) findHash() {
+	if transit(p.forwarding) {
+		p.capabilities.FlowHash = nil
+		return
+	}
 	var seed uint32
 	var seeded, fields bool
 	err := p.space.do(func() (err error) {
