@@ -191,7 +191,7 @@ func (x *HelloRequest) GetForwarding() *Forwarding {
 type Forwarding struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Planes []*ForwardingPlane     `protobuf:"bytes,1,rep,name=planes,proto3" json:"planes,omitempty"`
-	// Local loopbacks, host prefixes.
+	// Local loopbacks, host prefixes. None at a leaf, which has no flows of its own and forwards those of others.
 	Loopbacks []string `protobuf:"bytes,2,rep,name=loopbacks,proto3" json:"loopbacks,omitempty"`
 	Mode      Mode     `protobuf:"varint,3,opt,name=mode,proto3,enum=fare.v1.Mode" json:"mode,omitempty"`
 	// UDP destination ports whose flows are steered, e.g. 4791 and 4444.
