@@ -249,7 +249,7 @@ func TestLeafForwards(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Two nodes, one of which has the destination; and the same destination half as well behind the other.
-	r := newRig(t, shape{planes: 2, subPorts: 1, leaf: true, extra: leafDataplane}, rigOptions{dp: dp, conn: conn, leaves: func(l *rawLeaf) {
+	r := newRig(t, shape{planes: 2, subPorts: 1, leaf: true, extra: leafDataplane + "weights: {mode: per-packet}\n"}, rigOptions{dp: dp, conn: conn, leaves: func(l *rawLeaf) {
 		if l.as == 65100 {
 			l.table[destination(0)] = 400e9
 		}
@@ -281,6 +281,16 @@ func TestLeafForwards(t *testing.T) {
 	if got := r.forwards(d); got != "p0.0=2 p1.0=1" {
 		t.Errorf("the data plane forwards by %s", got)
 	}
+	for _, g := range dp.State().Groups {
+		if len(g.Slots) != 0 {
+			t.Errorf("a group has the slots %v", g.Slots)
+		}
+	}
+	r.inside(func(l *loop) {
+		if f := l.core.layout.forwarding(l.core.cfg); len(f.Loopbacks)+len(f.UdpPorts) != 0 || f.Mode != farev1.Mode_MODE_PER_FLOW {
+			t.Errorf("the data plane is told %v", f)
+		}
+	})
 	r.links.change(0, func(e *LinkEvent) { e.Up = false })
 	r.wait(d, "0:1")
 	eventually(t, "the data plane leaves p0.0", func() bool { return r.forwards(d) == "p1.0=1" })

@@ -20,5 +20,6 @@
 //
 // A server is a stub speaker (draft-xu-rtgwg-fare-in-sun-02, Section 3): it advertises its own loopbacks on every
 // session with the bandwidth of that session's sub-port and weighs what it learns. A leaf is a transit node for labs: it
-// learns, recomputes path bandwidth at node granularity and readvertises; it has no weight engine and no data plane.
+// learns, recomputes path bandwidth at node granularity and readvertises. When it is given a data plane it has that forward to the
+// next nodes by their weights, with groups and destinations as a server's, but without loopbacks, slots and source ports.
 package daemon

@@ -5,20 +5,23 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
 
 // forwarding is what a data plane is told before operations make sense.
 func (l *layout) forwarding(cfg *config.Config) *farev1.Forwarding {
 	out := &farev1.Forwarding{Mode: farev1.Mode_MODE_PER_FLOW}
-	if cfg.Weights.Mode == wecmp.PerPacket {
-		out.Mode = farev1.Mode_MODE_PER_PACKET
-	}
-	for _, lo := range cfg.Loopbacks {
-		out.Loopbacks = append(out.Loopbacks, lo.String())
-	}
-	for _, port := range cfg.Dataplane.UDPPorts {
-		out.UdpPorts = append(out.UdpPorts, uint32(port))
+	if cfg.Role == fare.RoleServer { // a leaf has no loopbacks, steers nothing and keeps flows in order
+		if cfg.Weights.Mode == wecmp.PerPacket {
+			out.Mode = farev1.Mode_MODE_PER_PACKET
+		}
+		for _, lo := range cfg.Loopbacks {
+			out.Loopbacks = append(out.Loopbacks, lo.String())
+		}
+		for _, port := range cfg.Dataplane.UDPPorts {
+			out.UdpPorts = append(out.UdpPorts, uint32(port))
+		}
 	}
 	for p, name := range l.planes {
 		plane := &farev1.ForwardingPlane{Plane: name}
@@ -58,6 +61,9 @@ func (l *loop) group(id uint32) *farev1.Group {
 		out.Members = append(out.Members, &farev1.GroupMember{
 			Plane: l.core.layout.planes[m.Plane], Device: l.core.layout.device(m.Plane, m.SubPort), Weight: m.Weight,
 		})
+	}
+	if l.core.cfg.Role == fare.RoleLeaf {
+		return out // without slots
 	}
 	for i, s := range v.Slots {
 		slot := &farev1.GroupSlot{Slot: uint32(i), Plane: l.core.layout.planes[s.Plane], SharePpb: s.SharePPB, DrainBeforeMove: s.Drain}

@@ -419,7 +419,7 @@ func TestServerDiesAndReturns(t *testing.T) {
 
 // The draft's lost leaf: its plane carries nothing for any pair, until it is back.
 func TestLeafDiesAndReturns(t *testing.T) {
-	for _, d := range []daemon{frr{}, bird{}, gobgp{}} {
+	for _, d := range []daemon{frr{}, bird{}, gobgp{}, faredLeaf{}} {
 		t.Run(fmt.Sprintf("%T", d), func(t *testing.T) {
 			f := newFabric(t, options{daemons: both(d), each: func(l *leaf) { l.cumulative = true }})
 			f.up()
@@ -437,7 +437,7 @@ func TestLeafDiesAndReturns(t *testing.T) {
 // Nothing transits a server. A leaf that loses its links to server 1 is still wired to
 // server 0, which knows the way by the other plane, and must not offer it.
 func TestNothingTransitsAServer(t *testing.T) {
-	for _, d := range []daemon{frr{}, bird{}} {
+	for _, d := range []daemon{frr{}, bird{}, faredLeaf{}} {
 		t.Run(fmt.Sprintf("%T", d), func(t *testing.T) {
 			f := newFabric(t, options{daemons: both(d)})
 			f.up()

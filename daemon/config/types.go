@@ -201,7 +201,8 @@ const (
 	LinkAssumeUp = "assume-up"
 )
 
-// Weights says how path bandwidth becomes weights and queue pair slots.
+// Weights says how path bandwidth becomes weights and queue pair slots. At a leaf no queue pair begins: of these keys
+// max_weight and max_weight_sum alone count there.
 type Weights struct {
 	// per-flow: each queue pair stays on one sub-port, in order. per-packet: queue pairs accept reordering, packets are sprayed.
 	// draft-xu-rtgwg-fare-in-sun, Sections 3.1 and 3.2.
@@ -254,12 +255,13 @@ const (
 
 // Dataplane says where the process that forwards is.
 type Dataplane struct {
-	// unix:/path, host:port, or memory: for one inside this process that forwards nothing. A leaf that is given one has it
-	// forward to the nodes by their bandwidth, and announces nothing before it is connected; a plane then has at most 64 sub-ports.
+	// unix:/path, host:port, or memory: for one inside this process that forwards nothing. A leaf with memory: is a control plane
+	// alone; with another it has that forward by the bandwidth of the next nodes, and passes nothing on before it is connected.
 	Address string `yaml:"address" derived:"unix:/run/fared/dataplane.sock, or memory: for a leaf"`
 	// Mutual TLS; required when address is host:port and the host is not a loopback.
 	TLS *TLS `yaml:"tls"`
-	// The UDP destination ports that are steered; RoCEv2 has 4791. Source ports are chosen for flows to the first.
+	// The UDP destination ports that are steered; RoCEv2 has 4791. Source ports are chosen for flows to the first. A leaf steers
+	// nothing.
 	UDPPorts []uint16 `yaml:"udp_ports" default:"[4791]" items:"1..16" min:"1" max:"65535"`
 }
 

@@ -275,7 +275,7 @@ func (p *problems) weights(c *Config) {
 	for _, plane := range c.Planes {
 		subPorts += len(plane.SubPorts)
 	}
-	if c.Forwards() {
+	if c.Role == fare.RoleServer {
 		need, what := subPorts, "sub-ports, and per-flow mode needs a slot on each"
 		if w.Mode == wecmp.PerPacket {
 			need, what = planes, "planes, and per-packet mode needs a slot on each"
@@ -284,10 +284,10 @@ func (p *problems) weights(c *Config) {
 			p.add("weights.slots", fmt.Sprintf("%d is fewer than the %d %s", w.Slots, need, what),
 				fmt.Sprintf("use %d to %d, or 0 for exactly %d", need, MaxSlots, need))
 		}
-		if w.MaxWeightSum != 0 && int64(w.MaxWeightSum) < int64(subPorts) {
-			p.add("weights.max_weight_sum", fmt.Sprintf("%d is less than the %d sub-ports, which need one each", w.MaxWeightSum, subPorts),
-				fmt.Sprintf("use at least %d, or 0 for no limit", subPorts))
-		}
+	}
+	if c.Forwards() && w.MaxWeightSum != 0 && int64(w.MaxWeightSum) < int64(subPorts) {
+		p.add("weights.max_weight_sum", fmt.Sprintf("%d is less than the %d sub-ports, which need one each", w.MaxWeightSum, subPorts),
+			fmt.Sprintf("use at least %d, or 0 for no limit", subPorts))
 	}
 	p.hash(w.Hash, subPorts)
 }

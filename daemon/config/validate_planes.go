@@ -48,10 +48,7 @@ func (p *problems) planes(c *Config) {
 	s := survey{seen{}, seen{}, seen{}, map[string]bool{}, seen{}, map[string]place{}, map[string]ours{}, 0}
 	maxSubPorts, maxSessions := MaxSubPorts, MaxSessions
 	if c.Role == fare.RoleLeaf {
-		maxSessions = MaxLeafSessions
-		if !c.Forwards() {
-			maxSubPorts = MaxLeafSubPorts
-		}
+		maxSubPorts, maxSessions = MaxLeafSubPorts, MaxLeafSessions
 	}
 	for i := range c.Planes {
 		plane, path := &c.Planes[i], item("planes", i)
