@@ -695,6 +695,54 @@ planes:
 	}
 }
 
+// TestLargestLeafForwards: 512 servers with two sub-ports each in one plane, and a data plane that can just hold them.
+func TestLargestLeafForwards(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("role: leaf\nas: 65000\nrouter_id: 10.9.0.1\naccept: [10.255.0.0/16]\n" + leafDataplane + "planes:\n- name: p0\n  sub_ports:\n")
+	for i := range config.MaxLeafSubPorts {
+		fmt.Fprintf(&b, "  - {device: s%d, speed: 400G, sessions: [{peer: 10.0.%d.%d}]}\n", i, i>>7, i&127*2+1)
+	}
+	cfg, err := config.Parse("test.yaml", []byte(b.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewCore(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	do(t, c, DataplaneReady{MaxWeight: 65535, MaxWeightSum: config.MaxLeafSubPorts})
+	for i := range config.MaxLeafSubPorts {
+		server := i / 2
+		as := uint32(4200000000 + server)
+		node := netip.AddrFrom4([4]byte{10, 255, byte(server >> 8), byte(server)})
+		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: node, PeerAS: as}},
+			Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: netip.PrefixFrom(node, 32), Attrs: says(fare.Bandwidth(100e9*(1+i%2)), as)}})
+	}
+	if faults := c.Faults(); len(faults) != 0 {
+		t.Fatal(faults)
+	}
+	seen := 0
+	for prefix := range c.table.Destinations {
+		seen++
+		a := prefix.Addr().As4()
+		first := 2 * (int(a[2])<<8 | int(a[3]))
+		id, _ := c.engine.Destination(prefix)
+		v, _ := c.engine.Vector(id)
+		if want := []wecmp.Member{{SubPort: first, Weight: 1}, {SubPort: first + 1, Weight: 2}}; !slices.Equal(v.Members, want) {
+			t.Fatalf("%s goes by %v, want %v", prefix, v.Members, want)
+		}
+	}
+	if seen != config.MaxLeafSubPorts/2 {
+		t.Errorf("%d destinations", seen)
+	}
+	c.Updates()
+	c.SubPortOps(nil)
+	do(t, c, down(1023))
+	if updates, ops := c.Updates(), c.SubPortOps(nil); len(updates) != 1 || len(ops) != 1 {
+		t.Errorf("a lost sub-port: %v, %v; want one of each", updates, ops)
+	}
+}
+
 // TestDrainRefusesWhatIsNotThere: a target that names nothing is refused with what there is.
 func TestDrainRefusesWhatIsNotThere(t *testing.T) {
 	c := shape{planes: 2, subPorts: 1}.core(t)

@@ -19,6 +19,9 @@
 // Speeds are 4 Gbit/s a sub-port and not 400: FRR before July 2026 (Debian's 8.4.4 among
 // them) corrupts values above 34 Gbit/s.
 //
+// faredleaf_test.go has the same fabric with leaves of our own, which forward by way of
+// `fared dataplane`: packets cross them.
+//
 // The tests need root and the packages frr, bird2 and gobgpd; without them they are
 // skipped, or fail if FARED_REQUIRE_ALL=1.
 package interop
