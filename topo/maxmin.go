@@ -22,6 +22,19 @@ type Fairness struct {
 	Receivers []Receiver `json:"receivers"`
 	// Worst is the one with the least ratio; nil: nobody can reach anybody.
 	Worst *Receiver `json:"worst,omitempty"`
+	// Slowest is the pair with the least ratio, which is never above 1: the ideal makes the least rate as great as it can be. Its
+	// ratio is below Worst's where a receiver gets from one server what it should have from another. nil as for Worst.
+	Slowest *Pair `json:"slowest,omitempty"`
+}
+
+// Pair is the rate from one server to another.
+type Pair struct {
+	From   string  `json:"from"`
+	To     string  `json:"to"`
+	Pairs  int     `json:"pairs"` // how many are like it
+	Actual float64 `json:"actual_bps"`
+	Ideal  float64 `json:"ideal_bps"`
+	Ratio  float64 `json:"ratio"`
 }
 
 // Receiver is what servers of one kind receive, each.
@@ -168,6 +181,12 @@ func (s *Simulation) Fairness() Fairness {
 		}
 		r.Ratio = r.Actual / r.Ideal
 		f.Receivers = append(f.Receivers, r)
+	}
+	for i := range o.pairs {
+		p, unit := &o.pairs[i], float64(s.fabric.Speed)
+		if ratio := p.actual / p.ideal; p.ideal > 0 && (f.Slowest == nil || ratio < f.Slowest.Ratio) {
+			f.Slowest = &Pair{s.fabric.Server[p.from].Name, s.fabric.Server[p.to].Name, p.count, p.actual * unit, p.ideal * unit, ratio}
+		}
 	}
 	for i := range f.Receivers {
 		if f.Worst == nil || f.Receivers[i].Ratio < f.Worst.Ratio {

@@ -77,9 +77,6 @@ func updateSize(software string, attrs *fare.Attributes, prefixes int) int {
 	return size
 }
 
-// withdrawSize is an UPDATE that withdraws some loopbacks.
-func withdrawSize(prefixes int) int { return emptyUpdate + prefixes*prefixSize }
-
 // withdrawals is how many of them one message holds.
 const withdrawals = (maxMessage - emptyUpdate) / prefixSize
 

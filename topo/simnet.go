@@ -135,7 +135,9 @@ func newNetwork(f *Fabric, of []int, state []cableState) *network {
 			if e.node.Kind == KindServer {
 				s.plane = c.Plane
 				s.drained = state[c.Index]&drained != 0
-				s.silent = s.drained
+				if s.silent = s.drained; s.drained {
+					s.advert = 0
+				}
 			}
 			e.node.sessions = append(e.node.sessions, s)
 		}
