@@ -117,7 +117,9 @@ func (m *model) carries(src, dst int) bool {
 		used, reached := false, false
 		for sub := range m.SubPorts {
 			used = used || m.sends(m.Cable(plane, src, sub))
-			reached = reached || m.cable(m.Cable(plane, dst, sub)).up
+			c := m.Cable(plane, dst, sub)
+			// Who keeps routes keeps forwarding by them.
+			reached = reached || m.cable(c).up && (m.keepsRoutes(c.Up.Node) || m.announces(c))
 		}
 		if w > 0 && used && !reached {
 			return false

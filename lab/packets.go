@@ -133,7 +133,7 @@ func (f *Fabric) undisturbed(t *traffic, w watched, tallies ...*tally) (wrong []
 	all := 0
 	for src := range f.Servers {
 		for dst := range f.others(src) {
-			if w.changed[src][dst] {
+			if w.changed[src][dst] || f.moved(src, dst) && !f.carries(src, dst) {
 				continue
 			}
 			var sent, received uint64

@@ -24,7 +24,7 @@ type Site struct {
 	Socket func(node string) string
 	// Dataplane is the address of a node's data plane; nil, or "": the default of dataplane.address for its role.
 	Dataplane func(node string) string
-	// RestartTime is bgp.restart_time of servers, in whole seconds; 0: no graceful restart.
+	// RestartTime is bgp.restart_time, in whole seconds; 0: no graceful restart.
 	RestartTime time.Duration
 	// Lab shortens what fared waits for, so that the steps of a lab are short.
 	Lab bool
@@ -114,8 +114,9 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 	if site.Lab {
 		bgp = append(bgp, "connect_retry: 200ms")
 	}
-	if site.RestartTime > 0 && n.Kind == KindServer {
-		// So that a leaf which can keeps the routes of a server whose control plane has crashed (RFC 4724).
+	if site.RestartTime > 0 {
+		// So that a neighbour which can keeps the routes of a node whose control plane has crashed, and says when it has sent all of
+		// its own, which FRR does to no other (RFC 4724).
 		bgp = append(bgp, "restart_time: "+site.RestartTime.String())
 	}
 	if n.Kind == KindServer && f.Spec.Leaf == BIRD {
@@ -144,7 +145,7 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 		here, there := c.At(n)
 		t.line("      - device: %s", here.Device)
 		if site.Speeds == "" {
-			t.line("        speed: %s", site.scaled(c.Speed))
+			t.line("        speed: %s", speedText(site.scaled(c.Speed)))
 		} else {
 			t.line("        speed_source: %s", site.Speeds)
 		}
