@@ -7,6 +7,13 @@ import (
 	"time"
 )
 
+// The fabrics in containerlab/ are committed as they are generated.
+//
+//go:generate go run ../cmd/fared topo generate ../containerlab/frr/fabric.yaml --out ../containerlab/frr --for containerlab --force
+//go:generate go run ../cmd/fared topo generate ../containerlab/fared/fabric.yaml --out ../containerlab/fared --for containerlab --force
+//go:generate go run ../cmd/fared topo generate ../containerlab/bird/fabric.yaml --out ../containerlab/bird --for containerlab --force
+//go:generate go run ../cmd/fared topo generate ../containerlab/two-tier/fabric.yaml --out ../containerlab/two-tier --for containerlab --force
+
 // Target is what files are generated for.
 type Target string
 
@@ -49,7 +56,7 @@ func (f *Fabric) Site(target Target) Site {
 func (f *Fabric) Generate(target Target) []File {
 	site := f.Site(target)
 	files := []File{
-		{SpecFile, string(Marshal(f.Spec))},
+		{SpecFile, "# " + f.Title() + "\n" + string(Marshal(f.Spec))},
 		{"cabling.txt", f.CablingText()},
 		{"cabling.csv", f.CablingCSV()},
 		{"fabric.svg", f.SVG()},

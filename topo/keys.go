@@ -110,6 +110,9 @@ func (k Key) Set(s *Spec, value string) error {
 		if err != nil {
 			return bad("write a number of bit/s with an optional unit, for example "+k.example(), "%s is no speed", quote(value))
 		}
+		if strings.Trim(value, "0123456789.") == "" {
+			return bad("write "+value+"G for Gbit/s, or use M, T", "%s has no unit", quote(value))
+		}
 		*v, zero = b, b == 0
 	case *netip.Prefix:
 		p, err := netip.ParsePrefix(value)
@@ -158,7 +161,7 @@ func (k Key) Text(s Spec) string {
 		}
 	case *fare.Bandwidth:
 		if *v != 0 {
-			return v.String()
+			return speedText(*v)
 		}
 	case *netip.Prefix:
 		if v.IsValid() {
@@ -166,6 +169,15 @@ func (k Key) Text(s Spec) string {
 		}
 	}
 	return ""
+}
+
+// speedText writes a speed with a unit, which files have to have.
+func speedText(b fare.Bandwidth) string {
+	text := b.String()
+	if last := text[len(text)-1]; last >= '0' && last <= '9' {
+		text += "bps"
+	}
+	return text
 }
 
 // suggest says which key was meant by one that is not known.
