@@ -37,7 +37,7 @@ Examples to start from: ` + strings.Join(topo.Examples(), ", ") + `. docs/topo.m
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(topoGenerateCommand(e), topoShowCommand(e), topoDrawCommand(e), topoCheckCommand(e))
+	c.AddCommand(topoGenerateCommand(e), topoShowCommand(e), topoDrawCommand(e), topoCheckCommand(e), simulateCommand(e))
 	return c
 }
 

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+// TestSimulateBroken: where a rule of conservation is broken the result is printed all the same, and the exit code is 1.
+func TestSimulateBroken(t *testing.T) {
+	args := []string{"topo", "simulate", "--example", "two-tier", "--fail", "server2/p1.0"}
+	o := fared(t, args...)
+	for _, want := range []string{
+		"1:1      8\n2:1      4\n", "\nserver2             1      900G    1.2T   75.00 %\n",
+		"\nplane: server3 to server2 in p1: weight 1 of [1 1], for 400G of 1.2T (and 1 pairs like it)\n",
+	} {
+		if !strings.Contains(o.out, want) {
+			t.Errorf("no %q in\n%s", want, o.out)
+		}
+	}
+	const why = "fared: rules of conservation are broken in 1 of 1 cases\n  docs/topo.md, Simulation, says by whom and why\n"
+	if o.code != exitFailed || o.err != why {
+		t.Errorf("exit %d, %q", o.code, o.err)
+	}
+	o = fared(t, append(args, "-o", "json")...)
+	var got struct{ Cases []simulated }
+	if err := json.Unmarshal([]byte(o.out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if o.code != exitFailed || len(got.Cases) != 1 || len(got.Cases[0].Violations) != 9 || got.Cases[0].Fairness.Worst.Server != "server2" {
+		t.Errorf("exit %d: %s", o.code, o.out)
+	}
+	o = fared(t, "topo", "simulate", "--example", "two-tier", "--all-single")
+	if want := "\n46 cases, rules of conservation are broken in 46."; o.code != exitFailed || !strings.Contains(o.out, want) {
+		t.Errorf("exit %d: no %q in\n%s", o.code, want, o.out)
+	}
+}
