@@ -1,0 +1,205 @@
+package lab
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/topo"
+)
+
+// said is what a daemon says of a destination; weights none: nothing, it is gone.
+func said(inEffect bool, weights ...uint32) *farev1.DestinationWeights {
+	d := &farev1.DestinationWeights{Reachable: len(weights) > 0 && slices.Max(weights) > 0}
+	for _, w := range weights {
+		d.Planes = append(d.Planes, &farev1.PlaneWeight{Weight: w, InEffect: inEffect})
+	}
+	return d
+}
+
+// TestFollower: a change is a change of weights only, what is in effect is so since it was said first, and what is not known is behind.
+func TestFollower(t *testing.T) {
+	dst := netip.MustParseAddr("10.255.0.2")
+	at := func(n int) time.Time {
+		if n == 0 {
+			return time.Time{}
+		}
+		return time.Unix(int64(n), 0)
+	}
+	w := newFollower()
+	if got := w.behind(dst, []uint32{1, 1}, false); got != `WatchWeights tells of the weights "", should tell of 1:1` {
+		t.Error(got)
+	}
+	for i, step := range []struct {
+		says                        *farev1.DestinationWeights
+		adopt                       bool
+		changed, effective, adopted int // when, counted from 1; 0: never
+		want                        []uint32
+		behind                      string
+	}{
+		{said(false, 1, 1), true, 1, 0, 1, []uint32{1, 1}, "WatchWeights does not tell that the weights 1:1 are in effect"},
+		{said(true, 1, 1), false, 1, 2, 1, []uint32{1, 1}, ""},
+		{said(true, 1, 1), true, 1, 2, 3, []uint32{1, 1}, ""}, // other slots, the same weights
+		{said(false, 2, 1), true, 4, 0, 4, []uint32{2, 1}, "WatchWeights does not tell that the weights 2:1 are in effect"},
+		{said(true, 2, 1), false, 4, 5, 4, []uint32{1, 2}, `WatchWeights tells of the weights "2:1", should tell of 1:2`},
+		{said(true, 0, 0), false, 6, 0, 4, []uint32{0, 0}, ""}, // unreachable: nothing to be in effect
+		{said(true, 0, 0), false, 6, 0, 4, []uint32{1, 1}, `WatchWeights tells of the weights "0:0", should tell of 1:1`},
+		{said(true, 1, 1), false, 8, 8, 4, []uint32{0, 0}, `WatchWeights tells of the weights "1:1", should tell of 0:0`},
+		{said(true), false, 9, 0, 4, []uint32{0, 0}, ""}, // gone
+	} {
+		adopted := time.Time{}
+		if step.adopt {
+			adopted = at(i + 1)
+		}
+		w.note(dst, step.says, at(i+1), adopted)
+		if h := w.heard(dst); !h.changed.Equal(at(step.changed)) || !h.effective.Equal(at(step.effective)) || !h.adopted.Equal(at(step.adopted)) {
+			t.Errorf("message %d: changed at %v, in effect at %v, adopted at %v", i+1, h.changed, h.effective, h.adopted)
+		}
+		if got := w.behind(dst, step.want, true); got != step.behind {
+			t.Errorf("message %d: %q, want %q", i+1, got, step.behind)
+		}
+	}
+	w.forget()
+	if h := w.heard(dst); h.weights != nil {
+		t.Errorf("after it was forgotten: %+v", h)
+	}
+}
+
+// TestEventsInOrder: by time; at one time as they follow each other, then by server. The order they come in does not matter.
+func TestEventsInOrder(t *testing.T) {
+	want := []Event{
+		{5, EventAction, "", "cut"}, {7, EventWeights, "server1", ""}, {7, EventWeights, "server2", ""}, {7, EventAdopted, "server1", ""},
+		{7, EventInEffect, "server1", ""}, {7, EventLeft, "server1", ""}, {7, EventFirstLost, "server1", ""}, {7, EventLastLost, "server1", ""}, {9, EventAction, "", "mend"},
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 50 {
+		got := slices.Clone(want)
+		r.Shuffle(len(got), func(i, j int) { got[i], got[j] = got[j], got[i] })
+		sortEvents(got)
+		if !slices.Equal(got, want) {
+			t.Fatalf("%v, want %v", got, want)
+		}
+	}
+}
+
+// eventsOf are a timeline's events of a kind, by server.
+func eventsOf(r Result, event string) map[string]int64 {
+	all := map[string]int64{}
+	for _, e := range r.Timeline {
+		if e.Event == event {
+			all[e.Node] = e.AtNS
+		}
+	}
+	return all
+}
+
+// TestTimelineInOneProcess: each server's weights follow an action, and are in effect after that; where nothing changes, nothing is said.
+func TestTimelineInOneProcess(t *testing.T) {
+	f := fabric(t, Options{Timeline: true, Spec: topo.Spec{Planes: 2, Servers: 3}})
+	results, ok := play(t, f, script(t, `
+step nothing
+step a plane's port at server2
+  cut server2 p1
+step all of server1
+  cut server1 p0
+  cut server1 p1
+`))
+	if !ok {
+		t.Fatalf("%+v", results)
+	}
+	if r := results[0]; r.Timeline != nil || r.WeightsFollowedNS != 0 {
+		t.Errorf("nothing was done: %+v", r)
+	}
+	for i, actions := range [][]string{nil, {"cut server2 p1"}, {"cut server1 p0", "cut server1 p1"}} {
+		r := results[i]
+		var done []string
+		last := int64(0)
+		for _, e := range r.Timeline {
+			if e.Event == EventAction {
+				done = append(done, e.Detail)
+			}
+			if e.AtNS < last {
+				t.Errorf("%s: not in order: %+v", r.Step, r.Timeline)
+			}
+			last = e.AtNS
+		}
+		if !slices.Equal(done, actions) {
+			t.Errorf("%s: actions %q, want %q", r.Step, done, actions)
+		}
+	}
+	weights, effective := eventsOf(results[1], EventWeights), eventsOf(results[1], EventInEffect)
+	followed := int64(0)
+	for _, s := range []string{"server1", "server2", "server3"} {
+		if weights[s] <= 0 || effective[s] < weights[s] {
+			t.Errorf("%s: weights after %d ns, in effect after %d", s, weights[s], effective[s])
+		}
+		followed = max(followed, weights[s])
+	}
+	if results[1].WeightsFollowedNS != followed || len(weights) != 3 || len(effective) != 3 {
+		t.Errorf("weights followed after %d ns: %v", results[1].WeightsFollowedNS, weights)
+	}
+	// Toward server1 nothing is left that could be in effect.
+	if got := eventsOf(results[2], EventWeights); len(got) != 3 || results[2].WeightsFollowedNS == 0 {
+		t.Errorf("unreachable: %v", got)
+	}
+}
+
+// TestNetnsTimeline: a plane's port is cut under many packets. What is lost was sent after the step began and before the data planes
+// said that they forward by the weights that followed, over that plane; and it is as many as the counters miss.
+func TestNetnsTimeline(t *testing.T) {
+	o := smallest(t, Netns{Driver: "linux", Rate: 20_000})
+	// FRR gathers changes for 50 ms before it tells of them, so packets are lost whenever senders get to run.
+	o.Timeline, o.Leaf = true, topo.FRR
+	f := fabric(t, o)
+	results, ok := play(t, f, script(t, "step a port is cut\n cut server2 p1\n"))
+	r, p := results[0], results[0].Traffic
+	if !ok {
+		t.Fatalf("%q", r.Wrong)
+	}
+	t.Logf("%+v\n%+v", r.Timeline, p)
+
+	// The tallies before the one that is open: of the time while nothing changes any more, and of the change.
+	flow := f.packets()
+	var missed uint64
+	for back := range uint32(2) {
+		n, known := flow.all.Load(flow.now.number - 1 - back)
+		if !known {
+			t.Fatal("the step's tallies are gone")
+		}
+		missed += lost(n.(*tally))
+	}
+	if missed == 0 || p.LossPlanes["p0"] != 0 || p.LossPlanes["p1"] != missed || p.Lost < missed {
+		t.Errorf("lost by plane %v and %d in all, the counters miss %d", p.LossPlanes, p.Lost, missed)
+	}
+	if p.LossIntervalNS <= 0 || p.LossSpanNS < p.LossIntervalNS || p.LossPairs < 1 || p.LossPairs > 2 || p.LossWorst == "" {
+		t.Errorf("the loss is %+v", p)
+	}
+
+	effective, adopted, left := eventsOf(r, EventInEffect), eventsOf(r, EventAdopted), eventsOf(r, EventLeft)
+	for s, at := range eventsOf(r, EventWeights) {
+		if adopted[s] < at || effective[s] < at || left[s] > adopted[s] {
+			t.Errorf("%s: weights at %d, adopted at %d, in effect at %d, left at %d", s, at, adopted[s], effective[s], left[s])
+		}
+	}
+	latest := max(effective["server1"], effective["server2"])
+	for _, event := range []string{EventFirstLost, EventLastLost} {
+		all := eventsOf(r, event)
+		if len(all) != 1 {
+			t.Errorf("%d times %s", len(all), event)
+		}
+		for s, at := range all {
+			if at < 0 || at > latest {
+				t.Errorf("%s of %s: sent at %d, outside of 0 to %d", event, s, at, latest)
+			}
+		}
+	}
+	if gap := flow.gap().Nanoseconds(); p.LossSpanNS > latest+gap {
+		t.Errorf("packets were lost for %d ns, but weights were in effect after %d", p.LossSpanNS, latest)
+	}
+	if _, ok := play(t, f, script(t, "step it is mended\n mend server2 p1\n")); !ok {
+		t.Error("it cannot be mended")
+	}
+}
