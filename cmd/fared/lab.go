@@ -26,8 +26,8 @@ func labCommand(e *env) *cobra.Command {
 	var o lab.Options
 	var scenario, script, configs string
 	var verbose bool
-	var pace time.Duration
-	var inNamespaces, keep, cleanup bool
+	var play labPlay
+	var inNamespaces, cleanup bool
 	var real lab.Netns
 	var clab lab.Containerlab
 	var fabric *fabricArgs
@@ -59,8 +59,11 @@ Exit code 1 when an expectation is not met.`,
 			if cleanup && inNamespaces {
 				return e.cleanLab(c.Context())
 			}
-			if pace < 0 {
-				return &exitError{exitUsage, fmt.Errorf("--pace %s: less than nothing", pace), "for example --pace 1s"}
+			if play.pace < 0 {
+				return &exitError{exitUsage, fmt.Errorf("--pace %s: less than nothing", play.pace), "for example --pace 1s"}
+			}
+			if play.runs < 1 || play.runs > maxLabRuns {
+				return &exitError{exitUsage, fmt.Errorf("--runs %d: not within 1 to %d", play.runs, maxLabRuns), "for example --runs 5"}
 			}
 			var err error
 			if clab.File != "" {
@@ -84,6 +87,10 @@ Exit code 1 when an expectation is not met.`,
 			} else if name := firstSet(c, "rate", "keep", "containerlab-binary"); name != "" && clab.File == "" {
 				return &exitError{exitUsage, fmt.Errorf("--%s is for a fabric of network namespaces or containers", name), "add --netns or --containerlab, or leave it out"}
 			}
+			if !c.Flags().Changed("timeline") {
+				play.timelines = inNamespaces || clab.File != ""
+			}
+			o.Timeline = play.timelines || play.runs > 1 // the summary is of them
 			if _, err := lab.Configs(o); err != nil {
 				return &exitError{exitUsage, err, "docs/labs.md says what each kind of lab can be"}
 			}
@@ -126,15 +133,15 @@ Exit code 1 when an expectation is not met.`,
 			if verbose {
 				log = newLogger(e.err, "text", slog.LevelInfo)
 			}
-			show, live := e.labShow(o, scenarios, verbose)
+			show, live := e.labShow(o, scenarios, play.runs, verbose)
 			real.Progress, clab.Progress = show.progress, show.progress
 			if live && !c.Flags().Changed("pace") {
-				pace = livePace
+				play.pace = livePace
 			}
 			// A terminal that is closed is no reason to leave processes behind.
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGHUP)
 			defer stop()
-			return e.playLab(ctx, o, scenarios, show, pace, keep, log)
+			return e.playLab(ctx, o, scenarios, play, show, log)
 		},
 	}
 	fabric = addFabricArgs(c)
@@ -143,13 +150,15 @@ Exit code 1 when an expectation is not met.`,
 	f.StringVar(&script, "script", "", "a file with a scenario, instead of a built-in one")
 	f.BoolVarP(&verbose, "verbose", "v", false, "log what the daemons do, to standard error")
 	f.StringVar(&configs, "write-configs", "", "only write every node's configuration file into this directory")
-	f.DurationVar(&pace, "pace", 0, "wait so long after each step (default 600ms with the live table in a terminal)")
+	f.DurationVar(&play.pace, "pace", 0, "wait so long after each step (default 600ms with the live table in a terminal)")
+	f.IntVar(&play.runs, "runs", 1, "play the scenarios so often on the same fabric, and sum up at the end")
+	f.BoolVar(&play.timelines, "timeline", false, "show when weights and packets followed each step (default with --netns and --containerlab)")
 	f.BoolVar(&inNamespaces, "netns", false, "use network namespaces, processes and the kernel's forwarding (needs root)")
 	f.StringVar(&real.Driver, "driver", "auto", "with --netns: the data plane's driver, "+strings.Join(lab.Drivers, ", "))
 	f.StringVar(&clab.File, "containerlab", "", "use containers: the topology file that containerlab deploys (needs root)")
 	f.StringVar(&clab.Binary, "containerlab-binary", "containerlab", "with --containerlab: the program")
 	f.IntVar(&real.Rate, "rate", 2000, "with --netns or --containerlab: packets a second of each server, 0 for none")
-	f.BoolVar(&keep, "keep", false, "with --netns or --containerlab: leave the fabric running at the end")
+	f.BoolVar(&play.keep, "keep", false, "with --netns or --containerlab: leave the fabric running at the end")
 	f.BoolVar(&cleanup, "cleanup", false, "with --netns: only remove what earlier runs have left, the logs of failed ones too")
 	choices(c, "driver", lab.Drivers...)
 	choices(c, "scenario", append(lab.Names(), "all")...)
@@ -225,8 +234,19 @@ func (e *env) writeLabConfigs(o lab.Options, dir string) error {
 	return nil
 }
 
-// playLab starts the fabric and plays the scenarios one after the other.
-func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scenario, show labShow, pace time.Duration, keep bool, log *slog.Logger) error {
+// labPlay is how scenarios are played.
+type labPlay struct {
+	runs      int           // how many times, all of them one after the other
+	pace      time.Duration // to wait after each step
+	timelines bool          // are shown
+	keep      bool          // leave the fabric running
+}
+
+// maxLabRuns bounds what is remembered for the summary.
+const maxLabRuns = 10_000
+
+// playLab starts the fabric and plays the scenarios.
+func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scenario, play labPlay, show labShow, log *slog.Logger) error {
 	defer show.close()
 	show.starting()
 	started := time.Now()
@@ -237,23 +257,35 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 	defer fabric.Close() // after a panic too: what runs in namespaces would outlive this process
 	show.started(fabric, time.Since(started))
 	met := true
-	for _, s := range scenarios {
-		show.scenario(s)
-		ok, err := fabric.Run(ctx, s, func(r lab.Result) {
-			show.result(r)
-			wait(ctx, pace)
-			show.next()
-		})
-		if err != nil {
-			return labError(ctx, o, errors.Join(err, fabric.Close()))
+	results := make([][]lab.Result, play.runs)
+	for run := range play.runs {
+		show.run(run + 1)
+		for _, s := range scenarios {
+			show.scenario(s)
+			ok, err := fabric.Run(ctx, s, func(r lab.Result) {
+				if !play.timelines {
+					r.Timeline = nil
+				}
+				results[run] = append(results[run], r)
+				show.result(r)
+				wait(ctx, play.pace)
+				show.next()
+			})
+			if err != nil {
+				return labError(ctx, o, errors.Join(err, fabric.Close()))
+			}
+			met = met && ok
 		}
-		met = met && ok
 	}
-	show.ended(met) // the last picture is of a fabric that runs
+	var summary []lab.Summary
+	if play.runs > 1 {
+		summary = lab.Summarize(results)
+	}
+	show.ended(met, summary) // the last picture is of a fabric that runs
 	if logs := fabric.Logs(); logs != "" {
 		fmt.Fprintf(e.notes(), "logs and configurations of all processes are kept in %s\n", logs)
 	}
-	if keep && ctx.Err() == nil {
+	if play.keep && ctx.Err() == nil {
 		lines, err := fabric.Leave()
 		for _, line := range lines {
 			fmt.Fprintln(e.notes(), line)

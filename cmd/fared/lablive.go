@@ -20,7 +20,8 @@ import (
 type labLive struct {
 	e     *env
 	o     lab.Options
-	total int
+	runs  int
+	total int // steps of all runs
 	begun time.Time
 
 	mu      sync.Mutex // guards what follows, and the drawing
@@ -51,10 +52,10 @@ const (
 // redraw is how often the picture is drawn while nothing is reported.
 const redraw = 100 * time.Millisecond
 
-func newLabLive(e *env, o lab.Options, scenarios []*lab.Scenario) *labLive {
-	s := &labLive{e: e, o: o, begun: time.Now(), stop: make(chan struct{})}
+func newLabLive(e *env, o lab.Options, scenarios []*lab.Scenario, runs int) *labLive {
+	s := &labLive{e: e, o: o, runs: runs, begun: time.Now(), stop: make(chan struct{})}
 	for _, sc := range scenarios {
-		s.total += len(sc.Steps)
+		s.total += runs * len(sc.Steps)
 	}
 	return s
 }
@@ -84,6 +85,12 @@ func (s *labLive) progress(text string) {
 	s.change(func() { s.doing = text })
 }
 
+func (s *labLive) run(n int) {
+	if s.runs > 1 {
+		s.change(func() { s.done = append(s.done, s.e.paint(bold, runOf(n, s.runs))) })
+	}
+}
+
 func (s *labLive) scenario(sc *lab.Scenario) {
 	s.change(func() {
 		s.playing, s.at, s.last = sc, 0, nil
@@ -99,6 +106,9 @@ func (s *labLive) result(r lab.Result) {
 		if r.Traffic != nil {
 			s.done = append(s.done, "        "+packets(s.o, r.Traffic))
 		}
+		for _, line := range timeline(s.o, r) {
+			s.done = append(s.done, "        "+line)
+		}
 		for _, w := range r.Wrong {
 			s.done = append(s.done, "        "+w)
 		}
@@ -113,12 +123,12 @@ func (s *labLive) next() {
 	})
 }
 
-func (s *labLive) ended(met bool) {
+func (s *labLive) ended(met bool, summary []lab.Summary) {
 	s.leave()
 	for _, line := range slices.Concat(s.picture(s.o.Planes), s.done) {
 		fmt.Fprintln(s.e.out, line)
 	}
-	fmt.Fprintf(s.e.out, "\n%s\n", s.e.verdict(s.steps, met))
+	s.e.labEnd(s.steps, met, summary)
 }
 
 // close leaves what was done on the first screen, unless ended has.

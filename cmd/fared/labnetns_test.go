@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -77,6 +78,10 @@ func TestLabNetnsJSON(t *testing.T) {
 		MeasuredPackets map[string]uint64
 		Share           map[string]float64 `json:"measured_share"`
 		Wanted          map[string]float64 `json:"weight_share"`
+		LossInterval    *int64             `json:"loss_interval_ns"`
+		LossPlanes      map[string]uint64  `json:"loss_planes"`
+		Followed        int64              `json:"weights_followed_ns"`
+		Timeline        []lab.Event
 	}
 	if err := json.Unmarshal([]byte(lines[0]), &step); err != nil {
 		t.Fatal(err)
@@ -84,6 +89,9 @@ func TestLabNetnsJSON(t *testing.T) {
 	if !step.OK || step.Weights["p0"] != 2 || step.Weights["p1"] != 1 || step.Sent < step.SteadySent || step.SteadySent == 0 || step.SteadyLost == nil || *step.SteadyLost != 0 ||
 		math.Abs(step.Wanted["p0"]-2./3) > 1e-9 || math.Abs(step.Share["p0"]-2./3) > 0.05 || math.Abs(step.Share["p0"]+step.Share["p1"]-1) > 1e-9 {
 		t.Errorf("%+v in\n%s", step, lines[0])
+	}
+	if step.LossInterval == nil || len(step.LossPlanes) != 2 || step.Followed <= 0 || !slices.ContainsFunc(step.Timeline, func(e lab.Event) bool { return e.Event == lab.EventAdopted && e.AtNS > 0 }) {
+		t.Errorf("the timeline is %+v in\n%s", step.Timeline, lines[0])
 	}
 }
 

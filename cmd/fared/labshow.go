@@ -16,29 +16,32 @@ type labShow interface {
 	starting()
 	progress(text string) // of the start, where that takes a while
 	started(f *lab.Fabric, took time.Duration)
+	run(n int) // of several, counted from 1
 	scenario(s *lab.Scenario)
 	result(r lab.Result)
 	next() // the step after it begins
-	ended(met bool)
+	// ended is told of what several runs came to; nil of one.
+	ended(met bool, summary []lab.Summary)
 	// close leaves the terminal as it was; it may come after any of the others.
 	close()
 }
 
 // labShow chooses how to show: the live table in a terminal, unless a log goes to the same one.
-func (e *env) labShow(o lab.Options, scenarios []*lab.Scenario, verbose bool) (show labShow, live bool) {
+func (e *env) labShow(o lab.Options, scenarios []*lab.Scenario, runs int, verbose bool) (show labShow, live bool) {
 	switch {
 	case e.output != "table":
-		return &labData{e: e, o: o}, false
+		return &labData{e: e, o: o, runs: runs}, false
 	case e.terminal != nil && !verbose:
-		return newLabLive(e, o, scenarios), true
+		return newLabLive(e, o, scenarios, runs), true
 	}
-	return &labLines{e: e, o: o}, false
+	return &labLines{e: e, o: o, runs: runs}, false
 }
 
 // labData prints one JSON object a line, or one YAML document, a step.
 type labData struct {
-	e *env
-	o lab.Options
+	e       *env
+	o       lab.Options
+	runs, n int // how many there are, and which is on
 }
 
 func (*labData) starting()                          {}
@@ -46,11 +49,21 @@ func (*labData) progress(string)                    {}
 func (*labData) started(*lab.Fabric, time.Duration) {}
 func (*labData) scenario(*lab.Scenario)             {}
 func (*labData) next()                              {}
-func (*labData) ended(bool)                         {}
 func (*labData) close()                             {}
 
-func (s *labData) result(r lab.Result) {
-	b := s.step(r)
+func (s *labData) run(n int) { s.n = n }
+
+func (s *labData) result(r lab.Result) { s.print(s.step(r)) }
+
+func (s *labData) ended(_ bool, summary []lab.Summary) {
+	if summary != nil {
+		b, _ := json.Marshal(map[string][]lab.Summary{"summary": summary}) // strings and integers always marshal
+		s.print(b)
+	}
+}
+
+// print prints an object.
+func (s *labData) print(b []byte) {
 	if s.e.output == "json" {
 		fmt.Fprintf(s.e.out, "%s\n", b)
 		return
@@ -82,6 +95,12 @@ func (s *labData) step(r lab.Result) []byte {
 	add("scenario", r.Scenario)
 	add("pairs", r.Pairs)
 	add("elapsed_ns", r.ElapsedNS)
+	if s.runs > 1 {
+		add("run", s.n)
+	}
+	if s.o.Timeline {
+		add("weights_followed_ns", r.WeightsFollowedNS)
+	}
 	if t := r.Traffic; t != nil {
 		add("packets_sent", t.Sent)
 		add("packets_lost", t.Lost)
@@ -90,6 +109,16 @@ func (s *labData) step(r lab.Result) []byte {
 		add("measured_packets", inPlanes(s.o, t.Measured))
 		add("measured_share", inPlanes(s.o, t.Share))
 		add("weight_share", inPlanes(s.o, t.Wanted))
+		add("packets_duplicated", t.Duplicated)
+		add("packets_late", t.Late)
+		add("loss_interval_ns", t.LossIntervalNS)
+		add("loss_worst", t.LossWorst)
+		add("loss_span_ns", t.LossSpanNS)
+		add("loss_pairs", t.LossPairs)
+		add("loss_planes", inPlanes(s.o, t.LossPlanes))
+	}
+	if len(r.Timeline) > 0 {
+		add("timeline", r.Timeline)
 	}
 	if len(r.Wrong) > 0 {
 		add("wrong", r.Wrong)
@@ -126,6 +155,7 @@ func inOrder(o lab.Options, weights map[string]uint32) []uint32 {
 type labLines struct {
 	e     *env
 	o     lab.Options
+	runs  int
 	steps int
 }
 
@@ -165,6 +195,9 @@ func (s *labLines) result(r lab.Result) {
 	if r.Traffic != nil {
 		fmt.Fprintf(s.e.out, "        %s\n", packets(s.o, r.Traffic))
 	}
+	for _, line := range timeline(s.o, r) {
+		fmt.Fprintf(s.e.out, "        %s\n", line)
+	}
 	for _, w := range r.Wrong {
 		fmt.Fprintf(s.e.out, "        %s\n", w)
 	}
@@ -184,7 +217,23 @@ func packets(o lab.Options, t *lab.Traffic) string {
 	return text + " %"
 }
 
-func (s *labLines) ended(met bool) { fmt.Fprintf(s.e.out, "\n%s\n", s.e.verdict(s.steps, met)) }
+func (s *labLines) run(n int) {
+	if s.runs > 1 {
+		fmt.Fprintf(s.e.out, "\n%s\n", s.e.paint(bold, runOf(n, s.runs)))
+	}
+}
+
+func runOf(n, runs int) string { return fmt.Sprintf("run %d of %d", n, runs) }
+
+func (s *labLines) ended(met bool, summary []lab.Summary) { s.e.labEnd(s.steps, met, summary) }
+
+// labEnd prints what a lab came to.
+func (e *env) labEnd(steps int, met bool, summary []lab.Summary) {
+	for _, line := range summaryLines(summary) {
+		fmt.Fprintln(e.out, line)
+	}
+	fmt.Fprintf(e.out, "\n%s\n", e.verdict(steps, met))
+}
 
 func (s *labLines) next()  {}
 func (s *labLines) close() {}
