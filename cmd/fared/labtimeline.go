@@ -51,9 +51,9 @@ func timeline(o lab.Options, r lab.Result) []string {
 				text += " first, " + p.last.Node + " last"
 			}
 		}
-		span := fmt.Sprintf("%9.2f", ms(p.first.AtNS))
-		if p.last.AtNS != p.first.AtNS {
-			span += fmt.Sprintf(" .. %9.2f", ms(p.last.AtNS))
+		span, last := fmt.Sprintf("%9.2f", ms(p.first.AtNS)), fmt.Sprintf("%9.2f", ms(p.last.AtNS))
+		if last != span {
+			span += " .. " + last
 		}
 		lines = append(lines, fmt.Sprintf("%-22s ms  %s", span, text))
 	}
