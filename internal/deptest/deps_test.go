@@ -18,13 +18,16 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/fare", "", "", "the path-bandwidth core is pure: standard library only"},
 	{"/wecmp", "", "", "the weight engine is pure: standard library only, and knows no BGP"},
 	{"/", "github.com/osrg/gobgp", "/daemon/internal/speaker", "GoBGP is behind the speaker; what it can do to the process stays in one place"},
-	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /dataplane/linux /dataplane/bpf /dataplane/internal/rtnl /internal/netnstest /lab", "the kernel is reached in few places"},
+	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /dataplane/linux /dataplane/bpf /dataplane/internal/rtnl /internal/netnstest /internal/netsetup /lab", "the kernel is reached in few places"},
 	{"/", "github.com/cilium/ebpf", "/dataplane/bpf", "BPF is the steering's"},
 	{"/dataplane/internal/rtnl", module + "/", "", "a message is a message, whoever sends it"},
 	{"/daemon/internal/guard", module + "/daemon", "", "the guard judges bytes and knows nobody"},
 	{"/daemon/config", module + "/daemon/internal", "", "the configuration is read by others than the daemon"},
 	{"/api", module + "/daemon", "", "the contract does not depend on who keeps it"},
 	{"/dataplane", module + "/daemon", "", "a data plane is another process"},
+	{"/topo", module + "/api", "", "the model of a fabric describes and computes: it runs and asks nothing"},
+	{"/topo", module + "/dataplane", "", "the model of a fabric describes and computes: it runs and asks nothing"},
+	{"/topo", module + "/lab", "", "a lab is made from the model of a fabric"},
 }
 
 type pkg struct {
