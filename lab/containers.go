@@ -258,10 +258,14 @@ func (b *containers) processes(n *topo.Node) ([]int, error) {
 	return found, nil
 }
 
-// keeper says that a process starts the others again when they end: PID 1, and FRR's watchfrr under it.
+// keepers are the programs, beside PID 1, that start the others of a container again: FRR's, and that of the image for BIRD
+// (containerlab/images/bird).
+var keepers = []string{"watchfrr", "bird-start"}
+
+// keeper says whether a process is one.
 func (b *containers) keeper(n *topo.Node, pid int) bool {
 	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // of one that has ended: it is none
-	return pid == b.pid[n] || strings.TrimSpace(string(comm)) == "watchfrr"
+	return pid == b.pid[n] || slices.Contains(keepers, strings.TrimSpace(string(comm)))
 }
 
 // strike stops what would start processes of a node again, and kills those that are chosen by their command line.
