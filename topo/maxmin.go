@@ -69,20 +69,20 @@ type orbit struct {
 	size  []int
 }
 
-// newOrbit groups things with equal keys, in the order of their first ones.
-func newOrbit(keys []string) (o orbit) {
+// orbit groups things with equal keys, in the order of their first ones.
+func (o *orbits) orbit(keys []string) (g orbit) {
 	number := map[string]int{}
 	for i, k := range keys {
 		n, known := number[k]
-		if !known {
-			n = len(number)
+		if !known || o.sim.full { // then nothing counts as alike
+			n = len(g.first)
 			number[k] = n
-			o.first, o.size = append(o.first, i), append(o.size, 0)
+			g.first, g.size = append(g.first, i), append(g.size, 0)
 		}
-		o.size[n]++
-		o.of = append(o.of, n)
+		g.size[n]++
+		g.of = append(g.of, n)
 	}
-	return o
+	return g
 }
 
 // pairKind is pairs of servers alike.
@@ -101,15 +101,6 @@ func (s *Simulation) orbits() *orbits {
 	o := &orbits{sim: s, rack: make([]int, f.Servers)}
 	planes, racks, servers := make([]string, f.Planes), make([]string, f.Leaves), make([]string, f.Servers)
 	members, spines := make([][]string, f.Leaves), make([]string, f.Planes*f.Spines)
-	text := func(list []string) []string { return list }
-	if s.full { // nothing is alike
-		text = func(list []string) []string {
-			for i := range list {
-				list[i] = string([]byte{byte(i), byte(i >> 8)})
-			}
-			return list
-		}
-	}
 	for _, c := range f.Cables {
 		state := string('0' + rune(s.state[c.Index]))
 		planes[c.Plane] += state
@@ -130,14 +121,14 @@ func (s *Simulation) orbits() *orbits {
 		slices.Sort(members[i])
 		racks[i] += "/" + strings.Join(members[i], "/")
 	}
-	o.planes, o.racks = newOrbit(text(planes)), newOrbit(text(racks))
+	o.planes, o.racks = o.orbit(planes), o.orbit(racks)
 	for p := range f.Planes {
-		o.spines = append(o.spines, newOrbit(text(spines[p*f.Spines:(p+1)*f.Spines])))
+		o.spines = append(o.spines, o.orbit(spines[p*f.Spines:(p+1)*f.Spines]))
 	}
 	for i := range servers {
 		servers[i] = fmt.Sprint(o.racks.of[o.rack[i]], servers[i])
 	}
-	o.servers = newOrbit(text(servers))
+	o.servers = o.orbit(servers)
 	for a, from := range o.servers.first {
 		kinds := map[[2]int]int{} // by group and rack, 1 for the same: index of pairs
 		for to, b := range o.servers.of {
@@ -225,8 +216,8 @@ func (o *orbits) size(w way) int {
 	return n * o.servers.size[w.node]
 }
 
-// full is what little room counts as none, as a part of what there was.
-const full = 1e-9
+// rounding is what little counts as nothing, as a part of the whole.
+const rounding = 1e-9
 
 // fill works out the actual rates by progressive filling: all grow alike until a cable is full; the pairs that use it keep what
 // they have, the others go on.
@@ -247,10 +238,11 @@ func (o *orbits) fill() {
 		}
 		var uses []use
 		growing[i] = o.sim.net.follow(from, to, func(c *Cable, down bool, part float64) {
-			uses = append(uses, use{o.way(c, down), part * float64(p.count)})
-			if _, known := number[uses[len(uses)-1].way]; !known {
-				number[uses[len(uses)-1].way] = len(rows)
-				rows = append(rows, row{capacity: o.units(c) * float64(o.size(uses[len(uses)-1].way)), uses: map[int]float64{}})
+			w := o.way(c, down)
+			uses = append(uses, use{w, part * float64(p.count)})
+			if _, known := number[w]; !known {
+				number[w] = len(rows)
+				rows = append(rows, row{capacity: float64(c.Speed) / float64(o.sim.fabric.Speed) * float64(o.size(w)), uses: map[int]float64{}})
 			}
 		})
 		for _, u := range uses {
@@ -278,7 +270,7 @@ func (o *orbits) fill() {
 			}
 		}
 		for r := range rows {
-			if rows[r].used += grows[r] * step; grows[r] > 0 && rows[r].capacity-rows[r].used <= full*rows[r].capacity {
+			if rows[r].used += grows[r] * step; grows[r] > 0 && rows[r].capacity-rows[r].used <= rounding*rows[r].capacity {
 				for i := range rows[r].uses {
 					growing[i] = false
 				}
@@ -286,9 +278,6 @@ func (o *orbits) fill() {
 		}
 	}
 }
-
-// units is a cable's speed in the unit of rates.
-func (o *orbits) units(c *Cable) float64 { return float64(c.Speed) / float64(o.sim.fabric.Speed) }
 
 // follow yields the cables that packets from one server to another use, in which direction, and which part of them, and says
 // whether all of them arrive.

@@ -247,13 +247,20 @@ func says(s *Simulation, leaf *Node, server int) (sum uint64) {
 	return sum
 }
 
-// TestExamplesFail: all single failures and random double ones of every example, each against the arithmetic and the rules of
-// conservation; and all is healed again.
-func TestExamplesFail(t *testing.T) {
+// TestFailures: all single failures and random double ones, of every example and of leaves with FRR and BIRD, each against the
+// arithmetic and the rules of conservation; and all is healed again.
+func TestFailures(t *testing.T) {
+	fabrics := map[string]*Fabric{}
 	for _, name := range Examples() {
+		fabrics[name] = example(t, name)
+	}
+	for _, leaf := range []string{FRR, BIRD} {
+		fabrics[leaf] = number(t, Spec{Servers: 6, SubPorts: 3, GPUs: 2, Leaf: leaf})
+		fabrics[leaf+", split"] = number(t, Spec{Servers: 5, SubPorts: 3, Leaves: 2, Leaf: leaf})
+	}
+	for name, f := range fabrics {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := example(t, name)
 			s := Simulate(f)
 			start := state(s)
 			singles := f.Single()
@@ -292,7 +299,7 @@ func TestExamplesFail(t *testing.T) {
 				}
 				heal(t, s)
 			}
-			if len(cases) < 140 || f.Spines > 0 && differ == 0 {
+			if len(cases) < 100+len(f.Cables) || f.Spines > 0 && differ == 0 {
 				t.Errorf("%d cases, %d of them with wrong weights: this test has lost its subject", len(cases), differ)
 			}
 			if got := state(s); got != start {
