@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -55,7 +56,7 @@ Drivers:
   memory  forwards nothing; for trying out.
   auto    bpf where the kernel can do it, else linux; the log says which, and why.
 
-SIGTERM and SIGINT end it and leave the kernel forwarding. --flush takes everything away that
+SIGTERM and SIGINT end it and leave the kernel forwarding; SIGHUP does nothing. --flush takes everything away that
 was ever made, also after a crash or by an earlier version: it knows its own by their marks.`,
 		Example: `  fared dataplane
   fared dataplane --driver linux --metrics-listen 127.0.0.1:9180
@@ -128,6 +129,8 @@ func (e *env) runDataplane(c *cobra.Command, o *dataplaneOptions) error {
 			return &exitError{exitFailed, err, "run as root, or name a socket in a directory of your own with --socket"}
 		}
 	}
+	// A supervisor passes SIGHUP on to all that it runs; the agent has nothing to read again.
+	signal.Ignore(unix.SIGHUP)
 	a, err := agent.New(cfg)
 	if err != nil {
 		return dataplaneFailed(err, remedy)

@@ -21,7 +21,7 @@ func superviseCommand(e *env) *cobra.Command {
 		Long: `Runs commands side by side and starts again what ends: at once the first time, then after
 100ms and ever later, at most 5s, while it ends within a second of its start.
 
-Each COMMAND is one of fared's own with its flags, or a program's path with a slash in it.
+Each COMMAND is run, dataplane or leaf with its flags, or a program's path with a slash in it.
 Lines of their output get the command's name before them. SIGHUP is passed on to all of them.
 SIGTERM and SIGINT end them, and then this; what has not ended after 8s is killed.
 
@@ -43,6 +43,9 @@ killed or replaced while cables, addresses and routes stay. Orphans are reaped.`
 	return c
 }
 
+// supervised are the commands of fared that run until they are asked to end.
+var supervised = []string{"run", "dataplane", "leaf"}
+
 // superviseCommands divides words into commands; the first dash stands before words[at].
 func superviseCommands(words []string, at int) ([]supervise.Command, error) {
 	const remedy = "such as fared supervise -- dataplane -- run --config /etc/fared/fared.yaml"
@@ -54,24 +57,26 @@ func superviseCommands(words []string, at int) ([]supervise.Command, error) {
 		return nil, &exitError{exitFailed, err, "is /proc mounted?"}
 	}
 	var commands []supervise.Command
-	for len(words) > 0 || commands == nil {
-		n := slices.Index(words, "--")
-		if n < 0 {
-			n = len(words)
+	for rest := true; rest; {
+		var command []string
+		if n := slices.Index(words, "--"); n >= 0 {
+			command, words = words[:n], words[n+1:]
+		} else {
+			command, rest = words, false
 		}
-		if n == 0 {
+		if len(command) == 0 {
 			return nil, &exitError{exitUsage, fmt.Errorf("command %d is empty", len(commands)+1), remedy}
 		}
-		command := words[:n]
-		words = words[min(n+1, len(words)):]
 		c := supervise.Command{Name: filepath.Base(command[0]), Path: self, Args: append([]string{"fared"}, command...)}
-		if strings.Contains(command[0], "/") {
+		switch {
+		case strings.Contains(command[0], "/"):
 			if c.Path, err = exec.LookPath(command[0]); err != nil {
 				return nil, &exitError{exitUsage, err, "name a program that is there, or a command of fared"}
 			}
 			c.Args = command
-		} else if command[0] == "supervise" {
-			return nil, &exitError{exitUsage, errors.New("supervise would supervise itself"), remedy}
+		case !slices.Contains(supervised, command[0]):
+			return nil, &exitError{exitUsage, fmt.Errorf("command %d: %q does not run all the time", len(commands)+1, command[0]),
+				"use " + strings.Join(supervised, ", ") + ", or a program's path"}
 		}
 		commands = append(commands, c)
 	}

@@ -4,20 +4,22 @@ package netsetup
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
 )
 
 // Apply sets up the network namespace of the calling thread: loopbacks on lo, and on each sub-port's device the local address
-// of its sessions, point to point toward the peer; all of them up. With a divisor above 0, sub-ports whose speed is configured
-// send at most that part of it, by a tbf qdisc. What is there already stays. The error joins everything that is wrong; what
-// could be done is done.
-func Apply(c *config.Config, divisor uint64) error {
+// of its sessions, point to point toward the peer; all of them up. With limit, a sub-port whose speed is configured sends no
+// faster than that, by a tbf qdisc. What is there already stays. The error joins everything that is wrong; what could be done is
+// done.
+func Apply(c *config.Config, limit bool) error {
 	var errs []error
 	note := func(path string, err error) {
 		if err != nil {
@@ -33,13 +35,13 @@ func Apply(c *config.Config, divisor uint64) error {
 	}
 	for p := range c.Planes {
 		for k := range c.Planes[p].SubPorts {
-			note(fmt.Sprintf("planes[%d].sub_ports[%d]", p, k), subPort(&c.Planes[p].SubPorts[k], divisor))
+			note(fmt.Sprintf("planes[%d].sub_ports[%d]", p, k), subPort(&c.Planes[p].SubPorts[k], limit))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func subPort(sp *config.SubPort, divisor uint64) error {
+func subPort(sp *config.SubPort, limit bool) error {
 	if sp.Netns != "" {
 		return fmt.Errorf("%s is in the network namespace %s; only those of this one can be set up", sp.Device, sp.Netns)
 	}
@@ -58,8 +60,8 @@ func subPort(sp *config.SubPort, divisor uint64) error {
 		}
 		errs = append(errs, add(link, netip.PrefixFrom(s.Local, s.Local.BitLen()), s.Peer))
 	}
-	if divisor > 0 && sp.Speed > 0 {
-		errs = append(errs, limit(link, sp.Speed, divisor))
+	if limit && sp.Speed > 0 {
+		errs = append(errs, shape(link, sp.Speed))
 	}
 	return errors.Join(errs...)
 }
@@ -80,6 +82,10 @@ func up(device string) (netlink.Link, error) {
 // that the other end has configured.
 func add(link netlink.Link, local netip.Prefix, peer netip.Addr) error {
 	a := &netlink.Addr{IPNet: ipNet(local)}
+	if local.Addr().Is6() {
+		// Nobody else has an address of the fabric's plan: it need not wait a second for duplicate address detection (RFC 4862).
+		a.Flags = unix.IFA_F_NODAD
+	}
 	if peer.IsValid() {
 		a.Peer = ipNet(netip.PrefixFrom(peer, peer.BitLen()))
 	}
@@ -93,26 +99,28 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// What a token bucket holds, at least a large packet, and how many bytes wait for it.
+// A token bucket holds 10 ms of the rate, so that the kernel's timer tick does not slow the device down, and at least a large
+// packet; 50 ms wait for it.
 const (
-	leastBurst = 64 << 10
-	burstParts = 100 // of a second
-	queueParts = 20
+	leastBurst    = 64 << 10 // bytes
+	burstsASecond = 100
+	queuesASecond = 20
 )
 
-// limit has a device send at most a part of a speed.
-func limit(link netlink.Link, speed fare.Bandwidth, divisor uint64) error {
-	rate := uint64(speed) / 8 / divisor
-	if rate == 0 {
-		return fmt.Errorf("%s: %s divided by %d is nothing", link.Attrs().Name, speed, divisor)
+// shape has a device send no faster than a speed.
+func shape(link netlink.Link, speed fare.Bandwidth) error {
+	rate := uint64(speed) / 8
+	burst := max(rate/burstsASecond, leastBurst)
+	queue := rate/queuesASecond + burst
+	if queue > math.MaxUint32 {
+		return fmt.Errorf("%s: %s is more than a tbf qdisc can count; leave it without a limit", link.Attrs().Name, speed)
 	}
-	burst := max(rate/burstParts, leastBurst)
 	err := netlink.QdiscReplace(&netlink.Tbf{
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
-		Rate:       rate, Buffer: uint32(burst), Limit: uint32(rate/queueParts + burst),
+		Rate:       rate, Buffer: netlink.Xmittime(rate, uint32(burst)), Limit: uint32(queue),
 	})
 	if err != nil {
-		return fmt.Errorf("rate of %s: %w", link.Attrs().Name, err)
+		return fmt.Errorf("limit %s to %s: %w", link.Attrs().Name, speed, err)
 	}
 	return nil
 }

@@ -54,6 +54,7 @@ type supervisor struct {
 	Config
 	children []*child
 	output   *output
+	ending   bool // nothing starts again
 }
 
 // Run starts the commands and starts again what ends, until ctx is done: at once the first time, then ever later while it
@@ -160,9 +161,14 @@ func (s *supervisor) reap() {
 			_ = c.process.Release()
 			c.process = nil
 			lived := time.Since(c.started)
+			log := s.Log.With("command", c.Name, "pid", pid, "how", how(status), "after", lived.Round(time.Millisecond))
+			if s.ending {
+				log.Info("ended")
+				continue
+			}
 			pause := c.pause.after(lived)
 			c.due = time.Now().Add(pause)
-			s.Log.Warn("ended", "command", c.Name, "pid", pid, "how", how(status), "after", lived.Round(time.Millisecond), "again_in", pause)
+			log.Warn("ended", "again_in", pause)
 		}
 	}
 }
@@ -188,6 +194,7 @@ func (s *supervisor) signal(sig unix.Signal) (running bool) {
 
 // end has all commands end.
 func (s *supervisor) end(ended <-chan os.Signal) {
+	s.ending = true
 	grace := time.NewTimer(s.Grace)
 	defer grace.Stop()
 	for running := s.signal(unix.SIGTERM); running; {

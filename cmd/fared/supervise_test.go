@@ -1,0 +1,126 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// TestSuperviseUsage: what is no list of commands is refused before anything starts.
+func TestSuperviseUsage(t *testing.T) {
+	for _, test := range []struct {
+		args string
+		says string
+	}{
+		{"", "each after a --"},
+		{"run", "each after a --"},
+		{"run -- dataplane", "each after a --"},
+		{"--", "command 1 is empty"},
+		{"-- run --", "command 2 is empty"},
+		{"-- run -- -- dataplane", "command 2 is empty"},
+		{"-- weights", `command 1: "weights" does not run all the time`},
+		{"-- run -- supervise", `command 2: "supervise" does not run all the time`},
+		{"-- /none/such", "/none/such"},
+	} {
+		if text := refused(t, exitUsage, append([]string{"supervise"}, strings.Fields(test.args)...)...); !strings.Contains(text, test.says) {
+			t.Errorf("fared supervise %s: no %q in:\n%s", test.args, test.says, text)
+		}
+	}
+}
+
+// TestSupervise: a data plane and a program side by side; the data plane is killed and is back, SIGHUP does it no harm, and
+// SIGTERM ends everything.
+func TestSupervise(t *testing.T) {
+	dir := shortDir(t)
+	socket := filepath.Join(dir, "dp.sock")
+	p := start(t, "supervise", "--", "dataplane", "--driver", "memory", "--socket", socket, "--journal", "none", "--", "/bin/sh", "-c", "trap '' HUP; exec sleep 1000")
+	answers := func() error {
+		if err := p.running(); err != nil {
+			return err
+		}
+		if o := fared(t, "dataplane", "--socket", socket, "show"); o.code != exitOK {
+			return fmt.Errorf("exit %d: %s", o.code, o.err)
+		}
+		return nil
+	}
+	started := regexp.MustCompile(`msg=started command=dataplane pid=(\d+)`)
+	pids := func() (pids []int) {
+		for _, m := range started.FindAllStringSubmatch(p.log.String(), -1) {
+			pid, err := strconv.Atoi(m[1])
+			if err != nil || pid <= 1 {
+				t.Fatalf("process ID %q: %v", m[1], err)
+			}
+			pids = append(pids, pid)
+		}
+		return pids
+	}
+	within(t, 20*time.Second, answers)
+	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		all := pids()
+		if err := syscall.Kill(all[len(all)-1], syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		within(t, 20*time.Second, func() error {
+			if len(pids()) == len(all) {
+				return fmt.Errorf("not started again")
+			}
+			return answers()
+		})
+	}
+	if code := p.end(t, syscall.SIGTERM); code != exitOK {
+		t.Errorf("SIGTERM: exit %d", code)
+	}
+	log := p.log.String()
+	for text, want := range map[string]int{
+		"msg=started command=dataplane": 3, "msg=ended command=dataplane": 3, "how=SIGKILL": 2,
+		"msg=started command=sh": 1, "msg=ended command=sh": 1,
+	} {
+		if n := strings.Count(log, text); n != want {
+			t.Errorf("%q is there %d times, want %d", text, n, want)
+		}
+	}
+	if !strings.Contains(log, "\ndataplane: time=") {
+		t.Error("lines of the data plane do not begin with its name")
+	}
+}
+
+// TestNetsetup: the command in a namespace of its own, and what it says of a device that is not there.
+func TestNetsetup(t *testing.T) {
+	netnstest.Require(t)
+	t.Setenv(asFared, "1")
+	a, b := netnstest.New(t), netnstest.New(t)
+	netnstest.Veth(t, a, "p0.0", b, "s1.0")
+	b.IP("link", "set", "s1.0", "up")
+	config := filepath.Join(t.TempDir(), "fared.yaml")
+	const text = "as: 4200001000\nloopbacks: [10.255.0.1/32]\naccept: [10.255.0.0/16]\nplanes:\n  - name: p0\n    sub_ports:\n" +
+		"      - {device: p0.0, speed: 400M, sessions: [{peer: 10.1.1.3, local: 10.1.1.2}]}\n"
+	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := a.Output(self, "netsetup", "--config", config, "--limit"); err != nil || len(out) > 0 {
+		t.Errorf("%v, and prints %q", err, out)
+	}
+	if got := a.IP("-brief", "address"); !strings.Contains(got, "10.1.1.2 peer 10.1.1.3/32") || !strings.Contains(got, "10.255.0.1/32") {
+		t.Errorf("addresses:\n%s", got)
+	}
+	_, err = b.Output(self, "netsetup", "--config", config)
+	if err == nil || !strings.Contains(err.Error(), "planes[0].sub_ports[0]: p0.0: Link not found") || !strings.Contains(err.Error(), "exit status 1") {
+		t.Errorf("without the device: %v", err)
+	}
+	refused(t, exitUsage, "netsetup", "--config", config+".none")
+}

@@ -1,0 +1,123 @@
+package supervise
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// safe is a buffer that a test reads while it is written.
+type safe struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (s *safe) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.Write(b)
+}
+
+func (s *safe) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.String()
+}
+
+// TestOutputIsWholeLines: of two that write at the same time no line is torn, whatever the parts that it comes in.
+func TestOutputIsWholeLines(t *testing.T) {
+	var to safe
+	o := newOutput(&to)
+	const lines = 500
+	var writing sync.WaitGroup
+	for _, name := range []string{"a", "b"} {
+		w, err := o.pipe(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		writing.Go(func() {
+			defer w.Close()
+			for range lines {
+				for _, part := range []string{"one ", "line of ", name + "\n"} {
+					if _, err := w.WriteString(part); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	writing.Wait()
+	if err := o.close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"a", "b"} {
+		if n := strings.Count(to.String(), name+": one line of "+name+"\n"); n != lines {
+			t.Errorf("%d lines of %s, want %d", n, name, lines)
+		}
+	}
+	if n := strings.Count(to.String(), "\n"); n != 2*lines {
+		t.Errorf("%d lines, want %d", n, 2*lines)
+	}
+}
+
+// TestOutputEnds: a last line without an end gets one, and a line longer than the buffer comes in parts.
+func TestOutputEnds(t *testing.T) {
+	var to safe
+	o := newOutput(&to)
+	w, err := o.pipe("c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(w, strings.Repeat("x", maxLine)+"y\nz")
+	w.Close()
+	if err := o.close(); err != nil {
+		t.Fatal(err)
+	}
+	if want := "c: " + strings.Repeat("x", maxLine) + "\nc: y\nc: z\n"; to.String() != want {
+		t.Errorf("%d bytes, want %d; ends in %q", len(to.String()), len(want), to.String()[max(0, len(to.String())-20):])
+	}
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, os.ErrClosed }
+
+// TestOutputFails: a writer that fails is reported at the end, and blocks nobody who writes.
+func TestOutputFails(t *testing.T) {
+	o := newOutput(full{})
+	w, err := o.pipe("c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		if _, err := io.WriteString(w, strings.Repeat("x", 4096)+"\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.Close()
+	if err := o.close(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("close: %v", err)
+	}
+}
+
+// TestOutputDoesNotWaitForStrangers: a pipe that somebody still holds does not keep close from ending.
+func TestOutputDoesNotWaitForStrangers(t *testing.T) {
+	var to safe
+	o := newOutput(&to)
+	w, err := o.pipe("c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	io.WriteString(w, "said\n")
+	if err := o.close(); err != nil {
+		t.Fatal(err)
+	}
+	if to.String() != "c: said\n" {
+		t.Errorf("%q", to.String())
+	}
+}
