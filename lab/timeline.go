@@ -109,9 +109,10 @@ func (w *follower) heard(dst netip.Addr) heard {
 // behind says what a server's daemon has not told of yet, or "". inEffect: it is to have told that the data plane forwards so, too.
 func (w *follower) behind(dst netip.Addr, want []uint32, inEffect bool) string {
 	h := w.heard(dst)
-	reachable := slices.Max(want) > 0
+	positive := func(w uint32) bool { return w > 0 }
+	reachable := slices.ContainsFunc(want, positive)
 	switch {
-	case reachable && !slices.Equal(h.weights, want), !reachable && slices.Max(append(h.weights, 0)) > 0:
+	case reachable && !slices.Equal(h.weights, want), !reachable && slices.ContainsFunc(h.weights, positive):
 		return fmt.Sprintf("WatchWeights tells of the weights %q, should tell of %s", Ratio(h.weights), Ratio(want))
 	case reachable && inEffect && !h.inEffect:
 		return fmt.Sprintf("WatchWeights does not tell that the weights %s are in effect", Ratio(want))
@@ -242,6 +243,7 @@ func (f *Fabric) timeline(r *Result, start time.Time, events []Event) {
 // sortEvents puts events in the order of time, and those of one time in the order in which they follow each other.
 func sortEvents(events []Event) {
 	slices.SortStableFunc(events, func(a, b Event) int {
-		return cmp.Or(cmp.Compare(a.AtNS, b.AtNS), cmp.Compare(slices.Index(eventOrder, a.Event), slices.Index(eventOrder, b.Event)), cmp.Compare(a.Node, b.Node))
+		return cmp.Or(cmp.Compare(a.AtNS, b.AtNS),
+			cmp.Compare(slices.Index(eventOrder, a.Event), slices.Index(eventOrder, b.Event)), cmp.Compare(a.Node, b.Node))
 	})
 }

@@ -332,8 +332,9 @@ type use struct {
 }
 
 func newSender(t *traffic, server int, ns namespace) *sender {
-	return &sender{traffic: t, name: t.Server[server].Name, server: server, ns: ns, sockets: map[netip.AddrPort]*net.UDPConn{}, weights: newFollower(), ledger: newLedger(t.rate),
-		slots: map[netip.Addr][]string{}, outlets: map[int]*outlet{}, uses: map[use]*int64{}}
+	return &sender{traffic: t, name: t.Server[server].Name, server: server, ns: ns, weights: newFollower(), ledger: newLedger(t.rate),
+		sockets: map[netip.AddrPort]*net.UDPConn{},
+		slots:   map[netip.Addr][]string{}, outlets: map[int]*outlet{}, uses: map[use]*int64{}}
 }
 
 func (o *sender) close() error {

@@ -70,7 +70,8 @@ func losses(o lab.Options, t *lab.Traffic) string {
 			planes = append(planes, fmt.Sprintf("p%d", p))
 		}
 	}
-	return fmt.Sprintf("%s of %s lost on %s, %s for %.2f ms", several(int(n), "packet"), several(t.LossPairs, "pair"), strings.Join(planes, ", "), t.LossWorst, ms(t.LossIntervalNS))
+	return fmt.Sprintf("%s of %s lost on %s, %s for %.2f ms", several(int(n), "packet"), several(t.LossPairs, "pair"),
+		strings.Join(planes, ", "), t.LossWorst, ms(t.LossIntervalNS))
 }
 
 func ms(ns int64) float64 { return float64(ns) / 1e6 }
