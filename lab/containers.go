@@ -168,7 +168,7 @@ func (b *containers) start(ctx context.Context, fail func(error)) error {
 	b.site.Socket = func(node string) string { return sockets[node] }
 	inner, cancel := context.WithCancel(ctx)
 	b.cancel = cancel
-	b.watching.Go(func() { b.watch(inner, fail) })
+	b.watch(inner, fail)
 	if err := errors.Join(b.capture(b.own), b.dial()); err != nil {
 		return err
 	}
@@ -213,18 +213,27 @@ func (b *containers) up(ctx context.Context) (int, error) {
 
 // watch tells of the end of a container: its cables have gone with it.
 func (b *containers) watch(ctx context.Context, fail func(error)) {
-	var names []string
 	for _, n := range b.Nodes() {
-		names = append(names, b.container(n))
-	}
-	for _, name := range names {
 		b.watching.Go(func() {
-			out, err := run(ctx, "", "docker", "wait", name)
+			_, err := run(ctx, "", "docker", "wait", b.container(n))
 			if ctx.Err() == nil {
-				fail(errors.Join(fmt.Errorf("the container %s has ended by itself, exit code %s", name, strings.TrimSpace(string(out))), err))
+				fail(errors.Join(err, b.ended()))
 			}
 		})
 	}
+}
+
+// ended says which containers have, nil: none.
+func (b *containers) ended() error {
+	out, err := run(context.Background(), "", "docker", "ps", "--all", "--filter", "label=containerlab="+b.Name, "--filter", "status=exited", "--format", "{{.Names}}: {{.Status}}")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for line := range strings.Lines(string(out)) {
+		errs = append(errs, fmt.Errorf("the container %s", strings.TrimSpace(line)))
+	}
+	return errors.Join(errs...)
 }
 
 // processes are those of a container, PID 1 first. They are told by their PID namespace, never by name or parent: what is not
@@ -373,7 +382,7 @@ func (b *containers) close(failed bool) error {
 	}
 	var errs []error
 	if failed && b.own != "" {
-		errs = append(errs, b.keepLogs())
+		errs = append(errs, b.ended(), b.keepLogs())
 	}
 	switch {
 	case b.deployed:
@@ -432,16 +441,23 @@ func (b *containers) tidy() error {
 	return errors.Join(append(errs, b.real.cables(ctx, set))...)
 }
 
-// keepLogs writes what every container has said, and its configuration, to the folder that is kept.
+// keepLogs copies what containers were made from to the folder that is kept, and what every one has said.
 func (b *containers) keepLogs() error {
-	var errs []error
+	from := filepath.Dir(b.File)
+	text, err := os.ReadFile(b.File)
+	errs := []error{err, os.WriteFile(filepath.Join(b.own, filepath.Base(b.File)), text, 0o644)}
 	for _, n := range b.Nodes() {
-		cmd := exec.Command("docker", "logs", "--timestamps", b.container(n))
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			errs = append(errs, fmt.Errorf("docker logs %s: %w", b.container(n), err))
+		dir := filepath.Join(b.own, n.Name)
+		errs = append(errs, os.MkdirAll(dir, 0o755))
+		for _, f := range b.Files(n, b.site) {
+			text, err := os.ReadFile(filepath.Join(from, "nodes", n.Name, f.Name))
+			errs = append(errs, err, os.WriteFile(filepath.Join(dir, f.Name), text, 0o644))
 		}
-		errs = append(errs, os.WriteFile(filepath.Join(b.own, n.Name+".log"), out, 0o644))
+		out, err := exec.Command("docker", "logs", "--timestamps", b.container(n)).CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("docker logs %s: %w", b.container(n), err)
+		}
+		errs = append(errs, err, os.WriteFile(filepath.Join(dir, "container.log"), out, 0o644))
 	}
 	return errors.Join(errs...)
 }
@@ -456,6 +472,6 @@ func (b *containers) leave() ([]string, error) {
 		"the fabric keeps running, without the lab's packets. To look at it:",
 		"  docker exec " + b.container(b.Server[0]) + " /fared weights",
 		"To end it:",
-		"  " + b.Binary + " destroy --cleanup -t " + b.File,
+		"  CLAB_LABDIR_BASE=" + b.own + " " + b.Binary + " destroy --cleanup -t " + b.File,
 	}, nil
 }
