@@ -50,6 +50,9 @@ func options(t *testing.T, folder string) lab.Options {
 	}
 	// Sockets and logs have short names in a folder of the test's own.
 	dir, err := os.MkdirTemp("/tmp", "fared-")
+	if err == nil {
+		err = os.Chmod(dir, 0o755) // FRR has a user of its own
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

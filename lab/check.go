@@ -49,6 +49,10 @@ func (f *Fabric) observed(src, dst int) []uint32 {
 	return planeWeights(resp.Weights)
 }
 
+// Weights asks a server's daemon for its weights toward another's first GPU, by plane and in lowest terms; zeros when it knows none.
+// Servers are counted from 0.
+func (f *Fabric) Weights(src, dst int) []uint32 { return f.observed(src, dst) }
+
 func planeWeights(d *farev1.DestinationWeights) []uint32 {
 	w := make([]uint32, len(d.Planes))
 	for i, p := range d.Planes {
