@@ -7,7 +7,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
 FUZZTIME   ?= 20s
 BENCHTIME  ?= 1s
 
-.PHONY: build demo test unit bench lint generate check-generated fuzz deps images containerlab clean
+.PHONY: build demo test unit bench lint generate check-generated fuzz deps images labs containerlab clean
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/fared ./cmd/fared
@@ -18,7 +18,7 @@ demo: build
 
 # Everything: set-up, generated files, lint, unit and property tests under the race detector, interoperability with
 # FRR, BIRD and GoBGP in network namespaces. FARED_REQUIRE_ALL=1 turns every skip into a failure.
-test: deps check-generated lint unit
+test: deps check-generated lint labs unit
 
 unit:
 	./scripts/test.sh
@@ -29,6 +29,10 @@ deps:
 # The images of the labs in containers, made here: no registry is needed.
 images: build
 	./scripts/images.sh
+
+# What the tests of the labs in containers need, where Docker runs.
+labs:
+	@if docker info >/dev/null 2>&1; then $(MAKE) images containerlab; else echo "labs: no Docker daemon answers, so nothing is tested in containers"; fi
 
 # A containerlab that runs on this machine; the last line is its path.
 containerlab:

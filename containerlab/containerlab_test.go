@@ -36,6 +36,9 @@ var binary = sync.OnceValues(func() (string, error) {
 func options(t *testing.T, folder string) lab.Options {
 	t.Helper()
 	netnstest.Require(t, "tc", "docker", "tcpdump", "go")
+	if out, err := exec.Command("docker", "image", "inspect", "fared:local", "fared-frr:local", "fared-bird:local").CombinedOutput(); err != nil {
+		netnstest.Lacks(t, fmt.Sprintf("the images of the labs are not there, 'make images' makes them: %v: %s", err, out))
+	}
 	path, err := binary()
 	if err != nil {
 		t.Fatalf("no containerlab: %v", err)

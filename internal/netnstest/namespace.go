@@ -22,14 +22,18 @@ const RequireAll = "FARED_REQUIRE_ALL"
 // to look up in PATH, or an absolute path).
 func Require(t testing.TB, tools ...string) {
 	t.Helper()
-	why := missing(append([]string{"ip"}, tools...))
-	switch {
-	case why == "":
-	case os.Getenv(RequireAll) == "1":
-		t.Fatalf("%s=1 and %s", RequireAll, why)
-	default:
-		t.Skip(why)
+	if why := missing(append([]string{"ip"}, tools...)); why != "" {
+		Lacks(t, why)
 	}
+}
+
+// Lacks skips the test for a reason of its own, or fails it where everything is required.
+func Lacks(t testing.TB, why string) {
+	t.Helper()
+	if os.Getenv(RequireAll) == "1" {
+		t.Fatalf("%s=1 and %s", RequireAll, why)
+	}
+	t.Skip(why)
 }
 
 // missing says what is, or nothing.
