@@ -104,19 +104,21 @@ func leftovers(t *testing.T) []string {
 	return all
 }
 
-// TestNetnsScenarios: every scenario on the smallest fabric, with either leaf and either driver: after each step the weights are the model's, in the
-// daemons and in the kernels' buckets, and packets took the planes by them, without a loss once nothing changed any more.
+// TestNetnsScenarios: scenarios on small fabrics, with any leaf and either driver, one plane or two tiers high: after each step the weights are the
+// model's, in the daemons and in the kernels' buckets, and packets took the planes by them, without a loss once nothing changed any
+// more. (Containers play them all, containerlab.TestScenarios.)
 func TestNetnsScenarios(t *testing.T) {
 	for name, test := range map[string]struct {
-		driver string
-		spec   topo.Spec
+		driver    string
+		spec      topo.Spec
+		scenarios []string // none: all
 	}{
-		"fared leaf, linux": {"linux", topo.Spec{Planes: 2, Servers: 2}},
-		"FRR leaf, auto":    {"auto", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.FRR}},
-		"BIRD leaf, linux":  {"linux", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.BIRD}},
-		"per-packet":        {"bpf", topo.Spec{Planes: 2, Servers: 2, Mode: "per-packet", GPUs: 2}},
-		"two-tier":          {"linux", topo.Spec{Planes: 2, Servers: 4, Leaves: 2, Spines: 2, Spine: topo.FRR}},
-		"dual-leaf":         {"linux", topo.Spec{Planes: 2, Servers: 3, Leaves: 2}},
+		"fared leaf, linux": {"linux", topo.Spec{Planes: 2, Servers: 2}, nil},
+		"FRR leaf, auto":    {"auto", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.FRR}, []string{"sub-cable", "port", "leaf", "two-planes", "recovery", "drain", "crash", "reboot"}},
+		"BIRD leaf, linux":  {"linux", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.BIRD}, []string{"sub-cable", "leaf", "crash"}},
+		"per-packet":        {"bpf", topo.Spec{Planes: 2, Servers: 2, Mode: "per-packet", GPUs: 2}, []string{"sub-cable", "port", "leaf", "drain", "crash"}},
+		"two-tier":          {"linux", topo.Spec{Planes: 2, Servers: 4, Leaves: 2, Spines: 2, Spine: topo.FRR}, []string{"sub-cable", "leaf", "maintenance", "reboot"}},
+		"dual-leaf":         {"linux", topo.Spec{Planes: 2, Servers: 3, Leaves: 2}, []string{"sub-cable", "leaf", "flap"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := smallest(t, Netns{Driver: test.driver})
@@ -130,6 +132,12 @@ func TestNetnsScenarios(t *testing.T) {
 			scenarios, err := Load("all", o)
 			if err != nil {
 				t.Fatal(err)
+			}
+			if test.scenarios != nil {
+				scenarios = slices.DeleteFunc(scenarios, func(s *Scenario) bool { return !slices.Contains(test.scenarios, s.Name) })
+				if len(scenarios) != len(test.scenarios) {
+					t.Fatalf("%d scenarios of %q", len(scenarios), test.scenarios)
+				}
 			}
 			for _, s := range scenarios {
 				results, _ := play(t, f, s)

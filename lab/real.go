@@ -84,7 +84,7 @@ func (b *real) establish(ctx context.Context, progress func(string)) error {
 		for _, n := range b.Server {
 			status, err := b.clients[n].fabric.GetStatus(ctx, &farev1.GetStatusRequest{})
 			if err != nil {
-				return fmt.Errorf("%s: %w", n.Name, err)
+				return errors.Join(ctx.Err(), fmt.Errorf("%s: %w", n.Name, err)) // gRPC has an error of its own for that
 			}
 			up += status.SessionsEstablished
 		}

@@ -58,7 +58,7 @@ func TestParse(t *testing.T) {
 }
 
 func TestLoadNames(t *testing.T) {
-	if _, err := Load("flood", Options{}); err == nil || !strings.Contains(err.Error(), `no scenario "flood": there are none, sub-cable, port, leaf, recovery, drain, crash and all`) {
+	if _, err := Load("flood", Options{}); err == nil || !strings.Contains(err.Error(), `no scenario "flood": there are none, sub-cable, port, leaf, two-planes, recovery, drain, maintenance, flap, frozen, blackhole, reboot, crash and all`) {
 		t.Errorf("%v", err)
 	}
 }
