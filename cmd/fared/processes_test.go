@@ -140,7 +140,7 @@ func startProcesses(t *testing.T) *processes {
 	port := l.Addr().(*net.TCPAddr).Port
 	l.Close()
 	for _, name := range []string{"leaf0", "leaf1", "server1", "server2"} {
-		f.edit(name, "port: 179,", fmt.Sprintf("port: %d,", port))
+		f.edit(name, "{peer: ", fmt.Sprintf("{port: %d, peer: ", port))
 	}
 	f.edit("server1", "planes:\n", "record: {file: "+filepath.Join(dir, "record.jsonl")+"}\nplanes:\n")
 	for _, name := range []string{"leaf0", "leaf1", "server1", "server2"} {
@@ -211,7 +211,7 @@ func TestProcesses(t *testing.T) {
 	weights := f.ask("server1", "weights", "-o", "json")
 	checkContract(t, weights, contract{destination: "10.255.0.2/32", source: "10.255.0.1/32", planes: []uint64{1, 1}, subPorts: 2})
 	explained := f.ask("server1", "weights", "-d", "10.255.0.2", "--explain")
-	for _, want := range []string{"reachable, weights 1:1", "p0/p0.0", "10.1.0.1", "800G"} {
+	for _, want := range []string{"reachable, weights 1:1", "p0/p0.0", "10.254.0.1", "800G"} {
 		if !strings.Contains(explained, want) {
 			t.Errorf("--explain has no %q:\n%s", want, explained)
 		}
