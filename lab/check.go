@@ -186,6 +186,9 @@ func (f *Fabric) checkLeaf(ctx context.Context, n *topo.Node) string {
 	return ""
 }
 
+// established is a session's state in the API when both ends speak.
+const established = "established"
+
 // checkCables checks that a node's daemon sees the carrier of its devices as it is, and has heard everything over those whose other
 // end speaks, and nothing over the others; it returns the first difference, or "".
 func (f *Fabric) checkCables(ctx context.Context, n *topo.Node) string {
@@ -217,7 +220,7 @@ func (f *Fabric) checkCables(ctx context.Context, n *topo.Node) string {
 		switch speaks, known := heard[s.Device]; {
 		case known && speaks && !s.EndOfRib:
 			return fmt.Sprintf("%s is %s and has not sent everything: %s", s.Name, s.State, s.Reason)
-		case known && !speaks && s.State == "established":
+		case known && !speaks && s.State == established:
 			return fmt.Sprintf("%s is still %s", s.Name, s.State)
 		}
 	}

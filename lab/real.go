@@ -96,9 +96,27 @@ func (b *real) establish(ctx context.Context, progress func(string)) error {
 			return nil
 		}
 		if err := sleep(ctx, 50*time.Millisecond); err != nil {
-			return fmt.Errorf("%d of %d BGP sessions are established: %w", up, wanted, err)
+			return fmt.Errorf("%d of %d BGP sessions are established%s: %w", up, wanted, b.missing(), err)
 		}
 	}
+}
+
+// missing names the first session that is not established.
+func (b *real) missing() string {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	for _, n := range b.Server {
+		list, err := b.clients[n].ListSessions(ctx, &farev1.ListSessionsRequest{})
+		if err != nil {
+			continue // somebody else is missing, too
+		}
+		for _, s := range list.Sessions {
+			if s.State != established {
+				return fmt.Sprintf(" (%s: %s is %s: %s)", n.Name, s.Name, s.State, s.Reason)
+			}
+		}
+	}
+	return ""
 }
 
 func (b *real) api(n *topo.Node) api {
