@@ -117,6 +117,16 @@ func (b Bandwidth) Add(c Bandwidth) Bandwidth {
 	return b + c
 }
 
+// Part is b * part / whole, to the nearest bit/s: what one of several carries
+// of b when each carries its part of the whole. part is at most whole. Of a b
+// above zero a part above zero never gets zero, which would say maintenance.
+func (b Bandwidth) Part(part, whole Bandwidth) Bandwidth {
+	if b == 0 || part == 0 {
+		return 0
+	}
+	return Bandwidth(max(scale(uint64(b), uint64(part), uint64(whole)), 1))
+}
+
 // MarshalText is [Bandwidth.String].
 func (b Bandwidth) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 

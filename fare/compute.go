@@ -14,6 +14,7 @@ type computation struct {
 	of      []int32    // link of each entry, notUsable or tooLong
 	view    GroupView
 	weights []SubPortWeight // behind view.Planes[].SubPorts
+	ratio   []uint64        // handed to simplify
 }
 
 // Of computation.of: there is no link.
@@ -211,6 +212,14 @@ func (c *computation) decide(t *Table) {
 		}
 		v.Reachable = true
 	}
+	c.ratio = c.ratio[:0]
+	for i := range v.Planes {
+		c.ratio = append(c.ratio, v.Planes[i].Capacity)
+	}
+	simplify(c.ratio)
+	for i := range v.Planes {
+		v.Planes[i].Capacity = c.ratio[i]
+	}
 }
 
 // reasons says for each entry, plane and the whole why it does not count.
@@ -278,7 +287,7 @@ func (c *computation) split() {
 			c.weights = c.weights[:from]
 			c.splitNearly(c.nodes[nodes:node], c.links[links:link])
 		}
-		c.view.Planes[plane].SubPorts = lowestTerms(c.weights[from:])
+		c.view.Planes[plane].SubPorts = c.lowestTerms(c.weights[from:])
 	}
 }
 
@@ -366,28 +375,18 @@ func (c *computation) weigh(subPort int, weight uint64) {
 	c.weights = append(c.weights, SubPortWeight{SubPort: subPort, Weight: weight})
 }
 
-func lowestTerms(weights []SubPortWeight) []SubPortWeight {
-	var common uint64
+// lowestTerms brings the weights of one plane's sub-ports to the smallest
+// numbers in their ratio.
+func (c *computation) lowestTerms(weights []SubPortWeight) []SubPortWeight {
+	c.ratio = c.ratio[:0]
 	for i := range weights {
-		common = gcd(common, weights[i].Weight)
+		c.ratio = append(c.ratio, weights[i].Weight)
 	}
-	if common > 1 {
-		for i := range weights {
-			weights[i].Weight /= common
-		}
+	common := simplify(c.ratio)
+	for i := range weights {
+		weights[i].Weight = c.ratio[i] / common
 	}
 	return weights
-}
-
-// gcd is the greatest common divisor; gcd(0, x) is x.
-func gcd(a, b uint64) uint64 {
-	if a == 1 {
-		return 1
-	}
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return a
 }
 
 // publish copies the scratch view to g and reports whether it differs.

@@ -58,8 +58,9 @@ type GroupView struct {
 // PlaneBandwidth is one plane's part.
 type PlaneBandwidth struct {
 	Bandwidth Bandwidth // B(p, destination): sum of b(n) over the nodes used
-	// Capacity is what weights are made of: Bandwidth in bit/s, or 1 where a
-	// policy makes planes equal. 0: the plane carries nothing.
+	// Capacity is what weights are made of: Bandwidth in bit/s, moved by less
+	// than a millionth where that brings the planes to a simpler ratio; or 1
+	// where a policy makes planes equal. 0: the plane carries nothing.
 	Capacity uint64
 	SubPorts []SubPortWeight // those with a weight, by index
 	Reason   Reason          // why Capacity is 0; ReasonUsed when it is not

@@ -250,18 +250,77 @@ func (w *twin) view(prefix netip.Prefix) twinView {
 		}
 	}
 	for i, parts := range v.subPorts {
+		var list []*big.Rat
 		for sp, part := range parts {
 			if part.Sign() == 0 {
 				delete(parts, sp)
 			} else {
-				part.Quo(part, shares[i])
+				list = append(list, part)
 			}
+		}
+		if simpler(list) > 0 {
+			shares[i].SetInt64(0)
+			for _, part := range list {
+				shares[i].Add(shares[i], part)
+			}
+		}
+		for _, part := range list {
+			part.Quo(part, shares[i])
+		}
+	}
+	most := new(big.Rat)
+	for _, c := range v.capacity {
+		if c.Cmp(most) > 0 {
+			most.Set(c)
+		}
+	}
+	if top := simpler(v.capacity); top > 0 {
+		unit := rat(new(big.Int).Div(most.Num(), big.NewInt(top)).Uint64())
+		for _, c := range v.capacity {
+			c.Mul(c, unit)
 		}
 	}
 	if best != nil {
 		v.path = best.path
 	}
 	return v
+}
+
+// simpler is simplify done again: numbers that are not in a ratio of whole ones up to 1000, but within half a millionth of
+// one, become its smallest. It returns the greatest of these; 0: the numbers are what they were.
+func simpler(numbers []*big.Rat) int64 {
+	most, common, factor := new(big.Rat), new(big.Int), big.NewInt(1)
+	for _, n := range numbers {
+		if n.Cmp(most) > 0 {
+			most = n
+		}
+		factor.Mul(factor, new(big.Int).Div(n.Denom(), new(big.Int).GCD(nil, nil, factor, n.Denom())))
+	}
+	whole := func(n *big.Rat) *big.Int { return new(big.Rat).Mul(n, new(big.Rat).SetInt(factor)).Num() }
+	for _, n := range numbers {
+		common.GCD(nil, nil, common, whole(n))
+	}
+	if most.Sign() == 0 || new(big.Int).Div(whole(most), common).Cmp(big.NewInt(1000)) <= 0 {
+		return 0
+	}
+	for top := int64(1); top <= 1000; top++ {
+		var found []int64
+		for _, n := range numbers {
+			ratio, _ := new(big.Rat).Quo(n, most).Float64()
+			exact := ratio * float64(top)
+			if math.Abs(exact-math.Round(exact)) > exact/2e6 {
+				break
+			}
+			found = append(found, int64(math.Round(exact)))
+		}
+		if len(found) == len(numbers) {
+			for i, n := range numbers {
+				n.SetInt64(found[i])
+			}
+			return top
+		}
+	}
+	return 0
 }
 
 func rat(n uint64) *big.Rat { return new(big.Rat).SetInt(new(big.Int).SetUint64(n)) }
@@ -284,7 +343,7 @@ type generator struct {
 var (
 	testNodes    = []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")}
 	testSpeeds   = []Bandwidth{100e9, 400e9, 800e9, 7e9, 399999999999}
-	testValues   = []Bandwidth{0, 100e9, 400e9, 800e9, 3e9, 123456789000}
+	testValues   = []Bandwidth{0, 100e9, 400e9, 800e9, 3e9, 123456789000, 133333333333, 266666666667}
 	testPrefixes = func() (p []netip.Prefix) {
 		for i := range 12 {
 			p = append(p, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, 0, byte(i)}), 32))
