@@ -373,6 +373,7 @@ func (c *Core) wanted(i int) []Route {
 		}
 		return routes
 	}
+	part, whole := c.part(i)
 	for prefix := range c.table.Destinations {
 		if !c.layout.sessions[i].carries(prefix) {
 			continue
@@ -385,9 +386,33 @@ func (c *Core) wanted(i int) []Route {
 		if s.advert == advertZero {
 			bandwidth = 0
 		}
-		routes = append(routes, Route{Prefix: prefix, Communities: with(bandwidth, true), ASPath: path})
+		routes = append(routes, Route{Prefix: prefix, Communities: with(bandwidth.Part(part, whole), true), ASPath: path})
 	}
 	return routes
+}
+
+// part is which part of the bandwidth toward a destination a leaf says on a session: the whole to a server. Spines pass on what a
+// leaf says, and other leaves add it up, so its uplinks of a plane share it by speed. All that are configured count: were a lost
+// one's part given to the others, nobody behind them would learn that there is less. What is not known to be slower counts as fast.
+func (c *Core) part(session int) (part, whole fare.Bandwidth) {
+	at, plane := c.sessions[session].subPort, c.layout.sessions[session].plane
+	if !c.layout.subPorts[at].Uplink {
+		return 1, 1
+	}
+	fastest, unknown := fare.Bandwidth(1), fare.Bandwidth(0)
+	for i := range c.layout.subPorts {
+		if l := &c.layout.subPorts[i]; l.Uplink && l.plane == plane {
+			speed := c.subPorts[i].speed
+			if speed == 0 {
+				unknown++
+			}
+			whole, fastest = whole.Add(speed), max(fastest, speed)
+		}
+	}
+	if part = c.subPorts[at].speed; part == 0 {
+		part = fastest
+	}
+	return part, whole.Add(unknown * fastest) // at most 2^10 of 2^53
 }
 
 // ownBandwidth is what a server says of a loopback on a session that carries it; false: the speed of a sub-port that counts is

@@ -462,6 +462,7 @@ func TestRandomEventsAgainstFacts(t *testing.T) {
 		{planes: 1, subPorts: 4, noSpeed: true, leaf: true},
 		{planes: 2, subPorts: 2, noSpeed: true, leaf: true},
 		{planes: 2, subPorts: 2, noSpeed: true, leaf: true, extra: leafDataplane},
+		{planes: 2, subPorts: 3, noSpeed: true, leaf: true, uplinks: 2},
 	}
 	sequences := 4000
 	if testing.Short() {
@@ -644,6 +645,99 @@ func TestAdvertiseNode(t *testing.T) {
 		if got := listen(); got != st.want {
 			t.Fatalf("%s: %s, want %s", st.name, got, st.want)
 		}
+	}
+}
+
+// TestUplinks: a leaf says all that it has to a server, and to the spines of a plane each its part by speed, whoever of them lives.
+func TestUplinks(t *testing.T) {
+	const text = `
+role: leaf
+as: 4200010000
+router_id: 10.9.0.1
+accept: [10.255.0.0/16]
+planes:
+- name: p0
+  sub_ports:
+  - {device: s1.0, speed: 400G, sessions: [{peer: 192.0.2.1}]}
+  - {device: s1.1, speed: 400G, sessions: [{peer: 192.0.2.3}]}
+  - {device: s2.0, speed: 400G, sessions: [{peer: 192.0.2.5}]}
+  - {device: up0, uplink: true, sessions: [{peer: 192.0.2.7}]}
+  - {device: up1, uplink: true, sessions: [{peer: 192.0.2.9}]}
+  - {device: up2, uplink: true, sessions: [{peer: 192.0.2.11}]}
+- name: p1
+  sub_ports:
+  - {device: t1.0, speed: 400G, sessions: [{peer: 192.0.2.13}]}
+  - {device: up9, speed: 1600G, uplink: true, sessions: [{peer: 192.0.2.15}]}
+`
+	parse := func(text string) *config.Config {
+		cfg, err := config.Parse("test.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cfg
+	}
+	c, err := NewCore(parse(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	heard := make([]string, 8)
+	listen := func() string {
+		c.Advertise(func(session int, routes []Route) {
+			heard[session] = "nothing"
+			for _, r := range routes {
+				a, _ := fare.Codec{}.Judge(r.Communities, nil)
+				heard[session] = a.String()
+			}
+		})
+		return strings.Join(heard[2:6], " ") + " | " + heard[7]
+	}
+	session := func(i int, generation uint64) Event {
+		return Fabric{fare.SessionUp{Session: i, Generation: generation, Node: leafNode(i), PeerAS: uint32(65100 + i)}}
+	}
+	lost := func(i int, generation uint64) Event {
+		return Fabric{fare.SessionDown{Session: i, Generation: generation}}
+	}
+	route := func(i int, b fare.Bandwidth) Event {
+		return Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0), Attrs: says(b, 65100)}}
+	}
+	for i := range 2 { // both go to one server
+		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(0), PeerAS: 65100}})
+	}
+	for i := 2; i < 8; i++ {
+		do(t, c, session(i, 1))
+	}
+	do(t, c, up(2, 0), up(7, 0))
+	spine := DrainTarget{SubPort: "up1"}
+	for _, st := range []struct {
+		name   string
+		events []Event
+		want   string // of server 2, the three uplinks | the other plane's
+	}{
+		{"no routes", nil, "nothing nothing nothing nothing | nothing"},
+		{"a server whose uplinks nobody knows", []Event{route(0, 400e9), route(1, 400e9)}, "800G 266666672k 266666672k 266666672k | 800G"},
+		{"one is known, so all are as fast", []Event{up(3, 400e9)}, "800G 266666672k 266666672k 266666672k | 800G"},
+		{"one is faster, and the last one as fast as that", []Event{up(4, 800e9)}, "800G 160G 320G 320G | 800G"},
+		{"it is slower", []Event{up(5, 400e9)}, "800G 200G 400G 200G | 800G"},
+		{"half a Y-cable", []Event{down(1)}, "400G 100G 200G 100G | 400G"},
+		{"an uplink fails: nothing changes for the others", []Event{lost(5, 1), down(5)}, "400G 100G 200G 100G | 400G"},
+		{"it returns", []Event{up(5, 0), session(5, 2)}, "400G 100G 200G 100G | 400G"},
+		{"it returns slower", []Event{up(5, 200e9)}, "400G 114285712k 228571432k 57142856k | 400G"},
+		{"and recovers", []Event{up(5, 400e9)}, "400G 100G 200G 100G | 400G"},
+		{"a spine is drained", []Event{DrainRequest{spine, true}, DrainStep{spine, true}}, "400G 100G 0 100G | 400G"},
+		{"and gone", []Event{DrainStep{spine, false}}, "400G 100G nothing 100G | 400G"},
+		{"and back", []Event{DrainRequest{spine, false}}, "400G 100G 200G 100G | 400G"},
+		{"half a cable in maintenance too", []Event{up(1, 0), route(1, 0)}, "400G 100G 200G 100G | 400G"},
+		{"all is well", []Event{route(1, 400e9)}, "800G 200G 400G 200G | 800G"},
+		{"another speed by reload", []Event{Reload{Config: strings.Replace(text, "up0,", "up0, speed: 1T,", 1)}}, "800G 363.63636G 290909096k 145454544k | 800G"},
+	} {
+		do(t, c, st.events...)
+		if got := listen(); got != st.want {
+			t.Fatalf("%s: %s, want %s", st.name, got, st.want)
+		}
+	}
+	// Who is an uplink is not for a reload to say.
+	if _, err := config.Diff(parse(text), parse(strings.Replace(text, "up0, uplink: true,", "up0,", 1))); err == nil || !strings.Contains(err.Error(), "planes[0].sub_ports[3].uplink: true -> false") {
+		t.Errorf("%v", err)
 	}
 }
 

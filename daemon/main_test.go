@@ -53,6 +53,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 type shape struct {
 	planes, subPorts int
 	leaf             bool
+	uplinks          int    // of a leaf: how many sub-ports of each plane, the last ones, are
 	noSpeed          bool   // the device says the speed
 	extra            string // more top-level keys
 	session          string // more keys of every session, each followed by a comma
@@ -103,6 +104,9 @@ func (s shape) text() string {
 		fmt.Fprintf(&b, "      - device: %s\n", s.device(i))
 		if !s.noSpeed {
 			b.WriteString("        speed: 400G\n")
+		}
+		if i%s.subPorts >= s.subPorts-s.uplinks {
+			b.WriteString("        uplink: true\n")
 		}
 		fmt.Fprintf(&b, "        sessions:\n          - {%speer: %s, local: %s, port: %d, peer_as: %d}\n", s.session, s.there(i), s.here(i), s.port, s.peerAS(i))
 	}

@@ -146,6 +146,7 @@ func TestReplayReproduces(t *testing.T) {
 		{planes: 2, subPorts: 2, noSpeed: true},
 		{planes: 2, subPorts: 2, noSpeed: true, extra: "weights: {policy: remap}\n"},
 		{planes: 1, subPorts: 3, noSpeed: true, leaf: true},
+		{planes: 1, subPorts: 3, noSpeed: true, leaf: true, uplinks: 2},
 	} {
 		path := filepath.Join(t.TempDir(), "recording")
 		n := digestEvery + 500

@@ -51,7 +51,7 @@ func TestPartsAddUp(t *testing.T) {
 						}
 						var sum Bandwidth
 						for alive := Bandwidth(1); alive <= spines; alive++ {
-							sum += spine(pass(speed * (subPorts - lost)).Part(400e9, 400e9*spines))
+							sum += spine(pass(speed*(subPorts-lost)).Part(400e9, 400e9*spines))
 							got := []uint64{uint64(speed * subPorts), uint64(min(speed*subPorts, pass(sum)))}
 							unit := simplify(got)
 							want := []uint64{uint64(subPorts * spines), uint64((subPorts - lost) * alive)}

@@ -142,6 +142,12 @@ type SubPort struct {
 	// How carrier is known: watch asks the kernel. assume-up is for a device that this kernel does not see, such as a port that a
 	// user-space driver owns; only its sessions tell that it fails, and it needs a speed.
 	LinkState string `yaml:"link_state" enum:"watch,assume-up" default:"watch"`
+	// At a leaf: it leads to a spine. What a leaf says to a server is all that it has toward a destination. What it says to spines
+	// comes together again at the other leaves, so the uplinks of a plane share it, by their speeds and whether they work or not:
+	// what goes through a lost uplink or spine is missing at the far end, and half a Y-cable shows there as half. One whose speed is
+	// not known yet counts as the fastest of the others. Bundle parallel cables to one spine (LAG): it takes the lowest of what one
+	// neighbour says.
+	Uplink bool `yaml:"uplink" default:"false"`
 	// The BGP sessions over this sub-port. A server has at most 64 in total, a leaf at most 1024.
 	Sessions []Session `yaml:"sessions" items:"1..64" required:"true"`
 }

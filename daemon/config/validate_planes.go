@@ -61,6 +61,9 @@ func (p *problems) planes(c *Config) {
 			p.add(item(path+".sub_ports", maxSubPorts), fmt.Sprintf("is sub-port %d of %s", maxSubPorts+1, plane.Name),
 				fmt.Sprintf("use at most %d in a plane", maxSubPorts))
 		}
+		if c.Role == fare.RoleLeaf && len(plane.SubPorts) > 0 && !slices.ContainsFunc(plane.SubPorts, func(sp SubPort) bool { return !sp.Uplink }) {
+			p.add(path+".sub_ports", "are all uplinks, so there is nothing to share out", "remove uplink from those that lead to servers or leaves")
+		}
 		for j := range plane.SubPorts {
 			p.subPort(c, &s, i, &plane.SubPorts[j], item(path+".sub_ports", j), maxSessions)
 		}
@@ -83,6 +86,9 @@ func (p *problems) subPort(c *Config, s *survey, plane int, sp *SubPort, path st
 	}
 	if sp.LinkState == LinkAssumeUp && sp.Speed == 0 {
 		p.add(path+".link_state", "is assume-up, but nobody says how fast the sub-port is", "give it a speed")
+	}
+	if sp.Uplink && c.Role == fare.RoleServer {
+		p.add(path+".uplink", "is true, but this is a server, and only a leaf shares out what it advertises", "remove it, or use role: leaf")
 	}
 	for k := range sp.Sessions {
 		if s.total++; s.total == maxSessions+1 {
