@@ -57,7 +57,11 @@ func (n namespace) sysctl(settings []topo.Sysctl) error {
 	return n.do(func() error {
 		var errs []error
 		for _, s := range settings {
-			errs = append(errs, os.WriteFile(filepath.Join("/proc/sys", strings.ReplaceAll(s.Name, ".", "/")), []byte(s.Value), 0))
+			err := os.WriteFile(filepath.Join("/proc/sys", strings.ReplaceAll(s.Name, ".", "/")), []byte(s.Value), 0)
+			if s.Name == topo.HashSeed && errors.Is(err, os.ErrNotExist) {
+				continue // before Linux 6.11; what comes of it is said there
+			}
+			errs = append(errs, err)
 		}
 		return errors.Join(errs...)
 	})

@@ -88,7 +88,12 @@ func (f *Fabric) Clab() File {
 	}
 	t.line("  nodes:")
 	for _, n := range f.Nodes() {
-		t.line("    %s:\n      group: %s\n      sysctls: {%s: \"%s\"}\n      binds:", n.Name, n.Kind, hashSeed(n).Name, hashSeed(n).Value)
+		t.line("    %s:\n      group: %s", n.Name, n.Kind)
+		if f.Spines > 0 && n.Kind != KindServer {
+			// Docker refuses a setting that the kernel does not have: only where there is something to gain.
+			t.line("      sysctls: {%s: \"%s\"} # Linux 6.11", hashSeed(n).Name, hashSeed(n).Value)
+		}
+		t.line("      binds:")
 		for _, b := range f.role(n).binds {
 			t.line("        - nodes/%s/%s:%s:ro", n.Name, b[0], b[1])
 		}

@@ -485,7 +485,8 @@ func TestClab(t *testing.T) {
 			t.Errorf("%s: %d nodes, %d links", lab.Name, len(lab.Topology.Nodes), len(lab.Topology.Links))
 		}
 		for name, n := range lab.Topology.Nodes {
-			if f.Node(name) == nil || lab.Topology.Groups[n.Group].Image == "" || len(n.Binds) == 0 || len(n.Sysctls) == 0 {
+			if f.Node(name) == nil || lab.Topology.Groups[n.Group].Image == "" || len(n.Binds) == 0 || len(lab.Topology.Groups[n.Group].Sysctls) == 0 ||
+				(len(n.Sysctls) > 0) != (f.Spines > 0 && f.Node(name).Kind != KindServer) {
 				t.Errorf("%s: %+v", name, n)
 			}
 			for _, b := range n.Binds {

@@ -82,11 +82,14 @@ func sysctls(k Kind) []Sysctl {
 	}, filters...)
 }
 
+// HashSeed is the setting that kernels before Linux 6.11 do not have.
+const HashSeed = "net.ipv4.fib_multipath_hash_seed"
+
 // hashSeed makes each node hash by a seed of its own (Linux 6.11). Otherwise all kernels of one machine draw the same one, and of the
 // flows that a leaf sends to a spine the next leaf sees only those of one hash, and sends them to one sub-port. A server's data
 // plane sets the seed where it is zero.
 func hashSeed(n *Node) Sysctl {
-	return Sysctl{"net.ipv4.fib_multipath_hash_seed", fmt.Sprint(binary.BigEndian.Uint32(n.ID.AsSlice()))}
+	return Sysctl{HashSeed, fmt.Sprint(binary.BigEndian.Uint32(n.ID.AsSlice()))}
 }
 
 // IP are the lines for `ip -batch` that give a node its addresses and set its devices up.
@@ -145,7 +148,7 @@ func (f *Fabric) NetnsScript(site Site) File {
 		for i, s := range w.Sysctls {
 			settings[i] = s.Name + "=" + s.Value
 		}
-		t.line("  ip netns exec %s sysctl -qw %s", f.netnsName(w.Node.Name), strings.Join(settings, " "))
+		t.line("  ip netns exec %s sysctl -eqw %s", f.netnsName(w.Node.Name), strings.Join(settings, " "))
 	}
 	batch("ip", f.Pairs(f.netnsName))
 	for _, w := range wiring {
