@@ -1,0 +1,356 @@
+package bfd
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// epoch is when the virtual clock of a test begins.
+var epoch = time.Unix(1_000_000, 0)
+
+func none(int64) int64 { return 0 }
+
+func testMachine(discr uint32, interval time.Duration, multiplier uint8) *Machine {
+	return NewMachine(MachineConfig{Discriminator: discr, Interval: interval, Multiplier: multiplier, Random: none})
+}
+
+// brought returns a machine in a state, by the packets that lead there.
+func brought(t *testing.T, s State, now time.Time) *Machine {
+	t.Helper()
+	m := testMachine(1, 100*time.Millisecond, 3)
+	p := Packet{State: Down, Multiplier: 3, MyDiscr: 2, DesiredMinTx: time.Second, RequiredMinRx: 100 * time.Millisecond}
+	if s == Init || s == Up {
+		m.Receive(p, now)
+	}
+	if s == Up {
+		p.State, p.YourDiscr = Init, 1
+		m.Receive(p, now)
+	}
+	if s == AdminDown {
+		m.Disable()
+	}
+	for _, ok := m.Output(now); ok; _, ok = m.Output(now) {
+	}
+	if m.state != s {
+		t.Fatalf("state %s, want %s", m.state, s)
+	}
+	return m
+}
+
+// TestStates is the state machine of RFC 5880, Section 6.2 and 6.8.6, every state by every received one.
+func TestStates(t *testing.T) {
+	for _, c := range []struct {
+		from, received, want State
+		diag                 Diagnostic
+	}{
+		{Down, AdminDown, Down, NoDiagnostic}, {Down, Down, Init, NoDiagnostic}, {Down, Init, Up, NoDiagnostic}, {Down, Up, Down, NoDiagnostic},
+		{Init, AdminDown, Down, NeighborDown}, {Init, Down, Init, NoDiagnostic}, {Init, Init, Up, NoDiagnostic}, {Init, Up, Up, NoDiagnostic},
+		{Up, AdminDown, Down, NeighborDown}, {Up, Down, Down, NeighborDown}, {Up, Init, Up, NoDiagnostic}, {Up, Up, Up, NoDiagnostic},
+		{AdminDown, AdminDown, AdminDown, AdministrativelyDown}, {AdminDown, Down, AdminDown, AdministrativelyDown},
+		{AdminDown, Init, AdminDown, AdministrativelyDown}, {AdminDown, Up, AdminDown, AdministrativelyDown},
+	} {
+		t.Run(fmt.Sprintf("%s receives %s", c.from, c.received), func(t *testing.T) {
+			m := brought(t, c.from, epoch)
+			m.Receive(Packet{State: c.received, Multiplier: 3, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: time.Second, RequiredMinRx: time.Millisecond}, epoch)
+			if m.state != c.want || m.diag != c.diag {
+				t.Errorf("%s (%s), want %s (%s)", m.state, m.diag, c.want, c.diag)
+			}
+			p, told := m.Output(epoch)
+			if changed := c.want != c.from; told != changed || told && (p.State != c.want || p.Diagnostic != c.diag) {
+				t.Errorf("said %+v (%v) after it", p, told)
+			}
+		})
+	}
+}
+
+// TestOtherSessionsPacket: what names another discriminator is not ours (RFC 5880, Section 6.8.6).
+func TestOtherSessionsPacket(t *testing.T) {
+	m := brought(t, Up, epoch)
+	p := Packet{State: Down, Multiplier: 3, MyDiscr: 2, YourDiscr: 7, DesiredMinTx: time.Second, RequiredMinRx: time.Second}
+	if before := *m; m.Receive(p, epoch.Add(time.Millisecond)) || m.Status() != before.Status() || m.heard != before.heard {
+		t.Errorf("it was taken: %+v", m.Status())
+	}
+	if p.YourDiscr = 1; !m.Receive(p, epoch) || m.state != Down {
+		t.Errorf("ours was not taken: %+v", m.Status())
+	}
+}
+
+// TestDetection: the time is the other end's multiplier by the slower of what it sends and what we take (Section 6.8.4).
+func TestDetection(t *testing.T) {
+	for _, c := range []struct {
+		minTx      time.Duration
+		multiplier uint8
+		want       time.Duration
+	}{
+		{time.Second, 3, 3 * time.Second}, {100 * time.Millisecond, 5, 500 * time.Millisecond},
+		{10 * time.Millisecond, 3, 300 * time.Millisecond}, {250 * time.Millisecond, 1, 250 * time.Millisecond},
+	} {
+		for _, s := range []State{Down, Init, Up} {
+			m := brought(t, s, epoch)
+			received := map[State]State{Down: Up, Init: Down, Up: Up}[s] // changes nothing
+			m.Receive(Packet{State: received, Multiplier: c.multiplier, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: c.minTx, RequiredMinRx: time.Hour}, epoch)
+			if got := m.DetectionTime(); got != c.want {
+				t.Errorf("detection time %v, want %v", got, c.want)
+			}
+			m.Advance(epoch.Add(c.want - 1))
+			if m.state != s || m.remoteDiscr != 2 {
+				t.Errorf("%s: too early: %+v", s, m.Status())
+			}
+			m.Advance(epoch.Add(c.want))
+			want := Status{State: Down, RemoteState: Down}
+			if s != Down {
+				want.Diagnostic = DetectionTimeExpired
+			}
+			if m.Status() != want || m.remoteDiscr != 0 {
+				t.Errorf("%s: after %v of silence %+v, want %+v", s, c.want, m.Status(), want)
+			}
+		}
+	}
+}
+
+// TestIntervals: slow until up, then the slower of what we want to send and the other end takes; polls announce the change.
+func TestIntervals(t *testing.T) {
+	m := testMachine(1, 100*time.Millisecond, 3)
+	now := epoch
+	expect := func(what string, wait time.Duration, want Packet) {
+		t.Helper()
+		if next := m.Next(); wait > 0 && next.Sub(now) != wait {
+			t.Fatalf("%s: next in %v, want %v", what, next.Sub(now), wait)
+		}
+		now = now.Add(wait)
+		want.Multiplier, want.MyDiscr, want.RequiredMinRx = 3, 1, 100*time.Millisecond
+		if p, ok := m.Output(now); !ok || p != want {
+			t.Fatalf("%s: %+v (%v), want %+v", what, p, ok, want)
+		}
+	}
+	quiet := func() {
+		t.Helper()
+		if p, ok := m.Output(now); ok {
+			t.Fatalf("one too many: %+v", p)
+		}
+	}
+	expect("the first, at once", 0, Packet{State: Down, DesiredMinTx: time.Second})
+	quiet()
+	expect("a second later", time.Second, Packet{State: Down, DesiredMinTx: time.Second})
+	m.Receive(Packet{State: Init, Multiplier: 100, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: time.Second, RequiredMinRx: 50 * time.Millisecond}, now)
+	expect("up, said at once", 0, Packet{State: Up, YourDiscr: 2, DesiredMinTx: 100 * time.Millisecond, Poll: true})
+	quiet()
+	expect("polling on", 100*time.Millisecond, Packet{State: Up, YourDiscr: 2, DesiredMinTx: 100 * time.Millisecond, Poll: true})
+	other := Packet{State: Up, Final: true, Poll: true, Multiplier: 100, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: time.Second, RequiredMinRx: 300 * time.Millisecond}
+	m.Receive(other, now)
+	expect("its poll, at once", 0, Packet{State: Up, YourDiscr: 2, DesiredMinTx: 100 * time.Millisecond, Final: true})
+	quiet()
+	expect("as slowly as it takes", 300*time.Millisecond, Packet{State: Up, YourDiscr: 2, DesiredMinTx: 100 * time.Millisecond})
+	other.Poll, other.Final, other.RequiredMinRx = false, false, 0
+	m.Receive(other, now)
+	if next := m.Next(); !next.Equal(now.Add(m.DetectionTime())) {
+		t.Errorf("next in %v although it takes none: want the detection time", next.Sub(now))
+	}
+	other.RequiredMinRx, other.Demand = time.Millisecond, true
+	m.Receive(other, now)
+	if next := m.Next(); !next.Equal(now.Add(m.DetectionTime())) {
+		t.Errorf("next in %v in demand mode: want the detection time", next.Sub(now))
+	}
+	other.Demand, other.State, other.Diagnostic = false, AdminDown, AdministrativelyDown
+	m.Receive(other, now)
+	expect("down, said at once", 0, Packet{State: Down, Diagnostic: NeighborDown, YourDiscr: 2, DesiredMinTx: time.Second, Poll: true})
+	expect("slow again", time.Second, Packet{State: Down, Diagnostic: NeighborDown, YourDiscr: 2, DesiredMinTx: time.Second, Poll: true})
+	m.Disable()
+	expect("the last", 0, Packet{State: AdminDown, Diagnostic: AdministrativelyDown, YourDiscr: 2, DesiredMinTx: time.Second})
+	quiet()
+	if next := m.Next(); !next.IsZero() {
+		t.Errorf("next at %v after the end", next)
+	}
+}
+
+// TestJitter: 75 to 100 % of the interval, at most 90 % where a single packet counts (Section 6.8.7).
+func TestJitter(t *testing.T) {
+	for multiplier, most := range map[uint8]time.Duration{1: 900 * time.Millisecond, 3: time.Second} {
+		seed := rand.Uint64()
+		m := NewMachine(MachineConfig{Discriminator: 1, Interval: time.Second, Multiplier: multiplier, Random: rand.New(rand.NewPCG(seed, 0)).Int64N})
+		now, least, longest := epoch, time.Hour, time.Duration(0)
+		m.Output(now)
+		for range 20000 {
+			wait := m.Next().Sub(now)
+			least, longest = min(least, wait), max(longest, wait)
+			now = now.Add(wait)
+			if _, ok := m.Output(now); !ok {
+				t.Fatal("nothing to send when it is due")
+			}
+		}
+		if least != 750*time.Millisecond || longest != most {
+			t.Errorf("seed %d: multiplier %d waits %v to %v, want 750ms to %v", seed, multiplier, least, longest, most)
+		}
+	}
+}
+
+// wire is two machines over a link that loses, delays and repeats, but keeps the order, as a cable does; with a virtual clock.
+type wire struct {
+	t      *testing.T
+	random *rand.Rand
+	now    time.Time
+	ends   [2]*Machine
+	flying []flight
+	loss   [2]float64       // of what end i sends
+	last   [2]time.Time     // when the newest packet of end i arrives
+	sent   [2]time.Time     // when end i sent last, answers to polls aside
+	gap    [2]time.Duration // and how long it may be silent after that
+}
+
+type flight struct {
+	at time.Time
+	to int
+	p  Packet
+}
+
+const delay = 5 * time.Millisecond // at most, one way
+
+// run goes on until a time or until ok.
+func (w *wire) run(until time.Time, ok func() bool) bool {
+	for {
+		w.step()
+		if ok != nil && ok() {
+			return true
+		}
+		next := until
+		for i, m := range w.ends {
+			at := m.Next()
+			if at.Before(w.now) && !at.IsZero() {
+				w.t.Fatalf("end %d has something left to do at %v, now is %v", i, at, w.now)
+			}
+			if !at.IsZero() && at.Before(next) {
+				next = at
+			}
+		}
+		for _, f := range w.flying {
+			if f.at.Before(next) {
+				next = f.at
+			}
+		}
+		if w.now = next; !next.Before(until) {
+			return ok == nil
+		}
+	}
+}
+
+// step delivers what has arrived and carries both ends' machines.
+func (w *wire) step() {
+	rest := w.flying[:0:0]
+	for _, f := range w.flying {
+		if f.at.After(w.now) {
+			rest = append(rest, f)
+		} else {
+			w.ends[f.to].Receive(f.p, w.now)
+		}
+	}
+	w.flying = rest
+	for i, m := range w.ends {
+		m.Advance(w.now)
+		for p, ok := m.Output(w.now); ok; p, ok = m.Output(w.now) {
+			w.check(i, m, p)
+			for range 1 + w.random.IntN(20)/19 {
+				if w.random.Float64() >= w.loss[i] {
+					if at := w.now.Add(time.Duration(w.random.Int64N(int64(delay)))); at.After(w.last[i]) {
+						w.last[i] = at
+					}
+					w.flying = append(w.flying, flight{w.last[i], 1 - i, p})
+				}
+			}
+		}
+	}
+}
+
+// check holds what is sent against the RFC.
+func (w *wire) check(i int, m *Machine, p Packet) {
+	back, err := ParsePacket(p.AppendTo(nil))
+	if err != nil || back != p {
+		w.t.Fatalf("end %d sent %+v: %v", i, p, err)
+	}
+	switch {
+	case p.Poll && p.Final:
+		w.t.Fatalf("end %d sent poll and final at once", i)
+	case p.State != Up && p.DesiredMinTx < slow:
+		w.t.Fatalf("end %d wants to send every %v in state %s", i, p.DesiredMinTx, p.State)
+	case p.State != m.state || p.State != Down && p.YourDiscr == 0:
+		w.t.Fatalf("end %d sent %+v in state %s", i, p, m.state)
+	}
+	if !p.Final {
+		most := max(p.DesiredMinTx, m.remoteMinRx)
+		if gap := w.now.Sub(w.sent[i]); !w.sent[i].IsZero() && gap > max(most, w.gap[i]) {
+			w.t.Fatalf("end %d was silent for %v, interval %v, before %v", i, gap, most, w.gap[i])
+		}
+		w.sent[i], w.gap[i] = w.now, most
+	}
+}
+
+func (w *wire) up() bool { return w.ends[0].state == Up && w.ends[1].state == Up }
+
+// settled: up, and each end's detection time is that of the fast intervals.
+func (w *wire) settled() bool {
+	return w.up() && !w.ends[0].polling && !w.ends[1].polling && w.ends[0].remoteMinTx == w.ends[1].desiredMinTx && w.ends[1].remoteMinTx == w.ends[0].desiredMinTx
+}
+
+// TestTwoEnds: over any wire two ends come up, notice silence within the detection time and no sooner, tell each other, and return.
+func TestTwoEnds(t *testing.T) {
+	for round := range 300 {
+		seed := rand.Uint64()
+		t.Run(fmt.Sprintf("%d/seed %d", round, seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 1))
+			w := &wire{t: t, random: r, now: epoch}
+			for i := range w.ends {
+				w.ends[i] = NewMachine(MachineConfig{
+					Discriminator: uint32(1 + i), Interval: time.Duration(20+r.IntN(2000)) * time.Millisecond, Multiplier: uint8(2 + r.IntN(4)), Random: r.Int64N,
+				})
+			}
+			loss := r.Float64() / 3
+			w.loss = [2]float64{loss, loss}
+			if !w.run(w.now.Add(time.Hour), w.up) {
+				t.Fatalf("not up in an hour with %.0f %% lost", 100*loss)
+			}
+			w.loss = [2]float64{}
+			w.run(w.now.Add(time.Minute), nil) // what was lost before still counts for a detection time
+			if !w.run(w.now.Add(time.Minute), w.settled) {
+				t.Fatalf("not settled: %+v %+v", w.ends[0].Status(), w.ends[1].Status())
+			}
+			if w.run(w.now.Add(5*time.Minute), func() bool { return !w.up() }) {
+				t.Fatalf("down although nothing was lost: %+v %+v", w.ends[0].Status(), w.ends[1].Status())
+			}
+			deaf := r.IntN(2)
+			w.loss[1-deaf] = 1
+			bothWays := r.IntN(2) == 0
+			if bothWays {
+				w.loss[deaf] = 1
+			}
+			w.run(w.now.Add(delay), nil) // what flies arrives
+			m, from := w.ends[deaf], w.now
+			detection := m.DetectionTime()
+			last := m.heard
+			if !w.run(from.Add(time.Hour), func() bool { return m.state != Up }) {
+				t.Fatal("silence was not noticed")
+			}
+			if took := w.now.Sub(last); took != detection || m.diag != DetectionTimeExpired {
+				t.Errorf("noticed after %v (%s), want %v", took, m.diag, detection)
+			}
+			other := w.ends[1-deaf]
+			if !bothWays {
+				if !w.run(w.now.Add(delay), func() bool { return other.state != Up }) || other.diag != NeighborDown {
+					t.Errorf("the other end was not told: %+v", other.Status())
+				}
+			}
+			// One way is not enough to come up.
+			if w.run(w.now.Add(time.Minute), w.up) {
+				t.Fatal("up although one end is deaf")
+			}
+			w.loss = [2]float64{}
+			if !w.run(w.now.Add(time.Minute), w.settled) {
+				t.Fatalf("not back: %+v %+v", w.ends[0].Status(), w.ends[1].Status())
+			}
+			w.ends[0].Disable()
+			if !w.run(w.now.Add(2*delay), func() bool { return w.ends[1].state == Down }) || w.ends[1].remoteState != AdminDown || w.ends[1].diag != NeighborDown {
+				t.Errorf("AdminDown was not understood: %+v", w.ends[1].Status())
+			}
+		})
+	}
+}
