@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/spelling"
 )
 
 // Key is a key of a fabric's file; commands have a flag for each, with dashes for underscores.
@@ -184,7 +185,7 @@ func speedText(b fare.Bandwidth) string {
 func suggest(name string) string {
 	best, least := "", 2+len(name)/4
 	for _, k := range keys {
-		if d := distance(strings.ToLower(strings.ReplaceAll(name, "-", "_")), k.Name); d < least {
+		if d := spelling.Distance(strings.ToLower(strings.ReplaceAll(name, "-", "_")), k.Name, least); d < least {
 			best, least = k.Name, d
 		}
 	}
@@ -196,27 +197,4 @@ func suggest(name string) string {
 		names[i] = keys[i].Name
 	}
 	return "use " + strings.Join(names, ", ")
-}
-
-// distance is the Levenshtein distance of two short words in bytes; a long one is far from everything.
-func distance(a, b string) int {
-	if len(a) > 2*len(b)+2 {
-		return len(a)
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
-				change = 1 + min(diagonal, row[j], row[j+1])
-			}
-			diagonal, row[j+1] = row[j+1], change
-		}
-	}
-	return row[len(b)]
 }

@@ -7,13 +7,14 @@ import (
 	"sync"
 
 	"github.com/fared/fared/daemon/config/internal/model"
+	"github.com/fared/fared/internal/spelling"
 )
 
 // suggest says which key was meant by an unknown one: a near one of the same object, or the same one of another object.
 func suggest(fields []model.Field, key string) string {
 	best, least := "", 2+len(key)/4
 	for _, f := range fields {
-		d := distance(key, f.Key, least)
+		d := spelling.Distance(key, f.Key, least)
 		if d > 0 && len(key) > 2 && (strings.HasPrefix(f.Key, key) || strings.HasPrefix(key, f.Key)) {
 			d = 1
 		}
@@ -56,26 +57,3 @@ var homes = sync.OnceValue(func() map[string]string {
 	walk(reflect.TypeFor[Config](), "")
 	return out
 })
-
-// distance is the Levenshtein distance of a and b in bytes, or limit when it is at least that.
-func distance(a, b string, limit int) int {
-	if len(a)-len(b) >= limit || len(b)-len(a) >= limit {
-		return limit
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost = 1 + min(diagonal, row[j], row[j+1])
-			}
-			diagonal, row[j+1] = row[j+1], cost
-		}
-	}
-	return min(row[len(b)], limit)
-}
