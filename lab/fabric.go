@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/fared/fared/topo"
 )
@@ -95,15 +94,20 @@ func newPlan(o Options) (*plan, error) {
 		return nil, err
 	}
 	p := &plan{Fabric: fabric, options: o, dir: "/run/fared"}
-	p.site = topo.Site{Lab: true, AssumeUp: true, Dataplane: func(node string) string {
-		if fabric.Node(node).Kind != topo.KindServer {
-			return ""
-		}
-		return "memory:"
-	}}
-	if o.real() {
-		p.site = topo.Site{Lab: true, Speeds: "tbf", SpeedScale: SpeedScale, RestartTime: restartTime, Socket: p.socket,
-			Dataplane: func(node string) string { return "unix:" + filepath.Join(p.dir, node, "dataplane.sock") }}
+	switch {
+	case o.Netns != nil:
+		p.site = fabric.Site(topo.Containerlab) // the same, but for what every node of a machine shares
+		p.site.Speeds, p.site.Socket = "tbf", p.socket
+		p.site.Dataplane = func(node string) string { return "unix:" + filepath.Join(p.dir, node, "dataplane.sock") }
+	case o.Containerlab != nil:
+		p.site = fabric.Site(topo.Containerlab)
+	default:
+		p.site = topo.Site{Lab: true, AssumeUp: true, Dataplane: func(node string) string {
+			if fabric.Node(node).Kind != topo.KindServer {
+				return ""
+			}
+			return "memory:"
+		}}
 	}
 	return p, nil
 }
@@ -123,9 +127,6 @@ func flagErrors(err error) error {
 	}
 	return errors.New(strings.Join(lines, "\n"))
 }
-
-// restartTime is longer than any step keeps a server's control plane dead.
-const restartTime = 10 * time.Minute
 
 // pairs is how many GPUs send to how many others.
 func (p *plan) pairs() int { n := p.Servers * p.GPUs; return n * (p.Servers - 1) * p.GPUs }

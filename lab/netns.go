@@ -37,11 +37,8 @@ const NetnsServers = 4
 // maxCables bounds what one machine is asked to make.
 const maxCables = 1024
 
-// Leaves and Drivers are the values that the flags for leaves and data planes may have.
-var (
-	Leaves  = []string{topo.Fared, topo.FRR, topo.BIRD}
-	Drivers = []string{"auto", "linux", "bpf"}
-)
+// Drivers are the values that Netns.Driver may have.
+var Drivers = []string{"auto", "linux", "bpf"}
 
 // defaultRate is how many packets a second each server sends; maxRate is the most.
 const (

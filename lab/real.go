@@ -20,7 +20,7 @@ import (
 
 // SpeedScale is how much slower the cables of a fabric of namespaces or containers are than the fabric says: 400G becomes 400
 // Mbit/s. Weights are ratios, so they stay the same.
-const SpeedScale = 1000
+const SpeedScale = topo.LabSpeedScale
 
 // real is what fabrics have in common whose nodes have network namespaces and processes of their own, whoever made them.
 type real struct {

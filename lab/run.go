@@ -57,7 +57,7 @@ type Result struct {
 }
 
 // settleTimeout is how long weights may take to follow a step. Nothing waits for it but a failure.
-const settleTimeout = 15 * time.Second
+const settleTimeout = 30 * time.Second
 
 // Start builds the fabric and waits until every pair has its weights.
 func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err error) {

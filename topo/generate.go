@@ -27,8 +27,8 @@ const (
 // Targets are all of them.
 func Targets() []Target { return []Target{Machines, Netns, Containerlab} }
 
-// labSpeedScale makes 400G a rate that one machine can shape for every cable, 400 Mbit/s.
-const labSpeedScale = 1000
+// LabSpeedScale makes 400G a rate that one machine can shape for every cable, 400 Mbit/s.
+const LabSpeedScale = 1000
 
 // labRestartTime is longer than a lab keeps a server's control plane dead.
 const labRestartTime = 10 * time.Minute
@@ -41,12 +41,12 @@ func (f *Fabric) Site(target Target) Site {
 	switch target {
 	case Netns: // they share a file system
 		folder := func(node string) string { return path.Join("/run/fared", f.Name, node) }
-		return Site{SpeedScale: labSpeedScale, Speeds: "tbf",
+		return Site{SpeedScale: LabSpeedScale, Speeds: "tbf",
 			Socket:    func(node string) string { return path.Join(folder(node), "fared.sock") },
 			Dataplane: func(node string) string { return "unix:" + path.Join(folder(node), "dataplane.sock") },
 		}
 	case Containerlab:
-		return Site{SpeedScale: labSpeedScale, Dataplane: func(string) string { return dataplaneSocket }, RestartTime: labRestartTime, Lab: true}
+		return Site{SpeedScale: LabSpeedScale, Dataplane: func(string) string { return dataplaneSocket }, RestartTime: labRestartTime, Lab: true}
 	}
 	return Site{Dataplane: func(string) string { return dataplaneSocket }}
 }
