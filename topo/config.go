@@ -152,6 +152,9 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 		if site.AssumeUp {
 			t.line("        link_state: assume-up")
 		}
+		if c.Uplink() && n.Kind == KindLeaf {
+			t.line("        uplink: true")
+		}
 		session := fmt.Sprintf("peer: %s, local: %s, peer_as: %d", there.Addr, here.Addr, there.Node.AS)
 		if site.Port != 0 {
 			session += fmt.Sprintf(", port: %d", site.Port)

@@ -80,6 +80,15 @@ func (f *Fabric) Generate(target Target) []File {
 	return files
 }
 
+// Notes are what is worth knowing before the fabric is built, a sentence or two each.
+func (f *Fabric) Notes() []string {
+	if f.Spines < 2 || f.Spec.Leaf == Fared {
+		return nil
+	}
+	return []string{fmt.Sprintf("leaves with %s tell each of %d spines all that they have toward a server, and cannot share it out as those with fared do. "+
+		"After some failures weights are wrong: fared topo simulate --all-single says after which.", strings.ToUpper(f.Spec.Leaf), f.Spines)}
+}
+
 // ParseTarget reads a target.
 func ParseTarget(s string) (Target, error) {
 	for _, t := range Targets() {

@@ -66,10 +66,14 @@ func TestFairness(t *testing.T) {
 		{"split cables", Spec{Leaves: 2}, "leaf1-0", "server1 x8: 7.0000/7.0000"},
 		{"split cables, opposite halves", Spec{Leaves: 2, Servers: 2}, "server1/p0.0 server2/p0.1", "server1 x1: 6.0000/6.0000, server2 x1: 6.0000/6.0000"},
 		{"two tiers, intact", Spec{Planes: 2, Leaves: 2, Spines: 2, Servers: 4}, "", "server1 x4: 4.0000/4.0000"},
-		// With a spine of plane 0 lost 2 sub-ports' worth of uplink is left there. Weights of pairs that cross stay 1:1, so 4 of them share 2
-		// and get 1/2 in each plane, 1 in all; those within a leaf take the 2 that are left of a server's 4. Ideally each pair gets
-		// 4/3, those that cross more over plane 1.
-		{"two tiers, a spine lost", Spec{Planes: 2, Leaves: 2, Spines: 2, Servers: 4}, "spine0-1", "server1 x4: 4.0000/4.0000, slowest 1.0000/1.3333"},
+		// With a spine of plane 0 lost pairs that cross have 1:2, those within a leaf 1:1. A server's 2 sub-ports in plane 1 are full when
+		// each of its pairs has x with 2*x*2/3 + x/2 = 2, which is 12/11, 36/11 in all. Ideally each has 4/3: those within a leaf
+		// could use more of plane 0.
+		{"two tiers, a spine lost", Spec{Planes: 2, Leaves: 2, Spines: 2, Servers: 4}, "spine0-1", "server1 x4: 3.2727/4.0000, slowest 1.0909/1.3333"},
+		// Half of server2's cable behind a leaf with two spines. Its pairs have 1:2 in all: 3 of 3 reach it. The others' pairs have each
+		// y with 2*y/2 + 2/3 = 2 in plane 1, 4/3 of ideally 3/2; and 8/3 + 1 is 11/3.
+		{"two tiers, half a Y-cable", Spec{Planes: 2, Leaves: 2, Spines: 2, Servers: 4}, "server2/p0.0",
+			"server1 x1: 3.6667/4.0000, server2 x1: 3.0000/3.0000, server3 x2: 3.6667/4.0000, slowest 1.3333/1.5000"},
 		// One uplink of 1 a leaf and plane: 4 pairs cross in each direction, a quarter each in a plane, 1/2 in all. Those within the leaf
 		// get the 3 that are left. There is nothing better.
 		{"two tiers, thin", Spec{Planes: 2, Leaves: 2, Spines: 1, Servers: 4, UplinkSpeed: 400 * fare.Gigabit}, "", "server1 x4: 4.0000/4.0000, slowest 3.0000/3.0000"},

@@ -2,7 +2,6 @@ package topo
 
 import (
 	"fmt"
-	"math/bits"
 	"slices"
 
 	"github.com/fared/fared/fare"
@@ -11,8 +10,9 @@ import (
 // Rule is what a Violation is a violation of.
 type Rule string
 
-// The rules of conservation. Capacity is that of the cables which carry something now: between two servers in a plane the
-// maximum flow of that plane's cables, between a leaf or spine and a server likewise.
+// The rules of conservation, of cables that carry something now. What there is toward a server is the maximum flow of a plane's
+// cables. A pair's capacity in a plane is less where there are spines: other pairs need them too, so a server's leaf has for it on
+// each uplink the uplink's part, of all that it is wired with, of what it can send to the server (see [Simulation.capacity]).
 const (
 	// RuleAdvertise: nobody says more bandwidth toward a server than there is.
 	RuleAdvertise Rule = "advertise"
@@ -58,7 +58,8 @@ func (s *Simulation) Check() []Violation {
 				continue
 			}
 			dest := &s.net.dests[d]
-			if has := s.flow(sn.Node, dest.node.Node, sn.Plane); what.bandwidth() > has {
+			has := s.flow(sn.Node, dest.node.Node, sn.Plane)
+			if more(float64(what.bandwidth()), float64(has)) {
 				all = append(all, Violation{RuleAdvertise, s.fabric.PlaneName(sn.Plane), sn.Name, dest.node.Name, dest.stands,
 					fmt.Sprintf("says %s, has %s", what.bandwidth(), has)})
 			}
@@ -68,12 +69,11 @@ func (s *Simulation) Check() []Violation {
 		from, to := s.fabric.Server[src], s.fabric.Server[dst]
 		weights, subPorts := s.net.weights(src, dst)
 		capacity := make([]fare.Bandwidth, len(weights))
-		var sum fare.Bandwidth
-		var asked uint64
+		var sum, asked float64
 		for p := range weights {
-			capacity[p] = s.flow(from, to, p)
-			sum = sum.Add(capacity[p])
-			asked += uint64(weights[p])
+			capacity[p] = s.capacity(from, to, p)
+			sum += float64(capacity[p])
+			asked += float64(weights[p])
 		}
 		for p, w := range weights {
 			add := func(rule Rule, format string, args ...any) {
@@ -84,8 +84,8 @@ func (s *Simulation) Check() []Violation {
 				add(RuleNoPath, "weight %d of %v, and no path", w, weights)
 			case w == 0 && capacity[p] > 0:
 				add(RuleUnused, "no weight of %v, and a path of %s", weights, capacity[p])
-			case more(uint64(w), uint64(sum), uint64(capacity[p]), asked):
-				add(RulePlane, "weight %d of %v, for %s of %s", w, weights, capacity[p], sum)
+			case more(float64(w)*sum, float64(capacity[p])*asked):
+				add(RulePlane, "weight %d of %v, for %s of %s", w, weights, capacity[p], fare.Bandwidth(sum))
 			}
 			if text := s.checkSubPorts(from, to, p, subPorts[p], capacity[p]); text != "" {
 				add(RuleSubPort, "%s", text)
@@ -97,36 +97,86 @@ func (s *Simulation) Check() []Violation {
 
 // checkSubPorts holds a plane's sub-port weights against the sub-ports and the leaves they go to; "" is all right.
 func (s *Simulation) checkSubPorts(from, to *Node, plane int, weights []uint32, capacity fare.Bandwidth) string {
-	var sum uint64
-	leaves := map[*Node]uint64{}
+	var sum float64
+	leaves := map[*Node]float64{}
 	for sub, w := range weights {
-		sum += uint64(w)
-		leaves[s.fabric.Cable(plane, from.Index, sub).Up.Node] += uint64(w)
+		sum += float64(w)
+		leaves[s.fabric.Cable(plane, from.Index, sub).Up.Node] += float64(w)
 	}
 	for sub, w := range weights {
 		c := s.fabric.Cable(plane, from.Index, sub)
-		if speed := s.speedOf(c); more(uint64(w), uint64(capacity), uint64(speed), sum) || w > 0 && speed == 0 {
+		if speed := s.speedOf(c); more(float64(w)*float64(capacity), float64(speed)*sum) || w > 0 && speed == 0 {
 			return fmt.Sprintf("weight %d of %v for %s of %s", w, weights, c.Down.Device, speed)
 		}
 		leaf := c.Up.Node
 		if len(leaves) == 1 {
 			continue // it has what the plane has
 		}
-		if has := s.flow(leaf, to, plane); more(leaves[leaf], uint64(capacity), uint64(has), sum) {
-			return fmt.Sprintf("weight %d of %v for %s, which has %s", leaves[leaf], weights, leaf.Name, has)
+		if has := s.capacity(leaf, to, plane); more(leaves[leaf]*float64(capacity), float64(has)*sum) {
+			return fmt.Sprintf("weight %.0f of %v for %s, which has %s", leaves[leaf], weights, leaf.Name, has)
 		}
 	}
 	return ""
 }
 
-// more says whether a*b > c*d.
-func more(a, b, c, d uint64) bool {
-	h1, l1 := bits.Mul64(a, b)
-	h2, l2 := bits.Mul64(c, d)
-	return h1 > h2 || h1 == h2 && l1 > l2
+// more says whether a is more than b, and not only by what the sums of shares in float32 are off.
+func more(a, b float64) bool { return a > b*(1+1e-6) }
+
+// capacity is what a node has for a server in a plane. A leaf that is wired to the server has those cables. Another one has, over
+// each spine, the least of its own cable there, the cable from there to the server's leaf, and that one's part of the leaf's
+// cables to the server: the part by speed of all uplinks that the leaf is wired with, live or not. A server has over each of its
+// leaves the lesser of its cables and of what the leaf has. It is never more than flow, and less when a leaf's other uplinks have
+// room that servers behind it could do without.
+func (s *Simulation) capacity(from, to *Node, plane int) (sum fare.Bandwidth) {
+	cables := func(server, leaf *Node) (sum fare.Bandwidth) {
+		for _, c := range s.fabric.At(server) {
+			if c.Up.Node == leaf {
+				sum = sum.Add(s.speedOf(c))
+			}
+		}
+		return sum
+	}
+	leaves := func(server *Node) (all []*Node) {
+		for _, c := range s.fabric.At(server) {
+			if c.Plane == plane && !slices.Contains(all, c.Up.Node) {
+				all = append(all, c.Up.Node)
+			}
+		}
+		return all
+	}
+	switch from.Kind {
+	case KindServer:
+		for _, leaf := range leaves(from) {
+			sum = sum.Add(min(cables(from, leaf), s.capacity(leaf, to, plane)))
+		}
+	case KindLeaf:
+		if direct := cables(to, from); direct > 0 {
+			return direct
+		}
+		for _, c := range s.fabric.At(from) {
+			if c.Uplink() {
+				sum = sum.Add(min(s.speedOf(c), s.capacity(c.Up.Node, to, plane)))
+			}
+		}
+	case KindSpine:
+		for _, leaf := range leaves(to) {
+			var speed, live, all fare.Bandwidth
+			for _, c := range s.fabric.At(leaf) {
+				if !c.Uplink() {
+					continue
+				}
+				if all = all.Add(c.Speed); c.Up.Node == from {
+					speed, live = c.Speed, s.speedOf(c)
+				}
+			}
+			part := float64(cables(to, leaf)) * float64(speed) / float64(all)
+			sum = sum.Add(min(live, fare.Bandwidth(part)))
+		}
+	}
+	return sum
 }
 
-// flow is the capacity from a node to a server in a plane: the maximum flow over cables, each path going up before it goes
+// flow is what there is from a node to a server in a plane: the maximum flow over cables, each path going up before it goes
 // down. It is Ford's and Fulkerson's algorithm with shortest paths, on the two or three layers there are.
 func (s *Simulation) flow(from, to *Node, plane int) fare.Bandwidth {
 	type arc struct {

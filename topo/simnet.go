@@ -55,7 +55,8 @@ type simNode struct {
 	*Node
 	software string
 	sessions []*simSession
-	dest     int // of a server; -1
+	uplinks  fare.Bandwidth // how many of the sessions are
+	dest     int            // of a server; -1
 
 	table  *fare.Table // with fared
 	engine *wecmp.Engine
@@ -139,7 +140,9 @@ func newNetwork(f *Fabric, of []int, state []cableState) *network {
 					s.advert = 0
 				}
 			}
-			e.node.sessions = append(e.node.sessions, s)
+			if e.node.sessions = append(e.node.sessions, s); s.uplink {
+				e.node.uplinks++
+			}
 		}
 		n.links = append(n.links, l)
 	}
@@ -402,7 +405,7 @@ func (sn *simNode) speak(n *network) {
 			s.fresh = false
 			for d := range sn.told {
 				if sn.allowed(i, sn.told[d]) {
-					t.announce(d, sn.told[d].attrs, true)
+					t.announce(d, sn.told[d].on(s), true)
 				}
 			}
 			t.endOfRIB()
@@ -410,7 +413,7 @@ func (sn *simNode) speak(n *network) {
 			for k := range changes {
 				c := &changes[k]
 				if sn.allowed(i, c.now) {
-					t.announce(c.dest, c.now.attrs, false)
+					t.announce(c.dest, c.now.on(s), false)
 				} else if sn.allowed(i, c.old) {
 					t.withdraw(c.dest)
 				}

@@ -10,6 +10,7 @@ import (
 // said is what a leaf or spine says about a destination; the zero value is nothing.
 type said struct {
 	attrs  *fare.Attributes // as sent, its own AS in front; nil: nothing
+	share  *fare.Attributes // what a leaf with fared says to spines instead, each its part; nil: attrs
 	uplink bool             // it was learned from a spine
 	only   int              // BIRD: the session that it is not said on, for it came from there, plus 1
 }
@@ -22,7 +23,15 @@ func (s said) equal(o said) bool {
 		slices.Equal(s.attrs.Communities, o.attrs.Communities) && slices.Equal(s.attrs.ASPath, o.attrs.ASPath)
 }
 
-// bandwidth is what it says of bandwidth.
+// on is what is said on a session.
+func (s said) on(session *simSession) *fare.Attributes {
+	if s.share != nil && session.uplink {
+		return s.share
+	}
+	return s.attrs
+}
+
+// bandwidth is what it says of bandwidth, to spines all together.
 func (s said) bandwidth() fare.Bandwidth {
 	if s.attrs == nil {
 		return 0
@@ -40,7 +49,11 @@ func (sn *simNode) say(n *network, dest int) said {
 	if !ok {
 		return said{}
 	}
-	return said{attrs: sn.pass(fare.Codec{AS: sn.AS}.Encode(bandwidth, sn.ID), path), uplink: sn.Kind == KindLeaf && len(path) > 1}
+	s := said{attrs: sn.pass(fare.Codec{AS: sn.AS}.Encode(bandwidth, sn.ID), path), uplink: sn.Kind == KindLeaf && len(path) > 1}
+	if sn.Kind == KindLeaf && sn.uplinks > 0 { // equally fast, and live or not
+		s.share = sn.pass(fare.Codec{AS: sn.AS}.Encode(bandwidth.Part(1, sn.uplinks), sn.ID), path)
+	}
+	return s
 }
 
 // pass is a route that goes on with a community.

@@ -250,7 +250,13 @@ but for --force, which overwrites what it has to write and leaves everything els
 		if err != nil {
 			return err
 		}
-		return e.writeFabric(out, f.Generate(t), force)
+		if err := e.writeFabric(out, f.Generate(t), force); err != nil {
+			return err
+		}
+		for _, note := range f.Notes() {
+			fmt.Fprintln(e.err, "note:", note)
+		}
+		return nil
 	}
 	c.Flags().StringVar(&out, "out", "", "the directory to write into; it is made where it does not exist")
 	c.Flags().StringVar(&target, "for", string(topo.Machines), "what the nodes are: "+words(topo.Targets()))

@@ -172,6 +172,13 @@ func TestTopoGenerate(t *testing.T) {
 	if text, err := os.ReadFile(spec); err != nil || !strings.Contains(string(text), "name: fabric\n") {
 		t.Errorf("%q, %v", text, err)
 	}
+	// Leaves that cannot share over several spines are worth a word.
+	for leaf, note := range map[string]string{"fared": "", "frr": "note: leaves with FRR tell each of 2 spines all", "bird": "note: leaves with BIRD tell each of 2 spines all"} {
+		o := fared(t, "topo", "generate", "--example", "two-tier", "--leaf", leaf, "--out", filepath.Join(t.TempDir(), leaf))
+		if o.code != exitOK || !strings.HasPrefix(o.err, note) || (o.err == "") != (note == "") {
+			t.Errorf("%s: exit %d, %q", leaf, o.code, o.err)
+		}
+	}
 	// What was generated describes itself.
 	if out := must(t, "topo", "check", spec); !strings.Contains(out, "2 servers") {
 		t.Errorf("%s", out)

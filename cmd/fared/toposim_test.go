@@ -8,7 +8,7 @@ import (
 
 // TestSimulateBroken: where a rule of conservation is broken the result is printed all the same, and the exit code is 1.
 func TestSimulateBroken(t *testing.T) {
-	args := []string{"topo", "simulate", "--example", "two-tier", "--fail", "server2/p1.0"}
+	args := []string{"topo", "simulate", "--example", "two-tier", "--leaf", "frr", "--fail", "server2/p1.0"}
 	o := fared(t, args...)
 	for _, want := range []string{
 		"1:1      8\n2:1      4\n", "\nserver2             1      900G    1.2T   75.00 %\n",
@@ -30,8 +30,22 @@ func TestSimulateBroken(t *testing.T) {
 	if o.code != exitFailed || len(got.Cases) != 1 || len(got.Cases[0].Violations) != 9 || got.Cases[0].Fairness.Worst.Server != "server2" {
 		t.Errorf("exit %d: %s", o.code, o.out)
 	}
-	o = fared(t, "topo", "simulate", "--example", "two-tier", "--all-single")
+	o = fared(t, "topo", "simulate", "--example", "two-tier", "--leaf", "frr", "--all-single")
 	if want := "\n46 cases, rules of conservation are broken in 46."; o.code != exitFailed || !strings.Contains(o.out, want) {
 		t.Errorf("exit %d: no %q in\n%s", o.code, want, o.out)
+	}
+}
+
+// TestSimulateTwoTier: leaves with fared break no rule, whatever single thing fails.
+func TestSimulateTwoTier(t *testing.T) {
+	for _, spine := range []string{"fared", "frr"} {
+		out := must(t, "topo", "simulate", "--example", "two-tier", "--spine", spine, "--all-single")
+		if want := "\n46 cases, rules of conservation are broken in 0."; !strings.Contains(out, want) {
+			t.Errorf("spines with %s: no %q in\n%s", spine, want, out)
+		}
+	}
+	want := "\n1:2      8\n1:1      4\n"
+	if out := must(t, "topo", "simulate", "--example", "two-tier", "--fail", "spine0-0"); !strings.Contains(out, want) {
+		t.Errorf("no %q in\n%s", want, out)
 	}
 }
