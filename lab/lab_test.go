@@ -76,6 +76,7 @@ func TestBuiltInScenarios(t *testing.T) {
 		"remap spray": {Spec: topo.Spec{Servers: 3, Mode: "per-packet", Policy: "remap"}},
 		"strong":      {Spec: topo.Spec{Servers: 3, Ordering: "strong"}},
 		"two-tier":    {Spec: topo.Spec{Planes: 2, Servers: 4, Leaves: 2, Spines: 2}},
+		"3 spines":    {Spec: topo.Spec{Planes: 2, Servers: 3, Leaves: 3, Spines: 3, SubPorts: 1}},
 		"dual-leaf":   {Spec: topo.Spec{Planes: 3, Servers: 3, Leaves: 2}},
 		"slow":        {Spec: topo.Spec{Planes: 3, Servers: 3, Speed: 100e9}},
 	}
@@ -153,6 +154,53 @@ func TestFiguresOfTheDraft(t *testing.T) {
 		}
 	}
 }
+
+// TestFiguresOfTwoTiers states the weights of a plane with leaves and spines: server1 and server2 behind one leaf of each plane,
+// server3 and server4 behind the other. The numbers are written here, not computed by the model.
+func TestFiguresOfTwoTiers(t *testing.T) {
+	for _, tier := range []struct {
+		spines int
+		rows   []figureOfTiers
+	}{
+		{2, []figureOfTiers{
+			{"none", "", "1:1", "1:1", "1:1"},
+			{"half a Y-cable behind the other leaf", "cut server3 p1.0", "2:1", "1:1", "1:1"},
+			{"and an uplink of that leaf: half of the half, and half", "cut leaf1-1 up0", "4:1", "2:1", "1:1"},
+			{"the cable returns", "mend server3 p1.0", "2:1", "2:1", "1:1"},
+			{"an uplink at the near end too, to the other spine: no way", "cut leaf1-0 up1", "1:0", "1:0", "1:1"},
+			{"recovery", "mend leaf1-1 up0\nmend leaf1-0 up1", "1:1", "1:1", "1:1"},
+			{"an uplink at the near end", "cut leaf0-0 up1", "1:2", "1:2", "1:1"},
+			{"its spine, which is the same", "kill spine0-1", "1:2", "1:2", "1:1"},
+			{"the spine is back, the uplink is not", "restart spine0-1", "1:2", "1:2", "1:1"},
+			{"recovery", "mend leaf0-0 up1", "1:1", "1:1", "1:1"},
+			{"a spine", "kill spine0-0", "1:2", "1:2", "1:1"},
+			{"one of the other plane too", "kill spine1-1", "1:1", "1:1", "1:1"},
+			{"recovery", "restart spine0-0\nrestart spine1-1", "1:1", "1:1", "1:1"},
+			{"the other leaf", "kill leaf1-1", "1:0", "1:0", "1:1"},
+			{"recovery", "restart leaf1-1", "1:1", "1:1", "1:1"},
+		}},
+		// A third of 800G is nothing that a community could hold.
+		{3, []figureOfTiers{
+			{"none", "", "1:1", "1:1", "1:1"},
+			{"half a Y-cable behind the other leaf", "cut server3 p1.0", "2:1", "1:1", "1:1"},
+			{"a spine", "kill spine1-2", "3:1", "3:2", "1:1"},
+			{"another one", "kill spine1-0", "6:1", "3:1", "1:1"},
+			{"recovery", "restart spine1-0\nrestart spine1-2\nmend server3 p1.0", "1:1", "1:1", "1:1"},
+		}},
+	} {
+		f := fabric(t, Options{Spec: topo.Spec{Planes: 2, Servers: 4, Leaves: 2, Spines: tier.spines}})
+		for _, row := range tier.rows {
+			text := fmt.Sprintf("step %s\n%s\nexpect server1 -> server3 %s\nexpect server2 -> server4 %s\nexpect server4 -> server1 %s\nexpect server1 -> server2 %s\nmoved 0\n",
+				row.event, row.actions, row.hit, row.others, row.others, row.inside)
+			if results, ok := play(t, f, script(t, text)); !ok {
+				t.Errorf("%d spines, %s: %q", tier.spines, row.event, results[0].Wrong)
+			}
+		}
+	}
+}
+
+// figureOfTiers are the weights of server1 -> server3, of other pairs that cross between leaves, and of those that do not.
+type figureOfTiers struct{ event, actions, hit, others, inside string }
 
 // TestFiguresOfTheDraftWithEveryServer is the draft's fabric: 64 GPUs, 4 planes. Every scenario, all 4,032 pairs.
 func TestFiguresOfTheDraftWithEveryServer(t *testing.T) {

@@ -77,15 +77,20 @@ func (m *model) direct(leaf *topo.Node, server int) (speed uint64) {
 	return speed
 }
 
-// announced is what a leaf says that it can send to a server: directly, or over each spine the lesser of all that is on the way.
-// FRR does not look at its own uplinks, it adds up what it is told.
+// paths is how many uplinks a leaf is built with, at least 1. What a leaf announces is counted in so many parts of a bit/s, so that
+// the share of an uplink, all of which are equally fast, is a whole number.
+func (m *model) paths() uint64 { return uint64(max(m.Spines, 1)) }
+
+// announced is what a leaf says that it can send to a server, in parts of a bit/s: directly, or over each spine the least of all
+// that is on the way. A leaf with fared tells each spine its share of what it has, whether the others live or not; FRR and BIRD
+// tell every one all of it. FRR does not look at its own uplinks, it adds up what it is told.
 func (m *model) announced(leaf *topo.Node, server int) uint64 {
 	if n := m.direct(leaf, server); n > 0 {
-		return n
+		return n * m.paths()
 	}
 	through := func(n *topo.Node, c *topo.Cable, told uint64) uint64 {
 		if m.Software(n) == topo.Fared {
-			return min(told, uint64(c.Speed))
+			return min(told, uint64(c.Speed)*m.paths())
 		}
 		return told
 	}
@@ -99,8 +104,11 @@ func (m *model) announced(leaf *topo.Node, server int) uint64 {
 			if far == near || !m.session(far) {
 				continue
 			}
-			told := through(spine, far, m.direct(far.Down.Node, server))
-			speed += through(leaf, near, told)
+			told := m.direct(far.Down.Node, server)
+			if m.Software(far.Down.Node) != topo.Fared {
+				told *= m.paths()
+			}
+			speed += through(leaf, near, through(spine, far, told))
 		}
 	}
 	return speed
@@ -125,7 +133,7 @@ func (m *model) weights(src, dst int) []uint32 {
 	speed := make([]uint64, m.Planes)
 	for _, leaf := range m.Leaf {
 		if n := m.lanes(src, leaf); n > 0 {
-			speed[leaf.Plane] += min(n, m.announced(leaf, dst))
+			speed[leaf.Plane] += min(n*m.paths(), m.announced(leaf, dst))
 		}
 	}
 	return lowestTerms(speed)
