@@ -31,7 +31,10 @@
 //
 // The sum is split over the sub-ports toward each node in proportion to their
 // speed (or to the lower of speed and value, where values describe sub-ports),
-// in lowest terms. [MissingPolicy] and [ZeroPolicy] say what happens
+// in lowest terms. Numbers within half a millionth of a simple ratio are brought
+// to it, for a value may have been rounded to float32 several times on its way.
+// What a leaf tells several others that pass it on to where it is added up is
+// shared by [Bandwidth.Part]. [MissingPolicy] and [ZeroPolicy] say what happens
 // when some values are missing or all are zero; [Rule] tells which applied.
 //
 // # Groups
