@@ -1,0 +1,108 @@
+package bfd
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// port is where control packets go; they come from sourcePorts (RFC 5881, Section 4).
+const (
+	port        = 3784
+	firstSource = 49152
+	sourcePorts = 65536 - firstSource
+)
+
+// dial opens the socket that a session sends from, on a source port that no other session of its address has.
+func dial(c Config) (*net.UDPConn, error) {
+	begin := rand.IntN(sourcePorts)
+	for i := range sourcePorts {
+		source := firstSource + (begin+i)%sourcePorts
+		conn, err := open(netip.AddrPortFrom(c.Local, uint16(source)), c.Device)
+		if !errors.Is(err, unix.EADDRINUSE) {
+			return conn, err
+		}
+	}
+	return nil, fmt.Errorf("all source ports of %v are in use", c.Local)
+}
+
+// listen opens the socket that the sessions of a place receive on.
+func listen(at place) (*receiver, error) {
+	conn, err := open(netip.AddrPortFrom(at.local, port), at.device)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return &receiver{place: at, conn: conn, raw: raw, done: make(chan struct{}), sessions: make(map[netip.Addr]*Session)}, nil
+}
+
+// open opens a UDP socket at an address of ours, for packets that have crossed no router. Since Linux 5.7 it needs no privilege
+// to bind a socket to its first device. With that link-local addresses need no zone.
+func open(at netip.AddrPort, device string) (*net.UDPConn, error) {
+	network, level, ttl, tos, told := "udp4", unix.IPPROTO_IP, unix.IP_TTL, unix.IP_TOS, unix.IP_RECVTTL
+	if at.Addr().Is6() {
+		network, level, ttl, tos, told = "udp6", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, unix.IPV6_TCLASS, unix.IPV6_RECVHOPLIMIT
+	}
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var inner error
+		err := c.Control(func(fd uintptr) {
+			bind := error(nil)
+			if device != "" {
+				bind = os.NewSyscallError("SO_BINDTODEVICE "+device, unix.BindToDevice(int(fd), device))
+			}
+			if errors.Is(bind, unix.ENODEV) && !at.Addr().IsLinkLocalUnicast() {
+				bind = nil // sessions over loopback addresses, and devices that another driver owns, have none
+			}
+			inner = errors.Join(bind,
+				os.NewSyscallError("TTL 255", unix.SetsockoptInt(int(fd), level, ttl, 255)),
+				os.NewSyscallError("receive TTL", unix.SetsockoptInt(int(fd), level, told, 1)),
+				// Network control, as BGP is (DSCP CS6).
+				os.NewSyscallError("DSCP", unix.SetsockoptInt(int(fd), level, tos, 0xc0)))
+		})
+		return errors.Join(err, inner)
+	}}
+	conn, err := lc.ListenPacket(context.Background(), network, at.String())
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UDPConn), nil
+}
+
+// hopLimit finds the TTL or hop limit that a packet arrived with; 0: it is not told.
+func hopLimit(control []byte) int {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return 0
+	}
+	for _, m := range messages {
+		v4 := m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_TTL
+		v6 := m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_HOPLIMIT
+		if (v4 || v6) && len(m.Data) >= 4 {
+			return int(binary.NativeEndian.Uint32(m.Data))
+		}
+	}
+	return 0
+}
+
+// address is a packet's source without its zone: the socket is bound to its device.
+func address(from unix.Sockaddr) netip.Addr {
+	switch a := from.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrFrom4(a.Addr)
+	case *unix.SockaddrInet6:
+		return netip.AddrFrom16(a.Addr)
+	}
+	return netip.Addr{}
+}
