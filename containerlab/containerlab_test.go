@@ -19,7 +19,10 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// The one goroutine that GoBGP never ends (daemon/internal/speaker, doc.go), of the lab in this process.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/osrg/gobgp/v3/pkg/server.(*BgpServer).Serve"))
+}
 
 // fabrics are the folders with a topology file each.
 var fabrics = []string{"frr", "fared", "bird", "two-tier"}
