@@ -22,6 +22,7 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/", "github.com/cilium/ebpf", "/dataplane/bpf", "BPF is the steering's"},
 	{"/dataplane/internal/rtnl", module + "/", "", "a message is a message, whoever sends it"},
 	{"/daemon/internal/guard", module + "/daemon", "", "the guard judges bytes and knows nobody"},
+	{"/daemon/internal/bfd", module, "", "BFD knows its neighbour, and no BGP"},
 	{"/daemon/config", module + "/daemon/internal", "", "the configuration is read by others than the daemon"},
 	{"/api", module + "/daemon", "", "the contract does not depend on who keeps it"},
 	{"/dataplane", module + "/daemon", "", "a data plane is another process"},

@@ -44,11 +44,20 @@ type Config struct {
 	Accept []netip.Prefix
 	// Carrier names the extended communities that pass.
 	Carrier guard.Carrier
+	// BFD protects every session once it is established; zero: none is. See bfd.go.
+	BFD BFD
 	// Reread is how often what GoBGP holds is compared with what was
 	// delivered; 0: DefaultReread, negative: never.
 	Reread time.Duration
 
 	Sessions []Session
+}
+
+// BFD are the timers of BFD (RFC 5880). Interval is how often packets are sent at most, and taken at most, whole microseconds; 0:
+// no BFD. Multiplier is how many in a row may be missing, 1 to 255.
+type BFD struct {
+	Interval   time.Duration
+	Multiplier int
 }
 
 // Session is one BGP session.
@@ -66,7 +75,7 @@ type Session struct {
 	// PeerAS is the peer's; 0: any but ours.
 	PeerAS uint32
 
-	// Device is the sub-port's; used if the peer is link-local, or Unnumbered.
+	// Device is the sub-port's; used if the peer is link-local, or Unnumbered, and by BFD.
 	Device string
 	// Netns is the name or path of the network namespace; empty: this one.
 	Netns string

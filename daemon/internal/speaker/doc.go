@@ -17,6 +17,7 @@
 //	incarnation.go  one connection, from the OPENs to its end
 //	socket.go       what a socket needs: namespace, device, TTL, MD5, timeouts
 //	listen.go       connections of passive sessions
+//	bfd.go          BFD beside a session
 //	gobgp.go        the calls of GoBGP; world.go: starting its servers
 //	convert.go      GoBGP's paths and ours
 //	advertise.go    what is wanted against what is originated
@@ -75,6 +76,7 @@
 //
 // RFC 4271 (BGP-4), RFC 2385 (TCP MD5), RFC 2918 (route refresh), RFC 4486
 // (Cease subcodes), RFC 4724 (graceful restart), RFC 4760 (multiprotocol), RFC
-// 5082 (GTSM), RFC 5482 (TCP user timeout), RFC 6793 (four-octet AS), RFC 8950
-// (IPv4 with IPv6 next hops), RFC 10005 (Link Bandwidth).
+// 5082 (GTSM), RFC 5482 (TCP user timeout), RFC 5882 (BFD and its clients), RFC
+// 6793 (four-octet AS), RFC 8950 (IPv4 with IPv6 next hops), RFC 9384 (Cease, BFD
+// Down), RFC 10005 (Link Bandwidth).
 package speaker

@@ -137,9 +137,18 @@ type Status struct {
 	Advertised int // routes offered to the peer
 	Flaps      uint64
 	Attempts   uint64 // TCP connections tried or accepted
+	BFD        BFDStatus
 	// Counters by name, from the guard (what was dropped and why) and the
 	// speaker; in a fixed order, zeroes left out.
 	Counters []Counter
+}
+
+// BFDStatus is a picture of a session's BFD. State is "" without a BFD session: it is not configured, or BGP is not up; "failed"
+// when its sockets could not be opened, or as package bfd names it.
+type BFDStatus struct {
+	State string
+	// DetectionTime is after how much silence the session is lost; 0 while the neighbour is not heard.
+	DetectionTime time.Duration
 }
 
 // Counter is one named count of a session.

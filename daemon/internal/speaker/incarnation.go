@@ -108,6 +108,7 @@ func (s *session) incarnate(parent context.Context, conn *net.TCPConn) (bool, er
 	}
 	in.closeLocal()
 	in.pumps.Wait()
+	s.unprotect()
 	s.drain()
 	s.draining, in.unwatch = in, unwatch
 	if in.peered {
@@ -156,6 +157,7 @@ func (in *incarnation) fail(cause error) {
 func (in *incarnation) farewell(cause error) {
 	var n *guard.Notification
 	var held *heldError
+	var silent *bfdError
 	switch {
 	case errors.As(cause, &n):
 		var ours *guard.SpeakerFault
@@ -164,6 +166,8 @@ func (in *incarnation) farewell(cause error) {
 		}
 	case errors.As(cause, &held):
 		n = &guard.Notification{Code: 6, Subcode: 2} // RFC 4486: Administrative Shutdown
+	case errors.As(cause, &silent):
+		n = &guard.Notification{Code: 6, Subcode: 10} // RFC 9384: BFD Down
 	case errors.Is(cause, context.Canceled) && in.s.speaker.conf.RestartTime == 0:
 		n = &guard.Notification{Code: 6, Subcode: 2}
 	case errors.Is(cause, context.Canceled):
@@ -255,6 +259,7 @@ func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 						return err
 					}
 					out = withRestart(out)
+					in.s.protect(in)
 				}
 			}
 			if in.peered {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fared/fared/daemon/internal/bfd"
 	"github.com/fared/fared/daemon/internal/guard"
 )
 
@@ -32,6 +33,8 @@ type session struct {
 	changed    chan struct{}
 	cancel     context.CancelCauseFunc // ends the attempt or incarnation under way
 	current    *incarnation            // nil: none
+	bfd        *bfd.Session            // the current incarnation's; nil: none
+	bfdErr     error                   // why it has none although it should
 	state      State
 	since      time.Time
 	reason     string

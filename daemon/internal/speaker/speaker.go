@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fared/fared/daemon/internal/bfd"
 	"github.com/fared/fared/daemon/internal/guard"
 )
 
@@ -19,6 +20,7 @@ type Speaker struct {
 	sessions  []*session
 	listeners []*listener
 
+	responder   *bfd.Responder
 	openTimeout time.Duration // of the exchange of OPENs
 	bulk        chan struct{} // as many slots as sessions may pass long UPDATEs at once
 }
@@ -34,7 +36,8 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 		return nil, err
 	}
 	s := &Speaker{conf: conf.withDefaults(), deps: deps, queue: newQueue(len(conf.Sessions)), openTimeout: openTimeout,
-		bulk: make(chan struct{}, bulkers)}
+		responder: bfd.NewResponder(inNetns),
+		bulk:      make(chan struct{}, bulkers)}
 	password := localPassword()
 	if password == "" {
 		deps.Log.Warn("the connections to gobgp on the loopback have no TCP MD5 signatures; " +
@@ -137,7 +140,7 @@ func (s *Speaker) Status(session int) Status {
 		Name: x.conf.Name, State: x.state, Since: x.since, Reason: x.reason, Generation: x.gen,
 		PeerID: x.info.RouterID, PeerAS: x.info.PeerAS, Local: x.local, Remote: x.remote,
 		Received: received, Advertised: x.advertised, Flaps: x.flaps, Attempts: x.attempts,
-		Counters: x.countersLocked(),
+		BFD: x.bfdStatusLocked(), Counters: x.countersLocked(),
 	}
 }
 

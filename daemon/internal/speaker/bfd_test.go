@@ -1,0 +1,187 @@
+package speaker
+
+import (
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/daemon/internal/bfd"
+)
+
+// bfdPair is a pair whose server has BFD, and whose leaf has it if both.
+func bfdPair(t *testing.T, both bool) (server, leaf *running, c Config) {
+	t.Helper()
+	c, l := pairConfig(t, 1)
+	c.BFD = BFD{Interval: 200 * time.Millisecond, Multiplier: 255}
+	c.HoldTime, l.HoldTime = 90*time.Second, 90*time.Second
+	if both {
+		l.BFD = c.BFD
+	}
+	server, leaf = startPair(t, c, l)
+	for _, r := range []*running{server, leaf} {
+		r.until("established", func() bool { return r.state(0).up })
+	}
+	return server, leaf, c
+}
+
+func TestBFDUp(t *testing.T) {
+	server, leaf, c := bfdPair(t, true)
+	want := BFDStatus{State: "up", DetectionTime: time.Duration(c.BFD.Multiplier) * c.BFD.Interval}
+	for _, r := range []*running{server, leaf} {
+		r.until("BFD up", func() bool { return r.Status(0).BFD == want })
+	}
+	// What ends is no failure of the path, and the next incarnation has BFD again.
+	server.SetAdminState(0, false, "maintenance")
+	leaf.until("down", func() bool { return leaf.state(0).downs == 1 })
+	if reason := leaf.Status(0).Reason; strings.Contains(reason, "BFD") {
+		t.Errorf("the leaf's reason is %q", reason)
+	}
+	server.until("no BFD", func() bool { return server.Status(0).BFD == BFDStatus{} })
+	server.SetAdminState(0, true, "")
+	for _, r := range []*running{server, leaf} {
+		r.until("BFD up again", func() bool { return r.state(0).ups == 2 && r.Status(0).BFD == want })
+	}
+}
+
+// A leaf without BFD: the session is up, and stays.
+func TestBFDOnOneEnd(t *testing.T) {
+	server, leaf, _ := bfdPair(t, false)
+	p := netip.MustParsePrefix("10.0.0.1/32")
+	leaf.Advertise(0, []Advertisement{{Prefix: p}})
+	server.until("a route", func() bool { return server.state(0).routes[p] != nil })
+	if st := server.Status(0).BFD; st != (BFDStatus{State: "down"}) || server.state(0).downs != 0 {
+		t.Errorf("BFD %+v, %d times down", st, server.state(0).downs)
+	}
+	if st := leaf.Status(0).BFD; st != (BFDStatus{}) {
+		t.Errorf("the leaf shows %+v", st)
+	}
+}
+
+// An address where BFD cannot listen: somebody is told, and BGP goes on.
+func TestBFDPortTaken(t *testing.T) {
+	c, l := pairConfig(t, 1)
+	taken, err := net.ListenUDP("udp4", &net.UDPAddr{IP: c.Sessions[0].Local.AsSlice(), Port: 3784})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	c.BFD = BFD{Interval: time.Second, Multiplier: 3}
+	server, _ := startPair(t, c, l)
+	server.until("established", func() bool { return server.state(0).up })
+	if st := server.Status(0).BFD; st != (BFDStatus{State: "failed"}) {
+		t.Errorf("BFD %+v", st)
+	}
+	told := false
+	for _, e := range server.events {
+		f, ok := e.(Fault)
+		told = told || ok && strings.Contains(f.Reason, "bfd: ") && strings.Contains(f.Reason, "address already in use")
+	}
+	if !told {
+		t.Errorf("events %v", server.events)
+	}
+}
+
+// bfdPeer plays a neighbour's BFD.
+type bfdPeer struct {
+	t    *testing.T
+	in   *net.UDPConn
+	out  *net.UDPConn
+	last bfd.Packet // from the server
+}
+
+func newBFDPeer(t *testing.T, s *Session) *bfdPeer {
+	t.Helper()
+	p := &bfdPeer{t: t}
+	var err error
+	if p.in, err = net.ListenUDP("udp4", &net.UDPAddr{IP: s.Peer.AsSlice(), Port: 3784}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.in.Close() })
+	if p.out, err = net.DialUDP("udp4", &net.UDPAddr{IP: s.Peer.AsSlice()}, &net.UDPAddr{IP: s.Local.AsSlice(), Port: 3784}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.out.Close() })
+	raw, err := p.out.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := controlRaw(raw, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, 255) }); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// hear waits for a packet of the server in a state.
+func (p *bfdPeer) hear(want bfd.State) {
+	p.t.Helper()
+	if err := p.in.SetReadDeadline(time.Now().Add(deadline)); err != nil {
+		p.t.Fatal(err)
+	}
+	var b [100]byte
+	for {
+		n, from, err := p.in.ReadFromUDPAddrPort(b[:])
+		if err != nil {
+			p.t.Fatalf("no packet in state %s, last %+v: %v", want, p.last, err)
+		}
+		if p.last, err = bfd.ParsePacket(b[:n]); err != nil || from.Port() < 49152 {
+			p.t.Fatalf("from %v: % x: %v", from, b[:n], err)
+		}
+		if p.last.State == want {
+			return
+		}
+	}
+}
+
+func (p *bfdPeer) say(s bfd.State, d bfd.Diagnostic, minTx time.Duration) {
+	p.t.Helper()
+	m := bfd.Packet{State: s, Diagnostic: d, Multiplier: 3, MyDiscr: 5, YourDiscr: p.last.MyDiscr, DesiredMinTx: minTx, RequiredMinRx: 100 * time.Millisecond}
+	if _, err := p.out.Write(m.AppendTo(nil)); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// Up and then down takes the session with it, however long the hold time is, and the leaf learns why; AdminDown does not.
+func TestBFDDown(t *testing.T) {
+	for name, c := range map[string]struct {
+		end   func(*bfdPeer)
+		lost  string
+		state bfd.State // of the server's BFD
+	}{
+		"silence":   {func(*bfdPeer) {}, "BFD down: the peer was silent for 600ms", bfd.Down},
+		"told":      {func(p *bfdPeer) { p.say(bfd.Down, bfd.DetectionTimeExpired, time.Second) }, "BFD down: the peer says down, control detection time expired", bfd.Down},
+		"adminDown": {func(p *bfdPeer) { p.say(bfd.AdminDown, bfd.AdministrativelyDown, time.Second) }, "", bfd.Down},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server, leaf, conf := bfdPair(t, false)
+			p := newBFDPeer(t, &conf.Sessions[0])
+			p.hear(bfd.Down)
+			minTx := 10 * time.Second // is not silent for long
+			if name == "silence" {
+				minTx = time.Millisecond // the server's 200 ms, three times
+			}
+			p.say(bfd.Init, 0, minTx)
+			p.hear(bfd.Up)
+			c.end(p)
+			p.hear(c.state)
+			if c.lost == "" {
+				if st := server.state(0); st.downs != 0 || server.Status(0).State != Established || server.Status(0).BFD.State != "down" {
+					t.Errorf("%d times down, %+v", st.downs, server.Status(0))
+				}
+				return
+			}
+			server.until("lost", func() bool { return server.state(0).downs == 1 })
+			for _, e := range server.events {
+				if d, ok := e.(SessionDown); ok && d.Reason != c.lost {
+					t.Errorf("reason %q, want %q", d.Reason, c.lost)
+				}
+			}
+			leaf.until("Cease", func() bool { return strings.Contains(leaf.Status(0).Reason, "NOTIFICATION 6/10") }) // RFC 9384
+			// BGP does not wait for BFD to come up.
+			server.until("established again", func() bool { return server.state(0).ups == 2 })
+		})
+	}
+}
