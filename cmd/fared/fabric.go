@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -73,14 +74,22 @@ func sessionsCommand(e *env) *cobra.Command {
 				return e.explain(err, "see fared sessions --help")
 			}
 			return e.print(list, func(w *tabwriter.Writer) {
-				row(w, "SESSION", "PLANE", "DEVICE", "PEER", "AS", "STATE", "FOR", "RECEIVED", "USED", "SENT", "REASON")
+				row(w, "SESSION", "PLANE", "DEVICE", "PEER", "AS", "STATE", "FOR", "BFD", "RECEIVED", "USED", "SENT", "REASON")
 				for _, s := range list.Sessions {
-					row(w, s.Name, s.Plane, s.Device, s.PeerAddress, fmt.Sprint(s.PeerAs), s.State, age(s.StateAgeNs),
+					row(w, s.Name, s.Plane, s.Device, s.PeerAddress, fmt.Sprint(s.PeerAs), s.State, age(s.StateAgeNs), bfd(s),
 						fmt.Sprint(s.RoutesReceived), fmt.Sprint(s.RoutesUsed), fmt.Sprint(s.RoutesAdvertised), dash(s.Reason))
 				}
 			})
 		},
 	})
+}
+
+// bfd draws a session's BFD: its state, and after how much silence the session is lost.
+func bfd(s *farev1.Session) string {
+	if s.BfdDetectionTimeNs == 0 {
+		return dash(s.BfdState)
+	}
+	return s.BfdState + " " + time.Duration(s.BfdDetectionTimeNs).String()
 }
 
 func planesCommand(e *env) *cobra.Command {

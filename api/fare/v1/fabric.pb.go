@@ -491,9 +491,14 @@ type Session struct {
 	// Why it is not established; the last reason it went down.
 	Reason string `protobuf:"bytes,14,opt,name=reason,proto3" json:"reason,omitempty"`
 	// guard_dropped{reason="..."} since start, routes_ignored{reason="..."} now; sorted.
-	Counters      []*Counter `protobuf:"bytes,15,rep,name=counters,proto3" json:"counters,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Counters []*Counter `protobuf:"bytes,15,rep,name=counters,proto3" json:"counters,omitempty"`
+	// BFD beside the session (RFC 5880): "down" (the peer is not heard, or has none), "init", "up", or "failed" (its sockets could
+	// not be opened); empty: not configured, or BGP is not up. Only "up" protects.
+	BfdState string `protobuf:"bytes,16,opt,name=bfd_state,json=bfdState,proto3" json:"bfd_state,omitempty"`
+	// After how much silence of the peer the session is lost, nanoseconds; 0 while the peer is not heard.
+	BfdDetectionTimeNs uint64 `protobuf:"varint,17,opt,name=bfd_detection_time_ns,json=bfdDetectionTimeNs,proto3" json:"bfd_detection_time_ns,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
@@ -629,6 +634,20 @@ func (x *Session) GetCounters() []*Counter {
 		return x.Counters
 	}
 	return nil
+}
+
+func (x *Session) GetBfdState() string {
+	if x != nil {
+		return x.BfdState
+	}
+	return ""
+}
+
+func (x *Session) GetBfdDetectionTimeNs() uint64 {
+	if x != nil {
+		return x.BfdDetectionTimeNs
+	}
+	return 0
 }
 
 type ListPlanesRequest struct {
@@ -1445,7 +1464,7 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x13ListSessionsRequest\"`\n" +
 	"\x14ListSessionsResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12,\n" +
-	"\bsessions\x18\x02 \x03(\v2\x10.fare.v1.SessionR\bsessions\"\xe0\x03\n" +
+	"\bsessions\x18\x02 \x03(\v2\x10.fare.v1.SessionR\bsessions\"\xb0\x04\n" +
 	"\aSession\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x16\n" +
@@ -1467,7 +1486,9 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\n" +
 	"end_of_rib\x18\r \x01(\bR\bendOfRib\x12\x16\n" +
 	"\x06reason\x18\x0e \x01(\tR\x06reason\x12,\n" +
-	"\bcounters\x18\x0f \x03(\v2\x10.fare.v1.CounterR\bcounters\"\x13\n" +
+	"\bcounters\x18\x0f \x03(\v2\x10.fare.v1.CounterR\bcounters\x12\x1b\n" +
+	"\tbfd_state\x18\x10 \x01(\tR\bbfdState\x121\n" +
+	"\x15bfd_detection_time_ns\x18\x11 \x01(\x04R\x12bfdDetectionTimeNs\"\x13\n" +
 	"\x11ListPlanesRequest\"X\n" +
 	"\x12ListPlanesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12&\n" +

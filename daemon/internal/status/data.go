@@ -167,6 +167,10 @@ type Session struct {
 	EndOfRIB bool
 	// Reason says why it is not established; it keeps the last loss's reason.
 	Reason string
+	// BFD is the state of BFD beside the session, "" without; BFDDetection is after how much silence the session is lost, 0 while the
+	// neighbour is not heard.
+	BFD          string
+	BFDDetection time.Duration
 }
 
 // Up tells whether the BGP session is established: a drained one is too.

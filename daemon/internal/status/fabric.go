@@ -133,6 +133,7 @@ func (f *fabricService) ListSessions(ctx context.Context, _ *farev1.ListSessions
 			State: s.State, Generation: s.Generation, EndOfRib: s.EndOfRIB, Reason: s.Reason,
 			RoutesReceived: uint32(s.Received), RoutesUsed: uint32(s.Used), RoutesAdvertised: uint32(s.Advertised),
 			Counters: counters(labelled{"guard_dropped", s.Dropped}, labelled{"routes_ignored", s.Ignored}),
+			BfdState: s.BFD, BfdDetectionTimeNs: uint64(s.BFDDetection),
 		}
 		if !s.Since.IsZero() {
 			m.StateAgeNs = uint64(max(0, now.Sub(s.Since)))

@@ -59,6 +59,7 @@ func TestFabricPictures(t *testing.T) {
 			Name: "p0/p0a", Plane: "p0", Device: "p0a", PeerAddress: "10.0.0.1", PeerAs: 65001, PeerRouterId: "10.1.1.1", State: "established",
 			StateAgeNs: 10e9, Generation: 3, RoutesReceived: 7, RoutesUsed: 4, RoutesAdvertised: 8, EndOfRib: true,
 			Counters: []*farev1.Counter{counter(`guard_dropped{reason="bad-marker"}`, 5), counter(`routes_ignored{reason="looped"}`, 2), counter(`routes_ignored{reason="not-host"}`, 1)},
+			BfdState: "up", BfdDetectionTimeNs: 300e6,
 		},
 		{
 			Name: "p0/p0b", Plane: "p0", Device: "p0b", State: "idle", Reason: "no carrier",

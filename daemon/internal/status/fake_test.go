@@ -63,7 +63,8 @@ func newFake(seed uint64, space int) *fakeLoop {
 	l.sessions = []Session{
 		{Name: "p0/p0a", Plane: "p0", Device: "p0a", Peer: "10.0.0.1", PeerAS: 65001, PeerID: netip.MustParseAddr("10.1.1.1"),
 			State: StateEstablished, Since: time.Unix(1000, 0), Generation: 3, Flaps: 2, Received: 7, Used: 4,
-			Ignored: []Count{{"looped", 2}, {"not-host", 1}}, Advertised: 8, Dropped: []Count{{"bad-marker", 5}}, EndOfRIB: true},
+			Ignored: []Count{{"looped", 2}, {"not-host", 1}}, Advertised: 8, Dropped: []Count{{"bad-marker", 5}}, EndOfRIB: true,
+			BFD: "up", BFDDetection: 300 * time.Millisecond},
 		{Name: "p0/p0b", Plane: "p0", Device: "p0b", State: StateIdle, Reason: "no carrier", Dropped: []Count{{"bad-marker", 1}, {"too-long", 2}}},
 	}
 	l.process = Process{

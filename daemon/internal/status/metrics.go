@@ -55,6 +55,7 @@ var scraped = []metric{
 	{nameSessionUp, "1 when the session is established, drained or not.", gauge, []string{"session", "plane", "device"}},
 	{nameSessionGeneration, "How often the session was established, its generation.", counter, []string{"session"}},
 	{nameSessionFlaps, "How often the established session was lost.", counter, []string{"session"}},
+	{nameSessionBFD, "1 when BFD beside the session is up and protects it; absent without BFD.", gauge, []string{"session"}},
 	{nameSessionRoutes, "Routes of the session now: received = used + all of fared_session_routes_ignored.", gauge, []string{"session", "use"}},
 	{nameSessionIgnored, "Routes of the session now that are not used, by reason.", gauge, []string{"session", "reason"}},
 	{nameGuardDropped, "What the guard kept away from BGP, by reason.", counter, []string{"session", "reason"}},
@@ -223,6 +224,9 @@ func (s scrape) sessions(r *Report) {
 		s.flag(nameSessionUp, x.Up(), x.Name, x.Plane, x.Device)
 		s.put(nameSessionGeneration, float64(x.Generation), x.Name)
 		s.put(nameSessionFlaps, float64(x.Flaps), x.Name)
+		if x.BFD != "" {
+			s.flag(nameSessionBFD, x.BFD == "up", x.Name)
+		}
 		s.put(nameSessionRoutes, float64(x.Received), x.Name, "received")
 		s.put(nameSessionRoutes, float64(x.Used), x.Name, "used")
 		s.put(nameSessionRoutes, float64(x.Advertised), x.Name, "advertised")

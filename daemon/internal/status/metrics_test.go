@@ -155,6 +155,7 @@ func TestMetricsValues(t *testing.T) {
 		{nameSessionUp, "device=p0b,plane=p0,session=p0/p0b", 0},
 		{nameSessionGeneration, "session=p0/p0a", 3},
 		{nameSessionFlaps, "session=p0/p0a", 2},
+		{nameSessionBFD, "session=p0/p0a", 1},
 		{nameSessionRoutes, "session=p0/p0a,use=received", 7},
 		{nameSessionRoutes, "session=p0/p0a,use=used", 4},
 		{nameSessionRoutes, "session=p0/p0a,use=advertised", 8},

@@ -20,6 +20,8 @@ const (
 	nameSessionGeneration = "fared_session_generation_total"
 	// How often the established session was lost. Counter; labels: session.
 	nameSessionFlaps = "fared_session_flaps_total"
+	// 1 when BFD beside the session is up and protects it; absent without BFD. Gauge; labels: session.
+	nameSessionBFD = "fared_session_bfd_up"
 	// Routes of the session now: received = used + all of fared_session_routes_ignored. Gauge; labels: session, use.
 	nameSessionRoutes = "fared_session_routes"
 	// Routes of the session now that are not used, by reason. Gauge; labels: session, reason.
