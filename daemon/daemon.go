@@ -121,6 +121,9 @@ func (d *Daemon) buildSpeaker(l *layout) error {
 		ConnectRetry: cfg.BGP.ConnectRetry, RestartTime: cfg.BGP.RestartTime, MaxPrefixes: cfg.BGP.MaxPrefixes, Accept: cfg.Accept,
 		Carrier: guard.Carrier{FARE: guard.CodePoint{Type: cfg.PathBandwidth.FAREType, SubType: cfg.PathBandwidth.FARESubType}},
 	}
+	if b := cfg.BFD; b != nil {
+		out.BFD = speaker.BFD{Interval: b.Interval, Multiplier: b.Multiplier}
+	}
 	unnumbered := false
 	for i := range l.sessions {
 		s := &l.sessions[i]

@@ -137,7 +137,7 @@ func (s source) Sessions() []status.Session {
 			Name: l.Name, Plane: s.core.layout.planes[l.plane], Device: s.core.layout.subPorts[l.subPort].Device,
 			PeerAS: st.PeerAS, PeerID: st.PeerID, State: st.State.String(), Since: st.Since, Generation: st.Generation, Flaps: st.Flaps,
 			Received: view.Routes.Received, Used: view.Routes.Used, Ignored: counts(&view.Routes), Advertised: uint64(st.Advertised),
-			Reason: st.Reason, EndOfRIB: view.Up && s.core.sessions[i].eorDone(l),
+			Reason: st.Reason, BFD: st.BFD.State, BFDDetection: st.BFD.DetectionTime, EndOfRIB: view.Up && s.core.sessions[i].eorDone(l),
 		}
 		if v.Peer = l.Peer.String(); st.Remote.IsValid() {
 			v.Peer = st.Remote.Addr().String()

@@ -43,6 +43,9 @@ type Config struct {
 
 	// Timers and bounds common to all sessions.
 	BGP BGP `yaml:"bgp"`
+	// Bidirectional Forwarding Detection beside every session (RFC 5880, RFC 5881): a neighbour or cable that goes silent with its
+	// light on is noticed in a fraction of a second; absent: off, and it takes bgp.hold_time.
+	BFD *BFD `yaml:"bfd"`
 	// How bandwidth is written to routes, read from them, and what holds when it is absent.
 	PathBandwidth PathBandwidth `yaml:"path_bandwidth"`
 	// The independent parallel networks. A plane's place in the list is its index everywhere.
@@ -79,6 +82,18 @@ type BGP struct {
 	// Prefixes that one session may bring before it is ended with Cease, Maximum Number of Prefixes Reached. RFC 4486,
 	// Section 4.
 	MaxPrefixes int `yaml:"max_prefixes" default:"16384" min:"1" max:"65536" unit:"prefixes"`
+}
+
+// BFD holds the timers of BFD, which is single-hop and asynchronous, without authentication or echo. It begins when a session is
+// established. When it was up and goes down, the session is closed with Cease, BFD Down (RFC 9384), and its paths are lost at
+// once. A neighbour without BFD, or whose operator takes it down, loses nothing: the session is then not protected.
+type BFD struct {
+	// How often control packets are sent, and the fastest that they are taken, whole milliseconds; the slower end decides for both.
+	// Until BFD is up it is one a second. RFC 5880, Sections 6.8.2 and 6.8.3.
+	Interval time.Duration `yaml:"interval" min:"10ms" max:"10s" required:"true"`
+	// How many of our packets in a row may be missing before the neighbour finds us silent. It tells us its own number for the
+	// other way. Interval times multiplier is less than bgp.hold_time. RFC 5880, Section 6.8.4.
+	Multiplier int `yaml:"multiplier" default:"3" min:"1" max:"255" unit:"packets"`
 }
 
 // PathBandwidth says how bandwidth travels in routes.

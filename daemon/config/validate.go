@@ -242,6 +242,15 @@ func (p *problems) timers(c *Config) {
 		p.add("bgp.keepalive_interval", fmt.Sprintf("%s is more than a third of hold_time (%s)", k, h),
 			"use at most "+(h/3).Truncate(time.Second).String())
 	}
+	if b := c.BFD; b != nil {
+		if b.Interval%time.Millisecond != 0 {
+			p.add("bfd.interval", b.Interval.String()+" is not a whole number of milliseconds", "use "+b.Interval.Truncate(time.Millisecond).String())
+		}
+		if silence := time.Duration(b.Multiplier) * b.Interval; silence >= c.BGP.HoldTime {
+			p.add("bfd", fmt.Sprintf("would notice silence after %s, and bgp.hold_time does after %s", silence, c.BGP.HoldTime),
+				"use a shorter interval or a smaller multiplier")
+		}
+	}
 }
 
 func (p *problems) pathBandwidth(c *Config) {
