@@ -2,6 +2,7 @@ package speaker
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/fared/fared/daemon/internal/bfd"
 )
@@ -43,13 +44,22 @@ func (s *session) protect(in *incarnation) {
 	s.bfd, s.bfdErr = session, err
 }
 
+// lag is how much later than the end of its connection a peer that is to keep our routes is told of the end of BFD. FRR drops them
+// (8.4, which takes AdminDown for a failure) if it hears of BFD first; it forgets BFD, as RFC 5882, Section 4.3, asks, once it
+// waits for us to restart. To say nothing would be worse: the next process's first packet, or its silence, would end the session
+// that is established again.
+const lag = 200 * time.Millisecond
+
 // unprotect ends the BFD session of an incarnation that is over. A peer that has not noticed yet is told that this is no failure.
-func (s *session) unprotect() {
+func (s *session) unprotect(restarting bool) {
 	s.mu.Lock()
 	session := s.bfd
 	s.bfd, s.bfdErr = nil, nil
 	s.mu.Unlock()
 	if session != nil {
+		if restarting {
+			time.Sleep(lag)
+		}
 		session.Close()
 	}
 }

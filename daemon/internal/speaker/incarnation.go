@@ -108,7 +108,7 @@ func (s *session) incarnate(parent context.Context, conn *net.TCPConn) (bool, er
 	}
 	in.closeLocal()
 	in.pumps.Wait()
-	s.unprotect()
+	s.unprotect(parent.Err() != nil && s.speaker.conf.RestartTime > 0)
 	s.drain()
 	s.draining, in.unwatch = in, unwatch
 	if in.peered {
