@@ -28,6 +28,9 @@ func birdConfig(l *leaf) string {
 	for _, family := range []string{"ipv4", "ipv6"} {
 		line("protocol kernel { %s { import none; export all; }; merge paths on; }", family)
 	}
+	if l.bfd > 0 {
+		line("protocol bfd { interface \"*\" { interval %d ms; multiplier 3; }; }", l.bfd.Milliseconds())
+	}
 	line("filter to_servers {")
 	if l.advertise != 0 || l.strip {
 		// The key of a generic community ends in the AS of whoever wrote it.
@@ -48,7 +51,10 @@ func birdConfig(l *leaf) string {
 		for i, family := range []string{"ipv4", "ipv6"} {
 			line("protocol bgp %s {", birdName(p, family))
 			line("  local %s as %d; neighbor %s as %d;", p.local[i], l.as, p.remote[i], p.as)
-			line("  hold time 3; keepalive time 1; connect delay time 1; connect retry time 1; error wait time 1, 1;")
+			line("  hold time %d; keepalive time 1; connect delay time 1; connect retry time 1; error wait time 1, 1;", int(holdTime(l.bfd).Seconds()))
+			if l.bfd > 0 {
+				line("  bfd on;")
+			}
 			line("  %s { import all; export %s; };\n}", family, export)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fared/fared/internal/netnstest"
 )
@@ -29,9 +30,11 @@ var serverAS = [servers]uint32{65101, 4200000102}
 type options struct {
 	daemons    [planes]daemon
 	unnumbered bool
-	advertise  string      // the servers' path_bandwidth.advertise; "": the default
-	leaves     int         // of a plane: 1, or 2 with a server at each
-	each       func(*leaf) // adapts a leaf before it starts
+	bfd        time.Duration // the interval, on all sessions, beside a long hold time; 0: no BFD
+	restart    time.Duration // the servers' bgp.restart_time
+	advertise  string        // the servers' path_bandwidth.advertise; "": the default
+	leaves     int           // of a plane: 1, or 2 with a server at each
+	each       func(*leaf)   // adapts a leaf before it starts
 }
 
 // fabric is the leaves and servers of one test.
@@ -62,6 +65,8 @@ type leaf struct {
 	dir      string // for the daemon's files
 	running  []*netnstest.Process
 
+	// bfd: on all sessions, and a long hold time; 0: no BFD.
+	bfd time.Duration
 	// cumulative: FRR, set extcommunity bandwidth cumulative toward servers.
 	cumulative bool
 	// uint32: FRR, disable-link-bw-encoding-ieee toward servers.
@@ -138,6 +143,7 @@ func newFabric(t *testing.T, opt options) *fabric {
 	}
 	for p := range planes {
 		for _, l := range f.leaves[p] {
+			l.bfd = opt.bfd
 			if opt.each != nil {
 				opt.each(l)
 			}

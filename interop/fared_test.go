@@ -74,7 +74,7 @@ func faredConfig(f *fabric, s *server, socket string) string {
 	line("role: server\nas: %d\nrouter_id: %s", s.as, s.loopbacks[0].Addr())
 	line("loopbacks: [%q, %q]", s.loopbacks[0], s.loopbacks[1])
 	line(`accept: ["10.255.0.0/16", "fd00:255::/64"]`)
-	line("bgp: {hold_time: 3s, keepalive_interval: 1s, connect_retry: 200ms}")
+	line("bgp: {hold_time: %s, keepalive_interval: 1s, connect_retry: 200ms, restart_time: %s}%s", holdTime(f.opt.bfd), f.opt.restart, faredBFD(f.opt.bfd))
 	if f.opt.advertise != "" {
 		line("path_bandwidth: {advertise: %s}", f.opt.advertise)
 	}

@@ -20,7 +20,7 @@ type frr struct{}
 const frrDir = "/usr/lib/frr"
 
 func (frr) tools() []string {
-	return []string{filepath.Join(frrDir, "zebra"), filepath.Join(frrDir, "bgpd"), "vtysh"}
+	return []string{filepath.Join(frrDir, "zebra"), filepath.Join(frrDir, "bgpd"), filepath.Join(frrDir, "bfdd"), "vtysh"}
 }
 
 func (frr) start(t *testing.T, l *leaf) {
@@ -45,6 +45,10 @@ func (frr) start(t *testing.T, l *leaf) {
 	// On recent kernels this FRR loses a member of a nexthop group after a flap, while
 	// vtysh still shows it: let zebra write plain multipath routes.
 	l.run(t, filepath.Join(run, "zserv"), filepath.Join(frrDir, "zebra"), common("zebra", "hostname "+l.name+"\nno zebra nexthop kernel enable\n")...)
+	if l.bfd > 0 {
+		bfd := append(common("bfdd", frrBFD(l.bfd)), "--bfdctl", filepath.Join(run, "bfdd.sock"))
+		l.run(t, filepath.Join(run, "bfdd.vty"), filepath.Join(frrDir, "bfdd"), bfd...)
+	}
 	l.run(t, filepath.Join(run, "bgpd.vty"), filepath.Join(frrDir, "bgpd"), common("bgpd", frrConfig(l))...)
 }
 
@@ -55,7 +59,7 @@ func frrConfig(l *leaf) string {
 	line("bgp route-map delay-timer 0") // else route-maps wait five seconds for company
 	line("router bgp %d\n bgp router-id %s", l.as, l.routerID)
 	line(" no bgp ebgp-requires-policy\n no bgp default ipv4-unicast")
-	line(" bgp bestpath as-path multipath-relax\n coalesce-time 0\n timers bgp 1 3")
+	line(" bgp bestpath as-path multipath-relax\n coalesce-time 0\n timers bgp 1 %d", int(holdTime(l.bfd).Seconds()))
 	type neighbour struct {
 		name     string
 		families []string
@@ -75,6 +79,9 @@ func frrConfig(l *leaf) string {
 		}
 		for _, n := range all[begin:] {
 			line(" neighbor %s timers connect 1\n neighbor %s advertisement-interval 0", n.name, n.name)
+			if l.bfd > 0 {
+				line(" neighbor %s bfd\n neighbor %s bfd profile fast", n.name, n.name)
+			}
 			if l.uint32 && n.server {
 				line(" neighbor %s disable-link-bw-encoding-ieee", n.name)
 			}
