@@ -1,0 +1,5 @@
+//go:build race
+
+package fare
+
+const raceEnabled = true
