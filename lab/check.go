@@ -220,6 +220,8 @@ func (f *Fabric) checkCables(ctx context.Context, n *topo.Node) string {
 		switch speaks, known := heard[s.Device]; {
 		case known && speaks && !s.EndOfRib:
 			return fmt.Sprintf("%s is %s and has not sent everything: %s", s.Name, s.State, s.Reason)
+		case known && speaks && f.BFD > 0 && s.BfdState != "up":
+			return fmt.Sprintf("%s has BFD %s, what comes next would not be noticed", s.Name, s.BfdState)
 		case known && !speaks && s.State == established:
 			return fmt.Sprintf("%s is still %s", s.Name, s.State)
 		}

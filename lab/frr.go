@@ -32,11 +32,19 @@ func (b *netns) startFRR(ctx context.Context, n *topo.Node) error {
 	if err := os.Chown(sockets, uid, gid); err != nil {
 		return err
 	}
-	for _, daemon := range []struct{ name, ready string }{{"zebra", "zserv"}, {"bgpd", "bgpd.vty"}} {
+	daemons := []struct{ name, ready string }{{"zebra", "zserv"}, {"bgpd", "bgpd.vty"}}
+	if b.BFD > 0 {
+		daemons = slices.Insert(daemons, 1, struct{ name, ready string }{"bfdd", "bfdd.vty"})
+	}
+	for _, daemon := range daemons {
 		ready := filepath.Join(sockets, daemon.ready)
 		_ = os.Remove(ready) // of a daemon that was killed
-		err = b.spawn(n, daemon.name, filepath.Join(frrDir, daemon.name), "-u", "frr", "-g", "frr", "-f", filepath.Join(dir, "frr.conf"),
-			"-i", filepath.Join(sockets, daemon.name+".pid"), "-z", filepath.Join(sockets, "zserv"), "--vty_socket", sockets, "-A", "127.0.0.1", "-P", "0", "--log", "stdout")
+		args := []string{"-u", "frr", "-g", "frr", "-f", filepath.Join(dir, "frr.conf"), "-i", filepath.Join(sockets, daemon.name+".pid"),
+			"-z", filepath.Join(sockets, "zserv"), "--vty_socket", sockets, "-A", "127.0.0.1", "-P", "0", "--log", "stdout"}
+		if daemon.name == "bfdd" {
+			args = append(args, "--bfdctl", filepath.Join(sockets, "bfdd.sock"))
+		}
+		err = b.spawn(n, daemon.name, filepath.Join(frrDir, daemon.name), args...)
 		if err != nil {
 			return err
 		}

@@ -118,6 +118,7 @@ func TestNetnsScenarios(t *testing.T) {
 		"BIRD leaf, linux":  {"linux", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.BIRD}, []string{"sub-cable", "leaf", "crash"}},
 		"per-packet":        {"bpf", topo.Spec{Planes: 2, Servers: 2, Mode: "per-packet", GPUs: 2}, []string{"sub-cable", "port", "leaf", "drain", "crash"}},
 		"two-tier":          {"linux", topo.Spec{Planes: 2, Servers: 4, Leaves: 2, Spines: 2, Spine: topo.FRR}, []string{"sub-cable", "leaf", "maintenance", "reboot"}},
+		"FRR leaf, BFD":     {"linux", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.FRR, BFD: 300 * time.Millisecond}, []string{"sub-cable", "frozen", "blackhole", "leaf"}},
 		"dual-leaf":         {"linux", topo.Spec{Planes: 2, Servers: 3, Leaves: 2}, []string{"sub-cable", "leaf", "flap"}},
 	} {
 		t.Run(name, func(t *testing.T) {

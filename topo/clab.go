@@ -32,6 +32,9 @@ func (f *Fabric) role(n *Node) role {
 			// What init scripts of FRR start too, but daemons that died are started again after a second.
 			cmd: "/usr/lib/frr/watchfrr --interval 1 --min-restart-interval 1 --max-restart-interval 1 zebra bgpd staticd",
 		}
+		if f.BFD > 0 {
+			r.cmd += " bfdd"
+		}
 		for _, file := range []string{"frr.conf", "daemons", "vtysh.conf"} {
 			r.binds = append(r.binds, [2]string{file, "/etc/frr/" + file})
 		}

@@ -41,6 +41,9 @@ type File struct {
 	Text string
 }
 
+// bfdMultiplier is how many packets of BFD in a row have to be missing (RFC 5880, Section 6.8.4).
+const bfdMultiplier = 3
+
 // ConfigFile is the name of a node's configuration of fared.
 const ConfigFile = "fared.yaml"
 
@@ -125,6 +128,9 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 	}
 	if bgp != nil {
 		t.line("bgp: {%s}", strings.Join(bgp, ", "))
+	}
+	if f.BFD > 0 {
+		t.line("bfd: {interval: %s, multiplier: %d}", f.BFD, bfdMultiplier)
 	}
 	if n.Kind == KindServer {
 		t.line("weights: {mode: %s, policy: %s, ordering: %s}", f.Mode, f.Policy, f.Ordering)

@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -128,7 +129,7 @@ func TestRoutersAccept(t *testing.T) {
 	netnstest.Require(t, "vtysh", "bird")
 	mistakes := map[string][2]string{"frr.conf": {"bandwidth cumulative", "bandwidth cumulatively"}, "bird.conf": {"protocol bgp", "protocol bgpp"}}
 	for _, software := range []string{FRR, BIRD} {
-		for _, s := range []Spec{{}, {Leaves: 2, Spines: 2, GPUs: 8, Servers: 4}, {Leaves: 2}, {SubPorts: 16, Speed: 1 * fare.Terabit}} {
+		for _, s := range []Spec{{}, {Leaves: 2, Spines: 2, GPUs: 8, Servers: 4}, {Leaves: 2}, {SubPorts: 16, Speed: 1 * fare.Terabit}, {Leaves: 2, Spines: 1, BFD: 100 * time.Millisecond}} {
 			s.Leaf, s.Spine = software, software
 			f, err := New(s)
 			if err != nil {

@@ -10,18 +10,24 @@ import (
 func (f *Fabric) frrFiles(n *Node, site Site) []File {
 	return []File{
 		{"frr.conf", f.frrConfig(n, site)},
-		{"daemons", frrDaemons},
+		{"daemons", f.frrDaemons()},
 		{"vtysh.conf", "service integrated-vtysh-config\n"},
 	}
 }
 
 // frrDaemons says which of FRR's daemons its init script starts, beside zebra and staticd, and that they only listen on loopback.
-const frrDaemons = `bgpd=yes
+func (f *Fabric) frrDaemons() string {
+	bfdd := ""
+	if f.BFD > 0 {
+		bfdd = "bfdd=yes\nbfdd_options=\"   -A 127.0.0.1\"\n"
+	}
+	return `bgpd=yes
 vtysh_enable=yes
 zebra_options="  -A 127.0.0.1 -s 90000000"
 bgpd_options="   -A 127.0.0.1"
 staticd_options="-A 127.0.0.1"
-`
+` + bfdd
+}
 
 // frrTop is what 32 bits of bytes per second hold.
 const frrTop fare.Bandwidth = 8 << 32
@@ -39,6 +45,10 @@ func (f *Fabric) frrConfig(n *Node, site Site) string {
 	t.line("no zebra nexthop kernel enable")
 	// Route-maps otherwise wait for more changes, and so does the traffic.
 	t.line("bgp route-map delay-timer 0\n!")
+	if f.BFD > 0 {
+		// Without exit: daemons that know no BFD would take it for their own.
+		t.line("bfd\n profile CABLES\n  detect-multiplier %d\n  receive-interval %d\n  transmit-interval %d\n!", bfdMultiplier, f.BFD.Milliseconds(), f.BFD.Milliseconds())
+	}
 	for _, c := range f.At(n) {
 		here, _ := c.At(n)
 		t.line("interface %s\n ip address %s/31\nexit\n!", here.Device, here.Addr)
@@ -60,6 +70,9 @@ func (f *Fabric) frrConfig(n *Node, site Site) string {
 	for _, g := range groups {
 		g = strings.ToUpper(g)
 		t.line(" neighbor %s peer-group\n neighbor %s advertisement-interval 0\n neighbor %s timers connect 1", g, g, g)
+		if f.BFD > 0 {
+			t.line(" neighbor %s bfd\n neighbor %s bfd profile CABLES", g, g)
+		}
 	}
 	for _, c := range f.At(n) {
 		_, there := c.At(n)

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/spelling"
@@ -39,6 +40,7 @@ var keys = []Key{
 	{"cabling", "a server's cables in a plane go to one leaf (block) or to all (split) (default split where several leaves have no spine)", cablings, func(s *Spec) any { return &s.Cabling }},
 	{"leaf", "what runs on leaves", software, func(s *Spec) any { return &s.Leaf }},
 	{"spine", "what runs on spines", software, func(s *Spec) any { return &s.Spine }},
+	{"bfd", "time between packets of BFD on every cable; absent: no BFD", nil, func(s *Spec) any { return &s.BFD }},
 	{"mode", "how queue pairs are used", modes, func(s *Spec) any { return &s.Mode }},
 	{"policy", "what becomes of a failed plane's slots", policies, func(s *Spec) any { return &s.Policy }},
 	{"ordering", "which order packets keep", orderings, func(s *Spec) any { return &s.Ordering }},
@@ -61,6 +63,8 @@ func (k Key) Kind() string {
 		return "speed"
 	case *netip.Prefix:
 		return "network"
+	case *time.Duration:
+		return "duration"
 	}
 	return "word"
 }
@@ -115,6 +119,12 @@ func (k Key) Set(s *Spec, value string) error {
 			return bad("write "+value+"G for Gbit/s, or use M, T", "%s has no unit", quote(value))
 		}
 		*v, zero = b, b == 0
+	case *time.Duration:
+		d, err := time.ParseDuration(value)
+		if err != nil {
+			return bad("for example "+k.example(), "%s is no time", quote(value))
+		}
+		*v, zero = d, d == 0
 	case *netip.Prefix:
 		p, err := netip.ParsePrefix(value)
 		if err != nil {
@@ -143,6 +153,8 @@ func (k Key) example() string {
 		return Split
 	case "uplink_speed":
 		return "800G"
+	case "bfd":
+		return "100ms"
 	}
 	return k.Default()
 }
@@ -166,6 +178,10 @@ func (k Key) Text(s Spec) string {
 		}
 	case *netip.Prefix:
 		if v.IsValid() {
+			return v.String()
+		}
+	case *time.Duration:
+		if *v != 0 {
 			return v.String()
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fared/fared/fare"
 )
@@ -193,6 +194,7 @@ func randomSpec(rng *rand.Rand) Spec {
 			Name: []string{"", "a", "null", "yes-no", "x1"}[rng.IntN(5)], Planes: rng.IntN(6), Leaves: rng.IntN(5), Spines: rng.IntN(4), Servers: rng.IntN(12),
 			GPUs: rng.IntN(9), SubPorts: rng.IntN(5), Speed: fare.Bandwidth(rng.IntN(3)) * 200 * fare.Gigabit, Cabling: one(cablings), Leaf: one(software), Spine: one(software),
 			Mode: one(modes), Policy: one(policies), Ordering: one(orderings), ServerAS: uint32(rng.IntN(3)) * 70_000, LeafAS: uint32(rng.IntN(3)) * 64_512,
+			BFD: []time.Duration{0, 50 * time.Millisecond, 300 * time.Millisecond, 2 * time.Second}[rng.IntN(4)],
 		}
 		if rng.IntN(4) == 0 {
 			s.Speed = 1 + fare.Bandwidth(rng.Uint64N(uint64(maxSpeed)))

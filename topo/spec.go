@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
@@ -57,6 +58,9 @@ type Spec struct {
 	Cabling string
 	// Leaf and Spine are what runs there: "fared" (default), "frr" or "bird".
 	Leaf, Spine string
+	// BFD is the time between two packets of BFD on every cable, of which three in a row may not fail (RFC 5880), 50ms to 2s;
+	// default: no BFD, and a silent neighbour is noticed after the hold time.
+	BFD time.Duration
 	// Mode, Policy and Ordering are the values of the servers' weights section; default: its defaults.
 	Mode, Policy, Ordering string
 	// ServerAS, LeafAS and SpineAS are the first AS numbers of each kind; default 4200001000, 4200010000 and 4200060000.
@@ -216,6 +220,9 @@ func (s Spec) validateKeys() (all Problems, sound bool) {
 		sound = false
 		bad("speed", fmt.Sprintf("use %s to %s", minSpeed, maxSpeed), "%s is no speed of a cable", s.Speed)
 	}
+	if s.BFD != 0 && (s.BFD < minBFD || s.BFD > maxBFD || s.BFD%time.Millisecond != 0) {
+		bad("bfd", fmt.Sprintf("use whole milliseconds, %s to %s", minBFD, maxBFD), "%s is out of range", s.BFD)
+	}
 	for _, p := range []struct {
 		key    string
 		prefix netip.Prefix
@@ -310,5 +317,11 @@ func (s Spec) planeBits() int {
 	}
 	return bits
 }
+
+// The time between two packets of BFD is what every software takes, and three of them are less than the hold time.
+const (
+	minBFD = 50 * time.Millisecond
+	maxBFD = 2 * time.Second
+)
 
 var errNotFound = errors.New("there is no such thing in this fabric")
