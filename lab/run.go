@@ -18,6 +18,7 @@ import (
 type Fabric struct {
 	*model
 	backend
+	alive  context.Context // until Close, or until a node ends by itself
 	cancel context.CancelFunc
 	closed sync.Once
 	ended  error // of Close
@@ -78,7 +79,7 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err err
 		f.backend = &inProcess{plan: p, log: log}
 	}
 	inner, cancel := context.WithCancel(ctx)
-	f.cancel = cancel
+	f.alive, f.cancel = inner, cancel
 	up := false
 	defer func() {
 		if !up { // after a panic too: what is outside this process would outlive it
@@ -423,9 +424,18 @@ func (f *Fabric) Run(ctx context.Context, s *Scenario, each func(Result)) (bool,
 	if err := f.Check(s); err != nil {
 		return false, err
 	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(f.alive, stop)()
 	all := true
 	for i := range s.Steps {
 		r, err := f.step(ctx, s, &s.Steps[i])
+		if err == nil && f.alive.Err() != nil {
+			err = f.alive.Err()
+		}
+		if err != nil && f.alive.Err() != nil {
+			err = fmt.Errorf("%s: step %q was not played to its end: %w", s.Name, s.Steps[i].Text, err)
+		}
 		if err != nil {
 			return false, err
 		}
@@ -495,5 +505,5 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.wrong = f.wrong || !r.OK
-	return r, f.failed
+	return r, nil
 }

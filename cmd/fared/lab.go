@@ -272,7 +272,7 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 				show.next()
 			})
 			if err != nil {
-				return labError(ctx, o, errors.Join(err, fabric.Close()))
+				return labError(ctx, o, errors.Join(err, fabric.Close(), logsKept(fabric)))
 			}
 			met = met && ok
 		}
@@ -299,6 +299,14 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 	}
 	if !met {
 		return &exitError{exitFailed, errors.New("an expectation was not met"), "the steps marked WRONG (\"ok\": false) say what was seen instead"}
+	}
+	return nil
+}
+
+// logsKept says where the logs of a fabric that has failed are.
+func logsKept(f *lab.Fabric) error {
+	if logs := f.Logs(); logs != "" {
+		return fmt.Errorf("logs and configurations of all nodes are kept in %s", logs)
 	}
 	return nil
 }
