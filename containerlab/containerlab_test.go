@@ -54,20 +54,7 @@ func options(t *testing.T, folder string) lab.Options {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Sockets and logs have short names in a folder of the test's own.
-	dir, err := os.MkdirTemp("/tmp", "fared-")
-	if err == nil {
-		err = os.Chmod(dir, 0o755) // FRR has a user of its own
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("TMPDIR", dir)
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	netnstest.Folder(t)
 	clab := &lab.Containerlab{File: filepath.Join(folder, spec.Name+".clab.yml"), Binary: path, Progress: func(text string) { t.Log(text) }}
 	if err := clab.Matches(spec); err != nil {
 		t.Fatal(err)

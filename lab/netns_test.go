@@ -54,27 +54,16 @@ func smallest(t *testing.T, n Netns) Options {
 	return Options{Spec: topo.Spec{Planes: 2, Servers: 2}, Netns: &n}
 }
 
-// ownFiles gives the test a folder for temporary files, short enough for the names of sockets, that goes with it. When the test
-// has failed, it shows the end of every log.
+// ownFiles gives the test a folder for temporary files that goes with it. When the test has failed, it shows the end of every log.
 func ownFiles(t *testing.T) {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "fared-")
-	if err == nil {
-		err = os.Chmod(dir, 0o755) // FRR has a user of its own
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("TMPDIR", dir)
+	dir := netnstest.Folder(t)
 	t.Cleanup(func() {
 		logs, _ := filepath.Glob(filepath.Join(dir, runDir+"*", "*", "*.log")) // none is as good as an error
 		for _, log := range logs {
 			if t.Failed() {
 				t.Logf("%s ends with\n%s", log, lastLines(log, 10))
 			}
-		}
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
 		}
 	})
 }

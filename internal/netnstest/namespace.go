@@ -27,6 +27,26 @@ func Require(t testing.TB, tools ...string) {
 	}
 }
 
+// Folder gives the test a folder for temporary files (TMPDIR) that goes with it: its name is short enough for those of sockets,
+// and daemons with users of their own, such as FRR's, get through.
+func Folder(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "fared-")
+	if err == nil {
+		err = os.Chmod(dir, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", dir)
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
 // Lacks skips the test for a reason of its own, or fails it where everything is required.
 func Lacks(t testing.TB, why string) {
 	t.Helper()
