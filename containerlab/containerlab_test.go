@@ -54,7 +54,15 @@ func options(t *testing.T, folder string) lab.Options {
 	if err != nil {
 		t.Fatal(err)
 	}
-	netnstest.Folder(t)
+	dir := netnstest.Folder(t)
+	t.Cleanup(func() {
+		logs, _ := filepath.Glob(filepath.Join(dir, "*", "*", "container.log")) // of a fabric that has failed
+		for _, log := range logs {
+			if text, err := os.ReadFile(log); err == nil && t.Failed() {
+				t.Logf("%s ends with\n%s", log, text[max(0, len(text)-2000):])
+			}
+		}
+	})
 	clab := &lab.Containerlab{File: filepath.Join(folder, spec.Name+".clab.yml"), Binary: path, Progress: func(text string) { t.Log(text) }}
 	if err := clab.Matches(spec); err != nil {
 		t.Fatal(err)
