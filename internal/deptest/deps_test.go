@@ -20,7 +20,7 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/", "github.com/osrg/gobgp", "/daemon/internal/speaker", "GoBGP is behind the speaker; what it can do to the process stays in one place"},
 	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /dataplane/linux /dataplane/bpf /dataplane/internal/rtnl /internal/netnstest /internal/netsetup /lab", "the kernel is reached in few places"},
 	{"/", "github.com/cilium/ebpf", "/dataplane/bpf", "BPF is the steering's"},
-	{"/dataplane/internal/rtnl", module + "/", "", "a message is a message, whoever sends it"},
+	{"/dataplane/internal/rtnl", module, "", "a message is a message, whoever sends it"},
 	{"/daemon/internal/guard", module + "/daemon", "", "the guard judges bytes and knows nobody"},
 	{"/daemon/internal/bfd", module, "", "BFD knows its neighbour, and no BGP"},
 	{"/daemon/config", module + "/daemon/internal", "", "the configuration is read by others than the daemon"},

@@ -1,0 +1,276 @@
+package daemon
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/fare"
+	"github.com/fared/fared/wecmp"
+)
+
+// TestAdvertiseNode: with path_bandwidth.advertise: node every session to a leaf says what all sub-ports to that leaf are worth,
+// and what changes is said after the very event that changed it.
+func TestAdvertiseNode(t *testing.T) {
+	s := shape{planes: 2, subPorts: 3, noSpeed: true, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}, extra: "path_bandwidth: {advertise: node}\n"}
+	c := s.core(t)
+	heard := make([]string, 6)
+	listen := func() string {
+		c.Advertise(func(session int, routes []Route) {
+			heard[session] = "-"
+			for i, r := range routes {
+				a, _ := fare.Codec{}.Judge(r.Communities, nil)
+				if i > 0 && a.String() != heard[session] {
+					t.Errorf("session %d says %s of %s, and %s of another loopback", session, a, r.Prefix, heard[session])
+				}
+				heard[session] = a.String()
+			}
+		})
+		return strings.Join(heard[:3], " ") + " | " + strings.Join(heard[3:], " ")
+	}
+	session := func(i int, generation uint64, node netip.Addr) Event {
+		return Fabric{fare.SessionUp{Session: i, Generation: generation, Node: node, PeerAS: s.peerAS(i)}}
+	}
+	lost := func(i int, generation uint64) Event {
+		return Fabric{fare.SessionDown{Session: i, Generation: generation}}
+	}
+	a, b := leafNode(0), leafNode(9)
+	lane, plane := DrainTarget{SubPort: "p0.1"}, DrainTarget{Plane: "p0"}
+	subPort := strings.Replace(s.text(), "advertise: node", "advertise: sub-port", 1)
+	for _, st := range []struct {
+		name  string
+		event Event
+		want  string
+	}{
+		{"speeds are not known", up(0, 0), "nothing nothing nothing | nothing nothing nothing"},
+		{"links", up(0, 400e9), "400G nothing nothing | nothing nothing nothing"},
+		{"links", up(1, 400e9), "400G 400G nothing | nothing nothing nothing"},
+		{"links", up(2, 200e9), "400G 400G 200G | nothing nothing nothing"},
+		{"links", up(3, 100e9), "400G 400G 200G | 100G nothing nothing"},
+		{"links", up(4, 100e9), "400G 400G 200G | 100G 100G nothing"},
+		{"a link of unknown speed", up(5, 0), "400G 400G 200G | 100G 100G nothing"},
+		{"the first session", session(0, 1, a), "400G 400G 200G | 100G 100G nothing"},
+		{"the second", session(1, 1, a), "800G 800G 200G | 100G 100G nothing"},
+		{"one of another plane, whose leaf has the same identifier", session(3, 1, a), "800G 800G 200G | 100G 100G nothing"},
+		{"the third", session(2, 1, a), "1T 1T 1T | 100G 100G nothing"},
+		{"one whose speed is not known", session(5, 1, a), "1T 1T 1T | nothing 100G nothing"},
+		{"which ends", lost(5, 1), "1T 1T 1T | 100G 100G nothing"},
+		{"a cable is cut", down(1), "600G 1T 600G | 100G 100G nothing"},
+		{"its session ends", lost(1, 1), "600G 400G 600G | 100G 100G nothing"},
+		{"the cable is mended", up(1, 0), "600G 400G 600G | 100G 100G nothing"},
+		{"the session returns", session(1, 2, a), "1T 1T 1T | 100G 100G nothing"},
+		{"a session is lost alone", lost(2, 1), "800G 800G 200G | 100G 100G nothing"},
+		{"and finds another leaf", session(2, 2, b), "800G 800G 200G | 100G 100G nothing"},
+		{"then the one of before", session(2, 3, a), "1T 1T 1T | 100G 100G nothing"},
+		{"a slower sub-port", up(0, 200e9), "800G 800G 800G | 100G 100G nothing"},
+		{"a faster one", up(0, 400e9), "1T 1T 1T | 100G 100G nothing"},
+		{"a sub-port is drained", DrainRequest{lane, true}, "1T 1T 1T | 100G 100G nothing"},
+		{"routes follow", DrainStep{lane, true}, "600G 600G 600G | 100G 100G nothing"},
+		{"and go", DrainStep{lane, false}, "600G - 600G | 100G 100G nothing"},
+		{"it returns", DrainRequest{lane, false}, "1T 1T 1T | 100G 100G nothing"},
+		{"for good", DrainStep{lane, false}, "1T 1T 1T | 100G 100G nothing"},
+		{"the plane is drained", DrainRequest{plane, true}, "1T 1T 1T | 100G 100G nothing"},
+		{"routes follow", DrainStep{plane, true}, "0 0 0 | 100G 100G nothing"},
+		{"and return", DrainRequest{plane, false}, "1T 1T 1T | 100G 100G nothing"},
+		{"another policy", Reload{Config: subPort}, "400G 400G 200G | 100G 100G nothing"},
+		{"and back", Reload{Config: s.text()}, "1T 1T 1T | 100G 100G nothing"},
+	} {
+		do(t, c, st.event)
+		if got := listen(); got != st.want {
+			t.Fatalf("%s: %s, want %s", st.name, got, st.want)
+		}
+	}
+}
+
+// TestUplinks: a leaf says all that it has to a server, and to the spines of a plane each its part by speed, whoever of them lives.
+func TestUplinks(t *testing.T) {
+	const text = `
+role: leaf
+as: 4200010000
+router_id: 10.9.0.1
+accept: [10.255.0.0/16]
+planes:
+- name: p0
+  sub_ports:
+  - {device: s1.0, speed: 400G, sessions: [{peer: 192.0.2.1}]}
+  - {device: s1.1, speed: 400G, sessions: [{peer: 192.0.2.3}]}
+  - {device: s2.0, speed: 400G, sessions: [{peer: 192.0.2.5}]}
+  - {device: up0, uplink: true, sessions: [{peer: 192.0.2.7}]}
+  - {device: up1, uplink: true, sessions: [{peer: 192.0.2.9}]}
+  - {device: up2, uplink: true, sessions: [{peer: 192.0.2.11}]}
+- name: p1
+  sub_ports:
+  - {device: t1.0, speed: 400G, sessions: [{peer: 192.0.2.13}]}
+  - {device: up9, speed: 1600G, uplink: true, sessions: [{peer: 192.0.2.15}]}
+`
+	parse := func(text string) *config.Config {
+		cfg, err := config.Parse("test.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cfg
+	}
+	c, err := NewCore(parse(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	heard := make([]string, 8)
+	listen := func() string {
+		c.Advertise(func(session int, routes []Route) {
+			heard[session] = "nothing"
+			for _, r := range routes {
+				a, _ := fare.Codec{}.Judge(r.Communities, nil)
+				heard[session] = a.String()
+			}
+		})
+		return strings.Join(heard[2:6], " ") + " | " + heard[7]
+	}
+	session := func(i int, generation uint64) Event {
+		return Fabric{fare.SessionUp{Session: i, Generation: generation, Node: leafNode(i), PeerAS: uint32(65100 + i)}}
+	}
+	lost := func(i int, generation uint64) Event {
+		return Fabric{fare.SessionDown{Session: i, Generation: generation}}
+	}
+	route := func(i int, b fare.Bandwidth) Event {
+		return Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0), Attrs: says(b, 65100)}}
+	}
+	for i := range 2 { // both go to one server
+		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(0), PeerAS: 65100}})
+	}
+	for i := 2; i < 8; i++ {
+		do(t, c, session(i, 1))
+	}
+	do(t, c, up(2, 0), up(7, 0))
+	spine := DrainTarget{SubPort: "up1"}
+	for _, st := range []struct {
+		name   string
+		events []Event
+		want   string // of server 2, the three uplinks | the other plane's
+	}{
+		{"no routes", nil, "nothing nothing nothing nothing | nothing"},
+		{"a server whose uplinks nobody knows", []Event{route(0, 400e9), route(1, 400e9)}, "800G 266666672k 266666672k 266666672k | 800G"},
+		{"one is known, so all are as fast", []Event{up(3, 400e9)}, "800G 266666672k 266666672k 266666672k | 800G"},
+		{"one is faster, and the last one as fast as that", []Event{up(4, 800e9)}, "800G 160G 320G 320G | 800G"},
+		{"it is slower", []Event{up(5, 400e9)}, "800G 200G 400G 200G | 800G"},
+		{"half a Y-cable", []Event{down(1)}, "400G 100G 200G 100G | 400G"},
+		{"an uplink fails: nothing changes for the others", []Event{lost(5, 1), down(5)}, "400G 100G 200G 100G | 400G"},
+		{"it returns", []Event{up(5, 0), session(5, 2)}, "400G 100G 200G 100G | 400G"},
+		{"it returns slower", []Event{up(5, 200e9)}, "400G 114285712k 228571432k 57142856k | 400G"},
+		{"and recovers", []Event{up(5, 400e9)}, "400G 100G 200G 100G | 400G"},
+		{"a spine is drained", []Event{DrainRequest{spine, true}, DrainStep{spine, true}}, "400G 100G 0 100G | 400G"},
+		{"and gone", []Event{DrainStep{spine, false}}, "400G 100G nothing 100G | 400G"},
+		{"and back", []Event{DrainRequest{spine, false}}, "400G 100G 200G 100G | 400G"},
+		{"half a cable in maintenance too", []Event{up(1, 0), route(1, 0)}, "400G 100G 200G 100G | 400G"},
+		{"all is well", []Event{route(1, 400e9)}, "800G 200G 400G 200G | 800G"},
+		{"another speed by reload", []Event{Reload{Config: strings.Replace(text, "up0,", "up0, speed: 1T,", 1)}}, "800G 363.63636G 290909096k 145454544k | 800G"},
+	} {
+		do(t, c, st.events...)
+		if got := listen(); got != st.want {
+			t.Fatalf("%s: %s, want %s", st.name, got, st.want)
+		}
+	}
+	// Who is an uplink is not for a reload to say.
+	if _, err := config.Diff(parse(text), parse(strings.Replace(text, "up0, uplink: true,", "up0,", 1))); err == nil || !strings.Contains(err.Error(), "planes[0].sub_ports[3].uplink: true -> false") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestAdvertiseNodeByFamily: a sub-port counts for the families that its sessions carry.
+func TestAdvertiseNodeByFamily(t *testing.T) {
+	const text = `
+as: 4200001000
+router_id: 10.255.0.1
+loopbacks: [10.255.0.1/32, "fd00:255::1/128"]
+accept: [10.255.0.0/16, "fd00:255::/64"]
+path_bandwidth: {advertise: node}
+planes:
+- name: p0
+  sub_ports:
+  - {device: a, speed: 100G, sessions: [{peer: 192.0.2.1}, {peer: "2001:db8::1"}]}
+  - {device: b, speed: 200G, sessions: [{peer: 192.0.2.3}]}
+  - {device: c, speed: 400G, sessions: [{peer: "fe80::1"}]}
+`
+	cfg, err := config.Parse("test.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewCore(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		do(t, c, up(i, 0))
+	}
+	for i := range 4 {
+		do(t, c, Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(0), PeerAS: 65100}})
+	}
+	v4, v6 := cfg.Loopbacks[0], cfg.Loopbacks[1]
+	want := []map[netip.Prefix]string{{v4: "700G"}, {v6: "500G"}, {v4: "700G"}, {v4: "700G", v6: "500G"}}
+	handed := 0
+	c.Advertise(func(session int, routes []Route) {
+		handed++
+		got := map[netip.Prefix]string{}
+		for _, r := range routes {
+			a, _ := fare.Codec{}.Judge(r.Communities, nil)
+			got[r.Prefix] = a.String()
+		}
+		if !reflect.DeepEqual(got, want[session]) {
+			t.Errorf("session %d says %v, want %v", session, got, want[session])
+		}
+	})
+	if handed != len(want) {
+		t.Errorf("%d sessions were told, want %d", handed, len(want))
+	}
+}
+
+// TestLargestLeafForwards: 512 servers with two sub-ports each in one plane, and a data plane that can just hold them.
+func TestLargestLeafForwards(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("role: leaf\nas: 65000\nrouter_id: 10.9.0.1\naccept: [10.255.0.0/16]\n" + leafDataplane + "planes:\n- name: p0\n  sub_ports:\n")
+	for i := range config.MaxLeafSubPorts {
+		fmt.Fprintf(&b, "  - {device: s%d, speed: 400G, sessions: [{peer: 10.0.%d.%d}]}\n", i, i>>7, i&127*2+1)
+	}
+	cfg, err := config.Parse("test.yaml", []byte(b.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewCore(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	do(t, c, DataplaneReady{MaxWeight: 65535, MaxWeightSum: config.MaxLeafSubPorts})
+	for i := range config.MaxLeafSubPorts {
+		server := i / 2
+		as := uint32(4200000000 + server)
+		node := netip.AddrFrom4([4]byte{10, 255, byte(server >> 8), byte(server)})
+		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: node, PeerAS: as}},
+			Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: netip.PrefixFrom(node, 32), Attrs: says(fare.Bandwidth(100e9*(1+i%2)), as)}})
+	}
+	if faults := c.Faults(); len(faults) != 0 {
+		t.Fatal(faults)
+	}
+	seen := 0
+	for prefix := range c.table.Destinations {
+		seen++
+		a := prefix.Addr().As4()
+		first := 2 * (int(a[2])<<8 | int(a[3]))
+		id, _ := c.engine.Destination(prefix)
+		v, _ := c.engine.Vector(id)
+		if want := []wecmp.Member{{SubPort: first, Weight: 1}, {SubPort: first + 1, Weight: 2}}; !slices.Equal(v.Members, want) {
+			t.Fatalf("%s goes by %v, want %v", prefix, v.Members, want)
+		}
+	}
+	if seen != config.MaxLeafSubPorts/2 {
+		t.Errorf("%d destinations", seen)
+	}
+	c.Updates()
+	c.SubPortOps(nil)
+	do(t, c, down(1023))
+	if updates, ops := c.Updates(), c.SubPortOps(nil); len(updates) != 1 || len(ops) != 1 {
+		t.Errorf("a lost sub-port: %v, %v; want one of each", updates, ops)
+	}
+}
