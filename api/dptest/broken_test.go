@@ -439,6 +439,25 @@ func TestSuiteCatches(t *testing.T) {
 				return err
 			}
 		}, "hello-per-packet per-packet-slots"},
+		{"steers UDP alone", func(b *broken) {
+			b.onHello = func(request *farev1.HelloRequest, _ *farev1.HelloResponse, err error) error {
+				if len(request.Forwarding.TcpPorts) > 0 {
+					return status.Error(codes.InvalidArgument, "no such field")
+				}
+				return err
+			}
+		}, "hello-takes-any-ports"},
+		{"takes TCP port 0", func(b *broken) {
+			b.onHello = func(request *farev1.HelloRequest, _ *farev1.HelloResponse, err error) error {
+				if slices.Contains(request.Forwarding.TcpPorts, 0) {
+					return nil
+				}
+				return err
+			}
+		}, "hello-refuses-nonsense"},
+		{"does not answer what it says has to be asked for", claim(func(c *farev1.Capabilities) {
+			c.FlowHash = &farev1.FlowHash{Algorithm: "ask"}
+		}), "landing"},
 		{"claims no per-packet", claim(func(c *farev1.Capabilities) { c.PerPacket = false }), "hello-no-per-packet"},
 		{"claims no IPv6", claim(func(c *farev1.Capabilities) { c.Ipv6 = false }), "no-ipv6"},
 		{"claims no flow pins", claim(func(c *farev1.Capabilities) { c.FlowPins = false }), "no-flow-pins"},
@@ -458,6 +477,51 @@ func TestSuiteCatches(t *testing.T) {
 				caught[r.Name] = true
 			}
 		})
+	}
+	for name, change := range map[string]func(*farev1.LandingRequest, *farev1.LandingResponse, error) error{
+		"one port for all": func(r *farev1.LandingRequest, _ *farev1.LandingResponse, err error) error {
+			if r.UdpDestinationPort == 0 {
+				return nil
+			}
+			return err
+		},
+		"any protocol": func(r *farev1.LandingRequest, _ *farev1.LandingResponse, err error) error {
+			if r.Protocol == 1 {
+				return nil
+			}
+			return err
+		},
+		"no protocol is not UDP": func(r *farev1.LandingRequest, a *farev1.LandingResponse, err error) error {
+			if r.Protocol == 0 && err == nil {
+				slices.Reverse(a.SubPortOfPort)
+			}
+			return err
+		},
+		"a port less": func(_ *farev1.LandingRequest, a *farev1.LandingResponse, err error) error {
+			if err == nil {
+				a.SubPortOfPort = a.SubPortOfPort[1:]
+			}
+			return err
+		},
+		"a sub-port too many": func(_ *farev1.LandingRequest, a *farev1.LandingResponse, err error) error {
+			if err == nil {
+				a.SubPortOfPort[77] = 5
+			}
+			return err
+		},
+		"devices in another order": func(_ *farev1.LandingRequest, a *farev1.LandingResponse, err error) error {
+			if err == nil {
+				slices.Reverse(a.Devices)
+			}
+			return err
+		},
+	} {
+		wrong := misleading{lander{memory.New(memory.Config{Capabilities: everything()})}, change}
+		for _, r := range check(t, wrong, dptest.Options{Only: []string{"landing"}}) {
+			if r.Status != dptest.Failed {
+				t.Errorf("landing, %s: %v; it must fail", name, r)
+			}
+		}
 	}
 	for _, test := range dptest.Tests() {
 		if !caught[test.Name] {

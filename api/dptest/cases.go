@@ -16,6 +16,7 @@ func Tests() []Test {
 	return []Test{
 		{"hello-is-idempotent", "DataplaneService.Hello", room, helloIsIdempotent},
 		{"hello-refuses-nonsense", "DataplaneService.Hello", nil, helloRefusesNonsense},
+		{"hello-takes-any-ports", "Forwarding.udp_ports, Forwarding.tcp_ports", nil, helloTakesAnyPorts},
 		{"hello-per-packet", "Mode, Capabilities.per_packet", []Capability{PerPacket}, helloPerPacket},
 		{"hello-no-per-packet", "Mode, Capabilities.per_packet", []Capability{NoPerPacket}, helloNoPerPacket},
 		{"acknowledgements", "DataplaneService.Program, Ack", room, acknowledgements},
@@ -46,6 +47,7 @@ func Tests() []Test {
 		{"per-packet-slots", "GroupSlot.device", with(PerPacket), perPacketSlots},
 		{"flow-pins", "Capabilities.flow_pins", with(FlowPins), flowPins},
 		{"no-flow-pins", "Capabilities.flow_pins", with(NoFlowPins), noFlowPins},
+		{"landing", "DataplaneService.Landing, LandingRequest.protocol", with(FlowHash), landing},
 		{"large-batch", "Operation", room, largeBatch},
 	}
 }
@@ -97,8 +99,26 @@ func helloRefusesNonsense(d *Driver) error {
 		{"a loopback that is no host prefix", func(f *farev1.Forwarding) { f.Loopbacks = []string{"10.255.0.0/24"} }},
 		{"UDP port 0", func(f *farev1.Forwarding) { f.UdpPorts = []uint32{0} }},
 		{"UDP port 65536", func(f *farev1.Forwarding) { f.UdpPorts = []uint32{65536} }},
+		{"TCP port 0", func(f *farev1.Forwarding) { f.TcpPorts = []uint32{4793, 0} }},
+		{"TCP port 65536", func(f *farev1.Forwarding) { f.TcpPorts = []uint32{65536} }},
 	} {
 		if err := d.helloEnds(codes.InvalidArgument, c.why, c.change); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// helloTakesAnyPorts: UDP ports, TCP ports, both, the same of both, or none.
+func helloTakesAnyPorts(d *Driver) error {
+	for _, c := range []struct {
+		why      string
+		udp, tcp []uint32
+	}{
+		{"TCP ports alone", nil, []uint32{4793, 65534}}, {"a port of UDP and TCP", []uint32{4791, 4793}, []uint32{4793}},
+		{"UDP ports alone", []uint32{4791, 1}, nil}, {"no ports", nil, nil},
+	} {
+		if err := d.helloEnds(codes.OK, c.why, func(f *farev1.Forwarding) { f.UdpPorts, f.TcpPorts = c.udp, c.tcp }); err != nil {
 			return err
 		}
 	}

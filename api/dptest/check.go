@@ -43,6 +43,7 @@ var (
 	PerPacket     = Capability{"per_packet", (*farev1.Capabilities).GetPerPacket}
 	NoPerPacket   = Capability{"per_packet = false", func(c *farev1.Capabilities) bool { return !c.GetPerPacket() }}
 	FlowPins      = Capability{"flow_pins", (*farev1.Capabilities).GetFlowPins}
+	FlowHash      = Capability{"flow_hash", func(c *farev1.Capabilities) bool { return c.GetFlowHash() != nil }}
 	NoFlowPins    = Capability{"flow_pins = false", func(c *farev1.Capabilities) bool { return !c.GetFlowPins() }}
 	Gathering     = Capability{"max_operations_per_request at least 3", func(c *farev1.Capabilities) bool { return c.GetMaxOperationsPerRequest() >= 3 }}
 	LimitedWeight = Capability{"max_weight below 2^32-1", func(c *farev1.Capabilities) bool { return c.GetMaxWeight() > 0 && c.MaxWeight < 1<<32-1 }}

@@ -59,6 +59,13 @@ func TestEveryCaseApplies(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	asked := lander{memory.New(memory.Config{Capabilities: everything()})}
+	if err := dptest.Check(t.Context(), dial(t, asked), dptest.Options{}, func(r dptest.Result) {
+		t.Logf("asked: %v", r)
+		ran[r.Name] = ran[r.Name] || r.Status == dptest.Passed
+	}); err != nil {
+		t.Errorf("asked: %v", err)
+	}
 	for _, test := range dptest.Tests() {
 		if !ran[test.Name] {
 			t.Errorf("%s passed nowhere", test.Name)

@@ -195,7 +195,9 @@ type Forwarding struct {
 	Loopbacks []string `protobuf:"bytes,2,rep,name=loopbacks,proto3" json:"loopbacks,omitempty"`
 	Mode      Mode     `protobuf:"varint,3,opt,name=mode,proto3,enum=fare.v1.Mode" json:"mode,omitempty"`
 	// UDP destination ports whose flows are steered, e.g. 4791 and 4444.
-	UdpPorts      []uint32 `protobuf:"varint,4,rep,packed,name=udp_ports,json=udpPorts,proto3" json:"udp_ports,omitempty"`
+	UdpPorts []uint32 `protobuf:"varint,4,rep,packed,name=udp_ports,json=udpPorts,proto3" json:"udp_ports,omitempty"`
+	// TCP destination ports whose flows are steered, e.g. 4793. The packets of one such flow stay in order whatever the mode.
+	TcpPorts      []uint32 `protobuf:"varint,5,rep,packed,name=tcp_ports,json=tcpPorts,proto3" json:"tcp_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -254,6 +256,13 @@ func (x *Forwarding) GetMode() Mode {
 func (x *Forwarding) GetUdpPorts() []uint32 {
 	if x != nil {
 		return x.UdpPorts
+	}
+	return nil
+}
+
+func (x *Forwarding) GetTcpPorts() []uint32 {
+	if x != nil {
+		return x.TcpPorts
 	}
 	return nil
 }
@@ -453,7 +462,7 @@ type Capabilities struct {
 	MaxWeightSum uint32 `protobuf:"varint,4,opt,name=max_weight_sum,json=maxWeightSum,proto3" json:"max_weight_sum,omitempty"`
 	PerPacket    bool   `protobuf:"varint,5,opt,name=per_packet,json=perPacket,proto3" json:"per_packet,omitempty"`
 	Ipv6         bool   `protobuf:"varint,6,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
-	// Wants the UDP source port of every slot of every pair (Destination.pairs).
+	// Wants the source port of every slot of every pair (Destination.pairs).
 	FlowPins bool `protobuf:"varint,7,opt,name=flow_pins,json=flowPins,proto3" json:"flow_pins,omitempty"`
 	// IN_EFFECT means that forwarding hardware or the kernel confirmed.
 	ConfirmsInEffect bool `protobuf:"varint,8,opt,name=confirms_in_effect,json=confirmsInEffect,proto3" json:"confirms_in_effect,omitempty"`
@@ -1182,9 +1191,10 @@ func (x *Destination) GetDrainBeforeMove() []uint32 {
 	return nil
 }
 
-// PairPorts are the slots' UDP source ports, in slot order. Where neither flow_hash nor the configuration names a hash they
-// are an arithmetic progression, slot s having 49152 + (b + 10127 s) mod 16384 with a b of the pair's own: a data plane may
-// keep it in one entry, if it can keep any other list too.
+// PairPorts are the slots' source ports, in slot order, of UDP and TCP alike: a flow from one of them to any port that is
+// steered is its slot's. Where neither flow_hash nor the configuration names a hash they are an arithmetic progression, slot s
+// having 49152 + (b + 10127 s) mod 16384 with a b of the pair's own: a data plane may keep it in one entry, if it can keep any
+// other list too.
 type PairPorts struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Source         string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
@@ -1450,11 +1460,14 @@ func (x *SnapshotResponse) GetDestinations() []*Destination {
 type LandingRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Addresses.
-	Source             string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
-	Destination        string `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	Source      string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Destination string `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	// Destination port of the flows, whatever their protocol.
 	UdpDestinationPort uint32 `protobuf:"varint,3,opt,name=udp_destination_port,json=udpDestinationPort,proto3" json:"udp_destination_port,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Of the flows, as IP numbers it: 17 for UDP, 6 for TCP; 0: UDP.
+	Protocol      uint32 `protobuf:"varint,4,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LandingRequest) Reset() {
@@ -1508,11 +1521,18 @@ func (x *LandingRequest) GetUdpDestinationPort() uint32 {
 	return 0
 }
 
+func (x *LandingRequest) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
 type LandingResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Sub-ports in the order of Forwarding.
 	Devices []string `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
-	// One byte for each UDP source port from 49152 to 65535: the sub-port, counted from 1, on which its flow leaves for as
+	// One byte for each source port from 49152 to 65535: the sub-port, counted from 1, on which its flow leaves for as
 	// long as the sub-port's weight is not 0; 0: it may move when weights change.
 	SubPortOfPort []byte `protobuf:"bytes,2,opt,name=sub_port_of_port,json=subPortOfPort,proto3" json:"sub_port_of_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1826,13 +1846,14 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x123\n" +
 	"\n" +
 	"forwarding\x18\x03 \x01(\v2\x13.fare.v1.ForwardingR\n" +
-	"forwarding\"\x9c\x01\n" +
+	"forwarding\"\xb9\x01\n" +
 	"\n" +
 	"Forwarding\x120\n" +
 	"\x06planes\x18\x01 \x03(\v2\x18.fare.v1.ForwardingPlaneR\x06planes\x12\x1c\n" +
 	"\tloopbacks\x18\x02 \x03(\tR\tloopbacks\x12!\n" +
 	"\x04mode\x18\x03 \x01(\x0e2\r.fare.v1.ModeR\x04mode\x12\x1b\n" +
-	"\tudp_ports\x18\x04 \x03(\rR\budpPorts\"`\n" +
+	"\tudp_ports\x18\x04 \x03(\rR\budpPorts\x12\x1b\n" +
+	"\ttcp_ports\x18\x05 \x03(\rR\btcpPorts\"`\n" +
 	"\x0fForwardingPlane\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x127\n" +
 	"\tsub_ports\x18\x02 \x03(\v2\x1a.fare.v1.ForwardingSubPortR\bsubPorts\"\x81\x01\n" +
@@ -1914,11 +1935,12 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x10SnapshotResponse\x122\n" +
 	"\tsub_ports\x18\x01 \x03(\v2\x15.fare.v1.SubPortStateR\bsubPorts\x12&\n" +
 	"\x06groups\x18\x02 \x03(\v2\x0e.fare.v1.GroupR\x06groups\x128\n" +
-	"\fdestinations\x18\x03 \x03(\v2\x14.fare.v1.DestinationR\fdestinations\"|\n" +
+	"\fdestinations\x18\x03 \x03(\v2\x14.fare.v1.DestinationR\fdestinations\"\x98\x01\n" +
 	"\x0eLandingRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x120\n" +
-	"\x14udp_destination_port\x18\x03 \x01(\rR\x12udpDestinationPort\"T\n" +
+	"\x14udp_destination_port\x18\x03 \x01(\rR\x12udpDestinationPort\x12\x1a\n" +
+	"\bprotocol\x18\x04 \x01(\rR\bprotocol\"T\n" +
 	"\x0fLandingResponse\x12\x18\n" +
 	"\adevices\x18\x01 \x03(\tR\adevices\x12'\n" +
 	"\x10sub_port_of_port\x18\x02 \x01(\fR\rsubPortOfPort\"3\n" +

@@ -54,8 +54,9 @@ type DataplaneServiceClient interface {
 	Snapshot(ctx context.Context, in *SnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotResponse], error)
 	// Landing says where the flows of a pair of addresses leave, source port by source port, for a data plane whose hash
 	// cannot be computed elsewhere (FlowHash.algorithm "ask"). It asks what forwards, so it takes milliseconds.
-	// INVALID_ARGUMENT: no addresses, or of two families. NOT_FOUND: the destination is not programmed. UNIMPLEMENTED: flows
-	// are not placed by a hash.
+	// INVALID_ARGUMENT: no addresses, or of two families; no port; another protocol. NOT_FOUND: the destination is not
+	// programmed. UNAVAILABLE: not now, because the source is no address of the host, or no sub-port can be used.
+	// UNIMPLEMENTED: flows are not placed by a hash.
 	Landing(ctx context.Context, in *LandingRequest, opts ...grpc.CallOption) (*LandingResponse, error)
 	// Counters reads what was sent. UNIMPLEMENTED: nothing is counted.
 	Counters(ctx context.Context, in *CountersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CountersResponse], error)
@@ -166,8 +167,9 @@ type DataplaneServiceServer interface {
 	Snapshot(*SnapshotRequest, grpc.ServerStreamingServer[SnapshotResponse]) error
 	// Landing says where the flows of a pair of addresses leave, source port by source port, for a data plane whose hash
 	// cannot be computed elsewhere (FlowHash.algorithm "ask"). It asks what forwards, so it takes milliseconds.
-	// INVALID_ARGUMENT: no addresses, or of two families. NOT_FOUND: the destination is not programmed. UNIMPLEMENTED: flows
-	// are not placed by a hash.
+	// INVALID_ARGUMENT: no addresses, or of two families; no port; another protocol. NOT_FOUND: the destination is not
+	// programmed. UNAVAILABLE: not now, because the source is no address of the host, or no sub-port can be used.
+	// UNIMPLEMENTED: flows are not placed by a hash.
 	Landing(context.Context, *LandingRequest) (*LandingResponse, error)
 	// Counters reads what was sent. UNIMPLEMENTED: nothing is counted.
 	Counters(*CountersRequest, grpc.ServerStreamingServer[CountersResponse]) error

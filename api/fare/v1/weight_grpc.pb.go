@@ -46,7 +46,9 @@ type WeightServiceClient interface {
 	ListWeights(ctx context.Context, in *ListWeightsRequest, opts ...grpc.CallOption) (*ListWeightsResponse, error)
 	// WatchWeights sends a snapshot (or, when resuming, what changed since), then a delta for every revision that touches
 	// the filter. A watcher that cannot keep up sees revisions merged, never lost: each message carries the latest state
-	// of what changed. Ends with UNAVAILABLE when the daemon stops, RESOURCE_EXHAUSTED when there are too many watches.
+	// of what changed. The first message comes when the daemon's start is over (FabricService.GetStatus: converged), so that
+	// who followed an earlier run keeps what it has until then. Ends with UNAVAILABLE when the daemon stops,
+	// RESOURCE_EXHAUSTED when there are too many watches.
 	WatchWeights(ctx context.Context, in *WatchWeightsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchWeightsResponse], error)
 }
 
@@ -111,7 +113,9 @@ type WeightServiceServer interface {
 	ListWeights(context.Context, *ListWeightsRequest) (*ListWeightsResponse, error)
 	// WatchWeights sends a snapshot (or, when resuming, what changed since), then a delta for every revision that touches
 	// the filter. A watcher that cannot keep up sees revisions merged, never lost: each message carries the latest state
-	// of what changed. Ends with UNAVAILABLE when the daemon stops, RESOURCE_EXHAUSTED when there are too many watches.
+	// of what changed. The first message comes when the daemon's start is over (FabricService.GetStatus: converged), so that
+	// who followed an earlier run keeps what it has until then. Ends with UNAVAILABLE when the daemon stops,
+	// RESOURCE_EXHAUSTED when there are too many watches.
 	WatchWeights(*WatchWeightsRequest, grpc.ServerStreamingServer[WatchWeightsResponse]) error
 	mustEmbedUnimplementedWeightServiceServer()
 }
