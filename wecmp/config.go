@@ -32,8 +32,10 @@ type Config struct {
 	Ordering Ordering // zero value: Weak
 	// Hash maps a flow to a sub-port. nil: unknown, ports are spread uniformly.
 	Hash Hasher
-	// UDPPort is the UDP destination port of the flows. 0: PortRoCE.
-	UDPPort uint16
+	// Protocol is the IP protocol of the flows: ProtocolUDP or ProtocolTCP. 0: ProtocolUDP.
+	Protocol uint8
+	// Port is the destination port of the flows. 0: PortRoCE, which is UDP's; flows of TCP need one.
+	Port uint16
 	// MaxWeight and MaxWeightSum bound one weight and the sum of a vector's weights, as the table they are meant for
 	// demands. 0: no bound but that of uint32.
 	MaxWeight, MaxWeightSum uint32
@@ -203,6 +205,15 @@ func (c *Config) Validate() error {
 	if most := max(MaxSlots, least); c.Slots != 0 && (c.Slots < least || c.Slots > most) {
 		fault("slots: %d given: at least one per %s is needed and %d are possible: choose %d to %d, or 0 for %d",
 			c.Slots, per, most, least, most, least)
+	}
+	switch c.Protocol {
+	case 0, ProtocolUDP:
+	case ProtocolTCP:
+		if c.Port == 0 {
+			fault("port: TCP has none of its own: give the destination port of the flows")
+		}
+	default:
+		fault("protocol: %d given: use %d for UDP or %d for TCP", c.Protocol, ProtocolUDP, ProtocolTCP)
 	}
 	if err := checkTable(c.MaxWeightSum, c.subPorts()); err != nil {
 		errs = append(errs, err)

@@ -1,5 +1,5 @@
 // Package wecmp turns path bandwidths into what a data plane can forward by: exact shares, integer weights, queue pair
-// slots, UDP source ports and an order-keeping map from addresses to slots. It knows no BGP, does no I/O, starts no
+// slots, source ports and an order-keeping map from addresses to slots. It knows no BGP, does no I/O, starts no
 // goroutine and reads no clock: the same calls give the same bytes.
 //
 // # The way of a change

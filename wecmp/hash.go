@@ -6,8 +6,10 @@ import (
 	"net/netip"
 )
 
-// ProtocolUDP and PortRoCE complete the 5-tuple of RoCEv2 packets: UDP to the port that IANA assigned to RoCEv2.
+// ProtocolUDP and PortRoCE complete the 5-tuple of RoCEv2 packets: UDP to the port that IANA assigned to RoCEv2. ProtocolTCP is
+// that of queue pairs which are TCP connections.
 const (
+	ProtocolTCP = 6
 	ProtocolUDP = 17
 	PortRoCE    = 4791
 )

@@ -64,8 +64,14 @@ func (n namespace) batch(lines ...string) string {
 
 var routeDevice = regexp.MustCompile(`dev d(\d+) `)
 
-// TestLinuxL4IsTheKernels asks a kernel, by RTM_GETROUTE, for the device of hundreds of flows in both families, over
-// multipath routes and resilient nexthop groups, and compares each answer with LinuxL4.
+// protocols are those of queue pairs, as ip(8) calls them.
+var protocols = []struct {
+	name   string
+	number uint8
+}{{"udp", ProtocolUDP}, {"tcp", ProtocolTCP}}
+
+// TestLinuxL4IsTheKernels asks a kernel, by RTM_GETROUTE, for the device of hundreds of flows of UDP and TCP in both families,
+// over multipath routes and resilient nexthop groups, and compares each answer with LinuxL4.
 func TestLinuxL4IsTheKernels(t *testing.T) {
 	const devices = 5
 	n := newNamespace(t, "hash")
@@ -120,12 +126,14 @@ func TestLinuxL4IsTheKernels(t *testing.T) {
 				if i%5 == 0 {
 					sport = 1 + i // below the destination port: the other order
 				}
-				lines = append(lines, fmt.Sprintf("route get %s from %s ipproto udp sport %d dport %d", dst, src, sport, PortRoCE))
-				h, ok := hash.Hash(netip.MustParseAddr(src), netip.MustParseAddr(dst), ProtocolUDP, uint16(sport), PortRoCE)
-				if !ok {
-					t.Fatalf("no hash from %s to %s", src, dst)
+				for _, protocol := range protocols {
+					lines = append(lines, fmt.Sprintf("route get %s from %s ipproto %s sport %d dport %d", dst, src, protocol.name, sport, PortRoCE))
+					h, ok := hash.Hash(netip.MustParseAddr(src), netip.MustParseAddr(dst), protocol.number, uint16(sport), PortRoCE)
+					if !ok {
+						t.Fatalf("no hash from %s to %s", src, dst)
+					}
+					want = append(want, hash.Member(h, kind.members))
 				}
-				want = append(want, hash.Member(h, kind.members))
 			}
 			got := routeDevice.FindAllStringSubmatch(n.batch(lines...), -1)
 			if len(got) != len(lines) {
@@ -171,27 +179,30 @@ func TestLastingPortsInTheKernel(t *testing.T) {
 	}
 	n.batch(setup...)
 
-	cfg := square(devices, 1)
-	cfg.Slots, cfg.UDPPort = 40, 4444
-	cfg.Hash = LinuxL4{Seed: 287454020, Buckets: buckets, Lasting: 3}
-	p := mustPlanner(t, cfg)
-	places := homePlaces(p)
-	for _, pair := range [][2]string{{"10.255.0.1", "10.254.3.4"}, {"10.255.0.1", "10.254.200.1"}, {"fd00:255::1", "fd00:254::7"}} {
-		ports, how := p.Ports(netip.MustParseAddr(pair[0]), netip.MustParseAddr(pair[1]), places, nil)
-		if how.Method != MethodHash || how.Missed != 0 {
-			t.Fatalf("%v, %d missed", how, how.Missed)
-		}
-		var lines []string
-		for _, port := range ports {
-			lines = append(lines, fmt.Sprintf("route get %s from %s ipproto udp sport %d dport 4444", pair[1], pair[0], port))
-		}
-		got := routeDevice.FindAllStringSubmatch(n.batch(lines...), -1)
-		if len(got) != len(lines) {
-			t.Fatalf("%d answers to %d questions", len(got), len(lines))
-		}
-		for s := range got {
-			if device, _ := strconv.Atoi(got[s][1]); device != places[s].Plane {
-				t.Errorf("slot %d of %s: port %d leaves over device %d, its sub-port is %d", s, pair[1], ports[s], device, places[s].Plane)
+	for _, protocol := range protocols {
+		cfg := square(devices, 1)
+		cfg.Slots, cfg.Protocol, cfg.Port = 40, protocol.number, 4444
+		cfg.Hash = LinuxL4{Seed: 287454020, Buckets: buckets, Lasting: 3}
+		p := mustPlanner(t, cfg)
+		places := homePlaces(p)
+		for _, pair := range [][2]string{{"10.255.0.1", "10.254.3.4"}, {"10.255.0.1", "10.254.200.1"}, {"fd00:255::1", "fd00:254::7"}} {
+			ports, how := p.Ports(netip.MustParseAddr(pair[0]), netip.MustParseAddr(pair[1]), places, nil)
+			if how.Method != MethodHash || how.Missed != 0 {
+				t.Fatalf("%v, %d missed", how, how.Missed)
+			}
+			var lines []string
+			for _, port := range ports {
+				lines = append(lines, fmt.Sprintf("route get %s from %s ipproto %s sport %d dport 4444", pair[1], pair[0], protocol.name, port))
+			}
+			got := routeDevice.FindAllStringSubmatch(n.batch(lines...), -1)
+			if len(got) != len(lines) {
+				t.Fatalf("%d answers to %d questions", len(got), len(lines))
+			}
+			for s := range got {
+				if device, _ := strconv.Atoi(got[s][1]); device != places[s].Plane {
+					t.Errorf("slot %d of %s: %s port %d leaves over device %d, its sub-port is %d",
+						s, pair[1], protocol.name, ports[s], device, places[s].Plane)
+				}
 			}
 		}
 	}

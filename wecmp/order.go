@@ -19,7 +19,7 @@ func (e *Engine) SlotFor(vector uint32, address uint64) int {
 	if !g.reachable {
 		return -1
 	}
-	key := mix64(address + 0x9e3779b97f4a7c15)
+	key := keyOf(address)
 	best := -1
 	var bestDraw, bestCapacity uint64
 	for s := range v.slots {
@@ -28,7 +28,7 @@ func (e *Engine) SlotFor(vector uint32, address uint64) int {
 			continue
 		}
 		// draw / (capacity/live), the draw below 2^52 and live at most 2^12.
-		draw := minusLog2(mix64(key^uint64(s+1)*0xd1342543de82ef95)) * uint64(v.live[slot.Plane])
+		draw := drawOf(key, s) * uint64(v.live[slot.Plane])
 		capacity := g.capacity[slot.Plane]
 		if best < 0 || mul64(draw, bestCapacity).cmp(mul64(bestDraw, capacity)) < 0 {
 			best, bestDraw, bestCapacity = s, draw, capacity
@@ -36,6 +36,30 @@ func (e *Engine) SlotFor(vector uint32, address uint64) int {
 	}
 	return best
 }
+
+// Rendezvous is SlotFor for who knows the slots' shares only, as fare.v1.Slot.share_ppb gives them: the slot that an address or
+// hash key uses, or -1 when every share is 0. It gives SlotFor's answer but for addresses (about one in 10^9) where the rounding of shares
+// decides. Two slots change places for no address but by their own shares.
+func Rendezvous(shares []uint32, address uint64) int {
+	key := keyOf(address)
+	best := -1
+	var bestDraw uint64
+	for s, share := range shares {
+		if share == 0 {
+			continue
+		}
+		draw := drawOf(key, s)
+		if best < 0 || mul64(draw, uint64(shares[best])).cmp(mul64(bestDraw, uint64(share))) < 0 {
+			best, bestDraw = s, draw
+		}
+	}
+	return best
+}
+
+func keyOf(address uint64) uint64 { return mix64(address + 0x9e3779b97f4a7c15) }
+
+// drawOf is slot s's exponentially distributed number for a key, below 2^52.
+func drawOf(key uint64, s int) uint64 { return minusLog2(mix64(key ^ uint64(s+1)*0xd1342543de82ef95)) }
 
 // drain returns, ascending, the slots that have lost addresses between what was last reported of a vector and another's
 // present state, and those that have moved. A slot loses addresses when its weight grew by a smaller factor than another's.

@@ -54,6 +54,18 @@ func TestSlotForIsWeighted(t *testing.T) {
 			t.Errorf("slot %d: %d of %d addresses, share %v", s, got[s], samples, p)
 		}
 	}
+	shares := make([]uint32, len(v.Slots))
+	for s, slot := range v.Slots {
+		shares[s] = slot.SharePPB
+	}
+	for a := range uint64(samples) {
+		if by, want := Rendezvous(shares, a*64), e.SlotFor(1, a*64); by != want {
+			t.Fatalf("address %d: slot %d by shares, %d by the engine", a*64, by, want)
+		}
+	}
+	if s := Rendezvous(make([]uint32, 3), 1); s != -1 {
+		t.Errorf("slot %d where every share is 0", s)
+	}
 	must(t, e.SetGroup(2, capacities(cfg, 0, 0, 0, 0)))
 	if e.SlotFor(2, 1) != -1 || e.SlotFor(99, 1) != -1 {
 		t.Error("a slot where nothing is reachable, or of no vector")

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// MinPort and MaxPort bound UDP source ports: the dynamic ports of RFC 6335, Section 6, which RoCEv2 uses for entropy.
+// MinPort and MaxPort bound source ports: the dynamic ports of RFC 6335, Section 6, which RoCEv2 uses for entropy.
 const (
 	MinPort = 49152
 	MaxPort = 65535
@@ -41,7 +41,7 @@ type Placement struct {
 // String returns the method's name.
 func (p Placement) String() string { return p.Method.String() }
 
-// Planner chooses UDP source ports. It has no state but its configuration and is safe for any number of goroutines.
+// Planner chooses source ports. It has no state but its configuration and is safe for any number of goroutines.
 // Create it with NewPlanner.
 //
 // Ports are a pure function of the configuration, the pair of addresses and the slots' places. Each slot has its own port
@@ -55,7 +55,7 @@ func (p Placement) String() string { return p.Method.String() }
 // in one entry.
 type Planner struct {
 	cfg     Config
-	port    uint16 // UDP destination port
+	to      service
 	layout  layout
 	rank    []int // of a slot among those with the same home
 	count   []int // slots at home per place
@@ -77,9 +77,12 @@ func NewPlanner(cfg Config) (*Planner, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Planner{cfg: cfg, port: cfg.UDPPort}
-	if p.port == 0 {
-		p.port = PortRoCE
+	p := &Planner{cfg: cfg, to: service{cfg.Protocol, cfg.Port}}
+	if p.to.protocol == 0 {
+		p.to.protocol = ProtocolUDP
+	}
+	if p.to.port == 0 {
+		p.to.port = PortRoCE
 	}
 	p.layout = newLayout(&p.cfg)
 	p.count = make([]int, len(p.layout.ports))
@@ -96,10 +99,10 @@ func NewPlanner(cfg Config) (*Planner, error) {
 	return p, nil
 }
 
-// Ports appends the slots' UDP source ports between a source and a destination to buf[:0]. Under loopback addressing they
+// Ports appends the slots' source ports between a source and a destination to buf[:0]. Under loopback addressing they
 // are unique; under port addressing unique in each plane, and when the network's hash is known, src and dst are the
 // addresses of one plane's ports and the answer counts for that plane's slots; under sub-port addressing one port serves all
-// (draft-xu-rtgwg-fare-in-sun-02, Section 3.1). Both addresses are of one family; the ports are toward Config.UDPPort.
+// (draft-xu-rtgwg-fare-in-sun-02, Section 3.1). Both addresses are of one family; the flows are toward Config.Port.
 func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]uint16, Placement) {
 	base := pairBase(src, dst)
 	buf = buf[:0]
@@ -123,8 +126,8 @@ func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]ui
 		hash = Asked(func(netip.Addr, netip.Addr) []byte { return table })
 		placement.Method = MethodAsked
 	}
-	f := flows{hash, src, dst, p.port}
-	if _, ok := hash.Hash(src, dst, ProtocolUDP, MinPort, p.port); !ok {
+	f := flows{hash, src, dst, p.to}
+	if _, ok := f.value(MinPort); !ok {
 		return buf, Placement{Method: MethodUniform}
 	}
 	x := p.scratch.Get().(*portScratch)
@@ -139,11 +142,22 @@ func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]ui
 	return buf, placement
 }
 
+// service is what flows are toward at a destination.
+type service struct {
+	protocol uint8
+	port     uint16
+}
+
 // flows are those of one pair.
 type flows struct {
 	hash     Hasher
 	src, dst netip.Addr
-	dport    uint16
+	to       service
+}
+
+// value is the hash of the flow from a source port.
+func (f *flows) value(port uint16) (uint32, bool) {
+	return f.hash.Hash(f.src, f.dst, f.to.protocol, port, f.to.port)
 }
 
 // land chooses ports by the hash for the slots of one plane, or of all (-1), and returns how many could not land.
@@ -283,7 +297,7 @@ func (p *Planner) rankAt(slot, place int) int {
 
 // landing is the number of the place where the hash puts a port, of the sub-ports from..to-1; -1: no lasting one.
 func (p *Planner) landing(f flows, port uint16, from, to int) int {
-	hash, _ := f.hash.Hash(f.src, f.dst, ProtocolUDP, port, f.dport)
+	hash, _ := f.value(port)
 	i := f.hash.Member(hash, to-from)
 	if i < 0 {
 		return -1

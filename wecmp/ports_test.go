@@ -51,7 +51,7 @@ func checkPorts(t testing.TB, p *Planner, src, dst netip.Addr, places []Place, p
 			t.Fatalf("%v: port %d twice in %v", p.cfg.Addressing, port, ports)
 		}
 		seen[[2]int{scope, int(port)}] = true
-		if lands(how) && p.landing(flows{p.cfg.Hash, src, dst, p.port}, port, from, to) == p.at(places[s]) {
+		if lands(how) && p.landing(flows{p.cfg.Hash, src, dst, p.to}, port, from, to) == p.at(places[s]) {
 			landed++
 		}
 	}
@@ -78,7 +78,10 @@ func TestPorts(t *testing.T) {
 			cfg.Hash = portHashers()[i]
 		}
 		if r.IntN(2) == 0 {
-			cfg.UDPPort = 4444
+			cfg.Port = 4444
+		}
+		if r.IntN(2) == 0 {
+			cfg.Protocol, cfg.Port = ProtocolTCP, 4793
 		}
 		p, again := mustPlanner(t, cfg), mustPlanner(t, cfg)
 		src, dst := randomPair(r)
@@ -212,5 +215,48 @@ func TestEnginePorts(t *testing.T) {
 	got, _ := e.Ports(src, dst, 1, nil)
 	if want, _ := p.Ports(src, dst, v.Places(), nil); !slices.Equal(got, want) || len(got) != 8 {
 		t.Fatalf("engine %v, planner %v", got, want)
+	}
+}
+
+// told notes whether every question was about one protocol and port.
+type told struct {
+	CRC32
+	service
+	wrong *int
+}
+
+func (h told) Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) (uint32, bool) {
+	if (service{protocol, dport}) != h.service {
+		*h.wrong++
+	}
+	return h.CRC32.Hash(src, dst, protocol, sport, dport)
+}
+
+// TestPortsAreTowardTheService: the hash is asked for flows of the configured protocol and port, and nothing else.
+func TestPortsAreTowardTheService(t *testing.T) {
+	src, dst := netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")
+	chosen := map[service][]uint16{}
+	for _, c := range []struct {
+		protocol uint8
+		port     uint16
+		want     service
+	}{
+		{0, 0, service{ProtocolUDP, PortRoCE}},
+		{ProtocolUDP, 4793, service{ProtocolUDP, 4793}},
+		{0, 4444, service{ProtocolUDP, 4444}},
+		{ProtocolTCP, 4793, service{ProtocolTCP, 4793}},
+	} {
+		cfg, wrong := square(4, 2), 0
+		cfg.Protocol, cfg.Port, cfg.Hash = c.protocol, c.port, told{service: c.want, wrong: &wrong}
+		p := mustPlanner(t, cfg)
+		ports, how := p.Ports(src, dst, homePlaces(p), nil)
+		checkPorts(t, p, src, dst, homePlaces(p), ports, how)
+		if wrong != 0 || how.Missed != 0 {
+			t.Errorf("%+v: %d questions about others, %d missed", c, wrong, how.Missed)
+		}
+		chosen[c.want] = ports
+	}
+	if udp, tcp := chosen[service{ProtocolUDP, 4793}], chosen[service{ProtocolTCP, 4793}]; slices.Equal(udp, tcp) {
+		t.Errorf("UDP and TCP have the same ports: %v", udp)
 	}
 }

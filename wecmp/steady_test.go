@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/fared/fared/internal/race"
 )
 
 // allocates fails when a call of fn allocates on average, after some calls to reach the steady state.
@@ -68,7 +70,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 					v, _ := e.Vector(id)
 					e.SlotFor(v.ID, n)
 				})
-				if !raceEnabled { // under the race detector sync.Pool drops at random, on purpose
+				if !race.Enabled { // under the race detector sync.Pool drops at random, on purpose
 					allocates(t, "ports", func() { buf, _ = e.Ports(src, dst, id, buf) })
 				}
 			})

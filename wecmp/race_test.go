@@ -1,5 +1,0 @@
-//go:build race
-
-package wecmp
-
-const raceEnabled = true
