@@ -1,0 +1,104 @@
+package fare
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+)
+
+// generator makes events that are mostly possible.
+type generator struct {
+	*rand.Rand
+	config     Config
+	generation uint64
+	current    map[int]uint64
+}
+
+var (
+	testNodes    = []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")}
+	testSpeeds   = []Bandwidth{100e9, 400e9, 800e9, 7e9, 399999999999}
+	testValues   = []Bandwidth{0, 100e9, 400e9, 800e9, 3e9, 123456789000, 133333333333, 266666666667}
+	testPrefixes = func() (p []netip.Prefix) {
+		for i := range 12 {
+			p = append(p, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, 0, byte(i)}), 32))
+		}
+		return p
+	}()
+)
+
+func pick[T any](g *generator, from []T) T { return from[g.IntN(len(from))] }
+
+func newGenerator(seed uint64) *generator {
+	g := &generator{Rand: rand.New(rand.NewPCG(seed, 7)), current: map[int]uint64{}}
+	c := Config{Role: Role(g.IntN(2)), Missing: MissingPolicy(g.IntN(3)), AllZero: ZeroPolicy(g.IntN(2))}
+	for p := range 1 + g.IntN(3) {
+		c.Planes = append(c.Planes, fmt.Sprint("p", p))
+	}
+	for i := range 1 + g.IntN(5) {
+		c.SubPorts = append(c.SubPorts, SubPort{Device: fmt.Sprint("d", i), Plane: g.IntN(len(c.Planes)), Speed: pick(g, testSpeeds) * Bandwidth(g.IntN(2))})
+	}
+	for i := range 1 + g.IntN(8) {
+		c.Sessions = append(c.Sessions, Session{Name: fmt.Sprint("s", i), SubPort: g.IntN(len(c.SubPorts)), Codec: Codec{Max: 800e9 * Bandwidth(g.IntN(2))}})
+	}
+	g.config = c
+	return g
+}
+
+// start is everything up.
+func (g *generator) start() []Event {
+	var events []Event
+	for i := range g.config.SubPorts {
+		events = append(events, LinkState{SubPort: i, Up: true, Speed: pick(g, testSpeeds)})
+	}
+	for i := range g.config.Sessions {
+		events = append(events, g.up(i))
+	}
+	return events
+}
+
+func (g *generator) up(session int) Event {
+	g.generation++
+	g.current[session] = g.generation
+	return SessionUp{session, g.generation, pick(g, testNodes), 65000 + uint32(g.IntN(2))}
+}
+
+func (g *generator) event() Event {
+	session := g.IntN(len(g.config.Sessions))
+	generation := g.current[session] - uint64(g.IntN(20)/19)
+	switch n := g.IntN(100); {
+	case n < 60:
+		attrs := &Attributes{ASPath: []uint32{65000 + uint32(g.IntN(2))}}
+		for range g.IntN(3) {
+			attrs.Communities = append(attrs.Communities, Codec{}.Encode(pick(g, testValues), netip.Addr{}))
+		}
+		for range g.IntN(3) {
+			attrs.ASPath = append(attrs.ASPath, 65000+uint32(g.IntN(3)))
+		}
+		if g.IntN(50) == 0 {
+			attrs = nil
+		}
+		return RouteUpdate{session, generation, pick(g, testPrefixes), attrs}
+	case n < 72:
+		return RouteWithdraw{session, generation, pick(g, testPrefixes)}
+	case n < 80:
+		return LinkState{g.IntN(len(g.config.SubPorts)), g.IntN(3) > 0, pick(g, testSpeeds) * Bandwidth(g.IntN(2))}
+	case n < 85:
+		return SessionDown{session, generation}
+	case n < 90:
+		return g.up(session)
+	case n < 93:
+		return EndOfRIB{session, generation}
+	case n < 99:
+		d := Drain{Scope: DrainScope(g.IntN(3)), On: g.IntN(3) == 0}
+		switch d.Scope {
+		case DrainPlane:
+			d.Index = g.IntN(len(g.config.Planes))
+		case DrainSubPort:
+			d.Index = g.IntN(len(g.config.SubPorts))
+		case DrainNode:
+			d.Node = pick(g, testNodes)
+		}
+		return d
+	}
+	return PolicyChange{MissingPolicy(g.IntN(3)), ZeroPolicy(g.IntN(2))}
+}

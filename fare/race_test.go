@@ -1,5 +1,0 @@
-//go:build race
-
-package fare
-
-const raceEnabled = true
