@@ -1,0 +1,89 @@
+package neighbour
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// TestAbandon: entries that are being asked for go, of both families, those that are known or were set stay, and so do those of
+// other devices.
+func TestAbandon(t *testing.T) {
+	netnstest.Require(t)
+	here, there := netnstest.New(t), netnstest.New(t)
+	for i := range 2 {
+		device := fmt.Sprint("p", i)
+		netnstest.Veth(t, here, device, there, device)
+		here.Addr(device, fmt.Sprintf("10.0.%d.1/24", i), fmt.Sprintf("fd00:%d::1/64", i))
+		there.Addr(device)
+		for _, family := range []string{"ipv4", "ipv6"} { // else the kernel gives up by itself after three seconds
+			if _, err := here.Output("sysctl", "-qw", fmt.Sprintf("net.%s.neigh.%s.retrans_time_ms=600000", family, device)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		here.IP("neigh", "add", fmt.Sprintf("10.0.%d.77", i), "lladdr", "02:00:00:00:00:77", "nud", "permanent", "dev", device)
+		here.IP("neigh", "add", fmt.Sprintf("fd00:%d::77", i), "lladdr", "02:00:00:00:00:77", "nud", "reachable", "dev", device)
+	}
+	var h *netlink.Handle
+	var device int
+	if err := here.Do(func() (err error) {
+		if h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+			return err
+		}
+		link, err := h.LinkByName("p0")
+		if err == nil {
+			device = link.Attrs().Index
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	states := func(device string) string {
+		return here.IP("-4", "neigh", "show", "dev", device) + here.IP("-6", "neigh", "show", "dev", device)
+	}
+	for i := range 2 {
+		for _, to := range []string{fmt.Sprintf("10.0.%d.9:9", i), fmt.Sprintf("[fd00:%d::9]:9", i)} { // nobody
+			var c net.Conn
+			if err := here.Do(func() (err error) {
+				c, err = net.Dial("udp", to)
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if _, err := c.Write([]byte("wait")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for i := range 2 {
+		netnstest.Eventually(t, 2*time.Second, func() error {
+			if said := states(fmt.Sprint("p", i)); strings.Count(said, "INCOMPLETE") != 2 {
+				return fmt.Errorf("nobody is asked for:\n%s", said)
+			}
+			return nil
+		})
+	}
+	if err := Abandon(h, device); err != nil {
+		t.Fatal(err)
+	}
+	if said := states("p0"); strings.Contains(said, "INCOMPLETE") || !strings.Contains(said, "10.0.0.77 lladdr 02:00:00:00:00:77 PERMANENT") || !strings.Contains(said, "fd00:0::77") && !strings.Contains(said, "fd00::77") {
+		t.Errorf("on the device:\n%s", said)
+	}
+	if said := states("p1"); strings.Count(said, "INCOMPLETE") != 2 {
+		t.Errorf("on the other:\n%s", said)
+	}
+	for _, none := range []int{device, 1 << 30} {
+		if err := Abandon(h, none); err != nil {
+			t.Errorf("%d: %v", none, err)
+		}
+	}
+}
