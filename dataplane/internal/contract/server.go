@@ -203,6 +203,11 @@ func (s *Server) judgeForwarding(forwarding *farev1.Forwarding) (map[string]Posi
 			return invalid("udp_ports[%d]: %d is no UDP port; use 1 to 65535", i, port)
 		}
 	}
+	for i, port := range forwarding.TcpPorts {
+		if port == 0 || port > 65535 {
+			return invalid("tcp_ports[%d]: %d is no TCP port; use 1 to 65535", i, port)
+		}
+	}
 	return devices, planes, nil
 }
 

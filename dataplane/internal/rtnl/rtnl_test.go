@@ -45,7 +45,7 @@ func newSpace(t testing.TB) *space {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.conn.Close() })
-	netnstest.Eventually(t, 5*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		links, err := s.conn.Links()
 		if err != nil {
 			return err

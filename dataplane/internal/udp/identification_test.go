@@ -1,0 +1,168 @@
+package udp
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// pair is two namespaces, joined by a veth pair.
+type pair struct {
+	a, b   *netnstest.Namespace
+	v4, v6 [2]netip.Addr
+}
+
+func newPair(t testing.TB, tools ...string) *pair {
+	t.Helper()
+	netnstest.Require(t, tools...)
+	p := &pair{a: netnstest.New(t), b: netnstest.New(t)}
+	netnstest.Veth(t, p.a, "eth0", p.b, "eth0")
+	for i, n := range []*netnstest.Namespace{p.a, p.b} {
+		p.v4[i] = netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})
+		p.v6[i] = netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: byte(i + 1)})
+		n.Addr("eth0", p.v4[i].String()+"/24", p.v6[i].String()+"/64")
+	}
+	return p
+}
+
+// openIn opens an endpoint in a namespace; its later sockets are opened by threads that are somewhere else.
+func openIn(t testing.TB, n *netnstest.Namespace, d *device, c Config) (e *Endpoint) {
+	t.Helper()
+	d.start = time.Now()
+	c.Core, c.Do = d, d.do
+	if c.Now == nil {
+		c.Now = func() time.Duration { return time.Since(d.start) }
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := n.Do(func() (err error) { e, err = Open(c); return err }); err != nil {
+		t.Fatal(err)
+	}
+	d.endpoint = e
+	t.Cleanup(e.Close)
+	return e
+}
+
+// meet makes sure that datagrams get from one endpoint to the other: neighbours are resolved.
+func meet(t testing.TB, a *device, to netip.AddrPort, b *device) {
+	t.Helper()
+	b.until(t, func() error {
+		b.mu.Unlock() // a test's device may be both
+		a.do(func() { a.endpoint.Send(to, 49151, []byte("meet"), nil, nil) })
+		b.mu.Lock()
+		if n := b.endpoint.Counters()["received"]; n == 0 {
+			return fmt.Errorf("nothing received")
+		}
+		return nil
+	})
+}
+
+// sniff returns a packet socket on a namespace's device that sees IPv4.
+func sniff(t testing.TB, n *netnstest.Namespace, device string) (fd int) {
+	t.Helper()
+	if err := n.Do(func() (err error) {
+		ifi, err := net.InterfaceByName(device)
+		if err != nil {
+			return err
+		}
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_IP))); err != nil {
+			return err
+		}
+		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_IP), Ifindex: ifi.Index})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 64<<20)
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}); err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// TestIdentificationIsAsAnnounced: every datagram carries what Next said, and a capture behind the device that cuts batches shows
+// the same in its IPv4 header, with DF. RoCEv2's ICRC depends on it.
+func TestIdentificationIsAsAnnounced(t *testing.T) {
+	for _, plain := range []bool{false, true} {
+		t.Run(fmt.Sprintf("NoGSO=%v", plain), func(t *testing.T) {
+			p := newPair(t, "ethtool")
+			if out, err := p.a.Output("ethtool", "-K", "eth0", "tx-udp-segmentation", "off"); err != nil {
+				t.Fatal(err, string(out))
+			}
+			var a, b device
+			b.received = func(netip.AddrPort, []byte) {}
+			ea := openIn(t, p.a, &a, Config{Address: p.v4[0], NoGSO: plain})
+			eb := openIn(t, p.b, &b, Config{Address: p.v4[1]})
+			to := netip.AddrPortFrom(p.v4[1], eb.Port())
+			meet(t, &a, to, &b)
+			fd := sniff(t, p.b, "eth0")
+
+			seed := rand.Uint64()
+			r := rand.New(rand.NewPCG(seed, 2))
+			t.Logf("seed %d", seed)
+			const n = 5000
+			toldAbove, left := 0, 0
+			buffer := make([]byte, 1<<16)
+			seen := make([]bool, n)
+			for i := 0; i < n; {
+				a.do(func() {
+					port, length := uint16(50000), 1000
+					for range min(n-i, 1+r.IntN(300)) {
+						switch r.IntN(12) {
+						case 0:
+							length = 12 + r.IntN(1400)
+						case 1:
+							port = uint16(50000 + r.IntN(4))
+						}
+						id := ea.Next(to, port, length)
+						if id > 0 {
+							toldAbove++
+						}
+						d := numbered(i, length)
+						binary.BigEndian.PutUint16(d[4:], id)
+						binary.BigEndian.PutUint16(d[6:], 0xfa4e) // tells them from others
+						ea.Send(to, port, d[:8], d[8:], nil)
+						i++
+						left++
+					}
+				})
+				// All of them come before more are sent: a processor keeps only so many for its turn (net.core.netdev_max_backlog).
+				for left > 0 {
+					size, _, err := unix.Recvfrom(fd, buffer, 0)
+					if err == unix.EINTR {
+						continue
+					}
+					if err != nil {
+						t.Fatalf("%v; %d of %d not seen: %v", err, left, i, accounted(t, &a))
+					}
+					ip := buffer[:size]
+					if size < 36 || ip[0] != 0x45 || ip[9] != unix.IPPROTO_UDP || binary.BigEndian.Uint16(ip[22:]) != eb.Port() ||
+						binary.BigEndian.Uint16(ip[34:]) != 0xfa4e {
+						continue
+					}
+					number := binary.BigEndian.Uint32(ip[28:])
+					if seen[number] {
+						t.Fatalf("datagram %d came twice", number)
+					}
+					seen[number] = true
+					left--
+					told, id, flags := binary.BigEndian.Uint16(ip[32:]), binary.BigEndian.Uint16(ip[4:]), binary.BigEndian.Uint16(ip[6:])
+					if told != id || flags != 0x4000 {
+						t.Errorf("datagram %d of %d bytes: identification %d, announced %d; flags %#x", number, size-28, id, told, flags)
+					}
+				}
+			}
+			if plain != (toldAbove == 0) {
+				t.Fatalf("%d datagrams were announced with an identification above 0", toldAbove)
+			}
+		})
+	}
+}

@@ -1,0 +1,148 @@
+package udp
+
+import (
+	"net/netip"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// readMessages is how many messages one system call may bring: 32 of 64 KiB fit a level-2 cache.
+	readMessages = 32
+	// readBytes is room for everything that the kernel joins: it stays below 64 KiB.
+	readBytes = 1 << 16
+)
+
+// receiver reads messages, and hands datagrams to the core. It belongs to one goroutine.
+type receiver struct {
+	e        *Endpoint
+	messages [readMessages]mmsghdr
+	iovs     [readMessages]unix.Iovec
+	names    [readMessages]address
+	controls [readMessages]control
+	buffers  []byte // readBytes each
+	n        int    // messages that the last call brought
+	errno    unix.Errno
+}
+
+func newReceiver(e *Endpoint) *receiver {
+	r := &receiver{e: e, buffers: make([]byte, readMessages*readBytes)}
+	for i := range r.messages {
+		r.iovs[i].Base = &r.buffers[i*readBytes]
+		r.iovs[i].SetLen(readBytes)
+		m := &r.messages[i]
+		m.Iov = &r.iovs[i]
+		m.SetIovlen(1)
+		m.Name = (*byte)(unsafe.Pointer(&r.names[i]))
+		m.Control = (*byte)(unsafe.Pointer(&r.controls[i]))
+	}
+	r.prepare(readMessages)
+	return r
+}
+
+// prepare says again how much room there is, where the kernel has written how much it used.
+func (r *receiver) prepare(n int) {
+	for i := range r.messages[:n] {
+		m := &r.messages[i]
+		m.Namelen = uint32(unsafe.Sizeof(r.names[i]))
+		m.SetControllen(int(unsafe.Sizeof(r.controls[i])))
+		m.Flags = 0
+	}
+}
+
+// run reads until the socket is closed.
+func (r *receiver) run() {
+	// Made once: closures would be allocated for every call.
+	read, deliver := r.read, r.deliver
+	for {
+		r.n, r.errno = 0, 0
+		if r.e.raw.Read(read) != nil {
+			return // closed
+		}
+		if r.errno != 0 {
+			// The error of a datagram that was sent earlier from this socket. Reading it has cleared it.
+			r.e.config.Do(func() { r.e.count.refused++ })
+			continue
+		}
+		r.e.config.Do(deliver)
+		r.prepare(r.n)
+	}
+}
+
+// read says whether there is something to do, or to wait.
+func (r *receiver) read(fd uintptr) bool {
+	for {
+		n, errno := recvmmsg(int(fd), r.messages[:])
+		switch errno {
+		case 0:
+			r.n = n
+			return true
+		case unix.EINTR:
+		case unix.EAGAIN:
+			return false
+		default:
+			r.errno = errno
+			return true
+		}
+	}
+}
+
+// deliver is called with the device's lock held.
+func (r *receiver) deliver() {
+	e := r.e
+	e.count.reads++
+	for i := range r.messages[:r.n] {
+		m := &r.messages[i]
+		from, ok := source(&r.names[i], int(m.Namelen))
+		switch {
+		case !ok:
+			e.count.strange++
+			continue
+		case m.Flags&unix.MSG_TRUNC != 0 || m.n > readBytes:
+			e.count.truncated++
+			continue
+		}
+		e.count.receivedBatches++
+		e.count.receivedBytes += uint64(m.n)
+		b := r.buffers[i*readBytes:][:m.n:m.n]
+		each := r.controls[i].segment(int(m.Controllen))
+		e.count.received += uint64(split(b, each, from, e.config.Core.Receive))
+	}
+}
+
+// split gives to the datagrams that the kernel has joined in b: each bytes, and what is left. It returns how many. One that
+// was not joined (each is 0) may be empty.
+func split(b []byte, each int, from netip.AddrPort, to func(netip.AddrPort, []byte)) int {
+	if each <= 0 || each >= len(b) {
+		to(from, b)
+		return 1
+	}
+	n := 0
+	for ; len(b) > each; n++ {
+		to(from, b[:each:each])
+		b = b[each:]
+	}
+	to(from, b)
+	return n + 1
+}
+
+// source is where a datagram came from.
+func source(name *address, size int) (netip.AddrPort, bool) {
+	switch {
+	case name.Family == unix.AF_INET && size >= unix.SizeofSockaddrInet4:
+		v4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(name))
+		return netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), ntohs(v4.Port)), true
+	case name.Family == unix.AF_INET6 && size >= unix.SizeofSockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(name.Addr), ntohs(name.Port)), true
+	}
+	return netip.AddrPort{}, false
+}
+
+// ntohs and htons turn a port between the byte order of a socket address and ours.
+func ntohs(p uint16) uint16 {
+	b := (*[2]byte)(unsafe.Pointer(&p))
+	return uint16(b[0])<<8 | uint16(b[1])
+}
+
+func htons(p uint16) uint16 { return ntohs(p) }

@@ -1,0 +1,146 @@
+package udp
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// family is AF_INET or AF_INET6.
+type family int
+
+func familyOf(a netip.Addr) family {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func (f family) maxPayload() int {
+	if f == unix.AF_INET {
+		return maxPayload4
+	}
+	return maxPayload6
+}
+
+// reaches says whether a socket of the family can send there.
+func (f family) reaches(a netip.Addr) bool {
+	if f == unix.AF_INET {
+		return a.Is4()
+	}
+	return a.Is6() && !a.Is4In6() && a.Zone() == ""
+}
+
+// name writes a socket address, and returns its length.
+func (f family) name(to *address, a netip.AddrPort) uint32 {
+	if f == unix.AF_INET {
+		*(*unix.RawSockaddrInet4)(unsafe.Pointer(to)) = unix.RawSockaddrInet4{
+			Family: unix.AF_INET, Port: htons(a.Port()), Addr: a.Addr().As4(),
+		}
+		return unix.SizeofSockaddrInet4
+	}
+	*to = address{Family: unix.AF_INET6, Port: htons(a.Port()), Addr: a.Addr().As16()}
+	return unix.SizeofSockaddrInet6
+}
+
+type option struct{ level, name, value int }
+
+// receiver opens the socket that datagrams come to. It has no SO_REUSEADDR, so that nobody else gets what is ours.
+func (f family) receiver(c *Config) (int, error) {
+	options := make([]option, 0, 1)
+	if !c.NoGSO {
+		options = append(options, option{unix.IPPROTO_UDP, unix.UDP_GRO, 1})
+	}
+	fd, err := f.socket(netip.AddrPortFrom(c.Address, c.Port), options...)
+	if err == nil {
+		setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, c.ReceiveBuffer)
+		setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, c.SendBuffer)
+	}
+	return fd, err
+}
+
+// sender opens a socket to send from a source port only.
+func (f family) sender(c *Config, port uint16) (int, error) {
+	fd, err := f.socket(netip.AddrPortFrom(c.Address, port), option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1})
+	if err != nil {
+		return -1, err
+	}
+	setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, c.SendBuffer)
+	// Nobody reads it: a filter that keeps 0 bytes of everything drops what comes.
+	nothing := [1]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
+	program := unix.SockFprog{Len: uint16(len(nothing)), Filter: &nothing[0]}
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program); err != nil {
+		unix.Close(fd)
+		return -1, os.NewSyscallError("setsockopt", err)
+	}
+	return fd, nil
+}
+
+// socket opens one that does not block, sets DF, and is bound.
+func (f family) socket(at netip.AddrPort, options ...option) (int, error) {
+	fd, err := unix.Socket(int(f), unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
+	if err != nil {
+		return -1, os.NewSyscallError("socket", err)
+	}
+	if f == unix.AF_INET {
+		options = append(options, option{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO})
+	} else {
+		options = append(options,
+			option{unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
+			option{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO},
+			option{unix.IPPROTO_IPV6, unix.IPV6_DONTFRAG, 1})
+	}
+	for _, o := range options {
+		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
+			unix.Close(fd)
+			return -1, os.NewSyscallError("setsockopt", err)
+		}
+	}
+	var name unix.Sockaddr
+	if f == unix.AF_INET {
+		name = &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
+	} else {
+		name = &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
+	}
+	if err := unix.Bind(fd, name); err != nil {
+		unix.Close(fd)
+		return -1, os.NewSyscallError("bind", err)
+	}
+	return fd, nil
+}
+
+// setBuffer asks for a socket buffer beyond the system's limit, and without the right to that for as much as there is. The kernel
+// doubles the number for its own bookkeeping.
+func setBuffer(fd, force, modest, bytes int) {
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, bytes) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, modest, bytes) // cannot fail: too much is cut
+	}
+}
+
+func boundPort(fd int) (uint16, error) {
+	name, err := unix.Getsockname(fd)
+	switch a := name.(type) {
+	case *unix.SockaddrInet4:
+		return uint16(a.Port), nil
+	case *unix.SockaddrInet6:
+		return uint16(a.Port), nil
+	}
+	return 0, errors.Join(errors.New("no port"), err)
+}
+
+// drops is how many datagrams the kernel has dropped at a socket, modulo 2^32: what SO_RXQ_OVFL would say with the next datagram that
+// comes, but without waiting for one.
+func drops(fd int) uint32 {
+	var info [16]uint32 // SK_MEMINFO_VARS is 9
+	size := uint32(unsafe.Sizeof(info))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	const skMemInfoDrops = 8
+	if errno != 0 {
+		return 0
+	}
+	return info[skMemInfoDrops]
+}
