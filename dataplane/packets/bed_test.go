@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/rtnl"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/wecmp"
 )
@@ -440,6 +441,50 @@ func (b *bed) resolve() {
 			}
 		}
 	}
+}
+
+// loopback is the interface index of lo.
+const loopback = 1
+
+// atRest waits until the agent has finished with the last change of weights: the linux driver may take a member without buckets out
+// of the group a moment later, which is one more change under which packets can be lost (settledAfter).
+func (b *bed) atRest() {
+	b.t.Helper()
+	if b.driver != "linux" {
+		return
+	}
+	netnstest.Eventually(b.t, 10*time.Second, func() error {
+		return b.server.Do(func() error {
+			conn, err := rtnl.Dial()
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			nexthops, err := conn.Nexthops()
+			if err != nil {
+				return err
+			}
+			last := map[uint32]bool{} // what drops, when nothing else is left
+			for _, n := range nexthops {
+				last[n.ID] = n.Device == loopback
+			}
+			for _, n := range nexthops {
+				if !n.Resilient {
+					continue
+				}
+				buckets, err := conn.Buckets(n.ID)
+				if err != nil {
+					return err
+				}
+				for _, m := range n.Members {
+					if !last[m.ID] && !slices.Contains(buckets, m.ID) {
+						return fmt.Errorf("nexthop %d of group %d has no bucket", m.ID, n.ID)
+					}
+				}
+			}
+			return nil
+		})
+	})
 }
 
 func ratio(w []uint64) string { return strings.Trim(strings.ReplaceAll(fmt.Sprint(w), " ", ":"), "[]") }

@@ -22,7 +22,7 @@ func TestForeignObjectsStay(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.resolve() // and let duplicate address detection end, for the kernel adds a route then
-		netnstest.Eventually(t, 10*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if s := n.IP("-6", "addr", "show", "tentative"); s != "" {
 				return errors.New(s)
 			}

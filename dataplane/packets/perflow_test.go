@@ -61,15 +61,18 @@ func (bg *background) stop(t *testing.T) {
 // busy waits until the flows have sent n more packets each: something did go on while nothing was to happen.
 func busy(t *testing.T, flows []*flow, n uint64) {
 	t.Helper()
-	for _, f := range flows {
-		from := f.sent.Load()
-		netnstest.Eventually(t, 30*time.Second, func() error {
-			if now := f.sent.Load(); now < from+n {
-				return fmt.Errorf("%s has sent %d packets, not %d", f.socket.LocalAddr(), now-from, n)
-			}
-			return nil
-		})
+	from := make([]uint64, len(flows))
+	for i, f := range flows {
+		from[i] = f.sent.Load()
 	}
+	netnstest.Eventually(t, time.Minute, func() error {
+		for i, f := range flows {
+			if now := f.sent.Load(); now < from[i]+n {
+				return fmt.Errorf("%s has sent %d packets, not %d", f.socket.LocalAddr(), now-from[i], n)
+			}
+		}
+		return nil
+	})
 }
 
 // sentBy adds up what flows have sent.
@@ -139,7 +142,7 @@ func all(int) bool { return true }
 // The draft's weights, one after the other: healthy, half a Y-cable lost at the receiver, a plane lost, and back.
 var story = [][]uint64{{2, 2, 2, 2}, {2, 2, 1, 2}, {1, 1, 0, 1}, {2, 2, 2, 2}}
 
-// TestSlotsLand: 64 slots, a million packets striped over them by share: what arrives at each leaf's port is, slot by slot,
+// TestSlotsLand: 64 slots, a million packets (over IPv6 a tenth) striped over them by share: what arrives at each leaf's port is, slot by slot,
 // exactly what was sent for it, and not one packet is anywhere else. While the weights change, the slots of the planes that
 // keep theirs go on sending, and not one of their packets moves either (F4).
 func TestSlotsLand(t *testing.T) {
@@ -157,29 +160,33 @@ func TestSlotsLand(t *testing.T) {
 				unaffected = append(unaffected, f)
 			}
 		}
-		const million = 1_000_000
+		packets := uint64(1_000_000)
+		if b.family.name != families[0].name {
+			packets /= 10 // the same, by other headers
+		}
 		start := b.arrivals()
 		for step, weights := range story {
 			bg := send(t.Context(), unaffected)
-			busy(t, unaffected, 20)
+			busy(t, unaffected, 200)
 			c.weigh(weights...)
-			busy(t, unaffected, 20)
+			busy(t, unaffected, 200)
 			bg.stop(t)
 			for slot, port := range c.ports(dst) {
 				if port != ports[slot] || c.view().Places()[slot] != places[slot] {
 					t.Fatalf("%s: slot %d is at %v with port %d, was at %v with port %d", ratio(weights), slot, c.view().Places()[slot], port, places[slot], ports[slot])
 				}
 			}
+			b.atRest()
 			b.settledAfter(start, sentBy(flows), 2*(step+1))
 
 			var shares []uint64
 			for _, s := range c.view().Slots {
 				shares = append(shares, uint64(s.SharePPB))
 			}
-			parts := wecmp.Apportion(nil, shares, uint64(million/len(story)))
+			parts := wecmp.Apportion(nil, shares, packets/uint64(len(story)))
 			before := b.arrivals()
 			stripe(t, flows, parts)
-			got := b.settled(before, million/uint64(len(story)))
+			got := b.settled(before, packets/uint64(len(story)))
 			var perPlane [planes]uint64
 			for slot, port := range ports {
 				at := places[slot]
@@ -258,22 +265,22 @@ func TestCableCut(t *testing.T) {
 		for _, told := range []bool{true, false} {
 			for s := range subPorts {
 				b.leaves[2].IP("link", "set", fmt.Sprintf("server.%d", s), "down")
-				busy(t, others, 40)
+				busy(t, others, 400)
 				if told {
 					c.subPort(2, s, false)
 					c.weigh(2, 2, uint64(1-s), 2)
-					busy(t, others, 40)
+					busy(t, others, 400)
 				}
 			}
 			for s := range subPorts {
 				b.leaves[2].IP("link", "set", fmt.Sprintf("server.%d", s), "up")
 				// The leaf's address of the cable went with the light in IPv6, and is tentative when it returns.
 				b.leaves[2].IP("addr", "replace", fmt.Sprintf("fd00:16:2:%d::2/64", s), "dev", fmt.Sprintf("server.%d", s), "nodad")
-				busy(t, others, 40)
+				busy(t, others, 400)
 				if told {
 					c.subPort(2, s, true)
 					c.weigh(2, 2, uint64(1+s), 2)
-					busy(t, others, 40)
+					busy(t, others, 400)
 				}
 			}
 		}
@@ -285,7 +292,7 @@ func TestCableCut(t *testing.T) {
 		// All is as at the start, also for the plane that was gone. What it means for a kernel to have light again is its
 		// own affair for a moment: only then are packets counted.
 		b.resolve()
-		netnstest.Eventually(t, 10*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			before := b.arrivals()
 			from := sentBy(cut)
 			for _, f := range cut {
@@ -318,11 +325,11 @@ func TestSubPortDown(t *testing.T) {
 		down := func(slot int) bool { return places[slot] == wecmp.Place{Plane: 1, SubPort: 1} }
 		other := func(slot int) bool { return !down(slot) }
 		for range 5 {
-			busy(t, flows, 20)
+			busy(t, flows, 200)
 			c.subPort(1, 1, false)
-			busy(t, flows, 20) // a packet may be between the kernel's decision and the wire
+			busy(t, flows, 200) // a packet may be between the kernel's decision and the wire
 			drained := b.arrivals()
-			busy(t, flows, 20)
+			busy(t, flows, 200)
 			silent := b.arrivals().since(drained)
 			for slot, port := range ports {
 				if n := silent[1][1][port]; n > 0 {
@@ -355,6 +362,7 @@ func TestRemap(t *testing.T) {
 		home := c.ports(dst)
 		for _, weights := range story {
 			c.weigh(weights...)
+			b.atRest()
 			ports, places := c.ports(dst), c.view().Places()
 			flows := b.flows(t, dst, ports)
 			before := b.arrivals()

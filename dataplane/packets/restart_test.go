@@ -25,15 +25,15 @@ func TestAgentKilled(t *testing.T) {
 		before := b.arrivals()
 		bg := send(t.Context(), flows)
 		for round := range 4 {
-			busy(t, flows, 50)
+			busy(t, flows, 500)
 			if round%2 == 1 {
 				c.cancel() // the control plane goes first
-				busy(t, flows, 20)
+				busy(t, flows, 200)
 			}
 			b.agent.Kill()
-			busy(t, flows, 50)
+			busy(t, flows, 500)
 			b.start()
-			busy(t, flows, 50)
+			busy(t, flows, 500)
 			if got := b.snapshot(); !proto.Equal(got, promised) {
 				t.Errorf("round %d: after the restart the agent has %d groups and %d destinations, other than it had: %v", round, len(got.Groups), len(got.Destinations), got.Groups)
 			}
