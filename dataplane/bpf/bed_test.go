@@ -49,6 +49,7 @@ type bed struct {
 	leaves [testPlanes]*netnstest.Namespace
 	taps   map[string]*tap
 	family family
+	tcp    []uint32 // TCP ports that are steered
 	cfg    Config
 	s      *Steering
 }
@@ -108,7 +109,7 @@ func (b *bed) open() {
 }
 
 func (b *bed) forwarding(mode farev1.Mode) *farev1.Forwarding {
-	f := &farev1.Forwarding{Mode: mode, Loopbacks: []string{b.family.source.String()}, UdpPorts: []uint32{roce, 4444}}
+	f := &farev1.Forwarding{Mode: mode, Loopbacks: []string{b.family.source.String()}, UdpPorts: []uint32{roce, 4444}, TcpPorts: b.tcp}
 	for p := range testPlanes {
 		plane := &farev1.ForwardingPlane{Plane: fmt.Sprintf("plane%d", p)}
 		for s := range testSubPorts {
@@ -231,6 +232,7 @@ type tap struct {
 	file *os.File
 	mu   sync.Mutex // guards all below
 	udp  map[uint16]int
+	tcp  map[uint16]carried // to tcpPort
 	sunh map[uint16]int
 	frag int
 	last []byte // frame of SUNH
@@ -239,7 +241,7 @@ type tap struct {
 
 func newTap(t testing.TB, n *netnstest.Namespace, port string) *tap {
 	t.Helper()
-	p := &tap{name: port, udp: map[uint16]int{}, sunh: map[uint16]int{}, done: make(chan struct{})}
+	p := &tap{name: port, udp: map[uint16]int{}, tcp: map[uint16]carried{}, sunh: map[uint16]int{}, done: make(chan struct{})}
 	err := n.Do(func() error {
 		ifi, err := net.InterfaceByName(port)
 		if err != nil {
@@ -290,12 +292,16 @@ func (p *tap) run() {
 				} else if d := binary.BigEndian.Uint16(b[at+2:]); d == roce || d == 4444 {
 					p.udp[binary.BigEndian.Uint16(b[at:])]++
 				}
+			} else if b[23] == unix.IPPROTO_TCP && len(b) >= at+20 {
+				p.segment(b[at:], n)
 			}
 		case unix.ETH_P_IPV6:
 			if b[20] == unix.IPPROTO_FRAGMENT {
 				p.frag++
 			} else if b[20] == unix.IPPROTO_UDP && binary.BigEndian.Uint16(b[56:]) == roce {
 				p.udp[binary.BigEndian.Uint16(b[54:])]++
+			} else if b[20] == unix.IPPROTO_TCP && len(b) >= 74 {
+				p.segment(b[54:], n)
 			}
 		case DefaultSUNHType:
 			p.sunh[binary.BigEndian.Uint16(b[16:])&0xfff]++
@@ -328,7 +334,7 @@ func (b *bed) total() (n int) {
 // arrived waits until n packets have come.
 func (b *bed) arrived(n int) {
 	b.Helper()
-	netnstest.Eventually(b, 10*time.Second, func() error {
+	netnstest.Eventually(b, time.Minute, func() error {
 		if got := b.total(); got != n {
 			return fmt.Errorf("%d packets arrived, want %d; not sent: %v", got, n, b.drops())
 		}
@@ -355,7 +361,7 @@ func (b *bed) resolve() {
 	for p := range testPlanes {
 		for s := range testSubPorts {
 			for _, hop := range []string{fmt.Sprintf("172.16.%d.%d", p, 2*s+1), fmt.Sprintf("fd00:16:%d:%d::2", p, s)} {
-				netnstest.Eventually(b, 5*time.Second, func() error {
+				netnstest.Eventually(b, time.Minute, func() error {
 					_, err := b.server.Output("ping", "-c1", "-W1", hop)
 					return err
 				})

@@ -113,7 +113,7 @@ func BenchmarkCarrierLoss(b *testing.B) {
 		took = append(took, time.Since(start))
 		b.StopTimer()
 		bed.leaves[1].IP("link", "set", "server0", "up")
-		netnstest.Eventually(b, 5*time.Second, func() error {
+		netnstest.Eventually(b, time.Minute, func() error {
 			if live() != full {
 				return fmt.Errorf("mask %x", live())
 			}

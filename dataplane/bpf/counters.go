@@ -22,7 +22,7 @@ type Drop int
 const (
 	DropMalformed   Drop = iota // headers that end too soon
 	DropProtocol                // neither IP nor SUNH
-	DropPort                    // a UDP destination port that is not steered
+	DropPort                    // a destination port of UDP or TCP that is not steered
 	DropDestination             // not programmed
 	DropUnreachable             // no member of the group is usable
 	DropUnresolved              // SUNH: the next hop's MAC address is not known yet

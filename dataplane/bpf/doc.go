@@ -3,11 +3,15 @@
 //
 // # The way of a packet
 //
-// Rules send UDP packets to the steered ports to a table of its own. It has a host route for each destination, through the
-// anchor. The program (steer.bpf.c, TCX egress) looks up destination -> group, (source, destination) and source port ->
-// slot, group and slot -> place, and redirects to the place's device and next hop. Flows that are no slot's are dealt over
-// the group's members by weight. A frame of SUNH that is sent on the anchor is steered by its 16-bit addresses and label.
+// Rules send packets to the steered ports of UDP and TCP to a table of its own. It has a host route for each destination,
+// through the anchor. The program (steer.bpf.c, TCX egress) looks up destination -> group, (source, destination) and source
+// port -> slot, group and slot -> place, and redirects to the place's device and next hop. Flows that are no slot's are dealt
+// over the group's members by weight. A frame of SUNH that is sent on the anchor is steered by its 16-bit addresses and label.
 // What the program does not steer is dropped, and counted by reason.
+//
+// A connection of TCP is a flow from the port that it was bound to before it connected; all that it sends, SYN and RST too,
+// goes the same way. What a listener answers is no flow of ours: it goes to a port that is not steered, by the kernel's own
+// routes. In mode per-packet TCP is not sprayed: a connection keeps to one sub-port of its slot's plane, which its hash chooses.
 //
 // Which places are usable is one word. Losing any set of sub-ports is one map write, however many destinations there are.
 //

@@ -256,13 +256,20 @@ func (s *Steering) setMTU(byName map[string]rtnl.Link) error {
 	return nil
 }
 
+// portWords is PORT_WORDS: TCP's ports follow UDP's.
+const portWords = 1024
+
 // setPorts makes the program and the rules know the steered ports: more of them in the program first, fewer last.
 func (s *Steering) setPorts() (err error) {
-	var want [1024]uint64
-	var ports []uint16
+	var want [2 * portWords]uint64
+	var ports []port
 	for _, p := range s.forwarding.UdpPorts {
 		want[p>>6] |= 1 << (p & 63)
-		ports = append(ports, uint16(p))
+		ports = append(ports, port{unix.IPPROTO_UDP, uint16(p)})
+	}
+	for _, p := range s.forwarding.TcpPorts {
+		want[portWords+p>>6] |= 1 << (p & 63)
+		ports = append(ports, port{unix.IPPROTO_TCP, uint16(p)})
 	}
 	for i := range want {
 		err = errors.Join(err, s.ports.set(i, s.ports.have[i]|want[i]))

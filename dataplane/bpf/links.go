@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/fared/fared/dataplane/internal/neighbour"
 	"github.com/fared/fared/dataplane/internal/rtnl"
 )
 
@@ -48,7 +49,11 @@ func (s *Steering) heard(events []rtnl.LinkEvent, lost error) error {
 			return err
 		}
 	}
+	var dark []int
 	for _, e := range events {
+		if s.links[e.Index].Usable() && !e.Gone && !e.Usable() {
+			dark = append(dark, e.Index)
+		}
 		if e.Gone {
 			delete(s.links, e.Index)
 		} else {
@@ -57,6 +62,9 @@ func (s *Steering) heard(events []rtnl.LinkEvent, lost error) error {
 		s.neighbour.linkChanged(e.Index)
 	}
 	err := s.refresh()
+	for _, device := range dark {
+		err = errors.Join(err, neighbour.Abandon(s.handle, device)) // nothing is sent there any more
+	}
 	if s.links[s.routes.anchor].Up {
 		return err
 	}

@@ -50,7 +50,7 @@ func TestSUNH(t *testing.T) {
 					frame = binary.BigEndian.AppendUint16(frame, host(f.destination))
 					frame = append(frame, "payload, up to the least of Ethernet......."...)
 					tap := b.taps[device(p, s)]
-					netnstest.Eventually(t, 10*time.Second, func() error {
+					netnstest.Eventually(t, time.Minute, func() error {
 						_, _ = unix.Write(raw, frame) // ENOBUFS when it is dropped
 						tap.mu.Lock()
 						defer tap.mu.Unlock()
@@ -136,7 +136,7 @@ func TestFragmentsAndSegments(t *testing.T) {
 			if _, err := flow.Write(make([]byte, 4000)); err != nil {
 				t.Fatal(err)
 			}
-			netnstest.Eventually(t, 5*time.Second, func() error {
+			netnstest.Eventually(t, time.Minute, func() error {
 				pieces := 0
 				for _, tap := range b.taps {
 					tap.mu.Lock()
@@ -164,7 +164,7 @@ func TestFragmentsAndSegments(t *testing.T) {
 			if _, err := flow.Write(make([]byte, 10_000)); err != nil {
 				t.Fatal(err)
 			}
-			netnstest.Eventually(t, 5*time.Second, func() error {
+			netnstest.Eventually(t, time.Minute, func() error {
 				if b.at("p3.0", ports[3]) == before {
 					return errors.New("nothing arrived")
 				}

@@ -229,8 +229,14 @@ func (r *routes) exchange(n int) ([]unix.Errno, error) {
 	}
 }
 
+// port is a destination port that is steered.
+type port struct {
+	protocol uint8 // IPPROTO_UDP or IPPROTO_TCP
+	number   uint16
+}
+
 // rules makes the rules of both families those for ports. what is not ours stays.
-func (r *routes) rules(ports []uint16, priority uint32, families []uint8) error {
+func (r *routes) rules(ports []port, priority uint32, families []uint8) error {
 	batch := r.conn.Begin()
 	var late []rtnl.Rule
 	for _, family := range families {
@@ -238,27 +244,28 @@ func (r *routes) rules(ports []uint16, priority uint32, families []uint8) error 
 		if err != nil {
 			return fmt.Errorf("bpf: %w", err)
 		}
-		missing := map[uint16]bool{}
-		for _, port := range ports {
-			missing[port] = true
+		missing := map[port]bool{}
+		for _, p := range ports {
+			missing[p] = true
 		}
-		rule := func(port uint16) rtnl.Rule {
+		rule := func(p port) rtnl.Rule {
 			return rtnl.Rule{
 				Family: family, Priority: priority, Table: r.table, Protocol: r.protocol,
-				IPProto: unix.IPPROTO_UDP, Dport: [2]uint16{port, port},
+				IPProto: p.protocol, Dport: [2]uint16{p.number, p.number},
 			}
 		}
 		for _, have := range all {
+			p := port{have.IPProto, have.Dport[0]}
 			switch {
 			case have.Protocol != r.protocol || have.Table != r.table || have.Foreign:
-			case missing[have.Dport[0]] && have == rule(have.Dport[0]):
-				delete(missing, have.Dport[0])
+			case missing[p] && have == rule(p):
+				delete(missing, p)
 			default:
 				late = append(late, have)
 			}
 		}
-		for port := range missing {
-			batch.SetRule(rule(port))
+		for p := range missing {
+			batch.SetRule(rule(p))
 		}
 	}
 	for _, old := range late {

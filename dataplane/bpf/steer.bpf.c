@@ -3,7 +3,7 @@
 // The steering program: it sits on the way out of the anchor device, to which rules and routes bring the flows to steer,
 // and sends each packet on over the sub-port of its queue pair slot.
 //
-// destination -> group; (source, destination) + UDP source port -> slot; group + slot -> place; place -> device, next hop.
+// destination -> group; (source, destination) + source port -> slot; group + slot -> place; place -> device, next hop.
 // A place is a sub-port's number, 0 to 63, so that "which are usable" is one word, and losing any set of them one write.
 
 #include <linux/bpf.h>
@@ -31,11 +31,13 @@
 #define DYNAMIC_MASK 16383
 #define LABEL_MASK 4095
 
+#define PORT_WORDS 1024 // 64 ports each
+
 // How a packet was not sent; the index of its counter.
 enum drop {
 	DROP_MALFORMED,   // headers that end too soon
 	DROP_PROTOCOL,    // neither IP nor SUNH
-	DROP_PORT,        // a UDP destination port that is not steered
+	DROP_PORT,        // a destination port of UDP or TCP that is not steered
 	DROP_DESTINATION, // not programmed
 	DROP_UNREACHABLE, // no usable member in the group
 	DROP_UNRESOLVED,  // SUNH: the next hop's MAC address is not known yet
@@ -116,7 +118,7 @@ struct pair {
 #define PINS_TABLE 0xffff
 #define NOT_COUNTED 0xffffffff
 
-// The UDP source ports of a pair: 49152 + (first + slot * stride) mod 16384 for slot < count, or a table of their own.
+// The source ports of a pair, UDP's and TCP's: 49152 + (first + slot * stride) mod 16384 for slot < count, or a table of their own.
 struct pins {
 	__u16 first;
 	__u16 inverse; // of the stride, modulo 16384
@@ -157,7 +159,7 @@ struct counter {
 
 // The sizes of those that grow are settings; here they are the least.
 MAP(fared_settings, ARRAY, __u32, struct settings, 1, 0);
-MAP(fared_ports, ARRAY, __u32, __u64, 1024, 0); // a bit for each UDP destination port
+MAP(fared_ports, ARRAY, __u32, __u64, 2 * PORT_WORDS, 0); // a bit for each UDP destination port, then for each TCP one
 MAP(fared_live, ARRAY, __u32, struct live, 1, 0);
 MAP(fared_places, ARRAY, __u32, struct place, PLACES, 0);
 MAP(fared_planes, ARRAY, __u32, struct plane, PLANES, 0);
@@ -174,8 +176,9 @@ MAP(fared_turns, PERCPU_ARRAY, __u32, __u32, TURNS, 0);
 struct packet {
 	struct pair pair;
 	__u32 ports; // both, as far as they are known: what a flow is told apart by
-	__u16 port;  // UDP source port, or SUNH's flow label
+	__u16 port;  // source port, or SUNH's flow label
 	bool flow;   // port is known
+	bool tcp;
 	bool sunh;
 	bool v6;
 };
@@ -227,20 +230,24 @@ static __always_inline __u32 less(__u64 a, __u64 b)
 	return difference >> 63;
 }
 
-static __always_inline bool steered(__u16 port)
+static __always_inline bool steered(bool tcp, __u16 port)
 {
-	__u32 word = port >> 6;
+	__u32 word = (port >> 6) + tcp * PORT_WORDS;
 	__u64 *bits = bpf_map_lookup_elem(&fared_ports, &word);
 	return bits && *bits >> (port & 63) & 1;
 }
 
-// udp reads the ports. A negative return is no error: fragments and extension headers have none to read.
-static __always_inline int udp(struct __sk_buff *skb, struct packet *p, __u32 at)
+// transport reads the ports, which UDP and TCP have at the same place. A negative return is no error: what is neither, a
+// fragment or an extension header, has none to read.
+static __always_inline int transport(struct __sk_buff *skb, struct packet *p, __u8 protocol, __u32 at)
 {
 	__be16 both[2];
+	if (protocol != IPPROTO_UDP && protocol != IPPROTO_TCP)
+		return -1;
+	p->tcp = protocol == IPPROTO_TCP;
 	if (bpf_skb_load_bytes(skb, at, both, sizeof(both)))
 		return DROP_MALFORMED;
-	if (!steered(bpf_ntohs(both[1])))
+	if (!steered(p->tcp, bpf_ntohs(both[1])))
 		return DROP_PORT;
 	p->port = bpf_ntohs(both[0]);
 	p->flow = true;
@@ -260,8 +267,8 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p, const 
 		p->pair.source.word[3] = ip[3];
 		p->pair.destination.word[3] = ip[4];
 		__u32 first = bpf_ntohl(ip[0]), second = bpf_ntohl(ip[1]), third = bpf_ntohl(ip[2]);
-		if ((third >> 16 & 0xff) == IPPROTO_UDP && !(second & FRAGMENT_OFFSET))
-			return udp(skb, p, ETH_HLEN + (first >> 24 & 15) * 4);
+		if (!(second & FRAGMENT_OFFSET))
+			return transport(skb, p, third >> 16, ETH_HLEN + (first >> 24 & 15) * 4);
 	} else if (type == bpf_htons(ETH_P_IPV6)) {
 		__u32 ip[10];
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, ip, sizeof(ip)))
@@ -272,8 +279,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p, const 
 			p->pair.destination.word[i] = ip[6 + i];
 		}
 		p->v6 = true;
-		if ((bpf_ntohl(ip[1]) >> 8 & 0xff) == IPPROTO_UDP)
-			return udp(skb, p, ETH_HLEN + sizeof(ip));
+		return transport(skb, p, bpf_ntohl(ip[1]) >> 8, ETH_HLEN + sizeof(ip));
 	} else if (type == set->sunh_type && type) {
 		__u32 sunh[2];
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, sunh, sizeof(sunh)))
@@ -384,7 +390,8 @@ static __always_inline __u32 choose(const struct packet *p, const struct group *
 		*diverted = true;
 	}
 	__u32 number = hash(p);
-	if (set->per_packet)
+	// TCP takes reordering for loss (RFC 5681, Section 3.2), so a flow of it is not sprayed: its hash chooses for all of it.
+	if (set->per_packet && !p->tcp)
 		number = turn(number);
 	if (own != SLOT_NONE && own & SLOT_PLANE) {
 		__u32 i = own & (PLANES - 1);

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -209,6 +210,10 @@ func (s *Steering) SetForwarding(forwarding *farev1.Forwarding) error {
 
 // judge says what of a forwarding cannot be done here.
 func (s *Steering) judge(f *farev1.Forwarding) error {
+	if slices.Contains(f.UdpPorts, 65535) || slices.Contains(f.TcpPorts, 65535) {
+		// fib_rule_port_range_valid, include/net/fib_rules.h
+		return status.Error(codes.InvalidArgument, "port 65535: the kernel's routing rules take ports below it alone; use 1 to 65534")
+	}
 	n := 0
 	for _, plane := range f.Planes {
 		for _, subPort := range plane.SubPorts {

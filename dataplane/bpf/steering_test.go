@@ -213,7 +213,7 @@ func TestFailover(t *testing.T) {
 	}
 	up := func(want bool) {
 		t.Helper()
-		netnstest.Eventually(t, 5*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			stats, err := b.s.Stats()
 			if err == nil && slices.Contains(stats.Live, "p1.0") != want {
 				err = fmt.Errorf("live: %v", stats.Live)
@@ -310,7 +310,7 @@ func TestRestart(t *testing.T) {
 			busy := func() {
 				t.Helper()
 				before := b.total()
-				netnstest.Eventually(t, 10*time.Second, func() error {
+				netnstest.Eventually(t, time.Minute, func() error {
 					if b.total() < before+2*n {
 						return errors.New("no traffic")
 					}
@@ -414,10 +414,7 @@ func TestDetach(t *testing.T) {
 	} {
 		b.server.IP(strings.Fields(line)...)
 	}
-	world := func() string {
-		return b.server.IP("-d", "link") + b.server.IP("rule") + b.server.IP("-6", "rule") +
-			b.server.IP("route", "show", "table", "all") + b.server.IP("-6", "route", "show", "table", "all")
-	}
+	world := func() string { return b.server.IP("-d", "link") + b.server.Objects() }
 	before := world()
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
@@ -507,7 +504,7 @@ func TestAnchorComesBack(t *testing.T) {
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
 	for _, how := range [][]string{{"link", "set", "fared0", "down"}, {"link", "del", "fared0"}} {
 		b.server.IP(how...)
-		netnstest.Eventually(t, 5*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if routes, err := b.server.Output("ip", "route", "show", "table", "179"); err != nil || !strings.Contains(string(routes), "10.255.0.2") {
 				return fmt.Errorf("no route: %v", err)
 			}
@@ -524,7 +521,7 @@ func TestAnchorComesBack(t *testing.T) {
 			t.Errorf("after %v: slot 2 is not at p2.0", how)
 		}
 		b.server.IP("link", "set", "p0.0", "mtu", "1400")
-		netnstest.Eventually(t, 5*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if out := b.server.IP("link", "show", "fared0"); !strings.Contains(out, "mtu 1400") {
 				return errors.New(out)
 			}
