@@ -150,6 +150,7 @@ func TestRestartRepairs(t *testing.T) {
 			if d := diff(h.state(), before); d != "" {
 				t.Error(d)
 			}
+			rest(t, p)
 			n := sent(p.Stats())
 			p.audit()
 			p.audit()
@@ -213,12 +214,9 @@ func TestForeignIsLeftAlone(t *testing.T) {
 	}
 	foreign := func() string {
 		var text strings.Builder
-		for _, args := range [][]string{{"nexthop"}, {"route", "show", "table", "all"}, {"-6", "route", "show", "table", "all"}, {"rule"}, {"-6", "rule"}} {
-			for _, line := range strings.Split(h.IP(args...), "\n") {
-				// Link-local routes and addresses come by themselves.
-				if !strings.Contains(line, "proto 179") && !strings.Contains(line, "proto kernel") {
-					fmt.Fprintln(&text, strings.Join(strings.Fields(line), " "))
-				}
+		for line := range strings.Lines(h.Objects()) {
+			if !strings.Contains(line, "proto 179") {
+				text.WriteString(line)
 			}
 		}
 		qdiscs, err := h.Output("tc", "qdisc", "show", "dev", "p0")
@@ -269,10 +267,8 @@ func TestForeignIsLeftAlone(t *testing.T) {
 	if after := foreign(); after != before {
 		t.Error(cmp.Diff(before, after))
 	}
-	for _, args := range [][]string{{"nexthop"}, {"route", "show", "table", "all"}, {"-6", "route", "show", "table", "all"}, {"rule"}, {"-6", "rule"}} {
-		if text := h.IP(args...); strings.Contains(text, "proto 179") {
-			t.Errorf("left by a flush:\n%s", text)
-		}
+	if text := h.Objects(); strings.Contains(text, "proto 179") {
+		t.Errorf("left by a flush:\n%s", text)
 	}
 }
 
@@ -304,19 +300,19 @@ func TestAnyOrderEndsEqual(t *testing.T) {
 		for range random.IntN(40) {
 			s.try(random1()) // some name groups that are not there
 		}
-		var groups, rest []*farev1.Operation
+		var groups, others []*farev1.Operation
 		for i := range 4 {
-			rest = append(rest, subPortOp(fmt.Sprintf("p%d", i), i != 2))
+			others = append(others, subPortOp(fmt.Sprintf("p%d", i), i != 2))
 		}
 		for i := range 12 {
-			rest = append(rest, destination(target4(i), uint32(1+i%6)), destination(target6(i), uint32(1+i%5)))
+			others = append(others, destination(target4(i), uint32(1+i%6)), destination(target6(i), uint32(1+i%5)))
 		}
 		for i := range 6 {
 			groups = append(groups, h.group(uint32(1+i), uint32(1+i%2), uint32(i), 1, 2))
 		}
 		random.Shuffle(len(groups), func(i, j int) { groups[i], groups[j] = groups[j], groups[i] })
-		random.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
-		s.do(append(groups, rest...)...)
+		random.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+		s.do(append(groups, others...)...)
 		got := h.state()
 		if want == nil {
 			want = got
@@ -324,8 +320,9 @@ func TestAnyOrderEndsEqual(t *testing.T) {
 		if d := diff(got, want); d != "" {
 			t.Fatalf("round %d: %s", round, d)
 		}
+		rest(t, p)
 		before := sent(p.Stats())
-		s.do(append(groups, rest...)...)
+		s.do(append(groups, others...)...)
 		if n := sent(p.Stats()) - before; n != 0 {
 			t.Errorf("round %d: the same again sent %d changes", round, n)
 		}

@@ -34,6 +34,9 @@
 // what the weights are now, which then costs one message a group; groups that it did not set are dealt anew. The kernel
 // takes a member's first buckets when it makes room, never the last, where the lasting ones are.
 //
+// Packets that wait for the next hop of such a device are dropped when no group sends more of them there: while the kernel keeps
+// one, TCP does not send it again, for the three seconds that the kernel asks for a neighbour.
+//
 // A message made before the news of a lost carrier came may meet a group that the kernel has moved. A partial
 // replacement of that could come out in any way. Therefore each message names a nexthop of every device that has buckets in the group as far as
 // known, if need be as a witness of weight 1 that gets none, and the kernel refuses it when the device's nexthops are gone. Witnesses

@@ -87,14 +87,12 @@ func TestKilled(t *testing.T) {
 	}
 	foreign := func() string {
 		var kept []string
-		for _, args := range [][]string{{"nexthop"}, {"route", "show", "table", "all"}, {"rule"}} {
-			for _, line := range strings.Split(h.IP(args...), "\n") {
-				if !strings.Contains(line, "proto 179") && !strings.Contains(line, "proto kernel") {
-					kept = append(kept, strings.Join(strings.Fields(line), " "))
-				}
+		for line := range strings.Lines(h.Objects()) {
+			if !strings.Contains(line, "proto 179") {
+				kept = append(kept, line)
 			}
 		}
-		return strings.Join(kept, "\n")
+		return strings.Join(kept, "")
 	}
 	// What a process that nobody kills makes of it.
 	want := killedState(h.forwarding, 1)
@@ -139,6 +137,7 @@ func TestKilled(t *testing.T) {
 		if f := p.Capabilities().FlowHash; f.GetAlgorithm() != computed {
 			t.Errorf("round %d: flow hash %v", round, f)
 		}
+		rest(t, p)
 		n := sent(p.Stats())
 		p.audit()
 		if s := p.Stats(); sent(s) != n || s.Differences != 0 {
@@ -159,7 +158,7 @@ func TestKilledWhileAsking(t *testing.T) {
 	h := newHost(t, 4)
 	p, c := h.start()
 	program(t, c.server).do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
-	clean := h.IP("nexthop") + h.IP("rule") + h.IP("-6", "rule") + h.IP("route", "show", "table", "all") + h.IP("-6", "route", "show", "table", "all")
+	clean := h.Objects()
 	p.mu.Lock()
 	for f, check := range []netip.Addr{checkV4, checkV6} {
 		target, device := []run{{0, p.layout.buckets}}, p.probeDevice(family(f))
@@ -188,7 +187,7 @@ func TestKilledWhileAsking(t *testing.T) {
 		}
 	}
 	p.audit()
-	if now := h.IP("nexthop") + h.IP("rule") + h.IP("-6", "rule") + h.IP("route", "show", "table", "all") + h.IP("-6", "route", "show", "table", "all"); now != clean {
+	if now := h.Objects(); now != clean {
 		t.Errorf("left:\n%s\nbefore:\n%s", now, clean)
 	}
 }

@@ -54,7 +54,7 @@ func TestLinksComeAndGo(t *testing.T) {
 			h.wants(target6(0), all)
 			h.wants(target4(1), map[string]int{"p3": 1024})
 			h.wants(target6(1), map[string]int{"p3": 1024})
-			netnstest.Eventually(t, 5*time.Second, func() error {
+			netnstest.Eventually(t, time.Minute, func() error {
 				if d := diff(h.state(), before); d != "" {
 					return fmt.Errorf("%s", d)
 				}
@@ -82,7 +82,7 @@ func TestControlPlaneAnswersALostCarrier(t *testing.T) {
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1))
 	h.leaf.IP("link", "set", "p0", "down")
-	netnstest.Eventually(t, 5*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		if p.Stats().MovedByKernel != 1 {
 			return fmt.Errorf("%+v", p.Stats())
 		}
@@ -151,7 +151,7 @@ func TestLostNewsOfLinks(t *testing.T) {
 		h.batch(lines)
 		h.wants(target4(0), equal("p0", "p2", "p3"))
 		h.batch([]string{"link set p1 up"})
-		netnstest.Eventually(t, 10*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if d := diff(h.state(), before); d != "" {
 				return fmt.Errorf("%s", d)
 			}
@@ -311,7 +311,7 @@ func TestWitnessesLeave(t *testing.T) {
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
 	s.do(subPortOp("p0", false))
-	netnstest.Eventually(t, 5*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		if n := h.witnesses(); n != 0 {
 			return fmt.Errorf("%d witnesses", n)
 		}
@@ -319,6 +319,7 @@ func TestWitnessesLeave(t *testing.T) {
 	})
 	h.wants(target4(0), equal("p1", "p2", "p3"))
 	h.wants(target6(0), equal("p1", "p2", "p3"))
+	rest(t, p)
 	n := sent(p.Stats())
 	p.audit()
 	if s := p.Stats(); sent(s) != n || s.Differences != 0 {

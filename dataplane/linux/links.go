@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fared/fared/dataplane/internal/neighbour"
 	"github.com/fared/fared/dataplane/internal/rtnl"
 )
 
@@ -127,6 +128,7 @@ func (p *Plane) takeLinks(events []rtnl.LinkEvent) {
 		}
 		if had && old.Usable() && (e.Gone || !e.Usable()) {
 			p.lose(e.Index)
+			p.dark[e.Index] = true
 		}
 		if had && !e.Gone && old.Usable() == e.Usable() && old.Name == e.Name {
 			continue // of no importance to nexthops, e.g. the MTU
@@ -151,6 +153,25 @@ func (p *Plane) relink(sp *subPort) {
 		}
 	}
 	p.stale(sp)
+}
+
+// abandon drops the packets that wait for next hops on devices without a carrier, once no group may send more of them there: an
+// IPv6 socket keeps to such a device until its group is replaced. The caller holds mu.
+func (p *Plane) abandon() {
+	if len(p.dark) == 0 {
+		return
+	}
+	for _, g := range p.groups {
+		if g.moved {
+			return // its repair is due
+		}
+	}
+	for device := range p.dark {
+		if err := neighbour.Abandon(p.handle, device); err != nil {
+			p.log.Warn("linux data plane: connections may stand still for some seconds", "error", err)
+		}
+	}
+	clear(p.dark)
 }
 
 // lose does here what the kernel does when a device goes down, loses its carrier or leaves: its nexthop objects are gone,

@@ -386,6 +386,21 @@ func (h *host) wants(dst string, want map[string]int) {
 	})
 }
 
+// rest waits until groups are as they are to stay: members without a bucket leave RepairDelay after the change that needed them.
+func rest(t *testing.T, p *Plane) {
+	t.Helper()
+	netnstest.Eventually(t, time.Minute, func() error {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for key, g := range p.groups {
+			if _, waits := g.since(); waits {
+				return fmt.Errorf("group %v will change", key)
+			}
+		}
+		return nil
+	})
+}
+
 func sent(s Stats) uint64 { return s.Nexthops + s.Groups + s.Routes + s.Rules }
 
 func TestConformance(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -54,6 +56,7 @@ type Plane struct {
 
 	mu     sync.Mutex // guards everything below
 	conn   *rtnl.Conn
+	handle *netlink.Handle // for neighbours
 	stats  Stats
 	repair *time.Timer // rings when a repair is due
 
@@ -75,13 +78,15 @@ type Plane struct {
 	names   map[string]int
 	// linkNews counts what happened to links that nexthops depend on.
 	linkNews uint64
-	used     map[uint32]bool // ids of nexthop objects, whoever's
-	next     uint32          // id to try next
-	owners   map[uint32]*pool
-	drop     [2]*pool // packets end here while the kernel has taken every other member away
-	hole     [2]*pool // packets end here when no member is left
-	groups   map[groupKey]*group
-	routes   map[netip.Prefix]uint32 // to the id of a group
+	// dark are devices without a carrier on which packets may wait for a next hop.
+	dark   map[int]bool
+	used   map[uint32]bool // ids of nexthop objects, whoever's
+	next   uint32          // id to try next
+	owners map[uint32]*pool
+	drop   [2]*pool // packets end here while the kernel has taken every other member away
+	hole   [2]*pool // packets end here when no member is left
+	groups map[groupKey]*group
+	routes map[netip.Prefix]uint32 // to the id of a group
 	// Found with the mark and not claimed by anything wanted; Settle removes it.
 	strays       map[uint32]stray
 	loose        map[uint32]rtnl.Nexthop
@@ -135,7 +140,7 @@ func Open(config Config) (*Plane, error) {
 		links: map[int]rtnl.Link{}, names: map[string]int{}, used: map[uint32]bool{}, next: config.FirstID,
 		owners: map[uint32]*pool{}, groups: map[groupKey]*group{}, routes: map[netip.Prefix]uint32{},
 		strays: map[uint32]stray{}, loose: map[uint32]rtnl.Nexthop{},
-		staleGroups: map[groupKey]bool{}, staleRoutes: map[netip.Prefix]bool{},
+		staleGroups: map[groupKey]bool{}, staleRoutes: map[netip.Prefix]bool{}, dark: map[int]bool{},
 	}
 	for f := range p.drop {
 		p.drop[f], p.hole[f] = &pool{family: family(f), loopback: true}, &pool{family: family(f), blackhole: true}
@@ -158,6 +163,9 @@ func (p *Plane) open() (err error) {
 	}
 	p.ipv6 = hasIPv6()
 	if p.conn, err = rtnl.Dial(); err != nil {
+		return err
+	}
+	if p.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
 	// Before links are read: what changes in between is heard.
@@ -185,6 +193,9 @@ func (p *Plane) release() error {
 	if p.conn != nil {
 		errs = append(errs, p.conn.Close())
 	}
+	if p.handle != nil {
+		p.handle.Close()
+	}
 	if p.space.file != nil {
 		errs = append(errs, p.space.Close())
 	}
@@ -197,6 +208,7 @@ func (p *Plane) Close() error {
 		close(p.stop)
 		err := p.watch.Close()
 		p.working.Wait()
+		p.handle.Close()
 		p.closed = errors.Join(err, p.conn.Close(), p.space.Close())
 	})
 	return p.closed

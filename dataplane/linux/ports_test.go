@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -21,11 +22,11 @@ import (
 
 // lastingPorts returns for each sub-port of n the source ports whose flows fall into its lasting buckets, as the control
 // plane computes them from FlowHash.
-func lastingPorts(f *farev1.FlowHash, n int, source, destination netip.Addr) [][]uint16 {
+func lastingPorts(f *farev1.FlowHash, n int, protocol uint8, source, destination netip.Addr) [][]uint16 {
 	ports := make([][]uint16, n)
 	hash := wecmp.LinuxL4{Seed: f.Seed}
 	for port := wecmp.MinPort; port <= wecmp.MaxPort; port++ {
-		h, _ := hash.Hash(source, destination, wecmp.ProtocolUDP, uint16(port), wecmp.PortRoCE)
+		h, _ := hash.Hash(source, destination, protocol, uint16(port), wecmp.PortRoCE)
 		bucket := int(h % f.Buckets)
 		for i := range n {
 			end := (2*int(f.Buckets)*(i+1) + n) / (2 * n)
@@ -97,12 +98,13 @@ func lastingPortsStay(t *testing.T, n int) {
 	var questions []question
 	for f, dst := range []string{target4(0), target6(0)} {
 		source, to := mustPrefix(h.forwarding.Loopbacks[f]).Addr(), mustPrefix(dst).Addr()
-		for i, ports := range lastingPorts(p.Capabilities().FlowHash, n, source, to) {
+		protocol := []uint8{wecmp.ProtocolUDP, wecmp.ProtocolTCP}[f]
+		for i, ports := range lastingPorts(p.Capabilities().FlowHash, n, protocol, source, to) {
 			if len(ports) < 100 {
 				t.Fatalf("sub-port %d has %d lasting ports", i, len(ports))
 			}
 			for _, port := range ports {
-				questions = append(questions, question{rtnl.Query{Source: source, Destination: to, IPProto: 17, Sport: port, Dport: wecmp.PortRoCE}, i})
+				questions = append(questions, question{rtnl.Query{Source: source, Destination: to, IPProto: protocol, Sport: port, Dport: wecmp.PortRoCE}, i})
 			}
 		}
 	}
@@ -236,36 +238,44 @@ func TestLanding(t *testing.T) {
 	p, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 9, 1, 0, 1), destination(target4(0), 1), destination(target6(0), 1))
-	before := h.IP("nexthop") + h.IP("route", "show", "table", "all") + h.IP("rule")
+	before := h.Objects()
 	for f, dst := range []string{target4(0), target6(0)} {
 		source, to := mustPrefix(h.forwarding.Loopbacks[f]).Addr(), mustPrefix(dst).Addr()
-		response, err := c.server.Landing(context.Background(), &farev1.LandingRequest{Source: source.String(), Destination: to.String(), UdpDestinationPort: wecmp.PortRoCE})
-		if err != nil {
-			t.Fatal(err)
-		}
-		want := make([]byte, 16384)
-		for i, ports := range lastingPorts(p.Capabilities().FlowHash, 5, source, to) {
-			for _, port := range ports {
-				want[int(port)-wecmp.MinPort] = byte(i + 1)
+		for _, protocol := range []uint8{0, wecmp.ProtocolUDP, wecmp.ProtocolTCP} {
+			response, err := c.server.Landing(context.Background(), &farev1.LandingRequest{
+				Source: source.String(), Destination: to.String(), UdpDestinationPort: wecmp.PortRoCE, Protocol: uint32(protocol),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := make([]byte, 16384)
+			for i, ports := range lastingPorts(p.Capabilities().FlowHash, 5, cmp.Or(protocol, wecmp.ProtocolUDP), source, to) {
+				for _, port := range ports {
+					want[int(port)-wecmp.MinPort] = byte(i + 1)
+				}
+			}
+			if !slices.Equal(response.Devices, []string{"p0", "p1", "p2", "p3", "p4"}) || !slices.Equal(response.SubPortOfPort, want) {
+				t.Errorf("%s, protocol %d: the kernel's answer differs from what is computed", dst, protocol)
 			}
 		}
-		if !slices.Equal(response.Devices, []string{"p0", "p1", "p2", "p3", "p4"}) || !slices.Equal(response.SubPortOfPort, want) {
-			t.Errorf("%s: the kernel's answer differs from what is computed", dst)
-		}
 	}
-	if after := h.IP("nexthop") + h.IP("route", "show", "table", "all") + h.IP("rule"); after != before {
+	if after := h.Objects(); after != before {
 		t.Errorf("questions left something:\n%s", after)
 	}
 	for _, c2 := range []struct {
 		source, destination string
-		port                uint32
+		port, protocol      uint32
 		code                codes.Code
 	}{
-		{"", "10.255.1.1", 4791, codes.InvalidArgument}, {"10.255.0.1", "leaf", 4791, codes.InvalidArgument},
-		{"10.255.0.1", "fd00:255::100", 4791, codes.InvalidArgument}, {"10.255.0.1", "10.255.1.1", 0, codes.InvalidArgument},
-		{"10.255.0.1", "10.9.9.9", 4791, codes.NotFound}, {"10.8.8.8", "10.255.1.1", 4791, codes.Unavailable},
+		{"", "10.255.1.1", 4791, 0, codes.InvalidArgument}, {"10.255.0.1", "leaf", 4791, 0, codes.InvalidArgument},
+		{"10.255.0.1", "fd00:255::100", 4791, 0, codes.InvalidArgument}, {"10.255.0.1", "10.255.1.1", 0, 0, codes.InvalidArgument},
+		{"10.255.0.1", "10.255.1.1", 65536, 6, codes.InvalidArgument}, {"10.255.0.1", "10.255.1.1", 4791, 1, codes.InvalidArgument},
+		{"10.255.0.1", "10.255.1.1", 4791, 256 + 6, codes.InvalidArgument},
+		{"10.255.0.1", "10.9.9.9", 4791, 0, codes.NotFound}, {"10.8.8.8", "10.255.1.1", 4791, 6, codes.Unavailable},
 	} {
-		_, err := c.server.Landing(context.Background(), &farev1.LandingRequest{Source: c2.source, Destination: c2.destination, UdpDestinationPort: c2.port})
+		_, err := c.server.Landing(context.Background(), &farev1.LandingRequest{
+			Source: c2.source, Destination: c2.destination, UdpDestinationPort: c2.port, Protocol: c2.protocol,
+		})
 		if status.Code(err) != c2.code {
 			t.Errorf("%+v: %v", c2, err)
 		}

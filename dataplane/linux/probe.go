@@ -144,7 +144,8 @@ func (p *Plane) checkHash() (wrong int, err error) {
 	return wrong, nil
 }
 
-// compare asks for the flows of a check from no source address and from a loopback, if that is an address of the host.
+// compare asks for the flows of a check, half of them UDP and half TCP, from no source address and from a loopback, if that is
+// an address of the host.
 func (p *Plane) compare(f family, destination netip.Addr, target []run) (wrong int, err error) {
 	sources := []netip.Addr{netip.IPv4Unspecified()}
 	if f == v6 {
@@ -162,6 +163,9 @@ func (p *Plane) compare(f family, destination netip.Addr, target []run) (wrong i
 			q := rtnl.Query{Destination: destination, IPProto: unix.IPPROTO_UDP, Sport: uint16(wecmp.MinPort + i*31), Dport: wecmp.PortRoCE}
 			if i%2 == 1 {
 				q.Sport = uint16(1 + i)
+			}
+			if i/2%2 == 1 {
+				q.IPProto = unix.IPPROTO_TCP
 			}
 			if !source.IsUnspecified() {
 				q.Source = source
@@ -312,7 +316,10 @@ func (p *Plane) unprobe(rule rtnl.Rule, route rtnl.Route, marked bool) error {
 func (p *Plane) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse, error) {
 	source, sourceErr := netip.ParseAddr(request.GetSource())
 	destination, err := netip.ParseAddr(request.GetDestination())
-	port := request.GetUdpDestinationPort()
+	port, protocol := request.GetUdpDestinationPort(), uint8(unix.IPPROTO_UDP)
+	if request.GetProtocol() == unix.IPPROTO_TCP {
+		protocol = unix.IPPROTO_TCP
+	}
 	switch {
 	case sourceErr != nil:
 		return nil, status.Errorf(codes.InvalidArgument, "source %q: give an address", request.GetSource())
@@ -321,7 +328,9 @@ func (p *Plane) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse
 	case familyOf(source.Unmap()) != familyOf(destination.Unmap()):
 		return nil, status.Errorf(codes.InvalidArgument, "source %v and destination %v are of two families; give both of one", source, destination)
 	case port == 0 || port > 65535:
-		return nil, status.Errorf(codes.InvalidArgument, "UDP destination port %d; use 1 to 65535", port)
+		return nil, status.Errorf(codes.InvalidArgument, "destination port %d; use 1 to 65535", port)
+	case request.GetProtocol() != 0 && request.GetProtocol() != uint32(protocol):
+		return nil, status.Errorf(codes.InvalidArgument, "protocol %d; use 17 for UDP or 6 for TCP", request.GetProtocol())
 	}
 	source, destination = source.Unmap().WithZone(""), destination.Unmap().WithZone("")
 	p.mu.Lock()
@@ -350,7 +359,7 @@ func (p *Plane) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse
 	response := &farev1.LandingResponse{}
 	if err == nil {
 		err = p.land(response, rtnl.Query{
-			Source: source, Destination: destination, IPProto: unix.IPPROTO_UDP, Dport: uint16(port), Mark: p.config.ProbeMark,
+			Source: source, Destination: destination, IPProto: protocol, Dport: uint16(port), Mark: p.config.ProbeMark,
 		})
 	}
 	if err := errors.Join(err, undo()); err != nil {

@@ -80,7 +80,7 @@ func TestRefusedInTheMiddle(t *testing.T) {
 				twin.do(op)
 			}
 		}
-		netnstest.Eventually(t, 10*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			p.audit() // forgets next hops that the kernel would not take
 			return different(h.state(), twinHost.state())
 		})

@@ -146,6 +146,7 @@ func (p *Plane) sync() []failure {
 	if due >= 0 {
 		p.repair.Reset(due)
 	}
+	p.abandon()
 	return failures
 }
 

@@ -1,0 +1,272 @@
+package linux
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/wecmp"
+)
+
+// tcpPort is where the transfers go; lastingPorts computes for the same.
+const tcpPort = wecmp.PortRoCE
+
+// transfer is a connection that carries data until it is stopped, to a destination that the leaf's namespace has. What the
+// leaf answers takes a way of its own.
+type transfer struct {
+	t       testing.TB
+	conn    *net.TCPConn
+	arrived atomic.Int64
+	stop    chan struct{}
+	wrote   chan error
+	read    sync.WaitGroup
+}
+
+// destine makes the leaf's namespace have a destination, and a way back to a source that no sub-port is part of.
+func (h *host) destine(source, destination netip.Prefix) {
+	h.t.Helper()
+	netnstest.Veth(h.t, h.Namespace, "back", h.leaf, "back")
+	h.Addr("back", "172.18.0.0/31", "fd00:18::1/64")
+	h.leaf.Addr("back", "172.18.0.1/31", "fd00:18::2/64")
+	h.leaf.Addr("lo", destination.String())
+	via := "172.18.0.0"
+	if source.Addr().Is6() {
+		via = "fd00:18::1"
+	}
+	h.leaf.IP("route", "add", source.String(), "via", via)
+}
+
+// setApart brings the count by which the namespace's IPv6 routes are told to be up to date (rt_genid_ipv6) far from the initial
+// namespace's: where both are equal the kernel goes on to use what a replaced group has released (docs/dataplane.md).
+func (h *host) setApart() {
+	h.t.Helper()
+	file := filepath.Join(h.t.TempDir(), "apart")
+	lines := strings.Repeat("addr add fd00:dead::1/128 dev lo\naddr del fd00:dead::1/128 dev lo\n", 2000)
+	if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
+		h.t.Fatal(err)
+	}
+	if out, err := h.Output("ip", "-6", "-batch", file); err != nil {
+		h.t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// transfer connects from a port and writes 8 MB/s.
+func (h *host) transfer(source netip.Addr, port uint16, destination netip.Addr) *transfer {
+	h.t.Helper()
+	x := &transfer{t: h.t, stop: make(chan struct{}), wrote: make(chan error, 1)}
+	to := net.TCPAddrFromAddrPort(netip.AddrPortFrom(destination, tcpPort))
+	var listener *net.TCPListener
+	if err := h.leaf.Do(func() (err error) {
+		listener, err = net.ListenTCP("tcp", to)
+		return err
+	}); err != nil {
+		h.t.Fatal(err)
+	}
+	defer listener.Close()
+	if err := h.Do(func() (err error) {
+		if x.conn, err = net.DialTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(source, port)), to); err != nil {
+			return err
+		}
+		raw, err := x.conn.SyscallConn()
+		if err != nil {
+			return err
+		}
+		if cerr := raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, 8<<20)
+		}); cerr != nil {
+			return cerr
+		}
+		return err
+	}); err != nil {
+		h.t.Fatal(err)
+	}
+	peer, err := listener.AcceptTCP()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	x.read.Add(1)
+	go func() {
+		defer x.read.Done()
+		defer peer.Close()
+		b := make([]byte, 1<<16)
+		for {
+			n, err := peer.Read(b)
+			x.arrived.Add(int64(n))
+			if err != nil {
+				return
+			}
+		}
+	}()
+	go func() {
+		b := make([]byte, 1<<14)
+		for {
+			select {
+			case <-x.stop:
+				x.wrote <- nil
+				return
+			default:
+			}
+			if _, err := x.conn.Write(b); err != nil {
+				x.wrote <- err
+				return
+			}
+		}
+	}()
+	return x
+}
+
+// more waits until so many bytes more have arrived.
+func (x *transfer) more(what string, bytes int64) {
+	x.t.Helper()
+	before := x.arrived.Load()
+	netnstest.Eventually(x.t, 20*time.Second, func() error {
+		select {
+		case err := <-x.wrote:
+			x.t.Fatalf("%s: %v", what, err)
+		default:
+		}
+		if got := x.arrived.Load() - before; got < bytes {
+			return fmt.Errorf("%s: %d bytes arrived, want %d", what, got, bytes)
+		}
+		return nil
+	})
+}
+
+// end stops it and fails unless it ends well.
+func (x *transfer) end() {
+	x.t.Helper()
+	close(x.stop)
+	if err := <-x.wrote; err != nil {
+		x.t.Error(err)
+	}
+	if err := x.conn.Close(); err != nil {
+		x.t.Error(err)
+	}
+	x.read.Wait()
+}
+
+// received is how many bytes have come to the leaf's end of each sub-port.
+func (h *host) received() (bytes []int) {
+	h.t.Helper()
+	for i := range h.forwarding.Planes {
+		fields := strings.Fields(h.leaf.IP("-s", "-o", "link", "show", fmt.Sprintf("p%d", i)))
+		at := 0
+		for fields[at] != "RX:" {
+			at++
+		}
+		for ; fields[at] != `\`; at++ { // the column's names
+		}
+		n, err := strconv.Atoi(fields[at+1])
+		if err != nil {
+			h.t.Fatalf("%q: %v", fields, err)
+		}
+		bytes = append(bytes, n)
+	}
+	return bytes
+}
+
+// TestTCPGoesOn: while a connection carries data, its plane loses its weight or its carrier, alone or with all others, with and
+// without word from the control plane. The connection goes on by a plane that is left, at once and without a reset, and
+// returns to its own. The route that its socket had looked up does not hold it back.
+func TestTCPGoesOn(t *testing.T) {
+	for f, name := range []string{"v4", "v6"} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, 4)
+			source, destination0 := mustPrefix(h.forwarding.Loopbacks[f]), mustPrefix([]string{target4(0), target6(0)}[f])
+			h.destine(source, destination0)
+			h.setApart()
+			h.forwarding.UdpPorts, h.forwarding.TcpPorts = nil, []uint32{tcpPort}
+			p, c := h.start()
+			s := program(t, c.server)
+			s.do(h.group(1, 1, 1, 1, 1), destination(destination0.String(), 1))
+			ports := lastingPorts(p.Capabilities().FlowHash, 4, wecmp.ProtocolTCP, source.Addr(), destination0.Addr())
+			x := h.transfer(source.Addr(), ports[2][7], destination0.Addr())
+			// goesBy fails unless everything that arrives from now on, but for what is on its way, comes by these sub-ports: it may
+			// move among others than its own while the agent hears of a carrier and deals anew.
+			goesBy := func(what string, may ...int) {
+				t.Helper()
+				x.more(what, 128<<10)
+				before := h.received()
+				x.more(what, 512<<10)
+				all := 0
+				for i, n := range h.received() {
+					all += n - before[i]
+					if n-before[i] >= 16<<10 && !slices.Contains(may, i) { // neighbours talk, too
+						t.Errorf("%s: %d bytes by %d, want all by %v", what, n-before[i], i, may)
+					}
+				}
+				if all < 512<<10 {
+					t.Errorf("%s: %d bytes by any sub-port", what, all)
+				}
+			}
+			carrier := func(i int, up bool) {
+				t.Helper()
+				// What waits for a next hop that is gone would wait longer than the test does.
+				wait := map[bool]int{true: 1000, false: 60_000}[up]
+				for _, family := range []string{"ipv4", "ipv6"} {
+					set := fmt.Sprintf("net.%s.neigh.p%d.retrans_time_ms=%d", family, i, wait)
+					if out, err := h.Output("sysctl", "-qw", set); err != nil {
+						t.Fatalf("%v\n%s", err, out)
+					}
+				}
+				if device := fmt.Sprintf("p%d", i); up {
+					h.leaf.Addr(device, fmt.Sprintf("fd01:%d::2/64", i)) // which went with the link
+				} else {
+					h.leaf.IP("link", "set", device, "down")
+				}
+			}
+			goesBy("start", 2)
+			for round := range 3 {
+				at := func(what string) string { return fmt.Sprintf("round %d: %s", round, what) }
+				s.do(h.group(1, 1, 1, 0, 1))
+				goesBy(at("no weight"), 0, 1, 3)
+				s.do(h.group(1, 1, 1, 1, 1))
+				goesBy(at("weight again"), 2)
+
+				carrier(2, false)
+				s.do(h.group(1, 1, 1, 0, 1))
+				h.carriers(3)
+				goesBy(at("no carrier, other weights"), 0, 1, 3)
+				carrier(2, true)
+				h.carriers(4)
+				s.do(h.group(1, 1, 1, 1, 1))
+				goesBy(at("carrier and weight again"), 2)
+
+				carrier(2, false) // and no word from the control plane
+				h.carriers(3)
+				goesBy(at("no carrier"), 0, 1, 3)
+				carrier(2, true)
+				h.carriers(4)
+				h.balanced(destination0.String(), []uint32{1, 1, 1, 1})
+				goesBy(at("carrier again"), 2)
+
+				s.do(subPortOp("p2", false))
+				goesBy(at("held down"), 0, 1, 3)
+				s.do(subPortOp("p2", true))
+				goesBy(at("no longer"), 2)
+			}
+			for i := range 4 {
+				carrier(i, false)
+			}
+			h.carriers(0)
+			h.wants(destination0.String(), map[string]int{"blackhole": DefaultBuckets})
+			carrier(1, true)
+			h.carriers(1)
+			h.balanced(destination0.String(), []uint32{0, 1, 0, 0})
+			goesBy("one of none", 1)
+			x.end()
+		})
+	}
+}
