@@ -316,7 +316,7 @@ func TestHealth(t *testing.T) {
 	is := func(want healthpb.HealthCheckResponse_ServingStatus, page int) {
 		t.Helper()
 		for _, service := range []string{"", "fare.v1.DataplaneService"} {
-			netnstest.Eventually(t, 10*time.Second, func() error {
+			netnstest.Eventually(t, time.Minute, func() error {
 				answer, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service}, grpc.WaitForReady(true))
 				if err == nil && answer.Status != want {
 					err = errors.New(answer.Status.String())
@@ -366,7 +366,7 @@ func TestSettles(t *testing.T) {
 		t.Error("settled before anybody said what is promised")
 	}
 	program(t, conn, story()...)
-	netnstest.Eventually(t, 20*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		if !settled(r) {
 			return errors.New("not settled")
 		}
@@ -381,7 +381,7 @@ func TestSettles(t *testing.T) {
 	health := healthpb.NewHealthClient(plain(t, c.Socket))
 	is := func(want healthpb.HealthCheckResponse_ServingStatus) {
 		t.Helper()
-		netnstest.Eventually(t, 10*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			answer, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{}, grpc.WaitForReady(true))
 			if err == nil && answer.Status != want {
 				err = errors.New(answer.Status.String())

@@ -53,7 +53,7 @@ func (d *Dataplane) Weights(dst netip.Addr) (live []Member, err error) {
 
 // Forward returns where a packet of a flow leaves. flow is what the packet's hash came to: over as many consecutive
 // flows as the live weights sum to, each sub-port is picked exactly as often as its weight says. On a data plane with
-// flow pins, a flow that is one of the pair's UDP source ports follows its slot.
+// flow pins, a flow that is one of the pair's source ports, of UDP or TCP, follows its slot.
 func (d *Dataplane) Forward(src, dst netip.Addr, flow uint32) (path Path, err error) {
 	d.View(func(s *contract.State) {
 		var t target
@@ -97,7 +97,7 @@ func lookup(s *contract.State, dst netip.Addr) (target, error) {
 	return target{dst, s, s.Groups[programmed.Group], programmed.Pairs}, nil
 }
 
-// pinned finds the slot whose UDP source port a flow is.
+// pinned finds the slot whose source port a flow is.
 func (t *target) pinned(src netip.Addr, flow uint32) (slot int, ok bool) {
 	for _, pair := range t.pairs {
 		if source, err := netip.ParsePrefix(pair.Source); err == nil && source.Addr() == src {
