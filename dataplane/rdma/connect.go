@@ -1,0 +1,158 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/wecmp"
+)
+
+// A connection takes an offer, an answer and Finish. Connect and Listener carry them by gRPC; who has a way of his own (MPI, a
+// key-value store) carries them by that.
+
+// Offer makes a set toward a peer's loopback, and what the peer's Answer wants. slots may be nil where the device has weights.
+func (d *Device) Offer(remote netip.Addr, cfg SetConfig, slots []Slot) (*Set, *farev1.ConnectOffer, error) {
+	s, err := d.newSet(remote, cfg, slots)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.id = rand.Uint64()
+	return s, &farev1.ConnectOffer{Source: d.address.String(), Destination: s.remote.String(), Connection: s.id,
+		Ordering: farev1.MemoryOrdering(cfg.Ordering) + farev1.MemoryOrdering_MEMORY_ORDERING_WEAK, Channels: s.ends()}, nil
+}
+
+// Answer makes the set that an offer asks for, connected, and what the peer's Finish wants.
+func (d *Device) Answer(offer *farev1.ConnectOffer, cfg SetConfig, slots []Slot) (*Set, *farev1.ConnectAnswer, error) {
+	remote, err := netip.ParseAddr(offer.GetSource())
+	if err != nil {
+		return nil, nil, fmt.Errorf("source: %w", err)
+	}
+	cfg.Ordering = wecmp.Ordering(offer.GetOrdering() - farev1.MemoryOrdering_MEMORY_ORDERING_WEAK)
+	s, err := d.newSet(remote, cfg, slots)
+	if err != nil {
+		return nil, nil, err
+	}
+	answer := &farev1.ConnectAnswer{Channels: s.ends()}
+	s.id = offer.GetConnection()
+	if err := s.join(offer.GetChannels(), false); err != nil {
+		return nil, nil, err
+	}
+	return s, answer, nil
+}
+
+// Finish connects a set with the answer to its offer. When it fails the set has ended.
+func (s *Set) Finish(answer *farev1.ConnectAnswer) error { return s.join(answer.GetChannels(), true) }
+
+func (d *Device) newSet(remote netip.Addr, cfg SetConfig, slots []Slot) (*Set, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.PD.device != d {
+		return nil, errors.New("the PD is of another device")
+	}
+	s := &Set{device: d, cfg: cfg, remote: remote.Unmap(), keyed: cfg.Ordering != wecmp.Weak, done: make(chan struct{}), streams: map[uint64]*stream{}, gated: map[uint32][]*Op{}}
+	if cfg.Ordering == wecmp.Strong {
+		s.addressing = uint64(cfg.Granule) - 1
+	}
+	d.Do(func() {
+		if d.closed {
+			err = errClosed
+			return
+		}
+		if slots == nil && d.weights != nil {
+			slots = d.weights.slotsTo(s.remote)
+		}
+		if err = checkSlots(slots); err != nil {
+			err = fmt.Errorf("%v to %v: %w", d.address, s.remote, err)
+			return
+		}
+		for _, is := range slots {
+			s.slots = append(s.slots, &slot{Slot: is, transport: d.transportOf(is.Plane)})
+		}
+		if err = s.makeLanes(); err != nil {
+			s.fail(err)
+			return
+		}
+		d.sets[s] = true
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Set) makeLanes() error {
+	for _, slots := range layout(s.slots, s.keyed) {
+		t := s.slots[slots[0]].transport
+		limits := t.Limits()
+		ch, err := t.Channel(ChannelConfig{Remote: s.remote, Ordered: s.keyed})
+		if err != nil {
+			return fmt.Errorf("transport %s: %w", t.Name(), err)
+		}
+		s.cfg.SegmentSize = min(s.cfg.SegmentSize, limits.MaxOp)
+		s.lanes = append(s.lanes, &lane{Channel: ch, transport: t, limits: limits, ordered: s.keyed || limits.Ordered, slots: slots})
+		s.device.channels[ch] = s
+	}
+	return nil
+}
+
+func (s *Set) ends() (out []*farev1.ChannelEnd) {
+	s.device.Do(func() {
+		for _, l := range s.lanes {
+			end := &farev1.ChannelEnd{Transport: l.transport.Name(), Parameters: l.Local()}
+			for _, at := range l.slots {
+				end.Slots = append(end.Slots, uint32(at))
+			}
+			out = append(out, end)
+		}
+	})
+	return out
+}
+
+// join connects every channel with the peer's end of it. To finish is to know that the peer has done so.
+func (s *Set) join(ends []*farev1.ChannelEnd, finish bool) (err error) {
+	s.device.Do(func() {
+		if s.state != connecting {
+			err = errors.New("the set is connected, or has ended")
+			return
+		}
+		if err = s.fits(ends); err == nil {
+			s.share()
+			for i, l := range s.lanes {
+				if err = l.Connect(ends[i].GetParameters(), slices.Clone(l.paths)); err != nil {
+					err = fmt.Errorf("channel %d (%s): %w", i, l.transport.Name(), err)
+					break
+				}
+			}
+		}
+		if err != nil {
+			s.fail(err)
+			return
+		}
+		s.state, s.heard = connected, s.heard || finish
+		s.device.stir(s)
+	})
+	return err
+}
+
+// fits says whether the peer's channels are the other ends of ours.
+func (s *Set) fits(ends []*farev1.ChannelEnd) error {
+	if len(ends) != len(s.lanes) {
+		return fmt.Errorf("%v has %d channels and %v has %d: both daemons need the same planes, mode and slots, both ends the same transports", s.remote, len(ends), s.device.address, len(s.lanes))
+	}
+	for i, l := range s.lanes {
+		if t := ends[i].GetTransport(); t != l.transport.Name() {
+			return fmt.Errorf("channel %d is %s at %v and %s at %v: give both ends the same transports", i, t, s.remote, l.transport.Name(), s.device.address)
+		}
+		same := slices.EqualFunc(ends[i].GetSlots(), l.slots, func(a uint32, b int) bool { return int(a) == b })
+		if !same {
+			return fmt.Errorf("channel %d has slots %v at %v and %v at %v: give both ends the same transports for the same planes", i, ends[i].GetSlots(), s.remote, l.slots, s.device.address)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,27 @@
+package rdmatest_test
+
+import (
+	"testing"
+
+	"github.com/fared/fared/dataplane/internal/wire"
+	"github.com/fared/fared/dataplane/rdma/rdmatest"
+	"github.com/fared/fared/dataplane/superp"
+)
+
+// newSUPERp makes cores whose connection identifiers follow from the seed.
+func newSUPERp(seed uint64) rdmatest.Constructor {
+	return func(out wire.Out) rdmatest.Core {
+		return superp.NewCore(superp.Config{FirstCID: uint16(1 + seed)}, out)
+	}
+}
+
+func TestSUPERpChannels(t *testing.T) { channels(t, newSUPERp, conditions) }
+
+func TestSUPERpSets(t *testing.T) { sets(t, newSUPERp) }
+
+func TestSUPERpShares(t *testing.T) { shares(t, newSUPERp) }
+
+// The UDP checksum is all that SUPERp has.
+func FuzzSUPERp(f *testing.F) { rdmatest.Fuzz(f, newSUPERp(1), rdmatest.FuzzOptions{}) }
+
+func TestSUPERpRefusals(t *testing.T) { rdmatest.Refusals(t, newSUPERp(1)) }

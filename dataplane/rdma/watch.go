@@ -1,0 +1,187 @@
+package rdma
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// follower follows a fared's weights for a device, and gives its sets their slots. While fared is away the last slots hold, as
+// they do in the data plane.
+type follower struct {
+	d        *Device
+	client   farev1.WeightServiceClient
+	ctx      context.Context // ends with the device
+	cancel   context.CancelFunc
+	ended    sync.WaitGroup
+	updates  atomic.Uint64
+	restarts atomic.Uint64
+
+	// The device's lock guards the rest.
+	slots map[netip.Addr][]Slot
+	news  chan struct{} // closed at the next change
+}
+
+// The time between two attempts to watch: the first, and the longest.
+const (
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 2 * time.Second
+)
+
+func (d *Device) follow(client farev1.WeightServiceClient) *follower {
+	ctx, cancel := context.WithCancel(context.Background())
+	f := &follower{d: d, client: client, ctx: ctx, cancel: cancel, slots: map[netip.Addr][]Slot{}, news: make(chan struct{})}
+	f.ended.Go(func() { f.run(ctx) })
+	return f
+}
+
+func (f *follower) stop() {
+	f.cancel()
+	f.ended.Wait()
+}
+
+func (f *follower) run(ctx context.Context) {
+	request := &farev1.WatchWeightsRequest{Filter: &farev1.WeightFilter{Sources: []string{f.d.address.String()}}}
+	retry := firstRetry
+	for {
+		err := f.watch(ctx, request, func() { retry = firstRetry })
+		if ctx.Err() != nil {
+			return
+		}
+		f.restarts.Add(1)
+		f.d.log.Warn("weights are not followed: the last ones hold", "source", f.d.address, "error", err, "retry", retry)
+		select {
+		case <-time.After(retry):
+		case <-ctx.Done():
+			return
+		}
+		retry = min(2*retry, lastRetry)
+	}
+}
+
+func (f *follower) watch(ctx context.Context, request *farev1.WatchWeightsRequest, working func()) error {
+	stream, err := f.client.WatchWeights(ctx, request)
+	if err != nil {
+		return err
+	}
+	snapshot := map[netip.Addr]bool{} // what a snapshot has named so far
+	whole := false
+	for {
+		r, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		working()
+		f.d.Do(func() {
+			if r.GetSnapshot() {
+				whole = true
+				clear(snapshot)
+			}
+			for _, w := range r.GetWeights() {
+				if dst, ok := f.take(w); ok && whole {
+					snapshot[dst] = true
+				}
+			}
+			for _, gone := range r.GetRemoved() {
+				if p, err := netip.ParsePrefix(gone); err == nil {
+					f.gone(p.Addr())
+				}
+			}
+			if r.GetComplete() && whole {
+				for dst := range f.slots {
+					if !snapshot[dst] {
+						f.gone(dst)
+					}
+				}
+				whole = false
+			}
+			f.updates.Add(1)
+			close(f.news)
+			f.news = make(chan struct{})
+		})
+		if r.GetComplete() {
+			request.SinceRevision, request.Instance = r.GetRevision(), r.GetInstance()
+		}
+	}
+}
+
+// take gives a destination the slots that it has now.
+func (f *follower) take(w *farev1.DestinationWeights) (netip.Addr, bool) {
+	p, err := netip.ParsePrefix(w.GetDestination())
+	if err != nil {
+		return netip.Addr{}, false
+	}
+	dst := p.Addr().Unmap()
+	for _, pair := range w.GetPairs() {
+		if src, err := netip.ParsePrefix(pair.GetSource()); err != nil || src.Addr().Unmap() != f.d.address {
+			continue
+		}
+		slots := make([]Slot, 0, len(pair.GetSlots()))
+		for _, s := range pair.GetSlots() {
+			slots = append(slots, Slot{Slot: int(s.GetSlot()), Plane: s.GetPlane(), Device: s.GetSubPort(), Port: uint16(s.GetUdpSourcePort()), Share: s.GetSharePpb()})
+		}
+		if len(slots) > 0 {
+			f.give(dst, slots)
+			return dst, true
+		}
+	}
+	f.gone(dst)
+	return dst, len(f.slots[dst]) > 0
+}
+
+// gone parks every slot of a destination that cannot be reached: what its sets have waits for its return, as long as channels wait
+// (Timing.GiveUp).
+func (f *follower) gone(dst netip.Addr) {
+	parked := append([]Slot(nil), f.slots[dst]...)
+	if len(parked) == 0 {
+		return
+	}
+	for i := range parked {
+		parked[i].Share = 0
+	}
+	f.give(dst, parked)
+}
+
+func (f *follower) give(dst netip.Addr, slots []Slot) {
+	f.slots[dst] = slots
+	for s := range f.d.sets {
+		if s.remote != dst || s.state >= failing {
+			continue
+		}
+		if err := s.setSlots(slots); err != nil {
+			s.fail(err)
+		}
+	}
+}
+
+// slotsTo are a destination's slots, nil when nothing has been heard of it.
+func (f *follower) slotsTo(dst netip.Addr) []Slot { return f.slots[dst.Unmap()] }
+
+// await waits until a destination can be reached.
+func (f *follower) await(ctx context.Context, dst netip.Addr) error {
+	for {
+		var news chan struct{}
+		f.d.Do(func() {
+			news = f.news
+			for _, s := range f.slots[dst.Unmap()] {
+				if s.Share > 0 {
+					news = nil
+				}
+			}
+		})
+		if news == nil {
+			return nil
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-f.ctx.Done():
+			return errClosed
+		}
+	}
+}
