@@ -1,0 +1,162 @@
+package superp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// Lengths of headers, bytes.
+const (
+	pdlLen  = 16
+	talLen  = 8
+	sunhLen = 8
+)
+
+// MaxOps is how many operations a packet can hold: num_ops has 4 bits.
+const MaxOps = 15
+
+// ErrMalformed is what Decode's errors wrap: the packet cannot have been sent by a peer that speaks SUPERp.
+var ErrMalformed = errors.New("malformed SUPERp packet")
+
+// PDL is the packet delivery layer's header. All its fields are little endian.
+type PDL struct {
+	DCID   uint16 // the receiver's connection identifier
+	RWin   uint16 // receive window minus one, packets, from the sender's next expected psn on
+	PSN    uint32
+	AckPSN uint32 // next expected psn minus one; with bit 0 of SACK: a psn that was received, nothing before it having been
+	SACK   uint32 // bit i: next expected psn (NACK: AckPSN) plus i was received; bit 0: NACK
+}
+
+// NACK says that everything between what was acknowledged before and AckPSN is missing.
+func (h *PDL) NACK() bool { return h.SACK&1 != 0 }
+
+func (h *PDL) append(b []byte) []byte {
+	le := binary.LittleEndian
+	b = le.AppendUint16(b, h.DCID)
+	b = le.AppendUint16(b, h.RWin)
+	b = le.AppendUint32(b, h.PSN)
+	b = le.AppendUint32(b, h.AckPSN)
+	return le.AppendUint32(b, h.SACK)
+}
+
+func decodePDL(b []byte) PDL {
+	le := binary.LittleEndian
+	return PDL{DCID: le.Uint16(b), RWin: le.Uint16(b[2:]), PSN: le.Uint32(b[4:]), AckPSN: le.Uint32(b[8:]), SACK: le.Uint32(b[12:])}
+}
+
+// TAL is the transaction layer's header, in the order of XDP2's structure (seqno before xid). Little endian.
+type TAL struct {
+	NumOps   uint8 // 0-15
+	Reserved uint8 // bits 4-6 of the first byte; sent as 0, not looked at
+	EOM      bool  // the transaction's last packet, in this direction
+	Opcode   Opcode
+	Seqno    uint16 // of the packet in the transaction, from 0
+	XID      uint16 // the transaction, by its initiator's numbers
+	AckXID   uint16 // this transaction of the receiver's, and all before, are complete
+}
+
+func (h *TAL) append(b []byte) []byte {
+	le := binary.LittleEndian
+	first := h.NumOps&0xf | h.Reserved&7<<4
+	if h.EOM {
+		first |= 0x80
+	}
+	b = append(b, first, byte(h.Opcode))
+	b = le.AppendUint16(b, h.Seqno)
+	b = le.AppendUint16(b, h.XID)
+	return le.AppendUint16(b, h.AckXID)
+}
+
+func decodeTAL(b []byte) TAL {
+	le := binary.LittleEndian
+	return TAL{NumOps: b[0] & 0xf, Reserved: b[0] >> 4 & 7, EOM: b[0]&0x80 != 0, Opcode: Opcode(b[1]),
+		Seqno: le.Uint16(b[2:]), XID: le.Uint16(b[4:]), AckXID: le.Uint16(b[6:])}
+}
+
+// Packet is a decoded packet: its headers, and views of its operations and data, valid as long as what was decoded.
+type Packet struct {
+	PDL  PDL
+	TAL  TAL
+	ops  []byte // operation headers, NumOps of equal length; empty if the opcode is not known
+	data []byte // blocks, NumOps of equal length; of an unknown opcode: everything after the TAL header
+}
+
+// Decode takes a UDP payload. Packets of unknown opcodes decode too (Opcode.Known): only the connection can answer them.
+func Decode(b []byte) (Packet, error) {
+	if len(b) < pdlLen+talLen {
+		return Packet{}, fmt.Errorf("%w: %d bytes", ErrMalformed, len(b))
+	}
+	p := Packet{PDL: decodePDL(b), TAL: decodeTAL(b[pdlLen:])}
+	rest := b[pdlLen+talLen:]
+	form, known := p.TAL.Opcode.form()
+	if !known {
+		p.data = rest
+		return p, nil
+	}
+	n := int(p.TAL.NumOps)
+	if form.none != (n == 0) {
+		return Packet{}, fmt.Errorf("%w: %v with %d operations", ErrMalformed, p.TAL.Opcode, n)
+	}
+	if len(rest) < n*form.header {
+		return Packet{}, fmt.Errorf("%w: %v: %d bytes for %d operations of %d", ErrMalformed, p.TAL.Opcode, len(rest), n, form.header)
+	}
+	ops, data := rest[:n*form.header], rest[n*form.header:]
+	switch {
+	case len(data) == 0:
+	case !form.data:
+		return Packet{}, fmt.Errorf("%w: %v with %d bytes of data", ErrMalformed, p.TAL.Opcode, len(data))
+	case len(data)%n != 0:
+		return Packet{}, fmt.Errorf("%w: %v: %d bytes of data for %d operations", ErrMalformed, p.TAL.Opcode, len(data), n)
+	}
+	p.ops, p.data = ops, data
+	return p, nil
+}
+
+// Block is the data of operation i.
+func (p *Packet) Block(i int) []byte {
+	size := len(p.data) / int(p.TAL.NumOps)
+	return p.data[i*size : (i+1)*size]
+}
+
+func (p *Packet) header(i int) []byte {
+	size := len(p.ops) / int(p.TAL.NumOps)
+	return p.ops[i*size : (i+1)*size]
+}
+
+// Append appends the packet as it is on the wire, from what was decoded of it.
+func (p *Packet) Append(b []byte) []byte {
+	b = p.PDL.append(b)
+	b = p.TAL.append(b)
+	if _, known := p.TAL.Opcode.form(); known {
+		for i := range int(p.TAL.NumOps) {
+			switch p.TAL.Opcode {
+			case OpcodeError:
+				o := p.Error(i)
+				b = o.append(b)
+			case OpcodeRead, OpcodeKeyedRead:
+				o := p.Read(i)
+				b = o.append(b, p.TAL.Opcode == OpcodeKeyedRead)
+			case OpcodeWrite, OpcodeKeyedWrite:
+				o := p.Write(i)
+				b = o.append(b, p.TAL.Opcode == OpcodeKeyedWrite)
+			case OpcodeReadResponse:
+				o := p.ReadResponse(i)
+				b = o.append(b)
+			case OpcodeSend:
+				o := p.Send(i)
+				b = o.append(b)
+			case OpcodeSendQP:
+				o := p.SendQP(i)
+				b = o.append(b)
+			case OpcodeCompareSwap, OpcodeFetchAdd:
+				o := p.Atomic(i)
+				b = o.append(b, p.TAL.Opcode == OpcodeCompareSwap)
+			case OpcodeAtomicResponse:
+				o := p.AtomicResponse(i)
+				b = o.append(b)
+			}
+		}
+	}
+	return append(b, p.data...)
+}

@@ -1,0 +1,261 @@
+package superp
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// Opcode says what the operations of a packet are. All of a transaction have the same.
+type Opcode uint8
+
+// The opcodes of the SUPERp description.
+const (
+	OpcodeNoOp         Opcode = 0  // carries acknowledgements
+	OpcodeLast         Opcode = 1  // Last NULL: no transaction follows (soft shutdown)
+	OpcodeError        Opcode = 2  // reply: an operation failed
+	OpcodeRead         Opcode = 8  // RMA read
+	OpcodeWrite        Opcode = 9  // RMA write
+	OpcodeReadResponse Opcode = 10 // reply
+	OpcodeSend         Opcode = 11 // part of a message
+	OpcodeSendQP       Opcode = 12 // a whole message for a queue pair
+)
+
+// The private opcodes: SUPERp has no atomics, and its RMA operations name memory by address alone, where verbs want a key that
+// proves the right to it. The description numbers from 0 upwards and has reached 12; bit 6 sets ours apart, and 0x40 plus the
+// number of a standard operation is that operation with a key. An operation whose key is 0 goes by the standard opcode, so two
+// ends that use no keys and no atomics speak plain SUPERp. A peer that does not know them answers with a transaction error.
+//
+//	compare-swap     address u64, key u32, reserved u32, compare u64, swap u64; answered by an atomic response
+//	fetch-add        address u64, key u32, reserved u32, addend u64; answered by an atomic response
+//	atomic response  seqno u16, op_num u8, reserved u8, what was there u64
+//	keyed read       address u64, length u32, key u32; answered by a read response
+//	keyed write      address u64, key u32; data in the block
+const (
+	OpcodeCompareSwap    Opcode = 0x40
+	OpcodeFetchAdd       Opcode = 0x41
+	OpcodeAtomicResponse Opcode = 0x42
+	OpcodeKeyedRead      Opcode = 0x40 | OpcodeRead
+	OpcodeKeyedWrite     Opcode = 0x40 | OpcodeWrite
+)
+
+// form is how the operations of an opcode look.
+type form struct {
+	name   string
+	header int  // bytes of an operation header
+	data   bool // a block of data each
+	none   bool // no operations at all
+}
+
+// form returns the opcode's form and whether it is known.
+func (o Opcode) form() (form, bool) {
+	switch o {
+	case OpcodeNoOp:
+		return form{name: "No-op", none: true}, true
+	case OpcodeLast:
+		return form{name: "Last NULL", none: true}, true
+	case OpcodeError:
+		return form{name: "Transaction error", header: 8}, true
+	case OpcodeRead:
+		return form{name: "RMA read", header: 12}, true
+	case OpcodeWrite:
+		return form{name: "RMA write", header: 8, data: true}, true
+	case OpcodeReadResponse:
+		return form{name: "Read response", header: 8, data: true}, true
+	case OpcodeSend:
+		return form{name: "Send", header: 8, data: true}, true
+	case OpcodeSendQP:
+		return form{name: "Send to QP", header: 4, data: true}, true
+	case OpcodeCompareSwap:
+		return form{name: "Compare-swap", header: 32}, true
+	case OpcodeFetchAdd:
+		return form{name: "Fetch-add", header: 24}, true
+	case OpcodeAtomicResponse:
+		return form{name: "Atomic response", header: 12}, true
+	case OpcodeKeyedRead:
+		return form{name: "Keyed read", header: 16}, true
+	case OpcodeKeyedWrite:
+		return form{name: "Keyed write", header: 12, data: true}, true
+	}
+	return form{}, false
+}
+
+// Known says whether this package can decode the opcode's operations.
+func (o Opcode) Known() bool {
+	_, known := o.form()
+	return known
+}
+
+// reply says whether the opcode goes from target to initiator.
+func (o Opcode) reply() bool {
+	return o == OpcodeError || o == OpcodeReadResponse || o == OpcodeAtomicResponse
+}
+
+func (o Opcode) String() string {
+	if f, known := o.form(); known {
+		return f.name
+	}
+	return fmt.Sprintf("opcode %#x", uint8(o))
+}
+
+// ErrorOp is the header of a Transaction error: operation xid:Seqno:Op failed.
+type ErrorOp struct {
+	Seqno        uint16
+	Op, Reserved uint8
+	Major, Minor uint16
+}
+
+// ReadOp is the header of an RMA read. Key is on the wire in the keyed form only.
+type ReadOp struct {
+	Address uint64
+	Length  uint32
+	Key     uint32
+}
+
+// WriteOp is the header of an RMA write. Key is on the wire in the keyed form only.
+type WriteOp struct {
+	Address uint64
+	Key     uint32
+}
+
+// ReadResponseOp is the header of a Read response: the block is at Offset of what xid:Seqno:Op reads.
+type ReadResponseOp struct {
+	Seqno        uint16
+	Op, Reserved uint8
+	Offset       uint32
+}
+
+// SendOp is the header of a Send: the block is at Offset of the transaction's message. Key is 0: the connection's queue.
+type SendOp struct{ Key, Offset uint32 }
+
+// SendQPOp is the header of a Send to queue pair: the block is a message. A connection has one queue pair, whose number is the cid that
+// the target has given the connection.
+type SendQPOp struct {
+	QP       uint32 // 24 bits
+	Reserved uint8
+}
+
+// AtomicOp is the header of a private atomic. Fetch-add has no Compare; Swap is the addend.
+type AtomicOp struct {
+	Address       uint64
+	Key, Reserved uint32
+	Compare, Swap uint64
+}
+
+// AtomicResponseOp is the header of a private atomic's answer.
+type AtomicResponseOp struct {
+	Seqno        uint16
+	Op, Reserved uint8
+	Was          uint64
+}
+
+// Error is operation i of a packet of OpcodeError. Like its siblings it must be asked of packets of that opcode alone.
+func (p *Packet) Error(i int) ErrorOp {
+	b, le := p.header(i), binary.LittleEndian
+	return ErrorOp{Seqno: le.Uint16(b), Op: b[2], Reserved: b[3], Major: le.Uint16(b[4:]), Minor: le.Uint16(b[6:])}
+}
+
+// Read is operation i of a packet of OpcodeRead or OpcodeKeyedRead.
+func (p *Packet) Read(i int) ReadOp {
+	b, le := p.header(i), binary.LittleEndian
+	o := ReadOp{Address: le.Uint64(b), Length: le.Uint32(b[8:])}
+	if p.TAL.Opcode == OpcodeKeyedRead {
+		o.Key = le.Uint32(b[12:])
+	}
+	return o
+}
+
+// Write is operation i of a packet of OpcodeWrite or OpcodeKeyedWrite.
+func (p *Packet) Write(i int) WriteOp {
+	b, le := p.header(i), binary.LittleEndian
+	o := WriteOp{Address: le.Uint64(b)}
+	if p.TAL.Opcode == OpcodeKeyedWrite {
+		o.Key = le.Uint32(b[8:])
+	}
+	return o
+}
+
+// ReadResponse is operation i of a packet of OpcodeReadResponse.
+func (p *Packet) ReadResponse(i int) ReadResponseOp {
+	b, le := p.header(i), binary.LittleEndian
+	return ReadResponseOp{Seqno: le.Uint16(b), Op: b[2], Reserved: b[3], Offset: le.Uint32(b[4:])}
+}
+
+// Send is operation i of a packet of OpcodeSend.
+func (p *Packet) Send(i int) SendOp {
+	b, le := p.header(i), binary.LittleEndian
+	return SendOp{Key: le.Uint32(b), Offset: le.Uint32(b[4:])}
+}
+
+// SendQP is operation i of a packet of OpcodeSendQP.
+func (p *Packet) SendQP(i int) SendQPOp {
+	b := p.header(i)
+	return SendQPOp{QP: uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16, Reserved: b[3]}
+}
+
+// Atomic is operation i of a packet of OpcodeCompareSwap or OpcodeFetchAdd.
+func (p *Packet) Atomic(i int) AtomicOp {
+	b, le := p.header(i), binary.LittleEndian
+	o := AtomicOp{Address: le.Uint64(b), Key: le.Uint32(b[8:]), Reserved: le.Uint32(b[12:])}
+	if p.TAL.Opcode == OpcodeCompareSwap {
+		o.Compare, o.Swap = le.Uint64(b[16:]), le.Uint64(b[24:])
+	} else {
+		o.Swap = le.Uint64(b[16:])
+	}
+	return o
+}
+
+// AtomicResponse is operation i of a packet of OpcodeAtomicResponse.
+func (p *Packet) AtomicResponse(i int) AtomicResponseOp {
+	b, le := p.header(i), binary.LittleEndian
+	return AtomicResponseOp{Seqno: le.Uint16(b), Op: b[2], Reserved: b[3], Was: le.Uint64(b[4:])}
+}
+
+func (o *ErrorOp) append(b []byte) []byte {
+	b = append(binary.LittleEndian.AppendUint16(b, o.Seqno), o.Op, o.Reserved)
+	b = binary.LittleEndian.AppendUint16(b, o.Major)
+	return binary.LittleEndian.AppendUint16(b, o.Minor)
+}
+
+func (o *ReadOp) append(b []byte, keyed bool) []byte {
+	b = binary.LittleEndian.AppendUint64(b, o.Address)
+	b = binary.LittleEndian.AppendUint32(b, o.Length)
+	if keyed {
+		b = binary.LittleEndian.AppendUint32(b, o.Key)
+	}
+	return b
+}
+
+func (o *WriteOp) append(b []byte, keyed bool) []byte {
+	b = binary.LittleEndian.AppendUint64(b, o.Address)
+	if keyed {
+		b = binary.LittleEndian.AppendUint32(b, o.Key)
+	}
+	return b
+}
+
+func (o *ReadResponseOp) append(b []byte) []byte {
+	b = append(binary.LittleEndian.AppendUint16(b, o.Seqno), o.Op, o.Reserved)
+	return binary.LittleEndian.AppendUint32(b, o.Offset)
+}
+
+func (o *SendOp) append(b []byte) []byte {
+	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(b, o.Key), o.Offset)
+}
+
+func (o *SendQPOp) append(b []byte) []byte {
+	return append(b, byte(o.QP), byte(o.QP>>8), byte(o.QP>>16), o.Reserved)
+}
+
+func (o *AtomicOp) append(b []byte, compare bool) []byte {
+	le := binary.LittleEndian
+	b = le.AppendUint32(le.AppendUint32(le.AppendUint64(b, o.Address), o.Key), o.Reserved)
+	if compare {
+		b = le.AppendUint64(b, o.Compare)
+	}
+	return le.AppendUint64(b, o.Swap)
+}
+
+func (o *AtomicResponseOp) append(b []byte) []byte {
+	b = append(binary.LittleEndian.AppendUint16(b, o.Seqno), o.Op, o.Reserved)
+	return binary.LittleEndian.AppendUint64(b, o.Was)
+}

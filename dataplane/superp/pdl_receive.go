@@ -1,0 +1,99 @@
+package superp
+
+import "math/bits"
+
+// arrival is what the receiver says of a psn.
+type arrival uint8
+
+const (
+	fresh     arrival = iota
+	duplicate         // received before; its acknowledgements count
+	outside           // above the window: an error of the peer's
+)
+
+// receiver is the receiving half of the packet delivery layer: which psns have come. The zero value of next is the first psn.
+type receiver struct {
+	window uint32 // packets, from next on
+	next   uint32 // next expected psn
+	high   uint32 // psn after the highest received
+	seen   []uint64
+	mask   uint32
+	// pending is how many packets that ask for acknowledgement came since the last one was sent; moved: anything came since.
+	pending int
+	moved   bool
+	plain   bool // the next acknowledgement must not be a NACK
+}
+
+func newReceiver(window int) receiver {
+	n := max(64, ceilPow2(window))
+	return receiver{window: uint32(window), seen: make([]uint64, n/64), mask: uint32(n - 1)}
+}
+
+func (r *receiver) has(psn uint32) bool { return r.seen[psn&r.mask>>6]>>(psn&63)&1 != 0 }
+
+// judge says what a psn is, and changes nothing.
+func (r *receiver) judge(psn uint32) arrival {
+	switch d := int32(psn - r.next); {
+	case d < 0:
+		return duplicate
+	case uint32(d) >= r.window:
+		return outside
+	case r.has(psn):
+		return duplicate
+	}
+	return fresh
+}
+
+// take notes a fresh psn, and returns whether it was the next expected one.
+func (r *receiver) take(psn uint32) (inOrder bool) {
+	r.seen[psn&r.mask>>6] |= 1 << (psn & 63)
+	if int32(psn+1-r.high) > 0 {
+		r.high = psn + 1
+	}
+	r.moved = true
+	inOrder = psn == r.next
+	for r.next != r.high && r.has(r.next) {
+		r.seen[r.next&r.mask>>6] &^= 1 << (r.next & 63)
+		r.next++
+	}
+	return inOrder
+}
+
+// holes says whether something is missing before what was received.
+func (r *receiver) holes() bool { return r.next != r.high }
+
+// acks are the acknowledgement fields of the next packet: cumulative with a bitmap of the 32 psns from the next expected one on;
+// or, when the first that came out of order is beyond those, a NACK, which is true then: all before it are missing. A NACK does not
+// say where what is missing begins. A peer that has lost the acknowledgements before would go on sending what is not missing, so
+// every other packet, and the one after a duplicate, says so instead.
+func (r *receiver) acks() (ackPSN, sack uint32) {
+	plain := r.plain
+	r.plain = !plain
+	if plain || !r.holes() {
+		return r.next - 1, r.bitmap(r.next)
+	}
+	if sack := r.bitmap(r.next); sack != 0 {
+		return r.next - 1, sack
+	}
+	for psn := r.next + 32; psn != r.high; psn++ {
+		if word := r.seen[psn&r.mask>>6] >> (psn & 63); word == 0 {
+			psn |= 63 // to the end of the word
+			continue
+		} else if n := uint32(bits.TrailingZeros64(word)); n > 0 {
+			psn += n - 1
+			continue
+		}
+		return psn, r.bitmap(psn)
+	}
+	return r.next - 1, 0
+}
+
+// bitmap is 32 psns from first on; those above the highest received are not.
+func (r *receiver) bitmap(first uint32) (b uint32) {
+	for i := uint32(0); i < 32 && int32(first+i-r.high) < 0; i++ {
+		if r.has(first + i) {
+			b |= 1 << i
+		}
+	}
+	return b
+}

@@ -1,0 +1,108 @@
+package superp
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+)
+
+// NextHeader is SUPERp's number in SUNH's next header field; SUNHEtherType is what XDP2 sends SUNH under.
+const (
+	NextHeader    = 253
+	SUNHEtherType = 0x885b
+)
+
+// SUNH is the Scale Up Network Header, 8 bytes, big endian: what stands for UDP/IP inside one SUPERp subnet. This package sends
+// UDP/IP, because fared steers IP; SUNH is decoded and encoded, and expanded (Expand) where the two meet.
+type SUNH struct {
+	TrafficClass uint8
+	NextHeader   uint8
+	HopLimit     uint8  // 4 bits
+	FlowLabel    uint16 // 12 bits
+	Source       uint16 // the host part of an address
+	Destination  uint16
+}
+
+// DecodeSUNH takes a frame's payload and returns the header and what follows it.
+func DecodeSUNH(b []byte) (SUNH, []byte, error) {
+	if len(b) < sunhLen {
+		return SUNH{}, nil, fmt.Errorf("%w: SUNH of %d bytes", ErrMalformed, len(b))
+	}
+	be := binary.BigEndian
+	x := be.Uint16(b[2:])
+	return SUNH{TrafficClass: b[0], NextHeader: b[1], HopLimit: uint8(x >> 12), FlowLabel: x & 0xfff, Source: be.Uint16(b[4:]),
+		Destination: be.Uint16(b[6:])}, b[sunhLen:], nil
+}
+
+// Append appends the header as it is on the wire.
+func (h SUNH) Append(b []byte) []byte {
+	be := binary.BigEndian
+	b = append(b, h.TrafficClass, h.NextHeader)
+	b = be.AppendUint16(b, uint16(h.HopLimit&0xf)<<12|h.FlowLabel&0xfff)
+	return be.AppendUint16(be.AppendUint16(b, h.Source), h.Destination)
+}
+
+// firstPort begins the range of UDP source ports that carry entropy.
+const firstPort = 0xC000
+
+// Expanded is what a SUNH header says, in terms of UDP/IP.
+type Expanded struct {
+	Source, Destination netip.AddrPort
+	FlowLabel           uint32 // IPv6's, 20 bits; 0 for IPv4
+	TrafficClass        uint8
+	HopLimit            uint8
+}
+
+// Expand turns the header into UDP/IP of a SUPERp subnet: its prefix, whose host part has at least 16 bits, and the UDP
+// destination port. The flow label becomes the UDP source port, 49152 upwards, and IPv6's flow label.
+func (h SUNH) Expand(subnet netip.Prefix, port uint16) (Expanded, error) {
+	if h.NextHeader != NextHeader {
+		return Expanded{}, fmt.Errorf("%w: SUNH with next header %d", ErrMalformed, h.NextHeader)
+	}
+	if !subnet.IsValid() || subnet.Addr().BitLen()-subnet.Bits() < 16 {
+		return Expanded{}, fmt.Errorf("subnet %v: the host part has fewer than 16 bits", subnet)
+	}
+	host := func(n uint16) netip.Addr {
+		b := subnet.Masked().Addr().AsSlice()
+		b[len(b)-2], b[len(b)-1] = byte(n>>8), byte(n)
+		a, _ := netip.AddrFromSlice(b)
+		return a
+	}
+	e := Expanded{Source: netip.AddrPortFrom(host(h.Source), firstPort+h.FlowLabel&0xfff),
+		Destination: netip.AddrPortFrom(host(h.Destination), port), TrafficClass: h.TrafficClass, HopLimit: h.HopLimit}
+	if subnet.Addr().Is6() {
+		e.FlowLabel = uint32(h.FlowLabel & 0xfff)
+	}
+	return e, nil
+}
+
+// Compress is the reverse of Expand: the two addresses must be of the subnet and differ from its prefix in the last 16 bits
+// alone, the source port must be one that Expand gives, and the hop limit must have 4 bits.
+func Compress(e Expanded, subnet netip.Prefix) (SUNH, error) {
+	label := e.Source.Port() - firstPort
+	if e.Source.Port() < firstPort || label > 0xfff {
+		return SUNH{}, fmt.Errorf("source port %d is no flow label", e.Source.Port())
+	}
+	if e.HopLimit > 0xf {
+		return SUNH{}, fmt.Errorf("hop limit %d: SUNH's has 4 bits", e.HopLimit)
+	}
+	h := SUNH{TrafficClass: e.TrafficClass, NextHeader: NextHeader, HopLimit: e.HopLimit, FlowLabel: label}
+	for _, x := range []struct {
+		to *uint16
+		a  netip.Addr
+	}{{&h.Source, e.Source.Addr()}, {&h.Destination, e.Destination.Addr()}} {
+		b := x.a.AsSlice()
+		if len(b) < 4 {
+			return SUNH{}, fmt.Errorf("no address")
+		}
+		*x.to = binary.BigEndian.Uint16(b[len(b)-2:])
+	}
+	back, err := h.Expand(subnet, e.Destination.Port())
+	if err != nil {
+		return SUNH{}, err
+	}
+	if back.Source != e.Source || back.Destination != e.Destination {
+		return SUNH{}, fmt.Errorf("%v or %v is not of subnet %v", e.Source.Addr(), e.Destination.Addr(), subnet)
+	}
+	return h, nil
+}
