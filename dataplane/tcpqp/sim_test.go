@@ -1,0 +1,307 @@
+package tcpqp
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"github.com/fared/fared/dataplane/rdma"
+	"github.com/fared/fared/dataplane/rdma/rdmatest"
+)
+
+// sim is two endpoints and streams between them in virtual time, as sockets on a network of planes: streams take any number of
+// bytes, give any number, stand still while their plane is down, and die. An edge decides what memory to read or write in one
+// turn and touches it in a later one, unless settle comes first; so it does what a socket's goroutines may do at worst.
+type sim struct {
+	*rdmatest.Net
+	rng   *rand.Rand
+	death float64 // the probability that a stream dies, each time that it carries something
+	limit int     // bytes that a stream holds
+	marks bool    // streams are cut at segments, as for the option
+	ends  []*simTransport
+	edges []*simEdge
+	// Deaths counts streams that died by chance.
+	deaths int
+	fault  error
+}
+
+func newSim(seed uint64, death float64, limit int, marks bool) *sim {
+	return &sim{
+		Net: rdmatest.NewNet(rdmatest.NetConfig{Seed: seed, Planes: make([]rdmatest.Plane, 4)}),
+		rng: rand.New(rand.NewPCG(seed, 1)), death: death, limit: limit, marks: marks,
+	}
+}
+
+var simAddresses = [2]netip.Addr{netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")}
+
+func (s *sim) Open(i int, hooks rdmatest.Hooks) (*rdmatest.Host, error) {
+	t := &simTransport{sim: s, index: i}
+	s.ends = append(s.ends, t)
+	return rdmatest.NewHost(simAddresses[i], t, s.Net.Now, nil, hooks)
+}
+
+func (*sim) Lock()   {}
+func (*sim) Unlock() {}
+func (*sim) Close()  {}
+
+func (s *sim) Planes() int { return 4 }
+
+func (s *sim) Err() error { return errors.Join(s.fault, s.Net.Err()) }
+
+func (s *sim) Run(done func() bool, limit time.Duration) bool {
+	return s.Net.Run(done, s.Net.Now()+limit)
+}
+
+func (s *sim) SetPlane(plane int, up bool) {
+	s.Net.SetPlane(plane, up)
+	for _, x := range s.edges {
+		x.stir()
+	}
+}
+
+// soon calls f within some microseconds.
+func (s *sim) soon(f func()) { s.After(time.Duration(s.rng.IntN(20_000)), f) }
+
+// simTransport is an endpoint on simulated streams.
+type simTransport struct {
+	sim   *sim
+	index int
+	host  rdma.Host
+	e     *endpoint
+	tick  int // which wakeAt is the last
+}
+
+func (t *simTransport) Name() string        { return "tcp" }
+func (t *simTransport) Limits() rdma.Limits { return rdma.Limits{MaxOp: maxOp, Ordered: true} }
+func (t *simTransport) Flush()              { t.e.flush() }
+func (t *simTransport) Stop()               {}
+
+func (t *simTransport) Counters() map[string]uint64 { return t.e.counters() }
+
+func (t *simTransport) Start(h rdma.Host) error {
+	t.host, t.e = h, newEndpoint(h, t, rdma.Timing{}, Port)
+	return nil
+}
+
+func (t *simTransport) Channel(c rdma.ChannelConfig) (rdma.Channel, error) {
+	return t.e.channel(c), nil
+}
+
+func (t *simTransport) option() bool { return t.sim.marks }
+
+func (t *simTransport) marker(*conn) marker { return simMarker{} }
+
+type simMarker struct{}
+
+func (simMarker) piece() int                  { return 1000 }
+func (simMarker) mark(uint64, *frame, []byte) {}
+
+func (t *simTransport) wakeAt(at time.Duration) {
+	t.tick++
+	mine := t.tick
+	t.sim.After(at-t.sim.Now(), func() {
+		if mine == t.tick {
+			t.host.Do(t.e.tick)
+		}
+	})
+}
+
+func (t *simTransport) cancel(*flow) {}
+
+// dial connects after a while; on a plane that is down once that is up, or never.
+func (t *simTransport) dial(f *flow) {
+	s := t.sim
+	plane := int(f.key.port) % s.Planes()
+	s.soon(func() {
+		if !s.Up(plane) || s.rng.Float64() < s.death {
+			s.After(time.Duration(s.rng.IntN(int(10*time.Millisecond))), func() { t.host.Do(func() { f.dialled(nil) }) })
+			return
+		}
+		peer := s.ends[1-t.index]
+		a, b := &simEdge{sim: s, t: t, plane: plane}, &simEdge{sim: s, t: peer, plane: plane}
+		a.peer, b.peer = b, a
+		s.edges = append(s.edges, a, b)
+		t.host.Do(func() {
+			if a.k = f.dialled(a); a.k == nil {
+				a.closed = true
+			}
+		})
+		s.soon(func() {
+			peer.host.Do(func() {
+				if b.k = peer.e.accept(b); b.k == nil {
+					b.closed = true
+				}
+			})
+			if a.closed {
+				b.reset()
+			}
+			b.stir()
+		})
+		a.stir()
+	})
+}
+
+// simEdge is one end of a stream.
+type simEdge struct {
+	sim    *sim
+	t      *simTransport
+	plane  int
+	k      *conn
+	peer   *simEdge
+	closed bool
+	coming []byte // sent by the peer, not read yet
+
+	reading, writing bool // a turn is to come
+	a, b             []byte
+	out              *batch
+	took, gave       int // by the turn that is under way
+}
+
+func (x *simEdge) stir() {
+	if x.closed || x.k == nil || !x.sim.Up(x.plane) {
+		return
+	}
+	if !x.reading && len(x.coming) > 0 {
+		x.reading = true
+		x.sim.soon(x.read)
+	}
+	if !x.writing {
+		x.writing = true
+		x.sim.soon(x.write)
+	}
+}
+
+func (x *simEdge) kick() { x.stir() }
+
+// close is a reset: what is under way is lost, or some of it.
+func (x *simEdge) close() {
+	if x.closed {
+		return
+	}
+	x.closed, x.a, x.b, x.out = true, nil, nil, nil
+	x.peer.coming = x.peer.coming[:x.sim.rng.IntN(len(x.peer.coming)+1)]
+	x.sim.After(time.Duration(x.sim.rng.IntN(int(time.Millisecond))), x.peer.reset)
+}
+
+var errReset = errors.New("reset")
+
+func (x *simEdge) reset() {
+	if !x.closed && x.k != nil {
+		x.t.host.Do(func() { x.k.fail(errReset) })
+	}
+}
+
+// die ends the stream by chance.
+func (x *simEdge) die() bool {
+	if x.sim.rng.Float64() >= x.sim.death {
+		return false
+	}
+	x.sim.deaths++
+	x.reset()
+	return true
+}
+
+// settle does what was decided on and not done.
+func (x *simEdge) settle() {
+	x.take()
+	x.give()
+}
+
+// read decides where to read to.
+func (x *simEdge) read() {
+	if x.closed {
+		return
+	}
+	x.t.host.Do(func() {
+		if x.k.dead == nil {
+			x.a, x.b = x.k.want()
+		}
+	})
+	x.sim.soon(func() {
+		n := x.take()
+		if x.closed {
+			return
+		}
+		x.t.host.Do(func() {
+			if x.k.dead == nil {
+				x.k.got(n)
+			}
+		})
+		x.reading = false
+		if !x.die() {
+			x.stir()
+			x.peer.stir()
+		}
+	})
+}
+
+// take reads some of what there is, once.
+func (x *simEdge) take() (n int) {
+	if x.b == nil {
+		return x.took
+	}
+	upTo := 1 + x.sim.rng.IntN(max(1, len(x.coming)))
+	n = copy(x.a, x.coming[:min(upTo, len(x.coming))])
+	n += copy(x.b, x.coming[n:max(n, min(upTo, len(x.coming)))])
+	x.coming = x.coming[n:]
+	x.a, x.b = nil, nil
+	x.took = n
+	return n
+}
+
+// write decides what to write.
+func (x *simEdge) write() {
+	if x.closed {
+		return
+	}
+	x.t.host.Do(func() {
+		if x.out = x.k.fill(); x.out == nil {
+			x.writing = false
+		} else {
+			x.gave = 0
+		}
+	})
+	if !x.writing {
+		return
+	}
+	x.sim.soon(func() {
+		x.give()
+		if x.closed {
+			return
+		}
+		full := x.gave == 0
+		x.t.host.Do(func() {
+			if x.k.dead == nil {
+				x.k.wrote(x.gave)
+			}
+		})
+		x.writing = false
+		if x.peer.stir(); !full && !x.die() {
+			x.stir()
+		}
+	})
+}
+
+// give writes some of the batch, as much as the stream has room for, once.
+func (x *simEdge) give() {
+	if x.out == nil {
+		return
+	}
+	n := min(1+x.sim.rng.IntN(x.out.size), x.sim.limit-len(x.peer.coming))
+	at := 0
+	for _, end := range x.out.ends {
+		size := 0
+		for _, p := range x.out.bufs[at:end] {
+			k := min(len(p), n)
+			x.peer.coming = append(x.peer.coming, p[:k]...)
+			x.gave += k
+			n -= k
+			size += len(p)
+		}
+		if at = end; x.out.apart && size > 1000 {
+			x.sim.fault = errors.New("a piece is longer than a segment")
+		}
+	}
+	x.out = nil
+}
