@@ -281,9 +281,23 @@ type Dataplane struct {
 	Address string `yaml:"address" derived:"unix:/run/fared/dataplane.sock, or memory: for a leaf"`
 	// Mutual TLS; required when address is host:port and the host is not a loopback.
 	TLS *TLS `yaml:"tls"`
-	// The UDP destination ports that are steered; RoCEv2 has 4791. Source ports are chosen for flows to the first. A leaf steers
-	// nothing.
-	UDPPorts []uint16 `yaml:"udp_ports" default:"[4791]" items:"1..16" min:"1" max:"65535"`
+	// The UDP destination ports that are steered; RoCEv2 has 4791. Source ports are chosen for flows to the first of them or, when
+	// this is [], to the first of tcp_ports. A leaf steers nothing.
+	UDPPorts []uint16 `yaml:"udp_ports" default:"[4791]" items:"0..16" min:"1" max:"65535"`
+	// The TCP destination ports that are steered too: those of queue pairs that are TCP connections, such as 4793.
+	TCPPorts []uint16 `yaml:"tcp_ports" default:"[]" items:"0..16" min:"1" max:"65535"`
+}
+
+// Flows returns the protocol, as IP numbers it (17: UDP, 6: TCP), and the destination port of the flows that source ports are
+// chosen for. Both are 0 when no port is steered, which only a leaf may have.
+func (d *Dataplane) Flows() (protocol uint8, port uint16) {
+	switch {
+	case len(d.UDPPorts) > 0:
+		return wecmp.ProtocolUDP, d.UDPPorts[0]
+	case len(d.TCPPorts) > 0:
+		return wecmp.ProtocolTCP, d.TCPPorts[0]
+	}
+	return 0, 0
 }
 
 // API says where fared's own gRPC services are.
@@ -332,7 +346,8 @@ type Record struct {
 
 // Start says how fared behaves until it knows the fabric.
 type Start struct {
-	// How long to wait for the end-of-RIB of every session before anything in effect is taken away; 0s: do not wait.
+	// How long to wait for the end-of-RIB of every session before anything in effect is taken away and watches of weights begin; 0s: do
+	// not wait.
 	// RFC 4724, Section 2.
 	Deadline time.Duration `yaml:"deadline" default:"30s" min:"0s" max:"1h"`
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/fared/fared/daemon/config/internal/model"
+	"github.com/fared/fared/fare"
 )
 
 // services checks the addresses of what fared serves and uses.
@@ -28,10 +29,19 @@ func (p *problems) services(c *Config) {
 			p.add("dataplane.tls", "is missing, but "+d.Address+" is not a loopback", "write cert_file, key_file and client_ca_file")
 		}
 	}
-	for i, port := range d.UDPPorts {
-		if port != 0 && slices.Contains(d.UDPPorts[:i], port) {
-			p.add(item("dataplane.udp_ports", i), fmt.Sprintf("%d is listed twice", port), "list it once")
+	for _, list := range []struct {
+		path  string
+		ports []uint16
+	}{{"dataplane.udp_ports", d.UDPPorts}, {"dataplane.tcp_ports", d.TCPPorts}} {
+		for i, port := range list.ports {
+			if port != 0 && slices.Contains(list.ports[:i], port) {
+				p.add(item(list.path, i), fmt.Sprintf("%d is listed twice", port), "list it once")
+			}
 		}
+	}
+	if len(d.UDPPorts)+len(d.TCPPorts) == 0 && c.Role == fare.RoleServer && !p.broken["dataplane.tcp_ports"] {
+		p.add("dataplane.udp_ports", "is empty, and dataplane.tcp_ports too: nothing would be steered",
+			"write the port of the queue pairs: RoCEv2 has 4791; or, where they are TCP connections, theirs under tcp_ports, such as 4793")
 	}
 
 	if api.Socket != "" {

@@ -72,13 +72,17 @@ func Fields(t reflect.Type) []Field {
 	return out
 }
 
-// Defaults returns the texts of a default: one for a scalar, one an element for a list written "[a, b]"; nil when there is none.
+// Defaults returns the texts of a default: one for a scalar, one an element for a list written "[a, b]", which may be "[]"; nil
+// when there is none.
 func (f *Field) Defaults() []string {
 	if f.Default == "" {
 		return nil
 	}
 	if !f.List {
 		return []string{f.Default}
+	}
+	if f.Default == "[]" {
+		return []string{}
 	}
 	return strings.Split(strings.Trim(f.Default, "[]"), ", ")
 }
