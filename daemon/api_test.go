@@ -22,12 +22,7 @@ import (
 // standalone is a rig whose daemon opens its own sockets.
 func standalone(t *testing.T, extra string) (r *rig, socket string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "fared") // a socket's path has little room
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	socket = filepath.Join(dir, "fared.sock")
+	socket = filepath.Join(shortDir(t), "fared.sock")
 	r = newRig(t, shape{planes: 2, subPorts: 1, extra: "api: {socket: " + socket + "}\n" + extra}, rigOptions{
 		leaves: announceAll(400e9, 1), deps: func(d *Deps) { d.Embedded = false },
 	})
@@ -35,9 +30,21 @@ func standalone(t *testing.T, extra string) (r *rig, socket string) {
 	return r, socket
 }
 
+// shortDir is a temporary folder for sockets: their paths have little room.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "fared")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
 func dial(t *testing.T, socket string) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	// The socket may not be there yet.
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/race"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -464,7 +465,7 @@ func TestRandomEventsAgainstFacts(t *testing.T) {
 		{planes: 2, subPorts: 3, noSpeed: true, leaf: true, uplinks: 2},
 	}
 	sequences := 4000
-	if testing.Short() {
+	if testing.Short() || race.Enabled {
 		sequences = 400
 	}
 	for n := range sequences {

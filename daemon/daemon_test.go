@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,10 +14,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/dataplane"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/dataplane/memory"
 )
@@ -182,11 +183,27 @@ func TestStartTakesNothingAway(t *testing.T) {
 			if got := programmed(first.dp); len(got) != 3 {
 				t.Fatalf("after the first run the data plane has %v", got)
 			}
-			r := newRig(t, shape{planes: 2, subPorts: 1, extra: "start: {deadline: " + end.deadline + "}\n"}, rigOptions{dp: first.dp, leaves: func(l *rawLeaf) {
+			socket := filepath.Join(shortDir(t), "s")
+			r := newRig(t, shape{planes: 2, subPorts: 1, extra: "start: {deadline: " + end.deadline + "}\napi: {socket: " + socket + "}\n"}, rigOptions{dp: first.dp, deps: func(d *Deps) { d.Embedded = false }, leaves: func(l *rawLeaf) {
 				l.table[destination(0)] = 400e9
 				l.table[destination(3)] = 400e9
 				l.holdEOR = l.name == "p1.0"
 			}})
+			watch, err := farev1.NewWeightServiceClient(dial(t, socket)).WatchWeights(t.Context(), &farev1.WatchWeightsRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			type begun struct {
+				first     *farev1.WatchWeightsResponse
+				converged bool
+				err       error
+			}
+			told := make(chan begun, 1)
+			go func() {
+				first, err := watch.Recv()
+				resp, statusErr := r.d.FabricService().GetStatus(t.Context(), &farev1.GetStatusRequest{})
+				told <- begun{first, resp.GetConverged(), errors.Join(err, statusErr)}
+			}()
 			r.wait(destination(3), "1:1")
 			if got := programmed(r.dp); len(got) != 4 && name != "deadline" {
 				t.Errorf("before the end of the start the data plane has %v, want the three and the new one", got)
@@ -196,6 +213,9 @@ func TestStartTakesNothingAway(t *testing.T) {
 			}
 			end.finish(r)
 			eventually(t, "what nobody announces is gone", func() bool { return len(programmed(r.dp)) == 2 })
+			if got := <-told; got.err != nil || !got.converged || !got.first.Snapshot || !got.first.Complete || len(got.first.Weights) != 2 {
+				t.Errorf("a watch begins with %v when converged is %v (%v)", got.first, got.converged, got.err)
+			}
 		})
 	}
 }
@@ -204,7 +224,7 @@ func TestStartTakesNothingAway(t *testing.T) {
 // socket, with the data plane started last.
 func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "dp.sock")
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := dataplane.Open("unix:"+socket, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +253,6 @@ func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 		server.Stop()
 		<-served
 	})
-	conn.ResetConnectBackoff()
 	r.waitHeard(0, own, "400G")
 	r.waitHeard(1, own, "400G")
 	r.wait(destination(0), "1:1")
@@ -244,7 +263,7 @@ func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 func TestLeafForwards(t *testing.T) {
 	dp := memory.New(memory.Config{})
 	socket := filepath.Join(t.TempDir(), "dp.sock")
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := dataplane.Open("unix:"+socket, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,7 +292,6 @@ func TestLeafForwards(t *testing.T) {
 		server.Stop()
 		<-served
 	})
-	conn.ResetConnectBackoff()
 	r.waitHeard(1, d, "400G")
 	r.wait(d, "1:0")
 	r.leaves[1].announce(200e9, d)
@@ -287,7 +305,7 @@ func TestLeafForwards(t *testing.T) {
 		}
 	}
 	r.inside(func(l *loop) {
-		if f := l.core.layout.forwarding(l.core.cfg); len(f.Loopbacks)+len(f.UdpPorts) != 0 || f.Mode != farev1.Mode_MODE_PER_FLOW {
+		if f := l.core.layout.forwarding(l.core.cfg); len(f.Loopbacks)+len(f.UdpPorts)+len(f.TcpPorts) != 0 || f.Mode != farev1.Mode_MODE_PER_FLOW {
 			t.Errorf("the data plane is told %v", f)
 		}
 	})
@@ -305,7 +323,7 @@ func TestRestartSaysEverythingBeforeItsEnd(t *testing.T) {
 	server := grpc.NewServer()
 	dp.Register(server)
 	socket := filepath.Join(t.TempDir(), "dp.sock")
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := dataplane.Open("unix:"+socket, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +349,6 @@ func TestRestartSaysEverythingBeforeItsEnd(t *testing.T) {
 		server.Stop()
 		<-served
 	})
-	conn.ResetConnectBackoff()
 	for _, leaf := range r.leaves {
 		for round := range 3 {
 			up := func(n int, what string) int { return r.journal.index(n, leaf.name+": "+what) }

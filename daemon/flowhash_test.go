@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -86,7 +87,7 @@ func (h *hashPlane) Landing(ctx context.Context, request *farev1.LandingRequest)
 	src, dst := netip.MustParseAddr(request.Source), netip.MustParseAddr(request.Destination)
 	response := &farev1.LandingResponse{Devices: devices}
 	for port := wecmp.MinPort; port <= wecmp.MaxPort; port++ {
-		hash, _ := lands.Hash(src, dst, wecmp.ProtocolUDP, uint16(port), uint16(request.UdpDestinationPort))
+		hash, _ := lands.Hash(src, dst, uint8(request.Protocol), uint16(port), uint16(request.UdpDestinationPort))
 		response.SubPortOfPort = append(response.SubPortOfPort, byte(1+lands.Member(hash, len(devices))))
 	}
 	return response, nil
@@ -122,8 +123,8 @@ func (r *rig) pairs(d netip.Prefix) []*farev1.PairSlots {
 
 func (r *rig) placement(d netip.Prefix) string { return r.pairs(d)[0].PortPlacement }
 
-// checkLanding holds every source port of a destination to the words of fare.v1.FlowHash.
-func (r *rig) checkLanding(d netip.Prefix, hash *farev1.FlowHash, dport uint16) {
+// checkLanding holds every source port of a destination to the words of fare.v1.FlowHash, for flows to a port.
+func (r *rig) checkLanding(d netip.Prefix, hash *farev1.FlowHash, protocol uint8, dport uint16) {
 	r.t.Helper()
 	n := r.s.planes * r.s.subPorts
 	for _, p := range r.pairs(d) {
@@ -134,7 +135,7 @@ func (r *rig) checkLanding(d netip.Prefix, hash *farev1.FlowHash, dport uint16) 
 					place = i
 				}
 			}
-			value, _ := wecmp.LinuxL4{Seed: hash.Seed}.Hash(netip.MustParsePrefix(p.Source).Addr(), d.Addr(), wecmp.ProtocolUDP, uint16(slot.UdpSourcePort), dport)
+			value, _ := wecmp.LinuxL4{Seed: hash.Seed}.Hash(netip.MustParsePrefix(p.Source).Addr(), d.Addr(), protocol, uint16(slot.UdpSourcePort), dport)
 			bucket, buckets := int(value%hash.Buckets), int(hash.Buckets)
 			end := (2*buckets*(place+1) + n) / (2 * n)
 			if bucket >= end || bucket < end-int(hash.LastingBuckets) {
@@ -184,24 +185,26 @@ func TestForwardingOrderIsTheEngines(t *testing.T) {
 	}
 }
 
-// TestPortsLandByTheDataPlanesHash: ports land where the data plane says that flows stay, toward the first UDP port, and stay
-// through a failure; one that says nothing has uniform ports; one that is wrong too, and is told of.
+// TestPortsLandByTheDataPlanesHash: ports land where the data plane says that flows stay, toward the first UDP port or, without
+// one, the first TCP port, and stay through a failure; one that says nothing has uniform ports; one that is wrong too, and is told of.
 func TestPortsLandByTheDataPlanesHash(t *testing.T) {
 	for _, tc := range []struct {
-		name  string
-		extra string
-		hash  *farev1.FlowHash
-		want  string
-		dport uint16
+		name     string
+		extra    string
+		hash     *farev1.FlowHash
+		want     string
+		dport    uint16
+		protocol uint8 // 0: UDP
 	}{
-		{"hash", "weights: {slots: 16}\n", lasting, "hash", 4791},
-		{"another UDP port", "dataplane: {address: \"memory:\", udp_ports: [4444, 4791]}\n", lasting, "hash", 4444},
-		{"nothing", "", nil, "uniform", 0},
-		{"told not to", "weights: {hash: {algorithm: uniform}}\n", lasting, "uniform", 0},
-		{"another hash", "weights: {hash: {algorithm: crc32}}\n", lasting, "hash", 0},
-		{"unknown", "", &farev1.FlowHash{Algorithm: "magic"}, "uniform", 0},
-		{"no lasting buckets", "", &farev1.FlowHash{Algorithm: "linux-l4", Buckets: 1024}, "uniform", 0},
-		{"too few buckets", "", &farev1.FlowHash{Algorithm: "linux-l4", Buckets: 3, LastingBuckets: 1}, "uniform", 0},
+		{"hash", "weights: {slots: 16}\n", lasting, "hash", 4791, 0},
+		{"another UDP port", "dataplane: {address: \"memory:\", udp_ports: [4444, 4791], tcp_ports: [4793]}\n", lasting, "hash", 4444, 0},
+		{"TCP", "dataplane: {address: \"memory:\", udp_ports: [], tcp_ports: [4793, 4791]}\n", lasting, "hash", 4793, wecmp.ProtocolTCP},
+		{"nothing", "", nil, "uniform", 0, 0},
+		{"told not to", "weights: {hash: {algorithm: uniform}}\n", lasting, "uniform", 0, 0},
+		{"another hash", "weights: {hash: {algorithm: crc32}}\n", lasting, "hash", 0, 0},
+		{"unknown", "", &farev1.FlowHash{Algorithm: "magic"}, "uniform", 0, 0},
+		{"no lasting buckets", "", &farev1.FlowHash{Algorithm: "linux-l4", Buckets: 1024}, "uniform", 0, 0},
+		{"too few buckets", "", &farev1.FlowHash{Algorithm: "linux-l4", Buckets: 3, LastingBuckets: 1}, "uniform", 0, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var log safeBuffer
@@ -214,7 +217,8 @@ func TestPortsLandByTheDataPlanesHash(t *testing.T) {
 				t.Fatalf("placement %v, want %s", before, tc.want)
 			}
 			if tc.dport != 0 {
-				r.checkLanding(d, tc.hash, tc.dport)
+				protocol := cmp.Or(tc.protocol, wecmp.ProtocolUDP)
+				r.checkLanding(d, tc.hash, protocol, tc.dport)
 			}
 			if wrong := tc.hash != nil && tc.extra == "" && tc.want == "uniform"; strings.Contains(log.String(), "source ports are spread evenly") != wrong {
 				t.Errorf("log: %s", log.String())
@@ -252,11 +256,7 @@ func (s *safeBuffer) String() string {
 // TestFlowHashChanges: a data plane that comes back with another hash has everybody see other ports, a watch too, and operators
 // are told; what was recorded of it replays.
 func TestFlowHashChanges(t *testing.T) {
-	dir, err := os.MkdirTemp("", "fared") // a socket's path has little room
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
+	dir := shortDir(t)
 	path, socket := filepath.Join(dir, "recording"), filepath.Join(dir, "s")
 	var log safeBuffer
 	dp := newHashPlane(nil, false)
@@ -295,7 +295,7 @@ func TestFlowHashChanges(t *testing.T) {
 	dp.set(lasting, nil)
 	dp.BreakStream()
 	until("hash")
-	r.checkLanding(destination(1), lasting, 4791)
+	r.checkLanding(destination(1), lasting, wecmp.ProtocolUDP, 4791)
 	if !strings.Contains(log.String(), "the data plane's flow hash changed") {
 		t.Errorf("not told: %s", log.String())
 	}
@@ -307,7 +307,7 @@ func TestFlowHashChanges(t *testing.T) {
 		r.inside(func(l *loop) { now = l.core.flowHash })
 		return now == flowHash(other)
 	})
-	r.checkLanding(destination(1), other, 4791)
+	r.checkLanding(destination(1), other, wecmp.ProtocolUDP, 4791)
 	shown := r.pairs(destination(1))
 	r.stop()
 	f, err := os.Open(path)
@@ -364,9 +364,28 @@ func TestFlowPins(t *testing.T) {
 			t.Errorf("%v: a progression: %v", hash, progression)
 		}
 		if hash != nil {
-			r.checkLanding(d, lasting, 4791)
+			r.checkLanding(d, lasting, wecmp.ProtocolUDP, 4791)
 		}
 	}
+}
+
+// TestAskedPortsOfTCP: without UDP ports it is asked where flows of TCP land, and the data plane is told to steer them.
+func TestAskedPortsOfTCP(t *testing.T) {
+	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)
+	dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
+	extra := "weights: {slots: 16}\ndataplane: {address: \"memory:\", udp_ports: [], tcp_ports: [4793, 4794]}\n"
+	r := hashRig(t, shape{planes: 2, subPorts: 2, extra: extra}, dp, nil)
+	r.settled(4)
+	d := destination(1)
+	if got := r.placement(d); got != "asked" {
+		t.Fatalf("placement %s at the first look", got)
+	}
+	r.checkLanding(d, lasting, wecmp.ProtocolTCP, 4793)
+	r.inside(func(l *loop) {
+		if f := l.core.layout.forwarding(l.core.cfg); len(f.UdpPorts) != 0 || !slices.Equal(f.TcpPorts, []uint32{4793, 4794}) {
+			t.Errorf("the data plane is told %v", f)
+		}
+	})
 }
 
 // TestAskedPorts: a hash that cannot be computed is asked for, once a pair; while the data plane thinks, nothing else waits, and
@@ -380,7 +399,7 @@ func TestAskedPorts(t *testing.T) {
 	if got := r.placement(d); got != "asked" {
 		t.Fatalf("placement %s at the first look", got)
 	}
-	r.checkLanding(d, lasting, 4791)
+	r.checkLanding(d, lasting, wecmp.ProtocolUDP, 4791)
 	if got := dp.questions(); len(got) != 1 || got[0] != "10.255.0.1 to "+d.Addr().String() {
 		t.Fatalf("asked %q", got)
 	}
@@ -439,7 +458,7 @@ func TestAskedPorts(t *testing.T) {
 		}
 		return p.Slots[0].UdpSourcePort != before[0].UdpSourcePort
 	})
-	r.checkLanding(d, another, 4791)
+	r.checkLanding(d, another, wecmp.ProtocolUDP, 4791)
 
 	// A destination that is gone is not kept, and is asked for again when it returns.
 	for _, l := range r.leaves {
@@ -487,7 +506,7 @@ func TestForeignLandingIsNotTaken(t *testing.T) {
 // TestLandingsAreBounded: beyond the limit ports are uniform; nobody's landing is given up for another's.
 func TestLandingsAreBounded(t *testing.T) {
 	s := shape{planes: 2, subPorts: 1}
-	p := newSourcePorts(&s.core(t).layout, 4791, slog.New(slog.DiscardHandler))
+	p := newSourcePorts(s.core(t).cfg, &s.core(t).layout, slog.New(slog.DiscardHandler))
 	p.client = fixedLanding{}
 	p.connected(true)
 	src := netip.MustParseAddr("10.255.0.1")

@@ -80,8 +80,9 @@ func (l *layout) engineConfig(cfg *config.Config) wecmp.Config {
 	w := cfg.Weights
 	out := wecmp.Config{
 		Mode: w.Mode, Policy: w.Policy, Addressing: w.Addressing, Slots: w.Slots, Ordering: w.Ordering, Hash: w.Hash.Hasher(),
-		MaxWeight: w.MaxWeight, MaxWeightSum: w.MaxWeightSum, UDPPort: cfg.Dataplane.UDPPorts[0],
+		MaxWeight: w.MaxWeight, MaxWeightSum: w.MaxWeightSum,
 	}
+	out.Protocol, out.Port = cfg.Dataplane.Flows()
 	if cfg.Role == fare.RoleLeaf {
 		// No queue pair begins here. Per packet there are the fewest slots that can be, one a plane, and nobody is told of them.
 		out = wecmp.Config{Mode: wecmp.PerPacket, MaxWeight: w.MaxWeight, MaxWeightSum: w.MaxWeightSum}

@@ -75,7 +75,7 @@ func newLoop(d *Daemon, core *Core) *loop {
 	}
 	l.effects = newEffects()
 	if core.engine != nil {
-		l.ports = newSourcePorts(&core.layout, core.cfg.Dataplane.UDPPorts[0], l.log)
+		l.ports = newSourcePorts(core.cfg, &core.layout, l.log)
 		l.ports.use(core.planner)
 	}
 	l.notifier = newNotifier(!d.deps.Embedded, l.log)
@@ -104,6 +104,8 @@ func (l *loop) run(ctx context.Context) error {
 	defer timer.Stop()
 	if d := l.core.cfg.Start.Deadline; l.core.cfg.Forwards() {
 		l.deadline = l.started.Add(d)
+	} else {
+		l.builder.Started()
 	}
 	l.notifier.ready()
 	defer l.notifier.stopping()
@@ -210,7 +212,7 @@ func (l *loop) handOut() {
 		if !l.deadline.IsZero() && l.core.Converged() {
 			l.deadline = time.Time{}
 			l.d.client.ReleaseRemovals(true)
-			l.builder.MarkFabric()
+			l.builder.Started()
 		}
 	} else {
 		l.core.settleSubPorts()

@@ -31,7 +31,7 @@ func checkLeaks(t testing.TB) {
 	})
 }
 
-const waitLimit = 20 * time.Second
+const waitLimit = time.Minute
 
 // eventually waits until ok, and fails the test when that takes too long.
 func eventually(t testing.TB, what string, ok func() bool) {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -25,13 +26,14 @@ const (
 	landingTimeout = 5 * time.Second
 )
 
-// sourcePorts chooses UDP source ports for everybody, on any goroutine. Where the data plane's hash has to be asked for, it
+// sourcePorts chooses source ports for everybody, on any goroutine. Where the data plane's hash has to be asked for, it
 // asks on a goroutine of its own (run): until an answer has come a pair's ports are uniform, and their placement says so.
 type sourcePorts struct {
-	log     *slog.Logger
-	client  landingClient // nil: nothing can be asked
-	dport   uint16
-	devices []string // in the order of Forwarding
+	log      *slog.Logger
+	client   landingClient // nil: nothing can be asked
+	protocol uint8         // of the flows
+	port     uint16        // that they are toward
+	devices  []string      // in the order of Forwarding
 
 	work  chan struct{} // something to ask
 	knock chan struct{} // take has something
@@ -62,11 +64,13 @@ type landing struct {
 	open  chan struct{} // closed when the question that waits is answered; nil: none waits
 }
 
-func newSourcePorts(l *layout, dport uint16, log *slog.Logger) *sourcePorts {
-	return &sourcePorts{
-		log: log, dport: dport, devices: l.devices(), work: make(chan struct{}, 1), knock: make(chan struct{}, 1),
+func newSourcePorts(cfg *config.Config, l *layout, log *slog.Logger) *sourcePorts {
+	p := &sourcePorts{
+		log: log, devices: l.devices(), work: make(chan struct{}, 1), knock: make(chan struct{}, 1),
 		pairs: map[pair]*landing{}, missed: map[pair]int{},
 	}
+	p.protocol, p.port = cfg.Dataplane.Flows()
+	return p
 }
 
 func ring(bell chan struct{}) {
@@ -268,7 +272,7 @@ func (p *sourcePorts) fetch(ctx context.Context, key pair) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, landingTimeout)
 	defer cancel()
 	answer, err := p.client.Landing(ctx, &farev1.LandingRequest{
-		Source: key.src.String(), Destination: key.dst.String(), UdpDestinationPort: uint32(p.dport),
+		Source: key.src.String(), Destination: key.dst.String(), Protocol: uint32(p.protocol), UdpDestinationPort: uint32(p.port),
 	})
 	switch {
 	case err != nil:

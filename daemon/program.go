@@ -22,6 +22,9 @@ func (l *layout) forwarding(cfg *config.Config) *farev1.Forwarding {
 		for _, port := range cfg.Dataplane.UDPPorts {
 			out.UdpPorts = append(out.UdpPorts, uint32(port))
 		}
+		for _, port := range cfg.Dataplane.TCPPorts {
+			out.TcpPorts = append(out.TcpPorts, uint32(port))
+		}
 	}
 	for p, name := range l.planes {
 		plane := &farev1.ForwardingPlane{Plane: name}
@@ -88,7 +91,7 @@ func (l *layout) device(plane, inPlane int) string {
 	return ""
 }
 
-// pairPorts computes a destination's UDP source ports for a data plane with flow pins. It runs on the client's
+// pairPorts computes a destination's source ports for a data plane with flow pins. It runs on the client's
 // goroutine: what it reads of a vector is a copy that the loop keeps for it.
 func (l *loop) pairPorts(destination netip.Prefix, group uint32) []*farev1.PairPorts {
 	l.placesMu.Lock()

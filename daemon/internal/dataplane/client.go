@@ -236,10 +236,6 @@ func (c *Client) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		pause = min(2*pause, c.config.MaxBackoff)
-		// The connection has a pause of its own; ours decides.
-		if conn, ok := c.config.Conn.(interface{ ResetConnectBackoff() }); ok {
-			conn.ResetConnectBackoff()
-		}
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience is how long a test waits for what has to happen.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 var planes = []string{"p0", "p1"}
 

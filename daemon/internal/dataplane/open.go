@@ -20,9 +20,10 @@ func Open(address string, config *tls.Config) (*grpc.ClientConn, error) {
 	}
 	conn, err := grpc.NewClient(address,
 		grpc.WithTransportCredentials(transport),
-		// Run decides when to try again; the connection's own pause must not be longer than Run's.
+		// Run decides when to try again. What it finds then must not be older than its shortest pause. (gRPC's ResetConnectBackoff,
+		// which is made for this, reads a map without a lock that the balancer may be writing, as of v1.85.)
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: DefaultMinBackoff, Multiplier: 2, MaxDelay: DefaultMaxBackoff},
+			Backoff:           backoff.Config{BaseDelay: DefaultMinBackoff, Multiplier: 1, MaxDelay: DefaultMinBackoff},
 			MinConnectTimeout: time.Second,
 		}))
 	if err != nil {

@@ -39,8 +39,8 @@
 //
 // Order of belief: the configuration; the rate of a root tbf qdisc or of the root
 // classes of an htb qdisc; what the driver says through ethtool; the PCIe link of the
-// device (rate per lane after line coding, times lanes), which is what a device on PCIe
-// or CXL without a wire of its own has. A veth says 10 Gbit/s by ethtool whatever it
+// device or of what it is below (rate per lane after line coding, times lanes), which is
+// what a device on PCIe or CXL without a wire of its own has. A veth says 10 Gbit/s by ethtool whatever it
 // can carry: it is reported as "ethtool" and believed, so give a speed or a tbf where it
 // matters. A change of speed that the kernel does not announce is found within a second.
 package link

@@ -194,7 +194,7 @@ func TestNamespaceComesAndGoes(t *testing.T) {
 		server.Delete()
 		w.untilDown(t, 0, "no such file")
 		// Nothing else holds the namespace, so its devices are gone too.
-		netnstest.Eventually(t, 5*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if _, err := leaf.Output("ip", "link", "show", "swp0"); err == nil {
 				return fmt.Errorf("swp0 is still there: the namespace is held")
 			}

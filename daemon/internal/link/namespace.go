@@ -329,8 +329,8 @@ func (n *namespace) readSpeed(p *port) {
 			return
 		}
 	}
-	if ask(SourcePCIe) && p.link.parentBus == "pci" {
-		if b, err := pcieSpeed(n.sysfs, p.link.parent); err == nil {
+	if device := parentDevice(n.sysfs, &p.link, n.netns == ""); device != "" && ask(SourcePCIe) {
+		if b, err := pcieSpeed(n.sysfs, device); err == nil {
 			p.speed, p.source = b, SourcePCIe
 			return
 		}

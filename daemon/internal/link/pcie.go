@@ -1,7 +1,9 @@
 package link
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,9 +14,10 @@ import (
 
 // ParsePCIe turns what sysfs says in current_link_speed ("16.0 GT/s PCIe") and
 // current_link_width ("16") into the bandwidth of one direction of the link, after line
-// coding, as the kernel computes it: 8b/10b up to 5 GT/s, 128b/130b from 8 to 32 GT/s,
-// none at 64 GT/s (PCI Express Base Specification 6.0, Section 4.2). Fractions of a bit
-// are dropped. A link that is down ("Unknown", width 0) is an error.
+// coding (PCI Express Base Specification 6.0, Section 4.2): 8b/10b up to 5 GT/s, 128b/130b
+// from 8 to 32 GT/s, and at 64 GT/s flits of 256 bytes, of which 8 are CRC and 6 FEC. (The
+// kernel leaves those in.) Fractions of a bit are dropped. A link that is down ("Unknown",
+// width 0) is an error.
 func ParsePCIe(speed, width string) (fare.Bandwidth, error) {
 	text := strings.TrimSpace(speed)
 	number, unit, _ := strings.Cut(text, " ")
@@ -35,7 +38,7 @@ func ParsePCIe(speed, width string) (fare.Bandwidth, error) {
 	case "32", "32.0":
 		perLane = 32_000_000_000
 	case "64", "64.0":
-		perLane, num, den = 64_000_000_000, 1, 1
+		perLane, num, den = 64_000_000_000, 242, 256
 	default:
 		return 0, fmt.Errorf("PCIe link speed %q: no such generation (2.5, 5, 8, 16, 32, 64 GT/s); give the sub-port a speed", text)
 	}
@@ -47,17 +50,54 @@ func ParsePCIe(speed, width string) (fare.Bandwidth, error) {
 	return fare.Bandwidth(perLane * lanes * num / den), nil
 }
 
-// pcieSpeed reads the link of a PCI function, for example "0000:3b:00.0". It goes by the
-// bus and not by /sys/class/net, which shows one namespace's devices only.
-func pcieSpeed(sysfs, function string) (fare.Bandwidth, error) {
-	dir := filepath.Join(sysfs, "bus/pci/devices", filepath.Base(function))
-	speed, err := os.ReadFile(filepath.Join(dir, "current_link_speed"))
+// parentDevice is the sysfs folder of the device below a netdev, or empty. It goes by the bus
+// the kernel's message names: /sys/class/net shows one namespace's devices only, and is asked
+// when the device is of no bus and the namespace our own.
+func parentDevice(sysfs string, l *linkMessage, own bool) string {
+	switch {
+	case l.parentBus == "virtio":
+		return "" // an emulated device's link is not what carries its packets
+	case l.parentBus != "" && l.parent != "":
+		return filepath.Join(sysfs, "bus", filepath.Base(l.parentBus), "devices", filepath.Base(l.parent))
+	case own:
+		return filepath.Join(sysfs, "class/net", filepath.Base(l.name), "device")
+	}
+	return ""
+}
+
+// pcieSpeed reads the link of a device, which is a PCI function or is below one: a CXL
+// memory device (bus/cxl/devices/mem0), a sub-function. A function that has no link of
+// its own to speak of, as virtual functions have not (PCI Express Base Specification 6.0,
+// Section 9.3.5), is at the far end of the link of the port above it.
+func pcieSpeed(sysfs, device string) (fare.Bandwidth, error) {
+	dir, err := filepath.EvalSymlinks(device)
 	if err != nil {
 		return 0, err
 	}
-	width, err := os.ReadFile(filepath.Join(dir, "current_link_width"))
+	root, err := filepath.EvalSymlinks(sysfs)
 	if err != nil {
 		return 0, err
 	}
-	return ParsePCIe(string(speed), string(width))
+	var errs []error
+	for ; strings.HasPrefix(dir, root+"/"); dir = filepath.Dir(dir) {
+		speed, err := os.ReadFile(filepath.Join(dir, "current_link_speed"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		var width []byte
+		if err == nil {
+			width, err = os.ReadFile(filepath.Join(dir, "current_link_width"))
+		}
+		if err == nil {
+			var b fare.Bandwidth
+			if b, err = ParsePCIe(string(speed), string(width)); err == nil {
+				return b, nil
+			}
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", dir, err))
+	}
+	if errs == nil {
+		return 0, fmt.Errorf("%s: neither it nor what it is below has a PCIe link", device)
+	}
+	return 0, errors.Join(errs...)
 }

@@ -26,8 +26,8 @@ func TestParsePCIe(t *testing.T) {
 		{speed: "8.0 GT/s PCIe", width: "8", want: 63_015_384_615}, // kernel: 63.008 Gb/s, from whole Mb/s per lane
 		{speed: "16.0 GT/s PCIe\n", width: "16\n", want: 252_061_538_461},
 		{speed: "32.0 GT/s PCIe", width: "16", want: 504_123_076_923},
-		{speed: "64.0 GT/s PCIe", width: "16", want: 1_024e9},
-		{speed: "64.0 GT/s PCIe", width: "32", want: 2_048e9},
+		{speed: "64.0 GT/s PCIe", width: "16", want: 968e9},
+		{speed: "64.0 GT/s PCIe", width: "32", want: 1_936e9},
 		{speed: "Unknown", width: "0", wrong: "want a number of GT/s"},
 		{speed: "", width: "16", wrong: "want a number of GT/s"},
 		{speed: "12.0 GT/s PCIe", width: "16", wrong: "no such generation"},
@@ -49,22 +49,105 @@ func TestParsePCIe(t *testing.T) {
 	}
 }
 
-func TestPCIeSpeedReadsSysfs(t *testing.T) {
+// A sysfs of a root port with an endpoint that has two functions and a CXL memory device below it, a virtual function, a switch
+// whose link is down, and devices that are on no PCIe.
+func fakeSysfs(t *testing.T) string {
+	t.Helper()
 	sysfs := t.TempDir()
-	dir := filepath.Join(sysfs, "bus/pci/devices/0000:3b:00.0")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
+	write := func(dir, speed, width string) {
+		t.Helper()
+		dir = filepath.Join(sysfs, "devices", dir)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for name, text := range map[string]string{"current_link_speed": speed, "current_link_width": width} {
+			if text == "" {
+				continue
+			}
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
-	for name, text := range map[string]string{"current_link_speed": "32.0 GT/s PCIe\n", "current_link_width": "16\n"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+	link := func(name, dir string) {
+		t.Helper()
+		name = filepath.Join(sysfs, name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		up, err := filepath.Rel(filepath.Dir(name), filepath.Join(sysfs, "devices", dir))
+		if err == nil {
+			err = os.Symlink(up, name)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got, err := pcieSpeed(sysfs, "0000:3b:00.0"); err != nil || got != 504_123_076_923 {
-		t.Errorf("got %d, %v", got, err)
+	const port = "pci0000:3a/0000:3a:00.0/"
+	write(port, "32.0 GT/s PCIe", "16")
+	write(port+"0000:3b:00.0", "32.0 GT/s PCIe", "8")
+	write(port+"0000:3b:00.0/mem0", "", "")
+	write(port+"0000:3b:00.0/mlx5_core.sf.4", "", "")
+	write(port+"0000:3b:00.1", "Unknown", "0")
+	write("pci0000:3a/0000:3a:01.0/0000:3c:00.0", "Unknown", "0")
+	write("pci0000:3a/0000:3a:02.0", "16.0 GT/s PCIe", "") // no width
+	write("pci0000:00/0000:00:02.0", "2.5 GT/s PCIe", "1")
+	write("pci0000:00/0000:00:02.0/virtio2", "", "")
+	write("platform/soc/nupa", "", "")
+	write(port+"0000:3b:00.0/nupa/port0", "", "")
+	for _, pci := range []string{port + "0000:3b:00.0", port + "0000:3b:00.1", "pci0000:3a/0000:3a:01.0/0000:3c:00.0", "pci0000:3a/0000:3a:02.0"} {
+		link("bus/pci/devices/"+filepath.Base(pci), pci)
 	}
-	if _, err := pcieSpeed(sysfs, "0000:3b:00.1"); err == nil {
-		t.Error("a function that is not there has a speed")
+	link("bus/cxl/devices/mem0", port+"0000:3b:00.0/mem0")
+	link("bus/auxiliary/devices/mlx5_core.sf.4", port+"0000:3b:00.0/mlx5_core.sf.4")
+	link("bus/virtio/devices/virtio2", "pci0000:00/0000:00:02.0/virtio2")
+	link("bus/platform/devices/nupa", "platform/soc/nupa")
+	write(port+"0000:3b:00.0/nupa/port0/net/nupa0", "", "")
+	link("class/net/nupa0", port+"0000:3b:00.0/nupa/port0/net/nupa0")
+	link("devices/"+port+"0000:3b:00.0/nupa/port0/net/nupa0/device", port+"0000:3b:00.0/nupa/port0")
+	return sysfs
+}
+
+func TestPCIeSpeedReadsSysfs(t *testing.T) {
+	const x8, x16 = fare.Bandwidth(252_061_538_461), fare.Bandwidth(504_123_076_923)
+	sysfs := fakeSysfs(t)
+	for _, tc := range []struct {
+		name        string
+		bus, parent string
+		device      string
+		netns       string
+		want        fare.Bandwidth
+		wrong       string // of pcieSpeed; "no device" when there is none to ask
+	}{
+		{name: "function", bus: "pci", parent: "0000:3b:00.0", want: x8},
+		{name: "function, from another namespace", bus: "pci", parent: "0000:3b:00.0", netns: "gpu0", want: x8},
+		{name: "virtual function: the port's end of the link", bus: "pci", parent: "0000:3b:00.1", want: x16},
+		{name: "CXL memory device", bus: "cxl", parent: "mem0", want: x8},
+		{name: "sub-function", bus: "auxiliary", parent: "mlx5_core.sf.4", want: x8},
+		{name: "child of no bus", device: "nupa0", parent: "port0", want: x8},
+		{name: "child of no bus in another namespace", device: "nupa0", netns: "gpu0", wrong: "no device"},
+		{name: "paravirtual", bus: "virtio", parent: "virtio2", wrong: "no device"},
+		{name: "link down", bus: "pci", parent: "0000:3c:00.0", wrong: "want a number of GT/s"},
+		{name: "no width", bus: "pci", parent: "0000:3a:02.0", wrong: "current_link_width"},
+		{name: "not on PCIe", bus: "platform", parent: "nupa", wrong: "neither it nor what it is below has a PCIe link"},
+		{name: "gone", bus: "pci", parent: "0000:99:00.0", wrong: "no such file"},
+		{name: "virtual device", device: "dummy0", wrong: "no such file"},
+		{name: "a name that climbs", bus: "..", parent: "../../devices/pci0000:3a/0000:3a:00.0", wrong: "no such file"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			l := linkMessage{name: tc.device, parentBus: tc.bus, parent: tc.parent}
+			device := parentDevice(sysfs, &l, tc.netns == "")
+			if device == "" {
+				if tc.wrong != "no device" {
+					t.Error("no device to ask")
+				}
+				return
+			}
+			got, err := pcieSpeed(sysfs, device)
+			if got != tc.want || (err != nil) != (tc.wrong != "") || err != nil && !strings.Contains(err.Error(), tc.wrong) {
+				t.Errorf("got %d, %v, want %d, %q", got, err, tc.want, tc.wrong)
+			}
+		})
 	}
 }
 

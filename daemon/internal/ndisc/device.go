@@ -40,6 +40,7 @@ var (
 type device struct {
 	key
 	interval time.Duration
+	unheard  time.Duration // a session that connects is advertised for after this, though the leaf was not heard
 	log      *slog.Logger
 
 	mu      sync.Mutex // guards what follows
@@ -50,9 +51,9 @@ type device struct {
 	asked   bool      // a session is about to connect
 }
 
-func newDevice(k key, interval time.Duration, log *slog.Logger) *device {
-	return &device{key: k, interval: interval, changed: make(chan struct{}),
-		log: log.With("device", k.name, "netns", k.netns)}
+func newDevice(k key, r *Resolver) *device {
+	return &device{key: k, interval: r.interval, unheard: r.unheard, changed: make(chan struct{}),
+		log: r.log.With("device", k.name, "netns", k.netns)}
 }
 
 // state returns what is known, and a channel that is closed when that changes.
@@ -232,7 +233,7 @@ func (d *device) speak(ctx context.Context) error {
 		}
 		if d.takeAsked() {
 			waiting = true
-			if soon := time.Now().Add(initialInterval); soon.Before(nextSend) {
+			if soon := time.Now().Add(d.unheard); soon.Before(nextSend) {
 				nextSend = soon
 			}
 			continue
@@ -273,7 +274,9 @@ func (d *device) speak(ctx context.Context) error {
 				d.log.Info("neighbour found", "peer", peer)
 				d.set(peer, nil)
 			}
-			if waiting { // and may have forgotten us
+			// The leaf may have forgotten us. Who asked while this message was on its way
+			// has not woken us: data that is there goes before a deadline.
+			if d.takeAsked() || waiting {
 				nextSend = time.Now()
 			}
 		case *ndp.RouterSolicitation:

@@ -27,6 +27,7 @@ type Config struct {
 // goroutine.
 type Resolver struct {
 	interval time.Duration
+	unheard  time.Duration // as a device's
 	log      *slog.Logger
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
@@ -44,7 +45,7 @@ type key struct {
 
 // New returns a Resolver that does nothing until it is asked for a device.
 func New(cfg Config) *Resolver {
-	r := &Resolver{interval: cfg.Interval, log: cfg.Logger, devices: map[key]*device{}}
+	r := &Resolver{interval: cfg.Interval, unheard: initialInterval, log: cfg.Logger, devices: map[key]*device{}}
 	if r.interval <= 0 {
 		r.interval = DefaultInterval
 	}
@@ -109,7 +110,7 @@ func (r *Resolver) device(k key) (*device, error) {
 	}
 	d := r.devices[k]
 	if d == nil {
-		d = newDevice(k, r.interval, r.log)
+		d = newDevice(k, r)
 		r.devices[k] = d
 		r.wg.Go(func() { d.run(r.ctx) })
 	}

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 		goleak.IgnoreAnyFunction("github.com/osrg/gobgp/v3/pkg/server.(*BgpServer).Serve"))
 }
 
-const deadline = 15 * time.Second
+const deadline = time.Minute
 
 // host gives every test addresses of its own in 127.0.0.0/8.
 func host(n int) netip.Addr { return netip.AddrFrom4([4]byte{127, 20, byte(n >> 8), byte(n)}) }

@@ -22,6 +22,7 @@ func full(n int) (*fakeLoop, []netip.Prefix) {
 		l.layout.Planes, v.Planes = append(l.layout.Planes, lp), append(v.Planes, vp)
 	}
 	l.builder = NewBuilder(l, l.layout, "bench")
+	close(l.builder.started)
 	for id := range uint32(32) {
 		l.vectors[id+1] = v
 		l.builder.MarkVector(id + 1)

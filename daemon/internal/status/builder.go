@@ -50,6 +50,7 @@ type Builder struct {
 	view    atomic.Pointer[View]
 	latest  atomic.Uint64 // revision of the last commit
 	wake    broadcast     // weights changed
+	started chan struct{} // closed when the start is over
 	journal journal
 }
 
@@ -57,7 +58,7 @@ type Builder struct {
 func NewBuilder(source Source, layout Layout, instance string) *Builder {
 	b := &Builder{
 		source: source, instance: instance, layout: &layout,
-		revision: 1, destinations: make(map[netip.Prefix]*mark),
+		revision: 1, destinations: make(map[netip.Prefix]*mark), started: make(chan struct{}),
 	}
 	b.view.Store(&View{revision: 1, layout: b.layout})
 	b.latest.Store(1)
@@ -96,6 +97,16 @@ func (b *Builder) MarkVector(id uint32) {
 // MarkFabric says that a plane, sub-port, session or the data plane changed. They are read from the source whenever
 // somebody asks, so that there is nothing to mark but the revision.
 func (b *Builder) MarkFabric() { b.changed = true }
+
+// Started says that the start is over: what is known is all there is, and watches of weights begin. More calls do nothing.
+func (b *Builder) Started() {
+	select {
+	case <-b.started:
+	default:
+		close(b.started)
+		b.changed = true
+	}
+}
 
 // SetLayout replaces the names behind indexes, and so changes every destination.
 func (b *Builder) SetLayout(layout Layout) {

@@ -75,6 +75,7 @@ func newFake(seed uint64, space int) *fakeLoop {
 		Ignored: []Count{{"old-generation", 3}}, Queues: []Count{{"speaker", 2}},
 	}
 	l.builder = NewBuilder(l, l.layout, "fake")
+	close(l.builder.started)
 	return l
 }
 

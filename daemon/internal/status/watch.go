@@ -25,6 +25,14 @@ func (w *weightService) WatchWeights(req *farev1.WatchWeightsRequest, stream far
 	}
 	defer done()
 	ctx, reader := stream.Context(), w.s.c.Reader
+	// Who followed an earlier run takes what a snapshot leaves out for gone: nobody is told before everything is known.
+	select {
+	case <-reader.b.started:
+	case <-ctx.Done():
+		return toRPC(ctx.Err())
+	case <-w.s.stopping:
+		return errStopping()
+	}
 	since := req.GetSinceRevision()
 	if req.GetInstance() != reader.Instance() {
 		since = 0

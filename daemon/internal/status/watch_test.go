@@ -283,6 +283,54 @@ func TestWatchSlowIsMerged(t *testing.T) {
 	}
 }
 
+// A watch waits for the end of the start: it begins with what is known then, and ends while it waits when its client does.
+func TestWatchWaitsForTheStart(t *testing.T) {
+	l := newFake(3, 5)
+	l.builder.started = make(chan struct{})
+	l.start(t)
+	s := l.service(t, nil)
+	watch := func(ctx context.Context) (*fakeStream, chan error) {
+		stream, ended := &fakeStream{ctx: ctx, gate: make(chan struct{})}, make(chan error, 1)
+		close(stream.gate)
+		go func() { ended <- s.Weights().WatchWeights(&farev1.WatchWeightsRequest{}, stream) }()
+		return stream, ended
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	_, ended := watch(ctx)
+	cancel()
+	if err := <-ended; grpcstatus.Code(err) != codes.Canceled {
+		t.Errorf("the watch ended with %v, want CANCELLED", err)
+	}
+	stream, ended := watch(t.Context())
+	l.on(t, func() { l.step(50) })
+	stream.read(func(r *replica) {
+		if r.messages != 0 {
+			t.Errorf("%d messages before the start is over", r.messages)
+		}
+	})
+	var want map[string]*farev1.DestinationWeights
+	l.on(t, func() {
+		l.builder.Started()
+		l.builder.Started()
+		l.builder.Commit()
+		want = l.picture(&filter{})
+	})
+	eventually(t, "a message", func() (told bool) {
+		stream.read(func(r *replica) { told = r.messages > 0 })
+		return told
+	})
+	stream.read(func(r *replica) {
+		r.compare(t, want)
+		if r.messages != 1 {
+			t.Errorf("%d messages, want a snapshot", r.messages)
+		}
+	})
+	s.stop()
+	if err := <-ended; grpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("the watch ended with %v, want UNAVAILABLE", err)
+	}
+}
+
 // Over a real socket: a snapshot in chunks, deltas, resuming after a gap, and another instance's revision.
 func TestWatchOverSocket(t *testing.T) {
 	l := newFake(4, 0)
