@@ -1,0 +1,304 @@
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// Server is a node as the coordinator knows it.
+type Server struct {
+	// Name is for people.
+	Name   string
+	Client farev1.TrafficServiceClient
+}
+
+// phasePatience is how long nodes may take to answer where nothing but work of their own is to be waited for.
+const phasePatience = 30 * time.Second
+
+// Coordinate plays a run over nodes and makes its report. Ranks are the loopbacks of the first node, of the second, and so on. observe,
+// when not nil, is told of every interval that all nodes have told of, in order. An error says that there is no report: a node
+// was lost, or could not do its part; nodes can run again. A report may still be of a run that went wrong: TrafficReport.ok.
+func Coordinate(ctx context.Context, cfg Config, servers []Server, observe func(*farev1.TrafficInterval)) (*farev1.TrafficReport, error) {
+	cfg = cfg.withDefaults()
+	prepare, err := cfg.prepare()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	c := &coordinator{cfg: cfg, servers: servers, events: make(chan event), streams: make([]runStream, len(servers)), gone: make(chan struct{}, len(servers))}
+	defer c.end(cancel)
+	if err := c.describe(ctx); err != nil {
+		return nil, err
+	}
+	if c.pairs, err = c.plan(prepare.GetMessages()); err != nil {
+		return nil, err
+	}
+	prepare.Run = rand.Uint64()
+	c.tally = newTally(cfg.Interval, len(c.pairs), len(servers))
+	c.observe = observe
+	for i := range servers {
+		if err := c.open(ctx, i); err != nil {
+			return nil, err
+		}
+		mine := &farev1.PrepareTraffic{Run: prepare.Run, Seed: prepare.Seed, Op: prepare.Op, Ordering: prepare.Ordering, MessageBytes: prepare.MessageBytes,
+			Outstanding: prepare.Outstanding, Messages: prepare.Messages, DurationNs: prepare.DurationNs, IntervalNs: prepare.IntervalNs,
+			StallNs: prepare.StallNs, DrainNs: prepare.DrainNs, Pairs: c.pairsOf(i)}
+		c.send(i, &farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Prepare{Prepare: mine}})
+	}
+	if err := c.await(ctx, "prepare", phasePatience, func(m *farev1.TrafficRunResponse) bool { return m.GetPrepared() != nil }); err != nil {
+		return nil, err
+	}
+	c.sendAll(&farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Connect{Connect: &farev1.ConnectTraffic{}}})
+	if err := c.await(ctx, "connect", connectPatience+phasePatience, func(m *farev1.TrafficRunResponse) bool { return m.GetConnected() != nil }); err != nil {
+		return nil, err
+	}
+	c.sendAll(&farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Start{Start: &farev1.StartTraffic{}}})
+	finish := &farev1.FinishTraffic{}
+	// Nodes know themselves when pairs make no progress; one that does not answer at all is lost by its connection's keepalive.
+	if err := c.await(ctx, "send", 0, func(m *farev1.TrafficRunResponse) bool {
+		finish.Posted = append(finish.Posted, m.GetSent().GetPosted()...)
+		return m.GetSent() != nil
+	}); err != nil {
+		return nil, err
+	}
+	c.sendAll(&farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Finish{Finish: finish}})
+	results := make([]*farev1.TrafficResult, 0, len(servers))
+	if err := c.await(ctx, "report", 0, func(m *farev1.TrafficRunResponse) bool {
+		if m.GetResult() != nil {
+			results = append(results, m.GetResult())
+		}
+		return m.GetResult() != nil
+	}); err != nil {
+		return nil, err
+	}
+	c.part(ctx)
+	return makeReport(cfg, c.transport, c.pairs, c.tally, results), nil
+}
+
+type runStream = grpc.BidiStreamingClient[farev1.TrafficRunRequest, farev1.TrafficRunResponse]
+
+// event is what a node has said, or that its stream has ended.
+type event struct {
+	server int
+	m      *farev1.TrafficRunResponse
+	err    error
+}
+
+type coordinator struct {
+	cfg       Config
+	servers   []Server
+	ranks     []string
+	owner     []int // of a rank: the server
+	transport string
+	pairs     []*farev1.TrafficPair
+	streams   []runStream
+	opened    int
+	gone      chan struct{} // has an element for every stream whose goroutine has ended
+	events    chan event
+	tally     *tally
+	observe   func(*farev1.TrafficInterval)
+}
+
+// end closes every stream, and waits for what reads them.
+func (c *coordinator) end(cancel context.CancelFunc) {
+	cancel()
+	for range c.opened {
+		<-c.gone
+	}
+}
+
+// part ends every node's run in good order: nodes are ready for another when it returns.
+func (c *coordinator) part(ctx context.Context) {
+	for _, s := range c.streams {
+		s.CloseSend()
+	}
+	limit := time.NewTimer(phasePatience)
+	defer limit.Stop()
+	for left := len(c.streams); left > 0; {
+		select {
+		case e := <-c.events:
+			if e.err != nil { // EOF, or a node that was lost when its part was done
+				left--
+			}
+		case <-limit.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// describe asks every node for its loopbacks.
+func (c *coordinator) describe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, phasePatience)
+	defer cancel()
+	seen := map[string]string{}
+	for i, s := range c.servers {
+		d, err := s.Client.Describe(ctx, &farev1.DescribeTrafficRequest{})
+		if err != nil {
+			return c.lost(i, err)
+		}
+		if i == 0 {
+			c.transport = d.GetTransport()
+		}
+		for _, loopback := range d.GetLoopbacks() {
+			if other, ok := seen[loopback]; ok {
+				return fmt.Errorf("loopback %s is at node %s and at node %s", loopback, other, s.Name)
+			}
+			seen[loopback] = s.Name
+			c.ranks = append(c.ranks, loopback)
+			c.owner = append(c.owner, i)
+		}
+	}
+	return nil
+}
+
+// plan makes the pattern's pairs.
+func (c *coordinator) plan(messages uint64) ([]*farev1.TrafficPair, error) {
+	pairs, err := c.cfg.Pattern.Pairs(len(c.ranks))
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*farev1.TrafficPair, 0, len(pairs))
+	for i, p := range pairs {
+		t := &farev1.TrafficPair{Pair: uint32(i), Source: c.ranks[p.Source], Destination: c.ranks[p.Destination]}
+		if c.cfg.Pattern == Ring {
+			t.StepMessages = ringStepMessages(len(c.ranks), messages, uint64(c.cfg.Outstanding))
+			t.RingRanks, t.RingRank = uint32(len(c.ranks)), uint32(p.Source)
+			t.After = uint32(pairTo(pairs, p.Source))
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}
+
+// pairsOf are the pairs that begin or end at a node.
+func (c *coordinator) pairsOf(server int) (out []*farev1.TrafficPair) {
+	mine := map[string]bool{}
+	for rank, loopback := range c.ranks {
+		mine[loopback] = c.owner[rank] == server
+	}
+	for _, p := range c.pairs {
+		if mine[p.GetSource()] || mine[p.GetDestination()] {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// open begins a node's run.
+func (c *coordinator) open(ctx context.Context, server int) error {
+	stream, err := c.servers[server].Client.Run(ctx)
+	if err != nil {
+		return c.lost(server, err)
+	}
+	c.streams[server] = stream
+	c.opened++
+	go func() { // end waits for it
+		defer func() { c.gone <- struct{}{} }()
+		for {
+			m, err := stream.Recv()
+			select {
+			case c.events <- event{server, m, err}:
+			case <-ctx.Done():
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return nil
+}
+
+// send sends to a node. Where that fails its stream has ended, and says why.
+func (c *coordinator) send(server int, m *farev1.TrafficRunRequest) { _ = c.streams[server].Send(m) }
+
+func (c *coordinator) sendAll(m *farev1.TrafficRunRequest) {
+	for i := range c.streams {
+		c.send(i, m)
+	}
+}
+
+// await takes what nodes say until answered was true for each. patience 0: as long as they live.
+func (c *coordinator) await(ctx context.Context, phase string, patience time.Duration, answered func(*farev1.TrafficRunResponse) bool) error {
+	var limit <-chan time.Time
+	if patience > 0 {
+		timer := time.NewTimer(patience)
+		defer timer.Stop()
+		limit = timer.C
+	}
+	done := make([]bool, len(c.servers))
+	for left := len(done); left > 0; {
+		select {
+		case e := <-c.events:
+			switch {
+			case e.err != nil:
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				return c.lost(e.server, e.err)
+			case e.m.GetSample() != nil:
+				for _, i := range c.tally.sample(e.server, e.m.GetSample()) {
+					if c.observe != nil {
+						c.observe(i)
+					}
+				}
+			case done[e.server] || !answered(e.m):
+				return fmt.Errorf("node %s: an answer out of turn while nodes %s: is it of another version?", c.servers[e.server].Name, phase)
+			default:
+				done[e.server] = true
+				left--
+			}
+		case <-limit:
+			var missing []string
+			for i, ok := range done {
+				if !ok {
+					missing = append(missing, c.servers[i].Name)
+				}
+			}
+			return fmt.Errorf("no answer to %q within %v from node %s", phase, patience, strings.Join(missing, ", "))
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// LostError says that a node could not do its part.
+type LostError struct {
+	Node string
+	// Gone: the node does not answer, or does not any more. Else it refused, and Err says why.
+	Gone bool
+	Err  error
+}
+
+func (e *LostError) Error() string {
+	if e.Gone {
+		return fmt.Sprintf("node %s is gone: %v", e.Node, e.Err)
+	}
+	return fmt.Sprintf("node %s: %v", e.Node, e.Err)
+}
+
+func (e *LostError) Unwrap() error { return e.Err }
+
+func (c *coordinator) lost(server int, err error) error {
+	out := &LostError{Node: c.servers[server].Name, Err: err}
+	if st, ok := status.FromError(err); ok {
+		out.Err = errors.New(st.Message())
+		out.Gone = st.Code() == codes.Unavailable || st.Code() == codes.DeadlineExceeded
+	} else {
+		out.Gone = true // the stream ended where something was still to come
+	}
+	return out
+}

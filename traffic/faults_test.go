@@ -1,0 +1,482 @@
+package traffic
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/rdma"
+)
+
+// fault is what goes wrong once, at the source or sink with a number.
+type fault func(next posting, wrs []rdma.SendWR) (int, error)
+
+// faulty is a queue pair set where one work request of pair 1 is treated in another way.
+type faulty struct {
+	posting
+	fault fault
+	at    uint64 // of the work request
+	done  *atomic.Int32
+}
+
+func (f *faulty) PostSend(wrs ...rdma.SendWR) (int, error) {
+	for i := range wrs {
+		if wrs[i].ID == f.at && f.done.CompareAndSwap(0, 1) {
+			if n, err := f.posting.PostSend(wrs[:i]...); err != nil {
+				return n, err
+			}
+			if n, err := f.fault(f.posting, wrs[i:i+1]); err != nil {
+				return n, err
+			}
+			return f.posting.PostSend(wrs[i+1:]...)
+		}
+	}
+	return f.posting.PostSend(wrs...)
+}
+
+// corrupting is a transport that changes a byte of one WRITE or SEND on its way.
+type corrupting struct {
+	rdma.Transport
+	left *atomic.Int32 // operations until then
+}
+
+type corruptingChannel struct {
+	rdma.Channel
+	left *atomic.Int32
+}
+
+func (c corrupting) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
+	ch, err := c.Transport.Channel(cfg)
+	return corruptingChannel{ch, c.left}, err
+}
+
+func (c corruptingChannel) Post(op *rdma.Op) bool {
+	if op.Kind != rdma.OpRead && len(op.Local) > 1000 && c.left.Add(-1) == 0 {
+		local := append([]byte(nil), op.Local...)
+		local[777] ^= 1
+		op.Local = local
+	}
+	return c.Channel.Post(op)
+}
+
+// hostOf lets a device know the channels that corrupting has wrapped.
+type hostOf struct {
+	rdma.Host
+	left *atomic.Int32
+}
+
+func (c corrupting) Start(h rdma.Host) error { return c.Transport.Start(hostOf{h, c.left}) }
+
+func (h hostOf) of(ch rdma.Channel) rdma.Channel { return corruptingChannel{ch, h.left} }
+func (h hostOf) Memory(ch rdma.Channel, key uint32, a uint64, n int, need rdma.Access) ([]byte, error) {
+	return h.Host.Memory(h.of(ch), key, a, n, need)
+}
+func (h hostOf) Atomic(ch rdma.Channel, k rdma.OpKind, key uint32, a, compare, swap uint64) (uint64, error) {
+	return h.Host.Atomic(h.of(ch), k, key, a, compare, swap)
+}
+func (h hostOf) Admit(ch rdma.Channel, head []byte, n int) ([]byte, rdma.Verdict) {
+	return h.Host.Admit(h.of(ch), head, n)
+}
+func (h hostOf) Deliver(ch rdma.Channel, head []byte) { h.Host.Deliver(h.of(ch), head) }
+func (h hostOf) Room(ch rdma.Channel)                 { h.Host.Room(h.of(ch)) }
+func (h hostOf) Failed(ch rdma.Channel, err error)    { h.Host.Failed(h.of(ch), err) }
+func (h hostOf) Complete(op *rdma.Op, err error)      { h.Host.Complete(op, err) }
+
+// playFaulty plays a run of three nodes where something goes wrong.
+func playFaulty(t *testing.T, run Config, open func(string, TransportOptions) (rdma.Transport, error), wrap func(*end) posting) *farev1.TrafficReport {
+	t.Helper()
+	run.Message, run.Outstanding, run.Size, run.Drain, run.Stall = 2000, 8, 60*2000, 300*time.Millisecond, 20*time.Second
+	l, err := startLocal(LocalConfig{Nodes: 3, Transport: "tcp", Run: run}, open, wrap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	r, err := Coordinate(t.Context(), run, l.Servers, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Ok != (len(r.Errors) == 0) {
+		t.Errorf("ok is %v with errors %q", r.Ok, r.Errors)
+	}
+	return r
+}
+
+// TestNothingWrong: without a fault the same runs are fine, so that the verdicts below are of faults.
+func TestNothingWrong(t *testing.T) {
+	for _, op := range Ops() {
+		if r := playFaulty(t, Config{Op: op}, newTransport, nil); !r.Ok {
+			t.Errorf("%s: %q", op, r.Errors)
+		}
+	}
+}
+
+// TestCorruption: one byte that changes on its way is found, and in which pair.
+func TestCorruption(t *testing.T) {
+	for _, op := range []string{"write", "write-imm", "send"} {
+		left := new(atomic.Int32)
+		left.Store(100)
+		r := playFaulty(t, Config{Op: op}, func(name string, o TransportOptions) (rdma.Transport, error) {
+			inner, err := newTransport(name, o)
+			return corrupting{inner, left}, err
+		}, nil)
+		if left.Load() > 0 {
+			t.Fatalf("%s: nothing was corrupted", op)
+		}
+		if r.Ok || r.Total.WrongBytes != 1 || r.Total.Lost+r.Total.Duplicated+r.Total.Errors != 0 || len(r.Errors) != 1 || !strings.Contains(r.Errors[0], "1 bytes wrong") {
+			t.Errorf("%s: %v %q", op, r.Total, r.Errors)
+		}
+		if got, want := r.Total.Bytes, uint64((6*60-1)*2000); got != want {
+			t.Errorf("%s: %d bytes are called verified, want %d", op, got, want)
+		}
+	}
+}
+
+// TestStaleRead: READs that the peer answers with another message's bytes are found.
+func TestStaleRead(t *testing.T) {
+	done := new(atomic.Int32)
+	r := playFaulty(t, Config{Op: "read"}, newTransport, func(e *end) posting {
+		return &faulty{posting: e.set, at: 30, done: done, fault: func(next posting, wrs []rdma.SendWR) (int, error) {
+			wrs[0].RemoteAddress++
+			return next.PostSend(wrs...)
+		}}
+	})
+	if r.Ok || r.Total.WrongBytes < 1000 || r.Total.Lost+r.Total.Duplicated+r.Total.Errors != 0 {
+		t.Errorf("%v %q", r.Total, r.Errors)
+	}
+}
+
+// TestLoss: a message that completes and never arrives is found.
+func TestLoss(t *testing.T) {
+	for _, op := range []string{"write-imm", "send"} {
+		done := new(atomic.Int32)
+		r := playFaulty(t, Config{Op: op}, newTransport, func(e *end) posting {
+			return &faulty{posting: e.set, at: 30, done: done, fault: func(next posting, wrs []rdma.SendWR) (int, error) {
+				// An empty WRITE completes, and tells the peer nothing.
+				return next.PostSend(rdma.SendWR{ID: wrs[0].ID, Opcode: rdma.Write, RemoteAddress: e.remote.address, RemoteKey: e.remote.key})
+			}}
+		})
+		if r.Ok || r.Total.Lost != 1 || r.Total.Duplicated+r.Total.Errors != 0 || r.Total.Messages != 6*60-1 {
+			t.Errorf("%s: %v %q", op, r.Total, r.Errors)
+		}
+		if op == "write-imm" && r.Total.WrongBytes != 0 {
+			t.Errorf("%s: what was not lost is wrong: %v", op, r.Total)
+		}
+	}
+}
+
+// TestDuplicate: a message that arrives twice is found.
+func TestDuplicate(t *testing.T) {
+	for _, op := range []string{"write-imm", "send"} {
+		done := new(atomic.Int32)
+		r := playFaulty(t, Config{Op: op}, newTransport, func(e *end) posting {
+			return &faulty{posting: e.set, at: 30, done: done, fault: func(next posting, wrs []rdma.SendWR) (int, error) {
+				again := wrs[0]
+				again.Silent = true
+				return next.PostSend(wrs[0], again)
+			}}
+		})
+		if r.Ok || r.Total.Duplicated != 1 || r.Total.Lost+r.Total.Errors+r.Total.WrongBytes != 0 || r.Total.Messages != 6*60 {
+			t.Errorf("%s: %v %q", op, r.Total, r.Errors)
+		}
+	}
+}
+
+// TestSwapped: two messages that change places are found: reordered, which is no fault by itself, and their bytes are where they belong.
+func TestSwapped(t *testing.T) {
+	r := playFaulty(t, Config{Op: "write-imm"}, newTransport, func(e *end) posting {
+		return &swapping{posting: e.set}
+	})
+	if !r.Ok || r.Total.Reordered == 0 || r.Total.Messages != 6*60 {
+		t.Errorf("%v %q", r.Total, r.Errors)
+	}
+	if p := r.Pairs[0]; p.PostedCrc32C == p.ArrivedCrc32C {
+		t.Error("the hash of a stream does not tell its order")
+	}
+}
+
+// swapping posts the first two messages it can in the other order, and has their completions look as if it had not.
+type swapping struct {
+	posting
+	done bool
+}
+
+func (s *swapping) PostSend(wrs ...rdma.SendWR) (int, error) {
+	if !s.done && len(wrs) >= 2 && wrs[0].ID&noteID == 0 {
+		s.done = true
+		wrs[0], wrs[1] = wrs[1], wrs[0]
+		wrs[0].ID, wrs[1].ID = wrs[1].ID, wrs[0].ID
+	}
+	return s.posting.PostSend(wrs...)
+}
+
+// TestForgery: an end of another run, or a request that no node makes, gets no queue pairs.
+func TestForgery(t *testing.T) {
+	l, err := StartLocal(LocalConfig{Nodes: 2, Transport: "tcp"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a, b := l.nodes[0].Node, l.nodes[1].Node
+	a.static.reach(b.devices[0].Address())
+	b.static.reach(a.devices[0].Address())
+	for _, private := range [][]byte{nil, []byte("hello"), ticket{1, 2}.marshal()} {
+		conn, err := a.dial(a.devices[0].Address(), b.devices[0].Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cq := a.devices[0].CreateCQ()
+		set, _, err := a.devices[0].Connect(t.Context(), conn, b.devices[0].Address(), rdma.SetConfig{PD: a.devices[0].AllocPD(), SendCQ: cq, RecvCQ: cq}, private)
+		if err == nil {
+			set.Close()
+			t.Errorf("private data %q: connected", private)
+		}
+		conn.Close()
+	}
+}
+
+// TestNodeDeath: the coordinator says which node is gone; the others can run again.
+func TestNodeDeath(t *testing.T) {
+	run := Config{Pattern: Incast, Duration: time.Hour, Message: 2000, Interval: 5 * time.Millisecond}
+	l, err := StartLocal(LocalConfig{Nodes: 4, Transport: "tcp", Run: run})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	killed := false
+	_, err = Coordinate(t.Context(), run, l.Servers, func(i *farev1.TrafficInterval) {
+		if i.GetGoodputBps() > 0 && !killed {
+			killed = true
+			go l.nodes[3].stop()
+		}
+	})
+	lost := new(LostError)
+	if !errors.As(err, &lost) || lost.Node != "3" {
+		t.Fatalf("node 3 has gone: %v", err)
+	}
+	r, err := Coordinate(t.Context(), Config{Size: 1 << 20}, l.Servers[:3], nil)
+	if err != nil || !r.Ok {
+		t.Errorf("the others again: %v, %v", r, err)
+	}
+	if _, err := Coordinate(t.Context(), Config{Size: 1 << 20}, l.Servers, nil); !errors.As(err, &lost) || lost.Node != "3" {
+		t.Errorf("with the node that is gone: %v", err)
+	}
+}
+
+// TestCoordinatorDeath: nodes whose coordinator goes away in the middle end the run, and run again.
+func TestCoordinatorDeath(t *testing.T) {
+	run := Config{Duration: time.Hour, Message: 2000, Interval: 5 * time.Millisecond}
+	l, err := StartLocal(LocalConfig{Nodes: 3, Transport: "superp", Run: run})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for range 3 {
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err := Coordinate(ctx, run, l.Servers, func(i *farev1.TrafficInterval) {
+			if i.GetGoodputBps() > 0 {
+				cancel()
+			}
+		})
+		if cancel(); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	r, err := Coordinate(t.Context(), Config{Size: 1 << 20}, l.Servers, nil)
+	if err != nil || !r.Ok {
+		t.Errorf("%v, %v", r, err)
+	}
+}
+
+// TestStall: a pair that is granted nothing fails with a word, and the run has an end.
+func TestStall(t *testing.T) {
+	l, err := startLocal(LocalConfig{Nodes: 2, Transport: "tcp"}, newTransport, func(e *end) posting { return mute{e.set} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	r, err := Coordinate(t.Context(), Config{Pattern: PeerPeer, Size: 4 << 20, Stall: 100 * time.Millisecond, Drain: 50 * time.Millisecond}, l.Servers, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Ok || r.Total.Errors != 1 || !strings.Contains(strings.Join(r.Errors, "\n"), "no progress for 100ms") {
+		t.Errorf("%v %q", r.Total, r.Errors)
+	}
+}
+
+// mute loses notes: sinks never give buffers back.
+type mute struct{ posting }
+
+func (m mute) PostSend(wrs ...rdma.SendWR) (int, error) {
+	if len(wrs) == 1 && wrs[0].ID == noteID {
+		return 1, nil
+	}
+	return m.posting.PostSend(wrs...)
+}
+
+// TestBusy: a node plays one run at a time.
+func TestBusy(t *testing.T) {
+	run := Config{Duration: time.Hour, Message: 2000, Interval: 5 * time.Millisecond}
+	l, err := StartLocal(LocalConfig{Nodes: 2, Transport: "tcp", Run: run})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	second := make(chan error, 1)
+	once := false
+	_, err = Coordinate(ctx, run, l.Servers, func(*farev1.TrafficInterval) {
+		if !once {
+			once = true
+			go func() {
+				_, err := Coordinate(t.Context(), run, l.Servers, nil)
+				second <- err
+				cancel()
+			}()
+		}
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if err := <-second; err == nil || !strings.Contains(err.Error(), "another run") {
+		t.Errorf("a second run: %v", err)
+	}
+}
+
+// asked is a run that a test plays the coordinator of, at one node.
+func asked(t *testing.T, l *Local, node int, run *farev1.PrepareTraffic) (ask func(*farev1.TrafficRunRequest), told func() (*farev1.TrafficRunResponse, error), end func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	stream, err := l.Servers[node].Client.Run(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask = func(m *farev1.TrafficRunRequest) { stream.Send(m) }
+	told = func() (*farev1.TrafficRunResponse, error) {
+		for {
+			if m, err := stream.Recv(); err != nil || m.GetSample() == nil {
+				return m, err
+			}
+		}
+	}
+	ask(&farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Prepare{Prepare: run}})
+	if m, err := told(); m.GetPrepared() == nil {
+		t.Fatalf("%v, %v", m, err)
+	}
+	return ask, told, cancel
+}
+
+var connect = &farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Connect{Connect: &farev1.ConnectTraffic{}}}
+
+// TestTooMuchSaid: a coordinator that goes on after the end does not keep the node for ever.
+func TestTooMuchSaid(t *testing.T) {
+	l, err := StartLocal(LocalConfig{Nodes: 2, Transport: "tcp"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	run, err := Config{Size: 1}.withDefaults().prepare()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask, told, end := asked(t, l, 0, run)
+	defer end()
+	finish := &farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Finish{Finish: &farev1.FinishTraffic{}}}
+	for _, m := range []*farev1.TrafficRunRequest{connect, {Message: &farev1.TrafficRunRequest_Start{Start: &farev1.StartTraffic{}}}, finish} {
+		ask(m)
+		if m, err := told(); err != nil {
+			t.Fatalf("%v, %v", m, err)
+		}
+	}
+	ask(finish)
+	if m, err := told(); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("%v, %v", m, err)
+	}
+	if r, err := Coordinate(t.Context(), Config{Size: 1}, l.Servers, nil); err != nil || !r.Ok {
+		t.Errorf("%v, %v", r, err)
+	}
+}
+
+// TestGoneWithAMessage: next ends with the run where receive has taken a message from the stream and then given up.
+func TestGoneWithAMessage(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c := &conversation{requests: make(chan *farev1.TrafficRunRequest), over: make(chan error, 1)}
+	if m, err := c.next(ctx); err == nil {
+		t.Errorf("%v", m)
+	}
+}
+
+// TestWhyNotConnected: of pairs that cannot be connected the one is named that the others were given up for.
+func TestWhyNotConnected(t *testing.T) {
+	l, err := StartLocal(LocalConfig{Nodes: 2, Transport: "tcp"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	run, err := Config{Size: 1}.withDefaults().prepare()
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, there := l.nodes[0].devices[0].Address(), l.nodes[1].devices[0].Address()
+	l.nodes[1].static.reach(here) // else it waits for slots to answer by
+	// Nobody listens at the first destination; the second has never heard of the run.
+	run.Pairs = []*farev1.TrafficPair{{Pair: 0, Source: here.String(), Destination: there.Next().String()}, {Pair: 1, Source: here.String(), Destination: there.String()}}
+	ask, told, end := asked(t, l, 0, run)
+	defer end()
+	ask(connect)
+	if _, err := told(); err == nil || !strings.Contains(err.Error(), "pair 1") || !strings.Contains(err.Error(), "the run is not known here") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestServeWaitsForRuns: when Serve has returned no run works with what Close takes away.
+func TestServeWaitsForRuns(t *testing.T) {
+	let := make(chan struct{})
+	l, err := startLocal(LocalConfig{Nodes: 2, Transport: "tcp"}, newTransport, func(e *end) posting { return &slow{e.set, let} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	// The source does not come back from posting.
+	over := make(chan error, 1)
+	go func() {
+		_, err := Coordinate(t.Context(), Config{Pattern: PeerPeer, Duration: time.Hour, Interval: 5 * time.Millisecond}, l.Servers, nil)
+		over <- err
+	}()
+	let <- struct{}{}
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		l.nodes[0].stop()
+	}()
+	<-over
+	select {
+	case <-stopped:
+		t.Error("Serve returned while a run went on")
+	case <-time.After(300 * time.Millisecond):
+	}
+	close(let)
+	<-stopped
+	if len(l.nodes[0].busy) > 0 {
+		t.Error("Serve has returned, and a run goes on")
+	}
+}
+
+// slow is held up in its first posting until the channel is closed: it takes one element to say that it is there.
+type slow struct {
+	posting
+	let chan struct{}
+}
+
+func (s *slow) PostSend(wrs ...rdma.SendWR) (int, error) {
+	<-s.let
+	<-s.let
+	return s.posting.PostSend(wrs...)
+}

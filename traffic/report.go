@@ -1,0 +1,220 @@
+package traffic
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// tally adds up what nodes' samples say.
+type tally struct {
+	interval time.Duration
+	total    series
+	pairs    []series
+	planes   map[string]*planeSeries
+	reached  []time.Duration // by node: until when it has told
+	shown    int             // intervals
+	latest   time.Duration   // when the last sample began that had verified bytes
+}
+
+type planeSeries struct{ sent, again series }
+
+func newTally(interval time.Duration, pairs, nodes int) *tally {
+	t := &tally{interval: interval, total: series{interval: interval}, pairs: make([]series, pairs), planes: map[string]*planeSeries{}, reached: make([]time.Duration, nodes)}
+	for i := range t.pairs {
+		t.pairs[i].interval = interval
+	}
+	return t
+}
+
+// sample takes a node's sample in, and returns the intervals that are complete now.
+func (t *tally) sample(node int, s *farev1.TrafficSample) (out []*farev1.TrafficInterval) {
+	from, to := time.Duration(s.GetFromNs()), time.Duration(s.GetToNs())
+	for _, p := range s.GetPairs() {
+		if int(p.GetPair()) < len(t.pairs) {
+			t.pairs[p.GetPair()].add(from, to, p.GetBytes())
+			t.total.add(from, to, p.GetBytes())
+			t.latest = max(t.latest, from)
+		}
+	}
+	for _, p := range s.GetPlanes() {
+		is := t.planes[p.GetPlane()]
+		if is == nil {
+			is = &planeSeries{series{interval: t.interval}, series{interval: t.interval}}
+			t.planes[p.GetPlane()] = is
+		}
+		is.sent.add(from, to, p.GetSent())
+		is.again.add(from, to, p.GetAgain())
+	}
+	t.reached[node] = max(t.reached[node], to)
+	for least := slices.Min(t.reached); time.Duration(t.shown+1)*t.interval <= least && t.shown < maxIntervals; t.shown++ {
+		out = append(out, t.at(t.shown, least))
+	}
+	return out
+}
+
+// at is interval i, cut short at limit.
+func (t *tally) at(i int, limit time.Duration) *farev1.TrafficInterval {
+	from := time.Duration(i) * t.interval
+	out := &farev1.TrafficInterval{FromNs: uint64(from), ToNs: uint64(min(from+t.interval, limit)), GoodputBps: t.total.rate(i, limit)}
+	for _, name := range slices.Sorted(maps.Keys(t.planes)) {
+		p := t.planes[name]
+		out.Planes = append(out.Planes, &farev1.TrafficPlaneRate{Plane: name, SentBps: p.sent.rate(i, limit), AgainBps: p.again.rate(i, limit)})
+	}
+	return out
+}
+
+// makeReport puts together what nodes have found. Every pair has two ends, each in the result of its node.
+func makeReport(cfg Config, transport string, pairs []*farev1.TrafficPair, t *tally, results []*farev1.TrafficResult) *farev1.TrafficReport {
+	out := &farev1.TrafficReport{Pattern: string(cfg.Pattern), Op: cfg.Op, Ordering: orderings[cfg.Ordering], Transport: transport,
+		MessageBytes: uint64(cfg.Message), Outstanding: uint32(cfg.Outstanding), Seed: cfg.Seed, IntervalNs: uint64(cfg.Interval), Total: &farev1.TrafficFigures{}}
+	sources, destinations := make([]*farev1.TrafficEnd, len(pairs)), make([]*farev1.TrafficEnd, len(pairs))
+	for _, r := range results {
+		out.Counters = append(out.Counters, r.GetCounters()...)
+		for _, e := range r.GetEnds() {
+			if int(e.GetPair()) >= len(pairs) {
+				continue // not of this run: the pair's own end is missing then
+			}
+			if e.GetDestination() {
+				destinations[e.GetPair()] = e
+			} else {
+				sources[e.GetPair()] = e
+			}
+		}
+	}
+	slices.SortStableFunc(out.Counters, func(a, b *farev1.TrafficCounter) int {
+		return strings.Compare(a.GetLoopback()+" "+a.GetTransport()+" "+a.GetName(), b.GetLoopback()+" "+b.GetTransport()+" "+b.GetName())
+	})
+	planes := map[string]*farev1.TrafficPlaneReport{}
+	var latency histogram
+	for i, p := range pairs {
+		r, last, h := pairReport(cfg, p, sources[i], destinations[i], planes)
+		out.Pairs = append(out.Pairs, r)
+		f := r.GetFigures()
+		f.GoodputBps = bitRate(f.GetBytes(), last)
+		f.GoodputMinBps, f.GoodputMedianBps, f.GoodputMaxBps = t.pairs[i].spread(last)
+		out.ElapsedNs = max(out.ElapsedNs, uint64(last))
+		latency.merge(h)
+		out.Total.Bytes += f.GetBytes()
+		out.Total.Messages += f.GetMessages()
+		out.Total.Lost += f.GetLost()
+		out.Total.Duplicated += f.GetDuplicated()
+		out.Total.Reordered += f.GetReordered()
+		out.Total.WrongBytes += f.GetWrongBytes()
+		out.Total.Errors += f.GetErrors()
+		out.Errors = append(out.Errors, complaints(r)...)
+	}
+	elapsed := time.Duration(out.ElapsedNs)
+	t.total.cut(t.latest, elapsed) // the last samples may be of longer spans than bytes came in
+	out.Total.GoodputBps = bitRate(out.Total.Bytes, elapsed)
+	out.Total.GoodputMinBps, out.Total.GoodputMedianBps, out.Total.GoodputMaxBps = t.total.spread(elapsed)
+	out.Total.Latency = latencies(&latency)
+	out.Planes = shares(planes)
+	for i := 0; time.Duration(i)*t.interval < elapsed && i < maxIntervals; i++ {
+		out.Series = append(out.Series, t.at(i, elapsed))
+	}
+	if out.Total.Messages == 0 {
+		out.Errors = append(out.Errors, "no message arrived")
+	}
+	out.Ok = len(out.Errors) == 0
+	return out
+}
+
+// pairReport is a pair's part, when its last message was verified, and its latencies. What its slots have carried is added to planes.
+func pairReport(cfg Config, p *farev1.TrafficPair, source, destination *farev1.TrafficEnd, planes map[string]*farev1.TrafficPlaneReport) (*farev1.TrafficPairReport, time.Duration, *histogram) {
+	f := &farev1.TrafficFigures{Bytes: destination.GetBytes(), Messages: destination.GetArrived(), Duplicated: destination.GetDuplicated(),
+		Reordered: destination.GetReordered(), WrongBytes: destination.GetWrongBytes()}
+	r := &farev1.TrafficPairReport{Pair: p.GetPair(), Source: p.GetSource(), Destination: p.GetDestination(), Figures: f,
+		ArrivedCrc32C: fmt.Sprintf("%08x", destination.GetCrc32C())}
+	initiator := source
+	if cfg.Op == "read" {
+		initiator = destination
+	} else {
+		r.PostedCrc32C = fmt.Sprintf("%08x", source.GetCrc32C())
+	}
+	for _, e := range []struct {
+		name string
+		is   *farev1.TrafficEnd
+	}{{"source", source}, {"destination", destination}} {
+		switch {
+		case e.is == nil:
+			r.Errors = append(r.Errors, e.name+": its node has not reported")
+		case e.is.GetError() != "":
+			r.Errors = append(r.Errors, e.name+": "+e.is.GetError())
+		}
+	}
+	f.Lost = grown(initiator.GetPosted(), destination.GetArrived())
+	if strange := grown(destination.GetArrived(), initiator.GetPosted()); strange > 0 {
+		r.Errors = append(r.Errors, fmt.Sprintf("destination: %d more messages than were posted", strange))
+	}
+	if f.Lost+f.Duplicated+f.Reordered+f.WrongBytes == 0 && len(r.Errors) == 0 && r.PostedCrc32C != "" && r.PostedCrc32C != r.ArrivedCrc32C {
+		r.Errors = append(r.Errors, fmt.Sprintf("destination: CRC32C %s of what arrived, %s of what was posted", r.ArrivedCrc32C, r.PostedCrc32C))
+	}
+	f.Errors = uint64(len(r.Errors))
+	h := new(histogram)
+	for _, b := range initiator.GetLatency() {
+		h.addBucket(b.GetBucket(), b.GetCount())
+	}
+	h.max = initiator.GetLatencyMaxNs()
+	f.Latency = latencies(h)
+	plane := func(name string) *farev1.TrafficPlaneReport {
+		if planes[name] == nil {
+			planes[name] = &farev1.TrafficPlaneReport{Plane: name}
+		}
+		return planes[name]
+	}
+	for _, s := range source.GetSlots() {
+		plane(s.GetPlane()).Sent += s.GetSent()
+		plane(s.GetPlane()).Again += s.GetAgain()
+	}
+	for _, s := range initiator.GetSlots() {
+		plane(s.GetPlane()).Due += s.GetDue()
+	}
+	return r, time.Duration(destination.GetLastNs()), h
+}
+
+func latencies(h *histogram) *farev1.TrafficLatency {
+	return &farev1.TrafficLatency{P50Ns: h.quantile(5000), P90Ns: h.quantile(9000), P99Ns: h.quantile(9900), P999Ns: h.quantile(9990), MaxNs: h.max}
+}
+
+// shares says what part of everything each plane has carried, and should have.
+func shares(planes map[string]*farev1.TrafficPlaneReport) (out []*farev1.TrafficPlaneReport) {
+	var sent, due uint64
+	for _, name := range slices.Sorted(maps.Keys(planes)) {
+		out = append(out, planes[name])
+		sent += planes[name].GetSent()
+		due += planes[name].GetDue()
+	}
+	part := func(n, of uint64) uint64 {
+		if of == 0 {
+			return 0
+		}
+		return uint64(float64(n)/float64(of)*1e9 + 0.5)
+	}
+	for _, p := range out {
+		p.SentPpb, p.DuePpb = part(p.GetSent(), sent), part(p.GetDue(), due)
+		p.DeviationPpb = int64(p.SentPpb) - int64(p.DuePpb)
+	}
+	return out
+}
+
+// complaints says what is wrong with a pair, a sentence each.
+func complaints(r *farev1.TrafficPairReport) (out []string) {
+	f := r.GetFigures()
+	say := func(n uint64, what string) {
+		if n > 0 {
+			out = append(out, fmt.Sprintf("pair %d, %s to %s: %d %s", r.GetPair(), r.GetSource(), r.GetDestination(), n, what))
+		}
+	}
+	say(f.GetLost(), "messages lost")
+	say(f.GetDuplicated(), "messages duplicated")
+	say(f.GetWrongBytes(), "bytes wrong")
+	for _, e := range r.GetErrors() {
+		out = append(out, fmt.Sprintf("pair %d, %s to %s: %s", r.GetPair(), r.GetSource(), r.GetDestination(), e))
+	}
+	return out
+}

@@ -1,0 +1,68 @@
+package traffic
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/fared/fared/dataplane/nupa"
+	"github.com/fared/fared/dataplane/rdma"
+	"github.com/fared/fared/dataplane/roce"
+	"github.com/fared/fared/dataplane/superp"
+	"github.com/fared/fared/dataplane/tcpqp"
+)
+
+// TransportOptions are what transports can be told. The zero value means their defaults.
+type TransportOptions struct {
+	// MTU is the payload bytes of a packet, for transports that cut packets themselves (roce: 256, 512, 1024, 2048 or 4096;
+	// superp: 64 to 32768); 0: 1024.
+	MTU int
+	// NupaFile is the file that nupa's endpoints share; NupaSize is how large it is made where it does not exist, bytes, and
+	// NupaChannels how many channels it has room for.
+	NupaFile     string
+	NupaSize     int64
+	NupaChannels int
+	// Option has TCP segments carry the message framing option.
+	Option bool
+	// Log is tcp's.
+	Log *slog.Logger
+}
+
+// transports are what there is, by name.
+var transports = map[string]func(TransportOptions) (rdma.Transport, error){
+	"roce": func(o TransportOptions) (rdma.Transport, error) {
+		if mtus := []int{0, 256, 512, 1024, 2048, 4096}; !slices.Contains(mtus, o.MTU) {
+			return nil, fmt.Errorf("roce has no MTU of %d bytes, but %v", o.MTU, mtus[1:])
+		}
+		return roce.New(roce.Config{MTU: o.MTU}), nil
+	},
+	"superp": func(o TransportOptions) (rdma.Transport, error) {
+		c, err := superp.Config{Payload: o.MTU}.Resolve()
+		if err != nil {
+			return nil, err
+		}
+		return superp.New(c), nil
+	},
+	"tcp": func(o TransportOptions) (rdma.Transport, error) {
+		return tcpqp.New(tcpqp.Config{Option: o.Option, Log: o.Log}), nil
+	},
+	"nupa": func(o TransportOptions) (rdma.Transport, error) {
+		if o.NupaFile == "" {
+			return nil, fmt.Errorf("nupa needs the file that its endpoints share")
+		}
+		return nupa.New(nupa.Config{File: o.NupaFile, Size: o.NupaSize, Channels: o.NupaChannels}), nil
+	},
+}
+
+// Transports are the names that NodeConfig.Transport and Planes may have.
+func Transports() []string { return slices.Sorted(maps.Keys(transports)) }
+
+func newTransport(name string, o TransportOptions) (rdma.Transport, error) {
+	open := transports[name]
+	if open == nil {
+		return nil, fmt.Errorf("transport %q is not known: use %s", name, strings.Join(Transports(), ", "))
+	}
+	return open(o)
+}
