@@ -41,13 +41,16 @@ func (e *env) pairFlags(c *cobra.Command) {
 		}
 		return out
 	}))
-	_ = c.RegisterFlagCompletionFunc("source", e.completer(func(ctx context.Context, conn *grpc.ClientConn, _ []string) []string {
-		st, err := farev1.NewFabricServiceClient(conn).GetStatus(ctx, &farev1.GetStatusRequest{})
-		if err != nil {
-			return nil
-		}
-		return st.Loopbacks
-	}))
+	_ = c.RegisterFlagCompletionFunc("source", e.completer(localLoopbacks))
+}
+
+// localLoopbacks completes what the daemon calls its own.
+func localLoopbacks(ctx context.Context, conn *grpc.ClientConn, _ []string) []string {
+	st, err := farev1.NewFabricServiceClient(conn).GetStatus(ctx, &farev1.GetStatusRequest{})
+	if err != nil {
+		return nil
+	}
+	return st.Loopbacks
 }
 
 // drainTargets completes what can be drained (or undrained, when on is false): only what would change.

@@ -189,7 +189,7 @@ func TestDataplaneKernelRestart(t *testing.T) {
 		if err := p.Signal(unix.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		netnstest.Eventually(t, 10*time.Second, func() error {
+		netnstest.Eventually(t, time.Minute, func() error {
 			if p.Running() == nil {
 				return fmt.Errorf("it still runs")
 			}

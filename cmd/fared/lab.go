@@ -50,11 +50,16 @@ With --containerlab FILE the nodes are containers, which containerlab deploys by
 file and which are destroyed at the end; a fabric that runs already is used and goes on.
 'fared topo generate --for containerlab' makes such files. That needs root and Docker.
 
+With --transport, for both of these, every server runs 'fared traffic node': queue pairs take their
+slots from its fared and carry verified WRITEs between all GPUs while the scenario is played.
+A step fails when a byte is wrong, lost or doubled, or when an application would have seen an
+error. The lab's own packets are not sent then.
+
 Scenarios that crash, freeze or cut off processes are for these two, and 'all' has them there.
 
 Scenarios: ` + strings.Join(lab.Names(), ", ") + `, all; or a script of your own.
 Exit code 1 when an expectation is not met.`,
-		Example: "  fared lab\n  fared lab --scenario sub-cable -o json\n  fared lab --servers 64 --scenario leaf\n  fared lab --script story.txt\n  sudo fared lab --netns --leaf frr",
+		Example: "  fared lab\n  fared lab --scenario sub-cable -o json\n  fared lab --servers 64 --scenario leaf\n  fared lab --script story.txt\n  sudo fared lab --netns --leaf frr\n  sudo fared lab --netns --transport roce --scenario leaf",
 		RunE: func(c *cobra.Command, args []string) error {
 			if cleanup && inNamespaces {
 				return e.cleanLab(c.Context())
@@ -77,6 +82,21 @@ Exit code 1 when an expectation is not met.`,
 				real.Rate = -1 // what was asked for is no packets
 			}
 			clab.Rate = real.Rate
+			if err := oneOf("transport", o.Transport, lab.Transports...); err != nil {
+				return err
+			}
+			if o.MemoryPlane != "" && (!inNamespaces || o.Transport == lab.Transports[0]) {
+				return &exitError{exitUsage, errors.New("--memory-plane is for a fabric of network namespaces whose other planes have a transport"), "add --netns --transport roce, or leave it out"}
+			}
+			if o.Transport != lab.Transports[0] && !inNamespaces && clab.File == "" {
+				return &exitError{exitUsage, errors.New("--transport is for a fabric of network namespaces or containers"), "add --netns or --containerlab, or leave it out"}
+			}
+			if o.Transport != lab.Transports[0] && firstSet(c, "rate") != "" {
+				return &exitError{exitUsage, errors.New("--rate with --transport: queue pairs send instead of the lab"), "leave one of them out"}
+			}
+			if o.Transport == lab.Transports[0] {
+				o.Transport = ""
+			}
 			if inNamespaces {
 				o.Netns = &real
 				if name := firstSet(c, "containerlab-binary"); name != "" {
@@ -157,10 +177,14 @@ Exit code 1 when an expectation is not met.`,
 	f.StringVar(&real.Driver, "driver", "auto", "with --netns: the data plane's driver, "+strings.Join(lab.Drivers, ", "))
 	f.StringVar(&clab.File, "containerlab", "", "use containers: the topology file that containerlab deploys (needs root)")
 	f.StringVar(&clab.Binary, "containerlab-binary", "containerlab", "with --containerlab: the program")
+	f.StringVar(&o.Transport, "transport", lab.Transports[0], "with --netns or --containerlab: what queue pairs carry verified traffic by, "+strings.Join(lab.Transports, ", "))
+	f.StringVar(&o.MemoryPlane, "memory-plane", "", "with --netns and --transport: a plane whose queue pairs go through shared memory (nupa), such as p3")
 	f.IntVar(&real.Rate, "rate", 2000, "with --netns or --containerlab: packets a second of each server, 0 for none")
 	f.BoolVar(&play.keep, "keep", false, "with --netns or --containerlab: leave the fabric running at the end")
 	f.BoolVar(&cleanup, "cleanup", false, "with --netns: only remove what earlier runs have left, the logs of failed ones too")
 	choices(c, "driver", lab.Drivers...)
+	choices(c, "transport", lab.Transports...)
+	choices(c, "memory-plane")
 	choices(c, "scenario", append(lab.Names(), "all")...)
 	_ = c.MarkFlagFilename("script")
 	_ = c.MarkFlagDirname("write-configs")
@@ -281,7 +305,7 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 	if play.runs > 1 {
 		summary = lab.Summarize(results)
 	}
-	show.ended(met, summary) // the last picture is of a fabric that runs
+	show.ended(met, summary, lab.SummarizeTransfers(results)) // the last picture is of a fabric that runs
 	if logs := fabric.Logs(); logs != "" {
 		fmt.Fprintf(e.notes(), "logs and configurations of all processes are kept in %s\n", logs)
 	}

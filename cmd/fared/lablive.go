@@ -106,6 +106,9 @@ func (s *labLive) result(r lab.Result) {
 		if r.Traffic != nil {
 			s.done = append(s.done, "        "+packets(s.o, r.Traffic))
 		}
+		if s.o.Transport != "" {
+			s.done = append(s.done, "        "+transferred(r.Transfer))
+		}
 		for _, line := range timeline(s.o, r) {
 			s.done = append(s.done, "        "+line)
 		}
@@ -123,12 +126,12 @@ func (s *labLive) next() {
 	})
 }
 
-func (s *labLive) ended(met bool, summary []lab.Summary) {
+func (s *labLive) ended(met bool, summary []lab.Summary, transfers *lab.TransferSummary) {
 	s.leave()
 	for _, line := range slices.Concat(s.picture(s.o.Planes), s.done) {
 		fmt.Fprintln(s.e.out, line)
 	}
-	s.e.labEnd(s.steps, met, summary)
+	s.e.labEnd(s.steps, met, summary, transfers)
 }
 
 // close leaves what was done on the first screen, unless ended has.

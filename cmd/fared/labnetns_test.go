@@ -46,19 +46,63 @@ func nodesOf(t *testing.T, pid int) []string {
 // TestLabNetnsFlags: what only a fabric of namespaces has is refused without it, and so is what it does not have.
 func TestLabNetnsFlags(t *testing.T) {
 	for want, args := range map[string][]string{
-		"--leaf frr: in one process there is fared only":  {"--leaf", "frr"},
-		"--driver is for a fabric of network namespaces":  {"--driver", "bpf"},
-		"--rate is for a fabric of network namespaces":    {"--rate", "1"},
-		"--keep is for a fabric of network namespaces":    {"--keep"},
-		"--cleanup is for a fabric of network namespaces": {"--cleanup"},
-		`--leaf: "cisco" is not known`:                    {"--netns", "--leaf", "cisco"},
-		`--driver "memory" is not known`:                  {"--netns", "--driver", "memory"},
-		"--rate 999999: not within":                       {"--netns", "--rate", "999999"},
-		"[cleanup keep]":                                  {"--netns", "--keep", "--cleanup"},
+		"--leaf frr: in one process there is fared only":                  {"--leaf", "frr"},
+		"--driver is for a fabric of network namespaces":                  {"--driver", "bpf"},
+		"--rate is for a fabric of network namespaces":                    {"--rate", "1"},
+		"--keep is for a fabric of network namespaces":                    {"--keep"},
+		"--cleanup is for a fabric of network namespaces":                 {"--cleanup"},
+		`--leaf: "cisco" is not known`:                                    {"--netns", "--leaf", "cisco"},
+		`--driver "memory" is not known`:                                  {"--netns", "--driver", "memory"},
+		"--rate 999999: not within":                                       {"--netns", "--rate", "999999"},
+		"--transport is for a fabric of network namespaces or containers": {"--transport", "roce"},
+		`--transport "pigeon" is not known`:                               {"--netns", "--transport", "pigeon"},
+		"--memory-plane is for a fabric of network namespaces whose":      {"--netns", "--memory-plane", "p3"},
+		"--memory-plane p7: planes are p0 to p3":                          {"--netns", "--transport", "roce", "--memory-plane", "p7"},
+		"--rate with --transport":                                         {"--netns", "--transport", "roce", "--rate", "5"},
+		"a server without power loses its queue pairs":                    {"--netns", "--transport", "tcp", "--scenario", "reboot"},
+		"[cleanup keep]": {"--netns", "--keep", "--cleanup"},
 	} {
 		if got := refused(t, exitUsage, append([]string{"lab"}, args...)...); !strings.Contains(got, want) {
 			t.Errorf("lab %s: no %q in\n%s", strings.Join(args, " "), want, got)
 		}
+	}
+}
+
+// TestLabTransfer: a step says what queue pairs carried, for people and in JSON, and the end what all of them did.
+func TestLabTransfer(t *testing.T) {
+	out := must(t, namespaces(t, "--transport", "roce", "--scenario", "port", "-o", "json")...)
+	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
+	if len(lines) < 3 {
+		t.Fatalf("%d lines, want one for each step and one for all:\n%s", len(lines), out)
+	}
+	var bytes uint64
+	for _, line := range lines[:len(lines)-1] {
+		var step struct {
+			OK          bool
+			PacketsSent *int `json:"packets_sent"`
+			Transfer    lab.Transfer
+		}
+		if err := json.Unmarshal([]byte(line), &step); err != nil {
+			t.Fatal(err)
+		}
+		x := step.Transfer
+		if !step.OK || step.PacketsSent != nil || x.Bytes == 0 || x.Messages == 0 || x.Lost+x.Duplicated+x.WrongBytes != 0 || x.GoodputBps == 0 || x.AllowedBps == 0 || len(x.Planes) != 2 || x.Planes["p0"].Due == 0 {
+			t.Errorf("%+v in\n%s", step, line)
+		}
+		bytes += x.Bytes
+	}
+	var end struct{ Transfers lab.TransferSummary }
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &end); err != nil || end.Transfers.Steps != len(lines)-1 || end.Transfers.Bytes != bytes || len(end.Transfers.Planes) != 2 {
+		t.Errorf("%v, %+v, the steps have %d bytes", err, end, bytes)
+	}
+	out = must(t, namespaces(t, "--transport", "roce", "--scenario", "none")...)
+	for _, want := range []string{" verified, 0 lost, 0 doubled, 0 bytes wrong; goodput ", " verified in ", "\n  plane       carried   part %    due % difference\n  p0 "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "packets") {
+		t.Errorf("packets of the lab's own in\n%s", out)
 	}
 }
 
@@ -154,7 +198,7 @@ func TestLabNetnsCleanup(t *testing.T) {
 	}
 
 	killed, _ := start("lab", "--netns", "--planes", "2", "--servers", "2", "--pace", "1h")
-	netnstest.Eventually(t, 20*time.Second, func() error {
+	netnstest.Eventually(t, time.Minute, func() error {
 		if _, err := os.Stat(filepath.Join(os.TempDir(), "fared-lab-"+strconv.Itoa(killed.Process.Pid), "server2", "run.log")); err != nil {
 			return err
 		}

@@ -20,8 +20,8 @@ type labShow interface {
 	scenario(s *lab.Scenario)
 	result(r lab.Result)
 	next() // the step after it begins
-	// ended is told of what several runs came to; nil of one.
-	ended(met bool, summary []lab.Summary)
+	// ended is told of what several runs came to, nil of one, and of what queue pairs carried, nil: nothing.
+	ended(met bool, summary []lab.Summary, transfers *lab.TransferSummary)
 	// close leaves the terminal as it was; it may come after any of the others.
 	close()
 }
@@ -55,9 +55,13 @@ func (s *labData) run(n int) { s.n = n }
 
 func (s *labData) result(r lab.Result) { s.print(s.step(r)) }
 
-func (s *labData) ended(_ bool, summary []lab.Summary) {
+func (s *labData) ended(_ bool, summary []lab.Summary, transfers *lab.TransferSummary) {
 	if summary != nil {
 		b, _ := json.Marshal(map[string][]lab.Summary{"summary": summary}) // strings and integers always marshal
+		s.print(b)
+	}
+	if transfers != nil {
+		b, _ := json.Marshal(map[string]*lab.TransferSummary{"transfers": transfers}) // the same
 		s.print(b)
 	}
 }
@@ -116,6 +120,9 @@ func (s *labData) step(r lab.Result) []byte {
 		add("loss_span_ns", t.LossSpanNS)
 		add("loss_pairs", t.LossPairs)
 		add("loss_planes", inPlanes(s.o, t.LossPlanes))
+	}
+	if r.Transfer != nil {
+		add("transfer", r.Transfer)
 	}
 	if len(r.Timeline) > 0 {
 		add("timeline", r.Timeline)
@@ -195,6 +202,9 @@ func (s *labLines) result(r lab.Result) {
 	if r.Traffic != nil {
 		fmt.Fprintf(s.e.out, "        %s\n", packets(s.o, r.Traffic))
 	}
+	if s.o.Transport != "" {
+		fmt.Fprintf(s.e.out, "        %s\n", transferred(r.Transfer))
+	}
 	for _, line := range timeline(s.o, r) {
 		fmt.Fprintf(s.e.out, "        %s\n", line)
 	}
@@ -225,11 +235,16 @@ func (s *labLines) run(n int) {
 
 func runOf(n, runs int) string { return fmt.Sprintf("run %d of %d", n, runs) }
 
-func (s *labLines) ended(met bool, summary []lab.Summary) { s.e.labEnd(s.steps, met, summary) }
+func (s *labLines) ended(met bool, summary []lab.Summary, transfers *lab.TransferSummary) {
+	s.e.labEnd(s.steps, met, summary, transfers)
+}
 
 // labEnd prints what a lab came to.
-func (e *env) labEnd(steps int, met bool, summary []lab.Summary) {
+func (e *env) labEnd(steps int, met bool, summary []lab.Summary, transfers *lab.TransferSummary) {
 	for _, line := range summaryLines(summary) {
+		fmt.Fprintln(e.out, line)
+	}
+	for _, line := range transferLines(transfers) {
 		fmt.Fprintln(e.out, line)
 	}
 	fmt.Fprintf(e.out, "\n%s\n", e.verdict(steps, met))

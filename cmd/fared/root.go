@@ -112,7 +112,7 @@ Exit codes: 0 done; 1 it ran and did not come true; 2 wrong usage or configurati
 	root.AddCommand(
 		runCommand(e), leafCommand(e), dataplaneCommand(e), superviseCommand(e), netsetupCommand(e), labCommand(e), topoCommand(e), checkCommand(e), replayCommand(e),
 		statusCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), watchCommand(e),
-		drainCommand(e), undrainCommand(e), reloadCommand(e), versionCommand(e),
+		drainCommand(e), undrainCommand(e), reloadCommand(e), trafficCommand(e), versionCommand(e),
 	)
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {

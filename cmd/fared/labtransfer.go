@@ -1,0 +1,58 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/fared/fared/lab"
+)
+
+// transferred says what queue pairs carried during a step; nil: nothing.
+func transferred(t *lab.Transfer) string {
+	if t == nil {
+		return "no transfer: a server has no way to another"
+	}
+	text := fmt.Sprintf("%s verified, %d lost, %d doubled, %d bytes wrong; goodput %s", byteSize(t.Bytes), t.Lost, t.Duplicated, t.WrongBytes, bitsPerSecond(t.GoodputBps))
+	if t.AllowedBps > 0 {
+		text += " of " + bitsPerSecond(t.AllowedBps)
+	}
+	if t.OfBefore > 0 {
+		text += fmt.Sprintf(", %.2f of the step before", t.OfBefore)
+	}
+	if t.OfBefore > 0 && t.AllowedOfBefore > 0 {
+		text += fmt.Sprintf(" (cables: %.2f)", t.AllowedOfBefore)
+	}
+	return text
+}
+
+// transferLines say what all transfers came to, and how planes were used against what weights gave; none when there were none.
+func transferLines(t *lab.TransferSummary) []string {
+	if t == nil {
+		return nil
+	}
+	lines := []string{"", fmt.Sprintf("%s verified in %s, %d messages lost, %d doubled, %d bytes wrong", byteSize(t.Bytes), several(t.Steps, "step"), t.Lost, t.Duplicated, t.WrongBytes),
+		fmt.Sprintf("  %-8s %10s %8s %8s %10s", "plane", "carried", "part %", "due %", "difference")}
+	var sent, due float64
+	for _, p := range t.Planes {
+		sent, due = sent+float64(p.Sent), due+float64(p.Due)
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.Planes)) {
+		p := t.Planes[name]
+		part, wanted := 100*float64(p.Sent)/max(sent, 1), 100*float64(p.Due)/max(due, 1)
+		lines = append(lines, fmt.Sprintf("  %-8s %10s %8.3f %8.3f %+10.3f", name, byteSize(p.Sent), part, wanted, part-wanted))
+	}
+	return lines
+}
+
+// byteSize is a number of bytes for people: powers of 1000, as rates have them.
+func byteSize(n uint64) string {
+	value, units := float64(n), []string{"B", "kB", "MB", "GB", "TB"}
+	for value >= 999.5 && len(units) > 1 { // which three digits round to 1000
+		value, units = value/1000, units[1:]
+	}
+	if n < 1000 {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.3g %s", value, units[0])
+}

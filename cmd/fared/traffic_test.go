@@ -1,0 +1,203 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/traffic"
+)
+
+// quick is a run that takes no time.
+var quick = []string{"--size", "20K", "--message", "1K", "--interval", "5ms"}
+
+// TestTrafficLocal: all transports work without root and daemon, and the report says that every byte was verified.
+func TestTrafficLocal(t *testing.T) {
+	for _, transport := range traffic.Transports() {
+		out := must(t, append([]string{"traffic", "local", "--nodes", "2", "--transport", transport}, quick...)...)
+		for _, want := range []string{"every byte verified", "40 messages of 1024 bytes", "p0", "p3", "all "} {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s: no %q in\n%s", transport, want, out)
+			}
+		}
+	}
+}
+
+// TestTrafficJSON: the report as JSON has every field of its message, in their order, and what does not depend on time is the same
+// every time.
+func TestTrafficJSON(t *testing.T) {
+	report := func() *farev1.TrafficReport {
+		out := must(t, append([]string{"traffic", "local", "--nodes", "3", "--pattern", "ring", "--op", "write", "--ordering", "partial", "--seed", "9", "-o", "json"}, quick...)...)
+		r := new(farev1.TrafficReport)
+		if err := protojson.Unmarshal([]byte(out), r); err != nil {
+			t.Fatalf("%v:\n%s", err, out)
+		}
+		var keys map[string]json.RawMessage
+		if err := json.Unmarshal([]byte(out), &keys); err != nil {
+			t.Fatal(err)
+		}
+		at := 0
+		fields := r.ProtoReflect().Descriptor().Fields()
+		for i := range fields.Len() {
+			next := strings.Index(out, fmt.Sprintf("\n  %q:", fields.Get(i).Name()))
+			if next <= at && i > 0 {
+				t.Errorf("%s is missing, or not in its place", fields.Get(i).Name())
+			}
+			at = next
+		}
+		if len(keys) != fields.Len() {
+			t.Errorf("%d keys, %d fields", len(keys), fields.Len())
+		}
+		return r
+	}
+	a, b := report(), report()
+	if !a.Ok || a.Total.Messages != 60 || a.Pattern != "ring" || a.Op != "write" || a.Ordering != "partial" || a.Seed != 9 || len(a.Pairs) != 3 {
+		t.Errorf("%v", a)
+	}
+	for i := range a.Pairs {
+		if p, q := a.Pairs[i], b.Pairs[i]; p.ArrivedCrc32C != q.ArrivedCrc32C || p.ArrivedCrc32C == "00000000" || p.Figures.Bytes != q.Figures.Bytes {
+			t.Errorf("pair %d: %v, and then %v", i, p, q)
+		}
+	}
+}
+
+// TestTrafficNodes: two nodes with control sockets of their own, told to run twice; Ctrl-C ends them with 0.
+func TestTrafficNodes(t *testing.T) {
+	dir := t.TempDir()
+	pid := os.Getpid() // so that processes which do this at a time do not meet
+	args := []string{"traffic", "run"}
+	var nodes []*background
+	for i, name := range []string{"a", "b"} {
+		control := "unix:" + filepath.Join(dir, name)
+		n := inBackground(t, "traffic", "node", "--source", fmt.Sprintf("127.%d.%d.%d", 128+pid>>8&63, pid&255, 1+i), "--transport", "tcp", "--slot", "p0=49152", "--slot", "p1=49153*3", "--listen", control)
+		n.until(t, "answers at "+control)
+		nodes = append(nodes, n)
+		args = append(args, "--node", name+"="+control)
+	}
+	for range 2 {
+		out := must(t, append(args, quick...)...)
+		if !strings.Contains(out, "every byte verified") || !regexp.MustCompile(`p1 .* 75\.000`).MatchString(out) {
+			t.Errorf("%s", out)
+		}
+	}
+	if code := nodes[1].end(t); code != exitOK {
+		t.Errorf("a node ends with %d: %s", code, nodes[1].err)
+	}
+	o := fared(t, append(args, quick...)...)
+	if o.code != exitFailed || !strings.Contains(o.err, "node b is gone") || !explains(o.err) {
+		t.Errorf("with a node that is gone: exit %d, %s", o.code, o.err)
+	}
+	if code := nodes[0].end(t); code != exitOK {
+		t.Errorf("a node ends with %d: %s", code, nodes[0].err)
+	}
+}
+
+// TestTrafficInterrupted: Ctrl-C ends a run, and says so.
+func TestTrafficInterrupted(t *testing.T) {
+	b := inBackground(t, "traffic", "local", "--nodes", "2", "--transport", "tcp", "--duration", "1h", "--interval", "10ms")
+	b.match(t, "an interval", func(line string) bool { return strings.Contains(line, "  p0 ") })
+	if code := b.end(t); code != exitFailed || !strings.Contains(b.err.String(), "interrupted") {
+		t.Errorf("exit %d, %s", code, b.err)
+	}
+}
+
+// TestTrafficTable: what people see of a run that went wrong, and that the exit code says so too.
+func TestTrafficTable(t *testing.T) {
+	r := &farev1.TrafficReport{Pattern: "p2p", Op: "send", Ordering: "strong", Transport: "roce", MessageBytes: 100, ElapsedNs: 2e9,
+		Total: &farev1.TrafficFigures{Bytes: 300, Messages: 3, Lost: 1, GoodputBps: 1200, Latency: &farev1.TrafficLatency{P50Ns: 15000, P99Ns: 2e6, P999Ns: 3e6, MaxNs: 4e9}},
+		Pairs: []*farev1.TrafficPairReport{{Source: "10.0.0.1", Destination: "10.0.0.2", Figures: &farev1.TrafficFigures{Bytes: 300, Messages: 3, Lost: 1, GoodputBps: 123456789}}},
+		Planes: []*farev1.TrafficPlaneReport{{Plane: "p0", Sent: 200, Due: 150, SentPpb: 666666667, DuePpb: 500000000, DeviationPpb: 166666667},
+			{Plane: "p1", Sent: 100, Due: 150, Again: 7, SentPpb: 333333333, DuePpb: 500000000, DeviationPpb: -166666667}},
+		Errors: []string{"pair 0, 10.0.0.1 to 10.0.0.2: 1 messages lost"}}
+	var out bytes.Buffer
+	e := &env{out: &out, output: "table"}
+	if err := e.printTraffic(r); err != nil {
+		t.Fatal(err)
+	}
+	const want = `SOURCE    DESTINATION  BYTES  GOODPUT  MIN  MEDIAN  MAX  P50   P99  P99.9  LATEST  LOST  DUPLICATED  REORDERED  WRONG  ERRORS
+10.0.0.1  10.0.0.2     300    123M     0    0       0    0s    0s   0s     0s      1     0           0          0      0
+all       1 pair       300    1.2k     0    0       0    15µs  2ms  3ms    4.0s    1     0           0          0      0
+
+PLANE  SENT  AGAIN  DUE  SENT %  DUE %   DEVIATION
+p0     200   0      150  66.667  50.000  +16.667
+p1     100   7      150  33.333  50.000  -16.667
+
+p2p, send by roce in order strong, 3 messages of 100 bytes in 2.0s: NOT every message arrived once and whole
+  pair 0, 10.0.0.1 to 10.0.0.2: 1 messages lost
+`
+	if out.String() != want {
+		t.Errorf("got\n%s", firstDifference(out.String(), want))
+	}
+}
+
+// TestTrafficPicture: what a terminal shows while traffic flows, and that intervals which are never drawn are not kept for ever.
+func TestTrafficPicture(t *testing.T) {
+	terminal, err := os.Open(os.DevNull) // which has no size: 80 columns and 24 rows are drawn
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer terminal.Close()
+	t.Setenv("NO_COLOR", "1")
+	var out bytes.Buffer
+	s := (&env{out: &out, output: "table", terminal: terminal}).trafficShow(traffic.Config{Pattern: traffic.Ring, Op: "send", Message: 100, Outstanding: 3})
+	if !strings.Contains(out.String(), otherScreen) || !strings.Contains(out.String(), "connecting") {
+		t.Errorf("before the first interval: %q", out.String())
+	}
+	live := s.(*trafficLive)
+	for i := range uint64(2 * kept) {
+		live.interval(&farev1.TrafficInterval{FromNs: i * 1e7, ToNs: (i + 1) * 1e7, GoodputBps: 3e9, Planes: []*farev1.TrafficPlaneRate{
+			{Plane: "p0", SentBps: 2e9}, {Plane: "p1", SentBps: 1e9, AgainBps: 5e6}, {Plane: "p2"}}})
+	}
+	if len(live.lines) != kept {
+		t.Errorf("%d intervals are kept", len(live.lines))
+	}
+	out.Reset()
+	live.draw()
+	for _, want := range []string{"fared traffic  ring, send of 100 bytes, 3 outstanding, order weak", "3G after 5.1s", "p0       " + strings.Repeat("█", 30) + "         2G",
+		strings.Repeat("█", 15) + strings.Repeat("·", 15) + "         1G  sent again 5M", "p2       " + strings.Repeat("·", 30), "    5.12s          3G  p0 2G  p1 1G (again 5M)  p2 0"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	if n := strings.Count(out.String(), "\n"); n != 23 {
+		t.Errorf("%d rows are drawn on 24", n)
+	}
+	out.Reset()
+	if s.close(); out.String() != firstScreen {
+		t.Errorf("at the end: %q", out.String())
+	}
+}
+
+func TestByteCount(t *testing.T) {
+	for text, want := range map[string]byteCount{"0": 0, "4096": 4096, "64K": 64 << 10, "64k": 64 << 10, "1MiB": 1 << 20, "2GB": 2 << 30, "1T": 1 << 40} {
+		var b byteCount
+		if err := b.Set(text); err != nil || b != want {
+			t.Errorf("%q: %d, %v", text, b, err)
+		}
+		var again byteCount
+		if err := again.Set(b.String()); err != nil || again != b {
+			t.Errorf("%q is written as %q", text, b.String())
+		}
+	}
+	for _, text := range []string{"", "K", "-1", "1.5M", "1X", "9999999T", "1KK"} {
+		if b := byteCount(5); b.Set(text) == nil || b != 5 {
+			t.Errorf("%q: %d", text, b)
+		}
+	}
+}
+
+func TestByteSize(t *testing.T) {
+	for n, want := range map[uint64]string{0: "0 B", 999: "999 B", 1000: "1 kB", 1234: "1.23 kB", 999_400: "999 kB", 999_900: "1 MB", 12_340_000: "12.3 MB", 5e12: "5 TB"} {
+		if got := byteSize(n); got != want {
+			t.Errorf("%d is %q, want %q", n, got, want)
+		}
+	}
+}

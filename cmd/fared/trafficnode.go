@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/rdma"
+	"github.com/fared/fared/internal/unixsocket"
+	"github.com/fared/fared/traffic"
+)
+
+// defaultTraffic is where a traffic node answers coordinators.
+const defaultTraffic = "127.0.0.1:4795"
+
+func trafficNodeCommand(e *env) *cobra.Command {
+	var t transportFlags
+	var sources, slots []string
+	var listen, logLevel string
+	var nupaSize byteCount = 256 << 20
+	o := traffic.TransportOptions{NupaChannels: 256}
+	var port uint16
+	c := &cobra.Command{
+		Use: "node", Short: "Be one server's part in traffic", Args: noArgs,
+		Long: `Sends and receives for this server's loopbacks: it answers 'fared traffic run' at --listen and
+peers' connections at --connect-port of every loopback. Slots come from the fared at --socket,
+and follow its weights; with --slot there need not be one.
+
+Anybody who reaches --listen or --connect-port can make it send; with FARED_TLS_CERT, FARED_TLS_KEY
+and FARED_TLS_CA set, coordinators at host:port must show a certificate. Ctrl-C ends it with 0.`,
+		Example: "  fared traffic node --listen 192.0.2.1:4795\n  fared traffic node --transport superp --plane p3=nupa --nupa-file /dev/shm/p3\n  fared traffic node --source 10.0.0.1 --slot p0=49152 --slot p1=49153*2 --listen unix:/tmp/a.sock",
+		RunE: func(c *cobra.Command, _ []string) error {
+			var level slog.Level
+			if err := level.UnmarshalText([]byte(logLevel)); err != nil {
+				return &exitError{exitUsage, fmt.Errorf("--log-level %q: no such level", logLevel), "use debug, info, warn or error"}
+			}
+			log := newLogger(e.err, "text", level)
+			planes, err := t.resolve()
+			if err != nil {
+				return err
+			}
+			o.MTU, o.NupaSize, o.Log = t.mtu, int64(nupaSize), log
+			cfg := traffic.NodeConfig{Transport: t.transport, Planes: planes, Options: o, ConnectPort: port, Log: log}
+			if cfg.Slots, err = parseSlots(slots); err != nil {
+				return err
+			}
+			options, err := serverCredentials()
+			if err != nil {
+				return err
+			}
+			if len(slots) == 0 {
+				conn, err := e.dial()
+				if err != nil {
+					return err
+				}
+				defer conn.Close()
+				cfg.Weights = farev1.NewWeightServiceClient(conn)
+				if len(sources) == 0 {
+					st, err := farev1.NewFabricServiceClient(conn).GetStatus(c.Context(), &farev1.GetStatusRequest{})
+					if err != nil {
+						return e.explain(err, "'fared status' lists the local loopbacks")
+					}
+					sources = st.GetLoopbacks()
+				}
+			}
+			if cfg.Sources, err = addresses(sources); err != nil {
+				return err
+			}
+			l, err := controlListener(listen, log)
+			if err != nil {
+				return err
+			}
+			n, err := traffic.NewNode(cfg)
+			if err != nil {
+				l.Close()
+				return &exitError{exitFailed, err, "the loopbacks must be on this server, and nobody else may have their ports"}
+			}
+			defer n.Close()
+			fmt.Fprintf(e.out, "traffic node of %s by %s answers at %s\n", strings.Join(sources, ", "), t.transport, listen)
+			if err := n.Serve(c.Context(), l, options...); err != nil {
+				return &exitError{exitFailed, err, "start it again"}
+			}
+			return nil
+		},
+	}
+	t.add(c)
+	f := c.Flags()
+	f.StringSliceVarP(&sources, "source", "s", nil, "a local loopback; repeatable (default those of fared)")
+	f.StringArrayVar(&slots, "slot", nil, "PLANE=PORT, PLANE=PORT*SHARE, either with @DEVICE: a slot of every pair, instead of fared's; repeatable")
+	f.StringVar(&listen, "listen", defaultTraffic, "where 'fared traffic run' finds it: host:port or unix:PATH")
+	f.Uint16Var(&port, "connect-port", rdma.ConnectPort, "TCP port at every loopback where peers connect; the same at all nodes")
+	f.StringVar(&o.NupaFile, "nupa-file", "", "file that nupa's endpoints share, such as /dev/shm/p3")
+	f.Var(&nupaSize, "nupa-size", "how large to make it, where it is not there")
+	f.IntVar(&o.NupaChannels, "nupa-channels", o.NupaChannels, "channel ends that it has room for, where it is not there: at most 1024")
+	f.BoolVar(&o.Option, "tcp-option", false, "tcp: have segments carry the message framing option; it needs CAP_BPF, and costs segmentation offload")
+	f.StringVar(&logLevel, "log-level", "warn", "debug, info, warn or error")
+	choices(c, "log-level", "debug", "info", "warn", "error")
+	_ = c.RegisterFlagCompletionFunc("source", e.completer(localLoopbacks))
+	return c
+}
+
+// addresses reads loopbacks, as fared writes them or as addresses.
+func addresses(words []string) (out []netip.Addr, err error) {
+	for _, w := range words {
+		host, _, _ := strings.Cut(w, "/")
+		a, err := netip.ParseAddr(host)
+		if err != nil {
+			return nil, &exitError{exitUsage, fmt.Errorf("loopback %q is no address", w), "for example --source 10.255.0.1"}
+		}
+		out = append(out, a.Unmap())
+	}
+	if len(out) == 0 {
+		return nil, &exitError{exitUsage, errors.New("no loopback is known"), "name one with --source"}
+	}
+	return out, nil
+}
+
+// controlListener listens at host:port or unix:PATH.
+func controlListener(at string, log *slog.Logger) (net.Listener, error) {
+	if path, ok := strings.CutPrefix(at, "unix:"); ok {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return nil, &exitError{exitFailed, err, "name a socket in a directory of your own with --listen"}
+		}
+		l, err := unixsocket.Listen(unixsocket.Config{Path: path, Setting: "--listen"}, log)
+		if err != nil {
+			return nil, &exitError{exitFailed, err, "name another socket with --listen"}
+		}
+		return l, nil
+	}
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", at)
+	if err != nil {
+		return nil, &exitError{exitFailed, err, "--listen takes host:port of this server, or unix:PATH"}
+	}
+	return l, nil
+}
