@@ -206,6 +206,21 @@ func (n *Namespace) Output(name string, args ...string) ([]byte, error) {
 	return stdout.Bytes(), nil
 }
 
+// Objects is what ip shows of nexthops, rules and routes in all tables, a line each, but for what the kernel makes by itself: a
+// link-local address, for one, comes when the kernel has made sure that nobody has it (RFC 4862, Section 5.4).
+func (n *Namespace) Objects() string {
+	n.t.Helper()
+	var kept strings.Builder
+	for _, args := range [][]string{{"nexthop"}, {"-4", "rule"}, {"-6", "rule"}, {"-4", "route", "show", "table", "all"}, {"-6", "route", "show", "table", "all"}} {
+		for line := range strings.Lines(n.IP(args...)) {
+			if !strings.Contains(line, "proto kernel") {
+				fmt.Fprintln(&kept, strings.Join(strings.Fields(line), " "))
+			}
+		}
+	}
+	return kept.String()
+}
+
 // Eventually calls check until it returns nil, and fails the test with its last error
 // when that has not happened within the limit. It returns how long it took.
 func Eventually(t testing.TB, limit time.Duration, check func() error) time.Duration {

@@ -26,7 +26,7 @@ func TestVethJoinsNamespaces(t *testing.T) {
 	a.Addr("eth0", "192.0.2.1/30", "2001:db8::1/64")
 	b.Addr("eth0", "192.0.2.2/30", "2001:db8::2/64")
 	for _, to := range []string{"192.0.2.2", "2001:db8::2"} {
-		Eventually(t, 5*time.Second, func() error {
+		Eventually(t, time.Minute, func() error {
 			_, err := a.Output("ping", "-c1", "-W1", to)
 			return err
 		})
@@ -78,7 +78,7 @@ func TestProcessIsStoppedByPid(t *testing.T) {
 	Require(t, "sh")
 	n := New(t)
 	p := n.Start(t, "sh", "-c", "echo begun; trap 'echo told; exit 0' TERM; while :; do sleep 0.01; done")
-	Eventually(t, 5*time.Second, func() error {
+	Eventually(t, time.Minute, func() error {
 		if !strings.Contains(p.Log(), "begun") {
 			return errors.New("nothing written")
 		}
