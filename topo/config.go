@@ -24,6 +24,9 @@ type Site struct {
 	Socket func(node string) string
 	// Dataplane is the address of a node's data plane; nil, or "": the default of dataplane.address for its role.
 	Dataplane func(node string) string
+	// UDPPorts and TCPPorts are servers' dataplane.udp_ports and dataplane.tcp_ports: the destination ports that are steered. nil: the
+	// default, RoCEv2's. The first of them is the one that source ports are chosen for.
+	UDPPorts, TCPPorts []uint16
 	// RestartTime is bgp.restart_time, in whole seconds; 0: no graceful restart.
 	RestartTime time.Duration
 	// Lab shortens what fared waits for, so that the steps of a lab are short.
@@ -135,8 +138,8 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 	if n.Kind == KindServer {
 		t.line("weights: {mode: %s, policy: %s, ordering: %s}", f.Mode, f.Policy, f.Ordering)
 	}
-	if address := ask(site.Dataplane, n); address != "" {
-		t.line("dataplane: {address: %q}", address)
+	if dataplane := site.dataplane(n); dataplane != nil {
+		t.line("dataplane: {%s}", strings.Join(dataplane, ", "))
 	}
 	if socket := ask(site.Socket, n); socket != "" {
 		t.line("api: {socket: %q}", socket)
@@ -179,4 +182,23 @@ func ask(say func(string) string, n *Node) string {
 		return ""
 	}
 	return say(n.Name)
+}
+
+// dataplane are the keys of a node's dataplane section; nil: all have their defaults.
+func (s Site) dataplane(n *Node) (keys []string) {
+	if address := ask(s.Dataplane, n); address != "" {
+		keys = append(keys, fmt.Sprintf("address: %q", address))
+	}
+	if n.Kind != KindServer {
+		return keys
+	}
+	for _, ports := range []struct {
+		key  string
+		list []uint16
+	}{{"udp_ports", s.UDPPorts}, {"tcp_ports", s.TCPPorts}} {
+		if ports.list != nil {
+			keys = append(keys, fmt.Sprintf("%s: [%s]", ports.key, strings.Join(strings.Fields(strings.Trim(fmt.Sprint(ports.list), "[]")), ", ")))
+		}
+	}
+	return keys
 }
