@@ -36,6 +36,8 @@ type backend interface {
 	followers() []*follower
 	// packets are what flows through the fabric; nil: nothing does.
 	packets() *traffic
+	// transfer is what queue pairs carry through it; nil: there are none.
+	transfer() *transfer
 	// logs is the folder of what the nodes have written; "": there is none.
 	logs() string
 	// close ends everything and waits for it. failed says that somebody will want to read the logs.

@@ -10,7 +10,7 @@ import (
 )
 
 // capture records what every leaf and spine sees, BGP and the lab's packets, into a folder, the last 20 MB of each: who looks for
-// what went wrong wants to read it. Without tcpdump there are none.
+// what went wrong wants to read it. What queue pairs carry is too much for that. Without tcpdump there are none.
 func (b *real) capture(dir string) error {
 	tcpdump, err := exec.LookPath("tcpdump")
 	if err != nil {
@@ -29,9 +29,13 @@ func (b *real) captureNode(n *topo.Node, tcpdump, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
+	filter := "tcp port 179 or icmp"
+	if b.options.Transport == "" {
+		filter += " or udp port 4791"
+	}
 	ended := func(err error) { b.log.Warn("a capture ends early", "error", err) } // which is no failure of the fabric
 	p, err := startProcess(b.namespace(n.Name), n.Name, "tcpdump", filepath.Join(dir, "tcpdump.log"), ended, tcpdump,
-		"-i", "any", "-n", "-s", "160", "-B", "4096", "-C", "10", "-W", "2", "-Z", "root", "-w", filepath.Join(dir, "capture.pcap"), "tcp port 179 or udp port 4791 or icmp")
+		"-i", "any", "-n", "-s", "160", "-B", "4096", "-C", "10", "-W", "2", "-Z", "root", "-w", filepath.Join(dir, "capture.pcap"), filter)
 	if err == nil {
 		b.captures = append(b.captures, p)
 	}

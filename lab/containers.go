@@ -114,11 +114,12 @@ type containers struct {
 	cancel   context.CancelFunc
 	watching sync.WaitGroup
 	pid      map[*topo.Node]int // of PID 1, as this machine counts
-	own      string             // the folder of what is kept when something fails
+	nodes    map[*topo.Node]*process
+	own      string // the folder of what is kept when something fails
 }
 
 func newContainers(m *model, log *slog.Logger) *containers {
-	return &containers{real: newReal(m, log, m.options.rate()), Containerlab: *m.options.Containerlab, pid: map[*topo.Node]int{}}
+	return &containers{real: newReal(m, log, m.options.rate()), Containerlab: *m.options.Containerlab, pid: map[*topo.Node]int{}, nodes: map[*topo.Node]*process{}}
 }
 
 // container is a node's, as Docker knows it; its network namespace has the same name.
@@ -175,8 +176,55 @@ func (b *containers) start(ctx context.Context, fail func(error)) error {
 	if err := b.establish(ctx, b.Progress); err != nil {
 		return err
 	}
-	b.flow, err = startTraffic(ctx, b.real, fail)
+	if b.flow, err = startTraffic(ctx, b.real, fail); err != nil {
+		return err
+	}
+	return b.startTransfer(ctx, func(n *topo.Node) string { return b.root(n) + trafficInside }, func(n *topo.Node) error {
+		return b.startNode(n, fail)
+	})
+}
+
+// trafficInside is where a server's traffic node answers, as its container knows it.
+const trafficInside = "/run/fared/traffic.sock"
+
+// startNode runs a server's traffic node in its container, beside what the container runs.
+func (b *containers) startNode(n *topo.Node, fail func(error)) error {
+	dir := filepath.Join(b.own, n.Name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	p, err := startProcess(b.namespace(n.Name), n.Name, nameTraffic, filepath.Join(dir, nameTraffic+".log"), fail,
+		"docker", append([]string{"exec", b.container(n), "/fared"}, b.nodeArgs(trafficInside)...)...)
+	if err == nil {
+		b.nodes[n] = p
+	}
 	return err
+}
+
+// endNodes ends the traffic nodes. Docker does not pass signals on to what it has been asked to execute.
+func (b *containers) endNodes() error {
+	var errs []error
+	for n, p := range b.nodes {
+		p.stopping.Store(true)
+		all, err := b.processes(n)
+		if err != nil {
+			p.kill() // the container has ended, and everything in it
+			continue
+		}
+		for _, pid := range all {
+			line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			if args := strings.Split(string(line), "\x00"); len(args) > 1 && args[1] == nameTraffic {
+				if err := unix.Kill(pid, unix.SIGTERM); err != nil && !errors.Is(err, unix.ESRCH) {
+					errs = append(errs, fmt.Errorf("%s: its traffic node: %w", n.Name, err))
+				}
+			}
+		}
+	}
+	for _, p := range b.nodes {
+		p.wait(patience)
+	}
+	clear(b.nodes)
+	return errors.Join(errs...)
 }
 
 // root is a container's file system.
@@ -380,7 +428,7 @@ func (b *containers) close(failed bool) error {
 		b.cancel()
 		b.watching.Wait()
 	}
-	var errs []error
+	errs := []error{b.endNodes()}
 	if failed && b.own != "" {
 		errs = append(errs, b.ended(), b.keepLogs())
 	}
@@ -468,6 +516,9 @@ func (b *containers) leave() ([]string, error) {
 	b.quiet()
 	b.cancel()
 	b.watching.Wait()
+	if err := b.endNodes(); err != nil {
+		return nil, err
+	}
 	return []string{
 		"the fabric keeps running, without the lab's packets. To look at it:",
 		"  docker exec " + b.container(b.Server[0]) + " /fared weights",

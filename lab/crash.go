@@ -191,20 +191,25 @@ func (f *Fabric) checkFrozen(ctx context.Context, src int, said map[netip.Addr]*
 	return ""
 }
 
-// changes notes between which servers an action changes weights.
+// changes notes between which servers an action changes weights, or darkens a cable that their packets arrive by: those that the
+// leaf had sent there until its kernel saw the carrier go are lost, whatever the weights.
 type changes struct {
 	*model
 	before  [][][]uint32
+	light   map[*topo.Cable]bool
 	changed [][]bool
 }
 
 func newChanges(m *model) *changes {
-	c := &changes{model: m}
+	c := &changes{model: m, light: map[*topo.Cable]bool{}}
 	for src := range m.Servers {
 		c.before = append(c.before, make([][]uint32, m.Servers))
 		c.changed = append(c.changed, make([]bool, m.Servers))
 		for dst := range m.Servers {
 			c.before[src][dst] = m.weights(src, dst)
+		}
+		for _, cable := range m.At(m.Server[src]) {
+			c.light[cable] = m.cable(cable).up
 		}
 	}
 	return c
@@ -214,9 +219,22 @@ func newChanges(m *model) *changes {
 func (c *changes) note() {
 	for src, all := range c.before {
 		for dst, before := range all {
-			if !slices.Equal(c.weights(src, dst), before) {
+			if !slices.Equal(c.weights(src, dst), before) || c.darkens(src, dst) {
 				c.changed[src][dst] = true
 			}
 		}
 	}
+}
+
+// darkens says whether the destination has lost the light of a cable in a plane that the source uses.
+func (c *changes) darkens(src, dst int) bool {
+	for plane, w := range c.inForce(src, dst) {
+		for sub := range c.SubPorts {
+			cable := c.Cable(plane, dst, sub)
+			if w > 0 && c.light[cable] && !c.cable(cable).up {
+				return true
+			}
+		}
+	}
+	return false
 }

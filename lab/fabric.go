@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/fared/fared/fare"
 	"github.com/fared/fared/topo"
 )
 
@@ -18,6 +19,12 @@ type Options struct {
 	// Netns makes the fabric of network namespaces and processes, Containerlab of containers; both nil: all of it is in this process.
 	Netns        *Netns
 	Containerlab *Containerlab
+	// Transport has every server run a traffic node: queue pairs of "roce", "superp" or "tcp", which take their slots from fared, carry
+	// verified WRITEs from every loopback to every other while scenarios are played. The lab itself sends no packets then. "": none.
+	Transport string
+	// MemoryPlane names a plane whose queue pairs go through memory that all servers share ("nupa"), in a fabric of namespaces with a
+	// Transport. The plane has its cables all the same, which say whether it is there and how fast it is. "": none.
+	MemoryPlane string
 	// Timeline says that results have timelines. In one process, daemons are listened to for it.
 	Timeline bool
 }
@@ -28,6 +35,8 @@ func (o Options) real() bool { return o.Netns != nil || o.Containerlab != nil }
 // rate is how many packets a second each server sends.
 func (o Options) rate() int {
 	switch {
+	case o.Transport != "":
+		return 0
 	case o.Netns != nil:
 		return rateOf(o.Netns.Rate)
 	case o.Containerlab != nil:
@@ -37,6 +46,12 @@ func (o Options) rate() int {
 }
 
 func (o Options) withDefaults() Options {
+	if o.Transport == Transports[0] {
+		o.Transport = ""
+	}
+	if o.Transport != "" && o.Netns != nil && o.Speed == 0 {
+		o.Speed = transferSpeed
+	}
 	if o.Netns != nil {
 		if o.Servers == 0 {
 			o.Servers = NetnsServers
@@ -55,8 +70,15 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// transferSpeed is the default of Options.Speed where queue pairs carry bytes: so slow that cables are scarce, and not the processor
+// that all nodes share.
+const transferSpeed = 50 * fare.Gigabit
+
 // validate refuses what this kind of lab cannot be.
 func (o Options) validate() error {
+	if err := o.validateTransport(); err != nil {
+		return err
+	}
 	switch {
 	case o.Netns != nil:
 		return o.Netns.validate(o)
@@ -99,6 +121,7 @@ func newPlan(o Options) (*plan, error) {
 		p.site = fabric.Site(topo.Containerlab) // the same, but for what every node of a machine shares
 		p.site.Speeds, p.site.Socket = "tbf", p.socket
 		p.site.Dataplane = func(node string) string { return "unix:" + filepath.Join(p.dir, node, "dataplane.sock") }
+		steer(&p.site, p.options.Transport)
 	case o.Containerlab != nil:
 		p.site = fabric.Site(topo.Containerlab)
 	default:

@@ -162,6 +162,8 @@ func (b *inProcess) slotsMoved() uint64 {
 
 func (b *inProcess) packets() *traffic { return nil }
 
+func (b *inProcess) transfer() *transfer { return nil }
+
 func (b *inProcess) forwarding(_ context.Context, server int) (*forwarding, error) {
 	dataplane := b.nodes[b.Server[server]].dataplane
 	return &forwarding{check: func(dst netip.Addr, want []uint32, _ *farev1.DestinationWeights) string {

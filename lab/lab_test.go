@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/race"
 	"github.com/fared/fared/topo"
 )
 
@@ -208,7 +209,7 @@ func TestFiguresOfTheDraftWithEveryServer(t *testing.T) {
 		t.Skip("64 servers with 512 sessions take many seconds: run without -short")
 	}
 	servers := 64
-	if raceEnabled {
+	if race.Enabled {
 		servers = 16
 	}
 	f := fabric(t, Options{Spec: topo.Spec{Servers: servers}})

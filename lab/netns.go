@@ -170,8 +170,12 @@ func (b *netns) start(ctx context.Context, fail func(error)) error {
 	if err := b.establish(ctx, b.Progress); err != nil {
 		return err
 	}
-	b.flow, err = startTraffic(ctx, b.real, fail)
-	return err
+	if b.flow, err = startTraffic(ctx, b.real, fail); err != nil {
+		return err
+	}
+	return b.startTransfer(ctx, b.trafficSocket, func(n *topo.Node) error {
+		return b.spawn(n, nameTraffic, b.Binary, append([]string{"--socket", b.socket(n.Name)}, b.nodeArgs(b.trafficSocket(n))...)...)
+	})
 }
 
 // build makes the namespaces, wires them and gives every device its address and rate.

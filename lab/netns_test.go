@@ -135,7 +135,9 @@ func TestNetnsScenarios(t *testing.T) {
 					if !r.OK || r.SlotsMoved != 0 {
 						t.Errorf("%s: %s: %d slots moved, %q", s.Name, r.Step, r.SlotsMoved, r.Wrong)
 					}
-					t.Logf("%s: %s: %v, %+v", s.Name, r.Step, time.Duration(r.ElapsedNS), r.Traffic)
+					if tr := r.Traffic; tr != nil {
+						t.Logf("%s: %s: %v, %d packets, %d lost, %d and %d of them steady", s.Name, r.Step, time.Duration(r.ElapsedNS), tr.Sent, tr.Lost, tr.SteadySent, tr.SteadyLost)
+					}
 					reachable := false
 					for _, w := range r.Weights {
 						reachable = reachable || w > 0

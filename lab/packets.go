@@ -128,7 +128,8 @@ func (t *traffic) ends(pair int) (src, dst int) {
 	return pair / t.loopbacks / t.GPUs, pair % t.loopbacks / t.GPUs
 }
 
-// undisturbed says which servers between which the step changes no weights have lost packets, when they are too many.
+// undisturbed says which servers between which the step changes neither weights nor cables in use have lost packets, when they are
+// too many.
 func (f *Fabric) undisturbed(t *traffic, w watched, tallies ...*tally) (wrong []string) {
 	all := 0
 	for src := range f.Servers {

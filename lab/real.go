@@ -28,6 +28,7 @@ type real struct {
 	log     *slog.Logger
 	rate    int // packets a second of each server
 	flow    *traffic
+	moving  *transfer              // nil: no queue pairs carry anything
 	clients map[*topo.Node]*client // of the nodes on which fared runs
 	conns   []*grpc.ClientConn
 	// captures are running.
@@ -51,17 +52,22 @@ func (p *plan) namespace(node string) namespace { return namespace(p.prefix + no
 // leavesFirst are all nodes in the order in which they are started.
 func (p *plan) leavesFirst() []*topo.Node { return slices.Concat(p.Spine, p.Leaf, p.Server) }
 
-// dial makes clients of every daemon, which wait for it to answer.
-func (b *real) dial() error {
+// impatient is for what is about to answer on this machine.
+func impatient() grpc.ConnectParams {
 	retry := backoff.DefaultConfig
 	retry.BaseDelay, retry.MaxDelay = 20*time.Millisecond, 100*time.Millisecond
+	return grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Second}
+}
+
+// dial makes clients of every daemon, which wait for it to answer.
+func (b *real) dial() error {
 	for _, n := range b.leavesFirst() {
 		if b.Software(n) != topo.Fared {
 			continue
 		}
 		conn, err := grpc.NewClient("unix:"+b.site.Socket(n.Name), grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20), grpc.WaitForReady(true)),
-			grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Second}), grpc.WithIdleTimeout(0))
+			grpc.WithConnectParams(impatient()), grpc.WithIdleTimeout(0))
 		if err != nil {
 			return err
 		}
@@ -171,7 +177,8 @@ func (b *real) lose(ctx context.Context, c *topo.Cable, on bool) error {
 	return b.namespace(c.Up.Node.Name).batch(ctx, "tc", lines)
 }
 
-func (b *real) packets() *traffic { return b.flow }
+func (b *real) packets() *traffic   { return b.flow }
+func (b *real) transfer() *transfer { return b.moving }
 
 func (b *real) slotsMoved() uint64 { return b.flow.moved.Load() }
 
@@ -180,6 +187,9 @@ func (b *real) quiet() {
 	b.endCaptures()
 	if b.flow != nil {
 		b.flow.close()
+	}
+	if b.moving != nil {
+		b.moving.close()
 	}
 	for _, c := range b.conns {
 		c.Close()

@@ -55,6 +55,8 @@ type Result struct {
 	Timeline []Event `json:"timeline,omitempty"`
 	// Traffic is what became of the packets; nil where none are sent.
 	Traffic *Traffic `json:"traffic,omitempty"`
+	// Transfer is what queue pairs carried meanwhile; nil where there are none, or where a server had no way to another.
+	Transfer *Transfer `json:"transfer,omitempty"`
 }
 
 // settleTimeout is how long weights may take to follow a step. Nothing waits for it but a failure.
@@ -175,7 +177,7 @@ func (f *Fabric) Check(s *Scenario) error {
 				errs = append(errs, fmt.Errorf("%s:%d: %w", s.Name, a.Line, err))
 			}
 		}
-		if step.Lost >= 0 && f.options.rate() == 0 {
+		if step.Lost >= 0 && f.options.rate() == 0 && f.options.Transport == "" { // a transfer must not lose anything at all
 			errs = append(errs, fmt.Errorf("%s: step %q: lost is for packets, and none are sent here: use network namespaces (--netns) or containers (--containerlab), with a --rate above 0", s.Name, step.Text))
 		}
 		for _, e := range step.Expect {
@@ -347,6 +349,9 @@ func (f *Fabric) resolvePower(off bool, args []string) (func(ctx context.Context
 	if !f.options.real() {
 		return nil, errNoProcesses
 	}
+	if f.options.Transport != "" {
+		return nil, errors.New("a server without power loses its queue pairs too: leave out --transport")
+	}
 	server, err := f.server(args[0])
 	if err != nil {
 		return nil, err
@@ -452,6 +457,8 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 	t := f.packets()
 	var idle *tally
 	var events []Event
+	x := f.transfer().begin(ctx)
+	defer func() { x.abandon() }()
 	start := time.Now() // no packet of the next tally is sent before
 	if t != nil {
 		idle = t.roll()
@@ -497,6 +504,11 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 		}
 		r.Wrong = append(r.Wrong, wrong...)
 	}
+	if x == nil { // some server had no way to another; it may have now
+		x = f.transfer().begin(ctx)
+	}
+	moved, failures := x.end(start)
+	r.Transfer, r.Wrong = moved, append(r.Wrong, failures...)
 	if f.options.Timeline {
 		f.timeline(&r, start, events)
 	}

@@ -59,8 +59,10 @@ func Names() []string {
 // own, and in a container the processes of a node return together.
 func (o Options) playable(name string) bool {
 	switch name {
-	case "maintenance", "flap", "frozen", "blackhole", "reboot":
+	case "maintenance", "flap", "frozen", "blackhole":
 		return o.real()
+	case "reboot":
+		return o.real() && (o.Transport == "" || o.Transport == Transports[0])
 	case "crash":
 		return o.Netns != nil
 	}

@@ -17,7 +17,7 @@ import (
 
 // What an Event can be, in the order in which things follow each other.
 const (
-	// EventAction: an action of the script was done; Detail is its line.
+	// EventAction: an action of the script was done; Detail is its line. What it causes may come before.
 	EventAction = "action"
 	// EventWeights: a server's daemon said over WatchWeights that its weights are others, for the last time in this step.
 	EventWeights = "weights"

@@ -39,10 +39,12 @@ type traffic struct {
 	cancel    context.CancelFunc
 	done      sync.WaitGroup
 	closers   []func() error
-	moved     atomic.Uint64
-	senders   []*sender
-	gauge     *gauge
-	epoch     time.Time // packets' times count from it
+	// carried says that queue pairs use the slots' source ports and RoCEv2's: nothing is sent here, only heard.
+	carried bool
+	moved   atomic.Uint64
+	senders []*sender
+	gauge   *gauge
+	epoch   time.Time // packets' times count from it
 
 	mu  sync.RWMutex // senders hold it for reading while they send and count; guards now
 	now *tally
@@ -134,13 +136,13 @@ func (t *traffic) pair(src, srcGPU, dst, dstGPU int) int {
 // startTraffic subscribes to every server's weights and begins to send by them.
 func startTraffic(ctx context.Context, b *real, fail func(error)) (*traffic, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &traffic{plan: b.plan, loopbacks: b.Servers * b.GPUs, rate: b.rate, cancel: cancel, epoch: time.Now()}
+	t := &traffic{plan: b.plan, loopbacks: b.Servers * b.GPUs, rate: b.rate, carried: b.options.Transport != "", cancel: cancel, epoch: time.Now()}
 	t.ready = b.leavesForward
 	t.now = t.newTally(0)
 	for s := range t.Servers { // receivers know them all
 		t.senders = append(t.senders, newSender(t, s, b.namespace(t.Server[s].Name)))
 	}
-	open := func() error {
+	ends := func() error {
 		for _, leaf := range t.Leaf {
 			w, err := newWitness(b.namespace(leaf.Name), t.serverPorts(leaf))
 			if err != nil {
@@ -157,6 +159,14 @@ func startTraffic(ctx context.Context, b *real, fail func(error)) (*traffic, err
 				}
 				t.closers = append(t.closers, conn.Close)
 				t.spawn(ctx, fail, "receiver of "+t.Server[s].Name, func() error { return t.receive(conn) })
+			}
+		}
+		return nil
+	}
+	open := func() error {
+		if !t.carried {
+			if err := ends(); err != nil {
+				return err
 			}
 		}
 		var err error
@@ -378,6 +388,13 @@ func (o *sender) listen(ctx context.Context, c *client) error {
 func (o *sender) take(dst netip.Addr, d *farev1.DestinationWeights, at time.Time) error {
 	to := o.index(dst)
 	if to < 0 || to/o.GPUs == o.server {
+		return nil
+	}
+	if o.carried {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.countMoves(dst, d)
+		o.weights.note(dst, d, at, time.Time{})
 		return nil
 	}
 	outlets := map[int]*outlet{}

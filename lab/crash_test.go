@@ -1,0 +1,67 @@
+package lab
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/fared/fared/topo"
+)
+
+// TestChanges: between which servers of three (BIRD leaves, which keep a dead server's value) packets may be lost during a step.
+func TestChanges(t *testing.T) {
+	for name, test := range map[string]struct {
+		before, step func(m *model)
+		want         []string
+	}{
+		"a cable is cut": {nil, func(m *model) { dim(t, m, "server1", "p0.0") },
+			[]string{"server1 -> server2", "server1 -> server3", "server2 -> server1", "server3 -> server1"}},
+		// What server1 forwards by stays, and so does what the others know of it; leaf0 still loses what it has sent to the cable.
+		"a cable of a dead control plane is cut": {func(m *model) { m.crashed(0, parts{fared: true}) }, func(m *model) { dim(t, m, "server1", "p0.0") },
+			[]string{"server1 -> server2", "server1 -> server3", "server2 -> server1", "server3 -> server1"}},
+		"a control plane crashes": {nil, func(m *model) { m.crashed(0, parts{fared: true}) }, nil},
+		"nobody uses the cable":   {func(m *model) { drainAll(m, 0) }, func(m *model) { dim(t, m, "server1", "p0") }, nil},
+		"light returns to a cable that nobody uses": {func(m *model) { drainAll(m, 0); dim(t, m, "server1", "p0") },
+			func(m *model) { clear(m.cut) }, nil},
+	} {
+		m := transferModel(t, topo.Spec{Planes: 2, Servers: 3, Leaf: topo.BIRD})
+		if test.before != nil {
+			test.before(m)
+		}
+		c := newChanges(m)
+		c.note()
+		test.step(m)
+		c.note()
+		var got []string
+		for src, all := range c.changed {
+			for dst, changed := range all {
+				if changed && src != dst {
+					got = append(got, m.Server[src].Name+" -> "+m.Server[dst].Name)
+				}
+			}
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s: packets may be lost of %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+// dim cuts cables of a server.
+func dim(t *testing.T, m *model, server, port string) {
+	t.Helper()
+	set, err := m.cablesOf(server, port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range set {
+		m.cut[c.Index] = true
+	}
+}
+
+// drainAll drains a plane at every server.
+func drainAll(m *model, plane int) {
+	for server := range m.Servers {
+		for sub := range m.SubPorts {
+			m.drained[m.Cable(plane, server, sub).Index] = true
+		}
+	}
+}

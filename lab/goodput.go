@@ -1,0 +1,211 @@
+package lab
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// Transfer is what a step's transfer came to: WRITEs from every loopback to every other, every byte of which is verified.
+type Transfer struct {
+	// Bytes and Messages are what arrived and was right; Lost, Duplicated and WrongBytes what should not be: each is 0, or the step has
+	// failed. Retransmitted counts payload bytes that were sent again.
+	Bytes         uint64 `json:"bytes"`
+	Messages      uint64 `json:"messages"`
+	Lost          uint64 `json:"messages_lost"`
+	Duplicated    uint64 `json:"messages_duplicated"`
+	WrongBytes    uint64 `json:"wrong_bytes"`
+	Retransmitted uint64 `json:"retransmitted_bytes"`
+	// GoodputBps is the median over the intervals of 50 ms after every weight was in effect, LowestBps the lowest interval from the
+	// first action on, bit/s; over all pairs.
+	GoodputBps uint64 `json:"goodput_bps"`
+	LowestBps  uint64 `json:"goodput_lowest_bps"`
+	// AllowedBps is what the cables of servers allow, bit/s, where every pair splits by its weights and rates are max-min fair; 0: cables
+	// are not shaped.
+	AllowedBps uint64 `json:"allowed_bps"`
+	// OfBefore is GoodputBps over that of the step before, AllowedOfBefore what cables allow it to be; 0: there is none before.
+	OfBefore        float64 `json:"goodput_of_before"`
+	AllowedOfBefore float64 `json:"allowed_of_before"`
+	// Planes are payload bytes that each plane carried: Sent for the first time, Due by the shares that weights gave.
+	Planes map[string]PlaneBytes `json:"planes"`
+}
+
+// PlaneBytes is what one plane has carried of a transfer: payload bytes.
+type PlaneBytes struct {
+	Sent uint64 `json:"sent_bytes"`
+	Due  uint64 `json:"due_bytes"`
+}
+
+// report adds the runs of a step up.
+func (f *flight) report(start time.Time) *Transfer {
+	r := &Transfer{Planes: map[string]PlaneBytes{}}
+	for p := range f.Planes {
+		r.Planes[f.PlaneName(p)] = PlaneBytes{}
+	}
+	lowest := uint64(math.MaxUint64)
+	for _, run := range f.runs {
+		total := run.report.GetTotal()
+		r.Bytes += total.GetBytes()
+		r.Messages += total.GetMessages()
+		r.Lost += total.GetLost()
+		r.Duplicated += total.GetDuplicated()
+		r.WrongBytes += total.GetWrongBytes()
+		for _, p := range run.report.GetPlanes() {
+			sum := r.Planes[p.GetPlane()]
+			sum.Sent += p.GetSent()
+			sum.Due += p.GetDue()
+			r.Planes[p.GetPlane()] = sum
+			r.Retransmitted += p.GetAgain()
+		}
+		// The first interval is that of the start, and what comes after runTime is what was still under way.
+		from, to := run.began.Add(transferInterval), run.began.Add(runTime)
+		for _, bps := range run.between(later(from, start), to) {
+			lowest = min(lowest, bps)
+		}
+		if bps := run.between(later(from, f.steady.Add(followTime)), to); !f.steady.IsZero() && len(bps) > 0 {
+			r.GoodputBps = median(bps) // the last run's stays
+		}
+	}
+	if lowest != math.MaxUint64 {
+		r.LowestBps = lowest
+	}
+	if f.site.Speeds == "tbf" {
+		r.AllowedBps = uint64(math.Round(f.allows() / SpeedScale))
+	}
+	if f.before > 0 {
+		r.OfBefore = float64(r.GoodputBps) / float64(f.before)
+	}
+	if f.allowed > 0 {
+		r.AllowedOfBefore = float64(r.AllowedBps) / float64(f.allowed)
+	}
+	f.before, f.allowed = r.GoodputBps, r.AllowedBps
+	return r
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// median is the middle one of some numbers, of an even number the higher one of the two in the middle; 0 of none.
+func median(values []uint64) uint64 {
+	if len(values) == 0 {
+		return 0
+	}
+	values = slices.Sorted(slices.Values(values))
+	return values[len(values)/2]
+}
+
+// allows is what all pairs of servers together can send, bit/s before scaling: the sum of rates that are max-min fair (Bertsekas and
+// Gallager, Data Networks, Section 6.5.2) where each pair splits by the weights in force and every plane of a server carries what its
+// living cables do, each way. What leaves and spines have between them is not looked at.
+func (m *model) allows() float64 {
+	type way struct {
+		server, plane int
+		in            bool
+	}
+	left := map[way]float64{}
+	for s := range m.Servers {
+		for _, c := range m.At(m.Server[s]) {
+			if m.sends(c) {
+				left[way{s, c.Plane, false}] += float64(c.Speed)
+				left[way{s, c.Plane, true}] += float64(c.Speed)
+			}
+		}
+	}
+	type flow struct {
+		parts map[way]float64 // of a bit that it sends
+		rate  float64
+		over  bool
+	}
+	var flows []*flow
+	for src := range m.Servers {
+		for dst := range m.Servers {
+			if src == dst {
+				continue
+			}
+			f := &flow{parts: map[way]float64{}}
+			for p, part := range fractions(m.inForce(src, dst)) {
+				if part > 0 {
+					f.parts[way{src, p, false}], f.parts[way{dst, p, true}] = part, part
+				}
+			}
+			f.over = len(f.parts) == 0
+			flows = append(flows, f)
+		}
+	}
+	for {
+		// All that can still grow do so at the same pace, until a plane of some server is full.
+		load := map[way]float64{}
+		for _, f := range flows {
+			for w, part := range f.parts {
+				if !f.over {
+					load[w] += part
+				}
+			}
+		}
+		if len(load) == 0 {
+			break
+		}
+		step := math.Inf(1)
+		for w, l := range load {
+			step = min(step, left[w]/l)
+		}
+		for w, l := range load {
+			left[w] -= step * l
+		}
+		for _, f := range flows {
+			if f.over {
+				continue
+			}
+			f.rate += step
+			for w := range f.parts {
+				f.over = f.over || left[w] <= 1e-6*load[w]*f.rate
+			}
+		}
+	}
+	var all float64
+	for _, f := range flows {
+		all += f.rate
+	}
+	return all
+}
+
+// TransferSummary is what all transfers of a lab came to.
+type TransferSummary struct {
+	Steps      int    `json:"steps"` // that had one
+	Bytes      uint64 `json:"bytes"`
+	Lost       uint64 `json:"messages_lost"`
+	Duplicated uint64 `json:"messages_duplicated"`
+	WrongBytes uint64 `json:"wrong_bytes"`
+	// Planes are by plane what all steps have carried.
+	Planes map[string]PlaneBytes `json:"planes"`
+}
+
+// SummarizeTransfers sums up the transfers of steps; nil: there were none.
+func SummarizeTransfers(runs [][]Result) *TransferSummary {
+	s := &TransferSummary{Planes: map[string]PlaneBytes{}}
+	for _, run := range runs {
+		for _, r := range run {
+			t := r.Transfer
+			if t == nil {
+				continue
+			}
+			s.Steps++
+			s.Bytes += t.Bytes
+			s.Lost += t.Lost
+			s.Duplicated += t.Duplicated
+			s.WrongBytes += t.WrongBytes
+			for name, p := range t.Planes {
+				sum := s.Planes[name]
+				s.Planes[name] = PlaneBytes{sum.Sent + p.Sent, sum.Due + p.Due}
+			}
+		}
+	}
+	if s.Steps == 0 {
+		return nil
+	}
+	return s
+}

@@ -1,0 +1,135 @@
+package lab
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/fare"
+	"github.com/fared/fared/topo"
+)
+
+func transferModel(t *testing.T, s topo.Spec) *model {
+	t.Helper()
+	p, err := newPlan(Options{Spec: s, Transport: "roce", Netns: &Netns{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newModel(p)
+}
+
+// TestAllows: what cables allow all pairs together, worked out by hand: max-min fair rates, split by weights.
+func TestAllows(t *testing.T) {
+	const speed = 100 * fare.Gigabit
+	for name, test := range map[string]struct {
+		spec topo.Spec
+		cut  [][2]string
+		want float64 // in speeds of a cable
+	}{
+		"whole":                  {topo.Spec{Planes: 4, Servers: 4, SubPorts: 2}, nil, 4 * 4 * 2},
+		"a leaf is dead":         {topo.Spec{Planes: 4, Servers: 4, SubPorts: 2}, [][2]string{{"server1", "p2"}, {"server2", "p2"}, {"server3", "p2"}, {"server4", "p2"}}, 4 * 3 * 2},
+		"a port of two servers":  {topo.Spec{Planes: 2, Servers: 2, SubPorts: 1}, [][2]string{{"server2", "p0"}}, 2},
+		"half a Y-cable":         {topo.Spec{Planes: 2, Servers: 2, SubPorts: 2}, [][2]string{{"server2", "p1.0"}}, 2 * 3},
+		"the others go on":       {topo.Spec{Planes: 2, Servers: 3, SubPorts: 1}, [][2]string{{"server3", "p0"}}, 4*0.5 + 2*1},
+		"one cannot be reached":  {topo.Spec{Planes: 2, Servers: 3, SubPorts: 1}, [][2]string{{"server3", "p0"}, {"server3", "p1"}}, 2 * 2},
+		"nobody can reach other": {topo.Spec{Planes: 1, Servers: 2, SubPorts: 1}, [][2]string{{"server2", "p0"}}, 0},
+	} {
+		test.spec.Speed = speed
+		m := transferModel(t, test.spec)
+		for _, c := range test.cut {
+			set, err := m.cablesOf(c[0], c[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range set {
+				m.cut[c.Index] = true
+			}
+		}
+		if got := m.allows() / float64(speed); math.Abs(got-test.want) > 1e-6 {
+			t.Errorf("%s: %.3f cables' speed, want %.3f", name, got, test.want)
+		}
+	}
+}
+
+// TestTransferReport: what counts for a step's goodput, lowest interval and sums, of runs of which only the last is steady.
+func TestTransferReport(t *testing.T) {
+	began := time.Unix(1000, 0)
+	run := func(began time.Time, bps ...uint64) transferRun {
+		r := &farev1.TrafficReport{Ok: true, Total: &farev1.TrafficFigures{Bytes: 100, Messages: 2, Lost: 1, Duplicated: 3, WrongBytes: 5}, Planes: []*farev1.TrafficPlaneReport{
+			{Plane: "p0", Sent: 60, Due: 50, Again: 7}, {Plane: "p1", Sent: 40, Due: 50}}}
+		for i, b := range bps {
+			from := time.Duration(i) * transferInterval
+			r.Series = append(r.Series, &farev1.TrafficInterval{FromNs: uint64(from), ToNs: uint64(from + transferInterval), GoodputBps: b})
+		}
+		return transferRun{r, began}
+	}
+	m := transferModel(t, topo.Spec{Planes: 2, Servers: 2, SubPorts: 1, Speed: 100 * fare.Gigabit})
+	x := &transfer{model: m, before: 400, allowed: 200e6}
+	// Of the second run, which begins after 2 s, two intervals belong to what is steady: those from 2.15 s on.
+	f := &flight{transfer: x, steady: began.Add(2050 * time.Millisecond), runs: []transferRun{
+		run(began, 1, 900, 7, 900), run(began.Add(2*time.Second), 2, 800, 10, 300, 500)}}
+	got := f.report(began.Add(100 * time.Millisecond))
+	want := Transfer{Bytes: 200, Messages: 4, Lost: 2, Duplicated: 6, WrongBytes: 10, Retransmitted: 14, GoodputBps: 500, LowestBps: 7, AllowedBps: 400e6, OfBefore: 1.25, AllowedOfBefore: 2}
+	planes := got.Planes
+	got.Planes = nil
+	if diff := cmp.Diff(want, *got); diff != "" {
+		t.Error(diff)
+	}
+	if planes["p0"] != (PlaneBytes{120, 100}) || planes["p1"] != (PlaneBytes{80, 100}) || x.before != 500 || x.allowed != 400e6 {
+		t.Errorf("%+v, remembered %d and %d", planes, x.before, x.allowed)
+	}
+}
+
+func TestSummarizeTransfers(t *testing.T) {
+	if s := SummarizeTransfers([][]Result{{{}, {}}}); s != nil {
+		t.Errorf("%+v of nothing", s)
+	}
+	step := Result{Transfer: &Transfer{Bytes: 5, Lost: 1, Duplicated: 2, WrongBytes: 3, Planes: map[string]PlaneBytes{"p0": {4, 6}}}}
+	s := SummarizeTransfers([][]Result{{step, {}}, {step}})
+	if s.Steps != 2 || s.Bytes != 10 || s.Lost != 2 || s.Duplicated != 4 || s.WrongBytes != 6 || s.Planes["p0"] != (PlaneBytes{8, 12}) {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestTransportOptions: servers steer the transport's port first, leaves steer nothing, and what a lab cannot be is refused.
+func TestTransportOptions(t *testing.T) {
+	for transport, want := range map[string]string{"": "dataplane.sock\"}", "none": "dataplane.sock\"}", "roce": "dataplane.sock\"}", "superp": "dataplane.sock\", udp_ports: [4444]}",
+		"tcp": "dataplane.sock\", udp_ports: [], tcp_ports: [4793]}"} {
+		files, err := Configs(Options{Transport: transport, Netns: &Netns{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if server := strings.HasPrefix(file.Name, "server"); server != strings.Contains(file.Text, want) && (server || want != "dataplane.sock\"}") {
+				t.Errorf("%q: %s is\n%s", transport, file.Name, file.Text)
+			}
+			if err := checkConfig(file); err != nil {
+				t.Errorf("%q: %s: %v", transport, file.Name, err)
+			}
+			if slow := strings.Contains(file.Text, "tbf"); !slow {
+				t.Errorf("%q: %s does not take speeds from devices", transport, file.Name)
+			}
+		}
+	}
+	for want, o := range map[string]Options{
+		`--transport "pigeon" is not known: use none, roce, superp, tcp`: {Transport: "pigeon", Netns: &Netns{}},
+		"--transport roce: in one process there is nothing to send over": {Transport: "roce"},
+		"--transport tcp: the servers of a fabric of containers steer":   {Transport: "tcp", Containerlab: &Containerlab{}},
+	} {
+		if _, err := Configs(o); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	if s, err := Resolve(Options{Transport: "roce", Netns: &Netns{}}); err != nil || s.Speed != transferSpeed {
+		t.Errorf("%v, %v", s.Speed, err)
+	}
+	for _, o := range []Options{{Transport: "roce", Netns: &Netns{}}, {Transport: "none", Netns: &Netns{}}} {
+		if got := o.playable("reboot"); got != (o.Transport == "none") {
+			t.Errorf("%q plays reboot: %v", o.Transport, got)
+		}
+	}
+}

@@ -1,0 +1,273 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/superp"
+	"github.com/fared/fared/dataplane/tcpqp"
+	"github.com/fared/fared/topo"
+	verbs "github.com/fared/fared/traffic"
+)
+
+// Transports are the values that Options.Transport may have.
+var Transports = []string{"none", "roce", "superp", "tcp"}
+
+// steer has servers steer a transport's port. Source ports are chosen for the first one, so it has to be the transport's own.
+func steer(site *topo.Site, transport string) {
+	switch transport {
+	case "superp":
+		site.UDPPorts = []uint16{superp.DefaultPort}
+	case "tcp":
+		site.UDPPorts, site.TCPPorts = []uint16{}, []uint16{tcpqp.Port}
+	}
+}
+
+// validateTransport refuses a transport that this kind of lab cannot have.
+func (o Options) validateTransport() error {
+	switch {
+	case o.MemoryPlane != "" && (o.Transport == "" || o.Netns == nil):
+		return fmt.Errorf("--memory-plane %s: it is for a fabric of network namespaces with a --transport for the other planes", o.MemoryPlane)
+	case o.Transport == "":
+		return nil
+	case !slices.Contains(Transports, o.Transport):
+		return fmt.Errorf("--transport %q is not known: use %s", o.Transport, strings.Join(Transports, ", "))
+	case !o.real():
+		return fmt.Errorf("--transport %s: in one process there is nothing to send over, use --netns or --containerlab", o.Transport)
+	case o.MemoryPlane != "" && !o.hasPlane(o.MemoryPlane):
+		return fmt.Errorf("--memory-plane %s: planes are p0 to p%d", o.MemoryPlane, o.Planes-1)
+	case o.Containerlab != nil && o.Transport != "roce":
+		return fmt.Errorf("--transport %s: the servers of a fabric of containers steer the port of roce alone, use --netns", o.Transport)
+	}
+	return nil
+}
+
+func (o Options) hasPlane(name string) bool {
+	for p := range o.Planes {
+		if name == fmt.Sprintf("p%d", p) {
+			return true
+		}
+	}
+	return false
+}
+
+// transfer is what the queue pairs of a fabric carry: verified WRITEs from every loopback to every other.
+type transfer struct {
+	*model
+	servers []verbs.Server
+	conns   []*grpc.ClientConn
+	before  uint64 // the goodput of the last step that had one, bit/s, and what cables allowed
+	allowed uint64
+}
+
+// nameTraffic is the traffic node's among a server's processes.
+const nameTraffic = "traffic"
+
+// nodeArgs are the arguments of `fared` that make it a server's traffic node.
+func (p *plan) nodeArgs(listen string) []string {
+	args := []string{nameTraffic, "node", "--transport", p.options.Transport, "--listen", "unix:" + listen}
+	if plane := p.options.MemoryPlane; plane != "" {
+		args = append(args, "--plane", plane+"=nupa", "--nupa-file", filepath.Join(p.dir, plane+".memory"))
+	}
+	return args
+}
+
+// startTransfer starts every server's traffic node and waits until it answers. at is where it does; start starts it.
+func (b *real) startTransfer(ctx context.Context, at func(n *topo.Node) string, start func(n *topo.Node) error) error {
+	if b.options.Transport == "" {
+		return nil
+	}
+	t := &transfer{model: b.model}
+	b.moving = t
+	for _, n := range b.Server {
+		if err := start(n); err != nil {
+			return err
+		}
+		conn, err := grpc.NewClient("unix:"+at(n), grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithDefaultCallOptions(grpc.WaitForReady(true)), grpc.WithConnectParams(impatient()), grpc.WithIdleTimeout(0))
+		if err != nil {
+			return err
+		}
+		t.conns = append(t.conns, conn)
+		t.servers = append(t.servers, verbs.Server{Name: n.Name, Client: farev1.NewTrafficServiceClient(conn)})
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for _, s := range t.servers {
+		if _, err := s.Client.Describe(ctx, &farev1.DescribeTrafficRequest{}); err != nil {
+			return errors.Join(ctx.Err(), fmt.Errorf("%s: its traffic node: %w", s.Name, err))
+		}
+	}
+	return nil
+}
+
+func (t *transfer) close() {
+	for _, c := range t.conns {
+		c.Close()
+	}
+}
+
+// trafficSocket is where a server's traffic node answers, in its folder.
+func (p *plan) trafficSocket(n *topo.Node) string {
+	return filepath.Join(p.dir, n.Name, "traffic.sock")
+}
+
+// What a run of a step's transfer is. What a pair has under way, 512 KiB, stays below what the queues of a slow cable hold when every
+// server sends to one of them.
+const (
+	transferMessage  = 64 << 10
+	transferDepth    = 8
+	transferInterval = 50 * time.Millisecond
+	// runTime is how long a run lasts. A step whose weights take longer has several.
+	runTime = 2 * time.Second
+	// steadyTime is how long the last run goes on at least when everything is as it should be.
+	steadyTime = time.Second
+	// followTime is how long after that transports may still take to find their rates.
+	followTime = 100 * time.Millisecond
+)
+
+// config is that of a run of so many bytes a pair, or of so long.
+func (t *transfer) config(size uint64, d time.Duration) verbs.Config {
+	return verbs.Config{Op: "write", Message: transferMessage, Outstanding: transferDepth, Size: size, Duration: d, Interval: transferInterval, Seed: 1}
+}
+
+// transferRun is a run that has been played to its end.
+type transferRun struct {
+	report *farev1.TrafficReport
+	began  time.Time
+}
+
+// play plays a run; flowing, if not nil, is called once, when something has arrived.
+func (t *transfer) play(ctx context.Context, cfg verbs.Config, flowing func()) (transferRun, error) {
+	var r transferRun
+	var err error
+	r.report, err = verbs.Coordinate(ctx, cfg, t.servers, func(i *farev1.TrafficInterval) {
+		// Nodes count from their start and tell afterwards: of all that they have told, what took the shortest way is the best to know it by.
+		if at := time.Now().Add(-time.Duration(i.GetToNs())); r.began.IsZero() || at.Before(r.began) {
+			r.began = at
+		}
+		if i.GetGoodputBps() > 0 && flowing != nil {
+			flowing()
+			flowing = nil
+		}
+	})
+	return r, err
+}
+
+// between are the goodputs, bit/s, of a run's intervals that lie within two moments.
+func (r transferRun) between(from, to time.Time) (bps []uint64) {
+	for _, i := range r.report.GetSeries() {
+		if !r.began.Add(time.Duration(i.GetFromNs())).Before(from) && !r.began.Add(time.Duration(i.GetToNs())).After(to) {
+			bps = append(bps, i.GetGoodputBps())
+		}
+	}
+	return bps
+}
+
+// flight is the transfer of one step: one run, and others after it until the last one has seen steadyTime of what the step leads to.
+type flight struct {
+	*transfer
+	cancel  context.CancelFunc
+	settled chan time.Time // when everything was as it should be; has room for it
+	done    chan struct{}
+	// What follows may be read once done is closed.
+	runs   []transferRun
+	steady time.Time // zero: it was not waited for
+	err    error
+}
+
+// begin begins a step's transfer, and returns once something has arrived. nil: there is none, for some pair has no way, or t is nil.
+func (t *transfer) begin(ctx context.Context) *flight {
+	if t == nil || t.severed() {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	f := &flight{transfer: t, cancel: cancel, settled: make(chan time.Time, 1), done: make(chan struct{})}
+	flowing := make(chan struct{})
+	go func() { // end waits for it
+		defer close(f.done)
+		// A run may tell of nothing and be ok all the same: where what it has sent arrives at its very end.
+		first := sync.OnceFunc(func() { close(flowing) })
+		for f.err == nil {
+			var r transferRun
+			if r, f.err = t.play(ctx, t.config(0, runTime), first); f.err != nil {
+				return
+			}
+			f.runs = append(f.runs, r)
+			if f.steady.IsZero() {
+				select {
+				case f.steady = <-f.settled:
+				default:
+				}
+			}
+			if !r.report.GetOk() || !f.steady.IsZero() && r.began.Add(runTime-steadyTime).After(f.steady) {
+				return
+			}
+		}
+	}()
+	select {
+	case <-flowing:
+	case <-f.done:
+	case <-ctx.Done():
+	}
+	return f
+}
+
+// end ends the transfer of a step whose first action came at a moment, and says what it came to and what is wrong with it. A pair
+// that has no way any more ends it at once, and nothing is said of it but why.
+func (f *flight) end(start time.Time) (*Transfer, []string) {
+	if f == nil {
+		return nil, nil
+	}
+	severed := f.severed()
+	if severed {
+		f.cancel()
+	}
+	f.settled <- time.Now()
+	<-f.done
+	f.cancel()
+	if severed {
+		return nil, nil
+	}
+	r := f.report(start)
+	var wrong []string
+	if f.err != nil {
+		wrong = append(wrong, "the transfer: "+f.err.Error())
+	}
+	for _, run := range f.runs {
+		for _, text := range run.report.GetErrors() {
+			wrong = append(wrong, "the transfer: "+text)
+		}
+	}
+	return r, wrong
+}
+
+// abandon ends the transfer of a step that is not played to its end.
+func (f *flight) abandon() {
+	if f != nil {
+		f.cancel()
+		<-f.done
+	}
+}
+
+// severed says whether some server has no way to another: nothing can be expected of a transfer from all to all then.
+func (m *model) severed() bool {
+	for src := range m.Servers {
+		for dst := range m.Servers {
+			if src != dst && (slices.Max(m.inForce(src, dst)) == 0 || m.moved(src, dst) && !m.carries(src, dst)) {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,375 @@
+package lab
+
+import (
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/topo"
+)
+
+// transferBytes is the environment variable that says how many bytes TestTransfer's runs carry, instead of their own numbers.
+const transferBytes = "FARED_TRANSFER"
+
+// TestTransfer: 4 servers send each other WRITEs over 4 planes while, one after the other, leaves die with their processes, ports of servers
+// lose both cables and Y-cables one half, and return. Every byte arrives, is right and arrives once, no queue pair sees an error, planes
+// carry what weights gave them, and at once without one plane the others carry what they carry later.
+func TestTransfer(t *testing.T) {
+	for _, test := range []struct {
+		transport, driver string
+		bytes             uint64
+		compare           bool // goodput during outages with that where a plane has been dead for a while
+	}{
+		{"roce", "linux", 10e9, true},
+		{"roce", "bpf", 2e9, false},
+		{"superp", "linux", 2e9, false},
+		{"tcp", "linux", 2e9, false},
+	} {
+		t.Run(test.transport+", "+test.driver, func(t *testing.T) {
+			netnstest.Require(t, "tc", "go")
+			binary := faredBinary(t)
+			ownFiles(t)
+			const planes = 4
+			bytes := test.bytes
+			if text := os.Getenv(transferBytes); text != "" {
+				var err error
+				if bytes, err = strconv.ParseUint(text, 10, 63); err != nil {
+					t.Fatalf("%s: %v", transferBytes, err)
+				}
+			}
+			o := &outages{T: t}
+			o.Fabric = fabric(t, Options{Spec: topo.Spec{Planes: planes, Servers: 4, Speed: 100 * fare.Gigabit}, Transport: test.transport,
+				Netns: &Netns{Driver: test.driver, Binary: binary}})
+			for i := 0; (o.verified() < bytes || test.compare && o.leavesDied() < leastOutages) && !t.Failed(); {
+				o.begin(bytes - min(bytes, o.verified()))
+				if test.compare && len(o.runs) == 0 {
+					o.whole = o.pass(steadyMeasured)
+				}
+				for ; !o.over(); i++ {
+					o.outage(i)
+				}
+				o.judge()
+			}
+			if test.compare {
+				o.judgeGoodput()
+			}
+			if err := o.Close(); err != nil {
+				t.Error(err)
+			}
+			if left := leftovers(t); len(left) > 0 {
+				t.Errorf("left behind: %q", left)
+			}
+		})
+	}
+}
+
+// outages is a transfer and what happens to the fabric meanwhile. It has runs that end by time and not by size: as long as one goes on,
+// all pairs do.
+type outages struct {
+	*testing.T
+	*Fabric
+	runs []transferRun // that have ended
+	done chan struct{} // closed when the one that goes on has
+	// What follows may be read once done is closed.
+	run   transferRun
+	err   error
+	whole span // when all planes were there for a while
+	dark  []dark
+}
+
+// span is a time.
+type span struct{ from, to time.Time }
+
+// dark is an outage. That of a leaf goes on for as long again, later, by when everything has long adapted.
+type dark struct {
+	span
+	later span
+	kind  string
+	plane int
+}
+
+// expected is about what all pairs together get, bit/s, and leastRun how long a run lasts at least.
+const (
+	expected = 1.6e9
+	leastRun = 5 * time.Second
+)
+
+// begin begins a run of about so many bytes, and returns once something has arrived.
+func (o *outages) begin(bytes uint64) {
+	o.Helper()
+	done, flowing := make(chan struct{}), make(chan struct{})
+	o.done = done
+	q, d := o.transfer(), max(leastRun, time.Duration(float64(bytes)*8/expected*float64(time.Second)))
+	go func() {
+		defer close(done)
+		o.run, o.err = q.play(o.Context(), q.config(0, d), func() { close(flowing) })
+	}()
+	o.Cleanup(func() { <-done }) // before the fabric is closed; the test's context has ended
+	select {
+	case <-flowing:
+	case <-done:
+		o.Fatalf("nothing has arrived: %v", o.err)
+	}
+}
+
+// verified is how many bytes have arrived in all runs.
+func (o *outages) verified() (bytes uint64) {
+	for _, r := range o.runs {
+		bytes += r.report.GetTotal().GetBytes()
+	}
+	return bytes
+}
+
+// leavesDied is how many outages of leaves there have been.
+func (o *outages) leavesDied() (n int) {
+	for _, d := range o.dark {
+		if d.kind == "leaf" {
+			n++
+		}
+	}
+	return n
+}
+
+// between are the goodputs of intervals within a span of time.
+func (o *outages) between(s span) (bps []uint64) {
+	for _, r := range o.runs {
+		bps = append(bps, r.between(s.from, s.to)...)
+	}
+	return bps
+}
+
+func (o *outages) over() bool {
+	select {
+	case <-o.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// pass lets time pass, unless the transfer ends.
+func (o *outages) pass(d time.Duration) (s span) {
+	s.from = time.Now()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-o.done:
+	}
+	s.to = time.Now()
+	return s
+}
+
+// act does a line of a script.
+func (o *outages) act(verb string, args ...string) {
+	o.Helper()
+	do, err := o.resolve(Action{Verb: verb, Args: args})
+	if err == nil {
+		err = do(o.Context())
+	}
+	if err != nil {
+		o.Fatalf("%s %q: %v", verb, args, err)
+	}
+}
+
+// settled waits until weights are what they should be.
+func (o *outages) settled() {
+	o.Helper()
+	if wrong := o.settle(o.Context(), settleTimeout); len(wrong) > 0 {
+		o.Fatal(wrong[0])
+	}
+}
+
+// How long things last: what is measured where nothing changes, and outages.
+const (
+	steadyMeasured = 1500 * time.Millisecond
+	darkTime       = 600 * time.Millisecond
+)
+
+// turns are the kinds of outages: of a leaf, of a server's port, of half a Y-cable.
+var turns = []string{"leaf", "port", "leaf", "half"}
+
+// outage is one of a kind, a plane and a server, whose turn it is.
+func (o *outages) outage(i int) {
+	round := i / len(turns)
+	plane := (round + i%len(turns)) % o.Planes
+	server := o.Server[round%o.Servers].Name
+	d := dark{kind: turns[i%len(turns)], plane: plane}
+	begin, end, args := "cut", "mend", []string{server, o.PlaneName(plane)}
+	switch d.kind {
+	case "leaf":
+		begin, end, args = "kill", "restart", []string{o.Leaf[plane].Name}
+	case "half":
+		args[1] = o.Device(plane, round%o.SubPorts)
+	}
+	from := time.Now()
+	o.act(begin, args...)
+	d.span = o.pass(darkTime)
+	d.from = from
+	if d.kind == "leaf" {
+		d.later = o.pass(darkTime)
+	}
+	if !o.over() {
+		o.dark = append(o.dark, d)
+	}
+	o.act(end, args...)
+	o.settled()
+}
+
+// leastOutages is how many outages of leaves there must be for a median to mean something.
+const leastOutages = 10
+
+// judge says what has gone wrong in the run that has ended.
+func (o *outages) judge() {
+	o.Helper()
+	if o.err != nil {
+		o.Fatal(o.err)
+	}
+	o.runs = append(o.runs, o.run)
+	r := o.run.report
+	total := r.GetTotal()
+	if !r.GetOk() || total.GetLost()+total.GetDuplicated()+total.GetWrongBytes()+total.GetErrors() > 0 {
+		o.Errorf("%v, %q", total, r.GetErrors())
+	}
+	var again, sent uint64
+	for _, p := range r.GetPlanes() {
+		again, sent = again+p.GetAgain(), sent+p.GetSent()
+		o.Logf("%s: %d bytes, %.3f %% of all, %.3f %% by weights", p.GetPlane(), p.GetSent(), float64(p.GetSentPpb())/1e7, float64(p.GetDuePpb())/1e7)
+		if d := p.GetDeviationPpb(); d > 1e7 || d < -1e7 {
+			o.Errorf("%s carried %.3f %% of all, by weights it is %.3f %%", p.GetPlane(), float64(p.GetSentPpb())/1e7, float64(p.GetDuePpb())/1e7)
+		}
+	}
+	if len(r.GetPlanes()) != o.Planes || sent < total.GetBytes() {
+		o.Errorf("%d planes have carried %d of %d bytes", len(r.GetPlanes()), sent, total.GetBytes())
+	}
+	during := 0
+	for _, d := range o.dark {
+		if d.from.After(o.run.began) {
+			during++
+		}
+	}
+	o.Logf("%d bytes in %d messages verified in %v at %d Mbit/s, %d outages, %d bytes sent again", total.GetBytes(), total.GetMessages(),
+		time.Duration(r.GetElapsedNs()).Round(time.Millisecond), total.GetGoodputBps()/1e6, during, again)
+	if during == 0 {
+		o.Error("there was no outage")
+	}
+}
+
+// judgeGoodput compares what arrives at the beginning of outages of leaves with what arrives later in the same outage. The first followTime of
+// an outage is that of failure detection, BGP and retransmission.
+func (o *outages) judgeGoodput() {
+	whole := median(o.between(o.whole))
+	var after, raw []float64
+	for _, kind := range []string{"leaf", "port", "half"} {
+		var of []float64 // the goodput with all planes
+		for _, d := range o.dark {
+			within := o.between(span{d.from.Add(followTime), d.to})
+			if d.kind != kind || len(within) == 0 {
+				continue // or it was between two runs
+			}
+			of = append(of, float64(median(within))/float64(whole))
+			if later := float64(median(o.between(d.later))); later > 0 {
+				after = append(after, float64(median(within))/later)
+				raw = append(raw, mean(o.between(d.span))/later)
+			}
+		}
+		o.Logf("%d outages of a %s: goodput is %.2f of that with all planes, %d Mbit/s (medians)", len(of), kind, middle(of), whole/1e6)
+	}
+	o.Logf("%d outages of leaves: after %v the goodput is %.3f of that later in the outage (median, %.3f), with those %v it is %.3f (median)",
+		len(after), followTime, middle(after), after, followTime, middle(raw))
+	if middle(after) < 0.95 {
+		o.Errorf("during outages of one of %d planes the goodput is %.3f of what %d planes carry", o.Planes, middle(after), o.Planes-1)
+	}
+}
+
+func mean(values []uint64) float64 {
+	var all float64
+	for _, v := range values {
+		all += float64(v)
+	}
+	return all / float64(max(len(values), 1))
+}
+
+// middle is the median; 0 of nothing.
+func middle(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	values = slices.Sorted(slices.Values(values))
+	return values[len(values)/2]
+}
+
+// TestTransferInScenarios: steps tell what queue pairs carried. A server's queue pairs go on, and new ones can be set up, while its control
+// plane and its agent are dead, where leaves keep its routes; where they do not nothing is said of a transfer until there is a way again.
+func TestTransferInScenarios(t *testing.T) {
+	const crash = "step both crash\n crash server1 both\nstep both return\n revive server1 both\n"
+	for name, test := range map[string]struct {
+		leaf, transport, memory, script string
+		carried                         []bool // by step
+	}{
+		"routes are kept":     {topo.FRR, "roce", "", crash, []bool{true, true}},
+		"routes are not kept": {topo.Fared, "roce", "", crash, []bool{false, true}},
+		"superp":              {topo.Fared, "superp", "", "step half a cable\n cut server2 p1.0\n expect server1 -> server2 2:1\n", []bool{true}},
+		"tcp":                 {topo.Fared, "tcp", "", "step half a cable\n cut server2 p1.0\n expect server1 -> server2 2:1\n", []bool{true}},
+		"a plane of memory":   {topo.Fared, "roce", "p1", "step a leaf dies\n kill leaf1\n expect server1 -> server2 1:0\nstep it returns\n restart leaf1\n expect server1 -> server2 1:1\n", []bool{true, true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := smallest(t, Netns{Driver: "linux"})
+			o.Transport, o.Leaf, o.MemoryPlane = test.transport, test.leaf, test.memory
+			f := fabric(t, o)
+			results, ok := play(t, f, script(t, test.script))
+			for i, r := range results {
+				if !ok || (r.Transfer != nil) != test.carried[i] || r.Traffic != nil {
+					t.Fatalf("%s: %q, %+v", r.Step, r.Wrong, r.Transfer)
+				}
+				x := r.Transfer
+				if x == nil {
+					continue
+				}
+				if x.Bytes == 0 || x.Messages == 0 || x.Lost+x.Duplicated+x.WrongBytes > 0 || x.GoodputBps == 0 || x.GoodputBps < x.LowestBps || x.AllowedBps == 0 {
+					t.Errorf("%s: %+v", r.Step, x)
+				}
+				var sent, due uint64
+				for _, p := range x.Planes {
+					sent, due = sent+p.Sent, due+p.Due
+				}
+				for p, part := range x.Planes {
+					if d := float64(part.Sent)/float64(sent) - float64(part.Due)/float64(due); d > 0.01 || d < -0.01 {
+						t.Errorf("%s: %s carried %d of %d, %d of %d were due", r.Step, p, part.Sent, sent, part.Due, due)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestTransferFails: the end of a traffic node is found by the step's transfer, and ends the lab.
+func TestTransferFails(t *testing.T) {
+	o := smallest(t, Netns{})
+	o.Transport = "roce"
+	f, err := Start(t.Context(), o, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := f.backend.(*netns)
+	x := b.moving.begin(t.Context())
+	b.kill(b.Server[1], func(p *process) bool { return p.program == nameTraffic })
+	if _, wrong := x.end(time.Now()); len(wrong) != 1 || !strings.Contains(wrong[0], "the transfer: node server2 is gone") {
+		t.Errorf("%q", wrong)
+	}
+	victim := b.processes[b.Server[0]][2]
+	if err := victim.cmd.Process.Kill(); err != nil || victim.program != nameTraffic {
+		t.Fatalf("%s: %v", victim.program, err)
+	}
+	<-victim.done
+	if err := f.Close(); err == nil || !strings.Contains(err.Error(), "server1: traffic ended by itself (signal: killed)") {
+		t.Error(err)
+	}
+}
