@@ -212,7 +212,7 @@ func (d *fared) carrier(device string) (bool, error) {
 }
 
 // within is how long convergence may take on a busy machine.
-const within = 20 * time.Second
+const within = time.Minute
 
 // up waits until every session is established, at both ends.
 func (f *fabric) up() {
