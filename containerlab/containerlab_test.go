@@ -3,10 +3,12 @@ package containerlab
 import (
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -148,6 +150,86 @@ func TestScenarios(t *testing.T) {
 				t.Errorf("left behind: %q", left)
 			}
 		})
+	}
+}
+
+// TestTransfer: queue pairs of RoCEv2 carry verified WRITEs between the containers of servers while leaves, ports and halves of Y-cables
+// die and return: every byte arrives once and right, no queue pair sees an error, and planes carry what weights give them. Cables are
+// not shaped here, so goodput is what the processor gives. Nothing is left behind. FARED_TRANSFER is how many bytes, 10 GB unless it is set.
+func TestTransfer(t *testing.T) {
+	bytes := uint64(10e9)
+	if text := os.Getenv("FARED_TRANSFER"); text != "" {
+		var err error
+		if bytes, err = strconv.ParseUint(text, 10, 63); err != nil {
+			t.Fatalf("FARED_TRANSFER: %v", err)
+		}
+	}
+	o := options(t, "fared")
+	o.Transport = "roce"
+	f := start(t, o)
+	story, err := lab.Parse("planes die", strings.NewReader(`
+step half a Y-cable
+  cut server2 p2.0
+  expect * -> server2 2:2:1:2
+step it is mended
+  mend server2 p2.0
+step a port
+  cut server3 p1
+  expect * -> server3 1:0:1:1
+step it is back
+  mend server3 p1
+step a leaf
+  kill leaf0
+  expect * -> * 0:1:1:1
+step it returns
+  restart leaf0
+  expect * -> * 1:1:1:1
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var verified uint64
+	sent, due := map[string]float64{}, map[string]float64{}
+	for verified < bytes {
+		before := verified
+		if _, err := f.Run(t.Context(), story, func(r lab.Result) {
+			x := r.Transfer
+			if !r.OK || x == nil || x.Bytes == 0 || x.Lost+x.Duplicated+x.WrongBytes > 0 {
+				t.Fatalf("%s: %+v, %q", r.Step, x, r.Wrong)
+			}
+			t.Logf("%s: weights followed after %v, %d bytes at %d Mbit/s, %d again", r.Step, time.Duration(r.ElapsedNS), x.Bytes, x.GoodputBps/1e6, x.Retransmitted)
+			verified += x.Bytes
+			for p, part := range x.Planes {
+				sent[p] += float64(part.Sent)
+				due[p] += float64(part.Due)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if verified == before {
+			t.Fatalf("nothing more than %d bytes arrives, want %d", verified, bytes)
+		}
+	}
+	t.Logf("%d bytes verified", verified)
+	var allSent, allDue float64
+	for p := range sent {
+		allSent, allDue = allSent+sent[p], allDue+due[p]
+	}
+	for p := range sent {
+		part, wanted := sent[p]/allSent, due[p]/allDue
+		t.Logf("%s carried %.3f %%, by weights %.3f %%", p, 100*part, 100*wanted)
+		if math.Abs(part-wanted) > 0.01 {
+			t.Errorf("%s carried %.3f %% of all, by weights it is %.3f %%", p, 100*part, 100*wanted)
+		}
+	}
+	if len(sent) != f.Planes {
+		t.Errorf("%d planes", len(sent))
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if left := leftovers(t, o.Name); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
 	}
 }
 
