@@ -3,7 +3,7 @@
 # for the labs in containers; and starts dockerd where none runs. Without root or apt it says what is missing; the tests that need it then skip,
 # or fail where FARED_REQUIRE_ALL=1.
 set -euo pipefail
-declare -A needs=([vtysh]=frr [birdc]=bird2 [gobgpd]=gobgpd [ip]=iproute2 [ping]=iputils-ping [ethtool]=ethtool [gcc]=gcc [protoc]=protobuf-compiler [clang-14]=clang-14 [llvm-strip-14]=llvm-14 [tcpdump]=tcpdump [bpftool]=bpftool
+declare -A needs=([vtysh]=frr [birdc]=bird2 [gobgpd]=gobgpd [ip]=iproute2 [ping]=iputils-ping [ethtool]=ethtool [gcc]=gcc [protoc]=protobuf-compiler [clang-14]=clang-14 [llvm-strip-14]=llvm-14 [tcpdump]=tcpdump [bpftool]=bpftool [tshark]=tshark [iperf3]=iperf3
   [docker]=docker.io [debootstrap]=debootstrap [/usr/share/keyrings/debian-archive-keyring.gpg]=debian-archive-keyring
   [/usr/include/bpf/bpf_helpers.h]=libbpf-dev)
 missing=()
