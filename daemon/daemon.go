@@ -241,9 +241,19 @@ func (d *Daemon) Run(ctx context.Context) error {
 		tasks = append(tasks, serve...)
 	}
 	d.ran = true
-	tasks = append(tasks, d.loop.run, d.links.Run, d.speaker.Run)
+	// The loop ends before what feeds it: what the end does to sessions is nothing that the data plane may hear of.
+	feeding, release := context.WithCancel(context.WithoutCancel(ctx))
+	defer release()
+	tasks = append(tasks, func(ctx context.Context) error {
+		defer release()
+		return d.loop.run(ctx)
+	})
+	adapters := []func(context.Context) error{d.links.Run, d.speaker.Run}
 	if d.client != nil {
-		tasks = append(tasks, d.client.Run, d.loop.ports.run)
+		adapters = append(adapters, d.client.Run, d.loop.ports.run)
+	}
+	for _, run := range adapters {
+		tasks = append(tasks, func(context.Context) error { return run(feeding) })
 	}
 	results := make(chan error, len(tasks))
 	for _, task := range tasks {

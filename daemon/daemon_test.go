@@ -579,6 +579,33 @@ func TestRecordedRunReplays(t *testing.T) {
 	}
 }
 
+// TestStopTakesNothingAway: a daemon that stops closes its sessions, and what that does to them is nothing its data plane
+// hears of, however busy it was when it was told to stop.
+func TestStopTakesNothingAway(t *testing.T) {
+	r := newRig(t, shape{planes: 2, subPorts: 2}, rigOptions{leaves: announceAll(800e9, 4)})
+	r.settled(4)
+	var digest string
+	forwarded := r.forwards(destination(1))
+	busy, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		<-busy
+		r.stop()
+	}()
+	r.inside(func(l *loop) {
+		digest = l.core.Digest()
+		close(busy)
+		time.Sleep(300 * time.Millisecond) // many times what closing the sessions takes
+	})
+	<-stopped
+	if r.d.loop.core.Digest() != digest {
+		t.Errorf("it stopped as\n%s", describe(r.d.loop.core))
+	}
+	if now := r.forwards(destination(1)); now != forwarded {
+		t.Errorf("it left %s, forwarded before %s", now, forwarded)
+	}
+}
+
 // TestSecuredSessions: TCP MD5 and GTSM between a server and a leaf, both fared; and a wrong password keeps it down.
 func TestSecuredSessions(t *testing.T) {
 	dir := t.TempDir()
