@@ -176,7 +176,6 @@ func startTraffic(ctx context.Context, b *real, fail func(error)) (*traffic, err
 		t.closers = append(t.closers, t.gauge.close)
 		t.spawn(ctx, fail, "gauge", func() error { return t.gauge.run(ctx, t) })
 		for s, o := range t.senders {
-			t.closers = append(t.closers, o.close)
 			t.spawn(ctx, fail, "subscription to "+o.name, func() error { return o.follow(ctx, b.clients[b.Server[s]]) })
 			t.spawn(ctx, fail, "sender of "+o.name, func() error { return o.send(ctx) })
 		}
@@ -220,6 +219,9 @@ func (t *traffic) close() {
 		_ = c() // nothing is written that could be lost
 	}
 	t.done.Wait()
+	for _, o := range t.senders {
+		o.close()
+	}
 }
 
 // socketBytes holds what arrives while this process does not get to read.
@@ -347,11 +349,10 @@ func newSender(t *traffic, server int, ns namespace) *sender {
 		slots:   map[netip.Addr][]string{}, outlets: map[int]*outlet{}, uses: map[use]*int64{}}
 }
 
-func (o *sender) close() error {
+func (o *sender) close() {
 	for _, c := range o.sockets {
 		c.Close()
 	}
-	return nil
 }
 
 // follow takes what the server's daemon says of weights and slots. A crash that was ordered is survived: what was said before it
