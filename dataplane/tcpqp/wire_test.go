@@ -143,7 +143,7 @@ func TestPlacedByOption(t *testing.T) {
 				}
 			}
 			p := newPair(t, addresses, configs)
-			if err := p.wait(p.post(0, write(0, []byte{1}))); err != nil { // the option is agreed on
+			if err := p.wait(p.post(0, write(0, []byte{1})), p.post(1, write(0, []byte{1}))); err != nil { // the option is agreed on, both ways
 				t.Fatal(err)
 			}
 			c := newCapture(t, spaces[0], "plane")
