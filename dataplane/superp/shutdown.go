@@ -194,6 +194,8 @@ func (c *Connection) tick(now time.Duration) {
 		c.probe = true
 	}
 	if t := c.tx.deadline(&c.cfg.Timing); t != 0 && now >= min(t, c.tx.progress+c.cfg.Timing.GiveUp) {
+		// By what the timer is late nobody has listened: acknowledgements that came while the process was stopped are yet to be read.
+		c.tx.progress += now - min(t, c.tx.progress+c.cfg.Timing.GiveUp)
 		if now >= c.tx.progress+c.cfg.Timing.GiveUp {
 			c.end(rdma.ErrRetryExceeded, rdma.ErrRetryExceeded)
 			return

@@ -156,9 +156,9 @@ func (e *endpoint) tick() {
 		}
 	}
 	for _, c := range slices.Clone(e.list) {
-		if due := c.out0.stalled(); due != 0 && due <= now {
+		if c.out0.stalled(now) {
 			c.fail(rdma.ErrRetryExceeded)
-		} else if due != 0 {
+		} else if due := c.out0.look(); due != 0 {
 			e.wakeAt(due)
 		}
 		f := c.out0.flow

@@ -36,7 +36,8 @@ type initiator struct {
 	held     bool // HOLD has come
 	full     bool // Post has said no
 	epoch    uint32
-	progress time.Duration // when something was answered last, or the first of what is unanswered was posted
+	progress time.Duration // when something was answered last, or the first of what is unanswered was posted; later by what looks were late
+	looked   time.Duration // when it was last looked whether to give up
 }
 
 func explicit(k rdma.OpKind) bool {
@@ -48,12 +49,10 @@ func (i *initiator) post(op *rdma.Op) bool {
 		i.full = true
 		return false
 	}
-	if i.una == i.nxt {
-		i.progress = i.c.e.host.Now()
-		i.c.e.wakeAt(i.progress + i.c.e.timing.GiveUp)
-	}
 	i.ops[i.nxt%window] = op
-	i.nxt++
+	if i.nxt++; i.nxt-i.una == 1 {
+		i.patient()
+	}
 	i.wake()
 	return true
 }
@@ -73,11 +72,11 @@ func (i *initiator) attach(k *conn) {
 
 // lost says that the connection is gone. Who was asked for patience has time from now on.
 func (i *initiator) lost() {
-	if i.opened && i.held {
-		i.progress = i.c.e.host.Now()
-		i.c.e.wakeAt(i.progress + i.c.e.timing.GiveUp)
-	}
+	asked := i.opened && i.held
 	i.conn, i.opened, i.held, i.needOpen, i.c.out.queued = nil, false, false, false, false
+	if asked {
+		i.patient()
+	}
 }
 
 // emit gives the connection the next frame.
@@ -150,9 +149,8 @@ func (i *initiator) rewind(msn uint32) error {
 // hold stops sending, or goes on. Being asked for patience is a sign of life.
 func (i *initiator) hold(on bool) {
 	i.held = on
-	i.progress = i.c.e.host.Now()
+	i.patient()
 	if !on {
-		i.c.e.wakeAt(i.progress + i.c.e.timing.GiveUp)
 		i.wake()
 	}
 }
@@ -278,12 +276,34 @@ func (i *initiator) room() {
 	}
 }
 
-// stalled says when to give up: zero when nothing waits for an answer, or when the peer has asked for patience.
-func (i *initiator) stalled() time.Duration {
+// patient begins to wait anew.
+func (i *initiator) patient() {
+	i.progress = i.c.e.host.Now()
+	if due := i.look(); due != 0 {
+		i.c.e.wakeAt(due)
+	}
+}
+
+// look says when to look whether to give up: zero when nothing waits for an answer, or when the peer has asked for patience. It is sooner than
+// the end of patience, so that one look that is late does not say that all is over.
+func (i *initiator) look() time.Duration {
 	if i.una == i.nxt || i.opened && i.held {
 		return 0
 	}
-	return i.progress + i.c.e.timing.GiveUp
+	giveUp := i.c.e.timing.GiveUp
+	return min(i.progress+giveUp, max(i.progress, i.looked)+giveUp/4)
+}
+
+// stalled looks whether to give up. By what the look is late nobody has listened: answers that came while the process was stopped are
+// yet to be read.
+func (i *initiator) stalled(now time.Duration) bool {
+	due := i.look()
+	if due == 0 || now < due {
+		return false
+	}
+	i.progress += now - due
+	i.looked = now
+	return now >= i.progress+i.c.e.timing.GiveUp
 }
 
 // flush completes everything.

@@ -3,13 +3,17 @@ package transports
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,24 +28,24 @@ import (
 	"github.com/fared/fared/dataplane/tcpqp"
 )
 
-// victim is the environment variable that makes this program the one that TestKilledPeer kills: a transport, the shared plane's file and where to connect.
+// victim is the environment variable that makes this program another process: a transport, the shared plane's file and where to connect.
 const victim = "FARED_TEST_VICTIM"
 
-// The ends of TestKilledPeer.
-var killer, killed = netip.MustParseAddr("127.0.54.1"), netip.MustParseAddr("127.0.54.2")
+// ours and theirs are the ends of a test with another process.
+var ours, theirs = netip.MustParseAddr("127.0.54.1"), netip.MustParseAddr("127.0.54.2")
 
-// killedTransport gives up after a second instead of 30. A shared plane is in a file.
-func killedTransport(name, file string) rdma.Transport {
-	const giveUp = time.Second
+// transport makes a transport of a name. A shared plane is in a file.
+func transport(name, file string, giveUp time.Duration) rdma.Transport {
+	timing := rdma.Timing{GiveUp: giveUp}
 	switch name {
 	case "nupa":
-		return nupa.New(nupa.Config{File: file, Size: 16 << 20, Channels: 8, Timing: rdma.Timing{GiveUp: giveUp}})
+		return nupa.New(nupa.Config{File: file, Size: 16 << 20, Channels: 8, Timing: timing})
 	case "roce":
-		return roce.New(roce.Config{Port: 24791, Timing: rdma.Timing{GiveUp: giveUp}})
+		return roce.New(roce.Config{Port: 24791, Timing: timing})
 	case "superp":
-		return superp.New(superp.Config{Port: 24444, Timing: rdma.Timing{GiveUp: giveUp}})
+		return superp.New(superp.Config{Port: 24444, Timing: timing})
 	}
-	return tcpqp.New(tcpqp.Config{Port: 24793, Timing: rdma.Timing{GiveUp: giveUp}})
+	return tcpqp.New(tcpqp.Config{Port: 24793, Timing: timing})
 }
 
 // fixed is a WeightService whose weights never change: two slots to everyone.
@@ -50,16 +54,16 @@ type fixed struct {
 }
 
 func (fixed) WatchWeights(r *farev1.WatchWeightsRequest, stream grpc.ServerStreamingServer[farev1.WatchWeightsResponse]) error {
-	for _, dst := range []netip.Addr{killer, killed} {
+	for _, dst := range []netip.Addr{ours, theirs} {
 		var pairs []*farev1.PairSlots
-		for _, src := range []netip.Addr{killer, killed} {
+		for _, src := range []netip.Addr{ours, theirs} {
 			p := &farev1.PairSlots{Source: src.String() + "/32"}
 			for i := range uint32(2) {
 				p.Slots = append(p.Slots, &farev1.Slot{Slot: i, Plane: fmt.Sprint("p", i), UdpSourcePort: 61001 + i, SharePpb: 500_000_000})
 			}
 			pairs = append(pairs, p)
 		}
-		if err := stream.Send(&farev1.WatchWeightsResponse{Snapshot: dst == killer, Complete: dst == killed,
+		if err := stream.Send(&farev1.WatchWeightsResponse{Snapshot: dst == ours, Complete: dst == theirs,
 			Weights: []*farev1.DestinationWeights{{Destination: dst.String() + "/32", Pairs: pairs}}}); err != nil {
 			return err
 		}
@@ -85,89 +89,153 @@ func dial(address string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
 
-// TestKilledPeer: who only receives from a process that is killed learns of it, though nothing of its own is outstanding and nobody
-// has said goodbye.
-func TestKilledPeer(t *testing.T) {
-	weights, server, err := serve(killer, func(s *grpc.Server) { farev1.RegisterWeightServiceServer(s, fixed{}) })
+// receiver is the end of a set in this process; another process has the other.
+type receiver struct {
+	set   *rdma.Set
+	cq    *rdma.CQ
+	child *exec.Cmd
+	stdin io.WriteCloser
+	said  *bufio.Reader
+}
+
+// receive starts another process, which connects to a device with memory for it to write to, and waits until it has sent a message. There are two
+// receives, one more than what it sends. It is told of the memory if it shall go on.
+func receive(t *testing.T, name string, giveUp time.Duration, goOn bool) *receiver {
+	weights, server, err := serve(ours, func(s *grpc.Server) { farev1.RegisterWeightServiceServer(s, fixed{}) })
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { weights.Close(); server.Stop() })
+	file := filepath.Join(t.TempDir(), "plane")
+	d, err := rdma.Open(rdma.Config{Address: ours, Transports: []rdma.Transport{transport(name, file, giveUp)}, Weights: farev1.NewWeightServiceClient(weights)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	pd, r := d.AllocPD(), &receiver{cq: d.CreateCQ(), child: exec.Command(os.Args[0])}
+	mr, err := pd.Alloc(written, rdma.LocalWrite|rdma.RemoteWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(mr.Deregister)
+	var place []byte
+	if goOn {
+		place = binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(nil, mr.Key()), mr.Address())
+	}
+	sets := make(chan *rdma.Set, 1)
+	conn, listening, err := serve(ours, func(s *grpc.Server) {
+		farev1.RegisterConnectionServiceServer(s, &rdma.Listener{Devices: []*rdma.Device{d},
+			Accept: func(*rdma.Device, rdma.Request) (rdma.SetConfig, []byte, error) {
+				return rdma.SetConfig{PD: pd, SendCQ: r.cq, RecvCQ: r.cq, Patience: time.Second}, place, nil
+			},
+			Accepted: func(s *rdma.Set, _ rdma.Request) {
+				for range 2 {
+					if _, err := s.PostRecv(rdma.RecvWR{Local: rdma.SGE{MR: mr, Length: 4096}}); err != nil {
+						t.Error(err)
+					}
+				}
+				sets <- s
+			}})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(); listening.Stop() })
+
+	where := []string{victim + "=" + name, file, strings.TrimPrefix(conn.Target(), "passthrough:///")}
+	r.child.Env, r.child.Stderr = append(os.Environ(), strings.Join(where, " ")), os.Stderr
+	said, err := r.child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.stdin, err = r.child.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = r.child.Process.Kill()
+		_ = r.child.Wait()
+	})
+	r.said = bufio.NewReader(said)
+	if line, err := r.said.ReadString('\n'); err != nil || line != "sent\n" {
+		t.Fatalf("the peer said %q, %v", line, err)
+	}
+	r.set = <-sets
+	return r
+}
+
+// TestKilledPeer: who only receives from a process that is killed learns of it, though nothing of its own is outstanding and nobody
+// has said goodbye.
+func TestKilledPeer(t *testing.T) {
 	for _, name := range []string{"roce", "superp", "tcp", "nupa"} {
 		t.Run(name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "plane")
-			d, err := rdma.Open(rdma.Config{Address: killer, Transports: []rdma.Transport{killedTransport(name, file)}, Weights: farev1.NewWeightServiceClient(weights)})
-			if err != nil {
+			r := receive(t, name, time.Second, false)
+			if err := r.child.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
-			defer d.Close()
-			pd, cq := d.AllocPD(), d.CreateCQ()
-			mr, err := pd.Alloc(4096, rdma.LocalWrite)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer mr.Deregister()
-			sets := make(chan *rdma.Set, 1)
-			conn, server, err := serve(killer, func(s *grpc.Server) {
-				farev1.RegisterConnectionServiceServer(s, &rdma.Listener{Devices: []*rdma.Device{d},
-					Accept: func(*rdma.Device, rdma.Request) (rdma.SetConfig, []byte, error) {
-						return rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq, Patience: time.Second}, nil, nil
-					},
-					Accepted: func(s *rdma.Set, _ rdma.Request) {
-						for range 2 { // one for what comes, one that nothing comes for
-							if _, err := s.PostRecv(rdma.RecvWR{Local: rdma.SGE{MR: mr, Length: 4096}}); err != nil {
-								t.Error(err)
-							}
-						}
-						sets <- s
-					}})
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() { conn.Close(); server.Stop() }()
-
-			child := exec.Command(os.Args[0])
-			child.Env, child.Stderr = append(os.Environ(), strings.Join([]string{victim + "=" + name, file, strings.TrimPrefix(conn.Target(), "passthrough:///")}, " ")), os.Stderr
-			said, err := child.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := child.Start(); err != nil {
-				t.Fatal(err)
-			}
-			line, err := bufio.NewReader(said).ReadString('\n')
-			_ = child.Process.Kill()
-			_ = child.Wait()
-			if err != nil || line != "sent\n" {
-				t.Fatalf("the peer said %q, %v", line, err)
-			}
-			s, dead := <-sets, time.Now()
+			dead := time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			var got []rdma.Completion
 			for completions := make([]rdma.Completion, 4); len(got) < 2; {
-				n, err := cq.Wait(ctx, completions)
+				n, err := r.cq.Wait(ctx, completions)
 				if err != nil {
 					t.Fatalf("%d completions: %v", len(got), err)
 				}
 				got = append(got, completions[:n]...)
 			}
-			if got[0].Err != nil || got[1].Err == nil || s.Err() == nil {
-				t.Errorf("completions %v and %v; the set ended with %v", got[0].Err, got[1].Err, s.Err())
+			if got[0].Err != nil || got[1].Err == nil || r.set.Err() == nil {
+				t.Errorf("completions %v and %v; the set ended with %v", got[0].Err, got[1].Err, r.set.Err())
 			}
-			t.Logf("%v later: %v", time.Since(dead).Round(time.Millisecond), s.Err())
+			t.Logf("%v later: %v", time.Since(dead).Round(time.Millisecond), r.set.Err())
 		})
 	}
 }
 
-// die connects, sends one message, says so and waits to be killed.
-func die(name, file, address string) error {
-	weights, _, err := serve(killed, func(s *grpc.Server) { farev1.RegisterWeightServiceServer(s, fixed{}) })
+// TestStoppedProcess: a process that did not run for longer than its patience, with operations outstanding, goes on when it runs again: it has
+// not waited for anything meanwhile. (Its peer has more patience: to that it was gone.)
+func TestStoppedProcess(t *testing.T) {
+	for _, name := range []string{"roce", "superp", "tcp", "nupa"} {
+		t.Run(name, func(t *testing.T) {
+			r := receive(t, name, 20*time.Second, true)
+			for range 2 {
+				time.Sleep(50 * time.Millisecond)
+				for _, s := range []struct {
+					signal os.Signal
+					sleep  time.Duration
+				}{{syscall.SIGSTOP, 1500 * time.Millisecond}, {syscall.SIGCONT, 0}} {
+					if err := r.child.Process.Signal(s.signal); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(s.sleep)
+				}
+			}
+			if err := r.stdin.Close(); err != nil {
+				t.Fatal(err)
+			}
+			line, err := r.said.ReadString('\n')
+			if err != nil || !strings.HasSuffix(line, " written\n") || strings.HasPrefix(line, "0 ") {
+				t.Errorf("the peer said %q, %v", line, err)
+			}
+			t.Logf("%q", line)
+			r.set.Close() // or the end of the process would have to be noticed
+		})
+	}
+}
+
+// written is how much is written at once by a process that goes on.
+const written = 16 << 10
+
+// otherProcess connects, sends one message and says so. If it is told of memory, it writes there until its input ends, and says how often it has.
+// Otherwise it waits to be killed.
+func otherProcess(name, file, address string) error {
+	weights, _, err := serve(theirs, func(s *grpc.Server) { farev1.RegisterWeightServiceServer(s, fixed{}) })
 	if err != nil {
 		return err
 	}
-	d, err := rdma.Open(rdma.Config{Address: killed, Transports: []rdma.Transport{killedTransport(name, file)}, Weights: farev1.NewWeightServiceClient(weights)})
+	d, err := rdma.Open(rdma.Config{Address: theirs, Transports: []rdma.Transport{transport(name, file, time.Second)}, Weights: farev1.NewWeightServiceClient(weights)})
 	if err != nil {
 		return err
 	}
@@ -176,23 +244,48 @@ func die(name, file, address string) error {
 		return err
 	}
 	pd, cq := d.AllocPD(), d.CreateCQ()
-	mr, err := pd.Alloc(4096, 0)
+	mr, err := pd.Alloc(written, 0)
 	if err != nil {
 		return err
 	}
 	ctx := context.Background()
-	s, _, err := d.Connect(ctx, conn, killer, rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq}, nil)
+	s, place, err := d.Connect(ctx, conn, ours, rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq}, nil)
 	if err != nil {
 		return err
 	}
-	if _, err := s.PostSend(rdma.SendWR{Opcode: rdma.Send, Local: rdma.SGE{MR: mr, Length: 4096}}); err != nil {
-		return err
-	}
 	var done [1]rdma.Completion
-	if _, err := cq.Wait(ctx, done[:]); err != nil || done[0].Err != nil {
-		return fmt.Errorf("sending: %w, %w", err, done[0].Err)
+	work := func(wr rdma.SendWR) error {
+		if _, err := s.PostSend(wr); err != nil {
+			return err
+		}
+		_, err := cq.Wait(ctx, done[:])
+		return errors.Join(err, done[0].Err)
+	}
+	if err := work(rdma.SendWR{Opcode: rdma.Send, Local: rdma.SGE{MR: mr, Length: 4096}}); err != nil {
+		return fmt.Errorf("sending: %w", err)
 	}
 	fmt.Println("sent")
-	<-ctx.Done()
-	return nil
+	if len(place) == 0 {
+		<-ctx.Done()
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = io.Copy(io.Discard, os.Stdin)
+	}()
+	write := rdma.SendWR{Opcode: rdma.Write, Local: rdma.SGE{MR: mr, Length: written},
+		RemoteKey: binary.BigEndian.Uint32(place), RemoteAddress: binary.BigEndian.Uint64(place[4:])}
+	for n := 0; ; n++ {
+		select {
+		case <-ended:
+			fmt.Println(n, "written")
+			s.Close()
+			d.Close()
+			return nil
+		default:
+			if err := work(write); err != nil {
+				return fmt.Errorf("writing for the %dth time: %w", n, err)
+			}
+		}
+	}
 }
