@@ -324,6 +324,18 @@ func TestPeerDies(t *testing.T) {
 	b.check([2][]error{{rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}})
 }
 
+// TestTimeOfAStoppedProcess counts for nothing: the acknowledgement may wait in the socket, behind the timer.
+func TestTimeOfAStoppedProcess(t *testing.T) {
+	b := newBench(t, superp.Config{}, []rdmatest.Plane{{Delay: 2 * time.Second}}, false) // no answer before the timer
+	b.send(0, "slow")
+	for range 3 {
+		b.quiet(time.Millisecond)
+		b.net.Skip(time.Minute)
+	}
+	b.until("completion", func() bool { return len(b.completed[0]) == 1 })
+	b.check([2][]error{{nil}}, [2][]error{})
+}
+
 // duplicate has a packet come to host i that it has had: it answers each with an acknowledgement that nobody acknowledges.
 func (b *bench) duplicate(i int) {
 	packet := packetOf(superp.PDL{DCID: b.chans[i].CID(), RWin: 1023, PSN: ^uint32(0), AckPSN: ^uint32(0)}, superp.TAL{AckXID: 0xffff}, nil)

@@ -248,3 +248,23 @@ func TestAcceptIsNoProgress(t *testing.T) {
 		t.Errorf("%d connections; %v", times, done)
 	}
 }
+
+// TestTimeOfAStoppedProcess counts for nothing, as the answer may wait in the socket; time in which nobody answers does.
+func TestTimeOfAStoppedProcess(t *testing.T) {
+	ready := true
+	s, hosts, channels, done := joined(t, 1<<16, &ready)
+	s.SetPlane(61500%s.Planes(), false)
+	op := &rdma.Op{Kind: rdma.OpWrite, Key: testKey, Remote: testBase, Local: make([]byte, 8)}
+	hosts[0].Do(func() { hosts[0].Post(channels[0], op) })
+	giveUp := s.ends[0].e.timing.GiveUp
+	begin := s.Net.Now()
+	s.Run(func() bool { return false }, time.Millisecond)
+	s.Net.Skip(2 * giveUp)
+	if !s.Run(func() bool { return len(done) > 0 }, 2*giveUp) || !errors.Is(done[op], rdma.ErrRetryExceeded) {
+		t.Fatalf("%v", done)
+	}
+	// All but the time until the next look.
+	if d := s.Net.Now() - begin - 2*giveUp; d < giveUp*3/4 || d > giveUp {
+		t.Errorf("given up after %v of its time", d)
+	}
+}
