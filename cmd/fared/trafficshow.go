@@ -150,8 +150,12 @@ func (e *env) trafficTable(w io.Writer, r *farev1.TrafficReport) {
 	row(w, "SOURCE", "DESTINATION", "BYTES", "GOODPUT", "MIN", "MEDIAN", "MAX", "P50", "P99", "P99.9", "LATEST", "LOST", "DUPLICATED", "REORDERED", "WRONG", "ERRORS")
 	figures := func(source, destination string, f *farev1.TrafficFigures) {
 		l := f.GetLatency()
-		row(w, source, destination, fmt.Sprint(f.GetBytes()), bitsPerSecond(f.GetGoodputBps()), bitsPerSecond(f.GetGoodputMinBps()), bitsPerSecond(f.GetGoodputMedianBps()),
-			bitsPerSecond(f.GetGoodputMaxBps()), age(l.GetP50Ns()), age(l.GetP99Ns()), age(l.GetP999Ns()), age(l.GetMaxNs()), fmt.Sprint(f.GetLost()),
+		lowest, middle, highest := "-", "-", "-" // shorter than an interval
+		if f.GetGoodputMaxBps() > 0 {
+			lowest, middle, highest = bitsPerSecond(f.GetGoodputMinBps()), bitsPerSecond(f.GetGoodputMedianBps()), bitsPerSecond(f.GetGoodputMaxBps())
+		}
+		row(w, source, destination, fmt.Sprint(f.GetBytes()), bitsPerSecond(f.GetGoodputBps()), lowest, middle,
+			highest, age(l.GetP50Ns()), age(l.GetP99Ns()), age(l.GetP999Ns()), age(l.GetMaxNs()), fmt.Sprint(f.GetLost()),
 			fmt.Sprint(f.GetDuplicated()), fmt.Sprint(f.GetReordered()), fmt.Sprint(f.GetWrongBytes()), fmt.Sprint(f.GetErrors()))
 	}
 	for _, p := range r.GetPairs() {
