@@ -330,7 +330,7 @@ func TestTimeOfAStoppedProcess(t *testing.T) {
 	b.send(0, "slow")
 	for range 3 {
 		b.quiet(time.Millisecond)
-		b.net.Skip(time.Minute)
+		b.net.Stall(time.Minute)
 	}
 	b.until("completion", func() bool { return len(b.completed[0]) == 1 })
 	b.check([2][]error{{nil}}, [2][]error{})

@@ -259,7 +259,7 @@ func TestTimeOfAStoppedProcess(t *testing.T) {
 	giveUp := s.ends[0].e.timing.GiveUp
 	begin := s.Net.Now()
 	s.Run(func() bool { return false }, time.Millisecond)
-	s.Net.Skip(2 * giveUp)
+	s.Net.Stall(2 * giveUp)
 	if !s.Run(func() bool { return len(done) > 0 }, 2*giveUp) || !errors.Is(done[op], rdma.ErrRetryExceeded) {
 		t.Fatalf("%v", done)
 	}

@@ -215,8 +215,8 @@ func (n *Net) Run(done func() bool, until time.Duration) bool {
 	return true
 }
 
-// Skip lets time pass in which nobody runs, as when all processes are stopped: what is due meanwhile happens afterwards, late.
-func (n *Net) Skip(d time.Duration) { n.now += d }
+// Stall lets time pass in which nobody runs, as when all processes are stopped: what is due meanwhile happens afterwards, late.
+func (n *Net) Stall(d time.Duration) { n.now += d }
 
 // maxTurn is how many datagrams a host takes in one turn: about what a recvmmsg returns.
 const maxTurn = 64
