@@ -13,8 +13,8 @@ var (
 	namedFile = regexp.MustCompile("`([a-z0-9/]+\\.go)`")
 )
 
-// TestConformanceNamesWhatExists: every test and file that docs/conformance.md names is in the repository, and no row of
-// its tables goes without a test.
+// TestConformanceNamesWhatExists checks that every test and file that docs/conformance.md names is in the repository, and that every row of
+// its tables names a test.
 func TestConformanceNamesWhatExists(t *testing.T) {
 	const root = "../.."
 	page, err := os.ReadFile(filepath.Join(root, "docs/conformance.md"))
@@ -23,13 +23,11 @@ func TestConformanceNamesWhatExists(t *testing.T) {
 	}
 	rows := 0
 	for n, line := range strings.Split(string(page), "\n") {
-		if !strings.HasPrefix(line, "| ") || strings.HasSuffix(line, "| shown by |") {
-			continue
-		}
-		rows++
 		tests := namedTest.FindAllStringSubmatch(line, -1)
-		if len(tests) == 0 {
-			t.Errorf("line %d: no test is named", n+1)
+		if strings.HasPrefix(line, "| ") && !strings.HasSuffix(line, "| shown by |") {
+			if rows++; len(tests) == 0 {
+				t.Errorf("line %d: no test is named", n+1)
+			}
 		}
 		for _, m := range tests {
 			if !hasFunction(t, filepath.Join(root, m[1]), m[2]) {

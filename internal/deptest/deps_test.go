@@ -1,4 +1,4 @@
-// Package deptest holds the architecture to its word: which package may import what, and why not.
+// Package deptest checks the rules of the architecture: the imports that each package must not have, and the reasons.
 package deptest
 
 import (
@@ -13,16 +13,16 @@ import (
 
 const module = "github.com/fared/fared"
 
-// rules: packages whose path begins with From may not import packages whose path begins with To, but for Except.
+// rules forbid packages whose path begins with From to import packages whose path begins with To, except Except.
 var rules = []struct{ From, To, Except, Why string }{
 	{"/fare", "", "", "the path-bandwidth core is pure: standard library only"},
 	{"/wecmp", "", "", "the weight engine is pure: standard library only, and knows no BGP"},
 	{"/", "github.com/osrg/gobgp", "/daemon/internal/speaker", "GoBGP is behind the speaker; what it can do to the process stays in one place"},
-	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /dataplane/linux /dataplane/bpf /dataplane/internal/rtnl /dataplane/internal/neighbour /internal/netnstest /internal/netsetup /lab", "the kernel is reached in few places"},
-	{"/", "github.com/cilium/ebpf", "/dataplane/bpf /dataplane/tcpqp /dataplane/internal/bpftest", "BPF is the steering's, and that of options of TCP"},
+	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /dataplane/linux /dataplane/bpf /dataplane/internal/rtnl /dataplane/internal/neighbor /internal/netnstest /internal/netsetup /lab", "the kernel is reached in few places"},
+	{"/", "github.com/cilium/ebpf", "/dataplane/bpf /dataplane/tcpqp /dataplane/internal/bpftest /internal/packettap", "BPF is the steering's, that of options of TCP, and that of tests which count packets"},
 	{"/dataplane/internal/rtnl", module, "", "a message is a message, whoever sends it"},
 	{"/daemon/internal/guard", module + "/daemon", "", "the guard judges bytes and knows nobody"},
-	{"/daemon/internal/bfd", module, "", "BFD knows its neighbour, and no BGP"},
+	{"/daemon/internal/bfd", module, "", "BFD knows its neighbor, and no BGP"},
 	{"/daemon/config", module + "/daemon/internal", "", "the configuration is read by others than the daemon"},
 	{"/api", module + "/daemon", "", "the contract does not depend on who keeps it"},
 	{"/dataplane", module + "/daemon", "", "a data plane is another process"},
@@ -32,6 +32,9 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/dataplane/rdma", module + "/dataplane/nupa", "/dataplane/rdma/rdmatest", "the verbs know transports by their contract only"},
 	{"/dataplane/roce", module + "/api", "", "a protocol core speaks its protocol, and gRPC is not it"},
 	{"/dataplane/internal/wire", module, "", "a seam holds nothing"},
+	{"/examples", module + "/daemon", "", "an example does what a program outside the repository can do, with the API alone"},
+	{"/examples", module + "/dataplane", "", "an example does what a program outside the repository can do, with the API alone"},
+	{"/examples", module + "/internal", "", "an example does what a program outside the repository can do, with the API alone"},
 	{"/topo", module + "/api", "", "the model of a fabric describes and computes: it runs and asks nothing"},
 	{"/topo", module + "/dataplane", "", "the model of a fabric describes and computes: it runs and asks nothing"},
 	{"/topo", module + "/lab", "", "a lab is made from the model of a fabric"},
@@ -71,7 +74,7 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// forbidden says whether an import breaks a rule. An empty To forbids everything outside the standard library, but for
+// forbidden reports whether an import breaks a rule. An empty To forbids all imports outside the standard library, except
 // packages below From.
 func forbidden(imp, to, own, from string) bool {
 	if to != "" {

@@ -1,12 +1,13 @@
-// Package netnstest gives tests network namespaces of their own: made, wired and
-// populated with processes by the test, and gone with it.
+// Package netnstest gives each test separate network namespaces. The test makes, wires and
+// populates them with processes, and its end removes them.
 //
-// Names are fared-<pid>-<n>, so several test processes do not meet. The two ends of a
-// veth pair get different interface indexes, because equal ones delay the news of a
-// lost carrier by up to a second. Processes are started inside a namespace without
-// `ip netns exec`, which would hide the cgroup and mount a sysfs of its own; they are
-// ended by their process id, and what they wrote is shown when the test fails.
+// Names are fared-<pid>-<n>, so that concurrent test processes do not collide. The two ends of a
+// veth pair get different interface indexes from Veth, so that the kernel announces a lost
+// carrier at once. They get equal indexes from NIC, so that the kernel announces it up to a second later, as for
+// a physical device. Processes are started inside a namespace without
+// `ip netns exec`, which would hide the cgroup and mount another sysfs. They are
+// ended by their process id, and their output is shown when the test fails.
 //
-// Require is the only place that skips, and it fails instead where FARED_REQUIRE_ALL=1
-// says that everything a test may ask for is installed.
+// Require is the only place that skips. With FARED_REQUIRE_ALL=1, which asserts that every
+// tool is installed, it fails instead.
 package netnstest

@@ -18,7 +18,7 @@ import (
 // RequireAll is the environment variable that, set to 1, turns a skip into a failure.
 const RequireAll = "FARED_REQUIRE_ALL"
 
-// Require skips the test unless namespaces can be made and every tool is there (a name
+// Require skips the test unless namespaces can be made and every tool exists (a name
 // to look up in PATH, or an absolute path).
 func Require(t testing.TB, tools ...string) {
 	t.Helper()
@@ -27,9 +27,9 @@ func Require(t testing.TB, tools ...string) {
 	}
 }
 
-// Folder gives the test a folder for temporary files (TMPDIR) that goes with it: its name is short enough for those of sockets,
-// and daemons with users of their own, such as FRR's, get through.
-func Folder(t *testing.T) string {
+// Folder gives the test a folder for temporary files (TMPDIR) that the test's end removes. Its name is short enough for the paths of sockets,
+// and daemons that run as other users, such as FRR's, can enter it.
+func Folder(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "fared-")
 	if err == nil {
@@ -47,7 +47,7 @@ func Folder(t *testing.T) string {
 	return dir
 }
 
-// Lacks skips the test for a reason of its own, or fails it where everything is required.
+// Lacks skips the test with a reason, or fails it if everything is required.
 func Lacks(t testing.TB, why string) {
 	t.Helper()
 	if os.Getenv(RequireAll) == "1" {
@@ -56,7 +56,7 @@ func Lacks(t testing.TB, why string) {
 	t.Skip(why)
 }
 
-// missing says what is, or nothing.
+// missing describes the first missing requirement, or returns "".
 func missing(tools []string) string {
 	if os.Geteuid() != 0 {
 		return "making network namespaces needs root"
@@ -72,11 +72,11 @@ func missing(tools []string) string {
 	return ""
 }
 
-// inNew calls f in a fresh namespace on a thread that is thrown away.
+// inNew calls f in a new namespace on a thread that ends afterwards.
 func inNew(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // without an unlock the thread ends with the goroutine
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			done <- err
 			return
@@ -93,7 +93,7 @@ var (
 
 // Namespace is a network namespace with its loopback device up.
 type Namespace struct {
-	// Name as `ip netns` lists it.
+	// Name is the name in `ip netns`.
 	Name string
 	t    testing.TB
 }
@@ -108,23 +108,26 @@ func New(t testing.TB) *Namespace {
 	return n
 }
 
-// Delete removes the namespace now; a second call does nothing.
+// Named returns a namespace by its name in `ip netns`. The caller creates and deletes the namespace.
+func Named(t testing.TB, name string) *Namespace { return &Namespace{Name: name, t: t} }
+
+// Delete removes the namespace now; a second call has no effect.
 func (n *Namespace) Delete() {
 	if _, err := os.Stat(n.Path()); err == nil {
 		IP(n.t, "netns", "del", n.Name)
 	}
 }
 
-// Path is the namespace's file.
+// Path returns the path of the namespace's file.
 func (n *Namespace) Path() string { return "/run/netns/" + n.Name }
 
-// IP runs `ip` in the namespace and returns what it says.
+// IP runs `ip` in the namespace and returns its output.
 func (n *Namespace) IP(args ...string) string {
 	n.t.Helper()
 	return IP(n.t, append([]string{"-n", n.Name}, args...)...)
 }
 
-// Addr gives a device addresses, and sets it up. IPv6 addresses are usable at once.
+// Addr adds addresses to a device, and sets it up. IPv6 addresses are usable at once.
 func (n *Namespace) Addr(device string, prefixes ...string) {
 	n.t.Helper()
 	for _, p := range prefixes {
@@ -137,10 +140,27 @@ func (n *Namespace) Addr(device string, prefixes ...string) {
 	n.IP("link", "set", device, "up")
 }
 
-// IP runs `ip` in the test's own namespace.
+// SetApart moves the counter that validates the namespace's cached IPv6 routes (rt_genid_ipv6) far from the initial
+// namespace's. Every change of an address adds one. A cached route that a replaced nexthop group has released is on the blackhole
+// device, which belongs to the initial namespace, so the kernel compares the route with that namespace's counter (rt6_is_valid in
+// net/ipv6/route.c). If both counters are equal, the kernel keeps using the released route, and drops every packet on it.
+func (n *Namespace) SetApart() {
+	n.t.Helper()
+	cmd := exec.Command("ip", "-n", n.Name, "-6", "-batch", "-")
+	cmd.Stdin = strings.NewReader(strings.Repeat("addr add fd00:dead::1/128 dev lo\naddr del fd00:dead::1/128 dev lo\n", 2000))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		n.t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// IP runs `ip` in the test's namespace. To list links, `ip` asks for the ids of all namespaces under /run/netns. The list
+// ends at a name that another process has created but not mounted yet; IP then repeats the command.
 func IP(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := exec.Command("ip", args...).CombinedOutput()
+	for deadline := time.Now().Add(time.Minute); bytes.Contains(out, []byte("Peer netns reference is invalid")) && time.Now().Before(deadline); {
+		out, err = exec.Command("ip", args...).CombinedOutput()
+	}
 	if err != nil {
 		t.Fatalf("ip %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
@@ -151,14 +171,14 @@ func IP(t testing.TB, args ...string) string {
 // interface indexes.
 func Veth(t testing.TB, a *Namespace, deviceA string, b *Namespace, deviceB string) {
 	t.Helper()
-	const first = 100 // above what a new namespace has by itself
+	const first = 100 // above the indexes of a new namespace's devices
 	index := func() string { return fmt.Sprint(first + indexes.Add(1)) }
 	IP(t, "link", "add", "name", deviceA, "index", index(), "netns", a.Name,
 		"type", "veth", "peer", "name", deviceB, "index", index(), "netns", b.Name)
 }
 
 // Do calls f on a thread inside the namespace and returns f's error. A thread that
-// cannot be brought back is thrown away. f must not call t.FailNow or t.Skip.
+// cannot return to its namespace ends. f must not call t.FailNow or t.Skip.
 func (n *Namespace) Do(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -192,7 +212,7 @@ func (n *Namespace) Do(f func() error) error {
 }
 
 // Output runs a program in the namespace to its end and returns its standard output;
-// the error carries what it wrote to standard error.
+// the error contains its standard error.
 func (n *Namespace) Output(name string, args ...string) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.Command(name, args...)
@@ -206,8 +226,8 @@ func (n *Namespace) Output(name string, args ...string) ([]byte, error) {
 	return stdout.Bytes(), nil
 }
 
-// Objects is what ip shows of nexthops, rules and routes in all tables, a line each, but for what the kernel makes by itself: a
-// link-local address, for one, comes when the kernel has made sure that nobody has it (RFC 4862, Section 5.4).
+// Objects returns the nexthops, rules and routes of all tables as ip shows them, a line each, without the kernel's own objects. A
+// link-local address, for example, appears only after duplicate address detection (RFC 4862, Section 5.4).
 func (n *Namespace) Objects() string {
 	n.t.Helper()
 	var kept strings.Builder
@@ -221,8 +241,8 @@ func (n *Namespace) Objects() string {
 	return kept.String()
 }
 
-// Eventually calls check until it returns nil, and fails the test with its last error
-// when that has not happened within the limit. It returns how long it took.
+// Eventually calls check until it returns nil, and fails the test with the last error
+// when the limit has passed. It returns the elapsed time.
 func Eventually(t testing.TB, limit time.Duration, check func() error) time.Duration {
 	t.Helper()
 	start := time.Now()

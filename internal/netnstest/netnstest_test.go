@@ -77,7 +77,7 @@ func TestDoReturnsTheThread(t *testing.T) {
 func TestProcessIsStoppedByPid(t *testing.T) {
 	Require(t, "sh")
 	n := New(t)
-	p := n.Start(t, "sh", "-c", "echo begun; trap 'echo told; exit 0' TERM; while :; do sleep 0.01; done")
+	p := n.Start(t, "sh", "-c", "trap 'echo told; exit 0' TERM; echo begun; while :; do sleep 0.01; done")
 	Eventually(t, time.Minute, func() error {
 		if !strings.Contains(p.Log(), "begun") {
 			return errors.New("nothing written")

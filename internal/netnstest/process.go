@@ -18,18 +18,18 @@ type Process struct {
 	Name string
 	cmd  *exec.Cmd
 	log  log
-	done chan struct{} // closed when it has ended
-	err  error         // how it ended; read after done
+	done chan struct{} // closed when the process has ended
+	err  error         // result of the process; read after done
 	stop sync.Once
 }
 
-// Start starts a program in the namespace. It is stopped when the test ends, and if the
-// test has failed by then the end of what it wrote is logged.
+// Start starts a program in the namespace. The end of the test stops it; if the
+// test has failed by then, the end of the program's output is logged.
 func (n *Namespace) Start(t testing.TB, name string, args ...string) *Process {
 	t.Helper()
 	p := &Process{Name: filepath.Base(name), cmd: exec.Command(name, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
-	// A group of its own: an interrupt at the terminal ends the test, which ends this.
+	// In a separate process group an interrupt at the terminal ends only the test, which ends this process.
 	p.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	if err := n.Do(p.cmd.Start); err != nil {
 		t.Fatalf("start %s in %s: %v", name, n.Name, err)
@@ -47,13 +47,13 @@ func (n *Namespace) Start(t testing.TB, name string, args ...string) *Process {
 	return p
 }
 
-// Pid is the process id.
+// Pid returns the process id.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
-// Log returns what the process has written so far.
+// Log returns the process's output so far.
 func (p *Process) Log() string { return p.log.tail(1 << 30) }
 
-// Running returns nil, or how the process ended.
+// Running returns nil while the process runs, and then its result.
 func (p *Process) Running() error {
 	select {
 	case <-p.done:
@@ -66,10 +66,10 @@ func (p *Process) Running() error {
 // Signal sends a signal to the process.
 func (p *Process) Signal(s unix.Signal) error { return p.cmd.Process.Signal(s) }
 
-// Stop asks the process to end, makes it after three seconds, and waits.
+// Stop sends SIGTERM, after three seconds SIGKILL, and waits.
 func (p *Process) Stop() {
 	p.stop.Do(func() {
-		_ = p.Signal(unix.SIGTERM) // an error means that it has ended already
+		_ = p.Signal(unix.SIGTERM) // an error means that the process has ended
 		select {
 		case <-p.done:
 		case <-time.After(3 * time.Second):
@@ -79,7 +79,7 @@ func (p *Process) Stop() {
 	})
 }
 
-// Kill ends the process without a chance to say goodbye, as a crash does.
+// Kill ends the process by SIGKILL, as a crash does.
 func (p *Process) Kill() {
 	p.stop.Do(func() {
 		_ = p.cmd.Process.Kill()
@@ -87,7 +87,7 @@ func (p *Process) Kill() {
 	})
 }
 
-// log keeps what a process writes.
+// log keeps a process's output.
 type log struct {
 	mu  sync.Mutex // guards buf
 	buf bytes.Buffer

@@ -1,4 +1,4 @@
-// Package netsetup gives the devices of a configuration their addresses, where nobody else does: in containers and labs.
+// Package netsetup sets the addresses of a configuration's devices in containers and labs, which have no other program for it.
 package netsetup
 
 import (
@@ -15,17 +15,29 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// Apply sets up the network namespace of the calling thread: loopbacks on lo, and on each sub-port's device the local address
-// of its sessions, point to point toward the peer; all of them up. With limit, a sub-port whose speed is configured sends no
-// faster than that, by a tbf qdisc. What is there already stays. The error joins everything that is wrong; what could be done is
-// done.
-func Apply(c *config.Config, limit bool) error {
+// Options are what Apply does in addition to addresses. The zero value adds nothing.
+type Options struct {
+	// Limit makes each sub-port with a configured speed send no faster than that, by a tbf qdisc.
+	Limit bool
+	// MatchIndex holds shell patterns (path.Match). Each device of a sub-port that matches one must be an end of a veth
+	// pair and gets the interface index of its far end. A device whose index changes loses its addresses first. It needs
+	// CAP_SYS_ADMIN.
+	MatchIndex []string
+}
+
+// Apply sets up the network namespace of the calling thread. It adds loopbacks to lo and the local address of its sessions to each
+// sub-port's device, point to point toward the peer, and sets all of them up. Existing settings stay. Apply continues after errors, and
+// returns all of them joined.
+func Apply(c *config.Config, o Options) error {
 	var errs []error
 	note := func(path string, err error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", path, err))
 		}
 	}
+	devices, err := matching(c, o.MatchIndex)
+	note("match-index", err)
+	note("match-index", matchIndexes(devices)) // first: a device that leaves the namespace loses its addresses
 	lo, err := up("lo")
 	note("lo", err)
 	for i, l := range c.Loopbacks {
@@ -35,7 +47,7 @@ func Apply(c *config.Config, limit bool) error {
 	}
 	for p := range c.Planes {
 		for k := range c.Planes[p].SubPorts {
-			note(fmt.Sprintf("planes[%d].sub_ports[%d]", p, k), subPort(&c.Planes[p].SubPorts[k], limit))
+			note(fmt.Sprintf("planes[%d].sub_ports[%d]", p, k), subPort(&c.Planes[p].SubPorts[k], o.Limit))
 		}
 	}
 	return errors.Join(errs...)
@@ -43,7 +55,7 @@ func Apply(c *config.Config, limit bool) error {
 
 func subPort(sp *config.SubPort, limit bool) error {
 	if sp.Netns != "" {
-		return fmt.Errorf("%s is in the network namespace %s; only those of this one can be set up", sp.Device, sp.Netns)
+		return fmt.Errorf("%s is in the network namespace %s; only devices of this namespace can be set up", sp.Device, sp.Netns)
 	}
 	link, err := up(sp.Device)
 	if err != nil {
@@ -52,10 +64,10 @@ func subPort(sp *config.SubPort, limit bool) error {
 	var errs []error
 	for i, s := range sp.Sessions {
 		if s.Unnumbered || s.Peer.IsLinkLocalUnicast() {
-			continue // the kernel's own link-local address will do
+			continue // the kernel's link-local address suffices
 		}
 		if !s.Local.IsValid() {
-			errs = append(errs, fmt.Errorf("sessions[%d] has no local address: write one", i))
+			errs = append(errs, fmt.Errorf("sessions[%d] has no local address: add local", i))
 			continue
 		}
 		errs = append(errs, add(link, netip.PrefixFrom(s.Local, s.Local.BitLen()), s.Peer))
@@ -66,7 +78,7 @@ func subPort(sp *config.SubPort, limit bool) error {
 	return errors.Join(errs...)
 }
 
-// up returns a device, set up.
+// up sets a device up and returns it.
 func up(device string) (netlink.Link, error) {
 	link, err := netlink.LinkByName(device)
 	if err != nil {
@@ -78,12 +90,12 @@ func up(device string) (netlink.Link, error) {
 	return link, nil
 }
 
-// add gives a device an address. One with a peer has a host route to it (ip address add LOCAL peer PEER), whatever the prefix is
-// that the other end has configured.
+// add adds an address to a device. An address with a peer has a host route to the peer (ip address add LOCAL peer PEER), whatever the prefix
+// at the other end.
 func add(link netlink.Link, local netip.Prefix, peer netip.Addr) error {
 	a := &netlink.Addr{IPNet: ipNet(local)}
 	if local.Addr().Is6() {
-		// Nobody else has an address of the fabric's plan: it need not wait a second for duplicate address detection (RFC 4862).
+		// The fabric's plan gives each address once, so duplicate address detection (RFC 4862) and its delay of a second are unnecessary.
 		a.Flags = unix.IFA_F_NODAD
 	}
 	if peer.IsValid() {
@@ -100,20 +112,20 @@ func ipNet(p netip.Prefix) *net.IPNet {
 }
 
 // A token bucket holds 10 ms of the rate, so that the kernel's timer tick does not slow the device down, and at least a large
-// packet; 50 ms wait for it.
+// packet; packets may wait for 50 ms.
 const (
 	leastBurst    = 64 << 10 // bytes
 	burstsASecond = 100
 	queuesASecond = 20
 )
 
-// shape has a device send no faster than a speed.
+// shape limits a device to a speed.
 func shape(link netlink.Link, speed fare.Bandwidth) error {
 	rate := uint64(speed) / 8
 	burst := max(rate/burstsASecond, leastBurst)
 	queue := rate/queuesASecond + burst
 	if queue > math.MaxUint32 {
-		return fmt.Errorf("%s: %s is more than a tbf qdisc can count; leave it without a limit", link.Attrs().Name, speed)
+		return fmt.Errorf("%s: %s exceeds the range of a tbf qdisc; use no limit", link.Attrs().Name, speed)
 	}
 	err := netlink.QdiscReplace(&netlink.Tbf{
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},

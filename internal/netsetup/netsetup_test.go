@@ -34,13 +34,13 @@ planes:
 `
 
 // apply applies a configuration inside a namespace.
-func apply(t *testing.T, n *netnstest.Namespace, text string, limit bool) error {
+func apply(t *testing.T, n *netnstest.Namespace, text string, o Options) error {
 	t.Helper()
 	c := parse(t, text)
-	return n.Do(func() error { return Apply(c, limit) })
+	return n.Do(func() error { return Apply(c, o) })
 }
 
-// TestApply: addresses, devices up, rates; a second time changes nothing, and what was there before stays.
+// TestApply checks addresses, devices and rates; a second call changes nothing, and earlier settings stay.
 func TestApply(t *testing.T) {
 	netnstest.Require(t, "tc", "ping")
 	a, b := netnstest.New(t), netnstest.New(t)
@@ -51,7 +51,7 @@ func TestApply(t *testing.T) {
 	a.IP("link", "set", "lo", "down")
 	a.IP("address", "add", "192.0.2.1/32", "dev", "lo")
 	for range 2 {
-		if err := apply(t, a, server, true); err != nil {
+		if err := apply(t, a, server, Options{Limit: true}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -75,7 +75,7 @@ func TestApply(t *testing.T) {
 	if strings.Contains(string(out), "tbf 1: dev p0.1") {
 		t.Errorf("a sub-port without a configured speed is limited:\n%s", out)
 	}
-	// The address is good for the peer, whatever prefix that has.
+	// The peer can reach the address, whatever its prefix.
 	if _, err := a.Output("ping", "-c", "1", "-W", "5", "10.1.1.3"); err != nil {
 		t.Error(err)
 	}
@@ -86,7 +86,7 @@ func TestApplyWithoutLimit(t *testing.T) {
 	a, b := netnstest.New(t), netnstest.New(t)
 	netnstest.Veth(t, a, "p0.0", b, "s1.0")
 	netnstest.Veth(t, a, "p0.1", b, "s1.1")
-	if err := apply(t, a, server, false); err != nil {
+	if err := apply(t, a, server, Options{}); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := a.Output("tc", "qdisc", "show"); err != nil || strings.Contains(string(out), "tbf") {
@@ -94,20 +94,20 @@ func TestApplyWithoutLimit(t *testing.T) {
 	}
 }
 
-// TestApplySaysAll: all errors at once, each with its place; what can be set up is set up.
+// TestApplySaysAll checks that all errors are returned at once, each with its place, and that all valid parts are set up.
 func TestApplySaysAll(t *testing.T) {
 	netnstest.Require(t)
 	a, b := netnstest.New(t), netnstest.New(t)
 	netnstest.Veth(t, a, "p0.0", b, "s1.0")
 	text := strings.Replace(server, "{peer: 10.1.1.3, local: 10.1.1.2}", "{peer: 10.1.1.3}", 1) + "      - {device: p0.2, netns: other, sessions: [{peer: 10.1.1.5}]}\n"
-	err := apply(t, a, text, false)
+	err := apply(t, a, text, Options{})
 	if err == nil {
 		t.Fatal("no error")
 	}
 	for _, want := range []string{
-		"planes[0].sub_ports[0]: sessions[0] has no local address: write one",
+		"planes[0].sub_ports[0]: sessions[0] has no local address: add local",
 		"planes[0].sub_ports[1]: p0.1: Link not found",
-		"planes[0].sub_ports[2]: p0.2 is in the network namespace other; only those of this one can be set up",
+		"planes[0].sub_ports[2]: p0.2 is in the network namespace other; only devices of this namespace can be set up",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error lacks %q:\n%v", want, err)

@@ -2,5 +2,5 @@
 
 package race
 
-// Enabled is true when the race detector watches.
+// Enabled is true if the race detector is enabled.
 const Enabled = false

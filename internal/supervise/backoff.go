@@ -2,15 +2,15 @@ package supervise
 
 import "time"
 
-// The pauses before a command is started again: none at first, then from firstPause, doubling, to lastPause, while it ends
-// sooner than healthy after its start.
+// The pauses before a command is started again: none at first, then from firstPause, doubling, to lastPause, while each run
+// is shorter than healthy.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 5 * time.Second
 	healthy    = time.Second
 )
 
-// backoff counts how often a command ended early in a row. The zero value is a command that never did.
+// backoff computes the pauses of a command. The zero value is a command without early ends.
 type backoff struct{ next time.Duration }
 
 // after returns the pause after a run of the given length.

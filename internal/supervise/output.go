@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// maxLine bounds what is kept of a line until its end comes; a longer one is written in parts.
+// maxLine limits the memory of an unfinished line; a longer line is written in parts.
 const maxLine = 64 << 10
 
 // output writes whole lines of several commands to one writer.
 type output struct {
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	to      io.Writer
-	err     error // of the first write that failed
+	err     error // of the first failed write
 	readers map[*os.File]bool
 
 	reading sync.WaitGroup
@@ -24,7 +24,7 @@ type output struct {
 
 func newOutput(to io.Writer) *output { return &output{to: to, readers: map[*os.File]bool{}} }
 
-// pipe returns what a command is to write to. Its lines get the name before them. It lasts until nobody has it open.
+// pipe returns the file for a command's output. Its lines are prefixed with the name. The pipe lasts until all its holders have closed it.
 func (o *output) pipe(name string) (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -56,7 +56,7 @@ func (o *output) copy(name string, r io.Reader) {
 	}
 }
 
-// line writes one line at once. A writer that fails loses lines, and the commands go on.
+// line writes one line at once. If the writer fails, lines are lost and the commands continue.
 func (o *output) line(name string, line []byte) {
 	text := append(append([]byte(name), ": "...), line...)
 	if text[len(text)-1] != '\n' {
@@ -69,7 +69,7 @@ func (o *output) line(name string, line []byte) {
 	}
 }
 
-// close reads what is left. A process that outlived its command and still holds a pipe is not waited for.
+// close reads the remaining output. It does not wait for a process that outlived its command and still holds a pipe.
 func (o *output) close() error {
 	o.mu.Lock()
 	for r := range o.readers {

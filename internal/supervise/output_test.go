@@ -28,7 +28,7 @@ func (s *safe) String() string {
 	return s.buf.String()
 }
 
-// TestOutputIsWholeLines: of two that write at the same time no line is torn, whatever the parts that it comes in.
+// TestOutputIsWholeLines checks that concurrent writers, in parts of any size, do not split each other's lines.
 func TestOutputIsWholeLines(t *testing.T) {
 	var to safe
 	o := newOutput(&to)
@@ -64,7 +64,7 @@ func TestOutputIsWholeLines(t *testing.T) {
 	}
 }
 
-// TestOutputEnds: a last line without an end gets one, and a line longer than the buffer comes in parts.
+// TestOutputEnds checks that an unfinished last line is completed, and that a line longer than the buffer comes in parts.
 func TestOutputEnds(t *testing.T) {
 	var to safe
 	o := newOutput(&to)
@@ -86,7 +86,7 @@ type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, os.ErrClosed }
 
-// TestOutputFails: a writer that fails is reported at the end, and blocks nobody who writes.
+// TestOutputFails checks that a failed writer is reported at the end, and blocks no command.
 func TestOutputFails(t *testing.T) {
 	o := newOutput(full{})
 	w, err := o.pipe("c")
@@ -104,7 +104,7 @@ func TestOutputFails(t *testing.T) {
 	}
 }
 
-// TestOutputDoesNotWaitForStrangers: a pipe that somebody still holds does not keep close from ending.
+// TestOutputDoesNotWaitForStrangers checks that a pipe that another process still holds does not block close.
 func TestOutputDoesNotWaitForStrangers(t *testing.T) {
 	var to safe
 	o := newOutput(&to)

@@ -1,9 +1,9 @@
-// Package supervise keeps commands running: it is what PID 1 of a container does whose network devices must outlive the
-// processes that use them. A container's network namespace lives as long as its PID 1, and cables that were put into it
-// (veth pairs) die with it.
+// Package supervise keeps commands running. It serves as PID 1 of a container whose network devices must outlive the
+// processes that use them: a container's network namespace exists as long as its PID 1, and cables in it
+// (veth pairs) are deleted with it.
 //
-// One goroutine starts and reaps, so that no end can be missed: every child of this process is waited for, an orphan that was
-// left to it too. Nothing else in the process may start processes meanwhile.
+// One goroutine starts and reaps, so that no end is missed. It waits for every child of this process, including adopted
+// orphans. No other part of the process may start processes meanwhile.
 package supervise
 
 import (
@@ -18,53 +18,53 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is a program that is to run all the time.
+// Command is a program to keep running.
 type Command struct {
-	// Name stands before each line of its output.
+	// Name prefixes each line of the command's output.
 	Name string
-	// Path of the program, and what it is started with, its own name first.
+	// Path is the program, and Args its arguments, beginning with its name.
 	Path string
 	Args []string
 }
 
-// Config says what to supervise.
+// Config describes the commands to supervise.
 type Config struct {
 	Commands []Command
-	// Output of the commands, standard output and error alike, line by line.
+	// Output receives standard output and standard error of the commands, line by line.
 	Output io.Writer
-	// Log of starts and ends.
+	// Log receives starts and ends.
 	Log *slog.Logger
-	// Grace is how long commands may take to end after SIGTERM, before SIGKILL. 0: DefaultGrace.
+	// Grace is the time between SIGTERM and SIGKILL. 0 means DefaultGrace.
 	Grace time.Duration
 }
 
-// DefaultGrace is shorter than the 10 s that `docker stop` gives PID 1.
+// DefaultGrace is shorter than the 10 s that `docker stop` grants PID 1.
 const DefaultGrace = 8 * time.Second
 
 // child is a command and the process that runs it.
 type child struct {
 	Command
-	process *os.Process // nil: none runs
+	process *os.Process // nil if none runs
 	started time.Time
 	pause   backoff
-	due     time.Time // when to start it again; meaningful while none runs
+	due     time.Time // time of the next start; meaningful if no process runs
 }
 
 type supervisor struct {
 	Config
 	children []*child
 	output   *output
-	ending   bool // nothing starts again
+	ending   bool // start no further process
 }
 
-// Run starts the commands and starts again what ends, until ctx is done: at once the first time, then ever later while it
-// keeps ending early. Then every command gets SIGTERM, and Run returns when all have ended. SIGHUP is passed on. Commands run
-// in process groups of their own, so that a terminal's Ctrl-C reaches them once: from here.
+// Run starts the commands, and restarts commands that end, until ctx is done. The first restart is immediate; pauses then grow while a command
+// keeps ending early. When ctx is done every command gets SIGTERM, and Run returns when all have ended. SIGHUP is passed on. Commands run
+// in separate process groups, so that a terminal's Ctrl-C reaches them once: from this process.
 func Run(ctx context.Context, config Config) error {
 	if config.Grace == 0 {
 		config.Grace = DefaultGrace
 	}
-	// As PID 1 orphans come here anyway; as another process only so.
+	// PID 1 adopts orphans in any case; another process only as a subreaper.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the reaper of orphans: %w", err)
 	}
@@ -72,7 +72,7 @@ func Run(ctx context.Context, config Config) error {
 	for _, c := range config.Commands {
 		s.children = append(s.children, &child{Command: c})
 	}
-	// A buffer of one each: a signal that has been noted is not noted twice.
+	// A buffer of one each suffices: a pending signal need not be queued twice.
 	ended, hangup := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(ended, unix.SIGCHLD)
 	defer signal.Stop(ended)
@@ -83,7 +83,7 @@ func Run(ctx context.Context, config Config) error {
 	return s.output.close()
 }
 
-// keep starts what does not run, until ctx is done.
+// keep starts commands that do not run, until ctx is done.
 func (s *supervisor) keep(ctx context.Context, ended, hangup <-chan os.Signal) {
 	wake := time.NewTimer(0)
 	defer wake.Stop()
@@ -114,7 +114,7 @@ func (s *supervisor) keep(ctx context.Context, ended, hangup <-chan os.Signal) {
 	}
 }
 
-// start starts a command. One that cannot be started has ended early.
+// start starts a command. A failed start counts as an early end.
 func (s *supervisor) start(c *child) {
 	c.started = time.Now()
 	err := s.spawn(c)
@@ -143,7 +143,7 @@ func (s *supervisor) spawn(c *child) error {
 	return err
 }
 
-// reap waits for everything that has ended. It is for the goroutine that starts: a process that ends at once is known here.
+// reap waits for all ended processes. The goroutine that starts processes calls it, so a process that ends at once is already known.
 func (s *supervisor) reap() {
 	for {
 		var status unix.WaitStatus
@@ -152,7 +152,7 @@ func (s *supervisor) reap() {
 			continue
 		}
 		if err != nil || pid <= 0 {
-			return // none left, or none that has ended
+			return // no child left, or no ended child
 		}
 		for _, c := range s.children {
 			if c.process == nil || c.process.Pid != pid {
@@ -173,7 +173,7 @@ func (s *supervisor) reap() {
 	}
 }
 
-// how says how a process ended.
+// how describes the end of a process.
 func how(s unix.WaitStatus) string {
 	if s.Signaled() {
 		return unix.SignalName(s.Signal())
@@ -186,13 +186,13 @@ func (s *supervisor) signal(sig unix.Signal) (running bool) {
 	for _, c := range s.children {
 		if c.process != nil {
 			running = true
-			_ = unix.Kill(-c.process.Pid, sig) // one that has just ended is reaped next
+			_ = unix.Kill(-c.process.Pid, sig) // a process that has just ended is reaped next
 		}
 	}
 	return running
 }
 
-// end has all commands end.
+// end stops all commands.
 func (s *supervisor) end(ended <-chan os.Signal) {
 	s.ending = true
 	grace := time.NewTimer(s.Grace)
@@ -202,7 +202,7 @@ func (s *supervisor) end(ended <-chan os.Signal) {
 		case <-ended:
 			s.reap()
 		case <-grace.C:
-			s.Log.Warn("not all have ended in time: killing", "grace", s.Grace)
+			s.Log.Warn("killing the commands that have not ended in time", "grace", s.Grace)
 			s.signal(unix.SIGKILL)
 		}
 		running = false

@@ -20,8 +20,8 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// asSupervisor makes the test binary a supervisor of the shell commands in its arguments: it reaps everything, so it needs a
-// process of its own.
+// asSupervisor makes the test binary a supervisor of the shell commands in its arguments. A supervisor reaps every child, so it needs a
+// separate process.
 const asSupervisor = "FARED_TEST_SUPERVISE"
 
 func TestMain(m *testing.M) {
@@ -40,10 +40,10 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// limit is how long a test waits for what must come.
+// limit bounds a test's wait for an expected event.
 const limit = 30 * time.Second
 
-// run is a supervisor in a process of its own.
+// run is a supervisor in a separate process.
 type run struct {
 	t     *testing.T
 	cmd   *exec.Cmd
@@ -85,7 +85,7 @@ func startAs(t *testing.T, attr *unix.SysProcAttr, scripts ...string) *run {
 		if r.cmd.ProcessState != nil {
 			return
 		}
-		// A test that failed: the supervisor knows best what it has started.
+		// After a failed test, let the supervisor end its processes, because it has the complete list.
 		_ = r.cmd.Process.Signal(unix.SIGCONT)
 		_ = r.cmd.Process.Signal(unix.SIGTERM)
 		after := time.AfterFunc(limit, func() { _ = r.cmd.Process.Kill() })
@@ -95,7 +95,7 @@ func startAs(t *testing.T, attr *unix.SysProcAttr, scripts ...string) *run {
 	return r
 }
 
-// until returns what follows a text in the first line that has it and was not returned before: commands write side by side.
+// until returns the text after the given text in the first line that has it and was not returned before, because commands write concurrently.
 func (r *run) until(text string) string {
 	r.t.Helper()
 	deadline := time.After(limit)
@@ -135,14 +135,14 @@ func (r *run) signal(pid int, sig unix.Signal) {
 	}
 }
 
-// end asks the supervisor to end and waits for that.
+// end stops the supervisor and waits for it.
 func (r *run) end() {
 	r.t.Helper()
 	r.signal(r.cmd.Process.Pid, unix.SIGTERM)
 	r.wait()
 }
 
-// wait reads to the end of the output, which comes when the supervisor has ended and nobody else holds it.
+// wait reads to the end of the output, which comes when the supervisor and all other holders of the pipe have ended.
 func (r *run) wait() {
 	r.t.Helper()
 	for deadline := time.After(limit); ; {
@@ -164,7 +164,7 @@ func (r *run) wait() {
 
 func (r *run) count(text string) int { return strings.Count(strings.Join(r.seen, "\n"), text) }
 
-// gone waits until there is no process any more, not even a zombie.
+// gone waits until the process does not exist, not even as a zombie.
 func gone(t *testing.T, pid int) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); unix.Kill(pid, 0) == nil; time.Sleep(time.Millisecond) {
@@ -177,7 +177,7 @@ func gone(t *testing.T, pid int) {
 // forever prints its process ID, and runs until SIGTERM.
 const forever = "trap 'exit 0' TERM; echo pid $$; while :; do sleep 0.01; done"
 
-// TestKilledStartsAgain: a command that is killed runs again as another process, the others stay.
+// TestKilledStartsAgain checks that a killed command runs again as another process, and that the others are not restarted.
 func TestKilledStartsAgain(t *testing.T) {
 	r := start(t, forever, "echo once; exec sleep 1000")
 	first := r.pid("c0: pid ")
@@ -199,7 +199,7 @@ func TestKilledStartsAgain(t *testing.T) {
 	}
 }
 
-// TestFrozenSupervisor: what dies while the supervisor is stopped starts as soon as it continues. So a lab crashes a node.
+// TestFrozenSupervisor checks that a process that dies while the supervisor is stopped is restarted as soon as the supervisor continues. A lab crashes a node in this way.
 func TestFrozenSupervisor(t *testing.T) {
 	r := start(t, forever, forever)
 	a, b := r.pid("c0: pid "), r.pid("c1: pid ")
@@ -218,7 +218,7 @@ func TestFrozenSupervisor(t *testing.T) {
 	r.end()
 }
 
-// dead waits until a process is a zombie, or gone.
+// dead waits until a process is a zombie, or does not exist.
 func dead(t *testing.T, pid int) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
@@ -235,7 +235,7 @@ func dead(t *testing.T, pid int) {
 	}
 }
 
-// TestOrphansAreReaped: a grandchild whose parent has ended is waited for, and counts as nobody's command.
+// TestOrphansAreReaped checks that an orphaned grandchild is reaped, and does not count as a command.
 func TestOrphansAreReaped(t *testing.T) {
 	r := start(t, "sleep 0.2 & echo orphan $!; echo pid $$; wait; exec sleep 1000", "(sleep 0.01 & echo left $!); exec sleep 1000")
 	left := r.pid("c1: left ")
@@ -247,7 +247,7 @@ func TestOrphansAreReaped(t *testing.T) {
 	r.end()
 }
 
-// TestEndsInOrder: SIGTERM lets a command finish; one that does not want to is killed; nothing starts again.
+// TestEndsInOrder checks that SIGTERM lets a command finish, that a command that ignores it is killed, and that none is restarted.
 func TestEndsInOrder(t *testing.T) {
 	r := start(t, "trap 'echo done; exit 3' TERM; echo ready; while :; do sleep 0.01; done", "trap '' TERM; echo pid $$; while :; do sleep 0.01; done")
 	r.until("c0: ready")
@@ -262,7 +262,7 @@ func TestEndsInOrder(t *testing.T) {
 	}
 }
 
-// TestHangupIsPassedOn: a command hears SIGHUP and goes on; the supervisor too.
+// TestHangupIsPassedOn checks that a command receives SIGHUP, and that it and the supervisor continue.
 func TestHangupIsPassedOn(t *testing.T) {
 	r := start(t, "trap 'echo again' HUP; trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done")
 	r.until("c0: ready")
@@ -276,7 +276,7 @@ func TestHangupIsPassedOn(t *testing.T) {
 	}
 }
 
-// TestEndWhileWaiting: a command that keeps ending does not keep the supervisor from ending, whatever the pause.
+// TestEndWhileWaiting checks that a command that keeps ending does not prevent the supervisor's end, whatever the pause.
 func TestEndWhileWaiting(t *testing.T) {
 	r := start(t, "echo up; exit 7")
 	for range 4 {
@@ -288,7 +288,7 @@ func TestEndWhileWaiting(t *testing.T) {
 	}
 }
 
-// TestCannotStart: a program that is not there is tried again, and said.
+// TestCannotStart checks that the start of a missing program is retried and logged.
 func TestCannotStart(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -315,7 +315,7 @@ func TestCannotStart(t *testing.T) {
 	}
 }
 
-// TestAsPID1: in a PID namespace of its own, where signals without a handler do nothing and everything dies with PID 1.
+// TestAsPID1 runs the supervisor in a separate PID namespace, where signals without a handler have no effect and all processes end with PID 1.
 func TestAsPID1(t *testing.T) {
 	if os.Geteuid() != 0 {
 		netnstest.Lacks(t, "a PID namespace needs root")

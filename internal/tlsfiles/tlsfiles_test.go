@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// issue writes a certificate and its key, signed by parent (nil: by itself), and returns them.
+// issue writes a certificate and its key, signed by parent (nil means self-signed), and returns them.
 func issue(t *testing.T, dir, name string, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -1,5 +1,5 @@
-// Package unixsocket makes listening unix sockets that never have a wrong mode or owner, replace only what nobody serves,
-// and are removed by the process that made them alone.
+// Package unixsocket makes listening unix sockets that have the right mode and owner at any time, replace only unserved sockets,
+// and are removed only by the process that made them.
 package unixsocket
 
 import (
@@ -23,21 +23,21 @@ const DefaultMode os.FileMode = 0o660
 // maxPath is sockaddr_un.sun_path without its terminating zero.
 const maxPath = 107
 
-// InUseError says that another process serves the socket.
+// InUseError reports that another process serves the socket.
 type InUseError struct{ Path, Setting string }
 
 func (e *InUseError) Error() string {
-	return fmt.Sprintf("%s is served by another fared: stop that one, or give this one another %s", e.Path, e.Setting)
+	return fmt.Sprintf("%s is served by another fared: stop the other fared, or use another %s", e.Path, e.Setting)
 }
 
-// Config says which socket to make.
+// Config describes a socket.
 type Config struct {
 	Path string
-	// Mode of the socket; 0: DefaultMode.
+	// Mode of the socket; 0 means DefaultMode.
 	Mode os.FileMode
-	// Owner is "user", "user:group" or ":group", each a name or a number; empty: the process's.
+	// Owner is "user", "user:group" or ":group", each a name or a number; empty means the process's user and group.
 	Owner string
-	// Setting is how errors call what Path comes from, "api.socket" or "--socket".
+	// Setting is the source of Path in errors, "api.socket" or "--socket".
 	Setting string
 }
 
@@ -48,11 +48,11 @@ type Listener struct {
 	lock *os.File
 }
 
-// Listen makes the socket. A lock beside it (PATH.lock, which stays behind) decides between processes that start at once;
-// the kernel drops it with its process. A socket file is replaced only when nobody answers there; the error is an
-// *InUseError when somebody does.
+// Listen makes the socket, and its directory (0755) if it is missing. A lock file next to it (PATH.lock, which is never removed) decides between processes that start at once;
+// the kernel releases the lock with its process. Listen replaces a socket file only if no process answers there; otherwise the error is an
+// *InUseError.
 //
-// The socket is made in a private directory and renamed, so that at its path it never has another mode or owner.
+// The socket is made in a private directory and renamed, so that it never has another mode or owner at its path.
 func Listen(c Config, log *slog.Logger) (_ *Listener, err error) {
 	if len(c.Path) > maxPath {
 		return nil, fmt.Errorf("%s is too long for a socket (%d bytes, at most %d): use a shorter %s", c.Path, len(c.Path), maxPath, c.Setting)
@@ -76,11 +76,11 @@ func Listen(c Config, log *slog.Logger) (_ *Listener, err error) {
 	if stale, err := c.checkStale(); err != nil {
 		return nil, err
 	} else if stale {
-		log.Info("replacing a socket that nobody serves", "socket", c.Path)
+		log.Info("replacing a socket without a server", "socket", c.Path)
 	}
 	dir, err := os.MkdirTemp(filepath.Dir(c.Path), ".fared-")
 	if err != nil {
-		return nil, fmt.Errorf("make a socket beside %s: %w", c.Path, err)
+		return nil, fmt.Errorf("make a socket next to %s: %w", c.Path, err)
 	}
 	defer os.RemoveAll(dir)
 	temp := filepath.Join(dir, "s")
@@ -102,7 +102,7 @@ func Listen(c Config, log *slog.Logger) (_ *Listener, err error) {
 	}
 	if uid >= 0 || gid >= 0 {
 		if err := os.Chown(temp, uid, gid); err != nil {
-			return nil, fmt.Errorf("give %s to %s: %w: run as root, or as a member of that group", c.Path, c.Owner, err)
+			return nil, fmt.Errorf("change the owner of %s to %s: %w: run as root, or as a member of that group", c.Path, c.Owner, err)
 		}
 	}
 	if err := os.Rename(temp, c.Path); err != nil {
@@ -111,7 +111,7 @@ func Listen(c Config, log *slog.Logger) (_ *Listener, err error) {
 	return &Listener{UnixListener: l, path: c.Path, lock: lock}, nil
 }
 
-// Close stops listening and removes the socket; the lock proves that it is ours. Closing twice is no error.
+// Close stops listening and removes the socket; holding the lock proves ownership. A second Close is no error.
 func (s *Listener) Close() error {
 	err := s.UnixListener.Close()
 	if errors.Is(err, net.ErrClosed) {
@@ -124,9 +124,13 @@ func (s *Listener) Close() error {
 }
 
 func (c *Config) lock() (*os.File, error) {
+	// Outside of a systemd unit (RuntimeDirectory=) no other program makes the runtime directory.
+	if err := os.MkdirAll(filepath.Dir(c.Path), 0o755); err != nil {
+		return nil, fmt.Errorf("make the directory of %s: %w: run as root, or use another %s", c.Path, err, c.Setting)
+	}
 	lock, err := os.OpenFile(c.Path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("lock %s: %w: its directory must exist and be writable (RuntimeDirectory= in a systemd unit)", c.Path, err)
+		return nil, fmt.Errorf("lock %s: %w: its directory must be writable (RuntimeDirectory= in a systemd unit)", c.Path, err)
 	}
 	for {
 		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -144,17 +148,17 @@ func (c *Config) lock() (*os.File, error) {
 	return lock, nil
 }
 
-// checkStale tells whether a socket that nobody serves is in the way. Anything else in the way is an error.
+// checkStale reports whether an unserved socket is at the path. Any other file there is an error.
 func (c *Config) checkStale() (bool, error) {
 	info, err := os.Lstat(c.Path)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look at %s: %w", c.Path, err)
+		return false, fmt.Errorf("inspect %s: %w", c.Path, err)
 	}
 	if info.Mode().Type() != os.ModeSocket {
-		return false, fmt.Errorf("%s exists and is no socket: move it away, or use another %s", c.Path, c.Setting)
+		return false, fmt.Errorf("%s exists and is not a socket: move it away, or use another %s", c.Path, c.Setting)
 	}
 	conn, err := net.DialTimeout("unix", c.Path, time.Second)
 	switch {
@@ -163,13 +167,13 @@ func (c *Config) checkStale() (bool, error) {
 		return false, &InUseError{c.Path, c.Setting}
 	case errors.Is(err, unix.ECONNREFUSED):
 		return true, nil
-	case errors.Is(err, unix.EAGAIN), os.IsTimeout(err): // somebody listens, and is busy
+	case errors.Is(err, unix.EAGAIN), os.IsTimeout(err): // a process listens, and is busy
 		return false, &InUseError{c.Path, c.Setting}
 	}
-	return false, fmt.Errorf("find out who serves %s: %w: remove it if nobody does", c.Path, err)
+	return false, fmt.Errorf("find the server of %s: %w: remove the socket if it has none", c.Path, err)
 }
 
-// parseOwner reads "user", "user:group" or ":group", each a name or a number; -1 for what is not given.
+// parseOwner reads "user", "user:group" or ":group", each a name or a number, and returns -1 for an absent part.
 func parseOwner(owner string) (uid, gid int, err error) {
 	name, group, _ := strings.Cut(owner, ":")
 	uid, err = lookup(name, "user", func(s string) (string, error) {

@@ -55,6 +55,24 @@ func TestModeAndOwner(t *testing.T) {
 	}
 }
 
+// TestMissingDirectory checks that a missing directory is made, and that an error names its setting.
+func TestMissingDirectory(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Listen(Config{Path: filepath.Join(dir, "run", "fared", "s"), Setting: "--socket"}, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(Config{Path: filepath.Join(dir, "file", "s"), Setting: "api.socket"}, quiet()); err == nil || !strings.Contains(err.Error(), "make the directory of "+dir) || !strings.Contains(err.Error(), "another api.socket") {
+		t.Errorf("a file in the place of the directory: %v", err)
+	}
+}
+
 func TestInTheWay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	c := Config{Path: path, Setting: "--socket"}
@@ -67,7 +85,7 @@ func TestInTheWay(t *testing.T) {
 		t.Errorf("a socket that is served: %v", err)
 	}
 	l.Close()
-	// Served by a process that takes no lock.
+	// A process without the lock serves the socket.
 	foreign, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +103,7 @@ func TestInTheWay(t *testing.T) {
 	if err := os.WriteFile(path, []byte("keep me"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Listen(c, quiet()); err == nil || !strings.Contains(err.Error(), "is no socket") {
+	if _, err := Listen(c, quiet()); err == nil || !strings.Contains(err.Error(), "is not a socket") {
 		t.Errorf("a file in the way: %v", err)
 	}
 	if _, err := Listen(Config{Path: path + strings.Repeat("x", 200), Setting: "--socket"}, quiet()); err == nil || !strings.Contains(err.Error(), "too long") {

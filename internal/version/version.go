@@ -1,9 +1,9 @@
-// Package version knows which fared this is.
+// Package version has the version of this program.
 package version
 
 import "runtime/debug"
 
-// version is set by the linker (-X); builds without it say what the Go module system knows.
+// version is set by the linker (-X); otherwise String uses the version that the Go toolchain recorded.
 var version string
 
 // String returns the version, "v0.1.0" or "devel".

@@ -1,0 +1,50 @@
+// Package linkpoll decides when to ask the kernel for the carriers of network devices instead of waiting for its events.
+//
+// Linux announces a lost carrier late: net/core/link_watch.c handles the events of all devices of the machine at most once a second,
+// except urgent ones. The loss of carrier of a device whose ifindex equals its iflink, as in every physical NIC, is not urgent. So
+// when two cables of a port are cut together, the kernel announces the first at once and the second up to a second later.
+// RTM_GETLINK reports IFF_LOWER_UP (netif_carrier_ok) without that delay. Since Linux 6.8 it also handles the device's pending event
+// (linkwatch_sync_dev), so that the kernel itself and every other listener act on it. Before Linux 6.8 only the answer is prompt.
+package linkpoll
+
+import "time"
+
+const (
+	// Window is the time for which a Schedule polls quickly after its last Start: the second by which the kernel may delay an event (HZ in
+	// linkwatch_schedule_work), and a tenth for timer ticks.
+	Window = 1100 * time.Millisecond
+	// Period is the shortest interval of polls within Window, Idle at other times. Idle polls are necessary because the event that delays all others may
+	// belong to another device in another network namespace, so that this process is not notified.
+	Period = 5 * time.Millisecond
+	Idle   = 20 * time.Millisecond
+	// A poll begins this many times the previous one's duration after its end, if that is longer: polls take at most a fifth of one
+	// processor within Window, and at most a hundredth at other times.
+	share, shareIdle = 4, 99
+	// MostPeriod and MostIdle bound that: on a busy machine a poll takes long because it waits, not because it uses the processor.
+	MostPeriod = 20 * time.Millisecond
+	MostIdle   = 60 * time.Millisecond
+)
+
+// Schedule decides when to poll. The zero value never polls; Start begins. It is not safe for concurrent use.
+type Schedule struct {
+	until, next time.Time
+}
+
+// Start makes a poll due now, further polls every Period until Window has passed, then every Idle. Call it when a carrier may have changed: after a link event of any
+// device, a closed BGP session, or a failed BFD session.
+func (s *Schedule) Start(now time.Time) { s.until, s.next = now.Add(Window), now }
+
+// Next returns the time of the next poll; the zero time, before Start, means never.
+func (s *Schedule) Next() time.Time { return s.next }
+
+// Due reports whether a poll is due.
+func (s *Schedule) Due(now time.Time) bool { return !s.next.IsZero() && !now.Before(s.next) }
+
+// Done schedules the next poll after one that lasted from start to now.
+func (s *Schedule) Done(start, now time.Time) {
+	if now.Before(s.until) {
+		s.next = now.Add(min(MostPeriod, max(Period, share*now.Sub(start))))
+	} else {
+		s.next = now.Add(min(MostIdle, max(Idle, shareIdle*now.Sub(start))))
+	}
+}

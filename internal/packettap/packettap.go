@@ -1,0 +1,119 @@
+// Package packettap counts packets of one UDP destination port at a device of a test's network namespace, by source port.
+// The kernel counts, so that no packet is missed at any rate.
+package packettap
+
+import (
+	"encoding/binary"
+	"net"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// Tap counts every UDP packet to one port that arrives at a device, over IPv4 without options or IPv6. All other packets pass uncounted.
+type Tap struct {
+	counts *ebpf.Map
+	link   link.Link
+}
+
+// Verdict decides whether a counted packet continues.
+type Verdict int32
+
+// Verdicts, with the kernel's numbers (TCX_NEXT and TCX_DROP in linux/bpf.h).
+const (
+	// Pass lets the packet continue.
+	Pass Verdict = -1
+	// End drops the packet, for tests that do not depend on the node's next step.
+	End Verdict = 2
+)
+
+// ports is the number of counters of a tap: one for each UDP source port.
+const ports = 1 << 16
+
+// New counts at a device until the test ends.
+func New(t testing.TB, n *netnstest.Namespace, device string, port uint16, verdict Verdict) *Tap {
+	t.Helper()
+	counts, err := ebpf.NewMap(&ebpf.MapSpec{Name: "arrivals", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: ports, Flags: mmapable})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { counts.Close() })
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "count", Type: ebpf.SchedCLS, License: "GPL", Instructions: counting(counts, port, verdict)})
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	defer program.Close() // the link holds a reference
+	x := &Tap{counts: counts}
+	err = n.Do(func() error {
+		dev, err := net.InterfaceByName(device)
+		if err != nil {
+			return err
+		}
+		x.link, err = link.AttachTCX(link.TCXOptions{Interface: dev.Index, Program: program, Attach: ebpf.AttachTCXIngress})
+		return err
+	})
+	if err != nil {
+		t.Fatalf("tap on %s: %v", device, err)
+	}
+	t.Cleanup(func() { x.link.Close() })
+	return x
+}
+
+// mmapable allows one read of all counters.
+const mmapable = 1 << 10
+
+// counting is the tap's program: a UDP packet to the port increments its source port's counter and gets the verdict.
+func counting(counts *ebpf.Map, port uint16, verdict Verdict) asm.Instructions {
+	load := func(offset, size int32) asm.Instructions {
+		return asm.Instructions{
+			asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Imm(asm.R2, offset), asm.Mov.Reg(asm.R3, asm.RFP), asm.Add.Imm(asm.R3, -8),
+			asm.Mov.Imm(asm.R4, size), asm.FnSkbLoadBytes.Call(), asm.JNE.Imm(asm.R0, 0, "pass"),
+		}
+	}
+	family := func(protocol, transport int32, label string) (code asm.Instructions) {
+		code = load(protocol, 1)
+		code[0] = code[0].WithSymbol(label)
+		code = append(code, asm.LoadMem(asm.R1, asm.RFP, -8, asm.Byte), asm.JNE.Imm(asm.R1, 17, "pass"))
+		code = append(code, load(transport, 4)...)
+		return append(code, asm.Ja.Label("count"))
+	}
+	code := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1)}
+	code = append(code, load(12, 2)...)
+	code = append(code,
+		asm.LoadMem(asm.R1, asm.RFP, -8, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half),
+		asm.JEq.Imm(asm.R1, 0x0800, "v4"), asm.JEq.Imm(asm.R1, 0x86dd, "v6"), asm.Ja.Label("pass"))
+	code = append(code, family(14+9, 14+20, "v4")...)
+	code = append(code, family(14+6, 14+40, "v6")...)
+	return append(code,
+		asm.LoadMem(asm.R1, asm.RFP, -6, asm.Half).WithSymbol("count"), asm.HostTo(asm.BE, asm.R1, asm.Half),
+		asm.JNE.Imm(asm.R1, int32(port), "pass"),
+		asm.LoadMem(asm.R1, asm.RFP, -8, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half),
+		asm.StoreMem(asm.RFP, -12, asm.R1, asm.Word),
+		asm.LoadMapPtr(asm.R1, counts.FD()), asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -12), asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "pass"),
+		asm.Mov.Imm(asm.R1, 1), asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+		asm.Mov.Imm(asm.R0, int32(verdict)), asm.Return(),
+		asm.Mov.Imm(asm.R0, int32(Pass)).WithSymbol("pass"), asm.Return())
+}
+
+// Read returns all counters, by source port.
+func (x *Tap) Read(t testing.TB) []uint64 {
+	t.Helper()
+	mapped, err := x.counts.Memory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw := make([]byte, 8*ports)
+	if _, err := mapped.ReadAt(raw, 0); err != nil {
+		t.Fatal(err)
+	}
+	out := make([]uint64, ports)
+	for port := range out {
+		out[port] = binary.NativeEndian.Uint64(raw[8*port:])
+	}
+	return out
+}

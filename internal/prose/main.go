@@ -1,0 +1,76 @@
+// Command prose counts habits of language in comments and documents, and fails when one is more frequent than its limit.
+//
+//	go run ./internal/prose [-list WORD] [PATH]...
+//
+// It reads the comments of Go files that are neither tests nor generated, the comments of protobuf files, and Markdown without code, of the files that
+// git knows under the paths (default: the whole repository). Limits are occurrences per 1,000 words of the whole; with paths the table is shown without
+// judgment. -list prints each place of a habit.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+)
+
+func main() {
+	list := flag.String("list", "", "print each `habit`'s places: "+names())
+	flag.Usage = func() {
+		fmt.Fprintln(os.Stderr, "usage: prose [-list HABIT] [PATH]...")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if *list != "" && habitNamed(*list) == nil {
+		fmt.Fprintf(os.Stderr, "prose: no habit %q: %s\n", *list, names())
+		os.Exit(2)
+	}
+	texts, err := read(flag.Args())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "prose:", err)
+		os.Exit(2)
+	}
+	if *list != "" {
+		for _, text := range texts {
+			for _, place := range habitNamed(*list).places(text) {
+				fmt.Println(place)
+			}
+		}
+		return
+	}
+	if !report(os.Stdout, texts, flag.NArg() == 0) {
+		os.Exit(1)
+	}
+}
+
+// read returns the prose of the files that git knows under paths.
+func read(paths []string) ([]text, error) {
+	out, err := exec.Command("git", append([]string{"ls-files", "-co", "--exclude-standard", "--"}, paths...)...).Output()
+	if err != nil {
+		return nil, fmt.Errorf("git ls-files: %w", err)
+	}
+	var texts []text
+	for _, file := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		extract := extractorOf(file)
+		if extract == nil {
+			continue
+		}
+		content, err := os.ReadFile(file)
+		if os.IsNotExist(err) {
+			continue // removed, and not committed yet
+		}
+		if err != nil {
+			return nil, err
+		}
+		lines, err := extract(content)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		texts = append(texts, text{file, lines})
+	}
+	if len(texts) == 0 {
+		return nil, fmt.Errorf("no prose in %s", strings.Join(paths, " "))
+	}
+	return texts, nil
+}
