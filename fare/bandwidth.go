@@ -7,15 +7,14 @@ import (
 	"strings"
 )
 
-// Bandwidth is a data rate in bit/s, 0 to [MaxBandwidth]. The zero value is a
-// rate of nothing; on a route it is a valid value ("this path is in
-// maintenance") and not the same as a route that says nothing (see
-// [Advertised]).
+// Bandwidth is a data rate in bit/s, from 0 to [MaxBandwidth]. The zero value
+// is a rate of 0 bit/s. On a route it is a valid value ("this path is in
+// maintenance") and differs from a route without a value (see [Advertised]).
 type Bandwidth uint64
 
-// MaxBandwidth is the highest rate the package computes with, 2^53 bit/s
-// (about 9 Pbit/s): every rate up to it is exact as a float64, and sums and
-// products of a few of them fit where they are formed.
+// MaxBandwidth is the highest rate the package computes with, 2^53 bit/s (about
+// 9 Pbit/s). Every rate up to it is exact as a float64, and the sums and
+// products that the package forms fit 64 bits or are computed in 128.
 const MaxBandwidth Bandwidth = 1 << 53
 
 // Decimal multiples of one bit/s. Rates of links are powers of ten, never of
@@ -28,21 +27,22 @@ const (
 	Petabit Bandwidth = 1e15
 )
 
-// ErrBandwidth is what every error of [ParseBandwidth] wraps.
+// ErrBandwidth is wrapped by every error of [ParseBandwidth].
 var ErrBandwidth = errors.New("write a number of bit/s with an optional unit, such as 400G, 1.6T, 8Mbit/s or 800000000000")
 
-// bandwidthUnits go from the largest to the smallest; the last one has no
-// letter.
+// bandwidthUnits are sorted from the largest to the smallest; the last one has
+// no letter.
 var bandwidthUnits = [...]struct {
 	letter string
 	digits int // power of ten
 }{{"P", 15}, {"T", 12}, {"G", 9}, {"M", 6}, {"k", 3}, {"", 0}}
 
-// ParseBandwidth reads a rate: a decimal number, an optional unit letter (k or
+// ParseBandwidth parses a rate: a decimal number, an optional unit letter (k or
 // K, M, G, T, P; powers of ten) and an optional "bps" or "bit/s", as in 400G,
 // 400Gbps, 1.6T, 8Mbit/s or 800000000000. It is exact: a rate that is not a
-// whole number of bit/s, negative or above [MaxBandwidth] is an error that
-// wraps [ErrBandwidth]. Bytes ("GB/s") and powers of two ("Gi") are refused.
+// whole number of bit/s, is negative or exceeds [MaxBandwidth] returns an error
+// that wraps [ErrBandwidth]. Bytes ("GB/s") and powers of two ("Gi") are
+// refused.
 func ParseBandwidth(s string) (Bandwidth, error) {
 	refuse := func(why string) (Bandwidth, error) {
 		return 0, fmt.Errorf("bandwidth %q: %s: %w", s, why, ErrBandwidth)
@@ -87,8 +87,9 @@ func ParseBandwidth(s string) (Bandwidth, error) {
 	return Bandwidth(n), nil
 }
 
-// String is the shortest exact form that [ParseBandwidth] reads back: 400G,
-// 1.6T, 1500000001. Of two forms of one length the larger unit wins.
+// String returns the shortest exact form that [ParseBandwidth] accepts: 400G,
+// 1.6T, 1500000001. Among forms of equal length the one with the larger unit
+// wins.
 func (b Bandwidth) String() string {
 	plain := strconv.FormatUint(uint64(b), 10)
 	best := plain
@@ -109,7 +110,7 @@ func (b Bandwidth) String() string {
 	return best
 }
 
-// Add is b + c, but never more than [MaxBandwidth].
+// Add returns b + c, capped at [MaxBandwidth].
 func (b Bandwidth) Add(c Bandwidth) Bandwidth {
 	if b >= MaxBandwidth || c >= MaxBandwidth-b {
 		return MaxBandwidth
@@ -117,9 +118,9 @@ func (b Bandwidth) Add(c Bandwidth) Bandwidth {
 	return b + c
 }
 
-// Part is b * part / whole, to the nearest bit/s: what one of several carries
-// of b when each carries its part of the whole. part is at most whole. Of a b
-// above zero a part above zero never gets zero, which would say maintenance.
+// Part returns b * part / whole, rounded to the nearest bit/s: the share of b
+// that is proportional to part of whole. part must not exceed whole. A nonzero
+// part of a nonzero b is at least 1 bit/s, because zero would mean maintenance.
 func (b Bandwidth) Part(part, whole Bandwidth) Bandwidth {
 	if b == 0 || part == 0 {
 		return 0
@@ -127,10 +128,10 @@ func (b Bandwidth) Part(part, whole Bandwidth) Bandwidth {
 	return Bandwidth(max(scale(uint64(b), uint64(part), uint64(whole)), 1))
 }
 
-// MarshalText is [Bandwidth.String].
+// MarshalText returns [Bandwidth.String].
 func (b Bandwidth) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
-// UnmarshalText is [ParseBandwidth].
+// UnmarshalText parses text by [ParseBandwidth].
 func (b *Bandwidth) UnmarshalText(text []byte) error {
 	v, err := ParseBandwidth(string(text))
 	if err != nil {

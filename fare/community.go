@@ -7,37 +7,37 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strconv"
 )
 
-// Community is one BGP extended community as it is on the wire (RFC 4360,
-// Section 2): type, sub-type and six bytes of value.
+// Community is one BGP extended community in wire format (RFC 4360, Section 2): type,
+// sub-type and six bytes of value.
 type Community [8]byte
 
 // Code points on the wire.
 const (
 	typeTwoOctetAS              = 0x00 // transitive two-octet-AS-specific (RFC 4360, Section 3.1)
 	typeTwoOctetASNonTransitive = 0x40
-	subTypeLinkBandwidth        = 0x04  // RFC 10005
-	asTrans                     = 23456 // RFC 6793, Section 9: stands for an AS number that needs four bytes
+	subTypeLinkBandwidth        = 0x04  // RFC 10005, Section 2
+	asTrans                     = 23456 // RFC 6793, Section 9: replaces an AS number that needs four bytes
 
-	// DefaultFAREType and DefaultFARESubType are the FARE community's code
-	// point when none is configured. IANA has assigned none; types 0x83 to
-	// 0x8f are for experiments in the sense of RFC 3692 (RFC 7153, Section
-	// 5.1) and clear of 0x80-0x82, whose sub-types flow specification uses.
-	// Bit 0x40 is clear: transitive.
+	// DefaultFAREType and DefaultFARESubType are the FARE community's code point when none
+	// is configured. IANA has assigned none. Types 0x83 to 0x8f are for experiments in the
+	// sense of RFC 3692 (RFC 9184, Section 2.1); the sub-types of 0x80-0x82 are assigned by
+	// IANA. Bit 0x40 is clear: transitive.
 	DefaultFAREType    = 0x8f
 	DefaultFARESubType = 0x04
 )
 
-// String is the eight bytes as 16 hex digits, which [Community.UnmarshalText]
-// reads back.
+// String returns the eight bytes as 16 hex digits, the form that [Community.UnmarshalText]
+// parses.
 func (c Community) String() string { return hex.EncodeToString(c[:]) }
 
-// MarshalText is [Community.String].
+// MarshalText returns [Community.String].
 func (c Community) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, c[:]), nil }
 
-// UnmarshalText reads exactly 16 hex digits.
+// UnmarshalText parses exactly 16 hex digits.
 func (c *Community) UnmarshalText(text []byte) error {
 	var v Community
 	if len(text) != 2*len(v) {
@@ -50,32 +50,39 @@ func (c *Community) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Codec is how one session writes and reads bandwidth. The zero value writes
-// the transitive Link Bandwidth community of RFC 10005 and reads every valid
-// value. Link Bandwidth (both transitivities) and the FARE community are both
-// read whatever Encoding says; when both arrive the FARE one wins.
+// Codec encodes and decodes the bandwidth of one session. The zero value encodes the
+// transitive Link Bandwidth community of RFC 10005 and accepts every valid value. Link
+// Bandwidth (both transitivities) and the FARE community are both decoded whatever Encoding
+// is; if a route carries both, the FARE community wins.
 type Codec struct {
-	Encoding Encoding // what is written
+	Encoding Encoding // community that is encoded
 
-	// Code point of the FARE community; both zero means DefaultFAREType and
-	// DefaultFARESubType.
+	// FAREType and FARESubType are the code point of the FARE community; both zero means
+	// DefaultFAREType and DefaultFARESubType.
 	FAREType, FARESubType byte
 
-	Format Format // number format of Link Bandwidth, written and read
-	AS     uint32 // our AS number, written as AS_TRANS when it needs four bytes
+	Format Format // number format of Link Bandwidth, encoded and decoded
+	AS     uint32 // own AS number, encoded as AS_TRANS if it needs four bytes
+	// NonTransitive encodes Link Bandwidth as type 0x40, for a neighbor that decodes no
+	// other. That form ends at the border of an AS (RFC 4360, Section 6) unless configured
+	// otherwise (RFC 10005, Section 3.1).
+	NonTransitive bool
+	// Administrator is encoded in place of AS (RFC 10005, Section 2: the Global
+	// Administrator); 0 means AS.
+	Administrator uint16
 
-	// Sanity bounds of received values in bit/s; 0 is none. A value outside is
-	// ignored (some FRR releases corrupt values above 34 Gbit/s). Zero is
-	// always inside: it is how maintenance is said.
+	// Min and Max are sanity bounds of received values in bit/s; 0 disables a bound. A
+	// value outside the bounds is ignored (some FRR releases corrupt values above 34
+	// Gbit/s). Zero always passes, because it announces maintenance.
 	Min, Max Bandwidth
 }
 
-// Kind is what a community turned out to be.
+// Kind classifies a community.
 type Kind uint8
 
 // The kinds.
 const (
-	KindOther                      Kind = iota // says nothing about bandwidth
+	KindOther                      Kind = iota // not a bandwidth
 	KindLinkBandwidth                          // RFC 10005, transitive
 	KindLinkBandwidthNonTransitive             // RFC 10005, non-transitive
 	KindFARE                                   // the FARE community
@@ -83,11 +90,11 @@ const (
 
 var kindNames = []string{"other", "link-bandwidth", "link-bandwidth-non-transitive", "fare"}
 
-// String is a word for status output.
+// String returns the word used in status output.
 func (k Kind) String() string { return enumName(kindNames, k) }
 
-// Verdict is what one community of a route was judged to be. Bandwidth is
-// meaningful only when Reason is [ReasonUsed] or one of those that compare values
+// Verdict is the result of decoding one community of a route. Bandwidth is meaningful only
+// if Reason is [ReasonUsed] or one of the reasons that compare values
 // ([ReasonBelowMinimum], [ReasonAboveMaximum], [ReasonNotLowest], [ReasonOverridden]).
 type Verdict struct {
 	Kind      Kind
@@ -95,9 +102,9 @@ type Verdict struct {
 	Reason    Reason
 }
 
-// Advertised is the bandwidth that a route's communities say together. The
-// zero value is a route that says nothing; Known with a Bandwidth of 0 says
-// that the path is in maintenance.
+// Advertised is the bandwidth that a route's communities carry as a whole. The zero value
+// is a route without a bandwidth. Known with a Bandwidth of 0 means that the path is in
+// maintenance.
 type Advertised struct {
 	Known     bool
 	Bandwidth Bandwidth
@@ -110,11 +117,11 @@ func (c Codec) farePoint() (byte, byte) {
 	return c.FAREType, c.FARESubType
 }
 
-// Encode writes b as the codec's community, always transitive. Link Bandwidth
-// rounds to the nearest float32, or in format [Uint32] to the nearest byte/s
-// up to 2^32-1. The FARE community names node (an IPv4 router ID; anything
-// else is written as 0.0.0.0) and rounds to the nearest Gbit/s up to 65,535.
-// A rate above zero is never rounded to zero, which would say maintenance.
+// Encode encodes b as the codec's community, transitive unless NonTransitive is set. Link
+// Bandwidth rounds to the nearest float32, or in format [Uint32] to the nearest byte/s up
+// to 2^32-1. The FARE community carries node (an IPv4 router ID; any other address becomes
+// 0.0.0.0) and rounds to the nearest Gbit/s up to 65,535. A rate above zero is never
+// rounded to zero, because zero would mean maintenance.
 func (c Codec) Encode(b Bandwidth, node netip.Addr) Community {
 	b = min(b, MaxBandwidth)
 	if c.Encoding == FARECommunity {
@@ -128,9 +135,14 @@ func (c Codec) Encode(b Bandwidth, node netip.Addr) Community {
 		return out
 	}
 	out := Community{typeTwoOctetAS, subTypeLinkBandwidth}
+	if c.NonTransitive {
+		out[0] = typeTwoOctetASNonTransitive
+	}
 	as := c.AS
-	if as > math.MaxUint16 {
-		as = asTrans // RFC 10005: AS_TRANS when the number needs four bytes
+	if c.Administrator != 0 {
+		as = uint32(c.Administrator)
+	} else if as > math.MaxUint16 {
+		as = asTrans // RFC 10005, Section 2: AS_TRANS for a four-byte number
 	}
 	binary.BigEndian.PutUint16(out[2:4], uint16(as))
 	if c.Format == Uint32 {
@@ -142,7 +154,7 @@ func (c Codec) Encode(b Bandwidth, node netip.Addr) Community {
 	return out
 }
 
-// rounded is b in units of unit, to nearest, at least 1 unless b is 0, at most
+// rounded returns b in units of unit, rounded to nearest, at least 1 unless b is 0, at most
 // limit.
 func rounded(b, unit Bandwidth, limit uint64) uint64 {
 	if b == 0 {
@@ -151,12 +163,12 @@ func rounded(b, unit Bandwidth, limit uint64) uint64 {
 	return min(max(uint64((b+unit/2)/unit), 1), limit)
 }
 
-// Judge reads a route's communities: one [Verdict] each, appended to buf[:0]
-// in their order, and what they say together. Invalid values are ignored, the
-// others keep their meaning. At most one verdict is [ReasonUsed].
+// Judge decodes a route's communities. It appends one [Verdict] for each to buf[:0], in
+// their order, and returns the resulting bandwidth of the route. Invalid values are ignored
+// without effect on the valid ones. At most one verdict is [ReasonUsed].
 func (c Codec) Judge(communities []Community, buf []Verdict) (Advertised, []Verdict) {
 	out := buf[:0]
-	link, fare := -1, -1 // index of the lowest valid value of each
+	link, fare := -1, -1 // index of the lowest valid value of each kind
 	for i := range communities {
 		v := c.judge(communities[i])
 		if v.Reason == ReasonUsed {
@@ -164,8 +176,8 @@ func (c Codec) Judge(communities []Community, buf []Verdict) (Advertised, []Verd
 			if v.Kind == KindFARE {
 				lowest = &fare
 			}
-			// RFC 10005: of several the lowest counts, whatever their
-			// transitivity or AS number; compared by value, not by bytes.
+			// RFC 10005, Section 4: the lowest of several values counts, whatever their
+			// transitivity or AS number; the comparison is by value, not by bytes.
 			switch {
 			case *lowest < 0:
 				*lowest = i
@@ -190,6 +202,28 @@ func (c Codec) Judge(communities []Community, buf []Verdict) (Advertised, []Verd
 	return Advertised{}, out
 }
 
+// invalid returns the reason of the first invalid bandwidth community, or [ReasonUsed] if
+// all are valid. If a FARE community counts, Link Bandwidth communities are not examined.
+func invalid(verdicts []Verdict) Reason {
+	fare := slices.ContainsFunc(verdicts, func(v Verdict) bool { return v.Kind == KindFARE && v.Reason == ReasonUsed })
+	for i := range verdicts {
+		if fare && verdicts[i].Kind != KindFARE {
+			continue
+		}
+		switch r := verdicts[i].Reason; r {
+		case ReasonNotANumber, ReasonNegative, ReasonInfinite, ReasonBelowMinimum, ReasonAboveMaximum:
+			return r
+		}
+	}
+	return ReasonUsed
+}
+
+// Deciding returns the index of the community that [Codec.Judge] uses, or -1.
+func (c Codec) Deciding(communities []Community) int {
+	_, verdicts := c.Judge(communities, nil)
+	return slices.IndexFunc(verdicts, func(v Verdict) bool { return v.Reason == ReasonUsed })
+}
+
 func (c Codec) judge(raw Community) Verdict {
 	var v Verdict
 	fareType, fareSubType := c.farePoint()
@@ -199,7 +233,8 @@ func (c Codec) judge(raw Community) Verdict {
 		v.Bandwidth = Bandwidth(binary.BigEndian.Uint16(raw[6:8])) * Gigabit
 	case raw[0] == typeTwoOctetAS && raw[1] == subTypeLinkBandwidth,
 		raw[0] == typeTwoOctetASNonTransitive && raw[1] == subTypeLinkBandwidth:
-		// RFC 10005: both transitivities, mixed too; the AS number says nothing.
+		// RFC 10005, Sections 2 and 3.2: both transitivities are valid, and the AS number
+		// has no meaning.
 		v.Kind = KindLinkBandwidth
 		if raw[0] == typeTwoOctetASNonTransitive {
 			v.Kind = KindLinkBandwidthNonTransitive
@@ -223,25 +258,26 @@ func (c Codec) judge(raw Community) Verdict {
 	return v
 }
 
-// fromFloat turns bytes/s as sent into bit/s. The float is read as the
-// shortest decimal that stands for it, so that 400G and 800G, neither of which
-// is a float32 in bytes/s, come back as exactly 400e9 and 800e9 and their
-// ratio as exactly 1:2. Fractions of a bit are dropped. A result that would
-// not encode to the same float again (possible only below about 100 Mbit/s) is
-// replaced by the float's own value, so that decoding, encoding and decoding
-// again changes nothing.
+// fromFloat converts bytes/s as received to bit/s. It reads the float as the shortest
+// decimal that rounds to it. So 400G and 800G, which float32 cannot hold in bytes/s, are
+// decoded as exactly 400e9 and 800e9, with a ratio of exactly 1:2. Fractions of a bit are
+// dropped. If the result would not encode to the same float (possible only below about 100
+// Mbit/s), the float's own value replaces it, so that a decoded value survives any number
+// of encodings and decodings.
 func fromFloat(f float32) (Bandwidth, Reason) {
 	const tooLarge = float32(MaxBandwidth / 8)
 	switch {
-	case f != f: // RFC 10005: not a number, negative and infinite are ignored
+	case f != f: // RFC 10005, Section 4, ignores negative values; it does not mention NaN and infinity
 		return 0, ReasonNotANumber
 	case math.IsInf(float64(f), 0):
 		return 0, ReasonInfinite
 	case f < 0: // minus zero is zero
 		return 0, ReasonNegative
-	case f > tooLarge:
-		return 0, ReasonTooLarge
 	}
+	// A finite value is valid, however high: the local links toward the neighbor bound it.
+	// Ignoring it would turn the path into one without a value, which affects more than the
+	// path.
+	f = min(f, tooLarge)
 	var buf [24]byte
 	mantissa, exponent := uint64(0), 0
 	text := strconv.AppendFloat(buf[:0], float64(f), 'e', -1, 32) // d[.ddd]e±dd, at most 9 digits
@@ -265,7 +301,7 @@ func fromFloat(f float32) (Bandwidth, Reason) {
 	}
 	bits := mantissa * 8
 	for exponent += e; exponent > 0; exponent-- {
-		bits *= 10 // f <= 2^50, so bits <= 2^53 plus a rounding
+		bits *= 10 // f <= 2^50, so bits <= 2^53 plus a rounding error
 	}
 	for ; exponent < 0 && bits > 0; exponent++ {
 		bits /= 10 // rounding down in steps is rounding down
@@ -276,7 +312,7 @@ func fromFloat(f float32) (Bandwidth, Reason) {
 	return min(Bandwidth(bits), MaxBandwidth), ReasonUsed
 }
 
-// Validate says what is wrong with a codec's settings, all of it.
+// Validate returns all errors in a codec's settings, joined.
 func (c Codec) Validate() error {
 	var errs []error
 	if int(c.Encoding) >= len(encodingNames) {
@@ -285,11 +321,8 @@ func (c Codec) Validate() error {
 	if int(c.Format) >= len(formatNames) {
 		errs = append(errs, fmt.Errorf("format %s", c.Format))
 	}
-	if t, s := c.farePoint(); t&^0x40 == typeTwoOctetAS && s == subTypeLinkBandwidth {
-		errs = append(errs, fmt.Errorf("FARE community type %#02x sub-type %#02x is Link Bandwidth's: choose another, such as %#02x %#02x",
-			t, s, DefaultFAREType, DefaultFARESubType))
-	} else if t&0x40 != 0 {
-		errs = append(errs, fmt.Errorf("FARE community type %#02x is not transitive: clear bit 0x40", t))
+	if err := CheckCodePoint(c.farePoint()); err != nil {
+		errs = append(errs, fmt.Errorf("FARE community: %w", err))
 	}
 	if c.Max != 0 && c.Min > c.Max {
 		errs = append(errs, fmt.Errorf("minimum %s is above maximum %s", c.Min, c.Max))

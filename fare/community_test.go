@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"net/netip"
+	"strings"
 	"testing"
 )
 
@@ -77,10 +78,12 @@ func TestEncode(t *testing.T) {
 		value Bandwidth
 		want  Community
 	}{
-		// 50e9 bytes/s is nearest to float32 0x513a43b7.
+		// 50e9 bytes/s rounds to float32 0x513a43b7.
 		{"400G", Codec{AS: 65001}, 400e9, Community{0x00, 0x04, 0xfd, 0xe9, 0x51, 0x3a, 0x43, 0xb7}},
 		{"800G", Codec{AS: 65001}, 800e9, Community{0x00, 0x04, 0xfd, 0xe9, 0x51, 0xba, 0x43, 0xb7}},
 		{"zero", Codec{AS: 65001}, 0, Community{0x00, 0x04, 0xfd, 0xe9, 0, 0, 0, 0}},
+		{"non-transitive", Codec{AS: 65001, NonTransitive: true}, 400e9, Community{0x40, 0x04, 0xfd, 0xe9, 0x51, 0x3a, 0x43, 0xb7}},
+		{"administrator", Codec{AS: 4200000000, Administrator: 7}, 400e9, Community{0x00, 0x04, 0, 7, 0x51, 0x3a, 0x43, 0xb7}},
 		{"four-byte AS", Codec{AS: 4200000000}, 8, Community{0x00, 0x04, 0x5b, 0xa0, 0x3f, 0x80, 0, 0}},
 		{"uint32", Codec{AS: 1, Format: Uint32}, 8e9, Community{0x00, 0x04, 0, 1, 0x3b, 0x9a, 0xca, 0}},
 		{"uint32 full", Codec{AS: 1, Format: Uint32}, 400e9, Community{0x00, 0x04, 0, 1, 0xff, 0xff, 0xff, 0xff}},
@@ -96,7 +99,8 @@ func TestEncode(t *testing.T) {
 	}
 }
 
-// TestExactRatios: values of real links survive the float32 exactly.
+// TestExactRatios verifies that the speeds of real links survive the float32
+// exactly.
 func TestExactRatios(t *testing.T) {
 	for _, b := range []Bandwidth{1e9, 10e9, 25e9, 40e9, 50e9, 100e9, 200e9, 400e9, 800e9, 1600e9, 3200e9, 6400e9, 51200e9, 700e9, 4e9, 8e9, 1300e9} {
 		got, _ := Codec{}.Judge([]Community{Codec{}.Encode(b, netip.Addr{})}, nil)
@@ -129,7 +133,7 @@ func TestJudge(t *testing.T) {
 		{"not valid, others keep their meaning", Codec{}, []Community{bytesPerSecond(nan), bytesPerSecond(-1), bytesPerSecond(inf),
 			bytesPerSecond(-inf), bytesPerSecond(3e38), bytesPerSecond(5e10)}, Advertised{true, 400e9}, verdicts{
 			{KindLinkBandwidth, 0, ReasonNotANumber}, {KindLinkBandwidth, 0, ReasonNegative}, {KindLinkBandwidth, 0, ReasonInfinite},
-			{KindLinkBandwidth, 0, ReasonInfinite}, {KindLinkBandwidth, 0, ReasonTooLarge}, {KindLinkBandwidth, 400e9, 0}}},
+			{KindLinkBandwidth, 0, ReasonInfinite}, {KindLinkBandwidth, 9007199200000000, ReasonNotLowest}, {KindLinkBandwidth, 400e9, 0}}},
 		{"only invalid is unknown", Codec{}, []Community{bytesPerSecond(nan)}, Advertised{}, verdicts{{KindLinkBandwidth, 0, ReasonNotANumber}}},
 		{"FARE wins", Codec{}, []Community{bytesPerSecond(1), fareCommunity(800), fareCommunity(400)}, Advertised{true, 400e9}, verdicts{
 			{KindLinkBandwidth, 8, ReasonOverridden}, {KindFARE, 800e9, ReasonNotLowest}, {KindFARE, 400e9, 0}}},
@@ -153,7 +157,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestLowestOfFifteen: by value, where bytes would order otherwise.
+// TestLowestOfFifteen verifies that the lowest value wins where the order of bytes
+// differs.
 func TestLowestOfFifteen(t *testing.T) {
 	var in []Community
 	for i := range 15 {
@@ -215,7 +220,7 @@ func FuzzCodec(f *testing.F) {
 		if !got.Known {
 			return
 		}
-		// What was decoded is decoded from its own encoding again, unless the
+		// A decoded value survives another encoding and decoding, unless the
 		// encoding is too coarse or narrow for it.
 		if c.Min, c.Max = 0, 0; c.Encoding == LinkBandwidth && (c.Format == IEEE754 && each[used(each)].Kind != KindFARE || c.Format == Uint32 && got.Bandwidth <= 8*math.MaxUint32) {
 			again, _ := c.Judge([]Community{c.Encode(got.Bandwidth, netip.Addr{})}, nil)
@@ -246,5 +251,29 @@ func BenchmarkJudge(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		Codec{}.Judge(in, buf)
+	}
+}
+
+// TestCodePointsOfOthers verifies that a code point assigned by RFC 4360 (Sections
+// 4 and 5), RFC 10005 or another RFC is refused and that an experimental or
+// unassigned one is not.
+func TestCodePointsOfOthers(t *testing.T) {
+	for kind := range 3 { // two-octet AS, IPv4 address, four-octet AS
+		for subType, name := range map[byte]string{0x02: "Route Target", 0x03: "Route Origin"} {
+			err := Codec{FAREType: byte(kind), FARESubType: subType}.Validate()
+			if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "0x8f") {
+				t.Errorf("%#02x %#02x: %v, want %s and a remedy", kind, subType, err, name)
+			}
+		}
+	}
+	for _, point := range [][2]byte{{0x00, 0x04}, {0x06, 0x00}, {0x03, 0x0b}, {0x80, 0x06}, {0x81, 0x08}, {0x40, 0x04}, {0x43, 0x77}} {
+		if err := CheckCodePoint(point[0], point[1]); err == nil {
+			t.Errorf("%#02x is accepted", point)
+		}
+	}
+	for _, point := range [][2]byte{{0x8f, 0x04}, {0x83, 0x02}, {0x01, 0x77}, {0x0f, 0x02}} {
+		if err := CheckCodePoint(point[0], point[1]); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -6,34 +6,38 @@ import (
 	"slices"
 )
 
-// computation works out one group's view. It is scratch that is used again;
-// after run, nodes and links show how the numbers came about.
+// computation computes one group's view. It is scratch memory, reused for each group; after run, nodes and
+// links hold the intermediate results.
 type computation struct {
 	nodes   []nodeSum
 	links   []nodeLink // by plane and sub-port
-	of      []int32    // link of each entry, notUsable or tooLong
+	of      []int32    // link of each entry, or one of the negative constants below
+	origins int        // number of different origins
 	view    GroupView
-	weights []SubPortWeight // behind view.Planes[].SubPorts
-	ratio   []uint64        // handed to simplify
+	weights []SubPortWeight    // backs view.Planes[].SubPorts
+	ignored []IgnoredBandwidth // backs view.Ignored
+	ratio   []uint64           // argument of simplify
 }
 
-// Of computation.of: there is no link.
+// Values of computation.of for an entry without a link.
 const (
-	notUsable = -1
-	tooLong   = -2 // usable, and not as short as another
+	notUsable   = -1
+	tooLong     = -2 // usable, but another route is shorter
+	otherOrigin = -3 // usable, but another origin is preferred
+	conflicted  = -4 // usable, but origins conflict and the policy drops all routes
 )
 
-// nodeSum is b(n): what one node is worth on one plane.
+// nodeSum is b(n), the bandwidth of one node on one plane.
 type nodeSum struct {
 	plane      int
-	leader     int       // session that stands for the node
+	leader     int       // session that represents the node
 	local      Bandwidth // sum of the usable sub-ports toward it
 	value      Bandwidth // lowest advertised; meaningful when known
-	known      bool      // a route of it carries a value
-	originated bool      // every route of it is its own
+	known      bool      // a route of the node carries a value
+	originated bool      // the neighbor itself originated every route of the node
 	bandwidth  Bandwidth // b(n); local when no value is known
-	share      uint64    // what it gets, in the group's unit; 0: not used
-	reason     Reason    // why not used
+	share      uint64    // share of the traffic, in the group's unit; 0: not used
+	reason     Reason    // why the node is not used
 	amounts    uint64    // sum of its links' amounts
 }
 
@@ -42,7 +46,7 @@ type nodeLink struct {
 	node    int
 	subPort int
 	speed   Bandwidth
-	value   Bandwidth // lowest advertised over it; meaningful when known
+	value   Bandwidth // lowest value advertised over it; meaningful when known
 	known   bool
 	amount  uint64 // its part of the node, relative to the node's other links
 }
@@ -52,6 +56,8 @@ func (c *computation) run(t *Table, g *group) bool {
 	c.gather(t, g)
 	c.judge()
 	c.decide(t)
+	c.view.Origins = c.origins
+	c.unbelieved(t, g)
 	c.reasons(t, g)
 	c.split()
 	return c.publish(g)
@@ -61,12 +67,18 @@ func (c *computation) run(t *Table, g *group) bool {
 func (c *computation) gather(t *Table, g *group) {
 	c.nodes, c.links, c.of = c.nodes[:0], c.links[:0], c.of[:0]
 	plane, first := -1, 0 // first node of the plane
-	shortest := t.shortest(g)
+	allowed := t.allowedOrigins(g)
+	c.origins = allowed.seen
+	shortest := t.shortest(g, allowed)
 	for i := range g.entries {
 		e := &g.entries[i]
 		s := &t.sessions[t.order[e.rank]]
 		if !s.usable(e) {
 			c.of = append(c.of, notUsable)
+			continue
+		}
+		if refused := allowed.refuses(e); refused != 0 {
+			c.of = append(c.of, refused)
 			continue
 		}
 		if e.hops > shortest {
@@ -89,7 +101,7 @@ func (c *computation) gather(t *Table, g *group) {
 		if e.known && (!node.known || e.value < node.value) {
 			node.known, node.value = true, e.value
 		}
-		l := len(c.links) // entries of one sub-port are neighbours
+		l := len(c.links) // entries of one sub-port are adjacent
 		for l > 0 && c.links[l-1].subPort == s.subPort && c.links[l-1].node != n {
 			l--
 		}
@@ -111,31 +123,30 @@ func (s *session) usable(e *entry) bool {
 	return s.reason == ReasonUsed && s.generation == e.generation
 }
 
-// shortest is the length of the shortest AS path among g's usable routes. A
-// leaf uses no longer one (RFC 4271, Section 9.1.2.2 a): it could lead back to
-// the leaf, by way of a neighbour that has the same choice. A server need not
-// care, nothing transits it.
-func (t *Table) shortest(g *group) uint16 {
+// shortest returns the length of the shortest AS path among g's usable routes, or 0 at a server. A leaf uses
+// no longer path (RFC 4271, Section 9.1.2.2 a): a longer one could lead back to the leaf through a neighbor
+// that has the same choice. A server may use every path, because it forwards no transit traffic.
+func (t *Table) shortest(g *group, allowed origins) uint16 {
 	if t.config.Role != RoleLeaf {
 		return 0
 	}
 	least := uint16(math.MaxUint16)
 	for i := range g.entries {
-		if e := &g.entries[i]; t.sessions[t.order[e.rank]].usable(e) {
+		if e := &g.entries[i]; t.sessions[t.order[e.rank]].usable(e) && allowed.refuses(e) == 0 {
 			least = min(least, e.hops)
 		}
 	}
 	return least
 }
 
-// judge works out b(n) of every node and how its links divide it.
+// judge computes b(n) of every node and how its links divide it.
 func (c *computation) judge() {
 	for i := range c.links {
 		link := &c.links[i]
 		node := &c.nodes[link.node]
 		link.amount = uint64(link.speed)
 		if node.originated {
-			if link.known { // the value describes this sub-port only
+			if link.known { // the value describes this sub-port alone
 				link.amount = uint64(min(link.speed, link.value))
 			}
 			node.bandwidth = node.bandwidth.Add(Bandwidth(link.amount))
@@ -154,12 +165,12 @@ func (c *computation) judge() {
 		link := &c.links[i]
 		node := &c.nodes[link.node]
 		if node.bandwidth == 0 {
-			link.amount = uint64(link.speed) // matters when all are zero and equal
+			link.amount = uint64(link.speed) // counts if all nodes are zero and get equal shares
 		}
 	}
 }
 
-// decide applies the policies: which nodes are used, for how much.
+// decide applies the policies: it selects the nodes that are used and their shares.
 func (c *computation) decide(t *Table) {
 	missing, positive := 0, 0
 	for i := range c.nodes {
@@ -177,10 +188,12 @@ func (c *computation) decide(t *Table) {
 	switch {
 	case len(c.nodes) == 0:
 		v.Rule = RuleNoPath
+	case known == 0 && t.config.AllMissing == AllMissingEqual:
+		v.Rule = RuleAllMissingEqual
 	case known == 0:
 		v.Rule = RuleLocalSpeed
 	case missing > 0 && t.config.Missing == MissingEqual:
-		v.Rule = RuleMissingEqual // RFC 10005: equal shares unless local policy says otherwise
+		v.Rule = RuleMissingEqual // RFC 10005, Section 4: equal shares unless local policy differs
 	case missing > 0 && t.config.Missing == MissingLocal:
 		v.Rule = RuleMissingLocal
 	case positive == 0 && t.config.AllZero == ZeroEqual:
@@ -192,7 +205,7 @@ func (c *computation) decide(t *Table) {
 	default:
 		v.Rule = RuleAdvertised
 	}
-	equal := v.Rule == RuleMissingEqual || v.Rule == RuleAllZeroEqual
+	equal := v.Rule == RuleMissingEqual || v.Rule == RuleAllMissingEqual || v.Rule == RuleAllZeroEqual
 	for i := range c.nodes {
 		node := &c.nodes[i]
 		switch {
@@ -200,7 +213,8 @@ func (c *computation) decide(t *Table) {
 			node.reason = ReasonMissingBandwidth
 			continue
 		case node.bandwidth == 0 && v.Rule != RuleAllZeroEqual:
-			// RFC 10005: zero carries nothing while another path can.
+			// RFC 10005, Section 3.2, leaves zero to local policy: a path with zero carries nothing while
+			// another path can.
 			node.reason = ReasonZeroBandwidth
 			continue
 		}
@@ -222,7 +236,7 @@ func (c *computation) decide(t *Table) {
 	}
 }
 
-// reasons says for each entry, plane and the whole why it does not count.
+// reasons sets the reason why each entry, each plane and the whole group does not count.
 func (c *computation) reasons(t *Table, g *group) {
 	v := &c.view
 	g.reasons = slices.Grow(g.reasons[:0], len(g.entries))[:len(g.entries)]
@@ -233,10 +247,14 @@ func (c *computation) reasons(t *Table, g *group) {
 		switch {
 		case c.of[i] == tooLong:
 			reason = ReasonLongerPath
+		case c.of[i] == otherOrigin:
+			reason = ReasonOtherOrigin
+		case c.of[i] == conflicted:
+			reason = ReasonConflict
 		case c.of[i] == notUsable:
 			reason = s.reason
 			if reason == ReasonUsed {
-				reason = ReasonSessionDown // the route's incarnation of it is gone
+				reason = ReasonSessionDown // the route belongs to an earlier incarnation of the session
 			}
 		default:
 			link := &c.links[c.of[i]]
@@ -268,11 +286,31 @@ func (c *computation) reasons(t *Table, g *group) {
 	}
 }
 
+// unbelieved lists the usable routes whose bandwidth does not count.
+func (c *computation) unbelieved(t *Table, g *group) {
+	c.ignored = c.ignored[:0]
+	carried := false // a usable route carries a bandwidth, valid or not
+	for i := range g.entries {
+		carried = carried || c.of[i] >= 0 && (g.entries[i].known || g.entries[i].ignored != ReasonUsed)
+	}
+	for i := range g.entries {
+		e := &g.entries[i]
+		reason := e.ignored
+		if reason == ReasonUsed && !e.known && carried {
+			reason = ReasonMissingBandwidth
+		}
+		if c.of[i] >= 0 && reason != ReasonUsed {
+			c.ignored = append(c.ignored, IgnoredBandwidth{t.order[e.rank], reason})
+		}
+	}
+	c.view.Ignored = c.ignored
+}
+
 // split divides each plane over its sub-ports.
 func (c *computation) split() {
 	c.weights = c.weights[:0]
 	if cap(c.weights) < len(c.links) {
-		c.weights = make([]SubPortWeight, 0, 2*len(c.links)) // never moves below
+		c.weights = make([]SubPortWeight, 0, 2*len(c.links)) // so that appending below never moves the array
 	}
 	for node, link := 0, 0; node < len(c.nodes); {
 		plane, nodes, links := c.nodes[node].plane, node, link
@@ -291,9 +329,8 @@ func (c *computation) split() {
 	}
 }
 
-// splitExactly appends the weights of one plane's links: each node's share
-// divided in proportion to its links' amounts, over a common denominator. It
-// reports false when their sum does not fit 63 bits.
+// splitExactly appends the weights of one plane's links: each node's share, divided in proportion to its
+// links' amounts, over a common denominator. It returns false if the sum of the weights does not fit 63 bits.
 func (c *computation) splitExactly(nodes []nodeSum, links []nodeLink) bool {
 	var shares uint64 // greatest common divisor
 	for i := range nodes {
@@ -346,14 +383,14 @@ func (c *computation) splitExactly(nodes []nodeSum, links []nodeLink) bool {
 	return true
 }
 
-// splitNearly is splitExactly in fixed point, for shares and speeds that have
-// nothing in common: each link is off by less than 2^-50 of its plane.
+// splitNearly is splitExactly in fixed point, for shares and speeds without a small common denominator. The
+// error of each link is below 2^-50 of its plane.
 func (c *computation) splitNearly(nodes []nodeSum, links []nodeLink) {
 	var most uint64
 	for i := range nodes {
 		most = max(most, nodes[i].share)
 	}
-	shift := 50 - bits.Len64(most) // 4096 links of 2^50 fit
+	shift := 50 - bits.Len64(most) // the sum of 4096 links of 2^50 fits
 	for i := range links {
 		node := &c.nodes[links[i].node]
 		if node.share == 0 || links[i].amount == 0 {
@@ -366,7 +403,7 @@ func (c *computation) splitNearly(nodes []nodeSum, links []nodeLink) {
 	}
 }
 
-// weigh adds to the weight of subPort, which is the last one or follows it.
+// weigh adds weight to subPort, which is either the last sub-port of c.weights or a new one behind it.
 func (c *computation) weigh(subPort int, weight uint64) {
 	if n := len(c.weights); n > 0 && c.weights[n-1].SubPort == subPort {
 		c.weights[n-1].Weight += weight
@@ -375,8 +412,7 @@ func (c *computation) weigh(subPort int, weight uint64) {
 	c.weights = append(c.weights, SubPortWeight{SubPort: subPort, Weight: weight})
 }
 
-// lowestTerms brings the weights of one plane's sub-ports to the smallest
-// numbers in their ratio.
+// lowestTerms divides the weights of one plane's sub-ports by their common unit.
 func (c *computation) lowestTerms(weights []SubPortWeight) []SubPortWeight {
 	c.ratio = c.ratio[:0]
 	for i := range weights {
@@ -389,16 +425,19 @@ func (c *computation) lowestTerms(weights []SubPortWeight) []SubPortWeight {
 	return weights
 }
 
-// publish copies the scratch view to g and reports whether it differs.
+// publish copies the scratch view to g and reports whether it differs from the previous one.
 func (c *computation) publish(g *group) bool {
 	v := &c.view
-	if g.view.Reachable == v.Reachable && g.view.Reason == v.Reason && g.view.Rule == v.Rule &&
+	if g.view.Reachable == v.Reachable && g.view.Reason == v.Reason && g.view.Rule == v.Rule && g.view.Origins == v.Origins &&
+		slices.Equal(g.view.Ignored, v.Ignored) &&
 		slices.EqualFunc(g.view.Planes, v.Planes, PlaneBandwidth.equal) {
 		return false
 	}
 	planes := append(g.view.Planes[:0], v.Planes...)
 	g.view = *v
 	g.view.Planes = planes
+	g.ignored = append(g.ignored[:0], v.Ignored...)
+	g.view.Ignored = g.ignored
 	g.subPorts = slices.Grow(g.subPorts[:0], len(c.weights))
 	for i := range planes {
 		from := len(g.subPorts)

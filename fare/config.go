@@ -10,26 +10,31 @@ import (
 // Limits of a [Config].
 const (
 	MaxPlanes   = 64
-	MaxSubPorts = 64   // per plane of a server; a leaf's ports are bounded by its sessions
-	MaxSessions = 4096 // altogether
+	MaxSubPorts = 64   // per plane of a server; at a leaf MaxSessions bounds the ports
+	MaxSessions = 4096 // in total
 )
 
-// Config is what a [Table] is made for. The zero value is a table without
-// planes, in which nothing is reachable.
+// Config describes the planes, sub-ports and sessions of a [Table]. The zero
+// value makes a table without planes, in which nothing is reachable.
 type Config struct {
-	Planes   []string // names; the index is the plane
-	SubPorts []SubPort
-	Sessions []Session
-	Missing  MissingPolicy
-	AllZero  ZeroPolicy
-	Role     Role
+	Planes     []string // names; the index is the plane
+	SubPorts   []SubPort
+	Sessions   []Session
+	Missing    MissingPolicy
+	AllMissing AllMissingPolicy
+	AllZero    ZeroPolicy
+	Conflict   ConflictPolicy
+	Role       Role
 }
 
 // SubPort is one physical lane of a plane.
 type SubPort struct {
 	Device string    // name, for [Description] only
 	Plane  int       // index
-	Speed  Bandwidth // 0: unknown until a [LinkState] tells
+	Speed  Bandwidth // 0: unknown until a [LinkState] reports it
+	// Uplink marks a leaf's sub-port toward spines, as opposed to servers. A
+	// route over it never describes the sub-port (see [RouteDescription]).
+	Uplink bool
 }
 
 // Session is one BGP session over one sub-port.
@@ -39,21 +44,21 @@ type Session struct {
 	Codec   Codec
 }
 
-// ErrConfig is what every error of [NewTable] wraps.
+// ErrConfig is wrapped by every error of [NewTable].
 var ErrConfig = errors.New("invalid configuration of the path-bandwidth table")
 
-// validate finds every error at once.
+// validate returns all errors at once.
 func (c *Config) validate() error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 
 	if len(c.Planes) > MaxPlanes {
-		wrong("planes: %d, at most %d", len(c.Planes), MaxPlanes)
+		wrong("planes: %d given, at most %d are possible", len(c.Planes), MaxPlanes)
 	}
 	names := make(map[string]int)
 	for i, name := range c.Planes {
 		if name == "" {
-			wrong("planes[%d]: give it a name", i)
+			wrong("planes[%d]: the name is missing", i)
 		} else if first, ok := names[name]; ok {
 			wrong("planes[%d]: %q is already the name of planes[%d]", i, name, first)
 		}
@@ -62,26 +67,26 @@ func (c *Config) validate() error {
 	perPlane := make([]int, len(c.Planes))
 	for i, sp := range c.SubPorts {
 		if sp.Speed > MaxBandwidth {
-			wrong("sub-ports[%d]: speed %d bit/s, at most %d", i, uint64(sp.Speed), uint64(MaxBandwidth))
+			wrong("sub-ports[%d]: speed %d bit/s, at most %d is possible", i, uint64(sp.Speed), uint64(MaxBandwidth))
 		}
 		if sp.Plane < 0 || sp.Plane >= len(c.Planes) {
-			wrong("sub-ports[%d]: plane %d of %d", i, sp.Plane, len(c.Planes))
+			wrong("sub-ports[%d]: plane %d does not exist, there are %d planes", i, sp.Plane, len(c.Planes))
 			continue
 		}
 		if perPlane[sp.Plane]++; perPlane[sp.Plane] == MaxSubPorts+1 && c.Role == RoleServer {
-			wrong("sub-ports[%d]: plane %q has more than %d", i, c.Planes[sp.Plane], MaxSubPorts)
+			wrong("sub-ports[%d]: plane %q has more than %d sub-ports", i, c.Planes[sp.Plane], MaxSubPorts)
 		}
 	}
 	if len(c.Sessions) > MaxSessions {
-		wrong("sessions: %d, at most %d", len(c.Sessions), MaxSessions)
+		wrong("sessions: %d given, at most %d are possible", len(c.Sessions), MaxSessions)
 	}
 	clear(names)
 	for i, s := range c.Sessions {
 		if s.SubPort < 0 || s.SubPort >= len(c.SubPorts) {
-			wrong("sessions[%d]: sub-port %d of %d", i, s.SubPort, len(c.SubPorts))
+			wrong("sessions[%d]: sub-port %d does not exist, there are %d sub-ports", i, s.SubPort, len(c.SubPorts))
 		}
 		if s.Name == "" {
-			wrong("sessions[%d]: give it a name", i)
+			wrong("sessions[%d]: the name is missing", i)
 		} else if first, ok := names[s.Name]; ok {
 			wrong("sessions[%d]: %q is already the name of sessions[%d]", i, s.Name, first)
 		}
@@ -93,8 +98,14 @@ func (c *Config) validate() error {
 	if int(c.Missing) >= len(missingNames) {
 		wrong("missing bandwidth policy: %s", c.Missing)
 	}
+	if int(c.AllMissing) >= len(allMissingNames) {
+		wrong("all missing policy: %s", c.AllMissing)
+	}
 	if int(c.AllZero) >= len(zeroNames) {
 		wrong("all zero policy: %s", c.AllZero)
+	}
+	if int(c.Conflict) >= len(conflictNames) {
+		wrong("conflict policy: %s", c.Conflict)
 	}
 	if int(c.Role) >= len(roleNames) {
 		wrong("role: %s", c.Role)
@@ -105,11 +116,11 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// rankRange is sessions [lo, hi) in rank order.
+// rankRange is the sessions with ranks in [lo, hi).
 type rankRange struct{ lo, hi uint16 }
 
-// ranks orders sessions by plane, sub-port and index, so that those of one
-// sub-port, and those of one plane, are neighbours.
+// ranks orders sessions by plane, sub-port and index, so that the sessions of
+// one sub-port, and those of one plane, are adjacent.
 func (c *Config) ranks() []int {
 	order := make([]int, len(c.Sessions))
 	for i := range order {

@@ -7,18 +7,20 @@ import (
 	"strings"
 )
 
-// Description is each input and rule that led to one destination's capacities.
-// It is a copy: nothing in it changes later.
+// Description lists each input and rule that led to one destination's capacities. It is a copy and does not change
+// later.
 type Description struct {
 	Destination netip.Prefix
-	Known       bool // some session has or lately had a route
+	Known       bool // a session has a route, or had one that is not yet forgotten
 	Group       GroupID
 	Reachable   bool
-	Reason      Reason // why not reachable
+	Reason      Reason // why it is not reachable
 	Rule        Rule
+	Origins     int                // number of origins, as far as AS paths show them; more than one is a conflict
+	Conflict    ConflictPolicy     // policy for a conflict
 	Routes      []RouteDescription // by plane, sub-port and session
 	Planes      []PlaneDescription // every configured plane
-	// Role leaf: what is passed on.
+	// The readvertisement; role leaf only.
 	Readvertised bool
 	Bandwidth    Bandwidth
 	ASPath       []uint32
@@ -34,11 +36,12 @@ type RouteDescription struct {
 	Communities []CommunityDescription
 	Advertised  Advertised
 	ASPath      []uint32
-	Originated  bool   // by the neighbour itself: the value describes the sub-port
-	Reason      Reason // why it does not count
+	Origin      uint32 // AS that announces the destination; 0: the path does not show it
+	Originated  bool   // by the neighbor itself: the value describes the sub-port
+	Reason      Reason // why the route does not count
 }
 
-// CommunityDescription is one extended community and what it was judged to be.
+// CommunityDescription is one extended community and its verdict.
 type CommunityDescription struct {
 	Raw Community
 	Verdict
@@ -56,15 +59,14 @@ type PlaneDescription struct {
 type NodeDescription struct {
 	Node       netip.Addr
 	Devices    []string   // usable local sub-ports toward it
-	Local      Bandwidth  // their sum
-	Advertised Advertised // the lowest value; of an originating node the sum of its values
+	Local      Bandwidth  // sum of their speeds
+	Advertised Advertised // the lowest value; for an originating node, the sum of its values
 	Originated bool
 	Bandwidth  Bandwidth // b(n)
 	Reason     Reason    // why it is not used
 }
 
-// Describe explains one destination. It computes its group again, which
-// changes nothing.
+// Describe explains one destination. It recomputes the destination's group, which changes nothing.
 func (t *Table) Describe(prefix netip.Prefix) Description {
 	d := t.byPrefix[prefix]
 	if d == nil {
@@ -76,6 +78,7 @@ func (t *Table) Describe(prefix netip.Prefix) Description {
 	out := Description{
 		Destination: prefix, Known: true, Group: g.id,
 		Reachable: g.view.Reachable, Reason: g.view.Reason, Rule: g.view.Rule,
+		Origins: g.view.Origins, Conflict: t.config.Conflict,
 		Readvertised: d.told.ok, Bandwidth: d.told.bandwidth, ASPath: slices.Clone(d.told.path),
 	}
 	for i := range g.entries {
@@ -87,6 +90,9 @@ func (t *Table) Describe(prefix netip.Prefix) Description {
 			Session: index, Name: t.config.Sessions[index].Name, Plane: t.config.Planes[sp.Plane], Device: sp.Device,
 			Node: s.node, Advertised: Advertised{e.known, e.value}, ASPath: slices.Clone(d.sets[i].attrs.ASPath),
 			Originated: e.originated, Reason: g.reasons[i],
+		}
+		if e.origin != 0 {
+			r.Origin = r.ASPath[len(r.ASPath)-1]
 		}
 		communities := d.sets[i].attrs.Communities
 		_, verdicts := s.codec.Judge(communities, nil)
@@ -112,6 +118,20 @@ func (t *Table) Describe(prefix netip.Prefix) Description {
 	return out
 }
 
+// Route returns the attributes of a session's current route to a destination, or nil if the session has none. The
+// caller must not modify them.
+func (t *Table) Route(session int, prefix netip.Prefix) *Attributes {
+	s, d := &t.sessions[session], t.byPrefix[prefix]
+	if d == nil || d.group == nil || !s.up {
+		return nil
+	}
+	i, found := d.group.find(s.rank)
+	if !found || d.group.entries[i].generation != s.generation {
+		return nil
+	}
+	return d.sets[i].attrs
+}
+
 func (t *Table) describeNode(n int) NodeDescription {
 	node := &t.work.nodes[n]
 	out := NodeDescription{
@@ -132,7 +152,7 @@ func (t *Table) describeNode(n int) NodeDescription {
 	return out
 }
 
-// String draws the description, a few lines a plane.
+// String renders the description, a few lines per plane.
 func (d Description) String() string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -146,9 +166,12 @@ func (d Description) String() string {
 		line("%s group %d unreachable: %s", d.Destination, d.Group, d.Reason)
 	}
 	line("rule %s: %s", d.Rule, d.Rule.Sentence())
+	if d.Origins > 1 {
+		line("conflict: %d origins announce it, policy %s", d.Origins, d.Conflict)
+	}
 	for _, p := range d.Planes {
 		if p.Capacity == 0 {
-			line("plane %s: nothing: %s", p.Plane, p.Reason)
+			line("plane %s: no bandwidth: %s", p.Plane, p.Reason)
 		} else {
 			text := fmt.Sprintf("plane %s: bandwidth %s, capacity %d, sub-ports", p.Plane, p.Bandwidth, p.Capacity)
 			for i, w := range p.SubPorts {
@@ -174,7 +197,7 @@ func (d Description) String() string {
 	return b.String()
 }
 
-// String is one line.
+// String renders the node in one line.
 func (n NodeDescription) String() string {
 	links := strings.Join(n.Devices, "+")
 	text := fmt.Sprintf("node %s: min(%s=%s, advertised %s) = %s", n.Node, links, n.Local, n.Advertised, n.Bandwidth)
@@ -185,16 +208,16 @@ func (n NodeDescription) String() string {
 	return text + because(n.Reason)
 }
 
-// String is one line.
+// String renders the route in one line.
 func (r RouteDescription) String() string {
 	text := fmt.Sprintf("route %s over %s from %s: advertised %s, path %v", r.Name, r.Device, r.Node, r.Advertised, r.ASPath)
 	if r.Originated {
-		text += ", its own"
+		text += ", originated by the node"
 	}
 	return text + because(r.Reason)
 }
 
-// String is one line.
+// String renders the community in one line.
 func (c CommunityDescription) String() string {
 	text := fmt.Sprintf("community %s: %s", c.Raw, c.Kind)
 	switch c.Reason {
@@ -204,7 +227,7 @@ func (c CommunityDescription) String() string {
 	return text + because(c.Reason)
 }
 
-// String is the value, or "nothing" when none is known.
+// String returns the value, or "nothing" if none is known.
 func (a Advertised) String() string {
 	if !a.Known {
 		return "nothing"

@@ -1,14 +1,14 @@
-// Package fare knows what routes say about bandwidth and what follows for each
-// destination: the communities' codecs, the path-bandwidth table, and what a
-// leaf readvertises. It is pure: no goroutine, clock, logger or I/O, and the
-// same events give the same bytes.
+// Package fare computes each destination's path bandwidth from the bandwidths
+// that routes advertise. It holds the communities' codecs, the path-bandwidth
+// table, and the readvertisement of a leaf. It is pure: it has no goroutine,
+// clock, logger or I/O, and equal events yield equal bytes.
 //
 // # Words
 //
-// A plane is one of several independent parallel networks; a sub-port is one
-// physical lane of a plane on this machine, one network device; a session is
-// one BGP session over one sub-port; a node is the BGP speaker at its other
-// end, known by its BGP identifier; a destination is a remote loopback.
+// A plane is one of several independent parallel networks. A sub-port is one
+// physical lane of a plane on this machine, one network device. A session is one
+// BGP session over one sub-port. A node is the BGP speaker at its other end,
+// identified by its BGP identifier. A destination is a remote loopback.
 //
 // # The computation
 //
@@ -20,39 +20,54 @@
 // A sub-port is usable toward n when it has carrier and a known speed, is not
 // drained, and a session over it to n is up and carries the route. Several
 // sessions to one node count each sub-port once and the value once, the lowest
-// if they differ. A route that the neighbour itself originated (its AS_PATH
-// holds only the neighbour's AS) describes the sub-port it came over, not the
-// node: then b(n) = sum over those sub-ports of min(sub-port, value). That is
-// how a leaf sums the two halves of a server's Y-cable. Of a node that says
-// something, what it leaves unsaid counts with local link speed; a node that
-// says nothing is missing a value.
+// if they differ. At a leaf, over a sub-port toward servers ([SubPort].Uplink is
+// false), a route that the neighbor itself originated (its AS_PATH holds only
+// the neighbor's AS) describes the sub-port it came over, not the node: then
+// b(n) = sum over those sub-ports of min(sub-port, value). In this way a leaf
+// sums the two halves of a server's Y-cable. A server never concludes that from
+// an AS path, because as-override and remove-private-AS at a leaf hide the
+// origin. A node is a pair of AS number and BGP identifier (RFC 6286). If a node
+// advertises a value on some of its sessions, the sub-ports of the other
+// sessions count with local link speed; a node without any value is missing a
+// value.
 //
-// A leaf uses the routes with the shortest AS path alone, a server all.
+// A leaf uses only the routes with the shortest AS path; a server uses all
+// routes.
 //
 // The sum is split over the sub-ports toward each node in proportion to their
 // speed (or to the lower of speed and value, where values describe sub-ports),
-// in lowest terms. Numbers within half a millionth of a simple ratio are brought
-// to it, for a value may have been rounded to float32 several times on its way.
-// What a leaf tells several others that pass it on to where it is added up is
-// shared by [Bandwidth.Part]. [MissingPolicy] and [ZeroPolicy] say what happens
-// when some values are missing or all are zero; [Rule] tells which applied.
+// in lowest terms. Numbers within half a millionth of a simple ratio are
+// replaced by that ratio, because a value may have been rounded to float32
+// several times on its way. A leaf that advertises to several neighbors, whose
+// values are summed further on, divides its bandwidth among them by
+// [Bandwidth.Part]. [MissingPolicy] and [ZeroPolicy] decide about destinations
+// with some values missing or all values zero; [Rule] names the rule that
+// applied.
+//
+// # Origins
+//
+// An origin is the last AS number of a path, where the path shows it
+// ([OriginOf]). Several origins of one destination are a conflict
+// ([GroupView].Origins, [Stats].Conflicts): a mistake, a theft, or anycast.
+// [ConflictPolicy] decides which routes count then. Paths reveal neither a
+// forged origin nor different servers that share an AS.
 //
 // # Groups
 //
-// Destinations whose routes say the same on the same sessions share a group.
-// The table computes per group, so the loss of a sub-port, a session or a whole
-// leaf costs one [GroupSet] per group and touches no destination. Two devices
-// make that hold:
+// Destinations with equal values on the same sessions share a group. The table
+// computes per group, so the loss of a sub-port, a session or a whole leaf costs
+// one [GroupSet] per group and touches no destination. Two devices make this
+// possible:
 //
 //   - A route belongs to a generation, one incarnation of its session. When the
-//     session is gone, so are its routes, without anybody walking them; what
-//     they leave behind is forgotten when the destination is next touched, at
-//     the session's next [EndOfRIB], or when it outweighs what is alive.
-//   - Sessions are ranked by plane and sub-port, and a group's entries sorted
-//     by rank, so that everything behind one link or plane is one range.
+//     session ends, its routes end with it, and the table does not walk them. Their
+//     remains are removed when the destination is next touched, at the session's
+//     next [EndOfRIB], or when they outnumber the live routes.
+//   - Sessions are ranked by plane and sub-port, and a group's entries are sorted
+//     by rank, so that all entries behind one link or plane form one range.
 //
-// Nothing is allocated per event in the steady state: groups, destinations and
-// attribute sets that are no longer needed are used again.
+// Events allocate nothing in the steady state: unused groups, destinations and
+// attribute sets are recycled.
 //
 // # Implemented
 //

@@ -9,40 +9,40 @@ import (
 	"net/netip"
 )
 
-// Event is everything that can happen to a [Table]. The set is closed; every
-// event can be written as one line of JSON by [MarshalEvent] and read back by
-// [UnmarshalEvent], so that a recording replays to the same state.
+// Event is an input of a [Table]. The set of events is closed. [MarshalEvent]
+// writes every event as one line of JSON and [UnmarshalEvent] parses it, so
+// that a recording replays to the same state.
 type Event interface{ fareEvent() }
 
-// SessionUp says that a session was established. Generation numbers the
-// incarnations of one session: it must be above every earlier one of that
-// session (so at least 1). A session that was still up is taken down first.
+// SessionUp reports that a session was established. Generation numbers the
+// incarnations of one session: it must exceed every earlier one of that session
+// (so it is at least 1). A session that is still up is taken down first.
 type SessionUp struct {
 	Session    int        `json:"session"`
 	Generation uint64     `json:"generation"`
-	Node       netip.Addr `json:"node"`    // the neighbour's BGP identifier
-	PeerAS     uint32     `json:"peer_as"` // the neighbour's AS number
+	Node       netip.Addr `json:"node"`    // the neighbor's BGP identifier
+	PeerAS     uint32     `json:"peer_as"` // the neighbor's AS number
 }
 
-// SessionDown says that this incarnation of the session ended. Its routes
-// count no more from this event on.
+// SessionDown reports that this incarnation of the session ended. Its routes no
+// longer count from this event on.
 type SessionDown struct {
 	Session    int    `json:"session"`
 	Generation uint64 `json:"generation"`
 }
 
-// EndOfRIB says that the session's peer has sent everything it has, in every
-// address family of the session (RFC 4724, Section 2): routes that an earlier
-// incarnation left behind and this one did not repeat are forgotten.
+// EndOfRIB reports that the session's peer has sent its whole table, in every
+// address family of the session (RFC 4724, Section 2). Routes of an earlier
+// incarnation that this one did not repeat are removed.
 type EndOfRIB struct {
 	Session    int    `json:"session"`
 	Generation uint64 `json:"generation"`
 }
 
-// RouteUpdate says that the session now has this route to Prefix. Attrs is
-// kept: nobody may change it afterwards. Nil Attrs is an update whose
-// attributes could not be read, and is treated as a withdrawal (RFC 7606),
-// never as a route without bandwidth.
+// RouteUpdate reports the session's new route to Prefix. The table keeps Attrs,
+// so the caller must not modify it afterwards. Nil Attrs means an update with
+// unreadable attributes, and is treated as a withdrawal (RFC 7606), never as a
+// route without bandwidth.
 type RouteUpdate struct {
 	Session    int          `json:"session"`
 	Generation uint64       `json:"generation"`
@@ -50,36 +50,40 @@ type RouteUpdate struct {
 	Attrs      *Attributes  `json:"attrs"`
 }
 
-// RouteWithdraw says that the session has no route to Prefix any more.
+// RouteWithdraw reports that the session no longer has a route to Prefix.
 type RouteWithdraw struct {
 	Session    int          `json:"session"`
 	Generation uint64       `json:"generation"`
 	Prefix     netip.Prefix `json:"prefix"`
 }
 
-// LinkState is the carrier and speed of a sub-port. Every sub-port starts
-// down, with the speed of its configuration. Speed 0 keeps the speed that is
-// known.
+// LinkState reports the carrier and speed of a sub-port. Every sub-port starts
+// down, with the speed of its configuration. Speed 0 keeps the previous speed
+// unless Unknown is set.
 type LinkState struct {
 	SubPort int       `json:"sub_port"`
 	Up      bool      `json:"up"`
 	Speed   Bandwidth `json:"speed,omitempty"`
+	// Unknown, with Speed 0, invalidates the previous speed.
+	Unknown bool `json:"unknown,omitempty"`
 }
 
-// Drain takes a plane, node or sub-port out of use, or with On false back into
-// it. The three scopes are independent: what is drained twice must be
-// undrained twice, once in each scope.
+// Drain takes a plane, node or sub-port out of use or, with On false, puts it
+// back into use. The three scopes are independent: a sub-port that is drained
+// in two scopes must be undrained in both.
 type Drain struct {
 	Scope DrainScope `json:"scope"`
-	Index int        `json:"index"` // of the plane or sub-port
+	Index int        `json:"index"` // index of the plane or sub-port
 	Node  netip.Addr `json:"node"`  // BGP identifier; scope node only
 	On    bool       `json:"on"`
 }
 
-// PolicyChange replaces both policies.
+// PolicyChange replaces all policies.
 type PolicyChange struct {
-	Missing MissingPolicy `json:"missing"`
-	AllZero ZeroPolicy    `json:"all_zero"`
+	Missing    MissingPolicy    `json:"missing"`
+	AllMissing AllMissingPolicy `json:"all_missing,omitempty"`
+	AllZero    ZeroPolicy       `json:"all_zero"`
+	Conflict   ConflictPolicy   `json:"conflict,omitempty"`
 }
 
 func (SessionUp) fareEvent()     {}
@@ -91,14 +95,14 @@ func (LinkState) fareEvent()     {}
 func (Drain) fareEvent()         {}
 func (PolicyChange) fareEvent()  {}
 
-// Attributes are what the table reads of a route. They are immutable once
-// handed over.
+// Attributes are the attributes of a route that the table reads. They are
+// immutable once passed to the table.
 type Attributes struct {
 	Communities []Community `json:"communities,omitempty"`
 	ASPath      []uint32    `json:"as_path,omitempty"` // as received, nearest AS first
 }
 
-// DrainScope is what a [Drain] names.
+// DrainScope is the kind of object that a [Drain] names.
 type DrainScope uint8
 
 // The scopes, in recordings "plane", "node", "sub-port".
@@ -110,28 +114,28 @@ const (
 
 var drainNames = []string{"plane", "node", "sub-port"}
 
-// String is the word used in recordings.
+// String returns the word used in recordings.
 func (s DrainScope) String() string { return enumName(drainNames, s) }
 
-// MarshalText is [DrainScope.String]; an undefined value is an error.
+// MarshalText returns [DrainScope.String], or an error for an undefined value.
 func (s DrainScope) MarshalText() ([]byte, error) { return enumText("drain scope", drainNames, s) }
 
-// UnmarshalText reads the word used in recordings.
+// UnmarshalText parses the word used in recordings.
 func (s *DrainScope) UnmarshalText(text []byte) error {
 	return enumParse("drain scope", drainNames, text, s)
 }
 
-// ErrEvent is what every error of [UnmarshalEvent] wraps.
-var ErrEvent = errors.New("not a recorded event")
+// ErrEvent is wrapped by every error of [UnmarshalEvent].
+var ErrEvent = errors.New("not an event of a recording")
 
 type eventLine struct {
 	Type  string          `json:"type"`
 	Event json.RawMessage `json:"event"`
 }
 
-// MarshalEvent is e as one line of JSON without the newline, tagged with its
-// type: {"type":"link-state","event":{"sub_port":3,"up":false}}. The same event
-// gives the same bytes. An error means a value that no enum defines.
+// MarshalEvent returns e as one line of JSON without the newline, tagged with
+// its type: {"type":"link-state","event":{"sub_port":3,"up":false}}. Equal
+// events yield equal bytes. It returns an error for an undefined enum value.
 func MarshalEvent(e Event) ([]byte, error) {
 	body, err := json.Marshal(e)
 	if err != nil {
@@ -161,9 +165,9 @@ func MarshalEvent(e Event) ([]byte, error) {
 	return json.Marshal(eventLine{Type: name, Event: body})
 }
 
-// UnmarshalEvent reads what [MarshalEvent] wrote. It is strict: an unknown
-// type or field is an error that wraps [ErrEvent]. Whether the event makes
-// sense for a table is for [Table.Step] to judge.
+// UnmarshalEvent parses the output of [MarshalEvent]. It is strict: an unknown
+// type or field returns an error that wraps [ErrEvent]. [Table.Step] decides
+// whether the event makes sense for a table.
 func UnmarshalEvent(line []byte) (Event, error) {
 	var l eventLine
 	if err := strictJSON(line, &l); err != nil {
@@ -205,7 +209,7 @@ func strictJSON(text []byte, v any) error {
 		return err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("more text after the end")
+		return errors.New("text follows the end of the event")
 	}
 	return nil
 }

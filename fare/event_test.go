@@ -48,10 +48,10 @@ func TestEventLines(t *testing.T) {
 	}
 }
 
-// TestImpossibleEvents are counted and change nothing.
+// TestImpossibleEvents verifies that impossible events are counted and change nothing.
 func TestImpossibleEvents(t *testing.T) {
 	node, prefix := netip.MustParseAddr("10.0.0.1"), netip.MustParsePrefix("10.255.0.1/32")
-	table, err := NewTable(Config{Planes: []string{"p"}, SubPorts: []SubPort{{"d", 0, 1e9}}, Sessions: []Session{{Name: "s"}}})
+	table, err := NewTable(Config{Planes: []string{"p"}, SubPorts: []SubPort{{Device: "d", Speed: 1e9}}, Sessions: []Session{{Name: "s"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,11 +67,14 @@ func TestImpossibleEvents(t *testing.T) {
 		{RouteUpdate{0, 4, prefix, &Attributes{}}, ReasonOldGeneration}, {RouteUpdate{0, 5, netip.Prefix{}, &Attributes{}}, ReasonInvalidEvent},
 		{RouteUpdate{0, 5, netip.MustParsePrefix("10.0.0.1/24"), &Attributes{}}, ReasonInvalidEvent},
 		{RouteUpdate{0, 5, netip.MustParsePrefix("::ffff:10.0.0.1/128"), &Attributes{}}, ReasonInvalidEvent},
+		{RouteUpdate{0, 5, netip.MustParsePrefix("239.0.0.1/32"), &Attributes{}}, ReasonInvalidEvent},
+		{RouteUpdate{0, 5, netip.MustParsePrefix("224.0.0.0/4"), &Attributes{}}, ReasonInvalidEvent},
+		{RouteUpdate{0, 5, netip.MustParsePrefix("ff02::1/128"), &Attributes{}}, ReasonInvalidEvent},
 		{RouteUpdate{0, 5, prefix, nil}, ReasonNoAttributes}, {RouteWithdraw{0, 5, prefix}, ReasonUnknownRoute}, {RouteWithdraw{0, 5, netip.Prefix{}}, ReasonInvalidEvent},
 		{LinkState{SubPort: 1}, ReasonInvalidEvent}, {LinkState{Speed: MaxBandwidth + 1}, ReasonInvalidEvent},
 		{Drain{Scope: DrainPlane, Index: 1}, ReasonInvalidEvent}, {Drain{Scope: DrainSubPort, Index: -1}, ReasonInvalidEvent},
 		{Drain{Scope: DrainNode}, ReasonInvalidEvent}, {Drain{Scope: 9}, ReasonInvalidEvent},
-		{PolicyChange{9, 0}, ReasonInvalidEvent}, {PolicyChange{0, 9}, ReasonInvalidEvent},
+		{PolicyChange{Missing: 9}, ReasonInvalidEvent}, {PolicyChange{AllMissing: 9}, ReasonInvalidEvent}, {PolicyChange{AllZero: 9}, ReasonInvalidEvent}, {PolicyChange{Conflict: 9}, ReasonInvalidEvent},
 	} {
 		before := table.Stats()
 		if changes := table.Step(tc.event); len(changes) != 0 {
@@ -87,15 +90,15 @@ func TestImpossibleEvents(t *testing.T) {
 func TestNewTableNamesEveryError(t *testing.T) {
 	_, err := NewTable(Config{
 		Planes:   []string{"p", "p", ""},
-		SubPorts: []SubPort{{"d", 5, 1}, {"e", 0, MaxBandwidth + 1}},
+		SubPorts: []SubPort{{Device: "d", Plane: 5, Speed: 1}, {Device: "e", Speed: MaxBandwidth + 1}},
 		Sessions: []Session{{"s", 9, Codec{}}, {"s", 0, Codec{Min: 2, Max: 1}}, {"", 0, Codec{}}},
-		Missing:  9, AllZero: 9, Role: 9,
+		Missing:  9, AllMissing: 9, AllZero: 9, Conflict: 9, Role: 9,
 	})
 	if !errors.Is(err, ErrConfig) {
 		t.Fatal(err)
 	}
 	for _, part := range []string{`planes[1]: "p"`, "planes[2]", "sub-ports[0]: plane 5", "sub-ports[1]: speed", "sessions[0]: sub-port 9",
-		`sessions[1]: "s"`, "sessions[1]: minimum 2", "sessions[2]", "missing bandwidth", "all zero", "role"} {
+		`sessions[1]: "s"`, "sessions[1]: minimum 2", "sessions[2]", "missing bandwidth", "all missing", "conflict", "all zero", "role"} {
 		if !bytes.Contains([]byte(err.Error()), []byte(part)) {
 			t.Errorf("%q is not in: %v", part, err)
 		}
@@ -125,7 +128,7 @@ func FuzzEvent(f *testing.F) {
 		if second, err := MarshalEvent(again); err != nil || !bytes.Equal(first, second) {
 			t.Fatalf("%s, again %s, %v", first, second, err)
 		}
-		table, err := NewTable(Config{Planes: []string{"p"}, SubPorts: []SubPort{{"d", 0, 1e9}}, Sessions: []Session{{Name: "s"}, {Name: "v"}}, Role: RoleLeaf})
+		table, err := NewTable(Config{Planes: []string{"p"}, SubPorts: []SubPort{{Device: "d", Speed: 1e9}}, Sessions: []Session{{Name: "s"}, {Name: "v"}}, Role: RoleLeaf})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,4 +144,17 @@ func FuzzEvent(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestUndefinedWords verifies that an undefined enum value has a name that shows the
+// number, and no text.
+func TestUndefinedWords(t *testing.T) {
+	for _, word := range []interface {
+		String() string
+		MarshalText() ([]byte, error)
+	}{MissingPolicy(3), AllMissingPolicy(2), ConflictPolicy(3), ZeroPolicy(2), Role(2), Encoding(2), Format(2), DrainScope(3)} {
+		if _, err := word.MarshalText(); err == nil || !bytes.HasPrefix([]byte(word.String()), []byte("unknown(")) {
+			t.Errorf("%T: %s, %v", word, word, err)
+		}
+	}
 }

@@ -8,10 +8,9 @@ import (
 	"testing"
 )
 
-// fabric is the draft's Figure 1 in pure tables: every server is wired to
-// every leaf by a Y-cable, a table in the role leaf stands for each leaf and
-// one in the role server for each server, and what one end encodes the other
-// end decodes.
+// fabric is the draft's Figure 1 in pure tables. Every server is wired to every
+// leaf by a Y-cable. A table in the role leaf represents each leaf and one in
+// the role server each server; each end decodes the other end's encoding.
 type fabric struct {
 	t        *testing.T
 	servers  []*Table
@@ -72,7 +71,7 @@ func newFabric(t *testing.T, servers, leaves, subPorts int, speed Bandwidth) *fa
 	return f
 }
 
-// cable connects or cuts sub-cable k between a server and a leaf.
+// cable connects or disconnects sub-cable k between a server and a leaf.
 func (f *fabric) cable(server, leaf, k int, up bool) {
 	atServer, atLeaf := leaf*f.subPorts+k, server*f.subPorts+k
 	f.gen++
@@ -102,7 +101,7 @@ func (f *fabric) server(i int, e Event) {
 	}
 }
 
-// leaf steps a leaf and carries what it readvertises to every server.
+// leaf steps a leaf and delivers its readvertisements to every server.
 func (f *fabric) leaf(i int, e Event) {
 	for _, c := range append([]Change(nil), f.leaves[i].Step(e)...) {
 		if c.Kind != Readvertise {
@@ -119,7 +118,7 @@ func (f *fabric) leaf(i int, e Event) {
 // advertise sends one route, or its withdrawal, over sub-cable k.
 func (f *fabric) advertise(leaf int, prefix netip.Prefix, server, k int) {
 	if prefix == f.loopback(server+1) {
-		return // a server's own; AS_PATH loop detection would refuse it
+		return // the server's own route; AS_PATH loop detection would refuse it
 	}
 	index := leaf*f.subPorts + k
 	s := f.servers[server].sessions[index]
@@ -136,7 +135,7 @@ func (f *fabric) advertise(leaf int, prefix netip.Prefix, server, k int) {
 		ASPath:      append([]uint32{leafAS + uint32(leaf)}, path...)}})
 }
 
-// fail carries out a failure or its repair and says what the first server saw.
+// fail applies a failure or its repair and returns the first server's changes.
 func (f *fabric) fail(what string, a args) string {
 	f.changes = f.changes[:0]
 	server, plane, k := a.number(f.t, "server", 0)-1, a.number(f.t, "plane", 0)-1, a.number(f.t, "sub", 0)-1
@@ -173,7 +172,8 @@ func (f *fabric) pair(from, to int) string {
 	return weightsOf(v)
 }
 
-// weights A B: the pair's weights in both directions.
+// weights implements the command "weights A B": it returns the pair's weights
+// in both directions.
 func (f *fabric) weights(a args) string {
 	from, err := strconv.Atoi(a.word(1))
 	if err != nil {

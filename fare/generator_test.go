@@ -6,7 +6,7 @@ import (
 	"net/netip"
 )
 
-// generator makes events that are mostly possible.
+// generator generates events, most of them possible ones.
 type generator struct {
 	*rand.Rand
 	config     Config
@@ -30,21 +30,21 @@ func pick[T any](g *generator, from []T) T { return from[g.IntN(len(from))] }
 
 func newGenerator(seed uint64) *generator {
 	g := &generator{Rand: rand.New(rand.NewPCG(seed, 7)), current: map[int]uint64{}}
-	c := Config{Role: Role(g.IntN(2)), Missing: MissingPolicy(g.IntN(3)), AllZero: ZeroPolicy(g.IntN(2))}
+	c := Config{Role: Role(g.IntN(2)), Missing: MissingPolicy(g.IntN(3)), AllMissing: AllMissingPolicy(g.IntN(2)), AllZero: ZeroPolicy(g.IntN(2)), Conflict: ConflictPolicy(g.IntN(3))}
 	for p := range 1 + g.IntN(3) {
 		c.Planes = append(c.Planes, fmt.Sprint("p", p))
 	}
 	for i := range 1 + g.IntN(5) {
-		c.SubPorts = append(c.SubPorts, SubPort{Device: fmt.Sprint("d", i), Plane: g.IntN(len(c.Planes)), Speed: pick(g, testSpeeds) * Bandwidth(g.IntN(2))})
+		c.SubPorts = append(c.SubPorts, SubPort{Device: fmt.Sprint("d", i), Plane: g.IntN(len(c.Planes)), Speed: pick(g, testSpeeds) * Bandwidth(g.IntN(2)), Uplink: g.IntN(4) == 0})
 	}
 	for i := range 1 + g.IntN(8) {
-		c.Sessions = append(c.Sessions, Session{Name: fmt.Sprint("s", i), SubPort: g.IntN(len(c.SubPorts)), Codec: Codec{Max: 800e9 * Bandwidth(g.IntN(2))}})
+		c.Sessions = append(c.Sessions, Session{Name: fmt.Sprint("s", i), SubPort: g.IntN(len(c.SubPorts)), Codec: Codec{Min: 50e9 * Bandwidth(g.IntN(2)), Max: 500e9 * Bandwidth(g.IntN(2))}})
 	}
 	g.config = c
 	return g
 }
 
-// start is everything up.
+// start returns the events that bring everything up.
 func (g *generator) start() []Event {
 	var events []Event
 	for i := range g.config.SubPorts {
@@ -69,7 +69,14 @@ func (g *generator) event() Event {
 	case n < 60:
 		attrs := &Attributes{ASPath: []uint32{65000 + uint32(g.IntN(2))}}
 		for range g.IntN(3) {
-			attrs.Communities = append(attrs.Communities, Codec{}.Encode(pick(g, testValues), netip.Addr{}))
+			c := Codec{Encoding: Encoding(g.IntN(8) / 7)}.Encode(pick(g, testValues), netip.Addr{})
+			if g.IntN(12) == 0 { // not a number, infinite or negative as Link Bandwidth
+				copy(c[4:6], pick(g, [][]byte{{0x7f, 0xc0}, {0x7f, 0x80}, {0xff, 0x80}, {0xc0, 0}}))
+				if c[5] == 0x80 {
+					c[6], c[7] = 0, 0
+				}
+			}
+			attrs.Communities = append(attrs.Communities, c)
 		}
 		for range g.IntN(3) {
 			attrs.ASPath = append(attrs.ASPath, 65000+uint32(g.IntN(3)))
@@ -81,7 +88,7 @@ func (g *generator) event() Event {
 	case n < 72:
 		return RouteWithdraw{session, generation, pick(g, testPrefixes)}
 	case n < 80:
-		return LinkState{g.IntN(len(g.config.SubPorts)), g.IntN(3) > 0, pick(g, testSpeeds) * Bandwidth(g.IntN(2))}
+		return LinkState{SubPort: g.IntN(len(g.config.SubPorts)), Up: g.IntN(3) > 0, Speed: pick(g, testSpeeds) * Bandwidth(g.IntN(2))}
 	case n < 85:
 		return SessionDown{session, generation}
 	case n < 90:
@@ -100,5 +107,5 @@ func (g *generator) event() Event {
 		}
 		return d
 	}
-	return PolicyChange{MissingPolicy(g.IntN(3)), ZeroPolicy(g.IntN(2))}
+	return PolicyChange{MissingPolicy(g.IntN(3)), AllMissingPolicy(g.IntN(2)), ZeroPolicy(g.IntN(2)), ConflictPolicy(g.IntN(3))}
 }

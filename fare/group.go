@@ -5,90 +5,110 @@ import (
 	"slices"
 )
 
-// GroupID names a group of destinations. Numbers are small, from 1, the lowest
-// free first; 0 is no group.
+// GroupID identifies a group of destinations. Numbers are small: they start at 1, and the lowest
+// free number is assigned first. 0 means no group.
 type GroupID uint32
 
-// Rule is how a group's capacities came about.
+// Rule is the rule that determined a group's capacities.
 type Rule uint8
 
-// The rules. The zero value is that of a group without a usable path.
+// The rules. The zero value is the rule of a group without a usable path.
 const (
 	RuleNoPath             Rule = iota // no usable path
 	RuleAdvertised                     // every usable path carries a value: b(n) counts
-	RuleLocalSpeed                     // none does: local link speed counts
-	RuleMissingEqual                   // some do: every plane with a usable path gets the same
-	RuleMissingLocal                   // some do: those without count with local link speed
-	RuleMissingSkip                    // some do: those without are not used
-	RuleAllZeroEqual                   // every usable value is zero: every plane with a usable path gets the same
+	RuleLocalSpeed                     // no usable path carries a value: local link speed counts
+	RuleAllMissingEqual                // no usable path carries a value: every plane with a usable path gets the same share
+	RuleMissingEqual                   // some carry a value: every plane with a usable path gets the same share
+	RuleMissingLocal                   // some carry a value: the others count with local link speed
+	RuleMissingSkip                    // some carry a value: the others are not used
+	RuleAllZeroEqual                   // every usable value is zero: every plane with a usable path gets the same share
 	RuleAllZeroUnreachable             // every usable value is zero: unreachable
 )
 
 var ruleNames = []string{
-	"no-path", "advertised", "local-speed", "missing-equal", "missing-local", "missing-skip",
+	"no-path", "advertised", "local-speed", "all-missing-equal", "missing-equal", "missing-local", "missing-skip",
 	"all-zero-equal", "all-zero-unreachable",
 }
 
 var ruleSentences = []string{
 	"no path is usable",
-	"every usable path carries a bandwidth: a node counts with the lower of that and the local links toward it",
+	"every usable path carries a bandwidth: a node counts with the lower of its bandwidth and the speed of the local links toward it",
 	"no usable path carries a bandwidth: local link speed counts",
-	"some usable paths carry no bandwidth, policy equal: every plane with a usable path gets the same",
-	"some usable paths carry no bandwidth, policy local: those count with local link speed",
-	"some usable paths carry no bandwidth, policy skip: those are not used",
-	"every usable path advertises zero, policy equal: every plane with a usable path gets the same",
-	"every usable path advertises zero, policy unreachable: nothing is sent",
+	"no usable path carries a bandwidth, policy equal: every plane with a usable path gets an equal share",
+	"some usable paths carry no bandwidth, policy equal: every plane with a usable path gets an equal share",
+	"some usable paths carry no bandwidth, policy local: these paths count with local link speed",
+	"some usable paths carry no bandwidth, policy skip: these paths are not used",
+	"every usable path advertises zero, policy equal: every plane with a usable path gets an equal share",
+	"every usable path advertises zero, policy unreachable: the destination is unreachable",
 }
 
-// String is a word for status output.
+// String returns the word used in status output.
 func (r Rule) String() string { return enumName(ruleNames, r) }
 
-// Sentence says the rule in words.
+// Sentence returns a description of the rule.
 func (r Rule) Sentence() string { return enumName(ruleSentences, r) }
 
-// GroupView is what a group of destinations gets. Its slices belong to the
-// table and are valid until the next [Table.Step].
+// GroupView is the result for a group of destinations. Its slices belong to the table and are valid
+// until the next [Table.Step].
 type GroupView struct {
 	Planes    []PlaneBandwidth // one per configured plane
 	Reachable bool             // some plane has a capacity
-	Reason    Reason           // why not reachable; ReasonUsed when it is
+	Reason    Reason           // why it is not reachable; ReasonUsed if it is
 	Rule      Rule
+	// Origins is the number of different origins that announce the destinations, as far as AS paths
+	// show them (see [OriginOf]). More than one is a conflict.
+	Origins int
+	// Ignored lists, by session, the usable routes whose bandwidth does not affect the weights: see
+	// [IgnoredBandwidth]. It is empty if no route is usable or none carries a bandwidth.
+	Ignored []IgnoredBandwidth
 }
 
-// PlaneBandwidth is one plane's part.
+// IgnoredBandwidth is a usable route whose bandwidth does not count. Reason is the reason of the
+// invalid community ([ReasonNotANumber], [ReasonNegative], [ReasonInfinite], [ReasonBelowMinimum],
+// [ReasonAboveMaximum]), or [ReasonMissingBandwidth] for a route without a bandwidth if another
+// usable route to the destination carries one. An invalid Link Bandwidth next to a valid FARE
+// community is not listed, because it would not count if it were valid.
+type IgnoredBandwidth struct {
+	Session int
+	Reason  Reason
+}
+
+// PlaneBandwidth is one plane's bandwidth toward a group of destinations.
 type PlaneBandwidth struct {
-	Bandwidth Bandwidth // B(p, destination): sum of b(n) over the nodes used
-	// Capacity is what weights are made of: Bandwidth in bit/s, moved by less
-	// than a millionth where that brings the planes to a simpler ratio; or 1
-	// where a policy makes planes equal. 0: the plane carries nothing.
+	Bandwidth Bandwidth // B(p, destination): sum of b(n) over the used nodes
+	// Capacity is the basis of the weights. It is Bandwidth in bit/s, adjusted by less than a
+	// millionth where that brings the planes to a simpler ratio, or 1 where a policy makes planes
+	// equal. 0 means that the plane carries nothing.
 	Capacity uint64
-	SubPorts []SubPortWeight // those with a weight, by index
-	Reason   Reason          // why Capacity is 0; ReasonUsed when it is not
+	SubPorts []SubPortWeight // sub-ports with a weight, by index
+	Reason   Reason          // why Capacity is 0; ReasonUsed if it is not
 }
 
-// SubPortWeight is a sub-port's part of its plane's traffic, in lowest terms
-// within the plane, at least 1; those of one plane sum to less than 2^63.
+// SubPortWeight is a sub-port's part of its plane's traffic, in lowest terms within the plane. It
+// is at least 1, and the weights of one plane sum to less than 2^63.
 type SubPortWeight struct {
 	SubPort int
 	Weight  uint64
 }
 
-// entry is what one session's route says to a group. A group's entries are
-// its signature.
+// entry is the content of one session's route as a group's destinations share it. A group's entries
+// are its signature.
 type entry struct {
 	generation uint64
 	value      Bandwidth
-	rank       uint16 // of the session; entries are sorted by it
-	hops       uint16 // role leaf: AS numbers in the path; else 0
-	known      bool   // value was advertised
-	originated bool   // by the neighbour itself
+	rank       uint16 // rank of the session; entries are sorted by it
+	hops       uint16 // role leaf: number of AS numbers in the path; otherwise 0
+	origin     uint16 // position of its origin among the destination's origins, from 1; 0: not visible
+	ignored    Reason // reason of an invalid bandwidth community; ReasonUsed if there is none
+	known      bool   // the route carries a value
+	originated bool   // by the neighbor itself
 }
 
 func (h hasher) entries(es []entry) uint64 {
 	hash := uint64(len(es))
 	for i := range es {
 		e := &es[i]
-		word := uint64(e.hops)<<32 | uint64(e.rank)<<2
+		word := uint64(e.origin)<<48 | uint64(e.hops)<<32 | uint64(e.ignored)<<16 | uint64(e.rank)<<2
 		if e.known {
 			word |= 1
 		}
@@ -100,8 +120,8 @@ func (h hasher) entries(es []entry) uint64 {
 	return hash
 }
 
-// group is a set of destinations with equal entries. Invariant: it has at
-// least one member, and no other group has the same entries.
+// group is a set of destinations with equal entries. Invariant: it has at least one member, and no
+// other group has the same entries.
 type group struct {
 	link[group]
 	id       GroupID
@@ -110,12 +130,13 @@ type group struct {
 	members  *destination
 	size     int
 	view     GroupView
-	subPorts []SubPortWeight // behind view.Planes[].SubPorts
+	subPorts []SubPortWeight    // backs view.Planes[].SubPorts
+	ignored  []IgnoredBandwidth // backs view.Ignored
 }
 
 func (g *group) chain() *link[group] { return &g.link }
 
-// find is where rank is among the entries, or would be.
+// find returns the index of rank among the entries and true, or its insertion index and false.
 func (g *group) find(rank uint16) (int, bool) {
 	lo, hi := 0, len(g.entries)
 	for lo < hi {
@@ -157,20 +178,20 @@ func (g *group) detach(d *destination) {
 	g.size--
 }
 
-// destination is one prefix that some session has, or lately had, a route to.
+// destination is one prefix to which a session has a route, or had one that is not yet forgotten.
 type destination struct {
 	prefix     netip.Prefix
 	group      *group
 	sets       []*attributeSet // one per entry of the group
-	prev, next *destination    // in the group
+	prev, next *destination    // list of the group's members
 	told       readvertised
 }
 
-// groups keeps every group by number and by entries.
+// groups indexes every group by number and by entries.
 type groups struct {
-	byID []*group // GroupID-1; nil is free
-	used []uint64 // bit per byID
-	hint int      // no free number is below the word used[hint]
+	byID []*group // by GroupID-1; nil marks a free number
+	used []uint64 // one bit per element of byID
+	hint int      // every number below the word used[hint] is in use
 	set  internSet[group, *group]
 	free []*group
 }
@@ -192,7 +213,7 @@ func (gs *groups) get(id GroupID) *group {
 	return gs.byID[id-1]
 }
 
-// add makes a group without members under the lowest free number.
+// add creates a group without members under the lowest free number.
 func (gs *groups) add(h hasher, es []entry) *group {
 	var g *group
 	if n := len(gs.free); n > 0 {
@@ -221,13 +242,13 @@ func (gs *groups) add(h hasher, es []entry) *group {
 	return g
 }
 
-// sign gives g its entries; it must not be in the set.
+// sign sets the entries of g, which must not be in the set, and inserts g.
 func (gs *groups) sign(h hasher, g *group, es []entry) {
 	g.entries = append(g.entries[:0], es...)
 	gs.set.insert(g, h.entries(g.entries))
 }
 
-// remove forgets g, which has no members.
+// remove deletes g, which has no members.
 func (gs *groups) remove(g *group) {
 	index := int(g.id - 1)
 	gs.set.remove(g)

@@ -12,8 +12,7 @@ import (
 	"github.com/fared/fared/internal/race"
 )
 
-// follower carries out changes as a consumer would and finds those that
-// cannot be.
+// follower applies changes as a consumer would, and finds impossible ones.
 type follower struct {
 	groups       map[GroupID]GroupView
 	destinations map[netip.Prefix]GroupID
@@ -58,7 +57,7 @@ func (f *follower) apply(t *testing.T, table *Table, changes []Change) {
 
 func readvertisedText(table *Table, prefix netip.Prefix) string {
 	if b, path, ok := table.Readvertise(prefix); ok {
-		return fmt.Sprint(b, path)
+		return fmt.Sprint(b, path, table.ReadvertisedCommunities(prefix))
 	}
 	return ""
 }
@@ -73,7 +72,7 @@ func copyView(v GroupView) GroupView {
 
 func TestIncrementalIsFullRecompute(t *testing.T) {
 	sequences := 2000
-	if testing.Short() || race.Enabled { // one goroutine: what the detector would find is elsewhere
+	if testing.Short() || race.Enabled { // the code has one goroutine, so the race detector finds nothing here
 		sequences = 300
 	}
 	base := rand.Uint64()
@@ -125,12 +124,19 @@ func compare(t *testing.T, table *Table, f *follower, want twinView, prefix neti
 		return
 	}
 	v := f.groups[id]
-	if prefix != testPrefixes[0] { // explained once is enough
+	if prefix != testPrefixes[0] { // one explained destination is enough
 	} else if d := table.Describe(prefix); d.Group != id || d.Rule != v.Rule || d.Reachable != v.Reachable || len(d.String()) == 0 {
 		t.Fatalf("%s: described as %v", prefix, d)
 	}
-	if v.Reachable != want.reachable || v.Rule != want.rule || v.Reachable == (v.Reason != ReasonUsed) {
-		t.Fatalf("%s: %+v, want %v %v", prefix, v, want.reachable, want.rule)
+	if v.Reachable != want.reachable || v.Rule != want.rule || v.Origins != want.origins || v.Reachable == (v.Reason != ReasonUsed) {
+		t.Fatalf("%s: %+v, want %v %v, %d origins", prefix, v, want.reachable, want.rule, want.origins)
+	}
+	var ignored []string
+	for _, x := range v.Ignored {
+		ignored = append(ignored, fmt.Sprint(x.Session, " ", x.Reason))
+	}
+	if slices.Sort(ignored); !slices.Equal(ignored, want.ignored) {
+		t.Fatalf("%s: ignored bandwidth %q, want %q", prefix, ignored, want.ignored)
 	}
 	for i, p := range v.Planes {
 		if rat(uint64(p.Bandwidth)).Cmp(want.bandwidth[i]) != 0 || rat(p.Capacity).Cmp(want.capacity[i]) != 0 ||
@@ -158,7 +164,7 @@ func compare(t *testing.T, table *Table, f *follower, want twinView, prefix neti
 	if table.config.Role == RoleLeaf {
 		told := ""
 		if want.reachable {
-			told = fmt.Sprint(Bandwidth(want.total.Num().Uint64()), want.path)
+			told = fmt.Sprint(Bandwidth(want.total.Num().Uint64()), want.path, want.communities)
 		}
 		if f.told[prefix] != told || readvertisedText(table, prefix) != told {
 			t.Fatalf("%s: readvertised %q, is %q, want %q", prefix, f.told[prefix], readvertisedText(table, prefix), told)
@@ -166,15 +172,15 @@ func compare(t *testing.T, table *Table, f *follower, want twinView, prefix neti
 	}
 }
 
-// nearly allows what splitNearly may be off, 2^-40 of the plane; only weights
-// that do not fit 64 bits come to that.
+// nearly allows the error of splitNearly, 2^-40 of the plane; only weights that
+// do not fit 64 bits have one.
 func nearly(a, b *big.Rat) bool {
 	diff := new(big.Rat).Sub(a, b)
 	return diff.Abs(diff).Cmp(big.NewRat(1, 1<<40)) < 0
 }
 
-// fits reports whether the exact weights are small enough that nothing on the
-// way to them can have been too large.
+// fits reports whether the exact weights are small enough that no intermediate
+// result can have overflowed.
 func fits(parts map[int]*big.Rat) bool {
 	common := big.NewInt(1)
 	for _, p := range parts {
@@ -189,6 +195,22 @@ func checkTotals(t *testing.T, table *Table, dumb *twin, f *follower) {
 	stats := table.Stats()
 	for _, tally := range []Tally{stats.Events, stats.Communities} {
 		checkTally(t, tally)
+	}
+	counted := map[string]uint64{}
+	for _, prefix := range testPrefixes {
+		for _, x := range dumb.view(prefix).ignored {
+			counted[x]++
+		}
+	}
+	for _, x := range table.Ignored() {
+		key := fmt.Sprint(x.Session, " ", x.Reason)
+		if counted[key] != x.Routes || !slices.Contains(dumb.view(x.Example).ignored, key) {
+			t.Fatalf("%s: %d routes such as %s, want %d", key, x.Routes, x.Example, counted[key])
+		}
+		delete(counted, key)
+	}
+	if len(counted) > 0 {
+		t.Fatalf("ignored bandwidth that is not counted: %v", counted)
 	}
 	live := 0
 	for i, v := range table.Sessions(nil) {
@@ -245,7 +267,8 @@ func checkTally(t *testing.T, tally Tally) {
 	}
 }
 
-// TestSameEventsSameBytes also replays the second time from a recording.
+// TestSameEventsSameBytes replays the same events twice, the second time from a
+// recording.
 func TestSameEventsSameBytes(t *testing.T) {
 	for seed := range uint64(50) {
 		g := newGenerator(seed)

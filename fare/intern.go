@@ -18,10 +18,11 @@ type interned[T any] interface {
 	chain() *link[T]
 }
 
-// internSet finds equal values by hash. The caller compares: it walks from
-// first along chain().next. Unlike a map it allocates only when it grows.
+// internSet finds equal values by hash. The caller compares the values: it
+// walks from first along chain().next. Unlike a map, the set allocates only
+// when it grows.
 type internSet[T any, P interned[T]] struct {
-	buckets []*T // a power of two, or none
+	buckets []*T // the length is a power of two or 0
 	n       int
 }
 
@@ -65,8 +66,9 @@ func (s *internSet[T, P]) remove(x *T) {
 	s.n--
 }
 
-// hasher mixes words under a secret, so that a neighbour that chooses values
-// cannot make chains long. Hashes order nothing that leaves the package.
+// hasher mixes words under a secret, so that a neighbor that chooses values
+// cannot make chains long. No order visible outside the package depends on
+// hashes.
 type hasher struct{ a, b uint64 }
 
 func newHasher() hasher {

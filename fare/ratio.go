@@ -9,15 +9,16 @@ const (
 )
 
 // simplify brings numbers to a simple ratio if they are within half a millionth
-// of one: to multiples of a unit, at most 1000 of it. It returns the unit; of
-// numbers that stay as they are the greatest common divisor, 1 when all are
-// zero. None may be 2^63 or more.
+// of one: to multiples of a unit, at most 1000 times the unit. It returns the
+// unit. If it leaves the numbers unchanged, the unit is their greatest common
+// divisor, or 1 when all are zero. Each number must be less than 2^63.
 //
-// A value was a float32 at every node that passed on a sum, or a part of one
-// ([Bandwidth.Part]). Three thirds of 400G may come as 399.99999G, and two of
-// 800G as 533.33334G; beside 800G those would be weights of eight digits. What
-// float32 does to them is less than half a millionth, and two different simple
-// ratios are at least a millionth apart: none is taken for another.
+// A value becomes a float32 at every node that passes on a sum or a part of one
+// ([Bandwidth.Part]). Three thirds of 400G may arrive as 399.99999G, and two
+// thirds of 800G as 533.33334G; together with 800G they would result in weights
+// of eight digits. The float32 error is less than half a millionth, and two
+// different simple ratios are at least a millionth apart, so no ratio is
+// mistaken for another.
 func simplify(numbers []uint64) (unit uint64) {
 	var most, common uint64
 	for _, n := range numbers {
@@ -43,8 +44,8 @@ func simplify(numbers []uint64) (unit uint64) {
 	return common
 }
 
-// near reports whether numbers are in a simple ratio in which the greatest of
-// them, most, is top.
+// near reports whether numbers are close to a simple ratio in which most, the
+// greatest of them, is top.
 func near(numbers []uint64, top, most uint64) bool {
 	for _, n := range numbers {
 		hi, lo := bits.Mul64(n, top)
@@ -57,7 +58,8 @@ func near(numbers []uint64, top, most uint64) bool {
 	return true
 }
 
-// scale is n * part / whole, to nearest. part is at most whole.
+// scale returns n * part / whole, rounded to nearest. part must not exceed
+// whole.
 func scale(n, part, whole uint64) uint64 {
 	hi, lo := bits.Mul64(n, part)
 	lo, carry := bits.Add64(lo, whole/2, 0)
@@ -65,7 +67,7 @@ func scale(n, part, whole uint64) uint64 {
 	return quotient
 }
 
-// gcd is the greatest common divisor; gcd(0, x) is x.
+// gcd returns the greatest common divisor; gcd(0, x) is x.
 func gcd(a, b uint64) uint64 {
 	if a == 1 {
 		return 1

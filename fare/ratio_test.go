@@ -17,7 +17,7 @@ func TestPart(t *testing.T) {
 		{800e9, 0, 3, 0},
 		{0, 2, 3, 0},
 		{0, 0, 0, 0},
-		{1, 1, 64, 1}, // and not 0, which would say maintenance
+		{1, 1, 64, 1}, // 1 and not 0, which would mean maintenance
 		{MaxBandwidth, MaxBandwidth, MaxBandwidth, MaxBandwidth},
 		{MaxBandwidth, MaxBandwidth - 1, MaxBandwidth, MaxBandwidth - 1},
 	} {
@@ -27,9 +27,9 @@ func TestPart(t *testing.T) {
 	}
 }
 
-// TestPartsAddUp: what a leaf shares out over 1 to 64 uplinks, as floats over spines, adds up at another leaf to what has to be: a
-// server weighs it, against planes in which nothing is lost, by exactly the fraction that is left. The spines are fared's, which
-// write what they have read, or FRR's, which hold whole bytes/s.
+// TestPartsAddUp verifies the shares of a leaf over 1 to 64 uplinks, passed as floats by the spines and summed at
+// another leaf: a server must weigh the sum, against planes without failures, by exactly the fraction that remains. The
+// spines are either fared's, which encode the value they have decoded, or FRR's, which hold whole bytes/s.
 func TestPartsAddUp(t *testing.T) {
 	pass := func(b Bandwidth) Bandwidth {
 		a, _ := Codec{}.Judge([]Community{Codec{}.Encode(b, netip.Addr{})}, nil)
@@ -47,7 +47,7 @@ func TestPartsAddUp(t *testing.T) {
 				for spines := Bandwidth(1); spines <= 64; spines++ {
 					for i, spine := range []func(Bandwidth) Bandwidth{pass, frr} {
 						if i == 1 && speed/spines < 32e6 {
-							continue // a byte/s of less is too much
+							continue // the loss of one byte/s is too much
 						}
 						var sum Bandwidth
 						for alive := Bandwidth(1); alive <= spines; alive++ {
@@ -72,8 +72,8 @@ func TestPartsAddUp(t *testing.T) {
 	}
 }
 
-// TestSimplify: a simple ratio is found again from numbers that are off by what float32 does to them, whatever their size; what is
-// made of any numbers is within half a millionth of them, and done twice is done once.
+// TestSimplify verifies that a simple ratio is recovered from numbers with float32 errors, whatever their size, that
+// the result is within half a millionth of any numbers, and that simplify is idempotent.
 func TestSimplify(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	simple, kept := 0, 0
@@ -88,7 +88,7 @@ func TestSimplify(t *testing.T) {
 		unit := 1 + random.Uint64N(1<<random.IntN(52))
 		for i := range ratio {
 			numbers[i] = ratio[i] * unit
-			if unit > 1<<24 { // then half a millionth is some units
+			if unit > 1<<24 { // half a millionth is then several units
 				numbers[i] += random.Uint64N(numbers[i]>>22 + 1)
 			}
 		}
@@ -120,7 +120,7 @@ func TestSimplify(t *testing.T) {
 		}
 		simple++
 		most := slices.Max(before)
-		for i := range numbers { // both in units of the greatest
+		for i := range numbers { // both in units of the greatest number
 			was, is := big.NewRat(int64(before[i]), int64(most)), big.NewRat(int64(numbers[i]), int64(slices.Max(numbers)))
 			off := new(big.Rat).Sub(is, was)
 			if off.Abs(off).Mul(off, big.NewRat(precision, 1)).Cmp(was) > 0 {

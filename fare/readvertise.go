@@ -5,19 +5,21 @@ import (
 	"slices"
 )
 
-// readvertised is what a leaf passes on about one destination.
+// readvertised is a leaf's readvertisement of one destination.
 type readvertised struct {
 	ok        bool
 	bandwidth Bandwidth
 	path      []uint32
+	// communities are those of the route that provides path, as received.
+	communities []Community
 }
 
-// Readvertise is what a leaf advertises for prefix: the sum of b(n) over the
-// nodes it uses (draft-ietf-bess-ebgp-dmz: a node that changes the next hop
-// recomputes the value) and the AS path of its best route, as received: of the
-// shortest, which are all it uses, the lowest node's, then the lowest
-// session's. False means to advertise nothing: the prefix is unknown or unreachable, or the
-// role is not leaf. The path must not be changed.
+// Readvertise returns a leaf's advertisement for prefix: the sum of b(n) over the used
+// nodes (draft-ietf-bess-ebgp-dmz: a node that changes the next hop recomputes the value)
+// and the AS path of its best route, as received. A leaf uses only the routes with the
+// shortest path; the best of them is the lowest node's, then the lowest session's. It
+// returns false if nothing is to be advertised: the prefix is unknown or unreachable, or
+// the role is not leaf. The caller must not modify the path.
 func (t *Table) Readvertise(prefix netip.Prefix) (Bandwidth, []uint32, bool) {
 	d := t.byPrefix[prefix]
 	if d == nil || !d.told.ok {
@@ -26,7 +28,18 @@ func (t *Table) Readvertise(prefix netip.Prefix) (Bandwidth, []uint32, bool) {
 	return d.told.bandwidth, d.told.path, true
 }
 
-// tell works out what is readvertised for d and reports a change.
+// ReadvertisedCommunities returns the extended communities of the route whose AS path
+// [Table.Readvertise] returns, as received, for a leaf that keeps them, or nil if there is
+// no such route. The caller must not modify them.
+func (t *Table) ReadvertisedCommunities(prefix netip.Prefix) []Community {
+	if d := t.byPrefix[prefix]; d != nil && d.told.ok {
+		return d.told.communities
+	}
+	return nil
+}
+
+// tell computes the readvertisement of d and appends a [Change] if it differs from the
+// previous one.
 func (t *Table) tell(d *destination) {
 	var now readvertised
 	g := d.group
@@ -40,20 +53,21 @@ func (t *Table) tell(d *destination) {
 			if g.reasons[i] != ReasonUsed {
 				continue
 			}
-			s, path := &t.sessions[t.order[g.entries[i].rank]], d.sets[i].attrs.ASPath
+			s, attrs := &t.sessions[t.order[g.entries[i].rank]], d.sets[i].attrs
 			if best == nil || s.node.Less(best.node) {
-				best, now.path = s, path
+				best, now.path, now.communities = s, attrs.ASPath, attrs.Communities
 			}
 		}
 	}
-	if now.ok != d.told.ok || now.bandwidth != d.told.bandwidth || !slices.Equal(now.path, d.told.path) {
+	if now.ok != d.told.ok || now.bandwidth != d.told.bandwidth || !slices.Equal(now.path, d.told.path) ||
+		!slices.Equal(now.communities, d.told.communities) {
 		d.told = now
 		t.changes = append(t.changes, Change{Kind: Readvertise, Destination: d.prefix})
 	}
 }
 
-// tellTouched does every destination with an entry in r, in order of prefix.
-// A leaf has something to send for each, so this is O(destinations).
+// tellTouched calls tell for every destination with an entry in r, in order of prefix. A
+// leaf readvertises each of them, so the cost is O(destinations).
 func (t *Table) tellTouched(r rankRange) {
 	from := len(t.changes)
 	for _, g := range t.groups.byID {

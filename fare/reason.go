@@ -1,39 +1,40 @@
 package fare
 
-// Reason says why something received or configured does not count. The zero
-// value, [ReasonUsed], says that it does. Its text is also the value of the metric
-// label "reason", so it never changes once released.
+// Reason is the reason why an event, a community, a route or a configured object
+// does not count. The zero value, [ReasonUsed], means that it counts. The text is
+// also the value of the metric label "reason", so it never changes once released.
 type Reason uint8
 
-// The reasons. A reason applies to events (Event), communities (Community),
-// routes and planes (Route) or whole destinations (Destination). Of several
-// reasons for one plane the lowest is shown: the order below goes from what
-// an operator did, over what is broken here, to what was never there.
+// The reasons. A reason applies to events (Event), communities (Community), routes
+// and planes (Route) or whole destinations (Destination). If several apply to one
+// plane, the lowest is shown: the order starts with the operator's actions,
+// continues with local failures and ends with absent routes.
 const (
-	ReasonUsed Reason = iota // counts
+	ReasonUsed Reason = iota // it counts
 
 	ReasonDrained          // Route, Destination: an operator drained the plane, the node or the sub-port
 	ReasonLinkDown         // Route, Destination: the sub-port has no carrier
 	ReasonSpeedUnknown     // Route, Destination: the sub-port is up but no speed is known for it
 	ReasonSessionDown      // Route, Destination: the session that carried the route is down
-	ReasonZeroBandwidth    // Route, Destination: zero was advertised: in maintenance (RFC 10005)
-	ReasonMissingBandwidth // Route: no bandwidth on it while others have one, and the policy is to skip such
+	ReasonZeroBandwidth    // Route, Destination: the route advertises zero: in maintenance (RFC 10005, Section 3.1)
+	ReasonMissingBandwidth // Route: the route has no bandwidth while others have one, and the policy is to skip it
+	ReasonOtherOrigin      // Route: another origin announced the destination first, and the policy prefers that origin
+	ReasonConflict         // Route, Destination: several origins announce the destination, and the policy is to drop it
 	ReasonLongerPath       // Route: role leaf: another route's AS path is shorter
-	ReasonNoRoute          // Plane, Destination: no session of it carries the route
+	ReasonNoRoute          // Plane, Destination: no session carries the route
 
-	ReasonNotBandwidth  // Community: of a type that says nothing about bandwidth
-	ReasonNotANumber    // Community: NaN (RFC 10005: ignore)
-	ReasonNegative      // Community: below zero (RFC 10005: ignore)
-	ReasonInfinite      // Community: infinity (RFC 10005: ignore)
-	ReasonTooLarge      // Community: above MaxBandwidth
+	ReasonNotBandwidth  // Community: the type does not carry a bandwidth
+	ReasonNotANumber    // Community: NaN: ignored as invalid (RFC 10005 does not mention it)
+	ReasonNegative      // Community: below zero: ignored (RFC 10005, Section 4)
+	ReasonInfinite      // Community: infinity: ignored as invalid (RFC 10005 does not mention it)
 	ReasonBelowMinimum  // Community: below the configured sanity bound
 	ReasonAboveMaximum  // Community: above the configured sanity bound
-	ReasonNotLowest     // Community: another one on the route says the same or less (RFC 10005: the lowest counts)
-	ReasonOverridden    // Community: a FARE community on the route wins over Link Bandwidth
-	ReasonOldGeneration // Event: of an earlier incarnation of the session, or one that is not up
-	ReasonInvalidEvent  // Event: names a session, sub-port, plane or prefix that cannot be
-	ReasonNoAttributes  // Event: an update without attributes; treated as a withdrawal (RFC 7606)
-	ReasonUnknownRoute  // Event: withdraws a route that the session does not have
+	ReasonNotLowest     // Community: another one on the route has the same or a lower value (RFC 10005, Section 4: the lowest counts)
+	ReasonOverridden    // Community: a FARE community on the route overrides Link Bandwidth
+	ReasonOldGeneration // Event: it names an earlier incarnation of the session, or the session is not up
+	ReasonInvalidEvent  // Event: it names an impossible session, sub-port, plane or prefix
+	ReasonNoAttributes  // Event: the update has no attributes; it is treated as a withdrawal (RFC 7606)
+	ReasonUnknownRoute  // Event: it withdraws a route that the session does not have
 	reasonCount         = int(iota)
 )
 
@@ -45,13 +46,14 @@ var reasonNames = [reasonCount]string{
 	ReasonSessionDown:      "session-down",
 	ReasonZeroBandwidth:    "zero-bandwidth",
 	ReasonMissingBandwidth: "missing-bandwidth",
+	ReasonOtherOrigin:      "other-origin",
+	ReasonConflict:         "conflict",
 	ReasonLongerPath:       "longer-path",
 	ReasonNoRoute:          "no-route",
 	ReasonNotBandwidth:     "not-bandwidth",
 	ReasonNotANumber:       "not-a-number",
 	ReasonNegative:         "negative",
 	ReasonInfinite:         "infinite",
-	ReasonTooLarge:         "too-large",
 	ReasonBelowMinimum:     "below-minimum",
 	ReasonAboveMaximum:     "above-maximum",
 	ReasonNotLowest:        "not-lowest",
@@ -62,13 +64,13 @@ var reasonNames = [reasonCount]string{
 	ReasonUnknownRoute:     "unknown-route",
 }
 
-// String is the text of the metric label, such as "link-down".
+// String returns the text of the metric label, such as "link-down".
 func (r Reason) String() string { return enumName(reasonNames[:], r) }
 
-// MarshalText is [Reason.String].
+// MarshalText returns [Reason.String].
 func (r Reason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// Reasons yields every reason but [ReasonUsed], in order.
+// Reasons yields every reason except [ReasonUsed], in order.
 func Reasons(yield func(Reason) bool) {
 	for r := ReasonUsed + 1; int(r) < reasonCount; r++ {
 		if !yield(r) {
@@ -77,14 +79,15 @@ func Reasons(yield func(Reason) bool) {
 	}
 }
 
-// Tally counts things received by what became of them. Received is always
-// Used plus the sum over every reason.
+// Tally counts received items by outcome. Received always equals Used plus the sum
+// over every reason.
 type Tally struct {
 	Received, Used uint64
 	reasons        [reasonCount]uint64
 }
 
-// Reason is how many were not used for r; 0 for [ReasonUsed] and unknown reasons.
+// Reason returns the number of items that were not used for r; it is 0 for
+// [ReasonUsed] and unknown reasons.
 func (t *Tally) Reason(r Reason) uint64 {
 	if r == ReasonUsed || int(r) >= reasonCount {
 		return 0

@@ -13,8 +13,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the expectations in testdata/*.txt")
 
-// TestScenarios runs every testdata/*.txt: a file is a story of commands, each
-// followed by "----" and what it says, up to an empty line.
+// TestScenarios runs every testdata/*.txt. A file is a sequence of commands,
+// each followed by "----" and its expected output up to an empty line.
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -43,7 +43,8 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// runScenario returns the text with every expectation replaced by what happens.
+// runScenario returns the text with every expectation replaced by the actual
+// output.
 func runScenario(t *testing.T, text string) string {
 	var out strings.Builder
 	story := &story{t: t}
@@ -79,8 +80,8 @@ func runScenario(t *testing.T, text string) string {
 	return out.String()
 }
 
-// story holds what the commands of one file work on: a whole fabric, or one
-// table.
+// story is the state that the commands of one file work on: a whole fabric, or
+// one table.
 type story struct {
 	t      *testing.T
 	fabric *fabric
@@ -90,7 +91,7 @@ type story struct {
 	ups    map[int]uint64
 }
 
-// args are the words of a command: positional ones, and key=value ones.
+// args are the words of a command: positional and key=value ones.
 type args struct {
 	words []string
 	named map[string]string
@@ -196,12 +197,13 @@ func (s *story) tableCommand(a args) string {
 	switch a.words[0] {
 	case "table": // table planes...
 		s.config = Config{Planes: a.words[1:], Role: enum[Role](t, a.named["role"]),
-			Missing: enum[MissingPolicy](t, a.named["missing"]), AllZero: enum[ZeroPolicy](t, a.named["zero"])}
+			Missing: enum[MissingPolicy](t, a.named["missing"]), AllMissing: enum[AllMissingPolicy](t, a.named["all-missing"]), AllZero: enum[ZeroPolicy](t, a.named["zero"]),
+			Conflict: enum[ConflictPolicy](t, a.named["conflict"])}
 		s.table, s.ups = nil, map[int]uint64{}
 		return ""
-	case "sub-port": // sub-port DEVICE PLANE SPEED
+	case "sub-port": // sub-port DEVICE PLANE SPEED [uplink]
 		s.config.SubPorts = append(s.config.SubPorts,
-			SubPort{Device: a.word(1), Plane: s.planeIndex(a.word(2)), Speed: mustBandwidth(t, a.word(3))})
+			SubPort{Device: a.word(1), Plane: s.planeIndex(a.word(2)), Speed: mustBandwidth(t, a.word(3)), Uplink: a.word(4) == "uplink"})
 		return ""
 	case "session": // session NAME DEVICE
 		s.config.Sessions = append(s.config.Sessions, Session{Name: a.word(1), SubPort: s.subPortIndex(a.word(2))})
@@ -223,6 +225,9 @@ func (s *story) tableCommand(a args) string {
 		text := fmt.Sprintf("events %d used %d, communities %d used %d, destinations %d groups %d routes %d leftovers %d\n",
 			stats.Events.Received, stats.Events.Used, stats.Communities.Received, stats.Communities.Used,
 			stats.Destinations, stats.Groups, stats.Routes, stats.Leftovers)
+		if stats.Conflicts > 0 {
+			text += fmt.Sprintf("conflicts %d\n", stats.Conflicts)
+		}
 		for r := range Reasons {
 			if n := stats.Events.Reason(r) + stats.Communities.Reason(r); n > 0 {
 				text += fmt.Sprintf("%s %d\n", r, n)
@@ -241,7 +246,7 @@ func (s *story) tableCommand(a args) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e, err = UnmarshalEvent(line); err != nil { // every story also passes through the recorder
+	if e, err = UnmarshalEvent(line); err != nil { // every scenario also passes through the recorder
 		t.Fatal(err)
 	}
 	return s.changes(s.table.Step(e))
@@ -300,7 +305,7 @@ func (s *story) event(a args) Event {
 		}
 		return e
 	case "policy":
-		return PolicyChange{enum[MissingPolicy](t, a.named["missing"]), enum[ZeroPolicy](t, a.named["zero"])}
+		return PolicyChange{enum[MissingPolicy](t, a.named["missing"]), enum[AllMissingPolicy](t, a.named["all-missing"]), enum[ZeroPolicy](t, a.named["zero"]), enum[ConflictPolicy](t, a.named["conflict"])}
 	}
 	t.Fatalf("unknown command %q", a.words[0])
 	return nil
@@ -349,7 +354,7 @@ func (s *story) view(v GroupView) string {
 	return text
 }
 
-// weightsOf are the capacities in lowest terms, such as 2:2:1:2.
+// weightsOf returns the capacities in lowest terms, such as 2:2:1:2.
 func weightsOf(v GroupView) string {
 	var common uint64
 	for _, p := range v.Planes {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// bigTable is a server of planes x subPorts with every session up to one leaf
-// a plane and the same 400G route to n destinations on each.
+// bigTable returns a server of planes x subPorts with every session up to one
+// leaf per plane and the same 400G route to n destinations on each session.
 func bigTable(t testing.TB, planes, subPorts, n int) (*Table, []netip.Prefix) {
 	c := Config{}
 	for p := range planes {
@@ -41,8 +41,8 @@ func route(b Bandwidth) *Attributes {
 	return &Attributes{Communities: []Community{Codec{}.Encode(b, netip.Addr{})}, ASPath: []uint32{65000, 64000}}
 }
 
-// TestLocalFailureCostsGroups: no change names a destination, whatever their
-// number.
+// TestLocalFailureCostsGroups verifies that no change of a local failure names
+// a destination, whatever their number.
 func TestLocalFailureCostsGroups(t *testing.T) {
 	const destinations, values = 16384, 5
 	table, prefixes := bigTable(t, 4, 2, destinations)
@@ -67,8 +67,8 @@ func TestLocalFailureCostsGroups(t *testing.T) {
 			}
 		}
 	}
-	// Leftovers of both sessions stay until somebody touches them, and are
-	// all gone after end-of-RIB.
+	// Leftovers of both sessions remain until their destination is touched, and
+	// are all removed after end-of-RIB.
 	if n := table.Stats().Leftovers; n != 2*destinations {
 		t.Errorf("%d leftovers", n)
 	}
@@ -79,8 +79,8 @@ func TestLocalFailureCostsGroups(t *testing.T) {
 	}
 }
 
-// TestLeftoversAreBounded: a session that flaps, sends other prefixes each
-// time and never says end-of-RIB does not fill memory.
+// TestLeftoversAreBounded verifies that a session that flaps, announces other
+// prefixes each time and never sends end-of-RIB does not fill memory.
 func TestLeftoversAreBounded(t *testing.T) {
 	table, _ := bigTable(t, 2, 1, 1)
 	for generation := uint64(2); generation < 40; generation++ {

@@ -6,37 +6,37 @@ import (
 	"slices"
 )
 
-// ChangeKind is what a [Change] is about.
+// ChangeKind is the kind of a [Change].
 type ChangeKind uint8
 
 // The kinds.
 const (
 	GroupSet          ChangeKind = iota + 1 // Group is new or its [GroupView] changed
-	GroupDelete                             // Group is gone; its number may come back
+	GroupDelete                             // Group is deleted; its number may be assigned later to another group
 	DestinationSet                          // Destination is new or moved to Group
-	DestinationDelete                       // Destination is gone
-	Readvertise                             // role leaf: ask [Table.Readvertise] about Destination
+	DestinationDelete                       // Destination is deleted
+	Readvertise                             // role leaf: [Table.Readvertise] of Destination has changed
 )
 
 var changeNames = []string{"none", "group-set", "group-delete", "destination-set", "destination-delete", "readvertise"}
 
-// String is a word for logs and tests.
+// String returns the word used in logs and tests.
 func (k ChangeKind) String() string { return enumName(changeNames, k) }
 
-// Change is one consequence of an event. Changes come in an order in which
-// they can be carried out: a group is set before a destination moves to it,
-// and deleted after the last one left.
+// Change is one consequence of an event. Changes are ordered so that they can
+// be applied one by one: a group is set before a destination moves to it, and
+// deleted after its last destination left.
 type Change struct {
 	Kind        ChangeKind
 	Group       GroupID      // GroupSet, GroupDelete, DestinationSet
 	Destination netip.Prefix // DestinationSet, DestinationDelete, Readvertise
 }
 
-// Table is the path-bandwidth table: what every session's routes say, and what
-// follows. It belongs to one goroutine at a time.
+// Table is the path-bandwidth table: it holds the routes of every session and
+// the resulting views. It is not safe for concurrent use.
 type Table struct {
 	config    Config
-	order     []int // session by rank
+	order     []int // session index by rank
 	sessions  []session
 	subPorts  []subPort
 	planes    []plane
@@ -46,10 +46,10 @@ type Table struct {
 	groups    groups
 	byPrefix  map[netip.Prefix]*destination
 	free      []*destination
-	sorted    []netip.Prefix // of byPrefix, when not stale
+	sorted    []netip.Prefix // keys of byPrefix in order, unless resort is set
 	resort    bool
-	live      int // routes of the sessions' current generations
-	leftovers int // routes of earlier generations not yet forgotten
+	live      int // number of routes of the sessions' current generations
+	leftovers int // number of routes of earlier generations that are not yet removed
 	events    Tally
 
 	changes  []Change
@@ -57,6 +57,7 @@ type Table struct {
 	sets     []*attributeSet // scratch, one per entry
 	verdicts []Verdict       // scratch
 	work     computation     // scratch
+	places   []uint16        // scratch of origins
 }
 
 type session struct {
@@ -64,12 +65,12 @@ type session struct {
 	subPort     int
 	codec       Codec
 	up          bool
-	generation  uint64 // of the current or last incarnation
+	generation  uint64 // generation of the current or last incarnation
 	node        netip.Addr
 	peerAS      uint32
-	leader      int    // lowest session of the plane that is up to the same node
+	leader      int    // lowest session of the plane that is up to the same node: same AS and identifier (RFC 6286)
 	reason      Reason // why its routes do not count
-	routes      int    // of the current generation
+	routes      int    // number of routes of the current generation
 	communities Tally
 }
 
@@ -86,8 +87,8 @@ type plane struct {
 	ranks   rankRange
 }
 
-// NewTable makes a table in which every sub-port and session is down. Errors
-// wrap [ErrConfig] and name everything that is wrong.
+// NewTable returns a table in which every sub-port and session is down. Errors
+// wrap [ErrConfig] and list every mistake.
 func NewTable(c Config) (*Table, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
@@ -114,7 +115,7 @@ func NewTable(c Config) (*Table, error) {
 	return t, nil
 }
 
-// add extends the range to rank, which follows its last one.
+// add extends the range by rank, which follows the last rank of the range.
 func (r *rankRange) add(rank uint16) {
 	if r.lo == r.hi {
 		r.lo = rank
@@ -124,8 +125,8 @@ func (r *rankRange) add(rank uint16) {
 
 func (t *Table) everything() rankRange { return rankRange{0, uint16(len(t.order))} }
 
-// Step takes one event and returns what changed, valid until the next Step.
-// An event that cannot be used changes nothing and is counted by its
+// Step applies one event and returns the resulting changes, which are valid
+// until the next Step. An unusable event changes nothing and is counted by its
 // [Reason] (see [Table.Stats]).
 func (t *Table) Step(e Event) []Change {
 	t.changes = t.changes[:0]
@@ -158,19 +159,12 @@ func (t *Table) step(e Event) Reason {
 	case Drain:
 		return t.drain(e)
 	case PolicyChange:
-		if int(e.Missing) >= len(missingNames) || int(e.AllZero) >= len(zeroNames) {
-			return ReasonInvalidEvent
-		}
-		if t.config.Missing != e.Missing || t.config.AllZero != e.AllZero {
-			t.config.Missing, t.config.AllZero = e.Missing, e.AllZero
-			t.recompute(t.everything())
-		}
-		return ReasonUsed
+		return t.policy(e)
 	}
 	return ReasonInvalidEvent
 }
 
-// current is the session if it is up in that generation.
+// current returns the session if it is up in that generation.
 func (t *Table) current(index int, generation uint64) (*session, Reason) {
 	if index < 0 || index >= len(t.sessions) {
 		return nil, ReasonInvalidEvent
@@ -194,7 +188,7 @@ func (t *Table) sessionUp(e SessionUp) Reason {
 		t.sessionDown(s)
 	}
 	s.up, s.generation, s.node, s.peerAS = true, e.Generation, e.Node.Unmap(), e.PeerAS
-	// No group changes: a new generation has no routes yet.
+	// No group changes, because a new generation has no routes yet.
 	t.refresh(t.planes[t.subPorts[s.subPort].plane].ranks)
 	return ReasonUsed
 }
@@ -214,7 +208,7 @@ func (t *Table) linkState(e LinkState) Reason {
 	}
 	sp := &t.subPorts[e.SubPort]
 	speed := e.Speed
-	if speed == 0 {
+	if speed == 0 && !e.Unknown {
 		speed = sp.speed
 	}
 	if sp.up != e.Up || sp.speed != speed {
@@ -226,7 +220,18 @@ func (t *Table) linkState(e LinkState) Reason {
 }
 
 func (t *Table) drain(e Drain) Reason {
-	var touched rankRange
+	touched, ok := t.markDrain(e)
+	if !ok {
+		return ReasonInvalidEvent
+	}
+	t.refresh(touched)
+	t.recompute(touched)
+	return ReasonUsed
+}
+
+// markDrain records a drain and returns the ranks of the sessions that it
+// affects, or false for an event that names no object.
+func (t *Table) markDrain(e Drain) (touched rankRange, ok bool) {
 	switch {
 	case e.Scope == DrainPlane && e.Index >= 0 && e.Index < len(t.planes):
 		p := &t.planes[e.Index]
@@ -244,15 +249,26 @@ func (t *Table) drain(e Drain) Reason {
 		}
 		touched = t.everything()
 	default:
+		return touched, false
+	}
+	return touched, true
+}
+
+func (t *Table) policy(e PolicyChange) Reason {
+	if int(e.Missing) >= len(missingNames) || int(e.AllMissing) >= len(allMissingNames) || int(e.AllZero) >= len(zeroNames) ||
+		int(e.Conflict) >= len(conflictNames) {
 		return ReasonInvalidEvent
 	}
-	t.refresh(touched)
-	t.recompute(touched)
+	c := &t.config
+	if c.Missing != e.Missing || c.AllMissing != e.AllMissing || c.AllZero != e.AllZero || c.Conflict != e.Conflict {
+		c.Missing, c.AllMissing, c.AllZero, c.Conflict = e.Missing, e.AllMissing, e.AllZero, e.Conflict
+		t.recompute(t.everything())
+	}
 	return ReasonUsed
 }
 
-// refresh works out leader and reason of the sessions in r. Leaders are right
-// only when r covers whole planes or no session came or went.
+// refresh recomputes leader and reason of the sessions in r. Leaders are
+// correct only if r covers whole planes or no session came up or went down.
 func (t *Table) refresh(r rankRange) {
 	for rank := r.lo; rank < r.hi; rank++ {
 		s := &t.sessions[t.order[rank]]
@@ -261,7 +277,7 @@ func (t *Table) refresh(r rankRange) {
 		s.leader = t.order[rank]
 		if s.up {
 			for _, i := range t.order[p.ranks.lo:rank] {
-				if other := &t.sessions[i]; other.up && other.node == s.node {
+				if other := &t.sessions[i]; other.up && other.node == s.node && other.peerAS == s.peerAS {
 					s.leader = other.leader
 					break
 				}
@@ -282,7 +298,7 @@ func (t *Table) refresh(r rankRange) {
 	}
 }
 
-// recompute does every group that has an entry in r: O(groups).
+// recompute recomputes every group that has an entry in r: O(groups).
 func (t *Table) recompute(r rankRange) {
 	for _, g := range t.groups.byID {
 		if g != nil && g.touches(r) {
@@ -294,7 +310,7 @@ func (t *Table) recompute(r rankRange) {
 	}
 }
 
-// compute brings g.view up to date and reports a change, always for a new g.
+// compute updates g.view and appends a [Change] if it differs or g is new.
 func (t *Table) compute(g *group, isNew bool) {
 	if t.work.run(t, g) || isNew {
 		t.changes = append(t.changes, Change{Kind: GroupSet, Group: g.id})
@@ -338,10 +354,12 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 		s.routes++
 		t.live++
 	}
+	origin := t.originOrder(d, s, e.Attrs.ASPath)
 	t.keepLive(d, s.rank)
 	own := entry{
+		origin:     origin,
 		generation: s.generation, value: advertised.Bandwidth, rank: s.rank, known: advertised.Known,
-		originated: originated(e.Attrs.ASPath, s.peerAS),
+		originated: t.originated(s, e.Attrs.ASPath), ignored: invalid(t.verdicts),
 	}
 	if t.config.Role == RoleLeaf {
 		own.hops = uint16(min(len(e.Attrs.ASPath), math.MaxUint16))
@@ -359,9 +377,10 @@ func (t *Table) routeUpdate(e RouteUpdate) Reason {
 	return ReasonUsed
 }
 
-// leftoversAllowed bounds, beside as many routes as are alive, what sessions
-// that never say end-of-RIB or never come back leave in memory. Every swept
-// route was once learned, so sweeping costs O(1) per update in the long run.
+// leftoversAllowed is the number of leftovers allowed in addition to the number
+// of live routes. It bounds the memory of sessions that never send end-of-RIB
+// or never come back. Every swept route was once learned, so sweeping costs
+// O(1) per update in the long run.
 const leftoversAllowed = 4096
 
 func (t *Table) routeWithdraw(e RouteWithdraw) Reason {
@@ -405,8 +424,8 @@ func (t *Table) alive(e *entry) bool {
 	return s.up && s.generation == e.generation
 }
 
-// keepLive fills t.entries and t.sets with d's living routes other than the
-// one of rank, and lets go of all others.
+// keepLive fills t.entries and t.sets with d's live routes, except the one with
+// rank, and releases all others.
 func (t *Table) keepLive(d *destination, rank uint16) {
 	t.entries, t.sets = t.entries[:0], t.sets[:0]
 	if d.group == nil {
@@ -426,17 +445,19 @@ func (t *Table) keepLive(d *destination, rank uint16) {
 	d.sets = d.sets[:0]
 }
 
-// place moves d to the group of t.entries, which are not none.
+// place moves d to the group with t.entries, which must not be empty.
 func (t *Table) place(d *destination) {
+	t.closeOrigins()
 	d.sets = append(d.sets[:0], t.sets...)
 	old := d.group
 	switch g := t.groups.lookup(t.hasher, t.entries); {
 	case g != nil && g == old:
-		// The same value in other words; only a leaf's AS path may differ.
+		// The values are unchanged; at most a leaf's AS path differs.
 	case g != nil:
 		t.move(d, g)
 	case old != nil && old.size == 1:
-		// A group of one destination goes along with it.
+		// A group with a single destination keeps its number and changes its
+		// entries.
 		t.groups.set.remove(old)
 		t.groups.sign(t.hasher, old, t.entries)
 		t.compute(old, false)
@@ -450,7 +471,7 @@ func (t *Table) place(d *destination) {
 	}
 }
 
-// move makes d a member of g and deletes the group it left empty.
+// move makes d a member of g and deletes the previous group if it is empty.
 func (t *Table) move(d *destination, g *group) {
 	old := d.group
 	if old != nil {
@@ -463,7 +484,7 @@ func (t *Table) move(d *destination, g *group) {
 	}
 }
 
-// drop deletes g when it has no members.
+// drop deletes g if it has no members.
 func (t *Table) drop(g *group) {
 	if g.size == 0 {
 		t.changes = append(t.changes, Change{Kind: GroupDelete, Group: g.id})
@@ -471,8 +492,8 @@ func (t *Table) drop(g *group) {
 	}
 }
 
-// sweep forgets the leftovers of every group that has one in r. The group
-// keeps its number unless another one already says the same.
+// sweep removes the leftovers of every group that has one in r. A group keeps
+// its number unless another group already has the same entries.
 func (t *Table) sweep(r rankRange) {
 	for _, g := range t.groups.byID {
 		if g == nil || !g.touches(r) {
@@ -491,7 +512,8 @@ func (t *Table) sweep(r rankRange) {
 
 func (t *Table) sweepGroup(g *group) {
 	if members := g.members; members != nil {
-		// All members have the same leftovers; t.entries is the same for each.
+		// All members have the same leftovers, so t.entries is the same for
+		// each.
 		for d := members; d != nil; d = d.next {
 			t.keepLive(d, noRank)
 			d.sets = append(d.sets, t.sets...)
@@ -503,6 +525,7 @@ func (t *Table) sweepGroup(g *group) {
 		}
 		return
 	}
+	t.closeOrigins()
 	if same := t.groups.lookup(t.hasher, t.entries); same != nil {
 		for last := false; !last; {
 			d := g.members
@@ -516,7 +539,7 @@ func (t *Table) sweepGroup(g *group) {
 	t.compute(g, false)
 }
 
-// noRank is no session's rank.
+// noRank is not the rank of any session.
 const noRank = MaxSessions
 
 func (t *Table) newDestination(prefix netip.Prefix) *destination {
@@ -532,7 +555,7 @@ func (t *Table) newDestination(prefix netip.Prefix) *destination {
 	return d
 }
 
-// deleteDestination forgets d, whose routes are already let go of.
+// deleteDestination deletes d, whose routes are already released.
 func (t *Table) deleteDestination(d *destination) {
 	g := d.group
 	g.detach(d)
@@ -547,19 +570,21 @@ func (t *Table) deleteDestination(d *destination) {
 	t.free = append(t.free, d)
 }
 
-// canonical reports whether p is a prefix as routes have it: no host bits, no
-// IPv4 in IPv6's clothes.
+// canonical reports whether p is valid as the prefix of a route: no host bits,
+// no IPv4-mapped IPv6 address, and no multicast, which cannot be a GPU's
+// address.
 func canonical(p netip.Prefix) bool {
-	return p.IsValid() && p == p.Masked() && !p.Addr().Is4In6()
+	return p.IsValid() && p == p.Masked() && !p.Addr().Is4In6() && !p.Addr().IsMulticast()
 }
 
-// originated reports whether the neighbour itself originated the route: the
-// AS_PATH holds its AS, perhaps several times, and nothing else.
-func originated(path []uint32, peerAS uint32) bool {
-	for _, as := range path {
-		if as != peerAS {
-			return false
-		}
+// originated reports whether the neighbor itself originated the route, so that
+// its value describes the sub-port: at a leaf, over a sub-port toward servers,
+// the AS_PATH holds only the neighbor's AS, possibly repeated. A server never
+// concludes that: a leaf with as-override or remove-private-AS replaces the
+// origin's AS by its own, and then its value is a sum.
+func (t *Table) originated(s *session, path []uint32) bool {
+	if t.config.Role != RoleLeaf || t.config.SubPorts[s.subPort].Uplink {
+		return false
 	}
-	return len(path) > 0
+	return len(path) > 0 && !slices.ContainsFunc(path, func(as uint32) bool { return as != s.peerAS })
 }

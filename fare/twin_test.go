@@ -1,15 +1,15 @@
 package fare
 
 import (
+	"fmt"
 	"math"
 	"math/big"
 	"net/netip"
 	"slices"
 )
 
-// twin is the table done again without any cleverness: it keeps what each
-// session said in maps and works out one destination from scratch, in exact
-// fractions.
+// twin is a reference model of the table without optimization: it keeps the routes of each session in maps and computes
+// each destination from scratch, in exact fractions.
 type twin struct {
 	config   Config
 	up       map[int]SessionUp
@@ -19,11 +19,39 @@ type twin struct {
 	drainedP map[int]bool
 	drainedS map[int]bool
 	drainedN map[netip.Addr]bool
+	origins  map[netip.Prefix][]uint32 // origins of live routes, the oldest first
+}
+
+// origin returns the origin of a route, or 0 if the route does not show it.
+func (w *twin) origin(session int, attrs *Attributes) uint32 {
+	path, foreign := attrs.ASPath, false
+	for _, as := range path {
+		foreign = foreign || as != w.up[session].PeerAS
+	}
+	if len(path) == 0 || !foreign && (w.config.Role == RoleServer || w.config.SubPorts[w.config.Sessions[session].SubPort].Uplink) {
+		return 0
+	}
+	return path[len(path)-1]
+}
+
+// prune removes origins without a live route after a step.
+func (w *twin) prune() {
+	for prefix, list := range w.origins {
+		w.origins[prefix] = slices.DeleteFunc(list, func(as uint32) bool {
+			for i := range w.config.Sessions {
+				if attrs := w.routes[i][prefix]; attrs != nil && w.origin(i, attrs) == as {
+					return false
+				}
+			}
+			return true
+		})
+	}
 }
 
 func newTwin(c Config) *twin {
 	w := &twin{config: c, up: map[int]SessionUp{}, last: map[int]uint64{}, routes: map[int]map[netip.Prefix]*Attributes{},
-		links: map[int]LinkState{}, drainedP: map[int]bool{}, drainedS: map[int]bool{}, drainedN: map[netip.Addr]bool{}}
+		links: map[int]LinkState{}, drainedP: map[int]bool{}, drainedS: map[int]bool{}, drainedN: map[netip.Addr]bool{},
+		origins: map[netip.Prefix][]uint32{}}
 	for i, sp := range c.SubPorts {
 		w.links[i] = LinkState{SubPort: i, Speed: sp.Speed}
 	}
@@ -36,6 +64,7 @@ func (w *twin) is(session int, generation uint64) bool {
 }
 
 func (w *twin) step(e Event) {
+	defer w.prune()
 	switch e := e.(type) {
 	case SessionUp:
 		if e.Generation > w.last[e.Session] {
@@ -51,6 +80,9 @@ func (w *twin) step(e Event) {
 			if e.Attrs == nil {
 				delete(w.routes[e.Session], e.Prefix)
 			} else {
+				if as := w.origin(e.Session, e.Attrs); as != 0 && !slices.Contains(w.origins[e.Prefix], as) {
+					w.origins[e.Prefix] = append(w.origins[e.Prefix], as)
+				}
 				w.routes[e.Session][e.Prefix] = e.Attrs
 			}
 		}
@@ -73,17 +105,20 @@ func (w *twin) step(e Event) {
 			w.drainedN[e.Node] = e.On
 		}
 	case PolicyChange:
-		w.config.Missing, w.config.AllZero = e.Missing, e.AllZero
+		w.config.Missing, w.config.AllMissing, w.config.AllZero = e.Missing, e.AllMissing, e.AllZero
+		w.config.Conflict = e.Conflict
 	}
 }
 
 type twinPath struct {
 	session, subPort, plane int
 	speed                   *big.Rat
-	value                   *big.Rat // nil: none
+	value                   *big.Rat // nil: no value
 	own                     bool
 	node                    netip.Addr
 	path                    []uint32
+	communities             []Community
+	origin                  int // position among the destination's origins; -1: not visible
 }
 
 type twinView struct {
@@ -91,9 +126,55 @@ type twinView struct {
 	rule              Rule
 	bandwidth         []*big.Rat
 	capacity          []*big.Rat
-	subPorts          []map[int]*big.Rat // parts of the plane, summing to 1
+	subPorts          []map[int]*big.Rat // parts of the plane, with sum 1
 	total             *big.Rat
 	path              []uint32
+	communities       []Community
+	origins           int
+	ignored           []string // "SESSION REASON", sorted
+}
+
+// notBelieved is an independent decoder of communities, from their octets. It returns the reason of the first invalid
+// bandwidth, or "" if all are valid, and whether the route carries any bandwidth.
+func notBelieved(c Codec, communities []Community) (reason string, carried bool) {
+	judged := func(raw Community) (kind, reason string) {
+		var bits float64
+		switch {
+		case raw[0] == 0x8f && raw[1] == 4:
+			kind, bits = "fare", float64(int(raw[6])<<8|int(raw[7]))*1e9
+		case raw[0]&^0x40 == 0 && raw[1] == 4:
+			f := float64(math.Float32frombits(uint32(raw[4])<<24 | uint32(raw[5])<<16 | uint32(raw[6])<<8 | uint32(raw[7])))
+			switch kind, bits = "link", math.Round(f/1e6*8)*1e6; { // the bounds in the tests are whole Mbit/s
+			case math.IsNaN(f):
+				return kind, "not-a-number"
+			case math.IsInf(f, 0):
+				return kind, "infinite"
+			case f < 0:
+				return kind, "negative"
+			}
+		default:
+			return "", ""
+		}
+		switch {
+		case bits != 0 && bits < float64(c.Min):
+			return kind, "below-minimum"
+		case c.Max != 0 && bits > float64(c.Max):
+			return kind, "above-maximum"
+		}
+		return kind, ""
+	}
+	believedFARE := false
+	for _, raw := range communities {
+		kind, why := judged(raw)
+		believedFARE = believedFARE || kind == "fare" && why == ""
+		carried = carried || kind != ""
+	}
+	for _, raw := range communities {
+		if kind, why := judged(raw); why != "" && (kind == "fare" || !believedFARE) {
+			return why, carried
+		}
+	}
+	return "", carried
 }
 
 func (w *twin) view(prefix netip.Prefix) twinView {
@@ -105,6 +186,7 @@ func (w *twin) view(prefix netip.Prefix) twinView {
 	type key struct {
 		plane int
 		node  netip.Addr
+		as    uint32
 	}
 	nodes := map[key][]twinPath{}
 	var usable []twinPath
@@ -120,18 +202,55 @@ func (w *twin) view(prefix netip.Prefix) twinView {
 		if !link.Up || link.Speed == 0 || w.drainedP[plane] || w.drainedS[s.SubPort] || w.drainedN[up.Node] {
 			continue
 		}
-		p := twinPath{session: i, subPort: s.SubPort, plane: plane, speed: rat(uint64(link.Speed)), node: up.Node, path: attrs.ASPath,
-			own: len(attrs.ASPath) > 0 && !slices.ContainsFunc(attrs.ASPath, func(as uint32) bool { return as != up.PeerAS })}
+		p := twinPath{session: i, subPort: s.SubPort, plane: plane, speed: rat(uint64(link.Speed)), node: up.Node, path: attrs.ASPath, communities: attrs.Communities,
+			own: w.config.Role == RoleLeaf && !w.config.SubPorts[s.SubPort].Uplink && len(attrs.ASPath) > 0 && !slices.ContainsFunc(attrs.ASPath, func(as uint32) bool { return as != up.PeerAS })}
+		p.origin = slices.Index(w.origins[prefix], w.origin(i, attrs))
 		if a, _ := s.Codec.Judge(attrs.Communities, nil); a.Known {
 			p.value = rat(uint64(a.Bandwidth))
 		}
 		usable, shortest = append(usable, p), min(shortest, len(p.path))
 	}
+	v.origins = len(w.origins[prefix])
+	if v.origins > 1 && w.config.Conflict != ConflictWeigh {
+		best := math.MaxInt
+		for _, p := range usable {
+			if p.origin >= 0 {
+				best = min(best, p.origin)
+			}
+		}
+		usable = slices.DeleteFunc(usable, func(p twinPath) bool {
+			return w.config.Conflict == ConflictDrop || p.origin >= 0 && p.origin != best
+		})
+		shortest = math.MaxInt
+		for _, p := range usable {
+			shortest = min(shortest, len(p.path))
+		}
+	}
 	for _, p := range usable {
-		if k := (key{p.plane, p.node}); w.config.Role == RoleServer || len(p.path) == shortest {
+		if k := (key{p.plane, p.node, w.up[p.session].PeerAS}); w.config.Role == RoleServer || len(p.path) == shortest {
 			nodes[k] = append(nodes[k], p)
 		}
 	}
+
+	carried := false
+	for _, paths := range nodes {
+		for _, p := range paths {
+			_, carries := notBelieved(w.config.Sessions[p.session].Codec, p.communities)
+			carried = carried || carries
+		}
+	}
+	for _, paths := range nodes {
+		for _, p := range paths {
+			why, carries := notBelieved(w.config.Sessions[p.session].Codec, p.communities)
+			if why == "" && carried && !carries {
+				why = "missing-bandwidth"
+			}
+			if why != "" {
+				v.ignored = append(v.ignored, fmt.Sprint(p.session, " ", why))
+			}
+		}
+	}
+	slices.Sort(v.ignored)
 
 	type node struct {
 		plane   int
@@ -185,6 +304,8 @@ func (w *twin) view(prefix netip.Prefix) twinView {
 	switch known := len(all) - missing; {
 	case len(all) == 0:
 		v.rule = RuleNoPath
+	case known == 0 && w.config.AllMissing == AllMissingEqual:
+		v.rule, equal = RuleAllMissingEqual, true
 	case known == 0:
 		v.rule = RuleLocalSpeed
 	case missing > 0 && w.config.Missing == MissingEqual:
@@ -277,13 +398,14 @@ func (w *twin) view(prefix netip.Prefix) twinView {
 		}
 	}
 	if best != nil {
-		v.path = best.path
+		v.path, v.communities = best.path, best.communities
 	}
 	return v
 }
 
-// simpler is simplify done again: numbers that are not in a ratio of whole ones up to 1000, but within half a millionth of
-// one, become its smallest. It returns the greatest of these; 0: the numbers are what they were.
+// simpler is an independent implementation of simplify. Numbers that are not in a ratio of whole numbers up to 1000,
+// but within half a millionth of one, are replaced by the smallest such ratio. It returns the greatest number of the
+// ratio, or 0 if the numbers are unchanged.
 func simpler(numbers []*big.Rat) int64 {
 	most, common, factor := new(big.Rat), new(big.Int), big.NewInt(1)
 	for _, n := range numbers {

@@ -1,6 +1,7 @@
 package fare
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 )
@@ -8,21 +9,21 @@ import (
 // SessionView is the state of one session.
 type SessionView struct {
 	Up         bool
-	Generation uint64     // of the current or last incarnation; 0: never up
-	Node       netip.Addr // BGP identifier of the current or last neighbour
+	Generation uint64     // generation of the current or last incarnation; 0: never up
+	Node       netip.Addr // BGP identifier of the current or last neighbor
 	PeerAS     uint32
-	Reason     Reason // why its routes cannot count; ReasonUsed when they can
-	Routes     Tally  // routes it carries now, by what became of them
-	// Communities judged since the table was made, by what became of them.
+	Reason     Reason // why its routes cannot count; ReasonUsed if they can
+	Routes     Tally  // its current routes, by outcome
+	// Communities counts the communities judged since the table was made, by outcome.
 	Communities Tally
 }
 
 // SubPortView is the state of one sub-port.
 type SubPortView struct {
 	Up      bool
-	Drained bool // itself, or its plane
+	Drained bool // the sub-port or its plane is drained
 	Speed   Bandwidth
-	Reason  Reason // why it does not count; ReasonUsed when it does
+	Reason  Reason // why the sub-port does not count; ReasonUsed if it does
 }
 
 // PlaneView is the state of one plane.
@@ -32,16 +33,18 @@ type PlaneView struct {
 	Bandwidth Bandwidth // sum of the sub-ports that count
 }
 
-// Stats are the table's counters and sizes.
+// Stats holds the table's counters and sizes.
 type Stats struct {
-	Events      Tally // handed to Step
-	Communities Tally // judged, over all sessions
-	// Destinations known, the groups they share, routes alive, and routes of
-	// earlier generations that are not yet forgotten.
+	Events      Tally // events passed to Step
+	Communities Tally // judged communities of all sessions
+	// Numbers of known destinations, their groups, live routes, and routes of earlier generations that
+	// are not yet removed.
 	Destinations, Groups, Routes, Leftovers int
+	// Conflicts is the number of destinations that several origins announce.
+	Conflicts int
 }
 
-// Group is what a group gets, zero if there is no such group.
+// Group returns the view of a group, or the zero value if there is no such group.
 func (t *Table) Group(id GroupID) GroupView {
 	if g := t.groups.get(id); g != nil {
 		return g.view
@@ -58,7 +61,54 @@ func (t *Table) Groups(yield func(GroupID, GroupView) bool) {
 	}
 }
 
-// Destination is the group of a destination; false if it is unknown.
+// Ignored counts the routes in [GroupView.Ignored] of all groups, sorted by session and reason. Example
+// is a destination of one of them. It walks every group once.
+func (t *Table) Ignored() []IgnoredRoutes {
+	var out []IgnoredRoutes
+	at := map[IgnoredBandwidth]int{}
+	for _, g := range t.groups.byID {
+		if g == nil {
+			continue
+		}
+		for _, x := range g.view.Ignored {
+			i, found := at[x]
+			if !found {
+				i = len(out)
+				at[x] = i
+				out = append(out, IgnoredRoutes{IgnoredBandwidth: x, Example: g.members.prefix})
+			}
+			out[i].Routes += uint64(g.size)
+		}
+	}
+	slices.SortFunc(out, func(a, b IgnoredRoutes) int {
+		return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Reason, b.Reason))
+	})
+	return out
+}
+
+// IgnoredRoutes counts the usable routes of a session whose bandwidth does not count, for one reason.
+type IgnoredRoutes struct {
+	IgnoredBandwidth
+	Routes  uint64 // at least 1
+	Example netip.Prefix
+}
+
+// Members yields the destinations of a group, in no particular order.
+func (t *Table) Members(id GroupID) func(yield func(netip.Prefix) bool) {
+	return func(yield func(netip.Prefix) bool) {
+		g := t.groups.get(id)
+		if g == nil {
+			return
+		}
+		for d := g.members; d != nil; d = d.next {
+			if !yield(d.prefix) {
+				return
+			}
+		}
+	}
+}
+
+// Destination returns the group of a destination, or false if it is unknown.
 func (t *Table) Destination(prefix netip.Prefix) (GroupID, bool) {
 	d := t.byPrefix[prefix]
 	if d == nil {
@@ -67,9 +117,8 @@ func (t *Table) Destination(prefix netip.Prefix) (GroupID, bool) {
 	return d.group.id, true
 }
 
-// Destinations yields every destination with its group, in order of prefix. A
-// destination all of whose sessions are down stays, unreachable, until one of
-// them is back and does not repeat it.
+// Destinations yields every destination with its group, in order of prefix. A destination whose
+// sessions are all down remains, unreachable, until one of them comes back and does not repeat it.
 func (t *Table) Destinations(yield func(netip.Prefix, GroupID) bool) {
 	if t.resort {
 		t.sorted = t.sorted[:0]
@@ -86,8 +135,7 @@ func (t *Table) Destinations(yield func(netip.Prefix, GroupID) bool) {
 	}
 }
 
-// Sessions appends the state of every session to buf[:0], in their order. It
-// walks every group once.
+// Sessions appends the state of every session to buf[:0], in their order. It walks every group once.
 func (t *Table) Sessions(buf []SessionView) []SessionView {
 	out := buf[:0]
 	for i := range t.sessions {
@@ -110,7 +158,7 @@ func (t *Table) Sessions(buf []SessionView) []SessionView {
 	return out
 }
 
-// SubPort is the state of a sub-port, zero if there is no such sub-port.
+// SubPort returns the state of a sub-port, or the zero value if there is no such sub-port.
 func (t *Table) SubPort(index int) SubPortView {
 	if index < 0 || index >= len(t.subPorts) {
 		return SubPortView{}
@@ -131,7 +179,7 @@ func (t *Table) SubPort(index int) SubPortView {
 			case ReasonUsed:
 				v.Reason = ReasonUsed
 				return v
-			case ReasonDrained: // every node at its end that is up
+			case ReasonDrained: // every node at its far end that is up is drained
 				v.Reason = ReasonDrained
 			}
 		}
@@ -139,7 +187,7 @@ func (t *Table) SubPort(index int) SubPortView {
 	return v
 }
 
-// Plane is the state of a plane, zero if there is no such plane.
+// Plane returns the state of a plane, or the zero value if there is no such plane.
 func (t *Table) Plane(index int) PlaneView {
 	if index < 0 || index >= len(t.planes) {
 		return PlaneView{}
@@ -153,8 +201,8 @@ func (t *Table) Plane(index int) PlaneView {
 	return v
 }
 
-// Node is the BGP identifier of the session's current or last neighbour;
-// invalid if it was never up or there is no such session.
+// Node returns the BGP identifier of the session's current or last neighbor. The address is invalid if
+// the session was never up or does not exist.
 func (t *Table) Node(index int) netip.Addr {
 	if index < 0 || index >= len(t.sessions) {
 		return netip.Addr{}
@@ -162,9 +210,14 @@ func (t *Table) Node(index int) netip.Addr {
 	return t.sessions[index].node
 }
 
-// Stats are the table's counters and sizes now.
+// Stats returns the table's current counters and sizes.
 func (t *Table) Stats() Stats {
 	s := Stats{Events: t.events, Destinations: len(t.byPrefix), Groups: t.groups.set.n, Routes: t.live, Leftovers: t.leftovers}
+	for _, g := range t.groups.byID {
+		if g != nil && g.view.Origins > 1 {
+			s.Conflicts += g.size
+		}
+	}
 	for i := range t.sessions {
 		c := &t.sessions[i].communities
 		s.Communities.Received += c.Received
