@@ -9,8 +9,8 @@ import (
 )
 
 // BenchmarkDestinationRecompute recomputes one destination, 8 planes x 4 sub-ports, 32 slots, from its change to the
-// update: "known" moves it to a group that is there; "new" gives it a group of its own, of capacities never seen, and
-// deletes the former one; "change" changes the capacities of the group it has.
+// update: "known" moves it to an existing group; "new" gives it a new group with new capacities, and deletes the former
+// one; "change" changes the capacities of its group.
 func BenchmarkDestinationRecompute(b *testing.B) {
 	for _, policy := range []Policy{Reweight, Remap} {
 		for _, kind := range []string{"known", "new", "change"} {
@@ -49,7 +49,7 @@ func BenchmarkDestinationRecompute(b *testing.B) {
 	}
 }
 
-// Benchmark16384FromScratch gives 16,384 destinations to an engine that had none, in 64 groups and in 16,384.
+// Benchmark16384FromScratch adds 16,384 destinations to an empty engine, in 64 groups and in 16,384.
 func Benchmark16384FromScratch(b *testing.B) {
 	for _, policy := range []Policy{Reweight, Remap} {
 		for _, groups := range []int{64, 16384} {
@@ -76,8 +76,8 @@ func Benchmark16384FromScratch(b *testing.B) {
 	}
 }
 
-// Benchmark16384Recompute recomputes 16,384 destinations of an engine that has them, each in a group of its own, because
-// the capacity of every group changed.
+// Benchmark16384Recompute recomputes the 16,384 destinations of an engine, each in a separate group, after the capacity
+// of every group changed.
 func Benchmark16384Recompute(b *testing.B) {
 	for _, policy := range []Policy{Reweight, Remap} {
 		b.Run(policy.String(), func(b *testing.B) {
@@ -109,8 +109,8 @@ func Benchmark16384Recompute(b *testing.B) {
 	}
 }
 
-// BenchmarkLocalFailure fails and restores a plane for 1 group of 1 to 16,384 destinations, to the update: per operation
-// two changes. The time must not depend on the destinations.
+// BenchmarkLocalFailure fails and restores a plane for 1 group of 1 to 16,384 destinations, up to the update: two
+// changes per operation. The time must not depend on the destinations.
 func BenchmarkLocalFailure(b *testing.B) {
 	for _, policy := range []Policy{Reweight, Remap} {
 		for _, n := range []int{1, 1024, 16384} {
@@ -157,8 +157,8 @@ func BenchmarkPorts(b *testing.B) {
 	}
 }
 
-// BenchmarkPortsLasting chooses the ports of a pair that land in lasting buckets: all slots at home, and (remap) all of them
-// away, those of 8 sub-ports on 7.
+// BenchmarkPortsLasting chooses the ports of a pair that land in lasting buckets: all slots at home, and (remap) all of
+// them away, those of 8 sub-ports on 7.
 func BenchmarkPortsLasting(b *testing.B) {
 	src, dst := netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")
 	for _, c := range []struct{ subPorts, slots, lasting int }{{8, 64, 16}, {8, 128, 16}, {32, 128, 16}, {64, 128, 8}} {
@@ -208,7 +208,7 @@ func BenchmarkHash(b *testing.B) {
 	}
 }
 
-// BenchmarkSlotFor finds an address's slot of 32.
+// BenchmarkSlotFor finds the slot of an address among 32.
 func BenchmarkSlotFor(b *testing.B) {
 	cfg := square(8, 4)
 	e := mustEngine(b, cfg)

@@ -11,33 +11,35 @@ const (
 	MaxPlanes        = 64      // planes
 	MaxSubPorts      = 1024    // sub-ports in one plane
 	MaxSubPortsTotal = 4096    // sub-ports in all planes
-	MaxSlots         = 128     // slots a pair, unless one per sub-port takes more
+	MaxSlots         = 128     // slots per pair, unless one per sub-port takes more
 	MaxCapacity      = 1 << 53 // bit/s of one plane
-	MaxGroupID       = 1 << 20 // group ids are small: they index a slice
+	MaxGroupID       = 1 << 20 // group ids are slice indexes, so they must be small
 
-	// Parts is the unit of shares: the shares of a reachable vector's slots sum to exactly this many parts per billion.
+	// Parts is the unit of shares: the shares of a reachable vector's slots sum to exactly this number (parts per
+	// billion).
 	Parts = 1_000_000_000
 )
 
-// Config says what an engine works with. It is read once, by NewEngine.
+// Config is the configuration of an engine. NewEngine copies it.
 type Config struct {
 	Planes     []Plane    // 1..MaxPlanes
 	Mode       Mode       // zero value: PerFlow
 	Policy     Policy     // zero value: Reweight
 	Addressing Addressing // zero value: Loopback
-	// Slots is the number of queue pairs between a source and a destination. 0: one per sub-port (per-flow) or one per
-	// plane (per-packet). Fewer than that is an error: draft-xu-rtgwg-fare-in-sun-02, Section 3.1, "at least one Queue
-	// Pair (QP) per sub-port must be established". At most MaxSlots, unless one per sub-port already is more.
+	// Slots is the number of queue pairs between a source and a destination. 0 means one per sub-port (per-flow) or
+	// one per plane (per-packet). Fewer than that is an error: draft-xu-rtgwg-fare-in-sun-02, Section 3.1, "at least
+	// one Queue Pair (QP) per sub-port must be established". The maximum is MaxSlots, or one per sub-port if that is
+	// more.
 	Slots    int
 	Ordering Ordering // zero value: Weak
-	// Hash maps a flow to a sub-port. nil: unknown, ports are spread uniformly.
+	// Hash maps a flow to a sub-port; nil means that the hash is unknown, and ports are spread uniformly.
 	Hash Hasher
-	// Protocol is the IP protocol of the flows: ProtocolUDP or ProtocolTCP. 0: ProtocolUDP.
+	// Protocol is the IP protocol of the flows, ProtocolUDP or ProtocolTCP; 0 means ProtocolUDP.
 	Protocol uint8
-	// Port is the destination port of the flows. 0: PortRoCE, which is UDP's; flows of TCP need one.
+	// Port is the destination port of the flows. 0 means PortRoCE, which is a UDP port; TCP flows require a value.
 	Port uint16
-	// MaxWeight and MaxWeightSum bound one weight and the sum of a vector's weights, as the table they are meant for
-	// demands. 0: no bound but that of uint32.
+	// MaxWeight and MaxWeightSum limit one weight and the sum of a vector's weights to the size of the data plane's
+	// table; 0 means no limit other than that of uint32.
 	MaxWeight, MaxWeightSum uint32
 }
 
@@ -52,26 +54,26 @@ type SubPort struct {
 	Name string // unique in its plane, not empty
 }
 
-// Mode says what a queue pair can bear (draft-xu-rtgwg-fare-in-sun-02, Sections 3.1 and 3.2).
+// Mode is the ordering requirement of queue pairs (draft-xu-rtgwg-fare-in-sun-02, Sections 3.1 and 3.2).
 type Mode uint8
 
 // The modes.
 const (
-	PerFlow   Mode = iota // in order: a slot is bound to one sub-port
+	PerFlow   Mode = iota // requires order: a slot is bound to one sub-port
 	PerPacket             // accepts reordering: a slot is bound to a plane and sprayed over its sub-ports
 )
 
-// Policy says what becomes of the slots of a plane that fails.
+// Policy decides about the slots of a plane that fails.
 type Policy uint8
 
 // The policies.
 const (
-	Reweight Policy = iota // they are parked with share 0; no slot ever leaves its home
-	Remap                  // they move, one by one, to where capacity is, and return when it recovers
+	Reweight Policy = iota // slots are parked with share 0; no slot ever leaves its home
+	Remap                  // slots move, one by one, to where capacity is, and return on recovery
 )
 
-// Addressing says between which addresses queue pairs are set up; it decides how far source ports must differ
-// (draft-xu-rtgwg-fare-in-sun-02, Section 3.1).
+// Addressing is the kind of addresses between which queue pairs are created; it determines the scope in which source
+// ports must be unique (draft-xu-rtgwg-fare-in-sun-02, Section 3.1).
 type Addressing uint8
 
 // The addressing modes.
@@ -108,7 +110,7 @@ func nameOf[T ~uint8](v T, names []string) string {
 func parseName[T ~uint8](v *T, text []byte, names []string) error {
 	i := slices.Index(names, string(text))
 	if i < 0 {
-		return fmt.Errorf("%q is none of %q", text, names)
+		return fmt.Errorf("%q is not one of %q", text, names)
 	}
 	*v = T(i)
 	return nil
@@ -117,37 +119,37 @@ func parseName[T ~uint8](v *T, text []byte, names []string) error {
 // String returns "per-flow" or "per-packet".
 func (m Mode) String() string { return nameOf(m, modeNames) }
 
-// MarshalText writes what String returns.
+// MarshalText returns String.
 func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
-// UnmarshalText reads what String returns.
+// UnmarshalText parses the output of String.
 func (m *Mode) UnmarshalText(text []byte) error { return parseName(m, text, modeNames) }
 
 // String returns "reweight" or "remap".
 func (p Policy) String() string { return nameOf(p, policyNames) }
 
-// MarshalText writes what String returns.
+// MarshalText returns String.
 func (p Policy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText reads what String returns.
+// UnmarshalText parses the output of String.
 func (p *Policy) UnmarshalText(text []byte) error { return parseName(p, text, policyNames) }
 
 // String returns "loopback", "port" or "sub-port".
 func (a Addressing) String() string { return nameOf(a, addressingNames) }
 
-// MarshalText writes what String returns.
+// MarshalText returns String.
 func (a Addressing) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
-// UnmarshalText reads what String returns.
+// UnmarshalText parses the output of String.
 func (a *Addressing) UnmarshalText(text []byte) error { return parseName(a, text, addressingNames) }
 
 // String returns "weak", "partial" or "strong".
 func (o Ordering) String() string { return nameOf(o, orderingNames) }
 
-// MarshalText writes what String returns.
+// MarshalText returns String.
 func (o Ordering) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
 
-// UnmarshalText reads what String returns.
+// UnmarshalText parses the output of String.
 func (o *Ordering) UnmarshalText(text []byte) error { return parseName(o, text, orderingNames) }
 
 // subPorts counts the sub-ports of all planes.
@@ -159,7 +161,7 @@ func (c *Config) subPorts() int {
 	return n
 }
 
-// Validate returns every fault of the configuration, joined; nil when there is none.
+// Validate returns all faults of the configuration, joined, or nil.
 func (c *Config) Validate() error {
 	var errs []error
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -169,7 +171,7 @@ func (c *Config) Validate() error {
 	names := make(map[string]bool)
 	for i, p := range c.Planes {
 		if p.Name == "" || names[p.Name] {
-			fault("planes[%d]: name %q: give every plane a name of its own", i, p.Name)
+			fault("planes[%d]: name %q: give every plane a unique name", i, p.Name)
 		}
 		names[p.Name] = true
 		if n := len(p.SubPorts); n < 1 || n > MaxSubPorts {
@@ -178,13 +180,13 @@ func (c *Config) Validate() error {
 		devices := make(map[string]bool)
 		for j, s := range p.SubPorts {
 			if s.Name == "" || devices[s.Name] {
-				fault("planes[%d].sub_ports[%d]: name %q: give every sub-port of a plane a name of its own", i, j, s.Name)
+				fault("planes[%d].sub_ports[%d]: name %q: give every sub-port of a plane a unique name", i, j, s.Name)
 			}
 			devices[s.Name] = true
 		}
 	}
 	if n := c.subPorts(); n > MaxSubPortsTotal {
-		fault("planes: %d sub-ports in all of them: at most %d are possible", n, MaxSubPortsTotal)
+		fault("planes: %d sub-ports in total: at most %d are possible", n, MaxSubPortsTotal)
 	}
 	for _, e := range []struct {
 		field string
@@ -195,7 +197,7 @@ func (c *Config) Validate() error {
 		{"addressing", uint8(c.Addressing), addressingNames}, {"ordering", uint8(c.Ordering), orderingNames},
 	} {
 		if int(e.value) >= len(e.names) {
-			fault("%s: %d is none of %q", e.field, e.value, e.names)
+			fault("%s: %d is not one of %q", e.field, e.value, e.names)
 		}
 	}
 	least, per := c.subPorts(), "sub-port"
@@ -203,14 +205,14 @@ func (c *Config) Validate() error {
 		least, per = len(c.Planes), "plane"
 	}
 	if most := max(MaxSlots, least); c.Slots != 0 && (c.Slots < least || c.Slots > most) {
-		fault("slots: %d given: at least one per %s is needed and %d are possible: choose %d to %d, or 0 for %d",
+		fault("slots: %d given: each %s needs at least one, and %d are possible: use %d to %d, or 0 for %d",
 			c.Slots, per, most, least, most, least)
 	}
 	switch c.Protocol {
 	case 0, ProtocolUDP:
 	case ProtocolTCP:
 		if c.Port == 0 {
-			fault("port: TCP has none of its own: give the destination port of the flows")
+			fault("port: TCP has no default port: set the destination port of the flows")
 		}
 	default:
 		fault("protocol: %d given: use %d for UDP or %d for TCP", c.Protocol, ProtocolUDP, ProtocolTCP)
@@ -221,10 +223,10 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// checkTable refuses a table too small for every sub-port to have its entry.
+// checkTable returns an error if the table is too small for one entry per sub-port.
 func checkTable(maxWeightSum uint32, subPorts int) error {
 	if maxWeightSum != 0 && uint64(maxWeightSum) < uint64(subPorts) {
-		return fmt.Errorf("max_weight_sum: %d is less than one for each of %d sub-ports: give at least %d, or 0 for no bound",
+		return fmt.Errorf("max_weight_sum: %d is below 1 for each of %d sub-ports: use at least %d, or 0 for no limit",
 			maxWeightSum, subPorts, subPorts)
 	}
 	return nil

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// String draws a vector: a line per plane with its weight, its part of the traffic, and its sub-ports with their weights
-// and slots. A slot is number:parts, with p for parked and ! for drain.
+// String renders a vector: a line per plane with its weight, its part of the traffic, and its sub-ports with their
+// weights and slots. A slot is number:parts, with p for parked and ! for drain.
 //
 //	vector 1 of group 1: exact
 //	  p0  2  285714286  p0.0=1 p0.1=1  0@p0.0:142857143 4@p0.1:142857143
@@ -65,7 +65,7 @@ func (v VectorView) String() string {
 	return b.String()
 }
 
-// String draws an update: "destination-set 10.255.0.2/32 vector 3 moved 2 drain [1 5]".
+// String renders an update: "destination-set 10.255.0.2/32 vector 3 moved 2 drain [1 5]".
 func (u Update) String() string {
 	var b strings.Builder
 	b.WriteString(u.Kind.String())
@@ -84,7 +84,7 @@ func (u Update) String() string {
 	return b.String()
 }
 
-// String draws the whole state: every vector by id, every destination by address.
+// String renders the whole state: every vector by id, every destination by address.
 func (e *Engine) String() string {
 	var b strings.Builder
 	for id := range e.vectors {

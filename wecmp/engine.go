@@ -12,29 +12,29 @@ var ErrUnknownGroup = errors.New("unknown group: set the group before its destin
 // ErrGroupInUse is returned for a group that destinations still use.
 var ErrGroupInUse = errors.New("group in use: move its destinations first")
 
-// Engine turns groups and destinations into vectors. It is for one goroutine at a time. Create it with NewEngine.
+// Engine computes vectors from groups and destinations. It is not safe for concurrent use. Create it with NewEngine.
 type Engine struct {
 	cfg   Config
-	ports []port // every sub-port, plane by plane
-	start []int  // start[p] is plane p's first index in ports; one more at the end
+	ports []port // all sub-ports, plane by plane
+	start []int  // start[p] is the index in ports of plane p's first sub-port; the last element is len(ports)
 
-	// A place is where a slot can be: a sub-port (index of ports), or a plane in per-packet mode.
+	// A place holds slots: a sub-port (index of ports), or a plane in per-packet mode.
 	places     int
 	placePlane []uint8
 	placeSub   []int    // -1 in per-packet mode
 	order      []uint16 // places in the order of homes
 	home       []uint16 // place per slot
-	homeCount  []uint16 // slots per place in full health
+	homeCount  []uint16 // number of slots per place if every slot is at home
 
-	groups       []*group // by id; nil or not known: none
+	groups       []*group // by id; nil or not known means that there is none
 	vectors      []*vector
 	freeVectors  []uint32
-	deleted      []uint32 // vectors whose deletion is to be reported
+	deleted      []uint32 // vectors whose deletion is not yet reported
 	dirtyVectors []uint32
-	buckets      []uint32 // intern table: first vector per bucket, a power of two of them
+	buckets      []uint32 // intern table: first vector per bucket; the length is a power of two
 	interned     int
 
-	index        map[netip.Prefix]int32 // of destinations
+	index        map[netip.Prefix]int32 // by destination
 	destinations []destination
 	freeDests    []int32
 	dirtyDests   []int32
@@ -45,11 +45,13 @@ type Engine struct {
 	planner    *Planner
 	portPlaces []Place
 
-	// Scratch of one call.
+	// Scratch memory of one call.
 	subScratch, memberScratch, planeScratch, fitScratch []uint64
 	sums                                                []uint64 // Σ sub-port weights per plane
 	lacks                                               []int
+	restScratch                                         []uint64
 	placeScratch                                        []uint16
+	rankScratch                                         []uint32 // per place
 }
 
 type port struct {
@@ -60,11 +62,11 @@ type port struct {
 type destination struct {
 	prefix netip.Prefix
 	vector uint32 // 0: deleted
-	told   uint32 // vector the caller was told last; 0: none
+	told   uint32 // vector last reported to the caller; 0: none
 	dirty  bool
 }
 
-// NewEngine returns an engine without groups, or every fault of the configuration.
+// NewEngine returns an engine without groups, or an error with all faults of the configuration.
 func NewEngine(cfg Config) (*Engine, error) {
 	e := &Engine{cfg: cfg, index: make(map[netip.Prefix]int32), vectors: []*vector{{}}}
 	var err error
@@ -83,7 +85,7 @@ func NewEngine(cfg Config) (*Engine, error) {
 		}
 	}
 	e.places = len(e.placePlane)
-	e.order = e.home[:e.places] // the first round of dealing
+	e.order = e.home[:e.places] // the first round of homes
 	e.homeCount = make([]uint16, e.places)
 	for _, p := range e.home {
 		e.homeCount[p]++
@@ -92,10 +94,11 @@ func NewEngine(cfg Config) (*Engine, error) {
 	e.subScratch, e.memberScratch, e.fitScratch = make([]uint64, n), make([]uint64, n), make([]uint64, 0, n)
 	e.planeScratch, e.sums = make([]uint64, len(cfg.Planes)), make([]uint64, len(cfg.Planes))
 	e.lacks, e.placeScratch = make([]int, e.places), make([]uint16, len(e.home))
+	e.restScratch, e.rankScratch = make([]uint64, n), make([]uint32, e.places)
 	return e, nil
 }
 
-// layout is what follows from a configuration alone.
+// layout is the part of the state that depends on the configuration alone.
 type layout struct {
 	ports []port
 	start []int
@@ -122,8 +125,8 @@ func (e *Engine) group(id uint32) *group {
 	return e.groups[id]
 }
 
-// SetGroup creates or changes a group; equal input changes nothing. Every vector of the group changes with it, its
-// destinations are not touched. A faulty input is refused whole.
+// SetGroup creates or changes a group; an unchanged input has no effect. Every vector of the group changes with it,
+// and its destinations are not touched. An input with a fault is rejected as a whole.
 func (e *Engine) SetGroup(id uint32, planes []Capacity) error {
 	if id == 0 || id > MaxGroupID {
 		return fmt.Errorf("group %d: ids are 1 to %d", id, MaxGroupID)
@@ -152,7 +155,7 @@ func (e *Engine) SetGroup(id uint32, planes []Capacity) error {
 	return nil
 }
 
-// stepVectors carries a change of a group to its vectors.
+// stepVectors applies a change of a group to its vectors.
 func (e *Engine) stepVectors(g *group) {
 	for id := g.first; id != 0; id = e.vectors[id].next {
 		v := e.vectors[id]
@@ -166,7 +169,8 @@ func (e *Engine) stepVectors(g *group) {
 	}
 }
 
-// DeleteGroup forgets a group. Deleting what is not there is no error; ErrGroupInUse when destinations still use it.
+// DeleteGroup deletes a group. Deleting a group that does not exist is not an error. It returns ErrGroupInUse if a
+// destination still uses the group.
 func (e *Engine) DeleteGroup(id uint32) error {
 	g := e.group(id)
 	if g == nil {
@@ -183,7 +187,7 @@ func (e *Engine) DeleteGroup(id uint32) error {
 }
 
 // SetDestination points a destination at a group; group 0 deletes it. Under Remap the destination keeps the slot
-// assignment it had in its former group as far as the new one allows; a new destination starts from the slots' homes.
+// assignment from its previous group as far as the new one allows; a new destination starts with the slots' homes.
 func (e *Engine) SetDestination(dst netip.Prefix, group uint32) error {
 	if group == 0 {
 		e.DeleteDestination(dst)
@@ -225,7 +229,7 @@ func (e *Engine) SetDestination(dst netip.Prefix, group uint32) error {
 	return nil
 }
 
-// choose returns the vector of a group for a destination that comes from another one (0: from nowhere).
+// choose returns the vector of a group for a destination that leaves vector from (0 for a new destination).
 func (e *Engine) choose(g *group, group, from uint32) *vector {
 	if e.cfg.Policy == Reweight {
 		return e.vectors[g.first]
@@ -242,7 +246,8 @@ func (e *Engine) choose(g *group, group, from uint32) *vector {
 	return e.newVector(group, e.placeScratch)
 }
 
-// DeleteDestination forgets a destination and, under Remap, its history. Deleting what is not there does nothing.
+// DeleteDestination deletes a destination and, under Remap, its history. Deleting an unknown destination has no
+// effect.
 func (e *Engine) DeleteDestination(dst netip.Prefix) {
 	i, ok := e.index[dst]
 	if !ok || e.destinations[i].vector == 0 {
@@ -272,8 +277,8 @@ func (e *Engine) Destination(dst netip.Prefix) (vector uint32, ok bool) {
 	return e.destinations[i].vector, true
 }
 
-// SetLimits replaces Config.MaxWeight and MaxWeightSum, as a data plane announces them. Bounds that leave no room for
-// every sub-port are refused.
+// SetLimits replaces Config.MaxWeight and MaxWeightSum by the limits that a data plane announces. It returns an error
+// for limits that leave no entry for every sub-port.
 func (e *Engine) SetLimits(maxWeight, maxWeightSum uint32) error {
 	if err := checkTable(maxWeightSum, len(e.ports)); err != nil {
 		return err

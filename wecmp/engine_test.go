@@ -2,6 +2,8 @@ package wecmp
 
 import (
 	"errors"
+	"fmt"
+	"math/big"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -11,7 +13,7 @@ import (
 	"github.com/fared/fared/internal/race"
 )
 
-// run drives an engine and its twin with the same random inputs, told apart by next.
+// run passes the same random inputs, chosen by next, to an engine and to its reference model.
 func run(t testing.TB, cfg Config, steps int, next func(n int) int, planes func() []Capacity) {
 	e, twin, m := mustEngine(t, cfg), newTwin(cfg), newMirror()
 	const groups, dests = 4, 8
@@ -99,7 +101,7 @@ func FuzzEngine(f *testing.F) {
 	})
 }
 
-// TestSameInputsSameBytes replays one random sequence into two engines and compares all that they show.
+// TestSameInputsSameBytes replays one random sequence into two engines and compares all of their output.
 func TestSameInputsSameBytes(t *testing.T) {
 	seed := seeded(t).Uint64()
 	play := func() string {
@@ -131,8 +133,8 @@ func TestSameInputsSameBytes(t *testing.T) {
 	}
 }
 
-// TestPermutedInputs: equal input twice does nothing, and the order in which groups and destinations were set does not
-// show in what destinations get (under Reweight, which has no history).
+// TestPermutedInputs verifies that an equal input has no effect, and that the order in which groups and destinations
+// were set does not affect the result for destinations (under Reweight, which has no history).
 func TestPermutedInputs(t *testing.T) {
 	r := seeded(t)
 	cfg := square(4, 2)
@@ -173,7 +175,21 @@ func TestPermutedInputs(t *testing.T) {
 	}
 }
 
-// TestMergedUpdates: what happens between two reports is reported as its result.
+// TestLimitsAgain verifies that unchanged limits change nothing, and that new limits change all groups.
+func TestLimitsAgain(t *testing.T) {
+	cfg := square(2, 1)
+	e := mustEngine(t, cfg)
+	must(t, e.SetGroup(1, capacities(cfg, 1000, 999)))
+	e.Updates()
+	for i, want := range []int{1, 0} {
+		must(t, e.SetLimits(100, 150))
+		if u := e.Updates(); len(u) != want {
+			t.Errorf("limits set for the %d. time: %v", i+1, u)
+		}
+	}
+}
+
+// TestMergedUpdates verifies that changes between two reports are reported as their result.
 func TestMergedUpdates(t *testing.T) {
 	cfg := square(2, 1)
 	e := mustEngine(t, cfg)
@@ -189,7 +205,7 @@ func TestMergedUpdates(t *testing.T) {
 	if u := e.Updates(); len(u) != 2 {
 		t.Fatalf("set: %v", u)
 	}
-	// The old vector's number must not be used again before its deletion is known.
+	// The old vector's number must not be reused before its deletion is reported.
 	must(t, e.SetGroup(2, capacities(cfg, 2, 1)))
 	must(t, e.SetDestination(address(1), 2))
 	must(t, e.DeleteGroup(1))
@@ -210,6 +226,126 @@ func TestMergedUpdates(t *testing.T) {
 	if u := e.Updates(); len(u) != 1 || u[0].Kind != DestinationDelete {
 		t.Fatalf("group 0: %v", u)
 	}
+}
+
+// TestExactIsHonest verifies, with 4 to 64 sub-ports and any table, that a vector is exact if and only if its weights,
+// its members and its weights of sub-ports equal the ratios of the inputs, and that every table respects its limits and
+// holds each member that carries traffic.
+func TestExactIsHonest(t *testing.T) {
+	r := seeded(t)
+	exact, fitted := 0, 0
+	for range 2000 {
+		cfg := square(1<<r.IntN(7), 1)
+		for p := range cfg.Planes {
+			for len(cfg.Planes[p].SubPorts) < 64/len(cfg.Planes) && r.IntN(8) > 0 {
+				cfg.Planes[p].SubPorts = append(cfg.Planes[p].SubPorts, SubPort{Name: fmt.Sprint(len(cfg.Planes[p].SubPorts))})
+			}
+		}
+		cfg.Slots = 128
+		least := uint32(cfg.subPorts())
+		cfg.MaxWeight, cfg.MaxWeightSum = []uint32{0, 16, 256, 65535}[r.IntN(4)], []uint32{0, least, 4 * least, 1024, 65535}[r.IntN(5)]
+		e, twin := mustEngine(t, cfg), newTwin(cfg)
+		planes := randomCapacities(r, cfg)
+		if r.IntN(2) == 0 { // as with real links: speeds of a few kinds
+			for p := range planes {
+				planes[p].Capacity = 0
+				for s := range planes[p].SubPorts {
+					planes[p].SubPorts[s] = []uint64{0, 10e9, 100e9, 400e9, 800e9}[r.IntN(5)]
+					planes[p].Capacity += planes[p].SubPorts[s]
+				}
+			}
+		}
+		must(t, e.SetGroup(1, planes))
+		twin.groups[1] = planes
+		v, _ := e.Vector(1)
+		if !v.Reachable {
+			continue
+		}
+		twin.checkWeights(t, v) // exact weights equal the ratios
+		var capacity, weights, wholes, members []*big.Rat
+		same := true
+		for p, c := range planes {
+			capacity, weights = append(capacity, twin.capacity(planes, Place{p, -1})), append(weights, frac(uint64(v.Weights[p]), 1))
+			var given, shown []*big.Rat
+			for s, w := range c.SubPorts {
+				given, shown = append(given, frac(w, 1)), append(shown, frac(uint64(v.SubPortWeights[p][s]), 1))
+				member := new(big.Rat)
+				for _, m := range v.Members {
+					if m.Plane == p && m.SubPort == s {
+						member = frac(uint64(m.Weight), 1)
+					}
+				}
+				wholes, members = append(wholes, twin.whole(planes, Place{p, s})), append(members, member)
+			}
+			same = same && (c.Capacity == 0 || proportional(given, shown))
+		}
+		if same = same && proportional(capacity, weights) && proportional(wholes, members); same != v.Exact {
+			t.Fatalf("exact is %v, the ratios are the inputs': %v\n%+v\n%v", v.Exact, same, planes, v)
+		}
+		if v.Exact {
+			exact++
+		} else {
+			fitted++
+		}
+		if cfg.MaxWeight == 0 && cfg.MaxWeightSum == 0 && !near(wholes, members) {
+			t.Fatalf("without a bound, members are off by more than 32 bits hold:\n%+v\n%v", planes, v)
+		}
+		for _, table := range [][]uint32{v.Weights, memberWeights(v)} {
+			var sum uint64
+			for _, w := range table {
+				sum += uint64(w)
+				if cfg.MaxWeight != 0 && w > cfg.MaxWeight {
+					t.Fatalf("weight %d above %d", w, cfg.MaxWeight)
+				}
+			}
+			if cfg.MaxWeightSum != 0 && sum > uint64(cfg.MaxWeightSum) {
+				t.Fatalf("sum %d above %d", sum, cfg.MaxWeightSum)
+			}
+		}
+	}
+	if exact < 100 || fitted < 100 {
+		t.Fatalf("%d vectors are exact, %d are not: one side goes without a test", exact, fitted)
+	}
+}
+
+// memberWeights returns the weights of a vector's members.
+func memberWeights(v VectorView) (w []uint32) {
+	for _, m := range v.Members {
+		w = append(w, m.Weight)
+	}
+	return w
+}
+
+// near reports whether b's parts of its sum equal those of a, within the effect of 64 weights of at least 1 on 2^32
+// entries.
+func near(a, b []*big.Rat) bool {
+	sumA, sumB := new(big.Rat), new(big.Rat)
+	for i := range a {
+		sumA.Add(sumA, a[i])
+		sumB.Add(sumB, b[i])
+	}
+	for i := range a {
+		d := new(big.Rat).Sub(new(big.Rat).Quo(a[i], sumA), new(big.Rat).Quo(b[i], sumB))
+		if d.Abs(d).Cmp(big.NewRat(1, 1<<25)) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// proportional reports whether b is a multiple of a.
+func proportional(a, b []*big.Rat) bool {
+	sumA, sumB := new(big.Rat), new(big.Rat)
+	for i := range a {
+		sumA.Add(sumA, a[i])
+		sumB.Add(sumB, b[i])
+	}
+	for i := range a {
+		if new(big.Rat).Mul(a[i], sumB).Cmp(new(big.Rat).Mul(b[i], sumA)) != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 func TestEngineRefuses(t *testing.T) {
@@ -293,10 +429,13 @@ func TestNamesRoundTrip(t *testing.T) {
 			t.Errorf("x%s was read", want)
 		}
 	}
+	if got := Mode(2).String(); got != "invalid(2)" {
+		t.Errorf("a mode that does not exist is %q", got)
+	}
 }
 
-// TestLargest runs the largest server and the largest leaf at the largest capacities, with ratios whose exact member weights
-// need far more than 64 bits.
+// TestLargest runs the largest server and the largest leaf at the largest capacities, with ratios whose exact member
+// weights need far more than 64 bits.
 func TestLargest(t *testing.T) {
 	r := seeded(t)
 	total, sole := MaxSubPortsTotal, MaxSubPorts

@@ -6,16 +6,16 @@ import (
 	"math/bits"
 )
 
-// Capacity is what one plane can carry toward the destinations of a group.
+// Capacity is the capacity of one plane toward the destinations of a group.
 type Capacity struct {
-	Capacity  uint64 // what weights are made of, 0..MaxCapacity; 0: the plane carries nothing
-	Bandwidth uint64 // bit/s, for people: handed through to VectorView.Bandwidths
-	// SubPorts are the weights of the plane's sub-ports in the configuration's order, one for each; 0: it carries nothing.
-	// When all are 0 the plane carries nothing.
+	Capacity  uint64 // basis of the weights, 0..MaxCapacity; 0: the plane carries nothing
+	Bandwidth uint64 // bit/s, for display: copied to VectorView.Bandwidths
+	// SubPorts holds the weight of each of the plane's sub-ports, in the configuration's order; 0 means that the
+	// sub-port carries nothing. If all are 0 the plane carries nothing.
 	SubPorts []uint64
 }
 
-// Member is a sub-port's weight over a whole vector.
+// Member is a sub-port's weight within a whole vector.
 type Member struct {
 	Plane, SubPort int    // indexes of Config.Planes and Plane.SubPorts
 	Weight         uint32 // at least 1
@@ -30,28 +30,32 @@ type group struct {
 	givenSub  []uint64 // weight per sub-port, plane by plane
 
 	// Outputs.
-	reachable  bool
-	exact      bool       // weights and members are the inputs' ratios exactly
-	capacity   []uint64   // given, but 0 when no sub-port of the plane carries anything
-	shares     []uint32   // parts per plane
-	weights    []uint32   // per plane, lowest terms
-	subWeights []uint32   // per sub-port, lowest terms within the plane
-	perPlane   [][]uint32 // subWeights by plane
-	members    []Member
-	live       []bool   // per place: slots there carry traffic
-	quota      []uint16 // Remap: slots per place
+	reachable bool
+	exact     bool     // weights and members equal the ratios of the inputs exactly
+	capacity  []uint64 // given, or 0 if no sub-port of the plane carries anything
+	shares    []uint32 // parts per plane
+	// placeShares holds the parts per place, which sum to shares in each plane. rate is proportional to the capacities
+	// of the places: SlotFor draws by these weights.
+	placeShares []uint32
+	rate        []uint64
+	weights     []uint32   // per plane, lowest terms
+	subWeights  []uint32   // per sub-port, lowest terms within the plane
+	perPlane    [][]uint32 // subWeights by plane
+	members     []Member
+	live        []bool   // per place: its slots carry traffic
+	quota       []uint16 // Remap: number of slots per place
 
-	first        uint32 // first of the group's vectors, linked by vector.next; 0: none
+	first        uint32 // head of the group's vectors, linked by vector.next; 0: none
 	destinations int
 }
 
 func (e *Engine) newGroup() *group {
 	planes, ports := len(e.cfg.Planes), len(e.ports)
-	// Few allocations, each for many slices: 16,384 groups at start are 16,384 times these.
-	wide, narrow := make([]uint64, 3*planes+ports), make([]uint32, 2*planes+ports)
+	// Two allocations serve many slices, because 16,384 groups at start multiply the number of allocations.
+	wide, narrow := make([]uint64, 3*planes+ports+e.places), make([]uint32, 2*planes+ports+e.places)
 	g := &group{
-		given: cut(&wide, planes), bandwidth: cut(&wide, planes), capacity: cut(&wide, planes), givenSub: wide,
-		shares: cut(&narrow, planes), weights: cut(&narrow, planes), subWeights: narrow,
+		given: cut(&wide, planes), bandwidth: cut(&wide, planes), capacity: cut(&wide, planes), givenSub: cut(&wide, ports), rate: wide,
+		shares: cut(&narrow, planes), weights: cut(&narrow, planes), subWeights: cut(&narrow, ports), placeShares: narrow,
 		perPlane: make([][]uint32, planes), members: make([]Member, 0, ports), live: make([]bool, e.places),
 	}
 	if e.cfg.Policy == Remap {
@@ -63,14 +67,14 @@ func (e *Engine) newGroup() *group {
 	return g
 }
 
-// cut takes the first n elements off a slice.
+// cut removes the first n elements of a slice and returns them.
 func cut[T any](s *[]T, n int) []T {
 	head := (*s)[:n:n]
 	*s = (*s)[n:]
 	return head
 }
 
-// take stores the inputs and says whether they differ from those before.
+// take stores the inputs and reports whether they differ from the previous ones.
 func (e *Engine) take(g *group, planes []Capacity) (differs bool, err error) {
 	if len(planes) != len(e.cfg.Planes) {
 		return false, fmt.Errorf("%d capacities given: the configuration has %d planes", len(planes), len(e.cfg.Planes))
@@ -128,15 +132,20 @@ func (e *Engine) weigh(g *group) {
 			g.live[p] = *sums != 0
 		}
 	}
-	planeShares(g.shares, g.capacity)
+	divide(g.shares, g.capacity, Parts, e.restScratch)
+	e.placeParts(g, sub)
 
 	planes := e.planeScratch
 	copy(planes, g.capacity)
 	LowestTerms(planes)
 	exactMembers := e.memberWeights(planes, sub)
-	g.exact = g.exact && exactMembers
 	if e.cfg.Policy == Remap && g.reachable {
 		e.quotas(g, planes, sub, exactMembers)
+	}
+	if e.cfg.Mode == PerPacket {
+		copy(g.rate, g.capacity)
+	} else {
+		copy(g.rate, e.memberScratch)
 	}
 	e.fit(g, planes)
 	for p, w := range planes {
@@ -154,7 +163,19 @@ func (e *Engine) weigh(g *group) {
 	}
 }
 
-// lowest brings one plane's sub-port weights to lowest terms that fit 32 bits each, and returns their sum.
+// placeParts divides each plane's parts among its places by the sub-ports' weights.
+func (e *Engine) placeParts(g *group, sub []uint64) {
+	if e.cfg.Mode == PerPacket {
+		copy(g.placeShares, g.shares)
+		return
+	}
+	for p, parts := range g.shares {
+		from, to := e.start[p], e.start[p+1]
+		divide(g.placeShares[from:to], sub[from:to], parts, e.restScratch)
+	}
+}
+
+// lowest reduces one plane's sub-port weights to lowest terms that fit 32 bits each, and returns their sum.
 func (e *Engine) lowest(sub []uint64, g *group) (sum uint64) {
 	LowestTerms(sub)
 	var most uint64
@@ -162,7 +183,8 @@ func (e *Engine) lowest(sub []uint64, g *group) (sum uint64) {
 		most = max(most, w)
 	}
 	if most > math.MaxUint32 {
-		// Ratios that need more than 32 bits: halve until they fit, losing less than one part in 2^31 of the largest.
+		// Ratios that need more than 32 bits are halved until they fit, with an error below one part in 2^31 of the
+		// largest.
 		g.exact = false
 		shift := bits.Len64(most) - 32
 		for i, w := range sub {
@@ -178,9 +200,10 @@ func (e *Engine) lowest(sub []uint64, g *group) (sum uint64) {
 	return sum
 }
 
-// memberWeights fills memberScratch with whole weights per sub-port over the whole group, in lowest terms:
-// capacity(plane)·weight(sub-port)/Σweights(plane), times what makes all of them whole. When that exceeds 64 bits the
-// weights are rounded, each by less than one part in 2^51 of the group's largest plane, and the result is false.
+// memberWeights fills memberScratch with integer weights per sub-port over the whole group, in lowest terms:
+// capacity(plane)·weight(sub-port)/Σweights(plane), times the least factor that makes all of them integers. If that
+// exceeds 64 bits, it rounds the weights, each by less than one part in 2^51 of the group's largest plane, and returns
+// false.
 func (e *Engine) memberWeights(planes, sub []uint64) (exact bool) {
 	var factor, denominator [MaxPlanes]uint64
 	common, overflow := uint64(1), uint64(0)
@@ -189,34 +212,22 @@ func (e *Engine) memberWeights(planes, sub []uint64) (exact bool) {
 			continue
 		}
 		// c/sum in lowest terms is factor/denominator; common becomes the least common multiple of the denominators.
-		factor[p], denominator[p] = c, e.sums[p]
-		if d := gcd(c, e.sums[p]); d != 1 {
-			factor[p], denominator[p] = c/d, e.sums[p]/d
-		}
+		d := gcd(c, e.sums[p])
+		factor[p], denominator[p] = c/d, e.sums[p]/d
 		if denominator[p] != common {
 			hi, lo := bits.Mul64(common, denominator[p]/gcd(common, denominator[p]))
 			overflow |= hi
 			common = max(lo, 1)
 		}
 	}
-	var g, total, carry uint64
+	// The planes' capacities have no common divisor, so the factors have none: the weights are in lowest terms.
+	var total, carry uint64
 	for p, c := range planes {
 		if c == 0 || overflow != 0 {
 			continue
 		}
-		if denominator[p] != common {
-			overflow, factor[p] = bits.Mul64(factor[p], common/denominator[p])
-		}
-		if g != 1 {
-			g = gcd(factor[p], g)
-		}
-	}
-	for p, c := range planes {
-		if c == 0 || overflow != 0 {
-			continue
-		}
-		if g > 1 {
-			factor[p] /= g
+		if overflow, factor[p] = bits.Mul64(factor[p], common/denominator[p]); overflow != 0 {
+			break
 		}
 		hi, lo := bits.Mul64(factor[p], e.sums[p])
 		total, carry = bits.Add64(total, lo, 0)
@@ -243,7 +254,7 @@ func (e *Engine) memberWeights(planes, sub []uint64) (exact bool) {
 	return false
 }
 
-// fit brings weights to what the table can hold: never more than uint32 in sum.
+// fit fits weights to the table; their sum always fits uint32.
 func (e *Engine) fit(g *group, weights []uint64) {
 	maxWeight, size := uint64(math.MaxUint32), uint64(math.MaxUint32)
 	if e.cfg.MaxWeight != 0 {

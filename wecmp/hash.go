@@ -6,45 +6,46 @@ import (
 	"net/netip"
 )
 
-// ProtocolUDP and PortRoCE complete the 5-tuple of RoCEv2 packets: UDP to the port that IANA assigned to RoCEv2. ProtocolTCP is
-// that of queue pairs which are TCP connections.
+// ProtocolUDP and PortRoCE complete the 5-tuple of RoCEv2 packets: UDP to the port that IANA assigned to RoCEv2.
+// ProtocolTCP is the protocol of queue pairs over TCP connections.
 const (
 	ProtocolTCP = 6
 	ProtocolUDP = 17
 	PortRoCE    = 4791
 )
 
-// Hasher is how a network device maps a flow to one of its equal members. Implementations are pure: the same flow always
-// gives the same member.
+// Hasher is the function by which a network device maps a flow to one of its equal members. Implementations are pure:
+// equal flows always map to the same member.
 type Hasher interface {
-	// Hash returns the device's hash of a flow; false when it has no answer (addresses of two families).
+	// Hash returns the device's hash of a flow, or false if it is not defined (addresses of two families).
 	Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) (uint32, bool)
-	// Member returns which of n > 0 equal members a hash selects, 0..n-1; -1 when that would not last: the flow may move when
-	// weights change. Members are in the order of Config: plane by plane.
+	// Member returns the index, 0..n-1, of the member that a hash selects among n > 0 equal members, or -1 if the
+	// choice may change when weights change. Members are in the order of Config: plane by plane.
 	Member(hash uint32, n int) int
-	// String names the hash for people.
+	// String returns the name of the hash.
 	String() string
 }
 
-// Uniform stands for a hash that is not known: as Config.Hash it is the same as nil.
+// Uniform represents an unknown hash; as Config.Hash it is equivalent to nil.
 type Uniform struct{}
 
-// Hash has no answer.
+// Hash always returns false.
 func (Uniform) Hash(netip.Addr, netip.Addr, uint8, uint16, uint16) (uint32, bool) { return 0, false }
 
-// Member is never asked.
+// Member is never called.
 func (Uniform) Member(uint32, int) int { return 0 }
 
 // String returns "uniform".
 func (Uniform) String() string { return "uniform" }
 
-// Asked stands for a hash that cannot be computed but asked for: it returns where the flows of a pair land, a byte for each
-// source port from MinPort to MaxPort: the sub-port, counted from 1 in the order of Config over all planes, or 0 for no
-// lasting place. nil: not known, or not yet. It must not change what it has returned, and be safe for any number of
-// goroutines; the same pair may get another answer later.
+// Asked represents a hash that cannot be computed but queried. It returns the landing places of a pair's flows as a
+// byte for each source port from MinPort to MaxPort: the sub-port, numbered from 1 in the order of Config over all
+// planes, or 0 for no lasting place. It returns nil if the places are not, or not yet, known. It must not modify a
+// returned slice, and must be safe for concurrent use; later calls for a pair may return another result.
 type Asked func(src, dst netip.Addr) []byte
 
-// Hash looks the source port up; false when the pair is not known. Protocol and destination port are those that were asked for.
+// Hash looks up the source port and returns false if the pair is unknown. The table is valid for the protocol and
+// destination port with which the device was queried, so these arguments are ignored.
 func (a Asked) Hash(src, dst netip.Addr, _ uint8, sport, _ uint16) (uint32, bool) {
 	table := a(src, dst)
 	if len(table) != portCount || sport < MinPort {
@@ -66,14 +67,14 @@ func (Asked) String() string { return "asked" }
 
 func (Asked) overAll() bool { return true }
 
-// overAll says whether a hash selects from the sub-ports of all planes, whatever the addressing: that of this host's own
-// data plane. A network's selects in the plane that the addresses are of.
+// overAll reports whether a hash selects from the sub-ports of all planes, whatever the addressing: so does that of
+// this host's data plane. A network's hash selects within the plane of the addresses.
 func overAll(h Hasher) bool {
 	own, ok := h.(interface{ overAll() bool })
 	return ok && own.overAll()
 }
 
-// flow lays a 5-tuple out as switch ASICs feed it to their hash: source, destination, protocol, source port, destination
+// flow encodes a 5-tuple as the hash input of switch ASICs: source, destination, protocol, source port, destination
 // port, each in network byte order; 13 bytes (IPv4) or 37 (IPv6).
 func flow(buf *[37]byte, src, dst netip.Addr, protocol uint8, sport, dport uint16) ([]byte, bool) {
 	b, ok := addresses(buf, src, dst)
@@ -85,7 +86,7 @@ func flow(buf *[37]byte, src, dst netip.Addr, protocol uint8, sport, dport uint1
 	return binary.BigEndian.AppendUint16(b, dport), true
 }
 
-// addresses appends source and destination to buf[:0]; false when they are of two families or not valid.
+// addresses appends source and destination to buf[:0]; it returns false if they are invalid or of two families.
 func addresses(buf *[37]byte, src, dst netip.Addr) ([]byte, bool) {
 	src, dst = src.Unmap(), dst.Unmap()
 	switch {
@@ -144,7 +145,7 @@ func crc16Tables() (ccitt, bisync [256]uint16) {
 // Member implements Hasher.
 func (CRC16) Member(hash uint32, n int) int { return int(hash % uint32(n)) }
 
-// String names the polynomial.
+// String returns the name of the polynomial.
 func (c CRC16) String() string {
 	if c.Bisync {
 		return "crc16-bisync"
@@ -154,7 +155,7 @@ func (c CRC16) String() string {
 
 // CRC32 is the IEEE 802.3 cyclic redundancy check over the 5-tuple; the member is hash mod n.
 type CRC32 struct {
-	Seed uint32 // continues a check of this value, as crc32.Update does
+	Seed uint32 // initial value, as the first argument of crc32.Update
 }
 
 // Hash implements Hasher.
@@ -179,8 +180,8 @@ func (CRC32) Member(hash uint32, n int) int { return int(hash % uint32(n)) }
 // String returns "crc32".
 func (CRC32) String() string { return "crc32" }
 
-// XOR folds the 5-tuple, as 16-bit words in network byte order with the protocol as the low byte of its own word, by
-// exclusive or; the member is hash mod n.
+// XOR folds the 5-tuple by exclusive or, as 16-bit words in network byte order with the protocol as the low byte of a
+// separate word; the member is hash mod n.
 type XOR struct{}
 
 // Hash implements Hasher.
@@ -203,8 +204,8 @@ func (XOR) String() string { return "xor" }
 // Toeplitz is the hash of receive side scaling over source, destination, source port and destination port (Microsoft,
 // "RSS hashing types", TCP and UDP over IPv4 and IPv6). The member is hash mod n.
 type Toeplitz struct {
-	// Key is the secret; IPv4 flows use its first 16 bytes, IPv6 flows 40. What is missing counts as zero. nil: the key of
-	// Microsoft's verification suite, which many devices have as their default.
+	// Key is the secret; IPv4 flows use its first 16 bytes, IPv6 flows 40. Missing bytes count as zero. nil means the
+	// key of Microsoft's verification suite, the default of many devices.
 	Key []byte
 }
 
@@ -213,7 +214,7 @@ var defaultToeplitzKey = []byte{
 	0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
 }
 
-// Hash implements Hasher. The protocol is no part of it.
+// Hash implements Hasher. It does not depend on the protocol.
 func (t Toeplitz) Hash(src, dst netip.Addr, _ uint8, sport, dport uint16) (uint32, bool) {
 	var buf [37]byte
 	b, ok := addresses(&buf, src, dst)
@@ -235,7 +236,7 @@ func (t Toeplitz) sum(data []byte) (hash uint32) {
 		}
 		return 0
 	}
-	// window holds the 40 key bits that the bits of one data byte see, in its low bits.
+	// window holds, in its low bits, the 40 key bits for the bits of one data byte.
 	window := at(0)<<24 | at(1)<<16 | at(2)<<8 | at(3)
 	for i, b := range data {
 		window = window<<8 | at(i+4)

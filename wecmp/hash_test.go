@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestCRCCheckValues: the check value of a CRC is its value of "123456789".
+// TestCRCCheckValues compares each CRC of "123456789" with its published check value.
 func TestCRCCheckValues(t *testing.T) {
 	check := []byte("123456789")
 	if got := (CRC16{}).sum(check); got != 0x29b1 {
@@ -24,7 +24,7 @@ func TestCRCCheckValues(t *testing.T) {
 	}
 }
 
-// TestToeplitzVerificationSuite is Microsoft's "Verifying the RSS hash calculation".
+// TestToeplitzVerificationSuite uses Microsoft's "Verifying the RSS hash calculation".
 func TestToeplitzVerificationSuite(t *testing.T) {
 	for _, c := range []struct {
 		src, dst string
@@ -47,7 +47,7 @@ func TestToeplitzVerificationSuite(t *testing.T) {
 	}
 }
 
-// TestFlowLayout pins the order of the 5-tuple: a change of it would move every port.
+// TestFlowLayout pins the order of the 5-tuple, because a change of it would move every port.
 func TestFlowLayout(t *testing.T) {
 	var buf [37]byte
 	got, ok := flow(&buf, netip.MustParseAddr("1.2.3.4"), netip.MustParseAddr("5.6.7.8"), 17, 0x0a0b, 0x0c0d)
@@ -60,7 +60,8 @@ func TestFlowLayout(t *testing.T) {
 	}
 }
 
-// TestSipHash is the first vector of the SipHash paper's list that is a multiple of 8 bytes, and the next.
+// TestSipHash uses the first vector of the SipHash paper's list whose length is a multiple of 8 bytes, and the next
+// such vector.
 func TestSipHash(t *testing.T) {
 	var in [16]byte
 	for i := range in {
@@ -81,7 +82,8 @@ func hashers() []Hasher {
 	}
 }
 
-// TestMembersAreEven: every member is in range, and over all ports each gets its even part within 20 %.
+// TestMembersAreEven verifies that every member is in range, and that over all ports each member gets its even part
+// within 20 %.
 func TestMembersAreEven(t *testing.T) {
 	for _, pair := range [][2]string{{"10.255.0.1", "10.255.0.2"}, {"fd00::1", "fd00::2"}} {
 		src, dst := netip.MustParseAddr(pair[0]), netip.MustParseAddr(pair[1])
@@ -106,7 +108,7 @@ func TestMembersAreEven(t *testing.T) {
 	}
 }
 
-// TestThresholdsAreTheKernels compares LinuxL4.Member with the upper bounds that the kernel computes, at every bound.
+// TestThresholdsAreTheKernels compares LinuxL4.Member with the kernel's upper bounds, at every bound.
 func TestThresholdsAreTheKernels(t *testing.T) {
 	for n := 1; n <= 200; n++ {
 		last := uint64(0)
@@ -140,6 +142,9 @@ func TestHashersNeedOneFamily(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	for _, h := range append(hashers(), Uniform{}) {
 		if _, ok := h.Hash(v4, v6, ProtocolUDP, 1, 2); ok {
+			t.Errorf("%v answers for two families", h)
+		}
+		if _, ok := h.Hash(v6, v4, ProtocolUDP, 1, 2); ok {
 			t.Errorf("%v answers for two families", h)
 		}
 		a, _ := h.Hash(v4, v4.Next(), ProtocolUDP, 1, 2)

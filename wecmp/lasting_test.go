@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// askedOf answers as a hash does over n sub-ports, from a table for each pair.
+// askedOf returns an Asked that has the places of a hash over n sub-ports, from a table for each pair.
 func askedOf(h Hasher, n int) Asked {
 	type pair struct{ src, dst netip.Addr }
 	tables := map[pair][]byte{}
@@ -29,7 +29,7 @@ func askedOf(h Hasher, n int) Asked {
 	}
 }
 
-// TestLastingBuckets compares LinuxL4.Member with the words of fare.v1.FlowHash, bucket by bucket.
+// TestLastingBuckets compares LinuxL4.Member with the description of fare.v1.FlowHash, bucket by bucket.
 func TestLastingBuckets(t *testing.T) {
 	for _, buckets := range []int{1, 7, 64, 100, 128, 1000, 1024} {
 		for n := 1; n <= min(buckets, 70); n++ {
@@ -56,8 +56,9 @@ func TestLastingBuckets(t *testing.T) {
 	}
 }
 
-// TestLastingPorts: with a data plane's own hash every slot of up to 64 sub-ports gets a port that lands in its place's lasting
-// buckets; a slot that stays keeps it, one that returns gets its former one.
+// TestLastingPorts verifies, with a data plane's own hash, that every slot of up to 64 sub-ports gets a port that lands
+// in its place's lasting buckets, that a slot that stays keeps its port, and that one that returns gets its former
+// port.
 func TestLastingPorts(t *testing.T) {
 	r := seeded(t)
 	for _, c := range []struct{ planes, subPorts, slots, lasting int }{
@@ -80,7 +81,7 @@ func TestLastingPorts(t *testing.T) {
 					before, _ := p.Ports(src, dst, home, nil)
 					places := slices.Clone(home)
 					lost := r.IntN(c.planes)
-					for s := range places { // a plane is lost: its slots go to the others
+					for s := range places { // a plane fails: its slots move to the others
 						if places[s].Plane == lost {
 							places[s] = home[r.IntN(len(home))]
 						}
@@ -110,8 +111,8 @@ func TestLastingPorts(t *testing.T) {
 	}
 }
 
-// TestAskedPorts: without an answer, or with one that is not understood, ports are uniform; sub-ports that the configuration
-// does not have are no place.
+// TestAskedPorts verifies that ports are uniform if the device returns no or an invalid table, and that sub-ports that
+// the configuration does not have are not a place.
 func TestAskedPorts(t *testing.T) {
 	src, dst := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
 	cfg := square(2, 2)
@@ -132,12 +133,12 @@ func TestAskedPorts(t *testing.T) {
 	if how.Method != MethodAsked || how.String() != "asked" || how.Missed != 1 {
 		t.Errorf("%v, %d missed, want asked and 1", how, how.Missed)
 	}
-	if got[0] != MinPort+1000 || got[2] != MinPort+2000 || got[1] != MinPort+3000 { // homes are dealt plane by plane in turn
+	if got[0] != MinPort+1000 || got[2] != MinPort+2000 || got[1] != MinPort+3000 { // homes are assigned plane by plane in turn
 		t.Errorf("ports %v do not land where the table says", got)
 	}
 }
 
-// TestUniformPortsAreAProgression is what a data plane with flow pins may rely on.
+// TestUniformPortsAreAProgression verifies the property on which a data plane with flow pins may rely.
 func TestUniformPortsAreAProgression(t *testing.T) {
 	r := seeded(t)
 	cfg := square(8, 4)
@@ -157,14 +158,15 @@ func TestUniformPortsAreAProgression(t *testing.T) {
 	}
 }
 
-// TestScarceLandingPorts: 128 slots on 64 sub-ports have about as many landing ports at each as there are slots, so some have to
-// share. Planes are lost one by one, down to two, and return: whoever stays keeps its port, whoever returns gets its own.
+// TestScarceLandingPorts has 128 slots on 64 sub-ports, with about as many landing ports at each sub-port as there are
+// slots, so some slots must share. Planes fail one by one, down to two, and recover: a slot that stays keeps its port,
+// and one that returns gets its former port.
 func TestScarceLandingPorts(t *testing.T) {
 	cfg := square(8, 8)
 	cfg.Slots, cfg.Policy = 128, Remap
 	cfg.Hash = LinuxL4{Seed: 7, Buckets: 1024, Lasting: 8}
 	p := mustPlanner(t, cfg)
-	r := rand.New(rand.NewPCG(3, 9)) // whether two meet is a matter of chance: the same at every run
+	r := rand.New(rand.NewPCG(3, 9)) // a fixed seed, because chance decides whether two slots share a port
 	for range 20 {
 		e := mustEngine(t, cfg)
 		src, dst := randomPair(r)

@@ -7,30 +7,32 @@ import (
 )
 
 // LinuxL4 is the multipath hash of Linux for locally sent packets with net.ipv4.fib_multipath_hash_policy=1 (for IPv6:
-// net.ipv6.fib_multipath_hash_policy=1): SipHash-2-4, keyed by net.ipv4.fib_multipath_hash_seed (Linux 6.11 and later, for
-// both families), over struct flow_keys from its member "basic" on. The test beside it compares it with the kernel.
+// net.ipv6.fib_multipath_hash_policy=1): SipHash-2-4, keyed by net.ipv4.fib_multipath_hash_seed (Linux 6.11 and later,
+// for both families), over struct flow_keys from its member "basic" on. linuxhash_kernel_test.go compares it with the
+// kernel.
 //
-// Layout of the hashed bytes, integers in network byte order, all else zero:
+// Layout of the hashed bytes, integers in network byte order, all other bytes zero:
 //
 //	 2  IP protocol         28  lower port     30  higher port
 //	36  lower address       40  higher address (IPv4, 48 bytes in all)
 //	36  lower address       52  higher address (IPv6, 72 bytes in all)
 //
-// "lower" is as the kernel compares: ports and IPv4 addresses as native integers of their network bytes, IPv6 addresses
-// byte by byte; addresses and ports are ordered independently.
+// "lower" follows the kernel's comparison: ports and IPv4 addresses as native integers of their network bytes, IPv6
+// addresses byte by byte. Addresses and ports are ordered independently.
 type LinuxL4 struct {
 	Seed uint32 // net.ipv4.fib_multipath_hash_seed
 	// Buckets is the size of a resilient nexthop group: members own equal runs of hash mod Buckets, the last member the
-	// first run, as the kernel deals them when it creates a group. 0: a plain group or multipath route, hash-threshold.
+	// first run, as the kernel assigns them when it creates a group. 0 means a plain group or multipath route, by
+	// hash-threshold.
 	Buckets int
-	// Lasting, when not 0, says that the buckets are dealt by a data plane as fare.v1.FlowHash describes it: member i of n
-	// has the run up to round(Buckets·(i+1)/n) as its home, and only the last Lasting buckets of that are its own whatever
-	// the weights are. A flow in any other bucket has no lasting place. The members are the sub-ports of all planes. It
-	// needs Buckets.
+	// Lasting, if not 0, means that a data plane assigns the buckets as described for fare.v1.FlowHash: the home of
+	// member i of n is the run up to round(Buckets·(i+1)/n), of which only the last Lasting buckets belong to the
+	// member whatever the weights are. A flow in any other bucket has no lasting place. The members are the sub-ports
+	// of all planes. Lasting requires Buckets.
 	Lasting int
 }
 
-// Hash returns the 31 bits that the kernel chooses by.
+// Hash returns the 31 bits by which the kernel chooses.
 func (l LinuxL4) Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) (uint32, bool) {
 	var k [72]byte
 	src, dst = src.Unmap(), dst.Unmap()
@@ -85,11 +87,12 @@ func (l LinuxL4) Member(hash uint32, n int) int {
 
 func (l LinuxL4) overAll() bool { return l.Buckets > 0 && l.Lasting > 0 }
 
-// thresholds returns whose range, of n equal ones of 0..size-1, holds x: member i's ends before round(size·(i+1)/n).
+// thresholds returns the index of the range that holds x, among n equal ranges of 0..size-1: range i ends before
+// round(size·(i+1)/n).
 func thresholds(x, size uint64, n int) int {
 	i := min(int(x*uint64(n)/size), n-1)
 	if i+1 < n && x >= roundDiv(uint64(i+1)*size, uint64(n)) {
-		i++ // the end was rounded down: x lies between it and the exact one
+		i++ // the end was rounded down: x lies between the rounded and the exact end
 	}
 	return i
 }
@@ -100,7 +103,7 @@ func roundDiv(a, b uint64) uint64 { return (a + b/2) / b }
 // String returns "linux-l4".
 func (LinuxL4) String() string { return "linux-l4" }
 
-// sipHash24 is SipHash-2-4 (Aumasson and Bernstein, 2012) of a multiple of 8 bytes, 64 bits.
+// sipHash24 returns SipHash-2-4 (Aumasson and Bernstein, 2012), 64 bits, of p, whose length must be a multiple of 8.
 func sipHash24(k0, k1 uint64, p []byte) uint64 {
 	v0, v1, v2, v3 := k0^0x736f6d6570736575, k1^0x646f72616e646f6d, k0^0x6c7967656e657261, k1^0x7465646279746573
 	tail := uint64(len(p)) << 56
@@ -129,7 +132,7 @@ func sipHash24(k0, k1 uint64, p []byte) uint64 {
 			return v0 ^ v1 ^ v2 ^ v3
 		}
 		if last {
-			// Finalisation: four rounds over nothing.
+			// Finalization: four rounds without input.
 			v2 ^= 0xff
 			rounds, tail = 4, 0
 		}

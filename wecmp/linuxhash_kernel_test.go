@@ -13,14 +13,14 @@ import (
 	"testing"
 )
 
-// namespace is a network namespace of the test's own, driven by ip(8).
+// namespace is a network namespace of the test, configured by ip(8).
 type namespace struct {
 	t    *testing.T
 	name string
 }
 
-// newNamespace needs root, ip(8) and a kernel that lets a seed be set (Linux 6.11). Without them the test is skipped,
-// saying so; with FARED_REQUIRE_ALL=1 in the environment it fails.
+// newNamespace requires root, ip(8) and a kernel with a configurable seed (Linux 6.11). Without them the test is
+// skipped with the reason; with FARED_REQUIRE_ALL=1 in the environment it fails.
 func newNamespace(t *testing.T, name string) namespace {
 	t.Helper()
 	missing := func(format string, args ...any) {
@@ -50,7 +50,7 @@ func newNamespace(t *testing.T, name string) namespace {
 	return n
 }
 
-// batch runs commands of ip(8), one a line, and returns what they print.
+// batch runs commands of ip(8), one per line, and returns their output.
 func (n namespace) batch(lines ...string) string {
 	n.t.Helper()
 	cmd := exec.Command("ip", "-n", n.name, "-o", "-batch", "-")
@@ -64,14 +64,14 @@ func (n namespace) batch(lines ...string) string {
 
 var routeDevice = regexp.MustCompile(`dev d(\d+) `)
 
-// protocols are those of queue pairs, as ip(8) calls them.
+// protocols lists the protocols of queue pairs by their names in ip(8).
 var protocols = []struct {
 	name   string
 	number uint8
 }{{"udp", ProtocolUDP}, {"tcp", ProtocolTCP}}
 
-// TestLinuxL4IsTheKernels asks a kernel, by RTM_GETROUTE, for the device of hundreds of flows of UDP and TCP in both families,
-// over multipath routes and resilient nexthop groups, and compares each answer with LinuxL4.
+// TestLinuxL4IsTheKernels queries a kernel, by RTM_GETROUTE, for the devices of hundreds of UDP and TCP flows in both
+// families, over multipath routes and resilient nexthop groups, and compares each answer with LinuxL4.
 func TestLinuxL4IsTheKernels(t *testing.T) {
 	const devices = 5
 	n := newNamespace(t, "hash")
@@ -124,7 +124,7 @@ func TestLinuxL4IsTheKernels(t *testing.T) {
 				dst := fmt.Sprintf(family.destination, k+1, 1+i%7*31)
 				sport := MinPort + i*53
 				if i%5 == 0 {
-					sport = 1 + i // below the destination port: the other order
+					sport = 1 + i // below the destination port: reverses the order of the ports
 				}
 				for _, protocol := range protocols {
 					lines = append(lines, fmt.Sprintf("route get %s from %s ipproto %s sport %d dport %d", dst, src, protocol.name, sport, PortRoCE))
@@ -154,8 +154,8 @@ func TestLinuxL4IsTheKernels(t *testing.T) {
 	}
 }
 
-// TestLastingPortsInTheKernel deals a resilient group's buckets as fare.v1.FlowHash describes it, and asks the kernel where the
-// ports leave that the planner chose.
+// TestLastingPortsInTheKernel assigns a resilient group's buckets as described for fare.v1.FlowHash, and queries the
+// kernel for the devices of the planner's ports.
 func TestLastingPortsInTheKernel(t *testing.T) {
 	const devices, buckets = 5, 128
 	n := newNamespace(t, "lasting")

@@ -2,14 +2,17 @@ package wecmp
 
 import "math/bits"
 
-// SlotFor returns the slot that an address (or a hash key: Partial ordering; or a packet's number: Weak ordering) uses, or
-// -1 when the vector is not reachable or not there. Equal addresses use equal slots as long as weights stay
-// (draft-xu-rtgwg-fare-in-sun-02, Section 4, "all transactions targeting the same memory address are hashed to the same QP").
+// SlotFor returns the slot for an address (or a hash key under Partial ordering, or a packet's number under Weak
+// ordering), or -1 if the vector is unreachable or does not exist. Equal addresses use equal slots as long as the
+// weights stay (draft-xu-rtgwg-fare-in-sun-02, Section 4, "all transactions targeting the same memory address are
+// hashed to the same QP").
 //
-// It is a weighted rendezvous: every live slot draws an exponentially distributed number from the address whose rate is the
-// slot's weight, capacity(plane)/live slots(plane); the least wins. A slot's draw depends on the address and its own weight
-// alone, and comparisons are exact, so when a plane's weight falls only addresses of its slots move, and no more of them than
-// the share it lost, up to the draw's randomness; when it rises they come from all others alike, and no more than it gained.
+// It is a weighted rendezvous: every live slot draws an exponentially distributed number from the address, at the rate
+// of the slot's weight, capacity(place)/live slots(place), where the place is the slot's sub-port, or its plane in
+// per-packet mode. The least draw wins. A slot's draw depends only on the address and the slot's weight, and
+// comparisons are exact. So if a plane's weight falls, only addresses of its slots move, and no more of them than the
+// lost share, up to the randomness of the draws; if it rises, addresses move to it from all other slots alike, and no
+// more than the gained share.
 func (e *Engine) SlotFor(vector uint32, address uint64) int {
 	v := e.vector(vector)
 	if v == nil {
@@ -21,25 +24,25 @@ func (e *Engine) SlotFor(vector uint32, address uint64) int {
 	}
 	key := keyOf(address)
 	best := -1
-	var bestDraw, bestCapacity uint64
+	var bestDraw, bestRate uint64
 	for s := range v.slots {
 		slot := &v.slots[s]
 		if slot.Parked {
 			continue
 		}
-		// draw / (capacity/live), the draw below 2^52 and live at most 2^12.
-		draw := drawOf(key, s) * uint64(v.live[slot.Plane])
-		capacity := g.capacity[slot.Plane]
-		if best < 0 || mul64(draw, bestCapacity).cmp(mul64(bestDraw, capacity)) < 0 {
-			best, bestDraw, bestCapacity = s, draw, capacity
+		// draw / (rate/live), with the draw below 2^52 and live at most 2^12.
+		draw, rate := drawOf(key, s)*uint64(v.live[v.place[s]]), g.rate[v.place[s]]
+		if best < 0 || mul64(draw, bestRate).cmp(mul64(bestDraw, rate)) < 0 {
+			best, bestDraw, bestRate = s, draw, rate
 		}
 	}
 	return best
 }
 
-// Rendezvous is SlotFor for who knows the slots' shares only, as fare.v1.Slot.share_ppb gives them: the slot that an address or
-// hash key uses, or -1 when every share is 0. It gives SlotFor's answer but for addresses (about one in 10^9) where the rounding of shares
-// decides. Two slots change places for no address but by their own shares.
+// Rendezvous is SlotFor for a caller that has only the slots' shares, as in fare.v1.Slot.share_ppb. It returns the slot
+// for an address or hash key, or -1 if every share is 0. Its result differs from SlotFor's only for addresses (about
+// one in 10^9) for which the rounding of shares decides. An address moves between two slots only if one of their shares
+// changes.
 func Rendezvous(shares []uint32, address uint64) int {
 	key := keyOf(address)
 	best := -1
@@ -58,22 +61,23 @@ func Rendezvous(shares []uint32, address uint64) int {
 
 func keyOf(address uint64) uint64 { return mix64(address + 0x9e3779b97f4a7c15) }
 
-// drawOf is slot s's exponentially distributed number for a key, below 2^52.
+// drawOf returns slot s's exponentially distributed number for a key, below 2^52.
 func drawOf(key uint64, s int) uint64 { return minusLog2(mix64(key ^ uint64(s+1)*0xd1342543de82ef95)) }
 
-// drain returns, ascending, the slots that have lost addresses between what was last reported of a vector and another's
-// present state, and those that have moved. A slot loses addresses when its weight grew by a smaller factor than another's.
+// drain returns, in ascending order, the slots that have moved or have lost addresses between the last reported state
+// of vector was and the present state of vector is. A slot loses addresses if its weight grew by a smaller factor than
+// another slot's.
 func (e *Engine) drain(was, is *vector) []uint16 {
 	from := len(e.drains)
 	g := e.groups[is.group]
-	// weight(slot) = capacity/live, as fractions; gain(slot) = now/then = (capacity·thenLive) / (live·thenCapacity).
+	// weight(slot) = rate/live, as fractions; gain(slot) = now/then = (rate·thenLive) / (live·thenRate).
 	top, appeared := -1, false
 	for s := range is.slots {
 		a, b := &was.toldSlots[s], &is.slots[s]
 		switch {
 		case b.Parked:
 		case a.Parked:
-			appeared = true // from nothing: it takes from all
+			appeared = true // it had no weight, so it takes addresses from all slots
 		case top < 0 || e.gains(was, is, g, s, top) > 0:
 			top = s
 		}
@@ -94,15 +98,24 @@ func (e *Engine) drain(was, is *vector) []uint16 {
 	return e.drains[from:len(e.drains):len(e.drains)]
 }
 
-// gains compares by what factor two slots' weights grew; both are live then and now.
+// gains compares the factors by which two slots' weights grew; both are live in both states. The rates of the two
+// states may have different units, which cancel out.
 func (e *Engine) gains(was, is *vector, g *group, s, t int) int {
-	ps, qs := was.toldSlots[s].Plane, is.slots[s].Plane
-	pt, qt := was.toldSlots[t].Plane, is.slots[t].Plane
+	ps, qs := e.placeOf(&was.toldSlots[s]), is.place[s]
+	pt, qt := e.placeOf(&was.toldSlots[t]), is.place[t]
 	if ps == pt && qs == qt {
 		return 0
 	}
-	return mul4(g.capacity[qs], uint64(was.toldLive[ps]), uint64(is.live[qt]), was.toldCapacity[pt]).
-		cmp(mul4(g.capacity[qt], uint64(was.toldLive[pt]), uint64(is.live[qs]), was.toldCapacity[ps]))
+	return mul4(g.rate[qs], uint64(was.toldLive[ps]), uint64(is.live[qt]), was.toldRate[pt]).
+		cmp(mul4(g.rate[qt], uint64(was.toldLive[pt]), uint64(is.live[qs]), was.toldRate[ps]))
+}
+
+// placeOf returns the index of a slot's place.
+func (e *Engine) placeOf(s *Slot) int {
+	if s.SubPort < 0 {
+		return s.Plane
+	}
+	return e.start[s.Plane] + s.SubPort
 }
 
 // mix64 is the finalizer of MurmurHash3 with Stafford's constants (variant 13): a permutation of 64-bit integers.
@@ -120,8 +133,8 @@ const (
 // logTable holds log2(1 + i/2^logSteps).
 var logTable = makeLogTable()
 
-// makeLogTable computes binary logarithms digit by digit, in whole numbers so that every machine has the same: squaring
-// the mantissa doubles its logarithm, and whether it reaches 2 is the next digit.
+// makeLogTable computes binary logarithms digit by digit, in integers so that every machine gets the same table:
+// squaring the mantissa doubles its logarithm, and the next digit is 1 if the square reaches 2.
 func makeLogTable() (table [1<<logSteps + 1]uint64) {
 	for i := range 1 << logSteps {
 		x := uint64(1)<<63 | uint64(i)<<(63-logSteps) // 1 + i/2^logSteps, 63 bits after the point
@@ -139,8 +152,8 @@ func makeLogTable() (table [1<<logSteps + 1]uint64) {
 	return table
 }
 
-// minusLog2 returns -log2(h/2^64) with logFraction bits after the point, at least 1 and below 2^52: an exponentially
-// distributed number of a uniform h.
+// minusLog2 returns -log2(h/2^64) with logFraction bits after the point, at least 1 and below 2^52. For a uniform h the
+// result is exponentially distributed.
 func minusLog2(h uint64) uint64 {
 	zeros := bits.LeadingZeros64(h | 1)
 	x := (h | 1) << zeros

@@ -35,13 +35,21 @@ func draw(e *Engine, vector uint32) []int {
 	return out
 }
 
-// TestSlotForIsWeighted: every slot gets its share of the addresses, within five standard deviations.
+// TestSlotForIsWeighted verifies that every slot gets its share of the addresses, within five standard deviations.
 func TestSlotForIsWeighted(t *testing.T) {
+	for _, mode := range []Mode{PerFlow, PerPacket} {
+		t.Run(mode.String(), func(t *testing.T) { slotForIsWeighted(t, mode) })
+	}
+}
+
+func slotForIsWeighted(t *testing.T, mode Mode) {
 	cfg := square(4, 2)
+	cfg.Mode = mode
 	cfg.Slots = 11
 	e := mustEngine(t, cfg)
 	planes := capacities(cfg, 800e9, 400e9, 0, 700e9)
 	planes[3].SubPorts[1] = 0
+	planes[0].SubPorts[1] = 3 // one sub-port three times as fast
 	must(t, e.SetGroup(1, planes))
 	v, _ := e.Vector(1)
 	got := make([]int, len(v.Slots))
@@ -72,9 +80,8 @@ func TestSlotForIsWeighted(t *testing.T) {
 	}
 }
 
-// TestAddressesMoveOnlyWhenTheyMust: whatever happens, an address leaves only slots that are marked to drain; and when
-// one plane's weight changes, by itself or because sub-ports of it fail, no more addresses move than the shares that
-// moved, and 5 %.
+// TestAddressesMoveOnlyWhenTheyMust verifies that an address leaves only slots that are marked to drain. If one plane's
+// weight changes, by itself or because its sub-ports fail, no more addresses move than the shares that moved, and 5 %.
 func TestAddressesMoveOnlyWhenTheyMust(t *testing.T) {
 	r, bounded := seeded(t), 0
 	for i := range 16 {
@@ -88,9 +95,12 @@ func TestAddressesMoveOnlyWhenTheyMust(t *testing.T) {
 		for range 6 {
 			v, _ := e.Vector(1)
 			before, slots, reachable, total := draw(e, 1), slices.Clone(v.Slots), v.Reachable, live(planes)
-			// Capacity per live slot changes in one direction: that is one plane's weight changing.
+			// The capacity per live slot changes in one direction: one plane's weight changes.
 			p, up := r.IntN(4), r.Uint64N(2)
-			planes[p].Capacity, planes[p].SubPorts[1] = 400e9*(1+up), up
+			planes[p].Capacity, planes[p].SubPorts[0], planes[p].SubPorts[1] = 400e9*(1+up), 1, up
+			if r.IntN(4) == 0 { // the second sub-port at 100G, the first at 400G
+				planes[p].Capacity, planes[p].SubPorts[0], planes[p].SubPorts[1] = 500e9, 4, 1
+			}
 			simple := cfg.Policy == Reweight && cfg.Slots == 8
 			if r.IntN(3) == 0 {
 				planes[p].Capacity = 100e9 * uint64(r.IntN(9))
@@ -113,11 +123,11 @@ func TestAddressesMoveOnlyWhenTheyMust(t *testing.T) {
 			for s := range slots {
 				was, is := float64(slots[s].SharePPB)/Parts, float64(v.Slots[s].SharePPB)/Parts
 				share += math.Max(0, was-is)
-				grown := is*live(planes) - was*total // capacity behind the slot, bit/s
+				grown := is*live(planes) - was*total // change of the capacity behind the slot, bit/s
 				rising, falling = rising || grown > 1e6, falling || grown < -1e6
 			}
 			if !simple || rising && falling {
-				continue // weights change both ways: addresses move between more than those
+				continue // weights change in both directions: addresses move between more slots
 			}
 			bounded++
 			if most := 1.05*share + 5/math.Sqrt(samples); float64(moved)/samples > most {
@@ -140,8 +150,8 @@ func live(planes []Capacity) (sum float64) {
 	return sum
 }
 
-// TestDrainMarks: when a plane's weight falls only its slots lose addresses; when it rises again it
-// takes from all others; under Weak nothing is marked.
+// TestDrainMarks verifies that only the slots of a plane lose addresses when its weight falls, that it takes addresses
+// from all others when its weight rises, and that nothing is marked under Weak.
 func TestDrainMarks(t *testing.T) {
 	cfg := square(4, 2)
 	cfg.Ordering = Strong
@@ -178,7 +188,37 @@ func TestDrainMarks(t *testing.T) {
 	if d := marked(); !slices.Equal(d, []uint16{6}) {
 		t.Errorf("half of plane 2 failed: %v", d)
 	}
-	// A destination that changes vectors drains what that takes from its slots.
+	// One sub-port and so its plane slow down: only its slot loses addresses. As it recovers it takes addresses from
+	// all others.
+	slow := capacities(cfg, 4, 3, 4, 4)
+	slow[1].SubPorts[0] = 2
+	must(t, e.SetGroup(1, capacities(cfg, 4, 4, 4, 4)))
+	e.Updates()
+	must(t, e.SetGroup(1, slow))
+	if d := marked(); !slices.Equal(d, []uint16{5}) {
+		t.Errorf("a sub-port of plane 1 slowed down: %v", d)
+	}
+	must(t, e.SetGroup(1, capacities(cfg, 4, 4, 4, 4)))
+	if d := marked(); !slices.Equal(d, []uint16{0, 1, 2, 3, 4, 6, 7}) {
+		t.Errorf("the sub-port of plane 1 recovered: %v", d)
+	}
+	// A plane recovers: its slots had no addresses to lose.
+	must(t, e.SetGroup(1, capacities(cfg, 4, 4, 0, 4)))
+	e.Updates()
+	must(t, e.SetGroup(1, capacities(cfg, 4, 4, 4, 4)))
+	if d := marked(); !slices.Equal(d, []uint16{0, 1, 3, 4, 5, 7}) {
+		t.Errorf("plane 2 returned: %v", d)
+	}
+	// Slot 0 falls less than all others, so only slot 0 gains.
+	most := capacities(cfg, 3, 2, 2, 2)
+	most[0].SubPorts[0] = 2
+	must(t, e.SetGroup(1, most))
+	if d := marked(); !slices.Equal(d, []uint16{1, 2, 3, 4, 5, 6, 7}) {
+		t.Errorf("all but slot 0 halved: %v", d)
+	}
+	must(t, e.SetGroup(1, half))
+	e.Updates()
+	// A destination that changes vectors drains the slots that lose addresses by the change.
 	must(t, e.SetGroup(2, capacities(cfg, 4, 0, 4, 4)))
 	must(t, e.SetGroup(1, capacities(cfg, 4, 4, 4, 4)))
 	must(t, e.SetDestination(address(1), 1))

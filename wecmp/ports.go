@@ -12,67 +12,68 @@ const (
 	MaxPort = 65535
 )
 
-// PortStride is what two neighbouring slots' ports differ by, modulo the 16,384 ports, when the hash is not known: odd, near
-// 16,384/golden ratio, so that multiples visit every port once and spread evenly from the first on.
+// PortStride is the difference, modulo the 16,384 ports, between the ports of two consecutive slots if the hash is
+// unknown. It is odd and near 16,384/golden ratio, so that its multiples visit every port once and spread evenly from
+// the first on.
 const PortStride = 10127
 
 const portCount = MaxPort - MinPort + 1
 
-// Method says how ports were chosen.
+// Method is the method by which ports were chosen.
 type Method uint8
 
 // The methods.
 const (
-	MethodUniform Method = iota // the hash is not known: spread evenly
-	MethodHash                  // each lands on its slot's place by the configured hash
-	MethodNone                  // the addressing needs no distinct ports: one for all
-	MethodAsked                 // each lands on its slot's place as the device says (Asked)
+	MethodUniform Method = iota // unknown hash: ports are spread evenly
+	MethodHash                  // each port lands on its slot's place by the configured hash
+	MethodNone                  // the addressing needs no distinct ports: all slots share one
+	MethodAsked                 // each port lands on its slot's place according to the device (Asked)
 )
 
 // String returns "uniform", "hash", "none" or "asked".
 func (m Method) String() string { return nameOf(m, []string{"uniform", "hash", "none", "asked"}) }
 
-// Placement says how ports were chosen, and how well.
+// Placement describes how ports were chosen, and how well.
 type Placement struct {
 	Method Method
-	Missed int // slots for which no port was left that lands on their place
+	Missed int // number of slots for which no port was left that lands on their place
 }
 
 // String returns the method's name.
 func (p Placement) String() string { return p.Method.String() }
 
-// Planner chooses source ports. It has no state but its configuration and is safe for any number of goroutines.
-// Create it with NewPlanner.
+// Planner chooses source ports. Its only state is its configuration, and it is safe for concurrent use. Create it with
+// NewPlanner.
 //
-// Ports are a pure function of the configuration, the pair of addresses and the slots' places. Each slot has its own port
-// at each place, so a slot that stays keeps its port whatever the others do, and one that returns gets its former port:
-// the ports that land on a place, in the pair's own order, belong first to the slots whose home it is, then to each of the
-// other slots. Only where a place has fewer landing ports than there are slots does a slot away from home have to share a
-// port with another slot, and depend on whether that one is at the same place.
+// Ports are a pure function of the configuration, the pair of addresses and the slots' places. Each slot has a distinct
+// port at each place, so a slot that stays keeps its port whatever the other slots do, and a slot that returns gets its
+// former port. The ports that land on a place, in the pair's own order, belong first to the slots whose home it is,
+// then to each of the other slots. Only if fewer ports land on a place than there are slots, a slot away from home may
+// have to share a port with another slot, and its port then depends on whether the other slot is at the same place.
 //
-// When the hash is not known the ports are an arithmetic progression modulo their number: slot s has
-// MinPort + (b + s·PortStride) mod 16,384, where b follows from the pair alone. A data plane may rely on it to keep a pair
-// in one entry.
+// If the hash is unknown, the ports are an arithmetic progression modulo their number: slot s has MinPort + (b +
+// s·PortStride) mod 16,384, where b depends on the pair alone. A data plane may rely on this to keep a pair in one
+// entry.
 type Planner struct {
 	cfg     Config
 	to      service
 	layout  layout
-	rank    []int // of a slot among those with the same home
-	count   []int // slots at home per place
+	rank    []int // rank of a slot among those with the same home
+	count   []int // number of slots at home per place
 	scratch sync.Pool
 }
 
 type portScratch struct {
-	want []int32 // per slot: rank among the ports landing on its place
+	want []int32 // per slot: rank of its port among those that land on its place
 	next []int32 // per slot: the next slot at its place, by rank
-	head []int32 // per place: the slot with the least rank yet to be served; -1: none
-	seen []int32 // per place: landing ports seen
+	head []int32 // per place: the unserved slot with the lowest rank; -1: none
+	seen []int32 // per place: number of landing ports seen
 	used [portCount / 64]uint64
-	at   [portCount]int16 // place where the k-th port lands, of those that were hashed; -1: nowhere
+	at   [portCount]int16 // place where the k-th port lands, of those hashed; -1: no place
 	land []uint16         // ports that land on one place
 }
 
-// NewPlanner returns a planner, or every fault of the configuration.
+// NewPlanner returns a planner, or an error with all faults of the configuration.
 func NewPlanner(cfg Config) (*Planner, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -100,9 +101,10 @@ func NewPlanner(cfg Config) (*Planner, error) {
 }
 
 // Ports appends the slots' source ports between a source and a destination to buf[:0]. Under loopback addressing they
-// are unique; under port addressing unique in each plane, and when the network's hash is known, src and dst are the
-// addresses of one plane's ports and the answer counts for that plane's slots; under sub-port addressing one port serves all
-// (draft-xu-rtgwg-fare-in-sun-02, Section 3.1). Both addresses are of one family; the flows are toward Config.Port.
+// are unique. Under port addressing they are unique in each plane; if the network's hash is known, src and dst are the
+// addresses of one plane's ports, and the result is valid for that plane's slots. Under sub-port addressing one port
+// serves all slots (draft-xu-rtgwg-fare-in-sun-02, Section 3.1). Both addresses must be of one family; the flows are
+// toward Config.Port.
 func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]uint16, Placement) {
 	base := pairBase(src, dst)
 	buf = buf[:0]
@@ -117,12 +119,12 @@ func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]ui
 	case p.cfg.Addressing == SubPortAddress:
 		return buf, Placement{Method: MethodNone}
 	case hash == nil, len(places) > len(p.layout.home),
-		p.cfg.Addressing == PortAddress && p.cfg.Mode == PerPacket: // any port of the plane does: its sub-ports are sprayed over
+		p.cfg.Addressing == PortAddress && p.cfg.Mode == PerPacket: // any port of the plane will do, because packets are sprayed over its sub-ports
 		return buf, Placement{Method: MethodUniform}
 	}
 	placement := Placement{Method: MethodHash}
 	if asked, ok := hash.(Asked); ok {
-		table := asked(src, dst) // once: it may change between two calls
+		table := asked(src, dst) // one call, because the result may change between two calls
 		hash = Asked(func(netip.Addr, netip.Addr) []byte { return table })
 		placement.Method = MethodAsked
 	}
@@ -142,25 +144,26 @@ func (p *Planner) Ports(src, dst netip.Addr, places []Place, buf []uint16) ([]ui
 	return buf, placement
 }
 
-// service is what flows are toward at a destination.
+// service is the destination of flows: protocol and port.
 type service struct {
 	protocol uint8
 	port     uint16
 }
 
-// flows are those of one pair.
+// flows are the flows of one pair.
 type flows struct {
 	hash     Hasher
 	src, dst netip.Addr
 	to       service
 }
 
-// value is the hash of the flow from a source port.
+// value returns the hash of the flow from a source port.
 func (f *flows) value(port uint16) (uint32, bool) {
 	return f.hash.Hash(f.src, f.dst, f.to.protocol, port, f.to.port)
 }
 
-// land chooses ports by the hash for the slots of one plane, or of all (-1), and returns how many could not land.
+// land chooses ports by the hash for the slots of one plane, or of all planes (-1), and returns the number of slots
+// without a landing port.
 func (p *Planner) land(x *portScratch, base uint64, f flows, places []Place, plane int, ports []uint16) (missed int) {
 	from, to := 0, len(p.layout.ports)
 	if plane >= 0 {
@@ -203,7 +206,7 @@ func (p *Planner) land(x *portScratch, base uint64, f flows, places []Place, pla
 	if left == 0 {
 		return 0
 	}
-	// Every port was hashed, and too few land somewhere. All slots that have a port of their own have got it.
+	// Every port was hashed, and too few land on some places. All slots with a distinct port have it now.
 	for b := range x.head {
 		if x.head[b] >= 0 {
 			p.shareLanding(x, base, b, ports)
@@ -218,8 +221,8 @@ func (p *Planner) land(x *portScratch, base uint64, f flows, places []Place, pla
 	return missed
 }
 
-// shareLanding gives the slots left over at a place ports that land there and are free. Each begins to look at the port of
-// one other slot that is not at home there, so that it depends on few others.
+// shareLanding assigns free landing ports to the remaining slots at a place. Each starts its search at the port of one
+// other slot that is not at home there, so that its result depends on few other slots.
 func (p *Planner) shareLanding(x *portScratch, base uint64, b int, ports []uint16) {
 	x.land = x.land[:0]
 	for k := range x.at {
@@ -249,7 +252,8 @@ func (p *Planner) shareLanding(x *portScratch, base uint64, b int, ports []uint1
 	}
 }
 
-// astray gives a slot a port that does not land on its place: its own one of those that land nowhere, else any.
+// astray assigns a slot a port that does not land on its place: the slot's own among those that land nowhere, otherwise
+// any free one.
 func (p *Planner) astray(x *portScratch, base uint64, slot int, ports []uint16) {
 	nowhere, any := -1, -1
 	rank := slot
@@ -273,7 +277,7 @@ func (p *Planner) astray(x *portScratch, base uint64, slot int, ports []uint16) 
 func (x *portScratch) take(port uint16)       { x.used[(port-MinPort)/64] |= 1 << (port % 64) }
 func (x *portScratch) taken(port uint16) bool { return x.used[(port-MinPort)/64]>>(port%64)&1 != 0 }
 
-// at is a place's number: its sub-port's, or in per-packet mode its plane's.
+// at returns a place's number: that of its sub-port, or in per-packet mode of its plane.
 func (p *Planner) at(place Place) int {
 	if p.cfg.Mode == PerPacket {
 		return place.Plane
@@ -281,7 +285,8 @@ func (p *Planner) at(place Place) int {
 	return p.layout.start[place.Plane] + place.SubPort
 }
 
-// rankAt is a slot's rank among the ports landing on a place: those at home come first, then every other slot has its own.
+// rankAt returns a slot's rank among the ports that land on a place: the slots at home come first, then every other
+// slot has a separate rank.
 func (p *Planner) rankAt(slot, place int) int {
 	if int(p.layout.home[slot]) == place {
 		return p.rank[slot]
@@ -295,7 +300,8 @@ func (p *Planner) rankAt(slot, place int) int {
 	return rank
 }
 
-// landing is the number of the place where the hash puts a port, of the sub-ports from..to-1; -1: no lasting one.
+// landing returns the number of the place where the hash puts a port, among the sub-ports from..to-1, or -1 if there is
+// no lasting one.
 func (p *Planner) landing(f flows, port uint16, from, to int) int {
 	hash, _ := f.value(port)
 	i := f.hash.Member(hash, to-from)
@@ -308,12 +314,12 @@ func (p *Planner) landing(f flows, port uint16, from, to int) int {
 	return from + i
 }
 
-// nthPort is the k-th port in a pair's order, a permutation of all.
+// nthPort returns the k-th port in a pair's order, a permutation of all ports.
 func nthPort(base uint64, k int) uint16 {
 	return MinPort + uint16((base+uint64(k)*PortStride)%portCount)
 }
 
-// pairBase is where a pair's order starts: pairs are spread over the range.
+// pairBase returns the start of a pair's order; pairs are spread over the range.
 func pairBase(src, dst netip.Addr) uint64 {
 	s, d := src.As16(), dst.As16()
 	h := uint64(0x9e3779b97f4a7c15)
@@ -324,7 +330,10 @@ func pairBase(src, dst netip.Addr) uint64 {
 	return h
 }
 
-// Ports is Planner.Ports for the slots of one of the engine's vectors; empty when there is no such vector.
+// Planner returns the planner of the engine's configuration. Any goroutine may use it.
+func (e *Engine) Planner() *Planner { return e.planner }
+
+// Ports is Planner.Ports for the slots of one of the engine's vectors; the result is empty if there is no such vector.
 func (e *Engine) Ports(src, dst netip.Addr, vector uint32, buf []uint16) ([]uint16, Placement) {
 	e.portPlaces = e.portPlaces[:0]
 	if v := e.vector(vector); v != nil {

@@ -34,7 +34,8 @@ func homePlaces(p *Planner) (out []Place) {
 	return out
 }
 
-// checkPorts is F6 of the draft: the range, uniqueness as the addressing demands, and the landing.
+// checkPorts verifies requirement F6 of the draft: the range, uniqueness in the scope of the addressing, and the
+// landing.
 func checkPorts(t testing.TB, p *Planner, src, dst netip.Addr, places []Place, ports []uint16, how Placement) {
 	t.Helper()
 	seen := map[[2]int]bool{}
@@ -62,13 +63,13 @@ func checkPorts(t testing.TB, p *Planner, src, dst netip.Addr, places []Place, p
 
 func lands(how Placement) bool { return how.Method == MethodHash || how.Method == MethodAsked }
 
-// portHashers are those of hashers, and those of a data plane of our own.
+// portHashers returns the hashers, and the hashes of a fared data plane.
 func portHashers() []Hasher {
 	return append(hashers(), LinuxL4{Seed: 7, Buckets: 1024, Lasting: 16}, LinuxL4{Seed: 9, Buckets: 999, Lasting: 12}, askedOf(LinuxL4{Seed: 5, Buckets: 512, Lasting: 9}, 20))
 }
 
-// TestPorts walks random assignments: ports are unique and land; a slot that stays keeps its port, one that returns gets
-// its former port; another planner of the same configuration says the same.
+// TestPorts uses random assignments: ports are unique and land, a slot that stays keeps its port, one that returns gets
+// its former port, and another planner with the same configuration returns the same ports.
 func TestPorts(t *testing.T) {
 	r := seeded(t)
 	for range 120 {
@@ -125,8 +126,8 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestPortsOfOthersStay: of two assignments that differ in one slot no other port differs, and that of the slot that moved
-// does not meet another's.
+// TestPortsOfOthersStay compares two assignments that differ in one slot: no other port differs, and the port of the
+// slot that moved does not equal another slot's.
 func TestPortsOfOthersStay(t *testing.T) {
 	cfg := square(8, 4)
 	cfg.Hash = CRC32{}
@@ -147,7 +148,8 @@ func TestPortsOfOthersStay(t *testing.T) {
 	}
 }
 
-// TestPortsSpread: without a hash, any run of slots divides the range evenly: no gap is four times another.
+// TestPortsSpread verifies that, without a hash, the ports of any run of slots divide the range evenly: no gap is four
+// times another.
 func TestPortsSpread(t *testing.T) {
 	for _, n := range []int{8, 32, 128, 4096} {
 		cfg := square(1, 1)
@@ -171,12 +173,12 @@ func TestPortsSpread(t *testing.T) {
 	}
 }
 
-// onePlace puts every flow on the first member: a hash of the worst kind.
+// onePlace maps every flow to the first member, the worst case of a hash.
 type onePlace struct{ CRC32 }
 
 func (onePlace) Member(uint32, int) int { return 0 }
 
-// TestPortsThatCannotLand are still unique, and counted.
+// TestPortsThatCannotLand verifies that such ports are still unique, and counted.
 func TestPortsThatCannotLand(t *testing.T) {
 	cfg := square(4, 2)
 	cfg.Hash = onePlace{}
@@ -187,7 +189,7 @@ func TestPortsThatCannotLand(t *testing.T) {
 	if how.Method != MethodHash || how.Missed != 7 {
 		t.Fatalf("%v, %d missed", how, how.Missed)
 	}
-	// All slots in one place, which has fewer landing ports than a slot's own rank asks for.
+	// All slots are in one place, with fewer landing ports than a slot's rank requires.
 	cfg.Hash, cfg.Slots = scarce{}, 64
 	p = mustPlanner(t, cfg)
 	ports, how = p.Ports(src, dst, slices.Repeat([]Place{{0, 0}}, 64), nil)
@@ -197,10 +199,116 @@ func TestPortsThatCannotLand(t *testing.T) {
 	}
 }
 
-// scarce puts 1 of 1024 flows on the first member.
+// scarce maps 1 of 1024 flows to the first member.
 type scarce struct{ CRC32 }
 
 func (scarce) Member(hash uint32, n int) int { return min(int(hash%1024), n-1) }
+
+// TestFewerPortsThanSlotsAtHome verifies that, if fewer ports land than slots have their home there, as many slots land
+// as there are ports, also if one of those slots is elsewhere and its port is used by another.
+func TestFewerPortsThanSlotsAtHome(t *testing.T) {
+	cfg := square(1, 2)
+	cfg.Slots = MaxSlots
+	table := make([]byte, portCount) // 16 ports land on the first sub-port, all others on the second
+	for i := range table {
+		table[i] = 2
+		if i%1024 == 0 {
+			table[i] = 1
+		}
+	}
+	cfg.Hash = Asked(func(netip.Addr, netip.Addr) []byte { return table })
+	p := mustPlanner(t, cfg)
+	src, dst := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	for s, home := range homePlaces(p) {
+		if home.SubPort != 0 {
+			continue
+		}
+		places := homePlaces(p)
+		places[s].SubPort = 1
+		there := 0
+		for _, place := range places {
+			if place.SubPort == 0 {
+				there++
+			}
+		}
+		ports, how := p.Ports(src, dst, places, nil)
+		checkPorts(t, p, src, dst, places, ports, how)
+		if there <= 16 || how.Missed != there-16 {
+			t.Fatalf("slot %d away: %d of %d slots missed, want all but 16", s, how.Missed, there)
+		}
+	}
+}
+
+// TestPortsAmongFew verifies that the device is queried once, that each landing port goes to a slot of its sub-port,
+// and that slots without a landing port get distinct ports that land nowhere.
+func TestPortsAmongFew(t *testing.T) {
+	cfg := square(2, 2)
+	cfg.Slots = 8
+	src, dst := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	// 40 ports land on the first sub-port, 3 on the second; the rest land nowhere.
+	table := make([]byte, portCount)
+	for i := range 40 {
+		table[100*i] = 1
+	}
+	for i := range 3 {
+		table[101*i+1] = 2
+	}
+	calls := 0
+	cfg.Hash = Asked(func(netip.Addr, netip.Addr) []byte {
+		if calls++; calls > 1 {
+			return make([]byte, portCount) // a changed table in the meantime: Ports must use the first one
+		}
+		return table
+	})
+	p := mustPlanner(t, cfg)
+	ports, how := p.Ports(src, dst, homePlaces(p), []uint16{1, 2, 3})
+	if len(ports) != 8 || how.Method != MethodAsked || how.Missed != 4 || calls != 1 {
+		t.Fatalf("%d ports, %v, %d missed after %d questions", len(ports), how.Method, how.Missed, calls)
+	}
+	seen := map[uint16]bool{}
+	for s, port := range ports {
+		at := homePlaces(p)[s]
+		want := byte(0) // a slot without a landing port takes no port that lands elsewhere
+		if at.Plane == 0 {
+			want = byte(at.SubPort + 1)
+		}
+		if got := table[port-MinPort]; got != want || seen[port] {
+			t.Errorf("slot %d at %+v: port %d lands on %d, want %d", s, at, port, got, want)
+		}
+		seen[port] = true
+	}
+}
+
+// planeHash places flows by a table within each plane, like a network's hash.
+type planeHash struct{ lands bool }
+
+func (h planeHash) Hash(_, _ netip.Addr, _ uint8, sport, _ uint16) (uint32, bool) {
+	return uint32(sport), true
+}
+func (h planeHash) Member(hash uint32, n int) int {
+	if h.lands {
+		return int(hash) % n
+	}
+	return -1
+}
+func (planeHash) String() string { return "plane" }
+
+// TestMissedPortsAddUp verifies that under port addressing the slots without a landing port are counted over all
+// planes.
+func TestMissedPortsAddUp(t *testing.T) {
+	cfg := square(3, 2)
+	cfg.Addressing, cfg.Hash = PortAddress, planeHash{}
+	p := mustPlanner(t, cfg)
+	ports, how := p.Ports(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), homePlaces(p), nil)
+	if how.Missed != 6 || len(ports) != 6 {
+		t.Errorf("%d of %d ports missed, want all 6", how.Missed, len(ports))
+	}
+	cfg.Hash = planeHash{true}
+	p = mustPlanner(t, cfg)
+	if _, how := p.Ports(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), homePlaces(p), nil); how.Missed != 0 {
+		t.Errorf("%d ports missed, want none", how.Missed)
+	}
+}
 
 func TestEnginePorts(t *testing.T) {
 	cfg := square(4, 2)
@@ -218,7 +326,7 @@ func TestEnginePorts(t *testing.T) {
 	}
 }
 
-// told notes whether every question was about one protocol and port.
+// told records whether every query was for one protocol and port.
 type told struct {
 	CRC32
 	service
@@ -232,7 +340,7 @@ func (h told) Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) (ui
 	return h.CRC32.Hash(src, dst, protocol, sport, dport)
 }
 
-// TestPortsAreTowardTheService: the hash is asked for flows of the configured protocol and port, and nothing else.
+// TestPortsAreTowardTheService verifies that the hash is queried only for flows of the configured protocol and port.
 func TestPortsAreTowardTheService(t *testing.T) {
 	src, dst := netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")
 	chosen := map[service][]uint16{}

@@ -10,20 +10,20 @@ import (
 // times its ideal share.
 type Theta struct{ Num, Den uint64 }
 
-// MaxTable bounds the table that Reduce tries when no size is given: entries.
+// MaxTable limits the number of entries of the table that Reduce tries if no size is given.
 const MaxTable = 1 << 20
 
-// ErrTable is returned for a table with no room for one entry per member.
+// ErrTable is returned for a table that is too small for one entry per member.
 var ErrTable = errors.New("table too small")
 
-// Reduce appends to buf[:0] the smallest table of whole weights in which no member is oversubscribed beyond theta: for
-// every i, (table_i/Σtable) / (weights_i/Σweights) <= theta. It starts with one entry a member and adds one, each time,
-// to the member whose addition costs the least, ties to the lowest index (Zhou et al., WCMP, EuroSys 2014, Algorithm 1).
-// For each size that yields the least possible oversubscription (it is the divisor method of D'Hondt with at least one
-// each), so the first table within theta is a smallest one.
+// Reduce appends to buf[:0] the smallest table of integer weights in which no member is oversubscribed beyond theta:
+// for every i, (table_i/Σtable) / (weights_i/Σweights) <= theta. It starts with one entry per member and repeatedly
+// adds one entry to the member for which that costs the least; ties go to the lowest index (Zhou et al., WCMP, EuroSys
+// 2014, Algorithm 1). For each size this yields the least possible oversubscription (it is the divisor method of
+// D'Hondt with at least one entry each), so the first table within theta is a smallest one.
 //
 // Weights of 0 stay 0. The table never grows beyond size entries (0: MaxTable) nor beyond the weights in lowest terms,
-// which are exact. within is false when size ended the search; the table then is the best of that size.
+// which are exact. within is false if size ended the search; the table is then the best of that size.
 func Reduce(buf, weights []uint64, theta Theta, size uint64) (table []uint64, within bool, err error) {
 	if theta.Den == 0 || theta.Num < theta.Den {
 		return nil, false, fmt.Errorf("theta %d/%d is below 1: no table can satisfy it", theta.Num, theta.Den)
@@ -70,8 +70,9 @@ func Reduce(buf, weights []uint64, theta Theta, size uint64) (table []uint64, wi
 	}
 }
 
-// Oversubscription returns by how much the table's most oversubscribed member exceeds its ideal share: the δ of the
-// paper, max over members of (table_i/Σtable) / (weights_i/Σweights). 1 is exact; 0 when there are no weights.
+// Oversubscription returns the factor by which the table's most oversubscribed member exceeds its ideal share: the δ of
+// the paper, max over members of (table_i/Σtable) / (weights_i/Σweights). 1 means exact; 0 means that there are no
+// weights.
 func Oversubscription(weights, table []uint64) float64 {
 	var w, t, most float64
 	for i := range weights {
@@ -86,11 +87,12 @@ func Oversubscription(weights, table []uint64) float64 {
 	return most
 }
 
-// Fit appends to buf[:0] the weights as a table can hold them: none above maxWeight, their sum at most size, every
-// weight that is not 0 at least 1 (0: no bound). Weights within the bounds are returned as they are. Others are
-// apportioned by largest remainder with at least one each, ties to the lowest index, to the largest sum within both
-// bounds, and brought to lowest terms; no member then exceeds its ideal share by one entry or more, unless its ideal is below one.
-// The weights' sum must fit 64 bits. When size is less than the number of members the table has one entry for each.
+// Fit appends to buf[:0] the weights, fitted to a table: none exceeds maxWeight, their sum is at most size, and every
+// nonzero weight stays at least 1 (a limit of 0 disables it). Weights within the limits are copied unchanged. Others
+// are apportioned by largest remainder with at least one each, ties to the lowest index, to the largest sum within both
+// limits, and reduced to lowest terms; no member then exceeds its ideal share by one entry or more, unless its ideal is
+// below one. The weights' sum must fit 64 bits. If size is less than the number of members, the table has one entry for
+// each.
 func Fit(buf, weights []uint64, maxWeight, size uint64) []uint64 {
 	buf = append(buf[:0], weights...)
 	var sum, most, live uint64
@@ -107,7 +109,7 @@ func Fit(buf, weights []uint64, maxWeight, size uint64) []uint64 {
 		total = min(total, size)
 	}
 	if maxWeight != 0 && most > maxWeight {
-		// The largest total for which the largest quota, most·total/sum, still is within maxWeight.
+		// The largest total for which the largest quota, most·total/sum, is still within maxWeight.
 		if q := mul64(maxWeight, sum); q.hi < most {
 			fitting, _ := q.div(u128{0, most})
 			total = min(total, fitting)
@@ -126,8 +128,8 @@ func Fit(buf, weights []uint64, maxWeight, size uint64) []uint64 {
 			given += buf[i]
 		}
 	}
-	// Move one entry at a time between the table and the rest, where the distance to the quota gains the most: that is the
-	// least sum of squared distances, which without the "at least one" is the largest remainder.
+	// One entry at a time moves between the table and the rest, where that reduces the distance to the quota most. The
+	// result is the least sum of squared distances; without the "at least one" it equals the largest remainder.
 	for ; given < total; given++ {
 		best := -1
 		for i := range buf {
@@ -150,7 +152,7 @@ func Fit(buf, weights []uint64, maxWeight, size uint64) []uint64 {
 	return buf
 }
 
-// lack is weight·total - part·sum, a signed 128-bit distance of a part from its quota.
+// lack is weight·total - part·sum, the signed 128-bit distance of a part from its quota.
 type lack struct {
 	u128
 	negative bool

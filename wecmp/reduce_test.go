@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestReduceGolden has tables computed in exact rationals, ties to the lowest index.
+// TestReduceGolden uses tables computed in exact rationals, ties to the lowest index.
 func TestReduceGolden(t *testing.T) {
 	for _, c := range []struct {
 		weights []uint64
@@ -32,7 +32,7 @@ func TestReduceGolden(t *testing.T) {
 	}
 }
 
-// over is max p_i·ΣG/(ΣP·g_i), exactly.
+// over returns max p_i·ΣG/(ΣP·g_i), exactly.
 func over(weights, table []uint64) *big.Rat {
 	most := new(big.Rat)
 	for i, g := range weights {
@@ -47,7 +47,7 @@ func over(weights, table []uint64) *big.Rat {
 	return most
 }
 
-// tables calls try with every table of the given sum in which each member that has a weight has at least one entry.
+// tables calls try with every table of the given sum in which each member with a weight has at least one entry.
 func tables(weights []uint64, sum uint64, try func([]uint64)) {
 	table := make([]uint64, len(weights))
 	var fill func(i int, left uint64)
@@ -71,7 +71,8 @@ func tables(weights []uint64, sum uint64, try func([]uint64)) {
 	fill(0, sum)
 }
 
-// TestReduceAgainstExactSearch: no smaller table is within theta, and none of the same size is less oversubscribed.
+// TestReduceAgainstExactSearch verifies that no smaller table is within theta, and that none of the same size is less
+// oversubscribed.
 func TestReduceAgainstExactSearch(t *testing.T) {
 	r := seeded(t)
 	for range 300 {
@@ -113,6 +114,9 @@ func TestReduceRefuses(t *testing.T) {
 	if _, _, err := Reduce(nil, []uint64{1, 2, 3}, Theta{2, 1}, 2); !errors.Is(err, ErrTable) {
 		t.Errorf("table too small: %v", err)
 	}
+	if got, _, err := Reduce(nil, []uint64{1, 2, 3}, Theta{2, 1}, 3); err != nil || sumOf(got) != 3 {
+		t.Errorf("a table of one entry each: %v, %v", got, err)
+	}
 	if _, _, err := Reduce(nil, []uint64{1<<64 - 1, 2}, Theta{2, 1}, 9); err == nil {
 		t.Error("sum above 2^64")
 	}
@@ -145,6 +149,7 @@ func TestFitGolden(t *testing.T) {
 		{[]uint64{1 << 52, 1}, 256, 0, []uint64{255, 1}},
 		{[]uint64{5, 5, 5}, 0, 2, []uint64{1, 1, 1}},
 		{[]uint64{0, 0}, 1, 1, []uint64{0, 0}},
+		{[]uint64{4, 2}, 256, 64, []uint64{4, 2}}, // within the limits: not reduced to lowest terms
 	} {
 		if got := Fit(nil, c.weights, c.maxWeight, c.size); !slices.Equal(got, c.want) {
 			t.Errorf("Fit(%v, %d, %d) = %v, want %v", c.weights, c.maxWeight, c.size, got, c.want)
@@ -152,7 +157,7 @@ func TestFitGolden(t *testing.T) {
 	}
 }
 
-// TestFitAgainstExactSearch: of all tables of the size, none is nearer to the quotas (sum of squared distances).
+// TestFitAgainstExactSearch verifies that no table of the size is nearer to the quotas (sum of squared distances).
 func TestFitAgainstExactSearch(t *testing.T) {
 	r := seeded(t)
 	for range 400 {
@@ -160,7 +165,7 @@ func TestFitAgainstExactSearch(t *testing.T) {
 		for i := range w {
 			w[i] = r.Uint64N(1 << (1 + r.IntN(12)))
 		}
-		w[0] += 40 // so that every size below is a bound
+		w[0] += 40 // so that every size below is a limit
 		size := uint64(len(w)) + r.Uint64N(12)
 		distance := func(table []uint64) *big.Rat {
 			sum := new(big.Rat)
@@ -178,7 +183,7 @@ func TestFitAgainstExactSearch(t *testing.T) {
 				least, best = d, slices.Clone(table)
 			}
 		})
-		// Fit's result is in lowest terms: scale it back to compare.
+		// The result of Fit is in lowest terms, so it is scaled back for the comparison.
 		scaled := slices.Clone(got)
 		for i := range scaled {
 			scaled[i] *= size / sumOf(got)
@@ -189,8 +194,8 @@ func TestFitAgainstExactSearch(t *testing.T) {
 	}
 }
 
-// TestFitBounds: for any weights the result respects the bounds, keeps who is live, and oversubscribes nobody by an
-// entry or more beyond his quota, unless that is below one.
+// TestFitBounds verifies that for any weights the result respects the limits, keeps every live member, and
+// oversubscribes no member by an entry or more beyond its quota, unless the quota is below one.
 func TestFitBounds(t *testing.T) {
 	r := seeded(t)
 	for range 4000 {
@@ -204,8 +209,23 @@ func TestFitBounds(t *testing.T) {
 			if (w[i] == 0) != (got[i] == 0) {
 				t.Fatalf("Fit(%v, %d, %d) = %v: member %d appears or vanishes", w, maxWeight, size, got, i)
 			}
+			// got/Σgot is in lowest terms: only a multiple of Σgot is known of the table's size, so an entry is at most
+			// 1/Σgot.
+			quota := new(big.Rat).Quo(frac(w[i], 1), new(big.Rat).SetInt(bigSum(w)))
+			share := frac(got[i], sumOf(got))
+			if entry := frac(1, sumOf(got)); got[i] > 1 && share.Sub(share, quota).Cmp(entry) >= 0 {
+				t.Fatalf("Fit(%v, %d, %d) = %v: member %d exceeds its quota by an entry", w, maxWeight, size, got, i)
+			}
 		}
 	}
+}
+
+func bigSum(weights []uint64) *big.Int {
+	sum := new(big.Int)
+	for _, w := range weights {
+		sum.Add(sum, new(big.Int).SetUint64(w))
+	}
+	return sum
 }
 
 func boundedWeights(r *rand.Rand) []uint64 {

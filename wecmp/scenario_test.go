@@ -13,18 +13,18 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata with what the engine says; commit only what you understand")
 
-// TestScenarios runs the stories in testdata. A story is blocks of commands, a line "----", and what they print; blocks
-// are separated by empty lines and share one engine. Lines that start with # are comments.
+// TestScenarios runs the scenarios in testdata. A scenario is a sequence of blocks separated by empty lines; a block is
+// commands, a line "----", and their output. All blocks share one engine. Lines that start with # are comments.
 //
 //	config planes=4 sub-ports=2 [slots= policy= mode= addressing= ordering= hash=linux|crc32]
-//	group ID CAPACITY...          capacity of each plane, one as 400/1:0 with its sub-ports' weights
+//	group ID CAPACITY...          capacity of each plane; 400/1:0 adds its sub-ports' weights
 //	delete-group ID
 //	destination PREFIX GROUP      group 0 deletes
 //	limits MAXWEIGHT MAXSUM
-//	updates                       prints and carries out
+//	updates                       prints and applies the updates
 //	weights PREFIX                2:2:1:2, or the reason
 //	shares PREFIX                 per slot
-//	vector ID                     the picture
+//	vector ID                     prints the vector
 //	ports SOURCE PREFIX
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")

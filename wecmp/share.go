@@ -2,14 +2,12 @@ package wecmp
 
 import "slices"
 
-// LowestTerms divides weights by their greatest common divisor, in place: 800:800:400:800 becomes 2:2:1:2. All zero
-// stays all zero.
+// LowestTerms divides weights by their greatest common divisor, in place: 800:800:400:800 becomes 2:2:1:2. All zeros
+// remain all zeros.
 func LowestTerms(weights []uint64) {
 	var g uint64
 	for _, w := range weights {
-		if g = gcd(w, g); g == 1 {
-			return
-		}
+		g = gcd(w, g)
 	}
 	if g == 0 {
 		return
@@ -19,9 +17,9 @@ func LowestTerms(weights []uint64) {
 	}
 }
 
-// Apportion appends to buf[:0] a whole number for each weight so that they sum to exactly total, each its exact quota
-// weight·total/sum rounded down or up: the largest remainders are rounded up, of equal ones those with the lowest index
-// (Hamilton's method). The arithmetic is exact for all inputs. When all weights are 0 so are all parts.
+// Apportion appends to buf[:0] an integer for each weight so that the integers sum to exactly total, each its exact
+// quota weight·total/sum rounded down or up: the largest remainders are rounded up, and among equal ones those with the
+// lowest index (Hamilton's method). The arithmetic is exact for all inputs. If all weights are 0, so are all parts.
 func Apportion(buf, weights []uint64, total uint64) []uint64 {
 	buf = append(buf[:0], weights...)
 	var sum u128
@@ -38,7 +36,7 @@ func Apportion(buf, weights []uint64, total uint64) []uint64 {
 		left -= buf[i]
 		order[i] = i
 	}
-	// The remainders sum to left·sum and each is below sum: fewer parts are left than there are remainders above 0.
+	// The remainders sum to left·sum and each is below sum, so left is less than the number of nonzero remainders.
 	slices.SortStableFunc(order, func(i, j int) int { return rest[j].cmp(rest[i]) })
 	for _, i := range order[:left] {
 		buf[i]++
@@ -46,36 +44,33 @@ func Apportion(buf, weights []uint64, total uint64) []uint64 {
 	return buf
 }
 
-// planeShares is Apportion for the engine's own sizes: at most MaxPlanes capacities of at most MaxCapacity, whose sum
-// fits 64 bits, into Parts. It divides once per plane.
-func planeShares(shares []uint32, capacity []uint64) {
+// divide is Apportion for the engine's sizes: weights whose sum fits 64 bits, into at most 2^32-1 parts. rest is
+// scratch memory of the length of weights.
+func divide(parts []uint32, weights []uint64, total uint32, rest []uint64) {
 	var sum uint64
-	for _, c := range capacity {
-		sum += c
+	for _, w := range weights {
+		sum += w
 	}
 	if sum == 0 {
-		clear(shares)
+		clear(parts)
 		return
 	}
-	var rest [MaxPlanes]uint64
-	left := uint64(Parts)
-	for i, c := range capacity {
-		if c == 0 {
-			shares[i], rest[i] = 0, 0
-			continue
-		}
-		q, r := mul64(c, Parts).div(u128{0, sum})
-		shares[i], rest[i] = uint32(q), r.lo
+	left := uint64(total)
+	for i, w := range weights {
+		q, r := mul64(w, uint64(total)).div(u128{0, sum})
+		parts[i], rest[i] = uint32(q), r.lo
 		left -= q
 	}
-	for ; left > 0; left-- {
-		best := 0
-		for i := range capacity {
-			if rest[i] > rest[best] {
-				best = i
+	// left is less than the number of nonzero remainders. There is one pass for each distinct remainder, so equal
+	// weights take one.
+	for left > 0 {
+		most := slices.Max(rest[:len(weights)])
+		for i := range weights {
+			if left > 0 && rest[i] == most {
+				parts[i]++
+				rest[i] = 0
+				left--
 			}
 		}
-		shares[best]++
-		rest[best] = 0 // a plane with a remainder of 0 is never rounded up: fewer parts are left than remainders above 0
 	}
 }

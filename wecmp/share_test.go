@@ -50,21 +50,22 @@ func TestApportionEqualsRationals(t *testing.T) {
 		if slices.Max(w) > 0 && sumOf(buf) != total {
 			t.Fatalf("Apportion(%v, %d) = %v sums to %d", w, total, buf, sumOf(buf))
 		}
-		// The engine's own form agrees.
+		// The engine's variant gives the same result.
 		shares := make([]uint32, len(w))
 		for i := range w {
 			w[i] %= MaxCapacity + 1
 		}
-		planeShares(shares, w)
+		divide(shares, w, Parts, make([]uint64, len(w)))
 		for i, want := range Apportion(nil, w, Parts) {
 			if uint64(shares[i]) != want {
-				t.Fatalf("planeShares(%v) = %v, want %d at %d", w, shares, want, i)
+				t.Fatalf("divide(%v) = %v, want %d at %d", w, shares, want, i)
 			}
 		}
 	}
 }
 
-// TestApportionBeyond64Bits: the sum of 64 x 64 capacities of 2^53 takes 66 bits; that of 4096 of 2^64-1 takes 76.
+// TestApportionBeyond64Bits uses sums of more than 64 bits: 64 x 64 capacities of 2^53 take 66 bits, and 4096 of
+// 2^64-1 take 76.
 func TestApportionBeyond64Bits(t *testing.T) {
 	for _, c := range []uint64{MaxCapacity, 1<<64 - 1} {
 		w := slices.Repeat([]uint64{c}, MaxSubPortsTotal)
@@ -107,7 +108,7 @@ func TestWideArithmetic(t *testing.T) {
 		if got := mul4(f[0], f[1], f[2], f[3]).cmp(mul4(f[4], f[5], f[6], f[7])); got != p.Cmp(q) {
 			t.Fatalf("%v: %d, want %d", f, got, p.Cmp(q))
 		}
-		// w·total/sum for a sum that w is part of: the quotient fits.
+		// w·total/sum for a sum that includes w, so the quotient fits.
 		w, total, sum := f[0], f[1], u128{f[2] >> 50, f[0]}.add(u128{0, f[3]})
 		if sum == (u128{}) {
 			continue

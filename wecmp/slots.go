@@ -4,19 +4,20 @@ package wecmp
 type Slot struct {
 	Plane    int    // index of Config.Planes
 	SubPort  int    // index of Plane.SubPorts; -1: sprayed over the plane's sub-ports (per-packet)
-	SharePPB uint32 // parts per billion of the pair's traffic; over all slots they sum to exactly Parts, or 0 when unreachable
-	Parked   bool   // its place carries nothing: send nothing, the share is 0
-	// Drain: against what was last reported, the slot has lost addresses to other slots or has itself moved. They may go on
-	// only when every transaction outstanding on this slot is complete. Never set under Weak ordering.
+	SharePPB uint32 // parts per billion of the pair's traffic; over all slots they sum to exactly Parts, or to 0 if unreachable
+	Parked   bool   // the place carries nothing: the slot must not send, and its share is 0
+	// Drain means that the slot has moved or has lost addresses to other slots since the last report. Those addresses
+	// may continue only after every transaction outstanding on this slot has completed. It is never set under Weak
+	// ordering.
 	Drain bool
 }
 
-// Place is where a slot is: a sub-port (per-flow), or a plane with SubPort -1 (per-packet).
+// Place is the place of a slot: a sub-port (per-flow), or a plane with SubPort -1 (per-packet).
 type Place struct{ Plane, SubPort int }
 
-// homes deals slots to places like cards: the first sub-port of every plane in turn, then the second of every plane, and
-// again from the start, so that any number of slots is spread over planes as evenly as it can be. In per-packet mode the
-// places are the planes themselves. The order depends on the configuration alone.
+// homes assigns slots to places in turn: the first sub-port of every plane, then the second of every plane, and so on,
+// and then from the start, so that any number of slots is spread over planes as evenly as possible. In per-packet mode
+// the places are the planes themselves. The order depends on the configuration alone.
 func homes(cfg *Config, start []int) (home []uint16) {
 	var order []uint16
 	if cfg.Mode == PerPacket {
@@ -42,11 +43,12 @@ func homes(cfg *Config, start []int) (home []uint16) {
 	return home
 }
 
-// quotas says how many slots each place is to hold under Remap: one for each live place, the rest by Webster's divisor
-// method on the places' capacities, ties to the earlier in the order of homes. A divisor method is population monotone:
-// when one place's capacity falls no other place loses a slot.
+// quotas sets the number of slots that each place holds under Remap: one for each live place, and the rest by Webster's
+// divisor method on the places' capacities, ties to the earlier in the order of homes. A divisor method is population
+// monotone: if one place's capacity falls, no other place loses a slot.
 //
-// Comparisons are exact: on the whole member weights when these are exact, else on the fractions they stand for.
+// Comparisons are exact: on the integer member weights if these are exact, otherwise on the fractions that they
+// approximate.
 func (e *Engine) quotas(g *group, planes, sub []uint64, exactMembers bool) {
 	left := len(e.home)
 	for i, live := range g.live {
@@ -56,7 +58,7 @@ func (e *Engine) quotas(g *group, planes, sub []uint64, exactMembers bool) {
 			left--
 		}
 	}
-	// The capacity of a place is whole[i] or, when those are not exact, planes[p]·sub[i]/sums[p].
+	// The capacity of a place is whole[i] or, if those are not exact, planes[p]·sub[i]/sums[p].
 	whole := e.memberScratch
 	if e.cfg.Mode == PerPacket {
 		whole, exactMembers = planes, true
@@ -72,14 +74,14 @@ func (e *Engine) quotas(g *group, planes, sub []uint64, exactMembers bool) {
 				best = i
 				continue
 			}
-			// i is ahead when capacity(i)/(2·quota(i)+1) > capacity(best)/(2·quota(best)+1).
+			// i is ahead if capacity(i)/(2·quota(i)+1) > capacity(best)/(2·quota(best)+1).
 			di, db := 2*uint64(g.quota[i])+1, 2*uint64(g.quota[best])+1
 			ahead := false
 			if exactMembers {
 				ahead = mul64(whole[i], db).cmp(mul64(whole[best], di)) > 0
 			} else {
 				pi, pb := e.ports[i].plane, e.ports[best].plane
-				// sub and sums fit 32 and 38 bits, the divisors 14: each pair of them fits one factor.
+				// sub and sums fit 32 and 38 bits, the divisors 14, so the products below fit.
 				ahead = mul4(planes[pi], sub[i], e.sums[pb], db).cmp(mul4(planes[pb], sub[best], e.sums[pi], di)) > 0
 			}
 			if ahead {
@@ -90,15 +92,17 @@ func (e *Engine) quotas(g *group, planes, sub []uint64, exactMembers bool) {
 	}
 }
 
-// remap moves slots between places until each holds its quota: only from places above their quota to places below it, one
-// move a slot, so exactly half the sum of |quota - held| moves. A slot whose home has room goes home; those away from home
-// leave before those at home; the rest go to the place that lacks most, ties to the earlier in the order of homes.
+// remap moves slots between places until each holds its quota: only from places above their quota to places below it,
+// each slot at most once, so exactly half the sum of |quota - held| slots move. A slot whose home has room moves home.
+// Slots away from home leave a place before those at home; they move to the place that lacks most, ties to the earlier
+// in the order of homes.
 //
-// When the quotas are those of full health every slot goes home, whatever happened before: recovery restores exactly what
-// was. (That is the same number of moves unless a single step took from one place while another returned.)
+// If the quotas are those of full health, every slot moves home, whatever its history: recovery restores the original
+// assignment. (The number of moves is the same, unless a single step took capacity from one place while another
+// recovered.)
 func (e *Engine) remap(place []uint16, g *group) {
 	if !g.reachable {
-		return // nothing better to move to: slots are parked where they are
+		return // no place is better: slots are parked where they are
 	}
 	atHome := true
 	for i, q := range g.quota {
@@ -138,32 +142,31 @@ func (e *Engine) moveSlot(place []uint16, slot int, to uint16) {
 	place[slot] = to
 }
 
-// share fills a vector's slots: the traffic of a plane is shared evenly by the live slots on it
-// (draft-xu-rtgwg-fare-in-sun-02, Section 3.1), to the part: the first slots of a plane take what does not divide.
+// share fills a vector's slots: the share of a place is divided evenly among its slots, and the first of them take the
+// remainder. A plane's slots have equal shares (draft-xu-rtgwg-fare-in-sun-02, Section 3.1.1) if its sub-ports have
+// equal weights and equal numbers of slots. Otherwise equal slots would overload the slower sub-ports, or those with
+// more slots, so the sub-ports' weights decide.
 func (e *Engine) share(v *vector, g *group) {
 	clear(v.live)
 	for _, p := range v.place {
 		if g.live[p] {
-			v.live[e.placePlane[p]]++
+			v.live[p]++
 		}
 	}
-	var each, extra [MaxPlanes]uint32
-	for p, n := range v.live {
-		if n != 0 {
-			each[p], extra[p] = g.shares[p]/uint32(n), g.shares[p]%uint32(n)
-		}
-	}
+	rank := e.rankScratch // slots seen so far per place
+	clear(rank)
 	slots := v.slots[:len(v.place)]
 	for s, place := range v.place {
-		p, live, slot := e.placePlane[place], g.live[place], &slots[s]
-		slot.Plane, slot.SubPort, slot.SharePPB = int(p), e.placeSub[place], 0
+		live, slot := g.live[place], &slots[s]
+		slot.Plane, slot.SubPort, slot.SharePPB = int(e.placePlane[place]), e.placeSub[place], 0
 		slot.Parked, slot.Drain = !live, false
 		if live {
-			slot.SharePPB = each[p]
-			if extra[p] > 0 {
+			n, parts := uint32(v.live[place]), g.placeShares[place]
+			slot.SharePPB = parts / n
+			if rank[place] < parts%n {
 				slot.SharePPB++
-				extra[p]--
 			}
+			rank[place]++
 		}
 	}
 }

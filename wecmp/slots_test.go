@@ -1,6 +1,7 @@
 package wecmp
 
 import (
+	"math/big"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -24,8 +25,8 @@ func counts(places []Place) map[Place]int {
 	return out
 }
 
-// TestEverySubPortHasItsQueuePair is F6 of the draft: per-flow at least one slot per sub-port, F7: per-packet one per
-// plane, sprayed; extra slots are spread over planes.
+// TestEverySubPortHasItsQueuePair verifies requirements F6 and F7 of the draft: per-flow at least one slot per
+// sub-port, per-packet one per plane, sprayed; extra slots are spread over planes.
 func TestEverySubPortHasItsQueuePair(t *testing.T) {
 	r := seeded(t)
 	for range 300 {
@@ -61,8 +62,62 @@ func TestEverySubPortHasItsQueuePair(t *testing.T) {
 	}
 }
 
-// TestReweightNeverMoves is F4: whatever happens, slots stay where they were, and where nothing changed so do the exact
-// proportions.
+// TestSlotsFollowSubPorts verifies that a sub-port at 200G next to one at 400G carries half as much, by one slot or by
+// several. For every sub-port of random planes, under both policies, the shares of its slots must sum to its part of
+// all capacity, within the rounding of two largest remainders, and must differ by at most one part.
+func TestSlotsFollowSubPorts(t *testing.T) {
+	cfg := fabric(2, 2)
+	for slots, want := range map[int][]uint32{
+		4: {200_000_000, 300_000_000, 400_000_000, 100_000_000},
+		6: {100_000_000, 150_000_000, 400_000_000, 100_000_000, 100_000_000, 150_000_000},
+	} {
+		cfg.Slots = slots
+		e := mustEngine(t, cfg)
+		must(t, e.SetGroup(1, []Capacity{
+			{Capacity: 600e9, SubPorts: []uint64{200e9, 400e9}}, {Capacity: 400e9, SubPorts: []uint64{300e9, 100e9}},
+		}))
+		v, _ := e.Vector(1)
+		for s, slot := range v.Slots {
+			if slot.SharePPB != want[s] {
+				t.Errorf("%d slots: %v, want %v", slots, v.Slots, want)
+				break
+			}
+		}
+	}
+	r := seeded(t)
+	for range 500 {
+		cfg := randomConfig(r)
+		cfg.Mode = PerFlow
+		e, twin := mustEngine(t, cfg), newTwin(cfg)
+		planes := randomCapacities(r, cfg)
+		must(t, e.SetGroup(1, planes))
+		must(t, e.SetDestination(address(1), 1))
+		v, _ := e.Vector(1)
+		total := new(big.Rat)
+		for _, at := range twin.places {
+			total.Add(total, twin.capacity(planes, at))
+		}
+		if !v.Reachable {
+			continue
+		}
+		for _, at := range twin.places {
+			var sum, least, most uint32 = 0, Parts, 0
+			for _, s := range v.Slots {
+				if s.Plane == at.Plane && s.SubPort == at.SubPort {
+					sum, least, most = sum+s.SharePPB, min(least, s.SharePPB), max(most, s.SharePPB)
+				}
+			}
+			want := new(big.Rat).Quo(twin.capacity(planes, at), total)
+			off := want.Mul(want, big.NewRat(Parts, 1)).Sub(want, big.NewRat(int64(sum), 1))
+			if off.Abs(off).Cmp(big.NewRat(2, 1)) >= 0 || most > least+1 {
+				t.Fatalf("%+v carries %d parts, off by %s, slots %d to %d:\n%v", at, sum, off.FloatString(2), least, most, v)
+			}
+		}
+	}
+}
+
+// TestReweightNeverMoves verifies requirement F4: slots never move, and among slots whose inputs did not change the
+// exact proportions stay.
 func TestReweightNeverMoves(t *testing.T) {
 	r := seeded(t)
 	for range 100 {
@@ -84,8 +139,8 @@ func TestReweightNeverMoves(t *testing.T) {
 	}
 }
 
-// TestRemapMovesTheLeast: each step moves exactly half the sum of |quota - held|, a failure moves only the slots of what
-// failed, and full health brings every slot home.
+// TestRemapMovesTheLeast verifies that each step moves exactly half the sum of |quota - held|, that a failure moves
+// only the slots of the failed places, and that full health brings every slot home.
 func TestRemapMovesTheLeast(t *testing.T) {
 	r := seeded(t)
 	for range 200 {
@@ -93,7 +148,7 @@ func TestRemapMovesTheLeast(t *testing.T) {
 		cfg.Policy = Remap
 		e, twin := mustEngine(t, cfg), newTwin(cfg)
 		full := capacities(cfg, slices.Repeat([]uint64{0}, len(cfg.Planes))...)
-		for p := range full { // equal sub-ports everywhere, so full health is the homes' quotas
+		for p := range full { // equal sub-ports everywhere, so that the quotas at full health are those of the homes
 			full[p].Capacity = uint64(len(full[p].SubPorts)) * 400e9
 			if cfg.Mode == PerPacket {
 				full[p].Capacity = 400e9
@@ -149,7 +204,8 @@ func TestRemapMovesTheLeast(t *testing.T) {
 	}
 }
 
-// TestRemapSparesWhatDidNotChange: when capacity is lost somewhere, no slot elsewhere moves; when it returns, all return.
+// TestRemapSparesWhatDidNotChange verifies that a loss of capacity moves no slot elsewhere, and that on recovery all
+// slots return.
 func TestRemapSparesWhatDidNotChange(t *testing.T) {
 	r := seeded(t)
 	for range 300 {
@@ -185,8 +241,8 @@ func TestRemapSparesWhatDidNotChange(t *testing.T) {
 	}
 }
 
-// TestRemapTravelsWithTheDestination: a destination that changes groups keeps its slots as far as the new group allows,
-// and destinations with equal histories share a vector.
+// TestRemapTravelsWithTheDestination verifies that a destination that changes groups keeps its slots as far as the new
+// group allows, and that destinations with equal histories share a vector.
 func TestRemapTravelsWithTheDestination(t *testing.T) {
 	cfg := square(4, 2)
 	cfg.Policy, cfg.Slots = Remap, 16
@@ -212,7 +268,27 @@ func TestRemapTravelsWithTheDestination(t *testing.T) {
 	}
 }
 
-// TestManyHistories fills the intern table and empties it again.
+// TestDeleteWhatIsNotThere verifies that deleting a destination that is unknown or already deleted changes nothing.
+func TestDeleteWhatIsNotThere(t *testing.T) {
+	cfg := square(2, 1)
+	e, m := mustEngine(t, cfg), newMirror()
+	must(t, e.SetGroup(1, capacities(cfg, 8, 8)))
+	must(t, e.SetDestination(address(1), 1))
+	e.DeleteDestination(address(2))
+	m.apply(t, e)
+	if _, ok := e.Destination(address(1)); !ok {
+		t.Fatal("an unknown destination took another one with it")
+	}
+	e.DeleteDestination(address(1))
+	e.DeleteDestination(address(1))
+	m.apply(t, e)
+	must(t, e.DeleteGroup(1))
+	if u := e.Updates(); len(m.dests) != 0 || len(u) != 1 || u[0].Kind != VectorDelete {
+		t.Fatalf("%v, %v left", u, m.dests)
+	}
+}
+
+// TestManyHistories fills the intern table and empties it.
 func TestManyHistories(t *testing.T) {
 	cfg := square(4, 2)
 	cfg.Policy, cfg.Slots = Remap, 24

@@ -9,7 +9,7 @@ import (
 	"github.com/fared/fared/internal/race"
 )
 
-// allocates fails when a call of fn allocates on average, after some calls to reach the steady state.
+// allocates fails if fn allocates on average, after some calls to reach the steady state.
 func allocates(t *testing.T, what string, fn func()) {
 	t.Helper()
 	for range 64 {
@@ -70,7 +70,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 					v, _ := e.Vector(id)
 					e.SlotFor(v.ID, n)
 				})
-				if !race.Enabled { // under the race detector sync.Pool drops at random, on purpose
+				if !race.Enabled { // under the race detector sync.Pool drops items at random
 					allocates(t, "ports", func() { buf, _ = e.Ports(src, dst, id, buf) })
 				}
 			})
@@ -78,8 +78,8 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestGroupChangeCostsNoDestinations: the report of a group's change is as long as the group has vectors, whatever the
-// number of destinations.
+// TestGroupChangeCostsNoDestinations verifies that the report of a group's change has one update per vector, whatever
+// the number of destinations.
 func TestGroupChangeCostsNoDestinations(t *testing.T) {
 	for _, policy := range []Policy{Reweight, Remap} {
 		cfg := square(4, 2)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// fabric is a configuration of planes with the given numbers of sub-ports.
+// fabric returns a configuration of planes with the given numbers of sub-ports.
 func fabric(subPorts ...int) Config {
 	var cfg Config
 	for p, n := range subPorts {
@@ -22,7 +22,7 @@ func fabric(subPorts ...int) Config {
 	return cfg
 }
 
-// square is a fabric of equal planes.
+// square returns a configuration of equal planes.
 func square(planes, subPorts int) Config {
 	return fabric(slices.Repeat([]int{subPorts}, planes)...)
 }
@@ -43,7 +43,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// capacities are planes with equal sub-ports.
+// capacities returns planes with equal sub-ports.
 func capacities(cfg Config, values ...uint64) []Capacity {
 	var out []Capacity
 	for p, v := range values {
@@ -60,7 +60,7 @@ func address(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, byte(i >> 8), byte(i)}), 32)
 }
 
-// seeded prints its seed when the test fails, so that a failure can be had again.
+// seeded prints its seed if the test fails, so that the failure can be reproduced.
 func seeded(t *testing.T) *rand.Rand {
 	seed := rand.Uint64()
 	t.Cleanup(func() {
@@ -71,7 +71,7 @@ func seeded(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// randomConfig has every mode but mostly small sizes.
+// randomConfig returns a configuration of any mode, mostly of a small size.
 func randomConfig(r *rand.Rand) Config {
 	var ports []int
 	for range 1 + r.IntN(5) {
@@ -85,7 +85,7 @@ func randomConfig(r *rand.Rand) Config {
 	return cfg
 }
 
-// randomCapacities mixes round figures, ties, zeros and nonsense.
+// randomCapacities mixes round figures, ties, zeros and arbitrary values.
 func randomCapacities(r *rand.Rand, cfg Config) []Capacity {
 	var out []Capacity
 	for _, p := range cfg.Planes {
@@ -116,8 +116,8 @@ func randomCapacities(r *rand.Rand, cfg Config) []Capacity {
 	return out
 }
 
-// twin is the engine as one would write it with no thought of speed: every destination has its own history and
-// everything is computed anew, in rationals.
+// twin is a reference model of the engine without optimization: every destination has a separate history, and each
+// result is computed from scratch, in rationals.
 type twin struct {
 	cfg    Config
 	places []Place
@@ -133,7 +133,7 @@ type twinDest struct {
 
 func newTwin(cfg Config) *twin {
 	t := &twin{cfg: cfg, groups: map[uint32][]Capacity{}, dests: map[netip.Prefix]*twinDest{}}
-	// The order of homes is the order of places here.
+	// The order of places here is the order of homes.
 	for s := range MaxSubPorts {
 		for p := range cfg.Planes {
 			switch {
@@ -158,7 +158,7 @@ func frac(a, b uint64) *big.Rat {
 	return new(big.Rat).SetFrac(new(big.Int).SetUint64(a), new(big.Int).SetUint64(b))
 }
 
-// subPorts are a plane's sub-port fractions of the plane, by the engine's rule that ratios keep 32 bits.
+// subPorts returns the fractions of a plane's sub-ports, by the engine's rule that ratios keep 32 bits.
 func (t *twin) subPorts(c Capacity) []*big.Rat {
 	var g, most uint64
 	for _, w := range c.SubPorts {
@@ -186,7 +186,7 @@ func (t *twin) subPorts(c Capacity) []*big.Rat {
 	return out
 }
 
-// capacity is a place's, exactly.
+// capacity returns a place's exact capacity.
 func (t *twin) capacity(group []Capacity, at Place) *big.Rat {
 	c := group[at.Plane]
 	total := new(big.Rat)
@@ -198,7 +198,17 @@ func (t *twin) capacity(group []Capacity, at Place) *big.Rat {
 	return total.Mul(total, frac(c.Capacity, 1))
 }
 
-// quotas sorts all seats that Webster's method could give out, and takes as many as there are slots.
+// whole returns a sub-port's capacity by the given weights, whatever their size.
+func (t *twin) whole(group []Capacity, at Place) *big.Rat {
+	c := group[at.Plane]
+	sum := bigSum(c.SubPorts)
+	if sum.Sign() == 0 {
+		return new(big.Rat)
+	}
+	return new(big.Rat).Mul(frac(c.Capacity, 1), new(big.Rat).Quo(frac(c.SubPorts[at.SubPort], 1), new(big.Rat).SetInt(sum)))
+}
+
+// quotas sorts all seats that Webster's method may assign, and takes one for each slot.
 func (t *twin) quotas(group []Capacity) []int {
 	type seat struct {
 		place    int
@@ -313,7 +323,7 @@ func apportion(weights []*big.Rat, total int64) []int64 {
 	return out
 }
 
-// slots is what the destination's slots have to be.
+// slots returns the expected slots of a destination.
 func (t *twin) slots(d *twinDest) []Slot {
 	group := t.groups[d.group]
 	var planes []*big.Rat
@@ -322,27 +332,36 @@ func (t *twin) slots(d *twinDest) []Slot {
 	}
 	shares := apportion(planes, Parts)
 	out := make([]Slot, len(d.at))
-	byPlane := make([][]int, len(planes))
+	byPlace := make([][]int, len(t.places))
 	for s, at := range d.at {
 		out[s] = Slot{Plane: t.places[at].Plane, SubPort: t.places[at].SubPort, Parked: true}
 		if t.capacity(group, t.places[at]).Sign() != 0 {
 			out[s].Parked = false
-			byPlane[out[s].Plane] = append(byPlane[out[s].Plane], s)
+			byPlace[at] = append(byPlace[at], s)
 		}
 	}
-	for p, live := range byPlane {
-		var even []*big.Rat
-		for range live {
-			even = append(even, big.NewRat(1, 1))
+	for p := range planes {
+		var of []int // the plane's places, first sub-port first
+		var weights []*big.Rat
+		for i, at := range t.places {
+			if at.Plane == p {
+				of, weights = append(of, i), append(weights, t.capacity(group, at))
+			}
 		}
-		for i, share := range apportion(even, shares[p]) {
-			out[live[i]].SharePPB = uint32(share)
+		for i, parts := range apportion(weights, shares[p]) {
+			even := make([]*big.Rat, len(byPlace[of[i]]))
+			for k := range even {
+				even[k] = big.NewRat(1, 1)
+			}
+			for k, share := range apportion(even, parts) {
+				out[byPlace[of[i]][k]].SharePPB = uint32(share)
+			}
 		}
 	}
 	return out
 }
 
-// check compares every destination of the engine with its twin, and the invariants of every vector.
+// check compares every destination of the engine with the model, and verifies the invariants of every vector.
 func (t *twin) check(tb testing.TB, e *Engine) {
 	tb.Helper()
 	for dst, d := range t.dests {
@@ -374,7 +393,7 @@ func countDestinations(e *Engine) (n int) {
 	return n
 }
 
-// checkWeights compares a vector's weights with the rationals they stand for.
+// checkWeights compares a vector's weights with the exact rationals.
 func (t *twin) checkWeights(tb testing.TB, v VectorView) {
 	tb.Helper()
 	group := t.groups[v.Group]
@@ -429,7 +448,7 @@ func (t *twin) checkWeights(tb testing.TB, v VectorView) {
 	}
 }
 
-// mirror is what a caller knows who does nothing but carry out updates.
+// mirror is the state of a caller that only applies updates.
 type mirror struct {
 	vectors map[uint32][]Place
 	dests   map[netip.Prefix]uint32
@@ -439,8 +458,8 @@ func newMirror() *mirror {
 	return &mirror{map[uint32][]Place{}, map[netip.Prefix]uint32{}}
 }
 
-// apply carries updates out and checks that each is possible when it comes, counts its moves right, and that nothing
-// the caller still uses is deleted.
+// apply applies updates. It verifies that each is possible when it comes and counts its moves correctly, and that no
+// object in use is deleted.
 func (m *mirror) apply(tb testing.TB, e *Engine) (moved int) {
 	tb.Helper()
 	last := VectorSet

@@ -2,11 +2,11 @@ package wecmp
 
 import "net/netip"
 
-// UpdateKind says what to program.
+// UpdateKind is the kind of an Update.
 type UpdateKind uint8
 
-// The kinds of updates, in the order in which Updates returns them: what destinations need comes before them, what they
-// no longer need is deleted after them.
+// The kinds of updates, in the order in which Updates returns them: a vector is set before destinations use it, and
+// deleted after they have left it.
 const (
 	VectorSet UpdateKind = iota
 	DestinationSet
@@ -19,28 +19,29 @@ func (k UpdateKind) String() string {
 	return nameOf(k, []string{"vector-set", "destination-set", "destination-delete", "vector-delete"})
 }
 
-// Update is one thing to program.
+// Update is one object to program.
 type Update struct {
 	Kind        UpdateKind
-	Vector      uint32       // all but DestinationDelete
+	Vector      uint32       // all kinds except DestinationDelete
 	Destination netip.Prefix // DestinationSet, DestinationDelete
-	// SlotsMoved counts slots whose plane or sub-port differs from what was last reported for this vector (VectorSet) or for
-	// this destination (DestinationSet). Always 0 for something new, and under Reweight.
+	// SlotsMoved counts slots whose plane or sub-port differs from the last report for this vector (VectorSet) or for
+	// this destination (DestinationSet). It is 0 for a new object, and under Reweight.
 	SlotsMoved int
-	// Drain are the slots that have to be drained against what was last reported, ascending; see Slot.Drain. For a
-	// destination it is what its change of vectors demands. nil under Weak ordering. It belongs to the engine.
+	// Drain lists the slots to be drained relative to the last report, in ascending order; see Slot.Drain. For a
+	// destination they follow from its change of vectors. It is nil under Weak ordering. The slice belongs to the
+	// engine.
 	Drain []uint16
 }
 
-// Updates returns what changed since the last call, merged to the last state and in the order to program it: vectors set,
-// destinations set, destinations deleted, vectors deleted. Within each kind the order is that of the inputs. The slice is
-// valid until the next input or call.
+// Updates returns the changes since the last call, merged to the last state and in the order to program them: vectors
+// set, destinations set, destinations deleted, vectors deleted. Within each kind the order is that of the inputs. The
+// slice is valid until the next input or call.
 func (e *Engine) Updates() []Update {
 	e.updates, e.drains = e.updates[:0], e.drains[:0]
 	for _, id := range e.dirtyVectors {
 		v := e.vectors[id]
 		if !v.dirty {
-			continue // deleted again
+			continue // deleted in the meantime
 		}
 		v.dirty = false
 		u := Update{Kind: VectorSet, Vector: id}
@@ -76,13 +77,11 @@ func (e *Engine) Updates() []Update {
 			e.updates = append(e.updates, Update{Kind: DestinationDelete, Destination: d.prefix})
 		}
 		delete(e.index, d.prefix)
-		*d = destination{}
 		e.freeDests = append(e.freeDests, i)
 	}
 	e.dirtyDests = e.dirtyDests[:0]
 	for _, id := range e.deleted {
 		e.updates = append(e.updates, Update{Kind: VectorDelete, Vector: id})
-		e.vectors[id].told = false
 		e.freeVectors = append(e.freeVectors, id)
 	}
 	e.deleted = e.deleted[:0]
@@ -92,20 +91,20 @@ func (e *Engine) Updates() []Update {
 	return e.updates
 }
 
-// remember keeps of a reported vector what the next report is compared with.
+// remember stores the parts of a reported vector with which the next report is compared.
 func (e *Engine) remember(v *vector) {
 	v.told = true
 	if e.cfg.Policy == Remap || e.cfg.Ordering != Weak {
 		copy(v.toldSlots, v.slots)
 	}
 	if e.cfg.Ordering != Weak {
-		copy(v.toldCapacity, e.groups[v.group].capacity)
+		copy(v.toldRate, e.groups[v.group].rate)
 		copy(v.toldLive, v.live)
 	}
 }
 
-// compare returns the slots that moved, and those to drain, between what was last reported of a vector and another's
-// present state.
+// compare returns the number of slots that moved, and the slots to drain, between the last reported state of vector was
+// and the present state of vector is.
 func (e *Engine) compare(was, is *vector) (moved int, drain []uint16) {
 	if e.cfg.Policy == Remap {
 		for s := range is.slots {

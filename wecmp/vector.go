@@ -7,41 +7,41 @@ const ReasonUnreachable = "no plane has a capacity toward the destination"
 type vector struct {
 	id    uint32
 	group uint32 // 0: free, or deleted and not yet reported
-	uses  int    // destinations that point at it, and under Reweight the group itself
+	uses  int    // number of destinations that point at it, plus one for the group itself under Reweight
 	place []uint16
 	slots []Slot
-	live  []uint16 // live slots per plane
+	live  []uint16 // live slots per place
 
-	prev, next uint32 // neighbours in the group's list; 0: none
+	prev, next uint32 // neighbors in the group's list; 0: none
 	hash       uint64 // of (group, place): the key of the intern table
 	chain      uint32 // next in the intern table's bucket
 
 	dirty bool
-	told  bool // the caller knows it: what follows is what it was told last
-	// Kept only where they decide something: toldSlots under Remap or an ordering, toldCapacity and toldLive under an ordering.
-	toldSlots    []Slot
-	toldCapacity []uint64
-	toldLive     []uint16
+	told  bool // reported to the caller; the fields below hold the last report
+	// These are stored only if needed: toldSlots under Remap or an ordering, toldRate and toldLive under an ordering.
+	toldSlots []Slot
+	toldRate  []uint64
+	toldLive  []uint16
 }
 
-// VectorView shows a vector. Its slices belong to the engine and are valid until its next input.
+// VectorView is a view of a vector. Its slices belong to the engine and are valid until its next input.
 type VectorView struct {
 	ID, Group uint32
 	Reachable bool
-	Reason    string // why it is not reachable; empty when it is
-	// Exact: Weights, SubPortWeights and Members are exactly the ratios of the capacities; not so when they had to be
-	// fitted to a table. The slots' shares are exact in any case.
+	Reason    string // why it is not reachable; empty if it is
+	// Exact is true if Weights, SubPortWeights and Members equal the ratios of the capacities exactly, and false if
+	// they were fitted to a table. The slots' shares are exact in any case.
 	Exact          bool
 	Weights        []uint32   // per plane, in lowest terms, within Config.MaxWeight and MaxWeightSum
 	Bandwidths     []uint64   // per plane, bit/s, as given
 	SubPortWeights [][]uint32 // per plane and sub-port, in lowest terms within the plane
-	Members        []Member   // sub-ports above 0, plane by plane, in lowest terms, within MaxWeight and MaxWeightSum
+	Members        []Member   // sub-ports with a nonzero weight, plane by plane, in lowest terms, within MaxWeight and MaxWeightSum
 	Slots          []Slot     // by slot number
 
 	cfg *Config
 }
 
-// Places returns a copy of the slots' places, as Planner.Ports takes them.
+// Places returns a copy of the slots' places, in the form of Planner.Ports.
 func (v VectorView) Places() []Place {
 	places := make([]Place, len(v.Slots))
 	for i, s := range v.Slots {
@@ -50,7 +50,7 @@ func (v VectorView) Places() []Place {
 	return places
 }
 
-// Vector shows a vector; false when there is none of that id.
+// Vector returns a view of a vector, or false if there is none with that id.
 func (e *Engine) Vector(id uint32) (VectorView, bool) {
 	v := e.vector(id)
 	if v == nil {
@@ -75,21 +75,21 @@ func (e *Engine) vector(id uint32) *vector {
 	return e.vectors[id]
 }
 
-// newVector takes a free vector, lowest id last freed first, and makes it the group's with the given places.
+// newVector takes a free vector, the most recently freed first, and assigns it to the group with the given places.
 func (e *Engine) newVector(group uint32, place []uint16) *vector {
 	var v *vector
 	if n := len(e.freeVectors); n > 0 {
 		v = e.vectors[e.freeVectors[n-1]]
 		e.freeVectors = e.freeVectors[:n-1]
 	} else {
-		slots, planes := len(e.home), len(e.cfg.Planes)
-		small := make([]uint16, slots+2*planes)
+		slots := len(e.home)
+		small := make([]uint16, slots+2*e.places)
 		v = &vector{
 			id: uint32(len(e.vectors)), slots: make([]Slot, slots),
-			place: cut(&small, slots), live: cut(&small, planes), toldLive: small,
+			place: cut(&small, slots), live: cut(&small, e.places), toldLive: small,
 		}
 		if e.cfg.Policy == Remap || e.cfg.Ordering != Weak {
-			v.toldSlots, v.toldCapacity = make([]Slot, slots), make([]uint64, planes)
+			v.toldSlots, v.toldRate = make([]Slot, slots), make([]uint64, e.places)
 		}
 		e.vectors = append(e.vectors, v)
 	}
@@ -107,7 +107,7 @@ func (e *Engine) newVector(group uint32, place []uint16) *vector {
 	return v
 }
 
-// release drops one use of a vector; the last one deletes it.
+// release removes one use of a vector; the last one deletes it.
 func (e *Engine) release(v *vector) {
 	if v.uses--; v.uses > 0 {
 		return
@@ -123,7 +123,7 @@ func (e *Engine) release(v *vector) {
 	e.forget(v)
 	v.group, v.dirty = 0, false
 	if v.told {
-		e.deleted = append(e.deleted, v.id) // its id is used again only when the caller knows that it is gone
+		e.deleted = append(e.deleted, v.id) // the id is reused only after the deletion has been reported
 	} else {
 		e.freeVectors = append(e.freeVectors, v.id)
 	}
@@ -136,7 +136,7 @@ func (e *Engine) markVector(v *vector) {
 	}
 }
 
-// key hashes (group, place): FNV-1a over 16-bit words.
+// key hashes (group, place) by FNV-1a over 16-bit words.
 func key(group uint32, place []uint16) uint64 {
 	h := uint64(14695981039346656037) ^ uint64(group)
 	h *= 1099511628211
@@ -146,8 +146,9 @@ func key(group uint32, place []uint16) uint64 {
 	return mix64(h)
 }
 
-// intern enters a vector in the table by which destinations find an equal one. Two vectors that become equal by a change
-// of their group stay two: merging them would cost a report for every destination of one of them.
+// intern enters a vector in the table by which destinations find an equal one. Two vectors that become equal by a
+// change of their group remain separate, because merging them would require a report for every destination of one of
+// them.
 func (e *Engine) intern(v *vector) {
 	if e.cfg.Policy != Remap {
 		return

@@ -10,21 +10,21 @@ func mul64(a, b uint64) u128 {
 	return u128{hi, lo}
 }
 
-// add returns a+b; the caller knows that it fits.
+// add returns a+b, which must not overflow.
 func (a u128) add(b u128) u128 {
 	lo, carry := bits.Add64(a.lo, b.lo, 0)
 	hi, _ := bits.Add64(a.hi, b.hi, carry)
 	return u128{hi, lo}
 }
 
-// sub returns a-b; the caller knows that a >= b.
+// sub returns a-b, where a >= b.
 func (a u128) sub(b u128) u128 {
 	lo, borrow := bits.Sub64(a.lo, b.lo, 0)
 	hi, _ := bits.Sub64(a.hi, b.hi, borrow)
 	return u128{hi, lo}
 }
 
-// cmp returns -1, 0 or 1 as a is below, equal to or above b.
+// cmp returns -1, 0 or 1 if a is below, equal to or above b.
 func (a u128) cmp(b u128) int {
 	switch {
 	case a.hi < b.hi || a.hi == b.hi && a.lo < b.lo:
@@ -35,13 +35,13 @@ func (a u128) cmp(b u128) int {
 	return 1
 }
 
-// div returns the quotient and remainder of a/b for b > 0 where the quotient fits 64 bits.
+// div returns the quotient and remainder of a/b for b > 0; the quotient must fit 64 bits.
 func (a u128) div(b u128) (q uint64, r u128) {
 	if b.hi == 0 && a.hi < b.lo {
 		q, r.lo = bits.Div64(a.hi, a.lo, b.lo)
 		return q, r
 	}
-	// Long division, bit by bit: only sums above 2^64 come here.
+	// Long division, bit by bit, for sums above 2^64 only.
 	for i := range 128 {
 		over := r.hi >> 63
 		word := a.hi
@@ -77,7 +77,7 @@ func mul4(a, b, c, d uint64) (p product) {
 	return p
 }
 
-// cmp returns -1, 0 or 1 as p is below, equal to or above q.
+// cmp returns -1, 0 or 1 if p is below, equal to or above q.
 func (p product) cmp(q product) int {
 	for i := 3; i >= 0; i-- {
 		switch {
