@@ -103,12 +103,12 @@ func (s *brokenStream) Send(response *farev1.ProgramResponse) error {
 	return s.BidiStreamingServer.Send(response)
 }
 
-// swallow turns an operation into one that does nothing.
+// swallow replaces an operation by one without effect.
 func swallow(op *farev1.Operation) {
-	op.Op = &farev1.Operation_DeleteDestination{DeleteDestination: "192.0.2.1/32"}
+	op.Op = &farev1.Operation_DeleteDestination{DeleteDestination: &farev1.DestinationKey{Prefix: "192.0.2.1/32"}}
 }
 
-// forgive acknowledges refusals with this code as if they were in effect.
+// forgive acknowledges refusals with this code as IN_EFFECT.
 func forgive(code codes.Code) func(*broken) {
 	return func(b *broken) {
 		b.acks = func(acks []*farev1.Ack) []*farev1.Ack {
@@ -122,7 +122,7 @@ func forgive(code codes.Code) func(*broken) {
 	}
 }
 
-// claim announces other capabilities than the data plane has.
+// claim announces capabilities that differ from those of the data plane.
 func claim(change func(*farev1.Capabilities)) func(*broken) {
 	return func(b *broken) {
 		b.onHello = func(_ *farev1.HelloRequest, response *farev1.HelloResponse, err error) error {
@@ -151,7 +151,7 @@ func TestSuiteCatches(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		apply func(*broken)
-		cases string // that must fail, the others may
+		cases string // cases that must fail; other cases may fail too
 	}{
 		{"acknowledges twice", func(b *broken) {
 			b.acks = func(acks []*farev1.Ack) []*farev1.Ack { return append(acks, acks...) }
@@ -165,7 +165,7 @@ func TestSuiteCatches(t *testing.T) {
 			var kept *farev1.Ack
 			b.acks = func(acks []*farev1.Ack) []*farev1.Ack {
 				slices.Reverse(acks)
-				if kept == nil && acks[0].Id%3 == 1 { // one comes late
+				if kept == nil && acks[0].Id%3 == 1 { // delay one acknowledgement
 					kept, acks = acks[0], acks[1:]
 				} else if kept != nil {
 					acks, kept = append(acks, kept), nil
@@ -217,7 +217,7 @@ func TestSuiteCatches(t *testing.T) {
 			refusedOnce(b, func(s *farev1.SnapshotResponse) { s.Destinations = s.Destinations[:len(s.Destinations)-1] })
 		}, "malformed unknown-group"},
 		{"takes malformed operations", forgive(codes.InvalidArgument), "malformed"},
-		{"takes unknown names", forgive(codes.NotFound), "unknown-names"},
+		{"takes unknown names", forgive(codes.NotFound), "unknown-names source-groups-refuse"},
 		{"takes unknown groups, deletes used ones", forgive(codes.FailedPrecondition), "unknown-group group-in-use"},
 		{"always says INTERNAL", func(b *broken) {
 			b.acks = func(acks []*farev1.Ack) []*farev1.Ack {
@@ -455,6 +455,39 @@ func TestSuiteCatches(t *testing.T) {
 				return err
 			}
 		}, "hello-refuses-nonsense"},
+		{"takes any source groups", func(b *broken) {
+			b.onHello = func(request *farev1.HelloRequest, _ *farev1.HelloResponse, err error) error {
+				if len(request.Forwarding.SourceGroups) > 0 {
+					return nil
+				}
+				return err
+			}
+		}, "hello-refuses-source-groups"},
+		{"keys destinations by prefix alone", func(b *broken) {
+			b.state = func(s *farev1.SnapshotResponse) {
+				seen := map[string]bool{}
+				s.Destinations = slices.DeleteFunc(s.Destinations, func(d *farev1.Destination) bool {
+					twice := seen[d.Prefix]
+					seen[d.Prefix] = true
+					return twice
+				})
+			}
+		}, "source-groups-are-keys"},
+		{"lists destinations by address alone", func(b *broken) {
+			b.state = func(s *farev1.SnapshotResponse) {
+				slices.SortStableFunc(s.Destinations, func(x, y *farev1.Destination) int { return strings.Compare(x.Prefix, y.Prefix) })
+			}
+		}, "source-groups-are-keys"},
+		{"forgets the entries of a source group that goes", func(b *broken) {
+			gone := false
+			b.onHello = func(request *farev1.HelloRequest, _ *farev1.HelloResponse, err error) error {
+				gone = len(request.Forwarding.SourceGroups) == 0
+				return err
+			}
+			b.state = func(s *farev1.SnapshotResponse) {
+				s.Destinations = slices.DeleteFunc(s.Destinations, func(d *farev1.Destination) bool { return gone && d.Source != "" })
+			}
+		}, "source-groups-may-go"},
 		{"does not answer what it says has to be asked for", claim(func(c *farev1.Capabilities) {
 			c.FlowHash = &farev1.FlowHash{Algorithm: "ask"}
 		}), "landing"},
@@ -528,7 +561,7 @@ func TestSuiteCatches(t *testing.T) {
 			t.Errorf("no broken data plane shows that %s can fail", test.Name)
 		}
 	}
-	// The wrapper itself breaks nothing.
+	// The wrapper without a fault breaks no rule.
 	for _, r := range check(t, &broken{Dataplane: memory.New(memory.Config{Capabilities: everything()})}, dptest.Options{}) {
 		if r.Status == dptest.Failed {
 			t.Errorf("unbroken: %v", r)

@@ -25,15 +25,15 @@ func setDestination(prefix string, group uint32, pairs ...*farev1.PairPorts) *fa
 }
 
 func deleteDestination(prefix string) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_DeleteDestination{DeleteDestination: prefix}}
+	return &farev1.Operation{Op: &farev1.Operation_DeleteDestination{DeleteDestination: &farev1.DestinationKey{Prefix: prefix}}}
 }
 
-// target is the n-th IPv4 destination.
+// target returns the n-th IPv4 destination.
 func target(n int) string {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(128 + n>>16), byte(n >> 8), byte(n)}), 32).String()
 }
 
-// target6 is the n-th IPv6 destination.
+// target6 returns the n-th IPv6 destination.
 func target6(n int) string {
 	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 15: byte(n), 14: byte(n >> 8)}), 128).String()
 }
@@ -65,7 +65,7 @@ func (d *Driver) group(id uint32, weights ...uint32) *farev1.Group {
 	return g
 }
 
-// state builds what Snapshot should answer: all sub-ports up but those that are down.
+// state builds the expected answer of Snapshot: all sub-ports up except those in down.
 func (d *Driver) state(groups []*farev1.Group, destinations []*farev1.Destination, down ...string) *farev1.SnapshotResponse {
 	all := &farev1.SnapshotResponse{Groups: groups, Destinations: destinations}
 	for _, plane := range d.options.Forwarding.Planes {

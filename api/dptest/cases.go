@@ -47,6 +47,10 @@ func Tests() []Test {
 		{"per-packet-slots", "GroupSlot.device", with(PerPacket), perPacketSlots},
 		{"flow-pins", "Capabilities.flow_pins", with(FlowPins), flowPins},
 		{"no-flow-pins", "Capabilities.flow_pins", with(NoFlowPins), noFlowPins},
+		{"hello-refuses-source-groups", "Forwarding.source_groups", nil, helloRefusesSourceGroups},
+		{"source-groups-are-keys", "Destination.source, DestinationKey", room, sourceGroupsAreKeys},
+		{"source-groups-refuse", "Group.source, Destination.source", room, sourceGroupsRefuse},
+		{"source-groups-may-go", "DataplaneService.Hello, SourceGroup", room, sourceGroupsMayGo},
 		{"landing", "DataplaneService.Landing, LandingRequest.protocol", with(FlowHash), landing},
 		{"large-batch", "Operation", room, largeBatch},
 	}
@@ -71,7 +75,7 @@ func helloIsIdempotent(d *Driver) error {
 	if err := d.holds(want); err != nil {
 		return fmt.Errorf("after Hello: %w", err)
 	}
-	// The stream goes on.
+	// The stream continues.
 	return d.succeed(deleteDestination(target(1)))
 }
 
@@ -95,8 +99,8 @@ func helloRefusesNonsense(d *Driver) error {
 		{"a plane twice", func(f *farev1.Forwarding) { f.Planes[1].Plane = f.Planes[0].Plane }},
 		{"a device twice", func(f *farev1.Forwarding) { f.Planes[1].SubPorts[0].Device = f.Planes[0].SubPorts[0].Device }},
 		{"a device without a name", func(f *farev1.Forwarding) { f.Planes[1].SubPorts[0].Device = "" }},
-		{"a next hop that is no address", func(f *farev1.Forwarding) { f.Planes[0].SubPorts[0].NextHopV4 = "leaf" }},
-		{"a loopback that is no host prefix", func(f *farev1.Forwarding) { f.Loopbacks = []string{"10.255.0.0/24"} }},
+		{"a next hop that is not an address", func(f *farev1.Forwarding) { f.Planes[0].SubPorts[0].NextHopV4 = "leaf" }},
+		{"a loopback that is not a host prefix", func(f *farev1.Forwarding) { f.Loopbacks = []string{"10.255.0.0/24"} }},
 		{"UDP port 0", func(f *farev1.Forwarding) { f.UdpPorts = []uint32{0} }},
 		{"UDP port 65536", func(f *farev1.Forwarding) { f.UdpPorts = []uint32{65536} }},
 		{"TCP port 0", func(f *farev1.Forwarding) { f.TcpPorts = []uint32{4793, 0} }},
@@ -109,7 +113,7 @@ func helloRefusesNonsense(d *Driver) error {
 	return nil
 }
 
-// helloTakesAnyPorts: UDP ports, TCP ports, both, the same of both, or none.
+// helloTakesAnyPorts checks that Hello accepts UDP ports, TCP ports, both, the same of both, or none.
 func helloTakesAnyPorts(d *Driver) error {
 	for _, c := range []struct {
 		why      string
@@ -133,7 +137,7 @@ func helloNoPerPacket(d *Driver) error {
 	return d.helloEnds(codes.Unimplemented, "mode per-packet", func(f *farev1.Forwarding) { f.Mode = farev1.Mode_MODE_PER_PACKET })
 }
 
-// acknowledgements: valid and refused operations mixed, sent without waiting; the stream judges what comes back.
+// acknowledgements sends valid and refused operations, mixed and without waiting; the stream checks the acknowledgements.
 func acknowledgements(d *Driver) error {
 	var ops []*farev1.Operation
 	for n := range 64 {
@@ -185,12 +189,11 @@ func idsMaySkip(d *Driver) error {
 	return nil
 }
 
-// operationsInOneRequest: operations that come together are judged one by one, in order, operation before operations.
+// operationsInOneRequest checks that operations of one request are judged one by one, in order, operation before operations.
 func operationsInOneRequest(d *Driver) error {
 	number := func(ops ...*farev1.Operation) []*farev1.Operation {
 		for _, op := range ops {
-			op.Id = d.stream.next
-			d.stream.next++
+			d.stream.number(op)
 		}
 		return ops
 	}
@@ -206,12 +209,8 @@ func operationsInOneRequest(d *Driver) error {
 		if err := d.stream.await(op.Id); err != nil {
 			return err
 		}
-		want := farev1.AckLevel_ACK_LEVEL_IN_EFFECT
-		if op == refused {
-			want = farev1.AckLevel_ACK_LEVEL_REFUSED
-		}
-		if ack := d.stream.final[op.Id]; ack.Level != want {
-			return fmt.Errorf("operation %d of one request was acknowledged {%v}, want %v", op.Id, ack, want)
+		if ack := d.stream.final[op.Id]; (ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED) != (op == refused) {
+			return fmt.Errorf("operation %d of one request was acknowledged {%v}, only operation %d must be refused", op.Id, ack, refused.Id)
 		}
 	}
 	return d.holds(d.state([]*farev1.Group{d.group(1, 1, 2)}, []*farev1.Destination{to(target(1), 1)}, d.device(1)))
@@ -238,7 +237,7 @@ func snapshotIsWhatWasProgrammed(d *Driver) error {
 	return d.holds(d.state([]*farev1.Group{groups[0], groups[2]}, destinations[:2]))
 }
 
-// snapshotIsCanonical: members and slots come back in one order, whatever the order they were sent in.
+// snapshotIsCanonical checks that members and slots are returned in one order, whatever the order of sending.
 func snapshotIsCanonical(d *Driver) error {
 	want := d.group(1, 1, 2, 1, 3)
 	mixed := proto.CloneOf(want)
@@ -303,7 +302,7 @@ func groupInUse(d *Driver) error {
 	return d.succeed(deleteDestination(target(2)), deleteGroup(1))
 }
 
-// groupInPlace: one operation changes what all destinations of a group get.
+// groupInPlace checks that one operation changes the weights of all destinations of a group.
 func groupInPlace(d *Driver) error {
 	if err := d.succeed(setGroup(d.group(1, 1, 1)), setDestination(target(1), 1), setGroup(d.group(1, 0, 1, 2))); err != nil {
 		return err
@@ -311,7 +310,7 @@ func groupInPlace(d *Driver) error {
 	return d.holds(d.state([]*farev1.Group{d.group(1, 0, 1, 2)}, []*farev1.Destination{to(target(1), 1)}))
 }
 
-// unreachableGroup: no members and parked slots are a valid group; packets are dropped.
+// unreachableGroup checks that a group with parked slots and no members is valid; its packets are dropped.
 func unreachableGroup(d *Driver) error {
 	parked := d.group(1, 1, 1)
 	parked.Members = nil

@@ -12,8 +12,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// landing: who places flows by a hash and is to be asked says where they leave, of UDP unless TCP is asked for. It may be that
-// it cannot say so where the suite runs: with a loopback that is no address of the host, or without a carrier.
+// landing verifies Landing on data planes whose flow_hash is "ask", for UDP and, on request, TCP. It tolerates UNAVAILABLE, because
+// the test host may lack the loopback as an address, or a carrier.
 func landing(d *Driver) error {
 	var loopback netip.Prefix
 	for _, text := range d.options.Forwarding.Loopbacks {
@@ -35,7 +35,7 @@ func landing(d *Driver) error {
 	source, destination := loopback.Addr().String(), strings.TrimSuffix(target(1), "/32")
 	_, err := ask(source, destination, 4791, 0)
 	if codeOf(err) == codes.Unimplemented && d.capabilities.FlowHash.Algorithm != "ask" {
-		return nil // the hash can be computed
+		return nil // the control plane can compute the hash
 	}
 	var devices []string
 	for _, plane := range d.options.Forwarding.Planes {
@@ -63,7 +63,7 @@ func landing(d *Driver) error {
 		tables[protocol] = answer.SubPortOfPort
 	}
 	if !slices.Equal(tables[0], tables[17]) {
-		return fmt.Errorf("Landing without a protocol answers otherwise than for UDP")
+		return fmt.Errorf("Landing without a protocol differs from Landing for UDP")
 	}
 	for _, c := range []struct {
 		source, destination string

@@ -8,12 +8,12 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// base programs something that a refused operation could damage.
+// base programs state that a refused operation could damage.
 func (d *Driver) base() error {
 	return d.succeed(setGroup(d.group(1, 1, 2)), setDestination(target(1), 1))
 }
 
-// changed is group 1 with other weights and a flaw.
+// changed returns an operation that sets group 1 with other weights and a flaw.
 func (d *Driver) changed(flaw func(*farev1.Group)) *farev1.Operation {
 	g := d.group(1, 2, 1, 1)
 	flaw(g)
@@ -69,9 +69,11 @@ func malformed(d *Driver) error {
 		{"a network", codes.InvalidArgument, setDestination("10.128.0.0/24", 1)},
 		{"an IPv6 network", codes.InvalidArgument, setDestination("fd00::/64", 1)},
 		{"an IPv4-mapped address", codes.InvalidArgument, setDestination("::ffff:10.128.0.1/128", 1)},
-		{"words", codes.InvalidArgument, setDestination("gpu17", 1)},
+		{"a multicast address", codes.InvalidArgument, setDestination("239.0.0.1/32", 1)},
+		{"an IPv6 multicast address", codes.InvalidArgument, setDestination("ff0e::1/128", 1)},
+		{"a prefix that is text", codes.InvalidArgument, setDestination("gpu17", 1)},
 		{"delete a network", codes.InvalidArgument, deleteDestination("10.128.0.0/24")},
-		{"delete words", codes.InvalidArgument, deleteDestination("gpu17")},
+		{"delete a prefix that is text", codes.InvalidArgument, deleteDestination("gpu17")},
 	}
 	if FlowPins.Present(d.capabilities) {
 		with := func(ports ...uint32) *farev1.PairPorts {
@@ -81,7 +83,7 @@ func malformed(d *Driver) error {
 			badOperation{"port 0", codes.InvalidArgument, setDestination(target(1), 1, with(0))},
 			badOperation{"port 65536", codes.InvalidArgument, setDestination(target(1), 1, with(50000, 65536))},
 			badOperation{"a source twice", codes.InvalidArgument, setDestination(target(1), 1, pair, with(50001))},
-			badOperation{"a source that is no host", codes.InvalidArgument, setDestination(target(1), 1, &farev1.PairPorts{Source: "10.255.0.0/24"})})
+			badOperation{"a source that is not a host", codes.InvalidArgument, setDestination(target(1), 1, &farev1.PairPorts{Source: "10.255.0.0/24"})})
 	}
 	return d.allRefused(bad)
 }
@@ -126,7 +128,7 @@ func limitWeightSum(d *Driver) error {
 	if most == 0 {
 		most = limit
 	}
-	// As many of the four members as are needed for one above the limit.
+	// Use as many of the four members as the sum needs to exceed the limit by one.
 	weights := make([]uint32, 4)
 	rest := uint64(limit) + 1
 	for at := range weights {
@@ -158,12 +160,12 @@ func limitGroups(d *Driver) error {
 		ops = append(ops, setGroup(d.group(id, 1)))
 	}
 	if err := d.succeed(ops...); err != nil {
-		return fmt.Errorf("as many as promised: %w", err)
+		return fmt.Errorf("at the promised limit: %w", err)
 	}
 	if err := d.refused(codes.ResourceExhausted, setGroup(d.group(limit+1, 1))); err != nil {
 		return err
 	}
-	// What is there can still be changed, and a place that is given up is free.
+	// Existing objects can still be changed, and a released place is free.
 	return d.succeed(setGroup(d.group(1, 0, 1)), deleteGroup(limit), setGroup(d.group(limit+1, 1)))
 }
 
@@ -174,7 +176,7 @@ func limitDestinations(d *Driver) error {
 		ops = append(ops, setDestination(target(n), 1))
 	}
 	if err := d.succeed(ops...); err != nil {
-		return fmt.Errorf("as many as promised: %w", err)
+		return fmt.Errorf("at the promised limit: %w", err)
 	}
 	if err := d.refused(codes.ResourceExhausted, setDestination(target(limit), 1)); err != nil {
 		return err
@@ -202,7 +204,7 @@ func noIPv6(d *Driver) error {
 	})
 }
 
-// perPacketSlots: a slot without a device is sprayed over its plane.
+// perPacketSlots checks that a slot without a device is sprayed over its plane.
 func perPacketSlots(d *Driver) error {
 	sprayed := func() *farev1.Group {
 		g := d.group(1, 1, 1, 2)

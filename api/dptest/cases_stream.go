@@ -38,7 +38,7 @@ func stateSurvivesStream(d *Driver) error {
 		return err
 	}
 	want := d.state([]*farev1.Group{d.group(1, 1, 2)}, []*farev1.Destination{to(target(1), 1)}, d.device(2))
-	// An orderly end, which the data plane confirms.
+	// End the stream in order; the data plane confirms the end.
 	if err := d.stream.CloseSend(); err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func stateSurvivesStream(d *Driver) error {
 	if err := d.open(); err != nil {
 		return err
 	}
-	// A broken one. The next stream's headers say that it is over.
+	// Break the next stream. The headers of the one after it show that the broken stream is over.
 	d.stream.cancel()
 	if err := d.open(); err != nil {
 		return err
@@ -62,14 +62,14 @@ func stateSurvivesStream(d *Driver) error {
 	return d.succeed(setGroup(d.group(1, 1, 2)), setDestination(target(1), 1))
 }
 
-// step is one object's wish in anyOrderEndsEqual.
+// step is the desired state of one object in anyOrderEndsEqual.
 type step struct {
 	prefix string
-	group  uint32 // 0: gone
+	group  uint32 // 0 deletes the destination
 }
 
-// anyOrderEndsEqual: random states one after the other, each reached from the one before, end in the last one, whatever
-// was before.
+// anyOrderEndsEqual programs random states one after the other, each by operations in random order, and checks that each state is reached
+// from the previous one.
 func anyOrderEndsEqual(d *Driver) error {
 	const rounds, destinations, groups = 12, 24, 6
 	weights := func(id uint32, round int) *farev1.Group {
@@ -122,7 +122,7 @@ func anyOrderEndsEqual(d *Driver) error {
 	return nil
 }
 
-// largeBatch: many destinations on one group, moved by one operation, deleted again.
+// largeBatch programs many destinations on one group, moves them by one operation, and deletes them.
 func largeBatch(d *Driver) error {
 	size := d.options.Batch
 	if size == 0 {

@@ -16,21 +16,21 @@ import (
 type Test struct {
 	// Name is short and unique.
 	Name string
-	// Reference names the rule: an element of api/fare/v1/dataplane.proto.
+	// Reference names the rule by an element of api/fare/v1/dataplane.proto.
 	Reference string
-	// Requires are the capabilities without which the case does not apply.
+	// Requires lists the capabilities without which the case does not apply.
 	Requires []Capability
-	// Fn runs the case on a data plane that is connected and empty. Its error says what is wrong.
+	// Fn runs the case on a data plane that is connected and empty. Its error describes the violation.
 	Fn func(*Driver) error
 }
 
-// Capability is something that a data plane may or may not have.
+// Capability is an optional property of a data plane.
 type Capability struct {
 	Name    string
 	Present func(*farev1.Capabilities) bool
 }
 
-// Largest limits that the suite fills up to test them.
+// The largest limits that the suite tests by reaching them.
 const (
 	maxGroupsFilled       = 4096
 	maxDestinationsFilled = 65536
@@ -54,14 +54,14 @@ var (
 	LimitedTargets = Capability{fmt.Sprintf("max_destinations, at most %d", maxDestinationsFilled), func(c *farev1.Capabilities) bool {
 		return c.GetMaxDestinations() > 0 && c.MaxDestinations <= maxDestinationsFilled
 	}}
-	// SomeGroups and SomeWeights: room for what the ordinary cases program.
+	// SomeGroups and SomeWeights require limits that fit the ordinary cases.
 	SomeGroups  = Capability{"max_groups 0 or at least 16", func(c *farev1.Capabilities) bool { return c.GetMaxGroups() == 0 || c.MaxGroups >= 16 }}
 	SomeWeights = Capability{"max_weight 0 or at least 3, max_weight_sum 0 or at least 8", func(c *farev1.Capabilities) bool {
 		return (c.GetMaxWeight() == 0 || c.MaxWeight >= 3) && (c.GetMaxWeightSum() == 0 || c.MaxWeightSum >= 8)
 	}}
 )
 
-// Status of a Result.
+// Status is the status of a Result.
 type Status uint8
 
 // The outcomes of a case.
@@ -79,9 +79,9 @@ func (s Status) String() string {
 type Result struct {
 	Name, Reference string
 	Status          Status
-	// Reason says what is wrong, or which capability is absent.
+	// Reason is the violation, or the absent capability.
 	Reason string
-	// Seed repeats the case: Options.Seed.
+	// Seed repeats the case when set as Options.Seed.
 	Seed     uint64
 	Duration time.Duration
 }
@@ -94,18 +94,18 @@ func (r Result) String() string {
 	return s
 }
 
-// Options adapt the suite to a data plane. The zero value suits one that takes any device name.
+// Options adapt the suite to a data plane. The zero value suits a data plane that accepts any device name.
 type Options struct {
-	// Forwarding is what Hello tells: at least two planes of two sub-ports each, with devices that the data plane has.
-	// nil: DefaultForwarding.
+	// Forwarding is sent in Hello: at least two planes of two sub-ports each, with devices that the data plane has.
+	// nil means DefaultForwarding.
 	Forwarding *farev1.Forwarding
-	// Seed of what is random; 0: 1.
+	// Seed seeds the random cases; 0 means 1.
 	Seed uint64
-	// Batch is how many destinations the large case programs; 0: 16,384, or max_destinations if that is lower.
+	// Batch is the number of destinations in the large case; 0 means 16,384, or max_destinations if that is lower.
 	Batch int
-	// Timeout is how long the data plane may take to answer; 0: 10 s.
+	// Timeout limits each answer of the data plane; 0 means 10 s.
 	Timeout time.Duration
-	// Only, if not empty, names the cases to run; the others are not reported.
+	// Only, if not empty, names the cases to run; other cases are not reported.
 	Only []string
 }
 
@@ -125,7 +125,7 @@ func (o Options) resolved() (Options, error) {
 		o.Forwarding = DefaultForwarding()
 	}
 	if len(o.Forwarding.Planes) < 2 || len(o.Forwarding.Planes[0].SubPorts) < 2 || len(o.Forwarding.Planes[1].SubPorts) < 2 {
-		return o, fmt.Errorf("conformance suite: forwarding has too few sub-ports; give at least two planes of two each")
+		return o, fmt.Errorf("conformance suite: the forwarding has too few sub-ports; use at least two planes of two each")
 	}
 	if o.Seed == 0 {
 		o.Seed = 1
@@ -139,7 +139,7 @@ func (o Options) resolved() (Options, error) {
 	}
 	for _, name := range o.Only {
 		if !known[name] {
-			return o, fmt.Errorf("conformance suite: no case is called %q; see Tests", name)
+			return o, fmt.Errorf("conformance suite: no case has the name %q; see Tests", name)
 		}
 	}
 	return o, nil
@@ -157,7 +157,7 @@ func (o Options) selected(name string) bool {
 	return false
 }
 
-// Check runs the suite over conn and reports every case. It returns an error when the suite could not run at all, or
+// Check runs the suite over conn and reports every case. It returns an error when the suite could not run, or
 // when a case failed.
 func Check(ctx context.Context, conn grpc.ClientConnInterface, options Options, report func(Result)) error {
 	options, err := options.resolved()
@@ -181,8 +181,8 @@ func Check(ctx context.Context, conn grpc.ClientConnInterface, options Options, 
 	return nil
 }
 
-// Run runs every case as a subtest. A case that is not applicable says in its log which capability is absent: that is a
-// property of the data plane, not a test that was left out.
+// Run runs every case as a subtest. A case that is not applicable logs the absent capability, which is a
+// property of the data plane, not a skipped test.
 func Run(t *testing.T, conn grpc.ClientConnInterface, options Options) {
 	t.Helper()
 	options, err := options.resolved()
@@ -203,7 +203,7 @@ func Run(t *testing.T, conn grpc.ClientConnInterface, options Options) {
 	}
 }
 
-// runCase runs one case on an emptied data plane, and empties it again.
+// runCase runs one case on an emptied data plane, and empties it afterwards.
 func runCase(ctx context.Context, conn grpc.ClientConnInterface, options Options, test Test) Result {
 	result := Result{Name: test.Name, Reference: test.Reference, Seed: options.Seed}
 	begin := time.Now()

@@ -35,13 +35,13 @@ func everything() *farev1.Capabilities {
 	return &farev1.Capabilities{PerPacket: true, Ipv6: true, FlowPins: true}
 }
 
-// TestEveryCaseApplies: over a data plane without limits and one with all of them, every case runs.
+// TestEveryCaseApplies checks that every case runs on a data plane without limits or on one with all limits.
 func TestEveryCaseApplies(t *testing.T) {
 	ran := map[string]bool{}
 	for _, variant := range []struct {
 		name         string
 		capabilities *farev1.Capabilities
-		delay        time.Duration // with a delay both levels of acknowledgement are sent
+		delay        time.Duration // with a delay the data plane sends both levels of acknowledgement
 	}{
 		{"everything", everything(), 0}, {"limited", limited(), 0}, {"late", everything(), 50 * time.Microsecond},
 	} {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -16,7 +17,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// Driver is what a case has to hand: a data plane that was greeted and emptied.
+// Driver gives a case access to a data plane that has received Hello and is empty.
 type Driver struct {
 	ctx          context.Context
 	client       farev1.DataplaneServiceClient
@@ -25,6 +26,7 @@ type Driver struct {
 	random       *rand.Rand
 	stream       *Stream
 	cancel       context.CancelFunc
+	greeted      *farev1.Forwarding // of the last accepted Hello
 }
 
 func newDriver(ctx context.Context, conn grpc.ClientConnInterface, options Options) (*Driver, error) {
@@ -53,7 +55,7 @@ func (d *Driver) begin() error {
 	return d.clear()
 }
 
-// close empties the data plane again, over a new stream: the case may have broken its own.
+// close empties the data plane over a new stream, because the case may have broken its stream.
 func (d *Driver) close() error {
 	defer d.cancel()
 	if _, err := d.hello(d.options.Forwarding); err != nil {
@@ -72,10 +74,11 @@ func (d *Driver) hello(forwarding *farev1.Forwarding) (*farev1.HelloResponse, er
 	if err != nil {
 		return nil, fmt.Errorf("Hello: %w", err)
 	}
+	d.greeted = forwarding
 	return response, nil
 }
 
-// clear opens a stream and deletes everything; all sub-ports come up.
+// clear opens a stream, deletes every object and sets all sub-ports up.
 func (d *Driver) clear() error {
 	if err := d.open(); err != nil {
 		return err
@@ -91,7 +94,9 @@ func (d *Driver) clear() error {
 		}
 	}
 	for _, destination := range state.Destinations {
-		ops = append(ops, deleteDestination(destination.Prefix))
+		ops = append(ops, &farev1.Operation{Op: &farev1.Operation_DeleteDestination{
+			DeleteDestination: &farev1.DestinationKey{Prefix: destination.Prefix, Source: destination.Source},
+		}})
 	}
 	for _, group := range state.Groups {
 		ops = append(ops, deleteGroup(group.Id))
@@ -115,16 +120,17 @@ func (d *Driver) open() error {
 	return nil
 }
 
-// Stream is a Program stream whose acknowledgements are held against the contract.
+// Stream is a Program stream that checks its acknowledgements against the contract.
 type Stream struct {
 	grpc.BidiStreamingClient[farev1.ProgramRequest, farev1.ProgramResponse]
 
 	cancel  context.CancelFunc
 	driver  *Driver
 	next    uint64
-	final   map[uint64]*farev1.Ack // last word on each operation
-	level   map[uint64]bool        // was accepted
-	highest [4]uint64              // id per level
+	final   map[uint64]*farev1.Ack     // last acknowledgement of each operation
+	level   map[uint64]bool            // operations with an ACCEPTED acknowledgement
+	groups  map[uint64]bool            // operations that are a set_group
+	highest map[farev1.AckLevel]uint64 // highest id by level, IN_EFFECT and APPROXIMATE together
 }
 
 func (d *Driver) newStream() (*Stream, error) {
@@ -134,7 +140,7 @@ func (d *Driver) newStream() (*Stream, error) {
 		cancel()
 		return nil, fmt.Errorf("Program: %w", err)
 	}
-	s := &Stream{BidiStreamingClient: stream, cancel: cancel, driver: d, next: 1, final: map[uint64]*farev1.Ack{}, level: map[uint64]bool{}}
+	s := &Stream{BidiStreamingClient: stream, cancel: cancel, driver: d, next: 1, final: map[uint64]*farev1.Ack{}, level: map[uint64]bool{}, groups: map[uint64]bool{}, highest: map[farev1.AckLevel]uint64{}}
 	if err := s.guard("the stream's headers", func() error {
 		header, err := stream.Header()
 		if err == nil && header == nil {
@@ -148,7 +154,7 @@ func (d *Driver) newStream() (*Stream, error) {
 	return s, nil
 }
 
-// guard runs fn and ends the stream when it takes too long.
+// guard runs fn and ends the stream when fn exceeds the timeout.
 func (s *Stream) guard(what string, fn func() error) error {
 	late, cancel := context.WithTimeout(context.Background(), s.driver.options.Timeout)
 	defer cancel()
@@ -161,10 +167,16 @@ func (s *Stream) guard(what string, fn func() error) error {
 	return err
 }
 
-// send numbers an operation and sends it, without waiting.
-func (s *Stream) send(op *farev1.Operation) (uint64, error) {
+// number gives an operation the next id.
+func (s *Stream) number(op *farev1.Operation) {
 	op.Id = s.next
 	s.next++
+	s.groups[op.Id] = op.GetSetGroup() != nil
+}
+
+// send numbers an operation and sends it, without waiting.
+func (s *Stream) send(op *farev1.Operation) (uint64, error) {
+	s.number(op)
 	if err := s.Send(&farev1.ProgramRequest{Operation: op}); err != nil {
 		_, received := s.Recv()
 		return op.Id, errors.Join(err, received)
@@ -172,10 +184,10 @@ func (s *Stream) send(op *farev1.Operation) (uint64, error) {
 	return op.Id, nil
 }
 
-// window is how many operations are sent ahead: few enough for any flow control.
+// window is the number of operations sent ahead of their acknowledgements, small enough for any flow control.
 const window = 256
 
-// run sends operations and waits until each has its last acknowledgement, in order of the operations.
+// run sends operations and waits for the last acknowledgement of each, in order of the operations.
 func (s *Stream) run(ops ...*farev1.Operation) ([]*farev1.Ack, error) {
 	first := s.next
 	for i, op := range ops {
@@ -219,15 +231,16 @@ func (s *Stream) await(id uint64) error {
 	return nil
 }
 
-// judge holds an acknowledgement against the contract.
+// judge checks an acknowledgement against the contract.
 func (s *Stream) judge(ack *farev1.Ack) error {
 	switch {
 	case ack.Id == 0 || ack.Id >= s.next:
-		return fmt.Errorf("operation %d was acknowledged, and never sent", ack.Id)
+		return fmt.Errorf("operation %d was acknowledged, but never sent", ack.Id)
 	case s.final[ack.Id] != nil:
-		return fmt.Errorf("operation %d was acknowledged %v after %v, which is the last word", ack.Id, ack.Level, s.final[ack.Id].Level)
+		return fmt.Errorf("operation %d was acknowledged %v after %v, which is final", ack.Id, ack.Level, s.final[ack.Id].Level)
 	}
-	switch ack.Level {
+	level := ack.Level
+	switch level {
 	case farev1.AckLevel_ACK_LEVEL_ACCEPTED:
 		if s.level[ack.Id] {
 			return fmt.Errorf("operation %d was accepted twice", ack.Id)
@@ -235,25 +248,31 @@ func (s *Stream) judge(ack *farev1.Ack) error {
 		s.level[ack.Id] = true
 	case farev1.AckLevel_ACK_LEVEL_IN_EFFECT:
 		s.final[ack.Id] = ack
+	case farev1.AckLevel_ACK_LEVEL_APPROXIMATE:
+		level = farev1.AckLevel_ACK_LEVEL_IN_EFFECT // both levels have one order
+		if !s.groups[ack.Id] || ack.Message == "" {
+			return fmt.Errorf("operation %d was acknowledged APPROXIMATE with message %q; this level is only for set_group, with a message that names the member and its deviation", ack.Id, ack.Message)
+		}
+		s.final[ack.Id] = ack
 	case farev1.AckLevel_ACK_LEVEL_REFUSED:
 		if s.level[ack.Id] {
 			return fmt.Errorf("operation %d was refused after it was accepted; accept only what can be applied", ack.Id)
 		}
 		if codes.Code(ack.Code) == codes.OK || ack.Message == "" {
-			return fmt.Errorf("operation %d was refused with code %v and message %q; both must say why", ack.Id, codes.Code(ack.Code), ack.Message)
+			return fmt.Errorf("operation %d was refused with code %v and message %q; both must give the reason", ack.Id, codes.Code(ack.Code), ack.Message)
 		}
 		s.final[ack.Id] = ack
 	default:
 		return fmt.Errorf("operation %d was acknowledged with level %d, which does not exist", ack.Id, ack.Level)
 	}
-	if ack.Id < s.highest[ack.Level] {
-		return fmt.Errorf("operation %d was acknowledged %v after operation %d; each level keeps the order", ack.Id, ack.Level, s.highest[ack.Level])
+	if ack.Id < s.highest[level] {
+		return fmt.Errorf("operation %d was acknowledged %v after operation %d; each level keeps the order", ack.Id, ack.Level, s.highest[level])
 	}
-	s.highest[ack.Level] = ack.Id
+	s.highest[level] = ack.Id
 	return nil
 }
 
-// ends reads until the stream ends, and wants it to end with code.
+// ends reads until the stream ends, and requires the status code.
 func (s *Stream) ends(code codes.Code) error {
 	err := s.guard("the end of the stream", func() error {
 		for {
@@ -270,21 +289,21 @@ func (s *Stream) ends(code codes.Code) error {
 	return nil
 }
 
-// succeed runs operations that must come into effect.
+// succeed runs operations and requires that they come into effect.
 func (d *Driver) succeed(ops ...*farev1.Operation) error {
 	acks, err := d.stream.run(ops...)
 	if err != nil {
 		return err
 	}
 	for i, ack := range acks {
-		if ack.Level != farev1.AckLevel_ACK_LEVEL_IN_EFFECT {
+		if ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED {
 			return fmt.Errorf("%v was refused: %v: %s", ops[i], codes.Code(ack.Code), ack.Message)
 		}
 	}
 	return nil
 }
 
-// refused runs an operation that must be refused with code, and leave everything as it was.
+// refused runs an operation and requires a refusal with code that leaves the state unchanged.
 func (d *Driver) refused(code codes.Code, op *farev1.Operation) error {
 	before, err := d.snapshot()
 	if err != nil {
@@ -303,7 +322,7 @@ func (d *Driver) refused(code codes.Code, op *farev1.Operation) error {
 	return nil
 }
 
-// snapshot reads back the state as one message, and wants it sorted.
+// snapshot reads back the state as one message, and requires it to be sorted.
 func (d *Driver) snapshot() (*farev1.SnapshotResponse, error) {
 	ctx, cancel := context.WithTimeout(d.ctx, d.options.Timeout)
 	defer cancel()
@@ -315,7 +334,7 @@ func (d *Driver) snapshot() (*farev1.SnapshotResponse, error) {
 	for {
 		chunk, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
-			return all, sorted(all)
+			return all, sorted(all, d.greeted)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("Snapshot: %w", err)
@@ -326,32 +345,41 @@ func (d *Driver) snapshot() (*farev1.SnapshotResponse, error) {
 	}
 }
 
-func sorted(all *farev1.SnapshotResponse) error {
+func sorted(all *farev1.SnapshotResponse, forwarding *farev1.Forwarding) error {
 	for i := 1; i < len(all.SubPorts); i++ {
 		if a, b := all.SubPorts[i-1].Device, all.SubPorts[i].Device; a >= b {
-			return fmt.Errorf("Snapshot: sub-port %s stands before %s; sort them, each once", a, b)
+			return fmt.Errorf("Snapshot: sub-port %s precedes %s; sort them, each once", a, b)
 		}
 	}
 	for i := 1; i < len(all.Groups); i++ {
 		if a, b := all.Groups[i-1].Id, all.Groups[i].Id; a >= b {
-			return fmt.Errorf("Snapshot: group %d stands before %d; sort them, each once", a, b)
+			return fmt.Errorf("Snapshot: group %d precedes %d; sort them, each once", a, b)
 		}
 	}
+	// Source groups that Forwarding does not have come last, in any order.
+	rank := func(source string) int {
+		i := slices.IndexFunc(forwarding.SourceGroups, func(g *farev1.SourceGroup) bool { return g.Loopbacks[0] == source })
+		if i < 0 && (source != "" || len(forwarding.SourceGroups) > 0) {
+			return len(forwarding.SourceGroups)
+		}
+		return max(i, 0)
+	}
 	var before netip.Prefix
+	var source string
 	for i, destination := range all.Destinations {
 		prefix, err := netip.ParsePrefix(destination.Prefix)
 		if err != nil || prefix.String() != destination.Prefix {
 			return fmt.Errorf("Snapshot: destination %q is not written as a host prefix", destination.Prefix)
 		}
-		if i > 0 && before.Compare(prefix) >= 0 {
-			return fmt.Errorf("Snapshot: destination %s stands before %s; sort them, each once", before, prefix)
+		if i > 0 && (rank(source) > rank(destination.Source) || source == destination.Source && before.Compare(prefix) >= 0) {
+			return fmt.Errorf("Snapshot: destination %s of source %q precedes %s of %q; sort them by source group and address, each once", before, source, prefix, destination.Source)
 		}
-		before = prefix
+		before, source = prefix, destination.Source
 	}
 	return nil
 }
 
-// holds wants the state to be want.
+// holds requires the state to equal want.
 func (d *Driver) holds(want *farev1.SnapshotResponse) error {
 	got, err := d.snapshot()
 	if err != nil {
@@ -360,7 +388,7 @@ func (d *Driver) holds(want *farev1.SnapshotResponse) error {
 	return same(got, want)
 }
 
-// same compares states and names the first difference.
+// same compares two states and names the first difference.
 func same(got, want *farev1.SnapshotResponse) error {
 	if len(got.SubPorts) != len(want.SubPorts) || len(got.Groups) != len(want.Groups) || len(got.Destinations) != len(want.Destinations) {
 		return fmt.Errorf("the snapshot has %d sub-ports, %d groups, %d destinations, want %d, %d, %d", len(got.SubPorts), len(got.Groups),

@@ -12,7 +12,7 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// lander is a data plane in memory whose hash has to be asked for.
+// lander is an in-memory data plane that has to be asked for its hash.
 type lander struct{ *memory.Dataplane }
 
 func (l lander) Hello(ctx context.Context, request *farev1.HelloRequest) (*farev1.HelloResponse, error) {
@@ -53,7 +53,7 @@ func (l lander) Landing(_ context.Context, request *farev1.LandingRequest) (*far
 	return nil, status.Error(codes.NotFound, "not programmed")
 }
 
-// misleading is a lander that answers otherwise.
+// misleading is a lander with wrong answers.
 type misleading struct {
 	lander
 	change func(*farev1.LandingRequest, *farev1.LandingResponse, error) error

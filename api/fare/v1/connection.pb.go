@@ -4,7 +4,7 @@
 // 	protoc        v3.21.12
 // source: fare/v1/connection.proto
 
-// Connections: how two endpoints of software transports set up a queue pair set between two loopbacks.
+// Connections: the setup of a queue pair set between two loopbacks by the endpoints of software transports.
 
 package farev1
 
@@ -242,15 +242,15 @@ func (*ConnectResponse_Goodbye) isConnectResponse_Message() {}
 
 type ConnectOffer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Loopbacks of the caller and of the called, as addresses.
+	// Loopbacks of the caller and of the called endpoint, as addresses.
 	Source      string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
 	Destination string `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
 	// Chosen at random by the caller.
 	Connection uint64         `protobuf:"fixed64,3,opt,name=connection,proto3" json:"connection,omitempty"`
 	Ordering   MemoryOrdering `protobuf:"varint,4,opt,name=ordering,proto3,enum=fare.v1.MemoryOrdering" json:"ordering,omitempty"`
-	// The caller's channels, in the order of its slots. Both ends have the same number, of the same transports.
+	// The caller's channels, in the order of its slots. Both ends have the same number, with the same transports.
 	Channels []*ChannelEnd `protobuf:"bytes,5,rep,name=channels,proto3" json:"channels,omitempty"`
-	// For the application: addresses and keys of memory regions, say.
+	// For the application, such as addresses and keys of memory regions.
 	PrivateData   []byte `protobuf:"bytes,6,opt,name=private_data,json=privateData,proto3" json:"private_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -385,9 +385,9 @@ type ChannelEnd struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "roce", "superp", "tcp" or "nupa".
 	Transport string `protobuf:"bytes,1,opt,name=transport,proto3" json:"transport,omitempty"`
-	// What the other end needs to know (queue pair number, first sequence number, ...), as the transport encodes it.
+	// Data for the other end (queue pair number, first sequence number, ...), in the transport's encoding.
 	Parameters []byte `protobuf:"bytes,2,opt,name=parameters,proto3" json:"parameters,omitempty"`
-	// Slots that it sends by.
+	// Slots that the channel may send by.
 	Slots         []uint32 `protobuf:"varint,3,rep,packed,name=slots,proto3" json:"slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

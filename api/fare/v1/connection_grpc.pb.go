@@ -4,7 +4,7 @@
 // - protoc             v3.21.12
 // source: fare/v1/connection.proto
 
-// Connections: how two endpoints of software transports set up a queue pair set between two loopbacks.
+// Connections: the setup of a queue pair set between two loopbacks by the endpoints of software transports.
 
 package farev1
 
@@ -28,13 +28,13 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// ConnectionService is served by an endpoint for each of its loopbacks; it is what librdmacm is to verbs.
+// ConnectionService is served by an endpoint for each of its loopbacks. It corresponds to librdmacm of verbs.
 type ConnectionServiceClient interface {
-	// Connect sets up one queue pair set. The caller sends an offer and gets an answer; then operations flow by the transports' own
-	// protocols and the stream only waits: the first side to close its set says so with a goodbye. A stream that breaks says
-	// nothing of the set, which lives as long as its channels do: each end asks for the other by them every 30 s, so that an end that
+	// Connect sets up one queue pair set. The caller sends an offer and gets an answer. Then operations use the transports'
+	// protocols and the stream is idle: the first side to close its set sends a goodbye. A broken stream does not
+	// end the set, which exists as long as its channels. Each end then probes the other over the channels every 30 s, so that an end that
 	// only receives learns that its peer was killed.
-	// INVALID_ARGUMENT: the two ends cannot work together, the message says why. NOT_FOUND: the loopback is not here.
+	// INVALID_ARGUMENT: the two ends are incompatible; the message has the reason. NOT_FOUND: the endpoint does not have the loopback.
 	// UNAVAILABLE: there are no slots toward the caller (yet).
 	Connect(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConnectRequest, ConnectResponse], error)
 }
@@ -64,13 +64,13 @@ type ConnectionService_ConnectClient = grpc.BidiStreamingClient[ConnectRequest, 
 // All implementations must embed UnimplementedConnectionServiceServer
 // for forward compatibility.
 //
-// ConnectionService is served by an endpoint for each of its loopbacks; it is what librdmacm is to verbs.
+// ConnectionService is served by an endpoint for each of its loopbacks. It corresponds to librdmacm of verbs.
 type ConnectionServiceServer interface {
-	// Connect sets up one queue pair set. The caller sends an offer and gets an answer; then operations flow by the transports' own
-	// protocols and the stream only waits: the first side to close its set says so with a goodbye. A stream that breaks says
-	// nothing of the set, which lives as long as its channels do: each end asks for the other by them every 30 s, so that an end that
+	// Connect sets up one queue pair set. The caller sends an offer and gets an answer. Then operations use the transports'
+	// protocols and the stream is idle: the first side to close its set sends a goodbye. A broken stream does not
+	// end the set, which exists as long as its channels. Each end then probes the other over the channels every 30 s, so that an end that
 	// only receives learns that its peer was killed.
-	// INVALID_ARGUMENT: the two ends cannot work together, the message says why. NOT_FOUND: the loopback is not here.
+	// INVALID_ARGUMENT: the two ends are incompatible; the message has the reason. NOT_FOUND: the endpoint does not have the loopback.
 	// UNAVAILABLE: there are no slots toward the caller (yet).
 	Connect(grpc.BidiStreamingServer[ConnectRequest, ConnectResponse]) error
 	mustEmbedUnimplementedConnectionServiceServer()

@@ -4,7 +4,7 @@
 // 	protoc        v3.21.12
 // source: fare/v1/dataplane.proto
 
-// The contract between the control plane and whatever forwards: a kernel, a NIC, a DSA, a transport library.
+// The contract between the control plane and a data plane: a kernel, a NIC, a DSA, a transport library.
 
 package farev1
 
@@ -27,7 +27,7 @@ type Mode int32
 
 const (
 	Mode_MODE_UNSPECIFIED Mode = 0
-	// Each queue pair's packets stay in order on one sub-port.
+	// The packets of each queue pair stay in order on one sub-port.
 	Mode_MODE_PER_FLOW Mode = 1
 	// Packets are sprayed.
 	Mode_MODE_PER_PACKET Mode = 2
@@ -81,6 +81,9 @@ const (
 	AckLevel_ACK_LEVEL_ACCEPTED    AckLevel = 1
 	AckLevel_ACK_LEVEL_IN_EFFECT   AckLevel = 2
 	AckLevel_ACK_LEVEL_REFUSED     AckLevel = 3
+	// In place of IN_EFFECT: packets follow the weights as closely as the layer below permits, and the share of a member is off by more than 1 % of
+	// itself. Ack.message names the member. Only for set_group.
+	AckLevel_ACK_LEVEL_APPROXIMATE AckLevel = 4
 )
 
 // Enum value maps for AckLevel.
@@ -90,12 +93,14 @@ var (
 		1: "ACK_LEVEL_ACCEPTED",
 		2: "ACK_LEVEL_IN_EFFECT",
 		3: "ACK_LEVEL_REFUSED",
+		4: "ACK_LEVEL_APPROXIMATE",
 	}
 	AckLevel_value = map[string]int32{
 		"ACK_LEVEL_UNSPECIFIED": 0,
 		"ACK_LEVEL_ACCEPTED":    1,
 		"ACK_LEVEL_IN_EFFECT":   2,
 		"ACK_LEVEL_REFUSED":     3,
+		"ACK_LEVEL_APPROXIMATE": 4,
 	}
 )
 
@@ -129,7 +134,7 @@ func (AckLevel) EnumDescriptor() ([]byte, []int) {
 type HelloRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Version string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// Names the control plane's run; informative.
+	// Names the run of the control plane; informative.
 	Instance      string      `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"`
 	Forwarding    *Forwarding `protobuf:"bytes,3,opt,name=forwarding,proto3" json:"forwarding,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -187,17 +192,19 @@ func (x *HelloRequest) GetForwarding() *Forwarding {
 	return nil
 }
 
-// Forwarding is the part of the configuration that a data plane must know before operations make sense.
+// Forwarding is the part of the configuration that a data plane needs before operations.
 type Forwarding struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Planes []*ForwardingPlane     `protobuf:"bytes,1,rep,name=planes,proto3" json:"planes,omitempty"`
-	// Local loopbacks, host prefixes. None at a leaf, which has no flows of its own and forwards those of others.
+	// Local loopbacks, host prefixes. A leaf has none: it originates no flows.
 	Loopbacks []string `protobuf:"bytes,2,rep,name=loopbacks,proto3" json:"loopbacks,omitempty"`
 	Mode      Mode     `protobuf:"varint,3,opt,name=mode,proto3,enum=fare.v1.Mode" json:"mode,omitempty"`
 	// UDP destination ports whose flows are steered, e.g. 4791 and 4444.
 	UdpPorts []uint32 `protobuf:"varint,4,rep,packed,name=udp_ports,json=udpPorts,proto3" json:"udp_ports,omitempty"`
-	// TCP destination ports whose flows are steered, e.g. 4793. The packets of one such flow stay in order whatever the mode.
-	TcpPorts      []uint32 `protobuf:"varint,5,rep,packed,name=tcp_ports,json=tcpPorts,proto3" json:"tcp_ports,omitempty"`
+	// TCP destination ports whose flows are steered, e.g. 4793. The packets of one such flow stay in order in every mode.
+	TcpPorts []uint32 `protobuf:"varint,5,rep,packed,name=tcp_ports,json=tcpPorts,proto3" json:"tcp_ports,omitempty"`
+	// A partition of loopbacks, in their order, of at least two groups. Empty means that all loopbacks share all sub-ports.
+	SourceGroups  []*SourceGroup `protobuf:"bytes,6,rep,name=source_groups,json=sourceGroups,proto3" json:"source_groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -267,6 +274,70 @@ func (x *Forwarding) GetTcpPorts() []uint32 {
 	return nil
 }
 
+func (x *Forwarding) GetSourceGroups() []*SourceGroup {
+	if x != nil {
+		return x.SourceGroups
+	}
+	return nil
+}
+
+// SourceGroup is a set of local loopbacks (GPUs) that the same sub-ports serve. Packets from these loopbacks leave over these
+// sub-ports alone. Groups and destinations exist per source group and name it by its first loopback. Packets whose source
+// address is no loopback use the entries of the first source group.
+type SourceGroup struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Host prefixes, a subset of Forwarding.loopbacks, in their order; at least one.
+	Loopbacks []string `protobuf:"bytes,1,rep,name=loopbacks,proto3" json:"loopbacks,omitempty"`
+	// Devices of Forwarding, in its order; at least one. A device may serve several source groups.
+	Devices       []string `protobuf:"bytes,2,rep,name=devices,proto3" json:"devices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SourceGroup) Reset() {
+	*x = SourceGroup{}
+	mi := &file_fare_v1_dataplane_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SourceGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SourceGroup) ProtoMessage() {}
+
+func (x *SourceGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_dataplane_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SourceGroup.ProtoReflect.Descriptor instead.
+func (*SourceGroup) Descriptor() ([]byte, []int) {
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *SourceGroup) GetLoopbacks() []string {
+	if x != nil {
+		return x.Loopbacks
+	}
+	return nil
+}
+
+func (x *SourceGroup) GetDevices() []string {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
 type ForwardingPlane struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Plane         string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
@@ -277,7 +348,7 @@ type ForwardingPlane struct {
 
 func (x *ForwardingPlane) Reset() {
 	*x = ForwardingPlane{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[2]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -289,7 +360,7 @@ func (x *ForwardingPlane) String() string {
 func (*ForwardingPlane) ProtoMessage() {}
 
 func (x *ForwardingPlane) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[2]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -302,7 +373,7 @@ func (x *ForwardingPlane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardingPlane.ProtoReflect.Descriptor instead.
 func (*ForwardingPlane) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{2}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ForwardingPlane) GetPlane() string {
@@ -321,11 +392,12 @@ func (x *ForwardingPlane) GetSubPorts() []*ForwardingSubPort {
 
 type ForwardingSubPort struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Unique in Forwarding, over all planes and namespaces: operations name the sub-port by it alone.
+	// Unique in Forwarding, over all planes and namespaces, because operations name the sub-port by the device alone.
 	Device string `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
-	// Network namespace of the device; empty: the data plane's own.
+	// Network namespace of the device; empty means that of the data plane.
 	Netns string `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"`
-	// Next hop of each family through this sub-port; IPv6 may serve IPv4 destinations (RFC 8950). Empty: unknown yet.
+	// Next hop of each family through this sub-port; IPv6 may serve IPv4 destinations (RFC 8950). If both are empty the next hop is unknown, and
+	// the sub-port keeps the next hops of the previous Forwarding, if any.
 	NextHopV4     string `protobuf:"bytes,3,opt,name=next_hop_v4,json=nextHopV4,proto3" json:"next_hop_v4,omitempty"`
 	NextHopV6     string `protobuf:"bytes,4,opt,name=next_hop_v6,json=nextHopV6,proto3" json:"next_hop_v6,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -334,7 +406,7 @@ type ForwardingSubPort struct {
 
 func (x *ForwardingSubPort) Reset() {
 	*x = ForwardingSubPort{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[3]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -346,7 +418,7 @@ func (x *ForwardingSubPort) String() string {
 func (*ForwardingSubPort) ProtoMessage() {}
 
 func (x *ForwardingSubPort) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[3]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -359,7 +431,7 @@ func (x *ForwardingSubPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardingSubPort.ProtoReflect.Descriptor instead.
 func (*ForwardingSubPort) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{3}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ForwardingSubPort) GetDevice() string {
@@ -402,7 +474,7 @@ type HelloResponse struct {
 
 func (x *HelloResponse) Reset() {
 	*x = HelloResponse{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[4]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -414,7 +486,7 @@ func (x *HelloResponse) String() string {
 func (*HelloResponse) ProtoMessage() {}
 
 func (x *HelloResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[4]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -427,7 +499,7 @@ func (x *HelloResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HelloResponse.ProtoReflect.Descriptor instead.
 func (*HelloResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{4}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *HelloResponse) GetName() string {
@@ -451,7 +523,7 @@ func (x *HelloResponse) GetCapabilities() *Capabilities {
 	return nil
 }
 
-// Capabilities bound what fared sends. Zero means: no limit known.
+// Capabilities limit the operations that fared sends. 0 means that no limit is known.
 type Capabilities struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	MaxGroups       uint32                 `protobuf:"varint,1,opt,name=max_groups,json=maxGroups,proto3" json:"max_groups,omitempty"`
@@ -462,14 +534,14 @@ type Capabilities struct {
 	MaxWeightSum uint32 `protobuf:"varint,4,opt,name=max_weight_sum,json=maxWeightSum,proto3" json:"max_weight_sum,omitempty"`
 	PerPacket    bool   `protobuf:"varint,5,opt,name=per_packet,json=perPacket,proto3" json:"per_packet,omitempty"`
 	Ipv6         bool   `protobuf:"varint,6,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
-	// Wants the source port of every slot of every pair (Destination.pairs).
+	// The data plane needs the source port of every slot of every pair (Destination.pairs).
 	FlowPins bool `protobuf:"varint,7,opt,name=flow_pins,json=flowPins,proto3" json:"flow_pins,omitempty"`
-	// IN_EFFECT means that forwarding hardware or the kernel confirmed.
+	// IN_EFFECT means that forwarding hardware or the kernel has confirmed the operation.
 	ConfirmsInEffect bool `protobuf:"varint,8,opt,name=confirms_in_effect,json=confirmsInEffect,proto3" json:"confirms_in_effect,omitempty"`
-	// How flows are placed on sub-ports, so that source ports can be chosen that land on their slot's; absent: not known, or
-	// of no importance (flow_pins).
+	// Placement of flows on sub-ports, so that the control plane can choose source ports that land on their slot's sub-port. Absent means unknown, or
+	// irrelevant (flow_pins).
 	FlowHash *FlowHash `protobuf:"bytes,9,opt,name=flow_hash,json=flowHash,proto3" json:"flow_hash,omitempty"`
-	// Operations that one ProgramRequest may carry. 0: only ProgramRequest.operation is understood.
+	// Maximum number of operations in one ProgramRequest. 0 means that the data plane reads ProgramRequest.operation only.
 	MaxOperationsPerRequest uint32 `protobuf:"varint,10,opt,name=max_operations_per_request,json=maxOperationsPerRequest,proto3" json:"max_operations_per_request,omitempty"`
 	unknownFields           protoimpl.UnknownFields
 	sizeCache               protoimpl.SizeCache
@@ -477,7 +549,7 @@ type Capabilities struct {
 
 func (x *Capabilities) Reset() {
 	*x = Capabilities{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[5]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -489,7 +561,7 @@ func (x *Capabilities) String() string {
 func (*Capabilities) ProtoMessage() {}
 
 func (x *Capabilities) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[5]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -502,7 +574,7 @@ func (x *Capabilities) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capabilities.ProtoReflect.Descriptor instead.
 func (*Capabilities) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{5}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Capabilities) GetMaxGroups() uint32 {
@@ -575,18 +647,20 @@ func (x *Capabilities) GetMaxOperationsPerRequest() uint32 {
 	return 0
 }
 
-// FlowHash describes the hash by which a data plane places the flows of its own host.
+// FlowHash describes the hash by which a data plane places the flows of its host.
 type FlowHash struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "linux-l4": the kernel's layer 4 multipath hash, wecmp.LinuxL4. "ask": cannot be computed; call Landing.
+	// "linux-l4": the kernel's layer 4 multipath hash, wecmp.LinuxL4. "ask": the hash cannot be computed; call Landing.
 	Algorithm string `protobuf:"bytes,1,opt,name=algorithm,proto3" json:"algorithm,omitempty"`
 	// net.ipv4.fib_multipath_hash_seed.
 	Seed uint32 `protobuf:"varint,2,opt,name=seed,proto3" json:"seed,omitempty"`
-	// A flow falls into the bucket hash mod buckets. Each sub-port of Forwarding has an equal run of them as its home, in the
-	// order of Forwarding; sub-port i of n ends at round(buckets * (i + 1) / n).
+	// A flow falls into the bucket hash mod buckets. Each of the n sub-ports of the flow's source group (all of Forwarding if
+	// there is one group) has an equal run of buckets as its home, in the order of Forwarding. The run of sub-port i ends at
+	// round(buckets * (i + 1) / n): with 16,384 buckets and 8 sub-ports that of sub-port 0 ends at 2,048.
 	Buckets uint32 `protobuf:"varint,3,opt,name=buckets,proto3" json:"buckets,omitempty"`
-	// The last lasting_buckets of a sub-port's home are its own in every group in which its weight is not 0, whatever the
-	// weights: flows that fall there stay when weights change. The other buckets follow the weights.
+	// The last lasting_buckets of a sub-port's home belong to the sub-port in every group in which its weight is not 0:
+	// flows that fall there stay when weights change. A sub-port whose share is smaller than that keeps a number of the
+	// last buckets that equals its share, at least one. The other buckets follow the weights.
 	LastingBuckets uint32 `protobuf:"varint,4,opt,name=lasting_buckets,json=lastingBuckets,proto3" json:"lasting_buckets,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -594,7 +668,7 @@ type FlowHash struct {
 
 func (x *FlowHash) Reset() {
 	*x = FlowHash{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[6]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -606,7 +680,7 @@ func (x *FlowHash) String() string {
 func (*FlowHash) ProtoMessage() {}
 
 func (x *FlowHash) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[6]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -619,7 +693,7 @@ func (x *FlowHash) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowHash.ProtoReflect.Descriptor instead.
 func (*FlowHash) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{6}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *FlowHash) GetAlgorithm() string {
@@ -650,11 +724,11 @@ func (x *FlowHash) GetLastingBuckets() uint32 {
 	return 0
 }
 
-// ProgramRequest carries operation, or operations, or both: operation is the first then.
+// ProgramRequest carries operation, or operations, or both, with operation first.
 type ProgramRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Operation *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	// Many at once, to a data plane whose capabilities say so. In their order; each is judged and acknowledged by itself.
+	// For data planes whose capabilities allow several operations. They are applied in order; each is checked and acknowledged separately.
 	Operations    []*Operation `protobuf:"bytes,2,rep,name=operations,proto3" json:"operations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -662,7 +736,7 @@ type ProgramRequest struct {
 
 func (x *ProgramRequest) Reset() {
 	*x = ProgramRequest{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[7]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -674,7 +748,7 @@ func (x *ProgramRequest) String() string {
 func (*ProgramRequest) ProtoMessage() {}
 
 func (x *ProgramRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[7]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -687,7 +761,7 @@ func (x *ProgramRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProgramRequest.ProtoReflect.Descriptor instead.
 func (*ProgramRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{7}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ProgramRequest) GetOperation() *Operation {
@@ -704,22 +778,22 @@ func (x *ProgramRequest) GetOperations() []*Operation {
 	return nil
 }
 
-// Operation changes one object. Operations are applied in the order sent. All are idempotent: setting what is set,
-// or deleting what is not there, succeeds and changes nothing.
+// Operation changes one object. Operations are applied in the order sent. All are idempotent: setting an equal value,
+// or deleting a missing object, succeeds without effect.
 //
 // A refusal has one of these codes:
-//
-//	INVALID_ARGUMENT     wrong in itself: no operation, group 0, a prefix that is not a host's, a member or slot twice,
-//	                     weight 0, shares that do not sum to 1,000,000,000
-//	NOT_FOUND            names a plane or device that Forwarding does not have, or a device in another plane
-//	FAILED_PRECONDITION  the group of a destination does not exist; the group to delete is in use
-//	OUT_OF_RANGE         a weight, or the sum of weights, above the capabilities' limits
-//	RESOURCE_EXHAUSTED   one more group or destination than the capabilities promise, or no memory left
-//	UNIMPLEMENTED        needs a capability that is false (IPv6, flow pins)
-//	UNAVAILABLE,INTERNAL the forwarding layer below failed; the message says how
+// INVALID_ARGUMENT     invalid in itself: no operation, group 0, not a host prefix, a member or slot twice,
+// weight 0, shares that do not sum to 1,000,000,000
+// NOT_FOUND            names a plane, device or source group that Forwarding does not have, a device in another plane, or a device
+// that does not serve the source group
+// FAILED_PRECONDITION  the group of a destination does not exist, or serves another source group; the group to delete is in use
+// OUT_OF_RANGE         a weight, or the sum of weights, above the capabilities' limits
+// RESOURCE_EXHAUSTED   one more group or destination than the capabilities promise, or no memory left
+// UNIMPLEMENTED        needs a capability that is false (IPv6, flow pins)
+// UNAVAILABLE,INTERNAL the forwarding layer below failed; the message has the details
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Grows by at least one with every operation of a stream; starts at 1.
+	// Increases with every operation of a stream, by at least one; starts at 1.
 	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Types that are valid to be assigned to Op:
 	//
@@ -735,7 +809,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[8]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -747,7 +821,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[8]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -760,7 +834,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{8}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Operation) GetId() uint64 {
@@ -813,13 +887,13 @@ func (x *Operation) GetSetDestination() *Destination {
 	return nil
 }
 
-func (x *Operation) GetDeleteDestination() string {
+func (x *Operation) GetDeleteDestination() *DestinationKey {
 	if x != nil {
 		if x, ok := x.Op.(*Operation_DeleteDestination); ok {
 			return x.DeleteDestination
 		}
 	}
-	return ""
+	return nil
 }
 
 type isOperation_Op interface {
@@ -827,8 +901,8 @@ type isOperation_Op interface {
 }
 
 type Operation_SubPort struct {
-	// The fast path: one operation for a lost or returned sub-port, however many destinations use it. A data plane
-	// stops sending over a sub-port that is down at once, and leaves the ratio of the others as the groups say.
+	// The fast path: one operation for a failed or returned sub-port, independent of the number of destinations. A data plane
+	// stops sending over a down sub-port at once, and keeps the ratio of the other members.
 	SubPort *SubPortState `protobuf:"bytes,2,opt,name=sub_port,json=subPort,proto3,oneof"`
 }
 
@@ -845,8 +919,7 @@ type Operation_SetDestination struct {
 }
 
 type Operation_DeleteDestination struct {
-	// Host prefix.
-	DeleteDestination string `protobuf:"bytes,6,opt,name=delete_destination,json=deleteDestination,proto3,oneof"`
+	DeleteDestination *DestinationKey `protobuf:"bytes,7,opt,name=delete_destination,json=deleteDestination,proto3,oneof"`
 }
 
 func (*Operation_SubPort) isOperation_Op() {}
@@ -859,7 +932,62 @@ func (*Operation_SetDestination) isOperation_Op() {}
 
 func (*Operation_DeleteDestination) isOperation_Op() {}
 
-// SubPortState is up for a sub-port that no operation has named yet; Snapshot lists all sub-ports of Forwarding.
+// DestinationKey names a destination of a source group.
+type DestinationKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Host prefix.
+	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	// See Destination.source.
+	Source        string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DestinationKey) Reset() {
+	*x = DestinationKey{}
+	mi := &file_fare_v1_dataplane_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DestinationKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DestinationKey) ProtoMessage() {}
+
+func (x *DestinationKey) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_dataplane_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DestinationKey.ProtoReflect.Descriptor instead.
+func (*DestinationKey) Descriptor() ([]byte, []int) {
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *DestinationKey) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *DestinationKey) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+// SubPortState is the state of a sub-port: up until an operation names it. Snapshot lists all sub-ports of Forwarding.
 type SubPortState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
@@ -870,7 +998,7 @@ type SubPortState struct {
 
 func (x *SubPortState) Reset() {
 	*x = SubPortState{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[9]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +1010,7 @@ func (x *SubPortState) String() string {
 func (*SubPortState) ProtoMessage() {}
 
 func (x *SubPortState) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[9]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +1023,7 @@ func (x *SubPortState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubPortState.ProtoReflect.Descriptor instead.
 func (*SubPortState) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{9}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SubPortState) GetDevice() string {
@@ -918,15 +1046,18 @@ type Group struct {
 	// 1 or higher.
 	Id      uint32         `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Members []*GroupMember `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`
-	// Empty: the data plane need not know slots. Else the shares sum to 1,000,000,000, or to 0 when there are no members.
-	Slots         []*GroupSlot `protobuf:"bytes,3,rep,name=slots,proto3" json:"slots,omitempty"`
+	// Empty if the data plane needs no slots. Otherwise the shares sum to 1,000,000,000, or to 0 without members.
+	Slots []*GroupSlot `protobuf:"bytes,3,rep,name=slots,proto3" json:"slots,omitempty"`
+	// The source group that the group serves: its first loopback, a host prefix; empty if Forwarding has no source groups. The
+	// source never changes while the group exists. Members and slots name devices of the source group alone.
+	Source        string `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[10]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +1069,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[10]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1082,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{10}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Group) GetId() uint32 {
@@ -975,7 +1106,14 @@ func (x *Group) GetSlots() []*GroupSlot {
 	return nil
 }
 
-// GroupMember is a sub-port's weight, over the whole group. Only members with a weight above 0 are listed; none: the
+func (x *Group) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+// GroupMember is a sub-port's weight, over the whole group. Only members with a weight above 0 are listed. Without members the
 // destinations are unreachable and packets to them are dropped.
 type GroupMember struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -989,7 +1127,7 @@ type GroupMember struct {
 
 func (x *GroupMember) Reset() {
 	*x = GroupMember{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[11]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1001,7 +1139,7 @@ func (x *GroupMember) String() string {
 func (*GroupMember) ProtoMessage() {}
 
 func (x *GroupMember) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[11]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1014,7 +1152,7 @@ func (x *GroupMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupMember.ProtoReflect.Descriptor instead.
 func (*GroupMember) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{11}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GroupMember) GetPlane() string {
@@ -1038,15 +1176,15 @@ func (x *GroupMember) GetWeight() uint32 {
 	return 0
 }
 
-// GroupSlot is what a slot is for every pair that uses the group.
+// GroupSlot describes a slot for every pair that uses the group.
 type GroupSlot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Each number at most once.
+	// Unique in the group.
 	Slot  uint32 `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`
 	Plane string `protobuf:"bytes,2,opt,name=plane,proto3" json:"plane,omitempty"`
-	// Empty: sprayed over the plane's members.
+	// Empty means that packets are sprayed over the plane's members.
 	Device string `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
-	// Part of the pair's traffic; 0: parked.
+	// Part of the pair's traffic; 0 means parked.
 	SharePpb        uint32 `protobuf:"varint,4,opt,name=share_ppb,json=sharePpb,proto3" json:"share_ppb,omitempty"`
 	DrainBeforeMove bool   `protobuf:"varint,5,opt,name=drain_before_move,json=drainBeforeMove,proto3" json:"drain_before_move,omitempty"`
 	unknownFields   protoimpl.UnknownFields
@@ -1055,7 +1193,7 @@ type GroupSlot struct {
 
 func (x *GroupSlot) Reset() {
 	*x = GroupSlot{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[12]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1205,7 @@ func (x *GroupSlot) String() string {
 func (*GroupSlot) ProtoMessage() {}
 
 func (x *GroupSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[12]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1218,7 @@ func (x *GroupSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSlot.ProtoReflect.Descriptor instead.
 func (*GroupSlot) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{12}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GroupSlot) GetSlot() uint32 {
@@ -1126,16 +1264,19 @@ type Destination struct {
 	Group uint32 `protobuf:"varint,2,opt,name=group,proto3" json:"group,omitempty"`
 	// Only for data planes with flow_pins.
 	Pairs []*PairPorts `protobuf:"bytes,3,rep,name=pairs,proto3" json:"pairs,omitempty"`
-	// Slots that lost addresses because the destination came to this group: for this destination they are as if
-	// GroupSlot.drain_before_move were set. It belongs to the change, not to the state: Snapshot leaves it out.
+	// Slots that lost addresses because the destination moved to this group. For this destination they behave as if
+	// GroupSlot.drain_before_move were set. The field belongs to the change, not to the state: Snapshot omits it.
 	DrainBeforeMove []uint32 `protobuf:"varint,4,rep,packed,name=drain_before_move,json=drainBeforeMove,proto3" json:"drain_before_move,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The source group whose packets use the entry: its first loopback, a host prefix; empty if Forwarding has no source
+	// groups. It equals Group.source of the group.
+	Source        string `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Destination) Reset() {
 	*x = Destination{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[13]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1147,7 +1288,7 @@ func (x *Destination) String() string {
 func (*Destination) ProtoMessage() {}
 
 func (x *Destination) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[13]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1160,7 +1301,7 @@ func (x *Destination) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Destination.ProtoReflect.Descriptor instead.
 func (*Destination) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{13}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Destination) GetPrefix() string {
@@ -1191,10 +1332,17 @@ func (x *Destination) GetDrainBeforeMove() []uint32 {
 	return nil
 }
 
-// PairPorts are the slots' source ports, in slot order, of UDP and TCP alike: a flow from one of them to any port that is
-// steered is its slot's. Where neither flow_hash nor the configuration names a hash they are an arithmetic progression, slot s
-// having 49152 + (b + 10127 s) mod 16384 with a b of the pair's own: a data plane may keep it in one entry, if it can keep any
-// other list too.
+func (x *Destination) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+// PairPorts has the slots' source ports, in slot order, for UDP and TCP alike: a flow from such a port to any steered port
+// belongs to the slot. If neither flow_hash nor the configuration names a hash the ports are an arithmetic progression: slot s
+// has port 49152 + (b + 10127 s) mod 16384, with a base b for each pair; with b = 0 slot 2 has 49152 + 20254 mod 16384 = 53022. A data plane may store
+// the progression in one entry, but must be able to store any other list too.
 type PairPorts struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Source         string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
@@ -1205,7 +1353,7 @@ type PairPorts struct {
 
 func (x *PairPorts) Reset() {
 	*x = PairPorts{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[14]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1217,7 +1365,7 @@ func (x *PairPorts) String() string {
 func (*PairPorts) ProtoMessage() {}
 
 func (x *PairPorts) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[14]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1230,7 +1378,7 @@ func (x *PairPorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairPorts.ProtoReflect.Descriptor instead.
 func (*PairPorts) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{14}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PairPorts) GetSource() string {
@@ -1248,15 +1396,17 @@ func (x *PairPorts) GetUdpSourcePorts() []uint32 {
 }
 
 type ProgramResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Acks          []*Ack                 `protobuf:"bytes,1,rep,name=acks,proto3" json:"acks,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Acks  []*Ack                 `protobuf:"bytes,1,rep,name=acks,proto3" json:"acks,omitempty"`
+	// Sent on every change; a stream begins with an intact state.
+	Integrity     *Integrity `protobuf:"bytes,2,opt,name=integrity,proto3" json:"integrity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ProgramResponse) Reset() {
 	*x = ProgramResponse{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[15]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1268,7 +1418,7 @@ func (x *ProgramResponse) String() string {
 func (*ProgramResponse) ProtoMessage() {}
 
 func (x *ProgramResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[15]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1281,7 +1431,7 @@ func (x *ProgramResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProgramResponse.ProtoReflect.Descriptor instead.
 func (*ProgramResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{15}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ProgramResponse) GetAcks() []*Ack {
@@ -1291,12 +1441,85 @@ func (x *ProgramResponse) GetAcks() []*Ack {
 	return nil
 }
 
+func (x *ProgramResponse) GetIntegrity() *Integrity {
+	if x != nil {
+		return x.Integrity
+	}
+	return nil
+}
+
+// Integrity reports whether the layer below still has the acknowledged state. Another program may delete or change objects of a
+// kernel; a data plane notices the change, repairs it, and reports both.
+type Integrity struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// False from the detection of a difference until its repair: acknowledgements of IN_EFFECT do not hold meanwhile.
+	Intact bool `protobuf:"varint,1,opt,name=intact,proto3" json:"intact,omitempty"`
+	// Description of the difference, for people.
+	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// Objects repaired since the data plane started.
+	Repairs       uint64 `protobuf:"varint,3,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Integrity) Reset() {
+	*x = Integrity{}
+	mi := &file_fare_v1_dataplane_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Integrity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Integrity) ProtoMessage() {}
+
+func (x *Integrity) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_dataplane_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Integrity.ProtoReflect.Descriptor instead.
+func (*Integrity) Descriptor() ([]byte, []int) {
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Integrity) GetIntact() bool {
+	if x != nil {
+		return x.Intact
+	}
+	return false
+}
+
+func (x *Integrity) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Integrity) GetRepairs() uint64 {
+	if x != nil {
+		return x.Repairs
+	}
+	return 0
+}
+
 type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Level AckLevel               `protobuf:"varint,2,opt,name=level,proto3,enum=fare.v1.AckLevel" json:"level,omitempty"`
-	// For REFUSED: a google.rpc code, and what to do.
-	Code          uint32 `protobuf:"varint,3,opt,name=code,proto3" json:"code,omitempty"`
+	// For REFUSED: a google.rpc code.
+	Code uint32 `protobuf:"varint,3,opt,name=code,proto3" json:"code,omitempty"`
+	// For REFUSED: the reason and the remedy; for APPROXIMATE: the member and its deviation.
 	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1304,7 +1527,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[16]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1539,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[16]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1552,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{16}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Ack) GetId() uint64 {
@@ -1368,7 +1591,7 @@ type SnapshotRequest struct {
 
 func (x *SnapshotRequest) Reset() {
 	*x = SnapshotRequest{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[17]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1603,7 @@ func (x *SnapshotRequest) String() string {
 func (*SnapshotRequest) ProtoMessage() {}
 
 func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[17]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,22 +1616,24 @@ func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{17}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{20}
 }
 
-// SnapshotResponse is a chunk; concatenated they are the state.
+// SnapshotResponse is a chunk; the concatenation of all chunks is the state.
 type SnapshotResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SubPorts      []*SubPortState        `protobuf:"bytes,1,rep,name=sub_ports,json=subPorts,proto3" json:"sub_ports,omitempty"`
-	Groups        []*Group               `protobuf:"bytes,2,rep,name=groups,proto3" json:"groups,omitempty"`
-	Destinations  []*Destination         `protobuf:"bytes,3,rep,name=destinations,proto3" json:"destinations,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	SubPorts     []*SubPortState        `protobuf:"bytes,1,rep,name=sub_ports,json=subPorts,proto3" json:"sub_ports,omitempty"`
+	Groups       []*Group               `protobuf:"bytes,2,rep,name=groups,proto3" json:"groups,omitempty"`
+	Destinations []*Destination         `protobuf:"bytes,3,rep,name=destinations,proto3" json:"destinations,omitempty"`
+	// Groups with an approximate layout, each with the message of its acknowledgement.
+	Approximate   map[uint32]string `protobuf:"bytes,4,rep,name=approximate,proto3" json:"approximate,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SnapshotResponse) Reset() {
 	*x = SnapshotResponse{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[18]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1420,7 +1645,7 @@ func (x *SnapshotResponse) String() string {
 func (*SnapshotResponse) ProtoMessage() {}
 
 func (x *SnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[18]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1433,7 +1658,7 @@ func (x *SnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotResponse.ProtoReflect.Descriptor instead.
 func (*SnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{18}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SnapshotResponse) GetSubPorts() []*SubPortState {
@@ -1457,14 +1682,21 @@ func (x *SnapshotResponse) GetDestinations() []*Destination {
 	return nil
 }
 
+func (x *SnapshotResponse) GetApproximate() map[uint32]string {
+	if x != nil {
+		return x.Approximate
+	}
+	return nil
+}
+
 type LandingRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Addresses.
 	Source      string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
 	Destination string `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
-	// Destination port of the flows, whatever their protocol.
+	// Destination port of the flows, of either protocol.
 	UdpDestinationPort uint32 `protobuf:"varint,3,opt,name=udp_destination_port,json=udpDestinationPort,proto3" json:"udp_destination_port,omitempty"`
-	// Of the flows, as IP numbers it: 17 for UDP, 6 for TCP; 0: UDP.
+	// IP protocol number of the flows: 17 for UDP, 6 for TCP; 0 means UDP.
 	Protocol      uint32 `protobuf:"varint,4,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1472,7 +1704,7 @@ type LandingRequest struct {
 
 func (x *LandingRequest) Reset() {
 	*x = LandingRequest{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[19]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1484,7 +1716,7 @@ func (x *LandingRequest) String() string {
 func (*LandingRequest) ProtoMessage() {}
 
 func (x *LandingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[19]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1497,7 +1729,7 @@ func (x *LandingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LandingRequest.ProtoReflect.Descriptor instead.
 func (*LandingRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{19}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LandingRequest) GetSource() string {
@@ -1530,10 +1762,10 @@ func (x *LandingRequest) GetProtocol() uint32 {
 
 type LandingResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Sub-ports in the order of Forwarding.
+	// Sub-ports of the source's source group, in the order of Forwarding.
 	Devices []string `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
-	// One byte for each source port from 49152 to 65535: the sub-port, counted from 1, on which its flow leaves for as
-	// long as the sub-port's weight is not 0; 0: it may move when weights change.
+	// One byte for each source port from 49152 to 65535: the sub-port, counted from 1, on which its flow leaves while
+	// the sub-port's weight is not 0. A byte of 0 means that the flow may move when weights change.
 	SubPortOfPort []byte `protobuf:"bytes,2,opt,name=sub_port_of_port,json=subPortOfPort,proto3" json:"sub_port_of_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1541,7 +1773,7 @@ type LandingResponse struct {
 
 func (x *LandingResponse) Reset() {
 	*x = LandingResponse{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[20]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1553,7 +1785,7 @@ func (x *LandingResponse) String() string {
 func (*LandingResponse) ProtoMessage() {}
 
 func (x *LandingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[20]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1566,7 +1798,7 @@ func (x *LandingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LandingResponse.ProtoReflect.Descriptor instead.
 func (*LandingResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{20}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LandingResponse) GetDevices() []string {
@@ -1585,7 +1817,7 @@ func (x *LandingResponse) GetSubPortOfPort() []byte {
 
 type CountersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Host prefix; empty: all destinations. Sub-ports are always counted whole.
+	// Host prefix, for all source groups; empty means all destinations. Counters of sub-ports always include all destinations.
 	Destination   string `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1593,7 +1825,7 @@ type CountersRequest struct {
 
 func (x *CountersRequest) Reset() {
 	*x = CountersRequest{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[21]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1605,7 +1837,7 @@ func (x *CountersRequest) String() string {
 func (*CountersRequest) ProtoMessage() {}
 
 func (x *CountersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[21]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1618,7 +1850,7 @@ func (x *CountersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CountersRequest.ProtoReflect.Descriptor instead.
 func (*CountersRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{21}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CountersRequest) GetDestination() string {
@@ -1628,7 +1860,7 @@ func (x *CountersRequest) GetDestination() string {
 	return ""
 }
 
-// CountersResponse is a chunk. Counters begin when the data plane is set up and survive its restart where State does.
+// CountersResponse is a chunk. Counters begin when the data plane is set up and survive its restart if its state does.
 type CountersResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SubPorts      []*SubPortCounters     `protobuf:"bytes,1,rep,name=sub_ports,json=subPorts,proto3" json:"sub_ports,omitempty"`
@@ -1639,7 +1871,7 @@ type CountersResponse struct {
 
 func (x *CountersResponse) Reset() {
 	*x = CountersResponse{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[22]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1883,7 @@ func (x *CountersResponse) String() string {
 func (*CountersResponse) ProtoMessage() {}
 
 func (x *CountersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[22]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1896,7 @@ func (x *CountersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CountersResponse.ProtoReflect.Descriptor instead.
 func (*CountersResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{22}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CountersResponse) GetSubPorts() []*SubPortCounters {
@@ -1685,7 +1917,7 @@ type SubPortCounters struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Plane  string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
 	Device string                 `protobuf:"bytes,2,opt,name=device,proto3" json:"device,omitempty"`
-	// Sent over it, of the flows that this data plane steers.
+	// Packets sent over the sub-port, of the flows that this data plane steers.
 	Packets       uint64 `protobuf:"varint,3,opt,name=packets,proto3" json:"packets,omitempty"`
 	Bytes         uint64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1694,7 +1926,7 @@ type SubPortCounters struct {
 
 func (x *SubPortCounters) Reset() {
 	*x = SubPortCounters{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[23]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1706,7 +1938,7 @@ func (x *SubPortCounters) String() string {
 func (*SubPortCounters) ProtoMessage() {}
 
 func (x *SubPortCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[23]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1719,7 +1951,7 @@ func (x *SubPortCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubPortCounters.ProtoReflect.Descriptor instead.
 func (*SubPortCounters) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{23}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SubPortCounters) GetPlane() string {
@@ -1750,7 +1982,7 @@ func (x *SubPortCounters) GetBytes() uint64 {
 	return 0
 }
 
-// SlotCounters counts a slot of one pair.
+// SlotCounters counts the packets of a slot of one pair.
 type SlotCounters struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Source      string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
@@ -1758,7 +1990,7 @@ type SlotCounters struct {
 	Slot        uint32                 `protobuf:"varint,3,opt,name=slot,proto3" json:"slot,omitempty"`
 	Packets     uint64                 `protobuf:"varint,4,opt,name=packets,proto3" json:"packets,omitempty"`
 	Bytes       uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// Part of the packets that left over another sub-port than the slot's, because that was down.
+	// Packets, included in the above, that left over another sub-port than the slot's because the slot's was down.
 	DivertedPackets uint64 `protobuf:"varint,6,opt,name=diverted_packets,json=divertedPackets,proto3" json:"diverted_packets,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -1766,7 +1998,7 @@ type SlotCounters struct {
 
 func (x *SlotCounters) Reset() {
 	*x = SlotCounters{}
-	mi := &file_fare_v1_dataplane_proto_msgTypes[24]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +2010,7 @@ func (x *SlotCounters) String() string {
 func (*SlotCounters) ProtoMessage() {}
 
 func (x *SlotCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_dataplane_proto_msgTypes[24]
+	mi := &file_fare_v1_dataplane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +2023,7 @@ func (x *SlotCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotCounters.ProtoReflect.Descriptor instead.
 func (*SlotCounters) Descriptor() ([]byte, []int) {
-	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{24}
+	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SlotCounters) GetSource() string {
@@ -1846,14 +2078,18 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x123\n" +
 	"\n" +
 	"forwarding\x18\x03 \x01(\v2\x13.fare.v1.ForwardingR\n" +
-	"forwarding\"\xb9\x01\n" +
+	"forwarding\"\xf4\x01\n" +
 	"\n" +
 	"Forwarding\x120\n" +
 	"\x06planes\x18\x01 \x03(\v2\x18.fare.v1.ForwardingPlaneR\x06planes\x12\x1c\n" +
 	"\tloopbacks\x18\x02 \x03(\tR\tloopbacks\x12!\n" +
 	"\x04mode\x18\x03 \x01(\x0e2\r.fare.v1.ModeR\x04mode\x12\x1b\n" +
 	"\tudp_ports\x18\x04 \x03(\rR\budpPorts\x12\x1b\n" +
-	"\ttcp_ports\x18\x05 \x03(\rR\btcpPorts\"`\n" +
+	"\ttcp_ports\x18\x05 \x03(\rR\btcpPorts\x129\n" +
+	"\rsource_groups\x18\x06 \x03(\v2\x14.fare.v1.SourceGroupR\fsourceGroups\"E\n" +
+	"\vSourceGroup\x12\x1c\n" +
+	"\tloopbacks\x18\x01 \x03(\tR\tloopbacks\x12\x18\n" +
+	"\adevices\x18\x02 \x03(\tR\adevices\"`\n" +
 	"\x0fForwardingPlane\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x127\n" +
 	"\tsub_ports\x18\x02 \x03(\v2\x1a.fare.v1.ForwardingSubPortR\bsubPorts\"\x81\x01\n" +
@@ -1890,22 +2126,26 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\toperation\x18\x01 \x01(\v2\x12.fare.v1.OperationR\toperation\x122\n" +
 	"\n" +
 	"operations\x18\x02 \x03(\v2\x12.fare.v1.OperationR\n" +
-	"operations\"\x9b\x02\n" +
+	"operations\"\xba\x02\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x122\n" +
 	"\bsub_port\x18\x02 \x01(\v2\x15.fare.v1.SubPortStateH\x00R\asubPort\x12-\n" +
 	"\tset_group\x18\x03 \x01(\v2\x0e.fare.v1.GroupH\x00R\bsetGroup\x12#\n" +
 	"\fdelete_group\x18\x04 \x01(\rH\x00R\vdeleteGroup\x12?\n" +
-	"\x0fset_destination\x18\x05 \x01(\v2\x14.fare.v1.DestinationH\x00R\x0esetDestination\x12/\n" +
-	"\x12delete_destination\x18\x06 \x01(\tH\x00R\x11deleteDestinationB\x04\n" +
-	"\x02op\"6\n" +
+	"\x0fset_destination\x18\x05 \x01(\v2\x14.fare.v1.DestinationH\x00R\x0esetDestination\x12H\n" +
+	"\x12delete_destination\x18\a \x01(\v2\x17.fare.v1.DestinationKeyH\x00R\x11deleteDestinationB\x04\n" +
+	"\x02opJ\x04\b\x06\x10\a\"@\n" +
+	"\x0eDestinationKey\x12\x16\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x16\n" +
+	"\x06source\x18\x02 \x01(\tR\x06source\"6\n" +
 	"\fSubPortState\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x0e\n" +
-	"\x02up\x18\x02 \x01(\bR\x02up\"q\n" +
+	"\x02up\x18\x02 \x01(\bR\x02up\"\x89\x01\n" +
 	"\x05Group\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12.\n" +
 	"\amembers\x18\x02 \x03(\v2\x14.fare.v1.GroupMemberR\amembers\x12(\n" +
-	"\x05slots\x18\x03 \x03(\v2\x12.fare.v1.GroupSlotR\x05slots\"S\n" +
+	"\x05slots\x18\x03 \x03(\v2\x12.fare.v1.GroupSlotR\x05slots\x12\x16\n" +
+	"\x06source\x18\x04 \x01(\tR\x06source\"S\n" +
 	"\vGroupMember\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x16\n" +
 	"\x06device\x18\x02 \x01(\tR\x06device\x12\x16\n" +
@@ -1915,27 +2155,37 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x16\n" +
 	"\x06device\x18\x03 \x01(\tR\x06device\x12\x1b\n" +
 	"\tshare_ppb\x18\x04 \x01(\rR\bsharePpb\x12*\n" +
-	"\x11drain_before_move\x18\x05 \x01(\bR\x0fdrainBeforeMove\"\x91\x01\n" +
+	"\x11drain_before_move\x18\x05 \x01(\bR\x0fdrainBeforeMove\"\xa9\x01\n" +
 	"\vDestination\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12(\n" +
 	"\x05pairs\x18\x03 \x03(\v2\x12.fare.v1.PairPortsR\x05pairs\x12*\n" +
-	"\x11drain_before_move\x18\x04 \x03(\rR\x0fdrainBeforeMove\"M\n" +
+	"\x11drain_before_move\x18\x04 \x03(\rR\x0fdrainBeforeMove\x12\x16\n" +
+	"\x06source\x18\x05 \x01(\tR\x06source\"M\n" +
 	"\tPairPorts\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12(\n" +
-	"\x10udp_source_ports\x18\x02 \x03(\rR\x0eudpSourcePorts\"3\n" +
+	"\x10udp_source_ports\x18\x02 \x03(\rR\x0eudpSourcePorts\"e\n" +
 	"\x0fProgramResponse\x12 \n" +
-	"\x04acks\x18\x01 \x03(\v2\f.fare.v1.AckR\x04acks\"l\n" +
+	"\x04acks\x18\x01 \x03(\v2\f.fare.v1.AckR\x04acks\x120\n" +
+	"\tintegrity\x18\x02 \x01(\v2\x12.fare.v1.IntegrityR\tintegrity\"W\n" +
+	"\tIntegrity\x12\x16\n" +
+	"\x06intact\x18\x01 \x01(\bR\x06intact\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12\x18\n" +
+	"\arepairs\x18\x03 \x01(\x04R\arepairs\"l\n" +
 	"\x03Ack\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12'\n" +
 	"\x05level\x18\x02 \x01(\x0e2\x11.fare.v1.AckLevelR\x05level\x12\x12\n" +
 	"\x04code\x18\x03 \x01(\rR\x04code\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\"\x11\n" +
-	"\x0fSnapshotRequest\"\xa8\x01\n" +
+	"\x0fSnapshotRequest\"\xb6\x02\n" +
 	"\x10SnapshotResponse\x122\n" +
 	"\tsub_ports\x18\x01 \x03(\v2\x15.fare.v1.SubPortStateR\bsubPorts\x12&\n" +
 	"\x06groups\x18\x02 \x03(\v2\x0e.fare.v1.GroupR\x06groups\x128\n" +
-	"\fdestinations\x18\x03 \x03(\v2\x14.fare.v1.DestinationR\fdestinations\"\x98\x01\n" +
+	"\fdestinations\x18\x03 \x03(\v2\x14.fare.v1.DestinationR\fdestinations\x12L\n" +
+	"\vapproximate\x18\x04 \x03(\v2*.fare.v1.SnapshotResponse.ApproximateEntryR\vapproximate\x1a>\n" +
+	"\x10ApproximateEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\rR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\x01\n" +
 	"\x0eLandingRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x120\n" +
@@ -1964,12 +2214,13 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x04Mode\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rMODE_PER_FLOW\x10\x01\x12\x13\n" +
-	"\x0fMODE_PER_PACKET\x10\x02*m\n" +
+	"\x0fMODE_PER_PACKET\x10\x02*\x88\x01\n" +
 	"\bAckLevel\x12\x19\n" +
 	"\x15ACK_LEVEL_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12ACK_LEVEL_ACCEPTED\x10\x01\x12\x17\n" +
 	"\x13ACK_LEVEL_IN_EFFECT\x10\x02\x12\x15\n" +
-	"\x11ACK_LEVEL_REFUSED\x10\x032\xd0\x02\n" +
+	"\x11ACK_LEVEL_REFUSED\x10\x03\x12\x19\n" +
+	"\x15ACK_LEVEL_APPROXIMATE\x10\x042\xd0\x02\n" +
 	"\x10DataplaneService\x126\n" +
 	"\x05Hello\x12\x15.fare.v1.HelloRequest\x1a\x16.fare.v1.HelloResponse\x12@\n" +
 	"\aProgram\x12\x17.fare.v1.ProgramRequest\x1a\x18.fare.v1.ProgramResponse(\x010\x01\x12A\n" +
@@ -1990,73 +2241,81 @@ func file_fare_v1_dataplane_proto_rawDescGZIP() []byte {
 }
 
 var file_fare_v1_dataplane_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_fare_v1_dataplane_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_fare_v1_dataplane_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_fare_v1_dataplane_proto_goTypes = []any{
 	(Mode)(0),                 // 0: fare.v1.Mode
 	(AckLevel)(0),             // 1: fare.v1.AckLevel
 	(*HelloRequest)(nil),      // 2: fare.v1.HelloRequest
 	(*Forwarding)(nil),        // 3: fare.v1.Forwarding
-	(*ForwardingPlane)(nil),   // 4: fare.v1.ForwardingPlane
-	(*ForwardingSubPort)(nil), // 5: fare.v1.ForwardingSubPort
-	(*HelloResponse)(nil),     // 6: fare.v1.HelloResponse
-	(*Capabilities)(nil),      // 7: fare.v1.Capabilities
-	(*FlowHash)(nil),          // 8: fare.v1.FlowHash
-	(*ProgramRequest)(nil),    // 9: fare.v1.ProgramRequest
-	(*Operation)(nil),         // 10: fare.v1.Operation
-	(*SubPortState)(nil),      // 11: fare.v1.SubPortState
-	(*Group)(nil),             // 12: fare.v1.Group
-	(*GroupMember)(nil),       // 13: fare.v1.GroupMember
-	(*GroupSlot)(nil),         // 14: fare.v1.GroupSlot
-	(*Destination)(nil),       // 15: fare.v1.Destination
-	(*PairPorts)(nil),         // 16: fare.v1.PairPorts
-	(*ProgramResponse)(nil),   // 17: fare.v1.ProgramResponse
-	(*Ack)(nil),               // 18: fare.v1.Ack
-	(*SnapshotRequest)(nil),   // 19: fare.v1.SnapshotRequest
-	(*SnapshotResponse)(nil),  // 20: fare.v1.SnapshotResponse
-	(*LandingRequest)(nil),    // 21: fare.v1.LandingRequest
-	(*LandingResponse)(nil),   // 22: fare.v1.LandingResponse
-	(*CountersRequest)(nil),   // 23: fare.v1.CountersRequest
-	(*CountersResponse)(nil),  // 24: fare.v1.CountersResponse
-	(*SubPortCounters)(nil),   // 25: fare.v1.SubPortCounters
-	(*SlotCounters)(nil),      // 26: fare.v1.SlotCounters
+	(*SourceGroup)(nil),       // 4: fare.v1.SourceGroup
+	(*ForwardingPlane)(nil),   // 5: fare.v1.ForwardingPlane
+	(*ForwardingSubPort)(nil), // 6: fare.v1.ForwardingSubPort
+	(*HelloResponse)(nil),     // 7: fare.v1.HelloResponse
+	(*Capabilities)(nil),      // 8: fare.v1.Capabilities
+	(*FlowHash)(nil),          // 9: fare.v1.FlowHash
+	(*ProgramRequest)(nil),    // 10: fare.v1.ProgramRequest
+	(*Operation)(nil),         // 11: fare.v1.Operation
+	(*DestinationKey)(nil),    // 12: fare.v1.DestinationKey
+	(*SubPortState)(nil),      // 13: fare.v1.SubPortState
+	(*Group)(nil),             // 14: fare.v1.Group
+	(*GroupMember)(nil),       // 15: fare.v1.GroupMember
+	(*GroupSlot)(nil),         // 16: fare.v1.GroupSlot
+	(*Destination)(nil),       // 17: fare.v1.Destination
+	(*PairPorts)(nil),         // 18: fare.v1.PairPorts
+	(*ProgramResponse)(nil),   // 19: fare.v1.ProgramResponse
+	(*Integrity)(nil),         // 20: fare.v1.Integrity
+	(*Ack)(nil),               // 21: fare.v1.Ack
+	(*SnapshotRequest)(nil),   // 22: fare.v1.SnapshotRequest
+	(*SnapshotResponse)(nil),  // 23: fare.v1.SnapshotResponse
+	(*LandingRequest)(nil),    // 24: fare.v1.LandingRequest
+	(*LandingResponse)(nil),   // 25: fare.v1.LandingResponse
+	(*CountersRequest)(nil),   // 26: fare.v1.CountersRequest
+	(*CountersResponse)(nil),  // 27: fare.v1.CountersResponse
+	(*SubPortCounters)(nil),   // 28: fare.v1.SubPortCounters
+	(*SlotCounters)(nil),      // 29: fare.v1.SlotCounters
+	nil,                       // 30: fare.v1.SnapshotResponse.ApproximateEntry
 }
 var file_fare_v1_dataplane_proto_depIdxs = []int32{
 	3,  // 0: fare.v1.HelloRequest.forwarding:type_name -> fare.v1.Forwarding
-	4,  // 1: fare.v1.Forwarding.planes:type_name -> fare.v1.ForwardingPlane
+	5,  // 1: fare.v1.Forwarding.planes:type_name -> fare.v1.ForwardingPlane
 	0,  // 2: fare.v1.Forwarding.mode:type_name -> fare.v1.Mode
-	5,  // 3: fare.v1.ForwardingPlane.sub_ports:type_name -> fare.v1.ForwardingSubPort
-	7,  // 4: fare.v1.HelloResponse.capabilities:type_name -> fare.v1.Capabilities
-	8,  // 5: fare.v1.Capabilities.flow_hash:type_name -> fare.v1.FlowHash
-	10, // 6: fare.v1.ProgramRequest.operation:type_name -> fare.v1.Operation
-	10, // 7: fare.v1.ProgramRequest.operations:type_name -> fare.v1.Operation
-	11, // 8: fare.v1.Operation.sub_port:type_name -> fare.v1.SubPortState
-	12, // 9: fare.v1.Operation.set_group:type_name -> fare.v1.Group
-	15, // 10: fare.v1.Operation.set_destination:type_name -> fare.v1.Destination
-	13, // 11: fare.v1.Group.members:type_name -> fare.v1.GroupMember
-	14, // 12: fare.v1.Group.slots:type_name -> fare.v1.GroupSlot
-	16, // 13: fare.v1.Destination.pairs:type_name -> fare.v1.PairPorts
-	18, // 14: fare.v1.ProgramResponse.acks:type_name -> fare.v1.Ack
-	1,  // 15: fare.v1.Ack.level:type_name -> fare.v1.AckLevel
-	11, // 16: fare.v1.SnapshotResponse.sub_ports:type_name -> fare.v1.SubPortState
-	12, // 17: fare.v1.SnapshotResponse.groups:type_name -> fare.v1.Group
-	15, // 18: fare.v1.SnapshotResponse.destinations:type_name -> fare.v1.Destination
-	25, // 19: fare.v1.CountersResponse.sub_ports:type_name -> fare.v1.SubPortCounters
-	26, // 20: fare.v1.CountersResponse.slots:type_name -> fare.v1.SlotCounters
-	2,  // 21: fare.v1.DataplaneService.Hello:input_type -> fare.v1.HelloRequest
-	9,  // 22: fare.v1.DataplaneService.Program:input_type -> fare.v1.ProgramRequest
-	19, // 23: fare.v1.DataplaneService.Snapshot:input_type -> fare.v1.SnapshotRequest
-	21, // 24: fare.v1.DataplaneService.Landing:input_type -> fare.v1.LandingRequest
-	23, // 25: fare.v1.DataplaneService.Counters:input_type -> fare.v1.CountersRequest
-	6,  // 26: fare.v1.DataplaneService.Hello:output_type -> fare.v1.HelloResponse
-	17, // 27: fare.v1.DataplaneService.Program:output_type -> fare.v1.ProgramResponse
-	20, // 28: fare.v1.DataplaneService.Snapshot:output_type -> fare.v1.SnapshotResponse
-	22, // 29: fare.v1.DataplaneService.Landing:output_type -> fare.v1.LandingResponse
-	24, // 30: fare.v1.DataplaneService.Counters:output_type -> fare.v1.CountersResponse
-	26, // [26:31] is the sub-list for method output_type
-	21, // [21:26] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	4,  // 3: fare.v1.Forwarding.source_groups:type_name -> fare.v1.SourceGroup
+	6,  // 4: fare.v1.ForwardingPlane.sub_ports:type_name -> fare.v1.ForwardingSubPort
+	8,  // 5: fare.v1.HelloResponse.capabilities:type_name -> fare.v1.Capabilities
+	9,  // 6: fare.v1.Capabilities.flow_hash:type_name -> fare.v1.FlowHash
+	11, // 7: fare.v1.ProgramRequest.operation:type_name -> fare.v1.Operation
+	11, // 8: fare.v1.ProgramRequest.operations:type_name -> fare.v1.Operation
+	13, // 9: fare.v1.Operation.sub_port:type_name -> fare.v1.SubPortState
+	14, // 10: fare.v1.Operation.set_group:type_name -> fare.v1.Group
+	17, // 11: fare.v1.Operation.set_destination:type_name -> fare.v1.Destination
+	12, // 12: fare.v1.Operation.delete_destination:type_name -> fare.v1.DestinationKey
+	15, // 13: fare.v1.Group.members:type_name -> fare.v1.GroupMember
+	16, // 14: fare.v1.Group.slots:type_name -> fare.v1.GroupSlot
+	18, // 15: fare.v1.Destination.pairs:type_name -> fare.v1.PairPorts
+	21, // 16: fare.v1.ProgramResponse.acks:type_name -> fare.v1.Ack
+	20, // 17: fare.v1.ProgramResponse.integrity:type_name -> fare.v1.Integrity
+	1,  // 18: fare.v1.Ack.level:type_name -> fare.v1.AckLevel
+	13, // 19: fare.v1.SnapshotResponse.sub_ports:type_name -> fare.v1.SubPortState
+	14, // 20: fare.v1.SnapshotResponse.groups:type_name -> fare.v1.Group
+	17, // 21: fare.v1.SnapshotResponse.destinations:type_name -> fare.v1.Destination
+	30, // 22: fare.v1.SnapshotResponse.approximate:type_name -> fare.v1.SnapshotResponse.ApproximateEntry
+	28, // 23: fare.v1.CountersResponse.sub_ports:type_name -> fare.v1.SubPortCounters
+	29, // 24: fare.v1.CountersResponse.slots:type_name -> fare.v1.SlotCounters
+	2,  // 25: fare.v1.DataplaneService.Hello:input_type -> fare.v1.HelloRequest
+	10, // 26: fare.v1.DataplaneService.Program:input_type -> fare.v1.ProgramRequest
+	22, // 27: fare.v1.DataplaneService.Snapshot:input_type -> fare.v1.SnapshotRequest
+	24, // 28: fare.v1.DataplaneService.Landing:input_type -> fare.v1.LandingRequest
+	26, // 29: fare.v1.DataplaneService.Counters:input_type -> fare.v1.CountersRequest
+	7,  // 30: fare.v1.DataplaneService.Hello:output_type -> fare.v1.HelloResponse
+	19, // 31: fare.v1.DataplaneService.Program:output_type -> fare.v1.ProgramResponse
+	23, // 32: fare.v1.DataplaneService.Snapshot:output_type -> fare.v1.SnapshotResponse
+	25, // 33: fare.v1.DataplaneService.Landing:output_type -> fare.v1.LandingResponse
+	27, // 34: fare.v1.DataplaneService.Counters:output_type -> fare.v1.CountersResponse
+	30, // [30:35] is the sub-list for method output_type
+	25, // [25:30] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_dataplane_proto_init() }
@@ -2064,7 +2323,7 @@ func file_fare_v1_dataplane_proto_init() {
 	if File_fare_v1_dataplane_proto != nil {
 		return
 	}
-	file_fare_v1_dataplane_proto_msgTypes[8].OneofWrappers = []any{
+	file_fare_v1_dataplane_proto_msgTypes[9].OneofWrappers = []any{
 		(*Operation_SubPort)(nil),
 		(*Operation_SetGroup)(nil),
 		(*Operation_DeleteGroup)(nil),
@@ -2077,7 +2336,7 @@ func file_fare_v1_dataplane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fare_v1_dataplane_proto_rawDesc), len(file_fare_v1_dataplane_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   25,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

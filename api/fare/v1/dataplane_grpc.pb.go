@@ -4,7 +4,7 @@
 // - protoc             v3.21.12
 // source: fare/v1/dataplane.proto
 
-// The contract between the control plane and whatever forwards: a kernel, a NIC, a DSA, a transport library.
+// The contract between the control plane and a data plane: a kernel, a NIC, a DSA, a transport library.
 
 package farev1
 
@@ -34,31 +34,32 @@ const (
 //
 // DataplaneService is served by the data plane; fared is its client.
 type DataplaneServiceClient interface {
-	// Hello opens the conversation: what fared will program, what the data plane can do. It is idempotent, and replaces
-	// the Forwarding of the Hello before (a next hop was learned, a sub-port was added). It never changes groups or
-	// destinations: a member whose sub-port is no longer part of Forwarding carries nothing, until its group is set again.
-	// INVALID_ARGUMENT: Forwarding makes no sense. UNIMPLEMENTED: it asks for a mode that the data plane cannot do.
+	// Hello begins the exchange: fared sends the topology that it will program, the data plane returns its capabilities. Hello is idempotent, and
+	// replaces the previous Forwarding (when a next hop was learned, or a sub-port added). It never changes groups or
+	// destinations: a member whose sub-port is no longer part of Forwarding carries no packets until its group is set again.
+	// INVALID_ARGUMENT: Forwarding is inconsistent. UNIMPLEMENTED: Forwarding asks for a mode that the data plane lacks.
 	Hello(ctx context.Context, in *HelloRequest, opts ...grpc.CallOption) (*HelloResponse, error)
-	// Program carries ordered operations one way and their acknowledgements the other. One stream at a time: a newer
+	// Program carries ordered operations in one direction and their acknowledgements in the other. There is one stream at a time: a newer
 	// stream ends the older one with ABORTED. The data plane sends its response headers as soon as the newer stream has
-	// taken over, so that a client that waits for them can read back a state which nobody else changes any more.
-	// State outlives the stream: a data plane keeps forwarding when it ends.
-	// Each operation is acknowledged ACCEPTED (valid, will be applied, in order) and then IN_EFFECT (packets obey), or
-	// once with a refusal that leaves the state as it was. A data plane may skip ACCEPTED and send IN_EFFECT alone.
-	// Acknowledgements of one level come in the order of the operations; they may be gathered, never merged.
+	// taken over, so that a client that waits for the headers can read back a state that no other client changes.
+	// State outlives the stream: a data plane keeps forwarding when the stream ends.
+	// Each operation is acknowledged as ACCEPTED (valid, will be applied, in order) and then IN_EFFECT (packets follow it), or
+	// once with a refusal that leaves the state unchanged. A data plane may skip ACCEPTED and send IN_EFFECT alone.
+	// Acknowledgements of one level come in the order of the operations. A response may contain several, but none is merged.
 	// The stream itself ends with FAILED_PRECONDITION when no Hello came first, and with INVALID_ARGUMENT when the ids do
-	// not grow: nothing could be acknowledged unambiguously any more.
+	// not grow, because acknowledgements would be ambiguous.
 	Program(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ProgramRequest, ProgramResponse], error)
-	// Snapshot reads back what is programmed, one moment of it, sorted: sub-ports by device, groups by id with members in
-	// the order of Forwarding and slots by number, destinations by address (IPv4 before IPv6).
+	// Snapshot reads back the programmed state at one moment, sorted: sub-ports by device, groups by id with members in
+	// the order of Forwarding and slots by number, destinations by source group (in the order of Forwarding), then address (IPv4
+	// before IPv6).
 	Snapshot(ctx context.Context, in *SnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotResponse], error)
-	// Landing says where the flows of a pair of addresses leave, source port by source port, for a data plane whose hash
-	// cannot be computed elsewhere (FlowHash.algorithm "ask"). It asks what forwards, so it takes milliseconds.
-	// INVALID_ARGUMENT: no addresses, or of two families; no port; another protocol. NOT_FOUND: the destination is not
-	// programmed. UNAVAILABLE: not now, because the source is no address of the host, or no sub-port can be used.
-	// UNIMPLEMENTED: flows are not placed by a hash.
+	// Landing returns the sub-port on which the flow of each source port leaves, for a pair of addresses. It serves data planes whose hash
+	// cannot be computed elsewhere (FlowHash.algorithm "ask"). It queries the forwarding layer, so it takes milliseconds.
+	// INVALID_ARGUMENT: addresses are missing or of two families, or the port is missing, or the protocol is unknown. NOT_FOUND: the destination is not
+	// programmed. UNAVAILABLE: not at present, because the source is no address of the host, or no sub-port is usable.
+	// UNIMPLEMENTED: the data plane does not place flows by a hash.
 	Landing(ctx context.Context, in *LandingRequest, opts ...grpc.CallOption) (*LandingResponse, error)
-	// Counters reads what was sent. UNIMPLEMENTED: nothing is counted.
+	// Counters reads the counters of sent packets. UNIMPLEMENTED: the data plane has none.
 	Counters(ctx context.Context, in *CountersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CountersResponse], error)
 }
 
@@ -147,31 +148,32 @@ type DataplaneService_CountersClient = grpc.ServerStreamingClient[CountersRespon
 //
 // DataplaneService is served by the data plane; fared is its client.
 type DataplaneServiceServer interface {
-	// Hello opens the conversation: what fared will program, what the data plane can do. It is idempotent, and replaces
-	// the Forwarding of the Hello before (a next hop was learned, a sub-port was added). It never changes groups or
-	// destinations: a member whose sub-port is no longer part of Forwarding carries nothing, until its group is set again.
-	// INVALID_ARGUMENT: Forwarding makes no sense. UNIMPLEMENTED: it asks for a mode that the data plane cannot do.
+	// Hello begins the exchange: fared sends the topology that it will program, the data plane returns its capabilities. Hello is idempotent, and
+	// replaces the previous Forwarding (when a next hop was learned, or a sub-port added). It never changes groups or
+	// destinations: a member whose sub-port is no longer part of Forwarding carries no packets until its group is set again.
+	// INVALID_ARGUMENT: Forwarding is inconsistent. UNIMPLEMENTED: Forwarding asks for a mode that the data plane lacks.
 	Hello(context.Context, *HelloRequest) (*HelloResponse, error)
-	// Program carries ordered operations one way and their acknowledgements the other. One stream at a time: a newer
+	// Program carries ordered operations in one direction and their acknowledgements in the other. There is one stream at a time: a newer
 	// stream ends the older one with ABORTED. The data plane sends its response headers as soon as the newer stream has
-	// taken over, so that a client that waits for them can read back a state which nobody else changes any more.
-	// State outlives the stream: a data plane keeps forwarding when it ends.
-	// Each operation is acknowledged ACCEPTED (valid, will be applied, in order) and then IN_EFFECT (packets obey), or
-	// once with a refusal that leaves the state as it was. A data plane may skip ACCEPTED and send IN_EFFECT alone.
-	// Acknowledgements of one level come in the order of the operations; they may be gathered, never merged.
+	// taken over, so that a client that waits for the headers can read back a state that no other client changes.
+	// State outlives the stream: a data plane keeps forwarding when the stream ends.
+	// Each operation is acknowledged as ACCEPTED (valid, will be applied, in order) and then IN_EFFECT (packets follow it), or
+	// once with a refusal that leaves the state unchanged. A data plane may skip ACCEPTED and send IN_EFFECT alone.
+	// Acknowledgements of one level come in the order of the operations. A response may contain several, but none is merged.
 	// The stream itself ends with FAILED_PRECONDITION when no Hello came first, and with INVALID_ARGUMENT when the ids do
-	// not grow: nothing could be acknowledged unambiguously any more.
+	// not grow, because acknowledgements would be ambiguous.
 	Program(grpc.BidiStreamingServer[ProgramRequest, ProgramResponse]) error
-	// Snapshot reads back what is programmed, one moment of it, sorted: sub-ports by device, groups by id with members in
-	// the order of Forwarding and slots by number, destinations by address (IPv4 before IPv6).
+	// Snapshot reads back the programmed state at one moment, sorted: sub-ports by device, groups by id with members in
+	// the order of Forwarding and slots by number, destinations by source group (in the order of Forwarding), then address (IPv4
+	// before IPv6).
 	Snapshot(*SnapshotRequest, grpc.ServerStreamingServer[SnapshotResponse]) error
-	// Landing says where the flows of a pair of addresses leave, source port by source port, for a data plane whose hash
-	// cannot be computed elsewhere (FlowHash.algorithm "ask"). It asks what forwards, so it takes milliseconds.
-	// INVALID_ARGUMENT: no addresses, or of two families; no port; another protocol. NOT_FOUND: the destination is not
-	// programmed. UNAVAILABLE: not now, because the source is no address of the host, or no sub-port can be used.
-	// UNIMPLEMENTED: flows are not placed by a hash.
+	// Landing returns the sub-port on which the flow of each source port leaves, for a pair of addresses. It serves data planes whose hash
+	// cannot be computed elsewhere (FlowHash.algorithm "ask"). It queries the forwarding layer, so it takes milliseconds.
+	// INVALID_ARGUMENT: addresses are missing or of two families, or the port is missing, or the protocol is unknown. NOT_FOUND: the destination is not
+	// programmed. UNAVAILABLE: not at present, because the source is no address of the host, or no sub-port is usable.
+	// UNIMPLEMENTED: the data plane does not place flows by a hash.
 	Landing(context.Context, *LandingRequest) (*LandingResponse, error)
-	// Counters reads what was sent. UNIMPLEMENTED: nothing is counted.
+	// Counters reads the counters of sent packets. UNIMPLEMENTED: the data plane has none.
 	Counters(*CountersRequest, grpc.ServerStreamingServer[CountersResponse]) error
 	mustEmbedUnimplementedDataplaneServiceServer()
 }

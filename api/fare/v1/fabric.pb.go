@@ -4,7 +4,7 @@
 // 	protoc        v3.21.12
 // source: fare/v1/fabric.proto
 
-// What the daemon sees of its fabric, and what an operator may ask of it.
+// The daemon's view of its fabric, and the operators' commands.
 
 package farev1
 
@@ -70,7 +70,7 @@ type GetStatusResponse struct {
 	AsNumber uint32 `protobuf:"varint,6,opt,name=as_number,json=asNumber,proto3" json:"as_number,omitempty"`
 	// Nanoseconds since the process started.
 	UptimeNs uint64 `protobuf:"varint,7,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
-	// False until end-of-RIB from every session, or the deadline: nothing in effect is taken away meanwhile.
+	// False until end-of-RIB from every session, or the deadline: nothing in effect is removed meanwhile.
 	Converged             bool             `protobuf:"varint,8,opt,name=converged,proto3" json:"converged,omitempty"`
 	SessionsConfigured    uint32           `protobuf:"varint,9,opt,name=sessions_configured,json=sessionsConfigured,proto3" json:"sessions_configured,omitempty"`
 	SessionsEstablished   uint32           `protobuf:"varint,10,opt,name=sessions_established,json=sessionsEstablished,proto3" json:"sessions_established,omitempty"`
@@ -78,11 +78,15 @@ type GetStatusResponse struct {
 	DestinationsReachable uint32           `protobuf:"varint,12,opt,name=destinations_reachable,json=destinationsReachable,proto3" json:"destinations_reachable,omitempty"`
 	Groups                uint32           `protobuf:"varint,13,opt,name=groups,proto3" json:"groups,omitempty"`
 	Dataplane             *DataplaneStatus `protobuf:"bytes,14,opt,name=dataplane,proto3" json:"dataplane,omitempty"`
-	// Loopbacks this speaker originates; empty for a leaf.
+	// Loopbacks that this speaker originates; empty for a leaf.
 	Loopbacks []string `protobuf:"bytes,15,rep,name=loopbacks,proto3" json:"loopbacks,omitempty"`
 	// Counters by name, sorted: guard_dropped{reason="..."} and inputs_ignored{reason="..."} since start,
 	// routes_ignored{reason="..."} now.
-	Counters      []*Counter `protobuf:"bytes,16,rep,name=counters,proto3" json:"counters,omitempty"`
+	Counters []*Counter `protobuf:"bytes,16,rep,name=counters,proto3" json:"counters,omitempty"`
+	// Targets that are drained, or on their way there or back; sorted.
+	Drains []*DrainStatus `protobuf:"bytes,17,rep,name=drains,proto3" json:"drains,omitempty"`
+	// Present faults of the fabric, by session and reason; empty if none is known.
+	Faults        []*Fault `protobuf:"bytes,18,rep,name=faults,proto3" json:"faults,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -229,6 +233,194 @@ func (x *GetStatusResponse) GetCounters() []*Counter {
 	return nil
 }
 
+func (x *GetStatusResponse) GetDrains() []*DrainStatus {
+	if x != nil {
+		return x.Drains
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetFaults() []*Fault {
+	if x != nil {
+		return x.Faults
+	}
+	return nil
+}
+
+// Fault is a present fault of the fabric. FabricEvents of kind "fault" report its begin and its end.
+type Fault struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "bandwidth-ignored": usable routes of a session whose bandwidth the weights do not follow.
+	Kind    string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Plane   string `protobuf:"bytes,2,opt,name=plane,proto3" json:"plane,omitempty"`
+	Session string `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
+	// "below-minimum", "above-maximum", "not-a-number", "negative", "infinite": the invalid community's fault. "missing-bandwidth": the
+	// routes carry no bandwidth, while other usable routes to their destinations do.
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Routes of the session with this fault, at least 1.
+	Routes uint64 `protobuf:"varint,5,opt,name=routes,proto3" json:"routes,omitempty"`
+	// The destination of one of these routes, a host prefix.
+	Example string `protobuf:"bytes,6,opt,name=example,proto3" json:"example,omitempty"`
+	// For people.
+	Remedy        string `protobuf:"bytes,7,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Fault) Reset() {
+	*x = Fault{}
+	mi := &file_fare_v1_fabric_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Fault) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Fault) ProtoMessage() {}
+
+func (x *Fault) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_fabric_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Fault.ProtoReflect.Descriptor instead.
+func (*Fault) Descriptor() ([]byte, []int) {
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Fault) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Fault) GetPlane() string {
+	if x != nil {
+		return x.Plane
+	}
+	return ""
+}
+
+func (x *Fault) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *Fault) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Fault) GetRoutes() uint64 {
+	if x != nil {
+		return x.Routes
+	}
+	return 0
+}
+
+func (x *Fault) GetExample() string {
+	if x != nil {
+		return x.Example
+	}
+	return ""
+}
+
+func (x *Fault) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
+// DrainStatus is the progress of a drain or of its reversal.
+type DrainStatus struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Target *DrainTarget           `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	// "shares": the data plane may still send over the target. "routes": the loopbacks are advertised with zero bandwidth. "withdrawing":
+	// they are withdrawn, but the connection of some session has not carried the withdrawals yet. "drained": the connection of every session that is up has
+	// carried them. "undraining": the loopbacks are advertised, shares are still zero.
+	Stage string `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
+	// In stage "shares": the number of destinations that may still leave over the target.
+	Waiting uint32 `protobuf:"varint,3,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// In stage "shares": some of these destinations, each with the reason; or the reason why the list is unknown. In stages "routes" and "withdrawing": some
+	// of the sessions whose connections have not carried the routes of the stage.
+	WaitsFor      []string `protobuf:"bytes,4,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainStatus) Reset() {
+	*x = DrainStatus{}
+	mi := &file_fare_v1_fabric_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainStatus) ProtoMessage() {}
+
+func (x *DrainStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_fabric_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainStatus.ProtoReflect.Descriptor instead.
+func (*DrainStatus) Descriptor() ([]byte, []int) {
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *DrainStatus) GetTarget() *DrainTarget {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *DrainStatus) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *DrainStatus) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *DrainStatus) GetWaitsFor() []string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return nil
+}
+
 type Counter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -239,7 +431,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[2]
+	mi := &file_fare_v1_fabric_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -251,7 +443,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[2]
+	mi := &file_fare_v1_fabric_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -264,7 +456,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{2}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Counter) GetName() string {
@@ -291,13 +483,20 @@ type DataplaneStatus struct {
 	OperationsRefused  uint64                 `protobuf:"varint,6,opt,name=operations_refused,json=operationsRefused,proto3" json:"operations_refused,omitempty"`
 	OperationsPending  uint64                 `protobuf:"varint,7,opt,name=operations_pending,json=operationsPending,proto3" json:"operations_pending,omitempty"`
 	LastError          string                 `protobuf:"bytes,8,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Present number of weight vectors with a share off by more than 1 % of itself, and of objects whose last change was refused.
+	Approximate uint64 `protobuf:"varint,9,opt,name=approximate,proto3" json:"approximate,omitempty"`
+	Refused     uint64 `protobuf:"varint,10,opt,name=refused,proto3" json:"refused,omitempty"`
+	// The acknowledged objects that the layer below lacks; nothing is in effect until their repair. Empty means intact.
+	Damage string `protobuf:"bytes,11,opt,name=damage,proto3" json:"damage,omitempty"`
+	// The data plane's counter of such repairs.
+	Repairs       uint64 `protobuf:"varint,12,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DataplaneStatus) Reset() {
 	*x = DataplaneStatus{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[3]
+	mi := &file_fare_v1_fabric_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -309,7 +508,7 @@ func (x *DataplaneStatus) String() string {
 func (*DataplaneStatus) ProtoMessage() {}
 
 func (x *DataplaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[3]
+	mi := &file_fare_v1_fabric_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -322,7 +521,7 @@ func (x *DataplaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataplaneStatus.ProtoReflect.Descriptor instead.
 func (*DataplaneStatus) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{3}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DataplaneStatus) GetConnected() bool {
@@ -381,6 +580,34 @@ func (x *DataplaneStatus) GetLastError() string {
 	return ""
 }
 
+func (x *DataplaneStatus) GetApproximate() uint64 {
+	if x != nil {
+		return x.Approximate
+	}
+	return 0
+}
+
+func (x *DataplaneStatus) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *DataplaneStatus) GetDamage() string {
+	if x != nil {
+		return x.Damage
+	}
+	return ""
+}
+
+func (x *DataplaneStatus) GetRepairs() uint64 {
+	if x != nil {
+		return x.Repairs
+	}
+	return 0
+}
+
 type ListSessionsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -389,7 +616,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[4]
+	mi := &file_fare_v1_fabric_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -401,7 +628,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[4]
+	mi := &file_fare_v1_fabric_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -414,7 +641,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{4}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{6}
 }
 
 type ListSessionsResponse struct {
@@ -427,7 +654,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[5]
+	mi := &file_fare_v1_fabric_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -439,7 +666,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[5]
+	mi := &file_fare_v1_fabric_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -452,7 +679,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{5}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListSessionsResponse) GetRevision() uint64 {
@@ -478,24 +705,25 @@ type Session struct {
 	PeerAddress  string                 `protobuf:"bytes,4,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"`
 	PeerAs       uint32                 `protobuf:"varint,5,opt,name=peer_as,json=peerAs,proto3" json:"peer_as,omitempty"`
 	PeerRouterId string                 `protobuf:"bytes,6,opt,name=peer_router_id,json=peerRouterId,proto3" json:"peer_router_id,omitempty"`
-	// "idle", "connecting", "opening", "established", "drained", "held".
+	// "idle", "connecting", "opening", "established", "draining" (established, with a drain in progress), "drained" (established, and
+	// the connection has carried the withdrawal of all routes), "held".
 	State string `protobuf:"bytes,7,opt,name=state,proto3" json:"state,omitempty"`
-	// Since when in this state, nanoseconds.
+	// Time in this state, nanoseconds.
 	StateAgeNs uint64 `protobuf:"varint,8,opt,name=state_age_ns,json=stateAgeNs,proto3" json:"state_age_ns,omitempty"`
 	Generation uint64 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Routes held now: received = used + every routes_ignored{reason="..."} of counters.
+	// Routes held now: received = used + the sum of all routes_ignored{reason="..."} of counters.
 	RoutesReceived   uint32 `protobuf:"varint,10,opt,name=routes_received,json=routesReceived,proto3" json:"routes_received,omitempty"`
 	RoutesUsed       uint32 `protobuf:"varint,11,opt,name=routes_used,json=routesUsed,proto3" json:"routes_used,omitempty"`
 	RoutesAdvertised uint32 `protobuf:"varint,12,opt,name=routes_advertised,json=routesAdvertised,proto3" json:"routes_advertised,omitempty"`
 	EndOfRib         bool   `protobuf:"varint,13,opt,name=end_of_rib,json=endOfRib,proto3" json:"end_of_rib,omitempty"`
-	// Why it is not established; the last reason it went down.
+	// The reason why the session is not established, or why it last went down.
 	Reason string `protobuf:"bytes,14,opt,name=reason,proto3" json:"reason,omitempty"`
 	// guard_dropped{reason="..."} since start, routes_ignored{reason="..."} now; sorted.
 	Counters []*Counter `protobuf:"bytes,15,rep,name=counters,proto3" json:"counters,omitempty"`
-	// BFD beside the session (RFC 5880): "down" (the peer is not heard, or has none), "init", "up", or "failed" (its sockets could
-	// not be opened); empty: not configured, or BGP is not up. Only "up" protects.
+	// BFD of the session (RFC 5880): "down" (the peer is silent, or has no BFD), "init", "up", or "failed" (its sockets could
+	// not be opened); empty if BFD is not configured, or BGP is not up. Only "up" protects the session.
 	BfdState string `protobuf:"bytes,16,opt,name=bfd_state,json=bfdState,proto3" json:"bfd_state,omitempty"`
-	// After how much silence of the peer the session is lost, nanoseconds; 0 while the peer is not heard.
+	// Silence of the peer after which the session is closed, nanoseconds; 0 while the peer is silent.
 	BfdDetectionTimeNs uint64 `protobuf:"varint,17,opt,name=bfd_detection_time_ns,json=bfdDetectionTimeNs,proto3" json:"bfd_detection_time_ns,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
@@ -503,7 +731,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[6]
+	mi := &file_fare_v1_fabric_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -515,7 +743,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[6]
+	mi := &file_fare_v1_fabric_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -528,7 +756,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{6}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Session) GetName() string {
@@ -658,7 +886,7 @@ type ListPlanesRequest struct {
 
 func (x *ListPlanesRequest) Reset() {
 	*x = ListPlanesRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[7]
+	mi := &file_fare_v1_fabric_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -670,7 +898,7 @@ func (x *ListPlanesRequest) String() string {
 func (*ListPlanesRequest) ProtoMessage() {}
 
 func (x *ListPlanesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[7]
+	mi := &file_fare_v1_fabric_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -683,7 +911,7 @@ func (x *ListPlanesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlanesRequest.ProtoReflect.Descriptor instead.
 func (*ListPlanesRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{7}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{9}
 }
 
 type ListPlanesResponse struct {
@@ -696,7 +924,7 @@ type ListPlanesResponse struct {
 
 func (x *ListPlanesResponse) Reset() {
 	*x = ListPlanesResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[8]
+	mi := &file_fare_v1_fabric_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -708,7 +936,7 @@ func (x *ListPlanesResponse) String() string {
 func (*ListPlanesResponse) ProtoMessage() {}
 
 func (x *ListPlanesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[8]
+	mi := &file_fare_v1_fabric_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -721,7 +949,7 @@ func (x *ListPlanesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlanesResponse.ProtoReflect.Descriptor instead.
 func (*ListPlanesResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{8}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListPlanesResponse) GetRevision() uint64 {
@@ -739,20 +967,23 @@ func (x *ListPlanesResponse) GetPlanes() []*Plane {
 }
 
 type Plane struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Plane   string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
-	Up      bool                   `protobuf:"varint,2,opt,name=up,proto3" json:"up,omitempty"`
-	Drained bool                   `protobuf:"varint,3,opt,name=drained,proto3" json:"drained,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Plane string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
+	Up    bool                   `protobuf:"varint,2,opt,name=up,proto3" json:"up,omitempty"`
+	// A drain of the plane is complete: see DrainStatus.stage.
+	Drained bool `protobuf:"varint,3,opt,name=drained,proto3" json:"drained,omitempty"`
 	// Sum of the sub-ports that are up, bit/s.
-	BandwidthBps  uint64     `protobuf:"varint,4,opt,name=bandwidth_bps,json=bandwidthBps,proto3" json:"bandwidth_bps,omitempty"`
-	SubPorts      []*SubPort `protobuf:"bytes,5,rep,name=sub_ports,json=subPorts,proto3" json:"sub_ports,omitempty"`
+	BandwidthBps uint64     `protobuf:"varint,4,opt,name=bandwidth_bps,json=bandwidthBps,proto3" json:"bandwidth_bps,omitempty"`
+	SubPorts     []*SubPort `protobuf:"bytes,5,rep,name=sub_ports,json=subPorts,proto3" json:"sub_ports,omitempty"`
+	// A drain of the plane is in progress, there or back.
+	Draining      bool `protobuf:"varint,6,opt,name=draining,proto3" json:"draining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Plane) Reset() {
 	*x = Plane{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[9]
+	mi := &file_fare_v1_fabric_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -764,7 +995,7 @@ func (x *Plane) String() string {
 func (*Plane) ProtoMessage() {}
 
 func (x *Plane) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[9]
+	mi := &file_fare_v1_fabric_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -777,7 +1008,7 @@ func (x *Plane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plane.ProtoReflect.Descriptor instead.
 func (*Plane) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{9}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Plane) GetPlane() string {
@@ -815,24 +1046,34 @@ func (x *Plane) GetSubPorts() []*SubPort {
 	return nil
 }
 
+func (x *Plane) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
 type SubPort struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	Device   string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
-	Carrier  bool                   `protobuf:"varint,2,opt,name=carrier,proto3" json:"carrier,omitempty"`
-	Drained  bool                   `protobuf:"varint,3,opt,name=drained,proto3" json:"drained,omitempty"`
-	SpeedBps uint64                 `protobuf:"varint,4,opt,name=speed_bps,json=speedBps,proto3" json:"speed_bps,omitempty"`
-	// Where the speed comes from: "config", "tbf", "ethtool", "pcie".
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Device  string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
+	Carrier bool                   `protobuf:"varint,2,opt,name=carrier,proto3" json:"carrier,omitempty"`
+	// See Plane.drained, for a drain of the sub-port, its plane or its leaf.
+	Drained  bool   `protobuf:"varint,3,opt,name=drained,proto3" json:"drained,omitempty"`
+	SpeedBps uint64 `protobuf:"varint,4,opt,name=speed_bps,json=speedBps,proto3" json:"speed_bps,omitempty"`
+	// Source of the speed: "config", "tbf", "ethtool", "pcie".
 	SpeedSource string `protobuf:"bytes,5,opt,name=speed_source,json=speedSource,proto3" json:"speed_source,omitempty"`
-	// Why it does not count; empty when it does.
-	Reason        string   `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
-	Sessions      []string `protobuf:"bytes,7,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	// The reason why the sub-port does not count; empty if it counts.
+	Reason   string   `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	Sessions []string `protobuf:"bytes,7,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	// See Plane.draining.
+	Draining      bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SubPort) Reset() {
 	*x = SubPort{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[10]
+	mi := &file_fare_v1_fabric_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -844,7 +1085,7 @@ func (x *SubPort) String() string {
 func (*SubPort) ProtoMessage() {}
 
 func (x *SubPort) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[10]
+	mi := &file_fare_v1_fabric_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -857,7 +1098,7 @@ func (x *SubPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubPort.ProtoReflect.Descriptor instead.
 func (*SubPort) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{10}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SubPort) GetDevice() string {
@@ -909,9 +1150,16 @@ func (x *SubPort) GetSessions() []string {
 	return nil
 }
 
+func (x *SubPort) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
 type WatchEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How many recent events to send first; at most 1,024.
+	// Number of recent events to send first; at most 1,024.
 	Recent        uint32 `protobuf:"varint,1,opt,name=recent,proto3" json:"recent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -919,7 +1167,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[11]
+	mi := &file_fare_v1_fabric_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -931,7 +1179,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[11]
+	mi := &file_fare_v1_fabric_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -944,7 +1192,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{11}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WatchEventsRequest) GetRecent() uint32 {
@@ -964,7 +1212,7 @@ type FabricEvent struct {
 	Kind    string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	Subject string `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
 	Detail  string `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
-	// Grows by one with every event of this run, from 1. A gap: the watcher was too slow, and the events between are gone.
+	// Grows by one with every event of this run, from 1. A gap means that the watcher was too slow, and that the events between are lost.
 	Sequence      uint64 `protobuf:"varint,6,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -972,7 +1220,7 @@ type FabricEvent struct {
 
 func (x *FabricEvent) Reset() {
 	*x = FabricEvent{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[12]
+	mi := &file_fare_v1_fabric_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1232,7 @@ func (x *FabricEvent) String() string {
 func (*FabricEvent) ProtoMessage() {}
 
 func (x *FabricEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[12]
+	mi := &file_fare_v1_fabric_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1245,7 @@ func (x *FabricEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FabricEvent.ProtoReflect.Descriptor instead.
 func (*FabricEvent) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{12}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *FabricEvent) GetTimeNs() uint64 {
@@ -1043,15 +1291,17 @@ func (x *FabricEvent) GetSequence() uint64 {
 }
 
 type DrainRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Target        *DrainTarget           `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Target *DrainTarget           `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	// Drain even if a destination that is reachable now would have no plane left.
+	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[13]
+	mi := &file_fare_v1_fabric_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1313,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[13]
+	mi := &file_fare_v1_fabric_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1326,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{13}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DrainRequest) GetTarget() *DrainTarget {
@@ -1084,6 +1334,13 @@ func (x *DrainRequest) GetTarget() *DrainTarget {
 		return x.Target
 	}
 	return nil
+}
+
+func (x *DrainRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 type DrainTarget struct {
@@ -1100,7 +1357,7 @@ type DrainTarget struct {
 
 func (x *DrainTarget) Reset() {
 	*x = DrainTarget{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[14]
+	mi := &file_fare_v1_fabric_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1112,7 +1369,7 @@ func (x *DrainTarget) String() string {
 func (*DrainTarget) ProtoMessage() {}
 
 func (x *DrainTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[14]
+	mi := &file_fare_v1_fabric_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1125,7 +1382,7 @@ func (x *DrainTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTarget.ProtoReflect.Descriptor instead.
 func (*DrainTarget) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{14}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DrainTarget) GetTarget() isDrainTarget_Target {
@@ -1187,16 +1444,18 @@ func (*DrainTarget_Leaf) isDrainTarget_Target() {}
 func (*DrainTarget_SubPort) isDrainTarget_Target() {}
 
 type DrainResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	Sessions      []string               `protobuf:"bytes,2,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Revision uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	Sessions []string               `protobuf:"bytes,2,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	// The target in the form of GetStatus: a leaf by its router ID.
+	Target        *DrainTarget `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[15]
+	mi := &file_fare_v1_fabric_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1467,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[15]
+	mi := &file_fare_v1_fabric_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1480,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{15}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DrainResponse) GetRevision() uint64 {
@@ -1238,6 +1497,13 @@ func (x *DrainResponse) GetSessions() []string {
 	return nil
 }
 
+func (x *DrainResponse) GetTarget() *DrainTarget {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
 type UndrainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Target        *DrainTarget           `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
@@ -1247,7 +1513,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[16]
+	mi := &file_fare_v1_fabric_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1525,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[16]
+	mi := &file_fare_v1_fabric_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1538,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{16}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *UndrainRequest) GetTarget() *DrainTarget {
@@ -1283,16 +1549,18 @@ func (x *UndrainRequest) GetTarget() *DrainTarget {
 }
 
 type UndrainResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	Sessions      []string               `protobuf:"bytes,2,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Revision uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	Sessions []string               `protobuf:"bytes,2,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	// See DrainResponse.target.
+	Target        *DrainTarget `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[17]
+	mi := &file_fare_v1_fabric_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1304,7 +1572,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[17]
+	mi := &file_fare_v1_fabric_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1317,7 +1585,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{17}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *UndrainResponse) GetRevision() uint64 {
@@ -1334,9 +1602,16 @@ func (x *UndrainResponse) GetSessions() []string {
 	return nil
 }
 
+func (x *UndrainResponse) GetTarget() *DrainTarget {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
 type ReloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only say what would change.
+	// Only report the changes.
 	DryRun        bool `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1344,7 +1619,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[18]
+	mi := &file_fare_v1_fabric_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1631,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[18]
+	mi := &file_fare_v1_fabric_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1644,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{18}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReloadRequest) GetDryRun() bool {
@@ -1381,7 +1656,7 @@ func (x *ReloadRequest) GetDryRun() bool {
 
 type ReloadResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One line a change; empty: nothing differs.
+	// One line per change; empty if there is none.
 	Changes       []string `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1389,7 +1664,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_fare_v1_fabric_proto_msgTypes[19]
+	mi := &file_fare_v1_fabric_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1401,7 +1676,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_fabric_proto_msgTypes[19]
+	mi := &file_fare_v1_fabric_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1414,7 +1689,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{19}
+	return file_fare_v1_fabric_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReloadResponse) GetChanges() []string {
@@ -1429,7 +1704,7 @@ var File_fare_v1_fabric_proto protoreflect.FileDescriptor
 const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\n" +
 	"\x14fare/v1/fabric.proto\x12\afare.v1\"\x12\n" +
-	"\x10GetStatusRequest\"\xc9\x04\n" +
+	"\x10GetStatusRequest\"\x9f\x05\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x12\n" +
@@ -1447,10 +1722,25 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x06groups\x18\r \x01(\rR\x06groups\x126\n" +
 	"\tdataplane\x18\x0e \x01(\v2\x18.fare.v1.DataplaneStatusR\tdataplane\x12\x1c\n" +
 	"\tloopbacks\x18\x0f \x03(\tR\tloopbacks\x12,\n" +
-	"\bcounters\x18\x10 \x03(\v2\x10.fare.v1.CounterR\bcounters\"3\n" +
+	"\bcounters\x18\x10 \x03(\v2\x10.fare.v1.CounterR\bcounters\x12,\n" +
+	"\x06drains\x18\x11 \x03(\v2\x14.fare.v1.DrainStatusR\x06drains\x12&\n" +
+	"\x06faults\x18\x12 \x03(\v2\x0e.fare.v1.FaultR\x06faults\"\xad\x01\n" +
+	"\x05Fault\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x18\n" +
+	"\asession\x18\x03 \x01(\tR\asession\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06routes\x18\x05 \x01(\x04R\x06routes\x12\x18\n" +
+	"\aexample\x18\x06 \x01(\tR\aexample\x12\x16\n" +
+	"\x06remedy\x18\a \x01(\tR\x06remedy\"\x88\x01\n" +
+	"\vDrainStatus\x12,\n" +
+	"\x06target\x18\x01 \x01(\v2\x14.fare.v1.DrainTargetR\x06target\x12\x14\n" +
+	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x18\n" +
+	"\awaiting\x18\x03 \x01(\rR\awaiting\x12\x1b\n" +
+	"\twaits_for\x18\x04 \x03(\tR\bwaitsFor\"3\n" +
 	"\aCounter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value\"\xb5\x02\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value\"\xa3\x03\n" +
 	"\x0fDataplaneStatus\x12\x1c\n" +
 	"\tconnected\x18\x01 \x01(\bR\tconnected\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -1460,7 +1750,12 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x12operations_refused\x18\x06 \x01(\x04R\x11operationsRefused\x12-\n" +
 	"\x12operations_pending\x18\a \x01(\x04R\x11operationsPending\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\b \x01(\tR\tlastError\"\x15\n" +
+	"last_error\x18\b \x01(\tR\tlastError\x12 \n" +
+	"\vapproximate\x18\t \x01(\x04R\vapproximate\x12\x18\n" +
+	"\arefused\x18\n" +
+	" \x01(\x04R\arefused\x12\x16\n" +
+	"\x06damage\x18\v \x01(\tR\x06damage\x12\x18\n" +
+	"\arepairs\x18\f \x01(\x04R\arepairs\"\x15\n" +
 	"\x13ListSessionsRequest\"`\n" +
 	"\x14ListSessionsResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12,\n" +
@@ -1492,13 +1787,14 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x11ListPlanesRequest\"X\n" +
 	"\x12ListPlanesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12&\n" +
-	"\x06planes\x18\x02 \x03(\v2\x0e.fare.v1.PlaneR\x06planes\"\x9b\x01\n" +
+	"\x06planes\x18\x02 \x03(\v2\x0e.fare.v1.PlaneR\x06planes\"\xb7\x01\n" +
 	"\x05Plane\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x0e\n" +
 	"\x02up\x18\x02 \x01(\bR\x02up\x12\x18\n" +
 	"\adrained\x18\x03 \x01(\bR\adrained\x12#\n" +
 	"\rbandwidth_bps\x18\x04 \x01(\x04R\fbandwidthBps\x12-\n" +
-	"\tsub_ports\x18\x05 \x03(\v2\x10.fare.v1.SubPortR\bsubPorts\"\xc9\x01\n" +
+	"\tsub_ports\x18\x05 \x03(\v2\x10.fare.v1.SubPortR\bsubPorts\x12\x1a\n" +
+	"\bdraining\x18\x06 \x01(\bR\bdraining\"\xe5\x01\n" +
 	"\aSubPort\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x18\n" +
 	"\acarrier\x18\x02 \x01(\bR\acarrier\x12\x18\n" +
@@ -1506,7 +1802,8 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\tspeed_bps\x18\x04 \x01(\x04R\bspeedBps\x12!\n" +
 	"\fspeed_source\x18\x05 \x01(\tR\vspeedSource\x12\x16\n" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x1a\n" +
-	"\bsessions\x18\a \x03(\tR\bsessions\",\n" +
+	"\bsessions\x18\a \x03(\tR\bsessions\x12\x1a\n" +
+	"\bdraining\x18\b \x01(\bR\bdraining\",\n" +
 	"\x12WatchEventsRequest\x12\x16\n" +
 	"\x06recent\x18\x01 \x01(\rR\x06recent\"\xa4\x01\n" +
 	"\vFabricEvent\x12\x17\n" +
@@ -1515,22 +1812,25 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x18\n" +
 	"\asubject\x18\x04 \x01(\tR\asubject\x12\x16\n" +
 	"\x06detail\x18\x05 \x01(\tR\x06detail\x12\x1a\n" +
-	"\bsequence\x18\x06 \x01(\x04R\bsequence\"<\n" +
+	"\bsequence\x18\x06 \x01(\x04R\bsequence\"R\n" +
 	"\fDrainRequest\x12,\n" +
-	"\x06target\x18\x01 \x01(\v2\x14.fare.v1.DrainTargetR\x06target\"b\n" +
+	"\x06target\x18\x01 \x01(\v2\x14.fare.v1.DrainTargetR\x06target\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"b\n" +
 	"\vDrainTarget\x12\x16\n" +
 	"\x05plane\x18\x01 \x01(\tH\x00R\x05plane\x12\x14\n" +
 	"\x04leaf\x18\x02 \x01(\tH\x00R\x04leaf\x12\x1b\n" +
 	"\bsub_port\x18\x03 \x01(\tH\x00R\asubPortB\b\n" +
-	"\x06target\"G\n" +
+	"\x06target\"u\n" +
 	"\rDrainResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x1a\n" +
-	"\bsessions\x18\x02 \x03(\tR\bsessions\">\n" +
+	"\bsessions\x18\x02 \x03(\tR\bsessions\x12,\n" +
+	"\x06target\x18\x03 \x01(\v2\x14.fare.v1.DrainTargetR\x06target\">\n" +
 	"\x0eUndrainRequest\x12,\n" +
-	"\x06target\x18\x01 \x01(\v2\x14.fare.v1.DrainTargetR\x06target\"I\n" +
+	"\x06target\x18\x01 \x01(\v2\x14.fare.v1.DrainTargetR\x06target\"w\n" +
 	"\x0fUndrainResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x1a\n" +
-	"\bsessions\x18\x02 \x03(\tR\bsessions\"(\n" +
+	"\bsessions\x18\x02 \x03(\tR\bsessions\x12,\n" +
+	"\x06target\x18\x03 \x01(\v2\x14.fare.v1.DrainTargetR\x06target\"(\n" +
 	"\rReloadRequest\x12\x17\n" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"*\n" +
 	"\x0eReloadResponse\x12\x18\n" +
@@ -1557,57 +1857,64 @@ func file_fare_v1_fabric_proto_rawDescGZIP() []byte {
 	return file_fare_v1_fabric_proto_rawDescData
 }
 
-var file_fare_v1_fabric_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_fare_v1_fabric_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_fare_v1_fabric_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),     // 0: fare.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),    // 1: fare.v1.GetStatusResponse
-	(*Counter)(nil),              // 2: fare.v1.Counter
-	(*DataplaneStatus)(nil),      // 3: fare.v1.DataplaneStatus
-	(*ListSessionsRequest)(nil),  // 4: fare.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil), // 5: fare.v1.ListSessionsResponse
-	(*Session)(nil),              // 6: fare.v1.Session
-	(*ListPlanesRequest)(nil),    // 7: fare.v1.ListPlanesRequest
-	(*ListPlanesResponse)(nil),   // 8: fare.v1.ListPlanesResponse
-	(*Plane)(nil),                // 9: fare.v1.Plane
-	(*SubPort)(nil),              // 10: fare.v1.SubPort
-	(*WatchEventsRequest)(nil),   // 11: fare.v1.WatchEventsRequest
-	(*FabricEvent)(nil),          // 12: fare.v1.FabricEvent
-	(*DrainRequest)(nil),         // 13: fare.v1.DrainRequest
-	(*DrainTarget)(nil),          // 14: fare.v1.DrainTarget
-	(*DrainResponse)(nil),        // 15: fare.v1.DrainResponse
-	(*UndrainRequest)(nil),       // 16: fare.v1.UndrainRequest
-	(*UndrainResponse)(nil),      // 17: fare.v1.UndrainResponse
-	(*ReloadRequest)(nil),        // 18: fare.v1.ReloadRequest
-	(*ReloadResponse)(nil),       // 19: fare.v1.ReloadResponse
+	(*Fault)(nil),                // 2: fare.v1.Fault
+	(*DrainStatus)(nil),          // 3: fare.v1.DrainStatus
+	(*Counter)(nil),              // 4: fare.v1.Counter
+	(*DataplaneStatus)(nil),      // 5: fare.v1.DataplaneStatus
+	(*ListSessionsRequest)(nil),  // 6: fare.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil), // 7: fare.v1.ListSessionsResponse
+	(*Session)(nil),              // 8: fare.v1.Session
+	(*ListPlanesRequest)(nil),    // 9: fare.v1.ListPlanesRequest
+	(*ListPlanesResponse)(nil),   // 10: fare.v1.ListPlanesResponse
+	(*Plane)(nil),                // 11: fare.v1.Plane
+	(*SubPort)(nil),              // 12: fare.v1.SubPort
+	(*WatchEventsRequest)(nil),   // 13: fare.v1.WatchEventsRequest
+	(*FabricEvent)(nil),          // 14: fare.v1.FabricEvent
+	(*DrainRequest)(nil),         // 15: fare.v1.DrainRequest
+	(*DrainTarget)(nil),          // 16: fare.v1.DrainTarget
+	(*DrainResponse)(nil),        // 17: fare.v1.DrainResponse
+	(*UndrainRequest)(nil),       // 18: fare.v1.UndrainRequest
+	(*UndrainResponse)(nil),      // 19: fare.v1.UndrainResponse
+	(*ReloadRequest)(nil),        // 20: fare.v1.ReloadRequest
+	(*ReloadResponse)(nil),       // 21: fare.v1.ReloadResponse
 }
 var file_fare_v1_fabric_proto_depIdxs = []int32{
-	3,  // 0: fare.v1.GetStatusResponse.dataplane:type_name -> fare.v1.DataplaneStatus
-	2,  // 1: fare.v1.GetStatusResponse.counters:type_name -> fare.v1.Counter
-	6,  // 2: fare.v1.ListSessionsResponse.sessions:type_name -> fare.v1.Session
-	2,  // 3: fare.v1.Session.counters:type_name -> fare.v1.Counter
-	9,  // 4: fare.v1.ListPlanesResponse.planes:type_name -> fare.v1.Plane
-	10, // 5: fare.v1.Plane.sub_ports:type_name -> fare.v1.SubPort
-	14, // 6: fare.v1.DrainRequest.target:type_name -> fare.v1.DrainTarget
-	14, // 7: fare.v1.UndrainRequest.target:type_name -> fare.v1.DrainTarget
-	0,  // 8: fare.v1.FabricService.GetStatus:input_type -> fare.v1.GetStatusRequest
-	4,  // 9: fare.v1.FabricService.ListSessions:input_type -> fare.v1.ListSessionsRequest
-	7,  // 10: fare.v1.FabricService.ListPlanes:input_type -> fare.v1.ListPlanesRequest
-	11, // 11: fare.v1.FabricService.WatchEvents:input_type -> fare.v1.WatchEventsRequest
-	13, // 12: fare.v1.FabricService.Drain:input_type -> fare.v1.DrainRequest
-	16, // 13: fare.v1.FabricService.Undrain:input_type -> fare.v1.UndrainRequest
-	18, // 14: fare.v1.FabricService.Reload:input_type -> fare.v1.ReloadRequest
-	1,  // 15: fare.v1.FabricService.GetStatus:output_type -> fare.v1.GetStatusResponse
-	5,  // 16: fare.v1.FabricService.ListSessions:output_type -> fare.v1.ListSessionsResponse
-	8,  // 17: fare.v1.FabricService.ListPlanes:output_type -> fare.v1.ListPlanesResponse
-	12, // 18: fare.v1.FabricService.WatchEvents:output_type -> fare.v1.FabricEvent
-	15, // 19: fare.v1.FabricService.Drain:output_type -> fare.v1.DrainResponse
-	17, // 20: fare.v1.FabricService.Undrain:output_type -> fare.v1.UndrainResponse
-	19, // 21: fare.v1.FabricService.Reload:output_type -> fare.v1.ReloadResponse
-	15, // [15:22] is the sub-list for method output_type
-	8,  // [8:15] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	5,  // 0: fare.v1.GetStatusResponse.dataplane:type_name -> fare.v1.DataplaneStatus
+	4,  // 1: fare.v1.GetStatusResponse.counters:type_name -> fare.v1.Counter
+	3,  // 2: fare.v1.GetStatusResponse.drains:type_name -> fare.v1.DrainStatus
+	2,  // 3: fare.v1.GetStatusResponse.faults:type_name -> fare.v1.Fault
+	16, // 4: fare.v1.DrainStatus.target:type_name -> fare.v1.DrainTarget
+	8,  // 5: fare.v1.ListSessionsResponse.sessions:type_name -> fare.v1.Session
+	4,  // 6: fare.v1.Session.counters:type_name -> fare.v1.Counter
+	11, // 7: fare.v1.ListPlanesResponse.planes:type_name -> fare.v1.Plane
+	12, // 8: fare.v1.Plane.sub_ports:type_name -> fare.v1.SubPort
+	16, // 9: fare.v1.DrainRequest.target:type_name -> fare.v1.DrainTarget
+	16, // 10: fare.v1.DrainResponse.target:type_name -> fare.v1.DrainTarget
+	16, // 11: fare.v1.UndrainRequest.target:type_name -> fare.v1.DrainTarget
+	16, // 12: fare.v1.UndrainResponse.target:type_name -> fare.v1.DrainTarget
+	0,  // 13: fare.v1.FabricService.GetStatus:input_type -> fare.v1.GetStatusRequest
+	6,  // 14: fare.v1.FabricService.ListSessions:input_type -> fare.v1.ListSessionsRequest
+	9,  // 15: fare.v1.FabricService.ListPlanes:input_type -> fare.v1.ListPlanesRequest
+	13, // 16: fare.v1.FabricService.WatchEvents:input_type -> fare.v1.WatchEventsRequest
+	15, // 17: fare.v1.FabricService.Drain:input_type -> fare.v1.DrainRequest
+	18, // 18: fare.v1.FabricService.Undrain:input_type -> fare.v1.UndrainRequest
+	20, // 19: fare.v1.FabricService.Reload:input_type -> fare.v1.ReloadRequest
+	1,  // 20: fare.v1.FabricService.GetStatus:output_type -> fare.v1.GetStatusResponse
+	7,  // 21: fare.v1.FabricService.ListSessions:output_type -> fare.v1.ListSessionsResponse
+	10, // 22: fare.v1.FabricService.ListPlanes:output_type -> fare.v1.ListPlanesResponse
+	14, // 23: fare.v1.FabricService.WatchEvents:output_type -> fare.v1.FabricEvent
+	17, // 24: fare.v1.FabricService.Drain:output_type -> fare.v1.DrainResponse
+	19, // 25: fare.v1.FabricService.Undrain:output_type -> fare.v1.UndrainResponse
+	21, // 26: fare.v1.FabricService.Reload:output_type -> fare.v1.ReloadResponse
+	20, // [20:27] is the sub-list for method output_type
+	13, // [13:20] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_fabric_proto_init() }
@@ -1615,7 +1922,7 @@ func file_fare_v1_fabric_proto_init() {
 	if File_fare_v1_fabric_proto != nil {
 		return
 	}
-	file_fare_v1_fabric_proto_msgTypes[14].OneofWrappers = []any{
+	file_fare_v1_fabric_proto_msgTypes[16].OneofWrappers = []any{
 		(*DrainTarget_Plane)(nil),
 		(*DrainTarget_Leaf)(nil),
 		(*DrainTarget_SubPort)(nil),
@@ -1626,7 +1933,7 @@ func file_fare_v1_fabric_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fare_v1_fabric_proto_rawDesc), len(file_fare_v1_fabric_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

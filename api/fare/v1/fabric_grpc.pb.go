@@ -4,7 +4,7 @@
 // - protoc             v3.21.12
 // source: fare/v1/fabric.proto
 
-// What the daemon sees of its fabric, and what an operator may ask of it.
+// The daemon's view of its fabric, and the operators' commands.
 
 package farev1
 
@@ -41,12 +41,13 @@ type FabricServiceClient interface {
 	ListPlanes(ctx context.Context, in *ListPlanesRequest, opts ...grpc.CallOption) (*ListPlanesResponse, error)
 	// WatchEvents sends the recent events, then each new one. Ends with UNAVAILABLE when the daemon stops.
 	WatchEvents(ctx context.Context, in *WatchEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FabricEvent], error)
-	// Drain takes a plane, a leaf or a sub-port out of service: its shares go to zero, and when the data plane has
-	// confirmed, the loopbacks are advertised with zero bandwidth and then withdrawn there. Draining the drained is no error.
+	// Drain takes a plane, a leaf or a sub-port out of service. Its shares go to zero; when the data plane has
+	// confirmed that, the loopbacks are advertised there with zero bandwidth and then withdrawn. DrainStatus.stage has the progress. Draining a drained target is no error.
+	// FAILED_PRECONDITION names destinations that are reachable now and would have no plane, unless force is set.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// Undrain reverses Drain: routes first, shares after.
 	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error)
-	// Reload reads the configuration file again, as SIGHUP does: applied as a difference, or refused whole.
+	// Reload reads the configuration file again, as SIGHUP does. The daemon applies the difference, or refuses the whole file.
 	Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadResponse, error)
 }
 
@@ -148,12 +149,13 @@ type FabricServiceServer interface {
 	ListPlanes(context.Context, *ListPlanesRequest) (*ListPlanesResponse, error)
 	// WatchEvents sends the recent events, then each new one. Ends with UNAVAILABLE when the daemon stops.
 	WatchEvents(*WatchEventsRequest, grpc.ServerStreamingServer[FabricEvent]) error
-	// Drain takes a plane, a leaf or a sub-port out of service: its shares go to zero, and when the data plane has
-	// confirmed, the loopbacks are advertised with zero bandwidth and then withdrawn there. Draining the drained is no error.
+	// Drain takes a plane, a leaf or a sub-port out of service. Its shares go to zero; when the data plane has
+	// confirmed that, the loopbacks are advertised there with zero bandwidth and then withdrawn. DrainStatus.stage has the progress. Draining a drained target is no error.
+	// FAILED_PRECONDITION names destinations that are reachable now and would have no plane, unless force is set.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// Undrain reverses Drain: routes first, shares after.
 	Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error)
-	// Reload reads the configuration file again, as SIGHUP does: applied as a difference, or refused whole.
+	// Reload reads the configuration file again, as SIGHUP does. The daemon applies the difference, or refuses the whole file.
 	Reload(context.Context, *ReloadRequest) (*ReloadResponse, error)
 	mustEmbedUnimplementedFabricServiceServer()
 }

@@ -4,8 +4,8 @@
 // 	protoc        v3.21.12
 // source: fare/v1/superp.proto
 
-// SUPERp's connection management: the protocol itself has none. A connection manager tells the agent of each node which
-// connections it has, then starts and ends them.
+// SUPERp's connection management: the protocol itself has none. A connection manager configures the connections of the agent of each node,
+// then starts and ends them.
 
 package farev1
 
@@ -30,7 +30,7 @@ const (
 	SuperpConnectionState_SUPERP_CONNECTION_STATE_UNSPECIFIED SuperpConnectionState = 0
 	SuperpConnectionState_SUPERP_CONNECTION_STATE_CONFIGURED  SuperpConnectionState = 1
 	SuperpConnectionState_SUPERP_CONNECTION_STATE_STARTED     SuperpConnectionState = 2
-	// A Last NULL was sent or has come, and not both have.
+	// A Last NULL was sent or received, but not both.
 	SuperpConnectionState_SUPERP_CONNECTION_STATE_ENDING SuperpConnectionState = 3
 	// Over, in order (error is empty) or not.
 	SuperpConnectionState_SUPERP_CONNECTION_STATE_ENDED SuperpConnectionState = 4
@@ -81,7 +81,7 @@ func (SuperpConnectionState) EnumDescriptor() ([]byte, []int) {
 	return file_fare_v1_superp_proto_rawDescGZIP(), []int{0}
 }
 
-// SuperpParameters are those of the SUPERp description that software can follow; 0 means the default in brackets.
+// SuperpParameters are the parameters of the SUPERp description that software can follow; 0 means the default in brackets.
 type SuperpParameters struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// UDP destination port of all nodes [4444].
@@ -92,7 +92,7 @@ type SuperpParameters struct {
 	PdlWindowSize uint32 `protobuf:"varint,3,opt,name=pdl_window_size,json=pdlWindowSize,proto3" json:"pdl_window_size,omitempty"`
 	// pdl_receive_win, packets, 1-1024 [1024].
 	PdlReceiveWin uint32 `protobuf:"varint,4,opt,name=pdl_receive_win,json=pdlReceiveWin,proto3" json:"pdl_receive_win,omitempty"`
-	// pdl_max_rtx: retransmissions of one packet that break a connection [0: only time does].
+	// pdl_max_rtx: retransmissions of one packet that break a connection [0: only a timeout does].
 	PdlMaxRtx uint32 `protobuf:"varint,5,opt,name=pdl_max_rtx,json=pdlMaxRtx,proto3" json:"pdl_max_rtx,omitempty"`
 	// tal_trans_window, transactions, 1-1024 [128].
 	TalTransWindow uint32 `protobuf:"varint,6,opt,name=tal_trans_window,json=talTransWindow,proto3" json:"tal_trans_window,omitempty"`
@@ -247,13 +247,13 @@ func (x *SuperpNode) GetAddress() string {
 // SuperpConnection is one connection: <local address, remote address, local cid, remote cid>.
 type SuperpConnection struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The agent's own address, and that of a node of the list.
+	// The agent's address, and that of a node of the list.
 	LocalAddress  string `protobuf:"bytes,1,opt,name=local_address,json=localAddress,proto3" json:"local_address,omitempty"`
 	RemoteAddress string `protobuf:"bytes,2,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
 	// 1-65535; local cids are unique in an agent.
 	LocalCid  uint32 `protobuf:"varint,3,opt,name=local_cid,json=localCid,proto3" json:"local_cid,omitempty"`
 	RemoteCid uint32 `protobuf:"varint,4,opt,name=remote_cid,json=remoteCid,proto3" json:"remote_cid,omitempty"`
-	// 0-255: IPv4's ToS, IPv6's traffic class. Software sends 0 only, and refuses others.
+	// 0-255: IPv4's ToS, IPv6's traffic class. Software sends 0 only, and refuses other values.
 	TrafficClass uint32 `protobuf:"varint,5,opt,name=traffic_class,json=trafficClass,proto3" json:"traffic_class,omitempty"`
 	// Transactions are executed in order.
 	Ordered       bool `protobuf:"varint,6,opt,name=ordered,proto3" json:"ordered,omitempty"`
@@ -335,13 +335,13 @@ func (x *SuperpConnection) GetOrdered() bool {
 
 type SuperpConfigureRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names the configuration; not 0. Start and Shutdown name it again.
+	// Identifies the configuration for Start and Shutdown; not 0.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Absent: the agent's own. Those that are given must be the agent's: sockets and windows exist already.
+	// Absent means the agent's parameters. Given parameters must equal the agent's, because sockets and windows exist already.
 	Parameters *SuperpParameters `protobuf:"bytes,2,opt,name=parameters,proto3" json:"parameters,omitempty"`
-	// All nodes, the agent's own among them.
+	// All nodes, including the agent's.
 	Nodes []*SuperpNode `protobuf:"bytes,3,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	// This agent's.
+	// The agent's connections.
 	Connections   []*SuperpConnection `protobuf:"bytes,4,rep,name=connections,proto3" json:"connections,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -523,7 +523,7 @@ func (*SuperpStartResponse) Descriptor() ([]byte, []int) {
 
 type SuperpShutdownRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 0: whatever is configured. Another one than is configured: nothing happens.
+	// 0 means any configuration. If another generation is configured, Shutdown has no effect.
 	Generation    uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	Hard          bool   `protobuf:"varint,2,opt,name=hard,proto3" json:"hard,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -648,7 +648,7 @@ func (*SuperpGetStatusRequest) Descriptor() ([]byte, []int) {
 
 type SuperpWatchStatusRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How often counters are sent, at least 10 ms; 0: only when a state changes.
+	// Interval of counters, at least 10 ms; 0 sends only changes of state.
 	IntervalNs    uint64 `protobuf:"varint,1,opt,name=interval_ns,json=intervalNs,proto3" json:"interval_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -691,10 +691,10 @@ func (x *SuperpWatchStatusRequest) GetIntervalNs() uint64 {
 	return 0
 }
 
-// SuperpStatus is one moment of an agent, connections sorted by local cid.
+// SuperpStatus is the state of an agent at one moment, connections sorted by local cid.
 type SuperpStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 0: nothing is configured.
+	// 0 means no configuration.
 	Generation  uint64                    `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	Started     bool                      `protobuf:"varint,2,opt,name=started,proto3" json:"started,omitempty"`
 	Connections []*SuperpConnectionStatus `protobuf:"bytes,3,rep,name=connections,proto3" json:"connections,omitempty"`
@@ -766,18 +766,18 @@ type SuperpConnectionStatus struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Connection *SuperpConnection      `protobuf:"bytes,1,opt,name=connection,proto3" json:"connection,omitempty"`
 	State      SuperpConnectionState  `protobuf:"varint,2,opt,name=state,proto3,enum=fare.v1.SuperpConnectionState" json:"state,omitempty"`
-	// Why it ended, unless by Shutdown.
+	// The reason why the connection ended, unless by Shutdown.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
-	// Next psn to be sent, oldest not acknowledged, next expected.
+	// Next psn to send, oldest unacknowledged, next expected.
 	NextPsn     uint32 `protobuf:"varint,4,opt,name=next_psn,json=nextPsn,proto3" json:"next_psn,omitempty"`
 	UnackedPsn  uint32 `protobuf:"varint,5,opt,name=unacked_psn,json=unackedPsn,proto3" json:"unacked_psn,omitempty"`
 	ExpectedPsn uint32 `protobuf:"varint,6,opt,name=expected_psn,json=expectedPsn,proto3" json:"expected_psn,omitempty"`
-	// Next xid here; the peer's transactions up to this one, exclusive, are complete.
+	// Next local xid; the peer's transactions up to this one, exclusive, are complete.
 	NextXid uint32 `protobuf:"varint,7,opt,name=next_xid,json=nextXid,proto3" json:"next_xid,omitempty"`
 	PeerXid uint32 `protobuf:"varint,8,opt,name=peer_xid,json=peerXid,proto3" json:"peer_xid,omitempty"`
-	// Operations that have been posted and have not completed.
+	// Operations posted and not completed.
 	Outstanding uint32 `protobuf:"varint,9,opt,name=outstanding,proto3" json:"outstanding,omitempty"`
-	// Payload bytes, of first transmissions and of others.
+	// Payload bytes, of first transmissions and of retransmissions.
 	SentBytes      uint64 `protobuf:"varint,10,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
 	SentAgainBytes uint64 `protobuf:"varint,11,opt,name=sent_again_bytes,json=sentAgainBytes,proto3" json:"sent_again_bytes,omitempty"`
 	unknownFields  protoimpl.UnknownFields

@@ -4,8 +4,8 @@
 // - protoc             v3.21.12
 // source: fare/v1/superp.proto
 
-// SUPERp's connection management: the protocol itself has none. A connection manager tells the agent of each node which
-// connections it has, then starts and ends them.
+// SUPERp's connection management: the protocol itself has none. A connection manager configures the connections of the agent of each node,
+// then starts and ends them.
 
 package farev1
 
@@ -36,25 +36,25 @@ const (
 // SuperpAgent is served by the process that owns the connections of one SUPERp instance (one address); a connection
 // manager is its client.
 //
-//	CONFIGURE  nothing -> configured: the connections exist, and take packets of their peers
-//	START      configured -> started: operations may be posted
-//	SHUTDOWN   anything -> nothing: soft finishes what is outstanding, hard fails it
+// CONFIGURE  absent -> configured: the connections exist, and accept packets of their peers
+// START      configured -> started: operations may be posted
+// SHUTDOWN   any state -> absent: soft finishes outstanding operations, hard fails them
 //
-// The manager configures every agent before it starts the first, so no packet finds its connection missing.
+// The manager configures every agent before it starts the first, so no packet arrives at a missing connection.
 type SuperpAgentClient interface {
-	// Configure replaces the configuration, whole or not at all. INVALID_ARGUMENT names every field that is wrong;
+	// Configure replaces the configuration, whole or not at all. INVALID_ARGUMENT names every invalid field.
 	// FAILED_PRECONDITION: connections of an earlier configuration exist (Shutdown ends them).
 	Configure(ctx context.Context, in *SuperpConfigureRequest, opts ...grpc.CallOption) (*SuperpConfigureResponse, error)
-	// Start lets the connections carry operations. FAILED_PRECONDITION: nothing is configured, or another generation.
+	// Start lets the connections carry operations. FAILED_PRECONDITION: there is no configuration, or another generation.
 	// Idempotent.
 	Start(ctx context.Context, in *SuperpStartRequest, opts ...grpc.CallOption) (*SuperpStartResponse, error)
-	// Shutdown ends all connections. Soft answers when of each both ends have said Last NULL and nothing is outstanding, or it has failed, or
-	// with DEADLINE_EXCEEDED when the caller waits no longer; connections that are not over then go on ending. Hard
+	// Shutdown ends all connections. Soft answers when every connection is over: both ends have sent Last NULL and no operation is outstanding, or the connection has failed.
+	// If the caller's deadline comes first soft answers DEADLINE_EXCEEDED, and the remaining connections continue to end. Hard
 	// answers at once. Idempotent.
 	Shutdown(ctx context.Context, in *SuperpShutdownRequest, opts ...grpc.CallOption) (*SuperpShutdownResponse, error)
 	// GetStatus reads the state of every connection.
 	GetStatus(ctx context.Context, in *SuperpGetStatusRequest, opts ...grpc.CallOption) (*SuperpStatus, error)
-	// WatchStatus sends the status, then again whenever a connection changes its state, and every interval.
+	// WatchStatus sends the status, then again on every change of a connection's state, and every interval.
 	WatchStatus(ctx context.Context, in *SuperpWatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SuperpStatus], error)
 }
 
@@ -132,25 +132,25 @@ type SuperpAgent_WatchStatusClient = grpc.ServerStreamingClient[SuperpStatus]
 // SuperpAgent is served by the process that owns the connections of one SUPERp instance (one address); a connection
 // manager is its client.
 //
-//	CONFIGURE  nothing -> configured: the connections exist, and take packets of their peers
-//	START      configured -> started: operations may be posted
-//	SHUTDOWN   anything -> nothing: soft finishes what is outstanding, hard fails it
+// CONFIGURE  absent -> configured: the connections exist, and accept packets of their peers
+// START      configured -> started: operations may be posted
+// SHUTDOWN   any state -> absent: soft finishes outstanding operations, hard fails them
 //
-// The manager configures every agent before it starts the first, so no packet finds its connection missing.
+// The manager configures every agent before it starts the first, so no packet arrives at a missing connection.
 type SuperpAgentServer interface {
-	// Configure replaces the configuration, whole or not at all. INVALID_ARGUMENT names every field that is wrong;
+	// Configure replaces the configuration, whole or not at all. INVALID_ARGUMENT names every invalid field.
 	// FAILED_PRECONDITION: connections of an earlier configuration exist (Shutdown ends them).
 	Configure(context.Context, *SuperpConfigureRequest) (*SuperpConfigureResponse, error)
-	// Start lets the connections carry operations. FAILED_PRECONDITION: nothing is configured, or another generation.
+	// Start lets the connections carry operations. FAILED_PRECONDITION: there is no configuration, or another generation.
 	// Idempotent.
 	Start(context.Context, *SuperpStartRequest) (*SuperpStartResponse, error)
-	// Shutdown ends all connections. Soft answers when of each both ends have said Last NULL and nothing is outstanding, or it has failed, or
-	// with DEADLINE_EXCEEDED when the caller waits no longer; connections that are not over then go on ending. Hard
+	// Shutdown ends all connections. Soft answers when every connection is over: both ends have sent Last NULL and no operation is outstanding, or the connection has failed.
+	// If the caller's deadline comes first soft answers DEADLINE_EXCEEDED, and the remaining connections continue to end. Hard
 	// answers at once. Idempotent.
 	Shutdown(context.Context, *SuperpShutdownRequest) (*SuperpShutdownResponse, error)
 	// GetStatus reads the state of every connection.
 	GetStatus(context.Context, *SuperpGetStatusRequest) (*SuperpStatus, error)
-	// WatchStatus sends the status, then again whenever a connection changes its state, and every interval.
+	// WatchStatus sends the status, then again on every change of a connection's state, and every interval.
 	WatchStatus(*SuperpWatchStatusRequest, grpc.ServerStreamingServer[SuperpStatus]) error
 	mustEmbedUnimplementedSuperpAgentServer()
 }

@@ -4,13 +4,13 @@
 // 	protoc        v3.21.12
 // source: fare/v1/traffic.proto
 
-// Traffic: generating and verifying traffic between loopbacks, over software transports whose queue pairs take their slots from
+// Traffic: generation and verification of traffic between loopbacks, over software transports whose queue pairs take their slots from
 // fared. Nodes serve it, a coordinator (fared traffic run) calls it.
 //
-// Words: data of a pair flows from its source to its destination, whoever starts the operations; a rank is a loopback's place among
-// all of a run; a message is one work request.
+// Words: data of a pair flows from its source to its destination, independent of the end that starts the operations; a rank is a loopback's position among
+// all loopbacks of a run; a message is one work request.
 //
-// Units stand in field names: _bps is bit/s, _ns is nanoseconds, _ppb is parts per billion (10^-9).
+// Field names end with their unit: _bps is bit/s, _ns is nanoseconds, _ppb is parts per billion (10^-9).
 
 package farev1
 
@@ -29,12 +29,12 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// TrafficOp is how a message is carried.
+// TrafficOp is the operation that carries a message.
 type TrafficOp int32
 
 const (
 	TrafficOp_TRAFFIC_OP_UNSPECIFIED TrafficOp = 0
-	// RDMA WRITE; once it has completed a SEND says so to the destination.
+	// RDMA WRITE; after its completion a SEND notifies the destination.
 	TrafficOp_TRAFFIC_OP_WRITE TrafficOp = 1
 	// RDMA WRITE with immediate.
 	TrafficOp_TRAFFIC_OP_WRITE_IMMEDIATE TrafficOp = 2
@@ -129,7 +129,7 @@ type DescribeTrafficResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The node's loopbacks, as addresses, in the order of its command line.
 	Loopbacks []string `protobuf:"bytes,1,rep,name=loopbacks,proto3" json:"loopbacks,omitempty"`
-	// Of the first transport, which carries every plane that is not named otherwise: "roce", "superp", "tcp" or "nupa".
+	// Transport of all planes without a specific one: "roce", "superp", "tcp" or "nupa".
 	Transport     string `protobuf:"bytes,2,opt,name=transport,proto3" json:"transport,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -187,11 +187,11 @@ type TrafficPair struct {
 	// Loopbacks, as addresses. Data flows from source to destination.
 	Source      string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
 	Destination string `protobuf:"bytes,3,opt,name=destination,proto3" json:"destination,omitempty"`
-	// All-reduce ring: the pair that ends at this one's source; its data is waited for. Meaningful when step_messages is not 0.
+	// All-reduce ring: the pair that ends at this pair's source, whose data this pair waits for. Meaningful if step_messages is not 0.
 	After uint32 `protobuf:"varint,4,opt,name=after,proto3" json:"after,omitempty"`
-	// Messages of a step. Those of step k (from 0) are sent when all messages of step k-1 have come in over the pair named by after.
+	// Messages of a step. Those of step k (from 0) are sent when all messages of step k-1 have arrived over the pair in after.
 	StepMessages uint64 `protobuf:"varint,5,opt,name=step_messages,json=stepMessages,proto3" json:"step_messages,omitempty"`
-	// All-reduce ring: how many ranks it has, at least 2, and which of them the source is.
+	// All-reduce ring: its number of ranks, at least 2, and the rank of the source.
 	RingRanks     uint32 `protobuf:"varint,6,opt,name=ring_ranks,json=ringRanks,proto3" json:"ring_ranks,omitempty"`
 	RingRank      uint32 `protobuf:"varint,7,opt,name=ring_rank,json=ringRank,proto3" json:"ring_rank,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -279,26 +279,26 @@ func (x *TrafficPair) GetRingRank() uint32 {
 
 type PrepareTraffic struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Chosen at random by the coordinator; endpoints of one run know each other by it.
+	// Chosen at random by the coordinator; identifies the run to its endpoints.
 	Run uint64 `protobuf:"fixed64,1,opt,name=run,proto3" json:"run,omitempty"`
-	// What the content of messages is made of.
+	// Seed of the content of messages.
 	Seed     uint64         `protobuf:"varint,2,opt,name=seed,proto3" json:"seed,omitempty"`
 	Op       TrafficOp      `protobuf:"varint,3,opt,name=op,proto3,enum=fare.v1.TrafficOp" json:"op,omitempty"`
 	Ordering MemoryOrdering `protobuf:"varint,4,opt,name=ordering,proto3,enum=fare.v1.MemoryOrdering" json:"ordering,omitempty"`
 	// Bytes of a message: 1 to 64 MiB.
 	MessageBytes uint64 `protobuf:"varint,5,opt,name=message_bytes,json=messageBytes,proto3" json:"message_bytes,omitempty"`
-	// Messages of a pair under way at a time: 1 to 8,192.
+	// Outstanding messages of a pair: 1 to 8,192.
 	Outstanding uint32 `protobuf:"varint,6,opt,name=outstanding,proto3" json:"outstanding,omitempty"`
-	// Messages of each pair; 0: as many as go in duration_ns.
+	// Messages of each pair; 0 means as many as possible in duration_ns.
 	Messages   uint64 `protobuf:"varint,7,opt,name=messages,proto3" json:"messages,omitempty"`
 	DurationNs uint64 `protobuf:"varint,8,opt,name=duration_ns,json=durationNs,proto3" json:"duration_ns,omitempty"`
-	// How often a sample is sent: at least 1 ms.
+	// Interval of samples: at least 1 ms.
 	IntervalNs uint64 `protobuf:"varint,9,opt,name=interval_ns,json=intervalNs,proto3" json:"interval_ns,omitempty"`
-	// A pair that makes no progress for so long has failed.
+	// A pair without progress for this time has failed.
 	StallNs uint64 `protobuf:"varint,10,opt,name=stall_ns,json=stallNs,proto3" json:"stall_ns,omitempty"`
-	// How long a destination waits for messages that are missing after finish.
+	// Time for which a destination waits for missing messages after finish.
 	DrainNs uint64 `protobuf:"varint,11,opt,name=drain_ns,json=drainNs,proto3" json:"drain_ns,omitempty"`
-	// Those that begin or end at this node.
+	// The pairs that begin or end at this node.
 	Pairs         []*TrafficPair `protobuf:"bytes,12,rep,name=pairs,proto3" json:"pairs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -604,10 +604,10 @@ func (*StartTraffic) Descriptor() ([]byte, []int) {
 	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{6}
 }
 
-// FinishTraffic tells destinations how many messages were posted to them.
+// FinishTraffic has the numbers of posted messages, for their destinations.
 type FinishTraffic struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of the node's pairs; a pair that is not named has none.
+	// Of the node's pairs; an absent pair has none.
 	Posted        []*TrafficPosted `protobuf:"bytes,1,rep,name=posted,proto3" json:"posted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -904,14 +904,14 @@ func (*TrafficConnected) Descriptor() ([]byte, []int) {
 	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{11}
 }
 
-// TrafficSample is what happened at a node in a span of time since start, by the node's clock.
+// TrafficSample has a node's transfers in a span of time since start, by the node's clock.
 type TrafficSample struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	FromNs uint64                 `protobuf:"varint,1,opt,name=from_ns,json=fromNs,proto3" json:"from_ns,omitempty"`
 	ToNs   uint64                 `protobuf:"varint,2,opt,name=to_ns,json=toNs,proto3" json:"to_ns,omitempty"`
-	// Verified bytes that came in, of pairs that end at the node and had some.
+	// Verified bytes that arrived, of pairs that end at the node and had any.
 	Pairs []*TrafficPairBytes `protobuf:"bytes,3,rep,name=pairs,proto3" json:"pairs,omitempty"`
-	// What the node's slots have carried.
+	// Bytes that the node's slots have carried.
 	Planes        []*TrafficPlaneBytes `protobuf:"bytes,4,rep,name=planes,proto3" json:"planes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1088,7 +1088,7 @@ func (x *TrafficPlaneBytes) GetAgain() uint64 {
 	return 0
 }
 
-// TrafficSent says that the node has no more work requests to post and that those it has posted have completed.
+// TrafficSent means that the node has no more work requests to post and that all posted requests have completed.
 type TrafficSent struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Posted        []*TrafficPosted       `protobuf:"bytes,1,rep,name=posted,proto3" json:"posted,omitempty"`
@@ -1186,30 +1186,30 @@ func (x *TrafficResult) GetCounters() []*TrafficCounter {
 	return nil
 }
 
-// TrafficEnd is one end of a pair, as it was at the end of the run.
+// TrafficEnd is the state of one end of a pair at the end of the run.
 type TrafficEnd struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Pair  uint32                 `protobuf:"varint,1,opt,name=pair,proto3" json:"pair,omitempty"`
-	// The end that data comes to; else the one that it goes from.
+	// True for the end that receives data, false for the end that sends it.
 	Destination bool `protobuf:"varint,2,opt,name=destination,proto3" json:"destination,omitempty"`
 	// Messages: posted by the end that starts operations; arrived (each counted once) and bytes by the destination.
 	Posted  uint64 `protobuf:"varint,3,opt,name=posted,proto3" json:"posted,omitempty"`
 	Arrived uint64 `protobuf:"varint,4,opt,name=arrived,proto3" json:"arrived,omitempty"`
 	Bytes   uint64 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// Destination: what was wrong.
+	// Destination: the errors.
 	Duplicated uint64 `protobuf:"varint,6,opt,name=duplicated,proto3" json:"duplicated,omitempty"`
 	Reordered  uint64 `protobuf:"varint,7,opt,name=reordered,proto3" json:"reordered,omitempty"`
 	WrongBytes uint64 `protobuf:"varint,8,opt,name=wrong_bytes,json=wrongBytes,proto3" json:"wrong_bytes,omitempty"`
 	// CRC32C of all messages in the order of posting (source) or arrival (destination).
 	Crc32C uint32 `protobuf:"fixed32,9,opt,name=crc32c,proto3" json:"crc32c,omitempty"`
-	// Destination: when the last message was verified, since start.
+	// Destination: time of verification of the last message, since start.
 	LastNs uint64 `protobuf:"varint,10,opt,name=last_ns,json=lastNs,proto3" json:"last_ns,omitempty"`
-	// Latencies, by the end that starts operations: how many messages fell into each bucket of package traffic's histogram.
+	// Latencies, from the end that starts operations: number of messages in each bucket of package traffic's histogram.
 	Latency      []*TrafficBucket `protobuf:"bytes,11,rep,name=latency,proto3" json:"latency,omitempty"`
 	LatencyMaxNs uint64           `protobuf:"varint,12,opt,name=latency_max_ns,json=latencyMaxNs,proto3" json:"latency_max_ns,omitempty"`
-	// By slot: what went by the planes.
+	// Bytes by slot.
 	Slots []*TrafficSlot `protobuf:"bytes,13,rep,name=slots,proto3" json:"slots,omitempty"`
-	// Why the end failed; empty: it did not.
+	// The reason why the end failed; empty if it did not.
 	Error         string `protobuf:"bytes,14,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1401,8 +1401,11 @@ type TrafficSlot struct {
 	Plane string                 `protobuf:"bytes,2,opt,name=plane,proto3" json:"plane,omitempty"`
 	Sent  uint64                 `protobuf:"varint,3,opt,name=sent,proto3" json:"sent,omitempty"`
 	Again uint64                 `protobuf:"varint,4,opt,name=again,proto3" json:"again,omitempty"`
-	// What shares gave it of the operations that this end started.
-	Due           uint64 `protobuf:"varint,5,opt,name=due,proto3" json:"due,omitempty"`
+	// Bytes due by shares, of the operations that this end started.
+	Due uint64 `protobuf:"varint,5,opt,name=due,proto3" json:"due,omitempty"`
+	// Times that the slot had data in flight and no acknowledgement for 100 ms (rdma.Timing.Stall). New operations used other slots until the
+	// next acknowledgement.
+	Stalls        uint64 `protobuf:"varint,6,opt,name=stalls,proto3" json:"stalls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1472,11 +1475,18 @@ func (x *TrafficSlot) GetDue() uint64 {
 	return 0
 }
 
-// TrafficCounter is a transport's counter, counted from the beginning of the run.
+func (x *TrafficSlot) GetStalls() uint64 {
+	if x != nil {
+		return x.Stalls
+	}
+	return 0
+}
+
+// TrafficCounter is a transport's counter since the beginning of the run.
 type TrafficCounter struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Loopback string                 `protobuf:"bytes,1,opt,name=loopback,proto3" json:"loopback,omitempty"`
-	// "rdma": the device's own.
+	// "rdma" for counters of the device itself.
 	Transport     string `protobuf:"bytes,2,opt,name=transport,proto3" json:"transport,omitempty"`
 	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	Value         uint64 `protobuf:"varint,4,opt,name=value,proto3" json:"value,omitempty"`
@@ -1542,10 +1552,10 @@ func (x *TrafficCounter) GetValue() uint64 {
 	return 0
 }
 
-// TrafficReport is what `fared traffic run -o json` and `fared traffic local -o json` print.
+// TrafficReport is the output of `fared traffic run -o json` and `fared traffic local -o json`.
 type TrafficReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Nothing was lost, duplicated or wrong, and there were no errors.
+	// No message was lost, duplicated or wrong, and there were no errors.
 	Ok bool `protobuf:"varint,1,opt,name=ok,proto3" json:"ok,omitempty"`
 	// "all-to-all", "incast", "ring" or "p2p".
 	Pattern string `protobuf:"bytes,2,opt,name=pattern,proto3" json:"pattern,omitempty"`
@@ -1553,7 +1563,7 @@ type TrafficReport struct {
 	Op string `protobuf:"bytes,3,opt,name=op,proto3" json:"op,omitempty"`
 	// "weak", "partial" or "strong".
 	Ordering string `protobuf:"bytes,4,opt,name=ordering,proto3" json:"ordering,omitempty"`
-	// Of the nodes, the first one's first.
+	// Transports of the nodes, the first node's first.
 	Transport    string `protobuf:"bytes,5,opt,name=transport,proto3" json:"transport,omitempty"`
 	MessageBytes uint64 `protobuf:"varint,6,opt,name=message_bytes,json=messageBytes,proto3" json:"message_bytes,omitempty"`
 	Outstanding  uint32 `protobuf:"varint,7,opt,name=outstanding,proto3" json:"outstanding,omitempty"`
@@ -1566,11 +1576,11 @@ type TrafficReport struct {
 	Pairs []*TrafficPairReport `protobuf:"bytes,12,rep,name=pairs,proto3" json:"pairs,omitempty"`
 	// By name.
 	Planes []*TrafficPlaneReport `protobuf:"bytes,13,rep,name=planes,proto3" json:"planes,omitempty"`
-	// Of all nodes, by interval from start. The last one may be cut short by the end of the run.
+	// Of all nodes, by interval from start. The end of the run may shorten the last interval.
 	Series []*TrafficInterval `protobuf:"bytes,14,rep,name=series,proto3" json:"series,omitempty"`
 	// By loopback, transport and name.
 	Counters []*TrafficCounter `protobuf:"bytes,15,rep,name=counters,proto3" json:"counters,omitempty"`
-	// Why the run is not ok, for people; empty when it is.
+	// The reasons why the run is not ok, for people; empty if it is.
 	Errors        []string `protobuf:"bytes,16,rep,name=errors,proto3" json:"errors,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1718,7 +1728,7 @@ func (x *TrafficReport) GetErrors() []string {
 	return nil
 }
 
-// TrafficFigures are what a pair, or all of them, came to.
+// TrafficFigures are the results of a pair, or of all pairs.
 type TrafficFigures struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Verified.
@@ -1726,17 +1736,17 @@ type TrafficFigures struct {
 	Messages uint64 `protobuf:"varint,2,opt,name=messages,proto3" json:"messages,omitempty"`
 	// Posted and never arrived.
 	Lost uint64 `protobuf:"varint,3,opt,name=lost,proto3" json:"lost,omitempty"`
-	// Arrived more than once; each time after the first counts.
+	// Arrived more than once; each arrival after the first counts.
 	Duplicated uint64 `protobuf:"varint,4,opt,name=duplicated,proto3" json:"duplicated,omitempty"`
 	// Arrived after a message that was posted later.
 	Reordered uint64 `protobuf:"varint,5,opt,name=reordered,proto3" json:"reordered,omitempty"`
-	// Bytes that are not what was sent.
+	// Bytes that differ from the sent ones.
 	WrongBytes uint64 `protobuf:"varint,6,opt,name=wrong_bytes,json=wrongBytes,proto3" json:"wrong_bytes,omitempty"`
 	// Ends that failed.
 	Errors uint64 `protobuf:"varint,7,opt,name=errors,proto3" json:"errors,omitempty"`
-	// bytes over the time from start until the last message of it was verified.
+	// bytes divided by the time from start until the last message was verified.
 	GoodputBps uint64 `protobuf:"varint,8,opt,name=goodput_bps,json=goodputBps,proto3" json:"goodput_bps,omitempty"`
-	// Over whole intervals from start to that time; all 0 when there was none.
+	// Over whole intervals from start to that time; all 0 without a whole interval.
 	GoodputMinBps    uint64          `protobuf:"varint,9,opt,name=goodput_min_bps,json=goodputMinBps,proto3" json:"goodput_min_bps,omitempty"`
 	GoodputMedianBps uint64          `protobuf:"varint,10,opt,name=goodput_median_bps,json=goodputMedianBps,proto3" json:"goodput_median_bps,omitempty"`
 	GoodputMaxBps    uint64          `protobuf:"varint,11,opt,name=goodput_max_bps,json=goodputMaxBps,proto3" json:"goodput_max_bps,omitempty"`
@@ -1942,10 +1952,10 @@ type TrafficPairReport struct {
 	Source      string                 `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
 	Destination string                 `protobuf:"bytes,3,opt,name=destination,proto3" json:"destination,omitempty"`
 	Figures     *TrafficFigures        `protobuf:"bytes,4,opt,name=figures,proto3" json:"figures,omitempty"`
-	// CRC32C, in hexadecimal, of all messages as they were posted and as they arrived. READ has nothing to say of the former.
+	// CRC32C, in hexadecimal, of all messages as posted and as arrived. READ has none for the posted messages.
 	PostedCrc32C  string `protobuf:"bytes,5,opt,name=posted_crc32c,json=postedCrc32c,proto3" json:"posted_crc32c,omitempty"`
 	ArrivedCrc32C string `protobuf:"bytes,6,opt,name=arrived_crc32c,json=arrivedCrc32c,proto3" json:"arrived_crc32c,omitempty"`
-	// Of the source's and of the destination's end; empty: neither failed.
+	// Of the source's and of the destination's end; empty if neither failed.
 	Errors        []string `protobuf:"bytes,7,rep,name=errors,proto3" json:"errors,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2030,19 +2040,21 @@ func (x *TrafficPairReport) GetErrors() []string {
 	return nil
 }
 
-// TrafficPlaneReport is what went by a plane, of all pairs.
+// TrafficPlaneReport has the bytes of a plane, of all pairs.
 type TrafficPlaneReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Plane string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
 	// Payload bytes of first transmissions, and of retransmissions.
 	Sent  uint64 `protobuf:"varint,2,opt,name=sent,proto3" json:"sent,omitempty"`
 	Again uint64 `protobuf:"varint,3,opt,name=again,proto3" json:"again,omitempty"`
-	// Payload bytes that shares gave it.
+	// Payload bytes due by shares.
 	Due uint64 `protobuf:"varint,4,opt,name=due,proto3" json:"due,omitempty"`
-	// Parts of all planes' sent and due, and by how much the former is more than the latter.
-	SentPpb       uint64 `protobuf:"varint,5,opt,name=sent_ppb,json=sentPpb,proto3" json:"sent_ppb,omitempty"`
-	DuePpb        uint64 `protobuf:"varint,6,opt,name=due_ppb,json=duePpb,proto3" json:"due_ppb,omitempty"`
-	DeviationPpb  int64  `protobuf:"varint,7,opt,name=deviation_ppb,json=deviationPpb,proto3" json:"deviation_ppb,omitempty"`
+	// Parts of all planes' sent and due, and the first minus the second.
+	SentPpb      uint64 `protobuf:"varint,5,opt,name=sent_ppb,json=sentPpb,proto3" json:"sent_ppb,omitempty"`
+	DuePpb       uint64 `protobuf:"varint,6,opt,name=due_ppb,json=duePpb,proto3" json:"due_ppb,omitempty"`
+	DeviationPpb int64  `protobuf:"varint,7,opt,name=deviation_ppb,json=deviationPpb,proto3" json:"deviation_ppb,omitempty"`
+	// Stalls of the plane's slots, at the sending ends.
+	Stalls        uint64 `protobuf:"varint,8,opt,name=stalls,proto3" json:"stalls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2122,6 +2134,13 @@ func (x *TrafficPlaneReport) GetDuePpb() uint64 {
 func (x *TrafficPlaneReport) GetDeviationPpb() int64 {
 	if x != nil {
 		return x.DeviationPpb
+	}
+	return 0
+}
+
+func (x *TrafficPlaneReport) GetStalls() uint64 {
+	if x != nil {
+		return x.Stalls
 	}
 	return 0
 }
@@ -2351,13 +2370,14 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	"\x05error\x18\x0e \x01(\tR\x05error\"=\n" +
 	"\rTrafficBucket\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\rR\x06bucket\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x04R\x05count\"s\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"\x8b\x01\n" +
 	"\vTrafficSlot\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x14\n" +
 	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x12\n" +
 	"\x04sent\x18\x03 \x01(\x04R\x04sent\x12\x14\n" +
 	"\x05again\x18\x04 \x01(\x04R\x05again\x12\x10\n" +
-	"\x03due\x18\x05 \x01(\x04R\x03due\"t\n" +
+	"\x03due\x18\x05 \x01(\x04R\x03due\x12\x16\n" +
+	"\x06stalls\x18\x06 \x01(\x04R\x06stalls\"t\n" +
 	"\x0eTrafficCounter\x12\x1a\n" +
 	"\bloopback\x18\x01 \x01(\tR\bloopback\x12\x1c\n" +
 	"\ttransport\x18\x02 \x01(\tR\ttransport\x12\x12\n" +
@@ -2414,7 +2434,7 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	"\afigures\x18\x04 \x01(\v2\x17.fare.v1.TrafficFiguresR\afigures\x12#\n" +
 	"\rposted_crc32c\x18\x05 \x01(\tR\fpostedCrc32c\x12%\n" +
 	"\x0earrived_crc32c\x18\x06 \x01(\tR\rarrivedCrc32c\x12\x16\n" +
-	"\x06errors\x18\a \x03(\tR\x06errors\"\xbf\x01\n" +
+	"\x06errors\x18\a \x03(\tR\x06errors\"\xd7\x01\n" +
 	"\x12TrafficPlaneReport\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x12\n" +
 	"\x04sent\x18\x02 \x01(\x04R\x04sent\x12\x14\n" +
@@ -2422,7 +2442,8 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	"\x03due\x18\x04 \x01(\x04R\x03due\x12\x19\n" +
 	"\bsent_ppb\x18\x05 \x01(\x04R\asentPpb\x12\x17\n" +
 	"\adue_ppb\x18\x06 \x01(\x04R\x06duePpb\x12#\n" +
-	"\rdeviation_ppb\x18\a \x01(\x03R\fdeviationPpb\"\x93\x01\n" +
+	"\rdeviation_ppb\x18\a \x01(\x03R\fdeviationPpb\x12\x16\n" +
+	"\x06stalls\x18\b \x01(\x04R\x06stalls\"\x93\x01\n" +
 	"\x0fTrafficInterval\x12\x17\n" +
 	"\afrom_ns\x18\x01 \x01(\x04R\x06fromNs\x12\x13\n" +
 	"\x05to_ns\x18\x02 \x01(\x04R\x04toNs\x12\x1f\n" +

@@ -4,13 +4,13 @@
 // - protoc             v3.21.12
 // source: fare/v1/traffic.proto
 
-// Traffic: generating and verifying traffic between loopbacks, over software transports whose queue pairs take their slots from
+// Traffic: generation and verification of traffic between loopbacks, over software transports whose queue pairs take their slots from
 // fared. Nodes serve it, a coordinator (fared traffic run) calls it.
 //
-// Words: data of a pair flows from its source to its destination, whoever starts the operations; a rank is a loopback's place among
-// all of a run; a message is one work request.
+// Words: data of a pair flows from its source to its destination, independent of the end that starts the operations; a rank is a loopback's position among
+// all loopbacks of a run; a message is one work request.
 //
-// Units stand in field names: _bps is bit/s, _ns is nanoseconds, _ppb is parts per billion (10^-9).
+// Field names end with their unit: _bps is bit/s, _ns is nanoseconds, _ppb is parts per billion (10^-9).
 
 package farev1
 
@@ -37,13 +37,13 @@ const (
 //
 // TrafficService is served by a traffic node.
 type TrafficServiceClient interface {
-	// Describe says which loopbacks a node has.
+	// Describe returns the loopbacks of a node.
 	Describe(ctx context.Context, in *DescribeTrafficRequest, opts ...grpc.CallOption) (*DescribeTrafficResponse, error)
-	// Run plays the node's part of one run. The caller sends prepare, connect, start and finish, each after all nodes have answered the
-	// one before; the node answers prepared, connected, any number of samples and sent, result. The run ends with the stream: a
-	// caller that goes away ends it, and the node can run again.
-	// FAILED_PRECONDITION: another run is going on, or queue pairs cannot be set up, the message says why. INVALID_ARGUMENT: the run
-	// makes no sense. Pairs of other nodes' loopbacks are left to them.
+	// Run executes the node's part of one run. The caller sends prepare, connect, start and finish, each after all nodes have answered the
+	// previous message. The node answers prepared, connected, any number of samples and sent, result. The run ends with the stream: a
+	// caller that disconnects ends the run, and the node can run again.
+	// FAILED_PRECONDITION: another run is in progress, or queue pairs cannot be set up; the message has the reason. INVALID_ARGUMENT: the run
+	// is inconsistent. Pairs of other nodes' loopbacks are ignored.
 	Run(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TrafficRunRequest, TrafficRunResponse], error)
 }
 
@@ -84,13 +84,13 @@ type TrafficService_RunClient = grpc.BidiStreamingClient[TrafficRunRequest, Traf
 //
 // TrafficService is served by a traffic node.
 type TrafficServiceServer interface {
-	// Describe says which loopbacks a node has.
+	// Describe returns the loopbacks of a node.
 	Describe(context.Context, *DescribeTrafficRequest) (*DescribeTrafficResponse, error)
-	// Run plays the node's part of one run. The caller sends prepare, connect, start and finish, each after all nodes have answered the
-	// one before; the node answers prepared, connected, any number of samples and sent, result. The run ends with the stream: a
-	// caller that goes away ends it, and the node can run again.
-	// FAILED_PRECONDITION: another run is going on, or queue pairs cannot be set up, the message says why. INVALID_ARGUMENT: the run
-	// makes no sense. Pairs of other nodes' loopbacks are left to them.
+	// Run executes the node's part of one run. The caller sends prepare, connect, start and finish, each after all nodes have answered the
+	// previous message. The node answers prepared, connected, any number of samples and sent, result. The run ends with the stream: a
+	// caller that disconnects ends the run, and the node can run again.
+	// FAILED_PRECONDITION: another run is in progress, or queue pairs cannot be set up; the message has the reason. INVALID_ARGUMENT: the run
+	// is inconsistent. Pairs of other nodes' loopbacks are ignored.
 	Run(grpc.BidiStreamingServer[TrafficRunRequest, TrafficRunResponse]) error
 	mustEmbedUnimplementedTrafficServiceServer()
 }

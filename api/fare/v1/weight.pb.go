@@ -4,13 +4,14 @@
 // 	protoc        v3.21.12
 // source: fare/v1/weight.proto
 
-// Weights: what share of a destination's traffic each plane, sub-port and queue pair slot carries.
+// Weights: the share of a destination's traffic that each plane, sub-port and queue pair slot carries.
 //
 // Words: a plane is one of the independent parallel networks; a sub-port is one physical lane of a plane on this
-// server (one netdev); a loopback is a GPU's own address; a destination is a remote loopback; a queue pair slot
-// is one QP of a (source loopback, destination) pair.
+// server (one netdev); a loopback is the address of a GPU; a destination is a remote loopback; a queue pair slot
+// is one QP of a (source loopback, destination) pair; a source group is a largest set of local loopbacks that the same sub-ports
+// serve. A server whose GPUs share all ports has one source group.
 //
-// Units stand in field names: _bps is bit/s, _ns is nanoseconds, _ppb is parts per billion (10^-9).
+// Field names end with their unit: _bps is bit/s, _ns is nanoseconds, _ppb is parts per billion (10^-9).
 
 package farev1
 
@@ -32,11 +33,12 @@ const (
 // WeightFilter selects destinations. The zero value selects every destination and every local source.
 type WeightFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Destinations, as host prefixes ("10.255.0.2/32") or covering prefixes ("10.255.0.0/16"). Empty: all.
+	// Destinations, as host prefixes ("10.255.0.2/32") or covering prefixes ("10.255.0.0/16"). Empty means all.
 	Destinations []string `protobuf:"bytes,1,rep,name=destinations,proto3" json:"destinations,omitempty"`
-	// Source loopbacks (local GPUs), as addresses or host prefixes. Empty: all. One that is not local is an error.
+	// Source loopbacks (local GPUs), as addresses or host prefixes. Empty means all. A source that is not local is an error. Rows of source
+	// groups that contain none of the sources are omitted.
 	Sources []string `protobuf:"bytes,2,rep,name=sources,proto3" json:"sources,omitempty"`
-	// Leave out the queue pair slots.
+	// Omit the queue pair slots.
 	OmitPairs     bool `protobuf:"varint,3,opt,name=omit_pairs,json=omitPairs,proto3" json:"omit_pairs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -97,7 +99,7 @@ type GetWeightsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A host prefix or an address ("10.255.0.2").
 	Destination string `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
-	// Source loopbacks; empty: all.
+	// Source loopbacks; empty means all.
 	Sources []string `protobuf:"bytes,2,rep,name=sources,proto3" json:"sources,omitempty"`
 	// Fill DestinationWeights.explanation.
 	Explain       bool `protobuf:"varint,3,opt,name=explain,proto3" json:"explain,omitempty"`
@@ -158,9 +160,10 @@ func (x *GetWeightsRequest) GetExplain() bool {
 
 type GetWeightsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Revision of the state that this answer shows. Starts at 1, grows by one with every change; 0 is never used.
-	Revision      uint64              `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	Weights       *DestinationWeights `protobuf:"bytes,2,opt,name=weights,proto3" json:"weights,omitempty"`
+	// Revision of the state in this answer. It starts at 1 and grows by one with every change; 0 is never used.
+	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	// One row per source group that contains a requested source and has a route to the destination, in the configured order.
+	Weights       []*DestinationWeights `protobuf:"bytes,2,rep,name=weights,proto3" json:"weights,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -202,7 +205,7 @@ func (x *GetWeightsResponse) GetRevision() uint64 {
 	return 0
 }
 
-func (x *GetWeightsResponse) GetWeights() *DestinationWeights {
+func (x *GetWeightsResponse) GetWeights() []*DestinationWeights {
 	if x != nil {
 		return x.Weights
 	}
@@ -212,10 +215,10 @@ func (x *GetWeightsResponse) GetWeights() *DestinationWeights {
 type ListWeightsRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Filter *WeightFilter          `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
-	// Destinations a page; 0 means 1,000, at most 10,000. A page ends early when it reaches 1 MiB: only an empty
+	// Rows per page; 0 means 1,000, at most 10,000. A page ends early when it reaches 1 MiB, so only an empty
 	// next_page_token ends the list.
 	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// next_page_token of the page before, with the same filter; empty for the first page.
+	// next_page_token of the previous page, with the same filter; empty for the first page.
 	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -336,9 +339,9 @@ func (x *ListWeightsResponse) GetNextPageToken() string {
 type WatchWeightsRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Filter *WeightFilter          `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
-	// Resume after this revision, that of the last message with complete set; 0 asks for a snapshot.
+	// Resume after this revision: that of the last message with complete set. 0 asks for a snapshot.
 	SinceRevision uint64 `protobuf:"varint,2,opt,name=since_revision,json=sinceRevision,proto3" json:"since_revision,omitempty"`
-	// The instance that since_revision was read from (WatchWeightsResponse.instance). When it does not match, or the
+	// The instance of since_revision (WatchWeightsResponse.instance). If it does not match, or the
 	// revision is too old, the server sends a snapshot.
 	Instance      string `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -399,16 +402,16 @@ func (x *WatchWeightsRequest) GetInstance() string {
 type WatchWeightsResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Revision uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Names this run of the process; revisions of different instances cannot be compared.
+	// Names this run of the process. Revisions of different instances are not comparable.
 	Instance string `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"`
-	// True on the first message of a snapshot: forget what was known before. The messages from here to the next
-	// complete one are everything that the filter selects.
+	// True on the first message of a snapshot, which replaces all earlier messages. The messages from this one to the next
+	// complete one have every row that the filter selects.
 	Snapshot bool `protobuf:"varint,3,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
 	// False while more messages of the same revision follow. The first answer to a watch is complete even when empty.
 	Complete bool                  `protobuf:"varint,4,opt,name=complete,proto3" json:"complete,omitempty"`
 	Weights  []*DestinationWeights `protobuf:"bytes,5,rep,name=weights,proto3" json:"weights,omitempty"`
-	// Destinations that are gone, as host prefixes.
-	Removed       []string `protobuf:"bytes,6,rep,name=removed,proto3" json:"removed,omitempty"`
+	// Removed rows.
+	Removed       []*WeightKey `protobuf:"bytes,7,rep,name=removed,proto3" json:"removed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -478,24 +481,79 @@ func (x *WatchWeightsResponse) GetWeights() []*DestinationWeights {
 	return nil
 }
 
-func (x *WatchWeightsResponse) GetRemoved() []string {
+func (x *WatchWeightsResponse) GetRemoved() []*WeightKey {
 	if x != nil {
 		return x.Removed
 	}
 	return nil
 }
 
-// DestinationWeights is all that holds for one destination.
+// WeightKey names a row.
+type WeightKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Host prefix.
+	Destination string `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
+	// See DestinationWeights.sources.
+	Sources       []string `protobuf:"bytes,2,rep,name=sources,proto3" json:"sources,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WeightKey) Reset() {
+	*x = WeightKey{}
+	mi := &file_fare_v1_weight_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WeightKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WeightKey) ProtoMessage() {}
+
+func (x *WeightKey) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_weight_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WeightKey.ProtoReflect.Descriptor instead.
+func (*WeightKey) Descriptor() ([]byte, []int) {
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *WeightKey) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *WeightKey) GetSources() []string {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
+// DestinationWeights is a row: the weights of one destination and one source group.
 type DestinationWeights struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Host prefix.
 	Destination string `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
 	Reachable   bool   `protobuf:"varint,2,opt,name=reachable,proto3" json:"reachable,omitempty"`
-	// Every configured plane, in the configured order.
+	// Every plane with a sub-port that serves the sources, in the configured order.
 	Planes []*PlaneWeight `protobuf:"bytes,3,rep,name=planes,proto3" json:"planes,omitempty"`
-	// One per source loopback.
+	// One per source loopback of the destination's family.
 	Pairs []*PairSlots `protobuf:"bytes,4,rep,name=pairs,proto3" json:"pairs,omitempty"`
-	// Why, for people: filled when asked for.
+	// Inputs and rules behind the weights, for people; filled on request.
 	Explanation *Explanation `protobuf:"bytes,5,opt,name=explanation,proto3" json:"explanation,omitempty"`
 	// Revision of the last change of this destination or of the weight vector it uses.
 	Revision uint64 `protobuf:"varint,6,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -503,15 +561,25 @@ type DestinationWeights struct {
 	SlotsMoved uint32 `protobuf:"varint,7,opt,name=slots_moved,json=slotsMoved,proto3" json:"slots_moved,omitempty"`
 	// The weight vector (nexthop group) this destination shares with others; 0 when unreachable.
 	Group uint32 `protobuf:"varint,8,opt,name=group,proto3" json:"group,omitempty"`
-	// Why there are no weights, when unreachable; empty otherwise.
-	Reason        string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// The reason for missing weights, when unreachable; empty otherwise.
+	Reason string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Host prefixes of the source group's loopbacks, in the configured order; empty at a leaf.
+	Sources []string `protobuf:"bytes,10,rep,name=sources,proto3" json:"sources,omitempty"`
+	// The reason why the data plane does not forward exactly by the weights: "approximate: " with the member whose share is off by more than 1 % of
+	// itself, "damaged: " with the objects that other programs removed below it, "refused: " with its reason. Empty when the weights are in effect, and
+	// while the data plane has not answered.
+	NotInEffect string `protobuf:"bytes,11,opt,name=not_in_effect,json=notInEffect,proto3" json:"not_in_effect,omitempty"`
+	// The usable routes whose bandwidth the weights do not follow: each reason (Fault.reason) with its sessions, as in "below-minimum from
+	// p0/eth0, p0/eth1". Their planes count by path_bandwidth.missing and all_missing. Empty when the weights follow the advertised bandwidth,
+	// or when by design no route carries one.
+	BandwidthIgnored string `protobuf:"bytes,12,opt,name=bandwidth_ignored,json=bandwidthIgnored,proto3" json:"bandwidth_ignored,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *DestinationWeights) Reset() {
 	*x = DestinationWeights{}
-	mi := &file_fare_v1_weight_proto_msgTypes[7]
+	mi := &file_fare_v1_weight_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -523,7 +591,7 @@ func (x *DestinationWeights) String() string {
 func (*DestinationWeights) ProtoMessage() {}
 
 func (x *DestinationWeights) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[7]
+	mi := &file_fare_v1_weight_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -536,7 +604,7 @@ func (x *DestinationWeights) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DestinationWeights.ProtoReflect.Descriptor instead.
 func (*DestinationWeights) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{7}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DestinationWeights) GetDestination() string {
@@ -602,18 +670,39 @@ func (x *DestinationWeights) GetReason() string {
 	return ""
 }
 
+func (x *DestinationWeights) GetSources() []string {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
+func (x *DestinationWeights) GetNotInEffect() string {
+	if x != nil {
+		return x.NotInEffect
+	}
+	return ""
+}
+
+func (x *DestinationWeights) GetBandwidthIgnored() string {
+	if x != nil {
+		return x.BandwidthIgnored
+	}
+	return ""
+}
+
 // PlaneWeight is a plane's part of a destination's traffic.
 type PlaneWeight struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Plane string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
-	// Integer weight in lowest terms over all planes (2:2:1:2), 0 when the plane carries nothing.
+	// Integer weight in lowest terms over all planes (2:2:1:2); 0 when the plane carries no traffic.
 	Weight uint32 `protobuf:"varint,2,opt,name=weight,proto3" json:"weight,omitempty"`
 	// Path bandwidth toward the destination, bit/s.
 	BandwidthBps uint64 `protobuf:"varint,3,opt,name=bandwidth_bps,json=bandwidthBps,proto3" json:"bandwidth_bps,omitempty"`
-	// The data plane confirmed that it forwards by this weight.
+	// The data plane has confirmed that it forwards by this weight.
 	InEffect bool             `protobuf:"varint,4,opt,name=in_effect,json=inEffect,proto3" json:"in_effect,omitempty"`
 	SubPorts []*SubPortWeight `protobuf:"bytes,5,rep,name=sub_ports,json=subPorts,proto3" json:"sub_ports,omitempty"`
-	// Why the weight is 0; empty otherwise.
+	// The reason for a weight of 0; empty otherwise.
 	Reason        string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -621,7 +710,7 @@ type PlaneWeight struct {
 
 func (x *PlaneWeight) Reset() {
 	*x = PlaneWeight{}
-	mi := &file_fare_v1_weight_proto_msgTypes[8]
+	mi := &file_fare_v1_weight_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -633,7 +722,7 @@ func (x *PlaneWeight) String() string {
 func (*PlaneWeight) ProtoMessage() {}
 
 func (x *PlaneWeight) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[8]
+	mi := &file_fare_v1_weight_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -646,7 +735,7 @@ func (x *PlaneWeight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaneWeight.ProtoReflect.Descriptor instead.
 func (*PlaneWeight) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{8}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PlaneWeight) GetPlane() string {
@@ -702,7 +791,7 @@ type SubPortWeight struct {
 
 func (x *SubPortWeight) Reset() {
 	*x = SubPortWeight{}
-	mi := &file_fare_v1_weight_proto_msgTypes[9]
+	mi := &file_fare_v1_weight_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -714,7 +803,7 @@ func (x *SubPortWeight) String() string {
 func (*SubPortWeight) ProtoMessage() {}
 
 func (x *SubPortWeight) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[9]
+	mi := &file_fare_v1_weight_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -727,7 +816,7 @@ func (x *SubPortWeight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubPortWeight.ProtoReflect.Descriptor instead.
 func (*SubPortWeight) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{9}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SubPortWeight) GetDevice() string {
@@ -750,9 +839,9 @@ type PairSlots struct {
 	// Host prefix of the local loopback.
 	Source string  `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
 	Slots  []*Slot `protobuf:"bytes,2,rep,name=slots,proto3" json:"slots,omitempty"`
-	// How source ports were chosen: "hash" (each lands on its sub-port by the hash that the configuration or the data plane
-	// names), "asked" (the same, as the data plane answers for this pair), "uniform" (the hash is unknown, or the answer has
-	// not come yet: spread evenly), "none" (the addressing mode needs no distinct ports).
+	// The choice of source ports: "hash" (each lands on its sub-port by the hash that the configuration or the data plane
+	// names), "asked" (the same, with the data plane's answer for this pair), "uniform" (evenly spread, because the hash is unknown, or the answer is
+	// pending), "none" (the addressing mode needs no distinct ports).
 	PortPlacement string `protobuf:"bytes,3,opt,name=port_placement,json=portPlacement,proto3" json:"port_placement,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -760,7 +849,7 @@ type PairSlots struct {
 
 func (x *PairSlots) Reset() {
 	*x = PairSlots{}
-	mi := &file_fare_v1_weight_proto_msgTypes[10]
+	mi := &file_fare_v1_weight_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -772,7 +861,7 @@ func (x *PairSlots) String() string {
 func (*PairSlots) ProtoMessage() {}
 
 func (x *PairSlots) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[10]
+	mi := &file_fare_v1_weight_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -785,7 +874,7 @@ func (x *PairSlots) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairSlots.ProtoReflect.Descriptor instead.
 func (*PairSlots) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{10}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PairSlots) GetSource() string {
@@ -814,13 +903,13 @@ type Slot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Slot  uint32                 `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`
 	Plane string                 `protobuf:"bytes,2,opt,name=plane,proto3" json:"plane,omitempty"`
-	// The sub-port's device; empty in per-packet mode, where the plane's sub-ports are sprayed over.
+	// The sub-port's device; empty in per-packet mode, which sprays over the plane's sub-ports.
 	SubPort string `protobuf:"bytes,3,opt,name=sub_port,json=subPort,proto3" json:"sub_port,omitempty"`
 	// 49152-65535.
 	UdpSourcePort uint32 `protobuf:"varint,4,opt,name=udp_source_port,json=udpSourcePort,proto3" json:"udp_source_port,omitempty"`
-	// Part of the pair's traffic; all slots of a pair sum to exactly 1,000,000,000. 0: parked, send nothing.
+	// Part of the pair's traffic; all slots of a pair sum to exactly 1,000,000,000. 0 means parked: send nothing.
 	SharePpb uint32 `protobuf:"varint,5,opt,name=share_ppb,json=sharePpb,proto3" json:"share_ppb,omitempty"`
-	// Strong or partial ordering: the slot has lost addresses to other slots, and they may start there only when every
+	// Strong or partial ordering: the slot has lost addresses to other slots. Transactions of these addresses may start there only when every
 	// transaction outstanding on this slot is complete (draft-xu-rtgwg-fare-in-sun-02, Section 4).
 	DrainBeforeMove bool `protobuf:"varint,6,opt,name=drain_before_move,json=drainBeforeMove,proto3" json:"drain_before_move,omitempty"`
 	unknownFields   protoimpl.UnknownFields
@@ -829,7 +918,7 @@ type Slot struct {
 
 func (x *Slot) Reset() {
 	*x = Slot{}
-	mi := &file_fare_v1_weight_proto_msgTypes[11]
+	mi := &file_fare_v1_weight_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -841,7 +930,7 @@ func (x *Slot) String() string {
 func (*Slot) ProtoMessage() {}
 
 func (x *Slot) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[11]
+	mi := &file_fare_v1_weight_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -854,7 +943,7 @@ func (x *Slot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Slot.ProtoReflect.Descriptor instead.
 func (*Slot) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{11}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Slot) GetSlot() uint32 {
@@ -899,7 +988,7 @@ func (x *Slot) GetDrainBeforeMove() bool {
 	return false
 }
 
-// Explanation shows each input and rule that led to the weights.
+// Explanation lists each input and rule behind the weights.
 type Explanation struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Routes []*ExplainedRoute      `protobuf:"bytes,1,rep,name=routes,proto3" json:"routes,omitempty"`
@@ -912,7 +1001,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_fare_v1_weight_proto_msgTypes[12]
+	mi := &file_fare_v1_weight_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -924,7 +1013,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[12]
+	mi := &file_fare_v1_weight_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -937,7 +1026,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{12}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Explanation) GetRoutes() []*ExplainedRoute {
@@ -968,13 +1057,13 @@ type ExplainedRoute struct {
 	Device  string                 `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
 	// Router ID of the advertising node.
 	Node string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
-	// Extended communities as received, hex, with what each was judged to be.
+	// Extended communities as received, in hexadecimal, with their decoded meaning.
 	Communities []*ExplainedCommunity `protobuf:"bytes,5,rep,name=communities,proto3" json:"communities,omitempty"`
-	// Judged value; only meaningful when has_bandwidth.
+	// Decoded value; only meaningful if has_bandwidth is set.
 	AdvertisedBps uint64   `protobuf:"varint,6,opt,name=advertised_bps,json=advertisedBps,proto3" json:"advertised_bps,omitempty"`
 	HasBandwidth  bool     `protobuf:"varint,7,opt,name=has_bandwidth,json=hasBandwidth,proto3" json:"has_bandwidth,omitempty"`
 	AsPath        []uint32 `protobuf:"varint,8,rep,packed,name=as_path,json=asPath,proto3" json:"as_path,omitempty"`
-	// Empty: the route counts. Else why not.
+	// The reason why the route does not count; empty if it counts.
 	Reason        string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -982,7 +1071,7 @@ type ExplainedRoute struct {
 
 func (x *ExplainedRoute) Reset() {
 	*x = ExplainedRoute{}
-	mi := &file_fare_v1_weight_proto_msgTypes[13]
+	mi := &file_fare_v1_weight_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -994,7 +1083,7 @@ func (x *ExplainedRoute) String() string {
 func (*ExplainedRoute) ProtoMessage() {}
 
 func (x *ExplainedRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[13]
+	mi := &file_fare_v1_weight_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1007,7 +1096,7 @@ func (x *ExplainedRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedRoute.ProtoReflect.Descriptor instead.
 func (*ExplainedRoute) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{13}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExplainedRoute) GetSession() string {
@@ -1077,7 +1166,7 @@ type ExplainedCommunity struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Raw     string                 `protobuf:"bytes,1,opt,name=raw,proto3" json:"raw,omitempty"`
 	Meaning string                 `protobuf:"bytes,2,opt,name=meaning,proto3" json:"meaning,omitempty"`
-	// Empty: used. Else why not.
+	// The reason why the community is unused; empty if it is used.
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1085,7 +1174,7 @@ type ExplainedCommunity struct {
 
 func (x *ExplainedCommunity) Reset() {
 	*x = ExplainedCommunity{}
-	mi := &file_fare_v1_weight_proto_msgTypes[14]
+	mi := &file_fare_v1_weight_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1097,7 +1186,7 @@ func (x *ExplainedCommunity) String() string {
 func (*ExplainedCommunity) ProtoMessage() {}
 
 func (x *ExplainedCommunity) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[14]
+	mi := &file_fare_v1_weight_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1110,7 +1199,7 @@ func (x *ExplainedCommunity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedCommunity.ProtoReflect.Descriptor instead.
 func (*ExplainedCommunity) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{14}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExplainedCommunity) GetRaw() string {
@@ -1146,7 +1235,7 @@ type ExplainedPlane struct {
 
 func (x *ExplainedPlane) Reset() {
 	*x = ExplainedPlane{}
-	mi := &file_fare_v1_weight_proto_msgTypes[15]
+	mi := &file_fare_v1_weight_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1247,7 @@ func (x *ExplainedPlane) String() string {
 func (*ExplainedPlane) ProtoMessage() {}
 
 func (x *ExplainedPlane) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[15]
+	mi := &file_fare_v1_weight_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1260,7 @@ func (x *ExplainedPlane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedPlane.ProtoReflect.Descriptor instead.
 func (*ExplainedPlane) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{15}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExplainedPlane) GetPlane() string {
@@ -1205,7 +1294,7 @@ func (x *ExplainedPlane) GetRule() string {
 type ExplainedNode struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// Local sub-ports toward the node that are up, and their speeds' sum.
+	// Local sub-ports toward the node that are up, and the sum of their speeds.
 	Devices       []string `protobuf:"bytes,2,rep,name=devices,proto3" json:"devices,omitempty"`
 	LocalBps      uint64   `protobuf:"varint,3,opt,name=local_bps,json=localBps,proto3" json:"local_bps,omitempty"`
 	AdvertisedBps uint64   `protobuf:"varint,4,opt,name=advertised_bps,json=advertisedBps,proto3" json:"advertised_bps,omitempty"`
@@ -1217,7 +1306,7 @@ type ExplainedNode struct {
 
 func (x *ExplainedNode) Reset() {
 	*x = ExplainedNode{}
-	mi := &file_fare_v1_weight_proto_msgTypes[16]
+	mi := &file_fare_v1_weight_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1229,7 +1318,7 @@ func (x *ExplainedNode) String() string {
 func (*ExplainedNode) ProtoMessage() {}
 
 func (x *ExplainedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_weight_proto_msgTypes[16]
+	mi := &file_fare_v1_weight_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1242,7 +1331,7 @@ func (x *ExplainedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedNode.ProtoReflect.Descriptor instead.
 func (*ExplainedNode) Descriptor() ([]byte, []int) {
-	return file_fare_v1_weight_proto_rawDescGZIP(), []int{16}
+	return file_fare_v1_weight_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExplainedNode) GetNode() string {
@@ -1303,7 +1392,7 @@ const file_fare_v1_weight_proto_rawDesc = "" +
 	"\aexplain\x18\x03 \x01(\bR\aexplain\"g\n" +
 	"\x12GetWeightsResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x125\n" +
-	"\aweights\x18\x02 \x01(\v2\x1b.fare.v1.DestinationWeightsR\aweights\"\x7f\n" +
+	"\aweights\x18\x02 \x03(\v2\x1b.fare.v1.DestinationWeightsR\aweights\"\x7f\n" +
 	"\x12ListWeightsRequest\x12-\n" +
 	"\x06filter\x18\x01 \x01(\v2\x15.fare.v1.WeightFilterR\x06filter\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\rR\bpageSize\x12\x1d\n" +
@@ -1316,14 +1405,17 @@ const file_fare_v1_weight_proto_rawDesc = "" +
 	"\x13WatchWeightsRequest\x12-\n" +
 	"\x06filter\x18\x01 \x01(\v2\x15.fare.v1.WeightFilterR\x06filter\x12%\n" +
 	"\x0esince_revision\x18\x02 \x01(\x04R\rsinceRevision\x12\x1a\n" +
-	"\binstance\x18\x03 \x01(\tR\binstance\"\xd7\x01\n" +
+	"\binstance\x18\x03 \x01(\tR\binstance\"\xf1\x01\n" +
 	"\x14WatchWeightsResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x1a\n" +
 	"\bsnapshot\x18\x03 \x01(\bR\bsnapshot\x12\x1a\n" +
 	"\bcomplete\x18\x04 \x01(\bR\bcomplete\x125\n" +
-	"\aweights\x18\x05 \x03(\v2\x1b.fare.v1.DestinationWeightsR\aweights\x12\x18\n" +
-	"\aremoved\x18\x06 \x03(\tR\aremoved\"\xcf\x02\n" +
+	"\aweights\x18\x05 \x03(\v2\x1b.fare.v1.DestinationWeightsR\aweights\x12,\n" +
+	"\aremoved\x18\a \x03(\v2\x12.fare.v1.WeightKeyR\aremovedJ\x04\b\x06\x10\a\"G\n" +
+	"\tWeightKey\x12 \n" +
+	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x18\n" +
+	"\asources\x18\x02 \x03(\tR\asources\"\xba\x03\n" +
 	"\x12DestinationWeights\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x1c\n" +
 	"\treachable\x18\x02 \x01(\bR\treachable\x12,\n" +
@@ -1334,7 +1426,11 @@ const file_fare_v1_weight_proto_rawDesc = "" +
 	"\vslots_moved\x18\a \x01(\rR\n" +
 	"slotsMoved\x12\x14\n" +
 	"\x05group\x18\b \x01(\rR\x05group\x12\x16\n" +
-	"\x06reason\x18\t \x01(\tR\x06reason\"\xca\x01\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12\x18\n" +
+	"\asources\x18\n" +
+	" \x03(\tR\asources\x12\"\n" +
+	"\rnot_in_effect\x18\v \x01(\tR\vnotInEffect\x12+\n" +
+	"\x11bandwidth_ignored\x18\f \x01(\tR\x10bandwidthIgnored\"\xca\x01\n" +
 	"\vPlaneWeight\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x16\n" +
 	"\x06weight\x18\x02 \x01(\rR\x06weight\x12#\n" +
@@ -1404,7 +1500,7 @@ func file_fare_v1_weight_proto_rawDescGZIP() []byte {
 	return file_fare_v1_weight_proto_rawDescData
 }
 
-var file_fare_v1_weight_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_fare_v1_weight_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_fare_v1_weight_proto_goTypes = []any{
 	(*WeightFilter)(nil),         // 0: fare.v1.WeightFilter
 	(*GetWeightsRequest)(nil),    // 1: fare.v1.GetWeightsRequest
@@ -1413,43 +1509,45 @@ var file_fare_v1_weight_proto_goTypes = []any{
 	(*ListWeightsResponse)(nil),  // 4: fare.v1.ListWeightsResponse
 	(*WatchWeightsRequest)(nil),  // 5: fare.v1.WatchWeightsRequest
 	(*WatchWeightsResponse)(nil), // 6: fare.v1.WatchWeightsResponse
-	(*DestinationWeights)(nil),   // 7: fare.v1.DestinationWeights
-	(*PlaneWeight)(nil),          // 8: fare.v1.PlaneWeight
-	(*SubPortWeight)(nil),        // 9: fare.v1.SubPortWeight
-	(*PairSlots)(nil),            // 10: fare.v1.PairSlots
-	(*Slot)(nil),                 // 11: fare.v1.Slot
-	(*Explanation)(nil),          // 12: fare.v1.Explanation
-	(*ExplainedRoute)(nil),       // 13: fare.v1.ExplainedRoute
-	(*ExplainedCommunity)(nil),   // 14: fare.v1.ExplainedCommunity
-	(*ExplainedPlane)(nil),       // 15: fare.v1.ExplainedPlane
-	(*ExplainedNode)(nil),        // 16: fare.v1.ExplainedNode
+	(*WeightKey)(nil),            // 7: fare.v1.WeightKey
+	(*DestinationWeights)(nil),   // 8: fare.v1.DestinationWeights
+	(*PlaneWeight)(nil),          // 9: fare.v1.PlaneWeight
+	(*SubPortWeight)(nil),        // 10: fare.v1.SubPortWeight
+	(*PairSlots)(nil),            // 11: fare.v1.PairSlots
+	(*Slot)(nil),                 // 12: fare.v1.Slot
+	(*Explanation)(nil),          // 13: fare.v1.Explanation
+	(*ExplainedRoute)(nil),       // 14: fare.v1.ExplainedRoute
+	(*ExplainedCommunity)(nil),   // 15: fare.v1.ExplainedCommunity
+	(*ExplainedPlane)(nil),       // 16: fare.v1.ExplainedPlane
+	(*ExplainedNode)(nil),        // 17: fare.v1.ExplainedNode
 }
 var file_fare_v1_weight_proto_depIdxs = []int32{
-	7,  // 0: fare.v1.GetWeightsResponse.weights:type_name -> fare.v1.DestinationWeights
+	8,  // 0: fare.v1.GetWeightsResponse.weights:type_name -> fare.v1.DestinationWeights
 	0,  // 1: fare.v1.ListWeightsRequest.filter:type_name -> fare.v1.WeightFilter
-	7,  // 2: fare.v1.ListWeightsResponse.weights:type_name -> fare.v1.DestinationWeights
+	8,  // 2: fare.v1.ListWeightsResponse.weights:type_name -> fare.v1.DestinationWeights
 	0,  // 3: fare.v1.WatchWeightsRequest.filter:type_name -> fare.v1.WeightFilter
-	7,  // 4: fare.v1.WatchWeightsResponse.weights:type_name -> fare.v1.DestinationWeights
-	8,  // 5: fare.v1.DestinationWeights.planes:type_name -> fare.v1.PlaneWeight
-	10, // 6: fare.v1.DestinationWeights.pairs:type_name -> fare.v1.PairSlots
-	12, // 7: fare.v1.DestinationWeights.explanation:type_name -> fare.v1.Explanation
-	9,  // 8: fare.v1.PlaneWeight.sub_ports:type_name -> fare.v1.SubPortWeight
-	11, // 9: fare.v1.PairSlots.slots:type_name -> fare.v1.Slot
-	13, // 10: fare.v1.Explanation.routes:type_name -> fare.v1.ExplainedRoute
-	15, // 11: fare.v1.Explanation.planes:type_name -> fare.v1.ExplainedPlane
-	14, // 12: fare.v1.ExplainedRoute.communities:type_name -> fare.v1.ExplainedCommunity
-	16, // 13: fare.v1.ExplainedPlane.nodes:type_name -> fare.v1.ExplainedNode
-	1,  // 14: fare.v1.WeightService.GetWeights:input_type -> fare.v1.GetWeightsRequest
-	3,  // 15: fare.v1.WeightService.ListWeights:input_type -> fare.v1.ListWeightsRequest
-	5,  // 16: fare.v1.WeightService.WatchWeights:input_type -> fare.v1.WatchWeightsRequest
-	2,  // 17: fare.v1.WeightService.GetWeights:output_type -> fare.v1.GetWeightsResponse
-	4,  // 18: fare.v1.WeightService.ListWeights:output_type -> fare.v1.ListWeightsResponse
-	6,  // 19: fare.v1.WeightService.WatchWeights:output_type -> fare.v1.WatchWeightsResponse
-	17, // [17:20] is the sub-list for method output_type
-	14, // [14:17] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	8,  // 4: fare.v1.WatchWeightsResponse.weights:type_name -> fare.v1.DestinationWeights
+	7,  // 5: fare.v1.WatchWeightsResponse.removed:type_name -> fare.v1.WeightKey
+	9,  // 6: fare.v1.DestinationWeights.planes:type_name -> fare.v1.PlaneWeight
+	11, // 7: fare.v1.DestinationWeights.pairs:type_name -> fare.v1.PairSlots
+	13, // 8: fare.v1.DestinationWeights.explanation:type_name -> fare.v1.Explanation
+	10, // 9: fare.v1.PlaneWeight.sub_ports:type_name -> fare.v1.SubPortWeight
+	12, // 10: fare.v1.PairSlots.slots:type_name -> fare.v1.Slot
+	14, // 11: fare.v1.Explanation.routes:type_name -> fare.v1.ExplainedRoute
+	16, // 12: fare.v1.Explanation.planes:type_name -> fare.v1.ExplainedPlane
+	15, // 13: fare.v1.ExplainedRoute.communities:type_name -> fare.v1.ExplainedCommunity
+	17, // 14: fare.v1.ExplainedPlane.nodes:type_name -> fare.v1.ExplainedNode
+	1,  // 15: fare.v1.WeightService.GetWeights:input_type -> fare.v1.GetWeightsRequest
+	3,  // 16: fare.v1.WeightService.ListWeights:input_type -> fare.v1.ListWeightsRequest
+	5,  // 17: fare.v1.WeightService.WatchWeights:input_type -> fare.v1.WatchWeightsRequest
+	2,  // 18: fare.v1.WeightService.GetWeights:output_type -> fare.v1.GetWeightsResponse
+	4,  // 19: fare.v1.WeightService.ListWeights:output_type -> fare.v1.ListWeightsResponse
+	6,  // 20: fare.v1.WeightService.WatchWeights:output_type -> fare.v1.WatchWeightsResponse
+	18, // [18:21] is the sub-list for method output_type
+	15, // [15:18] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_weight_proto_init() }
@@ -1463,7 +1561,7 @@ func file_fare_v1_weight_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fare_v1_weight_proto_rawDesc), len(file_fare_v1_weight_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -4,13 +4,14 @@
 // - protoc             v3.21.12
 // source: fare/v1/weight.proto
 
-// Weights: what share of a destination's traffic each plane, sub-port and queue pair slot carries.
+// Weights: the share of a destination's traffic that each plane, sub-port and queue pair slot carries.
 //
 // Words: a plane is one of the independent parallel networks; a sub-port is one physical lane of a plane on this
-// server (one netdev); a loopback is a GPU's own address; a destination is a remote loopback; a queue pair slot
-// is one QP of a (source loopback, destination) pair.
+// server (one netdev); a loopback is the address of a GPU; a destination is a remote loopback; a queue pair slot
+// is one QP of a (source loopback, destination) pair; a source group is a largest set of local loopbacks that the same sub-ports
+// serve. A server whose GPUs share all ports has one source group.
 //
-// Units stand in field names: _bps is bit/s, _ns is nanoseconds, _ppb is parts per billion (10^-9).
+// Field names end with their unit: _bps is bit/s, _ns is nanoseconds, _ppb is parts per billion (10^-9).
 
 package farev1
 
@@ -36,18 +37,19 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// WeightService answers which weights, queue pair slots and UDP source ports hold for a destination
+// WeightService returns the weights, queue pair slots and UDP source ports of a destination
 // (draft-xu-rtgwg-fare-in-sun-02, Sections 3.1 and 3.2).
 type WeightServiceClient interface {
-	// GetWeights returns one destination. NOT_FOUND when no route to it has ever been learned.
+	// GetWeights returns one destination: a row for each requested source group. NOT_FOUND: no route to the destination has ever been
+	// learned.
 	GetWeights(ctx context.Context, in *GetWeightsRequest, opts ...grpc.CallOption) (*GetWeightsResponse, error)
-	// ListWeights returns a page of destinations, sorted by address (IPv4 first). Pages of different revisions fit
-	// together: what exists during the whole listing is listed exactly once.
+	// ListWeights returns a page of rows, sorted by address (IPv4 first), then by source group. Pages of different revisions are
+	// consistent: a row that exists during the whole listing is listed exactly once.
 	ListWeights(ctx context.Context, in *ListWeightsRequest, opts ...grpc.CallOption) (*ListWeightsResponse, error)
-	// WatchWeights sends a snapshot (or, when resuming, what changed since), then a delta for every revision that touches
-	// the filter. A watcher that cannot keep up sees revisions merged, never lost: each message carries the latest state
-	// of what changed. The first message comes when the daemon's start is over (FabricService.GetStatus: converged), so that
-	// who followed an earlier run keeps what it has until then. Ends with UNAVAILABLE when the daemon stops,
+	// WatchWeights sends a snapshot (or, when resuming, the changes since), then a delta for every revision that touches
+	// the filter. A slow watcher receives merged revisions, without loss: each message carries the latest state
+	// of the changed rows. The first message comes when the daemon's start is over (FabricService.GetStatus: converged), so that
+	// a client of an earlier run keeps its weights until then. The stream ends with UNAVAILABLE when the daemon stops, and with
 	// RESOURCE_EXHAUSTED when there are too many watches.
 	WatchWeights(ctx context.Context, in *WatchWeightsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchWeightsResponse], error)
 }
@@ -103,18 +105,19 @@ type WeightService_WatchWeightsClient = grpc.ServerStreamingClient[WatchWeightsR
 // All implementations must embed UnimplementedWeightServiceServer
 // for forward compatibility.
 //
-// WeightService answers which weights, queue pair slots and UDP source ports hold for a destination
+// WeightService returns the weights, queue pair slots and UDP source ports of a destination
 // (draft-xu-rtgwg-fare-in-sun-02, Sections 3.1 and 3.2).
 type WeightServiceServer interface {
-	// GetWeights returns one destination. NOT_FOUND when no route to it has ever been learned.
+	// GetWeights returns one destination: a row for each requested source group. NOT_FOUND: no route to the destination has ever been
+	// learned.
 	GetWeights(context.Context, *GetWeightsRequest) (*GetWeightsResponse, error)
-	// ListWeights returns a page of destinations, sorted by address (IPv4 first). Pages of different revisions fit
-	// together: what exists during the whole listing is listed exactly once.
+	// ListWeights returns a page of rows, sorted by address (IPv4 first), then by source group. Pages of different revisions are
+	// consistent: a row that exists during the whole listing is listed exactly once.
 	ListWeights(context.Context, *ListWeightsRequest) (*ListWeightsResponse, error)
-	// WatchWeights sends a snapshot (or, when resuming, what changed since), then a delta for every revision that touches
-	// the filter. A watcher that cannot keep up sees revisions merged, never lost: each message carries the latest state
-	// of what changed. The first message comes when the daemon's start is over (FabricService.GetStatus: converged), so that
-	// who followed an earlier run keeps what it has until then. Ends with UNAVAILABLE when the daemon stops,
+	// WatchWeights sends a snapshot (or, when resuming, the changes since), then a delta for every revision that touches
+	// the filter. A slow watcher receives merged revisions, without loss: each message carries the latest state
+	// of the changed rows. The first message comes when the daemon's start is over (FabricService.GetStatus: converged), so that
+	// a client of an earlier run keeps its weights until then. The stream ends with UNAVAILABLE when the daemon stops, and with
 	// RESOURCE_EXHAUSTED when there are too many watches.
 	WatchWeights(*WatchWeightsRequest, grpc.ServerStreamingServer[WatchWeightsResponse]) error
 	mustEmbedUnimplementedWeightServiceServer()
