@@ -4,58 +4,60 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/fared/fared/fare"
 )
 
-// Site says where the nodes of a fabric run, as far as their configurations have to know. The zero value: on machines of their
-// own, over cables of their full speed.
+// Site describes the environment of a fabric's nodes, as far as it affects their configurations. The zero value
+// describes separate machines with cables of full speed.
 type Site struct {
-	// Port is the TCP port of BGP sessions, 1 to 65535; 0: 179, the only one that FRR and BIRD are told of.
+	// Port is the TCP port of BGP sessions, 1 to 65535. 0 means 179, the only one for which FRR and BIRD are
+	// configured.
 	Port int
-	// SpeedScale is how many times slower the cables are than the Spec says, for labs; 0: 1. Weights are ratios, so they stay the same.
+	// SpeedScale is the factor by which the cables are slower than in the Spec, for labs; 0 means 1. Weights are
+	// ratios, so they stay the same.
 	SpeedScale uint64
-	// Speeds is who tells fared a sub-port's speed: "" for its file, "tbf" for the qdisc of a lab's device (speed_source).
+	// Speeds is the source of a sub-port's speed for fared (speed_source): "" means its file, "tbf" the qdisc of a
+	// lab's device.
 	Speeds string
-	// AssumeUp is for cables that no kernel knows (link_state: assume-up). It needs Speeds "".
+	// AssumeUp is for simulated cables without a kernel device (link_state: assume-up). It requires Speeds "".
 	AssumeUp bool
-	// Socket is where a node's fared answers; nil, or "": the default of api.socket.
+	// Socket returns the path of the API socket of a node's fared. If it is nil or returns "", api.socket has its
+	// default.
 	Socket func(node string) string
-	// Dataplane is the address of a node's data plane; nil, or "": the default of dataplane.address for its role.
+	// Dataplane returns the address of a node's data plane. If it is nil or returns "", dataplane.address has the
+	// default of the node's role.
 	Dataplane func(node string) string
-	// UDPPorts and TCPPorts are servers' dataplane.udp_ports and dataplane.tcp_ports: the destination ports that are steered. nil: the
-	// default, RoCEv2's. The first of them is the one that source ports are chosen for.
+	// UDPPorts and TCPPorts are servers' dataplane.udp_ports and dataplane.tcp_ports: the destination ports that are
+	// steered. nil means the default, RoCEv2's port. Source ports are chosen for the first of them.
 	UDPPorts, TCPPorts []uint16
-	// RestartTime is bgp.restart_time, in whole seconds; 0: no graceful restart.
-	RestartTime time.Duration
-	// Lab shortens what fared waits for, so that the steps of a lab are short.
-	Lab bool
+	// Quick shortens drain_delay, start.deadline and bgp.connect_retry, for labs with short steps.
+	Quick bool
 }
 
-// scaled is the speed that a cable has at the site, at least 1 bit/s.
+// scaled returns a cable's speed at the site, at least 1 bit/s.
 func (s Site) scaled(b fare.Bandwidth) fare.Bandwidth {
 	return max(b/fare.Bandwidth(max(s.SpeedScale, 1)), 1)
 }
 
 // File is a generated file. A script is a file whose text begins with "#!".
 type File struct {
-	Name string // relative to the folder it belongs in, with slashes
+	Name string // relative to its folder, with slashes
 	Text string
 }
 
-// bfdMultiplier is how many packets of BFD in a row have to be missing (RFC 5880, Section 6.8.4).
+// bfdMultiplier is the number of consecutive missing BFD packets that take a session down (RFC 5880, Section 6.8.4).
 const bfdMultiplier = 3
 
 // ConfigFile is the name of a node's configuration of fared.
 const ConfigFile = "fared.yaml"
 
-// Files are the configuration of a node: fared.yaml; or frr.conf, daemons and vtysh.conf; or bird.conf.
+// Files returns the configuration of a node: fared.yaml; or frr.conf, daemons and vtysh.conf; or bird.conf.
 //
-// Of each cable's two ends the lower one connects: a server to its leaf, a leaf to its spine; fared's upper end is passive.
+// The lower end of each cable connects: a server to its leaf, a leaf to its spine; fared's upper end is passive.
 //
-// frr.conf is FRR's integrated configuration. zebra and bgpd also take it one by one with -f, and then only log what is meant
-// for the other.
+// frr.conf is FRR's integrated configuration. zebra and bgpd also accept it individually with -f, and only log the
+// lines for the other.
 func (f *Fabric) Files(n *Node, site Site) []File {
 	switch f.Software(n) {
 	case FRR:
@@ -66,15 +68,15 @@ func (f *Fabric) Files(n *Node, site Site) []File {
 	return []File{{ConfigFile, f.faredConfig(n, site)}}
 }
 
-// group names the nodes at the other ends of some of a node's cables: servers or leaves below it, spines above it.
-func group(there *Node) string { return [...]string{"servers", "leaves", spines}[there.Kind] }
+// peerGroup returns the name of the group of nodes of there's kind: servers or leaves below a node, spines above it.
+func peerGroup(there *Node) string { return [...]string{"servers", "leaves", spines}[there.Kind] }
 
-// groups are those of a node, the ones below it first.
-func (f *Fabric) groups(n *Node) []string {
+// peerGroups returns the peer groups of a node, those below it first.
+func (f *Fabric) peerGroups(n *Node) []string {
 	var all []string
 	for _, c := range f.At(n) {
-		if _, there := c.At(n); !slices.Contains(all, group(there.Node)) {
-			all = append(all, group(there.Node))
+		if _, there := c.At(n); !slices.Contains(all, peerGroup(there.Node)) {
+			all = append(all, peerGroup(there.Node))
 		}
 	}
 	return all
@@ -83,12 +85,12 @@ func (f *Fabric) groups(n *Node) []string {
 // spines is the group above a leaf.
 const spines = "spines"
 
-// text collects lines.
+// text is a builder of lines.
 type text struct{ strings.Builder }
 
 func (t *text) line(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }
 
-// title says what a file is, after the mark of a comment.
+// title returns the heading of a file, without the comment mark.
 func (f *Fabric) title(n *Node) string {
 	where := ""
 	if n.Plane >= 0 {
@@ -97,7 +99,14 @@ func (f *Fabric) title(n *Node) string {
 	return fmt.Sprintf("%s%s of the fabric %s, generated from its description.", n.Name, where, f.Name)
 }
 
-// faredConfig is fared.yaml: that of `fared run` for a server, of `fared leaf` for a leaf or spine, which are the same to it.
+// onlyUplinks reports whether a leaf has no server, because there are too few servers for all leaves of a plane: such a
+// leaf has no bandwidth to share among its uplinks.
+func (f *Fabric) onlyUplinks(leaf *Node) bool {
+	return !slices.ContainsFunc(f.At(leaf), func(c *Cable) bool { return !c.Uplink() })
+}
+
+// faredConfig returns fared.yaml: for `fared run` on a server, for `fared leaf` on a leaf or a spine, between which it
+// does not distinguish.
 func (f *Fabric) faredConfig(n *Node, site Site) string {
 	var t text
 	t.line("# %s", f.title(n))
@@ -109,24 +118,27 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 	if n.Kind == KindServer {
 		t.line("loopbacks:")
 		for g := range f.GPUs {
-			t.line("  - %s", f.Loopback(n.Index, g))
+			for _, l := range f.LoopbacksAt(n.Index, g) {
+				t.line("  - %s", l)
+			}
 		}
 	}
-	t.line("accept: [%s]", f.Loopbacks)
-	if site.Lab {
+	t.line("accept: [%s]", strings.Join(texts(f.loopbackNetworks()), ", "))
+	if site.Quick {
 		t.line("drain_delay: 200ms\nstart: {deadline: 20s}")
 	}
 	var bgp []string
-	if site.Lab {
+	if site.Quick {
 		bgp = append(bgp, "connect_retry: 200ms")
 	}
-	if site.RestartTime > 0 {
-		// So that a neighbour which can keeps the routes of a node whose control plane has crashed, and says when it has sent all of
-		// its own, which FRR does to no other (RFC 4724).
-		bgp = append(bgp, "restart_time: "+site.RestartTime.String())
+	if f.RestartTime > 0 {
+		bgp = append(bgp, "restart_time: "+f.RestartTime.String())
+	}
+	if n.Kind == KindServer && f.SharedAS == SharedServers && f.Spec.Leaf == BIRD {
+		bgp = append(bgp, "allow_own_as: 1") // BIRD passes on the AS that all servers share
 	}
 	if n.Kind == KindServer && f.Spec.Leaf == BIRD {
-		// BIRD passes on what its best path says and adds nothing up.
+		// BIRD passes on the value of its best path and does not sum.
 		t.line("path_bandwidth: {advertise: node}")
 	}
 	if bgp != nil {
@@ -153,6 +165,9 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 		}
 		here, there := c.At(n)
 		t.line("      - device: %s", here.Device)
+		if n.Kind == KindServer && f.owners() > 1 {
+			t.line("        loopbacks: [%s]", strings.Join(texts(f.LoopbacksOf(c.Group)), ", "))
+		}
 		if site.Speeds == "" {
 			t.line("        speed: %s", speedText(site.scaled(c.Speed)))
 		} else {
@@ -161,22 +176,39 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 		if site.AssumeUp {
 			t.line("        link_state: assume-up")
 		}
-		if c.Uplink() && n.Kind == KindLeaf {
+		if c.Uplink() && n.Kind == KindLeaf && !f.onlyUplinks(n) {
 			t.line("        uplink: true")
 		}
-		session := fmt.Sprintf("peer: %s, local: %s, peer_as: %d", there.Addr, here.Addr, there.Node.AS)
-		if site.Port != 0 {
-			session += fmt.Sprintf(", port: %d", site.Port)
+		t.line("        sessions:")
+		for _, fam := range f.families4and6() {
+			session := fmt.Sprintf("peer: %q, local: %q, peer_as: %d", there.addr(fam), here.addr(fam), there.Node.AS)
+			if fam.bits == 32 {
+				session = fmt.Sprintf("peer: %s, local: %s, peer_as: %d", there.Addr, here.Addr, there.Node.AS)
+			}
+			if site.Port != 0 {
+				session += fmt.Sprintf(", port: %d", site.Port)
+			}
+			if here == &c.Up {
+				session += ", passive: true"
+			}
+			if here == &c.Up && there.Node.Kind == KindServer && f.SharedAS == SharedServers {
+				session += ", as_override: true"
+			}
+			t.line("          - {%s}", session)
 		}
-		if here == &c.Up {
-			session += ", passive: true"
-		}
-		t.line("        sessions:\n          - {%s}", session)
 	}
 	return t.String()
 }
 
-// ask is what a function of a Site says, "" when there is none.
+// texts returns the text of each value.
+func texts[T fmt.Stringer](values []T) (all []string) {
+	for _, v := range values {
+		all = append(all, v.String())
+	}
+	return all
+}
+
+// ask returns the result of a function of a Site, or "" if the function is nil.
 func ask(say func(string) string, n *Node) string {
 	if say == nil {
 		return ""
@@ -184,7 +216,7 @@ func ask(say func(string) string, n *Node) string {
 	return say(n.Name)
 }
 
-// dataplane are the keys of a node's dataplane section; nil: all have their defaults.
+// dataplane returns the keys of a node's dataplane section; nil means that all have their defaults.
 func (s Site) dataplane(n *Node) (keys []string) {
 	if address := ask(s.Dataplane, n); address != "" {
 		keys = append(keys, fmt.Sprintf("address: %q", address))

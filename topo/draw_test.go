@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// drawn reads an SVG: how many elements of each name it has, and its texts.
+// drawn parses an SVG and returns the number of elements of each name, and the texts.
 func drawn(t *testing.T, text string) (elements map[string]int, texts map[string]bool) {
 	t.Helper()
 	elements, texts = map[string]int{}, map[string]bool{}
@@ -33,7 +33,8 @@ func drawn(t *testing.T, text string) (elements map[string]int, texts map[string
 	}
 }
 
-// TestDraw: a small fabric shows every node and every cable, once.
+// TestDraw verifies that the drawing of a small fabric shows every node and every
+// cable, once.
 func TestDraw(t *testing.T) {
 	for _, s := range []Spec{{}, {Servers: 16, Leaves: 4, Spines: 4, GPUs: 8}, {Leaves: 2}, {Planes: 9, SubPorts: 1, Servers: 3}} {
 		f, err := New(s)
@@ -56,7 +57,8 @@ func TestDraw(t *testing.T) {
 	}
 }
 
-// TestDrawLarge: what is alike is one box, so a drawing does not grow with the fabric.
+// TestDrawLarge verifies that equal nodes share one box, so that a drawing does not
+// grow with the fabric.
 func TestDrawLarge(t *testing.T) {
 	for _, c := range []struct {
 		spec  Spec
@@ -86,7 +88,8 @@ func TestDrawLarge(t *testing.T) {
 	}
 }
 
-// TestDrawAny: any fabric gives XML, with nothing outside of the view.
+// TestDrawAny verifies that the drawing of any fabric is XML, with nothing outside the
+// view.
 func TestDrawAny(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 10))
 	for range 200 {
@@ -112,7 +115,8 @@ func TestDrawAny(t *testing.T) {
 	}
 }
 
-// TestCabling: both tables have a line for each cable, and say the same.
+// TestCabling verifies that both tables have a line for each cable, with equal
+// content.
 func TestCabling(t *testing.T) {
 	f := example(t, "two-tier")
 	rows, err := csv.NewReader(strings.NewReader(f.CablingCSV())).ReadAll()

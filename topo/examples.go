@@ -9,10 +9,13 @@ import (
 //go:embed examples/*.yaml
 var examples embed.FS
 
-// Examples are the names of the fabrics that Example knows.
-func Examples() []string { return []string{"figure1", "superpod", "two-tier", "dual-leaf"} }
+// Examples returns the names of the fabrics that Example accepts.
+func Examples() []string {
+	return []string{"figure1", "figure1-servers", "superpod", "two-tier", "dual-leaf"}
+}
 
-// Example is a fabric that comes with this package, as a file (topo/examples).
+// Example returns the file of a fabric that this package includes
+// (topo/examples).
 func Example(name string) ([]byte, error) {
 	text, err := examples.ReadFile("examples/" + name + ".yaml")
 	if err != nil {

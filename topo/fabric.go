@@ -10,7 +10,7 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// Kind is what a node is.
+// Kind is the kind of a node.
 type Kind uint8
 
 // The kinds.
@@ -20,14 +20,14 @@ const (
 	KindSpine
 )
 
-// String is a word for people.
+// String returns the kind's name for display.
 func (k Kind) String() string { return [...]string{"server", "leaf", "spine"}[k] }
 
 // Node is a BGP speaker of the fabric.
 type Node struct {
 	Kind  Kind
-	Index int // among its kind, over the whole fabric
-	Plane int // of a leaf or spine; -1: a server is in all
+	Index int // index among the nodes of its kind, over the whole fabric
+	Plane int // plane of a leaf or spine; -1 for a server, which is in all planes
 	Name  string
 	AS    uint32
 	ID    netip.Addr // BGP identifier
@@ -37,25 +37,29 @@ type Node struct {
 type End struct {
 	Node   *Node
 	Device string
-	Addr   netip.Addr // in a /31 network with the other end's
+	// Addr is the IPv4 address, in a /31 network with the other end's, and Addr6 the IPv6 address, in a /127; the zero
+	// value if Spec.Addresses excludes the family.
+	Addr, Addr6 netip.Addr
 }
 
-// Cable is a cable between a server and a leaf, or between a leaf and a spine. It carries one BGP session.
+// Cable is a cable between a server and a leaf, or between a leaf and a spine. It carries one BGP session for each address family.
 type Cable struct {
-	// Index is its place in Fabric.Cables.
+	// Index is the index in Fabric.Cables.
 	Index int
 	Plane int
-	// Sub is the server's sub-port in the plane; of an uplink the spine's number in the plane.
-	Sub   int
-	Down  End // the server's, or the leaf's of an uplink
-	Up    End // the leaf's, or the spine's
+	// Sub is the sub-port's number in its port, or for an uplink the spine's number in the plane.
+	Sub int
+	// Group is the source group that the sub-port serves; nil for an uplink.
+	Group *Group
+	Down  End // the server's end, or for an uplink the leaf's
+	Up    End // the leaf's end, or for an uplink the spine's
 	Speed fare.Bandwidth
 }
 
-// Uplink says that the cable is between a leaf and a spine.
+// Uplink reports whether the cable is between a leaf and a spine.
 func (c *Cable) Uplink() bool { return c.Up.Node.Kind == KindSpine }
 
-// At returns the cable's end at a node and the other one; the node has to be at one of them.
+// At returns the cable's end at n and the other end; n must be at one of them.
 func (c *Cable) At(n *Node) (here, there *End) {
 	if c.Down.Node == n {
 		return &c.Down, &c.Up
@@ -66,20 +70,22 @@ func (c *Cable) At(n *Node) (here, there *End) {
 // Fabric is a numbered fabric. It is immutable.
 type Fabric struct {
 	Spec
-	Server []*Node // servers
-	Leaf   []*Node // leaves, those of plane 0 first
+	Server []*Node
+	Leaf   []*Node // in the order of their planes
 	Spine  []*Node
-	// Cables are those of servers, by plane, server and sub-port, and after them the uplinks, by leaf and spine.
+	// Cables holds the servers' cables, by plane, server, GPU (if GPUs own their ports) and sub-port, followed by the
+	// uplinks, by leaf and spine.
 	Cables []*Cable
 
+	groups []*Group
 	at     map[*Node][]*Cable
 	byName map[string]*Node
 }
 
-// routerIDs is the network from which leaves and spines have their BGP identifiers.
+// routerIDs is the network of the BGP identifiers of leaves and spines.
 var routerIDs = netip.AddrFrom4([4]byte{10, 254, 0, 0})
 
-// New numbers a fabric. The error is Problems.
+// New numbers a fabric. The error is of type Problems.
 func New(s Spec) (*Fabric, error) {
 	s = s.WithDefaults()
 	if err := s.Validate(); err != nil {
@@ -92,7 +98,11 @@ func New(s Spec) (*Fabric, error) {
 		f.byName[n.Name] = &n
 	}
 	for i := range s.Servers {
-		add(&f.Server, Node{Kind: KindServer, Plane: -1, Name: fmt.Sprintf("server%d", i+1), AS: s.ServerAS + uint32(i), ID: f.Loopback(i, 0).Addr()})
+		as := s.ServerAS
+		if s.SharedAS == SharedNone {
+			as += uint32(i)
+		}
+		add(&f.Server, Node{Kind: KindServer, Plane: -1, Name: fmt.Sprintf("server%d", i+1), AS: as, ID: f.Loopback(i, 0).Addr()})
 	}
 	for p := range s.Planes {
 		for i := range s.Leaves {
@@ -110,7 +120,7 @@ func New(s Spec) (*Fabric, error) {
 	return f, nil
 }
 
-// switchName is leaf2 where a plane has one, leaf2-0 where it has several.
+// switchName returns leaf2 in a plane with one leaf, leaf2-0 in a plane with several.
 func switchName(kind string, plane, i, of int) string {
 	if of == 1 {
 		return kind + strconv.Itoa(plane)
@@ -124,71 +134,86 @@ func offset(a netip.Addr, n uint32) netip.Addr {
 }
 
 func (f *Fabric) wire() {
-	add := func(c Cable, n int) {
+	z := f.sizes()
+	bits, inPlane := f.planeBits(z), make([]int, f.Planes)
+	add := func(c Cable) *Cable {
 		c.Index = len(f.Cables)
 		// Block 0 stays free: in 127.0.0.0/8 it holds 127.0.0.1.
-		c.Down.Addr = offset(f.Underlay.Addr(), uint32(c.Plane+1)<<f.planeBits()+uint32(2*n))
-		c.Up.Addr = c.Down.Addr.Next()
+		at := uint32(c.Plane+1)<<bits + uint32(2*inPlane[c.Plane])
+		if f.has(4) {
+			c.Down.Addr, c.Up.Addr = offset(f.Underlay.Addr(), at), offset(f.Underlay.Addr(), at+1)
+		}
+		if f.has(6) {
+			c.Down.Addr6, c.Up.Addr6 = offset6(f.Underlay6.Addr(), at), offset6(f.Underlay6.Addr(), at+1)
+		}
+		inPlane[c.Plane]++
 		f.Cables = append(f.Cables, &c)
 		f.at[c.Down.Node] = append(f.at[c.Down.Node], &c)
 		f.at[c.Up.Node] = append(f.at[c.Up.Node], &c)
+		return &c
 	}
+	f.makeGroups()
+	list, _ := parseOverrides(string(f.Overrides)) // Validate has parsed them
+	made := make([]int, f.Servers)                 // number of sub-ports of each server so far
 	for p := range f.Planes {
-		for s, server := range f.Server {
-			for sub := range f.SubPorts {
-				leaf := f.Leaf[p*f.Leaves+f.leafOf(s, sub)]
-				add(Cable{Plane: p, Sub: sub, Speed: f.Speed,
-					Down: End{Node: server, Device: f.Device(p, sub)},
-					Up:   End{Node: leaf, Device: fmt.Sprintf("s%d.%d", s+1, sub)}}, s*f.SubPorts+sub)
+		for _, g := range f.groups {
+			server, owner := g.Server.Index, g.Index%f.owners()
+			subs, speed := f.port(list, server, owner, p)
+			for sub := range subs {
+				leaf := f.Leaf[p*f.Leaves+f.leafOf(server, sub)]
+				upper := fmt.Sprintf("s%d", server+1)
+				if f.owners() > 1 {
+					upper += gpuName(owner)
+				}
+				c := add(Cable{Plane: p, Sub: sub, Speed: speed, Group: g,
+					Down: End{Node: g.Server, Device: f.subPortDevice(p, owner, sub, made[server])},
+					Up:   End{Node: leaf, Device: fmt.Sprintf("%s.%d", upper, sub)}})
+				made[server]++
+				g.Planes[p], g.Cables = append(g.Planes[p], c), append(g.Cables, c)
 			}
 		}
 	}
 	for _, leaf := range f.Leaf {
 		for i := range f.Spines {
-			in := leaf.Index % f.Leaves
 			add(Cable{Plane: leaf.Plane, Sub: i, Speed: f.UplinkSpeed,
 				Down: End{Node: leaf, Device: fmt.Sprintf("up%d", i)},
-				Up:   End{Node: f.Spine[leaf.Plane*f.Spines+i], Device: fmt.Sprintf("down%d", in)}},
-				f.Servers*f.SubPorts+in*f.Spines+i)
+				Up:   End{Node: f.Spine[leaf.Plane*f.Spines+i], Device: fmt.Sprintf("down%d", leaf.Index%f.Leaves)}})
 		}
 	}
 }
 
-// leafOf is which leaf of a plane a server's sub-port is wired to.
-func (f *Fabric) leafOf(server, sub int) int {
-	if f.Cabling == Split {
-		return sub % f.Leaves
+// makeGroups creates the source groups, without cables.
+func (f *Fabric) makeGroups() {
+	for _, server := range f.Server {
+		for owner := range f.owners() {
+			f.groups = append(f.groups, &Group{Index: len(f.groups), Server: server, Name: groupName(&f.Spec, server.Index, owner),
+				GPU: owner, GPUs: f.GPUs / f.owners(), Planes: make([][]*Cable, f.Planes)})
+		}
 	}
-	return server / ceil(f.Servers, f.Leaves)
 }
 
-// PlaneName names a plane, and Device a sub-port at every server.
-func (f *Fabric) PlaneName(plane int) string   { return "p" + strconv.Itoa(plane) }
-func (f *Fabric) Device(plane, sub int) string { return fmt.Sprintf("p%d.%d", plane, sub) }
+// PlaneName returns the name of a plane.
+func (f *Fabric) PlaneName(plane int) string { return planeName(plane) }
 
-// Loopback is the address of a server's GPU.
+// Loopback returns the IPv4 address of a server's GPU. With addresses: ipv6 it is used only for the BGP identifier,
+// with the first GPU's.
 func (f *Fabric) Loopback(server, gpu int) netip.Prefix {
 	return netip.PrefixFrom(offset(f.Loopbacks.Addr(), uint32(server*f.GPUs+gpu+1)), 32)
 }
 
-// Cable is that of a server's sub-port in a plane.
-func (f *Fabric) Cable(plane, server, sub int) *Cable {
-	return f.Cables[(plane*f.Servers+server)*f.SubPorts+sub]
-}
-
-// At are a node's cables, in the order of their indexes.
+// At returns a node's cables, in the order of their indexes.
 func (f *Fabric) At(n *Node) []*Cable { return f.at[n] }
 
-// Nodes are all nodes: servers, leaves, spines.
+// Nodes returns all nodes: servers, leaves, spines.
 func (f *Fabric) Nodes() []*Node {
 	all := make([]*Node, 0, len(f.Server)+len(f.Leaf)+len(f.Spine))
 	return append(append(append(all, f.Server...), f.Leaf...), f.Spine...)
 }
 
-// Node finds a node by its name; nil: there is none.
+// Node returns the node with a name, or nil.
 func (f *Fabric) Node(name string) *Node { return f.byName[name] }
 
-// Software is what runs on a node: "fared", "frr" or "bird".
+// Software returns the software of a node: "fared", "frr" or "bird".
 func (f *Fabric) Software(n *Node) string {
 	switch n.Kind {
 	case KindLeaf:
@@ -199,15 +224,16 @@ func (f *Fabric) Software(n *Node) string {
 	return Fared
 }
 
-// Find returns the cables that a name stands for, at least one: of a node ("leaf2", "server1": all of its cables), of a plane
-// ("p2"), of a node's plane, sub-port or device ("server1/p2", "server1/p2.0", "leaf0-1/up0", "spine0/down1").
+// Find returns the cables that a name selects, at least one: those of a node ("leaf2", "server1"), of a plane ("p2"),
+// of a node's plane, sub-port or device ("server1/p2", "server1/p2.0", "leaf0-1/up0", "spine0/down1"), and, if GPUs own
+// their ports, those of a GPU, its port in a plane and a sub-port ("server1/g3", "server1/g3p2", "server1/g3p2.0").
 func (f *Fabric) Find(name string) ([]*Cable, error) {
 	owner, part, inside := strings.Cut(name, "/")
 	var found []*Cable
 	if n := f.byName[owner]; n != nil {
 		for _, c := range f.at[n] {
 			here, _ := c.At(n)
-			if !inside || here.Device == part || n.Kind == KindServer && f.PlaneName(c.Plane) == part {
+			if !inside || here.Device == part || n.Kind == KindServer && f.covers(c, part) {
 				found = append(found, c)
 			}
 		}
@@ -220,12 +246,23 @@ func (f *Fabric) Find(name string) ([]*Cable, error) {
 	}
 	if len(found) == 0 {
 		return nil, fmt.Errorf("%q: %w: name a node (%s), a plane (%s), or a port of a node (%s/%s, %s/%s, %s/%s)", name, errNotFound,
-			f.names(), f.span("p", 0, f.Planes-1), f.Server[0].Name, f.PlaneName(0), f.Server[0].Name, f.Device(0, 0), f.Leaf[0].Name, f.at[f.Leaf[0]][0].Up.Device)
+			f.names(), f.span("p", 0, f.Planes-1), f.Server[0].Name, f.PlaneName(0), f.Server[0].Name, f.at[f.Server[0]][0].Down.Device, f.Leaf[0].Name, f.at[f.Leaf[0]][0].Up.Device)
 	}
 	return found, nil
 }
 
-// names are the nodes' names for an error.
+// covers reports whether a server's cable belongs to a plane ("p2"), to a GPU that owns its ports ("g3") or to its port
+// ("g3p2").
+func (f *Fabric) covers(c *Cable, part string) bool {
+	plane := f.PlaneName(c.Plane)
+	if f.owners() == 1 {
+		return part == plane
+	}
+	gpu := gpuName(c.Group.GPU)
+	return part == plane || part == gpu || part == gpu+plane
+}
+
+// names returns the nodes' names for an error.
 func (f *Fabric) names() string {
 	parts := []string{f.span("server", 1, f.Servers)}
 	for _, list := range [][]*Node{f.Leaf, f.Spine} {

@@ -9,7 +9,7 @@ func TestFind(t *testing.T) {
 	f := example(t, "two-tier")
 	for _, c := range []struct {
 		name string
-		ends string // lower ends of what is found
+		ends string // lower ends of the cables found
 	}{
 		{"server2", "server2/p0.0 server2/p0.1 server2/p1.0 server2/p1.1"},
 		{"server2/p1", "server2/p1.0 server2/p1.1"},
@@ -39,7 +39,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestWays: a server's cables go to one leaf of a plane, or to all of them in turn.
+// TestWays verifies that a server's cables go to one leaf of a plane, or to all of
+// them in turn.
 func TestWays(t *testing.T) {
 	leaves := func(f *Fabric) string {
 		var names []string

@@ -53,7 +53,8 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// TestGenerateGolden: the files of the examples. Those of two-tier are there to be read, of the others only digests.
+// TestGenerateGolden compares the files of the examples: those of two-tier in full for readers, those of the others by
+// digests.
 func TestGenerateGolden(t *testing.T) {
 	for _, name := range Examples() {
 		var all strings.Builder
@@ -71,7 +72,8 @@ func TestGenerateGolden(t *testing.T) {
 	}
 }
 
-// TestShippedContainerlab: what is in containerlab/ is what its descriptions give. make generate writes it.
+// TestShippedContainerlab verifies that the files in containerlab/ equal those generated from their descriptions. make
+// generate writes them.
 func TestShippedContainerlab(t *testing.T) {
 	const root = "../containerlab"
 	descriptions, err := filepath.Glob(filepath.Join(root, "*", SpecFile))
@@ -107,7 +109,7 @@ func TestShippedContainerlab(t *testing.T) {
 	}
 }
 
-// check gives a file to a router's own parser.
+// check passes a file to a router's own parser.
 func check(t *testing.T, name, text string) error {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), name)
@@ -124,12 +126,14 @@ func check(t *testing.T, name, text string) error {
 	return nil
 }
 
-// TestRoutersAccept: FRR's and BIRD's own parsers take the files, and refuse them with a mistake in them.
+// TestRoutersAccept verifies that FRR's and BIRD's own parsers accept the files, and reject them with a mistake in
+// them.
 func TestRoutersAccept(t *testing.T) {
 	netnstest.Require(t, "vtysh", "bird")
 	mistakes := map[string][2]string{"frr.conf": {"bandwidth cumulative", "bandwidth cumulatively"}, "bird.conf": {"protocol bgp", "protocol bgpp"}}
 	for _, software := range []string{FRR, BIRD} {
-		for _, s := range []Spec{{}, {Leaves: 2, Spines: 2, GPUs: 8, Servers: 4}, {Leaves: 2}, {SubPorts: 16, Speed: 1 * fare.Terabit}, {Leaves: 2, Spines: 1, BFD: 100 * time.Millisecond}} {
+		for _, s := range []Spec{{}, {Leaves: 2, Spines: 2, GPUs: 8, Servers: 4}, {Leaves: 2}, {SubPorts: 16, Speed: 1 * fare.Terabit}, {Leaves: 2, Spines: 1, BFD: 100 * time.Millisecond},
+			{GPUs: 2, GPUPorts: Own, Servers: 2}, {Addresses: IPv6, Leaves: 2, Spines: 2, GPUs: 2, GPUPorts: Own, Servers: 4}, {Addresses: Dual, Leaves: 2, Spines: 2, Servers: 4, SharedAS: SharedServers, BFD: time.Second}} {
 			s.Leaf, s.Spine = software, software
 			f, err := New(s)
 			if err != nil {
@@ -155,7 +159,7 @@ func TestRoutersAccept(t *testing.T) {
 	}
 }
 
-// session is what one node's file says of a BGP session.
+// session is a BGP session in one node's file.
 type session struct {
 	local, peer netip.Addr
 	as, peerAS  uint32
@@ -164,11 +168,11 @@ type session struct {
 var (
 	frrAS       = regexp.MustCompile(`(?m)^router bgp (\d+)$`)
 	frrNeighbor = regexp.MustCompile(`(?m)^ neighbor (\S+) remote-as (\d+)$`)
-	frrAddress  = regexp.MustCompile(`(?m)^ ip address (\S+)/31$`)
+	frrAddress  = regexp.MustCompile(`(?m)^ (?:ip|ipv6) address (\S+/(?:31|127))$`)
 	birdSession = regexp.MustCompile(`(?m)^protocol bgp \w+ from \w+ \{ local (\S+) as (\d+); neighbor (\S+) as (\d+); \}$`)
 )
 
-// sessions reads a node's file.
+// sessions parses a node's file.
 func sessions(t *testing.T, f *Fabric, n *Node, file File) (all []session, passive int) {
 	t.Helper()
 	as := func(text string) uint32 {
@@ -201,12 +205,12 @@ func sessions(t *testing.T, f *Fabric, n *Node, file File) (all []session, passi
 		own := as(frrAS.FindStringSubmatch(file.Text)[1])
 		locals := map[netip.Prefix]netip.Addr{}
 		for _, m := range frrAddress.FindAllStringSubmatch(file.Text, -1) {
-			a := netip.MustParseAddr(m[1])
-			locals[netip.PrefixFrom(a, 31).Masked()] = a
+			p := netip.MustParsePrefix(m[1])
+			locals[p.Masked()] = p.Addr()
 		}
 		for _, m := range frrNeighbor.FindAllStringSubmatch(file.Text, -1) {
 			peer := netip.MustParseAddr(m[1])
-			all = append(all, session{locals[netip.PrefixFrom(peer, 31).Masked()], peer, own, as(m[2])})
+			all = append(all, session{locals[netip.PrefixFrom(peer, peer.BitLen()-1).Masked()], peer, own, as(m[2])})
 		}
 	case "bird.conf":
 		for _, m := range birdSession.FindAllStringSubmatch(file.Text, -1) {
@@ -218,8 +222,8 @@ func sessions(t *testing.T, f *Fabric, n *Node, file File) (all []session, passi
 	return all, passive
 }
 
-// TestPeersAgree: of any fabric, every session is in the files of both its nodes, with the same addresses and AS numbers, and
-// nothing else is.
+// TestPeersAgree verifies that every session of any fabric is in the files of both its nodes, with the same addresses
+// and AS numbers, and that the files have no other session.
 func TestPeersAgree(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for i := range 45 {
@@ -232,13 +236,22 @@ func TestPeersAgree(t *testing.T) {
 			total := 0
 			for _, n := range f.Nodes() {
 				all, passive := sessions(t, f, n, f.Files(n, f.Site(target))[0])
-				if len(all) != len(f.At(n)) {
+				each := 1
+				if f.Addresses == Dual {
+					each = 2
+				}
+				for _, s := range all {
+					if s.local.Is4() && f.Addresses == IPv6 || s.local.Is6() && f.Addresses == IPv4 || s.local.Is4() != s.peer.Is4() {
+						t.Fatalf("%+v: %s has the session %+v", f.Spec, n.Name, s)
+					}
+				}
+				if len(all) != each*len(f.At(n)) {
 					t.Fatalf("%+v: %s has %d sessions in its file, and %d cables", f.Spec, n.Name, len(all), len(f.At(n)))
 				}
 				down := 0
 				for _, c := range f.At(n) {
 					if here, _ := c.At(n); here == &c.Up {
-						down++
+						down += each
 					}
 				}
 				if f.Software(n) == Fared && passive != down {
@@ -254,14 +267,15 @@ func TestPeersAgree(t *testing.T) {
 					t.Fatalf("%+v: %+v is not what the other end says", f.Spec, s)
 				}
 			}
-			if total != 2*len(f.Cables) {
+			if total != 2*len(f.Cables)*f.sessionsEach() {
 				t.Fatalf("%+v: %d ends of sessions, %d cables", f.Spec, total, len(f.Cables))
 			}
 		}
 	}
 }
 
-// TestNumbering: names, addresses, AS numbers and identifiers are unique, and both ends of a cable are in one /31.
+// TestNumbering verifies that names, addresses, AS numbers and identifiers are unique, and that both ends of a cable
+// are in one /31.
 func TestNumbering(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	specs := []Spec{{Servers: 2048, GPUs: 8, Planes: 8, Leaves: 16, Spines: 16}, {Planes: 64, SubPorts: 1, Servers: 1024}}
@@ -283,7 +297,7 @@ func TestNumbering(t *testing.T) {
 		for _, n := range f.Nodes() {
 			own(n.Name, n.Name)
 			own(n.ID, n.Name)
-			if n.Kind != KindSpine { // those of a plane share one
+			if n.Kind == KindLeaf || n.Kind == KindServer && f.SharedAS == SharedNone { // the spines of a plane share one AS
 				own(n.AS, n.Name)
 			}
 			if f.Node(n.Name) != n {
@@ -291,11 +305,13 @@ func TestNumbering(t *testing.T) {
 			}
 			if n.Kind == KindServer {
 				for g := range f.GPUs {
-					if g > 0 { // the first is the identifier
-						own(f.Loopback(n.Index, g).Addr(), n.Name)
-					}
-					if !f.Loopbacks.Contains(f.Loopback(n.Index, g).Addr()) {
-						t.Fatalf("%+v: the loopback %s is not in %s", s, f.Loopback(n.Index, g), f.Loopbacks)
+					for _, l := range f.LoopbacksAt(n.Index, g) {
+						if l.Addr() != n.ID { // the first loopback equals the identifier
+							own(l.Addr(), n.Name)
+						}
+						if !l.IsSingleIP() || !f.Loopbacks.Contains(l.Addr()) && !f.Loopbacks6.Contains(l.Addr()) {
+							t.Fatalf("%+v: the loopback %s is not in %s or %s", s, l, f.Loopbacks, f.Loopbacks6)
+						}
 					}
 				}
 			}
@@ -304,11 +320,19 @@ func TestNumbering(t *testing.T) {
 			if c.Index != i || c.Down.Node.Kind >= c.Up.Node.Kind || c.Up.Node.Plane != c.Plane {
 				t.Fatalf("%+v: cable %d is %+v", s, i, c)
 			}
-			if netip.PrefixFrom(c.Down.Addr, 31).Masked() != netip.PrefixFrom(c.Up.Addr, 31).Masked() || !f.Underlay.Contains(c.Down.Addr) {
-				t.Fatalf("%+v: cable %d from %s to %s", s, i, c.Down.Addr, c.Up.Addr)
+			if c.Down.Addr.IsValid() != (f.Addresses != IPv6) || c.Down.Addr6.IsValid() != (f.Addresses != IPv4) {
+				t.Fatalf("%+v: cable %d has %s", s, i, c.Down.Addrs())
+			}
+			for k, down := range c.Down.Addrs() {
+				up := c.Up.Addrs()[k]
+				if p := netip.PrefixFrom(down, down.BitLen()-1); p != p.Masked() || !p.Contains(up) || up == down || !f.Underlay.Contains(down) && !f.Underlay6.Contains(down) {
+					t.Fatalf("%+v: cable %d from %s to %s", s, i, down, up)
+				}
 			}
 			for _, e := range []End{c.Down, c.Up} {
-				own(e.Addr, e.Node.Name)
+				for _, a := range e.Addrs() {
+					own(a, e.Node.Name)
+				}
 				own(e.Node.Name+"/"+e.Device, "a device")
 				if len(e.Device) > 15 {
 					t.Fatalf("%+v: a device cannot be called %s", s, e.Device)
@@ -318,19 +342,23 @@ func TestNumbering(t *testing.T) {
 				t.Fatalf("%s/%s finds %v, %v", c.Down.Node.Name, c.Down.Device, at, err)
 			}
 		}
-		for p := range f.Planes {
-			for s := range f.Server {
-				for sub := range f.SubPorts {
-					if c := f.Cable(p, s, sub); c.Plane != p || c.Down.Node != f.Server[s] || c.Sub != sub {
-						t.Fatalf("the cable of server %d's sub-port %d in plane %d is %+v", s, sub, p, c)
+		for i, g := range f.Groups() {
+			n := 0
+			for p, cables := range g.Planes {
+				for sub, c := range cables {
+					if n++; c.Plane != p || c.Down.Node != g.Server || c.Sub != sub || c.Group != g {
+						t.Fatalf("%s: the cable of sub-port %d in plane %d is %+v", g.Name, sub, p, c)
 					}
 				}
+			}
+			if g.Index != i || n == 0 || n != len(g.Cables) || f.Group(g.Name) != g || g.Server != f.Server[i/f.GroupsEach()] {
+				t.Fatalf("%+v: the source group %d is %+v", s, i, g)
 			}
 		}
 	}
 }
 
-// TestDeterministic: the same description gives the same bytes.
+// TestDeterministic verifies that the same description yields the same bytes.
 func TestDeterministic(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	for range 30 {
@@ -351,7 +379,65 @@ func TestDeterministic(t *testing.T) {
 	}
 }
 
-// TestWiring: devices, addresses, rates and settings of a leaf and a server.
+// TestDevicesEverywhere verifies that every generated file has the names of the pattern, and none has the default ones.
+func TestDevicesEverywhere(t *testing.T) {
+	byDefault := regexp.MustCompile(`\bp\d\.\d\b`)
+	for pattern, want := range map[string]string{"mlx5_{n}": `\bmlx5_11\b`, "enp{n}s0f{sub}": `\benp11s0f1\b`, "gpu{gpu}.{p}.{sub}": `\bgpu1\.2\.1\b`, "r{gpu}{plane}s{sub}": `\br1p2s1\b`} {
+		f := number(t, Spec{Servers: 2, Planes: 3, GPUs: 2, GPUPorts: Own, Devices: pattern})
+		for _, target := range Targets() {
+			for _, file := range f.Generate(target) {
+				if m := byDefault.FindString(file.Text); m != "" {
+					t.Errorf("%s: %s of %s has the default name %s", pattern, file.Name, target, m)
+				}
+				switch {
+				case strings.HasPrefix(file.Name, "nodes/server"), strings.HasPrefix(file.Name, "cabling."), file.Name == "netns.sh", file.Name == f.ClabFile():
+					if !regexp.MustCompile(want).MatchString(file.Text) {
+						t.Errorf("%s: %s of %s has no device %s", pattern, file.Name, target, want)
+					}
+				}
+			}
+		}
+	}
+	if f := number(t, Spec{Servers: 2}); !byDefault.MatchString(f.CablingText()) {
+		t.Error("the default names are others: this test has lost its subject")
+	}
+}
+
+// TestCablingOfBothFamilies verifies that rows have the addresses of both ends in the columns of their families.
+func TestCablingOfBothFamilies(t *testing.T) {
+	for addresses, want := range map[string][2]string{
+		IPv4: {"plane,from,from_device,from_address,from_as,to,to_device,to_address,to_as,speed,half", "p0,server1,p0.0,10.0.1.0/31,4200001000,leaf0,s1.0,10.0.1.1/31,4200010000,400G,a"},
+		IPv6: {"plane,from,from_device,from_address,from_as,to,to_device,to_address,to_as,speed,half", "p0,server1,p0.0,fd00:10::100/127,4200001000,leaf0,s1.0,fd00:10::101/127,4200010000,400G,a"},
+		Dual: {"plane,from,from_device,from_address,from_address6,from_as,to,to_device,to_address,to_address6,to_as,speed,half",
+			"p0,server1,p0.0,10.0.1.0/31,fd00:10::100/127,4200001000,leaf0,s1.0,10.0.1.1/31,fd00:10::101/127,4200010000,400G,a"},
+	} {
+		lines := strings.Split(number(t, Spec{Addresses: addresses}).CablingCSV(), "\n")
+		if lines[0] != want[0] || lines[1] != want[1] {
+			t.Errorf("%s:\n%s\n%s", addresses, lines[0], lines[1])
+		}
+	}
+}
+
+// TestLeavesHaveServers verifies that servers wired in blocks are spread over all leaves, whose numbers of servers
+// differ by at most one.
+func TestLeavesHaveServers(t *testing.T) {
+	for servers := 2; servers < 20; servers++ {
+		for leaves := 2; leaves <= servers; leaves++ {
+			f := number(t, Spec{Planes: 1, Servers: servers, Leaves: leaves, Spines: 1, SubPorts: 1})
+			for _, leaf := range f.Leaf {
+				if n := len(f.At(leaf)) - 1; n < servers/leaves || n > (servers+leaves-1)/leaves {
+					t.Errorf("%d of %d servers are at %s, one of %d leaves", n, servers, leaf.Name, leaves)
+				}
+			}
+		}
+	}
+	_, err := New(Spec{Planes: 2, Servers: 4, Leaves: 4, Spines: 1, Overrides: "server2/p1 sub_ports=0"})
+	if err == nil || !strings.Contains(err.Error(), "leaf1-1 would have no server") {
+		t.Errorf("a leaf with uplinks alone: %v", err)
+	}
+}
+
+// TestWiring verifies devices, addresses, rates and settings of a leaf and a server.
 func TestWiring(t *testing.T) {
 	f := example(t, "two-tier")
 	wiring := f.Wiring(Site{Speeds: "tbf", SpeedScale: 1000})
@@ -370,13 +456,10 @@ func TestWiring(t *testing.T) {
 	if !slices.Contains(leaf.Sysctls, Sysctl{"net.ipv4.ip_forward", "1"}) || !slices.Contains(server.Sysctls, Sysctl{"net.ipv4.ip_forward", "0"}) {
 		t.Errorf("a leaf forwards, and a server does not: %v, %v", leaf.Sysctls, server.Sysctls)
 	}
-	indexes, seeds := map[int]bool{}, map[string]bool{}
+	indexes, seeds := map[int]int{}, map[string]bool{}
 	for _, w := range wiring {
 		for _, d := range w.Devices {
-			if indexes[d.Index] {
-				t.Errorf("two devices have the index %d", d.Index)
-			}
-			indexes[d.Index] = true
+			indexes[d.Index]++
 		}
 		for _, s := range w.Sysctls {
 			if s.Name == hashSeed(w.Node).Name {
@@ -387,6 +470,11 @@ func TestWiring(t *testing.T) {
 			}
 		}
 	}
+	for index, n := range indexes {
+		if n != 2 {
+			t.Errorf("%d devices have the index %d, want both ends of one cable", n, index)
+		}
+	}
 	if len(seeds) != len(f.Leaf)+len(f.Spine) {
 		t.Errorf("%d seeds", len(seeds))
 	}
@@ -395,10 +483,10 @@ func TestWiring(t *testing.T) {
 	}
 }
 
-// TestNetnsScript: the script makes what the wiring says, and removes all of it.
+// TestNetnsScript verifies that the script creates the wiring, and removes all of it.
 func TestNetnsScript(t *testing.T) {
 	netnstest.Require(t, "tc", "sysctl", "sh")
-	f, err := New(Spec{Name: fmt.Sprintf("t%d", os.Getpid()), Planes: 2, Leaves: 2, Spines: 1, Servers: 2, GPUs: 2})
+	f, err := New(Spec{Name: fmt.Sprintf("t%d", os.Getpid()), Planes: 2, Leaves: 2, Spines: 1, Servers: 2, GPUs: 2, Addresses: Dual})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -414,15 +502,20 @@ func TestNetnsScript(t *testing.T) {
 		}
 		return string(out)
 	}
-	t.Cleanup(func() { exec.Command(script, "down").Run() }) // when the test fails
+	t.Cleanup(func() { exec.Command(script, "down").Run() }) // in case the test fails
 	run(script, "up")
 	for _, w := range f.Wiring(site) {
 		netns := f.netnsName(w.Node.Name)
 		addresses := run("ip", "-n", netns, "-brief", "address", "show", "up")
 		rates := run("tc", "-n", netns, "qdisc", "show")
 		for _, d := range w.Devices {
-			if !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(d.Name) + `@\S+ +\S+ +` + regexp.QuoteMeta(d.Addr.String()) + ` `).MatchString(addresses) {
-				t.Errorf("%s has no %s %s:\n%s", w.Node.Name, d.Name, d.Addr, addresses)
+			if len(d.Addrs) != 2 {
+				t.Errorf("%s: %s has the addresses %s", w.Node.Name, d.Name, d.Addrs)
+			}
+			for _, a := range d.Addrs {
+				if !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(d.Name) + `@\S+ +\S+ +(\S+ )*` + regexp.QuoteMeta(a.String()) + ` `).MatchString(addresses) {
+					t.Errorf("%s has no %s %s:\n%s", w.Node.Name, d.Name, a, addresses)
+				}
 			}
 			if !strings.Contains(rates, "dev "+d.Name+" root refcnt") {
 				t.Errorf("%s: %s has no rate:\n%s", w.Node.Name, d.Name, rates)
@@ -449,9 +542,11 @@ func TestNetnsScript(t *testing.T) {
 	}
 }
 
-// TestClab: the topology file has every node with files that there are, and every cable.
+// TestClab verifies that the topology file has every node, with files that exist, and every cable, and that one end of
+// each cable takes the interface index of the other end unless neither end runs fared.
 func TestClab(t *testing.T) {
-	for _, s := range []Spec{{}, {Leaf: FRR}, {Leaf: BIRD, Servers: 3}, {Leaves: 2, Spines: 2, Spine: FRR}} {
+	for _, s := range []Spec{{}, {Leaf: FRR}, {Leaf: BIRD, Servers: 3}, {Leaves: 2, Spines: 2, Spine: FRR}, {Addresses: Dual, Leaf: BIRD}, {Addresses: IPv6, Leaves: 2, Spines: 2},
+		{Leaves: 2, Spines: 2, Leaf: BIRD}, {Leaves: 2, Spines: 2, Leaf: FRR, Spine: BIRD}, {Devices: "eth{n}"}} {
 		f, err := New(s)
 		if err != nil {
 			t.Fatal(err)
@@ -501,6 +596,23 @@ func TestClab(t *testing.T) {
 			c := f.Cables[i]
 			if want := []string{c.Down.Node.Name + ":" + c.Down.Device, c.Up.Node.Name + ":" + c.Up.Device}; !slices.Equal(l.Endpoints, want) {
 				t.Errorf("link %d: %v, not %v", i, l.Endpoints, want)
+			}
+			ends, want := 0, 1
+			for _, e := range []End{c.Down, c.Up} {
+				for _, command := range lab.Topology.Groups[e.Node.Kind.String()].Exec {
+					_, pattern, chosen := strings.Cut(command, "--match-index ")
+					if ok, err := path.Match(pattern, e.Device); err != nil {
+						t.Errorf("%s: %v", command, err)
+					} else if chosen && ok {
+						ends++
+					}
+				}
+			}
+			if f.Software(c.Down.Node) != Fared && f.Software(c.Up.Node) != Fared {
+				want = 0
+			}
+			if ends != want {
+				t.Errorf("%s with leaves of %q and spines of %q: %d ends of %q get the index of the other, want %d", f.Name, f.Spec.Leaf, f.Spec.Spine, ends, l.Endpoints, want)
 			}
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"path"
 	"strings"
-	"time"
 )
 
 // The fabrics in containerlab/ are committed as they are generated.
@@ -13,46 +12,44 @@ import (
 //go:generate go run ../cmd/fared topo generate ../containerlab/fared/fabric.yaml --out ../containerlab/fared --for containerlab --force
 //go:generate go run ../cmd/fared topo generate ../containerlab/bird/fabric.yaml --out ../containerlab/bird --for containerlab --force
 //go:generate go run ../cmd/fared topo generate ../containerlab/two-tier/fabric.yaml --out ../containerlab/two-tier --for containerlab --force
+//go:generate go run ../cmd/fared topo generate ../containerlab/own-ports/fabric.yaml --out ../containerlab/own-ports --for containerlab --force
 
-// Target is what files are generated for.
+// Target is the environment for which files are generated.
 type Target string
 
 // The targets.
 const (
-	Machines     Target = "machines"     // servers and switches of their own
+	Machines     Target = "machines"     // separate servers and switches
 	Netns        Target = "netns"        // network namespaces of one machine
-	Containerlab Target = "containerlab" // containers of one machine, which containerlab starts and wires
+	Containerlab Target = "containerlab" // containers of one machine, which containerlab starts and connects
 )
 
-// Targets are all of them.
+// Targets returns all targets.
 func Targets() []Target { return []Target{Machines, Netns, Containerlab} }
 
-// LabSpeedScale makes 400G a rate that one machine can shape for every cable, 400 Mbit/s.
+// LabSpeedScale reduces 400G to 400 Mbit/s, a rate that one machine can shape for every cable.
 const LabSpeedScale = 1000
 
-// labRestartTime is longer than a lab keeps a server's control plane dead.
-const labRestartTime = 10 * time.Minute
+// dataplaneSocket is the address of `fared dataplane` on a separate machine.
+const dataplaneSocket = "unix:/run/fared-dataplane/dataplane.sock"
 
-// dataplaneSocket is where `fared dataplane` is on a machine of its own.
-const dataplaneSocket = "unix:/run/fared/dataplane.sock"
-
-// Site is that of a target.
+// Site returns the site of a target.
 func (f *Fabric) Site(target Target) Site {
 	switch target {
-	case Netns: // they share a file system
+	case Netns: // the nodes share a file system
 		folder := func(node string) string { return path.Join("/run/fared", f.Name, node) }
 		return Site{SpeedScale: LabSpeedScale, Speeds: "tbf",
 			Socket:    func(node string) string { return path.Join(folder(node), "fared.sock") },
 			Dataplane: func(node string) string { return "unix:" + path.Join(folder(node), "dataplane.sock") },
 		}
 	case Containerlab:
-		return Site{SpeedScale: LabSpeedScale, Dataplane: func(string) string { return dataplaneSocket }, RestartTime: labRestartTime, Lab: true}
+		return Site{SpeedScale: LabSpeedScale, Dataplane: func(string) string { return dataplaneSocket }}
 	}
 	return Site{Dataplane: func(string) string { return dataplaneSocket }}
 }
 
-// Generate is everything that follows from a description, for a target: the description itself, every node's configuration in
-// nodes/NODE, the cabling tables, drawings, and what wires the nodes.
+// Generate returns all files of a description for a target: the description itself, every node's configuration in
+// nodes/NODE, the cabling tables, drawings, and the wiring of the nodes.
 func (f *Fabric) Generate(target Target) []File {
 	site := f.Site(target)
 	files := []File{
@@ -80,21 +77,21 @@ func (f *Fabric) Generate(target Target) []File {
 	return files
 }
 
-// Notes are what is worth knowing before the fabric is built, a sentence or two each.
+// Notes returns facts to consider before the fabric is built, a sentence or two each.
 func (f *Fabric) Notes() []string {
 	if f.Spines < 2 || f.Spec.Leaf == Fared {
 		return nil
 	}
-	return []string{fmt.Sprintf("leaves with %s tell each of %d spines all that they have toward a server, and cannot share it out as those with fared do. "+
-		"After some failures weights are wrong: fared topo simulate --all-single says after which.", strings.ToUpper(f.Spec.Leaf), f.Spines)}
+	return []string{fmt.Sprintf("leaves that run %s advertise their full bandwidth toward a server to each of %d spines, and cannot divide it as fared does. "+
+		"After some failures weights are wrong: fared topo simulate --all-single lists these failures.", strings.ToUpper(f.Spec.Leaf), f.Spines)}
 }
 
-// ParseTarget reads a target.
+// ParseTarget parses the name of a target.
 func ParseTarget(s string) (Target, error) {
 	for _, t := range Targets() {
 		if s == string(t) {
 			return t, nil
 		}
 	}
-	return "", fmt.Errorf("%q is no target: use machines, netns or containerlab", s)
+	return "", fmt.Errorf("%q is not a target: use machines, netns or containerlab", s)
 }

@@ -2,9 +2,10 @@ package topo
 
 import "math/big"
 
-// simplex returns an x >= 0 for which objective·x is greatest while rows·x <= bounds, none of which is negative; nil stands for
-// zero. The solution must be bounded. It is Dantzig's method on a dense tableau, in exact arithmetic, with Bland's rule, which
-// never goes round in circles: linear programs here have a few dozen rows and are highly degenerate, which rounding does not bear.
+// simplex returns an x >= 0 that maximizes objective·x subject to rows·x <= bounds. No bound may be negative; nil
+// stands for zero. The solution must be bounded. It is Dantzig's method on a dense tableau in exact arithmetic, with
+// Bland's rule, which prevents cycles: the linear programs here have a few dozen rows and are highly degenerate, so
+// rounding errors would lead to wrong results.
 func simplex(rows [][]*big.Rat, bounds, objective []*big.Rat) []*big.Rat {
 	n, m := len(objective), len(rows)
 	width := n + m + 1

@@ -18,18 +18,19 @@ import (
 	"github.com/fared/fared/daemon/config"
 )
 
-// MaxFileSize bounds a fabric's file, in bytes.
+// MaxFileSize is the maximum size of a fabric's file, in bytes.
 const MaxFileSize = 64 << 10
 
-// Parse reads a fabric's file: a YAML mapping of [Keys] to scalars, such as
+// Parse parses a fabric's file: a YAML mapping of [Keys] to scalars, such as
 //
 //	name: figure1
 //	planes: 4
 //	servers: 64
 //	speed: 400G
 //
-// Keys that are absent stay at the zero value, their default; [Spec.WithDefaults] fills them in. What the file describes is
-// valid. name stands for the file in errors, which are config.Errors: everything that is wrong, where, and what would be right.
+// Absent keys have the zero value, which means their default; [Spec.WithDefaults] fills them in. The returned Spec is
+// valid with its defaults. name stands for the file in errors. The error is of type config.Errors and lists every
+// mistake with its place and a remedy.
 func Parse(name string, text []byte) (Spec, error) {
 	p := parser{file: name, places: map[string]*yaml.Node{}}
 	p.document(text)
@@ -37,7 +38,7 @@ func Parse(name string, text []byte) (Spec, error) {
 	if len(p.errs) == 0 {
 		errors.As(p.spec.WithDefaults().Validate(), &problems)
 	} else {
-		problems, _ = p.spec.WithDefaults().validateKeys() // how they fit together is not known yet
+		problems, _ = p.spec.WithDefaults().validateKeys() // values that are invalid by themselves cannot be compared
 	}
 	for _, q := range problems {
 		p.refuse(p.places[q.Key], q.Key, q.Text, q.Remedy)
@@ -54,11 +55,11 @@ func Parse(name string, text []byte) (Spec, error) {
 type parser struct {
 	file   string
 	spec   Spec
-	places map[string]*yaml.Node // of the values that were written, by key
+	places map[string]*yaml.Node // values in the file, by key
 	errs   config.Errors
 }
 
-// refuse reports what is wrong at a node; nil is the document as a whole.
+// refuse reports a mistake at a node; nil means the document as a whole.
 func (p *parser) refuse(at *yaml.Node, key, wrong, right string) {
 	e := config.Error{File: p.file, Line: 1, Column: 1, Path: cmp.Or(key, "document"), Wrong: wrong, Right: right}
 	if at != nil {
@@ -97,7 +98,7 @@ func (p *parser) document(text []byte) {
 
 func (p *parser) mapping(n *yaml.Node) {
 	if n.Kind != yaml.MappingNode {
-		p.refuse(n, "", "is no mapping", "write keys and values, such as planes: 4")
+		p.refuse(n, "", "is not a mapping", "write keys and values, such as planes: 4")
 		return
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
@@ -120,7 +121,7 @@ func (p *parser) mapping(n *yaml.Node) {
 	}
 }
 
-// value reads a key's value. It takes plain text only, and none of what hides in YAML what a file says.
+// value parses a key's value. It accepts plain text only, and no YAML feature that hides the value.
 func (p *parser) value(k *Key, n *yaml.Node) {
 	example := "write " + k.Name + ": " + k.example()
 	switch {
@@ -140,7 +141,7 @@ func (p *parser) value(k *Key, n *yaml.Node) {
 
 var yamlLine = regexp.MustCompile(`^yaml: (?:unmarshal errors:\s*)?line (\d+): `)
 
-// syntax reports what the YAML parser said. It knows the line at best.
+// syntax reports an error of the YAML parser, which contains at most the line.
 func (p *parser) syntax(err error) {
 	said, at := err.Error(), &yaml.Node{Line: 1, Column: 1}
 	if m := yamlLine.FindStringSubmatch(said); m != nil {
@@ -150,10 +151,10 @@ func (p *parser) syntax(err error) {
 		}
 	}
 	said = strings.ReplaceAll(strings.TrimPrefix(said, "yaml: "), "\n", " ")
-	p.refuse(at, "", "is not YAML: "+said, "look at this line and the one before it")
+	p.refuse(at, "", "is not YAML: "+said, "correct this line or the previous line")
 }
 
-// Marshal writes a valid Spec as a file that Parse reads: its name, and what is not the default.
+// Marshal returns a valid Spec as a file that Parse accepts, with its name and all values that are not the default.
 func Marshal(s Spec) []byte {
 	s = s.WithDefaults()
 	root := &yaml.Node{Kind: yaml.MappingNode}
@@ -164,7 +165,7 @@ func Marshal(s Spec) []byte {
 		if k.Name == "name" || k.Text(without.WithDefaults()) != k.Text(s) {
 			value := &yaml.Node{Kind: yaml.ScalarNode, Value: k.Text(s)}
 			if field.Kind() == reflect.String {
-				value.SetString(value.Value) // quoted where YAML would take it for something else: a fabric may be called null
+				value.SetString(value.Value) // quoted if YAML would give it another type: a fabric may be called null
 			}
 			root.Content = append(root.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: k.Name}, value)
 		}

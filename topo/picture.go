@@ -7,8 +7,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// A picture is what drawings show: boxes for nodes, and lines for cables. Where nodes are many, one box stands for all that are
-// alike, and one line for their cables, so that a drawing stays readable for any fabric.
+// picture is the content of a drawing: boxes for nodes, and lines for cables. If there are many nodes, one box
+// represents all that are alike, and one line their cables, so that the drawing of any fabric stays readable.
 type picture struct {
 	*Fabric
 	boxes []*box // servers, leaves, spines
@@ -16,7 +16,7 @@ type picture struct {
 	of    map[*Node]*box
 }
 
-// box is a node, or some that are alike.
+// box is a node, or some nodes that are alike.
 type box struct {
 	kind        Kind
 	plane       int
@@ -24,19 +24,20 @@ type box struct {
 	count       int
 }
 
-// line is a cable between two boxes, or all with the same place.
+// line is a cable between two boxes, or all cables with the same place.
 type line struct {
 	down, up *box
 	plane    int
-	sub      int // of a server's cable; 0 for uplinks
+	gpu      int // owner of a server's cable; 0 otherwise
+	sub      int // sub-port of a server's cable; 0 for uplinks
 	count    int
 	speed    fare.Bandwidth
 }
 
-// Up to so many nodes have boxes of their own.
+// Maximum numbers of nodes with separate boxes.
 const (
 	maxServerBoxes = 16
-	maxSwitchBoxes = 4 // of a kind in a plane
+	maxSwitchBoxes = 4 // of one kind in a plane
 )
 
 func (f *Fabric) picture() *picture {
@@ -47,23 +48,23 @@ func (f *Fabric) picture() *picture {
 		}
 	}
 	for i, n := range f.Server {
-		p.add(n, f.Servers > maxServerBoxes && i > 0 && (f.Leaves > maxSwitchBoxes || f.leafOf(i, 0) == f.leafOf(i-1, 0)))
+		p.add(n, f.Servers > maxServerBoxes && i > 0 && (f.Leaves > maxSwitchBoxes || f.leafOf(i, 0) == f.leafOf(i-1, 0)) && f.alike(i, i-1))
 	}
 	switches(f.Leaf, f.Leaves)
 	switches(f.Spine, f.Spines)
 	type place struct {
 		down, up *box
-		sub      int
+		gpu, sub int
 	}
 	known := map[place]*line{}
 	for _, c := range f.Cables {
-		at := place{down: p.of[c.Down.Node], up: p.of[c.Up.Node], sub: c.Sub}
-		if c.Uplink() {
-			at.sub = 0
+		at := place{down: p.of[c.Down.Node], up: p.of[c.Up.Node]}
+		if !c.Uplink() {
+			at.gpu, at.sub = c.Group.GPU, c.Sub
 		}
 		l := known[at]
 		if l == nil {
-			l = &line{down: at.down, up: at.up, plane: c.Plane, sub: at.sub, speed: c.Speed}
+			l = &line{down: at.down, up: at.up, plane: c.Plane, gpu: at.gpu, sub: at.sub, speed: c.Speed}
 			known[at] = l
 			p.lines = append(p.lines, l)
 		}
@@ -72,7 +73,20 @@ func (f *Fabric) picture() *picture {
 	return p
 }
 
-// add draws a node, together with the one before it or in a box of its own.
+// alike reports whether two servers have the same ports.
+func (f *Fabric) alike(a, b int) bool {
+	for owner := range f.owners() {
+		for p := range f.Planes {
+			x, y := f.groups[a*f.owners()+owner].Planes[p], f.groups[b*f.owners()+owner].Planes[p]
+			if len(x) != len(y) || len(x) > 0 && x[0].Speed != y[0].Speed {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// add draws a node, in the box of the previous one if together is set, otherwise in a new box.
 func (p *picture) add(n *Node, together bool) {
 	if !together {
 		p.boxes = append(p.boxes, &box{kind: n.Kind, plane: n.Plane, first: n})
@@ -83,7 +97,7 @@ func (p *picture) add(n *Node, together bool) {
 	p.of[n] = b
 }
 
-// label is a box's name.
+// label returns a box's name.
 func (b *box) label() string {
 	if b.count == 1 {
 		return b.first.Name
@@ -91,7 +105,7 @@ func (b *box) label() string {
 	return b.first.Name + " … " + b.last.Name
 }
 
-// Title describes a fabric in a line.
+// Title returns a description of a fabric in one line.
 func (f *Fabric) Title() string {
 	parts := []string{several(f.Servers, "server") + " with " + several(f.GPUs, "GPU") + " each", several(f.Planes, "plane")}
 	switches := several(f.Leaves, "leaf") + " (" + f.Spec.Leaf + ")"
@@ -99,18 +113,31 @@ func (f *Fabric) Title() string {
 		switches += " and " + several(f.Spines, "spine") + " (" + f.Spec.Spine + ")"
 	}
 	parts = append(parts, switches+" a plane")
-	cables := fmt.Sprintf("%d × %s a server and plane", f.SubPorts, f.Speed)
+	owner := "server"
+	if f.owners() > 1 {
+		owner = "GPU"
+	}
+	cables := fmt.Sprintf("%d × %s a %s and plane", f.SubPorts, f.Speed, owner)
 	if f.SubPorts == 2 {
 		cables = "Y-cables of " + cables
 	}
 	parts = append(parts, cables)
+	if list, _ := parseOverrides(string(f.Overrides)); len(list) > 0 {
+		parts = append(parts, several(len(list), "override"))
+	}
 	if f.Spines > 0 {
 		parts = append(parts, "uplinks of "+f.UplinkSpeed.String())
+	}
+	switch f.Addresses {
+	case IPv6:
+		parts = append(parts, "IPv6")
+	case Dual:
+		parts = append(parts, "IPv4 and IPv6")
 	}
 	return f.Name + ": " + strings.Join(parts, ", ")
 }
 
-// several counts things.
+// several returns a number with its noun.
 func several(n int, what string) string {
 	switch {
 	case n == 1:
@@ -121,12 +148,13 @@ func several(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// colours are those of the planes, in turn: distinct for most people with a colour vision deficiency too (Okabe and Ito).
-var colours = []string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#6a3d9a", "#555555"}
+// colors are the colors of the planes, in turn; they are also distinct for most people with a color vision deficiency
+// (Okabe and Ito).
+var colors = []string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#6a3d9a", "#555555"}
 
-func colour(plane int) string { return colours[plane%len(colours)] }
+func color(plane int) string { return colors[plane%len(colors)] }
 
-// Dot is the drawing as a Graphviz graph.
+// Dot returns the drawing as a Graphviz graph.
 func (f *Fabric) Dot() string {
 	p := f.picture()
 	var t text
@@ -151,7 +179,7 @@ func (f *Fabric) Dot() string {
 		indent := "  "
 		if plane >= 0 {
 			indent = "    "
-			t.line("  subgraph \"cluster_%s\" {\n    graph [label=%q, color=%q];", f.PlaneName(plane), "plane "+f.PlaneName(plane), colour(plane))
+			t.line("  subgraph \"cluster_%s\" {\n    graph [label=%q, color=%q];", f.PlaneName(plane), "plane "+f.PlaneName(plane), color(plane))
 		}
 		for _, b := range p.boxes {
 			if b.plane == plane {
@@ -163,9 +191,16 @@ func (f *Fabric) Dot() string {
 		}
 	}
 	for _, l := range p.lines {
-		attributes := fmt.Sprintf("color=%q", colour(l.plane))
+		attributes := fmt.Sprintf("color=%q", color(l.plane))
+		label := ""
+		if f.owners() > 1 && l.down.kind == KindServer {
+			label = gpuName(l.gpu)
+		}
 		if l.count > 1 {
-			attributes += fmt.Sprintf(", label=\"%d × %s\"", l.count, l.speed)
+			label = strings.TrimSpace(fmt.Sprintf("%s %d × %s", label, l.count, l.speed))
+		}
+		if label != "" {
+			attributes += fmt.Sprintf(", label=%q", label)
 		}
 		t.line("  %q -- %q [%s];", l.up.first.Name, l.down.first.Name, attributes)
 	}

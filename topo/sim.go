@@ -1,6 +1,7 @@
 package topo
 
 import (
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
@@ -8,37 +9,38 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// Simulation is a fabric in which every server has its real fare.Table and wecmp.Engine, every leaf and spine with fared its
-// real fare.Table in the role leaf, and BGP between them is an exchange of messages in rounds until nobody has anything to say.
-// What FRR and BIRD pass on is modelled (see said). It is deterministic, and for one goroutine.
+// Simulation is a simulated fabric. Every source group of a server has a real fare.Table and wecmp.Engine, and every
+// leaf and spine with fared a real fare.Table in the role leaf. BGP between them is an exchange of messages in rounds,
+// until no node has a change to announce. The readvertisement of FRR and BIRD is modeled (see said). A Simulation is
+// deterministic, and not safe for concurrent use.
 //
 // # Servers alike
 //
-// Servers that are wired to the same leaves and whose own cables are in the same state can be swapped without anybody else
-// noticing. So of such a class two are simulated, the second one to be what the first one sees of its own kind; the others
-// count by multiplication. GPUs of one server share its fate, and one loopback stands for all. A change that treats members of
-// a class differently makes classes of its own for them first. Nothing is approximated by that, and time and memory depend on
-// leaves, spines and failures, and hardly on servers.
+// Servers that are wired to the same leaves and whose cables are in the same state can be swapped without an effect on
+// any other node. They form a class, of which two servers are simulated: the second one is the first one's peer of the
+// same class. The other members count by multiplication. GPUs with the same ports share their state, and one loopback
+// represents all of them. A change that affects members of a class differently first splits the class. None of this is
+// an approximation. Time and memory depend on leaves, spines and failures, and hardly on servers.
 type Simulation struct {
 	fabric *Fabric
-	full   bool // every server is a class of its own: the dumb twin in tests
+	full   bool // every server forms a separate class: the reference model in tests
 	failed []string
 	state  []cableState // by Cable.Index
 	net    *network
 }
 
-// cableState is what failures and drains make of a cable.
+// cableState is the state of a cable under failures and drains.
 type cableState uint8
 
 const (
-	dark    cableState = 1 << iota // no light at both ends, and so no session
-	drained                        // its server's operator has taken it out of service
+	dark    cableState = 1 << iota // no carrier at both ends, and so no session
+	drained                        // the server has drained it
 )
 
-// drainPrefix before a name drains instead of failing.
+// drainPrefix before a name means a drain instead of a failure.
 const drainPrefix = "drain:"
 
-// Simulate brings a fabric up without failures.
+// Simulate returns a fabric that is up, without failures.
 func Simulate(f *Fabric) *Simulation { return simulate(f, false) }
 
 func simulate(f *Fabric, full bool) *Simulation {
@@ -47,16 +49,16 @@ func simulate(f *Fabric, full bool) *Simulation {
 	return s
 }
 
-// Fabric is what is simulated.
+// Fabric returns the simulated fabric.
 func (s *Simulation) Fabric() *Fabric { return s.fabric }
 
-// Failed are the names that are failed or drained now, in the order in which they were.
+// Failed returns the names that are failed or drained now, in the order of their failures.
 func (s *Simulation) Failed() []string { return slices.Clone(s.failed) }
 
-// Fail takes the light from all cables of the names (see [Fabric.Find]), at both ends and all at once, and returns what the
-// fabric did about it. "drain:NAME" drains instead: servers set their shares on the cables of NAME to zero, then say bandwidth
-// zero, then withdraw. A cable is dark as long as any name that it belongs to is failed, and drained likewise. A name that is
-// failed already changes nothing. An error means that nothing was done.
+// Fail takes all cables of the names (see [Fabric.Find]) down, at both ends and all at once, and returns the cost of
+// the reaction. "drain:NAME" drains instead: servers set their shares on the cables of NAME to zero, then advertise
+// bandwidth zero, then withdraw. A cable is down as long as any name that selects it is failed; drains work likewise. A
+// name that is already failed changes nothing. If Fail returns an error, it has no effect.
 func (s *Simulation) Fail(names ...string) (Cost, error) {
 	failed := slices.Clone(s.failed)
 	for _, name := range names {
@@ -70,7 +72,7 @@ func (s *Simulation) Fail(names ...string) (Cost, error) {
 	return s.change(failed), nil
 }
 
-// Heal undoes Fail for the names, which have to be failed. Without names it undoes everything.
+// Heal reverts Fail for the names, which must be failed. Without names it reverts everything.
 func (s *Simulation) Heal(names ...string) (Cost, error) {
 	failed := slices.Clone(s.failed)
 	if len(names) == 0 {
@@ -79,14 +81,14 @@ func (s *Simulation) Heal(names ...string) (Cost, error) {
 	for _, name := range names {
 		i := slices.Index(failed, name)
 		if i < 0 {
-			return Cost{}, fmt.Errorf("%q is not failed: heal what is, [%s]", name, strings.Join(s.failed, " "))
+			return Cost{}, fmt.Errorf("%q has not failed: the failures are [%s]", name, strings.Join(s.failed, " "))
 		}
 		failed = slices.Delete(failed, i, i+1)
 	}
 	return s.change(failed), nil
 }
 
-// cables are those that a name of Fail is about, and what becomes of them.
+// cables returns the cables that a name of Fail selects, and their new state.
 func (s *Simulation) cables(name string) ([]*Cable, cableState, error) {
 	rest, drain := strings.CutPrefix(name, drainPrefix)
 	found, err := s.fabric.Find(rest)
@@ -95,7 +97,7 @@ func (s *Simulation) cables(name string) ([]*Cable, cableState, error) {
 	}
 	found = slices.DeleteFunc(slices.Clone(found), (*Cable).Uplink)
 	if len(found) == 0 {
-		return nil, drained, fmt.Errorf("%q: %w: servers drain their sub-ports, and none has one there", name, errNotFound)
+		return nil, drained, fmt.Errorf("%q: %w: servers drain their sub-ports, and no server has a sub-port there", name, errNotFound)
 	}
 	return found, drained, nil
 }
@@ -104,7 +106,7 @@ func (s *Simulation) cables(name string) ([]*Cable, cableState, error) {
 func (s *Simulation) change(failed []string) Cost {
 	after := make([]cableState, len(s.state))
 	for _, name := range failed {
-		found, state, _ := s.cables(name) // Fail has looked it up
+		found, state, _ := s.cables(name) // Fail has verified the name
 		for _, c := range found {
 			after[c.Index] |= state
 		}
@@ -122,7 +124,8 @@ func (s *Simulation) change(failed []string) Cost {
 	return cost
 }
 
-// classes numbers classes of servers that are alike, now and after a change: by server, from 0, in the order of first members.
+// classes numbers classes of servers that are alike, both now and after a change: by server, from 0, in the order of
+// first members.
 func (s *Simulation) classes(after []cableState) []int {
 	of := make([]int, s.fabric.Servers)
 	number := map[string]int{}
@@ -132,7 +135,8 @@ func (s *Simulation) classes(after []cableState) []int {
 		for _, c := range s.fabric.At(server) {
 			if c.Sub == 0 || s.fabric.Cabling == Split {
 				leaf := c.Up.Node.Index
-				key = append(key, byte(leaf), byte(leaf>>8))
+				key = append(key, byte(leaf), byte(leaf>>8), byte(c.Group.GPU), byte(len(c.Group.Planes[c.Plane])))
+				key = binary.BigEndian.AppendUint64(key, uint64(c.Speed)) // the same for the whole port
 			}
 			key = append(key, byte(s.state[c.Index]), byte(after[c.Index]))
 		}
@@ -149,26 +153,28 @@ func (s *Simulation) classes(after []cableState) []int {
 	return of
 }
 
-// Weights are the integer weights of the planes from one server to another, in lowest terms, as the daemon's WeightService
-// gives them; all zero where nothing is reachable. Servers are counted from 0; from a server to itself there are none (nil).
+// Weights returns the integer weights of the planes from one source group to another, in lowest terms, like the
+// daemon's WeightService. All are zero if the destination is unreachable. Source groups are numbered from 0 (see
+// [Fabric.Groups]); they are servers, unless GPUs own their ports. Weights returns nil from a server to itself.
 func (s *Simulation) Weights(src, dst int) []uint32 {
 	weights, _ := s.net.weights(src, dst)
 	return weights
 }
 
-// SubPortWeights are, by plane, the weights of the sub-ports there, in lowest terms within each plane.
+// SubPortWeights returns, by plane, the weights of the source group's sub-ports, in lowest terms within each plane.
 func (s *Simulation) SubPortWeights(src, dst int) [][]uint32 {
 	_, weights := s.net.weights(src, dst)
 	return weights
 }
 
-// PairWeights is a vector of weights over the planes, and how many pairs of servers have it.
+// PairWeights is a vector of weights over the planes, and the number of pairs of source groups that have it.
 type PairWeights struct {
 	Weights []uint32 `json:"weights"`
 	Pairs   int      `json:"pairs"`
 }
 
-// Summary is every distinct vector of weights over the planes; the one of most pairs first, of equally many the greater one.
+// Summary returns every distinct vector of weights over the planes, the one with the most pairs first, and of equally
+// many the greater one.
 func (s *Simulation) Summary() []PairWeights {
 	var all []PairWeights
 	s.net.pairs(func(src, dst, count int) {
@@ -190,8 +196,9 @@ func (s *Simulation) Summary() []PairWeights {
 	return all
 }
 
-// Single are the names of all single failures: every sub-port, port, server, uplink, leaf, spine and plane. What is the same
-// cables as a name before it is left out: the port of a plane where it has one sub-port, a leaf that is all of its plane.
+// Single returns the names of all single failures: every sub-port, port, GPU that owns ports, server, uplink, leaf,
+// spine and plane. A name that selects the same cables as an earlier one is omitted: the port of a plane in which it
+// has one sub-port, a leaf that is alone in its plane.
 func (f *Fabric) Single() []string {
 	var names []string
 	seen := map[string]bool{}
@@ -209,9 +216,16 @@ func (f *Fabric) Single() []string {
 	for _, c := range f.Cables {
 		add(c.Down.Node.Name + "/" + c.Down.Device)
 	}
-	for _, server := range f.Server {
-		for p := range f.Planes {
-			add(server.Name + "/" + f.PlaneName(p))
+	for _, g := range f.groups {
+		at := ""
+		if f.owners() > 1 {
+			at = gpuName(g.GPU)
+			add(g.Name)
+		}
+		for p, cables := range g.Planes {
+			if len(cables) > 0 {
+				add(g.Server.Name + "/" + at + f.PlaneName(p))
+			}
 		}
 	}
 	for _, n := range f.Nodes() {
@@ -223,7 +237,7 @@ func (f *Fabric) Single() []string {
 	return names
 }
 
-// speedOf is what a cable carries in each direction now: nothing when it is dark or drained.
+// speedOf returns the present speed of a cable in each direction, 0 if it is down or drained.
 func (s *Simulation) speedOf(c *Cable) fare.Bandwidth {
 	if s.state[c.Index] != 0 {
 		return 0

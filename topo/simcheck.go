@@ -7,39 +7,41 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// Rule is what a Violation is a violation of.
+// Rule is a rule that a Violation breaks.
 type Rule string
 
-// The rules of conservation, of cables that carry something now. What there is toward a server is the maximum flow of a plane's
-// cables. A pair's capacity in a plane is less where there are spines: other pairs need them too, so a server's leaf has for it on
-// each uplink the uplink's part, of all that it is wired with, of what it can send to the server (see [Simulation.capacity]).
+// The rules of conservation, over the cables that carry traffic now. The bandwidth toward a server is the maximum flow
+// over a plane's cables. A pair's capacity in a plane is less if there are spines, because other pairs need them too:
+// on each uplink, the server's leaf counts with the uplink's part, relative to all configured uplinks, of the bandwidth
+// that the leaf can send to the server (see [Simulation.capacity]).
 const (
-	// RuleAdvertise: nobody says more bandwidth toward a server than there is.
+	// RuleAdvertise: no node advertises more bandwidth toward a server than there is.
 	RuleAdvertise Rule = "advertise"
 	// RuleNoPath: a plane without a path has no weight.
 	RuleNoPath Rule = "no-path"
 	// RuleUnused: a plane with a path has a weight.
 	RuleUnused Rule = "unused"
-	// RulePlane: no plane is asked for more than its part of the pair's capacity over all planes; that is, weights are in the
-	// ratio of capacities.
+	// RulePlane: no plane is assigned more than its part of the pair's capacity over all planes; that is, weights are
+	// in the ratio of capacities.
 	RulePlane Rule = "plane"
-	// RuleSubPort: no sub-port, and no leaf that sub-ports go to, is asked for more than it carries when the plane is used as
-	// far as its capacity goes; a sub-port that carries nothing has no weight.
+	// RuleSubPort: no sub-port, and no leaf of sub-ports, is assigned more than it carries when the plane is used up to
+	// its capacity; a sub-port that carries nothing has no weight.
 	RuleSubPort Rule = "sub-port"
 )
 
-// Violation is a rule broken, in one plane.
+// Violation is a broken rule in one plane.
 type Violation struct {
 	Rule  Rule   `json:"rule"`
 	Plane string `json:"plane"`
-	// From is a server, or for RuleAdvertise a leaf or spine; To a server. Pairs is of how many pairs that are like it it is true.
+	// From is a source group, or for RuleAdvertise a leaf or spine; To is a source group. Pairs is the number of
+	// equivalent pairs affected.
 	From  string `json:"from"`
 	To    string `json:"to"`
 	Pairs int    `json:"pairs"`
 	Text  string `json:"text"`
 }
 
-// String is one line.
+// String returns the violation in one line.
 func (v Violation) String() string {
 	others := ""
 	if v.Pairs > 1 {
@@ -48,8 +50,8 @@ func (v Violation) String() string {
 	return fmt.Sprintf("%s: %s to %s in %s: %s%s", v.Rule, v.From, v.To, v.Plane, v.Text, others)
 }
 
-// Check holds the present state against the cables: what is said by whom, and every server's weights. It uses nothing of what
-// the speakers use. Leaves and spines come first, then pairs, each in the order of the fabric.
+// Check compares the present state, both the nodes' advertisements and every server's weights, with the cables. It
+// shares no code with the speakers. Leaves and spines come first, then pairs, each in the order of the fabric.
 func (s *Simulation) Check() []Violation {
 	var all []Violation
 	for _, sn := range s.net.nodes {
@@ -58,20 +60,20 @@ func (s *Simulation) Check() []Violation {
 				continue
 			}
 			dest := &s.net.dests[d]
-			has := s.flow(sn.Node, dest.node.Node, sn.Plane)
+			has := s.flow(s.vertex(sn.Node), dest.group, sn.Plane)
 			if more(float64(what.bandwidth()), float64(has)) {
-				all = append(all, Violation{RuleAdvertise, s.fabric.PlaneName(sn.Plane), sn.Name, dest.node.Name, dest.stands,
-					fmt.Sprintf("says %s, has %s", what.bandwidth(), has)})
+				all = append(all, Violation{RuleAdvertise, s.fabric.PlaneName(sn.Plane), sn.Name, dest.group.Name, dest.stands,
+					fmt.Sprintf("advertises %s, has %s", what.bandwidth(), has)})
 			}
 		}
 	}
 	s.net.pairs(func(src, dst, count int) {
-		from, to := s.fabric.Server[src], s.fabric.Server[dst]
+		from, to := s.fabric.groups[src], s.fabric.groups[dst]
 		weights, subPorts := s.net.weights(src, dst)
 		capacity := make([]fare.Bandwidth, len(weights))
 		var sum, asked float64
 		for p := range weights {
-			capacity[p] = s.capacity(from, to, p)
+			capacity[p] = s.capacity(vertex{from.Server, from.Cables}, to, p)
 			sum += float64(capacity[p])
 			asked += float64(weights[p])
 		}
@@ -81,9 +83,9 @@ func (s *Simulation) Check() []Violation {
 			}
 			switch {
 			case w > 0 && capacity[p] == 0:
-				add(RuleNoPath, "weight %d of %v, and no path", w, weights)
+				add(RuleNoPath, "weight %d of %v, but no path", w, weights)
 			case w == 0 && capacity[p] > 0:
-				add(RuleUnused, "no weight of %v, and a path of %s", weights, capacity[p])
+				add(RuleUnused, "no weight of %v, but a path of %s", weights, capacity[p])
 			case more(float64(w)*sum, float64(capacity[p])*asked):
 				add(RulePlane, "weight %d of %v, for %s of %s", w, weights, capacity[p], fare.Bandwidth(sum))
 			}
@@ -95,49 +97,50 @@ func (s *Simulation) Check() []Violation {
 	return all
 }
 
-// checkSubPorts holds a plane's sub-port weights against the sub-ports and the leaves they go to; "" is all right.
-func (s *Simulation) checkSubPorts(from, to *Node, plane int, weights []uint32, capacity fare.Bandwidth) string {
+// checkSubPorts compares a plane's sub-port weights with the sub-ports and their leaves; "" means no violation.
+func (s *Simulation) checkSubPorts(from, to *Group, plane int, weights []uint32, capacity fare.Bandwidth) string {
 	var sum float64
 	leaves := map[*Node]float64{}
 	for sub, w := range weights {
 		sum += float64(w)
-		leaves[s.fabric.Cable(plane, from.Index, sub).Up.Node] += float64(w)
+		leaves[from.Planes[plane][sub].Up.Node] += float64(w)
 	}
 	for sub, w := range weights {
-		c := s.fabric.Cable(plane, from.Index, sub)
+		c := from.Planes[plane][sub]
 		if speed := s.speedOf(c); more(float64(w)*float64(capacity), float64(speed)*sum) || w > 0 && speed == 0 {
 			return fmt.Sprintf("weight %d of %v for %s of %s", w, weights, c.Down.Device, speed)
 		}
 		leaf := c.Up.Node
 		if len(leaves) == 1 {
-			continue // it has what the plane has
+			continue // its capacity equals the plane's
 		}
-		if has := s.capacity(leaf, to, plane); more(leaves[leaf]*float64(capacity), float64(has)*sum) {
+		if has := s.capacity(s.vertex(leaf), to, plane); more(leaves[leaf]*float64(capacity), float64(has)*sum) {
 			return fmt.Sprintf("weight %.0f of %v for %s, which has %s", leaves[leaf], weights, leaf.Name, has)
 		}
 	}
 	return ""
 }
 
-// more says whether a is more than b, and not only by what the sums of shares in float32 are off.
+// more reports whether a exceeds b by more than the error of sums of float32 shares.
 func more(a, b float64) bool { return a > b*(1+1e-6) }
 
-// capacity is what a node has for a server in a plane. A leaf that is wired to the server has those cables. Another one has, over
-// each spine, the least of its own cable there, the cable from there to the server's leaf, and that one's part of the leaf's
-// cables to the server: the part by speed of all uplinks that the leaf is wired with, live or not. A server has over each of its
-// leaves the lesser of its cables and of what the leaf has. It is never more than flow, and less when a leaf's other uplinks have
-// room that servers behind it could do without.
-func (s *Simulation) capacity(from, to *Node, plane int) (sum fare.Bandwidth) {
-	cables := func(server, leaf *Node) (sum fare.Bandwidth) {
-		for _, c := range s.fabric.At(server) {
+// capacity returns a node's bandwidth toward a server in a plane. For a leaf that is wired to the server it is that of
+// those cables. For another leaf it is, over each spine, the least of three: its own cable to the spine, the cable from
+// the spine to the server's leaf, and that cable's part of the leaf's cables to the server, by speed among all
+// configured uplinks, including failed ones. For a server it is, over each of its leaves, the lesser of its cables and
+// the leaf's capacity. The capacity never exceeds flow. It is less if a leaf's other uplinks have room that the servers
+// behind that leaf do not need.
+func (s *Simulation) capacity(from vertex, to *Group, plane int) (sum fare.Bandwidth) {
+	cables := func(all []*Cable, leaf *Node) (sum fare.Bandwidth) {
+		for _, c := range all {
 			if c.Up.Node == leaf {
 				sum = sum.Add(s.speedOf(c))
 			}
 		}
 		return sum
 	}
-	leaves := func(server *Node) (all []*Node) {
-		for _, c := range s.fabric.At(server) {
+	leaves := func(cables []*Cable) (all []*Node) {
+		for _, c := range cables {
 			if c.Plane == plane && !slices.Contains(all, c.Up.Node) {
 				all = append(all, c.Up.Node)
 			}
@@ -146,52 +149,63 @@ func (s *Simulation) capacity(from, to *Node, plane int) (sum fare.Bandwidth) {
 	}
 	switch from.Kind {
 	case KindServer:
-		for _, leaf := range leaves(from) {
-			sum = sum.Add(min(cables(from, leaf), s.capacity(leaf, to, plane)))
+		for _, leaf := range leaves(from.cables) {
+			sum = sum.Add(min(cables(from.cables, leaf), s.capacity(s.vertex(leaf), to, plane)))
 		}
 	case KindLeaf:
-		if direct := cables(to, from); direct > 0 {
+		if direct := cables(to.Cables, from.Node); direct > 0 {
 			return direct
 		}
-		for _, c := range s.fabric.At(from) {
+		for _, c := range from.cables {
 			if c.Uplink() {
-				sum = sum.Add(min(s.speedOf(c), s.capacity(c.Up.Node, to, plane)))
+				sum = sum.Add(min(s.speedOf(c), s.capacity(s.vertex(c.Up.Node), to, plane)))
 			}
 		}
 	case KindSpine:
-		for _, leaf := range leaves(to) {
+		for _, leaf := range leaves(to.Cables) {
 			var speed, live, all fare.Bandwidth
 			for _, c := range s.fabric.At(leaf) {
 				if !c.Uplink() {
 					continue
 				}
-				if all = all.Add(c.Speed); c.Up.Node == from {
+				if all = all.Add(c.Speed); c.Up.Node == from.Node {
 					speed, live = c.Speed, s.speedOf(c)
 				}
 			}
-			part := float64(cables(to, leaf)) * float64(speed) / float64(all)
+			part := float64(cables(to.Cables, leaf)) * float64(speed) / float64(all)
 			sum = sum.Add(min(live, fare.Bandwidth(part)))
 		}
 	}
 	return sum
 }
 
-// flow is what there is from a node to a server in a plane: the maximum flow over cables, each path going up before it goes
-// down. It is Ford's and Fulkerson's algorithm with shortest paths, on the two or three layers there are.
-func (s *Simulation) flow(from, to *Node, plane int) fare.Bandwidth {
+// vertex is the start of packets: a leaf or spine with its cables, or a server with those of a source group.
+type vertex struct {
+	*Node
+	cables []*Cable
+}
+
+// vertex returns the vertex of a leaf or spine.
+func (s *Simulation) vertex(n *Node) vertex { return vertex{n, s.fabric.At(n)} }
+
+// flow returns the maximum flow over cables from a node to a server in a plane, where each path goes up before it goes
+// down. It is Ford and Fulkerson's algorithm with shortest paths, on the two or three layers of a plane.
+func (s *Simulation) flow(from vertex, target *Group, plane int) fare.Bandwidth {
+	to := target.Server
 	type arc struct {
-		node *Node // where it leads
+		node *Node // far end
 		room fare.Bandwidth
-		back int // of the opposite arc
+		back int // index of the opposite arc
 	}
 	arcs := map[*Node][]arc{}
 	add := func(a, b *Node, room fare.Bandwidth) {
 		arcs[a] = append(arcs[a], arc{b, room, len(arcs[b])})
 		arcs[b] = append(arcs[b], arc{a, 0, len(arcs[a]) - 1})
 	}
-	// Down to the server: its leaves, and the spines above them. Up from the node: its leaves and their spines, or its spines.
+	// Down to the server: its leaves, and the spines above them. Up from the node: its leaves and their spines, or its
+	// spines.
 	lower := map[*Node]bool{} // leaves of the server
-	for _, c := range s.fabric.At(to) {
+	for _, c := range target.Cables {
 		if c.Plane == plane {
 			lower[c.Up.Node] = true
 			add(c.Up.Node, to, s.speedOf(c))
@@ -211,7 +225,7 @@ func (s *Simulation) flow(from, to *Node, plane int) fare.Bandwidth {
 	}
 	up := func(leaf *Node) {
 		if lower[leaf] {
-			return // no reason to go up
+			return // the path goes down from here
 		}
 		for _, c := range s.fabric.At(leaf) {
 			if c.Uplink() {
@@ -222,14 +236,14 @@ func (s *Simulation) flow(from, to *Node, plane int) fare.Bandwidth {
 	}
 	switch from.Kind {
 	case KindSpine:
-		down(from)
+		down(from.Node)
 	case KindLeaf:
-		up(from)
+		up(from.Node)
 	default:
 		climbed := map[*Node]bool{}
-		for _, c := range s.fabric.At(from) {
+		for _, c := range from.cables {
 			if c.Plane == plane {
-				add(from, c.Up.Node, s.speedOf(c))
+				add(from.Node, c.Up.Node, s.speedOf(c))
 				if !climbed[c.Up.Node] {
 					climbed[c.Up.Node] = true
 					up(c.Up.Node)
@@ -243,8 +257,8 @@ func (s *Simulation) flow(from, to *Node, plane int) fare.Bandwidth {
 	}
 	var flow fare.Bandwidth
 	for {
-		came := map[*Node]step{from: {}}
-		for queue := []*Node{from}; len(queue) > 0; queue = queue[1:] {
+		came := map[*Node]step{from.Node: {}}
+		for queue := []*Node{from.Node}; len(queue) > 0; queue = queue[1:] {
 			for i, a := range arcs[queue[0]] {
 				if _, seen := came[a.node]; !seen && a.room > 0 {
 					came[a.node] = step{queue[0], i}
@@ -257,7 +271,7 @@ func (s *Simulation) flow(from, to *Node, plane int) fare.Bandwidth {
 		}
 		var path []step
 		room := fare.MaxBandwidth
-		for n := to; n != from; n = came[n].node {
+		for n := to; n != from.Node; n = came[n].node {
 			path = append(path, came[n])
 			room = min(room, arcs[came[n].node][came[n].arc].room)
 		}

@@ -2,61 +2,62 @@ package topo
 
 import "github.com/fared/fared/fare"
 
-// Cost is what a change cost the fabric, on all of its sessions and at all of its servers. The zero value is nothing.
+// Cost is the cost of a change, over all sessions and servers of the fabric. The zero value means no cost.
 type Cost struct {
-	// Rounds is how often messages crossed until there were no more: 1 when leaves tell servers, 3 when a leaf tells spines,
-	// spines leaves, and leaves servers.
+	// Rounds is the number of message exchanges until no message is left: 1 if leaves notify servers, 3 if a leaf
+	// notifies spines, these the leaves, and these the servers.
 	Rounds int `json:"rounds"`
-	// Updates is the number of UPDATE messages (RFC 4271, Section 4.3), End-of-RIB among them; Bytes is their octets, with the
-	// header and without TCP. OPEN and KEEPALIVE are not counted. GoBGP, as fared drives it, gives each route that changes a
-	// message of its own, and sends what it has when a session comes up with routes of equal attributes together; FRR and BIRD
-	// do that always.
+	// Updates is the number of UPDATE messages (RFC 4271, Section 4.3), including End-of-RIB; Bytes is their size in
+	// octets, with the header and without TCP. OPEN and KEEPALIVE are not counted. GoBGP, as fared uses it, sends each
+	// changed route in a separate message, but packs routes with equal attributes into one when a session comes up; FRR
+	// and BIRD always pack them.
 	Updates int `json:"updates"`
 	Bytes   int `json:"bytes"`
-	// Announced and Withdrawn are routes in them: one for each loopback, session and message.
+	// Announced and Withdrawn count the routes in these messages: one for each loopback, session and message.
 	Announced int `json:"announced"`
 	Withdrawn int `json:"withdrawn"`
-	// SubPorts is the number of sub-ports of servers that changed state: one operation each toward their data planes, which is
-	// all that a failure at the server itself takes there.
+	// SubPorts is the number of servers' sub-ports that changed state. Each is one operation toward the server's data
+	// plane, and a failure at the server itself requires no other.
 	SubPorts int `json:"sub_ports"`
-	// Pairs is the number of pairs of servers whose weights changed, of planes or of sub-ports, Destinations that of remote GPUs
-	// it concerns, summed over the servers, and Vectors that of weight vectors a server has now and had not before, likewise.
+	// Pairs is the number of pairs of source groups (servers, or GPUs that own their ports) whose weights of planes or
+	// sub-ports changed. Destinations is the number of affected remote GPUs, and Vectors the number of weight vectors
+	// that a source group has now and did not have before, both summed over the source groups.
 	Pairs        int `json:"pairs"`
 	Destinations int `json:"destinations"`
 	Vectors      int `json:"vectors"`
 }
 
-// compare counts what became of weights. Both lists are in the order of network.pairs.
+// compare counts the changes of weights. Both lists are in the order of network.pairs.
 func (c *Cost) compare(n *network, before, after []string) {
 	had, has := map[int]map[string]bool{}, map[int]map[string]bool{}
-	note := func(sets map[int]map[string]bool, class int, vector string) {
-		if sets[class] == nil {
-			sets[class] = map[string]bool{}
+	note := func(sets map[int]map[string]bool, src int, vector string) {
+		if sets[src] == nil {
+			sets[src] = map[string]bool{}
 		}
-		sets[class][vector] = true
+		sets[src][vector] = true
 	}
 	i := 0
-	n.pairs(func(src, _, count int) {
-		class := n.classOf[src]
-		note(had, class, before[i])
-		note(has, class, after[i])
+	n.pairs(func(src, dst, count int) {
+		note(had, src, before[i])
+		note(has, src, after[i])
 		if before[i] != after[i] {
 			c.Pairs += count
-			c.Destinations += count * n.fabric.GPUs
+			c.Destinations += count * n.fabric.groups[dst].GPUs
 		}
 		i++
 	})
-	for class, vectors := range has {
+	for src, vectors := range has {
 		for v := range vectors {
-			if !had[class][v] {
-				c.Vectors += n.classes[class].size
+			if !had[src][v] {
+				c.Vectors += n.classes[n.classOf[src/n.fabric.owners()]].size
 			}
 		}
 	}
 }
 
-// Sizes of an UPDATE in octets (RFC 4271, Section 4.3): marker, length and type; the two lengths; ORIGIN; AS_PATH of one
-// segment with four octets an AS (RFC 6793); NEXT_HOP; EXTENDED COMMUNITIES (RFC 4360) of eight each; a /32 each.
+// Sizes of an UPDATE in octets (RFC 4271, Section 4.3): marker, length and type; the two lengths; ORIGIN; AS_PATH of
+// one segment with four octets per AS (RFC 6793); NEXT_HOP; EXTENDED COMMUNITIES (RFC 4360) of eight octets each; a /32
+// each.
 const (
 	maxMessage  = 4096
 	emptyUpdate = 19 + 2 + 2
@@ -68,7 +69,8 @@ const (
 	endOfRIB    = emptyUpdate // RFC 4724, Section 2
 )
 
-// updateSize is an UPDATE that announces some loopbacks with equal attributes. FRR writes the length of AS_PATH in two octets.
+// updateSize returns the size of an UPDATE that announces loopbacks with equal attributes. FRR writes the length of
+// AS_PATH in two octets.
 func updateSize(software string, attrs *fare.Attributes, prefixes int) int {
 	size := emptyUpdate + originSize + pathSize + 4*len(attrs.ASPath) + nextHopSize + communities + 8*len(attrs.Communities) + prefixes*prefixSize
 	if software == FRR {
@@ -77,18 +79,18 @@ func updateSize(software string, attrs *fare.Attributes, prefixes int) int {
 	return size
 }
 
-// withdrawals is how many of them one message holds.
+// withdrawals is the number of withdrawals that fit one message.
 const withdrawals = (maxMessage - emptyUpdate) / prefixSize
 
-// teller sends one round's messages on a session and counts them, for all sessions that this one stands for.
+// teller sends one round's messages on a session and counts them, for all sessions that this one represents.
 type teller struct {
 	n         *network
 	from      *simNode
 	session   *simSession
-	withdrawn int // loopbacks of each such session
+	withdrawn int // number of withdrawn loopbacks on each such session
 }
 
-// sessions is how many real ones this one stands for.
+// sessions returns the number of real sessions that this one represents.
 func (t *teller) sessions() int {
 	for _, sn := range []*simNode{t.from, t.session.peer.node} {
 		if sn.dest >= 0 {
@@ -98,12 +100,14 @@ func (t *teller) sessions() int {
 	return 1
 }
 
-// prefixes is how many loopbacks a destination stands for; to a server's leaf the server is but one.
+// prefixes returns the numbers of servers that a destination represents and of their loopbacks; toward its own leaf a
+// server represents itself alone.
 func (t *teller) prefixes(dest int) (servers, each int) {
+	d := &t.n.dests[dest]
 	if t.from.dest >= 0 {
-		return 1, t.n.fabric.GPUs
+		return 1, d.group.GPUs
 	}
-	return t.n.dests[dest].stands, t.n.fabric.GPUs
+	return d.stands, d.group.GPUs
 }
 
 func (t *teller) send(m message) {
@@ -112,11 +116,11 @@ func (t *teller) send(m message) {
 	to.inbox = append(to.inbox, m)
 }
 
-// announce says a route. table: it is part of what a new session is told.
+// announce sends a route. With table it is part of the initial table of a new session.
 func (t *teller) announce(dest int, attrs *fare.Attributes, table bool) {
 	t.send(message{dest: dest, attrs: attrs})
 	servers, each := t.prefixes(dest)
-	messages := 1 // a server's loopbacks have equal attributes, and fit: there are at most 8
+	messages := 1 // a server's loopbacks have equal attributes and fit one message: there are at most 8
 	if t.from.software == Fared && !table {
 		messages = each
 	}
@@ -126,14 +130,14 @@ func (t *teller) announce(dest int, attrs *fare.Attributes, table bool) {
 	c.Bytes += k * messages * updateSize(t.from.software, attrs, each/messages)
 }
 
-// withdraw takes a route back.
+// withdraw withdraws a route.
 func (t *teller) withdraw(dest int) {
 	t.send(message{dest: dest})
 	servers, each := t.prefixes(dest)
 	t.withdrawn += servers * each
 }
 
-// close sends the withdrawals.
+// close counts the withdrawals.
 func (t *teller) close() {
 	if t.withdrawn == 0 {
 		return
@@ -148,7 +152,7 @@ func (t *teller) close() {
 	c.Bytes += k * (messages*emptyUpdate + t.withdrawn*prefixSize)
 }
 
-// endOfRIB ends what a new session is told.
+// endOfRIB ends the initial table of a new session.
 func (t *teller) endOfRIB() {
 	t.send(message{dest: -1})
 	t.n.cost.Updates += t.sessions()

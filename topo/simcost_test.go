@@ -10,7 +10,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// TestUpdateSizes holds the sizes against messages that GoBGP's packet library, which writes fared's, writes and reads back.
+// TestUpdateSizes compares the sizes with messages that GoBGP's packet library, which also encodes fared's, writes and
+// parses.
 func TestUpdateSizes(t *testing.T) {
 	for hops := 1; hops <= 4; hops++ {
 		for prefixes := 1; prefixes <= 8; prefixes++ {

@@ -9,33 +9,37 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// network is the simulated nodes: two servers of each class, or its only one, and all leaves and spines.
+// network is the set of simulated nodes: two servers of each class, or its only one, and all leaves and spines. Each
+// source group of a server is a separate node, with a table and an engine, as in the daemon.
 type network struct {
 	fabric  *Fabric
 	classOf []int // by server
 	classes []class
-	dests   []dest
+	dests   []dest               // those of a server are consecutive
 	destOf  map[netip.Prefix]int // by loopback
 	nodes   []*simNode
 	links   []simLink
-	cost    *Cost // of the change that is going on
+	cost    *Cost // cost of the change in progress
 }
 
-// class is servers that are alike.
+// class is a class of servers that are alike.
 type class struct {
 	size  int
-	first int   // the first member
-	reps  []int // the simulated members' destinations
+	first int   // first member
+	reps  []int // first destinations of the simulated members
 }
 
-// dest is a simulated server as a destination; one loopback stands for all of its GPUs.
+// dest is a simulated source group as a destination; one loopback represents all of its GPUs.
 type dest struct {
 	node   *simNode
+	group  *Group
 	prefix netip.Prefix
 	class  int
-	// stands is how many members of the class it stands for: the first for itself, the second for all others.
+	// stands is the number of class members that its server represents: the first server itself alone, the second all
+	// others.
 	stands int
-	// receives is how many members receive what it does: all of them the first one, so that nothing counts twice.
+	// receives is the number of members that its received messages represent: for the first server all of them, so that
+	// nothing counts twice.
 	receives int
 }
 
@@ -55,33 +59,39 @@ type simNode struct {
 	*Node
 	software string
 	sessions []*simSession
-	uplinks  fare.Bandwidth // how many of the sessions are
-	dest     int            // of a server; -1
+	uplinks  fare.Bandwidth // number of sessions over uplinks
+	dest     int            // index of a source group's destination; otherwise -1
+	lanes    [][]int        // of a source group: the sessions of each plane of the fabric
 
-	table  *fare.Table // with fared
+	table  *fare.Table // nil without fared
 	engine *wecmp.Engine
-	planes []wecmp.Capacity // scratch of setGroup
-	rib    *rib             // without
+	index  []int            // of a source group: the table's index of each plane of the fabric; -1: none
+	planes []wecmp.Capacity // scratch memory of setGroup
+	rib    *rib             // nil with fared
 
-	told  []said // by destination, of leaves and spines
-	dirty []bool // by destination
-	any   bool   // some are
+	told  []said // by destination, of leaves and spines: last advertisement
+	dirty []bool // by destination: may have changed
+	any   bool   // some element of dirty is set
 	inbox []message
 }
 
-// simSession is one end of a BGP session; there is one on each cable.
+// simSession is one end of a BGP session; each cable has one session.
 type simSession struct {
-	peer    simEnd
-	cable   *Cable
-	plane   int // index in the node's table
-	uplink  bool
-	up      bool
-	fresh   bool // everything has to be said
-	gen     uint64
-	drained bool             // of a server
-	advert  fare.Bandwidth   // of a server: what it wants to say
-	silent  bool             // of a server: nothing, rather
-	said    *fare.Attributes // of a server: what it has said
+	peer   simEnd
+	cable  *Cable
+	plane  int // index in the node's table
+	sub    int // of a source group: index among the plane's sub-ports
+	uplink bool
+	// override makes a leaf replace the server's AS by its own: servers share one, and FRR and fared are configured for
+	// it.
+	override bool
+	up       bool
+	fresh    bool // the whole table is to be sent
+	gen      uint64
+	drained  bool             // of a server: drained
+	advert   fare.Bandwidth   // of a server: bandwidth to advertise
+	silent   bool             // of a server: it withdraws its routes instead
+	said     *fare.Attributes // of a server: last advertisement
 }
 
 // message is one route, its withdrawal (nil attrs), or End-of-RIB (dest -1).
@@ -91,16 +101,12 @@ type message struct {
 	attrs   *fare.Attributes
 }
 
-// newNetwork brings a fabric up in a state. of is the class of each server.
+// newNetwork returns a network that is up, in a state of the cables. of is the class of each server.
 func newNetwork(f *Fabric, of []int, state []cableState) *network {
 	n := &network{fabric: f, classOf: of, destOf: map[netip.Prefix]int{}, cost: &Cost{}}
 	at := map[*Node]*simNode{}
-	add := func(node *Node, dest int) {
-		sn := &simNode{Node: node, software: f.Software(node), dest: dest}
-		at[node] = sn
-		n.nodes = append(n.nodes, sn)
-	}
-	for i, server := range f.Server {
+	hosts := map[*Group]*simNode{}
+	for i := range f.Server {
 		c := of[i]
 		if c == len(n.classes) {
 			n.classes = append(n.classes, class{first: i})
@@ -109,42 +115,32 @@ func newNetwork(f *Fabric, of []int, state []cableState) *network {
 		if len(n.classes[c].reps) == 2 {
 			continue
 		}
-		d := len(n.dests)
-		n.classes[c].reps = append(n.classes[c].reps, d)
-		add(server, d)
-		prefix := f.Loopback(i, 0)
-		n.destOf[prefix] = d
-		n.dests = append(n.dests, dest{node: at[server], prefix: prefix, class: c})
+		n.classes[c].reps = append(n.classes[c].reps, len(n.dests))
+		for _, g := range f.groups[i*f.owners() : (i+1)*f.owners()] {
+			hosts[g] = n.addGroup(g, c)
+		}
 	}
 	for _, c := range n.classes {
-		n.dests[c.reps[0]].stands, n.dests[c.reps[0]].receives = 1, c.size
-		if len(c.reps) == 2 {
-			n.dests[c.reps[1]].stands = c.size - 1
+		for owner := range f.owners() {
+			n.dests[c.reps[0]+owner].stands, n.dests[c.reps[0]+owner].receives = 1, c.size
+			if len(c.reps) == 2 {
+				n.dests[c.reps[1]+owner].stands = c.size - 1
+			}
 		}
 	}
 	for _, node := range append(slices.Clone(f.Leaf), f.Spine...) {
-		add(node, -1)
+		at[node] = &simNode{Node: node, software: f.Software(node), dest: -1}
+		n.nodes = append(n.nodes, at[node])
 	}
 	for _, c := range f.Cables {
 		down, up := at[c.Down.Node], at[c.Up.Node]
+		if c.Group != nil {
+			down = hosts[c.Group]
+		}
 		if down == nil {
 			continue
 		}
-		l := simLink{Cable: c, ends: [2]simEnd{{down, len(down.sessions)}, {up, len(up.sessions)}}}
-		for i, e := range l.ends {
-			s := &simSession{peer: l.ends[1-i], cable: c, uplink: c.Uplink() && i == 0, advert: c.Speed}
-			if e.node.Kind == KindServer {
-				s.plane = c.Plane
-				s.drained = state[c.Index]&drained != 0
-				if s.silent = s.drained; s.drained {
-					s.advert = 0
-				}
-			}
-			if e.node.sessions = append(e.node.sessions, s); s.uplink {
-				e.node.uplinks++
-			}
-		}
-		n.links = append(n.links, l)
+		n.connect(c, down, up, state[c.Index])
 	}
 	for _, node := range n.nodes {
 		node.make(n)
@@ -158,7 +154,38 @@ func newNetwork(f *Fabric, of []int, state []cableState) *network {
 	return n
 }
 
-// make gives a node what it decides with.
+// addGroup adds a source group of a server of a class.
+func (n *network) addGroup(g *Group, class int) *simNode {
+	sn := &simNode{Node: g.Server, software: Fared, dest: len(n.dests), lanes: make([][]int, n.fabric.Planes)}
+	prefix := n.fabric.Loopback(g.Server.Index, g.GPU)
+	n.destOf[prefix] = sn.dest
+	n.dests = append(n.dests, dest{node: sn, group: g, prefix: prefix, class: class})
+	n.nodes = append(n.nodes, sn)
+	return sn
+}
+
+// connect adds a cable between two nodes.
+func (n *network) connect(c *Cable, down, up *simNode, state cableState) {
+	l := simLink{Cable: c, ends: [2]simEnd{{down, len(down.sessions)}, {up, len(up.sessions)}}}
+	for i, e := range l.ends {
+		s := &simSession{peer: l.ends[1-i], cable: c, uplink: c.Uplink() && i == 0, advert: c.Speed}
+		s.override = n.fabric.SharedAS == SharedServers && c.Group != nil && i == 1 && e.node.software != BIRD
+		if e.node.Kind == KindServer {
+			s.sub = len(e.node.lanes[c.Plane])
+			e.node.lanes[c.Plane] = append(e.node.lanes[c.Plane], e.session)
+			s.drained = state&drained != 0
+			if s.silent = s.drained; s.drained {
+				s.advert = 0
+			}
+		}
+		if e.node.sessions = append(e.node.sessions, s); s.uplink {
+			e.node.uplinks++
+		}
+	}
+	n.links = append(n.links, l)
+}
+
+// make creates a node's table and engine, or its rib.
 func (sn *simNode) make(n *network) {
 	if sn.Kind != KindServer {
 		sn.told, sn.dirty = make([]said, len(n.dests)), make([]bool, len(n.dests))
@@ -170,8 +197,15 @@ func (sn *simNode) make(n *network) {
 	c := fare.Config{Role: fare.RoleLeaf, Planes: []string{"p"}}
 	if sn.Kind == KindServer {
 		c.Role, c.Planes = fare.RoleServer, nil
-		for p := range n.fabric.Planes {
-			c.Planes = append(c.Planes, n.fabric.PlaneName(p))
+		for p, lanes := range sn.lanes {
+			sn.index = append(sn.index, -1)
+			if len(lanes) > 0 { // a plane without a port does not exist in the source group
+				sn.index[p] = len(c.Planes)
+				c.Planes = append(c.Planes, n.fabric.PlaneName(p))
+			}
+			for _, i := range lanes {
+				sn.sessions[i].plane = sn.index[p]
+			}
 		}
 	}
 	w := wecmp.Config{Planes: make([]wecmp.Plane, len(c.Planes))}
@@ -180,11 +214,11 @@ func (sn *simNode) make(n *network) {
 	}
 	for i, s := range sn.sessions {
 		here, _ := s.cable.At(sn.Node)
-		c.SubPorts = append(c.SubPorts, fare.SubPort{Device: here.Device, Plane: s.plane, Speed: s.cable.Speed})
+		c.SubPorts = append(c.SubPorts, fare.SubPort{Device: here.Device, Plane: s.plane, Speed: s.cable.Speed, Uplink: s.uplink})
 		c.Sessions = append(c.Sessions, fare.Session{Name: here.Device, SubPort: i, Codec: fare.Codec{AS: sn.AS}})
 		w.Planes[s.plane].SubPorts = append(w.Planes[s.plane].SubPorts, wecmp.SubPort{Name: here.Device})
 	}
-	// A Spec that is valid makes configurations that are; the simulation cannot go on without them.
+	// A valid Spec results in valid configurations; the simulation cannot continue without them.
 	var err error
 	if sn.table, err = fare.NewTable(c); err != nil {
 		panic(fmt.Sprintf("topo: %s: %v", sn.Name, err))
@@ -214,7 +248,7 @@ func (sn *simNode) make(n *network) {
 	}
 }
 
-// move carries out a change of all cables and returns what it cost.
+// move applies a change of all cables and returns its cost.
 func (n *network) move(after []cableState) Cost {
 	n.cost = &Cost{}
 	before := n.vectors()
@@ -226,7 +260,8 @@ func (n *network) move(after []cableState) Cost {
 		}
 	}
 	n.converge()
-	// A drain takes the shares first, then says zero, then nothing; its end says everything first, then gives shares.
+	// A drain takes the shares first, then advertises zero, then withdraws; its end advertises everything first, then
+	// restores shares.
 	type lane struct {
 		*simNode
 		session int
@@ -259,7 +294,7 @@ func (n *network) move(after []cableState) Cost {
 	return *n.cost
 }
 
-// light gives a cable light or takes it: at both ends the link first, then the session.
+// light takes a cable down or up: at both ends the link first, then the session.
 func (n *network) light(l *simLink, up bool) {
 	for _, e := range l.ends {
 		s := e.node.sessions[e.session]
@@ -282,7 +317,7 @@ func (n *network) light(l *simLink, up bool) {
 	}
 }
 
-// converge exchanges messages until nobody has anything to say.
+// converge exchanges messages until no node has any left.
 func (n *network) converge() {
 	for {
 		for _, sn := range n.nodes {
@@ -302,7 +337,7 @@ func (n *network) converge() {
 	}
 }
 
-// listen takes what has come in.
+// listen processes the received messages.
 func (sn *simNode) listen(n *network) {
 	for _, m := range sn.inbox {
 		s := sn.sessions[m.session]
@@ -312,8 +347,11 @@ func (sn *simNode) listen(n *network) {
 			}
 			continue
 		}
-		if m.attrs != nil && slices.Contains(m.attrs.ASPath, sn.AS) {
-			m.attrs = nil // a loop (RFC 4271, Section 9.1.2): it is no route, and what was one is none any more
+		loop := m.attrs != nil && slices.Contains(m.attrs.ASPath, sn.AS) && !n.allowsOwnAS(sn)
+		if loop || n.dests[m.dest].node.Node == sn.Node {
+			// A path with a loop (RFC 4271, Section 9.1.2) or to a loopback of the server itself is not a route, and
+			// withdraws a previous one.
+			m.attrs = nil
 		}
 		switch prefix := n.dests[m.dest].prefix; {
 		case sn.rib != nil:
@@ -327,11 +365,17 @@ func (sn *simNode) listen(n *network) {
 	}
 	sn.inbox = sn.inbox[:0]
 	if sn.engine != nil {
-		sn.engine.Updates() // to a data plane that obeys
+		sn.engine.Updates() // the data plane is assumed to apply all updates
 	}
 }
 
-// step runs the table and carries its changes to the engine, as the daemon does.
+// allowsOwnAS reports whether a node accepts a path with its AS: servers that share an AS do behind BIRD, which passes
+// it on.
+func (n *network) allowsOwnAS(sn *simNode) bool {
+	return sn.Kind == KindServer && n.fabric.SharedAS == SharedServers && n.fabric.Spec.Leaf == BIRD
+}
+
+// step runs the table and applies its changes to the engine, as the daemon does.
 func (sn *simNode) step(n *network, ev fare.Event) {
 	for _, ch := range sn.table.Step(ev) {
 		var err error
@@ -346,7 +390,7 @@ func (sn *simNode) step(n *network, ev fare.Event) {
 				out.Capacity, out.Bandwidth = in.Capacity, uint64(in.Bandwidth)
 				clear(out.SubPorts)
 				for _, sp := range in.SubPorts {
-					out.SubPorts[sp.SubPort%n.fabric.SubPorts] = sp.Weight
+					out.SubPorts[sn.sessions[sp.SubPort].sub] = sp.Weight
 				}
 			}
 			err = sn.engine.SetGroup(uint32(ch.Group), sn.planes)
@@ -358,7 +402,7 @@ func (sn *simNode) step(n *network, ev fare.Event) {
 			sn.engine.DeleteDestination(ch.Destination)
 		}
 		if err != nil {
-			panic(fmt.Sprintf("topo: %s: weight engine: %v", sn.Name, err)) // the table never asks for what the engine refuses
+			panic(fmt.Sprintf("topo: %s: weight engine: %v", sn.Name, err)) // the table never requests a change that the engine rejects
 		}
 	}
 }
@@ -371,7 +415,7 @@ func (sn *simNode) touchAll() {
 	}
 }
 
-// speak says what has changed, on all sessions.
+// speak advertises the changes on all sessions.
 func (sn *simNode) speak(n *network) {
 	if sn.Kind == KindServer {
 		sn.speakServer(n)
@@ -405,7 +449,7 @@ func (sn *simNode) speak(n *network) {
 			s.fresh = false
 			for d := range sn.told {
 				if sn.allowed(i, sn.told[d]) {
-					t.announce(d, sn.told[d].on(s), true)
+					t.announce(d, sn.on(s, sn.told[d]), true)
 				}
 			}
 			t.endOfRIB()
@@ -413,7 +457,7 @@ func (sn *simNode) speak(n *network) {
 			for k := range changes {
 				c := &changes[k]
 				if sn.allowed(i, c.now) {
-					t.announce(c.dest, c.now.on(s), false)
+					t.announce(c.dest, sn.on(s, c.now), false)
 				} else if sn.allowed(i, c.old) {
 					t.withdraw(c.dest)
 				}
@@ -423,8 +467,8 @@ func (sn *simNode) speak(n *network) {
 	}
 }
 
-// speakServer says a server's own loopback with what path_bandwidth.advertise asks for: the session's sub-port, or with leaves
-// that pass on one route only all of the node's.
+// speakServer advertises a server's own loopback with the bandwidth that path_bandwidth.advertise selects: that of the
+// session's sub-port, or with leaves that pass on only one route the sum over the node.
 func (sn *simNode) speakServer(n *network) {
 	for _, s := range sn.sessions {
 		if !s.up {
@@ -458,57 +502,64 @@ func (sn *simNode) speakServer(n *network) {
 	}
 }
 
-// rep is the pair of simulated servers that stands for two servers.
+// rep returns the pair of simulated source groups that represents two source groups of different servers.
 func (n *network) rep(src, dst int) (from, to *dest) {
-	a, b := &n.classes[n.classOf[src]], &n.classes[n.classOf[dst]]
-	from, to = &n.dests[a.reps[0]], &n.dests[b.reps[0]]
+	each := n.fabric.owners()
+	a, b := &n.classes[n.classOf[src/each]], &n.classes[n.classOf[dst/each]]
+	from, to = &n.dests[a.reps[0]+src%each], &n.dests[b.reps[0]+dst%each]
 	if a == b {
-		to = &n.dests[b.reps[1]]
+		to = &n.dests[b.reps[1]+dst%each]
 	}
 	return from, to
 }
 
-// pairs yields for each kind of pair of servers two that are such, and how many are.
+// pairs yields, for each kind of pair of source groups of different servers, two representatives and the number of
+// pairs.
 func (n *network) pairs(yield func(src, dst, count int)) {
+	each := n.fabric.owners()
 	for _, a := range n.classes {
 		for _, b := range n.classes {
-			src, dst := &n.dests[a.reps[0]], &n.dests[b.reps[0]]
+			src, dst := a.reps[0], b.reps[0]
 			count := a.size * b.size
 			if src == dst {
 				if a.size == 1 {
 					continue
 				}
-				dst, count = &n.dests[b.reps[1]], a.size*(a.size-1)
+				dst, count = b.reps[1], a.size*(a.size-1)
 			}
-			yield(src.node.Index, dst.node.Index, count)
+			for i := range each {
+				for k := range each {
+					yield(n.dests[src+i].group.Index, n.dests[dst+k].group.Index, count)
+				}
+			}
 		}
 	}
 }
 
-// weights are those of planes and of their sub-ports from one server to another.
+// weights returns the weights of planes and of their sub-ports from one source group to another.
 func (n *network) weights(src, dst int) (planes []uint32, subPorts [][]uint32) {
-	if src == dst {
+	if each := n.fabric.owners(); src/each == dst/each {
 		return nil, nil
 	}
 	from, to := n.rep(src, dst)
 	planes, subPorts = make([]uint32, n.fabric.Planes), make([][]uint32, n.fabric.Planes)
+	for p, lanes := range from.node.lanes {
+		subPorts[p] = make([]uint32, len(lanes))
+	}
 	if id, ok := from.node.engine.Destination(to.prefix); ok {
 		if view, ok := from.node.engine.Vector(id); ok && view.Reachable {
-			copy(planes, view.Weights)
-			for p := range subPorts {
-				subPorts[p] = slices.Clone(view.SubPortWeights[p])
+			for p, i := range from.node.index {
+				if i >= 0 {
+					planes[p] = view.Weights[i]
+					copy(subPorts[p], view.SubPortWeights[i])
+				}
 			}
-		}
-	}
-	for p := range subPorts {
-		if subPorts[p] == nil {
-			subPorts[p] = make([]uint32, n.fabric.SubPorts)
 		}
 	}
 	return planes, subPorts
 }
 
-// vectors are the weights of each kind of pair, as text, in the order of pairs.
+// vectors returns the weights of each kind of pair, as text, in the order of pairs.
 func (n *network) vectors() []string {
 	var all []string
 	n.pairs(func(src, dst, _ int) {

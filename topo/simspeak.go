@@ -7,12 +7,12 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// said is what a leaf or spine says about a destination; the zero value is nothing.
+// said is a leaf's or spine's advertisement of a destination; the zero value means none.
 type said struct {
-	attrs  *fare.Attributes // as sent, its own AS in front; nil: nothing
-	share  *fare.Attributes // what a leaf with fared says to spines instead, each its part; nil: attrs
-	uplink bool             // it was learned from a spine
-	only   int              // BIRD: the session that it is not said on, for it came from there, plus 1
+	attrs  *fare.Attributes // as sent, with its own AS in front; nil: none
+	share  *fare.Attributes // advertisement of a leaf with fared to each spine, its share; nil: attrs
+	uplink bool             // learned from a spine
+	only   int              // BIRD: 1 plus the session from which it came, on which it is not sent
 }
 
 func (s said) equal(o said) bool {
@@ -23,15 +23,25 @@ func (s said) equal(o said) bool {
 		slices.Equal(s.attrs.Communities, o.attrs.Communities) && slices.Equal(s.attrs.ASPath, o.attrs.ASPath)
 }
 
-// on is what is said on a session.
-func (s said) on(session *simSession) *fare.Attributes {
-	if s.share != nil && session.uplink {
-		return s.share
+// on returns the advertisement on a session.
+func (sn *simNode) on(s *simSession, what said) *fare.Attributes {
+	attrs := what.attrs
+	if what.share != nil && s.uplink {
+		attrs = what.share
 	}
-	return s.attrs
+	if !s.override || !slices.Contains(attrs.ASPath, s.peer.node.AS) {
+		return attrs
+	}
+	path := slices.Clone(attrs.ASPath)
+	for i := range path {
+		if path[i] == s.peer.node.AS {
+			path[i] = sn.AS
+		}
+	}
+	return &fare.Attributes{Communities: attrs.Communities, ASPath: path}
 }
 
-// bandwidth is what it says of bandwidth, to spines all together.
+// bandwidth returns the advertised bandwidth, over all spines together.
 func (s said) bandwidth() fare.Bandwidth {
 	if s.attrs == nil {
 		return 0
@@ -40,7 +50,7 @@ func (s said) bandwidth() fare.Bandwidth {
 	return judged.Bandwidth
 }
 
-// say works out what a leaf or spine says about a destination.
+// say computes a leaf's or spine's advertisement of a destination.
 func (sn *simNode) say(n *network, dest int) said {
 	if sn.rib != nil {
 		return sn.rib.say(sn, dest)
@@ -50,33 +60,34 @@ func (sn *simNode) say(n *network, dest int) said {
 		return said{}
 	}
 	s := said{attrs: sn.pass(fare.Codec{AS: sn.AS}.Encode(bandwidth, sn.ID), path), uplink: sn.Kind == KindLeaf && len(path) > 1}
-	if sn.Kind == KindLeaf && sn.uplinks > 0 { // equally fast, and live or not
+	if sn.Kind == KindLeaf && sn.uplinks > 0 { // equally fast, including failed ones
 		s.share = sn.pass(fare.Codec{AS: sn.AS}.Encode(bandwidth.Part(1, sn.uplinks), sn.ID), path)
 	}
 	return s
 }
 
-// pass is a route that goes on with a community.
+// pass returns a route that is passed on with a community.
 func (sn *simNode) pass(c fare.Community, path []uint32) *fare.Attributes {
 	return &fare.Attributes{Communities: []fare.Community{c}, ASPath: append([]uint32{sn.AS}, path...)}
 }
 
-// allowed says whether something is said on a session. Nobody says to a spine what a spine said. fared leaves out what the
-// neighbour would drop for its own AS in the path, BIRD what came over the same session; FRR leaves out neither.
+// allowed reports whether an advertisement is sent on a session. No node sends a spine's route to a spine. fared omits
+// routes that the neighbor would drop because of its own AS in the path, BIRD routes that came over the same session;
+// FRR omits neither.
 func (sn *simNode) allowed(session int, what said) bool {
 	s := sn.sessions[session]
 	switch {
 	case what.attrs == nil || what.uplink && s.uplink:
 		return false
 	case sn.software == Fared:
-		return !slices.Contains(what.attrs.ASPath, s.peer.node.AS)
+		return s.override || !slices.Contains(what.attrs.ASPath, s.peer.node.AS)
 	case sn.software == BIRD:
 		return what.only != session+1
 	}
 	return true
 }
 
-// rib is the routes of a leaf or spine that runs FRR or BIRD: by session and destination, nil where there is none.
+// rib holds the routes of a leaf or spine that runs FRR or BIRD, by session and destination; nil means no route.
 type rib struct{ routes [][]*fare.Attributes }
 
 func newRIB(sessions, dests int) *rib {
@@ -90,8 +101,8 @@ func newRIB(sessions, dests int) *rib {
 func (r *rib) set(session, dest int, attrs *fare.Attributes) { r.routes[session][dest] = attrs }
 func (r *rib) forget(session int)                            { clear(r.routes[session]) }
 
-// paths are the sessions over which a destination is reached: those with the shortest AS path, the best one first, which is
-// that of the lowest router ID, then of the first cable (FRR: bgp bestpath as-path multipath-relax; BIRD: merge paths on).
+// paths returns the sessions with the shortest AS path to a destination, the best one first: that of the lowest router
+// ID, then of the first cable (FRR: bgp bestpath as-path multipath-relax; BIRD: merge paths on).
 func (r *rib) paths(sn *simNode, dest int) []int {
 	var best []int
 	for i := range r.routes {
@@ -116,9 +127,9 @@ func (r *rib) paths(sn *simNode, dest int) []int {
 	return best
 }
 
-// say is what FRR and BIRD pass on. FRR adds up what all paths that it uses say ("set extcommunity bandwidth cumulative",
-// draft-ietf-bess-ebgp-dmz) and does not compare that with its links. BIRD does not know the community: that of its best route
-// goes on as it is.
+// say returns the advertisement of FRR or BIRD. FRR sums the values of all paths that it uses ("set extcommunity
+// bandwidth cumulative", draft-ietf-bess-ebgp-dmz) and does not compare the sum with its links. BIRD does not know the
+// community and passes on its best route's unchanged.
 func (r *rib) say(sn *simNode, dest int) said {
 	paths := r.paths(sn, dest)
 	if len(paths) == 0 {
@@ -135,7 +146,7 @@ func (r *rib) say(sn *simNode, dest int) said {
 	return s
 }
 
-// values are what the routes of some sessions say of bandwidth.
+// values returns the bandwidths of the routes of some sessions.
 func (r *rib) values(paths []int, dest int) []fare.Bandwidth {
 	values := make([]fare.Bandwidth, len(paths))
 	for k, i := range paths {
@@ -144,7 +155,7 @@ func (r *rib) values(paths []int, dest int) []fare.Bandwidth {
 	return values
 }
 
-// cumulative is their sum.
+// cumulative returns the sum of values.
 func cumulative(values []fare.Bandwidth) (sum fare.Bandwidth) {
 	for _, v := range values {
 		sum = sum.Add(v)
@@ -152,14 +163,14 @@ func cumulative(values []fare.Bandwidth) (sum fare.Bandwidth) {
 	return sum
 }
 
-// share is a session's part of the packets to a destination; shares of one destination sum to any number.
+// share is a session's part of the packets to a destination; the sum over a destination is arbitrary.
 type share struct {
 	session int
 	weight  float64
 }
 
-// forward is how a leaf or spine spreads packets to a destination over its cables: fared and FRR by bandwidth, BIRD evenly.
-// Where all are zero FRR spreads evenly too.
+// forward returns a leaf's or spine's split of packets to a destination over its cables: fared and FRR split by
+// bandwidth, BIRD evenly. If all values are zero, FRR splits evenly too.
 func (sn *simNode) forward(n *network, dest int) []share {
 	var shares []share
 	if sn.rib != nil {

@@ -7,23 +7,24 @@ import (
 	"unicode/utf8"
 )
 
-// Sizes of the drawing, in SVG's user units, of which a letter is seven wide.
+// Sizes in the drawing, in SVG's user units; a letter is seven units wide.
 const (
 	letter     = 7
 	margin     = 20
 	gap        = 16 // between boxes
 	boxHeight  = 40
 	portWidth  = 8
-	portStep   = 12 // from a server's port to the next
+	portStep   = 12 // from one port of a server to the next
 	gpuSize    = 10
 	gpuStep    = 14
-	lanes      = 5 // from a cable at a leaf to the next
+	ownerGap   = 10 // between the ports of two GPUs that own theirs
+	lanes      = 5  // from one cable at a leaf to the next
 	planesTop  = 56
-	stub       = 12 // of a port's cable, before it splits
+	stub       = 12 // length of a port's cable before it splits
 	serverTall = 58
 )
 
-// shape is where a box is drawn.
+// shape is the place and size of a box.
 type shape struct{ x, y, w, h int }
 
 func (s shape) middle() int { return s.x + s.w/2 }
@@ -33,15 +34,16 @@ type svg struct {
 	*picture
 	text
 	shapes  map[*box]shape
-	columns []shape       // of planes
-	lower   map[*line]int // where a line begins at its lower box
-	upper   map[*line]int // and ends at its upper one
+	columns []shape       // columns of the planes
+	lower   map[*line]int // x of a line at its lower box
+	upper   map[*line]int // x of a line at its upper box
 	width   int
 	height  int
 }
 
-// SVG is the drawing as Scalable Vector Graphics: planes in columns, spines above leaves, and servers below all of them. A server
-// has a port for each plane, in the plane's colour, from which a line for each sub-port goes to a leaf: two are a Y-cable.
+// SVG returns the drawing as Scalable Vector Graphics: planes in columns, spines above leaves, and servers below all of
+// them. A server, or each of its GPUs if these own their ports, has a port for each plane, in the plane's color, from
+// which a line for each sub-port goes to a leaf: two lines are a Y-cable.
 func (f *Fabric) SVG() string {
 	s := &svg{picture: f.picture(), shapes: map[*box]shape{}, lower: map[*line]int{}, upper: map[*line]int{}}
 	s.place()
@@ -50,7 +52,7 @@ func (f *Fabric) SVG() string {
 	return s.String()
 }
 
-// place gives every box its shape.
+// place sets the shape of every box.
 func (s *svg) place() {
 	cables := map[*box]int{}
 	for _, l := range s.lines {
@@ -61,7 +63,7 @@ func (s *svg) place() {
 			if b.kind == kind && b.plane == plane {
 				w := letter*utf8.RuneCountInString(b.label()) + 2*gap
 				if kind == KindServer {
-					w = max(w, s.Planes*portStep+gap, s.GPUs*gpuStep+gap)
+					w = max(w, s.owners()*s.ownerWidth()+gap, s.GPUs*gpuStep+gap)
 				} else {
 					w = max(w, lanes*cables[b]+gap)
 				}
@@ -72,7 +74,7 @@ func (s *svg) place() {
 		}
 		return boxes, width - gap
 	}
-	// spread puts a row of boxes in the middle of a span.
+	// spread centers a row of boxes in a span.
 	spread := func(boxes []*box, width, x, span, y, h int) {
 		x += (span - width) / 2
 		for _, b := range boxes {
@@ -109,7 +111,7 @@ func (s *svg) place() {
 		}
 	}
 	bottom := leafTop + boxHeight + gap
-	// Lines that go far sideways need height to be told apart.
+	// Lines with a large horizontal distance need height to be distinguishable.
 	serverTop := bottom + max(140, content/8)
 	s.height = serverTop + serverTall + margin + gap
 	x := margin + (content-above)/2
@@ -122,7 +124,8 @@ func (s *svg) place() {
 	spread(servers, below, margin, content, serverTop, serverTall)
 }
 
-// attach finds where lines meet boxes: at a server in the port of their plane, elsewhere side by side.
+// attach sets the points at which lines meet boxes: at a server in the port of their plane, elsewhere next to each
+// other.
 func (s *svg) attach() {
 	side := func(at map[*line]int, mine, other func(*line) *box, every func(*line) bool) {
 		all := map[*box][]*line{}
@@ -144,14 +147,24 @@ func (s *svg) attach() {
 	side(s.lower, down, up, func(l *line) bool { return l.down.kind == KindLeaf })
 	for _, l := range s.lines {
 		if l.down.kind == KindServer {
-			s.lower[l] = s.port(l.down, l.plane)
+			s.lower[l] = s.port(l.down, l.gpu, l.plane)
 		}
 	}
 }
 
-// port is the middle of a server's port.
-func (s *svg) port(b *box, plane int) int {
-	return s.shapes[b].middle() + portStep*(2*plane-s.Planes+1)/2
+// ownerWidth returns the width of the ports of a server, or of those of each GPU that owns its ports.
+func (s *svg) ownerWidth() int {
+	return max(s.Planes*portStep, gpuStep) + ownerGap*min(1, s.owners()-1)
+}
+
+// owner returns the middle of a server's ports, or of those of a GPU that owns them.
+func (s *svg) owner(b *box, gpu int) int {
+	return s.shapes[b].middle() + s.ownerWidth()*(2*gpu-s.owners()+1)/2
+}
+
+// port returns the middle of a port.
+func (s *svg) port(b *box, gpu, plane int) int {
+	return s.owner(b, gpu) + portStep*(2*plane-s.Planes+1)/2
 }
 
 func (s *svg) draw() {
@@ -160,8 +173,8 @@ func (s *svg) draw() {
 	s.line(`<rect width="%d" height="%d" fill="#ffffff"/>`, s.width, s.height)
 	s.line(`<text x="%d" y="32" font-size="14" text-anchor="start">%s</text>`, margin, s.Title())
 	for plane, c := range s.columns {
-		s.line(`<rect x="%d" y="%d" width="%d" height="%d" rx="8" fill="%s" fill-opacity="0.1"/>`, c.x, c.y, c.w, c.h, colour(plane))
-		s.line(`<text x="%d" y="%d" fill="%s" font-weight="bold">plane %s</text>`, c.middle(), c.y+20, colour(plane), s.PlaneName(plane))
+		s.line(`<rect x="%d" y="%d" width="%d" height="%d" rx="8" fill="%s" fill-opacity="0.1"/>`, c.x, c.y, c.w, c.h, color(plane))
+		s.line(`<text x="%d" y="%d" fill="%s" font-weight="bold">plane %s</text>`, c.middle(), c.y+20, color(plane), s.PlaneName(plane))
 	}
 	s.WriteString(`<g fill="none" stroke-linecap="round">` + "\n")
 	for _, l := range s.lines {
@@ -174,7 +187,7 @@ func (s *svg) draw() {
 			width = "1.2"
 		}
 		bend := (y1 - y2) / 2
-		s.line(`<path d="%sC%d %d %d %d %d %d" stroke="%s" stroke-width="%s"/>`, begin, x1, y1-bend, x2, y2+bend, x2, y2, colour(l.plane), width)
+		s.line(`<path d="%sC%d %d %d %d %d %d" stroke="%s" stroke-width="%s"/>`, begin, x1, y1-bend, x2, y2+bend, x2, y2, color(l.plane), width)
 	}
 	s.WriteString("</g>\n")
 	for _, b := range s.boxes {
@@ -186,7 +199,7 @@ func (s *svg) draw() {
 func (s *svg) box(b *box) {
 	at, stroke, detail := s.shapes[b], "#333333", ""
 	if b.kind != KindServer {
-		stroke, detail = colour(b.plane), s.Software(b.first)
+		stroke, detail = color(b.plane), s.Software(b.first)
 	}
 	s.line(`<g>`)
 	if b.count == 1 {
@@ -202,13 +215,20 @@ func (s *svg) box(b *box) {
 		s.line(`</g>`)
 		return
 	}
-	for plane := range s.Planes {
-		s.line(`<rect x="%d" y="%d" width="%d" height="%d" fill="%s"/>`, s.port(b, plane)-portWidth/2, at.y-3, portWidth, 6, colour(plane))
+	for _, g := range s.groups[b.first.Index*s.owners() : (b.first.Index+1)*s.owners()] {
+		for plane, cables := range g.Planes {
+			if len(cables) > 0 {
+				s.line(`<rect x="%d" y="%d" width="%d" height="%d" fill="%s"/>`, s.port(b, g.GPU, plane)-portWidth/2, at.y-3, portWidth, 6, color(plane))
+			}
+		}
 	}
 	s.line(`<text x="%d" y="%d">%s</text>`, at.middle(), at.y+22, b.label())
-	x := at.middle() - (s.GPUs*gpuStep-(gpuStep-gpuSize))/2
 	for g := range s.GPUs {
-		s.line(`<rect x="%d" y="%d" width="%d" height="%d" fill="#76b900" stroke="#333333" stroke-width="0.5"><title>GPU %d</title></rect>`, x+g*gpuStep, at.y+30, gpuSize, gpuSize, g)
+		x := at.middle() - (s.GPUs*gpuStep-(gpuStep-gpuSize))/2 + g*gpuStep
+		if s.owners() > 1 { // below the GPU's ports
+			x = s.owner(b, g) - gpuSize/2
+		}
+		s.line(`<rect x="%d" y="%d" width="%d" height="%d" fill="#76b900" stroke="#333333" stroke-width="0.5"><title>GPU %d</title></rect>`, x, at.y+30, gpuSize, gpuSize, g)
 	}
 	if detail != "" {
 		s.line(`<text x="%d" y="%d" font-size="10" fill="#555555">%s</text>`, at.middle(), at.y+52, detail)
