@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 // equalConfigs compares configurations by value.
 var equalConfigs = cmp.Options{cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmpopts.EquateEmpty()}
 
-// files returns the matching files; a test without files would pass without testing anything.
+// files returns the matching files; it fails if there are none, because the test would check nothing.
 func files(t testing.TB, pattern string) []string {
 	t.Helper()
 	names, err := filepath.Glob(pattern)
@@ -49,7 +49,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// TestBad holds every bad file to the exact text of its errors.
+// TestBad compares the errors of every bad file with their exact text.
 func TestBad(t *testing.T) {
 	for _, name := range files(t, "testdata/bad/*.yaml") {
 		t.Run(filepath.Base(name), func(t *testing.T) {
@@ -82,7 +82,7 @@ func inside(t *testing.T, data []byte, errs Errors) {
 	}
 }
 
-// TestGood holds every good file, the examples too, to its resolved value, and to itself when written and read again.
+// TestGood compares every good file, including the examples, with its resolved value, and with itself after writing and reading it.
 func TestGood(t *testing.T) {
 	for _, name := range append(files(t, "testdata/good/*.yaml"), files(t, "../../examples/*.yaml")...) {
 		base := filepath.Base(name)
@@ -104,7 +104,7 @@ func TestGood(t *testing.T) {
 	}
 }
 
-// again checks that a configuration survives being written and read, and is written in one way.
+// again checks that a configuration survives writing and reading, and has one written form.
 func again(t testing.TB, c *Config) {
 	t.Helper()
 	text := c.Text()
@@ -145,7 +145,7 @@ func TestComplete(t *testing.T) {
 
 	in.AS, in.Planes[0].Name = 23456, ""
 	_, err = Complete(in)
-	const wrong = "as: 23456 is AS_TRANS (RFC 6793), use the fabric's own, or a private one: 64512 to 65534, 4200000000 to 4294967294\n" +
+	const wrong = "as: 23456 is AS_TRANS (RFC 6793), use the fabric's AS number, or a private one: 64512 to 65534, 4200000000 to 4294967294\n" +
 		"planes[0].name: is missing, write text"
 	if err == nil || err.Error() != wrong {
 		t.Errorf("Complete = %v\nwant %s", err, wrong)
@@ -154,7 +154,7 @@ func TestComplete(t *testing.T) {
 
 func TestTooLarge(t *testing.T) {
 	_, err := Parse("large.yaml", make([]byte, MaxFileSize+1))
-	const want = "large.yaml:1:1: document: is larger than 1048576 bytes, split the fabric: a file describes one server or leaf"
+	const want = "large.yaml:1:1: document: is larger than 1048576 bytes, use one file for each server or leaf"
 	if err == nil || err.Error() != want {
 		t.Errorf("Parse = %v, want %s", err, want)
 	}

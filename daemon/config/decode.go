@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/daemon/config/internal/model"
 )
 
-// decoder fills the Go types from YAML nodes, notes where every value is, and reports what does not fit. It does not recurse
-// into what it does not know, so its depth is that of the types.
+// decoder fills the Go types from YAML nodes, records the position of every value, and reports mismatches. It does not recurse into unknown
+// keys, so its depth is that of the types.
 type decoder struct{ *problems }
 
 func at(n *yaml.Node) position { return position{n.Line, n.Column} }
@@ -32,10 +32,11 @@ func (d decoder) structure(n *yaml.Node, path string, v reflect.Value) {
 		return
 	}
 	seen := map[string]int{}
+	var misspelled []string // known keys that resemble unknown ones
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
 		if key.Kind != yaml.ScalarNode || key.Anchor != "" {
-			d.fail(at(key), path, "a key here is not plain text", "use "+model.OneOf(keys(fields)))
+			d.fail(at(key), path, "a key is not plain text", "use "+model.OneOf(keys(fields)))
 			continue
 		}
 		where := join(path, key.Value)
@@ -46,10 +47,19 @@ func (d decoder) structure(n *yaml.Node, path string, v reflect.Value) {
 		seen[key.Value] = key.Line
 		f := find(fields, key.Value)
 		if f == nil {
-			d.at(at(key), join(path, model.Show(key.Value)), "is not a known key", suggest(fields, key.Value))
+			remedy, meant := suggest(fields, key.Value)
+			d.at(at(key), join(path, model.Show(key.Value)), "is not a known key", remedy)
+			if meant != "" {
+				misspelled = append(misspelled, meant)
+			}
 			continue
 		}
 		d.field(value, where, f, v.Field(f.Index))
+	}
+	for _, key := range misspelled {
+		if _, ok := seen[key]; !ok { // one error is enough: do not report the key as missing too
+			d.broken[join(path, key)] = true
+		}
 	}
 }
 
@@ -74,6 +84,7 @@ func (d decoder) list(n *yaml.Node, path string, f *model.Field, v reflect.Value
 	if len(items) > f.MaxItems {
 		d.at(at(items[f.MaxItems]), path, fmt.Sprintf("has %d elements", len(items)), fmt.Sprintf("use at most %d", f.MaxItems))
 		items = items[:f.MaxItems]
+		d.broken[item(path, f.MaxItems)] = true // a reference to the other elements is not an error
 	}
 	v.Set(reflect.MakeSlice(v.Type(), len(items), len(items)))
 	for i, e := range items {
@@ -115,7 +126,7 @@ func (d decoder) value(n *yaml.Node, path string, f *model.Field, v reflect.Valu
 	}
 }
 
-// plain refuses the parts of YAML that hide what a file says: anchors, aliases, tags, and values left out.
+// plain rejects the parts of YAML that hide the content of a file: anchors, aliases, tags, and omitted values.
 func (d decoder) plain(n *yaml.Node, path string) bool {
 	switch {
 	case n.Kind == yaml.AliasNode:
@@ -132,7 +143,7 @@ func (d decoder) plain(n *yaml.Node, path string) bool {
 	return false
 }
 
-// kind names what a node is.
+// kind returns the name of a node's kind.
 func kind(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -151,7 +162,7 @@ func kind(n *yaml.Node) string {
 	return "text"
 }
 
-// article names what a scalar has to be.
+// article returns the name of a scalar's type with its article.
 func article(s *model.Scalar) string {
 	switch {
 	case s.Words != nil:
@@ -164,7 +175,7 @@ func article(s *model.Scalar) string {
 	return "a " + s.Name
 }
 
-// example says what to write for a field.
+// example returns an example value of a field.
 func example(f *model.Field) string {
 	switch {
 	case f.Scalar.Words != nil:

@@ -10,37 +10,37 @@ import (
 	"github.com/fared/fared/daemon/config/internal/model"
 )
 
-// ChangeKind says what a reload changes.
+// ChangeKind is the kind of a change that a reload makes.
 type ChangeKind string
 
 // The kinds of change that a running daemon makes.
 const (
 	ChangeLoopbacks     ChangeKind = "loopbacks"
 	ChangeDrainDelay    ChangeKind = "drain-delay"
-	ChangePathBandwidth ChangeKind = "path-bandwidth" // advertise, missing, all_zero, increase_hold_up
+	ChangePathBandwidth ChangeKind = "path-bandwidth" // advertise, missing, all_missing, all_zero, conflict, increase_hold_up
 	ChangeSpeed         ChangeKind = "speed"          // of a sub-port
 	ChangeLogLevel      ChangeKind = "log-level"
 )
 
-// Change is one value that differs between two configurations. Old and New are as a file writes them, "none" when absent.
+// Change is one value that differs between two configurations. Old and New are in the syntax of the file, "none" when absent.
 type Change struct {
 	Kind     ChangeKind
 	Path     string
 	Old, New string
 }
 
-// String draws path: old -> new.
+// String returns path: old -> new.
 func (c Change) String() string { return fmt.Sprintf("%s: %s -> %s", c.Path, c.Old, c.New) }
 
-// Changes is what a reload changes, sorted by path.
+// Changes are the changes of a reload, sorted by path.
 type Changes []Change
 
-// Has says whether a kind of change is among them.
+// Has reports whether a kind of change is among them.
 func (c Changes) Has(kind ChangeKind) bool {
 	return slices.ContainsFunc(c, func(one Change) bool { return one.Kind == kind })
 }
 
-// String draws one line a change.
+// String returns one line per change.
 func (c Changes) String() string {
 	lines := make([]string, len(c))
 	for i := range c {
@@ -49,26 +49,27 @@ func (c Changes) String() string {
 	return strings.Join(lines, "\n")
 }
 
-// RestartError says that two configurations differ in what cannot change while fared runs. Nothing is to be applied then, not
-// even the changes that could be.
+// RestartError reports that two configurations differ in keys that cannot change while fared runs. No change may be applied then, not even the
+// permitted ones.
 type RestartError struct {
-	Changes Changes // what cannot change, sorted by path; Kind is ""
+	Changes Changes // the changes that need a restart, sorted by path; Kind is ""
 }
 
-// Error lists every path.
+// Error lists every change.
 func (e *RestartError) Error() string {
 	lines := make([]string, len(e.Changes))
 	for i := range e.Changes {
 		lines[i] = "\n  " + e.Changes[i].String()
 	}
-	return "nothing was changed: these need a restart of fared:" + strings.Join(lines, "")
+	return "nothing was changed: these keys need a restart of fared:" + strings.Join(lines, "")
 }
 
-// Diff says what a reload changes. Equal configurations give no changes. The error is a *RestartError that lists every value
-// that would need a restart; the changes are nil then.
+// Diff returns the changes that a reload makes. Equal configurations give no changes. The error is a *RestartError that lists every value that
+// would need a restart; the changes are nil then.
 func Diff(old, new *Config) (Changes, error) {
 	var d differ
 	d.structure(reflect.ValueOf(old).Elem(), reflect.ValueOf(new).Elem(), "")
+	d.sources(old, new)
 	for _, list := range []Changes{d.live, d.restart} {
 		slices.SortFunc(list, func(a, b Change) int { return cmp.Compare(a.Path, b.Path) })
 	}
@@ -79,6 +80,17 @@ func Diff(old, new *Config) (Changes, error) {
 }
 
 type differ struct{ live, restart Changes }
+
+// sources moves a change of the loopbacks to the changes that need a restart if it changes the source groups: tables, weights and the data
+// plane's objects exist per source group.
+func (d *differ) sources(old, new *Config) {
+	at := slices.IndexFunc(d.live, func(c Change) bool { return c.Kind == ChangeLoopbacks })
+	if at < 0 || sameSources(old, new) {
+		return
+	}
+	d.restart = append(d.restart, Change{Path: d.live[at].Path, Old: d.live[at].Old, New: d.live[at].New})
+	d.live = slices.Delete(d.live, at, at+1)
+}
 
 func (d *differ) structure(old, new reflect.Value, path string) {
 	for _, f := range model.Fields(old.Type()) {
@@ -103,15 +115,24 @@ func (d *differ) structure(old, new reflect.Value, path string) {
 			}
 		}
 	}
-	if o, ok := old.Addr().Interface().(*Session); ok {
-		// An empty password was not loaded: Parse leaves it so.
-		if n := new.Addr().Interface().(*Session); o.PasswordFile == n.PasswordFile && o.Password != "" && n.Password != "" && o.Password != n.Password {
-			d.restart = append(d.restart, Change{Path: join(path, "password_file"), Old: "its password", New: "another password"})
-		}
+	switch o := old.Addr().Interface().(type) {
+	case *Session:
+		n := new.Addr().Interface().(*Session)
+		d.secret(o.PasswordFile == n.PasswordFile, o.Password, n.Password, join(path, "password_file"), "password")
+	case *TCPAO:
+		n := new.Addr().Interface().(*TCPAO)
+		d.secret(o.KeyFile == n.KeyFile, o.Key, n.Key, join(path, "key_file"), "key")
 	}
 }
 
-// list compares by index: an index is what every other part knows a plane, sub-port or session by.
+// secret compares the contents of two files with the same name. An empty secret was not loaded, as after Parse.
+func (d *differ) secret(same bool, old, new, path, noun string) {
+	if same && old != "" && new != "" && old != new {
+		d.restart = append(d.restart, Change{Path: path, Old: "its " + noun, New: "another " + noun})
+	}
+}
+
+// list compares by index, because all other parts identify a plane, sub-port or session by its index.
 func (d *differ) list(f *model.Field, old, new reflect.Value, path string) {
 	for i := range max(old.Len(), new.Len()) {
 		switch where := item(path, i); {
@@ -125,7 +146,7 @@ func (d *differ) list(f *model.Field, old, new reflect.Value, path string) {
 	}
 }
 
-// equal treats an empty and an absent list alike.
+// equal compares two values and treats an empty and an absent list as equal.
 func equal(f *model.Field, a, b reflect.Value) bool {
 	if f.List && a.Len() == 0 && b.Len() == 0 {
 		return true
@@ -140,7 +161,7 @@ func presence(there bool) string {
 	return "none"
 }
 
-// text draws a value as a file writes it.
+// text returns a value in the syntax of the file.
 func text(f *model.Field, v reflect.Value) string {
 	if f.List {
 		words := make([]string, v.Len())

@@ -26,7 +26,7 @@ planes:
       - {device: eth1, sessions: [{peer: 10.0.0.2}]}
 `
 
-// TestDiff says for each edit of a file which changes a reload makes, or which values need a restart.
+// TestDiff checks for each edit of a file which changes a reload makes, or which values need a restart.
 func TestDiff(t *testing.T) {
 	for _, test := range []struct {
 		name        string
@@ -41,20 +41,22 @@ func TestDiff(t *testing.T) {
 		{name: "speed set", old: "eth1,", new: "eth1, speed: 200G,", live: "planes[0].sub_ports[1].speed: none -> 200G"},
 		{name: "speed removed", old: " speed: 400G,", live: "planes[0].sub_ports[0].speed: 400G -> none"},
 		{name: "everything live", old: "speed: 400G", new: "speed: 200G", add: `drain_delay: 1s
-path_bandwidth: {missing: skip, all_zero: unreachable, increase_hold_up: 2s}
+path_bandwidth: {missing: skip, all_missing: equal, all_zero: unreachable, increase_hold_up: 2s}
 log: {level: warn}
 `, live: `drain_delay: 5s -> 1s
 log.level: info -> warn
+path_bandwidth.all_missing: local -> equal
 path_bandwidth.all_zero: equal -> unreachable
 path_bandwidth.increase_hold_up: 0s -> 2s
-path_bandwidth.missing: equal -> skip
+path_bandwidth.missing: local -> skip
 planes[0].sub_ports[0].speed: 400G -> 200G`},
 		{name: "as", old: "4200000001", new: "4200000002", fixed: "as: 4200000001 -> 4200000002"},
 		{name: "all fixed ones are listed, and live ones are not", old: "router_id: 10.255.0.1", new: "router_id: 10.255.0.9", add: `log: {level: debug, format: json}
 weights: {mode: per-packet, slots: 4}
 api: {socket: /run/other.sock}
 bgp: {hold_time: 30s}
-`, fixed: `api.socket: /run/fared/fared.sock -> /run/other.sock
+`, fixed: `api.read_only_socket: /run/fared/fared-ro.sock -> /run/other-ro.sock
+api.socket: /run/fared/fared.sock -> /run/other.sock
 bgp.hold_time: 9s -> 30s
 bgp.keepalive_interval: 3s -> 10s
 log.format: text -> json
@@ -69,7 +71,7 @@ planes[0].sub_ports[1].sessions[0].peer: 10.0.0.2 -> none
 planes[0].sub_ports[1].sessions[0].unnumbered: false -> true`},
 		{name: "tls", add: "api: {listen: \"127.0.0.1:7778\", tls: {cert_file: a, key_file: b, client_ca_file: c}}\n",
 			fixed: "api.listen: none -> 127.0.0.1:7778\napi.tls: none -> present"},
-		{name: "role", old: "as:", new: "role: leaf\nas:", add: "dataplane: {address: \"unix:/run/fared/dataplane.sock\"}\n"},
+		{name: "role", old: "as:", new: "role: leaf\nas:", add: "dataplane: {address: \"unix:/run/fared-dataplane/dataplane.sock\"}\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			old := parsed(t, before)
@@ -80,7 +82,7 @@ planes[0].sub_ports[1].sessions[0].unnumbered: false -> true`},
 				}
 				text = strings.Replace(text, test.old, test.new, 1)
 			}
-			if test.name == "role" { // a leaf has no loopbacks: the one live difference does not get through
+			if test.name == "role" { // a leaf has no loopbacks: the only live difference is not applied
 				text = strings.Replace(text, "loopbacks: [10.255.0.1/32]\n", "", 1)
 				test.fixed = "role: server -> leaf"
 			}
@@ -115,6 +117,32 @@ planes[0].sub_ports[1].sessions[0].unnumbered: false -> true`},
 	}
 }
 
+func TestDiffAO(t *testing.T) {
+	with := func(ao *TCPAO) *Config {
+		c := parsed(t, before)
+		c.Planes[0].SubPorts[0].Sessions[0].TCPAO = ao
+		return c
+	}
+	const at = "nothing was changed: these keys need a restart of fared:\n  planes[0].sub_ports[0].sessions[0].tcp_ao"
+	old := TCPAO{KeyFile: "/etc/fared/p0.key", Key: "old-secret", Algorithm: HMACSHA1}
+	for want, change := range map[string]func(ao *TCPAO) *TCPAO{
+		".key_file: its key -> another key":            func(ao *TCPAO) *TCPAO { ao.Key = "new-secret"; return ao },
+		".send_id: 0 -> 1":                             func(ao *TCPAO) *TCPAO { ao.SendID = 1; return ao },
+		".algorithm: hmac-sha-1-96 -> aes-128-cmac-96": func(ao *TCPAO) *TCPAO { ao.Algorithm = AES128CMAC; return ao },
+		": present -> none":                            func(*TCPAO) *TCPAO { return nil },
+	} {
+		other := old
+		if _, err := Diff(with(&old), with(change(&other))); err == nil || err.Error() != at+want {
+			t.Errorf("Diff = %v, want %s", err, at+want)
+		}
+	}
+	other := old
+	other.Key = ""
+	if changes, err := Diff(with(&old), with(&other)); err != nil || len(changes) > 0 {
+		t.Errorf("Diff with a key that Parse does not load = %v, %v", changes, err)
+	}
+}
+
 func TestDiffPasswords(t *testing.T) {
 	with := func(password string) *Config {
 		c := parsed(t, before)
@@ -123,7 +151,7 @@ func TestDiffPasswords(t *testing.T) {
 		return c
 	}
 	_, err := Diff(with("old-secret"), with("new-secret"))
-	const want = "nothing was changed: these need a restart of fared:\n  planes[0].sub_ports[0].sessions[0].password_file: its password -> another password"
+	const want = "nothing was changed: these keys need a restart of fared:\n  planes[0].sub_ports[0].sessions[0].password_file: its password -> another password"
 	if err == nil || err.Error() != want {
 		t.Errorf("Diff = %v, want %s", err, want)
 	}

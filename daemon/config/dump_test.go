@@ -8,7 +8,7 @@ import (
 	"github.com/fared/fared/daemon/config/internal/model"
 )
 
-// dump draws every value of a resolved configuration, defaults too, one a line.
+// dump returns every value of a resolved configuration, including defaults, one per line.
 func dump(c *Config) string {
 	var b strings.Builder
 	dumpStruct(&b, reflect.ValueOf(c).Elem(), "")

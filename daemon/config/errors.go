@@ -7,16 +7,16 @@ import (
 	"strings"
 )
 
-// Error is one thing that is wrong with a configuration, where, and what would be right.
+// Error is one mistake in a configuration, with its position and its remedy.
 type Error struct {
-	File         string // "" when the configuration came from no file
-	Line, Column int    // from 1; 0 when the configuration came from no file
-	Path         string // of the value, such as planes[0].sub_ports[1].device; "document" for the whole
-	Wrong        string // what is wrong
-	Right        string // what would be right
+	File         string // "" if the configuration has no file
+	Line, Column int    // from 1; 0 if the configuration has no file
+	Path         string // path of the value, such as planes[0].sub_ports[1].device; "document" for the whole file
+	Wrong        string // the mistake
+	Right        string // the remedy
 }
 
-// Error draws file:line:column: path: what is wrong, what would be right.
+// Error returns file:line:column: path: mistake, remedy.
 func (e Error) Error() string {
 	text := fmt.Sprintf("%s: %s, %s", e.Path, e.Wrong, e.Right)
 	if e.Line > 0 {
@@ -28,10 +28,10 @@ func (e Error) Error() string {
 	return text
 }
 
-// Errors is everything that is wrong with a configuration, sorted by position. It is never empty when returned as an error.
+// Errors lists all mistakes in a configuration, sorted by position. It is never empty when returned as an error.
 type Errors []Error
 
-// Error draws one line an error.
+// Error returns one line per mistake.
 func (e Errors) Error() string {
 	lines := make([]string, len(e))
 	for i := range e {
@@ -40,7 +40,7 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Unwrap lets errors.As find the single ones.
+// Unwrap lets errors.As find the individual errors.
 func (e Errors) Unwrap() []error {
 	out := make([]error, len(e))
 	for i := range e {
@@ -49,17 +49,17 @@ func (e Errors) Unwrap() []error {
 	return out
 }
 
-// documentPath is the path of errors about the file as a whole.
+// documentPath is the path of errors that concern the whole file.
 const documentPath = "document"
 
-// position is a place in a file, from 1.
+// position is a position in a file, from 1.
 type position struct{ line, column int }
 
-// problems collects errors and knows where things are.
+// problems collects errors and resolves their positions.
 type problems struct {
 	file   string
-	places map[string]position // of every value that was written, by path; "" is the document
-	broken map[string]bool     // paths whose value is in error already
+	places map[string]position // of every value in the file, by path; "" is the document
+	broken map[string]bool     // paths of values that already have an error
 	errs   Errors
 }
 
@@ -71,8 +71,8 @@ func (p *problems) at(pos position, path, wrong, right string) {
 	p.errs = append(p.errs, Error{File: p.file, Line: pos.line, Column: pos.column, Path: path, Wrong: wrong, Right: right})
 }
 
-// add reports an error at the value of a path or, when it was not written, at what it would be in. It says nothing about a value
-// that is in error already, or is inside one.
+// add reports an error at the value of a path or, if the file does not contain it, at the innermost enclosing value. It ignores a value that
+// already has an error, or is inside such a value.
 func (p *problems) add(path, wrong, right string) {
 	for q := path; ; q = parent(q) {
 		if p.broken[q] {
@@ -91,19 +91,29 @@ func (p *problems) add(path, wrong, right string) {
 	p.at(p.places[q], path, wrong, right)
 }
 
-// fail marks a value as broken and reports why.
+// fail marks a value as broken and reports the error.
 func (p *problems) fail(pos position, path, wrong, right string) {
 	p.at(pos, path, wrong, right)
 	p.broken[path] = true
 }
 
-// written says whether a value was written, and could be read.
+// written reports whether the file contains a value, and it could be decoded.
 func (p *problems) written(path string) bool {
 	_, ok := p.places[path]
 	return ok && !p.broken[path]
 }
 
-// result returns the errors in order, nil when there are none.
+// partial reports whether the value of a path, or a part of it, has an error, so that a conclusion from a missing part would mislead.
+func (p *problems) partial(path string) bool {
+	for at := range p.broken {
+		if rest, ok := strings.CutPrefix(at, path); ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {
+			return true
+		}
+	}
+	return false
+}
+
+// result returns the errors in order, or nil if there are none.
 func (p *problems) result() error {
 	if len(p.errs) == 0 {
 		return nil
@@ -115,7 +125,7 @@ func (p *problems) result() error {
 	return p.errs
 }
 
-// join makes the path of a key of an object.
+// join returns the path of a key of an object.
 func join(path, key string) string {
 	if path == "" {
 		return key
@@ -123,10 +133,10 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// item makes the path of an element of a list.
+// item returns the path of an element of a list.
 func item(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }
 
-// parent takes the last key or index off a path.
+// parent removes the last key or index from a path.
 func parent(path string) string {
 	return path[:max(strings.LastIndexAny(path, ".["), 0)]
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// Hasher returns the hash plug-in that a valid Hash describes, nil for one that is not known, or not yet (dataplane).
+// Hasher returns the hash plug-in of a valid Hash, or nil if the hash is unknown, or not yet known (dataplane).
 func (h Hash) Hasher() wecmp.Hasher {
 	switch h.Algorithm {
 	case HashLinux:
@@ -34,13 +34,13 @@ func (h Hash) Hasher() wecmp.Hasher {
 
 var hashKey = regexp.MustCompile(`^([0-9A-Fa-f]{2}){40,64}$`)
 
-// hash checks that a hash has what its algorithm reads, and nothing else.
+// hash checks that a hash has exactly the keys that its algorithm uses.
 func (p *problems) hash(h Hash, subPorts int) {
 	const path = "weights.hash"
 	switch h.Algorithm {
 	case HashLinux:
 		if h.Seed == 0 {
-			p.add(path+".seed", "is 0, which lets the kernel draw a seed that nobody knows", "set net.ipv4.fib_multipath_hash_seed and write its value")
+			p.add(path+".seed", "is 0, which lets the kernel choose a random seed that fared cannot read", "set net.ipv4.fib_multipath_hash_seed and write its value")
 		}
 		if h.Buckets != 0 && h.Buckets < subPorts {
 			p.add(path+".buckets", fmt.Sprintf("%d is fewer than the %d sub-ports", h.Buckets, subPorts),
@@ -48,7 +48,7 @@ func (p *problems) hash(h Hash, subPorts int) {
 		}
 	case HashCRC16, HashCRC16Bisync:
 		if h.Seed > math.MaxUint16 {
-			p.add(path+".seed", fmt.Sprintf("%d has more than 16 bits", h.Seed), "use 0 to 65535")
+			p.add(path+".seed", fmt.Sprintf("%d exceeds 16 bits", h.Seed), "use 0 to 65535")
 		}
 	case HashCRC32:
 	default:

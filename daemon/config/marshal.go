@@ -10,10 +10,10 @@ import (
 	"github.com/fared/fared/daemon/config/internal/model"
 )
 
-// Text draws a resolved configuration as a file that Parse reads back to an equal one, passwords aside. Keys that hold their
-// default are left out. Equal configurations give equal bytes.
+// Text returns a resolved configuration as a file that Parse reads back to an equal one, except for passwords and keys. It omits keys that have
+// their default. Equal configurations give equal bytes.
 func (c *Config) Text() string {
-	bare := clone(c) // what the derived keys would be, were they absent
+	bare := clone(c) // has the derived values that absent keys would get
 	strip(reflect.ValueOf(bare).Elem())
 	derive(bare, func(string) bool { return false })
 	root := encode(reflect.ValueOf(c).Elem(), reflect.ValueOf(bare).Elem())
@@ -21,12 +21,12 @@ func (c *Config) Text() string {
 	enc := yaml.NewEncoder(&buf)
 	enc.SetIndent(2)
 	if err := enc.Encode(root); err != nil {
-		panic(fmt.Sprintf("config: a tree of plain nodes does not encode: %v", err)) // a bytes.Buffer never fails
+		panic(fmt.Sprintf("config: cannot encode a tree of plain nodes: %v", err)) // cannot happen: a bytes.Buffer never fails
 	}
 	return buf.String()
 }
 
-// strip empties the derived keys.
+// strip clears the derived keys.
 func strip(v reflect.Value) {
 	for _, f := range model.Fields(v.Type()) {
 		switch fv := v.Field(f.Index); {
@@ -42,7 +42,7 @@ func strip(v reflect.Value) {
 	}
 }
 
-// encode draws a struct; bare holds the derived values.
+// encode encodes a struct; bare contains the derived values.
 func encode(v, bare reflect.Value) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.MappingNode}
 	for _, f := range model.Fields(v.Type()) {
@@ -79,7 +79,7 @@ func encode(v, bare reflect.Value) *yaml.Node {
 	return n
 }
 
-// absent says whether a key would get its value by being left out.
+// absent reports whether a key would get its value if it were omitted.
 func absent(f *model.Field, v, bare reflect.Value) bool {
 	want := reflect.New(f.Type).Elem()
 	if f.Derived != "" {
@@ -90,7 +90,7 @@ func absent(f *model.Field, v, bare reflect.Value) bool {
 	return reflect.DeepEqual(v.Interface(), want.Interface())
 }
 
-// scalar draws a value, quoted where YAML would take it for something else.
+// scalar encodes a value, with quotes where YAML would interpret it as another type.
 func scalar(s *model.Scalar, v reflect.Value) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Value: s.Format(v)}
 	if s.JSON == "string" {

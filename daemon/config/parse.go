@@ -14,9 +14,20 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Load reads a configuration file and the password files that it names. The error is Errors when the content is wrong, and
-// wraps the system's error when a file cannot be read.
+// Load reads a configuration file and the password files that it names. The error is Errors if the content is invalid, and wraps the system's
+// error if a file cannot be read.
 func Load(path string) (*Config, error) {
+	return load(path, nil)
+}
+
+// Inspect is Load for a process other than the daemon: it does not read credentials of a systemd unit to which the process does not belong, and
+// returns their names.
+func Inspect(path string) (c *Config, unread []string, err error) {
+	c, err = load(path, &unread)
+	return c, unread, err
+}
+
+func load(path string, unread *[]string) (*Config, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
@@ -28,7 +39,7 @@ func Load(path string) (*Config, error) {
 	}
 	c, p := parse(path, data)
 	if p.result() == nil {
-		readSecrets(c, p, path)
+		readSecrets(c, p, path, unread)
 	}
 	if err := p.result(); err != nil {
 		return nil, err
@@ -36,8 +47,8 @@ func Load(path string) (*Config, error) {
 	return c, nil
 }
 
-// Parse reads a configuration from memory; name stands for the file in errors. It touches no file: passwords stay empty, and
-// TLS files are not looked at. The error is Errors.
+// Parse reads a configuration from memory; name represents the file in errors. It accesses no file: passwords stay empty, and TLS files are not
+// checked. The error is Errors.
 func Parse(name string, data []byte) (*Config, error) {
 	c, p := parse(name, data)
 	if err := p.result(); err != nil {
@@ -60,7 +71,7 @@ func parse(name string, data []byte) (*Config, *problems) {
 	return c, p
 }
 
-// document checks the text and returns the root of the only YAML document in it, nil after an error.
+// document checks the text and returns the root of its only YAML document, or nil after an error.
 func document(p *problems, data []byte) *yaml.Node {
 	if !checkText(p, data) {
 		return nil
@@ -85,10 +96,10 @@ func document(p *problems, data []byte) *yaml.Node {
 	return first.Content[0]
 }
 
-// checkText finds what would make positions or messages of the YAML parser misleading.
+// checkText rejects text with which positions or messages of the YAML parser would mislead.
 func checkText(p *problems, data []byte) bool {
 	if len(data) > MaxFileSize {
-		p.at(position{1, 1}, "", fmt.Sprintf("is larger than %d bytes", MaxFileSize), "split the fabric: a file describes one server or leaf")
+		p.at(position{1, 1}, "", fmt.Sprintf("is larger than %d bytes", MaxFileSize), "use one file for each server or leaf")
 		return false
 	}
 	line := 0
@@ -114,7 +125,7 @@ func checkText(p *problems, data []byte) bool {
 			}
 			indent = indent && (r == ' ' || r == '\t')
 			if r == '\t' && indent {
-				indent = false // one error a line
+				indent = false // one error per line
 			}
 		}
 	}
@@ -123,7 +134,7 @@ func checkText(p *problems, data []byte) bool {
 
 var yamlLine = regexp.MustCompile(`^yaml: (?:unmarshal errors:\s*)?line (\d+): `)
 
-// syntaxError reports what the YAML parser said. It knows the line at best.
+// syntaxError reports an error of the YAML parser, at the line of the mistake if locate finds one, else at the parser's position.
 func syntaxError(p *problems, data []byte, err error) {
 	text, line := err.Error(), 1
 	if m := yamlLine.FindStringSubmatch(text); m != nil {
@@ -133,5 +144,8 @@ func syntaxError(p *problems, data []byte, err error) {
 		}
 	}
 	text = strings.TrimPrefix(text, "yaml: ")
-	p.at(position{line, 1}, "", "is not YAML: "+strings.ReplaceAll(text, "\n", " "), "look at this line and the one before it")
+	if at, wrong := locate(data); at > 0 {
+		line, text = at, wrong
+	}
+	p.at(position{line, 1}, "", "is not YAML: "+strings.ReplaceAll(text, "\n", " "), "check this line and the one before it")
 }

@@ -10,22 +10,22 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// Complete fills in what a configuration made by a program leaves at the zero value, exactly as if the keys were absent from a
-// file, and checks the result. The argument is not changed. The error is Errors, without positions.
+// Complete fills in the zero values of a configuration that a program has built, exactly as if the keys were absent from a file, and checks the
+// result. The argument is not changed. The error is Errors, without positions.
 func Complete(c Config) (*Config, error) {
 	out := clone(&c)
 	resolve(out, func(path string) bool { return false })
 	return out, Validate(out)
 }
 
-// resolve gives every value that was not written its default. It is the only place that does. A value that is not zero is
-// kept: the decoder leaves what was not written, or could not be read, at zero.
+// resolve sets every value that the file does not contain to its default. No other function does this. It keeps values that are not zero: the
+// decoder leaves absent or undecodable values at zero.
 func resolve(c *Config, written func(path string) bool) {
 	defaults(reflect.ValueOf(c).Elem(), "", written)
 	derive(c, written)
 }
 
-// defaults fills in the default tags.
+// defaults applies the default tags.
 func defaults(v reflect.Value, path string, written func(string) bool) {
 	for _, f := range model.Fields(v.Type()) {
 		fv, where := v.Field(f.Index), join(path, f.Key)
@@ -62,7 +62,7 @@ func setDefault(f *model.Field, v reflect.Value) {
 	}
 }
 
-// derive fills in the defaults that depend on other values: the derived tags.
+// derive applies the defaults that depend on other values: the derived tags.
 func derive(c *Config, written func(string) bool) {
 	if !c.RouterID.IsValid() && !written("router_id") {
 		for _, l := range c.Loopbacks {
@@ -76,10 +76,13 @@ func derive(c *Config, written func(string) bool) {
 		c.BGP.KeepaliveInterval = max(c.BGP.HoldTime/3/time.Second*time.Second, time.Second) // RFC 4271, Section 4.4
 	}
 	if c.Dataplane.Address == "" && !written("dataplane.address") {
-		c.Dataplane.Address = "unix:/run/fared/dataplane.sock"
+		c.Dataplane.Address = "unix:/run/fared-dataplane/dataplane.sock"
 		if c.Role == fare.RoleLeaf {
 			c.Dataplane.Address = MemoryDataplane
 		}
+	}
+	if c.API.ReadOnlySocket == "" && !written("api.read_only_socket") {
+		c.API.ReadOnlySocket = ReadOnlySocketOf(c.API.Socket)
 	}
 	for i := range c.Planes {
 		p, path := &c.Planes[i], item("planes", i)
@@ -102,7 +105,7 @@ func deriveSession(plane, device string, index int, s *Session, path string, wri
 	if s.Name == "" && !written(path+".name") {
 		s.Name = sessionName(plane, device, index)
 	}
-	// A link-local address means nothing without the link: RFC 4007, Section 6.
+	// A link-local address is meaningless without the link: RFC 4007, Section 6.
 	s.Peer, s.Local = onLink(s.Peer, device), onLink(s.Local, device)
 	linkLocal := s.Unnumbered || s.Peer.Is6() && s.Peer.IsLinkLocalUnicast()
 	if s.Families == nil && !written(path+".families") {
@@ -120,7 +123,7 @@ func deriveSession(plane, device string, index int, s *Session, path string, wri
 	}
 }
 
-// sessionName is the name of a sub-port's session that was given none.
+// sessionName returns the default name of a sub-port's session.
 func sessionName(plane, device string, index int) string {
 	if index > 0 {
 		return fmt.Sprintf("%s/%s#%d", plane, device, index+1)
@@ -128,7 +131,7 @@ func sessionName(plane, device string, index int) string {
 	return plane + "/" + device
 }
 
-// onLink gives an IPv6 link-local address without a zone the device's.
+// onLink adds the device as zone to an IPv6 link-local address without a zone.
 func onLink(a netip.Addr, device string) netip.Addr {
 	if a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" {
 		return a.WithZone(device)
@@ -145,7 +148,7 @@ func (s *Session) carries(f Family) bool {
 	return false
 }
 
-// clone copies a configuration so deep that writing to the copy never shows in the original.
+// clone returns a deep copy of a configuration.
 func clone(c *Config) *Config {
 	out := reflect.New(reflect.TypeFor[Config]())
 	copyDeep(out.Elem(), reflect.ValueOf(c).Elem())

@@ -2,96 +2,221 @@ package config
 
 import (
 	"bytes"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/tlsfiles"
 )
 
-// maxPassword is the kernel's TCP_MD5SIG_MAXKEYLEN, bytes.
-const maxPassword = 80
+// maxSecret is the kernel's TCP_MD5SIG_MAXKEYLEN and TCP_AO_MAXKEYLEN, in bytes.
+const maxSecret = 80
 
-// readSecrets reads the password files and looks at the TLS files that a valid configuration names. file is the
-// configuration file; relative names become relative to its directory.
-func readSecrets(c *Config, p *problems, file string) {
-	dir := filepath.Dir(file)
+const (
+	// credentialPrefix begins a value that names a credential of the systemd unit (systemd.exec(5), LoadCredential=).
+	credentialPrefix = "credential:"
+	// credentialsVariable is the environment variable in which systemd passes the directory of the unit's credentials.
+	credentialsVariable = "CREDENTIALS_DIRECTORY"
+)
+
+// secretFiles resolves and opens the files that a configuration names.
+type secretFiles struct {
+	p *problems
+	// dir is the configuration file's directory, the base of relative names.
+	dir string
+	// credentials is the directory of the unit's credentials, "" outside of a systemd unit.
+	credentials string
+	// unread lists the credentials that were skipped because credentials is "", sorted by position; nil makes them errors.
+	unread *[]string
+}
+
+// readSecrets reads the password and TCP-AO key files and checks the TLS files and the recording that a valid configuration names. file is the
+// configuration file; relative names become relative to its directory, names of credentials become paths. Outside of a systemd unit, credentials
+// are appended to unread, or are errors if it is nil.
+func readSecrets(c *Config, p *problems, file string, unread *[]string) {
+	names := &secretFiles{p: p, dir: filepath.Dir(file), unread: unread}
+	if dir := os.Getenv(credentialsVariable); filepath.IsAbs(dir) {
+		names.credentials = filepath.Clean(dir)
+	}
 	for i := range c.Planes {
 		for j := range c.Planes[i].SubPorts {
 			sp := &c.Planes[i].SubPorts[j]
 			for k := range sp.Sessions {
-				if s := &sp.Sessions[k]; s.PasswordFile != "" {
-					path := fmt.Sprintf("planes[%d].sub_ports[%d].sessions[%d].password_file", i, j, k)
-					s.PasswordFile = absolute(dir, s.PasswordFile)
-					s.Password = readPassword(p, path, s.PasswordFile)
+				s, path := &sp.Sessions[k], fmt.Sprintf("planes[%d].sub_ports[%d].sessions[%d]", i, j, k)
+				if s.PasswordFile != "" && names.resolve(path+".password_file", &s.PasswordFile) {
+					s.Password = names.readSecret(path+".password_file", s.PasswordFile, "password", "TCP MD5")
+				}
+				if ao := s.TCPAO; ao != nil && names.resolve(path+".tcp_ao.key_file", &ao.KeyFile) {
+					ao.Key = names.readSecret(path+".tcp_ao.key_file", ao.KeyFile, "key", "TCP-AO")
 				}
 			}
 		}
 	}
-	for path, t := range map[string]*TLS{"dataplane.tls": c.Dataplane.TLS, "api.tls": c.API.TLS} { // errors are sorted later
+	for _, section := range []struct {
+		path string
+		tls  *TLS
+	}{{"dataplane.tls", c.Dataplane.TLS}, {"api.tls", c.API.TLS}} {
+		path, t := section.path, section.tls
 		if t == nil {
 			continue
 		}
+		readable := true
 		for _, f := range []struct {
 			key    string
 			name   *string
 			secret bool
 		}{{"cert_file", &t.CertFile, false}, {"key_file", &t.KeyFile, true}, {"client_ca_file", &t.ClientCAFile, false}} {
-			*f.name = absolute(dir, *f.name)
-			if file := openFile(p, join(path, f.key), *f.name, f.secret); file != nil {
-				file.Close()
+			if !names.resolve(join(path, f.key), f.name) {
+				readable = false
+				continue
 			}
+			file := names.open(join(path, f.key), *f.name, f.secret)
+			if file == nil {
+				readable = false
+				continue
+			}
+			file.Close()
 		}
+		if !readable {
+			continue
+		}
+		if _, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile); err != nil {
+			p.add(path+".cert_file", fmt.Sprintf("certificate %s with key %s: %v", t.CertFile, t.KeyFile, err), "name a PEM certificate and the PEM key that belongs to it")
+		} else if _, err := tlsfiles.Client(t.CertFile, t.KeyFile, t.ClientCAFile); err != nil {
+			p.add(path+".client_ca_file", err.Error(), "name a file of PEM certificates")
+		}
+	}
+	if c.Record.File != "" {
+		checkWritable(p, "record.file", c.Record.File)
 	}
 }
 
-func absolute(dir, name string) string {
-	if filepath.IsAbs(name) {
-		return filepath.Clean(name)
+// checkWritable reports an error if a file cannot be written, or cannot be created and renamed in its directory. It changes nothing.
+func checkWritable(p *problems, path, name string) {
+	dir := filepath.Dir(name)
+	if info, err := os.Stat(dir); err != nil {
+		p.add(path, fmt.Sprintf("directory %s: %v", dir, cause(err)), "create it or correct the name")
+		return
+	} else if !info.IsDir() {
+		p.add(path, dir+" is not a directory", "correct the name")
+		return
 	}
-	return filepath.Join(dir, name)
-}
-
-// openFile opens a regular file; a secret one must be its owner's alone. It reports what is wrong and returns nil then.
-func openFile(p *problems, path, name string, secret bool) *os.File {
-	info, err := os.Stat(name) // before opening: opening a FIFO blocks
-	if err == nil && !info.Mode().IsRegular() {
-		p.add(path, name+" is not a regular file", "name a file")
-		return nil
+	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+		p.add(path, fmt.Sprintf("directory %s: %v", dir, err), "give fared's user the right to create files in it")
+		return
 	}
-	var f *os.File
-	if err == nil {
-		f, err = os.Open(name)
-	}
-	if err == nil {
-		if info, err = f.Stat(); err != nil {
-			f.Close()
-		}
-	}
+	info, err := os.Lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		p.add(path, name+" does not exist", "create it or correct the name")
-	case errors.Is(err, fs.ErrPermission):
-		p.add(path, name+" is not readable", "give the user that fared runs as the right to read it")
 	case err != nil:
-		p.add(path, err.Error(), "make the file readable")
-	case secret && info.Mode().Perm()&0o077 != 0:
-		f.Close()
-		p.add(path, fmt.Sprintf("%s is open to others (mode %04o)", name, info.Mode().Perm()), "chmod 0600 it, and change the secret")
+		p.add(path, fmt.Sprintf("%s: %v", name, cause(err)), "correct the name")
+	case !info.Mode().IsRegular():
+		p.add(path, name+" is not a regular file", "name a file; fared renames it to "+filepath.Base(name)+".1 when it starts")
+	}
+}
+
+// cause returns a file system error without the operation and name.
+func cause(err error) error {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err
+	}
+	return err
+}
+
+// resolve makes the name of a file absolute, in place: relative to the configuration file, or the path of a credential. It reports whether the
+// file is to be read.
+func (f *secretFiles) resolve(path string, name *string) bool {
+	credential, is := strings.CutPrefix(*name, credentialPrefix)
+	switch {
+	case !is && filepath.IsAbs(*name):
+		*name = filepath.Clean(*name)
+	case !is:
+		*name = filepath.Join(f.dir, *name)
+	case credential == "" || credential == "." || credential == ".." || strings.ContainsAny(credential, "/:"):
+		f.p.add(path, fmt.Sprintf("%q is not the name of a credential", credential), "write the name that LoadCredential= has before its colon, such as credential:leaf0.md5")
+		return false
+	case f.credentials != "":
+		*name = filepath.Join(f.credentials, credential)
+	case f.unread != nil:
+		*f.unread = append(*f.unread, credential)
+		return false
 	default:
-		return f
+		f.p.add(path, "credential "+credential+" cannot be read: this process is not part of a systemd unit ($"+credentialsVariable+" is not set)",
+			"start fared by its unit, with LoadCredential="+credential+":FILE, or name a file")
+		return false
+	}
+	return true
+}
+
+// isCredential reports whether a file is a credential of the unit. systemd grants access to a credential either by its owner, mode 0400, or, if
+// the file system has ACLs, by an ACL that adds the unit's user to a file of root: the group bits of the mode then show the ACL's mask, 0440
+// (acl(5)).
+func (f *secretFiles) isCredential(name string) bool {
+	return f.credentials != "" && filepath.Dir(name) == f.credentials
+}
+
+// open opens a regular file; a secret file must be readable only by fared's user. On an error it reports it and returns nil.
+func (f *secretFiles) open(path, name string, secret bool) *os.File {
+	info, err := os.Stat(name) // before opening, because opening a FIFO blocks
+	if err == nil && !info.Mode().IsRegular() {
+		f.p.add(path, name+" is not a regular file", "name a file")
+		return nil
+	}
+	var file *os.File
+	if err == nil {
+		file, err = os.Open(name)
+	}
+	if err == nil {
+		if info, err = file.Stat(); err != nil {
+			file.Close()
+		}
+	}
+	forbidden := fs.FileMode(0o077)
+	if f.isCredential(name) {
+		forbidden = 0o037
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && f.isCredential(name):
+		f.p.add(path, "the unit has no credential "+filepath.Base(name), "add LoadCredential="+filepath.Base(name)+":FILE to it (systemctl edit fared), and restart it")
+	case errors.Is(err, fs.ErrNotExist):
+		f.p.add(path, name+" does not exist", "create it or correct the name")
+	case errors.Is(err, fs.ErrPermission) && secret:
+		f.secretMode(path, name, "that user cannot read it")
+	case errors.Is(err, fs.ErrPermission):
+		f.p.add(path, name+" is not readable", "give fared's user the right to read it")
+	case err != nil:
+		f.p.add(path, err.Error(), "make the file readable")
+	case secret && info.Mode().Perm()&forbidden != 0:
+		file.Close()
+		f.secretMode(path, name, fmt.Sprintf("others can too (mode %04o)", info.Mode().Perm()))
+	default:
+		return file
 	}
 	return nil
 }
 
-func readPassword(p *problems, path, name string) string {
-	f := openFile(p, path, name, true)
-	if f == nil {
+// secretMode reports a secret file with the wrong permissions.
+func (f *secretFiles) secretMode(path, name, why string) {
+	f.p.add(path, name+" must be readable by fared's user and by no other user, but "+why,
+		"give it mode 0600 and fared's user as the owner; for the systemd unit, load it by LoadCredential= and write "+credentialPrefix+"NAME")
+}
+
+// readSecret reads the password or key (noun) of a method that signs segments: one line.
+func (f *secretFiles) readSecret(path, name, noun, method string) string {
+	file, p := f.open(path, name, true), f.p
+	if file == nil {
 		return ""
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxPassword+3))
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxSecret+3))
 	if err != nil {
 		p.add(path, err.Error(), "make the file readable")
 		return ""
@@ -99,11 +224,11 @@ func readPassword(p *problems, path, name string) string {
 	data = bytes.TrimSuffix(bytes.TrimSuffix(data, []byte("\n")), []byte("\r"))
 	switch {
 	case len(data) == 0:
-		p.add(path, name+" is empty", "write the password into it")
-	case len(data) > maxPassword:
-		p.add(path, fmt.Sprintf("%s holds more than %d bytes", name, maxPassword), "use a shorter password, the limit of TCP MD5")
+		p.add(path, name+" is empty", "write the "+noun+" into it")
+	case len(data) > maxSecret:
+		p.add(path, fmt.Sprintf("%s holds more than %d bytes", name, maxSecret), "use a shorter "+noun+", within the limit of "+method)
 	case bytes.ContainsAny(data, "\r\n\x00"):
-		p.add(path, name+" holds more than one line", "write the password alone into it")
+		p.add(path, name+" holds more than one line", "write the "+noun+" alone into it")
 	}
 	return string(data)
 }

@@ -10,25 +10,28 @@ import (
 	"github.com/fared/fared/internal/spelling"
 )
 
-// suggest says which key was meant by an unknown one: a near one of the same object, or the same one of another object.
-func suggest(fields []model.Field, key string) string {
-	best, least := "", 2+len(key)/4
+// suggest returns the remedy for an unknown key and, if a key of the same object resembles it, that key. Otherwise the remedy lists the objects
+// that have the key, or all keys of this object.
+func suggest(fields []model.Field, key string) (remedy, meant string) {
+	plain := strings.ReplaceAll(strings.ToLower(key), "-", "_")
+	least := 2 + len(key)/4
 	for _, f := range fields {
-		d := spelling.Distance(key, f.Key, least)
-		if d > 0 && len(key) > 2 && (strings.HasPrefix(f.Key, key) || strings.HasPrefix(key, f.Key)) {
-			d = 1
-		}
-		if d < least && d < len(f.Key) {
-			best, least = f.Key, d
+		if d := spelling.Distance(plain, f.Key, least); d < least && d < len(f.Key) {
+			meant, least = f.Key, d
 		}
 	}
-	if best != "" {
-		return fmt.Sprintf("did you mean %q?", best)
+	for _, f := range fields {
+		if meant == "" && len(key) > 2 && (strings.HasPrefix(f.Key, plain) || strings.HasPrefix(plain, f.Key)) {
+			meant = f.Key
+		}
+	}
+	if meant != "" {
+		return fmt.Sprintf("did you mean %q?", meant), meant
 	}
 	if home, ok := homes()[key]; ok {
-		return "it belongs in " + home
+		return "it belongs in " + home, ""
 	}
-	return "use " + model.OneOf(keys(fields))
+	return "use " + model.OneOf(keys(fields)), ""
 }
 
 // homes maps each key to the objects that have it, as a path without indexes.

@@ -4,125 +4,157 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
 
-// Limits of a configuration. A leaf serves many servers, so its sessions and sub-ports have a limit of their own.
+// Limits of a configuration. A leaf serves many servers, so its sessions and sub-ports have separate limits.
 const (
 	MaxFileSize           = 1 << 20 // bytes of a configuration file
 	MaxPlanes             = 64
-	MaxSubPorts           = 64 // of one plane of a server
-	MaxSessions           = 64 // of one server
+	MaxSubPorts           = 64  // of one plane of a server
+	MaxSessions           = 512 // of one server: 8 GPUs, 8 planes, 2 sub-ports, separate sessions for IPv4 and IPv6, times two
 	MaxLeafSubPorts       = 1024
 	MaxLeafSessions       = 1024
 	MaxLoopbacksPerFamily = 8   // GPUs of one server
 	MaxSlots              = 128 // queue pair slots of a (source loopback, destination) pair
 )
 
-// Config is everything that fared knows before it starts.
+// Config is the configuration of one fared process.
 type Config struct {
-	// What this process is: a GPU server, which advertises its own loopbacks and passes nothing on, or a leaf, which
-	// recomputes path bandwidth and readvertises.
+	// The role of this process: server is a GPU server, which advertises its own loopbacks and passes no routes on; leaf recomputes path
+	// bandwidth and readvertises routes.
 	Role fare.Role `yaml:"role" default:"server"`
-	// BGP identifier, written as an IPv4 address, unique in the fabric, not 0.0.0.0. RFC 6286, Section 2.1.
+	// BGP identifier in the form of an IPv4 address, unique in the fabric, not 0.0.0.0. RFC 6286, Section 2.1.
 	RouterID netip.Addr `yaml:"router_id" derived:"the first IPv4 loopback"`
-	// Our AS number. Every session is external, so no peer may have the same one. Not 0 (RFC 7607), 23456 (RFC 6793),
-	// 65535 or 4294967295 (RFC 7300), nor 65552-131071 (reserved by IANA).
+	// The AS number of this process. Every session is external, so no peer may have the same one. Not 0 (RFC 7607), 23456 (RFC 6793), 65535 or
+	// 4294967295 (RFC 7300), nor 65552-131071 (reserved by IANA).
 	AS uint32 `yaml:"as" min:"1" max:"4294967294" required:"true"`
-	// The addresses of this server's GPUs, one each, /32 or /128, at most 8 of a family. They are originated on every
-	// session that carries their family. A server has at least one, a leaf has none. draft-xu-rtgwg-fare-in-sun, Section 3.
+	// The addresses of this server's GPUs, one each, /32 or /128, at most 8 per family. They are originated on every session that carries their
+	// family, or on those of their own sub-ports (planes[].sub_ports[].loopbacks). A server has at least one, a leaf has none.
+	// draft-xu-rtgwg-fare-in-sun, Section 3.
 	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"0..16" reload:"loopbacks"`
-	// The ranges that all loopbacks of the fabric come from, this server's too. A host route inside them is a destination;
-	// any other route is dropped and counted.
+	// The ranges of all loopbacks of the fabric, including this server's. A host route inside them is a destination; any other route is dropped
+	// and counted.
 	Accept []netip.Prefix `yaml:"accept" items:"1..64" required:"true"`
-	// How long a drained path keeps its route after its share went to zero, so that packets under way still arrive.
+	// Delay between the peers' receipt of zero bandwidth for a drained path and the withdrawal of its routes, so that packets under way still
+	// arrive.
 	DrainDelay time.Duration `yaml:"drain_delay" default:"5s" min:"0s" max:"1h" reload:"drain-delay"`
 
-	// Timers and bounds common to all sessions.
+	// Timers and limits common to all sessions.
 	BGP BGP `yaml:"bgp"`
-	// Bidirectional Forwarding Detection beside every session (RFC 5880, RFC 5881): a neighbour or cable that goes silent with its
-	// light on is noticed in a fraction of a second; absent: off, and it takes bgp.hold_time.
+	// Bidirectional Forwarding Detection for every session (RFC 5880, RFC 5881): it detects a silent neighbor or cable whose carrier stays on in
+	// a fraction of a second. If absent, BFD is disabled, and detection takes bgp.hold_time.
 	BFD *BFD `yaml:"bfd"`
-	// How bandwidth is written to routes, read from them, and what holds when it is absent.
+	// The encoding of bandwidth in routes, its interpretation, and the rules for routes without bandwidth.
 	PathBandwidth PathBandwidth `yaml:"path_bandwidth"`
-	// The independent parallel networks. A plane's place in the list is its index everywhere.
+	// The independent parallel networks. A plane's position in the list is its index everywhere.
 	Planes []Plane `yaml:"planes" items:"1..64" required:"true"`
-	// How path bandwidth becomes weights, queue pair slots and UDP source ports.
+	// The conversion of path bandwidth to weights, queue pair slots and UDP source ports.
 	Weights Weights `yaml:"weights"`
-	// The process that forwards.
+	// The process that forwards packets.
 	Dataplane Dataplane `yaml:"dataplane"`
 	// The gRPC services of fared itself.
 	API API `yaml:"api"`
 	// Prometheus metrics over HTTP.
 	Metrics Metrics `yaml:"metrics"`
-	// What is logged, to standard error.
+	// The log, which is written to standard error.
 	Log Log `yaml:"log"`
 	// The recording of every input, which fared replay plays back.
 	Record Record `yaml:"record"`
-	// How fared behaves until it knows the fabric.
+	// The behavior of fared until it knows the fabric.
 	Start Start `yaml:"start"`
 }
 
-// BGP holds timers and bounds common to all sessions.
+// BGP holds timers and limits common to all sessions.
 type BGP struct {
-	// How long a silent peer is believed to be alive; whole seconds. RFC 4271, Section 4.2, allows zero (forever) too, which
-	// would leave a dead leaf unnoticed. Loss of carrier does not wait for it.
+	// Time after which a silent peer is considered dead; whole seconds. RFC 4271, Section 4.2, also allows zero (forever), with which a dead
+	// leaf would never be detected. A loss of carrier ends the session immediately.
 	HoldTime time.Duration `yaml:"hold_time" default:"9s" min:"3s" max:"65535s"`
-	// How often we speak when there is nothing to say; whole seconds, at most a third of hold_time. RFC 4271, Section 4.4.
+	// Interval between keepalives on an idle session; whole seconds, at most a third of hold_time. RFC 4271, Section 4.4.
 	KeepaliveInterval time.Duration `yaml:"keepalive_interval" derived:"a third of hold_time" min:"1s" max:"21845s"`
-	// How long to wait before the next attempt to connect. RFC 4271, Section 8.
+	// Time to wait before the next attempt to connect. RFC 4271, Section 8.
 	ConnectRetry time.Duration `yaml:"connect_retry" default:"1s" min:"100ms" max:"1h"`
-	// How long a leaf may keep our routes while fared restarts; whole seconds; 0s turns graceful restart off. A leaf then also
-	// keeps the routes of a server that has died, which is why it is off by default. With it, sessions wait for the data plane.
-	// RFC 4724, Section 3.
+	// Time for which a leaf may keep our routes while fared restarts; whole seconds. A leaf then also keeps the routes of a dead server, so with
+	// the default, 0s, a leaf keeps none: graceful restart is announced without families, for End-of-RIB only. With a restart time, sessions
+	// wait for the data plane. RFC 4724, Section 3.
 	RestartTime time.Duration `yaml:"restart_time" default:"0s" min:"0s" max:"4095s"`
-	// Prefixes that one session may bring before it is ended with Cease, Maximum Number of Prefixes Reached. RFC 4486,
-	// Section 4.
+	// Permitted number of occurrences of our own AS number in the AS path of a route; with more, the route is a loop and ignored (RFC 4271,
+	// Section 9.1.2). 1 lets servers that share one AS receive each other's routes through a leaf that preserves their AS; behind a leaf with
+	// as-override it is not needed. It cannot cause a loop at a server, which passes no routes on; at a leaf it is 0.
+	AllowOwnAS int `yaml:"allow_own_as" default:"0" min:"0" max:"10" unit:"times"`
+	// Number of prefixes that one session may announce before it is closed with Cease, Maximum Number of Prefixes Reached. RFC 4486, Section 4.
 	MaxPrefixes int `yaml:"max_prefixes" default:"16384" min:"1" max:"65536" unit:"prefixes"`
 }
 
-// BFD holds the timers of BFD, which is single-hop and asynchronous, without authentication or echo. It begins when a session is
-// established. When it was up and goes down, the session is closed with Cease, BFD Down (RFC 9384), and its paths are lost at
-// once. A neighbour without BFD, or whose operator takes it down, loses nothing: the session is then not protected.
+// BFD holds the timers of BFD, which is single-hop and asynchronous, without authentication or echo. It begins when a session is established.
+// When it goes down after it was up, the session is closed with Cease, BFD Down (RFC 9384), and its paths are removed immediately. If the
+// neighbor has no BFD, or its operator disables it, the session stays up and is not protected by BFD.
 type BFD struct {
-	// How often control packets are sent, and the fastest that they are taken, whole milliseconds; the slower end decides for both.
-	// Until BFD is up it is one a second. RFC 5880, Sections 6.8.2 and 6.8.3.
+	// Least interval between control packets, sent and received, whole milliseconds; the slower end determines the interval of both. Until BFD
+	// is up it is one second. RFC 5880, Sections 6.8.2 and 6.8.3.
 	Interval time.Duration `yaml:"interval" min:"10ms" max:"10s" required:"true"`
-	// How many of our packets in a row may be missing before the neighbour finds us silent. It tells us its own number for the
-	// other way. Interval times multiplier is less than bgp.hold_time. RFC 5880, Section 6.8.4.
+	// Number of consecutive packets that may be missing before the neighbor declares the session down. The neighbor announces its own number for
+	// the opposite direction. Interval times multiplier is less than bgp.hold_time. RFC 5880, Section 6.8.4.
 	Multiplier int `yaml:"multiplier" default:"3" min:"1" max:"255" unit:"packets"`
 }
 
-// PathBandwidth says how bandwidth travels in routes.
+// PathBandwidth configures the bandwidth in routes.
 type PathBandwidth struct {
-	// Which community is written: link-bandwidth (RFC 10005, transitive) or extended-community (the FARE community with the
-	// code point below). Both are always read; of both on one route the FARE one wins.
+	// The community to send: link-bandwidth (RFC 10005, transitive) or extended-community (the FARE community with the code point below). Both
+	// are always accepted; if a route has both, the FARE community takes precedence.
 	Encoding fare.Encoding `yaml:"encoding" default:"link-bandwidth"`
-	// Type of the FARE community. Transitive, as it has to cross to another AS (bit 0x40 clear, RFC 4360, Section 2). No code
-	// point is assigned; the default is for experiments (RFC 7153, Section 5.1).
+	// Whether Link Bandwidth is sent in its transitive form (type 0x00). The non-transitive form (0x40) is for leaves that accept only this
+	// form: it ends at an AS border (RFC 4360, Section 6), which every session here crosses, unless a speaker is configured otherwise (RFC
+	// 10005, Section 3.1). Both forms are always accepted.
+	Transitive bool `yaml:"transitive" default:"true"`
+	// The Global Administrator of the Link Bandwidth to send; if absent, our AS, or 23456 (AS_TRANS) if that needs four bytes. It has no meaning
+	// for a receiver. RFC 10005, Section 2.
+	Administrator uint16 `yaml:"administrator" min:"1" max:"65535"`
+	// Type of the FARE community. It is transitive, because it must cross an AS border (bit 0x40 clear, RFC 4360, Section 2). No code point is
+	// assigned; the default is for experiments (RFC 9184, Section 2.1).
 	FAREType byte `yaml:"fare_type" default:"0x8f" min:"0x00" max:"0xbf"`
-	// Sub-type of the FARE community.
+	// Sub-type of the FARE community. A code point that IANA has assigned to another community, such as Route Target, is an error.
 	FARESubType byte `yaml:"fare_sub_type" default:"0x04" min:"0x00" max:"0xff"`
-	// What a server says of its loopbacks on a session. sub-port: the speed of the session's sub-port, for leaves that add up what
-	// they hear (FRR, fared; draft-ietf-bess-ebgp-dmz). node: the sum of all usable sub-ports to the session's node, that is, of
-	// the plane's sessions with the same BGP identifier at the other end. It is for leaves that pass on the value of their best
-	// route alone (BIRD, GoBGP): behind those half a Y-cable shows in no other way. Behind a leaf that adds up it would count
-	// once a session, which is too much. What is drained adds nothing.
+	// The bandwidth that a server advertises for its loopbacks on a session. sub-port: the speed of the session's sub-port, for leaves that sum
+	// the values of a server's sessions (FRR, fared; draft-ietf-bess-ebgp-dmz). node: the sum of all usable sub-ports to the session's node,
+	// that is, of the plane's sessions with the same AS and BGP identifier at the far end (RFC 6286). It is for leaves that pass on only the
+	// value of their best route (BIRD, GoBGP): behind these no other setting reveals the loss of half a Y-cable. Behind a leaf that sums, the
+	// value would count once per session, which is too much. Drained sub-ports add nothing.
 	Advertise string `yaml:"advertise" enum:"sub-port,node" default:"sub-port" reload:"path-bandwidth"`
-	// When only some of the paths to a destination say their bandwidth: give every usable plane the same weight, take the
-	// local link speed for the others, or skip the others. RFC 10005.
-	Missing fare.MissingPolicy `yaml:"missing" default:"equal" reload:"path-bandwidth"`
-	// When every path to a destination says zero: share equally, or treat the destination as unreachable.
+	// The rule if only some of the paths to a destination carry a bandwidth. local: the other paths count with the local link speed. equal:
+	// every usable plane gets the same weight. skip: the other paths are not used. RFC 10005, Section 4, requires equal unless local
+	// configuration overrides it; with equal, one leaf that strips or corrupts values changes the ratio of all planes, so the default is local:
+	// such a leaf changes only the share of its own plane, and never to more than the capacity of the links toward it.
+	Missing fare.MissingPolicy `yaml:"missing" default:"local" reload:"path-bandwidth"`
+	// The rule if no path to a destination carries a bandwidth. local: the local link speed counts. equal: every usable plane gets the same
+	// weight. RFC 10005.
+	AllMissing fare.AllMissingPolicy `yaml:"all_missing" default:"local" reload:"path-bandwidth"`
+	// The rule if every path to a destination has zero bandwidth: share equally, or treat the destination as unreachable.
 	AllZero fare.ZeroPolicy `yaml:"all_zero" default:"equal" reload:"path-bandwidth"`
-	// How long a risen local speed has to last before it is advertised. A fall is advertised at once.
+	// The rule if AS paths show that several origins announce one destination: by mistake, by hijack, or deliberately (anycast). weigh: every
+	// route counts. prefer-first: only routes of the origin that has announced it for the longest uninterrupted time count, while one of them is
+	// usable. drop: the destination is unreachable. In any case it is shown as a fault. The origin is the last AS of a path; a path that ends
+	// with the leaf's own AS does not reveal it. docs/security.md describes the possibilities of a hijacker.
+	Conflict fare.ConflictPolicy `yaml:"conflict" default:"weigh" reload:"path-bandwidth"`
+	// Time for which an increased local speed must last before it is advertised. A decrease is advertised immediately.
 	IncreaseHoldUp time.Duration `yaml:"increase_hold_up" default:"0s" min:"0s" max:"1h" reload:"path-bandwidth"`
-	// Values below it are ignored and counted; absent: no lower bound. Zero bandwidth is always valid.
+	// Least time between two increases of the bandwidth of a route on a session: if a bandwidth oscillates faster, the neighbor receives one
+	// increase per interval. Decreases, and the first increase after an interval without one, are sent immediately. 0s means no limit. RFC
+	// 10005, Section 7.2.
+	IncreaseInterval time.Duration `yaml:"increase_interval" default:"200ms" min:"0s" max:"1h"`
+	// Values below it are ignored and counted; if absent, there is no lower bound. Zero bandwidth is always valid.
 	Minimum fare.Bandwidth `yaml:"minimum"`
-	// Values above it are ignored and counted; absent: no upper bound.
+	// Values above it are ignored and counted; if absent, there is no upper bound.
 	Maximum fare.Bandwidth `yaml:"maximum"`
+}
+
+// Policies returns the keys that determine the decisions of the path-bandwidth table.
+func (b *PathBandwidth) Policies() fare.PolicyChange {
+	return fare.PolicyChange{Missing: b.Missing, AllMissing: b.AllMissing, AllZero: b.AllZero, Conflict: b.Conflict}
 }
 
 // The values of PathBandwidth.Advertise.
@@ -133,71 +165,118 @@ const (
 
 // Plane is one of the independent parallel networks.
 type Plane struct {
-	// Its name in status, logs and metrics: letters, digits, and . _ - within.
+	// The plane's name in status, logs and metrics: letters and digits, with . _ - in between.
 	Name string `yaml:"name" required:"true"`
 	// Overrides path_bandwidth.minimum for this plane.
 	Minimum fare.Bandwidth `yaml:"minimum" derived:"path_bandwidth.minimum"`
 	// Overrides path_bandwidth.maximum for this plane.
 	Maximum fare.Bandwidth `yaml:"maximum" derived:"path_bandwidth.maximum"`
-	// The netdevs of this plane. A server has at most 64 of them in a plane, a leaf at most 1024.
+	// The netdevs of this plane. A server has at most 64 of them per plane, a leaf at most 1024.
 	SubPorts []SubPort `yaml:"sub_ports" items:"1..1024" required:"true"`
 }
 
 // SubPort is one physical lane of a plane: one netdev, half a Y-cable.
 type SubPort struct {
-	// The netdev's name, unique in the file, in other network namespaces too: it names the sub-port in status and drain.
+	// The netdev's name. It is unique in the file, even across network namespaces, because it identifies the sub-port in status and drain.
 	Device string `yaml:"device" required:"true"`
-	// The network namespace of the netdev, by name as in ip netns, or by path; absent: the one fared runs in.
+	// The network namespace of the netdev, by name as in ip netns, or by path; if absent, that of fared.
 	Netns string `yaml:"netns"`
-	// The sub-port's speed. It wins over what the device says; absent: ask the device.
+	// The sub-port's speed. It overrides the speed that the device reports; if absent, fared queries the device.
 	Speed fare.Bandwidth `yaml:"speed" reload:"speed"`
-	// Who is asked for the speed of the device: tbf is its tbf or htb root qdisc, auto asks tbf, then ethtool, then the PCIe link.
-	// Meaningless beside speed.
+	// At a server: the bandwidth to advertise for the sub-port in place of its speed, to attract less traffic than the sub-port can carry. RFC
+	// 10005. It does not change the traffic that the server itself sends over the sub-port.
+	Advertise fare.Bandwidth `yaml:"advertise"`
+	// The source of the device's speed: tbf is its tbf or htb root qdisc; auto tries tbf, then ethtool, then the PCIe link. Not allowed together
+	// with speed.
 	SpeedSource string `yaml:"speed_source" enum:"auto,tbf,ethtool,pcie" default:"auto"`
-	// How carrier is known: watch asks the kernel. assume-up is for a device that this kernel does not see, such as a port that a
-	// user-space driver owns; only its sessions tell that it fails, and it needs a speed.
+	// The source of the carrier state: watch queries the kernel. assume-up is for a device that this kernel does not manage, such as a port that
+	// a user-space driver owns; only its sessions detect a failure, and it needs a speed.
 	LinkState string `yaml:"link_state" enum:"watch,assume-up" default:"watch"`
-	// At a leaf: it leads to a spine. What a leaf says to a server is all that it has toward a destination. What it says to spines
-	// comes together again at the other leaves, so the uplinks of a plane share it, by their speeds and whether they work or not:
-	// what goes through a lost uplink or spine is missing at the far end, and half a Y-cable shows there as half. One whose speed is
-	// not known yet counts as the fastest of the others. Bundle parallel cables to one spine (LAG): it takes the lowest of what one
-	// neighbour says.
+	// At a leaf: the sub-port leads to a spine. A leaf advertises all its bandwidth toward a destination to a server. The far leaves sum what
+	// they receive from all spines, so each uplink of a plane advertises only its share, proportional to its speed. Shares are computed over all
+	// uplinks, including failed ones, so that the loss of an uplink or spine lowers the sum at the far end, and half a Y-cable shows there as
+	// half. An uplink whose speed is not known yet counts as the fastest of the others. Bundle parallel cables to one spine (LAG): a spine uses
+	// the lowest of the values that one neighbor advertises.
 	Uplink bool `yaml:"uplink" default:"false"`
-	// The BGP sessions over this sub-port. A server has at most 64 in total, a leaf at most 1024.
+	// The GPUs that this sub-port serves, from loopbacks above; if absent, all of them. Loopbacks are advertised only over their own sub-ports,
+	// with the bandwidth of these, and packets from them leave only over these: loopbacks that the same sub-ports serve share weights, other
+	// loopbacks have separate weights, so that the failure of a GPU's port shifts only that GPU's traffic. Every loopback needs a sub-port, with
+	// a session of its family. draft-xu-rtgwg-fare-in-sun, Section 1: each GPU has a port in each plane.
+	Loopbacks []netip.Prefix `yaml:"loopbacks" items:"1..16"`
+	// At a leaf: sub-ports of a plane with the same word in this key lead to nodes whose advertisements are summed further on, and divide the
+	// advertised bandwidth by their speeds, as uplinks do. A super-spine uses one word per pod, on its sub-ports to the spines of that pod.
+	// uplink: true is such a word.
+	Share string `yaml:"share"`
+	// The BGP sessions over this sub-port. A server has at most 512 in total, a leaf at most 1024.
 	Sessions []Session `yaml:"sessions" items:"1..64" required:"true"`
 }
 
 // Session is one BGP session over one sub-port.
 type Session struct {
-	// Its name in status, logs and metrics.
+	// The session's name in status, logs and metrics.
 	Name string `yaml:"name" derived:"plane/device, then plane/device#2 and so on"`
-	// The peer's address. An IPv6 link-local one lives on the sub-port's device. Exactly one of peer and unnumbered is set.
+	// The peer's address. An IPv6 link-local address belongs to the sub-port's device. Exactly one of peer and unnumbered is set.
 	Peer netip.Addr `yaml:"peer"`
-	// The TCP port: the peer's, or the one we listen on when passive.
+	// The TCP port: the peer's, or our listening port if passive.
 	Port uint16 `yaml:"port" default:"179" min:"1" max:"65535"`
-	// Our own address for the session; absent: the kernel's choice.
+	// Our own address for the session; if absent, the kernel chooses.
 	Local netip.Addr `yaml:"local"`
-	// The peer's AS number, under the same rules as ours; absent: any but ours.
+	// The peer's AS number, under the same rules as ours; if absent, any but ours.
 	PeerAS uint32 `yaml:"peer_as" min:"1" max:"4294967294"`
-	// Find the peer by its IPv6 router advertisements on the device (RFC 4861, Section 4.2) and speak over link-local addresses.
+	// Ranges of host routes accepted on this session, inside accept; other routes are dropped and counted (route_outside_accept). If it lists
+	// the loopbacks that this leaf may announce, the leaf cannot attract traffic of other loopbacks. Absent or empty means accept.
+	Accept []netip.Prefix `yaml:"accept" items:"0..64"`
+	// Find the peer by its IPv6 router advertisements on the device (RFC 4861, Section 4.2) and use link-local addresses.
 	Unnumbered bool `yaml:"unnumbered" default:"false"`
-	// Wait for the peer to connect and never connect ourselves.
+	// Wait for the peer to connect and never initiate a connection.
 	Passive bool `yaml:"passive" default:"false"`
-	// A file with the TCP MD5 password (RFC 2385), at most 80 bytes, readable by its owner alone. A relative path starts at
-	// the configuration file's directory.
+	// A file with the TCP MD5 password (RFC 2385), at most 80 bytes, readable only by fared's user. A relative path is relative to the
+	// configuration file's directory; credential:NAME is a credential of the systemd unit (LoadCredential=NAME:FILE).
 	PasswordFile string `yaml:"password_file"`
 	// The content of PasswordFile without its final newline; Load fills it in.
 	Password string `yaml:"-"`
-	// Drop packets that came over more than this number of hops (RFC 5082, Section 3; 1 = directly connected); 0: off.
+	// Sign the session's segments with TCP-AO (RFC 5925) instead of password_file. The kernel must support it (Linux 6.7 with CONFIG_TCP_AO);
+	// otherwise fared does not start, and fared check warns.
+	TCPAO *TCPAO `yaml:"tcp_ao"`
+	// At a leaf: replace the peer's AS by ours in the AS paths that are sent to it, so that servers of one AS accept each other's routes.
+	// Without it, routes with the peer's AS in the path are not sent.
+	ASOverride bool `yaml:"as_override" default:"false"`
+	// At a leaf: the bandwidth of routes sent to this peer. regenerate: the sum of the leaf's bandwidth toward the destination. keep: the
+	// communities of the best route, unchanged. remove: none. RFC 10005: a speaker that changes the next hop may replace the value; weights
+	// behind a leaf that keeps or removes it do not follow failures beyond the leaf.
+	Bandwidth string `yaml:"bandwidth" enum:"regenerate,keep,remove" default:"regenerate"`
+	// Drop packets that have crossed more than this number of hops (RFC 5082, Section 3; 1 = directly connected); 0 disables the check.
 	GTSMHops int `yaml:"gtsm_hops" default:"0" min:"0" max:"254" unit:"hops"`
 	// The address families of the routes. RFC 4760, Section 8.
 	Families []Family `yaml:"families" items:"1..2" enum:"ipv4,ipv6" derived:"the family of peer; both when link-local or unnumbered"`
 	// Carry IPv4 routes with IPv6 next hops. RFC 8950, Section 4.
 	ExtendedNextHop bool `yaml:"extended_next_hop" derived:"true when IPv4 is carried to an IPv6 peer"`
-	// How the bandwidth of Link Bandwidth communities is written on this session: ieee754 (RFC 10005), or uint32 for a peer with
-	// FRR's disable-link-bw-encoding-ieee.
+	// The format of the bandwidth in Link Bandwidth communities on this session: ieee754 (RFC 10005), or uint32 for a peer with FRR's
+	// disable-link-bw-encoding-ieee.
 	Format fare.Format `yaml:"format" default:"ieee754"`
 }
+
+// TCPAO is the key that signs the segments of a session with TCP-AO (RFC 5925, Section 3.1). Segments of the peer that are not signed with it
+// are dropped.
+type TCPAO struct {
+	// A file with the master key, at most 80 bytes, readable only by fared's user; both ends use the same key. A relative path is relative to
+	// the configuration file's directory; credential:NAME is a credential of the systemd unit.
+	KeyFile string `yaml:"key_file" required:"true"`
+	// The content of KeyFile without its final newline; Load fills it in.
+	Key string `yaml:"-"`
+	// The KeyID of our segments: the peer's receive_id.
+	SendID int `yaml:"send_id" min:"0" max:"255" default:"0"`
+	// The KeyID of the peer's segments: its send_id.
+	ReceiveID int `yaml:"receive_id" min:"0" max:"255" default:"0"`
+	// The algorithm that derives keys and signs segments, the same at both ends. RFC 5926, Section 3.
+	Algorithm string `yaml:"algorithm" enum:"hmac-sha-1-96,aes-128-cmac-96" default:"hmac-sha-1-96"`
+}
+
+// The values of TCPAO.Algorithm.
+const (
+	HMACSHA1   = "hmac-sha-1-96"
+	AES128CMAC = "aes-128-cmac-96"
+)
 
 // Family is an address family of routes.
 type Family string
@@ -207,6 +286,21 @@ const (
 	IPv4 Family = "ipv4"
 	IPv6 Family = "ipv6"
 )
+
+// The values of Session.Bandwidth.
+const (
+	BandwidthRegenerate = "regenerate"
+	BandwidthKeep       = "keep"
+	BandwidthRemove     = "remove"
+)
+
+// ShareGroup returns the name of the group of sub-ports that divide a leaf's advertised bandwidth with this one; "" means none.
+func (sp *SubPort) ShareGroup() string {
+	if sp.Uplink {
+		return "uplink"
+	}
+	return sp.Share
+}
 
 // The values of SubPort.SpeedSource.
 const (
@@ -222,43 +316,43 @@ const (
 	LinkAssumeUp = "assume-up"
 )
 
-// Weights says how path bandwidth becomes weights and queue pair slots. At a leaf no queue pair begins: of these keys
-// max_weight and max_weight_sum alone count there.
+// Weights configures the conversion of path bandwidth to weights and queue pair slots. No queue pair begins at a leaf: of these keys, a leaf
+// uses only max_weight and max_weight_sum.
 type Weights struct {
-	// per-flow: each queue pair stays on one sub-port, in order. per-packet: queue pairs accept reordering, packets are sprayed.
+	// per-flow: each queue pair stays on one sub-port, in order. per-packet: queue pairs accept reordering, and packets are sprayed.
 	// draft-xu-rtgwg-fare-in-sun, Sections 3.1 and 3.2.
 	Mode wecmp.Mode `yaml:"mode" default:"per-flow"`
-	// What happens to the slots of a failed plane: reweight parks them with share zero, remap moves them one by one, and back.
+	// The treatment of the slots of a failed plane: reweight parks them with share zero, remap moves them one by one, and moves them back later.
 	Policy wecmp.Policy `yaml:"policy" default:"reweight"`
-	// Which addresses queue pairs are set up between: it decides among which of them UDP source ports are unique.
+	// The addresses between which queue pairs are set up: they determine the set in which UDP source ports are unique.
 	Addressing wecmp.Addressing `yaml:"addressing" default:"loopback"`
-	// Queue pair slots of a (source loopback, destination) pair. 0: one a sub-port in per-flow mode, one a plane in per-packet
-	// mode; otherwise at least that many.
+	// Queue pair slots of a (source loopback, destination) pair. 0: one per sub-port in per-flow mode, one per plane in per-packet mode;
+	// otherwise at least that many.
 	Slots int `yaml:"slots" default:"0" min:"0" max:"128" unit:"slots"`
-	// weak: any slot, weighted. partial: equal hash keys keep order. strong: an address stays on its slot.
-	// draft-xu-rtgwg-fare-in-sun, Section 4.
+	// weak: any slot, weighted. partial: equal hash keys keep order. strong: an address stays on its slot. draft-xu-rtgwg-fare-in-sun, Section
+	// 4.
 	Ordering wecmp.Ordering `yaml:"ordering" default:"weak"`
-	// How a flow is mapped to a sub-port, so that source ports are chosen that land on their slot's.
+	// The mapping of flows to sub-ports, by which source ports are chosen so that each lands on the sub-port of its slot.
 	Hash Hash `yaml:"hash"`
-	// The largest weight that the data plane can hold; 0: no limit.
+	// The largest weight that the data plane can hold; 0 means no limit.
 	MaxWeight uint32 `yaml:"max_weight" default:"0" min:"0" max:"4294967295"`
-	// The largest sum of weights that the data plane can hold, at least the number of sub-ports; 0: no limit.
+	// The largest sum of weights that the data plane can hold, at least the number of sub-ports; 0 means no limit.
 	MaxWeightSum uint32 `yaml:"max_weight_sum" default:"0" min:"0" max:"4294967295"`
 }
 
-// Hash says how a flow is mapped to a sub-port.
+// Hash configures the mapping of flows to sub-ports.
 type Hash struct {
-	// The hash function. dataplane: what the data plane says when it connects, uniform when it says nothing. uniform: not known,
-	// source ports are spread evenly. linux is the kernel's (layer 4) for routes and nexthop groups that others than fared set up,
-	// crc16 is CCITT, crc16-bisync is ARC.
+	// The hash function. dataplane: the function that the data plane reports when it connects, uniform if it reports none. uniform: unknown,
+	// source ports are spread evenly. linux is the kernel's (layer 4), for routes and nexthop groups that are not set up by fared; crc16 is
+	// CCITT, crc16-bisync is ARC.
 	Algorithm string `yaml:"algorithm" enum:"dataplane,uniform,linux,crc16,crc16-bisync,crc32,xor,toeplitz" default:"dataplane"`
-	// Seed of linux, the value of net.ipv4.fib_multipath_hash_seed and then not 0, which lets the kernel draw one at each boot;
-	// or of crc16, crc16-bisync (at most 65535) and crc32.
+	// Seed of linux: the value of net.ipv4.fib_multipath_hash_seed, and not 0, with which the kernel draws a seed at each boot; or seed of
+	// crc16, crc16-bisync (at most 65535) and crc32.
 	Seed uint32 `yaml:"seed" default:"0" min:"0" max:"4294967295"`
-	// Buckets of the resilient nexthop group that linux hashes into, at least the number of sub-ports; 0: a plain group.
+	// Number of buckets of the resilient nexthop group that linux hashes into, at least the number of sub-ports; 0 means a plain group.
 	Buckets int `yaml:"buckets" default:"0" min:"0" max:"65535" unit:"buckets"`
-	// Key of toeplitz: 80 to 128 hexadecimal digits, in pairs; absent: the key of Microsoft's verification suite for receive
-	// side scaling, which many devices have.
+	// Key of toeplitz: 80 to 128 hexadecimal digits, in pairs; if absent, the key of Microsoft's verification suite for receive side scaling,
+	// which many devices use.
 	Key string `yaml:"key"`
 }
 
@@ -274,22 +368,22 @@ const (
 	HashToeplitz    = "toeplitz"
 )
 
-// Dataplane says where the process that forwards is.
+// Dataplane configures the connection to the process that forwards.
 type Dataplane struct {
-	// unix:/path, host:port, or memory: for one inside this process that forwards nothing. A leaf with memory: is a control plane
-	// alone; with another it has that forward by the bandwidth of the next nodes, and passes nothing on before it is connected.
-	Address string `yaml:"address" derived:"unix:/run/fared/dataplane.sock, or memory: for a leaf"`
+	// unix:/path, host:port, or memory: for one inside this process that forwards nothing. A leaf with memory: is only a control plane; with
+	// another address, the data plane forwards by the bandwidth of the next nodes, and the leaf passes no routes on before it is connected.
+	Address string `yaml:"address" derived:"unix:/run/fared-dataplane/dataplane.sock, or memory: for a leaf"`
 	// Mutual TLS; required when address is host:port and the host is not a loopback.
 	TLS *TLS `yaml:"tls"`
-	// The UDP destination ports that are steered; RoCEv2 has 4791. Source ports are chosen for flows to the first of them or, when
-	// this is [], to the first of tcp_ports. A leaf steers nothing.
+	// The UDP destination ports to steer; RoCEv2 uses 4791. Source ports are chosen for flows to the first of them or, if the list is empty, to
+	// the first of tcp_ports. A leaf steers nothing.
 	UDPPorts []uint16 `yaml:"udp_ports" default:"[4791]" items:"0..16" min:"1" max:"65535"`
-	// The TCP destination ports that are steered too: those of queue pairs that are TCP connections, such as 4793.
+	// The TCP destination ports to steer in addition: those of queue pairs that are TCP connections, such as 4793.
 	TCPPorts []uint16 `yaml:"tcp_ports" default:"[]" items:"0..16" min:"1" max:"65535"`
 }
 
-// Flows returns the protocol, as IP numbers it (17: UDP, 6: TCP), and the destination port of the flows that source ports are
-// chosen for. Both are 0 when no port is steered, which only a leaf may have.
+// Flows returns the IP protocol number (17: UDP, 6: TCP) and the destination port of the flows for which source ports are chosen. Both are 0
+// when no port is steered, which is valid only at a leaf.
 func (d *Dataplane) Flows() (protocol uint8, port uint16) {
 	switch {
 	case len(d.UDPPorts) > 0:
@@ -300,54 +394,76 @@ func (d *Dataplane) Flows() (protocol uint8, port uint16) {
 	return 0, 0
 }
 
-// API says where fared's own gRPC services are.
+// API configures the addresses of fared's own gRPC services.
 type API struct {
-	// Path of the unix socket.
+	// Path of the unix socket for operators: it answers every call. Its group is that of the process, fared in the systemd unit.
 	Socket string `yaml:"socket" default:"/run/fared/fared.sock"`
-	// Permission bits of the socket, octal, quoted.
+	// Permission bits of the socket, octal, quoted. Write permission allows drain, undrain and reload.
 	SocketMode os.FileMode `yaml:"socket_mode" default:"0660" min:"0000" max:"0777"`
-	// A host:port to listen on too; absent: the socket alone.
+	// Path of a unix socket that answers only read calls, such as those of jobs for their weights. none disables it. Commands without access to
+	// socket use this one, if it has the derived name.
+	ReadOnlySocket string `yaml:"read_only_socket" derived:"socket with -ro before .sock"`
+	// Permission bits of the read-only socket, octal, quoted. The default lets every local user read.
+	ReadOnlySocketMode os.FileMode `yaml:"read_only_socket_mode" default:"0666" min:"0000" max:"0777"`
+	// An additional host:port to listen on; if absent, only the sockets are served. Without tls it answers only read calls, since every local
+	// user may connect.
 	Listen string `yaml:"listen"`
 	// Mutual TLS of listen; required when its host is not a loopback.
 	TLS *TLS `yaml:"tls"`
 }
 
-// TLS names the files of mutual TLS 1.3. A relative path starts at the configuration file's directory.
+// NoSocket is the value of API.ReadOnlySocket that disables the socket.
+const NoSocket = "none"
+
+// ReadOnlySocketOf returns the default path of the read-only socket of a socket: "-ro" is inserted before ".sock", or appended to a name with
+// another ending.
+func ReadOnlySocketOf(socket string) string {
+	name, sock := strings.CutSuffix(socket, ".sock")
+	if sock {
+		return name + "-ro.sock"
+	}
+	return name + "-ro"
+}
+
+// TLS names the files of mutual TLS 1.3. A relative path is relative to the configuration file's directory; credential:NAME is a credential of
+// the systemd unit.
 type TLS struct {
 	// Our certificate and its chain, PEM.
 	CertFile string `yaml:"cert_file" required:"true"`
-	// The certificate's private key, PEM, readable by its owner alone.
+	// The certificate's private key, PEM, readable only by fared's user.
 	KeyFile string `yaml:"key_file" required:"true"`
-	// The authorities whose certificates the other side must have, PEM.
+	// The authorities that must have signed the peer's certificate, PEM.
 	ClientCAFile string `yaml:"client_ca_file" required:"true"`
 }
 
-// Metrics says where Prometheus metrics are served.
+// Metrics configures the address of the Prometheus metrics.
 type Metrics struct {
-	// A host:port for GET /metrics; absent: none.
+	// A host:port for GET /metrics; if absent, metrics are not served.
 	Listen string `yaml:"listen"`
 }
 
-// Log says what is logged.
+// Log configures the log.
 type Log struct {
-	// The least important level that is logged.
+	// The least important level to log.
 	Level slog.Level `yaml:"level" default:"info" reload:"log-level"`
-	// The form of a line.
+	// The format of a line.
 	Format string `yaml:"format" enum:"text,json" default:"text"`
 }
 
-// Record says where inputs are recorded.
+// Record configures the recording of inputs.
 type Record struct {
-	// The file that every input is appended to as a JSON line; absent: no recording.
+	// The file to which every input is written as a JSON line; if absent, nothing is recorded. A start, and a full file, rename FILE to FILE.1,
+	// FILE.1 to FILE.2, and so on.
 	File string `yaml:"file"`
-	// The size at which the recording ends. A recording is useful from its beginning only, so it is not rotated.
+	// The size at which the next file begins, not counting the first line.
 	MaxBytes int64 `yaml:"max_bytes" default:"64MiB" min:"64KiB" max:"1TiB"`
+	// Number of renamed files to keep; older ones are removed.
+	Keep int `yaml:"keep" default:"4" min:"1" max:"100" unit:"files"`
 }
 
-// Start says how fared behaves until it knows the fabric.
+// Start configures the behavior of fared until it knows the fabric.
 type Start struct {
-	// How long to wait for the end-of-RIB of every session before anything in effect is taken away and watches of weights begin; 0s: do
-	// not wait.
-	// RFC 4724, Section 2.
+	// Time to wait for the End-of-RIB of every session before anything in effect is removed and watches of weights begin; 0s: do not wait. RFC
+	// 4724, Section 2.
 	Deadline time.Duration `yaml:"deadline" default:"30s" min:"0s" max:"1h"`
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fared/fared/daemon/config/internal/model"
@@ -15,14 +16,14 @@ import (
 // MemoryDataplane is the Dataplane.Address of a data plane inside the process.
 const MemoryDataplane = "memory:"
 
-// Forwards says whether fared drives a data plane: that of a server always, and that of a leaf which names one. A leaf without
-// only passes routes on, and whoever runs it has its kernel forward.
+// Forwards reports whether fared drives a data plane: always at a server, and at a leaf that configures one. Without one a leaf only passes
+// routes on, and its operator makes the kernel forward.
 func (c *Config) Forwards() bool {
 	return c.Role == fare.RoleServer || c.Dataplane.Address != MemoryDataplane
 }
 
-// Validate checks a resolved configuration and returns every error at once, as Errors without positions. It has no side
-// effects and looks at nothing outside of its argument.
+// Validate checks a resolved configuration and returns all errors at once, as Errors without positions. It has no side effects and depends only
+// on its argument.
 func Validate(c *Config) error {
 	p := &problems{}
 	validate(c, p)
@@ -31,16 +32,19 @@ func Validate(c *Config) error {
 
 func validate(c *Config, p *problems) {
 	p.fields(reflect.ValueOf(c).Elem(), "")
-	p.identity(c)
-	p.ranges(c)
 	p.timers(c)
 	p.pathBandwidth(c)
+	if p.broken["role"] {
+		return // all checks below depend on the role
+	}
+	p.identity(c)
+	p.ranges(c)
 	p.planes(c)
 	p.weights(c)
 	p.services(c)
 }
 
-// fields checks what the struct tags say.
+// fields checks the constraints of the struct tags.
 func (p *problems) fields(v reflect.Value, path string) {
 	for _, f := range model.Fields(v.Type()) {
 		fv, where := v.Field(f.Index), join(path, f.Key)
@@ -59,7 +63,7 @@ func (p *problems) fields(v reflect.Value, path string) {
 			continue
 		}
 		if n := fv.Len(); n < f.MinItems && (f.Required || n > 0 || f.Derived != "") {
-			p.add(where, "has no elements", fmt.Sprintf("write %d to %d of them", f.MinItems, f.MaxItems))
+			p.add(where, "has no elements", fmt.Sprintf("write %d to %d elements", f.MinItems, f.MaxItems))
 		} else if n > f.MaxItems {
 			p.add(where, fmt.Sprintf("has %d elements", n), fmt.Sprintf("use at most %d", f.MaxItems))
 		}
@@ -76,10 +80,13 @@ func (p *problems) field(v reflect.Value, path string, f *model.Field) {
 	}
 	text := f.Scalar.Format(v)
 	if f.Scalar.Words != nil && !slices.Contains(f.Scalar.Words, text) {
-		p.add(path, fmt.Sprintf("%v is not known here", v), "use "+model.OneOf(f.Scalar.Words))
+		p.add(path, fmt.Sprintf("%v is not a known value", v), "use "+model.OneOf(f.Scalar.Words))
 	}
 	if v.IsZero() && f.Default == "" && f.Derived == "" && !p.written(path) {
 		return // absent
+	}
+	if f.Derived != "" && p.places != nil && !p.written(path) {
+		return // out of range only if the value on which it depends is
 	}
 	if below, above := f.Outside(v); below {
 		p.add(path, text+" is below "+f.Min, "use "+f.Range())
@@ -88,7 +95,7 @@ func (p *problems) field(v reflect.Value, path string, f *model.Field) {
 	}
 }
 
-// missing says what a required key holds.
+// missing describes the value of a required key.
 func missing(f *model.Field) string {
 	if f.List {
 		return fmt.Sprintf("a list of %d to %d elements", f.MinItems, f.MaxItems)
@@ -98,18 +105,21 @@ func missing(f *model.Field) string {
 
 func (p *problems) identity(c *Config) {
 	if !c.RouterID.IsValid() {
-		if !p.broken["loopbacks"] {
+		if !p.partial("loopbacks") {
 			p.add("router_id", "is missing and no loopback is IPv4", "write an IPv4 address that is unique in the fabric")
 		}
 	} else if !c.RouterID.Is4() || c.RouterID.IsUnspecified() {
 		p.add("router_id", c.RouterID.String()+" is not a BGP identifier", "use an IPv4 address other than 0.0.0.0")
 	}
 	p.autonomousSystem("as", c.AS)
+	if c.Role == fare.RoleLeaf && c.BGP.AllowOwnAS > 0 {
+		p.add("bgp.allow_own_as", fmt.Sprintf("%d would let a leaf accept its own routes again", c.BGP.AllowOwnAS), "remove it, or use role: server")
+	}
 }
 
-// autonomousSystem refuses the numbers that no speaker may have.
+// autonomousSystem rejects the reserved AS numbers.
 func (p *problems) autonomousSystem(path string, as uint32) {
-	const use = "use the fabric's own, or a private one: 64512 to 65534, 4200000000 to 4294967294"
+	const use = "use the fabric's AS number, or a private one: 64512 to 65534, 4200000000 to 4294967294"
 	switch {
 	case as == 23456:
 		p.add(path, "23456 is AS_TRANS (RFC 6793)", use)
@@ -120,7 +130,8 @@ func (p *problems) autonomousSystem(path string, as uint32) {
 	}
 }
 
-// unfit says why an address cannot be that of a loopback or peer, "" when it can. Loopback addresses are fit: labs use them.
+// unfit returns why an address cannot be that of a loopback or peer, or "" if it can. Addresses in 127.0.0.0/8 and ::1 are permitted: labs use
+// them.
 func unfit(a netip.Addr) string {
 	switch {
 	case a.Is4In6():
@@ -137,7 +148,7 @@ func unfit(a netip.Addr) string {
 	return ""
 }
 
-// remedy says what to write for an unfit address.
+// remedy returns the remedy for an unfit address.
 func remedy(a netip.Addr, otherwise string) string {
 	if a.Is4In6() {
 		return "write " + a.Unmap().String()
@@ -145,7 +156,7 @@ func remedy(a netip.Addr, otherwise string) string {
 	return otherwise
 }
 
-// local are the ranges that mean another thing on every machine or link; no route may enter them.
+// local lists the ranges that have another meaning on every machine or link; no route may enter them.
 var local = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"),
 	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("240.0.0.0/4"), netip.MustParsePrefix("::/127"),
@@ -174,7 +185,7 @@ func (p *problems) ranges(c *Config) {
 		}
 		for j, other := range c.Accept[:i] {
 			if other.IsValid() && other == other.Masked() && other.Bits() > 0 && other.Overlaps(r) {
-				p.add(path, fmt.Sprintf("%s overlaps accept[%d]: %s", r, j, other), "keep the larger one")
+				p.add(path, fmt.Sprintf("%s overlaps accept[%d]: %s", r, j, other), "keep the larger range")
 				break
 			}
 		}
@@ -187,7 +198,9 @@ func (p *problems) ranges(c *Config) {
 	}
 	families := map[bool]int{}
 	for i, l := range c.Loopbacks {
-		p.loopback(c, i, l)
+		if p.loopback(c, i, l); slices.Contains(c.Loopbacks[:i], l) {
+			continue
+		}
 		if families[l.Addr().Is4()]++; l.IsValid() && families[l.Addr().Is4()] == MaxLoopbacksPerFamily+1 {
 			p.add(item("loopbacks", i), fmt.Sprintf("is number %d of its family", MaxLoopbacksPerFamily+1),
 				fmt.Sprintf("use at most %d loopbacks of a family", MaxLoopbacksPerFamily))
@@ -210,12 +223,15 @@ func (p *problems) loopback(c *Config, i int, l netip.Prefix) {
 	}
 	for _, r := range local {
 		if r.Contains(a) {
-			p.add(path, fmt.Sprintf("%s is in %s, which means another thing on every machine", a, r), "use an address that the fabric routes")
+			p.add(path, fmt.Sprintf("%s is in %s, which has a different meaning on every machine", a, r), "use an address that the fabric routes")
 			return
 		}
 	}
 	if j := slices.Index(c.Loopbacks[:i], l); j >= 0 {
-		p.add(path, fmt.Sprintf("%s is loopbacks[%d] too", l, j), "give each GPU an address of its own")
+		p.add(path, fmt.Sprintf("%s is loopbacks[%d] too", l, j), "give each GPU a separate address")
+		return
+	}
+	if p.partial("accept") {
 		return
 	}
 	for _, r := range c.Accept {
@@ -247,7 +263,7 @@ func (p *problems) timers(c *Config) {
 			p.add("bfd.interval", b.Interval.String()+" is not a whole number of milliseconds", "use "+b.Interval.Truncate(time.Millisecond).String())
 		}
 		if silence := time.Duration(b.Multiplier) * b.Interval; silence >= c.BGP.HoldTime {
-			p.add("bfd", fmt.Sprintf("would notice silence after %s, and bgp.hold_time does after %s", silence, c.BGP.HoldTime),
+			p.add("bfd", fmt.Sprintf("would detect silence after %s, but bgp.hold_time already does after %s", silence, c.BGP.HoldTime),
 				"use a shorter interval or a smaller multiplier")
 		}
 	}
@@ -255,14 +271,15 @@ func (p *problems) timers(c *Config) {
 
 func (p *problems) pathBandwidth(c *Config) {
 	b := c.PathBandwidth
-	switch {
-	case b.FAREType&0x40 != 0:
-		p.add("path_bandwidth.fare_type", fmt.Sprintf("0x%02x is not transitive, so it ends at the first peer (RFC 4360)", b.FAREType),
-			fmt.Sprintf("clear bit 0x40, as in 0x%02x", b.FAREType&^0x40))
-	case b.FAREType == 0 && b.FARESubType == 0x04:
-		p.add("path_bandwidth.fare_sub_type", "type 0x00 and sub-type 0x04 are Link Bandwidth (RFC 10005)", "use another code point, such as 0x8f and 0x04")
-	case b.FAREType == 0 && b.FARESubType == 0:
-		p.add("path_bandwidth.fare_sub_type", "type 0x00 and sub-type 0x00 are no code point", "use another one, such as 0x8f and 0x04")
+	if b.FAREType == 0 && b.FARESubType == 0 {
+		p.add("path_bandwidth.fare_sub_type", "type 0x00 and sub-type 0x00 are not a code point", "use another code point, such as 0x8f and 0x04")
+	} else if err := fare.CheckCodePoint(b.FAREType, b.FARESubType); err != nil {
+		key := "path_bandwidth.fare_sub_type"
+		if b.FAREType&0x40 != 0 {
+			key = "path_bandwidth.fare_type"
+		}
+		wrong, remedy, _ := strings.Cut(err.Error(), ": ")
+		p.add(key, wrong, remedy)
 	}
 	p.bounds("path_bandwidth", b.Minimum, b.Maximum)
 	for i, plane := range c.Planes {
@@ -280,14 +297,11 @@ func (p *problems) bounds(path string, least, most fare.Bandwidth) {
 
 func (p *problems) weights(c *Config) {
 	w := c.Weights
-	subPorts, planes := 0, len(c.Planes)
-	for _, plane := range c.Planes {
-		subPorts += len(plane.SubPorts)
-	}
+	subPorts, planes := c.largestSource()
 	if c.Role == fare.RoleServer {
-		need, what := subPorts, "sub-ports, and per-flow mode needs a slot on each"
+		need, what := subPorts, "sub-ports, but per-flow mode needs a slot on each"
 		if w.Mode == wecmp.PerPacket {
-			need, what = planes, "planes, and per-packet mode needs a slot on each"
+			need, what = planes, "planes, but per-packet mode needs a slot on each"
 		}
 		if w.Slots != 0 && w.Slots < need {
 			p.add("weights.slots", fmt.Sprintf("%d is fewer than the %d %s", w.Slots, need, what),
@@ -295,7 +309,7 @@ func (p *problems) weights(c *Config) {
 		}
 	}
 	if c.Forwards() && w.MaxWeightSum != 0 && int64(w.MaxWeightSum) < int64(subPorts) {
-		p.add("weights.max_weight_sum", fmt.Sprintf("%d is less than the %d sub-ports, which need one each", w.MaxWeightSum, subPorts),
+		p.add("weights.max_weight_sum", fmt.Sprintf("%d is less than the number of sub-ports, %d, which need at least 1 each", w.MaxWeightSum, subPorts),
 			fmt.Sprintf("use at least %d, or 0 for no limit", subPorts))
 	}
 	p.hash(w.Hash, subPorts)

@@ -12,19 +12,19 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// services checks the addresses of what fared serves and uses.
+// services checks the addresses of the services that fared offers and uses.
 func (p *problems) services(c *Config) {
 	d, api := &c.Dataplane, &c.API
 	switch {
 	case d.Address == "" || d.Address == MemoryDataplane:
-		p.unusedTLS("dataplane.tls", d.TLS, "dataplane.address is in this process")
+		p.unusedTLS("dataplane.tls", d.TLS, "dataplane.address is memory:, in this process")
 	case strings.HasPrefix(d.Address, "unix:"):
-		p.socket("dataplane.address", strings.TrimPrefix(d.Address, "unix:"), "unix:/run/fared/dataplane.sock")
+		p.socket("dataplane.address", strings.TrimPrefix(d.Address, "unix:"), "unix:/run/fared-dataplane/dataplane.sock")
 		p.unusedTLS("dataplane.tls", d.TLS, "dataplane.address is a unix socket")
 	default:
 		host, ok := p.endpoint("dataplane.address", d.Address, "use unix:/path, memory: or host:port, such as 192.0.2.1:7777")
 		if ok && host == "" {
-			p.add("dataplane.address", d.Address+" has no host", "write the data plane's, such as 192.0.2.1"+d.Address)
+			p.add("dataplane.address", d.Address+" has no host", "write the data plane's host, such as 192.0.2.1"+d.Address)
 		} else if ok && !loopbackHost(host) && d.TLS == nil {
 			p.add("dataplane.tls", "is missing, but "+d.Address+" is not a loopback", "write cert_file, key_file and client_ca_file")
 		}
@@ -40,14 +40,23 @@ func (p *problems) services(c *Config) {
 		}
 	}
 	if len(d.UDPPorts)+len(d.TCPPorts) == 0 && c.Role == fare.RoleServer && !p.broken["dataplane.tcp_ports"] {
-		p.add("dataplane.udp_ports", "is empty, and dataplane.tcp_ports too: nothing would be steered",
-			"write the port of the queue pairs: RoCEv2 has 4791; or, where they are TCP connections, theirs under tcp_ports, such as 4793")
+		p.add("dataplane.udp_ports", "is empty, and dataplane.tcp_ports is empty too: no packets would be steered",
+			"write the queue pairs' UDP port, such as 4791 of RoCEv2; if queue pairs are TCP connections, write their port under tcp_ports, such as 4793")
 	}
 
+	socket := true
 	if api.Socket != "" {
-		p.socket("api.socket", api.Socket, "/run/fared/fared.sock")
+		socket = p.socket("api.socket", api.Socket, "/run/fared/fared.sock")
 		if "unix:"+api.Socket == d.Address {
-			p.add("api.socket", api.Socket+" is dataplane.address too", "give each service a socket of its own")
+			p.add("api.socket", api.Socket+" is dataplane.address too", "give each service a separate socket")
+		}
+	}
+	if ro := api.ReadOnlySocket; ro != "" && ro != NoSocket && (socket || ro != ReadOnlySocketOf(api.Socket)) {
+		p.socket("api.read_only_socket", ro, "/run/fared/fared-ro.sock, or none")
+		if ro == api.Socket {
+			p.add("api.read_only_socket", ro+" is api.socket too", "give each socket a separate path, or write none")
+		} else if "unix:"+ro == d.Address {
+			p.add("api.read_only_socket", ro+" is dataplane.address too", "give each service a separate socket")
 		}
 	}
 	if api.Listen == "" {
@@ -57,7 +66,7 @@ func (p *problems) services(c *Config) {
 	}
 	if listen := c.Metrics.Listen; listen != "" {
 		if _, ok := p.endpoint("metrics.listen", listen, "use host:port, such as 127.0.0.1:9469"); ok && listen == api.Listen {
-			p.add("metrics.listen", listen+" is api.listen too", "give each service a port of its own")
+			p.add("metrics.listen", listen+" is api.listen too", "give each service a separate port")
 		}
 	}
 }
@@ -68,13 +77,17 @@ func (p *problems) unusedTLS(path string, t *TLS, why string) {
 	}
 }
 
-// socket checks the path of a unix socket: sun_path has 108 bytes with its final zero (unix(7)).
-func (p *problems) socket(path, name, such string) {
-	if !filepath.IsAbs(name) {
+// socket checks the path of a unix socket: sun_path has 108 bytes including its final zero (unix(7)).
+func (p *problems) socket(path, name, such string) bool {
+	switch {
+	case !filepath.IsAbs(name):
 		p.add(path, model.Show(name)+" is not an absolute path", "use one such as "+such)
-	} else if len(name) > 107 {
+	case len(name) > 107:
 		p.add(path, fmt.Sprintf("the path has %d bytes", len(name)), "use at most 107, the limit of unix sockets")
+	default:
+		return true
 	}
+	return false
 }
 
 // endpoint splits host:port. The port is 1 to 65535.
@@ -106,7 +119,7 @@ func (p *problems) endpoint(path, text, right string) (host string, ok bool) {
 	return host, true
 }
 
-// loopbackHost says whether a host can only be this machine. A name can be anything, except for localhost (RFC 6761, Section 6.3).
+// loopbackHost reports whether a host can only be this machine. A name can refer to any machine, except for localhost (RFC 6761, Section 6.3).
 func loopbackHost(host string) bool {
 	a, err := netip.ParseAddr(host)
 	return err == nil && a.Unmap().IsLoopback() || host == "localhost"

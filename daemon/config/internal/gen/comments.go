@@ -45,7 +45,7 @@ func readComments(path string) (comments, error) {
 
 func oneLine(c *ast.CommentGroup) string { return strings.Join(strings.Fields(c.Text()), " ") }
 
-// of returns a comment; one that is missing is an error, since it would leave a key without a meaning.
+// of returns a comment. A missing comment is an error, because its key would have no description.
 func (c comments) of(name string) (string, error) {
 	if text := c[name]; text != "" {
 		return text, nil

@@ -21,7 +21,7 @@ import (
 
 const root = "../../../.."
 
-// TestFresh fails when a generated file is not what the types and the examples say.
+// TestFresh fails when a generated file differs from the output for the current types and examples.
 func TestFresh(t *testing.T) {
 	files, err := generate(root)
 	if err != nil {
@@ -40,7 +40,7 @@ func TestFresh(t *testing.T) {
 	}
 }
 
-// schema is the embedded one, as any JSON decoder sees it.
+// schema is the embedded schema, decoded as plain JSON.
 func schema(t *testing.T) map[string]any {
 	t.Helper()
 	var s map[string]any
@@ -58,7 +58,7 @@ func follow(root, s map[string]any) map[string]any {
 	return s
 }
 
-// TestDecoderAgrees asks the decoder about every key of the schema, and the schema about every key of the decoder.
+// TestDecoderAgrees checks that the decoder knows every key of the schema, and the schema every key of the decoder.
 func TestDecoderAgrees(t *testing.T) {
 	all := schema(t)
 	keys := 0
@@ -100,7 +100,7 @@ func TestDecoderAgrees(t *testing.T) {
 	}
 }
 
-// known writes a file with one key and says whether the decoder has the key. path is like planes[].sub_ports[].device.
+// known writes a file with one key and reports whether the decoder knows the key. path is like planes[].sub_ports[].device.
 func known(t *testing.T, path string) bool {
 	t.Helper()
 	text, end := "", ""
@@ -118,7 +118,7 @@ func known(t *testing.T, path string) bool {
 	return !strings.Contains(err.Error(), "is not a known key")
 }
 
-// TestDefaultsAgree compares the schema's defaults with what an absent key resolves to.
+// TestDefaultsAgree compares the schema's defaults with the resolved values of absent keys.
 func TestDefaultsAgree(t *testing.T) {
 	const minimal = "as: 65001\nrouter_id: 10.255.0.1\nloopbacks: [10.255.0.1/32]\naccept: [10.255.0.0/16]\nplanes:\n- name: p0\n  sub_ports:\n" +
 		"  - device: eth0\n    sessions: [{peer: 10.0.0.0}]\n"
@@ -159,7 +159,7 @@ func TestDefaultsAgree(t *testing.T) {
 	}
 }
 
-// asJSON draws a resolved value as decoded JSON.
+// asJSON returns a resolved value as decoded JSON.
 func asJSON(f *model.Field, v reflect.Value) any {
 	if f.List {
 		out := make([]any, v.Len())
@@ -183,7 +183,7 @@ func oneJSON(f *model.Field, v reflect.Value) any {
 	return f.Scalar.Format(v)
 }
 
-// TestSchemaAccepts holds the schema to the files that the decoder accepts, and to mistakes of each kind.
+// TestSchemaAccepts checks the schema against the files that the decoder accepts, and against mistakes of each kind.
 func TestSchemaAccepts(t *testing.T) {
 	all := schema(t)
 	var names []string
@@ -222,7 +222,7 @@ func TestSchemaAccepts(t *testing.T) {
 	}
 }
 
-// check is the part of JSON schema that ours uses; it returns what is wrong.
+// check implements the part of JSON schema that the generated schema uses; it returns the mistake, if any.
 func check(t *testing.T, all map[string]any, text string) []string {
 	t.Helper()
 	var doc any

@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// object is what the page shows of an object in the schema.
+// object is the part of a schema object that the page shows.
 type object struct {
 	Description string
 	Required    []string
@@ -14,7 +14,7 @@ type object struct {
 	Defs        map[string]*object `json:"$defs"`
 }
 
-// property is what the page shows of a key.
+// property is the part of a key's schema that the page shows.
 type property struct {
 	Ref         string `json:"$ref"`
 	Type        string
@@ -42,7 +42,7 @@ type namedProperty struct {
 	property
 }
 
-// UnmarshalJSON keeps the order, which a map would lose.
+// UnmarshalJSON preserves the order, which a map would not.
 func (p *properties) UnmarshalJSON(data []byte) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()

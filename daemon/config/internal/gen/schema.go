@@ -13,8 +13,8 @@ import (
 	"github.com/fared/fared/daemon/config/internal/model"
 )
 
-// Keys beside those of JSON schema: what a string's range is, what its number counts, what a reload may change, and which rule
-// gives an absent key its value.
+// Keys in addition to those of JSON schema: the range of a string, the unit of a number, the kind of change that a reload may make, and the rule
+// that gives an absent key its value.
 const (
 	extraMinimum = "x-minimum"
 	extraMaximum = "x-maximum"
@@ -24,7 +24,7 @@ const (
 	extraDerived = "x-default-rule"
 )
 
-// makeSchema draws the types as a JSON schema, draft 2020-12, with a definition an object.
+// makeSchema returns the types as a JSON schema, draft 2020-12, with one definition per object.
 func makeSchema(doc comments) ([]byte, error) {
 	m := maker{doc: doc, defs: jsonschema.Definitions{}}
 	root, err := m.object(reflect.TypeFor[config.Config]())
@@ -79,7 +79,7 @@ func (m *maker) property(t reflect.Type, f *model.Field) (*jsonschema.Schema, er
 	if f.Object != nil {
 		name := f.Object.Name()
 		if m.defs[name] == nil {
-			m.defs[name] = &jsonschema.Schema{} // taken, should the type contain itself
+			m.defs[name] = &jsonschema.Schema{} // reserved, in case the type contains itself
 			def, err := m.object(f.Object)
 			if err != nil {
 				return nil, err
@@ -126,7 +126,7 @@ func scalar(f *model.Field) (*jsonschema.Schema, error) {
 	return s, nil
 }
 
-// integer turns a bound such as 0x8f into JSON; "" stays.
+// integer converts a bound such as 0x8f to JSON; "" stays "".
 func integer(text string) (json.Number, error) {
 	if text == "" {
 		return "", nil
@@ -135,7 +135,7 @@ func integer(text string) (json.Number, error) {
 	return json.Number(strconv.FormatInt(n, 10)), err
 }
 
-// defaultOf turns the default tag into JSON; nil when there is none.
+// defaultOf converts the default tag to JSON; nil if there is none.
 func defaultOf(f *model.Field) (any, error) {
 	texts := f.Defaults()
 	if texts == nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// enumOf returns the words of an enumeration of fare, wecmp or slog, nil for another type. The zero value comes first where it
-// is the default of its package.
+// enumOf returns the words of an enumeration of fare, wecmp or slog, or nil for another type. The zero value comes first if it is the default of
+// its package.
 func enumOf(t reflect.Type) *Scalar {
 	switch t {
 	case reflect.TypeFor[fare.Role]():
@@ -21,7 +21,11 @@ func enumOf(t reflect.Type) *Scalar {
 	case reflect.TypeFor[fare.Format]():
 		return words(fare.IEEE754, "ieee754", fare.Uint32, "uint32")
 	case reflect.TypeFor[fare.MissingPolicy]():
-		return words(fare.MissingEqual, "equal", fare.MissingLocal, "local", fare.MissingSkip, "skip")
+		return words(fare.MissingLocal, "local", fare.MissingEqual, "equal", fare.MissingSkip, "skip")
+	case reflect.TypeFor[fare.AllMissingPolicy]():
+		return words(fare.AllMissingLocal, "local", fare.AllMissingEqual, "equal")
+	case reflect.TypeFor[fare.ConflictPolicy]():
+		return words(fare.ConflictWeigh, "weigh", fare.ConflictPreferFirst, "prefer-first", fare.ConflictDrop, "drop")
 	case reflect.TypeFor[fare.ZeroPolicy]():
 		return words(fare.ZeroEqual, "equal", fare.ZeroUnreachable, "unreachable")
 	case reflect.TypeFor[wecmp.Mode]():
@@ -38,7 +42,7 @@ func enumOf(t reflect.Type) *Scalar {
 	return nil
 }
 
-// words makes a scalar of pairs of a value and its word.
+// words returns a scalar for pairs of a value and its word.
 func words(pairs ...any) *Scalar {
 	var names []string
 	var values []reflect.Value
@@ -58,14 +62,14 @@ func words(pairs ...any) *Scalar {
 		func(v reflect.Value, i int, _ string) { v.Set(values[i]) })
 }
 
-// wordScalar makes a scalar that one of the names is written for. format returns "" for a value without a name.
+// wordScalar returns a scalar with the given words. format returns "" for a value without a word.
 func wordScalar(names []string, format func(reflect.Value) string, set func(v reflect.Value, i int, word string)) *Scalar {
 	return &Scalar{
 		Name: "one of", JSON: "string", Words: names, Format: format,
 		Parse: func(text string, v reflect.Value) *Problem {
 			i := slices.Index(names, text)
 			if i < 0 {
-				return &Problem{Show(text) + " is not known here", "use " + OneOf(names)}
+				return &Problem{Show(text) + " is not a known value", "use " + OneOf(names)}
 			}
 			set(v, i, names[i])
 			return nil
@@ -73,7 +77,7 @@ func wordScalar(names []string, format func(reflect.Value) string, set func(v re
 	}
 }
 
-// OneOf draws a list of words: "a", "a or b", "a, b or c".
+// OneOf formats a list of words: "a", "a or b", "a, b or c".
 func OneOf(words []string) string {
 	n := len(words) - 1
 	if n < 1 {

@@ -1,5 +1,5 @@
-// Package model describes the configuration's Go types to the decoder, the JSON schema and the documentation: what the keys
-// of an object are (field.go) and how a scalar type is written (scalar.go, enum.go).
+// Package model describes the configuration's Go types to the decoder, the JSON schema and the documentation: the keys of an object (field.go)
+// and the syntax of a scalar type (scalar.go, enum.go).
 package model
 
 import (
@@ -15,13 +15,13 @@ type Field struct {
 	Name     string // of the Go field
 	Key      string // in the file
 	Type     reflect.Type
-	Scalar   *Scalar      // of the field or, when List, of its elements; nil for objects
-	Object   reflect.Type // the struct of the field or, when List, of its elements; nil for scalars
+	Scalar   *Scalar      // of the field or, if List, of its elements; nil for objects
+	Object   reflect.Type // the struct of the field or, if List, of its elements; nil for scalars
 	List     bool
-	Optional bool   // an object behind a pointer: absent is nil
-	Default  string // as a file writes it; "" = none
-	Derived  string // the rule behind a default that depends on other keys; "" = none
-	Min, Max string // as a file writes them; "" = no bound
+	Optional bool   // an object behind a pointer, which is nil if absent
+	Default  string // in the syntax of the file; "" means none
+	Derived  string // the rule of a default that depends on other keys; "" means none
+	Min, Max string // in the syntax of the file; "" means no bound
 	MinItems int
 	MaxItems int
 	Unit     string
@@ -29,8 +29,8 @@ type Field struct {
 	Required bool
 }
 
-// Fields returns the keys of a struct type in declaration order. It panics on a tag that makes no sense: that is a mistake in
-// the type, found by the first test.
+// Fields returns the keys of a struct type in declaration order. It panics on an invalid tag: that is a mistake in the type, found by the first
+// test.
 func Fields(t reflect.Type) []Field {
 	var out []Field
 	for i := range t.NumField() {
@@ -60,7 +60,7 @@ func Fields(t reflect.Type) []Field {
 		}
 		if f.Scalar = scalarOf(elem, sf.Tag.Get("enum")); f.Scalar == nil {
 			if elem.Kind() != reflect.Struct {
-				panic(fmt.Sprintf("model: %s.%s: no way to write a %s", t, sf.Name, elem))
+				panic(fmt.Sprintf("model: %s.%s: cannot write a %s", t, sf.Name, elem))
 			}
 			f.Object = elem
 		}
@@ -72,8 +72,8 @@ func Fields(t reflect.Type) []Field {
 	return out
 }
 
-// Defaults returns the texts of a default: one for a scalar, one an element for a list written "[a, b]", which may be "[]"; nil
-// when there is none.
+// Defaults returns the texts of a default: one for a scalar, one per element for a list in the form "[a, b]", which may be "[]"; nil if there is
+// none.
 func (f *Field) Defaults() []string {
 	if f.Default == "" {
 		return nil
@@ -87,7 +87,7 @@ func (f *Field) Defaults() []string {
 	return strings.Split(strings.Trim(f.Default, "[]"), ", ")
 }
 
-// Range draws the range for people: "3s to 65535s", "" when there is none.
+// Range formats the range for display: "3s to 65535s", "" if there is none.
 func (f *Field) Range() string {
 	switch {
 	case f.Min != "" && f.Max != "":
@@ -100,7 +100,7 @@ func (f *Field) Range() string {
 	return ""
 }
 
-// Outside says whether a value of the field's scalar type lies below or above the field's range.
+// Outside reports whether a value of the field's scalar type lies below or above the field's range.
 func (f *Field) Outside(v reflect.Value) (below, above bool) {
 	if f.Scalar == nil || f.Scalar.Compare == nil {
 		return false, false

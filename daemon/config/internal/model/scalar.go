@@ -17,12 +17,12 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// Problem says what is wrong with a value and what would be right.
+// Problem describes a wrong value and its remedy.
 type Problem struct{ Wrong, Right string }
 
-// Scalar is the way one Go type is written.
+// Scalar is the syntax of one Go type.
 type Scalar struct {
-	Name    string   // for people: "duration"
+	Name    string   // for display: "duration"
 	JSON    string   // string, integer or boolean
 	Pattern string   // of a string; necessary, not always sufficient
 	Words   []string // of an enumeration
@@ -31,7 +31,7 @@ type Scalar struct {
 	Parse func(text string, v reflect.Value) *Problem
 	// Format is the inverse of Parse.
 	Format func(v reflect.Value) string
-	// Compare orders two values; nil when the type has no order that a range could use.
+	// Compare orders two values; nil if the type has no order for a range.
 	Compare func(a, b reflect.Value) int
 }
 
@@ -44,7 +44,7 @@ var (
 	typeFileMode  = reflect.TypeFor[os.FileMode]()
 )
 
-// scalarOf returns the way type t is written, nil when it is not a scalar. words is the enum tag of a string.
+// scalarOf returns the syntax of type t, or nil if it is not a scalar. words is the enum tag of a string.
 func scalarOf(t reflect.Type, words string) *Scalar {
 	if s := enumOf(t); s != nil {
 		return s
@@ -80,7 +80,7 @@ func scalarOf(t reflect.Type, words string) *Scalar {
 	return nil
 }
 
-// Show quotes a value of a file for a message: on one line, at most 40 characters of it.
+// Show quotes at most 40 characters of a value for a message, on one line.
 func Show(text string) string {
 	plain := text != ""
 	for i, r := range text {
@@ -138,8 +138,8 @@ var byteScalar = &Scalar{
 	Compare: compareIntegers,
 }
 
-// parseInteger reads decimal integers without leading zeros, whose base YAML versions disagree about, and 0x ones where base
-// is 16.
+// parseInteger parses decimal integers without leading zeros, whose base differs between YAML versions, and hexadecimal ones with 0x if base is
+// 16.
 func parseInteger(base int) func(string, reflect.Value) *Problem {
 	return func(text string, v reflect.Value) *Problem {
 		digits, b := text, 10
@@ -215,7 +215,7 @@ var bandwidthScalar = &Scalar{
 				fare.MaxBandwidth)}
 		}
 		if b == 0 {
-			return &Problem{Show(text) + " is no bandwidth at all", "use more than zero, such as 400G, or remove the key"}
+			return &Problem{Show(text) + " is not a positive bandwidth", "use more than zero, such as 400G, or remove the key"}
 		}
 		v.SetUint(uint64(b))
 		return nil

@@ -1,0 +1,127 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// ownPorts returns a server whose GPUs own a sub-port for each plane and half, with separate sessions for IPv4 and IPv6.
+func ownPorts(gpus, planes, halves int) string {
+	var b strings.Builder
+	b.WriteString("as: 65001\naccept: [10.255.0.0/16, \"fd00:ff::/64\"]\nloopbacks: [")
+	for g := range gpus {
+		fmt.Fprintf(&b, "10.255.0.%d/32, \"fd00:ff::%d/128\", ", g+1, g+1)
+	}
+	b.WriteString("]\nplanes:\n")
+	for p := range planes {
+		fmt.Fprintf(&b, "  - name: p%d\n    sub_ports:\n", p)
+		for i := range gpus * halves {
+			g := i/halves + 1
+			fmt.Fprintf(&b, "      - device: e%dx%d\n        loopbacks: [10.255.0.%d/32, \"fd00:ff::%d/128\"]\n        sessions:\n", p, i, g, g)
+			fmt.Fprintf(&b, "          - {peer: 10.%d.0.%d, local: 10.%d.0.%d}\n", p, 2*i, p, 2*i+1)
+			fmt.Fprintf(&b, "          - {peer: \"fd00:%d::%x:1\", local: \"fd00:%d::%x:2\"}\n", p, i, p, i)
+		}
+	}
+	return b.String()
+}
+
+// TestLargestServer has 8 GPUs with their own ports in 8 planes, Y-cables, and separate sessions for IPv4 and IPv6.
+func TestLargestServer(t *testing.T) {
+	c, err := Parse("largest", []byte(ownPorts(8, 8, 2)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := c.SourceGroups()
+	if len(groups) != 8 {
+		t.Fatalf("%d source groups of 8 GPUs", len(groups))
+	}
+	for g, group := range groups {
+		var want []int
+		for p := range 8 {
+			want = append(want, 16*p+2*g, 16*p+2*g+1)
+		}
+		lo := []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.255.0.%d/32", g+1)), netip.MustParsePrefix(fmt.Sprintf("fd00:ff::%d/128", g+1))}
+		if !slices.Equal(group.SubPorts, want) || !slices.Equal(group.Loopbacks, lo) {
+			t.Errorf("source group %d is %v over %v, not %v over %v", g, group.Loopbacks, group.SubPorts, lo, want)
+		}
+	}
+	again(t, c)
+}
+
+// TestSessionLimit checks that a server has at most 512 sessions.
+func TestSessionLimit(t *testing.T) {
+	if _, err := Parse("full", []byte(ownPorts(8, 16, 2))); err != nil {
+		t.Errorf("512 sessions: %v", err)
+	}
+	more := ownPorts(8, 16, 2) + "  - {name: more, sub_ports: [{device: more, sessions: [{peer: 10.99.0.0}]}]}\n"
+	_, err := Parse("more", []byte(more))
+	var errs Errors
+	if !errors.As(err, &errs) || len(errs) != 1 || errs[0].Path != "planes[16].sub_ports[0].sessions[0]" ||
+		errs[0].Wrong != "is session number 513" || errs[0].Right != "use at most 512 in total" {
+		t.Errorf("513 sessions: %v", err)
+	}
+}
+
+// TestSourceGroups checks that loopbacks that the same sub-ports serve are one group, regardless of their order.
+func TestSourceGroups(t *testing.T) {
+	const head = "as: 65001\naccept: [10.255.0.0/16]\nloopbacks: [10.255.0.1/32, 10.255.0.2/32, 10.255.0.3/32]\nplanes:\n"
+	const port = "  - {name: p%d, sub_ports: [{device: e%d, %s sessions: [{peer: 10.0.%d.0}]}]}\n"
+	for _, test := range []struct {
+		name  string
+		ports []string
+		want  string
+	}{
+		{"nothing named", []string{"", ""}, "[{[10.255.0.1/32 10.255.0.2/32 10.255.0.3/32] [0 1]}]"},
+		{"all named", []string{"loopbacks: [10.255.0.3/32, 10.255.0.2/32, 10.255.0.1/32],", ""}, "[{[10.255.0.1/32 10.255.0.2/32 10.255.0.3/32] [0 1]}]"},
+		{"one apart", []string{"", "loopbacks: [10.255.0.2/32],"}, "[{[10.255.0.1/32 10.255.0.3/32] [0]} {[10.255.0.2/32] [0 1]}]"},
+		{"overlap", []string{"loopbacks: [10.255.0.1/32, 10.255.0.2/32],", "loopbacks: [10.255.0.2/32, 10.255.0.3/32],"},
+			"[{[10.255.0.1/32] [0]} {[10.255.0.2/32] [0 1]} {[10.255.0.3/32] [1]}]"},
+	} {
+		text := head
+		for i, p := range test.ports {
+			text += fmt.Sprintf(port, i, i, p, i)
+		}
+		c, err := Parse(test.name, []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(c.SourceGroups()); got != test.want {
+			t.Errorf("%s: %s, not %s", test.name, got, test.want)
+		}
+	}
+}
+
+// TestDiffSources checks that loopbacks may be added and removed while fared runs unless that changes the source groups.
+func TestDiffSources(t *testing.T) {
+	const form = "as: 65001\nrouter_id: 10.0.0.1\naccept: [10.255.0.0/16]\nloopbacks: [%s]\nplanes:\n" +
+		"  - {name: p0, sub_ports: [{device: e0, sessions: [{peer: 10.0.0.0}]}]}\n" +
+		"  - {name: p1, sub_ports: [{device: e1, loopbacks: [10.255.0.1/32], sessions: [{peer: 10.0.1.0}]}]}\n"
+	parse := func(loopbacks string) *Config {
+		t.Helper()
+		c, err := Parse("", fmt.Appendf(nil, form, loopbacks))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	old := parse("10.255.0.1/32, 10.255.0.2/32")
+	for loopbacks, live := range map[string]bool{
+		"10.255.0.1/32, 10.255.0.2/32, 10.255.0.3/32": true, // joins the second group
+		"10.255.0.1/32":                false, // the second group is removed
+		"10.255.0.2/32, 10.255.0.1/32": false, // another order of groups
+		"10.255.0.1/32, 10.255.0.3/32": false, // the second group has another name
+	} {
+		changes, err := Diff(old, parse(loopbacks))
+		var restart *RestartError
+		switch {
+		case live && (err != nil || len(changes) != 1 || changes[0].Path != "loopbacks"):
+			t.Errorf("%s: %v, %v", loopbacks, changes, err)
+		case !live && (!errors.As(err, &restart) || len(restart.Changes) != 1 || restart.Changes[0].Path != "loopbacks"):
+			t.Errorf("%s needs a restart, but: %v, %v", loopbacks, changes, err)
+		}
+	}
+}
