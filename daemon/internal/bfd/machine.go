@@ -2,61 +2,62 @@ package bfd
 
 import "time"
 
-// slow is the least interval of transmission while a session is not up (RFC 5880, Section 6.8.3).
+// slow is the least transmission interval while a session is not up (RFC 5880, Section 6.8.3).
 const slow = time.Second
 
-// MachineConfig is what a Machine is to do.
+// MachineConfig configures a Machine.
 type MachineConfig struct {
-	// Discriminator is our number of the session, not 0, and no other session's.
+	// Discriminator is our discriminator of the session, not 0, and unique among our sessions.
 	Discriminator uint32
-	// Interval is how often we want to send at most, and receive at most, while the session is up; whole microseconds, more than 0.
+	// Interval is our DesiredMinTxInterval and RequiredMinRxInterval while the session is up; whole microseconds, more than 0.
 	Interval time.Duration
-	// Multiplier is how many of our packets may be missing before the other end finds us silent; not 0.
+	// Multiplier is the number of our packets that may be missing before the other end declares the session down; not 0.
 	Multiplier uint8
 	// Random returns a number from 0 to n-1, for the jitter; not nil.
 	Random func(n int64) int64
 }
 
-// Machine is one end of a session (RFC 5880, Section 6.8). It has no clock, socket or goroutine. Whoever carries it calls Advance
-// and then Output at the time that Next says, and after every Receive. It begins in the state Down, in the active role.
+// Machine is one end of a session (RFC 5880, Section 6.8). It has no clock, socket or goroutine. Its owner calls Advance and then Output at the
+// time that Next returns, and after every Receive. It begins in the state Down, in the active role.
 type Machine struct {
 	c     MachineConfig
 	state State
 	diag  Diagnostic
-	// desiredMinTx is Interval when up, otherwise not below slow.
+	// desiredMinTx is Interval while the session is up, otherwise at least slow.
 	desiredMinTx time.Duration
 
 	remoteState      State
 	remoteDiag       Diagnostic
-	remoteDiscr      uint32 // 0: not known
+	remoteDiscr      uint32 // 0 if unknown
 	remoteMinTx      time.Duration
 	remoteMinRx      time.Duration
 	remoteMultiplier uint8
 	remoteDemand     bool
 
-	heard   time.Time // when the last packet came that was not discarded; zero: none within a detection time
-	sent    time.Time // when the last packet went out that was no answer to a poll; zero: none
-	shorten int64     // by how many thousandths the wait after it is shortened
-	polling bool      // a poll sequence of ours is under way
-	answer  bool      // a poll of the other end's is to be answered
-	changed bool      // what the last packet said is not so any more
+	heard   time.Time // when the last accepted packet arrived; zero if none arrived within a detection time
+	sent    time.Time // when the last packet was sent that did not answer a poll; zero if there is none
+	shorten int64     // reduction of the subsequent wait, in thousandths
+	polling bool      // our poll sequence is under way
+	answer  bool      // a poll of the other end must be answered
+	changed bool      // the state has changed since the last packet
+	until   time.Time // in AdminDown: end of transmission
 }
 
-// NewMachine returns a session that has heard and said nothing.
+// NewMachine returns a session that has neither sent nor received a packet.
 func NewMachine(c MachineConfig) *Machine {
 	m := &Machine{c: c, state: Down, desiredMinTx: max(c.Interval, slow)}
 	m.forget()
 	return m
 }
 
-// forget returns what is known of the other end to how a session begins (RFC 5880, Section 6.8.1): silent for a detection time,
-// it may be another one when it is heard again.
+// forget resets the variables of the other end to their initial values (RFC 5880, Section 6.8.1): after the silence of a detection time, later
+// packets may come from another session of the neighbor.
 func (m *Machine) forget() {
 	m.heard, m.remoteState, m.remoteDiscr, m.remoteMinRx, m.remoteDemand = time.Time{}, Down, 0, time.Microsecond, false
 }
 
-// Receive takes a packet that came at a time, and says whether it counts: one for another session of ours does not
-// (RFC 5880, Section 6.8.6).
+// Receive processes a packet that arrived at a time, and reports whether it was accepted: a packet for another session of ours is not (RFC 5880,
+// Section 6.8.6).
 func (m *Machine) Receive(p Packet, now time.Time) bool {
 	if p.YourDiscr != 0 && p.YourDiscr != m.c.Discriminator || m.state == AdminDown {
 		return false
@@ -79,8 +80,8 @@ func (m *Machine) Receive(p Packet, now time.Time) bool {
 	return true
 }
 
-// enter changes the state, and with it how often we want to send. The diagnostic stays when a session comes up: it says why it
-// was last down (RFC 5880, Section 6.8.1).
+// enter changes the state, and with it the transmission interval. The diagnostic stays when a session comes up: it explains why the session was
+// last down (RFC 5880, Section 6.8.1).
 func (m *Machine) enter(s State, d Diagnostic) {
 	m.state, m.diag, m.changed = s, d, true
 	interval := max(m.c.Interval, slow)
@@ -92,13 +93,15 @@ func (m *Machine) enter(s State, d Diagnostic) {
 	}
 }
 
-// Disable takes the session down for good: Output has one more packet, which says so, and nothing is received any more.
-func (m *Machine) Disable() {
+// Disable takes the session down permanently at a time. Output returns packets that signal this until a detection time of the other end has
+// passed, so that one of them arrives (RFC 5880, Section 6.8.16); received packets are discarded.
+func (m *Machine) Disable(now time.Time) {
 	m.enter(AdminDown, AdministrativelyDown)
 	m.polling, m.answer = false, false
+	m.until = now.Add(time.Duration(m.c.Multiplier) * max(m.desiredMinTx, m.remoteMinRx))
 }
 
-// DetectionTime is how long the other end may be silent, 0 when it is (RFC 5880, Section 6.8.4).
+// DetectionTime returns the permitted duration of the other end's silence, or 0 while no packets arrive (RFC 5880, Section 6.8.4).
 func (m *Machine) DetectionTime() time.Duration {
 	if m.heard.IsZero() {
 		return 0
@@ -106,12 +109,12 @@ func (m *Machine) DetectionTime() time.Duration {
 	return time.Duration(m.remoteMultiplier) * max(m.c.Interval, m.remoteMinTx)
 }
 
-// Expired says whether the other end has been silent for too long at a time, and Advance has not been told yet.
+// Expired reports whether the detection time has expired at a time, and Advance has not processed the expiry yet.
 func (m *Machine) Expired(now time.Time) bool {
 	return !m.heard.IsZero() && !now.Before(m.heard.Add(m.DetectionTime()))
 }
 
-// Advance acts on the other end's silence.
+// Advance processes an expired detection time.
 func (m *Machine) Advance(now time.Time) {
 	if !m.Expired(now) || m.state == AdminDown {
 		return
@@ -122,19 +125,20 @@ func (m *Machine) Advance(now time.Time) {
 	}
 }
 
-// periodic says whether packets are sent in intervals (RFC 5880, Section 6.8.7).
+// periodic reports whether periodic packets are sent (RFC 5880, Section 6.8.7).
 func (m *Machine) periodic() bool {
 	quiet := m.remoteDemand && m.state == Up && m.remoteState == Up && !m.polling
-	return m.state != AdminDown && m.remoteMinRx != 0 && !quiet
+	over := m.state == AdminDown && m.nextPeriodic().After(m.until)
+	return m.remoteMinRx != 0 && !quiet && !over
 }
 
-// nextPeriodic is when the next one is due.
+// nextPeriodic returns when the next periodic packet is due.
 func (m *Machine) nextPeriodic() time.Time {
 	interval := max(m.desiredMinTx, m.remoteMinRx)
 	return m.sent.Add(interval - interval/1000*time.Duration(m.shorten))
 }
 
-// Output returns a packet that is to be sent at a time, or false when there is none. Call it until there is none.
+// Output returns a packet to send at a time, or false if there is none. Call it until it returns false.
 func (m *Machine) Output(now time.Time) (Packet, bool) {
 	p := Packet{
 		Diagnostic: m.diag, State: m.state, Multiplier: m.c.Multiplier, MyDiscr: m.c.Discriminator, YourDiscr: m.remoteDiscr,
@@ -142,12 +146,12 @@ func (m *Machine) Output(now time.Time) (Packet, bool) {
 	}
 	switch {
 	case m.answer:
-		// At once, whatever the interval (RFC 5880, Section 6.8.7); and never with Poll.
+		// Immediately, regardless of the interval (RFC 5880, Section 6.8.7), and never with Poll.
 		m.answer, p.Final = false, true
 		return p, true
 	case m.changed, m.periodic() && !now.Before(m.nextPeriodic()):
 		m.changed, m.sent, p.Poll = false, now, m.polling
-		// 75 to 100 % of the interval, to 90 % where a single packet counts (RFC 5880, Section 6.8.7).
+		// 75 to 100 % of the interval, at most 90 % if the multiplier is 1 (RFC 5880, Section 6.8.7).
 		if m.shorten = m.c.Random(251); m.c.Multiplier == 1 {
 			m.shorten = 100 + m.c.Random(151)
 		}
@@ -156,10 +160,10 @@ func (m *Machine) Output(now time.Time) (Packet, bool) {
 	return Packet{}, false
 }
 
-// Next is when Advance or Output has something to do, if nothing is received before; zero: never.
+// Next returns when Advance or Output is due if no packet is received before; zero means never.
 func (m *Machine) Next() time.Time {
 	if m.answer || m.changed {
-		return time.Unix(0, 0) // it is due
+		return time.Unix(0, 0) // due now
 	}
 	var next time.Time
 	if m.periodic() {
@@ -173,17 +177,17 @@ func (m *Machine) Next() time.Time {
 	return next
 }
 
-// Status is a picture of a session.
+// Status is a snapshot of a session.
 type Status struct {
 	State       State
-	RemoteState State // Down while nothing is heard
-	// Diagnostic says why the session was last down, RemoteDiagnostic what the other end said.
+	RemoteState State // Down while no packets arrive
+	// Diagnostic explains why the session was last down; RemoteDiagnostic is the other end's diagnostic.
 	Diagnostic, RemoteDiagnostic Diagnostic
-	// DetectionTime is after how much silence the session goes down; 0 while nothing is heard.
+	// DetectionTime is the duration of silence after which the session goes down; 0 while no packets arrive.
 	DetectionTime time.Duration
 }
 
-// Status returns a picture of the session.
+// Status returns a snapshot of the session.
 func (m *Machine) Status() Status {
 	return Status{m.state, m.remoteState, m.diag, m.remoteDiag, m.DetectionTime()}
 }

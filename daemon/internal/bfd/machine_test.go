@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// epoch is when the virtual clock of a test begins.
+// epoch is the start of a test's virtual clock.
 var epoch = time.Unix(1_000_000, 0)
 
 func none(int64) int64 { return 0 }
@@ -16,7 +16,7 @@ func testMachine(discr uint32, interval time.Duration, multiplier uint8) *Machin
 	return NewMachine(MachineConfig{Discriminator: discr, Interval: interval, Multiplier: multiplier, Random: none})
 }
 
-// brought returns a machine in a state, by the packets that lead there.
+// brought returns a machine in a state, after the packets that lead to it.
 func brought(t *testing.T, s State, now time.Time) *Machine {
 	t.Helper()
 	m := testMachine(1, 100*time.Millisecond, 3)
@@ -29,7 +29,7 @@ func brought(t *testing.T, s State, now time.Time) *Machine {
 		m.Receive(p, now)
 	}
 	if s == AdminDown {
-		m.Disable()
+		m.Disable(now)
 	}
 	for _, ok := m.Output(now); ok; _, ok = m.Output(now) {
 	}
@@ -39,7 +39,7 @@ func brought(t *testing.T, s State, now time.Time) *Machine {
 	return m
 }
 
-// TestStates is the state machine of RFC 5880, Section 6.2 and 6.8.6, every state by every received one.
+// TestStates checks the state machine of RFC 5880, Sections 6.2 and 6.8.6, with every received state in every state.
 func TestStates(t *testing.T) {
 	for _, c := range []struct {
 		from, received, want State
@@ -65,7 +65,7 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// TestOtherSessionsPacket: what names another discriminator is not ours (RFC 5880, Section 6.8.6).
+// TestOtherSessionsPacket checks that a packet with another discriminator is discarded (RFC 5880, Section 6.8.6).
 func TestOtherSessionsPacket(t *testing.T) {
 	m := brought(t, Up, epoch)
 	p := Packet{State: Down, Multiplier: 3, MyDiscr: 2, YourDiscr: 7, DesiredMinTx: time.Second, RequiredMinRx: time.Second}
@@ -77,7 +77,8 @@ func TestOtherSessionsPacket(t *testing.T) {
 	}
 }
 
-// TestDetection: the time is the other end's multiplier by the slower of what it sends and what we take (Section 6.8.4).
+// TestDetection checks that the detection time is the other end's multiplier times the slower of its transmission and our reception interval
+// (Section 6.8.4).
 func TestDetection(t *testing.T) {
 	for _, c := range []struct {
 		minTx      time.Duration
@@ -110,7 +111,8 @@ func TestDetection(t *testing.T) {
 	}
 }
 
-// TestIntervals: slow until up, then the slower of what we want to send and the other end takes; polls announce the change.
+// TestIntervals checks that transmission is slow until the session is up, and then uses the slower of our transmission and the other end's
+// reception interval; polls announce the change.
 func TestIntervals(t *testing.T) {
 	m := testMachine(1, 100*time.Millisecond, 3)
 	now := epoch
@@ -137,7 +139,8 @@ func TestIntervals(t *testing.T) {
 	m.Receive(Packet{State: Init, Multiplier: 100, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: time.Second, RequiredMinRx: 50 * time.Millisecond}, now)
 	expect("up, said at once", 0, Packet{State: Up, YourDiscr: 2, DesiredMinTx: 100 * time.Millisecond, Poll: true})
 	quiet()
-	expect("polling on", 100*time.Millisecond, Packet{State: Up, YourDiscr: 2, DesiredMinTx: 100 * time.Millisecond, Poll: true})
+	m.Receive(Packet{State: Up, Multiplier: 100, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: time.Second, RequiredMinRx: 50 * time.Millisecond}, now)
+	expect("polling on, for that was no answer", 100*time.Millisecond, Packet{State: Up, YourDiscr: 2, DesiredMinTx: 100 * time.Millisecond, Poll: true})
 	other := Packet{State: Up, Final: true, Poll: true, Multiplier: 100, MyDiscr: 2, YourDiscr: 1, DesiredMinTx: time.Second, RequiredMinRx: 300 * time.Millisecond}
 	m.Receive(other, now)
 	expect("its poll, at once", 0, Packet{State: Up, YourDiscr: 2, DesiredMinTx: 100 * time.Millisecond, Final: true})
@@ -157,15 +160,52 @@ func TestIntervals(t *testing.T) {
 	m.Receive(other, now)
 	expect("down, said at once", 0, Packet{State: Down, Diagnostic: NeighborDown, YourDiscr: 2, DesiredMinTx: time.Second, Poll: true})
 	expect("slow again", time.Second, Packet{State: Down, Diagnostic: NeighborDown, YourDiscr: 2, DesiredMinTx: time.Second, Poll: true})
-	m.Disable()
-	expect("the last", 0, Packet{State: AdminDown, Diagnostic: AdministrativelyDown, YourDiscr: 2, DesiredMinTx: time.Second})
+	// The other end waits for three of our packets, one a second: until then it must receive AdminDown (6.8.16).
+	other.State, other.Poll, other.RequiredMinRx = Init, true, time.Millisecond
+	m.Disable(now)
+	admin := Packet{State: AdminDown, Diagnostic: AdministrativelyDown, YourDiscr: 2, DesiredMinTx: time.Second}
+	expect("the end, said at once", 0, admin)
+	for range 3 {
+		if m.Receive(other, now) {
+			t.Error("a packet was taken in AdminDown")
+		}
+		quiet()
+		expect("and again", time.Second, admin)
+	}
 	quiet()
 	if next := m.Next(); !next.IsZero() {
 		t.Errorf("next at %v after the end", next)
 	}
 }
 
-// TestJitter: 75 to 100 % of the interval, at most 90 % where a single packet counts (Section 6.8.7).
+// TestDueAtOnce checks that a poll is answered, and a change of state announced, without waiting for the interval (RFC 5880, Sections 6.8.7 and
+// 6.5).
+func TestDueAtOnce(t *testing.T) {
+	now := epoch.Add(time.Millisecond)
+	for name, received := range map[string]Packet{
+		"a poll":            {State: Up, Poll: true},
+		"a change of state": {State: Down},
+	} {
+		m := brought(t, Up, epoch)
+		if next := m.Next(); !next.After(now) {
+			t.Fatalf("%s: due %v before it came", name, next.Sub(now))
+		}
+		received.Multiplier, received.MyDiscr, received.YourDiscr = 3, 2, 1
+		received.DesiredMinTx, received.RequiredMinRx = time.Second, 100*time.Millisecond
+		m.Receive(received, now)
+		if next := m.Next(); next.IsZero() || next.After(now) {
+			t.Errorf("%s: due in %v, want at once", name, next.Sub(now))
+		}
+		if _, ok := m.Output(now); !ok {
+			t.Errorf("%s: nothing to send", name)
+		}
+		if next := m.Next(); !next.After(now) {
+			t.Errorf("%s: still due %v later", name, next.Sub(now))
+		}
+	}
+}
+
+// TestJitter checks for 75 to 100 % of the interval, at most 90 % if the multiplier is 1 (Section 6.8.7).
 func TestJitter(t *testing.T) {
 	for multiplier, most := range map[uint8]time.Duration{1: 900 * time.Millisecond, 3: time.Second} {
 		seed := rand.Uint64()
@@ -186,17 +226,17 @@ func TestJitter(t *testing.T) {
 	}
 }
 
-// wire is two machines over a link that loses, delays and repeats, but keeps the order, as a cable does; with a virtual clock.
+// wire is two machines over a link that drops, delays and repeats packets, but preserves the order, like a cable; with a virtual clock.
 type wire struct {
 	t      *testing.T
 	random *rand.Rand
 	now    time.Time
 	ends   [2]*Machine
 	flying []flight
-	loss   [2]float64       // of what end i sends
+	loss   [2]float64       // of end i's packets
 	last   [2]time.Time     // when the newest packet of end i arrives
-	sent   [2]time.Time     // when end i sent last, answers to polls aside
-	gap    [2]time.Duration // and how long it may be silent after that
+	sent   [2]time.Time     // when end i last sent, not counting answers to polls
+	gap    [2]time.Duration // the permitted silence after that
 }
 
 type flight struct {
@@ -205,9 +245,9 @@ type flight struct {
 	p  Packet
 }
 
-const delay = 5 * time.Millisecond // at most, one way
+const delay = 5 * time.Millisecond // maximum, one way
 
-// run goes on until a time or until ok.
+// run continues until a time or until ok returns true.
 func (w *wire) run(until time.Time, ok func() bool) bool {
 	for {
 		w.step()
@@ -235,7 +275,7 @@ func (w *wire) run(until time.Time, ok func() bool) bool {
 	}
 }
 
-// step delivers what has arrived and carries both ends' machines.
+// step delivers the packets that have arrived and drives both ends' machines.
 func (w *wire) step() {
 	rest := w.flying[:0:0]
 	for _, f := range w.flying {
@@ -262,7 +302,7 @@ func (w *wire) step() {
 	}
 }
 
-// check holds what is sent against the RFC.
+// check verifies sent packets against the RFC.
 func (w *wire) check(i int, m *Machine, p Packet) {
 	back, err := ParsePacket(p.AppendTo(nil))
 	if err != nil || back != p {
@@ -287,12 +327,13 @@ func (w *wire) check(i int, m *Machine, p Packet) {
 
 func (w *wire) up() bool { return w.ends[0].state == Up && w.ends[1].state == Up }
 
-// settled: up, and each end's detection time is that of the fast intervals.
+// settled reports whether both ends are up, with the detection times of the fast intervals.
 func (w *wire) settled() bool {
 	return w.up() && !w.ends[0].polling && !w.ends[1].polling && w.ends[0].remoteMinTx == w.ends[1].desiredMinTx && w.ends[1].remoteMinTx == w.ends[0].desiredMinTx
 }
 
-// TestTwoEnds: over any wire two ends come up, notice silence within the detection time and no sooner, tell each other, and return.
+// TestTwoEnds checks that over any wire two ends come up, detect silence within the detection time and not before, notify each other, and
+// recover.
 func TestTwoEnds(t *testing.T) {
 	for round := range 300 {
 		seed := rand.Uint64()
@@ -310,7 +351,7 @@ func TestTwoEnds(t *testing.T) {
 				t.Fatalf("not up in an hour with %.0f %% lost", 100*loss)
 			}
 			w.loss = [2]float64{}
-			w.run(w.now.Add(time.Minute), nil) // what was lost before still counts for a detection time
+			w.run(w.now.Add(time.Minute), nil) // packets dropped before still count for a detection time
 			if !w.run(w.now.Add(time.Minute), w.settled) {
 				t.Fatalf("not settled: %+v %+v", w.ends[0].Status(), w.ends[1].Status())
 			}
@@ -323,7 +364,7 @@ func TestTwoEnds(t *testing.T) {
 			if bothWays {
 				w.loss[deaf] = 1
 			}
-			w.run(w.now.Add(delay), nil) // what flies arrives
+			w.run(w.now.Add(delay), nil) // packets in flight arrive
 			m, from := w.ends[deaf], w.now
 			detection := m.DetectionTime()
 			last := m.heard
@@ -339,7 +380,7 @@ func TestTwoEnds(t *testing.T) {
 					t.Errorf("the other end was not told: %+v", other.Status())
 				}
 			}
-			// One way is not enough to come up.
+			// One direction is not enough to come up.
 			if w.run(w.now.Add(time.Minute), w.up) {
 				t.Fatal("up although one end is deaf")
 			}
@@ -347,7 +388,7 @@ func TestTwoEnds(t *testing.T) {
 			if !w.run(w.now.Add(time.Minute), w.settled) {
 				t.Fatalf("not back: %+v %+v", w.ends[0].Status(), w.ends[1].Status())
 			}
-			w.ends[0].Disable()
+			w.ends[0].Disable(w.now)
 			if !w.run(w.now.Add(2*delay), func() bool { return w.ends[1].state == Down }) || w.ends[1].remoteState != AdminDown || w.ends[1].diag != NeighborDown {
 				t.Errorf("AdminDown was not understood: %+v", w.ends[1].Status())
 			}

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// State is that of a session at one end (RFC 5880, Section 4.1). The zero value is AdminDown, as on the wire.
+// State is the state of a session at one end (RFC 5880, Section 4.1). The zero value is AdminDown, as on the wire.
 type State uint8
 
 // The states.
 const (
-	AdminDown State = iota // taken down by its operator
-	Down                   // nothing is heard, or it has just begun
-	Init                   // the other end is heard, and does not hear us yet
-	Up                     // both ends hear each other
+	AdminDown State = iota // disabled by its operator
+	Down                   // no packets arrive, or the session has just begun
+	Init                   // packets of the other end arrive, but it does not receive ours yet
+	Up                     // both ends receive each other's packets
 )
 
-// String is the state's name in status and logs.
+// String returns the state's name in status and logs.
 func (s State) String() string {
 	switch s {
 	case AdminDown:
@@ -33,10 +33,10 @@ func (s State) String() string {
 	return fmt.Sprintf("state %d", uint8(s))
 }
 
-// Diagnostic says why a session last changed its state (RFC 5880, Section 4.1).
+// Diagnostic is the reason for the last change of a session's state (RFC 5880, Section 4.1).
 type Diagnostic uint8
 
-// The diagnostics that are set here. Others arrive.
+// The diagnostics that this package sends. Received packets may contain others.
 const (
 	NoDiagnostic         Diagnostic = 0
 	DetectionTimeExpired Diagnostic = 1
@@ -44,7 +44,7 @@ const (
 	AdministrativelyDown Diagnostic = 7
 )
 
-// String names the diagnostic as the registry does.
+// String returns the diagnostic's name in the IANA registry.
 func (d Diagnostic) String() string {
 	names := [...]string{"no diagnostic", "control detection time expired", "echo function failed", "neighbor signaled session down",
 		"forwarding plane reset", "path down", "concatenated path down", "administratively down", "reverse concatenated path down"}
@@ -54,34 +54,34 @@ func (d Diagnostic) String() string {
 	return fmt.Sprintf("diagnostic %d", uint8(d))
 }
 
-// PacketLen is how many octets a control packet without authentication has.
+// PacketLen is the length of a control packet without authentication, in octets.
 const PacketLen = 24
 
 // Packet is a control packet without authentication (RFC 5880, Section 4.1).
 type Packet struct {
 	Diagnostic Diagnostic // 0 to 31
 	State      State
-	Poll       bool // an answer with Final is asked for
+	Poll       bool // requests an answer with Final
 	Final      bool // answers Poll
-	// ControlPlaneIndependent: the sender's BFD goes on while its control plane restarts.
+	// ControlPlaneIndependent reports that the sender's BFD continues while its control plane restarts.
 	ControlPlaneIndependent bool
-	// Demand: the sender wants no periodic packets while both ends are up.
+	// Demand reports that the sender wants no periodic packets while both ends are up.
 	Demand     bool
-	Multiplier uint8  // how many packets of the sender's may be missing; not 0
-	MyDiscr    uint32 // the sender's number of the session; not 0
-	YourDiscr  uint32 // the receiver's; 0: not known yet
-	// Intervals travel in microseconds and have no finer part. At most 4294.967295 s.
+	Multiplier uint8  // number of the sender's packets that may be missing; not 0
+	MyDiscr    uint32 // the sender's discriminator; not 0
+	YourDiscr  uint32 // the receiver's discriminator; 0 if not known yet
+	// Intervals are encoded in whole microseconds. At most 4294.967295 s.
 	DesiredMinTx  time.Duration
-	RequiredMinRx time.Duration // 0: the sender wants no periodic packets
-	// RequiredMinEchoRx is 0: no echo packets are wanted.
+	RequiredMinRx time.Duration // 0 means that the sender wants no periodic packets
+	// RequiredMinEchoRx is 0 if the sender wants no echo packets.
 	RequiredMinEchoRx time.Duration
 }
 
-// ParsePacket reads the payload of a UDP datagram and makes those checks of RFC 5880, Section 6.8.6, that need no session. An
-// error means that the packet is to be discarded. Octets after the packet's own length are ignored.
+// ParsePacket parses the payload of a UDP datagram and makes the checks of RFC 5880, Section 6.8.6, that need no session. An error means that
+// the packet must be discarded. Octets after the packet's own length are ignored.
 func ParsePacket(b []byte) (Packet, error) {
 	if len(b) < PacketLen {
-		return Packet{}, fmt.Errorf("bfd: %d octets are no control packet, which has %d", len(b), PacketLen)
+		return Packet{}, fmt.Errorf("bfd: %d octets are too few for a control packet, which has %d", len(b), PacketLen)
 	}
 	length, flags := int(b[3]), b[1]
 	switch {
@@ -90,9 +90,9 @@ func ParsePacket(b []byte) (Packet, error) {
 	case length < PacketLen:
 		return Packet{}, fmt.Errorf("bfd: length %d is below %d", length, PacketLen)
 	case length > len(b):
-		return Packet{}, fmt.Errorf("bfd: length %d is more than the %d octets that came", length, len(b))
+		return Packet{}, fmt.Errorf("bfd: length %d is above the %d octets received", length, len(b))
 	case flags&0x04 != 0:
-		return Packet{}, errors.New("bfd: authentication is not configured here; turn it off at the neighbour")
+		return Packet{}, errors.New("bfd: authentication is not supported; turn it off at the neighbor")
 	case flags&0x01 != 0:
 		return Packet{}, errors.New("bfd: the multipoint bit is set")
 	case b[2] == 0:

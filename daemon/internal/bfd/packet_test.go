@@ -53,7 +53,7 @@ func TestPacket(t *testing.T) {
 	}
 }
 
-// TestPacketRefused: the checks of RFC 5880, Section 6.8.6, that need no session.
+// TestPacketRefused covers the checks of RFC 5880, Section 6.8.6, that need no session.
 func TestPacketRefused(t *testing.T) {
 	for _, c := range []struct{ name, wire, want string }{
 		{"short", "20 40 03 18 0000000a 00000000 000f4240 000186a0 000000", "23 octets"},
@@ -61,7 +61,7 @@ func TestPacketRefused(t *testing.T) {
 		{"version 0", "00 40 03 18 0000000a 00000000 000f4240 000186a0 00000000", "version 0"},
 		{"version 2", "40 40 03 18 0000000a 00000000 000f4240 000186a0 00000000", "version 2"},
 		{"length below", "20 40 03 17 0000000a 00000000 000f4240 000186a0 00000000", "length 23"},
-		{"length above", "20 40 03 19 0000000a 00000000 000f4240 000186a0 00000000", "length 25 is more than the 24"},
+		{"length above", "20 40 03 19 0000000a 00000000 000f4240 000186a0 00000000", "length 25 is above the 24"},
 		{"authentication", "20 44 03 1a 0000000a 00000000 000f4240 000186a0 00000000 0102", "authentication"},
 		{"multipoint", "20 41 03 18 0000000a 00000000 000f4240 000186a0 00000000", "multipoint"},
 		{"multiplier 0", "20 40 00 18 0000000a 00000000 000f4240 000186a0 00000000", "multiplier 0"},

@@ -2,6 +2,7 @@ package bfd
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync"
@@ -11,27 +12,60 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Responder starts sessions. Those with one address of ours share what listens there.
+// Responder starts sessions. Sessions with the same local address share a receiver.
 type Responder struct {
 	enter func(netns string, f func() error) error
 
-	mu        sync.Mutex // guards what follows; taken before any lock of a receiver or session
-	receivers map[place]*receiver
+	random func() uint32
+
+	mu             sync.Mutex // guards the fields below; taken before any lock of a receiver or session
+	receivers      map[place]*receiver
+	discriminators map[uint32]bool   // in use
+	parting        map[pair]*Session // closed sessions that signal AdminDown
 }
 
-// place is where a receiver listens.
+// pair identifies the two ends of a session.
+type pair struct {
+	place  place
+	remote netip.Addr
+}
+
+// place identifies a receiver.
 type place struct {
 	local         netip.Addr
 	device, netns string
 }
 
-// NewResponder returns a Responder without sessions. enter runs f inside a network namespace, by name or path, which is not
-// empty, and returns f's error.
+// NewResponder returns a Responder without sessions. enter runs f inside a network namespace, by name or path, which is not empty, and returns
+// f's error.
 func NewResponder(enter func(netns string, f func() error) error) *Responder {
-	return &Responder{enter: enter, receivers: make(map[place]*receiver)}
+	return &Responder{enter: enter, random: rand.Uint32, receivers: make(map[place]*receiver),
+		discriminators: make(map[uint32]bool), parting: make(map[pair]*Session)}
 }
 
-// Start opens a session's sockets and starts it. The session must be closed.
+// Close stops the AdminDown signaling of closed sessions. All sessions must be closed before.
+func (r *Responder) Close() {
+	r.mu.Lock()
+	parting := r.parting
+	r.parting = make(map[pair]*Session)
+	r.mu.Unlock()
+	for _, s := range parting {
+		s.cut()
+		<-s.gone
+	}
+}
+
+// discriminatorLocked returns a number that no other session uses and that is hard to guess (RFC 5880, Section 6.8.1). The caller holds mu.
+func (r *Responder) discriminatorLocked() uint32 {
+	for {
+		if d := r.random(); d != 0 && !r.discriminators[d] {
+			r.discriminators[d] = true
+			return d
+		}
+	}
+}
+
+// Start opens a session's sockets and starts it. The caller must close the session.
 func (r *Responder) Start(c Config) (*Session, error) {
 	c.Local, c.Remote = c.Local.Unmap().WithZone(""), c.Remote.Unmap().WithZone("")
 	if c.Interval < time.Microsecond || c.Multiplier < 1 || c.Multiplier > 255 {
@@ -42,7 +76,7 @@ func (r *Responder) Start(c Config) (*Session, error) {
 	at := place{c.Local, c.Device, c.Netns}
 	in, there := r.receivers[at]
 	if there && in.sessions[c.Remote] != nil {
-		return nil, fmt.Errorf("bfd: there is a session from %v to %v already; of two BGP sessions between the same addresses one is protected", c.Local, c.Remote)
+		return nil, fmt.Errorf("bfd: a session from %v to %v exists already; BFD protects only one of two BGP sessions between the same addresses", c.Local, c.Remote)
 	}
 	var conn *net.UDPConn
 	open := func() (err error) {
@@ -68,15 +102,18 @@ func (r *Responder) Start(c Config) (*Session, error) {
 		in.responder, r.receivers[at] = r, in
 		go in.run()
 	}
-	s := newSession(c, in, conn)
+	s := newSession(c, in, conn, r.discriminatorLocked())
+	if before := r.parting[pair{at, c.Remote}]; before != nil {
+		before.cut() // its neighbor now receives this session's packets
+	}
 	in.mu.Lock()
-	in.sessions[c.Remote] = s
+	in.sessions[c.Remote], in.numbered[s.machine.c.Discriminator] = s, s
 	in.mu.Unlock()
 	go s.run()
 	return s, nil
 }
 
-// receiver reads what arrives on port 3784 of one address of ours.
+// receiver reads the packets that arrive on port 3784 of one local address.
 type receiver struct {
 	responder *Responder
 	place     place
@@ -84,9 +121,10 @@ type receiver struct {
 	raw       syscall.RawConn
 	done      chan struct{}
 
-	// mu guards sessions, and reading: what was read is told before another may read.
+	// mu guards sessions, and reading: a packet is passed to its session before another goroutine may read.
 	mu       sync.Mutex
-	sessions map[netip.Addr]*Session // by the neighbour's address; changed under the responder's lock, too
+	sessions map[netip.Addr]*Session // by the neighbor's address; also changed under the responder's lock
+	numbered map[uint32]*Session     // the same sessions, by our discriminator
 }
 
 // run reads until the socket is closed.
@@ -98,12 +136,12 @@ func (r *receiver) run() {
 	})
 }
 
-// drain takes in what waits in the socket.
+// drain reads the packets that wait in the socket.
 func (r *receiver) drain() {
-	_ = r.raw.Control(func(fd uintptr) { r.read(int(fd)) }) // an error: closed, and nothing waits
+	_ = r.raw.Control(func(fd uintptr) { r.read(int(fd)) }) // an error means that the socket is closed, so no packet waits
 }
 
-// read takes in what waits in the socket.
+// read reads the packets that wait in the socket.
 func (r *receiver) read(fd int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -114,20 +152,29 @@ func (r *receiver) read(fd int) {
 			continue
 		}
 		if err != nil {
-			return // EAGAIN, or what an ICMP message left behind
+			return // EAGAIN, or the error of an ICMP message
 		}
-		// RFC 5881, Section 5: without authentication what has crossed a router is discarded.
+		// RFC 5881, Section 5: without authentication, packets that have crossed a router are discarded.
 		if hopLimit(control[:m]) != 255 {
 			continue
 		}
-		s := r.sessions[address(from)]
-		if s == nil {
+		p, err := ParsePacket(b[:n])
+		if err != nil {
 			continue
 		}
-		if p, err := ParsePacket(b[:n]); err == nil {
+		if s := r.session(p.YourDiscr, address(from)); s != nil {
 			s.receive(p, time.Now())
 		}
 	}
+}
+
+// session returns the session of a received packet: our discriminator alone selects it, or the source address if the neighbor does not know the
+// discriminator yet (RFC 5880, Section 6.8.6; RFC 5881, Section 3). nil means that the packet is discarded.
+func (r *receiver) session(discriminator uint32, from netip.Addr) *Session {
+	if discriminator != 0 {
+		return r.numbered[discriminator]
+	}
+	return r.sessions[from]
 }
 
 // leave removes a session, and with the last one the receiver.
@@ -136,6 +183,7 @@ func (r *receiver) leave(s *Session) {
 	defer r.responder.mu.Unlock()
 	r.mu.Lock()
 	delete(r.sessions, s.c.Remote)
+	delete(r.numbered, s.machine.c.Discriminator)
 	empty := len(r.sessions) == 0
 	r.mu.Unlock()
 	if empty {

@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// Config is what a session is to do. Its neighbour is the only one behind its addresses (RFC 5881, Section 3).
+// Config configures a session. The neighbor is the only one at its address (RFC 5881, Section 3).
 type Config struct {
-	// Interval is how often control packets are sent at most, and taken at most, while the session is up: whole microseconds,
-	// more than 0. A session that is not up sends one a second.
+	// Interval is both DesiredMinTxInterval and RequiredMinRxInterval while the session is up: whole microseconds, more than 0. A session that
+	// is not up sends one packet per second.
 	Interval time.Duration
-	// Multiplier is how many packets in a row may be missing, 1 to 255.
+	// Multiplier is the number of consecutive packets that may be missing, 1 to 255.
 	Multiplier int
-	// Local and Remote are the two ends of the link, of one family. Zones are not looked at.
+	// Local and Remote are the two ends of the link, of one family. Zones are ignored.
 	Local, Remote netip.Addr
-	// Device is the netdev that packets leave and enter by. It must be there if the addresses are IPv6 link-local. Otherwise a
-	// device that this kernel does not have is not asked for, and packets go where routes lead.
+	// Device is the netdev that packets use in both directions. It must exist if the addresses are IPv6 link-local. Otherwise a device that this
+	// kernel does not have is ignored, and packets follow the routes.
 	Device string
-	// Netns is the name or path of the network namespace; empty: this one.
+	// Netns is the name or path of the network namespace; empty means the current one.
 	Netns string
-	// Changed is called, from one goroutine, with every change of state. It must not call the session. Nil: nobody is told.
+	// Changed is called, from one goroutine, with every change of state. It must not call the session. nil disables notification.
 	Changed func(Change)
 }
 
@@ -30,58 +30,62 @@ type Config struct {
 type Change struct {
 	Before State
 	Status
-	// Silence is the detection time that was over, 0 if it was not.
+	// Silence is the expired detection time, 0 if none expired.
 	Silence time.Duration
 }
 
-// Failed says whether the path to the neighbour has failed: the session was up and is not, and neither end's operator took it
-// down (RFC 5882, Section 3.2).
+// Failed reports whether the path to the neighbor has failed: the session was up and is not, and neither end's operator disabled it (RFC 5882,
+// Section 3.2).
 func (c Change) Failed() bool {
 	return c.Before == Up && c.State != Up && c.State != AdminDown && c.RemoteState != AdminDown
 }
 
-// Session is one end of a BFD session with its sockets. It is started by Responder.Start.
+// Session is one end of a BFD session with its sockets. Responder.Start starts it.
 type Session struct {
 	c        Config
 	receiver *receiver
-	conn     *net.UDPConn // what is sent leaves here, from a port of the session's own
+	conn     *net.UDPConn // sends packets, from a source port of this session alone
 	to       netip.AddrPort
-	wake     chan struct{} // one slot: there is something to do before the timer fires
+	wake     chan struct{} // one slot: work is due before the timer fires
 	stop     chan struct{}
 	done     chan struct{}
 	once     sync.Once
+	parted   chan struct{} // closed by cut
+	partOnce sync.Once
+	gone     chan struct{} // closed when AdminDown is no longer signaled
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	machine *Machine
-	armed   time.Time // when the timer fires; zero: never
+	armed   time.Time // when the timer fires; zero before the first time
 	untold  []Change
 }
 
-func newSession(c Config, r *receiver, conn *net.UDPConn) *Session {
+func newSession(c Config, r *receiver, conn *net.UDPConn, discriminator uint32) *Session {
 	return &Session{
 		c: c, receiver: r, conn: conn, to: netip.AddrPortFrom(c.Remote, port), wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+		parted: make(chan struct{}), gone: make(chan struct{}),
 		machine: NewMachine(MachineConfig{
-			// Hard to guess, as RFC 5880, Section 6.8.1, recommends.
-			Discriminator: 1 + rand.Uint32N(1<<32-1), Interval: c.Interval, Multiplier: uint8(c.Multiplier), Random: rand.Int64N,
+			Discriminator: discriminator, Interval: c.Interval, Multiplier: uint8(c.Multiplier), Random: rand.Int64N,
 		}),
 	}
 }
 
-// Status returns a picture of the session.
+// Status returns a snapshot of the session.
 func (s *Session) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.machine.Status()
 }
 
-// Close ends the session and returns when nothing of it is left. A neighbour that hears us is told AdminDown, once; what it then
-// loses is not a failure.
+// Close ends the session: no packet is received and no change reported after it. A neighbor that receives our packets receives AdminDown,
+// immediately and until a detection time has passed, a session between the same two ends is started, or the Responder is closed; for the
+// neighbor the subsequent silence is not a failure.
 func (s *Session) Close() {
 	s.once.Do(func() { close(s.stop) })
 	<-s.done
 }
 
-// run carries the machine until Close.
+// run drives the machine until Close.
 func (s *Session) run() {
 	defer close(s.done)
 	timer := time.NewTimer(0)
@@ -94,22 +98,19 @@ func (s *Session) run() {
 		case <-s.wake:
 		case <-timer.C:
 		}
-		if next := s.turn(); next.IsZero() {
-			timer.Stop()
-		} else {
-			timer.Reset(time.Until(next))
-		}
+		timer.Reset(time.Until(s.turn()))
 	}
 }
 
-// turn does what is due and returns when the next turn is; zero: when something is received.
+// turn performs the due work and returns when the next turn is due. There always is one: a machine that is not disabled sends, or waits for the
+// detection time to expire.
 func (s *Session) turn() time.Time {
 	now := time.Now()
 	s.mu.Lock()
 	late := s.machine.Expired(now)
 	s.mu.Unlock()
 	if late {
-		// Nothing was heard, or we did not listen: everything that came until now is in the socket.
+		// No packet was read in time; those that arrived until now are in the socket.
 		s.receiver.drain()
 	}
 	s.mu.Lock()
@@ -132,14 +133,15 @@ func (s *Session) turn() time.Time {
 	return next
 }
 
-// changedLocked notes a change of state, if there was one, for the session's goroutine to tell. The caller holds mu.
+// changedLocked queues a change of state, if there was one, for the session's goroutine to report. The caller holds mu.
 func (s *Session) changedLocked(before State, silence time.Duration) {
 	if s.machine.state != before {
 		s.untold = append(s.untold, Change{Before: before, Status: s.machine.Status(), Silence: silence})
 	}
 }
 
-// sendLocked sends what is due. What cannot be sent is lost, as on the link: the other end notices. The caller holds mu.
+// sendLocked sends the due packets. It ignores errors, as if the link had dropped the packet: the other end detects the loss. The caller holds
+// mu.
 func (s *Session) sendLocked(now time.Time) {
 	var b [PacketLen]byte
 	for p, ok := s.machine.Output(now); ok; p, ok = s.machine.Output(now) {
@@ -147,7 +149,7 @@ func (s *Session) sendLocked(now time.Time) {
 	}
 }
 
-// receive takes a packet from the session's neighbour. The receiver calls it, under its lock.
+// receive processes a packet from the session's neighbor. The receiver calls it, under its lock.
 func (s *Session) receive(p Packet, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +158,7 @@ func (s *Session) receive(p Packet, now time.Time) {
 		return
 	}
 	s.changedLocked(before, 0)
-	if next := s.machine.Next(); !next.IsZero() && (s.armed.IsZero() || next.Before(s.armed)) {
+	if s.machine.Next().Before(s.armed) {
 		select {
 		case s.wake <- struct{}{}:
 		default:
@@ -164,14 +166,60 @@ func (s *Session) receive(p Packet, now time.Time) {
 	}
 }
 
-// end says goodbye to a neighbour that hears us and releases what the session has.
+// end stops reception and, if the neighbor receives our packets, begins to signal AdminDown.
 func (s *Session) end() {
 	s.receiver.leave(s)
 	s.mu.Lock()
-	if s.machine.state == Init || s.machine.state == Up {
-		s.machine.Disable()
-		s.sendLocked(time.Now())
+	heard := s.machine.state == Init || s.machine.state == Up
+	if heard {
+		now := time.Now()
+		s.machine.Disable(now)
+		s.sendLocked(now)
 	}
 	s.mu.Unlock()
+	r, at := s.receiver.responder, pair{s.receiver.place, s.c.Remote}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !heard {
+		s.releaseLocked()
+		return
+	}
+	r.parting[at] = s
+	go s.part(at)
+}
+
+// part signals AdminDown until its time is over or cut is called.
+func (s *Session) part(at pair) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for over := false; !over; {
+		select {
+		case <-s.parted:
+			over = true
+		case now := <-timer.C:
+			s.mu.Lock()
+			s.sendLocked(now)
+			next := s.machine.Next()
+			s.mu.Unlock()
+			over = next.IsZero()
+			timer.Reset(time.Until(next))
+		}
+	}
+	r := s.receiver.responder
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.parting[at] == s {
+		delete(r.parting, at)
+	}
+	s.releaseLocked()
+}
+
+// cut stops the AdminDown signaling.
+func (s *Session) cut() { s.partOnce.Do(func() { close(s.parted) }) }
+
+// releaseLocked closes the socket and frees the discriminator. The caller holds the responder's mu.
+func (s *Session) releaseLocked() {
 	s.conn.Close()
+	delete(s.receiver.responder.discriminators, s.machine.c.Discriminator)
+	close(s.gone)
 }

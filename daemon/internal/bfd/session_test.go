@@ -1,10 +1,14 @@
 package bfd
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -21,13 +25,13 @@ const within = time.Minute
 
 var hosts byte
 
-// host is an address of 127.0.0.0/8 that no other test has.
+// host returns an address of 127.0.0.0/8 that no other test uses.
 func host() netip.Addr {
 	hosts++
 	return netip.AddrFrom4([4]byte{127, 22, 0, hosts})
 }
 
-// told is what a session's owner was told.
+// told records the changes that a session reported to its owner.
 type told struct {
 	mu      sync.Mutex
 	changes []Change
@@ -45,7 +49,7 @@ func (o *told) all() []Change {
 	return slices.Clone(o.changes)
 }
 
-// failures counts those changes that are failures.
+// failures counts the changes that are failures.
 func (o *told) failures() (n int) {
 	for _, c := range o.all() {
 		if c.Failed() {
@@ -67,6 +71,7 @@ func start(t *testing.T, r *Responder, c Config) (*Session, *told) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(r.Close)
 	t.Cleanup(s.Close)
 	return s, o
 }
@@ -89,7 +94,7 @@ func (c Config) between(local, remote netip.Addr) Config {
 	return c
 }
 
-// Both ends come up, agree on the detection time, and the one that goes says so: no failure.
+// TestUpAndClosed checks that both ends come up and agree on the detection time, and that the end that closes signals it: no failure.
 func TestUpAndClosed(t *testing.T) {
 	r, here, there := NewResponder(nil), host(), host()
 	a, fromA := start(t, r, patient.between(here, there))
@@ -125,14 +130,14 @@ func TestUpAndClosed(t *testing.T) {
 	}
 }
 
-// Who is silent is noticed; who then comes back as another process is found again.
+// TestSilence checks that silence is detected, and that a neighbor that returns as another process is found again.
 func TestSilence(t *testing.T) {
 	r, here, there := NewResponder(nil), host(), host()
 	a, fromA := start(t, r, Config{}.between(here, there))
 	b, _ := start(t, r, Config{}.between(there, here))
 	until(t, a, Up)
 	until(t, b, Up)
-	b.conn.Close() // its packets do not leave any more
+	b.conn.Close() // its packets are no longer sent
 	netnstest.Eventually(t, within, func() error {
 		for _, c := range fromA.all() {
 			if c.Failed() && c.Diagnostic == DetectionTimeExpired && c.Silence > 0 {
@@ -147,17 +152,18 @@ func TestSilence(t *testing.T) {
 	until(t, b, Up)
 }
 
-// A process that did not listen does not take that for silence, however late it is: what came meanwhile counts.
+// TestLateTimer checks that a process that did not read does not mistake that for silence, however late it is: the packets that arrived in the
+// meantime count.
 func TestLateTimer(t *testing.T) {
 	r, here, there := NewResponder(nil), host(), host()
 	a, fromA := start(t, r, Config{Interval: 100 * time.Millisecond, Multiplier: 255}.between(here, there))
-	b, _ := start(t, r, Config{Interval: 100 * time.Millisecond, Multiplier: 15}.between(there, here)) // 1.5 s of silence is too much
+	b, _ := start(t, r, Config{Interval: 100 * time.Millisecond, Multiplier: 15}.between(there, here)) // 1.5 s of silence is too long
 	until(t, a, Up)
 	until(t, b, Up)
 	before := fromA.failures()
 	for range 3 {
 		var heard time.Time
-		func() { // nobody reads, for longer than the detection time; packets come on
+		func() { // no goroutine reads, for longer than the detection time; packets continue to arrive
 			a.receiver.mu.Lock()
 			defer a.receiver.mu.Unlock()
 			netnstest.Eventually(t, within, func() error {
@@ -184,7 +190,7 @@ func TestLateTimer(t *testing.T) {
 	}
 }
 
-// TestStrangers: only packets of the neighbour that have crossed no router count.
+// TestStrangers checks that only packets of the neighbor that have crossed no router count.
 func TestStrangers(t *testing.T) {
 	here, there, elsewhere := host(), host(), host()
 	s, _ := start(t, NewResponder(nil), patient.between(here, there))
@@ -226,12 +232,12 @@ func TestStrangers(t *testing.T) {
 		}
 	}
 	if say(there, 255, good.AppendTo(nil)); s.Status().State != Init {
-		t.Fatalf("the neighbour: %+v", s.Status())
+		t.Fatalf("the neighbor: %+v", s.Status())
 	}
 }
 
-// Sessions of one address of ours share its port, and do not meet.
-func TestOneAddressManyNeighbours(t *testing.T) {
+// TestOneAddressManyNeighbors checks that sessions of one local address share its port, and do not interfere.
+func TestOneAddressManyNeighbors(t *testing.T) {
 	r, here := NewResponder(nil), host()
 	var mine, theirs []*Session
 	for range 5 {
@@ -249,7 +255,13 @@ func TestOneAddressManyNeighbours(t *testing.T) {
 	}
 	theirs[0].Close()
 	until(t, mine[0], Down)
+	in := mine[1].receiver
 	mine[1].Close()
+	in.mu.Lock()
+	if len(in.sessions) != 4 || len(in.numbered) != 4 {
+		t.Errorf("%d and %d of 4 sessions are left", len(in.sessions), len(in.numbered))
+	}
+	in.mu.Unlock()
 	until(t, theirs[1], Down)
 	for i := 2; i < len(mine); i++ {
 		if a, b := mine[i].Status().State, theirs[i].Status().State; a != Up || b != Up {
@@ -258,7 +270,7 @@ func TestOneAddressManyNeighbours(t *testing.T) {
 	}
 }
 
-// TestStartRefused: what cannot be started says why and leaves nothing.
+// TestStartRefused checks that a failed start returns the reason and leaves nothing behind.
 func TestStartRefused(t *testing.T) {
 	r := NewResponder(nil)
 	here, there := host(), host()
@@ -268,27 +280,187 @@ func TestStartRefused(t *testing.T) {
 	}
 	defer taken.Close()
 	linkLocal := netip.MustParseAddr("fe80::1")
+	before := sockets(t)
 	for name, c := range map[string]Config{
 		"an address of others":    patient.between(netip.MustParseAddr("192.0.2.1"), here),
 		"the port is taken":       patient.between(there, here),
 		"link-local, no device":   patient.between(linkLocal, linkLocal.Next()),
 		"link-local, device gone": Config{Interval: time.Second, Multiplier: 3, Device: "fared-none"}.between(linkLocal, linkLocal.Next()),
 		"no interval":             Config{Multiplier: 3}.between(here, there),
+		"interval under 1µs":      Config{Interval: time.Microsecond - 1, Multiplier: 3}.between(here, there),
+		"multiplier 0":            Config{Interval: time.Second}.between(here, there),
 		"multiplier 256":          Config{Interval: time.Second, Multiplier: 256}.between(here, there),
 	} {
 		if s, err := r.Start(c); err == nil {
 			s.Close()
 			t.Errorf("%s: started", name)
-		} else {
-			t.Logf("%s: %v", name, err)
+		} else if t.Logf("%s: %v", name, err); name == "link-local, device gone" && !errors.Is(err, unix.ENODEV) {
+			t.Errorf("%s: %v, want that there is no such device", name, err)
 		}
 	}
 	if len(r.receivers) != 0 {
 		t.Errorf("%d receivers are left", len(r.receivers))
 	}
+	if after := sockets(t); after != before {
+		t.Errorf("%d sockets before, %d after", before, after)
+	}
 }
 
-// Both families, link-local addresses too, over a cable that is cut in silence: packets vanish, the light stays on.
+// TestNamespaceRefused checks that a namespace that cannot be entered is the error, and that nothing is started.
+func TestNamespaceRefused(t *testing.T) {
+	gone := errors.New("no such namespace")
+	r := NewResponder(func(string, func() error) error { return gone })
+	c := patient.between(host(), host())
+	c.Netns = "gone"
+	if s, err := r.Start(c); !errors.Is(err, gone) || s != nil || len(r.receivers) != 0 || len(r.discriminators) != 0 {
+		t.Errorf("%v, %v, %d receivers, %d discriminators", s, err, len(r.receivers), len(r.discriminators))
+	}
+}
+
+// sockets counts the sockets of this process.
+func sockets(t *testing.T) (n int) {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.HasPrefix(to, "socket:") {
+			n++
+		}
+	}
+	return n
+}
+
+// TestBounds checks that the shortest interval, and the least and greatest multiplier that its octet holds (RFC 5880, Section 4.1), are sent
+// unchanged.
+func TestBounds(t *testing.T) {
+	for _, c := range []Config{{Interval: time.Microsecond, Multiplier: 1}, {Interval: time.Microsecond, Multiplier: 255}} {
+		here, there := host(), host()
+		in := listenRaw(t, there)
+		start(t, NewResponder(nil), c.between(here, there))
+		var b [100]byte
+		n, from, err := in.ReadFromUDPAddrPort(b[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := ParsePacket(b[:n])
+		if err != nil || int(p.Multiplier) != c.Multiplier || p.RequiredMinRx != time.Microsecond || p.DesiredMinTx != time.Second {
+			t.Errorf("%+v, %v", p, err)
+		}
+		if from.Addr() != here || from.Port() < 49152 {
+			t.Errorf("from %v, want a port of 49152 to 65535 (RFC 5881, Section 4)", from)
+		}
+	}
+}
+
+// TestHopLimit checks that, of the kernel's control messages, the TTL of IPv4 and the hop limit of IPv6 count, and no message of another kind.
+func TestHopLimit(t *testing.T) {
+	message := func(level, kind int, data ...byte) []byte {
+		b := make([]byte, unix.CmsgSpace(len(data)))
+		binary.NativeEndian.PutUint64(b, uint64(unix.CmsgLen(len(data))))
+		binary.NativeEndian.PutUint32(b[8:], uint32(level))
+		binary.NativeEndian.PutUint32(b[12:], uint32(kind))
+		copy(b[16:], data)
+		return b
+	}
+	limit := binary.NativeEndian.AppendUint32(nil, 255)
+	for _, tt := range []struct {
+		name    string
+		control []byte
+		want    int
+	}{
+		{"IPv4", message(unix.IPPROTO_IP, unix.IP_TTL, limit...), 255},
+		{"IPv6", message(unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT, limit...), 255},
+		{"behind another", append(message(unix.IPPROTO_IP, unix.IP_TOS, 1), message(unix.IPPROTO_IP, unix.IP_TTL, limit...)...), 255},
+		{"another type of IPv4", message(unix.IPPROTO_IP, unix.IP_TOS, limit...), 0},
+		{"another type of IPv6", message(unix.IPPROTO_IPV6, unix.IPV6_TCLASS, limit...), 0},
+		{"type of IPv6, level of IPv4", message(unix.IPPROTO_IP, unix.IPV6_HOPLIMIT, limit...), 0},
+		{"type of IPv4, level of IPv6", message(unix.IPPROTO_IPV6, unix.IP_TTL, limit...), 0},
+		{"three octets", message(unix.IPPROTO_IP, unix.IP_TTL, limit[:3]...), 0},
+		{"cut off", message(unix.IPPROTO_IP, unix.IP_TTL, limit...)[:18], 0},
+		{"nothing", nil, 0},
+	} {
+		if got := hopLimit(tt.control); got != tt.want {
+			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestSourcePorts checks that every port of 49152 to 65535 is tried exactly once, from any start (RFC 5881, Section 4).
+func TestSourcePorts(t *testing.T) {
+	for _, begin := range []int{0, 1, 5000, sourcePorts - 1} {
+		seen := map[uint16]bool{}
+		for i := range sourcePorts {
+			if p := sourcePort(begin, i); p < 49152 || seen[p] {
+				t.Fatalf("from %d on, number %d is port %d", begin, i, p)
+			} else {
+				seen[p] = true
+			}
+		}
+		if len(seen) != 65536-49152 {
+			t.Errorf("from %d on: %d ports", begin, len(seen))
+		}
+	}
+}
+
+// TestCloseGivesBack checks that a closed session has no socket and no discriminator, whether or not the neighbor sent packets; and that its
+// first signal has been sent when Close returns.
+func TestCloseGivesBack(t *testing.T) {
+	for range 5 {
+		for _, heard := range []bool{false, true} {
+			before := sockets(t)
+			r, here, there := NewResponder(nil), host(), host()
+			in, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(there, port)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, _ := start(t, r, patient.between(here, there))
+			if heard {
+				sayRaw(t, there, here, Packet{State: Down, Multiplier: 255, MyDiscr: 9, DesiredMinTx: time.Second, RequiredMinRx: time.Second})
+				until(t, s, Init)
+			}
+			s.Close()
+			var b [100]byte
+			signaled := false
+			raw, err := in.SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = raw.Read(func(fd uintptr) bool {
+				for {
+					n, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_DONTWAIT)
+					if err != nil {
+						return true
+					}
+					p, err := ParsePacket(b[:n])
+					signaled = signaled || err == nil && p.State == AdminDown
+				}
+			})
+			if err != nil || signaled != heard {
+				t.Errorf("heard %v, signaled %v, %v", heard, signaled, err)
+			}
+			select {
+			case <-s.gone:
+				if heard {
+					t.Error("the signaling of AdminDown is over at once")
+				}
+			default:
+				if !heard {
+					t.Error("a session that has nothing to signal is not over")
+				}
+			}
+			r.Close()
+			<-s.gone
+			in.Close()
+			if after := sockets(t); after != before || len(r.discriminators) != 0 || len(r.parting) != 0 {
+				t.Errorf("heard %v: %d sockets before, %d after, discriminators %v", heard, before, after, r.discriminators)
+			}
+		}
+	}
+}
+
+// TestCable covers both families, including link-local addresses, over a cable that drops packets silently while the carrier stays on.
 func TestCable(t *testing.T) {
 	netnstest.Require(t, "tc")
 	a, b := netnstest.New(t), netnstest.New(t)
@@ -328,5 +500,144 @@ func TestCable(t *testing.T) {
 	tc("qdisc", "del", "dev", "eth0", "clsact")
 	for _, s := range ends {
 		until(t, s, Up)
+	}
+}
+
+// listenRaw opens the receiving socket of a neighbor that the test simulates.
+func listenRaw(t *testing.T, at netip.Addr) *net.UDPConn {
+	t.Helper()
+	c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(at, port)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// sayRaw sends a packet to a session, from any address and with TTL 255.
+func sayRaw(t *testing.T, from, to netip.Addr, p Packet) {
+	t.Helper()
+	c, err := open(netip.AddrPortFrom(from, 0), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.WriteToUDPAddrPort(p.AppendTo(nil), netip.AddrPortFrom(to, port)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAdminDownIsRepeated counts the packets of a closed session on the wire: AdminDown with its discriminator until a detection time has
+// passed, although the first ones are dropped; and no other packets.
+func TestAdminDownIsRepeated(t *testing.T) {
+	r, here, there := NewResponder(nil), host(), host()
+	in := listenRaw(t, there)
+	s, _ := start(t, r, Config{Interval: 100 * time.Millisecond, Multiplier: 2}.between(here, there))
+	sayRaw(t, there, here, Packet{State: Down, Multiplier: 3, MyDiscr: 9, DesiredMinTx: time.Second, RequiredMinRx: 100 * time.Millisecond})
+	until(t, s, Init)
+	s.Close()
+	var b [100]byte
+	var first, last time.Time
+	count := 0
+	for over := false; !over; {
+		r.mu.Lock()
+		over = len(r.parting) == 0
+		r.mu.Unlock()
+		if err := in.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		n, err := in.Read(b[:])
+		if err != nil {
+			continue
+		}
+		p, err := ParsePacket(b[:n])
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case p.State != AdminDown && count > 0:
+			t.Errorf("%+v after AdminDown", p)
+		case p.State == AdminDown:
+			if p.MyDiscr != s.machine.c.Discriminator || p.YourDiscr != 9 || p.Diagnostic != AdministrativelyDown {
+				t.Errorf("%+v", p)
+			}
+			if last = time.Now(); count == 0 {
+				first = last
+			}
+			count++
+		}
+	}
+	// Multiplier 2, one packet per 0.75 to 1 s: the detection time of the neighbor is 2 s.
+	if count < 3 || count > 4 || last.Sub(first) < 1400*time.Millisecond {
+		t.Errorf("%d packets in %v, want 3 or 4 in up to 2 s", count, last.Sub(first))
+	}
+	if len(r.discriminators) != 0 {
+		t.Errorf("discriminators are left: %v", r.discriminators)
+	}
+}
+
+// TestNextSessionEndsAdminDown checks that the neighbor receives only the next session's packets, and comes up with it.
+func TestNextSessionEndsAdminDown(t *testing.T) {
+	r, here, there := NewResponder(nil), host(), host()
+	a, _ := start(t, r, Config{}.between(here, there))
+	b, _ := start(t, NewResponder(nil), Config{}.between(there, here))
+	until(t, a, Up)
+	until(t, b, Up)
+	a.Close()
+	until(t, b, Down)
+	again, _ := start(t, r, Config{}.between(here, there))
+	<-a.gone
+	until(t, again, Up)
+	until(t, b, Up)
+	if again.machine.c.Discriminator == a.machine.c.Discriminator {
+		t.Error("both sessions have one discriminator")
+	}
+}
+
+// TestDiscriminators checks that discriminators are unique although the generator repeats itself, never 0, and free again after the end.
+func TestDiscriminators(t *testing.T) {
+	r, here := NewResponder(nil), host()
+	next := uint32(0)
+	r.random = func() uint32 { next++; return next / 3 } // 0, 0, 1, 1, 1, 2, ...
+	seen := map[uint32]bool{}
+	for range 5 {
+		s, _ := start(t, r, patient.between(here, host()))
+		d := s.machine.c.Discriminator
+		if d == 0 || seen[d] {
+			t.Errorf("discriminator %d after %v", d, seen)
+		}
+		seen[d] = true
+	}
+	if len(r.discriminators) != 5 {
+		t.Errorf("%d in use, want 5", len(r.discriminators))
+	}
+}
+
+// TestDiscriminatorSelects checks that Your Discriminator alone selects the session, whatever the packet's source address; with 0 the address
+// selects it (RFC 5880, Section 6.8.6). A session of another place does not receive the packet.
+func TestDiscriminatorSelects(t *testing.T) {
+	r, here, elsewhere, one, two := NewResponder(nil), host(), host(), host(), host()
+	a, _ := start(t, r, patient.between(here, one))
+	b, _ := start(t, r, patient.between(here, two))
+	away, _ := start(t, r, patient.between(elsewhere, one))
+	p := Packet{State: Down, Multiplier: 255, MyDiscr: 9, DesiredMinTx: 10 * time.Second, RequiredMinRx: time.Second}
+	states := func() [3]State { return [3]State{a.Status().State, b.Status().State, away.Status().State} }
+	say := func(from, to netip.Addr, yours uint32, s *Session) {
+		t.Helper()
+		p.YourDiscr = yours
+		sayRaw(t, from, to, p)
+		s.receiver.drain()
+	}
+	say(two, here, a.machine.c.Discriminator, a)
+	if got := states(); got != [3]State{Init, Down, Down} {
+		t.Errorf("a's discriminator from b's address: %v", got)
+	}
+	say(two, here, away.machine.c.Discriminator, a)
+	say(host(), here, 0, a)
+	if got := states(); got != [3]State{Init, Down, Down} {
+		t.Errorf("another place's discriminator, and an unknown address: %v", got)
+	}
+	say(two, here, 0, b)
+	if got := states(); got != [3]State{Init, Init, Down} {
+		t.Errorf("0 from b's address: %v", got)
 	}
 }

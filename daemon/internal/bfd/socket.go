@@ -14,19 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// port is where control packets go; they come from sourcePorts (RFC 5881, Section 4).
+// port is the destination port of control packets; their source ports begin at firstSource (RFC 5881, Section 4).
 const (
 	port        = 3784
 	firstSource = 49152
 	sourcePorts = 65536 - firstSource
 )
 
-// dial opens the socket that a session sends from, on a source port that no other session of its address has.
+// dial opens the sending socket of a session, on a source port that no other session of its address uses.
 func dial(c Config) (*net.UDPConn, error) {
 	begin := rand.IntN(sourcePorts)
 	for i := range sourcePorts {
-		source := firstSource + (begin+i)%sourcePorts
-		conn, err := open(netip.AddrPortFrom(c.Local, uint16(source)), c.Device)
+		conn, err := open(netip.AddrPortFrom(c.Local, sourcePort(begin, i)), c.Device)
 		if !errors.Is(err, unix.EADDRINUSE) {
 			return conn, err
 		}
@@ -34,7 +33,10 @@ func dial(c Config) (*net.UDPConn, error) {
 	return nil, fmt.Errorf("all source ports of %v are in use", c.Local)
 }
 
-// listen opens the socket that the sessions of a place receive on.
+// sourcePort returns the i-th source port to try after a random start; both arguments are below sourcePorts.
+func sourcePort(begin, i int) uint16 { return uint16(firstSource + (begin+i)%sourcePorts) }
+
+// listen opens the socket on which the sessions of a place receive.
 func listen(at place) (*receiver, error) {
 	conn, err := open(netip.AddrPortFrom(at.local, port), at.device)
 	if err != nil {
@@ -45,11 +47,11 @@ func listen(at place) (*receiver, error) {
 		conn.Close()
 		return nil, err
 	}
-	return &receiver{place: at, conn: conn, raw: raw, done: make(chan struct{}), sessions: make(map[netip.Addr]*Session)}, nil
+	return &receiver{place: at, conn: conn, raw: raw, done: make(chan struct{}), sessions: make(map[netip.Addr]*Session), numbered: make(map[uint32]*Session)}, nil
 }
 
-// open opens a UDP socket at an address of ours, for packets that have crossed no router. Since Linux 5.7 it needs no privilege
-// to bind a socket to its first device. With that link-local addresses need no zone.
+// open opens a UDP socket at a local address, for packets that have crossed no router. Since Linux 5.7 it needs no privilege to bind a socket to
+// its first device. Bound sockets need no zone for link-local addresses.
 func open(at netip.AddrPort, device string) (*net.UDPConn, error) {
 	network, level, ttl, tos, told := "udp4", unix.IPPROTO_IP, unix.IP_TTL, unix.IP_TOS, unix.IP_RECVTTL
 	if at.Addr().Is6() {
@@ -68,7 +70,7 @@ func open(at netip.AddrPort, device string) (*net.UDPConn, error) {
 			inner = errors.Join(bind,
 				os.NewSyscallError("TTL 255", unix.SetsockoptInt(int(fd), level, ttl, 255)),
 				os.NewSyscallError("receive TTL", unix.SetsockoptInt(int(fd), level, told, 1)),
-				// Network control, as BGP is (DSCP CS6).
+				// Network control, like BGP (DSCP CS6).
 				os.NewSyscallError("DSCP", unix.SetsockoptInt(int(fd), level, tos, 0xc0)))
 		})
 		return errors.Join(err, inner)
@@ -80,12 +82,9 @@ func open(at netip.AddrPort, device string) (*net.UDPConn, error) {
 	return conn.(*net.UDPConn), nil
 }
 
-// hopLimit finds the TTL or hop limit that a packet arrived with; 0: it is not told.
+// hopLimit returns the TTL or hop limit with which a packet arrived, or 0 if the kernel did not report it.
 func hopLimit(control []byte) int {
-	messages, err := unix.ParseSocketControlMessage(control)
-	if err != nil {
-		return 0
-	}
+	messages, _ := unix.ParseSocketControlMessage(control) // ignore the error: there are no messages then
 	for _, m := range messages {
 		v4 := m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_TTL
 		v6 := m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_HOPLIMIT
@@ -96,7 +95,7 @@ func hopLimit(control []byte) int {
 	return 0
 }
 
-// address is a packet's source without its zone: the socket is bound to its device.
+// address returns a packet's source without its zone: the socket is bound to its device.
 func address(from unix.Sockaddr) netip.Addr {
 	switch a := from.(type) {
 	case *unix.SockaddrInet4:

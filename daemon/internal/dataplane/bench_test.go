@@ -53,7 +53,7 @@ func startOverSocket(b *testing.B, gather int) (*Client, *memory.Dataplane) {
 	return client, dp
 }
 
-// wait takes events until change is in effect.
+// wait drains events until change is in effect.
 func wait(b *testing.B, client *Client, change uint64, buf []Event) []Event {
 	b.Helper()
 	deadline := time.NewTimer(patience)
@@ -69,15 +69,14 @@ func wait(b *testing.B, client *Client, change uint64, buf []Event) []Event {
 			}
 		}
 		select {
-		case <-client.Knock():
+		case <-client.Ready():
 		case <-deadline.C:
 			b.Fatalf("change %d did not come into effect: %+v", change, client.Status())
 		}
 	}
 }
 
-// BenchmarkKnockToInEffect is the time from a declared change to the owner's event that it is in effect, over a unix
-// socket.
+// BenchmarkKnockToInEffect measures the time from a declared change to the owner's event that it is in effect, over a unix socket.
 func BenchmarkKnockToInEffect(b *testing.B) {
 	client, _ := startOverSocket(b, 0)
 	buf := wait(b, client, client.SetGroup(group(1, 1, 1, 1, 1)), nil)
@@ -93,8 +92,8 @@ func BenchmarkKnockToInEffect(b *testing.B) {
 	b.ReportMetric(float64(times[len(times)*99/100].Nanoseconds()), "p99-ns")
 }
 
-// BenchmarkProgramFromScratch programs a whole fabric over a unix socket, from an empty client and data plane; for comparison
-// also with one operation a message.
+// BenchmarkProgramFromScratch programs a whole fabric over a unix socket, from an empty client and data plane; for comparison also with one
+// operation per message.
 func BenchmarkProgramFromScratch(b *testing.B) {
 	for _, c := range []struct{ size, gather int }{{1024, 0}, {10000, 0}, {10000, 1}, {16384, 0}} {
 		size, name := c.size, fmt.Sprint(c.size)
@@ -136,14 +135,14 @@ func settle(b *testing.B, client *Client) {
 			return
 		}
 		select {
-		case <-client.Knock():
+		case <-client.Ready():
 		case <-deadline.C:
 			b.Fatalf("not quiet: %+v", client.Status())
 		}
 	}
 }
 
-// BenchmarkBookMemory reports what the client keeps for 16,384 destinations.
+// BenchmarkBookMemory reports the client's memory for 16,384 destinations.
 func BenchmarkBookMemory(b *testing.B) {
 	const size = 16384
 	var before, after runtime.MemStats

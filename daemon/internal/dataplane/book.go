@@ -1,8 +1,8 @@
 package dataplane
 
 import (
-	"net/netip"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -10,59 +10,65 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// book keeps what is wanted, sent and in effect. It is pure: no I/O, no goroutine, no clock. Not safe for concurrent use.
+// book records the wanted, sent and effective state. It is pure: no I/O, no goroutine, no clock. Not safe for concurrent use.
 type book struct {
 	order   order
-	window  int  // operations in flight, sub-port states excepted
-	pinning bool // the data plane wants source ports, and somebody fills them in
+	window  int  // limit of operations in flight, not counting sub-port states
+	pinning bool // the data plane supports flow pins, and Config.Ports computes them
 
-	connected bool // read back: there is somebody to send to
+	connected bool // a stream is open and was read back
 	held      bool // removals are held
 
 	subPorts     map[string]*object
 	groups       map[uint32]*object // by the owner's number
-	destinations map[netip.Prefix]*object
+	destinations map[Destination]*object
 	wires        map[uint32]*wire
-	recognised   map[string]uint32    // content of groups that were read back and nobody owned then
-	blocked      map[*object]struct{} // destinations refused for want of their group
+	recognized   map[string]uint32 // content of groups that were read back without an owner
+	lowest       uint32            // every smaller number on the wire is in use
+	blocked      int               // destinations refused because their group is missing
 
 	change  uint64
-	queues  [GroupDelete]fifo[*object] // one per class that objects have
+	bulk    bool                          // changes declared now join the bulk queues
+	turn    bool                          // the bulk queues are next
+	queues  [2][GroupDelete]fifo[*object] // prompt and bulk; one queue per class that objects have
 	deletes fifo[*wire]
+	paces   [classes]pace // of paced classes; all deletions of groups are bulk
+	now     time.Time     // the client's time, for paces
 
-	flights fifo[flight] // the first is operation base
+	flights fifo[flight] // the first one is operation base
 	base    uint64
-	next    uint64 // id of the next operation
-	effect  uint64 // highest id acknowledged in effect: must grow
+	next    uint64 // ID of the next operation
+	effect  uint64 // highest ID acknowledged as in effect; it must grow
 
-	connection []Event   // at most two: the latest state, and how it came to it
+	connection []Event   // pending Connected/Disconnected events; only the last two are kept
+	integrity  *Event    // the last report of this stream that Take has not returned; nil if there is none
 	events     []*object // objects with news
 
 	counters Counters
 }
 
-// Counters count since New. Sent = in flight or lost with a stream + InEffect + Refused.
+// Counters are counts since New, by Class. Sent = in flight, or abandoned with a stream, + InEffect + Refused.
 type Counters struct {
-	Sent                        [classes]uint64 // by Class
-	Accepted, InEffect, Refused uint64
-	// Connects and Disconnects of streams; Stalls are disconnects because of a missing acknowledgement.
+	Sent, InEffect, Refused [classes]uint64
+	Accepted                uint64 // of all classes
+	// Connects and Disconnects count streams; Stalls counts disconnects because of a missing acknowledgement.
 	Connects, Disconnects, Stalls uint64
 }
 
 func newBook(order order, window int) *book {
 	return &book{
 		order: order, window: window, held: true,
-		subPorts: map[string]*object{}, groups: map[uint32]*object{}, destinations: map[netip.Prefix]*object{},
-		wires: map[uint32]*wire{}, recognised: map[string]uint32{}, blocked: map[*object]struct{}{},
+		subPorts: map[string]*object{}, groups: map[uint32]*object{}, destinations: map[Destination]*object{},
+		wires: map[uint32]*wire{}, recognized: map[string]uint32{}, lowest: 1,
 		base: 1, next: 1,
 	}
 }
 
-// touch notes a new change of o.
+// touch records another change of o and returns its number.
 func (b *book) touch(o *object) uint64 {
 	b.change++
 	o.change, o.refusal = b.change, nil
-	delete(b.blocked, o)
+	b.block(o, false)
 	return o.change
 }
 
@@ -102,8 +108,8 @@ func (b *book) setGroup(group *farev1.Group) uint64 {
 		b.place(o)
 		b.mark(o)
 		b.unblock(o)
-		if moved && o.wanters > 0 {
-			for _, d := range b.wanting(o) {
+		if moved {
+			for _, d := range o.wanting() {
 				d.repin = true
 				b.mark(d)
 			}
@@ -127,7 +133,7 @@ func (b *book) deleteGroup(id uint32) uint64 {
 	return change
 }
 
-// orphan gives up a group's place on the wire.
+// orphan releases a group's place on the wire.
 func (b *book) orphan(o *object) {
 	w := o.wire
 	if w == nil {
@@ -139,25 +145,25 @@ func (b *book) orphan(o *object) {
 		return
 	}
 	if !o.wanted {
-		w.former = o
+		w.setFormer(o)
 	}
 	b.markWire(w)
 }
 
-func (b *book) setDestination(prefix netip.Prefix, group uint32, drain ...uint16) uint64 {
+func (b *book) setDestination(key Destination, group uint32, drain ...uint16) uint64 {
 	if group == 0 {
-		return b.deleteDestination(prefix)
+		return b.deleteDestination(key)
 	}
-	o := b.destination(prefix)
+	o := b.destination(key)
 	if o.wanted && o.wantTo == group {
-		if b.pinning { // the owner says that it may have other ports now
+		if b.pinning { // the owner reports that the ports may have changed
 			o.repin = true
 			b.mark(o)
 		}
 		return o.change
 	}
 	b.want(o, group)
-	for _, slot := range drain { // beside what an operation that was not sent yet would have drained
+	for _, slot := range drain { // in addition to the slots that an unsent operation would have drained
 		o.drains([]uint32{uint32(slot)})
 	}
 	o.repin = b.pinning
@@ -166,8 +172,8 @@ func (b *book) setDestination(prefix netip.Prefix, group uint32, drain ...uint16
 	return change
 }
 
-func (b *book) deleteDestination(prefix netip.Prefix) uint64 {
-	o := b.destinations[prefix]
+func (b *book) deleteDestination(key Destination) uint64 {
+	o := b.destinations[key]
 	if o == nil {
 		return 0
 	}
@@ -180,11 +186,11 @@ func (b *book) deleteDestination(prefix netip.Prefix) uint64 {
 	return change
 }
 
-func (b *book) destination(prefix netip.Prefix) *object {
-	o := b.destinations[prefix]
+func (b *book) destination(key Destination) *object {
+	o := b.destinations[key]
 	if o == nil {
-		o = &object{Object: Object{Kind: KindDestination, Destination: prefix}}
-		b.destinations[prefix] = o
+		o = &object{Object: Object{Kind: KindDestination, Destination: key}}
+		b.destinations[key] = o
 	}
 	return o
 }
@@ -198,10 +204,14 @@ func (o *object) drains(slots []uint32) {
 	}
 }
 
-// want points a destination to a group and keeps the groups' counts.
+// want assigns a destination to a group and updates the groups' lists of destinations.
 func (b *book) want(o *object, group uint32) {
 	if g := b.groups[o.wantTo]; g != nil {
-		g.wanters--
+		last := len(g.wanters) - 1
+		g.wanters[o.place] = g.wanters[last]
+		g.wanters[o.place].place = o.place
+		g.wanters[last] = nil
+		g.wanters = g.wanters[:last]
 		b.drop(g)
 	}
 	o.wantTo, o.wanted, o.repin = group, group != 0, false
@@ -213,69 +223,71 @@ func (b *book) want(o *object, group uint32) {
 		g = &object{Object: Object{Kind: KindGroup, Group: group}}
 		b.groups[group] = g
 	}
-	g.wanters++
+	o.place = len(g.wanters)
+	g.wanters = append(g.wanters, o)
 }
 
-// wanting lists the destinations that want a group, sorted.
-func (b *book) wanting(g *object) []*object {
-	var list []*object
-	for _, o := range b.destinations {
-		if o.wantTo == g.Group {
-			list = append(list, o)
-		}
-	}
-	slices.SortFunc(list, byDestination)
-	return list
+// wanting returns the destinations that want a group, sorted.
+func (o *object) wanting() []*object {
+	return slices.SortedFunc(slices.Values(o.wanters), byDestination)
 }
 
 func byDestination(x, y *object) int { return x.Destination.Compare(y.Destination) }
 
-// place gives a wanted group its number on the wire, keeping the one it has where that may be changed in place.
+// place assigns a number on the wire to a wanted group; it keeps the current one if its content may be changed in place.
 func (b *book) place(o *object) {
 	w := o.wire
-	if w != nil && (sameGroup(w.content, o.wantGroup) || !b.held || !w.foreign) {
+	if w != nil && b.replaceable(w, o) {
 		return
 	}
 	b.orphan(o)
-	w = b.recognise(o)
+	w = b.recognize(o)
 	if w == nil {
 		w = b.allocate(o.Group)
 	}
-	w.owner, w.former, o.wire = o, nil, w
-	if o.wanters > 0 {
-		for _, d := range b.wanting(o) {
-			b.mark(d)
-		}
+	b.own(o, w)
+	for _, d := range o.wanting() {
+		b.mark(d)
 	}
 }
 
-// recognise finds a group on the wire that nobody owns and that is what o wants; nil: none.
-func (b *book) recognise(o *object) *wire {
+// replaceable reports whether the content of a place on the wire may become o's wanted content. It may if it is equal already; otherwise, while
+// removals are held, only if this client programmed it, and never from one source to another.
+func (b *book) replaceable(w *wire, o *object) bool {
+	return sameGroup(w.content, o.wantGroup) || (!b.held || !w.foreign) && (w.content == nil || w.content.Source == o.wantGroup.Source)
+}
+
+// own makes o the owner of a place on the wire.
+func (b *book) own(o *object, w *wire) {
+	w.setFormer(nil)
+	w.owner, o.wire = o, w
+}
+
+// recognize finds a group on the wire that has no owner and o's wanted content; nil if there is none.
+func (b *book) recognize(o *object) *wire {
 	if w := b.wires[o.Group]; w != nil && w.owner == nil && w.content != nil && sameGroup(w.content, o.wantGroup) {
 		return w
 	}
-	if len(b.recognised) == 0 {
+	if len(b.recognized) == 0 {
 		return nil
 	}
 	key := contentKey(o.wantGroup)
-	w := b.wires[b.recognised[key]]
-	delete(b.recognised, key)
+	w := b.wires[b.recognized[key]]
+	delete(b.recognized, key)
 	if w != nil && w.owner == nil && w.content != nil && sameGroup(w.content, o.wantGroup) {
 		return w
 	}
 	return nil
 }
 
-// allocate returns an unused place on the wire: the owner's own number if that is free, else the lowest.
+// allocate returns an unused place on the wire: the owner's own number if it is free, else the lowest free one.
 func (b *book) allocate(wish uint32) *wire {
-	free := func(id uint32) bool {
-		w := b.wires[id]
-		return w == nil || w.owner == nil && w.content == nil
-	}
 	id := wish
-	if !free(id) {
-		for id = 1; !free(id); id++ {
+	if !b.free(id) {
+		for !b.free(b.lowest) {
+			b.lowest++
 		}
+		id = b.lowest
 	}
 	w := b.wires[id]
 	if w == nil {
@@ -286,7 +298,20 @@ func (b *book) allocate(wish uint32) *wire {
 	return w
 }
 
-// target is the place on the wire that a wanted destination is to use; nil: its group is not there (yet).
+// free reports whether a number on the wire may be assigned to another group.
+func (b *book) free(id uint32) bool {
+	w := b.wires[id]
+	return w == nil || w.owner == nil && w.content == nil
+}
+
+// vacate records that a place on the wire may have become free.
+func (b *book) vacate(w *wire) {
+	if b.free(w.id) {
+		b.lowest = min(b.lowest, w.id)
+	}
+}
+
+// target returns the place on the wire that a wanted destination is to use; nil if its group does not exist (yet).
 func (b *book) target(o *object) *wire {
 	if g := b.groups[o.wantTo]; g != nil && g.wanted {
 		return g.wire
@@ -294,7 +319,7 @@ func (b *book) target(o *object) *wire {
 	return nil
 }
 
-// class says what operation o needs now; classes: none.
+// class returns the class of the operation that o needs now, or classes if it needs none.
 func (b *book) class(o *object) Class {
 	if !b.connected || o.refusal != nil {
 		return classes
@@ -335,13 +360,20 @@ func (b *book) mark(o *object) {
 		b.settle(o)
 		return
 	}
-	if o.queued&(1<<c) == 0 {
-		o.queued |= 1 << c
-		b.queues[c].push(o)
+	lane := 0
+	if b.bulk {
+		lane = 1
+	}
+	if bit := queuedBit(lane, c); o.queued&bit == 0 {
+		o.queued |= bit
+		b.queues[lane][c].push(o)
 	}
 }
 
-// markWire queues a group's deletion if nothing needs it any more.
+// queuedBit returns the bit of object.queued for a queue. An object may be in both queues of a class: the second one finds nothing to do.
+func queuedBit(lane int, c Class) uint8 { return 1 << (lane*int(GroupDelete) + int(c)) }
+
+// markWire queues a group's deletion if no destination needs it.
 func (b *book) markWire(w *wire) {
 	if b.connected && !b.held && !w.queued && b.removable(w) {
 		w.queued = true
@@ -353,10 +385,10 @@ func (b *book) removable(w *wire) bool {
 	return w.owner == nil && w.content != nil && w.users == 0 && !w.refused
 }
 
-// settle reports o when the data plane obeys what is wanted and that is news.
+// settle reports o if its wanted state has come into effect since the last report.
 func (b *book) settle(o *object) {
 	if o.drain != nil && b.connected && b.obeyed(o) {
-		o.drain = nil // it is there already: nothing moves any more
+		o.drain = nil // in effect already: no slot moves
 	}
 	if !b.connected || o.change == 0 || o.done == o.change || o.refusal != nil || !b.obeyed(o) {
 		return
@@ -365,7 +397,7 @@ func (b *book) settle(o *object) {
 	b.report(o)
 }
 
-// obeyed says whether what is in effect is what is wanted.
+// obeyed reports whether the effective state equals the wanted state.
 func (b *book) obeyed(o *object) bool {
 	switch o.Kind {
 	case KindSubPort:
@@ -374,12 +406,7 @@ func (b *book) obeyed(o *object) bool {
 		if o.wanted {
 			return o.wire != nil && sameGroup(o.wire.effect, o.wantGroup) && sameGroup(o.wire.content, o.wantGroup)
 		}
-		for _, w := range b.wires {
-			if w.former == o {
-				return false
-			}
-		}
-		return true
+		return o.formers == 0
 	}
 	if !o.wanted {
 		return o.effect.to == 0 && o.sent.to == 0
@@ -388,7 +415,7 @@ func (b *book) obeyed(o *object) bool {
 	return w != nil && o.effect.to == w.id && o.effect == o.sent
 }
 
-// report queues an event of o's present state.
+// report queues an event of o's current state.
 func (b *book) report(o *object) {
 	if !o.reported && o.change > 0 {
 		o.reported = true
@@ -396,35 +423,42 @@ func (b *book) report(o *object) {
 	}
 }
 
-// refuse notes that the present change of o cannot be had.
+// refuse records that the current change of o was refused.
 func (b *book) refuse(o *object, code codes.Code, message string) {
 	o.refusal = &refusal{code: code, message: message}
 	if o.Kind == KindDestination && o.wanted && code == codes.FailedPrecondition {
-		b.blocked[o] = struct{}{}
+		b.block(o, true)
 	}
 	b.report(o)
 }
 
-// unblock tries the destinations again that waited for a group.
-func (b *book) unblock(g *object) {
-	if len(b.blocked) == 0 {
-		return
-	}
-	var list []*object
-	for o := range b.blocked {
-		if o.wantTo == g.Group {
-			list = append(list, o)
+// block records whether a destination waits for its group.
+func (b *book) block(o *object, on bool) {
+	if o.blocked != on {
+		o.blocked = on
+		if on {
+			b.blocked++
+		} else {
+			b.blocked--
 		}
-	}
-	slices.SortFunc(list, byDestination)
-	for _, o := range list {
-		delete(b.blocked, o)
-		o.refusal = nil
-		b.mark(o)
 	}
 }
 
-// release holds removals, or lets go of them.
+// unblock retries the destinations that waited for a group.
+func (b *book) unblock(g *object) {
+	if b.blocked == 0 {
+		return
+	}
+	for _, o := range g.wanting() {
+		if o.blocked {
+			o.refusal = nil
+			b.block(o, false)
+			b.mark(o)
+		}
+	}
+}
+
+// release releases removals (on), or holds them.
 func (b *book) release(on bool) {
 	if b.held != on {
 		return
@@ -441,11 +475,15 @@ func (b *book) release(on bool) {
 	}
 }
 
-// take moves the news into buf.
+// take appends the news to buf.
 func (b *book) take(buf []Event) []Event {
 	buf = append(buf, b.connection...)
 	clear(b.connection)
 	b.connection = b.connection[:0]
+	if b.integrity != nil {
+		buf = append(buf, *b.integrity)
+		b.integrity = nil
+	}
 	for i, o := range b.events {
 		event := Event{Kind: InEffect, Object: o.Object, Change: o.done, Op: o.op}
 		switch {
@@ -454,6 +492,10 @@ func (b *book) take(buf []Event) []Event {
 			event.Code, event.Message = o.refusal.code, o.refusal.message
 		case o.done == 0:
 			event.Kind, event.Change = Pending, o.change
+		case o.done == o.change && o.wire != nil:
+			if o.approximate = o.wire.approximate; o.approximate != "" {
+				event.Kind, event.Message = Approximate, o.approximate
+			}
 		}
 		buf = append(buf, event)
 		o.reported = false
@@ -463,7 +505,7 @@ func (b *book) take(buf []Event) []Event {
 	return buf
 }
 
-// announce queues a Connected or Disconnected.
+// announce queues a Connected or Disconnected event.
 func (b *book) announce(event Event) {
 	if len(b.connection) == 2 {
 		b.connection = slices.Delete(b.connection, 0, 1)

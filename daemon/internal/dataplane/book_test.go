@@ -3,14 +3,13 @@ package dataplane
 import (
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"testing"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// TestReusedNumbersUnderSlowAcknowledgements runs random declarations, in which few group numbers and few contents are
-// used over and over, against a data plane that answers late. What is wanted in the end must be in effect.
+// TestReusedNumbersUnderSlowAcknowledgements runs random declarations, which reuse few group numbers and few contents, against a data plane that
+// answers late. The final wanted state must be in effect.
 func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 	const seeds, steps = 1000, 300
 	for seed := range uint64(seeds) {
@@ -19,7 +18,7 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 		b.resync(State{})
 		b.release(true)
 		var unanswered []uint64
-		groups, destinations := map[uint32]uint32{}, map[netip.Prefix]uint32{}
+		groups, destinations := map[uint32]uint32{}, map[Destination]uint32{}
 		answer := func() {
 			if err := b.acknowledge(&farev1.Ack{Id: unanswered[0], Level: farev1.AckLevel_ACK_LEVEL_IN_EFFECT}); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
@@ -39,7 +38,7 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 		}
 		for range steps {
 			id := 1 + random.Uint32N(5)
-			prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, 0, byte(random.Uint32N(5))}), 32)
+			key := dst(random.IntN(5))
 			switch random.IntN(7) {
 			case 0, 1:
 				weight := 1 + random.Uint32N(3)
@@ -47,10 +46,10 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 				groups[id] = weight
 			case 2, 3:
 				if groups[id] != 0 {
-					b.setDestination(prefix, id)
-					destinations[prefix] = id
+					b.setDestination(key, id)
+					destinations[key] = id
 				}
-			case 4: // as an owner does: destinations leave before their group goes
+			case 4: // like an owner: destinations leave before their group is deleted
 				for p, to := range destinations {
 					if to == id {
 						b.deleteDestination(p)
@@ -89,8 +88,8 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 	}
 }
 
-// TestSuccessorOfADroppedGroup takes the one path on which a group's number is declared anew while an operation of its
-// dropped predecessor is still unanswered.
+// TestSuccessorOfADroppedGroup covers the only sequence in which a group's number is declared again while an operation of its dropped
+// predecessor is still unanswered.
 func TestSuccessorOfADroppedGroup(t *testing.T) {
 	b := newBook(order{"a": 0}, 8)
 	b.resync(State{})
@@ -119,7 +118,7 @@ func TestSuccessorOfADroppedGroup(t *testing.T) {
 			}
 		}
 	}
-	d1, d2 := netip.MustParsePrefix("10.255.0.1/32"), netip.MustParsePrefix("10.255.0.2/32")
+	d1, d2 := dst(1), dst(2)
 	b.setGroup(group(1, 1))
 	b.setDestination(d1, 1)
 	send(2)
@@ -130,12 +129,12 @@ func TestSuccessorOfADroppedGroup(t *testing.T) {
 	send(1) // group 2's set and delete are both unanswered
 	b.deleteDestination(d1)
 	b.deleteGroup(1)
-	b.setGroup(group(1, 3)) // number 1 is still used on the wire: group 1 goes where group 2 was
-	answer(1)               // group 2 is forgotten
+	b.setGroup(group(1, 3)) // number 1 is still used on the wire: group 1 takes the place of group 2
+	answer(1)               // group 2 is dropped
 	b.setGroup(group(2, 4))
 	answer(1) // its predecessor's delete
 	b.setDestination(d2, 2)
-	for sent > answered || b.queues[GroupSet].len()+b.queues[DestinationSet].len()+b.queues[DestinationDelete].len() > 0 {
+	for sent > answered || b.queues[0][GroupSet].len()+b.queues[0][DestinationSet].len()+b.queues[0][DestinationDelete].len() > 0 {
 		if op, ok := b.pop(); ok {
 			b.send(&op, 0)
 			sent = op.id
@@ -156,8 +155,8 @@ func stateOf(o *object) string {
 	return fmt.Sprintf("wanted %v of group %d, sent %+v, in effect %+v, refusal %+v", o.wanted, o.wantTo, o.sent, o.effect, o.refusal)
 }
 
-// TestDrainGoesWithTheChange: slots to drain are sent with the operation that makes them lose addresses, merged over
-// changes that were never sent, and with no other.
+// TestDrainGoesWithTheChange checks that slots to drain are sent with the operation that makes them lose addresses, merged over unsent changes,
+// and with no other operation.
 func TestDrainGoesWithTheChange(t *testing.T) {
 	b := newBook(order{"a": 0}, 8)
 	b.resync(State{})
@@ -165,7 +164,7 @@ func TestDrainGoesWithTheChange(t *testing.T) {
 	for id := range uint32(3) {
 		b.setGroup(&farev1.Group{Id: id + 1, Members: []*farev1.GroupMember{{Plane: "p", Device: "a", Weight: id + 1}}})
 	}
-	d := netip.MustParsePrefix("10.255.0.1/32")
+	d := dst(1)
 	sent := newPart()
 	next := func() *farev1.Operation {
 		t.Helper()
@@ -197,7 +196,7 @@ func TestDrainGoesWithTheChange(t *testing.T) {
 	b.disconnect()
 	b.resync(State{
 		Groups:       map[uint32]*farev1.Group{1: b.groups[1].wantGroup, 2: b.groups[2].wantGroup, 3: b.groups[3].wantGroup},
-		Destinations: map[netip.Prefix]uint32{d: 2},
+		Destinations: map[Destination]uint32{d: 2},
 	})
 	if op, ok := b.pop(); ok {
 		t.Fatalf("%v is sent although everything is there", op.class)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -24,67 +23,70 @@ const (
 	DefaultMaxBackoff = 2 * time.Second
 )
 
-// ErrStalled: an operation, Hello or Snapshot was not answered within Config.AckTimeout.
-var ErrStalled = errors.New("the data plane does not answer; it is asked again from the beginning")
+// ErrStalled reports that an operation, Hello or Snapshot was not answered within Config.AckTimeout.
+var ErrStalled = errors.New("the data plane does not answer; reconnecting and reading its state back")
 
-// Config says what to talk to. Conn and Forwarding are needed.
+// Config configures a Client. Conn and Forwarding are required.
 type Config struct {
-	// Conn leads to the data plane; it stays the caller's, who closes it after Run. See Open. A stats handler on it
-	// must not keep messages: they are reused.
+	// Conn is the connection to the data plane; the caller closes it after Run. See Open. A stats handler on it must not keep messages: they are
+	// reused.
 	Conn grpc.ClientConnInterface
-	// Version and Instance are told to the data plane.
+	// Version and Instance are sent to the data plane.
 	Version, Instance string
-	// Forwarding is told to the data plane. It is copied.
+	// Forwarding is sent to the data plane. It is copied.
 	Forwarding *farev1.Forwarding
-	// Ports, if set, computes a destination's UDP source ports, one entry per source loopback, for data planes with
-	// flow pins only. It is called from Run's goroutine without a lock held, when the operation is sent; the result must not
-	// change afterwards. group is the owner's number. It must be safe against the owner's own goroutine.
-	Ports func(destination netip.Prefix, group uint32) []*farev1.PairPorts
-	// AckTimeout is how long the data plane may be silent while operations wait; 0: DefaultAckTimeout.
+	// Ports, if not nil, computes a destination's UDP source ports, one entry per source loopback, for data planes with flow pins only. It is
+	// called from Run's goroutine without a lock held, when the operation is sent; the result must not change afterwards. group is the owner's
+	// number. It must be safe for use concurrently with the owner's goroutine.
+	Ports func(destination Destination, group uint32) []*farev1.PairPorts
+	// AckTimeout limits the data plane's silence while operations wait; 0 means DefaultAckTimeout.
 	AckTimeout time.Duration
-	// Window is how many operations may wait for acknowledgements; 0: DefaultWindow. Sub-port states do not count.
+	// Window is the number of operations that may wait for acknowledgements; 0 means DefaultWindow. Sub-port states do not count.
 	Window int
-	// Gather is how many operations on destinations at most go into one message, to a data plane that understands it; 0:
-	// DefaultGather, 1: none are gathered.
+	// Gather is the greatest number of operations on destinations in one message, to a data plane that supports it; 0 means DefaultGather, 1
+	// disables gathering.
 	Gather int
-	// MinBackoff and MaxBackoff bound the pause before a new attempt, which doubles; 0: the defaults.
+	// MinBackoff and MaxBackoff bound the pause before another attempt, which doubles; 0 means the defaults.
 	MinBackoff, MaxBackoff time.Duration
-	// Logger gets connects and disconnects; nil: nothing is logged.
+	// Logger logs connects and disconnects; nil discards them.
 	Logger *slog.Logger
 }
 
-// Client makes a data plane obey. Its methods may be called from any goroutine, and never block on the data plane.
+// Client keeps a data plane in the declared state. Its methods may be called from any goroutine, and never block on the data plane.
 type Client struct {
 	config Config
-	knock  chan struct{} // news for the owner
-	work   chan struct{} // something to send
+	ready  chan struct{} // one slot: Take has something to return
+	work   chan struct{} // one slot: there may be something to send
 
-	mu         sync.Mutex // guards everything below
+	mu         sync.Mutex // guards all fields below
 	book       *book
 	forwarding *farev1.Forwarding
-	told       bool // the data plane knows forwarding
-	gather     int  // operations that go into one message at most
+	told       bool // the data plane has received forwarding
+	gather     int  // greatest number of operations in one message
 	status     Status
-	active     time.Time // when the data plane last acknowledged, or began to owe it
+	active     time.Time // when the data plane last acknowledged, or the first unanswered operation was sent
 }
 
-// Status is how the conversation goes.
+// Status is the state of a Client.
 type Status struct {
 	Connected bool
-	// Since is when Connected last changed; zero: never.
+	// Since is when Connected last changed; zero if it never did.
 	Since         time.Time
 	Name, Version string
 	Capabilities  *farev1.Capabilities // nil before the first connect; not to be modified
+	// Damage describes the damage of the layer below the data plane, "" if it is intact; Repairs counts the data plane's repairs of it.
+	Damage  string
+	Repairs uint64
 	// LastError is why the last stream ended, or the last attempt failed.
 	LastError error
-	// Removals says that removals are released.
+	// Removals reports that removals are released.
 	Removals bool
 	// InFlight operations wait for acknowledgement, Queued objects wait to be sent.
 	InFlight, Queued int
 	Counters         Counters
 }
 
-// New returns a client; nothing happens before Run.
+// New returns a client; it does nothing before Run.
 func New(config Config) (*Client, error) {
 	if config.Conn == nil {
 		return nil, errors.New("data plane client: no connection; set Conn")
@@ -115,7 +117,7 @@ func New(config Config) (*Client, error) {
 	forwarding := proto.CloneOf(config.Forwarding)
 	return &Client{
 		config: config, forwarding: forwarding, book: newBook(newOrder(forwarding), config.Window),
-		knock: make(chan struct{}, 1), work: make(chan struct{}, 1),
+		ready: make(chan struct{}, 1), work: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -126,7 +128,7 @@ func ring(bell chan struct{}) {
 	}
 }
 
-// declare runs one change of what is wanted.
+// declare applies one change of the wanted state.
 func (c *Client) declare(change func(*book) uint64) uint64 {
 	c.mu.Lock()
 	number := change(c.book)
@@ -134,41 +136,41 @@ func (c *Client) declare(change func(*book) uint64) uint64 {
 	c.mu.Unlock()
 	ring(c.work)
 	if news {
-		ring(c.knock)
+		ring(c.ready)
 	}
 	return number
 }
 
-// SetSubPort declares a sub-port up or down. It overtakes everything that is queued. It returns the number of the
-// change, that of the last one if nothing changes.
+// SetSubPort declares a sub-port up or down. It overtakes all queued operations. It returns the number of the change, or that of the last one if
+// nothing changes.
 func (c *Client) SetSubPort(device string, up bool) uint64 {
 	return c.declare(func(b *book) uint64 { return b.setSubPort(device, up) })
 }
 
-// SetGroup declares a group, by its number (1 or higher). The group is copied. The result is as of SetSubPort.
+// SetGroup declares a group, by its number (1 or higher). The group is copied. It returns the change number, like SetSubPort.
 func (c *Client) SetGroup(group *farev1.Group) uint64 {
 	return c.declare(func(b *book) uint64 { return b.setGroup(group) })
 }
 
-// DeleteGroup takes a group back. It goes when no destination uses it any more. The result is as of SetSubPort; 0 if
-// the group was never declared.
+// DeleteGroup withdraws a group. The group is deleted once no destination uses it. It returns the change number, like SetSubPort, or 0 if the
+// group was never declared.
 func (c *Client) DeleteGroup(id uint32) uint64 {
 	return c.declare(func(b *book) uint64 { return b.deleteGroup(id) })
 }
 
-// SetDestination declares the group of a destination, a host prefix, and the slots that have to be drained because of
-// the change (not kept). Group 0 deletes. With flow pins, declaring the
-// same group again has the source ports computed again. The result is as of SetSubPort.
-func (c *Client) SetDestination(destination netip.Prefix, group uint32, drain ...uint16) uint64 {
+// SetDestination declares the group of a destination, a group of the same source, and the slots that must be drained because of the change
+// (copied). Group 0 deletes the destination. With flow pins, declaring the same group again recomputes the source ports. It returns the change
+// number, like SetSubPort.
+func (c *Client) SetDestination(destination Destination, group uint32, drain ...uint16) uint64 {
 	return c.declare(func(b *book) uint64 { return b.setDestination(destination, group, drain...) })
 }
 
-// DeleteDestination takes a destination back. The result is as of DeleteGroup.
-func (c *Client) DeleteDestination(destination netip.Prefix) uint64 {
+// DeleteDestination withdraws a destination. It returns the change number, like DeleteGroup.
+func (c *Client) DeleteDestination(destination Destination) uint64 {
 	return c.declare(func(b *book) uint64 { return b.deleteDestination(destination) })
 }
 
-// ReleaseRemovals lets removals go (true), or holds them (false, the start): see the package comment.
+// ReleaseRemovals releases removals (true), or holds them (false, the initial state): see the package comment.
 func (c *Client) ReleaseRemovals(release bool) {
 	c.declare(func(b *book) uint64 {
 		b.release(release)
@@ -176,8 +178,16 @@ func (c *Client) ReleaseRemovals(release bool) {
 	})
 }
 
-// SetForwarding replaces what Hello tells, for instance when a next hop was learned. It is told before any later
-// change. Equal input does nothing.
+// Bulk declares whether subsequent changes are bulk: they are sent in turn with the others, however many wait. The owner marks the changes of a
+// source beyond its allowance as bulk, so that they do not delay the changes of other sources.
+func (c *Client) Bulk(on bool) {
+	c.mu.Lock()
+	c.book.bulk = on
+	c.mu.Unlock()
+}
+
+// SetForwarding replaces the content of Hello, for instance when a next hop was learned. It is sent before any later change. Equal input does
+// nothing.
 func (c *Client) SetForwarding(forwarding *farev1.Forwarding) {
 	c.mu.Lock()
 	if !proto.Equal(c.forwarding, forwarding) {
@@ -188,31 +198,33 @@ func (c *Client) SetForwarding(forwarding *farev1.Forwarding) {
 	ring(c.work)
 }
 
-// Knock receives when Take has something.
-func (c *Client) Knock() <-chan struct{} { return c.knock }
+// Ready returns a channel that receives a value when Take has something to return.
+func (c *Client) Ready() <-chan struct{} { return c.ready }
 
-// Take appends what happened since the last call to buf: per object one event, of its present state.
+// Take appends the news since the last call to buf: one event per object, with its current state.
 func (c *Client) Take(buf []Event) []Event {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.book.take(buf)
 }
 
-// Status returns how things are now.
+// Status returns the current state.
 func (c *Client) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.status
 	s.Removals, s.Counters, s.InFlight = !c.book.held, c.book.counters, c.book.flights.len()
 	s.Queued = c.book.deletes.len()
-	for i := range c.book.queues {
-		s.Queued += c.book.queues[i].len()
+	for lane := range c.book.queues {
+		for class := range c.book.queues[lane] {
+			s.Queued += c.book.queues[lane][class].len()
+		}
 	}
 	return s
 }
 
-// Run talks to the data plane until ctx ends, and returns the cause of that. It connects again, with a growing pause,
-// whenever the conversation breaks. Call it once.
+// Run connects to the data plane and sends operations until ctx ends, and returns ctx's cause. It reconnects, with a growing pause, whenever the
+// stream fails. Call it once.
 func (c *Client) Run(ctx context.Context) error {
 	pause := c.config.MinBackoff
 	timer := time.NewTimer(0)
@@ -228,7 +240,7 @@ func (c *Client) Run(ctx context.Context) error {
 		if talked {
 			pause = c.config.MinBackoff
 		}
-		c.config.Logger.Warn("data plane lost", "error", err, "retry_in", pause)
+		c.config.Logger.Warn("data plane disconnected", "error", err, "retry_in", pause)
 		timer.Reset(pause)
 		select {
 		case <-ctx.Done():
@@ -239,7 +251,7 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// connected notes the start of a stream that was read back.
+// connected records the start of a stream after the read-back.
 func (c *Client) connected(hello *farev1.HelloResponse, have State) {
 	c.mu.Lock()
 	c.book.pinning = hello.GetCapabilities().GetFlowPins() && c.config.Ports != nil
@@ -252,12 +264,12 @@ func (c *Client) connected(hello *farev1.HelloResponse, have State) {
 		Capabilities: hello.Capabilities, LastError: c.status.LastError,
 	}
 	c.mu.Unlock()
-	ring(c.knock)
+	ring(c.ready)
 	c.config.Logger.Info("data plane connected", "name", hello.Name, "version", hello.Version,
 		"groups", len(have.Groups), "destinations", len(have.Destinations))
 }
 
-// disconnected notes the end of a stream or attempt.
+// disconnected records the end of a stream or attempt.
 func (c *Client) disconnected(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -267,15 +279,16 @@ func (c *Client) disconnected(err error) {
 	}
 	c.status.Connected, c.status.Since = false, time.Now()
 	c.book.disconnect()
+	c.book.integrity = nil // belongs to the ended stream
 	c.book.counters.Disconnects++
 	if errors.Is(err, ErrStalled) {
 		c.book.counters.Stalls++
 	}
 	c.book.announce(Event{Kind: Disconnected, Err: err})
-	ring(c.knock)
+	ring(c.ready)
 }
 
-// stalled says what waited too long.
+// stalled returns an error that describes an answer that took too long.
 func stalled(what string, after time.Duration) error {
 	return fmt.Errorf("%s: no answer within %v: %w", what, after, ErrStalled)
 }

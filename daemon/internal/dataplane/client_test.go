@@ -20,7 +20,7 @@ import (
 func TestProgramsInOrder(t *testing.T) {
 	r := newRig(t, nil)
 	r.client.ReleaseRemovals(true)
-	// Declared before the data plane is there, in a bad order.
+	// Declared before the data plane is available, in an unfavorable order.
 	r.client.SetDestination(dst(2), 2)
 	r.client.SetDestination(dst(1), 1)
 	r.client.SetGroup(group(2, 1, 0, 1))
@@ -29,7 +29,7 @@ func TestProgramsInOrder(t *testing.T) {
 	r.until("in effect", r.has(InEffect, last))
 	r.quiet()
 	want := []string{"sub-port p0s1 false", "set-group 1", "set-group 2", "set 10.200.0.1/32 1", "set 10.200.0.2/32 2"}
-	// The declarations race with the connection: what arrives is a sequence of bursts, each in order.
+	// The declarations race with the connection: a sequence of bursts arrives, each in order.
 	got := r.log.take()
 	slices.Sort(got)
 	slices.Sort(want)
@@ -70,8 +70,7 @@ func TestEqualInputDoesNothing(t *testing.T) {
 	}
 }
 
-// TestFastPathOvertakes: the state of a sub-port is the next message on the wire after what was already sent, whatever
-// is queued.
+// TestFastPathOvertakes checks that the state of a sub-port is the next message on the wire after those already sent, however many are queued.
 func TestFastPathOvertakes(t *testing.T) {
 	const backlog, window = 16384, 128
 	r := newRig(t, func(c *Config) { c.Window = window })
@@ -93,7 +92,7 @@ func TestFastPathOvertakes(t *testing.T) {
 	if s := r.client.Status(); s.Queued != backlog-window {
 		t.Errorf("%d still queued, want %d", s.Queued, backlog-window)
 	}
-	// And the rest arrives once the data plane goes on.
+	// The rest arrives once the data plane continues.
 	r.dp.DelayAcks(0)
 	r.dp.BreakStream()
 	r.until("all", func() bool { return r.destinations() == backlog })
@@ -130,14 +129,14 @@ func TestRefusals(t *testing.T) {
 	light := r.client.SetGroup(group(1, 4))
 	r.until("both in effect", func() bool { return r.has(InEffect, light)() && r.has(InEffect, to)() })
 
-	// A refused change leaves what was in effect; a reconnect tries again.
+	// After a refused change the previous state stays in effect; a reconnect retries the change.
 	dp.RefuseNext(1, codes.Internal, "no memory")
 	changed := r.client.SetGroup(group(1, 3))
 	r.until("refusal", r.has(Refused, changed))
 	if w := dp.State().Groups[0].Members[0].Weight; w != 4 {
 		t.Errorf("weight %d after a refusal, want 4 as before", w)
 	}
-	// What was refused is not there: going back to what is needs no operation.
+	// The refused state does not exist there: returning to the current state needs no operation.
 	log.take()
 	back := r.client.SetGroup(group(1, 4))
 	r.until("in effect again", r.has(InEffect, back))
@@ -166,7 +165,7 @@ func TestStallIsBroken(t *testing.T) {
 	change := r.client.SetGroup(group(1, 1))
 	r.until("stall", func() bool { return r.client.Status().Counters.Stalls == 1 })
 	r.until("event", r.has(Disconnected, 0))
-	// The group had arrived: reading back shows it, nothing has to be sent.
+	// The group had arrived: reading back shows it, and nothing has to be sent.
 	r.until("in effect", r.has(InEffect, change))
 	if c := r.dp.Tally(); c.GroupSets != 1 {
 		t.Errorf("group was set %d times, want once", c.GroupSets)
@@ -192,7 +191,7 @@ func TestDataplaneRestart(t *testing.T) {
 	}
 }
 
-// TestLostEffectIsReported: what the data plane forgot is not in effect any more, until it is acknowledged again.
+// TestLostEffectIsReported checks that state that the data plane disconnected is no longer in effect, until it is acknowledged again.
 func TestLostEffectIsReported(t *testing.T) {
 	r := newRig(t, nil)
 	change := r.client.SetGroup(group(1, 1, 1))
@@ -209,7 +208,7 @@ func TestLostEffectIsReported(t *testing.T) {
 	}
 }
 
-// TestGroupInUseStays: a group that the owner takes back too early stays until its last destination is gone.
+// TestGroupInUseStays checks that a group that the owner deletes too early stays until its last destination is removed.
 func TestGroupInUseStays(t *testing.T) {
 	r := newRig(t, nil)
 	r.client.ReleaseRemovals(true)
@@ -231,8 +230,8 @@ func TestGroupInUseStays(t *testing.T) {
 	}
 }
 
-// TestRestartKeepsTraffic: after a restart of the control plane, group numbers mean something else. Nothing in effect
-// may change but what has to, and nothing at all before removals are released.
+// TestRestartKeepsTraffic checks that after a restart of the control plane, which renumbers groups, only necessary changes are made to the state
+// in effect, and none at all before removals are released.
 func TestRestartKeepsTraffic(t *testing.T) {
 	r := newRig(t, nil)
 	r.client.ReleaseRemovals(true)
@@ -248,7 +247,7 @@ func TestRestartKeepsTraffic(t *testing.T) {
 	r.connected()
 	r.log.take()
 
-	// While it learns, the first thing it knows is plane p0 alone; numbers are swapped.
+	// While it learns, it first knows only plane p0; numbers are swapped.
 	partial := r.client.SetDestination(dst(0), 1)
 	r.client.SetGroup(group(1, 1))
 	fresh := r.client.SetDestination(dst(20), 1)
@@ -259,14 +258,14 @@ func TestRestartKeepsTraffic(t *testing.T) {
 	if r.has(InEffect, partial)() {
 		t.Error("a destination that was held was reported in effect")
 	}
-	// Group 1 changes while it is held: another place on the wire, so that destination 8 keeps what it had.
+	// Group 1 changes while removals are held: it gets another place on the wire, so that destination 8 keeps its state.
 	r.client.SetGroup(group(1, 1, 1))
 	r.until("moved", func() bool { return r.groups() == 3 })
 	r.quiet()
 	if got, want := r.log.take(), []string{"set-group 3", "set 10.200.0.20/32 3"}; !slices.Equal(got, want) {
 		t.Errorf("sent %v, want %v", got, want)
 	}
-	// Learned all: destination 0 to 6 as before, 7 and 8 are gone.
+	// All routes are learned: destinations 0 to 6 as before; 7 and 8 are removed.
 	r.client.SetGroup(group(2, 1, 1, 1, 1))
 	for n := range 7 {
 		r.client.SetDestination(dst(n), 2)
@@ -283,8 +282,8 @@ func TestRestartKeepsTraffic(t *testing.T) {
 	}
 }
 
-// TestReusedNumber: a number that the owner gives to another vector at once must not move the destinations of the old
-// one through it, however late the operations are sent.
+// TestReusedNumber checks that a number that the owner immediately reuses for another vector does not move the destinations of the old vector,
+// however late the operations are sent.
 func TestReusedNumber(t *testing.T) {
 	r := newRig(t, nil)
 	r.client.ReleaseRemovals(true)
@@ -324,7 +323,7 @@ func TestNewerClientWins(t *testing.T) {
 	var events []Event
 	for !slices.ContainsFunc(events, func(e Event) bool { return e.Kind == Disconnected }) {
 		select {
-		case <-first.Knock():
+		case <-first.Ready():
 			events = first.Take(events)
 		case <-deadline.C:
 			t.Fatal("the first client still believes that it programs")
@@ -341,7 +340,7 @@ func TestFlowPins(t *testing.T) {
 	base := make(chan uint32, 1)
 	base <- 50000
 	ports := func(c *Config) {
-		c.Ports = func(destination netip.Prefix, group uint32) []*farev1.PairPorts {
+		c.Ports = func(destination Destination, group uint32) []*farev1.PairPorts {
 			b := <-base
 			base <- b
 			return []*farev1.PairPorts{{Source: "10.255.0.1/32", UdpSourcePorts: []uint32{b + group, b + 100 + group}}}
@@ -365,11 +364,11 @@ func TestFlowPins(t *testing.T) {
 	if port() != 50001 {
 		t.Errorf("port %d, want 50001", port())
 	}
-	path, err := dp.Forward(netip.MustParseAddr("10.255.0.1"), dst(1).Addr(), 50101)
+	path, err := dp.Forward(netip.MustParseAddr("10.255.0.1"), dst(1).Prefix.Addr(), 50101)
 	if err != nil || path.Device != "p1s0" || path.Slot != 1 {
 		t.Errorf("flow 50101: %+v, %v; want slot 1 on p1s0", path, err)
 	}
-	// Nothing changed: a restart sends nothing, a repeated declaration neither.
+	// Nothing changed: neither a restart nor a repeated declaration sends an operation.
 	r.quiet()
 	log.take()
 	r.restart(ports)
@@ -381,7 +380,7 @@ func TestFlowPins(t *testing.T) {
 	if got := log.take(); len(got) != 0 {
 		t.Errorf("sent %v, want nothing", got)
 	}
-	// Slots move: the destinations of the group get new ports.
+	// Slots move: the destinations of the group get other ports.
 	<-base
 	base <- 51000
 	r.client.ReleaseRemovals(true)
@@ -419,7 +418,7 @@ func TestEventsNameTheOperation(t *testing.T) {
 	if want := (Object{Kind: KindGroup, Group: 1}); e.Object != want || e.Op != 5 || e.Object.String() != "group 1" {
 		t.Errorf("last event %+v, want group 1 at operation 5", e)
 	}
-	if s := r.client.Status(); s.Counters.Sent[GroupSet] != 5 || s.Counters.InEffect != 5 || s.Counters.Refused != 0 {
+	if s := r.client.Status(); s.Counters.Sent[GroupSet] != 5 || s.Counters.InEffect[GroupSet] != 5 || s.Counters.Refused != ([classes]uint64{}) {
 		t.Errorf("counters %+v, want 5 sent and in effect", s.Counters)
 	}
 }
@@ -437,7 +436,7 @@ func TestNewRefusesNonsense(t *testing.T) {
 	}
 }
 
-// gathering is a data plane that says how many operations it takes at once, and notes how they came.
+// gathering is a data plane that reports how many operations per message it supports, and records the messages.
 type gathering struct {
 	*memory.Dataplane
 	limit    uint32
@@ -488,7 +487,7 @@ func (s *gatheringStream) Recv() (*farev1.ProgramRequest, error) {
 	return request, err
 }
 
-// TestOperationsAreGathered: many destinations go in few messages to a data plane that takes them so, one by one to any
+// TestOperationsAreGathered checks that many destinations are sent in few messages to a data plane that supports it, and one by one to any
 // other; a sub-port state and a group are never behind others in a message of several.
 func TestOperationsAreGathered(t *testing.T) {
 	for _, tc := range []struct {
@@ -507,7 +506,7 @@ func TestOperationsAreGathered(t *testing.T) {
 		r.client.ReleaseRemovals(true)
 		r.until("the group", r.has(InEffect, r.client.SetGroup(group(1, 1))))
 		const size = 1000
-		r.client.declare(func(b *book) uint64 { // at once: none is sent before the last is declared
+		r.client.declare(func(b *book) uint64 { // one call: no operation is sent before the last is declared
 			for n := range size {
 				b.setDestination(dst(n), 1)
 			}
@@ -541,8 +540,8 @@ func TestOperationsAreGathered(t *testing.T) {
 	}
 }
 
-// TestChangedCapabilitiesAreReadAgain: a Hello in the middle that brings other capabilities begins a new conversation, so that the
-// owner hears of them.
+// TestChangedCapabilitiesAreReadAgain checks that a Hello during a session with other capabilities starts another session, so that the owner is
+// notified of them.
 func TestChangedCapabilitiesAreReadAgain(t *testing.T) {
 	g := &gathering{Dataplane: memory.New(memory.Config{}), flowHash: &farev1.FlowHash{Algorithm: "ask"}}
 	conn, err := memory.Dial(g)

@@ -3,11 +3,10 @@ package dataplane
 import (
 	"cmp"
 	"maps"
-	"net/netip"
 	"slices"
 )
 
-// Class is what an operation does. Classes are sent in this order: see Diff.
+// Class is the class of an operation. Classes are sent in this order: see Diff.
 type Class uint8
 
 // The classes, in the order of sending.
@@ -29,16 +28,16 @@ func (c Class) String() string {
 	return "none"
 }
 
-// Step names one operation; only the field of its class is set.
+// Step identifies one operation; only the field of its class is set.
 type Step struct {
 	Class       Class
 	SubPort     string
 	Group       uint32
-	Destination netip.Prefix
+	Destination Destination
 }
 
-// Diff returns the fewest operations that turn have into want, in an order in which no destination is ever without its
-// group: sub-port states, group sets, destination sets, destination deletes, group deletes; sorted within each.
+// Diff returns the fewest operations that turn have into want, in an order in which no destination is ever without its group: sub-port states,
+// group sets, destination sets, destination deletes, group deletes; sorted within each.
 func Diff(have, want State) []Step {
 	var steps []Step
 	for _, device := range slices.Sorted(maps.Keys(want.SubPorts)) {

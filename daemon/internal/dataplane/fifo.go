@@ -6,7 +6,7 @@ type fifo[T any] struct {
 	head  int
 }
 
-// keep is the largest array that an empty queue holds on to; one of a larger burst is let go.
+// keep is the capacity of the largest array that an empty queue retains; a larger one, left by a burst, is released.
 const keep = 4096
 
 func (q *fifo[T]) len() int { return len(q.items) - q.head }

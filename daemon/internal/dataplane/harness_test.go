@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what has to happen.
+// patience limits how long a test waits for an event.
 const patience = time.Minute
 
 var planes = []string{"p0", "p1"}
@@ -37,7 +37,7 @@ func testForwarding() *farev1.Forwarding {
 	return f
 }
 
-// group builds a group; weights are of p0s0, p0s1, p1s0, p1s1, and 0 leaves the member out.
+// group returns a group; weights are of p0s0, p0s1, p1s0, p1s1, and 0 omits the member.
 func group(id uint32, weights ...uint32) *farev1.Group {
 	g := &farev1.Group{Id: id}
 	for i, weight := range weights {
@@ -48,11 +48,11 @@ func group(id uint32, weights ...uint32) *farev1.Group {
 	return g
 }
 
-func dst(n int) netip.Prefix {
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 200, byte(n >> 8), byte(n)}), 32)
+func dst(n int) Destination {
+	return Destination{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 200, byte(n >> 8), byte(n)}), 32)}
 }
 
-// wireLog keeps what arrived at the data plane.
+// wireLog records the operations that arrived at the data plane.
 type wireLog struct {
 	mu  sync.Mutex
 	ops []string
@@ -71,7 +71,7 @@ func (l *wireLog) add(op *farev1.Operation) {
 	case *farev1.Operation_SetDestination:
 		l.ops = append(l.ops, fmt.Sprintf("set %s %d", op.SetDestination.Prefix, op.SetDestination.Group))
 	case *farev1.Operation_DeleteDestination:
-		l.ops = append(l.ops, "delete "+op.DeleteDestination)
+		l.ops = append(l.ops, "delete "+op.DeleteDestination.GetPrefix())
 	}
 }
 
@@ -83,7 +83,7 @@ func (l *wireLog) take() []string {
 	return ops
 }
 
-// rig is a client that talks to an in-memory data plane.
+// rig is a client of an in-memory data plane.
 type rig struct {
 	t      *testing.T
 	dp     *memory.Dataplane
@@ -120,7 +120,7 @@ func newRig(t *testing.T, change func(*Config)) *rig {
 	return r
 }
 
-// restart ends the client, if any, and starts another one: a control plane that restarted.
+// restart ends the client, if any, and starts another one, like a restarted control plane.
 func (r *rig) restart(change func(*Config)) {
 	r.t.Helper()
 	if r.stop != nil {
@@ -146,7 +146,7 @@ func (r *rig) restart(change func(*Config)) {
 	})
 }
 
-// until takes events until ok.
+// until drains events until ok returns true.
 func (r *rig) until(what string, ok func() bool) {
 	r.t.Helper()
 	deadline := time.NewTimer(patience)
@@ -155,7 +155,7 @@ func (r *rig) until(what string, ok func() bool) {
 	defer poll.Stop()
 	for !ok() {
 		select {
-		case <-r.client.Knock():
+		case <-r.client.Ready():
 			r.events = r.client.Take(r.events)
 		case <-poll.C:
 		case <-deadline.C:
@@ -188,7 +188,7 @@ func (r *rig) destinations() int {
 	return destinations
 }
 
-// quiet waits until everything declared was sent and answered.
+// quiet waits until all declared changes were sent and answered.
 func (r *rig) quiet() {
 	r.t.Helper()
 	r.until("quiet", func() bool {

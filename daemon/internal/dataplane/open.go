@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// Open returns a connection to the data plane at address: "unix:/path" or "host:port", the latter with TLS unless
-// config is nil. It does not wait for the data plane to be there. The caller closes it after Run.
+// Open returns a connection to the data plane at address: "unix:/path" or "host:port", the latter with TLS unless config is nil. It does not
+// wait for the data plane. The caller closes the connection after Run.
 func Open(address string, config *tls.Config) (*grpc.ClientConn, error) {
 	transport := insecure.NewCredentials()
 	if config != nil {
@@ -20,8 +20,8 @@ func Open(address string, config *tls.Config) (*grpc.ClientConn, error) {
 	}
 	conn, err := grpc.NewClient(address,
 		grpc.WithTransportCredentials(transport),
-		// Run decides when to try again. What it finds then must not be older than its shortest pause. (gRPC's ResetConnectBackoff,
-		// which is made for this, reads a map without a lock that the balancer may be writing, as of v1.85.)
+		// Run decides when to retry. The connection state at that time must not be older than Run's shortest pause. (gRPC's ResetConnectBackoff
+		// is intended for this, but it reads a map without a lock that the balancer may be writing, as of v1.85.)
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: DefaultMinBackoff, Multiplier: 1, MaxDelay: DefaultMinBackoff},
 			MinConnectTimeout: time.Second,

@@ -14,19 +14,39 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// twin is what the owner wants, kept as simply as can be.
+// twin is the owner's wanted state in the simplest form.
 type twin struct {
 	subPorts     map[string]bool
 	groups       map[uint32]*farev1.Group
-	destinations map[netip.Prefix]uint32
+	destinations map[Destination]uint32
 	changes      map[Object]uint64 // number of each object's last change
+	sources      []netip.Prefix    // of the source groups; empty if there is only one
 }
 
-func newTwin() *twin {
-	return &twin{map[string]bool{}, map[uint32]*farev1.Group{}, map[netip.Prefix]uint32{}, map[Object]uint64{}}
+func newTwin(sources []netip.Prefix) *twin {
+	return &twin{map[string]bool{}, map[uint32]*farev1.Group{}, map[Destination]uint32{}, map[Object]uint64{}, sources}
 }
 
-// step makes one random change, as an owner does: no destination without a group, no group deleted in use.
+// twoSources are the names of the source groups of twoSourceGroups. The second has no p0s0.
+var twoSources = []netip.Prefix{netip.MustParsePrefix("10.255.0.1/32"), netip.MustParsePrefix("10.255.0.2/32")}
+
+func twoSourceGroups(c *Config) {
+	c.Forwarding.Loopbacks = []string{"10.255.0.1/32", "10.255.0.2/32"}
+	c.Forwarding.SourceGroups = []*farev1.SourceGroup{
+		{Loopbacks: []string{"10.255.0.1/32"}, Devices: []string{"p0s0", "p0s1", "p1s0", "p1s1"}},
+		{Loopbacks: []string{"10.255.0.2/32"}, Devices: []string{"p0s1", "p1s0", "p1s1"}},
+	}
+}
+
+// source returns the source group that a group serves.
+func (w *twin) source(id uint32) netip.Prefix {
+	if len(w.sources) == 0 {
+		return netip.Prefix{}
+	}
+	return w.sources[id%2]
+}
+
+// step makes one random change, like an owner: no destination without a group, no deletion of a group in use.
 func (w *twin) step(random *rand.Rand, client *Client) {
 	note := func(o Object, change uint64) {
 		if change > 0 {
@@ -35,6 +55,7 @@ func (w *twin) step(random *rand.Rand, client *Client) {
 	}
 	id := uint32(1 + random.IntN(8))
 	to := dst(random.IntN(40))
+	to.Source = w.source(id)
 	switch random.IntN(8) {
 	case 0:
 		device := device(random.IntN(2), random.IntN(2))
@@ -42,6 +63,9 @@ func (w *twin) step(random *rand.Rand, client *Client) {
 		note(Object{Kind: KindSubPort, SubPort: device}, client.SetSubPort(device, w.subPorts[device]))
 	case 1, 2:
 		g := group(id, uint32(random.IntN(3)), uint32(random.IntN(3)), uint32(random.IntN(2)), uint32(random.IntN(2)))
+		if g.Source = wireSource(w.source(id)); len(w.sources) > 0 && id%2 == 1 {
+			g.Members = slices.DeleteFunc(g.Members, func(m *farev1.GroupMember) bool { return m.Device == "p0s0" })
+		}
 		w.groups[id] = g
 		note(Object{Kind: KindGroup, Group: id}, client.SetGroup(g))
 	case 3:
@@ -60,7 +84,7 @@ func (w *twin) step(random *rand.Rand, client *Client) {
 	}
 }
 
-// contents describes what packets obey: sub-ports, each destination's weights, and how many groups there are.
+// contents returns the state that determines forwarding: sub-ports, each destination's weights, and the number of groups.
 func contents(state *farev1.SnapshotResponse) (down []string, weights map[string]string, groups []string) {
 	text := map[uint32]string{}
 	for _, g := range state.Groups {
@@ -69,7 +93,7 @@ func contents(state *farev1.SnapshotResponse) (down []string, weights map[string
 	}
 	weights = map[string]string{}
 	for _, d := range state.Destinations {
-		weights[d.Prefix] = text[d.Group]
+		weights[d.Prefix+" "+d.Source] = text[d.Group]
 	}
 	for _, s := range state.SubPorts {
 		if !s.Up {
@@ -81,7 +105,7 @@ func contents(state *farev1.SnapshotResponse) (down []string, weights map[string
 }
 
 func describe(g *farev1.Group) string {
-	s := "-"
+	s := "-" + g.Source
 	for _, m := range g.Members {
 		s += fmt.Sprintf(" %s:%d", m.Device, m.Weight)
 	}
@@ -96,8 +120,8 @@ func (w *twin) contents() (down []string, weights map[string]string, groups []st
 	}
 	slices.Sort(down)
 	weights = map[string]string{}
-	for prefix, id := range w.destinations {
-		weights[prefix.String()] = describe(w.groups[id])
+	for key, id := range w.destinations {
+		weights[key.Prefix.String()+" "+wireSource(key.Source)] = describe(w.groups[id])
 	}
 	for _, g := range w.groups {
 		groups = append(groups, describe(g))
@@ -112,7 +136,7 @@ func (r *rig) equals(w *twin) bool {
 	return slices.Equal(down, wantDown) && maps.Equal(weights, wantWeights) && slices.Equal(groups, wantGroups)
 }
 
-// inEffect says whether the last event of every object is that its last change is in effect.
+// inEffect reports whether the last event of every object is that its last change is in effect.
 func (r *rig) inEffect(w *twin) bool {
 	last := map[Object]Event{}
 	for _, e := range r.events {
@@ -135,23 +159,35 @@ func TestDesiredIsReached(t *testing.T) {
 	} {
 		t.Run(mode.name, func(t *testing.T) {
 			for seed := range uint64(6) {
-				t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { reach(t, seed, mode.breaks, mode.delays, mode.refusals) })
+				sources := seed % 3 // none, two, two after the restart
+				t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { reach(t, seed, sources, mode.breaks, mode.delays, mode.refusals) })
 			}
 		})
 	}
 }
 
-func reach(t *testing.T, seed uint64, breaks, delays, refusals bool) {
+func reach(t *testing.T, seed, sources uint64, breaks, delays, refusals bool) {
 	random := rand.New(rand.NewPCG(seed, 1))
-	tune := func(c *Config) { c.Window = 1 + random.IntN(20); c.AckTimeout = 2 * time.Second }
+	var names []netip.Prefix
+	tune := func(c *Config) {
+		c.Window = 1 + random.IntN(20)
+		c.AckTimeout = 2 * time.Second
+		if sources == 1 {
+			names = twoSources
+			twoSourceGroups(c)
+		}
+		if sources == 2 {
+			sources = 1 // after the restart
+		}
+	}
 	r := newRig(t, tune)
-	want := newTwin()
+	want := newTwin(names)
 	for run := range 2 { // the second one is a restarted control plane
 		if run > 0 {
 			_, before, _ := contents(r.dp.State())
 			down := want.subPorts
 			r.restart(tune)
-			want = newTwin()
+			want = newTwin(names)
 			r.connected()
 			for range 150 {
 				want.step(random, r.client)
@@ -163,7 +199,7 @@ func reach(t *testing.T, seed uint64, breaks, delays, refusals bool) {
 					t.Fatalf("%s: %q was in effect, %q is, while removals were held", prefix, weights, after[prefix])
 				}
 			}
-			for device, up := range down { // what nobody declares stays: declare it
+			for device, up := range down { // undeclared sub-ports stay unchanged, so declare them
 				if _, ok := want.subPorts[device]; !ok {
 					want.subPorts[device] = up
 					want.changes[Object{Kind: KindSubPort, SubPort: device}] = r.client.SetSubPort(device, up)
@@ -182,7 +218,7 @@ func reach(t *testing.T, seed uint64, breaks, delays, refusals bool) {
 				r.dp.DelayAcks(time.Duration(random.IntN(300)) * time.Microsecond)
 			case refusals && n == 3:
 				r.dp.RefuseNext(random.IntN(4), codes.Internal, "injected")
-			case n < 12: // let the other side work
+			case n < 12: // give the other side time
 				r.until("progress", func() bool { return r.client.Status().Queued < 20 })
 			}
 			r.events = r.client.Take(r.events)
@@ -190,7 +226,7 @@ func reach(t *testing.T, seed uint64, breaks, delays, refusals bool) {
 		r.dp.RefuseNext(0, codes.OK, "")
 		if refusals {
 			r.connected()
-			r.dp.BreakStream() // what was refused is tried again
+			r.dp.BreakStream() // refused operations are retried
 		}
 		r.until(fmt.Sprintf("desired state (run %d, seed %d)", run, seed), func() bool { return r.equals(want) })
 		r.until("events", func() bool {
@@ -205,8 +241,8 @@ func reach(t *testing.T, seed uint64, breaks, delays, refusals bool) {
 	}
 }
 
-// TestDiff: random pairs of states; the steps turn one into the other, no step leaves a destination without its group,
-// and there are no more of them than there are differences.
+// TestDiff checks for random pairs of states that the steps turn one into the other, that no step leaves a destination without its group, and
+// that there are no more steps than differences.
 func TestDiff(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 2))
@@ -262,7 +298,7 @@ func TestDiff(t *testing.T) {
 }
 
 func randomState(random *rand.Rand) State {
-	s := State{SubPorts: map[string]bool{}, Groups: map[uint32]*farev1.Group{}, Destinations: map[netip.Prefix]uint32{}}
+	s := State{SubPorts: map[string]bool{}, Groups: map[uint32]*farev1.Group{}, Destinations: map[Destination]uint32{}}
 	for n := range 4 {
 		if random.IntN(3) > 0 {
 			s.SubPorts[device(n/2, n%2)] = random.IntN(2) == 0

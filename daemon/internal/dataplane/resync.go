@@ -3,29 +3,31 @@ package dataplane
 import (
 	"cmp"
 	"maps"
-	"net/netip"
 	"slices"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// disconnect forgets the stream; what is wanted and what was in effect stay.
+// disconnect drops the state of the stream; the wanted state and the last confirmed state remain.
 func (b *book) disconnect() {
 	b.connected = false
 	b.resetStream()
 }
 
 func (b *book) resetStream() {
-	for i := range b.flights.len() { // nobody knows whether these arrived: what they would have drained is drained again
+	for i := range b.flights.len() { // it is unknown whether these arrived, so their drains are repeated
 		if f := b.flights.at(i); !f.done && f.object != nil {
 			f.object.drains(f.drain)
 		}
 	}
 	b.flights.reset()
+	b.paces = [classes]pace{}
 	b.base, b.next, b.effect = 1, 1, 0
-	for class := range b.queues {
-		for b.queues[class].len() > 0 {
-			b.queues[class].pop().queued = 0
+	for lane := range b.queues {
+		for class := range b.queues[lane] {
+			for q := &b.queues[lane][class]; q.len() > 0; {
+				q.pop().queued = 0
+			}
 		}
 	}
 	for b.deletes.len() > 0 {
@@ -33,14 +35,16 @@ func (b *book) resetStream() {
 	}
 }
 
-// resync starts a stream to a data plane that has this state: it queues the difference.
+// resync starts a stream to a data plane with the given state: it queues the difference.
 func (b *book) resync(have State) {
+	defer func(bulk bool) { b.bulk = bulk }(b.bulk)
+	b.bulk = true // later changes do not wait behind the difference
 	b.resetStream()
 	b.connected = true
-	clear(b.blocked)
 	objects := b.sorted()
 	for _, o := range objects {
 		o.op, o.refusal, o.queued = 0, nil, 0
+		b.block(o, false)
 	}
 	b.adoptSubPorts(have)
 	b.adoptDestinations(have)
@@ -48,6 +52,9 @@ func (b *book) resync(have State) {
 	for _, o := range b.sorted() {
 		if o.done != 0 && !b.obeyed(o) {
 			o.done = 0
+			b.report(o)
+		}
+		if o.done != 0 && o.wire != nil && o.wire.approximate != o.approximate {
 			b.report(o)
 		}
 		b.settle(o)
@@ -66,7 +73,7 @@ func (b *book) resync(have State) {
 		}
 	}
 	for _, o := range b.sorted() {
-		if o.repin { // only its ports, once computed, tell whether it differs
+		if o.repin { // only its computed ports tell whether it differs
 			b.mark(o)
 		}
 	}
@@ -84,9 +91,9 @@ func (b *book) adoptDestinations(have State) {
 	for _, o := range b.destinations {
 		o.sent, o.effect = value{}, value{}
 	}
-	for prefix, to := range have.Destinations {
-		o := b.destination(prefix)
-		o.sent = value{to: to, pins: have.Pins[prefix]}
+	for key, to := range have.Destinations {
+		o := b.destination(key)
+		o.sent = value{to: to, pins: have.Pins[key]}
 		o.effect = o.sent
 	}
 	for _, o := range b.destinations {
@@ -94,16 +101,19 @@ func (b *book) adoptDestinations(have State) {
 	}
 }
 
-// adoptGroups gives every wanted group a place on the wire: the one it had, one with the same content, or a new one.
+// adoptGroups assigns a place on the wire to every wanted group: its previous one, one with the same content, or a new one.
 func (b *book) adoptGroups(have State) {
 	before := b.wires
-	b.wires = make(map[uint32]*wire, len(have.Groups))
+	b.wires, b.lowest = make(map[uint32]*wire, len(have.Groups)), 1
 	for id, content := range have.Groups {
 		old := before[id]
-		b.wires[id] = &wire{id: id, content: content, effect: content, foreign: old == nil || old.foreign}
+		b.wires[id] = &wire{id: id, content: content, effect: content, foreign: old == nil || old.foreign, approximate: have.Approximate[id]}
 		if old != nil && old.owner == nil {
-			b.wires[id].former = old.former
+			b.wires[id].setFormer(old.former)
 		}
+	}
+	for _, w := range before {
+		w.setFormer(nil)
 	}
 	for _, o := range b.destinations {
 		if w := b.wires[o.sent.to]; w != nil {
@@ -117,15 +127,15 @@ func (b *book) adoptGroups(have State) {
 		if had == nil || !o.wanted {
 			continue
 		}
-		if w := b.wires[had.id]; w != nil && (!b.held || !w.foreign || sameGroup(w.content, o.wantGroup)) {
-			w.owner, w.former, o.wire = o, nil, w
+		if w := b.wires[had.id]; w != nil && b.replaceable(w, o) {
+			b.own(o, w)
 		}
 	}
-	clear(b.recognised)
+	clear(b.recognized)
 	for _, w := range b.sortedWires() {
 		if key := contentKey(w.content); w.owner == nil && key != "" {
-			if _, taken := b.recognised[key]; !taken {
-				b.recognised[key] = w.id
+			if _, taken := b.recognized[key]; !taken {
+				b.recognized[key] = w.id
 			}
 		}
 	}
@@ -136,11 +146,11 @@ func (b *book) adoptGroups(have State) {
 	}
 }
 
-// wantedState is what the data plane is to have, in numbers of the wire.
+// wantedState returns the wanted state of the data plane, in numbers of the wire.
 func (b *book) wantedState(have State) State {
 	want := State{
 		SubPorts: map[string]bool{}, Groups: map[uint32]*farev1.Group{},
-		Destinations: map[netip.Prefix]uint32{}, Pins: have.Pins,
+		Destinations: map[Destination]uint32{}, Pins: have.Pins,
 	}
 	for device, o := range b.subPorts {
 		want.SubPorts[device] = o.wantUp
@@ -150,13 +160,13 @@ func (b *book) wantedState(have State) State {
 			want.Groups[id] = w.owner.wantGroup
 		}
 	}
-	for prefix, o := range b.destinations {
+	for key, o := range b.destinations {
 		if !o.wanted {
 			continue
 		}
-		want.Destinations[prefix] = 0 // its group is missing: looks different, and is reported when its turn comes
+		want.Destinations[key] = 0 // its group is missing: it counts as different, and is reported when its turn comes
 		if w := b.target(o); w != nil {
-			want.Destinations[prefix] = w.id
+			want.Destinations[key] = w.id
 		}
 	}
 	return want

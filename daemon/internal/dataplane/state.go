@@ -14,23 +14,25 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// State is what a data plane has, or is to have. The zero value is an empty one.
+// State is the actual or wanted state of a data plane. The zero value is empty.
 type State struct {
-	// SubPorts by device: up or down. Sub-ports that a wanted state leaves out stay as they are.
+	// SubPorts by device: up or down. Sub-ports missing in a wanted state stay unchanged.
 	SubPorts map[string]bool
-	// Groups by the number they have on the wire.
+	// Groups by their number on the wire.
 	Groups map[uint32]*farev1.Group
-	// Destinations and the group of each.
-	Destinations map[netip.Prefix]uint32
-	// Pins are fingerprints of the destinations' source ports; 0 or absent: none.
-	Pins map[netip.Prefix]uint64
+	// Destinations with the group of each.
+	Destinations map[Destination]uint32
+	// Approximate holds the groups that the data plane forwards approximately, each with its message.
+	Approximate map[uint32]string
+	// Pins are fingerprints of the destinations' source ports; 0 or absent means none.
+	Pins map[Destination]uint64
 }
 
 // readBack collects a Snapshot.
 func readBack(stream grpc.ServerStreamingClient[farev1.SnapshotResponse], order order) (State, error) {
 	state := State{
-		SubPorts: map[string]bool{}, Groups: map[uint32]*farev1.Group{},
-		Destinations: map[netip.Prefix]uint32{}, Pins: map[netip.Prefix]uint64{},
+		SubPorts: map[string]bool{}, Groups: map[uint32]*farev1.Group{}, Approximate: map[uint32]string{},
+		Destinations: map[Destination]uint32{}, Pins: map[Destination]uint64{},
 	}
 	for {
 		chunk, err := stream.Recv()
@@ -40,6 +42,9 @@ func readBack(stream grpc.ServerStreamingClient[farev1.SnapshotResponse], order 
 		if err != nil {
 			return State{}, fmt.Errorf("snapshot: %w", err)
 		}
+		for id, message := range chunk.Approximate {
+			state.Approximate[id] = message
+		}
 		for _, subPort := range chunk.SubPorts {
 			state.SubPorts[subPort.Device] = subPort.Up
 		}
@@ -48,19 +53,27 @@ func readBack(stream grpc.ServerStreamingClient[farev1.SnapshotResponse], order 
 			state.Groups[group.Id] = group
 		}
 		for _, destination := range chunk.Destinations {
-			prefix, err := netip.ParsePrefix(destination.Prefix)
+			key, err := parseDestination(destination)
 			if err != nil {
-				return State{}, fmt.Errorf("snapshot: destination: %w; the data plane must answer host prefixes", err)
+				return State{}, fmt.Errorf("snapshot: destination: %w; the data plane must return host prefixes", err)
 			}
-			state.Destinations[prefix] = destination.Group
+			state.Destinations[key] = destination.Group
 			if pins := fingerprint(destination.Pairs); pins != 0 {
-				state.Pins[prefix] = pins
+				state.Pins[key] = pins
 			}
 		}
 	}
 }
 
-// order is the place of each device in Forwarding.
+// parseDestination parses a destination with its source group.
+func parseDestination(d *farev1.Destination) (key Destination, err error) {
+	if key.Prefix, err = netip.ParsePrefix(d.Prefix); err == nil && d.Source != "" {
+		key.Source, err = netip.ParsePrefix(d.Source)
+	}
+	return key, err
+}
+
+// order maps each device to its position in Forwarding.
 type order map[string]int
 
 func newOrder(forwarding *farev1.Forwarding) order {
@@ -73,8 +86,7 @@ func newOrder(forwarding *farev1.Forwarding) order {
 	return o
 }
 
-// sort brings a group into the order of Snapshot, so that equal groups compare equal. Devices that Forwarding does not
-// have stand last, by name.
+// sort sorts a group into the order of Snapshot, so that equal groups compare equal. Devices missing in Forwarding come last, by name.
 func (o order) sort(group *farev1.Group) {
 	place := func(device string) int {
 		if at, ok := o[device]; ok {
@@ -88,12 +100,12 @@ func (o order) sort(group *farev1.Group) {
 	slices.SortFunc(group.Slots, func(a, b *farev1.GroupSlot) int { return cmp.Compare(a.Slot, b.Slot) })
 }
 
-// sameGroup compares two groups without their numbers. nil equals nil only: a group without members is not no group.
+// sameGroup compares two groups without their numbers. nil equals only nil: a group without members differs from no group.
 func sameGroup(a, b *farev1.Group) bool {
 	if a == b {
 		return true
 	}
-	return a != nil && b != nil && sameMembers(a, b) && len(a.Slots) == len(b.Slots) &&
+	return a != nil && b != nil && a.Source == b.Source && sameMembers(a, b) && len(a.Slots) == len(b.Slots) &&
 		slices.EqualFunc(a.Slots, b.Slots, func(x, y *farev1.GroupSlot) bool {
 			return samePlace(x, y) && x.SharePpb == y.SharePpb && x.DrainBeforeMove == y.DrainBeforeMove
 		})
@@ -109,22 +121,22 @@ func samePlace(x, y *farev1.GroupSlot) bool {
 	return x.Slot == y.Slot && x.Plane == y.Plane && x.Device == y.Device
 }
 
-// samePlaces says whether the slots of two groups lie on the same sub-ports: then the source ports are the same too.
+// samePlaces reports whether the slots of two groups are on the same sub-ports, so that the source ports are the same too.
 func samePlaces(a, b *farev1.Group) bool {
 	return slices.EqualFunc(a.GetSlots(), b.GetSlots(), samePlace)
 }
 
-// contentKey is equal for groups that sameGroup says are equal.
+// contentKey is equal for groups that sameGroup considers equal.
 func contentKey(group *farev1.Group) string {
-	nameless := &farev1.Group{Members: group.Members, Slots: group.Slots}
+	nameless := &farev1.Group{Members: group.Members, Slots: group.Slots, Source: group.Source}
 	key, err := proto.MarshalOptions{Deterministic: true}.Marshal(nameless)
 	if err != nil {
-		return "" // a name that is not UTF-8: such a group is never recognised, and refused when it is sent
+		return "" // a name that is not UTF-8: such a group is never recognized, and refused when it is sent
 	}
 	return string(key)
 }
 
-// fingerprint stands for the source ports of a destination: 64 bits instead of kilobytes each. 0: no pairs.
+// fingerprint represents the source ports of a destination: 64 bits instead of kilobytes each. It returns 0 without pairs.
 func fingerprint(pairs []*farev1.PairPorts) uint64 {
 	if len(pairs) == 0 {
 		return 0

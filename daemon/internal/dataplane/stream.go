@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,8 +16,8 @@ import (
 
 type programStream = grpc.BidiStreamingClient[farev1.ProgramRequest, farev1.ProgramResponse]
 
-// talk holds one conversation: Hello, stream, read-back, difference, changes. talked says that it got past the
-// read-back. It returns after every goroutine it started has ended.
+// talk runs one session: Hello, stream, read-back, difference, changes. talked reports that the read-back succeeded. talk returns after every
+// goroutine that it started has ended.
 func (c *Client) talk(ctx context.Context) (talked bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var helpers sync.WaitGroup
@@ -24,7 +25,7 @@ func (c *Client) talk(ctx context.Context) (talked bool, err error) {
 	defer func() { cancel(err) }()
 	client := farev1.NewDataplaneServiceClient(c.config.Conn)
 
-	// Until the difference is known, every step has to be done in time.
+	// Until the difference is known, every step must finish in time.
 	limit := time.AfterFunc(c.config.AckTimeout, func() { cancel(stalled("connecting", c.config.AckTimeout)) })
 	defer limit.Stop()
 	hello, err := c.hello(ctx, client)
@@ -35,10 +36,10 @@ func (c *Client) talk(ctx context.Context) (talked bool, err error) {
 	if err != nil {
 		return false, cause(ctx, fmt.Errorf("program: %w", err))
 	}
-	// The headers say that no other client programs any more: what is read back now is ours alone.
+	// The headers confirm that no other client programs any longer, so the state read back now cannot be changed by another client.
 	header, err := stream.Header()
 	if err == nil && header == nil {
-		_, err = stream.Recv() // the stream ended instead; this is why
+		_, err = stream.Recv() // the stream ended instead; this returns the reason
 	}
 	if err != nil {
 		return false, cause(ctx, fmt.Errorf("program: %w", err))
@@ -63,7 +64,7 @@ func (c *Client) talk(ctx context.Context) (talked bool, err error) {
 	return true, cause(ctx, c.send(ctx, client, stream))
 }
 
-// cause prefers the reason for which we ended the conversation to the error that this caused.
+// cause prefers the reason for which the client ended the session to the error that resulted from it.
 func cause(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -71,7 +72,7 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-// hello tells the data plane what will be programmed.
+// hello sends the version, the instance and Forwarding.
 func (c *Client) hello(ctx context.Context, client farev1.DataplaneServiceClient) (*farev1.HelloResponse, error) {
 	c.mu.Lock()
 	forwarding := c.forwarding // replaced, never modified
@@ -86,13 +87,13 @@ func (c *Client) hello(ctx context.Context, client farev1.DataplaneServiceClient
 	return response, nil
 }
 
-// sameCapabilities refuses a Hello in the middle of a conversation that changes what the conversation is built on: the
-// next one begins with it.
+// sameCapabilities returns an error if a Hello during a session changes the capabilities on which the session is based: the next session begins
+// with the changed ones.
 func (c *Client) sameCapabilities(hello *farev1.HelloResponse) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !proto.Equal(hello.Capabilities, c.status.Capabilities) {
-		return errors.New("the data plane's capabilities changed; it is read back again")
+		return errors.New("the data plane's capabilities changed; reconnecting and reading its state back")
 	}
 	return nil
 }
@@ -119,7 +120,7 @@ func (c *Client) send(ctx context.Context, client farev1.DataplaneServiceClient,
 		request := c.compose(message)
 		if request != nil {
 			if err := stream.Send(request); err != nil {
-				// Send knows no more than that the stream is over; the receiver learns why, and cancels with it.
+				// Send only reports that the stream has ended; the receiver gets the reason, and cancels with it.
 				<-ctx.Done()
 				return err
 			}
@@ -133,19 +134,19 @@ func (c *Client) send(ctx context.Context, client farev1.DataplaneServiceClient,
 	}
 }
 
-// compose fills message with the next operations; nil: nothing to send now. Only operations on destinations are gathered:
-// there are many, and they are small. A sub-port state that is declared meanwhile goes next, and the message with it.
+// compose fills message with the next operations, and returns nil if there are none. It gathers only operations on destinations, which are
+// many and small. A sub-port state that is declared in the meantime is added next and ends the message.
 func (c *Client) compose(message *message) *farev1.ProgramRequest {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	message.count = 0
+	message.count, c.book.now = 0, time.Now()
 	for message.count < c.gather {
 		op, pairs, pins, ok := c.next()
 		if !ok {
 			break
 		}
 		if c.book.flights.len() == 0 {
-			c.active = time.Now() // from now on the data plane owes an answer
+			c.active = c.book.now // from now on the data plane owes an answer
 		}
 		c.book.send(&op, pins)
 		message.add(&op, pairs)
@@ -154,13 +155,13 @@ func (c *Client) compose(message *message) *farev1.ProgramRequest {
 		}
 	}
 	if message.count == 0 && len(c.book.events) > 0 {
-		ring(c.knock)
+		ring(c.ready)
 	}
 	return message.finish()
 }
 
-// next returns the next operation with its source ports and their fingerprint; false: there is none now. The caller holds
-// mu, which is given up while ports are computed.
+// next returns the next operation with its source ports and their fingerprint, or false if there is none now. The caller holds mu; next releases
+// it while it computes ports.
 func (c *Client) next() (op operation, pairs []*farev1.PairPorts, pins uint64, ok bool) {
 	for {
 		op, ok = c.book.pop()
@@ -175,7 +176,7 @@ func (c *Client) next() (op operation, pairs []*farev1.PairPorts, pins uint64, o
 		c.mu.Lock()
 		if w := c.book.target(o); o.repin || !o.wanted || o.wantTo != group || w != op.wire || w.content == nil {
 			o.repin = o.wanted
-			c.book.mark(o) // it changed meanwhile
+			c.book.mark(o) // it changed in the meantime
 			continue
 		}
 		if o.sent.to == op.wire.id && o.sent.pins == pins {
@@ -186,12 +187,12 @@ func (c *Client) next() (op operation, pairs []*farev1.PairPorts, pins uint64, o
 	}
 }
 
-// message is the request that is sent over and over, and the parts that go into it.
+// message is the request, which is reused for all messages, with the operations in it.
 type message struct {
 	request farev1.ProgramRequest
 	parts   []*part
 	list    []*farev1.Operation // of parts
-	count   int                 // parts in use
+	count   int                 // number of parts in use
 }
 
 // part is an operation of a message.
@@ -210,6 +211,7 @@ func newPart() *part {
 	p.subPort.SubPort = &farev1.SubPortState{}
 	p.setGroup.SetGroup = &p.group
 	p.setDestination.SetDestination = &farev1.Destination{}
+	p.deleteDestination.DeleteDestination = &farev1.DestinationKey{}
 	return p
 }
 
@@ -223,13 +225,13 @@ func (m *message) add(op *operation, pairs []*farev1.PairPorts) {
 	m.count++
 }
 
-// finish returns the request; nil when there is no operation in it.
+// finish returns the request, or nil if it contains no operation.
 func (m *message) finish() *farev1.ProgramRequest {
 	m.request.Operation, m.request.Operations = nil, nil
 	switch m.count {
 	case 0:
 		return nil
-	case 1: // every data plane understands this one
+	case 1: // every data plane supports this form
 		m.request.Operation = m.list[0]
 	default:
 		m.request.Operations = m.list[:m.count]
@@ -245,15 +247,18 @@ func (p *part) fill(op *operation, pairs []*farev1.PairPorts) {
 		p.operation.Op = &p.subPort
 	case GroupSet:
 		// The content is replaced, never modified, once it is declared.
-		p.group.Id, p.group.Members, p.group.Slots = op.wire.id, op.wire.content.Members, op.wire.content.Slots
+		content := op.wire.content
+		p.group.Id, p.group.Members, p.group.Slots, p.group.Source = op.wire.id, content.Members, content.Slots, content.Source
 		p.operation.Op = &p.setGroup
 	case DestinationSet:
 		d := p.setDestination.SetDestination
-		d.Prefix, d.Group, d.Pairs = op.object.Destination.String(), op.wire.id, pairs
+		key := op.object.Destination
+		d.Prefix, d.Source, d.Group, d.Pairs = key.Prefix.String(), wireSource(key.Source), op.wire.id, pairs
 		d.DrainBeforeMove, op.object.drain = op.object.drain, nil
 		p.operation.Op = &p.setDestination
 	case DestinationDelete:
-		p.deleteDestination.DeleteDestination = op.object.Destination.String()
+		key := op.object.Destination
+		p.deleteDestination.DeleteDestination.Prefix, p.deleteDestination.DeleteDestination.Source = key.Prefix.String(), wireSource(key.Source)
 		p.operation.Op = &p.deleteDestination
 	case GroupDelete:
 		p.deleteGroup.DeleteGroup = op.wire.id
@@ -261,7 +266,7 @@ func (p *part) fill(op *operation, pairs []*farev1.PairPorts) {
 	}
 }
 
-// receive takes acknowledgements until the stream ends, and returns why.
+// receive processes acknowledgements until the stream ends, and returns the reason.
 func (c *Client) receive(stream programStream) error {
 	var response farev1.ProgramResponse
 	for {
@@ -270,17 +275,21 @@ func (c *Client) receive(stream programStream) error {
 		}
 		c.mu.Lock()
 		c.active = time.Now()
+		c.book.now = c.active
 		var err error
 		for _, ack := range response.Acks {
 			if err = c.book.acknowledge(ack); err != nil {
-				err = fmt.Errorf("the data plane breaks the contract: %w; it is read back again", err)
+				err = fmt.Errorf("the data plane breaks the contract: %w; reconnecting and reading its state back", err)
 				break
 			}
 		}
-		news := len(c.book.events) > 0
+		if response.Integrity != nil {
+			c.integrity(response.Integrity)
+		}
+		news := len(c.book.events) > 0 || c.book.integrity != nil
 		c.mu.Unlock()
 		if news {
-			ring(c.knock)
+			ring(c.ready)
 		}
 		ring(c.work)
 		if err != nil {
@@ -289,8 +298,21 @@ func (c *Client) receive(stream programStream) error {
 	}
 }
 
-// watch ends a conversation in which the data plane owes an acknowledgement for too long. It is not the sender's task:
-// that may itself wait for a data plane that does not read.
+// integrity records a report on the layer below the data plane. The caller holds mu.
+func (c *Client) integrity(report *farev1.Integrity) {
+	event := &Event{Kind: Intact, Message: report.Message}
+	if !report.Intact {
+		event.Kind, event.Message = Damaged, cmp.Or(report.Message, "the layer below the data plane lacks an acknowledged object")
+	}
+	c.book.integrity = event
+	c.status.Damage, c.status.Repairs = "", report.Repairs
+	if !report.Intact {
+		c.status.Damage = event.Message
+	}
+}
+
+// watch ends a session in which the data plane owes an acknowledgement for too long. The sender cannot do this, because it may itself wait for a
+// data plane that does not read.
 func (c *Client) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	timer := time.NewTimer(c.config.AckTimeout)
 	defer timer.Stop()

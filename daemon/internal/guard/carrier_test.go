@@ -6,7 +6,7 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 )
 
-// All that Wrap takes crosses the speaker's own library and comes back.
+// TestCarrierCrossesSpeaker checks that all communities that Wrap accepts pass through the speaker's own library and can be unwrapped.
 func TestCarrierCrossesSpeaker(t *testing.T) {
 	c := Carrier{FARE: CodePoint{0x80, 0x0f}}
 	for _, in := range [][8]byte{
@@ -39,8 +39,9 @@ func TestCarrierCrossesSpeaker(t *testing.T) {
 	}
 }
 
-// Over every pair of first octets: Wrap takes three at most, never two to the
-// same carrier, and Unwrap takes nothing else.
+// TestCarrierIsBijective checks over every pair of first octets that Wrap
+// accepts three at most, never maps two to the same carrier, and that Unwrap
+// accepts nothing else.
 func TestCarrierIsBijective(t *testing.T) {
 	for _, c := range []Carrier{{}, {FARE: CodePoint{0x80, 0x0f}}, {FARE: CodePoint{carrierType, 0x00}}, {FARE: CodePoint{0x00, 0x05}}} {
 		forward, back := 0, 0

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// Direction tells whose octets are counted.
+// Direction is the direction of counted octets.
 type Direction uint8
 
 // The two directions through a guard.
@@ -15,10 +15,10 @@ const (
 	numDirections
 )
 
-// String is the metric label.
+// String returns the metric label.
 func (d Direction) String() string { return [...]string{"in", "out"}[d] }
 
-// Unit is what is counted.
+// Unit is a unit of counting.
 type Unit uint8
 
 // The units. In each direction and unit: received = passed + dropped by each
@@ -33,12 +33,12 @@ const (
 	numUnits
 )
 
-// String is the metric label.
+// String returns the metric label.
 func (u Unit) String() string {
 	return [...]string{"messages", "routes", "withdrawals", "attributes", "extended_communities", "capabilities"}[u]
 }
 
-// Reason is why something did not pass. Each belongs to one Unit.
+// Reason is the reason for which an item did not pass. Each belongs to one Unit.
 type Reason uint8
 
 // The reasons. The zero value means passed.
@@ -46,27 +46,29 @@ const (
 	None Reason = iota
 
 	MessageFraming      // header, length or type: NOTIFICATION 1/x
-	MessageOpen         // OPEN that cannot be accepted: NOTIFICATION 2/x
+	MessageOpen         // unacceptable OPEN: NOTIFICATION 2/x
 	MessageUpdate       // UPDATE that ends the session: NOTIFICATION 3/x
-	MessageUnexpected   // not in this state: NOTIFICATION 5/x
+	MessageUnexpected   // not permitted in this state: NOTIFICATION 5/x
 	MessageLimit        // more prefixes than allowed: NOTIFICATION 6/1
 	MessageNotification // NOTIFICATION of the peer: reported instead
-	MessageEmpty        // UPDATE of which nothing was left; a KEEPALIVE stands in
+	MessageEmpty        // UPDATE without any remaining part; replaced by a KEEPALIVE
 	MessageRefresh      // ROUTE-REFRESH for a family or sub-type not in use
+	MessageRepeated     // repeated End-of-RIB, or ROUTE-REFRESH too soon after the last: deferred
 
 	RouteFamily     // family not negotiated
 	RouteNotHost    // not a /32 or /128
+	RouteMulticast  // within 224.0.0.0/4 or ff00::/8 (RFC 5771, RFC 4291, Section 2.7): not the address of a GPU
 	RouteOutside    // outside the accepted ranges
 	RouteMalformed  // a malformed attribute: treated as withdrawn
 	RouteIncomplete // a mandatory attribute is missing: treated as withdrawn
 	RoutePath       // AS_PATH malformed, AS 0, sets or confederations: treated as withdrawn
 	RouteFirstAS    // first AS is not the peer's: treated as withdrawn
-	RouteLoop       // our AS in the path: treated as withdrawn
-	RouteNextHop    // next hop is not the peer, or we have none to send
-	RouteOversize   // attributes leave no room for a prefix: treated as withdrawn
+	RouteLoop       // our AS occurs in the path more often than permitted: treated as withdrawn
+	RouteNextHop    // next hop is not the peer's, or we have none to send
+	RouteOversize   // more than MaxASPath AS numbers: treated as withdrawn
 	RouteLimit      // the prefix beyond the limit
 
-	WithdrawUnknown // prefix not held by this session, forgotten
+	WithdrawUnknown // prefix not held by this session: dropped
 	WithdrawFamily  // family not negotiated
 
 	AttributeUnlisted  // not on the allow-list
@@ -99,8 +101,10 @@ var reasons = [numReasons]struct {
 	MessageNotification:    {Messages, "message_notification"},
 	MessageEmpty:           {Messages, "message_empty"},
 	MessageRefresh:         {Messages, "message_refresh"},
+	MessageRepeated:        {Messages, "message_repeated"},
 	RouteFamily:            {Routes, "route_family"},
 	RouteNotHost:           {Routes, "route_not_host"},
+	RouteMulticast:         {Routes, "route_multicast"},
 	RouteOutside:           {Routes, "route_outside_accept"},
 	RouteMalformed:         {Routes, "route_malformed_attribute"},
 	RouteIncomplete:        {Routes, "route_missing_attribute"},
@@ -126,13 +130,13 @@ var reasons = [numReasons]struct {
 	CapabilityMalformed:    {Capabilities, "capability_malformed"},
 }
 
-// String is the stable metric label.
+// String returns the stable metric label.
 func (r Reason) String() string { return reasons[r].label }
 
-// Unit is what the reason counts.
+// Unit returns the unit that the reason counts.
 func (r Reason) Unit() Unit { return reasons[r].unit }
 
-// Reasons lists every reason but None, in order.
+// Reasons lists every reason except None, in order.
 func Reasons() []Reason {
 	all := make([]Reason, 0, numReasons-1)
 	for r := None + 1; r < numReasons; r++ {
@@ -150,9 +154,9 @@ func Units() []Unit {
 	return all
 }
 
-// Counters are shared by the successive guards of one session and outlive
-// them. The zero value is ready; any goroutine may read. They move when a
-// message is finished, so between calls the sums of Unit hold exactly.
+// Counters are shared by the successive guards of one session and outlive them.
+// The zero value is ready for use; any goroutine may read them. They change
+// when a message is finished, so between calls the sums of Unit hold exactly.
 type Counters struct {
 	ways [numDirections]struct {
 		received, passed [numUnits]atomic.Uint64
@@ -160,13 +164,13 @@ type Counters struct {
 	}
 }
 
-// Received is how many of u arrived.
+// Received returns the number of received items of u.
 func (c *Counters) Received(d Direction, u Unit) uint64 { return c.ways[d].received[u].Load() }
 
-// Passed is how many of u went on.
+// Passed returns the number of items of u that passed.
 func (c *Counters) Passed(d Direction, u Unit) uint64 { return c.ways[d].passed[u].Load() }
 
-// Dropped is how many of r.Unit() did not, because of r.
+// Dropped returns the number of items of r.Unit() that were dropped because of r.
 func (c *Counters) Dropped(d Direction, r Reason) uint64 { return c.ways[d].dropped[r].Load() }
 
 // tally collects the counts of one message without atomics.
@@ -176,10 +180,10 @@ type tally struct {
 	touched          uint64 // bit r: dropped[r] is not zero
 }
 
-// The bit set above holds every reason.
+// The bit set above has room for every reason.
 var _ [64 - numReasons]struct{}
 
-// judge counts one of u: passed if r is None.
+// judge counts one item of u: passed if r is None, otherwise dropped because of r.
 func (t *tally) judge(u Unit, r Reason) {
 	t.received[u]++
 	if r == None {
@@ -194,14 +198,10 @@ func (t *tally) judge(u Unit, r Reason) {
 func (t *tally) flush(c *Counters, d Direction) {
 	way := &c.ways[d]
 	for u, n := range t.received {
-		if n == 0 {
-			continue
-		}
-		way.received[u].Add(uint64(n))
-		t.received[u] = 0
-		if passed := t.passed[u]; passed != 0 {
-			way.passed[u].Add(uint64(passed))
-			t.passed[u] = 0
+		if n != 0 { // most messages affect few units, and atomics are expensive
+			way.received[u].Add(uint64(n))
+			way.passed[u].Add(uint64(t.passed[u]))
+			t.received[u], t.passed[u] = 0, 0
 		}
 	}
 	for ; t.touched != 0; t.touched &= t.touched - 1 {

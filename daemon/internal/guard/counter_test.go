@@ -23,7 +23,7 @@ func TestReasonLabels(t *testing.T) {
 	}
 }
 
-// Counters outlive the guard.
+// TestCountersShared checks that Counters outlive the guard.
 func TestCountersShared(t *testing.T) {
 	c := testConfig()
 	for range 3 {
@@ -50,7 +50,7 @@ func TestErrorsSayWhatWasDecided(t *testing.T) {
 		{n, "bgp: hold time under three seconds: session ends with NOTIFICATION 2/6 (OPEN message error)"},
 		{&PeerClosed{6, 2, "night shift"}, "bgp: peer ended the session with NOTIFICATION 6/2 (cease): night shift"},
 		{&PeerClosed{Code: 200}, "bgp: peer ended the session with NOTIFICATION 200/0 (unknown code)"},
-		{&SpeakerFault{n}, "bgp: message of our own speaker is not valid: hold time under three seconds"},
+		{&SpeakerFault{n}, "bgp: the local speaker's message is invalid: hold time under three seconds"},
 	} {
 		if got := tt.err.Error(); got != tt.want {
 			t.Errorf("got  %s\nwant %s", got, tt.want)

@@ -7,8 +7,8 @@ import (
 
 // emitter writes canonical UPDATE messages. Its buffers are reused.
 type emitter struct {
-	attrs []byte // path attributes but NEXT_HOP and MP_REACH
-	hopAt int    // where in attrs a NEXT_HOP belongs
+	attrs []byte // path attributes except NEXT_HOP and MP_REACH
+	hopAt int    // offset in attrs at which NEXT_HOP belongs
 
 	withdrawn4, withdrawn6 []byte // prefixes to withdraw
 	nlri4, nlri6           []byte // prefixes to announce
@@ -36,30 +36,23 @@ func (e *emitter) announce(prefix []byte, family Family) {
 	}
 }
 
-// roomForAttributes is how long the attributes may be so that a message still
-// has room for an MP_REACH with the longest next hop and one IPv6 prefix.
-const roomForAttributes = MaxMessage - HeaderLen - 4 - (4 + 5 + 32) - hostLen6
-
-// describe writes the attributes of u, with AS numbers of width octets; false
-// if they are too long to announce anything with them. Types ascend, as RFC
-// 4271, Section 5 wants.
-func (e *emitter) describe(u *update, width int) bool {
+// describe writes the attributes of u, whose path has at most MaxASPath
+// numbers, with AS numbers of width octets: about a kilobyte at most, so that a
+// message has room for prefixes. Types ascend, as RFC 4271, Section 5
+// recommends.
+func (e *emitter) describe(u *update, width int) {
 	b := append(e.attrs[:0], flagTransitive, attrOrigin, 1, u.origin)
-	b = appendHead(b, flagTransitive, attrASPath, segmentsLen(u.path, width))
-	b = appendSegments(b, u.path, width)
+	b = appendPathAttribute(b, flagTransitive, attrASPath, u.path, width)
 	e.hopAt = len(b)
 	if u.med != nil {
 		b = append(appendHead(b, flagOptional, attrMED, 4), u.med...)
 	}
-	b = appendList(b, attrCommunities, u.communities)
 	b = appendList(b, attrExtended, u.extendeds)
 	if width == 2 && needsFourOctets(u.path) {
-		// RFC 6793, Section 4.2.2: what AS_PATH lost goes into AS4_PATH.
-		b = appendHead(b, flagOptional|flagTransitive, attrAS4Path, segmentsLen(u.path, 4))
-		b = appendSegments(b, u.path, 4)
+		// RFC 6793, Section 4.2.2: AS4_PATH preserves the numbers that AS_PATH cannot represent.
+		b = appendPathAttribute(b, flagOptional|flagTransitive, attrAS4Path, u.path, 4)
 	}
-	e.attrs = appendList(b, attrLarge, u.large)
-	return len(e.attrs) <= roomForAttributes
+	e.attrs = b
 }
 
 // appendHead appends flags, type and length of an attribute.
@@ -81,21 +74,19 @@ func appendList(b []byte, kind byte, value []byte) []byte {
 // hops are the next hops to write: 4, 16 or 32 octets, empty if there is none.
 type hops struct{ v4, v6 []byte }
 
-// appendUpdates appends all that was collected: withdrawals before
-// announcements, in as many messages as it takes. IPv4 prefixes go the classic
-// way if hops.v4 has four octets, else by MP_REACH (RFC 8950, Section 3).
+// appendUpdates appends the collected prefixes: withdrawals before
+// announcements, in as many messages as necessary. The withdrawals of a family
+// fit one message: they arrived in one message, with at least as much overhead.
+// IPv4 prefixes are sent in the classic field if hops.v4 has four octets, else
+// by MP_REACH (RFC 8950, Section 3).
 func (e *emitter) appendUpdates(b []byte, h hops) []byte {
-	for rest := e.withdrawn4; len(rest) > 0; {
-		var part []byte
-		part, rest = split(rest, MaxMessage-HeaderLen-4)
+	if len(e.withdrawn4) > 0 {
 		start := len(b)
-		b = binary.BigEndian.AppendUint16(beginMessage(b, typeUpdate), uint16(len(part)))
-		b = endMessage(append(append(b, part...), 0, 0), start)
+		b = binary.BigEndian.AppendUint16(beginMessage(b, typeUpdate), uint16(len(e.withdrawn4)))
+		b = endMessage(append(append(b, e.withdrawn4...), 0, 0), start)
 	}
-	for rest := e.withdrawn6; len(rest) > 0; {
-		var part []byte
-		part, rest = split(rest, MaxMessage-HeaderLen-4-4-3)
-		b = appendUnreach(b, IPv6Unicast, part)
+	if len(e.withdrawn6) > 0 {
+		b = appendUnreach(b, IPv6Unicast, e.withdrawn6)
 	}
 	if len(h.v4) == 4 {
 		for rest := e.nlri4; len(rest) > 0; {
@@ -115,8 +106,8 @@ func (e *emitter) appendUpdates(b []byte, h hops) []byte {
 	return e.appendReach(b, IPv6Unicast, h.v6, e.nlri6)
 }
 
-// appendReach announces rest by MP_REACH, which comes first (RFC 7606,
-// Section 5.1).
+// appendReach announces rest by MP_REACH, which comes first (RFC 7606, Section
+// 5.1).
 func (e *emitter) appendReach(b []byte, family Family, hop, rest []byte) []byte {
 	for len(rest) > 0 {
 		var part []byte
@@ -155,7 +146,7 @@ func appendEndOfRIB(b []byte, family Family) []byte {
 	return endMessage(append(beginMessage(b, typeUpdate), 0, 0, 0, 0), start)
 }
 
-// split cuts nlri at the last prefix that ends within room.
+// split cuts nlri after the last prefix that ends within room.
 func split(nlri []byte, room int) (part, rest []byte) {
 	if len(nlri) <= room {
 		return nlri, nil
@@ -167,7 +158,7 @@ func split(nlri []byte, room int) (part, rest []byte) {
 	return nlri[:n], nlri[n:]
 }
 
-// octets is the address as a next hop; empty if it is not valid.
+// octets returns the address as a next hop; empty if it is not valid.
 func octets(a netip.Addr) []byte {
 	if !a.IsValid() {
 		return nil

@@ -5,8 +5,8 @@ import (
 	"io"
 )
 
-// Sizes of a message in octets (RFC 4271, Section 4.1). Extended messages
-// (RFC 8654) are never announced, so 4096 stays the limit.
+// Sizes of a message in octets (RFC 4271, Section 4.1). Extended messages (RFC
+// 8654) are never announced, so 4096 stays the limit.
 const (
 	HeaderLen  = 19
 	MaxMessage = 4096
@@ -21,7 +21,7 @@ const (
 	typeRouteRefresh = 5
 )
 
-// lengthOf is the range of lengths of each message type, header included
+// lengthOf is the range of lengths of each message type, including the header
 // (RFC 4271, Section 6.1; ROUTE-REFRESH: RFC 2918, Section 3, one length).
 var lengthOf = [...]struct{ min, max int }{
 	typeOpen:         {29, MaxMessage},
@@ -31,8 +31,8 @@ var lengthOf = [...]struct{ min, max int }{
 	typeRouteRefresh: {23, 23},
 }
 
-// checkHeader judges the 19 octets of a header and returns the length of the
-// message they begin.
+// checkHeader checks the 19 octets of a header and returns the length of its
+// message.
 func checkHeader(h []byte) (int, *Notification) {
 	for _, b := range h[:16] {
 		if b != 0xff {
@@ -54,19 +54,19 @@ func checkHeader(h []byte) (int, *Notification) {
 	return length, nil
 }
 
-// Framer cuts a stream that arrives in arbitrary chunks into messages. The
-// zero value is ready. A message that is whole inside one chunk is returned in
-// place; only one that straddles chunks is copied, into a buffer of one
-// message. A Framer is used by one goroutine.
+// Framer cuts a stream that arrives in arbitrary chunks into messages. The zero
+// value is ready for use. A message that lies completely inside one chunk is
+// returned in place; only a message that straddles chunks is copied, into a
+// buffer of one message. A Framer is used by one goroutine.
 type Framer struct {
 	buf [MaxMessage]byte
-	n   int // octets in buf; Invariant: less than the message they begin
+	n   int // octets in buf; invariant: less than the length of the message they begin
 }
 
-// Next takes the next message off the front of *chunk, and what it took off
-// *chunk. It returns nil when *chunk is used up and a message is still
-// incomplete. The message is valid until the next call and only as long as
-// the chunk is. After a Notification the stream has no more frames.
+// Next removes the next message from the front of *chunk. It returns nil when
+// *chunk is used up and a message is still incomplete. The message is valid
+// until the next call and only as long as the chunk is. After a Notification
+// the stream has no more frames.
 func (f *Framer) Next(chunk *[]byte) ([]byte, *Notification) {
 	if f.n == 0 && len(*chunk) >= HeaderLen {
 		length, bad := checkHeader(*chunk)
@@ -93,7 +93,7 @@ func (f *Framer) Next(chunk *[]byte) ([]byte, *Notification) {
 	return f.buf[:length:length], nil
 }
 
-// fill moves octets from *chunk until buf holds want of them.
+// fill moves octets from *chunk until buf contains want of them.
 func (f *Framer) fill(chunk *[]byte, want int) bool {
 	if f.n < want {
 		n := copy(f.buf[f.n:want], *chunk)
@@ -105,7 +105,7 @@ func (f *Framer) fill(chunk *[]byte, want int) bool {
 
 // ReadMessage reads one message from r into buf and returns it. The error is
 // io.EOF at a clean end between messages, io.ErrUnexpectedEOF inside one, a
-// *Notification if the header breaks the protocol, or r's own.
+// *Notification if the header violates the protocol, or r's own.
 func ReadMessage(r io.Reader, buf *[MaxMessage]byte) ([]byte, error) {
 	if _, err := io.ReadFull(r, buf[:HeaderLen]); err != nil {
 		return nil, err

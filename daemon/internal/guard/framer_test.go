@@ -72,7 +72,7 @@ func TestReadMessageEnds(t *testing.T) {
 	}
 }
 
-// Cut anywhere, the stream gives the same messages.
+// TestFromPeerCutAnywhere checks that the stream gives the same messages wherever it is cut.
 func TestFromPeerCutAnywhere(t *testing.T) {
 	stream := leafOpen(capsBoth, capAS4)
 	stream = append(stream, keepalive...)
@@ -101,7 +101,7 @@ func TestFromPeerCutAnywhere(t *testing.T) {
 	}
 }
 
-// Framer and ReadMessage agree, whatever comes and however it is cut.
+// FuzzFramer checks that Framer and ReadMessage agree, whatever the input and however it is cut.
 func FuzzFramer(f *testing.F) {
 	f.Add(append(leafOpen(capsBoth), keepalive...), uint8(7))
 	f.Add(updateOf(nil, octetsOf(good4), octetsOf(host4)), uint8(1))

@@ -15,7 +15,7 @@ const (
 	IPv6Unicast                    // AFI 2, SAFI 1
 )
 
-// String is "ipv4" or "ipv6".
+// String returns "ipv4" or "ipv6".
 func (f Family) String() string {
 	switch f {
 	case IPv4Unicast:
@@ -33,7 +33,7 @@ func (f Family) afi() byte {
 	return 1
 }
 
-// familyOf is the Family of an AFI and SAFI, 0 for all that are never used.
+// familyOf returns the Family of an AFI and SAFI, or 0 for unsupported ones.
 func familyOf(afi uint16, safi byte) Family {
 	switch {
 	case safi != 1:
@@ -49,45 +49,60 @@ func familyOf(afi uint16, safi byte) Family {
 // FamilySet is a set of families.
 type FamilySet uint8
 
-// Has tells whether f is in the set.
+// Has reports whether f is in the set.
 func (s FamilySet) Has(f Family) bool { return f != 0 && uint8(s)&uint8(f) != 0 }
 
 func (s FamilySet) with(f Family) FamilySet { return s | FamilySet(f) }
 
-// DefaultMaxPrefixes is Config.MaxPrefixes if that is zero.
+// DefaultMaxPrefixes is the value of Config.MaxPrefixes if that is zero.
 const DefaultMaxPrefixes = 1 << 18
 
-// Config is what one incarnation of a session needs to know. It is not
+// Config configures the guard of one incarnation of a session. It is not
 // changed after New.
 type Config struct {
 	LocalAS  uint32     // ours, not 0
-	PeerAS   uint32     // the peer's; 0: any but ours
+	PeerAS   uint32     // the peer's; 0 accepts any but ours
 	RouterID netip.Addr // our BGP identifier, IPv4
 
-	Families        []Family // to negotiate; empty: IPv4Unicast
+	Families        []Family // to negotiate; empty means IPv4Unicast
 	ExtendedNextHop bool     // announce RFC 8950: IPv4 prefixes with an IPv6 next hop
 
-	// Accept are the ranges in which host routes are taken; empty: none.
+	// Accept lists the ranges of accepted host routes; empty accepts none.
 	Accept []netip.Prefix
-	// NextHop tells whether an address, without zone, never IPv4-mapped, is
-	// one of the peer's; nil: none is. See OneOf.
+	// NextHop reports whether an address, without zone, never IPv4-mapped, is
+	// one of the peer's; nil accepts none. See OneOf.
 	NextHop func(netip.Addr) bool
 
-	// The next hops we announce. Each may be invalid. An IPv4 prefix goes out
-	// with LocalNextHop4, else with LocalNextHop6 or LocalLinkLocal if the
-	// extended next hop was negotiated; an IPv6 prefix with LocalNextHop6,
-	// followed by LocalLinkLocal if both are there (RFC 2545, Section 3).
+	// LocalNextHop4, LocalNextHop6 and LocalLinkLocal are the next hops that we
+	// announce. Each may be invalid. An IPv4 prefix is sent with LocalNextHop4,
+	// else with LocalNextHop6 or LocalLinkLocal if the extended next hop was
+	// negotiated; an IPv6 prefix with LocalNextHop6, followed by LocalLinkLocal
+	// if both are valid (RFC 2545, Section 3).
 	LocalNextHop4, LocalNextHop6, LocalLinkLocal netip.Addr
 
-	// MaxPrefixes is how many prefixes the session may hold, both families
-	// together; 0: DefaultMaxPrefixes.
+	// AllowOwnAS is the permitted number of occurrences of LocalAS in an
+	// AS_PATH; with 0 a route with it is a loop (RFC 4271, Section 9.1.2).
+	AllowOwnAS int
+
+	// MaxPrefixes is the number of prefixes that the session may hold, both
+	// families together; 0 means DefaultMaxPrefixes.
 	MaxPrefixes int
 
-	Carrier  Carrier   // which extended communities pass
-	Counters *Counters // shared by the session's guards; nil: not kept
+	// Deciding returns the index of the extended community, among several in
+	// wire format, that decides the bandwidth of a route, or -1. It is called
+	// for a route with more than MaxCommunities of them; if it is nil, the
+	// first ones pass.
+	Deciding func(communities [][8]byte) int
+	// NonTransitive permits sending the non-transitive Link Bandwidth community
+	// to another AS (RFC 10005, Section 3.1): for neighbors that read no other
+	// form.
+	NonTransitive bool
+
+	Carrier  Carrier   // selects the extended communities that pass
+	Counters *Counters // shared by the session's guards; nil disables counting
 }
 
-// OneOf is a Config.NextHop that accepts the given addresses, zones ignored.
+// OneOf returns a Config.NextHop that accepts the given addresses, zones ignored.
 func OneOf(addresses ...netip.Addr) func(netip.Addr) bool {
 	own := make([]netip.Addr, len(addresses))
 	for i, a := range addresses {
@@ -103,24 +118,24 @@ func OneOf(addresses ...netip.Addr) func(netip.Addr) bool {
 	}
 }
 
-// Info is what the exchange of OPENs settled.
+// Info is the result of the OPEN exchange.
 type Info struct {
 	PeerAS   uint32
 	RouterID netip.Addr // the peer's BGP identifier
-	// HoldTime is the smaller of both sides' (RFC 4271, Section 4.2); 0: the
-	// session has no hold timer. While only one side has spoken, it is that
-	// side's.
+	// HoldTime is the smaller of both sides' (RFC 4271, Section 4.2); with 0
+	// the session has no hold timer. While only one side has sent its OPEN, it
+	// is that side's.
 	HoldTime        time.Duration
 	Families        FamilySet // in use
-	FourOctetAS     bool      // the peer reads 4-octet AS numbers (RFC 6793)
+	FourOctetAS     bool      // the peer supports 4-octet AS numbers (RFC 6793)
 	ExtendedNextHop bool      // both sides announced RFC 8950 for IPv4
-	RouteRefresh    bool      // the peer takes ROUTE-REFRESH (RFC 2918)
+	RouteRefresh    bool      // the peer supports ROUTE-REFRESH (RFC 2918)
 	GracefulRestart bool      // the peer announced RFC 4724
 	RestartTime     time.Duration
 }
 
-// state is the part of the session state machine (RFC 4271, Section 8.2.2)
-// that decides which messages of the peer are in order.
+// state is the part of the session state machine (RFC 4271, Section 8.2.2) that
+// determines which messages of the peer are permitted.
 type state uint8
 
 const (
@@ -129,8 +144,9 @@ const (
 	established
 )
 
-// Guard filters one incarnation of a session. FromPeer is called by one
-// goroutine, FromSpeaker by one, not necessarily the same; Info by any.
+// Guard filters one incarnation of a session. One goroutine calls FromPeer and
+// one, not necessarily the same, calls FromSpeaker; any goroutine may call
+// Info.
 type Guard struct {
 	config   Config
 	families FamilySet
@@ -139,7 +155,7 @@ type Guard struct {
 	in  inbound
 	out outbound
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	info     Info
 	ourHold  uint16 // seconds
 	peerHold uint16
@@ -167,14 +183,14 @@ func New(config Config) *Guard {
 	return g
 }
 
-// Info returns what was settled; true once both OPENs went through.
+// Info returns the result of the OPEN exchange, and true once both OPENs have passed.
 func (g *Guard) Info() (Info, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.infoLocked(), g.weSpoke && g.peerOpen
 }
 
-// infoLocked needs g.mu.
+// infoLocked is Info for a caller that holds g.mu.
 func (g *Guard) infoLocked() Info {
 	info := g.info
 	hold := g.peerHold

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Both ways run at once, and anybody may ask for Info and Counters. The race
-// detector is the judge.
+// TestWaysAreIndependent runs both directions concurrently, and reads Info and
+// Counters. The race detector finds the errors.
 func TestWaysAreIndependent(t *testing.T) {
 	c := testConfig()
 	g := establish(t, c, newLeaf)
@@ -46,7 +46,7 @@ func TestWaysAreIndependent(t *testing.T) {
 	}
 }
 
-// Labels are what metrics and status are keyed by: they do not change.
+// TestLabels fixes the labels, which are keys of metrics and status.
 func TestLabels(t *testing.T) {
 	got := []string{Inbound.String(), Outbound.String(), IPv4Unicast.String(), IPv6Unicast.String(), Family(0).String(),
 		Messages.String(), Routes.String(), Withdrawals.String(), Attributes.String(), Communities.String(), Capabilities.String()}
@@ -59,7 +59,7 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// A guard without counters or limit of the caller's has its own.
+// TestDefaults checks that a guard without the caller's counters or limit has its own.
 func TestDefaults(t *testing.T) {
 	g := New(Config{LocalAS: 65100})
 	if g.counters == nil || g.config.MaxPrefixes != DefaultMaxPrefixes || g.families != FamilySet(IPv4Unicast) {

@@ -21,13 +21,13 @@ func octetsOf(fields ...string) []byte {
 	return b
 }
 
-// message puts a header in front of a body.
+// message prepends a header to a body.
 func message(kind byte, body []byte) []byte {
 	b := append(beginMessage(nil, kind), body...)
 	return endMessage(b, 0)
 }
 
-// updateOf is an UPDATE from its three fields.
+// updateOf returns an UPDATE with the three fields.
 func updateOf(withdrawn, attrs, nlri []byte) []byte {
 	b := binary.BigEndian.AppendUint16(nil, uint16(len(withdrawn)))
 	b = append(b, withdrawn...)
@@ -41,8 +41,9 @@ var (
 	endOf6    = appendEndOfRIB(nil, IPv6Unicast)
 )
 
-// The leaf is AS 65001, 10.0.0.1 and fe80::1, identifier 1.1.1.1; we are AS
-// 65100, 10.0.0.2 and 2001:db8:1::2, identifier 2.2.2.2.
+// testConfig returns the configuration of the tests. The leaf is AS 65001,
+// 10.0.0.1 and fe80::1, identifier 1.1.1.1; we are AS 65100, 10.0.0.2 and
+// 2001:db8:1::2, identifier 2.2.2.2.
 func testConfig() Config {
 	return Config{
 		LocalAS: 65100, PeerAS: 65001, RouterID: netip.MustParseAddr("2.2.2.2"),
@@ -60,7 +61,7 @@ const (
 	capAS4   = "41 04 0000fde9 "
 )
 
-// leafOpen is the leaf's OPEN with these capabilities in one parameter.
+// leafOpen returns the leaf's OPEN with these capabilities in one parameter.
 func leafOpen(caps ...string) []byte {
 	c := octetsOf(caps...)
 	body := octetsOf("04 fde9 005a 01010101")
@@ -71,7 +72,7 @@ func leafOpen(caps ...string) []byte {
 	return message(typeOpen, append(body, c...))
 }
 
-// speakerOpen is what the embedded speaker says.
+// speakerOpen returns the embedded speaker's OPEN.
 func speakerOpen() []byte {
 	m := bgp.NewBGPOpenMessage(65100, 9, "9.9.9.9", []bgp.OptionParameterInterface{
 		bgp.NewOptionParameterCapability([]bgp.ParameterCapabilityInterface{
@@ -104,7 +105,7 @@ func establish(t testing.TB, c Config, open []byte) *Guard {
 	return g
 }
 
-// frames cuts a stream.
+// frames cuts a stream into messages.
 func frames(stream []byte) ([][]byte, error) {
 	var all [][]byte
 	r, buf := bytes.NewReader(stream), new([MaxMessage]byte)
@@ -120,8 +121,8 @@ func frames(stream []byte) ([][]byte, error) {
 
 var bothFamilies = map[bgp.RouteFamily]bgp.BGPAddPathMode{bgp.RF_IPv4_UC: 0, bgp.RF_IPv6_UC: 0}
 
-// parsed is how the embedded speaker reads a stream: every message parsed and
-// every UPDATE valid without a remark, or an error. A panic becomes an error.
+// parsed parses a stream like the embedded speaker: every message must be
+// parsable and every UPDATE valid without a remark. A panic becomes an error.
 func parsed(stream []byte) (messages []*bgp.BGPMessage, err error) {
 	defer func() {
 		if p := recover(); p != nil {

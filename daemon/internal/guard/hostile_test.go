@@ -6,14 +6,14 @@ import (
 	"testing"
 )
 
-// What is known to end the speaker, or to make it leak, before and after the
-// OPEN. Nothing of it may reach the speaker.
+// TestHostile covers messages that are known to crash the speaker, or to make
+// it leak, before and after the OPEN. No part of them may reach the speaker.
 func TestHostile(t *testing.T) {
 	tests := []struct {
 		name string
 		in   []byte
-		// what the peer gets when the session is up; code 0: it goes on, and
-		// the speaker sees want
+		// expected NOTIFICATION for the peer while the session is up; with code
+		// 0 the session continues, and the speaker receives want
 		code, subcode byte
 		want          []byte
 	}{
@@ -43,8 +43,8 @@ func TestHostile(t *testing.T) {
 			expect(t, out, err, tt.code, tt.subcode, tt.want)
 			checkSums(t, c)
 
-			// Before the OPEN and before the first KEEPALIVE nothing but the
-			// end of the session comes of it.
+			// Before the OPEN and before the first KEEPALIVE they only end the
+			// session.
 			for _, s := range []state{openSent, openConfirm} {
 				c := testConfig()
 				g := New(c)
@@ -71,7 +71,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// expect asserts an end by NOTIFICATION, or what the speaker sees if code is 0.
+// expect asserts an end by NOTIFICATION, or the speaker's input if code is 0.
 func expect(t *testing.T, out []byte, err error, code, subcode byte, want []byte) {
 	t.Helper()
 	if _, err := parsed(out); err != nil {
@@ -86,6 +86,10 @@ func expect(t *testing.T, out []byte, err error, code, subcode byte, want []byte
 	var n *Notification
 	if !errors.As(err, &n) || n.Code != code || n.Subcode != subcode {
 		t.Fatalf("got %v, want NOTIFICATION %d/%d", err, code, subcode)
+	}
+	// RFC 6608, Section 4: the data is the type of the message.
+	if code == codeFSM && (len(n.Data) != 1 || n.Data[0] < typeOpen || n.Data[0] > typeRouteRefresh) {
+		t.Errorf("data %x is no message type", n.Data)
 	}
 	if !bytes.Equal(out, appendSpeakerNotification(nil, codeCease, 0)) {
 		t.Errorf("speaker gets %x, want Cease", out)
@@ -103,6 +107,11 @@ func TestNotificationOfPeer(t *testing.T) {
 		{"shutdown with text", "06 02 05 68656c6c6f", PeerClosed{6, 2, "hello"}, "06 02"},
 		{"text with control characters", "06 04 03 610a62", PeerClosed{6, 4, "a b"}, "06 04"},
 		{"text that is not UTF-8", "06 02 02 fffe", PeerClosed{Code: 6, Subcode: 2}, "06 02"},
+		{"text cut off by one octet", "06 02 05 68656c6c", PeerClosed{Code: 6, Subcode: 2}, "06 02"},
+		{"text of no octets", "06 02 00", PeerClosed{Code: 6, Subcode: 2}, "06 02"},
+		{"text with another reason than shutdown", "06 05 02 6869", PeerClosed{Code: 6, Subcode: 5}, "06 05"},
+		{"text with another code than Cease", "05 02 02 6869", PeerClosed{Code: 5, Subcode: 2}, "05 02"},
+		{"code 0", "00 01", PeerClosed{Subcode: 1}, "06 00"},
 		{"text cut off", "06 02 05 6865", PeerClosed{Code: 6, Subcode: 2}, "06 02"},
 		{"unknown code", "63 07 00", PeerClosed{Code: 0x63, Subcode: 7}, "06 00"},
 	}

@@ -9,8 +9,9 @@ import (
 	"github.com/fared/fared/internal/race"
 )
 
-// Five million withdrawals of prefixes that were never announced leave no
-// trace: neither here nor, since nothing is passed, in the speaker.
+// TestMemoryFlatUnderUnknownWithdrawals checks that five million withdrawals of
+// prefixes that were never announced leave no trace: neither here nor, since
+// none is passed, in the speaker.
 func TestMemoryFlatUnderUnknownWithdrawals(t *testing.T) {
 	g, c := session(t, nil, newLeaf)
 	const each, rounds = 500, 10_000
@@ -53,7 +54,7 @@ func TestMemoryFlatUnderUnknownWithdrawals(t *testing.T) {
 	t.Logf("%d withdrawals: %d allocations, heap %+d octets", each*rounds, after.Mallocs-before.Mallocs, int64(after.HeapAlloc)-int64(before.HeapAlloc))
 }
 
-// Announcing and withdrawing ever new prefixes stays within the limit too.
+// TestMemoryFlatUnderChurn checks that announcing and withdrawing ever new prefixes stays within the limit too.
 func TestMemoryFlatUnderChurn(t *testing.T) {
 	g, _ := session(t, func(c *Config) {
 		c.MaxPrefixes = 1000

@@ -11,7 +11,7 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 )
 
-// seeds are good messages, and bad ones that are close to good.
+// seeds returns good messages, and bad ones that are close to good.
 func seeds() [][]byte {
 	every := good4 + med + lb400 + "40 05 04 00000064 40 06 00 c0 07 08 0000fde9 01010101 c0 08 04 fde90001 " +
 		"c0 20 0c 0000fde9 00000001 00000002 c0 28 05 01 0002 0000 c0 17 04 0008 00ff "
@@ -32,14 +32,14 @@ func seeds() [][]byte {
 	}
 }
 
-// mutator makes messages; the same seed makes the same ones.
+// mutator creates messages; the same seed creates the same ones.
 type mutator struct {
 	*rand.Rand
 	seeds [][]byte
 	buf   []byte
 }
 
-// pieces are attributes from which compose builds, good, odd and bad.
+// pieces are the attributes from which compose builds, good, odd and bad.
 var pieces = [][]byte{
 	octetsOf(origin), octetsOf(origin), octetsOf(pathLeaf), octetsOf(pathLeaf), octetsOf(hopLeaf), octetsOf(hopLeaf),
 	octetsOf(med), octetsOf(lb400), octetsOf(reach6), octetsOf(reach6), octetsOf(unreach6),
@@ -51,11 +51,11 @@ var pieces = [][]byte{
 	octetsOf("80 0e 0b 0019 46 04 0a000001 00 0200"), octetsOf("40 03 04 0a000003"), octetsOf("80 0f 08 0001 01 ", host4),
 }
 
-// prefixes are what compose announces and withdraws.
+// prefixes are those that compose announces and withdraws.
 var prefixes = [][]byte{octetsOf(host4), octetsOf(host4), octetsOf(other4), octetsOf("20 0a020001"), octetsOf("18 0a0100"), octetsOf("00")}
 
-// compose makes an UPDATE of sound structure whose attributes, their order and
-// values, are any; three in four are complete.
+// compose returns an UPDATE of valid structure with random attributes, order
+// and values; three in four are complete.
 func (m *mutator) compose(b []byte) []byte {
 	pick := func(b []byte, from [][]byte, n int) []byte {
 		for range m.IntN(n) {
@@ -80,8 +80,8 @@ func (m *mutator) compose(b []byte) []byte {
 	return endMessage(pick(b, prefixes, 4), 0)
 }
 
-// next returns a message with a few changes. Its header is mended, so that the
-// change is seen behind the framing, but for one in sixteen.
+// next returns a message with a few changes. In fifteen of sixteen cases its
+// header is repaired, so that the change passes the framing.
 func (m *mutator) next() []byte {
 	if m.IntN(2) == 0 {
 		m.buf = m.compose(m.buf[:0])
@@ -92,24 +92,24 @@ func (m *mutator) next() []byte {
 		at := HeaderLen + m.IntN(len(b)-HeaderLen+1)
 		end := at + m.IntN(min(len(b)-at, 40)+1)
 		switch m.IntN(6) {
-		case 0: // a bit
+		case 0: // flip a bit
 			if at < len(b) {
 				b[at] ^= 1 << m.IntN(8)
 			}
-		case 1: // an octet at the edges of its range
+		case 1: // set an octet to an edge of its range
 			if at < len(b) {
 				b[at] = [...]byte{0, 1, 2, 3, 4, 5, 16, 32, 33, 127, 128, 129, 254, 255}[m.IntN(14)]
 			}
-		case 2: // a piece falls out
+		case 2: // remove a piece
 			b = append(b[:at], b[end:]...)
-		case 3: // a piece of another message comes in
+		case 3: // insert a piece of another message
 			other := m.seeds[m.IntN(len(m.seeds))]
 			from := m.IntN(len(other))
 			piece := other[from:min(len(other), from+m.IntN(60))]
 			b = append(b[:at], append(append([]byte(nil), piece...), b[at:]...)...)
-		case 4: // a piece is doubled
+		case 4: // double a piece
 			b = append(b[:end], append(append([]byte(nil), b[at:end]...), b[end:]...)...)
-		case 5: // an attribute of any type and length
+		case 5: // insert an attribute of any type and length
 			b = append(b[:at], append([]byte{byte(m.Uint32()), byte(m.Uint32()), byte(m.IntN(20))}, b[at:]...)...)
 		}
 	}
@@ -117,7 +117,7 @@ func (m *mutator) next() []byte {
 		b = b[:MaxMessage]
 	}
 	if b[18] == typeUpdate && len(b) >= 23 && m.IntN(2) == 0 {
-		// mend the length of the attributes as well
+		// repair the length of the attributes as well
 		if n := int(binary.BigEndian.Uint16(b[19:])); n+23 <= len(b) && m.IntN(2) == 0 {
 			binary.BigEndian.PutUint16(b[21+n:], uint16(m.IntN(len(b)-23-n+1)))
 		} else {
@@ -133,7 +133,7 @@ func (m *mutator) next() []byte {
 	return b
 }
 
-// mutations is how many messages to try: 300,000, or FARED_MUTATIONS.
+// mutations returns the number of messages to try: 300,000, or FARED_MUTATIONS.
 func mutations(t *testing.T) int {
 	n := 300_000
 	if s := os.Getenv("FARED_MUTATIONS"); s != "" {
@@ -148,7 +148,7 @@ func mutations(t *testing.T) int {
 	return n
 }
 
-// variants are the sessions that mutated messages meet.
+// variants returns the sessions that receive mutated messages.
 func variants(counters *Counters) []func(testing.TB) *Guard {
 	at := func(s state, extended bool, limit int, open []byte) func(testing.TB) *Guard {
 		return func(t testing.TB) *Guard {
@@ -174,8 +174,9 @@ func variants(counters *Counters) []func(testing.TB) *Guard {
 	}
 }
 
-// A peer that sends anything never makes the guard panic, nor emit what the
-// speaker's parser panics on or finds fault with; and nothing goes uncounted.
+// TestMutationsFromPeer checks that no input from a peer makes the guard panic,
+// or emit messages that the speaker's parser panics on or rejects; and that
+// everything is counted.
 func TestMutationsFromPeer(t *testing.T) {
 	counters := new(Counters)
 	makers := variants(counters)
@@ -185,7 +186,7 @@ func TestMutationsFromPeer(t *testing.T) {
 	var err error
 	resets, updates, total := 0, 0, mutations(t)
 	for i := range total {
-		// mostly sessions that are up: the last two are not
+		// mostly established sessions: the last two are not
 		k := m.IntN(len(makers) - 2)
 		if m.IntN(16) == 0 {
 			k = len(makers) - 1 - m.IntN(2)
@@ -225,7 +226,7 @@ func TestMutationsFromPeer(t *testing.T) {
 				t.Fatalf("message %d: %x: the speaker is not told of the end", i, msg)
 			}
 		}
-		// A length that was not mended may leave half a message behind.
+		// An unrepaired length may leave half a message behind.
 		if err != nil || guards[k].in.framer.n != 0 {
 			guards[k] = nil
 		}
@@ -242,8 +243,9 @@ func TestMutationsFromPeer(t *testing.T) {
 	t.Logf("%d messages: %d ends of a session, %d UPDATEs to the speaker", total, resets, updates)
 }
 
-// The same for the way to the peer: it is trusted, but never to panic, and
-// never to leak the non-transitive form.
+// TestMutationsFromSpeaker is the same for the direction to the peer: the
+// speaker is trusted, but the guard must not panic, nor leak the non-transitive
+// form.
 func TestMutationsFromSpeaker(t *testing.T) {
 	counters := new(Counters)
 	makers := variants(counters)[:5]
@@ -272,7 +274,7 @@ func TestMutationsFromSpeaker(t *testing.T) {
 	}
 }
 
-// checkOutbound reads what goes to the peer as the peer would.
+// checkOutbound reads the output for the peer like the peer.
 func checkOutbound(out []byte) error {
 	all, err := frames(out)
 	if err != nil {
@@ -298,7 +300,7 @@ func checkOutbound(out []byte) error {
 					return errors.New("next hop is not ours")
 				}
 			case *bgp.PathAttributeExtendedCommunities:
-				// The library forgets the transitive bit, so look at the octets.
+				// The library does not preserve the transitive bit, so examine the octets.
 				for v := valueOf(f, attrExtended); len(v) > 0; v = v[8:] {
 					if v[0] == lbNonTransitive && v[1] == lbSubType || v[0] == carrierType {
 						return errors.New("non-transitive or wrapped community goes out")
@@ -310,7 +312,7 @@ func checkOutbound(out []byte) error {
 	return nil
 }
 
-// valueOf finds the value of an attribute in a canonical UPDATE.
+// valueOf returns the value of an attribute in a canonical UPDATE.
 func valueOf(f []byte, kind byte) []byte {
 	n := int(binary.BigEndian.Uint16(f[19:]))
 	attrs := f[23+n:]
@@ -348,7 +350,7 @@ func FuzzFromPeer(f *testing.F) {
 			t.Fatal(bad)
 		}
 		checkSums(t, counters)
-		// octet by octet it comes to the same
+		// octet by octet the result is the same
 		single, got := makers[int(variant)%len(makers)](t), []byte(nil)
 		var err2 error
 		for i := 0; i < len(stream) && err2 == nil; i++ {

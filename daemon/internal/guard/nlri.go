@@ -2,14 +2,11 @@ package guard
 
 import "net/netip"
 
-// prefix sizes: octets of a host route in NLRI, length octet included.
-const (
-	hostLen4 = 5
-	hostLen6 = 17
-)
+// hostLen4 is the number of octets of an IPv4 host route in NLRI, including the length octet.
+const hostLen4 = 5
 
-// wellFormed tells whether nlri is a sequence of prefixes of at most bits bits
-// (RFC 4271, Section 4.3).
+// wellFormed reports whether nlri is a sequence of prefixes of at most bits
+// bits (RFC 4271, Section 4.3).
 func wellFormed(nlri []byte, bits int) bool {
 	for len(nlri) > 0 {
 		n := int(nlri[0])
@@ -21,12 +18,12 @@ func wellFormed(nlri []byte, bits int) bool {
 	return true
 }
 
-// prefixLen is how many octets a prefix of that many bits takes, the length
-// octet included.
+// prefixLen returns the number of octets of a prefix of bits bits, including
+// the length octet.
 func prefixLen(bits byte) int { return 1 + (int(bits)+7)/8 }
 
-// held is the set of host routes that went to the speaker and were not
-// withdrawn since. Its size is bounded by the limit, whatever the peer sends.
+// held is the set of host routes that were passed to the speaker and not
+// withdrawn since. The limit bounds its size, whatever the peer sends.
 type held struct {
 	v4    map[[4]byte]struct{}
 	v6    map[[16]byte]struct{}
@@ -37,7 +34,7 @@ func newHeld(limit int) held {
 	return held{v4: make(map[[4]byte]struct{}), v6: make(map[[16]byte]struct{}), limit: limit}
 }
 
-// add puts a host route in; false if that would exceed the limit.
+// add adds a host route; it returns false if that would exceed the limit.
 func (h *held) add(prefix []byte) bool {
 	full := len(h.v4)+len(h.v6) >= h.limit
 	if len(prefix) == hostLen4 {
@@ -60,18 +57,18 @@ func (h *held) add(prefix []byte) bool {
 	return true
 }
 
-// remove takes a prefix out; false if it was not in, as one that is not a
-// host route never is.
+// remove removes a prefix; it returns false if the set did not contain it,
+// which is always the case for a prefix that is not a host route.
 func (h *held) remove(prefix []byte, family Family) bool {
 	switch {
-	case family == IPv4Unicast && len(prefix) == hostLen4:
+	case family == IPv4Unicast && prefix[0] == 32:
 		key := [4]byte(prefix[1:])
 		if _, there := h.v4[key]; !there {
 			return false
 		}
 		delete(h.v4, key)
 		return true
-	case family == IPv6Unicast && len(prefix) == hostLen6 && prefix[0] == 128:
+	case family == IPv6Unicast && prefix[0] == 128:
 		key := [16]byte(prefix[1:])
 		if _, there := h.v6[key]; !there {
 			return false
@@ -82,7 +79,7 @@ func (h *held) remove(prefix []byte, family Family) bool {
 	return false
 }
 
-// ranges are the accepted ones, split by family.
+// ranges are the accepted ranges, split by family.
 type ranges struct{ v4, v6 []netip.Prefix }
 
 func newRanges(accept []netip.Prefix) ranges {
@@ -97,7 +94,7 @@ func newRanges(accept []netip.Prefix) ranges {
 	return r
 }
 
-// judge tells whether one prefix may become a destination.
+// judge returns None if a prefix may become a destination, else the reason why not.
 func (r *ranges) judge(prefix []byte, family Family) Reason {
 	var addr netip.Addr
 	within := r.v4
@@ -108,6 +105,9 @@ func (r *ranges) judge(prefix []byte, family Family) Reason {
 		addr, within = netip.AddrFrom16([16]byte(prefix[1:])), r.v6
 	default:
 		return RouteNotHost
+	}
+	if addr.IsMulticast() {
+		return RouteMulticast
 	}
 	for _, p := range within {
 		if p.Contains(addr) {

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// Error codes of the NOTIFICATIONs made here (RFC 4271, Section 4.5).
+// Error codes of the NOTIFICATIONs created here (RFC 4271, Section 4.5).
 const (
 	codeHeader = 1
 	codeOpen   = 2
@@ -20,18 +20,18 @@ const (
 // close both connections.
 type Notification struct {
 	Code, Subcode byte   // RFC 4271, Section 4.5
-	Data          []byte // diagnostic octets, own copy, at most what fits a message
-	Reason        Reason // under which it was counted
-	Detail        string // for people: what was wrong
+	Data          []byte // diagnostic octets, own copy; they fit a message
+	Reason        Reason // counted under this reason
+	Detail        string // description for people
 }
 
-// notify builds a Notification; data is copied and cut to what fits.
+// notify returns a Notification; data is copied. data is a part of the received
+// message, at most the attributes of an UPDATE, and so fits a message.
 func notify(code, subcode byte, data []byte, reason Reason, detail string) *Notification {
-	data = data[:min(len(data), MaxMessage-HeaderLen-2)]
 	return &Notification{Code: code, Subcode: subcode, Data: append([]byte(nil), data...), Reason: reason, Detail: detail}
 }
 
-// Error names the decision and its cause.
+// Error returns the cause and the decision.
 func (n *Notification) Error() string {
 	return fmt.Sprintf("bgp: %s: session ends with NOTIFICATION %d/%d (%s)", n.Detail, n.Code, n.Subcode, codeName(n.Code))
 }
@@ -43,8 +43,8 @@ func (n *Notification) AppendTo(b []byte) []byte {
 	return endMessage(append(b, n.Data...), start)
 }
 
-// PeerClosed is the error that stands for a NOTIFICATION of the peer: it ended
-// the session, nothing is sent to it any more.
+// PeerClosed is the error that represents a NOTIFICATION of the peer: the peer
+// ended the session, and nothing more is sent to it.
 type PeerClosed struct {
 	Code, Subcode byte
 	// Text is the shutdown communication of RFC 9003, printable, at most 255
@@ -69,7 +69,7 @@ func codeName(code byte) string {
 	return names[0]
 }
 
-// peerClosed reads a NOTIFICATION of the peer.
+// peerClosed parses a NOTIFICATION of the peer.
 func peerClosed(body []byte) *PeerClosed {
 	p := &PeerClosed{Code: body[0], Subcode: body[1]}
 	// RFC 9003, Section 2: Cease, Administrative Shutdown (2) or Reset (4)
@@ -80,8 +80,8 @@ func peerClosed(body []byte) *PeerClosed {
 	return p
 }
 
-// printable keeps text that is safe to log: RFC 9003, Section 6 warns of what
-// a peer may put there.
+// printable returns text that is safe to log: RFC 9003, Section 6 warns of
+// malicious content.
 func printable(text []byte) string {
 	if !utf8.Valid(text) {
 		return ""
@@ -94,11 +94,11 @@ func printable(text []byte) string {
 	}, string(text))
 }
 
-// appendSpeakerNotification appends the NOTIFICATION that tells the speaker of
-// the end of the session: no data, and no code that it might not know. Without
-// it the speaker would see a lost connection and keep the routes of the
-// session for a graceful restart, which RFC 4724, Section 4 reserves for
-// sessions that end without NOTIFICATION.
+// appendSpeakerNotification appends the NOTIFICATION that ends the session at
+// the speaker: no data, and no code that it might not know. Without it the
+// speaker would detect a closed connection and keep the routes of the session
+// for a graceful restart, which RFC 4724, Section 4 reserves for sessions that
+// end without NOTIFICATION.
 func appendSpeakerNotification(b []byte, code, subcode byte) []byte {
 	if code < codeHeader || code > codeCease {
 		code, subcode = codeCease, 0

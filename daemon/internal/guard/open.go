@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// asTrans stands for an AS number that needs four octets (RFC 6793, Section 9).
+// asTrans replaces an AS number that needs four octets (RFC 6793, Section 9).
 const asTrans = 23456
 
-// Capability codes that are used; all others are dropped.
+// Capability codes in use; all others are dropped.
 const (
 	capMultiprotocol   = 1  // RFC 4760, Section 8
 	capRouteRefresh    = 2  // RFC 2918, Section 2
@@ -18,12 +18,12 @@ const (
 	capFourOctetAS     = 65 // RFC 6793, Section 3
 )
 
-// open is one OPEN, taken apart.
+// open is a parsed OPEN.
 type open struct {
-	as       uint32 // of the capability if there, else of the fixed part
+	as       uint32 // from the capability if present, else from the fixed part
 	hold     uint16 // seconds
 	id       [4]byte
-	families FamilySet // announced and configured; see parseOpen for none
+	families FamilySet // announced and configured; see parseOpen if none is announced
 
 	fourOctetAS     bool
 	routeRefresh    bool
@@ -31,22 +31,22 @@ type open struct {
 	restart         bool
 	restartState    bool      // R bit
 	restartTime     uint16    // seconds, 12 bits
-	restartFamilies FamilySet // configured ones of the capability
+	restartFamilies FamilySet // configured families of the capability
 	forwarding      FamilySet // F bit
 	seen            [4]uint64 // capability codes that occurred
 	multiprotocol   bool      // any multiprotocol capability occurred
 	capAS           uint32    // value of the 4-octet AS capability
 }
 
-// parseOpen takes the body of an OPEN apart (RFC 4271, Section 4.2). It judges
-// structure; the values are judged by acceptOpen.
+// parseOpen parses the body of an OPEN (RFC 4271, Section 4.2). It checks the
+// structure; acceptOpen checks the values.
 func parseOpen(body []byte, configured FamilySet, t *tally) (*open, *Notification) {
 	malformed := func(detail string) *Notification {
 		// RFC 4271, Section 6.2: recognized but malformed: Unspecific.
 		return notify(codeOpen, 0, nil, MessageOpen, detail)
 	}
 	if body[0] != 4 {
-		// RFC 4271, Section 6.2: the data is the version we speak.
+		// RFC 4271, Section 6.2: the data is the version that we support.
 		return nil, notify(codeOpen, 1, []byte{0, 4}, MessageOpen, "BGP version is not 4")
 	}
 	o := &open{
@@ -56,20 +56,20 @@ func parseOpen(body []byte, configured FamilySet, t *tally) (*open, *Notificatio
 	}
 	params, wide := body[10:], 1
 	length := int(body[9])
-	// RFC 9072, Section 2: a first parameter of type 255 means that the true
+	// RFC 9072, Section 2: a first parameter of type 255 means that the actual
 	// length follows in two octets, and that parameters have such lengths.
 	if length != 0 && len(params) > 0 && params[0] == 255 {
 		if len(params) < 3 {
-			return nil, malformed("extended length of the optional parameters is cut off")
+			return nil, malformed("extended length of the optional parameters is truncated")
 		}
 		length, params, wide = int(binary.BigEndian.Uint16(params[1:])), params[3:], 2
 	}
 	if length != len(params) {
-		return nil, malformed("length of the optional parameters is not what the message has")
+		return nil, malformed("length of the optional parameters does not match the message")
 	}
 	for len(params) > 0 {
 		if len(params) < 1+wide {
-			return nil, malformed("optional parameter is cut off")
+			return nil, malformed("optional parameter is truncated")
 		}
 		kind, n := params[0], int(params[1])
 		if wide == 2 {
@@ -92,14 +92,14 @@ func parseOpen(body []byte, configured FamilySet, t *tally) (*open, *Notificatio
 			reason := o.capability(caps[0], caps[2:2+int(caps[1])], configured)
 			t.judge(Capabilities, reason)
 			if reason == CapabilityMalformed {
-				return nil, malformed("capability has a length it cannot have")
+				return nil, malformed("capability has an invalid length")
 			}
 			caps = caps[2+int(caps[1]):]
 		}
 	}
 	if !o.multiprotocol {
-		// RFC 4760, Section 8 asks for the capability for every family but
-		// the one that BGP-4 was born with.
+		// RFC 4760, Section 8 requires the capability for every family except
+		// the original one of BGP-4.
 		o.families = configured & FamilySet(IPv4Unicast)
 	}
 	o.restartFamilies &= o.families
@@ -107,7 +107,7 @@ func parseOpen(body []byte, configured FamilySet, t *tally) (*open, *Notificatio
 	return o, nil
 }
 
-// capability takes in one capability (RFC 5492, Section 4).
+// capability processes one capability (RFC 5492, Section 4).
 func (o *open) capability(code byte, value []byte, configured FamilySet) Reason {
 	again := o.seen[code>>6]&(1<<(code&63)) != 0
 	o.seen[code>>6] |= 1 << (code & 63)
@@ -147,7 +147,7 @@ func (o *open) capability(code byte, value []byte, configured FamilySet) Reason 
 		if len(value)%4 != 2 {
 			return CapabilityMalformed
 		}
-		// RFC 4724, Section 3: of several, the last.
+		// RFC 4724, Section 3: the last one of several counts.
 		flags := binary.BigEndian.Uint16(value)
 		o.restart, o.restartState, o.restartTime = true, flags&0x8000 != 0, flags&0x0fff
 		o.restartFamilies, o.forwarding = 0, 0
@@ -182,15 +182,15 @@ func (o *open) capability(code byte, value []byte, configured FamilySet) Reason 
 	return None
 }
 
-// acceptOpen judges the values of the peer's OPEN (RFC 4271, Section 6.2) and
-// settles o.as.
+// acceptOpen checks the values of the peer's OPEN (RFC 4271, Section 6.2) and
+// determines o.as.
 func (g *Guard) acceptOpen(o *open) *Notification {
 	refuse := func(subcode byte, data []byte, detail string) *Notification {
 		return notify(codeOpen, subcode, data, MessageOpen, detail)
 	}
 	if o.fourOctetAS {
-		// RFC 6793, Section 4.1: the capability tells the AS; the fixed field
-		// is the same or AS_TRANS.
+		// RFC 6793, Section 4.1: the capability contains the AS; the fixed
+		// field contains the same or AS_TRANS.
 		if o.as != o.capAS && o.as != asTrans {
 			return refuse(2, nil, "AS number and 4-octet AS capability differ")
 		}
@@ -198,38 +198,38 @@ func (g *Guard) acceptOpen(o *open) *Notification {
 	}
 	switch {
 	case o.as == 0 || o.as == asTrans:
-		// RFC 7607, Section 2 and RFC 6793, Section 9: nobody's AS.
+		// RFC 7607, Section 2 and RFC 6793, Section 9: reserved AS numbers.
 		return refuse(2, nil, "AS number is reserved")
 	case o.as == g.config.LocalAS:
 		// Every session is eBGP; see the design in doc.go.
-		return refuse(2, nil, "peer has our own AS number")
+		return refuse(2, nil, "peer has the local AS number")
 	case g.config.PeerAS != 0 && o.as != g.config.PeerAS:
-		return refuse(2, nil, "peer has another AS number than configured")
+		return refuse(2, nil, "peer's AS number differs from the configured one")
 	case o.hold == 1 || o.hold == 2:
 		// RFC 4271, Section 4.2: "MUST be either zero or at least three".
 		return refuse(6, nil, "hold time under three seconds")
 	case o.id == [4]byte{}:
 		return refuse(3, nil, "BGP identifier is zero")
 	case netip.AddrFrom4(o.id) == g.config.RouterID:
-		// RFC 6286 would allow it between ASes, but nodes are told apart by
-		// their identifiers here.
-		return refuse(3, nil, "peer has our own BGP identifier")
+		// RFC 6286 would permit it between ASes, but here identifiers
+		// distinguish the nodes.
+		return refuse(3, nil, "peer has the local BGP identifier")
 	case o.families == 0:
-		// RFC 5492, Section 5: Unsupported Capability; the data lists what
-		// was missing.
+		// RFC 5492, Section 5: Unsupported Capability; the data lists the
+		// missing ones.
 		var data []byte
 		for _, f := range [...]Family{IPv4Unicast, IPv6Unicast} {
 			if g.families.Has(f) {
 				data = append(data, capMultiprotocol, 4, 0, f.afi(), 0, 1)
 			}
 		}
-		return refuse(7, data, "no address family in common")
+		return refuse(7, data, "no common address family")
 	}
 	return nil
 }
 
 // appendOpen appends the canonical OPEN message of o: all capabilities in one
-// optional parameter, in order of their code, the 4-octet AS always.
+// optional parameter, in order of their code, always including the 4-octet AS.
 func appendOpen(b []byte, o *open) []byte {
 	start := len(b)
 	b = beginMessage(b, typeOpen)
@@ -281,8 +281,8 @@ func appendOpen(b []byte, o *open) []byte {
 	return endMessage(b, start)
 }
 
-// openFromPeer judges the peer's OPEN and appends the one for the speaker,
-// without the extended next hop: the speaker only ever sees IPv4 next hops.
+// openFromPeer checks the peer's OPEN and appends the one for the speaker,
+// without the extended next hop: the speaker only receives IPv4 next hops.
 func (g *Guard) openFromPeer(body, b []byte, t *tally) ([]byte, *Notification) {
 	o, bad := parseOpen(body, g.families, t)
 	if bad == nil {
@@ -306,7 +306,7 @@ func (g *Guard) openFromPeer(body, b []byte, t *tally) ([]byte, *Notification) {
 }
 
 // openFromSpeaker appends our OPEN for the peer: the speaker's hold time and
-// restart state, all else from the configuration.
+// restart state, the rest from the configuration.
 func (g *Guard) openFromSpeaker(body, b []byte, t *tally) ([]byte, *Notification) {
 	o, bad := parseOpen(body, g.families, t)
 	if bad != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -46,6 +47,7 @@ func TestOpenRefused(t *testing.T) {
 		{"graceful restart of 3 octets", fixed + "07 02 05 40 03 000000", 0, ""},
 		{"extended next hop of 5 octets", fixed + "09 02 07 05 05 0001000100", 0, ""},
 		{"no family in common", fixed + "08 02 06 01 04 0019 00 46", 7, "01 04 0001 00 01 01 04 0002 00 01"},
+		{"RFC 9072 with a length of zero", fixed + "00 ff 0000", 0, ""},
 		{"RFC 9072 length of the message exceeded", fixed + "ff ff 0004 02 0000", 0, ""},
 		{"RFC 9072 parameter cut off", fixed + "ff ff 0002 02 00", 0, ""},
 		{"RFC 9072 parameter too long", fixed + "ff ff 0003 02 0001", 0, ""},
@@ -138,7 +140,7 @@ func TestOpenCanonical(t *testing.T) {
 	}
 }
 
-// Any AS but ours, also one of four octets.
+// TestOpenAnyAS accepts any AS except ours, including four-octet ones.
 func TestOpenAnyAS(t *testing.T) {
 	c := testConfig()
 	c.PeerAS = 0
@@ -188,5 +190,24 @@ func TestOpenToPeer(t *testing.T) {
 			}
 			checkSums(t, c.Counters)
 		})
+	}
+}
+
+// TestOwnASIsRefused checks that, although any AS may answer, ours may not, in either field: every session is eBGP.
+func TestOwnASIsRefused(t *testing.T) {
+	for name, body := range map[string]string{
+		"fixed field": "04 fe4c 005a 01010101 00",
+		"capability":  "04 5ba0 005a 01010101 08 02 06 41 04 0000fe4c",
+	} {
+		c := testConfig()
+		c.PeerAS = 0
+		_, err := New(c).FromPeer(message(typeOpen, octetsOf(body)), nil)
+		var n *Notification
+		if !errors.As(err, &n) || n.Code != codeOpen || n.Subcode != 2 {
+			t.Errorf("%s: %v, want NOTIFICATION 2/2 (RFC 4271, Bad Peer AS)", name, err)
+		}
+		if _, err := New(c).FromPeer(message(typeOpen, octetsOf(strings.Replace(body, "fe4c", "fe4d", 1))), nil); err != nil {
+			t.Errorf("%s: another AS: %v", name, err)
+		}
 	}
 }

@@ -5,18 +5,18 @@ import (
 	"fmt"
 )
 
-// SpeakerFault is a message of the speaker that cannot be passed on. The
-// session cannot go on; the peer is to be sent Cease.
+// SpeakerFault is an invalid message of the speaker. The session must end; send
+// Cease to the peer.
 type SpeakerFault struct{ Cause *Notification }
 
 func (f *SpeakerFault) Error() string {
-	return fmt.Sprintf("bgp: message of our own speaker is not valid: %s", f.Cause.Detail)
+	return fmt.Sprintf("bgp: the local speaker's message is invalid: %s", f.Cause.Detail)
 }
 
-// Unwrap returns the judgement itself.
+// Unwrap returns the cause.
 func (f *SpeakerFault) Unwrap() error { return f.Cause }
 
-// outbound is the state of the way from the speaker to the peer.
+// outbound is the state of the direction from the speaker to the peer.
 type outbound struct {
 	framer  Framer
 	err     error
@@ -24,32 +24,33 @@ type outbound struct {
 	tally   tally
 	update  update
 	emitter emitter
-	// next hops: own4 is what the configuration has for IPv4, own6 for IPv6
+	// own4 and own6 are the configured next hops for IPv4 and IPv6.
 	own4, own6 []byte
+	marked     uint32 // see Guard.Marked
+	marks      int    // prefixes of the current UPDATE that are marks
 }
 
 func (out *outbound) init(g *Guard) {
 	out.update.families, out.update.width = g.families, 4
 	out.own4 = octets(g.config.LocalNextHop4)
 	out.own6 = append(octets(g.config.LocalNextHop6), octets(g.config.LocalLinkLocal)...)
-	carrier := g.config.Carrier
+	carrier, nonTransitive := g.config.Carrier, g.config.NonTransitive
 	out.update.carrier = func(c [8]byte) ([8]byte, Reason) {
 		if unwrapped, ok := carrier.Unwrap(c); ok {
 			c = unwrapped
 		} else if _, known := carrier.Wrap(c); !known {
 			return c, CommunityUnlisted
 		}
-		// RFC 10005: the non-transitive form does not go to another AS.
-		if c[0] == lbNonTransitive && c[1] == lbSubType {
+		// The non-transitive form is not sent to another AS (RFC 4360, Section 6) unless configured (RFC 10005, Section 3.1).
+		if c[0] == lbNonTransitive && c[1] == lbSubType && !nonTransitive {
 			return c, CommunityNonTransitive
 		}
 		return c, None
 	}
 }
 
-// FromSpeaker takes in octets of the speaker, cut anywhere, and appends to b
-// the messages for the peer. The error is a *SpeakerFault and final: write
-// what was appended, then send the peer a Cease and close.
+// FromSpeaker processes octets of the speaker, cut anywhere, and appends the messages for the peer to b, without marks (see Mark). The error is
+// a *SpeakerFault and final: write the appended octets, then send the peer a Cease and close.
 func (g *Guard) FromSpeaker(chunk, b []byte) ([]byte, error) {
 	out := &g.out
 	if out.err != nil {
@@ -67,6 +68,10 @@ func (g *Guard) FromSpeaker(chunk, b []byte) ([]byte, error) {
 		if bad != nil {
 			reason, out.err = bad.Reason, &SpeakerFault{Cause: bad}
 		}
+		if bad == nil && reason == MessageEmpty && out.marks > 0 {
+			out.tally = tally{} // not counted: the message consists of marks only
+			continue
+		}
 		out.tally.judge(Messages, reason)
 		out.tally.flush(g.counters, Outbound)
 		if bad != nil {
@@ -75,7 +80,7 @@ func (g *Guard) FromSpeaker(chunk, b []byte) ([]byte, error) {
 	}
 }
 
-// speakerMessage takes in one framed message of the speaker.
+// speakerMessage processes one framed message of the speaker.
 func (g *Guard) speakerMessage(msg, b []byte) ([]byte, Reason, *Notification) {
 	out := &g.out
 	body := msg[HeaderLen:]
@@ -123,6 +128,7 @@ func (g *Guard) updateFromSpeaker(body, b []byte, info Info) ([]byte, Reason, *N
 		return appendEndOfRIB(b, family), None, nil
 	}
 	e.reset()
+	out.marks = 0
 	out.withdraw(u.withdrawn, IPv4Unicast)
 	out.withdraw(u.unreach.nlri, u.unreach.family)
 	h := hops{v4: out.own4, v6: out.own6}
@@ -134,8 +140,8 @@ func (g *Guard) updateFromSpeaker(body, b []byte, info Info) ([]byte, Reason, *N
 		if info.FourOctetAS {
 			width = 4
 		}
-		if u.fault == None && !e.describe(u, width) {
-			u.blame(RouteOversize)
+		if u.fault == None {
+			e.describe(u, width)
 		}
 		out.announce(u.nlri, IPv4Unicast, h.v4)
 		out.announce(u.reach.nlri, u.reach.family, h.of(u.reach.family))
@@ -161,6 +167,11 @@ func (out *outbound) withdraw(nlri []byte, family Family) {
 	}
 	for len(nlri) > 0 {
 		n := prefixLen(nlri[0])
+		if mark := markOf(nlri, family); mark != 0 {
+			out.marked, nlri = mark, nlri[n:]
+			out.marks++
+			continue
+		}
 		if reason == None {
 			out.emitter.withdraw(nlri[:n], family)
 		}
@@ -169,8 +180,8 @@ func (out *outbound) withdraw(nlri []byte, family Family) {
 	}
 }
 
-// announce passes the prefixes on, or withdraws them if they cannot be
-// announced as they are: the peer must not keep what was announced before.
+// announce passes the prefixes, or withdraws them if they cannot be announced
+// unchanged: the peer must not keep an earlier announcement.
 func (out *outbound) announce(nlri []byte, family Family, hop []byte) {
 	reason := out.update.fault
 	if reason == None && len(hop) == 0 {
@@ -181,6 +192,11 @@ func (out *outbound) announce(nlri []byte, family Family, hop []byte) {
 	}
 	for len(nlri) > 0 {
 		n := prefixLen(nlri[0])
+		if markOf(nlri, family) != 0 {
+			nlri = nlri[n:]
+			out.marks++
+			continue
+		}
 		switch reason {
 		case None:
 			out.emitter.announce(nlri[:n], family)

@@ -9,7 +9,7 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 )
 
-// As the speaker writes them: any next hop, communities wrapped or plain.
+// In the form of the speaker: any next hop, communities wrapped or plain.
 const (
 	pathOurs  = "40 02 06 02 01 0000fe4c "
 	hopAny    = "40 03 04 7f000001 "
@@ -41,6 +41,26 @@ func TestFromSpeaker(t *testing.T) {
 		{"non-transitive Link Bandwidth stays, wrapped or not", nil, newLeaf,
 			updateOf(nil, octetsOf(origin, pathOurs, hopAny, "c0 10 18 4004fe4c 5139a6e5 8f40fe4c 5139a6e5 0002fe4c 00000001"), octetsOf(host4)),
 			updateOf(nil, octetsOf(origin, pathOurs, hopOurs), octetsOf(host4)), map[Reason]uint64{CommunityNonTransitive: 2, CommunityUnlisted: 1}},
+		{"non-transitive Link Bandwidth goes out where that is configured", func(c *Config) { c.NonTransitive = true }, newLeaf,
+			updateOf(nil, octetsOf(origin, pathOurs, hopAny, "c0 10 08 8f40fe4c 5139a6e5"), octetsOf(host4)),
+			updateOf(nil, octetsOf(origin, pathOurs, hopOurs, "c0 10 08 4004fe4c 5139a6e5"), octetsOf(host4)), nil},
+		{"IPv4 by MP_REACH goes out with our IPv4 next hop", func(c *Config) { c.LocalNextHop6 = netip.Addr{} }, newLeaf,
+			updateOf(nil, octetsOf("80 0e 0e 0001 01 04 7f000001 00 ", host4, origin, pathOurs), nil),
+			updateOf(nil, octetsOf(origin, pathOurs, hopOurs), octetsOf(host4)), nil},
+		{"IPv6 without any next hop is withdrawn", func(c *Config) { c.LocalNextHop6 = netip.Addr{} }, newLeaf,
+			updateOf(nil, octetsOf(origin, pathOurs, reachAny6), nil), updateOf(nil, octetsOf(unreach6), nil), map[Reason]uint64{RouteNextHop: 1}},
+		{"IPv4 with an IPv4 next hop, also where IPv6 ones are possible", func(c *Config) { c.ExtendedNextHop = true }, extended,
+			updateOf(nil, octetsOf(origin, pathOurs, hopAny), octetsOf(host4)),
+			updateOf(nil, octetsOf(origin, pathOurs, hopOurs), octetsOf(host4)), nil},
+		{"no IPv4 to a leaf of IPv6 alone", nil, leafOpen("01 04 0002 00 01", capAS4),
+			updateOf(octetsOf(host4, other4), octetsOf(origin, pathOurs, hopAny), octetsOf(host4)),
+			nil, map[Reason]uint64{WithdrawFamily: 2, RouteFamily: 1, MessageEmpty: 1}},
+		{"2-octet leaf: 65535 is no 4-octet AS", nil, leafOpen(capsBoth),
+			updateOf(nil, octetsOf(origin, "40 02 0a 02 02 0000ffff 0000fe4c", hopAny), octetsOf(host4)),
+			updateOf(nil, octetsOf(origin, "40 02 06 02 02 ffff fe4c", hopOurs), octetsOf(host4)), nil},
+		{"an empty path has no segment (RFC 4271, Section 5.1.2)", nil, newLeaf,
+			updateOf(nil, octetsOf(origin, "40 02 00", hopAny), octetsOf(host4)),
+			updateOf(nil, octetsOf(origin, "40 02 00", hopOurs), octetsOf(host4)), nil},
 		{"IPv6: our next hop", nil, newLeaf,
 			updateOf(nil, octetsOf(origin, pathOurs, reachAny6), nil), updateOf(nil, octetsOf(reachOur6, origin, pathOurs), nil), nil},
 		{"IPv6: global and link-local next hop", func(c *Config) { c.LocalLinkLocal = netip.MustParseAddr("fe80::2%eth0") }, newLeaf,
@@ -68,6 +88,8 @@ func TestFromSpeaker(t *testing.T) {
 		{"KEEPALIVE, ROUTE-REFRESH, NOTIFICATION", nil, newLeaf,
 			bytes.Join([][]byte{keepalive, message(typeRouteRefresh, octetsOf("0001 00 01")), message(typeNotification, octetsOf("06 02 00"))}, nil),
 			bytes.Join([][]byte{keepalive, message(typeRouteRefresh, octetsOf("0001 00 01")), message(typeNotification, octetsOf("06 02 00"))}, nil), nil},
+		{"ROUTE-REFRESH of a family not in use", nil, leafOpen("01 04 0001 00 01 02 00", capAS4),
+			message(typeRouteRefresh, octetsOf("0002 00 01")), nil, map[Reason]uint64{MessageRefresh: 1}},
 		{"ROUTE-REFRESH to a leaf that takes none", nil, leafOpen(capAS4),
 			message(typeRouteRefresh, octetsOf("0001 00 01")), nil, map[Reason]uint64{MessageRefresh: 1}},
 	}
@@ -99,7 +121,7 @@ func TestFromSpeaker(t *testing.T) {
 	}
 }
 
-// What the speaker's own library writes for a route is what the peer reads.
+// TestFromSpeakerLibrary checks that the peer receives the content of a route that the speaker's own library encodes.
 func TestFromSpeakerLibrary(t *testing.T) {
 	g, _ := session(t, nil, newLeaf)
 	wrapped, _ := g.config.Carrier.Wrap([8]byte(octetsOf("0004 fe4c 5139a6e5")))

@@ -28,8 +28,8 @@ const (
 	flagExtendedLength = 0x10
 )
 
-// flagsOf is what Optional and Transitive have to be for the attributes that
-// pass; 0 for all others.
+// flagsOf contains the required Optional and Transitive flags of the attributes
+// that pass; 0 for all others.
 var flagsOf = [256]byte{
 	attrOrigin:      flagTransitive,
 	attrASPath:      flagTransitive,
@@ -51,36 +51,35 @@ type mpField struct {
 	nlri   []byte // syntax checked
 }
 
-// update is one UPDATE taken apart. Its slices point into the message or into
-// buffers that the next UPDATE reuses.
+// update is a parsed UPDATE. Its slices point into the message or into buffers
+// that the next UPDATE reuses.
 type update struct {
-	// Set once, or as the OPENs settle it.
+	// Set once, or as a result of the OPENs.
 	families FamilySet // in use
 	width    int       // octets of an AS number in AS_PATH: 2 or 4
 	extended bool      // IPv4 prefixes may have an IPv6 next hop
 	carrier  func([8]byte) ([8]byte, Reason)
+	deciding func(carried []byte) int // index of the community that counts, -1 if none does; may be nil
 
 	withdrawn, nlri []byte // IPv4 unicast, syntax checked
 	reach, unreach  mpField
 	origin          byte
 	path, path4     []uint32
-	hop, med        []byte // nil: absent
-	communities     []byte
-	extendeds       []byte // those that pass, as they go on
-	large           []byte
+	hop, med        []byte    // nil if absent
+	extendeds       []byte    // communities that pass, in their output form
 	seen            [4]uint64 // attribute types that occurred
 	others          bool      // an attribute other than MP_UNREACH occurred
 	unused          bool      // an MP_REACH of a family not in use had prefixes
 	aggregatorAS    uint32
 
-	// fault is why the announced prefixes are to be treated as withdrawn;
-	// None if they are not. The first one counts.
+	// fault is the reason to treat the announced prefixes as withdrawn, or
+	// None. The first one counts.
 	fault Reason
 }
 
 func (u *update) has(kind byte) bool { return u.seen[kind>>6]&(1<<(kind&63)) != 0 }
 
-// blame notes why the prefixes cannot be used (RFC 7606, Section 2,
+// blame records why the prefixes cannot be used (RFC 7606, Section 2,
 // "treat-as-withdraw").
 func (u *update) blame(r Reason) {
 	if u.fault == None {
@@ -88,15 +87,15 @@ func (u *update) blame(r Reason) {
 	}
 }
 
-// isEmpty tells whether u is the End-of-RIB marker of IPv4 (RFC 4724,
-// Section 2): nothing at all.
+// isEmpty reports whether u is the End-of-RIB marker of IPv4 (RFC 4724, Section
+// 2), which has no content.
 func (u *update) isEmpty() bool {
 	return len(u.withdrawn) == 0 && len(u.nlri) == 0 && u.seen == [4]uint64{}
 }
 
-// endOfRIB is the family whose End-of-RIB marker u is, or 0. The one of other
-// families, allowed for IPv4 as well, is an MP_UNREACH without prefixes and
-// nothing else (RFC 4724, Section 2).
+// endOfRIB returns the family whose End-of-RIB marker u is, or 0. The marker of
+// other families, permitted for IPv4 as well, is an MP_UNREACH without prefixes
+// and without any other content (RFC 4724, Section 2).
 func (u *update) endOfRIB() Family {
 	switch {
 	case u.isEmpty():
@@ -107,12 +106,12 @@ func (u *update) endOfRIB() Family {
 	return 0
 }
 
-// parse takes the body of an UPDATE apart (RFC 4271, Section 4.3) and judges
-// it by RFC 7606. A Notification is a "session reset"; "treat-as-withdraw" is
+// parse parses the body of an UPDATE (RFC 4271, Section 4.3) and checks it by
+// RFC 7606. A Notification is a "session reset"; "treat-as-withdraw" is
 // u.fault; "attribute discard" happens here.
 func (u *update) parse(body []byte, t *tally) *Notification {
 	*u = update{
-		families: u.families, width: u.width, extended: u.extended, carrier: u.carrier,
+		families: u.families, width: u.width, extended: u.extended, carrier: u.carrier, deciding: u.deciding,
 		path: u.path[:0], path4: u.path4[:0], extendeds: u.extendeds[:0],
 	}
 	// RFC 4271, Section 6.3: the two lengths and 23 exceed the message.
@@ -127,9 +126,9 @@ func (u *update) parse(body []byte, t *tally) *Notification {
 	}
 	attrs := body[2 : 2+n]
 	u.nlri = body[2+n:]
-	// RFC 7606, Section 5.3 and Section 3 (j): prefixes that cannot be parsed
-	// leave nothing to withdraw, so the session is reset; RFC 4271, Section
-	// 6.3: Invalid Network Field.
+	// RFC 7606, Section 5.3 and Section 3 (j): malformed prefixes leave nothing
+	// to withdraw, so the session is reset; RFC 4271, Section 6.3: Invalid
+	// Network Field.
 	if !wellFormed(u.withdrawn, 32) || !wellFormed(u.nlri, 32) {
 		return notify(codeUpdate, 10, nil, MessageUpdate, "prefix is malformed")
 	}
@@ -140,7 +139,7 @@ func (u *update) parse(body []byte, t *tally) *Notification {
 	if announces {
 		u.complete()
 	} else if u.others && u.fault != None {
-		// RFC 7606, Section 5.2: attributes in error, and no prefix to which
+		// RFC 7606, Section 5.2: malformed attributes, and no prefix to which
 		// they could belong: the prefixes may have been missed.
 		return malformedUpdate("path attributes are malformed and there is no prefix")
 	}
@@ -152,11 +151,11 @@ func malformedUpdate(detail string) *Notification {
 	return notify(codeUpdate, 1, nil, MessageUpdate, detail)
 }
 
-// walk takes in each attribute once.
+// walk processes each attribute once.
 func (u *update) walk(attrs []byte, t *tally) *Notification {
 	for len(attrs) > 0 {
-		// RFC 7606, Section 4: fewer octets than a header or than the length
-		// says: the rest cannot be told apart.
+		// RFC 7606, Section 4: fewer octets than a header or the length
+		// requires: the rest cannot be separated.
 		head := 3
 		if attrs[0]&flagExtendedLength != 0 {
 			head = 4
@@ -184,10 +183,10 @@ func (u *update) walk(attrs []byte, t *tally) *Notification {
 		if u.seen[kind>>6]&bit != 0 {
 			t.judge(Attributes, AttributeDuplicate)
 			if kind == attrReach || kind == attrUnreach {
-				// RFC 7606, Section 3 (g): these two only: session reset.
+				// RFC 7606, Section 3 (g): session reset for these two only.
 				return malformedUpdate("MP_REACH or MP_UNREACH occurs twice")
 			}
-			continue // all but the first are discarded, same Section
+			continue // all except the first are discarded, same section
 		}
 		u.seen[kind>>6] |= bit
 		u.others = u.others || kind != attrUnreach
@@ -200,22 +199,22 @@ func (u *update) walk(attrs []byte, t *tally) *Notification {
 	return nil
 }
 
-// attribute takes in one attribute and tells what became of it.
+// attribute processes one attribute and returns its outcome.
 func (u *update) attribute(flags, kind byte, value, whole []byte, t *tally) (Reason, *Notification) {
 	switch kind {
 	case attrLocalPref:
-		// RFC 7606, Section 7.5: from an external neighbour: discarded.
+		// RFC 7606, Section 7.5: discarded if it comes from an external neighbor.
 		return AttributeMisplaced, nil
 	case attrAtomicAggregate:
 		return AttributeUnlisted, nil
 	case attrAggregator:
-		if u.width == 2 && len(value) == 6 {
+		if len(value) == 6 { // of an OLD speaker, which sends AS4_PATH
 			u.aggregatorAS = uint32(binary.BigEndian.Uint16(value))
 		}
 		return AttributeUnlisted, nil
 	case attrAS4Path:
 		if u.width == 4 {
-			// RFC 6793, Section 4.1: from a NEW speaker: discarded.
+			// RFC 6793, Section 4.1: discarded if it comes from a NEW speaker.
 			return AttributeMisplaced, nil
 		}
 	}
@@ -223,14 +222,14 @@ func (u *update) attribute(flags, kind byte, value, whole []byte, t *tally) (Rea
 	if want == 0 {
 		if flags&flagOptional == 0 {
 			// RFC 4271, Section 6.3: Unrecognized Well-known Attribute.
-			return AttributeMalformed, notify(codeUpdate, 2, whole, MessageUpdate, "well-known attribute is not known")
+			return AttributeMalformed, notify(codeUpdate, 2, whole, MessageUpdate, "well-known attribute is not recognized")
 		}
 		return AttributeUnlisted, nil
 	}
 	sound := flags&(flagOptional|flagTransitive) == want
 	if !sound && kind != attrAS4Path {
-		// RFC 7606, Section 3 (c): flags in conflict: treat-as-withdraw. The
-		// value is still read: its prefixes are what is withdrawn.
+		// RFC 7606, Section 3 (c): conflicting flags: treat-as-withdraw. The
+		// value is still read, because it contains the prefixes to withdraw.
 		u.blame(RouteMalformed)
 	}
 	switch kind {
@@ -248,8 +247,9 @@ func (u *update) attribute(flags, kind byte, value, whole []byte, t *tally) (Rea
 			return AttributeMalformed, nil
 		}
 	case attrAS4Path:
-		// RFC 6793, Section 6: malformed: discarded. So is one with a set or
-		// a confederation: the AS_PATH beside it decides about the route.
+		// RFC 6793, Section 6: a malformed AS4_PATH is discarded. So is one
+		// with a set or a confederation: the accompanying AS_PATH decides about
+		// the route.
 		var ok bool
 		if u.path4, ok = appendPath(u.path4[:0], value, 4); !ok || !sound {
 			u.path4 = u.path4[:0]
@@ -257,12 +257,17 @@ func (u *update) attribute(flags, kind byte, value, whole []byte, t *tally) (Rea
 		}
 		return None, nil
 	case attrNextHop:
-		u.hop = value // judged when there is a prefix it belongs to
+		u.hop = value // checked once there is a prefix to which it belongs
 	default:
 		if !u.plain(kind, value, t) {
 			// RFC 7606, Sections 7.1, 7.4, 7.8, 7.14; RFC 8092, Section 6.
 			u.blame(RouteMalformed)
 			return AttributeMalformed, nil
+		}
+		if sound && (kind == attrCommunities || kind == attrLarge) {
+			// Checked, because a malformed one withdraws the route, but not
+			// passed: it has no reader, and takes kilobytes per route.
+			return AttributeUnlisted, nil
 		}
 	}
 	if !sound {
@@ -271,7 +276,7 @@ func (u *update) attribute(flags, kind byte, value, whole []byte, t *tally) (Rea
 	return None, nil
 }
 
-// plain takes in the attributes whose only rule is their length or value.
+// plain processes the attributes whose only rule is their length or value.
 func (u *update) plain(kind byte, value []byte, t *tally) bool {
 	switch kind {
 	case attrOrigin:
@@ -285,36 +290,51 @@ func (u *update) plain(kind byte, value []byte, t *tally) bool {
 		}
 		u.med = value
 	case attrCommunities:
-		if len(value) == 0 || len(value)%4 != 0 {
-			return false
-		}
-		u.communities = value
+		return len(value) > 0 && len(value)%4 == 0
 	case attrLarge:
-		if len(value) == 0 || len(value)%12 != 0 {
-			return false
-		}
-		u.large = value
+		return len(value) > 0 && len(value)%12 == 0
 	case attrExtended:
 		if len(value) == 0 || len(value)%8 != 0 {
 			return false
 		}
-		for ; len(value) > 0; value = value[8:] {
-			carried, reason := u.carrier([8]byte(value))
-			if reason == None && len(u.extendeds) == 8*MaxCommunities {
-				reason = CommunityExcess
-			}
-			t.judge(Communities, reason)
-			if reason == None {
-				u.extendeds = append(u.extendeds, carried[:]...)
-			}
-		}
+		u.takeExtended(value, t)
 	}
 	return true
 }
 
-// multiprotocol takes in MP_REACH_NLRI or MP_UNREACH_NLRI (RFC 4760, Sections
-// 3 and 4). What cannot be parsed resets the session (RFC 7606, Sections 3
-// (j), 5.3 and 7.11) with Optional Attribute Error (RFC 4760, Section 7).
+// takeExtended collects the extended communities that pass. If there are more
+// than MaxCommunities, the one that decides the bandwidth is among those kept:
+// a neighbor must not hide the lowest value (RFC 10005) behind others.
+func (u *update) takeExtended(value []byte, t *tally) {
+	for ; len(value) > 0; value = value[8:] {
+		carried, reason := u.carrier([8]byte(value))
+		if reason == None {
+			u.extendeds = append(u.extendeds, carried[:]...)
+		} else {
+			t.judge(Communities, reason)
+		}
+	}
+	n := len(u.extendeds) / 8
+	if n > MaxCommunities {
+		if u.deciding != nil {
+			if i := u.deciding(u.extendeds); i >= MaxCommunities {
+				copy(u.extendeds[8*(MaxCommunities-1):8*MaxCommunities], u.extendeds[8*i:])
+			}
+		}
+		u.extendeds = u.extendeds[:8*MaxCommunities]
+	}
+	for i := range n {
+		reason := None
+		if i >= MaxCommunities {
+			reason = CommunityExcess
+		}
+		t.judge(Communities, reason)
+	}
+}
+
+// multiprotocol processes MP_REACH_NLRI or MP_UNREACH_NLRI (RFC 4760, Sections
+// 3 and 4). An unparsable one resets the session (RFC 7606, Sections 3 (j), 5.3
+// and 7.11) with Optional Attribute Error (RFC 4760, Section 7).
 func (u *update) multiprotocol(kind byte, value, whole []byte) (Reason, *Notification) {
 	broken := func(detail string) (Reason, *Notification) {
 		return AttributeMalformed, notify(codeUpdate, 9, whole, MessageUpdate, detail)
@@ -324,7 +344,7 @@ func (u *update) multiprotocol(kind byte, value, whole []byte) (Reason, *Notific
 	}
 	field := mpField{family: familyOf(binary.BigEndian.Uint16(value), value[2])}
 	if !u.families.Has(field.family) {
-		// RFC 4760, Section 8: only what was announced may be used. The
+		// RFC 4760, Section 8: only announced families may be used. The
 		// prefixes were never held, so there is nothing to withdraw.
 		u.unused = u.unused || kind == attrReach
 		return AttributeFamily, nil
@@ -343,7 +363,7 @@ func (u *update) multiprotocol(kind byte, value, whole []byte) (Reason, *Notific
 			fits = n == 4 || fits && u.extended
 		}
 		if !fits || n > len(value)-5 {
-			return broken("length of the next hop is not one of its family's")
+			return broken("length of the next hop is invalid for its family")
 		}
 		field.hop, field.nlri = value[4:4+n], value[5+n:]
 	}
@@ -358,7 +378,7 @@ func (u *update) multiprotocol(kind byte, value, whole []byte) (Reason, *Notific
 	return None, nil
 }
 
-// complete judges what takes all attributes together.
+// complete checks the rules that involve all attributes together.
 func (u *update) complete() {
 	// RFC 7606, Section 3 (d): a mandatory attribute is missing.
 	if !u.has(attrOrigin) || !u.has(attrASPath) || len(u.nlri) > 0 && u.hop == nil {
@@ -369,9 +389,12 @@ func (u *update) complete() {
 	if len(u.nlri) > 0 && u.hop != nil && len(u.hop) != 4 {
 		u.blame(RouteMalformed)
 	}
-	// RFC 6793, Section 4.2.3: if AGGREGATOR has a true AS, an OLD speaker
+	// RFC 6793, Section 4.2.3: if AGGREGATOR has an actual AS, an OLD speaker
 	// has replaced it, and both AS4 attributes are stale.
 	if len(u.path4) > 0 && !(u.has(attrAS4Aggregator) && u.aggregatorAS != 0 && u.aggregatorAS != asTrans) {
 		u.path = mergePath(u.path, u.path4)
+	}
+	if len(u.path) > MaxASPath {
+		u.blame(RouteOversize)
 	}
 }

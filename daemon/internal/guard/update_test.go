@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// session runs tests on an established session that holds host4 and host6.
+// session returns an established session that holds host4 and host6.
 func session(t *testing.T, edit func(*Config), open []byte) (*Guard, *Counters) {
 	t.Helper()
 	c := testConfig()
@@ -26,6 +26,34 @@ const (
 	canonical6 = "80 0e 26 0002 01 10 20010db8000000000000000000000001 00 " + host6
 )
 
+// TestMulticast checks that no multicast address becomes a destination, whatever the accepted ranges; the adjacent addresses do.
+func TestMulticast(t *testing.T) {
+	g, c := session(t, func(c *Config) {
+		c.Accept = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+	}, newLeaf)
+	const v6 = "80 0e 39 0002 01 10 fe800000000000000000000000000001 00 "
+	out, err := g.FromPeer(append(
+		updateOf(nil, octetsOf(good4), octetsOf("20 e0000000 ", "20 ef000001 ", "20 efffffff ", "04 e0 ", "20 dfffffff ", "20 f0000000")),
+		updateOf(nil, octetsOf(v6, "80 ff0e0000000000000000000000000001 ", "80 feffffffffffffffffffffffffffffff ", "08 ff", origin, pathLeaf), nil)...), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, prefix := range []string{"20 dfffffff", "20 f0000000", "80 feffffffffffffffffffffffffffffff"} {
+		if !bytes.Contains(out, octetsOf(prefix)) {
+			t.Errorf("unicast %s did not pass", prefix)
+		}
+	}
+	for _, prefix := range []string{"20 e0000000", "20 ef000001", "20 efffffff", "04 e0", "80 ff0e", "08 ff"} {
+		if bytes.Contains(out, octetsOf(prefix)) {
+			t.Errorf("multicast %s passed", prefix)
+		}
+	}
+	if m, h := c.Dropped(Inbound, RouteMulticast), c.Dropped(Inbound, RouteNotHost); m != 4 || h != 2 {
+		t.Errorf("%d multicast addresses and %d ranges were counted, want 4 and 2", m, h)
+	}
+	checkSums(t, c)
+}
+
 func TestUpdatePasses(t *testing.T) {
 	all := origin + pathLeaf + hopLeaf + med + "40 05 04 000000c8 40 06 00 c0 07 08 0000fde9 01010101 " +
 		"c0 08 04 fde90001 c0 10 18 0004fde9 5139a6e5 4004fde9 5139a6e5 0002fde9 00000001 c0 20 0c 0000fde9 00000001 00000002 c0 63 01 00 "
@@ -41,16 +69,16 @@ func TestUpdatePasses(t *testing.T) {
 			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))}, nil},
 		{"every attribute; communities wrapped", newLeaf,
 			updateOf(nil, octetsOf(all), octetsOf(host4)),
-			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4, med, "c0 08 04 fde90001 ",
-				"c0 10 10 8f00fde9 5139a6e5 8f40fde9 5139a6e5 c0 20 0c 0000fde9 00000001 00000002 "), octetsOf(host4))},
-			map[Reason]uint64{AttributeMisplaced: 1, AttributeUnlisted: 3, CommunityUnlisted: 1}},
+			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4, med,
+				"c0 10 10 8f00fde9 5139a6e5 8f40fde9 5139a6e5 "), octetsOf(host4))},
+			map[Reason]uint64{AttributeMisplaced: 1, AttributeUnlisted: 5, CommunityUnlisted: 1}},
 		{"IPv6", newLeaf,
 			updateOf(nil, octetsOf(origin, pathLeaf, reach6), nil),
 			[][]byte{updateOf(nil, octetsOf(canonical6, origin, pathLeaf), nil)}, nil},
 		{"IPv6 with global and link-local next hop, extended length, partial bit", newLeaf,
 			updateOf(nil, octetsOf("90 0e 0036 0002 01 20 20010db8000000000000000000000bad fe800000000000000000000000000001 00 ", host6,
-				origin, pathLeaf, "f0 08 0004 fde90001"), nil),
-			[][]byte{updateOf(nil, octetsOf(canonical6, origin, pathLeaf, "c0 08 04 fde90001"), nil)}, nil},
+				origin, pathLeaf, "f0 10 0008 0004fde9 5139a6e5"), nil),
+			[][]byte{updateOf(nil, octetsOf(canonical6, origin, pathLeaf, "c0 10 08 8f00fde9 5139a6e5"), nil)}, nil},
 		{"IPv4 by MP_REACH with an IPv4 next hop", newLeaf,
 			updateOf(nil, octetsOf("80 0e 0e 0001 01 04 0a000001 00 ", host4, origin, pathLeaf), nil),
 			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))}, nil},
@@ -82,9 +110,39 @@ func TestUpdatePasses(t *testing.T) {
 		{"AS4_PATH beside an AGGREGATOR with a true AS is ignored", leafOpen(capsBoth),
 			updateOf(nil, octetsOf(origin, "40 02 06 02 02 fde9 5ba0", hopLeaf, "c0 07 06 fde9 01010101", "c0 11 06 02 01 fa56ea01", "c0 12 08 fa56ea01 01010101"), octetsOf(host4)),
 			[][]byte{updateOf(nil, octetsOf(origin, "40 02 0a 02 02 0000fde9 00005ba0", hop4), octetsOf(host4))}, map[Reason]uint64{AttributeUnlisted: 2}},
+		{"AS4_PATH as long as AS_PATH replaces it all", leafOpen(capsBoth),
+			updateOf(nil, octetsOf(origin, "40 02 06 02 02 fde9 5ba0", hopLeaf, "c0 11 0a 02 02 0000fde9 fa56ea01"), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, "40 02 0a 02 02 0000fde9 fa56ea01", hop4), octetsOf(host4))}, nil},
+		{"AS4_PATH beside an AGGREGATOR with AS_TRANS counts", leafOpen(capsBoth),
+			updateOf(nil, octetsOf(origin, "40 02 06 02 02 fde9 5ba0", hopLeaf, "c0 07 06 5ba0 01010101", "c0 11 06 02 01 fa56ea01", "c0 12 08 fa56ea01 01010101"), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, "40 02 0a 02 02 0000fde9 fa56ea01", hop4), octetsOf(host4))}, map[Reason]uint64{AttributeUnlisted: 2}},
+		{"AS4_PATH beside an AGGREGATOR and no AS4_AGGREGATOR counts", leafOpen(capsBoth),
+			updateOf(nil, octetsOf(origin, "40 02 06 02 02 fde9 5ba0", hopLeaf, "c0 07 06 fde9 01010101", "c0 11 06 02 01 fa56ea01"), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, "40 02 0a 02 02 0000fde9 fa56ea01", hop4), octetsOf(host4))}, map[Reason]uint64{AttributeUnlisted: 1}},
+		{"AS4_PATH with flags in conflict is discarded", leafOpen(capsBoth),
+			updateOf(nil, octetsOf(origin, "40 02 06 02 02 fde9 5ba0", hopLeaf, "40 11 06 02 01 fa56ea01"), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, "40 02 0a 02 02 0000fde9 00005ba0", hop4), octetsOf(host4))}, map[Reason]uint64{AttributeMalformed: 1}},
 		{"malformed AS4_PATH is discarded", leafOpen(capsBoth),
 			updateOf(nil, octetsOf(origin, "40 02 04 02 01 fde9", hopLeaf, "c0 11 05 02 01 0000fd"), octetsOf(host4)),
 			[][]byte{updateOf(nil, octetsOf(origin, "40 02 06 02 01 0000fde9", hop4), octetsOf(host4))}, map[Reason]uint64{AttributeMalformed: 1}},
+		{"AGGREGATOR of a wrong length is discarded, and AS4_PATH counts (RFC 7606, Section 7.7)", leafOpen(capsBoth),
+			updateOf(nil, octetsOf(origin, "40 02 06 02 02 fde9 5ba0", hopLeaf, "c0 07 08 fde9fde9 01010101", "c0 11 06 02 01 fa56ea01", "c0 12 08 fa56ea01 01010101"), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, "40 02 0a 02 02 0000fde9 fa56ea01", hop4), octetsOf(host4))}, map[Reason]uint64{AttributeUnlisted: 2}},
+		{"attributes without a value at the end", newLeaf,
+			updateOf(nil, octetsOf(good4, "c0 63 00"), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))}, map[Reason]uint64{AttributeUnlisted: 1}},
+		{"attributes without a value of extended length at the end", newLeaf,
+			updateOf(nil, octetsOf(good4, "d0 63 0000"), octetsOf(host4)),
+			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))}, map[Reason]uint64{AttributeUnlisted: 1}},
+		{"IPv4 with a global and a link-local next hop (RFC 8950)", newLeaf,
+			updateOf(nil, octetsOf("80 0e 2a 0001 01 20 20010db8000000000000000000000bad fe800000000000000000000000000001 00 ", host4, origin, pathLeaf), nil),
+			[][]byte{updateOf(nil, octetsOf(origin, pathLeaf, hop4), octetsOf(host4))}, nil},
+		{"MP_REACH of another family, as short as it gets", newLeaf,
+			updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 05 0001 85 00 00"), nil), [][]byte{keepalive},
+			map[Reason]uint64{AttributeFamily: 1, MessageEmpty: 1}},
+		{"IPv4 of a leaf of IPv6 alone", leafOpen("01 04 0002 00 01", capAS4),
+			updateOf(octetsOf(host4, other4), octetsOf(good4), octetsOf(host4)), [][]byte{keepalive},
+			map[Reason]uint64{WithdrawFamily: 2, RouteFamily: 1, MessageEmpty: 1}},
 		{"End-of-RIB IPv4", newLeaf, endOf4, [][]byte{endOf4}, nil},
 		{"End-of-RIB IPv6", newLeaf, endOf6, [][]byte{endOf6}, nil},
 		{"End-of-RIB IPv4 by MP_UNREACH", newLeaf, appendUnreach(nil, IPv4Unicast, nil), [][]byte{endOf4}, nil},
@@ -123,17 +181,31 @@ func TestUpdatePasses(t *testing.T) {
 	}
 }
 
-// Each makes the prefixes of a session that holds them withdrawn, is counted
-// once a prefix, and the session goes on.
-func TestUpdateTreatedAsWithdraw(t *testing.T) {
-	long := binary.BigEndian.AppendUint16(octetsOf("50 02"), 4*(2+4*200))
-	for range 4 {
-		long = append(long, segmentSequence, 200)
-		for range 200 {
-			long = append(long, 0, 0, 0xfd, 0xe9)
+// pathOf returns an AS_PATH attribute of n four-octet numbers, in segments of up to 200.
+func pathOf(n int) []byte {
+	value := []byte{}
+	for left := n; left > 0; left -= 200 {
+		value = append(value, segmentSequence, byte(min(left, 200)))
+		for range min(left, 200) {
+			value = append(value, 0, 0, 0xfd, 0xe9)
 		}
 	}
-	large := append(octetsOf("d0 20 0330"), make([]byte, 816)...)
+	return append(binary.BigEndian.AppendUint16(octetsOf("50 02"), uint16(len(value))), value...)
+}
+
+// TestLongestPath checks the longest path that passes.
+func TestLongestPath(t *testing.T) {
+	g, c := session(t, nil, newLeaf)
+	out, err := g.FromPeer(updateOf(nil, append(octetsOf(origin, hopLeaf), pathOf(64)...), octetsOf(host4)), nil)
+	if err != nil || c.Passed(Inbound, Routes) != 1 || len(out) < 64*4 {
+		t.Errorf("a path of 64 numbers: % x, %v, %d routes passed", out, err, c.Passed(Inbound, Routes))
+	}
+}
+
+// TestUpdateTreatedAsWithdraw checks that each case withdraws the prefixes of a
+// session that holds them, is counted once per prefix, and that the session
+// continues.
+func TestUpdateTreatedAsWithdraw(t *testing.T) {
 	tests := []struct {
 		name  string
 		attrs []byte
@@ -155,12 +227,16 @@ func TestUpdateTreatedAsWithdraw(t *testing.T) {
 		{"EXTENDED COMMUNITIES empty", octetsOf(good4, "c0 10 00"), RouteMalformed},
 		{"EXTENDED COMMUNITIES of 7 octets", octetsOf(good4, "c0 10 07 00040000000000"), RouteMalformed},
 		{"EXTENDED COMMUNITIES not transitive", octetsOf(good4, "80 10 08 0004000000000000"), RouteMalformed},
+		{"COMMUNITIES not transitive", octetsOf(good4, "80 08 04 fde90001"), RouteMalformed},
+		{"LARGE COMMUNITIES empty", octetsOf(good4, "c0 20 00"), RouteMalformed},
+		{"LARGE COMMUNITIES not optional", octetsOf(good4, "40 20 0c 0000fde9 00000001 00000002"), RouteMalformed},
 		{"LARGE COMMUNITIES of 8 octets", octetsOf(good4, "c0 20 08 0000000000000000"), RouteMalformed},
 		{"attribute header cut off", octetsOf(good4, "c0 08"), RouteMalformed},
 		{"extended length cut off", octetsOf(good4, "d0 08 00"), RouteMalformed},
 		{"attribute longer than the attributes", octetsOf(good4, "c0 08 ff 00"), RouteMalformed},
+		{"attribute longer than the attributes by one", octetsOf(good4, "c0 08 05 fde90001"), RouteMalformed},
 		{"AS_PATH empty", octetsOf(origin, "40 02 00", hopLeaf), RouteFirstAS},
-		{"AS_PATH of another neighbour", octetsOf(origin, "40 02 06 02 01 0000fdea", hopLeaf), RouteFirstAS},
+		{"AS_PATH of another neighbor", octetsOf(origin, "40 02 06 02 01 0000fdea", hopLeaf), RouteFirstAS},
 		{"AS_PATH with our AS", octetsOf(origin, "40 02 0a 02 02 0000fde9 0000fe4c", hopLeaf), RouteLoop},
 		{"AS_PATH with AS 0", octetsOf(origin, "40 02 0a 02 02 0000fde9 00000000", hopLeaf), RoutePath},
 		{"AS_PATH segment type 0", octetsOf(origin, "40 02 06 00 01 0000fde9", hopLeaf), RoutePath},
@@ -174,7 +250,8 @@ func TestUpdateTreatedAsWithdraw(t *testing.T) {
 		{"AS_PATH in 2 octets from a 4-octet leaf", octetsOf(origin, "40 02 04 02 01 fde9", hopLeaf), RoutePath},
 		{"AS_PATH without Transitive", octetsOf(origin, "00 02 06 02 01 0000fde9", hopLeaf), RouteMalformed},
 		{"MP_REACH transitive", octetsOf(good4, "c0"+reach6[2:]), RouteMalformed},
-		{"attributes that fill the message", append(append(octetsOf(origin, hopLeaf), long...), large...), RouteOversize},
+		{"AS_PATH of 65 numbers", append(octetsOf(origin, hopLeaf), pathOf(65)...), RouteOversize},
+		{"AS_PATH that fills the message", append(octetsOf(origin, hopLeaf), pathOf(900)...), RouteOversize},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -190,10 +267,8 @@ func TestUpdateTreatedAsWithdraw(t *testing.T) {
 			if want := updateOf(octetsOf(host4), nil, nil); !bytes.Equal(out, want) {
 				t.Errorf("got\n%x, want\n%x", out, want)
 			}
-			if got := c.Dropped(Inbound, tt.want); got < 3 {
-				t.Errorf("%v: %d, want 3", tt.want, got)
-			}
-			// gone, so a withdrawal of it is not known any more
+			checkWithdrawn(t, c, tt.name, tt.want)
+			// no longer held, so a withdrawal of it is unknown
 			if out, err = g.FromPeer(updateOf(octetsOf(host4), nil, nil), nil); err != nil || !bytes.Equal(out, keepalive) {
 				t.Errorf("withdrawal afterwards: %x, %v", out, err)
 			}
@@ -202,7 +277,25 @@ func TestUpdateTreatedAsWithdraw(t *testing.T) {
 	}
 }
 
-// What cannot be judged prefix by prefix ends the session.
+// checkWithdrawn asserts that a reason counts three announced prefixes, and no other reason any. A malformed attribute counts once, except
+// NEXT_HOP, which is checked together with its prefixes (RFC 4760, Section 3).
+func checkWithdrawn(t *testing.T, c *Counters, name string, reason Reason) {
+	t.Helper()
+	want := map[Reason]uint64{reason: 3}
+	if (reason == RouteMalformed || reason == RoutePath) && name != "NEXT_HOP of 3 octets" {
+		want[AttributeMalformed] = 1
+	}
+	if name == "MP_REACH transitive" {
+		want[reason]++ // the prefix in it
+	}
+	for _, r := range Reasons() {
+		if got := c.Dropped(Inbound, r); r.Unit() != Capabilities && got != want[r] {
+			t.Errorf("%v: %d, want %d", r, got, want[r])
+		}
+	}
+}
+
+// TestUpdateResets checks that errors that cannot be confined to prefixes end the session.
 func TestUpdateResets(t *testing.T) {
 	tests := []struct {
 		name    string
@@ -247,6 +340,12 @@ func TestUpdateResets(t *testing.T) {
 			if _, err := parsed(n.AppendTo(nil)); err != nil {
 				t.Error(err)
 			}
+			// RFC 4271, Section 6.3: the data of 3/2 and 3/9 is the attribute, whole; 3/1 and 3/10 have none.
+			if whole := tt.subcode == 2 || tt.subcode == 9; whole != (len(n.Data) > 0) {
+				t.Errorf("data %x", n.Data)
+			} else if whole && (len(n.Data) != 3+int(n.Data[2]) || !bytes.Contains(tt.in, n.Data)) {
+				t.Errorf("data %x is no attribute of the message", n.Data)
+			}
 			if c.Dropped(Inbound, MessageUpdate) != 1 {
 				t.Error("not counted")
 			}
@@ -260,7 +359,7 @@ func TestWithdrawals(t *testing.T) {
 	if _, err := g.FromPeer(updateOf(nil, octetsOf(good4, reach6), octetsOf(host4, other4)), nil); err != nil {
 		t.Fatal(err)
 	}
-	// withdrawn and announced at once: announced (RFC 4271, Section 4.3)
+	// withdrawn and announced in one message: announced (RFC 4271, Section 4.3)
 	out, err := g.FromPeer(updateOf(octetsOf(host4, "18 0a0100"), octetsOf(unreach6, good4), octetsOf(host4)), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -284,7 +383,7 @@ func TestWithdrawals(t *testing.T) {
 func TestMaxPrefixes(t *testing.T) {
 	g, c := session(t, func(c *Config) { c.MaxPrefixes = 2 }, newLeaf)
 	in := updateOf(nil, octetsOf(good4), octetsOf(host4, other4))
-	for range 3 { // again is not more
+	for range 3 { // a repetition adds nothing
 		if _, err := g.FromPeer(in, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -300,7 +399,7 @@ func TestMaxPrefixes(t *testing.T) {
 	checkSums(t, c)
 }
 
-// Who may be the next hop, by the forms in which it can come.
+// TestNextHop covers the permitted next hops, in all their encodings.
 func TestNextHop(t *testing.T) {
 	mapped := "00000000000000000000ffff0a000001"
 	ll, other := "fe800000000000000000000000000001", "fe800000000000000000000000000009"
@@ -352,15 +451,15 @@ func TestCommunityExcess(t *testing.T) {
 	checkSums(t, c)
 }
 
-// A message whose canonical form is longer comes out as several.
+// TestUpdateSplits checks that a message whose canonical form is longer is split.
 func TestUpdateSplits(t *testing.T) {
 	g, _ := session(t, func(c *Config) { c.Accept = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} }, leafOpen(capsBoth))
-	attrs := octetsOf(origin, hopLeaf, "50 02 0192 02 c8")
-	for range 200 {
+	attrs := octetsOf(origin, hopLeaf, "40 02 82 02 40")
+	for range 64 {
 		attrs = append(attrs, 0xfd, 0xe9)
 	}
 	var nlri []byte
-	for i := range 720 {
+	for i := range 780 {
 		nlri = append(nlri, 32, 10, 1, byte(i>>8), byte(i))
 	}
 	out, err := g.FromPeer(updateOf(nil, attrs, nlri), nil)
@@ -377,4 +476,37 @@ func TestUpdateSplits(t *testing.T) {
 	if want := updateOf(nlri, nil, nil); !bytes.Equal(out, want) {
 		t.Error("withdrawal differs")
 	}
+}
+
+// TestRepeatedMessages floods End-of-RIB and ROUTE-REFRESH: the first of a family passes, the others cost GoBGP nothing.
+func TestRepeatedMessages(t *testing.T) {
+	refresh4, refresh6 := message(typeRouteRefresh, octetsOf("0001 00 01")), message(typeRouteRefresh, octetsOf("0002 00 01"))
+	g, c := session(t, nil, newLeaf)
+	pass := func(what string, in []byte, want ...[]byte) {
+		t.Helper()
+		if out, err := g.FromPeer(in, nil); err != nil || !bytes.Equal(out, bytes.Join(want, nil)) {
+			t.Errorf("%s: % x, %v; want % x", what, out, err, bytes.Join(want, nil))
+		}
+	}
+	if out := g.Refresh(nil); len(out) != 0 {
+		t.Errorf("nothing was deferred, got % x", out)
+	}
+	pass("End-of-RIB of both families", bytes.Join([][]byte{endOf4, endOf6}, nil), endOf4, endOf6)
+	pass("the same again", bytes.Join([][]byte{endOf4, endOf6, endOf4}, nil), keepalive, keepalive, keepalive)
+	pass("the first refresh", refresh4, refresh4)
+	pass("a flood", bytes.Repeat(refresh4, 1000))
+	pass("another family's", refresh6, refresh6)
+	if got := c.Dropped(Inbound, MessageRepeated); got != 1003 {
+		t.Errorf("%d counted, want 1003", got)
+	}
+	if out := g.Refresh(nil); !bytes.Equal(out, refresh4) {
+		t.Errorf("deferred: % x, want one of IPv4", out)
+	}
+	pass("again too soon, as the deferred one has just passed", refresh4)
+	pass("not too soon for the other family", refresh6, refresh6)
+	if out := g.Refresh(nil); !bytes.Equal(out, refresh4) {
+		t.Errorf("deferred: % x, want one of IPv4", out)
+	}
+	g.Refresh(nil)
+	pass("after a pause", refresh4, refresh4)
 }

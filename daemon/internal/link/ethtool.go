@@ -17,18 +17,18 @@ const (
 	speedUnknown       = 0xffffffff // SPEED_UNKNOWN
 )
 
-// ifreq is struct ifreq with a pointer in its union, as SIOCETHTOOL wants it.
+// ifreq is struct ifreq with a pointer in its union, as SIOCETHTOOL requires.
 type ifreq struct {
 	name [unix.IFNAMSIZ]byte
 	data unsafe.Pointer
 	_    [24 - unsafe.Sizeof(uintptr(0))]byte
 }
 
-// ethtoolSpeed asks the driver, by a socket of the device's namespace. It is zero when
-// the driver does not know; a driver without this question is an error.
+// ethtoolSpeed queries the driver, by a socket of the device's namespace. It returns zero if the driver does not know the speed, and an error if
+// the driver does not support the query.
 func ethtoolSpeed(fd int, device string) (fare.Bandwidth, error) {
-	// <linux/ethtool.h>: the first call says how many words the masks have, as a
-	// negative number, and nothing else; the second call answers.
+	// <linux/ethtool.h>: the first call returns only the number of words in the
+	// masks, as a negative number; the second call returns the settings.
 	buf := make([]byte, sizeofLinkSettings+3*4*128)
 	for range 2 {
 		binary.NativeEndian.PutUint32(buf, unix.ETHTOOL_GLINKSETTINGS)
@@ -46,7 +46,7 @@ func ethtoolSpeed(fd int, device string) (fare.Bandwidth, error) {
 		clear(buf)
 		buf[maskWordsOffset] = byte(-words)
 	}
-	return 0, fmt.Errorf("ethtool %s: the driver's link mode masks keep changing their size", device)
+	return 0, fmt.Errorf("ethtool %s: the driver changes the size of its link mode masks with each call", device)
 }
 
 func ethtool(fd int, device string, buf []byte) error {

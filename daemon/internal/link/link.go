@@ -17,29 +17,27 @@ import (
 type SubPort struct {
 	// Device is the interface's name, 1 to 15 bytes.
 	Device string
-	// Netns is the network namespace that holds the device: a name as `ip netns` lists
-	// it, an absolute path of a namespace file, or empty for the process's own.
+	// Netns is the network namespace of the device: a name in `ip netns`, an absolute path of a namespace file, or empty for the process's own.
 	Netns string
-	// Speed, if not zero, is believed before anything the device says.
+	// Speed, if not zero, takes precedence over the speed that the device reports.
 	Speed fare.Bandwidth
-	// Only, if not empty, is the one source that is asked: SourceTBF, SourceEthtool or
-	// SourcePCIe. Empty asks all, in the order of belief.
+	// Only, if not empty, is the only source to query: SourceTBF, SourceEthtool or SourcePCIe. Empty queries all, in the order of precedence.
 	Only Source
 }
 
-// Config is what a Watcher is made of. It is not changed after New.
+// Config configures a Watcher. It is not changed after New.
 type Config struct {
-	// SubPorts are the devices; an Event names them by their index here. Several
-	// sub-ports may name one device.
+	// SubPorts are the devices; an Event refers to them by index. Several
+	// sub-ports may refer to one device.
 	SubPorts []SubPort
-	// Logger receives what an operator may want to know; nil discards it.
+	// Logger receives messages for operators; nil discards them.
 	Logger *slog.Logger
 }
 
-// Source says who vouches for a speed.
+// Source is the source of a speed.
 type Source string
 
-// The sources of a speed, best first. The zero value means that no one knows it.
+// The sources of a speed, in order of precedence. The zero value means that the speed is unknown.
 const (
 	SourceConfig  Source = "config"  // the configuration
 	SourceTBF     Source = "tbf"     // root tbf qdisc, or the root classes of an htb qdisc
@@ -47,26 +45,25 @@ const (
 	SourcePCIe    Source = "pcie"    // the device's PCIe link
 )
 
-// Event is the whole state of one sub-port. It is never changed once handed over.
+// Event is the whole state of one sub-port. It is never changed after it was reported.
 type Event struct {
 	// SubPort is the index in Config.SubPorts.
 	SubPort int
-	// Up is true if packets can leave: the device exists, is administratively up, has
-	// its carrier, and its operational state (RFC 2863, Section 3.1.14) is up or unknown.
+	// Up reports whether packets can leave: the device exists, is administratively up, has its carrier, and its operational state (RFC 2863,
+	// Section 3.1.14) is up or unknown.
 	Up bool
-	// Speed in bit/s; zero if unknown. It is the last known one while the device is down.
+	// Speed is in bit/s; zero if unknown. While the device is down it is the last known one.
 	Speed fare.Bandwidth
-	// SpeedSource is who said so; empty if Speed is zero.
+	// SpeedSource is the source of Speed; empty if Speed is zero.
 	SpeedSource Source
-	// Ifindex of the device in its namespace, zero if it is absent.
+	// Ifindex is the device's index in its namespace, zero if it is absent.
 	Ifindex int
-	// Reason says why Up is false; empty if it is true.
+	// Reason explains why Up is false; empty if it is true.
 	Reason string
-	// Addresses that can be used (IPv6 addresses appear once duplicate address detection
-	// has passed), link-local ones included, without zone, in ascending order.
+	// Addresses lists the usable addresses (IPv6 addresses appear once duplicate address detection has passed), including link-local ones,
+	// without zone, in ascending order.
 	Addresses []netip.Prefix
-	// Transitions counts how often Up has changed since the start. A reader that sees it
-	// grow by two with Up unchanged has missed a flap.
+	// Transitions counts the changes of Up since the start. If it has grown by two with Up unchanged, the reader has missed a flap.
 	Transitions uint64
 }
 
@@ -85,31 +82,32 @@ func (e *Event) LinkLocal() netip.Addr {
 	return netip.Addr{}
 }
 
-// Stats counts what the namespace goroutines did.
+// Stats counts the work of the namespace goroutines.
 type Stats struct {
 	Messages uint64 // rtnetlink messages read
 	Resyncs  uint64 // full reads of a namespace: one at its start, one after each overrun
-	Overruns uint64 // ENOBUFS and truncated datagrams: messages were lost
+	Overruns uint64 // ENOBUFS and truncated datagrams: messages were dropped
+	Polls    uint64 // reads of all devices of a namespace because the kernel may delay events
 }
 
-// Watcher watches sub-ports. Knock, Take and Stats may be called from any goroutine.
+// Watcher watches sub-ports. Ready, Take, Poll and Stats may be called from any goroutine.
 type Watcher struct {
 	log        *slog.Logger
 	namespaces []*namespace
-	knock      chan struct{}
+	ready      chan struct{}
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	state []Event    // last reported, by sub-port
 	known []bool     // state holds a report
 	dirty []bool     // changed since the last Take
 	stats Stats
 }
 
-// New checks the configuration. Nothing is opened before Run.
+// New checks the configuration. It opens nothing; Run does.
 func New(cfg Config) (*Watcher, error) {
 	w := &Watcher{
 		log:   cfg.Logger,
-		knock: make(chan struct{}, 1),
+		ready: make(chan struct{}, 1),
 		state: make([]Event, len(cfg.SubPorts)),
 		known: make([]bool, len(cfg.SubPorts)),
 		dirty: make([]bool, len(cfg.SubPorts)),
@@ -121,7 +119,7 @@ func New(cfg Config) (*Watcher, error) {
 	for i, sp := range cfg.SubPorts {
 		err := checkDevice(sp.Device)
 		if err == nil && !slices.Contains([]Source{"", SourceTBF, SourceEthtool, SourcePCIe}, sp.Only) {
-			err = fmt.Errorf("device %s: speed source %q: a device can be asked for %s, %s or %s", sp.Device, sp.Only, SourceTBF, SourceEthtool, SourcePCIe)
+			err = fmt.Errorf("device %s: speed source %q: use %s, %s or %s", sp.Device, sp.Only, SourceTBF, SourceEthtool, SourcePCIe)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("sub-port %d: %w", i, err))
@@ -131,7 +129,7 @@ func New(cfg Config) (*Watcher, error) {
 		if at < 0 {
 			at = len(w.namespaces)
 			w.namespaces = append(w.namespaces, &namespace{
-				w: w, netns: sp.Netns, sysfs: "/sys", tick: time.Second, receiveBuffer: 4 << 20,
+				w: w, netns: sp.Netns, sysfs: "/sys", tick: time.Second, receiveBuffer: 4 << 20, poll: true,
 			})
 		}
 		n := w.namespaces[at]
@@ -143,25 +141,23 @@ func New(cfg Config) (*Watcher, error) {
 	return w, nil
 }
 
-// checkDevice refuses what can never be an interface's name, which would otherwise look
-// like a device that is not there yet.
+// checkDevice rejects strings that can never be an interface's name, because a wrong name would otherwise look like a device that does not exist
+// yet.
 func checkDevice(name string) error {
 	const most = 15 // IFNAMSIZ without the terminating zero
 	if name == "" || name == "." || name == ".." || len(name) > most {
-		return fmt.Errorf("device %q: an interface name has 1 to %d bytes", name, most)
+		return fmt.Errorf("device %q: use an interface name of 1 to %d bytes", name, most)
 	}
 	for _, c := range []byte(name) {
 		if c <= ' ' || c == '/' || c == ':' || c == 0x7f {
-			return fmt.Errorf("device %q: an interface name has no spaces, slashes or colons", name)
+			return fmt.Errorf("device %q: use an interface name without spaces, slashes or colons", name)
 		}
 	}
 	return nil
 }
 
-// Run watches until ctx ends and returns when every goroutine has ended. It reports
-// every sub-port once at the start, absent ones too. What goes wrong (a namespace that
-// is missing or may not be entered) is the Reason of its sub-ports and tried again.
-// Run may be called once.
+// Run watches until ctx ends and returns after every goroutine has ended. It reports every sub-port once at the start, including absent ones. A
+// failure (a namespace that is missing or may not be entered) becomes the Reason of its sub-ports and is retried. Run may be called once.
 func (w *Watcher) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, n := range w.namespaces {
@@ -170,11 +166,11 @@ func (w *Watcher) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-// Knock returns a channel that holds one token if there is something to Take.
-func (w *Watcher) Knock() <-chan struct{} { return w.knock }
+// Ready returns a channel that contains one token if Take has something to return.
+func (w *Watcher) Ready() <-chan struct{} { return w.ready }
 
-// Take returns the state of each sub-port that changed since the last Take, in order of
-// their index, in buf's memory from its start (buf may be nil).
+// Take returns the state of each sub-port that has changed since the last Take, in order of their index, in buf's memory from its start (buf may
+// be nil).
 func (w *Watcher) Take(buf []Event) []Event {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -188,6 +184,14 @@ func (w *Watcher) Take(buf []Event) []Event {
 	return buf
 }
 
+// Poll reads the carriers of all devices now and every few milliseconds for linkpoll.Window. The Watcher does the same after each link event;
+// call Poll when a failure was detected by other means, such as a closed BGP session.
+func (w *Watcher) Poll() {
+	for _, n := range w.namespaces {
+		n.startPolling()
+	}
+}
+
 // Stats returns the counters.
 func (w *Watcher) Stats() Stats {
 	w.mu.Lock()
@@ -195,7 +199,7 @@ func (w *Watcher) Stats() Stats {
 	return w.stats
 }
 
-// report stores e if it says something new, and knocks.
+// report stores e and fills the channel of Ready, if e differs from the last state.
 func (w *Watcher) report(e Event) {
 	w.mu.Lock()
 	last := &w.state[e.SubPort]
@@ -210,8 +214,8 @@ func (w *Watcher) report(e Event) {
 	*last, w.known[e.SubPort], w.dirty[e.SubPort] = e, true, true
 	w.mu.Unlock()
 	select {
-	case w.knock <- struct{}{}:
-	default: // a token is there already: the reader will take this state too
+	case w.ready <- struct{}{}:
+	default: // a token is already there: the reader will take this state too
 	}
 }
 

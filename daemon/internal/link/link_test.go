@@ -44,14 +44,14 @@ func watch(t testing.TB, change func(*namespace), ports ...SubPort) *watched {
 	return &watched{Watcher: w, last: make([]Event, len(ports))}
 }
 
-// until waits until the sub-port's state is as wanted.
+// until waits until the sub-port's state satisfies ok.
 func (w *watched) until(t testing.TB, port int, what string, ok func(Event) bool) Event {
 	t.Helper()
 	limit := time.NewTimer(5 * time.Second)
 	defer limit.Stop()
 	for !ok(w.last[port]) {
 		select {
-		case <-w.Knock():
+		case <-w.Ready():
 			w.buf = w.Take(w.buf)
 			for _, e := range w.buf {
 				w.last[e.SubPort] = e
@@ -95,7 +95,7 @@ func TestCarrierAndAdminState(t *testing.T) {
 	w.untilDown(t, 0, "no carrier")
 	leaf.Addr("swp0")
 	e := w.until(t, 0, "up with three addresses", func(e Event) bool { return e.Up && len(e.Addresses) == 3 })
-	if e.Speed != 10e9 || e.SpeedSource != SourceEthtool { // what every veth says
+	if e.Speed != 10e9 || e.SpeedSource != SourceEthtool { // the value that every veth reports
 		t.Errorf("speed %v by %q", e.Speed, e.SpeedSource)
 	}
 	if ll := e.LinkLocal(); !ll.IsLinkLocalUnicast() {
@@ -169,7 +169,7 @@ func TestLeavingABridgeIsNoRemoval(t *testing.T) {
 	server.IP("link", "add", "br0", "type", "bridge")
 	server.IP("link", "set", "eth0", "master", "br0")
 	server.IP("link", "set", "eth0", "nomaster")
-	server.IP("addr", "add", "192.0.2.77/32", "dev", "eth0") // comes after the bridge's messages
+	server.IP("addr", "add", "192.0.2.77/32", "dev", "eth0") // arrives after the bridge's messages
 	e := w.until(t, 0, "the last address", func(e Event) bool {
 		return slices.Contains(e.Addresses, netip.MustParsePrefix("192.0.2.77/32"))
 	})
@@ -184,7 +184,7 @@ func TestNamespaceComesAndGoes(t *testing.T) {
 	server.Delete()
 	w := watch(t, nil, SubPort{Device: "eth0", Netns: server.Name})
 	w.untilDown(t, 0, "no such file")
-	for range 2 { // the second one has the first one's name and none of its devices
+	for range 2 { // the second one has the first one's name but none of its devices
 		netnstest.IP(t, "netns", "add", server.Name)
 		w.untilDown(t, 0, "no device eth0")
 		netnstest.Veth(t, server, "eth0", leaf, "swp0")
@@ -193,7 +193,7 @@ func TestNamespaceComesAndGoes(t *testing.T) {
 		w.untilUp(t, 0)
 		server.Delete()
 		w.untilDown(t, 0, "no such file")
-		// Nothing else holds the namespace, so its devices are gone too.
+		// No other socket holds the namespace, so its devices are gone too.
 		netnstest.Eventually(t, time.Minute, func() error {
 			if _, err := leaf.Output("ip", "link", "show", "swp0"); err == nil {
 				return fmt.Errorf("swp0 is still there: the namespace is held")
@@ -239,7 +239,7 @@ func TestSpeedInOrderOfBelief(t *testing.T) {
 	if e := w.last[2]; e.Speed != 10e9 || e.SpeedSource != SourceEthtool {
 		t.Errorf("asked by ethtool alone: %+v", e)
 	}
-	// The configuration was believed all the time.
+	// The configuration took precedence all the time.
 	if e := w.last[1]; e.Speed != 3e9 || e.SpeedSource != SourceConfig {
 		t.Errorf("configured: %+v", e)
 	}
@@ -269,7 +269,7 @@ func TestOverrunReadsAgain(t *testing.T) {
 	n := netnstest.New(t)
 	w := watch(t, func(n *namespace) { n.receiveBuffer = 1 }, SubPort{Device: "lo", Netns: n.Name})
 	w.untilUp(t, 0)
-	// One write makes the kernel add many addresses before anyone can read the news.
+	// One write makes the kernel add many addresses before the reader can run.
 	var socket int
 	if err := n.Do(func() (err error) { socket, err = netlinkSocket(0, 0); return err }); err != nil {
 		t.Fatal(err)
@@ -291,7 +291,7 @@ func TestOverrunReadsAgain(t *testing.T) {
 			}
 		}
 	}
-	w.until(t, 0, "every address", func(e Event) bool { return len(e.Addresses) == many+2 }) // and the two that lo has
+	w.until(t, 0, "every address", func(e Event) bool { return len(e.Addresses) == many+2 }) // and the two of lo
 	if s := w.Stats(); s.Resyncs < 2 {
 		t.Errorf("%+v: want a full read after the overrun", s)
 	}
@@ -306,14 +306,14 @@ func TestTakeFoldsEvents(t *testing.T) {
 	w.report(Event{SubPort: 0, Up: true, Speed: 1})
 	w.report(Event{SubPort: 0, Reason: "no carrier", Speed: 1})
 	w.report(Event{SubPort: 0, Up: true, Speed: 1})
-	<-w.Knock()
+	<-w.Ready()
 	got := w.Take(nil)
 	if len(got) != 2 || got[0].SubPort != 0 || !got[0].Up || got[0].Transitions != 2 || got[1].SubPort != 1 {
 		t.Errorf("took %+v", got)
 	}
-	w.report(Event{SubPort: 0, Up: true, Speed: 1}) // nothing new
+	w.report(Event{SubPort: 0, Up: true, Speed: 1}) // no change
 	select {
-	case <-w.Knock():
+	case <-w.Ready():
 		t.Error("an equal state knocked")
 	default:
 	}
@@ -334,8 +334,8 @@ func TestInNamespaceErrors(t *testing.T) {
 	}
 }
 
-// BenchmarkFarEndDown measures from the far end being set down to the state in the
-// reader's hands, and reports percentiles in microseconds.
+// BenchmarkFarEndDown measures the time from setting the far end down until
+// Take returns the state, and reports percentiles in microseconds.
 func BenchmarkFarEndDown(b *testing.B) {
 	netnstest.Require(b)
 	server, leaf := netnstest.New(b), netnstest.New(b)

@@ -16,8 +16,7 @@ type message struct {
 	body  []byte
 }
 
-// messages yields the netlink messages of a datagram and stops at the first one whose
-// length does not fit.
+// messages yields the netlink messages of a datagram and stops at the first one whose length does not fit.
 func messages(b []byte) iter.Seq[message] {
 	return func(yield func(message) bool) {
 		for len(b) >= unix.SizeofNlMsghdr {
@@ -39,7 +38,7 @@ func messages(b []byte) iter.Seq[message] {
 	}
 }
 
-// attributes yields type (without the nested and byte-order flags) and value.
+// attributes yields the type (without the nested and byte-order flags) and the value of each attribute.
 func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= unix.SizeofNlAttr {
@@ -63,11 +62,11 @@ func appendMessage(b []byte, kind, flags uint16, seq uint32, body []byte) []byte
 	b = binary.NativeEndian.AppendUint16(b, kind)
 	b = binary.NativeEndian.AppendUint16(b, flags)
 	b = binary.NativeEndian.AppendUint32(b, seq)
-	b = binary.NativeEndian.AppendUint32(b, 0) // port id: the kernel knows it
+	b = binary.NativeEndian.AppendUint32(b, 0) // port ID: the kernel fills it in
 	return append(b, body...)
 }
 
-// linkMessage is what RTM_NEWLINK and RTM_DELLINK say of a device.
+// linkMessage is the content of RTM_NEWLINK and RTM_DELLINK.
 type linkMessage struct {
 	family    uint8
 	index     int
@@ -79,7 +78,7 @@ type linkMessage struct {
 	parent    string // for example "0000:3b:00.0"
 }
 
-// operStates are RFC 2863's, by the kernel's numbers (IF_OPER_*).
+// operStates are the operational states of RFC 2863, by the kernel's numbers (IF_OPER_*).
 var operStates = [...]string{"unknown", "not present", "down", "lower layer down", "testing", "dormant", "up"}
 
 const (
@@ -87,7 +86,7 @@ const (
 	operUp      = 6
 )
 
-// Attributes that unix does not name.
+// Attributes that package unix does not define.
 const (
 	iflaParentDevName    = 56 // IFLA_PARENT_DEV_NAME
 	iflaParentDevBusName = 57 // IFLA_PARENT_DEV_BUS_NAME
@@ -118,7 +117,7 @@ func parseLink(body []byte) (linkMessage, bool) {
 	return l, l.index > 0
 }
 
-// reason says why packets cannot leave by the device, or nothing.
+// reason returns why packets cannot leave through the device, or "" if they can.
 func (l *linkMessage) reason() string {
 	switch {
 	case l.flags&unix.IFF_UP == 0:
@@ -129,16 +128,16 @@ func (l *linkMessage) reason() string {
 		if int(l.operState) < len(operStates) {
 			return "operational state " + operStates[l.operState]
 		}
-		return "operational state not known"
+		return "operational state unknown"
 	}
 	return ""
 }
 
-// addressMessage is what RTM_NEWADDR and RTM_DELADDR say.
+// addressMessage is the content of RTM_NEWADDR and RTM_DELADDR.
 type addressMessage struct {
 	index  int
 	prefix netip.Prefix
-	usable bool // not tentative, and no duplicate of it was found
+	usable bool // not tentative, and without a detected duplicate
 }
 
 func parseAddress(body []byte) (addressMessage, bool) {
@@ -173,7 +172,7 @@ func parseAddress(body []byte) (addressMessage, bool) {
 	}, p.IsValid() && index > 0
 }
 
-// text is a string attribute without its terminating zero.
+// text returns a string attribute without its terminating zero.
 func text(v []byte) string {
 	for i, c := range v {
 		if c == 0 {

@@ -8,43 +8,51 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/linkpoll"
 )
 
-// namespace is the watch of one network namespace. Its goroutine owns all of it.
+// namespace watches one network namespace. Only its goroutine accesses the fields, except those that wakeMu guards.
 type namespace struct {
 	w             *Watcher
 	netns         string
 	ports         []*port
-	sysfs         string        // where sysfs is mounted
-	tick          time.Duration // how often to look at what the kernel does not announce
+	sysfs         string        // mount point of sysfs
+	tick          time.Duration // interval of reading state that the kernel does not announce
 	receiveBuffer int           // bytes
 
 	s       *sockets
-	pending bool // sub-ports with needsRead exist
+	pending bool          // sub-ports with needsRead exist
+	poll    bool          // false disables polling, in tests
+	answers []linkMessage // of the last poll
+
+	wakeMu   sync.Mutex // guards the fields below, and the order of their changes and of changes of the deadline of s.events
+	schedule linkpoll.Schedule
+	open     *sockets // s while it is open, else nil
 }
 
-// port is one sub-port as this namespace knows it.
+// port is the state of one sub-port in this namespace.
 type port struct {
 	index      int // in Config.SubPorts
 	device     string
 	configured fare.Bandwidth
-	only       Source // the one source to ask, or empty
+	only       Source // the only source to query, or empty
 
 	present   bool
 	gone      string // why it is not present
 	link      linkMessage
-	addresses []netip.Prefix // sorted; replaced, never changed
+	addresses []netip.Prefix // sorted; replaced, never modified
 	speed     fare.Bandwidth
 	source    Source
-	needsRead bool // addresses and speed are to be asked for
+	needsRead bool // addresses and speed must be queried
 }
 
-// run watches until ctx ends; a namespace that is lost is looked for again.
+// run watches until ctx ends; after a failure it reopens the namespace.
 func (n *namespace) run(ctx context.Context) {
 	said := ""
 	for ctx.Err() == nil {
@@ -62,7 +70,7 @@ func (n *namespace) run(ctx context.Context) {
 		}
 		if err.Error() != said {
 			said = err.Error()
-			n.w.log.Warn("link watch is blind", "netns", n.netns, "error", err)
+			n.w.log.Warn("cannot watch links", "netns", n.netns, "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -87,16 +95,25 @@ func (n *namespace) watch(ctx context.Context) error {
 		return err
 	}
 	next := time.Now().Add(n.tick)
+	n.setOpen(s)
+	defer n.setOpen(nil)
+	n.startPolling()
 	for {
-		if err := s.events.SetReadDeadline(next); err != nil {
+		if err := n.pollIfDue(buf); err != nil {
 			return err
 		}
-		if ctx.Err() != nil { // checked after the deadline is set, else the wake-up could be overwritten
+		if err := n.setDeadline(next); err != nil {
+			return err
+		}
+		if ctx.Err() != nil { // checked after the deadline is set, because setting it could overwrite the wake-up
 			return nil
 		}
 		datagram, err := s.read(buf, true)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
+			if time.Now().Before(next) {
+				continue // a poll was due
+			}
 			next = time.Now().Add(n.tick)
 			if same, err := n.unchanged(); err != nil || !same {
 				return err
@@ -107,7 +124,7 @@ func (n *namespace) watch(ctx context.Context) error {
 			}
 		case errors.Is(err, errOverrun):
 			n.w.count(func(s *Stats) { s.Overruns++ })
-			n.w.log.Info("link messages were lost, reading all again", "netns", n.netns)
+			n.w.log.Info("link messages were dropped, rereading all links", "netns", n.netns)
 			if err := n.resync(buf); err != nil {
 				return err
 			}
@@ -115,7 +132,7 @@ func (n *namespace) watch(ctx context.Context) error {
 			return fmt.Errorf("rtnetlink: %w", err)
 		default:
 			n.applyAll(datagram)
-			n.reportAll() // first what the message itself says
+			n.reportAll() // first the content of the message itself
 			if n.pending {
 				if err := n.readPending(); err != nil {
 					return err
@@ -126,7 +143,7 @@ func (n *namespace) watch(ctx context.Context) error {
 	}
 }
 
-// unchanged tells whether the namespace's name still stands for the one that is open.
+// unchanged reports whether the namespace's name still refers to the open one.
 func (n *namespace) unchanged() (bool, error) {
 	id, err := identify(n.netns)
 	if err != nil {
@@ -135,10 +152,9 @@ func (n *namespace) unchanged() (bool, error) {
 	return id == n.s.id, nil
 }
 
-// resync reads everything again. After an overrun the kernel drops what it has to say,
-// without a second ENOBUFS, until the queue has been emptied: so empty it first, then
-// dump. Messages queued during the dump are applied after it and before the report, so
-// that no older state is shown; if some of those were lost, all begins again.
+// resync reads the whole state. After an overrun the kernel drops messages without a second ENOBUFS until the queue has been emptied, so resync
+// empties it first, then dumps. Messages queued during the dump are applied after it and before the report, so that no older state is reported;
+// if some of those were dropped, resync starts over.
 func (n *namespace) resync(buf []byte) error {
 	n.w.count(func(s *Stats) { s.Resyncs++ })
 	discard := func([]byte) {}
@@ -167,7 +183,7 @@ func (n *namespace) resync(buf []byte) error {
 	return nil
 }
 
-// drain gives what is queued to f, and tells whether messages were lost.
+// drain passes the queued datagrams to f, and reports whether messages were dropped.
 func (n *namespace) drain(buf []byte, f func([]byte)) (lost bool, err error) {
 	for {
 		datagram, err := n.s.read(buf, false)
@@ -197,15 +213,18 @@ func (n *namespace) applyAll(datagram []byte) {
 	for m := range messages(datagram) {
 		n.apply(m)
 		count++
+		if m.kind == unix.RTM_NEWLINK || m.kind == unix.RTM_DELLINK {
+			n.startPolling() // for any device: the kernel delays the events of all devices together
+		}
 	}
 	n.w.count(func(s *Stats) { s.Messages += count })
 }
 
-// apply changes what the message names.
+// apply updates the state that the message concerns.
 func (n *namespace) apply(m message) {
 	switch m.kind {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		// A bridge speaks of its ports under its own family: leaving one is no deletion.
+		// A bridge sends messages about its ports under its own family: removing a port from it is not a deletion.
 		if l, ok := parseLink(m.body); ok && l.family == unix.AF_UNSPEC {
 			for _, p := range n.ports {
 				n.applyLink(p, l, m.kind == unix.RTM_DELLINK)
@@ -240,7 +259,7 @@ func (n *namespace) applyLink(p *port, l linkMessage, deleted bool) {
 	case deleted:
 	case l.name == p.device:
 		if !mine || p.link.reason() != "" && l.reason() == "" {
-			p.needsRead, n.pending = true, true // new, or up again: the speed may be another
+			p.needsRead, n.pending = true, true // it appeared or came up: the speed may have changed
 		}
 		if !mine {
 			p.leave("")
@@ -251,7 +270,7 @@ func (n *namespace) applyLink(p *port, l linkMessage, deleted bool) {
 	}
 }
 
-// leave makes the port absent. The speed stays: it is the last known one.
+// leave marks the port as absent. It keeps the last known speed.
 func (p *port) leave(why string) {
 	p.present, p.gone, p.link, p.addresses = false, why, linkMessage{}, nil
 }
@@ -277,7 +296,7 @@ func (p *port) setAddress(a netip.Prefix, have bool) {
 	p.addresses = fresh
 }
 
-// readPending asks for the addresses and the speed of the ports that need it.
+// readPending queries the addresses and the speed of the ports that need it.
 func (n *namespace) readPending() error {
 	if !n.pending {
 		return nil
@@ -306,8 +325,7 @@ func (n *namespace) readPending() error {
 	return nil
 }
 
-// readSpeed finds the speed in the order of belief. A source that cannot be asked is
-// passed over: most devices have only one of them.
+// readSpeed determines the speed in the order of precedence. It skips sources that fail: most devices have only one of them.
 func (n *namespace) readSpeed(p *port) {
 	if p.configured != 0 {
 		p.speed, p.source = p.configured, SourceConfig
@@ -335,7 +353,7 @@ func (n *namespace) readSpeed(p *port) {
 			return
 		}
 	}
-	if p.link.reason() == "" { // while a device is down it may not know; keep the last
+	if p.link.reason() == "" { // a device that is down may not know its speed; keep the last one
 		p.speed, p.source = 0, ""
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NamespacePath returns the file that stands for a namespace: a name is looked for where
-// `ip netns` keeps it, an absolute path is itself, and empty is the process's own.
+// NamespacePath returns the file of a namespace: a name is a file in the directory of `ip netns`, an absolute path is returned unchanged, and
+// empty is the process's own.
 func NamespacePath(netns string) string {
 	switch {
 	case netns == "":
@@ -23,9 +23,8 @@ func NamespacePath(netns string) string {
 	return filepath.Join("/run/netns", netns)
 }
 
-// InNamespace calls f on a thread that is inside the namespace: sockets that f opens
-// belong to it wherever they are used later. With an empty netns it just calls f.
-// Otherwise f must not start goroutines that count on the namespace.
+// InNamespace calls f on a thread that is inside the namespace: sockets that f opens belong to it wherever they are used later. With an empty
+// netns it just calls f. Otherwise f must not start goroutines that depend on the namespace.
 func InNamespace(netns string, f func() error) error {
 	if netns == "" {
 		return f()
@@ -36,8 +35,8 @@ func InNamespace(netns string, f func() error) error {
 		return fmt.Errorf("network namespace %s: %w", netns, err)
 	}
 	defer target.Close()
-	// f runs on a goroutine of its own, so that a thread that cannot be brought back
-	// ends with it: a locked goroutine that returns takes its thread along.
+	// f runs on a separate goroutine, so that a thread that cannot return to its namespace ends with it: a locked goroutine that returns
+	// destroys its thread.
 	done := make(chan error, 1)
 	go func() {
 		err := errors.New("network namespace " + netns + ": the function ended its goroutine")
@@ -75,12 +74,12 @@ func enterError(netns, path string, err error) error {
 	return fmt.Errorf("network namespace %s: %w", netns, err)
 }
 
-// identity tells one namespace from another. The zero value is none.
+// identity identifies a namespace. The zero value identifies none.
 type identity struct {
 	dev, ino uint64
 }
 
-// identify returns what the namespace's file stands for now.
+// identify returns the identity of the namespace to which the file refers now.
 func identify(netns string) (identity, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(NamespacePath(netns), &st); err != nil {

@@ -12,18 +12,16 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// ParsePCIe turns what sysfs says in current_link_speed ("16.0 GT/s PCIe") and
-// current_link_width ("16") into the bandwidth of one direction of the link, after line
-// coding (PCI Express Base Specification 6.0, Section 4.2): 8b/10b up to 5 GT/s, 128b/130b
-// from 8 to 32 GT/s, and at 64 GT/s flits of 256 bytes, of which 8 are CRC and 6 FEC. (The
-// kernel leaves those in.) Fractions of a bit are dropped. A link that is down ("Unknown",
-// width 0) is an error.
+// ParsePCIe converts the content of sysfs's current_link_speed ("16.0 GT/s PCIe") and current_link_width ("16") to the bandwidth of one
+// direction of the link, after line coding (PCI Express Base Specification 6.0, Section 4.2): 8b/10b up to 5 GT/s, 128b/130b from 8 to 32 GT/s,
+// and at 64 GT/s flits of 256 bytes, of which 8 are CRC and 6 FEC. (The kernel does not subtract those.) Fractions of a bit are dropped. A link
+// that is down ("Unknown", width 0) is an error.
 func ParsePCIe(speed, width string) (fare.Bandwidth, error) {
 	text := strings.TrimSpace(speed)
 	number, unit, _ := strings.Cut(text, " ")
 	unit, _, _ = strings.Cut(strings.TrimSpace(unit), " ")
 	if unit != "GT/s" {
-		return 0, fmt.Errorf("PCIe link speed %q: want a number of GT/s", text)
+		return 0, fmt.Errorf("PCIe link speed %q: not a number of GT/s; set speed of the sub-port", text)
 	}
 	var perLane, num, den uint64 = 0, 128, 130
 	switch number {
@@ -40,23 +38,22 @@ func ParsePCIe(speed, width string) (fare.Bandwidth, error) {
 	case "64", "64.0":
 		perLane, num, den = 64_000_000_000, 242, 256
 	default:
-		return 0, fmt.Errorf("PCIe link speed %q: no such generation (2.5, 5, 8, 16, 32, 64 GT/s); give the sub-port a speed", text)
+		return 0, fmt.Errorf("PCIe link speed %q: not the rate of a known generation (2.5, 5, 8, 16, 32, 64 GT/s); set speed of the sub-port", text)
 	}
 	text = strings.TrimPrefix(strings.TrimSpace(width), "x")
 	lanes, err := strconv.ParseUint(text, 10, 8)
 	if err != nil || lanes == 0 || lanes > 32 {
-		return 0, fmt.Errorf("PCIe link width %q: want 1 to 32 lanes", strings.TrimSpace(width))
+		return 0, fmt.Errorf("PCIe link width %q: not 1 to 32 lanes; set speed of the sub-port", strings.TrimSpace(width))
 	}
 	return fare.Bandwidth(perLane * lanes * num / den), nil
 }
 
-// parentDevice is the sysfs folder of the device below a netdev, or empty. It goes by the bus
-// the kernel's message names: /sys/class/net shows one namespace's devices only, and is asked
-// when the device is of no bus and the namespace our own.
+// parentDevice returns the sysfs directory of the device below a netdev, or "". It uses the bus in the kernel's message, because /sys/class/net
+// shows the devices of only one namespace; it uses /sys/class/net if the message contains no bus and the namespace is our own.
 func parentDevice(sysfs string, l *linkMessage, own bool) string {
 	switch {
 	case l.parentBus == "virtio":
-		return "" // an emulated device's link is not what carries its packets
+		return "" // an emulated device's link does not carry its packets
 	case l.parentBus != "" && l.parent != "":
 		return filepath.Join(sysfs, "bus", filepath.Base(l.parentBus), "devices", filepath.Base(l.parent))
 	case own:
@@ -65,10 +62,9 @@ func parentDevice(sysfs string, l *linkMessage, own bool) string {
 	return ""
 }
 
-// pcieSpeed reads the link of a device, which is a PCI function or is below one: a CXL
-// memory device (bus/cxl/devices/mem0), a sub-function. A function that has no link of
-// its own to speak of, as virtual functions have not (PCI Express Base Specification 6.0,
-// Section 9.3.5), is at the far end of the link of the port above it.
+// pcieSpeed reads the link of a device, which is a PCI function or is below one: a CXL memory device (bus/cxl/devices/mem0), a sub-function. A
+// function without a separate link, such as a virtual function (PCI Express Base Specification 6.0, Section 9.3.5), uses the link of the port
+// above it.
 func pcieSpeed(sysfs, device string) (fare.Bandwidth, error) {
 	dir, err := filepath.EvalSymlinks(device)
 	if err != nil {
@@ -97,7 +93,7 @@ func pcieSpeed(sysfs, device string) (fare.Bandwidth, error) {
 		errs = append(errs, fmt.Errorf("%s: %w", dir, err))
 	}
 	if errs == nil {
-		return 0, fmt.Errorf("%s: neither it nor what it is below has a PCIe link", device)
+		return 0, fmt.Errorf("%s: neither the device nor any of its parents has a PCIe link", device)
 	}
 	return 0, errors.Join(errs...)
 }

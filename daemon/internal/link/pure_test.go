@@ -23,19 +23,19 @@ func TestParsePCIe(t *testing.T) {
 		{speed: "2.5 GT/s PCIe\n", width: "1\n", want: 2e9},
 		{speed: "5.0 GT/s PCIe", width: "4", want: 16e9},
 		{speed: "5 GT/s", width: "x8", want: 32e9},
-		{speed: "8.0 GT/s PCIe", width: "8", want: 63_015_384_615}, // kernel: 63.008 Gb/s, from whole Mb/s per lane
+		{speed: "8.0 GT/s PCIe", width: "8", want: 63_015_384_615}, // kernel: 63.008 Gb/s, computed from whole Mb/s per lane
 		{speed: "16.0 GT/s PCIe\n", width: "16\n", want: 252_061_538_461},
 		{speed: "32.0 GT/s PCIe", width: "16", want: 504_123_076_923},
 		{speed: "64.0 GT/s PCIe", width: "16", want: 968e9},
 		{speed: "64.0 GT/s PCIe", width: "32", want: 1_936e9},
-		{speed: "Unknown", width: "0", wrong: "want a number of GT/s"},
-		{speed: "", width: "16", wrong: "want a number of GT/s"},
-		{speed: "12.0 GT/s PCIe", width: "16", wrong: "no such generation"},
-		{speed: "16.0 GB/s", width: "16", wrong: "want a number of GT/s"},
-		{speed: "16.0 GT/s PCIe", width: "0", wrong: "want 1 to 32 lanes"},
-		{speed: "16.0 GT/s PCIe", width: "255", wrong: "want 1 to 32 lanes"},
-		{speed: "16.0 GT/s PCIe", width: "", wrong: "want 1 to 32 lanes"},
-		{speed: "16.0 GT/s PCIe", width: "-1", wrong: "want 1 to 32 lanes"},
+		{speed: "Unknown", width: "0", wrong: "not a number of GT/s"},
+		{speed: "", width: "16", wrong: "not a number of GT/s"},
+		{speed: "12.0 GT/s PCIe", width: "16", wrong: "not the rate of a known generation"},
+		{speed: "16.0 GB/s", width: "16", wrong: "not a number of GT/s"},
+		{speed: "16.0 GT/s PCIe", width: "0", wrong: "not 1 to 32 lanes"},
+		{speed: "16.0 GT/s PCIe", width: "255", wrong: "not 1 to 32 lanes"},
+		{speed: "16.0 GT/s PCIe", width: "", wrong: "not 1 to 32 lanes"},
+		{speed: "16.0 GT/s PCIe", width: "-1", wrong: "not 1 to 32 lanes"},
 	} {
 		t.Run(strings.TrimSpace(tc.speed)+" x"+strings.TrimSpace(tc.width), func(t *testing.T) {
 			got, err := ParsePCIe(tc.speed, tc.width)
@@ -49,8 +49,8 @@ func TestParsePCIe(t *testing.T) {
 	}
 }
 
-// A sysfs of a root port with an endpoint that has two functions and a CXL memory device below it, a virtual function, a switch
-// whose link is down, and devices that are on no PCIe.
+// fakeSysfs returns a sysfs with a root port with an endpoint that has two functions and a CXL memory device below it, a virtual function, a
+// switch whose link is down, and devices that are not on PCIe.
 func fakeSysfs(t *testing.T) string {
 	t.Helper()
 	sysfs := t.TempDir()
@@ -117,7 +117,7 @@ func TestPCIeSpeedReadsSysfs(t *testing.T) {
 		device      string
 		netns       string
 		want        fare.Bandwidth
-		wrong       string // of pcieSpeed; "no device" when there is none to ask
+		wrong       string // error of pcieSpeed; "no device" if there is no device to read
 	}{
 		{name: "function", bus: "pci", parent: "0000:3b:00.0", want: x8},
 		{name: "function, from another namespace", bus: "pci", parent: "0000:3b:00.0", netns: "gpu0", want: x8},
@@ -127,9 +127,9 @@ func TestPCIeSpeedReadsSysfs(t *testing.T) {
 		{name: "child of no bus", device: "nupa0", parent: "port0", want: x8},
 		{name: "child of no bus in another namespace", device: "nupa0", netns: "gpu0", wrong: "no device"},
 		{name: "paravirtual", bus: "virtio", parent: "virtio2", wrong: "no device"},
-		{name: "link down", bus: "pci", parent: "0000:3c:00.0", wrong: "want a number of GT/s"},
+		{name: "link down", bus: "pci", parent: "0000:3c:00.0", wrong: "not a number of GT/s"},
 		{name: "no width", bus: "pci", parent: "0000:3a:02.0", wrong: "current_link_width"},
-		{name: "not on PCIe", bus: "platform", parent: "nupa", wrong: "neither it nor what it is below has a PCIe link"},
+		{name: "not on PCIe", bus: "platform", parent: "nupa", wrong: "neither the device nor any of its parents has a PCIe link"},
 		{name: "gone", bus: "pci", parent: "0000:99:00.0", wrong: "no such file"},
 		{name: "virtual device", device: "dummy0", wrong: "no such file"},
 		{name: "a name that climbs", bus: "..", parent: "../../devices/pci0000:3a/0000:3a:00.0", wrong: "no such file"},
@@ -151,7 +151,7 @@ func TestPCIeSpeedReadsSysfs(t *testing.T) {
 	}
 }
 
-// attr builds one attribute.
+// attr returns one attribute.
 func attr(kind uint16, v ...byte) []byte {
 	b := binary.NativeEndian.AppendUint16(nil, uint16(4+len(v)))
 	b = binary.NativeEndian.AppendUint16(b, kind)
@@ -187,7 +187,7 @@ func TestLinkMessage(t *testing.T) {
 		{"far end of a veth down", unix.IFF_UP, 3, "no carrier"},
 		{"802.1X", upAll, 5, "operational state dormant"},
 		{"below is down", upAll, 3, "operational state lower layer down"},
-		{"newer than we", upAll, 99, "operational state not known"},
+		{"newer than we", upAll, 99, "operational state unknown"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			body := join([]byte{unix.AF_UNSPEC, 0, 0, 0}, u32(7), u32(tc.flags), u32(0),
@@ -273,7 +273,7 @@ func TestTrafficMessage(t *testing.T) {
 	}
 }
 
-// Whatever the bytes, walking them ends and stays inside.
+// FuzzMessages checks that walking arbitrary bytes ends and stays inside them.
 func FuzzMessages(f *testing.F) {
 	f.Add(appendMessage(nil, unix.RTM_NEWLINK, 0, 1, join([]byte{0, 0, 0, 0}, u32(7), u32(1), u32(0), attr(unix.IFLA_IFNAME, 'a', 0))))
 	f.Add([]byte{})

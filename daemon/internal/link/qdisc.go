@@ -10,21 +10,21 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// Layouts of <linux/pkt_sched.h> that unix does not name.
+// Layouts of <linux/pkt_sched.h> that package unix does not define.
 const (
 	sizeofTcmsg     = 20
 	sizeofRateSpec  = 12 // the rate is its last four bytes, in bytes per second
 	tcaKind         = 1  // TCA_KIND
 	tcaOptions      = 2  // TCA_OPTIONS
 	tcaTBFParms     = 1  // TCA_TBF_PARMS: struct tc_tbf_qopt, begins with the rate
-	tcaTBFRate64    = 4  // TCA_TBF_RATE64, when the rate does not fit 32 bits
+	tcaTBFRate64    = 4  // TCA_TBF_RATE64, if the rate does not fit 32 bits
 	tcaHTBParms     = 1  // TCA_HTB_PARMS: struct tc_htb_opt, begins with the rate
 	tcaHTBRate64    = 6  // TCA_HTB_RATE64
 	tcRoot          = 0xffffffff
 	rate32Saturated = math.MaxUint32
 )
 
-// trafficMessage is what a qdisc or class message says.
+// trafficMessage is the content of a qdisc or class message.
 type trafficMessage struct {
 	index int
 	root  bool // attached to the device itself
@@ -32,7 +32,7 @@ type trafficMessage struct {
 	rate  fare.Bandwidth // of a tbf qdisc or an htb class, zero if it has none
 }
 
-// parseTraffic reads RTM_*QDISC (class false) and RTM_*TCLASS (class true).
+// parseTraffic parses RTM_*QDISC (class false) and RTM_*TCLASS (class true).
 func parseTraffic(body []byte, class bool) (trafficMessage, bool) {
 	if len(body) < sizeofTcmsg {
 		return trafficMessage{}, false
@@ -59,7 +59,7 @@ func parseTraffic(body []byte, class bool) (trafficMessage, bool) {
 	return t, t.index > 0
 }
 
-// rate reads a rate that is 32 bits wide, or 64 when it does not fit.
+// rate decodes a rate of 32 bits, or of 64 if it does not fit.
 func rate(options []byte, parms, rate64 uint16) fare.Bandwidth {
 	var bytes uint64
 	for kind, v := range attributes(options) {
@@ -77,9 +77,8 @@ func rate(options []byte, parms, rate64 uint16) fare.Bandwidth {
 	return fare.Bandwidth(lo)
 }
 
-// shaperRate asks for the rate of the device's root qdisc: a tbf's own, or the sum over
-// the root classes of an htb (a root class has nobody to borrow from, so its rate binds,
-// not its ceil). Zero if there is neither.
+// shaperRate returns the rate of the device's root qdisc: a tbf's own, or the sum over the root classes of an htb (a root class has no parent to
+// borrow from, so its rate limits it, not its ceil). It returns zero if there is neither.
 func shaperRate(c *requests, index int) (fare.Bandwidth, error) {
 	var root trafficMessage
 	err := c.dump(unix.RTM_GETQDISC, tcmsg(index), func(m message) {

@@ -5,24 +5,28 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// sockets are what the watch of one namespace holds open.
+// sockets are the open sockets of the watch of one namespace.
 type sockets struct {
 	events  *os.File        // rtnetlink, subscribed
 	raw     syscall.RawConn // of events
 	asks    *requests       // rtnetlink, for dumps
 	control int             // any socket of the namespace, for ioctl
-	id      identity        // of the namespace they belong to
+	id      identity        // of their namespace
 }
 
-// groups: the notices a watch subscribes to.
+// skipStatistics is RTEXT_FILTER_SKIP_STATS.
+const skipStatistics = 1 << 3
+
+// groups are the multicast groups to which a watch subscribes.
 const groups = unix.RTMGRP_LINK | unix.RTMGRP_TC | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR
 
-// openSockets opens them inside the namespace.
+// openSockets opens the sockets inside the namespace.
 func openSockets(netns string, receiveBuffer int) (*sockets, error) {
 	id, err := identify(netns)
 	if err != nil {
@@ -34,7 +38,7 @@ func openSockets(netns string, receiveBuffer int) (*sockets, error) {
 		if err != nil {
 			return err
 		}
-		// The forced size needs CAP_NET_ADMIN; without it the system's limit applies.
+		// Forcing the size needs CAP_NET_ADMIN; without it the system's limit applies.
 		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil {
 			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
 		}
@@ -81,12 +85,11 @@ func (s *sockets) close() {
 	}
 }
 
-// errOverrun: the kernel had more to say than fitted; read everything again.
-var errOverrun = errors.New("rtnetlink messages were lost")
+// errOverrun reports that the kernel dropped messages because the queue was full; the whole state must be read.
+var errOverrun = errors.New("rtnetlink messages were dropped")
 
-// read fills buf with the next datagram, waiting until the deadline of s.events if wait
-// is set. It returns os.ErrDeadlineExceeded then, unix.EAGAIN if there is none and wait
-// is not set, and errOverrun if messages were lost.
+// read fills buf with the next datagram. If wait is set it waits until the deadline of s.events and then returns os.ErrDeadlineExceeded;
+// otherwise it returns unix.EAGAIN if there is none. It returns errOverrun if messages were dropped.
 func (s *sockets) read(buf []byte, wait bool) ([]byte, error) {
 	var n, flags int
 	var from unix.Sockaddr
@@ -102,7 +105,7 @@ func (s *sockets) read(buf []byte, wait bool) ([]byte, error) {
 	var ready error
 	if wait {
 		ready = s.raw.Read(receive)
-	} else { // whatever the deadline
+	} else { // regardless of the deadline
 		ready = s.raw.Control(func(fd uintptr) { receive(fd) })
 	}
 	switch {
@@ -121,15 +124,15 @@ func (s *sockets) read(buf []byte, wait bool) ([]byte, error) {
 	return buf[:n], nil
 }
 
-// requests asks rtnetlink questions, one at a time.
+// requests sends rtnetlink queries, one at a time.
 type requests struct {
 	fd  int
 	seq uint32
 	buf []byte
 }
 
-// dump asks for all objects of a kind and gives each answer to f. If the kernel's list
-// changed during the dump it is asked for again, so f must bear repetition.
+// dump queries all objects of a kind and passes each answer to f. If the kernel's list changed during the dump, dump repeats it, so f must
+// tolerate repetition.
 func (r *requests) dump(kind uint16, header []byte, f func(message)) error {
 	for range 8 {
 		interrupted, err := r.dumpOnce(kind, header, f)
@@ -141,6 +144,47 @@ func (r *requests) dump(kind uint16, header []byte, f func(message)) error {
 		}
 	}
 	return fmt.Errorf("rtnetlink request %d: %w", kind, unix.EINTR)
+}
+
+// links queries each device with one of the indexes, without statistics, and passes each answer to f. A device that does not exist has no
+// answer.
+func (r *requests) links(indexes []int, f func(message)) error {
+	const most = 16 // several times as many answers fit into the default receive buffer of a socket
+	for chunk := range slices.Chunk(indexes, most) {
+		var b []byte
+		first := r.seq + 1
+		for _, index := range chunk {
+			r.seq++
+			body := make([]byte, unix.SizeofIfInfomsg, unix.SizeofIfInfomsg+unix.SizeofNlAttr+4)
+			binary.NativeEndian.PutUint32(body[4:], uint32(index))
+			body = binary.NativeEndian.AppendUint16(body, unix.SizeofNlAttr+4)
+			body = binary.NativeEndian.AppendUint16(body, unix.IFLA_EXT_MASK)
+			body = binary.NativeEndian.AppendUint32(body, skipStatistics)
+			b = appendMessage(b, unix.RTM_GETLINK, unix.NLM_F_REQUEST, r.seq, body)
+		}
+		if err := unix.Sendto(r.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+			return fmt.Errorf("rtnetlink request %d: %w", unix.RTM_GETLINK, err)
+		}
+		for left := len(chunk); left > 0; {
+			n, err := unix.Read(r.fd, r.buf)
+			if err == unix.EINTR {
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("rtnetlink request %d: %w", unix.RTM_GETLINK, err)
+			}
+			for m := range messages(r.buf[:n]) {
+				if m.seq-first >= uint32(len(chunk)) {
+					continue // the rest of an earlier answer
+				}
+				left--
+				if m.kind != unix.NLMSG_ERROR {
+					f(m)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 func (r *requests) dumpOnce(kind uint16, header []byte, f func(message)) (interrupted bool, err error) {

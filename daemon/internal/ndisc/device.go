@@ -22,12 +22,12 @@ import (
 const (
 	// RFC 4861, Section 10: MAX_INITIAL_RTR_ADVERTISEMENTS.
 	initialAdvertisements = 3
-	// Between the initial advertisements, and between looks at the device.
+	// Time between the initial advertisements, and between checks of the device.
 	initialInterval = time.Second
-	// A solicitation that follows an answer sooner is not answered (Section 6.2.6 asks
-	// for a limit; ours is shorter because a link has one peer, who waits).
+	// Least time between two answers to solicitations. Section 6.2.6 requires 3 s; this
+	// is shorter because a link has one peer, and that peer waits.
 	answerInterval = 50 * time.Millisecond
-	// A device that cannot be used is tried again after this.
+	// Time until an unusable device is opened again.
 	retryInterval = 200 * time.Millisecond
 )
 
@@ -40,14 +40,14 @@ var (
 type device struct {
 	key
 	interval time.Duration
-	unheard  time.Duration // a session that connects is advertised for after this, though the leaf was not heard
+	unheard  time.Duration // delay of the advertisement for a connecting session if the leaf sends nothing
 	log      *slog.Logger
 
-	mu      sync.Mutex // guards what follows
-	peer    netip.Addr // last router heard; zone as Resolver.Peer says
-	trouble error      // why nothing can be heard, or nil
+	mu      sync.Mutex // guards the fields below
+	peer    netip.Addr // source of the last router advertisement, with the zone that Resolver.Peer documents
+	trouble error      // reason why the device cannot receive, or nil
 	changed chan struct{}
-	conn    *ndp.Conn // while speaking
+	conn    *ndp.Conn // nil while the device is not open
 	asked   bool      // a session is about to connect
 }
 
@@ -56,7 +56,7 @@ func newDevice(k key, r *Resolver) *device {
 		log: r.log.With("device", k.name, "netns", k.netns)}
 }
 
-// state returns what is known, and a channel that is closed when that changes.
+// state returns the peer, the current error, and a channel that is closed when either changes.
 func (d *device) state() (netip.Addr, error, <-chan struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -67,7 +67,7 @@ func (d *device) set(peer netip.Addr, trouble error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.peer != peer && d.peer.IsValid() && peer.IsValid() {
-		d.log.Warn("another router was heard; an unnumbered session needs a link with two ends",
+		d.log.Warn("another router advertises on the link; an unnumbered session needs a link with two ends",
 			"before", d.peer, "now", peer)
 	}
 	d.peer, d.trouble = peer, trouble
@@ -75,7 +75,7 @@ func (d *device) set(peer netip.Addr, trouble error) {
 	d.changed = make(chan struct{})
 }
 
-// connecting says that a session is about to connect.
+// connecting notes that a session is about to connect, and wakes the reader.
 func (d *device) connecting() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -85,7 +85,7 @@ func (d *device) connecting() {
 	}
 }
 
-// takeAsked tells whether a session is about to connect, and forgets it.
+// takeAsked reports whether a session is about to connect, and clears the note.
 func (d *device) takeAsked() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -103,7 +103,7 @@ func (d *device) setConn(conn *ndp.Conn) {
 // longAgo as a deadline wakes a reader.
 var longAgo = time.Unix(1, 0)
 
-// run speaks on the device until ctx ends, through its absence and its return.
+// run advertises and listens on the device until ctx ends, and reopens the device after errors.
 func (d *device) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := d.speak(ctx)
@@ -118,7 +118,7 @@ func (d *device) run(ctx context.Context) {
 	}
 }
 
-// face is what the peer sees of us. When it changes the socket is opened again.
+// face holds the properties of the device that the peer sees. When they change, the socket is reopened.
 type face struct {
 	index    int
 	mtu      int
@@ -130,7 +130,7 @@ func (f *face) equal(g *face) bool {
 	return f.index == g.index && f.local == g.local && bytes.Equal(f.hardware, g.hardware)
 }
 
-// look reads the device as it is now; to be called inside its namespace.
+// look reads the device's current state; the caller has entered the device's namespace.
 func (d *device) look() (face, error) {
 	ifi, err := net.InterfaceByName(d.name)
 	if err != nil {
@@ -146,16 +146,16 @@ func (d *device) look() (face, error) {
 			return face{ifi.Index, ifi.MTU, ifi.HardwareAddr, p.Addr()}, nil
 		}
 	}
-	return face{}, errors.New("the device has no IPv6 link-local address: is it up, and IPv6 enabled?")
+	return face{}, errors.New("the device has no IPv6 link-local address: set it up, and enable IPv6 on it")
 }
 
-// open looks at the device and opens a socket on it.
+// open reads the device and opens a socket on it.
 func (d *device) open() (conn *ndp.Conn, f face, err error) {
 	err = link.InNamespace(d.netns, func() (err error) {
 		if f, err = d.look(); err != nil {
 			return err
 		}
-		// The zone by number: see Resolver.Peer.
+		// The zone is a number: see Resolver.Peer.
 		ifi := &net.Interface{Index: f.index, MTU: f.mtu, Name: strconv.Itoa(f.index), HardwareAddr: f.hardware}
 		if conn, _, err = ndp.Listen(ifi, ndp.Addr(f.local.String())); err != nil {
 			return err
@@ -178,20 +178,20 @@ func (d *device) open() (conn *ndp.Conn, f face, err error) {
 	return conn, f, nil
 }
 
-// explain says what an error means and what can be done.
+// explain adds the device and, for a missing privilege, the remedy to an error.
 func (d *device) explain(err error) error {
 	where := d.name
 	if d.netns != "" {
 		where += " in network namespace " + d.netns
 	}
 	if errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("router advertisements on %s: %w: grant CAP_NET_RAW%s, or give the session a static peer (the leaf's link-local address)",
+		return fmt.Errorf("router advertisements on %s: %w: grant CAP_NET_RAW%s, or set a static peer for the session (the leaf's link-local address)",
 			where, err, map[bool]string{true: " and CAP_SYS_ADMIN"}[d.netns != ""])
 	}
 	return fmt.Errorf("router advertisements on %s: %w", where, err)
 }
 
-// speak advertises and listens until ctx ends (nil) or the device changes.
+// speak advertises and listens until ctx ends, and returns nil then; else the error of the device or its change.
 func (d *device) speak(ctx context.Context) error {
 	conn, now, err := d.open()
 	if err != nil {
@@ -204,7 +204,7 @@ func (d *device) speak(ctx context.Context) error {
 	d.set(netip.Addr{}, nil)
 
 	var (
-		known    bool // a router has been heard
+		known    bool // a router has advertised
 		answered time.Time
 		sent     int
 		waiting  bool // a session has been about to connect since the last advertisement
@@ -212,7 +212,7 @@ func (d *device) speak(ctx context.Context) error {
 	)
 	for {
 		if wait := time.Until(nextSend); wait <= 0 {
-			// A link that is down cannot send: that is no reason to stop listening.
+			// Sending fails while the link is down; listening goes on.
 			d.send(conn, advertisement(now), allNodes)
 			if !known {
 				d.send(conn, solicitation(now), allRouters)
@@ -227,7 +227,7 @@ func (d *device) speak(ctx context.Context) error {
 		if err := conn.SetReadDeadline(time.Now().Add(min(initialInterval, time.Until(nextSend)))); err != nil {
 			return d.explain(err)
 		}
-		// Checked after the deadline is set, else the wake-up could be overwritten.
+		// Check ctx only after the deadline is set: an earlier wake-up would be overwritten.
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -254,9 +254,9 @@ func (d *device) speak(ctx context.Context) error {
 			return d.explain(err)
 		}
 		from = from.WithZone("")
-		// RFC 4861, Sections 6.1.1 and 6.1.2: only from a link, by the hop limit. Only from
-		// this one: what came by others before the socket was bound to the device is
-		// in its queue too.
+		// RFC 4861, Sections 6.1.1 and 6.1.2: the hop limit shows that the packet is from a
+		// link. It must be this link: the queue may hold packets of other links, received
+		// before the socket was bound to the device.
 		if control == nil || control.HopLimit != ndp.HopLimit || control.IfIndex != now.index {
 			continue
 		}
@@ -271,11 +271,12 @@ func (d *device) speak(ctx context.Context) error {
 			}
 			if peer := from.WithZone(zone); !known || peer != d.peer { // only this goroutine writes d.peer
 				known = true
-				d.log.Info("neighbour found", "peer", peer)
+				d.log.Info("neighbor found", "peer", peer)
 				d.set(peer, nil)
 			}
-			// The leaf may have forgotten us. Who asked while this message was on its way
-			// has not woken us: data that is there goes before a deadline.
+			// The leaf may have dropped this host as its neighbor. A request during the
+			// arrival of this message has not woken the reader: a read returns available data
+			// before it checks the deadline.
 			if d.takeAsked() || waiting {
 				nextSend = time.Now()
 			}
@@ -295,11 +296,11 @@ func (d *device) speak(ctx context.Context) error {
 
 func (d *device) send(conn *ndp.Conn, m ndp.Message, to netip.Addr) {
 	if err := conn.WriteTo(m, nil, to); err != nil {
-		d.log.Debug("neighbour discovery message was not sent", "to", to, "error", err)
+		d.log.Debug("neighbor discovery message was not sent", "to", to, "error", err)
 	}
 }
 
-// advertisement says that we are here and no default router (RFC 4861, Section 4.2:
+// advertisement announces this host, not as a default router (RFC 4861, Section 4.2:
 // a lifetime of zero), and leaves every other parameter unspecified.
 func advertisement(f face) ndp.Message {
 	return &ndp.RouterAdvertisement{RouterSelectionPreference: ndp.Medium, Options: source(f)}
@@ -309,8 +310,8 @@ func solicitation(f face) ndp.Message {
 	return &ndp.RouterSolicitation{Options: source(f)}
 }
 
-// source is the source link-layer address option, if the device has an address of the
-// kind that the option carries.
+// source returns the source link-layer address option, or no option if the device's
+// address does not have 6 octets.
 func source(f face) []ndp.Option {
 	if len(f.hardware) != 6 {
 		return nil

@@ -1,26 +1,26 @@
-// Package ndisc finds the neighbour of an unnumbered BGP session: the link-local address
-// of the leaf at the other end of a device, and lets the leaf find ours.
+// Package ndisc finds the neighbor of an unnumbered BGP session, the link-local address
+// of the leaf at the other end of a device, and advertises this host to the leaf.
 //
 // Leaves that offer interface peering (FRR's "neighbor eth0 interface", SONiC, Cumulus)
-// learn a neighbour from its router advertisements and send their own. So for each
-// device asked for, a goroutine
+// learn a neighbor from its router advertisements and send their own. So for each
+// requested device, a goroutine
 //
-//   - solicits routers until one is heard (RFC 4861, Section 6.3.7),
+//   - solicits routers until one answers (RFC 4861, Section 6.3.7),
 //   - advertises itself when it starts, three times in quick succession and then
 //     periodically (Section 6.2.4), soon after a session began to connect, and in
 //     answer to solicitations (Section 6.2.6), always
-//     with a router lifetime of zero: we are not a default router and no host on the
-//     link may take us for one (Section 4.2),
-//   - takes the source address of the advertisements it hears for the neighbour's
+//     with a router lifetime of zero, because this host is not a default router
+//     (Section 4.2),
+//   - uses the source address of received advertisements as the neighbor's
 //     (Section 6.1.2: a link-local source and a hop limit of 255, so from this link).
 //
-// The lifetime that the leaf advertises is ignored: that it speaks is what counts. Of
-// several routers on one link the last heard counts; that is logged, because an
-// unnumbered session needs a link with two ends.
+// The lifetime in the leaf's advertisements is ignored. If a link has several routers,
+// the last advertisement counts and a warning is logged, because an unnumbered session
+// needs a link with two ends.
 //
-// The intervals are fixed instead of random as Section 6.2.4 wants it: with two
-// speakers on a link there is nobody to fall into step with.
+// The intervals are fixed. Section 6.2.4 requires random ones against synchronization
+// among many routers; this link has two speakers.
 //
-// Raw ICMPv6 needs CAP_NET_RAW. Without it the session can name the leaf's link-local
-// address in the configuration, and nothing of this package is used.
+// Raw ICMPv6 needs CAP_NET_RAW. Without it, configure the leaf's link-local address as
+// the session's peer; this package is then unused.
 package ndisc

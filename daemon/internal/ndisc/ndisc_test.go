@@ -200,7 +200,7 @@ func TestWhatTheLeafHears(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := r.Peer(ctx, "eth0", server.Name); !errors.Is(err, context.Canceled) {
-		t.Errorf("Peer with a cancelled context: %v", err)
+		t.Errorf("Peer with a canceled context: %v", err)
 	}
 	for range initialAdvertisements + 1 { // and on, as long as nobody is known
 		ra := e.hear()

@@ -11,39 +11,39 @@ import (
 	"time"
 )
 
-// DefaultInterval between router advertisements, within the limits of RFC 4861,
+// DefaultInterval is the time between router advertisements, within the limits of RFC 4861,
 // Section 6.2.1 (MaxRtrAdvInterval, 4 to 1800 seconds) and equal to FRR's.
 const DefaultInterval = 10 * time.Second
 
-// Config is what a Resolver is made of.
+// Config configures a Resolver. The zero value is usable.
 type Config struct {
-	// Interval between unsolicited advertisements; zero: DefaultInterval.
+	// Interval between unsolicited advertisements; 0 means DefaultInterval.
 	Interval time.Duration
-	// Logger receives what an operator may want to know; nil discards it.
+	// Logger receives messages for operators; nil discards them.
 	Logger *slog.Logger
 }
 
-// Resolver finds neighbours and advertises to them. Its methods may be called from any
+// Resolver finds neighbors and advertises to them. Its methods may be called from any
 // goroutine.
 type Resolver struct {
 	interval time.Duration
-	unheard  time.Duration // as a device's
+	unheard  time.Duration // as in device
 	log      *slog.Logger
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	closed  bool
 	devices map[key]*device
 }
 
-// key names a device.
+// key identifies a device.
 type key struct {
 	netns, name string
 }
 
-// New returns a Resolver that does nothing until it is asked for a device.
+// New returns a Resolver. It opens a device at the first call of Peer for it.
 func New(cfg Config) *Resolver {
 	r := &Resolver{interval: cfg.Interval, unheard: initialInterval, log: cfg.Logger, devices: map[key]*device{}}
 	if r.interval <= 0 {
@@ -56,25 +56,25 @@ func New(cfg Config) *Resolver {
 	return r
 }
 
-// ErrClosed is returned by Peer once Close has been called.
+// ErrClosed is returned by Peer after Close.
 var ErrClosed = errors.New("the resolver is closed")
 
-// Peer waits until the link-local address of the router on the device is known. The
-// first call for a device begins to advertise on it, and that goes on until Close, for
-// the peer must not forget us. A device that is missing or down is waited for.
+// Peer waits for the link-local address of the router on the device. The first call for
+// a device starts advertisements on it, which continue until Close so that the peer
+// keeps this host as its neighbor. Peer also waits for a device that is missing or down.
 //
-// Who asks is about to connect, perhaps because the link was down, and then the leaf has
-// forgotten us and refuses us until it hears us again. So each call also advertises: as
-// soon as the leaf is heard, or after a second. It does not do so at once, because FRR
-// (8.4) forgets for good a neighbour that speaks while the link is still coming up: its
-// zebra keeps what its bgpd has dropped, and never tells it again.
+// The caller is about to connect, perhaps after a link failure. The leaf has then dropped
+// this host as its neighbor and refuses the connection until the next advertisement. So
+// each call also sends an advertisement: after the leaf's next one, or after a second. An
+// immediate one would be lost with FRR 8.4: its zebra receives an advertisement while the
+// link comes up, its bgpd drops the neighbor, and zebra never reports it again.
 //
 // The address's zone is the device. In another network namespace (netns not empty) it
 // is the device's index as a number instead: package net remembers the index of a zone's
 // name for the whole process, and the same name is another device in each namespace.
 //
-// Errors: ctx's, with what was amiss last; one for which errors.Is(err,
-// os.ErrPermission) holds, at once, if the process lacks a privilege; ErrClosed.
+// Errors: ctx's, joined with the last problem of the device; immediately an error that
+// wraps os.ErrPermission if the process lacks a privilege; ErrClosed.
 func (r *Resolver) Peer(ctx context.Context, name, netns string) (netip.Addr, error) {
 	d, err := r.device(key{netns: netns, name: name})
 	if err != nil {
@@ -95,7 +95,7 @@ func (r *Resolver) Peer(ctx context.Context, name, netns string) (netip.Addr, er
 			return netip.Addr{}, ErrClosed
 		case <-ctx.Done():
 			if trouble == nil {
-				trouble = errors.New("no router advertisement was heard")
+				trouble = errors.New("no router advertisement was received")
 			}
 			return netip.Addr{}, fmt.Errorf("peer on %s: %w (%w)", name, trouble, ctx.Err())
 		}
@@ -117,7 +117,7 @@ func (r *Resolver) device(k key) (*device, error) {
 	return d, nil
 }
 
-// Close stops advertising and returns when every goroutine has ended.
+// Close stops the advertisements and waits for every goroutine to exit.
 func (r *Resolver) Close() {
 	r.mu.Lock()
 	r.closed = true

@@ -17,8 +17,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// BenchmarkUpdateLatency is the time from writing an UPDATE to the leaf's end
-// of the TCP connection until Take has returned its Route.
+// BenchmarkUpdateLatency measures the time from writing an UPDATE at the leaf's
+// end of the TCP connection until Take has returned its Route.
 func BenchmarkUpdateLatency(b *testing.B) {
 	at := hosts(1)[0]
 	ready := make(chan *net.TCPConn, 1)
@@ -44,7 +44,7 @@ func BenchmarkUpdateLatency(b *testing.B) {
 			b.Fatal(err)
 		}
 		for got := false; !got; {
-			<-r.Knock()
+			<-r.Ready()
 			buf = r.Take(buf[:0])
 			for _, e := range buf {
 				_, route := e.(Route)
@@ -59,8 +59,9 @@ func BenchmarkUpdateLatency(b *testing.B) {
 	b.ReportMetric(float64(taken[len(taken)*99/100].Nanoseconds())/1e3, "p99-µs")
 }
 
-// BenchmarkMemory loads sessions with routes and reports what stays resident,
-// leaves of octets included, and how long loading took.
+// BenchmarkMemory loads sessions with routes and reports the resident memory,
+// including that of the leaves, which are plain octet streams, and the loading
+// time.
 func BenchmarkMemory(b *testing.B) {
 	for _, c := range []struct{ sessions, prefixes int }{{64, 1024}, {4, 10000}} {
 		b.Run(fmt.Sprintf("%dx%d", c.sessions, c.prefixes), func(b *testing.B) {
@@ -76,7 +77,7 @@ func memory(b *testing.B, sessions, prefixes int) {
 	at := hosts(sessions)
 	var peers []*rawPeer
 	for i := range sessions {
-		// One UPDATE for every 200 prefixes, each with a bandwidth of its own.
+		// One UPDATE for every 200 prefixes, each with its own bandwidth.
 		var stream []byte
 		for n := 0; n < prefixes; n += 200 {
 			var list []netip.Prefix

@@ -7,11 +7,11 @@ import (
 	"github.com/fared/fared/daemon/internal/bfd"
 )
 
-// A session's BFD lives as long as its incarnation. It begins between the two addresses of the TCP connection when both ends
-// have confirmed (RFC 5882, Section 4.1: the control protocol bootstraps it), so it needs no configuration of its own, and never
-// keeps a session from coming up. Up once, it takes the session with it when it goes down; the next incarnation begins anew.
-// That a TCP connection comes about shows that packets go both ways, so a link that swallows them in one direction alone ends
-// one session and does not bring up another. Nor does what a peer's last BFD session says end a session that is newer.
+// A session's BFD lasts as long as its incarnation. It begins between the two addresses of the TCP connection when both ends have confirmed (RFC
+// 5882, Section 4.1: the control protocol bootstraps it), so it needs no separate configuration and never prevents a session from coming up.
+// Once BFD has been up, its failure ends the incarnation; the next incarnation starts another BFD session. An established TCP connection proves
+// that packets pass in both directions, so a link that drops one direction ends one session and does not bring up another. The state of a peer's
+// previous BFD session never ends a newer session.
 
 // bfdError ends an incarnation whose path has failed.
 type bfdError struct{ change bfd.Change }
@@ -20,10 +20,10 @@ func (e *bfdError) Error() string {
 	if e.change.Silence > 0 {
 		return fmt.Sprintf("BFD down: the peer was silent for %v", e.change.Silence)
 	}
-	return fmt.Sprintf("BFD down: the peer says %s, %s", e.change.RemoteState, e.change.RemoteDiagnostic)
+	return fmt.Sprintf("BFD down: the peer reports %s, %s", e.change.RemoteState, e.change.RemoteDiagnostic)
 }
 
-// protect starts the BFD session of an incarnation. Without one BGP goes on, by its hold time.
+// protect starts the BFD session of an incarnation. If BFD cannot start, BGP continues with its hold time.
 func (s *session) protect(in *incarnation) {
 	c := &s.speaker.conf.BFD
 	if c.Interval == 0 {
@@ -44,13 +44,13 @@ func (s *session) protect(in *incarnation) {
 	s.bfd, s.bfdErr = session, err
 }
 
-// lag is how much later than the end of its connection a peer that is to keep our routes is told of the end of BFD. FRR drops them
-// (8.4, which takes AdminDown for a failure) if it hears of BFD first; it forgets BFD, as RFC 5882, Section 4.3, asks, once it
-// waits for us to restart. To say nothing would be worse: the next process's first packet, or its silence, would end the session
-// that is established again.
+// lag is the delay between the end of the connection and AdminDown when the peer is to keep our routes. FRR 8.4 takes AdminDown for a failure
+// and drops the routes if it receives AdminDown first; once it waits for our restart, it ignores BFD, as RFC 5882, Section 4.3, requires. To
+// send no AdminDown would be worse: the first packet of the next process, or its silence, would end the re-established session.
 const lag = 200 * time.Millisecond
 
-// unprotect ends the BFD session of an incarnation that is over. A peer that has not noticed yet is told that this is no failure.
+// unprotect ends the BFD session of an incarnation that has ended. AdminDown informs a peer that has not noticed the end yet that the path has
+// not failed.
 func (s *session) unprotect(restarting bool) {
 	s.mu.Lock()
 	session := s.bfd
@@ -64,7 +64,7 @@ func (s *session) unprotect(restarting bool) {
 	}
 }
 
-// bfdChanged is called by the BFD session of an incarnation. A failure is a loss like that of a link: the owner is told before the
+// bfdChanged is called by the BFD session of an incarnation. It treats a failure like a link failure: it notifies the owner before the
 // connections are closed.
 func (s *session) bfdChanged(in *incarnation, change bfd.Change) {
 	s.log.Info("BFD session changed", "session", s.conf.Name, "before", change.Before, "now", change.State,
@@ -77,7 +77,7 @@ func (s *session) bfdChanged(in *incarnation, change bfd.Change) {
 	in.stop(err)
 }
 
-// bfdStatusLocked returns a picture of the session's BFD. The caller holds mu.
+// bfdStatusLocked returns a snapshot of the session's BFD. The caller holds mu.
 func (s *session) bfdStatusLocked() BFDStatus {
 	switch {
 	case s.bfdErr != nil:

@@ -12,7 +12,7 @@ import (
 	"github.com/fared/fared/daemon/internal/bfd"
 )
 
-// bfdPair is a pair whose server has BFD, and whose leaf has it if both.
+// bfdPair returns a pair whose server has BFD; the leaf has BFD if both is set.
 func bfdPair(t *testing.T, both bool) (server, leaf *running, c Config) {
 	t.Helper()
 	c, l := pairConfig(t, 1)
@@ -34,7 +34,7 @@ func TestBFDUp(t *testing.T) {
 	for _, r := range []*running{server, leaf} {
 		r.until("BFD up", func() bool { return r.Status(0).BFD == want })
 	}
-	// What ends is no failure of the path, and the next incarnation has BFD again.
+	// A deliberate end is not a path failure, and the next incarnation has BFD again.
 	server.SetAdminState(0, false, "maintenance")
 	leaf.until("down", func() bool { return leaf.state(0).downs == 1 })
 	if reason := leaf.Status(0).Reason; strings.Contains(reason, "BFD") {
@@ -47,7 +47,7 @@ func TestBFDUp(t *testing.T) {
 	}
 }
 
-// A leaf without BFD: the session is up, and stays.
+// TestBFDOnOneEnd checks that a session with a leaf without BFD comes up and stays up.
 func TestBFDOnOneEnd(t *testing.T) {
 	server, leaf, _ := bfdPair(t, false)
 	p := netip.MustParsePrefix("10.0.0.1/32")
@@ -61,7 +61,7 @@ func TestBFDOnOneEnd(t *testing.T) {
 	}
 }
 
-// An address where BFD cannot listen: somebody is told, and BGP goes on.
+// TestBFDPortTaken checks that BGP continues, with a Fault, on an address where BFD cannot listen.
 func TestBFDPortTaken(t *testing.T) {
 	c, l := pairConfig(t, 1)
 	taken, err := net.ListenUDP("udp4", &net.UDPAddr{IP: c.Sessions[0].Local.AsSlice(), Port: 3784})
@@ -85,7 +85,7 @@ func TestBFDPortTaken(t *testing.T) {
 	}
 }
 
-// bfdPeer plays a neighbour's BFD.
+// bfdPeer simulates a neighbor's BFD.
 type bfdPeer struct {
 	t    *testing.T
 	in   *net.UDPConn
@@ -144,7 +144,8 @@ func (p *bfdPeer) say(s bfd.State, d bfd.Diagnostic, minTx time.Duration) {
 	}
 }
 
-// Up and then down takes the session with it, however long the hold time is, and the leaf learns why; AdminDown does not.
+// TestBFDDown checks that BFD that goes down after it was up ends the session, however long the hold time is, with a reason for the leaf;
+// AdminDown does not.
 func TestBFDDown(t *testing.T) {
 	for name, c := range map[string]struct {
 		end   func(*bfdPeer)
@@ -152,24 +153,29 @@ func TestBFDDown(t *testing.T) {
 		state bfd.State // of the server's BFD
 	}{
 		"silence":   {func(*bfdPeer) {}, "BFD down: the peer was silent for 600ms", bfd.Down},
-		"told":      {func(p *bfdPeer) { p.say(bfd.Down, bfd.DetectionTimeExpired, time.Second) }, "BFD down: the peer says down, control detection time expired", bfd.Down},
+		"told":      {func(p *bfdPeer) { p.say(bfd.Down, bfd.DetectionTimeExpired, time.Second) }, "BFD down: the peer reports down, control detection time expired", bfd.Down},
 		"adminDown": {func(p *bfdPeer) { p.say(bfd.AdminDown, bfd.AdministrativelyDown, time.Second) }, "", bfd.Down},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server, leaf, conf := bfdPair(t, false)
 			p := newBFDPeer(t, &conf.Sessions[0])
 			p.hear(bfd.Down)
-			minTx := 10 * time.Second // is not silent for long
+			minTx := 10 * time.Second // longer than any silence in this test
 			if name == "silence" {
-				minTx = time.Millisecond // the server's 200 ms, three times
+				minTx = time.Millisecond // three times the server's 200 ms applies
 			}
 			p.say(bfd.Init, 0, minTx)
 			p.hear(bfd.Up)
 			c.end(p)
 			p.hear(c.state)
 			if c.lost == "" {
-				if st := server.state(0); st.downs != 0 || server.Status(0).State != Established || server.Status(0).BFD.State != "down" {
-					t.Errorf("%d times down, %+v", st.downs, server.Status(0))
+				// The session is still the same one after BFD has come up again: no SessionDown is pending.
+				p.say(bfd.Down, 0, minTx)
+				p.hear(bfd.Init)
+				p.say(bfd.Up, 0, minTx)
+				server.until("BFD up again", func() bool { return server.Status(0).BFD.State == "up" })
+				if st := server.state(0); st.downs != 0 || st.ups != 1 || server.Status(0).Generation != 1 {
+					t.Errorf("%d times down, %d times up, %+v", st.downs, st.ups, server.Status(0))
 				}
 				return
 			}
@@ -180,7 +186,7 @@ func TestBFDDown(t *testing.T) {
 				}
 			}
 			leaf.until("Cease", func() bool { return strings.Contains(leaf.Status(0).Reason, "NOTIFICATION 6/10") }) // RFC 9384
-			// BGP does not wait for BFD to come up.
+			// BGP does not wait for BFD.
 			server.until("established again", func() bool { return server.state(0).ups == 2 })
 		})
 	}

@@ -13,21 +13,21 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// errNoAttributes is a route whose attributes GoBGP could not write out. It
-// marks such a route in no way, so it is told by its emptiness: a fault, not a
-// route without bandwidth.
-var errNoAttributes = errors.New("gobgp gave a route without attributes")
+// errNoAttributes reports a route whose attributes GoBGP could not encode.
+// GoBGP does not mark such a route, so the converter recognizes it by its empty
+// attributes: it is a fault, not a route without bandwidth.
+var errNoAttributes = errors.New("gobgp returned a route without attributes")
 
-// converter turns GoBGP's paths into our routes. It is used by one goroutine.
+// converter converts between GoBGP's paths and the speaker's routes. It is used by one goroutine.
 type converter struct {
 	carrier guard.Carrier
-	last    *fare.Attributes // of the last route: the next one's are often equal
+	last    *fare.Attributes // attributes of the last route, shared with the next if they are equal
 	scratch fare.Attributes
 	nlri    api.IPAddressPrefix
 	unknown api.UnknownExtended
 }
 
-// prefix is the destination of a path.
+// prefix returns the destination of a path.
 func (c *converter) prefix(p *api.Path) (netip.Prefix, error) {
 	if err := p.GetNlri().UnmarshalTo(&c.nlri); err != nil {
 		return netip.Prefix{}, fmt.Errorf("destination of a path: %w", err)
@@ -39,7 +39,7 @@ func (c *converter) prefix(p *api.Path) (netip.Prefix, error) {
 	return addr.Prefix(int(c.nlri.GetPrefixLen()))
 }
 
-// route is the destination and what is read of the attributes.
+// route returns the destination and the decoded attributes of a path.
 func (c *converter) route(p *api.Path) (netip.Prefix, *fare.Attributes, error) {
 	prefix, err := c.prefix(p)
 	if err != nil {
@@ -75,8 +75,8 @@ func (c *converter) route(p *api.Path) (netip.Prefix, *fare.Attributes, error) {
 	return prefix, c.last, nil
 }
 
-// communities reads the carried communities; GoBGP knows them as a type octet
-// and seven more.
+// communities decodes the carried communities; GoBGP represents each as a type
+// octet and seven more.
 func (c *converter) communities(attr *anypb.Any, a *fare.Attributes) error {
 	var list api.ExtendedCommunitiesAttribute
 	if err := proto.Unmarshal(attr.GetValue(), &list); err != nil {
@@ -84,7 +84,7 @@ func (c *converter) communities(attr *anypb.Any, a *fare.Attributes) error {
 	}
 	for _, item := range list.GetCommunities() {
 		if item.GetTypeUrl() != typeUnknown {
-			continue // the guard lets none through but its own
+			continue // the guard passes only communities of its carrier
 		}
 		if err := proto.Unmarshal(item.GetValue(), &c.unknown); err != nil {
 			return err
@@ -101,8 +101,8 @@ func (c *converter) communities(attr *anypb.Any, a *fare.Attributes) error {
 	return nil
 }
 
-// path is the advertisement as a locally originated path. Its next hop is
-// unspecified: the guard writes the true one.
+// path returns the advertisement as a locally originated path. Its next hop is
+// unspecified: the guard writes the actual one.
 func (c *converter) path(r *Advertisement) (*api.Path, error) {
 	p, err := destination(r.Prefix)
 	if err != nil {
@@ -112,7 +112,7 @@ func (c *converter) path(r *Advertisement) (*api.Path, error) {
 	for _, community := range r.Communities {
 		carried, ok := c.carrier.Wrap(community)
 		if !ok {
-			return nil, fmt.Errorf("%v: extended community %x is not one that is sent", r.Prefix, community)
+			return nil, fmt.Errorf("%v: extended community %x is not of a type that is sent", r.Prefix, community)
 		}
 		item, err := anypb.New(&api.UnknownExtended{Type: uint32(carried[0]), Value: carried[1:]})
 		if err != nil {
@@ -149,7 +149,7 @@ func (c *converter) path(r *Advertisement) (*api.Path, error) {
 	return p, nil
 }
 
-// destination is a path that says no more than where to.
+// destination returns a path that contains only a destination.
 func destination(prefix netip.Prefix) (*api.Path, error) {
 	nlri, err := anypb.New(&api.IPAddressPrefix{Prefix: prefix.Addr().String(), PrefixLen: uint32(prefix.Bits())})
 	if err != nil {
@@ -162,7 +162,7 @@ func destination(prefix netip.Prefix) (*api.Path, error) {
 	return &api.Path{Nlri: nlri, Family: apiFamily(f)}, nil
 }
 
-// The type URLs of the messages that are read.
+// The type URLs of the decoded messages.
 var (
 	typeASPath   = typeURL(&api.AsPathAttribute{})
 	typeExtended = typeURL(&api.ExtendedCommunitiesAttribute{})

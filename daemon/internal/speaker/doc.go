@@ -1,82 +1,87 @@
-// Package speaker keeps the BGP sessions of one server, or of a leaf, and is
-// the only user of GoBGP.
+// Package speaker runs the BGP sessions of a server or a leaf. It is the only user of GoBGP.
 //
-// # What stands where
+// # Structure
 //
-// For every session there is one BgpServer, so a route of one leaf has no way
-// to another (FARE-in-SUN: a server is a stub) and each session announces its
-// own bandwidth. GoBGP never sees an octet from the network: the speaker owns
-// the TCP connection to the leaf, and what comes over it goes through package
-// guard and over a connection on the loopback to the session's BgpServer, which
-// listens there and has one passive neighbour.
+// Every session has its own BgpServer, so that a route of one leaf cannot reach another leaf (FARE-in-SUN: a server is a stub) and each session
+// announces its own bandwidth. GoBGP never parses an octet from the network: the speaker owns the TCP connection to the leaf. Received octets
+// pass through package guard and a loopback connection to the session's BgpServer, which listens there and has one passive neighbor.
 //
 //	leaf <--TCP--> incarnation <--guard--> 127.0.0.1 <--> BgpServer --watch--> queue --Take--> owner
 //
-//	speaker.go      the seam: New, Run, Take, Advertise, SetAdminState, Status
-//	session.go      one session through its incarnations: when to connect
+//	speaker.go      the API: New, Run, Take, Advertise, SetAdminState, Status
+//	session.go      one session across its incarnations: when to connect
+//	open.go         our OPEN
 //	incarnation.go  one connection, from the OPENs to its end
-//	socket.go       what a socket needs: namespace, device, TTL, MD5, timeouts
+//	socket.go       socket setup: namespace, device, TTL, MD5, timeouts
+//	ao.go           TCP-AO
 //	listen.go       connections of passive sessions
-//	bfd.go          BFD beside a session
+//	bfd.go          the BFD session that accompanies a BGP session
 //	gobgp.go        the calls of GoBGP; world.go: starting its servers
-//	convert.go      GoBGP's paths and ours
-//	advertise.go    what is wanted against what is originated
-//	queue.go        what the owner has not yet taken
-//	reread.go       what GoBGP holds against what was delivered
+//	budget.go       limits of a peer's cost in time and memory
+//	liveness.go     replacing a GoBGP that failed
+//	convert.go      conversion between GoBGP's paths and our routes
+//	advertise.go    the wanted set and the originated set
+//	pace.go         how often a bandwidth may rise
+//	queue.go        events that the owner has not drained yet
+//	reread.go       comparison of GoBGP's table with the delivered routes
 //
 // # Incarnations and generations
 //
-// Every TCP connection is an incarnation with the next generation number. It
-// has a guard, a neighbour in GoBGP that was added for it and is deleted after
-// it, so that GoBGP's idle time of 5 s never delays a new one, and a watch whose
-// callback knows the generation. Loss is reported by whoever notices it first,
-// before anything is torn down; from then on the queue takes nothing of that
-// generation.
+// Every TCP connection is an incarnation with the next generation number. It has a guard, a neighbor in GoBGP that is added for it and deleted
+// after it (so that GoBGP's idle time of 5 s never delays the next incarnation), and a watch whose callback knows the generation. The component
+// that detects a failure first reports it, before any teardown. From then on the queue accepts no event of that generation.
 //
-// An incarnation exchanges OPEN and the first KEEPALIVE itself. GoBGP gets the
-// peer, its AS known by then, only when both ends have confirmed; its own OPEN
-// is swallowed, its KEEPALIVEs, UPDATEs and NOTIFICATIONs go out through the
-// guard. Its hold timer is the session's. A peer without one (hold time 0) is
-// refused, for its silence would never be noticed.
+// An incarnation exchanges OPEN and the first KEEPALIVE itself. GoBGP receives the peer, whose AS is known by then, only after both ends have
+// confirmed. The guard drops GoBGP's own OPEN and forwards its KEEPALIVEs, UPDATEs and NOTIFICATIONs. GoBGP's hold timer is the session's hold
+// timer. A peer that offers hold time 0 is refused, because its silence would never be detected.
 //
-// After a loss the session connects at once, then after 50 ms, doubling up to
-// Config.ConnectRetry. SetAdminState needs no timer in either direction.
+// After a failure the session reconnects immediately, then after 50 ms, doubling up to Config.ConnectRetry. SetAdminState takes effect without a
+// timer in both directions.
 //
 // # Bounds
 //
-// All queues of GoBGP are unbounded. After a long UPDATE, and after every 4 KiB
-// of short ones, an End-of-RIB of our own follows them in, and the watch brings
-// it out again. The next long UPDATE waits for that, short ones go on until a
-// second is inside: beyond that the leaf is not read, and TCP tells it. The
-// queue toward the owner holds one event a prefix.
+// All queues of GoBGP are unbounded. After a long UPDATE, and after every 4 KiB of short ones, the speaker sends GoBGP an additional End-of-RIB
+// as a mark, and the watch reports it once GoBGP has processed everything before it. The next long UPDATE waits for that report; short UPDATEs
+// continue until a second mark is outstanding. Beyond that the speaker stops reading from the leaf, and TCP flow control holds the leaf back.
+// The queue toward the owner holds one event per prefix, and Take returns at most quota routes of a session per call. Each session has a budget
+// (budget.go): a peer that exceeds its budget is read slowly, then receives Cease, and the pause before its next session grows. A peer that does
+// not read receives no further routes until it reads again.
+//
+// # Confirmation of advertisements
+//
+// GoBGP does not report which messages it has sent. When AdvertiseMarked asks for a report, a mark follows the steps of the set into GoBGP: a
+// prefix that no route may have (guard.Mark), announced and withdrawn. GoBGP sends in order, and only a change of its table causes a withdrawal,
+// so everything before the mark is on the connection when the guard removes the withdrawal from the stream. The report waits until the peer's
+// TCP has acknowledged these octets. A table of sent routes cannot replace the mark: it cannot distinguish a withdrawal that was sent from an
+// announcement that is still queued.
+//
+// # When GoBGP fails
+//
+// GoBGP's goroutines can end or hang: one EMFILE in accept ends its listener permanently. The speaker detects such a failure by GoBGP's log, by
+// calls that do not return, by marks that the watch does not report (an idle session occasionally sends one with a KEEPALIVE) and by a silent
+// local hop. The speaker then replaces the BgpServer of this session alone and reports this host, not the peer, as the cause. See liveness.go.
 //
 // # Several servers in a process
 //
-// StartBgp writes two package variables of GoBGP that every server reads; New
-// makes all others of the process stand still meanwhile, see world.go. GoBGP's
-// server goroutine cannot be ended: each session leaves one behind, idle, when
-// Run has returned. That matters to processes that make many Speakers, like
-// tests, not to a daemon.
+// StartBgp writes two package variables of GoBGP that every server reads; New pauses all other servers of the process meanwhile, see world.go.
+// GoBGP's server goroutine cannot be ended: each session leaves one idle goroutine behind when Run has returned. That matters to processes that
+// create many Speakers, like tests, not to a daemon.
 //
-// The local hop has TCP MD5 signatures with a key of the process if the kernel
-// and Go's multipath TCP setting allow it (GODEBUG multipathtcp=0); that the
-// connection GoBGP accepted is ours is checked by its port in any case.
+// The local hop has TCP MD5 signatures with a key of the process if the kernel and Go's multipath TCP setting allow it (GODEBUG multipathtcp=0).
+// In either case the source port proves that the connection accepted by GoBGP is ours.
 //
 // # Graceful restart
 //
-// With Config.RestartTime the OPENs announce RFC 4724 with the F bit, since the
-// data plane forwards without us, and Run ends connections without
-// NOTIFICATION: the peers keep our routes while fared restarts. In the other
-// role nothing is kept: a session that is lost is lost at once, because what the
-// weights follow is what the leaf can carry now, and the next session's
-// End-of-RIB says when all is there again. End-of-RIB is sent to every peer
-// after the full set, graceful restart or not (RFC 4724, Section 2 allows it).
+// Every OPEN announces RFC 4724, because FRR sends End-of-RIB only to peers that announce it. Without Config.RestartTime the capability lists no
+// family, which means End-of-RIB only (Section 3). With it the capability lists the families with the F bit, since the data plane forwards
+// independently of this process, R is set until the session has been established once, and Run closes connections without NOTIFICATION: the
+// peers keep our routes while fared restarts. As the receiving speaker, fared keeps nothing: the routes of a session end with it, because
+// weights follow the leaf's current capacity, and the next session's End-of-RIB completes the new set. End-of-RIB is sent to every peer after
+// the full set, with or without graceful restart (RFC 4724, Section 2 allows it).
 //
 // # Sources
 //
-// RFC 4271 (BGP-4), RFC 2385 (TCP MD5), RFC 2918 (route refresh), RFC 4486
-// (Cease subcodes), RFC 4724 (graceful restart), RFC 4760 (multiprotocol), RFC
-// 5082 (GTSM), RFC 5482 (TCP user timeout), RFC 5882 (BFD and its clients), RFC
-// 6793 (four-octet AS), RFC 8950 (IPv4 with IPv6 next hops), RFC 9384 (Cease, BFD
-// Down), RFC 10005 (Link Bandwidth).
+// RFC 4271 (BGP-4), RFC 2385 (TCP MD5), RFC 5925 (TCP-AO), RFC 2918 (route refresh), RFC 4486 (Cease subcodes), RFC 4724 (graceful restart), RFC
+// 4760 (multiprotocol), RFC 5082 (GTSM), RFC 5482 (TCP user timeout), RFC 5882 (BFD and its clients), RFC 6793 (four-octet AS), RFC 8950 (IPv4
+// with IPv6 next hops), RFC 9384 (Cease, BFD Down), RFC 10005 (Link Bandwidth).
 package speaker

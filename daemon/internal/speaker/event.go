@@ -8,34 +8,34 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// Event is something that happened on a session. The set of events is sealed:
-// [SessionUp], [SessionDown], [Route], [Withdraw], [EndOfRIB] and [Fault].
+// Event is an event on a session. The set of events is sealed: [SessionUp],
+// [SessionDown], [Route], [Withdraw], [EndOfRIB], [Written] and [Fault].
 //
 // Session is an index into [Config.Sessions]. Generation numbers the
 // incarnations of a session, from 1; an event of an incarnation that has ended
 // is never delivered after its SessionDown.
 type Event interface{ speakerEvent() }
 
-// SessionUp says that an incarnation reached Established. Node is the peer's
+// SessionUp reports that an incarnation reached Established. Node is the peer's
 // BGP identifier (RFC 4271, Section 4.2).
 type SessionUp struct {
 	Session    int
 	Generation uint64
 	Node       netip.Addr
 	PeerAS     uint32
-	Families   FamilySet // negotiated; an EndOfRIB is to be expected for each
+	Families   FamilySet // negotiated; expect one EndOfRIB for each
 }
 
-// SessionDown says that the incarnation is over and with it every route it
-// brought. No Withdraw events follow.
+// SessionDown reports that the incarnation has ended, and with it every route
+// that it brought. No Withdraw events follow.
 type SessionDown struct {
 	Session    int
 	Generation uint64
 	Reason     string
 }
 
-// Route says what the peer now announces for a prefix. Attrs is never nil and
-// must not be changed: routes with equal attributes may share it.
+// Route reports the peer's current announcement of a prefix. Attrs is never nil
+// and must not be changed: routes with equal attributes may share it.
 type Route struct {
 	Session    int
 	Generation uint64
@@ -43,15 +43,15 @@ type Route struct {
 	Attrs      *fare.Attributes
 }
 
-// Withdraw says that the peer no longer announces the prefix. It is only ever
-// sent for a prefix whose Route was taken before.
+// Withdraw reports that the peer no longer announces the prefix. It is only
+// sent for a prefix whose Route the owner has taken.
 type Withdraw struct {
 	Session    int
 	Generation uint64
 	Prefix     netip.Prefix
 }
 
-// EndOfRIB says that the peer has sent all it has of a family (RFC 4724,
+// EndOfRIB reports that the peer has sent all its routes of a family (RFC 4724,
 // Section 2).
 type EndOfRIB struct {
 	Session    int
@@ -59,8 +59,18 @@ type EndOfRIB struct {
 	Family     Family
 }
 
-// Fault says that something is wrong with a session that its state alone does
-// not show. Of several not yet taken, the latest is kept.
+// Written reports that the session's connection has carried the set of the
+// latest [Speaker.AdvertiseMarked] call with Mark, and that nothing of an
+// earlier set is still under way: the peer's TCP has acknowledged both. Only
+// the latest pending Written is kept.
+type Written struct {
+	Session    int
+	Generation uint64
+	Mark       uint64
+}
+
+// Fault reports a problem of a session that its state alone does not show. Only
+// the latest pending Fault is kept.
 type Fault struct {
 	Session int
 	Reason  string
@@ -71,39 +81,40 @@ func (SessionDown) speakerEvent() {}
 func (Route) speakerEvent()       {}
 func (Withdraw) speakerEvent()    {}
 func (EndOfRIB) speakerEvent()    {}
+func (Written) speakerEvent()     {}
 func (Fault) speakerEvent()       {}
 
-// Family is an address family of routes, FamilySet a set of them.
+// Family is an address family of routes, FamilySet a set of families.
 type (
 	Family    = guard.Family
 	FamilySet = guard.FamilySet
 )
 
-// The families a session can carry.
+// The families that a session can carry.
 const (
 	IPv4 = guard.IPv4Unicast
 	IPv6 = guard.IPv6Unicast
 )
 
-// Advertisement is a route to announce on one session. ASPath is what stands
-// in front of nothing for an own loopback (empty), and the received AS path for
-// a route that a leaf passes on; the speaker prepends its own AS in both cases.
+// Advertisement is a route to announce on one session. ASPath is empty for an
+// own loopback and the received AS path for a route that a leaf passes on; the
+// speaker prepends its own AS in both cases.
 type Advertisement struct {
 	Prefix      netip.Prefix
 	Communities []fare.Community
 	ASPath      []uint32
 }
 
-// State is where a session is.
+// State is the state of a session.
 type State uint8
 
-// The states of a session, in the order it walks through them.
+// The states of a session, in the order in which it passes through them.
 const (
 	Idle        State = iota // waiting for the next attempt, or for the peer to connect
 	Connecting               // a TCP connection is being opened
 	Opening                  // TCP is up, OPEN messages are being exchanged
 	Established              // routes flow
-	Held                     // taken down by SetAdminState
+	Held                     // closed by SetAdminState
 )
 
 func (s State) String() string {
@@ -122,32 +133,33 @@ func (s State) String() string {
 	return "unknown"
 }
 
-// Status is a picture of one session.
+// Status is a snapshot of one session.
 type Status struct {
 	Name       string
 	State      State
 	Since      time.Time // of State
-	Reason     string    // why the session was last down or is held; "" if it never was
-	Generation uint64    // of the newest incarnation, 0 before the first
+	Reason     string    // why the session last ended or is held; "" if it never ended
+	Generation uint64    // generation of the newest incarnation; 0 before the first
 	PeerID     netip.Addr
 	PeerAS     uint32
 	Local      netip.AddrPort
 	Remote     netip.AddrPort
-	Received   int // routes held from the peer
-	Advertised int // routes offered to the peer
+	Received   int  // routes held from the peer
+	Advertised int  // routes offered to the peer
+	Untaken    bool // a write, or routes followed by a mark, wait for the peer to read or acknowledge
 	Flaps      uint64
-	Attempts   uint64 // TCP connections tried or accepted
+	Attempts   uint64 // TCP connections attempted or accepted
 	BFD        BFDStatus
-	// Counters by name, from the guard (what was dropped and why) and the
-	// speaker; in a fixed order, zeroes left out.
+	// Counters holds named counts of the guard (dropped units by reason) and
+	// the speaker, in a fixed order, without zeros.
 	Counters []Counter
 }
 
-// BFDStatus is a picture of a session's BFD. State is "" without a BFD session: it is not configured, or BGP is not up; "failed"
-// when its sockets could not be opened, or as package bfd names it.
+// BFDStatus is a snapshot of a session's BFD. State is "" without a BFD session (BFD is not configured, or BGP is not up), "failed" when its
+// sockets could not be opened, and otherwise a state name of package bfd.
 type BFDStatus struct {
 	State string
-	// DetectionTime is after how much silence the session is lost; 0 while the neighbour is not heard.
+	// DetectionTime is the duration of silence after which the session fails; 0 while no packets of the neighbor arrive.
 	DetectionTime time.Duration
 }
 

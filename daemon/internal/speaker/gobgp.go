@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"sync"
@@ -17,14 +18,17 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// loopback is where every BgpServer listens; the local hop goes from a
-// neighbour address to it.
+// loopback is the address on which every BgpServer listens; the local hop goes
+// from a neighbor address to it.
 var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
-// bgpServer is the embedded speaker of one session. It has at most one
-// neighbour, the current incarnation's, which connects from neighbour, an
-// address of 127.0.0.0/8. Two successive incarnations never use the same, so
-// what GoBGP still says about the former is not taken for the latter's.
+// everyLoop makes GoBGP accept our AS in any path: the guard has already rejected loops.
+const everyLoop = 255
+
+// bgpServer is the embedded GoBGP of one session. It has at most one neighbor,
+// that of the current incarnation, which connects from neighbor.addr in
+// 127.0.0.0/8. Successive incarnations never use the same address, so that late
+// events of the former are not attributed to the latter.
 //
 // GoBGP's own server goroutine cannot be ended: it stays, idle, after stop.
 type bgpServer struct {
@@ -33,17 +37,25 @@ type bgpServer struct {
 	port     uint16
 	password string // TCP MD5 on the local hop; empty if GoBGP's listener has none
 
-	mu sync.Mutex // serialises calls of bgp
+	patience time.Duration // limit of an answer of GoBGP
+
+	failOnce sync.Once
+	failed   chan struct{} // closed by fail
+	cause    error         // of the failure; read after failed is closed
+
+	mu    sync.Mutex // serializes calls of bgp
+	stuck bool       // a call has not returned
 }
 
-func newBGPServer(l *logger, password string) *bgpServer {
-	s := &bgpServer{password: password}
+func newBGPServer(log *slog.Logger, session string, fatal func(error), password string) *bgpServer {
+	s := &bgpServer{password: password, patience: localPatience, failed: make(chan struct{})}
+	l := &logger{log: log, session: session, fatal: fatal, broken: s.fail}
 	s.bgp = server.NewBgpServer(server.LoggerOption(l), server.TimingHookOption(&s.gate))
 	go s.bgp.Serve()
 	return s
 }
 
-// start listens and sets the export policy. The caller holds the world still.
+// start listens and sets the export policy. The caller has paused all servers of the world.
 func (s *bgpServer) start(as uint32, routerID netip.Addr) error {
 	ctx := context.Background()
 	global := &api.Global{
@@ -52,8 +64,8 @@ func (s *bgpServer) start(as uint32, routerID netip.Addr) error {
 	}
 	var err error
 	for range 16 {
-		// GoBGP does not listen on port 0, so a free one is looked for first.
-		// Somebody else may take it in between: then another one is.
+		// GoBGP does not listen on port 0, so find a free port first. If
+		// another process takes it in between, try the next one.
 		if s.port, err = freePort(); err != nil {
 			return err
 		}
@@ -65,8 +77,9 @@ func (s *bgpServer) start(as uint32, routerID netip.Addr) error {
 	if err != nil {
 		return fmt.Errorf("start gobgp on %s: %w", loopback, err)
 	}
-	// FARE-in-SUN: a server is a stub and never passes a route on. One server
-	// with one neighbour has nobody to pass it to; this makes it a rule.
+	// FARE-in-SUN: a server is a stub and never passes a route on. A BgpServer
+	// with one neighbor has no second neighbor anyway; this policy makes it a
+	// rule.
 	if err := s.bgp.AddPolicy(ctx, &api.AddPolicyRequest{Policy: &api.Policy{
 		Name: "originated", Statements: []*api.Statement{{
 			Name:       "local",
@@ -86,32 +99,27 @@ func (s *bgpServer) start(as uint32, routerID netip.Addr) error {
 }
 
 func (s *bgpServer) stop() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	err := s.bgp.StopBgp(context.Background(), &api.StopBgpRequest{})
-	s.leave()
-	return err
+	defer s.leave()
+	return s.call(func(b *server.BgpServer) error { return b.StopBgp(context.Background(), &api.StopBgpRequest{}) })
 }
 
-// neighbour is what GoBGP is told about the peer of an incarnation.
-type neighbour struct {
+// neighbor is GoBGP's configuration of an incarnation's peer.
+type neighbor struct {
 	addr            netip.Addr
 	as              uint32
 	hold, keepalive time.Duration
 	families        []Family
 }
 
-func (s *bgpServer) addPeer(n neighbour) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (s *bgpServer) addPeer(n neighbor) error {
 	peer := &api.Peer{
-		Conf:      &api.PeerConf{NeighborAddress: n.addr.String(), PeerAsn: n.as, AuthPassword: s.password},
+		Conf:      &api.PeerConf{NeighborAddress: n.addr.String(), PeerAsn: n.as, AuthPassword: s.password, AllowOwnAsn: everyLoop},
 		Transport: &api.Transport{PassiveMode: true, LocalAddress: loopback.String()},
 		Timers: &api.Timers{Config: &api.TimersConfig{
 			HoldTime: uint64(n.hold / time.Second), KeepaliveInterval: uint64(n.keepalive / time.Second),
 		}},
-		// On the local hop only: it makes GoBGP end its first UPDATEs with
-		// an End-of-RIB. The peer is told what the configuration says.
+		// On the local hop only: it makes GoBGP end its first UPDATEs with an
+		// End-of-RIB. The OPEN to the peer follows the configuration.
 		GracefulRestart: &api.GracefulRestart{Enabled: true, RestartTime: 1},
 	}
 	for _, f := range n.families {
@@ -120,75 +128,87 @@ func (s *bgpServer) addPeer(n neighbour) error {
 			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: true}},
 		})
 	}
-	if err := s.bgp.AddPeer(context.Background(), &api.AddPeerRequest{Peer: peer}); err != nil {
-		return fmt.Errorf("add neighbour %v to gobgp: %w", n.addr, err)
+	if err := s.call(func(b *server.BgpServer) error {
+		return b.AddPeer(context.Background(), &api.AddPeerRequest{Peer: peer})
+	}); err != nil {
+		return fmt.Errorf("add neighbor %v to gobgp: %w", n.addr, err)
 	}
 	return nil
 }
 
 func (s *bgpServer) deletePeer(addr netip.Addr) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.bgp.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: addr.String()}); err != nil {
-		return fmt.Errorf("delete neighbour %v from gobgp: %w", addr, err)
+	if err := s.call(func(b *server.BgpServer) error {
+		return b.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: addr.String()})
+	}); err != nil {
+		return fmt.Errorf("delete neighbor %v from gobgp: %w", addr, err)
 	}
 	return nil
 }
 
-// watch calls f, from one goroutine, with what happens until ctx ends.
+// watch calls f for every event, from one goroutine, until ctx ends.
 func (s *bgpServer) watch(ctx context.Context, f func(*api.WatchEventResponse)) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.bgp.WatchEvent(ctx, &api.WatchEventRequest{
+	request := &api.WatchEventRequest{
 		Peer: &api.WatchEventRequest_Peer{},
 		Table: &api.WatchEventRequest_Table{Filters: []*api.WatchEventRequest_Table_Filter{
-			// Adj-in would miss the withdrawals of a lost session.
+			// Adj-in would miss the withdrawals of a closed session.
 			{Type: api.WatchEventRequest_Table_Filter_POST_POLICY},
 			{Type: api.WatchEventRequest_Table_Filter_EOR},
 		}},
-	}, f)
+	}
+	return s.call(func(b *server.BgpServer) error { return b.WatchEvent(ctx, request, f) })
 }
 
-// originate adds or replaces a route of our own.
+// originate adds or replaces an own route.
 func (s *bgpServer) originate(p *api.Path) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, err := s.bgp.AddPath(context.Background(), &api.AddPathRequest{TableType: api.TableType_GLOBAL, Path: p})
-	return err
+	return s.call(func(b *server.BgpServer) error {
+		_, err := b.AddPath(context.Background(), &api.AddPathRequest{TableType: api.TableType_GLOBAL, Path: p})
+		return err
+	})
 }
 
-// retract deletes a route of our own.
+// retract deletes an own route.
 func (s *bgpServer) retract(p *api.Path) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.bgp.DeletePath(context.Background(), &api.DeletePathRequest{TableType: api.TableType_GLOBAL, Path: p})
+	return s.call(func(b *server.BgpServer) error {
+		return b.DeletePath(context.Background(), &api.DeletePathRequest{TableType: api.TableType_GLOBAL, Path: p})
+	})
 }
 
-// received reads what GoBGP holds from the neighbour.
+// received reads the routes that GoBGP holds from the neighbor.
 func (s *bgpServer) received(ctx context.Context, addr netip.Addr, c *converter) (map[netip.Prefix]*fare.Attributes, error) {
 	world.mu.RLock()
 	defer world.mu.RUnlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	routes := make(map[netip.Prefix]*fare.Attributes)
-	for _, f := range [...]Family{IPv4, IPv6} {
-		var bad error
-		err := s.bgp.ListPath(ctx, &api.ListPathRequest{TableType: api.TableType_ADJ_IN, Name: addr.String(), Family: apiFamily(f)},
-			func(d *api.Destination) {
-				for _, path := range d.Paths {
-					prefix, attrs, err := c.route(path)
-					if err != nil {
-						bad = err
-						continue
-					}
-					routes[prefix] = attrs
-				}
-			})
-		if err := errors.Join(err, bad); err != nil {
-			return nil, fmt.Errorf("read back %v routes: %w", f, err)
+	var routes map[netip.Prefix]*fare.Attributes
+	err := s.call(func(b *server.BgpServer) error {
+		all := make(map[netip.Prefix]*fare.Attributes)
+		for _, f := range [...]Family{IPv4, IPv6} {
+			if err := listReceived(ctx, b, addr, f, c, all); err != nil {
+				return fmt.Errorf("read back %v routes: %w", f, err)
+			}
 		}
+		routes = all
+		return ctx.Err()
+	})
+	if err != nil {
+		return nil, err
 	}
-	return routes, ctx.Err()
+	return routes, nil
+}
+
+// listReceived adds the routes of one family that GoBGP holds from the neighbor to routes.
+func listReceived(ctx context.Context, b *server.BgpServer, addr netip.Addr, f Family, c *converter, routes map[netip.Prefix]*fare.Attributes) error {
+	var bad error
+	err := b.ListPath(ctx, &api.ListPathRequest{TableType: api.TableType_ADJ_IN, Name: addr.String(), Family: apiFamily(f)},
+		func(d *api.Destination) {
+			for _, path := range d.Paths {
+				prefix, attrs, err := c.route(path)
+				if err != nil {
+					bad = err
+					continue
+				}
+				routes[prefix] = attrs
+			}
+		})
+	return errors.Join(err, bad)
 }
 
 func apiFamily(f Family) *api.Family {
@@ -207,11 +227,11 @@ func freePort() (uint16, error) {
 	return l.Addr().(*net.TCPAddr).AddrPort().Port(), nil
 }
 
-// localPassword is the random key of this process for the local hop, or empty
-// if sockets opened as GoBGP opens its listener take none: Go makes listeners
-// multipath TCP unless told otherwise (GODEBUG multipathtcp=0), and that has no
-// MD5 signatures. Without a key the ports alone tell our own connection from
-// another local process's.
+// localPassword returns the random key of this process for the local hop, or ""
+// if a socket opened like GoBGP's listener does not support a key: Go makes
+// listeners multipath TCP by default (unless GODEBUG multipathtcp=0), and these
+// have no MD5 signatures. Without a key only the ports distinguish our
+// connection from that of another local process.
 var localPassword = sync.OnceValue(func() string {
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp4", netip.AddrPortFrom(loopback, 0).String())
 	if err != nil {

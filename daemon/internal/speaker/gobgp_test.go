@@ -17,12 +17,12 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// TestGoBGPLeaf: the leaf is GoBGP itself, without guard or speaker.
+// TestGoBGPLeaf uses GoBGP itself as the leaf, without guard or speaker.
 func TestGoBGPLeaf(t *testing.T) {
 	at := hosts(2)
 	ctx := context.Background()
 	d := testDeps(t)
-	leaf := newBGPServer(&logger{log: d.Log, session: "leaf", fatal: d.Fatal}, "")
+	leaf := newBGPServer(d.Log, "leaf", d.Fatal, "")
 	leaf.port = testPort(t, at[0])
 	if err := exclusively([]*bgpServer{leaf}, func() error {
 		return leaf.bgp.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
@@ -70,7 +70,7 @@ func TestGoBGPLeaf(t *testing.T) {
 	if !slices.Equal(a.ASPath, []uint32{65100, 65009}) {
 		t.Errorf("AS path %v", a.ASPath)
 	}
-	// GoBGP sends the non-transitive type 0x40 only: here it is seen as such.
+	// GoBGP only sends the non-transitive type 0x40: the guard preserves it.
 	if len(a.Communities) != 1 || a.Communities[0][0] != 0x40 || a.Communities[0][1] != 0x04 {
 		t.Errorf("communities % x", a.Communities)
 	}
@@ -186,18 +186,37 @@ func TestConfigErrorsNameTheirPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, change := range map[string]func(c *Config){
-		"as: 0":                   func(c *Config) { c.AS = 0 },
-		"router_id":               func(c *Config) { c.RouterID = netip.Addr{} },
-		"hold_time: 2s":           func(c *Config) { c.HoldTime = 2 * time.Second },
-		"restart_time":            func(c *Config) { c.RestartTime = 5000 * time.Second },
-		"sessions: none":          func(c *Config) { c.Sessions = nil },
-		`session "a": the name`:   func(c *Config) { c.Sessions = append(c.Sessions, c.Sessions[0]) },
-		`session "a": peer`:       func(c *Config) { c.Sessions[0].Peer = netip.Addr{} },
-		`session "a": gtsm_hops`:  func(c *Config) { c.Sessions[0].GTSMHops = 255 },
-		`session "a": unnumbered`: func(c *Config) { c.Sessions[0].Unnumbered = true },
-		`session "a": peer_as`:    func(c *Config) { c.Sessions[0].PeerAS = 1 },
-		`session "a": password`:   func(c *Config) { c.Sessions[0].Password = strings.Repeat("x", 81) },
-		`session "a": local`:      func(c *Config) { c.Sessions[0].Local = netip.MustParseAddr("::1") },
+		"as: 0":                            func(c *Config) { c.AS = 0 },
+		"router_id":                        func(c *Config) { c.RouterID = netip.Addr{} },
+		"hold_time: 2s":                    func(c *Config) { c.HoldTime = 2 * time.Second },
+		"restart_time":                     func(c *Config) { c.RestartTime = 5000 * time.Second },
+		"sessions: none":                   func(c *Config) { c.Sessions = nil },
+		`session "a": the name`:            func(c *Config) { c.Sessions = append(c.Sessions, c.Sessions[0]) },
+		`session "a": peer`:                func(c *Config) { c.Sessions[0].Peer = netip.Addr{} },
+		`session "a": gtsm_hops`:           func(c *Config) { c.Sessions[0].GTSMHops = 255 },
+		`session "a": unnumbered`:          func(c *Config) { c.Sessions[0].Unnumbered = true },
+		`session "a": peer_as`:             func(c *Config) { c.Sessions[0].PeerAS = 1 },
+		`session "a": password`:            func(c *Config) { c.Sessions[0].Password = strings.Repeat("x", 81) },
+		`session "a": tcp_ao: a key`:       func(c *Config) { c.Sessions[0].AO.Key = strings.Repeat("x", 81) },
+		`session "a": tcp_ao and password`: func(c *Config) { c.Sessions[0].AO.Key, c.Sessions[0].Password = "x", "x" },
+		`session "a": tcp_ao: a listener`: func(c *Config) {
+			c.Sessions[0].AO.Key, c.Sessions[0].Passive, c.Sessions[0].Unnumbered = "x", true, true
+		},
+		`session "a": local`:                func(c *Config) { c.Sessions[0].Local = netip.MustParseAddr("::1") },
+		"router_id: 0.0.0.0":                func(c *Config) { c.RouterID = netip.IPv4Unspecified() },
+		"router_id: ::1":                    func(c *Config) { c.RouterID = netip.IPv6Loopback() },
+		"hold_time: 18h12m16s":              func(c *Config) { c.HoldTime = 65536 * time.Second },
+		"hold_time: 3.5s":                   func(c *Config) { c.HoldTime = 3500 * time.Millisecond },
+		"keepalive_interval: -1s":           func(c *Config) { c.KeepaliveInterval = -time.Second },
+		"restart_time: 1h8m16s":             func(c *Config) { c.RestartTime = 4096 * time.Second },
+		"connect_retry":                     func(c *Config) { c.ConnectRetry = -1 },
+		"session 0: it has no name":         func(c *Config) { c.Sessions[0].Name = "" },
+		`session "a": peer 0.0.0.0`:         func(c *Config) { c.Sessions[0].Peer = netip.IPv4Unspecified() },
+		`session "a": peer 224.0.0.1`:       func(c *Config) { c.Sessions[0].Peer = netip.MustParseAddr("224.0.0.1") },
+		`session "a": peer fe80::1 is`:      func(c *Config) { c.Sessions[0].Peer = netip.MustParseAddr("fe80::1") },
+		`session "a": gtsm_hops: -1`:        func(c *Config) { c.Sessions[0].GTSMHops = -1 },
+		`session "a": family unknown`:       func(c *Config) { c.Sessions[0].Families = []Family{IPv4, 4} },
+		`session "a": password: a listener`: func(c *Config) { c.Sessions[0] = Session{Name: "a", Unnumbered: true, Passive: true, Password: "x"} },
 		`session "a" already waits`: func(c *Config) {
 			c.Sessions = []Session{{Name: "a", Peer: leafID, Passive: true}, {Name: "b", Peer: leafID, Passive: true}}
 		},
@@ -208,5 +227,138 @@ func TestConfigErrorsNameTheirPlace(t *testing.T) {
 		if err := c.validate(testDeps(t)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v", want, err)
 		}
+	}
+}
+
+// TestConfigBounds checks that the least and greatest values are valid (RFC 4271, Section 4.2; RFC 4724, Section 3; RFC 5082).
+func TestConfigBounds(t *testing.T) {
+	ll := netip.MustParseAddr("fe80::1")
+	for _, c := range []Config{
+		{HoldTime: 3 * time.Second, KeepaliveInterval: time.Second, RestartTime: time.Second},
+		{HoldTime: 65535 * time.Second, KeepaliveInterval: 65535 * time.Second, RestartTime: 4095 * time.Second},
+		{Sessions: []Session{{Peer: leafID, GTSMHops: 254, Password: strings.Repeat("x", 80), Families: []Family{IPv4, IPv6}}}},
+		{Sessions: []Session{{Peer: ll.WithZone("eth0")}, {Peer: ll, Device: "eth0"}}},
+		{Sessions: []Session{{Peer: leafID, Passive: true}, {Peer: leafID}, {Peer: leafID, Passive: true, Local: netip.MustParseAddr("10.9.9.9"), Port: 1179}}},
+	} {
+		c.AS, c.RouterID = 1, leafID
+		if c.Sessions == nil {
+			c.Sessions = []Session{{Peer: leafID}}
+		}
+		for i := range c.Sessions {
+			c.Sessions[i].Name = string(rune('a' + i))
+		}
+		if err := c.validate(testDeps(t)); err != nil {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// TestRises compares communities in wire format.
+func TestRises(t *testing.T) {
+	lb := func(s string) fare.Community { return bandwidth(t, s, 65001) }
+	code := func(gbps byte) fare.Community { return fare.Community{0x8f, 4, 10, 0, 0, 1, 0, gbps} }
+	type list = []fare.Community
+	for _, c := range []struct {
+		before, after list
+		want          bool
+	}{
+		{list{lb("200G")}, list{lb("400G")}, true},
+		{list{lb("400G")}, list{lb("200G")}, false},
+		{list{lb("400G")}, list{lb("400G")}, false},
+		{list{lb("100M")}, list{lb("1.6T")}, true}, // across exponents
+		{list{lb("400G")}, list{lb("0")}, false},   // maintenance
+		{list{lb("0")}, list{lb("400G")}, true},
+		{list{code(100)}, list{code(200)}, true},
+		{list{code(200)}, list{code(100)}, false},
+		{list{code(100)}, list{lb("400G")}, false}, // another kind
+		{list{bandwidth(t, "200G", 65002)}, list{lb("400G")}, false},
+		{list{lb("200G"), code(200)}, list{lb("400G"), code(100)}, false},
+		{list{lb("200G"), code(100)}, list{lb("200G"), code(200)}, true},
+		{nil, list{lb("400G")}, false},
+		{list{lb("400G")}, nil, false},
+		{nil, nil, false},
+	} {
+		if got := rises(c.before, c.after); got != c.want {
+			t.Errorf("% x to % x: %v", c.before, c.after, got)
+		}
+	}
+}
+
+// TestOscillation checks that, of a bandwidth that goes up and down, the leaf receives the decreases immediately, one increase in each interval,
+// and in the end the newest value. Other routes, and new ones, are not held.
+func TestOscillation(t *testing.T) {
+	const interval = 500 * time.Millisecond
+	server, leaf := pairConfig(t, 1)
+	server.IncreaseInterval = interval
+	a, b := startPair(t, server, leaf)
+	low, high := bandwidth(t, "200G", 65001), bandwidth(t, "400G", 65001)
+	set := func(c fare.Community, more ...Advertisement) {
+		a.Advertise(0, append(more, Advertisement{Prefix: prefix(1), Communities: []fare.Community{c}}))
+	}
+	has := func(c fare.Community) func() bool {
+		return func() bool {
+			r := b.state(0).routes[prefix(1)]
+			return r != nil && r.Communities[0] == c
+		}
+	}
+	set(high)
+	b.until("the first value", has(high))
+	set(low)
+	b.until("a fall", has(low))
+	rose := time.Now() // before the increase is sent
+	set(high)
+	b.until("the first rise", has(high))
+	if took := time.Since(rose); took >= interval {
+		t.Errorf("the first rise took %v, which is held", took)
+	}
+	for i := range 3 {
+		set(low)
+		b.until("a fall", has(low))
+		fell := time.Now()
+		set(high, Advertisement{Prefix: prefix(2 + i)})
+		b.until("a new route, though the rise is held", func() bool { return b.state(0).routes[prefix(2+i)] != nil })
+		if time.Since(rose) < interval/2 && has(high)() {
+			t.Errorf("round %d: risen %v after the fall", i, time.Since(fell))
+		}
+		b.until("the rise", has(high))
+		if took := time.Since(rose); took < interval {
+			t.Errorf("round %d: risen %v after the rise before, want at least %v", i, took, interval)
+		}
+		if rose = rose.Add(interval); fell.After(rose) { // the earliest time at which it can have been sent
+			rose = fell
+		}
+	}
+	set(low)
+	b.until("a fall", has(low))
+	a.Advertise(0, []Advertisement{})
+	b.until("withdrawn", func() bool { return len(b.state(0).routes) == 0 })
+	began := time.Now()
+	set(high)
+	b.until("new again, and not held", has(high))
+	t.Logf("a new route took %v", time.Since(began))
+}
+
+// TestSessionAccept checks that a session with its own ranges accepts no other routes, and counts the others.
+func TestSessionAccept(t *testing.T) {
+	server, leaf := pairConfig(t, 2)
+	server.Sessions[1].Accept = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::/64")}
+	a, b := startPair(t, server, leaf)
+	inside, outside := []netip.Prefix{prefix(1), netip.MustParsePrefix("fd00::1/128")}, []netip.Prefix{prefix(256), netip.MustParsePrefix("fd00:0:0:1::1/128")}
+	var set []Advertisement
+	for _, p := range append(slices.Clone(outside), inside...) {
+		set = append(set, Advertisement{Prefix: p})
+	}
+	for i := range 2 {
+		b.Advertise(i, set)
+	}
+	a.until("both have what they accept", func() bool {
+		return len(a.state(0).routes) == 4 && len(a.state(1).routes) >= 2 && counter(a, 1, "in_dropped_route_outside_accept") == 2
+	})
+	routes := a.state(1).routes
+	if len(routes) != 2 || routes[inside[0]] == nil || routes[inside[1]] == nil {
+		t.Errorf("the narrow session has %v", routes)
+	}
+	if n := counter(a, 0, "in_dropped_route_outside_accept"); n != 0 {
+		t.Errorf("%d routes of the other session were dropped", n)
 	}
 }

@@ -18,87 +18,96 @@ import (
 	"github.com/fared/fared/daemon/internal/guard"
 )
 
-// All of GoBGP's queues are unbounded, and every prefix in them takes
-// kilobytes. An UPDATE longer than bulk octets is waited for until GoBGP is
-// done with it, and only bulkers sessions of a Speaker do so at a time. Of
-// shorter ones, those that do not come in bulk, window octets may be inside
-// before GoBGP's answer is waited for, at most twice this.
+// All of GoBGP's queues are unbounded, and every queued prefix takes kilobytes.
+// After an UPDATE longer than bulk octets, the speaker waits until GoBGP has
+// processed it, and at most bulkers sessions of a Speaker pass such UPDATEs at
+// a time. Shorter UPDATEs pass without waiting until window octets are in
+// GoBGP, at most twice this.
 const (
 	window  = 4096
 	bulk    = 512
 	bulkers = 4
 )
 
-// incarnation is one TCP connection of a session and what hangs on it: the
-// guard, the connection to GoBGP, GoBGP's neighbour, and a watch whose
-// callback knows its generation, so that nothing GoBGP says of another
-// incarnation can be taken for this one's.
+// incarnation is one TCP connection of a session with the objects that belong
+// to it: the guard, the connection to GoBGP, GoBGP's neighbor, and a watch
+// whose callback knows its generation, so that an event of another incarnation
+// is never attributed to this one.
 //
 //	leaf <--conn--> fromPeer   --guard--> forward --local--> GoBGP
 //	                fromSpeaker <-guard----------- local <--/   | watch
 //	                queue <--------------------------------- event
 type incarnation struct {
-	s     *session
-	gen   uint64
-	addr  netip.Addr // GoBGP's neighbour address, our end of local
-	conn  *net.TCPConn
-	guard *guard.Guard
-	conv  converter
+	s      *session
+	gen    uint64
+	addr   netip.Addr // address of GoBGP's neighbor, our end of local
+	conn   *net.TCPConn
+	guard  *guard.Guard
+	server *bgpServer
+	conv   converter
 
 	stop      context.CancelCauseFunc
-	over      atomic.Bool // fail was called
+	over      atomic.Bool // set by fail
 	wasUp     atomic.Bool
+	handed    atomic.Bool // both ends have confirmed; GoBGP is responsible for the rest
 	pumps     sync.WaitGroup
-	peered    bool // GoBGP has the neighbour; fromPeer's, in the end incarnate's
-	confirmed bool // the peer's OPEN was answered; fromPeer's
-	inside    int  // octets of UPDATEs since the last mark; fromPeer's
+	peered    bool      // GoBGP has the neighbor; used by fromPeer, and by incarnate after fromPeer has returned
+	confirmed bool      // the peer's OPEN was answered; used only by fromPeer
+	inside    int       // octets of UPDATEs since the last mark; used only by fromPeer
+	marked    time.Time // time of the last mark; used only by fromPeer
+
+	budget    budget    // used only by fromPeer
+	costed    uint64    // the session's cost when the budget was last charged; used only by fromPeer
+	refreshed time.Time // when ROUTE-REFRESH could last pass; used only by fromPeer
 
 	active  chan struct{} // closed when GoBGP waits for the connection
-	settled chan struct{} // closed when it is through with the OPENs
-	idle    chan struct{} // closed when its connection is gone
-	phase   int           // how many of the three are closed; the watch's
+	settled chan struct{} // closed when GoBGP has processed the OPENs
+	idle    chan struct{} // closed when GoBGP's connection is gone
+	phase   int           // number of closed channels among the three above; used only by the watch
 	unwatch context.CancelFunc
 
-	sendMu sync.Mutex // guards writes to conn, which are of whole messages
+	writing atomic.Int64 // start of the current write to the peer, Unix nanoseconds; 0 if none
+	sendMu  sync.Mutex   // serializes writes of whole messages to conn
+	sent    atomic.Int64 // octets written to conn
+	unacked atomic.Int64 // start of a mark's wait for the peer's acknowledgement, Unix nanoseconds; 0 if no mark waits
+	acking  atomic.Int64 // number of waiting marks
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	local  *net.TCPConn
-	ended  bool          // no local is to be opened any more
-	marks  []bool        // End-of-RIBs inside GoBGP, oldest first; true: ours
-	credit chan struct{} // one slot: a mark of ours came out
+	silent uint64        // mark of GoBGP's set at the time its neighbor was added, if that set was empty; else 0
+	ended  bool          // no further local connection may be opened
+	marks  []bool        // End-of-RIBs inside GoBGP, oldest first; true for the speaker's marks
+	credit chan struct{} // one slot, filled when the watch reports one of the speaker's marks
 }
 
-// errReplaced ends an incarnation whose peer has connected anew: it would not,
-// had it not lost the former connection (cf. RFC 4724, Section 4.2).
+// errReplaced ends an incarnation whose peer has opened another connection: it
+// does so only after losing the first one (cf. RFC 4724, Section 4.2).
 var errReplaced = errors.New("the peer has opened a new connection")
 
-// incarnate carries one incarnation from the OPENs to its end and returns why it
-// ended, and whether it was up. It returns when nothing of it is left.
+// incarnate runs one incarnation from the OPENs to its end. It returns whether
+// the incarnation was established and why it ended. All its goroutines have
+// ended then, except GoBGP's, for which drain waits.
 func (s *session) incarnate(parent context.Context, conn *net.TCPConn) (bool, error) {
 	ctx, stop := context.WithCancelCause(parent)
 	in := &incarnation{
-		s: s, conn: conn, stop: stop,
+		s: s, conn: conn, stop: stop, server: s.server.Load(),
 		active: make(chan struct{}), settled: make(chan struct{}), idle: make(chan struct{}),
 		credit: make(chan struct{}, 1),
 		conv:   converter{carrier: s.speaker.conf.Carrier},
+		budget: s.speaker.budget, costed: s.cost(), refreshed: time.Now(),
 	}
 	in.gen = s.begin(in)
 	in.addr = netip.AddrFrom4([4]byte{127, 255, 0, byte(1 + in.gen%4)})
 	in.guard = guard.New(s.guardConfig(conn))
 
 	watching, unwatch := context.WithCancel(context.WithoutCancel(parent))
-	tooSlow := time.AfterFunc(s.speaker.openTimeout, func() {
-		if !in.wasUp.Load() {
-			// RFC 4271, Section 8.2.2: the hold timer of OpenSent and OpenConfirm.
-			stop(&guard.Notification{Code: 4, Detail: fmt.Sprintf("not established within %v", s.speaker.openTimeout)})
-		}
-	})
+	tooSlow := time.AfterFunc(s.speaker.openTimeout, in.slow)
 	in.pumps.Go(func() { in.fail(in.fromPeer(ctx, watching)) })
-	<-ctx.Done()
+	in.end(ctx)
 	tooSlow.Stop()
-	in.fail(context.Cause(ctx)) // unless a pump did
+	in.fail(context.Cause(ctx)) // no effect if a pump called it
 	if in.wasUp.Load() {
-		// GoBGP withdraws route by route. Whoever acts on the loss goes first: there may be no core to spare.
+		// GoBGP withdraws route by route. Reactions to the failure go first, because there may be no spare core.
 		timer := time.NewTimer(aftermath)
 		select {
 		case <-timer.C:
@@ -112,24 +121,24 @@ func (s *session) incarnate(parent context.Context, conn *net.TCPConn) (bool, er
 	s.drain()
 	s.draining, in.unwatch = in, unwatch
 	if in.peered {
-		if err := s.server.deletePeer(in.addr); err != nil {
+		if err := in.server.deletePeer(in.addr); err != nil {
 			s.speaker.queue.fault(Fault{Session: s.index, Reason: err.Error()})
 		}
 	}
 	return in.wasUp.Load(), context.Cause(ctx)
 }
 
-// drain waits until GoBGP's goroutines of the last incarnation have ended, of
-// which there is word only if it got as far as a connection, and ends its watch.
-// That goes on beside the next incarnation; but StopBgp would overwrite what
-// they read.
+// drain waits for GoBGP's goroutines of the previous incarnation to exit (GoBGP
+// reports this only if a connection was made) and cancels its watch. Teardown
+// may overlap the next incarnation, but StopBgp must not run before it is done:
+// it overwrites globals that these goroutines read.
 func (s *session) drain() {
 	in := s.draining
 	if in == nil {
 		return
 	}
 	s.draining = nil
-	if in.local != nil { // nobody else has in any more
+	if in.local != nil && !in.abandoned() { // no other goroutine holds a reference to in
 		timer := time.NewTimer(2 * time.Second)
 		defer timer.Stop()
 		select {
@@ -140,9 +149,9 @@ func (s *session) drain() {
 	in.unwatch()
 }
 
-// fail ends the incarnation; the first cause counts. The owner learns of it
-// here, before anything is torn down. Only the pumps and incarnate call it, all
-// others stop, so that nothing of it outlives incarnate.
+// fail ends the incarnation; only the first cause counts. It notifies the owner
+// before any teardown. Only the pumps and incarnate call it, other goroutines
+// call stop, so that no part of fail outlives incarnate.
 func (in *incarnation) fail(cause error) {
 	if in.over.Swap(true) {
 		return
@@ -153,12 +162,20 @@ func (in *incarnation) fail(cause error) {
 	in.conn.Close()
 }
 
-// farewell tells the peer why, as far as there is something to tell.
+// farewell sends the peer a NOTIFICATION with the cause, if one is due.
 func (in *incarnation) farewell(cause error) {
 	var n *guard.Notification
 	var held *heldError
 	var silent *bfdError
+	var local *localFault
+	var over *overload
 	switch {
+	case errors.As(cause, &over):
+		n = &guard.Notification{Code: 6, Subcode: 8} // RFC 4486: Out of Resources
+	case errors.As(cause, &local):
+		if in.s.speaker.conf.RestartTime == 0 {
+			n = &guard.Notification{Code: 6, Subcode: 8} // RFC 4486: Out of Resources
+		}
 	case errors.As(cause, &n):
 		var ours *guard.SpeakerFault
 		if errors.As(cause, &ours) {
@@ -171,42 +188,46 @@ func (in *incarnation) farewell(cause error) {
 	case errors.Is(cause, context.Canceled) && in.s.speaker.conf.RestartTime == 0:
 		n = &guard.Notification{Code: 6, Subcode: 2}
 	case errors.Is(cause, context.Canceled):
-		// RFC 4724, Section 4: a NOTIFICATION would make the peer drop what
-		// it is to keep while we restart.
+		// RFC 4724, Section 4: a NOTIFICATION would make the peer drop the
+		// routes that it is to keep during the restart.
 	case errors.Is(cause, errReplaced):
 		n = &guard.Notification{Code: 6, Subcode: 7} // RFC 4486: Connection Collision Resolution
 	}
 	if n == nil {
 		return
 	}
-	// Best effort: a peer that does not read is not waited for, nor is a
-	// sender that holds sendMu because of it.
+	// Best effort: do not wait for a peer that does not read, nor for a sender
+	// that holds sendMu because of such a peer.
 	_ = in.conn.SetWriteDeadline(time.Now().Add(patience))
 	if in.send(n.AppendTo(nil), patience) != nil || in.conn.CloseWrite() != nil {
 		return
 	}
-	// Closing with octets unread would reset the connection, and what we sent
-	// could be lost on the way. The peer closes as soon as it has read it.
+	// Closing a connection with unread octets would reset it, and the
+	// NOTIFICATION could be lost. The peer closes as soon as it has read the
+	// NOTIFICATION.
 	_ = in.conn.SetReadDeadline(time.Now().Add(patience))
 	_, _ = io.CopyN(io.Discard, in.conn, 1<<20)
 }
 
-// aftermath is how long GoBGP's own clean-up waits after a loss: some times what it takes until the data plane has
-// acted on it.
+// aftermath is the delay of GoBGP's own cleanup after a failure: several times the time that the data plane needs to react to the failure.
 const aftermath = 3 * time.Millisecond
 
-// patience is how long a peer is waited for to take in our last words.
+// patience is how long to wait for a peer to receive a final NOTIFICATION.
 const patience = 50 * time.Millisecond
 
-// closeLocal closes the connection to GoBGP, which loses a goroutine if that
-// happens in the middle of the OPENs; both were written at once, so the middle
-// does not last.
+// closeLocal closes the connection to GoBGP. A close during the OPEN exchange
+// would leak a goroutine of GoBGP, so closeLocal waits until the exchange has
+// ended, for at most one second.
 func (in *incarnation) closeLocal() {
 	in.mu.Lock()
 	in.ended = true
 	local := in.local
 	in.mu.Unlock()
 	if local == nil {
+		return
+	}
+	if in.abandoned() {
+		local.Close()
 		return
 	}
 	timer := time.NewTimer(time.Second)
@@ -218,21 +239,24 @@ func (in *incarnation) closeLocal() {
 	local.Close()
 }
 
-// send writes whole messages to the peer.
+// send writes whole messages to the peer within limit.
 func (in *incarnation) send(b []byte, limit time.Duration) error {
 	in.sendMu.Lock()
 	defer in.sendMu.Unlock()
 	if err := in.conn.SetWriteDeadline(time.Now().Add(limit)); err != nil {
 		return err
 	}
-	_, err := in.conn.Write(b)
+	in.writing.Store(time.Now().UnixNano())
+	defer in.writing.Store(0)
+	n, err := in.conn.Write(b)
+	in.sent.Add(int64(n))
 	return err
 }
 
-// fromPeer sends our OPEN, then passes on what the peer sends until something
-// ends it. It opens GoBGP's side when the peer's OPEN has been accepted.
+// fromPeer sends our OPEN, then forwards the peer's messages until an error. It
+// adds GoBGP's neighbor once the peer has confirmed.
 func (in *incarnation) fromPeer(ctx, watching context.Context) error {
-	opening, err := in.guard.FromSpeaker(in.s.openMessage(in.gen), nil)
+	opening, err := in.guard.FromSpeaker(in.s.openMessage(), nil)
 	if err != nil {
 		return err
 	}
@@ -246,14 +270,14 @@ func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 		if n > 0 {
 			var bad error
 			if out, bad = in.guard.FromPeer(chunk[:n], out); bad != nil {
-				return bad // GoBGP learns it by its neighbour being deleted
+				return bad // GoBGP notices when its neighbor is deleted
 			}
 			if !in.peered && len(out) > 0 {
 				if err := in.confirm(); err != nil {
 					return err
 				}
-				// With the KEEPALIVE the peer has taken our OPEN: what fails
-				// before never reaches GoBGP.
+				// The peer's KEEPALIVE confirms our OPEN: earlier failures
+				// never reach GoBGP.
 				if length := int(binary.BigEndian.Uint16(out[16:])); len(out) > length {
 					if err := in.open(ctx, watching); err != nil {
 						return err
@@ -263,10 +287,16 @@ func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 				}
 			}
 			if in.peered {
+				if time.Since(in.refreshed) > refreshPause && !in.isUnread() {
+					out, in.refreshed = in.guard.Refresh(out), time.Now()
+				}
 				if err := in.forward(ctx, out); err != nil {
 					return err
 				}
 				out = out[:0]
+			}
+			if err := in.spend(ctx, n); err != nil {
+				return err
 			}
 		}
 		if err != nil {
@@ -275,8 +305,9 @@ func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 	}
 }
 
-// confirm answers an acceptable OPEN with KEEPALIVE, once. GoBGP is not asked:
-// it only learns of the peer when that has confirmed our OPEN, too.
+// confirm answers an acceptable OPEN with KEEPALIVE, once. GoBGP is not
+// involved: it receives the peer only after the peer has confirmed our OPEN,
+// too.
 func (in *incarnation) confirm() error {
 	if in.confirmed {
 		return nil
@@ -284,9 +315,9 @@ func (in *incarnation) confirm() error {
 	in.confirmed = true
 	info, _ := in.guard.Info()
 	if info.HoldTime == 0 {
-		// RFC 4271, Section 6.2: a hold time may be rejected. Without one a
-		// silent peer would never be noticed.
-		return &guard.Notification{Code: 2, Subcode: 6, Reason: guard.MessageOpen, Detail: "peer wants no hold timer"}
+		// RFC 4271, Section 6.2: a hold time may be rejected. Without a hold
+		// time a silent peer would never be detected.
+		return &guard.Notification{Code: 2, Subcode: 6, Reason: guard.MessageOpen, Detail: "peer proposes no hold timer"}
 	}
 	in.s.opened(info)
 	b, err := in.guard.FromSpeaker(keepalive, nil)
@@ -299,33 +330,33 @@ func (in *incarnation) confirm() error {
 	return nil
 }
 
-// open makes GoBGP ready for the peer and connects to it.
+// open adds the peer to GoBGP and connects to GoBGP.
 func (in *incarnation) open(ctx, watching context.Context) error {
+	in.handed.Store(true)
 	info, _ := in.guard.Info()
-	s := in.s.server
+	s := in.server
 	if err := s.watch(watching, in.event); err != nil {
 		return fmt.Errorf("watch gobgp: %w", err)
 	}
-	// End-of-RIB follows what GoBGP has when the peer is there: a leaf that kept our routes while we restarted drops those
-	// that have not come by then (RFC 4724, Section 4.2).
-	if err := in.s.wanted.wait(ctx); err != nil {
+	// GoBGP sends End-of-RIB behind the routes that it holds when the neighbor is added: a leaf that kept our routes during a restart drops
+	// those that have not arrived by then (RFC 4724, Section 4.2).
+	silent, err := in.s.wanted.wait(ctx)
+	if err != nil {
 		return err
 	}
-	if err := s.addPeer(neighbour{
+	if err := s.addPeer(neighbor{
 		addr: in.addr, as: info.PeerAS, hold: in.s.speaker.conf.HoldTime,
 		keepalive: in.s.speaker.conf.KeepaliveInterval, families: in.s.conf.Families,
 	}); err != nil {
 		return err
 	}
 	in.peered = true
-	select {
-	case <-in.active:
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if err := in.await(ctx, in.active, "its neighbor did not become active"); err != nil {
+		return err
 	}
 	local, err := in.dialLocal(ctx)
 	if err != nil {
-		return fmt.Errorf("connect to gobgp: %w", err)
+		return in.localFault("connect to gobgp", err)
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -333,8 +364,8 @@ func (in *incarnation) open(ctx, watching context.Context) error {
 		local.Close()
 		return context.Cause(ctx)
 	}
-	in.local = local
-	in.pumps.Go(func() { in.fail(in.fromSpeaker()) })
+	in.local, in.silent, in.marked = local, silent, time.Now()
+	in.pumps.Go(func() { in.fail(in.fromSpeaker(ctx)) })
 	return nil
 }
 
@@ -344,14 +375,14 @@ func (in *incarnation) dialLocal(ctx context.Context) (*net.TCPConn, error) {
 		Timeout:   in.s.speaker.openTimeout,
 		KeepAlive: -1,
 		Control: func(_, _ string, c syscall.RawConn) error {
-			if in.s.server.password == "" {
+			if in.server.password == "" {
 				return nil
 			}
-			return controlRaw(c, func(fd int) error { return setMD5(fd, loopback, in.s.server.password) })
+			return controlRaw(c, func(fd int) error { return setMD5(fd, loopback, in.server.password) })
 		},
 	}
 	d.SetMultipathTCP(false)
-	conn, err := d.DialContext(ctx, "tcp4", netip.AddrPortFrom(loopback, in.s.server.port).String())
+	conn, err := d.DialContext(ctx, "tcp4", netip.AddrPortFrom(loopback, in.server.port).String())
 	if err != nil {
 		return nil, err
 	}
@@ -359,9 +390,9 @@ func (in *incarnation) dialLocal(ctx context.Context) (*net.TCPConn, error) {
 }
 
 // forward writes canonical messages to GoBGP. After a long UPDATE and after
-// every window of others it puts in a mark, an End-of-RIB of its own, which
-// comes out of the watch when GoBGP is done with all before it, and waits for
-// this one or the one before.
+// every window of short ones it inserts a mark, an additional End-of-RIB. The
+// watch reports the mark when GoBGP has processed all messages before it;
+// forward waits for this mark or the previous one.
 func (in *incarnation) forward(ctx context.Context, out []byte) error {
 	for len(out) > 0 {
 		n, inside := in.cut(out)
@@ -385,22 +416,20 @@ func (in *incarnation) forward(ctx context.Context, out []byte) error {
 }
 
 // pass writes messages to GoBGP, then a mark if cut has entered one, and waits
-// until no more marks than inside are inside.
+// until at most inside marks are outstanding.
 func (in *incarnation) pass(ctx context.Context, messages []byte, inside int) error {
 	if _, err := in.local.Write(messages); err != nil {
-		return fmt.Errorf("connection to gobgp: %w", plain(err))
+		return in.localFault("connection to gobgp", plain(err))
 	}
 	if inside == unmarked {
 		return nil
 	}
 	if _, err := in.local.Write(endOfRIB); err != nil {
-		return fmt.Errorf("connection to gobgp: %w", plain(err))
+		return in.localFault("connection to gobgp", plain(err))
 	}
 	for in.outstanding() > inside {
-		select {
-		case <-in.credit:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := in.await(ctx, in.credit, "it did not pass the sent messages on"); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -415,13 +444,13 @@ var endOfRIB = []byte{
 // keepalive is the whole message (RFC 4271, Section 4.4).
 var keepalive = append(append([]byte(nil), endOfRIB[:16]...), 0, 19, 4)
 
-// unmarked is more marks than are ever inside: nothing is waited for.
+// unmarked exceeds the number of outstanding marks at any time: pass does not wait.
 const unmarked = 1 << 30
 
-// cut returns how many octets of out to write next, and how many marks may be
-// inside when they have been: none after one of the long UPDATEs, one after a
-// window of short ones; else no mark follows. It enters the End-of-RIBs among
-// them, and the mark, into marks.
+// cut returns the number of octets of out to write next, and the number of
+// marks that may be outstanding afterwards: none after a long UPDATE, one after
+// a window of short ones, and unmarked if no mark follows. It records the
+// End-of-RIBs among these octets, and the mark, in marks.
 func (in *incarnation) cut(out []byte) (n, inside int) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -431,11 +460,15 @@ func (in *incarnation) cut(out []byte) (n, inside int) {
 			if n > 0 {
 				return n, unmarked
 			}
-			in.inside = 0
-			in.marks = append(in.marks, true)
+			in.enterMark()
 			return length, 0
 		}
 		n += length
+		if kind != 2 && time.Since(in.marked) > in.server.patience {
+			// An idle session: check that GoBGP still processes messages.
+			in.enterMark()
+			return n, 1
+		}
 		if kind != 2 {
 			continue
 		}
@@ -443,15 +476,20 @@ func (in *incarnation) cut(out []byte) (n, inside int) {
 			in.marks = append(in.marks, false)
 		}
 		if in.inside += length; in.inside >= window {
-			in.inside = 0
-			in.marks = append(in.marks, true)
+			in.enterMark()
 			return n, 1
 		}
 	}
 	return n, unmarked
 }
 
-// outstanding is how many marks of ours are inside GoBGP.
+// enterMark records that a mark is written next. The caller holds mu.
+func (in *incarnation) enterMark() {
+	in.inside, in.marked = 0, time.Now()
+	in.marks = append(in.marks, true)
+}
+
+// outstanding returns the number of the speaker's marks inside GoBGP.
 func (in *incarnation) outstanding() int {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -464,8 +502,8 @@ func (in *incarnation) outstanding() int {
 	return count
 }
 
-// cameOut says that GoBGP has reported an IPv4 End-of-RIB, and returns whether
-// it was a mark of ours.
+// cameOut records that GoBGP has reported an IPv4 End-of-RIB, and returns
+// whether it was one of the speaker's marks.
 func (in *incarnation) cameOut() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -483,17 +521,19 @@ func (in *incarnation) cameOut() bool {
 	return ours
 }
 
-// fromSpeaker passes on what GoBGP sends, but its OPEN: ours went out before.
-func (in *incarnation) fromSpeaker() error {
+// fromSpeaker forwards GoBGP's messages to the peer, except its OPEN: ours went out before.
+func (in *incarnation) fromSpeaker(ctx context.Context) error {
 	var first [guard.MaxMessage]byte
-	if msg, err := guard.ReadMessage(in.local, &first); err != nil || msg[18] != 1 {
-		return fmt.Errorf("gobgp did not answer with OPEN: %w", plain(err))
+	if msg, err := guard.ReadMessage(localReader{in, in.server.patience}, &first); err != nil || msg[18] != 1 {
+		return in.localFault("gobgp did not answer with OPEN", plain(err))
 	}
+	limit := in.s.speaker.conf.HoldTime // GoBGP sends KEEPALIVEs at shorter intervals
 	chunk := make([]byte, 16<<10)
 	var out []byte
 	var said error
+	var marked uint32
 	for {
-		n, err := in.local.Read(chunk)
+		n, err := in.readLocal(chunk, limit)
 		if n > 0 {
 			var bad error
 			out, bad = in.guard.FromSpeaker(chunk[:n], out[:0])
@@ -505,6 +545,11 @@ func (in *incarnation) fromSpeaker() error {
 					return fmt.Errorf("connection to the peer: %w", plain(err))
 				}
 			}
+			if number := in.guard.Marked(); number != marked {
+				marked = number
+				sent := in.sent.Load()
+				in.pumps.Go(func() { in.awaitTaken(ctx, sent, number) })
+			}
 			if bad != nil {
 				return bad
 			}
@@ -513,8 +558,41 @@ func (in *incarnation) fromSpeaker() error {
 			return said
 		}
 		if err != nil {
-			return fmt.Errorf("connection to gobgp: %w", plain(err))
+			return in.localFault("connection to gobgp", plain(err))
 		}
+	}
+}
+
+// awaitTaken reports a mark once the peer's TCP has acknowledged the first sent octets: after a write has returned, the octets may still be in
+// this host's buffer. The kernel sends no notification of that, so awaitTaken polls, first after a millisecond, because a nearby leaf
+// acknowledges sooner.
+func (in *incarnation) awaitTaken(ctx context.Context, sent int64, number uint32) {
+	in.unacked.CompareAndSwap(0, time.Now().UnixNano())
+	in.acking.Add(1)
+	defer func() {
+		if in.acking.Add(-1) == 0 {
+			in.unacked.Store(0)
+		}
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for pause := time.Millisecond; ; pause = min(2*pause, unread) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		written := in.sent.Load() // read first: a write in between only makes the result smaller
+		queued, err := sendQueue(in.conn)
+		if err != nil {
+			in.stop(fmt.Errorf("connection to the peer: %w", plain(err)))
+			return
+		}
+		if written-int64(queued) >= sent {
+			in.s.written(in.gen, number)
+			return
+		}
+		timer.Reset(pause)
 	}
 }
 
@@ -528,7 +606,7 @@ func (s *spoken) Error() string {
 	return fmt.Sprintf("gobgp ended the session with NOTIFICATION %d/%d", s.code, s.subcode)
 }
 
-// closing finds a NOTIFICATION among whole messages.
+// closing returns the first NOTIFICATION among whole messages, or nil.
 func closing(out []byte) error {
 	for len(out) > 0 {
 		length := int(binary.BigEndian.Uint16(out[16:]))
@@ -540,8 +618,8 @@ func closing(out []byte) error {
 	return nil
 }
 
-// event takes in what GoBGP reports. It is called by the watch's goroutine and
-// only converts and enqueues: GoBGP's queue behind it is unbounded.
+// event handles GoBGP's watch events. The watch's goroutine calls it; it only
+// converts and enqueues, because GoBGP's queue behind it is unbounded.
 func (in *incarnation) event(r *api.WatchEventResponse) {
 	switch e := r.Event.(type) {
 	case *api.WatchEventResponse_Peer:
@@ -577,11 +655,11 @@ func (in *incarnation) peerEvent(p *api.Peer) {
 		return
 	}
 	in.mu.Lock()
-	local := in.local
+	local, silent := in.local, in.silent
 	in.mu.Unlock()
-	// Whoever else on this host got to GoBGP's port first: it was not us.
+	// Another process on this host may have reached GoBGP's port first.
 	if local == nil || uint32(local.LocalAddr().(*net.TCPAddr).Port) != p.GetTransport().GetRemotePort() {
-		in.stop(fmt.Errorf("gobgp's connection is from port %d, not ours", p.GetTransport().GetRemotePort()))
+		in.stop(fmt.Errorf("gobgp's connection is from port %d, which belongs to another process", p.GetTransport().GetRemotePort()))
 		return
 	}
 	info, _ := in.guard.Info()
@@ -589,7 +667,8 @@ func (in *incarnation) peerEvent(p *api.Peer) {
 	in.s.established(in.gen)
 	in.s.speaker.queue.sessionUp(SessionUp{
 		Session: in.s.index, Generation: in.gen, Node: info.RouterID, PeerAS: info.PeerAS, Families: info.Families,
-	})
+	}, silent)
+	in.s.upReported(in.gen)
 }
 
 func (in *incarnation) path(p *api.Path) {
@@ -614,8 +693,9 @@ func (in *incarnation) path(p *api.Path) {
 	default:
 		prefix, attrs, err := in.conv.route(p)
 		if err != nil {
-			// Not known what it says: neither the old value nor none is true
-			// of it, and nothing must be sent there (cf. RFC 7606, Section 2).
+			// The route cannot be decoded. Treat it as withdrawn: neither the
+			// previous value nor "no bandwidth" would be correct (cf. RFC 7606,
+			// Section 2).
 			q.fault(Fault{Session: session, Reason: err.Error()})
 			if prefix.IsValid() {
 				q.withdraw(Withdraw{Session: session, Generation: in.gen, Prefix: prefix})
@@ -627,9 +707,9 @@ func (in *incarnation) path(p *api.Path) {
 }
 
 // withRestart adds a graceful restart capability (RFC 4724, Section 3) without
-// families to the OPEN that messages begins with, if it has none. GoBGP sends
-// End-of-RIB only to a neighbour that announces it; RFC 4724, Section 2 allows
-// it towards all.
+// families to the OPEN at the start of messages, if that has none. GoBGP sends
+// End-of-RIB only to a neighbor that announces the capability; RFC 4724,
+// Section 2 allows it toward all.
 func withRestart(messages []byte) []byte {
 	length := int(binary.BigEndian.Uint16(messages[16:]))
 	const version, params = 19, 28 // offsets; parameters follow their length
@@ -649,8 +729,8 @@ func withRestart(messages []byte) []byte {
 	return append(out, messages[length:]...)
 }
 
-// plain leaves out of a network error what the session knows anyway: the same
-// loss gives the same text.
+// plain strips the addresses from a network error: the session knows them, and
+// equal failures give equal texts.
 func plain(err error) error {
 	var op *net.OpError
 	switch {

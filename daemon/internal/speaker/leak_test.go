@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestFlapsLeaveNothing: what an incarnation takes is given back, by GoBGP too.
+// TestFlapsLeaveNothing checks that an incarnation, including GoBGP's part, releases all its resources.
 func TestFlapsLeaveNothing(t *testing.T) {
 	server, leaf := pairConfig(t, 1)
 	a, b := startPair(t, server, leaf)
@@ -23,14 +23,14 @@ func TestFlapsLeaveNothing(t *testing.T) {
 			a.until("up again", func() bool { s := a.state(0); return s.gen > gen && s.routes[p] != nil })
 			for i := len(a.events) - 1; i > 0; i-- {
 				if _, ok := a.events[i].(SessionUp); ok {
-					a.events = slices.Delete(a.events, 0, i) // the log is not what is measured
+					a.events = slices.Delete(a.events, 0, i) // the log is not part of the measurement
 					break
 				}
 			}
 		}
 	}
 	measure := func() (goroutines int, heap uint64) {
-		// Goroutines of the last incarnations may still be ending.
+		// Goroutines of the last incarnations may still be exiting.
 		least := runtime.NumGoroutine()
 		for end := time.Now().Add(time.Second); time.Now().Before(end); runtime.Gosched() {
 			least = min(least, runtime.NumGoroutine())

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenAddr is where passive sessions share a listener.
+// listenAddr identifies a listener that passive sessions share.
 type listenAddr struct {
-	addr   netip.Addr // invalid: unspecified
+	addr   netip.Addr // invalid means unspecified
 	port   uint16
 	device string // only for link-local sessions
 	netns  string
@@ -37,7 +37,7 @@ type listener struct {
 	sessions []*session
 }
 
-// run listens until ctx ends. An address that is not there yet is waited for.
+// run listens until ctx ends. It retries while the address does not exist yet.
 func (l *listener) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := l.serve(ctx)
@@ -79,17 +79,17 @@ func (l *listener) serve(ctx context.Context) error {
 	}
 }
 
-// prepare sets what has to be set before a peer connects.
+// prepare sets the options that must be set before a peer connects.
 func (l *listener) prepare(ln *net.TCPListener) error {
 	raw, err := ln.SyscallConn()
 	if err != nil {
 		return err
 	}
 	return controlRaw(raw, func(fd int) error {
-		// The check of a socket begins when it is set. On the listener it
-		// covers all, but can only be as strict as the laxest session: where
-		// they differ, an OPEN may slip through before adopt, and nothing
-		// after it.
+		// The TTL check of a socket begins when it is set. On the listener it
+		// covers all sessions, so it can only be as strict as the laxest
+		// session. Where sessions differ, an OPEN may pass before adopt sets
+		// the session's own limit, and nothing after it.
 		hops := l.sessions[0].conf.GTSMHops
 		for _, s := range l.sessions {
 			if hops = max(hops, s.conf.GTSMHops); s.conf.GTSMHops == 0 {
@@ -109,9 +109,15 @@ func (l *listener) prepare(ln *net.TCPListener) error {
 					return err
 				}
 			}
+			if s.conf.AO.Key != "" {
+				if err := addAO(fd, s.conf.Peer, s.conf.AO, false); err != nil {
+					return err
+				}
+			}
 			if s.conf.GTSMHops > 0 {
-				// A peer that checks would not take our SYN-ACK otherwise
-				// (RFC 5082, Section 3). One of the two is not this socket's.
+				// A peer that checks would drop our SYN-ACK otherwise (RFC
+				// 5082, Section 3). One of the two options does not apply to
+				// the socket's family.
 				e4 := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, 255)
 				e6 := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 255)
 				if e4 != nil && e6 != nil {
@@ -134,8 +140,8 @@ func (s *session) adopt(conn *net.TCPConn) error {
 	})
 }
 
-// match finds the session of a remote address: the one configured with it,
-// else the unnumbered one, whose listener is bound to its device.
+// match returns the session of a remote address: the session configured with
+// it, else the unnumbered session, whose listener is bound to its device.
 func (l *listener) match(remote netip.Addr) *session {
 	var unnumbered *session
 	for _, s := range l.sessions {

@@ -10,13 +10,14 @@ import (
 	gobgplog "github.com/osrg/gobgp/v3/pkg/log"
 )
 
-// logger hands what GoBGP logs to slog. GoBGP reports normal life as info and
-// the peers' doings as warnings; here that is debug and info, because what
-// matters of it is reported by the session itself.
+// logger forwards GoBGP's log to slog. GoBGP logs normal operation as info and
+// events caused by peers as warnings; logger lowers them to debug and info,
+// because the session itself reports the relevant events.
 type logger struct {
 	log     *slog.Logger
 	session string
 	fatal   func(error)
+	broken  func(error) // called when GoBGP reports the end of its listener; not nil
 }
 
 var _ gobgplog.Logger = (*logger)(nil)
@@ -38,9 +39,9 @@ func (l *logger) write(level slog.Level, msg string, fields gobgplog.Fields) {
 	l.log.LogAttrs(context.Background(), level, "gobgp: "+msg, attrs...)
 }
 
-// end reports a broken invariant of GoBGP and never returns. GoBGP goes on
-// with broken tables where Fatal and Panic return, so should the injected
-// function come back, at least the calling goroutine ends here.
+// end reports a broken invariant of GoBGP and never returns. GoBGP continues
+// with broken tables if Fatal or Panic returns, so if the injected function
+// returns, end exits at least the calling goroutine.
 func (l *logger) end(msg string, fields gobgplog.Fields) {
 	l.write(slog.LevelError, msg, fields)
 	l.fatal(fmt.Errorf("session %s: gobgp cannot continue: %s", l.session, msg))
@@ -50,16 +51,21 @@ func (l *logger) end(msg string, fields gobgplog.Fields) {
 func (l *logger) Panic(msg string, fields gobgplog.Fields) { l.end(msg, fields) }
 func (l *logger) Fatal(msg string, fields gobgplog.Fields) { l.end(msg, fields) }
 func (l *logger) Error(msg string, fields gobgplog.Fields) { l.write(slog.LevelWarn, msg, fields) }
-func (l *logger) Warn(msg string, fields gobgplog.Fields)  { l.write(slog.LevelInfo, msg, fields) }
-func (l *logger) Info(msg string, fields gobgplog.Fields)  { l.write(slog.LevelDebug, msg, fields) }
+func (l *logger) Warn(msg string, fields gobgplog.Fields) {
+	if err := acceptFailed(msg, fields); err != nil {
+		l.broken(err)
+	}
+	l.write(slog.LevelInfo, msg, fields)
+}
+func (l *logger) Info(msg string, fields gobgplog.Fields) { l.write(slog.LevelDebug, msg, fields) }
 
-// Debug is what GoBGP says about every message; it costs more than the message
-// itself, so it is only asked for one level below debug.
+// Debug logs GoBGP's output about every message; it costs more than the message
+// itself, so it is enabled only one level below debug.
 func (l *logger) Debug(msg string, fields gobgplog.Fields) {
 	l.write(slog.LevelDebug-4, msg, fields)
 }
 
-// SetLevel does nothing: the level is the slog handler's.
+// SetLevel does nothing: the slog handler determines the level.
 func (l *logger) SetLevel(gobgplog.LogLevel) {}
 
 func (l *logger) GetLevel() gobgplog.LogLevel {

@@ -19,13 +19,13 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
-		// GoBGP's server goroutine has no end (doc.go).
+		// GoBGP's server goroutine cannot be ended (doc.go).
 		goleak.IgnoreAnyFunction("github.com/osrg/gobgp/v3/pkg/server.(*BgpServer).Serve"))
 }
 
 const deadline = time.Minute
 
-// host gives every test addresses of its own in 127.0.0.0/8.
+// host returns addresses in 127.0.0.0/8; every test has its own.
 func host(n int) netip.Addr { return netip.AddrFrom4([4]byte{127, 20, byte(n >> 8), byte(n)}) }
 
 var nextHost = 1
@@ -49,7 +49,7 @@ func testPort(t testing.TB, at netip.Addr) uint16 {
 	return addrPort(l.Addr()).Port()
 }
 
-// running is a Speaker that runs, and what it reported.
+// running is a Speaker that runs, with the events that it reported.
 type running struct {
 	*Speaker
 	t      testing.TB
@@ -99,7 +99,7 @@ func start(t testing.TB, s *Speaker) *running {
 	return r
 }
 
-// until takes events until ok says so, and fails after the deadline.
+// until takes events until ok returns true, and fails after the deadline.
 func (r *running) until(what string, ok func() bool) {
 	r.t.Helper()
 	r.within(deadline, what, ok)
@@ -117,7 +117,7 @@ func (r *running) within(d time.Duration, what string, ok func() bool) {
 			return
 		}
 		select {
-		case <-r.Knock():
+		case <-r.Ready():
 		case <-tick.C:
 		case <-timeout.C:
 			r.t.Fatalf("not within %v: %s\nstatus %+v\nevents %v", d, what, r.Status(0), r.events)
@@ -125,7 +125,7 @@ func (r *running) within(d time.Duration, what string, ok func() bool) {
 	}
 }
 
-// state is what a correct owner knows from the events, checked on the way.
+// state is the state that a correct owner derives from the events, which are checked on the way.
 type state struct {
 	up     bool
 	gen    uint64
@@ -203,7 +203,7 @@ func (r *running) flaps() int {
 
 var acceptAll = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")}
 
-// pair is a server and a leaf with n sessions between them, over IPv4.
+// pairConfig configures a server and a leaf with n sessions between them, over IPv4.
 func pairConfig(t testing.TB, n int) (server, leaf Config) {
 	t.Helper()
 	server = Config{AS: 65001, RouterID: netip.MustParseAddr("10.255.0.1"), Accept: acceptAll}

@@ -16,8 +16,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// rawPeer is a leaf of octets: it listens and runs a script on every
-// connection.
+// rawPeer is a leaf that writes raw octets: it listens and runs a script on
+// every connection.
 type rawPeer struct {
 	ln *net.TCPListener
 	wg sync.WaitGroup
@@ -63,7 +63,7 @@ func rawOpen(as uint16, hold uint16, id netip.Addr) []byte {
 	return message(1, append(body, caps...)...)
 }
 
-// rawUpdate announces host routes with one community.
+// rawUpdate returns an UPDATE that announces host routes with one community.
 func rawUpdate(as uint16, hop netip.Addr, c fare.Community, prefixes ...netip.Prefix) []byte {
 	attrs := []byte{0x40, 1, 1, 0, 0x40, 2, 6, 2, 1, 0, 0}
 	attrs = binary.BigEndian.AppendUint16(attrs, as)
@@ -99,7 +99,7 @@ func shake(conn net.Conn, open []byte) error {
 	return nil
 }
 
-// keep answers with keepalives whenever the other end says something.
+// keep answers every message of the other end with a KEEPALIVE.
 func keep(conn net.Conn) {
 	var buf [guard.MaxMessage]byte
 	for {
@@ -123,7 +123,7 @@ func rawConfig(t testing.TB, peers ...*rawPeer) Config {
 	return c
 }
 
-// TestTransitiveOnTheWire reads what a leaf gets, octet by octet.
+// TestTransitiveOnTheWire compares the UPDATE that a leaf receives, octet by octet.
 func TestTransitiveOnTheWire(t *testing.T) {
 	at := hosts(1)[0]
 	updates, lost := make(chan []byte, 16), make(chan error, 16)
@@ -159,7 +159,7 @@ func TestTransitiveOnTheWire(t *testing.T) {
 		return nil
 	}
 	u := next()
-	for len(u) == len(endOfRIB) { // the set may come after an empty first table
+	for len(u) == len(endOfRIB) { // the set may follow an empty first table
 		u = next()
 	}
 	want := rawUpdate(65001, r.conf.Sessions[0].Local, c, prefix(7))
@@ -226,7 +226,7 @@ func TestSilentPeer(t *testing.T) {
 			if n > 0 {
 				keep(conn)
 			}
-			_, _ = io.Copy(io.Discard, conn) // says nothing
+			_, _ = io.Copy(io.Discard, conn) // sends nothing
 		}
 	})
 	r := start(t, create(t, rawConfig(t, p)))
@@ -280,8 +280,8 @@ func TestNoHoldTimerIsRefused(t *testing.T) {
 	}
 }
 
-// TestGarbage: a leaf that breaks the protocol at every stage, beside one that
-// does not.
+// TestGarbage connects a leaf that breaks the protocol at every stage, next to
+// a correct leaf.
 func TestGarbage(t *testing.T) {
 	at := hosts(2)
 	good := newRawPeer(t, at[1], func(_ int, conn *net.TCPConn) {
@@ -317,7 +317,7 @@ func TestGarbage(t *testing.T) {
 		append(append(slices.Clone(hello), update...), message(9)...),
 		append(slices.Clone(hello), message(2, 0, 0, 0, 7, 0xc0, 14, 4, 0, 1, 1, 0)...),    // short MP_REACH
 		append(slices.Clone(hello), message(2, 0, 0, 0, 5, 0xc0, 40, 2, 1, 1)...),          // Prefix-SID
-		append(slices.Clone(hello), message(2, 0, 0, 0, 9, 0xc0, 17, 6, 2, 1, 0, 0, 1)...), // AS4_PATH alone
+		append(slices.Clone(hello), message(2, 0, 0, 0, 9, 0xc0, 17, 6, 2, 1, 0, 0, 1)...), // AS4_PATH without AS_PATH
 		append(slices.Clone(hello), message(5, 0, 99, 0, 99)...),
 		append(slices.Clone(hello), message(3, 6, 4, 200, 1)...),
 		rawOpen(65001, 90, leafID), // our AS
@@ -357,8 +357,8 @@ func TestGarbage(t *testing.T) {
 	r.state(1) // checks the order of its events
 }
 
-// TestFlood: far more UPDATEs than the owner takes leave no more than what the
-// session holds.
+// TestFlood checks that far more UPDATEs than the owner takes leave only the
+// session's routes in memory.
 func TestFlood(t *testing.T) {
 	at := hosts(1)[0]
 	const rounds, n = 200, 100

@@ -8,120 +8,126 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// queue keeps what the owner has not yet taken: for every session the last
-// state per (generation, prefix), in the order in which the prefix first became
-// pending. Session events keep their place relative to the routes of their
-// session.
-//
-// Its memory is bounded by what the sessions hold, whatever they send: a route
-// that comes and goes before it was taken leaves nothing, and so does an
-// incarnation.
-type queue struct {
-	knock chan struct{} // one slot
+// quota is the number of routes and withdrawals of one session that take
+// returns per call: a session whose peer changes thousands of routes at once
+// delays the events of other sessions by at most this many.
+const quota = 512
 
-	mu       sync.Mutex // guards all below
-	pending  []slot
-	dead     int // slots of pending that hold nothing to deliver
+// queue holds the events that the owner has not taken yet: for every session
+// the last state per (generation, prefix), in the order in which the prefix
+// first became pending. Session events keep their place relative to the routes
+// of their session.
+//
+// The number of routes that the sessions hold bounds its memory, whatever the
+// peers send: a route that is announced and withdrawn before the owner takes it
+// leaves nothing behind, and neither does an incarnation.
+type queue struct {
+	ready chan struct{} // one slot
+
+	mu       sync.Mutex // guards the fields below
 	sessions []sessionQueue
+	first    int // the session with which take begins
 }
 
 // slot is one pending event. known is set for Route and Withdraw.
 type slot struct {
-	event   Event // nil: dead
-	known   *known
-	gen     uint64 // generation a route or end-of-RIB belongs to, 0 for others
-	session int
+	event Event // nil if canceled
+	known *known
 }
 
-// known is what is known of one prefix of the current incarnation.
+// known is the state of one prefix in the current incarnation.
 type known struct {
-	attrs *fare.Attributes // nil: a withdraw is pending
-	slot  int              // index into pending, -1 if nothing is
-	taken bool             // the owner has been given a Route for it
+	attrs *fare.Attributes // nil while a withdrawal is pending
+	slot  int              // index into pending, -1 if no event is pending
+	taken bool             // the owner has taken a Route for the prefix
 }
 
 type sessionQueue struct {
-	gen     uint64 // newest generation that was up
-	closed  uint64 // generations up to this one are over
+	pending []slot // slots before head are taken
+	head    int
+	dead    int // canceled slots from head on
+
+	gen     uint64 // newest generation that was established
+	closed  uint64 // generations up to this one have ended
 	up      bool
 	upSlot  int    // pending SessionUp, -1 if none
 	fault   int    // pending Fault, -1 if none
 	eor     [2]int // pending EndOfRIB by family, -1 if none
-	queued  int    // pending routes and end-of-RIBs of gen
+	mark    int    // pending Written, -1 if none
 	routes  map[netip.Prefix]*known
-	present int // entries of routes with attributes
+	present int // number of routes with attributes
 }
 
 func newQueue(sessions int) *queue {
-	q := &queue{knock: make(chan struct{}, 1), sessions: make([]sessionQueue, sessions)}
+	q := &queue{ready: make(chan struct{}, 1), sessions: make([]sessionQueue, sessions)}
 	for i := range q.sessions {
-		q.sessions[i] = sessionQueue{upSlot: -1, fault: -1, eor: [2]int{-1, -1}}
+		q.sessions[i] = sessionQueue{upSlot: -1, fault: -1, eor: [2]int{-1, -1}, mark: -1}
 	}
 	return q
 }
 
-// wake leaves a knock, unless one is there already.
+// wake fills the channel of Ready unless it is full.
 func (q *queue) wake() {
 	select {
-	case q.knock <- struct{}{}:
+	case q.ready <- struct{}{}:
 	default:
 	}
 }
 
-// push appends a pending event and returns its index. The caller holds mu.
-func (q *queue) push(s slot) int {
-	if q.dead > 1024 && q.dead > len(q.pending)/2 {
-		q.compact()
+// push appends a pending event and returns its index.
+func (sq *sessionQueue) push(s slot) int {
+	if gone := sq.head + sq.dead; gone > 1024 && gone > len(sq.pending)/2 {
+		sq.compact()
 	}
-	q.pending = append(q.pending, s)
-	return len(q.pending) - 1
+	sq.pending = append(sq.pending, s)
+	return len(sq.pending) - 1
 }
 
-// alive says if the slot is to be delivered: its event was not cancelled and
-// its incarnation is not over.
-func (q *queue) alive(s *slot) bool {
-	if s.event == nil {
-		return false
-	}
-	sq := &q.sessions[s.session]
-	return s.gen == 0 || sq.up && s.gen == sq.gen
-}
-
-// compact removes dead slots, keeping the order of the others.
-func (q *queue) compact() {
+// compact removes taken and canceled slots and keeps the order of the others.
+func (sq *sessionQueue) compact() {
 	n := 0
-	for i := range q.pending {
-		s := &q.pending[i]
-		if !q.alive(s) {
+	for i := sq.head; i < len(sq.pending); i++ {
+		s := sq.pending[i]
+		if s.event == nil {
 			continue
 		}
-		sq := &q.sessions[s.session]
-		switch {
-		case s.known != nil:
-			s.known.slot = n
-		case sq.upSlot == i:
-			sq.upSlot = n
-		case sq.fault == i:
-			sq.fault = n
-		default:
-			sq.moveEOR(i, n)
-		}
-		q.pending[n] = *s
+		sq.moved(s, i, n)
+		sq.pending[n] = s
 		n++
 	}
-	clear(q.pending[n:])
-	q.pending = q.pending[:n]
-	q.dead = 0
+	clear(sq.pending[n:])
+	sq.pending, sq.head, sq.dead = sq.pending[:n], 0, 0
+}
+
+// moved updates the index that refers to a slot after its move (-1 for a taken slot).
+func (sq *sessionQueue) moved(s slot, from, to int) {
+	switch {
+	case s.known != nil:
+		s.known.slot = to
+	case sq.upSlot == from:
+		sq.upSlot = to
+	case sq.fault == from:
+		sq.fault = to
+	case sq.mark == from:
+		sq.mark = to
+	default:
+		for i := range sq.eor {
+			if sq.eor[i] == from {
+				sq.eor[i] = to
+			}
+		}
+	}
 }
 
 // kill cancels a pending slot.
-func (q *queue) kill(i int) {
-	q.pending[i] = slot{session: q.pending[i].session}
-	q.dead++
+func (sq *sessionQueue) kill(i int) {
+	sq.pending[i] = slot{}
+	sq.dead++
 }
 
-// sessionUp starts a generation. It reports false for one that is over already.
-func (q *queue) sessionUp(e SessionUp) bool {
+// sessionUp starts a generation. If silent is not 0, a Written with this mark follows immediately. It reports false for a generation that has
+// already ended.
+func (q *queue) sessionUp(e SessionUp, silent uint64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	sq := &q.sessions[e.Session]
@@ -131,14 +137,17 @@ func (q *queue) sessionUp(e SessionUp) bool {
 	sq.gen, sq.up = e.Generation, true
 	sq.reset()
 	sq.routes = make(map[netip.Prefix]*known)
-	sq.upSlot = q.push(slot{event: e, session: e.Session})
+	sq.upSlot = sq.push(slot{event: e})
+	if silent != 0 {
+		sq.mark = sq.push(slot{event: Written{Session: e.Session, Generation: e.Generation, Mark: silent}})
+	}
 	q.wake()
 	return true
 }
 
-// sessionDown ends a generation and reports whether it was up. What it still
-// had pending is forgotten, in constant time. If not even its SessionUp was
-// taken, the owner never hears of it.
+// sessionDown ends a generation, drops its pending routes and reports whether
+// the generation was up. If the owner has not yet taken its SessionUp, the
+// owner receives neither event.
 func (q *queue) sessionDown(e SessionDown) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -148,26 +157,43 @@ func (q *queue) sessionDown(e SessionDown) bool {
 		return false
 	}
 	sq.up = false
-	q.dead += sq.queued
+	untaken := sq.upSlot >= 0
+	sq.drop()
 	sq.reset()
-	if sq.upSlot >= 0 {
-		q.kill(sq.upSlot)
-		sq.upSlot = -1
-		return true
+	if !untaken {
+		sq.push(slot{event: e})
+		q.wake()
 	}
-	q.push(slot{event: e, session: e.Session})
-	q.wake()
 	return true
 }
 
-// reset forgets the routes of a generation in constant time: their slots are
-// no longer alive, and the map is left to the collector.
-func (sq *sessionQueue) reset() {
-	sq.routes, sq.present, sq.queued, sq.eor = nil, 0, 0, [2]int{-1, -1}
+// drop cancels the pending events of the current generation. Only a Fault and
+// the SessionDown of the previous generation belong to no generation and stay.
+func (sq *sessionQueue) drop() {
+	n := 0
+	for i := sq.head; i < len(sq.pending); i++ {
+		s := sq.pending[i]
+		switch s.event.(type) {
+		case Fault:
+			sq.fault = n
+		case SessionDown:
+		default:
+			continue
+		}
+		sq.pending[n] = s
+		n++
+	}
+	clear(sq.pending[n:])
+	sq.pending, sq.head, sq.dead, sq.upSlot = sq.pending[:n], 0, 0, -1
 }
 
-// route records what the peer announces. It reports false if the incarnation
-// is not the current one.
+// reset drops the routes of a generation.
+func (sq *sessionQueue) reset() {
+	sq.routes, sq.present, sq.eor, sq.mark = nil, 0, [2]int{-1, -1}, -1
+}
+
+// route records the peer's announcement. It reports false if the incarnation is
+// not the current one.
 func (q *queue) route(e Route) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -186,16 +212,16 @@ func (q *queue) setRoute(sq *sessionQueue, e Route) {
 		k = &known{slot: -1}
 		sq.routes[e.Prefix] = k
 	case k.attrs != nil && equalAttributes(k.attrs, e.Attrs):
-		return // said already, or about to be
+		return // delivered already, or pending
 	}
 	if k.attrs == nil {
 		sq.present++
 	}
 	k.attrs = e.Attrs
-	q.put(sq, k, e, e.Session)
+	q.put(sq, k, e)
 }
 
-// withdraw records that the peer no longer announces the prefix.
+// withdraw records that the peer no longer announces the prefix. It reports false if the incarnation is not the current one.
 func (q *queue) withdraw(e Withdraw) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -210,27 +236,25 @@ func (q *queue) withdraw(e Withdraw) bool {
 func (q *queue) setWithdraw(sq *sessionQueue, e Withdraw) {
 	k := sq.routes[e.Prefix]
 	if k == nil || k.attrs == nil {
-		return // never said, or withdrawn already
+		return // never announced, or withdrawn already
 	}
 	k.attrs = nil
 	sq.present--
 	if !k.taken {
-		q.kill(k.slot)
-		sq.queued--
+		sq.kill(k.slot)
 		delete(sq.routes, e.Prefix)
 		return
 	}
-	q.put(sq, k, e, e.Session)
+	q.put(sq, k, e)
 }
 
-// put makes e the pending event of a prefix, in place of what was pending.
-func (q *queue) put(sq *sessionQueue, k *known, e Event, session int) {
+// put makes e the pending event of a prefix and replaces the previous pending event.
+func (q *queue) put(sq *sessionQueue, k *known, e Event) {
 	if k.slot >= 0 {
-		q.pending[k.slot].event = e
+		sq.pending[k.slot].event = e
 		return
 	}
-	k.slot = q.push(slot{event: e, known: k, gen: sq.gen, session: session})
-	sq.queued++
+	k.slot = sq.push(slot{event: e, known: k})
 	q.wake()
 }
 
@@ -243,11 +267,26 @@ func (q *queue) endOfRIB(e EndOfRIB) bool {
 	}
 	at := &sq.eor[eorIndex(e.Family)]
 	if *at >= 0 {
-		q.kill(*at) // the later one stands behind more routes
-		sq.queued--
+		sq.kill(*at) // the later End-of-RIB follows more routes
 	}
-	*at = q.push(slot{event: e, gen: e.Generation, session: e.Session})
-	sq.queued++
+	*at = sq.push(slot{event: e})
+	q.wake()
+	return true
+}
+
+// written records that the connection has carried everything up to a mark. Only the latest pending Written is kept.
+func (q *queue) written(e Written) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	sq := &q.sessions[e.Session]
+	if !sq.up || sq.gen != e.Generation {
+		return false
+	}
+	if sq.mark >= 0 {
+		sq.pending[sq.mark].event = e
+		return true
+	}
+	sq.mark = sq.push(slot{event: e})
 	q.wake()
 	return true
 }
@@ -259,69 +298,72 @@ func eorIndex(f Family) int {
 	return 0
 }
 
-// moveEOR follows an end-of-RIB from one slot to another (-1: taken).
-func (sq *sessionQueue) moveEOR(from, to int) {
-	for i := range sq.eor {
-		if sq.eor[i] == from {
-			sq.eor[i] = to
-		}
-	}
-}
-
 func (q *queue) fault(e Fault) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	sq := &q.sessions[e.Session]
 	if sq.fault >= 0 {
-		q.pending[sq.fault].event = e
+		sq.pending[sq.fault].event = e
 		return
 	}
-	sq.fault = q.push(slot{event: e, session: e.Session})
+	sq.fault = sq.push(slot{event: e})
 	q.wake()
 }
 
-// take appends all that is pending to buf.
+// take appends the pending events to buf, at most quota routes per session. The
+// session that comes first changes from call to call. If events remain, take
+// refills the channel of Ready.
 func (q *queue) take(buf []Event) []Event {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for i := range q.pending {
-		s := &q.pending[i]
-		if !q.alive(s) {
-			continue
-		}
-		buf = append(buf, s.event)
-		sq := &q.sessions[s.session]
-		switch {
-		case s.known != nil:
-			s.known.slot, s.known.taken = -1, true
-			if s.known.attrs == nil {
-				delete(sq.routes, s.event.(Withdraw).Prefix)
-			}
-		case sq.upSlot == i:
-			sq.upSlot = -1
-		case sq.fault == i:
-			sq.fault = -1
-		default:
-			sq.moveEOR(i, -1)
-		}
-		if s.gen != 0 {
-			sq.queued--
-		}
+	more := false
+	for i := range q.sessions {
+		sq := &q.sessions[(q.first+i)%len(q.sessions)]
+		buf = sq.take(buf)
+		more = more || len(sq.pending) > 0
 	}
-	clear(q.pending)
-	q.pending, q.dead = q.pending[:0], 0
+	q.first = (q.first + 1) % len(q.sessions)
+	if more {
+		q.wake()
+	}
 	return buf
 }
 
-// present is the number of routes held from a session's peer.
+func (sq *sessionQueue) take(buf []Event) []Event {
+	routes := 0
+	for ; sq.head < len(sq.pending) && routes < quota; sq.head++ {
+		s := sq.pending[sq.head]
+		if s.event == nil {
+			sq.dead--
+			continue
+		}
+		buf = append(buf, s.event)
+		sq.moved(s, sq.head, -1)
+		sq.pending[sq.head] = slot{}
+		if s.known == nil {
+			continue
+		}
+		routes++
+		s.known.taken = true
+		if s.known.attrs == nil {
+			delete(sq.routes, s.event.(Withdraw).Prefix)
+		}
+	}
+	if sq.head == len(sq.pending) {
+		sq.pending, sq.head, sq.dead = sq.pending[:0], 0, 0
+	}
+	return buf
+}
+
+// present returns the number of routes held from a session's peer.
 func (q *queue) present(session int) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.sessions[session].present
 }
 
-// difference compares what was recorded with what is, and returns the prefixes
-// that differ, in order. It reports false if the incarnation is over.
+// difference compares the recorded routes with is and returns the prefixes that
+// differ, in order. It reports false if the incarnation has ended.
 func (q *queue) difference(session int, gen uint64, is map[netip.Prefix]*fare.Attributes) ([]netip.Prefix, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -25,7 +25,7 @@ func TestQueueCoalesces(t *testing.T) {
 	}
 	gone := func(g uint64, p netip.Prefix) Withdraw { return Withdraw{Generation: g, Prefix: p} }
 	eor := func(g uint64) EndOfRIB { return EndOfRIB{Generation: g, Family: IPv4} }
-	take := Event(nil) // in a script: take here
+	take := Event(nil) // a marker in a script: take here
 	for _, c := range []struct {
 		name   string
 		script []Event
@@ -71,7 +71,7 @@ func TestQueueCoalesces(t *testing.T) {
 func (q *queue) add(e Event) {
 	switch e := e.(type) {
 	case SessionUp:
-		q.sessionUp(e)
+		q.sessionUp(e, 0)
 	case SessionDown:
 		q.sessionDown(e)
 	case Route:
@@ -85,7 +85,7 @@ func (q *queue) add(e Event) {
 	}
 }
 
-// plainEvents shows attributes instead of their addresses.
+// plainEvents formats events with their attributes instead of pointers.
 func plainEvents(events []Event) []string {
 	var s []string
 	for _, e := range events {
@@ -98,8 +98,9 @@ func plainEvents(events []Event) []string {
 	return s
 }
 
-// TestQueueAgainstDumbTwin drives the queue at random: whenever all is taken,
-// what the owner made of the events has to equal what is true.
+// TestQueueAgainstDumbTwin drives the queue at random: whenever all events are
+// taken, the state that the owner derived from them must equal the actual
+// state.
 func TestQueueAgainstDumbTwin(t *testing.T) {
 	const sessions, prefixes = 3, 40
 	for seed := range uint64(6) {
@@ -162,7 +163,7 @@ func TestQueueAgainstDumbTwin(t *testing.T) {
 				if g, w := fmt.Sprint(owner), fmt.Sprint(truth); g != w {
 					for i := range truth {
 						if !truth[i].up {
-							truth[i].gen = owner[i].gen // a generation nobody saw
+							truth[i].gen = owner[i].gen // a generation that the owner never received
 						}
 					}
 					if g, w := fmt.Sprint(owner), fmt.Sprint(truth); g != w {
@@ -175,19 +176,19 @@ func TestQueueAgainstDumbTwin(t *testing.T) {
 					}
 				}
 			}
-			if len(q.pending) > 2*(sessions*(prefixes+4))+2048 {
-				t.Fatalf("seed %d: %d slots pending", seed, len(q.pending))
+			if n := q.slots(); n > 2*(sessions*(prefixes+4))+2048 {
+				t.Fatalf("seed %d: %d slots pending", seed, n)
 			}
 		}
 	}
 }
 
-// TestQueueIsBounded: an owner that never takes, sessions that flap for ever.
+// TestQueueIsBounded flaps sessions without end while the owner never takes.
 func TestQueueIsBounded(t *testing.T) {
 	q := newQueue(2)
-	q.sessionUp(SessionUp{Session: 1, Generation: 1})
+	q.sessionUp(SessionUp{Session: 1, Generation: 1}, 0)
 	for g := uint64(1); g <= 2000; g++ {
-		q.sessionUp(SessionUp{Generation: g})
+		q.sessionUp(SessionUp{Generation: g}, 0)
 		for i := range 100 {
 			q.route(Route{Generation: g, Prefix: prefix(i), Attrs: attrs(1)})
 			q.route(Route{Session: 1, Generation: 1, Prefix: prefix(int(g)*100 + i), Attrs: attrs(1)})
@@ -195,8 +196,8 @@ func TestQueueIsBounded(t *testing.T) {
 		}
 		q.endOfRIB(EndOfRIB{Generation: g, Family: IPv6})
 		q.sessionDown(SessionDown{Generation: g})
-		if len(q.pending) > 4096 {
-			t.Fatalf("%d slots after %d flaps", len(q.pending), g)
+		if n := q.slots(); n > 4096 {
+			t.Fatalf("%d slots after %d flaps", n, g)
 		}
 	}
 	if got := q.take(nil); !slices.Equal(got, []Event{SessionUp{Session: 1, Generation: 1}}) {
@@ -206,7 +207,7 @@ func TestQueueIsBounded(t *testing.T) {
 
 func TestTakeDoesNotAllocate(t *testing.T) {
 	q := newQueue(1)
-	q.sessionUp(SessionUp{Generation: 1})
+	q.sessionUp(SessionUp{Generation: 1}, 0)
 	events := make([][2]Route, 100)
 	for i := range events {
 		events[i] = [2]Route{{Generation: 1, Prefix: prefix(i), Attrs: attrs(1)}, {Generation: 1, Prefix: prefix(i), Attrs: attrs(2)}}
@@ -232,16 +233,93 @@ func TestTakeDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// discard empties the queue as take does, without handing over.
+// slots returns the number of slots in the queue, including taken and canceled ones.
+func (q *queue) slots() (n int) {
+	for i := range q.sessions {
+		n += len(q.sessions[i].pending)
+	}
+	return n
+}
+
+// discard empties the queue as take does, without returning events.
 func (q *queue) discard() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for i := range q.pending {
-		if k := q.pending[i].known; k != nil {
+	sq := &q.sessions[0]
+	for i := range sq.pending {
+		if k := sq.pending[i].known; k != nil {
 			k.slot, k.taken = -1, true
-			q.sessions[0].queued--
 		}
 	}
-	clear(q.pending)
-	q.pending = q.pending[:0]
+	clear(sq.pending)
+	sq.pending, sq.head = sq.pending[:0], 0
+}
+
+// TestTakeIsFair checks that a session with thousands of changes leaves room for other sessions in every call, keeps its own order, and is fully
+// taken in the end.
+func TestTakeIsFair(t *testing.T) {
+	const routes = 5*quota + 7
+	q := newQueue(3)
+	for s := range 3 {
+		q.sessionUp(SessionUp{Session: s, Generation: 1}, 0)
+	}
+	for i := range routes {
+		q.route(Route{Session: 1, Generation: 1, Prefix: prefix(i), Attrs: attrs(1)})
+	}
+	q.endOfRIB(EndOfRIB{Session: 1, Generation: 1, Family: IPv4})
+	next, turns, ended := 0, 0, false
+	for !ended {
+		select {
+		case <-q.ready:
+		default:
+			t.Fatalf("no ready although %d of %d routes were taken", next, routes)
+		}
+		turns++
+		late := prefix(100000 + turns)
+		q.route(Route{Session: 2, Generation: 1, Prefix: late, Attrs: attrs(2)})
+		q.withdraw(Withdraw{Session: 1, Generation: 1, Prefix: prefix(routes - 1)}) // canceled before its turn
+		events := q.take(nil)
+		count, sawLate := 0, false
+		for _, e := range events {
+			switch e := e.(type) {
+			case Route:
+				if e.Session == 2 {
+					sawLate = sawLate || e.Prefix == late
+					continue
+				}
+				if e.Prefix != prefix(next) {
+					t.Fatalf("turn %d: %v, want %v", turns, e.Prefix, prefix(next))
+				}
+				next++
+				count++
+			case EndOfRIB:
+				ended = true
+			}
+		}
+		if count > quota || !sawLate {
+			t.Fatalf("turn %d: %d routes of the busy session, the other's seen: %v", turns, count, sawLate)
+		}
+	}
+	if next != routes-1 || turns != 6 {
+		t.Errorf("%d routes in %d turns, want %d in 6", next, turns, routes-1)
+	}
+}
+
+// TestTakeBeginsElsewhere checks that no session always comes last.
+func TestTakeBeginsElsewhere(t *testing.T) {
+	q := newQueue(3)
+	for s := range 3 {
+		q.sessionUp(SessionUp{Session: s, Generation: 1}, 0)
+	}
+	q.take(nil)
+	var firsts []int
+	for i := range 6 {
+		for s := range 3 {
+			q.route(Route{Session: s, Generation: 1, Prefix: prefix(1), Attrs: attrs(uint32(i))})
+		}
+		firsts = append(firsts, q.take(nil)[0].(Route).Session)
+	}
+	if want := []int{1, 2, 0, 1, 2, 0}; !slices.Equal(firsts, want) {
+		t.Errorf("sessions that came first: %v, want %v", firsts, want)
+	}
 }

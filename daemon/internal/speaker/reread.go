@@ -9,14 +9,23 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// settle is the time between two readings: what the watch is still carrying
-// arrives in less.
-const settle = time.Second
+// settle waits one second between two readings: events that the watch still
+// carries arrive sooner. It returns the error of a ctx that ends first.
+func settle(ctx context.Context) error {
+	timer := time.NewTimer(time.Second)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}
 
-// reread compares, session by session, what GoBGP holds with what was
-// delivered, every so often. GoBGP only logs an UPDATE of a kind it cannot
-// read and keeps the value from before, and its watch is its own bookkeeping:
-// this finds out should the two ever part.
+// reread periodically compares, session by session, GoBGP's routes with the
+// delivered ones. GoBGP only logs an UPDATE of a kind that it cannot decode and
+// keeps the previous value, and its table and its watch can diverge; reread
+// detects both.
 func (s *Speaker) reread(ctx context.Context) {
 	ticker := time.NewTicker(s.conf.Reread)
 	defer ticker.Stop()
@@ -34,8 +43,8 @@ func (s *Speaker) reread(ctx context.Context) {
 	}
 }
 
-// reread reads twice and repairs what differs in the same way both times.
-func (s *session) reread(ctx context.Context, settle time.Duration) error {
+// reread reads twice, with settle in between, and repairs the routes that differ both times.
+func (s *session) reread(ctx context.Context, settle func(context.Context) error) error {
 	s.mu.Lock()
 	in := s.current
 	established := s.state == Established
@@ -47,12 +56,8 @@ func (s *session) reread(ctx context.Context, settle time.Duration) error {
 	if err != nil || len(first) == 0 {
 		return err
 	}
-	timer := time.NewTimer(settle)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
+	if err := settle(ctx); err != nil {
+		return err
 	}
 	second, is, err := s.compare(ctx, in)
 	if err != nil {
@@ -78,17 +83,17 @@ func (s *session) reread(ctx context.Context, settle time.Duration) error {
 		s.mu.Lock()
 		s.differed += repaired
 		s.mu.Unlock()
-		s.speaker.queue.fault(Fault{Session: s.index, Reason: fmt.Sprintf("rereading found %d routes that differ from what was reported", repaired)})
+		s.speaker.queue.fault(Fault{Session: s.index, Reason: fmt.Sprintf("rereading found %d routes that differ from the reported ones", repaired)})
 	}
 	return nil
 }
 
-// compare returns the prefixes that differ, and what GoBGP holds.
+// compare returns the prefixes that differ, and the routes that GoBGP holds.
 func (s *session) compare(ctx context.Context, in *incarnation) ([]netip.Prefix, map[netip.Prefix]*fare.Attributes, error) {
 	conv := converter{carrier: s.speaker.conf.Carrier}
-	is, err := s.server.received(ctx, in.addr, &conv)
+	is, err := in.server.received(ctx, in.addr, &conv)
 	if in.over.Load() {
-		return nil, nil, nil // the neighbour is gone, or another's
+		return nil, nil, nil // the neighbor is deleted, or belongs to the next incarnation
 	}
 	if err != nil {
 		return nil, nil, err

@@ -2,39 +2,40 @@ package speaker
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"hash/fnv"
 	"log/slog"
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fared/fared/daemon/internal/bfd"
 	"github.com/fared/fared/daemon/internal/guard"
 )
 
-// session is one configured session through all its incarnations. Its
-// goroutine, run, owns the connections; the rest is what others may look at.
+// session is one configured session across all its incarnations. Its goroutine,
+// run, owns the connections; other goroutines access the fields guarded by mu.
 type session struct {
-	speaker  *Speaker
-	index    int
-	conf     *Session
-	log      *slog.Logger
-	server   *bgpServer
-	counters guard.Counters
-	accepted chan *net.TCPConn // one slot: the newest connection of a passive session's peer
-	wanted   wanted
-	draining *incarnation // the last one, of which GoBGP may not be through; run's
+	speaker   *Speaker
+	index     int
+	conf      *Session
+	log       *slog.Logger
+	server    atomic.Pointer[bgpServer] // replaced only by repair
+	counters  guard.Counters
+	accepted  chan *net.TCPConn // one slot: the newest connection of a passive session's peer
+	wanted    wanted
+	throttled atomic.Uint64 // reads that waited for the budget
+	draining  *incarnation  // the previous incarnation, until drain; used only by run
 
-	mu         sync.Mutex // guards what follows
-	held       *heldError // why the session must not run; nil: it may
+	mu         sync.Mutex // guards the fields below
+	held       *heldError // why the session must not run; nil permits it
 	changed    chan struct{}
-	cancel     context.CancelCauseFunc // ends the attempt or incarnation under way
-	current    *incarnation            // nil: none
-	bfd        *bfd.Session            // the current incarnation's; nil: none
-	bfdErr     error                   // why it has none although it should
+	cancel     context.CancelCauseFunc // ends the current attempt or incarnation
+	current    *incarnation            // nil between incarnations
+	bfd        *bfd.Session            // of the current incarnation; nil if there is none
+	bfdErr     error                   // why the current incarnation has no BFD session; nil if it has one or needs none
 	state      State
 	since      time.Time
 	reason     string
@@ -43,12 +44,20 @@ type session struct {
 	local      netip.AddrPort
 	remote     netip.AddrPort
 	flaps      uint64
+	everUp     bool // an incarnation of this process was established
 	attempts   uint64
 	differed   uint64 // differences found by rereading
+	rebuilt    uint64 // replaced GoBGP servers
+	strikes    int    // consecutive offenses
+	offenses   uint64
+	paused     time.Time // end of the pause after an offense
 	advertised int
+	carries    uint64 // the established and reported generation that may be sent marks; 0 if none
+	expected   uint32 // the newest mark sent to GoBGP, for guard.Mark; 0 if none
+	reports    uint64 // the owner's mark that expected represents
 }
 
-// heldError says that the session was taken down by its owner.
+// heldError reports that the owner has closed the session.
 type heldError struct{ reason string }
 
 func (e *heldError) Error() string {
@@ -58,14 +67,15 @@ func (e *heldError) Error() string {
 	return "held down: " + e.reason
 }
 
-// passiveDelay is the longest that a peer is made to wait that has connected in
-// vain more than passivePatience times in a row. Otherwise it sets the pace.
+// passiveDelay caps the backoff applied to a peer after more than
+// passivePatience consecutive failed connections; before that its connections
+// are accepted immediately.
 const (
 	passiveDelay    = 50 * time.Millisecond
 	passivePatience = 8
 )
 
-// run opens incarnation after incarnation until ctx ends.
+// run runs one incarnation after another until ctx ends.
 func (s *session) run(ctx context.Context) {
 	defer func() {
 		s.drain()
@@ -83,22 +93,18 @@ func (s *session) run(ctx context.Context) {
 			case <-ctx.Done():
 				return
 			case <-changed:
-				failures = 0 // the link is back: at once, whatever was before
+				failures = 0 // the link is up again: connect immediately, regardless of earlier failures
 				continue
 			}
 		}
 		began := time.Now()
-		conn, err := s.connect(attempt)
-		up := false
-		if err == nil {
-			up, err = s.incarnate(attempt, conn)
-		}
-		s.leave(err, up)
-		if ctx.Err() != nil {
+		up, err := s.try(attempt)
+		pause := s.leave(err, up, time.Since(began))
+		if !wait(ctx, pause) {
 			return
 		}
-		// At once after a loss; but a peer with which sessions come up only to
-		// fail is not hammered.
+		// Reconnect immediately after a failure, unless sessions with this peer
+		// only come up to fail.
 		if up && time.Since(began) >= time.Second {
 			failures = 0
 		}
@@ -118,10 +124,22 @@ func (s *session) run(ctx context.Context) {
 	}
 }
 
-// backoff is the wait after a number of failures in a row: none, then 50 ms,
-// doubling up to ConnectRetry, spread by up to a quarter either way so that
-// the sessions of a rebooted leaf do not come in step. The spread is a function
-// of name and number: nothing here is random.
+// try makes one attempt: it repairs the GoBGP server if needed, connects, and runs the incarnation to its end.
+func (s *session) try(ctx context.Context) (up bool, err error) {
+	if err := s.repair(); err != nil {
+		return false, err
+	}
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return false, blame(err)
+	}
+	return s.incarnate(ctx, conn)
+}
+
+// backoff returns the wait after consecutive failures: none after 0, then 50
+// ms, doubling up to ConnectRetry, spread by up to a quarter either way so that
+// the sessions of a rebooted leaf do not reconnect in step. The spread is a
+// function of name and number of failures, not random.
 func (s *session) backoff(failures int) time.Duration {
 	if failures == 0 {
 		return 0
@@ -134,8 +152,8 @@ func (s *session) backoff(failures int) time.Duration {
 	return d + time.Duration(int64(d)*spread/2000)
 }
 
-// enter begins an attempt. Its context is nil while the session is held.
-// changed is closed when the owner's will changes.
+// enter begins an attempt. The context is nil while the session is held.
+// changed is closed by the next change of the admin state.
 func (s *session) enter(ctx context.Context) (attempt context.Context, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,12 +170,28 @@ func (s *session) enter(ctx context.Context) (attempt context.Context, changed <
 	return attempt, s.changed
 }
 
-// leave ends an attempt.
-func (s *session) leave(err error, wasUp bool) {
+// wait waits for d, regardless of changes, and reports false if ctx ended.
+func wait(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// leave ends an attempt that lasted for a time and returns the pause that the
+// peer's conduct requires.
+func (s *session) leave(err error, wasUp bool, lasted time.Duration) (pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cancel(nil)
-	s.cancel, s.current = nil, nil
+	s.cancel, s.current, s.carries = nil, nil, 0
 	s.info, s.local, s.remote = guard.Info{}, netip.AddrPort{}, netip.AddrPort{}
 	reason := "ended"
 	if err != nil {
@@ -165,11 +199,15 @@ func (s *session) leave(err error, wasUp bool) {
 	}
 	if wasUp {
 		s.flaps++
-		s.log.Warn("session lost", "session", s.conf.Name, "reason", reason)
+		if pause = s.punish(err, lasted); pause > 0 {
+			reason += fmt.Sprintf("; next attempt after %v", pause)
+		}
+		s.log.Warn("session closed", "session", s.conf.Name, "reason", reason)
 	} else if reason != s.reason {
 		s.log.Info("session not established", "session", s.conf.Name, "reason", reason)
 	}
 	s.set(Idle, reason)
+	return pause
 }
 
 // set changes the state. The caller holds mu.
@@ -180,7 +218,7 @@ func (s *session) set(state State, reason string) {
 	s.reason = reason
 }
 
-// setAdmin carries out SetAdminState.
+// setAdmin implements SetAdminState.
 func (s *session) setAdmin(up bool, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,7 +233,7 @@ func (s *session) setAdmin(up bool, reason string) {
 	}
 	s.held = &heldError{reason: reason}
 	if s.cancel != nil {
-		// The owner is told before the connections are closed.
+		// Notify the owner before the connections are closed.
 		s.speaker.queue.sessionDown(SessionDown{Session: s.index, Generation: s.gen, Reason: s.held.Error()})
 		s.cancel(s.held)
 	}
@@ -224,8 +262,46 @@ func (s *session) established(gen uint64) {
 	defer s.mu.Unlock()
 	if s.gen == gen && s.current != nil && !s.current.over.Load() {
 		s.set(Established, s.reason)
+		s.everUp = true
 		s.log.Info("session established", "session", s.conf.Name, "generation", gen,
 			"node", s.info.RouterID, "as", s.info.PeerAS, "remote", s.remote)
+	}
+}
+
+// upReported records that the queue has SessionUp of a generation: from now on marks may be sent.
+func (s *session) upReported(gen uint64) {
+	s.mu.Lock()
+	if s.gen == gen && s.current != nil {
+		s.carries = gen
+	}
+	s.mu.Unlock()
+	s.wanted.wake()
+}
+
+// carrying returns the generation that may be sent marks, 0 if none, and a family that it carries.
+func (s *session) carrying() (gen uint64, family Family) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.info.Families.Has(IPv4) {
+		return s.carries, IPv4
+	}
+	return s.carries, IPv6
+}
+
+// expect records that the number of a guard.Mark represents one of the owner's marks.
+func (s *session) expect(number uint32, mark uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.expected, s.reports = number, mark
+}
+
+// written reports the owner's mark that a number represents: the connection of a generation has carried everything before it.
+func (s *session) written(gen uint64, number uint32) {
+	s.mu.Lock()
+	mark, current := s.reports, s.expected == number
+	s.mu.Unlock()
+	if current {
+		s.speaker.queue.written(Written{Session: s.index, Generation: gen, Mark: mark})
 	}
 }
 
@@ -243,7 +319,7 @@ func (s *session) connect(ctx context.Context) (*net.TCPConn, error) {
 	if s.conf.Unnumbered {
 		var err error
 		if peer, err = s.speaker.deps.Resolver.Peer(ctx, s.conf.Device, s.conf.Netns); err != nil {
-			return nil, fmt.Errorf("find the neighbour on %s: %w", s.conf.Device, err)
+			return nil, fmt.Errorf("find the neighbor on %s: %w", s.conf.Device, err)
 		}
 	}
 	conn, err := s.dial(ctx, peer)
@@ -259,11 +335,11 @@ func (s *session) connect(ctx context.Context) (*net.TCPConn, error) {
 	return conn, nil
 }
 
-// offer hands a connection of the peer to a passive session. A newer one
-// replaces what is there: see errReplaced.
+// offer passes a connection of the peer to a passive session. A newer
+// connection replaces the current one: see errReplaced.
 func (s *session) offer(conn *net.TCPConn) {
 	s.mu.Lock()
-	held, current := s.held != nil, s.current
+	held, current := s.held != nil || time.Now().Before(s.paused), s.current
 	s.mu.Unlock()
 	if held {
 		conn.Close()
@@ -282,15 +358,19 @@ func (s *session) offer(conn *net.TCPConn) {
 	}
 }
 
-// guardConfig is what the guard of a connection is to check and rewrite.
+// guardConfig returns the configuration of a connection's guard.
 func (s *session) guardConfig(conn *net.TCPConn) guard.Config {
 	c := &s.speaker.conf
 	g := guard.Config{
 		LocalAS: c.AS, PeerAS: s.conf.PeerAS, RouterID: c.RouterID,
 		Families: s.conf.Families, ExtendedNextHop: s.conf.ExtendedNextHop,
-		Accept: c.Accept, MaxPrefixes: c.MaxPrefixes, Carrier: c.Carrier, Counters: &s.counters,
+		Accept: c.Accept, AllowOwnAS: c.AllowOwnAS, MaxPrefixes: c.MaxPrefixes, Carrier: c.Carrier, Counters: &s.counters,
+		Deciding: s.conf.Deciding, NonTransitive: s.conf.NonTransitive,
 		NextHop:       guard.OneOf(append([]netip.Addr{addrPort(conn.RemoteAddr()).Addr()}, s.conf.PeerNextHops...)...),
 		LocalNextHop4: s.conf.NextHop4, LocalNextHop6: s.conf.NextHop6,
+	}
+	if len(s.conf.Accept) > 0 {
+		g.Accept = s.conf.Accept
 	}
 	switch local := addrPort(conn.LocalAddr()).Addr().WithZone(""); {
 	case local.Is4():
@@ -303,46 +383,6 @@ func (s *session) guardConfig(conn *net.TCPConn) guard.Config {
 		g.LocalNextHop6 = local
 	}
 	return g
-}
-
-// openMessage is our OPEN as the guard takes it from GoBGP: the guard fills in
-// AS, identifier and families. It goes out before GoBGP's, which is not made
-// before the peer's AS is known.
-func (s *session) openMessage(gen uint64) []byte {
-	c := &s.speaker.conf
-	caps := []byte{2, 0, 65, 4} // route refresh, four-octet AS
-	caps = binary.BigEndian.AppendUint32(caps, c.AS)
-	if c.RestartTime > 0 {
-		// RFC 4724, Section 3. The data plane is another process and keeps
-		// forwarding: F is set. With the first incarnation this process has
-		// just (re)started: R is set.
-		flags := uint16(c.RestartTime / time.Second)
-		if gen == 1 {
-			flags |= 0x8000
-		}
-		caps = append(caps, 64, byte(2+4*len(s.conf.Families)))
-		caps = binary.BigEndian.AppendUint16(caps, flags)
-		for _, f := range s.conf.Families {
-			afi := byte(1)
-			if f == IPv6 {
-				afi = 2
-			}
-			caps = append(caps, 0, afi, 1, 0x80)
-		}
-	}
-	as := uint16(23456) // AS_TRANS, RFC 6793
-	if c.AS <= 0xffff {
-		as = uint16(c.AS)
-	}
-	b := append([]byte(nil), endOfRIB[:16]...)
-	b = binary.BigEndian.AppendUint16(b, uint16(31+len(caps)))
-	b = append(b, 1, 4)
-	b = binary.BigEndian.AppendUint16(b, as)
-	b = binary.BigEndian.AppendUint16(b, uint16(c.HoldTime/time.Second))
-	id := c.RouterID.As4()
-	b = append(b, id[:]...)
-	b = append(b, byte(2+len(caps)), 2, byte(len(caps)))
-	return append(b, caps...)
 }
 
 func addrPort(a net.Addr) netip.AddrPort {

@@ -19,16 +19,16 @@ import (
 // dial opens the TCP connection of an active session.
 func (s *session) dial(ctx context.Context, peer netip.Addr) (*net.TCPConn, error) {
 	d := net.Dialer{
-		// A leaf is one hop away: what does not answer for this long is not
-		// there, and retries are cheap.
+		// A leaf is one hop away: an address that does not answer for this long
+		// is unreachable, and retries are cheap.
 		Timeout: 3 * time.Second,
-		// RFC 4271's own keepalives do the work of TCP's.
+		// BGP's keepalives (RFC 4271) replace TCP's.
 		KeepAlive: -1,
 		Control: func(_, _ string, c syscall.RawConn) error {
 			return s.controlled(c, func(fd int) error { return s.setOptions(fd, peer, true) })
 		},
 	}
-	d.SetMultipathTCP(false) // it has no MD5 signatures
+	d.SetMultipathTCP(false) // multipath TCP has no MD5 signatures
 	var conn net.Conn
 	err := inNetns(s.conf.Netns, func() error {
 		to, err := scoped(peer, s.conf.Device)
@@ -51,8 +51,8 @@ func (s *session) dial(ctx context.Context, peer netip.Addr) (*net.TCPConn, erro
 	return conn.(*net.TCPConn), nil
 }
 
-// scoped gives a link-local address its zone as a number. Package net looks
-// names up in a cache of the whole process, which knows one namespace.
+// scoped returns a link-local address with its zone as a number. Package net
+// looks names up in a cache of the whole process, which covers one namespace.
 func scoped(a netip.Addr, device string) (netip.Addr, error) {
 	if !a.Is6() || !a.IsLinkLocalUnicast() {
 		return a, nil
@@ -109,8 +109,11 @@ func listen(ctx context.Context, key listenAddr) (*net.TCPListener, error) {
 	return l.(*net.TCPListener), nil
 }
 
-// setOptions prepares a socket of the session, dialling or accepted.
-func (s *session) setOptions(fd int, peer netip.Addr, dialling bool) error {
+// socketBuffer is far more than the octets in flight to a leaf one hop away.
+const socketBuffer = 256 << 10
+
+// setOptions prepares a socket of the session, dialed or accepted.
+func (s *session) setOptions(fd int, peer netip.Addr, dialing bool) error {
 	set := func(name string, level, option, value int) error {
 		if err := unix.SetsockoptInt(fd, level, option, value); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
@@ -119,13 +122,13 @@ func (s *session) setOptions(fd int, peer netip.Addr, dialling bool) error {
 	}
 	var errs []error
 	v6 := peer.Is6() && !peer.Is4In6()
-	if dialling && s.conf.Device != "" && (s.conf.Unnumbered || peer.IsLinkLocalUnicast()) {
+	if dialing && s.conf.Device != "" && (s.conf.Unnumbered || peer.IsLinkLocalUnicast()) {
 		if err := unix.BindToDevice(fd, s.conf.Device); err != nil {
 			errs = append(errs, fmt.Errorf("SO_BINDTODEVICE %s: %w", s.conf.Device, err))
 		}
 	}
 	if s.conf.GTSMHops > 0 {
-		// RFC 5082, Section 3: send 255, take what has crossed fewer hops.
+		// RFC 5082, Section 3: send with 255, accept packets that have crossed fewer hops.
 		least := 256 - s.conf.GTSMHops
 		if v6 {
 			errs = append(errs, set("IPV6_UNICAST_HOPS", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 255),
@@ -135,15 +138,25 @@ func (s *session) setOptions(fd int, peer netip.Addr, dialling bool) error {
 				set("IP_MINTTL", unix.IPPROTO_IP, unix.IP_MINTTL, least))
 		}
 	}
-	if dialling && s.conf.Password != "" {
+	if dialing && s.conf.Password != "" {
 		errs = append(errs, setMD5(fd, peer, s.conf.Password))
 	}
+	if s.conf.AO.Key != "" {
+		if dialing {
+			errs = append(errs, addAO(fd, peer, s.conf.AO, true))
+		}
+		errs = append(errs, requireAO(fd))
+	}
 	errs = append(errs,
+		// A peer that sends without end, or does not read, occupies at most
+		// this much in the kernel, twice in each direction (socket(7)).
+		set("SO_RCVBUF", unix.SOL_SOCKET, unix.SO_RCVBUF, socketBuffer),
+		set("SO_SNDBUF", unix.SOL_SOCKET, unix.SO_SNDBUF, socketBuffer),
 		set("TCP_NODELAY", unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
-		// What is not acknowledged for this long would have lost the session
-		// at the peer's end too (RFC 5482, Section 3).
+		// Data that stays unacknowledged for this long would have ended the
+		// session at the peer, too (RFC 5482, Section 3).
 		set("TCP_USER_TIMEOUT", unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(s.speaker.conf.HoldTime.Milliseconds())),
-		// RFC 4271 sessions are network control (DSCP CS6).
+		// BGP sessions are network control traffic (DSCP CS6).
 		set("DSCP", map[bool]int{false: unix.IPPROTO_IP, true: unix.IPPROTO_IPV6}[v6],
 			map[bool]int{false: unix.IP_TOS, true: unix.IPV6_TCLASS}[v6], 0xc0))
 	return errors.Join(errs...)
@@ -166,26 +179,37 @@ func controlRaw(c syscall.RawConn, f func(fd int) error) error {
 }
 
 // setMD5 sets the key for segments to and from an address (RFC 2385), on a
-// listener as well as before connecting. An empty key removes it.
+// listener or before connecting. An empty key removes it.
 func setMD5(fd int, peer netip.Addr, key string) error {
+	family, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil {
+		return fmt.Errorf("SO_DOMAIN: %w", err)
+	}
 	sig := unix.TCPMD5Sig{Keylen: uint16(len(key))}
 	copy(sig.Key[:], key)
-	peer = peer.Unmap()
-	// Data is a sockaddr behind its family: IPv4 after the port, IPv6 after
-	// port and flow label.
-	if peer.Is4() {
-		a := peer.As4()
-		sig.Addr.Family = unix.AF_INET
-		copy(sig.Addr.Data[2:], a[:])
-	} else {
-		a := peer.As16()
-		sig.Addr.Family = unix.AF_INET6
-		copy(sig.Addr.Data[6:], a[:])
-	}
+	sig.Addr, _ = sockaddr(family, peer)
 	if err := unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, unix.TCP_MD5SIG, &sig); err != nil {
 		return fmt.Errorf("TCP_MD5SIG: %w (the kernel needs CONFIG_TCP_MD5SIG)", err)
 	}
 	return nil
+}
+
+// sockaddr returns a peer's address in the form that key options of a socket of a family require, and the length of its host prefix in bits. An
+// IPv6 socket represents an IPv4 address as a mapped one, whose prefix counts the bits of the IPv4 address.
+func sockaddr(family int, peer netip.Addr) (sa unix.SockaddrStorage, bits uint8) {
+	peer = peer.Unmap()
+	// Data is a sockaddr behind its family: IPv4 after the port, IPv6 after
+	// port and flow label.
+	if family == unix.AF_INET && peer.Is4() {
+		a := peer.As4()
+		sa.Family = unix.AF_INET
+		copy(sa.Data[2:], a[:])
+	} else {
+		a := peer.As16()
+		sa.Family = unix.AF_INET6
+		copy(sa.Data[6:], a[:])
+	}
+	return sa, uint8(peer.BitLen())
 }
 
 // inNetns runs f, which opens sockets, inside a network namespace, given by
@@ -194,8 +218,8 @@ func inNetns(name string, f func() error) error {
 	if name == "" {
 		return f()
 	}
-	// A thread that cannot return to its namespace must not be used again:
-	// the goroutine ends while locked to it, which destroys the thread.
+	// A thread that cannot return to its namespace must not be reused: the
+	// goroutine ends while locked to it, which destroys the thread.
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -226,4 +250,17 @@ func inNetns(name string, f func() error) error {
 		}()
 	}()
 	return <-done
+}
+
+// sendQueue returns the number of octets written to a connection that its other end has not acknowledged (tcp(7), SIOCOUTQ).
+func sendQueue(conn *net.TCPConn) (octets int, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	err = controlRaw(raw, func(fd int) (err error) {
+		octets, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+		return err
+	})
+	return octets, err
 }

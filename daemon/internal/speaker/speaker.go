@@ -21,22 +21,27 @@ type Speaker struct {
 	listeners []*listener
 
 	responder   *bfd.Responder
-	openTimeout time.Duration // of the exchange of OPENs
-	bulk        chan struct{} // as many slots as sessions may pass long UPDATEs at once
+	openTimeout time.Duration // limit of the OPEN exchange
+	budget      budget        // initial budget of each incarnation
+	bulk        chan struct{} // semaphore of sessions that pass long UPDATEs to GoBGP
 }
 
-// New starts a BgpServer for every session; none has a neighbour and nothing
-// is connected before Run. It may be called while other Speakers of the process
-// run: they stand still meanwhile, for some milliseconds a session.
+// New starts a BgpServer for every session. The servers have no neighbors, and
+// no session connects before Run. New may be called while other Speakers of the
+// process run: it pauses them for some milliseconds per session.
 //
-// Run must be called to release what New has started, if need be with a context
-// that is already over.
+// The caller must call Run to release the resources that New has acquired, if
+// necessary with a context that is already canceled.
 func New(conf Config, deps Deps) (*Speaker, error) {
 	if err := conf.validate(deps); err != nil {
 		return nil, err
 	}
+	if err := conf.checkAO(); err != nil {
+		return nil, err
+	}
 	s := &Speaker{conf: conf.withDefaults(), deps: deps, queue: newQueue(len(conf.Sessions)), openTimeout: openTimeout,
 		responder: bfd.NewResponder(inNetns),
+		budget:    newBudget(conf.maxPrefixes()),
 		bulk:      make(chan struct{}, bulkers)}
 	password := localPassword()
 	if password == "" {
@@ -47,12 +52,13 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 	servers := make([]*bgpServer, 0, len(s.conf.Sessions))
 	for i := range s.conf.Sessions {
 		session := &session{
-			speaker: s, index: i, conf: &s.conf.Sessions[i], log: deps.Log,
+			speaker: s, index: i, conf: &s.conf.Sessions[i], log: limited(deps.Log),
 			accepted: make(chan *net.TCPConn, 1), changed: make(chan struct{}), since: time.Now(),
-			wanted: wanted{knock: make(chan struct{}, 1)},
+			wanted: wanted{ready: make(chan struct{}, 1)},
 		}
-		session.server = newBGPServer(&logger{log: deps.Log, session: session.conf.Name, fatal: deps.Fatal}, password)
-		servers = append(servers, session.server)
+		server := newBGPServer(session.log, session.conf.Name, deps.Fatal, password)
+		session.server.Store(server)
+		servers = append(servers, server)
 		s.sessions = append(s.sessions, session)
 		if session.conf.Passive {
 			key := listenKey(session.conf)
@@ -82,11 +88,11 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 	return s, nil
 }
 
-// Run connects all sessions and keeps them until ctx ends, then closes them
-// and waits for everything that it has started. It is called once.
+// Run connects all sessions and maintains them until ctx ends, then closes them
+// and waits for every goroutine that it has started. It is called once.
 //
-// With Config.RestartTime the peers are left to find the connections closed,
-// so that they keep our routes; without, they are sent Cease.
+// With Config.RestartTime it closes the connections without NOTIFICATION, so
+// that the peers keep our routes; without it, the peers receive Cease.
 func (s *Speaker) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for _, l := range s.listeners {
@@ -100,37 +106,49 @@ func (s *Speaker) Run(ctx context.Context) error {
 		wg.Go(func() { s.reread(ctx) })
 	}
 	wg.Wait()
+	s.responder.Close()
 	var errs []error
 	for _, session := range s.sessions {
-		if err := session.server.stop(); err != nil {
+		if err := session.server.Load().stop(); err != nil {
 			errs = append(errs, fmt.Errorf("session %s: stop gobgp: %w", session.conf.Name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Knock has one slot; something in it means that Take will return something.
-func (s *Speaker) Knock() <-chan struct{} { return s.queue.knock }
+// Ready returns a channel with one slot; a value in it means that Take will return events.
+func (s *Speaker) Ready() <-chan struct{} { return s.queue.ready }
 
-// Take appends to buf all events since the last call, for every session in the
-// order in which they happened, with only the last state of each prefix.
+// Take appends to buf the events since the last call, for every session in the
+// order in which they happened, with only the last state of each prefix. Of a
+// session with thousands of changed prefixes it takes some hundreds per call
+// and then refills the channel of Ready.
 func (s *Speaker) Take(buf []Event) []Event { return s.queue.take(buf) }
 
-// Advertise makes routes the whole set that the session announces. nil changes
-// nothing; an empty set withdraws all. It never blocks and may be called at any
-// time; of sets that follow each other fast, only the newest need go out.
+// Advertise replaces the set of routes that the session announces. nil changes
+// nothing; an empty set withdraws all routes. It never blocks and may be called
+// at any time. Of sets in quick succession, only the newest is certain to be
+// sent.
 func (s *Speaker) Advertise(session int, routes []Advertisement) {
-	s.sessions[session].wanted.set(cloneAdvertisements(routes))
+	s.AdvertiseMarked(session, routes, 0)
 }
 
-// SetAdminState takes a session down at once, for instance because its link is,
-// or lets it connect, also at once, without any timer of before. The reason is
-// for people. It never blocks.
+// AdvertiseMarked is Advertise with a mark, which is not 0: in every
+// generation, a Written event reports that the connection has carried the set.
+// Subsequent sets with the same mark are not reported again. A set that is
+// replaced before the connection has carried it is not reported.
+func (s *Speaker) AdvertiseMarked(session int, routes []Advertisement, mark uint64) {
+	s.sessions[session].wanted.set(cloneAdvertisements(routes), mark)
+}
+
+// SetAdminState closes a session immediately, for instance because its link is
+// down, or lets it connect, also immediately and regardless of pending timers.
+// The reason is text for people. It never blocks.
 func (s *Speaker) SetAdminState(session int, up bool, reason string) {
 	s.sessions[session].setAdmin(up, reason)
 }
 
-// Status returns a picture of a session.
+// Status returns a snapshot of a session.
 func (s *Speaker) Status(session int) Status {
 	x := s.sessions[session]
 	received := s.queue.present(session)
@@ -140,11 +158,12 @@ func (s *Speaker) Status(session int) Status {
 		Name: x.conf.Name, State: x.state, Since: x.since, Reason: x.reason, Generation: x.gen,
 		PeerID: x.info.RouterID, PeerAS: x.info.PeerAS, Local: x.local, Remote: x.remote,
 		Received: received, Advertised: x.advertised, Flaps: x.flaps, Attempts: x.attempts,
-		BFD: x.bfdStatusLocked(), Counters: x.countersLocked(),
+		Untaken: x.current != nil && x.current.isUntaken(),
+		BFD:     x.bfdStatusLocked(), Counters: x.countersLocked(),
 	}
 }
 
-// countersLocked lists what is not zero, in a fixed order. The caller holds mu.
+// countersLocked lists the counters that are not zero, in a fixed order. The caller holds mu.
 func (x *session) countersLocked() []Counter {
 	var list []Counter
 	add := func(name string, value uint64) {
@@ -162,5 +181,8 @@ func (x *session) countersLocked() []Counter {
 		}
 	}
 	add("reread_differences", x.differed)
+	add("speaker_replaced", x.rebuilt)
+	add("throttled_reads", x.throttled.Load())
+	add("offenses", x.offenses)
 	return list
 }

@@ -43,12 +43,12 @@ func TestRoutesBothWays(t *testing.T) {
 	if len(attrs.Communities) != 1 || attrs.Communities[0] != bandwidth(t, "800G", leaf.AS) {
 		t.Errorf("communities % x", attrs.Communities)
 	}
-	// FARE-in-SUN: a stub. What the server was told does not come back.
+	// FARE-in-SUN: the server is a stub and does not send received routes back.
 	if st := b.Status(0); st.Received != 2 || st.State != Established || st.PeerAS != server.AS || st.Advertised != 1 {
 		t.Errorf("leaf's status %+v", st)
 	}
 
-	// Declarative: change one, drop one; nil changes nothing.
+	// Declarative: change one route, drop one; nil changes nothing.
 	c200 := bandwidth(t, "200G", server.AS)
 	a.Advertise(0, []Advertisement{{Prefix: lo4, Communities: []fare.Community{c200}}})
 	a.Advertise(0, nil)
@@ -91,7 +91,7 @@ func TestLossAndRecovery(t *testing.T) {
 	}
 	b.until("the leaf has seen it too", func() bool { s := b.state(0); return s.up && s.gen >= 7 })
 
-	// The leaf's side closes: the server notices and connects anew.
+	// The leaf closes: the server detects it and reconnects.
 	gen := a.state(0).gen
 	b.sessions[0].mu.Lock()
 	b.sessions[0].current.conn.Close()
@@ -129,8 +129,8 @@ func TestRestartedPeerReplacesItsConnection(t *testing.T) {
 	a, b := startPair(t, server, leaf)
 	a.until("up", func() bool { return a.state(0).up })
 	b.until("up", func() bool { return b.state(0).up })
-	// A second server with the same address connects: the first has gone
-	// without a word, as far as the leaf can tell.
+	// A second server with the same address connects: for the leaf, the first
+	// one has disappeared without a message.
 	a.SetAdminState(0, false, "replaced")
 	other := start(t, create(t, server))
 	other.until("up", func() bool { return other.state(0).up })
@@ -152,10 +152,19 @@ func TestPasswords(t *testing.T) {
 	}
 }
 
+// TestPasswordOnEveryAddress listens without an address, on an IPv6 socket, which represents IPv4 peers by mapped addresses.
+func TestPasswordOnEveryAddress(t *testing.T) {
+	server, leaf := pairConfig(t, 1)
+	server.Sessions[0].Password, leaf.Sessions[0].Password = "right", "right"
+	leaf.Sessions[0].Local = netip.Addr{}
+	a, _ := startPair(t, server, leaf)
+	a.until("up", func() bool { return a.state(0).up })
+}
+
 func TestTTLSecurity(t *testing.T) {
 	server, leaf := pairConfig(t, 2)
 	server.Sessions[0].GTSMHops, leaf.Sessions[0].GTSMHops = 1, 1
-	// The second session's leaf checks too, but its server sends 64.
+	// The second session's leaf checks too, but its server sends TTL 64.
 	leaf.Sessions[1].GTSMHops = 1
 	a, b := startPair(t, server, leaf)
 	a.until("up with GTSM at both ends", func() bool { return a.state(0).up })
@@ -191,8 +200,8 @@ func TestSpeakerCreatedWhileOthersRun(t *testing.T) {
 	server, leaf := pairConfig(t, 2)
 	a, b := startPair(t, server, leaf)
 	a.until("up", func() bool { return a.state(0).up && a.state(1).up })
-	// Routes keep flowing while further servers are started: the race
-	// detector watches.
+	// Routes keep changing while further servers are started, under the race
+	// detector.
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -239,36 +248,4 @@ func TestMaxPrefixes(t *testing.T) {
 		}
 		return false
 	})
-}
-
-func TestReread(t *testing.T) {
-	server, leaf := pairConfig(t, 1)
-	server.Reread = -1
-	a, b := startPair(t, server, leaf)
-	p, q := netip.MustParsePrefix("10.0.0.1/32"), netip.MustParsePrefix("10.0.0.2/32")
-	b.Advertise(0, []Advertisement{{Prefix: p}, {Prefix: q}})
-	a.until("routes", func() bool { return len(a.state(0).routes) == 2 })
-	s := a.sessions[0]
-	if err := s.reread(t.Context(), time.Millisecond); err != nil || s.differed != 0 {
-		t.Fatalf("%d differences, error %v", s.differed, err)
-	}
-	// What GoBGP would have kept to itself: p lost, q with another value, one
-	// route that is no more.
-	gen := a.state(0).gen
-	ghost := netip.MustParsePrefix("10.0.0.3/32")
-	c := []fare.Community{bandwidth(t, "1G", 1)}
-	a.queue.withdraw(Withdraw{Generation: gen, Prefix: p})
-	a.queue.route(Route{Generation: gen, Prefix: q, Attrs: &fare.Attributes{Communities: c}})
-	a.queue.route(Route{Generation: gen, Prefix: ghost, Attrs: &fare.Attributes{}})
-	a.until("broken", func() bool { s := a.state(0); return s.routes[p] == nil && s.routes[ghost] != nil })
-	if err := s.reread(t.Context(), time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
-	a.until("repaired", func() bool {
-		s := a.state(0)
-		return len(s.routes) == 2 && s.routes[p] != nil && len(s.routes[q].Communities) == 0
-	})
-	if s.differed != 3 {
-		t.Errorf("%d differences counted, want 3", s.differed)
-	}
 }

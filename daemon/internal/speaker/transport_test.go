@@ -2,7 +2,9 @@ package speaker
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"runtime"
@@ -45,7 +47,7 @@ func TestIPv4OverIPv6(t *testing.T) {
 	}
 }
 
-// TestRestart looks at what a leaf is told, with and without graceful restart.
+// TestRestart checks the capability and the NOTIFICATION that a leaf receives, with and without graceful restart.
 func TestRestart(t *testing.T) {
 	for _, restart := range []time.Duration{0, 120 * time.Second} {
 		t.Run(fmt.Sprint(restart), func(t *testing.T) {
@@ -85,8 +87,9 @@ func TestRestart(t *testing.T) {
 			case <-time.After(deadline):
 				t.Fatal("the leaf was not told")
 			}
-			// RFC 4724, Section 3: R and 120 s, IPv4 unicast with F.
-			wantCap, wantEnd := []byte(nil), []byte{6, 2}
+			// RFC 4724, Section 3: R and 120 s, IPv4 unicast with F. Without a
+			// restart time: no family, End-of-RIB only.
+			wantCap, wantEnd := []byte{0, 0}, []byte{6, 2}
 			if restart > 0 {
 				wantCap, wantEnd = []byte{0x80, 120, 0, 1, 1, 0x80}, nil
 			}
@@ -97,15 +100,65 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestNetns keeps a session inside another network namespace, with both ends
-// opened there by a Speaker outside of it.
+// TestRestartBitSurvivesFailedConnections checks that R is set until the session is established, then clear (RFC 4724, Section 3).
+func TestRestartBitSurvivesFailedConnections(t *testing.T) {
+	at := hosts(1)[0]
+	opens := make(chan []byte, 8)
+	p := newRawPeer(t, at, func(n int, conn *net.TCPConn) {
+		var buf [guard.MaxMessage]byte
+		open, err := guard.ReadMessage(conn, &buf)
+		if err != nil {
+			return
+		}
+		opens <- slices.Clone(open)
+		if n < 2 {
+			return // closed before any answer, like a leaf that is still starting
+		}
+		if _, err := conn.Write(append(rawOpen(65100, 90, leafID), keepalive...)); err != nil {
+			return
+		}
+		if n == 2 {
+			// Closed only when both ends have confirmed and GoBGP has sent its first table.
+			for {
+				if msg, err := guard.ReadMessage(conn, &buf); err != nil || len(msg) == len(endOfRIB) {
+					return
+				}
+			}
+		}
+		keep(conn)
+	})
+	c := rawConfig(t, p)
+	c.RestartTime = 120 * time.Second
+	r := start(t, create(t, c))
+	r.until("up after the loss", func() bool { return r.state(0).ups == 2 })
+	for i, want := range []uint16{0x8078, 0x8078, 0x8078, 0x0078} {
+		if got := restartFlags(t, <-opens); got != want {
+			t.Errorf("connection %d: restart flags and time %#04x, want %#04x", i, got, want)
+		}
+	}
+}
+
+// restartFlags returns the first two octets of the graceful restart capability of an OPEN with one optional parameter.
+func restartFlags(t *testing.T, open []byte) uint16 {
+	t.Helper()
+	for caps := open[31:]; len(caps) >= 2; caps = caps[2+int(caps[1]):] {
+		if caps[0] == 64 {
+			return binary.BigEndian.Uint16(caps[2:])
+		}
+	}
+	t.Fatalf("OPEN % x has no graceful restart capability", open)
+	return 0
+}
+
+// TestNetns keeps a session inside another network namespace; a Speaker outside
+// it opens both ends there.
 func TestNetns(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
 	path, ready, end := make(chan string, 1), make(chan error, 1), make(chan struct{})
 	gone := make(chan struct{})
-	go func() { // this thread is the namespace; it dies with the goroutine
+	go func() { // this thread is in the namespace, which ends with the goroutine
 		defer close(gone)
 		runtime.LockOSThread()
 		ns, err := netns.New()
@@ -127,7 +180,7 @@ func TestNetns(t *testing.T) {
 	a, b := startPair(t, server, leaf)
 	b.Advertise(0, []Advertisement{{Prefix: prefix(1)}})
 	a.until("the route", func() bool { return a.state(0).routes[prefix(1)] != nil })
-	// Out here nobody listens there.
+	// Outside the namespace there is no listener.
 	conn, err := (&session{speaker: a.Speaker, conf: &Session{Name: "out", Port: server.Sessions[0].Port}}).
 		dial(context.Background(), server.Sessions[0].Peer)
 	if err == nil {

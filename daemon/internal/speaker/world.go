@@ -2,6 +2,7 @@ package speaker
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,22 +11,21 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/server"
 )
 
-// world is every BgpServer of this process that has been started.
+// world holds every running BgpServer of this process.
 //
 // StartBgp writes two package variables of GoBGP, table.SelectionOptions and
-// table.UseMultiplePaths, without a lock. They are read by every server's own
-// goroutine whenever it handles a message or a call, and by ListPath in the
-// goroutine of its caller; by nothing else. So a server is started while all
-// others stand still at their gate, and readers of the caller's side hold mu.
-// All servers always write the same value; it is only the access that must be
-// ordered.
+// table.UseMultiplePaths, without a lock. Their only readers are every server's
+// own goroutine, whenever it handles a message or a call, and ListPath in the
+// goroutine of its caller. So a server is started while all other servers wait
+// at their gates, and callers of ListPath hold mu. All servers always write the
+// same value; only the access must be ordered.
 var world struct {
 	mu      sync.RWMutex // held while a server starts; read-held by ListPath
 	running []*bgpServer
 }
 
-// gate is GoBGP's timing hook: its server goroutine passes it after everything
-// it does, and can be made to wait there.
+// gate implements GoBGP's timing hook. The server goroutine calls the hook
+// after each operation, and pause can block it there.
 type gate struct{ closed atomic.Pointer[halt] }
 
 type halt struct{ arrived, open chan struct{} }
@@ -38,27 +38,34 @@ func (g *gate) Observe(server.FSMOperation, time.Duration, time.Duration) {
 	}
 }
 
-// pause returns when the server's goroutine stands at its gate; the function
-// it returns lets it go on.
+// pause returns when the server's goroutine waits at its gate; resume releases
+// it. If the goroutine does not arrive within the server's patience, pause
+// marks the server as failed and returns: a hung goroutine reads nothing
+// either.
 func (s *bgpServer) pause() (resume func()) {
 	h := &halt{arrived: make(chan struct{}), open: make(chan struct{})}
 	s.gate.closed.Store(h)
 	var nudge sync.WaitGroup
 	nudge.Go(func() {
-		// Any call makes the goroutine pass the gate, should it be waiting
-		// for work. The answer is of no interest.
+		// Any call makes the goroutine pass the gate if it is waiting for work.
+		// The answer is irrelevant.
 		_, _ = s.bgp.GetBgp(context.Background(), &api.GetBgpRequest{})
 	})
-	<-h.arrived
+	_, came := patiently(s.patience, h.arrived)
+	if !came {
+		s.fail(fmt.Errorf("gobgp did not answer a call within %v", s.patience))
+	}
 	return func() {
 		s.gate.closed.Store(nil)
 		close(h.open)
-		nudge.Wait()
+		if came {
+			nudge.Wait()
+		}
 	}
 }
 
-// exclusively runs start while no server of the process does anything, then
-// adds the servers to those that run.
+// exclusively runs start while all running servers of the process are paused,
+// then adds servers to the running ones.
 func exclusively(servers []*bgpServer, start func() error) error {
 	world.mu.Lock()
 	defer world.mu.Unlock()
@@ -76,7 +83,7 @@ func exclusively(servers []*bgpServer, start func() error) error {
 	return err
 }
 
-// leave takes a stopped server out of the world.
+// leave removes a stopped server from the world.
 func (s *bgpServer) leave() {
 	world.mu.Lock()
 	defer world.mu.Unlock()

@@ -8,10 +8,10 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// full returns a loop with n destinations over 32 vectors of 8 planes x 4 sub-ports and 32 slots, viewed once.
-func full(n int) (*fakeLoop, []netip.Prefix) {
+// full returns a loop with n destinations over 32 vectors of 8 planes x 4 sub-ports and 32 slots, with one view built.
+func full(n int) (*fakeLoop, []Key) {
 	l := newFake(1, 0)
-	l.layout.Planes = nil
+	l.layout.Groups[0].Planes = nil
 	v := Vector{Reachable: true}
 	for p := range 8 {
 		lp, vp := LayoutPlane{Name: fmt.Sprintf("p%d", p)}, VectorPlane{Weight: 1, Bandwidth: 400e9, InEffect: true}
@@ -19,7 +19,8 @@ func full(n int) (*fakeLoop, []netip.Prefix) {
 			lp.SubPorts, vp.SubPorts = append(lp.SubPorts, fmt.Sprintf("p%d-%d", p, s)), append(vp.SubPorts, 1)
 			v.Slots = append(v.Slots, Slot{Plane: p, SubPort: s, Share: 31250000})
 		}
-		l.layout.Planes, v.Planes = append(l.layout.Planes, lp), append(v.Planes, vp)
+		g := &l.layout.Groups[0]
+		g.Planes, v.Planes = append(g.Planes, lp), append(v.Planes, vp)
 	}
 	l.builder = NewBuilder(l, l.layout, "bench")
 	close(l.builder.started)
@@ -27,9 +28,9 @@ func full(n int) (*fakeLoop, []netip.Prefix) {
 		l.vectors[id+1] = v
 		l.builder.MarkVector(id + 1)
 	}
-	prefixes := make([]netip.Prefix, n)
+	prefixes := make([]Key, n)
 	for i := range prefixes {
-		prefixes[i] = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, byte(i >> 8), byte(i)}), 32)
+		prefixes[i] = Key{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, byte(i >> 8), byte(i)}), 32)}
 		l.destinations[prefixes[i]] = Destination{Vector: uint32(i%32) + 1, InEffect: true}
 		l.builder.MarkDestination(prefixes[i])
 	}
@@ -38,11 +39,11 @@ func full(n int) (*fakeLoop, []netip.Prefix) {
 	return l, prefixes
 }
 
-// The loop pays no allocation for telling what changed.
+// TestMarksDoNotAllocate checks that the loop's marks do not allocate.
 func TestMarksDoNotAllocate(t *testing.T) {
 	l, prefixes := full(1000)
 	b := l.builder
-	for _, p := range prefixes { // the list of marks has its room from here on
+	for _, p := range prefixes { // from here on the list of marks has its capacity
 		b.MarkDestination(p)
 	}
 	b.Commit()
@@ -79,7 +80,7 @@ func BenchmarkMark(b *testing.B) {
 	}
 }
 
-// A view after one change among n destinations.
+// BenchmarkView builds a view after one change among n destinations.
 func BenchmarkView(b *testing.B) {
 	for _, n := range []int{1024, 16384} {
 		b.Run(fmt.Sprintf("destination/n=%d", n), func(b *testing.B) {
@@ -122,16 +123,16 @@ func (d *discard) Send(m *farev1.WatchWeightsResponse) error {
 	return nil
 }
 
-// 64 watchers are told of one change among 16,384 destinations: of one destination, or of a vector that 512 share.
+// BenchmarkWatchFanOut sends one change among 16,384 destinations to 64 watchers: a change of one destination, or of a vector that 512 share.
 func BenchmarkWatchFanOut(b *testing.B) {
 	const watchers = 64
 	for _, c := range []struct {
 		name string
-		mark func(*Builder, int, []netip.Prefix)
+		mark func(*Builder, int, []Key)
 		want int
 	}{
-		{"destination", func(x *Builder, i int, p []netip.Prefix) { x.MarkDestination(p[i*7919%len(p)]) }, 1},
-		{"vector", func(x *Builder, i int, _ []netip.Prefix) { x.MarkVector(uint32(i%32) + 1) }, 512},
+		{"destination", func(x *Builder, i int, p []Key) { x.MarkDestination(p[i*7919%len(p)]) }, 1},
+		{"vector", func(x *Builder, i int, _ []Key) { x.MarkVector(uint32(i%32) + 1) }, 512},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			l, prefixes := full(16384)
@@ -157,7 +158,7 @@ func BenchmarkWatchFanOut(b *testing.B) {
 	}
 }
 
-// A page of 1,000 destinations with 8 planes x 4 sub-ports, without pairs.
+// BenchmarkListPage lists a page of 1,000 destinations with 8 planes x 4 sub-ports, without pairs.
 func BenchmarkListPage(b *testing.B) {
 	l, _ := full(16384)
 	s := l.service(b, func(c *ServiceConfig) { c.Reader = l.builder.Reader(here) })

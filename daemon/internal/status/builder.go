@@ -2,55 +2,55 @@ package status
 
 import (
 	"cmp"
-	"net/netip"
 	"slices"
 	"sync/atomic"
 )
 
 const (
-	// maxTombstones bounds how many removed destinations a watcher can be told of one by one.
+	// maxTombstones is the number of removed destinations that a watcher can receive individually.
 	maxTombstones = 4096
-	// maxMarked bounds what is kept for a view that nobody asks for: beyond it, Commit builds one.
+	// maxMarked bounds the marks that accumulate without a request for a view: beyond it, Commit builds a view.
 	maxMarked = 1 << 15
 )
 
-// mark is what the builder knows of a destination: whether, and since which revision, the last view is out of date.
+// mark is the builder's state of a destination: whether the last view is outdated, and since which revision.
 type mark struct {
-	prefix   netip.Prefix
+	key      Key
 	revision uint64
 	marked   bool
 }
 
-// vectorMark is the same of a vector.
+// vectorMark is the same for a vector.
 type vectorMark struct {
 	revision uint64
 	marked   bool
 }
 
-// Builder is the loop's side of the status. All methods but Reader's belong to the loop's goroutine.
+// Builder is the loop's side of the status. Only the loop's goroutine may call its methods, except Reader.
 type Builder struct {
 	source   Source
 	instance string
 	layout   *Layout
 
 	revision uint64 // committed
-	changed  bool   // something is marked in this step
-	weights  bool   // ... that WeightService shows
+	changed  bool   // the current step has marked an object
+	weights  bool   // the current step has marked an object that WeightService shows
 
-	destinations  map[netip.Prefix]*mark
+	destinations  map[Key]*mark
 	marked        []*mark
 	vectors       []vectorMark // by id
 	markedVectors []uint32
-	// tombstones is appended to and cut at its front: views keep slices of it, which nothing overwrites.
+	// tombstones is appended to and cut at its front: views keep slices of it, which are never overwritten.
 	tombstones []tombstone
 	forgotten  uint64
+	regrouped  uint64 // revision at which the source groups received their current loopbacks
 	builds     uint64
 
-	// What readers share with the loop.
+	// Shared between readers and the loop.
 	view    atomic.Pointer[View]
 	latest  atomic.Uint64 // revision of the last commit
 	wake    broadcast     // weights changed
-	started chan struct{} // closed when the start is over
+	started chan struct{} // closed when the start is complete
 	journal journal
 }
 
@@ -58,19 +58,19 @@ type Builder struct {
 func NewBuilder(source Source, layout Layout, instance string) *Builder {
 	b := &Builder{
 		source: source, instance: instance, layout: &layout,
-		revision: 1, destinations: make(map[netip.Prefix]*mark), started: make(chan struct{}),
+		revision: 1, destinations: make(map[Key]*mark), started: make(chan struct{}),
 	}
 	b.view.Store(&View{revision: 1, layout: b.layout})
 	b.latest.Store(1)
 	return b
 }
 
-// MarkDestination says that a destination was added, changed or removed; the source tells which when a view is built.
-func (b *Builder) MarkDestination(prefix netip.Prefix) {
-	m := b.destinations[prefix]
+// MarkDestination reports that a destination was added, changed or removed; the source distinguishes the cases when a view is built.
+func (b *Builder) MarkDestination(key Key) {
+	m := b.destinations[key]
 	if m == nil {
-		m = &mark{prefix: prefix}
-		b.destinations[prefix] = m
+		m = &mark{key: key}
+		b.destinations[key] = m
 	}
 	m.revision = b.revision + 1
 	if !m.marked {
@@ -80,7 +80,7 @@ func (b *Builder) MarkDestination(prefix netip.Prefix) {
 	b.changed, b.weights = true, true
 }
 
-// MarkVector says that a vector was added, changed or removed, and with it every destination that uses it. Ids are small.
+// MarkVector reports that a vector was added, changed or removed, which also changes every destination that uses it. IDs are small.
 func (b *Builder) MarkVector(id uint32) {
 	if int(id) >= len(b.vectors) {
 		b.vectors = append(b.vectors, make([]vectorMark, int(id)+1-len(b.vectors))...)
@@ -94,11 +94,11 @@ func (b *Builder) MarkVector(id uint32) {
 	b.changed, b.weights = true, true
 }
 
-// MarkFabric says that a plane, sub-port, session or the data plane changed. They are read from the source whenever
-// somebody asks, so that there is nothing to mark but the revision.
+// MarkFabric reports that a plane, sub-port, session or the data plane has changed. Each request reads them from the source, so only the
+// revision needs a mark.
 func (b *Builder) MarkFabric() { b.changed = true }
 
-// Started says that the start is over: what is known is all there is, and watches of weights begin. More calls do nothing.
+// Started reports that the start is complete: the known state is complete, and watches of weights begin. Further calls do nothing.
 func (b *Builder) Started() {
 	select {
 	case <-b.started:
@@ -110,10 +110,13 @@ func (b *Builder) Started() {
 
 // SetLayout replaces the names behind indexes, and so changes every destination.
 func (b *Builder) SetLayout(layout Layout) {
+	if !slices.Equal(b.layout.sources(), layout.sources()) {
+		b.regrouped = b.revision + 1
+	}
 	b.layout = &layout
 	for _, p := range b.view.Load().pages {
 		for _, d := range p.items {
-			b.MarkDestination(d.prefix)
+			b.MarkDestination(d.key)
 		}
 	}
 	for id := range b.vectors {
@@ -128,8 +131,7 @@ func (b *Builder) Event(e Event) {
 	b.changed = true
 }
 
-// Commit ends a step of the loop: when the step marked something, the revision grows by one and watchers wake up. It
-// returns the revision.
+// Commit ends a step of the loop: if the step marked an object, the revision grows by one and watchers wake up. It returns the revision.
 func (b *Builder) Commit() uint64 {
 	if !b.changed {
 		return b.revision
@@ -151,7 +153,7 @@ func (b *Builder) Commit() uint64 {
 // Revision returns the revision of the last commit.
 func (b *Builder) Revision() uint64 { return b.revision }
 
-// build makes the view of what is marked, or returns the last one when nothing is.
+// build creates a view from the marks, or returns the last one if there are none.
 func (b *Builder) build() *View {
 	b.Commit()
 	last := b.view.Load()
@@ -160,7 +162,7 @@ func (b *Builder) build() *View {
 	}
 	b.builds++
 	next := *last
-	next.revision, next.layout = b.revision, b.layout
+	next.revision, next.layout, next.regrouped = b.revision, b.layout, b.regrouped
 	b.buildVectors(&next, last)
 	b.buildDestinations(&next)
 	b.view.Store(&next)
@@ -171,7 +173,7 @@ func (b *Builder) buildVectors(next, last *View) {
 	if len(b.markedVectors) == 0 {
 		return
 	}
-	slices.Sort(b.markedVectors) // by page, so that each is copied once
+	slices.Sort(b.markedVectors) // by page, so that each page is copied once
 	next.vectors = slices.Clone(last.vectors)
 	if n := (len(b.vectors) + vectorPageSize - 1) / vectorPageSize; n > len(next.vectors) {
 		next.vectors = append(next.vectors, make([]*vectorPage, n-len(next.vectors))...)
@@ -209,24 +211,24 @@ func (b *Builder) buildDestinations(next *View) {
 	for i, m := range b.marked {
 		b.marked[i] = nil
 		m.marked = false
-		if data, ok := b.source.Destination(m.prefix); ok {
-			e.set(&destination{Destination: data, prefix: m.prefix, revision: m.revision})
+		if data, ok := b.source.Destination(m.key); ok {
+			e.set(&destination{Destination: data, key: m.key, revision: m.revision})
 			continue
 		}
-		delete(b.destinations, m.prefix)
-		if e.remove(m.prefix) { // else nobody ever saw it
-			b.tombstones = append(b.tombstones, tombstone{m.prefix, m.revision})
+		delete(b.destinations, m.key)
+		if e.remove(m.key) { // otherwise no view ever contained it
+			b.tombstones = append(b.tombstones, tombstone{m.key, m.revision})
 		}
 	}
 	b.marked = b.marked[:0]
 	next.pages, next.count = e.pages, e.count
 
-	// Marks were made by rising first revision, but a later step may have raised one: sort what was added.
+	// Marks are in order of their first revision, but a later step may have raised a mark's revision, so sort the new tombstones.
 	slices.SortFunc(b.tombstones[gone:], func(a, c tombstone) int {
 		if a.revision != c.revision {
 			return cmp.Compare(a.revision, c.revision)
 		}
-		return comparePrefix(a.prefix, c.prefix)
+		return compareKeys(a.key, c.key)
 	})
 	if over := len(b.tombstones) - maxTombstones; over > 0 {
 		b.forgotten = b.tombstones[over-1].revision

@@ -6,33 +6,55 @@ import (
 	"time"
 )
 
-// Source is the loop's state, as plain data. Its methods are called on the loop's goroutine only: by Builder.Commit, and
-// by functions that the Reader passes to Do. Slices in what they return must not change afterwards.
+// Source provides the loop's state as plain data. Its methods are called only on the loop's goroutine: by Builder.Commit, and by functions that
+// the Reader passes to Do. Slices in the results must not change afterwards.
 type Source interface {
-	// Vector returns a weight vector, or false when there is none by that id.
+	// Vector returns a weight vector, or false if there is none with that ID.
 	Vector(id uint32) (Vector, bool)
-	// Destination returns a destination, or false when it is gone.
-	Destination(prefix netip.Prefix) (Destination, bool)
+	// Destination returns a destination of a source group, or false if it was removed.
+	Destination(key Key) (Destination, bool)
 	// Planes returns every configured plane, in the configured order.
 	Planes() []Plane
 	// Sessions returns every configured session, in the configured order.
 	Sessions() []Session
-	// Process returns what concerns the daemon as a whole.
+	// Process returns the state of the daemon as a whole.
 	Process() Process
 }
 
-// Layout is what the configuration fixes: the names behind indexes. A reload that changes it calls Builder.SetLayout.
+// Key identifies a destination of a source group, which is an index of Layout.Groups.
+type Key struct {
+	netip.Prefix
+	Source int
+}
+
+// Layout is the part of the status that the configuration determines: the names behind indexes. A reload that changes it calls
+// Builder.SetLayout; the number of source groups does not change.
 type Layout struct {
-	Planes []LayoutPlane
-	// Sources are the local loopbacks, as host prefixes; empty for a leaf.
-	Sources []netip.Prefix
-	// Ports returns the UDP source port of each slot of v between a local loopback and a destination, appended to buf,
-	// and how they were chosen: "hash", "asked", "uniform" or "none". It is called from any goroutine, at any time, also
-	// for views that are no longer the latest: it must not wait, and must not reach into the engine. When its answer
-	// changes, destinations are marked. Nil: pairs are not shown.
+	// Groups are the source groups, at least one.
+	Groups []LayoutGroup
+	// Ports returns the UDP source port of each slot of v between a local loopback and a destination, appended to buf, and how they were chosen:
+	// "hash", "asked", "uniform" or "none". It is called from any goroutine, at any time, also for views that are no longer the latest: it must
+	// not wait, and must not access the engine. When its result changes, destinations are marked. nil hides pairs.
 	Ports func(src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string)
-	// Await waits until Ports can say all it ever will of a pair; nil: it can at once.
+	// Await waits until the result of Ports for a pair is final; nil means that it always is.
 	Await func(ctx context.Context, src, dst netip.Addr)
+}
+
+// LayoutGroup is a source group: the local loopbacks that the same sub-ports serve, and the planes of these sub-ports. Vectors have indexes of
+// planes and sub-ports within their source group.
+type LayoutGroup struct {
+	// Sources are loopbacks as host prefixes; empty for a leaf.
+	Sources []netip.Prefix
+	Planes  []LayoutPlane
+}
+
+// sources lists the local loopbacks of all source groups.
+func (l *Layout) sources() []netip.Prefix {
+	var out []netip.Prefix
+	for i := range l.Groups {
+		out = append(out, l.Groups[i].Sources...)
+	}
+	return out
 }
 
 // LayoutPlane names a plane and its sub-ports' devices.
@@ -41,63 +63,70 @@ type LayoutPlane struct {
 	SubPorts []string
 }
 
-// Vector is a weight vector: what all destinations that name it share.
+// Vector is a weight vector: the state that all destinations that refer to it share.
 type Vector struct {
 	Reachable bool
-	// Reason says why it is not reachable; empty when it is.
+	// Reason explains why it is not reachable; empty if it is.
 	Reason string
-	// Planes has an element for every plane of the layout, in its order.
+	// Planes has an element for every plane of its source group, in the layout's order.
 	Planes []VectorPlane
 	// Slots are the queue pair slots of every pair that uses the vector, in slot order.
 	Slots []Slot
+	// BandwidthIgnored describes the usable routes whose bandwidth the weights ignore; empty if there are none.
+	BandwidthIgnored string
+	// NotInEffect is the data plane's reason for not forwarding exactly by the vector; empty if it does, or has not answered yet.
+	NotInEffect string
 }
 
 // VectorPlane is a plane's part of a vector.
 type VectorPlane struct {
-	// Weight is in lowest terms over all planes; 0: the plane carries nothing.
+	// Weight is in lowest terms over all planes; a plane with weight 0 carries nothing.
 	Weight uint32
 	// Bandwidth is the path bandwidth, bit/s.
 	Bandwidth uint64
-	// InEffect: the data plane confirmed this weight.
+	// InEffect reports that the data plane confirmed this weight.
 	InEffect bool
-	// Reason says why the weight is 0.
+	// Reason explains why the weight is 0.
 	Reason string
 	// SubPorts are weights in lowest terms within the plane, in the layout's order.
 	SubPorts []uint32
 }
 
-// Slot is a queue pair slot. Plane and SubPort are indexes into the layout; SubPort is -1 when the plane is sprayed over.
+// Slot is a queue pair slot. Plane and SubPort are indexes into the layout; SubPort is -1 if packets are sprayed over the plane.
 type Slot struct {
 	Plane, SubPort int
-	// Share is in parts per billion; the shares of a reachable vector sum to exactly 1,000,000,000. 0: parked.
+	// Share is in parts per billion; the shares of a reachable vector sum to exactly 1,000,000,000. A slot with share 0 is parked.
 	Share uint32
-	// Drain: the slot lost addresses, which start elsewhere only when it has nothing outstanding (draft Section 4).
+	// Drain reports that the slot lost addresses, which start elsewhere only when it has nothing outstanding (draft Section 4).
 	Drain bool
 }
 
-// Destination is what is a destination's own.
+// Destination is the state that belongs to one destination alone.
 type Destination struct {
-	// Vector is the id of its weight vector, from 1; 0: none.
+	// Vector is the ID of its weight vector, from 1; 0 means none.
 	Vector uint32
-	// InEffect: the data plane confirmed that the destination uses this vector.
+	// InEffect reports that the data plane confirmed that the destination uses this vector.
 	InEffect bool
-	// Drain are the slots that lost addresses when the destination came to its vector; as Slot.Drain, for it alone.
+	// NotInEffect is the data plane's reason why the assignment is not in effect; empty without one.
+	NotInEffect string
+	// Drain lists the slots that lost addresses when the destination was assigned its vector; like Slot.Drain, but for this destination alone.
 	Drain []uint16
-	// SlotsMoved counts slots that changed plane or sub-port in the last change.
+	// SlotsMoved counts the slots that changed plane or sub-port in the last change.
 	SlotsMoved uint32
-	// Reason says why there is no vector; empty when there is one.
+	// Reason explains why there is no vector; empty if there is one.
 	Reason string
 }
 
-// Plane is a plane as seen here.
+// Plane is the state of a plane at this node.
 type Plane struct {
-	Name     string
-	Up       bool
-	Drained  bool
-	SubPorts []SubPort
+	Name string
+	Up   bool
+	// Drained reports that a drain of the plane is complete. Draining reports that a drain or undrain is under way.
+	Drained, Draining bool
+	SubPorts          []SubPort
 }
 
-// Bandwidth returns the sum of the sub-ports that count, bit/s.
+// Bandwidth returns the sum of the speeds of the sub-ports that count, in bit/s.
 func (p Plane) Bandwidth() uint64 {
 	var sum uint64
 	for _, s := range p.SubPorts {
@@ -108,22 +137,23 @@ func (p Plane) Bandwidth() uint64 {
 	return sum
 }
 
-// SubPort is a sub-port as seen here.
+// SubPort is the state of a sub-port at this node.
 type SubPort struct {
 	Device  string
 	Carrier bool
-	Drained bool
-	// Speed is in bit/s; SpeedSource says where it comes from: "config", "tbf", "ethtool", "pcie".
+	// Drained and Draining are like Plane's, for a drain of the sub-port, its plane or its leaf.
+	Drained, Draining bool
+	// Speed is in bit/s; SpeedSource is its source: "config", "tbf", "ethtool", "pcie".
 	Speed       uint64
 	SpeedSource string
-	// Reason says why the sub-port does not count; empty when it does.
+	// Reason explains why the sub-port does not count; empty if it does.
 	Reason string
 	// Sessions are the names of the sessions over it.
 	Sessions []string
 }
 
-// Counts tells whether the sub-port's speed is part of its plane's bandwidth.
-func (s SubPort) Counts() bool { return s.Carrier && !s.Drained && s.Reason == "" }
+// Counts reports whether the sub-port's speed is part of its plane's bandwidth.
+func (s SubPort) Counts() bool { return s.Carrier && !s.Drained && !s.Draining && s.Reason == "" }
 
 // Count is a named number.
 type Count struct {
@@ -131,52 +161,55 @@ type Count struct {
 	Value uint64
 }
 
-// Session states, in the words of fare.v1.Session.state.
+// Session states, as in fare.v1.Session.state.
 const (
 	StateIdle        = "idle"
 	StateConnecting  = "connecting"
 	StateOpening     = "opening"
 	StateEstablished = "established"
+	StateDraining    = "draining"
 	StateDrained     = "drained"
 	StateHeld        = "held"
 )
 
-// Session is a BGP session as seen here.
+// Session is the state of a BGP session at this node.
 type Session struct {
 	Name   string
 	Plane  string
 	Device string
-	// Peer is the neighbour's address; empty while an unnumbered neighbour is unknown.
+	// Peer is the neighbor's address; empty while an unnumbered neighbor is unknown.
 	Peer   string
 	PeerAS uint32
-	// PeerID is the neighbour's BGP identifier; invalid before the first OPEN.
+	// PeerID is the neighbor's BGP identifier; invalid before the first OPEN.
 	PeerID netip.Addr
 	// State is one of the State constants, entered at Since.
 	State string
 	Since time.Time
-	// Generation counts establishments; Flaps counts losses of an established session.
+	// Generation counts establishments; Flaps counts failures of the established session.
 	Generation, Flaps uint64
-	// Received = Used + the sum of Ignored, at any time: routes held now.
+	// Received is the number of routes held now. It always equals Used plus the sum of Ignored.
 	Received, Used uint64
-	// Ignored counts routes held now that are not used, by reason.
+	// Ignored counts the unused routes among those held now, by reason.
 	Ignored []Count
-	// Advertised counts routes that the neighbour was sent and still holds.
+	// Advertised counts the routes that the neighbor was sent and still holds.
 	Advertised uint64
-	// Dropped counts messages and attributes that the guard kept away from BGP since start, by reason.
+	// Dropped counts the messages and attributes that the guard has dropped since start, by reason.
 	Dropped  []Count
 	EndOfRIB bool
-	// Reason says why it is not established; it keeps the last loss's reason.
+	// Reason explains why the session is not established; it keeps the reason of the last failure.
 	Reason string
-	// BFD is the state of BFD beside the session, "" without; BFDDetection is after how much silence the session is lost, 0 while the
-	// neighbour is not heard.
+	// BFD is the state of the session's BFD, "" without BFD; BFDDetection is the duration of silence after which the session fails, 0 while no
+	// packets of the neighbor arrive.
 	BFD          string
 	BFDDetection time.Duration
 }
 
-// Up tells whether the BGP session is established: a drained one is too.
-func (s *Session) Up() bool { return s.State == StateEstablished || s.State == StateDrained }
+// Up reports whether the BGP session is established, which includes draining and drained ones.
+func (s *Session) Up() bool {
+	return s.State == StateEstablished || s.State == StateDraining || s.State == StateDrained
+}
 
-// Process is the daemon as a whole.
+// Process is the state of the daemon as a whole.
 type Process struct {
 	// Role is "server" or "leaf".
 	Role      string
@@ -184,23 +217,61 @@ type Process struct {
 	AS        uint32
 	Converged bool
 	Dataplane Dataplane
-	// Ignored counts inputs that the path-bandwidth table did not use since start, by reason.
+	// Ignored counts the inputs that the path-bandwidth table has rejected since start, by reason.
 	Ignored []Count
 	// WithoutLanding counts slots that were shown or programmed with a source port that does not land on their place.
 	WithoutLanding uint64
-	// Queues are the depths of queues toward and from the loop, now.
+	// Unrecorded counts the events missing in record.file because they could not be written.
+	Unrecorded uint64
+	// Conflicts is the number of destinations that several origins announce now; ClaimedLoopbacks is the number of our loopbacks that another AS
+	// announces now.
+	Conflicts, ClaimedLoopbacks uint64
+	// Drains are the targets that are drained, or are being drained or undrained, sorted.
+	Drains []Drain
+	// Faults are the current faults, by session and reason.
+	Faults []Fault
+	// Queues are the current depths of queues toward and from the loop.
 	Queues []Count
 }
 
-// Dataplane is the connection to the data plane and what went over it since start.
+// FaultBandwidthIgnored is the Fault.Kind of usable routes whose bandwidth the weights ignore.
+const FaultBandwidthIgnored = "bandwidth-ignored"
+
+// Fault is a current fault of the fabric.
+type Fault struct {
+	Kind           string
+	Plane, Session string
+	Reason         string // as in metrics
+	// Routes is the number of the session's routes with the fault, at least 1; Example is the destination of one.
+	Routes  uint64
+	Example netip.Prefix
+	Remedy  string
+}
+
+// Drain is a target that is drained, or is being drained or undrained.
+type Drain struct {
+	Target DrainTarget
+	// Stage is one of fare.v1.DrainStatus.stage.
+	Stage string
+	// Waiting is the number of destinations whose traffic may still leave over the target; WaitsFor lists some of them, each with the reason.
+	Waiting  int
+	WaitsFor []string
+}
+
+// Dataplane is the connection to the data plane with its counters since start.
 type Dataplane struct {
 	Connected bool
-	// Name and Version are what the data plane calls itself; Address is where it is reached.
+	// Name and Version are reported by the data plane; Address is its address.
 	Name, Version, Address string
 	// Operations are counted by level: "sub-port", "group", "destination".
 	Operations []Operations
-	// Pending operations are sent and not yet in effect.
-	Pending   uint64
+	// Pending counts objects whose last change has not been answered yet, Approximate those in effect with deviating shares, Refused those whose
+	// last change was refused.
+	Pending, Approximate, Refused uint64
+	// Damage describes the damage of the layer below the data plane, "" if it is intact; nothing is in effect until its repair. Repairs is the
+	// data plane's own count of repairs.
+	Damage    string
+	Repairs   uint64
 	LastError string
 }
 
@@ -210,7 +281,7 @@ type Operations struct {
 	Sent, InEffect, Refused uint64
 }
 
-// Explanation shows each input and rule that led to a destination's weights (see fare.v1.Explanation).
+// Explanation lists each input and rule that led to a destination's weights (see fare.v1.Explanation).
 type Explanation struct {
 	Routes []ExplainedRoute
 	Planes []ExplainedPlane
@@ -221,18 +292,18 @@ type Explanation struct {
 type ExplainedRoute struct {
 	Session, Plane, Device, Node string
 	Communities                  []ExplainedCommunity
-	// Advertised is in bit/s and means something only when Known.
+	// Advertised is in bit/s and valid only if Known.
 	Advertised uint64
 	Known      bool
 	ASPath     []uint32
-	// Reason says why the route does not count; empty when it does.
+	// Reason explains why the route does not count; empty if it does.
 	Reason string
 }
 
-// ExplainedCommunity is an extended community as received, hex, and what it was judged to be.
+// ExplainedCommunity is an extended community as received, in hex, with its interpretation.
 type ExplainedCommunity struct{ Raw, Meaning, Reason string }
 
-// ExplainedPlane is how a plane's path bandwidth came about.
+// ExplainedPlane is the derivation of a plane's path bandwidth.
 type ExplainedPlane struct {
 	Plane     string
 	Nodes     []ExplainedNode
@@ -240,7 +311,7 @@ type ExplainedPlane struct {
 	Rule      string
 }
 
-// ExplainedNode is an advertising node's part: the lower of the local links' sum and what it advertised, bit/s.
+// ExplainedNode is an advertising node's part: the lower of the local links' sum and its advertised bandwidth, in bit/s.
 type ExplainedNode struct {
 	Node              string
 	Devices           []string

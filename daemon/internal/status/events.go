@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// EventKind says what an event is about, in the words of fare.v1.FabricEvent.kind.
+// EventKind is the kind of an event, as in fare.v1.FabricEvent.kind.
 type EventKind uint8
 
 // Kinds of events. The zero value is not a kind.
@@ -40,36 +40,36 @@ func (k EventKind) String() string {
 	return "event-" + strconv.Itoa(int(k))
 }
 
-// Event is something worth telling an operator.
+// Event is an event for operators.
 type Event struct {
 	Time    time.Time
 	Kind    EventKind
-	Subject string // a session's, plane's or device's name
+	Subject string // name of a session, plane or device
 	Detail  string
 }
 
-// journalSize is how many events are remembered.
+// journalSize is the number of events that the journal keeps.
 const journalSize = 1024
 
-// entry is an event with its place in the journal.
+// entry is an event with its position in the journal.
 type entry struct {
 	Event
 	sequence uint64 // from 1, without gaps
 	revision uint64
 }
 
-// journal is the ring of recent events. The loop adds to it; anybody reads.
+// journal is the ring of recent events. The loop adds events; any goroutine may read them.
 type journal struct {
 	wake broadcast
 
 	mu     sync.Mutex
-	ring   [journalSize]entry // guarded by mu; entry of sequence n at n % journalSize
-	added  uint64             // guarded by mu: sequence of the latest
-	counts [eventKinds]uint64 // guarded by mu: events of a kind since start
-	told   uint64             // the loop's: sequence at the last publish
+	ring   [journalSize]entry // guarded by mu; the entry with sequence n is at n % journalSize
+	added  uint64             // guarded by mu: sequence of the latest event
+	counts [eventKinds]uint64 // guarded by mu: events of each kind since start
+	told   uint64             // used only by the loop: sequence at the last publish
 }
 
-// add puts an event into the ring. Readers see it at once; they are woken by publish.
+// add appends an event to the ring. It is visible to readers immediately; publish wakes them.
 func (j *journal) add(e Event, revision uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -80,7 +80,7 @@ func (j *journal) add(e Event, revision uint64) {
 	}
 }
 
-// publish wakes readers when something was added since the last call.
+// publish wakes readers if an event was added since the last call.
 func (j *journal) publish() {
 	j.mu.Lock()
 	news := j.added != j.told
@@ -91,7 +91,7 @@ func (j *journal) publish() {
 	}
 }
 
-// after appends the remembered events with a sequence above the given one, oldest first.
+// after appends the kept events with a sequence above the given one, oldest first.
 func (j *journal) after(sequence uint64, buf []entry) []entry {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -111,17 +111,17 @@ func (j *journal) latest() uint64 {
 	return j.added
 }
 
-// byKind returns how many events of each kind there were since start, indexed by kind.
+// byKind returns the number of events of each kind since start, indexed by kind.
 func (j *journal) byKind() [eventKinds]uint64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.counts
 }
 
-// broadcast wakes everybody who waits. Level-triggered: take the channel first, look at the state then, wait last.
+// broadcast wakes all waiting goroutines. It is level-triggered: take the channel first, then read the state, then wait.
 type broadcast struct {
 	mu sync.Mutex
-	ch chan struct{} // guarded by mu; nil while nobody waits, so that waking nobody allocates nothing
+	ch chan struct{} // guarded by mu; nil while no goroutine waits, so that all allocates nothing then
 }
 
 // wait returns a channel that is closed by the next call of all.

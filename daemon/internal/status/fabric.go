@@ -23,24 +23,52 @@ func (f *fabricService) GetStatus(ctx context.Context, _ *farev1.GetStatusReques
 	if err != nil {
 		return nil, loopError(ctx, err)
 	}
+	tally, _ := r.View.Tally()
 	out := &farev1.GetStatusResponse{
 		Version: f.s.c.Version, Instance: f.s.c.Reader.Instance(), Revision: r.View.revision,
 		Role: r.Process.Role, RouterId: addrString(r.Process.RouterID), AsNumber: r.Process.AS, Converged: r.Process.Converged,
 		UptimeNs:           uint64(max(0, f.s.c.Now().Sub(f.s.c.Started))),
 		SessionsConfigured: uint32(len(r.Sessions)), SessionsEstablished: uint32(r.Established()),
-		Destinations: uint32(r.View.Destinations()), DestinationsReachable: uint32(r.View.Reachable()), Groups: uint32(r.View.Vectors()),
+		Destinations: uint32(tally.Destinations), DestinationsReachable: uint32(tally.Reachable), Groups: uint32(r.View.Vectors()),
 		Dataplane: r.Process.Dataplane.render(),
 		Counters: counters(
-			labelled{"guard_dropped", r.Dropped()}, labelled{"routes_ignored", r.Ignored()}, labelled{"inputs_ignored", r.Process.Ignored},
+			labeled{"guard_dropped", r.Dropped()}, labeled{"routes_ignored", r.Ignored()}, labeled{"inputs_ignored", r.Process.Ignored},
+			labeled{"recording_missing", nonzero(Count{"unwritten", r.Process.Unrecorded})},
+			labeled{"conflicts", nonzero(Count{"destinations", r.Process.Conflicts}, Count{"loopbacks", r.Process.ClaimedLoopbacks})},
 		),
 	}
-	for _, p := range r.View.layout.Sources {
+	for _, p := range r.View.layout.sources() {
 		out.Loopbacks = append(out.Loopbacks, p.String())
+	}
+	for _, x := range r.Process.Faults {
+		out.Faults = append(out.Faults, &farev1.Fault{
+			Kind: x.Kind, Plane: x.Plane, Session: x.Session, Reason: x.Reason, Routes: x.Routes, Example: x.Example.String(), Remedy: x.Remedy,
+		})
+	}
+	for _, d := range r.Process.Drains {
+		out.Drains = append(out.Drains, &farev1.DrainStatus{
+			Target: d.Target.render(), Stage: d.Stage, Waiting: uint32(d.Waiting), WaitsFor: d.WaitsFor,
+		})
 	}
 	return out, nil
 }
 
-// Established returns how many sessions are established, drained ones included.
+// nonzero returns the counts that are not 0.
+func nonzero(counts ...Count) []Count {
+	return slices.DeleteFunc(counts, func(c Count) bool { return c.Value == 0 })
+}
+
+func (t DrainTarget) render() *farev1.DrainTarget {
+	switch {
+	case t.Plane != "":
+		return &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: t.Plane}}
+	case t.Leaf != "":
+		return &farev1.DrainTarget{Target: &farev1.DrainTarget_Leaf{Leaf: t.Leaf}}
+	}
+	return &farev1.DrainTarget{Target: &farev1.DrainTarget_SubPort{SubPort: t.SubPort}}
+}
+
+// Established returns the number of established sessions, including drained ones.
 func (r *Report) Established() int {
 	n := 0
 	for i := range r.Sessions {
@@ -51,12 +79,12 @@ func (r *Report) Established() int {
 	return n
 }
 
-// Dropped returns what the guards dropped since start, by reason, sorted, over all sessions.
+// Dropped returns the guards' drops since start, by reason, sorted, over all sessions.
 func (r *Report) Dropped() []Count {
 	return r.sum(func(s *Session) []Count { return s.Dropped })
 }
 
-// Ignored returns the routes held now that are not used, by reason, sorted, over all sessions.
+// Ignored returns the unused routes among those held now, by reason, sorted, over all sessions.
 func (r *Report) Ignored() []Count {
 	return r.sum(func(s *Session) []Count { return s.Ignored })
 }
@@ -70,7 +98,7 @@ func (r *Report) sum(of func(*Session) []Count) []Count {
 	return out
 }
 
-// merge adds counts to those of the same name.
+// merge adds counts to those with the same name.
 func merge(into, counts []Count) []Count {
 	for _, c := range counts {
 		i := slices.IndexFunc(into, func(o Count) bool { return o.Name == c.Name })
@@ -82,14 +110,14 @@ func merge(into, counts []Count) []Count {
 	return into
 }
 
-// labelled is counts of one name by reason.
-type labelled struct {
+// labeled holds counts of one name by reason.
+type labeled struct {
 	name   string
 	counts []Count
 }
 
-// counters makes name{reason="..."} of each count, sorted.
-func counters(all ...labelled) []*farev1.Counter {
+// counters returns name{reason="..."} for each count, sorted.
+func counters(all ...labeled) []*farev1.Counter {
 	var out []*farev1.Counter
 	for _, l := range all {
 		for _, c := range l.counts {
@@ -110,6 +138,7 @@ func addrString(a netip.Addr) string {
 func (d *Dataplane) render() *farev1.DataplaneStatus {
 	out := &farev1.DataplaneStatus{
 		Connected: d.Connected, Name: d.Name, Address: d.Address, OperationsPending: d.Pending, LastError: d.LastError,
+		Approximate: d.Approximate, Refused: d.Refused, Damage: d.Damage, Repairs: d.Repairs,
 	}
 	for _, o := range d.Operations {
 		out.OperationsSent += o.Sent
@@ -132,7 +161,7 @@ func (f *fabricService) ListSessions(ctx context.Context, _ *farev1.ListSessions
 			Name: s.Name, Plane: s.Plane, Device: s.Device, PeerAddress: s.Peer, PeerAs: s.PeerAS, PeerRouterId: addrString(s.PeerID),
 			State: s.State, Generation: s.Generation, EndOfRib: s.EndOfRIB, Reason: s.Reason,
 			RoutesReceived: uint32(s.Received), RoutesUsed: uint32(s.Used), RoutesAdvertised: uint32(s.Advertised),
-			Counters: counters(labelled{"guard_dropped", s.Dropped}, labelled{"routes_ignored", s.Ignored}),
+			Counters: counters(labeled{"guard_dropped", s.Dropped}, labeled{"routes_ignored", s.Ignored}),
 			BfdState: s.BFD, BfdDetectionTimeNs: uint64(s.BFDDetection),
 		}
 		if !s.Since.IsZero() {
@@ -151,10 +180,10 @@ func (f *fabricService) ListPlanes(ctx context.Context, _ *farev1.ListPlanesRequ
 	}
 	out := &farev1.ListPlanesResponse{Revision: r.View.revision}
 	for _, p := range r.Planes {
-		m := &farev1.Plane{Plane: p.Name, Up: p.Up, Drained: p.Drained, BandwidthBps: p.Bandwidth()}
+		m := &farev1.Plane{Plane: p.Name, Up: p.Up, Drained: p.Drained, Draining: p.Draining, BandwidthBps: p.Bandwidth()}
 		for _, s := range p.SubPorts {
 			m.SubPorts = append(m.SubPorts, &farev1.SubPort{
-				Device: s.Device, Carrier: s.Carrier, Drained: s.Drained, SpeedBps: s.Speed, SpeedSource: s.SpeedSource,
+				Device: s.Device, Carrier: s.Carrier, Drained: s.Drained, Draining: s.Draining, SpeedBps: s.Speed, SpeedSource: s.SpeedSource,
 				Reason: s.Reason, Sessions: s.Sessions,
 			})
 		}
@@ -166,9 +195,9 @@ func (f *fabricService) ListPlanes(ctx context.Context, _ *farev1.ListPlanesRequ
 // WatchEvents implements fare.v1.FabricService.
 func (f *fabricService) WatchEvents(req *farev1.WatchEventsRequest, stream farev1.FabricService_WatchEventsServer) error {
 	if req.GetRecent() > journalSize {
-		return toRPC(fieldErrors{{"recent", fmt.Sprintf("%d is more than is remembered: ask for at most %d", req.GetRecent(), journalSize)}})
+		return toRPC(fieldErrors{{"recent", fmt.Sprintf("%d is above the number of events kept: ask for at most %d", req.GetRecent(), journalSize)}})
 	}
-	done, err := f.s.startWatch()
+	done, err := f.s.startWatch(stream.Context())
 	if err != nil {
 		return err
 	}
@@ -178,7 +207,7 @@ func (f *fabricService) WatchEvents(req *farev1.WatchEventsRequest, stream farev
 	told -= min(told, uint64(req.GetRecent()))
 	var buf []entry
 	for {
-		wake := j.wake.wait() // before looking, so that no event falls between
+		wake := j.wake.wait() // before the read, so that no event is missed
 		buf = j.after(told, buf[:0])
 		for _, e := range buf {
 			err := stream.Send(&farev1.FabricEvent{
@@ -202,29 +231,29 @@ func (f *fabricService) WatchEvents(req *farev1.WatchEventsRequest, stream farev
 
 // Drain implements fare.v1.FabricService.
 func (f *fabricService) Drain(ctx context.Context, req *farev1.DrainRequest) (*farev1.DrainResponse, error) {
-	sessions, err := f.drain(ctx, req.GetTarget(), true)
+	target, sessions, err := f.drain(ctx, req.GetTarget(), true, req.GetForce())
 	if err != nil {
 		return nil, err
 	}
-	return &farev1.DrainResponse{Revision: f.s.c.Reader.Revision(), Sessions: sessions}, nil
+	return &farev1.DrainResponse{Revision: f.s.c.Reader.Revision(), Sessions: sessions, Target: target.render()}, nil
 }
 
 // Undrain implements fare.v1.FabricService.
 func (f *fabricService) Undrain(ctx context.Context, req *farev1.UndrainRequest) (*farev1.UndrainResponse, error) {
-	sessions, err := f.drain(ctx, req.GetTarget(), false)
+	target, sessions, err := f.drain(ctx, req.GetTarget(), false, false)
 	if err != nil {
 		return nil, err
 	}
-	return &farev1.UndrainResponse{Revision: f.s.c.Reader.Revision(), Sessions: sessions}, nil
+	return &farev1.UndrainResponse{Revision: f.s.c.Reader.Revision(), Sessions: sessions, Target: target.render()}, nil
 }
 
-func (f *fabricService) drain(ctx context.Context, t *farev1.DrainTarget, on bool) ([]string, error) {
+func (f *fabricService) drain(ctx context.Context, t *farev1.DrainTarget, on, force bool) (DrainTarget, []string, error) {
 	target := DrainTarget{Plane: t.GetPlane(), Leaf: t.GetLeaf(), SubPort: t.GetSubPort()}
 	if target == (DrainTarget{}) {
-		return nil, toRPC(fieldErrors{{"target", "it is empty: name a plane, a leaf (router ID or session address) or a sub-port (device)"}})
+		return target, nil, toRPC(fieldErrors{{"target", "it is empty: name a plane, a leaf (router ID or session address) or a sub-port (device)"}})
 	}
-	sessions, err := f.s.c.Drain(ctx, target, on)
-	return sessions, controlError(ctx, err)
+	target, sessions, err := f.s.c.Drain(ctx, target, on, force)
+	return target, sessions, controlError(ctx, err)
 }
 
 // Reload implements fare.v1.FabricService.
@@ -236,7 +265,7 @@ func (f *fabricService) Reload(ctx context.Context, req *farev1.ReloadRequest) (
 	return &farev1.ReloadResponse{Changes: changes}, nil
 }
 
-// controlError is an error of Drain or Reload. What is no Problem and not the caller's context is a fault of ours.
+// controlError converts an error of Drain or Reload. An error that is neither a Problem nor the caller's context is a fault of the daemon.
 func controlError(ctx context.Context, err error) error {
 	var p *Problem
 	if err != nil && ctx.Err() == nil && !errors.As(err, &p) {

@@ -40,8 +40,10 @@ func TestFabricPictures(t *testing.T) {
 		SessionsConfigured: 2, SessionsEstablished: 1, Destinations: 2, DestinationsReachable: 1, Groups: 1,
 		Dataplane: &farev1.DataplaneStatus{
 			Connected: true, Name: "memory", Address: "memory:", OperationsSent: 15, OperationsInEffect: 13, OperationsRefused: 1, OperationsPending: 1,
+			Approximate: 2, Refused: 3, Damage: "a route is gone", Repairs: 4,
 		},
 		Loopbacks: []string{"10.255.0.1/32", "10.255.0.9/32", "fd00::1/128"},
+		Faults:    []*farev1.Fault{{Kind: "bandwidth-ignored", Plane: "p0", Session: "p0/p0a", Reason: "below-minimum", Routes: 3, Example: "10.0.0.0/32", Remedy: "upgrade it"}},
 		Counters: []*farev1.Counter{
 			counter(`guard_dropped{reason="bad-marker"}`, 6), counter(`guard_dropped{reason="too-long"}`, 2), counter(`inputs_ignored{reason="old-generation"}`, 3),
 			counter(`routes_ignored{reason="looped"}`, 2), counter(`routes_ignored{reason="not-host"}`, 1),
@@ -132,7 +134,7 @@ func TestWatchEvents(t *testing.T) {
 	}
 }
 
-// What the ring has overwritten shows as a gap in the sequence.
+// TestJournalGap checks that overwritten events of the ring cause a gap in the sequence.
 func TestJournalGap(t *testing.T) {
 	var j journal
 	for range 3000 {
@@ -165,14 +167,16 @@ func TestControl(t *testing.T) {
 	l := newFake(1, 10)
 	l.start(t)
 	var asked []string
+	var forced []bool
 	var fail error
 	s := l.service(t, func(c *ServiceConfig) {
-		c.Drain = func(ctx context.Context, target DrainTarget, on bool) ([]string, error) {
+		c.Drain = func(ctx context.Context, target DrainTarget, on, force bool) (DrainTarget, []string, error) {
+			forced = append(forced, force)
 			asked = append(asked, cmp.Diff(DrainTarget{}, target))
 			if fail != nil {
-				return nil, fail
+				return target, nil, fail
 			}
-			return []string{"p0/p0a"}, l.do(ctx, func() { l.builder.MarkFabric(); l.builder.Commit() })
+			return target, []string{"p0/p0a"}, l.do(ctx, func() { l.builder.MarkFabric(); l.builder.Commit() })
 		}
 		c.Reload = func(_ context.Context, dryRun bool) ([]string, error) {
 			if dryRun {
@@ -184,12 +188,15 @@ func TestControl(t *testing.T) {
 	srv := serve(t, s, nil)
 	plane := &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: "p0"}}
 	drained, err := srv.fabric.Drain(t.Context(), &farev1.DrainRequest{Target: plane})
-	if err != nil || drained.Revision != 2 || !slices.Equal(drained.Sessions, []string{"p0/p0a"}) {
+	if err != nil || drained.Revision != 2 || !slices.Equal(drained.Sessions, []string{"p0/p0a"}) || drained.Target.GetPlane() != "p0" {
 		t.Errorf("drain: %v, %v", drained, err)
 	}
 	undrained, err := srv.fabric.Undrain(t.Context(), &farev1.UndrainRequest{Target: plane})
 	if err != nil || undrained.Revision != 3 || len(asked) != 2 {
 		t.Errorf("undrain: %v, %v, asked %d times", undrained, err, len(asked))
+	}
+	if _, err := srv.fabric.Drain(t.Context(), &farev1.DrainRequest{Target: plane, Force: true}); err != nil || !slices.Equal(forced, []bool{false, false, true}) {
+		t.Errorf("forced: %v, %v", forced, err)
 	}
 	for _, target := range []*farev1.DrainTarget{nil, {}, {Target: &farev1.DrainTarget_Leaf{}}} {
 		_, err = srv.fabric.Drain(t.Context(), &farev1.DrainRequest{Target: target})
@@ -207,7 +214,7 @@ func TestControl(t *testing.T) {
 		{&Problem{Kind: NotFound, Subject: "p9", Err: errors.New("no such plane"), Remedy: "use p0 or p1"}, codes.NotFound},
 		{&Problem{Kind: Invalid, Subject: "target.leaf", Err: errors.New("no address"), Remedy: "use a router ID"}, codes.InvalidArgument},
 		{&Problem{Kind: Refused, Subject: "config", Err: errors.New("3 errors"), Remedy: "correct them"}, codes.FailedPrecondition},
-		{&Problem{Kind: Unavailable, Err: errLoopStopped, Remedy: "ask again"}, codes.Unavailable},
+		{&Problem{Kind: Unavailable, Err: errLoopStopped, Remedy: "retry"}, codes.Unavailable},
 		{&Problem{Err: errors.New("disk"), Remedy: "look at it"}, codes.Internal},
 		{errors.New("something"), codes.Internal},
 	} {

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,14 +28,15 @@ var errLoopStopped = errors.New("the loop has stopped")
 // fakeLoop is a loop that decides at random. Its fields belong to its goroutine (or to the test, before start).
 type fakeLoop struct {
 	rng          *rand.Rand
-	destinations map[netip.Prefix]Destination
+	destinations map[Key]Destination
 	vectors      map[uint32]Vector
 	planes       []Plane
 	sessions     []Session
 	process      Process
 	layout       Layout
 	builder      *Builder
-	space        int // destinations are drawn from this many
+	original     []LayoutGroup // at the start, when filters are created
+	space        int           // destinations are drawn from this many
 
 	calls   chan func()
 	stopped chan struct{}
@@ -43,14 +45,16 @@ type fakeLoop struct {
 func newFake(seed uint64, space int) *fakeLoop {
 	l := &fakeLoop{
 		rng:          rand.New(rand.NewPCG(seed, 1)),
-		destinations: map[netip.Prefix]Destination{}, vectors: map[uint32]Vector{}, space: space,
+		destinations: map[Key]Destination{}, vectors: map[uint32]Vector{}, space: space,
 		calls: make(chan func()), stopped: make(chan struct{}),
 	}
 	l.layout = Layout{
-		Planes: []LayoutPlane{{"p0", []string{"p0a", "p0b"}}, {"p1", []string{"p1a", "p1b"}}},
-		Sources: []netip.Prefix{
-			netip.MustParsePrefix("10.255.0.1/32"), netip.MustParsePrefix("10.255.0.9/32"), netip.MustParsePrefix("fd00::1/128"),
-		},
+		Groups: []LayoutGroup{{
+			Sources: []netip.Prefix{
+				netip.MustParsePrefix("10.255.0.1/32"), netip.MustParsePrefix("10.255.0.9/32"), netip.MustParsePrefix("fd00::1/128"),
+			},
+			Planes: []LayoutPlane{{"p0", []string{"p0a", "p0b"}}, {"p1", []string{"p1a", "p1b"}}},
+		}},
 		Ports: fakePorts,
 	}
 	l.planes = []Plane{
@@ -69,17 +73,20 @@ func newFake(seed uint64, space int) *fakeLoop {
 	}
 	l.process = Process{
 		Role: "server", RouterID: netip.MustParseAddr("10.255.0.1"), AS: 65100, Converged: true,
-		Dataplane: Dataplane{Connected: true, Name: "memory", Address: "memory:", Pending: 1, Operations: []Operations{
+		Dataplane: Dataplane{Connected: true, Name: "memory", Address: "memory:", Pending: 1, Approximate: 2, Refused: 3, Damage: "a route is gone", Repairs: 4, Operations: []Operations{
 			{"sub-port", 1, 1, 0}, {"group", 5, 4, 1}, {"destination", 9, 8, 0},
 		}},
+		Faults: []Fault{{Kind: FaultBandwidthIgnored, Plane: "p0", Session: "p0/p0a", Reason: "below-minimum", Routes: 3,
+			Example: netip.MustParsePrefix("10.0.0.0/32"), Remedy: "upgrade it"}},
 		Ignored: []Count{{"old-generation", 3}}, Queues: []Count{{"speaker", 2}},
 	}
+	l.original = l.layout.Groups
 	l.builder = NewBuilder(l, l.layout, "fake")
 	close(l.builder.started)
 	return l
 }
 
-// fakePorts depends on everything it is given, so that a stale picture shows.
+// fakePorts depends on all its arguments, so that a stale result is detected.
 func fakePorts(src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string) {
 	s, d := src.AsSlice(), dst.AsSlice()
 	for i := range v.Slots {
@@ -89,7 +96,7 @@ func fakePorts(src, dst netip.Addr, v *Vector, buf []uint16) ([]uint16, string) 
 }
 
 func (l *fakeLoop) Vector(id uint32) (Vector, bool) { v, ok := l.vectors[id]; return v, ok }
-func (l *fakeLoop) Destination(p netip.Prefix) (Destination, bool) {
+func (l *fakeLoop) Destination(p Key) (Destination, bool) {
 	d, ok := l.destinations[p]
 	return d, ok
 }
@@ -97,12 +104,12 @@ func (l *fakeLoop) Planes() []Plane     { return slices.Clone(l.planes) }
 func (l *fakeLoop) Sessions() []Session { return slices.Clone(l.sessions) }
 func (l *fakeLoop) Process() Process    { return l.process }
 
-// prefix returns the nth destination: two of three IPv4, over several /24, the others IPv6.
-func prefixAt(n int) netip.Prefix {
+// prefixAt returns the nth destination: two of three are IPv4, over several /24, the others IPv6.
+func prefixAt(n int) Key {
 	if n%3 == 2 {
-		return netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 13: byte(n >> 16), 14: byte(n >> 8), 15: byte(n)}), 128)
+		return Key{Prefix: netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 13: byte(n >> 16), 14: byte(n >> 8), 15: byte(n)}), 128)}
 	}
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(n >> 10), byte(n >> 2), byte(n)}), 32)
+	return Key{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(n >> 10), byte(n >> 2), byte(n)}), 32)}
 }
 
 func (l *fakeLoop) randomVector() Vector {
@@ -121,17 +128,40 @@ func (l *fakeLoop) randomVector() Vector {
 	return v
 }
 
-// step changes up to n things at random and commits.
+// two adds a second source group, with other sub-ports. Call it before the first step.
+func (l *fakeLoop) two() *fakeLoop {
+	l.layout.Groups = append(l.layout.Groups, LayoutGroup{
+		Sources: []netip.Prefix{netip.MustParsePrefix("10.255.0.2/32"), netip.MustParsePrefix("fd00::2/128")},
+		Planes:  []LayoutPlane{{"p0", []string{"p0c", "p0d"}}, {"p2", []string{"p2c", "p2d"}}},
+	})
+	l.original = l.layout.Groups
+	l.builder = NewBuilder(l, l.layout, "fake")
+	close(l.builder.started)
+	return l
+}
+
+// pick returns a destination of any source group.
+func (l *fakeLoop) pick() Key {
+	return Key{prefixAt(l.rng.IntN(l.space)).Prefix, l.rng.IntN(len(l.layout.Groups))}
+}
+
+// vectorOf returns the number of a vector of a source group: each group has separate vectors.
+func (l *fakeLoop) vectorOf(source int) uint32 {
+	n := uint32(len(l.layout.Groups))
+	return 1 + n*l.rng.Uint32N(150/n) + uint32(source)
+}
+
+// step makes up to n random changes and commits.
 func (l *fakeLoop) step(n int) uint64 {
 	for range 1 + l.rng.IntN(n) {
-		p := prefixAt(l.rng.IntN(l.space))
+		p := l.pick()
 		switch l.rng.IntN(6) {
-		case 0: // a vector appears or changes, its destinations are not marked
+		case 0: // a vector appears or changes; its destinations are not marked
 			id := 1 + l.rng.Uint32N(150)
 			l.vectors[id] = l.randomVector()
 			l.builder.MarkVector(id)
 		case 1, 2:
-			id := 1 + l.rng.Uint32N(150)
+			id := l.vectorOf(p.Source)
 			if _, ok := l.vectors[id]; !ok {
 				id = 0
 			}
@@ -144,9 +174,9 @@ func (l *fakeLoop) step(n int) uint64 {
 		case 3, 4:
 			delete(l.destinations, p)
 			l.builder.MarkDestination(p)
-		case 5: // a vector goes: what used it moves first
+		case 5: // a vector is removed; its destinations move first
 			id := 1 + l.rng.Uint32N(150)
-			for _, q := range slices.SortedFunc(maps.Keys(l.destinations), comparePrefix) {
+			for _, q := range slices.SortedFunc(maps.Keys(l.destinations), compareKeys) {
 				if l.destinations[q].Vector == id {
 					l.destinations[q] = Destination{Reason: "its group is gone"}
 					l.builder.MarkDestination(q)
@@ -159,17 +189,26 @@ func (l *fakeLoop) step(n int) uint64 {
 	return l.builder.Commit()
 }
 
-// touch is a step that every watcher without a filter is told of.
+// touch makes a change that every watcher without a filter receives.
 func (l *fakeLoop) touch() {
 	l.destinations[prefixAt(0)] = Destination{Reason: "touched"}
 	l.builder.MarkDestination(prefixAt(0))
 	l.builder.Commit()
 }
 
-// picture is what the whole table looks like now, made without the builder's views: the dumb twin.
+// rowName returns the name of a row in pictures.
+func rowName(destination string, sources []string) string {
+	return destination + " from " + strings.Join(sources, ",")
+}
+
+// picture returns the whole current table, computed without the builder's views: it is the reference model.
 func (l *fakeLoop) picture(f *filter) map[string]*farev1.DestinationWeights {
 	out := map[string]*farev1.DestinationWeights{}
 	for p, d := range l.destinations {
+		g := l.layout.Groups[p.Source]
+		if len(f.sources) > 0 && !slices.ContainsFunc(l.original[p.Source].Sources, func(s netip.Prefix) bool { return slices.Contains(f.sources, s.Addr()) }) {
+			continue
+		}
 		selected := len(f.destinations) == 0
 		for _, c := range f.destinations {
 			selected = selected || c.Contains(p.Addr())
@@ -184,7 +223,7 @@ func (l *fakeLoop) picture(f *filter) map[string]*farev1.DestinationWeights {
 			v.vectors = make([]*vectorPage, d.Vector/vectorPageSize+1)
 			v.vectors[d.Vector/vectorPageSize] = page
 		}
-		out[p.String()] = v.render(&destination{Destination: d, prefix: p}, f.sources, f.omitPairs)
+		out[rowName(p.String(), g.names())] = v.render(&destination{Destination: d, key: p}, f.sources, f.omitPairs)
 	}
 	return out
 }
@@ -236,11 +275,11 @@ func (l *fakeLoop) service(t testing.TB, change func(*ServiceConfig)) *Service {
 	t.Helper()
 	c := ServiceConfig{
 		Reader: l.builder.Reader(l.do), Version: "v1", Started: time.Unix(900, 0), Now: func() time.Time { return time.Unix(1010, 0) },
-		Explain: func(p netip.Prefix) (Explanation, bool) {
+		Explain: func(p Key) (Explanation, bool) {
 			_, ok := l.destinations[p]
 			return Explanation{Rules: []string{"explained " + p.String()}}, ok
 		},
-		Drain:  func(context.Context, DrainTarget, bool) ([]string, error) { return nil, nil },
+		Drain:  func(_ context.Context, t DrainTarget, _, _ bool) (DrainTarget, []string, error) { return t, nil, nil },
 		Reload: func(context.Context, bool) ([]string, error) { return nil, nil },
 		Log:    slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
@@ -261,7 +300,7 @@ type served struct {
 	weights farev1.WeightServiceClient
 	fabric  farev1.FabricServiceClient
 	socket  string
-	// stop ends the server and returns what Serve returned.
+	// stop ends the server and returns the result of Serve.
 	stop func() error
 }
 
@@ -308,7 +347,7 @@ func dial(t testing.TB, target string, options ...grpc.DialOption) *grpc.ClientC
 	return conn
 }
 
-// eventually waits for a condition, which is asked again after every tick.
+// eventually waits for a condition, which it checks after every tick.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.After(10 * time.Second)

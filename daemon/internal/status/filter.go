@@ -13,10 +13,12 @@ import (
 
 // filter is a checked fare.v1.WeightFilter.
 type filter struct {
-	// destinations are sorted and disjoint; none: every destination.
+	// destinations are sorted and disjoint; empty selects every destination.
 	destinations []netip.Prefix
-	// sources are sorted; none: every local loopback.
-	sources   []netip.Addr
+	// sources are sorted; empty selects every local loopback.
+	sources []netip.Addr
+	// groups are the source groups with one of the sources; empty selects every source group.
+	groups    []int
 	omitPairs bool
 }
 
@@ -35,13 +37,14 @@ func parseFilter(field string, f *farev1.WeightFilter, layout *Layout) (*filter,
 	out.destinations = disjoint(out.destinations)
 	var more fieldErrors
 	out.sources, more = parseSources(field+".sources", f.GetSources(), layout)
+	out.groups = layout.groupsOf(out.sources)
 	if errs = append(errs, more...); len(errs) > 0 {
 		return nil, errs
 	}
 	return out, nil
 }
 
-// parseSources checks source loopbacks. One that is not local is an error: the answer would be empty for no visible reason.
+// parseSources checks source loopbacks. A loopback that is not local is an error, because the result would be empty for no visible reason.
 func parseSources(field string, sources []string, layout *Layout) ([]netip.Addr, fieldErrors) {
 	var out []netip.Addr
 	var errs fieldErrors
@@ -50,8 +53,8 @@ func parseSources(field string, sources []string, layout *Layout) ([]netip.Addr,
 		switch {
 		case err != nil:
 			errs = append(errs, fieldError{fmt.Sprintf("%s[%d]", field, i), err.Error()})
-		case !slices.Contains(layout.Sources, p):
-			errs = append(errs, fieldError{fmt.Sprintf("%s[%d]", field, i), fmt.Sprintf("%s is none of the local loopbacks: use %s", s, listSources(layout))})
+		case !slices.Contains(layout.sources(), p):
+			errs = append(errs, fieldError{fmt.Sprintf("%s[%d]", field, i), fmt.Sprintf("%s is not a local loopback: use %s", s, listSources(layout))})
 		default:
 			out = append(out, p.Addr())
 		}
@@ -61,21 +64,21 @@ func parseSources(field string, sources []string, layout *Layout) ([]netip.Addr,
 }
 
 func listSources(layout *Layout) string {
-	if len(layout.Sources) == 0 {
-		return "no sources, there are none here"
+	var names []string
+	for _, p := range layout.sources() {
+		names = append(names, p.String())
 	}
-	names := make([]string, len(layout.Sources))
-	for i, p := range layout.Sources {
-		names[i] = p.String()
+	if len(names) == 0 {
+		return "no source, because there are none here"
 	}
 	return strings.Join(names, ", ")
 }
 
-// parsePrefix reads "10.255.0.2", "10.255.0.2/32" or "10.255.0.0/16".
+// parsePrefix parses "10.255.0.2", "10.255.0.2/32" or "10.255.0.0/16".
 func parsePrefix(s string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		if a.Zone() != "" {
-			return netip.Prefix{}, fmt.Errorf("%q has a zone: a loopback has none", s)
+			return netip.Prefix{}, fmt.Errorf("%q has a zone: remove it, because loopbacks have none", s)
 		}
 		a = a.Unmap()
 		return netip.PrefixFrom(a, a.BitLen()), nil
@@ -93,7 +96,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// parseHost reads an address or a host prefix.
+// parseHost parses an address or a host prefix.
 func parseHost(s string) (netip.Prefix, error) {
 	p, err := parsePrefix(s)
 	if err == nil && !p.IsSingleIP() {
@@ -102,9 +105,9 @@ func parseHost(s string) (netip.Prefix, error) {
 	return p, err
 }
 
-// disjoint sorts prefixes and leaves out those that others cover.
+// disjoint sorts prefixes and omits those that others cover.
 func disjoint(ps []netip.Prefix) []netip.Prefix {
-	slices.SortFunc(ps, comparePrefix) // a covering prefix comes before what it covers
+	slices.SortFunc(ps, comparePrefix) // a covering prefix precedes the covered ones
 	var out []netip.Prefix
 	for _, p := range ps {
 		if n := len(out); n == 0 || !covers(out[n-1], p) {
@@ -118,37 +121,56 @@ func covers(outer, inner netip.Prefix) bool {
 	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
 }
 
-// matches tells whether the filter selects the destination.
-func (f *filter) matches(p netip.Prefix) bool {
+// groupsOf returns the source groups with one of the sources; none without sources.
+func (l *Layout) groupsOf(sources []netip.Addr) (out []int) {
+	for i := range l.Groups {
+		if slices.ContainsFunc(l.Groups[i].Sources, func(p netip.Prefix) bool { return slices.Contains(sources, p.Addr()) }) {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+// from reports whether the filter selects the source group.
+func (f *filter) from(source int) bool {
+	return len(f.groups) == 0 || slices.Contains(f.groups, source)
+}
+
+// matches reports whether the filter selects the destination of a source group.
+func (f *filter) matches(key Key) bool {
+	p := key.Prefix
+	if !f.from(key.Source) {
+		return false
+	}
 	if len(f.destinations) == 0 {
 		return true
 	}
-	// The last one that does not start after p is the only one that can cover it: they are disjoint.
+	// The prefixes are disjoint, so only the last one that does not start after p can cover it.
 	i, found := slices.BinarySearchFunc(f.destinations, p, comparePrefix)
 	return found || i > 0 && covers(f.destinations[i-1], p)
 }
 
-// selected yields what the filter selects, in address order, after the key (invalid: from the beginning), without pages
-// that have no revision after since.
-func (f *filter) selected(ps pages, after netip.Prefix, since uint64) iter.Seq[*destination] {
+// selected yields the selected destinations, in address order, after the key (an invalid key means from the beginning), without pages that have
+// no revision after since.
+func (f *filter) selected(ps pages, after Key, since uint64) iter.Seq[*destination] {
 	return func(yield func(*destination) bool) {
 		ranges := f.destinations
 		if len(ranges) == 0 {
 			ranges = everything
 		}
 		for _, r := range ranges {
-			from := r
-			if after.IsValid() && comparePrefix(after, r) > 0 {
+			from := Key{Prefix: r}
+			if after.IsValid() && compareKeys(after, from) > 0 {
 				if !r.Contains(after.Addr()) {
-					continue // the whole range was before
+					continue // the whole range precedes the key
 				}
 				from = after
 			}
 			for d := range ps.from(from, since) {
-				if !covers(r, d.prefix) {
+				if !covers(r, d.key.Prefix) {
 					break
 				}
-				if d.prefix != after && !yield(d) {
+				if d.key != after && f.from(d.key.Source) && !yield(d) {
 					return
 				}
 			}
@@ -156,7 +178,7 @@ func (f *filter) selected(ps pages, after netip.Prefix, since uint64) iter.Seq[*
 	}
 }
 
-// everything is the ranges of a filter without destinations.
+// everything lists the ranges of a filter without destinations.
 var everything = []netip.Prefix{
 	netip.PrefixFrom(netip.IPv4Unspecified(), 0),
 	netip.PrefixFrom(netip.IPv6Unspecified(), 0),

@@ -10,62 +10,68 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// A filter selects what any of its prefixes contains, in order, once, from any place on.
+// TestFilterLikeContains checks that a filter selects the destinations that any of its prefixes contains, in order, once, from any position on.
 func TestFilterLikeContains(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		e := edit{build: 1, shared: true}
-		var all []netip.Prefix
+		var all []Key
+		layout := &Layout{Groups: []LayoutGroup{{Sources: []netip.Prefix{netip.MustParsePrefix("10.255.0.1/32")}}, {Sources: []netip.Prefix{netip.MustParsePrefix("10.255.0.2/32")}}}}
 		for range rng.IntN(600) {
-			p := prefixAt(rng.IntN(2000))
-			e.set(&destination{prefix: p, revision: 1})
+			p := Key{prefixAt(rng.IntN(2000)).Prefix, rng.IntN(2)}
+			e.set(&destination{key: p, revision: 1})
 			all = append(all, p)
 		}
-		slices.SortFunc(all, comparePrefix)
+		slices.SortFunc(all, compareKeys)
 		all = slices.Compact(all)
 		var given []string
 		var covering []netip.Prefix
 		for range rng.IntN(8) {
-			p := prefixAt(rng.IntN(2000))
+			p := prefixAt(rng.IntN(2000)).Prefix
 			if rng.IntN(3) > 0 {
 				p = netip.PrefixFrom(p.Addr(), p.Bits()-rng.IntN(p.Bits()+1)).Masked()
 			}
 			given, covering = append(given, p.String()), append(covering, p)
 		}
-		f, err := parseFilter("filter", &farev1.WeightFilter{Destinations: given}, &Layout{})
+		var sources []string
+		if rng.IntN(2) == 0 {
+			sources = []string{"10.255.0.2"}
+		}
+		f, err := parseFilter("filter", &farev1.WeightFilter{Destinations: given, Sources: sources}, layout)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var after netip.Prefix
+		var after Key
 		if rng.IntN(2) == 0 {
-			after = prefixAt(rng.IntN(2000))
+			after = Key{prefixAt(rng.IntN(2000)).Prefix, rng.IntN(2)}
 		}
-		var want []netip.Prefix
+		var want []Key
 		for _, p := range all {
 			selected := len(covering) == 0 || slices.ContainsFunc(covering, func(c netip.Prefix) bool { return c.Contains(p.Addr()) })
+			selected = selected && (sources == nil || p.Source == 1)
 			if f.matches(p) != selected {
-				t.Fatalf("seed %d: matches(%s) = %v with %s", seed, p, !selected, given)
+				t.Fatalf("seed %d: matches(%v) = %v with %s", seed, p, !selected, given)
 			}
-			if selected && (!after.IsValid() || comparePrefix(p, after) > 0) {
+			if selected && (!after.IsValid() || compareKeys(p, after) > 0) {
 				want = append(want, p)
 			}
 		}
-		var got []netip.Prefix
+		var got []Key
 		for d := range f.selected(e.pages, after, 0) {
-			got = append(got, d.prefix)
+			got = append(got, d.key)
 		}
 		if !slices.Equal(got, want) {
-			t.Fatalf("seed %d: filter %s after %s:\n got %s\nwant %s", seed, given, after, got, want)
+			t.Fatalf("seed %d: filter %s after %v:\n got %v\nwant %v", seed, given, after, got, want)
 		}
 	}
 }
 
 func TestFilterRefuses(t *testing.T) {
-	layout := &Layout{Sources: []netip.Prefix{netip.MustParsePrefix("10.255.0.1/32")}}
+	layout := &Layout{Groups: []LayoutGroup{{Sources: []netip.Prefix{netip.MustParsePrefix("10.255.0.1/32")}}}}
 	for _, c := range []struct {
 		name   string
 		filter *farev1.WeightFilter
-		want   []string // each in the error
+		want   []string // substrings of the error
 	}{
 		{"not an address", &farev1.WeightFilter{Destinations: []string{"10.255.0.2", "gpu2"}}, []string{"filter.destinations[1]", `"gpu2"`, "write 10.255.0.2"}},
 		{"host bits", &farev1.WeightFilter{Destinations: []string{"10.255.0.5/16"}}, []string{"filter.destinations[0]", "write 10.255.0.0/16"}},

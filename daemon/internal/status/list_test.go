@@ -13,22 +13,32 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// What exists during the whole listing is listed exactly once, in order, however the rest changes between pages.
+// TestListUnderChange checks that destinations that exist during the whole listing are listed exactly once, in order, however the others change
+// between pages.
 func TestListUnderChange(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 11))
-		l := newFake(seed, 0)
-		l.vectors[1] = l.randomVector()
-		l.builder.MarkVector(1)
+		l := newFake(seed, 0).two()
+		for id := range uint32(2) {
+			l.vectors[id+1] = l.randomVector()
+			l.builder.MarkVector(id + 1)
+		}
+		rowAt := func(i int) Key { return Key{prefixAt(i / 3 * 2).Prefix, i % 2} } // two rows of some, one of others
 		for i := range 1000 {
-			l.destinations[prefixAt(i)] = Destination{Vector: 1}
-			l.builder.MarkDestination(prefixAt(i))
+			l.destinations[rowAt(i)] = Destination{Vector: uint32(1 + i%2)}
+			l.builder.MarkDestination(rowAt(i))
 		}
 		l.builder.Commit()
-		stable := func(i int) bool { return i%2 == 0 }
+		stable := func(i int) bool { return i%4 < 2 }
+		kept := map[Key]bool{}
+		for i := range 1000 {
+			if stable(i) {
+				kept[rowAt(i)] = true
+			}
+		}
 		s := l.service(t, func(c *ServiceConfig) { c.Reader = l.builder.Reader(here) })
-		seen := map[string]int{}
-		var last netip.Prefix
+		seen := map[Key]int{}
+		var last Key
 		token, pages := "", 0
 		for {
 			page, err := s.Weights().ListWeights(t.Context(), &farev1.ListWeightsRequest{PageSize: 1 + rng.Uint32N(200), PageToken: token})
@@ -37,26 +47,28 @@ func TestListUnderChange(t *testing.T) {
 			}
 			pages++
 			for _, w := range page.Weights {
-				p := netip.MustParsePrefix(w.Destination)
-				if last.IsValid() && comparePrefix(last, p) >= 0 {
-					t.Fatalf("seed %d: %s after %s", seed, p, last)
+				p := Key{Prefix: netip.MustParsePrefix(w.Destination)}
+				if w.Sources[0] == "10.255.0.2/32" {
+					p.Source = 1
+				}
+				if last.IsValid() && compareKeys(last, p) >= 0 {
+					t.Fatalf("seed %d: %v after %v", seed, p, last)
 				}
 				last = p
-				seen[w.Destination]++
+				seen[p]++
 			}
 			if token = page.NextPageToken; token == "" {
 				break
 			}
 			for range 100 {
 				i := rng.IntN(1500)
-				if stable(i) && i < 1000 {
+				if p := rowAt(i); kept[p] {
 					continue
-				}
-				if p := prefixAt(i); rng.IntN(2) == 0 {
+				} else if rng.IntN(2) == 0 {
 					delete(l.destinations, p)
 					l.builder.MarkDestination(p)
 				} else {
-					l.destinations[p] = Destination{Vector: 1}
+					l.destinations[p] = Destination{Vector: uint32(1 + i%2)}
 					l.builder.MarkDestination(p)
 				}
 			}
@@ -65,15 +77,15 @@ func TestListUnderChange(t *testing.T) {
 		if pages < 3 {
 			t.Fatalf("seed %d: only %d pages", seed, pages)
 		}
-		for i := range 1000 {
-			if p := prefixAt(i).String(); stable(i) && seen[p] != 1 {
-				t.Errorf("seed %d: %s listed %d times", seed, p, seen[p])
+		for p := range kept {
+			if seen[p] != 1 {
+				t.Errorf("seed %d: %v listed %d times", seed, p, seen[p])
 			}
 		}
 	}
 }
 
-// A page ends early rather than grow beyond what a client accepts.
+// TestListPageBytes checks that a page ends early instead of exceeding the client's limit.
 func TestListPageBytes(t *testing.T) {
 	l := newFake(1, 0)
 	v := Vector{Reachable: true, Planes: []VectorPlane{{Weight: 1}, {Weight: 1}}}
@@ -106,7 +118,7 @@ func TestListPageBytes(t *testing.T) {
 	}
 }
 
-// violations returns the fields that an INVALID_ARGUMENT error names.
+// violations returns the fields that an INVALID_ARGUMENT error contains.
 func violations(t *testing.T, err error) []string {
 	t.Helper()
 	if grpcstatus.Code(err) != codes.InvalidArgument {
@@ -139,8 +151,8 @@ func TestListRefuses(t *testing.T) {
 		req                 *farev1.ListWeightsRequest
 	}{
 		{"too large a page", "page_size", "at most 10000", &farev1.ListWeightsRequest{PageSize: 10001}},
-		{"no token of ours", "page_token", "start again", &farev1.ListWeightsRequest{PageToken: "xyz"}},
-		{"a cut token", "page_token", "start again", &farev1.ListWeightsRequest{PageToken: page.NextPageToken[:9]}},
+		{"no token of ours", "page_token", "from the first page", &farev1.ListWeightsRequest{PageToken: "xyz"}},
+		{"a cut token", "page_token", "from the first page", &farev1.ListWeightsRequest{PageToken: page.NextPageToken[:9]}},
 		{"another filter", "page_token", "keep the filter", &farev1.ListWeightsRequest{PageToken: page.NextPageToken, Filter: &farev1.WeightFilter{OmitPairs: true}}},
 		{"a wrong filter", "filter.destinations[0]", "write 10.255", &farev1.ListWeightsRequest{Filter: &farev1.WeightFilter{Destinations: []string{"x"}}}},
 	} {
@@ -154,11 +166,12 @@ func TestListRefuses(t *testing.T) {
 func TestGetWeights(t *testing.T) {
 	l := newFake(1, 0)
 	l.vectors[7] = Vector{
-		Reachable: true,
-		Planes:    []VectorPlane{{Weight: 2, Bandwidth: 800e9, InEffect: true, SubPorts: []uint32{1, 1}}, {Weight: 1, Bandwidth: 400e9, SubPorts: []uint32{1, 0}}},
-		Slots:     []Slot{{0, 0, 333333334, false}, {0, 1, 333333333, true}, {1, -1, 333333333, false}},
+		Reachable:   true,
+		Planes:      []VectorPlane{{Weight: 2, Bandwidth: 800e9, InEffect: true, SubPorts: []uint32{1, 1}}, {Weight: 1, Bandwidth: 400e9, SubPorts: []uint32{1, 0}}},
+		Slots:       []Slot{{0, 0, 333333334, false}, {0, 1, 333333333, true}, {1, -1, 333333333, false}},
+		NotInEffect: "approximate: p1b",
 	}
-	dst := netip.MustParsePrefix("10.255.1.2/32")
+	dst := Key{Prefix: netip.MustParsePrefix("10.255.1.2/32")}
 	l.destinations[dst] = Destination{Vector: 7, InEffect: true, SlotsMoved: 3}
 	l.builder.MarkVector(7)
 	l.builder.MarkDestination(dst)
@@ -170,8 +183,11 @@ func TestGetWeights(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := got.Weights
-	if got.Revision != 2 || !w.Reachable || w.Group != 7 || w.Revision != 2 || w.SlotsMoved != 3 || w.Destination != dst.String() {
+	if len(got.Weights) != 1 {
+		t.Fatalf("%d rows for one source group", len(got.Weights))
+	}
+	w := got.Weights[0]
+	if got.Revision != 2 || !w.Reachable || w.Group != 7 || w.Revision != 2 || w.SlotsMoved != 3 || w.Destination != dst.String() || w.NotInEffect != "approximate: p1b" {
 		t.Errorf("destination: %v", w)
 	}
 	if len(w.Planes) != 2 || w.Planes[0].Weight != 2 || !w.Planes[0].InEffect || w.Planes[1].InEffect || w.Planes[1].BandwidthBps != 400e9 || w.Planes[1].SubPorts[1].Device != "p1b" {
@@ -194,9 +210,9 @@ func TestGetWeights(t *testing.T) {
 		t.Errorf("explanation: %v", w.Explanation)
 	}
 
-	// An IPv4 destination has pairs with the IPv4 loopbacks only.
+	// An IPv4 destination has pairs only with the IPv4 loopbacks.
 	got, err = srv.weights.GetWeights(t.Context(), &farev1.GetWeightsRequest{Destination: "10.255.1.2/32"})
-	if err != nil || len(got.Weights.Pairs) != 2 || got.Weights.Explanation != nil {
+	if err != nil || len(got.Weights) != 1 || len(got.Weights[0].Pairs) != 2 || got.Weights[0].Explanation != nil {
 		t.Errorf("all sources: %v, %v", got, err)
 	}
 

@@ -13,26 +13,27 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// loopTimeout is how long a scrape or a health check waits for the loop.
+// loopTimeout limits how long a scrape or a health check waits for the loop.
 const loopTimeout = 2 * time.Second
 
-// MetricsConfig says where metrics come from.
+// MetricsConfig configures the sources of metrics.
 type MetricsConfig struct {
 	Reader  *Reader
 	Service *Service
 	Version string
 }
 
-// Metrics exports the daemon's state. All but durations is read from a Report when it is scraped, so that there is one
-// source of truth and series end with their session. A nil *Metrics observes nothing.
+// Metrics exports the daemon's state. Each scrape reads all values except durations from a Report, so that there is one source of truth and
+// series end with their session. A nil *Metrics observes nothing.
 type Metrics struct {
 	c            MetricsConfig
 	descs        map[string]*prometheus.Desc
+	several      bool // there are several source groups, which then are a label
 	step         prometheus.Histogram
 	acknowledged prometheus.Histogram
 }
 
-// metric describes one for Prometheus; histograms describe themselves.
+// metric describes a metric for Prometheus; histograms describe themselves.
 type metric struct {
 	name   string
 	help   string
@@ -45,35 +46,42 @@ const (
 	counter = prometheus.CounterValue
 )
 
-// scraped are all metrics but the histograms.
+// scraped lists all metrics except the histograms.
 var scraped = []metric{
-	{nameBuildInfo, "Always 1; says which program this is.", gauge, []string{"version", "go_version"}},
-	{nameLoopResponding, "1 when the daemon's loop answered this scrape; 0: only what needs no answer is exported.", gauge, nil},
+	{nameBuildInfo, "Always 1; the labels identify the program.", gauge, []string{"version", "go_version"}},
+	{nameLoopResponding, "1 when the daemon's loop answered this scrape; with 0 only metrics that need no answer are exported.", gauge, nil},
 	{nameConverged, "1 after end-of-RIB from every session, or the start deadline.", gauge, nil},
 	{nameRevision, "Revision of the state.", gauge, nil},
 	{nameSessions, "Sessions by state.", gauge, []string{"state"}},
 	{nameSessionUp, "1 when the session is established, drained or not.", gauge, []string{"session", "plane", "device"}},
-	{nameSessionGeneration, "How often the session was established, its generation.", counter, []string{"session"}},
-	{nameSessionFlaps, "How often the established session was lost.", counter, []string{"session"}},
-	{nameSessionBFD, "1 when BFD beside the session is up and protects it; absent without BFD.", gauge, []string{"session"}},
+	{nameSessionGeneration, "Times the session was established, its generation.", counter, []string{"session"}},
+	{nameSessionFlaps, "Times the established session failed.", counter, []string{"session"}},
+	{nameSessionBFD, "1 when the session's BFD is up and protects it; absent without BFD.", gauge, []string{"session"}},
 	{nameSessionRoutes, "Routes of the session now: received = used + all of fared_session_routes_ignored.", gauge, []string{"session", "use"}},
 	{nameSessionIgnored, "Routes of the session now that are not used, by reason.", gauge, []string{"session", "reason"}},
-	{nameGuardDropped, "What the guard kept away from BGP, by reason.", counter, []string{"session", "reason"}},
+	{nameBandwidthIgnored, "Usable routes of the session now whose bandwidth the weights do not follow, by reason.", gauge, []string{"plane", "session", "reason"}},
+	{nameGuardDropped, "Messages, routes and attributes that the guard dropped, by reason.", counter, []string{"session", "reason"}},
 	{nameInputsIgnored, "Inputs that the path-bandwidth table did not use, by reason.", counter, []string{"reason"}},
-	{nameDestinations, "Destinations known.", gauge, nil},
-	{nameReachable, "Destinations that have weights.", gauge, nil},
+	{nameDestinations, "Destinations known; by source group (its first loopback) where there are several.", gauge, nil},
+	{nameReachable, "Destinations that have weights; by source group where there are several.", gauge, nil},
 	{nameVectors, "Distinct weight vectors.", gauge, nil},
-	{nameWithoutLanding, "Slots given a source port that does not land on their place, because the data plane's hash leaves none.", gauge, nil},
+	{nameConflicts, "Destinations that several origins announce, as far as AS paths show.", gauge, nil},
+	{nameClaimed, "Local loopbacks that another AS announces.", gauge, nil},
+	{nameUnrecorded, "Events that are missing in record.file, because they could not be written.", counter, nil},
+	{nameWithoutLanding, "Slots whose source port does not land on their sub-port, because the data plane's hash leaves none.", gauge, nil},
 	{namePlaneUp, "1 when the plane is up.", gauge, []string{"plane"}},
 	{namePlaneDrained, "1 when the plane is drained.", gauge, []string{"plane"}},
 	{namePlaneBandwidth, "Sum of the plane's sub-ports that count, bit/s.", gauge, []string{"plane"}},
-	{nameSubPortUp, "1 when the sub-port counts: carrier, not drained, nothing against it.", gauge, []string{"plane", "device"}},
+	{nameSubPortUp, "1 when the sub-port counts: it has a carrier, is not drained, and has no fault.", gauge, []string{"plane", "device"}},
 	{nameSubPortSpeed, "Speed of the sub-port, bit/s.", gauge, []string{"plane", "device"}},
 	{nameEvents, "Events by kind.", counter, []string{"kind"}},
 	{nameQueue, "Depth of a queue.", gauge, []string{"queue"}},
 	{nameDataplaneConnected, "1 when the data plane is connected.", gauge, nil},
 	{nameDataplaneOperations, "Operations toward the data plane by level and result (sent, in_effect, refused).", counter, []string{"level", "result"}},
 	{nameDataplanePending, "Operations sent and not yet in effect.", gauge, nil},
+	{nameDataplaneApproximate, "Weight vectors in the data plane now with a share off by more than 1 % of itself.", gauge, nil},
+	{nameDataplaneRefused, "Objects whose last change the data plane refused, now.", gauge, nil},
+	{nameDataplaneIntact, "0 while the layer below the data plane lacks an acknowledged object.", gauge, nil},
 	{nameWatches, "WatchWeights and WatchEvents calls now.", gauge, nil},
 	{nameCalls, "Finished gRPC calls by code.", counter, []string{"code"}},
 	{namePanics, "Handlers that panicked.", counter, nil},
@@ -81,7 +89,7 @@ var scraped = []metric{
 
 const (
 	helpStep         = "Duration of a step of the daemon's loop."
-	helpAcknowledged = "From an input at the loop to the data plane's confirmation that what follows is in effect."
+	helpAcknowledged = "From an input at the loop to the data plane's confirmation that its result is in effect."
 )
 
 // NewMetrics registers the daemon's metrics.
@@ -91,14 +99,19 @@ func NewMetrics(reg prometheus.Registerer, c MetricsConfig) (*Metrics, error) {
 	}
 	m := &Metrics{
 		c: c, descs: make(map[string]*prometheus.Desc, len(scraped)),
-		// 1 µs (nothing to do) to 0.26 s; 25 µs to 0.8 s.
+		// 1 µs (no work) to 0.26 s; 25 µs to 0.8 s.
 		step: prometheus.NewHistogram(prometheus.HistogramOpts{Name: nameStep, Help: helpStep, Buckets: prometheus.ExponentialBuckets(1e-6, 4, 10)}),
 		acknowledged: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: nameAcknowledged, Help: helpAcknowledged, Buckets: prometheus.ExponentialBuckets(25e-6, 2, 16),
 		}),
 	}
+	m.several = len(c.Reader.b.layout.Groups) > 1
 	for _, d := range scraped {
-		m.descs[d.name] = prometheus.NewDesc(d.name, d.help, d.labels, nil)
+		labels := d.labels
+		if m.several && (d.name == nameDestinations || d.name == nameReachable) {
+			labels = []string{"source"}
+		}
+		m.descs[d.name] = prometheus.NewDesc(d.name, d.help, labels, nil)
 	}
 	if err := reg.Register(m); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
@@ -106,14 +119,14 @@ func NewMetrics(reg prometheus.Registerer, c MetricsConfig) (*Metrics, error) {
 	return m, nil
 }
 
-// ObserveStep records how long a step of the loop took. It does not allocate.
+// ObserveStep records the duration of a step of the loop. It does not allocate.
 func (m *Metrics) ObserveStep(d time.Duration) {
 	if m != nil {
 		m.step.Observe(d.Seconds())
 	}
 }
 
-// ObserveAcknowledged records how long it took from an input to the data plane's "in effect". It does not allocate.
+// ObserveAcknowledged records the time from an input to the data plane's "in effect". It does not allocate.
 func (m *Metrics) ObserveAcknowledged(d time.Duration) {
 	if m != nil {
 		m.acknowledged.Observe(d.Seconds())
@@ -145,7 +158,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 			s.put(nameEvents, float64(n), EventKind(kind).String())
 		}
 	}
-	s.put(nameWatches, float64(m.c.Service.watches.Load()))
+	s.put(nameWatches, float64(m.c.Service.watching()))
 	s.put(namePanics, float64(m.c.Service.panics.Load()))
 	for code := range m.c.Service.calls {
 		if n := m.c.Service.calls[code].Load(); n > 0 {
@@ -166,7 +179,7 @@ func (s scrape) put(name string, value float64, labels ...string) {
 	s.ch <- prometheus.MustNewConstMetric(s.m.descs[name], kinds[name], value, labels...)
 }
 
-// kinds are the types of scraped metrics by name.
+// kinds maps the name of a scraped metric to its type.
 var kinds = func() map[string]prometheus.ValueType {
 	out := make(map[string]prometheus.ValueType, len(scraped))
 	for _, d := range scraped {
@@ -186,9 +199,11 @@ func (s scrape) flag(name string, on bool, labels ...string) {
 func (s scrape) report(r *Report) {
 	s.flag(nameConverged, r.Process.Converged)
 	s.put(nameRevision, float64(r.View.Revision()))
-	s.put(nameDestinations, float64(r.View.Destinations()))
-	s.put(nameReachable, float64(r.View.Reachable()))
+	s.destinations(r.View)
 	s.put(nameVectors, float64(r.View.Vectors()))
+	s.put(nameConflicts, float64(r.Process.Conflicts))
+	s.put(nameClaimed, float64(r.Process.ClaimedLoopbacks))
+	s.put(nameUnrecorded, float64(r.Process.Unrecorded))
 	s.put(nameWithoutLanding, float64(r.Process.WithoutLanding))
 	s.sessions(r)
 	for _, p := range r.Planes {
@@ -209,6 +224,9 @@ func (s scrape) report(r *Report) {
 	d := &r.Process.Dataplane
 	s.flag(nameDataplaneConnected, d.Connected)
 	s.put(nameDataplanePending, float64(d.Pending))
+	s.put(nameDataplaneApproximate, float64(d.Approximate))
+	s.put(nameDataplaneRefused, float64(d.Refused))
+	s.flag(nameDataplaneIntact, d.Damage == "")
 	for _, o := range d.Operations {
 		s.put(nameDataplaneOperations, float64(o.Sent), o.Level, "sent")
 		s.put(nameDataplaneOperations, float64(o.InEffect), o.Level, "in_effect")
@@ -216,8 +234,29 @@ func (s scrape) report(r *Report) {
 	}
 }
 
+// destinations counts destinations, by source group if there are several.
+func (s scrape) destinations(v *View) {
+	_, groups := v.Tally()
+	for i, t := range groups {
+		var labels []string
+		if s.m.several {
+			labels = []string{v.layout.Groups[i].name()}
+		}
+		s.put(nameDestinations, float64(t.Destinations), labels...)
+		s.put(nameReachable, float64(t.Reachable), labels...)
+	}
+}
+
+// name returns the name of a source group in metrics: its first loopback.
+func (g *LayoutGroup) name() string {
+	if len(g.Sources) == 0 {
+		return ""
+	}
+	return g.Sources[0].String()
+}
+
 func (s scrape) sessions(r *Report) {
-	states := []Count{{StateIdle, 0}, {StateConnecting, 0}, {StateOpening, 0}, {StateEstablished, 0}, {StateDrained, 0}, {StateHeld, 0}}
+	states := []Count{{StateIdle, 0}, {StateConnecting, 0}, {StateOpening, 0}, {StateEstablished, 0}, {StateDraining, 0}, {StateDrained, 0}, {StateHeld, 0}}
 	for i := range r.Sessions {
 		x := &r.Sessions[i]
 		states = merge(states, []Count{{x.State, 1}})
@@ -233,6 +272,11 @@ func (s scrape) sessions(r *Report) {
 		for _, c := range merge(nil, x.Ignored) {
 			s.put(nameSessionIgnored, float64(c.Value), x.Name, c.Name)
 		}
+		for _, f := range r.Process.Faults {
+			if f.Kind == FaultBandwidthIgnored && f.Session == x.Name {
+				s.put(nameBandwidthIgnored, float64(f.Routes), f.Plane, f.Session, f.Reason)
+			}
+		}
 		for _, c := range merge(nil, x.Dropped) {
 			s.put(nameGuardDropped, float64(c.Value), x.Name, c.Name)
 		}
@@ -242,8 +286,8 @@ func (s scrape) sessions(r *Report) {
 	}
 }
 
-// Handler serves GET /metrics in the Prometheus and OpenMetrics formats, and GET /healthz: 200 while the daemon's loop
-// answers, else 503 with the reason.
+// Handler serves GET /metrics in the Prometheus and OpenMetrics formats, and GET /healthz: 200 while the daemon's loop answers, else 503 with
+// the reason.
 func Handler(g prometheus.Gatherer, r *Reader) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{

@@ -70,7 +70,7 @@ func documented(t *testing.T) map[string]string {
 	return out
 }
 
-// Every metric is exported as names.go says, and nothing else is.
+// TestMetricsAreDocumented checks that the exported metrics are exactly those of names.go, with the documented properties.
 func TestMetricsAreDocumented(t *testing.T) {
 	l := newFake(1, 10)
 	l.builder.Event(Event{Kind: EventReload})
@@ -155,6 +155,7 @@ func TestMetricsValues(t *testing.T) {
 		{nameSessionUp, "device=p0b,plane=p0,session=p0/p0b", 0},
 		{nameSessionGeneration, "session=p0/p0a", 3},
 		{nameSessionFlaps, "session=p0/p0a", 2},
+		{nameBandwidthIgnored, "plane=p0,reason=below-minimum,session=p0/p0a", 3},
 		{nameSessionBFD, "session=p0/p0a", 1},
 		{nameSessionRoutes, "session=p0/p0a,use=received", 7},
 		{nameSessionRoutes, "session=p0/p0a,use=used", 4},
@@ -178,6 +179,9 @@ func TestMetricsValues(t *testing.T) {
 		{nameDataplaneOperations, "level=group,result=refused", 1},
 		{nameDataplaneOperations, "level=destination,result=in_effect", 8},
 		{nameDataplanePending, "", 1},
+		{nameDataplaneApproximate, "", 2},
+		{nameDataplaneRefused, "", 3},
+		{nameDataplaneIntact, "", 0},
 		{nameWatches, "", 0},
 		{namePanics, "", 0},
 	} {
@@ -190,7 +194,7 @@ func TestMetricsValues(t *testing.T) {
 		t.Errorf("histograms: %v, %v", step, ack)
 	}
 
-	// A session that goes takes its series along.
+	// A removed session takes its series along.
 	l.on(t, func() { l.sessions = l.sessions[1:] })
 	for name, f := range gather(t, reg) {
 		for labels := range series(f) {
@@ -240,7 +244,7 @@ func TestHandler(t *testing.T) {
 			t.Errorf("POST: %d", code)
 		}
 	})
-	// The loop has stopped with the subtest: what needs no loop is still told.
+	// The loop has stopped with the subtest: metrics that need no loop are still exported.
 	if code, body := get("GET", "/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(body, errLoopStopped.Error()) {
 		t.Errorf("healthz without a loop: %d %q", code, body)
 	}
@@ -253,4 +257,37 @@ func TestHandler(t *testing.T) {
 func ExampleEventKind_String() {
 	fmt.Println(EventSessionUp, EventEndOfRIB)
 	// Output: session-up end-of-rib
+}
+
+// TestMetricsOfSources checks that with several source groups destinations are counted for each.
+func TestMetricsOfSources(t *testing.T) {
+	l := newFake(1, 10).two()
+	for id, reachable := range map[uint32]bool{1: true, 2: false} {
+		l.vectors[id] = Vector{Reachable: reachable}
+		l.builder.MarkVector(id)
+	}
+	for i := range 3 {
+		for source := range 2 {
+			if key := (Key{prefixAt(i).Prefix, source}); i+source < 3 {
+				l.destinations[key] = Destination{Vector: uint32(source + 1)}
+				l.builder.MarkDestination(key)
+			}
+		}
+	}
+	l.builder.Commit()
+	l.start(t)
+	reg, _, service := newMetrics(t, l)
+	got := gather(t, reg)
+	for name, want := range map[string]map[string]float64{
+		nameDestinations: {"source=10.255.0.1/32": 3, "source=10.255.0.2/32": 2},
+		nameReachable:    {"source=10.255.0.1/32": 3, "source=10.255.0.2/32": 0},
+	} {
+		if !maps.Equal(series(got[name]), want) {
+			t.Errorf("%s: %v, want %v", name, series(got[name]), want)
+		}
+	}
+	status, err := service.Fabric().GetStatus(t.Context(), &farev1.GetStatusRequest{})
+	if err != nil || status.Destinations != 3 || status.DestinationsReachable != 3 || len(status.Loopbacks) != 5 {
+		t.Errorf("status %v, %v: want 3 destinations, each counted once, and 5 loopbacks", status, err)
+	}
 }

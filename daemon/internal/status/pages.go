@@ -7,28 +7,28 @@ import (
 	"slices"
 )
 
-// pageMax is the most destinations a page holds: a build copies this many pointers for one change, and a table of
-// 16,384 destinations has some 200 pages.
+// pageMax is the greatest number of destinations in a page: a build copies at most this many pointers for one change, and a table of 16,384
+// destinations has some 200 pages.
 const pageMax = 128
 
 // destination is a destination in a view. Immutable.
 type destination struct {
 	Destination
-	prefix netip.Prefix
-	// revision of the last change of the destination itself; its vector has its own.
+	key Key
+	// revision of the last change of the destination itself; its vector has a separate one.
 	revision uint64
 }
 
-// page holds neighbouring destinations in address order. Immutable once its build is published.
+// page holds adjacent destinations in address order. Immutable once its build is published.
 type page struct {
 	items []*destination
-	// revision is not less than that of any item; it may be higher after a removal or split.
+	// revision is at least that of every item; it may be higher after a removal or split.
 	revision uint64
-	// build that made it, the only one that may change it.
+	// build is the build that created the page, and the only one that may change it.
 	build uint64
 }
 
-// pages are all destinations in address order. No page is empty.
+// pages holds all destinations in address order. No page is empty.
 type pages []*page
 
 // comparePrefix orders by address (IPv4 first), then by length.
@@ -39,22 +39,27 @@ func comparePrefix(a, b netip.Prefix) int {
 	return cmp.Compare(a.Bits(), b.Bits())
 }
 
+// compareKeys orders by prefix, then by source group.
+func compareKeys(a, b Key) int {
+	return cmp.Or(comparePrefix(a.Prefix, b.Prefix), cmp.Compare(a.Source, b.Source))
+}
+
 // seek returns the first page whose last item is not before key, or len(p).
-func (p pages) seek(key netip.Prefix) int {
-	i, _ := slices.BinarySearchFunc(p, key, func(g *page, key netip.Prefix) int {
-		return comparePrefix(g.items[len(g.items)-1].prefix, key)
+func (p pages) seek(key Key) int {
+	i, _ := slices.BinarySearchFunc(p, key, func(g *page, key Key) int {
+		return compareKeys(g.items[len(g.items)-1].key, key)
 	})
 	return i
 }
 
-func (g *page) seek(key netip.Prefix) (int, bool) {
-	return slices.BinarySearchFunc(g.items, key, func(d *destination, key netip.Prefix) int {
-		return comparePrefix(d.prefix, key)
+func (g *page) seek(key Key) (int, bool) {
+	return slices.BinarySearchFunc(g.items, key, func(d *destination, key Key) int {
+		return compareKeys(d.key, key)
 	})
 }
 
 // get returns the destination, or nil.
-func (p pages) get(key netip.Prefix) *destination {
+func (p pages) get(key Key) *destination {
 	i := p.seek(key)
 	if i == len(p) {
 		return nil
@@ -65,8 +70,8 @@ func (p pages) get(key netip.Prefix) *destination {
 	return nil
 }
 
-// from yields destinations from key on, key included. It leaves out pages without a revision after since.
-func (p pages) from(key netip.Prefix, since uint64) iter.Seq[*destination] {
+// from yields the destinations from key on, including key. It skips pages without a revision after since.
+func (p pages) from(key Key, since uint64) iter.Seq[*destination] {
 	return func(yield func(*destination) bool) {
 		first := p.seek(key)
 		for i := first; i < len(p); i++ {
@@ -86,16 +91,16 @@ func (p pages) from(key netip.Prefix, since uint64) iter.Seq[*destination] {
 	}
 }
 
-// edit changes a copy of pages during one build.
+// edit modifies a copy of pages during one build.
 type edit struct {
 	pages pages
 	count int
 	build uint64
-	// shared: pages is still the slice of the last view.
+	// shared reports that pages is still the slice of the last view.
 	shared bool
 }
 
-// own returns page i in a form that this build may change.
+// own returns page i in a form that this build may modify.
 func (e *edit) own(i int) *page {
 	if e.shared {
 		e.pages, e.shared = slices.Clone(e.pages), false
@@ -110,7 +115,7 @@ func (e *edit) own(i int) *page {
 	return p
 }
 
-// insertPage puts a page at i.
+// insertPage inserts a page at i.
 func (e *edit) insertPage(i int, p *page) {
 	if e.shared {
 		e.pages, e.shared = slices.Clone(e.pages), false
@@ -120,17 +125,17 @@ func (e *edit) insertPage(i int, p *page) {
 
 // set adds or replaces a destination.
 func (e *edit) set(d *destination) {
-	i := e.pages.seek(d.prefix)
+	i := e.pages.seek(d.key)
 	if i == len(e.pages) {
 		if i == 0 {
 			e.insertPage(0, &page{items: make([]*destination, 0, pageMax+1), build: e.build})
 		} else {
-			i-- // after everything: into the last page
+			i-- // after all items: into the last page
 		}
 	}
 	p := e.own(i)
 	p.revision = max(p.revision, d.revision)
-	j, ok := p.seek(d.prefix)
+	j, ok := p.seek(d.key)
 	if ok {
 		p.items[j] = d
 		return
@@ -140,7 +145,7 @@ func (e *edit) set(d *destination) {
 	if len(p.items) > pageMax {
 		at := len(p.items) / 2
 		if j == pageMax {
-			at = pageMax // growing at the end, as sorted input does: leave a full page behind
+			at = pageMax // growth at the end, as for sorted input: leave a full page behind
 		}
 		items := make([]*destination, len(p.items)-at, pageMax+1)
 		copy(items, p.items[at:])
@@ -150,8 +155,8 @@ func (e *edit) set(d *destination) {
 	}
 }
 
-// remove deletes a destination and tells whether it was there.
-func (e *edit) remove(key netip.Prefix) bool {
+// remove deletes a destination and reports whether it existed.
+func (e *edit) remove(key Key) bool {
 	i := e.pages.seek(key)
 	if i == len(e.pages) {
 		return false

@@ -2,16 +2,15 @@ package status
 
 import (
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"testing"
 )
 
-// A page table behaves like a sorted map, and a table that was published never changes.
+// TestPagesLikeSortedMap checks that a page table behaves like a sorted map, and that a published table never changes.
 func TestPagesLikeSortedMap(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 7))
-		twin := map[netip.Prefix]*destination{}
+		twin := map[Key]*destination{}
 		var table pages
 		count := 0
 		type published struct {
@@ -23,9 +22,9 @@ func TestPagesLikeSortedMap(t *testing.T) {
 			e := edit{pages: table, count: count, build: build, shared: true}
 			grow := rng.IntN(3) > 0 // phases of growth and of shrinking
 			for range rng.IntN(300) {
-				p := prefixAt(rng.IntN(3000))
+				p := Key{prefixAt(rng.IntN(3000)).Prefix, rng.IntN(2)}
 				if rng.IntN(4) > 0 == grow {
-					d := &destination{prefix: p, revision: build}
+					d := &destination{key: p, revision: build}
 					twin[p] = d
 					e.set(d)
 				} else {
@@ -41,7 +40,7 @@ func TestPagesLikeSortedMap(t *testing.T) {
 			for _, d := range twin {
 				want = append(want, d)
 			}
-			slices.SortFunc(want, func(a, b *destination) int { return comparePrefix(a.prefix, b.prefix) })
+			slices.SortFunc(want, func(a, b *destination) int { return compareKeys(a.key, b.key) })
 			old = append(old, published{table, want})
 			if count != len(want) {
 				t.Fatalf("seed %d build %d: count %d, want %d", seed, build, count, len(want))
@@ -57,33 +56,33 @@ func TestPagesLikeSortedMap(t *testing.T) {
 				}
 			}
 			for range 20 {
-				p := prefixAt(rng.IntN(3000))
+				p := Key{prefixAt(rng.IntN(3000)).Prefix, rng.IntN(2)}
 				if table.get(p) != twin[p] {
 					t.Fatalf("seed %d: get %s", seed, p)
 				}
-				i, _ := slices.BinarySearchFunc(want, p, func(d *destination, p netip.Prefix) int { return comparePrefix(d.prefix, p) })
+				i, _ := slices.BinarySearchFunc(want, p, func(d *destination, p Key) int { return compareKeys(d.key, p) })
 				if got := slices.Collect(table.from(p, 0)); !slices.Equal(got, want[i:]) {
 					t.Fatalf("seed %d: from %s: %d items, want %d", seed, p, len(got), len(want)-i)
 				}
 			}
 		}
 		for i, o := range old {
-			if got := slices.Collect(o.table.from(netip.Prefix{}, 0)); !slices.Equal(got, o.want) {
+			if got := slices.Collect(o.table.from(Key{}, 0)); !slices.Equal(got, o.want) {
 				t.Fatalf("seed %d: the table of build %d changed afterwards", seed, i+1)
 			}
 		}
 	}
 }
 
-// A page without a late revision is skipped whole, and only then.
+// TestPagesSkipOld checks that a page is skipped only if it has no later revision.
 func TestPagesSkipOld(t *testing.T) {
 	e := edit{build: 1, shared: true}
 	for n := range 4 * pageMax {
-		e.set(&destination{prefix: prefixAt(n * 3), revision: 1})
+		e.set(&destination{key: prefixAt(n * 3), revision: 1})
 	}
 	next := edit{pages: e.pages, count: e.count, build: 2, shared: true}
-	next.set(&destination{prefix: prefixAt(0), revision: 2})
-	got := slices.Collect(next.pages.from(netip.Prefix{}, 1))
+	next.set(&destination{key: prefixAt(0), revision: 2})
+	got := slices.Collect(next.pages.from(Key{}, 1))
 	if len(got) == 0 || len(got) > pageMax || got[0].revision != 2 {
 		t.Errorf("from revision 1: %d destinations, want one page that starts with the changed one", len(got))
 	}

@@ -14,24 +14,24 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// Kind says what a caller can do about a Problem.
+// Kind is the kind of a Problem, which determines the caller's next step.
 type Kind uint8
 
 // Kinds of problems. The zero value is a fault of the daemon.
 const (
-	Internal    Kind = iota // nothing: a fault of ours
-	Invalid                 // ask something else
-	NotFound                // name something that exists
-	Refused                 // change the state first (e.g. the configuration file), then ask again
-	Unavailable             // ask again later
+	Internal    Kind = iota // no remedy: a fault of the daemon
+	Invalid                 // change the request
+	NotFound                // name an existing object
+	Refused                 // change the state first (e.g. the configuration file), then retry
+	Unavailable             // retry later
 )
 
-// Problem is an error of the functions behind Control that tells a caller what to do. Other errors become INTERNAL.
+// Problem is an error of the functions of ServiceConfig that contains a remedy for the caller. Other errors become INTERNAL.
 type Problem struct {
 	Kind Kind
-	// Subject is what the problem is about: a field of the request for Invalid, a name for NotFound, else a short name.
+	// Subject is the object of the problem: a field of the request for Invalid, a name for NotFound, else a short name.
 	Subject string
-	// Remedy says what to do next, in one sentence.
+	// Remedy describes the next step, in one sentence.
 	Remedy string
 	Err    error
 }
@@ -62,16 +62,17 @@ const (
 	reasonUnavailable = "LOOP_UNAVAILABLE"
 	reasonStopping    = "STOPPING"
 	reasonWatches     = "TOO_MANY_WATCHES"
+	reasonPermission  = "READ_ONLY"
 	reasonInternal    = "INTERNAL"
 )
 
-// retryAfter is what callers are told to wait after UNAVAILABLE.
+// retryAfter is the retry delay that callers receive with UNAVAILABLE.
 const retryAfter = time.Second
 
-// fieldError is a wrong field of a request.
+// fieldError is an invalid field of a request.
 type fieldError struct{ field, text string }
 
-// fieldErrors are all wrong fields of a request.
+// fieldErrors lists all invalid fields of a request.
 type fieldErrors []fieldError
 
 func (e fieldErrors) Error() string {
@@ -82,17 +83,17 @@ func (e fieldErrors) Error() string {
 	return strings.Join(lines, "; ")
 }
 
-// rpcError makes a gRPC error with details.
+// rpcError returns a gRPC error with details.
 func rpcError(code codes.Code, reason, message string, details ...protoadapt.MessageV1) error {
 	all := append([]protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: reason, Domain: errorDomain}}, details...)
 	s, err := grpcstatus.New(code, message).WithDetails(all...)
-	if err != nil { // a detail that cannot be marshalled: the error itself matters more
+	if err != nil { // a detail that cannot be marshaled is less important than the error itself
 		return grpcstatus.Error(code, message)
 	}
 	return s.Err()
 }
 
-// toRPC turns any error of this package's callees into a gRPC error that says what to do.
+// toRPC converts any error of this package's callees to a gRPC error with a remedy.
 func toRPC(err error) error {
 	if err == nil {
 		return nil
@@ -115,7 +116,7 @@ func toRPC(err error) error {
 		return grpcstatus.Error(codes.Canceled, err.Error())
 	case errors.Is(err, context.DeadlineExceeded):
 		return rpcError(codes.DeadlineExceeded, reasonUnavailable,
-			fmt.Sprintf("%v: the daemon did not answer in time: ask again, with a longer deadline if it is busy", err), retryInfo())
+			fmt.Sprintf("%v: the daemon did not answer in time: retry, with a longer deadline if it is busy", err), retryInfo())
 	}
 	return rpcError(codes.Internal, reasonInternal, err.Error())
 }
@@ -142,10 +143,10 @@ func retryInfo() *errdetails.RetryInfo {
 	return &errdetails.RetryInfo{RetryDelay: durationpb.New(retryAfter)}
 }
 
-// loopError is an error of Do: the caller's own, or the loop is not there.
+// loopError converts an error of Do: it is the caller's own, or the loop is unavailable.
 func loopError(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return toRPC(err)
 	}
-	return toRPC(&Problem{Kind: Unavailable, Err: err, Remedy: "the daemon is starting or stopping, ask again"})
+	return toRPC(&Problem{Kind: Unavailable, Err: err, Remedy: "the daemon is starting or stopping, retry"})
 }

@@ -6,15 +6,15 @@ import (
 	"net/netip"
 )
 
-// Do runs a function on the loop's goroutine, between two steps, and returns when it has run. When it returns an error
-// (the context ended, the loop has stopped) the function may run later or never.
+// Do runs a function on the loop's goroutine, between two steps, and returns after it has run. If it returns an error (the context ended, the
+// loop has stopped) the function may run later or never.
 type Do func(ctx context.Context, fn func()) error
 
-// Reader is everybody else's side of the status. Its methods may be called from any goroutine but the loop's.
+// Reader is the readers' side of the status. Its methods may be called from any goroutine except the loop's.
 type Reader struct {
 	b  *Builder
 	do Do
-	// turn holds one token: one build at a time, however many ask.
+	// turn holds one token: one build at a time, however many readers there are.
 	turn chan struct{}
 }
 
@@ -42,12 +42,12 @@ func (r *Reader) View(ctx context.Context) (*View, error) {
 		return nil, fmt.Errorf("wait for the daemon's state: %w", context.Cause(ctx))
 	}
 	if v := r.b.view.Load(); v.revision >= want {
-		return v, nil // built for another one who asked
+		return v, nil // built for another reader
 	}
 	return ask(ctx, r.do, r.b.build)
 }
 
-// Report is a view with what is read anew each time.
+// Report is a view with the state that each request reads again.
 type Report struct {
 	View     *View
 	Planes   []Plane
@@ -64,29 +64,30 @@ func (r *Reader) Report(ctx context.Context) (*Report, error) {
 	})
 }
 
-// Ping asks the loop for a sign of life.
+// Ping returns when the loop has answered.
 func (r *Reader) Ping(ctx context.Context) error {
 	return r.do(ctx, func() {})
 }
 
-// explained is a view with the explanation of a destination at the same moment.
+// explained is a view with the explanations of a destination, by source group, at the same moment.
 type explained struct {
-	view        *View
-	explanation *Explanation
+	view         *View
+	explanations map[int]Explanation
 }
 
-func (r *Reader) explain(ctx context.Context, prefix netip.Prefix, fn func(netip.Prefix) (Explanation, bool)) (explained, error) {
+func (r *Reader) explain(ctx context.Context, prefix netip.Prefix, fn func(Key) (Explanation, bool)) (explained, error) {
 	return ask(ctx, r.do, func() explained {
-		out := explained{view: r.b.build()}
-		if e, ok := fn(prefix); ok {
-			out.explanation = &e
+		out := explained{view: r.b.build(), explanations: map[int]Explanation{}}
+		for i := range out.view.layout.Groups {
+			if e, ok := fn(Key{prefix, i}); ok {
+				out.explanations[i] = e
+			}
 		}
 		return out
 	})
 }
 
-// ask runs fn on the loop and returns its result. The result goes through a channel because fn may still run when do has
-// given up.
+// ask runs fn on the loop and returns its result. The result passes through a channel because fn may still run after do has given up.
 func ask[T any](ctx context.Context, do Do, fn func() T) (T, error) {
 	out := make(chan T, 1)
 	if err := do(ctx, func() { out <- fn() }); err != nil {

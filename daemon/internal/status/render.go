@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"slices"
@@ -9,42 +10,54 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// reasonNoVector is shown for a destination whose vector the source does not know.
+// reasonNoVector is shown for a destination whose vector is unknown to the source.
 const reasonNoVector = "no weights computed yet"
 
-// awaitTimeout is how long GetWeights waits for ports that have to be asked for; then it shows what it has.
+// awaitTimeout limits how long GetWeights waits for ports that depend on a query to the data plane; then it shows the ports known so far.
 const awaitTimeout = time.Second
 
-// render makes the picture of a destination. Plane lists are shared between messages: nobody may change them.
+// render returns the message of a destination. Messages share plane lists, which must not be modified.
 func (v *View) render(d *destination, sources []netip.Addr, omitPairs bool) *farev1.DestinationWeights {
+	group := &v.layout.Groups[d.key.Source]
 	out := &farev1.DestinationWeights{
-		Destination: d.prefix.String(),
+		Destination: d.key.String(),
 		Revision:    v.revisionOf(d),
 		SlotsMoved:  d.SlotsMoved,
+		Sources:     group.names(),
 	}
 	w := v.vector(d.Vector)
 	if w == nil {
 		if out.Reason = d.Reason; out.Reason == "" {
 			out.Reason = reasonNoVector
 		}
-		out.Planes = v.layout.unreachable(out.Reason)
+		out.Planes = group.unreachable(out.Reason)
 		return out
 	}
 	out.Reachable, out.Reason = w.Reachable, w.Reason
 	if w.Reachable {
 		out.Group = d.Vector
 	}
-	out.Planes = w.planes(v.layout, d.InEffect)
+	out.Planes, out.NotInEffect = w.planes(group, d.InEffect), cmp.Or(w.NotInEffect, d.NotInEffect)
+	out.BandwidthIgnored = w.BandwidthIgnored
 	if !omitPairs {
-		out.Pairs = w.pairs(v.layout, d.prefix.Addr(), d.Drain, sources)
+		out.Pairs = w.pairs(v.layout, group, d.key.Addr(), d.Drain, sources)
 	}
 	return out
 }
 
-// unreachable is every plane with nothing to carry.
-func (l *Layout) unreachable(reason string) []*farev1.PlaneWeight {
-	out := make([]*farev1.PlaneWeight, len(l.Planes))
-	for i, p := range l.Planes {
+// names lists the loopbacks of the source group.
+func (g *LayoutGroup) names() []string {
+	var out []string
+	for _, p := range g.Sources {
+		out = append(out, p.String())
+	}
+	return out
+}
+
+// unreachable returns every plane with weight 0.
+func (g *LayoutGroup) unreachable(reason string) []*farev1.PlaneWeight {
+	out := make([]*farev1.PlaneWeight, len(g.Planes))
+	for i, p := range g.Planes {
 		pw := &farev1.PlaneWeight{Plane: p.Name, Reason: reason}
 		for _, device := range p.SubPorts {
 			pw.SubPorts = append(pw.SubPorts, &farev1.SubPortWeight{Device: device})
@@ -54,9 +67,9 @@ func (l *Layout) unreachable(reason string) []*farev1.PlaneWeight {
 	return out
 }
 
-// planes returns the vector's plane weights for destinations that are, or are not, themselves in effect. A vector is
-// part of views of one layout only.
-func (w *vector) planes(l *Layout, inEffect bool) []*farev1.PlaneWeight {
+// planes returns the vector's plane weights for destinations that are, or are not, themselves in effect. A vector is part of views of only one
+// layout, and of one source group.
+func (w *vector) planes(g *LayoutGroup, inEffect bool) []*farev1.PlaneWeight {
 	cache := &w.pictures[0]
 	if inEffect {
 		cache = &w.pictures[1]
@@ -64,8 +77,8 @@ func (w *vector) planes(l *Layout, inEffect bool) []*farev1.PlaneWeight {
 	if p := cache.Load(); p != nil {
 		return *p
 	}
-	out := make([]*farev1.PlaneWeight, len(l.Planes))
-	for i, lp := range l.Planes {
+	out := make([]*farev1.PlaneWeight, len(g.Planes))
+	for i, lp := range g.Planes {
 		pw := &farev1.PlaneWeight{Plane: lp.Name, SubPorts: make([]*farev1.SubPortWeight, len(lp.SubPorts))}
 		var vp VectorPlane
 		if i < len(w.Planes) {
@@ -81,18 +94,18 @@ func (w *vector) planes(l *Layout, inEffect bool) []*farev1.PlaneWeight {
 		}
 		out[i] = pw
 	}
-	cache.Store(&out) // of two at once, either is right
+	cache.Store(&out) // of two concurrent stores, either is correct
 	return out
 }
 
-// pairs returns the slots of every pair of a source of the destination's family and the destination.
-func (w *vector) pairs(l *Layout, dst netip.Addr, drain []uint16, sources []netip.Addr) []*farev1.PairSlots {
+// pairs returns the slots of every pair of the destination with a source of its family.
+func (w *vector) pairs(l *Layout, g *LayoutGroup, dst netip.Addr, drain []uint16, sources []netip.Addr) []*farev1.PairSlots {
 	if l.Ports == nil || len(w.Slots) == 0 {
 		return nil
 	}
 	var out []*farev1.PairSlots
 	var buf [128]uint16
-	for _, p := range l.pairsOf(dst, sources) {
+	for _, p := range g.pairsOf(dst, sources) {
 		src := p.Addr()
 		ports, placement := l.Ports(src, dst, &w.Vector, buf[:0])
 		pair := &farev1.PairSlots{Source: p.String(), PortPlacement: placement, Slots: make([]*farev1.Slot, len(w.Slots))}
@@ -100,8 +113,8 @@ func (w *vector) pairs(l *Layout, dst netip.Addr, drain []uint16, sources []neti
 		for i, s := range w.Slots {
 			m := &slots[i]
 			m.Slot, m.SharePpb, m.DrainBeforeMove = uint32(i), s.Share, s.Drain || slices.Contains(drain, uint16(i))
-			if s.Plane >= 0 && s.Plane < len(l.Planes) {
-				lp := &l.Planes[s.Plane]
+			if s.Plane >= 0 && s.Plane < len(g.Planes) {
+				lp := &g.Planes[s.Plane]
 				m.Plane = lp.Name
 				if s.SubPort >= 0 && s.SubPort < len(lp.SubPorts) {
 					m.SubPort = lp.SubPorts[s.SubPort]
@@ -117,9 +130,9 @@ func (w *vector) pairs(l *Layout, dst netip.Addr, drain []uint16, sources []neti
 	return out
 }
 
-// pairsOf yields the sources that have pairs with a destination, of those asked for; none asked for: of all.
-func (l *Layout) pairsOf(dst netip.Addr, sources []netip.Addr) (out []netip.Prefix) {
-	for _, p := range l.Sources {
+// pairsOf returns the sources that have pairs with a destination, limited to the given sources unless these are empty.
+func (g *LayoutGroup) pairsOf(dst netip.Addr, sources []netip.Addr) (out []netip.Prefix) {
+	for _, p := range g.Sources {
 		src := p.Addr()
 		if src.Is4() == dst.Is4() && src != dst && (len(sources) == 0 || slices.Contains(sources, src)) {
 			out = append(out, p)
@@ -128,15 +141,17 @@ func (l *Layout) pairsOf(dst netip.Addr, sources []netip.Addr) (out []netip.Pref
 	return out
 }
 
-// await waits, not for long, until the ports of a destination's pairs are all that they will be.
+// await waits for at most awaitTimeout until the ports of a destination's pairs are final.
 func (l *Layout) await(ctx context.Context, dst netip.Addr, sources []netip.Addr) {
 	if l.Await == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
-	for _, p := range l.pairsOf(dst, sources) {
-		l.Await(ctx, p.Addr(), dst)
+	for i := range l.Groups {
+		for _, p := range l.Groups[i].pairsOf(dst, sources) {
+			l.Await(ctx, p.Addr(), dst)
+		}
 	}
 }
 

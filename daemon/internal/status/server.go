@@ -26,30 +26,35 @@ import (
 )
 
 const (
-	// maxRequestBytes holds a filter of more than 20,000 prefixes.
+	// maxRequestBytes is enough for a filter of more than 20,000 prefixes.
 	maxRequestBytes = 1 << 20
-	// maxResponseBytes is what gRPC clients accept by default. Pages and chunks end at maxMessageBytes.
+	// maxResponseBytes is the default limit of gRPC clients. Pages and chunks end at maxMessageBytes.
 	maxResponseBytes = 4 << 20
-	// maxStreams bounds calls at once on one connection.
+	// maxReaders bounds the open connections to the read-only socket, so that a local user cannot exhaust the process's file descriptors.
+	maxReaders = 256
+	// maxStreams bounds concurrent calls on one connection.
 	maxStreams = 128
 	// unaryTimeout ends a call whose client set no deadline.
 	unaryTimeout = 30 * time.Second
-	// DefaultStopTimeout is how long calls may go on after the end was asked for.
+	// DefaultStopTimeout limits how long calls may continue after a stop was requested.
 	DefaultStopTimeout = 2 * time.Second
 )
 
-// ServerConfig says where the API is served. At least one of Socket and Listen is needed.
+// ServerConfig configures the addresses of the API. At least one of Socket and Listen is needed.
 type ServerConfig struct {
-	// Socket is the path of a unix socket; empty: none.
+	// Socket is the path of a unix socket; empty disables it.
 	Socket string
-	// SocketMode is its mode; 0: unixsocket.DefaultMode. SocketOwner is "user", "user:group" or ":group"; empty: the process's.
+	// SocketMode is its mode; 0 means unixsocket.DefaultMode. SocketOwner is "user", "user:group" or ":group"; empty means the process's.
 	SocketMode  os.FileMode
 	SocketOwner string
-	// Listen is a TCP address, host:port; empty: none. Without TLS only a loopback is accepted.
+	// ReadOnlySocket is the path of a unix socket for calls that only read; empty disables it. ReadOnlyMode is its mode; 0 means 0666.
+	ReadOnlySocket string
+	ReadOnlyMode   os.FileMode
+	// Listen is a TCP address, host:port; empty disables it. Without TLS it must be a loopback address, and only read calls are accepted.
 	Listen string
-	// TLS must demand and verify client certificates.
+	// TLS must require and verify client certificates.
 	TLS *tls.Config
-	// StopTimeout is how long calls may go on after Serve's context ended; 0: DefaultStopTimeout.
+	// StopTimeout limits how long calls may continue after Serve's context ended; 0 means DefaultStopTimeout.
 	StopTimeout time.Duration
 }
 
@@ -59,17 +64,22 @@ type Server struct {
 	service   *Service
 	log       *slog.Logger
 	health    *health.Server
-	endpoints []endpoint
+	endpoints []*endpoint
 }
 
-// endpoint is a listener with a gRPC server of its own, because transport security is a server's property.
+// endpoint is a listener with a separate gRPC server, because transport security and access are properties of a server.
 type endpoint struct {
 	net.Listener
 	grpc *grpc.Server
+	// name is the address that clients use.
+	name string
+	// access is the right of every client here; operate names the endpoint for operators, in errors.
+	access  access
+	operate string
 }
 
-// NewServer binds the addresses. The error is a *unixsocket.InUseError when another process serves the socket. Serve or Close must
-// follow.
+// NewServer binds the addresses. The error is a *unixsocket.InUseError when another process serves the socket. The caller must call Serve or
+// Close.
 func NewServer(c ServerConfig, service *Service, log *slog.Logger) (_ *Server, err error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -77,11 +87,14 @@ func NewServer(c ServerConfig, service *Service, log *slog.Logger) (_ *Server, e
 	if c.SocketMode == 0 {
 		c.SocketMode = unixsocket.DefaultMode
 	}
+	if c.ReadOnlyMode == 0 {
+		c.ReadOnlyMode = 0o666
+	}
 	if c.StopTimeout == 0 {
 		c.StopTimeout = DefaultStopTimeout
 	}
-	if c.Socket == "" && c.Listen == "" {
-		return nil, errors.New("api: neither a socket nor a listen address is given: set api.socket or api.listen")
+	if c.Socket == "" && c.ReadOnlySocket == "" && c.Listen == "" {
+		return nil, errors.New("api: both the socket and the listen address are missing: set api.socket or api.listen")
 	}
 	s := &Server{c: c, service: service, log: log, health: health.NewServer()}
 	defer func() {
@@ -89,18 +102,29 @@ func NewServer(c ServerConfig, service *Service, log *slog.Logger) (_ *Server, e
 			s.Close()
 		}
 	}()
+	operate := "api.listen with api.tls"
 	if c.Socket != "" {
+		operate = c.Socket + ", as root or as a member of its group"
 		l, err := unixsocket.Listen(unixsocket.Config{Path: c.Socket, Mode: c.SocketMode, Owner: c.SocketOwner, Setting: "api.socket"}, log)
 		if err != nil {
 			return nil, fmt.Errorf("api.socket: %w", err)
 		}
-		s.endpoints = append(s.endpoints, endpoint{l, s.newGRPC()})
+		s.add(&endpoint{Listener: l, name: c.Socket, access: accessOperate}, grpc.Creds(newPeerCredentials()))
+	}
+	if c.ReadOnlySocket != "" {
+		l, err := unixsocket.Listen(unixsocket.Config{Path: c.ReadOnlySocket, Mode: c.ReadOnlyMode, Owner: c.SocketOwner, Setting: "api.read_only_socket"}, log)
+		if err != nil {
+			return nil, fmt.Errorf("api.read_only_socket: %w", err)
+		}
+		s.add(&endpoint{Listener: &limitedListener{Listener: l, free: make(chan struct{}, maxReaders), closed: make(chan struct{})}, name: c.ReadOnlySocket, access: accessRead, operate: operate}, grpc.Creds(newPeerCredentials()))
 	}
 	if c.Listen != "" {
 		var options []grpc.ServerOption
+		right := accessRead
 		if c.TLS != nil {
+			right = accessOperate
 			if c.TLS.ClientAuth != tls.RequireAndVerifyClientCert || c.TLS.ClientCAs == nil {
-				return nil, errors.New("api.tls: clients would not need a certificate: give client_ca_file")
+				return nil, errors.New("api.tls: clients would not need a certificate: set client_ca_file")
 			}
 			options = append(options, grpc.Creds(credentials.NewTLS(c.TLS)))
 		}
@@ -108,34 +132,36 @@ func NewServer(c ServerConfig, service *Service, log *slog.Logger) (_ *Server, e
 		if err != nil {
 			return nil, fmt.Errorf("api.listen: %w", err)
 		}
-		s.endpoints = append(s.endpoints, endpoint{l, s.newGRPC(options...)})
+		s.add(&endpoint{Listener: l, name: l.Addr().String(), access: right, operate: operate}, options...)
 		if c.TLS == nil && !loopback(l.Addr()) {
-			return nil, fmt.Errorf("api.listen: %s is reachable from outside: give api.tls, or listen on 127.0.0.1", c.Listen)
+			return nil, fmt.Errorf("api.listen: %s is reachable from other hosts: set api.tls, or listen on 127.0.0.1", c.Listen)
 		}
 	}
 	return s, nil
 }
 
-// loopback looks at the address that was bound, so that names count as what they resolved to.
+// loopback examines the bound address, so that names count by their resolved addresses.
 func loopback(a net.Addr) bool {
 	ap, err := netip.ParseAddrPort(a.String())
 	return err == nil && ap.Addr().Unmap().IsLoopback()
 }
 
-func (s *Server) newGRPC(options ...grpc.ServerOption) *grpc.Server {
+// add creates an endpoint's gRPC server.
+func (s *Server) add(e *endpoint, options ...grpc.ServerOption) {
 	g := grpc.NewServer(append(options,
 		grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxSendMsgSize(maxResponseBytes),
 		grpc.MaxConcurrentStreams(maxStreams), grpc.ConnectionTimeout(10*time.Second),
-		// A watcher that vanished without a word is noticed after 40 s; one that pings too often is sent away.
+		// A vanished watcher is detected after 40 s; a client that pings too often is disconnected.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.UnaryInterceptor(s.unary), grpc.StreamInterceptor(s.stream),
+		grpc.ChainUnaryInterceptor(s.unary, e.allowUnary), grpc.ChainStreamInterceptor(s.stream, e.allowStream),
 	)...)
 	farev1.RegisterWeightServiceServer(g, s.service.Weights())
 	farev1.RegisterFabricServiceServer(g, s.service.Fabric())
 	healthpb.RegisterHealthServer(g, s.health)
 	reflection.Register(g)
-	return g
+	e.grpc = g
+	s.endpoints = append(s.endpoints, e)
 }
 
 // Addr returns the bound TCP address, nil without one.
@@ -146,8 +172,8 @@ func (s *Server) Addr() net.Addr {
 	return s.endpoints[len(s.endpoints)-1].Addr()
 }
 
-// Serve answers calls until ctx ends; then watches are told to come back, other calls may finish until StopTimeout, and
-// the socket is removed. It returns nil then, or why it could not go on. It may be called once.
+// Serve answers calls until ctx ends. Then watches end with an error that asks clients to reconnect, other calls may finish until StopTimeout,
+// and the socket is removed. It returns nil then, or the error that stopped it. It may be called once.
 func (s *Server) Serve(ctx context.Context) error {
 	for _, name := range []string{"", farev1.WeightService_ServiceDesc.ServiceName, farev1.FabricService_ServiceDesc.ServiceName} {
 		s.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
@@ -155,11 +181,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	results := make(chan error, len(s.endpoints))
 	for _, e := range s.endpoints {
 		go func() { results <- e.grpc.Serve(e.Listener) }()
-		address := e.Addr().String()
-		if e.Addr().Network() == "unix" {
-			address = s.c.Socket // the listener was bound under a temporary name
-		}
-		s.log.Info("serving the API", "address", address)
+		s.log.Info("serving the API", "address", e.name, "read_only", e.access == accessRead)
 	}
 	var errs []error
 	left := len(s.endpoints)
@@ -178,7 +200,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	return errors.Join(append(errs, s.Close())...)
 }
 
-// stop ends all calls, politely first.
+// stop ends all calls, gracefully at first.
 func (s *Server) stop() {
 	s.health.Shutdown()
 	s.service.stop()
@@ -194,7 +216,7 @@ func (s *Server) stop() {
 	select {
 	case <-done:
 	case <-timer.C:
-		s.log.Warn("ending calls that did not finish in time", "timeout", s.c.StopTimeout)
+		s.log.Warn("canceling calls that did not finish in time", "timeout", s.c.StopTimeout)
 		for _, e := range s.endpoints {
 			e.grpc.Stop()
 		}
@@ -202,7 +224,7 @@ func (s *Server) stop() {
 	}
 }
 
-// Close releases the addresses of a server that was not served. It is safe after Serve.
+// Close releases the addresses of a server on which Serve was not called. It is safe after Serve.
 func (s *Server) Close() error {
 	var errs []error
 	for _, e := range s.endpoints {
@@ -214,7 +236,7 @@ func (s *Server) Close() error {
 	return errors.Join(errs...)
 }
 
-// unary bounds a call, catches panics and counts results.
+// unary limits the duration of a call, recovers from panics and counts results.
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	defer func() { err = s.service.finished(info.FullMethod, recover(), err) }()
 	if _, ok := ctx.Deadline(); !ok {
@@ -225,18 +247,18 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return handler(ctx, req)
 }
 
-// stream catches panics and counts results.
+// stream recovers from panics and counts results.
 func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	defer func() { err = s.service.finished(info.FullMethod, recover(), err) }()
 	return handler(srv, ss)
 }
 
-// finished counts a call's result; a panic becomes INTERNAL and leaves the process alive.
+// finished counts a call's result; a panic becomes INTERNAL and does not end the process.
 func (s *Service) finished(method string, panicked any, err error) error {
 	if panicked != nil {
 		s.panics.Add(1)
 		s.c.Log.Error("a handler panicked", "method", method, "panic", panicked, "stack", string(debug.Stack()))
-		err = rpcError(codes.Internal, reasonInternal, "a fault in the daemon, which goes on: report it with what its log says about "+method)
+		err = rpcError(codes.Internal, reasonInternal, "a fault in the daemon, which continues: report it with the log entries about "+method)
 	}
 	if code := grpcstatus.Code(err); int(code) < len(s.calls) {
 		s.calls[code].Add(1)

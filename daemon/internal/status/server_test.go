@@ -11,7 +11,6 @@ import (
 	"errors"
 	"math/big"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -143,7 +142,7 @@ func TestSocketInTheWay(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := NewServer(ServerConfig{Socket: path}, l.service(t, nil), nil)
-		if err == nil || !strings.Contains(err.Error(), "is no socket") {
+		if err == nil || !strings.Contains(err.Error(), "is not a socket") {
 			t.Errorf("error %v", err)
 		}
 		if b, err := os.ReadFile(path); err != nil || string(b) != "precious" {
@@ -159,10 +158,10 @@ func TestServerRefusesConfig(t *testing.T) {
 		config     ServerConfig
 	}{
 		{"nothing", "api.socket or api.listen", ServerConfig{}},
-		{"no directory", "must exist", ServerConfig{Socket: filepath.Join(t.TempDir(), "none", "s")}},
+		{"no directory", "make the directory of", ServerConfig{Socket: "/proc/none/s"}},
 		{"long path", "too long", ServerConfig{Socket: filepath.Join(t.TempDir(), strings.Repeat("s", 100))}},
 		{"no such group", "existing group", ServerConfig{Socket: filepath.Join(t.TempDir(), "s"), SocketOwner: ":no-such-group"}},
-		{"public without TLS", "give api.tls", ServerConfig{Listen: "0.0.0.0:0"}},
+		{"public without TLS", "set api.tls", ServerConfig{Listen: "0.0.0.0:0"}},
 		{"TLS without client certificates", "client_ca_file", ServerConfig{Listen: "127.0.0.1:0", TLS: &tls.Config{}}},
 	} {
 		s, err := NewServer(c.config, l.service(t, nil), nil)
@@ -173,7 +172,7 @@ func TestServerRefusesConfig(t *testing.T) {
 			t.Errorf("%s: %q lacks %q", c.name, err, c.want)
 		}
 	}
-	// What failed after the lock, or was never served, leaves the path free.
+	// A failure after the lock, or a server that never served, leaves the path free.
 	path := filepath.Join(t.TempDir(), "s")
 	for range 2 {
 		if _, err := NewServer(ServerConfig{Socket: path, Listen: "0.0.0.0:0"}, l.service(t, nil), nil); err == nil {
@@ -301,7 +300,7 @@ func TestServerWatchLimit(t *testing.T) {
 	if _, err := srv.fabric.WatchEvents(t.Context(), &farev1.WatchEventsRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "two watches", func() bool { return s.watches.Load() == 2 })
+	eventually(t, "two watches", func() bool { return s.watching() == 2 })
 	refused := func() error {
 		third, err := srv.weights.WatchWeights(t.Context(), &farev1.WatchWeightsRequest{})
 		if err == nil {
@@ -319,13 +318,13 @@ func TestServerWatchLimit(t *testing.T) {
 		t.Errorf("the third watch: %v", err)
 	}
 	cancel()
-	eventually(t, "the first watch's end", func() bool { return s.watches.Load() == 1 })
+	eventually(t, "the first watch's end", func() bool { return s.watching() == 1 })
 	if err := refused(); err != nil {
 		t.Errorf("a watch after one ended: %v", err)
 	}
 }
 
-// The end tells watchers to come back, and does not wait for a call that never ends.
+// TestServerStop checks that a stop asks watchers to reconnect, and does not wait for a call that never ends.
 func TestServerStop(t *testing.T) {
 	l := newFake(1, 10)
 	l.start(t)
@@ -364,14 +363,14 @@ func TestServerStop(t *testing.T) {
 	}
 }
 
-// A loop that has stopped, or does not answer, is an error that says so.
+// TestLoopGone checks the errors for a loop that has stopped, or does not answer.
 func TestLoopGone(t *testing.T) {
 	l := newFake(1, 10)
 	l.step(5)
 	close(l.stopped)
 	s := l.service(t, nil)
 	_, err := s.Weights().ListWeights(t.Context(), &farev1.ListWeightsRequest{})
-	if grpcstatus.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "ask again") {
+	if grpcstatus.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "retry") {
 		t.Errorf("a stopped loop: %v", err)
 	}
 	busy := newFake(1, 10)
@@ -386,7 +385,7 @@ func TestLoopGone(t *testing.T) {
 
 func TestNewServiceNeedsItsFunctions(t *testing.T) {
 	r := newFake(1, 10).builder.Reader(here)
-	explain := func(netip.Prefix) (Explanation, bool) { return Explanation{}, false }
+	explain := func(Key) (Explanation, bool) { return Explanation{}, false }
 	for i, c := range []ServiceConfig{{}, {Reader: r}, {Reader: r, Explain: explain}} {
 		if _, err := NewService(c); err == nil {
 			t.Errorf("configuration %d: no error", i)

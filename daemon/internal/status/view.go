@@ -9,59 +9,73 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// vectorPageSize is how many vectors a build copies for one change.
+// vectorPageSize is the number of vectors that a build copies for one change.
 const vectorPageSize = 64
 
-// vector is a weight vector in a view. Immutable, but for a cache of its picture in protobuf.
+// vector is a weight vector in a view. Immutable, except for a cache of its protobuf messages.
 type vector struct {
 	Vector
 	id       uint32
 	revision uint64
-	// pictures are fare.v1.PlaneWeight lists made on first use: [1] for destinations whose own change is in effect, [0]
-	// for others. Messages share them; nobody changes them.
+	// pictures caches fare.v1.PlaneWeight lists: [1] for destinations whose own change is in effect, [0] for others. Messages share them; they
+	// must not be modified.
 	pictures [2]atomic.Pointer[[]*farev1.PlaneWeight]
 }
 
 type vectorPage [vectorPageSize]*vector
 
-// tombstone remembers a destination that is gone.
+// tombstone records a removed destination.
 type tombstone struct {
-	prefix   netip.Prefix
+	key      Key
 	revision uint64
 }
 
-// View is the weights at one revision. Immutable: any goroutine may read it, for as long as it likes.
+// View is the weights at one revision. Immutable: any goroutine may read it at any time.
 type View struct {
 	revision uint64
 	layout   *Layout
 	pages    pages
 	count    int
 	vectors  []*vectorPage
-	// vectorCount counts vectors; vectorRevision is the latest revision of any.
+	// vectorCount is the number of vectors; vectorRevision is their latest revision.
 	vectorCount    int
 	vectorRevision uint64
-	// tombstones by rising revision; those up to and including revision forgotten are no longer complete.
+	// tombstones are in order of revision; those up to and including revision forgotten are incomplete.
 	tombstones []tombstone
 	forgotten  uint64
+	// regrouped is the revision at which the source groups received their current loopbacks.
+	regrouped uint64
 }
 
-// Revision returns the revision that the view shows; the first is 1.
+// Revision returns the view's revision; the first is 1.
 func (v *View) Revision() uint64 { return v.revision }
 
-// Destinations returns the number of destinations.
-func (v *View) Destinations() int { return v.count }
+// Tally counts known destinations, and those with weights.
+type Tally struct{ Destinations, Reachable int }
 
-// Reachable returns the number of destinations that have weights. It looks at each.
-func (v *View) Reachable() int {
-	n := 0
+// Tally counts destinations by source group, and over all source groups, where each prefix counts once. It iterates over all destinations.
+func (v *View) Tally() (all Tally, groups []Tally) {
+	groups = make([]Tally, len(v.layout.Groups))
+	var last netip.Prefix
+	reached := false // last is known to be reachable
 	for _, p := range v.pages {
 		for _, d := range p.items {
+			if d.key.Prefix != last {
+				last, reached = d.key.Prefix, false
+				all.Destinations++
+			}
+			g := &groups[d.key.Source]
+			g.Destinations++
 			if w := v.vector(d.Vector); w != nil && w.Reachable {
-				n++
+				g.Reachable++
+				if !reached {
+					reached = true
+					all.Reachable++
+				}
 			}
 		}
 	}
-	return n
+	return all, groups
 }
 
 // Vectors returns the number of distinct weight vectors.
@@ -83,19 +97,19 @@ func (v *View) revisionOf(d *destination) uint64 {
 	return d.revision
 }
 
-// selected yields what the filter selects, in address order, after the given key; an invalid key: from the beginning.
-func (v *View) selected(f *filter, after netip.Prefix) iter.Seq[*destination] {
+// selected yields the destinations that the filter selects, in address order, after the given key; an invalid key means from the beginning.
+func (v *View) selected(f *filter, after Key) iter.Seq[*destination] {
 	return f.selected(v.pages, after, 0)
 }
 
-// changed yields what the filter selects and changed after the revision, in address order.
+// changed yields the selected destinations that changed after the revision, in address order.
 func (v *View) changed(f *filter, since uint64) iter.Seq[*destination] {
 	skip := since
 	if v.vectorRevision > since {
-		skip = 0 // a page does not know its vectors' revisions
+		skip = 0 // a page does not contain its vectors' revisions
 	}
 	return func(yield func(*destination) bool) {
-		for d := range f.selected(v.pages, netip.Prefix{}, skip) {
+		for d := range f.selected(v.pages, Key{}, skip) {
 			if v.revisionOf(d) > since && !yield(d) {
 				return
 			}
@@ -103,9 +117,8 @@ func (v *View) changed(f *filter, since uint64) iter.Seq[*destination] {
 	}
 }
 
-// removed returns what the filter selects and was removed after the revision, in address order, or false when that is
-// no longer known.
-func (v *View) removed(f *filter, since uint64) ([]netip.Prefix, bool) {
+// removed returns the selected destinations that were removed after the revision, in address order, or false if that information is incomplete.
+func (v *View) removed(f *filter, since uint64) ([]Key, bool) {
 	if since < v.forgotten {
 		return nil, false
 	}
@@ -115,12 +128,12 @@ func (v *View) removed(f *filter, since uint64) ([]netip.Prefix, bool) {
 		}
 		return 1
 	})
-	var out []netip.Prefix
+	var out []Key
 	for _, t := range v.tombstones[i:] {
-		if f.matches(t.prefix) && v.pages.get(t.prefix) == nil {
-			out = append(out, t.prefix)
+		if f.matches(t.key) && v.pages.get(t.key) == nil {
+			out = append(out, t.key)
 		}
 	}
-	slices.SortFunc(out, comparePrefix)
+	slices.SortFunc(out, compareKeys)
 	return slices.Compact(out), true
 }

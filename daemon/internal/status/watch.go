@@ -2,14 +2,13 @@ package status
 
 import (
 	"iter"
-	"net/netip"
 
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// watchChunk is the most destinations, and removed destinations, in a message of a watch.
+// watchChunk is the greatest number of destinations, including removed ones, in a message of a watch.
 const watchChunk = 500
 
 // weightSender is the part of a stream that a watch needs.
@@ -19,13 +18,14 @@ type weightSender interface {
 
 // WatchWeights implements fare.v1.WeightService.
 func (w *weightService) WatchWeights(req *farev1.WatchWeightsRequest, stream farev1.WeightService_WatchWeightsServer) error {
-	done, err := w.s.startWatch()
+	done, err := w.s.startWatch(stream.Context())
 	if err != nil {
 		return err
 	}
 	defer done()
 	ctx, reader := stream.Context(), w.s.c.Reader
-	// Who followed an earlier run takes what a snapshot leaves out for gone: nobody is told before everything is known.
+	// A client that followed an earlier run treats destinations missing in a snapshot as removed, so no snapshot may be sent before the start is
+	// complete.
 	select {
 	case <-reader.b.started:
 	case <-ctx.Done():
@@ -39,13 +39,13 @@ func (w *weightService) WatchWeights(req *farev1.WatchWeightsRequest, stream far
 	}
 	var f *filter
 	for first := true; ; first = false {
-		wake := reader.b.wake.wait() // before the view, so that no change falls between
+		wake := reader.b.wake.wait() // before the view, so that no change is missed
 		view, err := reader.View(ctx)
 		if err != nil {
 			return loopError(ctx, err)
 		}
 		if first {
-			// Sources are checked against the loopbacks of now; a later reload may remove one, and its pairs go.
+			// Sources are checked against the current loopbacks; a later reload may remove one, together with its pairs.
 			if f, err = parseFilter("filter", req.GetFilter(), view.layout); err != nil {
 				return toRPC(err)
 			}
@@ -64,15 +64,15 @@ func (w *weightService) WatchWeights(req *farev1.WatchWeightsRequest, stream far
 	}
 }
 
-// tell sends what the filter selects and changed after the revision since: nothing when nothing did, unless always. A
-// revision of 0, of the future, or too long ago makes it a snapshot.
+// tell sends the selected destinations that changed after the revision since; without changes it sends nothing, unless always. It sends a
+// snapshot if since is 0, in the future, before a change of the loopbacks (which identify rows), or too old.
 func (v *View) tell(to weightSender, instance string, f *filter, since uint64, always bool) error {
 	c := chunker{to: to, revision: v.revision, instance: instance, always: always}
 	removed, known := v.removed(f, since)
 	var weights iter.Seq[*destination]
-	if since == 0 || since > v.revision || !known {
+	if since == 0 || since > v.revision || since < v.regrouped || !known {
 		c.snapshot, c.always = true, true
-		removed, weights = nil, v.selected(f, netip.Prefix{})
+		removed, weights = nil, v.selected(f, Key{})
 	} else {
 		weights = v.changed(f, since)
 	}
@@ -81,7 +81,7 @@ func (v *View) tell(to weightSender, instance string, f *filter, since uint64, a
 		if err != nil {
 			return err
 		}
-		m.Removed = append(m.Removed, p.String())
+		m.Removed = append(m.Removed, &farev1.WeightKey{Destination: p.String(), Sources: v.layout.Groups[p.Source].names()})
 		c.items++
 	}
 	for d := range weights {
@@ -97,20 +97,20 @@ func (v *View) tell(to weightSender, instance string, f *filter, since uint64, a
 	return c.finish()
 }
 
-// chunker splits what belongs to one revision into messages.
+// chunker splits the changes of one revision into messages.
 type chunker struct {
 	to       weightSender
 	revision uint64
 	instance string
-	snapshot bool // the first message says so
-	always   bool // send a message even when it holds nothing
+	snapshot bool // marks the first message as a snapshot
+	always   bool // send a message even without changes
 
 	m     *farev1.WatchWeightsResponse
 	items int
 	bytes int
 }
 
-// room returns the message to add to; a full one is sent first.
+// room returns the message to add to, after sending a full one.
 func (c *chunker) room() (*farev1.WatchWeightsResponse, error) {
 	if c.m != nil && (c.items >= watchChunk || c.bytes >= maxMessageBytes) {
 		if err := c.to.Send(c.m); err != nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -15,8 +16,8 @@ import (
 const (
 	defaultPageSize = 1000
 	maxPageSize     = 10_000
-	// maxMessageBytes is where a page or a watch's message ends early: a quarter of what gRPC clients accept by default,
-	// with room for one destination of the largest size (64 planes x 64 sub-ports, 128 slots a pair).
+	// maxMessageBytes is the size at which a page or a watch's message ends early: a quarter of the default limit of gRPC clients, with room for
+	// one destination of the largest size (64 planes x 64 sub-ports, 128 slots per pair).
 	maxMessageBytes = 1 << 20
 )
 
@@ -45,17 +46,22 @@ func (w *weightService) GetWeights(ctx context.Context, req *farev1.GetWeightsRe
 	if len(bad) > 0 {
 		return nil, toRPC(bad)
 	}
-	d := got.view.pages.get(prefix)
-	if d == nil {
+	f := &filter{destinations: []netip.Prefix{prefix}, sources: sources, groups: got.view.layout.groupsOf(sources)}
+	rows := slices.Collect(got.view.selected(f, Key{}))
+	if len(rows) == 0 {
 		return nil, toRPC(&Problem{
 			Kind: NotFound, Subject: prefix.String(), Err: fmt.Errorf("no route to it has been learned on any session"),
 			Remedy: "list the known destinations with ListWeights, and check that leaves announce it and that it is inside an accepted range",
 		})
 	}
-	got.view.layout.await(ctx, prefix.Addr(), sources)
-	out := &farev1.GetWeightsResponse{Revision: got.view.revision, Weights: got.view.render(d, sources, false)}
-	if got.explanation != nil {
-		out.Weights.Explanation = got.explanation.render()
+	got.view.layout.await(ctx, prefix.Addr(), f.sources)
+	out := &farev1.GetWeightsResponse{Revision: got.view.revision}
+	for _, d := range rows {
+		row := got.view.render(d, f.sources, false)
+		if e, ok := got.explanations[d.key.Source]; ok {
+			row.Explanation = e.render()
+		}
+		out.Weights = append(out.Weights, row)
 	}
 	return out, nil
 }
@@ -91,33 +97,35 @@ func (w *weightService) ListWeights(ctx context.Context, req *farev1.ListWeights
 		m := view.render(d, f.sources, f.omitPairs)
 		out.Weights = append(out.Weights, m)
 		bytes += proto.Size(m)
-		after = d.prefix
+		after = d.key
 	}
 	return out, nil
 }
 
-// tokenVersion is the first byte of a page token; the filter's hash (8 bytes) and the last destination listed follow.
-// A token names a place in the address order, not a revision: it stays good however the list changes.
-const tokenVersion = 1
+// tokenVersion is the first byte of a page token; the filter's hash (8 bytes), the source group (2 bytes) and the prefix of the last listed row
+// follow. A token contains a position in the address order, not a revision: it stays valid however the list changes.
+const tokenVersion = 2
 
-func makeToken(last netip.Prefix, f *filter) string {
+func makeToken(last Key, f *filter) string {
 	b := binary.BigEndian.AppendUint64([]byte{tokenVersion}, f.hash())
-	b, _ = last.AppendBinary(b) // documented never to fail
+	b = binary.BigEndian.AppendUint16(b, uint16(last.Source))
+	b, _ = last.Prefix.AppendBinary(b) // documented never to fail
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// parseToken returns the destination that a page starts after; invalid for the first page.
-func parseToken(token string, f *filter) (netip.Prefix, error) {
+// parseToken returns the destination after which a page starts; invalid for the first page.
+func parseToken(token string, f *filter) (Key, error) {
 	if token == "" {
-		return netip.Prefix{}, nil
+		return Key{}, nil
 	}
 	b, err := base64.RawURLEncoding.DecodeString(token)
-	var last netip.Prefix
-	if err != nil || len(b) < 9 || b[0] != tokenVersion || last.UnmarshalBinary(b[9:]) != nil || !last.IsValid() {
-		return netip.Prefix{}, fmt.Errorf("it is not a next_page_token of this service: leave it empty to start again")
+	var last Key
+	if err != nil || len(b) < 11 || b[0] != tokenVersion || last.Prefix.UnmarshalBinary(b[11:]) != nil || !last.IsValid() {
+		return Key{}, fmt.Errorf("it is not a next_page_token of this service: leave it empty to start from the first page")
 	}
 	if binary.BigEndian.Uint64(b[1:]) != f.hash() {
-		return netip.Prefix{}, fmt.Errorf("it belongs to a list with another filter: keep the filter, or leave the token empty to start again")
+		return Key{}, fmt.Errorf("it belongs to a list with another filter: keep the filter, or leave the token empty to start from the first page")
 	}
+	last.Source = int(binary.BigEndian.Uint16(b[9:]))
 	return last, nil
 }

@@ -1,0 +1,124 @@
+package link
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/internal/linkpoll"
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// cables creates n cables between two namespaces whose devices are numbered like physical ones.
+func cables(t testing.TB, n int) (leaf *netnstest.Namespace, ports []SubPort) {
+	t.Helper()
+	server, leaf := netnstest.New(t), netnstest.New(t)
+	for i := range n {
+		eth, swp := fmt.Sprintf("eth%d", i), fmt.Sprintf("swp%d", i)
+		netnstest.NIC(t, server, eth, leaf, swp)
+		server.Addr(eth)
+		leaf.Addr(swp)
+		ports = append(ports, SubPort{Device: eth, Netns: server.Name, Speed: 4e9})
+	}
+	return leaf, ports
+}
+
+// TestSecondCableIsNotLate fails both cables of a port; the kernel delays its event of the second.
+func TestSecondCableIsNotLate(t *testing.T) {
+	netnstest.Require(t)
+	leaf, ports := cables(t, 2)
+	w := watch(t, nil, ports...)
+	netnstest.SecondCable(t, leaf, "swp0", "swp1", func(device string) bool {
+		w.buf = w.Take(w.buf)
+		for _, e := range w.buf {
+			w.last[e.SubPort] = e
+		}
+		e := w.last[device[3]-'0']
+		return !e.Up
+	})
+}
+
+// TestCableAfterOthers checks that another device's event, in no namespace of the Watcher, which makes the kernel delay the events of a cable,
+// does not delay the report.
+func TestCableAfterOthers(t *testing.T) {
+	netnstest.Require(t)
+	leaf, ports := cables(t, 1)
+	w := watch(t, nil, ports...)
+	first, second := netnstest.NewLateLink(t, leaf), netnstest.NewLateLink(t, leaf)
+	const attempts = 5 // other devices of a busy machine may cause an early announcement
+	for range attempts {
+		w.untilUp(t, 0)
+		time.Sleep(2 * linkpoll.Window) // then the Watcher polls rarely, and the kernel announces the first cable immediately
+		<-first.Cut()
+		announced := second.Cut("swp0")
+		w.untilDown(t, 0, "no carrier")
+		if netnstest.Before(announced) {
+			return
+		}
+		leaf.IP("link", "set", "swp0", "up")
+		first.Mend()
+		second.Mend()
+	}
+	t.Fatalf("%d times the cable was not noticed before the kernel announced another", attempts)
+}
+
+// BenchmarkSecondCable measures the time from setting the second of two cables down until Take returns the state, when the first has just been
+// announced: with polling, and by the kernel's events alone.
+func BenchmarkSecondCable(b *testing.B) {
+	netnstest.Require(b)
+	for _, poll := range []bool{true, false} {
+		b.Run(map[bool]string{true: "polled", false: "events"}[poll], func(b *testing.B) {
+			leaf, ports := cables(b, 2)
+			w := watch(b, func(n *namespace) { n.poll = poll }, ports...)
+			var took []time.Duration
+			for b.Loop() {
+				w.untilUp(b, 0)
+				w.untilUp(b, 1)
+				time.Sleep(2 * linkpoll.Window) // then the Watcher polls rarely, and the kernel announces the first cable immediately
+				leaf.IP("link", "set", "swp0", "down")
+				w.untilDown(b, 0, "no carrier")
+				start := time.Now()
+				leaf.IP("link", "set", "swp1", "down")
+				w.untilDown(b, 1, "no carrier")
+				took = append(took, time.Since(start))
+				leaf.IP("link", "set", "swp0", "up")
+				leaf.IP("link", "set", "swp1", "up")
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-µs")
+			b.ReportMetric(float64(took[len(took)-1].Microseconds()), "max-µs")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// BenchmarkPoll measures one poll of n devices.
+func BenchmarkPoll(b *testing.B) {
+	netnstest.Require(b)
+	for _, n := range []int{2, 16, 128} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			_, ports := cables(b, n)
+			w, err := New(Config{SubPorts: ports})
+			if err != nil {
+				b.Fatal(err)
+			}
+			space := w.namespaces[0]
+			if space.s, err = openSockets(space.netns, space.receiveBuffer); err != nil {
+				b.Fatal(err)
+			}
+			defer space.s.close()
+			buf := make([]byte, 256<<10)
+			if err := space.resync(buf); err != nil {
+				b.Fatal(err)
+			}
+			before := netnstest.CPU(b)
+			for b.Loop() {
+				if err := space.readCarriers(buf); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64((netnstest.CPU(b)-before).Microseconds())/float64(b.N), "cpu-µs/op")
+		})
+	}
+}

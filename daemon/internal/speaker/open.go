@@ -1,0 +1,70 @@
+package speaker
+
+import (
+	"encoding/binary"
+	"time"
+)
+
+// Flags of the graceful restart capability (RFC 4724, Section 3).
+const (
+	restartState    = 0x8000 // R: the sender has restarted
+	forwardingState = 0x80   // F: the sender's data plane kept the family's routes
+)
+
+// openMessage returns our OPEN in the form in which the guard accepts it from
+// GoBGP; the guard fills in AS, identifier and families. The speaker sends it
+// before GoBGP can send its own OPEN, because GoBGP must know the peer's AS
+// first.
+func (s *session) openMessage() []byte {
+	c := &s.speaker.conf
+	caps := []byte{2, 0, 65, 4} // route refresh, four-octet AS
+	caps = binary.BigEndian.AppendUint32(caps, c.AS)
+	caps = s.appendRestart(caps)
+	as := uint16(23456) // AS_TRANS, RFC 6793
+	if c.AS <= 0xffff {
+		as = uint16(c.AS)
+	}
+	b := append([]byte(nil), endOfRIB[:16]...)
+	b = binary.BigEndian.AppendUint16(b, uint16(31+len(caps)))
+	b = append(b, 1, 4)
+	b = binary.BigEndian.AppendUint16(b, as)
+	b = binary.BigEndian.AppendUint16(b, uint16(c.HoldTime/time.Second))
+	id := c.RouterID.As4()
+	b = append(b, id[:]...)
+	b = append(b, byte(2+len(caps)), 2, byte(len(caps)))
+	return append(b, caps...)
+}
+
+// appendRestart appends the graceful restart capability (RFC 4724, Section 3).
+//
+// Every OPEN has one: FRR and others send End-of-RIB only to peers that
+// advertise it, and a start is complete when every leaf has sent End-of-RIB.
+// With RestartTime 0 it lists no family, which RFC 4724, Section 3 defines as
+// support for End-of-RIB alone: the peer keeps none of our routes.
+//
+// With RestartTime, F is set because the data plane is another process and
+// keeps forwarding, and R is set until this process has established the session
+// once: a failed first connection does not end the restart.
+func (s *session) appendRestart(caps []byte) []byte {
+	c := &s.speaker.conf
+	if c.RestartTime == 0 {
+		return append(caps, 64, 2, 0, 0)
+	}
+	s.mu.Lock()
+	restarted := !s.everUp
+	s.mu.Unlock()
+	flags := uint16(c.RestartTime / time.Second)
+	if restarted {
+		flags |= restartState
+	}
+	caps = append(caps, 64, byte(2+4*len(s.conf.Families)))
+	caps = binary.BigEndian.AppendUint16(caps, flags)
+	for _, f := range s.conf.Families {
+		afi := byte(1)
+		if f == IPv6 {
+			afi = 2
+		}
+		caps = append(caps, 0, afi, 1, forwardingState)
+	}
+	return caps
+}
