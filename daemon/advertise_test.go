@@ -13,8 +13,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestAdvertiseNode: with path_bandwidth.advertise: node every session to a leaf says what all sub-ports to that leaf are worth,
-// and what changes is said after the very event that changed it.
+// TestAdvertiseNode checks that with path_bandwidth.advertise: node every session to a leaf advertises the bandwidth of all sub-ports to that
+// leaf, and that a change is advertised after the very event that caused it.
 func TestAdvertiseNode(t *testing.T) {
 	s := shape{planes: 2, subPorts: 3, noSpeed: true, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}, extra: "path_bandwidth: {advertise: node}\n"}
 	c := s.core(t)
@@ -86,7 +86,8 @@ func TestAdvertiseNode(t *testing.T) {
 	}
 }
 
-// TestUplinks: a leaf says all that it has to a server, and to the spines of a plane each its part by speed, whoever of them lives.
+// TestUplinks checks that a leaf advertises all its bandwidth to a server, and to each spine of a plane a speed-proportional share, regardless
+// of failed spines.
 func TestUplinks(t *testing.T) {
 	const text = `
 role: leaf
@@ -138,7 +139,7 @@ planes:
 	route := func(i int, b fare.Bandwidth) Event {
 		return Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0), Attrs: says(b, 65100)}}
 	}
-	for i := range 2 { // both go to one server
+	for i := range 2 { // both lead to one server
 		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(0), PeerAS: 65100}})
 	}
 	for i := 2; i < 8; i++ {
@@ -149,7 +150,7 @@ planes:
 	for _, st := range []struct {
 		name   string
 		events []Event
-		want   string // of server 2, the three uplinks | the other plane's
+		want   string // at server 2, the three uplinks | the other plane's
 	}{
 		{"no routes", nil, "nothing nothing nothing nothing | nothing"},
 		{"a server whose uplinks nobody knows", []Event{route(0, 400e9), route(1, 400e9)}, "800G 266666672k 266666672k 266666672k | 800G"},
@@ -173,13 +174,13 @@ planes:
 			t.Fatalf("%s: %s, want %s", st.name, got, st.want)
 		}
 	}
-	// Who is an uplink is not for a reload to say.
+	// A reload cannot change which sub-ports are uplinks.
 	if _, err := config.Diff(parse(text), parse(strings.Replace(text, "up0, uplink: true,", "up0,", 1))); err == nil || !strings.Contains(err.Error(), "planes[0].sub_ports[3].uplink: true -> false") {
 		t.Errorf("%v", err)
 	}
 }
 
-// TestAdvertiseNodeByFamily: a sub-port counts for the families that its sessions carry.
+// TestAdvertiseNodeByFamily checks that a sub-port counts for the families that its sessions carry.
 func TestAdvertiseNodeByFamily(t *testing.T) {
 	const text = `
 as: 4200001000
@@ -227,7 +228,7 @@ planes:
 	}
 }
 
-// TestLargestLeafForwards: 512 servers with two sub-ports each in one plane, and a data plane that can just hold them.
+// TestLargestLeafForwards has 512 servers with two sub-ports each in one plane, and a data plane with just enough room for them.
 func TestLargestLeafForwards(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("role: leaf\nas: 65000\nrouter_id: 10.9.0.1\naccept: [10.255.0.0/16]\n" + leafDataplane + "planes:\n- name: p0\n  sub_ports:\n")
@@ -254,12 +255,12 @@ func TestLargestLeafForwards(t *testing.T) {
 		t.Fatal(faults)
 	}
 	seen := 0
-	for prefix := range c.table.Destinations {
+	for prefix := range c.sources[0].table.Destinations {
 		seen++
 		a := prefix.Addr().As4()
 		first := 2 * (int(a[2])<<8 | int(a[3]))
-		id, _ := c.engine.Destination(prefix)
-		v, _ := c.engine.Vector(id)
+		id, _ := c.sources[0].engine.Destination(prefix)
+		v, _ := c.sources[0].engine.Vector(id)
 		if want := []wecmp.Member{{SubPort: first, Weight: 1}, {SubPort: first + 1, Weight: 2}}; !slices.Equal(v.Members, want) {
 			t.Fatalf("%s goes by %v, want %v", prefix, v.Members, want)
 		}

@@ -19,7 +19,7 @@ import (
 	"github.com/fared/fared/internal/unixsocket"
 )
 
-// standalone is a rig whose daemon opens its own sockets.
+// standalone returns a rig whose daemon opens its own sockets.
 func standalone(t *testing.T, extra string) (r *rig, socket string) {
 	t.Helper()
 	socket = filepath.Join(shortDir(t), "fared.sock")
@@ -30,7 +30,7 @@ func standalone(t *testing.T, extra string) (r *rig, socket string) {
 	return r, socket
 }
 
-// shortDir is a temporary folder for sockets: their paths have little room.
+// shortDir returns a temporary directory for sockets, whose paths must be short.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "fared")
@@ -43,7 +43,7 @@ func shortDir(t *testing.T) string {
 
 func dial(t *testing.T, socket string) *grpc.ClientConn {
 	t.Helper()
-	// The socket may not be there yet.
+	// The socket may not exist yet.
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func dial(t *testing.T, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// TestWatchFollowsAFailure: over the unix socket, a watch shows the weights before, during and after a failure.
+// TestWatchFollowsAFailure checks that a watch over the unix socket shows the weights before, during and after a failure.
 func TestWatchFollowsAFailure(t *testing.T) {
 	r, socket := standalone(t, "")
 	watch, err := farev1.NewWeightServiceClient(dial(t, socket)).WatchWeights(t.Context(), &farev1.WatchWeightsRequest{})
@@ -92,7 +92,7 @@ func TestWatchFollowsAFailure(t *testing.T) {
 	}
 }
 
-// TestHealthAndReflection answer on the socket, and the services are all there.
+// TestHealthAndReflection checks that both services answer on the socket, and that reflection lists all services.
 func TestHealthAndReflection(t *testing.T) {
 	_, socket := standalone(t, "")
 	conn := dial(t, socket)
@@ -125,7 +125,7 @@ func TestHealthAndReflection(t *testing.T) {
 	}
 }
 
-// second runs another daemon of the same configuration and returns why it ended.
+// second runs another daemon with the same configuration and returns its error.
 func second(t *testing.T, s shape) error {
 	t.Helper()
 	conn, err := memory.Dial(memory.New(memory.Config{}))
@@ -144,8 +144,8 @@ func second(t *testing.T, s shape) error {
 	return err
 }
 
-// TestSecondInstance: a daemon whose socket is served by another ends with an error that says so, and the first one's
-// socket still answers.
+// TestSecondInstance checks that a daemon whose socket is served by another daemon ends with an error that reports this, and that the first
+// daemon's socket still answers.
 func TestSecondInstance(t *testing.T) {
 	r, socket := standalone(t, "")
 	err := second(t, r.s)
@@ -158,7 +158,7 @@ func TestSecondInstance(t *testing.T) {
 	}
 }
 
-// TestMetricsAddressInUse: the address is named, and the socket that was opened before is gone again.
+// TestMetricsAddressInUse checks that the error contains the address, and that the socket that was opened before is removed.
 func TestMetricsAddressInUse(t *testing.T) {
 	checkLeaks(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -176,7 +176,7 @@ func TestMetricsAddressInUse(t *testing.T) {
 	}
 }
 
-// TestMetricsAreServed: over HTTP, with the sessions as they are.
+// TestMetricsAreServed reads the metrics over HTTP and compares the sessions.
 func TestMetricsAreServed(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

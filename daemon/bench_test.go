@@ -26,10 +26,10 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// acks sees what goes over the connection to the data plane: when the operations that matter are in effect.
+// acks observes the connection to the data plane: it records when the relevant operations are in effect.
 type acks struct {
 	mu      sync.Mutex
-	kind    map[uint64]string // operations under way
+	kind    map[uint64]string // pending operations
 	sent    map[string]int
 	arrived chan ack
 }
@@ -97,7 +97,7 @@ func (s *ackStream) RecvMsg(m any) error {
 	return nil
 }
 
-// quiet waits until nothing is under way, and forgets what arrived.
+// quiet waits until no operation is pending, and drops the recorded acknowledgements.
 func (a *acks) quiet(t testing.TB) {
 	t.Helper()
 	eventually(t, "quiet at the data plane", func() bool {
@@ -137,7 +137,7 @@ func (a *acks) counts() map[string]int {
 	return out
 }
 
-// serveDataplane serves a data plane on a unix socket, as another process would.
+// serveDataplane serves a data plane on a unix socket, like a separate process.
 func serveDataplane(t testing.TB, dp *memory.Dataplane) (address string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "fared")
@@ -161,7 +161,7 @@ func serveDataplane(t testing.TB, dp *memory.Dataplane) (address string) {
 	return "unix:" + socket
 }
 
-// measured is a rig whose data plane is behind a unix socket.
+// measured returns a rig whose data plane is behind a unix socket.
 func measured(b testing.TB, s shape, o rigOptions) (*rig, *acks) {
 	b.Helper()
 	checkLeaks(b)
@@ -176,17 +176,17 @@ func measured(b testing.TB, s shape, o rigOptions) (*rig, *acks) {
 	return newRig(b, s, o), a
 }
 
-// report prints the distribution of what was measured.
+// report prints the distribution of the measured durations.
 func report(b *testing.B, name string, took []time.Duration) {
 	slices.Sort(took)
 	at := func(p float64) float64 { return float64(took[int(p*float64(len(took)-1))].Microseconds()) }
 	b.ReportMetric(at(0.5), name+"p50-µs")
 	b.ReportMetric(at(0.99), name+"p99-µs")
-	b.ReportMetric(0, "ns/op") // what lies between the measurements means nothing
+	b.ReportMetric(0, "ns/op") // the time between the measurements is meaningless
 }
 
-// BenchmarkUpdateToInEffect: a leaf writes an UPDATE with another bandwidth to its TCP socket; the data plane's
-// acknowledgement that the new weights are in effect arrives here. Aim: 200 µs at the median.
+// BenchmarkUpdateToInEffect measures the time from a leaf's write of an UPDATE with another bandwidth to its TCP socket until the data plane's
+// acknowledgement that the new weights are in effect arrives. Aim: 200 µs at the median.
 func BenchmarkUpdateToInEffect(b *testing.B) {
 	for _, n := range []int{1, 1024} {
 		b.Run(fmt.Sprintf("destinations=%d", n), func(b *testing.B) {
@@ -204,7 +204,7 @@ func BenchmarkUpdateToInEffect(b *testing.B) {
 					b.Fatalf("acknowledged, but forwarded by %s, want %s", got, want[v])
 				}
 			}
-			// One destination has its group to itself, so its vector changes in place; of many, it moves to another group.
+			// A single destination has its own group, whose vector changes in place; one of many destinations moves to another group.
 			last := "group"
 			if n > 1 {
 				last = "destination"
@@ -222,9 +222,9 @@ func BenchmarkUpdateToInEffect(b *testing.B) {
 	}
 }
 
-// BenchmarkLossToInEffect: a leaf's TCP connection, or a link, is lost; the sub-port's state, and then the new weights,
-// are acknowledged as in effect. What grows with destinations is not the work of the loop or the data plane but what
-// GoBGP does at the same time to forget the session's routes.
+// BenchmarkLossToInEffect measures the time from the failure of a leaf's TCP connection, or of a link, until the sub-port's state, and then the
+// new weights, are acknowledged as in effect. The part that grows with the number of destinations is not work of the loop or the data plane, but
+// GoBGP's concurrent removal of the session's routes.
 func BenchmarkLossToInEffect(b *testing.B) {
 	for _, loss := range []struct {
 		name string
@@ -261,7 +261,8 @@ func BenchmarkLossToInEffect(b *testing.B) {
 	}
 }
 
-// BenchmarkPlaneLost: a whole plane of 16,384 destinations is lost. The number of operations does not depend on them.
+// BenchmarkPlaneLost measures the failure of a whole plane of 16,384 destinations. The number of operations does not depend on the number of
+// destinations.
 func BenchmarkPlaneLost(b *testing.B) {
 	const n = 16384
 	r, a := measured(b, shape{planes: 4, subPorts: 1}, rigOptions{leaves: announceAll(400e9, n)})
@@ -294,11 +295,11 @@ func BenchmarkPlaneLost(b *testing.B) {
 	b.ReportMetric(float64(operations)/float64(b.N), "operations/loss")
 }
 
-// memoryChild names the file with the configuration that a child process runs, and how many destinations are to come.
+// memoryChild is the environment variable with the configuration file of a child process and the expected number of destinations.
 const memoryChild = "FARED_TEST_MEMORY_CHILD"
 
-// BenchmarkMemory: resident memory of a daemon in a process of its own, everything in effect and garbage collected.
-// Aims: 256 MiB for 64 sessions x 1,024 prefixes, 96 MiB for 4 x 10,000.
+// BenchmarkMemory measures the resident memory of a daemon in a separate process, with all changes in effect and garbage collected. Aims: 256
+// MiB for 64 sessions x 1,024 prefixes, 96 MiB for 4 x 10,000.
 func BenchmarkMemory(b *testing.B) {
 	for _, c := range []struct{ planes, subPorts, prefixes int }{{8, 8, 1024}, {4, 1, 10000}} {
 		b.Run(fmt.Sprintf("sessions=%d/prefixes=%d", c.planes*c.subPorts, c.prefixes), func(b *testing.B) {
@@ -338,7 +339,7 @@ func measureMemory(b testing.TB, s shape, prefixes int) (rss, peak float64) {
 	return rss, peak
 }
 
-// BenchmarkMemoryChild is the process that BenchmarkMemory measures; by itself it has nothing to do.
+// BenchmarkMemoryChild is the process that BenchmarkMemory measures; run directly, it does nothing.
 func BenchmarkMemoryChild(t *testing.B) {
 	file, count, ok := strings.Cut(os.Getenv(memoryChild), " ")
 	if !ok {
@@ -369,7 +370,7 @@ func BenchmarkMemoryChild(t *testing.B) {
 	fmt.Printf("figures: resident %f peak %f\n", procStatus(t, "VmRSS:"), procStatus(t, "VmHWM:"))
 }
 
-// procStatus reads a line of /proc/self/status, in MiB.
+// procStatus returns a line of /proc/self/status, in MiB.
 func procStatus(t testing.TB, key string) float64 {
 	t.Helper()
 	f, err := os.Open("/proc/self/status")

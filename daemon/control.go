@@ -12,9 +12,8 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// drain implements status.ServiceConfig.Drain: it takes a target out of service or back, and returns the sessions that
-// it concerns.
-func (d *Daemon) drain(ctx context.Context, target status.DrainTarget, on bool) ([]string, error) {
+// drain implements status.ServiceConfig.Drain.
+func (d *Daemon) drain(ctx context.Context, target status.DrainTarget, on, force bool) (status.DrainTarget, []string, error) {
 	var sessions []string
 	var err error
 	run := func() {
@@ -23,16 +22,23 @@ func (d *Daemon) drain(ctx context.Context, target status.DrainTarget, on bool) 
 			terr = d.loop.core.checkTarget(t)
 		}
 		if terr != nil {
-			err = &status.Problem{Kind: status.NotFound, Subject: t.String(), Remedy: "name one of those", Err: terr}
+			err = &status.Problem{Kind: status.NotFound, Subject: t.String(), Remedy: "name one of these", Err: terr}
 			return
 		}
+		if on && !force {
+			if serr := d.loop.core.checkStranded(t); serr != nil {
+				err = &status.Problem{Kind: status.Refused, Subject: "drain of " + t.String(), Err: serr,
+					Remedy: "return another plane to service first, or force the drain (fared drain --force)"}
+				return
+			}
+		}
+		target = t.status()
 		d.loop.step(DrainRequest{Target: t, On: on})
 		kind := status.EventUndrain
 		if on {
 			kind = status.EventDrain
 		}
-		d.loop.event(kind, t.String(), "")
-		d.loop.builder.MarkFabric()
+		d.loop.event(kind, t.String(), by(ctx))
 		for i := range d.loop.core.sessions {
 			if d.loop.core.covers(t, i) {
 				sessions = append(sessions, d.loop.core.layout.sessions[i].Name)
@@ -40,12 +46,21 @@ func (d *Daemon) drain(ctx context.Context, target status.DrainTarget, on bool) 
 		}
 	}
 	if derr := d.loop.do(ctx, run); derr != nil {
-		return nil, derr
+		return target, nil, derr
 	}
-	return sessions, err
+	return target, sessions, err
 }
 
-// drainTarget reads a target; a leaf may be named by its router ID or by the address of one of its sessions.
+// by returns the caller of an RPC for the detail of an event, or "" for a call inside the process, such as the reload on SIGHUP.
+func by(ctx context.Context) string {
+	caller := status.Caller(ctx)
+	if caller == "" {
+		return ""
+	}
+	return "by " + caller
+}
+
+// drainTarget resolves a target; a leaf may be named by its router ID or by the address of one of its sessions.
 func (l *loop) drainTarget(t status.DrainTarget) (DrainTarget, error) {
 	if t.Leaf == "" {
 		return DrainTarget{Plane: t.Plane, SubPort: t.SubPort}, nil
@@ -62,11 +77,11 @@ func (l *loop) drainTarget(t status.DrainTarget) (DrainTarget, error) {
 	return DrainTarget{Leaf: addr}, nil
 }
 
-// Reload reads the configuration file again and applies the difference, or refuses it whole. It returns a line for every
-// change; with dryRun nothing is applied.
+// Reload reads the configuration file again and applies the difference, or rejects it as a whole. It returns a line for every change; with
+// dryRun nothing is applied.
 func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 	if !dryRun {
-		// systemd waits for the second word also when the reload is refused: the daemon goes on as it was.
+		// systemd expects READY=1 after RELOADING=1 even if the reload is rejected.
 		d.loop.notifier.reloading()
 		defer d.loop.notifier.ready()
 	}
@@ -87,7 +102,7 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 	run := func() {
 		changes, err := config.Diff(d.loop.core.cfg, next)
 		if err != nil {
-			rerr = &status.Problem{Kind: status.Refused, Subject: d.deps.ConfigPath, Remedy: "restart fared to apply it; nothing was changed", Err: err}
+			rerr = &status.Problem{Kind: status.Refused, Subject: d.deps.ConfigPath, Remedy: "restart fared to apply the file; nothing was changed", Err: err}
 			return
 		}
 		for _, c := range changes {
@@ -96,20 +111,12 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 		if dryRun || len(changes) == 0 {
 			return
 		}
-		d.loop.step(Reload{Config: next.Text()})
-		d.loop.rediscoverSpeeds()
-		if d.deps.LogLevel != nil {
-			d.deps.LogLevel.Set(next.Log.Level)
+		d.loop.reload(next)
+		detail := fmt.Sprintf("%d changes", len(changes))
+		if caller := by(ctx); caller != "" {
+			detail += " " + caller
 		}
-		d.loop.placesMu.Lock()
-		d.loop.loopbacks = next.Loopbacks
-		d.loop.placesMu.Unlock()
-		if d.client != nil {
-			d.loop.ports.keep(next.Loopbacks)
-			d.client.SetForwarding(d.loop.core.layout.forwarding(next))
-		}
-		d.loop.builder.SetLayout(d.loop.statusLayout())
-		d.loop.event(status.EventReload, d.deps.ConfigPath, fmt.Sprintf("%d changes", len(changes)))
+		d.loop.event(status.EventReload, d.deps.ConfigPath, detail)
 	}
 	if err := d.loop.do(ctx, run); err != nil {
 		return nil, err
@@ -117,51 +124,9 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 	return lines, rerr
 }
 
-// reload takes a new configuration that differs only in what may change while running (config.Diff has said so).
-func (c *Core) reload(ev Reload) error {
-	next, err := config.Parse("reload", []byte(ev.Config))
-	if err != nil {
-		return err
-	}
-	if _, err := config.Diff(c.cfg, next); err != nil {
-		return err
-	}
-	c.cfg = next
-	for _, lo := range next.Loopbacks { // may have been somebody else's until now
-		for i := range c.sessions {
-			c.step(fare.RouteWithdraw{Session: i, Generation: c.sessions[i].generation, Prefix: lo})
-		}
-	}
-	layout := newLayout(next)
-	for i := range layout.subPorts {
-		was, is := c.layout.subPorts[i].Speed, layout.subPorts[i].Speed
-		if is != 0 && was != is {
-			c.layout.subPorts[i].Speed = is
-			c.fabric(fare.LinkState{SubPort: i, Up: c.subPorts[i].link, Speed: is})
-		}
-	}
-	for i := range layout.sessions {
-		layout.sessions[i].nextHop = c.layout.sessions[i].nextHop // learned
-	}
-	c.layout = layout
-	c.step(fare.PolicyChange{Missing: next.PathBandwidth.Missing, AllZero: next.PathBandwidth.AllZero})
-	c.advertDirty = true
-	return nil
-}
-
-// rediscoverSpeeds gives sub-ports whose speed is no longer configured the one that their device has.
-func (l *loop) rediscoverSpeeds() {
-	for i := range l.lanes {
-		if lane := &l.lanes[i]; lane.seen && lane.SpeedSource == "config" && l.core.layout.subPorts[i].Speed == 0 {
-			ev := lane.told
-			l.link(&ev)
-		}
-	}
-}
-
-// explain shows how a destination's weights came about; it runs on the loop's goroutine.
-func (l *loop) explain(prefix netip.Prefix) (status.Explanation, bool) {
-	desc := l.core.table.Describe(prefix)
+// explain describes how a destination's weights were derived; it runs on the loop's goroutine.
+func (l *loop) explain(key status.Key) (status.Explanation, bool) {
+	desc := l.core.sources[key.Source].table.Describe(key.Prefix)
 	if !desc.Known {
 		return status.Explanation{}, false
 	}
@@ -189,13 +154,16 @@ func (l *loop) explain(prefix netip.Prefix) (status.Explanation, bool) {
 		out.Planes = append(out.Planes, plane)
 	}
 	out.Rules = []string{desc.Rule.Sentence()}
+	if desc.Origins > 1 {
+		out.Rules = append(out.Rules, conflictText(desc))
+	}
 	if !desc.Reachable {
 		out.Rules = append(out.Rules, "unreachable: "+desc.Reason.String())
 	}
 	return out, true
 }
 
-// why is a reason's text, empty when something counts.
+// why returns a reason's text, or "" if the item is used.
 func why(r fare.Reason) string {
 	if r == fare.ReasonUsed {
 		return ""

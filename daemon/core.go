@@ -13,9 +13,9 @@ import (
 // Route is a route to advertise on a session.
 type Route struct {
 	Prefix netip.Prefix
-	// Communities are extended communities as they go on the wire.
+	// Communities are extended communities in wire format.
 	Communities []fare.Community
-	// ASPath is what stands before our own AS is prepended; empty for what we originate.
+	// ASPath is the AS path before our own AS is prepended; empty for originated routes.
 	ASPath []uint32
 }
 
@@ -25,39 +25,41 @@ type Fault struct {
 	Err     error
 }
 
-// SubPortOp is the fast path: one operation toward the data plane for a lost or returned sub-port.
+// SubPortOp is the fast path: one operation toward the data plane for a sub-port that has failed or returned.
 type SubPortOp struct {
 	SubPort int
 	Up      bool
 }
 
-// Core decides. It is deterministic and does no I/O; its methods are for one goroutine.
+// Core makes the decisions. It is deterministic and does no I/O; its methods are for one goroutine.
 type Core struct {
 	cfg      *config.Config
 	layout   layout
-	table    *fare.Table
-	engine   *wecmp.Engine  // nil for a leaf without a data plane
-	planner  *wecmp.Planner // chooses source ports; safe for any goroutine; nil where engine is
-	flowHash FlowHash       // of the data plane, where that is what ports are chosen by
-	asked    wecmp.Asked    // where flows land that a data plane has to be asked for; nil: not to be had
+	sources  []sourceGroup // in the order of layout.sources
+	flowHash FlowHash      // of the data plane, if source ports follow it
+	asked    wecmp.Asked   // resolves flow placement by querying the data plane; nil if unsupported
 	subPorts []subPort
 	sessions []session
 	drains   []drain // sorted by target text
+	marks    uint64  // number of marks assigned to sessions so far
 
 	converged bool
 	faults    []Fault
-	// ownLoopbacks counts routes to our own loopbacks, which are not taken.
+	// ownLoopbacks counts received routes to our own loopbacks, which are rejected.
 	ownLoopbacks uint64
-	// One entry for each outgoing thing that may differ from what was handed out.
-	subPortDirty bool
-	advertDirty  bool             // every session's wanted set
-	advertOf     []uint64         // generation a session's set was last handed out in
-	planes       []wecmp.Capacity // scratch of setGroup
+	// own contains the currently announced routes to our own loopbacks: a reload may give such a loopback to another server.
+	own    map[ownRoute]fare.RouteUpdate
+	claims claims
+	// unbelieved records the path bandwidth that weights ignore.
+	unbelieved  ignored
+	advertDirty bool     // the wanted set of any session may differ from the last applied one
+	advertOf    []uint64 // generation in which a session's set was last applied
+	updates     []Update // scratch space of Updates
 }
 
-// subPort is what the core knows of one physical lane.
+// subPort is the core's state of one physical lane.
 type subPort struct {
-	known       bool // a link state has been told
+	known       bool // a link state has been received
 	link        bool
 	speed       fare.Bandwidth
 	established int
@@ -73,7 +75,7 @@ const (
 	linkDown
 )
 
-// session is what the core knows of one BGP session.
+// session is the core's state of one BGP session.
 type session struct {
 	subPort    int
 	up         bool
@@ -82,66 +84,65 @@ type session struct {
 	peerAS     uint32
 	eor        [2]bool // IPv4, IPv6
 	advert     advertStage
+	mark       uint64 // mark of the routes of stage advert; 0 in advertNormal
+	written    uint64 // the last mark up to which this generation's connection has carried the routes
 }
 
-// eorDone says whether End-of-RIB has come for every family that the session carries.
+// settled reports whether the session's connection has carried the routes of its stage. It is true without a connection and in advertNormal.
+func (s *session) settled() bool { return !s.up || s.mark == 0 || s.written == s.mark }
+
+// eorDone reports whether End-of-RIB has arrived for every family that the session carries.
 func (s *session) eorDone(l *layoutSession) bool {
 	return (s.eor[0] || !l.families[0]) && (s.eor[1] || !l.families[1])
 }
 
-// advertStage is how far a drain has gone for a session's advertisements.
+// advertStage is the effect of the drains on a session's advertisements.
 type advertStage uint8
 
 const (
 	advertNormal advertStage = iota
 	advertZero               // every route with zero bandwidth (RFC 10005: maintenance)
-	advertNone               // nothing
+	advertNone               // no routes
 )
 
-// drain is one target that is out of service, or on its way there or back.
+// drain is a target that is drained, or is being drained or undrained.
 type drain struct {
 	target DrainTarget
 	stage  DrainStage
 }
 
-// DrainStage is how far a drain or its reversal has gone.
+// DrainStage is the progress of a drain or its reversal.
 type DrainStage uint8
 
-// The stages in order. Shares go first, then the routes; on the way back the routes first, then the shares.
+// The stages in order. A drain first sets the shares to zero, then withdraws the routes; an undrain first advertises the routes, then restores
+// the shares.
 const (
-	// DrainShares: weights are zero, the data plane has not confirmed yet.
+	// DrainShares: weights are zero; the data plane has not confirmed them yet.
 	DrainShares DrainStage = iota
-	// DrainRoutes: routes are advertised with zero bandwidth, so that peers move away before they vanish.
+	// DrainRoutes: routes are advertised with zero bandwidth, so that peers shift traffic before the routes are withdrawn. The drain delay
+	// begins when the connections have carried the zero bandwidth.
 	DrainRoutes
-	// Drained: routes are withdrawn.
+	// DrainWithdrawing: routes are withdrawn, but the connection of some session has not carried the withdrawals yet.
+	DrainWithdrawing
+	// Drained: no established session of the target has a route of ours, and the data plane sends nothing over it.
 	Drained
-	// Undraining: routes are advertised again, shares are still zero.
+	// Undraining: routes are advertised again; shares are still zero.
 	Undraining
 )
 
 func (s DrainStage) String() string {
-	return [...]string{"shares", "routes", "drained", "undraining"}[s]
+	return [...]string{"shares", "routes", "withdrawing", "drained", "undraining"}[s]
 }
 
 // NewCore returns the core for a resolved configuration.
 func NewCore(cfg *config.Config) (*Core, error) {
 	c := &Core{cfg: cfg, layout: newLayout(cfg)}
-	table, err := fare.NewTable(c.layout.fareConfig(cfg))
-	if err != nil {
-		return nil, err
-	}
-	c.table = table
-	if cfg.Forwards() {
-		engine := c.layout.engineConfig(cfg)
-		if c.engine, err = wecmp.NewEngine(engine); err != nil {
+	for i := range c.layout.sources {
+		s, err := newSourceGroup(cfg, &c.layout.sources[i])
+		if err != nil {
 			return nil, err
 		}
-		if c.planner, err = wecmp.NewPlanner(engine); err != nil {
-			return nil, err
-		}
-		for _, p := range engine.Planes {
-			c.planes = append(c.planes, wecmp.Capacity{SubPorts: make([]uint64, len(p.SubPorts))})
-		}
+		c.sources = append(c.sources, s)
 	}
 	c.subPorts = make([]subPort, len(c.layout.subPorts))
 	for i := range c.subPorts {
@@ -155,24 +156,21 @@ func NewCore(cfg *config.Config) (*Core, error) {
 	return c, nil
 }
 
-// fault keeps what the engine refused for Faults: the state is what it was before, and somebody must be told.
+// fault records an operation that the engine rejected, for Faults: the state stays as it was, and operators must be informed.
 func (c *Core) fault(subject string, err error) {
 	if err != nil {
 		c.faults = append(c.faults, Fault{subject, err})
 	}
 }
 
-// Faults returns what went wrong since the last call.
+// Faults returns the faults since the last call.
 func (c *Core) Faults() []Fault {
-	faults := c.faults
+	faults := append(c.faults, c.claims.takeNews()...)
 	c.faults = nil
 	return faults
 }
 
-// settleSubPorts forgets what SubPortOps would return: there is no data plane.
-func (c *Core) settleSubPorts() { c.subPortDirty = false }
-
-// Step takes one event. What follows from it is read with SubPortOps, Updates and Advertise.
+// Step processes one event. Its effects are available from SubPortOps, Updates and Advertise.
 func (c *Core) Step(ev Event) error {
 	switch ev := ev.(type) {
 	case Fabric:
@@ -191,16 +189,24 @@ func (c *Core) Step(ev Event) error {
 			c.checkConverged()
 		}
 	case StartDeadline:
-		c.setConverged()
+		c.converged = true
 	case DataplaneReady:
-		if c.engine != nil {
-			c.fault("the data plane's limits", c.engine.SetLimits(tighter(c.cfg.Weights.MaxWeight, ev.MaxWeight), tighter(c.cfg.Weights.MaxWeightSum, ev.MaxWeightSum)))
+		if c.cfg.Forwards() {
+			most, sum := tighter(c.cfg.Weights.MaxWeight, ev.MaxWeight), tighter(c.cfg.Weights.MaxWeightSum, ev.MaxWeightSum)
+			for i := range c.sources {
+				c.fault("the data plane's limits", c.sources[i].engine.SetLimits(most, sum))
+			}
 			c.setFlowHash(ev.FlowHash)
 		}
 	case DrainRequest:
 		return c.drainRequest(ev)
 	case DrainStep:
 		c.drainStep(ev)
+	case RoutesWritten:
+		if s := &c.sessions[ev.Session]; s.up && s.generation == ev.Generation && ev.Mark == s.mark {
+			s.written = ev.Mark
+			c.settleDrains()
+		}
 	case Reload:
 		return c.reload(ev)
 	default:
@@ -209,7 +215,7 @@ func (c *Core) Step(ev Event) error {
 	return nil
 }
 
-// tighter returns the smaller of two limits, where 0 is no limit.
+// tighter returns the smaller of two limits, where 0 means no limit.
 func tighter(a, b uint32) uint32 {
 	if a == 0 || b != 0 && b < a {
 		return b
@@ -217,7 +223,7 @@ func tighter(a, b uint32) uint32 {
 	return a
 }
 
-// fabric keeps the core's own view of links and sessions and hands the event to the table.
+// fabric updates the core's own view of links and sessions and passes the event to the tables.
 func (c *Core) fabric(ev fare.Event) {
 	switch ev := ev.(type) {
 	case fare.SessionUp:
@@ -225,28 +231,43 @@ func (c *Core) fabric(ev fare.Event) {
 		if !s.up {
 			c.subPorts[s.subPort].established++
 		}
-		s.up, s.generation, s.node, s.peerAS, s.eor = true, ev.Generation, ev.Node, ev.PeerAS, [2]bool{}
+		c.forgetOwn(ev.Session)
+		s.up, s.generation, s.node, s.peerAS, s.eor, s.written = true, ev.Generation, ev.Node, ev.PeerAS, [2]bool{}, 0
+		c.noteOwn(c.cfg.Loopbacks...)
 		c.usableChanged()
 		c.step(ev)
 		c.applyLeafDrains()
+		c.settleDrains()
 		return
 	case fare.SessionDown:
 		s := &c.sessions[ev.Session]
 		if s.up && s.generation == ev.Generation {
 			s.up = false
+			c.forgetOwn(ev.Session)
+			c.noteOwn(c.cfg.Loopbacks...)
 			c.subPorts[s.subPort].established--
 			c.usableChanged()
+			c.settleDrains()
 		}
 	case fare.RouteUpdate:
-		// Nobody else can be where our own GPUs are: such a route would lead a server's traffic to itself out of the server.
+		// Only this server can host its own GPUs: such a route would send a server's traffic to itself through the fabric.
 		if slices.Contains(c.cfg.Loopbacks, ev.Prefix) {
 			c.ownLoopbacks++
-			c.step(fare.RouteWithdraw{Session: ev.Session, Generation: ev.Generation, Prefix: ev.Prefix})
+			c.keepOwn(ev)
+			c.noteOwn(ev.Prefix)
 			return
+		}
+	case fare.RouteWithdraw:
+		if c.sessions[ev.Session].generation == ev.Generation {
+			if key := (ownRoute{ev.Session, ev.Prefix}); c.own[key].Attrs != nil {
+				delete(c.own, key)
+				c.noteOwn(ev.Prefix)
+				return
+			}
 		}
 	case fare.LinkState:
 		p := &c.subPorts[ev.SubPort]
-		if ev.Speed != 0 && ev.Speed != p.speed {
+		if (ev.Speed != 0 || ev.Unknown) && ev.Speed != p.speed {
 			p.speed = ev.Speed
 			c.advertDirty = true
 		}
@@ -257,59 +278,47 @@ func (c *Core) fabric(ev fare.Event) {
 	c.checkConverged()
 }
 
-// usableChanged notes that a sub-port may be usable now, or not any more.
+// usableChanged records that the usability of a sub-port may have changed. With path_bandwidth.advertise: node the routes of other sessions
+// depend on it.
 func (c *Core) usableChanged() {
-	c.subPortDirty = true
 	c.advertDirty = c.advertDirty || c.cfg.PathBandwidth.Advertise == config.AdvertiseNode
 }
 
-// step runs the table and carries its changes to the engine.
+// step passes an event to the tables of the source groups that it concerns, and their changes to the engines.
 func (c *Core) step(ev fare.Event) {
-	c.apply(c.table.Step(ev))
+	for i := range c.sources {
+		if local := c.layout.sources[i].localize(ev); local != nil {
+			c.apply(i, c.sources[i].table.Step(local))
+		}
+	}
 }
 
-func (c *Core) apply(changes []fare.Change) {
+func (c *Core) apply(source int, changes []fare.Change) {
+	s := &c.sources[source]
 	for _, ch := range changes {
+		c.noteOrigins(source, ch)
+		c.noteIgnored(source, ch)
 		switch {
 		case ch.Kind == fare.Readvertise:
 			c.advertDirty = true
-		case c.engine == nil:
+		case s.engine == nil:
 		case ch.Kind == fare.GroupSet:
-			c.setGroup(ch.Group)
+			c.fault("weight engine", s.setGroup(&c.layout.sources[source], ch.Group))
 		case ch.Kind == fare.GroupDelete:
-			c.fault("weight engine", c.engine.DeleteGroup(uint32(ch.Group)))
+			c.fault("weight engine", s.engine.DeleteGroup(uint32(ch.Group)))
 		case ch.Kind == fare.DestinationSet:
-			c.fault("weight engine", c.engine.SetDestination(ch.Destination, uint32(ch.Group)))
+			c.fault("weight engine", s.engine.SetDestination(ch.Destination, uint32(ch.Group)))
 		case ch.Kind == fare.DestinationDelete:
-			c.engine.DeleteDestination(ch.Destination)
+			s.engine.DeleteDestination(ch.Destination)
 		}
 	}
 }
 
-// setGroup translates a group's path bandwidths into the engine's unit-free capacities.
-func (c *Core) setGroup(id fare.GroupID) {
-	view := c.table.Group(id)
-	for p := range c.planes {
-		in := &view.Planes[p]
-		out := &c.planes[p]
-		out.Capacity, out.Bandwidth = in.Capacity, uint64(in.Bandwidth)
-		clear(out.SubPorts)
-		for _, sp := range in.SubPorts {
-			out.SubPorts[c.layout.subPorts[sp.SubPort].inPlane] = sp.Weight
-		}
-	}
-	c.fault("weight engine", c.engine.SetGroup(uint32(id), c.planes))
-}
-
-// SubPortOps returns the sub-ports whose verdict toward the data plane changed since the last call. A sub-port is up
-// when its link is up and a session over it is established. One that has never been up since start is not declared down
-// before convergence: until then nothing in effect is taken away.
+// SubPortOps returns the sub-ports whose verdict toward the data plane has changed since the last call. A sub-port is up when its link is up and
+// a session over it is established. Before convergence, a sub-port that has not been up since the start is not declared down, so that nothing in
+// effect is removed.
 func (c *Core) SubPortOps(buf []SubPortOp) []SubPortOp {
 	buf = buf[:0]
-	if !c.subPortDirty {
-		return buf
-	}
-	c.subPortDirty = false
 	for i := range c.subPorts {
 		p := &c.subPorts[i]
 		usable := p.link && p.established > 0
@@ -327,22 +336,41 @@ func (c *Core) SubPortOps(buf []SubPortOp) []SubPortOp {
 	return buf
 }
 
-// Updates returns what the engine decided since the last call: vectors and destinations, in the order to program them.
-// The slice is valid until the next Step.
-func (c *Core) Updates() []wecmp.Update {
-	if c.engine == nil {
-		return nil
-	}
-	return c.engine.Updates()
+// Update is a decision of a source group's engine. Its Vector is a number that is unique over all source groups.
+type Update struct {
+	Source int
+	wecmp.Update
 }
 
-// Advertise calls set for every session whose wanted routes may have changed since the last call. What a server says is
-// handed out before the session is established, and so is there when End-of-RIB is said; a leaf leaves out what the
-// neighbour would drop, and must know it first.
+// Updates returns the engines' decisions since the last call: vectors and destinations, for each source group in the order of programming. The
+// slice is valid until the next Step.
+func (c *Core) Updates() []Update {
+	c.updates = c.updates[:0]
+	for i := range c.sources {
+		if c.sources[i].engine == nil {
+			break
+		}
+		for _, u := range c.sources[i].engine.Updates() {
+			u.Vector = c.vectorID(i, u.Vector)
+			c.updates = append(c.updates, Update{i, u})
+		}
+	}
+	return c.updates
+}
+
+// Advertise calls set for every session whose wanted routes may have changed since the last call. A server's set is applied before the session
+// is established, so that it precedes End-of-RIB. A leaf omits the routes that the neighbor would drop, so it must know the neighbor first; the
+// set of a drained session of a leaf is empty until the session is up, so that no route remains from before the drain.
 func (c *Core) Advertise(set func(session int, routes []Route)) {
 	for i := range c.sessions {
 		s := &c.sessions[i]
-		if !s.up && c.cfg.Role == fare.RoleLeaf || !c.advertDirty && c.advertOf[i] == s.generation {
+		if !s.up && c.cfg.Role == fare.RoleLeaf {
+			if c.advertDirty && s.advert != advertNormal {
+				set(i, []Route{})
+			}
+			continue
+		}
+		if !c.advertDirty && c.advertOf[i] == s.generation {
 			continue
 		}
 		c.advertOf[i] = s.generation
@@ -351,7 +379,11 @@ func (c *Core) Advertise(set func(session int, routes []Route)) {
 	c.advertDirty = false
 }
 
-// wanted returns the complete set of routes for a session; empty and not nil when there is none.
+// Mark returns the mark of the routes that a drain wants a session to advertise; RoutesWritten reports it back. It is 0 for routes that no drain
+// waits for.
+func (c *Core) Mark(session int) uint64 { return c.sessions[session].mark }
+
+// wanted returns the complete set of routes for a session. Without routes it is empty, not nil.
 func (c *Core) wanted(i int) []Route {
 	s := &c.sessions[i]
 	routes := []Route{}
@@ -367,41 +399,64 @@ func (c *Core) wanted(i int) []Route {
 	}
 	if c.cfg.Role == fare.RoleServer {
 		for _, lo := range c.cfg.Loopbacks {
-			if c.layout.sessions[i].carries(lo) {
+			if l := &c.layout.sessions[i]; l.carries(lo) && c.layout.subPorts[l.subPort].Serves(lo) {
 				routes = append(routes, Route{Prefix: lo, Communities: with(c.ownBandwidth(i, lo))})
 			}
 		}
 		return routes
 	}
 	part, whole := c.part(i)
-	for prefix := range c.table.Destinations {
+	table := c.sources[0].table // a leaf has one source group
+	for prefix := range table.Destinations {
 		if !c.layout.sessions[i].carries(prefix) {
 			continue
 		}
-		bandwidth, path, ok := c.table.Readvertise(prefix)
-		// The peer would drop a path with its own AS in it (RFC 4271, Section 9.1.2); it need not be sent.
-		if !ok || slices.Contains(path, s.peerAS) {
+		bandwidth, path, ok := table.Readvertise(prefix)
+		if !ok {
 			continue
+		}
+		if slices.Contains(path, s.peerAS) {
+			// The peer would drop a path with its own AS (RFC 4271, Section 9.1.2), so it is not sent.
+			if !c.layout.sessions[i].ASOverride {
+				continue
+			}
+			path = overrideAS(path, s.peerAS, c.cfg.AS)
 		}
 		if s.advert == advertZero {
 			bandwidth = 0
 		}
-		routes = append(routes, Route{Prefix: prefix, Communities: with(bandwidth.Part(part, whole), true), ASPath: path})
+		communities := with(bandwidth.Part(part, whole), c.layout.sessions[i].Bandwidth != config.BandwidthRemove)
+		if c.layout.sessions[i].Bandwidth == config.BandwidthKeep && s.advert != advertZero {
+			communities = table.ReadvertisedCommunities(prefix)
+		}
+		routes = append(routes, Route{Prefix: prefix, Communities: communities, ASPath: path})
 	}
 	return routes
 }
 
-// part is which part of the bandwidth toward a destination a leaf says on a session: the whole to a server. Spines pass on what a
-// leaf says, and other leaves add it up, so its uplinks of a plane share it by speed. All that are configured count: were a lost
-// one's part given to the others, nobody behind them would learn that there is less. What is not known to be slower counts as fast.
+// overrideAS returns path with one AS replaced by another.
+func overrideAS(path []uint32, as, by uint32) []uint32 {
+	path = slices.Clone(path)
+	for i := range path {
+		if path[i] == as {
+			path[i] = by
+		}
+	}
+	return path
+}
+
+// part returns the fraction of a destination's bandwidth that a leaf advertises on a session: all of it to servers, a speed-proportional share
+// on each uplink of a plane, because the far leaves sum the values that they receive from all spines. Shares are computed over all configured
+// uplinks, including failed ones, so that the loss of an uplink lowers the sum at the far end. An unknown speed counts as the fastest known one.
 func (c *Core) part(session int) (part, whole fare.Bandwidth) {
 	at, plane := c.sessions[session].subPort, c.layout.sessions[session].plane
-	if !c.layout.subPorts[at].Uplink {
+	group := c.layout.subPorts[at].ShareGroup()
+	if group == "" {
 		return 1, 1
 	}
 	fastest, unknown := fare.Bandwidth(1), fare.Bandwidth(0)
 	for i := range c.layout.subPorts {
-		if l := &c.layout.subPorts[i]; l.Uplink && l.plane == plane {
+		if l := &c.layout.subPorts[i]; l.ShareGroup() == group && l.plane == plane {
 			speed := c.subPorts[i].speed
 			if speed == 0 {
 				unknown++
@@ -415,22 +470,26 @@ func (c *Core) part(session int) (part, whole fare.Bandwidth) {
 	return part, whole.Add(unknown * fastest) // at most 2^10 of 2^53
 }
 
-// ownBandwidth is what a server says of a loopback on a session that carries it; false: the speed of a sub-port that counts is
-// not known. With path_bandwidth.advertise: sub-port that is the session's own; with node also every other over which a session
-// that carries the loopback is established to the same node. Until a session is established nobody knows its node, and it says
-// its own sub-port alone, which is never too much. What is drained adds nothing.
+// ownBandwidth returns the bandwidth that a server advertises for its loopback on a session that carries it, or false if a sub-port's speed is
+// unknown. With path_bandwidth.advertise: sub-port it is the speed of the session's own sub-port. With node it adds every other sub-port that
+// serves the loopback and has an established session to the same node that carries it. Before a session is established its node is unknown, so
+// only its own sub-port counts, which is never too much. Drained sub-ports add nothing.
 func (c *Core) ownBandwidth(session int, loopback netip.Prefix) (sum fare.Bandwidth, known bool) {
 	s, plane := &c.sessions[session], c.layout.sessions[session].plane
 	node := s.up && c.cfg.PathBandwidth.Advertise == config.AdvertiseNode
 	counted := -1
 	for i := range c.sessions {
 		o, l := &c.sessions[i], &c.layout.sessions[i]
-		with := node && o.up && o.node == s.node && l.plane == plane && l.carries(loopback) && c.subPorts[o.subPort].link
-		if i != session && !with || o.advert != advertNormal || o.subPort == counted { // those of a sub-port are neighbours
+		with := node && o.up && o.node == s.node && o.peerAS == s.peerAS && l.plane == plane && l.carries(loopback) &&
+			c.layout.subPorts[o.subPort].Serves(loopback) && c.subPorts[o.subPort].link
+		if i != session && !with || o.advert != advertNormal || o.subPort == counted { // sessions of a sub-port are adjacent
 			continue
 		}
 		counted = o.subPort
 		speed := c.subPorts[counted].speed
+		if configured := c.layout.subPorts[counted].Advertise; configured != 0 {
+			speed = configured
+		}
 		if speed == 0 {
 			return 0, false
 		}
@@ -439,11 +498,11 @@ func (c *Core) ownBandwidth(session int, loopback netip.Prefix) (sum fare.Bandwi
 	return sum, true
 }
 
-// Converged says whether every session that can come up has sent End-of-RIB, or the deadline has passed.
+// Converged reports whether every session that can come up has sent End-of-RIB, or the deadline has passed.
 func (c *Core) Converged() bool { return c.converged }
 
-// checkConverged ends the start when every session that can come up has sent everything. One whose link is known to be
-// down cannot; when that is all of them, the deadline decides.
+// checkConverged ends the start when every session that can come up has sent End-of-RIB. A session whose link is known to be down cannot come
+// up; if that applies to all sessions, the deadline decides.
 func (c *Core) checkConverged() {
 	if c.converged {
 		return
@@ -460,13 +519,6 @@ func (c *Core) checkConverged() {
 		any = true
 	}
 	if any {
-		c.setConverged()
-	}
-}
-
-func (c *Core) setConverged() {
-	if !c.converged {
 		c.converged = true
-		c.subPortDirty = true
 	}
 }

@@ -23,18 +23,18 @@ func describe(c *Core) string {
 
 // weightsOf returns a destination's weights; nil when it is unreachable.
 func weightsOf(c *Core, d netip.Prefix) []uint32 {
-	id, ok := c.engine.Destination(d)
+	id, ok := c.sources[0].engine.Destination(d)
 	if !ok {
 		return nil
 	}
-	if v, ok := c.engine.Vector(id); ok && v.Reachable {
+	if v, ok := c.sources[0].engine.Vector(id); ok && v.Reachable {
 		return slices.Clone(v.Weights)
 	}
 	return nil
 }
 
-// TestFiguresOfTheDraft: the table of draft-xu-rtgwg-fare-in-sun-02, Section 1, at the core: UPDATEs and links in,
-// weights out.
+// TestFiguresOfTheDraft checks the table of draft-xu-rtgwg-fare-in-sun-02, Section 1, at the core: UPDATEs and links are the input, weights the
+// output.
 func TestFiguresOfTheDraft(t *testing.T) {
 	s := shape{planes: 4, subPorts: 2}
 	full := func(int, int) fare.Bandwidth { return 800e9 }
@@ -91,8 +91,7 @@ func TestFiguresOfTheDraft(t *testing.T) {
 	}
 }
 
-// TestLostSubPortCostsOneOperation: what a lost sub-port costs depends on the number of distinct vectors, not of
-// destinations.
+// TestLostSubPortCostsOneOperation checks that the cost of a failed sub-port depends on the number of distinct vectors, not of destinations.
 func TestLostSubPortCostsOneOperation(t *testing.T) {
 	s := shape{planes: 4, subPorts: 2}
 	values := []fare.Bandwidth{800e9, 400e9, 200e9}
@@ -105,7 +104,7 @@ func TestLostSubPortCostsOneOperation(t *testing.T) {
 				}
 				return 800e9
 			})
-			want := min(len(values), n) // as many vectors as values, but not more than destinations
+			want := min(len(values), n) // one vector per value, but at most one per destination
 			c.SubPortOps(nil)
 			c.Updates()
 			for _, ev := range []struct {
@@ -141,7 +140,7 @@ func TestLostSubPortCostsOneOperation(t *testing.T) {
 	}
 }
 
-// TestSubPortOpsBeforeConvergence: a sub-port that has not been up is not declared down until the start is over.
+// TestSubPortOpsBeforeConvergence checks that a sub-port that has not been up is not declared down until the start is complete.
 func TestSubPortOpsBeforeConvergence(t *testing.T) {
 	s := shape{planes: 1, subPorts: 3}
 	c := s.core(t)
@@ -159,40 +158,75 @@ func TestSubPortOpsBeforeConvergence(t *testing.T) {
 	}
 }
 
-// TestConvergence: the start ends with the last End-of-RIB of those that can come up.
+// TestConvergence checks that the start ends with the last End-of-RIB of the sessions that can come up, one for each family.
 func TestConvergence(t *testing.T) {
-	s := shape{planes: 3, subPorts: 1}
+	for _, families := range [][]bool{{false}, {true}, {false, true}, {true, false}} { // IPv6, in the order in which End-of-RIB arrives
+		names := make([]string, len(families))
+		for i, ipv6 := range families {
+			names[i] = map[bool]string{false: "ipv4", true: "ipv6"}[ipv6]
+		}
+		s := shape{planes: 3, subPorts: 1, session: "families: [" + strings.Join(names, ", ") + "], ", loopbacks: []string{"10.255.0.1/32", "\"fd00::1/128\""}}.defaults()
+		if len(families) == 1 {
+			s.loopbacks = s.loopbacks[:1]
+			if families[0] {
+				s.loopbacks = []string{"\"fd00::1/128\""}
+			}
+		}
+		text := s.text()
+		for i := range 3 { // sessions over IPv6 addresses carry both families
+			text = strings.NewReplacer(s.there(i).String(), fmt.Sprintf("\"fd99::%d:1\"", i), s.here(i).String(), fmt.Sprintf("\"fd99::%d:2\"", i)).Replace(text)
+		}
+		c, err := NewCore(parsed(t, strings.Replace(text, "accept: [", "accept: [\"fd00::/16\", ", 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 3 {
+			do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.peerAS(i)}})
+		}
+		end := func(session int, generation uint64, ipv6 bool) {
+			t.Helper()
+			if c.Converged() {
+				t.Fatalf("%v: converged before session %d ended", names, session)
+			}
+			do(t, c, EndOfRIB{Session: session, Generation: generation, IPv6: ipv6})
+		}
+		for _, ipv6 := range families {
+			end(0, 1, ipv6)
+			end(1, 7, ipv6) // another generation
+			end(2, 1, ipv6)
+		}
+		for _, ipv6 := range families {
+			end(1, 1, ipv6)
+		}
+		if !c.Converged() {
+			t.Errorf("%v: not converged when every family of all sessions has ended", names)
+		}
+	}
+	s := shape{planes: 2, subPorts: 1}
 	c := s.core(t)
-	session := func(i int) Event {
-		return Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.peerAS(i)}}
+	for i := range 2 {
+		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.peerAS(i)}})
 	}
-	for i := range 3 {
-		do(t, c, up(i, 0), session(i))
-	}
-	do(t, c, EndOfRIB{Session: 0, Generation: 1}, EndOfRIB{Session: 1, Generation: 7})
+	do(t, c, EndOfRIB{Session: 0, Generation: 1})
 	if c.Converged() {
-		t.Fatal("converged with one End-of-RIB of three, and one of another generation")
+		t.Error("converged with one End-of-RIB of two")
 	}
-	do(t, c, EndOfRIB{Session: 1, Generation: 1})
-	if c.Converged() {
-		t.Fatal("converged with two of three")
-	}
-	do(t, c, down(2))
+	do(t, c, down(1))
 	if !c.Converged() {
-		t.Fatal("the third one's link is down, it cannot come")
+		t.Error("the second one's link is down, it cannot come")
 	}
 }
 
-// player makes random events over a configuration and keeps the facts that they leave behind.
+// player produces random events for a configuration and records the resulting facts.
 type player struct {
 	s        shape
 	r        *rand.Rand
 	sessions int
 	links    []bool
 	speeds   []fare.Bandwidth
-	up       []fare.SessionUp // Generation 0: down
+	up       []fare.SessionUp // Generation 0 means down
 	gen      []uint64
-	node     []netip.Addr // the last neighbour
+	node     []netip.Addr // the last neighbor
 	routes   []map[netip.Prefix]*fare.Attributes
 	drains   map[DrainTarget]DrainStage
 	text     string
@@ -211,12 +245,12 @@ func newPlayer(s shape, seed uint64) *player {
 	return p
 }
 
-// nodes are the leaves that a session's neighbour may turn out to be.
+// nodes returns the two possible leaves of a session.
 func (p *player) nodes(session int) [2]netip.Addr {
 	return [2]netip.Addr{leafNode(session / p.s.subPorts), leafNode(100 + session/p.s.subPorts)}
 }
 
-// prologue makes every node known, so that every drain can be asked for.
+// prologue makes every node known, so that every drain can be requested.
 func (p *player) prologue() []Event {
 	var out []Event
 	for i := range p.sessions {
@@ -234,8 +268,8 @@ func (p *player) reload() Event {
 	if speed := []fare.Bandwidth{100e9, 200e9, 400e9}[p.r.IntN(3)]; p.config[n] != speed {
 		p.config[n], p.speeds[n] = speed, speed
 	}
-	p.policy = fmt.Sprintf("path_bandwidth: {missing: %s, all_zero: %s, advertise: %s}\n",
-		[]string{"equal", "local", "skip"}[p.r.IntN(3)], []string{"equal", "unreachable"}[p.r.IntN(2)], []string{"sub-port", "node"}[p.r.IntN(2)])
+	p.policy = fmt.Sprintf("path_bandwidth: {missing: %s, all_missing: %s, all_zero: %s, advertise: %s}\n",
+		[]string{"equal", "local", "skip"}[p.r.IntN(3)], []string{"local", "equal"}[p.r.IntN(2)], []string{"equal", "unreachable"}[p.r.IntN(2)], []string{"sub-port", "node"}[p.r.IntN(2)])
 	p.text = p.yaml()
 	return Reload{Config: p.text}
 }
@@ -280,7 +314,7 @@ func (p *player) attrs(session int) *fare.Attributes {
 	return a
 }
 
-// next is one random event, and what it makes of the facts.
+// next returns a random event and updates the facts.
 func (p *player) next() Event {
 	i := p.r.IntN(p.sessions)
 	session := p.up[i]
@@ -299,7 +333,7 @@ func (p *player) next() Event {
 		clear(p.routes[i])
 		return Fabric{p.up[i]}
 	case 5:
-		generation := p.gen[i] - uint64(p.r.IntN(2)) // the last but one must not count
+		generation := p.gen[i] - uint64(p.r.IntN(2)) // an event of the previous generation must not count
 		if generation == session.Generation {
 			p.up[i] = fare.SessionUp{}
 			clear(p.routes[i])
@@ -310,7 +344,7 @@ func (p *player) next() Event {
 	case 7:
 		return p.drainEvent()
 	case 8:
-		for t, stage := range p.drains { // order does not matter: of many that exist, the lowest
+		for t, stage := range p.drains { // the order does not matter: of several existing drains, the lowest
 			_ = stage
 			return p.drainStep(p.lowest(t))
 		}
@@ -370,7 +404,7 @@ func (p *player) drainStep(t DrainTarget) Event {
 	return DrainStep{t, confirmed}
 }
 
-// facts are the events that lead a fresh core straight to where the sequence ended.
+// facts returns the events that bring a fresh core directly to the final state of the sequence.
 func (p *player) facts() []Event {
 	var out []Event
 	for k := range 2 { // a leaf can be drained while a session to it is known
@@ -407,7 +441,7 @@ func (p *player) facts() []Event {
 	return out
 }
 
-// drainTo are the events of a drain that got as far as stage.
+// drainTo returns the events of a drain that has reached stage.
 func drainTo(t DrainTarget, stage DrainStage) []Event {
 	out := []Event{DrainRequest{t, true}}
 	switch stage {
@@ -421,7 +455,7 @@ func drainTo(t DrainTarget, stage DrainStage) []Event {
 	return out
 }
 
-// outcome is everything that a core makes the world do, without the numbers of groups and vectors.
+// outcome returns all outputs of a core, without the numbers of groups and vectors.
 func outcome(c *Core) string {
 	var b strings.Builder
 	for i := range c.subPorts {
@@ -429,21 +463,21 @@ func outcome(c *Core) string {
 		fmt.Fprintf(&b, "sub-port %d %v %s\n", i, p.link && p.established > 0, p.speed)
 	}
 	c.Drains(func(t DrainTarget, s DrainStage) { fmt.Fprintf(&b, "drain %s %s\n", t, s) })
-	for prefix := range c.table.Destinations {
-		if bandwidth, path, ok := c.table.Readvertise(prefix); ok {
+	for prefix := range c.sources[0].table.Destinations {
+		if bandwidth, path, ok := c.sources[0].table.Readvertise(prefix); ok {
 			fmt.Fprintf(&b, "%s readvertise %s %v\n", prefix, bandwidth, path)
 		}
-		if c.engine == nil {
+		if c.sources[0].engine == nil {
 			continue
 		}
-		id, _ := c.engine.Destination(prefix)
-		if v, ok := c.engine.Vector(id); ok && v.Reachable {
+		id, _ := c.sources[0].engine.Destination(prefix)
+		if v, ok := c.sources[0].engine.Vector(id); ok && v.Reachable {
 			fmt.Fprintf(&b, "%s %v %v %v %v\n", prefix, v.Weights, v.Bandwidths, v.SubPortWeights, v.Slots)
 		}
 	}
 	c.advertDirty = true
 	c.Advertise(func(session int, routes []Route) {
-		// Of a session that is not established only history knows which leaf it leads to, and so whether its drain covers it.
+		// The leaf of a session that is not established, and so whether a drain covers the session, follows from history only.
 		if c.sessions[session].up {
 			fmt.Fprintf(&b, "session %d %v\n", session, routes)
 		}
@@ -451,9 +485,9 @@ func outcome(c *Core) string {
 	return b.String()
 }
 
-// TestRandomEventsAgainstFacts: wherever a random sequence of events ends, a fresh core that hears only the final facts
-// is in the same state, and what was handed out last is what is wanted. On the way, a server never advertises anything but its
-// own loopbacks (F2), and a leaf never passes a route to an AS that is in its path.
+// TestRandomEventsAgainstFacts checks that, wherever a random sequence of events ends, a fresh core that receives only the final facts is in the
+// same state, and that the last applied outputs equal the wanted ones. On the way, a server never advertises anything except its own loopbacks
+// (F2), and a leaf never passes a route to an AS that is in its path.
 func TestRandomEventsAgainstFacts(t *testing.T) {
 	shapes := []shape{
 		{planes: 2, subPorts: 2, noSpeed: true},
@@ -506,7 +540,7 @@ func TestRandomEventsAgainstFacts(t *testing.T) {
 	}
 }
 
-// TestSameEventsSameBytes: no map order, time or chance reaches what the core decides.
+// TestSameEventsSameBytes checks that no map order, time or chance affects the core's decisions.
 func TestSameEventsSameBytes(t *testing.T) {
 	for _, policy := range []string{"reweight", "remap"} {
 		s := shape{planes: 3, subPorts: 2, noSpeed: true, extra: "weights: {policy: " + policy + "}\n"}
@@ -529,7 +563,8 @@ func TestSameEventsSameBytes(t *testing.T) {
 	}
 }
 
-// TestDrainStagesAtTheCore: what each stage means for shares and routes, in order.
+// TestDrainStagesAtTheCore checks the effect of each stage on shares and routes, in order. Only the established connection completes a drain,
+// and only by carrying the routes of the last stage.
 func TestDrainStagesAtTheCore(t *testing.T) {
 	s := shape{planes: 2, subPorts: 1}
 	target := DrainTarget{Plane: "p1"}
@@ -555,41 +590,53 @@ func TestDrainStagesAtTheCore(t *testing.T) {
 		event   Event
 		weights string
 		route   string
+		stage   string
 	}{
-		{"asked", DrainRequest{target, true}, "[1 0]", "400G"},
-		{"asked again", DrainRequest{target, true}, "[1 0]", "400G"},
-		{"delay passed, not confirmed", DrainStep{target, false}, "[1 0]", "400G"},
-		{"confirmed", DrainStep{target, true}, "[1 0]", "0"},
-		{"confirmed again", DrainStep{target, true}, "[1 0]", "0"},
-		{"delay passed", DrainStep{target, false}, "[1 0]", "none"},
-		{"back", DrainRequest{target, false}, "[1 0]", "400G"},
-		{"back again", DrainRequest{target, false}, "[1 0]", "400G"},
-		{"delay passed", DrainStep{target, false}, "[1 1]", "400G"},
-		{"back from nothing", DrainRequest{target, false}, "[1 1]", "400G"},
+		{"asked", DrainRequest{target, true}, "[1 0]", "400G", "shares"},
+		{"asked again", DrainRequest{target, true}, "[1 0]", "400G", "shares"},
+		{"delay passed, not confirmed", DrainStep{target, false}, "[1 0]", "400G", "shares"},
+		{"confirmed", DrainStep{target, true}, "[1 0]", "0", "routes"},
+		{"confirmed again", DrainStep{target, true}, "[1 0]", "0", "routes"},
+		{"delay passed", DrainStep{target, false}, "[1 0]", "none", "withdrawing"},
+		{"zero bandwidth carried late", RoutesWritten{Session: 1, Generation: 1, Mark: 1}, "[1 0]", "none", "withdrawing"},
+		{"carried by an earlier connection", RoutesWritten{Session: 1, Generation: 0, Mark: 2}, "[1 0]", "none", "withdrawing"},
+		{"withdrawals carried", RoutesWritten{Session: 1, Generation: 1, Mark: 2}, "[1 0]", "none", "drained"},
+		{"session lost", Fabric{fare.SessionDown{Session: 1, Generation: 1}}, "[1 0]", "none", "drained"},
+		{"session back", Fabric{fare.SessionUp{Session: 1, Generation: 2, Node: leafNode(1), PeerAS: s.peerAS(1)}}, "[1 0]", "none", "withdrawing"},
+		{"session lost again", Fabric{fare.SessionDown{Session: 1, Generation: 2}}, "[1 0]", "none", "drained"},
+		{"session back again", Fabric{fare.SessionUp{Session: 1, Generation: 3, Node: leafNode(1), PeerAS: s.peerAS(1)}}, "[1 0]", "none", "withdrawing"},
+		{"it carries nothing", RoutesWritten{Session: 1, Generation: 3, Mark: 2}, "[1 0]", "none", "drained"},
+		{"back", DrainRequest{target, false}, "[1 0]", "400G", "undraining"},
+		{"back again", DrainRequest{target, false}, "[1 0]", "400G", "undraining"},
+		{"a route of the leaf", Fabric{fare.RouteUpdate{Session: 1, Generation: 3, Prefix: destination(0), Attrs: says(400e9, s.peerAS(1), 65001)}}, "[1 0]", "400G", "undraining"},
+		{"delay passed", DrainStep{target, false}, "[1 1]", "400G", "none"},
+		{"back from nothing", DrainRequest{target, false}, "[1 1]", "400G", "none"},
 	}
 	for _, st := range steps {
 		do(t, c, st.event)
-		if w, r := fmt.Sprint(weightsOf(c, destination(0))), advertised(); w != st.weights || r != st.route {
-			t.Fatalf("%s: weights %s, route %s; want %s, %s", st.name, w, r, st.weights, st.route)
+		stage := "none"
+		c.Drains(func(_ DrainTarget, s DrainStage) { stage = s.String() })
+		if w, r := fmt.Sprint(weightsOf(c, destination(0))), advertised(); w != st.weights || r != st.route || stage != st.stage {
+			t.Fatalf("%s: weights %s, route %s, stage %s; want %s, %s, %s", st.name, w, r, stage, st.weights, st.route, st.stage)
 		}
 	}
 }
 
-// TestDrainRefusesWhatIsNotThere: a target that names nothing is refused with what there is.
+// TestDrainRefusesWhatIsNotThere checks that the error for an unknown target lists the existing ones.
 func TestDrainRefusesWhatIsNotThere(t *testing.T) {
 	c := shape{planes: 2, subPorts: 1}.core(t)
 	for target, want := range map[DrainTarget]string{
 		{Plane: "p9"}:                            `no plane "p9": the planes are p0, p1`,
 		{SubPort: "eth9"}:                        `no sub-port "eth9": the sub-ports are p0.0, p1.0`,
 		{Leaf: netip.MustParseAddr("192.0.2.1")}: "no leaf 192.0.2.1: no session has been established yet, so no leaf is known",
-		{}:                                       "nothing named to drain: name a plane, a leaf or a sub-port",
+		{}:                                       "the drain has no target: name a plane, a leaf or a sub-port",
 	} {
 		if err := c.Step(DrainRequest{target, true}); err == nil || err.Error() != want {
 			t.Errorf("%v: %v, want %s", target, err, want)
 		}
 	}
 	do(t, c, Fabric{fare.SessionUp{Session: 0, Generation: 1, Node: leafNode(0), PeerAS: 65100}})
-	if err := c.Step(DrainRequest{DrainTarget{Leaf: leafNode(9)}, true}); err == nil || !strings.Contains(err.Error(), "the leaves seen are 10.1.0.1") {
+	if err := c.Step(DrainRequest{DrainTarget{Leaf: leafNode(9)}, true}); err == nil || !strings.Contains(err.Error(), "the known leaves are 10.1.0.1") {
 		t.Errorf("an unknown leaf: %v", err)
 	}
 }

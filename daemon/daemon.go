@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -27,26 +28,25 @@ import (
 	"github.com/fared/fared/internal/version"
 )
 
-// Deps are what a daemon needs from outside. The zero value is that of a real server: netlink, the configured data
-// plane, the configured sockets.
+// Deps are the dependencies of a daemon. The zero value is that of a real server: netlink, the configured data plane, the configured sockets.
 type Deps struct {
-	// Logger; nil discards.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
-	// LogLevel, when given, follows log.level through reloads.
+	// LogLevel, if not nil, follows log.level across reloads.
 	LogLevel *slog.LevelVar
-	// Registerer and Gatherer of metrics; nil: a registry of the daemon's own.
+	// Registry registers and gathers metrics; nil creates a separate registry.
 	Registry *prometheus.Registry
-	// Links tells link states; nil: netlink.
+	// Links reports link states; nil means netlink.
 	Links LinkSource
-	// Dataplane is a connection to the data plane; nil: dial the configured address.
+	// Dataplane is a connection to the data plane; nil dials the configured address.
 	Dataplane grpc.ClientConnInterface
-	// Instance names this run; empty: the start time.
+	// Instance names this run; empty means the start time.
 	Instance string
-	// ConfigPath is the file that a reload reads; empty: reloads are refused. Override, when given, is what the command
-	// line changes of it, each time it is read.
+	// ConfigPath is the file that a reload reads; empty rejects reloads. Override, if not nil, applies the command line's changes to the
+	// configuration each time it is read.
 	ConfigPath string
 	Override   func(*config.Config)
-	// Embedded daemons open no sockets of their own for the API and metrics, and tell systemd nothing.
+	// Embedded daemons open no sockets for the API and metrics, and send no notifications to systemd.
 	Embedded bool
 }
 
@@ -67,10 +67,9 @@ type Daemon struct {
 	ran      bool
 }
 
-// New builds a daemon and starts its BGP servers; nothing is connected before Run. Several daemons can live in one
-// process.
-func New(cfg *config.Config, deps Deps) (d *Daemon, err error) {
-	d = &Daemon{cfg: cfg, deps: deps, log: deps.Logger, registry: deps.Registry}
+// New builds a daemon and starts its BGP servers; no session connects before Run. One process may contain several daemons.
+func New(cfg *config.Config, deps Deps) (*Daemon, error) {
+	d := &Daemon{cfg: cfg, deps: deps, log: deps.Logger, registry: deps.Registry}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
 	}
@@ -80,51 +79,54 @@ func New(cfg *config.Config, deps Deps) (d *Daemon, err error) {
 	if d.deps.Instance == "" {
 		d.deps.Instance = time.Now().UTC().Format("20060102T150405.000000000Z")
 	}
-	defer func() {
-		if err != nil {
-			d.Close()
-		}
-	}()
-	core, err := NewCore(cfg)
+	if err := d.build(); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+// build creates the daemon's parts. After an error Close releases the parts created so far.
+func (d *Daemon) build() error {
+	core, err := NewCore(d.cfg)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	d.loop = newLoop(d, core)
-	if d.links = deps.Links; d.links == nil {
+	if d.links = d.deps.Links; d.links == nil {
 		if d.links, err = newNetlinkLinks(&core.layout, d.log); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if err := d.buildSpeaker(&core.layout); err != nil {
-		return nil, err
+		return err
 	}
 	for i := range core.sessions {
 		d.loop.admit(i)
 	}
-	if cfg.Forwards() {
+	if d.cfg.Forwards() {
 		if err := d.buildDataplane(&core.layout); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	if cfg.Record.File != "" {
-		if d.loop.recorder, err = newRecorder(cfg.Record.File, cfg.Record.MaxBytes, version.String(), cfg); err != nil {
-			return nil, err
+	if r := d.cfg.Record; r.File != "" {
+		if d.loop.recorder, err = newRecorder(r, version.String(), core); err != nil {
+			return err
 		}
 	}
-	return d, d.buildStatus()
+	return d.buildStatus()
 }
 
-func (d *Daemon) buildSpeaker(l *layout) error {
-	cfg := d.cfg
+// speakerConfig returns the speaker's part of a configuration; sessions are in the order of the layout.
+func speakerConfig(cfg *config.Config, l *layout) speaker.Config {
 	out := speaker.Config{
 		AS: cfg.AS, RouterID: cfg.RouterID, HoldTime: cfg.BGP.HoldTime, KeepaliveInterval: cfg.BGP.KeepaliveInterval,
-		ConnectRetry: cfg.BGP.ConnectRetry, RestartTime: cfg.BGP.RestartTime, MaxPrefixes: cfg.BGP.MaxPrefixes, Accept: cfg.Accept,
+		ConnectRetry: cfg.BGP.ConnectRetry, RestartTime: cfg.BGP.RestartTime, MaxPrefixes: cfg.BGP.MaxPrefixes, Accept: cfg.Accept, AllowOwnAS: cfg.BGP.AllowOwnAS,
 		Carrier: guard.Carrier{FARE: guard.CodePoint{Type: cfg.PathBandwidth.FAREType, SubType: cfg.PathBandwidth.FARESubType}},
 	}
+	out.IncreaseInterval = cfg.PathBandwidth.IncreaseInterval
 	if b := cfg.BFD; b != nil {
 		out.BFD = speaker.BFD{Interval: b.Interval, Multiplier: b.Multiplier}
 	}
-	unnumbered := false
 	for i := range l.sessions {
 		s := &l.sessions[i]
 		sp := &l.subPorts[s.subPort]
@@ -135,26 +137,65 @@ func (d *Daemon) buildSpeaker(l *layout) error {
 		if s.families[1] {
 			families = append(families, speaker.IPv6)
 		}
-		unnumbered = unnumbered || s.Unnumbered
 		out.Sessions = append(out.Sessions, speaker.Session{
 			Name: s.Name, Peer: s.Peer, Port: s.Port, Local: s.Local, PeerAS: s.PeerAS, Device: sp.Device, Netns: sp.Netns,
-			Unnumbered: s.Unnumbered, Passive: s.Passive, Password: s.Password, GTSMHops: s.GTSMHops, Families: families,
-			ExtendedNextHop: s.ExtendedNextHop,
+			Unnumbered: s.Unnumbered, Passive: s.Passive, Password: s.Password, AO: signing(s.TCPAO), GTSMHops: s.GTSMHops, Families: families,
+			ExtendedNextHop: s.ExtendedNextHop, Accept: s.Accept, Deciding: deciding(s.codec), NonTransitive: s.codec.NonTransitive,
 		})
 	}
-	deps := speaker.Deps{Log: d.log, Fatal: func(err error) {
-		// GoBGP found its own state broken. Nothing it says can be trusted any more, and the data plane forwards without us.
-		d.log.Error("the BGP library cannot go on; ending the process", "error", err)
-		os.Exit(1)
-	}}
-	if unnumbered {
+	return out
+}
+
+// exit is os.Exit; tests replace it.
+var exit = os.Exit
+
+// fatal ends the process: GoBGP has found its own state broken, so its reports can no longer be trusted. The data plane keeps forwarding.
+func (d *Daemon) fatal(err error) {
+	d.log.Error("the BGP library cannot continue; ending the process", "error", err)
+	exit(1)
+}
+
+func (d *Daemon) buildSpeaker(l *layout) error {
+	cfg := speakerConfig(d.cfg, l)
+	deps := speaker.Deps{Log: d.log, Fatal: d.fatal}
+	if slices.ContainsFunc(cfg.Sessions, func(s speaker.Session) bool { return s.Unnumbered }) {
 		resolver := ndisc.New(ndisc.Config{Logger: d.log})
 		d.closers = append(d.closers, func() error { resolver.Close(); return nil })
 		deps.Resolver = resolver
 	}
 	var err error
-	d.speaker, err = speaker.New(out, deps)
+	d.speaker, err = speaker.New(cfg, deps)
 	return err
+}
+
+// signing converts a session's TCP-AO key to the speaker's type.
+func signing(ao *config.TCPAO) speaker.AO {
+	if ao == nil {
+		return speaker.AO{}
+	}
+	out := speaker.AO{Key: ao.Key, SendID: uint8(ao.SendID), ReceiveID: uint8(ao.ReceiveID)}
+	if ao.Algorithm == config.AES128CMAC {
+		out.Algorithm = speaker.AES128CMAC
+	}
+	return out
+}
+
+// CheckKernel returns an error with a remedy for the first TCP-AO key of a configuration that this machine's kernel does not support, or nil if
+// it supports all of them. New rejects these configurations.
+func CheckKernel(cfg *config.Config) error {
+	for i, p := range cfg.Planes {
+		for j, sp := range p.SubPorts {
+			for k, s := range sp.Sessions {
+				if s.TCPAO == nil {
+					continue
+				}
+				if err := speaker.CheckAO(signing(s.TCPAO).Algorithm); err != nil {
+					return fmt.Errorf("planes[%d].sub_ports[%d].sessions[%d]: %w", i, j, k, err)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 func (d *Daemon) buildDataplane(l *layout) error {
@@ -176,7 +217,8 @@ func (d *Daemon) buildDataplane(l *layout) error {
 	return err
 }
 
-// dialDataplane opens the configured data plane. "memory:" is one inside this process, which forwards nothing: for trying out.
+// dialDataplane connects to the configured data plane. "memory:" is a data plane inside this process, which forwards nothing and serves for
+// experiments.
 func (d *Daemon) dialDataplane() (grpc.ClientConnInterface, error) {
 	address := d.cfg.Dataplane.Address
 	if address == "memory:" {
@@ -209,26 +251,25 @@ func (d *Daemon) buildStatus() error {
 		Reader: reader, Version: version.String(), Started: d.loop.started, Explain: d.loop.explain,
 		Drain: d.drain, Reload: d.Reload, Log: d.log,
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		d.metrics, err = status.NewMetrics(d.registry, status.MetricsConfig{Reader: reader, Service: d.service, Version: version.String()})
 	}
-	d.metrics, err = status.NewMetrics(d.registry, status.MetricsConfig{Reader: reader, Service: d.service, Version: version.String()})
 	d.loop.metrics = d.metrics
 	return err
 }
 
-// WeightService is the daemon's implementation of fare.v1.WeightService, for use inside the process.
+// WeightService returns the daemon's implementation of fare.v1.WeightService, for use inside the process.
 func (d *Daemon) WeightService() farev1.WeightServiceServer { return d.service.Weights() }
 
-// FabricService is the daemon's implementation of fare.v1.FabricService, for use inside the process.
+// FabricService returns the daemon's implementation of fare.v1.FabricService, for use inside the process.
 func (d *Daemon) FabricService() farev1.FabricServiceServer { return d.service.Fabric() }
 
-// SlotsMoved is how many queue pair slots of a destination have left their plane or sub-port since the start, added up
-// over all destinations. A slot that is parked has not moved.
+// SlotsMoved returns the number of queue pair slots that have left their plane or sub-port since the start, summed over all destinations. A
+// parked slot has not moved.
 func (d *Daemon) SlotsMoved() uint64 { return d.moved.Load() }
 
-// Run carries the daemon until ctx ends or something it cannot go on without fails. It returns after every goroutine has
-// ended. The data plane keeps forwarding.
+// Run runs the daemon until ctx ends or an indispensable part fails. It returns after every goroutine has ended. The data plane keeps
+// forwarding.
 func (d *Daemon) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -241,7 +282,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		tasks = append(tasks, serve...)
 	}
 	d.ran = true
-	// The loop ends before what feeds it: what the end does to sessions is nothing that the data plane may hear of.
+	// Stop the loop before its event sources, so that session teardown during shutdown never reaches the data plane.
 	feeding, release := context.WithCancel(context.WithoutCancel(ctx))
 	defer release()
 	tasks = append(tasks, func(ctx context.Context) error {
@@ -259,7 +300,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	for _, task := range tasks {
 		go func() {
 			err := task(ctx)
-			cancel() // one ends, all end
+			cancel() // the end of one task ends all others
 			results <- err
 		}()
 	}
@@ -272,11 +313,13 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// servers opens the API's socket and the metrics listener, so that an address that is taken is an error before anything
-// starts.
+// servers opens the API's socket and the metrics listener, so that an occupied address is an error before any task starts.
 func (d *Daemon) servers() ([]func(context.Context) error, error) {
 	api := d.cfg.API
-	server := status.ServerConfig{Socket: api.Socket, SocketMode: api.SocketMode, Listen: api.Listen}
+	server := status.ServerConfig{Socket: api.Socket, SocketMode: api.SocketMode, ReadOnlyMode: api.ReadOnlySocketMode, Listen: api.Listen}
+	if api.ReadOnlySocket != config.NoSocket {
+		server.ReadOnlySocket = api.ReadOnlySocket
+	}
 	if t := api.TLS; t != nil {
 		cfg, err := tlsfiles.Server(t.CertFile, t.KeyFile, t.ClientCAFile)
 		if err != nil {
@@ -297,18 +340,22 @@ func (d *Daemon) servers() ([]func(context.Context) error, error) {
 		s.Close()
 		return nil, fmt.Errorf("metrics.listen: %w", err)
 	}
-	h := &http.Server{Handler: status.Handler(d.registry, d.loop.builder.Reader(d.loop.do)), ReadHeaderTimeout: 5 * time.Second}
-	return append(tasks, func(ctx context.Context) error {
-		stop := context.AfterFunc(ctx, func() { h.Close() })
-		defer stop()
-		if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			return fmt.Errorf("metrics: %w", err)
-		}
-		return nil
-	}), nil
+	handler := status.Handler(d.registry, d.loop.builder.Reader(d.loop.do))
+	return append(tasks, func(ctx context.Context) error { return serveMetrics(ctx, l, handler) }), nil
 }
 
-// Close releases what New made. Call it after Run has returned, or instead of Run.
+// serveMetrics serves HTTP on l until ctx ends, which is not an error.
+func serveMetrics(ctx context.Context, l net.Listener, handler http.Handler) error {
+	h := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+	stop := context.AfterFunc(ctx, func() { h.Close() })
+	defer stop()
+	if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	return nil
+}
+
+// Close releases the resources that New acquired. Call it after Run has returned, or instead of Run.
 func (d *Daemon) Close() error {
 	var errs []error
 	if d.speaker != nil && !d.ran {

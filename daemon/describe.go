@@ -12,7 +12,7 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// Describe writes everything that the core has decided, as text: the same events give the same bytes.
+// Describe writes all of the core's decisions as text: the same events give the same bytes.
 func (c *Core) Describe(w io.Writer) {
 	fmt.Fprintf(w, "converged %v\n", c.converged)
 	for i := range c.subPorts {
@@ -21,7 +21,8 @@ func (c *Core) Describe(w io.Writer) {
 	}
 	for i := range c.sessions {
 		s := &c.sessions[i]
-		fmt.Fprintf(w, "session %s up %v generation %d node %s eor %v advert %d\n", c.layout.sessions[i].Name, s.up, s.generation, s.node, s.eor, s.advert)
+		fmt.Fprintf(w, "session %s up %v generation %d node %s eor %v advert %d settled %v\n",
+			c.layout.sessions[i].Name, s.up, s.generation, s.node, s.eor, s.advert, s.settled())
 	}
 	for _, d := range c.drains {
 		fmt.Fprintf(w, "drain %s %s\n", d.target, d.stage)
@@ -29,60 +30,72 @@ func (c *Core) Describe(w io.Writer) {
 	if c.flowHash != (FlowHash{}) {
 		fmt.Fprintf(w, "flow hash %s\n", c.flowHash)
 	}
-	for prefix := range c.table.Destinations {
+	for i := range c.sources {
+		if len(c.sources) > 1 {
+			fmt.Fprintf(w, "source %s\n", c.layout.sources[i].name)
+		}
+		c.sources[i].describe(w, c.cfg.Role)
+	}
+}
+
+func (s *sourceGroup) describe(w io.Writer, role fare.Role) {
+	for prefix := range s.table.Destinations {
 		fmt.Fprintf(w, "destination %s\n", prefix)
-		if c.cfg.Role == fare.RoleLeaf {
-			b, path, ok := c.table.Readvertise(prefix)
+		if role == fare.RoleLeaf {
+			b, path, ok := s.table.Readvertise(prefix)
 			fmt.Fprintf(w, "  readvertise %v %s %v\n", ok, b, path)
 		}
-		if c.engine == nil {
+		if s.engine == nil {
 			continue
 		}
-		id, _ := c.engine.Destination(prefix)
-		if v, ok := c.engine.Vector(id); ok {
-			// Not the id: ids are reused when a deletion has been reported, which is the caller's pace.
+		id, _ := s.engine.Destination(prefix)
+		if v, ok := s.engine.Vector(id); ok {
+			// The ID is omitted: IDs are reused once a deletion has been reported, which depends on the caller.
 			fmt.Fprintf(w, "  vector %v %v %v %v\n", v.Reachable, v.Weights, v.SubPortWeights, v.Slots)
 		}
 	}
 }
 
-// Weights returns every destination's weights, sorted by address, as WeightService shows them. Nothing of it is in
-// effect: that is for a data plane to say.
+// Weights returns every destination's weights, sorted by address, in the form of WeightService. No weight is shown as in effect, because there
+// is no data plane.
 func (c *Core) Weights() ([]*farev1.DestinationWeights, error) {
 	l := newLoop(&Daemon{}, c)
-	for prefix := range c.table.Destinations {
-		if c.engine == nil {
-			break
-		}
-		if id, ok := c.engine.Destination(prefix); ok {
-			l.effects.assign(prefix, id, 0, nil)
-			l.builder.MarkVector(id)
-			l.builder.MarkDestination(prefix)
+	for i := range c.sources {
+		s := &c.sources[i]
+		for prefix := range s.table.Destinations {
+			if s.engine == nil {
+				break
+			}
+			if id, ok := s.engine.Destination(prefix); ok {
+				id = c.vectorID(i, id)
+				l.effects.assign(c.layout.key(i, prefix), id, 0, nil)
+				l.builder.MarkVector(id)
+				l.builder.MarkDestination(status.Key{Prefix: prefix, Source: i})
+			}
 		}
 	}
 	l.builder.Commit()
 	here := func(_ context.Context, fn func()) error { fn(); return nil }
 	service, err := status.NewService(status.ServiceConfig{Reader: l.builder.Reader(here), Explain: l.explain, Drain: noDrain, Reload: noReload})
-	if err != nil {
-		return nil, err
-	}
 	var all []*farev1.DestinationWeights
-	for token := ""; ; {
-		page, err := service.Weights().ListWeights(context.Background(), &farev1.ListWeightsRequest{PageSize: 10000, PageToken: token})
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, page.Weights...)
-		if token = page.NextPageToken; token == "" {
-			return all, nil
+	for token := ""; err == nil; {
+		var page *farev1.ListWeightsResponse
+		if page, err = service.Weights().ListWeights(context.Background(), &farev1.ListWeightsRequest{PageSize: 10000, PageToken: token}); err == nil {
+			all = append(all, page.Weights...)
+			if token = page.NextPageToken; token == "" {
+				return all, nil
+			}
 		}
 	}
+	return nil, err
 }
 
-func noDrain(context.Context, status.DrainTarget, bool) ([]string, error) { return nil, errStopped }
-func noReload(context.Context, bool) ([]string, error)                    { return nil, errStopped }
+func noDrain(context.Context, status.DrainTarget, bool, bool) (status.DrainTarget, []string, error) {
+	return status.DrainTarget{}, nil, errStopped
+}
+func noReload(context.Context, bool) ([]string, error) { return nil, errStopped }
 
-// describe writes an event as people read it, with the names of the configuration.
+// describe returns an event as text, with the names of the configuration.
 func (l *layout) describe(ev Event) string {
 	session := func(i int) string {
 		if i < 0 || i >= len(l.sessions) {
@@ -117,30 +130,32 @@ func (l *layout) describe(ev Event) string {
 		return fmt.Sprintf("%T", ev.Event)
 	case EndOfRIB:
 		return session(ev.Session) + " sent End-of-RIB"
+	case RoutesWritten:
+		return session(ev.Session) + " has sent the routes of the drain"
 	case DrainRequest:
 		if ev.On {
 			return fmt.Sprintf("drain of %s", ev.Target)
 		}
 		return fmt.Sprintf("undrain of %s", ev.Target)
 	case DrainStep:
-		return fmt.Sprintf("drain of %s goes on", ev.Target)
+		return fmt.Sprintf("drain of %s continues", ev.Target)
 	}
 	return ev.event()
 }
 
-// changedWeights are the vectors that an event changed, for a replay's timeline.
-func (c *Core) changedWeights(updates []wecmp.Update) []string {
+// changedWeights returns the vectors and destinations that an event changed, for a replay's timeline.
+func (c *Core) changedWeights(updates []Update) []string {
 	var out []string
 	for _, u := range updates {
 		switch u.Kind {
 		case wecmp.VectorSet:
-			if v, ok := c.engine.Vector(u.Vector); ok {
+			if v, ok := c.vector(u.Vector); ok {
 				out = append(out, fmt.Sprintf("vector %d: weights %v, %d slots moved", u.Vector, v.Weights, u.SlotsMoved))
 			}
 		case wecmp.DestinationSet:
-			out = append(out, fmt.Sprintf("%s: vector %d", u.Destination, u.Vector))
+			out = append(out, fmt.Sprintf("%s: vector %d", c.layout.key(u.Source, u.Destination), u.Vector))
 		case wecmp.DestinationDelete:
-			out = append(out, fmt.Sprintf("%s: gone", u.Destination))
+			out = append(out, fmt.Sprintf("%s: gone", c.layout.key(u.Source, u.Destination)))
 		}
 	}
 	return slices.Clip(out)

@@ -3,13 +3,14 @@ package daemon
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/fared/fared/fare"
 )
 
-// drainRequest starts or reverses a drain. Asking for what is already so is no error.
+// drainRequest starts or reverses a drain. A request for the current state is not an error.
 func (c *Core) drainRequest(ev DrainRequest) error {
 	if err := c.checkTarget(ev.Target); err != nil {
 		return err
@@ -21,7 +22,7 @@ func (c *Core) drainRequest(ev DrainRequest) error {
 	case ev.On && c.drains[i].stage == Undraining:
 		c.drains[i].stage = DrainShares
 	case !ev.On && found:
-		c.drains[i].stage = Undraining // routes first, shares when the delay has passed
+		c.drains[i].stage = Undraining // routes first; shares when the delay has passed
 	default:
 		return nil
 	}
@@ -32,7 +33,7 @@ func (c *Core) drainRequest(ev DrainRequest) error {
 	return nil
 }
 
-// drainStep moves one drain on, if it waits for this.
+// drainStep advances one drain, if it waits for this step.
 func (c *Core) drainStep(ev DrainStep) {
 	i, found := c.findDrain(ev.Target)
 	if !found {
@@ -42,7 +43,7 @@ func (c *Core) drainStep(ev DrainStep) {
 	case d.stage == DrainShares && ev.Confirmed:
 		d.stage = DrainRoutes
 	case d.stage == DrainRoutes && !ev.Confirmed:
-		d.stage = Drained
+		d.stage = DrainWithdrawing
 	case d.stage == Undraining && !ev.Confirmed:
 		c.drains = slices.Delete(c.drains, i, i+1)
 		c.drainTable(ev.Target, false)
@@ -50,8 +51,60 @@ func (c *Core) drainStep(ev DrainStep) {
 	c.restage()
 }
 
-// drainTable sets the target's shares to zero in the table, or takes that back.
-func (c *Core) drainTable(t DrainTarget, on bool) {
+// strandedNamed is the greatest number of stranded destinations that an error names.
+const strandedNamed = 3
+
+// checkStranded returns an error for a drain that would leave a currently reachable destination of some source group without a plane. It takes
+// all current drains, failures and missing routes into account; a drain that is being reversed still counts.
+func (c *Core) checkStranded(t DrainTarget) error {
+	var named []string
+	stranded := 0
+	for i := range c.sources {
+		l, table := &c.layout.sources[i], c.sources[i].table
+		local, ok := l.localize(c.tableDrain(t, true)).(fare.Drain)
+		if !ok {
+			continue // no part of the target serves the source group
+		}
+		for _, id := range table.Strands(local) {
+			members := slices.SortedFunc(table.Members(id), netip.Prefix.Compare)
+			stranded += len(members)
+			for _, prefix := range members[:min(len(members), strandedNamed-len(named))] {
+				text := prefix.String()
+				if l.name.IsValid() {
+					text += " from " + l.name.String()
+				}
+				named = append(named, text+" ("+planesOf(l, table.Group(id))+")")
+			}
+		}
+	}
+	if stranded == 0 {
+		return nil
+	}
+	text := strings.Join(named, ", ")
+	if stranded > len(named) {
+		text += fmt.Sprintf(" and %d more", stranded-len(named))
+	}
+	return fmt.Errorf("it would leave %d destinations without any plane: %s", stranded, text)
+}
+
+// planesOf describes which planes carry a group, and why the others do not: "by p1; p0: drained".
+func planesOf(l *sourceLayout, view fare.GroupView) string {
+	var carry, rest []string
+	for p, name := range l.planes {
+		if plane := &view.Planes[p]; plane.Capacity > 0 {
+			carry = append(carry, name)
+		} else {
+			rest = append(rest, name+": "+plane.Reason.String())
+		}
+	}
+	return strings.Join(append([]string{"by " + strings.Join(carry, ", ") + " now"}, rest...), "; ")
+}
+
+// drainTable sets the target's shares to zero in the tables, or restores them.
+func (c *Core) drainTable(t DrainTarget, on bool) { c.step(c.tableDrain(t, on)) }
+
+// tableDrain returns the tables' event for a target's drain.
+func (c *Core) tableDrain(t DrainTarget, on bool) fare.Drain {
 	ev := fare.Drain{On: on}
 	switch {
 	case t.Plane != "":
@@ -61,10 +114,10 @@ func (c *Core) drainTable(t DrainTarget, on bool) {
 	default:
 		ev.Scope, ev.Index = fare.DrainSubPort, c.layout.subPortByDevice(t.SubPort)
 	}
-	c.step(ev)
+	return ev
 }
 
-// restage derives every session's advertisement stage from the drains: the most severe one that covers it.
+// restage derives every session's advertisement stage from the drains: the most severe stage of the drains that cover it.
 func (c *Core) restage() {
 	for i := range c.sessions {
 		stage := advertNormal
@@ -75,26 +128,81 @@ func (c *Core) restage() {
 			switch d.stage {
 			case DrainRoutes:
 				stage = max(stage, advertZero)
-			case Drained:
+			case DrainWithdrawing, Drained:
 				stage = max(stage, advertNone)
 			}
 		}
 		if s := &c.sessions[i]; s.advert != stage {
-			s.advert = stage
-			c.advertDirty = true // with advertise: node, what others to the same node say changes too
+			s.advert, s.mark = stage, 0
+			if stage != advertNormal {
+				c.marks++
+				s.mark = c.marks
+			}
+			c.advertDirty = true // with advertise: node, the bandwidth of other sessions to the same node changes too
+		}
+	}
+	c.settleDrains()
+}
+
+// settleDrains moves drains between their last two stages: a target is drained once every established session of it has carried the withdrawals.
+// A session that comes up with another leaf than before may have routes to withdraw.
+func (c *Core) settleDrains() {
+	for i := range c.drains {
+		d := &c.drains[i]
+		switch settled := len(c.unsettled(d.target)) == 0; {
+		case d.stage == DrainWithdrawing && settled:
+			d.stage = Drained
+		case d.stage == Drained && !settled:
+			d.stage = DrainWithdrawing
 		}
 	}
 }
 
-// applyLeafDrains brings a session that has just learned who its leaf is under the drains of that leaf, and out of those
-// of the leaf it had before.
+// unsettled returns the sessions of a target whose connections have not carried the routes of their stage.
+func (c *Core) unsettled(t DrainTarget) (sessions []int) {
+	for i := range c.sessions {
+		if c.covers(t, i) && !c.sessions[i].settled() {
+			sessions = append(sessions, i)
+		}
+	}
+	return sessions
+}
+
+// sessionDrain returns the progress of the drains that cover a session: draining if a drain is under way, drained if the session has carried the
+// withdrawals. A drain that is being reversed does not count.
+func (c *Core) sessionDrain(session int) (draining, drained bool) {
+	s := &c.sessions[session]
+	if s.advert == advertNone && s.settled() {
+		return false, true
+	}
+	return slices.ContainsFunc(c.drains, func(d drain) bool { return d.stage != Undraining && c.covers(d.target, session) }), false
+}
+
+// isOut reports whether a sub-port that the tables treat as drained is fully drained: no established session over it has a route of ours, and no
+// drain or undrain of it is under way.
+func (c *Core) isOut(subPort int) bool {
+	for i := range c.sessions {
+		if c.sessions[i].subPort != subPort {
+			continue
+		}
+		if _, drained := c.sessionDrain(i); drained {
+			continue
+		}
+		if c.sessions[i].up || slices.ContainsFunc(c.drains, func(d drain) bool { return c.covers(d.target, i) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// applyLeafDrains applies the drains of a session's leaf once the session has identified it, and stops those of its previous leaf.
 func (c *Core) applyLeafDrains() {
 	if slices.ContainsFunc(c.drains, func(d drain) bool { return d.target.Leaf.IsValid() }) {
 		c.restage()
 	}
 }
 
-// covers says whether a drain target includes a session.
+// covers reports whether a drain target includes a session.
 func (c *Core) covers(t DrainTarget, session int) bool {
 	l := &c.layout.sessions[session]
 	switch {
@@ -107,7 +215,7 @@ func (c *Core) covers(t DrainTarget, session int) bool {
 	}
 }
 
-// Drains returns each drain's target and stage, sorted by target.
+// Drains yields each drain's target and stage, sorted by target.
 func (c *Core) Drains(yield func(DrainTarget, DrainStage)) {
 	for _, d := range c.drains {
 		yield(d.target, d.stage)
@@ -118,8 +226,8 @@ func (c *Core) findDrain(t DrainTarget) (int, bool) {
 	return slices.BinarySearchFunc(c.drains, t, func(d drain, t DrainTarget) int { return cmp.Compare(d.target.String(), t.String()) })
 }
 
-// checkTarget refuses a target that names nothing, and says what there is. What is drained can be undrained, even when
-// its sessions have found another leaf since.
+// checkTarget returns an error for a target that does not exist, with the existing ones. A drained target can be undrained even when its
+// sessions have since found another leaf.
 func (c *Core) checkTarget(t DrainTarget) error {
 	if _, found := c.findDrain(t); found {
 		return nil
@@ -141,13 +249,13 @@ func (c *Core) checkTarget(t DrainTarget) error {
 		if len(nodes) == 0 {
 			return fmt.Errorf("no leaf %s: no session has been established yet, so no leaf is known", t.Leaf)
 		}
-		return fmt.Errorf("no leaf %s: the leaves seen are %s", t.Leaf, strings.Join(nodes, ", "))
+		return fmt.Errorf("no leaf %s: the known leaves are %s", t.Leaf, strings.Join(nodes, ", "))
 	case t.SubPort != "":
 		if c.layout.subPortByDevice(t.SubPort) < 0 {
 			return fmt.Errorf("no sub-port %q: the sub-ports are %s", t.SubPort, strings.Join(c.layout.devices(), ", "))
 		}
 	default:
-		return fmt.Errorf("nothing named to drain: name a plane, a leaf or a sub-port")
+		return fmt.Errorf("the drain has no target: name a plane, a leaf or a sub-port")
 	}
 	return nil
 }

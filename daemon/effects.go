@@ -1,22 +1,19 @@
 package daemon
 
 import (
-	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/fared/fared/daemon/internal/dataplane"
 )
 
-// effects keeps, for every object declared to the data plane, whether it is in effect.
+// effects records, for every object declared to the data plane, whether it is in effect.
 type effects struct {
 	objects map[dataplane.Object]*effect
-	// pending is how many objects' last change is neither in effect nor refused.
-	pending int
-	// refusals is how many objects' last change was refused.
-	refusals int
-	// destinations are what the engine said last of each destination; users counts them by vector.
-	destinations map[netip.Prefix]assigned
+	// counts holds the number of objects by the state of their last change.
+	counts [effectStates]int
+	// destinations holds the engine's last decision for each destination; users counts them by vector.
+	destinations map[dataplane.Destination]assigned
 	users        map[uint32]int
 }
 
@@ -24,6 +21,8 @@ type effect struct {
 	change uint64
 	since  time.Time
 	state  effectState
+	// reason is the data plane's reason in states approximate and refused, prefixed with the name of the state.
+	reason string
 }
 
 type effectState uint8
@@ -31,96 +30,93 @@ type effectState uint8
 const (
 	effectPending effectState = iota
 	effectDone
+	effectApproximate // in effect, but a share deviates by more than 1 % of itself
 	effectRefused
+	effectStates
 )
 
-// assigned is a destination's vector, how many slots moved when it got it, and which have to be drained because of it.
+// assigned is a destination's vector, the number of slots that moved when it was assigned, and the slots that must be drained because of it.
 type assigned struct {
 	vector, moved uint32
 	drain         []uint16
 }
 
 func newEffects() effects {
-	return effects{objects: map[dataplane.Object]*effect{}, destinations: map[netip.Prefix]assigned{}, users: map[uint32]int{}}
+	return effects{objects: map[dataplane.Object]*effect{}, destinations: map[dataplane.Destination]assigned{}, users: map[uint32]int{}}
 }
 
-// want notes that a change of an object was declared. The client gives an equal declaration the number of the earlier one.
+// want records a declared change of an object. The client gives an equal declaration the number of the earlier one.
 func (e *effects) want(o dataplane.Object, change uint64, now time.Time) {
 	x := e.objects[o]
 	switch {
 	case x == nil:
 		e.objects[o] = &effect{change: change, since: now}
-		e.pending++
+		e.counts[effectPending]++
 	case x.change != change:
-		e.enter(x, effectPending)
-		*x = effect{change: change, since: now}
+		e.enter(x, effectPending, "")
+		x.change, x.since = change, now
 	}
 }
 
-// done notes that an object's changes up to a number are in effect. It returns when the last one was declared, and false
-// when a later one is still pending.
-func (e *effects) done(o dataplane.Object, change uint64) (time.Time, bool) {
+// answered records the data plane's answer to an object's changes up to a number. It returns the previous record, and false if the answer
+// concerns an earlier change than the last one.
+func (e *effects) answered(o dataplane.Object, change uint64, state effectState, reason string) (before effect, ok bool) {
 	x := e.objects[o]
-	if x == nil || change < x.change || x.state == effectDone {
-		return time.Time{}, false
+	if x == nil || change < x.change {
+		return effect{}, false
 	}
-	e.enter(x, effectDone)
-	return x.since, true
+	before = *x
+	e.enter(x, state, reason)
+	return before, true
 }
 
-// refused notes that the data plane does not take an object's last change.
-func (e *effects) refused(o dataplane.Object, change uint64) {
-	if x := e.objects[o]; x != nil && change >= x.change {
-		e.enter(x, effectRefused)
-	}
-}
-
-// lost notes that what was in effect is not any more.
+// lost records that an object is no longer in effect.
 func (e *effects) lost(o dataplane.Object) {
 	if x := e.objects[o]; x != nil {
-		e.enter(x, effectPending)
+		e.enter(x, effectPending, "")
 	}
 }
 
-// enter moves an object to another state and keeps the counts.
-func (e *effects) enter(x *effect, to effectState) {
-	count := func(state effectState, by int) {
-		switch state {
-		case effectPending:
-			e.pending += by
-		case effectRefused:
-			e.refusals += by
-		}
-	}
-	count(x.state, -1)
-	count(to, 1)
-	x.state = to
+// enter moves an object to another state and updates the counts.
+func (e *effects) enter(x *effect, state effectState, reason string) {
+	e.counts[x.state]--
+	e.counts[state]++
+	x.state, x.reason = state, reason
 }
 
-// forget notes that an object was taken back; that its removal is confirmed is not waited for.
+// forget drops an object without waiting for its removal to be acknowledged.
 func (e *effects) forget(o dataplane.Object) {
 	if x := e.objects[o]; x != nil {
-		e.enter(x, effectDone)
+		e.counts[x.state]--
 		delete(e.objects, o)
 	}
 }
 
-// inEffect says whether an object was declared and its last change is in effect.
+// inEffect reports whether an object is declared and its last change is in effect, exactly.
 func (e *effects) inEffect(o dataplane.Object) bool {
 	x := e.objects[o]
 	return x != nil && x.state == effectDone
 }
 
-// assign notes a destination's vector; 0 forgets the destination.
-func (e *effects) assign(prefix netip.Prefix, vector, moved uint32, drain []uint16) {
-	if old, ok := e.destinations[prefix]; ok {
+// reason returns why the data plane's answer does not put an object's last change into effect exactly: "approximate: ..." or "refused: ...". It
+// is empty when the change is in effect, or not answered yet.
+func (e *effects) reason(o dataplane.Object) string {
+	if x := e.objects[o]; x != nil {
+		return x.reason
+	}
+	return ""
+}
+
+// assign records a destination's vector; vector 0 drops the destination.
+func (e *effects) assign(key dataplane.Destination, vector, moved uint32, drain []uint16) {
+	if old, ok := e.destinations[key]; ok {
 		if e.users[old.vector]--; e.users[old.vector] <= 0 {
 			delete(e.users, old.vector)
 		}
-		delete(e.destinations, prefix)
+		delete(e.destinations, key)
 	}
 	if vector != 0 {
-		e.destinations[prefix] = assigned{vector, moved, slices.Clone(drain)}
+		e.destinations[key] = assigned{vector, moved, slices.Clone(drain)}
 		e.users[vector]++
 	}
 }

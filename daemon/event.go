@@ -8,14 +8,14 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// Event is one thing that happened. The type is sealed: these are all the inputs the Core has, so a list of them is a
-// complete account of a run, and replaying it gives the same state.
+// Event is an input of the Core. The type is sealed and covers all its inputs, so a list of events is a complete account of a run, and replaying
+// it gives the same state.
 type Event interface{ event() string }
 
-// Fabric is an input of the path-bandwidth table: a route, a session, a link.
+// Fabric is an input of the path-bandwidth table: a route, a session or a link.
 type Fabric struct{ fare.Event }
 
-// EndOfRIB says that a session has sent everything it has of one address family (RFC 4724, Section 2).
+// EndOfRIB reports that a session has sent all its routes of one address family (RFC 4724, Section 2).
 type EndOfRIB struct {
 	Session    int    `json:"session"`
 	Generation uint64 `json:"generation"`
@@ -25,24 +25,32 @@ type EndOfRIB struct {
 // StartDeadline ends the wait for End-of-RIB.
 type StartDeadline struct{}
 
-// DataplaneReady says that a data plane said hello, what it can hold, and how it places flows. Zero limits mean none known.
+// DataplaneReady reports that a data plane has connected, its limits, and its flow hash. Zero limits are unknown.
 type DataplaneReady struct {
 	MaxWeight    uint32   `json:"max_weight,omitempty"`
 	MaxWeightSum uint32   `json:"max_weight_sum,omitempty"`
 	FlowHash     FlowHash `json:"flow_hash,omitzero"`
 }
 
-// DrainRequest takes a target out of service (On) or returns it.
+// DrainRequest takes a target out of service (On) or returns it to service.
 type DrainRequest struct {
 	Target DrainTarget `json:"target"`
 	On     bool        `json:"on"`
 }
 
-// DrainStep moves every drain that waits to its next step: Confirmed when the data plane has put the zero shares in
-// effect, otherwise because the drain delay has passed.
+// DrainStep advances a waiting drain: with Confirmed because the data plane has put the zero shares in effect, otherwise because the drain delay
+// has passed.
 type DrainStep struct {
 	Target    DrainTarget `json:"target"`
 	Confirmed bool        `json:"confirmed,omitempty"`
+}
+
+// RoutesWritten reports that a session's connection to the leaf has carried the routes to which the core assigned this mark (Core.Mark), and
+// everything before them.
+type RoutesWritten struct {
+	Session    int    `json:"session"`
+	Generation uint64 `json:"generation"`
+	Mark       uint64 `json:"mark"`
 }
 
 // Reload replaces the configuration; the text is the whole file, already accepted by config.Diff.
@@ -56,9 +64,10 @@ func (StartDeadline) event() string  { return "start-deadline" }
 func (DataplaneReady) event() string { return "dataplane-ready" }
 func (DrainRequest) event() string   { return "drain" }
 func (DrainStep) event() string      { return "drain-step" }
+func (RoutesWritten) event() string  { return "routes-written" }
 func (Reload) event() string         { return "reload" }
 
-// DrainTarget names what is drained. Exactly one field is set.
+// DrainTarget names the target of a drain. Exactly one field is set.
 type DrainTarget struct {
 	Plane string `json:"plane,omitempty"`
 	// Leaf is the leaf's router ID.
@@ -67,7 +76,7 @@ type DrainTarget struct {
 	SubPort string `json:"sub_port,omitempty"`
 }
 
-// String names the target as the command line does: "plane p0", "leaf 10.0.0.1", "sub-port eth0".
+// String returns the target in the form of the command line: "plane p0", "leaf 10.0.0.1", "sub-port eth0".
 func (t DrainTarget) String() string {
 	switch {
 	case t.Plane != "":
@@ -84,7 +93,7 @@ type taggedEvent struct {
 	Event json.RawMessage `json:"event,omitempty"`
 }
 
-// marshalEvent writes an event as one JSON object.
+// marshalEvent encodes an event as one JSON object.
 func marshalEvent(ev Event) ([]byte, error) {
 	var body []byte
 	var err error
@@ -99,7 +108,7 @@ func marshalEvent(ev Event) ([]byte, error) {
 	return json.Marshal(taggedEvent{ev.event(), body})
 }
 
-// unmarshalEvent reads what marshalEvent wrote.
+// unmarshalEvent decodes the output of marshalEvent.
 func unmarshalEvent(b []byte) (Event, error) {
 	var tagged taggedEvent
 	if err := json.Unmarshal(b, &tagged); err != nil {
@@ -126,6 +135,10 @@ func unmarshalEvent(b []byte) (Event, error) {
 		return ev, err
 	case "drain-step":
 		var ev DrainStep
+		err := decode(&ev)
+		return ev, err
+	case "routes-written":
+		var ev RoutesWritten
 		err := decode(&ev)
 		return ev, err
 	case "reload":

@@ -28,16 +28,16 @@ import (
 
 var lasting = &farev1.FlowHash{Algorithm: "linux-l4", Seed: 77, Buckets: 1024, LastingBuckets: 16}
 
-// hashPlane is a data plane in memory that says how it places flows, and answers where they land.
+// hashPlane is a data plane in memory that describes its flow hash and answers Landing.
 type hashPlane struct {
 	*memory.Dataplane
 
 	mu      sync.Mutex
 	hash    *farev1.FlowHash
-	lands   wecmp.Hasher  // what Landing answers by
+	lands   wecmp.Hasher  // computes the answers of Landing
 	devices []string      // in the order of Forwarding
-	asked   []string      // pairs, in the order asked
-	gate    chan struct{} // Landing waits for it; nil: does not
+	asked   []string      // pairs in the order of queries
+	gate    chan struct{} // Landing waits for it; nil does not wait
 }
 
 func newHashPlane(hash *farev1.FlowHash, pins bool) *hashPlane {
@@ -99,7 +99,7 @@ func (h *hashPlane) questions() []string {
 	return slices.Clone(h.asked)
 }
 
-// hashRig is a rig between a data plane that says how it places flows.
+// hashRig returns a rig with a data plane that describes its flow hash.
 func hashRig(t *testing.T, s shape, dp *hashPlane, deps func(*Deps)) *rig {
 	t.Helper()
 	checkLeaks(t)
@@ -111,19 +111,19 @@ func hashRig(t *testing.T, s shape, dp *hashPlane, deps func(*Deps)) *rig {
 	return newRig(t, s, rigOptions{dp: dp.Dataplane, conn: conn, leaves: announceAll(800e9, 4), deps: deps, checked: true})
 }
 
-// pairs are a destination's, as GetWeights shows them.
+// pairs returns a destination's pairs as GetWeights shows them.
 func (r *rig) pairs(d netip.Prefix) []*farev1.PairSlots {
 	r.t.Helper()
 	resp, err := r.d.WeightService().GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: d.Addr().String()})
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	return resp.Weights.Pairs
+	return resp.Weights[0].Pairs
 }
 
 func (r *rig) placement(d netip.Prefix) string { return r.pairs(d)[0].PortPlacement }
 
-// checkLanding holds every source port of a destination to the words of fare.v1.FlowHash, for flows to a port.
+// checkLanding verifies every source port of a destination against the definition of fare.v1.FlowHash, for flows to a port.
 func (r *rig) checkLanding(d netip.Prefix, hash *farev1.FlowHash, protocol uint8, dport uint16) {
 	r.t.Helper()
 	n := r.s.planes * r.s.subPorts
@@ -145,8 +145,8 @@ func (r *rig) checkLanding(d netip.Prefix, hash *farev1.FlowHash, protocol uint8
 	}
 }
 
-// TestForwardingOrderIsTheEngines: sub-ports have one order everywhere. The data plane deals buckets in that of Forwarding, the
-// planner counts places in that of the engine's configuration, and answers to Landing name devices in that of the layout.
+// TestForwardingOrderIsTheEngines checks that sub-ports have the same order everywhere. The data plane assigns buckets in the order of
+// Forwarding, the planner counts places in that of the engine's configuration, and answers to Landing list devices in that of the layout.
 func TestForwardingOrderIsTheEngines(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 7))
 	for range 50 {
@@ -185,8 +185,9 @@ func TestForwardingOrderIsTheEngines(t *testing.T) {
 	}
 }
 
-// TestPortsLandByTheDataPlanesHash: ports land where the data plane says that flows stay, toward the first UDP port or, without
-// one, the first TCP port, and stay through a failure; one that says nothing has uniform ports; one that is wrong too, and is told of.
+// TestPortsLandByTheDataPlanesHash checks that ports land where the data plane keeps their flows, toward the first UDP port or, without one, the
+// first TCP port, also during a failure. Ports are uniform for a data plane that does not describe its hash, and for one whose description is
+// wrong, which is reported.
 func TestPortsLandByTheDataPlanesHash(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
@@ -194,7 +195,7 @@ func TestPortsLandByTheDataPlanesHash(t *testing.T) {
 		hash     *farev1.FlowHash
 		want     string
 		dport    uint16
-		protocol uint8 // 0: UDP
+		protocol uint8 // 0 means UDP
 	}{
 		{"hash", "weights: {slots: 16}\n", lasting, "hash", 4791, 0},
 		{"another UDP port", "dataplane: {address: \"memory:\", udp_ports: [4444, 4791], tcp_ports: [4793]}\n", lasting, "hash", 4444, 0},
@@ -253,8 +254,8 @@ func (s *safeBuffer) String() string {
 	return s.b.String()
 }
 
-// TestFlowHashChanges: a data plane that comes back with another hash has everybody see other ports, a watch too, and operators
-// are told; what was recorded of it replays.
+// TestFlowHashChanges checks that a data plane that reconnects with another hash changes the published ports, also in a watch, and that
+// operators are informed; the recording replays.
 func TestFlowHashChanges(t *testing.T) {
 	dir := shortDir(t)
 	path, socket := filepath.Join(dir, "recording"), filepath.Join(dir, "s")
@@ -334,8 +335,8 @@ func TestFlowHashChanges(t *testing.T) {
 	t.Error("the replay has not the destination")
 }
 
-// TestFlowPins: pinned ports are uniform, and so an arithmetic progression, unless the data plane also says how it hashes; then
-// they are those that are shown, even though the hash is learned when the first have been computed.
+// TestFlowPins checks that pinned ports are uniform, and so an arithmetic progression, unless the data plane also describes its hash; then they
+// equal the published ones, even if the hash arrives after the first ports were computed.
 func TestFlowPins(t *testing.T) {
 	for _, hash := range []*farev1.FlowHash{nil, lasting, {Algorithm: "ask"}} {
 		dp := newHashPlane(hash, true)
@@ -369,7 +370,7 @@ func TestFlowPins(t *testing.T) {
 	}
 }
 
-// TestAskedPortsOfTCP: without UDP ports it is asked where flows of TCP land, and the data plane is told to steer them.
+// TestAskedPortsOfTCP checks that without UDP ports the data plane is queried for the landing of TCP flows, and configured to steer them.
 func TestAskedPortsOfTCP(t *testing.T) {
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)
 	dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
@@ -388,8 +389,8 @@ func TestAskedPortsOfTCP(t *testing.T) {
 	})
 }
 
-// TestAskedPorts: a hash that cannot be computed is asked for, once a pair; while the data plane thinks, nothing else waits, and
-// ports are uniform and say so.
+// TestAskedPorts checks that a hash that cannot be computed is queried, once per pair; while the data plane computes the answer, nothing else
+// waits, and ports are uniform and reported as such.
 func TestAskedPorts(t *testing.T) {
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)
 	dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
@@ -404,7 +405,7 @@ func TestAskedPorts(t *testing.T) {
 		t.Fatalf("asked %q", got)
 	}
 
-	// A list asks for all others, and waits for none.
+	// A list queries all other pairs, and waits for none.
 	gate := make(chan struct{})
 	dp.mu.Lock()
 	dp.gate = gate
@@ -431,7 +432,7 @@ func TestAskedPorts(t *testing.T) {
 		}
 	}
 	eventually(t, "the next is asked for", func() bool { return len(dp.questions()) == 2 })
-	r.leaves[0].announce(400e9, d) // the loop works meanwhile
+	r.leaves[0].announce(400e9, d) // the loop continues in the meantime
 	r.wait(d, "1:2")
 	close(gate)
 	eventually(t, "all are asked", func() bool {
@@ -446,7 +447,7 @@ func TestAskedPorts(t *testing.T) {
 		t.Errorf("%d questions for 4 pairs", n)
 	}
 
-	// It comes back with another answer: never uniform in between.
+	// The data plane reconnects with another answer: ports are never uniform in between.
 	before := r.pairs(d)[0].Slots
 	another := &farev1.FlowHash{Seed: 3, Buckets: 1024, LastingBuckets: 16}
 	dp.set(dp.hash, wecmp.LinuxL4{Seed: another.Seed, Buckets: int(another.Buckets), Lasting: int(another.LastingBuckets)})
@@ -460,7 +461,7 @@ func TestAskedPorts(t *testing.T) {
 	})
 	r.checkLanding(d, another, wecmp.ProtocolUDP, 4791)
 
-	// A destination that is gone is not kept, and is asked for again when it returns.
+	// A withdrawn destination is dropped, and queried again when it returns.
 	for _, l := range r.leaves {
 		l.withdraw(d)
 	}
@@ -474,7 +475,7 @@ func TestAskedPorts(t *testing.T) {
 		return kept == 3
 	})
 
-	// It does not answer any more: what is known remains, what is not is uniform.
+	// The data plane no longer answers: known landings remain, unknown ones are uniform.
 	dp.set(dp.hash, nil)
 	dp.BreakStream()
 	for _, l := range r.leaves {
@@ -489,52 +490,56 @@ func TestAskedPorts(t *testing.T) {
 	}
 }
 
-// TestForeignLandingIsNotTaken: an answer about other sub-ports or other ports is none.
+// TestForeignLandingIsNotTaken checks that an answer for other sub-ports or other ports is rejected.
 func TestForeignLandingIsNotTaken(t *testing.T) {
 	for _, answer := range []*farev1.LandingResponse{
 		{Devices: []string{"p1.0", "p0.0"}, SubPortOfPort: make([]byte, 16384)},
 		{Devices: []string{"p0.0", "p1.0"}, SubPortOfPort: make([]byte, 16383)},
 		{},
 	} {
-		p := &sourcePorts{client: fixedLanding{answer}, devices: []string{"p0.0", "p1.0"}}
+		p := &sourcePorts{client: fixedLanding{answer}, devices: [][]string{{"p0.0", "p1.0"}}}
 		if table, err := p.fetch(t.Context(), pair{}); err == nil {
 			t.Errorf("%v: taken: %d bytes", answer.Devices, len(table))
 		}
 	}
 }
 
-// TestLandingsAreBounded: beyond the limit ports are uniform; nobody's landing is given up for another's.
+// TestLandingsAreBounded checks that beyond the limit ports are uniform, and that no landing is evicted for another.
 func TestLandingsAreBounded(t *testing.T) {
 	s := shape{planes: 2, subPorts: 1}
-	p := newSourcePorts(s.core(t).cfg, &s.core(t).layout, slog.New(slog.DiscardHandler))
+	log := &lines{}
+	p := newSourcePorts(s.core(t).cfg, &s.core(t).layout, slog.New(slog.NewTextHandler(log, nil)))
 	p.client = fixedLanding{}
 	p.connected(true)
 	src := netip.MustParseAddr("10.255.0.1")
 	address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}) }
 	for i := range maxLandings + 10 {
 		p.asked(src, address(i))
-		p.asked(src, address(i)) // and no question twice
+		p.asked(src, address(i)) // no query is repeated
 	}
 	if len(p.pairs) != maxLandings || len(p.queue) != maxLandings {
 		t.Fatalf("%d pairs, %d questions, want %d", len(p.pairs), len(p.queue), maxLandings)
 	}
-	p.await(t.Context(), src, address(maxLandings)) // there is nothing to wait for
+	if n := log.count("too many pairs to keep the landings of all"); n != 1 {
+		t.Errorf("%d log lines about the limit, want 1", n)
+	}
+	p.await(t.Context(), src, address(maxLandings)) // returns immediately
 	p.forget(address(7), []netip.Prefix{netip.PrefixFrom(src, 32)})
 	p.asked(src, address(maxLandings))
 	if p.pairs[pair{src, address(maxLandings)}] == nil {
 		t.Error("one was forgotten, and there is no room for another")
 	}
-	p.keep([]netip.Prefix{netip.PrefixFrom(src, 32)})
+	p.keep(&s.core(t).layout)
 	if len(p.pairs) != maxLandings {
 		t.Errorf("%d pairs of our loopback, want all", len(p.pairs))
 	}
-	p.keep(nil)
+	p.keep(&layout{})
 	if len(p.pairs) != 0 {
 		t.Errorf("%d pairs of what is no loopback any more", len(p.pairs))
 	}
 }
 
-// TestSlotsWithoutALandingPort are counted as long as somebody was given them.
+// TestSlotsWithoutALandingPort checks that these slots are counted as long as a client has been given them.
 func TestSlotsWithoutALandingPort(t *testing.T) {
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "linux-l4", Seed: 9, Buckets: 4096, LastingBuckets: 1}, false)
 	r := hashRig(t, shape{planes: 2, subPorts: 1, extra: "weights: {slots: 128}\n"}, dp, nil)
@@ -556,7 +561,7 @@ func TestSlotsWithoutALandingPort(t *testing.T) {
 		t.Errorf("%v before anybody looked", got)
 	}
 	missed := 0
-	for range 2 { // looking twice counts once
+	for range 2 { // a repeated query counts once
 		missed = 0
 		for _, s := range r.pairs(destination(1))[0].Slots {
 			hash, _ := wecmp.LinuxL4{Seed: 9}.Hash(netip.MustParseAddr("10.255.0.1"), destination(1).Addr(), wecmp.ProtocolUDP, uint16(s.UdpSourcePort), 4791)

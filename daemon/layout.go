@@ -8,12 +8,13 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// layout numbers the configuration's planes, sub-ports and sessions: an index is what every other part uses. The order
-// is the configuration's.
+// layout numbers the configuration's planes, sub-ports and sessions; all other parts refer to these by index. The order is the configuration's.
 type layout struct {
 	planes   []string
+	ofPlane  [][]int // by plane: indexes of its sub-ports
 	subPorts []layoutSubPort
 	sessions []layoutSession
+	sources  []sourceLayout // at least one; empty in the layout of a source group
 }
 
 type layoutSubPort struct {
@@ -32,15 +33,29 @@ type layoutSession struct {
 }
 
 func newLayout(cfg *config.Config) layout {
+	l := wholeLayout(cfg)
+	groups := cfg.SourceGroups()
+	for _, g := range groups {
+		s := l.serving(g)
+		if len(groups) > 1 {
+			s.name = g.Loopbacks[0]
+		}
+		l.sources = append(l.sources, s)
+	}
+	return l
+}
+
+func wholeLayout(cfg *config.Config) layout {
 	var l layout
 	for p, plane := range cfg.Planes {
-		l.planes = append(l.planes, plane.Name)
+		l.planes, l.ofPlane = append(l.planes, plane.Name), append(l.ofPlane, nil)
 		for k, sp := range plane.SubPorts {
 			for _, s := range sp.Sessions {
 				ls := layoutSession{Session: s, subPort: len(l.subPorts), plane: p, nextHop: s.Peer}
 				ls.codec = fare.Codec{
 					Encoding: cfg.PathBandwidth.Encoding, FAREType: cfg.PathBandwidth.FAREType, FARESubType: cfg.PathBandwidth.FARESubType,
 					Format: s.Format, AS: cfg.AS, Min: plane.Minimum, Max: plane.Maximum,
+					NonTransitive: !cfg.PathBandwidth.Transitive, Administrator: cfg.PathBandwidth.Administrator,
 				}
 				for _, f := range s.Families {
 					if f == config.IPv6 {
@@ -51,13 +66,25 @@ func newLayout(cfg *config.Config) layout {
 				}
 				l.sessions = append(l.sessions, ls)
 			}
+			l.ofPlane[p] = append(l.ofPlane[p], len(l.subPorts))
 			l.subPorts = append(l.subPorts, layoutSubPort{SubPort: sp, plane: p, inPlane: k})
 		}
 	}
 	return l
 }
 
-// carries says whether a session carries a prefix's address family.
+// deciding returns the guard's callback for a route with too many communities.
+func deciding(codec fare.Codec) func([][8]byte) int {
+	return func(raw [][8]byte) int {
+		communities := make([]fare.Community, len(raw))
+		for i := range raw {
+			communities[i] = raw[i]
+		}
+		return codec.Deciding(communities)
+	}
+}
+
+// carries reports whether a session carries a prefix's address family.
 func (s *layoutSession) carries(p netip.Prefix) bool {
 	if p.Addr().Is4() {
 		return s.families[0]
@@ -66,9 +93,10 @@ func (s *layoutSession) carries(p netip.Prefix) bool {
 }
 
 func (l *layout) fareConfig(cfg *config.Config) fare.Config {
-	out := fare.Config{Planes: l.planes, Role: cfg.Role, Missing: cfg.PathBandwidth.Missing, AllZero: cfg.PathBandwidth.AllZero}
+	policy := cfg.PathBandwidth.Policies()
+	out := fare.Config{Planes: l.planes, Role: cfg.Role, Missing: policy.Missing, AllMissing: policy.AllMissing, AllZero: policy.AllZero, Conflict: policy.Conflict}
 	for _, sp := range l.subPorts {
-		out.SubPorts = append(out.SubPorts, fare.SubPort{Device: sp.Device, Plane: sp.plane, Speed: sp.Speed})
+		out.SubPorts = append(out.SubPorts, fare.SubPort{Device: sp.Device, Plane: sp.plane, Speed: sp.Speed, Uplink: sp.ShareGroup() != ""})
 	}
 	for _, s := range l.sessions {
 		out.Sessions = append(out.Sessions, fare.Session{Name: s.Name, SubPort: s.subPort, Codec: s.codec})
@@ -84,7 +112,7 @@ func (l *layout) engineConfig(cfg *config.Config) wecmp.Config {
 	}
 	out.Protocol, out.Port = cfg.Dataplane.Flows()
 	if cfg.Role == fare.RoleLeaf {
-		// No queue pair begins here. Per packet there are the fewest slots that can be, one a plane, and nobody is told of them.
+		// No queue pair begins at a leaf. Per-packet mode has the fewest possible slots, one per plane, and they are not published.
 		out = wecmp.Config{Mode: wecmp.PerPacket, MaxWeight: w.MaxWeight, MaxWeightSum: w.MaxWeightSum}
 	}
 	for p, name := range l.planes {
@@ -99,7 +127,7 @@ func (l *layout) engineConfig(cfg *config.Config) wecmp.Config {
 	return out
 }
 
-// subPortByDevice returns a device's sub-port index, or -1.
+// subPortByDevice returns the index of a device's sub-port, or -1.
 func (l *layout) subPortByDevice(device string) int {
 	for i := range l.subPorts {
 		if l.subPorts[i].Device == device {

@@ -16,7 +16,7 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// journal is what happened around a daemon, in order, told by leaves and data plane.
+// journal records the events around a daemon, in order, reported by leaves and data plane.
 type journal struct {
 	mu    sync.Mutex
 	lines []string
@@ -36,7 +36,7 @@ func (j *journal) since(n int) []string {
 
 func (j *journal) len() int { return len(j.since(0)) }
 
-// index returns the position of the first line after n that begins so, or -1.
+// index returns the position of the first line after n that begins with prefix, or -1.
 func (j *journal) index(n int, prefix string) int {
 	i := slices.IndexFunc(j.since(n), func(l string) bool { return strings.HasPrefix(l, prefix) })
 	if i < 0 {
@@ -45,8 +45,7 @@ func (j *journal) index(n int, prefix string) int {
 	return n + i
 }
 
-// rawLeaf is a leaf of octets at the other end of one session: it announces what it is told to and writes down what it
-// hears.
+// rawLeaf is a leaf that writes raw octets at the other end of one session: it announces the configured routes and records the received ones.
 type rawLeaf struct {
 	name    string
 	as      uint16
@@ -57,10 +56,11 @@ type rawLeaf struct {
 
 	mu       sync.Mutex
 	conn     *net.TCPConn                    // the established one
-	sessions int                             // how many there have been
-	heard    map[netip.Prefix]string         // what the server announces now
+	sessions int                             // number of sessions so far
+	heard    map[netip.Prefix]string         // the server's current announcements
 	table    map[netip.Prefix]fare.Bandwidth // announced to every new session
-	holdEOR  bool                            // no End-of-RIB yet
+	holdEOR  bool                            // withholds End-of-RIB
+	stalled  chan struct{}                   // closed when it reads again; nil while it reads
 }
 
 func newRawLeaf(t testing.TB, name string, as uint16, id netip.Addr, at netip.AddrPort, j *journal) *rawLeaf {
@@ -104,12 +104,17 @@ func (l *rawLeaf) open() []byte {
 	return bgpMessage(1, append(body, caps...))
 }
 
-// update is an UPDATE: host routes with a bandwidth, originated by AS 65001 behind the leaf.
+// noBandwidth represents a route without a community.
+const noBandwidth = fare.MaxBandwidth + 1
+
+// update returns an UPDATE: host routes with a bandwidth, originated by AS 65001 behind the leaf.
 func (l *rawLeaf) update(b fare.Bandwidth, prefixes ...netip.Prefix) []byte {
 	attrs := []byte{0x40, 1, 1, 0, 0x40, 2, 10, 2, 2, 0, 0, byte(l.as >> 8), byte(l.as), 0, 0, 0xfd, 0xe9, 0x40, 3, 4}
 	attrs = append(attrs, l.at.AsSlice()...)
-	c := fare.Codec{}.Encode(b, netip.Addr{})
-	attrs = append(append(attrs, 0xc0, 16, 8), c[:]...)
+	if b != noBandwidth {
+		c := fare.Codec{}.Encode(b, netip.Addr{})
+		attrs = append(append(attrs, 0xc0, 16, 8), c[:]...)
+	}
 	body := binary.BigEndian.AppendUint16([]byte{0, 0}, uint16(len(attrs)))
 	body = append(body, attrs...)
 	for _, p := range prefixes {
@@ -145,7 +150,7 @@ func (l *rawLeaf) serve(conn *net.TCPConn) {
 	clear(l.heard)
 	l.journal.add("%s: up", l.name)
 	var first []byte
-	// Routes of one value go together.
+	// Routes of one value share an UPDATE.
 	byValue := map[fare.Bandwidth][]netip.Prefix{}
 	for p, b := range l.table {
 		byValue[b] = append(byValue[b], p)
@@ -163,6 +168,12 @@ func (l *rawLeaf) serve(conn *net.TCPConn) {
 		return
 	}
 	for {
+		l.mu.Lock()
+		stalled := l.stalled
+		l.mu.Unlock()
+		if stalled != nil {
+			<-stalled
+		}
 		m, err := guard.ReadMessage(conn, &buf)
 		if err == nil && m[18] == 4 {
 			_, err = conn.Write(bgpMessage(4, nil))
@@ -185,7 +196,7 @@ func (l *rawLeaf) serve(conn *net.TCPConn) {
 	l.journal.add("%s: down", l.name)
 }
 
-// hear writes down what an UPDATE says.
+// hear records the content of an UPDATE.
 func (l *rawLeaf) hear(body []byte) error {
 	bad := errors.New("an UPDATE that cannot be read")
 	if len(body) == 4 {
@@ -226,7 +237,7 @@ func (l *rawLeaf) hear(body []byte) error {
 	return nil
 }
 
-// announce sets what the leaf says of destinations, now and to every later session.
+// announce sets the leaf's bandwidth for destinations, on the current and every later session.
 func (l *rawLeaf) announce(b fare.Bandwidth, prefixes ...netip.Prefix) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -257,11 +268,24 @@ func (l *rawLeaf) endOfRIB() {
 // write sends octets over the established connection, if there is one; the mutex is held.
 func (l *rawLeaf) write(b []byte) {
 	if l.conn != nil {
-		_, _ = l.conn.Write(b) // a connection that is gone shows where it is read
+		_, _ = l.conn.Write(b) // the reader detects a closed connection
 	}
 }
 
-// drop ends the connection as a crash does.
+// stall makes the leaf read nothing beyond the next message, or read again.
+func (l *rawLeaf) stall(on bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case on && l.stalled == nil:
+		l.stalled = make(chan struct{})
+	case !on && l.stalled != nil:
+		close(l.stalled)
+		l.stalled = nil
+	}
+}
+
+// drop closes the connection as a crash does.
 func (l *rawLeaf) drop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

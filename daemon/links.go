@@ -11,60 +11,68 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// LinkEvent is the whole state of one sub-port's device.
+// LinkEvent is the complete state of one sub-port's device.
 type LinkEvent struct {
 	SubPort int
-	// Up: packets can leave.
+	// Up reports whether packets can leave.
 	Up bool
-	// Speed is in bit/s, 0 when nobody knows it; SpeedSource says who does: "config", "tbf", "ethtool", "pcie".
+	// Speed is in bit/s, 0 if unknown; SpeedSource is the source of the speed: "config", "tbf", "ethtool", "pcie".
 	Speed       fare.Bandwidth
 	SpeedSource string
-	// Reason says why Up is false.
+	// Reason explains why Up is false.
 	Reason string
-	// Addresses of the device, link-local ones included.
+	// Addresses lists the addresses of the device, including link-local ones.
 	Addresses []netip.Prefix
-	// Transitions counts the changes of Up since the start; a gap shows a flap that was folded into one event.
+	// Transitions counts the changes of Up since the start; a gap indicates a flap that was folded into one event.
 	Transitions uint64
 }
 
-// LinkSource tells the state of the sub-ports' devices. Take returns the last state of each one that changed since the
-// last call, appended to buf[:0]; Knock has a value when Take has something to return.
+// LinkSource reports the state of the sub-ports' devices. Take returns the last state of each device that has changed since the last call,
+// appended to buf[:0]; Ready returns a channel that has a value when Take has something to return. Poll makes the source read the devices now,
+// because a failure was detected whose link event may be late. It does not wait for the result.
 type LinkSource interface {
 	Run(ctx context.Context) error
-	Knock() <-chan struct{}
+	Ready() <-chan struct{}
+	Poll()
 	Take(buf []LinkEvent) []LinkEvent
 }
 
-// speedSources are the configuration's words for who is asked for a speed; auto asks all.
+// speedSources maps the configuration's speed_source to the source of a speed; auto tries all sources.
 var speedSources = map[string]link.Source{
 	config.SpeedAuto: "", config.SpeedTBF: link.SourceTBF, config.SpeedEthtool: link.SourceEthtool, config.SpeedPCIe: link.SourcePCIe,
 }
 
-// netlinkLinks is the LinkSource of a real machine: netlink for what this kernel sees, and the word of the configuration
-// for what it does not (link_state: assume-up).
+// linkWatcher is the part of link.Watcher that netlinkLinks uses.
+type linkWatcher interface {
+	Run(ctx context.Context)
+	Ready() <-chan struct{}
+	Poll()
+	Take(buf []link.Event) []link.Event
+}
+
+// netlinkLinks is the LinkSource of a real machine: netlink for the devices of this kernel, and the configuration for other devices (link_state:
+// assume-up).
 type netlinkLinks struct {
-	watcher *link.Watcher
-	indexes []int // sub-port of each watched device
+	watcher linkWatcher // nil if all links are assumed
+	indexes []int       // sub-port of each watched device
 	buf     []link.Event
-	assumed []LinkEvent // handed out once
-	knock   chan struct{}
+	assumed []LinkEvent // emitted once
+	ready   chan struct{}
 }
 
 func newNetlinkLinks(l *layout, log *slog.Logger) (*netlinkLinks, error) {
-	n := &netlinkLinks{knock: make(chan struct{}, 1)}
+	n := &netlinkLinks{ready: make(chan struct{}, 1)}
 	cfg := link.Config{Logger: log}
 	for i, sp := range l.subPorts {
 		if sp.LinkState == config.LinkAssumeUp {
 			n.assumed = append(n.assumed, LinkEvent{SubPort: i, Up: true})
 			continue
 		}
-		// A configured speed is applied by the loop, where a reload can change it.
+		// The loop applies a configured speed, because a reload can change it.
 		cfg.SubPorts = append(cfg.SubPorts, link.SubPort{Device: sp.Device, Netns: sp.Netns, Only: speedSources[sp.SpeedSource]})
 		n.indexes = append(n.indexes, i)
 	}
-	if len(n.assumed) > 0 {
-		n.knock <- struct{}{}
-	}
+	n.ready <- struct{}{}
 	if len(n.indexes) == 0 {
 		return n, nil
 	}
@@ -83,12 +91,19 @@ func (n *netlinkLinks) Run(ctx context.Context) error {
 	return nil
 }
 
-// Knock implements LinkSource. The first knock is for what is assumed; a watcher knocks itself.
-func (n *netlinkLinks) Knock() <-chan struct{} {
+// Ready implements LinkSource. The first channel is for the assumed devices; afterwards it is the watcher's.
+func (n *netlinkLinks) Ready() <-chan struct{} {
 	if len(n.assumed) > 0 || n.watcher == nil {
-		return n.knock
+		return n.ready
 	}
-	return n.watcher.Knock()
+	return n.watcher.Ready()
+}
+
+// Poll implements LinkSource.
+func (n *netlinkLinks) Poll() {
+	if n.watcher != nil {
+		n.watcher.Poll()
+	}
 }
 
 // Take implements LinkSource.
@@ -108,20 +123,22 @@ func (n *netlinkLinks) Take(buf []LinkEvent) []LinkEvent {
 	return buf
 }
 
-// lane is what the loop knows of a sub-port's device beyond what the core has: what an operator is shown, and an
-// increase that has not lasted long enough yet.
+// lane is the loop's state of a sub-port's device in addition to the core's: the state for display, and an increase that has not lasted long
+// enough yet.
 type lane struct {
 	LinkEvent
 	seen bool
-	// told is the last event as it came, before a configured speed took the place of the discovered one.
+	// told is the last received event, before a configured speed replaced the discovered one.
 	told LinkEvent
-	// held says that rising, an increase, waits for path_bandwidth.increase_hold_up, until holdUntil.
+	// known is the last known speed of the device, 0 if it never had one.
+	known fare.Bandwidth
+	// held reports that rising, an increase, waits for path_bandwidth.increase_hold_up, until holdUntil.
 	held      bool
 	rising    LinkEvent
 	holdUntil time.Time
 }
 
-// rises says whether b is more than a.
+// rises reports whether b is better than a: up instead of down, or faster.
 func rises(a, b *LinkEvent) bool {
 	return b.Up && (!a.Up || b.Speed > a.Speed)
 }

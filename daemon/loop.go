@@ -16,10 +16,10 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// errStopped is what callers get that come after the loop has ended.
+// errStopped is returned to callers after the loop has ended.
 var errStopped = errors.New("the daemon is stopping")
 
-// loop is the one owner of decisions. Its goroutine is the only one that touches its fields, but for do's channels.
+// loop makes all decisions. Only its goroutine accesses its fields, except the channels of do.
 type loop struct {
 	d        *Daemon
 	core     *Core
@@ -33,26 +33,32 @@ type loop struct {
 	stopped  chan struct{}
 
 	lanes   []lane
-	faults  []string // by session: what is wrong beside its state
+	faults  []string // by session: a fault in addition to its state
 	effects effects
 	ports   *sourcePorts
-	// dpReady: a data plane has been ready once, so loopbacks may be advertised.
+	// dpReady is set once a data plane has been ready, so that loopbacks may be advertised.
 	dpReady       bool
-	admitted      bool // sessions that waited for the data plane have been let go
 	dpConnected   dataplane.Event
 	dpError       string
-	deadline      time.Time // of the start; zero when converged
+	damage        string    // damage of the layer below the data plane; "" if it is intact
+	deadline      time.Time // of the start; zero after convergence
 	drainTimers   []drainTimer
-	wokenAt       time.Time // when the inputs being handled were taken
+	evacuations   map[DrainTarget]*dataplane.Evacuation // of drains that wait for the data plane
+	wokenAt       time.Time                             // when the inputs of the current step were drained
 	speakerEvents []speaker.Event
+	bulkEvents    []speaker.Event // events of sessions beyond their allowance
+	allowances    []allowance     // by session
 	linkEvents    []LinkEvent
 	planeEvents   []dataplane.Event
 	subPortOps    []SubPortOp
+	reweighed     reweighed
+	ignoredReport ignoredReport
 
-	// placesMu guards what the data-plane client's goroutine reads: the slots' places of each vector, and the loopbacks.
+	// placesMu guards the fields that the data-plane client's goroutine reads: the places of each vector's slots, and the loopbacks of each
+	// source group by name.
 	placesMu  sync.Mutex
 	places    map[uint32][]wecmp.Place
-	loopbacks []netip.Prefix
+	loopbacks map[netip.Prefix][]netip.Prefix
 }
 
 // drainTimer is a drain whose next step waits for the drain delay.
@@ -67,16 +73,17 @@ func newLoop(d *Daemon, core *Core) *loop {
 		d: d, core: core, log: d.log, started: time.Now(),
 		calls: make(chan func()), stopped: make(chan struct{}),
 		lanes: make([]lane, len(core.layout.subPorts)), faults: make([]string, len(core.layout.sessions)),
-		dpReady: !core.cfg.Forwards(),
-		places:  map[uint32][]wecmp.Place{}, loopbacks: core.cfg.Loopbacks,
+		allowances: make([]allowance, len(core.layout.sessions)),
+		dpReady:    !core.cfg.Forwards(),
+		places:     map[uint32][]wecmp.Place{}, loopbacks: core.layout.loopbacks(),
 	}
 	for i := range l.lanes {
 		l.lanes[i].SubPort, l.lanes[i].Reason = i, "no link state yet"
 	}
 	l.effects = newEffects()
-	if core.engine != nil {
+	if core.cfg.Forwards() {
 		l.ports = newSourcePorts(core.cfg, &core.layout, l.log)
-		l.ports.use(core.planner)
+		l.ports.use(core.planners())
 	}
 	l.notifier = newNotifier(!d.deps.Embedded, l.log)
 	l.builder = status.NewBuilder(source{l}, l.statusLayout(), d.deps.Instance)
@@ -97,7 +104,7 @@ func (l *loop) do(ctx context.Context, fn func()) error {
 	return nil
 }
 
-// run is the loop. Every input waits behind a one-slot knock; none of them is behind a timer.
+// run is the loop. Every input notifies it through a channel with one slot; no input waits for a timer.
 func (l *loop) run(ctx context.Context) error {
 	defer close(l.stopped)
 	timer := time.NewTimer(time.Hour)
@@ -111,7 +118,7 @@ func (l *loop) run(ctx context.Context) error {
 	defer l.notifier.stopping()
 	var planeKnock, portsKnock <-chan struct{}
 	if l.d.client != nil {
-		planeKnock, portsKnock = l.d.client.Knock(), l.ports.knock
+		planeKnock, portsKnock = l.d.client.Ready(), l.ports.ready
 	}
 	for {
 		l.arm(timer)
@@ -119,8 +126,8 @@ func (l *loop) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-l.d.links.Knock():
-		case <-l.d.speaker.Knock():
+		case <-l.d.links.Ready():
+		case <-l.d.speaker.Ready():
 		case <-planeKnock:
 		case <-portsKnock:
 		case <-timer.C:
@@ -134,21 +141,25 @@ func (l *loop) run(ctx context.Context) error {
 	}
 }
 
-// turn takes everything that is waiting, decides, and hands out what follows: links first, because what they take away
-// is certain, then BGP, then acknowledgements.
+// turn drains all inputs, decides, and applies the results: links first, because their failures are certain, then BGP, then acknowledgements.
 func (l *loop) turn() {
 	l.linkEvents = l.d.links.Take(l.linkEvents[:0])
 	for i := range l.linkEvents {
 		l.link(&l.linkEvents[i])
 	}
-	l.handOut() // the fast path does not wait for what else there is
+	l.handOut() // the fast path does not wait for the other inputs
 	l.speakerEvents = l.d.speaker.Take(l.speakerEvents[:0])
 	for _, ev := range l.speakerEvents {
-		l.bgp(ev)
+		if l.allows(ev) {
+			l.bgp(ev)
+		} else {
+			l.bulkEvents = append(l.bulkEvents, ev)
+		}
 	}
-	clear(l.speakerEvents) // attributes must not stay alive here
+	clear(l.speakerEvents) // release the attributes
 	l.timers()
 	l.handOut()
+	l.bulk()
 	if l.d.client != nil {
 		l.planeEvents = l.d.client.Take(l.planeEvents[:0])
 		for i := range l.planeEvents {
@@ -156,27 +167,21 @@ func (l *loop) turn() {
 		}
 		clear(l.planeEvents)
 		l.landed()
-		l.confirmDrains()
-		l.handOut()
 	}
+	l.confirmDrains()
+	l.handOut()
+	l.reportWeights()
+	l.markIgnored()
+	l.reportIgnored()
 	l.builder.Commit()
-	if !l.wokenAt.IsZero() {
-		l.metrics.ObserveStep(time.Since(l.wokenAt))
-	}
+	l.metrics.ObserveStep(time.Since(l.wokenAt))
 }
 
-// step records an event and lets the core take it.
+// step records an event and passes it to the core.
 func (l *loop) step(ev Event) {
-	if l.recorder != nil {
-		if err := l.recorder.event(time.Now().UnixNano(), ev, l.core); err != nil {
-			l.log.Warn("recording ends", "file", l.core.cfg.Record.File, "error", err)
-			l.event(status.EventFault, "recording", err.Error())
-			_ = l.recorder.f.Close()
-			l.recorder = nil
-		}
-	}
+	l.record(ev)
 	if err := l.core.Step(ev); err != nil {
-		// What comes from adapters is always in range; what comes from people was checked before.
+		// Adapters only produce events in range, and requests of people were checked before.
 		l.log.Error("an event was refused", "event", ev, "error", err)
 		l.event(status.EventFault, "loop", err.Error())
 	}
@@ -185,18 +190,7 @@ func (l *loop) step(ev Event) {
 	}
 }
 
-func (l *loop) flushRecorder() {
-	if l.recorder == nil {
-		return
-	}
-	if err := l.recorder.flush(); err != nil {
-		l.log.Warn("recording ends", "file", l.core.cfg.Record.File, "error", err)
-		l.recorder = nil
-	}
-}
-
-// handOut carries out what follows from the steps so far: sub-ports first, then vectors and destinations in the engine's
-// order, then advertisements.
+// handOut applies the results of the steps so far: sub-ports first, then vectors and destinations in the engine's order, then advertisements.
 func (l *loop) handOut() {
 	now := l.wokenAt
 	if l.d.client != nil {
@@ -204,7 +198,6 @@ func (l *loop) handOut() {
 		for _, op := range l.subPortOps {
 			change := l.d.client.SetSubPort(l.core.layout.subPorts[op.SubPort].Device, op.Up)
 			l.effects.want(dataplane.Object{Kind: dataplane.KindSubPort, SubPort: l.core.layout.subPorts[op.SubPort].Device}, change, now)
-			l.builder.MarkFabric()
 		}
 		for _, u := range l.core.Updates() {
 			l.update(u, now)
@@ -214,8 +207,6 @@ func (l *loop) handOut() {
 			l.d.client.ReleaseRemovals(true)
 			l.builder.Started()
 		}
-	} else {
-		l.core.settleSubPorts()
 	}
 	if l.dpReady {
 		l.core.Advertise(func(session int, routes []Route) {
@@ -223,21 +214,18 @@ func (l *loop) handOut() {
 			for i, r := range routes {
 				ads[i] = speaker.Advertisement{Prefix: r.Prefix, Communities: r.Communities, ASPath: r.ASPath}
 			}
-			l.d.speaker.Advertise(session, ads)
+			l.d.speaker.AdvertiseMarked(session, ads, l.core.Mark(session))
 		})
-		if !l.admitted {
-			l.admitted = true
-			for i := range l.core.sessions {
-				l.admit(i)
-			}
-		}
 	}
 }
 
 // update declares one of the engine's decisions to the data plane and to the status.
-func (l *loop) update(u wecmp.Update, now time.Time) {
+func (l *loop) update(u Update, now time.Time) {
+	key := l.core.layout.key(u.Source, u.Destination)
+	shown := status.Key{Prefix: u.Destination, Source: u.Source}
 	switch u.Kind {
 	case wecmp.VectorSet:
+		l.reweighed.vectors++
 		change := l.d.client.SetGroup(l.group(u.Vector))
 		l.effects.want(dataplane.Object{Kind: dataplane.KindGroup, Group: u.Vector}, change, now)
 		l.builder.MarkVector(u.Vector)
@@ -250,42 +238,46 @@ func (l *loop) update(u wecmp.Update, now time.Time) {
 		l.placesMu.Unlock()
 		l.builder.MarkVector(u.Vector)
 	case wecmp.DestinationSet:
-		object := dataplane.Object{Kind: dataplane.KindDestination, Destination: u.Destination}
-		l.effects.want(object, l.d.client.SetDestination(u.Destination, u.Vector, u.Drain...), now)
-		l.effects.assign(u.Destination, u.Vector, uint32(u.SlotsMoved), u.Drain)
-		l.builder.MarkDestination(u.Destination)
+		object := dataplane.Object{Kind: dataplane.KindDestination, Destination: key}
+		l.reweighed.destinations++
+		l.effects.want(object, l.d.client.SetDestination(key, u.Vector, u.Drain...), now)
+		l.effects.assign(key, u.Vector, uint32(u.SlotsMoved), u.Drain)
+		l.builder.MarkDestination(shown)
 		l.d.moved.Add(uint64(u.SlotsMoved))
 	case wecmp.DestinationDelete:
-		l.d.client.DeleteDestination(u.Destination)
-		l.effects.forget(dataplane.Object{Kind: dataplane.KindDestination, Destination: u.Destination})
-		l.effects.assign(u.Destination, 0, 0, nil)
-		l.ports.forget(u.Destination.Addr(), l.core.cfg.Loopbacks)
-		l.builder.MarkDestination(u.Destination)
+		l.d.client.DeleteDestination(key)
+		l.effects.forget(dataplane.Object{Kind: dataplane.KindDestination, Destination: key})
+		l.effects.assign(key, 0, 0, nil)
+		l.ports.forget(u.Destination.Addr(), l.core.layout.sources[u.Source].loopbacks)
+		l.builder.MarkDestination(shown)
 	}
 }
 
-// link takes a device's state. What falls counts at once; what rises waits for the hold-up time, where one is set.
+// link handles a device's state. A decrease counts immediately; an increase waits for the hold-up time, if one is configured.
 func (l *loop) link(ev *LinkEvent) {
 	l.lanes[ev.SubPort].told = *ev
+	if ev.Speed != 0 {
+		l.lanes[ev.SubPort].known = ev.Speed
+	}
 	sp := &l.core.layout.subPorts[ev.SubPort]
 	if sp.Speed != 0 {
 		ev.Speed, ev.SpeedSource = sp.Speed, "config"
 	}
 	cur := &l.lanes[ev.SubPort]
-	if cur.seen && cur.Up && ev.Up && ev.Transitions > cur.Transitions {
-		// Down and up again between two looks: the sessions over it are gone.
+	if cur.Up && ev.Up && ev.Transitions > cur.Transitions {
+		// The link went down and up again between two readings: its sessions are gone.
 		down := *ev
-		down.Up, down.Reason = false, "carrier lost for a moment"
+		down.Up, down.Reason = false, "carrier down for a moment"
 		l.applyLink(&down)
 	}
 	holdUp := l.core.cfg.PathBandwidth.IncreaseHoldUp
 	if cur.seen && rises(&cur.LinkEvent, ev) && holdUp > 0 {
-		if !cur.held || ev.Transitions > cur.rising.Transitions { // it has to last without a break
+		if !cur.held || ev.Transitions > cur.rising.Transitions { // the increase must last without interruption
 			cur.held, cur.holdUntil = true, l.wokenAt.Add(holdUp)
 		}
 		cur.rising = *ev
 		if !cur.Up {
-			cur.Reason = "held up after its return"
+			cur.Reason = "link up again, held down by increase_hold_up"
 		}
 	} else {
 		l.applyLink(ev)
@@ -293,7 +285,7 @@ func (l *loop) link(ev *LinkEvent) {
 	}
 }
 
-// applyLink makes a device's state count.
+// applyLink applies a device's state.
 func (l *loop) applyLink(ev *LinkEvent) {
 	cur := &l.lanes[ev.SubPort]
 	sp := &l.core.layout.subPorts[ev.SubPort]
@@ -317,8 +309,8 @@ func (l *loop) applyLink(ev *LinkEvent) {
 	l.builder.MarkFabric()
 }
 
-// admit lets a session connect when its link is up. With graceful restart it also waits for the data plane: leaves keep our
-// routes until we say End-of-RIB, and without a data plane it would say that there are none.
+// admit lets a session connect when its link is up. With graceful restart it also waits for the data plane: leaves keep our routes until our
+// End-of-RIB, which without a data plane would announce that there are none.
 func (l *loop) admit(session int) {
 	cur := &l.lanes[l.core.sessions[session].subPort]
 	if !l.dpReady && l.core.cfg.BGP.RestartTime > 0 {
@@ -328,19 +320,21 @@ func (l *loop) admit(session int) {
 	l.d.speaker.SetAdminState(session, !cur.seen || cur.Up, cur.Reason)
 }
 
-// bgp takes what happened on a session.
+// bgp handles an event of a session.
 func (l *loop) bgp(ev speaker.Event) {
 	switch ev := ev.(type) {
 	case speaker.SessionUp:
 		l.step(Fabric{fare.SessionUp{Session: ev.Session, Generation: ev.Generation, Node: ev.Node, PeerAS: ev.PeerAS}})
 		l.faults[ev.Session] = ""
-		l.learnNextHop(ev.Session)
+		l.checkIdentifier(ev)
+		l.learnNextHop(ev.Session, l.d.speaker.Status(ev.Session).Remote.Addr())
 		l.skipFamilies(ev)
 		l.event(status.EventSessionUp, l.core.layout.sessions[ev.Session].Name, "node "+ev.Node.String())
 	case speaker.SessionDown:
+		l.d.links.Poll() // BFD or TCP may detect a failure before the kernel reports the lost carrier
 		l.step(Fabric{fare.SessionDown{Session: ev.Session, Generation: ev.Generation}})
 		l.event(status.EventSessionDown, l.core.layout.sessions[ev.Session].Name, ev.Reason)
-		l.handOut() // one plane-level operation, before anything else that waits
+		l.handOut() // one plane-level operation, before all other pending work
 	case speaker.Route:
 		l.step(Fabric{fare.RouteUpdate{Session: ev.Session, Generation: ev.Generation, Prefix: ev.Prefix, Attrs: ev.Attrs}})
 		l.builder.MarkFabric()
@@ -350,14 +344,16 @@ func (l *loop) bgp(ev speaker.Event) {
 	case speaker.EndOfRIB:
 		l.step(EndOfRIB{Session: ev.Session, Generation: ev.Generation, IPv6: ev.Family == speaker.IPv6})
 		l.event(status.EventEndOfRIB, l.core.layout.sessions[ev.Session].Name, ev.Family.String())
+	case speaker.Written:
+		l.step(RoutesWritten{Session: ev.Session, Generation: ev.Generation, Mark: ev.Mark})
+		l.builder.MarkFabric()
 	case speaker.Fault:
 		l.faults[ev.Session] = ev.Reason
 		l.event(status.EventFault, l.core.layout.sessions[ev.Session].Name, ev.Reason)
 	}
 }
 
-// skipFamilies says of families that are configured and that the neighbour did not agree to that there is nothing to
-// wait for.
+// skipFamilies marks End-of-RIB as received for configured families that were not negotiated.
 func (l *loop) skipFamilies(ev speaker.SessionUp) {
 	for i, family := range []speaker.Family{speaker.IPv4, speaker.IPv6} {
 		if l.core.layout.sessions[ev.Session].families[i] && !ev.Families.Has(family) {
@@ -366,20 +362,20 @@ func (l *loop) skipFamilies(ev speaker.SessionUp) {
 	}
 }
 
-// learnNextHop tells the data plane where a session's neighbour is, when that was not known from the configuration.
-func (l *loop) learnNextHop(session int) {
-	peer := l.d.speaker.Status(session).Remote.Addr()
+// learnNextHop passes the address of a session's neighbor to the data plane if the configuration does not contain it.
+func (l *loop) learnNextHop(session int, peer netip.Addr) {
 	if s := &l.core.layout.sessions[session]; l.d.client != nil && peer.IsValid() && s.nextHop != peer {
 		s.nextHop = peer
 		l.d.client.SetForwarding(l.core.layout.forwarding(l.core.cfg))
 	}
 }
 
-// plane takes what the data plane said.
+// plane handles an event of the data plane.
 func (l *loop) plane(ev *dataplane.Event) {
 	switch ev.Kind {
 	case dataplane.Connected:
 		l.dpConnected, l.dpError = *ev, ""
+		l.integrity("")
 		first := !l.dpReady
 		l.dpReady = true
 		caps := ev.Capabilities
@@ -392,20 +388,26 @@ func (l *loop) plane(ev *dataplane.Event) {
 		}
 		if first {
 			l.core.advertDirty = true
+			l.handOut() // routes come before the sessions that wait for the data plane
+			for i := range l.core.sessions {
+				l.admit(i)
+			}
 		}
 	case dataplane.Disconnected:
-		l.dpConnected.Kind = dataplane.Disconnected
 		if ev.Err != nil {
 			l.dpError = ev.Err.Error()
 		}
 		l.event(status.EventDataplane, l.dpConnected.Name, "disconnected: "+l.dpError)
 	case dataplane.InEffect:
-		if at, ok := l.effects.done(ev.Object, ev.Change); ok {
-			l.metrics.ObserveAcknowledged(time.Since(at))
-		}
-		l.markObject(ev.Object)
+		l.acknowledged(ev, effectDone, "")
+	case dataplane.Approximate:
+		l.acknowledged(ev, effectApproximate, "approximate: "+ev.Message)
+	case dataplane.Damaged:
+		l.integrity(ev.Message)
+	case dataplane.Intact:
+		l.integrity("")
 	case dataplane.Refused:
-		l.effects.refused(ev.Object, ev.Change)
+		l.effects.answered(ev.Object, ev.Change, effectRefused, "refused: "+ev.Message)
 		l.dpError = ev.Object.String() + ": " + ev.Message
 		l.log.Warn("the data plane refused an operation", "object", ev.Object, "code", ev.Code, "message", ev.Message)
 		l.event(status.EventFault, ev.Object.String(), "refused: "+ev.Message)
@@ -416,59 +418,86 @@ func (l *loop) plane(ev *dataplane.Event) {
 	}
 }
 
-// replan has everybody see the ports that the data plane's hash, another one than before, asks for.
+// acknowledged records that an object's changes are in effect; reason is not empty if they are approximate.
+func (l *loop) acknowledged(ev *dataplane.Event, state effectState, reason string) {
+	before, ok := l.effects.answered(ev.Object, ev.Change, state, reason)
+	if ok && before.state != effectDone && before.state != effectApproximate {
+		l.metrics.ObserveAcknowledged(time.Since(before.since))
+	}
+	if ok && state == effectApproximate && before.state != effectApproximate {
+		l.event(status.EventFault, ev.Object.String(), reason)
+	}
+	l.markObject(ev.Object)
+}
+
+// integrity records the damage of the layer below the data plane, "" if it is intact. While there is damage, nothing is shown as in effect.
+func (l *loop) integrity(damage string) {
+	if l.damage == damage {
+		return
+	}
+	if damage != "" {
+		l.event(status.EventFault, l.dpConnected.Name, "damaged: "+damage)
+	} else {
+		l.event(status.EventDataplane, l.dpConnected.Name, "repaired: "+l.damage)
+	}
+	l.damage = damage
+	l.markObject(dataplane.Object{Kind: dataplane.KindSubPort})
+}
+
+// replan recomputes and republishes source ports after the data plane's flow hash has changed.
 func (l *loop) replan(before FlowHash, first bool) {
-	l.ports.use(l.core.planner)
+	l.ports.use(l.core.planners())
 	l.builder.SetLayout(l.statusLayout())
-	for prefix := range l.effects.destinations {
-		l.repin(prefix)
+	for key, a := range l.effects.destinations {
+		l.repin(key, a.vector)
 	}
 	detail := "flow hash " + l.core.flowHash.String()
 	if !first {
-		detail += ", before " + before.String() + ": source ports are others now; set up queue pairs again, those with the former ones may leave over other sub-ports than their slots'"
+		detail += ", before " + before.String() + ": source ports have changed; reconnect queue pairs, because packets with the previous ports may leave over other sub-ports than their slots'"
 		l.log.Warn("the data plane's flow hash changed", "before", before, "now", l.core.flowHash)
 	}
 	l.event(status.EventDataplane, l.dpConnected.Name, detail)
 }
 
-// repin has a destination's ports computed again for a data plane with flow pins; others take no notice.
-func (l *loop) repin(prefix netip.Prefix) {
-	if a, ok := l.effects.destinations[prefix]; ok && l.dpConnected.Capabilities.GetFlowPins() {
-		l.d.client.SetDestination(prefix, a.vector)
+// repin recomputes a destination's ports for a data plane with flow pins; other data planes need nothing.
+func (l *loop) repin(key dataplane.Destination, vector uint32) {
+	if l.dpConnected.Capabilities.GetFlowPins() {
+		l.d.client.SetDestination(key, vector)
 	}
 }
 
-// landed shows destinations whose landing was asked for and has come.
+// landed updates the status of destinations whose landing has arrived.
 func (l *loop) landed() {
-	for _, dst := range l.ports.take() {
-		prefix := netip.PrefixFrom(dst, dst.BitLen())
-		if _, ok := l.effects.destinations[prefix]; ok {
-			l.repin(prefix)
-			l.builder.MarkDestination(prefix)
+	for _, news := range l.ports.take() {
+		prefix := netip.PrefixFrom(news.dst, news.dst.BitLen())
+		key := l.core.layout.key(news.source, prefix)
+		if a, ok := l.effects.destinations[key]; ok {
+			l.repin(key, a.vector)
+			l.builder.MarkDestination(status.Key{Prefix: prefix, Source: news.source})
 		}
 	}
 }
 
-// markObject says in the status that what is in effect changed.
+// markObject marks an object whose effect has changed for the status.
 func (l *loop) markObject(o dataplane.Object) {
 	switch o.Kind {
 	case dataplane.KindGroup:
 		l.builder.MarkVector(o.Group)
 	case dataplane.KindDestination:
-		l.builder.MarkDestination(o.Destination)
+		l.builder.MarkDestination(status.Key{Prefix: o.Destination.Prefix, Source: l.core.layout.sourceNamed(o.Destination.Source)})
 	case dataplane.KindSubPort:
-		// A vector's planes are in effect only when their sub-ports are: all of them may look different now.
+		// A vector's planes are in effect only when their sub-ports are, so all vectors may have changed.
 		for id := range l.effects.users {
 			l.builder.MarkVector(id)
 		}
 	}
 }
 
-// timers runs what is due.
+// timers runs the actions that are due.
 func (l *loop) timers() {
 	now := l.wokenAt
 	if !l.deadline.IsZero() && !now.Before(l.deadline) {
-		l.log.Warn("not every session has sent End-of-RIB; going on with what is known", "deadline", l.core.cfg.Start.Deadline)
+		l.log.Warn("not every session has sent End-of-RIB; continuing with the routes received so far", "deadline", l.core.cfg.Start.Deadline)
 		l.step(StartDeadline{})
 	}
 	for i := range l.lanes {
@@ -490,30 +519,18 @@ func (l *loop) timers() {
 	l.armDrains()
 }
 
-// confirmDrains moves drains on whose zero shares are all in effect. A refused one is not: peers that would be told to move
-// away are not, while we go on sending to them.
-func (l *loop) confirmDrains() {
-	if len(l.core.drains) == 0 || l.effects.pending > 0 || l.effects.refusals > 0 || l.dpConnected.Kind != dataplane.Connected {
-		return
-	}
-	var confirmed []DrainTarget
-	l.core.Drains(func(t DrainTarget, s DrainStage) {
-		if s == DrainShares {
-			confirmed = append(confirmed, t)
-		}
-	})
-	for _, t := range confirmed {
-		l.step(DrainStep{Target: t, Confirmed: true})
-		l.builder.MarkFabric()
-	}
-	l.armDrains()
-}
-
-// armDrains starts a timer for every drain whose stage waits for one.
+// armDrains starts a timer for every drain whose stage waits for one. In stage DrainRoutes the delay begins when the sessions' connections have
+// carried the zero bandwidth; a session that comes up later does not restart it.
 func (l *loop) armDrains() {
 	l.core.Drains(func(t DrainTarget, s DrainStage) {
 		i := slices.IndexFunc(l.drainTimers, func(d drainTimer) bool { return d.target == t })
 		if s != DrainRoutes && s != Undraining {
+			if i >= 0 {
+				l.drainTimers = slices.Delete(l.drainTimers, i, i+1)
+			}
+			return
+		}
+		if s == DrainRoutes && (i < 0 || l.drainTimers[i].stage != s) && len(l.core.unsettled(t)) > 0 {
 			if i >= 0 {
 				l.drainTimers = slices.Delete(l.drainTimers, i, i+1)
 			}
@@ -528,7 +545,7 @@ func (l *loop) armDrains() {
 	})
 }
 
-// arm sets the timer to the next thing that is due.
+// arm sets the timer to the earliest pending action.
 func (l *loop) arm(timer *time.Timer) {
 	next := l.deadline
 	earlier := func(t time.Time) {
@@ -544,6 +561,15 @@ func (l *loop) arm(timer *time.Timer) {
 	for _, t := range l.drainTimers {
 		earlier(t.at)
 	}
+	if l.recorder != nil && l.recorder.failure != nil {
+		earlier(l.recorder.retry)
+	}
+	if l.reweighed.any() {
+		earlier(l.reweighed.last.Add(reweighedEvery))
+	}
+	if l.core.unbelieved.dirty {
+		earlier(l.ignoredReport.last.Add(ignoredEvery))
+	}
 	if next.IsZero() {
 		timer.Stop()
 		return
@@ -551,7 +577,7 @@ func (l *loop) arm(timer *time.Timer) {
 	timer.Reset(time.Until(next))
 }
 
-// event tells operators.
+// event reports an event to the journal and the log.
 func (l *loop) event(kind status.EventKind, subject, detail string) {
 	l.builder.Event(status.Event{Time: time.Now(), Kind: kind, Subject: subject, Detail: detail})
 	l.log.Info(kind.String(), "subject", subject, "detail", detail)

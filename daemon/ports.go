@@ -20,35 +20,46 @@ import (
 )
 
 const (
-	// maxLandings bounds the pairs whose landing is kept, 16 KiB each. None is given up for another: its ports would change.
+	// maxLandings bounds the number of pairs whose landing is kept, 16 KiB each. None is evicted for another pair, because its ports would
+	// change.
 	maxLandings = 4096
-	// landingTimeout is how long the data plane may take for one pair; some tens of milliseconds are usual.
+	// landingTimeout limits the data plane's answer for one pair; some tens of milliseconds are usual.
 	landingTimeout = 5 * time.Second
+	// landingRetry is the pause before failed queries are retried.
+	landingRetry = time.Second
 )
 
-// sourcePorts chooses source ports for everybody, on any goroutine. Where the data plane's hash has to be asked for, it
-// asks on a goroutine of its own (run): until an answer has come a pair's ports are uniform, and their placement says so.
+// sourcePorts chooses source ports, on any goroutine. If the data plane must be queried for its flow hash, a separate goroutine (run) sends the
+// queries: until an answer has arrived, a pair's ports are uniform, and their placement reports that.
 type sourcePorts struct {
 	log      *slog.Logger
-	client   landingClient // nil: nothing can be asked
-	protocol uint8         // of the flows
-	port     uint16        // that they are toward
-	devices  []string      // in the order of Forwarding
+	client   landingClient // nil if no data plane is configured
+	protocol uint8         // protocol of the flows
+	port     uint16        // destination port of the flows
+	devices  [][]string    // by source group, in the order of Forwarding
 
-	work  chan struct{} // something to ask
-	knock chan struct{} // take has something
+	work  chan struct{} // one slot: the queue is not empty
+	ready chan struct{} // one slot: take has something to return
 
-	mu      sync.Mutex // guards everything below
-	planner *wecmp.Planner
-	asking  bool   // the hash has to be asked for
-	round   uint64 // counts connections: an older answer is asked for again
-	pairs   map[pair]*landing
-	queue   []pair
-	news    []netip.Addr // destinations with another landing than before
-	said    codes.Code   // of the last question that failed in this round
-	full    bool         // somebody was turned away
-	missed  map[pair]int // slots without a landing port, of pairs that have any
-	misses  int          // their sum
+	mu       sync.Mutex         // guards all fields below
+	planners []*wecmp.Planner   // by source group
+	sources  map[netip.Addr]int // source group of each loopback
+	asking   bool               // the data plane must be queried for its hash
+	round    uint64             // counts connections: an older answer is requested again
+	pairs    map[pair]*landing
+	queue    []pair
+	failed   map[pair]bool // to be retried after landingRetry
+	news     []landed
+	said     codes.Code   // code of the last failed query in this round
+	full     bool         // a pair was rejected because of maxLandings
+	missed   map[pair]int // number of slots without a landing port, for pairs that have any
+	misses   int          // their sum
+}
+
+// landed is a destination whose landing has changed, for a source group.
+type landed struct {
+	dst    netip.Addr
+	source int
 }
 
 type landingClient interface {
@@ -57,17 +68,20 @@ type landingClient interface {
 
 type pair struct{ src, dst netip.Addr }
 
-// landing is what the data plane said of a pair.
+// landing is the data plane's answer for a pair.
 type landing struct {
-	table []byte        // as of wecmp.Asked, replaced and never modified; nil: no answer yet
-	round uint64        // connection that the answer came from
-	open  chan struct{} // closed when the question that waits is answered; nil: none waits
+	table []byte        // as in wecmp.Asked, replaced and never modified; nil before the answer
+	round uint64        // connection of the answer
+	open  chan struct{} // closed when the pending query is answered; nil if none is pending
 }
 
 func newSourcePorts(cfg *config.Config, l *layout, log *slog.Logger) *sourcePorts {
 	p := &sourcePorts{
-		log: log, devices: l.devices(), work: make(chan struct{}, 1), knock: make(chan struct{}, 1),
-		pairs: map[pair]*landing{}, missed: map[pair]int{},
+		log: log, work: make(chan struct{}, 1), ready: make(chan struct{}, 1),
+		pairs: map[pair]*landing{}, failed: map[pair]bool{}, missed: map[pair]int{}, sources: l.sourceOfLoopback(),
+	}
+	for i := range l.sources {
+		p.devices = append(p.devices, l.sources[i].devices())
 	}
 	p.protocol, p.port = cfg.Dataplane.Flows()
 	return p
@@ -80,15 +94,16 @@ func ring(bell chan struct{}) {
 	}
 }
 
-// choose is wecmp.Planner.Ports by the present planner.
+// choose calls Ports of the current planner of src's source group.
 func (p *sourcePorts) choose(src, dst netip.Addr, places []wecmp.Place, buf []uint16) ([]uint16, wecmp.Placement) {
 	p.mu.Lock()
-	planner := p.planner
+	source := p.sources[src] // a view may still show a removed loopback; its ports may come from any planner
+	planner := p.planners[source]
 	p.mu.Unlock()
 	ports, placement := planner.Ports(src, dst, places, buf)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if key := (pair{src, dst}); planner == p.planner && placement.Missed != p.missed[key] {
+	if key := (pair{src, dst}); planner == p.planners[source] && placement.Missed != p.missed[key] {
 		p.misses += placement.Missed - p.missed[key]
 		p.missed[key] = placement.Missed
 		if placement.Missed == 0 {
@@ -98,27 +113,27 @@ func (p *sourcePorts) choose(src, dst netip.Addr, places []wecmp.Place, buf []ui
 	return ports, placement
 }
 
-// withoutLanding is how many slots were given a port that does not land on their place.
+// withoutLanding returns the number of slots whose port does not land on their place.
 func (p *sourcePorts) withoutLanding() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.misses
 }
 
-// use replaces the planner.
-func (p *sourcePorts) use(planner *wecmp.Planner) {
+// use replaces the planners.
+func (p *sourcePorts) use(planners []*wecmp.Planner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.planner, p.misses = planner, 0
+	p.planners, p.misses = planners, 0
 	clear(p.missed)
 }
 
-// connected notes that a data plane said hello, and whether its hash has to be asked for. What an earlier one answered
-// counts until this one has.
+// connected records that a data plane has connected, and whether it must be queried for its hash. Answers of the previous connection remain
+// valid until the current one has answered.
 func (p *sourcePorts) connected(asking bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.asking, p.said, p.full = asking && p.client != nil, codes.OK, false
+	p.asking, p.said, p.full = asking, codes.OK, false
 	p.round++
 	for key, l := range p.pairs {
 		if p.asking {
@@ -129,12 +144,13 @@ func (p *sourcePorts) connected(asking bool) {
 	}
 }
 
-// forget drops a destination's pairs with our loopbacks.
+// forget drops a destination's pairs with some of our loopbacks.
 func (p *sourcePorts) forget(dst netip.Addr, loopbacks []netip.Prefix) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, lo := range loopbacks {
 		key := pair{lo.Addr(), dst}
+		delete(p.failed, key)
 		p.misses -= p.missed[key]
 		delete(p.missed, key)
 		if l := p.pairs[key]; l != nil {
@@ -143,12 +159,14 @@ func (p *sourcePorts) forget(dst netip.Addr, loopbacks []netip.Prefix) {
 	}
 }
 
-// keep drops the pairs of all sources but our loopbacks.
-func (p *sourcePorts) keep(loopbacks []netip.Prefix) {
+// keep drops the pairs of all sources except our loopbacks, which a reload may have changed.
+func (p *sourcePorts) keep(l *layout) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.sources = l.sourceOfLoopback()
 	gone := func(src netip.Addr) bool {
-		return !slices.ContainsFunc(loopbacks, func(lo netip.Prefix) bool { return lo.Addr() == src })
+		_, ours := p.sources[src]
+		return !ours
 	}
 	for key, n := range p.missed {
 		if gone(key.src) {
@@ -167,11 +185,10 @@ func (p *sourcePorts) drop(key pair, l *landing) {
 	delete(p.pairs, key)
 	if l.open != nil {
 		close(l.open)
-		l.open = nil
 	}
 }
 
-// asked is the wecmp.Asked of the planner. It never waits.
+// asked implements wecmp.Asked for the planner. It never waits.
 func (p *sourcePorts) asked(src, dst netip.Addr) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -181,7 +198,8 @@ func (p *sourcePorts) asked(src, dst netip.Addr) []byte {
 	return nil
 }
 
-// want returns a pair's landing and has it asked for if it is missing or old; nil: it will not be known. The caller holds mu.
+// want returns a pair's landing and queues a query if it is missing or old. It returns nil if the landing will not be known. The caller holds
+// mu.
 func (p *sourcePorts) want(key pair) *landing {
 	if !p.asking {
 		return nil
@@ -191,7 +209,7 @@ func (p *sourcePorts) want(key pair) *landing {
 		if len(p.pairs) >= maxLandings {
 			if !p.full {
 				p.full = true
-				p.log.Warn("more pairs than landings can be kept: the source ports of the others are spread evenly", "pairs", maxLandings)
+				p.log.Warn("too many pairs to keep the landings of all: the source ports of further pairs are spread evenly", "pairs", maxLandings)
 			}
 			return nil
 		}
@@ -206,7 +224,7 @@ func (p *sourcePorts) want(key pair) *landing {
 	return l
 }
 
-// await waits until a pair's landing was asked for, where it has to be and is not known.
+// await waits for the answer to a pair's query, if the pair needs one and its landing is unknown.
 func (p *sourcePorts) await(ctx context.Context, src, dst netip.Addr) {
 	var open chan struct{}
 	p.mu.Lock()
@@ -224,7 +242,7 @@ func (p *sourcePorts) await(ctx context.Context, src, dst netip.Addr) {
 }
 
 // take returns the destinations whose ports may have changed since the last call.
-func (p *sourcePorts) take() []netip.Addr {
+func (p *sourcePorts) take() []landed {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	news := p.news
@@ -232,27 +250,48 @@ func (p *sourcePorts) take() []netip.Addr {
 	return news
 }
 
-// run asks until ctx ends.
+// run sends queries until ctx ends, which is not an error.
 func (p *sourcePorts) run(ctx context.Context) error {
+	retry := time.NewTicker(landingRetry)
+	defer retry.Stop()
 	for {
+		select {
+		case <-retry.C:
+			p.retry()
+		default:
+		}
 		key, l, round := p.next()
 		if l == nil {
 			select {
 			case <-ctx.Done():
-				return ctx.Err()
+				return nil
 			case <-p.work:
+			case <-retry.C:
+				p.retry()
 			}
 			continue
 		}
 		table, err := p.fetch(ctx, key)
 		p.answered(key, l, round, table, err)
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return nil
 		}
 	}
 }
 
-// next returns the next question; nil: there is none.
+// retry queues the failed queries again.
+func (p *sourcePorts) retry() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key := range p.failed {
+		if _, ours := p.sources[key.src]; ours {
+			p.want(key)
+		}
+	}
+	clear(p.failed)
+}
+
+// next returns the next query, or a nil landing if there is none.
 func (p *sourcePorts) next() (pair, *landing, uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -263,42 +302,48 @@ func (p *sourcePorts) next() (pair, *landing, uint64) {
 			return key, l, p.round
 		}
 	}
-	p.queue = nil
 	return pair{}, nil, 0
 }
 
-// fetch asks the data plane where a pair's flows land.
+// fetch queries the data plane for the landing of a pair's flows.
 func (p *sourcePorts) fetch(ctx context.Context, key pair) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, landingTimeout)
 	defer cancel()
+	p.mu.Lock()
+	devices := p.devices[p.sources[key.src]]
+	p.mu.Unlock()
 	answer, err := p.client.Landing(ctx, &farev1.LandingRequest{
 		Source: key.src.String(), Destination: key.dst.String(), Protocol: uint32(p.protocol), UdpDestinationPort: uint32(p.port),
 	})
 	switch {
 	case err != nil:
 		return nil, err
-	case !slices.Equal(answer.Devices, p.devices):
-		return nil, fmt.Errorf("it answered for the sub-ports %q, not for %q", answer.Devices, p.devices)
+	case !slices.Equal(answer.Devices, devices):
+		return nil, fmt.Errorf("it answered for sub-ports %q instead of %q", answer.Devices, devices)
 	case len(answer.SubPortOfPort) != wecmp.MaxPort-wecmp.MinPort+1:
-		return nil, fmt.Errorf("it answered for %d source ports, not for all from %d to %d", len(answer.SubPortOfPort), wecmp.MinPort, wecmp.MaxPort)
+		return nil, fmt.Errorf("it answered for %d source ports instead of all from %d to %d", len(answer.SubPortOfPort), wecmp.MinPort, wecmp.MaxPort)
 	}
 	return answer.SubPortOfPort, nil
 }
 
-// answered files an answer.
+// answered records an answer.
 func (p *sourcePorts) answered(key pair, l *landing, round uint64, table []byte, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pairs[key] != l {
-		return // dropped meanwhile
+		return // dropped in the meantime
 	}
 	close(l.open)
 	l.open = nil
 	if err != nil {
-		// A destination that is not programmed yet is asked for again when it is in effect, and shown again.
-		if code := status.Code(err); code != codes.NotFound && code != p.said && code != codes.Canceled {
+		// A destination that is not programmed yet is queried and shown again when it is in effect.
+		code := status.Code(err)
+		if code != codes.NotFound && code != codes.Canceled {
+			p.failed[key] = true
+		}
+		if code != codes.NotFound && code != p.said && code != codes.Canceled {
 			p.said = code
-			p.log.Warn("the data plane does not say where flows land: their source ports are spread evenly, or remain",
+			p.log.Warn("the data plane does not report where flows land: their source ports are spread evenly, or stay unchanged",
 				"source", key.src, "destination", key.dst, "error", err)
 		}
 		if l.table == nil {
@@ -308,8 +353,8 @@ func (p *sourcePorts) answered(key pair, l *landing, round uint64, table []byte,
 	}
 	if !bytes.Equal(l.table, table) {
 		l.table = table
-		p.news = append(p.news, key.dst)
-		ring(p.knock)
+		p.news = append(p.news, landed{key.dst, p.sources[key.src]})
+		ring(p.ready)
 	}
 	if l.round = round; round != p.round {
 		p.want(key)

@@ -5,19 +5,23 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/dataplane"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
 
-// forwarding is what a data plane is told before operations make sense.
+// forwarding returns the description of planes and loopbacks that a data plane needs before any operation.
 func (l *layout) forwarding(cfg *config.Config) *farev1.Forwarding {
 	out := &farev1.Forwarding{Mode: farev1.Mode_MODE_PER_FLOW}
 	if cfg.Role == fare.RoleServer { // a leaf has no loopbacks, steers nothing and keeps flows in order
 		if cfg.Weights.Mode == wecmp.PerPacket {
 			out.Mode = farev1.Mode_MODE_PER_PACKET
 		}
-		for _, lo := range cfg.Loopbacks {
-			out.Loopbacks = append(out.Loopbacks, lo.String())
+		out.Loopbacks = words(cfg.Loopbacks)
+		for i := range l.sources {
+			if s := &l.sources[i]; s.name.IsValid() {
+				out.SourceGroups = append(out.SourceGroups, &farev1.SourceGroup{Loopbacks: words(s.loopbacks), Devices: s.devices()})
+			}
 		}
 		for _, port := range cfg.Dataplane.UDPPorts {
 			out.UdpPorts = append(out.UdpPorts, uint32(port))
@@ -38,8 +42,17 @@ func (l *layout) forwarding(cfg *config.Config) *farev1.Forwarding {
 	return out
 }
 
-// forwardingSubPort names a sub-port's next hops: the configured peers of its sessions. A link-local or unnumbered peer
-// serves both families (RFC 8950).
+// words formats prefixes.
+func words(prefixes []netip.Prefix) []string {
+	var out []string
+	for _, p := range prefixes {
+		out = append(out, p.String())
+	}
+	return out
+}
+
+// forwardingSubPort returns a sub-port with its next hops: the peers of its sessions. A link-local or unnumbered peer serves both families (RFC
+// 8950).
 func (l *layout) forwardingSubPort(i int) *farev1.ForwardingSubPort {
 	out := &farev1.ForwardingSubPort{Device: l.subPorts[i].Device, Netns: l.subPorts[i].Netns}
 	for s := range l.sessions {
@@ -56,22 +69,27 @@ func (l *layout) forwardingSubPort(i int) *farev1.ForwardingSubPort {
 	return out
 }
 
-// group is a vector as the data plane is told of it.
+// group converts a vector to the data plane's type.
 func (l *loop) group(id uint32) *farev1.Group {
-	v, _ := l.core.engine.Vector(id)
+	v, _ := l.core.vector(id)
+	source, _ := l.core.ownerOf(id)
+	at := &l.core.layout.sources[source]
 	out := &farev1.Group{Id: id}
+	if at.name.IsValid() {
+		out.Source = at.name.String()
+	}
 	for _, m := range v.Members {
 		out.Members = append(out.Members, &farev1.GroupMember{
-			Plane: l.core.layout.planes[m.Plane], Device: l.core.layout.device(m.Plane, m.SubPort), Weight: m.Weight,
+			Plane: at.planes[m.Plane], Device: at.device(m.Plane, m.SubPort), Weight: m.Weight,
 		})
 	}
 	if l.core.cfg.Role == fare.RoleLeaf {
 		return out // without slots
 	}
 	for i, s := range v.Slots {
-		slot := &farev1.GroupSlot{Slot: uint32(i), Plane: l.core.layout.planes[s.Plane], SharePpb: s.SharePPB, DrainBeforeMove: s.Drain}
+		slot := &farev1.GroupSlot{Slot: uint32(i), Plane: at.planes[s.Plane], SharePpb: s.SharePPB, DrainBeforeMove: s.Drain}
 		if s.SubPort >= 0 {
-			slot.Device = l.core.layout.device(s.Plane, s.SubPort)
+			slot.Device = at.device(s.Plane, s.SubPort)
 		}
 		out.Slots = append(out.Slots, slot)
 	}
@@ -81,29 +99,24 @@ func (l *loop) group(id uint32) *farev1.Group {
 	return out
 }
 
-// device is the name of a plane's sub-port by its index within the plane.
+// device returns the device of a plane's sub-port by its index within the plane.
 func (l *layout) device(plane, inPlane int) string {
-	for i := range l.subPorts {
-		if l.subPorts[i].plane == plane && l.subPorts[i].inPlane == inPlane {
-			return l.subPorts[i].Device
-		}
-	}
-	return ""
+	return l.subPorts[l.ofPlane[plane][inPlane]].Device
 }
 
-// pairPorts computes a destination's source ports for a data plane with flow pins. It runs on the client's
-// goroutine: what it reads of a vector is a copy that the loop keeps for it.
-func (l *loop) pairPorts(destination netip.Prefix, group uint32) []*farev1.PairPorts {
+// pairPorts computes a destination's source ports for a data plane with flow pins. It runs on the client's goroutine and reads a copy of the
+// vector's places that the loop maintains for it.
+func (l *loop) pairPorts(destination dataplane.Destination, group uint32) []*farev1.PairPorts {
 	l.placesMu.Lock()
-	places, loopbacks := l.places[group], l.loopbacks
+	places, loopbacks := l.places[group], l.loopbacks[destination.Source]
 	l.placesMu.Unlock()
 	var out []*farev1.PairPorts
 	var buf [config.MaxSlots]uint16
 	for _, source := range loopbacks {
-		if source.Addr().Is4() != destination.Addr().Is4() {
+		if source.Addr().Is4() != destination.Prefix.Addr().Is4() {
 			continue
 		}
-		ports, _ := l.ports.choose(source.Addr(), destination.Addr(), places, buf[:0])
+		ports, _ := l.ports.choose(source.Addr(), destination.Prefix.Addr(), places, buf[:0])
 		pair := &farev1.PairPorts{Source: source.String()}
 		for _, port := range ports {
 			pair.UdpSourcePorts = append(pair.UdpSourcePorts, uint32(port))

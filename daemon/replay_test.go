@@ -3,21 +3,26 @@ package daemon
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
 )
 
-// everyEvent has one value of every type of the sealed sets Event and, inside Fabric, fare.Event.
+// everyEvent returns one value of every type of the sealed sets Event and, inside Fabric, fare.Event.
 func everyEvent() []Event {
 	return []Event{
 		Fabric{fare.SessionUp{Session: 1, Generation: 3, Node: leafNode(0), PeerAS: 65100}},
@@ -37,11 +42,12 @@ func everyEvent() []Event {
 		DrainRequest{DrainTarget{Plane: "p1"}, true},
 		DrainRequest{DrainTarget{Leaf: leafNode(1)}, false},
 		DrainStep{DrainTarget{SubPort: "p1.0"}, true},
+		RoutesWritten{Session: 1, Generation: 3, Mark: 7},
 		Reload{Config: "a: 1\n"},
 	}
 }
 
-// TestEveryEventIsRecorded: each event comes back from JSON as it went in, and no type is missing here.
+// TestEveryEventIsRecorded checks that each event survives encoding to JSON unchanged, and that everyEvent omits no type.
 func TestEveryEventIsRecorded(t *testing.T) {
 	covered := map[string]bool{}
 	for _, ev := range everyEvent() {
@@ -82,7 +88,7 @@ func TestEveryEventIsRecorded(t *testing.T) {
 	}
 }
 
-// receivers returns the types of a folder's package that have a method.
+// receivers returns the types of a package directory that have a method.
 func receivers(t *testing.T, dir, method string) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -110,11 +116,11 @@ func receivers(t *testing.T, dir, method string) []string {
 	return out
 }
 
-// record plays a random sequence into a core and into a recording, as the loop does it.
+// record plays a random sequence into a core and into a recording, as the loop does.
 func record(t testing.TB, path string, s shape, seed uint64, n int) *Core {
 	t.Helper()
 	c := s.core(t)
-	r, err := newRecorder(path, 0, "test", c.cfg)
+	r, err := newRecorder(config.Record{File: path, MaxBytes: 1 << 40, Keep: 1}, "test", c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,11 +130,11 @@ func record(t testing.TB, path string, s shape, seed uint64, n int) *Core {
 		events = append(events, p.next())
 	}
 	for i, ev := range events {
-		if err := r.event(int64(i+1), ev, c); err != nil {
+		if err := r.event(time.Unix(0, int64(i+1)), ev, c); err != nil {
 			t.Fatal(err)
 		}
 		do(t, c, ev)
-		if i%3 == 0 { // the loop hands out after some events, not after each
+		if i%3 == 0 { // the loop applies outputs after some events, not after each
 			c.SubPortOps(nil)
 			c.Updates()
 			c.Advertise(func(int, []Route) {})
@@ -140,7 +146,7 @@ func record(t testing.TB, path string, s shape, seed uint64, n int) *Core {
 	return c
 }
 
-// TestReplayReproduces: a recording, with digests on the way, replays to the state that was recorded.
+// TestReplayReproduces checks that a recording with intermediate digests replays to the recorded state.
 func TestReplayReproduces(t *testing.T) {
 	for _, s := range []shape{
 		{planes: 2, subPorts: 2, noSpeed: true},
@@ -194,7 +200,7 @@ func recording(t testing.TB) [][]byte {
 	return bytes.SplitAfter(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
 }
 
-// TestReplayOfDamagedRecordings: each damage is an error that names its line.
+// TestReplayOfDamagedRecordings checks that each kind of damage is an error with the line number.
 func TestReplayOfDamagedRecordings(t *testing.T) {
 	lines := recording(t)
 	end := len(lines)
@@ -218,19 +224,20 @@ func TestReplayOfDamagedRecordings(t *testing.T) {
 		"no header":         {string(lines[2]), "line 1: no header"},
 		"not JSON":          {replace(3, "hello"), "line 3: invalid character"},
 		"two values":        {replace(3, `{"digest":"00"} {}`), "line 3: "},
-		"unknown key":       {replace(3, `{"colour":1}`), `line 3: json: unknown field "colour"`},
+		"unknown key":       {replace(3, `{"color":1}`), `line 3: json: unknown field "color"`},
 		"nothing":           {replace(3, `{}`), "line 3: neither an event nor a digest"},
 		"wrong digest":      {replace(3, `{"digest":"00"}`), "line 3: the state differs from the recorded one"},
 		"a lost event":      {string(bytes.Join(slices.Delete(slices.Clone(lines), 1, end-10), nil)) + "\n", "the state differs"},
 		"null event":        {event(`null`), "line 3: "},
+		"a number":          {event(`7`), "line 3: json: cannot unmarshal number"},
 		"unknown type":      {event(`{"type":"weather"}`), `line 3: unknown event type "weather"`},
 		"no body":           {event(`{"type":"drain"}`), "line 3: "},
 		"unknown fabric":    {event(`{"type":"fabric","event":{"type":"weather","event":{}}}`), "line 3: "},
 		"session too large": {event(`{"type":"end-of-rib","event":{"session":99,"generation":1}}`), "line 3: session 99: the configuration has 2"},
 		"session negative":  {event(`{"type":"end-of-rib","event":{"session":-1,"generation":1}}`), "line 3: session -1"},
 		"sub-port":          {event(`{"type":"fabric","event":{"type":"link-state","event":{"sub_port":64,"up":true}}}`), "line 3: sub-port 64: the configuration has 2"},
-		"internal drain":    {event(`{"type":"fabric","event":{"type":"drain","event":{"scope":"plane","index":0,"node":"","on":true}}}`), "line 3: fare.Drain is made by the core"},
-		"drain of nothing":  {event(`{"type":"drain","event":{"target":{},"on":true}}`), "line 3: nothing named to drain"},
+		"internal drain":    {event(`{"type":"fabric","event":{"type":"drain","event":{"scope":"plane","index":0,"node":"","on":true}}}`), "line 3: fare.Drain is an event of the core"},
+		"drain of nothing":  {event(`{"type":"drain","event":{"target":{},"on":true}}`), "line 3: the drain has no target"},
 		"drain elsewhere":   {event(`{"type":"drain","event":{"target":{"plane":"p7"},"on":true}}`), `line 3: no plane "p7"`},
 		"broken reload":     {event(`{"type":"reload","event":{"config":"as: x"}}`), "line 3: "},
 		"forbidden reload":  {event(`{"type":"reload","event":{"config":` + quoted(shape{planes: 1, subPorts: 1}.text()) + `}}`), "line 3: nothing was changed"},
@@ -243,6 +250,38 @@ func TestReplayOfDamagedRecordings(t *testing.T) {
 	}
 }
 
+// TestReplayRefusesWhatIsNotThere checks that an event of a session or sub-port beyond the configuration's is rejected by its number, and that
+// an event of the last one is accepted.
+func TestReplayRefusesWhatIsNotThere(t *testing.T) {
+	c := shape{planes: 2, subPorts: 2}.core(t) // four of each
+	for name, event := range map[string]func(int) Event{
+		"session-up":   func(i int) Event { return Fabric{fare.SessionUp{Session: i, Generation: 1}} },
+		"session-down": func(i int) Event { return Fabric{fare.SessionDown{Session: i, Generation: 1}} },
+		"route":        func(i int) Event { return Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0)}} },
+		"withdrawal": func(i int) Event {
+			return Fabric{fare.RouteWithdraw{Session: i, Generation: 1, Prefix: destination(0)}}
+		},
+		"end-of-rib": func(i int) Event { return EndOfRIB{Session: i, Generation: 1} },
+		"written":    func(i int) Event { return RoutesWritten{Session: i, Generation: 1} },
+		"link":       func(i int) Event { return Fabric{fare.LinkState{SubPort: i}} },
+	} {
+		kind := "session"
+		if name == "link" {
+			kind = "sub-port"
+		}
+		for _, i := range []int{-1, 4} {
+			if err := c.check(event(i)); err == nil || err.Error() != fmt.Sprintf("%s %d: the configuration has 4", kind, i) {
+				t.Errorf("%s of %s %d: %v", name, kind, i, err)
+			}
+		}
+		for _, i := range []int{0, 3} {
+			if err := c.check(event(i)); err != nil {
+				t.Errorf("%s of %s %d: %v", name, kind, i, err)
+			}
+		}
+	}
+}
+
 func quoted(s string) string {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -251,45 +290,204 @@ func quoted(s string) string {
 	return string(b)
 }
 
-// TestRecordingEndsWhenFull: the size is a bound, and what is there replays.
-func TestRecordingEndsWhenFull(t *testing.T) {
+// TestRecordingRotates checks that the size limits each file, that a start and a full file preserve the earlier files, and that a recording
+// replays from its first file to its final state; without that file, from the oldest one, with a gap.
+func TestRecordingRotates(t *testing.T) {
 	s := shape{planes: 2, subPorts: 1, noSpeed: true}
 	path := filepath.Join(t.TempDir(), "recording")
-	c := s.core(t)
-	const limit = 4096
-	r, err := newRecorder(path, limit, "test", c.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := newPlayer(s, 1)
-	p.prologue()
-	full := 0
-	for i := 0; full == 0; i++ {
-		if i > limit {
-			t.Fatal("never full")
-		}
-		if err := r.event(int64(i+1), p.next(), c); err == ErrRecordingFull {
-			full = i
-		} else if err != nil {
+	cfg := config.Record{File: path, MaxBytes: 4096, Keep: 3}
+	var ends []string
+	run := func(files int) { // records until the recording has begun its nth file
+		c := s.core(t)
+		r, err := newRecorder(cfg, "test", c)
+		if err != nil {
 			t.Fatal(err)
 		}
+		if _, err := newRecorder(cfg, "test", c); err == nil || !strings.Contains(err.Error(), "another fared writes") {
+			t.Errorf("a second recorder: %v", err)
+		}
+		p := newPlayer(s, uint64(files))
+		events := p.prologue()
+		for first := r.f; files > 1 || len(events) > 0; {
+			if len(events) == 0 {
+				events = append(events, p.next())
+			}
+			ev := events[0]
+			events = events[1:]
+			if err := r.event(time.Unix(0, 1), ev, c); err != nil {
+				t.Fatal(err)
+			}
+			do(t, c, ev)
+			c.settle()
+			if r.f != first {
+				first = r.f
+				files--
+			}
+		}
+		if err := r.close(c); err != nil {
+			t.Fatal(err)
+		}
+		ends = append(ends, c.Digest())
 	}
-	if err := r.flush(); err != nil {
-		t.Fatal(err)
+	replays := func(name string, want string, gap bool) {
+		t.Helper()
+		in, err := OpenRecording(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.Close()
+		missing := uint64(0)
+		c, err := Replay(in, func(r Replayed) { missing += r.Missing })
+		if err != nil || missing > 0 != gap || !gap && c.Digest() != want {
+			t.Errorf("replay of %s: %v, %d events missing; want another state or gap", filepath.Base(name), err, missing)
+		}
 	}
-	if err := r.f.Close(); err != nil {
-		t.Fatal(err)
+	run(2) // two files of the first run
+	run(1) // a start after a crash
+	replays(path, ends[1], false)
+	replays(path+".1", ends[0], false)
+	run(2)
+	replays(path, ends[2], false)
+	replays(path+".2", ends[1], false)
+	replays(path+".3", ends[0], true) // its first file has been removed
+	if _, err := os.Stat(path + ".4"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("more files than %d are kept: %v", cfg.Keep, err)
 	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(text) > limit || bytes.Count(text, []byte("\n")) != full+1 {
-		t.Errorf("%d bytes, %d lines for %d events; the limit is %d bytes", len(text), bytes.Count(text, []byte("\n")), full, limit)
+	header := int64(len(s.core(t).cfg.Text())) + 1024
+	for n := range cfg.Keep + 1 {
+		if info, err := os.Stat(recordName(path, n)); err != nil || info.Size() > cfg.MaxBytes+2*header {
+			t.Errorf("file %d: %v, %v", n, info, err)
+		}
 	}
 }
 
-// FuzzReplay: nothing that is read as a recording makes the replay panic, and every refusal names a line.
+// fullDisk is a file whose file system has room for a number of bytes.
+type fullDisk struct {
+	bytes.Buffer
+	room, attempts int
+}
+
+func (f *fullDisk) Write(b []byte) (int, error) {
+	f.attempts++
+	n := min(f.room, len(b))
+	f.room -= n
+	f.Buffer.Write(b[:n])
+	if n < len(b) {
+		return n, syscall.ENOSPC
+	}
+	return n, nil
+}
+
+func (f *fullDisk) Close() error { return nil }
+
+// fill records n random events that make lines, and steps the core by them.
+func fill(t *testing.T, r *recorder, p *player, c *Core, now time.Time, n int) {
+	t.Helper()
+	for range n {
+		ev := p.next()
+		if err := r.event(now, ev, c); err != nil {
+			t.Fatal(err)
+		}
+		do(t, c, ev)
+	}
+}
+
+// TestRecordingSurvivesAFullDisk checks that a failed write, even in the middle of a line, loses nothing as long as the pending lines can be
+// kept; that attempts are made once a second; and that the recording replays to the final state.
+func TestRecordingSurvivesAFullDisk(t *testing.T) {
+	s := shape{planes: 2, subPorts: 2, noSpeed: true}
+	for room := range 40 {
+		c, disk := s.core(t), &fullDisk{room: 8000 + 97*room}
+		r := &recorder{f: disk, keep: 1 << 20, left: 1 << 40}
+		if err := r.line(recordLine{Fared: "test", Config: c.cfg.Text()}); err != nil {
+			t.Fatal(err)
+		}
+		p, now := newPlayer(s, uint64(room)), time.Unix(1, 0)
+		for _, ev := range p.prologue() {
+			if err := r.event(now, ev, c); err != nil {
+				t.Fatal(err)
+			}
+			do(t, c, ev)
+		}
+		for range 100 {
+			fill(t, r, p, c, now, 20)
+			r.flush(now)
+		}
+		if r.failure != syscall.ENOSPC || disk.attempts > 100 {
+			t.Fatalf("room %d: failure %v after %d attempts", room, r.failure, disk.attempts)
+		}
+		attempts := disk.attempts
+		if r.flush(now.Add(recordRetry / 2)); disk.attempts != attempts {
+			t.Fatal("tried again at once")
+		}
+		disk.room = 1 << 30
+		if r.flush(now.Add(recordRetry)); r.failure != nil || r.lost != 0 {
+			t.Fatalf("room %d: failure %v, %d lost, although there is room again", room, r.failure, r.lost)
+		}
+		fill(t, r, p, c, now, 20)
+		if err := r.close(c); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Replay(&disk.Buffer, func(e Replayed) {
+			if e.Missing > 0 {
+				t.Errorf("line %d: %d events are missing", e.Line, e.Missing)
+			}
+		})
+		if err != nil || got.Digest() != c.Digest() {
+			t.Fatalf("room %d: %v", room, err)
+		}
+	}
+}
+
+// TestRecordingNamesItsGap checks that events beyond the limit are counted, that the recording continues when there is room, and that a replay
+// continues after the gap without verifying digests.
+func TestRecordingNamesItsGap(t *testing.T) {
+	s := shape{planes: 2, subPorts: 2, noSpeed: true}
+	c, disk := s.core(t), &fullDisk{room: 5000}
+	r := &recorder{f: disk, keep: 1 << 20, left: 1 << 40}
+	if err := r.line(recordLine{Fared: "test", Config: c.cfg.Text()}); err != nil {
+		t.Fatal(err)
+	}
+	p, now := newPlayer(s, 5), time.Unix(1, 0)
+	for _, ev := range p.prologue() {
+		if err := r.event(now, ev, c); err != nil {
+			t.Fatal(err)
+		}
+		do(t, c, ev)
+	}
+	recorded := len(p.prologue())
+	for len(r.buf) < r.keep {
+		fill(t, r, p, c, now, 1)
+		recorded++
+	}
+	fill(t, r, p, c, now, 100)
+	if r.lost != 100 || len(r.buf) > r.keep+4096 {
+		t.Fatalf("%d events lost, %d bytes kept", r.lost, len(r.buf))
+	}
+	disk.room = 1 << 30
+	now = now.Add(recordRetry)
+	r.flush(now)
+	fill(t, r, p, c, now, digestEvery) // at least one digest
+	recorded += digestEvery
+	if err := r.close(c); err != nil {
+		t.Fatal(err)
+	}
+	events, gaps := 0, []uint64{}
+	if _, err := Replay(&disk.Buffer, func(e Replayed) {
+		if e.Missing > 0 {
+			gaps = append(gaps, e.Missing)
+		} else {
+			events++
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if events != recorded || len(gaps) != 1 || gaps[0] != 100 {
+		t.Errorf("%d events and the gaps %v, want %d and one of 100", events, gaps, recorded)
+	}
+}
+
+// FuzzReplay checks that no input makes the replay panic, and that every error contains a line number.
 func FuzzReplay(f *testing.F) {
 	lines := recording(f)
 	f.Add(bytes.Join(lines, nil))

@@ -16,7 +16,7 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// rig is a server's daemon between raw leaves, one a session, and a data plane in memory.
+// rig is a server's daemon between raw leaves, one per session, and a data plane in memory.
 type rig struct {
 	t       testing.TB
 	s       shape
@@ -28,20 +28,20 @@ type rig struct {
 	stop    func()
 }
 
-// rigOptions are what a test wants otherwise.
+// rigOptions are a test's deviations from the default rig.
 type rigOptions struct {
-	dp     *memory.Dataplane        // one that exists already
-	conn   grpc.ClientConnInterface // instead of one to dp
-	leaves func(*rawLeaf)           // before the daemon starts
+	dp     *memory.Dataplane        // an existing data plane
+	conn   grpc.ClientConnInterface // instead of a connection to dp
+	leaves func(*rawLeaf)           // called before the daemon starts
 	deps   func(*Deps)
 	links  *testLinks
-	// checked: the caller has called checkLeaks, before it made what ends after the rig.
+	// checked reports that the caller has called checkLeaks, before creating objects that end after the rig.
 	checked bool
 }
 
 var nextNet = 100
 
-// newRig starts leaves, data plane and daemon. Everything ends with the test.
+// newRig starts leaves, data plane and daemon. They end with the test.
 func newRig(t testing.TB, s shape, o rigOptions) *rig {
 	t.Helper()
 	if !o.checked {
@@ -134,23 +134,23 @@ func (r *rig) observe(op *farev1.Operation) {
 	case *farev1.Operation_SetDestination:
 		r.journal.add("dataplane: destination %s", x.SetDestination.Prefix)
 	case *farev1.Operation_DeleteDestination:
-		r.journal.add("dataplane: no destination %s", x.DeleteDestination)
+		r.journal.add("dataplane: no destination %s", x.DeleteDestination.GetPrefix())
 	case *farev1.Operation_DeleteGroup:
 		r.journal.add("dataplane: no group")
 	}
 }
 
-// weights are what the daemon shows of a destination, "1:1" when all of it is in effect.
+// weights returns the daemon's weights for a destination, "1:1" when all of them are in effect.
 func (r *rig) weights(d netip.Prefix) string {
 	resp, err := r.d.WeightService().GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: d.Addr().String()})
 	if err != nil {
 		return "unknown"
 	}
-	if !resp.Weights.Reachable {
+	if !resp.Weights[0].Reachable {
 		return "unreachable"
 	}
 	var out []string
-	for _, p := range resp.Weights.Planes {
+	for _, p := range resp.Weights[0].Planes {
 		w := fmt.Sprint(p.Weight)
 		if !p.InEffect {
 			w += "?"
@@ -160,7 +160,7 @@ func (r *rig) weights(d netip.Prefix) string {
 	return strings.Join(out, ":")
 }
 
-// forwards are the weights that the data plane forwards a destination by.
+// forwards returns the weights by which the data plane forwards to a destination.
 func (r *rig) forwards(d netip.Prefix) string {
 	members, err := r.dp.Weights(d.Addr())
 	if err != nil {
@@ -178,7 +178,7 @@ func (r *rig) wait(d netip.Prefix, want string) {
 	eventually(r.t, fmt.Sprintf("weights %s of %s (are %s)", want, d, r.weights(d)), func() bool { return r.weights(d) == want })
 }
 
-// settled waits until every session is up and has said all, n destinations are known, and nothing is pending.
+// settled waits until every session is up and has sent End-of-RIB, n destinations are known, and nothing is pending.
 func (r *rig) settled(n int) {
 	r.t.Helper()
 	eventually(r.t, fmt.Sprintf("%d destinations in effect, nothing pending", n), func() bool {
@@ -194,7 +194,7 @@ func (r *rig) settled(n int) {
 	}
 }
 
-// uniform waits until all of n destinations have the same weights from one group: nothing is on its way any more.
+// uniform waits until all of n destinations have the same weights from one group, so that no change is pending.
 func (r *rig) uniform(weights string, n int) {
 	r.t.Helper()
 	r.wait(destination(n-1), weights)
@@ -207,7 +207,7 @@ func (r *rig) waitHeard(i int, p netip.Prefix, want string) {
 	eventually(r.t, fmt.Sprintf("leaf %d has %s of %s", i, want, p), func() bool { return r.leaves[i].has(p) == want })
 }
 
-// inside looks at the daemon's state from its own goroutine.
+// inside runs f on the daemon's loop.
 func (r *rig) inside(f func(*loop)) {
 	r.t.Helper()
 	if err := r.d.loop.do(context.Background(), func() { f(r.d.loop) }); err != nil {
@@ -241,7 +241,7 @@ func (r *rig) drain(plane string, on bool) {
 	}
 }
 
-// inOrder fails the test unless the journal has lines that begin so, after line n and in this order.
+// inOrder fails the test unless the journal has lines with these prefixes, after line n and in this order.
 func (r *rig) inOrder(n int, prefixes ...string) {
 	r.t.Helper()
 	at := n
@@ -254,7 +254,7 @@ func (r *rig) inOrder(n int, prefixes ...string) {
 	}
 }
 
-// destinations are the first n.
+// destinations returns the first n destinations.
 func destinations(n int) []netip.Prefix {
 	out := make([]netip.Prefix, n)
 	for i := range out {
@@ -263,7 +263,7 @@ func destinations(n int) []netip.Prefix {
 	return out
 }
 
-// announceAll has every leaf announce destinations from the start.
+// announceAll makes every leaf announce destinations from the start.
 func announceAll(b fare.Bandwidth, n int) func(*rawLeaf) {
 	return func(l *rawLeaf) {
 		for _, d := range destinations(n) {

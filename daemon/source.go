@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,22 +13,25 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// source shows the loop's state to the status; its methods run on the loop's goroutine.
+// source implements status.Source on the loop's state; its methods run on the loop's goroutine.
 type source struct{ *loop }
 
-// statusLayout is what the configuration fixes of the status.
+// statusLayout returns the part of the status that the configuration determines.
 func (l *loop) statusLayout() status.Layout {
-	out := status.Layout{Sources: slices.Clone(l.core.cfg.Loopbacks)}
-	for p, name := range l.core.layout.planes {
-		plane := status.LayoutPlane{Name: name}
-		for i := range l.core.layout.subPorts {
-			if l.core.layout.subPorts[i].plane == p {
-				plane.SubPorts = append(plane.SubPorts, l.core.layout.subPorts[i].Device)
+	var out status.Layout
+	for i := range l.core.layout.sources {
+		s := &l.core.layout.sources[i]
+		group := status.LayoutGroup{Sources: slices.Clone(s.loopbacks)}
+		for p, name := range s.planes {
+			plane := status.LayoutPlane{Name: name}
+			for _, at := range s.ofPlane[p] {
+				plane.SubPorts = append(plane.SubPorts, s.subPorts[at].Device)
 			}
+			group.Planes = append(group.Planes, plane)
 		}
-		out.Planes = append(out.Planes, plane)
+		out.Groups = append(out.Groups, group)
 	}
-	if l.core.engine != nil {
+	if l.core.cfg.Forwards() {
 		out.Await = l.ports.await
 		out.Ports = func(src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, string) {
 			places := make([]wecmp.Place, len(v.Slots))
@@ -43,19 +47,25 @@ func (l *loop) statusLayout() status.Layout {
 
 // Vector implements status.Source.
 func (s source) Vector(id uint32) (status.Vector, bool) {
-	v, ok := s.core.engine.Vector(id)
+	v, ok := s.core.vector(id)
 	if !ok {
 		return status.Vector{}, false
 	}
-	view := s.core.table.Group(fare.GroupID(v.Group))
+	source, _ := s.core.ownerOf(id)
+	view := s.core.sources[source].table.Group(fare.GroupID(v.Group))
 	out := status.Vector{Reachable: v.Reachable, Planes: make([]status.VectorPlane, len(v.Weights))}
 	if !v.Reachable {
 		out.Reason = view.Reason.String()
 	}
-	group := s.effects.inEffect(dataplane.Object{Kind: dataplane.KindGroup, Group: id})
+	out.BandwidthIgnored = s.ignoredText(source, view.Ignored)
+	object := dataplane.Object{Kind: dataplane.KindGroup, Group: id}
+	group := s.damage == "" && s.effects.inEffect(object)
+	if out.NotInEffect = cmp.Or(s.subPortRefusal(source), s.effects.reason(object)); s.damage != "" {
+		out.NotInEffect = "damaged: " + s.damage
+	}
 	for p := range out.Planes {
 		out.Planes[p] = status.VectorPlane{
-			Weight: v.Weights[p], Bandwidth: v.Bandwidths[p], InEffect: group && s.subPortsInEffect(p), SubPorts: slices.Clone(v.SubPortWeights[p]),
+			Weight: v.Weights[p], Bandwidth: v.Bandwidths[p], InEffect: group && s.subPortsInEffect(source, p), SubPorts: slices.Clone(v.SubPortWeights[p]),
 		}
 		if r := view.Planes[p].Reason; r != fare.ReasonUsed {
 			out.Planes[p].Reason = r.String()
@@ -67,18 +77,28 @@ func (s source) Vector(id uint32) (status.Vector, bool) {
 	return out, true
 }
 
-// subPortsInEffect says whether the data plane has taken the state of all of a plane's sub-ports.
-func (l *loop) subPortsInEffect(plane int) bool {
-	for i := range l.core.layout.subPorts {
-		sp := &l.core.layout.subPorts[i]
-		if sp.plane == plane && !l.effects.inEffect(dataplane.Object{Kind: dataplane.KindSubPort, SubPort: sp.Device}) {
+// subPortsInEffect reports whether the state of all sub-ports of a source group's plane is in effect.
+func (l *loop) subPortsInEffect(source, plane int) bool {
+	at := &l.core.layout.sources[source]
+	for _, i := range at.ofPlane[plane] {
+		if !l.effects.inEffect(dataplane.Object{Kind: dataplane.KindSubPort, SubPort: at.subPorts[i].Device}) {
 			return false
 		}
 	}
 	return true
 }
 
-// subPortReason says why a sub-port does not count; "" when it does.
+// subPortRefusal returns the first sub-port of a source group whose state the data plane refused, with the reason, or "" if there is none.
+func (l *loop) subPortRefusal(source int) string {
+	for _, sp := range l.core.layout.sources[source].subPorts {
+		if reason := l.effects.reason(dataplane.Object{Kind: dataplane.KindSubPort, SubPort: sp.Device}); reason != "" {
+			return "sub-port " + sp.Device + " " + reason
+		}
+	}
+	return ""
+}
+
+// subPortReason returns why a sub-port does not count, or "" if it does.
 func (l *loop) subPortReason(i int, view fare.SubPortView) string {
 	switch {
 	case view.Reason == fare.ReasonUsed:
@@ -92,14 +112,16 @@ func (l *loop) subPortReason(i int, view fare.SubPortView) string {
 }
 
 // Destination implements status.Source.
-func (s source) Destination(prefix netip.Prefix) (status.Destination, bool) {
-	a, ok := s.effects.destinations[prefix]
+func (s source) Destination(shown status.Key) (status.Destination, bool) {
+	key := s.core.layout.key(shown.Source, shown.Prefix)
+	a, ok := s.effects.destinations[key]
 	if !ok {
 		return status.Destination{}, false
 	}
+	object := dataplane.Object{Kind: dataplane.KindDestination, Destination: key}
 	return status.Destination{
 		Vector: a.vector, SlotsMoved: a.moved, Drain: a.drain,
-		InEffect: s.effects.inEffect(dataplane.Object{Kind: dataplane.KindDestination, Destination: prefix}),
+		InEffect: s.effects.inEffect(object), NotInEffect: s.effects.reason(object),
 	}, true
 }
 
@@ -107,13 +129,18 @@ func (s source) Destination(prefix netip.Prefix) (status.Destination, bool) {
 func (s source) Planes() []status.Plane {
 	out := make([]status.Plane, len(s.core.layout.planes))
 	for p, name := range s.core.layout.planes {
-		view := s.core.table.Plane(p)
+		view := s.core.plane(p)
 		out[p] = status.Plane{Name: name, Up: view.Up, Drained: view.Drained}
 	}
 	for i := range s.core.layout.subPorts {
-		sp, view := &s.core.layout.subPorts[i], s.core.table.SubPort(i)
+		sp, view := &s.core.layout.subPorts[i], s.core.subPort(i)
+		drained := view.Drained || view.Reason == fare.ReasonDrained
+		draining := drained && !s.core.isOut(i)
+		if plane := &out[sp.plane]; draining && (plane.Drained || plane.Draining) {
+			plane.Drained, plane.Draining = false, true
+		}
 		shown := status.SubPort{
-			Device: sp.Device, Carrier: view.Up, Drained: view.Drained || view.Reason == fare.ReasonDrained, Speed: uint64(view.Speed),
+			Device: sp.Device, Carrier: view.Up, Drained: drained && !draining, Draining: draining, Speed: uint64(view.Speed),
 			SpeedSource: s.lanes[i].SpeedSource, Reason: s.subPortReason(i, view),
 		}
 		for k := range s.core.layout.sessions {
@@ -128,7 +155,7 @@ func (s source) Planes() []status.Plane {
 
 // Sessions implements status.Source.
 func (s source) Sessions() []status.Session {
-	views := s.core.table.Sessions(nil)
+	views := s.core.sessionViews()
 	out := make([]status.Session, len(views))
 	for i := range out {
 		l, view := &s.core.layout.sessions[i], &views[i]
@@ -138,6 +165,7 @@ func (s source) Sessions() []status.Session {
 			PeerAS: st.PeerAS, PeerID: st.PeerID, State: st.State.String(), Since: st.Since, Generation: st.Generation, Flaps: st.Flaps,
 			Received: view.Routes.Received, Used: view.Routes.Used, Ignored: counts(&view.Routes), Advertised: uint64(st.Advertised),
 			Reason: st.Reason, BFD: st.BFD.State, BFDDetection: st.BFD.DetectionTime, EndOfRIB: view.Up && s.core.sessions[i].eorDone(l),
+			Dropped: drops(st.Counters),
 		}
 		if v.Peer = l.Peer.String(); st.Remote.IsValid() {
 			v.Peer = st.Remote.Addr().String()
@@ -147,31 +175,46 @@ func (s source) Sessions() []status.Session {
 		if v.PeerAS == 0 {
 			v.PeerAS = l.PeerAS
 		}
-		if st.State == speaker.Established && s.core.sessions[i].advert != advertNormal {
-			v.State = status.StateDrained
+		if st.State == speaker.Established {
+			switch draining, drained := s.core.sessionDrain(i); {
+			case drained:
+				v.State = status.StateDrained
+			case draining:
+				v.State = status.StateDraining
+			}
 		}
 		if v.Reason == "" {
 			v.Reason = s.faults[i]
-		}
-		for _, c := range st.Counters {
-			if direction, reason, ok := strings.Cut(c.Name, "_dropped_"); ok {
-				if direction == "out" {
-					reason = "out_" + reason
-				}
-				v.Dropped = append(v.Dropped, status.Count{Name: reason, Value: c.Value})
-			}
 		}
 		out[i] = v
 	}
 	return out
 }
 
+// drops returns the drop counters of a session by reason; those of the outbound direction begin with "out_".
+func drops(counters []speaker.Counter) []status.Count {
+	var out []status.Count
+	for _, c := range counters {
+		if direction, reason, ok := strings.Cut(c.Name, "_dropped_"); ok {
+			if direction == "out" {
+				reason = "out_" + reason
+			}
+			out = append(out, status.Count{Name: reason, Value: c.Value})
+		}
+	}
+	return out
+}
+
 // Process implements status.Source.
 func (s source) Process() status.Process {
-	stats := s.core.table.Stats()
 	out := status.Process{
-		Role: s.core.cfg.Role.String(), RouterID: s.core.cfg.RouterID, AS: s.core.cfg.AS, Converged: s.core.Converged(), Ignored: counts(&stats.Events),
+		Role: s.core.cfg.Role.String(), RouterID: s.core.cfg.RouterID, AS: s.core.cfg.AS, Converged: s.core.Converged(), Ignored: s.core.ignored(),
 	}
+	out.Drains, out.Faults = s.drains(), s.ignoredFaults()
+	if s.recorder != nil {
+		out.Unrecorded = s.recorder.lost
+	}
+	out.Conflicts, out.ClaimedLoopbacks = uint64(len(s.core.claims.conflicts)), uint64(len(s.core.claims.own))
 	if s.core.ownLoopbacks > 0 {
 		out.Ignored = append(out.Ignored, status.Count{Name: "own-loopback", Value: s.core.ownLoopbacks})
 	}
@@ -181,20 +224,23 @@ func (s source) Process() status.Process {
 	out.WithoutLanding = uint64(s.ports.withoutLanding())
 	st := s.d.client.Status()
 	out.Dataplane = status.Dataplane{
-		Connected: st.Connected, Name: st.Name, Version: st.Version, Address: s.core.cfg.Dataplane.Address, Pending: uint64(s.effects.pending), LastError: s.dpError,
+		Connected: st.Connected, Name: st.Name, Version: st.Version, Address: s.core.cfg.Dataplane.Address, LastError: s.dpError,
+		Pending: uint64(s.effects.counts[effectPending]), Approximate: uint64(s.effects.counts[effectApproximate]),
+		Refused: uint64(s.effects.counts[effectRefused]), Damage: s.damage, Repairs: st.Repairs,
 	}
 	if out.Dataplane.LastError == "" && st.LastError != nil {
 		out.Dataplane.LastError = st.LastError.Error()
 	}
 	for class, n := range st.Counters.Sent {
-		out.Dataplane.Operations = append(out.Dataplane.Operations, status.Operations{Level: dataplane.Class(class).String(), Sent: n})
+		out.Dataplane.Operations = append(out.Dataplane.Operations, status.Operations{
+			Level: dataplane.Class(class).String(), Sent: n, InEffect: st.Counters.InEffect[class], Refused: st.Counters.Refused[class],
+		})
 	}
-	out.Dataplane.Operations = append(out.Dataplane.Operations, status.Operations{Level: "all", InEffect: st.Counters.InEffect, Refused: st.Counters.Refused})
 	out.Queues = []status.Count{{Name: "dataplane", Value: uint64(st.Queued)}, {Name: "dataplane-in-flight", Value: uint64(st.InFlight)}}
 	return out
 }
 
-// counts lists what of a tally was not used, by reason.
+// counts lists the unused items of a tally by reason.
 func counts(t *fare.Tally) []status.Count {
 	var out []status.Count
 	for r := range fare.Reasons {

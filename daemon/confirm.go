@@ -1,0 +1,102 @@
+package daemon
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/status"
+)
+
+// confirmDrains advances drains in their first stage once the data plane sends nothing over the drained target. It does not wait for other
+// changes that the data plane has not acknowledged or has refused. A leaf without a data plane has nothing to wait for.
+func (l *loop) confirmDrains() {
+	var confirmed []DrainTarget
+	waiting := map[DrainTarget]*dataplane.Evacuation{}
+	l.core.Drains(func(t DrainTarget, s DrainStage) {
+		if s != DrainShares {
+			return
+		}
+		if l.d.client == nil {
+			confirmed = append(confirmed, t)
+			return
+		}
+		e := l.evacuations[t]
+		if e == nil {
+			e = l.d.client.Evacuate(l.drainedDevices(t))
+		}
+		if e.Done() {
+			confirmed = append(confirmed, t)
+		} else {
+			waiting[t] = e
+		}
+	})
+	l.evacuations = waiting
+	for _, t := range confirmed {
+		l.step(DrainStep{Target: t, Confirmed: true})
+		l.builder.MarkFabric()
+	}
+	l.armDrains()
+}
+
+// drainedDevices returns the devices of the sub-ports that lead to a drain's target.
+func (l *loop) drainedDevices(t DrainTarget) []string {
+	var out []string
+	for i := range l.core.sessions {
+		if device := l.core.layout.subPorts[l.core.sessions[i].subPort].Device; l.core.covers(t, i) && !slices.Contains(out, device) {
+			out = append(out, device)
+		}
+	}
+	return out
+}
+
+// status converts the target to the status's type.
+func (t DrainTarget) status() status.DrainTarget {
+	out := status.DrainTarget{Plane: t.Plane, SubPort: t.SubPort}
+	if t.Leaf.IsValid() {
+		out.Leaf = t.Leaf.String()
+	}
+	return out
+}
+
+// drainReasons is the greatest number of destinations shown that a drain waits for.
+const drainReasons = 3
+
+// drainSessions is the greatest number of sessions shown that a drain waits for.
+const drainSessions = 3
+
+// drains returns every drain, with the objects that it waits for.
+func (l *loop) drains() []status.Drain {
+	var out []status.Drain
+	l.core.Drains(func(t DrainTarget, s DrainStage) {
+		d := status.Drain{Target: t.status(), Stage: s.String()}
+		if e := l.evacuations[t]; s == DrainShares && e != nil {
+			d.Waiting, d.WaitsFor = e.Waiting(drainReasons)
+		}
+		switch s {
+		case DrainRoutes:
+			d.WaitsFor = l.unwritten(t, "zero bandwidth")
+		case DrainWithdrawing:
+			d.WaitsFor = l.unwritten(t, "withdrawals")
+		}
+		out = append(out, d)
+	})
+	return out
+}
+
+// unwritten describes the sessions of a drain's target that have not carried the routes of its stage yet, and why, if that is known.
+func (l *loop) unwritten(t DrainTarget, routes string) []string {
+	var out []string
+	sessions := l.core.unsettled(t)
+	for _, i := range sessions[:min(len(sessions), drainSessions)] {
+		text := "session " + l.core.layout.sessions[i].Name + ": " + routes + " not acknowledged by the leaf's TCP yet"
+		if l.d.speaker.Status(i).Untaken {
+			text += ", the leaf reads nothing from its connection"
+		}
+		out = append(out, text)
+	}
+	if more := len(sessions) - len(out); more > 0 {
+		out = append(out, fmt.Sprintf("and %d more sessions", more))
+	}
+	return out
+}

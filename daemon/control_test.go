@@ -1,0 +1,276 @@
+package daemon
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/peer"
+
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/speaker"
+	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/fare"
+)
+
+// answering runs the calls of a loop in a separate goroutine until the test ends; the loop itself does not run.
+func answering(t *testing.T, l *loop) {
+	t.Helper()
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case fn := <-l.calls:
+				fn()
+			case <-end:
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() { close(end); <-ended })
+}
+
+// TestCallersAreNamed checks that events of drain, undrain and reload contain the caller of the RPC; a call inside the process has none.
+func TestCallersAreNamed(t *testing.T) {
+	s := shape{planes: 2, subPorts: 1}
+	l := idle(t, s.text())
+	answering(t, l)
+	establish(l, s, 0)
+	establish(l, s, 1)
+	l.d.deps.ConfigPath = filepath.Join(t.TempDir(), "fared.yaml")
+	file := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(l.d.deps.ConfigPath, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	call := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 9), Port: 1234}})
+	sessions := func(want ...string) func([]string) {
+		return func(got []string) {
+			if !slices.Equal(got, want) {
+				t.Errorf("sessions %q, want %q", got, want)
+			}
+		}
+	}
+	drain := func(target status.DrainTarget, on bool, check func([]string)) func(context.Context) error {
+		return func(ctx context.Context) error {
+			got, names, err := l.d.drain(ctx, target, on, true)
+			check(names)
+			if want := (status.DrainTarget{Plane: target.Plane, SubPort: target.SubPort}); target.Leaf == "" && got != want {
+				t.Errorf("drained %+v, want %+v", got, want)
+			} else if target.Leaf != "" && got.Leaf != "10.1.0.1" {
+				t.Errorf("drained %+v, want the leaf's router ID", got)
+			}
+			return err
+		}
+	}
+	reload := func(text string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			file(text)
+			_, err := l.d.Reload(ctx, false)
+			return err
+		}
+	}
+	for _, c := range []struct {
+		call func(context.Context) error
+		ctx  context.Context
+		want string
+	}{
+		{drain(status.DrainTarget{Plane: "p1"}, true, sessions("p1/p1.0")), call, "drain, plane p1: by 192.0.2.9:1234"},
+		{drain(status.DrainTarget{Plane: "p1"}, false, sessions("p1/p1.0")), call, "undrain, plane p1: by 192.0.2.9:1234"},
+		{drain(status.DrainTarget{SubPort: "p0.0"}, true, sessions("p0/p0.0")), t.Context(), "drain, sub-port p0.0: "},
+		{drain(status.DrainTarget{Leaf: "10.1.0.1"}, true, sessions("p0/p0.0")), call, "drain, leaf 10.1.0.1: by 192.0.2.9:1234"},
+		{drain(status.DrainTarget{Leaf: s.defaults().there(0).String()}, false, sessions("p0/p0.0")), t.Context(), "undrain, leaf 10.1.0.1: "},
+		{reload("drain_delay: 7s\n" + s.text()), call, "reload, " + l.d.deps.ConfigPath + ": 1 changes by 192.0.2.9:1234"},
+		{reload("drain_delay: 7s\n" + s.text()), call, ""},
+		{reload(s.text()), t.Context(), "reload, " + l.d.deps.ConfigPath + ": 1 changes"},
+	} {
+		revision := l.builder.Commit()
+		var err error
+		if got := during(l, func() { err = c.call(c.ctx) }); got != c.want || err != nil {
+			t.Errorf("events %q, %v; want %q", got, err, c.want)
+		}
+		if again := l.builder.Commit() > revision; again != (c.want != "") {
+			t.Errorf("%q: the status has a new revision: %v", c.want, again)
+		}
+	}
+	// The command line's changes are applied each time the file is read.
+	l.d.deps.Override = func(cfg *config.Config) { cfg.DrainDelay = 9 * time.Second }
+	changes, err := l.d.Reload(t.Context(), false)
+	if err != nil || !slices.Equal(changes, []string{"drain_delay: 5s -> 9s"}) || l.core.cfg.DrainDelay != 9*time.Second {
+		t.Errorf("with a flag: changes %q, %v, delay %v", changes, err, l.core.cfg.DrainDelay)
+	}
+	if changes, err = l.d.Reload(t.Context(), false); err != nil || len(changes) != 0 {
+		t.Errorf("the same file and flag: changes %q, %v", changes, err)
+	}
+}
+
+// TestCallsEndWithTheDaemon checks that a call after the end of the loop, or whose caller gives up, ends with that reason.
+func TestCallsEndWithTheDaemon(t *testing.T) {
+	l := idle(t, shape{planes: 2, subPorts: 1}.text())
+	gone := errors.New("the caller is gone")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(gone)
+	if err := l.do(ctx, func() { t.Error("called") }); !errors.Is(err, gone) {
+		t.Errorf("a caller that is gone: %v", err)
+	}
+	close(l.stopped)
+	if err := l.do(t.Context(), func() { t.Error("called") }); !errors.Is(err, errStopped) {
+		t.Errorf("after the loop's end: %v", err)
+	}
+	target := status.DrainTarget{Plane: "p1"}
+	if got, _, err := l.d.drain(t.Context(), target, true, false); !errors.Is(err, errStopped) || got != target {
+		t.Errorf("a drain after the loop's end: %v, %v", got, err)
+	}
+}
+
+// TestExplanation checks that an explanation has every route with its communities, every plane with its nodes, and the rules, also for two
+// origins and without any plane.
+func TestExplanation(t *testing.T) {
+	s := shape{planes: 2, subPorts: 1}
+	l := idle(t, s.text())
+	key := status.Key{Prefix: destination(0)}
+	if _, known := l.explain(key); known {
+		t.Error("a destination that no leaf announces is explained")
+	}
+	for i, origin := range []uint32{64001, 64666} {
+		if one, known := l.explain(key); i == 1 && (!known || len(one.Rules) != 1) {
+			t.Errorf("with one origin: rules %q", one.Rules)
+		}
+		establish(l, s, i)
+		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(0), Attrs: says(100e9*fare.Bandwidth(i+1), s.peerAS(i), origin)})
+	}
+	got, known := l.explain(key)
+	if !known {
+		t.Fatal("not known")
+	}
+	for i := range 2 {
+		raw := says(100e9 * fare.Bandwidth(i+1)).Communities[0]
+		name, node, value := s.device(i), leafNode(i).String(), uint64(100e9*(i+1))
+		plane := name[:2]
+		if diff := cmp.Diff(status.ExplainedRoute{
+			Session: plane + "/" + name, Plane: plane, Device: name, Node: node, Advertised: value, Known: true,
+			ASPath:      []uint32{s.peerAS(i), []uint32{64001, 64666}[i]},
+			Communities: []status.ExplainedCommunity{{Raw: hex.EncodeToString(raw[:]), Meaning: fmt.Sprintf("link-bandwidth %d00G", i+1)}},
+		}, got.Routes[i]); diff != "" {
+			t.Errorf("route %d: want (-), got (+)\n%s", i, diff)
+		}
+		if diff := cmp.Diff(status.ExplainedPlane{
+			Plane: plane, Bandwidth: value,
+			Nodes: []status.ExplainedNode{{Node: node, Devices: []string{name}, Local: 400e9, Advertised: value, Known: true, Bandwidth: value}},
+		}, got.Planes[i]); diff != "" {
+			t.Errorf("plane %d: want (-), got (+)\n%s", i, diff)
+		}
+	}
+	if len(got.Routes) != 2 || len(got.Planes) != 2 || len(got.Rules) != 2 ||
+		!strings.HasPrefix(got.Rules[1], "2 origins announce it, AS 64001 over p0/p0.0, AS 64666 over p1/p1.0") {
+		t.Errorf("%d routes, %d planes, rules %q", len(got.Routes), len(got.Planes), got.Rules)
+	}
+	for _, device := range []string{"p0.0", "p1.0"} {
+		l.step(DrainRequest{DrainTarget{SubPort: device}, true})
+	}
+	if got, _ = l.explain(key); got.Rules[len(got.Rules)-1] != "unreachable: drained" || got.Planes[0].Rule != "drained" {
+		t.Errorf("drained: rules %q, the plane's %q", got.Rules, got.Planes[0].Rule)
+	}
+}
+
+// TestASOverride checks that a leaf with as_override replaces every occurrence of the peer's AS by its own; a peer without it receives no path
+// with its own AS; the other peers receive the path unchanged.
+func TestASOverride(t *testing.T) {
+	c := coreOf(t, `
+role: leaf
+as: 65000
+router_id: 10.9.0.1
+accept: [10.255.0.0/16]
+planes:
+- name: p0
+  sub_ports:
+  - {device: a, speed: 400G, sessions: [{peer: 192.0.2.1}]}
+  - {device: b, speed: 400G, sessions: [{peer: 192.0.2.3, as_override: true}]}
+  - {device: c, speed: 400G, sessions: [{peer: 192.0.2.5}]}
+  - {device: d, speed: 400G, sessions: [{peer: 192.0.2.7}]}
+`)
+	for i, as := range []uint32{65001, 65002, 65002, 65003} {
+		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: as}})
+	}
+	do(t, c, Fabric{fare.RouteUpdate{Session: 0, Generation: 1, Prefix: destination(0), Attrs: says(400e9, 65001, 65002, 64900, 65002)}})
+	got := map[int]string{}
+	c.Advertise(func(session int, routes []Route) {
+		for _, r := range routes {
+			got[session] = fmt.Sprint(r.ASPath)
+		}
+	})
+	want := map[int]string{1: "[65001 65000 64900 65000]", 3: "[65001 65002 64900 65002]"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("AS paths by session: want (-), got (+)\n%s", diff)
+	}
+}
+
+// TestRemediesOfIgnoredBandwidth checks that an invalid value, one that is out of bounds and a missing one have different remedies.
+func TestRemediesOfIgnoredBandwidth(t *testing.T) {
+	for reason, part := range map[fare.Reason]string{
+		fare.ReasonMissingBandwidth: "send extended communities", fare.ReasonBelowMinimum: "path_bandwidth.minimum", fare.ReasonAboveMaximum: "path_bandwidth.minimum",
+		fare.ReasonNotANumber: "the value is not a bandwidth", fare.ReasonNegative: "the value is not a bandwidth",
+	} {
+		if got := remedyFor(reason); !strings.Contains(got, part) {
+			t.Errorf("%v: %q, want %q in it", reason, got, part)
+		}
+	}
+}
+
+// TestIgnoredBandwidthNamesFourSessions checks that the text about ignored bandwidth names four sessions and counts the others.
+func TestIgnoredBandwidthNamesFourSessions(t *testing.T) {
+	s := shape{planes: 6, subPorts: 1}
+	l := idle(t, s.text())
+	var list []fare.IgnoredBandwidth
+	for i, want := range []string{
+		"below-minimum from p0/p0.0", "below-minimum from p0/p0.0, p1/p1.0", "below-minimum from p0/p0.0, p1/p1.0, p2/p2.0",
+		"below-minimum from p0/p0.0, p1/p1.0, p2/p2.0, p3/p3.0", "below-minimum from p0/p0.0, p1/p1.0, p2/p2.0, p3/p3.0 and 1 more",
+		"below-minimum from p0/p0.0, p1/p1.0, p2/p2.0, p3/p3.0 and 2 more",
+	} {
+		list = append(list, fare.IgnoredBandwidth{Session: i, Reason: fare.ReasonBelowMinimum})
+		if got := l.ignoredText(0, list); got != want {
+			t.Errorf("%d sessions: %q, want %q", i+1, got, want)
+		}
+	}
+}
+
+// TestDecidingCommunity checks that, of a route with too many communities, the guard keeps the one whose bandwidth counts.
+func TestDecidingCommunity(t *testing.T) {
+	target := [8]byte{0, 2, 0xfd, 0xe8, 0, 0, 0, 1} // a route target
+	value := [8]byte(fare.Codec{}.Encode(400e9, netip.Addr{}))
+	for _, c := range []struct {
+		raw  [][8]byte
+		want int
+	}{{nil, -1}, {[][8]byte{target}, -1}, {[][8]byte{value}, 0}, {[][8]byte{target, target, value}, 2}} {
+		if got := deciding(fare.Codec{})(c.raw); got != c.want {
+			t.Errorf("of %x number %d decides, want %d", c.raw, got, c.want)
+		}
+	}
+}
+
+// TestSubjects checks that an event counts toward the allowance of its own session, and that only routes and withdrawals use it up.
+func TestSubjects(t *testing.T) {
+	for _, c := range []struct {
+		ev    speaker.Event
+		route bool
+	}{
+		{speaker.SessionUp{Session: 3}, false}, {speaker.SessionDown{Session: 3}, false}, {speaker.EndOfRIB{Session: 3}, false},
+		{speaker.Written{Session: 3}, false}, {speaker.Fault{Session: 3}, false}, {speaker.Route{Session: 3}, true}, {speaker.Withdraw{Session: 3}, true},
+	} {
+		if session, route := subject(c.ev); session != 3 || route != c.route {
+			t.Errorf("%T: session %d, a route: %v", c.ev, session, route)
+		}
+	}
+}

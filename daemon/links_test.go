@@ -1,0 +1,207 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fared/fared/daemon/internal/speaker"
+	"github.com/fared/fared/fare"
+)
+
+// TestAssumedLinks checks that a sub-port with link_state: assume-up is up from the start and stays up; the kernel is queried only for the other
+// sub-ports. The loopback device is up wherever tests run.
+func TestAssumedLinks(t *testing.T) {
+	s := shape{planes: 3, subPorts: 1}
+	assumed := func(devices ...string) string {
+		text := s.text()
+		for _, device := range devices {
+			text = strings.Replace(text, "- device: "+device+"\n", "- device: "+device+"\n        link_state: assume-up\n", 1)
+		}
+		return strings.Replace(text, "device: p1.0", "device: lo", 1)
+	}
+	for name, c := range map[string]struct {
+		text string
+		want []string // sub-ports: up or not
+	}{
+		"all":    {strings.Replace(assumed("p0.0", "p1.0", "p2.0"), "device: lo", "device: p1.0", 1), []string{"0 true", "1 true", "2 true"}},
+		"some":   {assumed("p0.0", "p2.0"), []string{"0 true", "1 true", "2 true"}},
+		"others": {assumed("p2.0"), []string{"0 false", "1 true", "2 true"}},
+		"none":   {assumed(), []string{"0 false", "1 true", "2 false"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLayout(parsed(t, c.text))
+			n, err := newNetlinkLinks(&l, slog.New(slog.DiscardHandler))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got, buf = []string{}, []LinkEvent{}
+			take := func() {
+				buf = n.Take(buf)
+				for _, e := range buf {
+					got = append(got, fmt.Sprint(e.SubPort, " ", e.Up))
+				}
+			}
+			select { // assumed links wait for no kernel
+			case <-n.Ready():
+				take()
+			default:
+			}
+			if assumed := strings.Count(c.text, "assume-up"); len(got) != assumed {
+				t.Errorf("before Run: %v, want the %d that are assumed", got, assumed)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- n.Run(ctx) }()
+			for len(got) < len(c.want) { // each device is reported once, as nothing changes
+				<-n.Ready()
+				take()
+			}
+			select {
+			case err := <-ended:
+				t.Errorf("Run ended before its context: %v", err)
+			default:
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+			slices.Sort(got)
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("want (-), got (+):\n%s", diff)
+			}
+			if name == "all" { // without a watcher, which may notify more often than there are events
+				select {
+				case <-n.Ready():
+					t.Error("a ready with nothing to take")
+				default:
+				}
+			}
+			if again := n.Take(buf); len(again) != 0 {
+				t.Errorf("taken again: %v", again)
+			}
+		})
+	}
+}
+
+// failingLinks is a LinkSource that fails on the test's request.
+type failingLinks struct {
+	*testLinks
+	fail chan error
+}
+
+func (l failingLinks) Run(ctx context.Context) error {
+	select {
+	case err := <-l.fail:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// TestRunEndsWithWhatFails checks that a failing part ends the daemon, and that Run returns only its error; a requested stop is not an error.
+func TestRunEndsWithWhatFails(t *testing.T) {
+	for _, want := range []error{nil, errors.New("netlink is gone")} {
+		checkLeaks(t)
+		s := shape{planes: 1, subPorts: 1, port: freePort(t), net: 96}
+		links := failingLinks{newTestLinks(1, 400e9), make(chan error, 1)}
+		d, err := New(s.config(t), Deps{Links: links, Embedded: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- d.Run(ctx) }()
+		if want != nil {
+			links.fail <- want
+		} else {
+			cancel()
+		}
+		err = <-ended
+		cancel()
+		if want == nil && err != nil || want != nil && (!errors.Is(err, want) || err.Error() != want.Error()) {
+			t.Errorf("Run returns %v, want %v", err, want)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestFlapWhileHeldUp checks that a held increase shows the reason, and that a decrease ends the wait.
+func TestFlapWhileHeldUp(t *testing.T) {
+	s := shape{planes: 1, subPorts: 1, noSpeed: true, extra: "path_bandwidth: {increase_hold_up: 1h}\n"}
+	l := idle(t, s.text())
+	reason := func(what, want string) {
+		t.Helper()
+		if got := (source{l}).Planes()[0].SubPorts[0].Reason; got != want {
+			t.Errorf("%s: the sub-port's reason is %q, want %q", what, got, want)
+		}
+	}
+	l.link(&LinkEvent{Up: true, Speed: 100e9, SpeedSource: "ethtool", Transitions: 1})
+	l.bgp(speaker.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: s.peerAS(0), Families: speaker.FamilySet(speaker.IPv4)})
+	reason("up", "")
+	l.link(&LinkEvent{Speed: 100e9, Reason: "no carrier", Transitions: 2})
+	reason("down", "no carrier")
+	l.link(&LinkEvent{Up: true, Speed: 100e9, SpeedSource: "ethtool", Transitions: 3})
+	reason("held up", "link up again, held down by increase_hold_up")
+	l.link(&LinkEvent{Speed: 100e9, Reason: "no carrier again", Transitions: 4})
+	reason("down while held up", "no carrier again")
+	l.wokenAt = l.wokenAt.Add(l.core.cfg.PathBandwidth.IncreaseHoldUp)
+	l.timers()
+	if l.core.subPorts[0].link {
+		t.Error("a link counts that fell while it was held up")
+	}
+	l.link(&LinkEvent{Up: true, Speed: 100e9, SpeedSource: "ethtool", Transitions: 5})
+	l.wokenAt = l.wokenAt.Add(l.core.cfg.PathBandwidth.IncreaseHoldUp)
+	l.timers() // exactly at the end of the hold-up
+	reason("after the hold-up", "")
+	// A faster link is shown with the speed in use until the increase has lasted.
+	l.link(&LinkEvent{Up: true, Speed: 400e9, SpeedSource: "ethtool", Transitions: 5})
+	if got := l.core.subPorts[0].speed; got != fare.Bandwidth(100e9) {
+		t.Errorf("the faster link counts at once: %v", got)
+	}
+	// A decrease counts immediately, and cancels the pending increase.
+	l.link(&LinkEvent{Up: true, Speed: 50e9, SpeedSource: "ethtool", Transitions: 5})
+	l.wokenAt = l.wokenAt.Add(l.core.cfg.PathBandwidth.IncreaseHoldUp)
+	l.timers()
+	if got := l.core.subPorts[0].speed; got != fare.Bandwidth(50e9) {
+		t.Errorf("the slower link counts with %v", got)
+	}
+}
+
+// TestLostSessionPollsLinks checks that a closed session triggers a reading of the sub-ports: BFD and TCP may detect a failed cable before the
+// kernel reports it.
+func TestLostSessionPollsLinks(t *testing.T) {
+	r := newRig(t, shape{planes: 2, subPorts: 2}, rigOptions{leaves: announceAll(800e9, 4)})
+	r.settled(4)
+	if n := r.links.polls.Load(); n != 0 {
+		t.Fatalf("%d polls while nothing failed", n)
+	}
+	r.leaves[3].drop()
+	eventually(t, "the links are polled", func() bool { return r.links.polls.Load() > 0 })
+}
+
+// countingWatcher counts polls.
+type countingWatcher struct {
+	linkWatcher
+	polls int
+}
+
+func (c *countingWatcher) Poll() { c.polls++ }
+
+// TestPollReachesTheWatcher checks that a poll has the watcher read the devices, and that assumed links need no watcher.
+func TestPollReachesTheWatcher(t *testing.T) {
+	watcher := &countingWatcher{}
+	(&netlinkLinks{watcher: watcher}).Poll()
+	if watcher.polls != 1 {
+		t.Errorf("%d polls, want one", watcher.polls)
+	}
+	(&netlinkLinks{}).Poll()
+}

@@ -1,0 +1,457 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/speaker"
+	"github.com/fared/fared/fare"
+)
+
+// recentEvents is a WatchEvents stream that ends after the remembered events.
+type recentEvents struct {
+	farev1.FabricService_WatchEventsServer
+	ctx   context.Context
+	lines []string
+}
+
+func (r *recentEvents) Context() context.Context { return r.ctx }
+func (r *recentEvents) Send(ev *farev1.FabricEvent) error {
+	r.lines = append(r.lines, ev.Kind+", "+ev.Subject+": "+ev.Detail)
+	return nil
+}
+
+// remembered returns the events of a daemon that does not run, as WatchEvents sends them.
+func remembered(t *testing.T, l *loop) []string {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r := &recentEvents{ctx: ctx}
+	if err := services(t, l).Fabric().WatchEvents(&farev1.WatchEventsRequest{Recent: 1000}, r); err == nil {
+		t.Fatal("the stream has not ended")
+	}
+	return r.lines
+}
+
+// TestEventsAreRemembered checks that link events, changes of weights and ignored bandwidth are events of WatchEvents, not only lines of the
+// log.
+func TestEventsAreRemembered(t *testing.T) {
+	s := shape{planes: 2, subPorts: 1, extra: bounds}
+	l := forwarding(t, s, 3)
+	l.reportWeights()
+	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: destination(0), Attrs: says(1e9, s.peerAS(1), 65001)})
+	l.reportIgnored()
+	l.link(&LinkEvent{SubPort: 1, Reason: "no carrier", Transitions: 2})
+	got := remembered(t, l)
+	for _, want := range []string{
+		"link-up, p0.0: ", "session-up, p1/p1.0: node 10.1.0.2", "weights, weights: 1 weight vectors set, 3 destinations assigned",
+		"fault, p1/p1.0: bandwidth of 1 routes ignored, below-minimum", "link-down, p1.0: no carrier",
+	} {
+		if !slices.ContainsFunc(got, func(line string) bool { return strings.HasPrefix(line, want) }) {
+			t.Errorf("no event %q in\n%s", want, strings.Join(got, "\n"))
+		}
+	}
+}
+
+// TestChangesOfWeightsAreCounted checks that a changed vector and a newly assigned destination each suffice for an event of changed weights.
+func TestChangesOfWeightsAreCounted(t *testing.T) {
+	for _, c := range []struct {
+		vectors, destinations int
+		want                  bool
+	}{{0, 0, false}, {1, 0, true}, {0, 1, true}, {1, 1, true}} {
+		if r := (reweighed{vectors: c.vectors, destinations: c.destinations}); r.any() != c.want {
+			t.Errorf("%d vectors and %d destinations are reported: %v", c.vectors, c.destinations, r.any())
+		}
+	}
+}
+
+// TestOrderOfAStep checks that a step applies the loss of a failed link before the due timers, and these before the events beyond the
+// allowances: each is a separate change of the weights.
+func TestOrderOfAStep(t *testing.T) {
+	s := shape{planes: 3, subPorts: 1, extra: "drain_delay: 1h\n"}
+	l := forwarding(t, s, 1)
+	links := newTestLinks(3, 400e9)
+	links.Take(nil)
+	l.d.links = links
+	target := DrainTarget{Plane: "p0"}
+	l.step(DrainRequest{target, true})
+	l.step(DrainRequest{target, false})
+	l.handOut()
+	l.armDrains()
+	l.reweighed = reweighed{last: time.Now()} // none is reported meanwhile
+	links.change(2, func(ev *LinkEvent) { ev.Up = false })
+	l.wokenAt = l.wokenAt.Add(time.Hour)
+	l.bulkEvents = append(l.bulkEvents, speaker.Route{Session: 1, Generation: 1, Prefix: destination(0), Attrs: says(100e9, s.peerAS(1), 65001)})
+	l.turn()
+	if got := weightsOf(l.core, destination(0)); fmt.Sprint(got) != "[4 1 0]" || l.reweighed.vectors != 3 {
+		t.Errorf("weights %v after %d changes, want [4 1 0] after 3: without p2, with p0, with less of p1", got, l.reweighed.vectors)
+	}
+	if len(l.core.drains)+len(l.drainTimers) != 0 {
+		t.Errorf("drains %v, timers %v", l.core.drains, l.drainTimers)
+	}
+}
+
+// TestLostSessionIsDeclaredAtOnce checks that a closed session's sub-port is declared down before later events are processed.
+func TestLostSessionIsDeclaredAtOnce(t *testing.T) {
+	l := forwarding(t, shape{planes: 2, subPorts: 1}, 1)
+	object := dataplane.Object{Kind: dataplane.KindSubPort, SubPort: "p1.0"}
+	if !l.effects.inEffect(object) {
+		t.Fatal("the sub-port is not in effect")
+	}
+	l.bgp(speaker.SessionDown{Session: 1, Generation: 1})
+	if l.effects.inEffect(object) {
+		t.Error("its state of before is in effect still")
+	}
+}
+
+// TestFirstConnectionHandsOut checks that the sessions get their routes before those that wait for the data plane may connect.
+func TestFirstConnectionHandsOut(t *testing.T) {
+	l := idle(t, shape{planes: 2, subPorts: 1}.text())
+	l.core.advertDirty = true
+	if l.handOut(); !l.core.advertDirty {
+		t.Error("routes are handed out without a data plane")
+	}
+	if l.plane(&dataplane.Event{Kind: dataplane.Connected}); l.core.advertDirty {
+		t.Error("nothing is handed out")
+	}
+	l.core.advertDirty = true
+	if l.plane(&dataplane.Event{Kind: dataplane.Connected}); !l.core.advertDirty {
+		t.Error("the second connection is taken for the first")
+	}
+}
+
+// TestStartEndsAtItsDeadline checks that the start ends at its deadline, once.
+func TestStartEndsAtItsDeadline(t *testing.T) {
+	l := idle(t, shape{planes: 2, subPorts: 1}.text())
+	began := l.wokenAt
+	l.deadline = began.Add(time.Minute)
+	for _, step := range []struct {
+		after time.Duration
+		over  bool
+	}{{0, false}, {59 * time.Second, false}, {time.Minute, true}, {time.Hour, true}} {
+		l.wokenAt = began.Add(step.after)
+		l.timers()
+		l.handOut()
+		if l.core.Converged() != step.over || l.deadline.IsZero() != step.over {
+			t.Errorf("after %v: converged %v, deadline %v", step.after, l.core.Converged(), l.deadline)
+		}
+	}
+}
+
+// TestSecondLeafIsNoticedAtItsSession checks that a session that comes up with the identifier of another leaf of its plane has a fault that
+// names it.
+func TestSecondLeafIsNoticedAtItsSession(t *testing.T) {
+	s := shape{planes: 2, subPorts: 2}
+	l := idle(t, s.text())
+	establish(l, s, 0)
+	another := speaker.SessionUp{Session: 1, Generation: 1, Node: leafNode(0), PeerAS: 64999, Families: speaker.FamilySet(speaker.IPv4)}
+	shown := during(l, func() { l.bgp(another) })
+	if want := "the leaf of session p0/p0.0, AS 65100, has the BGP identifier 10.1.0.1 too"; !strings.HasPrefix(l.faults[1], want) || !strings.Contains(shown, "fault, p0/p0.1: "+want) {
+		t.Errorf("fault %q, events %q", l.faults[1], shown)
+	}
+	l.bgp(speaker.SessionDown{Session: 0, Generation: 1})
+	another.Generation = 2
+	if l.bgp(another); l.faults[1] != "" {
+		t.Errorf("alone: %q", l.faults[1])
+	}
+}
+
+// TestFlowHashIsAnEvent checks that the first flow hash of a data plane is an event, and that the event of another hash names the previous one
+// and the remedy.
+func TestFlowHashIsAnEvent(t *testing.T) {
+	l := idle(t, shape{planes: 2, subPorts: 1}.text())
+	connect := func(seed uint32) string {
+		return during(l, func() {
+			l.plane(&dataplane.Event{Kind: dataplane.Connected, Name: "a", Capabilities: &farev1.Capabilities{
+				FlowHash: &farev1.FlowHash{Algorithm: "linux-l4", Seed: seed, Buckets: 1024, LastingBuckets: 16}}})
+		})
+	}
+	for _, step := range []struct {
+		seed uint32
+		want string
+	}{
+		{7, "dataplane, a: connected; dataplane, a: flow hash linux-l4 (seed 7, 16 lasting of 1024 buckets)"},
+		{7, "dataplane, a: connected"},
+		{8, "dataplane, a: connected; dataplane, a: flow hash linux-l4 (seed 8, 16 lasting of 1024 buckets), before linux-l4 (seed 7, 16 lasting of 1024 buckets): " +
+			"source ports have changed; reconnect queue pairs, because packets with the previous ports may leave over other sub-ports than their slots'"},
+	} {
+		if got := connect(step.seed); got != step.want {
+			t.Errorf("seed %d: events %q, want %q", step.seed, got, step.want)
+		}
+	}
+}
+
+// revises reports whether a function gives the status a new revision.
+func revises(l *loop, f func()) bool {
+	before := l.builder.Commit()
+	f()
+	return l.builder.Commit() > before
+}
+
+// TestRevisions checks that each change of what the status shows has a new revision, and that nothing else has.
+func TestRevisions(t *testing.T) {
+	s := shape{planes: 2, subPorts: 1, extra: "drain_delay: 1h\n"}
+	l := forwarding(t, s, 1)
+	target := DrainTarget{Plane: "p1"}
+	for _, step := range []struct {
+		what string
+		do   func()
+		want bool
+	}{
+		{"nothing", func() {}, false},
+		{"a link that fails", func() { l.link(&LinkEvent{SubPort: 1, Reason: "no carrier", Transitions: 2}) }, true},
+		{"with another reason", func() { l.link(&LinkEvent{SubPort: 1, Reason: "not present", Transitions: 2}) }, true},
+		{"a drain, whose caller has an event", func() {
+			l.step(DrainRequest{target, true})
+			l.step(DrainStep{target, true})
+			l.step(RoutesWritten{Session: 1, Generation: 1, Mark: l.core.Mark(1)})
+			l.armDrains()
+		}, false},
+		{"its delay is not over", func() { l.timers() }, false},
+		{"it is over", func() { l.wokenAt = l.wokenAt.Add(time.Hour); l.timers() }, true},
+		{"a landing", func() { l.ports.news = []landed{{destination(0).Addr(), 0}}; l.landed() }, true},
+		{"a landing that was taken", func() { l.landed() }, false},
+		{"a landing of what is gone", func() { l.ports.news = []landed{{destination(7).Addr(), 0}}; l.landed() }, false},
+	} {
+		if got := revises(l, step.do); got != step.want {
+			t.Errorf("%s: a new revision %v, want %v", step.what, got, step.want)
+		}
+	}
+}
+
+// TestDrainsOfALeafAreConfirmed checks that without a data plane a drain passes its first stage at once, which changes the status and starts
+// the drain delay, and that later stages need no confirmation.
+func TestDrainsOfALeafAreConfirmed(t *testing.T) {
+	l := idle(t, shape{planes: 2, subPorts: 1, leaf: true, extra: "drain_delay: 1h\n"}.text())
+	l.recorder = &recorder{f: &fullDisk{room: 1 << 20}, keep: 1 << 20, left: 1 << 40}
+	defer func() { l.recorder = nil }()
+	target := DrainTarget{Plane: "p1"}
+	l.step(DrainRequest{target, true})
+	if !revises(l, l.confirmDrains) {
+		t.Error("the status has no new revision")
+	}
+	if len(l.core.drains) != 1 || l.core.drains[0].stage != DrainRoutes || len(l.drainTimers) != 1 || l.drainTimers[0].stage != DrainRoutes {
+		t.Errorf("drains %v, timers %v", l.core.drains, l.drainTimers)
+	}
+	events := l.recorder.events
+	if l.confirmDrains(); l.recorder.events != events {
+		t.Error("confirmed again")
+	}
+}
+
+// TestDrainedDevices checks that a drain covers each device that leads to its target, once.
+func TestDrainedDevices(t *testing.T) {
+	l := idle(t, `
+as: 4200001000
+loopbacks: [10.255.0.9/32]
+accept: [10.255.0.0/16]
+router_id: 10.9.0.1
+dataplane: {address: "memory:"}
+planes:
+- name: p0
+  sub_ports:
+  - {device: a, speed: 400G, sessions: [{peer: 192.0.2.1}, {peer: 192.0.2.3}]}
+  - {device: b, speed: 400G, sessions: [{peer: 192.0.2.5}]}
+- name: p1
+  sub_ports:
+  - {device: c, speed: 400G, sessions: [{peer: 192.0.2.7}]}
+`)
+	for target, want := range map[DrainTarget][]string{{Plane: "p0"}: {"a", "b"}, {Plane: "p1"}: {"c"}, {SubPort: "a"}: {"a"}} {
+		if got := l.drainedDevices(target); !slices.Equal(got, want) {
+			t.Errorf("%v: devices %v, want %v", target, got, want)
+		}
+	}
+}
+
+// TestDrainNamesThreeSessions checks that the status of a drain names three of the sessions that it waits for and counts the others.
+func TestDrainNamesThreeSessions(t *testing.T) {
+	s := shape{planes: 1, subPorts: 5}
+	l := idle(t, s.text())
+	for i := range 5 {
+		establish(l, s, i)
+	}
+	target := DrainTarget{Plane: "p0"}
+	waitsFor := func(what, routes string, sessions []int, more ...string) {
+		t.Helper()
+		var want []string
+		for _, i := range sessions {
+			want = append(want, fmt.Sprintf("session p0/p0.%d: %s not acknowledged by the leaf's TCP yet", i, routes))
+		}
+		if got := l.drains()[0].WaitsFor; !slices.Equal(got, append(want, more...)) {
+			t.Errorf("%s: it waits for %q, want %q", what, got, append(want, more...))
+		}
+	}
+	written := func(sessions ...int) {
+		for _, i := range sessions {
+			l.step(RoutesWritten{Session: i, Generation: 1, Mark: l.core.Mark(i)})
+		}
+	}
+	l.step(DrainRequest{target, true})
+	waitsFor("shares", "", nil)
+	l.step(DrainStep{target, true})
+	waitsFor("routes", "zero bandwidth", []int{0, 1, 2}, "and 2 more sessions")
+	written(1)
+	waitsFor("four", "zero bandwidth", []int{0, 2, 3}, "and 1 more sessions")
+	written(0)
+	waitsFor("three", "zero bandwidth", []int{2, 3, 4})
+	l.step(DrainStep{Target: target})
+	waitsFor("withdrawing", "withdrawals", []int{0, 1, 2}, "and 2 more sessions")
+	written(0, 1, 2, 3)
+	waitsFor("one", "withdrawals", []int{4})
+	written(4)
+	waitsFor("drained", "", nil)
+}
+
+// TestEqualLinkIsNotHeldUp checks that the hold-up delays increases only: a report of the same speed counts at once.
+func TestEqualLinkIsNotHeldUp(t *testing.T) {
+	l := idle(t, shape{planes: 1, subPorts: 1, noSpeed: true, extra: "path_bandwidth: {increase_hold_up: 1h}\n"}.text())
+	for _, step := range []struct {
+		speed fare.Bandwidth
+		held  bool
+	}{{100e9, false}, {100e9, false}, {400e9, true}, {100e9, false}, {50e9, false}} {
+		l.link(&LinkEvent{Up: true, Speed: step.speed, Transitions: 1})
+		if l.lanes[0].held != step.held {
+			t.Errorf("%v: held up %v, want %v", step.speed, l.lanes[0].held, step.held)
+		}
+	}
+}
+
+// TestReloadWhileHeldUp checks that a held-up link counts afterwards with the speed of the new configuration, or with that of the device if
+// none is configured.
+func TestReloadWhileHeldUp(t *testing.T) {
+	s := shape{planes: 1, subPorts: 1, noSpeed: true, extra: "path_bandwidth: {increase_hold_up: 1h}\n"}
+	device := s.text()
+	configured := strings.Replace(device, "- device: p0.0\n", "- device: p0.0\n        speed: 200G\n", 1)
+	for _, c := range []struct {
+		from, to, source string
+		want             fare.Bandwidth
+	}{{device, configured, "config", 200e9}, {configured, device, "ethtool", 400e9}, {device, device, "ethtool", 400e9}} {
+		l := idle(t, c.from)
+		l.link(&LinkEvent{Up: true, Speed: 400e9, SpeedSource: "ethtool", Transitions: 1})
+		l.link(&LinkEvent{Speed: 400e9, SpeedSource: "ethtool", Transitions: 2})
+		l.link(&LinkEvent{Up: true, Speed: 400e9, SpeedSource: "ethtool", Transitions: 3})
+		if !l.lanes[0].held {
+			t.Fatal("the link is not held up")
+		}
+		next, err := config.Parse("next", []byte(strings.Replace(c.to, "as:", "drain_delay: 7s\nas:", 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.reload(next)
+		l.wokenAt = l.wokenAt.Add(time.Hour)
+		l.timers()
+		if got := l.lanes[0]; !got.Up || got.Speed != c.want || got.SpeedSource != c.source || l.core.subPorts[0].speed != c.want {
+			t.Errorf("%v of %s, the core has %v; want %v of %s", got.Speed, got.SpeedSource, l.core.subPorts[0].speed, c.want, c.source)
+		}
+	}
+}
+
+// TestReloadForgetsLandings checks that the removal of a loopback by a reload discards its landings.
+func TestReloadForgetsLandings(t *testing.T) {
+	s := shape{planes: 2, subPorts: 1, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}
+	l := idle(t, s.text())
+	l.ports.connected(true)
+	for _, lo := range l.core.cfg.Loopbacks {
+		l.ports.asked(lo.Addr(), destination(0).Addr())
+	}
+	s.loopbacks = s.loopbacks[:1]
+	l.reload(s.config(t))
+	if _, kept := l.ports.pairs[pair{own.Addr(), destination(0).Addr()}]; !kept || len(l.ports.pairs) != 1 {
+		t.Errorf("%d landings, that of the loopback that is left: %v", len(l.ports.pairs), kept)
+	}
+}
+
+// TestReasonsOfPlanes checks that a plane without weight has a reason and one with weight has none, that an unreachable destination has a
+// reason, and that a session counts its unused routes by reason.
+func TestReasonsOfPlanes(t *testing.T) {
+	l := forwarding(t, shape{planes: 2, subPorts: 1}, 1)
+	id := l.effects.destinations[l.core.layout.key(0, destination(0))].vector
+	l.step(DrainRequest{DrainTarget{Plane: "p1"}, true})
+	v, ok := (source{l}).Vector(id)
+	if !ok || !v.Reachable || v.Reason != "" || v.Planes[0].Reason != "" || v.Planes[1].Reason != "drained" {
+		t.Errorf("one plane is drained: %+v", v)
+	}
+	for i, x := range (source{l}).Sessions() {
+		var got []string
+		for _, c := range x.Ignored {
+			got = append(got, fmt.Sprint(c.Name, " ", c.Value))
+		}
+		if want := [][]string{nil, {"drained 1"}}[i]; !slices.Equal(got, want) {
+			t.Errorf("session %d: routes that are not used: %q, want %q", i, got, want)
+		}
+	}
+	l.link(&LinkEvent{SubPort: 0, Reason: "no carrier", Transitions: 2})
+	if v, ok = (source{l}).Vector(id); !ok || v.Reachable || v.Reason == "" || v.Planes[0].Reason != "link-down" {
+		t.Errorf("no plane: %+v", v)
+	}
+}
+
+// TestNextHopsAreLearnedFromSessions checks that the next hop of a session is its neighbor's address, and that the loop keeps no event of an
+// earlier step.
+func TestNextHopsAreLearnedFromSessions(t *testing.T) {
+	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
+	r.settled(1)
+	r.inside(func(l *loop) { l.core.layout.sessions[1].nextHop = l.core.layout.sessions[0].nextHop })
+	r.leaves[1].drop()
+	eventually(t, "the next hop is learned", func() (learned bool) {
+		r.inside(func(l *loop) { learned = l.core.layout.sessions[1].nextHop == r.s.there(1) })
+		return learned
+	})
+	r.inside(func(l *loop) {
+		taken, answers := l.speakerEvents[:cap(l.speakerEvents)], l.planeEvents[:cap(l.planeEvents)]
+		if len(taken) == 0 || len(answers) == 0 {
+			t.Error("nothing was taken: the test does not try what it is for")
+		}
+		for _, ev := range taken {
+			if ev != nil {
+				t.Errorf("kept: %v", ev)
+			}
+		}
+		for _, ev := range answers {
+			if !reflect.ValueOf(ev).IsZero() {
+				t.Errorf("kept: %v", ev)
+			}
+		}
+	})
+}
+
+// TestWatchesBeginAtALeaf checks that a watch of weights begins at once at a leaf without a data plane, which has no start to wait for.
+func TestWatchesBeginAtALeaf(t *testing.T) {
+	socket := filepath.Join(shortDir(t), "s")
+	newRig(t, shape{planes: 1, subPorts: 2, leaf: true, extra: "api: {socket: " + socket + "}\n"}, rigOptions{deps: func(d *Deps) { d.Embedded = false }})
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
+	defer cancel()
+	watch, err := farev1.NewWeightServiceClient(dial(t, socket)).WatchWeights(ctx, &farev1.WatchWeightsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first, err := watch.Recv(); err != nil || !first.Snapshot || !first.Complete {
+		t.Errorf("%v, %v", first, err)
+	}
+}
+
+// TestASecondCloseDoesNothing checks that a second Close closes nothing again.
+func TestASecondCloseDoesNothing(t *testing.T) {
+	checkLeaks(t)
+	text := shape{planes: 1, subPorts: 1, extra: "record: {file: " + filepath.Join(t.TempDir(), "recording") + "}\n"}.text()
+	d, err := New(parsed(t, text), Deps{Links: newTestLinks(1, 400e9), Embedded: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(d.closers) == 0 || d.loop.recorder == nil {
+		t.Fatal("nothing is open: the test does not try what it is for")
+	}
+	if err := errors.Join(d.Close(), d.Close()); err != nil {
+		t.Error(err)
+	}
+}

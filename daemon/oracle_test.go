@@ -1,0 +1,473 @@
+package daemon
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/fare"
+)
+
+// model is a server as the specifications describe it, without any of the daemon's parts: facts in maps, and every output computed from all of
+// them each time (specification of path bandwidth, RFC 10005, Section 2, RFC 4724, Section 2). Every sub-port has two sessions to the single
+// leaf of its plane: session 2i carries IPv4, session 2i+1 both families.
+type model struct {
+	subPorts  int // per plane
+	node      bool
+	loopbacks []netip.Prefix
+	owned     bool // sub-port i serves only loopbacks of index i%2
+
+	known, link []bool
+	speed       []uint64
+	up          []bool
+	gen         []uint64
+	eor         [][2]bool
+	routes      []map[netip.Prefix]uint64 // by session, bit/s
+	drains      map[string]string         // "p0" or "p0.1" to stage
+	// By session: the depth of its sub-port, and whether its connection has carried the routes of that depth.
+	asked     []int
+	carried   []bool
+	mark      func(session int) uint64 // the core's mark of the routes to be carried; nil before there is a core
+	converged bool
+	ever      []bool // the sub-port has been usable
+	verdict   map[int]bool
+}
+
+func newModel(subPorts, planes int, node bool) *model {
+	n := planes * subPorts
+	m := &model{subPorts: subPorts, node: node, drains: map[string]string{}, verdict: map[int]bool{}}
+	m.known, m.link, m.ever, m.speed = make([]bool, n), make([]bool, n), make([]bool, n), slices.Repeat([]uint64{400e9}, n)
+	m.up, m.gen, m.eor = make([]bool, 2*n), make([]uint64, 2*n), make([][2]bool, 2*n)
+	m.asked, m.carried = make([]int, 2*n), make([]bool, 2*n)
+	for range 2 * n {
+		m.routes = append(m.routes, map[netip.Prefix]uint64{})
+	}
+	return m
+}
+
+func (m *model) text() string {
+	var b strings.Builder
+	advertise := "sub-port"
+	if m.node {
+		advertise = "node"
+	}
+	fmt.Fprintf(&b, "loopbacks: [%s]\nrouter_id: 10.255.0.1\nas: 4200001000\ndataplane: {address: \"memory:\"}\naccept: [10.255.0.0/16, \"fd00::/16\"]\npath_bandwidth: {advertise: %s}\nplanes:\n",
+		strings.Trim(fmt.Sprint(m.loopbacks), "[]"), advertise)
+	text := strings.ReplaceAll(b.String(), "/32 ", "/32, ")
+	text = strings.ReplaceAll(text, "/128 ", "/128, ")
+	b.Reset()
+	b.WriteString(text)
+	for i := range m.link {
+		if i%m.subPorts == 0 {
+			fmt.Fprintf(&b, "  - name: p%d\n    sub_ports:\n", i/m.subPorts)
+		}
+		fmt.Fprintf(&b, "      - device: p%d.%d\n        speed: 400G\n", i/m.subPorts, i%m.subPorts)
+		if m.owned {
+			var mine []string
+			for k, lo := range m.loopbacks {
+				if k%2 == i%2 {
+					mine = append(mine, lo.String())
+				}
+			}
+			fmt.Fprintf(&b, "        loopbacks: [%s]\n", strings.Join(mine, ", "))
+		}
+		fmt.Fprintf(&b, "        sessions:\n          - {peer: 192.0.2.%d, local: 192.0.2.%d, peer_as: %d}\n", 2*i+1, 2*i, 65100+i/m.subPorts)
+		fmt.Fprintf(&b, "          - {peer: \"2001:db8::%d\", local: \"2001:db8::%d\", peer_as: %d, families: [ipv4, ipv6], extended_next_hop: true}\n", 2*i+1, 2*i, 65100+i/m.subPorts)
+	}
+	return b.String()
+}
+
+func (m *model) carries(session int, p netip.Prefix) bool { return p.Addr().Is4() || session%2 == 1 }
+
+func (m *model) serves(subPort int, lo netip.Prefix) bool {
+	return !m.owned || slices.Index(m.loopbacks, lo)%2 == subPort%2
+}
+
+func (m *model) usable(subPort int) bool {
+	return m.link[subPort] && (m.up[2*subPort] || m.up[2*subPort+1])
+}
+
+// stages returns the stages of the drains that cover a sub-port.
+func (m *model) stages(subPort int) (out []string) {
+	plane := fmt.Sprintf("p%d", subPort/m.subPorts)
+	for _, target := range []string{plane, fmt.Sprintf("%s.%d", plane, subPort%m.subPorts)} {
+		if stage, ok := m.drains[target]; ok {
+			out = append(out, stage)
+		}
+	}
+	return out
+}
+
+// depth returns the progress of drains for a sub-port's routes: 0 not begun, 1 zero bandwidth, 2 withdrawn.
+func (m *model) depth(subPort int) int {
+	stages := m.stages(subPort)
+	switch {
+	case slices.Contains(stages, "withdrawing"), slices.Contains(stages, "drained"):
+		return 2
+	case slices.Contains(stages, "routes"):
+		return 1
+	}
+	return 0
+}
+
+// settle derives the withdrawals that still have to be carried from the facts after an event.
+func (m *model) settle() {
+	for s := range m.up {
+		if d := m.depth(s / 2); d != m.asked[s] {
+			m.asked[s], m.carried[s] = d, false
+		}
+	}
+	for target, stage := range m.drains {
+		if stage != "withdrawing" && stage != "drained" {
+			continue
+		}
+		m.drains[target] = "drained"
+		for s := range m.up {
+			i := s / 2
+			plane := fmt.Sprintf("p%d", i/m.subPorts)
+			if (target == plane || target == fmt.Sprintf("%s.%d", plane, i%m.subPorts)) && m.up[s] && !m.carried[s] {
+				m.drains[target] = "withdrawing"
+			}
+		}
+	}
+}
+
+// advertised returns a session's advertisements, each route as "prefix community".
+func (m *model) advertised(session int) []string {
+	out := []string{}
+	here := session / 2
+	if m.depth(here) == 2 {
+		return out
+	}
+	normal := func(i int) bool { return m.depth(i) == 0 }
+	for _, lo := range m.loopbacks {
+		if !m.carries(session, lo) || !m.serves(here, lo) {
+			continue
+		}
+		var sum uint64
+		if normal(here) {
+			sum = m.speed[here]
+		}
+		if m.node && m.up[session] { // every other sub-port over which the same leaf receives the loopback
+			for i := range m.link {
+				heard := m.up[2*i] && m.carries(2*i, lo) || m.up[2*i+1]
+				if i != here && i/m.subPorts == here/m.subPorts && m.link[i] && heard && normal(i) && m.serves(i, lo) {
+					sum += m.speed[i]
+				}
+			}
+		}
+		raw := []byte{0x00, 0x04, 0x5b, 0xa0, 0, 0, 0, 0} // transitive, Link Bandwidth, AS_TRANS
+		binary.BigEndian.PutUint32(raw[4:], math.Float32bits(float32(sum/8)))
+		out = append(out, fmt.Sprintf("%s %x", lo, raw))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// weights returns the weight of each plane that has sub-ports for a loopback, in lowest terms, or nil if there is no path. zero reports that
+// every path has zero bandwidth.
+func (m *model) weights(lo, dst netip.Prefix) (out []uint64, zero bool) {
+	any := false
+	for p := range len(m.link) / m.subPorts {
+		var local, value uint64
+		path, has := false, false
+		for k := range m.subPorts {
+			i := p*m.subPorts + k
+			if !m.serves(i, lo) {
+				continue
+			}
+			has = true
+			for _, s := range []int{2 * i, 2*i + 1} {
+				v, ok := m.routes[s][dst]
+				if ok && m.up[s] && m.link[i] && len(m.stages(i)) == 0 {
+					path, value = true, v
+					local += m.speed[i]
+					break
+				}
+			}
+		}
+		if has {
+			out = append(out, min(local, value))
+			any = any || path
+		}
+	}
+	var d uint64
+	for _, b := range out {
+		for a := b; a != 0; a, d = d%a, a {
+		}
+	}
+	if !any {
+		return nil, false
+	}
+	if d == 0 {
+		return out, true
+	}
+	for i := range out {
+		out[i] /= d
+	}
+	return out, false
+}
+
+// start ends the start if every session that can come up has sent End-of-RIB.
+func (m *model) start() {
+	waiting, able := false, false
+	for s := range m.up {
+		if i := s / 2; m.known[i] && !m.link[i] {
+			continue
+		}
+		able = true
+		waiting = waiting || !m.eor[s][0] || s%2 == 1 && !m.eor[s][1]
+	}
+	m.converged = m.converged || able && !waiting
+}
+
+// operations returns the sub-port operations that are due.
+func (m *model) operations() (out []SubPortOp) {
+	for i := range m.link {
+		usable := m.usable(i)
+		m.ever[i] = m.ever[i] || usable
+		if last, ok := m.verdict[i]; ok && last == usable || !usable && !m.ever[i] && !m.converged {
+			continue
+		}
+		m.verdict[i] = usable
+		out = append(out, SubPortOp{i, usable})
+	}
+	return out
+}
+
+// event makes a random event, applies it to the facts, and returns the events for the core.
+func (m *model) event(r *rand.Rand) []Event {
+	i := r.IntN(len(m.link))
+	s := 2*i + r.IntN(2)
+	switch r.IntN(13) {
+	case 0:
+		m.known[i], m.link[i] = true, r.IntN(3) > 0
+		ev := fare.LinkState{SubPort: i, Up: m.link[i], Speed: []fare.Bandwidth{0, 200e9, 400e9}[r.IntN(3)]}
+		if ev.Speed != 0 {
+			m.speed[i] = uint64(ev.Speed)
+		}
+		return []Event{Fabric{ev}}
+	case 1, 2:
+		m.gen[s] += uint64(1 + r.IntN(2))
+		m.up[s], m.eor[s], m.carried[s] = true, [2]bool{}, false
+		clear(m.routes[s])
+		return []Event{Fabric{fare.SessionUp{Session: s, Generation: m.gen[s], Node: leafNode(i / m.subPorts), PeerAS: uint32(65100 + i/m.subPorts)}}}
+	case 3:
+		generation := m.gen[s] - uint64(r.IntN(2)*min(1, int(m.gen[s])))
+		if generation == m.gen[s] {
+			m.up[s] = false
+			clear(m.routes[s])
+		}
+		return []Event{Fabric{fare.SessionDown{Session: s, Generation: generation}}}
+	case 4:
+		var out []Event // all established sessions, except for one family of one of them
+		for s := range m.up {
+			for family := range 1 + s%2 {
+				if m.up[s] && r.IntN(4*len(m.up)) > 0 {
+					m.eor[s][family] = true
+					out = append(out, EndOfRIB{Session: s, Generation: m.gen[s], IPv6: family == 1})
+				}
+			}
+		}
+		return out
+	case 5:
+		generation, family := m.gen[s]-uint64(r.IntN(3)/2*min(1, int(m.gen[s]))), r.IntN(1+s%2)
+		if m.up[s] && generation == m.gen[s] {
+			m.eor[s][family] = true
+		}
+		return []Event{EndOfRIB{Session: s, Generation: generation, IPv6: family == 1}}
+	case 6:
+		return m.drainEvent(r, i)
+	case 7, 8: // every session has carried its routes, or one has carried those of an earlier mark, or of another generation
+		if m.mark == nil {
+			return nil
+		}
+		if r.IntN(3) == 0 {
+			if r.IntN(2) == 0 {
+				return []Event{RoutesWritten{Session: s, Generation: m.gen[s], Mark: m.mark(s) - 1}}
+			}
+			return []Event{RoutesWritten{Session: s, Generation: m.gen[s] + 1, Mark: m.mark(s)}}
+		}
+		var out []Event
+		for s := range m.up {
+			if r.IntN(8) > 0 {
+				m.carried[s] = m.up[s]
+				out = append(out, RoutesWritten{Session: s, Generation: m.gen[s], Mark: m.mark(s)})
+			}
+		}
+		return out
+	default: // the leaf of a plane announces or withdraws a destination on all its sessions
+		dst := []netip.Prefix{destination(0), destination(1), netip.MustParsePrefix("fd00::77/128"), m.loopbacks[0]}[r.IntN(4)]
+		value, gone := uint64(r.IntN(5))*200e9, r.IntN(4) == 0
+		var out []Event
+		for k := range m.subPorts {
+			for f := range 2 {
+				s := 2*(i/m.subPorts*m.subPorts+k) + f
+				if !m.carries(s, dst) {
+					continue
+				}
+				if gone {
+					delete(m.routes[s], dst)
+					out = append(out, Fabric{fare.RouteWithdraw{Session: s, Generation: m.gen[s], Prefix: dst}})
+					continue
+				}
+				if m.up[s] && !slices.Contains(m.loopbacks, dst) {
+					m.routes[s][dst] = value
+				}
+				raw := fare.Community{0x00, 0x04, 0xfd, 0xe9}
+				binary.BigEndian.PutUint32(raw[4:], math.Float32bits(float32(value/8)))
+				out = append(out, Fabric{fare.RouteUpdate{Session: s, Generation: m.gen[s], Prefix: dst,
+					Attrs: &fare.Attributes{Communities: []fare.Community{raw}, ASPath: []uint32{uint32(65100 + i/m.subPorts), 65001}}}})
+			}
+		}
+		return out
+	}
+}
+
+func (m *model) drainEvent(r *rand.Rand, i int) []Event {
+	target := DrainTarget{Plane: fmt.Sprintf("p%d", i/m.subPorts)}
+	name := target.Plane
+	if r.IntN(2) == 0 {
+		target = DrainTarget{SubPort: fmt.Sprintf("p%d.%d", i/m.subPorts, i%m.subPorts)}
+		name = target.SubPort
+	}
+	stage := m.drains[name]
+	switch r.IntN(4) {
+	case 0:
+		if stage == "" || stage == "undraining" {
+			m.drains[name] = "shares"
+		}
+		return []Event{DrainRequest{target, true}}
+	case 1:
+		if stage != "" {
+			m.drains[name] = "undraining"
+		}
+		return []Event{DrainRequest{target, false}}
+	}
+	confirmed := r.IntN(2) == 0
+	switch {
+	case stage == "shares" && confirmed:
+		m.drains[name] = "routes"
+	case stage == "routes" && !confirmed:
+		m.drains[name] = "withdrawing"
+	case stage == "undraining" && !confirmed:
+		delete(m.drains, name)
+	}
+	return []Event{DrainStep{target, confirmed}}
+}
+
+// compare compares a core with the model after an event.
+func (m *model) compare(t *testing.T, c *Core, said map[int][]string) {
+	t.Helper()
+	if got, want := c.SubPortOps(nil), m.operations(); !slices.Equal(got, want) {
+		t.Fatalf("sub-port operations %v, want %v", got, want)
+	}
+	c.Updates()
+	c.Advertise(func(session int, routes []Route) {
+		list := []string{}
+		for _, r := range routes {
+			list = append(list, fmt.Sprintf("%s %x", r.Prefix, r.Communities[0][:]))
+		}
+		slices.Sort(list)
+		said[session] = list
+	})
+	for s := range m.up {
+		if want := m.advertised(s); !slices.Equal(said[s], want) {
+			t.Fatalf("session %d advertises %v, want %v", s, said[s], want)
+		}
+	}
+	if c.Converged() != m.converged {
+		t.Fatalf("converged %v, want %v", c.Converged(), m.converged)
+	}
+	stages := map[string]string{}
+	c.Drains(func(d DrainTarget, s DrainStage) { stages[d.Plane+d.SubPort] = s.String() })
+	if fmt.Sprint(stages) != fmt.Sprint(m.drains) {
+		t.Fatalf("drains %v, want %v", stages, m.drains)
+	}
+	owner := c.layout.sourceOfLoopback()
+	for _, lo := range m.loopbacks {
+		for _, dst := range []netip.Prefix{destination(0), destination(1), netip.MustParsePrefix("fd00::77/128"), m.loopbacks[0]} {
+			want, zero := m.weights(lo, dst)
+			var got []uint64
+			source := owner[lo.Addr()]
+			if id, ok := c.sources[source].engine.Destination(dst); ok {
+				if v, ok := c.sources[source].engine.Vector(id); ok && v.Reachable {
+					for _, w := range v.Weights {
+						got = append(got, uint64(w))
+					}
+				}
+			}
+			if zero { // equal shares of the paths (path_bandwidth.all_zero: equal)
+				if got == nil {
+					t.Fatalf("%s from %s: no weights, want equal ones", dst, lo)
+				}
+				continue
+			}
+			if !slices.Equal(got, want) {
+				t.Fatalf("%s from %s: weights %v, want %v", dst, lo, got, want)
+			}
+		}
+	}
+}
+
+// TestCoreAgainstAModel checks that after every event of random sequences the core's sub-port operations, advertisements, weights, drains and
+// the end of its start equal those of a model that shares nothing with it; with one source group and with two.
+func TestCoreAgainstAModel(t *testing.T) {
+	converged, drained := 0, 0
+	for seed := range uint64(240) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			m := playModel(t, rand.New(rand.NewPCG(seed, 99)), seed)
+			if m.converged {
+				converged++
+			}
+			if len(m.drains) > 0 {
+				drained++
+			}
+		})
+	}
+	if converged < 50 || converged > 230 || drained < 100 {
+		t.Errorf("%d sequences converged, %d ended with drains: the test does not try what it is for", converged, drained)
+	}
+}
+
+// playModel plays one random sequence.
+func playModel(t *testing.T, r *rand.Rand, seed uint64) *model {
+	m := newModel(2, 2+int(seed%2), seed%3 == 0)
+	m.loopbacks = []netip.Prefix{netip.MustParsePrefix("10.255.0.1/32"), netip.MustParsePrefix("fd00::1/128")}
+	if m.owned = seed%4 >= 2; m.owned {
+		m.loopbacks = []netip.Prefix{m.loopbacks[0], netip.MustParsePrefix("10.255.0.2/32"), m.loopbacks[1]}
+	}
+	cfg, err := config.Parse("model", []byte(m.text()))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, m.text())
+	}
+	c, err := NewCore(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.advertDirty = true // as when the data plane is ready
+	m.mark = c.Mark
+	said := map[int][]string{}
+	var log []string
+	defer func() {
+		if t.Failed() {
+			t.Log(strings.Join(log[max(0, len(log)-60):], "\n"))
+		}
+	}()
+	for range 120 {
+		for _, ev := range m.event(r) {
+			log = append(log, c.layout.describe(ev))
+			do(t, c, ev)
+		}
+		m.start()
+		m.settle()
+		m.compare(t, c, said)
+	}
+	return m
+}

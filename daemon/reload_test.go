@@ -1,0 +1,336 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/speaker"
+	"github.com/fared/fared/fare"
+)
+
+// idle returns a daemon that does not run: the test is the loop's goroutine and makes every input.
+func idle(t *testing.T, text string) *loop {
+	t.Helper()
+	cfg, err := config.Parse("test.yaml", []byte(text))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	d, err := New(cfg, Deps{Links: newTestLinks(0, 0), Embedded: true, LogLevel: &slog.LevelVar{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	d.deps.LogLevel.Set(cfg.Log.Level)
+	d.loop.wokenAt = time.Now()
+	return d.loop
+}
+
+// reloadable returns the paths of the keys that a reload may change, without indexes.
+func reloadable(of reflect.Type, path string) (out []string) {
+	for of.Kind() == reflect.Slice || of.Kind() == reflect.Pointer {
+		of = of.Elem()
+	}
+	if of.Kind() != reflect.Struct {
+		return nil
+	}
+	for f := range of.Fields() {
+		key := f.Tag.Get("yaml")
+		if key == "" || key == "-" {
+			continue
+		}
+		if path != "" {
+			key = path + "." + key
+		}
+		if f.Tag.Get("reload") != "" {
+			out = append(out, key)
+		}
+		out = append(out, reloadable(f.Type, key)...)
+	}
+	return out
+}
+
+// anyConfig returns a random configuration of one shape, which varies the keys that a reload may change. Owned sub-ports serve one of two
+// loopbacks; changing these needs a restart.
+func anyConfig(r *rand.Rand, s shape, owned bool) string {
+	pick := func(words ...string) string { return words[r.IntN(len(words))] }
+	s.noSpeed = true
+	s.loopbacks = []string{pick("10.255.0.1/32", "10.255.0.1/32, 10.255.1.0/32", "10.255.0.9/32, 10.255.1.1/32", "10.255.0.1/32, 10.255.0.9/32")}
+	s.extra = fmt.Sprintf("drain_delay: %s\nlog: {level: %s}\npath_bandwidth: {advertise: %s, missing: %s, all_missing: %s, all_zero: %s, conflict: %s, increase_hold_up: %s}\n",
+		pick("1s", "5s"), pick("info", "debug"), pick("sub-port", "node"), pick("equal", "local", "skip"), pick("equal", "local"),
+		pick("equal", "unreachable"), pick("weigh", "prefer-first", "drop"), pick("0s", "1h"))
+	if owned {
+		s.loopbacks = []string{"10.255.0.1/32, 10.255.0.2/32"}
+	}
+	text := s.text()
+	for i := range s.planes * s.subPorts {
+		if device := "- device: " + s.device(i) + "\n"; owned {
+			text = strings.Replace(text, device, fmt.Sprintf("%s        loopbacks: [10.255.0.%d/32]\n", device, 1+i%2), 1)
+		}
+	}
+	for i := range s.planes * s.subPorts {
+		if speed := pick("", "", "100G", "400G"); speed != "" {
+			device := "- device: " + s.device(i) + "\n"
+			text = strings.Replace(text, device, device+"        speed: "+speed+"\n", 1)
+		}
+	}
+	return text
+}
+
+// anyInputs returns random inputs of a loop: links, sessions, routes (some to a possible own loopback), End-of-RIB.
+func anyInputs(r *rand.Rand, s shape, n int) (out []func(*loop)) {
+	count := s.planes * s.subPorts
+	generation, transitions := make([]uint64, count), make([]uint64, count)
+	prefixes := []netip.Prefix{destination(0), destination(1), destination(2), netip.MustParsePrefix("10.255.0.9/32")}
+	up := make([]bool, count)
+	for range n {
+		i := r.IntN(count)
+		switch r.IntN(8) {
+		case 0, 1:
+			ev := LinkEvent{SubPort: i, Up: r.IntN(4) > 0, Speed: []fare.Bandwidth{0, 100e9, 400e9}[r.IntN(3)]}
+			if ev.Up != up[i] {
+				transitions[i]++
+				up[i] = ev.Up
+			}
+			ev.Transitions = transitions[i]
+			out = append(out, func(l *loop) { copied := ev; l.link(&copied) })
+		case 2:
+			generation[i]++
+			ev := speaker.SessionUp{Session: i, Generation: generation[i], Node: leafNode(i / s.subPorts), PeerAS: s.peerAS(i), Families: speaker.FamilySet(3)}
+			out = append(out, func(l *loop) { l.bgp(ev) })
+		case 3:
+			if r.IntN(3) == 0 {
+				ev := speaker.SessionDown{Session: i, Generation: generation[i]}
+				out = append(out, func(l *loop) { l.bgp(ev) })
+			}
+		case 4:
+			ev := speaker.Withdraw{Session: i, Generation: generation[i], Prefix: prefixes[r.IntN(len(prefixes))]}
+			out = append(out, func(l *loop) { l.bgp(ev) })
+		default:
+			attrs := &fare.Attributes{ASPath: []uint32{s.peerAS(i), uint32(65001 + r.IntN(2))}}
+			if r.IntN(4) > 0 {
+				attrs.Communities = append(attrs.Communities, fare.Codec{}.Encode([]fare.Bandwidth{0, 100e9, 200e9, 800e9}[r.IntN(4)], netip.Addr{}))
+			}
+			ev := speaker.Route{Session: i, Generation: generation[i], Prefix: prefixes[r.IntN(len(prefixes))], Attrs: attrs}
+			out = append(out, func(l *loop) { l.bgp(ev) })
+		}
+	}
+	return out
+}
+
+// made returns a loop's results of its inputs.
+func made(l *loop) string {
+	var b strings.Builder
+	b.WriteString(outcome(l.core))
+	for i := range l.lanes {
+		fmt.Fprintf(&b, "lane %d %v %s %q\n", i, l.lanes[i].Up, l.lanes[i].Speed, l.lanes[i].SpeedSource)
+	}
+	fmt.Fprintf(&b, "%s\n%v\n%v\n%v\n%v", l.core.cfg.Text(), l.d.deps.LogLevel, l.core.layout.forwarding(l.core.cfg), l.loopbacks, l.statusLayout().Groups)
+	return b.String()
+}
+
+// TestReloadEqualsAFreshStart checks that a daemon that was reloaded to a configuration, at any moment and from any other configuration that
+// differs only in reloadable keys, equals a daemon that started with it and had the same inputs.
+func TestReloadEqualsAFreshStart(t *testing.T) {
+	seen := map[string]bool{}
+	index := regexp.MustCompile(`\[\d+\]`)
+	s := shape{planes: 2, subPorts: 2}
+	for seed := range uint64(150) {
+		r := rand.New(rand.NewPCG(seed, 12))
+		from, over, to := anyConfig(r, s, seed%3 == 0), anyConfig(r, s, seed%3 == 0), anyConfig(r, s, seed%3 == 0)
+		inputs := anyInputs(r, s, 30+r.IntN(60))
+		at := r.IntN(len(inputs) + 1)
+		first := r.IntN(at + 1) // an earlier reload to a third configuration
+		between, err := config.Parse("over", []byte(over))
+		if err != nil {
+			t.Fatal(err)
+		}
+		reloaded, fresh := idle(t, from), idle(t, to)
+		for i, input := range inputs {
+			if i == first {
+				reloaded.reload(between)
+			}
+			if i == at {
+				reloaded.reload(fresh.core.cfg)
+			}
+			for _, l := range []*loop{reloaded, fresh} {
+				input(l)
+				l.wokenAt = l.wokenAt.Add(2 * time.Hour) // longer than any hold-up
+				l.timers()
+			}
+		}
+		if at == len(inputs) {
+			reloaded.reload(fresh.core.cfg)
+		}
+		if diff := cmp.Diff(made(fresh), made(reloaded)); diff != "" {
+			t.Fatalf("seed %d, reload after %d of %d inputs, from\n%s\nto\n%s\nfresh (-), reloaded (+):\n%s", seed, at, len(inputs), from, to, diff)
+		}
+		before, err := config.Parse("from", []byte(from))
+		if err != nil {
+			t.Fatal(err)
+		}
+		changes, err := config.Diff(before, fresh.core.cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range changes {
+			seen[index.ReplaceAllString(c.Path, "")] = true
+		}
+		reloaded.d.Close()
+		fresh.d.Close()
+	}
+	for _, key := range reloadable(reflect.TypeFor[config.Config](), "") {
+		if !seen[key] {
+			t.Errorf("no reload of %s was tried", key)
+		}
+	}
+	if len(seen) != len(slices.Compact(reloadable(reflect.TypeFor[config.Config](), ""))) {
+		t.Errorf("tried %v", seen)
+	}
+}
+
+// TestReloadShortensWhatWaits checks that a pending hold-up and drain delay end no later than the new time.
+func TestReloadShortensWhatWaits(t *testing.T) {
+	s := shape{planes: 1, subPorts: 1, noSpeed: true}
+	text := func(hold, delay string) string {
+		s := s
+		s.extra = "path_bandwidth: {increase_hold_up: " + hold + "}\ndrain_delay: " + delay + "\n"
+		return s.text()
+	}
+	l := idle(t, text("1h", "1h"))
+	l.link(&LinkEvent{Up: true, Speed: 100e9})
+	l.link(&LinkEvent{Up: true, Speed: 400e9})
+	l.step(DrainRequest{DrainTarget{Plane: "p0"}, true})
+	l.step(DrainStep{DrainTarget{Plane: "p0"}, true})
+	l.timers()
+	if !l.lanes[0].held || len(l.drainTimers) != 1 {
+		t.Fatalf("held %v, timers %v", l.lanes[0].held, l.drainTimers)
+	}
+	next, err := config.Parse("next", []byte(text("0s", "0s")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.reload(next)
+	l.wokenAt = time.Now()
+	l.timers()
+	if l.lanes[0].held || l.core.subPorts[0].speed != 400e9 {
+		t.Errorf("the faster link is held up until %v", l.lanes[0].holdUntil)
+	}
+	if l.core.drains[0].stage != Drained {
+		t.Errorf("the drain is in stage %v", l.core.drains[0].stage)
+	}
+}
+
+// reloadRig returns a rig whose configuration is a file.
+func reloadRig(t *testing.T) (r *rig, write func(func(shape) string)) {
+	path := filepath.Join(t.TempDir(), "fared.yaml")
+	s := shape{planes: 2, subPorts: 1}
+	r = newRig(t, s, rigOptions{leaves: announceAll(800e9, 1), deps: func(d *Deps) { d.ConfigPath = path }})
+	write = func(text func(shape) string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text(r.s)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(shape.text)
+	r.wait(destination(0), "1:1")
+	r.waitHeard(1, own, "400G")
+	return r, write
+}
+
+// slower returns the configuration with another speed of p1.0.
+func slower(s shape) string {
+	return strings.Replace(s.text(), "device: p1.0\n        speed: 400G", "device: p1.0\n        speed: 200G", 1)
+}
+
+func (r *rig) reload(dryRun bool) (string, error) {
+	resp, err := r.d.FabricService().Reload(context.Background(), &farev1.ReloadRequest{DryRun: dryRun})
+	return strings.Join(resp.GetChanges(), "; "), err
+}
+
+// TestReload checks that a permitted change is applied without closing a session; a dry run only reports it.
+func TestReload(t *testing.T) {
+	r, write := reloadRig(t)
+	if changes, err := r.reload(false); err != nil || changes != "" {
+		t.Fatalf("an equal file: %q, %v", changes, err)
+	}
+	write(func(s shape) string {
+		s.extra += "path_bandwidth: {missing: skip}\ndrain_delay: 1s\n"
+		return slower(s)
+	})
+	want := "drain_delay: 5s -> 1s; path_bandwidth.missing: local -> skip; planes[1].sub_ports[0].speed: 400G -> 200G"
+	if changes, err := r.reload(true); err != nil || changes != want {
+		t.Fatalf("dry run: %q, %v", changes, err)
+	}
+	if said := r.leaves[1].has(own); said != "400G" || r.weights(destination(0)) != "1:1" {
+		t.Fatalf("after a dry run the leaf has %s, weights %s", said, r.weights(destination(0)))
+	}
+	if changes, err := r.reload(false); err != nil || changes != want {
+		t.Fatalf("reload: %q, %v", changes, err)
+	}
+	r.waitHeard(1, own, "200G")
+	r.wait(destination(0), "2:1")
+	write(func(s shape) string {
+		return strings.Replace(slower(s), "loopbacks: [10.255.0.1/32]", "loopbacks: [10.255.0.1/32, 10.255.0.9/32]", 1)
+	})
+	if _, err := r.reload(false); err != nil {
+		t.Fatal(err)
+	}
+	r.waitHeard(0, netip.MustParsePrefix("10.255.0.9/32"), "400G")
+	r.waitHeard(1, netip.MustParsePrefix("10.255.0.9/32"), "200G")
+	for i := range r.leaves {
+		if n := r.leaves[i].count(); n != 1 {
+			t.Errorf("leaf %d: %d sessions, a reload loses none", i, n)
+		}
+	}
+}
+
+// TestReloadIsRefusedWhole checks that one key that needs a restart, or one mistake, rejects the whole file.
+func TestReloadIsRefusedWhole(t *testing.T) {
+	r, write := reloadRig(t)
+	unchanged := func() {
+		t.Helper()
+		if said := r.leaves[1].has(own); said != "400G" || r.weights(destination(0)) != "1:1" {
+			t.Errorf("the leaf has %s, weights %s", said, r.weights(destination(0)))
+		}
+		var text string
+		r.inside(func(l *loop) { text = l.core.cfg.Text() })
+		if text != r.s.config(t).Text() {
+			t.Errorf("the configuration is now\n%s", text)
+		}
+	}
+	write(func(s shape) string {
+		return strings.NewReplacer("as: 4200001000", "as: 4200001001", "peer_as: 65101", "peer_as: 65102").Replace(slower(s))
+	})
+	_, err := r.reload(false)
+	if err == nil || !strings.Contains(err.Error(), "as: 4200001000 -> 4200001001") || !strings.Contains(err.Error(), "planes[1].sub_ports[0].sessions[0].peer_as: 65101 -> 65102") {
+		t.Errorf("a forbidden change: %v, want both reasons", err)
+	}
+	unchanged()
+	write(func(s shape) string { return slower(s) + "color: red\ndrain_delay: 5\n" })
+	if _, err = r.reload(false); err == nil || !strings.Contains(err.Error(), "color") || !strings.Contains(err.Error(), "drain_delay") {
+		t.Errorf("a broken file: %v, want both mistakes", err)
+	}
+	unchanged()
+	if err := os.Remove(r.d.deps.ConfigPath); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = r.reload(false); err == nil || !strings.Contains(err.Error(), r.d.deps.ConfigPath) {
+		t.Errorf("no file: %v", err)
+	}
+	unchanged()
+}

@@ -1,0 +1,217 @@
+package daemon
+
+import (
+	"net/netip"
+
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/fare"
+	"github.com/fared/fared/wecmp"
+)
+
+// sourceLayout is the part of a layout that serves a source group, with its own indexes. It omits planes without a sub-port of the source group.
+type sourceLayout struct {
+	layout
+	loopbacks []netip.Prefix
+	// name identifies the source group toward the data plane: its first loopback, or the zero value if there is only one source group.
+	name netip.Prefix
+	// at maps indexes of planes, sub-ports and sessions of the whole layout to those of the source group; -1 means absent.
+	at struct{ planes, subPorts, sessions []int }
+}
+
+// serving returns the part of a layout that serves a source group.
+func (l *layout) serving(g config.SourceGroup) sourceLayout {
+	s := sourceLayout{loopbacks: g.Loopbacks}
+	s.at.planes, s.at.subPorts, s.at.sessions = absent(len(l.planes)), absent(len(l.subPorts)), absent(len(l.sessions))
+	for _, i := range g.SubPorts {
+		sp := l.subPorts[i]
+		if s.at.planes[sp.plane] < 0 {
+			s.at.planes[sp.plane] = len(s.planes)
+			s.planes, s.ofPlane = append(s.planes, l.planes[sp.plane]), append(s.ofPlane, nil)
+		}
+		sp.plane = s.at.planes[sp.plane]
+		sp.inPlane = len(s.ofPlane[sp.plane])
+		s.at.subPorts[i] = len(s.subPorts)
+		s.ofPlane[sp.plane] = append(s.ofPlane[sp.plane], len(s.subPorts))
+		s.subPorts = append(s.subPorts, sp)
+	}
+	for i, ses := range l.sessions {
+		if at := s.at.subPorts[ses.subPort]; at >= 0 {
+			ses.subPort, ses.plane = at, s.at.planes[ses.plane]
+			s.at.sessions[i] = len(s.sessions)
+			s.sessions = append(s.sessions, ses)
+		}
+	}
+	return s
+}
+
+// absent returns n times -1.
+func absent(n int) []int {
+	out := make([]int, n)
+	for i := range out {
+		out[i] = -1
+	}
+	return out
+}
+
+// localize translates an event of the whole server into one of the source group, or returns nil if it does not concern the source group.
+func (s *sourceLayout) localize(ev fare.Event) fare.Event {
+	if !s.name.IsValid() {
+		return ev // the only source group has the same indexes
+	}
+	move := func(index *int, at []int) bool {
+		*index = at[*index]
+		return *index >= 0
+	}
+	switch ev := ev.(type) {
+	case fare.SessionUp:
+		if move(&ev.Session, s.at.sessions) {
+			return ev
+		}
+	case fare.SessionDown:
+		if move(&ev.Session, s.at.sessions) {
+			return ev
+		}
+	case fare.EndOfRIB:
+		if move(&ev.Session, s.at.sessions) {
+			return ev
+		}
+	case fare.RouteUpdate:
+		if move(&ev.Session, s.at.sessions) {
+			return ev
+		}
+	case fare.RouteWithdraw:
+		if move(&ev.Session, s.at.sessions) {
+			return ev
+		}
+	case fare.LinkState:
+		if move(&ev.SubPort, s.at.subPorts) {
+			return ev
+		}
+	case fare.Drain:
+		switch {
+		case ev.Scope == fare.DrainPlane && !move(&ev.Index, s.at.planes), ev.Scope == fare.DrainSubPort && !move(&ev.Index, s.at.subPorts):
+			return nil
+		}
+		return ev
+	default:
+		return ev
+	}
+	return nil
+}
+
+// key returns the data plane's key of a destination of a source group.
+func (l *layout) key(source int, prefix netip.Prefix) dataplane.Destination {
+	return dataplane.Destination{Prefix: prefix, Source: l.sources[source].name}
+}
+
+// loopbacks returns the loopbacks of each source group by its name.
+func (l *layout) loopbacks() map[netip.Prefix][]netip.Prefix {
+	out := map[netip.Prefix][]netip.Prefix{}
+	for i := range l.sources {
+		out[l.sources[i].name] = l.sources[i].loopbacks
+	}
+	return out
+}
+
+// sourceOfLoopback returns the source group of each loopback.
+func (l *layout) sourceOfLoopback() map[netip.Addr]int {
+	out := map[netip.Addr]int{}
+	for i := range l.sources {
+		for _, lo := range l.sources[i].loopbacks {
+			out[lo.Addr()] = i
+		}
+	}
+	return out
+}
+
+// sourceNamed returns the index of the source group with a name.
+func (l *layout) sourceNamed(name netip.Prefix) int {
+	for i := range l.sources {
+		if l.sources[i].name == name {
+			return i
+		}
+	}
+	return 0
+}
+
+// sourceOf returns the index of the first source group that a sub-port serves.
+func (l *layout) sourceOf(subPort int) int {
+	for i := range l.sources {
+		if l.sources[i].at.subPorts[subPort] >= 0 {
+			return i
+		}
+	}
+	return 0
+}
+
+// sourceGroup computes the weights for the loopbacks that the same sub-ports serve.
+type sourceGroup struct {
+	table   *fare.Table
+	engine  *wecmp.Engine    // nil for a leaf without a data plane
+	planner *wecmp.Planner   // chooses source ports; safe for any goroutine; nil if engine is nil
+	planes  []wecmp.Capacity // scratch space of setGroup
+}
+
+func newSourceGroup(cfg *config.Config, l *sourceLayout) (s sourceGroup, err error) {
+	if s.table, err = fare.NewTable(l.fareConfig(cfg)); err != nil || !cfg.Forwards() {
+		return s, err
+	}
+	engine := l.engineConfig(cfg)
+	if s.engine, err = wecmp.NewEngine(engine); err != nil {
+		return sourceGroup{}, err
+	}
+	for _, p := range engine.Planes {
+		s.planes = append(s.planes, wecmp.Capacity{SubPorts: make([]uint64, len(p.SubPorts))})
+	}
+	s.planner = s.engine.Planner()
+	return s, nil
+}
+
+// setGroup translates a group's path bandwidths into the engine's unit-free capacities.
+func (s *sourceGroup) setGroup(l *sourceLayout, id fare.GroupID) error {
+	view := s.table.Group(id)
+	for p := range s.planes {
+		in := &view.Planes[p]
+		out := &s.planes[p]
+		out.Capacity, out.Bandwidth = in.Capacity, uint64(in.Bandwidth)
+		clear(out.SubPorts)
+		for _, sp := range in.SubPorts {
+			out.SubPorts[l.subPorts[sp.SubPort].inPlane] = sp.Weight
+		}
+	}
+	return s.engine.SetGroup(uint32(id), s.planes)
+}
+
+// vectorID returns a number for an engine's vector that is unique over all source groups; 0 stays 0. With one source group it equals the
+// engine's number.
+func (c *Core) vectorID(source int, vector uint32) uint32 {
+	if vector == 0 {
+		return 0
+	}
+	return (vector-1)*uint32(len(c.sources)) + uint32(source) + 1
+}
+
+// planners returns the source groups' planners.
+func (c *Core) planners() []*wecmp.Planner {
+	var out []*wecmp.Planner
+	for i := range c.sources {
+		out = append(out, c.sources[i].planner)
+	}
+	return out
+}
+
+// ownerOf is the inverse of vectorID.
+func (c *Core) ownerOf(id uint32) (source int, vector uint32) {
+	if id == 0 {
+		return 0, 0
+	}
+	n := uint32(len(c.sources))
+	return int((id - 1) % n), (id-1)/n + 1
+}
+
+// vector returns a vector by its unique number.
+func (c *Core) vector(id uint32) (wecmp.VectorView, bool) {
+	source, vector := c.ownerOf(id)
+	return c.sources[source].engine.Vector(vector)
+}

@@ -1,0 +1,140 @@
+package daemon
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/internal/speaker"
+	"github.com/fared/fared/daemon/internal/status"
+)
+
+// establish brings up a link and the session over it in a daemon that does not run.
+func establish(l *loop, s shape, i int) {
+	l.link(&LinkEvent{SubPort: i, Up: true, Speed: 400e9, SpeedSource: "ethtool", Transitions: 1})
+	l.bgp(speaker.SessionUp{Session: i, Generation: 1, Node: leafNode(i / s.subPorts), PeerAS: s.peerAS(i), Families: speaker.FamilySet(speaker.IPv4)})
+}
+
+// TestPlanesAreShown checks that every plane and sub-port is listed once, in the order of the configuration, with its state, its sessions and
+// the reason if it does not count.
+func TestPlanesAreShown(t *testing.T) {
+	s := shape{planes: 4, subPorts: 2, noSpeed: true}
+	l := idle(t, s.text())
+	establish(l, s, 0)
+	l.link(&LinkEvent{SubPort: 1, Up: true, Transitions: 1})
+	establish(l, s, 2)
+	l.link(&LinkEvent{SubPort: 3, Reason: "no carrier"})
+	establish(l, s, 4)
+	establish(l, s, 5)
+	for i := range 2 {
+		establish(l, s, 6+i)
+	}
+	for _, ev := range drainTo(DrainTarget{SubPort: "p1.0"}, Drained) {
+		l.step(ev)
+	}
+	l.step(DrainRequest{Target: DrainTarget{Plane: "p2"}, On: true})
+	l.step(DrainRequest{Target: DrainTarget{Leaf: leafNode(3)}, On: true})
+	l.step(RoutesWritten{Session: 2, Generation: 1, Mark: l.core.Mark(2)}) // the end of this drain; the others begin
+	subPort := func(i int, sp status.SubPort) status.SubPort {
+		sp.Device, sp.Sessions = s.device(i), []string{fmt.Sprintf("p%d/%s", i/2, s.device(i))}
+		if sp.Speed != 0 {
+			sp.SpeedSource = "ethtool"
+		}
+		return sp
+	}
+	want := []status.Plane{
+		{Name: "p0", Up: true, SubPorts: []status.SubPort{
+			subPort(0, status.SubPort{Carrier: true, Speed: 400e9}),
+			subPort(1, status.SubPort{Carrier: true, Reason: "speed unknown: set speed in the configuration"}),
+		}},
+		{Name: "p1", SubPorts: []status.SubPort{
+			subPort(2, status.SubPort{Carrier: true, Speed: 400e9, Drained: true, Reason: "drained"}),
+			subPort(3, status.SubPort{Reason: "no carrier"}),
+		}},
+		{Name: "p2", Draining: true, SubPorts: []status.SubPort{
+			subPort(4, status.SubPort{Carrier: true, Speed: 400e9, Draining: true, Reason: "drained"}),
+			subPort(5, status.SubPort{Carrier: true, Speed: 400e9, Draining: true, Reason: "drained"}),
+		}},
+		{Name: "p3", SubPorts: []status.SubPort{
+			subPort(6, status.SubPort{Carrier: true, Speed: 400e9, Draining: true, Reason: "drained"}),
+			subPort(7, status.SubPort{Carrier: true, Speed: 400e9, Draining: true, Reason: "drained"}),
+		}},
+	}
+	if diff := cmp.Diff(want, source{l}.Planes()); diff != "" {
+		t.Errorf("want (-), shown (+):\n%s", diff)
+	}
+	// A device without a link state has this reason.
+	if got := (source{idle(t, s.text())}).Planes()[0].SubPorts[0].Reason; got != "no link state yet" {
+		t.Errorf("before the first link state the reason is %q", got)
+	}
+}
+
+// TestSessionsAreShown checks that a session's names, neighbor, counts and drops are those of its leaf.
+func TestSessionsAreShown(t *testing.T) {
+	foreign := netip.MustParsePrefix("192.0.2.1/32")
+	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: func(l *rawLeaf) {
+		for _, d := range destinations(3) {
+			l.table[d] = 400e9
+		}
+		if l.name == "p1.0" {
+			l.table[own] = 400e9
+			l.table[foreign] = 400e9
+		}
+	}})
+	r.settled(3)
+	for i := range r.leaves {
+		r.waitHeard(i, own, "400G")
+	}
+	shown := func() []string {
+		resp, err := r.d.FabricService().ListSessions(t.Context(), &farev1.ListSessionsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out []string
+		for _, x := range resp.Sessions {
+			out = append(out, fmt.Sprintf("%s %s %s, %s AS %d %s, %s generation %d, %d received, %d used, %d advertised, End-of-RIB %v, %q %v",
+				x.Name, x.Plane, x.Device, x.PeerAddress, x.PeerAs, x.PeerRouterId, x.State, x.Generation, x.RoutesReceived, x.RoutesUsed,
+				x.RoutesAdvertised, x.EndOfRib, x.Reason, x.Counters))
+		}
+		return out
+	}
+	const dropped = `[name:"guard_dropped{reason=\"route_outside_accept\"}" value:1]`
+	first := fmt.Sprintf("p0/p0.0 p0 p0.0, %s AS 65100 10.1.0.1, established generation 1, 3 received, 3 used, 1 advertised, End-of-RIB true, \"\" []", r.s.there(0))
+	second := fmt.Sprintf("p1/p1.0 p1 p1.0, %s AS 65101 10.1.0.2, established generation 1, 3 received, 3 used, 1 advertised, End-of-RIB true, \"\" ", r.s.there(1))
+	spaces := func(lines []string) string { return strings.ReplaceAll(strings.Join(lines, "\n"), "  ", " ") } // protobuf's text varies them
+	if got, want := spaces(shown()), first+"\n"+second+dropped; got != want {
+		t.Errorf("shown:\n%s\nwant:\n%s", got, want)
+	}
+	// The leaf announces our loopback as its own: one claim, and one rejected route.
+	if got := counters(r); got["conflicts{reason=\"loopbacks\"}"] != 1 || got["inputs_ignored{reason=\"own-loopback\"}"] != 1 {
+		t.Errorf("counters: %v", got)
+	}
+	r.inside(func(l *loop) { l.bgp(speaker.Fault{Session: 0, Reason: "a test of faults"}) })
+	r.drain("p1", true)
+	eventually(t, "the drain and the fault are shown", func() bool {
+		lines := shown()
+		return strings.Contains(lines[0], "\"a test of faults\"") && strings.Contains(lines[1], ", 0 used,") && strings.Contains(lines[1], ", drained generation 1,")
+	})
+}
+
+// counters returns the status's counters by name.
+func counters(r *rig) map[string]uint64 {
+	out := map[string]uint64{}
+	for _, c := range r.status().Counters {
+		out[c.Name] = c.Value
+	}
+	return out
+}
+
+func (r *rig) status() *farev1.GetStatusResponse {
+	r.t.Helper()
+	resp, err := r.d.FabricService().GetStatus(r.t.Context(), &farev1.GetStatusRequest{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return resp
+}

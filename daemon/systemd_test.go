@@ -1,0 +1,66 @@
+package daemon
+
+import (
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/daemon/config"
+)
+
+// TestRunReportsToSystemd checks that a running daemon reports that it is ready, then that it is running as often as the watchdog requires, and
+// that it stops.
+func TestRunReportsToSystemd(t *testing.T) {
+	path := filepath.Join(shortDir(t), "notify")
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	t.Setenv("NOTIFY_SOCKET", path)
+	t.Setenv("WATCHDOG_USEC", "30000")
+	t.Setenv("WATCHDOG_PID", "")
+	heard := func() string {
+		t.Helper()
+		if err := conn.SetReadDeadline(time.Now().Add(waitLimit)); err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 256)
+		n, err := conn.Read(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(buf[:n])
+	}
+	r, _ := standalone(t, "")
+	if got := heard(); got != "READY=1" {
+		t.Errorf("first %q", got)
+	}
+	for range 3 {
+		if got := heard(); got != "WATCHDOG=1" {
+			t.Errorf("while it runs %q", got)
+		}
+	}
+	r.stop()
+	for {
+		got := heard()
+		if got == "STOPPING=1" {
+			return
+		}
+		if got != "WATCHDOG=1" {
+			t.Fatalf("at the end %q", got)
+		}
+	}
+}
+
+// TestServersNameTheirKey checks that the error for unreadable certificates of the API contains the key.
+func TestServersNameTheirKey(t *testing.T) {
+	l := idle(t, shape{planes: 1, subPorts: 1}.text())
+	missing := filepath.Join(t.TempDir(), "missing")
+	l.d.cfg.API.TLS = &config.TLS{CertFile: missing, KeyFile: missing, ClientCAFile: missing}
+	if tasks, err := l.d.servers(); err == nil || tasks != nil || !strings.HasPrefix(err.Error(), "api.tls: ") {
+		t.Errorf("%d tasks, %v", len(tasks), err)
+	}
+}
