@@ -1,5 +1,5 @@
-// Package bpftest holds what every committed BPF object must be: what its source makes, laid out as Go thinks, and far from the
-// verifier's limit.
+// Package bpftest checks committed BPF objects: they are generated from their source, their types have the layout of the Go
+// types, and the verifier accepts them with a wide margin.
 package bpftest
 
 import (
@@ -17,7 +17,8 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// Fresh fails unless what is committed in the test's folder is what clang-14 makes of NAME.bpf.c as gen.go says, in any directory.
+// Fresh fails unless the committed files in the test's folder equal the output of clang-14 for NAME.bpf.c with the options
+// in gen.go, independent of the directory.
 func Fresh(t *testing.T, name string) {
 	t.Helper()
 	netnstest.Require(t, "clang-14", "llvm-strip-14")
@@ -28,7 +29,7 @@ func Fresh(t *testing.T, name string) {
 	_, line, ok := strings.Cut(string(source), "//go:generate go ")
 	_, after, named := strings.Cut("\n"+string(source), "\npackage ")
 	if !ok || !named {
-		t.Fatal("gen.go says nothing about how to generate")
+		t.Fatal("gen.go has no go:generate line")
 	}
 	line, _, _ = strings.Cut(line, "\n")
 	dir := t.TempDir()
@@ -67,8 +68,8 @@ func Fresh(t *testing.T, name string) {
 	}
 }
 
-// Layouts fails unless each type that Go writes, by its name in the program, has the size and the offsets of the program's, and no holes, so that
-// it is written as it is.
+// Layouts fails unless each Go type, keyed by its name in the program, has the size and offsets of the program's type and
+// no padding, so that its memory can be written unchanged.
 func Layouts(t *testing.T, spec *ebpf.CollectionSpec, types map[string]any) {
 	t.Helper()
 	for name, v := range types {
@@ -103,8 +104,8 @@ func Layouts(t *testing.T, spec *ebpf.CollectionSpec, types map[string]any) {
 	}
 }
 
-// VerifierHasRoom fails unless the verifier walks at most so many instructions of a program, far below its million, so that older kernels, which
-// prune less, take it too.
+// VerifierHasRoom fails if the verifier processes more than most instructions of a program. most is far below the limit of
+// one million, so that older kernels, which prune fewer paths, accept the program too.
 func VerifierHasRoom(t *testing.T, p *ebpf.Program, most uint32) {
 	t.Helper()
 	info, err := p.Info()
@@ -113,6 +114,6 @@ func VerifierHasRoom(t *testing.T, p *ebpf.Program, most uint32) {
 	}
 	n, ok := info.VerifiedInstructions()
 	if t.Logf("the verifier walked %d instructions", n); !ok || n > most {
-		t.Errorf("the verifier walked more than %d instructions, or does not say", most)
+		t.Errorf("the verifier walked more than %d instructions, or did not report their number", most)
 	}
 }

@@ -1,8 +1,8 @@
-// Package contract keeps the promises of fare.v1.DataplaneService on behalf of something that forwards: it judges
-// operations, keeps the state that Snapshot reads back, carries the Program streams and their acknowledgements, and writes
-// a journal from which a restart learns what it had promised. What forwards is a Forwarder, which sees only changes that
-// are valid, in order, many at a time.
+// Package contract implements the server side of fare.v1.DataplaneService for any forwarding layer. It validates
+// operations, keeps the state that Snapshot returns, serves the Program streams with their acknowledgements, and writes a
+// journal from which a restart recovers the acknowledged state. The forwarding layer is a Forwarder, which only receives
+// batches of valid changes, in order.
 //
-// An operation is IN_EFFECT when the Forwarder's Commit has returned without an error, not before. A Forwarder that fails a
-// batch is given its changes again one by one, so that each operation gets the answer that is its own.
+// An operation is acknowledged IN_EFFECT only after the Forwarder's Commit has returned without an error. If a batch fails,
+// its operations are committed again one by one, so that each operation receives its own result.
 package contract

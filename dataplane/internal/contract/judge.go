@@ -12,16 +12,18 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// shareSum is what the shares of a pair's slots sum to, in parts per billion.
+// shareSum is the required sum of the shares of a group's slots, in parts per billion.
 const shareSum = 1_000_000_000
 
-// outcome is what became of an operation.
+// outcome is the result of an operation.
 type outcome struct {
-	err     error // a status with the code and remedy of the refusal; nil: in effect
+	err     error // status with the code and remedy of the refusal; nil if the operation is in effect
 	changed bool
+	// deviation is the text of Approximator for the group that was set, "" if the weights are realized exactly.
+	deviation string
 }
 
-// commit judges operations and has them carried out, in order. The caller holds mu.
+// commit validates operations and commits them, in order. The caller holds mu.
 func (s *Server) commit(operations []*farev1.Operation) []outcome {
 	outcomes := make([]outcome, len(operations))
 	try := make([]*farev1.Operation, 0, len(operations))
@@ -36,8 +38,8 @@ func (s *Server) commit(operations []*farev1.Operation) []outcome {
 	}
 	results, err := s.attempt(try)
 	if err != nil {
-		// Which of them failed is not known: each is judged again and committed alone, so that those that depend on a failed
-		// one are refused for that, and all others are carried out.
+		// The failed operation is unknown. Each operation is validated again and committed alone, so that operations that
+		// depend on a failed one are refused because of it, and all others are committed.
 		if len(try) > 1 {
 			s.counters.Retried++
 		}
@@ -56,6 +58,7 @@ func (s *Server) commit(operations []*farev1.Operation) []outcome {
 	for i := range outcomes {
 		if outcomes[i].err == nil {
 			outcomes[i] = results[next]
+			outcomes[i].deviation = s.deviation(operations[i], results[next])
 			s.count(operations[i], results[next])
 			next++
 		}
@@ -63,14 +66,38 @@ func (s *Server) commit(operations []*farev1.Operation) []outcome {
 	return outcomes
 }
 
-// attempt judges operations one after the other and commits what they change. On an error the state is as it was. The
+// deviation queries the Forwarder for the deviation of the group that an operation set. The caller holds mu.
+func (s *Server) deviation(operation *farev1.Operation, o outcome) string {
+	a, ok := s.config.Forwarder.(Approximator)
+	if id := operation.GetSetGroup().GetId(); ok && o.err == nil && s.state.Groups[id] != nil {
+		return a.Approximate(id)
+	}
+	return ""
+}
+
+// deviations returns the deviations of all groups with approximate weights. The caller holds mu.
+func (s *Server) deviations() map[uint32]string {
+	a, ok := s.config.Forwarder.(Approximator)
+	if !ok {
+		return nil
+	}
+	out := map[uint32]string{}
+	for id := range s.state.Groups {
+		if text := a.Approximate(id); text != "" {
+			out[id] = text
+		}
+	}
+	return out
+}
+
+// attempt validates operations one after the other and commits their changes. On an error the state is unchanged. The
 // caller holds mu.
 func (s *Server) attempt(operations []*farev1.Operation) ([]outcome, error) {
 	results := make([]outcome, len(operations))
 	s.changes = s.changes[:0]
 	for i, operation := range operations {
 		change, changed, err := s.judge(operation)
-		results[i] = outcome{err, changed && err == nil}
+		results[i] = outcome{err: err, changed: changed && err == nil}
 		if results[i].changed {
 			s.state.do(change)
 			s.changes = append(s.changes, change)
@@ -119,8 +146,8 @@ func (s *Server) count(operation *farev1.Operation, o outcome) {
 	}
 }
 
-// judge says what an operation would change in the present state. Its error is a status with the code and remedy of the
-// refusal.
+// judge returns the change that an operation makes to the current state, and whether there is one. Its error is a status
+// with the code and remedy of the refusal.
 func (s *Server) judge(operation *farev1.Operation) (Change, bool, error) {
 	switch op := operation.GetOp().(type) {
 	case *farev1.Operation_SubPort:
@@ -134,7 +161,7 @@ func (s *Server) judge(operation *farev1.Operation) (Change, bool, error) {
 	case *farev1.Operation_DeleteDestination:
 		return s.deleteDestination(op.DeleteDestination)
 	}
-	return Change{}, false, invalid("operation %d does nothing that this data plane knows; set one of its fields", operation.GetId())
+	return Change{}, false, invalid("operation %d has no change that this data plane recognizes; set one of its fields", operation.GetId())
 }
 
 func (s *Server) journal(changes []Change) {
@@ -155,68 +182,87 @@ func invalid(format string, args ...any) error {
 func (s *Server) setSubPort(state *farev1.SubPortState) (Change, bool, error) {
 	device := state.GetDevice()
 	if _, ok := s.state.Devices[device]; !ok {
-		return Change{}, false, status.Errorf(codes.NotFound, "sub-port %q is not part of the forwarding that Hello brought; say Hello with it first", device)
+		return Change{}, false, status.Errorf(codes.NotFound, "sub-port %q is not part of the last Hello's forwarding; send a Hello with it first", device)
 	}
 	return Change{Kind: SubPortChange, Device: device, Up: state.Up}, s.state.down[device] == state.Up, nil
 }
 
 func (s *Server) setGroup(group *farev1.Group) (Change, bool, error) {
-	if err := s.judgeGroup(group); err != nil {
+	source, err := s.judgeGroup(group)
+	if err != nil {
 		return Change{}, false, err
 	}
 	before, exists := s.state.Groups[group.Id]
-	if limit := s.capabilities.MaxGroups; !exists && limit > 0 && len(s.state.Groups) >= int(limit) {
-		return Change{}, false, status.Errorf(codes.ResourceExhausted, "group %d would be one more than the %d groups that fit; delete one first", group.Id, limit)
+	if exists && before.Source != group.Source {
+		return Change{}, false, status.Errorf(codes.FailedPrecondition, "group %d serves source %q, not %q; delete it first, or use another id", group.Id, before.Source, group.Source)
 	}
-	// The canonical order is that of Snapshot, whatever the order of the operation was.
+	if limit := s.capabilities.MaxGroups; !exists && limit > 0 && len(s.state.Groups) >= int(limit) {
+		return Change{}, false, status.Errorf(codes.ResourceExhausted, "group %d would exceed the limit of %d groups; delete one first", group.Id, limit)
+	}
+	// The canonical order is that of Snapshot, independent of the order in the operation.
 	slices.SortStableFunc(group.Members, s.state.order)
 	slices.SortFunc(group.Slots, func(a, b *farev1.GroupSlot) int { return cmp.Compare(a.Slot, b.Slot) })
-	return Change{Kind: GroupChange, Group: group.Id, Before: before, After: group}, !exists || !proto.Equal(before, group), nil
+	return Change{Kind: GroupChange, Group: group.Id, Source: source, Before: before, After: group}, !exists || !proto.Equal(before, group), nil
 }
 
-// judgeGroup checks a group against itself, Forwarding and the capabilities.
-func (s *Server) judgeGroup(group *farev1.Group) error {
+// judgeGroup validates a group against Forwarding and the capabilities, and sets the canonical name of its source group.
+func (s *Server) judgeGroup(group *farev1.Group) (netip.Prefix, error) {
 	if group.GetId() == 0 {
-		return invalid("group 0 means none; use 1 or higher")
+		return netip.Prefix{}, invalid("group 0 is reserved; use 1 or higher")
 	}
+	source, err := s.judgeSource(group.Source)
+	if err == nil {
+		err = s.judgeMembers(group, source)
+	}
+	if err == nil {
+		err = s.judgeSlots(group, source)
+	}
+	if err != nil {
+		return source, status.Errorf(status.Code(err), "group %d: %s", group.Id, status.Convert(err).Message())
+	}
+	group.Source = sourceText(source)
+	return source, nil
+}
+
+func (s *Server) judgeMembers(group *farev1.Group, source netip.Prefix) error {
 	limits := s.capabilities
 	var sum uint64
 	members := make(map[string]bool, len(group.Members))
 	for i, member := range group.Members {
-		if err := s.judgePlace(member.Plane, member.Device); err != nil {
-			return status.Errorf(status.Code(err), "group %d: members[%d]: %s", group.Id, i, status.Convert(err).Message())
+		if err := s.judgePlace(source, member.Plane, member.Device); err != nil {
+			return status.Errorf(status.Code(err), "members[%d]: %s", i, status.Convert(err).Message())
 		}
 		switch {
 		case member.Device == "":
-			return invalid("group %d: members[%d]: no device; name the sub-port", group.Id, i)
+			return invalid("members[%d]: the device is missing; set the sub-port's device", i)
 		case members[member.Device]:
-			return invalid("group %d: members[%d]: %s is a member twice; add the weights", group.Id, i, member.Device)
+			return invalid("members[%d]: %s is a member twice; use one member with the sum of the weights", i, member.Device)
 		case member.Weight == 0:
-			return invalid("group %d: members[%d]: weight 0; leave the member out", group.Id, i)
+			return invalid("members[%d]: weight 0; omit the member", i)
 		case limits.MaxWeight > 0 && member.Weight > limits.MaxWeight:
-			return status.Errorf(codes.OutOfRange, "group %d: members[%d]: weight %d is above the limit of %d; reduce the weights", group.Id, i, member.Weight, limits.MaxWeight)
+			return status.Errorf(codes.OutOfRange, "members[%d]: weight %d is above the limit of %d; reduce the weights", i, member.Weight, limits.MaxWeight)
 		}
 		members[member.Device] = true
 		sum += uint64(member.Weight)
 	}
 	if limits.MaxWeightSum > 0 && sum > uint64(limits.MaxWeightSum) {
-		return status.Errorf(codes.OutOfRange, "group %d: the weights sum to %d, above the limit of %d; reduce the weights", group.Id, sum, limits.MaxWeightSum)
+		return status.Errorf(codes.OutOfRange, "the weights sum to %d, above the limit of %d; reduce the weights", sum, limits.MaxWeightSum)
 	}
-	return s.judgeSlots(group)
+	return nil
 }
 
-func (s *Server) judgeSlots(group *farev1.Group) error {
+func (s *Server) judgeSlots(group *farev1.Group, source netip.Prefix) error {
 	if len(group.Slots) == 0 {
 		return nil
 	}
 	var sum uint64
 	numbers := make(map[uint32]bool, len(group.Slots))
 	for i, slot := range group.Slots {
-		if err := s.judgePlace(slot.Plane, slot.Device); err != nil {
-			return status.Errorf(status.Code(err), "group %d: slots[%d]: %s", group.Id, i, status.Convert(err).Message())
+		if err := s.judgePlace(source, slot.Plane, slot.Device); err != nil {
+			return status.Errorf(status.Code(err), "slots[%d]: %s", i, status.Convert(err).Message())
 		}
 		if numbers[slot.Slot] {
-			return invalid("group %d: slots[%d]: slot %d is there twice; number each once", group.Id, i, slot.Slot)
+			return invalid("slots[%d]: slot %d is listed twice; use each number once", i, slot.Slot)
 		}
 		numbers[slot.Slot] = true
 		sum += uint64(slot.SharePpb)
@@ -226,40 +272,42 @@ func (s *Server) judgeSlots(group *farev1.Group) error {
 		want = 0
 	}
 	if sum != want {
-		return invalid("group %d: the shares of its %d slots sum to %d ppb; make them sum to %d", group.Id, len(group.Slots), sum, want)
+		return invalid("the shares of its %d slots sum to %d ppb; make them sum to %d", len(group.Slots), sum, want)
 	}
 	return nil
 }
 
-// judgePlace checks that the plane exists and the device, unless empty, is one of its sub-ports.
-func (s *Server) judgePlace(plane, device string) error {
+// judgePlace checks that the source group has the plane, and that the device, unless empty, is one of its sub-ports in that
+// plane.
+func (s *Server) judgePlace(source netip.Prefix, plane, device string) error {
 	if s.restoring {
-		return nil // a Hello may have taken the sub-port away, and its groups stay
+		return nil // a Hello may have removed the sub-port, but its groups stay
 	}
-	if !s.state.planes[plane] {
-		return status.Errorf(codes.NotFound, "plane %q is not part of the forwarding that Hello brought; say Hello with it first", plane)
-	}
-	if device == "" {
-		return nil
-	}
-	switch at, ok := s.state.Devices[device]; {
-	case !ok:
-		return status.Errorf(codes.NotFound, "sub-port %q is not part of the forwarding that Hello brought; say Hello with it first", device)
-	case at.Plane != plane:
+	group := s.state.SourceGroup(source)
+	at, ok := s.state.Devices[device]
+	switch {
+	case device != "" && !ok:
+		return status.Errorf(codes.NotFound, "sub-port %q is not part of the last Hello's forwarding; send a Hello with it first", device)
+	case device != "" && at.Plane != plane:
 		return status.Errorf(codes.NotFound, "sub-port %q belongs to plane %q, not %q; correct the plane", device, at.Plane, plane)
+	case device != "" && !group.Serves(device):
+		return status.Errorf(codes.NotFound, "sub-port %q does not serve source %s; omit it, or send a Hello with it in that source group first", device, source)
+	case device == "" && !group.planes[plane]:
+		return status.Errorf(codes.NotFound, "plane %q with a sub-port of the source group is not part of the last Hello's forwarding; send a Hello with it first", plane)
 	}
 	return nil
 }
 
 func (s *Server) deleteGroup(id uint32) (Change, bool, error) {
 	if id == 0 {
-		return Change{}, false, invalid("group 0 means none; use 1 or higher")
+		return Change{}, false, invalid("group 0 is reserved; use 1 or higher")
 	}
 	if users := s.state.users[id]; users > 0 {
 		return Change{}, false, status.Errorf(codes.FailedPrecondition, "group %d is used by %d destinations; move or delete them first", id, users)
 	}
 	before, exists := s.state.Groups[id]
-	return Change{Kind: GroupChange, Group: id, Before: before}, exists, nil
+	source, _ := parseSource(before.GetSource()) // canonical since it was set
+	return Change{Kind: GroupChange, Group: id, Source: source, Before: before}, exists, nil
 }
 
 func (s *Server) setDestination(target *farev1.Destination) (Change, bool, error) {
@@ -268,55 +316,90 @@ func (s *Server) setDestination(target *farev1.Destination) (Change, bool, error
 		return Change{}, false, err
 	}
 	if s.restoring && !s.capabilities.FlowPins {
-		target.Pairs = nil // another Forwarder kept them
+		target.Pairs = nil // stored by a Forwarder that supports flow pins
 	}
-	if len(target.Pairs) > 0 && !s.capabilities.FlowPins {
-		return Change{}, false, status.Errorf(codes.Unimplemented, "destination %s: flow pins are not supported; leave out pairs", prefix)
+	source, err := s.judgeSource(target.Source)
+	if err == nil {
+		err = s.judgePairs(target.Pairs, source)
 	}
-	sources := make(map[netip.Prefix]bool, len(target.Pairs))
-	for i, pair := range target.Pairs {
-		source, err := hostPrefix(pair.Source)
+	key := DestinationKey{source, prefix}
+	if err == nil {
+		err = s.judgeTarget(key, target.Group)
+	}
+	if err != nil {
+		return Change{}, false, status.Errorf(status.Code(err), "destination %s: %s", prefix, status.Convert(err).Message())
+	}
+	before, exists := s.state.Destinations[key]
+	if limit := s.capabilities.MaxDestinations; !exists && limit > 0 && len(s.state.Destinations) >= int(limit) {
+		return Change{}, false, status.Errorf(codes.ResourceExhausted, "destination %s would exceed the limit of %d destinations; delete one first", key, limit)
+	}
+	same := exists && before.Group == target.Group && slices.EqualFunc(before.Pairs, target.Pairs, func(a, b *farev1.PairPorts) bool { return proto.Equal(a, b) })
+	return Change{Kind: DestinationChange, Source: source, Prefix: prefix, From: before, To: Destination{Group: target.Group, Pairs: target.Pairs}}, !same, nil
+}
+
+// judgePairs validates the flow pins of a destination of a source group.
+func (s *Server) judgePairs(pairs []*farev1.PairPorts, source netip.Prefix) error {
+	if len(pairs) > 0 && !s.capabilities.FlowPins {
+		return status.Error(codes.Unimplemented, "flow pins are not supported; omit pairs")
+	}
+	seen := make(map[netip.Prefix]bool, len(pairs))
+	for i, pair := range pairs {
+		from, err := hostPrefix(pair.Source)
 		if err != nil {
-			return Change{}, false, invalid("destination %s: pairs[%d]: %v", prefix, i, err)
+			return invalid("pairs[%d]: %v", i, err)
 		}
-		if sources[source] {
-			return Change{}, false, invalid("destination %s: pairs[%d]: source %s is there twice; list each once", prefix, i, source)
+		if seen[from] {
+			return invalid("pairs[%d]: source %s is listed twice; list each once", i, from)
 		}
-		sources[source] = true
+		seen[from] = true
+		if source.IsValid() && !s.restoring && !slices.Contains(s.state.SourceGroup(source).Loopbacks, from) {
+			return status.Errorf(codes.NotFound, "pairs[%d]: %s is not a loopback of source group %s; list it with the destination of its own source group", i, from, source)
+		}
 		for j, port := range pair.UdpSourcePorts {
 			if port == 0 || port > 65535 {
-				return Change{}, false, invalid("destination %s: pairs[%d].udp_source_ports[%d]: %d is no UDP port; use 1 to 65535", prefix, i, j, port)
+				return invalid("pairs[%d].udp_source_ports[%d]: %d is not a UDP port; use 1 to 65535", i, j, port)
 			}
 		}
 	}
-	if _, ok := s.state.Groups[target.Group]; !ok {
-		return Change{}, false, status.Errorf(codes.FailedPrecondition, "destination %s: group %d does not exist; set it first", prefix, target.Group)
-	}
-	before, exists := s.state.Destinations[prefix]
-	if limit := s.capabilities.MaxDestinations; !exists && limit > 0 && len(s.state.Destinations) >= int(limit) {
-		return Change{}, false, status.Errorf(codes.ResourceExhausted, "destination %s would be one more than the %d that fit; delete one first", prefix, limit)
-	}
-	same := exists && before.Group == target.Group && slices.EqualFunc(before.Pairs, target.Pairs, func(a, b *farev1.PairPorts) bool { return proto.Equal(a, b) })
-	return Change{Kind: DestinationChange, Prefix: prefix, From: before, To: Destination{Group: target.Group, Pairs: target.Pairs}}, !same, nil
+	return nil
 }
 
-func (s *Server) deleteDestination(text string) (Change, bool, error) {
-	prefix, err := s.judgePrefix(text)
+// judgeTarget checks that the group of a destination exists and serves the same source group.
+func (s *Server) judgeTarget(key DestinationKey, id uint32) error {
+	group, ok := s.state.Groups[id]
+	if !ok {
+		return status.Errorf(codes.FailedPrecondition, "group %d does not exist; set it first", id)
+	}
+	if group.Source != sourceText(key.Source) {
+		return status.Errorf(codes.FailedPrecondition, "group %d serves source %q, not %q; use a group of the same source", id, group.Source, sourceText(key.Source))
+	}
+	return nil
+}
+
+func (s *Server) deleteDestination(target *farev1.DestinationKey) (Change, bool, error) {
+	prefix, err := s.judgePrefix(target.GetPrefix())
 	if err != nil {
 		return Change{}, false, err
 	}
-	before, exists := s.state.Destinations[prefix]
-	return Change{Kind: DestinationChange, Prefix: prefix, From: before}, exists, nil
+	source, err := parseSource(target.Source) // the source group may no longer be in Forwarding
+	if err != nil {
+		return Change{}, false, invalid("destination %s: source: %v", prefix, err)
+	}
+	before, exists := s.state.Destinations[DestinationKey{source, prefix}]
+	return Change{Kind: DestinationChange, Source: source, Prefix: prefix, From: before}, exists, nil
 }
 
-// judgePrefix checks that a destination is a host prefix of a family that the data plane can do.
+// judgePrefix checks that a destination is a host prefix of a family that the data plane supports.
 func (s *Server) judgePrefix(text string) (netip.Prefix, error) {
 	prefix, err := hostPrefix(text)
 	if err != nil {
 		return prefix, invalid("destination: %v", err)
 	}
 	if prefix.Addr().Is6() && !s.capabilities.Ipv6 {
-		return prefix, status.Errorf(codes.Unimplemented, "destination %s: IPv6 is not supported; leave it out", prefix)
+		if e, ok := s.config.Forwarder.(Explainer); ok && e.WithoutIPv6() != "" {
+			return prefix, status.Errorf(codes.Unimplemented, "destination %s: no IPv6 on this host: %s", prefix, e.WithoutIPv6())
+		}
+		return prefix, status.Errorf(codes.Unimplemented, "destination %s: IPv6 is not supported; omit the destination", prefix)
 	}
 	return prefix, nil
 }

@@ -19,7 +19,7 @@ import (
 type session struct {
 	ended  chan struct{} // closed by end
 	once   sync.Once
-	reason error // why it ended; read after ended is closed
+	reason error // why the stream ended; read after ended is closed
 	outbox *outbox
 }
 
@@ -37,13 +37,14 @@ func (s *Server) Program(stream grpc.BidiStreamingServer[farev1.ProgramRequest, 
 	s.mu.Lock()
 	if s.state.Forwarding == nil {
 		s.mu.Unlock()
-		return status.Error(codes.FailedPrecondition, "no Hello came before Program; say Hello with the forwarding first")
+		return status.Error(codes.FailedPrecondition, "Program without a Hello; send a Hello with the forwarding first")
 	}
 	if s.current != nil {
-		s.current.end(status.Error(codes.Aborted, "a newer Program stream took over; only one control plane may program"))
+		s.current.end(status.Error(codes.Aborted, "a newer Program stream replaced this one; run only one control plane"))
 		s.counters.StreamsReplaced++
 	}
 	s.current = se
+	s.integrity.attach(se.outbox)
 	s.counters.Streams++
 	s.mu.Unlock()
 	defer func() {
@@ -52,15 +53,15 @@ func (s *Server) Program(stream grpc.BidiStreamingServer[farev1.ProgramRequest, 
 		if s.current == se {
 			s.current = nil
 		}
-		se.end(nil) // nobody reads acknowledgements any more: who waits for room gives up
+		se.end(nil) // acknowledgements are no longer read, so put stops waiting for room
 	}()
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
 	}
-	// Both goroutines end when this method returns at the latest: gRPC then cancels the stream's context, and Recv with it.
+	// Both goroutines end no later than this method: when it returns, gRPC cancels the stream's context and with it Recv.
 	inbox := make(chan *farev1.Operation, batchLimit)
 	finished := make(chan error, 1)
-	var cause error // of the reader's end; read after inbox is closed
+	var cause error // why the reader ended; read after inbox is closed
 	go func() {
 		cause = s.read(stream, inbox)
 		close(inbox)
@@ -69,10 +70,10 @@ func (s *Server) Program(stream grpc.BidiStreamingServer[farev1.ProgramRequest, 
 		s.apply(se, inbox)
 		finished <- cause
 	}()
-	return se.send(stream, finished)
+	return se.send(stream, &s.integrity, finished)
 }
 
-// read takes operations until the stream ends; nil means that the client has sent all it wanted.
+// read receives operations until the stream ends; nil means that the client has closed its side.
 func (s *Server) read(stream grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse], inbox chan<- *farev1.Operation) error {
 	var last uint64
 	for {
@@ -89,7 +90,7 @@ func (s *Server) read(stream grpc.BidiStreamingServer[farev1.ProgramRequest, far
 		}
 		for _, operation := range operations {
 			if operation.GetId() <= last {
-				return status.Errorf(codes.InvalidArgument, "operation id %d came after %d; ids start at 1 and grow", operation.GetId(), last)
+				return status.Errorf(codes.InvalidArgument, "operation id %d follows %d; use ids that start at 1 and grow", operation.GetId(), last)
 			}
 			last = operation.Id
 			if s.config.Observe != nil {
@@ -104,8 +105,8 @@ func (s *Server) read(stream grpc.BidiStreamingServer[farev1.ProgramRequest, far
 	}
 }
 
-// apply commits what was read, as much at a time as there is, until inbox is closed. Of a stream that has ended nothing is
-// committed any more.
+// apply commits received operations, in batches of all that are pending, until inbox is closed. After the end of the stream
+// it commits nothing.
 func (s *Server) apply(se *session, inbox <-chan *farev1.Operation) {
 	var batch []*farev1.Operation
 	for operation := range inbox {
@@ -124,12 +125,12 @@ func (s *Server) apply(se *session, inbox <-chan *farev1.Operation) {
 		}
 		outcomes, delay := s.take(se, batch)
 		for i, o := range outcomes {
-			se.outbox.put(se.ended, batch[i].Id, delay, o.err)
+			se.outbox.put(se.ended, batch[i].Id, delay, o)
 		}
 	}
 }
 
-// take commits operations of the current stream; none of one that was replaced.
+// take commits operations of the current stream, and none of a replaced stream.
 func (s *Server) take(se *session, batch []*farev1.Operation) ([]outcome, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,17 +140,20 @@ func (s *Server) take(se *session, batch []*farev1.Operation) ([]outcome, time.D
 	return s.commit(batch), s.delay
 }
 
-// send carries acknowledgements until the stream ends.
-func (s *session) send(stream grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse], finished <-chan error) error {
+// send sends acknowledgements and integrity reports until the stream ends.
+func (s *session) send(stream grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse], below *integrity, finished <-chan error) error {
 	var response farev1.ProgramResponse
+	var version uint64 // of the last integrity report sent
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	// When the reader has ended, what it brought is acknowledged before the stream ends: late acknowledgements too, unless
-	// an error ended it.
+	// After the reader has ended, its operations are acknowledged before the stream ends. That includes delayed
+	// acknowledgements, unless an error ended the reader.
 	drain, cause := false, error(nil)
 	for {
 		wait, more := s.outbox.take(&response)
-		if len(response.Acks) > 0 {
+		// Read after the acknowledgements, which are valid to the extent of the report in the same message.
+		response.Integrity, version = below.since(version)
+		if len(response.Acks) > 0 || response.Integrity != nil {
 			select {
 			case <-s.ended:
 				return s.reason
@@ -171,7 +175,7 @@ func (s *session) send(stream grpc.BidiStreamingServer[farev1.ProgramRequest, fa
 			return status.FromContextError(stream.Context().Err()).Err()
 		case cause = <-finished:
 			finished, drain = nil, true
-		case <-s.outbox.knock:
+		case <-s.outbox.ready:
 		case <-timer.C:
 		}
 	}
@@ -180,33 +184,34 @@ func (s *session) send(stream grpc.BidiStreamingServer[farev1.ProgramRequest, fa
 // outboxLimit bounds the acknowledgements that a client has not read; beyond it the receiver waits.
 const outboxLimit = 16384
 
-// batchLimit bounds one message: far below gRPC's 4 MiB, even when every acknowledgement explains a refusal.
+// batchLimit bounds one message: far below gRPC's 4 MiB, even if every acknowledgement explains a refusal.
 const batchLimit = 1024
 
 // idle is how long a sender without a due acknowledgement sleeps; any acknowledgement wakes it.
 const idle = time.Hour
 
-// ack is an acknowledgement that waits to be sent.
+// ack is a pending acknowledgement.
 type ack struct {
 	id    uint64
 	level farev1.AckLevel
-	err   error
-	due   time.Time // later only
+	code  codes.Code
+	text  string
+	due   time.Time // in later only
 }
 
-// outbox gathers acknowledgements while the one before is being sent.
+// outbox collects acknowledgements while the previous message is being sent.
 type outbox struct {
-	knock chan struct{} // something was put
-	room  chan struct{} // something was taken
+	ready chan struct{} // notifies of new acknowledgements
+	room  chan struct{} // notifies of new room
 
 	mu    sync.Mutex // guards everything below
 	now   []ack
-	later []ack // IN_EFFECT, due in this order
+	later []ack // IN_EFFECT or APPROXIMATE, in the order of operations; each waits until those before it are due
 	reuse []*farev1.Ack
 }
 
 func newOutbox() *outbox {
-	return &outbox{knock: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+	return &outbox{ready: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
 func ring(bell chan struct{}) {
@@ -216,17 +221,17 @@ func ring(bell chan struct{}) {
 	}
 }
 
-// put adds what acknowledges one operation, and waits while the client is too far behind.
-func (o *outbox) put(ended <-chan struct{}, id uint64, delay time.Duration, refused error) {
+// put adds the acknowledgement of one operation, and blocks while the client is too far behind.
+func (o *outbox) put(ended <-chan struct{}, id uint64, delay time.Duration, result outcome) {
 	for {
 		o.mu.Lock()
 		full := len(o.now)+len(o.later) >= outboxLimit
 		if !full {
-			o.add(id, delay, refused)
+			o.add(id, delay, result)
 		}
 		o.mu.Unlock()
 		if !full {
-			ring(o.knock)
+			ring(o.ready)
 			return
 		}
 		select {
@@ -237,25 +242,27 @@ func (o *outbox) put(ended <-chan struct{}, id uint64, delay time.Duration, refu
 	}
 }
 
-// add files the acknowledgements. The caller holds mu.
-func (o *outbox) add(id uint64, delay time.Duration, refused error) {
+// add queues the acknowledgements of an operation. The caller holds mu.
+func (o *outbox) add(id uint64, delay time.Duration, result outcome) {
+	final := ack{id: id, level: farev1.AckLevel_ACK_LEVEL_IN_EFFECT, text: result.deviation}
+	if result.deviation != "" {
+		final.level = farev1.AckLevel_ACK_LEVEL_APPROXIMATE
+	}
 	switch {
-	case refused != nil:
-		o.now = append(o.now, ack{id: id, level: farev1.AckLevel_ACK_LEVEL_REFUSED, err: refused})
+	case result.err != nil:
+		why := status.Convert(result.err)
+		o.now = append(o.now, ack{id: id, level: farev1.AckLevel_ACK_LEVEL_REFUSED, code: why.Code(), text: why.Message()})
 	case delay == 0 && len(o.later) == 0:
-		o.now = append(o.now, ack{id: id, level: farev1.AckLevel_ACK_LEVEL_IN_EFFECT})
+		o.now = append(o.now, final)
 	default:
-		due := time.Now().Add(delay)
-		if n := len(o.later); n > 0 && due.Before(o.later[n-1].due) {
-			due = o.later[n-1].due // acknowledgements of one level keep their order
-		}
+		final.due = time.Now().Add(delay)
 		o.now = append(o.now, ack{id: id, level: farev1.AckLevel_ACK_LEVEL_ACCEPTED})
-		o.later = append(o.later, ack{id: id, level: farev1.AckLevel_ACK_LEVEL_IN_EFFECT, due: due})
+		o.later = append(o.later, final)
 	}
 }
 
-// take moves all acknowledgements that are due into response, reusing its messages. wait is the time until the next is
-// due, more whether there is one.
+// take moves all due acknowledgements into response, reusing its messages. wait is the time until the next one is due, and
+// more reports whether there is a next one.
 func (o *outbox) take(response *farev1.ProgramResponse) (wait time.Duration, more bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -276,10 +283,7 @@ func (o *outbox) take(response *farev1.ProgramResponse) (wait time.Duration, mor
 		} else {
 			a = o.later[i-now]
 		}
-		batch[i].Id, batch[i].Level, batch[i].Code, batch[i].Message = a.id, a.level, 0, ""
-		if a.err != nil {
-			batch[i].Code, batch[i].Message = uint32(status.Code(a.err)), status.Convert(a.err).Message()
-		}
+		batch[i].Id, batch[i].Level, batch[i].Code, batch[i].Message = a.id, a.level, uint32(a.code), a.text
 	}
 	response.Acks = batch
 	o.now = slices.Delete(o.now, 0, now)

@@ -16,7 +16,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// TestRestoreEqualsWhatWas: after any operations and Hellos, a server restored from its journal is the one that ended.
+// TestRestoreEqualsWhatWas checks that, after any operations and Hellos, a server restored from the journal equals the
+// original.
 func TestRestoreEqualsWhatWas(t *testing.T) {
 	for seed := range uint64(100) {
 		random := rand.New(rand.NewPCG(seed, 3))
@@ -25,7 +26,7 @@ func TestRestoreEqualsWhatWas(t *testing.T) {
 		greet(t, s, forwarding())
 		for id := range uint64(60) {
 			s.commit([]*farev1.Operation{d.operation(id)})
-			if d.next(10) == 0 { // sub-ports come, go, and change their order
+			if d.next(10) == 0 { // sub-ports are added, removed and reordered
 				f := forwarding()
 				for _, plane := range f.Planes {
 					random.Shuffle(len(plane.SubPorts), func(i, j int) { plane.SubPorts[i], plane.SubPorts[j] = plane.SubPorts[j], plane.SubPorts[i] })
@@ -39,7 +40,7 @@ func TestRestoreEqualsWhatWas(t *testing.T) {
 		if err != nil || len(refused) > 0 {
 			t.Fatalf("seed %d: %v, refused %v", seed, err, refused)
 		}
-		// Members that are not part of Forwarding come last, in no order of their own.
+		// Members that are not part of Forwarding come last, in no particular order.
 		order := protocmp.SortRepeatedFields(&farev1.Group{}, "members")
 		if diff := cmp.Diff(s.state.Snapshot(), again.state.Snapshot(), protocmp.Transform(), order); diff != "" {
 			t.Fatalf("seed %d (-before +restored):\n%s", seed, diff)
@@ -64,7 +65,8 @@ func restored() (*farev1.Forwarding, *farev1.SnapshotResponse) {
 	}
 }
 
-// TestRestoreTakesWhatWasAccepted: members that a Hello left behind stay, pins that are not supported any more go.
+// TestRestoreTakesWhatWasAccepted checks that members removed by a later Hello stay, and that unsupported flow pins are
+// left out.
 func TestRestoreTakesWhatWasAccepted(t *testing.T) {
 	f := newStrict(t)
 	f.capabilities = &farev1.Capabilities{}
@@ -83,13 +85,14 @@ func TestRestoreTakesWhatWasAccepted(t *testing.T) {
 	if all.Destinations[0].Pairs != nil || all.SubPorts[0].Up {
 		t.Errorf("restored %v", all)
 	}
-	// What is judged afterwards is judged as ever.
+	// Later operations are validated as usual.
 	if o := s.commit([]*farev1.Operation{{Op: &farev1.Operation_SetGroup{SetGroup: all.Groups[0]}}})[0]; status.Code(o.err) != codes.NotFound {
 		t.Errorf("a new group with an unknown sub-port: %v, want NOT_FOUND", o.err)
 	}
 }
 
-// TestRestoreLeavesOutWhatFails: one object that the Forwarder refuses costs that object, and what depends on it.
+// TestRestoreLeavesOutWhatFails checks that a refused object is left out together with the objects that depend on it, and
+// no others.
 func TestRestoreLeavesOutWhatFails(t *testing.T) {
 	f, book := newStrict(t), newNotebook()
 	f.fail = func(changes []Change) error {
@@ -125,7 +128,7 @@ type refusing struct {
 
 func (r *refusing) SetForwarding(*farev1.Forwarding) error { return r.err }
 
-// finder is a Forwarder that finds what an earlier run left.
+// finder is a Forwarder that reports the state of an earlier run.
 type finder struct {
 	strict
 	found *farev1.SnapshotResponse
@@ -137,14 +140,15 @@ func (f *finder) Recover() *farev1.SnapshotResponse {
 	return f.found
 }
 
-// TestRecover: the first Hello without a journal takes over what forwards, later ones do not ask.
+// TestRecover checks that the first Hello without a journal adopts the recovered state, and that later ones do not call
+// Recover.
 func TestRecover(t *testing.T) {
 	_, all := restored()
 	f := &finder{strict: *newStrict(t), found: all}
 	told := 0
 	s := New(Config{Forwarder: f, Journal: newNotebook(), Recovered: func(found *farev1.SnapshotResponse, refused []error) {
 		told++
-		if found != all || len(refused) != 2 { // group 1 has a member that Hello does not know
+		if found != all || len(refused) != 2 { // group 1 has a member that is not in Hello
 			t.Errorf("recovered %v, refused %v", found, refused)
 		}
 	}})
@@ -164,7 +168,7 @@ func TestRecover(t *testing.T) {
 	}
 }
 
-// TestHelloArranges: groups have their members in the order of the Forwarding that counts.
+// TestHelloArranges checks that groups have their members in the order of the current Forwarding.
 func TestHelloArranges(t *testing.T) {
 	s := New(Config{Forwarder: newStrict(t)})
 	greet(t, s, forwarding())
@@ -177,6 +181,35 @@ func TestHelloArranges(t *testing.T) {
 	greet(t, s, f)
 	if got := s.state.Snapshot().Groups[0].Members; got[0].Device != "b" || first.Members[0].Device != "a" {
 		t.Errorf("members %v, and %v before; want b first now, and what was read left alone", got, first.Members)
+	}
+}
+
+// TestHelloKeepsNextHops checks that a sub-port without any next hop keeps those of the previous Forwarding, also of a
+// restored one, and that other sub-ports do not.
+func TestHelloKeepsNextHops(t *testing.T) {
+	known := forwarding()
+	known.Planes[0].SubPorts[0].NextHopV4, known.Planes[0].SubPorts[0].NextHopV6 = "192.0.2.1", ""
+	known.Planes[0].SubPorts[1].NextHopV4, known.Planes[0].SubPorts[1].NextHopV6 = "", "fe80::2"
+	known.Planes[1].SubPorts[0].NextHopV4, known.Planes[1].SubPorts[0].NextHopV6 = "192.0.2.3", "fe80::3"
+	for name, prepare := range map[string]func(*Server){
+		"after a Hello":   func(s *Server) { greet(t, s, proto.CloneOf(known)) },
+		"after a journal": func(s *Server) { s.Restore(proto.CloneOf(known), &farev1.SnapshotResponse{}) },
+	} {
+		book := newNotebook()
+		s := New(Config{Forwarder: newStrict(t), Journal: book})
+		prepare(s)
+		next := proto.CloneOf(known)
+		next.Planes[0].SubPorts[0].NextHopV4 = ""        // the control plane restarted
+		next.Planes[0].SubPorts[1].NextHopV6 = "fe80::9" // another leaf
+		next.Planes[1].SubPorts[0].NextHopV6 = ""        // no longer IPv6
+		greet(t, s, proto.CloneOf(next))
+		next.Planes[0].SubPorts[0].NextHopV4 = "192.0.2.1"
+		if diff := cmp.Diff(next, s.state.Forwarding, protocmp.Transform()); diff != "" {
+			t.Errorf("%s (-want +have):\n%s", name, diff)
+		}
+		if diff := cmp.Diff(next, book.forwarding, protocmp.Transform()); diff != "" {
+			t.Errorf("%s, journal (-want +have):\n%s", name, diff)
+		}
 	}
 }
 

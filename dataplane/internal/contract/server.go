@@ -18,57 +18,61 @@ import (
 
 // Config describes a data plane.
 type Config struct {
-	// Name and Version are what Hello answers.
+	// Name and Version are returned by Hello.
 	Name, Version string
 	Forwarder     Forwarder
-	// Journal, if set, is told everything that a restart must know.
+	// Journal, if set, receives everything that a restart needs.
 	Journal Journal
-	// Observe, if set, sees every operation in the order of arrival, before it is judged. It must not keep the message.
+	// Observe, if set, is called with every operation in the order of arrival, before validation. It must not keep the
+	// message.
 	Observe func(*farev1.Operation)
-	// Recovered, if set, is told what a Recoverer found after the first Hello, and what of it could not be taken over.
+	// Recovered, if set, is called with the state that a Recoverer found after the first Hello, and with the refusals of
+	// parts of it.
 	Recovered func(found *farev1.SnapshotResponse, refused []error)
 }
 
-// Server implements fare.v1.DataplaneService. Its methods may be called from any goroutine. Use New.
+// Server implements fare.v1.DataplaneService. It is safe for concurrent use. Use New.
 type Server struct {
 	farev1.UnimplementedDataplaneServiceServer
 
-	config Config
+	config    Config
+	integrity integrity
 
-	mu           sync.Mutex // guards everything below, and orders the calls of the Forwarder
+	mu           sync.Mutex // guards everything below, and serializes calls of the Forwarder
 	capabilities *farev1.Capabilities
 	state        State
 	current      *session
 	counters     Tally
 	delay        time.Duration
 	refuse       refusal
-	restoring    bool     // what is judged was accepted before
-	changes      []Change // scratch of one batch
+	restoring    bool     // the operations being validated were accepted before
+	changes      []Change // scratch for one batch
 }
 
-// Tally counts since New. Operations of all kinds + Malformed = Changed + Unchanged + Refused; operations that RefuseNext
-// refused are Injected alone.
+// Tally holds counters since New. Operations of all kinds + Malformed = Changed + Unchanged + Refused; operations refused
+// by RefuseNext are counted in Injected only.
 type Tally struct {
 	Hellos, Snapshots uint64
-	// Streams is how many Program streams began, StreamsReplaced how many of them a newer one ended.
+	// Streams counts Program streams, StreamsReplaced those that a newer stream ended.
 	Streams, StreamsReplaced uint64
 
 	SubPorts, GroupSets, GroupDeletes, DestinationSets, DestinationDeletes uint64
-	// Malformed operations had none of the fields set.
+	// Malformed counts operations without any field set.
 	Malformed uint64
 
+	// Changed, Unchanged and Refused count operations by result.
 	Changed, Unchanged, Refused uint64
 	Injected                    uint64
-	// Batches is how many times the Forwarder was called, Retried how many of them failed and were taken apart.
+	// Batches counts commits to the Forwarder, Retried failed batches whose operations were committed one by one.
 	Batches, Retried uint64
 }
 
-// Operations is how many operations were judged.
+// Operations returns the number of validated operations.
 func (t Tally) Operations() uint64 {
 	return t.SubPorts + t.GroupSets + t.GroupDeletes + t.DestinationSets + t.DestinationDeletes + t.Malformed
 }
 
-// refusal is what RefuseNext asked for.
+// refusal holds the parameters of RefuseNext.
 type refusal struct {
 	left    int
 	code    codes.Code
@@ -77,13 +81,17 @@ type refusal struct {
 
 // New returns an empty data plane that waits for a Hello.
 func New(config Config) *Server {
-	return &Server{config: config, capabilities: capabilitiesOf(config.Forwarder), state: newState()}
+	s := &Server{config: config, capabilities: capabilitiesOf(config.Forwarder), state: newState()}
+	if g, ok := config.Forwarder.(Guardian); ok {
+		g.Guard(s.ReportIntegrity)
+	}
+	return s
 }
 
-// Restore brings back what a journal kept: the forwarding, and the state under it. It was accepted once, so that members
-// whose sub-ports a later Hello took away are taken as they are, and flow pins that the Forwarder cannot do are left out.
-// Objects that the Forwarder refuses today are left out; refused says why. An error is SetForwarding's, and then nothing is
-// restored. Call it before serving.
+// Restore restores the state of a journal: the forwarding and all objects. The state was accepted before, so members whose
+// sub-ports a later Hello removed are kept, and flow pins that the Forwarder does not support are left out. Objects that
+// the Forwarder now refuses are left out, with their errors in refused. err is an error of SetForwarding; nothing is
+// restored then. Restore must be called before serving.
 func (s *Server) Restore(forwarding *farev1.Forwarding, all *farev1.SnapshotResponse) (refused []error, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,17 +138,19 @@ func (s *Server) Hello(_ context.Context, request *farev1.HelloRequest) (*farev1
 	return s.describe(), nil
 }
 
-// setForwarding judges a forwarding and makes it the present one. The caller holds mu.
+// setForwarding validates a forwarding and applies it. The caller holds mu.
 func (s *Server) setForwarding(forwarding *farev1.Forwarding) error {
-	devices, planes, err := s.judgeForwarding(forwarding)
+	devices, err := s.judgeForwarding(forwarding)
 	if err != nil {
 		return err
 	}
+	keepNextHops(forwarding, s.state.Forwarding)
 	if err := s.config.Forwarder.SetForwarding(forwarding); err != nil {
 		return err
 	}
 	s.capabilities = capabilitiesOf(s.config.Forwarder)
-	s.state.Forwarding, s.state.Devices, s.state.planes = forwarding, devices, planes
+	s.state.Forwarding, s.state.Devices = forwarding, devices
+	s.state.setSources(SourceGroups(forwarding))
 	s.state.arrange()
 	for device := range s.state.down {
 		if _, ok := devices[device]; !ok {
@@ -150,68 +160,90 @@ func (s *Server) setForwarding(forwarding *farev1.Forwarding) error {
 	return nil
 }
 
-// capabilitiesOf are a Forwarder's, with what the server itself can do.
+// keepNextHops copies the current next hops to sub-ports without any next hop: a control plane that starts learns the next
+// hops of unnumbered sessions from router advertisements, and forwarding continues until then.
+func keepNextHops(forwarding, present *farev1.Forwarding) {
+	known := map[string]*farev1.ForwardingSubPort{}
+	for _, plane := range present.GetPlanes() {
+		for _, subPort := range plane.SubPorts {
+			known[subPort.Device] = subPort
+		}
+	}
+	for _, plane := range forwarding.GetPlanes() {
+		for _, subPort := range plane.SubPorts {
+			if subPort.NextHopV4 == "" && subPort.NextHopV6 == "" {
+				subPort.NextHopV4, subPort.NextHopV6 = known[subPort.Device].GetNextHopV4(), known[subPort.Device].GetNextHopV6()
+			}
+		}
+	}
+}
+
+// capabilitiesOf returns the capabilities of a Forwarder together with those of the server.
 func capabilitiesOf(f Forwarder) *farev1.Capabilities {
 	c := proto.CloneOf(f.Capabilities())
 	c.MaxOperationsPerRequest = batchLimit
 	return c
 }
 
-// judgeForwarding checks what Hello brought and indexes it.
-func (s *Server) judgeForwarding(forwarding *farev1.Forwarding) (map[string]Position, map[string]bool, error) {
-	invalid := func(format string, args ...any) (map[string]Position, map[string]bool, error) {
-		return nil, nil, status.Errorf(codes.InvalidArgument, "forwarding: "+format, args...)
-	}
+// judgeForwarding validates the forwarding of a Hello and returns the positions of its devices.
+func (s *Server) judgeForwarding(forwarding *farev1.Forwarding) (map[string]Position, error) {
 	if len(forwarding.GetPlanes()) == 0 {
-		return invalid("no planes; name at least one with a sub-port")
+		return nil, invalid("forwarding: no planes; list at least one with a sub-port")
 	}
 	switch forwarding.Mode {
 	case farev1.Mode_MODE_PER_FLOW:
 	case farev1.Mode_MODE_PER_PACKET:
 		if !s.capabilities.PerPacket {
-			return nil, nil, status.Error(codes.Unimplemented, "forwarding: mode per-packet is not supported; use per-flow")
+			return nil, status.Error(codes.Unimplemented, "forwarding: mode per-packet is not supported; use per-flow")
 		}
 	default:
-		return invalid("mode %v; use per-flow or per-packet", forwarding.Mode)
+		return nil, invalid("forwarding: mode %v; use per-flow or per-packet", forwarding.Mode)
 	}
-	devices, planes := map[string]Position{}, map[string]bool{}
-	for i, plane := range forwarding.Planes {
-		if plane.Plane == "" || planes[plane.Plane] {
-			return invalid("planes[%d]: name %q is empty or used twice; give each plane its own", i, plane.Plane)
-		}
-		planes[plane.Plane] = true
-		for j, subPort := range plane.SubPorts {
-			if _, twice := devices[subPort.Device]; twice || subPort.Device == "" {
-				return invalid("planes[%d].sub_ports[%d]: device %q is empty or used twice; give each sub-port its own", i, j, subPort.Device)
-			}
-			devices[subPort.Device] = Position{Plane: plane.Plane, Index: len(devices)}
-			if !isAddr(subPort.NextHopV4, netip.Addr.Is4) {
-				return invalid("planes[%d].sub_ports[%d]: next_hop_v4: %q is no IPv4 address; give one, or nothing", i, j, subPort.NextHopV4)
-			}
-			if !isAddr(subPort.NextHopV6, func(a netip.Addr) bool { return a.Is6() && !a.Is4In6() && a.Zone() == "" }) {
-				return invalid("planes[%d].sub_ports[%d]: next_hop_v6: %q is no IPv6 address without a zone; give one, or nothing", i, j, subPort.NextHopV6)
-			}
-		}
+	devices, err := judgePlanes(forwarding.Planes)
+	if err != nil {
+		return nil, err
 	}
 	for i, loopback := range forwarding.Loopbacks {
 		if _, err := hostPrefix(loopback); err != nil {
-			return invalid("loopbacks[%d]: %v", i, err)
+			return nil, invalid("forwarding: loopbacks[%d]: %v", i, err)
 		}
 	}
-	for i, port := range forwarding.UdpPorts {
-		if port == 0 || port > 65535 {
-			return invalid("udp_ports[%d]: %d is no UDP port; use 1 to 65535", i, port)
+	for name, ports := range map[string][]uint32{"udp": forwarding.UdpPorts, "tcp": forwarding.TcpPorts} {
+		for i, port := range ports {
+			if port == 0 || port > 65535 {
+				return nil, invalid("forwarding: %s_ports[%d]: %d is not a port; use 1 to 65535", name, i, port)
+			}
 		}
 	}
-	for i, port := range forwarding.TcpPorts {
-		if port == 0 || port > 65535 {
-			return invalid("tcp_ports[%d]: %d is no TCP port; use 1 to 65535", i, port)
-		}
-	}
-	return devices, planes, nil
+	return devices, judgeSourceGroups(forwarding, devices)
 }
 
-// isAddr says whether a text is empty, or an address of a kind.
+// judgePlanes validates the names and next hops of planes and sub-ports.
+func judgePlanes(all []*farev1.ForwardingPlane) (map[string]Position, error) {
+	devices, planes := map[string]Position{}, map[string]bool{}
+	for i, plane := range all {
+		if plane.Plane == "" || planes[plane.Plane] {
+			return nil, invalid("forwarding: planes[%d]: name %q is empty or used twice; give each plane a unique name", i, plane.Plane)
+		}
+		planes[plane.Plane] = true
+		for j, subPort := range plane.SubPorts {
+			at := fmt.Sprintf("forwarding: planes[%d].sub_ports[%d]", i, j)
+			if _, twice := devices[subPort.Device]; twice || subPort.Device == "" {
+				return nil, invalid("%s: device %q is empty or used twice; give each sub-port a unique device", at, subPort.Device)
+			}
+			devices[subPort.Device] = Position{Plane: plane.Plane, Index: len(devices)}
+			if !isAddr(subPort.NextHopV4, netip.Addr.Is4) {
+				return nil, invalid("%s: next_hop_v4: %q is not an IPv4 address; set one, or leave the field empty", at, subPort.NextHopV4)
+			}
+			if !isAddr(subPort.NextHopV6, func(a netip.Addr) bool { return a.Is6() && !a.Is4In6() && a.Zone() == "" }) {
+				return nil, invalid("%s: next_hop_v6: %q is not an IPv6 address without a zone; set one, or leave the field empty", at, subPort.NextHopV6)
+			}
+		}
+	}
+	return devices, nil
+}
+
+// isAddr reports whether text is empty or an address of a kind.
 func isAddr(text string, kind func(netip.Addr) bool) bool {
 	addr, err := netip.ParseAddr(text)
 	return text == "" || err == nil && kind(addr)
@@ -221,16 +253,19 @@ func isAddr(text string, kind func(netip.Addr) bool) bool {
 func hostPrefix(text string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("%w; give a host prefix such as 10.255.0.2/32", err)
+		return netip.Prefix{}, fmt.Errorf("%w; use a host prefix such as 10.255.0.2/32", err)
 	}
 	if !prefix.IsSingleIP() || prefix.Addr().Is4In6() {
 		return netip.Prefix{}, fmt.Errorf("%s is not a host prefix; use /32 for IPv4, /128 for IPv6", text)
 	}
+	if prefix.Addr().IsMulticast() {
+		return netip.Prefix{}, fmt.Errorf("%s is a multicast address; a destination is one GPU's unicast address", text)
+	}
 	return prefix, nil
 }
 
-// chunk is how many objects of a kind one SnapshotResponse carries: well below gRPC's 4 MiB message limit, even with
-// 128 slots for each of 8 sources.
+// chunk is the number of objects of one kind per SnapshotResponse: well below gRPC's 4 MiB message limit, even with 128
+// slots for each of 8 sources.
 const chunk = 256
 
 // Snapshot implements farev1.DataplaneServiceServer.
@@ -238,9 +273,10 @@ func (s *Server) Snapshot(_ *farev1.SnapshotRequest, stream grpc.ServerStreaming
 	s.mu.Lock()
 	s.counters.Snapshots++
 	all := s.state.Snapshot()
+	approximate := s.deviations()
 	s.mu.Unlock()
-	// The messages are replaced, never modified, once they are programmed: they can be sent without the lock.
-	if err := stream.Send(&farev1.SnapshotResponse{SubPorts: all.SubPorts}); err != nil {
+	// Programmed messages are replaced, never modified, so they can be sent without the lock.
+	if err := stream.Send(&farev1.SnapshotResponse{SubPorts: all.SubPorts, Approximate: approximate}); err != nil {
 		return err
 	}
 	for groups := range slices.Chunk(all.Groups, chunk) {
@@ -271,9 +307,9 @@ func (s *Server) Landing(_ context.Context, request *farev1.LandingRequest) (*fa
 func (s *Server) Counters(request *farev1.CountersRequest, stream grpc.ServerStreamingServer[farev1.CountersResponse]) error {
 	counter, ok := s.config.Forwarder.(Counter)
 	if !ok {
-		return status.Errorf(codes.Unimplemented, "the %s data plane counts nothing", s.config.Name)
+		return status.Errorf(codes.Unimplemented, "the %s data plane has no counters", s.config.Name)
 	}
-	// Gathered under the lock, sent without: a slow reader must not hold up operations.
+	// The counters are collected with the lock and sent without it, so that a slow reader does not delay operations.
 	var chunks []*farev1.CountersResponse
 	s.mu.Lock()
 	err := counter.Counters(request, func(r *farev1.CountersResponse) error {
@@ -289,7 +325,7 @@ func (s *Server) Counters(request *farev1.CountersRequest, stream grpc.ServerStr
 	return err
 }
 
-// Describe returns what Hello would answer now.
+// Describe returns the current answer to a Hello.
 func (s *Server) Describe() *farev1.HelloResponse {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -300,22 +336,22 @@ func (s *Server) describe() *farev1.HelloResponse {
 	return &farev1.HelloResponse{Name: s.config.Name, Version: s.config.Version, Capabilities: proto.CloneOf(s.capabilities)}
 }
 
-// View calls fn with the state, which it must neither modify nor keep.
+// View calls fn with the state, which fn must neither modify nor keep.
 func (s *Server) View(fn func(*State)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fn(&s.state)
 }
 
-// Tally returns the counters as they are now.
+// Tally returns the current counters.
 func (s *Server) Tally() Tally {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.counters
 }
 
-// DelayAcks holds back IN_EFFECT of operations from now on by delay; ACCEPTED is then sent at once. 0, the start,
-// sends IN_EFFECT alone and at once. For tests.
+// DelayAcks delays the IN_EFFECT of later operations by delay and sends ACCEPTED immediately. 0, the initial value, sends
+// only IN_EFFECT, immediately. For tests.
 func (s *Server) DelayAcks(delay time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -329,7 +365,7 @@ func (s *Server) RefuseNext(n int, code codes.Code, message string) {
 	s.refuse = refusal{left: n, code: code, message: message}
 }
 
-// BreakStream ends the present Program stream, if any, with UNAVAILABLE. What it programmed stays.
+// BreakStream ends the current Program stream, if any, with UNAVAILABLE. The programmed state stays.
 func (s *Server) BreakStream(why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -343,11 +379,11 @@ func (s *Server) breakStream(why string) {
 	}
 }
 
-// Reset forgets everything that was programmed, Hello included, and ends the stream, as a restart without a journal does.
-// The Forwarder is told nothing. Counters and injected faults stay.
+// Reset deletes the programmed state, including the Hello, and ends the stream, like a restart without a journal. The
+// Forwarder is not notified. Counters and injected faults stay.
 func (s *Server) Reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.breakStream("the data plane restarted; connect again")
+	s.breakStream("the data plane restarted; reconnect")
 	s.state = newState()
 }

@@ -10,57 +10,81 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// State is what is programmed. Its messages are replaced, never modified, once they are part of it.
+// State is the programmed state. Messages in it are replaced, never modified.
 type State struct {
-	// Forwarding is what the last Hello brought; nil: none came yet.
-	Forwarding   *farev1.Forwarding
-	Devices      map[string]Position
+	// Forwarding is from the last Hello; nil before the first.
+	Forwarding *farev1.Forwarding
+	Devices    map[string]Position
+	// Sources are the source groups of Forwarding, at least one after the first Hello.
+	Sources      []SourceGroup
 	Groups       map[uint32]*farev1.Group
-	Destinations map[netip.Prefix]Destination
+	Destinations map[DestinationKey]Destination
 
-	planes map[string]bool
-	down   map[string]bool
-	users  map[uint32]int // destinations of each group
+	sourceIndex map[netip.Prefix]int // by name
+	down        map[string]bool
+	users       map[uint32]int // number of destinations of each group
 }
 
-// Position says where a device stands in Forwarding.
+// Position is the place of a device in Forwarding.
 type Position struct {
 	Plane string
 	Index int // over all planes, in the order of Forwarding
 }
 
-// Destination is a programmed destination; Group 0: not there.
+// DestinationKey identifies a destination of a source group.
+type DestinationKey struct {
+	// Source is the name of the source group, the zero value if Forwarding lists none.
+	Source netip.Prefix
+	Prefix netip.Prefix
+}
+
+// String returns the destination as text for operators.
+func (k DestinationKey) String() string {
+	if !k.Source.IsValid() {
+		return k.Prefix.String()
+	}
+	return k.Prefix.String() + " from " + k.Source.String()
+}
+
+// Destination is a programmed destination; Group 0 means that the destination does not exist.
 type Destination struct {
 	Group uint32
 	Pairs []*farev1.PairPorts
 }
 
-// Kind says what a Change changes.
+// Kind is the kind of a Change.
 type Kind uint8
 
-// The kinds.
+// Kinds of changes.
 const (
 	SubPortChange Kind = iota + 1
 	GroupChange
 	DestinationChange
 )
 
-// Change is one valid difference between the state before an operation and after it.
+// Change is the difference between the states before and after a valid operation.
 type Change struct {
 	Kind Kind
 
-	// SubPortChange.
+	// Fields of SubPortChange.
 	Device string
 	Up     bool
 
-	// GroupChange: nil is a group that is not there.
+	// Source is the name of the source group of a group or destination, the zero value if Forwarding lists none. If
+	// Forwarding does not contain the source group, the entry carries no packets.
+	Source netip.Prefix
+
+	// Fields of GroupChange; nil is a group that does not exist.
 	Group         uint32
 	Before, After *farev1.Group
 
-	// DestinationChange.
+	// Fields of DestinationChange.
 	Prefix   netip.Prefix
 	From, To Destination
 }
+
+// Key returns the destination of a DestinationChange.
+func (c Change) Key() DestinationKey { return DestinationKey{c.Source, c.Prefix} }
 
 // Inverse returns the change that undoes c.
 func (c Change) Inverse() Change {
@@ -70,7 +94,7 @@ func (c Change) Inverse() Change {
 	return c
 }
 
-// operation returns what would bring c about, for the journal.
+// operation returns an operation that makes the change c, for the journal.
 func (c Change) operation() *farev1.Operation {
 	switch {
 	case c.Kind == SubPortChange:
@@ -80,30 +104,32 @@ func (c Change) operation() *farev1.Operation {
 	case c.Kind == GroupChange:
 		return &farev1.Operation{Op: &farev1.Operation_DeleteGroup{DeleteGroup: c.Group}}
 	case c.To.Group != 0:
-		return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: c.To.message(c.Prefix)}}
+		return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: c.To.message(c.Key())}}
 	default:
-		return &farev1.Operation{Op: &farev1.Operation_DeleteDestination{DeleteDestination: c.Prefix.String()}}
+		return &farev1.Operation{Op: &farev1.Operation_DeleteDestination{DeleteDestination: &farev1.DestinationKey{
+			Prefix: c.Prefix.String(), Source: sourceText(c.Source),
+		}}}
 	}
 }
 
-func (d Destination) message(prefix netip.Prefix) *farev1.Destination {
-	return &farev1.Destination{Prefix: prefix.String(), Group: d.Group, Pairs: d.Pairs}
+func (d Destination) message(key DestinationKey) *farev1.Destination {
+	return &farev1.Destination{Prefix: key.Prefix.String(), Source: sourceText(key.Source), Group: d.Group, Pairs: d.Pairs}
 }
 
 func newState() State {
 	return State{
-		Devices: map[string]Position{}, planes: map[string]bool{}, down: map[string]bool{},
-		Groups: map[uint32]*farev1.Group{}, users: map[uint32]int{}, Destinations: map[netip.Prefix]Destination{},
+		Devices: map[string]Position{}, down: map[string]bool{},
+		Groups: map[uint32]*farev1.Group{}, users: map[uint32]int{}, Destinations: map[DestinationKey]Destination{},
 	}
 }
 
-// Up says whether a device is part of Forwarding and no operation holds it down.
+// Up reports whether a device is part of Forwarding and not set down by an operation.
 func (s *State) Up(device string) bool {
 	_, ok := s.Devices[device]
 	return ok && !s.down[device]
 }
 
-// order compares members by their place in Forwarding; those that are not part of it come last.
+// order compares members by their place in Forwarding; members that are not part of it come last.
 func (s *State) order(a, b *farev1.GroupMember) int {
 	index := func(m *farev1.GroupMember) int {
 		if at, ok := s.Devices[m.Device]; ok {
@@ -114,7 +140,7 @@ func (s *State) order(a, b *farev1.GroupMember) int {
 	return cmp.Compare(index(a), index(b))
 }
 
-// arrange puts the members of all groups in the order of a new Forwarding.
+// arrange sorts the members of all groups in the order of a new Forwarding.
 func (s *State) arrange() {
 	for id, group := range s.Groups {
 		if !slices.IsSortedFunc(group.Members, s.order) {
@@ -125,7 +151,7 @@ func (s *State) arrange() {
 	}
 }
 
-// do makes a change true.
+// do applies a change.
 func (s *State) do(c Change) {
 	switch c.Kind {
 	case SubPortChange:
@@ -148,14 +174,14 @@ func (s *State) do(c Change) {
 		}
 		if c.To.Group != 0 {
 			s.users[c.To.Group]++
-			s.Destinations[c.Prefix] = c.To
+			s.Destinations[c.Key()] = c.To
 		} else {
-			delete(s.Destinations, c.Prefix)
+			delete(s.Destinations, c.Key())
 		}
 	}
 }
 
-// Snapshot returns the state in the order of the contract, around the messages of the state.
+// Snapshot returns the state in the order of the contract. The result shares the messages of the state.
 func (s *State) Snapshot() *farev1.SnapshotResponse {
 	all := &farev1.SnapshotResponse{
 		SubPorts:     make([]*farev1.SubPortState, 0, len(s.Devices)),
@@ -170,18 +196,28 @@ func (s *State) Snapshot() *farev1.SnapshotResponse {
 		all.Groups = append(all.Groups, group)
 	}
 	slices.SortFunc(all.Groups, func(a, b *farev1.Group) int { return cmp.Compare(a.Id, b.Id) })
-	prefixes := make([]netip.Prefix, 0, len(s.Destinations))
-	for prefix := range s.Destinations {
-		prefixes = append(prefixes, prefix)
-	}
-	slices.SortFunc(prefixes, netip.Prefix.Compare)
-	for _, prefix := range prefixes {
-		all.Destinations = append(all.Destinations, s.Destinations[prefix].message(prefix))
+	for _, key := range s.Keys() {
+		all.Destinations = append(all.Destinations, s.Destinations[key].message(key))
 	}
 	return all
 }
 
-// operations returns what would build a snapshot from nothing, in an order in which all are valid.
+// Keys returns the destinations in the order of Snapshot: by source group, unknown source groups last, then by address.
+func (s *State) Keys() []DestinationKey {
+	keys := make([]DestinationKey, 0, len(s.Destinations))
+	for key := range s.Destinations {
+		keys = append(keys, key)
+	}
+	slices.SortFunc(keys, func(a, b DestinationKey) int {
+		if a.Source == b.Source {
+			return a.Prefix.Compare(b.Prefix)
+		}
+		return cmp.Or(cmp.Compare(s.sourceRank(a.Source), s.sourceRank(b.Source)), a.Source.Compare(b.Source))
+	})
+	return keys
+}
+
+// operations returns operations that create a snapshot from an empty state, in an order in which each one is valid.
 func operations(all *farev1.SnapshotResponse) []*farev1.Operation {
 	var ops []*farev1.Operation
 	for _, subPort := range all.SubPorts {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -21,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// forwarder commits as it is told to.
+// forwarder commits as its fields specify.
 type forwarder struct {
 	capabilities *farev1.Capabilities
 	set          func(*farev1.Forwarding) error
@@ -60,7 +61,7 @@ type stream = interface {
 	CloseSend() error
 }
 
-// open opens a stream that has taken over.
+// open opens a stream and waits until it is the current one.
 func open(t *testing.T, ctx context.Context, client farev1.DataplaneServiceClient) stream {
 	t.Helper()
 	s, err := client.Program(ctx)
@@ -90,7 +91,7 @@ func group(id uint64, number uint32, weight uint32) *farev1.ProgramRequest {
 	}}}}
 }
 
-// TestConformanceOverAFailingForwarder: the suite passes when every batch of more than one change fails.
+// TestConformanceOverAFailingForwarder runs the suite while every batch of more than one change fails.
 func TestConformanceOverAFailingForwarder(t *testing.T) {
 	f := &forwarder{capabilities: &farev1.Capabilities{Ipv6: true, PerPacket: true, FlowPins: true}, commit: func(changes []contract.Change) error {
 		if len(changes) > 1 {
@@ -110,8 +111,8 @@ func TestConformanceOverAFailingForwarder(t *testing.T) {
 	}
 }
 
-// TestNewerStreamTakesOver: the older stream ends with ABORTED, and nothing that it still holds is committed once the newer
-// one has its headers.
+// TestNewerStreamTakesOver checks that the older stream ends with ABORTED, and that none of its pending operations is
+// committed after the newer stream has its headers.
 func TestNewerStreamTakesOver(t *testing.T) {
 	entered, leave := make(chan struct{}, 8), make(chan struct{})
 	f := &forwarder{capabilities: &farev1.Capabilities{}, commit: func([]contract.Change) error {
@@ -133,7 +134,7 @@ func TestNewerStreamTakesOver(t *testing.T) {
 	}
 	send(older, group(1, 1, 1))
 	<-entered
-	send(older, group(2, 2, 1), group(3, 3, 1)) // they wait behind the first
+	send(older, group(2, 2, 1), group(3, 3, 1)) // queued behind the first
 	newer, err := client.Program(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -173,8 +174,9 @@ func TestNewerStreamTakesOver(t *testing.T) {
 	}
 }
 
-// TestBackPressure: a client that reads no acknowledgements is made to wait, with bounded memory; when it reads, all come,
-// in order; when it leaves instead, nothing stays behind (a bubble that holds a blocked goroutine fails).
+// TestBackPressure checks that a client that reads no acknowledgements is blocked, with bounded memory; that all of them
+// arrive in order once it reads; and that no goroutine remains if the client ends instead (a bubble with a blocked
+// goroutine fails).
 func TestBackPressure(t *testing.T) {
 	const operations = 60_000
 	for _, reads := range []bool{true, false} {
@@ -201,7 +203,7 @@ func TestBackPressure(t *testing.T) {
 				sent <- p.CloseSend()
 			}()
 			synctest.Wait()
-			// The outbox, two messages on the way, and what fits into the 64 KiB that gRPC buffers at each end.
+			// The outbox, two messages in transit, and the contents of the 64 KiB buffers of gRPC at each end.
 			if n := s.Tally().Operations(); n < 16384 || n > 16384+2*1024+2*65536/4 {
 				t.Errorf("%d operations were taken from a client that reads nothing", n)
 			}
@@ -236,7 +238,8 @@ func TestBackPressure(t *testing.T) {
 	}
 }
 
-// TestAcknowledgedBeforeTheEnd: what was in effect is said before a mistake of the client ends the stream.
+// TestAcknowledgedBeforeTheEnd checks that operations in effect are acknowledged before an error of the client ends the
+// stream.
 func TestAcknowledgedBeforeTheEnd(t *testing.T) {
 	for range 50 {
 		client := dial(t, contract.New(contract.Config{Forwarder: &forwarder{capabilities: &farev1.Capabilities{}}}))
@@ -264,7 +267,7 @@ func TestAcknowledgedBeforeTheEnd(t *testing.T) {
 	}
 }
 
-// TestLateAcknowledgements: delays end with the stream's order intact.
+// TestLateAcknowledgements checks that delayed acknowledgements keep the order of the stream.
 func TestLateAcknowledgements(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := contract.New(contract.Config{Forwarder: &forwarder{capabilities: &farev1.Capabilities{}}})
@@ -283,7 +286,7 @@ func TestLateAcknowledgements(t *testing.T) {
 		s.DelayAcks(0)
 		_ = p.Send(subPort(2, true)) // must not overtake
 		_ = p.CloseSend()
-		var got []uint64
+		var accepted, got []uint64
 		for {
 			response, err := p.Recv()
 			if errors.Is(err, io.EOF) {
@@ -293,6 +296,12 @@ func TestLateAcknowledgements(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, ack := range response.Acks {
+				if ack.Level == farev1.AckLevel_ACK_LEVEL_ACCEPTED {
+					accepted = append(accepted, ack.Id)
+					if time.Since(begin) != 0 {
+						t.Errorf("operation %d accepted after %v", ack.Id, time.Since(begin))
+					}
+				}
 				if ack.Level == farev1.AckLevel_ACK_LEVEL_IN_EFFECT {
 					got = append(got, ack.Id)
 					if time.Since(begin) != time.Hour {
@@ -301,8 +310,38 @@ func TestLateAcknowledgements(t *testing.T) {
 				}
 			}
 		}
-		if len(got) != 2 || got[0] != 1 || got[1] != 2 {
-			t.Errorf("in effect: %v, want 1 and 2", got)
+		if want := []uint64{1, 2}; !slices.Equal(accepted, want) || !slices.Equal(got, want) {
+			t.Errorf("accepted: %v, in effect: %v, want %v each", accepted, got, want)
+		}
+	})
+}
+
+// TestBrokenStream checks that a stream ended by the data plane receives the reason, its operations stay, no further ones
+// are committed, and the next stream does not count as a replacement.
+func TestBrokenStream(t *testing.T) {
+	s := contract.New(contract.Config{Forwarder: &forwarder{capabilities: &farev1.Capabilities{}}})
+	s.BreakStream("none is open") // without effect
+	client := dial(t, s)
+	hello(t, client)
+	p := open(t, t.Context(), client)
+	if err := p.Send(group(1, 1, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	s.BreakStream("the agent ends; connect again")
+	if _, err := p.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the agent ends; connect again") {
+		t.Errorf("the stream ended with %v, want UNAVAILABLE and the reason", err)
+	}
+	s.BreakStream("none is open any more")
+	open(t, t.Context(), client)
+	if c := s.Tally(); c.Streams != 2 || c.StreamsReplaced != 0 || c.Changed != 1 {
+		t.Errorf("%+v, want two streams, none replaced, one change", c)
+	}
+	s.View(func(state *contract.State) {
+		if len(state.Groups) != 1 {
+			t.Errorf("groups %v, want what was programmed", state.Groups)
 		}
 	})
 }

@@ -1,14 +1,16 @@
 package contract
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -17,14 +19,14 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// strict is a Forwarder that believes nothing: every change must start from what it has, and change something.
+// strict is a Forwarder that checks that every change starts from its current state and changes it.
 type strict struct {
 	t            testing.TB
 	capabilities *farev1.Capabilities
 	down         map[string]bool
 	groups       map[uint32]*farev1.Group
-	destinations map[netip.Prefix]Destination
-	// fail decides about a batch.
+	destinations map[DestinationKey]Destination
+	// fail returns the error of a batch.
 	fail    func([]Change) error
 	commits int
 }
@@ -32,7 +34,7 @@ type strict struct {
 func newStrict(t testing.TB) *strict {
 	return &strict{
 		t: t, capabilities: &farev1.Capabilities{Ipv6: true, FlowPins: true, MaxGroups: 6, MaxDestinations: 9, MaxWeightSum: 20},
-		down: map[string]bool{}, groups: map[uint32]*farev1.Group{}, destinations: map[netip.Prefix]Destination{},
+		down: map[string]bool{}, groups: map[uint32]*farev1.Group{}, destinations: map[DestinationKey]Destination{},
 		fail: func([]Change) error { return nil },
 	}
 }
@@ -71,25 +73,30 @@ func (f *strict) Commit(changes []Change) error {
 			if (c.Before == nil) != (groups[c.Group] == nil) || proto.Equal(c.Before, c.After) {
 				f.t.Errorf("group %d: from %v to %v, have %v", c.Group, c.Before, c.After, groups[c.Group])
 			}
+			for _, g := range []*farev1.Group{c.Before, c.After} {
+				if g != nil && g.Source != sourceText(c.Source) {
+					f.t.Errorf("group %d of source %q in a change of source %v", c.Group, g.Source, c.Source)
+				}
+			}
 			groups[c.Group] = c.After
 			if c.After == nil {
 				delete(groups, c.Group)
-				for prefix, d := range destinations {
+				for key, d := range destinations {
 					if d.Group == c.Group {
-						f.t.Errorf("group %d goes while %s uses it", c.Group, prefix)
+						f.t.Errorf("group %d goes while %s uses it", c.Group, key)
 					}
 				}
 			}
 		case DestinationChange:
-			if c.From.Group != destinations[c.Prefix].Group {
-				f.t.Errorf("%s: from group %d, have %d", c.Prefix, c.From.Group, destinations[c.Prefix].Group)
+			if c.From.Group != destinations[c.Key()].Group {
+				f.t.Errorf("%s: from group %d, have %d", c.Key(), c.From.Group, destinations[c.Key()].Group)
 			}
-			if c.To.Group != 0 && groups[c.To.Group] == nil {
-				f.t.Errorf("%s: group %d is not there", c.Prefix, c.To.Group)
+			if g := groups[c.To.Group]; c.To.Group != 0 && (g == nil || g.Source != sourceText(c.Source)) {
+				f.t.Errorf("%s: group %d is not there, or of another source: %v", c.Key(), c.To.Group, g)
 			}
-			destinations[c.Prefix] = c.To
+			destinations[c.Key()] = c.To
 			if c.To.Group == 0 {
-				delete(destinations, c.Prefix)
+				delete(destinations, c.Key())
 			}
 		default:
 			f.t.Errorf("change of kind %d", c.Kind)
@@ -101,16 +108,16 @@ func (f *strict) Commit(changes []Change) error {
 	return err
 }
 
-// notebook is a Journal that applies what it is told, blindly.
+// notebook is a Journal that applies all records without checks.
 type notebook struct {
 	forwarding   *farev1.Forwarding
 	down         map[string]bool
 	groups       map[uint32]*farev1.Group
-	destinations map[string]*farev1.Destination
+	destinations map[[2]string]*farev1.Destination // by source and prefix
 }
 
 func newNotebook() *notebook {
-	return &notebook{down: map[string]bool{}, groups: map[uint32]*farev1.Group{}, destinations: map[string]*farev1.Destination{}}
+	return &notebook{down: map[string]bool{}, groups: map[uint32]*farev1.Group{}, destinations: map[[2]string]*farev1.Destination{}}
 }
 
 func (n *notebook) Forwarding(forwarding *farev1.Forwarding) {
@@ -129,14 +136,14 @@ func (n *notebook) Operations(operations []*farev1.Operation) {
 		case *farev1.Operation_DeleteGroup:
 			delete(n.groups, op.DeleteGroup)
 		case *farev1.Operation_SetDestination:
-			n.destinations[op.SetDestination.Prefix] = op.SetDestination
+			n.destinations[[2]string{op.SetDestination.Source, op.SetDestination.Prefix}] = op.SetDestination
 		case *farev1.Operation_DeleteDestination:
-			delete(n.destinations, op.DeleteDestination)
+			delete(n.destinations, [2]string{op.DeleteDestination.Source, op.DeleteDestination.Prefix})
 		}
 	}
 }
 
-// snapshot lists what was noted; sub-ports are those of Forwarding.
+// snapshot returns the recorded state; sub-ports are those of Forwarding.
 func (n *notebook) snapshot() *farev1.SnapshotResponse {
 	all := &farev1.SnapshotResponse{}
 	for _, device := range slices.Sorted(maps.Keys(devicesOf(n.forwarding))) {
@@ -148,8 +155,16 @@ func (n *notebook) snapshot() *farev1.SnapshotResponse {
 	for _, d := range n.destinations {
 		all.Destinations = append(all.Destinations, d)
 	}
+	rank := func(source string) int {
+		i := slices.IndexFunc(n.forwarding.SourceGroups, func(g *farev1.SourceGroup) bool { return g.Loopbacks[0] == source })
+		if i < 0 && (source != "" || len(n.forwarding.SourceGroups) > 0) {
+			return 100 // of an unknown source group
+		}
+		return i
+	}
 	slices.SortFunc(all.Destinations, func(a, b *farev1.Destination) int {
-		return netip.MustParsePrefix(a.Prefix).Compare(netip.MustParsePrefix(b.Prefix))
+		return cmp.Or(cmp.Compare(rank(a.Source), rank(b.Source)), cmp.Compare(a.Source, b.Source),
+			netip.MustParsePrefix(a.Prefix).Compare(netip.MustParsePrefix(b.Prefix)))
 	})
 	return all
 }
@@ -164,6 +179,24 @@ func forwarding() *farev1.Forwarding {
 	}
 }
 
+// gpus returns forwarding with the given source groups: one loopback of 10.255.0.0/24 for each string of devices.
+func gpus(devices ...string) *farev1.Forwarding {
+	f := forwarding()
+	f.Loopbacks = nil
+	for i, names := range devices {
+		loopback := fmt.Sprintf("10.255.0.%d/32", i)
+		f.Loopbacks = append(f.Loopbacks, loopback)
+		f.SourceGroups = append(f.SourceGroups, &farev1.SourceGroup{Loopbacks: []string{loopback}, Devices: strings.Split(names, "")})
+	}
+	return f
+}
+
+// forwardings returns the forwardings for successive Hellos: one without source groups, and several with separate sub-ports
+// per loopback.
+func forwardings() []*farev1.Forwarding {
+	return []*farev1.Forwarding{forwarding(), gpus("ac", "bd"), gpus("abcd", "d"), gpus("a", "b", "cd")}
+}
+
 func greet(t testing.TB, s *Server, f *farev1.Forwarding) {
 	t.Helper()
 	if _, err := s.Hello(t.Context(), &farev1.HelloRequest{Forwarding: f}); err != nil {
@@ -171,12 +204,15 @@ func greet(t testing.TB, s *Server, f *farev1.Forwarding) {
 	}
 }
 
-// dice draws operations, valid ones and others, from a small world in which they meet. next returns a number below n.
+// dice draws valid and invalid operations on few objects, so that they interact. next returns a number below n.
 type dice struct{ next func(n int) int }
 
 func (d dice) operation(id uint64) *farev1.Operation {
 	o := &farev1.Operation{Id: id}
 	places := [][2]string{{"p0", "a"}, {"p0", "b"}, {"p1", "c"}, {"p1", "d"}, {"p1", "a"}, {"p2", "e"}}
+	source := func() string {
+		return []string{"", "", "10.255.0.0/32", "10.255.0.1/32", "10.255.0.2/32", "10.255.0/32"}[d.next(6)%(1+d.next(6))]
+	}
 	prefix := func() string {
 		return []string{"10.0.0.%d/32", "2001:db8::%d/128", "10.0.0.%d/32", "10.0.0.%d/31"}[d.next(4)]
 	}
@@ -184,7 +220,7 @@ func (d dice) operation(id uint64) *farev1.Operation {
 	case 0, 1:
 		o.Op = &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: string(rune('a' + d.next(5))), Up: d.next(2) == 0}}
 	case 2, 3, 4, 5:
-		g := &farev1.Group{Id: uint32(d.next(8))}
+		g := &farev1.Group{Id: uint32(d.next(8)), Source: source()}
 		for range d.next(5) {
 			place := places[d.next(4+d.next(3)*d.next(2))]
 			g.Members = append(g.Members, &farev1.GroupMember{Plane: place[0], Device: place[1], Weight: uint32(1 + d.next(7))})
@@ -196,18 +232,18 @@ func (d dice) operation(id uint64) *farev1.Operation {
 	case 6:
 		o.Op = &farev1.Operation_DeleteGroup{DeleteGroup: uint32(d.next(8))}
 	case 7, 8, 9:
-		to := &farev1.Destination{Prefix: fmt.Sprintf(prefix(), d.next(6)), Group: uint32(d.next(8))}
+		to := &farev1.Destination{Prefix: fmt.Sprintf(prefix(), d.next(6)), Group: uint32(d.next(8)), Source: source()}
 		for i := range d.next(3) {
 			to.Pairs = append(to.Pairs, &farev1.PairPorts{Source: fmt.Sprintf("10.255.0.%d/32", i+d.next(2)), UdpSourcePorts: []uint32{uint32(50000 + d.next(3))}})
 		}
 		o.Op = &farev1.Operation_SetDestination{SetDestination: to}
 	case 10:
-		o.Op = &farev1.Operation_DeleteDestination{DeleteDestination: fmt.Sprintf(prefix(), d.next(6))}
+		o.Op = &farev1.Operation_DeleteDestination{DeleteDestination: &farev1.DestinationKey{Prefix: fmt.Sprintf(prefix(), d.next(6)), Source: source()}}
 	}
 	return o
 }
 
-// poisoned says which changes a Forwarder can never make.
+// poisoned reports whether the test Forwarder always refuses a change.
 func poisoned(c Change) bool {
 	switch c.Kind {
 	case SubPortChange:
@@ -219,8 +255,8 @@ func poisoned(c Change) bool {
 	}
 }
 
-// againstTwin commits the same operations in batches, over a Forwarder that also fails for no reason of any one of them,
-// and one by one. State, Forwarder, journal and every answer must agree.
+// againstTwin commits the same operations in batches, with a Forwarder that also fails at random, and one by one. State,
+// Forwarder, journal and every answer must agree.
 func againstTwin(t testing.TB, d dice, batches int) {
 	poison := status.Error(codes.Internal, "poisoned")
 	judge := func(changes []Change) error {
@@ -242,6 +278,11 @@ func againstTwin(t testing.TB, d dice, batches int) {
 	greet(t, twin, forwarding())
 	id := uint64(0)
 	for range batches {
+		if d.next(6) == 1 {
+			next := forwardings()[d.next(4)]
+			greet(t, s, next)
+			greet(t, twin, next)
+		}
 		var batch []*farev1.Operation
 		for range 1 + d.next(12) {
 			id++
@@ -263,7 +304,7 @@ func againstTwin(t testing.TB, d dice, batches int) {
 		want := twin.state.Snapshot()
 		for name, have := range map[string]*farev1.SnapshotResponse{"state": s.state.Snapshot(), "journal": book.snapshot()} {
 			if !proto.Equal(want, have) {
-				t.Fatalf("%s after operation %d (-one by one +in batches):\n%s", name, id, cmp.Diff(want, have, protocmp.Transform()))
+				t.Fatalf("%s after operation %d (-one by one +in batches):\n%s", name, id, gocmp.Diff(want, have, protocmp.Transform()))
 			}
 		}
 		if !maps.EqualFunc(flaky.groups, s.state.Groups, func(a, b *farev1.Group) bool { return proto.Equal(a, b) }) || len(flaky.destinations) != len(s.state.Destinations) {
@@ -293,7 +334,7 @@ func TestBatchesEqualOneByOne(t *testing.T) {
 	}
 }
 
-// FuzzBatches lets the fuzzer draw the operations, the batches and the failures.
+// FuzzBatches derives the operations, the batches and the failures from fuzzer input.
 func FuzzBatches(f *testing.F) {
 	f.Add([]byte("a group, a destination, a sub-port"))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -309,7 +350,7 @@ func FuzzBatches(f *testing.F) {
 	})
 }
 
-// FuzzOperation: whatever arrives on the wire is judged without a panic, and what is refused changes nothing.
+// FuzzOperation checks that any message is validated without a panic, and that a refused one changes nothing.
 func FuzzOperation(f *testing.F) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for id := range uint64(40) {
@@ -322,7 +363,7 @@ func FuzzOperation(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var o farev1.Operation
 		if proto.Unmarshal(data, &o) != nil {
-			return // not an operation: gRPC refuses it before us
+			return // not an operation: gRPC refuses it earlier
 		}
 		s := New(Config{Forwarder: newStrict(t), Journal: newNotebook()})
 		greet(t, s, forwarding())

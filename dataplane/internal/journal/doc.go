@@ -1,15 +1,16 @@
-// Package journal keeps on file what a data plane has promised, so that a new process forwards as the one before did.
+// Package journal stores the acknowledged state of a data plane in a file, so that a new process forwards like the previous
+// one.
 //
-// The file is a sequence of records, each with a header that guards its length and a checksum that guards its content:
-// first the format's version, then Forwarding and operations as they were told. Reading them in order and keeping the last
-// word on each object gives the state. What is told goes to the kernel with one write(2) before it is committed, so the end
-// of the process at any moment loses nothing. Nothing is synced to a disk: the file belongs into a runtime directory,
-// because the end of the machine ends the kernel's forwarding state as well.
+// The file is a sequence of records, each with a checksum of its length and a checksum of its content: first the format
+// version, then forwardings and operations in the order in which they were passed to the journal. The state is the result
+// of the last record for each object. Records are written to the kernel with one write(2) before the commit, so that the
+// end of the process at any moment loses nothing. The file is not synced to disk: it belongs in a runtime directory,
+// because a crash of the machine also deletes the forwarding state of the kernel.
 //
-// A file whose last record is not whole is cut there. One that is damaged in any other way is set aside under another name,
-// and the journal starts empty. When the file has grown far beyond what the state needs it is written anew beside the old
-// one, in the background, and renamed over it.
+// If the last record of a file is incomplete, the file is truncated before it. A file that is damaged in any other way is
+// renamed, and the journal starts empty. When the file has grown far beyond the size of the state, a new file is written in
+// the background and renamed over the old one.
 //
-// Nothing here holds up forwarding: a file that cannot be written is counted, logged once, and written anew when that works
-// again.
+// Errors of the journal do not stop forwarding: a failed write is counted and logged once, and the file is rewritten when
+// writing is possible again.
 package journal

@@ -11,20 +11,21 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// image is the state that the records add up to: the last word on each object. An object that is as if nothing had been
-// said is not in it.
+// image is the state that results from the records: the last operation for each object. Objects in their initial state are
+// not in it.
 type image struct {
-	forwarding *farev1.Forwarding // nil: nothing was said
+	forwarding *farev1.Forwarding // nil if there is none
 	objects    map[key]object
-	// Lengths of the records that would say all this.
+	// Lengths of the records that are needed for this state.
 	forwardingBytes, objectBytes int64
 }
 
-// key names an object; the order of kinds is one in which objects can be set.
+// key identifies an object; the order of kinds is one in which objects can be set.
 type key struct {
-	kind int
-	id   uint32
-	name string
+	kind   int
+	id     uint32
+	source string // of a destination
+	name   string
 }
 
 const (
@@ -33,7 +34,7 @@ const (
 	subPortKey
 )
 
-// object is an operation that sets it, and the length of its record.
+// object is an operation that sets the object, and the length of its record.
 type object struct {
 	operation *farev1.Operation
 	bytes     int64
@@ -41,8 +42,8 @@ type object struct {
 
 func newImage() image { return image{objects: map[key]object{}} }
 
-// keyOf names the object of an operation, and says whether the operation leaves it as if nothing had been said. A kind of
-// 0 is an operation without an object.
+// keyOf returns the key of the object of an operation, and reports whether the operation returns the object to its initial
+// state. Kind 0 marks an operation without an object.
 func keyOf(operation *farev1.Operation) (k key, gone bool) {
 	switch op := operation.GetOp().(type) {
 	case *farev1.Operation_SubPort:
@@ -52,17 +53,17 @@ func keyOf(operation *farev1.Operation) (k key, gone bool) {
 	case *farev1.Operation_DeleteGroup:
 		return key{kind: groupKey, id: op.DeleteGroup}, true
 	case *farev1.Operation_SetDestination:
-		return key{kind: destinationKey, name: op.SetDestination.GetPrefix()}, false
+		return key{kind: destinationKey, source: op.SetDestination.GetSource(), name: op.SetDestination.GetPrefix()}, false
 	case *farev1.Operation_DeleteDestination:
-		return key{kind: destinationKey, name: op.DeleteDestination}, true
+		return key{kind: destinationKey, source: op.DeleteDestination.GetSource(), name: op.DeleteDestination.GetPrefix()}, true
 	}
 	return key{}, false
 }
 
-// size is the length of a file that says only this.
+// size returns the length of a file that contains only this state.
 func (i *image) size() int64 { return int64(len(versionBytes)) + i.forwardingBytes + i.objectBytes }
 
-// news says whether an operation tells the image anything.
+// news reports whether an operation changes the image.
 func (i *image) news(operation *farev1.Operation) bool {
 	k, gone := keyOf(operation)
 	before, there := i.objects[k]
@@ -72,7 +73,7 @@ func (i *image) news(operation *farev1.Operation) bool {
 	return !proto.Equal(before.operation, operation)
 }
 
-// apply takes an operation whose record has so many bytes.
+// apply applies an operation whose record has the given length in bytes.
 func (i *image) apply(operation *farev1.Operation, bytes int64) {
 	k, gone := keyOf(operation)
 	i.objectBytes -= i.objects[k].bytes
@@ -84,7 +85,7 @@ func (i *image) apply(operation *farev1.Operation, bytes int64) {
 	i.objectBytes += bytes
 }
 
-// forward takes a Forwarding. Sub-ports that are not part of it are up when they return.
+// forward applies a Forwarding. Sub-ports that it does not contain are up when they return.
 func (i *image) forward(forwarding *farev1.Forwarding) {
 	i.forwarding = forwarding
 	devices := map[string]bool{}
@@ -101,10 +102,10 @@ func (i *image) forward(forwarding *farev1.Forwarding) {
 	}
 }
 
-// operations lists what sets all objects, in an order in which each is valid.
+// operations returns operations that set all objects, in an order in which each one is valid.
 func (i *image) operations() []*farev1.Operation {
 	keys := slices.SortedFunc(maps.Keys(i.objects), func(a, b key) int {
-		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.id, b.id), cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.id, b.id), cmp.Compare(a.source, b.source), cmp.Compare(a.name, b.name))
 	})
 	all := make([]*farev1.Operation, len(keys))
 	for n, k := range keys {
@@ -113,7 +114,7 @@ func (i *image) operations() []*farev1.Operation {
 	return all
 }
 
-// snapshot lists what is not as if nothing had been said, around the image's messages.
+// snapshot returns the objects that are not in their initial state. The result shares the messages of the image.
 func (i *image) snapshot() *farev1.SnapshotResponse {
 	all := &farev1.SnapshotResponse{}
 	for _, operation := range i.operations() {
@@ -127,9 +128,9 @@ func (i *image) snapshot() *farev1.SnapshotResponse {
 		}
 	}
 	slices.SortStableFunc(all.Destinations, func(a, b *farev1.Destination) int {
-		x, _ := netip.ParsePrefix(a.Prefix) // what does not parse comes first, and is refused by whoever restores it
+		x, _ := netip.ParsePrefix(a.Prefix) // invalid prefixes come first, and are refused when they are restored
 		y, _ := netip.ParsePrefix(b.Prefix)
-		return x.Compare(y)
+		return cmp.Or(cmp.Compare(a.Source, b.Source), x.Compare(y))
 	})
 	return all
 }

@@ -16,31 +16,31 @@ import (
 )
 
 const (
-	// slack is how far the file may outgrow four times what the state needs before it is written anew.
+	// slack is the size in bytes by which the file may exceed four times the size of the state before it is rewritten.
 	slack = 1 << 20
-	// patience is how long a file that could not be written is left alone.
+	// patience is the pause after a failed write.
 	patience = time.Second
 )
 
-// InUseError says that another process keeps the journal.
+// InUseError reports that another process has the journal open.
 type InUseError struct{ Path string }
 
 func (e *InUseError) Error() string {
-	return fmt.Sprintf("%s is kept by another data-plane agent: stop that one, or give this one another runtime directory", e.Path)
+	return fmt.Sprintf("another data-plane agent keeps %s: stop that agent, or use another runtime directory for this one", e.Path)
 }
 
-// Stats are counters since Open, and sizes.
+// Stats holds counters since Open, and sizes.
 type Stats struct {
-	// Bytes is the file's length, StateBytes what the state alone would need.
+	// Bytes is the length of the file, StateBytes the length that the state alone needs.
 	Bytes, StateBytes int64
-	// Records were written, Rewrites is how often the file was written anew.
+	// Records counts written records, Rewrites complete rewrites of the file.
 	Records, Rewrites uint64
-	// Errors is how often the file could not be written. Behind: it does not hold everything that was told.
+	// Errors counts failed writes. Behind is true while the file lacks records.
 	Errors uint64
 	Behind bool
 }
 
-// Journal is an open journal; it implements contract.Journal. Its methods may be called from any goroutine. Use Open.
+// Journal is an open journal; it implements contract.Journal. It is safe for concurrent use. Use Open.
 type Journal struct {
 	path string
 	log  *slog.Logger
@@ -50,15 +50,15 @@ type Journal struct {
 	file      *os.File   // nil after Close
 	image     image
 	stats     Stats
-	retry     time.Time // Behind: when to try again
-	told      bool      // Behind: it was logged
+	retry     time.Time // while Behind: time of the next attempt
+	told      bool      // while Behind: the error was logged
 	scratch   []byte
-	rewriting chan struct{} // closed when the rewrite that is going on has ended; nil: none is
-	since     []byte        // records since that rewrite began
+	rewriting chan struct{} // closed at the end of the current rewrite; nil without a rewrite
+	since     []byte        // records since the current rewrite began
 }
 
-// Open opens or makes a journal and returns what it holds: forwarding nil for nothing, sub-ports only those that are down.
-// The error is an *InUseError while another process has it open. Close must follow.
+// Open opens or creates a journal and returns its state: forwarding is nil if it is empty, and sub-ports are only those
+// that are down. The error is an *InUseError while another process has it open. Close must follow.
 func Open(path string, log *slog.Logger) (_ *Journal, _ *farev1.Forwarding, _ *farev1.SnapshotResponse, err error) {
 	j := &Journal{path: path, log: log}
 	if j.lock, err = lockFile(path); err != nil {
@@ -102,7 +102,7 @@ func lockFile(path string) (*os.File, error) {
 	return lock, nil
 }
 
-// load reads the file, cuts a torn end, and sets a damaged file aside.
+// load reads the file, truncates an incomplete last record, and renames a damaged file.
 func (j *Journal) load() (image, int64, error) {
 	file, err := os.Open(j.path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -118,9 +118,9 @@ func (j *Journal) load() (image, int64, error) {
 	case err == nil:
 		return i, good, nil
 	case errors.Is(err, errTorn):
-		j.log.Warn("the journal's last record is not whole and is left out: the process ended while it wrote", "journal", j.path, "bytes_kept", good)
+		j.log.Warn("the journal's last record is incomplete and is dropped: the process ended during a write", "journal", j.path, "bytes_kept", good)
 		if err := os.Truncate(j.path, good); err != nil {
-			return image{}, 0, fmt.Errorf("cut the journal: %w", err)
+			return image{}, 0, fmt.Errorf("truncate the journal: %w", err)
 		}
 		return i, good, nil
 	case errors.As(err, &failed):
@@ -128,13 +128,13 @@ func (j *Journal) load() (image, int64, error) {
 	}
 	aside, moveErr := setAside(j.path)
 	if moveErr != nil {
-		return image{}, 0, fmt.Errorf("journal %s is damaged (%w) and cannot be moved away: %w", j.path, err, moveErr)
+		return image{}, 0, fmt.Errorf("journal %s is damaged (%w) and cannot be renamed: %w", j.path, err, moveErr)
 	}
 	j.log.Error("the journal is damaged and was set aside; the state begins empty", "journal", j.path, "set_aside", aside, "error", err, "bytes_good", good)
 	return newImage(), 0, nil
 }
 
-// setAside gives a file a name that nothing has.
+// setAside renames a file to an unused name.
 func setAside(path string) (string, error) {
 	stamp := time.Now().UTC().Format("20060102T150405Z")
 	for n := 1; ; n++ {
@@ -160,7 +160,7 @@ func (j *Journal) Forwarding(forwarding *farev1.Forwarding) {
 	j.append(b, 1)
 }
 
-// Operations implements contract.Journal. What says nothing new is not written.
+// Operations implements contract.Journal. Operations that change nothing are not written.
 func (j *Journal) Operations(operations []*farev1.Operation) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -200,7 +200,7 @@ func (j *Journal) append(b []byte, records uint64) {
 	}
 	n, err := j.file.Write(b)
 	if err != nil {
-		if n > 0 { // what follows must not stand behind half a record
+		if n > 0 { // later records must not follow an incomplete one
 			err = errors.Join(err, j.file.Truncate(j.stats.Bytes))
 		}
 		j.failed(err)
@@ -213,40 +213,40 @@ func (j *Journal) append(b []byte, records uint64) {
 	}
 }
 
-// failed notes that the file lacks something. The caller holds mu.
+// failed records that the file lacks records. The caller holds mu.
 func (j *Journal) failed(err error) {
 	j.stats.Behind = true
 	j.complain(err)
 }
 
-// complain counts an error and logs the first of a row. The caller holds mu.
+// complain counts an error, and logs the first of a series. The caller holds mu.
 func (j *Journal) complain(err error) {
 	j.stats.Errors++
 	j.retry = time.Now().Add(patience)
 	if !j.told {
 		j.told = true
-		j.log.Error("the journal cannot be written; forwarding goes on, but a new process may begin with less; trying again",
+		j.log.Error("the journal cannot be written; forwarding continues, but a restart would begin with an older state; retrying",
 			"journal", j.path, "complete", !j.stats.Behind, "error", err)
 	}
 }
 
-// catchUp writes the file anew when it lacks something and was left alone long enough. The caller holds mu.
+// catchUp rewrites the file if it lacks records and the pause is over. The caller holds mu.
 func (j *Journal) catchUp() {
 	if j.stats.Behind && j.rewriting == nil && j.file != nil && !time.Now().Before(j.retry) {
 		j.rewrite()
 	}
 }
 
-// CatchUp tries again to write what could not be written. It does nothing when the file holds everything, and is to be
-// called now and then. The work is done in the background.
+// CatchUp retries failed writes, in the background. It does nothing if the file is complete. It has to be called
+// periodically.
 func (j *Journal) CatchUp() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.catchUp()
 }
 
-// rewrite writes the image to a file beside the journal and renames it over, in the background: writing a large state
-// takes as long as several failovers. The caller holds mu.
+// rewrite writes the image to a new file and renames it over the journal, in the background: writing a large state takes as
+// long as several failovers. The caller holds mu.
 func (j *Journal) rewrite() {
 	done := make(chan struct{})
 	j.rewriting, j.since = done, nil
@@ -261,20 +261,20 @@ func (j *Journal) rewrite() {
 			size, err = j.replace(temp, size)
 		}
 		j.since = nil
-		if err != nil { // the old file goes on growing, or lacks what it lacked
+		if err != nil { // the old file keeps growing, or still lacks records
 			j.complain(err)
 			return
 		}
 		j.stats.Bytes = size
 		j.stats.Rewrites++
 		if j.told {
-			j.log.Info("the journal is written again and holds everything", "journal", j.path)
+			j.log.Info("the journal is written again and is complete", "journal", j.path)
 		}
 		j.stats.Behind, j.told = false, false
 	}()
 }
 
-// replace completes a new file and puts it in the journal's place. The caller holds mu.
+// replace completes a new file and renames it over the journal. The caller holds mu.
 func (j *Journal) replace(temp *os.File, size int64) (int64, error) {
 	n, err := temp.Write(j.since)
 	if err == nil {
@@ -283,12 +283,12 @@ func (j *Journal) replace(temp *os.File, size int64) (int64, error) {
 	if err != nil {
 		return 0, errors.Join(err, temp.Close(), os.Remove(temp.Name()))
 	}
-	_ = j.file.Close() // its file has no name any more
+	_ = j.file.Close() // the old file is unlinked
 	j.file = temp
 	return size + int64(n), nil
 }
 
-// writeAll makes a file of a whole state.
+// writeAll writes a whole state to a file.
 func writeAll(path string, forwarding *farev1.Forwarding, operations []*farev1.Operation) (_ *os.File, size int64, err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -321,7 +321,7 @@ func writeAll(path string, forwarding *farev1.Forwarding, operations []*farev1.O
 	return file, size, w.Flush()
 }
 
-// Stats returns the counters as they are now.
+// Stats returns the current counters.
 func (j *Journal) Stats() Stats {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -330,7 +330,7 @@ func (j *Journal) Stats() Stats {
 	return stats
 }
 
-// Close writes what is missing and lets go of the file. Calls that follow are ignored. Closing twice is no error.
+// Close writes missing records and closes the file. Later calls of other methods are ignored; a second Close returns nil.
 func (j *Journal) Close() error {
 	j.mu.Lock()
 	for j.rewriting != nil {
@@ -351,7 +351,7 @@ func (j *Journal) Close() error {
 			j.stats.Bytes, err = j.replace(temp, size)
 		}
 		if err != nil {
-			err = fmt.Errorf("journal %s: not everything could be written: %w", j.path, err)
+			err = fmt.Errorf("journal %s: cannot write all records: %w", j.path, err)
 		}
 	}
 	err = errors.Join(err, j.file.Close(), j.lock.Close())
@@ -359,7 +359,7 @@ func (j *Journal) Close() error {
 	return err
 }
 
-// Remove forgets a journal: its file is deleted. It fails with an *InUseError while a process keeps it.
+// Remove deletes the file of a journal. It fails with an *InUseError while a process has it open.
 func Remove(path string) error {
 	lock, err := lockFile(path)
 	if err != nil {

@@ -67,7 +67,7 @@ func destination(n int, group uint32) *farev1.Operation {
 }
 
 func deleteDestination(n int) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_DeleteDestination{DeleteDestination: fmt.Sprintf("10.0.0.%d/32", n)}}
+	return &farev1.Operation{Op: &farev1.Operation_DeleteDestination{DeleteDestination: &farev1.DestinationKey{Prefix: fmt.Sprintf("10.0.0.%d/32", n)}}}
 }
 
 func same(t *testing.T, what string, want, got proto.Message) {
@@ -107,7 +107,7 @@ func TestKeepsWhatWasTold(t *testing.T) {
 		Groups:       []*farev1.Group{group(1, 5).GetSetGroup(), group(2, 1).GetSetGroup()},
 		Destinations: []*farev1.Destination{destination(9, 2).GetSetDestination(), destination(10, 1).GetSetDestination()},
 	}, all)
-	// A sub-port that Hello leaves out is up when it returns.
+	// A sub-port that a Hello leaves out is up when it returns.
 	j.Forwarding(forwarding("b"))
 	j.Forwarding(forwarding("a", "b"))
 	shut(t, j)
@@ -116,7 +116,7 @@ func TestKeepsWhatWasTold(t *testing.T) {
 	}
 }
 
-// TestOneKeeper: a journal has one process, and another says which file is in its way.
+// TestOneKeeper checks that a second process cannot open the journal, and that its error names the file.
 func TestOneKeeper(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	j, _, _ := open(t, path, nil)
@@ -142,7 +142,7 @@ func TestOneKeeper(t *testing.T) {
 	}
 }
 
-// script is a journal's file, and the state after each of its records.
+// script returns the file of a journal, and the state after each of its records.
 func script(t testing.TB) (file []byte, ends []int, states []*farev1.SnapshotResponse) {
 	path := filepath.Join(t.TempDir(), "script")
 	j, _, _ := open(t, path, nil)
@@ -165,7 +165,8 @@ func script(t testing.TB) (file []byte, ends []int, states []*farev1.SnapshotRes
 	return file, ends, states
 }
 
-// TestTornEnd cuts a file at every byte: what is whole before is kept, and the journal goes on from there.
+// TestTornEnd truncates a file at every byte, and checks that the complete records are kept and the journal continues after
+// them.
 func TestTornEnd(t *testing.T) {
 	file, ends, states := script(t)
 	path := filepath.Join(t.TempDir(), "journal")
@@ -187,7 +188,7 @@ func TestTornEnd(t *testing.T) {
 		if (f != nil) != (whole >= 1) {
 			t.Fatalf("cut at %d: forwarding %v", cut, f)
 		}
-		if torn := cut > 0 && (whole < 0 || ends[whole] != cut); torn != strings.Contains(log.String(), "not whole") {
+		if torn := cut > 0 && (whole < 0 || ends[whole] != cut); torn != strings.Contains(log.String(), "is incomplete") {
 			t.Fatalf("cut at %d, torn %v: log %q", cut, torn, log.String())
 		}
 		j.Forwarding(forwarding("a", "b"))
@@ -200,8 +201,8 @@ func TestTornEnd(t *testing.T) {
 	}
 }
 
-// TestDamage flips every bit: the file is set aside whole, or was read as the prefix that a torn end is; nothing wrong is
-// ever believed.
+// TestDamage flips every bit, and checks that the file is renamed unchanged or read as a prefix of its records; damaged
+// data is never applied.
 func TestDamage(t *testing.T) {
 	file, _, _ := script(t)
 	for bit := range 8 * len(file) {
@@ -228,7 +229,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// TestRewrite: a file that has grown is written anew while operations go on, and loses none.
+// TestRewrite checks that a rewrite during operations loses none of them.
 func TestRewrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	j, _, _ := open(t, path, nil)
@@ -266,7 +267,8 @@ func TestRewrite(t *testing.T) {
 	}
 }
 
-// TestCannotWrite: errors are counted and logged once, nothing waits, and the file is complete when that is possible again.
+// TestCannotWrite checks that errors are counted and logged once, no caller waits, and the file is complete once writing is
+// possible.
 func TestCannotWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	var log bytes.Buffer
@@ -291,7 +293,7 @@ func TestCannotWrite(t *testing.T) {
 			<-done
 		}
 		j.mu.Lock()
-		j.retry = time.Time{} // as if the patience had passed
+		j.retry = time.Time{} // as if the pause were over
 		j.mu.Unlock()
 		return j.Stats()
 	}
@@ -323,7 +325,7 @@ func TestCannotWrite(t *testing.T) {
 	}
 }
 
-// TestCloseCatchesUp: what could not be written is written at the end, or the error says so.
+// TestCloseCatchesUp checks that Close writes missing records, or returns an error.
 func TestCloseCatchesUp(t *testing.T) {
 	for _, works := range []bool{true, false} {
 		dir := t.TempDir()
@@ -348,7 +350,7 @@ func TestCloseCatchesUp(t *testing.T) {
 	}
 }
 
-// FuzzOpen: no file ends in a panic or is lost; what is read from it can be continued and read again.
+// FuzzOpen checks that no file causes a panic or is lost, and that an opened file can be continued and read again.
 func FuzzOpen(f *testing.F) {
 	file, ends, _ := script(f)
 	f.Add(file)
@@ -388,7 +390,7 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// BenchmarkOperations is what write-ahead costs a failover: one sub-port's state.
+// BenchmarkOperations measures the cost of the journal in a failover: the state of one sub-port.
 func BenchmarkOperations(b *testing.B) {
 	j, _, _ := open(b, filepath.Join(b.TempDir(), "journal"), nil)
 	j.Forwarding(forwarding("a", "b"))

@@ -20,23 +20,23 @@ const (
 	operationRecord  = 'O'
 )
 
-// version is this format's.
+// version is the version of this format.
 const version = "fared journal 1"
 
-// maxRecord bounds what is read: an operation came in a gRPC message of at most 4 MiB.
+// maxRecord bounds the length of a record: an operation arrives in a gRPC message of at most 4 MiB.
 const maxRecord = 16 << 20
 
-// headerBytes: length of the content and the kind, checksum of that length, checksum of the content and the kind. The
-// length has its own, so that a damaged one is not taken for a record that is not whole.
+// headerBytes is the size of a header: length of content and kind, checksum of that length, checksum of content and kind.
+// The length has its own checksum, so that a damaged length is not mistaken for an incomplete record.
 const headerBytes = 12
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// errTorn: the file ends within a record.
-var errTorn = errors.New("the last record is not whole")
+// errTorn reports that the file ends within a record.
+var errTorn = errors.New("the last record is incomplete")
 
-// versionBytes is the record that begins a file.
-var versionBytes, _ = appendRecord(nil, versionRecord, nil) // a constant is always encoded
+// versionBytes is the first record of a file.
+var versionBytes, _ = appendRecord(nil, versionRecord, nil) // encoding a constant does not fail
 
 // appendRecord appends a record to b. It fails only for a message that cannot be encoded.
 func appendRecord(b []byte, kind byte, message proto.Message) ([]byte, error) {
@@ -61,7 +61,7 @@ func appendRecord(b []byte, kind byte, message proto.Message) ([]byte, error) {
 	return b, nil
 }
 
-// readRecord reads the next record; io.EOF is an orderly end, errTorn one within a record.
+// readRecord reads the next record. It returns io.EOF at the end of the file and errTorn if the file ends within a record.
 func readRecord(r io.Reader) ([]byte, error) {
 	var header [headerBytes]byte
 	if _, err := io.ReadFull(r, header[:]); err != nil {
@@ -87,7 +87,8 @@ func readRecord(r io.Reader) ([]byte, error) {
 	return content, nil
 }
 
-// read adds up a file's records. good is how many bytes were whole: all of them, unless err says why not.
+// read applies all records of a file. good is the length of the valid part in bytes; it is the whole file unless err is
+// set.
 func read(r io.Reader) (i image, good int64, err error) {
 	i = newImage()
 	buffered := bufio.NewReaderSize(r, 64<<10)
@@ -106,12 +107,12 @@ func read(r io.Reader) (i image, good int64, err error) {
 	}
 }
 
-// take adds a record's content; the first must be the version.
+// take applies the content of a record; the first record must be the version.
 func (i *image) take(content []byte, first bool) error {
 	kind, payload := content[0], content[1:]
 	switch {
 	case first && (kind != versionRecord || string(payload) != version):
-		return fmt.Errorf("it is no %q", version)
+		return fmt.Errorf("the file does not begin with %q", version)
 	case first:
 		return nil
 	case kind == forwardingRecord:
@@ -127,14 +128,14 @@ func (i *image) take(content []byte, first bool) error {
 			return fmt.Errorf("an operation is damaged: %w", err)
 		}
 		if k, _ := keyOf(&o); k.kind == 0 {
-			return errors.New("an operation is of another version")
+			return errors.New("an operation is of an unknown version")
 		}
 		if i.forwarding == nil {
-			return errors.New("an operation comes before any forwarding")
+			return errors.New("an operation precedes the first forwarding")
 		}
 		i.apply(&o, headerBytes+int64(len(content)))
 	default:
-		return fmt.Errorf("a record of kind %q is of another version", kind)
+		return fmt.Errorf("a record has the unknown kind %q", kind)
 	}
 	return nil
 }

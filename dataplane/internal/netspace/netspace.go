@@ -1,4 +1,4 @@
-// Package netspace keeps an endpoint's later sockets in the network namespace in which it was opened, whatever thread opens them.
+// Package netspace opens the later sockets of an endpoint in the network namespace in which it was opened, on any thread.
 package netspace
 
 import (
@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace. Its descriptor keeps it alive, as a socket does.
+// Namespace is a network namespace. Its file descriptor keeps the namespace alive, as a socket does.
 type Namespace struct {
 	fd  int
 	dev uint64
@@ -17,7 +17,7 @@ type Namespace struct {
 
 const threadNamespace = "/proc/thread-self/ns/net"
 
-// Current is the calling thread's.
+// Current returns the namespace of the calling thread.
 func Current() (Namespace, error) {
 	fd, err := unix.Open(threadNamespace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -31,7 +31,7 @@ func Current() (Namespace, error) {
 	return Namespace{fd: fd, dev: s.Dev, ino: s.Ino}, nil
 }
 
-// Close lets go of it. A second call does nothing.
+// Close closes the file descriptor. A second call does nothing.
 func (n *Namespace) Close() {
 	if n.fd > 0 {
 		unix.Close(n.fd)
@@ -39,8 +39,8 @@ func (n *Namespace) Close() {
 	}
 }
 
-// Do calls f on a thread in the namespace, on which f must do what it does. That is nearly always the calling one; else a thread is
-// brought there and back, or thrown away when it does not come back.
+// Do calls f on a thread in the namespace; f must do its work on that thread. It is nearly always the calling thread.
+// Otherwise another thread enters the namespace and returns, or ends if it cannot return.
 func (n Namespace) Do(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -68,7 +68,7 @@ func (n Namespace) Do(f func() error) error {
 		}
 		err = f()
 		if unix.Setns(home, unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread() // else the thread ends with its goroutine
+			runtime.UnlockOSThread() // otherwise the thread ends with its goroutine
 		}
 		done <- err
 	}()

@@ -28,7 +28,7 @@ func (w *writer) begin(kind, flags uint16, family uint8, size int) (at int) {
 	return at
 }
 
-// end completes the message that began at.
+// end completes the message that starts at offset at.
 func (w *writer) end(at int) {
 	binary.NativeEndian.PutUint32(w.buf[at:], uint32(len(w.buf)-at))
 }
@@ -56,10 +56,10 @@ func (w *writer) u32(kind uint16, v uint32) {
 	binary.NativeEndian.PutUint32(w.buf[len(w.buf)-4:], v)
 }
 
-// port is a port in network byte order.
+// port writes a port in network byte order.
 func (w *writer) port(kind, v uint16) { w.attr(kind, byte(v>>8), byte(v)) }
 
-// addr writes an address; an invalid one is left out.
+// addr writes an address; an invalid address is omitted.
 func (w *writer) addr(kind uint16, a netip.Addr) {
 	switch {
 	case a.Is4():
@@ -82,7 +82,7 @@ func (w *writer) endNest(at int) {
 	binary.NativeEndian.PutUint16(w.buf[at:], uint16(len(w.buf)-at))
 }
 
-// eachAttr calls f for the attributes that are whole.
+// eachAttr calls f for all complete attributes.
 func eachAttr(b []byte, f func(kind uint16, value []byte)) {
 	for len(b) >= attrSize {
 		size := int(binary.NativeEndian.Uint16(b))
@@ -94,14 +94,14 @@ func eachAttr(b []byte, f func(kind uint16, value []byte)) {
 	}
 }
 
-// message is one of a datagram.
+// message is one message of a datagram.
 type message struct {
 	kind, flags uint16
 	sequence    uint32
-	body        []byte // behind the header
+	body        []byte // after the header
 }
 
-// eachMessage calls f for the messages of a datagram that are whole, until it returns false.
+// eachMessage calls f for the complete messages of a datagram, until f returns false.
 func eachMessage(b []byte, f func(message) bool) {
 	for len(b) >= headerSize {
 		size := int(binary.NativeEndian.Uint32(b))
@@ -116,7 +116,7 @@ func eachMessage(b []byte, f func(message) bool) {
 	}
 }
 
-// The readers of values take any length, and return zero for one that cannot be.
+// The value readers accept any length, and return zero for values that are too short.
 
 func readU8(b []byte) uint8 {
 	if len(b) < 1 {
@@ -144,7 +144,7 @@ func readAddr(b []byte) netip.Addr {
 	return a
 }
 
-// readPrefix returns the prefix of an address attribute; without one it is all addresses of the family.
+// readPrefix returns the prefix of an address attribute; an empty attribute is the unspecified address of the family.
 func readPrefix(family uint8, b []byte, bits uint8) netip.Prefix {
 	a := readAddr(b)
 	if !a.IsValid() {

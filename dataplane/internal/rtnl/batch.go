@@ -9,17 +9,17 @@ import (
 
 // Flags of SetNexthop and SetRoute.
 const (
-	// Create makes the object; an existing nexthop with this id is an error (EEXIST), an existing route with this prefix,
-	// table and metric too.
+	// Create creates the object. It is an error (EEXIST) if a nexthop with this id, or a route with this prefix, table and
+	// metric, exists.
 	Create = unix.NLM_F_CREATE | unix.NLM_F_EXCL
-	// Replace changes the object in place, or makes it.
+	// Replace changes the object in place, or creates it.
 	Replace = unix.NLM_F_CREATE | unix.NLM_F_REPLACE
-	// Change changes an object that exists; none is an error (ENOENT).
+	// Change changes an existing object; it is an error (ENOENT) if the object does not exist.
 	Change = unix.NLM_F_REPLACE
 )
 
-// Batch gathers messages that the kernel carries out in order. One that fails does not keep the others from being
-// carried out.
+// Batch collects messages that the kernel executes in order. A failed message does not stop the execution of the following
+// ones.
 type Batch struct {
 	writer
 	starts []int // of the messages in buf
@@ -32,50 +32,50 @@ func (c *Conn) Begin() *Batch {
 	return b
 }
 
-// Len is the number of messages.
+// Len returns the number of messages.
 func (b *Batch) Len() int { return len(b.starts) }
 
 func (b *Batch) start() { b.starts = append(b.starts, len(b.buf)) }
 
-// SetNexthop adds a nexthop object or group; flags are Create, Replace or Change. Replacing a group deals its buckets
-// among the new members at once.
+// SetNexthop sets a nexthop object or group; flags are Create, Replace or Change. If a group is replaced, its buckets are
+// redistributed among the new members immediately.
 func (b *Batch) SetNexthop(n Nexthop, flags uint16) {
 	b.start()
 	b.setNexthop(n, flags)
 }
 
-// DelNexthop removes a nexthop object. The kernel takes it out of every group, and routes with it away.
+// DelNexthop deletes a nexthop object. The kernel removes it from every group, and deletes routes that use it.
 func (b *Batch) DelNexthop(id uint32) {
 	b.start()
 	b.delNexthop(id)
 }
 
-// SetRoute adds a route; flags are Create, Replace or Change.
+// SetRoute sets a route; flags are Create, Replace or Change.
 func (b *Batch) SetRoute(r Route, flags uint16) {
 	b.start()
 	b.route(unix.RTM_NEWROUTE, flags, r)
 }
 
-// DelRoute removes the route to a prefix in a table that has the metric, protocol, nexthop and type of r, those that are
-// not 0.
+// DelRoute deletes the route to a prefix in a table whose metric, protocol, nexthop and type equal those fields of r that
+// are not 0.
 func (b *Batch) DelRoute(r Route) {
 	b.start()
 	b.route(unix.RTM_DELROUTE, 0, r)
 }
 
-// SetRule adds a rule; one that is exactly equal is an error (EEXIST).
+// SetRule adds a rule; it is an error (EEXIST) if an equal rule exists.
 func (b *Batch) SetRule(r Rule) {
 	b.start()
 	b.rule(unix.RTM_NEWRULE, Create, r)
 }
 
-// DelRule removes the first rule that matches what is set in r.
+// DelRule deletes the first rule that matches the non-zero fields of r.
 func (b *Batch) DelRule(r Rule) {
 	b.start()
 	b.rule(unix.RTM_DELRULE, 0, r)
 }
 
-// describe says what message i wants, for errors.
+// describe describes message i for errors.
 func (b *Batch) describe(i int) string {
 	m := b.buf[b.starts[i]:]
 	kind, flags, body := binary.NativeEndian.Uint16(m[4:]), binary.NativeEndian.Uint16(m[6:]), m[headerSize:binary.NativeEndian.Uint32(m)]
@@ -102,15 +102,15 @@ func (b *Batch) describe(i int) string {
 	}
 }
 
-// Do carries a batch out and returns one result for each message: nil means that the kernel has done it. When the socket
-// itself fails, or answers were lost (ErrOverrun), all messages whose fate is not known get that error. The batch is empty
-// afterwards.
+// Do executes a batch and returns one result per message: nil means that the kernel has executed it. If the socket fails,
+// or answers were lost (ErrOverrun), all messages with an unknown result get that error. The batch is empty afterwards.
 func (c *Conn) Do(b *Batch) []error {
 	results := make([]error, b.Len())
 	if c.refuse != nil {
 		for i := range results {
-			if errno := c.refuse(); errno != 0 {
-				results[i] = &Error{b.describe(i), errno, ""}
+			what := b.describe(i)
+			if errno := c.refuse(what); errno != 0 {
+				results[i] = &Error{what, errno, ""}
 				binary.NativeEndian.PutUint16(b.buf[b.starts[i]+4:], unix.NLMSG_NOOP)
 			}
 		}
@@ -132,8 +132,8 @@ func (c *Conn) Do(b *Batch) []error {
 	return results
 }
 
-// piece returns the end of the messages from first on that one sendmsg may carry: their size, and the room for all of their
-// answers, should every one of them fail.
+// piece returns the end of the messages, starting at first, that fit into one sendmsg: limited by their size, and by
+// receive buffer space for all answers if every message fails.
 func (c *Conn) piece(b *Batch, first int) int {
 	last := first + 1
 	for last < b.Len() && last-first < c.window && c.end(b, last)-b.starts[first] <= pieceSize {
@@ -142,7 +142,7 @@ func (c *Conn) piece(b *Batch, first int) int {
 	return last
 }
 
-// end is where message i of a batch ends.
+// end returns the end of message i in the buffer of a batch.
 func (c *Conn) end(b *Batch, i int) int {
 	if i+1 < b.Len() {
 		return b.starts[i+1]
@@ -150,7 +150,7 @@ func (c *Conn) end(b *Batch, i int) int {
 	return len(b.buf)
 }
 
-// exchange sends messages first to last and reads until the last is answered.
+// exchange sends messages first to last-1 and reads answers until the last one is answered.
 func (c *Conn) exchange(b *Batch, first, last int, results []error) error {
 	base := c.sequence + 1
 	for i := first; i < last; i++ {
@@ -166,7 +166,7 @@ func (c *Conn) exchange(b *Batch, first, last int, results []error) error {
 		err := c.receive(func(m message) bool {
 			i := int(m.sequence - base)
 			if m.kind != unix.NLMSG_ERROR || m.sequence < base && base-m.sequence < 1<<31 || i >= last-first {
-				return true // of an exchange that was given up
+				return true // from an abandoned exchange
 			}
 			if errno, text := parseError(m); errno != 0 {
 				results[first+i] = &Error{b.describe(first + i), errno, text}

@@ -9,41 +9,49 @@ import (
 )
 
 const (
-	// bufferSize is wished for both directions.
+	// bufferSize is requested for both directions, in bytes.
 	bufferSize = 8 << 20
-	// pieceSize bounds one sendmsg.
+	// pieceSize is the maximum of one sendmsg, in bytes.
 	pieceSize = 256 << 10
-	// answerSize is what the answer to one message costs of the receive buffer at most: the kernel charges a page for the
-	// answer to a query of a path.
+	// answerSize is the maximum receive buffer space for the answer to one message, in bytes: the kernel charges a page for
+	// the answer to a path query.
 	answerSize = 8 << 10
-	// datagramSize is above what the kernel puts into one datagram of a dump (32 KiB).
+	// datagramSize exceeds the largest datagram of a dump (32 KiB).
 	datagramSize = 64 << 10
-	// answerSeconds is how long an answer may take. The kernel has answered when sendmsg returns; only a dump goes on.
+	// answerSeconds is the timeout for an answer, in seconds. The kernel has answered when sendmsg returns; only a dump
+	// continues.
 	answerSeconds = 10
-	// dumpTries is how often an interrupted dump is repeated.
+	// dumpTries is the number of attempts for a dump that is interrupted.
 	dumpTries = 64
 )
 
-// ErrInterrupted says that a dump was interrupted by changes time and again.
-var ErrInterrupted = errors.New("netlink: the dump was interrupted by changes each time; try again when less changes")
+// ErrInterrupted reports that every attempt of a dump was interrupted by changes.
+var ErrInterrupted = errors.New("netlink: changes interrupted each attempt to dump; retry when fewer objects change")
 
-// Conn is a socket for requests. It serves one goroutine at a time.
+// Conn is a socket for requests. It must be used by one goroutine at a time.
 type Conn struct {
 	fd       int
-	kernel   unix.SockaddrNetlink // where requests go; x/sys writes to it
+	kernel   unix.SockaddrNetlink // destination of requests; x/sys writes to it
 	sequence uint32
-	window   int // how many messages may be unanswered
+	window   int // maximum number of unanswered messages
 	rx       []byte
-	spare    []byte // of the batch before
+	spare    []byte // of the previous batch
 	starts   []int
-	refuse   func() unix.Errno
+	refuse   func(what string) unix.Errno
+	unread   func(what string) unix.Errno
 }
 
-// Refuse is for tests of what happens when the kernel refuses: f is called for every message of every later batch, in
-// order, and when it returns a code, the message has no effect and this code as its result. nil: no more.
-func (c *Conn) Refuse(f func() unix.Errno) { c.refuse = f }
+// Refuse simulates refusals by the kernel, for tests. f is called for every message of every later batch, in order, with
+// the text of Error.What, e.g. "set nexthop 7: group [...]". If it returns an error code, the message has no effect and the
+// code is its result. nil removes f.
+func (c *Conn) Refuse(f func(what string) unix.Errno) { c.refuse = f }
 
-// Dial opens a socket in the calling thread's network namespace.
+// RefuseDumps simulates refusals of dumps by the kernel, for tests. f is called for every later dump with the text of
+// Error.What, e.g. "dump links". If it returns an error code, the request is not sent and the code is its result. nil
+// removes f.
+func (c *Conn) RefuseDumps(f func(what string) unix.Errno) { c.unread = f }
+
+// Dial opens a socket in the network namespace of the calling thread.
 func Dial() (*Conn, error) {
 	fd, err := open(0, bufferSize)
 	if err != nil {
@@ -61,14 +69,14 @@ func Dial() (*Conn, error) {
 	return c, nil
 }
 
-// open makes a socket that listens to groups (RTMGRP_ bits).
+// open creates a socket that is a member of groups (RTMGRP_ bits).
 func open(groups uint32, buffer int) (fd int, err error) {
 	fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
 		return -1, fmt.Errorf("netlink: open a socket: %w", err)
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer); err != nil {
-		// Without CAP_NET_ADMIN the limit of net.core.rmem_max counts; the window follows what came of it.
+		// Without CAP_NET_ADMIN, net.core.rmem_max limits the size; the window follows from the actual size.
 		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer)
 		if err != nil {
 			return -1, errors.Join(fmt.Errorf("netlink: receive buffer: %w", err), unix.Close(fd))
@@ -91,7 +99,17 @@ func open(groups uint32, buffer int) (fd int, err error) {
 	return fd, nil
 }
 
-// Close releases the socket.
+// Port returns the port id of the socket, by which the kernel identifies the origin of a change (nlmsg_pid of a
+// notification).
+func (c *Conn) Port() (uint32, error) {
+	address, err := unix.Getsockname(c.fd)
+	if err != nil {
+		return 0, fmt.Errorf("netlink: port id: %w", err)
+	}
+	return address.(*unix.SockaddrNetlink).Pid, nil
+}
+
+// Close closes the socket.
 func (c *Conn) Close() error { return unix.Close(c.fd) }
 
 func (c *Conn) send(b []byte) error {
@@ -119,16 +137,21 @@ func (c *Conn) receive(f func(message) bool) error {
 			return fmt.Errorf("netlink: a datagram of %d bytes, above %d", n, len(c.rx))
 		}
 		if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
-			continue // any process may write to this socket; only the kernel is believed
+			continue // any process may write to this socket; only messages of the kernel are accepted
 		}
 		eachMessage(c.rx[:n], f)
 		return nil
 	}
 }
 
-// dump sends a request and calls f for each answer. When the kernel says that something changed meanwhile it begins
-// again, with reset.
+// dump sends a request and calls f for each answer. If the kernel reports a change during the dump, it calls reset and
+// starts over.
 func (c *Conn) dump(what string, request []byte, reset func(), f func(message)) error {
+	if c.unread != nil {
+		if errno := c.unread(what); errno != 0 {
+			return &Error{what, errno, ""}
+		}
+	}
 	for range dumpTries {
 		reset()
 		interrupted, err := c.dumpOnce(what, request, f)
@@ -150,7 +173,7 @@ func (c *Conn) dumpOnce(what string, request []byte, f func(message)) (interrupt
 	for done := false; !done; {
 		err := c.receive(func(m message) bool {
 			if m.sequence != sequence {
-				return true // of a dump that was given up
+				return true // from an abandoned dump
 			}
 			if m.flags&unix.NLM_F_DUMP_INTR != 0 {
 				interrupted = true

@@ -7,15 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrOverrun says that the kernel had more to say than the socket could hold: what was lost is not known. Whoever keeps a
-// mirror must read everything again.
-var ErrOverrun = errors.New("netlink: messages were lost, the receive buffer was full")
+// ErrOverrun reports that messages were lost because the receive buffer was full. The contents are unknown, so a caller
+// that mirrors kernel state must read all of it again.
+var ErrOverrun = errors.New("netlink: messages were dropped, the receive buffer was full")
 
 // Error is the kernel's refusal of one message.
 type Error struct {
-	// What was asked, e.g. "set nexthop 7".
+	// What is the request, e.g. "set nexthop 7".
 	What string
-	// Errno is the kernel's code; errors.Is finds it.
+	// Errno is the kernel's error code; errors.Is finds it.
 	Errno unix.Errno
 	// Text is the kernel's explanation (NLMSGERR_ATTR_MSG); often empty.
 	Text string
@@ -28,14 +28,14 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %v: %s", e.What, e.Errno, e.Text)
 }
 
-// Unwrap returns the code.
+// Unwrap returns the error code.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// parseError reads the body of an NLMSG_ERROR: code 0 is an acknowledgement. With NETLINK_CAP_ACK only the header of the
-// message in question follows, then the attributes.
+// parseError parses the body of an NLMSG_ERROR; errno 0 is an acknowledgement. With NETLINK_CAP_ACK only the header of the
+// failed message follows, then the attributes.
 func parseError(m message) (errno unix.Errno, text string) {
 	if len(m.body) < 4 {
-		return unix.EBADMSG, "an answer that is too short"
+		return unix.EBADMSG, "an answer is too short"
 	}
 	if code := int32(readU32(m.body)); code < 0 {
 		errno = unix.Errno(-code)

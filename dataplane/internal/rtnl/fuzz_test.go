@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// samples are messages of every kind that the package writes.
+// samples returns messages of every kind that the package writes.
 func samples() [][]byte {
 	c := &Conn{}
 	b := c.Begin()
@@ -65,7 +65,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 	}
 }
 
-// fuzz feeds a parser whole messages, their bodies and what is left after cutting.
+// fuzz passes whole messages, their bodies and truncated bodies to a parser.
 func fuzz(f *testing.F, parse func([]byte)) {
 	for _, s := range samples() {
 		f.Add(s)
@@ -97,7 +97,12 @@ func FuzzRule(f *testing.F) {
 func FuzzLink(f *testing.F) {
 	fuzz(f, func(b []byte) {
 		_, _ = parseLink(b)
-		_ = parseLinkEvents(b)
+		eachMessage(b, func(m message) bool {
+			_, _ = parseLinkEvent(m)
+			_, _ = parseObjectEvent(m)
+			_, _ = parseAddress(m.body)
+			return true
+		})
 	})
 }
 

@@ -2,10 +2,8 @@ package rtnl
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"os"
-	"syscall"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,18 +18,18 @@ type Link struct {
 	Index int
 	Name  string
 	MTU   uint32
-	// Up is IFF_UP: the administrator wants it up.
+	// Up is IFF_UP, the administrative state.
 	Up bool
-	// Carrier is IFF_LOWER_UP: the wire is.
+	// Carrier is IFF_LOWER_UP, the state of the physical layer.
 	Carrier bool
 	// Loopback is IFF_LOOPBACK.
 	Loopback bool
 }
 
-// Usable says that packets can leave.
+// Usable reports whether packets can leave.
 func (l Link) Usable() bool { return l.Up && l.Carrier }
 
-// parseLink reads the body of RTM_NEWLINK or RTM_DELLINK.
+// parseLink parses the body of RTM_NEWLINK or RTM_DELLINK.
 func parseLink(b []byte) (l Link, ok bool) {
 	if len(b) < linkHeader {
 		return l, false
@@ -65,109 +63,61 @@ func (c *Conn) Links() ([]Link, error) {
 	return all, err
 }
 
-// LinkEvent is news of a link.
+// LinksByIndex returns the current state of the devices with these indexes; devices that do not exist are omitted.
+// Link.Carrier is current even while the kernel delays its event. Since Linux 6.8 the kernel processes a delayed event of a
+// device before it answers (linkwatch_sync_dev), which it does not do for Links.
+func (c *Conn) LinksByIndex(indexes []int) ([]Link, error) {
+	all := make([]Link, 0, len(indexes))
+	for chunk := range slices.Chunk(indexes, c.window) {
+		var w writer
+		base := c.sequence + 1
+		for _, index := range chunk {
+			at := w.begin(unix.RTM_GETLINK, 0, unix.AF_UNSPEC, linkHeader)
+			binary.NativeEndian.PutUint32(w.buf[at+headerSize+4:], uint32(index))
+			w.u32(unix.IFLA_EXT_MASK, skipStatistics)
+			w.end(at)
+			c.sequence++
+			binary.NativeEndian.PutUint32(w.buf[at+8:], c.sequence)
+		}
+		if err := c.send(w.buf); err != nil {
+			return nil, fmt.Errorf("read links: %w", err)
+		}
+		for left := len(chunk); left > 0; {
+			err := c.receive(func(m message) bool {
+				if m.sequence-base >= uint32(len(chunk)) {
+					return true // from an abandoned exchange
+				}
+				left--
+				if l, ok := parseLink(m.body); ok && m.kind == unix.RTM_NEWLINK {
+					all = append(all, l)
+				}
+				return true
+			})
+			if err != nil {
+				return nil, fmt.Errorf("read links: %w", err)
+			}
+		}
+	}
+	return all, nil
+}
+
+// LinkEvent is an event of a link.
 type LinkEvent struct {
 	Link
-	// Gone: it was deleted, or moved to another network namespace.
+	// Asked is true if LinksByIndex returned the state. Before Linux 6.8 the kernel may not have acted on it yet, for
+	// example by removing nexthop objects.
+	Asked bool
+	// Gone is true if the device was deleted or moved to another network namespace.
 	Gone bool
 }
 
-// Watch hears of links.
-type Watch struct {
-	file *os.File
-	raw  syscall.RawConn
-	rx   []byte
+// parseLinkEvent parses RTM_NEWLINK and RTM_DELLINK.
+func parseLinkEvent(m message) (e LinkEvent, ok bool) {
+	if m.kind != unix.RTM_DELLINK && m.kind != unix.RTM_NEWLINK {
+		return e, false
+	}
+	e.Gone = m.kind == unix.RTM_DELLINK
+	e.Link, ok = parseLink(m.body)
+	// With AF_BRIDGE, RTM_DELLINK reports that a device leaves a bridge, not that it is deleted.
+	return e, ok && m.body[0] == unix.AF_UNSPEC
 }
-
-// WatchLinks opens a socket in the calling thread's network namespace that hears of every change of a link from now on.
-// buffer is its size in bytes; 0: 8 MiB. What does not fit is lost, and Next says so.
-func WatchLinks(buffer int) (*Watch, error) {
-	if buffer == 0 {
-		buffer = bufferSize
-	}
-	fd, err := open(unix.RTMGRP_LINK, buffer)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		return nil, errors.Join(fmt.Errorf("netlink: %w", err), unix.Close(fd))
-	}
-	w := &Watch{file: os.NewFile(uintptr(fd), "netlink"), rx: make([]byte, datagramSize)}
-	if w.raw, err = w.file.SyscallConn(); err != nil {
-		return nil, errors.Join(fmt.Errorf("netlink: %w", err), w.file.Close())
-	}
-	return w, nil
-}
-
-// Next waits for news and returns them, as Wait and Poll do.
-func (w *Watch) Next() ([]LinkEvent, error) {
-	for {
-		if err := w.Wait(); err != nil {
-			return nil, err
-		}
-		if events, err := w.Poll(); len(events) > 0 || err != nil {
-			return events, err
-		}
-	}
-}
-
-// Wait returns when there may be news. After Close it returns os.ErrClosed.
-func (w *Watch) Wait() error {
-	err := w.raw.Read(func(fd uintptr) bool {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-		return n > 0 || err != nil && err != unix.EINTR
-	})
-	if err != nil {
-		return fmt.Errorf("netlink: %w: %w", os.ErrClosed, err)
-	}
-	return nil
-}
-
-// Poll returns the news that there are, without waiting. ErrOverrun: some were lost, read all links again; news of before
-// are thrown away, so that what comes next is newer than what is then read. One goroutine at a time may call it.
-//
-// The kernel tells of a link before it carries out the next request of any socket: Poll after Conn.Do returns all
-// that happened before the last message of the batch was carried out.
-func (w *Watch) Poll() (events []LinkEvent, err error) {
-	control := w.raw.Control(func(fd uintptr) {
-		for {
-			n, from, failed := unix.Recvfrom(int(fd), w.rx, unix.MSG_TRUNC|unix.MSG_DONTWAIT)
-			switch {
-			case failed == unix.EAGAIN:
-				return
-			case failed == unix.EINTR:
-			case failed == unix.ENOBUFS || failed == nil && n > len(w.rx):
-				// Until the buffer is empty the kernel does not say again that it loses more.
-				events, err = nil, ErrOverrun
-			case failed != nil:
-				events, err = nil, fmt.Errorf("netlink: receive: %w", failed)
-				return
-			case err == nil:
-				if sender, ok := from.(*unix.SockaddrNetlink); ok && sender.Pid == 0 {
-					events = append(events, parseLinkEvents(w.rx[:n])...)
-				}
-			}
-		}
-	})
-	if control != nil {
-		return nil, fmt.Errorf("netlink: %w: %w", os.ErrClosed, control)
-	}
-	return events, err
-}
-
-func parseLinkEvents(b []byte) (events []LinkEvent) {
-	eachMessage(b, func(m message) bool {
-		// AF_BRIDGE says RTM_DELLINK when a device leaves a bridge, which is not the end of it.
-		gone := m.kind == unix.RTM_DELLINK
-		if gone || m.kind == unix.RTM_NEWLINK {
-			if l, ok := parseLink(m.body); ok && m.body[0] == unix.AF_UNSPEC {
-				events = append(events, LinkEvent{l, gone})
-			}
-		}
-		return true
-	})
-	return events
-}
-
-// Close ends Next and releases the socket.
-func (w *Watch) Close() error { return w.file.Close() }

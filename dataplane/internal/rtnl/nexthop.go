@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of linux/nexthop.h, what x/sys does not have.
+// Constants of linux/nexthop.h that are missing in x/sys.
 const (
 	nhaFDB              = 11
 	nhaResGroup         = 12
@@ -25,46 +25,47 @@ const (
 	maxMembers          = (1<<16 - 1 - attrSize) / memberSize
 )
 
-// Nexthop is a nexthop object: a gateway or device, a blackhole, or a group of others.
+// Nexthop is a nexthop object: a gateway or device, a blackhole, or a group of other nexthops.
 type Nexthop struct {
-	// ID is 1 or higher; the number space is one for the whole network namespace.
+	// ID is 1 or higher; the network namespace has one number space.
 	ID uint32
-	// Protocol marks who made it (rtm_protocol); 0: nobody says.
+	// Protocol marks the program that created the object (rtm_protocol); 0 if unspecified.
 	Protocol uint8
-	// Family is AF_INET or AF_INET6, AF_UNSPEC for groups. When 0 and Gateway is valid it is the gateway's; a blackhole or
-	// device nexthop must say.
+	// Family is AF_INET or AF_INET6, or AF_UNSPEC for groups. 0 selects the family of a valid Gateway; for a blackhole or
+	// device nexthop Family is required.
 	Family uint8
-	// Gateway, not valid: the device alone. An IPv6 gateway may carry IPv4 routes (RFC 8950).
+	// Gateway is not valid for a device without a gateway. An IPv6 gateway may carry IPv4 routes (RFC 8950).
 	Gateway netip.Addr
 	// Device is an interface index.
 	Device    int
 	Blackhole bool
-	// OnLink takes Gateway as reachable over Device, whatever the addresses say.
+	// OnLink treats Gateway as directly reachable over Device, independent of the addresses of Device.
 	OnLink bool
-	// Members make it a group.
+	// Members makes the object a group.
 	Members []Member
-	// Resilient groups keep flows where they are: a hash falls into a bucket, and buckets move only when they must.
+	// Resilient groups keep the placement of flows: a hash selects a bucket, and buckets move only if necessary.
 	Resilient bool
-	// Buckets of a resilient group, 1 to 65535; it cannot change later. 0: the kernel's default, or, of a group that is
-	// replaced, what it has.
+	// Buckets is the number of buckets of a resilient group, 1 to 65535; it cannot be changed later. 0 selects the kernel's
+	// default or, if the group is replaced, its current number.
 	Buckets uint16
-	// IdleTimer, hundredths of a second, is how long a bucket without packets is idle; an idle bucket may move. fared uses
-	// 0: all may move at once.
+	// IdleTimer is the time without packets after which a bucket is idle, in hundredths of a second; an idle bucket may
+	// move. fared uses
 	IdleTimer uint32
-	// Foreign is set on what was read and has parts that this package does not write (encapsulation, a bridge's entry).
+	// Foreign is set when reading objects with parts that this package does not write (encapsulation, FDB entries of a
+	// bridge).
 	Foreign bool
-	// Dead is set on what was read when the kernel does not use it: its device has no carrier.
+	// Dead is set when reading objects that the kernel does not use because their device has no carrier.
 	Dead bool
 }
 
-// Member is a part of a group.
+// Member is a member of a group.
 type Member struct {
 	ID uint32
 	// Weight is 1 to 65536 (above 256: since Linux 6.12).
 	Weight uint32
 }
 
-// String names the object.
+// String describes the object.
 func (n Nexthop) String() string {
 	switch {
 	case len(n.Members) > 0:
@@ -113,8 +114,8 @@ func (w *writer) setNexthop(n Nexthop, flags uint16) {
 	w.end(at)
 }
 
-// members writes NHA_GROUP. A list that no attribute holds is cut, and the kernel then refuses the group for what the caller
-// sees missing; callers stay far below.
+// members writes NHA_GROUP. A list that is too long for an attribute is truncated, and the kernel refuses the group because
+// of the missing members; callers stay far below this limit.
 func (w *writer) members(members []Member) {
 	members = members[:min(len(members), maxMembers)]
 	at := len(w.buf)
@@ -133,7 +134,7 @@ func (w *writer) delNexthop(id uint32) {
 	w.end(at)
 }
 
-// parseNexthop reads the body of RTM_NEWNEXTHOP.
+// parseNexthop parses the body of RTM_NEWNEXTHOP.
 func parseNexthop(b []byte) (n Nexthop, ok bool) {
 	if len(b) < nexthopHeader {
 		return n, false
@@ -176,7 +177,7 @@ func parseNexthop(b []byte) (n Nexthop, ok bool) {
 	return n, n.ID != 0
 }
 
-// parseBucket reads the body of RTM_NEWNEXTHOPBUCKET.
+// parseBucket parses the body of RTM_NEWNEXTHOPBUCKET.
 func parseBucket(b []byte) (index uint16, nexthop uint32, ok bool) {
 	if len(b) < nexthopHeader {
 		return 0, 0, false
@@ -197,7 +198,7 @@ func parseBucket(b []byte) (index uint16, nexthop uint32, ok bool) {
 	return index, nexthop, ok
 }
 
-// Nexthops returns all nexthop objects, whoever made them, in the order of their ids.
+// Nexthops returns all nexthop objects of all programs, in the order of their ids.
 func (c *Conn) Nexthops() ([]Nexthop, error) {
 	var w writer
 	at := w.begin(unix.RTM_GETNEXTHOP, unix.NLM_F_DUMP, unix.AF_UNSPEC, nexthopHeader)
@@ -230,3 +231,5 @@ func (c *Conn) Buckets(group uint32) ([]uint32, error) {
 	})
 	return all, err
 }
+
+// all buckets may move immediately.

@@ -16,29 +16,30 @@ const (
 
 // Route is a route by nexthop id, by device, or of a type that needs neither.
 type Route struct {
-	// Prefix is masked; its address says the family.
+	// Prefix is masked on write; its address determines the family.
 	Prefix netip.Prefix
-	// Table, 0: main (254).
+	// Table is the routing table; 0 selects main (254).
 	Table uint32
-	// Protocol marks who made it (rtm_protocol). DelRoute removes only routes with this mark, unless it is 0.
+	// Protocol marks the program that created the route (rtm_protocol). DelRoute only deletes routes with this mark, unless
+	// it is 0.
 	Protocol uint8
-	// Metric of several routes to one prefix in a table, the lowest wins. 0: for IPv6 the kernel makes it 1024.
+	// Metric ranks routes to the same prefix in a table; the lowest wins. For IPv6 the kernel replaces 0 by 1024.
 	Metric uint32
-	// Nexthop is the id of a nexthop object. DelRoute removes only a route with this id, unless it is 0.
+	// Nexthop is the id of a nexthop object. DelRoute only deletes a route with this id, unless it is 0.
 	Nexthop uint32
-	// Device is an interface index; not with Nexthop.
+	// Device is an interface index; not used with Nexthop.
 	Device int
-	// Source is the preferred source address of what is sent without one.
+	// Source is the preferred source address for packets of unbound sockets.
 	Source netip.Addr
-	// Type, 0: RTN_UNICAST.
+	// Type is the route type; 0 selects RTN_UNICAST.
 	Type uint8
-	// Scope of an IPv4 route: 0 is global; RT_SCOPE_LINK for a route to a device.
+	// Scope is the scope of an IPv4 route: 0 is global, RT_SCOPE_LINK is for a route to a device.
 	Scope uint8
-	// Gateways is set on what was read and has gateways of its own: a route not by nexthop id.
+	// Gateways is set when reading a route that has gateways itself instead of a nexthop id.
 	Gateways bool
 }
 
-// String names the object.
+// String describes the object.
 func (r Route) String() string {
 	return fmt.Sprintf("route %v table %d metric %d nexthop %d", r.Prefix, r.table(), r.Metric, r.Nexthop)
 }
@@ -78,7 +79,7 @@ func (w *writer) route(kind, flags uint16, r Route) {
 	w.end(at)
 }
 
-// parseRoute reads the body of RTM_NEWROUTE.
+// parseRoute parses the body of RTM_NEWROUTE.
 func parseRoute(b []byte) (r Route, ok bool) {
 	if len(b) < routeHeader {
 		return r, false
@@ -104,18 +105,18 @@ func parseRoute(b []byte) (r Route, ok bool) {
 		}
 	})
 	if r.Nexthop != 0 {
-		// The kernel repeats what the nexthop is; it is not the route's own.
+		// The kernel repeats the attributes of the nexthop; they are not part of the route.
 		r.Gateways, r.Device = false, 0
 	}
 	return r, r.Prefix.IsValid()
 }
 
-// Routes returns the routes of a family (AF_INET, AF_INET6) in a table, whoever made them; 0: of all tables.
+// Routes returns the routes of a family (AF_INET, AF_INET6) in a table, of all programs; table 0 selects all tables.
 func (c *Conn) Routes(family uint8, table uint32) ([]Route, error) {
 	return c.RoutesBy(family, table, 0)
 }
 
-// RoutesBy is Routes of one protocol; the kernel leaves the others out.
+// RoutesBy returns the routes of one protocol; the kernel filters the others.
 func (c *Conn) RoutesBy(family uint8, table uint32, protocol uint8) ([]Route, error) {
 	var w writer
 	at := w.begin(unix.RTM_GETROUTE, unix.NLM_F_DUMP, family, routeHeader)
@@ -138,9 +139,9 @@ func (c *Conn) RoutesBy(family uint8, table uint32, protocol uint8) ([]Route, er
 	return all, err
 }
 
-// Query is a flow.
+// Query is a flow to look up.
 type Query struct {
-	// Source must be an address of this host for IPv4; not valid: not known, which hashes as all zeros.
+	// Source must be an address of this host for IPv4. If it is not valid, the source is unknown and hashed as zeros.
 	Source, Destination netip.Addr
 	IPProto             uint8
 	Sport, Dport        uint16
@@ -148,13 +149,13 @@ type Query struct {
 	Mark uint32
 }
 
-// Path is where a flow leaves.
+// Path is the egress of a flow.
 type Path struct {
-	// Device is an interface index, 0 when the flow does not leave.
+	// Device is an interface index, 0 if the flow does not leave.
 	Device uint32
-	// Gateway is not valid when the destination is on the link.
+	// Gateway is not valid if the destination is on the link.
 	Gateway netip.Addr
-	// Errno is why the flow does not leave, e.g. ENETUNREACH; a blackhole says EINVAL.
+	// Errno is the reason why the flow does not leave, e.g. ENETUNREACH; EINVAL for a blackhole.
 	Errno unix.Errno
 }
 
@@ -183,13 +184,13 @@ func (w *writer) query(q Query) {
 	w.end(at)
 }
 
-// parsePath reads the body of the RTM_NEWROUTE that answers a query.
+// parsePath parses the body of the RTM_NEWROUTE that answers a query.
 func parsePath(b []byte) (p Path, ok bool) {
 	if len(b) < routeHeader {
 		return p, false
 	}
 	if kind := b[7]; kind == unix.RTN_BLACKHOLE || kind == unix.RTN_UNREACHABLE || kind == unix.RTN_PROHIBIT {
-		return Path{Errno: unix.EHOSTUNREACH}, true // IPv6 answers with the route that refuses
+		return Path{Errno: unix.EHOSTUNREACH}, true // IPv6 answers with the refusing route
 	}
 	eachAttr(b[routeHeader:], func(kind uint16, v []byte) {
 		switch kind {
@@ -206,12 +207,12 @@ func parsePath(b []byte) (p Path, ok bool) {
 	return p, true
 }
 
-// Paths asks the kernel where flows leave, as it would send them now.
+// Paths queries the kernel for the egress of flows, as it would send them now.
 func (c *Conn) Paths(queries []Query) ([]Path, error) {
 	paths, err := c.paths(queries)
 	for i := range paths {
-		// While routes change, an answer for IPv6 may be from a cached route that was thrown away before the kernel came to
-		// its device (rt6_get_pcpu_route).
+		// While routes change, an answer for IPv6 may come from a cached route that was released before the kernel read its
+		// device (rt6_get_pcpu_route).
 		for try := 0; err == nil && paths[i].Device == 0 && paths[i].Errno == 0; try++ {
 			var again []Path
 			if again, err = c.paths(queries[i : i+1]); err == nil {
@@ -225,7 +226,7 @@ func (c *Conn) Paths(queries []Query) ([]Path, error) {
 	return paths, err
 }
 
-// pathTries is how often a question is asked again.
+// pathTries is the number of retries of a query.
 const pathTries = 3
 
 func (c *Conn) paths(queries []Query) ([]Path, error) {
@@ -271,7 +272,7 @@ func (c *Conn) paths(queries []Query) ([]Path, error) {
 	return paths, nil
 }
 
-// Landing is Paths reduced to interface indexes, 0 for a flow that does not leave.
+// Landing returns the interface indexes of Paths, 0 for a flow that does not leave.
 func (c *Conn) Landing(queries []Query) ([]uint32, error) {
 	paths, err := c.Paths(queries)
 	if err != nil {

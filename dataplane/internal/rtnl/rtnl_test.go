@@ -65,10 +65,10 @@ func newSpace(t testing.TB) *space {
 	return s
 }
 
-// all returns the first error of a batch.
+// all joins the errors of a batch.
 func all(errs []error) error { return errors.Join(errs...) }
 
-// json reads what `ip -j` says.
+// ipJSON parses the output of `ip -j`.
 func ipJSON(t testing.TB, s *space, args ...string) (objects []map[string]any) {
 	t.Helper()
 	if text := s.IP(append([]string{"-d", "-j"}, args...)...); strings.TrimSpace(text) != "" {
@@ -302,7 +302,7 @@ func TestRulesAreWhatIPSays(t *testing.T) {
 	}
 }
 
-// TestLargeBatch has more failures than a receive buffer of the default size holds answers.
+// TestLargeBatch causes more failures than a receive buffer of the default size can hold answers.
 func TestLargeBatch(t *testing.T) {
 	s := newSpace(t)
 	const n = 16384
@@ -325,7 +325,7 @@ func TestLargeBatch(t *testing.T) {
 	for i := range n {
 		r := route(i)
 		if i%3 == 0 {
-			r.Protocol = 5 // not there
+			r.Protocol = 5 // does not exist
 		}
 		b.DelRoute(r)
 	}

@@ -13,25 +13,25 @@ const (
 	actionTable = 1  // FR_ACT_TO_TBL
 )
 
-// Rule sends what it matches to a table. Zero fields match everything.
+// Rule directs matching packets to a table. Zero fields match everything.
 type Rule struct {
 	// Family is AF_INET or AF_INET6.
 	Family uint8
-	// Priority: the lowest is asked first.
+	// Priority is the order of evaluation; the lowest is first.
 	Priority, Table uint32
-	// Protocol marks who made it (FRA_PROTOCOL).
+	// Protocol marks the program that created the rule (FRA_PROTOCOL).
 	Protocol            uint8
 	Source, Destination netip.Prefix
-	// Iif is the name of the device that packets came in on; "lo" are those of this host.
+	// Iif is the name of the ingress device; "lo" matches packets of this host.
 	Iif          string
 	Mark, Mask   uint32
 	IPProto      uint8
 	Sport, Dport [2]uint16 // first and last
-	// Foreign is set on what was read and has parts that this package does not write.
+	// Foreign is set when reading rules with parts that this package does not write.
 	Foreign bool
 }
 
-// String names the object.
+// String describes the object.
 func (r Rule) String() string { return fmt.Sprintf("rule %d to table %d", r.Priority, r.Table) }
 
 func (w *writer) rule(kind, flags uint16, r Rule) {
@@ -73,7 +73,7 @@ func (w *writer) rule(kind, flags uint16, r Rule) {
 	w.end(at)
 }
 
-// ports writes a range in host byte order, as rules want it.
+// ports writes a range in host byte order, as required for rules.
 func (w *writer) ports(kind uint16, ports [2]uint16) {
 	if ports == [2]uint16{} {
 		return
@@ -91,7 +91,7 @@ func readPorts(b []byte) [2]uint16 {
 	return [2]uint16{readU16(b), readU16(b[2:])}
 }
 
-// parseRule reads the body of RTM_NEWRULE.
+// parseRule parses the body of RTM_NEWRULE.
 func parseRule(b []byte) (r Rule, ok bool) {
 	if len(b) < ruleHeader {
 		return r, false
@@ -131,7 +131,7 @@ func parseRule(b []byte) (r Rule, ok bool) {
 	return r, true
 }
 
-// Rules returns the rules of a family (AF_INET, AF_INET6), whoever made them, in the order in which they are asked.
+// Rules returns the rules of a family (AF_INET, AF_INET6), of all programs, in the order of evaluation.
 func (c *Conn) Rules(family uint8) ([]Rule, error) {
 	var w writer
 	at := w.begin(unix.RTM_GETRULE, unix.NLM_F_DUMP, family, ruleHeader)

@@ -7,11 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alarm is when Core.Tick is wanted, and a timer for it: the kernel's, because one of Go's comes up to a millisecond late in a process
-// that has nothing else to do (its poller waits in milliseconds), and acknowledgements wait 200 µs.
+// alarm holds the time of the next Core.Tick and a timer for it. It uses a timer of the kernel, because a Go timer is up to
+// a millisecond late in an idle process (its poller waits in milliseconds), and acknowledgements are delayed by only 200
+// µs.
 type alarm struct {
-	wanted time.Duration // 0: never
-	set    time.Duration // when the timer goes off, at the latest wanted; 0: it is not set
+	wanted time.Duration // time of the next tick; 0 disables it
+	set    time.Duration // expiry of the timer, not after wanted; 0 if it is not set
 	fd     int
 	file   *os.File // of fd
 	spec   unix.ItimerSpec
@@ -25,28 +26,29 @@ func (a *alarm) open() (err error) {
 	return nil
 }
 
-// WakeAt implements wire.Out. A moment that has passed means at once, but not before the call that holds the lock is over.
+// WakeAt implements wire.Out. A time in the past requests a tick immediately after the current call releases the lock.
 func (e *Endpoint) WakeAt(at time.Duration) {
 	e.alarm.wanted = at
-	// Most wishes move to later, with every acknowledgement: the timer stays and finds out when it goes off.
+	// Most requests move to a later time, with every acknowledgement. The timer is not changed; tick checks the time when it
+	// expires.
 	if at != 0 && (e.alarm.set == 0 || at < e.alarm.set) {
 		e.setAlarm()
 	}
 }
 
-// setAlarm sets the timer for what is wanted.
+// setAlarm sets the timer to the wanted time.
 func (e *Endpoint) setAlarm() {
 	a := &e.alarm
 	a.set = a.wanted
-	a.spec.Value = unix.NsecToTimespec(max(1, int64(a.wanted-e.config.Now()))) // 0 would stop it
+	a.spec.Value = unix.NsecToTimespec(max(1, int64(a.wanted-e.config.Now()))) // 0 would stop the timer
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.closed {
-		_ = unix.TimerfdSettime(a.fd, 0, &a.spec, nil) // fails for times that are none only
+		_ = unix.TimerfdSettime(a.fd, 0, &a.spec, nil) // fails only for invalid times
 	}
 }
 
-// tick calls Core.Tick when it is time, until the alarm is closed.
+// tick calls Core.Tick when it is due, until the alarm is closed.
 func (e *Endpoint) tick() {
 	due := func() {
 		e.alarm.set = 0

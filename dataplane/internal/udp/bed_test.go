@@ -10,14 +10,14 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// device is the lock that Config.Do stands for, and what came in.
+// device is the lock behind Config.Do, and the received datagrams.
 type device struct {
 	mu       sync.Mutex
 	endpoint *Endpoint
 	start    time.Time
-	received func(from netip.AddrPort, p []byte) // with mu held
+	received func(from netip.AddrPort, p []byte) // called with mu held
 	ticked   func()
-	// Without received:
+	// Used if received is nil:
 	got  [][]byte
 	from []netip.AddrPort
 }
@@ -46,7 +46,7 @@ func (d *device) do(f func()) {
 	}
 }
 
-// open opens an endpoint that is closed with the test.
+// open opens an endpoint that is closed at the end of the test.
 func open(t testing.TB, d *device, c Config) *Endpoint {
 	t.Helper()
 	d.start = time.Now()
@@ -62,7 +62,7 @@ func open(t testing.TB, d *device, c Config) *Endpoint {
 	return e
 }
 
-// until waits until check, which is called with the device's lock held, has nothing to say against it.
+// until waits until check, which is called with the device's lock held, returns nil.
 func (d *device) until(t testing.TB, check func() error) {
 	t.Helper()
 	netnstest.Eventually(t, 10*time.Second, func() error {
@@ -72,7 +72,7 @@ func (d *device) until(t testing.TB, check func() error) {
 	})
 }
 
-// accounted checks that everything queued was sent, or dropped for a reason that is counted. It returns the counters.
+// accounted checks that every queued datagram was sent or counted as dropped. It returns the counters.
 func accounted(t testing.TB, d *device) map[string]uint64 {
 	t.Helper()
 	d.mu.Lock()
@@ -90,7 +90,7 @@ func accounted(t testing.TB, d *device) map[string]uint64 {
 	return c
 }
 
-// numbered returns a datagram of n bytes (at least 4) that carries its number.
+// numbered returns a datagram of n bytes (at least 4) that contains its number.
 func numbered(i, n int) []byte {
 	b := make([]byte, n)
 	for j := range b {
@@ -108,8 +108,8 @@ var families = []struct {
 	{"IPv6", netip.MustParseAddr("::1"), netip.MustParseAddr("::1")},
 }
 
-// inFlight is how many datagrams of 1000 bytes a receiver has room for that has not begun to read, and may not have more than
-// net.core.rmem_max is by default. What the kernel drops nobody sends again.
+// inFlight is the number of datagrams of 1000 bytes that fit into the receive buffer of a receiver that does not read, if
+// the buffer is limited to the default of net.core.rmem_max. Datagrams that the kernel drops are not retransmitted.
 const inFlight = 70
 
 func waitFor(d *device, n int) func() error {

@@ -13,7 +13,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// jumbo gives the pair's devices room for 4 KiB datagrams.
+// jumbo raises the MTU of the pair's devices for 4 KiB datagrams.
 func jumbo(p *pair) *pair {
 	for _, n := range []*netnstest.Namespace{p.a, p.b} {
 		n.IP("link", "set", "eth0", "mtu", "9000")
@@ -21,9 +21,9 @@ func jumbo(p *pair) *pair {
 	return p
 }
 
-// BenchmarkGoodput sends over a veth pair between two namespaces: operations of 32 datagrams by one source port after the other, four
-// to a flush, and never more than 1 MiB ahead of the receiver, as a protocol with a window would. ns/op is per datagram that has
-// come in; it has 16 bytes of head and 4 of tail. The size is that of UDP's payload.
+// BenchmarkGoodput sends over a veth pair between two namespaces: operations of 32 datagrams from one source port after the
+// other, four per flush, at most 1 MiB ahead of the receiver, like a protocol with a window. ns/op is per received
+// datagram, which has 16 bytes of head and 4 of tail. The size is the UDP payload.
 func BenchmarkGoodput(b *testing.B) {
 	for _, size := range []int{1024, 4096} {
 		for _, plain := range []bool{false, true} {
@@ -95,7 +95,7 @@ func goodput(b *testing.B, size, ports int, plain bool) {
 	b.ReportMetric(float64(r["received"])/float64(r["reads"]), "datagrams/read")
 }
 
-// BenchmarkPingPong is one datagram there and back: what a protocol waits for when nothing else is on its way.
+// BenchmarkPingPong measures the round trip of a single datagram without other traffic.
 func BenchmarkPingPong(b *testing.B) {
 	p := newPair(b)
 	var one, other device
@@ -108,7 +108,7 @@ func BenchmarkPingPong(b *testing.B) {
 	ball := make([]byte, 64)
 	other.mu.Lock()
 	other.received = func(_ netip.AddrPort, p []byte) {
-		if len(p) == len(ball) { // of those that met, some may come late: a second ball
+		if len(p) == len(ball) { // datagrams of meet may arrive late and would be a second ball
 			other.endpoint.Send(netip.AddrPortFrom(e.config.Address, e.Port()), 50001, p, nil, nil)
 		}
 	}
@@ -120,7 +120,7 @@ func BenchmarkPingPong(b *testing.B) {
 	}
 }
 
-// BenchmarkWakeAt is how late Core.Tick comes when it is wanted in 200 µs, the time that an acknowledgement may wait.
+// BenchmarkWakeAt measures how late Core.Tick is when requested in 200 µs, the delay of an acknowledgement.
 func BenchmarkWakeAt(b *testing.B) {
 	var d device
 	var late []time.Duration
@@ -144,7 +144,7 @@ func BenchmarkWakeAt(b *testing.B) {
 	b.ReportMetric(float64(late[len(late)*99/100].Nanoseconds())/1e3, "late-p99-µs")
 }
 
-// BenchmarkIperf3 is what iperf3 makes of the same pair in three seconds: UDP as fast as it can, of which some is lost, and TCP.
+// BenchmarkIperf3 measures iperf3 on the same pair for three seconds: UDP at full rate with loss, and TCP.
 func BenchmarkIperf3(b *testing.B) {
 	for _, c := range []struct {
 		name string
@@ -181,7 +181,7 @@ func BenchmarkIperf3(b *testing.B) {
 					if err := json.Unmarshal(out, &report); err != nil {
 						return err
 					}
-					if report.Error != "" { // which some versions exit with 0 for
+					if report.Error != "" { // some versions then exit with 0
 						return errors.New(report.Error)
 					}
 					return nil

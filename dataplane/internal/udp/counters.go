@@ -1,49 +1,49 @@
 package udp
 
-// counters count datagrams where nothing else is said. The device's lock guards them.
+// counters counts datagrams unless noted otherwise. The device's lock guards it.
 type counters struct {
-	queued uint64 // by Send: all of sent and of the drops below, once flushed
+	queued uint64 // by Send; after a flush the sum of sent and of the drops below
 
 	sent, sentBytes, sentBatches uint64
 	// Drops.
 	invalid, tooBig, full, unreachable, noSocket, noGSO, failed, closed uint64
 
-	refused                  uint64 // errors that the kernel reported of earlier datagrams
+	refused                  uint64 // errors that the kernel reported for earlier datagrams
 	received, receivedBytes  uint64
-	receivedBatches          uint64 // messages of the kernel's, of one or more datagrams each
-	reads                    uint64 // system calls that brought something
+	receivedBatches          uint64 // kernel messages of one or more datagrams each
+	reads                    uint64 // system calls that returned messages
 	truncated, strange       uint64
 	kernelDrops              uint64
 	ticks                    uint64
 	socketsOpened, socketsUp uint64
 }
 
-// Counters returns, in datagrams unless the name says otherwise:
+// Counters returns the following counters, in datagrams unless the name differs:
 //
-//	queued                what Send was given; it is the sum of sent, of all dropped_*, and of what waits for a flush
-//	sent, sent_bytes      what the kernel took
-//	sent_batches          messages that it took them in
+//	queued                passed to Send; the sum of sent, of all dropped_*, and of datagrams waiting for a flush
+//	sent, sent_bytes      accepted by the kernel
+//	sent_batches          messages in which the kernel accepted them
 //	dropped_invalid       not sent: port 0, or an address of another family
 //	dropped_too_big       longer than UDP allows, or than the path's MTU
 //	dropped_full          socket buffer or device queue full (EAGAIN, ENOBUFS)
 //	dropped_unreachable   no route
 //	dropped_no_socket     no socket could be bound to the source port
-//	dropped_no_gso        of the batch by which we found out that the kernel does not cut batches here
+//	dropped_no_gso        of the batch that showed that the kernel does not segment batches here
 //	dropped_failed        any other error
 //	dropped_closed        sent after Close
-//	refused               ICMP errors for earlier datagrams that the kernel reported; the datagram at hand was sent nevertheless
+//	refused               ICMP errors that the kernel reported for earlier datagrams; the current datagram was sent nevertheless
 //	received, received_bytes
-//	received_batches      messages that they came in
-//	reads                 system calls that brought some
+//	received_batches      messages in which they were received
+//	reads                 system calls that returned messages
 //	received_truncated    dropped because longer than any UDP datagram can be
-//	received_strange      dropped because their source is no address
-//	kernel_drops          dropped by the kernel before we could read them: the receive buffer was full, or the checksum wrong
+//	received_strange      dropped because their source is not an address
+//	kernel_drops          dropped by the kernel before they were read: the receive buffer was full, or the checksum wrong
 //	ticks                 calls of Core.Tick
 //	sockets_opened        sockets for sending, since Open
-//	sockets               those that are open now
+//	sockets               sockets for sending that are open now
 func (e *Endpoint) Counters() map[string]uint64 {
 	e.mu.Lock()
-	defer e.mu.Unlock() // Close counts too, and has only this lock
+	defer e.mu.Unlock() // Close also counts, and holds only this lock
 	if !e.closed {
 		e.sender.readDrops()
 	}

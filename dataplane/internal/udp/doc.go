@@ -1,31 +1,35 @@
-// Package udp carries the datagrams of protocol cores (dataplane/internal/wire) over Linux sockets, as fast as the kernel lets one
-// process: batches are cut by the kernel (UDP_SEGMENT), joined by it (UDP_GRO), and many go in one system call.
+// Package udp carries the datagrams of protocol cores (dataplane/internal/wire) over Linux sockets, at the highest rate of
+// one process: the kernel segments batches (UDP_SEGMENT) and coalesces datagrams (UDP_GRO), and one system call transfers
+// many messages.
 //
 // # Sockets
 //
-// One socket receives at Config.Address and Config.Port. It is bound exclusively: Open fails when somebody has it.
+// One socket receives at Config.Address and Config.Port. It is bound exclusively: Open fails if another socket has the
+// port.
 //
-// Each UDP source port has a socket of its own for sending, opened when it is first used and closed by the first flush after a
-// minute without use; at most 1024 are open, and the one unused for longest makes room. None is connected, so one source port
-// serves every destination.
+// Each UDP source port has a separate socket for sending, opened at first use and closed by the first flush after a minute
+// without use. At most 1024 are open; to open another one, the least recently used is closed. No socket is connected, so
+// one source port serves every destination.
 //
-// They have SO_REUSEADDR, so several endpoints, also of several processes, may send from one address and port: the kernel has
-// nothing to hand out by it, because nobody answers to a source port. A socket filter throws away what comes nevertheless. A program
-// that holds the port WITHOUT SO_REUSEADDR keeps ours from being bound: what is sent from that port is dropped and counted
-// (dropped_no_socket), and another try is made after 100 ms. The ports that fared gives to slots should therefore be reserved
-// (net.ipv4.ip_local_reserved_ports), so that the kernel gives none of them to programs that ask for any port.
+// The sending sockets have SO_REUSEADDR, so that several endpoints, also of several processes, can send from one address
+// and port. This is safe because peers do not answer to a source port. A socket filter discards any datagram that arrives
+// nevertheless. If a program holds the port without SO_REUSEADDR, the socket cannot be bound: datagrams from that port are
+// dropped and counted (dropped_no_socket), and binding is retried after 100 ms. The ports that fared assigns to slots
+// should therefore be reserved (net.ipv4.ip_local_reserved_ports), so that the kernel assigns none of them to programs that
+// request any port.
 //
-// Sockets belong to the network namespace of the thread that called Open, also those that are opened later by another thread.
+// Sockets belong to the network namespace of the thread that called Open, also if another thread opens them later.
 //
 // # Identifications
 //
-// RoCEv2's ICRC covers the IPv4 identification, so a core must know it. All sockets set DF, and none is connected: then Linux puts 0
-// (atomic datagrams, RFC 6864, Section 4.1), and counts up from there where it cuts a batch into packets. Endpoint.Next
-// says which it will be. To keep it true, a batch that the kernel does not want to cut is not sent in pieces: but for its first
-// datagram, whose identification is 0 either way, it is dropped, and from then on each datagram is sent by itself.
+// The ICRC of RoCEv2 covers the IPv4 identification, so a core must know it. All sockets set DF, and none is connected:
+// Linux then uses 0 (atomic datagrams, RFC 6864, Section 4.1), and counts up from 0 when it segments a batch. Endpoint.Next
+// returns the identification. To keep it correct, a batch that the kernel refuses to segment is not sent in pieces: except
+// for its first datagram, whose identification is 0 in both cases, it is dropped, and from then on each datagram is sent
+// separately.
 //
 // # Locks
 //
-// Endpoint's methods are called with the device's lock held, but for Port and Close. Core's are called by Config.Do, one call for
-// everything that a system call has brought: 32 messages of up to 64 KiB at most.
+// Endpoint's methods are called with the device's lock held, except for Port and Close. Core's methods are called by
+// Config.Do, one call for all messages of a system call: at most 32 messages of up to 64 KiB.
 package udp

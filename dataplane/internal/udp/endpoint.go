@@ -12,23 +12,23 @@ import (
 	"github.com/fared/fared/dataplane/internal/wire"
 )
 
-// Config says what an endpoint is for. Address, Port, Core, Do and Now are required.
+// Config configures an endpoint. Address, Port, Core, Do and Now are required.
 type Config struct {
-	// Address is ours, IPv4 or IPv6: datagrams come to it, and go out from it. Neither unspecified nor with a zone.
+	// Address is the local IPv4 or IPv6 address at which datagrams arrive and from which they are sent. It must be specified
+	// and have no zone.
 	Address netip.Addr
-	// Port is the UDP port that datagrams come to; 0: the kernel chooses one (Endpoint.Port says which).
+	// Port is the UDP port at which datagrams arrive; with 0 the kernel chooses one (see Endpoint.Port).
 	Port uint16
-	// Core gets what comes in.
+	// Core receives the datagrams.
 	Core wire.Core
-	// Do calls a function with the device's lock held, and afterwards Endpoint.Flush.
+	// Do calls a function with the device's lock held, and then Endpoint.Flush.
 	Do func(func())
-	// Now is the time since some fixed moment; it never goes back. It is called with the device's lock held.
+	// Now returns the time since a fixed moment; it is monotonic. It is called with the device's lock held.
 	Now func() time.Duration
-	// ReceiveBuffer and SendBuffer are sizes of socket buffers, in bytes, of what the kernel counts (more than payload): 0 means
-	// 8 MiB and 4 MiB. Without CAP_NET_ADMIN the kernel cuts them to net.core.rmem_max and wmem_max.
+	// ReceiveBuffer and SendBuffer are socket buffer sizes, in bytes as counted by the kernel (more than payload). 0 selects
+	// 8 MiB and 4 MiB. Without CAP_NET_ADMIN the kernel limits them to net.core.rmem_max and wmem_max.
 	ReceiveBuffer, SendBuffer int
-	// NoGSO sends every datagram by itself and receives every one by itself: for kernels and paths that cannot otherwise, and for
-	// comparison.
+	// NoGSO sends and receives every datagram separately, for kernels and paths that require it, and for comparison.
 	NoGSO bool
 }
 
@@ -38,13 +38,13 @@ type Endpoint struct {
 	family family
 	port   uint16
 
-	// With the device's lock held:
+	// Guarded by the device's lock:
 	queue  *queue
 	sender sender // also needs mu
 	count  counters
 	alarm  alarm // also needs mu
 
-	// mu guards the sockets against Close, which does not have the device's lock. It is taken inside the device's.
+	// mu guards the sockets against Close, which does not hold the device's lock. mu is acquired inside the device's lock.
 	mu     sync.Mutex
 	closed bool
 
@@ -55,12 +55,12 @@ type Endpoint struct {
 
 var _ wire.Out = (*Endpoint)(nil)
 
-// Open makes the receiving socket and starts to receive. Errors are the kernel's: EADDRINUSE when somebody has the port,
-// EADDRNOTAVAIL when the address is not ours.
+// Open opens the receiving socket and starts to receive. Errors are the kernel's: EADDRINUSE if another socket has the
+// port, EADDRNOTAVAIL if the address is not local.
 func Open(config Config) (*Endpoint, error) {
 	config.Address = config.Address.Unmap()
 	if a := config.Address; !a.IsValid() || a.IsUnspecified() || a.IsMulticast() || a.Zone() != "" {
-		return nil, fmt.Errorf("udp: %q is no address to send from", a)
+		return nil, fmt.Errorf("udp: %q is not an address to send from", a)
 	}
 	if config.Core == nil || config.Do == nil || config.Now == nil {
 		return nil, fmt.Errorf("udp: Core, Do and Now are required")
@@ -85,7 +85,7 @@ func Open(config Config) (*Endpoint, error) {
 		space.Close()
 		return nil, fmt.Errorf("udp: %v: %w", netip.AddrPortFrom(config.Address, config.Port), err)
 	}
-	e.file = os.NewFile(uintptr(fd), "udp") // not blocking, so the runtime's poller takes it
+	e.file = os.NewFile(uintptr(fd), "udp") // nonblocking, so that the runtime's poller handles it
 	if e.raw, err = e.file.SyscallConn(); err != nil {
 		space.Close()
 		e.file.Close()
@@ -103,11 +103,11 @@ func Open(config Config) (*Endpoint, error) {
 	return e, nil
 }
 
-// Port is the UDP port that datagrams come to.
+// Port returns the UDP port at which datagrams arrive.
 func (e *Endpoint) Port() uint16 { return e.port }
 
-// Send implements wire.Out. Datagrams that cannot be sent are dropped and counted, as on any network. When very many wait (1024, or
-// 1 MiB of heads and tails), they are sent at once, after this one was queued.
+// Send implements wire.Out. Datagrams that cannot be sent are dropped and counted, as on any network. When 1024 datagrams,
+// or 1 MiB of heads and tails, are queued, all of them are sent immediately.
 func (e *Endpoint) Send(to netip.AddrPort, port uint16, head, payload, tail []byte) {
 	e.count.queued++
 	switch {
@@ -129,7 +129,7 @@ func (e *Endpoint) Next(to netip.AddrPort, port uint16, length int) uint16 {
 	return uint16(e.queue.position(flow{to, port}, length))
 }
 
-// Flush sends what has been queued. After it returns payloads may change.
+// Flush sends all queued datagrams. After it returns, payloads may be changed.
 func (e *Endpoint) Flush() {
 	if len(e.queue.datagrams) == 0 {
 		return
@@ -144,15 +144,15 @@ func (e *Endpoint) Flush() {
 	e.queue.reset()
 }
 
-// Close ends receiving and ticking, waits until the core is not called any more, and closes all sockets. It must be called without
-// the device's lock. What is sent afterwards is dropped. A second call does nothing.
+// Close stops receiving and ticking, waits for calls of the core to end, and closes all sockets. It must be called without
+// the device's lock. Datagrams sent afterwards are dropped. A second call does nothing.
 func (e *Endpoint) Close() {
 	e.mu.Lock()
 	again := e.closed
 	e.closed = true
 	if !again {
 		e.sender.close()
-		_ = e.file.Close() // wakes the reader; a datagram socket has nothing to lose
+		_ = e.file.Close() // wakes the reader; the error of closing a datagram socket does not matter
 		_ = e.alarm.file.Close()
 	}
 	e.mu.Unlock()

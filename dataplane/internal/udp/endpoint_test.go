@@ -10,7 +10,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestDatagramsArrive: what is sent in pieces comes in whole, in order, from the source port it was sent from; in batches or not.
+// TestDatagramsArrive checks that datagrams sent in pieces arrive whole, in order and from their source port, with and
+// without batches.
 func TestDatagramsArrive(t *testing.T) {
 	for _, f := range families {
 		for _, plain := range []bool{false, true} {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flood queues n datagrams of a size, numbered, and returns what Next said of each.
+// flood queues n numbered datagrams of a size, and returns the results of Next.
 func flood(d *device, to netip.AddrPort, port uint16, n, size int) (told []uint16) {
 	d.do(func() {
 		for i := range n {
@@ -21,7 +21,7 @@ func flood(d *device, to netip.AddrPort, port uint16, n, size int) (told []uint1
 	return told
 }
 
-// changed compares the counters that a step has changed with what it should have.
+// changed checks that exactly the counters in want have changed, by the given amounts.
 func changed(t *testing.T, before, after map[string]uint64, want map[string]uint64) {
 	t.Helper()
 	for name := range after {
@@ -64,7 +64,8 @@ func TestWhatCannotBeSentIsCounted(t *testing.T) {
 				{"one longer than the MTU", to, 61500, 1, 1500, "dropped_too_big"},
 				{"batches longer than the MTU", to, 61500, 100, 1500, "dropped_too_big"},
 				{"no route", netip.AddrPortFrom(far, 4791), 61500, 100, 1000, "dropped_unreachable"},
-				// Linux says EINVAL, as it does where it cannot cut batches: that they go out afterwards shows that we know better.
+				// Linux returns EINVAL, as without support for batches; the later batches show that the endpoint distinguishes
+				// the two.
 				{"a route to nowhere", netip.AddrPortFrom(hole, 4791), 61500, 100, 1000, "dropped_failed"},
 			} {
 				t.Run(c.name, func(t *testing.T) {
@@ -74,7 +75,7 @@ func TestWhatCannotBeSentIsCounted(t *testing.T) {
 					changed(t, before, accounted(t, &a), map[string]uint64{"queued": n, c.counter: n})
 				})
 			}
-			// All of that has spoilt nothing: batches still go out.
+			// These errors have no lasting effect: batches are still sent.
 			before := accounted(t, &a)
 			flood(&a, to, 61500, 60, 1000)
 			changed(t, before, accounted(t, &a), map[string]uint64{"queued": 60, "sent": 60, "sent_bytes": 60_000, "sent_batches": 1})
@@ -82,7 +83,8 @@ func TestWhatCannotBeSentIsCounted(t *testing.T) {
 	}
 }
 
-// TestFullQueueDrops: a slow device leaves no room in the socket's buffer; what does not fit is dropped, nothing waits.
+// TestFullQueueDrops checks that datagrams that do not fit into the socket buffer of a slow device are dropped without
+// waiting.
 func TestFullQueueDrops(t *testing.T) {
 	p := newPair(t, "tc")
 	slow := []string{"qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "8mbit", "burst", "64kb", "latency", "10s"}
@@ -107,8 +109,9 @@ func TestFullQueueDrops(t *testing.T) {
 	})
 }
 
-// TestWithoutKernelHelp: where the kernel does not cut batches (here because the socket sends no checksums), the first datagram of the
-// batch that finds out arrives, the others are dropped, and from then on Next says 0 and each goes by itself.
+// TestWithoutKernelHelp checks a kernel that does not segment batches (here because the socket sends no checksums): the
+// first datagram of the first batch arrives, the others are dropped, and from then on Next returns 0 and each datagram is
+// sent separately.
 func TestWithoutKernelHelp(t *testing.T) {
 	var a, b device
 	ea := open(t, &a, Config{Address: families[0].a})
@@ -141,14 +144,14 @@ func TestWithoutKernelHelp(t *testing.T) {
 	}
 }
 
-// TestKernelDropsAreCounted: a receiver that does not get to read loses datagrams, and knows how many.
+// TestKernelDropsAreCounted checks that a receiver that cannot read loses datagrams and counts them.
 func TestKernelDropsAreCounted(t *testing.T) {
 	var a, b device
 	open(t, &a, Config{Address: families[0].a, NoGSO: true})
 	eb := open(t, &b, Config{Address: families[0].b, NoGSO: true, ReceiveBuffer: 4096})
 	to := netip.AddrPortFrom(families[0].b, eb.Port())
-	const n = 200 // more than the socket and the reader have room for, fewer than wait for a socket (net.core.netdev_max_backlog)
-	b.mu.Lock()   // the reader waits for it with what it has read
+	const n = 200 // more than the socket and the reader can hold, fewer than the limit of net.core.netdev_max_backlog
+	b.mu.Lock()   // the reader waits for the lock with the messages it has read
 	flood(&a, to, 61500, n, 1000)
 	b.mu.Unlock()
 	b.until(t, func() error {

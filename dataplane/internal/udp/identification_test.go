@@ -14,7 +14,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// pair is two namespaces, joined by a veth pair.
+// pair is two namespaces connected by a veth pair.
 type pair struct {
 	a, b   *netnstest.Namespace
 	v4, v6 [2]netip.Addr
@@ -33,7 +33,7 @@ func newPair(t testing.TB, tools ...string) *pair {
 	return p
 }
 
-// openIn opens an endpoint in a namespace; its later sockets are opened by threads that are somewhere else.
+// openIn opens an endpoint in a namespace; threads in another namespace open its later sockets.
 func openIn(t testing.TB, n *netnstest.Namespace, d *device, c Config) (e *Endpoint) {
 	t.Helper()
 	d.start = time.Now()
@@ -51,11 +51,11 @@ func openIn(t testing.TB, n *netnstest.Namespace, d *device, c Config) (e *Endpo
 	return e
 }
 
-// meet makes sure that datagrams get from one endpoint to the other: neighbours are resolved.
+// meet ensures that datagrams reach the other endpoint: neighbors are resolved.
 func meet(t testing.TB, a *device, to netip.AddrPort, b *device) {
 	t.Helper()
 	b.until(t, func() error {
-		b.mu.Unlock() // a test's device may be both
+		b.mu.Unlock() // a and b may be the same device
 		a.do(func() { a.endpoint.Send(to, 49151, []byte("meet"), nil, nil) })
 		b.mu.Lock()
 		if n := b.endpoint.Counters()["received"]; n == 0 {
@@ -65,7 +65,7 @@ func meet(t testing.TB, a *device, to netip.AddrPort, b *device) {
 	})
 }
 
-// sniff returns a packet socket on a namespace's device that sees IPv4.
+// sniff returns a packet socket on a namespace's device that receives IPv4.
 func sniff(t testing.TB, n *netnstest.Namespace, device string) (fd int) {
 	t.Helper()
 	if err := n.Do(func() (err error) {
@@ -88,8 +88,8 @@ func sniff(t testing.TB, n *netnstest.Namespace, device string) (fd int) {
 	return fd
 }
 
-// TestIdentificationIsAsAnnounced: every datagram carries what Next said, and a capture behind the device that cuts batches shows
-// the same in its IPv4 header, with DF. RoCEv2's ICRC depends on it.
+// TestIdentificationIsAsAnnounced checks that every datagram contains the result of Next, and that a capture behind the
+// device that segments batches shows the same value in its IPv4 header, with DF. The ICRC of RoCEv2 depends on it.
 func TestIdentificationIsAsAnnounced(t *testing.T) {
 	for _, plain := range []bool{false, true} {
 		t.Run(fmt.Sprintf("NoGSO=%v", plain), func(t *testing.T) {
@@ -128,13 +128,14 @@ func TestIdentificationIsAsAnnounced(t *testing.T) {
 						}
 						d := numbered(i, length)
 						binary.BigEndian.PutUint16(d[4:], id)
-						binary.BigEndian.PutUint16(d[6:], 0xfa4e) // tells them from others
+						binary.BigEndian.PutUint16(d[6:], 0xfa4e) // distinguishes them from other packets
 						ea.Send(to, port, d[:8], d[8:], nil)
 						i++
 						left++
 					}
 				})
-				// All of them come before more are sent: a processor keeps only so many for its turn (net.core.netdev_max_backlog).
+				// All of them are received before more are sent, because the queue of a processor is limited
+				// (net.core.netdev_max_backlog).
 				for left > 0 {
 					size, _, err := unix.Recvfrom(fd, buffer, 0)
 					if err == unix.EINTR {

@@ -6,13 +6,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mmsghdr is the kernel's struct mmsghdr (recvmmsg(2)): the compiler pads it as C does.
+// mmsghdr is the kernel's struct mmsghdr (recvmmsg(2)); Go pads it like C.
 type mmsghdr struct {
 	unix.Msghdr
 	n uint32 // bytes received or sent
 }
 
-// sendmmsg and recvmmsg return how many messages were carried, without waiting for room or messages.
+// sendmmsg and recvmmsg return the number of transferred messages, without waiting for space or messages.
 func sendmmsg(fd int, m []mmsghdr) (int, unix.Errno) {
 	n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(m))), uintptr(len(m)),
 		unix.MSG_DONTWAIT, 0, 0)
@@ -25,7 +25,7 @@ func recvmmsg(fd int, m []mmsghdr) (int, unix.Errno) {
 	return int(n), errno
 }
 
-// control is a control message with room for UDP_SEGMENT's uint16 or UDP_GRO's int.
+// control is a control message with space for the uint16 of UDP_SEGMENT or the int of UDP_GRO.
 type control struct {
 	header unix.Cmsghdr
 	data   [8]byte
@@ -34,7 +34,7 @@ type control struct {
 // address is a socket address of either family.
 type address = unix.RawSockaddrInet6
 
-// setSegment makes c ask for batches of length bytes a datagram.
+// setSegment sets the segment size of a batch, in bytes.
 func (c *control) setSegment(length int) {
 	c.header.Level = unix.IPPROTO_UDP
 	c.header.Type = unix.UDP_SEGMENT
@@ -42,8 +42,8 @@ func (c *control) setSegment(length int) {
 	*(*uint16)(unsafe.Pointer(&c.data)) = uint16(length)
 }
 
-// segment returns how long the datagrams are that the kernel has joined, or 0 when it has joined none. size is what was received
-// of control data.
+// segment returns the length in bytes of the datagrams that the kernel has coalesced, or 0 without coalescing. size is the
+// length of the received control data.
 func (c *control) segment(size int) int {
 	if size < unix.CmsgLen(4) || c.header.Level != unix.IPPROTO_UDP || c.header.Type != unix.UDP_GRO {
 		return 0

@@ -3,42 +3,42 @@ package udp
 import "net/netip"
 
 const (
-	// maxSegments is how many datagrams Linux cuts out of one batch: UDP_MAX_SEGMENTS was 64 until 6.9.
+	// maxSegments is the maximum number of datagrams per batch in Linux: UDP_MAX_SEGMENTS was 64 before 6.9.
 	maxSegments = 64
-	// maxPayload4 is the longest UDP payload in IPv4 (and so of a batch): 65,535 - 20 - 8 bytes.
+	// maxPayload4 is the longest UDP payload in IPv4, and so the longest batch: 65,535 - 20 - 8 bytes.
 	maxPayload4 = 65507
-	// maxPayload6 leaves out the IPv6 header too, so that a batch stays below a device's gso_max_size of 65,536 bytes.
+	// maxPayload6 also excludes the IPv6 header, so that a batch stays below a device's gso_max_size of 65,536 bytes.
 	maxPayload6 = 65535 - 40 - 8
-	// maxQueued datagrams and maxArena bytes of heads and tails are queued at most, then they are sent without waiting for Flush.
+	// When maxQueued datagrams or maxArena bytes of heads and tails are queued, they are sent without waiting for Flush.
 	maxQueued = 1024
 	maxArena  = 1 << 20
 )
 
-// flow is what the datagrams of a batch have in common.
+// flow identifies the datagrams that may share a batch.
 type flow struct {
 	to   netip.AddrPort
 	port uint16
 }
 
-// datagram is one that waits: its head and tail are copies, one after the other, in the queue's arena.
+// datagram is a queued datagram: its head and tail are copied, one after the other, into the queue's arena.
 type datagram struct {
 	payload        []byte
-	at, head, tail int   // where in the arena, and how many bytes each
-	next           int32 // the next datagram of the batch, or none
+	at, head, tail int   // offset in the arena, and lengths in bytes
+	next           int32 // next datagram of the batch, or none
 }
 
-// batch is what goes to the kernel as one message.
+// batch is sent to the kernel as one message.
 type batch struct {
 	flow
-	segment     int // bytes of each datagram, but that the last may have fewer
-	bytes       int // of all of them
-	count       int // datagrams
+	segment     int // bytes of each datagram; the last one may be shorter
+	bytes       int // total
+	count       int // number of datagrams
 	first, last int32
-	next        int32 // the next batch of the same source port, or none
-	closed      bool  // takes no more
+	next        int32 // next batch of the same source port, or none
+	closed      bool  // accepts no more datagrams
 }
 
-// lane is the batches of one source port.
+// lane holds the batches of one source port.
 type lane struct {
 	port        uint16
 	first, last int32
@@ -46,18 +46,18 @@ type lane struct {
 
 const none = -1
 
-// queue is the datagrams since the last flush, in batches, by source port. Flows that take turns still fill a batch each: order
-// is kept inside a flow only.
+// queue holds the datagrams since the last flush, in batches, by source port. Interleaved flows each fill their own batch;
+// order is only kept within a flow.
 type queue struct {
-	whole     bool // no batches: every datagram is sent by itself
-	max       int  // bytes of a batch
+	whole     bool // no batches: every datagram is sent separately
+	max       int  // maximum bytes of a batch
 	datagrams []datagram
 	batches   []batch
 	lanes     []lane
 	arena     []byte
-	open      map[flow]int32   // the newest batch of each flow
+	open      map[flow]int32   // newest batch of each flow
 	byPort    map[uint16]int32 // index in lanes
-	// The flow that came last and its newest batch, or none: the map need not be asked for what comes most often.
+	// The most recent flow and its newest batch, or none. They avoid the map lookup in the most common case.
 	recent      flow
 	recentBatch int32
 }
@@ -76,7 +76,7 @@ func newQueue(max int, whole bool) *queue {
 	}
 }
 
-// joins returns the batch that a datagram would go out with, or none when it begins one.
+// joins returns the batch that would include a datagram, or none if the datagram would start a new batch.
 func (q *queue) joins(f flow, length int) int32 {
 	i := q.recentBatch
 	if i == none || f != q.recent {
@@ -92,7 +92,7 @@ func (q *queue) joins(f flow, length int) int32 {
 	return i
 }
 
-// position is the datagram's place in its batch, were it the next to be sent.
+// position returns the index that a datagram would have in its batch if it were the next one sent.
 func (q *queue) position(f flow, length int) int {
 	if i := q.joins(f, length); i != none {
 		return q.batches[i].count
@@ -120,7 +120,7 @@ func (q *queue) add(f flow, head, payload, tail []byte) {
 	q.recent, q.recentBatch = f, i
 }
 
-// begin makes a batch, and hangs it on the lane of its port.
+// begin starts a batch and appends it to the lane of its port.
 func (q *queue) begin(f flow, length int, d int32) int32 {
 	i := int32(len(q.batches))
 	q.batches = append(q.batches, batch{flow: f, segment: length, first: d, next: none})
@@ -137,10 +137,10 @@ func (q *queue) begin(f flow, length int, d int32) int32 {
 	return i
 }
 
-// full says that it is time to send.
+// full reports whether the queue must be flushed.
 func (q *queue) full() bool { return len(q.datagrams) >= maxQueued || len(q.arena) >= maxArena }
 
-// reset forgets everything, payloads too: they are the application's memory.
+// reset empties the queue, including references to payloads, which are memory of the application.
 func (q *queue) reset() {
 	for i := range q.batches {
 		delete(q.open, q.batches[i].flow)

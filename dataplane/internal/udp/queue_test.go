@@ -12,7 +12,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/netspace"
 )
 
-// twin is the queue as one would write it without care for speed.
+// twin is a simple reference implementation of the queue.
 type twin struct {
 	whole bool
 	max   int
@@ -28,7 +28,7 @@ func (w *twin) position(f flow, length int) int {
 	total := length
 	for _, p := range last {
 		if len(p) != len(last[0]) {
-			return 0 // a shorter one has closed it
+			return 0 // a shorter datagram has closed it
 		}
 		total += len(p)
 	}
@@ -46,15 +46,15 @@ func (w *twin) add(f flow, p []byte) {
 	batches[len(batches)-1] = append(batches[len(batches)-1], p)
 }
 
-// message is what the kernel would be given.
+// message is a message for the kernel.
 type message struct {
 	to      netip.AddrPort
 	port    uint16
-	segment int // 0: not to be cut
+	segment int // 0 means no segmentation
 	data    []byte
 }
 
-// gathered reads messages as the kernel does, from their iovecs and control data.
+// gathered reads messages like the kernel, from their iovecs and control data.
 func gathered(t *testing.T, e *Endpoint) []message {
 	t.Helper()
 	q, s := e.queue, &e.sender
@@ -91,14 +91,15 @@ func gathered(t *testing.T, e *Endpoint) []message {
 	return all
 }
 
-// drive queues what the bytes of script say, in a queue and in its twin, and compares: every position before, all messages after.
+// drive interprets script as datagrams for a queue and its reference, and compares every position before, and all messages
+// after.
 func drive(t *testing.T, script []byte) {
 	e := &Endpoint{family: unix.AF_INET}
 	e.sender.init(e, netspace.Namespace{}, -1)
 	whole := len(script) > 0 && script[0] == 0xff
 	script = script[:min(len(script), 600)]
 	e.queue = newQueue(maxPayload4, whole)
-	for round := range 2 { // what was sent before must not matter
+	for round := range 2 { // datagrams of the first round must not matter
 		w := &twin{whole: whole, max: maxPayload4, sent: map[flow][][][]byte{}}
 		lengths := [...]int{0, 1, 40, 1000, 1000, 1000, 1001, 4096, 33000, maxPayload4}
 		n := 0
@@ -117,7 +118,7 @@ func drive(t *testing.T, script []byte) {
 			tail := min(length-h, x%9)
 			head, back := bytes.Clone(p[:h]), bytes.Clone(p[length-tail:])
 			e.queue.add(f, head, p[h:length-tail], back)
-			clear(head) // they are copied
+			clear(head) // they were copied
 			clear(back)
 		}
 		seen := 0
@@ -157,7 +158,7 @@ func drive(t *testing.T, script []byte) {
 	}
 }
 
-// pattern is longer than any datagram; its period has no divisor in common with their lengths.
+// pattern is longer than any datagram; its period has no common divisor with their lengths.
 var pattern = func() []byte {
 	b := make([]byte, maxPayload4+251)
 	for i := range b {
@@ -175,7 +176,7 @@ func FuzzQueue(f *testing.F) {
 	f.Fuzz(drive)
 }
 
-// TestQueueMatchesTwin: positions, order inside flows and batches' bounds are as a dumb twin has them, in random traffic.
+// TestQueueMatchesTwin compares positions, order within flows and limits of batches with the reference, in random traffic.
 func TestQueueMatchesTwin(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 1))

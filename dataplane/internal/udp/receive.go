@@ -8,13 +8,13 @@ import (
 )
 
 const (
-	// readMessages is how many messages one system call may bring: 32 of 64 KiB fit a level-2 cache.
+	// readMessages is the maximum number of messages per system call: 32 messages of 64 KiB fit a level-2 cache.
 	readMessages = 32
-	// readBytes is room for everything that the kernel joins: it stays below 64 KiB.
+	// readBytes is the buffer size of a message; coalesced datagrams stay below 64 KiB.
 	readBytes = 1 << 16
 )
 
-// receiver reads messages, and hands datagrams to the core. It belongs to one goroutine.
+// receiver reads messages and passes datagrams to the core. It belongs to one goroutine.
 type receiver struct {
 	e        *Endpoint
 	messages [readMessages]mmsghdr
@@ -22,7 +22,7 @@ type receiver struct {
 	names    [readMessages]address
 	controls [readMessages]control
 	buffers  []byte // readBytes each
-	n        int    // messages that the last call brought
+	n        int    // number of messages of the last call
 	errno    unix.Errno
 }
 
@@ -41,7 +41,7 @@ func newReceiver(e *Endpoint) *receiver {
 	return r
 }
 
-// prepare says again how much room there is, where the kernel has written how much it used.
+// prepare resets the lengths that the kernel has overwritten with the used lengths.
 func (r *receiver) prepare(n int) {
 	for i := range r.messages[:n] {
 		m := &r.messages[i]
@@ -53,7 +53,7 @@ func (r *receiver) prepare(n int) {
 
 // run reads until the socket is closed.
 func (r *receiver) run() {
-	// Made once: closures would be allocated for every call.
+	// Created once, because closures would be allocated for every call.
 	read, deliver := r.read, r.deliver
 	for {
 		r.n, r.errno = 0, 0
@@ -61,7 +61,7 @@ func (r *receiver) run() {
 			return // closed
 		}
 		if r.errno != 0 {
-			// The error of a datagram that was sent earlier from this socket. Reading it has cleared it.
+			// This is the error of a datagram sent earlier from this socket. Reading the error has cleared it.
 			r.e.config.Do(func() { r.e.count.refused++ })
 			continue
 		}
@@ -70,7 +70,7 @@ func (r *receiver) run() {
 	}
 }
 
-// read says whether there is something to do, or to wait.
+// read reports whether it received messages or an error; otherwise the caller must wait.
 func (r *receiver) read(fd uintptr) bool {
 	for {
 		n, errno := recvmmsg(int(fd), r.messages[:])
@@ -88,7 +88,7 @@ func (r *receiver) read(fd uintptr) bool {
 	}
 }
 
-// deliver is called with the device's lock held.
+// deliver passes the received datagrams to the core. It is called with the device's lock held.
 func (r *receiver) deliver() {
 	e := r.e
 	e.count.reads++
@@ -111,8 +111,8 @@ func (r *receiver) deliver() {
 	}
 }
 
-// split gives to the datagrams that the kernel has joined in b: each bytes, and what is left. It returns how many. One that
-// was not joined (each is 0) may be empty.
+// split calls to for the coalesced datagrams in b, of each bytes, and for the rest. It returns their number. A datagram
+// that was not coalesced (each is 0) may be empty.
 func split(b []byte, each int, from netip.AddrPort, to func(netip.AddrPort, []byte)) int {
 	if each <= 0 || each >= len(b) {
 		to(from, b)
@@ -127,7 +127,7 @@ func split(b []byte, each int, from netip.AddrPort, to func(netip.AddrPort, []by
 	return n + 1
 }
 
-// source is where a datagram came from.
+// source returns the sender of a datagram.
 func source(name *address, size int) (netip.AddrPort, bool) {
 	switch {
 	case name.Family == unix.AF_INET && size >= unix.SizeofSockaddrInet4:
@@ -139,7 +139,7 @@ func source(name *address, size int) (netip.AddrPort, bool) {
 	return netip.AddrPort{}, false
 }
 
-// ntohs and htons turn a port between the byte order of a socket address and ours.
+// ntohs and htons convert a port between the byte order of a socket address and host byte order.
 func ntohs(p uint16) uint16 {
 	b := (*[2]byte)(unsafe.Pointer(&p))
 	return uint16(b[0])<<8 | uint16(b[1])

@@ -10,30 +10,30 @@ import (
 )
 
 const (
-	// maxSockets for sending are open at a time.
+	// maxSockets is the maximum number of open sockets for sending.
 	maxSockets = 1024
-	// idle is how long a socket is kept that nothing is sent from.
+	// idle is how long an unused socket stays open.
 	idle = time.Minute
-	// tryAgain is how long after a socket could not be opened the next try is made.
+	// tryAgain is the pause before the next attempt to open a socket.
 	tryAgain = 100 * time.Millisecond
-	// writeMessages is how many messages go in one system call.
+	// writeMessages is the maximum number of messages per system call.
 	writeMessages = 64
 )
 
-// sourcePort is one that we have sent from, and its socket.
+// sourcePort is a source port in use, and its socket.
 type sourcePort struct {
 	port       uint16
-	fd         int           // -1: none
-	used       time.Duration // when something was last sent
-	retry      time.Duration // not before then is it tried to open a socket again
-	newer, old *sourcePort   // neighbours in the order of use
+	fd         int           // -1 without a socket
+	used       time.Duration // time of the last datagram
+	retry      time.Duration // earliest time of the next attempt to open a socket
+	newer, old *sourcePort   // neighbors in the order of use
 }
 
 // sender owns the sockets for sending. The device's lock and Endpoint.mu guard it.
 type sender struct {
 	e         *Endpoint
 	space     netspace.Namespace
-	receiveFD int // also sends what has its port as source port
+	receiveFD int // also sends datagrams whose source port is the receiving port
 	lastDrops uint32
 	ports     map[uint16]*sourcePort
 	newest    *sourcePort
@@ -43,7 +43,7 @@ type sender struct {
 	messages []mmsghdr
 	names    []address
 	controls []control
-	batches  []int32 // the batch that each message carries
+	batches  []int32 // batch of each message
 	iovs     []unix.Iovec
 }
 
@@ -62,7 +62,7 @@ func (s *sender) init(e *Endpoint, space netspace.Namespace, receiveFD int) {
 	}
 }
 
-// send sends everything that is queued, one source port after the other.
+// send sends all queued datagrams, one source port after the other.
 func (s *sender) send(q *queue) {
 	now := s.e.config.Now()
 	for i := range q.lanes {
@@ -77,7 +77,7 @@ func (s *sender) send(q *queue) {
 			} else {
 				s.write(fd, q)
 			}
-			clear(s.iovs) // payloads are the application's
+			clear(s.iovs) // payloads are memory of the application
 			s.iovs, s.batches = s.iovs[:0], s.batches[:0]
 		}
 	}
@@ -86,7 +86,7 @@ func (s *sender) send(q *queue) {
 	}
 }
 
-// gather makes messages of batches from b on, and returns the batch that did not fit, or none.
+// gather creates messages from batches starting at b, and returns the first batch that did not fit, or none.
 func (s *sender) gather(q *queue, b int32) int32 {
 	for ; b != none && len(s.batches) < writeMessages; b = q.batches[b].next {
 		batch := &q.batches[b]
@@ -114,7 +114,7 @@ func (s *sender) gather(q *queue, b int32) int32 {
 	return b
 }
 
-// gatherDatagram appends where a datagram's bytes are. Iovecs from first on are of the same message.
+// gatherDatagram appends iovecs for a datagram. Iovecs from index first on belong to the same message.
 func (s *sender) gatherDatagram(q *queue, d *datagram, first int) {
 	head, tail := q.arena[d.at:][:d.head], q.arena[d.at+d.head:][:d.tail]
 	s.append(head, first)
@@ -122,7 +122,8 @@ func (s *sender) gatherDatagram(q *queue, d *datagram, first int) {
 	s.append(tail, first)
 }
 
-// append appends bytes, to the iovec before where they follow it in memory: a tail and the next datagram's head do in the arena.
+// append appends bytes, merged into the previous iovec if they follow it in memory, like a tail and the next datagram's
+// head in the arena.
 func (s *sender) append(b []byte, first int) {
 	if len(b) == 0 {
 		return
@@ -130,7 +131,8 @@ func (s *sender) append(b []byte, first int) {
 	base := unsafe.SliceData(b)
 	if n := len(s.iovs); n > first {
 		v := &s.iovs[n-1]
-		// Numbers, not pointers: one behind the end of v may belong to nobody. The queue keeps alive what both refer to.
+		// Compare numbers, not pointers: a pointer past the end of v may not refer to an allocation. The queue keeps both
+		// buffers alive.
 		if uintptr(unsafe.Pointer(v.Base))+uintptr(v.Len) == uintptr(unsafe.Pointer(base)) {
 			v.SetLen(int(v.Len) + len(b))
 			return
@@ -141,7 +143,7 @@ func (s *sender) append(b []byte, first int) {
 	s.iovs = append(s.iovs, v)
 }
 
-// write sends messages. What cannot be sent is dropped and counted: protocols send again what matters.
+// write sends messages. Failed ones are dropped and counted, because protocols retransmit.
 func (s *sender) write(fd int, q *queue) {
 	refused := false
 	for i := 0; i < len(s.batches); {
@@ -156,7 +158,8 @@ func (s *sender) write(fd int, q *queue) {
 		if errno == unix.EINTR {
 			continue
 		}
-		// The socket's pending error, of a datagram that was sent long ago. It is reported once, and this one was not looked at.
+		// This is the socket's pending error, of a datagram that was sent earlier. It is reported once, and the current
+		// message was not sent.
 		if errno == unix.ECONNREFUSED && !refused {
 			refused = true
 			s.e.count.refused++
@@ -174,7 +177,7 @@ func (s *sender) sent(b *batch) {
 	c.sentBytes += uint64(b.bytes)
 }
 
-// failed drops message i, of which the kernel said errno.
+// failed drops message i, which failed with errno.
 func (s *sender) failed(fd, i int, q *queue, errno unix.Errno) {
 	b := &q.batches[s.batches[i]]
 	c, n := &s.e.count, uint64(b.count)
@@ -186,8 +189,8 @@ func (s *sender) failed(fd, i int, q *queue, errno unix.Errno) {
 	case unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EHOSTDOWN:
 		c.unreachable += n
 	case unix.EINVAL, unix.EIO:
-		// EIO: the path encrypts or cannot checksum. EINVAL: no UDP_SEGMENT before Linux 4.18, and longer than the MTU before
-		// 6.10: which, the first datagram shows.
+		// EIO: the path encrypts or cannot checksum. EINVAL: no UDP_SEGMENT before Linux 4.18, or longer than the MTU before
+		// 6.10; sending the first datagram distinguishes the two.
 		if b.count > 1 {
 			s.first(fd, i, q)
 			return
@@ -198,7 +201,8 @@ func (s *sender) failed(fd, i int, q *queue, errno unix.Errno) {
 	}
 }
 
-// first sends the first datagram of message i by itself. The others are dropped: their identifications would not be what Next said.
+// first sends the first datagram of message i separately. The others are dropped: their identifications would differ from
+// Next.
 func (s *sender) first(fd, i int, q *queue) {
 	b := &q.batches[s.batches[i]]
 	rest := *b
@@ -206,7 +210,7 @@ func (s *sender) first(fd, i int, q *queue) {
 	rest.count--
 	m := &s.messages[i]
 	left := b.segment
-	var iovs [3]unix.Iovec // head, payload, and a tail that is one iovec with the next head
+	var iovs [3]unix.Iovec // head, payload, and a tail merged with the next head
 	from := unsafe.Slice(m.Iov, int(m.Iovlen))
 	n := 0
 	for ; left > 0 && n < len(iovs); n++ {
@@ -231,7 +235,7 @@ func (s *sender) first(fd, i int, q *queue) {
 	s.e.count.noGSO += uint64(rest.count)
 }
 
-// failedRest drops the datagrams of a batch whose first one could not be sent by itself either.
+// failedRest drops the datagrams of a batch whose first one could not be sent separately either.
 func (s *sender) failedRest(rest *batch, errno unix.Errno) {
 	if errno == unix.EMSGSIZE {
 		s.e.count.tooBig += uint64(rest.count)
@@ -316,7 +320,7 @@ func (s *sender) unlink(p *sourcePort) {
 	}
 }
 
-// readDrops adds what the kernel has dropped since the last call.
+// readDrops adds the kernel drops since the last call.
 func (s *sender) readDrops() {
 	now := drops(s.receiveFD)
 	s.e.count.kernelDrops += uint64(now - s.lastDrops)

@@ -26,7 +26,7 @@ func (f family) maxPayload() int {
 	return maxPayload6
 }
 
-// reaches says whether a socket of the family can send there.
+// reaches reports whether a socket of the family can send to an address.
 func (f family) reaches(a netip.Addr) bool {
 	if f == unix.AF_INET {
 		return a.Is4()
@@ -48,7 +48,7 @@ func (f family) name(to *address, a netip.AddrPort) uint32 {
 
 type option struct{ level, name, value int }
 
-// receiver opens the socket that datagrams come to. It has no SO_REUSEADDR, so that nobody else gets what is ours.
+// receiver opens the receiving socket. It has no SO_REUSEADDR, so that no other socket can receive its datagrams.
 func (f family) receiver(c *Config) (int, error) {
 	options := make([]option, 0, 1)
 	if !c.NoGSO {
@@ -62,14 +62,14 @@ func (f family) receiver(c *Config) (int, error) {
 	return fd, err
 }
 
-// sender opens a socket to send from a source port only.
+// sender opens a socket that only sends from a source port.
 func (f family) sender(c *Config, port uint16) (int, error) {
 	fd, err := f.socket(netip.AddrPortFrom(c.Address, port), option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1})
 	if err != nil {
 		return -1, err
 	}
 	setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, c.SendBuffer)
-	// Nobody reads it: a filter that keeps 0 bytes of everything drops what comes.
+	// The socket is never read: a filter that keeps 0 bytes drops all incoming datagrams.
 	nothing := [1]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
 	program := unix.SockFprog{Len: uint16(len(nothing)), Filter: &nothing[0]}
 	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program); err != nil {
@@ -79,7 +79,7 @@ func (f family) sender(c *Config, port uint16) (int, error) {
 	return fd, nil
 }
 
-// socket opens one that does not block, sets DF, and is bound.
+// socket opens a nonblocking, bound socket that sets DF.
 func (f family) socket(at netip.AddrPort, options ...option) (int, error) {
 	fd, err := unix.Socket(int(f), unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
 	if err != nil {
@@ -112,11 +112,11 @@ func (f family) socket(at netip.AddrPort, options ...option) (int, error) {
 	return fd, nil
 }
 
-// setBuffer asks for a socket buffer beyond the system's limit, and without the right to that for as much as there is. The kernel
+// setBuffer requests a socket buffer beyond the system limit or, without that privilege, as large as possible. The kernel
 // doubles the number for its own bookkeeping.
 func setBuffer(fd, force, modest, bytes int) {
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, bytes) != nil {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, modest, bytes) // cannot fail: too much is cut
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, modest, bytes) // cannot fail: excess is truncated
 	}
 }
 
@@ -131,8 +131,8 @@ func boundPort(fd int) (uint16, error) {
 	return 0, errors.Join(errors.New("no port"), err)
 }
 
-// drops is how many datagrams the kernel has dropped at a socket, modulo 2^32: what SO_RXQ_OVFL would say with the next datagram that
-// comes, but without waiting for one.
+// drops returns the number of datagrams that the kernel has dropped at a socket, modulo 2^32: the number that SO_RXQ_OVFL
+// would report with the next datagram, but without waiting for one.
 func drops(fd int) uint32 {
 	var info [16]uint32 // SK_MEMINFO_VARS is 9
 	size := uint32(unsafe.Sizeof(info))

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// TestManySourcePorts: each has a socket, of which at most 1024 are open, and those unused for a minute are closed.
+// TestManySourcePorts checks that each port has a socket, at most 1024 are open, and those unused for a minute are closed.
 func TestManySourcePorts(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
@@ -22,7 +22,7 @@ func TestManySourcePorts(t *testing.T) {
 			a.endpoint.config.Now = func() time.Duration { return time.Duration(clock.Load()) }
 			eb := open(t, &b, Config{Address: f.b})
 			to := netip.AddrPortFrom(f.b, eb.Port())
-			const ports = 1500 // from 61000 on: below, the kernel gives ports to others
+			const ports = 1500 // from 61000 on: the kernel assigns lower ports to other programs
 			for i := 0; i < 2*ports; {
 				a.do(func() {
 					for range 4 * inFlight {
@@ -61,8 +61,8 @@ func TestManySourcePorts(t *testing.T) {
 	}
 }
 
-// TestSourcePortIsShared: endpoints send from the same port of the same address, and from the port they receive at; a stranger
-// that wants to be alone keeps them from it until it goes.
+// TestSourcePortIsShared checks that endpoints can send from the same port of the same address, and from their receiving
+// port; a foreign socket with exclusive use of the port prevents this until it is closed.
 func TestSourcePortIsShared(t *testing.T) {
 	var clock atomic.Int64
 	var a, a2, b device
@@ -91,7 +91,7 @@ func TestSourcePortIsShared(t *testing.T) {
 	b.until(t, waitFor(&b, 8))
 }
 
-// TestSourcePortsTakeNothing: what is sent to a source port is neither kept nor handed to the core.
+// TestSourcePortsTakeNothing checks that datagrams to a source port are neither kept nor passed to the core.
 func TestSourcePortsTakeNothing(t *testing.T) {
 	var a, b device
 	ea := open(t, &a, Config{Address: families[0].a})
@@ -100,7 +100,7 @@ func TestSourcePortsTakeNothing(t *testing.T) {
 	flood(&b, netip.AddrPortFrom(families[0].a, 61000), 61501, 500, 1000)
 	flood(&b, netip.AddrPortFrom(families[0].a, ea.Port()), 61501, 1, 99)
 	a.until(t, waitFor(&a, 1))
-	a.until(t, func() error { // another processor may have them
+	a.until(t, func() error { // they may still be queued on another processor
 		if drops(ea.sender.ports[61000].fd) == 0 {
 			return errors.New("the filter has dropped nothing")
 		}
@@ -113,7 +113,8 @@ func TestSourcePortsTakeNothing(t *testing.T) {
 	}
 }
 
-// TestCloseDuringTraffic: nothing is delivered after Close, what is sent is counted, and no descriptor is left.
+// TestCloseDuringTraffic checks that nothing is delivered after Close, datagrams sent are counted, and no descriptor
+// remains.
 func TestCloseDuringTraffic(t *testing.T) {
 	descriptors := func() int {
 		list, err := os.ReadDir("/proc/self/fd")
@@ -161,7 +162,7 @@ func TestCloseDuringTraffic(t *testing.T) {
 		if c := accounted(t, &b); c["dropped_closed"] < 3 || c["sockets"] != 0 {
 			t.Errorf("after Close: %v", c)
 		}
-		ea.Close() // with its sender at work
+		ea.Close() // while its sender is active
 		close(stop)
 		wait.Wait()
 		accounted(t, &a)
@@ -176,7 +177,7 @@ func TestCloseDuringTraffic(t *testing.T) {
 	}
 }
 
-// TestWakeAt: the last wish counts; each is for one tick, never before its time; 0 takes it back.
+// TestWakeAt checks that the last request wins, each causes one tick, never before its time, and 0 cancels it.
 func TestWakeAt(t *testing.T) {
 	var d device
 	type tick struct{ wanted, now time.Duration }
@@ -190,7 +191,7 @@ func TestWakeAt(t *testing.T) {
 	d.ticked = func() {
 		ticks = append(ticks, tick{wanted, e.config.Now()})
 		if len(ticks) == 2 {
-			wish(time.Millisecond) // a tick may ask for the next
+			wish(time.Millisecond) // a tick may request the next one
 		}
 	}
 	e = open(t, &d, Config{Address: families[0].a})
@@ -207,9 +208,9 @@ func TestWakeAt(t *testing.T) {
 	come(1)
 	d.do(func() { wish(time.Millisecond); wish(20 * time.Millisecond) }) // later
 	come(3)
-	d.do(func() { wish(time.Millisecond); e.WakeAt(0) }) // never
+	d.do(func() { wish(time.Millisecond); e.WakeAt(0) }) // canceled
 	d.do(func() { e.WakeAt(0) })
-	d.do(func() { wish(-time.Second) }) // at once
+	d.do(func() { wish(-time.Second) }) // immediately
 	come(4)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -223,7 +224,7 @@ func TestWakeAt(t *testing.T) {
 	}
 }
 
-// TestNothingIsAllocated: sending, receiving and setting the timer, in the steady state.
+// TestNothingIsAllocated checks sending, receiving and setting the timer in the steady state.
 func TestNothingIsAllocated(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {

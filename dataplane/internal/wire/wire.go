@@ -1,4 +1,4 @@
-// Package wire is the seam between protocol cores that speak UDP and what carries their datagrams: sockets
+// Package wire is the interface between protocol cores that use UDP and the carriers of their datagrams: sockets
 // (dataplane/internal/udp) or a simulated network (dataplane/rdma/rdmatest).
 package wire
 
@@ -9,21 +9,22 @@ import (
 
 // Core is a protocol without sockets and clock. Its methods are called with the device's lock held.
 type Core interface {
-	// Receive takes a datagram that came to the core's UDP port. p is valid during the call only.
+	// Receive handles a datagram that arrived at the core's UDP port. p is valid only during the call.
 	Receive(from netip.AddrPort, p []byte)
-	// Tick is called at or after the time last given to Out.WakeAt.
+	// Tick is called at or after the time last passed to Out.WakeAt.
 	Tick()
 }
 
-// Out is where a core sends. Its methods are called with the device's lock held.
+// Out is the sending side for a core. Its methods are called with the device's lock held.
 type Out interface {
-	// Send queues a datagram from a UDP source port: head, payload and tail, one after the other. head and tail are copied before
-	// it returns; payload is read until the next flush and must not change before. Datagrams of one destination, source port and
-	// total length that follow each other go out as one batch (UDP_SEGMENT); the last of them may be shorter.
+	// Send queues a datagram from a UDP source port: the concatenation of head, payload and tail. head and tail are copied
+	// before it returns; payload is read until the next flush and must not change before. Consecutive datagrams with the
+	// same destination, source port and total length are sent as one batch (UDP_SEGMENT); the last of them may be shorter.
 	Send(to netip.AddrPort, port uint16, head, payload, tail []byte)
-	// Next is the IPv4 identification that a datagram of this destination, source port and total length gets when it is the next to
-	// be sent: Linux gives unconnected sockets' packets 0 and counts up where it cuts a batch into packets. RoCEv2's ICRC covers it.
+	// Next returns the IPv4 identification of a datagram with this destination, source port and total length if it is the
+	// next one sent: Linux uses 0 for packets of unconnected sockets and counts up when it segments a batch. The ICRC of
+	// RoCEv2 covers it.
 	Next(to netip.AddrPort, port uint16, length int) uint16
-	// WakeAt asks for Core.Tick at a time of Host.Now, instead of any time asked for before; 0: never.
+	// WakeAt requests a call of Core.Tick at a time of Host.Now, and replaces any earlier request; 0 cancels it.
 	WakeAt(time.Duration)
 }

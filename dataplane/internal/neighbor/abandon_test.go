@@ -1,4 +1,4 @@
-package neighbour
+package neighbor
 
 import (
 	"fmt"
@@ -13,8 +13,8 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// TestAbandon: entries that are being asked for go, of both families, those that are known or were set stay, and so do those of
-// other devices.
+// TestAbandon checks that entries in resolution are deleted for both families, and that resolved or static entries and
+// those of other devices stay.
 func TestAbandon(t *testing.T) {
 	netnstest.Require(t)
 	here, there := netnstest.New(t), netnstest.New(t)
@@ -23,7 +23,7 @@ func TestAbandon(t *testing.T) {
 		netnstest.Veth(t, here, device, there, device)
 		here.Addr(device, fmt.Sprintf("10.0.%d.1/24", i), fmt.Sprintf("fd00:%d::1/64", i))
 		there.Addr(device)
-		for _, family := range []string{"ipv4", "ipv6"} { // else the kernel gives up by itself after three seconds
+		for _, family := range []string{"ipv4", "ipv6"} { // otherwise the kernel gives up after three seconds
 			if _, err := here.Output("sysctl", "-qw", fmt.Sprintf("net.%s.neigh.%s.retrans_time_ms=600000", family, device)); err != nil {
 				t.Fatal(err)
 			}
@@ -50,7 +50,7 @@ func TestAbandon(t *testing.T) {
 		return here.IP("-4", "neigh", "show", "dev", device) + here.IP("-6", "neigh", "show", "dev", device)
 	}
 	for i := range 2 {
-		for _, to := range []string{fmt.Sprintf("10.0.%d.9:9", i), fmt.Sprintf("[fd00:%d::9]:9", i)} { // nobody
+		for _, to := range []string{fmt.Sprintf("10.0.%d.9:9", i), fmt.Sprintf("[fd00:%d::9]:9", i)} { // no such host
 			var c net.Conn
 			if err := here.Do(func() (err error) {
 				c, err = net.Dial("udp", to)

@@ -1,0 +1,107 @@
+// Package carrier watches the links of a data plane's sub-ports. It uses the kernel's link events and, because the kernel
+// may delay events, also requests the carrier of every sub-port (internal/linkpoll).
+package carrier
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/internal/linkpoll"
+)
+
+// Watch watches links. Start may be called by any goroutine, Wait by one, and Poll and Ask by one at a time.
+type Watch struct {
+	events *rtnl.Watch
+	asks   *rtnl.Conn
+
+	mu       sync.Mutex // guards schedule, and orders its changes with those of the deadline
+	schedule linkpoll.Schedule
+}
+
+// Open opens a Watch in the network namespace of the calling thread. buffer is the one of rtnl.WatchLinks.
+func Open(buffer int) (*Watch, error) {
+	events, err := rtnl.WatchLinks(buffer)
+	if err != nil {
+		return nil, err
+	}
+	asks, err := rtnl.Dial()
+	if err != nil {
+		return nil, errors.Join(err, events.Close())
+	}
+	w := &Watch{events: events, asks: asks}
+	w.Start()
+	return w, nil
+}
+
+// Close ends Wait.
+func (w *Watch) Close() error { return w.events.Close() }
+
+// Release closes the socket for requests. No call of Poll or Ask may follow.
+func (w *Watch) Release() error { return w.asks.Close() }
+
+// Start makes Ask due now and frequently for linkpoll.Window: a sub-port has failed, and other sub-ports may fail with it.
+func (w *Watch) Start() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	w.schedule.Start(now)
+	_ = w.events.SetDeadline(now) // fails after Close only
+}
+
+// Wait returns when there may be events for Poll, or Ask is due. After Close it returns os.ErrClosed.
+func (w *Watch) Wait() error {
+	w.mu.Lock()
+	_ = w.events.SetDeadline(w.schedule.Next())
+	w.mu.Unlock()
+	return w.events.Wait()
+}
+
+// Poll returns the pending events like rtnl.Watch.Poll. Each event starts the schedule of Ask.
+func (w *Watch) Poll() ([]rtnl.LinkEvent, error) {
+	events, err := w.events.Poll()
+	if len(events) > 0 || err != nil {
+		w.Start()
+	}
+	return events, err
+}
+
+// askTries limits the repetitions of requests in Ask when events arrive meanwhile; Ask is due again soon.
+const askTries = 3
+
+// Ask requests the links with these indexes if a request is due. It returns the events that arrived meanwhile and, once a
+// request completes without an event, the answers, because an event that arrives during a request may be older or newer
+// than the answer. Errors are those of rtnl.Watch.Poll and rtnl.Conn.LinksByIndex.
+func (w *Watch) Ask(indexes []int) (events []rtnl.LinkEvent, err error) {
+	start := time.Now()
+	w.mu.Lock()
+	due := w.schedule.Due(start)
+	w.mu.Unlock()
+	if !due {
+		return nil, nil
+	}
+	defer func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.schedule.Done(start, time.Now())
+	}()
+	for range askTries {
+		links, err := w.asks.LinksByIndex(indexes)
+		if err != nil {
+			return nil, err
+		}
+		news, err := w.Poll()
+		if err != nil {
+			return nil, err
+		}
+		events = append(events, news...)
+		if len(news) == 0 {
+			for _, l := range links {
+				events = append(events, rtnl.LinkEvent{Link: l, Asked: true})
+			}
+			break
+		}
+	}
+	return events, nil
+}

@@ -1,0 +1,255 @@
+package rtnl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// listener is a socket that receives notifications of changes.
+type listener struct {
+	file *os.File
+	raw  syscall.RawConn
+	rx   []byte
+}
+
+// listen opens a socket that is a member of groups (RTNLGRP_ numbers). buffer is its receive buffer size in bytes; 0
+// selects 8 MiB.
+func listen(buffer int, groups ...int) (*listener, error) {
+	if buffer == 0 {
+		buffer = bufferSize
+	}
+	var mask uint32
+	for _, g := range groups {
+		mask |= 1 << (g - 1)
+	}
+	fd, err := open(mask, buffer)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, errors.Join(fmt.Errorf("netlink: %w", err), unix.Close(fd))
+	}
+	l := &listener{file: os.NewFile(uintptr(fd), "netlink"), rx: make([]byte, datagramSize)}
+	if l.raw, err = l.file.SyscallConn(); err != nil {
+		return nil, errors.Join(fmt.Errorf("netlink: %w", err), l.file.Close())
+	}
+	return l, nil
+}
+
+// Wait returns when there may be events, or at the deadline. After Close it returns os.ErrClosed.
+func (l *listener) Wait() error {
+	err := l.raw.Read(func(fd uintptr) bool {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n > 0 || err != nil && err != unix.EINTR
+	})
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("netlink: %w: %w", os.ErrClosed, err)
+	}
+	return nil
+}
+
+// SetDeadline sets the latest time at which Wait returns, also for a Wait in progress; the zero time means no deadline.
+func (l *listener) SetDeadline(t time.Time) error { return l.file.SetReadDeadline(t) }
+
+// poll calls f for the pending messages, without waiting. On an error f may have been called for some of them.
+func (l *listener) poll(f func(message)) (err error) {
+	control := l.raw.Control(func(fd uintptr) {
+		for {
+			n, from, failed := unix.Recvfrom(int(fd), l.rx, unix.MSG_TRUNC|unix.MSG_DONTWAIT)
+			switch {
+			case failed == unix.EAGAIN:
+				return
+			case failed == unix.EINTR:
+			case failed == unix.ENOBUFS || failed == nil && n > len(l.rx):
+				// Until the buffer is empty, the kernel does not report further losses.
+				err = ErrOverrun
+			case failed != nil:
+				err = fmt.Errorf("netlink: receive: %w", failed)
+				return
+			case err == nil:
+				if sender, ok := from.(*unix.SockaddrNetlink); ok && sender.Pid == 0 {
+					eachMessage(l.rx[:n], func(m message) bool {
+						f(m)
+						return true
+					})
+				}
+			}
+		}
+	})
+	if control != nil {
+		return fmt.Errorf("netlink: %w: %w", os.ErrClosed, control)
+	}
+	return err
+}
+
+// Close ends Wait and closes the socket.
+func (l *listener) Close() error { return l.file.Close() }
+
+// Watch receives link events.
+type Watch struct{ *listener }
+
+// WatchLinks opens a socket in the network namespace of the calling thread that receives an event for every later change of
+// a link. buffer is its receive buffer size in bytes; 0 selects 8 MiB. If it overflows, events are lost and Next and Poll
+// return ErrOverrun.
+func WatchLinks(buffer int) (*Watch, error) {
+	l, err := listen(buffer, unix.RTNLGRP_LINK)
+	if err != nil {
+		return nil, err
+	}
+	return &Watch{l}, nil
+}
+
+// Next waits for events and returns them, like Wait and Poll.
+func (w *Watch) Next() ([]LinkEvent, error) {
+	for {
+		if err := w.Wait(); err != nil {
+			return nil, err
+		}
+		if events, err := w.Poll(); len(events) > 0 || err != nil {
+			return events, err
+		}
+	}
+}
+
+// Poll returns the pending events, without waiting. ErrOverrun means that events were lost and all links must be read
+// again; the pending events are discarded, so that later events are newer than such a read. It must be called by one
+// goroutine at a time.
+//
+// The kernel sends a link event before it executes the next request of any socket: Poll after Conn.Do returns all events
+// from before the execution of the last message of the batch.
+func (w *Watch) Poll() (events []LinkEvent, err error) {
+	err = w.poll(func(m message) {
+		if e, ok := parseLinkEvent(m); ok {
+			events = append(events, e)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return events, nil
+}
+
+// ObjectEvent is an event for a nexthop object, a route, a rule or an address that a socket other than the watcher's own
+// ones set or removed. Exactly one of Nexthop, Route, Rule and Address is not nil.
+type ObjectEvent struct {
+	// Gone is true if the object was removed. Implicit removals have no event: the routes of a removed nexthop object or
+	// group, and the nexthop objects of a device without a carrier.
+	Gone    bool
+	Nexthop *Nexthop
+	Route   *Route
+	Rule    *Rule
+	Address *Address
+}
+
+// ObjectWatch receives events for nexthop objects, routes, rules and addresses.
+type ObjectWatch struct{ *listener }
+
+// WatchObjects opens a socket in the network namespace of the calling thread that receives an event for every nexthop
+// object, rule and address that is set or removed from now on, and for routes with the given protocol or to a single
+// address (a /32 of IPv4, a /32 or /128 of IPv6). Changes by the sockets with the port ids own (Conn.Port) are excluded:
+// the kernel does not even queue them. All events are therefore changes by other programs, after which the owner of
+// mirrored objects compares them with the kernel:
+//
+//	for watch.Wait() == nil {
+//		events, err := watch.Poll()
+//		if err != nil || slices.ContainsFunc(events, concernsMe) {
+//			readEverythingAgainAndRepair()
+//		}
+//	}
+//
+// buffer is the receive buffer size as in WatchLinks.
+func WatchObjects(buffer int, protocol uint8, own ...uint32) (*ObjectWatch, error) {
+	l, err := listen(buffer, unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+	if err != nil {
+		return nil, err
+	}
+	program := objectFilter(protocol, own)
+	var failed error
+	err = l.raw.Control(func(fd uintptr) {
+		failed = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+			&unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
+	})
+	if err := errors.Join(err, failed); err != nil {
+		return nil, errors.Join(fmt.Errorf("netlink: attach a filter: %w", err), l.Close())
+	}
+	return &ObjectWatch{l}, nil
+}
+
+// objectFilter returns the classic BPF program of WatchObjects. BPF loads use network byte order, netlink headers host byte
+// order.
+func objectFilter(protocol uint8, own []uint32) (program []unix.SockFilter) {
+	const (
+		load32, load16, load8 = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
+		equal, answer         = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+		kindAt, portAt        = 4, 12                          // struct nlmsghdr
+		lengthAt, protocolAt  = headerSize + 1, headerSize + 5 // struct rtmsg
+		drop, pass            = 0, 1<<32 - 1
+	)
+	add := func(code uint16, k uint32, yes, no uint8) {
+		program = append(program, unix.SockFilter{Code: code, Jt: yes, Jf: no, K: k})
+	}
+	host32 := func(v uint32) uint32 { return binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, v)) }
+	host16 := func(v uint16) uint32 {
+		return uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, v)))
+	}
+	add(load32, portAt, 0, 0)
+	for _, port := range own {
+		add(equal, host32(port), 0, 1)
+		add(answer, drop, 0, 0)
+	}
+	add(load16, kindAt, 0, 0)
+	add(equal, host16(unix.RTM_NEWROUTE), 2, 0)
+	add(equal, host16(unix.RTM_DELROUTE), 1, 0)
+	add(answer, pass, 0, 0)
+	add(load8, protocolAt, 0, 0)
+	add(equal, uint32(protocol), 3, 0)
+	add(load8, lengthAt, 0, 0)
+	add(equal, 32, 1, 0)
+	add(equal, 128, 0, 1)
+	add(answer, pass, 0, 0)
+	add(answer, drop, 0, 0)
+	return program
+}
+
+// Poll returns the pending events, without waiting. ErrOverrun means that events were lost; the pending ones are discarded.
+// It must be called by one goroutine at a time.
+func (w *ObjectWatch) Poll() (events []ObjectEvent, err error) {
+	err = w.poll(func(m message) {
+		if e, ok := parseObjectEvent(m); ok {
+			events = append(events, e)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return events, nil
+}
+
+func parseObjectEvent(m message) (e ObjectEvent, ok bool) {
+	switch m.kind {
+	case unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
+		var n Nexthop
+		n, ok = parseNexthop(m.body)
+		e.Nexthop, e.Gone = &n, m.kind == unix.RTM_DELNEXTHOP
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		var r Route
+		r, ok = parseRoute(m.body)
+		e.Route, e.Gone = &r, m.kind == unix.RTM_DELROUTE
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		var r Rule
+		r, ok = parseRule(m.body)
+		e.Rule, e.Gone = &r, m.kind == unix.RTM_DELRULE
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		var a Address
+		a, ok = parseAddress(m.body)
+		e.Address, e.Gone = &a, m.kind == unix.RTM_DELADDR
+	}
+	return e, ok
+}
