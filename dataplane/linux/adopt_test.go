@@ -3,15 +3,19 @@ package linux
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -19,7 +23,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/rtnl"
 )
 
-// crash ends a Plane as a killed process does: nothing is told to the kernel.
+// crash ends a Plane like a killed process, without a last message to the kernel.
 func crash(t testing.TB, p *Plane) {
 	t.Helper()
 	if err := p.Close(); err != nil {
@@ -122,7 +126,7 @@ func TestRestartWithoutJournalChangesNothing(t *testing.T) {
 	}
 }
 
-// TestRestartRepairs: what is half there, or too much, is right after a restart, and after an audit.
+// TestRestartRepairs checks that a restart and an audit repair missing and superfluous objects.
 func TestRestartRepairs(t *testing.T) {
 	for _, how := range []string{"restart", "audit"} {
 		t.Run(how, func(t *testing.T) {
@@ -136,10 +140,10 @@ func TestRestartRepairs(t *testing.T) {
 				t.Fatal(err)
 			}
 			h.damage()
-			if diff(h.state(), before) == "" {
-				t.Fatal("no damage was done")
-			}
 			if how == "restart" {
+				if diff(h.state(), before) == "" {
+					t.Fatal("no damage was done")
+				}
 				p, _ = h.restart(journal)
 			} else {
 				p.audit()
@@ -161,7 +165,7 @@ func TestRestartRepairs(t *testing.T) {
 	}
 }
 
-// damage removes half of everything with the mark, changes a group and adds a route and a nexthop nobody wants.
+// damage removes half of all marked objects, changes a group, and adds a route and a nexthop that are not wanted.
 func (h *host) damage() {
 	h.t.Helper()
 	nexthops, err := h.conn.Nexthops()
@@ -188,13 +192,13 @@ func (h *host) damage() {
 	b.SetNexthop(rtnl.Nexthop{ID: 77, Protocol: DefaultProtocol, Family: 2, Blackhole: true}, rtnl.Create)
 	b.SetRoute(rtnl.Route{Prefix: mustPrefix("10.254.0.1/32"), Protocol: DefaultProtocol, Metric: DefaultMetric, Nexthop: 77}, rtnl.Create)
 	b.SetRoute(rtnl.Route{Prefix: mustPrefix("10.254.0.0/24"), Protocol: DefaultProtocol, Metric: 3, Nexthop: 77}, rtnl.Create)
-	h.conn.Do(b) // some are gone with others
+	h.conn.Do(b) // some were removed together with other objects
 }
 
 func TestForeignIsLeftAlone(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.Table = 7000
-	// Changes what ip shows of routes by nexthop id.
+	// The setting changes how ip shows routes by nexthop id.
 	if _, err := h.Output("sysctl", "-qw", "net.ipv4.nexthop_compat_mode=0"); err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +235,7 @@ func TestForeignIsLeftAlone(t *testing.T) {
 	s.do(h.group(1, 1, 1, 1, 1), h.group(2, 1, 0, 2, 1))
 	for _, dst := range []string{target4(1), target6(1)} {
 		refused := s.try(destination(dst, 1))
-		if len(refused) != 1 || codes.Code(refused[0].Code) != codes.Unavailable || !strings.Contains(refused[0].Message, "somebody else's") {
+		if len(refused) != 1 || codes.Code(refused[0].Code) != codes.Unavailable || !strings.Contains(refused[0].Message, "another program's") {
 			t.Errorf("%s: %v", dst, refused)
 		}
 	}
@@ -272,7 +276,8 @@ func TestForeignIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestAnyOrderEndsEqual programs one state in random orders, through random others, and compares what the kernel does.
+// TestAnyOrderEndsEqual programs one state in random orders, through other random states, and compares the resulting kernel
+// state.
 func TestAnyOrderEndsEqual(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -298,7 +303,7 @@ func TestAnyOrderEndsEqual(t *testing.T) {
 	var want map[string]string
 	for round := range 12 {
 		for range random.IntN(40) {
-			s.try(random1()) // some name groups that are not there
+			s.try(random1()) // some name groups that do not exist
 		}
 		var groups, others []*farev1.Operation
 		for i := range 4 {
@@ -330,15 +335,15 @@ func TestAnyOrderEndsEqual(t *testing.T) {
 	if s := p.Stats(); s.Errors != 0 || s.Differences != 0 {
 		t.Errorf("%+v", s)
 	}
-	// A small number of nexthop objects stands behind all of that.
+	// A small number of nexthop objects suffices for all these states.
 	if n := p.Stats().NexthopObjects; n > 200 {
 		t.Errorf("%d nexthop objects", n)
 	}
 	t.Logf("%+v", p.Stats())
 }
 
-// TestNoWayOut: no destination that was programmed ever falls through to the default route, not even in the moment in
-// which the last carrier is lost.
+// TestNoWayOut checks that a programmed destination never falls through to the default route, not even at the moment when
+// the last carrier is lost.
 func TestNoWayOut(t *testing.T) {
 	h := newHost(t, 3)
 	h.config.RepairDelay = time.Hour
@@ -421,6 +426,8 @@ func TestNetworkNamespaceOfASubPort(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	h := newHost(t, 2)
+	var log logged
+	h.config.Logger, h.config.AuditInterval = slog.New(slog.NewTextHandler(&log, nil)), time.Hour
 	read := func(name string) string {
 		out, err := h.Output("sysctl", "-n", name)
 		if err != nil {
@@ -437,10 +444,25 @@ func TestSettings(t *testing.T) {
 			t.Errorf("%s is %s, want %s", name, got, want)
 		}
 	}
-	if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_policy=0", "net.ipv4.fib_multipath_hash_seed=42"); err != nil {
+	changes := func(differences uint64, lines int) {
+		t.Helper()
+		before, logs := p.Stats(), len(log.lines("fib_multipath_hash_seed was changed"))
+		p.audit()
+		if s := p.Stats(); s.Differences-before.Differences != differences || s.Audits != before.Audits+1 || len(log.lines("fib_multipath_hash_seed was changed"))-logs != lines {
+			t.Errorf("an audit: %+v, before %+v; logged %v; want %d differences and %d lines", s, before, log.lines("level="), differences, lines)
+		}
+	}
+	changes(0, 0)
+	if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_policy=0", "net.ipv4.nexthop_compat_mode=1", "net.ipv4.fib_multipath_hash_seed=42"); err != nil {
 		t.Fatal(err)
 	}
+	changes(2, 1)
+	release := exhaustDescriptors(t)
 	p.audit()
+	release()
+	if lines := log.lines("cannot restore settings of the kernel"); len(lines) != 1 {
+		t.Errorf("without descriptors: logged %q", lines)
+	}
 	if got := read("net.ipv4.fib_multipath_hash_policy"); got != "1" {
 		t.Errorf("after an audit the policy is %s", got)
 	}
@@ -450,7 +472,7 @@ func TestSettings(t *testing.T) {
 	if f := p.Capabilities().FlowHash; f.Algorithm != computed || f.Seed != 42 {
 		t.Errorf("with somebody else's seed: %v", f)
 	}
-	// Policy 3 that hashes the same fields is somebody's choice and stays; it hashes them otherwise.
+	// Policy 3 with the same fields was chosen by an administrator and stays; its hash differs from the one of policy 1.
 	for _, set := range []struct{ fields, policy, algorithm string }{{"0x07", "1", computed}, {"0x37", "3", asked}} {
 		if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_fields="+set.fields, "net.ipv4.fib_multipath_hash_policy=3"); err != nil {
 			t.Fatal(err)
@@ -468,7 +490,72 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestTransitSettings: a node without loopbacks forwards for others, and its hash is not that of the senders.
+// TestHashSurvivesATransientError checks that a Hello without a free file descriptor is refused as UNAVAILABLE and keeps
+// the hash, and that the next Hello succeeds without writing the seed.
+func TestHashSurvivesATransientError(t *testing.T) {
+	h := newHost(t, 2)
+	if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_seed=42"); err != nil {
+		t.Fatal(err)
+	}
+	p, _ := h.start()
+	before := p.Capabilities().FlowHash
+	if before.Algorithm != computed || before.Seed != 42 {
+		t.Fatalf("the hash is %v", before)
+	}
+	release := exhaustDescriptors(t)
+	err := p.SetForwarding(h.forwarding)
+	release()
+	if status.Code(err) != codes.Unavailable || !proto.Equal(p.Capabilities().FlowHash, before) {
+		t.Errorf("without a descriptor: %v, the hash is %v", err, p.Capabilities().FlowHash)
+	}
+	if err := p.SetForwarding(h.forwarding); err != nil || !proto.Equal(p.Capabilities().FlowHash, before) {
+		t.Errorf("with descriptors again: %v, the hash is %v", err, p.Capabilities().FlowHash)
+	}
+}
+
+// exhaustDescriptors leaves the process without a free file descriptor until release is called.
+func exhaustDescriptors(t *testing.T) (release func()) {
+	t.Helper()
+	return leaveDescriptors(t, 0)
+}
+
+// leaveDescriptors leaves the process that number of free file descriptors until release is called.
+func leaveDescriptors(t *testing.T, free int) (release func()) {
+	t.Helper()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: before.Max}); err != nil {
+		t.Fatal(err)
+	}
+	var held []int
+	for {
+		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err == unix.EMFILE {
+			break
+		}
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		held = append(held, fd)
+	}
+	for range free {
+		unix.Close(held[len(held)-1])
+		held = held[:len(held)-1]
+	}
+	return sync.OnceFunc(func() {
+		for _, fd := range held {
+			unix.Close(fd)
+		}
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestTransitSettings checks that a node without loopbacks forwards transit packets and keeps its own hash seed.
 func TestTransitSettings(t *testing.T) {
 	h := newHost(t, 2)
 	const v4, v6, seed = "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", "net.ipv4.fib_multipath_hash_seed"
@@ -514,8 +601,8 @@ func TestTransitSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.audit()
-	if got := settings(); got != "1 1 0" {
-		t.Errorf("after an audit: %s", got)
+	if got := settings(); got != "1 1 0" || p.Stats().Differences != 1 {
+		t.Errorf("after an audit: %s, %+v", got, p.Stats())
 	}
 	if err := p.SetForwarding(h.forwarding); err != nil {
 		t.Fatal(err)
@@ -530,7 +617,7 @@ func TestConfig(t *testing.T) {
 		config Config
 		says   string
 	}{
-		{Config{Protocol: 4}, "protocol 4"}, {Config{Buckets: MaxBuckets + 1}, "buckets"}, {Config{RepairDelay: -1}, "repair delay"},
+		{Config{Protocol: 4}, "protocol 4"}, {Config{RepairDelay: -1}, "repair delay"},
 		{Config{Table: 9, ProbeTable: 9}, "probe table"},
 	} {
 		if _, err := Open(c.config); err == nil || !strings.Contains(err.Error(), c.says) {
@@ -539,7 +626,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestObjectsAreMarked reads with `ip` alone.
+// TestObjectsAreMarked reads the objects with `ip` alone.
 func TestObjectsAreMarked(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.Protocol, h.config.Table, h.config.FirstID = 201, 4000, 70000
@@ -571,7 +658,7 @@ func TestCommitAfterObjectsVanish(t *testing.T) {
 	s.do(h.group(1, 1, 1, 1, 0), destination(target4(1), 1))
 	h.wants(target4(0), equal("p0", "p1", "p2"))
 	h.wants(target4(1), equal("p0", "p1", "p2"))
-	if p.Stats().Retries == 0 {
-		t.Errorf("%+v", p.Stats())
+	if s := p.Stats(); s.Retries+s.Disturbances == 0 {
+		t.Errorf("%+v", s)
 	}
 }

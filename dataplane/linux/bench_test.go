@@ -24,13 +24,13 @@ type bench struct {
 	p       *Plane
 	vectors int
 	groups  []*farev1.Group
-	took    []time.Duration // of single Commits
+	took    []time.Duration // durations of single Commits
 }
 
 func newBench(b *testing.B, vectors int) *bench {
 	h := newHost(b, benchPlanes)
 	h.config.Logger = slog.New(slog.DiscardHandler)
-	h.config.AuditInterval = time.Hour
+	h.config.AuditInterval, h.config.Buckets = time.Hour, 0 // as in production
 	n := &bench{b: b, h: h, p: h.open(), vectors: vectors, groups: make([]*farev1.Group, vectors+1)}
 	if err := n.p.SetForwarding(h.forwarding); err != nil {
 		b.Fatal(err)
@@ -48,7 +48,7 @@ func (n *bench) commit(changes []contract.Change) {
 	}
 }
 
-// vector is group i of a state: the weights differ from group to group and from state to state.
+// vector returns group i of a state; the weights differ between groups and between states.
 func (n *bench) vector(i, state int) *farev1.Group {
 	weights := make([]uint32, benchPlanes)
 	for j := range weights {
@@ -90,7 +90,7 @@ func (n *bench) removeGroups() (changes []contract.Change) {
 	return changes
 }
 
-// report adds the percentiles of what was timed, the changes sent to the kernel for each time, and the objects it then had.
+// report adds percentiles of the durations, the changes sent to the kernel per Commit, and the number of kernel objects.
 func (n *bench) report(before, after Stats, times int) {
 	slices.Sort(n.took)
 	n.b.ReportMetric(float64(n.took[len(n.took)/2].Microseconds()), "commit-p50-us")
@@ -101,7 +101,7 @@ func (n *bench) report(before, after Stats, times int) {
 	n.b.ReportMetric(float64(after.RouteObjects), "routes")
 }
 
-// BenchmarkProgram programs destinations over a number of vectors from nothing, in batches of 1,024.
+// BenchmarkProgram programs destinations over a number of vectors from an empty state, in batches of 1,024.
 func BenchmarkProgram(b *testing.B) {
 	for _, c := range []struct{ destinations, vectors int }{{16384, 1}, {16384, 16}, {16384, 256}, {10000, 1}} {
 		b.Run(fmt.Sprintf("destinations=%d/vectors=%d", c.destinations, c.vectors), func(b *testing.B) {
@@ -128,8 +128,8 @@ func BenchmarkProgram(b *testing.B) {
 	}
 }
 
-// BenchmarkPlaneLost takes a sub-port away from 16,384 destinations: SubPortState, then the new weights of every group.
-// "down" is what the first of them costs alone, the whole until packets obey the second too.
+// BenchmarkPlaneLost removes a sub-port from 16,384 destinations: SubPortState, then the new weights of every group. "down"
+// is the duration of SubPortState alone, the total includes the new weights.
 func BenchmarkPlaneLost(b *testing.B) {
 	for _, vectors := range []int{1, 4, 16, 256} {
 		b.Run(fmt.Sprintf("vectors=%d", vectors), func(b *testing.B) {

@@ -3,6 +3,7 @@ package linux
 import (
 	"fmt"
 	"log/slog"
+	"math"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -10,63 +11,79 @@ import (
 
 // Defaults of Config.
 const (
-	DefaultProtocol      = 179 // as rtm_protocol; free in iproute2's table, and BGP's port
+	DefaultProtocol      = 179 // rtm_protocol; unassigned in iproute2's table, and the port number of BGP
 	DefaultTable         = unix.RT_TABLE_MAIN
 	DefaultRulePriority  = 10000
 	DefaultMetric        = 20
-	DefaultBuckets       = 1024
 	DefaultSeed          = 0x66617265 // "fare"
-	DefaultFirstID       = 0x66617265 // "fare": far above what routing daemons count from
+	DefaultFirstID       = 0x66617265 // "fare"; far above the ids that routing daemons start from
 	DefaultProbeTable    = 0x66617265
+	DefaultSourceTable   = 0x66617300 // first of a range of tables
 	DefaultProbeMark     = 0x66617265
 	DefaultRepairDelay   = 50 * time.Millisecond
 	DefaultAuditInterval = time.Minute
 
-	// MaxBuckets is the largest Config.Buckets: beyond it the kernel's 16-bit weights cannot express every division.
-	MaxBuckets = 16384
+	// MaxBuckets is the largest value of Config.Buckets, a limit of the kernel.
+	MaxBuckets = 65535
+	// DefaultBuckets is the number of buckets per sub-port while MaxBuckets allows it: a share of a fortieth of the average
+	// is then accurate to 1 %.
+	DefaultBuckets = 2048
+	// DefaultMemory bounds the kernel memory of all groups, in bytes.
+	DefaultMemory = 1 << 30
+
+	bucketSize = 32 // kernel memory of a bucket in bytes (struct nh_res_bucket)
+	// mostNarrow replaces MaxBuckets on kernels with 8-bit weights: before Linux 6.12 the kernel multiplies buckets and
+	// weights in 31 bits.
+	mostNarrow = 32767
 )
 
-// Config says what a Plane may use. The zero value uses the defaults.
+// Config holds the parameters of a Plane. The zero value selects all defaults.
 type Config struct {
-	// Protocol marks everything that the Plane makes (rtm_protocol, nh_protocol, FRA_PROTOCOL). What has this mark in the
-	// network namespace is taken for its own; nothing without it is ever changed. 5 to 255; 0: DefaultProtocol.
+	// Protocol marks all objects of the Plane (rtm_protocol, nh_protocol, FRA_PROTOCOL). The Plane treats objects with this
+	// mark in the network namespace as its own and never changes objects without it. Range 5 to 255; 0 selects
+	// DefaultProtocol.
 	Protocol uint8
-	// Table of the routes; 0: main. For any other table a marked rule of each family leads to it.
+	// Table holds the routes; 0 selects main. For any other table, one marked rule per family leads to it.
 	Table uint32
-	// RulePriority of those rules; 0: DefaultRulePriority.
+	// RulePriority is the priority of those rules, 3 or more, because the two lower numbers are used too. 0 selects
+	// DefaultRulePriority.
 	RulePriority uint32
-	// Metric of the routes; 0: DefaultMetric.
+	// SourceTable is the first table of the source groups. With several source groups, each one has its own table, and a
+	// marked rule from each of its loopbacks leads to it, just before RulePriority. 0 selects DefaultSourceTable.
+	SourceTable uint32
+	// Metric of the routes; 0 selects DefaultMetric.
 	Metric uint32
-	// Buckets of each group, 1 to MaxBuckets; 0: DefaultBuckets. It bounds the number of sub-ports and the sum of weights.
+	// Buckets is the number of buckets of each group, 1 to MaxBuckets. 0 selects DefaultBuckets for each sub-port of the
+	// largest source group. It limits the number of sub-ports and the smallest possible share.
 	Buckets uint16
-	// Seed for net.ipv4.fib_multipath_hash_seed when that is not set; one that is set already stays. 0: DefaultSeed.
+	// Memory bounds the kernel memory for the buckets of all groups, in bytes; Capabilities.max_groups follows from it. 0
+	// selects DefaultMemory.
+	Memory uint64
+	// Seed is written to net.ipv4.fib_multipath_hash_seed if no seed is set; an existing seed stays. 0 selects DefaultSeed.
 	Seed uint32
-	// FirstID is where ids of nexthop objects begin; those in use by others are skipped. 0: DefaultFirstID.
+	// FirstID is the first id of nexthop objects; ids in use by other programs are skipped. 0 selects DefaultFirstID.
 	FirstID uint32
-	// ProbeTable and ProbeMark are used while the kernel is asked how it hashes: a rule for packets with the mark leads to the
-	// table, for milliseconds. 0: DefaultProbeTable, DefaultProbeMark.
+	// ProbeTable and ProbeMark are used for milliseconds while the Plane queries the flow hash of the kernel: a rule for
+	// packets with the mark leads to the table. 0 selects DefaultProbeTable and DefaultProbeMark.
 	ProbeTable, ProbeMark uint32
-	// RepairDelay is how long the control plane has, when a sub-port has lost its carrier and the kernel has moved its flows,
-	// to say what the weights are now. 0: DefaultRepairDelay.
+	// RepairDelay is how long the Plane waits for new weights from the control plane after a sub-port has lost its carrier
+	// and the kernel has moved its flows. 0 selects DefaultRepairDelay.
 	RepairDelay time.Duration
-	// AuditInterval is how often everything is compared with the kernel, and repaired. 0: DefaultAuditInterval.
+	// AuditInterval is the interval of complete comparisons with the kernel, with repair. 0 selects DefaultAuditInterval.
 	AuditInterval time.Duration
-	// Logger; nil: slog.Default().
+	// Logger receives log messages; nil selects slog.Default().
 	Logger *slog.Logger
 
-	// watchBuffer is the size of the link socket; 0: rtnl's.
+	// watchBuffer is the receive buffer size of the link socket in bytes; 0 selects the default of rtnl.
 	watchBuffer int
-	// maxWeight pretends a kernel with smaller weights; 0: found out.
+	// maxWeight simulates a kernel with smaller weights; 0 probes the kernel.
 	maxWeight int
 }
 
-// withDefaults checks a configuration and fills in what is 0.
+// withDefaults checks a configuration and replaces zero values with defaults.
 func (c Config) withDefaults() (Config, error) {
 	if c.Protocol > 0 && c.Protocol <= unix.RTPROT_STATIC {
-		return c, fmt.Errorf("protocol %d is the kernel's or the administrator's; use 5 to 255, of your own", c.Protocol)
-	}
-	if c.Buckets > MaxBuckets {
-		return c, fmt.Errorf("%d buckets; use 1 to %d", c.Buckets, MaxBuckets)
+		return c, fmt.Errorf("protocol %d is reserved for the kernel or the administrator; use an unused one from 5 to 255", c.Protocol)
 	}
 	if c.RepairDelay < 0 || c.AuditInterval < 0 {
 		return c, fmt.Errorf("repair delay %v, audit interval %v; neither can be below 0", c.RepairDelay, c.AuditInterval)
@@ -75,10 +92,11 @@ func (c Config) withDefaults() (Config, error) {
 	or(&c.Table, DefaultTable)
 	or(&c.RulePriority, DefaultRulePriority)
 	or(&c.Metric, DefaultMetric)
-	or(&c.Buckets, DefaultBuckets)
+	or(&c.Memory, DefaultMemory)
 	or(&c.Seed, DefaultSeed)
 	or(&c.FirstID, DefaultFirstID)
 	or(&c.ProbeTable, DefaultProbeTable)
+	or(&c.SourceTable, DefaultSourceTable)
 	or(&c.ProbeMark, DefaultProbeMark)
 	or(&c.RepairDelay, DefaultRepairDelay)
 	or(&c.AuditInterval, DefaultAuditInterval)
@@ -86,9 +104,23 @@ func (c Config) withDefaults() (Config, error) {
 		c.Logger = slog.Default()
 	}
 	if c.Table == c.ProbeTable {
-		return c, fmt.Errorf("table %d is the probe table too; set another", c.Table)
+		return c, fmt.Errorf("table %d is the probe table too; set another table", c.Table)
+	}
+	if c.ofSource(c.Table) || c.ofSource(c.ProbeTable) || c.SourceTable > math.MaxUint32-maxSources {
+		return c, fmt.Errorf("tables %d to %d are for source groups, and %d or %d is among them; set other tables", c.SourceTable, c.SourceTable+maxSources-1, c.Table, c.ProbeTable)
+	}
+	if c.RulePriority < 3 {
+		return c, fmt.Errorf("rule priority %d; use 3 or more", c.RulePriority)
 	}
 	return c, nil
+}
+
+// maxSources limits the number of source group tables.
+const maxSources = 256
+
+// ofSource reports whether a table is in the range for source groups.
+func (c Config) ofSource(table uint32) bool {
+	return table >= c.SourceTable && table-c.SourceTable < maxSources
 }
 
 func or[T comparable](value *T, otherwise T) {

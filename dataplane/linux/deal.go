@@ -6,52 +6,66 @@ import (
 	"github.com/fared/fared/dataplane/internal/rtnl"
 )
 
-// segment is consecutive buckets on one nexthop object.
+// segment is a sequence of consecutive buckets of one nexthop object.
 type segment struct {
 	id   uint32
 	size int
 }
 
-// scaling turns numbers of buckets into weights such that the kernel deals exactly those numbers, and some more members of
-// weight 1 get none: with weights of scale a bucket, scale/2 of them keep all rounding errors below half a bucket.
+// scaling converts numbers of buckets into member weights for which the kernel deals exactly those numbers, while up to
+// spare members of weight 1 get no bucket. Each bucket counts as weight scale, so scale/2 members of weight 1 keep the sum
+// of all rounding errors below half a bucket.
 type scaling struct {
 	scale   int // 2 or more
-	longest int // buckets of one member
-	spare   int // members of weight 1 beside the one that drops
+	longest int // largest number of buckets of one member
+	spare   int // members of weight 1 in addition to the loopback member
 }
 
-// newScaling returns the scaling for groups of buckets when a weight may be at most maxWeight.
+// newScaling returns the scaling for groups of the given size if the largest allowed weight is maxWeight. In groups with
+// many buckets long runs are split into several members, which costs members and leaves room for the spare ones.
 func newScaling(buckets, maxWeight int) scaling {
-	scale := max(2, maxWeight/buckets)
+	scale := max(2, maxWeight/min(buckets, mostScale))
 	return scaling{scale, maxWeight / scale, scale/2 - 1}
 }
 
-// dealt is what brings a resilient group from one division of its buckets to another.
-type dealt struct {
-	members []rtnl.Member // as the kernel must be told
-	// witnesses are members too, of weight 1, which have no bucket afterwards: see deal.
-	witnesses []uint32
-	segments  []segment // what the kernel then has
-	moved     int       // buckets that change their nexthop
+// mostScale bounds the number of buckets of one member if weights have 16 bits.
+const mostScale = 1024
+
+// pieces returns the number of members needed for runs.
+func (s scaling) pieces(runs []run) (n int) {
+	for _, r := range runs {
+		n += (r.size + s.longest - 1) / s.longest
+	}
+	return n
 }
 
-// deal plans to give the buckets of a group, divided as current says, to the owners that target says. It uses how the
-// kernel replaces a group: a member that stays keeps as many of its buckets as its weight says, the last ones; those of
-// members that are gone and the first ones of members with a smaller weight go, in the order of the buckets, to the new
-// members, the last of them in the list first.
+// dealt is the replacement of a resilient group that changes the division of its buckets.
+type dealt struct {
+	members []rtnl.Member // member list for the kernel
+	// witnesses are members of weight 1 that have no bucket afterwards, see deal.
+	witnesses []uint32
+	segments  []segment // resulting division in the kernel
+	moved     int       // number of buckets that change their nexthop
+}
+
+// deal plans the replacement of a group whose buckets are divided as in current so that they are divided as in target. It
+// relies on how the kernel replaces a group: a remaining member keeps as many buckets as its weight calls for, the last
+// ones. The buckets of removed members and the first buckets of members with a reduced weight go, in bucket order, to the
+// new members, starting with the last new member in the list.
 //
-// That comes out right only if the division is still the current one: if a device has lost its carrier unheard, the kernel
-// has removed its nexthops and given their buckets away. Then it must refuse the message. It does when the message names
-// one of those nexthops, so the message names one nexthop of every device that has buckets now: where no other stays, a witness.
+// This is correct only while current is still the division in the kernel. If a device has lost its carrier and the event
+// has not arrived, the kernel has removed the device's nexthops and given their buckets away, and must refuse the message.
+// It does so if the message names one of those nexthops. The message therefore names one nexthop of every device that has
+// buckets in current: a remaining member or else a witness.
 //
-// owner says whose a nexthop is, -1: nobody's any more; device where it leads to, 0: not known. fresh returns a nexthop
-// of a sub-port that the group does not have, neither in current nor by an earlier call. No current divides all buckets
-// anew, which comes out right whatever the kernel has done.
+// owner returns the sub-port of a nexthop, or -1 if it has none. device returns the interface index of a nexthop, or 0 if
+// it is unknown. fresh returns a nexthop of a sub-port that is not in the group, neither in current nor from an earlier
+// call. An empty current redistributes all buckets, which is correct for any state of the kernel.
 func (s scaling) deal(current []segment, target []run, owner, device func(id uint32) int, fresh func(subPort int) uint32) dealt {
 	if len(current) == 0 || slices.ContainsFunc(current, func(c segment) bool { return device(c.id) == 0 }) {
 		return s.dealAll(target, fresh)
 	}
-	// keeps is where the buckets begin that a nexthop keeps.
+	// keeps is the index of the first bucket that a nexthop keeps.
 	keeps, at := map[uint32]int{}, 0
 	overlaps(current, target, func(c segment, subPort, size int) {
 		if at += size; owner(c.id) != subPort {
@@ -60,7 +74,7 @@ func (s scaling) deal(current []segment, target []run, owner, device func(id uin
 	})
 	var out dealt
 	var newcomers []newcomer
-	var order []uint32 // of those that stay
+	var order []uint32 // ids of remaining members
 	stay, seen := map[uint32]int{}, map[int]bool{}
 	at = 0
 	overlaps(current, target, func(c segment, subPort, size int) {
@@ -102,13 +116,15 @@ func (s scaling) deal(current []segment, target []run, owner, device func(id uin
 	return out
 }
 
-// dealAll plans to give all buckets to nexthops that the group does not have.
+// dealAll plans the assignment of all buckets to nexthops that are not in the group.
 func (s scaling) dealAll(target []run, fresh func(subPort int) uint32) dealt {
 	var out dealt
 	var newcomers []newcomer
 	for _, r := range target {
-		for left := r.size; left > 0; left -= min(left, s.longest) {
-			n := newcomer{segment{fresh(r.subPort), min(left, s.longest)}, r.subPort}
+		// Pieces are equal, so that the last one contains the lasting buckets far from its start.
+		for left, pieces := r.size, (r.size+s.longest-1)/s.longest; pieces > 0; pieces-- {
+			n := newcomer{segment{fresh(r.subPort), left / pieces}, r.subPort}
+			left -= n.size
 			newcomers = append(newcomers, n)
 			out.segments = append(out.segments, n.segment)
 			out.moved += n.size
@@ -118,7 +134,7 @@ func (s scaling) dealAll(target []run, fresh func(subPort int) uint32) dealt {
 	return out
 }
 
-// newcomer is a member that a group did not have.
+// newcomer is a new member of a group.
 type newcomer struct {
 	segment
 	subPort int
@@ -142,7 +158,7 @@ func (d *dealt) add(id uint32, size int) {
 func overlaps(current []segment, target []run, f func(c segment, subPort, size int)) {
 	used := 0 // of current[0]
 	for _, r := range target {
-		for left := r.size; left > 0 && len(current) > 0; {
+		for left := r.size; left > 0; {
 			size := min(left, current[0].size-used)
 			f(current[0], r.subPort, size)
 			left -= size
@@ -153,7 +169,7 @@ func overlaps(current []segment, target []run, f func(c segment, subPort, size i
 	}
 }
 
-// segmentsOf compresses what the kernel says of a group's buckets.
+// segmentsOf returns the segments of a bucket table as read from the kernel.
 func segmentsOf(buckets []uint32) []segment {
 	var d dealt
 	for _, id := range buckets {

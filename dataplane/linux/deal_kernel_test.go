@@ -15,10 +15,11 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// TestKernelDealsAsPlanned replaces one group by random weights, hundreds of times, and compares every bucket with the plan.
+// TestKernelDealsAsPlanned replaces one group by random weights, hundreds of times, and compares every bucket with the
+// plan.
 func TestKernelDealsAsPlanned(t *testing.T) {
 	netnstest.Require(t)
-	for _, c := range []struct{ buckets, subPorts, maxWeight int }{{1024, 4, 65535}, {1024, 8, 256}, {61, 5, 65535}, {16384, 3, 65535}} {
+	for _, c := range []struct{ buckets, subPorts, maxWeight int }{{1024, 4, 65535}, {1024, 8, 256}, {61, 5, 65535}, {16384, 3, 65535}, {65535, 64, 65535}, {mostNarrow, 5, 256}} {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
 			s := netnstest.New(t)
 			var conn *rtnl.Conn
@@ -63,7 +64,7 @@ func TestKernelDealsAsPlanned(t *testing.T) {
 					taken[c.id] = true
 				}
 				if round%7 == 6 {
-					current = nil // all anew
+					current = nil // redistribute everything
 				}
 				flags := uint16(rtnl.Change)
 				if round == 0 || len(taken) == 0 {

@@ -1,51 +1,60 @@
-// Package linux makes the Linux kernel obey fare.v1.DataplaneService: a contract.Forwarder by nexthop objects, resilient
-// groups of them, and host routes by group id.
+// Package linux implements fare.v1.DataplaneService with the Linux kernel's forwarding: a contract.Forwarder that programs
+// nexthop objects, resilient nexthop groups and host routes that refer to a group by id.
 //
 // # Groups
 //
-// Each group of the contract becomes one kernel group for each address family that has destinations in it, shared by all
-// of them, so that a change of weights or a lost sub-port costs one message a group, however many destinations there are. A
-// flow falls into the bucket hash mod buckets, and every bucket belongs to a nexthop object. Which one is decided here, not
-// by the kernel (layout.go): a pure function of the weights in which each sub-port keeps its lasting buckets whenever its
-// weight is not 0. Source ports that fall there stay on their sub-port through every change.
+// Each group of the contract becomes one kernel group per address family that has destinations in it. All destinations of
+// the group share the kernel group, so that a change of weights or the failure of a sub-port costs one message per group,
+// independent of the number of destinations. A flow is placed in bucket hash mod buckets, and every bucket belongs to a
+// nexthop object. This package, not the kernel, chooses the nexthop object of each bucket (layout.go). The choice is a pure
+// function of the weights in which each sub-port keeps its lasting buckets while its weight is above 0, so source ports
+// that hash to lasting buckets stay on their sub-port through every change.
 //
-// The kernel does not let buckets be set one by one. But a replaced group leaves members that stay as many of their
-// last buckets as their weight says, and deals the others to the new ones, in order, in numbers that follow exactly from the weights
-// (deal.go). So every next hop has a pool of nexthop objects that mean the same, and a group that changes takes ones that it
-// does not have yet for the runs that change. Every bucket changes atomically; no packet finds none.
+// The kernel has no message that sets single buckets. But when a group is replaced, each remaining member keeps as many of
+// its last buckets as its weight calls for, and the kernel deals the other buckets to the new members, in order, in numbers
+// that follow exactly from the weights (deal.go). Every next hop therefore has a pool of equivalent nexthop objects, and a
+// change of a group uses objects that are not yet in the group for the runs of buckets that move. Each bucket changes
+// atomically: no packet finds a bucket empty.
 //
-// With IPv6 routes, the kernel releases the cached routes of all members of a group that is replaced (net/ipv4/nexthop.c,
-// nh_rt_cache_flush): it discards a packet that is between its lookup and its output at that very instant. That can
-// not be told from here; it cost a handful of packets in tens of thousands while a group was replaced hundreds of times
-// within two seconds. IPv4 routes are not concerned, over IPv6 next hops neither.
+// When a group with IPv6 routes is replaced, the kernel releases the cached routes of all its members (net/ipv4/nexthop.c,
+// nh_rt_cache_flush) and discards a packet that is between its lookup and its output at that instant. The agent cannot
+// detect these losses. A handful of packets in tens of thousands were lost while a group was replaced hundreds of times
+// within two seconds. IPv4 routes are not affected, not even with IPv6 next hops.
 //
 // # No way out
 //
-// A destination without a usable member drops its packets: the group has a blackhole as its one member. It is replaced
-// in place, so routes stay, and nothing falls through to a default route. When the last carrier is lost the kernel empties
-// groups by itself, and would remove them with all their routes: therefore the last member of every group is the loopback
-// device, with weight 1 and no bucket, which gets all buckets when nobody else is left. Packets end there until the
-// blackhole comes, at once.
+// A destination without a usable member drops its packets: a blackhole is the only member of its group. The group is
+// replaced in place, so the routes stay, and no packet falls through to a default route. When the last carrier is lost, the
+// kernel removes all nexthops from a group and would then delete the group with all its routes. Therefore the last member
+// of every group is a nexthop on the loopback device with weight 1 and no bucket; it receives all buckets when every other
+// member is gone. Packets are dropped there until the blackhole replaces it, which happens immediately.
+//
+// With several source groups, each one has a table with routes that drop packets from its loopbacks to destinations that
+// only other source groups have. These routes are added before, and removed after, the routes in Config.Table that such
+// packets would take.
 //
 // # The kernel moves first
 //
-// With a carrier, the kernel takes the nexthops of the device out of all groups and gives their buckets to the others. It
-// says nothing about that. The Plane infers it from the link event and waits RepairDelay for the control plane to say
-// what the weights are now, which then costs one message a group; groups that it did not set are dealt anew. The kernel
-// takes a member's first buckets when it makes room, never the last, where the lasting ones are.
+// When a device loses its carrier, the kernel removes the device's nexthops from all groups and gives their buckets to the
+// other members, without a notification. The Plane infers this from the link event and waits RepairDelay for new weights
+// from the control plane, which cost one message per group; it then redistributes the groups that the control plane did not
+// set. When the kernel takes buckets from a member to make room, it takes the first ones; the lasting buckets are the last
+// ones.
 //
-// Packets that wait for the next hop of such a device are dropped when no group sends more of them there: while the kernel keeps
-// one, TCP does not send it again, for the three seconds that the kernel asks for a neighbour.
+// Packets that are queued for the next hop on such a device are dropped as soon as no group sends packets there: while the
+// kernel holds a packet of a TCP connection in the queue, TCP does not retransmit it, and the kernel solicits a neighbor
+// for three seconds.
 //
-// A message made before the news of a lost carrier came may meet a group that the kernel has moved. A partial
-// replacement of that could come out in any way. Therefore each message names a nexthop of every device that has buckets in the group as far as
-// known, if need be as a witness of weight 1 that gets none, and the kernel refuses it when the device's nexthops are gone. Witnesses
-// leave the group with its next change, or after RepairDelay.
+// A message that was built before the Plane learned of a lost carrier may reach a group that the kernel has changed. A
+// partial replacement of such a group could have any result. Each message therefore names at least one nexthop of every
+// device that is known to have buckets in the group, if necessary as a witness, a member with weight 1 that receives no
+// bucket. The kernel refuses the message if the nexthops of that device are gone. Witnesses leave the group with its next
+// change, or after RepairDelay.
 //
-// # What is whose
+// # Ownership
 //
-// Everything carries Config.Protocol as its mark, and nothing without it is changed or removed; ids in use by others are
-// skipped, and a foreign route with the prefix, table and metric of a destination refuses that destination (UNAVAILABLE). Open
-// reads back what an earlier run left, destinations that are programmed again take over what is theirs, and Settle
-// removes the rest.
+// All objects of the Plane carry Config.Protocol as their mark, and objects without the mark are never changed or removed.
+// Ids in use by other programs are skipped, and a foreign route with the prefix, table and metric of a destination causes
+// that destination to be refused (UNAVAILABLE). Open reads back the objects of an earlier run, destinations that are
+// programmed again take over their objects, and Settle removes the rest.
 package linux

@@ -27,7 +27,7 @@ const (
 	killedPerFamily = 600
 )
 
-// killedState is state i of what the killed process programs without end.
+// killedState is state i of the endless sequence that the killed process programs.
 func killedState(f *farev1.Forwarding, i int) *farev1.SnapshotResponse {
 	all := &farev1.SnapshotResponse{}
 	for g := range killedGroups {
@@ -49,7 +49,7 @@ func killedState(f *farev1.Forwarding, i int) *farev1.SnapshotResponse {
 	return all
 }
 
-// killed is the process that TestKilled kills; TestMain begins it instead of the tests. It returns only when it fails.
+// killed is the process that TestKilled kills; TestMain runs it instead of the tests. It returns only on failure.
 func killed(text string) error {
 	f := &farev1.Forwarding{}
 	if err := protojson.Unmarshal([]byte(text), f); err != nil {
@@ -71,8 +71,8 @@ func killed(text string) error {
 	}
 }
 
-// TestKilled kills a process in the middle of programming, at random moments: whatever it left, the next one ends right and
-// leaves alone what is somebody else's.
+// TestKilled kills a process during programming at random moments, and checks that the next process reaches the wanted
+// state from any leftovers and leaves foreign objects unchanged.
 func TestKilled(t *testing.T) {
 	netnstest.Require(t)
 	seed := uint64(time.Now().UnixNano())
@@ -94,7 +94,7 @@ func TestKilled(t *testing.T) {
 		}
 		return strings.Join(kept, "")
 	}
-	// What a process that nobody kills makes of it.
+	// The reference is the result of a process that is not killed.
 	want := killedState(h.forwarding, 1)
 	p, _ := h.restart(want)
 	before := h.state()
@@ -124,9 +124,9 @@ func TestKilled(t *testing.T) {
 		if said != "programmed\n" {
 			t.Fatalf("%q, %v", said, err)
 		}
-		time.Sleep(time.Duration(random.IntN(40_000)) * time.Microsecond) // any moment will do
+		time.Sleep(time.Duration(random.IntN(40_000)) * time.Microsecond) // a random moment
 		cancel()
-		_ = cmd.Wait() // killed
+		_ = cmd.Wait() // the error is the kill
 		if diff(h.state(), before) != "" {
 			different++
 		}
@@ -153,7 +153,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestKilledWhileAsking: what questions left does not keep the next process from asking.
+// TestKilledWhileAsking checks that leftovers of a probe do not prevent a probe by the next process.
 func TestKilledWhileAsking(t *testing.T) {
 	h := newHost(t, 4)
 	p, c := h.start()
@@ -161,7 +161,7 @@ func TestKilledWhileAsking(t *testing.T) {
 	clean := h.Objects()
 	p.mu.Lock()
 	for f, check := range []netip.Addr{checkV4, checkV6} {
-		target, device := []run{{0, p.layout.buckets}}, p.probeDevice(family(f))
+		target, device := []run{{0, p.size}}, p.probeDevice(family(f))
 		for _, asked := range []rtnl.Route{
 			{Prefix: netip.PrefixFrom(check, check.BitLen()), Table: p.config.Table, Metric: p.config.Metric},
 			{Prefix: netip.PrefixFrom(check, 0).Masked(), Table: p.config.ProbeTable, Metric: p.config.Metric},

@@ -1,26 +1,29 @@
 package linux
 
 import (
-	"cmp"
+	"math"
 	"slices"
 )
 
-// mostLasting bounds the lasting buckets of a sub-port: enough to find source ports in, few enough to leave any ratio of
-// weights exact.
-const mostLasting = 16
+// lastingPart is the divisor of a home that gives its lasting buckets: 1/8. Enough source ports fall there for the slots of
+// every sub-port, and a sub-port with an eighth of the weight of the others still has all its lasting buckets.
+const lastingPart = 8
 
-// layout says which sub-port owns which bucket of a group. It is a pure function of the weights, so that any two groups
-// agree on everything that their weights allow.
+// tolerance is the largest relative deviation of a share that counts as accurate.
+const tolerance = 0.01
+
+// layout assigns the buckets of a group to sub-ports. It is a pure function of the weights, so that any two groups agree on
+// as many buckets as their weights allow.
 //
-// Each sub-port has an equal run of buckets as its home. One whose quota is smaller keeps the last buckets of it, because
-// the kernel, when it takes buckets away by itself, takes the first. One whose quota is larger keeps all of it and gets what
-// others released.
+// Each sub-port has an equal run of buckets as its home. A sub-port whose quota is smaller than its home keeps the last
+// buckets of the home, because the kernel, when it removes buckets on its own, removes the first ones. A sub-port whose
+// quota is larger keeps its whole home and receives buckets that other sub-ports released.
 type layout struct {
 	buckets  int
 	subPorts int // 1 to buckets
 }
 
-// end is where the home of sub-port i ends, and that of i+1 begins.
+// end returns the end of the home of sub-port i, which is the start of the home of sub-port i+1.
 func (l layout) end(i int) int {
 	return (2*l.buckets*(i+1) + l.subPorts) / (2 * l.subPorts)
 }
@@ -37,74 +40,89 @@ func (l layout) size(i int) int {
 	return to - from
 }
 
-// lasting is how many of the last buckets of its home a sub-port has in every group in which its weight is not 0.
+// lasting returns the number of last buckets of its home that a sub-port has in every group in which its quota is at least
+// that large.
 func (l layout) lasting() int {
-	return max(1, min(mostLasting, l.buckets/(2*l.subPorts)))
+	return max(1, l.buckets/(lastingPart*l.subPorts))
 }
 
-// least is the quota of the smallest weight: the lasting buckets, and as many again where there is room, which the kernel
-// may take away without touching the lasting ones.
-func (l layout) least() int {
-	return min(2*l.lasting(), l.buckets/l.subPorts)
-}
-
-// quotas divides the buckets by weights; no weights above 0 get none. The largest remainders are rounded up; of equal ones that with the
-// larger home, then the first. So equal weights give everybody its home.
+// quotas divides the buckets by weights; if all weights are 0, all quotas are 0. Every weight above 0 gets the nearest
+// whole number to its share, but at least one bucket. If the sum differs from the number of buckets, the sub-ports change
+// for which one bucket is the smallest part of their share; among equals a sub-port with a larger home gets more, then the
+// first. Equal weights therefore give every sub-port exactly its home.
 func (l layout) quotas(weights []uint32) []int {
-	quotas := make([]int, len(weights))
-	rest, sum := uint64(l.buckets), uint64(0)
-	for _, w := range weights {
-		sum += uint64(w)
+	quotas, shares := make([]int, len(weights)), l.shares(weights)
+	left := l.buckets
+	for i, share := range shares {
+		if share > 0 {
+			quotas[i] = max(1, int(math.Round(share)))
+			left -= quotas[i]
+		}
 	}
-	if sum == 0 {
+	if left == l.buckets {
 		return quotas
 	}
-	// Those whose part is below the least get that, and the others share the rest, which may push more of them below.
-	for again := true; again; {
-		again = false
-		atRest, atSum := rest, sum
-		for i, w := range weights {
-			if w > 0 && quotas[i] == 0 && atRest*uint64(w) < uint64(l.least())*atSum {
-				quotas[i] = l.least()
-				rest -= uint64(l.least())
-				sum -= uint64(w)
-				again = true
+	for left != 0 {
+		step := 1
+		if left < 0 {
+			step = -1
+		}
+		// Homes only decide between equal costs.
+		best, least, home := -1, math.Inf(1), 0
+		for i, share := range shares {
+			if share == 0 || quotas[i]+step < 1 {
+				continue
+			}
+			cost := math.Abs(float64(quotas[i]+step)-share) / share
+			if mine := step * l.size(i); cost < least || cost == least && (mine > home || mine == home && step < 0) {
+				best, least, home = i, cost, mine
 			}
 		}
-	}
-	type part struct {
-		subPort   int
-		remainder uint64
-	}
-	var parts []part
-	left := rest
-	for i, w := range weights {
-		if w > 0 && quotas[i] == 0 {
-			quotas[i] = int(rest * uint64(w) / sum)
-			left -= uint64(quotas[i])
-			parts = append(parts, part{i, rest * uint64(w) % sum})
-		}
-	}
-	slices.SortStableFunc(parts, func(a, b part) int {
-		return cmp.Or(cmp.Compare(b.remainder, a.remainder), cmp.Compare(l.size(b.subPort), l.size(a.subPort)))
-	})
-	for i := range parts[:left] {
-		quotas[parts[i].subPort]++
+		quotas[best] += step
+		left -= step
 	}
 	return quotas
 }
 
-// run is consecutive buckets of one sub-port.
+// shares returns the exact shares of the buckets, all 0 if all weights are 0. Weights in the same ratio give identical
+// results: products and sums are integers below 2^53, so each share is the correctly rounded value of the same fraction.
+func (l layout) shares(weights []uint32) []float64 {
+	shares, sum := make([]float64, len(weights)), 0.0
+	for _, w := range weights {
+		sum += float64(w)
+	}
+	for i, w := range weights {
+		if w > 0 {
+			shares[i] = float64(l.buckets) * float64(w) / sum
+		}
+	}
+	return shares
+}
+
+// deviation returns the sub-port with the largest relative deviation of its quota from its share, and that deviation.
+func (l layout) deviation(weights []uint32) (subPort int, part float64) {
+	quotas := l.quotas(weights)
+	for i, share := range l.shares(weights) {
+		if share > 0 {
+			if off := float64(quotas[i])/share - 1; math.Abs(off) > math.Abs(part) {
+				subPort, part = i, off
+			}
+		}
+	}
+	return subPort, part
+}
+
+// run is a sequence of consecutive buckets of one sub-port.
 type run struct{ subPort, size int }
 
-// runs returns the owners of all buckets, in their order; nil when no weight is above 0. weights are in the order of the
+// runs returns the owners of all buckets in order, or nil if no weight is above 0. weights are in the order of the
 // sub-ports.
 func (l layout) runs(weights []uint32) []run {
 	if !slices.ContainsFunc(weights, func(w uint32) bool { return w > 0 }) {
 		return nil
 	}
 	quotas := l.quotas(weights)
-	wants := make([]int, l.subPorts) // beyond the home
+	wants := make([]int, l.subPorts) // buckets beyond the home
 	for i, q := range quotas {
 		wants[i] = max(0, q-l.size(i))
 	}
@@ -131,4 +149,30 @@ func (l layout) runs(weights []uint32) []run {
 		add(i, keeps)
 	}
 	return runs
+}
+
+// firm reports whether the lasting buckets of every sub-port are far enough from the start of the segment of one nexthop.
+// When a group loses members, the kernel may take the first buckets of each remaining member, once per removed member; the
+// lasting buckets are out of reach behind an equal number of other buckets. In a shorter run, a segment that starts with
+// the run is sufficient.
+func (l layout) firm(segments []segment, target []run) bool {
+	deep := 2 * l.lasting()
+	at, i := 0, 0
+	begins := 0 // of segments[i]
+	for _, r := range target {
+		from := at
+		at += r.size
+		_, end := l.home(r.subPort)
+		if end <= from || end > at {
+			continue // this run does not hold its lasting buckets
+		}
+		for begins+segments[i].size < end {
+			begins += segments[i].size
+			i++
+		}
+		if begins > max(from, end-deep) {
+			return false
+		}
+	}
+	return true
 }

@@ -2,29 +2,47 @@ package linux
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"slices"
 	"time"
 
-	"github.com/fared/fared/dataplane/internal/neighbour"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/status"
+
+	"github.com/fared/fared/dataplane/internal/neighbor"
 	"github.com/fared/fared/dataplane/internal/rtnl"
 )
 
-// listen acts on news of links until Close.
+// listen handles link events until Close.
 func (p *Plane) listen() {
 	for p.watch.Wait() == nil {
 		p.mu.Lock()
 		p.hear()
-		if len(p.staleGroups) > 0 || len(p.staleRoutes) > 0 {
+		p.heard(p.watch.Ask(p.carriers()))
+		if len(p.staleGroups) > 0 || len(p.staleRoutes) > 0 { // Ask is due often, and a plan visits all groups while nexthops are retired
 			p.report(p.sync())
 		}
 		p.mu.Unlock()
 	}
 }
 
-// hear takes the news of links that there are. The caller holds mu, and calls sync.
-func (p *Plane) hear() {
-	events, err := p.watch.Poll()
+// carriers returns the interface indexes of the sub-ports that have a device.
+func (p *Plane) carriers() []int {
+	indexes := make([]int, 0, len(p.subPorts))
+	for _, sp := range p.subPorts {
+		if index, ok := p.names[sp.device]; ok {
+			indexes = append(indexes, index)
+		}
+	}
+	return indexes
+}
+
+// hear handles pending link events. The caller holds mu and calls sync.
+func (p *Plane) hear() { p.heard(p.watch.Poll()) }
+
+// heard handles link events, or the error of reading them.
+func (p *Plane) heard(events []rtnl.LinkEvent, err error) {
 	if err == nil {
 		p.takeLinks(events)
 		return
@@ -34,11 +52,11 @@ func (p *Plane) hear() {
 	}
 	p.stats.Overruns++
 	if !errors.Is(err, rtnl.ErrOverrun) {
-		p.log.Error("linux data plane: news of links are lost", "error", err)
+		p.log.Error("linux data plane: cannot receive link events", "error", err)
 	}
-	// Buckets too: the kernel may have moved some before it carried out what this Plane sent last.
+	// Buckets too: the kernel may have moved some before it executed the last messages of this Plane.
 	if err := p.reread(true); err != nil {
-		p.log.Error("linux data plane: cannot read back what the kernel has", "error", err)
+		p.log.Error("linux data plane: cannot read the kernel's objects back", "error", err)
 	}
 }
 
@@ -53,7 +71,11 @@ func (p *Plane) keep() {
 			return
 		case <-p.repair.C:
 			p.mu.Lock()
-			p.report(p.sync())
+			if p.unread {
+				p.mend()
+			} else {
+				p.report(p.sync())
+			}
 			p.mu.Unlock()
 		case <-audit.C:
 			p.audit()
@@ -63,17 +85,20 @@ func (p *Plane) keep() {
 
 func (p *Plane) report(failures []failure) {
 	for _, f := range failures {
-		p.log.Error("linux data plane: the kernel refused a change; trying again", "error", f.err)
+		p.log.Error("linux data plane: the kernel refused a change; retrying", "error", f.err)
+	}
+	if len(failures) > 0 {
+		p.tear(status.Convert(failures[0].refusal()).Message())
 	}
 }
 
-// audit compares everything with the kernel and repairs what differs.
+// audit compares all state with the kernel and repairs the differences.
 func (p *Plane) audit() {
 	var changed int
 	var seed uint32
 	var seeded bool
 	p.mu.Lock()
-	forwarding := p.forwarding // nil before the first Hello: what else is to be set is not known
+	forwarding := p.forwarding // nil before the first Hello, when the other required sysctls are unknown
 	p.mu.Unlock()
 	err := p.space.do(func() (err error) {
 		if changed, err = setUp(); err != nil || forwarding == nil {
@@ -91,21 +116,25 @@ func (p *Plane) audit() {
 	defer p.mu.Unlock()
 	p.stats.Audits++
 	if err != nil {
-		p.log.Error("linux data plane: settings of the kernel are not as they must be", "error", err)
+		p.log.Error("linux data plane: cannot restore settings of the kernel", "error", err)
 	}
 	p.stats.Differences += uint64(changed)
 	if hash := p.capabilities.FlowHash; hash.GetAlgorithm() == computed && seeded && seed != p.hash.Seed {
 		p.log.Error("linux data plane: net.ipv4.fib_multipath_hash_seed was changed; source ports land elsewhere until the next Hello",
 			"was", p.hash.Seed, "is", seed)
 	}
-	if err := errors.Join(p.reread(true), p.setUpRules()); err != nil {
-		p.log.Error("linux data plane: cannot read back what the kernel has", "error", err)
+	if !p.readBack() {
 		return
+	}
+	for _, g := range slices.Collect(maps.Values(p.groups)) {
+		p.auditGroup(g)
+		p.mu.Unlock() // reading a large group takes milliseconds, and there may be many
+		p.mu.Lock()
 	}
 	for _, sp := range p.subPorts {
 		for _, q := range sp.pools {
 			if q != nil && q.broken != nil {
-				q.broken = nil // perhaps it is taken now
+				q.broken = nil // the kernel may accept it now
 				p.stale(sp)
 			}
 		}
@@ -113,7 +142,24 @@ func (p *Plane) audit() {
 	p.report(p.sync())
 }
 
-// takeLinks brings what depends on links in line with news of them. The caller holds mu and calls sync.
+// auditGroup compares the buckets of a group with the kernel. The caller holds mu and calls sync.
+func (p *Plane) auditGroup(g *group) {
+	if !g.exists || p.groups[g.key] != g {
+		return
+	}
+	same, err := p.sameBuckets(g)
+	if err == nil && same {
+		return
+	}
+	if err != nil {
+		p.log.Error("linux data plane: cannot read the buckets of a group; replacing its buckets", "error", err)
+	}
+	p.differs("group %d has other buckets", g.id)
+	g.moved, g.movedAt, g.weights, g.segments = true, time.Time{}, nil, nil
+	p.staleGroups[g.key] = true
+}
+
+// takeLinks applies link events to all state that depends on links. The caller holds mu and calls sync.
 func (p *Plane) takeLinks(events []rtnl.LinkEvent) {
 	for _, e := range events {
 		old, had := p.links[e.Index]
@@ -127,11 +173,14 @@ func (p *Plane) takeLinks(events []rtnl.LinkEvent) {
 			p.names[e.Name] = e.Index
 		}
 		if had && old.Usable() && (e.Gone || !e.Usable()) {
-			p.lose(e.Index)
+			lost := p.lose(e.Index)
+			if e.Asked {
+				p.remove(lost)
+			}
 			p.dark[e.Index] = true
 		}
 		if had && !e.Gone && old.Usable() == e.Usable() && old.Name == e.Name {
-			continue // of no importance to nexthops, e.g. the MTU
+			continue // irrelevant to nexthops, e.g. the MTU
 		}
 		p.linkNews++
 		for _, sp := range p.subPorts {
@@ -142,7 +191,7 @@ func (p *Plane) takeLinks(events []rtnl.LinkEvent) {
 	}
 }
 
-// relink brings a sub-port in line with its device.
+// relink updates a sub-port after a change of its device.
 func (p *Plane) relink(sp *subPort) {
 	for f := range sp.pools {
 		if p.setHop(sp, family(f)) {
@@ -155,8 +204,8 @@ func (p *Plane) relink(sp *subPort) {
 	p.stale(sp)
 }
 
-// abandon drops the packets that wait for next hops on devices without a carrier, once no group may send more of them there: an
-// IPv6 socket keeps to such a device until its group is replaced. The caller holds mu.
+// abandon drops the packets that are queued for next hops on devices without a carrier, once no group sends packets there:
+// an IPv6 socket keeps using such a device until its group is replaced. The caller holds mu.
 func (p *Plane) abandon() {
 	if len(p.dark) == 0 {
 		return
@@ -167,19 +216,33 @@ func (p *Plane) abandon() {
 		}
 	}
 	for device := range p.dark {
-		if err := neighbour.Abandon(p.handle, device); err != nil {
-			p.log.Warn("linux data plane: connections may stand still for some seconds", "error", err)
+		if err := neighbor.Abandon(p.handle, device); err != nil {
+			p.log.Warn("linux data plane: connections may stall for some seconds", "error", err)
 		}
 	}
 	clear(p.dark)
 }
 
-// lose does here what the kernel does when a device goes down, loses its carrier or leaves: its nexthop objects are gone,
-// from their groups too, and the other members have their buckets.
-func (p *Plane) lose(device int) {
+// remove deletes nexthop objects, as the kernel does when it handles the event of a lost carrier, which may take a second.
+// The other members then receive their buckets immediately.
+func (p *Plane) remove(nexthops map[uint32]*pool) {
+	b := p.conn.Begin()
+	for id := range nexthops {
+		b.DelNexthop(id)
+	}
+	for _, err := range p.conn.Do(b) {
+		if err != nil && !errors.Is(err, unix.ENOENT) { // the kernel has already removed it
+			p.log.Warn("linux data plane: packets go to a device without a carrier until the kernel processes the lost carrier", "error", err)
+		}
+	}
+}
+
+// lose applies the effect in the kernel of a device that is set down, loses its carrier or disappears: its nexthop objects
+// are deleted and removed from their groups, and the other members have their buckets. It returns these objects.
+func (p *Plane) lose(device int) map[uint32]*pool {
 	lost := map[uint32]*pool{}
-	for q := range p.pools {
-		if q.device == device && q.subPort != nil || q.loopback && p.loopback() == device {
+	for _, q := range p.pools() {
+		if q.device == device || q.loopback && p.loopback() == device {
 			for _, id := range q.ids {
 				lost[id] = q
 			}
@@ -206,7 +269,7 @@ func (p *Plane) lose(device int) {
 		if !g.exists || !has(g.members) {
 			continue
 		}
-		// Members without a bucket go, and nothing moves.
+		// Members without a bucket leave, and no flow moves.
 		idle := func(id uint32) bool {
 			q, is := lost[id]
 			return is && !(q != nil && q.loopback) && g.segments != nil &&
@@ -218,12 +281,14 @@ func (p *Plane) lose(device int) {
 			continue
 		}
 		if !g.moved {
-			g.moved, g.movedAt, g.segments = true, now, nil
+			g.moved, g.movedAt, g.answered, g.segments = true, now, false, nil
 			p.stats.MovedByKernel++
 		}
 		for _, m := range g.members {
-			if q := lost[m.ID]; q != nil && q.subPort != nil && q.subPort.index < len(g.weights) {
-				g.weights[q.subPort.index] = 0
+			if q := lost[m.ID]; q != nil && q.subPort != nil {
+				if i := p.sourceOf(g.source).index(q.subPort); i >= 0 && i < len(g.weights) {
+					g.weights[i] = 0
+				}
 			}
 		}
 		if key.family == v6 && !slices.ContainsFunc(g.weights, func(w uint32) bool { return w > 0 }) {
@@ -231,4 +296,5 @@ func (p *Plane) lose(device int) {
 		}
 		p.staleGroups[key] = true
 	}
+	return lost
 }

@@ -35,28 +35,88 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// host is a network namespace whose sub-ports lead to another one, that of all leaves.
+// testBuckets is the default group size in tests, chosen for figures that are easy to check by hand.
+const testBuckets = 1024
+
+// strict fails the test if a Plane logs a failure that the test does not cause: tests that cause one set their own Logger.
+type strict struct {
+	slog.Handler
+	t testing.TB
+}
+
+func (s strict) Handle(ctx context.Context, r slog.Record) error {
+	for _, never := range []string{
+		"cannot receive link events", "cannot read the kernel's objects back", "cannot restore settings of the kernel",
+		"cannot read the buckets of a group", "fib_multipath_hash_seed was changed", "connections may stall",
+		"packets go to a device without a carrier", "cannot restore the",
+	} {
+		if strings.Contains(r.Message, never) {
+			s.t.Errorf("logged: %s", r.Message)
+		}
+	}
+	return s.Handler.Handle(ctx, r)
+}
+
+// counted fails unless a Plane counts the objects that the kernel has with its mark.
+func (h *host) counted(p *Plane) {
+	h.t.Helper()
+	nexthops, err := h.conn.Nexthops()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var want Stats
+	for _, n := range nexthops {
+		switch {
+		case n.Protocol != p.config.Protocol:
+		case len(n.Members) > 0:
+			want.GroupObjects++
+		default:
+			want.NexthopObjects++
+		}
+	}
+	for _, f := range families(p.ipv6) {
+		routes, err := h.conn.RoutesBy(f, 0, p.config.Protocol)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		want.RouteObjects += len(routes)
+	}
+	if s := p.Stats(); s.NexthopObjects != want.NexthopObjects || s.GroupObjects != want.GroupObjects || s.RouteObjects != want.RouteObjects {
+		h.t.Errorf("%+v; the kernel has %d nexthops, %d groups, %d routes", s, want.NexthopObjects, want.GroupObjects, want.RouteObjects)
+	}
+}
+
+// host is a network namespace whose sub-ports lead to a second namespace that represents all leaves.
 type host struct {
+	join func(testing.TB, *netnstest.Namespace, string, *netnstest.Namespace, string)
 	*netnstest.Namespace
 	t          testing.TB
 	leaf       *netnstest.Namespace
 	forwarding *farev1.Forwarding
-	conn       *rtnl.Conn // of the test itself
+	conn       *rtnl.Conn // used by the test itself
 	config     Config
 }
 
-// newHost makes a host with sub-ports p0, p1, ... of planes A, B, ...
+// newHost creates a host with sub-ports p0, p1, ... of planes A, B, ...
 func newHost(t testing.TB, subPorts int) *host {
+	t.Helper()
+	return newHostBy(t, subPorts, netnstest.Veth)
+}
+
+// newHostBy is newHost with cables created by join.
+func newHostBy(t testing.TB, subPorts int, join func(testing.TB, *netnstest.Namespace, string, *netnstest.Namespace, string)) *host {
 	t.Helper()
 	netnstest.Require(t)
 	h := &host{Namespace: netnstest.New(t), t: t, leaf: netnstest.New(t), config: Config{
-		Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
+		Buckets: testBuckets,
+		Logger:  slog.New(strict{slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}), t}),
 	}}
 	h.forwarding = &farev1.Forwarding{
 		Mode: farev1.Mode_MODE_PER_FLOW, Loopbacks: []string{"10.255.0.1/32", "fd00:255::1/128"}, UdpPorts: []uint32{4791},
 	}
 	h.IP("addr", "add", "10.255.0.1/32", "dev", "lo")
 	h.IP("addr", "add", "fd00:255::1/128", "dev", "lo", "nodad")
+	h.join = join
 	for i := range subPorts {
 		device := fmt.Sprintf("p%d", i)
 		h.wire(i)
@@ -78,10 +138,10 @@ func newHost(t testing.TB, subPorts int) *host {
 	return h
 }
 
-// wire makes sub-port i and its leaf's end.
+// wire creates sub-port i and the leaf's end of it.
 func (h *host) wire(i int) {
 	device := fmt.Sprintf("p%d", i)
-	netnstest.Veth(h.t, h.Namespace, device, h.leaf, device)
+	h.join(h.t, h.Namespace, device, h.leaf, device)
 	h.Addr(device, fmt.Sprintf("10.1.%d.1/24", i), fmt.Sprintf("fd01:%d::1/64", i))
 	h.leaf.Addr(device, fmt.Sprintf("10.1.%d.2/24", i), fmt.Sprintf("fd01:%d::2/64", i))
 }
@@ -121,7 +181,7 @@ func (h *host) open() *Plane {
 	return p
 }
 
-// start opens a Plane behind a contract.Server that has been greeted.
+// start opens a Plane behind a contract.Server that has received a Hello.
 func (h *host) start() (*Plane, *client) {
 	h.t.Helper()
 	p := h.open()
@@ -130,7 +190,11 @@ func (h *host) start() (*Plane, *client) {
 	return p, c
 }
 
-// client programs a contract.Server without gRPC: operations are committed by Restore's way in, one batch each.
+func newServer(p *Plane) *contract.Server {
+	return contract.New(contract.Config{Name: "linux", Forwarder: p})
+}
+
+// client programs a contract.Server without gRPC: Restore commits each operation as a separate batch.
 type client struct {
 	t      testing.TB
 	server *contract.Server
@@ -227,7 +291,7 @@ func (s *stream) do(ops ...*farev1.Operation) {
 	}
 }
 
-// group makes the operation that sets a group; weights by sub-port.
+// group returns an operation that sets a group with weights by sub-port.
 func (h *host) group(id uint32, weights ...uint32) *farev1.Operation {
 	g := &farev1.Group{Id: id}
 	i := 0
@@ -251,7 +315,7 @@ func destination(prefix string, group uint32) *farev1.Operation {
 }
 
 func deleteDestination(prefix string) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_DeleteDestination{DeleteDestination: prefix}}
+	return &farev1.Operation{Op: &farev1.Operation_DeleteDestination{DeleteDestination: &farev1.DestinationKey{Prefix: prefix}}}
 }
 
 func subPortOp(device string, up bool) *farev1.Operation {
@@ -261,8 +325,8 @@ func subPortOp(device string, up bool) *farev1.Operation {
 func target4(i int) string { return fmt.Sprintf("10.255.%d.%d/32", 1+i/250, 1+i%250) }
 func target6(i int) string { return fmt.Sprintf("fd00:255::%x/128", 0x100+i) }
 
-// state describes what the kernel does with each destination, from `ip`'s words and the buckets, without any id: the
-// owner of each run of buckets.
+// state describes the forwarding of each destination without any ids, from the output of `ip` and the buckets: the owner of
+// each run of buckets.
 func (h *host) state() map[string]string {
 	h.t.Helper()
 	type nexthop struct {
@@ -276,7 +340,7 @@ func (h *host) state() map[string]string {
 		Protocol  json.RawMessage
 	}
 	var nexthops []nexthop
-	// ip says in the middle of its JSON when a change has interrupted it.
+	// If a change interrupts ip, it reports so in the middle of its JSON.
 	for try := 0; ; try++ {
 		nexthops = nil
 		err := json.Unmarshal([]byte(h.IP("-d", "-j", "nexthop")), &nexthops)
@@ -338,7 +402,7 @@ func (h *host) state() map[string]string {
 	return state
 }
 
-// diff says how two states differ; empty: not.
+// diff describes the differences between two states; "" means that they are equal.
 func diff(got, want map[string]string) string {
 	var text []string
 	for _, dst := range slices.Sorted(maps.Keys(got)) {
@@ -354,7 +418,7 @@ func diff(got, want map[string]string) string {
 	return strings.Join(text[:min(len(text), 5)], "\n")
 }
 
-// share counts the buckets of a destination's devices, from state.
+// share counts the buckets of a destination per device, from state.
 func (h *host) share(dst string) map[string]int {
 	h.t.Helper()
 	text, ok := h.state()[strings.TrimSuffix(strings.TrimSuffix(dst, "/32"), "/128")]
@@ -375,7 +439,7 @@ func (h *host) share(dst string) map[string]int {
 	return shares
 }
 
-// wants fails unless a destination's buckets are divided so, once the Plane has had time.
+// wants fails unless the buckets of a destination reach the given division before a deadline.
 func (h *host) wants(dst string, want map[string]int) {
 	h.t.Helper()
 	netnstest.Eventually(h.t, 5*time.Second, func() error {
@@ -386,7 +450,7 @@ func (h *host) wants(dst string, want map[string]int) {
 	})
 }
 
-// rest waits until groups are as they are to stay: members without a bucket leave RepairDelay after the change that needed them.
+// rest waits until groups are final: witnesses leave a group RepairDelay after the change that needed them.
 func rest(t *testing.T, p *Plane) {
 	t.Helper()
 	netnstest.Eventually(t, time.Minute, func() error {
@@ -433,7 +497,7 @@ func TestProgramming(t *testing.T) {
 	h.wants(target6(0), map[string]int{"blackhole": 1024})
 	s.do(h.group(1, 1))
 	h.wants(target6(0), map[string]int{"p0": 1024})
-	if f := c.hello(h.forwarding).Capabilities.FlowHash; f.GetAlgorithm() != computed || f.Seed != DefaultSeed || f.Buckets != 1024 || f.LastingBuckets != 16 {
+	if f := c.hello(h.forwarding).Capabilities.FlowHash; f.GetAlgorithm() != computed || f.Seed != DefaultSeed || f.Buckets != 1024 || f.LastingBuckets != 32 {
 		t.Errorf("flow hash %v", f)
 	}
 	for _, to := range []string{target4(0), target6(0)} {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespace is the network namespace that a Plane works in.
+// namespace is the network namespace of a Plane.
 type namespace struct {
 	file *os.File
 	id   fileID
@@ -31,7 +31,7 @@ func identify(path string) (fileID, error) {
 	return fileID{stat.Dev, stat.Ino}, nil
 }
 
-// openNamespace returns the calling thread's.
+// openNamespace returns the namespace of the calling thread.
 func openNamespace() (n namespace, err error) {
 	if n.id, err = identify(threadNamespace); err == nil {
 		n.file, err = os.Open(threadNamespace)
@@ -44,14 +44,15 @@ func openNamespace() (n namespace, err error) {
 
 func (n namespace) Close() error { return n.file.Close() }
 
-// do runs f on a thread inside the namespace: /proc/sys/net is that of the thread that opens it.
+// do runs f on a thread inside the namespace, because /proc/sys/net shows the namespace of the thread that opens a file in
+// it.
 func (n namespace) do(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		at, err := identify(threadNamespace)
 		if err == nil && at != n.id {
-			// Never unlocked: the thread is thrown away with the goroutine.
+			// The thread is never unlocked, so that the runtime ends it together with the goroutine.
 			if err = unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err == nil {
 				err = f()
 			}
@@ -67,7 +68,7 @@ func (n namespace) do(f func() error) error {
 	return <-done
 }
 
-// is says whether name, as in ForwardingSubPort.netns, is this namespace: a name that `ip netns` knows, or a path.
+// is reports whether name, as in ForwardingSubPort.netns, is this namespace. name is an `ip netns` name or a path.
 func (n namespace) is(name string) (bool, error) {
 	path := name
 	if !filepath.IsAbs(name) {
@@ -77,7 +78,7 @@ func (n namespace) is(name string) (bool, error) {
 	return id == n.id, err
 }
 
-// The settings that the kernel's forwarding by groups depends on.
+// Sysctls that forwarding by nexthop groups depends on.
 const (
 	compatMode   = "net/ipv4/nexthop_compat_mode"
 	hashPolicyV4 = "net/ipv4/fib_multipath_hash_policy"
@@ -87,9 +88,10 @@ const (
 	forwardV6    = "net/ipv6/conf/all/forwarding"
 )
 
-// The values of hashPolicyV4 and hashPolicyV6 that hash a flow's addresses, protocol and ports (Documentation/networking/
-// ip-sysctl.rst). hashFlow takes the hash that the sender's socket left in the packet, if there is one; a veth pair carries it
-// on, so a leaf made of Linux would hash by something else. hashFields never does: it hashes what the bits of flowFields stand for.
+// Values of hashPolicyV4 and hashPolicyV6 that hash the addresses, protocol and ports of a flow (Documentation/networking/
+// ip-sysctl.rst). hashFlow uses the hash that the sender's socket stored in the packet, if there is one; veth pairs keep
+// it, so a Linux leaf would hash by a different value. hashFields never does that: it hashes the fields selected by the
+// bits of flowFields.
 const (
 	hashFlow   = 1
 	hashFields = 3
@@ -108,19 +110,36 @@ func readSysctl(name string) (uint64, error) {
 	return value, nil
 }
 
-// setSysctl writes a value where another stands, and says whether it had to.
+// setSysctl writes a value if another value is set, and reports whether it changed the sysctl.
 func setSysctl(name string, value uint64) (changed bool, err error) {
-	if at, err := readSysctl(name); err == nil && at == value {
-		return false, nil
+	if at, err := readSysctl(name); err != nil || at == value {
+		return false, err // an unreadable sysctl may have the right value
 	}
 	if err := os.WriteFile(filepath.Join("/proc/sys", name), strconv.AppendUint(nil, value, 10), 0); err != nil {
-		return false, fmt.Errorf("set %s to %d: %w; set it by sysctl before the start, or give the process the right to",
+		return false, fmt.Errorf("set %s to %d: %w; set it by sysctl before the start, or give the process the right to set it",
 			strings.ReplaceAll(name, "/", "."), value, err)
 	}
 	return true, nil
 }
 
-// setUp sets what forwarding depends on. It returns how many settings it had to change. The caller is inside the namespace.
+// loopbackOff is 1 if IPv6 is disabled on the loopback device, as by net.ipv6.conf.all.disable_ipv6=1. Groups of IPv6
+// nexthops have a member on that device.
+const loopbackOff = "net/ipv6/conf/lo/disable_ipv6"
+
+// lacksIPv6 returns the reason why the namespace cannot forward IPv6, with the remedy, or "" if it can. The caller runs
+// inside the namespace.
+func lacksIPv6() string {
+	if !hasIPv6() {
+		return "the kernel has no IPv6 (no net.ipv6.fib_multipath_hash_policy): boot it without ipv6.disable=1"
+	}
+	if off, err := readSysctl(loopbackOff); err == nil && off != 0 {
+		return "net.ipv6.conf.all.disable_ipv6 is 1 (net.ipv6.conf.lo.disable_ipv6): set both, and those of the sub-ports, to 0 and restart the agent"
+	}
+	return ""
+}
+
+// setUp sets the sysctls that forwarding depends on and returns the number of changed ones. The caller runs inside the
+// namespace.
 func setUp() (changed int, err error) {
 	did, err := setSysctl(compatMode, 0)
 	if err != nil {
@@ -135,7 +154,7 @@ func setUp() (changed int, err error) {
 		}
 		did, err := setSysctl(policy, hashFlow)
 		if policy == hashPolicyV6 && errors.Is(err, fs.ErrNotExist) {
-			continue // a kernel without IPv6
+			continue // the kernel has no IPv6
 		}
 		if err != nil {
 			return changed, err
@@ -147,8 +166,8 @@ func setUp() (changed int, err error) {
 	return changed, nil
 }
 
-// setUpTransit has the kernel forward what is not its own: IPv4, and IPv6 when asked for. It returns how many settings it had
-// to change. The caller is inside the namespace.
+// setUpTransit enables forwarding of transit packets for IPv4 and, if ipv6 is set, for IPv6. It returns the number of
+// changed sysctls. The caller runs inside the namespace.
 func setUpTransit(ipv6 bool) (changed int, err error) {
 	for _, name := range []string{forwardV4, forwardV6} {
 		if name == forwardV6 && !ipv6 {
@@ -165,7 +184,8 @@ func setUpTransit(ipv6 bool) (changed int, err error) {
 	return changed, nil
 }
 
-// hashesFields says whether a policy is set that will do as it is: somebody chose it, for a reason.
+// hashesFields reports whether a hash policy is 3 with the fields 0x37. An administrator has set it, and it hashes the same
+// fields as policy 1, so it stays.
 func hashesFields(policy string) bool {
 	at, err := readSysctl(policy)
 	if err != nil || at != hashFields {
@@ -175,8 +195,8 @@ func hashesFields(policy string) bool {
 	return err == nil && fields == flowFields
 }
 
-// setUpSeed returns the hash seed, and sets it first when none is set. ok is false on a kernel that does not have one.
-// The caller is inside the namespace.
+// setUpSeed returns the hash seed, and sets it to wish if none is set. ok is false if the kernel has no seed. The caller
+// runs inside the namespace.
 func setUpSeed(wish uint32) (seed uint32, ok bool, err error) {
 	at, err := readSysctl(hashSeed)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -15,18 +15,22 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/carrier"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/rtnl"
 	"github.com/fared/fared/wecmp"
 )
 
 var (
-	_ contract.Forwarder = (*Plane)(nil)
-	_ contract.Recoverer = (*Plane)(nil)
-	_ contract.Lander    = (*Plane)(nil)
+	_ contract.Forwarder    = (*Plane)(nil)
+	_ contract.Recoverer    = (*Plane)(nil)
+	_ contract.Lander       = (*Plane)(nil)
+	_ contract.Guardian     = (*Plane)(nil)
+	_ contract.Approximator = (*Plane)(nil)
+	_ contract.Explainer    = (*Plane)(nil)
 )
 
-// family indexes what exists once for IPv4 and once for IPv6.
+// family indexes state that exists once for IPv4 and once for IPv6.
 type family int
 
 const (
@@ -41,14 +45,16 @@ func familyOf(a netip.Addr) family {
 	return v6
 }
 
-// Plane forwards by the kernel of the network namespace in which Open was called, wherever its methods are called. They
-// may be called from any goroutine. Close it.
+// Plane forwards with the kernel of the network namespace in which Open was called; callers of its methods may be in
+// another namespace. Methods are safe for concurrent use. The owner must call Close.
 type Plane struct {
 	config  Config
 	log     *slog.Logger
 	space   namespace
-	watch   *rtnl.Watch
+	watch   *carrier.Watch
+	news    *rtnl.ObjectWatch
 	ipv6    bool
+	noIPv6  string // why ipv6 is false
 	stop    chan struct{}
 	once    sync.Once // of Close
 	closed  error
@@ -56,79 +62,98 @@ type Plane struct {
 
 	mu     sync.Mutex // guards everything below
 	conn   *rtnl.Conn
-	handle *netlink.Handle // for neighbours
+	handle *netlink.Handle // for neighbors
 	stats  Stats
-	repair *time.Timer // rings when a repair is due
+	repair *time.Timer // fires when a repair is due
+	// tell reports integrity. torn describes the current difference from the acknowledged state; "" means none. unread is
+	// true if the kernel could not be read back.
+	tell   func(*farev1.Integrity)
+	torn   string
+	unread bool
+	made   map[rtnl.Rule]bool      // rules found or added by the last setUpRules
+	ruled  map[netip.Prefix]uint32 // table per loopback, from the rules of an earlier run
 
-	// What is wanted.
+	// Wanted state.
 	forwarding   *farev1.Forwarding
 	subPorts     []*subPort
 	byDevice     map[string]*subPort
-	layout       layout
-	generation   uint64 // of everything that the owners of buckets follow from, other than weights
+	size         int // buckets of each group
+	lasting      int // buckets of each sub-port
+	sources      map[netip.Prefix]*source
+	order        []*source                 // in the order of Forwarding
+	claimants    map[uint32][]netip.Prefix // by table, names of the source groups whose routes are in it, those of Forwarding first
+	tables       map[uint32]*source        // by own table; empty if there is only one source group
+	named        map[netip.Prefix]int      // by prefix, the number of source groups that have it as a destination
+	generation   uint64                    // of all inputs of the bucket layout except weights
 	wanted       map[uint32]*farev1.Group
-	destinations map[netip.Prefix]uint32 // to wanted
+	destinations map[contract.DestinationKey]uint32 // group ids in wanted
 	capabilities *farev1.Capabilities
 	hash         wecmp.LinuxL4
-	misplace     func(hash uint32) uint32 // of tests: disagrees with the kernel
+	misplace     func(hash uint32) uint32 // set by tests to disagree with the kernel
 
-	// What the kernel has.
-	scaling scaling
-	links   map[int]rtnl.Link
-	names   map[string]int
-	// linkNews counts what happened to links that nexthops depend on.
+	// Kernel state.
+	maxWeight int // largest member weight that the kernel accepts
+	scaling   scaling
+	links     map[int]rtnl.Link
+	names     map[string]int
+	// linkNews counts link changes that affect nexthops.
 	linkNews uint64
-	// dark are devices without a carrier on which packets may wait for a next hop.
+	// dark holds devices without a carrier on which packets may be queued for a next hop.
 	dark   map[int]bool
-	used   map[uint32]bool // ids of nexthop objects, whoever's
+	used   map[uint32]bool // ids of nexthop objects in use, by any program
 	next   uint32          // id to try next
 	owners map[uint32]*pool
-	drop   [2]*pool // packets end here while the kernel has taken every other member away
-	hole   [2]*pool // packets end here when no member is left
+	drop   [2]*pool // drops packets while the kernel has removed every other member
+	hole   [2]*pool // drops packets of a group without usable members
 	groups map[groupKey]*group
-	routes map[netip.Prefix]uint32 // to the id of a group
-	// Found with the mark and not claimed by anything wanted; Settle removes it.
+	routes map[routeKey]routeState
+	// addresses holds the addresses of the host; the value is true if packets can be sent from the address. unfit holds
+	// those that the kernel refused as the source of a route, missing the loopbacks for which a warning was logged.
+	addresses, unfit, missing map[netip.Addr]bool
+	// Marked objects that no wanted state has claimed; Settle removes them.
 	strays       map[uint32]stray
 	loose        map[uint32]rtnl.Nexthop
 	strangeRoute []rtnl.Route
 	retired      []uint32 // nexthops to delete once no group has them
-	changed      []*pool  // with objects that have another next hop by now
+	changed      []*pool  // pools whose objects need a new next hop
 	settled      bool
-	// What may differ between wanted and kernel.
+	// Parts of the wanted state that may differ from the kernel.
 	staleGroups map[groupKey]bool
-	staleRoutes map[netip.Prefix]bool
+	staleRoutes map[routeKey]bool
 }
 
-// Stats count since Open; Objects are of now.
+// Stats holds counters since Open; the *Objects fields and Broken are current values.
 type Stats struct {
-	// Nexthops, Groups, Routes, Rules are changes sent to the kernel, Errors how many of them it refused.
+	// Nexthops, Groups, Routes, Rules count the changes sent to the kernel, Errors the refused ones.
 	Nexthops, Groups, Routes, Rules uint64
 	Errors                          uint64
-	// Retries are batches planned again after something was refused.
+	// Retries counts batches that were planned again after a refusal.
 	Retries uint64
-	// MovedByKernel are groups that lost members with a carrier, Repairs those that the control plane did not set within the
-	// repair delay, so that they were divided anew by the weights of before.
+	// MovedByKernel counts groups that lost members with a carrier. Repairs counts those that the control plane did not set
+	// within the repair delay, so that they were redistributed by their previous weights.
 	MovedByKernel, Repairs uint64
-	// Audits are comparisons with the kernel, Differences what they found and repaired.
-	Audits, Differences uint64
-	// Overruns are times when news of links were lost; each led to reading everything again, as other Resyncs do.
+	// Audits counts periodic comparisons with the kernel, Disturbances comparisons because another program changed an
+	// object, and Differences the deviations that either found and repaired.
+	Audits, Disturbances, Differences uint64
+	// Overruns counts losses of link notifications; each one caused a complete read-back. Resyncs counts all read-backs.
 	Overruns, Resyncs uint64
-	// HashMismatches are source ports that the kernel placed elsewhere than computed, in checks at Hello.
+	// HashMismatches counts source ports that the kernel placed differently from the computed hash, in the checks at Hello.
 	HashMismatches uint64
 
-	// NexthopObjects, GroupObjects, RouteObjects are the Plane's in the kernel.
+	// NexthopObjects, GroupObjects, RouteObjects count the Plane's objects in the kernel.
 	NexthopObjects, GroupObjects, RouteObjects int
-	// Broken sub-ports have a device with carrier, and a next hop that the kernel does not take.
+	// Broken counts sub-ports whose device has a carrier and whose next hop the kernel refuses.
 	Broken int
 }
 
-// Open takes the calling thread's network namespace: it sets what forwarding depends on (net.ipv4.nexthop_compat_mode=0,
-// fib_multipath_hash_policy=1 for both families where it is not 3 with the fields 0x37, a fib_multipath_hash_seed when none is
-// set), reads back what an earlier run left, and listens to links. Nothing of what it found is changed until Settle.
+// Open takes over the network namespace of the calling thread. It sets the sysctls that forwarding depends on
+// (net.ipv4.nexthop_compat_mode=0; fib_multipath_hash_policy=1 for both families, unless it is 3 with the fields 0x37; a
+// fib_multipath_hash_seed if none is set), reads back the objects of an earlier run, and watches links and changes that
+// other programs make to its objects. It changes none of the objects that it found until Settle.
 //
-// A Forwarding without loopbacks is that of a node which only forwards for others, a leaf: then net.ipv4.ip_forward and, where
-// a next hop is IPv6, net.ipv6.conf.all.forwarding are set to 1, and the seed is left alone, so that the node's choice does not
-// follow from the senders' by the same hash.
+// A Forwarding without loopbacks belongs to a node that only forwards packets of other nodes, such as a leaf. Then
+// net.ipv4.ip_forward and, if a next hop is IPv6, net.ipv6.conf.all.forwarding are set to 1. The seed is left unchanged, so
+// that the hash of the node does not correlate with the same hash on the senders.
 func Open(config Config) (*Plane, error) {
 	config, err := config.withDefaults()
 	if err != nil {
@@ -136,24 +161,26 @@ func Open(config Config) (*Plane, error) {
 	}
 	p := &Plane{
 		config: config, log: config.Logger, stop: make(chan struct{}), repair: time.NewTimer(time.Hour),
-		byDevice: map[string]*subPort{}, wanted: map[uint32]*farev1.Group{}, destinations: map[netip.Prefix]uint32{},
+		byDevice: map[string]*subPort{}, wanted: map[uint32]*farev1.Group{}, destinations: map[contract.DestinationKey]uint32{},
 		links: map[int]rtnl.Link{}, names: map[string]int{}, used: map[uint32]bool{}, next: config.FirstID,
-		owners: map[uint32]*pool{}, groups: map[groupKey]*group{}, routes: map[netip.Prefix]uint32{},
+		owners: map[uint32]*pool{}, groups: map[groupKey]*group{}, routes: map[routeKey]routeState{}, unfit: map[netip.Addr]bool{}, missing: map[netip.Addr]bool{},
 		strays: map[uint32]stray{}, loose: map[uint32]rtnl.Nexthop{},
-		staleGroups: map[groupKey]bool{}, staleRoutes: map[netip.Prefix]bool{}, dark: map[int]bool{},
+		staleGroups: map[groupKey]bool{}, staleRoutes: map[routeKey]bool{}, sources: map[netip.Prefix]*source{}, tables: map[uint32]*source{}, named: map[netip.Prefix]int{}, made: map[rtnl.Rule]bool{}, ruled: map[netip.Prefix]uint32{}, dark: map[int]bool{},
 	}
 	for f := range p.drop {
 		p.drop[f], p.hole[f] = &pool{family: family(f), loopback: true}, &pool{family: family(f), blackhole: true}
 	}
 	if err := p.open(); err != nil {
-		return nil, errors.Join(fmt.Errorf("linux data plane: %w", err), p.release())
+		p.release()
+		return nil, fmt.Errorf("linux data plane: %w", err)
 	}
 	p.working.Go(p.listen)
+	p.working.Go(p.attend)
 	p.working.Go(p.keep)
 	return p, nil
 }
 
-// open is Open without the goroutines.
+// open does the work of Open except for starting the goroutines.
 func (p *Plane) open() (err error) {
 	if p.space, err = openNamespace(); err != nil {
 		return err
@@ -161,19 +188,29 @@ func (p *Plane) open() (err error) {
 	if _, err = setUp(); err != nil {
 		return err
 	}
-	p.ipv6 = hasIPv6()
+	if p.noIPv6 = lacksIPv6(); p.noIPv6 != "" {
+		p.log.Warn("linux data plane: IPv6 is disabled; IPv6 destinations are refused, IPv4 is forwarded", "why", p.noIPv6)
+	}
+	p.ipv6 = p.noIPv6 == ""
 	if p.conn, err = rtnl.Dial(); err != nil {
 		return err
 	}
 	if p.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
-	// Before links are read: what changes in between is heard.
-	if p.watch, err = rtnl.WatchLinks(p.config.watchBuffer); err != nil {
+	// The watch starts before links are read, so that it reports changes in between.
+	if p.watch, err = carrier.Open(p.config.watchBuffer); err != nil {
+		return err
+	}
+	port, err := p.conn.Port()
+	if err != nil {
+		return err
+	}
+	if p.news, err = rtnl.WatchObjects(p.config.watchBuffer, p.config.Protocol, port); err != nil {
 		return err
 	}
 	p.capabilities = &farev1.Capabilities{
-		MaxWeight: 65535, MaxWeightSum: uint32(p.config.Buckets), Ipv6: p.ipv6, ConfirmsInEffect: true,
+		Ipv6: p.ipv6, ConfirmsInEffect: true,
 	}
 	if err := p.reread(false); err != nil {
 		return err
@@ -184,42 +221,47 @@ func (p *Plane) open() (err error) {
 	return p.setUpRules()
 }
 
-// release closes what open opened.
-func (p *Plane) release() error {
-	var errs []error
+// release closes the resources that open acquired before it failed. Errors of closing do not matter: Open returns that of open.
+func (p *Plane) release() {
 	if p.watch != nil {
-		errs = append(errs, p.watch.Close())
+		_, _ = p.watch.Close(), p.watch.Release()
+	}
+	if p.news != nil {
+		_ = p.news.Close()
 	}
 	if p.conn != nil {
-		errs = append(errs, p.conn.Close())
+		_ = p.conn.Close()
 	}
 	if p.handle != nil {
 		p.handle.Close()
 	}
 	if p.space.file != nil {
-		errs = append(errs, p.space.Close())
+		_ = p.space.Close()
 	}
-	return errors.Join(errs...)
 }
 
-// Close stops listening. The kernel forwards on; Open finds everything again, Flush removes it.
+// Close stops the goroutines and releases all resources. The kernel continues to forward; Open finds the objects again, and
+// Flush removes them.
 func (p *Plane) Close() error {
 	p.once.Do(func() {
 		close(p.stop)
-		err := p.watch.Close()
+		err := errors.Join(p.watch.Close(), p.news.Close())
 		p.working.Wait()
 		p.handle.Close()
-		p.closed = errors.Join(err, p.conn.Close(), p.space.Close())
+		p.closed = errors.Join(err, p.watch.Release(), p.conn.Close(), p.space.Close())
 	})
 	return p.closed
 }
 
-// Capabilities implements contract.Forwarder. FlowHash is there after the first SetForwarding.
+// Capabilities implements contract.Forwarder. FlowHash is set after the first SetForwarding.
 func (p *Plane) Capabilities() *farev1.Capabilities {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return proto.CloneOf(p.capabilities)
 }
+
+// WithoutIPv6 implements contract.Explainer.
+func (p *Plane) WithoutIPv6() string { return p.noIPv6 }
 
 // Stats returns the counters as they are now.
 func (p *Plane) Stats() Stats {
@@ -245,8 +287,8 @@ func (p *Plane) Stats() Stats {
 	return s
 }
 
-// kernelStatus turns what the kernel said into the status of an operation: RESOURCE_EXHAUSTED when it is out of something,
-// UNAVAILABLE when another may have better luck.
+// kernelStatus converts an error of the kernel into the status of an operation: RESOURCE_EXHAUSTED if a resource of the
+// kernel is used up, UNAVAILABLE if a retry may succeed.
 func kernelStatus(err error) error {
 	if exhausted(err) {
 		return status.Errorf(codes.ResourceExhausted, "the kernel has no room: %v", err)

@@ -14,14 +14,13 @@ import (
 // subPort is a sub-port of Forwarding.
 type subPort struct {
 	device string
-	index  int           // position in Forwarding
-	hops   [2]netip.Addr // next hops; not valid: unknown
-	down   bool          // an operation says so
-	pools  [2]*pool      // by the family of the next hop; nil: no such next hop
+	hops   [2]netip.Addr // next hops; the zero Addr if unknown
+	down   bool          // set by an operation
+	pools  [2]*pool      // by family of the next hop; nil without such a next hop
 }
 
-// pool is the nexthop objects of one next hop. A group that changes gives buckets to objects that it does not have, so
-// there are several that mean the same.
+// pool holds the nexthop objects of one next hop. A group change assigns buckets to objects that are not in the group, so a
+// next hop needs several equivalent objects.
 type pool struct {
 	subPort   *subPort
 	family    family // of the next hop
@@ -30,7 +29,7 @@ type pool struct {
 	loopback  bool
 	blackhole bool
 	ids       []uint32
-	broken    error // the kernel does not take it
+	broken    error // error with which the kernel refused the next hop
 }
 
 func (q *pool) nexthop(p *Plane, id uint32) rtnl.Nexthop {
@@ -45,13 +44,13 @@ func (q *pool) nexthop(p *Plane, id uint32) rtnl.Nexthop {
 		n.Device = p.loopback()
 	default:
 		n.Gateway, n.Device = q.gateway, q.device
-		// The next hop need not be in a prefix of the device; link-local ones always are.
+		// The next hop may be outside the prefixes of the device; link-local next hops never are.
 		n.OnLink = !q.gateway.IsLinkLocalUnicast() || q.family == v4
 	}
 	return n
 }
 
-// is says whether a nexthop object that was read means what the pool's do.
+// is reports whether a nexthop object read from the kernel equals the objects of the pool.
 func (q *pool) is(p *Plane, n rtnl.Nexthop) bool {
 	want := q.nexthop(p, n.ID)
 	return n.Family == want.Family && n.Protocol == want.Protocol && n.Blackhole == want.Blackhole && n.Gateway == want.Gateway &&
@@ -67,14 +66,14 @@ func (p *Plane) loopback() int {
 	return 1
 }
 
-// usable says whether packets can leave over a sub-port.
+// usable reports whether packets can leave through a sub-port.
 func (p *Plane) usable(sp *subPort) bool {
 	index, ok := p.names[sp.device]
 	return ok && p.links[index].Usable()
 }
 
-// pool returns the next hop that traffic of a family takes over a sub-port: an IPv6 one serves IPv4 where there is no
-// other (RFC 8950). nil: none.
+// pool returns the next hop for traffic of a family on a sub-port, or nil. IPv4 uses the IPv6 next hop if there is no IPv4
+// one (RFC 8950).
 func (sp *subPort) pool(f family) *pool {
 	if f == v4 && sp.pools[v4] != nil {
 		return sp.pools[v4]
@@ -82,22 +81,23 @@ func (sp *subPort) pool(f family) *pool {
 	return sp.pools[v6]
 }
 
-// live returns the weights of a group's members that can carry a family's traffic, by sub-port.
-func (p *Plane) live(wanted *farev1.Group, f family) []uint32 {
-	weights := make([]uint32, len(p.subPorts))
+// live returns the weights of the group members that can carry traffic of a family, indexed by sub-port of the source
+// group.
+func (p *Plane) live(s *source, wanted *farev1.Group, f family) []uint32 {
+	weights := make([]uint32, len(s.subPorts))
 	for _, m := range wanted.GetMembers() {
 		sp := p.byDevice[m.Device]
-		if sp == nil || sp.down || !p.usable(sp) {
+		if sp == nil || sp.down || !p.usable(sp) || s.index(sp) < 0 {
 			continue
 		}
 		if pool := sp.pool(f); pool != nil && pool.broken == nil {
-			weights[sp.index] = m.Weight
+			weights[s.index(sp)] = m.Weight
 		}
 	}
 	return weights
 }
 
-// newID returns an id that nobody uses.
+// newID returns an unused id and marks it as used.
 func (p *Plane) newID() uint32 {
 	for {
 		id := p.next
@@ -112,7 +112,7 @@ func (p *Plane) newID() uint32 {
 	}
 }
 
-// take returns a nexthop object of a pool that is not taken, and plans to make it when there is none.
+// take returns a nexthop object of a pool that is not in taken, and plans its creation if there is none.
 func (pl *plan) take(q *pool, taken map[uint32]bool) uint32 {
 	for _, id := range q.ids {
 		if !taken[id] {
@@ -128,7 +128,7 @@ func (pl *plan) take(q *pool, taken map[uint32]bool) uint32 {
 	return id
 }
 
-// forget takes ids out of a pool that the kernel does not have.
+// forget removes ids from a pool whose objects no longer exist in the kernel.
 func (p *Plane) forget(q *pool, gone func(id uint32) bool) {
 	q.ids = slices.DeleteFunc(q.ids, func(id uint32) bool {
 		if !gone(id) {
@@ -139,7 +139,7 @@ func (p *Plane) forget(q *pool, gone func(id uint32) bool) {
 	})
 }
 
-// retire gives up a pool: its objects go when no group has them any more.
+// retire empties a pool; its objects are deleted once no group uses them.
 func (p *Plane) retire(q *pool) {
 	for _, id := range q.ids {
 		delete(p.owners, id)
@@ -148,35 +148,29 @@ func (p *Plane) retire(q *pool) {
 	q.ids = nil
 }
 
-// pools are all that there are.
-func (p *Plane) pools(yield func(*pool) bool) {
+// pools returns all pools.
+func (p *Plane) pools() (all []*pool) {
 	for f := range p.drop {
-		if !yield(p.drop[f]) || !yield(p.hole[f]) {
-			return
-		}
+		all = append(all, p.drop[f], p.hole[f])
 	}
 	for _, sp := range p.subPorts {
 		for _, q := range sp.pools {
-			if q != nil && !yield(q) {
-				return
+			if q != nil {
+				all = append(all, q)
 			}
 		}
 	}
+	return all
 }
 
-// adopt takes loose objects that mean what a pool's do into it.
+// adopt adds loose objects that equal the pool's objects to the pool.
 func (p *Plane) adopt(q *pool) {
-	var found []uint32
 	for id, n := range p.loose {
 		if q.is(p, n) {
-			found = append(found, id)
+			delete(p.loose, id)
+			p.owners[id] = q
+			q.ids = append(q.ids, id)
 		}
-	}
-	slices.Sort(found)
-	for _, id := range found {
-		delete(p.loose, id)
-		p.owners[id] = q
-		q.ids = append(q.ids, id)
 	}
 }
 

@@ -3,31 +3,34 @@ package linux
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/rtnl"
 	"github.com/fared/fared/wecmp"
 )
 
-// Algorithms of FlowHash.
+// Values of FlowHash.Algorithm.
 const (
 	computed = "linux-l4"
 	asked    = "ask"
 )
 
-// Destinations that the check of the hash is made with: addresses that no packet has.
+// Destinations of the hash check: addresses that no packet carries.
 var (
 	checkV4 = netip.MustParseAddr("192.0.0.8") // IPv4 dummy address, RFC 7600
 	checkV6 = netip.MustParseAddr("100::8")    // discard-only, RFC 6666
 )
 
-// findMaxWeight asks the kernel how large a weight may be: 16 bits since Linux 6.12, 8 before.
+// findMaxWeight probes the largest weight that the kernel accepts: 16 bits since Linux 6.12, 8 bits before.
 func (p *Plane) findMaxWeight() error {
 	most := p.config.maxWeight
 	if most == 0 {
@@ -48,83 +51,106 @@ func (p *Plane) findMaxWeight() error {
 		default:
 			most = 256
 		}
-		delete(p.used, hole)
-		delete(p.used, group)
-		p.next = p.config.FirstID
 	}
-	p.scaling = newScaling(int(p.config.Buckets), most)
+	p.maxWeight = most
 	return nil
 }
 
-// setUpRules makes the rules that lead to a table of the Plane's own.
-func (p *Plane) setUpRules() error {
-	if p.config.Table == unix.RT_TABLE_MAIN || p.config.Table == unix.RT_TABLE_LOCAL {
-		return nil
-	}
-	b := p.conn.Begin()
-	for _, f := range families(p.ipv6) {
-		rules, err := p.conn.Rules(f)
-		if err != nil {
-			return err
-		}
-		want := rtnl.Rule{Family: f, Priority: p.config.RulePriority, Table: p.config.Table, Protocol: p.config.Protocol}
-		if !slices.Contains(rules, want) {
-			b.SetRule(want)
-			p.stats.Rules++
-		}
-	}
-	return errors.Join(p.conn.Do(b)...)
-}
+func isMain(table uint32) bool { return table == unix.RT_TABLE_MAIN || table == unix.RT_TABLE_LOCAL }
 
-// findHash finds out how the node's own flows are placed, for Capabilities.
-func (p *Plane) findHash() {
+// hashAttempts is the number of attempts of findHash after errors that may be transient, hashPause the pause after a failed attempt.
+const (
+	hashAttempts = 3
+	hashPause    = 10 * time.Millisecond
+)
+
+// findHash determines how the kernel places the flows of this node, and stores the result in Capabilities. A transient
+// error keeps the previous hash and returns UNAVAILABLE, so that the control plane repeats Hello: a different hash would
+// move every source port.
+func (p *Plane) findHash() error {
 	if transit(p.forwarding) {
 		p.capabilities.FlowHash = nil
-		return
+		return nil
 	}
+	hash := &farev1.FlowHash{Algorithm: asked, Buckets: uint32(p.size), LastingBuckets: uint32(p.lasting)}
 	var seed uint32
+	var ok bool
+	var err error
+	before := p.hash
+	for range hashAttempts {
+		if seed, ok, err = p.tryHash(); ok || err == nil {
+			break
+		}
+		time.Sleep(hashPause)
+	}
+	switch {
+	case ok:
+		hash.Algorithm, hash.Seed = computed, seed
+	case transient(err):
+		p.hash = before
+		p.log.Warn("linux data plane: the flow hash cannot be determined now", "error", err)
+		return status.Errorf(codes.Unavailable, "flow hash: %v; the next Hello retries", err)
+	case err != nil:
+		p.log.Error("linux data plane: the computed flow hash cannot be relied on; source ports are queried from the kernel", "error", err)
+	}
+	p.capabilities.FlowHash = hash
+	return nil
+}
+
+// tryHash returns the hash seed if the hash computed here matches the placement of the kernel. It returns false without an
+// error if this kernel or its settings use another hash.
+func (p *Plane) tryHash() (seed uint32, ok bool, err error) {
 	var seeded, fields bool
-	err := p.space.do(func() (err error) {
+	err = p.space.do(func() (err error) {
 		fields = hashesFields(hashPolicyV4) || hashesFields(hashPolicyV6)
 		seed, seeded, err = setUpSeed(p.config.Seed)
 		return err
 	})
-	hash := &farev1.FlowHash{Algorithm: asked, Buckets: uint32(p.layout.buckets), LastingBuckets: uint32(p.layout.lasting())}
-	p.hash = wecmp.LinuxL4{Seed: seed, Buckets: p.layout.buckets}
+	p.hash = wecmp.LinuxL4{Seed: seed, Buckets: p.size}
 	switch {
 	case err != nil:
-		p.log.Error("linux data plane: the hash seed cannot be set; source ports must be asked for", "error", err)
+		return 0, false, fmt.Errorf("set the hash seed: %w", err)
 	case fields:
-		p.log.Info("linux data plane: fib_multipath_hash_policy is 3, which hashes otherwise than 1; source ports must be asked for")
+		p.log.Info("linux data plane: fib_multipath_hash_policy is 3, which hashes differently from 1; source ports are queried from the kernel")
+		return 0, false, nil
 	case !seeded:
-		p.log.Warn("linux data plane: this kernel has no net.ipv4.fib_multipath_hash_seed (Linux 6.11); source ports must be asked for")
-	default:
-		wrong, err := p.checkHash()
-		p.stats.HashMismatches += uint64(wrong)
-		if err != nil || wrong > 0 {
-			p.log.Error("linux data plane: the kernel places flows otherwise than computed; source ports must be asked for",
-				"mismatches", wrong, "error", err)
-			break
-		}
-		hash.Algorithm, hash.Seed = computed, seed
+		p.log.Warn("linux data plane: this kernel has no net.ipv4.fib_multipath_hash_seed (Linux 6.11); source ports are queried from the kernel")
+		return 0, false, nil
 	}
-	p.capabilities.FlowHash = hash
+	wrong, err := p.checkHash()
+	p.stats.HashMismatches += uint64(wrong)
+	if err == nil && wrong > 0 {
+		err = fmt.Errorf("the kernel places %d flows differently from the computation", wrong)
+	}
+	return seed, err == nil, err
 }
 
-// checkPorts are asked for in each check; half of them are below the destination port, which is the other order.
+// transient reports whether an error indicates a temporary shortage of resources.
+func transient(err error) bool {
+	for _, errno := range []unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.EAGAIN, unix.EINTR, unix.EBUSY} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkPorts is the number of source ports per check. Half of them are below the destination port, because the hash orders
+// the ports.
 const checkPorts = 512
 
-// checkHash asks the kernel where flows of both families leave, and returns how many of them leave elsewhere than computed.
+// checkHash queries the egress of flows of both families and returns the number of flows whose egress differs from the
+// computed one.
 func (p *Plane) checkHash() (wrong int, err error) {
 	for _, f := range []family{v4, v6} {
 		device := p.probeDevice(f)
 		if device == 0 || f == v6 && !p.ipv6 {
-			continue // no IPv6 next hop can be made now; the families share their seed
+			continue // no IPv6 next hop can be created now; both families use the same seed
 		}
-		parts := min(p.layout.buckets, 64)
+		parts := min(p.size, 64)
 		var target []run
 		for i := range parts {
-			target = append(target, run{i, p.layout.buckets*(i+1)/parts - p.layout.buckets*i/parts})
+			target = append(target, run{i, p.size*(i+1)/parts - p.size*i/parts})
 		}
 		destination := checkV4
 		if f == v6 {
@@ -137,15 +163,24 @@ func (p *Plane) checkHash() (wrong int, err error) {
 			n, err = p.compare(f, destination, target)
 			wrong += n
 		}
-		if err := errors.Join(err, undo()); err != nil {
+		if err := errors.Join(err, undo()); f == v6 && disabled(err) {
+			p.log.Warn("linux data plane: the hash of IPv6 flows is not checked, because the kernel refuses an IPv6 next hop on this device",
+				"device", p.links[device].Name, "error", err)
+		} else if err != nil {
 			return wrong, err
 		}
 	}
 	return wrong, nil
 }
 
-// compare asks for the flows of a check, half of them UDP and half TCP, from no source address and from a loopback, if that is
-// an address of the host.
+// disabled reports whether the kernel refuses IPv6 next hops, either on a device (net.ipv6.conf.DEVICE.disable_ipv6,
+// EACCES) or altogether.
+func disabled(err error) bool {
+	return errors.Is(err, unix.EACCES) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
+}
+
+// compare queries the flows of a check, half of them UDP and half TCP, without a source address and from a loopback, if the
+// loopback is an address of the host.
 func (p *Plane) compare(f family, destination netip.Addr, target []run) (wrong int, err error) {
 	sources := []netip.Addr{netip.IPv4Unspecified()}
 	if f == v6 {
@@ -158,20 +193,7 @@ func (p *Plane) compare(f family, destination netip.Addr, target []run) (wrong i
 		}
 	}
 	for _, source := range sources {
-		var queries []rtnl.Query
-		for i := range checkPorts {
-			q := rtnl.Query{Destination: destination, IPProto: unix.IPPROTO_UDP, Sport: uint16(wecmp.MinPort + i*31), Dport: wecmp.PortRoCE}
-			if i%2 == 1 {
-				q.Sport = uint16(1 + i)
-			}
-			if i/2%2 == 1 {
-				q.IPProto = unix.IPPROTO_TCP
-			}
-			if !source.IsUnspecified() {
-				q.Source = source
-			}
-			queries = append(queries, q)
-		}
+		queries := checkQueries(source, destination)
 		paths, err := p.conn.Paths(queries)
 		if err != nil {
 			return wrong, err
@@ -181,7 +203,7 @@ func (p *Plane) compare(f family, destination netip.Addr, target []run) (wrong i
 				if !source.IsUnspecified() {
 					break // not an address of this host
 				}
-				return wrong, fmt.Errorf("ask for the path of a flow to %v: %w", destination, path.Errno)
+				return wrong, fmt.Errorf("query the path of a flow to %v: %w", destination, path.Errno)
 			}
 			q := queries[i]
 			h, _ := p.hash.Hash(source, destination, q.IPProto, q.Sport, q.Dport)
@@ -193,14 +215,32 @@ func (p *Plane) compare(f family, destination netip.Addr, target []run) (wrong i
 	return wrong, nil
 }
 
+// checkQueries returns the flows of a check from a source address, or without one if source is unspecified.
+func checkQueries(source, destination netip.Addr) (queries []rtnl.Query) {
+	for i := range checkPorts {
+		q := rtnl.Query{Destination: destination, IPProto: unix.IPPROTO_UDP, Sport: uint16(wecmp.MinPort + i*31), Dport: wecmp.PortRoCE}
+		if i%2 == 1 {
+			q.Sport = uint16(1 + i)
+		}
+		if i/2%2 == 1 {
+			q.IPProto = unix.IPPROTO_TCP
+		}
+		if !source.IsUnspecified() {
+			q.Source = source
+		}
+		queries = append(queries, q)
+	}
+	return queries
+}
+
 func (p *Plane) bucket(hash uint32) int {
 	if p.misplace != nil {
 		hash = p.misplace(hash)
 	}
-	return int(hash % uint32(p.layout.buckets))
+	return int(hash % uint32(p.size))
 }
 
-// at returns who owns a bucket.
+// at returns the owner of a bucket.
 func at(runs []run, bucket int) int {
 	for _, r := range runs {
 		if bucket < r.size {
@@ -211,7 +251,7 @@ func at(runs []run, bucket int) int {
 	return -1
 }
 
-// probeDevice returns a device over which probe nexthops can be made: they carry nothing. 0: there is none.
+// probeDevice returns a device for probe nexthops, which carry no packets. 0 means that there is none.
 func (p *Plane) probeDevice(f family) int {
 	for _, sp := range p.subPorts {
 		if p.usable(sp) {
@@ -224,8 +264,8 @@ func (p *Plane) probeDevice(f family) int {
 	return p.loopback()
 }
 
-// probeGateway is the address by which owner i of a probe's buckets is recognised, of a network for benchmarks (RFC 2544)
-// or the link's.
+// probeGateway returns the address that identifies owner i of a probe's buckets. It is from the benchmarking network (RFC
+// 2544) or link-local.
 func probeGateway(f family, i int) netip.Addr {
 	if f == v4 {
 		return netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)})
@@ -241,11 +281,11 @@ func probeOwner(gateway netip.Addr) int {
 	return int(b[len(b)-2])<<8 | int(b[len(b)-1])
 }
 
-// probe makes a group whose buckets belong to owners as target says, and a route to it, in the main table or, marked, in
-// the probe's own. undo removes all of it.
+// probe creates a group whose buckets are divided as in target, and a route to it, in the main table or, if marked, in the
+// probe table. undo removes all of it.
 func (p *Plane) probe(f family, device int, target []run, route rtnl.Route, marked bool) (undo func() error, err error) {
 	rule := rtnl.Rule{
-		Family: families(true)[f], Priority: p.config.RulePriority, Table: p.config.ProbeTable, Protocol: p.config.Protocol,
+		Family: families(true)[f], Priority: p.config.RulePriority - 2, Table: p.config.ProbeTable, Protocol: p.config.Protocol,
 		Mark: p.config.ProbeMark, Mask: ^uint32(0),
 	}
 	route.Protocol = p.config.Protocol
@@ -261,13 +301,13 @@ func (p *Plane) probe(f family, device int, target []run, route rtnl.Route, mark
 		return id
 	})
 	group := p.newID()
-	b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: p.config.Protocol, Members: d.members, Resilient: true, Buckets: uint16(p.layout.buckets)}, rtnl.Create)
+	b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: p.config.Protocol, Members: d.members, Resilient: true, Buckets: uint16(p.size)}, rtnl.Create)
 	route.Nexthop = group
 	b.SetRoute(route, rtnl.Create)
 	if marked {
 		b.SetRule(rule)
 	}
-	err = errors.Join(p.conn.Do(b)...)
+	err = first(p.conn.Do(b))
 	return func() error {
 		b := p.conn.Begin()
 		if marked {
@@ -284,17 +324,21 @@ func (p *Plane) probe(f family, device int, target []run, route rtnl.Route, mark
 				errs = append(errs, err)
 			}
 		}
-		delete(p.used, group)
-		for _, id := range leaves {
-			delete(p.used, id)
-		}
 		return errors.Join(errs...)
 	}, err
 }
 
-// unprobe removes the route and the rule that a process left that was killed while it asked.
+// first returns the first error: the later messages of a probe fail only because of the first refused one.
+func first(errs []error) error {
+	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
+		return errs[i]
+	}
+	return nil
+}
+
+// unprobe removes the route and the rule of a process that was killed during a probe.
 func (p *Plane) unprobe(rule rtnl.Rule, route rtnl.Route, marked bool) error {
-	if _, wanted := p.destinations[route.Prefix]; wanted {
+	if _, wanted := p.wantedAt(routeKey{route.Prefix, route.Table}); wanted {
 		return nil
 	}
 	b := p.conn.Begin()
@@ -311,8 +355,8 @@ func (p *Plane) unprobe(rule rtnl.Rule, route rtnl.Route, marked bool) error {
 	return errors.Join(errs...)
 }
 
-// Landing implements contract.Lander. It asks the kernel for the path of every port, through a route that only its
-// questions see, by a group whose lasting buckets are told apart from all others.
+// Landing implements contract.Lander. It queries the kernel for the path of every source port, through a route that matches
+// only these queries, to a group that distinguishes lasting buckets from all others.
 func (p *Plane) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse, error) {
 	source, sourceErr := netip.ParseAddr(request.GetSource())
 	destination, err := netip.ParseAddr(request.GetDestination())
@@ -322,11 +366,11 @@ func (p *Plane) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse
 	}
 	switch {
 	case sourceErr != nil:
-		return nil, status.Errorf(codes.InvalidArgument, "source %q: give an address", request.GetSource())
+		return nil, status.Errorf(codes.InvalidArgument, "source %q: not an address; set one", request.GetSource())
 	case err != nil:
-		return nil, status.Errorf(codes.InvalidArgument, "destination %q: give an address", request.GetDestination())
+		return nil, status.Errorf(codes.InvalidArgument, "destination %q: not an address; set one", request.GetDestination())
 	case familyOf(source.Unmap()) != familyOf(destination.Unmap()):
-		return nil, status.Errorf(codes.InvalidArgument, "source %v and destination %v are of two families; give both of one", source, destination)
+		return nil, status.Errorf(codes.InvalidArgument, "source %v and destination %v are of different families; use one family", source, destination)
 	case port == 0 || port > 65535:
 		return nil, status.Errorf(codes.InvalidArgument, "destination port %d; use 1 to 65535", port)
 	case request.GetProtocol() != 0 && request.GetProtocol() != uint32(protocol):
@@ -335,21 +379,21 @@ func (p *Plane) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse
 	source, destination = source.Unmap().WithZone(""), destination.Unmap().WithZone("")
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if _, ok := p.destinations[netip.PrefixFrom(destination, destination.BitLen())]; !ok {
+	if p.order == nil {
+		return nil, status.Error(codes.FailedPrecondition, "no Hello yet; send a Hello with the forwarding first")
+	}
+	from := p.sourceFrom(source)
+	if _, ok := p.destinations[contract.DestinationKey{Source: from.name, Prefix: netip.PrefixFrom(destination, destination.BitLen())}]; !ok {
 		return nil, status.Errorf(codes.NotFound, "destination %v is not programmed; set it first", destination)
 	}
 	f := familyOf(destination)
 	device := p.probeDevice(f)
 	if device == 0 {
-		return nil, status.Error(codes.Unavailable, "no sub-port has a carrier, so the kernel cannot be asked; ask again when one has")
+		return nil, status.Error(codes.Unavailable, "no sub-port has a carrier, so the kernel cannot be queried; retry when one has a carrier")
 	}
 	var target []run
-	lasting := p.layout.lasting()
-	for i := range p.subPorts {
-		if other := p.layout.size(i) - lasting; other > 0 {
-			target = append(target, run{0, other})
-		}
-		target = append(target, run{i + 1, lasting})
+	for i := range from.subPorts {
+		target = append(target, run{0, from.layout.size(i) - p.lasting}, run{i + 1, p.lasting})
 	}
 	everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if f == v6 {
@@ -365,13 +409,13 @@ func (p *Plane) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse
 	if err := errors.Join(err, undo()); err != nil {
 		return nil, kernelStatus(err)
 	}
-	for _, sp := range p.subPorts {
+	for _, sp := range from.subPorts {
 		response.Devices = append(response.Devices, sp.device)
 	}
 	return response, nil
 }
 
-// land fills in sub_port_of_port. A byte counts to 255; sub-ports beyond, which no byte can name, are left 0.
+// land fills in sub_port_of_port. One byte holds sub-port numbers up to 255; ports of sub-ports beyond 255 stay 0.
 func (p *Plane) land(response *farev1.LandingResponse, q rtnl.Query) error {
 	queries := make([]rtnl.Query, 1<<16-wecmp.MinPort)
 	for i := range queries {
@@ -385,11 +429,17 @@ func (p *Plane) land(response *farev1.LandingResponse, q rtnl.Query) error {
 	response.SubPortOfPort = make([]byte, len(paths))
 	for i, path := range paths {
 		if path.Errno != 0 {
-			return fmt.Errorf("ask for the path from %v port %d to %v: %w; is the source an address of this host?", q.Source, queries[i].Sport, q.Destination, path.Errno)
+			return fmt.Errorf("query the path from %v port %d to %v: %w; check that the source is an address of this host", q.Source, queries[i].Sport, q.Destination, path.Errno)
 		}
-		if owner := probeOwner(path.Gateway); owner > 0 && owner <= 255 {
-			response.SubPortOfPort[i] = byte(owner)
-		}
+		response.SubPortOfPort[i] = inByte(probeOwner(path.Gateway))
 	}
 	return nil
+}
+
+// inByte returns an owner as a byte, or 0 for no owner and for owners above 255.
+func inByte(owner int) byte {
+	if owner < 0 || owner > math.MaxUint8 {
+		return 0
+	}
+	return byte(owner)
 }

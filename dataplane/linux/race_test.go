@@ -15,14 +15,14 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// table is the twin of a resilient group of the kernel without an idle timer (net/ipv4/nexthop.c: nh_res_group_rebalance,
+// table is a reference model of a resilient kernel group without an idle timer (net/ipv4/nexthop.c: nh_res_group_rebalance,
 // nh_res_table_upkeep, remove_nh_grp_entry).
 type table struct {
 	members []rtnl.Member
-	buckets []uint32 // 0: nobody's
+	buckets []uint32 // 0 without an owner
 }
 
-// replace gives a group other members.
+// replace sets the members of the group.
 func (t *table) replace(members []rtnl.Member) {
 	t.members = slices.Clone(members)
 	count := map[uint32]int{}
@@ -62,7 +62,7 @@ func (t *table) replace(members []rtnl.Member) {
 	}
 }
 
-// remove takes nexthops away one after the other, as when their device loses its carrier.
+// remove removes nexthops one by one, as when their device loses its carrier.
 func (t *table) remove(ids []uint32) {
 	for _, id := range ids {
 		left := slices.DeleteFunc(slices.Clone(t.members), func(m rtnl.Member) bool { return m.ID == id })
@@ -72,26 +72,27 @@ func (t *table) remove(ids []uint32) {
 	}
 }
 
-// racer is a group and sub-ports that come and go without the knowledge of who deals, in the kernel or in the twin.
+// racer is a group whose sub-ports lose and regain carriers without the knowledge of the dealing side, in the kernel or in
+// the model.
 type racer struct {
 	t       testing.TB
 	l       layout
 	s       scaling
 	random  *rand.Rand
 	kernel  racing
-	owner   map[uint32]int // of every id ever made
-	pool    [][]uint32     // as whoever deals knows them
+	owner   map[uint32]int // of every id ever created
+	pool    [][]uint32     // as known to the dealing side
 	next    uint32
-	current []segment // as whoever deals knows them; nil: not known
+	current []segment // as known to the dealing side; nil if unknown
 	members []rtnl.Member
 	weights []uint32
-	up      []bool // as whoever deals knows them
+	up      []bool // as known to the dealing side
 }
 
-// racing is what carries out what racer decides.
+// racing executes the decisions of racer.
 type racing interface {
 	make(id uint32, subPort int)
-	set(members []rtnl.Member, create bool) bool // false: refused
+	set(members []rtnl.Member, create bool) bool // false if refused
 	lose(subPort int)
 	regain(subPort int)
 	buckets() []uint32
@@ -107,8 +108,9 @@ func newRacer(t testing.TB, random *rand.Rand, l layout, kernel racing) *racer {
 	return r
 }
 
-// deal sends the message that brings the group from what is known of it to weights. lost are sub-ports that lose their
-// carrier before the message, and flapped those that are back by then, unheard. It says whether the message was carried out.
+// deal sends the message that brings the group from its known state to weights. lost sub-ports lose their carrier before
+// the message; flapped ones have also regained it by then, and neither event has arrived. It reports whether the message
+// was executed.
 func (r *racer) deal(weights []uint32, lost, flapped []int) bool {
 	r.t.Helper()
 	taken := map[uint32]bool{}
@@ -133,6 +135,9 @@ func (r *racer) deal(weights []uint32, lost, flapped []int) bool {
 	}
 	owner := func(id uint32) int { return r.owner[id] }
 	d := r.s.deal(r.current, r.l.runs(weights), owner, func(id uint32) int { return r.owner[id] + 1 }, fresh)
+	if target := r.l.runs(weights); r.current != nil && !r.l.firm(d.segments, target) {
+		d = r.s.dealAll(target, fresh)
+	}
 	for _, i := range append(slices.Clone(lost), flapped...) {
 		r.kernel.lose(i)
 	}
@@ -153,7 +158,7 @@ func (r *racer) deal(weights []uint32, lost, flapped []int) bool {
 	return carried
 }
 
-// hear takes notice of lost carriers: what pools had is gone.
+// hear applies lost carriers: the objects of their pools are deleted.
 func (r *racer) hear(subPorts ...int) {
 	for _, i := range subPorts {
 		r.pool[i], r.up[i] = nil, false
@@ -166,13 +171,22 @@ func (r *racer) hear(subPorts ...int) {
 	}
 }
 
-// lasting fails unless the last buckets of every sub-port that holds are its own.
-func (r *racer) lasting(hold func(subPort int) bool) {
+// lasting fails unless every sub-port in hold owns its last buckets, as many as each of the weights gives it. After the
+// kernel has dealt on its own, one nexthop object after the other, small quotas may lack some until the next deal.
+func (r *racer) lasting(hold func(subPort int) bool, dealt bool, weights ...[]uint32) {
 	r.t.Helper()
 	buckets := r.kernel.buckets()
 	for i := range r.l.subPorts {
 		_, end := r.l.home(i)
-		for b := end - r.l.lasting(); b < end && hold(i); b++ {
+		keeps := r.l.lasting()
+		for _, w := range weights {
+			if q := r.l.quotas(w)[i]; dealt {
+				keeps = min(keeps, q)
+			} else if q < 2*r.l.lasting() {
+				keeps = 0
+			}
+		}
+		for b := end - keeps; b < end && hold(i); b++ {
 			if owner, ok := r.owner[buckets[b]]; !ok || owner != i {
 				r.t.Fatalf("bucket %d of sub-port %d's lasting ones is #%d's", b, i, owner)
 			}
@@ -180,8 +194,8 @@ func (r *racer) lasting(hold func(subPort int) bool) {
 	}
 }
 
-// run goes through random changes of weights with carriers lost and flapping between the decision and the message, and
-// after it.
+// run executes random changes of weights, with carriers lost and flapping between the decision and the message, and after
+// it.
 func (r *racer) run(rounds int) (refused int) {
 	pick := func(odds int) (subPorts []int) {
 		for i, up := range r.up {
@@ -210,7 +224,7 @@ func (r *racer) run(rounds int) (refused int) {
 			}
 		}
 		if r.l.runs(weights) == nil {
-			continue // the blackhole's turn
+			continue // the blackhole takes over
 		}
 		before := slices.Clone(r.weights)
 		lost := pick(2 * n)
@@ -221,9 +235,10 @@ func (r *racer) run(rounds int) (refused int) {
 			return weights[i] > 0 && before[i] > 0 && !slices.Contains(lost, i) && !slices.Contains(flapped, i)
 		}
 		if known || carried {
-			r.lasting(holds)
+			r.lasting(holds, carried, weights, before)
 		}
-		// Heard of now, and dealt anew. Pools of sub-ports that flapped are empty, but these are up.
+		// The events arrive now, and the group is redistributed. Pools of flapped sub-ports are empty, but the sub-ports are
+		// up.
 		r.hear(append(slices.Clone(lost), flapped...)...)
 		for _, i := range flapped {
 			r.up[i] = true
@@ -244,16 +259,16 @@ func (r *racer) run(rounds int) (refused int) {
 			if !r.deal(weights, nil, nil) {
 				r.t.Fatalf("weights %v: refused again", weights)
 			}
-			r.lasting(holds)
+			r.lasting(holds, true, weights, before)
 		}
 		r.weights = weights
-		// A carrier lost at rest: the others keep what is theirs.
+		// A carrier is lost at rest: the other sub-ports keep their buckets.
 		lost = pick(4 * n)
 		for _, i := range lost {
 			r.kernel.lose(i)
 		}
 		if r.current != nil {
-			r.lasting(func(i int) bool { return weights[i] > 0 && !slices.Contains(lost, i) })
+			r.lasting(func(i int) bool { return weights[i] > 0 && !slices.Contains(lost, i) }, false, weights)
 		}
 		r.hear(lost...)
 		for _, i := range lost {
@@ -263,8 +278,8 @@ func (r *racer) run(rounds int) (refused int) {
 	return refused
 }
 
-// modelled carries out in the twin.
-type modelled struct {
+// modeled executes the decisions in the model.
+type modeled struct {
 	table
 	random *rand.Rand
 	exists map[uint32]int // by sub-port
@@ -272,13 +287,13 @@ type modelled struct {
 	size   int
 }
 
-func (m *modelled) make(id uint32, subPort int) {
+func (m *modeled) make(id uint32, subPort int) {
 	if !m.down[subPort] {
 		m.exists[id] = subPort
 	}
 }
 
-func (m *modelled) set(members []rtnl.Member, create bool) bool {
+func (m *modeled) set(members []rtnl.Member, create bool) bool {
 	for _, member := range members {
 		if _, ok := m.exists[member.ID]; !ok {
 			return false
@@ -291,7 +306,7 @@ func (m *modelled) set(members []rtnl.Member, create bool) bool {
 	return true
 }
 
-func (m *modelled) lose(subPort int) {
+func (m *modeled) lose(subPort int) {
 	m.down[subPort] = true
 	var ids []uint32
 	for _, id := range slices.Sorted(maps.Keys(m.exists)) {
@@ -304,11 +319,12 @@ func (m *modelled) lose(subPort int) {
 	m.remove(ids)
 }
 
-func (m *modelled) regain(subPort int) { delete(m.down, subPort) }
+func (m *modeled) regain(subPort int) { delete(m.down, subPort) }
 
-func (m *modelled) buckets() []uint32 { return m.table.buckets }
+func (m *modeled) buckets() []uint32 { return m.table.buckets }
 
-// TestNoRaceMovesLastingBuckets: whenever carriers are lost unheard, a message comes out as planned or is refused.
+// TestNoRaceMovesLastingBuckets checks that a message sent before lost carriers are known has the planned result or is
+// refused.
 func TestNoRaceMovesLastingBuckets(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -316,9 +332,9 @@ func TestNoRaceMovesLastingBuckets(t *testing.T) {
 	refused := 0
 	for range 400 {
 		n := 1 + random.IntN(9)
-		m := &modelled{random: random, exists: map[uint32]int{racerDrop: -1}, down: map[int]bool{}, size: 1024}
+		m := &modeled{random: random, exists: map[uint32]int{racerDrop: -1}, down: map[int]bool{}, size: 1024}
 		if random.IntN(2) == 0 {
-			m.size = 64 * n
+			m.size = 128 * n
 		}
 		refused += newRacer(t, random, layout{m.size, n}, m).run(40)
 	}
@@ -328,7 +344,7 @@ func TestNoRaceMovesLastingBuckets(t *testing.T) {
 	t.Logf("%d messages met a group that had changed", refused)
 }
 
-// real carries out in the kernel, with veths.
+// real executes the decisions in the kernel, with veths.
 type real struct {
 	t    testing.TB
 	h    *netnstest.Namespace
@@ -373,7 +389,7 @@ func (k *real) buckets() []uint32 {
 	return buckets
 }
 
-// TestNoRaceMovesLastingBucketsInTheKernel does the same to the kernel.
+// TestNoRaceMovesLastingBucketsInTheKernel runs the same test in the kernel.
 func TestNoRaceMovesLastingBucketsInTheKernel(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -401,7 +417,7 @@ func TestNoRaceMovesLastingBucketsInTheKernel(t *testing.T) {
 	t.Logf("%d messages met a group that had changed", refused)
 }
 
-// TestTwinIsTheKernel replaces a group by random members and removes some, in the kernel and in the twin.
+// TestTwinIsTheKernel replaces a group by random members and removes some, in the kernel and in the model.
 func TestTwinIsTheKernel(t *testing.T) {
 	netnstest.Require(t)
 	seed := uint64(time.Now().UnixNano())

@@ -3,32 +3,32 @@ package linux
 import (
 	"cmp"
 	"maps"
-	"net/netip"
 	"slices"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// Recover implements contract.Recoverer: from the marked objects of the kernel it tells what an earlier run forwarded by.
-// Weights are numbers of buckets in lowest terms, which stand for the same division as the weights that were set; slots
-// and the sub-ports that an operation held down are not known any more. Programming the answer changes nothing in the
+// Recover implements contract.Recoverer. It reconstructs the forwarding of an earlier run from the marked objects in the
+// kernel. Weights are numbers of buckets in lowest terms, which yield the same division as the weights that were set.
+// Slots, and sub-ports that an operation had set down, are not recovered. Programming the result changes nothing in the
 // kernel.
 func (p *Plane) Recover() *farev1.SnapshotResponse {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	ids := map[uint32]uint32{} // group of the contract by id of the kernel's
+	ids := map[uint32]uint32{} // contract group id by kernel group id
 	found := &farev1.SnapshotResponse{}
-	for _, prefix := range slices.SortedFunc(maps.Keys(p.routes), netip.Prefix.Compare) {
-		id := p.routes[prefix]
+	for _, at := range slices.SortedFunc(maps.Keys(p.routes), routeKey.compare) {
+		id := p.routes[at].nexthop
 		s, ok := p.strays[id]
-		if !ok {
+		if !ok || len(p.claimants[at.table]) == 0 {
 			continue
 		}
+		source := p.sources[p.claimants[at.table][0]]
 		if ids[id] == 0 {
 			ids[id] = uint32(len(ids) + 1)
-			found.Groups = append(found.Groups, &farev1.Group{Id: ids[id], Members: p.recoverMembers(s)})
+			found.Groups = append(found.Groups, &farev1.Group{Id: ids[id], Members: p.recoverMembers(source, s), Source: source.text()})
 		}
-		found.Destinations = append(found.Destinations, &farev1.Destination{Prefix: prefix.String(), Group: ids[id]})
+		found.Destinations = append(found.Destinations, &farev1.Destination{Prefix: at.prefix.String(), Group: ids[id], Source: source.text()})
 	}
 	if len(found.Destinations) == 0 {
 		return nil
@@ -36,12 +36,12 @@ func (p *Plane) Recover() *farev1.SnapshotResponse {
 	return found
 }
 
-// recoverMembers turns the buckets of a group into weights.
-func (p *Plane) recoverMembers(s stray) (members []*farev1.GroupMember) {
+// recoverMembers converts the buckets of a group into weights.
+func (p *Plane) recoverMembers(from *source, s stray) (members []*farev1.GroupMember) {
 	buckets := map[*subPort]uint32{}
 	var all uint32
 	for _, segment := range s.segments {
-		if q := p.owners[segment.id]; q != nil && q.subPort != nil {
+		if q := p.owners[segment.id]; q != nil && q.subPort != nil && from.index(q.subPort) >= 0 {
 			buckets[q.subPort] += uint32(segment.size)
 		}
 	}
@@ -52,7 +52,7 @@ func (p *Plane) recoverMembers(s stray) (members []*farev1.GroupMember) {
 		members = append(members, &farev1.GroupMember{Plane: p.planeOf(sp.device), Device: sp.device, Weight: n / all})
 	}
 	slices.SortFunc(members, func(a, b *farev1.GroupMember) int {
-		return cmp.Compare(p.byDevice[a.Device].index, p.byDevice[b.Device].index)
+		return cmp.Compare(from.index(p.byDevice[a.Device]), from.index(p.byDevice[b.Device]))
 	})
 	return members
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// TestRefusedInTheMiddle has the kernel refuse the k-th message of what one operation after the other sends, once or for
-// the rest of it. What is acknowledged is done, what is refused is as before, whatever k is.
+// TestRefusedInTheMiddle makes the kernel refuse the k-th message of each operation, once or for the rest of the operation.
+// For every k, acknowledged operations are done, and refused ones leave the previous state.
 func TestRefusedInTheMiddle(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -24,7 +24,7 @@ func TestRefusedInTheMiddle(t *testing.T) {
 	h.config.Logger = slog.New(slog.DiscardHandler)
 	p, c := h.start()
 	s := program(t, c.server)
-	twinHost := newHost(t, 4) // of whom nothing is refused
+	twinHost := newHost(t, 4) // without refusals
 	_, twinClient := twinHost.start()
 	twin := program(t, twinClient.server)
 	h.some(s)
@@ -48,7 +48,7 @@ func TestRefusedInTheMiddle(t *testing.T) {
 		}
 		p.mu.Lock()
 		n := 0
-		p.conn.Refuse(func() unix.Errno {
+		p.conn.Refuse(func(string) unix.Errno {
 			if n++; n == k || lasts && n > k {
 				hit = true
 				return errno
@@ -81,7 +81,7 @@ func TestRefusedInTheMiddle(t *testing.T) {
 			}
 		}
 		netnstest.Eventually(t, time.Minute, func() error {
-			p.audit() // forgets next hops that the kernel would not take
+			p.audit() // forgets next hops that the kernel refused
 			return different(h.state(), twinHost.state())
 		})
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -12,16 +11,17 @@ import (
 	"github.com/fared/fared/dataplane/internal/rtnl"
 )
 
-// stray is a group with the mark that nothing wanted has claimed.
+// stray is a marked group that no wanted state has claimed.
 type stray struct {
 	rtnl.Nexthop
 	segments []segment
 }
 
-// reread brings everything that the Plane thinks of the kernel in line with what the kernel says, and marks what then
-// differs from what is wanted. With buckets it compares the owner of every bucket too. The caller holds mu.
+// reread reads back the kernel state and marks the parts that differ from the wanted state. If buckets is set, it also
+// compares the owner of every bucket. The caller holds mu.
 func (p *Plane) reread(buckets bool) error {
 	p.stats.Resyncs++
+	p.unread = true // until everything is read
 	links, err := p.conn.Links()
 	if err != nil {
 		return err
@@ -32,6 +32,9 @@ func (p *Plane) reread(buckets bool) error {
 	}
 	routes, strange, err := p.readRoutes()
 	if err != nil {
+		return err
+	}
+	if err := p.rereadAddresses(); err != nil {
 		return err
 	}
 	p.rereadLinks(links)
@@ -47,11 +50,17 @@ func (p *Plane) reread(buckets bool) error {
 		if g.id == 0 {
 			continue
 		}
+		if _, mine := ours[g.id]; p.used[g.id] && !mine {
+			p.differs("group %d now belongs to another program", g.id)
+			g.exists, g.segments, g.members, g.weights, g.moved, g.id = false, nil, nil, nil, false, 0
+			p.staleGroups[key] = true
+			continue
+		}
 		p.used[g.id] = true
 		if err := p.rereadGroup(g, ours, buckets); err != nil {
 			return err
 		}
-		if g.moved || !g.exists && g.users > 0 {
+		if g.moved { // the routes of a group that is gone are gone with it, so that they mark it
 			p.staleGroups[key] = true
 		}
 		delete(ours, g.id)
@@ -72,7 +81,7 @@ func (p *Plane) reread(buckets bool) error {
 		p.strays[id] = s
 		delete(ours, id)
 	}
-	for q := range p.pools {
+	for _, q := range p.pools() {
 		p.forget(q, func(id uint32) bool {
 			n, ok := ours[id]
 			return !ok || !q.is(p, n)
@@ -87,28 +96,32 @@ func (p *Plane) reread(buckets bool) error {
 		return !there
 	})
 	p.loose = ours
-	for q := range p.pools {
+	for _, q := range p.pools() {
 		p.adopt(q)
 	}
 	p.rereadRoutes(routes, strange)
 	if p.settled {
 		p.removeStrays()
 	}
+	p.unread = false
 	return nil
 }
 
-// readRoutes returns the marked routes of the table, those that the Plane can have set, and others.
-func (p *Plane) readRoutes() (routes map[netip.Prefix]uint32, strange []rtnl.Route, err error) {
-	routes = map[netip.Prefix]uint32{}
+// readRoutes returns the marked routes of the Plane's tables: routes that a Plane can have set, and strange ones.
+func (p *Plane) readRoutes() (routes map[routeKey]routeState, strange []rtnl.Route, err error) {
+	routes = map[routeKey]routeState{}
 	for _, f := range families(p.ipv6) {
-		found, err := p.conn.RoutesBy(f, p.config.Table, p.config.Protocol)
+		found, err := p.conn.RoutesBy(f, 0, p.config.Protocol)
 		if err != nil {
 			return nil, nil, err
 		}
 		for _, r := range found {
+			if r.Table != p.config.Table && !p.config.ofSource(r.Table) {
+				continue // of another data plane with the same mark
+			}
 			r = byNexthop(r)
-			if r.Nexthop != 0 && r.Metric == p.config.Metric && r.Prefix.IsSingleIP() && r.Type == 0 && !r.Source.IsValid() {
-				routes[r.Prefix] = r.Nexthop
+			if r.Nexthop != 0 && r.Metric == p.config.Metric && r.Prefix.IsSingleIP() {
+				routes[routeKey{r.Prefix, r.Table}] = routeState{r.Nexthop, r.Source}
 			} else {
 				strange = append(strange, r)
 			}
@@ -117,8 +130,8 @@ func (p *Plane) readRoutes() (routes map[netip.Prefix]uint32, strange []rtnl.Rou
 	return routes, strange, nil
 }
 
-// byNexthop takes the type from a route by nexthop id: the kernel says what the nexthop does, and would not find the route
-// to delete by that.
+// byNexthop clears the type of a route that uses a nexthop id. The kernel reports the type of the nexthop, and would not
+// find the route to delete by that type.
 func byNexthop(r rtnl.Route) rtnl.Route {
 	if r.Nexthop != 0 {
 		r.Type = 0
@@ -133,7 +146,7 @@ func families(ipv6 bool) []uint8 {
 	return []uint8{unix.AF_INET}
 }
 
-// hasIPv6 says whether the kernel speaks it. The caller is inside the namespace.
+// hasIPv6 reports whether the kernel supports IPv6. The caller runs inside the namespace.
 func hasIPv6() bool {
 	_, err := readSysctl(hashPolicyV6)
 	return err == nil
@@ -158,37 +171,36 @@ func (p *Plane) rereadLinks(links []rtnl.Link) {
 	p.takeLinks(events)
 }
 
-// rereadGroup compares what the Plane knows of a group with the kernel.
+// rereadGroup compares the recorded state of a group with the kernel.
 func (p *Plane) rereadGroup(g *group, ours map[uint32]rtnl.Nexthop, buckets bool) error {
 	n, ok := ours[g.id]
-	if !ok || len(n.Members) == 0 || !n.Resilient || int(n.Buckets) != p.layout.buckets || n.IdleTimer != 0 {
+	if !ok || len(n.Members) == 0 || !n.Resilient || int(n.Buckets) != p.size || n.IdleTimer != 0 {
 		if g.exists {
-			p.stats.Differences++
+			p.differs("group %d is gone, or was changed", g.id)
 		}
 		g.exists, g.segments, g.members, g.weights, g.moved = false, nil, nil, nil, false
 		if ok {
-			// Of our mark and not as we make them: removed as a stray, another takes its place.
+			// The group has the mark but not the expected form: it is removed as a stray, and a new group replaces it.
 			p.staleGroups[g.key] = true
 			g.id = 0
 		}
 		return nil
 	}
 	if !g.exists {
-		// Made by a batch whose answers were lost.
+		// The group was created by a batch whose answers were lost.
 		g.exists, g.members, g.moved = true, n.Members, true
 	}
-	same := maps.Equal(weightsOf(n.Members), weightsOf(g.members))
-	if same && buckets && !g.moved && !g.dropping {
-		table, err := p.conn.Buckets(g.id)
-		if err != nil {
+	same := maps.Equal(weightsOf(n.Members), weightsOf(g.members)) && p.lead(g.members, ours)
+	if same && buckets {
+		var err error
+		if same, err = p.sameBuckets(g); err != nil {
 			return err
 		}
-		same = slices.Equal(segmentsOf(table), g.segments)
 	}
 	if !same {
 		if !g.moved {
-			p.stats.Differences++
-			// Nobody knows what it was by: dealt anew at once.
+			p.differs("group %d has other members or buckets", g.id)
+			// The weights behind the members are unknown, so the group is redistributed immediately.
 			g.weights = nil
 		}
 		g.moved, g.segments, g.members, g.dropping = true, nil, n.Members, false
@@ -199,6 +211,24 @@ func (p *Plane) rereadGroup(g *group, ours map[uint32]rtnl.Nexthop, buckets bool
 	return nil
 }
 
+// sameBuckets compares the owner of every bucket of a group with the kernel.
+func (p *Plane) sameBuckets(g *group) (bool, error) {
+	if g.moved || g.dropping {
+		return true, nil // the owners are unknown, or one nexthop owns all
+	}
+	table, err := p.conn.Buckets(g.id)
+	return slices.Equal(segmentsOf(table), g.segments), err
+}
+
+// lead reports whether members have the next hops that the Plane gave them.
+func (p *Plane) lead(members []rtnl.Member, ours map[uint32]rtnl.Nexthop) bool {
+	return !slices.ContainsFunc(members, func(m rtnl.Member) bool {
+		n, ok := ours[m.ID]
+		q := p.owners[m.ID]
+		return !ok || q != nil && !q.is(p, n)
+	})
+}
+
 func weightsOf(members []rtnl.Member) map[uint32]uint32 {
 	weights := make(map[uint32]uint32, len(members))
 	for _, m := range members {
@@ -207,44 +237,59 @@ func weightsOf(members []rtnl.Member) map[uint32]uint32 {
 	return weights
 }
 
-func (p *Plane) rereadRoutes(routes map[netip.Prefix]uint32, strange []rtnl.Route) {
-	if !p.settled {
-		p.strangeRoute = strange
-	} else if len(strange) > 0 {
-		p.strangeRoute = strange
-	}
+func (p *Plane) rereadRoutes(routes map[routeKey]routeState, strange []rtnl.Route) {
+	p.strangeRoute = strange
+	before := p.routes
 	p.routes = routes
-	for prefix, wanted := range p.destinations {
-		g := p.groups[groupKey{wanted, familyOf(prefix.Addr())}]
-		if id, ok := routes[prefix]; (!ok || id != g.id) && !p.staleRoutes[prefix] {
+	for key := range p.destinations {
+		at, ok := p.place(key)
+		if !ok || p.staleRoutes[at] {
+			continue
+		}
+		wanted, _ := p.wantedAt(at)
+		g := p.groups[groupKey{wanted, familyOf(key.Prefix.Addr())}]
+		switch r, there := routes[at]; {
+		case !there || r.nexthop != g.id:
 			if g.exists {
-				p.stats.Differences++
+				p.differs("the route to %v is gone, or leads elsewhere", key)
 			}
-			p.staleRoutes[prefix] = true
+			p.staleRoutes[at] = true
+		case r.source != p.preferred(at):
+			if r.source != before[at].source { // otherwise the host's addresses have changed, not the route
+				p.differs("the route to %v has another source address", key)
+			}
+			p.staleRoutes[at] = true
+		}
+	}
+	for _, at := range p.closedRoutes() {
+		if p.owners[routes[at].nexthop] != p.hole[familyOf(at.prefix.Addr())] && !p.staleRoutes[at] {
+			p.differs("the route that makes %v unreachable in table %d is gone, or leads elsewhere", at.prefix, at.table)
+			p.staleRoutes[at] = true
 		}
 	}
 	if !p.settled {
 		return
 	}
-	for prefix := range routes {
-		if _, ok := p.destinations[prefix]; !ok && !p.staleRoutes[prefix] {
-			p.stats.Differences++
-			p.staleRoutes[prefix] = true
+	for at := range routes {
+		if _, ok := p.wantedAt(at); !ok && !p.staleRoutes[at] {
+			p.differs("an unexpected route to %v exists", at.prefix)
+			p.staleRoutes[at] = true
 		}
 	}
 }
 
-// Settle removes what an earlier run left and nothing wanted has claimed: routes, groups and nexthop objects with the mark,
-// in this Plane's table. Call it once, when everything wanted has been said again: after contract.Server.Restore, or, if
-// there was no journal, after the first Hello, for which Recover has brought back what was found. Before, leftovers
-// forward on. Afterwards, whatever else appears with the mark is removed as soon as it is noticed.
+// Settle removes the leftovers of an earlier run that no wanted state has claimed: marked routes, groups and nexthop
+// objects in the tables of this Plane. Call it once, when the whole wanted state has been programmed: after
+// contract.Server.Restore or, without a journal, after the first Hello, for which Recover has restored the forwarding that
+// was found. Until then the leftovers keep forwarding. Afterwards, any other object that appears with the mark is removed
+// as soon as it is noticed.
 func (p *Plane) Settle() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.settled = true
-	for prefix := range p.routes {
-		if _, ok := p.destinations[prefix]; !ok {
-			p.staleRoutes[prefix] = true
+	for at := range p.routes {
+		if _, ok := p.wantedAt(at); !ok {
+			p.staleRoutes[at] = true
 		}
 	}
 	failures := p.sync()
@@ -257,16 +302,16 @@ func (p *Plane) Settle() error {
 	return errors.Join(errs...)
 }
 
-// removeStrays removes what Settle is for, other than routes that stand in the mirror.
+// removeStrays removes the leftovers of Settle except for routes in Plane.routes.
 func (p *Plane) removeStrays() {
 	pl := &plan{Plane: p}
 	for _, r := range p.strangeRoute {
-		pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, prefix: r.Prefix, route: &r})
+		pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, at: routeKey{r.Prefix, r.Table}, route: &r})
 	}
 	p.strangeRoute = nil
 	inUse := map[uint32]bool{}
-	for _, id := range p.routes {
-		inUse[id] = true
+	for _, r := range p.routes {
+		inUse[r.nexthop] = true
 	}
 	for id := range p.strays {
 		if !inUse[id] {
@@ -278,17 +323,17 @@ func (p *Plane) removeStrays() {
 	}
 	routes := maps.Clone(p.routes)
 	for _, f := range p.execute(pl, false) {
-		p.log.Error("linux data plane: cannot remove what an earlier run left", "error", f.err)
+		p.log.Error("linux data plane: cannot remove the objects of an earlier run", "error", f.err)
 	}
-	// A strange route may have the prefix of one that is not.
+	// A strange route may have the same prefix as a regular one.
 	p.routes = routes
 }
 
-// Removed counts what Flush removed.
+// Removed holds the numbers of objects that Flush removed.
 type Removed struct{ Routes, Rules, Groups, Nexthops int }
 
-// Flush removes every route, rule and nexthop object with the mark from the calling thread's network namespace, in all
-// tables, and nothing else. It needs no Plane, and must not run beside one. Settings of /proc/sys stay.
+// Flush removes every marked route, rule and nexthop object from the network namespace of the calling thread, in all
+// tables, and nothing else. It needs no Plane, and must not run while a Plane is open. Sysctls stay.
 func Flush(config Config) (removed Removed, err error) {
 	config, err = config.withDefaults()
 	if err != nil {
@@ -299,7 +344,8 @@ func Flush(config Config) (removed Removed, err error) {
 		return removed, fmt.Errorf("flush the linux data plane: %w", err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	// One kind after the other, each read just before: removing a nexthop removes the routes that use it.
+	// The kinds are processed in sequence, each read just before its removal: removing a nexthop removes the routes that use
+	// it.
 	for _, kind := range []func(*rtnl.Conn, uint8, *rtnl.Batch) (*int, error){removed.rules, removed.routes, removed.groups, removed.nexthops} {
 		b := conn.Begin()
 		count, err := kind(conn, config.Protocol, b)

@@ -12,34 +12,39 @@ import (
 	"github.com/fared/fared/dataplane/internal/rtnl"
 )
 
-// groupKey names a kernel group: what a group of the contract is for one family.
+// groupKey identifies a kernel group: the part of a group of the contract for one family.
 type groupKey struct {
 	wanted uint32
 	family family
 }
 
-// group is a resilient group of the kernel, shared by all destinations of one family that have the same wanted group.
+// group is a resilient kernel group, shared by all destinations of one family that have the same wanted group.
 type group struct {
 	key    groupKey
+	source netip.Prefix
 	id     uint32
-	users  int // destinations that want it
+	users  int // number of destinations that want it
 	exists bool
-	// members are what the kernel was told, segments what came of it; nil: not known, or no member carries anything.
+	// members is the last member list sent to the kernel, segments the resulting bucket layout, or nil if it is unknown or
+	// no member carries packets.
 	members  []rtnl.Member
 	segments []segment
-	// weights and generation are what the members follow from; nil: not known.
+	// weights and generation are the inputs that the members were computed from; nil weights are unknown.
 	weights    []uint32
 	generation uint64
-	// witnesses are members without a bucket that the last change needed (deal), at the time dealtAt.
+	// witnesses are members without a bucket that the last change (at dealtAt) needed, see deal.
 	witnesses []uint32
 	dealtAt   time.Time
-	// dropping: its one member is a blackhole.
+	// dropping is true if the only member is a blackhole.
 	dropping bool
-	// moved: the kernel took members away, at the time. Their buckets went to others.
+	// moved is true if the kernel has removed members, at movedAt, and given their buckets to other members.
 	moved   bool
-	movedAt time.Time
-	// rejecting: an IPv6 route that was set while the first member was the loopback rejects packets for ever, whatever
-	// becomes of the group (fib6_is_reject). Such routes are set again when the group carries something.
+	movedAt time.Time // zero unless a lost carrier was the reason
+	// answered is true if the control plane has set the group since the move, even to the same weights.
+	answered bool
+	// rejecting is true if routes of the group may reject packets: an IPv6 route that was set while the first member was on
+	// the loopback device rejects packets permanently, whatever the group becomes (fib6_is_reject). Such routes are set
+	// again when the group carries packets.
 	rejecting bool
 }
 
@@ -55,14 +60,16 @@ const (
 	deleteNexthop
 )
 
-// op is one message to the kernel, and what is true when it has carried it out.
+// op is one message to the kernel, together with the state that holds once the kernel has acknowledged it.
 type op struct {
-	kind   opKind
-	pool   *pool
-	id     uint32
-	group  *group
-	prefix netip.Prefix
-	route  *rtnl.Route // of deleteRoute: other than the Plane sets them
+	kind  opKind
+	pool  *pool
+	id    uint32
+	group *group
+	at    routeKey
+	route *rtnl.Route // for deleteRoute: a route that differs from those of the Plane
+	// source is the address in the message of setRoute.
+	source netip.Addr
 
 	members   []rtnl.Member
 	witnesses []uint32
@@ -72,31 +79,35 @@ type op struct {
 	repair    bool
 }
 
-// plan is what brings the kernel from what it has to what is wanted, in order.
+// plan holds the ops that turn the kernel state into the wanted state, in order.
 type plan struct {
 	*Plane
 	nexthopOps, groupOps, routeOps, lastOps []op
+	// closeOps set routes that drop packets of other source groups; they run before the ops for routes that these packets
+	// would take. openOps remove such routes, after those ops.
+	closeOps, openOps []op
 }
 
-// failure is an op that the kernel refused.
+// failure is a refused op.
 type failure struct {
 	op  op
 	err error
 }
 
-// tries is how often a refused plan is made again, from what the kernel then says it has.
+// tries is the number of attempts of a plan; each retry is planned from the state read back from the kernel.
 const tries = 3
 
-// passes bound one sync while links change without end; what is left waits for their next news.
+// passes bounds the rounds of one sync while links keep changing; the remaining work waits for the next link event.
 const passes = 16
 
-// retryDelay is how long after the last of them the next attempt comes.
+// retryDelay is the pause before the next sync after the last refused attempt.
 const retryDelay = time.Second
 
-// sync makes the kernel obey, where something may differ. It returns what it refused in the end. The caller holds mu.
+// sync brings the kernel in line with the wanted state, wherever the two may differ, and returns the ops that the kernel
+// refused in the last round. The caller holds mu.
 func (p *Plane) sync() []failure {
 	var failures []failure
-	news := false // of links, since the plan was made
+	news := false // links have changed since the plan was made
 	p.hear()
 	for try, pass := 0, 0; try < tries && pass < passes; pass++ {
 		again := len(failures) > 0 && !news
@@ -105,7 +116,7 @@ func (p *Plane) sync() []failure {
 		}
 		if again {
 			if err := p.reread(false); err != nil {
-				p.log.Error("linux data plane: cannot read back what the kernel has", "error", err)
+				p.log.Error("linux data plane: cannot read the kernel's objects back", "error", err)
 			}
 		}
 		pl := p.plan()
@@ -116,41 +127,43 @@ func (p *Plane) sync() []failure {
 		generation := p.linkNews
 		failures = p.execute(pl, again)
 		p.hear()
-		news = p.linkNews != generation
-		switch {
-		case len(failures) == 0 && len(p.retired) == 0 && !news:
-			try = tries
-		case len(failures) > 0 && !news: // news of links explain a refusal
+		if news = p.linkNews != generation; len(failures) > 0 && !news { // link changes explain a refusal
 			try++
 		}
 	}
+	if at := p.await(failures); !at.IsZero() {
+		p.repair.Reset(time.Until(at))
+	}
+	p.abandon()
+	p.mended(failures)
+	return failures
+}
+
+// await marks as stale the groups and routes of refused ops, in addition to groups that wait for the control plane, and clears all
+// other marks. It returns when the next sync is due, or the zero time if nothing is stale.
+func (p *Plane) await(failures []failure) (due time.Time) {
 	clear(p.staleRoutes)
-	due := time.Duration(-1)
 	for key := range p.staleGroups {
-		at, waits := p.groups[key].since()
+		since, waits := p.groups[key].since()
 		if !waits {
 			delete(p.staleGroups, key)
-		} else if left := max(0, time.Until(at.Add(p.config.RepairDelay))); due < 0 || left < due {
-			due = left
+		} else if at := since.Add(p.config.RepairDelay); due.IsZero() || at.Before(due) {
+			due = at
 		}
 	}
 	for _, f := range failures {
 		if f.op.group != nil {
 			p.staleGroups[f.op.group.key] = true
 		}
-		if f.op.prefix.IsValid() {
-			p.staleRoutes[f.op.prefix] = true
+		if f.op.at.prefix.IsValid() {
+			p.staleRoutes[f.op.at] = true
 		}
-		due = retryDelay
+		due = time.Now().Add(retryDelay)
 	}
-	if due >= 0 {
-		p.repair.Reset(due)
-	}
-	p.abandon()
-	return failures
+	return due
 }
 
-// since says whether the group waits for the control plane, and since when.
+// since reports whether the group waits for the control plane, and since when.
 func (g *group) since() (at time.Time, waits bool) {
 	switch {
 	case g == nil:
@@ -163,35 +176,44 @@ func (g *group) since() (at time.Time, waits bool) {
 }
 
 func (pl *plan) empty() bool {
-	return len(pl.nexthopOps)+len(pl.groupOps)+len(pl.routeOps)+len(pl.lastOps) == 0
+	return len(pl.nexthopOps)+len(pl.groupOps)+len(pl.closeOps)+len(pl.routeOps)+len(pl.lastOps)+len(pl.openOps) == 0
 }
 
 func (p *Plane) plan() *plan {
-	pl := &plan{Plane: p}
+	pl := &plan{Plane: p, routeOps: make([]op, 0, len(p.staleRoutes))}
 	for _, q := range p.changed {
 		for _, id := range q.ids {
 			pl.nexthopOps = append(pl.nexthopOps, op{kind: changeNexthop, pool: q, id: id})
 		}
 	}
 	p.changed = nil
-	pl.routeOps = make([]op, 0, len(p.staleRoutes))
-	for prefix := range p.staleRoutes {
-		wanted, ok := p.destinations[prefix]
-		if !ok {
-			if id, ok := p.routes[prefix]; ok {
-				pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, prefix: prefix, id: id})
-			}
+	for at := range p.staleRoutes {
+		wanted, ok := p.wantedAt(at)
+		standing, there := p.routes[at]
+		id := standing.nexthop
+		flags := uint16(rtnl.Create)
+		if there {
+			flags = rtnl.Change
+		}
+		hole := p.hole[familyOf(at.prefix.Addr())]
+		closed := there && p.owners[id] == hole
+		switch {
+		case !ok && closed:
+			pl.openOps = append(pl.openOps, op{kind: deleteRoute, at: at, id: id})
+		case !ok && there:
+			pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, at: at, id: id})
+		case ok && wanted == 0 && !closed:
+			pl.closeOps = append(pl.closeOps, op{kind: setRoute, at: at, id: pl.take(hole, map[uint32]bool{}), flags: flags})
+		}
+		if wanted == 0 {
 			continue
 		}
-		g := p.claim(groupKey{wanted, familyOf(prefix.Addr())}, prefix)
+		g := p.claim(groupKey{wanted, familyOf(at.prefix.Addr())}, at)
 		if !g.exists {
 			p.staleGroups[g.key] = true
 		}
-		switch id, ok := p.routes[prefix]; {
-		case !ok:
-			pl.routeOps = append(pl.routeOps, op{kind: setRoute, prefix: prefix, id: g.id, group: g, flags: rtnl.Create})
-		case id != g.id:
-			pl.routeOps = append(pl.routeOps, op{kind: setRoute, prefix: prefix, id: g.id, group: g, flags: rtnl.Change})
+		if !there || id != g.id || standing.source != p.preferred(at) {
+			pl.routeOps = append(pl.routeOps, op{kind: setRoute, at: at, id: g.id, group: g, flags: flags})
 		}
 	}
 	var unused []op
@@ -201,7 +223,6 @@ func (p *Plane) plan() *plan {
 		case g.users == 0 && g.exists:
 			unused = append(unused, op{kind: deleteGroup, id: g.id, group: g})
 		case g.users == 0:
-			delete(p.used, g.id)
 			delete(p.groups, key)
 		default:
 			pl.planGroup(g)
@@ -212,7 +233,7 @@ func (p *Plane) plan() *plan {
 		inUse := map[uint32]bool{}
 		for _, g := range p.groups {
 			for _, m := range g.members {
-				inUse[m.ID] = inUse[m.ID] || g.exists
+				inUse[m.ID] = true
 			}
 		}
 		for _, id := range p.retired {
@@ -224,21 +245,24 @@ func (p *Plane) plan() *plan {
 	return pl
 }
 
-func (p *Plane) route(prefix netip.Prefix, id uint32) rtnl.Route {
-	return rtnl.Route{Prefix: prefix, Table: p.config.Table, Protocol: p.config.Protocol, Metric: p.config.Metric, Nexthop: id}
+func (p *Plane) route(at routeKey, id uint32) rtnl.Route {
+	return rtnl.Route{Prefix: at.prefix, Table: at.table, Protocol: p.config.Protocol, Metric: p.config.Metric, Nexthop: id}
 }
 
-// claim returns a kernel group, and takes what an earlier run left for the destination for it where there is some.
-func (p *Plane) claim(key groupKey, prefix netip.Prefix) *group {
+// claim returns the group for a key. A group without an id adopts the kernel group that an earlier run left for the
+// destination or, if there is none, gets a new id.
+func (p *Plane) claim(key groupKey, at routeKey) *group {
 	g := p.groups[key]
 	if g.id != 0 {
 		return g
 	}
-	if s, ok := p.strays[p.routes[prefix]]; ok && int(s.Buckets) == p.layout.buckets && s.Resilient && s.IdleTimer == 0 {
+	if s, ok := p.strays[p.routes[at].nexthop]; ok && int(s.Buckets) == p.size && s.Resilient && s.IdleTimer == 0 {
 		delete(p.strays, s.ID)
 		g.id, g.exists, g.members, g.segments = s.ID, true, s.Members, s.segments
 		g.dropping = len(s.Members) == 1 && p.owners[s.Members[0].ID] == p.hole[key.family]
-		if !g.dropping && !p.asDealt(g) {
+		if g.dropping {
+			g.segments = nil
+		} else if !p.asDealt(g) {
 			g.moved, g.segments = true, nil
 		}
 		g.rejecting = key.family == v6 && (g.dropping || g.moved)
@@ -249,7 +273,7 @@ func (p *Plane) claim(key groupKey, prefix netip.Prefix) *group {
 	return g
 }
 
-// asDealt says whether the weights of a group's members are those that its segments were dealt by.
+// asDealt reports whether the weights of a group's members match the segments.
 func (p *Plane) asDealt(g *group) bool {
 	size := map[uint32]int{}
 	for _, s := range g.segments {
@@ -270,10 +294,11 @@ func (p *Plane) asDealt(g *group) bool {
 	return drops == 1 && len(size) == 0
 }
 
-// planGroup plans one group that destinations want.
+// planGroup plans one group that destinations use.
 func (pl *plan) planGroup(g *group) {
-	weights := pl.live(pl.wanted[g.key.wanted], g.key.family)
-	target := pl.layout.runs(weights)
+	s := pl.sourceOf(g.source)
+	weights := pl.live(s, pl.wanted[g.key.wanted], g.key.family)
+	target := s.layout.runs(weights)
 	same := g.exists && g.generation == pl.generation && slices.Equal(weights, g.weights)
 	if same {
 		switch {
@@ -281,17 +306,14 @@ func (pl *plan) planGroup(g *group) {
 			pl.dismiss(g)
 			pl.unreject(g, target != nil)
 			return
-		case target != nil && time.Since(g.movedAt) < pl.config.RepairDelay:
-			return // the kernel has moved the flows; the control plane says in a moment what the weights are now
+		case target != nil && !g.answered && time.Since(g.movedAt) < pl.config.RepairDelay:
+			return // the kernel has moved the flows; new weights from the control plane are due shortly
 		}
 	}
-	next := op{kind: setGroup, id: g.id, group: g, weights: weights, repair: same, flags: rtnl.Change}
+	next := op{kind: setGroup, id: g.id, group: g, weights: weights, flags: rtnl.Change}
+	next.repair = same && target != nil && !g.answered && !g.movedAt.IsZero()
 	if !g.exists {
 		next.flags = rtnl.Create
-	}
-	current := g.segments
-	if !g.exists || g.moved || g.dropping {
-		current = nil
 	}
 	if target == nil {
 		if g.exists && g.dropping && !g.moved {
@@ -311,7 +333,7 @@ func (pl *plan) planGroup(g *group) {
 		if q == nil || q.subPort == nil || q.subPort.pool(g.key.family) != q {
 			return -1
 		}
-		return q.subPort.index
+		return s.index(q.subPort)
 	}
 	device := func(id uint32) int {
 		if q := pl.owners[id]; q != nil && q.subPort != nil {
@@ -319,15 +341,16 @@ func (pl *plan) planGroup(g *group) {
 		}
 		return 0
 	}
-	fresh := func(subPort int) uint32 { return pl.take(pl.subPorts[subPort].pool(g.key.family), taken) }
+	fresh := func(subPort int) uint32 { return pl.take(s.subPorts[subPort].pool(g.key.family), taken) }
+	current := g.segments // nil unless the division in the kernel is known
 	d := pl.scaling.deal(current, target, owner, device, fresh)
-	if current != nil && d.moved == 0 {
+	if d.moved == 0 {
 		g.weights, g.generation = weights, pl.generation
 		pl.unreject(g, true)
 		return
 	}
-	if current != nil && len(d.members) > 2*len(target)+2*pl.layout.subPorts {
-		d = pl.scaling.dealAll(target, fresh) // too many small pieces by now
+	if current != nil && (len(d.members) > 2*pl.scaling.pieces(target)+2*s.layout.subPorts || !s.layout.firm(d.segments, target)) {
+		d = pl.scaling.dealAll(target, fresh) // too many pieces, or too small ones
 	}
 	drop := pl.take(pl.drop[g.key.family], map[uint32]bool{})
 	next.members, next.witnesses, next.segments = append(d.members, rtnl.Member{ID: drop, Weight: 1}), d.witnesses, d.segments
@@ -335,8 +358,8 @@ func (pl *plan) planGroup(g *group) {
 	pl.unreject(g, true)
 }
 
-// dismiss plans to take the witnesses out of a group, when the control plane has had time to change it again. Should every
-// other sub-port be lost, they would get its packets.
+// dismiss plans the removal of witnesses from a group once the control plane has had time to change the group. If all other
+// sub-ports failed, witnesses would receive their packets.
 func (pl *plan) dismiss(g *group) {
 	if len(g.witnesses) == 0 || time.Since(g.dealtAt) < pl.config.RepairDelay {
 		return
@@ -347,23 +370,43 @@ func (pl *plan) dismiss(g *group) {
 	})
 }
 
-// unreject sets routes again that may reject although their group carries something.
+// unreject plans to set routes again that may reject packets although their group carries packets.
 func (pl *plan) unreject(g *group, live bool) {
 	if !g.rejecting || !live {
 		return
 	}
-	for prefix, id := range pl.routes {
-		if id == g.id && familyOf(prefix.Addr()) == g.key.family && pl.destinations[prefix] == g.key.wanted {
-			pl.routeOps = append(pl.routeOps, op{kind: setRoute, prefix: prefix, id: id, group: g, flags: rtnl.Change})
+	for at, r := range pl.routes {
+		if wanted, _ := pl.wantedAt(at); r.nexthop == g.id && familyOf(at.prefix.Addr()) == g.key.family && wanted == g.key.wanted {
+			pl.routeOps = append(pl.routeOps, op{kind: setRoute, at: at, id: g.id, group: g, flags: rtnl.Change})
 		}
 	}
 	g.rejecting = false
 }
 
-// execute sends a plan and keeps what the kernel has carried out. again: the plan was made from what it said it has.
+// execute sends a plan and records the acknowledged ops. again is true if the plan was made from state that was read back.
 func (p *Plane) execute(pl *plan, again bool) (failures []failure) {
+	failures = p.send(slices.Concat(pl.nexthopOps, pl.groupOps, pl.closeOps, pl.routeOps), again)
+	last := slices.Concat(pl.lastOps, pl.openOps)
+	// A route that the kernel refuses to move still uses its previous group. To delete that group would delete the route.
+	for _, f := range failures {
+		if f.op.kind != setRoute {
+			continue
+		}
+		used := p.routes[f.op.at].nexthop
+		if i := slices.IndexFunc(last, func(o op) bool { return o.kind == deleteGroup && o.id == used }); i >= 0 {
+			failures = append(failures, failure{last[i], f.err})
+			last = slices.Delete(last, i, i+1)
+		}
+	}
+	return append(failures, p.send(last, again)...)
+}
+
+// send sends ops in one batch, records the acknowledged ones and returns the others.
+func (p *Plane) send(ops []op, again bool) (failures []failure) {
+	if len(ops) == 0 {
+		return nil
+	}
 	b := p.conn.Begin()
-	ops := slices.Concat(pl.nexthopOps, pl.groupOps, pl.routeOps, pl.lastOps)
 	for i := range ops {
 		p.put(b, &ops[i])
 	}
@@ -391,17 +434,19 @@ func (p *Plane) put(b *rtnl.Batch, o *op) {
 		p.stats.Nexthops++
 	case setGroup:
 		b.SetNexthop(rtnl.Nexthop{
-			ID: o.id, Protocol: p.config.Protocol, Members: o.members, Resilient: true, Buckets: uint16(p.layout.buckets),
+			ID: o.id, Protocol: p.config.Protocol, Members: o.members, Resilient: true, Buckets: uint16(p.size),
 		}, o.flags)
 		p.stats.Groups++
 	case setRoute:
-		b.SetRoute(p.route(o.prefix, o.id), o.flags)
+		r := p.wantedRoute(o.at, o.id)
+		o.source = r.Source
+		b.SetRoute(r, o.flags)
 		p.stats.Routes++
 	case deleteRoute:
 		if o.route != nil {
 			b.DelRoute(*o.route)
 		} else {
-			b.DelRoute(p.route(o.prefix, o.id))
+			b.DelRoute(p.route(o.at, o.id))
 		}
 		p.stats.Routes++
 	case deleteGroup:
@@ -413,44 +458,43 @@ func (p *Plane) put(b *rtnl.Batch, o *op) {
 	}
 }
 
-// done keeps what an op has made true.
+// done records the state after an acknowledged op.
 func (p *Plane) done(o *op) {
 	switch g := o.group; o.kind {
 	case setGroup:
 		if o.repair {
 			p.stats.Repairs++
 		}
-		g.exists, g.moved, g.dropping = true, false, o.segments == nil
+		g.exists, g.moved, g.movedAt, g.answered, g.dropping = true, false, time.Time{}, false, o.segments == nil
 		g.members, g.segments, g.weights, g.generation = o.members, o.segments, o.weights, p.generation
 		g.witnesses, g.dealtAt = o.witnesses, time.Now()
 		g.rejecting = g.rejecting || g.dropping && g.key.family == v6
 	case setRoute:
-		p.routes[o.prefix] = o.id
+		p.routes[o.at] = routeState{o.id, o.source}
 	case deleteRoute:
-		delete(p.routes, o.prefix)
+		delete(p.routes, o.at)
 	case deleteGroup:
-		delete(p.used, o.id)
 		delete(p.strays, o.id)
 		if g != nil {
-			g.exists = false
 			delete(p.groups, g.key)
 		}
 	case deleteNexthop:
-		delete(p.used, o.id)
 		delete(p.loose, o.id)
 		p.retired = slices.DeleteFunc(p.retired, func(id uint32) bool { return id == o.id })
 	}
 }
 
-// undone keeps what an op has not made true.
+// undone records the state after a refused op.
 func (p *Plane) undone(o *op, err error, again bool) {
 	switch o.kind {
-	case setGroup:
-		if o.flags == rtnl.Create && errors.Is(err, unix.EEXIST) {
-			o.group.id = 0 // somebody else's
-		}
-		return
 	case setRoute:
+		if o.group == nil {
+			return
+		}
+		if o.source.IsValid() && errors.Is(err, unix.EINVAL) {
+			// The address is no longer an address of the host, or belongs to another VRF.
+			p.unfit[o.source] = true
+		}
 		o.group.rejecting = o.group.rejecting || o.flags == rtnl.Change && o.group.key.family == v6
 		return
 	case makeNexthop, changeNexthop:
@@ -461,37 +505,39 @@ func (p *Plane) undone(o *op, err error, again bool) {
 	if o.kind == makeNexthop {
 		p.forget(q, func(id uint32) bool { return id == o.id })
 		if errors.Is(err, unix.EEXIST) {
-			p.used[o.id] = true // somebody else's
-			return
+			return // the id belongs to another program; newID counts it as used
 		}
 	}
 	if !again || exhausted(err) || q.subPort == nil || q.broken != nil {
 		return
 	}
-	// The link is as we think, and the kernel does not want this next hop. Its traffic goes over the others.
+	// The link is as the Plane assumes, so the kernel refuses this next hop itself. The other sub-ports take over its
+	// traffic.
 	q.broken = err
-	p.log.Error("linux data plane: the kernel does not take a next hop; its traffic goes over the other sub-ports until that changes",
+	p.log.Error("linux data plane: the kernel refuses a next hop; its traffic goes over the other sub-ports until the kernel accepts it",
 		"device", q.subPort.device, "next_hop", q.gateway, "error", err)
 	p.retire(q)
 	p.stale(q.subPort)
 }
 
-// stale marks the groups that a sub-port is a member of.
-func (p *Plane) stale(sp *subPort) {
+// stale marks the groups that have a sub-port as a member, and returns their keys.
+func (p *Plane) stale(sp *subPort) (keys []groupKey) {
 	for key := range p.groups {
 		for _, m := range p.wanted[key.wanted].GetMembers() {
 			if m.Device == sp.device {
 				p.staleGroups[key] = true
+				keys = append(keys, key)
 			}
 		}
 	}
+	return keys
 }
 
-// refusal describes a failure for whoever asked for it.
+// refusal describes a failure for the caller of the operation.
 func (f failure) refusal() error {
 	if f.op.kind == setRoute && errors.Is(f.err, unix.EEXIST) {
-		return kernelStatus(fmt.Errorf("%w; a route of somebody else's to %v is there, and is left alone: remove it, or set another metric",
-			f.err, f.op.prefix))
+		return kernelStatus(fmt.Errorf("%w; another program's route to %v exists, and is kept: remove it, or set another metric",
+			f.err, f.op.at.prefix))
 	}
 	return kernelStatus(f.err)
 }

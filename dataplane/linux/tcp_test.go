@@ -20,11 +20,11 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// tcpPort is where the transfers go; lastingPorts computes for the same.
+// tcpPort is the destination port of the transfers, and of lastingPorts.
 const tcpPort = wecmp.PortRoCE
 
-// transfer is a connection that carries data until it is stopped, to a destination that the leaf's namespace has. What the
-// leaf answers takes a way of its own.
+// transfer is a connection that carries data, until it is stopped, to a destination address of the leaf's namespace. The
+// answers of the leaf use a separate path.
 type transfer struct {
 	t       testing.TB
 	conn    *net.TCPConn
@@ -34,7 +34,7 @@ type transfer struct {
 	read    sync.WaitGroup
 }
 
-// destine makes the leaf's namespace have a destination, and a way back to a source that no sub-port is part of.
+// destine adds a destination address to the leaf's namespace, and a path back to a source that uses no sub-port.
 func (h *host) destine(source, destination netip.Prefix) {
 	h.t.Helper()
 	netnstest.Veth(h.t, h.Namespace, "back", h.leaf, "back")
@@ -48,8 +48,8 @@ func (h *host) destine(source, destination netip.Prefix) {
 	h.leaf.IP("route", "add", source.String(), "via", via)
 }
 
-// setApart brings the count by which the namespace's IPv6 routes are told to be up to date (rt_genid_ipv6) far from the initial
-// namespace's: where both are equal the kernel goes on to use what a replaced group has released (docs/dataplane.md).
+// setApart moves the counter that validates the namespace's cached IPv6 routes (rt_genid_ipv6) far from that of the initial
+// namespace: if both are equal, the kernel keeps using routes that a replaced group has released (docs/dataplane.md).
 func (h *host) setApart() {
 	h.t.Helper()
 	file := filepath.Join(h.t.TempDir(), "apart")
@@ -127,7 +127,7 @@ func (h *host) transfer(source netip.Addr, port uint16, destination netip.Addr) 
 	return x
 }
 
-// more waits until so many bytes more have arrived.
+// more waits until the given number of further bytes has arrived.
 func (x *transfer) more(what string, bytes int64) {
 	x.t.Helper()
 	before := x.arrived.Load()
@@ -144,7 +144,7 @@ func (x *transfer) more(what string, bytes int64) {
 	})
 }
 
-// end stops it and fails unless it ends well.
+// end stops the transfer and fails unless it ends without an error.
 func (x *transfer) end() {
 	x.t.Helper()
 	close(x.stop)
@@ -157,7 +157,7 @@ func (x *transfer) end() {
 	x.read.Wait()
 }
 
-// received is how many bytes have come to the leaf's end of each sub-port.
+// received returns the number of bytes received at the leaf's end of each sub-port.
 func (h *host) received() (bytes []int) {
 	h.t.Helper()
 	for i := range h.forwarding.Planes {
@@ -166,7 +166,7 @@ func (h *host) received() (bytes []int) {
 		for fields[at] != "RX:" {
 			at++
 		}
-		for ; fields[at] != `\`; at++ { // the column's names
+		for ; fields[at] != `\`; at++ { // skip the column names
 		}
 		n, err := strconv.Atoi(fields[at+1])
 		if err != nil {
@@ -177,9 +177,9 @@ func (h *host) received() (bytes []int) {
 	return bytes
 }
 
-// TestTCPGoesOn: while a connection carries data, its plane loses its weight or its carrier, alone or with all others, with and
-// without word from the control plane. The connection goes on by a plane that is left, at once and without a reset, and
-// returns to its own. The route that its socket had looked up does not hold it back.
+// TestTCPGoesOn takes the weight or the carrier away from the plane of a connection that carries data, alone or with all
+// other planes, with and without new weights from the control plane. The connection must continue on a remaining plane
+// immediately, without a reset, and return to its own plane. The route that its socket has cached must not delay it.
 func TestTCPGoesOn(t *testing.T) {
 	for f, name := range []string{"v4", "v6"} {
 		t.Run(name, func(t *testing.T) {
@@ -193,8 +193,8 @@ func TestTCPGoesOn(t *testing.T) {
 			s.do(h.group(1, 1, 1, 1, 1), destination(destination0.String(), 1))
 			ports := lastingPorts(p.Capabilities().FlowHash, 4, wecmp.ProtocolTCP, source.Addr(), destination0.Addr())
 			x := h.transfer(source.Addr(), ports[2][7], destination0.Addr())
-			// goesBy fails unless everything that arrives from now on, but for what is on its way, comes by these sub-ports: it may
-			// move among others than its own while the agent hears of a carrier and deals anew.
+			// goesBy fails unless all data that arrives from now on, except for data in flight, arrives through these
+			// sub-ports. The transfer may move to other sub-ports while the agent detects a carrier and redistributes.
 			goesBy := func(what string, may ...int) {
 				t.Helper()
 				x.more(what, 128<<10)
@@ -203,7 +203,7 @@ func TestTCPGoesOn(t *testing.T) {
 				all := 0
 				for i, n := range h.received() {
 					all += n - before[i]
-					if n-before[i] >= 16<<10 && !slices.Contains(may, i) { // neighbours talk, too
+					if n-before[i] >= 16<<10 && !slices.Contains(may, i) { // neighbor messages count too
 						t.Errorf("%s: %d bytes by %d, want all by %v", what, n-before[i], i, may)
 					}
 				}
@@ -213,7 +213,7 @@ func TestTCPGoesOn(t *testing.T) {
 			}
 			carrier := func(i int, up bool) {
 				t.Helper()
-				// What waits for a next hop that is gone would wait longer than the test does.
+				// Packets queued for an unreachable next hop would wait longer than the test runs.
 				wait := map[bool]int{true: 1000, false: 60_000}[up]
 				for _, family := range []string{"ipv4", "ipv6"} {
 					set := fmt.Sprintf("net.%s.neigh.p%d.retrans_time_ms=%d", family, i, wait)
@@ -222,7 +222,7 @@ func TestTCPGoesOn(t *testing.T) {
 					}
 				}
 				if device := fmt.Sprintf("p%d", i); up {
-					h.leaf.Addr(device, fmt.Sprintf("fd01:%d::2/64", i)) // which went with the link
+					h.leaf.Addr(device, fmt.Sprintf("fd01:%d::2/64", i)) // the address was removed with the link
 				} else {
 					h.leaf.IP("link", "set", device, "down")
 				}
@@ -244,7 +244,7 @@ func TestTCPGoesOn(t *testing.T) {
 				s.do(h.group(1, 1, 1, 1, 1))
 				goesBy(at("carrier and weight again"), 2)
 
-				carrier(2, false) // and no word from the control plane
+				carrier(2, false) // and no message from the control plane
 				h.carriers(3)
 				goesBy(at("no carrier"), 0, 1, 3)
 				carrier(2, true)
@@ -261,7 +261,7 @@ func TestTCPGoesOn(t *testing.T) {
 				carrier(i, false)
 			}
 			h.carriers(0)
-			h.wants(destination0.String(), map[string]int{"blackhole": DefaultBuckets})
+			h.wants(destination0.String(), map[string]int{"blackhole": testBuckets})
 			carrier(1, true)
 			h.carriers(1)
 			h.balanced(destination0.String(), []uint32{0, 1, 0, 0})

@@ -1,0 +1,80 @@
+package linux
+
+import (
+	"testing"
+	"time"
+
+	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// nexthops returns the number of nexthop objects on a device in the kernel, including those of other programs.
+func (h *host) nexthops(index int) (n int) {
+	h.t.Helper()
+	all, err := h.conn.Nexthops()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for _, nexthop := range all {
+		if nexthop.Device == index {
+			n++
+		}
+	}
+	return n
+}
+
+// device returns the Plane's record of a device.
+func (p *Plane) device(name string) rtnl.Link {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.links[p.names[name]]
+}
+
+// TestSecondCableIsNotLate lets both cables of a port fail while the kernel delays the event of the second cable, and
+// checks that the nexthop objects of the second cable are deleted before the event.
+func TestSecondCableIsNotLate(t *testing.T) {
+	h := newHostBy(t, 4, netnstest.NIC)
+	p, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
+	netnstest.SecondCable(t, h.leaf, "p0", "p1", func(device string) bool {
+		l := p.device(device)
+		return !l.Usable() && h.nexthops(l.Index) == 0
+	})
+}
+
+// TestAskedCarrier simulates a kernel before Linux 6.8, where the answer to a link request is current while the kernel
+// still forwards to the device. The Plane then removes the nexthop objects itself.
+func TestAskedCarrier(t *testing.T) {
+	h := newHost(t, 4)
+	h.config.RepairDelay = time.Hour
+	p, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
+	rest(t, p)
+	l := p.device("p1")
+	if h.nexthops(l.Index) == 0 {
+		t.Fatal("no nexthop object on p1")
+	}
+	func() {
+		p.mu.Lock() // prevents the Plane from requesting the link state, which would show a carrier
+		defer p.mu.Unlock()
+		l.Carrier = false
+		p.takeLinks([]rtnl.LinkEvent{{Link: l, Asked: true}})
+		p.sync()
+		if n := h.nexthops(l.Index); n != 0 {
+			t.Errorf("%d nexthop objects are left on p1", n)
+		}
+		for _, target := range []string{target4(0), target6(0)} {
+			if share := h.share(target); share["p1"] != 0 || share["p0"]+share["p2"]+share["p3"] != testBuckets {
+				t.Errorf("%s is divided %v", target, share)
+			}
+		}
+		if s := p.stats; s.Errors != 0 || s.MovedByKernel != 2 {
+			t.Errorf("%+v", s)
+		}
+	}()
+	for _, target := range []string{target4(0), target6(0)} {
+		h.wants(target, equal("p0", "p1", "p2", "p3")) // the Plane finds the carrier by a request
+	}
+}

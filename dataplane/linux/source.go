@@ -1,0 +1,322 @@
+package linux
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/dataplane/internal/rtnl"
+)
+
+// routeKey identifies a route.
+type routeKey struct {
+	prefix netip.Prefix
+	table  uint32
+}
+
+func (k routeKey) compare(other routeKey) int {
+	return cmp.Or(cmp.Compare(k.table, other.table), k.prefix.Compare(other.prefix))
+}
+
+// source is a source group. Its packets use separate routes over its own sub-ports only, selected by a rule from each of
+// its loopbacks. The routes of the first source group are in Config.Table, so that packets from other addresses use them
+// too.
+type source struct {
+	name      netip.Prefix // not valid if Forwarding lists no source groups
+	loopbacks []netip.Prefix
+	subPorts  []*subPort // in the order of Forwarding
+	at        map[*subPort]int
+	layout    layout
+	table     uint32 // table of its routes
+	// own is the table that the rules from its loopbacks select. It equals table except for the first source group, whose
+	// own table only makes destinations of other source groups unreachable (closedAt). 0 if there is only one source group.
+	own uint32
+	// gone is true if Forwarding no longer contains it. Its programmed state keeps forwarding until it is replaced.
+	gone bool
+}
+
+func (s *source) setSubPorts(subPorts []*subPort) {
+	s.subPorts, s.at = subPorts, make(map[*subPort]int, len(subPorts))
+	for i, sp := range subPorts {
+		s.at[sp] = i
+	}
+}
+
+// index returns the position of a sub-port in the source group, or -1.
+func (s *source) index(sp *subPort) int {
+	if i, ok := s.at[sp]; ok {
+		return i
+	}
+	return -1
+}
+
+// text returns the name in the form used in messages.
+func (s *source) text() string {
+	if !s.name.IsValid() {
+		return ""
+	}
+	return s.name.String()
+}
+
+// sourceOf returns the source group with a name, or an empty one without sub-ports.
+func (p *Plane) sourceOf(name netip.Prefix) *source {
+	if s := p.sources[name]; s != nil {
+		return s
+	}
+	return &source{name: name}
+}
+
+// place returns the key of the route of a destination, or false if its source group does not exist.
+func (p *Plane) place(key contract.DestinationKey) (routeKey, bool) {
+	s := p.sources[key.Source]
+	if s == nil {
+		return routeKey{}, false
+	}
+	return routeKey{key.Prefix, s.table}, true
+}
+
+// wantedAt returns the group that a route has to use, or 0 if it has to drop packets. It returns false if no route is
+// wanted.
+func (p *Plane) wantedAt(at routeKey) (uint32, bool) {
+	wanted, ok := p.programmedAt(at)
+	return wanted, ok || p.closedAt(at)
+}
+
+// programmedAt returns the group of the destination of a route, or false if there is none.
+func (p *Plane) programmedAt(at routeKey) (uint32, bool) {
+	_, wanted, ok := p.claimant(at)
+	return wanted, ok
+}
+
+// claimant returns the source group and the group of the destination of a route.
+func (p *Plane) claimant(at routeKey) (name netip.Prefix, wanted uint32, ok bool) {
+	for _, name := range p.claimants[at.table] {
+		if wanted, ok := p.destinations[contract.DestinationKey{Source: name, Prefix: at.prefix}]; ok {
+			return name, wanted, true
+		}
+	}
+	return netip.Prefix{}, 0, false
+}
+
+// closedAt reports whether a route has to drop packets: its table is a source group's own, and only other source groups
+// have the destination. Without such a route, those packets would continue to Config.Table and leave through the sub-ports
+// of the first source group, or by a default route. Packets from other addresses or to other destinations never match it.
+func (p *Plane) closedAt(at routeKey) bool {
+	s := p.tables[at.table]
+	if s == nil || p.named[at.prefix] == 0 {
+		return false
+	}
+	_, has := p.programmedAt(routeKey{at.prefix, s.table})
+	return !has
+}
+
+// closedRoutes returns the keys of all routes that have to drop packets.
+func (p *Plane) closedRoutes() (all []routeKey) {
+	for own := range p.tables {
+		for prefix := range p.named {
+			if at := (routeKey{prefix, own}); p.closedAt(at) {
+				all = append(all, at)
+			}
+		}
+	}
+	return all
+}
+
+// count adds by (1 or -1) to the number of source groups that have a destination, and marks the routes in the tables where
+// the destination may have become reachable or unreachable.
+func (p *Plane) count(key contract.DestinationKey, by int) {
+	before := p.named[key.Prefix]
+	if p.named[key.Prefix] += by; p.named[key.Prefix] == 0 {
+		delete(p.named, key.Prefix)
+	}
+	crossed := before == 0 || before+by == 0
+	at, _ := p.place(key)
+	for own, s := range p.tables {
+		if crossed || s.table == at.table {
+			p.staleRoutes[routeKey{key.Prefix, own}] = true
+		}
+	}
+}
+
+// sourceFrom returns the source group of packets from an address.
+func (p *Plane) sourceFrom(address netip.Addr) *source {
+	for _, s := range p.order {
+		if slices.ContainsFunc(s.loopbacks, func(l netip.Prefix) bool { return l.Addr() == address }) {
+			return s
+		}
+	}
+	return p.order[0]
+}
+
+// setSources applies the source groups of a Forwarding, whose sub-ports are already in byDevice, and reports whether they
+// differ from the previous ones. A source group that is no longer in the Forwarding stays while destinations refer to it.
+func (p *Plane) setSources(forwarding *farev1.Forwarding) (other bool) {
+	before := p.sources
+	for _, at := range p.closedRoutes() { // they may not exist in the new state
+		p.staleRoutes[at] = true
+	}
+	p.sources, p.order, p.claimants = map[netip.Prefix]*source{}, nil, map[uint32][]netip.Prefix{}
+	groups := contract.SourceGroups(forwarding)
+	most := 0
+	for _, g := range groups {
+		s := &source{name: g.Name, loopbacks: g.Loopbacks}
+		var subPorts []*subPort
+		for _, device := range g.Devices {
+			subPorts = append(subPorts, p.byDevice[device])
+		}
+		s.setSubPorts(subPorts)
+		most = max(most, len(subPorts))
+		p.sources[s.name] = s
+		p.order = append(p.order, s)
+	}
+	referred := map[netip.Prefix]bool{}
+	for key := range p.destinations {
+		referred[key.Source] = true
+	}
+	for name, s := range before {
+		if p.sources[name] == nil && referred[name] {
+			s.gone = true
+			s.setSubPorts(slices.DeleteFunc(slices.Clone(s.subPorts), func(sp *subPort) bool { return p.byDevice[sp.device] != sp }))
+			p.sources[name] = s
+		}
+	}
+	p.setTables(before)
+	p.resize(p.buckets(most), most)
+	if len(before) != len(p.sources) {
+		return true
+	}
+	for name, s := range p.sources {
+		if b := before[name]; b == nil || b.table != s.table || b.own != s.own || !slices.Equal(b.subPorts, s.subPorts) || b.gone != s.gone {
+			return true
+		}
+	}
+	return false
+}
+
+// setTables assigns an own table to each source group if there are several: the previous table, which after a restart is
+// known from the rules, or a free one. The routes of the first source group are in Config.Table, those of the others in
+// their own tables.
+func (p *Plane) setTables(before map[netip.Prefix]*source) {
+	clear(p.tables)
+	taken := map[uint32]bool{}
+	for name, s := range p.sources {
+		if b := before[name]; b != nil && (s.gone || len(p.order) > 1) {
+			s.own = b.own
+		}
+		taken[s.own] = true
+	}
+	for i, s := range p.order {
+		if ruled := p.ruled[s.name]; s.own == 0 && len(p.order) > 1 && !taken[ruled] {
+			s.own, taken[ruled] = ruled, true
+		}
+		for free := p.config.SourceTable; s.own == 0 && len(p.order) > 1; free++ {
+			if !taken[free] {
+				s.own, taken[free] = free, true
+			}
+		}
+		if s.own != 0 {
+			p.tables[s.own] = s
+		}
+		s.table = s.own
+		if i == 0 {
+			s.table = p.config.Table
+		}
+		p.claimants[s.table] = append(p.claimants[s.table], s.name)
+	}
+	var gone []netip.Prefix
+	for name, s := range p.sources {
+		if s.gone {
+			gone = append(gone, name)
+		}
+	}
+	slices.SortFunc(gone, netip.Prefix.Compare)
+	for _, name := range gone {
+		p.claimants[p.sources[name].table] = append(p.claimants[p.sources[name].table], name)
+	}
+}
+
+// judgeSources checks the requirements of this data plane on source groups that exceed the contract.
+func (p *Plane) judgeSources(forwarding *farev1.Forwarding) error {
+	groups := contract.SourceGroups(forwarding)
+	if len(groups) > maxSources/2 { // removed source groups keep their tables for a while
+		return status.Errorf(codes.InvalidArgument, "forwarding: %d source groups, above the limit of %d; merge some", len(groups), maxSources/2)
+	}
+	most := 0
+	for _, g := range groups {
+		most = max(most, len(g.Devices))
+	}
+	if buckets := p.buckets(most); most > buckets {
+		return status.Errorf(codes.InvalidArgument, "forwarding: %d sub-ports exceed %d buckets; set more buckets", most, buckets)
+	}
+	return nil
+}
+
+// wantedRules returns the rules that lead to the Plane's tables.
+func (p *Plane) wantedRules() (rules []rtnl.Rule) {
+	for _, f := range families(p.ipv6) {
+		rule := rtnl.Rule{Family: f, Priority: p.config.RulePriority, Table: p.config.Table, Protocol: p.config.Protocol}
+		if !isMain(p.config.Table) {
+			rules = append(rules, rule)
+		}
+		rule.Priority--
+		for _, s := range p.order {
+			if s.own == 0 {
+				continue
+			}
+			for _, loopback := range s.loopbacks {
+				if families(true)[familyOf(loopback.Addr())] == f {
+					rule.Table, rule.Source = s.own, loopback
+					rules = append(rules, rule)
+				}
+			}
+		}
+	}
+	return rules
+}
+
+// setUpRules adds the rules that lead to the Plane's tables and removes those of former source groups. Before the source
+// groups are known, it records the rules in ruled.
+func (p *Plane) setUpRules() error {
+	b := p.conn.Begin()
+	wanted := p.wantedRules()
+	for _, f := range families(p.ipv6) {
+		rules, err := p.conn.Rules(f)
+		if err != nil {
+			return err
+		}
+		for _, want := range wanted {
+			if want.Family == f && !slices.Contains(rules, want) {
+				if p.made[want] {
+					p.differs("%v from %v is gone", want, want.Source)
+				}
+				b.SetRule(want)
+			}
+		}
+		for _, rule := range rules {
+			if rule.Protocol != p.config.Protocol || !p.config.ofSource(rule.Table) || slices.Contains(wanted, rule) {
+				continue
+			}
+			if p.order == nil {
+				p.ruled[rule.Source] = rule.Table
+			} else {
+				b.DelRule(rule)
+			}
+		}
+	}
+	p.stats.Rules += uint64(b.Len())
+	if err := errors.Join(p.conn.Do(b)...); err != nil {
+		return fmt.Errorf("rules: %w", err)
+	}
+	clear(p.made)
+	for _, rule := range wanted {
+		p.made[rule] = true
+	}
+	return nil
+}
