@@ -7,7 +7,7 @@ import (
 	"net/netip"
 )
 
-// words is an address of 16 bytes in the program's words, which hold the bytes in the order of the wire.
+// words converts a 16-byte address to the program's words, which hold the bytes in network order.
 func words(b [16]byte) (a steerAddress) {
 	for i := range a.Word {
 		a.Word[i] = binary.NativeEndian.Uint32(b[4*i:])
@@ -15,7 +15,7 @@ func words(b [16]byte) (a steerAddress) {
 	return a
 }
 
-// prefix is the host prefix of an address.
+// prefix returns the host prefix of an address.
 func (a steerAddress) prefix() netip.Prefix {
 	var b [16]byte
 	for i, w := range a.Word {
@@ -25,13 +25,13 @@ func (a steerAddress) prefix() netip.Prefix {
 	return netip.PrefixFrom(addr, addr.BitLen())
 }
 
-// text is a string that ends at its first zero byte.
+// text returns the string that ends at the first zero byte.
 func text(b []byte) string {
 	b, _, _ = bytes.Cut(b, []byte{0})
 	return string(b)
 }
 
-// nameHash stands for a plane's name.
+// nameHash identifies a plane by the hash of its name.
 func nameHash(name string) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(name))

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// anchorMark is the alias of a device that we made.
+// anchorMark is the alias that marks a device as the agent's.
 const anchorMark = "fared dataplane anchor"
 
-// ensureAnchor makes the anchor, or takes the one that is there and ours, and sets it up. It neither has nor gets addresses
-// and never resolves any: dummy and ifb devices do not.
+// ensureAnchor creates the anchor, or adopts the existing one if it is marked, and sets it up. It has no addresses and
+// never resolves any, because dummy and ifb devices do not.
 func ensureAnchor(h *netlink.Handle, name string) (index int, err error) {
 	device, err := h.LinkByName(name)
 	var none netlink.LinkNotFoundError
@@ -27,17 +27,17 @@ func ensureAnchor(h *netlink.Handle, name string) (index int, err error) {
 	case err != nil:
 		return 0, fmt.Errorf("bpf: anchor %s: %w", name, err)
 	case device.Attrs().Alias != anchorMark:
-		return 0, fmt.Errorf("bpf: a device %s exists that is not ours (its alias is %q); use another name for the anchor", name, device.Attrs().Alias)
+		return 0, fmt.Errorf("bpf: device %s exists and belongs to another program (its alias is %q); use another name for the anchor", name, device.Attrs().Alias)
 	}
 	index = device.Attrs().Index
 	if device.Attrs().Flags&net.FlagUp == 0 {
-		// Without an address of the link the anchor stays silent. Where IPv6 is off there is nothing to keep silent.
+		// Without a link-local address the anchor sends nothing. Errors are ignored, because IPv6 may be disabled.
 		_ = h.LinkSetIP6AddrGenMode(device, nl.IN6_ADDR_GEN_MODE_NONE)
 		enableIPv6(name)
 		if err := h.LinkSetUp(device); err != nil {
 			return 0, fmt.Errorf("bpf: set anchor %s up: %w", name, err)
 		}
-		// The kernel's own route for multicast over it; nobody sends there.
+		// Remove the kernel's own multicast route; no packets are sent there.
 		_ = h.RouteDel(&netlink.Route{
 			LinkIndex: index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_MULTICAST,
 			Dst: &net.IPNet{IP: net.ParseIP("ff00::"), Mask: net.CIDRMask(8, 128)},
@@ -65,15 +65,15 @@ func makeAnchor(h *netlink.Handle, name string) (netlink.Link, error) {
 	return device, nil
 }
 
-// enableIPv6 undoes a default of the namespace that would keep IPv6 routes off the anchor.
+// enableIPv6 undoes a default of the namespace that would prevent IPv6 routes through the anchor.
 func enableIPv6(device string) {
 	path := "/proc/sys/net/ipv6/conf/" + device + "/disable_ipv6"
 	if b, err := os.ReadFile(path); err == nil && len(b) > 0 && b[0] == '1' {
-		_ = os.WriteFile(path, []byte("0"), 0o644) // routes will say what is wrong
+		_ = os.WriteFile(path, []byte("0"), 0o644) // if it fails, setting routes returns an error
 	}
 }
 
-// removeAnchor deletes the anchor if it is ours, and with it whatever is routed through it.
+// removeAnchor deletes the anchor if it is marked, and with it all routes through it.
 func removeAnchor(h *netlink.Handle, name string) error {
 	device, err := h.LinkByName(name)
 	var none netlink.LinkNotFoundError

@@ -25,11 +25,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	testPlanes   = 4
+	patience     = time.Minute
 	testSubPorts = 2
 	roce         = 4791
 )
 
-// family is which addresses flows and next hops have.
+// family holds the addresses of flows and next hops of one combination of families.
 type family struct {
 	name                string
 	source, destination netip.Prefix
@@ -42,24 +43,31 @@ var families = []family{
 	{"v4 over v6", netip.MustParsePrefix("10.255.0.1/32"), netip.MustParsePrefix("10.255.0.2/32"), false, true},
 }
 
-// bed is a server whose sub-ports end in leaves that count.
+// bed is a server whose sub-ports end in leaves that count packets.
 type bed struct {
 	testing.TB
 	server *netnstest.Namespace
 	leaves [testPlanes]*netnstest.Namespace
 	taps   map[string]*tap
 	family family
-	tcp    []uint32 // TCP ports that are steered
+	tcp    []uint32 // steered TCP ports
 	cfg    Config
 	s      *Steering
+	join   func(testing.TB, *netnstest.Namespace, string, *netnstest.Namespace, string)
 }
 
 func device(plane, sub int) string { return fmt.Sprintf("p%d.%d", plane, sub) }
 
 func newBed(t testing.TB, f family) *bed {
 	t.Helper()
+	return newBedBy(t, f, netnstest.Veth)
+}
+
+// newBedBy is newBed with cables created by join.
+func newBedBy(t testing.TB, f family, join func(testing.TB, *netnstest.Namespace, string, *netnstest.Namespace, string)) *bed {
+	t.Helper()
 	netnstest.Require(t)
-	b := &bed{TB: t, server: netnstest.New(t), taps: map[string]*tap{}, family: f}
+	b := &bed{TB: t, server: netnstest.New(t), taps: map[string]*tap{}, family: f, join: join}
 	b.cfg = Config{PinDir: mountBPF(t) + "/fared", Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	b.server.Addr("lo", "10.255.0.1/32", "fd00:255::1/128")
 	for p := range testPlanes {
@@ -74,13 +82,13 @@ func newBed(t testing.TB, f family) *bed {
 func (b *bed) cable(p, s int) {
 	b.Helper()
 	dev, port := device(p, s), fmt.Sprintf("server%d", s)
-	netnstest.Veth(b, b.server, dev, b.leaves[p], port)
+	b.join(b, b.server, dev, b.leaves[p], port)
 	b.server.Addr(dev, fmt.Sprintf("172.16.%d.%d/31", p, 2*s), fmt.Sprintf("fd00:16:%d:%d::1/64", p, s))
 	b.leaves[p].Addr(port, fmt.Sprintf("172.16.%d.%d/31", p, 2*s+1), fmt.Sprintf("fd00:16:%d:%d::2/64", p, s))
 	b.taps[dev] = newTap(b, b.leaves[p], port)
 }
 
-// mountBPF mounts a BPF file system that is gone with the test.
+// mountBPF mounts a BPF file system until the end of the test.
 func mountBPF(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -141,7 +149,8 @@ func (b *bed) commit(changes ...contract.Change) {
 	}
 }
 
-// group has a slot for each of n, dealt over the sub-ports in turn, or over planes in per-packet mode; weights by plane.
+// testGroup returns a group with n slots, assigned to the sub-ports in turn, or to planes in per-packet mode; weights are
+// by plane.
 func testGroup(id uint32, n int, perPacket bool, weights ...uint32) *farev1.Group {
 	g := &farev1.Group{Id: id}
 	for p, w := range weights {
@@ -162,7 +171,7 @@ func testGroup(id uint32, n int, perPacket bool, weights ...uint32) *farev1.Grou
 	return g
 }
 
-// place is where testGroup puts a slot.
+// place returns the position of a slot of testGroup.
 func place(slot int) (plane, sub int) { return slot % testPlanes, slot / testPlanes % testSubPorts }
 
 func setGroup(g *farev1.Group) contract.Change {
@@ -175,7 +184,7 @@ func setDestination(to netip.Prefix, group uint32, source netip.Prefix, ports []
 	}}
 }
 
-// sequence is a progression of ports as the control plane chooses them.
+// sequence returns a progression of ports like those of the control plane.
 func sequence(n, start, stride int) (ports []uint32) {
 	for i := range n {
 		ports = append(ports, uint32(dynamicPorts+(start+i*stride)%portCount))
@@ -193,17 +202,21 @@ type flow struct {
 func (b *bed) flow(port uint32) *flow { return b.flowTo(b.family.destination.Addr(), port) }
 
 func (b *bed) flowTo(to netip.Addr, port uint32) *flow {
+	return b.flowFrom(b.family.source.Addr(), to, port)
+}
+
+func (b *bed) flowFrom(from, to netip.Addr, port uint32) *flow {
 	b.Helper()
 	f := &flow{}
 	err := b.server.Do(func() (err error) {
-		f.UDPConn, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(b.family.source.Addr(), uint16(port))),
+		f.UDPConn, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, uint16(port))),
 			net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, roce)))
 		return err
 	})
 	if err != nil {
 		b.Fatal(err)
 	}
-	f.batch = ipv4.NewPacketConn(f.UDPConn) // WriteBatch does not care about the family
+	f.batch = ipv4.NewPacketConn(f.UDPConn) // WriteBatch does not depend on the family
 	b.Cleanup(func() { f.Close() })
 	return f
 }
@@ -225,17 +238,17 @@ func (f *flow) send(n int) error {
 	return nil
 }
 
-// tap counts frames that come in on a device, by UDP source port or SUNH label.
+// tap counts frames that arrive at a device, by UDP source port or SUNH label.
 type tap struct {
 	fd   int
 	name string
 	file *os.File
-	mu   sync.Mutex // guards all below
+	mu   sync.Mutex // guards everything below
 	udp  map[uint16]int
 	tcp  map[uint16]carried // to tcpPort
 	sunh map[uint16]int
 	frag int
-	last []byte // frame of SUNH
+	last []byte // last SUNH frame
 	done chan struct{}
 }
 
@@ -273,7 +286,7 @@ func (p *tap) run() {
 	for {
 		n, err := p.file.Read(buf)
 		if errors.Is(err, unix.ENETDOWN) {
-			continue // said once
+			continue // reported once
 		}
 		if err != nil {
 			return
@@ -311,7 +324,7 @@ func (p *tap) run() {
 	}
 }
 
-// at is how many packets from a port came to a device.
+// at returns the number of packets from a port that arrived at a device.
 func (b *bed) at(dev string, port uint32) int {
 	p := b.taps[dev]
 	p.mu.Lock()
@@ -319,7 +332,7 @@ func (b *bed) at(dev string, port uint32) int {
 	return p.udp[uint16(port)]
 }
 
-// total is how many UDP packets came anywhere.
+// total returns the number of UDP packets that arrived at all devices.
 func (b *bed) total() (n int) {
 	for _, p := range b.taps {
 		p.mu.Lock()
@@ -331,7 +344,7 @@ func (b *bed) total() (n int) {
 	return n
 }
 
-// arrived waits until n packets have come.
+// arrived waits until n packets have arrived.
 func (b *bed) arrived(n int) {
 	b.Helper()
 	netnstest.Eventually(b, time.Minute, func() error {
@@ -355,7 +368,7 @@ func (b *bed) drops() map[Drop]uint64 {
 	return stats.Drops
 }
 
-// resolve makes the kernel know the MAC address of every next hop, so that no packet has to wait for one.
+// resolve makes the kernel resolve the MAC address of every next hop, so that no packet has to wait.
 func (b *bed) resolve() {
 	b.Helper()
 	for p := range testPlanes {

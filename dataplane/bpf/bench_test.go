@@ -19,7 +19,7 @@ func benchDestination(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 254, byte(i >> 8), byte(i)}), 32)
 }
 
-// many are destinations in one group, with slots for each of sources.
+// many returns changes for many destinations in one group, with slots for each of the sources.
 func many(sources, slots int) []contract.Change {
 	changes := []contract.Change{setGroup(testGroup(1, slots, false, 1, 1, 1, 1))}
 	for i := range benchDestinations {
@@ -35,7 +35,7 @@ func many(sources, slots int) []contract.Change {
 	return changes
 }
 
-// BenchmarkProgram programs 16,384 destinations from nothing: maps and routes.
+// BenchmarkProgram programs 16,384 destinations from an empty state: maps and routes.
 func BenchmarkProgram(b *testing.B) {
 	for _, sources := range []int{1, 8} {
 		b.Run(fmt.Sprintf("sources=%d,slots=128", sources), func(b *testing.B) {
@@ -57,7 +57,7 @@ func BenchmarkProgram(b *testing.B) {
 	}
 }
 
-// BenchmarkReprogram commits what an adopted state has already.
+// BenchmarkReprogram commits the contents of an adopted state again.
 func BenchmarkReprogram(b *testing.B) {
 	bed := newBed(b, families[0])
 	bed.open()
@@ -74,7 +74,7 @@ func quantiles(b *testing.B, took []time.Duration) {
 	b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), "p99-ns")
 }
 
-// BenchmarkPlaneLoss takes the sub-ports of a plane down and up again under 16,384 destinations: one commit each.
+// BenchmarkPlaneLoss sets the sub-ports of a plane down and up again with 16,384 destinations, with one commit each.
 func BenchmarkPlaneLoss(b *testing.B) {
 	bed := newBed(b, families[0])
 	bed.open()
@@ -91,7 +91,7 @@ func BenchmarkPlaneLoss(b *testing.B) {
 	quantiles(b, took)
 }
 
-// BenchmarkCarrierLoss is from the end of `ip link set down` at the leaf, before it returns, to the mask: the far end's own
+// BenchmarkCarrierLoss measures the time from the start of `ip link set down` at the leaf to the update of the mask; the
 // command is part of it.
 func BenchmarkCarrierLoss(b *testing.B) {
 	bed := newBed(b, families[0])
@@ -124,7 +124,7 @@ func BenchmarkCarrierLoss(b *testing.B) {
 	quantiles(b, took)
 }
 
-// BenchmarkPacket is the program alone (BPF_PROG_TEST_RUN), with 16,384 destinations of one source.
+// BenchmarkPacket measures the program alone (BPF_PROG_TEST_RUN), with 16,384 destinations of one source.
 func BenchmarkPacket(b *testing.B) {
 	bed := newBed(b, families[0])
 	bed.open()

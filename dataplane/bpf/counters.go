@@ -10,27 +10,28 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
 )
 
-// counterChunk is how many slots one CountersResponse carries: about 300 KiB.
+// counterChunk is the maximum number of slots per CountersResponse: about 300 KiB.
 const counterChunk = 4096
 
-// Drop is a reason for which the program does not send a packet.
+// Drop is a reason for which the program drops a packet.
 type Drop int
 
-// The reasons, in the order of steer.bpf.c.
+// Reasons, in the order of steer.bpf.c.
 const (
-	DropMalformed   Drop = iota // headers that end too soon
+	DropMalformed   Drop = iota // truncated headers
 	DropProtocol                // neither IP nor SUNH
 	DropPort                    // a destination port of UDP or TCP that is not steered
 	DropDestination             // not programmed
 	DropUnreachable             // no member of the group is usable
 	DropUnresolved              // SUNH: the next hop's MAC address is not known yet
-	DropLoop                    // a sub-port that is the anchor itself
+	DropLoop                    // the sub-port is the anchor itself
 	drops
 )
 
-// String is a short name, fit for a metric's label.
+// String returns a short name, suitable as a metric label.
 func (d Drop) String() string {
 	names := [drops]string{"malformed", "protocol", "port", "destination", "unreachable", "unresolved", "loop"}
 	if d < 0 || d >= drops {
@@ -39,39 +40,48 @@ func (d Drop) String() string {
 	return names[d]
 }
 
-// Stats is what Steering has in the kernel, and what it did not send.
+// Stats describes the objects of Steering in the kernel, and the packets that the program dropped.
 type Stats struct {
 	Groups, Destinations, Pairs int
-	// Tables is how many pairs have ports that are no arithmetic progression.
+	// Tables counts pairs whose ports are not an arithmetic progression.
 	Tables int
-	// Uncounted is how many pairs found no room in Config.MaxSlotCounters.
+	// Uncounted counts pairs without counters because of Config.MaxSlotCounters.
 	Uncounted int
-	// Live are the devices that may carry packets now.
+	// Live lists the devices that may carry packets now.
 	Live []string
 	// Drops counts packets by reason.
 	Drops map[Drop]uint64
-	// Adopted: an earlier process's maps were taken over. Settled: nothing of it is left that was not asked for.
+	// Audits counts comparisons of everything with the kernel, Repairs repaired objects that other programs had changed.
+	Audits, Repairs uint64
+	// Adopted is true if the maps of an earlier process were adopted. Settled is true if all unwanted state of it has been
+	// removed.
 	Adopted, Settled bool
 }
 
-// Stats reads the present figures.
+// Stats returns the current figures.
 func (s *Steering) Stats() (Stats, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := Stats{
 		Groups: len(s.haveGroup.have), Destinations: len(s.haveDest.have), Pairs: len(s.havePins.have), Tables: len(s.haveTable.have),
 		Drops: map[Drop]uint64{}, Adopted: s.pinned.adopted, Settled: s.settled,
+		Audits: s.guard.audits, Repairs: s.guard.repairs,
 	}
 	for _, p := range s.havePins.have {
 		if p.Counters == notCounted {
 			out.Uncounted++
 		}
 	}
-	for _, device := range s.layout.order {
-		if mask := s.live.have[0]; (mask.V4|mask.V6)>>s.layout.place[device]&1 != 0 {
-			out.Live = append(out.Live, device)
+	for device := range s.hops {
+		for _, l := range s.layout.sources {
+			place, ok := l.place[device]
+			if mask := s.live.have[l.number]; ok && (mask.V4|mask.V6)>>place&1 != 0 {
+				out.Live = append(out.Live, device)
+				break
+			}
 		}
 	}
+	slices.Sort(out.Live)
 	for d := range drops {
 		var each []uint64
 		if err := s.pinned.objects.FaredDrops.Lookup(uint32(d), &each); err != nil {
@@ -88,21 +98,9 @@ func (s *Steering) Stats() (Stats, error) {
 func (s *Steering) Counters(request *farev1.CountersRequest, send func(*farev1.CountersResponse) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	prefixes := make([]netip.Prefix, 0, len(s.dests))
-	if request.GetDestination() == "" {
-		for prefix := range s.dests {
-			prefixes = append(prefixes, prefix)
-		}
-		slices.SortFunc(prefixes, netip.Prefix.Compare)
-	} else {
-		prefix, err := netip.ParsePrefix(request.Destination)
-		if err != nil {
-			return status.Errorf(codes.InvalidArgument, "destination: %v; give a host prefix such as 10.255.0.2/32, or nothing", err)
-		}
-		if _, ok := s.dests[prefix]; !ok {
-			return status.Errorf(codes.NotFound, "destination %v is not programmed", prefix)
-		}
-		prefixes = append(prefixes, prefix)
+	keys, err := s.counted(request.GetDestination())
+	if err != nil {
+		return err
 	}
 	subPorts, err := s.subPortCounters()
 	if err != nil {
@@ -116,17 +114,17 @@ func (s *Steering) Counters(request *farev1.CountersRequest, send func(*farev1.C
 		return status.Error(codes.Internal, err.Error())
 	}
 	var chunk []*farev1.SlotCounters
-	for _, prefix := range prefixes {
-		for _, pair := range s.dests[prefix].Pairs {
-			key, ok := pairKey(pair.Source, prefix)
-			pins := s.havePins.have[key]
-			if !ok || len(pair.UdpSourcePorts) == 0 || pins.Counters == notCounted {
+	for _, to := range keys {
+		for _, pair := range s.dests[to].Pairs {
+			key, ok := pairKey(pair.Source, to.Prefix)
+			pins, pinned := s.havePins.have[key]
+			if owner, known := s.layout.owner(key.Source.prefix()); !ok || !pinned || pins.Counters == notCounted || !known || owner != to.Source {
 				continue
 			}
 			for slot := range pins.Slots {
 				c := counts[pins.Counters+slot]
 				chunk = append(chunk, &farev1.SlotCounters{
-					Source: pair.Source, Destination: prefix.String(), Slot: slot,
+					Source: pair.Source, Destination: to.Prefix.String(), Slot: slot,
 					Packets: c.Packets, Bytes: c.Bytes, DivertedPackets: c.Diverted,
 				})
 			}
@@ -144,18 +142,46 @@ func (s *Steering) Counters(request *farev1.CountersRequest, send func(*farev1.C
 	return send(&farev1.CountersResponse{Slots: chunk})
 }
 
-// subPortCounters are those of Forwarding's sub-ports, by device.
+// counted lists the destinations of a request by address; "" selects all.
+func (s *Steering) counted(text string) (keys []contract.DestinationKey, err error) {
+	var only netip.Prefix
+	if text != "" {
+		if only, err = netip.ParsePrefix(text); err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "destination: %v; use a host prefix such as 10.255.0.2/32, or leave it empty", err)
+		}
+	}
+	for key := range s.dests {
+		if text == "" || key.Prefix == only {
+			keys = append(keys, key)
+		}
+	}
+	if text != "" && len(keys) == 0 {
+		return nil, status.Errorf(codes.NotFound, "destination %v is not programmed", only)
+	}
+	slices.SortFunc(keys, func(a, b contract.DestinationKey) int {
+		return cmp.Or(a.Prefix.Compare(b.Prefix), a.Source.Compare(b.Source))
+	})
+	return keys, nil
+}
+
+// subPortCounters returns the counters of Forwarding's sub-ports, by device.
 func (s *Steering) subPortCounters() ([]*farev1.SubPortCounters, error) {
 	var out []*farev1.SubPortCounters
-	for _, device := range s.layout.order {
-		var each []steerCounter
-		if err := s.pinned.objects.FaredSent.Lookup(uint32(s.layout.place[device]), &each); err != nil {
-			return nil, fmt.Errorf("bpf: read the counters of %s: %w", device, err)
-		}
+	for device := range s.hops {
 		c := &farev1.SubPortCounters{Plane: s.layout.planeOf[device], Device: device}
-		for _, n := range each {
-			c.Packets += n.Packets
-			c.Bytes += n.Bytes
+		for _, l := range s.layout.sources {
+			place, ok := l.place[device]
+			if !ok {
+				continue
+			}
+			var each []steerCounter
+			if err := s.pinned.objects.FaredSent.Lookup(uint32(l.at(place)), &each); err != nil {
+				return nil, fmt.Errorf("bpf: read the counters of %s: %w", device, err)
+			}
+			for _, n := range each {
+				c.Packets += n.Packets
+				c.Bytes += n.Bytes
+			}
 		}
 		out = append(out, c)
 	}
@@ -163,7 +189,7 @@ func (s *Steering) subPortCounters() ([]*farev1.SubPortCounters, error) {
 	return out, nil
 }
 
-// zeroSent clears the counters of a place that will be another sub-port's.
+// zeroSent clears the counters of a place before another sub-port uses it.
 func (s *Steering) zeroSent(place int) error {
 	var each []steerCounter
 	if err := s.pinned.objects.FaredSent.Lookup(uint32(place), &each); err != nil {

@@ -1,37 +1,40 @@
-// Package bpf steers flows exactly: a program on the way out of a device of its own, the anchor, sends each packet of a
-// queue pair over the sub-port of its slot, whatever the kernel's hash would say.
+// Package bpf steers flows exactly: a program at the egress of a separate device, the anchor, sends each packet of a queue
+// pair over the sub-port of its slot, independent of the kernel's hash.
 //
-// # The way of a packet
+// # The path of a packet
 //
-// Rules send packets to the steered ports of UDP and TCP to a table of its own. It has a host route for each destination,
-// through the anchor. The program (steer.bpf.c, TCX egress) looks up destination -> group, (source, destination) and source
-// port -> slot, group and slot -> place, and redirects to the place's device and next hop. Flows that are no slot's are dealt
-// over the group's members by weight. A frame of SUNH that is sent on the anchor is steered by its 16-bit addresses and label.
-// What the program does not steer is dropped, and counted by reason.
+// Rules direct packets to the steered ports of UDP and TCP to a separate table. The table has a host route for each
+// destination, through the anchor. The program (steer.bpf.c, TCX egress) looks up destination -> group, (source,
+// destination) and source port -> slot, group and slot -> place, and redirects to the place's device and next hop. Flows
+// without a slot are distributed over the group's members by weight. A SUNH frame that is sent on the anchor is steered by
+// its 16-bit addresses and label. Packets that the program does not steer are dropped, and counted by reason.
 //
-// A connection of TCP is a flow from the port that it was bound to before it connected; all that it sends, SYN and RST too,
-// goes the same way. What a listener answers is no flow of ours: it goes to a port that is not steered, by the kernel's own
-// routes. In mode per-packet TCP is not sprayed: a connection keeps to one sub-port of its slot's plane, which its hash chooses.
+// A TCP connection is a flow from the port that it was bound to before it connected; all its packets, including SYN and
+// RST, take the same path. Replies of a listener are not steered: they go to a port that is not steered, by the kernel's
+// own routes. In mode per-packet TCP is not sprayed: a connection keeps to one sub-port of its slot's plane, which its hash
+// selects.
 //
-// Which places are usable is one word. Losing any set of sub-ports is one map write, however many destinations there are.
+// One word holds the usable places. The failure of any set of sub-ports costs one map write, independent of the number of
+// destinations.
 //
-// # What outlives the process
+// # State that outlives the process
 //
-// The maps and the program's link are pinned in a BPF file system: an agent that is killed leaves forwarding as it was.
-// Open adopts what it finds when it is of the same layout, and then only differences are written: committing what was
-// programmed before disturbs no packet. When it is of another layout, the old program goes on until Settle switches over.
+// The maps and the program's link are pinned in a BPF file system: when an agent is killed, forwarding continues unchanged.
+// Open adopts existing maps if they have the same layout, and then writes only differences: committing the same state again
+// disturbs no packet. If they have another layout, the old program continues until Settle switches over.
 //
-// Routes and rules carry a protocol number, the anchor an alias; nothing without that mark is touched. On systems where
-// rp_filter is strict, it must be off or loose (2) on the sub-ports: to the kernel, the way back is through the anchor.
+// Routes and rules carry a protocol number, the anchor an alias; objects without that mark are never changed. On systems
+// with strict rp_filter, it must be off or loose (2) on the sub-ports: to the kernel, the return path is through the
+// anchor.
 //
 // # MTU
 //
-// The anchor has the smallest MTU of the sub-ports, so that the stack has cut packets before the program sees them.
-// A smaller MTU beyond, learned by ICMP, is kept for connected sockets; the kernel looks up what it learns for others without
-// ports, so that it does not find the steered routes. Planes are fabrics of one MTU.
+// The anchor has the smallest MTU of the sub-ports, so that the stack has segmented packets before the program receives
+// them. A smaller path MTU, learned by ICMP, is kept for connected sockets only: for other sockets the kernel looks up the
+// route without ports, which does not match the steered routes. Planes are fabrics with a single MTU.
 //
 // # Threads
 //
-// Open works in the network namespace of the calling thread, which it locks while it lasts, and remembers it: all other
-// methods may be called from any thread.
+// Open works in the network namespace of the calling thread, which is locked during the call. All other methods may be
+// called from any thread.
 package bpf

@@ -5,16 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/rtnl"
 )
 
-// The flags of places.
+// Flags of places.
 const (
 	placeNextHop4 = 1
 	placeNextHop6 = 2
@@ -22,115 +21,128 @@ const (
 	placeDown     = 8
 )
 
-// number gives planes and sub-ports their numbers. Those that have one keep it, also from an earlier process, so that groups
-// go on meaning what they meant.
-func (s *Steering) number(f *farev1.Forwarding) (layout, error) {
-	l := layout{
-		place: map[string]int{}, plane: map[string]int{}, planeOf: map[string]string{},
-		perPacket: f.Mode == farev1.Mode_MODE_PER_PACKET,
-	}
-	planes, places := map[uint64]int{}, map[string]int{}
-	for i, p := range s.planes.have {
-		if p.Name != 0 {
-			planes[p.Name] = i
-		}
-	}
-	for i, p := range s.places.have {
-		if name := text(p.Device[:]); name != "" {
-			places[name] = i
-		}
-	}
-	// Numbers are taken from names only while there is no other: of names that Forwarding has not any more, and of groups that
-	// are not of an earlier process.
-	usedPlane, usedPlace := map[int]bool{}, map[int]bool{}
-	for _, i := range planes {
-		usedPlane[i] = true
-	}
-	for _, i := range places {
-		usedPlace[i] = true
-	}
-	if s.settled {
-		clear(usedPlane)
-		clear(usedPlace)
-	}
-	for _, p := range f.Planes {
-		if i, ok := planes[nameHash(p.Plane)]; ok {
-			l.plane[p.Plane], usedPlane[i] = i, true
-		}
-		for _, sp := range p.SubPorts {
-			l.order = append(l.order, sp.Device)
-			l.planeOf[sp.Device] = p.Plane
-			if i, ok := places[sp.Device]; ok {
-				l.place[sp.Device], usedPlace[i] = i, true
-			}
-		}
-	}
-	free := func(used map[int]bool, most int) (int, error) {
-		for i := range most {
-			if !used[i] {
-				used[i] = true
-				return i, nil
-			}
-		}
-		return 0, status.Error(codes.ResourceExhausted, "no number is free for another sub-port or plane until the takeover of what was programmed before ends; try again")
-	}
-	var err error
-	for _, p := range f.Planes {
-		if _, ok := l.plane[p.Plane]; !ok {
-			if l.plane[p.Plane], err = free(usedPlane, maxPlanes); err != nil {
-				return l, err
-			}
-		}
-	}
-	for _, device := range l.order {
-		if _, ok := l.place[device]; !ok {
-			if l.place[device], err = free(usedPlace, maxPlaces); err != nil {
-				return l, err
-			}
-		}
-	}
-	return l, nil
-}
-
-// adopt makes a forwarding the present one, and the kernel have all that depends on it.
+// adopt applies a forwarding, and updates everything in the kernel that depends on it.
 func (s *Steering) adopt(f *farev1.Forwarding, l layout) error {
-	s.forwarding, s.layout = f, l
-	// Groups first: a number may be about to mean another sub-port, and they let go of it here.
+	others := !s.layout.sameSources(&l)
+	s.forwarding, s.layout, s.hops = f, l, map[string]*farev1.ForwardingSubPort{}
+	for _, plane := range f.Planes {
+		for _, sp := range plane.SubPorts {
+			s.hops[sp.Device] = sp
+		}
+	}
+	err := errors.Join(s.addNames(), s.setPlanes(), s.forget())
+	// Groups before places: a place number may be reused for another sub-port, so groups must stop using it first.
 	groups := make(map[uint32]steerGroup, len(s.groups))
 	for id, g := range s.groups {
-		groups[id] = l.value(g)
+		if value, ok := s.groupValue(g); ok {
+			groups[id] = value
+		}
 	}
-	sunh := steerSettings{PerPacket: 0}
-	if l.perPacket {
-		sunh.PerPacket = 1
+	err = errors.Join(err, s.haveGroup.set(groups), s.refresh())
+	settings := steerSettings{FirstSource: uint32(l.sources[0].number)}
+	if l.sources[0].perPacket {
+		settings.PerPacket = 1
 	}
 	if s.cfg.SUNH.IsValid() {
-		sunh.SunhPrefix = sunhPrefix(s.cfg.SUNH)
-		sunh.SunhType = binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, s.cfg.SUNHType))
+		settings.SunhPrefix = sunhPrefix(s.cfg.SUNH)
+		settings.SunhType = binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, s.cfg.SUNHType))
 	}
-	err := errors.Join(s.setPlanes(), s.forget(), s.haveGroup.set(groups), s.settings.set(0, sunh), s.refresh())
+	err = errors.Join(err, s.setLoopbacks(), s.settings.set(0, settings))
+	// Entries follow their source groups: those of a removed source group are deleted, and its number becomes free.
+	var t touched
+	if others {
+		s.touchAll(&t)
+	}
+	if err = errors.Join(err, s.sync(&t)); err == nil {
+		err = s.removeNames() // only after no entry refers to them
+	}
 	return errors.Join(err, s.setPorts(), s.setSources())
 }
 
-// sunhPrefix is the SUNH subnet with the host part zero.
+// groupValue returns a group in the form of the program, or false if Forwarding lacks its source group and it carries no
+// packets.
+func (s *Steering) groupValue(g *farev1.Group) (steerGroup, bool) {
+	if l := s.layout.source(sourceName(g.Source)); l != nil {
+		return l.value(g), true
+	}
+	return steerGroup{}, false
+}
+
+// sourceName parses the name of a source group.
+func sourceName(text string) netip.Prefix {
+	p, _ := netip.ParsePrefix(text) // validated before; "" is the zero value
+	return p
+}
+
+// addNames writes the names of source groups under their numbers.
+func (s *Steering) addNames() (err error) {
+	for _, l := range s.layout.sources {
+		n := steerSource{Used: 1}
+		if l.name.IsValid() {
+			n.Name = addressOf(l.name.Addr())
+		}
+		err = errors.Join(err, s.names.set(l.number, n))
+	}
+	return err
+}
+
+// removeNames frees the numbers of removed source groups.
+func (s *Steering) removeNames() (err error) {
+	if !s.settled {
+		return nil // groups of an earlier process refer to them
+	}
+	for number := range s.names.have {
+		if slices.ContainsFunc(s.layout.sources, func(l source) bool { return l.number == number }) {
+			continue
+		}
+		err = errors.Join(err, s.live.set(number, steerLive{}), s.names.set(number, steerSource{}))
+	}
+	return err
+}
+
+// setLoopbacks writes the source group of each loopback. If Forwarding lists no source groups, all sources belong to the
+// first one.
+func (s *Steering) setLoopbacks() error {
+	want := map[steerAddress]uint32{}
+	for _, l := range s.layout.sources {
+		for _, p := range l.loopbacks {
+			if l.name.IsValid() {
+				want[addressOf(p.Addr())] = uint32(l.number)
+			}
+		}
+	}
+	err := s.haveSource.set(want)
+	var gone []steerAddress
+	for a := range s.haveSource.have {
+		if _, ok := want[a]; !ok {
+			gone = append(gone, a)
+		}
+	}
+	return errors.Join(err, s.haveSource.remove(gone))
+}
+
+// sunhPrefix returns the SUNH subnet with a host part of zero.
 func sunhPrefix(p netip.Prefix) steerAddress {
 	b := p.Masked().Addr().As16()
 	b[14], b[15] = 0, 0
 	return words(b)
 }
 
-// setPlanes writes which places are of which plane.
+// setPlanes writes the places of each plane.
 func (s *Steering) setPlanes() (err error) {
-	var want [maxPlanes]steerPlane
+	want := make([]steerPlane, len(s.planes.have))
 	if !s.settled {
-		copy(want[:], s.planes.have) // an earlier process's groups name them
+		copy(want, s.planes.have) // groups of an earlier process refer to them
 	}
-	for name, i := range s.layout.plane {
-		want[i] = steerPlane{Name: nameHash(name)}
-		for device, place := range s.layout.place {
-			if s.layout.planeOf[device] == name {
-				want[i].Places |= 1 << place
+	for _, l := range s.layout.sources {
+		for name, i := range l.plane {
+			plane := steerPlane{Name: nameHash(name)}
+			for device, place := range l.place {
+				if l.planeOf[device] == name {
+					plane.Places |= 1 << place
+				}
 			}
+			want[l.at(i)] = plane
 		}
 	}
 	for i := range want {
@@ -139,81 +151,115 @@ func (s *Steering) setPlanes() (err error) {
 	return err
 }
 
-// forget takes the places of sub-ports that are gone out of use.
+// forget clears the places of removed sub-ports.
 func (s *Steering) forget() (err error) {
 	if !s.settled {
 		return nil
 	}
-	mask := s.live.have[0]
-	var gone []int
-	for i, p := range s.places.have {
-		if at, ok := s.layout.place[text(p.Device[:])]; p != (steerPlace{}) && (!ok || at != i) {
-			gone = append(gone, i)
-			mask.V4, mask.V6 = mask.V4&^(1<<i), mask.V6&^(1<<i)
+	used := map[int]string{}
+	for _, l := range s.layout.sources {
+		for device, place := range l.place {
+			used[l.at(place)] = device
 		}
 	}
-	err = s.live.set(0, mask)
+	var gone []int
+	live := slices.Clone(s.live.have)
+	for i, p := range s.places.have {
+		if p != (steerPlace{}) && used[i] != text(p.Device[:]) {
+			gone = append(gone, i)
+			live[i/maxPlaces].set(i%maxPlaces, 0)
+		}
+	}
+	for block, mask := range live {
+		err = errors.Join(err, s.live.set(block, mask))
+	}
 	for _, i := range gone {
 		err = errors.Join(err, s.places.set(i, steerPlace{}), s.zeroSent(i))
 	}
 	return err
 }
 
-// refresh makes the places and the word of those that are usable what devices, next hops and control plane say.
+// refresh updates the places and the words of usable ones from the state of devices, next hops and control plane.
 func (s *Steering) refresh() error {
-	if s.forwarding == nil {
-		return nil
-	}
 	byName := make(map[string]rtnl.Link, len(s.links))
 	for _, l := range s.links {
 		byName[l.Name] = l
 	}
-	places := make(map[int]steerPlace, len(s.layout.order))
-	var mask, changed steerLive
+	err := s.refreshElders(byName)
+	if s.forwarding == nil {
+		return err
+	}
+	places := map[int]steerPlace{}
+	var mask, sure [maxSources]steerLive // sure is valid also while places are written
 	var resolved []int
-	for _, plane := range s.forwarding.Planes {
-		for _, sp := range plane.SubPorts {
-			i, l := s.layout.place[sp.Device], byName[sp.Device]
-			p := s.place(plane.Plane, sp, l)
-			places[i] = p
-			bit := uint64(1) << i
-			if l.Usable() && p.Flags&placeDown == 0 {
-				if p.Flags&(placeNextHop4|placeNextHop6) != 0 {
-					mask.V4 |= bit
-				}
-				if p.Flags&placeNextHop6 != 0 {
-					mask.V6 |= bit
-				}
+	for n := range s.layout.sources {
+		l := &s.layout.sources[n]
+		for _, device := range l.order {
+			i, link := l.place[device], byName[device]
+			at, p := l.at(i), s.place(l.planeOf[device], device, link)
+			places[at] = p
+			quiet, macs := quietly(s.places.have[at], p)
+			if macs {
+				resolved = append(resolved, at)
 			}
-			if old := s.places.have[i]; old != p {
-				// The program could read half of each. What it does not look at does not count: a mark that only we read, and
-				// MAC addresses before the flag says that they are there.
-				old.Flags = old.Flags&^placeDown | p.Flags&placeDown
-				if old.Flags&placeResolved == 0 && p.Flags&placeResolved != 0 {
-					resolved = append(resolved, i)
-					old.Macs, old.Flags = p.Macs, old.Flags|placeResolved
-				}
-				if old != p {
-					changed.V4, changed.V6 = changed.V4|bit, changed.V6|bit
-				}
+			if !link.Usable() || p.Flags&placeDown != 0 {
+				continue
+			}
+			mask[l.number].set(i, p.Flags)
+			if quiet == p { // otherwise the program could read a partly written place
+				sure[l.number].set(i, p.Flags)
 			}
 		}
 	}
-	// What is lost comes first, and is one write.
-	err := s.live.set(0, steerLive{V4: mask.V4 &^ changed.V4, V6: mask.V6 &^ changed.V6})
-	for _, i := range resolved {
-		p := places[i]
+	// Losses are written first, with one write per source group.
+	for number := range sure {
+		err = errors.Join(err, s.live.set(number, sure[number]))
+	}
+	for _, at := range resolved {
+		p := places[at]
 		p.Flags &^= placeResolved
-		err = errors.Join(err, s.places.set(i, p))
+		err = errors.Join(err, s.places.set(at, p))
 	}
-	for i, p := range places {
-		err = errors.Join(err, s.places.set(i, p))
+	for at, p := range places {
+		err = errors.Join(err, s.places.set(at, p))
 	}
-	return errors.Join(err, s.live.set(0, mask), s.setMTU(byName))
+	for number := range mask {
+		err = errors.Join(err, s.live.set(number, mask[number]))
+	}
+	return errors.Join(err, s.setMTU(byName))
 }
 
-// place is what the program must know of a sub-port.
-func (s *Steering) place(plane string, sp *farev1.ForwardingSubPort, l rtnl.Link) steerPlace {
+// refreshElders removes failed links and sub-ports from the maps of a program of another layout while it is attached and,
+// before the first Forwarding, from the maps of an earlier process.
+func (s *Steering) refreshElders(byName map[string]rtnl.Link) (err error) {
+	usable := func(p steerPlace) bool {
+		device := text(p.Device[:])
+		l := byName[device]
+		return l.Usable() && uint32(l.Index) == p.Ifindex && p.Flags&placeDown == 0 && !s.down[device]
+	}
+	if s.forwarding == nil && s.pinned.adopted {
+		err = keepLive(&s.live, s.places.have, usable)
+	}
+	for i := range s.pinned.elders {
+		e := &s.pinned.elders[i]
+		err = errors.Join(err, keepLive(&e.live, e.places.have, usable))
+	}
+	return err
+}
+
+// quietly returns old with the changes that may be written while the place is in use: a mark that the program does not
+// read, and MAC addresses before the flag that makes them valid (macs).
+func quietly(old, p steerPlace) (_ steerPlace, macs bool) {
+	old.Flags = old.Flags&^placeDown | p.Flags&placeDown
+	if old.Flags&placeResolved == 0 && p.Flags&placeResolved != 0 {
+		old.Macs, old.Flags, macs = p.Macs, old.Flags|placeResolved, true
+	}
+	return old, macs
+}
+
+// place returns the program's entry for a sub-port.
+func (s *Steering) place(plane, device string, l rtnl.Link) steerPlace {
+	sp := s.hops[device]
 	p := steerPlace{Ifindex: uint32(l.Index), Plane: nameHash(plane)}
 	copy(p.Device[:15], sp.Device)
 	hop4, err4 := netip.ParseAddr(sp.NextHopV4)
@@ -228,16 +274,16 @@ func (s *Steering) place(plane string, sp *farev1.ForwardingSubPort, l rtnl.Link
 	if s.down[sp.Device] || s.inherited[sp.Device] {
 		p.Flags |= placeDown
 	}
-	if macs, ok := s.neighbour.macs(l.Index, hop4, hop6); ok {
+	if macs, ok := s.neighbor.macs(l.Index, hop4, hop6); ok {
 		p.Macs, p.Flags = macs, p.Flags|placeResolved
 	}
 	return p
 }
 
-// setMTU gives the anchor the smallest MTU of the sub-ports.
+// setMTU sets the anchor's MTU to the smallest MTU of the sub-ports.
 func (s *Steering) setMTU(byName map[string]rtnl.Link) error {
 	least := 0
-	for _, device := range s.layout.order {
+	for device := range s.hops {
 		if l, ok := byName[device]; ok && (least == 0 || int(l.MTU) < least) {
 			least = int(l.MTU)
 		}
@@ -259,27 +305,21 @@ func (s *Steering) setMTU(byName map[string]rtnl.Link) error {
 // portWords is PORT_WORDS: TCP's ports follow UDP's.
 const portWords = 1024
 
-// setPorts makes the program and the rules know the steered ports: more of them in the program first, fewer last.
+// setPorts updates the steered ports in the program and the rules: it adds ports to the program first and removes them
+// last.
 func (s *Steering) setPorts() (err error) {
 	var want [2 * portWords]uint64
-	var ports []port
 	for _, p := range s.forwarding.UdpPorts {
 		want[p>>6] |= 1 << (p & 63)
-		ports = append(ports, port{unix.IPPROTO_UDP, uint16(p)})
 	}
 	for _, p := range s.forwarding.TcpPorts {
 		want[portWords+p>>6] |= 1 << (p & 63)
-		ports = append(ports, port{unix.IPPROTO_TCP, uint16(p)})
 	}
 	for i := range want {
 		err = errors.Join(err, s.ports.set(i, s.ports.have[i]|want[i]))
 	}
 	if s.pinned.switched {
-		families := []uint8{unix.AF_INET}
-		if s.ipv6 {
-			families = append(families, unix.AF_INET6)
-		}
-		err = errors.Join(err, s.routes.rules(ports, s.cfg.Priority, families))
+		err = errors.Join(err, s.routes.rules(s.steered(), s.cfg.Priority, s.families(), func(string, ...any) {}))
 	}
 	for i := range want {
 		err = errors.Join(err, s.ports.set(i, want[i]))
@@ -287,7 +327,7 @@ func (s *Steering) setPorts() (err error) {
 	return err
 }
 
-// setSources follows the preferred sources.
+// setSources updates the preferred source addresses.
 func (s *Steering) setSources() error {
 	prefer := [2]netip.Addr{}
 	if s.cfg.PreferSource {
@@ -311,13 +351,15 @@ func (s *Steering) setSources() error {
 		return nil
 	}
 	routes := make(map[netip.Prefix]netip.Addr, len(s.dests))
-	for prefix := range s.dests {
-		routes[prefix] = s.source(prefix.Addr())
+	for key := range s.dests {
+		if s.layout.source(key.Source) != nil {
+			routes[key.Prefix] = s.source(key.Prefix.Addr())
+		}
 	}
 	return s.routes.add(routes)
 }
 
-// local says whether an address is this host's.
+// local reports whether an address is an address of this host.
 func (s *Steering) local(a netip.Addr) bool {
 	all, err := s.handle.AddrList(nil, unix.AF_UNSPEC)
 	if err != nil {

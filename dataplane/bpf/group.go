@@ -7,32 +7,23 @@ import (
 )
 
 const (
-	maxPlaces = 64
-	maxPlanes = 64
-	whole     = 1 << 32 // flows are numbers of 32 bits
+	whole     = 1 << 32 // flows are 32-bit numbers
 	slotNone  = 0xff    // SLOT_NONE
 	slotPlane = 0x80    // SLOT_PLANE
+	shareNone = 1<<32 - 1
 )
 
-// layout says which numbers sub-ports and planes have, and how flows are dealt.
-type layout struct {
-	place     map[string]int // by device
-	planeOf   map[string]string
-	plane     map[string]int
-	order     []string // devices in the order of Forwarding
-	perPacket bool
-}
-
-// member is a sub-port of a group that is part of Forwarding.
+// member is a sub-port of a group's source group.
 type member struct {
 	place, plane int
 	weight       uint64
-	width        uint64 // of whole
-	from, upto   uint64 // home, in per-flow mode
+	width        uint64 // out of whole
+	from, upto   uint64 // home in per-flow mode
 }
 
-// members are those of a group that Forwarding still has, in its order; the widths sum to whole.
-func (l *layout) members(g *farev1.Group) []member {
+// members returns the sub-ports of the source group, in its order, with their weights in the group; the widths sum to
+// whole.
+func (l *source) members(g *farev1.Group) []member {
 	weights := make(map[string]uint32, len(g.Members))
 	var sum uint64
 	for _, m := range g.Members {
@@ -43,7 +34,7 @@ func (l *layout) members(g *farev1.Group) []member {
 	}
 	out := make([]member, 0, len(weights))
 	var before uint64
-	share := func(w, of uint64) uint64 { // of whole, exact
+	share := func(w, of uint64) uint64 { // exact fraction of whole
 		hi, lo := bits.Mul64(w, whole)
 		q, _ := bits.Div64(hi, lo, of)
 		return q
@@ -67,15 +58,19 @@ func (l *layout) members(g *farev1.Group) []member {
 	return out
 }
 
-// value is a group as the program reads it.
-func (l *layout) value(g *farev1.Group) steerGroup {
-	v := steerGroup{Id: g.Id}
+// value returns a group in the form of the program.
+func (l *source) value(g *farev1.Group) steerGroup {
+	v := steerGroup{Id: g.Id, Source: uint32(l.number)}
 	for i := range v.Slot {
-		v.Slot[i] = slotNone
+		v.Slot[i], v.Share[i] = slotNone, shareNone
 	}
 	for _, s := range g.Slots {
 		if s.Slot >= maxSlots {
-			continue // judged before
+			continue // validated before
+		}
+		v.Share[s.Slot] = s.SharePpb
+		if s.DrainBeforeMove {
+			v.Drain[s.Slot/64] |= 1 << (s.Slot % 64)
 		}
 		if place, ok := l.place[s.Device]; ok {
 			v.Slot[s.Slot] = uint8(place)
@@ -87,7 +82,7 @@ func (l *layout) value(g *farev1.Group) steerGroup {
 	for _, m := range members {
 		if m.weight > 0 {
 			v.Members |= 1 << m.place
-			v.Width[v.Count], v.Member[v.Count] = uint32(min(m.width, whole-1)), uint8(m.place)
+			v.Width[v.Count], v.Member[v.Count], v.Weight[v.Count] = uint32(min(m.width, whole-1)), uint8(m.place), uint32(m.weight)
 			v.Count++
 		}
 	}
@@ -108,7 +103,7 @@ func (l *layout) value(g *farev1.Group) steerGroup {
 	return v
 }
 
-// segments are runs of flows, one after the other.
+// segments are consecutive runs of flows.
 type segments struct {
 	n     int
 	upto  [128]uint64 // exclusive
@@ -117,7 +112,7 @@ type segments struct {
 
 func (s *segments) add(upto uint64, place int) {
 	switch {
-	case s.n > 0 && s.upto[s.n-1] == upto: // nothing
+	case s.n > 0 && s.upto[s.n-1] == upto: // empty
 	case s.n > 0 && s.place[s.n-1] == uint8(place):
 		s.upto[s.n-1] = upto
 	default:
@@ -126,8 +121,9 @@ func (s *segments) add(upto uint64, place int) {
 	}
 }
 
-// byPlane lays the members out one after the other. Those of a plane are neighbours in Forwarding, so each plane is one run.
-func (l *layout) byPlane(v *steerGroup, members []member, s *segments) {
+// byPlane lays the members out one after the other. Members of a plane are adjacent in Forwarding, so each plane is one
+// run.
+func (l *source) byPlane(v *steerGroup, members []member, s *segments) {
 	at := uint64(0)
 	for _, m := range members {
 		if m.weight == 0 {
@@ -143,10 +139,11 @@ func (l *layout) byPlane(v *steerGroup, members []member, s *segments) {
 	}
 }
 
-// homes lays the members out so that few flows move when weights change: every sub-port of Forwarding has an equal home.
-// Who has less keeps the end of its home; who has more keeps all of it and takes what others released, in order.
+// homes lays the members out so that few flows move when weights change: every sub-port of the source group has an equal
+// home. A member with less keeps the end of its home; a member with more keeps all of it and receives released flows, in
+// order.
 func homes(members []member, s *segments) {
-	taker, taken := 0, uint64(0) // the member that takes next, and how much it has taken
+	taker, taken := 0, uint64(0) // the member that receives next, and how much it has received
 	for _, m := range members {
 		home := m.upto - m.from
 		for at, free := m.from, home-min(m.width, home); free > 0; {

@@ -9,9 +9,9 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// testLayout has n sub-ports, two to a plane, numbered against their order.
-func testLayout(n int, perPacket bool) layout {
-	l := layout{place: map[string]int{}, plane: map[string]int{}, planeOf: map[string]string{}, perPacket: perPacket}
+// testLayout has n sub-ports, two per plane, numbered in reverse order.
+func testLayout(n int, perPacket bool) source {
+	l := source{place: map[string]int{}, plane: map[string]int{}, planeOf: map[string]string{}, perPacket: perPacket}
 	for i := range n {
 		device, plane := fmt.Sprint("d", i), fmt.Sprint("p", i/2)
 		l.order = append(l.order, device)
@@ -20,7 +20,7 @@ func testLayout(n int, perPacket bool) layout {
 	return l
 }
 
-func weighted(l layout, weights []uint32) *farev1.Group {
+func weighted(l source, weights []uint32) *farev1.Group {
 	g := &farev1.Group{Id: 7}
 	for i, w := range weights {
 		if w > 0 {
@@ -30,7 +30,7 @@ func weighted(l layout, weights []uint32) *farev1.Group {
 	return g
 }
 
-// shares is how many of the flows each place has.
+// shares returns the number of flows of each place.
 func shares(t testing.TB, v steerGroup) (part [maxPlaces]uint64) {
 	t.Helper()
 	from := uint64(0)
@@ -56,8 +56,8 @@ func placeOf(v *steerGroup, flow uint32) uint8 {
 	return 0xff
 }
 
-// TestWeights: whatever the weights, each member has its share of the flows to a flow or two, and in per-packet mode planes
-// have their run.
+// TestWeights checks that, for any weights, each member has its share of the flows to within two flows, and that in
+// per-packet mode each plane has its run.
 func TestWeights(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for round := range 2000 {
@@ -118,8 +118,8 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// TestWeightsMoveLittle: in per-flow mode a sub-port that loses all its weight moves none of the others' flows but those
-// that it gives away, and returning gives back the same.
+// TestWeightsMoveLittle checks that in per-flow mode a sub-port that loses its weight moves no other flows than its own,
+// and that its return restores the previous placement.
 func TestWeightsMoveLittle(t *testing.T) {
 	for n := 2; n <= 16; n++ {
 		l := testLayout(n, false)

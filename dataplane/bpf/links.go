@@ -3,9 +3,9 @@ package bpf
 import (
 	"errors"
 	"fmt"
-	"os"
+	"slices"
 
-	"github.com/fared/fared/dataplane/internal/neighbour"
+	"github.com/fared/fared/dataplane/internal/neighbor"
 	"github.com/fared/fared/dataplane/internal/rtnl"
 )
 
@@ -22,27 +22,44 @@ func (s *Steering) readLinks() error {
 	return nil
 }
 
-// follow hears of links until the watch is closed.
+// follow handles link events until the watch is closed.
 func (s *Steering) follow() {
 	defer s.done.Done()
-	for {
-		events, err := s.watch.Next()
-		if errors.Is(err, os.ErrClosed) {
-			return
-		}
+	for s.watch.Wait() == nil {
 		s.mu.Lock()
 		if s.closed {
 			s.mu.Unlock()
 			return
 		}
-		if err := s.heard(events, err); err != nil {
-			s.cfg.Log.Error("steering: could not follow a link", "err", err)
+		events, err := s.watch.Poll()
+		if err == nil {
+			var asked []rtnl.LinkEvent
+			asked, err = s.watch.Ask(s.carriers())
+			events = append(events, asked...)
+		}
+		// An answer that equals the known state is not an event.
+		events = slices.DeleteFunc(events, func(e rtnl.LinkEvent) bool { return e.Asked && e.Link == s.links[e.Index] })
+		if len(events) > 0 || err != nil {
+			if err := s.heard(events, err); err != nil {
+				s.cfg.Log.Error("steering: cannot update a link", "err", err)
+			}
 		}
 		s.mu.Unlock()
 	}
 }
 
-// heard takes in what happened to links; lost says that something was missed.
+// carriers returns the interface indexes of the sub-ports that have a device.
+func (s *Steering) carriers() []int {
+	indexes := make([]int, 0, len(s.hops))
+	for index, l := range s.links {
+		if s.hops[l.Name] != nil {
+			indexes = append(indexes, index)
+		}
+	}
+	return indexes
+}
+
+// heard applies link events; lost is set if events were missed.
 func (s *Steering) heard(events []rtnl.LinkEvent, lost error) error {
 	if lost != nil {
 		if err := s.readLinks(); err != nil {
@@ -59,28 +76,31 @@ func (s *Steering) heard(events []rtnl.LinkEvent, lost error) error {
 		} else {
 			s.links[e.Index] = e.Link
 		}
-		s.neighbour.linkChanged(e.Index)
+		s.neighbor.linkChanged(e.Index)
 	}
 	err := s.refresh()
 	for _, device := range dark {
-		err = errors.Join(err, neighbour.Abandon(s.handle, device)) // nothing is sent there any more
+		err = errors.Join(err, neighbor.Abandon(s.handle, device)) // no more packets are sent there
 	}
 	if s.links[s.routes.anchor].Up {
 		return err
 	}
-	// What is heard may be from before the links were read.
+	// The events may be older than the last read of the links.
 	if err := errors.Join(err, s.readLinks()); err != nil {
 		return err
 	}
 	if s.links[s.routes.anchor].Up {
 		return s.refresh()
 	}
-	return s.mend()
+	s.check(func(f *findings) error {
+		f.differs("the anchor %s is gone or down", s.cfg.Device)
+		return s.mend()
+	})
+	return nil
 }
 
-// mend brings back an anchor that somebody has removed or set down, and the routes that the kernel has dropped with it.
+// mend restores an anchor that another program has removed or set down, and the routes that the kernel has removed with it.
 func (s *Steering) mend() error {
-	s.cfg.Log.Warn("steering: the anchor is gone or down, making it anew", "device", s.cfg.Device)
 	if err := s.inNamespace(s.attach); err != nil {
 		return err
 	}
@@ -88,8 +108,8 @@ func (s *Steering) mend() error {
 		return err
 	}
 	var t touched
-	for prefix := range s.dests {
-		t.dest(prefix)
+	for key := range s.dests {
+		t.dest(key)
 	}
 	return errors.Join(s.refresh(), s.sync(&t))
 }

@@ -7,16 +7,16 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// batchSize bounds one batch operation of a map.
+// batchSize limits one batch operation of a map.
 const batchSize = 4096
 
-// mirror is a hash map in the kernel and what is known to be in it, so that only differences are written.
+// mirror is a hash map in the kernel with its known contents, so that only differences are written.
 type mirror[K, V comparable] struct {
 	kernel *ebpf.Map
 	have   map[K]V
 }
 
-// read learns what an adopted map has.
+// read reads the contents of an adopted map.
 func (m *mirror[K, V]) read() error {
 	m.have = map[K]V{}
 	keys, values := make([]K, batchSize), make([]V, batchSize)
@@ -35,7 +35,7 @@ func (m *mirror[K, V]) read() error {
 	}
 }
 
-// set writes what differs.
+// set writes the differences.
 func (m *mirror[K, V]) set(want map[K]V) error {
 	var keys []K
 	var values []V
@@ -58,7 +58,7 @@ func (m *mirror[K, V]) set(want map[K]V) error {
 	return nil
 }
 
-// remove deletes keys; those that are not there do not matter.
+// remove deletes keys; missing keys are ignored.
 func (m *mirror[K, V]) remove(gone []K) error {
 	keys := gone[:0:0]
 	for _, k := range gone {
@@ -70,7 +70,7 @@ func (m *mirror[K, V]) remove(gone []K) error {
 	for len(keys) > 0 {
 		n := min(len(keys), batchSize)
 		if done, err := m.kernel.BatchDelete(keys[:n], nil); errors.Is(err, ebpf.ErrKeyNotExist) {
-			n = min(done+1, n) // somebody else deleted it
+			n = min(done+1, n) // another program deleted it
 		} else if err != nil {
 			return fmt.Errorf("bpf: delete from map %v: %w", m.kernel, err)
 		}
@@ -79,7 +79,7 @@ func (m *mirror[K, V]) remove(gone []K) error {
 	return nil
 }
 
-// cells is an array in the kernel and what is known to be in it.
+// cells is an array in the kernel with its known contents.
 type cells[V comparable] struct {
 	kernel *ebpf.Map
 	have   []V

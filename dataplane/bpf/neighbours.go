@@ -12,18 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How often next hops are asked for: unresolved ones, and, so that they stay known though nothing but us uses them, all.
+// Intervals of next hop resolution: for unresolved next hops, and for all, so that entries that only the program uses stay
+// known.
 const (
 	askUnresolved = time.Second
 	askAll        = 20 * time.Second
 )
 
-// neighbours are the MAC addresses of next hops and sub-ports, which frames of SUNH need: no stack writes them. Without SUNH
-// it does nothing.
-type neighbours struct {
+// neighbors holds the MAC addresses of next hops and sub-ports for SUNH frames, because no network stack writes their
+// Ethernet header. It does nothing without SUNH.
+type neighbors struct {
 	s     *Steering
 	hops  map[hop][6]byte
-	own   map[int][6]byte // of devices, read when needed
+	own   map[int][6]byte // by device, read on demand
 	quit  chan struct{}
 	asked time.Time
 }
@@ -33,8 +34,8 @@ type hop struct {
 	addr   netip.Addr
 }
 
-// open begins to follow the neighbour table. The thread is in the network namespace.
-func (n *neighbours) open(s *Steering) error {
+// open starts to follow the neighbor table. The thread is in the network namespace.
+func (n *neighbors) open(s *Steering) error {
 	if !s.cfg.SUNH.IsValid() {
 		return nil
 	}
@@ -50,24 +51,24 @@ func (n *neighbours) open(s *Steering) error {
 	return nil
 }
 
-func (n *neighbours) subscribe(quit chan struct{}) (chan netlink.NeighUpdate, error) {
+func (n *neighbors) subscribe(quit chan struct{}) (chan netlink.NeighUpdate, error) {
 	updates := make(chan netlink.NeighUpdate, 64)
 	namespace := netns.NsHandle(n.s.netns.Fd())
 	err := netlink.NeighSubscribeWithOptions(updates, quit, netlink.NeighSubscribeOptions{Namespace: &namespace, ListExisting: true})
 	if err != nil {
-		return nil, fmt.Errorf("bpf: follow the neighbour table: %w", err)
+		return nil, fmt.Errorf("bpf: watch the neighbor table: %w", err)
 	}
 	return updates, nil
 }
 
-func (n *neighbours) close() error {
+func (n *neighbors) close() error {
 	if n.quit != nil {
 		close(n.quit)
 	}
 	return nil
 }
 
-func (n *neighbours) follow(updates chan netlink.NeighUpdate) {
+func (n *neighbors) follow(updates chan netlink.NeighUpdate) {
 	defer n.s.done.Done()
 	tick := time.NewTicker(askUnresolved)
 	defer tick.Stop()
@@ -81,7 +82,7 @@ func (n *neighbours) follow(updates chan netlink.NeighUpdate) {
 			n.s.mu.Lock()
 			if !n.s.closed && n.take(u) {
 				if err := n.s.refresh(); err != nil {
-					n.s.cfg.Log.Error("steering: could not follow a neighbour", "err", err)
+					n.s.cfg.Log.Error("steering: cannot update a neighbor", "err", err)
 				}
 			}
 			n.s.mu.Unlock()
@@ -92,16 +93,16 @@ func (n *neighbours) follow(updates chan netlink.NeighUpdate) {
 			}
 			n.s.mu.Unlock()
 		case <-n.s.quit:
-			for range updates { // until the subscription has ended
+			for range updates { // drain until the subscription has ended
 			}
 			return
 		}
 	}
 }
 
-// again subscribes anew when messages were lost. When that fails, the next tick of asking brings no news either, and the
-// next hops known so far go on being used.
-func (n *neighbours) again() chan netlink.NeighUpdate {
+// again subscribes again after messages were lost. If that fails, no further updates arrive, and the known next hops stay
+// in use.
+func (n *neighbors) again() chan netlink.NeighUpdate {
 	select {
 	case <-n.s.quit:
 		return closedUpdates()
@@ -109,7 +110,7 @@ func (n *neighbours) again() chan netlink.NeighUpdate {
 	}
 	updates, err := n.subscribe(n.quit)
 	if err != nil {
-		n.s.cfg.Log.Error("steering: next hops are not followed any more", "err", err)
+		n.s.cfg.Log.Error("steering: the watch of next hops has ended", "err", err)
 		return nil
 	}
 	return updates
@@ -121,9 +122,9 @@ func closedUpdates() chan netlink.NeighUpdate {
 	return c
 }
 
-// take notes news, and says whether it is any. An entry that the kernel drops because nobody uses it stays true; one that
-// has failed does not.
-func (n *neighbours) take(u netlink.NeighUpdate) bool {
+// take records an update, and reports whether it changes an address. An entry that the kernel removes because it is unused
+// stays valid; one that has failed does not.
+func (n *neighbors) take(u netlink.NeighUpdate) bool {
 	addr, ok := netip.AddrFromSlice(u.IP)
 	if !ok || u.Type != unix.RTM_NEWNEIGH {
 		return false
@@ -142,10 +143,10 @@ func (n *neighbours) take(u netlink.NeighUpdate) bool {
 	return !known || old != mac
 }
 
-func (n *neighbours) linkChanged(index int) { delete(n.own, index) }
+func (n *neighbors) linkChanged(index int) { delete(n.own, index) }
 
-// macs are the first 12 bytes of a frame to the next hop of a place.
-func (n *neighbours) macs(device int, hops ...netip.Addr) (macs [12]byte, ok bool) {
+// macs returns the first 12 bytes of a frame to the next hop of a place.
+func (n *neighbors) macs(device int, hops ...netip.Addr) (macs [12]byte, ok bool) {
 	if n.s == nil || device == 0 {
 		return macs, false
 	}
@@ -168,36 +169,34 @@ func (n *neighbours) macs(device int, hops ...netip.Addr) (macs [12]byte, ok boo
 	return macs, false
 }
 
-// ask makes the kernel resolve next hops: those that are not known, and from time to time all.
-func (n *neighbours) ask() {
+// ask makes the kernel resolve next hops: the unknown ones, and periodically all.
+func (n *neighbors) ask() {
 	all := time.Since(n.asked) > askAll
 	if all {
 		n.asked = time.Now()
 	}
-	for device, i := range n.s.layout.place {
-		p := n.s.places.have[i]
-		if p.Ifindex == 0 || p.Flags&placeResolved != 0 && !all {
-			continue
-		}
-		for _, plane := range n.s.forwarding.GetPlanes() {
-			for _, sp := range plane.SubPorts {
-				if sp.Device == device {
-					n.use(int(p.Ifindex), sp.NextHopV4)
-					n.use(int(p.Ifindex), sp.NextHopV6)
-				}
+	asked := map[string]bool{}
+	for _, l := range n.s.layout.sources {
+		for device, i := range l.place {
+			p := n.s.places.have[l.at(i)]
+			if p.Ifindex == 0 || p.Flags&placeResolved != 0 && !all || asked[device] {
+				continue
 			}
+			asked[device] = true
+			n.use(int(p.Ifindex), n.s.hops[device].NextHopV4)
+			n.use(int(p.Ifindex), n.s.hops[device].NextHopV6)
 		}
 	}
 }
 
-// use is what sending a packet does to a neighbour.
-func (n *neighbours) use(device int, addr string) {
+// use has the effect of sending a packet on a neighbor entry.
+func (n *neighbors) use(device int, addr string) {
 	ip := net.ParseIP(addr)
 	if ip == nil {
 		return
 	}
 	err := n.s.handle.NeighSet(&netlink.Neigh{LinkIndex: device, IP: ip, Flags: netlink.NTF_USE})
 	if err != nil && !errors.Is(err, unix.ENETDOWN) {
-		n.s.cfg.Log.Debug("steering: could not ask for a next hop", "addr", addr, "err", err)
+		n.s.cfg.Log.Debug("steering: cannot trigger the resolution of a next hop", "addr", addr, "err", err)
 	}
 }

@@ -9,18 +9,17 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// TestObjectsAreFresh: what is committed is what clang-14 makes of the source, in any directory.
+// TestObjectsAreFresh checks that the committed objects equal the output of clang-14 for the source, in any directory.
 func TestObjectsAreFresh(t *testing.T) { bpftest.Fresh(t, "steer") }
 
-// TestLayouts: each type that Go writes has the size and the offsets of the program's, and no holes, so that it is written
-// as it is.
+// TestLayouts checks that each type that Go writes has the size and offsets of the program's type and no padding.
 func TestLayouts(t *testing.T) {
 	spec, err := loadSteer()
 	if err != nil {
 		t.Fatal(err)
 	}
 	bpftest.Layouts(t, spec, map[string]any{
-		"settings": steerSettings{}, "live": steerLive{}, "place": steerPlace{}, "plane": steerPlane{}, "group": steerGroup{}, "run": steerRun{},
+		"settings": steerSettings{}, "source": steerSource{}, "target": steerTarget{}, "live": steerLive{}, "place": steerPlace{}, "plane": steerPlane{}, "group": steerGroup{}, "run": steerRun{},
 		"destination": steerDestination{}, "address": steerAddress{}, "pair": steerPair{}, "pins": steerPins{}, "table": steerTable{},
 		"slot_counter": steerSlotCounter{}, "counter": steerCounter{},
 	})
@@ -29,8 +28,8 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
-// TestVerifierHasRoom: the program stays far below the verifier's million instructions, so that older kernels, which prune
-// less, take it too.
+// TestVerifierHasRoom checks that the program stays far below the verifier's limit of one million instructions, so that
+// older kernels, which prune fewer paths, accept it too.
 func TestVerifierHasRoom(t *testing.T) {
 	netnstest.Require(t)
 	spec, err := loadSteer()

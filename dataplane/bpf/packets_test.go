@@ -22,9 +22,9 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// TestSUNH: frames of SUNH that are sent on the anchor leave over the sub-port of their slot, which the flow label says,
-// with the addresses of the next hop and the sub-port, and otherwise as they were. Before the next hop is resolved they are
-// dropped and counted.
+// TestSUNH checks that SUNH frames that are sent on the anchor leave over the sub-port of their slot, which the flow label
+// selects, with the addresses of the next hop and the sub-port and otherwise unchanged. Before the next hop is resolved
+// they are dropped and counted.
 func TestSUNH(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestSUNH(t *testing.T) {
 					frame = append(frame, "payload, up to the least of Ethernet......."...)
 					tap := b.taps[device(p, s)]
 					netnstest.Eventually(t, time.Minute, func() error {
-						_, _ = unix.Write(raw, frame) // ENOBUFS when it is dropped
+						_, _ = unix.Write(raw, frame) // ENOBUFS if it is dropped
 						tap.mu.Lock()
 						defer tap.mu.Unlock()
 						if n := tap.sunh[uint16(port&0xfff)]; n == 0 {
@@ -121,8 +121,8 @@ func (b *bed) mac(n *netnstest.Namespace, device string) (mac net.HardwareAddr) 
 	return mac
 }
 
-// TestFragmentsAndSegments: all pieces of a datagram that is cut arrive somewhere, the first at its slot's sub-port; what a
-// sender leaves to be cut later (UDP_SEGMENT) is steered whole, and counted as the packets that it becomes.
+// TestFragmentsAndSegments checks that all fragments of a datagram arrive, the first one at its slot's sub-port, and that a
+// datagram for later segmentation (UDP_SEGMENT) is steered whole and counted as its segments.
 func TestFragmentsAndSegments(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
@@ -146,7 +146,7 @@ func TestFragmentsAndSegments(t *testing.T) {
 				first := b.at("p3.0", ports[3])
 				want := [2]int{1, 2}
 				if f.source.Addr().Is6() {
-					want = [2]int{0, 3} // the ports of the first are behind another header
+					want = [2]int{0, 3} // the ports of the first fragment follow another header
 				}
 				if got := [2]int{first, pieces}; got != want {
 					return fmt.Errorf("%d first and other pieces, want %d; %v", got, want, b.drops())
@@ -182,7 +182,7 @@ func TestFragmentsAndSegments(t *testing.T) {
 	}
 }
 
-// TestOptions: IPv4 options do not hide the ports; a port that is not steered takes no rule.
+// TestOptions checks that IPv4 options do not hide the ports, and that a port that is not steered has no rule.
 func TestOptions(t *testing.T) {
 	b := newBed(t, families[0])
 	b.resolve()
@@ -215,8 +215,8 @@ func TestOptions(t *testing.T) {
 			t.Errorf("port %s is not steered: %s %v", port, out, err)
 		}
 	}
-	// Another port list takes the rule away, and the program drops what is sent on the anchor none the less. So it does with
-	// whatever else it does not know.
+	// Another port list removes the rule, and the program drops packets that are sent on the anchor nevertheless. It also
+	// drops all other unknown packets.
 	f := b.forwarding(farev1.Mode_MODE_PER_FLOW)
 	f.UdpPorts = []uint32{4444}
 	if err := b.s.SetForwarding(f); err != nil {
@@ -239,14 +239,14 @@ func TestOptions(t *testing.T) {
 		{DropDestination, append(append(make([]byte, 12), 0x86, 0xdd, 0x60), make([]byte, 39)...)},
 	} {
 		had := b.drops()[c.want]
-		_, _ = unix.Write(anchor, c.frame) // ENOBUFS when it is dropped
+		_, _ = unix.Write(anchor, c.frame) // ENOBUFS if it is dropped
 		if got := b.drops()[c.want] - had; got != 1 {
 			t.Errorf("% x: %d dropped as %v, want 1: %v", c.frame, got, c.want, b.drops())
 		}
 	}
 }
 
-// TestPreferredSource: a socket that is bound to nothing sends from the first loopback that is ours.
+// TestPreferredSource checks that an unbound socket sends from the first loopback that is a local address.
 func TestPreferredSource(t *testing.T) {
 	b := newBed(t, families[0])
 	b.server.Addr("lo", "10.255.0.77/32")
@@ -273,8 +273,8 @@ func TestPreferredSource(t *testing.T) {
 	}
 }
 
-// TestForwardingChanges: sub-ports that come, go and change their order, plane and next hop; groups that name one that is
-// gone do without it, and others do not notice.
+// TestForwardingChanges adds, removes and reorders sub-ports and changes their plane and next hop. Groups that name a
+// removed sub-port work without it, and other groups are not affected.
 func TestForwardingChanges(t *testing.T) {
 	b := newBed(t, families[0])
 	b.resolve()
@@ -337,7 +337,7 @@ func TestForwardingChanges(t *testing.T) {
 	check("after refusals", "")
 }
 
-// TestLimits: what does not fit is refused, and leaves everything as it was.
+// TestLimits checks that changes beyond the limits are refused and leave the state unchanged.
 func TestLimits(t *testing.T) {
 	b := newBed(t, families[0])
 	b.resolve()
@@ -361,7 +361,7 @@ func TestLimits(t *testing.T) {
 	if routes := b.server.IP("route", "show", "table", "179"); strings.Contains(routes, "10.255.0.4") {
 		t.Errorf("a route is left: %s", routes)
 	}
-	// The counters of a pair that goes are free for another, and zero.
+	// The counters of a removed pair are free for another pair, and zero.
 	flow := b.flow(ports[0])
 	if err := flow.send(3); err != nil {
 		t.Fatal(err)
@@ -384,7 +384,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestConformance: under the server of the contract, steering does what any data plane must.
+// TestConformance runs the conformance suite on steering behind the server of the contract.
 func TestConformance(t *testing.T) {
 	b := newBed(t, families[0])
 	b.cfg.MaxGroups, b.cfg.MaxDestinations = 64, 64
@@ -397,7 +397,7 @@ func TestConformance(t *testing.T) {
 	dptest.Run(t, conn, dptest.Options{})
 }
 
-// TestMount: a directory that is in no BPF file system is refused with the remedy.
+// TestMount checks that a directory outside of BPF file systems is refused with the remedy.
 func TestMount(t *testing.T) {
 	netnstest.Require(t)
 	if err := mountPins(t.TempDir() + "/fared"); err == nil || !strings.Contains(err.Error(), "mount -t bpf") {
@@ -405,7 +405,7 @@ func TestMount(t *testing.T) {
 	}
 }
 
-// TestSupported: here it is.
+// TestSupported checks that the test host supports steering.
 func TestSupported(t *testing.T) {
 	netnstest.Require(t)
 	if err := Supported(); err != nil {
@@ -415,11 +415,11 @@ func TestSupported(t *testing.T) {
 
 func TestConfigRefuses(t *testing.T) {
 	for want, cfg := range map[string]Config{
-		"anchor device":  {Device: "a/b"},
-		"a limit below":  {MaxPairs: -1},
-		"leaves no 16":   {SUNH: netip.MustParsePrefix("10.0.0.0/24")},
-		"system's own":   {Table: 254},
-		"10 leaves no 1": {SUNH: netip.MustParsePrefix("fd00::10/128")},
+		"anchor device":    {Device: "a/b"},
+		"a limit is below": {MaxPairs: -1},
+		"leaves no 16":     {SUNH: netip.MustParsePrefix("10.0.0.0/24")},
+		"for the system":   {Table: 254},
+		"10 leaves no 1":   {SUNH: netip.MustParsePrefix("fd00::10/128")},
 	} {
 		if _, err := cfg.resolve(); err == nil || !strings.Contains(err.Error(), strings.TrimPrefix(want, "10 ")[:8]) {
 			t.Errorf("%s: %v", want, err)

@@ -16,31 +16,88 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Version of the meaning of the maps, apart from their shape.
-const layoutVersion = 1
+// layoutVersion is the version of the meaning of the maps, apart from their shape.
+const layoutVersion = 2
 
 const (
 	bpffs      = "/sys/fs/bpf"
 	linkPin    = "link"
+	programPin = "program"
 	mapsPrefix = "maps-"
 )
 
-// pinned is what outlives the process, below Config.PinDir: link, and maps-<layout> with a file for each map.
+// pinned is the state that outlives the process, below Config.PinDir: the link, and a directory maps-<layout>-<number> with
+// the program that the link runs and a file for each of its maps. Each process creates its own directory, complete before
+// the link is switched to its program, and removes the others afterwards: the directory of the running program is always
+// complete.
 type pinned struct {
-	dir     string // of the maps
+	dir     string // of this process, below Config.PinDir
 	objects steerObjects
+	id      ebpf.ProgramID // of the program of this process
 	link    link.Link
-	// adopted: the maps were there, and the attached program uses them.
+	// adopted is true if the maps are those of the program that was attached.
 	adopted bool
-	// switched: the attached program uses our maps. Not before Settle when an agent of another layout left its own.
+	// switched is true if the attached program uses the maps in dir. After an agent of another layout it becomes true in
+	// Settle.
 	switched bool
+	// elders are maps of other layouts, while a program that uses them may be attached.
+	elders []elder
 }
 
-// openPinned loads the program for the anchor, whose interface index is given, adopting what is there.
+// openPinned loads the program for the anchor with the given interface index, and adopts existing state. An error leaves it
+// unchanged.
 func openPinned(cfg Config, anchor int) (_ *pinned, err error) {
 	if err := mountPins(cfg.PinDir); err != nil {
 		return nil, err
 	}
+	spec, err := steeringSpec(cfg)
+	if err != nil {
+		return nil, err
+	}
+	p := &pinned{}
+	defer func() {
+		if err != nil {
+			if p.dir != "" && !p.switched {
+				err = errors.Join(err, os.RemoveAll(p.dir))
+			}
+			err = errors.Join(err, p.close())
+		}
+	}()
+	var replacements map[string]*ebpf.Map
+	if p.link, err = oldLink(cfg.PinDir, anchor); err != nil {
+		return nil, err
+	}
+	if p.link != nil {
+		if replacements, err = p.find(cfg.PinDir, spec); err != nil {
+			return nil, err
+		}
+	}
+	p.adopted = replacements != nil
+	err = spec.LoadAndAssign(&p.objects, &ebpf.CollectionOptions{MapReplacements: replacements})
+	err = errors.Join(err, closeAll(replacements))
+	if err != nil {
+		return nil, fmt.Errorf("bpf: load the steering program: %w", err)
+	}
+	info, err := p.objects.FaredSteer.Info()
+	if err != nil {
+		return nil, fmt.Errorf("bpf: the steering program: %w", err)
+	}
+	p.id, _ = info.ID()
+	if err := p.pin(cfg.PinDir, fingerprint(spec)); err != nil {
+		return nil, err
+	}
+	switch {
+	case p.link == nil:
+		return p, p.attach(cfg.PinDir, anchor)
+	case p.adopted:
+		return p, p.switchOver()
+	}
+	p.elders, err = findElders(cfg.PinDir, p.dir)
+	return p, err
+}
+
+// steeringSpec returns the program and its maps, in the configured sizes.
+func steeringSpec(cfg Config) (*ebpf.CollectionSpec, error) {
 	spec, err := loadSteer()
 	if err != nil {
 		return nil, fmt.Errorf("bpf: %w", err)
@@ -51,52 +108,54 @@ func openPinned(cfg Config, anchor int) (_ *pinned, err error) {
 	} {
 		spec.Maps[name].MaxEntries = uint32(size)
 	}
-	p := &pinned{dir: filepath.Join(cfg.PinDir, mapsPrefix+fingerprint(spec))}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, p.close())
-		}
-	}()
-	var replacements map[string]*ebpf.Map
-	if p.link, err = oldLink(cfg.PinDir, anchor); err != nil {
-		return nil, err
-	}
-	if p.link != nil {
-		replacements = p.find(spec)
-	}
-	p.adopted = replacements != nil
-	if !p.adopted {
-		if err := os.RemoveAll(p.dir); err != nil {
-			return nil, fmt.Errorf("bpf: %w", err)
-		}
-	}
-	err = spec.LoadAndAssign(&p.objects, &ebpf.CollectionOptions{MapReplacements: replacements})
-	for _, m := range replacements {
-		err = errors.Join(err, m.Close())
-	}
-	if err != nil {
-		return nil, fmt.Errorf("bpf: load the steering program: %w", err)
-	}
-	if !p.adopted {
-		if err := os.MkdirAll(p.dir, 0o700); err != nil {
-			return nil, fmt.Errorf("bpf: %w", err)
-		}
-		for name, m := range p.maps() {
-			if err := m.Pin(filepath.Join(p.dir, name)); err != nil {
-				return nil, fmt.Errorf("bpf: pin map %s: %w", name, err)
-			}
-		}
-	}
-	switch {
-	case p.link == nil:
-		return p, p.attach(cfg.PinDir, anchor)
-	case p.adopted:
-		return p, p.switchOver()
-	}
-	return p, nil
+	return spec, nil
 }
 
-// fingerprint names a layout: the maps' shapes and what they mean.
+// pin creates the directory with the program and maps of this process. BPF file systems cannot rename directories, so an
+// incomplete directory is visible under its final name; it is ignored, because its program is not the attached one.
+func (p *pinned) pin(dir, layout string) (err error) {
+	if p.dir, err = os.MkdirTemp(dir, mapsPrefix+layout+"-"); err != nil {
+		return fmt.Errorf("bpf: %w", err)
+	}
+	for name, m := range p.maps() {
+		if err := m.Pin(filepath.Join(p.dir, name)); err != nil {
+			return fmt.Errorf("bpf: pin map %s: %w", name, err)
+		}
+	}
+	if err := p.objects.FaredSteer.Pin(filepath.Join(p.dir, programPin)); err != nil {
+		return fmt.Errorf("bpf: pin the steering program: %w", err)
+	}
+	return nil
+}
+
+// pin is an object that can be pinned.
+type pin interface {
+	Pin(path string) error
+	Unpin() error
+}
+
+// repin recreates missing pins, and returns their number.
+func (p *pinned) repin(dir string) (n int, err error) {
+	all := map[string]pin{filepath.Join(p.dir, programPin): p.objects.FaredSteer, filepath.Join(dir, linkPin): p.link}
+	for name, m := range p.maps() {
+		all[filepath.Join(p.dir, name)] = m
+	}
+	for path, object := range all {
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		n++
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return n, fmt.Errorf("bpf: %w", err)
+		}
+		if err := errors.Join(object.Unpin(), object.Pin(path)); err != nil {
+			return n, fmt.Errorf("bpf: pin %s: %w", path, err)
+		}
+	}
+	return n, nil
+}
+
+// fingerprint identifies a layout: the shapes of the maps and the version of their meaning.
 func fingerprint(spec *ebpf.CollectionSpec) string {
 	h := fnv.New64a()
 	fmt.Fprintln(h, layoutVersion)
@@ -107,7 +166,7 @@ func fingerprint(spec *ebpf.CollectionSpec) string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// mountPins makes the directory for pins, in a BPF file system.
+// mountPins creates the directory for pins, in a BPF file system.
 func mountPins(dir string) error {
 	isBPF := func(dir string) bool {
 		var st unix.Statfs_t
@@ -134,7 +193,8 @@ func mountPins(dir string) error {
 	return nil
 }
 
-// oldLink opens the pinned link when it still sits on the anchor; nil: there is none. One of a device that is gone is removed.
+// oldLink opens the pinned link if it is attached to the anchor, or returns nil. It removes a link of another or deleted
+// device.
 func oldLink(dir string, anchor int) (link.Link, error) {
 	path := filepath.Join(dir, linkPin)
 	l, err := link.LoadPinnedLink(path, nil)
@@ -151,63 +211,89 @@ func oldLink(dir string, anchor int) (link.Link, error) {
 	return nil, errors.Join(l.Unpin(), l.Close())
 }
 
-// find opens the pinned maps, nil unless all are there, fit, and are those of the attached program.
-func (p *pinned) find(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
+// find opens the maps of the attached program, or returns nil if they have another layout or the directory is missing. Any
+// other failure to open a pin is an error, because the attached program is then unknown.
+func (p *pinned) find(dir string, spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	info, err := p.link.Info()
 	if err != nil {
-		return nil
+		return nil, fmt.Errorf("bpf: the pinned link: %w", err)
 	}
-	program, err := ebpf.NewProgramFromID(info.Program)
+	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil
+		return nil, fmt.Errorf("bpf: %w", err)
 	}
-	defer program.Close()
-	details, err := program.Info()
-	if err != nil {
-		return nil
-	}
-	used, _ := details.MapIDs()
-	found := map[string]*ebpf.Map{}
-	for name, want := range spec.Maps {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(p.dir, name), nil)
-		if err == nil {
-			found[name] = m
-			if err = want.Compatible(m); err == nil && !slices.Contains(used, mapID(m)) {
-				err = errors.New("not the attached program's")
-			}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if !strings.HasPrefix(e.Name(), mapsPrefix+fingerprint(spec)+"-") {
+			continue
 		}
-		if err != nil {
-			for _, m := range found {
-				_ = m.Close()
-			}
-			return nil
+		if id, err := pinnedProgram(path); err != nil {
+			return nil, err
+		} else if id == info.Program && id != 0 {
+			return openMaps(path, spec)
 		}
 	}
-	return found
+	return nil, nil
 }
 
-// mapID is the kernel's number of a map, 0 when it does not say.
-func mapID(m *ebpf.Map) ebpf.MapID {
-	info, err := m.Info()
+// pinnedProgram returns the kernel's id of the program in a directory, or 0.
+func pinnedProgram(dir string) (ebpf.ProgramID, error) {
+	program, err := ebpf.LoadPinnedProgram(filepath.Join(dir, programPin), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
 	if err != nil {
-		return 0
+		return 0, fmt.Errorf("bpf: open the program in %s: %w", dir, err)
+	}
+	defer program.Close()
+	info, err := program.Info()
+	if err != nil {
+		return 0, fmt.Errorf("bpf: the program in %s: %w", dir, err)
 	}
 	id, _ := info.ID()
-	return id
+	return id, nil
+}
+
+// openMaps opens all maps of a directory, or returns nil if one is missing or incompatible.
+func openMaps(dir string, spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
+	found := map[string]*ebpf.Map{}
+	for name, want := range spec.Maps {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
+		if err == nil {
+			found[name] = m
+			err = want.Compatible(m)
+		}
+		if err == nil {
+			continue
+		}
+		closed := closeAll(found)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ebpf.ErrMapIncompatible) {
+			return nil, closed
+		}
+		return nil, errors.Join(fmt.Errorf("bpf: open map %s in %s: %w", name, dir, err), closed)
+	}
+	return found, nil
+}
+
+func closeAll(all map[string]*ebpf.Map) (err error) {
+	for _, m := range all {
+		err = errors.Join(err, m.Close())
+	}
+	return err
 }
 
 func (p *pinned) maps() map[string]*ebpf.Map {
 	o := &p.objects
 	return map[string]*ebpf.Map{
 		steerMapFaredDests: o.FaredDests, steerMapFaredDrops: o.FaredDrops, steerMapFaredGroups: o.FaredGroups,
-		steerMapFaredLive: o.FaredLive, steerMapFaredPins: o.FaredPins, steerMapFaredPlaces: o.FaredPlaces,
+		steerMapFaredNames: o.FaredNames, steerMapFaredSources: o.FaredSources, steerMapFaredLive: o.FaredLive, steerMapFaredPins: o.FaredPins, steerMapFaredPlaces: o.FaredPlaces,
 		steerMapFaredPlanes: o.FaredPlanes, steerMapFaredPorts: o.FaredPorts, steerMapFaredSent: o.FaredSent,
 		steerMapFaredSettings: o.FaredSettings, steerMapFaredSlots: o.FaredSlots, steerMapFaredTables: o.FaredTables,
 		steerMapFaredTurns: o.FaredTurns,
 	}
 }
 
-// attach puts the program on the anchor. The caller is in its network namespace.
+// attach attaches the program to the anchor. The caller is in its network namespace.
 func (p *pinned) attach(dir string, anchor int) error {
 	l, err := link.AttachTCX(link.TCXOptions{Interface: anchor, Program: p.objects.FaredSteer, Attach: ebpf.AttachTCXEgress})
 	if err != nil {
@@ -220,7 +306,7 @@ func (p *pinned) attach(dir string, anchor int) error {
 	return p.sweep(dir)
 }
 
-// switchOver lets the attached link run our program on our maps, between two packets.
+// switchOver makes the attached link run the program and maps of this process, between two packets.
 func (p *pinned) switchOver() error {
 	if err := p.link.Update(p.objects.FaredSteer); err != nil {
 		return fmt.Errorf("bpf: replace the steering program: %w", err)
@@ -229,8 +315,14 @@ func (p *pinned) switchOver() error {
 	return p.sweep(filepath.Dir(p.dir))
 }
 
-// sweep removes the maps of other layouts.
+// sweep removes the directories of programs that are no longer attached.
 func (p *pinned) sweep(dir string) error {
+	for _, e := range p.elders {
+		if err := e.close(); err != nil {
+			return fmt.Errorf("bpf: %w", err)
+		}
+	}
+	p.elders = nil
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("bpf: %w", err)
@@ -245,10 +337,13 @@ func (p *pinned) sweep(dir string) error {
 	return nil
 }
 
-// close lets go of everything; what is pinned stays.
+// close closes all descriptors; pinned state stays.
 func (p *pinned) close() (err error) {
 	if p.link != nil {
 		err = p.link.Close()
+	}
+	for _, e := range p.elders {
+		err = errors.Join(err, e.close())
 	}
 	for _, m := range p.maps() {
 		if m != nil {
@@ -261,7 +356,7 @@ func (p *pinned) close() (err error) {
 	return err
 }
 
-// unpin detaches the program and removes what is pinned below dir, and dir when it is then empty.
+// unpin detaches the program, removes the pins below dir, and removes dir if it is then empty.
 func unpin(dir string) error {
 	path := filepath.Join(dir, linkPin)
 	l, err := link.LoadPinnedLink(path, nil)
@@ -269,7 +364,7 @@ func unpin(dir string) error {
 	case err == nil:
 		detached := l.Detach()
 		if errors.Is(detached, unix.ENOLINK) {
-			detached = nil // its device is gone
+			detached = nil // its device was deleted
 		}
 		err = errors.Join(detached, l.Unpin(), l.Close())
 	case errors.Is(err, fs.ErrNotExist):

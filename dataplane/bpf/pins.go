@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	dynamicPorts = 49152 // the first of portCount, RFC 6335, Section 6
+	dynamicPorts = 49152 // first of portCount ports, RFC 6335, Section 6
 	portCount    = 16384
 	labelCount   = 4096
 	maxSlots     = 128
@@ -14,8 +14,8 @@ const (
 	notCounted   = 0xffffffff // NOT_COUNTED
 )
 
-// progression recognizes ports that are dynamicPorts + (first + slot * stride) mod portCount with an odd stride, so that they
-// are distinct, modulo labelCount too, and the slot can be computed from the port. At least one port must be given.
+// progression recognizes ports of the form dynamicPorts + (first + slot * stride) mod portCount with an odd stride, so that
+// they are distinct, also modulo labelCount, and the slot can be computed from the port. At least one port must be given.
 func progression(ports []uint32) (first, inverse uint16, ok bool) {
 	for _, p := range ports {
 		if p < dynamicPorts || p > 65535 {
@@ -35,16 +35,21 @@ func progression(ports []uint32) (first, inverse uint16, ok bool) {
 			return 0, 0, false
 		}
 	}
-	// Newton: each step doubles the low bits that are right, of which an odd number as its own inverse has three.
-	x := stride
-	for range 3 {
-		x *= 2 - stride*x
-	}
-	return first, uint16(x % portCount), true
+	return first, uint16(reciprocal(stride)), true
 }
 
-// pinsOf returns what a pair's entry says of its ports, and the table when they are no progression. Of slots with the same
-// port the first has it.
+// reciprocal returns the inverse of an odd number modulo portCount by Newton's method: each step doubles the number of
+// correct low bits, starting with three, because an odd number is its own inverse modulo 8.
+func reciprocal(odd uint32) uint32 {
+	x := odd
+	for range 3 {
+		x *= 2 - odd*x
+	}
+	return x % portCount
+}
+
+// pinsOf returns the entry of a pair for its ports, and a table if they are not a progression. If several slots have the
+// same port, the first slot gets it.
 func pinsOf(ports []uint32) (steerPins, *steerTable) {
 	pins := steerPins{Counters: notCounted}
 	if len(ports) == 0 {
@@ -73,4 +78,35 @@ func pinsOf(ports []uint32) (steerPins, *steerTable) {
 		}
 	}
 	return pins, t
+}
+
+// progressionPorts returns the ports of a pair without a table, in slot order: the inverse of pinsOf.
+func progressionPorts(pins steerPins) (ports []uint32) {
+	stride := reciprocal(uint32(pins.Inverse))
+	for slot := range uint32(pins.Count) {
+		ports = append(ports, dynamicPorts+(uint32(pins.First)+slot*stride)%portCount)
+	}
+	return ports
+}
+
+// tablePorts returns the ports of a pair with a table. A slot that shares its port with a lower slot gets the port of slot
+// 0: the difference does not affect packets.
+func tablePorts(pins steerPins, t *steerTable) []uint32 {
+	n := uint32(0)
+	if pins.Counters != notCounted {
+		n = pins.Slots
+	}
+	for i := range min(t.Count, maxSlots) {
+		n = max(n, uint32(t.Slot[i])+1)
+	}
+	ports := make([]uint32, min(n, maxSlots))
+	for i := range min(t.Count, maxSlots) {
+		ports[t.Slot[i]] = uint32(t.Key[i]>>4) + uint32(t.Key[i]&15)*labelCount
+	}
+	for i := range ports {
+		if ports[i] == 0 {
+			ports[i] = ports[0]
+		}
+	}
+	return ports
 }

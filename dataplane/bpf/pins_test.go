@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// slotOf is what the program does with a port, or with a flow label (sunh); -1: no slot's.
+// slotOf models the program's lookup of a port, or of a flow label (sunh); -1 means that no slot has it.
 func slotOf(pins steerPins, table *steerTable, port uint16, sunh bool) int {
 	if pins.Count != pinsTable {
 		mask := uint32(portCount - 1)
@@ -31,7 +31,7 @@ func slotOf(pins steerPins, table *steerTable, port uint16, sunh bool) int {
 	return int(table.Slot[at])
 }
 
-// checkPins demands that every port finds the first slot that has it, and every other port none.
+// checkPins fails unless every port finds the first slot that has it, and every other port none.
 func checkPins(t testing.TB, ports []uint32) {
 	t.Helper()
 	pins, table := pinsOf(ports)
@@ -44,7 +44,8 @@ func checkPins(t testing.TB, ports []uint32) {
 		twice = twice || labels[p%labelCount]
 		labels[p%labelCount] = true
 	}
-	var wanted [1 << 16]int // 1 more than the slot
+	checkRecovered(t, ports, pins, table)
+	var wanted [1 << 16]int // slot + 1
 	for slot, p := range slices.Backward(ports) {
 		wanted[p] = slot + 1
 	}
@@ -56,18 +57,43 @@ func checkPins(t testing.TB, ports []uint32) {
 	if twice {
 		return
 	}
-	var labelled [labelCount]int
+	var labeled [labelCount]int
 	for slot, p := range ports {
-		labelled[p%labelCount] = slot + 1
+		labeled[p%labelCount] = slot + 1
 	}
-	for label, want := range labelled {
+	for label, want := range labeled {
 		if got := slotOf(pins, table, uint16(label), true); got != want-1 {
 			t.Fatalf("%v: label %d is slot %d, want %d", ports, label, got, want-1)
 		}
 	}
 }
 
-// TestProgressions: any progression with an odd stride is recognized, and costs no table.
+// checkRecovered fails unless the recovered ports equal the written ones, except for slots that share a port with a lower
+// slot: those have any port of a lower slot.
+func checkRecovered(t testing.TB, ports []uint32, pins steerPins, table *steerTable) {
+	t.Helper()
+	pins.Slots, pins.Counters = uint32(len(ports)), 0
+	var got []uint32
+	if table == nil {
+		got = progressionPorts(pins)
+	} else {
+		got = tablePorts(pins, table)
+	}
+	if len(got) != len(ports) {
+		t.Fatalf("%v: recovered %v", ports, got)
+	}
+	for slot, p := range ports {
+		shared := slices.Contains(ports[:slot], p) && slices.Contains(ports[:slot], got[slot])
+		if got[slot] != p && !shared {
+			t.Fatalf("%v: slot %d: recovered port %d", ports, slot, got[slot])
+		}
+	}
+	if again, _ := pinsOf(got); table == nil && (again.First != pins.First || again.Inverse != pins.Inverse) {
+		t.Fatalf("%v: recovered %v is another progression", ports, got)
+	}
+}
+
+// TestProgressions checks that any progression with an odd stride is recognized and needs no table.
 func TestProgressions(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
@@ -77,7 +103,7 @@ func TestProgressions(t *testing.T) {
 			t.Fatalf("%v is not recognized", ports)
 		}
 		checkPins(t, ports)
-		if n > 2 { // one that goes astray is none any more
+		if n > 2 { // one deviating port ends the progression
 			ports[1+r.IntN(n-1)] ^= 2
 			if pins, _ := pinsOf(ports); pins.Count != pinsTable {
 				t.Fatalf("%v is recognized", ports)

@@ -11,14 +11,14 @@ import (
 	"github.com/fared/fared/dataplane/internal/rtnl"
 )
 
-// The gateways through the anchor. Nobody has them; they only make the kernel keep one neighbour for all destinations
-// instead of one each, whose number would push others out of its tables. RFC 7600 calls the first the IPv4 dummy address.
+// Gateways through the anchor. No host has them; they make the kernel keep one neighbor entry for all destinations instead
+// of one per destination, whose number would evict other entries. RFC 7600 calls the first the IPv4 dummy address.
 var (
 	gateway4 = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 	gateway6 = netip.MustParseAddr("fe80::1")
 )
 
-// routes are the host routes to the anchor, by gateway, which package rtnl does not write.
+// routes holds the host routes to the anchor, which use gateways; package rtnl does not write those.
 type routes struct {
 	conn     *rtnl.Conn // for dumps and rules
 	fd       int
@@ -27,10 +27,11 @@ type routes struct {
 	protocol uint8
 	anchor   int
 	tx, rx   []byte
-	have     map[netip.Prefix]netip.Addr // to the preferred source
+	have     map[netip.Prefix]netip.Addr // preferred source by prefix
+	mine     map[netip.Prefix]netip.Addr // replaced even if another program has a route there; nil except during a repair
 }
 
-// routeBatch bounds one sendmsg: a refusal of each message must fit the socket's buffer.
+// routeBatch limits one sendmsg: a refusal of each message must fit into the socket's buffer.
 const routeBatch = 128
 
 func openRoutes(cfg Config) (_ *routes, err error) {
@@ -52,29 +53,48 @@ func openRoutes(cfg Config) (_ *routes, err error) {
 	return r, nil
 }
 
+// ids returns the netlink port ids of the sockets.
+func (r *routes) ids() ([]uint32, error) {
+	first, err := r.conn.Port()
+	if err != nil {
+		return nil, fmt.Errorf("bpf: %w", err)
+	}
+	name, err := unix.Getsockname(r.fd)
+	if err != nil {
+		return nil, fmt.Errorf("bpf: netlink: %w", err)
+	}
+	own, ok := name.(*unix.SockaddrNetlink)
+	if !ok {
+		return nil, fmt.Errorf("bpf: netlink: a socket of another family: %T", name)
+	}
+	return []uint32{first, own.Pid}, nil
+}
+
 func (r *routes) close() error { return errors.Join(r.conn.Close(), unix.Close(r.fd)) }
 
-// read learns which routes are there. Ours that lead elsewhere than over the anchor are removed.
-func (r *routes) read() error {
-	clear(r.have)
+// read reads the existing routes. Marked routes that do not lead through the anchor are removed, and counted.
+func (r *routes) read() (strange int, err error) {
+	have := map[netip.Prefix]netip.Addr{}
 	batch := r.conn.Begin()
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		all, err := r.conn.RoutesBy(family, r.table, r.protocol)
 		if err != nil {
-			return fmt.Errorf("bpf: %w", err)
+			return 0, fmt.Errorf("bpf: %w", err)
 		}
 		for _, route := range all {
 			if route.Gateways && route.Device == r.anchor && route.Prefix.IsSingleIP() {
-				r.have[route.Prefix] = route.Source
+				have[route.Prefix] = route.Source
 			} else {
 				batch.DelRoute(route)
+				strange++
 			}
 		}
 	}
-	return ignore(r.conn.Do(batch), unix.ESRCH)
+	r.have = have
+	return strange, ignore(r.conn.Do(batch), unix.ESRCH)
 }
 
-// ignore joins the errors but those of one code.
+// ignore joins the errors except for those with one code.
 func ignore(all []error, code unix.Errno) error {
 	var left []error
 	for _, err := range all {
@@ -85,15 +105,16 @@ func ignore(all []error, code unix.Errno) error {
 	return errors.Join(left...)
 }
 
-// add makes the routes that are not there with their preferred sources, not valid: none.
+// add creates the missing routes with their preferred sources; a source that is not valid is omitted.
 func (r *routes) add(want map[netip.Prefix]netip.Addr) error {
 	return r.each(want, func(prefix netip.Prefix, source netip.Addr) bool {
 		was, ok := r.have[prefix]
+		_, mine := r.mine[prefix]
 		switch {
-		case !ok:
-			// Not in place of somebody else's route in our table.
+		case !ok && !mine:
+			// Do not replace a route of another program in the table.
 			r.message(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, prefix, source)
-		case was != source:
+		case !ok || was != source:
 			r.message(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, prefix, source)
 		default:
 			return false
@@ -102,7 +123,7 @@ func (r *routes) add(want map[netip.Prefix]netip.Addr) error {
 	}, func(prefix netip.Prefix, source netip.Addr) { r.have[prefix] = source })
 }
 
-// remove deletes those of the routes that are there.
+// remove deletes the existing routes among gone.
 func (r *routes) remove(gone map[netip.Prefix]netip.Addr) error {
 	return r.each(gone, func(prefix netip.Prefix, _ netip.Addr) bool {
 		if _, ok := r.have[prefix]; !ok {
@@ -113,7 +134,7 @@ func (r *routes) remove(gone map[netip.Prefix]netip.Addr) error {
 	}, func(prefix netip.Prefix, _ netip.Addr) { delete(r.have, prefix) })
 }
 
-// each sends what write writes, in batches, and calls done for what the kernel has done.
+// each sends the messages that write appends, in batches, and calls done for those that the kernel has executed.
 func (r *routes) each(all map[netip.Prefix]netip.Addr, write func(netip.Prefix, netip.Addr) bool, done func(netip.Prefix, netip.Addr)) error {
 	batch := make([]netip.Prefix, 0, routeBatch)
 	var failed []error
@@ -126,7 +147,7 @@ func (r *routes) each(all map[netip.Prefix]netip.Addr, write func(netip.Prefix, 
 			if code != 0 && code != unix.ESRCH {
 				why := ""
 				if code == unix.EEXIST {
-					why = "; somebody else has a route to it there, use another table"
+					why = "; another program has a route to it in this table, use another table"
 				}
 				failed = append(failed, fmt.Errorf("bpf: route to %v in table %d: %w%s", batch[i], r.table, code, why))
 				continue
@@ -186,8 +207,8 @@ func (r *routes) message(kind, flags uint16, prefix netip.Prefix, source netip.A
 	binary.NativeEndian.PutUint32(r.tx[at:], uint32(len(r.tx)-at))
 }
 
-// exchange sends the n messages and returns the kernel's answers. Only the last one asks for an acknowledgement; refusals
-// come unasked.
+// exchange sends the n messages and returns the kernel's answers. Only the last message requests an acknowledgement;
+// refusals are always sent.
 func (r *routes) exchange(n int) ([]unix.Errno, error) {
 	if n == 0 {
 		return nil, nil
@@ -229,14 +250,15 @@ func (r *routes) exchange(n int) ([]unix.Errno, error) {
 	}
 }
 
-// port is a destination port that is steered.
+// port is a steered destination port.
 type port struct {
 	protocol uint8 // IPPROTO_UDP or IPPROTO_TCP
 	number   uint16
 }
 
-// rules makes the rules of both families those for ports. what is not ours stays.
-func (r *routes) rules(ports []port, priority uint32, families []uint8) error {
+// rules updates the rules of both families for ports, and calls differs for each missing or superfluous one. Unmarked rules
+// stay.
+func (r *routes) rules(ports []port, priority uint32, families []uint8, differs func(format string, args ...any)) error {
 	batch := r.conn.Begin()
 	var late []rtnl.Rule
 	for _, family := range families {
@@ -261,10 +283,12 @@ func (r *routes) rules(ports []port, priority uint32, families []uint8) error {
 			case missing[p] && have == rule(p):
 				delete(missing, p)
 			default:
+				differs("an unexpected %v of the agent exists", have)
 				late = append(late, have)
 			}
 		}
 		for p := range missing {
+			differs("the rule for port %d to table %d is gone", p.number, r.table)
 			batch.SetRule(rule(p))
 		}
 	}

@@ -10,14 +10,14 @@ import (
 // span is a run of slot counters.
 type span struct{ from, n uint32 }
 
-// slotCounters gives pairs their counters, a run each.
+// slotCounters allocates runs of counters to pairs.
 type slotCounters struct {
 	kernel *ebpf.Map
-	free   []span // by from, never touching
-	clean  uint32 // from here on none was ever used
+	free   []span // by from, never adjacent
+	clean  uint32 // counters from here on were never used
 }
 
-// newSlotCounters knows which runs of an adopted map are in use; used may be empty.
+// newSlotCounters derives the free runs from the used ones; used may be empty.
 func newSlotCounters(kernel *ebpf.Map, adopted bool, used []span) *slotCounters {
 	s := &slotCounters{kernel: kernel}
 	if adopted {
@@ -37,7 +37,7 @@ func newSlotCounters(kernel *ebpf.Map, adopted bool, used []span) *slotCounters 
 	return s
 }
 
-// take returns n counters that are zero, the first that are free; false: there are none.
+// take allocates the first n free counters and sets them to zero. It returns false if there are none.
 func (s *slotCounters) take(n uint32) (uint32, bool) {
 	for i := range s.free {
 		f := &s.free[i]
@@ -69,7 +69,7 @@ func (s *slotCounters) zero(from, to uint32) error {
 	return err
 }
 
-// give takes counters back.
+// give frees counters.
 func (s *slotCounters) give(back span) {
 	i, _ := slices.BinarySearchFunc(s.free, back.from, func(f span, from uint32) int { return int(f.from) - int(from) })
 	s.free = slices.Insert(s.free, i, back)

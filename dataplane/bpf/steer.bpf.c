@@ -3,8 +3,9 @@
 // The steering program: it sits on the way out of the anchor device, to which rules and routes bring the flows to steer,
 // and sends each packet on over the sub-port of its queue pair slot.
 //
-// destination -> group; (source, destination) + source port -> slot; group + slot -> place; place -> device, next hop.
-// A place is a sub-port's number, 0 to 63, so that "which are usable" is one word, and losing any set of them one write.
+// source -> source group; source group, destination -> group; (source, destination) + source port -> slot; group + slot -> place;
+// place -> device, next hop. A place is a sub-port's number within its source group, 0 to 63, so that "which are usable" is one word,
+// and losing any set of them one write for each source group that they serve.
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -18,7 +19,8 @@
 #define AF_INET 2
 #define AF_INET6 10
 
-#define PLACES 64
+#define SOURCES 32 // source groups
+#define PLACES 64  // of a source group, as planes
 #define PLANES 64
 #define SLOTS 128
 #define SEGMENTS 128
@@ -54,10 +56,16 @@ struct settings {
 	struct address sunh_prefix; // the last 16 bits are the host part
 	__u16 sunh_type;            // network byte order; 0: no SUNH
 	__u16 per_packet;
-	__u32 reserved;
+	__u32 first_source; // the source group of sources that are no loopback
 };
 
-// Of each family, because an IPv4 next hop carries no IPv6.
+// The number of a source group; for whoever adopts the maps.
+struct source {
+	struct address name; // its first loopback; zeros where Forwarding has no source groups
+	__u32 used;
+};
+
+// The usable places of a source group: of each family, because an IPv4 next hop carries no IPv6.
 struct live {
 	__u64 v4;
 	__u64 v6;
@@ -94,6 +102,8 @@ struct run {
 struct group {
 	__u32 id;
 	__u32 count; // of members
+	__u32 source; // group, whose places and planes these are
+	__u32 reserved;
 	__u64 members;
 	__u8 slot[SLOTS]; // a place, SLOT_PLANE | plane, or SLOT_NONE
 	// All flows are numbers of 32 bits. Segment i is those up to upto[i].
@@ -104,6 +114,15 @@ struct group {
 	// The members again, by their width: what is picked from when places are down.
 	__u32 width[PLACES];
 	__u8 member[PLACES];
+	// The rest is for whoever adopts the map: weights of the members, and of slots the share and whether to drain before a move.
+	__u32 weight[PLACES];
+	__u32 share[SLOTS];
+	__u64 drain[SLOTS / 64];
+};
+
+struct target {
+	struct address destination;
+	__u32 source; // group
 };
 
 struct destination {
@@ -160,15 +179,17 @@ struct counter {
 // The sizes of those that grow are settings; here they are the least.
 MAP(fared_settings, ARRAY, __u32, struct settings, 1, 0);
 MAP(fared_ports, ARRAY, __u32, __u64, 2 * PORT_WORDS, 0); // a bit for each UDP destination port, then for each TCP one
-MAP(fared_live, ARRAY, __u32, struct live, 1, 0);
-MAP(fared_places, ARRAY, __u32, struct place, PLACES, 0);
-MAP(fared_planes, ARRAY, __u32, struct plane, PLANES, 0);
+MAP(fared_names, ARRAY, __u32, struct source, SOURCES, 0);
+MAP(fared_sources, HASH, struct address, __u32, 1024, BPF_F_NO_PREALLOC); // loopbacks
+MAP(fared_live, ARRAY, __u32, struct live, SOURCES, 0);
+MAP(fared_places, ARRAY, __u32, struct place, SOURCES * PLACES, 0);
+MAP(fared_planes, ARRAY, __u32, struct plane, SOURCES * PLANES, 0);
 MAP(fared_groups, HASH, __u32, struct group, 1, BPF_F_NO_PREALLOC);
-MAP(fared_dests, HASH, struct address, struct destination, 1, BPF_F_NO_PREALLOC);
+MAP(fared_dests, HASH, struct target, struct destination, 1, BPF_F_NO_PREALLOC);
 MAP(fared_pins, HASH, struct pair, struct pins, 1, BPF_F_NO_PREALLOC);
 MAP(fared_tables, HASH, struct pair, struct table, 1, BPF_F_NO_PREALLOC);
 MAP(fared_slots, ARRAY, __u32, struct slot_counter, 1, 0);
-MAP(fared_sent, PERCPU_ARRAY, __u32, struct counter, PLACES, 0);
+MAP(fared_sent, PERCPU_ARRAY, __u32, struct counter, SOURCES * PLACES, 0);
 MAP(fared_drops, PERCPU_ARRAY, __u32, __u64, DROPS, 0);
 MAP(fared_turns, PERCPU_ARRAY, __u32, __u32, TURNS, 0);
 
@@ -379,8 +400,15 @@ static __always_inline __u32 turn(__u32 hash)
 	return (*n)++ * 0x9e3779b9 + i * (__u32)(0x100000000 / TURNS);
 }
 
-// choose is the place of a packet.
-static __always_inline __u32 choose(const struct packet *p, const struct group *g, __u32 slot, const struct settings *set,
+// source_of is the source group of a packet.
+static __always_inline __u32 source_of(const struct packet *p, const struct settings *set)
+{
+	__u32 *number = bpf_map_lookup_elem(&fared_sources, &p->pair.source);
+	return number ? *number : set->first_source;
+}
+
+// choose_among is the place of a packet among the usable ones of its group, PLACES when there is none.
+static __always_inline __u32 choose_among(const struct packet *p, const struct group *g, __u32 slot, const struct settings *set,
 	__u64 usable, bool *diverted)
 {
 	__u32 own = slot < SLOTS ? g->slot[slot & (SLOTS - 1)] : SLOT_NONE;
@@ -401,12 +429,25 @@ static __always_inline __u32 choose(const struct packet *p, const struct group *
 			if (usable >> place & 1)
 				return place;
 		}
+		i += (g->source & (SOURCES - 1)) * PLANES;
 		struct plane *plane = bpf_map_lookup_elem(&fared_planes, &i);
 		if (plane && plane->places & usable)
 			return weigh(g, finish(number), plane->places & usable);
 		*diverted = true;
 	}
 	return pick(g, number, usable);
+}
+
+// choose is the place of a packet, counted over all source groups.
+static __always_inline __u32 choose(const struct packet *p, const struct group *g, __u32 slot, const struct settings *set, bool *diverted)
+{
+	__u32 source = g->source & (SOURCES - 1);
+	struct live *live = bpf_map_lookup_elem(&fared_live, &source);
+	if (!live)
+		return SOURCES * PLACES; // cannot be
+	__u64 usable = (p->sunh ? live->v4 | live->v6 : p->v6 ? live->v6 : live->v4) & g->members;
+	__u32 place = choose_among(p, g, slot, set, usable, diverted);
+	return place < PLACES ? source * PLACES + place : SOURCES * PLACES;
 }
 
 static __always_inline void count(struct __sk_buff *skb, __u32 place, __u32 counters, bool diverted)
@@ -454,9 +495,8 @@ int fared_steer(struct __sk_buff *skb)
 	bool diverted = false;
 
 	struct settings *set = bpf_map_lookup_elem(&fared_settings, &zero);
-	struct live *live = bpf_map_lookup_elem(&fared_live, &zero);
-	if (!set || !live)
-		return TC_ACT_SHOT; // arrays of one: cannot be
+	if (!set)
+		return TC_ACT_SHOT; // an array of one: cannot be
 	int why = parse(skb, &p, set);
 	if (why >= 0)
 		return drop(why);
@@ -468,7 +508,8 @@ int fared_steer(struct __sk_buff *skb)
 		if (slot < pins->slots && pins->counters != NOT_COUNTED)
 			counters = pins->counters + slot;
 	} else {
-		struct destination *to = bpf_map_lookup_elem(&fared_dests, &p.pair.destination);
+		struct target key = {.destination = p.pair.destination, .source = source_of(&p, set)};
+		struct destination *to = bpf_map_lookup_elem(&fared_dests, &key);
 		if (!to)
 			return drop(DROP_DESTINATION);
 		id = to->group;
@@ -476,15 +517,14 @@ int fared_steer(struct __sk_buff *skb)
 	struct group *g = bpf_map_lookup_elem(&fared_groups, &id);
 	if (!g)
 		return drop(DROP_UNREACHABLE);
-	__u64 mask = p.sunh ? live->v4 | live->v6 : p.v6 ? live->v6 : live->v4;
-	__u32 number = choose(&p, g, slot, set, mask & g->members, &diverted);
+	__u32 number = choose(&p, g, slot, set, &diverted);
 	// The memory of a group that was just replaced may serve another one by now, with other places.
 	if (g->id != id) {
 		g = bpf_map_lookup_elem(&fared_groups, &id);
 		if (!g)
 			return drop(DROP_UNREACHABLE);
 		diverted = false;
-		number = choose(&p, g, slot, set, mask & g->members, &diverted);
+		number = choose(&p, g, slot, set, &diverted);
 	}
 	struct place *place = bpf_map_lookup_elem(&fared_places, &number);
 	if (!place)

@@ -30,16 +30,21 @@ type steerDestination struct {
 }
 
 type steerGroup struct {
-	_       structs.HostLayout
-	Id      uint32
-	Count   uint32
-	Members uint64
-	Slot    [128]uint8
-	Upto    [128]uint32
-	Place   [128]uint8
-	Run     [64]steerRun
-	Width   [64]uint32
-	Member  [64]uint8
+	_        structs.HostLayout
+	Id       uint32
+	Count    uint32
+	Source   uint32
+	Reserved uint32
+	Members  uint64
+	Slot     [128]uint8
+	Upto     [128]uint32
+	Place    [128]uint8
+	Run      [64]steerRun
+	Width    [64]uint32
+	Member   [64]uint8
+	Weight   [64]uint32
+	Share    [128]uint32
+	Drain    [2]uint64
 }
 
 type steerLive struct {
@@ -89,11 +94,11 @@ type steerRun struct {
 }
 
 type steerSettings struct {
-	_          structs.HostLayout
-	SunhPrefix steerAddress
-	SunhType   uint16
-	PerPacket  uint16
-	Reserved   uint32
+	_           structs.HostLayout
+	SunhPrefix  steerAddress
+	SunhType    uint16
+	PerPacket   uint16
+	FirstSource uint32
 }
 
 type steerSlotCounter struct {
@@ -104,11 +109,23 @@ type steerSlotCounter struct {
 	Reserved uint64
 }
 
+type steerSource struct {
+	_    structs.HostLayout
+	Name steerAddress
+	Used uint32
+}
+
 type steerTable struct {
 	_     structs.HostLayout
 	Key   [128]uint16
 	Slot  [128]uint8
 	Count uint32
+}
+
+type steerTarget struct {
+	_           structs.HostLayout
+	Destination steerAddress
+	Source      uint32
 }
 
 // Names of all BPF objects in the ELF.
@@ -119,6 +136,7 @@ const (
 	steerMapFaredDrops    = "fared_drops"
 	steerMapFaredGroups   = "fared_groups"
 	steerMapFaredLive     = "fared_live"
+	steerMapFaredNames    = "fared_names"
 	steerMapFaredPins     = "fared_pins"
 	steerMapFaredPlaces   = "fared_places"
 	steerMapFaredPlanes   = "fared_planes"
@@ -126,6 +144,7 @@ const (
 	steerMapFaredSent     = "fared_sent"
 	steerMapFaredSettings = "fared_settings"
 	steerMapFaredSlots    = "fared_slots"
+	steerMapFaredSources  = "fared_sources"
 	steerMapFaredTables   = "fared_tables"
 	steerMapFaredTurns    = "fared_turns"
 	steerProgFaredSteer   = "fared_steer"
@@ -184,6 +203,7 @@ type steerMapSpecs struct {
 	FaredDrops    *ebpf.MapSpec `ebpf:"fared_drops"`
 	FaredGroups   *ebpf.MapSpec `ebpf:"fared_groups"`
 	FaredLive     *ebpf.MapSpec `ebpf:"fared_live"`
+	FaredNames    *ebpf.MapSpec `ebpf:"fared_names"`
 	FaredPins     *ebpf.MapSpec `ebpf:"fared_pins"`
 	FaredPlaces   *ebpf.MapSpec `ebpf:"fared_places"`
 	FaredPlanes   *ebpf.MapSpec `ebpf:"fared_planes"`
@@ -191,6 +211,7 @@ type steerMapSpecs struct {
 	FaredSent     *ebpf.MapSpec `ebpf:"fared_sent"`
 	FaredSettings *ebpf.MapSpec `ebpf:"fared_settings"`
 	FaredSlots    *ebpf.MapSpec `ebpf:"fared_slots"`
+	FaredSources  *ebpf.MapSpec `ebpf:"fared_sources"`
 	FaredTables   *ebpf.MapSpec `ebpf:"fared_tables"`
 	FaredTurns    *ebpf.MapSpec `ebpf:"fared_turns"`
 }
@@ -225,6 +246,7 @@ type steerMaps struct {
 	FaredDrops    *ebpf.Map `ebpf:"fared_drops"`
 	FaredGroups   *ebpf.Map `ebpf:"fared_groups"`
 	FaredLive     *ebpf.Map `ebpf:"fared_live"`
+	FaredNames    *ebpf.Map `ebpf:"fared_names"`
 	FaredPins     *ebpf.Map `ebpf:"fared_pins"`
 	FaredPlaces   *ebpf.Map `ebpf:"fared_places"`
 	FaredPlanes   *ebpf.Map `ebpf:"fared_planes"`
@@ -232,6 +254,7 @@ type steerMaps struct {
 	FaredSent     *ebpf.Map `ebpf:"fared_sent"`
 	FaredSettings *ebpf.Map `ebpf:"fared_settings"`
 	FaredSlots    *ebpf.Map `ebpf:"fared_slots"`
+	FaredSources  *ebpf.Map `ebpf:"fared_sources"`
 	FaredTables   *ebpf.Map `ebpf:"fared_tables"`
 	FaredTurns    *ebpf.Map `ebpf:"fared_turns"`
 }
@@ -242,6 +265,7 @@ func (m *steerMaps) Close() error {
 		m.FaredDrops,
 		m.FaredGroups,
 		m.FaredLive,
+		m.FaredNames,
 		m.FaredPins,
 		m.FaredPlaces,
 		m.FaredPlanes,
@@ -249,6 +273,7 @@ func (m *steerMaps) Close() error {
 		m.FaredSent,
 		m.FaredSettings,
 		m.FaredSlots,
+		m.FaredSources,
 		m.FaredTables,
 		m.FaredTurns,
 	)

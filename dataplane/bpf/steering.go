@@ -16,59 +16,68 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/carrier"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/rtnl"
 )
 
-// The limits of weights: a member's part of 2^32 flows must never round to none.
+// Limits of weights: a member's fraction of 2^32 flows must never round to 0.
 const (
 	maxWeight    = 1 << 24
 	maxWeightSum = 1 << 30
 )
 
-// Steering steers in one network namespace. Its methods may be called from any goroutine and thread.
+// Steering steers in one network namespace. Its methods are safe for concurrent use from any thread.
 type Steering struct {
 	cfg   Config
 	ipv6  bool
 	netns *os.File
-	watch *rtnl.Watch
-	done  sync.WaitGroup
-	quit  chan struct{}
+	watch *carrier.Watch
+	// objects reports changes of rules and routes by other programs.
+	objects *rtnl.ObjectWatch
+	// private is the reason why pins end with the process, "" if they outlive it.
+	private string
+	done    sync.WaitGroup
+	quit    chan struct{}
 
 	mu     sync.Mutex // guards all below
 	closed bool
+	guard  guard
 	pinned *pinned
 	handle *netlink.Handle
 	routes *routes
 	links  map[int]rtnl.Link // by index
 
-	// What is wanted.
-	forwarding *farev1.Forwarding // nil: not told yet
+	// Wanted state.
+	forwarding *farev1.Forwarding // nil before the first
 	layout     layout
-	down       map[string]bool // devices that the control plane holds down
-	inherited  map[string]bool // and that it did, to an earlier process; until Settle
+	hops       map[string]*farev1.ForwardingSubPort // by device
+	down       map[string]bool                      // devices that the control plane has set down
+	inherited  map[string]bool                      // devices that it had set down for an earlier process; until Settle
 	groups     map[uint32]*farev1.Group
-	dests      map[netip.Prefix]contract.Destination
+	dests      map[contract.DestinationKey]contract.Destination
 	settled    bool
 
-	// What the kernel has.
-	settings  cells[steerSettings]
-	ports     cells[uint64]
-	live      cells[steerLive]
-	places    cells[steerPlace]
-	planes    cells[steerPlane]
-	haveGroup mirror[uint32, steerGroup]
-	haveDest  mirror[steerAddress, steerDestination]
-	havePins  mirror[steerPair, steerPins]
-	haveTable mirror[steerPair, steerTable]
-	slots     *slotCounters
-	mtu       int
-	prefer    [2]netip.Addr // source of IPv4, of IPv6
-	neighbour neighbours
+	// Kernel state.
+	settings   cells[steerSettings]
+	ports      cells[uint64]
+	names      cells[steerSource]
+	live       cells[steerLive]
+	places     cells[steerPlace]
+	planes     cells[steerPlane]
+	haveSource mirror[steerAddress, uint32]
+	haveGroup  mirror[uint32, steerGroup]
+	haveDest   mirror[steerTarget, steerDestination]
+	havePins   mirror[steerPair, steerPins]
+	haveTable  mirror[steerPair, steerTable]
+	slots      *slotCounters
+	mtu        int
+	prefer     [2]netip.Addr // sources of IPv4 and IPv6
+	neighbor   neighbors
 }
 
-// Open attaches the program in the network namespace of the calling thread, or adopts what an earlier process left there.
-// Nothing is removed before Settle. An error leaves what was there.
+// Open attaches the program in the network namespace of the calling thread, or adopts the state of an earlier process. It
+// removes nothing before Settle. An error leaves existing state unchanged.
 func Open(config Config) (_ *Steering, err error) {
 	cfg, err := config.resolve()
 	if err != nil {
@@ -81,7 +90,7 @@ func Open(config Config) (_ *Steering, err error) {
 	defer runtime.UnlockOSThread()
 	s := &Steering{
 		cfg: cfg, quit: make(chan struct{}), links: map[int]rtnl.Link{}, down: map[string]bool{}, inherited: map[string]bool{},
-		groups: map[uint32]*farev1.Group{}, dests: map[netip.Prefix]contract.Destination{},
+		groups: map[uint32]*farev1.Group{}, dests: map[contract.DestinationKey]contract.Destination{},
 	}
 	defer func() {
 		if err != nil {
@@ -96,12 +105,19 @@ func Open(config Config) (_ *Steering, err error) {
 	if s.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("bpf: netlink: %w", err)
 	}
-	// Before the devices are read, so that nothing is missed in between.
-	if s.watch, err = rtnl.WatchLinks(0); err != nil {
+	// The watch starts before the devices are read, so that no event is missed.
+	if s.watch, err = carrier.Open(0); err != nil {
 		return nil, fmt.Errorf("bpf: %w", err)
 	}
 	if s.routes, err = openRoutes(cfg); err != nil {
 		return nil, err
+	}
+	own, err := s.routes.ids()
+	if err != nil {
+		return nil, err
+	}
+	if s.objects, err = rtnl.WatchObjects(0, cfg.Protocol, own...); err != nil {
+		return nil, fmt.Errorf("bpf: %w", err)
 	}
 	if err := s.attach(); err != nil {
 		return nil, err
@@ -112,15 +128,19 @@ func Open(config Config) (_ *Steering, err error) {
 	if err := s.readLinks(); err != nil {
 		return nil, err
 	}
-	if err := s.neighbour.open(s); err != nil {
+	if err := s.neighbor.open(s); err != nil {
 		return nil, err
 	}
-	s.done.Add(1)
+	s.private = outlives(cfg.PinDir)
+	s.done.Add(3)
 	go s.follow()
+	go s.attend()
+	go s.keep()
 	return s, nil
 }
 
-// attach makes sure of the anchor and the program on it, and reads the routes. The thread is in the network namespace.
+// attach ensures that the anchor exists with the program attached, and reads the routes. The thread is in the network
+// namespace.
 func (s *Steering) attach() (err error) {
 	if s.routes.anchor, err = ensureAnchor(s.handle, s.cfg.Device); err != nil {
 		return err
@@ -136,23 +156,24 @@ func (s *Steering) attach() (err error) {
 			return fmt.Errorf("bpf: %w", err)
 		}
 	} else {
-		_ = s.pinned.link.Close() // of a device that is gone
+		_ = s.pinned.link.Close() // its device was deleted
 		if err := s.pinned.attach(s.cfg.PinDir, s.routes.anchor); err != nil {
 			return err
 		}
 	}
 	s.mtu = 0
-	return s.routes.read()
+	_, err = s.routes.read()
+	return err
 }
 
-// readMaps learns what an earlier process has written.
+// readMaps reads the state written by an earlier process.
 func (s *Steering) readMaps() error {
 	o := &s.pinned.objects
 	s.settings.kernel, s.ports.kernel, s.live.kernel = o.FaredSettings, o.FaredPorts, o.FaredLive
-	s.places.kernel, s.planes.kernel = o.FaredPlaces, o.FaredPlanes
-	s.haveGroup.kernel, s.haveDest.kernel, s.havePins.kernel, s.haveTable.kernel = o.FaredGroups, o.FaredDests, o.FaredPins, o.FaredTables
-	err := errors.Join(s.settings.read(), s.ports.read(), s.live.read(), s.places.read(), s.planes.read(),
-		s.haveGroup.read(), s.haveDest.read(), s.havePins.read(), s.haveTable.read())
+	s.places.kernel, s.planes.kernel, s.names.kernel = o.FaredPlaces, o.FaredPlanes, o.FaredNames
+	s.haveSource.kernel, s.haveGroup.kernel, s.haveDest.kernel, s.havePins.kernel, s.haveTable.kernel = o.FaredSources, o.FaredGroups, o.FaredDests, o.FaredPins, o.FaredTables
+	err := errors.Join(s.settings.read(), s.ports.read(), s.live.read(), s.places.read(), s.planes.read(), s.names.read(),
+		s.haveSource.read(), s.haveGroup.read(), s.haveDest.read(), s.havePins.read(), s.haveTable.read())
 	if err != nil {
 		return err
 	}
@@ -171,6 +192,9 @@ func (s *Steering) readMaps() error {
 	s.settled = !s.pinned.adopted && s.pinned.switched
 	return nil
 }
+
+// Private returns the reason why forwarding ends with the process, or "" if it continues without the process.
+func (s *Steering) Private() string { return s.private }
 
 // Capabilities implements contract.Forwarder.
 func (s *Steering) Capabilities() *farev1.Capabilities {
@@ -199,37 +223,38 @@ func (s *Steering) SetForwarding(forwarding *farev1.Forwarding) error {
 		}
 		return status.Error(codes.Internal, err.Error())
 	}
-	gone := func(device string, _ bool) bool {
-		_, ok := next.place[device]
-		return !ok
-	}
+	gone := func(device string, _ bool) bool { return s.hops[device] == nil }
 	maps.DeleteFunc(s.down, gone)
 	maps.DeleteFunc(s.inherited, gone)
 	return nil
 }
 
-// judge says what of a forwarding cannot be done here.
+// judge validates the requirements of this data plane on a forwarding.
 func (s *Steering) judge(f *farev1.Forwarding) error {
 	if slices.Contains(f.UdpPorts, 65535) || slices.Contains(f.TcpPorts, 65535) {
 		// fib_rule_port_range_valid, include/net/fib_rules.h
-		return status.Error(codes.InvalidArgument, "port 65535: the kernel's routing rules take ports below it alone; use 1 to 65534")
+		return status.Error(codes.InvalidArgument, "port 65535: the kernel's routing rules allow only lower ports; use 1 to 65534")
 	}
-	n := 0
 	for _, plane := range f.Planes {
 		for _, subPort := range plane.SubPorts {
-			n++
 			switch {
 			case subPort.Netns != "":
-				return status.Errorf(codes.InvalidArgument, "sub-port %s: a packet cannot be redirected into another network namespace (%s); run the agent there", subPort.Device, subPort.Netns)
+				return status.Errorf(codes.InvalidArgument, "sub-port %s: packets cannot be redirected into another network namespace (%s); run the agent there", subPort.Device, subPort.Netns)
 			case !deviceName(subPort.Device):
-				return status.Errorf(codes.InvalidArgument, "sub-port %q: no name that a device can have; use 1 to 15 letters", subPort.Device)
+				return status.Errorf(codes.InvalidArgument, "sub-port %q: not a valid device name; use 1 to 15 letters", subPort.Device)
 			case subPort.Device == s.cfg.Device:
-				return status.Errorf(codes.InvalidArgument, "sub-port %s is the anchor of the steering; name another anchor in the agent's configuration", subPort.Device)
+				return status.Errorf(codes.InvalidArgument, "sub-port %s is the anchor of the steering; set another anchor in the agent's configuration", subPort.Device)
 			}
 		}
 	}
-	if n > maxPlaces || len(f.Planes) > maxPlanes {
-		return status.Errorf(codes.ResourceExhausted, "%d planes with %d sub-ports: steering has room for %d and %d; use fewer", len(f.Planes), n, maxPlanes, maxPlaces)
+	groups := contract.SourceGroups(f)
+	if n := len(groups); n > maxSources {
+		return status.Errorf(codes.ResourceExhausted, "%d source groups: steering allows at most %d; use fewer", n, maxSources)
+	}
+	for _, g := range groups {
+		if n := len(g.Devices); n > maxPlaces {
+			return status.Errorf(codes.ResourceExhausted, "%d sub-ports of the loopback %v: steering allows at most %d for each source group; use fewer", n, g.Name, maxPlaces)
+		}
 	}
 	return nil
 }
@@ -253,7 +278,7 @@ func (s *Steering) Commit(changes []contract.Change) error {
 		s.do(changes[i].Inverse(), &t)
 	}
 	if undone := s.sync(&t); undone != nil {
-		s.cfg.Log.Error("steering: what failed could not be undone", "err", undone)
+		s.cfg.Log.Error("steering: cannot undo a failed change", "err", undone)
 	}
 	code := codes.Internal
 	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSPC) {
@@ -262,7 +287,7 @@ func (s *Steering) Commit(changes []contract.Change) error {
 	return status.Error(code, err.Error())
 }
 
-// fits refuses what the maps have no room for in shape; their number of entries the kernel watches.
+// fits refuses changes that exceed the shape of the maps; the kernel enforces their number of entries.
 func (s *Steering) fits(changes []contract.Change) error {
 	for _, c := range changes {
 		for _, slot := range c.After.GetSlots() {
@@ -272,16 +297,16 @@ func (s *Steering) fits(changes []contract.Change) error {
 		}
 		for _, pair := range c.To.Pairs {
 			if n := len(pair.UdpSourcePorts); n > maxSlots {
-				return status.Errorf(codes.OutOfRange, "destination %v: source %s has %d slots, steering at most %d; use fewer", c.Prefix, pair.Source, n, maxSlots)
+				return status.Errorf(codes.OutOfRange, "destination %v: source %s has %d slots, steering allows at most %d; use fewer", c.Prefix, pair.Source, n, maxSlots)
 			}
 		}
 	}
 	return nil
 }
 
-// Settle ends the taking over: it is called when everything that was promised before has been committed again. What was
-// found and has not been is removed, and the program of another layout replaced. Before the first SetForwarding nothing is
-// known to be promised, and Settle does nothing.
+// Settle ends the adoption of earlier state. It is called when all previously acknowledged state has been committed again.
+// State that was not committed again is removed, and a program of another layout is replaced. Before the first
+// SetForwarding the acknowledged state is unknown, and Settle does nothing.
 func (s *Steering) Settle() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -296,28 +321,11 @@ func (s *Steering) Settle() error {
 	s.settled = true
 	clear(s.inherited)
 	var t touched
-	for id := range s.haveGroup.have {
-		t.group(id)
-	}
-	for key := range s.haveDest.have {
-		t.dest(key.prefix())
-	}
-	for prefix := range s.routes.have {
-		t.dest(prefix)
-	}
-	for prefix := range s.dests {
-		t.dest(prefix)
-	}
-	for key := range s.havePins.have {
-		t.pair(key)
-	}
-	for key := range s.haveTable.have {
-		t.pair(key)
-	}
+	s.touchAll(&t)
 	return errors.Join(s.adopt(s.forwarding, s.layout), s.sync(&t))
 }
 
-// Close lets go. What is forwarded goes on being forwarded. A second call does nothing.
+// Close releases all resources. Forwarding continues. A second call does nothing.
 func (s *Steering) Close() error {
 	if !s.end() {
 		return nil
@@ -325,14 +333,20 @@ func (s *Steering) Close() error {
 	return s.release()
 }
 
-// release ends what Open began, as far as it came.
+// release closes the resources that Open has acquired so far.
 func (s *Steering) release() (err error) {
 	close(s.quit)
 	if s.watch != nil {
 		err = s.watch.Close()
 	}
-	err = errors.Join(err, s.neighbour.close())
+	if s.objects != nil {
+		err = errors.Join(err, s.objects.Close())
+	}
+	err = errors.Join(err, s.neighbor.close())
 	s.done.Wait()
+	if s.watch != nil {
+		err = errors.Join(err, s.watch.Release())
+	}
 	if s.pinned != nil {
 		err = errors.Join(err, s.pinned.close())
 	}
@@ -348,7 +362,7 @@ func (s *Steering) release() (err error) {
 	return err
 }
 
-// Detach closes and removes everything of ours: steered packets take the routes that are below.
+// Detach closes and removes all state in the kernel: steered packets then take the remaining routes.
 func (s *Steering) Detach() error {
 	if !s.end() {
 		return nil
@@ -356,7 +370,7 @@ func (s *Steering) Detach() error {
 	return errors.Join(s.inNamespace(func() error { return Flush(s.cfg) }), s.release())
 }
 
-// end makes all goroutines stop acting; false: somebody else did.
+// end marks Steering as closed; it returns false if it already was.
 func (s *Steering) end() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -365,9 +379,9 @@ func (s *Steering) end() bool {
 	return !was
 }
 
-// Flush removes, in the network namespace of the calling thread, what Open and Commit made under the names of a
-// configuration: rules, routes, program, maps and anchor, and nothing else. Nothing there is no error. No process may be
-// steering by that configuration: it would make the anchor anew.
+// Flush removes, in the network namespace of the calling thread, the objects that Open and Commit create for a
+// configuration: rules, routes, program, maps and anchor, and nothing else. Missing objects are not an error. No process
+// may be steering with that configuration: it would recreate the anchor.
 func Flush(config Config) error {
 	cfg, err := config.resolve()
 	if err != nil {
@@ -384,13 +398,14 @@ func Flush(config Config) error {
 	if err != nil {
 		return err
 	}
-	// Rules first: packets take other routes before the program goes.
-	err = r.rules(nil, cfg.Priority, []uint8{unix.AF_INET, unix.AF_INET6})
-	r.anchor = -1 // no device: all routes lead elsewhere
-	return errors.Join(err, r.read(), r.close(), unpin(cfg.PinDir), removeAnchor(h, cfg.Device))
+	// Rules are removed first, so that packets take other routes before the program is removed.
+	err = r.rules(nil, cfg.Priority, []uint8{unix.AF_INET, unix.AF_INET6}, func(string, ...any) {})
+	r.anchor = -1 // an invalid device, so that read removes all routes
+	_, unread := r.read()
+	return errors.Join(err, unread, r.close(), unpin(cfg.PinDir), removeAnchor(h, cfg.Device))
 }
 
-// inNamespace calls f on a thread of its own in the network namespace.
+// inNamespace calls f on a separate thread in the network namespace.
 func (s *Steering) inNamespace(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

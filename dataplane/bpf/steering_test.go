@@ -22,7 +22,8 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// TestPins: each slot's packets leave over its sub-port, all of them; those of no slot are dealt over all.
+// TestPins checks that all packets of a slot leave over its sub-port, and that those without a slot are distributed over
+// all sub-ports.
 func TestPins(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
@@ -59,8 +60,9 @@ func TestPins(t *testing.T) {
 	}
 }
 
-// TestSpray: in per-packet mode a slot's packets are spread over its plane's members and a stray flow's over all, by weight,
-// within half a percent of all packets. Members of a plane that is down are left out at once.
+// TestSpray checks that in per-packet mode a slot's packets are sprayed over its plane's members and those of a flow
+// without a slot over all members, by weight, within half a percent of all packets, and that members of a plane that is
+// down are excluded immediately.
 func TestSpray(t *testing.T) {
 	const all, within = 1_000_000, 0.005
 	for _, f := range families {
@@ -84,7 +86,7 @@ func TestSpray(t *testing.T) {
 				}
 			}
 			slot, stray := b.flow(ports[4]), b.flow(1024)
-			for sent := 0; sent < all; sent += all / 20 { // in pieces that the taps' buffers hold
+			for sent := 0; sent < all; sent += all / 20 { // in pieces that fit the taps' buffers
 				before := b.total()
 				if err := errors.Join(slot.send(all/40), stray.send(all/40)); err != nil {
 					t.Fatal(err)
@@ -99,7 +101,8 @@ func TestSpray(t *testing.T) {
 			if got := b.at("p0.0", ports[4]) + b.at("p0.1", ports[4]); got != all/2 {
 				t.Errorf("%d of %d packets in plane 0", got, all/2)
 			}
-			// One of its plane's two is gone: the other has all. Both: the rest of the group has them.
+			// After one of its plane's two sub-ports fails, the other carries all packets; after both, the rest of the group
+			// does.
 			b.commit(contract.Change{Kind: contract.SubPortChange, Device: "p0.0"})
 			before, had := b.total(), b.at("p0.1", ports[4])
 			if err := slot.send(1000); err != nil {
@@ -141,9 +144,9 @@ func (b *bed) slot(n uint32) *farev1.SlotCounters {
 	return found
 }
 
-// TestFailover: a sub-port that the control plane takes down, that loses its carrier, or that is gone, carries nothing from
-// then on; its slots' flows go over the others, each over one, by weight, and are counted; the other slots stay. When it is
-// back, so are they. Without any sub-port packets are dropped and counted.
+// TestFailover checks that a sub-port that the control plane sets down, that loses its carrier or that is deleted carries
+// nothing from then on. The flows of its slots use the others, each one of them, by weight, and are counted; the other
+// slots do not move. When it returns, its flows return. Without any sub-port, packets are dropped and counted.
 func TestFailover(t *testing.T) {
 	ways := []struct {
 		name     string
@@ -157,7 +160,7 @@ func TestFailover(t *testing.T) {
 		{"carrier", func(b *bed) {
 			b.leaves[1].IP("link", "set", "server0", "down")
 		}, func(b *bed) {
-			b.leaves[1].Addr("server0", "fd00:16:1:0::2/64") // which went with the link
+			b.leaves[1].Addr("server0", "fd00:16:1:0::2/64") // the address was removed with the link
 		}},
 		{"device", func(b *bed) {
 			b.server.IP("link", "del", "p1.0")
@@ -171,7 +174,7 @@ func TestFailover(t *testing.T) {
 		}, func(b *bed) {
 			b.server.IP("link", "set", "other", "down")
 			b.server.IP("link", "set", "other", "name", "p1.0")
-			b.server.Addr("p1.0", "fd00:16:1:0::1/64") // which went with the link
+			b.server.Addr("p1.0", "fd00:16:1:0::1/64") // the address was removed with the link
 		}},
 	}
 	b := newBed(t, families[0])
@@ -185,7 +188,7 @@ func TestFailover(t *testing.T) {
 	for _, port := range ports {
 		flows = append(flows, b.flow(port))
 	}
-	// round sends from every slot and returns where each slot's packets went, "" for several places.
+	// round sends from every slot and returns the device of each slot's packets, "" for several devices.
 	round := func() (where [n]string) {
 		t.Helper()
 		before := b.total()
@@ -262,7 +265,7 @@ func TestFailover(t *testing.T) {
 		}
 		had := b.drops()[DropUnreachable]
 		for _, f := range flows {
-			_ = f.send(1) // the socket may hear of the drop
+			_ = f.send(1) // the socket may return the drop as an error
 		}
 		if got := b.drops()[DropUnreachable] - had; got != n {
 			t.Errorf("%d packets dropped as unreachable, want %d", got, n)
@@ -270,8 +273,8 @@ func TestFailover(t *testing.T) {
 	})
 }
 
-// TestRestart: an agent object that is dropped and opened anew under traffic, taking over, committing the same again and
-// settling, disturbs no packet; what was not committed again is gone.
+// TestRestart checks that closing and reopening an agent object under traffic, with adoption, the same commits and Settle,
+// disturbs no packet, and that state that was not committed again is removed.
 func TestRestart(t *testing.T) {
 	for _, layout := range []string{"same", "other"} {
 		t.Run(layout, func(t *testing.T) {
@@ -374,8 +377,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestDownIsInherited: what the control plane held down stays down for the next process, until it settles without having
-// been told so again.
+// TestDownIsInherited checks that sub-ports that the control plane set down stay down for the next process, until it
+// settles without the same operation.
 func TestDownIsInherited(t *testing.T) {
 	b := newBed(t, families[0])
 	b.open()
@@ -402,7 +405,7 @@ func TestDownIsInherited(t *testing.T) {
 	live("settled", "p0.0", "p1.0", "p1.1", "p2.0", "p2.1", "p3.0", "p3.1")
 }
 
-// TestDetach: nothing of ours is left, and what others made is as it was.
+// TestDetach checks that no object of the agent remains, and that objects of other programs are unchanged.
 func TestDetach(t *testing.T) {
 	netnstest.Require(t, "bpftool", "tc")
 	b := newBed(t, families[0])
@@ -440,7 +443,7 @@ func TestDetach(t *testing.T) {
 	if _, err := os.Stat(b.cfg.PinDir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the pins are left: %v", err)
 	}
-	// Flush finds the same of an agent that is gone, and nothing when called again.
+	// Flush removes the same objects of a previous agent, and nothing when called again.
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_FLOW)
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, sequence(8, 0, 1)))
@@ -455,7 +458,7 @@ func TestDetach(t *testing.T) {
 			t.Errorf("before:\n%s\nafter --flush:\n%s", before, after)
 		}
 	}
-	// A device that has the anchor's name stays.
+	// A device with the anchor's name but without its mark stays.
 	b.server.IP("link", "add", "fared0", "type", "ifb")
 	if err := b.server.Do(func() error {
 		s, err := Open(b.cfg)
@@ -474,7 +477,7 @@ func TestDetach(t *testing.T) {
 	}
 }
 
-// attachPass puts somebody else's program beside ours, and returns its link.
+// attachPass attaches a foreign program next to the agent's, and returns its link.
 func attachPass(t *testing.T, b *bed) link.Link {
 	t.Helper()
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -494,7 +497,7 @@ func attachPass(t *testing.T, b *bed) link.Link {
 	return l
 }
 
-// TestAnchorComesBack: an anchor that somebody removes is made anew, with its routes.
+// TestAnchorComesBack checks that an anchor removed by another program is recreated with its routes.
 func TestAnchorComesBack(t *testing.T) {
 	b := newBed(t, families[0])
 	b.resolve()

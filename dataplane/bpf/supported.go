@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Supported returns nil, or what keeps this host from steering by BPF: the kernel, or what the process may do.
+// Supported returns nil, or the reason why this host cannot steer by BPF: the kernel, or the privileges of the process.
 func Supported() error {
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, License: "Dual MIT/GPL",
-		// It calls what Linux got last of all that is needed, but for TCX.
+		// It calls the most recent helper that the steering program needs, apart from TCX.
 		Instructions: asm.Instructions{
 			asm.Mov.Imm(asm.R1, 0), asm.Mov.Imm(asm.R2, 0), asm.Mov.Imm(asm.R3, 0), asm.Mov.Imm(asm.R4, 0),
 			asm.FnRedirectNeigh.Call(), asm.Mov.Imm(asm.R0, 0), asm.Return(),
@@ -33,7 +33,7 @@ func Supported() error {
 		return fmt.Errorf("bpf: the kernel refuses a program that redirects to a next hop (Linux 5.10, CONFIG_NET_CLS_ACT): %w", err)
 	}
 	defer program.Close()
-	// The device cannot exist: ENODEV means that the kernel would have attached.
+	// The device cannot exist, so ENODEV means that the kernel supports TCX.
 	l, err := link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: program, Attach: ebpf.AttachTCXEgress})
 	switch {
 	case err == nil:

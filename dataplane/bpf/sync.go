@@ -2,22 +2,26 @@ package bpf
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/fared/fared/dataplane/internal/contract"
 )
 
-// touched is what changes may have changed.
+// touched collects the objects that changes may affect.
 type touched struct {
 	subPorts bool
 	groups   map[uint32]bool
-	dests    map[netip.Prefix]bool
+	dests    map[contract.DestinationKey]bool
 	pairs    map[steerPair]bool
+	// all includes every entry in the kernel, also of an earlier process.
+	all bool
 }
 
-func (t *touched) group(id uint32)          { mark(&t.groups, id) }
-func (t *touched) dest(prefix netip.Prefix) { mark(&t.dests, prefix) }
-func (t *touched) pair(key steerPair)       { mark(&t.pairs, key) }
+func (t *touched) group(id uint32)                  { mark(&t.groups, id) }
+func (t *touched) dest(key contract.DestinationKey) { mark(&t.dests, key) }
+func (t *touched) pair(key steerPair)               { mark(&t.pairs, key) }
 
 func mark[K comparable](set *map[K]bool, k K) {
 	if *set == nil {
@@ -26,7 +30,33 @@ func mark[K comparable](set *map[K]bool, k K) {
 	(*set)[k] = true
 }
 
-// do changes what is wanted.
+// touchAll touches all wanted objects and, once settled, all entries in the kernel.
+func (s *Steering) touchAll(t *touched) {
+	for id := range s.groups {
+		t.group(id)
+	}
+	for key, d := range s.dests {
+		s.touchDestination(key, d, t)
+	}
+	t.all = s.settled
+}
+
+// touchDestination touches a destination and its pairs, which may move between destinations of different source groups.
+func (s *Steering) touchDestination(key contract.DestinationKey, d contract.Destination, t *touched) {
+	t.dest(key)
+	for _, pair := range d.Pairs {
+		k, ok := pairKey(pair.Source, key.Prefix)
+		if !ok {
+			continue
+		}
+		t.pair(k)
+		if owner, ok := s.layout.owner(k.Source.prefix()); ok && owner != key.Source {
+			t.dest(contract.DestinationKey{Source: owner, Prefix: key.Prefix})
+		}
+	}
+}
+
+// do applies a change to the wanted state.
 func (s *Steering) do(c contract.Change, t *touched) {
 	switch c.Kind {
 	case contract.SubPortChange:
@@ -36,6 +66,7 @@ func (s *Steering) do(c contract.Change, t *touched) {
 			delete(s.down, c.Device)
 		} else {
 			s.down[c.Device] = true
+			s.watch.Start() // the control plane may learn of a failure before the kernel's event arrives
 		}
 	case contract.GroupChange:
 		t.group(c.Group)
@@ -45,94 +76,148 @@ func (s *Steering) do(c contract.Change, t *touched) {
 			s.groups[c.Group] = c.After
 		}
 	case contract.DestinationChange:
-		t.dest(c.Prefix)
-		for _, d := range []contract.Destination{c.From, c.To} {
-			for _, pair := range d.Pairs {
-				if key, ok := pairKey(pair.Source, c.Prefix); ok {
-					t.pair(key)
-				}
-			}
-		}
+		s.touchDestination(c.Key(), c.From, t)
+		s.touchDestination(c.Key(), c.To, t)
 		if c.To.Group == 0 {
-			delete(s.dests, c.Prefix)
+			delete(s.dests, c.Key())
 		} else {
-			s.dests[c.Prefix] = c.To
+			s.dests[c.Key()] = c.To
 		}
 	}
 }
 
-// sync makes the kernel have what is wanted of what was touched: what a packet reads last is made first, and removed last.
+// wish is the wanted kernel state for touched objects.
+type wish struct {
+	groups map[uint32]steerGroup
+	dests  map[steerTarget]steerDestination
+	routes map[netip.Prefix]netip.Addr // preferred source by prefix
+	pins   map[steerPair]steerPins
+	tables map[steerPair]steerTable
+}
+
+// want computes the wanted kernel state for touched objects. Entries of source groups that Forwarding lacks are not wanted.
+func (s *Steering) want(t *touched) wish {
+	w := wish{
+		groups: make(map[uint32]steerGroup, len(t.groups)), dests: make(map[steerTarget]steerDestination, len(t.dests)),
+		routes: make(map[netip.Prefix]netip.Addr, len(t.dests)),
+		pins:   make(map[steerPair]steerPins, len(t.pairs)), tables: map[steerPair]steerTable{},
+	}
+	for id := range t.groups {
+		if g, ok := s.groups[id]; ok {
+			if value, ok := s.groupValue(g); ok {
+				w.groups[id] = value
+			}
+		}
+	}
+	for key := range t.dests {
+		if s.routed(key.Prefix) {
+			w.routes[key.Prefix] = s.source(key.Prefix.Addr())
+		}
+		d, ok := s.dests[key]
+		l := s.layout.source(key.Source)
+		if !ok || l == nil {
+			continue
+		}
+		w.dests[steerTarget{Destination: addressOf(key.Prefix.Addr()), Source: uint32(l.number)}] = steerDestination{Group: d.Group}
+		s.wantPairs(key, d, &w)
+	}
+	return w
+}
+
+func (s *Steering) wantPairs(to contract.DestinationKey, d contract.Destination, w *wish) {
+	for _, pair := range d.Pairs {
+		key, ok := pairKey(pair.Source, to.Prefix)
+		if !ok || len(pair.UdpSourcePorts) == 0 {
+			continue
+		}
+		if owner, ok := s.layout.owner(key.Source.prefix()); !ok || owner != to.Source {
+			continue
+		}
+		entry, table := pinsOf(pair.UdpSourcePorts)
+		entry.Group = d.Group
+		s.counters(key, &entry, uint32(len(pair.UdpSourcePorts)))
+		w.pins[key] = entry
+		if table != nil {
+			w.tables[key] = *table
+		}
+	}
+}
+
+// routed reports whether a source group of Forwarding has a destination.
+func (s *Steering) routed(prefix netip.Prefix) bool {
+	for i := range s.layout.sources {
+		if _, ok := s.dests[contract.DestinationKey{Source: s.layout.sources[i].name, Prefix: prefix}]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// surplus returns the touched keys that are not wanted; with all, every unwanted key in the kernel.
+func surplus[K comparable, V any](have, want map[K]V, touched []K, all bool) (gone []K) {
+	if all {
+		touched = slices.Collect(maps.Keys(have))
+	}
+	for _, k := range touched {
+		if _, ok := want[k]; !ok {
+			gone = append(gone, k)
+		}
+	}
+	return gone
+}
+
+// targets returns the kernel's keys of touched destinations, under the number of their source group in the kernel.
+func (s *Steering) targets(t *touched) (all []steerTarget) {
+	have := s.sourceNumbers()
+	for key := range t.dests {
+		if number, ok := have[key.Source]; ok {
+			all = append(all, steerTarget{Destination: addressOf(key.Prefix.Addr()), Source: uint32(number)})
+		}
+	}
+	return all
+}
+
+// sync updates the kernel for touched objects: entries that a packet reads last are created first and removed last.
 func (s *Steering) sync(t *touched) error {
 	if t.subPorts {
 		if err := s.refresh(); err != nil {
 			return err
 		}
 	}
-	groups := make(map[uint32]steerGroup, len(t.groups))
-	var oldGroups []uint32
-	for id := range t.groups {
-		if g, ok := s.groups[id]; ok {
-			groups[id] = s.layout.value(g)
-		} else {
-			oldGroups = append(oldGroups, id)
-		}
+	w := s.want(t)
+	pairs := slices.Collect(maps.Keys(t.pairs))
+	prefixes := make([]netip.Prefix, 0, len(t.dests))
+	for key := range t.dests {
+		prefixes = append(prefixes, key.Prefix)
 	}
-	dests := make(map[steerAddress]steerDestination, len(t.dests))
-	routes, oldRoutes := make(map[netip.Prefix]netip.Addr, len(t.dests)), map[netip.Prefix]netip.Addr{}
-	var oldDests []steerAddress
-	pins, tables := make(map[steerPair]steerPins, len(t.pairs)), map[steerPair]steerTable{}
-	for prefix := range t.dests {
-		d, ok := s.dests[prefix]
-		if !ok {
-			oldDests = append(oldDests, addressOf(prefix.Addr()))
-			oldRoutes[prefix] = netip.Addr{}
-			continue
-		}
-		dests[addressOf(prefix.Addr())] = steerDestination{Group: d.Group}
-		routes[prefix] = s.source(prefix.Addr())
-		for _, pair := range d.Pairs {
-			key, ok := pairKey(pair.Source, prefix)
-			if !ok || len(pair.UdpSourcePorts) == 0 {
-				continue
-			}
-			entry, table := pinsOf(pair.UdpSourcePorts)
-			entry.Group = d.Group
-			s.counters(key, &entry, uint32(len(pair.UdpSourcePorts)))
-			pins[key] = entry
-			if table != nil {
-				tables[key] = *table
-			}
-		}
-	}
-	var oldPins, oldTables []steerPair
-	for key := range t.pairs {
-		if _, ok := pins[key]; !ok {
-			oldPins = append(oldPins, key)
-		}
-		if _, ok := tables[key]; !ok {
-			oldTables = append(oldTables, key)
-		}
+	oldRoutes := map[netip.Prefix]netip.Addr{}
+	for _, prefix := range surplus(s.routes.have, w.routes, prefixes, t.all) {
+		oldRoutes[prefix] = netip.Addr{}
 	}
 	if !s.pinned.switched {
-		routes, oldRoutes = nil, nil // they would lead to a program that knows nothing of them
+		w.routes, oldRoutes = nil, nil // they would lead to a program without these entries
 	}
-	// Counters of pairs that get others, or end.
+	oldGroups := surplus(s.haveGroup.have, w.groups, slices.Collect(maps.Keys(t.groups)), t.all)
+	oldDests := surplus(s.haveDest.have, w.dests, s.targets(t), t.all)
+	oldPins := surplus(s.havePins.have, w.pins, pairs, t.all)
+	oldTables := surplus(s.haveTable.have, w.tables, pairs, t.all)
+	// Counters of pairs that get other counters, or are removed.
 	var back []span
-	for key := range t.pairs {
+	for _, key := range slices.Concat(oldPins, slices.Collect(maps.Keys(w.pins))) {
 		old, had := s.havePins.have[key]
-		if now, ok := pins[key]; had && old.Counters != notCounted && (!ok || now.Counters != old.Counters) {
+		if now, ok := w.pins[key]; had && old.Counters != notCounted && (!ok || now.Counters != old.Counters) {
 			back = append(back, span{old.Counters, old.Slots})
 		}
 	}
-	err := errors.Join(s.haveGroup.set(groups), s.haveTable.set(tables))
+	err := errors.Join(s.haveGroup.set(w.groups), s.haveTable.set(w.tables))
 	if err == nil {
-		err = s.havePins.set(pins)
+		err = s.havePins.set(w.pins)
 	}
 	if err == nil {
-		err = s.haveDest.set(dests)
+		err = s.haveDest.set(w.dests)
 	}
 	if err == nil {
-		err = s.routes.add(routes)
+		err = s.routes.add(w.routes)
 	}
 	if err == nil {
 		err = s.routes.remove(oldRoutes)
@@ -150,7 +235,7 @@ func (s *Steering) sync(t *touched) error {
 	return nil
 }
 
-// counters gives a pair's entry its counters: those that it has, if they are as many, else others.
+// counters assigns counters to a pair's entry: the existing ones if their number matches, otherwise new ones.
 func (s *Steering) counters(key steerPair, entry *steerPins, slots uint32) {
 	if old, ok := s.havePins.have[key]; ok && old.Counters != notCounted && old.Slots == slots {
 		entry.Counters, entry.Slots = old.Counters, old.Slots
@@ -159,7 +244,7 @@ func (s *Steering) counters(key steerPair, entry *steerPins, slots uint32) {
 	}
 }
 
-// recount finds out which counters are in use after something failed half-way.
+// recount recomputes the used counters after a partial failure.
 func (s *Steering) recount() {
 	var used []span
 	for _, p := range s.havePins.have {
@@ -172,7 +257,7 @@ func (s *Steering) recount() {
 	s.slots.clean = clean
 }
 
-// source is the preferred source address toward a destination, if one is wanted and ours to use.
+// source returns the preferred source address toward a destination, if one is wanted and local.
 func (s *Steering) source(to netip.Addr) netip.Addr {
 	if to.Is4() {
 		return s.prefer[0]
@@ -180,12 +265,13 @@ func (s *Steering) source(to netip.Addr) netip.Addr {
 	return s.prefer[1]
 }
 
-// addressOf is an address as the program reads it.
+// addressOf returns an address in the form of the program.
 func addressOf(a netip.Addr) steerAddress {
 	return words(a.As16())
 }
 
-// pairKey is a pair's key; false: they are of two families, or the source is no host prefix, so that no packet is theirs.
+// pairKey returns a pair's key. It returns false if the families differ or the source is invalid, so that no packet belongs
+// to the pair.
 func pairKey(source string, destination netip.Prefix) (steerPair, bool) {
 	p, err := netip.ParsePrefix(source)
 	if err != nil || p.Addr().Is4() != destination.Addr().Is4() {

@@ -17,7 +17,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// wholly fails unless a connection's segments came to one device and no other.
+// wholly fails unless a connection's segments arrived at one device only.
 func (b *bed) wholly(what string, port uint32, dev string) carried {
 	b.Helper()
 	b.drain()
@@ -28,8 +28,8 @@ func (b *bed) wholly(what string, port uint32, dev string) carried {
 	return all[dev]
 }
 
-// TestTCP: connections from the slots' ports carry megabytes, each over its slot's sub-port from SYN to FIN or RST, in frames
-// that are cut only on the way out, and are counted as the packets that these become.
+// TestTCP checks that connections from the slots' ports carry megabytes, each over its slot's sub-port from SYN to FIN or
+// RST, in frames that are segmented only at the egress, and are counted as the resulting packets.
 func TestTCP(t *testing.T) {
 	const size = 1 << 20
 	for i, f := range families {
@@ -38,11 +38,11 @@ func TestTCP(t *testing.T) {
 			b.open()
 			b.greet(farev1.Mode_MODE_PER_FLOW)
 			ports := sequence(16, 4711, 10127)
-			if i == 1 { // no progression
+			if i == 1 { // not a progression
 				ports = append(sequence(8, 5000, 10126), sequence(8, 5001, 10128)...)
 			}
 			b.commit(setGroup(testGroup(1, 16, false, 1, 1, 1, 1)), setDestination(f.destination, 1, f.source, ports))
-			// came waits until the tap of a slot's device has seen all flags and bytes of its connection.
+			// came waits until the tap of a slot's device has received all flags and bytes of its connection.
 			came := func(slot int, flags byte, bytes int) (seen carried) {
 				t.Helper()
 				p, sub := place(slot)
@@ -88,7 +88,7 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// TestTCPMeetsTheMTU: connections cut for the smallest MTU of the sub-ports, also those that were there when it changed.
+// TestTCPMeetsTheMTU checks that connections segment for the smallest MTU of the sub-ports, also after it changes.
 func TestTCPMeetsTheMTU(t *testing.T) {
 	b, k := newTCPBed(t, families[0])
 	b.open()
@@ -132,9 +132,9 @@ func TestTCPMeetsTheMTU(t *testing.T) {
 	}
 }
 
-// TestTCPGoesOn: while connections of all slots carry data a plane dies, and the control plane takes another out of the group.
-// Those of the slots concerned go on by other planes at once, without a reset; the others do not notice. With the planes come
-// the connections.
+// TestTCPGoesOn fails a plane while connections of all slots carry data, and then removes another plane from the group.
+// Connections of the affected slots must continue on other planes immediately, without a reset; the others must not be
+// affected. When the planes return, the connections return.
 func TestTCPGoesOn(t *testing.T) {
 	for _, f := range families[:2] {
 		t.Run(f.name, func(t *testing.T) {
@@ -152,7 +152,7 @@ func TestTCPGoesOn(t *testing.T) {
 				}
 				streams = append(streams, s)
 			}
-			// more waits until every connection has carried this many bytes more.
+			// more waits until every connection has carried the given number of further bytes.
 			more := func(what string, bytes int) {
 				t.Helper()
 				var before [8]int
@@ -173,14 +173,15 @@ func TestTCPGoesOn(t *testing.T) {
 					return nil
 				})
 			}
-			// goOn has every connection carry some data: what was on its way before, which the taps forget, and what they count.
+			// goOn makes every connection carry some data: first the data in flight, which the taps ignore, then data that
+			// they count.
 			goOn := func(what string) {
 				t.Helper()
 				more(what, 256<<10)
 				b.forget()
 				more(what, 512<<10)
 			}
-			// at says that every slot is at its own device, but those of a plane, which are at others.
+			// at fails unless every slot is at its own device, except for those of one plane, which are at others.
 			at := func(what string, without int) {
 				t.Helper()
 				for i, port := range ports {
@@ -197,7 +198,7 @@ func TestTCPGoesOn(t *testing.T) {
 					}
 				}
 			}
-			// patience is how long the kernel waits before it asks again for a next hop of plane 1.
+			// patience sets the interval of address resolution for a next hop of plane 1.
 			patience := func(ms int) {
 				t.Helper()
 				for _, set := range []string{"ipv4/neigh/p1.0", "ipv4/neigh/p1.1", "ipv6/neigh/p1.0", "ipv6/neigh/p1.1"} {
@@ -208,7 +209,7 @@ func TestTCPGoesOn(t *testing.T) {
 			}
 			goOn("start")
 			at("start", -1)
-			patience(60_000) // what waits for one that is gone would wait longer than the test does
+			patience(60_000) // packets queued for an unreachable next hop would wait longer than the test runs
 			for s := range testSubPorts {
 				b.leaves[1].IP("link", "set", fmt.Sprint("server", s), "down")
 			}
@@ -220,7 +221,7 @@ func TestTCPGoesOn(t *testing.T) {
 			}
 			patience(1000)
 			for s := range testSubPorts {
-				b.leaves[1].Addr(fmt.Sprint("server", s), fmt.Sprintf("fd00:16:1:%d::2/64", s)) // which went with the link
+				b.leaves[1].Addr(fmt.Sprint("server", s), fmt.Sprintf("fd00:16:1:%d::2/64", s)) // the address was removed with the link
 			}
 			netnstest.Eventually(t, time.Minute, func() error { return b.usable(true, "p1.0", "p1.1") })
 			goOn("plane 1 back")
@@ -256,21 +257,21 @@ func TestTCPGoesOn(t *testing.T) {
 	}
 }
 
-// usable says what is wrong when devices are not in the word of those that are usable, or all out of it.
+// usable returns an error unless all devices are in the word of usable ones, or all are not.
 func (b *bed) usable(want bool, devices ...string) error {
 	b.s.mu.Lock()
 	defer b.s.mu.Unlock()
 	live := b.s.live.have[0].V4 | b.s.live.have[0].V6
 	for _, dev := range devices {
-		if got := live>>b.s.layout.place[dev]&1 != 0; got != want {
+		if got := live>>b.s.layout.sources[0].place[dev]&1 != 0; got != want {
 			return fmt.Errorf("%s usable: %v", dev, got)
 		}
 	}
 	return nil
 }
 
-// TestTCPIsNotSprayed: in mode per-packet UDP goes over all sub-ports of its slot's plane, and a connection of TCP over one of
-// them; that of no slot over one of all. Connections of many ports use them all.
+// TestTCPIsNotSprayed checks that in mode per-packet UDP uses all sub-ports of its slot's plane, and a TCP connection one
+// of them; one without a slot uses one of all sub-ports. Connections of many ports use all of them.
 func TestTCPIsNotSprayed(t *testing.T) {
 	b, _ := newTCPBed(t, families[0])
 	b.open()
@@ -314,8 +315,8 @@ func TestTCPIsNotSprayed(t *testing.T) {
 	}
 }
 
-// TestProtocolsHavePortsOfTheirOwn: a port is steered for the protocol that it was given for; what comes to the anchor for
-// another is dropped and counted. Rules follow.
+// TestProtocolsHavePortsOfTheirOwn checks that a port is steered only for its protocol, and that packets of another
+// protocol on the anchor are dropped and counted. Rules match the same ports.
 func TestProtocolsHavePortsOfTheirOwn(t *testing.T) {
 	b := newBed(t, families[0])
 	b.tcp = []uint32{tcpPort, 4444}
@@ -324,7 +325,7 @@ func TestProtocolsHavePortsOfTheirOwn(t *testing.T) {
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, sequence(8, 0, 10127)))
 	anchor := b.raw()
 	defer unix.Close(anchor)
-	// tell checks both what the rules do with a port and what the program does.
+	// tell checks both the rules and the program for a port.
 	tell := func(protocol byte, name string, port int, steered bool) {
 		t.Helper()
 		out, err := b.server.Output("ip", "route", "get", "10.255.0.2", "from", "10.255.0.1", "ipproto", name, "dport", fmt.Sprint(port))
@@ -335,7 +336,7 @@ func TestProtocolsHavePortsOfTheirOwn(t *testing.T) {
 		frame = append(frame, 0xc0, 0, byte(port>>8), byte(port))
 		frame = append(frame, make([]byte, 16)...)
 		had := b.drops()[DropPort]
-		_, _ = unix.Write(anchor, frame) // ENOBUFS when it is dropped
+		_, _ = unix.Write(anchor, frame) // ENOBUFS if it is dropped
 		if got := b.drops()[DropPort] == had; got != steered {
 			t.Errorf("the program takes %s port %d: %v", name, port, got)
 		}

@@ -16,13 +16,13 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// tcpPort is the port of queue pairs that are TCP connections.
+// tcpPort is the port of queue pairs over TCP connections.
 const tcpPort = 4793
 
-// carried is what of a connection came to a device: segments as the sender's kernel leaves them, many to a frame.
+// carried is the part of a connection that arrived at a device: segments as sent by the kernel, many per frame.
 type carried struct {
 	frames, bytes, largest int
-	flags                  byte // of all of them
+	flags                  byte // union over all segments
 }
 
 const (
@@ -31,7 +31,7 @@ const (
 	flagRST = 4
 )
 
-// segment counts a frame of so many bytes with a TCP header. The caller holds mu.
+// segment counts a frame of the given size with a TCP header. The caller holds mu.
 func (p *tap) segment(header []byte, size int) {
 	if binary.BigEndian.Uint16(header[2:]) != tcpPort {
 		return
@@ -42,7 +42,7 @@ func (p *tap) segment(header []byte, size int) {
 	p.tcp[port] = s
 }
 
-// segments are those from a port at every device that got any.
+// segments returns the counts of a port for every device that received packets.
 func (b *bed) segments(port uint32) map[string]carried {
 	all := map[string]carried{}
 	for dev, p := range b.taps {
@@ -55,7 +55,7 @@ func (b *bed) segments(port uint32) map[string]carried {
 	return all
 }
 
-// forget has the taps count from 0, once each has read all that has come to it.
+// forget resets the counts of the taps after each has read all frames that have arrived.
 func (b *bed) forget() {
 	b.Helper()
 	b.drain()
@@ -66,7 +66,7 @@ func (b *bed) forget() {
 	}
 }
 
-// drain waits until the taps have read what has come to them.
+// drain waits until the taps have read all frames that have arrived.
 func (b *bed) drain() {
 	b.Helper()
 	for _, p := range b.taps {
@@ -80,17 +80,17 @@ func (b *bed) drain() {
 	}
 }
 
-// sink is where TCP ends: a host behind all leaves that answers by a way of its own, which no plane is part of.
+// sink is the TCP peer: a host behind all leaves that answers by a separate path without any plane.
 type sink struct {
 	far      *netnstest.Namespace
 	listener *net.TCPListener
 	done     sync.WaitGroup
-	mu       sync.Mutex // guards all below
+	mu       sync.Mutex // guards everything below
 	got      map[uint16]int
 	failed   error
 }
 
-// newTCPBed is a bed whose destination exists.
+// newTCPBed returns a bed whose destination exists.
 func newTCPBed(t testing.TB, f family) (*bed, *sink) {
 	t.Helper()
 	b := newBed(t, f)
@@ -132,7 +132,7 @@ func newTCPBed(t testing.TB, f family) (*bed, *sink) {
 	return b, k
 }
 
-// via is the next hop of an address's family.
+// via returns the next hop of an address's family.
 func via(a netip.Addr, v4, v6 string) string {
 	if a.Is4() {
 		return v4
@@ -152,7 +152,7 @@ func (k *sink) accept() {
 	}
 }
 
-// serve counts what a connection brings, and says how much that was when it ends.
+// serve counts the bytes of a connection, and sends the count when the connection ends.
 func (k *sink) serve(c *net.TCPConn) {
 	defer k.done.Done()
 	defer c.Close()
@@ -168,20 +168,20 @@ func (k *sink) serve(c *net.TCPConn) {
 		}
 		k.mu.Unlock()
 		if err != nil {
-			_, _ = c.Write(binary.BigEndian.AppendUint64(nil, uint64(total))) // who asked reads it
+			_, _ = c.Write(binary.BigEndian.AppendUint64(nil, uint64(total))) // finish reads it
 			return
 		}
 	}
 }
 
-// arrived is how many bytes came from a port.
+// arrived returns the number of bytes from a port.
 func (k *sink) arrived(port uint32) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.got[uint16(port)]
 }
 
-// stream is a connection of TCP from a slot's port.
+// stream is a TCP connection from a slot's port.
 type stream struct {
 	*net.TCPConn
 	port uint32
@@ -215,7 +215,7 @@ func (s *stream) sockopt(f func(fd int) error) error {
 	return err
 }
 
-// mss is how many bytes the connection's segments have.
+// mss returns the segment size of the connection in bytes.
 func (s *stream) mss(t *testing.T) (n int) {
 	t.Helper()
 	if err := s.sockopt(func(fd int) (err error) {
@@ -227,7 +227,7 @@ func (s *stream) mss(t *testing.T) (n int) {
 	return n
 }
 
-// finish ends a connection and returns how many bytes the other side has read by then.
+// finish ends a connection and returns the number of bytes that the other side has read.
 func (s *stream) finish() (int, error) {
 	if err := s.CloseWrite(); err != nil {
 		return 0, err
@@ -239,7 +239,7 @@ func (s *stream) finish() (int, error) {
 	return int(binary.BigEndian.Uint64(total[:])), s.Close()
 }
 
-// pour writes 8 MB/s until it is stopped, and says on done how that ended.
+// pour writes 8 MB/s until it is stopped, and then sends the result on done.
 func (s *stream) pour() error {
 	if err := s.sockopt(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, 8<<20) }); err != nil {
 		return err

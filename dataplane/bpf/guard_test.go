@@ -1,0 +1,200 @@
+package bpf
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/fared/fared/internal/netnstest"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// reports records the reports of Guard.
+type reports struct {
+	mu  sync.Mutex // guards everything below
+	all []*farev1.Integrity
+}
+
+func (r *reports) take(i *farev1.Integrity) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all = append(r.all, i)
+}
+
+// since returns the reports from index n on.
+func (r *reports) since(n int) []*farev1.Integrity {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.all[n:]
+}
+
+func (b *bed) ip(line string) { b.Helper(); b.server.IP(strings.Fields(line)...) }
+
+// lookup opens a pinned map of the agent, like any other program can.
+func (b *bed) lookup(name string) *ebpf.Map {
+	b.Helper()
+	m, err := ebpf.LoadPinnedMap(filepath.Join(b.s.pinned.dir, name), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { m.Close() })
+	return m
+}
+
+// TestOthersChange checks that removals and changes by other programs of objects that lead packets to their slots are
+// detected, reported, repaired and counted, and that every slot's packets then leave correctly.
+func TestOthersChange(t *testing.T) {
+	six := families[1]
+	ways := []struct {
+		name  string
+		do    func(b *bed)
+		count int // minimum number of objects
+	}{
+		{"rule", func(b *bed) { b.ip("rule del ipproto udp dport 4791 lookup 179") }, 1},
+		{"all rules", func(b *bed) { b.ip("rule flush table 179") }, 2},
+		{"IPv6 rule", func(b *bed) { b.ip("-6 rule del ipproto udp dport 4791 lookup 179") }, 1},
+		{"routes", func(b *bed) { b.ip("route flush table 179") }, 1},
+		{"IPv6 routes", func(b *bed) { b.ip("-6 route flush table 179") }, 1},
+		{"route replaced", func(b *bed) { b.ip("route replace 10.255.0.2/32 via 172.16.3.1 dev p3.0 table 179") }, 1},
+		{"route led elsewhere", func(b *bed) {
+			b.ip("route replace 10.255.0.2/32 via 172.16.3.1 dev p3.0 table 179 proto 179")
+		}, 1},
+		{"route added", func(b *bed) { b.ip("route add 10.255.9.9/32 via 192.0.0.8 dev fared0 onlink table 179 proto 179") }, 1},
+		{"program detached", func(b *bed) {
+			l, err := link.LoadPinnedLink(filepath.Join(b.cfg.PinDir, linkPin), nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer l.Close()
+			if err := l.Detach(); err != nil {
+				b.Fatal(err)
+			}
+		}, 1},
+		{"words", func(b *bed) {
+			if err := b.lookup(steerMapFaredLive).Put(uint32(0), steerLive{V4: 1}); err != nil {
+				b.Fatal(err)
+			}
+		}, 1},
+		{"pins", func(b *bed) {
+			key := steerPair{Source: addressOf(b.family.source.Addr()), Destination: addressOf(b.family.destination.Addr())}
+			if err := b.lookup(steerMapFaredPins).Delete(key); err != nil {
+				b.Fatal(err)
+			}
+			b.s.Audit()
+		}, 1},
+		{"groups", func(b *bed) {
+			m, v := b.lookup(steerMapFaredGroups), steerGroup{}
+			if err := m.Lookup(uint32(1), &v); err != nil {
+				b.Fatal(err)
+			}
+			for i := range v.Slot {
+				v.Slot[i] = 0
+			}
+			if err := m.Put(uint32(1), v); err != nil {
+				b.Fatal(err)
+			}
+			b.s.Audit()
+		}, 1},
+		{"destinations", func(b *bed) {
+			extra := steerTarget{Destination: addressOf(netip.MustParseAddr("10.255.7.7"))}
+			if err := b.lookup(steerMapFaredDests).Put(extra, steerDestination{Group: 1}); err != nil {
+				b.Fatal(err)
+			}
+			b.s.Audit()
+		}, 1},
+		{"anchor down", func(b *bed) { b.ip("link set fared0 down") }, 1},
+		{"anchor gone", func(b *bed) { b.ip("link del fared0") }, 1},
+	}
+	b := newBed(t, families[0])
+	b.cfg.AuditInterval = time.Hour // only changes that are detected without an audit count
+	b.resolve()
+	b.open()
+	var r reports
+	b.s.Guard(r.take)
+	forwarding := b.forwarding(farev1.Mode_MODE_PER_FLOW)
+	for p, plane := range forwarding.Planes {
+		for s, sp := range plane.SubPorts {
+			sp.NextHopV6 = fmt.Sprintf("fd00:16:%d:%d::2", p, s)
+		}
+	}
+	if err := b.s.SetForwarding(forwarding); err != nil {
+		t.Fatal(err)
+	}
+	ports := sequence(8, 5, 10127)
+	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports),
+		setDestination(six.destination, 1, six.source, ports))
+	if all := r.since(0); len(all) > 0 {
+		t.Errorf("reports of what the agent did itself: %v", all)
+	}
+	routes := func() int {
+		return strings.Count(b.server.IP("route", "show", "table", "179")+b.server.IP("-6", "route", "show", "table", "179"), "\n")
+	}
+	want := routes()
+	repairs := uint64(0)
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			begin, start := len(r.since(0)), time.Now()
+			way.do(b)
+			netnstest.Eventually(t, patience, func() error {
+				all := r.since(begin)
+				if len(all) < 2 || !all[len(all)-1].Intact || all[len(all)-1].Repairs < repairs+uint64(way.count) {
+					return fmt.Errorf("reports %v, want one that it is not intact, and one that %d more than %d objects are repaired", all, way.count, repairs)
+				}
+				// A flush also removes objects that were repaired during the flush, and those are repaired again.
+				stats, err := b.s.Stats()
+				if err != nil || stats.Repairs != all[len(all)-1].Repairs {
+					return fmt.Errorf("%+v, %v: %d repairs reported", stats, err, all[len(all)-1].Repairs)
+				}
+				if n := routes(); n != want {
+					return fmt.Errorf("%d routes, want %d", n, want)
+				}
+				return nil
+			})
+			t.Logf("repaired %v after the change began", time.Since(start).Round(100*time.Microsecond))
+			all := r.since(begin)
+			if all[0].Intact || all[0].Message == "" {
+				t.Errorf("the first report: %v", all[0])
+			}
+			repairs = all[len(all)-1].Repairs
+			for slot, port := range ports {
+				p, s := place(slot)
+				for _, f := range []family{families[0], six} {
+					g := gpu{loopback: f.source}
+					if got := b.sentTo(g, f.destination.Addr(), port, 2); got[device(p, s)] != 2 {
+						t.Errorf("slot %d to %v: 2 packets at %v, want %s", slot, f.destination, got, device(p, s))
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestPinsComeBack checks that pins removed by other programs are recreated, so that the next start adopts them.
+func TestPinsComeBack(t *testing.T) {
+	b := newBed(t, families[0])
+	b.open()
+	b.greet(farev1.Mode_MODE_PER_FLOW)
+	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, sequence(8, 5, 10127)))
+	if err := os.RemoveAll(b.cfg.PinDir); err != nil {
+		t.Fatal(err)
+	}
+	netnstest.Eventually(t, patience, func() error {
+		_, err := os.Stat(filepath.Join(b.cfg.PinDir, linkPin))
+		return err
+	})
+	if err := b.s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open()
+	if stats, err := b.s.Stats(); err != nil || !stats.Adopted || stats.Pairs != 1 {
+		t.Errorf("stats %+v, %v", stats, err)
+	}
+}

@@ -1,0 +1,177 @@
+package bpf
+
+import (
+	"net/netip"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
+)
+
+const (
+	maxSources = 32
+	maxPlaces  = 64 // per source group
+	maxPlanes  = 64
+)
+
+// layout holds the numbers of source groups, and of their sub-ports and planes.
+type layout struct {
+	sources []source // in the order of Forwarding
+	planeOf map[string]string
+}
+
+// source is a source group with the numbers of its sub-ports and planes. These numbers are per source group: a sub-port of
+// several source groups has several numbers.
+type source struct {
+	name      netip.Prefix
+	number    int
+	loopbacks []netip.Prefix
+	order     []string       // devices in the order of Forwarding
+	place     map[string]int // by device
+	plane     map[string]int
+	planeOf   map[string]string // of all devices
+	perPacket bool
+}
+
+// at returns the index of a place or plane over all source groups.
+func (l *source) at(number int) int { return l.number*maxPlaces + number }
+
+// source returns the source group with a name, or nil if Forwarding has none.
+func (l *layout) source(name netip.Prefix) *source {
+	for i := range l.sources {
+		if l.sources[i].name == name {
+			return &l.sources[i]
+		}
+	}
+	return nil
+}
+
+// owner returns the name of the source group whose destinations hold the flow pins of a source address. If Forwarding lists
+// no source groups, it is the only one, whatever its loopbacks. owner returns false if the address is not a loopback.
+func (l *layout) owner(from netip.Prefix) (netip.Prefix, bool) {
+	for i := range l.sources {
+		if s := &l.sources[i]; !s.name.IsValid() || slices.Contains(s.loopbacks, from) {
+			return s.name, true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+// sameSources reports whether two layouts have the same source groups, with the same loopbacks and numbers.
+func (l *layout) sameSources(other *layout) bool {
+	return slices.EqualFunc(l.sources, other.sources, func(a, b source) bool {
+		return a.name == b.name && a.number == b.number && slices.Equal(a.loopbacks, b.loopbacks)
+	})
+}
+
+// number assigns numbers to source groups, planes and sub-ports. Existing numbers are kept, also those of an earlier
+// process, so that groups keep their meaning.
+func (s *Steering) number(f *farev1.Forwarding) (layout, error) {
+	l := layout{planeOf: map[string]string{}}
+	for _, p := range f.Planes {
+		for _, sp := range p.SubPorts {
+			l.planeOf[sp.Device] = p.Plane
+		}
+	}
+	groups := contract.SourceGroups(f)
+	names := make([]netip.Prefix, len(groups))
+	for i, g := range groups {
+		names[i] = g.Name
+	}
+	// The number of a removed source group is free once its name is removed, which happens after its entries are deleted.
+	taken, ok := numbers(names, s.sourceNumbers(), true, maxSources)
+	for _, g := range groups {
+		if !ok {
+			break
+		}
+		one := source{
+			name: g.Name, number: taken[g.Name], loopbacks: g.Loopbacks, order: g.Devices, planeOf: l.planeOf,
+			perPacket: f.Mode == farev1.Mode_MODE_PER_PACKET,
+		}
+		ok = s.numberPlaces(&one)
+		l.sources = append(l.sources, one)
+	}
+	if !ok {
+		return l, status.Error(codes.ResourceExhausted, "no number is free for another source group, sub-port or plane until the takeover of the previous state ends; retry")
+	}
+	return l, nil
+}
+
+// sourceNumbers returns the numbers of source groups in the kernel.
+func (s *Steering) sourceNumbers() map[netip.Prefix]int {
+	have := map[netip.Prefix]int{}
+	for i, n := range s.names.have {
+		if n.Used != 0 {
+			have[n.name()] = i
+		}
+	}
+	return have
+}
+
+// numberPlaces assigns numbers to the sub-ports and planes of a source group.
+func (s *Steering) numberPlaces(l *source) bool {
+	places, planes := map[string]int{}, map[uint64]int{}
+	for i := range maxPlaces {
+		if name := text(s.places.have[l.at(i)].Device[:]); name != "" {
+			places[name] = i
+		}
+		if hash := s.planes.have[l.at(i)].Name; hash != 0 {
+			planes[hash] = i
+		}
+	}
+	var hashes []uint64
+	for _, device := range l.order {
+		if hash := nameHash(l.planeOf[device]); !slices.Contains(hashes, hash) {
+			hashes = append(hashes, hash)
+		}
+	}
+	var okPlaces, okPlanes bool
+	l.place, okPlaces = numbers(l.order, places, !s.settled, maxPlaces)
+	byHash, okPlanes := numbers(hashes, planes, !s.settled, maxPlanes)
+	l.plane = map[string]int{}
+	for _, device := range l.order {
+		l.plane[l.planeOf[device]] = byHash[nameHash(l.planeOf[device])]
+	}
+	return okPlaces && okPlanes
+}
+
+// numbers keeps the existing numbers of names and assigns free ones below most to the others. reserve excludes the numbers
+// of removed names from the free ones. It returns false if there are too few.
+func numbers[N comparable](names []N, have map[N]int, reserve bool, most int) (map[N]int, bool) {
+	used, out := map[int]bool{}, make(map[N]int, len(names))
+	if reserve {
+		for _, i := range have {
+			used[i] = true
+		}
+	}
+	for _, name := range names {
+		if i, ok := have[name]; ok {
+			out[name], used[i] = i, true
+		}
+	}
+	next := 0
+	for _, name := range names {
+		if _, ok := out[name]; ok {
+			continue
+		}
+		for used[next] {
+			next++
+		}
+		if next >= most {
+			return out, false
+		}
+		out[name], used[next] = next, true
+	}
+	return out, true
+}
+
+// name returns the name of a source group, the zero value if Forwarding has no source groups.
+func (n steerSource) name() netip.Prefix {
+	if n.Name == (steerAddress{}) {
+		return netip.Prefix{}
+	}
+	return n.Name.prefix()
+}
