@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// OpKind is what an operation does.
+// OpKind is the kind of an operation.
 type OpKind uint8
 
 // The kinds of operations.
@@ -15,221 +15,232 @@ const (
 	OpSend        OpKind = iota // Head and Local are delivered to the peer's set
 	OpWrite                     // Local is written to the peer's memory
 	OpRead                      // the peer's memory is read into Local
-	OpCompareSwap               // 8 bytes at Remote become Swap if they are Compare; Local receives what they were, in host byte order
-	OpFetchAdd                  // 8 bytes at Remote grow by Swap; Local receives what they were, in host byte order
+	OpCompareSwap               // 8 bytes at Remote become Swap if they equal Compare; Local receives the previous value, in host byte order
+	OpFetchAdd                  // Swap is added to 8 bytes at Remote; Local receives the previous value, in host byte order
 )
 
-// MaxHead is how long an operation's Head may be: bytes. It is less than any packet, so a first packet holds all of it.
+// MaxHead is the maximum length of Op.Head, in bytes. It is smaller than any packet, so a first packet holds the whole head.
 const MaxHead = 32
 
-// Op is one operation: what a channel carries, executes once at the peer and completes. It belongs to the channel from Post to
-// Host.Complete; Local must not change in between.
+// Op is one operation: a channel carries it to the peer, the peer executes it once, and then it completes. The channel owns the Op from
+// Post to Host.Complete; Local must not change in between.
 type Op struct {
 	Kind   OpKind
-	Key    uint32 // of the peer's memory region; not for OpSend
-	Remote uint64 // the peer's address; not for OpSend. Atomics: a multiple of 8
-	// Local is the data: sent (OpSend, OpWrite), or where what is read goes (OpRead: as many bytes; atomics: 8). At most
-	// Limits.MaxOp bytes; may be empty.
+	Key    uint32 // of the peer's memory region; unused by OpSend
+	Remote uint64 // the peer's address; unused by OpSend. Atomics: a multiple of 8
+	// Local is the data to send (OpSend, OpWrite) or the destination of the result (OpRead: as many bytes as it reads; atomics: 8 bytes).
+	// It has at most Limits.MaxOp bytes and may be empty.
 	Local []byte
-	// Head goes before Local in what the peer's set is given: at most MaxHead bytes. OpSend only.
+	// Head precedes Local in the message to the peer's set: at most MaxHead bytes. OpSend only.
 	Head          []byte
-	Compare, Swap uint64 // atomics
+	Compare, Swap uint64 // operands of atomics
 
-	Set *Set // whose operation it is; nil in tests of a channel alone
-	// The rest is the set's.
+	Set *Set // the set that owns the operation; nil in tests of a single channel
+	// The set owns the remaining fields.
 	work   *work
-	number uint64 // counts the set's operations in the order in which they were cut
-	key    uint64 // of the stream it belongs to, where order is kept
+	number uint64 // sequence number of the operation in its set, in the order of segmentation
+	key    uint64 // of the stream of the operation, if order is kept
 	lane   int
 	head   [HeadSize]byte
 }
 
-// The errors that an operation or a work request completes with. Completions carry one of them, perhaps wrapped with details.
+// The errors of operations and work requests. The error of a completion is one of them, possibly wrapped with details.
 var (
-	// ErrRemoteAccess: the peer's memory region does not allow it: wrong key, out of bounds, missing right, not aligned.
+	// ErrRemoteAccess reports that the peer's memory region does not allow the access: wrong key, out of bounds, missing right, or
+	// misaligned.
 	ErrRemoteAccess = errors.New("remote access error")
-	// ErrRemoteInvalid: the peer cannot take the message: longer than the receive posted for it, or malformed.
+	// ErrRemoteInvalid reports that the peer cannot accept the message: it is longer than the posted receive, or malformed.
 	ErrRemoteInvalid = errors.New("remote invalid request")
-	// ErrRemoteOperation: the peer failed for reasons of its own.
+	// ErrRemoteOperation reports an internal failure of the peer.
 	ErrRemoteOperation = errors.New("remote operational error")
-	// ErrRetryExceeded: the peer has not acknowledged it in Timing.GiveUp, by any path it was sent on.
+	// ErrRetryExceeded reports that the peer has not acknowledged the operation for Timing.GiveUp, on any of its paths.
 	ErrRetryExceeded = errors.New("transport retry exceeded")
-	// ErrFlushed: not executed, or not known to be, because the set failed or was closed before.
+	// ErrFlushed reports that the set failed or was closed before the operation is known to have been executed.
 	ErrFlushed = errors.New("flushed")
 )
 
-// Path is what a channel may send by: a queue pair slot as fared gives it.
+// Path is a queue pair slot from fared on which a channel may send.
 type Path struct {
 	Slot  int
 	Plane string
-	// Device is the sub-port's netdev; "" when the plane sprays over its sub-ports.
+	// Device is the sub-port's netdev; "" if the plane sprays over its sub-ports.
 	Device string
-	// Port is the UDP or TCP source port, 49152-65535; its flow takes the plane by it.
+	// Port is the UDP or TCP source port, 49152-65535. It selects the plane of the flow.
 	Port uint16
-	// Share is the path's part of the channel's traffic, in any unit: 0 is parked. When every path of a channel has 0 its set
-	// has lent it one (Lent): it takes no new operation, and finishes what it has by that.
+	// Share is the path's share of the channel's traffic, in any unit; 0 means parked. If every path of a channel has share 0, the set
+	// lends the channel one path (Lent): the channel accepts no new operations and finishes its outstanding ones on that path.
 	Share uint32
 	Lent  bool
-	// Tunnel, when not nil, carries the channel's datagrams instead of the network: no slot of its transport lives, but one of
-	// another transport does. Only Tunnelled transports are given one.
+	// Tunnel, if not nil, carries the channel's datagrams instead of the network: no slot of the channel's transport is live, but a slot of
+	// another transport is. Only Tunneled transports get a Tunnel.
 	Tunnel Tunnel
-	// Sent counts payload bytes of first transmissions by this path, Again those of retransmissions. Not nil.
+	// Sent counts payload bytes of first transmissions on this path, Again those of retransmissions. Not nil.
 	Sent, Again *atomic.Uint64
 }
 
-// Tunnel carries datagrams to the peer over another transport's channel. It may drop them.
+// Tunnel carries datagrams to the peer over a channel of another transport. It may drop them.
 type Tunnel interface {
-	// Carry copies a datagram, which the peer's transport is given as if it came from the UDP source port.
+	// Carry copies a datagram. The peer's transport receives the copy as if it came from the given UDP source port.
 	Carry(port uint16, datagram ...[]byte)
 }
 
-// Tunnelled is a Transport of datagrams, which a channel of another transport may carry. Receive is wire.Core's.
-type Tunnelled interface {
+// Tunneled is a datagram Transport whose datagrams a channel of another transport may carry. wire.Core has the same Receive.
+type Tunneled interface {
 	Transport
 	Receive(from netip.AddrPort, p []byte)
 }
 
-// Channel carries operations to one peer and executes the peer's. Operations posted on an Ordered channel are executed at the
-// peer in the order of posting; completions come in any order on others. Every operation posted completes exactly once, with nil
-// only after the peer has executed it (and, OpRead and atomics, Local holds the answer).
+// Channel carries operations to one peer and executes the peer's operations. The peer executes operations of an Ordered channel in the
+// order of posting; other channels complete operations in any order. Every posted operation completes exactly once. It completes with nil
+// only after the peer has executed it (OpRead and atomics: and Local holds the result).
 //
-// All methods are called with the device's lock held.
+// The caller holds the device's lock in all methods.
 type Channel interface {
-	// Local is what the peer's Connect wants: queue pair number, first sequence number and so on; the transport's own encoding.
+	// Local returns the parameters for the peer's Connect (queue pair number, first sequence number and so on) in the transport's own
+	// encoding.
 	Local() []byte
-	// Connect gives the peer's Local; from now on operations flow. paths are the channel's.
+	// Connect sets the peer's Local and the channel's paths; operations flow afterwards.
 	Connect(remote []byte, paths []Path) error
-	// SetPaths replaces the paths: what is in flight by a path that is gone or has share 0 is sent again by others at once.
-	// At least one; the channel keeps the slice.
+	// SetPaths replaces the paths. The channel immediately retransmits data in flight on removed paths, or on paths with share 0, by other
+	// paths. paths has at least one element; the channel keeps the slice.
 	SetPaths(paths []Path)
-	// Post takes an operation, or returns false when the send window is full: Host.Room is called once there is room. An
-	// operation that can never be taken (too long) is the caller's fault: it panics.
+	// Post accepts an operation, or returns false if the send window is full; the channel then calls Host.Room when there is space. It
+	// panics on an operation that it can never accept (too long), which is a bug in the caller.
 	Post(op *Op) bool
-	// Ready says that a message for which Host.Admit had NotReady may be admitted now. A Set never has it for a peer that lives by its
-	// credit (receive.go); hosts without credit do.
+	// Ready notifies the channel that a message for which Host.Admit returned NotReady may be admitted now. A Set never returns NotReady to
+	// a peer that respects its credit (receive.go); hosts without credit do.
 	Ready()
-	// Close ends the channel. Operations that have not completed do, with ErrFlushed, before it returns. The peer is told as far
-	// as the protocol has words for it.
+	// Close ends the channel. Before it returns, outstanding operations complete with ErrFlushed. Close notifies the peer if the protocol
+	// has a message for it.
 	Close()
 }
 
-// Limits are what a transport can do.
+// Limits are the capabilities of a transport.
 type Limits struct {
-	// MaxOp is the longest Op.Local, bytes.
+	// MaxOp is the maximum length of Op.Local, in bytes.
 	MaxOp int
-	// Ordered: a channel executes operations in the order of posting. With Spread it is asked for in ChannelConfig.
+	// Ordered: a channel executes operations in the order of posting. With Spread, a caller requests it in ChannelConfig.
 	Ordered bool
 	// Spread: one unordered channel may have many paths and spreads its packets over them by share.
 	Spread bool
 }
 
-// ChannelConfig says what channel to make.
+// ChannelConfig is the configuration of a new channel.
 type ChannelConfig struct {
 	Remote netip.Addr // the peer's loopback
-	// Ordered asks for a channel that executes in the order of posting (Limits.Ordered transports always do).
+	// Ordered requests a channel that executes operations in the order of posting (Limits.Ordered transports always do).
 	Ordered bool
 }
 
-// Transport makes channels: an endpoint of roce, superp, tcpqp or nupa on one loopback. Methods are called with the device's
-// lock held, but for Start and Stop.
+// Transport makes channels: it is an endpoint of roce, superp, tcpqp or nupa on one loopback. The caller holds the device's lock in all
+// methods except Start and Stop.
 type Transport interface {
 	// Name is "roce", "superp", "tcp" or "nupa"; both ends must use the same.
 	Name() string
 	Limits() Limits
-	// Start is called once, before anything else, with what the transport works for.
+	// Start starts the transport on a host. The device calls it once, before any other method except Name.
 	Start(Host) error
 	// Channel makes an unconnected channel.
 	Channel(ChannelConfig) (Channel, error)
-	// Flush sends what has been queued since the last call. The device calls it after everything that may have queued something.
+	// Flush sends the queued data. The device calls it after every call that may have queued data.
 	Flush()
-	// Counters are the transport's counters by name, for people: "packets_sent", "retransmitted", "duplicates", ...
+	// Counters returns the transport's counters by name, for people: "packets_sent", "retransmitted", "duplicates", ...
 	Counters() map[string]uint64
-	// Stop ends goroutines and sockets, and waits for them. Called once, after every channel is closed, without the lock.
+	// Stop ends goroutines and closes sockets, and waits for them. The device calls it once, without the lock, after it has closed every
+	// channel.
 	Stop()
 }
 
-// Allocator is a Transport that wants memory regions in memory of its own, so that it need not copy (nupa: the shared file).
+// Allocator is a Transport that provides the memory of memory regions, which saves a copy (nupa: the shared file).
 type Allocator interface {
-	// Alloc returns n bytes, aligned to a page, until Free. An error says how much there is.
+	// Alloc returns n page-aligned bytes, which are valid until Free. The error contains the amount of free memory.
 	Alloc(n int) ([]byte, error)
 	Free([]byte)
 }
 
-// Registrar is a Transport that wants to know of memory regions (nupa publishes them to its peers). Registered is called for
-// every region when it is registered, and for those that were there before Start.
+// Registrar is a Transport that needs to know the memory regions (nupa publishes them to its peers). The device calls Registered for every
+// region at its registration, after Start: a device has no regions before it has started its transports.
 type Registrar interface {
 	Registered(key uint32, address uint64, b []byte, access Access)
-	// Deregistered returns when the transport does not touch the region any more.
+	// Deregistered returns once the transport no longer accesses the region.
 	Deregistered(key uint32)
 }
 
-// Verdict is what a set says of a message that has begun to come in.
+// Verdict is a set's answer to the first packet of an incoming message.
 type Verdict uint8
 
 // The verdicts.
 const (
-	Accepted Verdict = iota // body is where its Local goes
-	NotReady                // no receive is posted for it yet: hold it, or have it sent again later (RNR); Channel.Ready says when
-	Refused                 // ErrRemoteInvalid to the peer
+	Accepted Verdict = iota // body is the destination of the message's Local
+	NotReady                // no receive is posted for it yet: hold it, or request a retransmission (RNR); Channel.Ready announces the receive
+	Refused                 // answer the peer with ErrRemoteInvalid
 )
 
-// Access is what may be done with a memory region.
+// Access is the set of rights on a memory region.
 type Access uint8
 
 // The rights.
 const (
-	LocalWrite   Access = 1 << iota // receives and READs may put data there
+	LocalWrite   Access = 1 << iota // receives and READs may store data there
 	RemoteWrite                     // the peer may WRITE
 	RemoteRead                      // the peer may READ
-	RemoteAtomic                    // the peer may do atomics
+	RemoteAtomic                    // the peer may execute atomics
 )
 
-// Host is the device as transports see it. But for Do and Now, methods are called with the device's lock held. None of them
-// calls back into a channel: that happens after Do's f has returned.
+// Host is the interface of the device to its transports. The caller holds the device's lock in all methods except Do and Now. No method
+// calls back into a channel: such calls happen after the function passed to Do has returned.
 type Host interface {
-	// Address is the device's loopback.
+	// Address returns the device's loopback.
 	Address() netip.Addr
-	// Now is the time since some fixed moment; it never goes back.
+	// Now returns the time since a fixed moment. It is monotonic.
 	Now() time.Duration
-	// Do calls f with the device's lock held, then flushes transports.
+	// Do calls f with the device's lock held, then flushes the transports.
 	Do(f func())
-	// Memory is the n bytes at an address of ours that a peer names by key, if the region allows what need says. The error wraps
-	// ErrRemoteAccess. Length 0 is checked too, but for bounds.
+	// Memory returns the n bytes of local memory at an address that a peer names with key, if the region grants the rights in need. The
+	// error wraps ErrRemoteAccess. With n = 0, Memory checks key and rights but not the bounds.
 	Memory(ch Channel, key uint32, address uint64, n int, need Access) ([]byte, error)
-	// Atomic does OpCompareSwap or OpFetchAdd on our memory and returns what was there.
+	// Atomic executes OpCompareSwap or OpFetchAdd on local memory and returns the previous value.
 	Atomic(ch Channel, kind OpKind, key uint32, address, compare, swap uint64) (was uint64, err error)
-	// Admit asks where an incoming OpSend's Local goes. It is called when its first packet has come; head is at most MaxHead
-	// bytes. n is the length of Local if the transport knows it, else -1. body is as long as head says: an Op whose Local turns out
-	// to be of another length is malformed (ErrRemoteInvalid to the peer).
+	// Admit returns the destination of an incoming OpSend's Local. The transport calls it on the first packet of the message; head has at
+	// most MaxHead bytes. n is the length of Local if the transport knows it, else -1. body has the length given in head: an Op whose Local
+	// turns out to have another length is malformed (the peer gets ErrRemoteInvalid).
 	Admit(ch Channel, head []byte, n int) (body []byte, v Verdict)
-	// Deliver says that all of it is in place. Exactly once for an Admit that was Accepted, unless the channel is closed first.
+	// Deliver reports that the whole message is in place. The transport calls it exactly once for each Accepted Admit, unless it closes the
+	// channel first.
 	Deliver(ch Channel, head []byte)
-	// Complete ends an operation that was posted here.
+	// Complete completes an operation that was posted on this host.
 	Complete(op *Op, err error)
-	// Return gives an operation back that was posted here, has not been executed, and never will be by this channel: the set posts
-	// it on another. For transports that cannot send by a path of another slot (shared memory); nobody else needs it.
+	// Return hands back an operation that was posted on this host, was not executed, and never will be by this channel. The set posts it on
+	// another channel. Only transports that cannot send on the path of another slot (shared memory) need Return.
 	Return(op *Op)
-	// Room says that Post may succeed again.
+	// Room reports that Post may succeed again.
 	Room(ch Channel)
-	// Failed says that a channel is broken: its peer is gone or misbehaves. Every operation on it has completed already.
+	// Stalled reports a change of a path's state. true: for Timing.Stall the peer has acknowledged none of the data that the channel has
+	// sent on the path of slot. false: the path acknowledges again, or SetPaths has given the slot another port. Calls alternate, beginning
+	// with true. New operations use other slots while the slot is stalled; posted operations stay with the channel.
+	Stalled(ch Channel, slot int, stalled bool)
+	// Failed reports that a channel is broken: its peer is gone or violates the protocol. Every operation on it has already completed.
 	Failed(ch Channel, err error)
 }
 
-// Timing is what transports that retransmit go by. The zero value of each field means its default.
+// Timing holds the timeouts of transports that retransmit. A zero field means its default.
 type Timing struct {
-	// Retransmit is the first retransmission timeout: 50 ms. It doubles with each that follows, to at most 1 s, and an
-	// acknowledgement of something new resets it.
+	// Retransmit is the first retransmission timeout: 50 ms by default. It doubles with each retransmission, to at most 1 s, and an
+	// acknowledgement of new data resets it.
 	Retransmit time.Duration
-	// GiveUp is how long nothing may be acknowledged until a channel fails with ErrRetryExceeded: 30 s, more than a BGP session
-	// needs to notice a dead leaf.
+	// Stall is the time without acknowledgement after which a path with data in flight counts as stalled (Host.Stalled): 100 ms by default,
+	// which is longer than a busy host delays a peer's process.
+	Stall time.Duration
+	// GiveUp is the time without acknowledgement after which a channel fails with ErrRetryExceeded: 30 s by default, which is longer than a
+	// BGP session needs to detect a dead leaf.
 	GiveUp time.Duration
-	// AckDelay is how long an acknowledgement may wait for company: 200 µs.
+	// AckDelay is the maximum time for which an acknowledgement waits to be combined with others: 200 µs by default.
 	AckDelay time.Duration
-	// NotReady is how long a sender waits after "receiver not ready": 1 ms.
+	// NotReady is the delay of a sender after "receiver not ready": 1 ms by default.
 	NotReady time.Duration
 }
 
-// WithDefaults fills in defaults.
+// WithDefaults returns t with defaults in place of zero fields.
 func (t Timing) WithDefaults() Timing {
 	set := func(d *time.Duration, to time.Duration) {
 		if *d == 0 {
@@ -237,6 +248,7 @@ func (t Timing) WithDefaults() Timing {
 		}
 	}
 	set(&t.Retransmit, 50*time.Millisecond)
+	set(&t.Stall, 100*time.Millisecond)
 	set(&t.GiveUp, 30*time.Second)
 	set(&t.AckDelay, 200*time.Microsecond)
 	set(&t.NotReady, time.Millisecond)

@@ -16,11 +16,11 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// ConnectPort is where endpoints serve fare.v1.ConnectionService unless told otherwise: TCP.
+// ConnectPort is the default TCP port of fare.v1.ConnectionService at endpoints.
 const ConnectPort = 4794
 
-// Connect makes a set with a peer's loopback: its Listener, reached through conn, answers. private goes to the peer's application,
-// reply comes from it. With Config.Weights it waits until fared has slots that live.
+// Connect makes a set with a peer's loopback; the peer's Listener, reached through conn, answers. private goes to the peer's application,
+// reply comes from it. With Config.Weights, Connect waits until fared provides live slots.
 func (d *Device) Connect(ctx context.Context, conn grpc.ClientConnInterface, remote netip.Addr, cfg SetConfig, private []byte) (_ *Set, reply []byte, err error) {
 	if d.weights != nil {
 		if err := d.weights.await(ctx, remote); err != nil {
@@ -31,7 +31,7 @@ func (d *Device) Connect(ctx context.Context, conn grpc.ClientConnInterface, rem
 	if err != nil {
 		return nil, nil, err
 	}
-	// The stream lives as long as the set, not as long as ctx.
+	// The stream ends with the set, not with ctx.
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, end)
 	defer func() {
@@ -46,7 +46,7 @@ func (d *Device) Connect(ctx context.Context, conn grpc.ClientConnInterface, rem
 		return nil, nil, err
 	}
 	offer.PrivateData = private
-	// When sending fails Recv says why.
+	// If Send fails, Recv returns the reason.
 	if err := stream.Send(&farev1.ConnectRequest{Message: &farev1.ConnectRequest_Offer{Offer: offer}}); err != nil && !errors.Is(err, io.EOF) {
 		return nil, nil, err
 	}
@@ -55,7 +55,7 @@ func (d *Device) Connect(ctx context.Context, conn grpc.ClientConnInterface, rem
 		return nil, nil, fmt.Errorf("%v does not connect: %w", remote, err)
 	}
 	if first.GetAnswer() == nil {
-		return nil, nil, fmt.Errorf("%v closed at once: %s", remote, first.GetGoodbye().GetReason())
+		return nil, nil, fmt.Errorf("%v closed the connection immediately: %s", remote, first.GetGoodbye().GetReason())
 	}
 	if err := s.Finish(first.GetAnswer()); err != nil {
 		return nil, nil, err
@@ -75,10 +75,11 @@ func (d *Device) Connect(ctx context.Context, conn grpc.ClientConnInterface, rem
 	return s, first.GetAnswer().GetPrivateData(), nil
 }
 
-// hear ends a set when the peer says goodbye, and says goodbye when the set ends. A stream that breaks ends nothing by itself, for channels may
-// live: but a set of whose peer no channel has heard in Patience ends, for that has given up before it had the answer, or on getting it; and any other
-// asks for its peer as often, so that one that only receives does not outlive a peer that was killed. It returns once the set
-// has ended.
+// hear ends a set when the peer says goodbye, and says goodbye when the set ends. It returns once the set has ended.
+//
+// A broken stream alone does not end the set, since its channels may still work. If no channel has received anything from the peer within
+// Patience, the set ends: the peer gave up before it received the answer or while handling it. Any other set checks once per Patience that
+// its peer is alive, so that a set that only receives does not outlast a killed peer.
 func hear(s *Set, recv func() (*farev1.Goodbye, error), send func(*farev1.Goodbye) error) {
 	heard := make(chan struct{})
 	go func() {
@@ -89,7 +90,7 @@ func hear(s *Set, recv func() (*farev1.Goodbye, error), send func(*farev1.Goodby
 				return
 			}
 			if g != nil {
-				s.device.Do(func() { s.fail(fmt.Errorf("%w: %v closed: %s", ErrFlushed, s.remote, g.GetReason())) })
+				s.device.Do(func() { s.fail(fmt.Errorf("%w: %v closed the connection: %s", ErrFlushed, s.remote, g.GetReason())) })
 			}
 		}
 	}()
@@ -108,7 +109,7 @@ func hear(s *Set, recv func() (*farev1.Goodbye, error), send func(*farev1.Goodby
 						s.ask()
 						return
 					}
-					s.fail(fmt.Errorf("%w: %v has not come, and its stream has broken", ErrFlushed, s.remote))
+					s.fail(fmt.Errorf("%w: the connection to %v is not complete, and its stream has broken", ErrFlushed, s.remote))
 				})
 			}
 		}
@@ -118,26 +119,27 @@ func hear(s *Set, recv func() (*farev1.Goodbye, error), send func(*farev1.Goodby
 		reason = err.Error()
 	}
 	if send(&farev1.Goodbye{Reason: reason}) == nil {
-		<-heard // the peer ends its stream
+		<-heard // recv fails once the peer ends its stream
 	}
 }
 
-// Request is what a peer asks a Listener for.
+// Request is a peer's request to a Listener.
 type Request struct {
 	Remote   netip.Addr
 	Ordering wecmp.Ordering
 	Private  []byte
 }
 
-// Listener answers peers' Connect for any number of devices; it implements fare.v1.ConnectionService. Register it with a gRPC
-// server that listens where peers reach the loopbacks, at ConnectPort.
+// Listener answers Connect requests of peers for any number of devices. It implements fare.v1.ConnectionService: register it with a gRPC
+// server that listens at ConnectPort on an address that peers reach.
 type Listener struct {
 	farev1.UnimplementedConnectionServiceServer
-	// Devices are looked up by the loopback that the peer names.
+	// Devices are the devices that accept connections; the peer's request names one by its loopback.
 	Devices []*Device
-	// Accept says how to answer: with which set, and what the peer's application is to be told. SetConfig.Ordering is the peer's.
+	// Accept returns the configuration of the new set and private data for the peer's application; an error refuses the request. The peer's
+	// request determines SetConfig.Ordering.
 	Accept func(*Device, Request) (SetConfig, []byte, error)
-	// Accepted is given the set before the peer can use it, so that receives can be posted.
+	// Accepted receives the set before the peer can use it, so that the application can post receives.
 	Accepted func(*Set, Request)
 }
 
@@ -149,7 +151,7 @@ func (l *Listener) Connect(stream grpc.BidiStreamingServer[farev1.ConnectRequest
 	}
 	offer := first.GetOffer()
 	if offer == nil {
-		return status.Error(codes.InvalidArgument, "the first message of a connection is an offer")
+		return status.Error(codes.InvalidArgument, "the first message of a connection must be an offer")
 	}
 	destination, err := netip.ParseAddr(offer.GetDestination())
 	if err != nil {
@@ -160,7 +162,7 @@ func (l *Listener) Connect(stream grpc.BidiStreamingServer[farev1.ConnectRequest
 		return status.Errorf(codes.InvalidArgument, "source: %v", err)
 	}
 	if o := offer.GetOrdering(); o < farev1.MemoryOrdering_MEMORY_ORDERING_WEAK || o > farev1.MemoryOrdering_MEMORY_ORDERING_STRONG {
-		return status.Errorf(codes.InvalidArgument, "ordering %v is not known", o)
+		return status.Errorf(codes.InvalidArgument, "unknown ordering %v", o)
 	}
 	var device *Device
 	for _, d := range l.Devices {
@@ -169,7 +171,7 @@ func (l *Listener) Connect(stream grpc.BidiStreamingServer[farev1.ConnectRequest
 		}
 	}
 	if device == nil {
-		return status.Errorf(codes.NotFound, "loopback %v is not here", destination)
+		return status.Errorf(codes.NotFound, "loopback %v is not on this host", destination)
 	}
 	if device.weights != nil {
 		if err := device.weights.await(stream.Context(), source); err != nil {

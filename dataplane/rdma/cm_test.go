@@ -22,11 +22,11 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// weights is a WeightService that says what it is told to, and can break its watches.
+// weights is a WeightService with scripted messages; it can also break its watches.
 type weights struct {
 	farev1.UnimplementedWeightServiceServer
 	mu       sync.Mutex
-	watches  []chan *farev1.WatchWeightsResponse // nil: the watch breaks
+	watches  []chan *farev1.WatchWeightsResponse // nil breaks the watch
 	requests []*farev1.WatchWeightsRequest
 	arrived  chan struct{}
 }
@@ -92,7 +92,7 @@ func weightsOf(dst, src string, shares ...uint32) *farev1.DestinationWeights {
 	return &farev1.DestinationWeights{Destination: dst + "/32", Pairs: []*farev1.PairSlots{pair}}
 }
 
-// eventually waits for what another goroutine brings about.
+// eventually waits for a condition that another goroutine brings about.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	netnstest.Eventually(t, 10*time.Second, func() error {
@@ -110,8 +110,8 @@ func sharesOf(s *Set) (out [4]uint32) {
 	return out
 }
 
-// TestConnectAndFollow: two devices connect by gRPC with slots from WatchWeights, follow what changes, keep what they have
-// while fared is away, and say goodbye.
+// TestConnectAndFollow connects two devices over gRPC with slots from WatchWeights. They follow changes, keep their slots while fared is
+// away, and say goodbye.
 func TestConnectAndFollow(t *testing.T) {
 	defer eventually(t, "every goroutine has ended", func() bool { return goleak.Find() == nil })
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -178,7 +178,7 @@ func TestConnectAndFollow(t *testing.T) {
 		eventually(t, "what a snapshot does not name is parked", func() bool { return sharesOf(s) == [4]uint32{} })
 		fareds[a].say(&farev1.WatchWeightsResponse{Revision: 2, Instance: "y", Complete: true, Weights: []*farev1.DestinationWeights{weightsOf("10.255.0.2", "10.255.0.1")}})
 		eventually(t, "and back", func() bool { return sharesOf(s) == [4]uint32{even, even, even, even} })
-		fareds[a].say(&farev1.WatchWeightsResponse{Revision: 3, Instance: "y", Complete: true, Removed: []string{"10.255.0.2/32"}})
+		fareds[a].say(&farev1.WatchWeightsResponse{Revision: 3, Instance: "y", Complete: true, Removed: []*farev1.WeightKey{{Destination: "10.255.0.2/32", Sources: []string{"10.255.0.1/32"}}}})
 		eventually(t, "what is removed is parked", func() bool { return sharesOf(s) == [4]uint32{} })
 
 		s.Close()
@@ -189,7 +189,7 @@ func TestConnectAndFollow(t *testing.T) {
 	})
 }
 
-// TestListenerRefuses: what no endpoint would ask.
+// TestListenerRefuses checks the refusal of invalid requests.
 func TestListenerRefuses(t *testing.T) {
 	l := newLoops(t, 1)
 	listener := &Listener{Devices: []*Device{l.open("10.255.0.2", ordered)}, Accept: func(*Device, Request) (SetConfig, []byte, error) {
@@ -222,7 +222,7 @@ func TestListenerRefuses(t *testing.T) {
 	}
 }
 
-// lasting is a context that counts who wants to know of its end.
+// lasting is a context that counts the registrations for its end.
 type lasting struct {
 	context.Context
 	done    chan struct{}
@@ -236,7 +236,7 @@ func (l lasting) AfterFunc(func()) func() bool {
 	return func() bool { l.waiters.Add(-1); return true }
 }
 
-// TestRefusedConnectLeavesNothing: an application may ask again and again in one context.
+// TestRefusedConnectLeavesNothing checks that repeated failed attempts in one context leak nothing.
 func TestRefusedConnectLeavesNothing(t *testing.T) {
 	l := newLoops(t, 1)
 	listener := &Listener{Devices: []*Device{l.open("10.255.0.2", ordered)}, Accept: func(*Device, Request) (SetConfig, []byte, error) {
@@ -267,7 +267,7 @@ func TestRefusedConnectLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestCloseEndsWaiting: who waits for slots learns that the device is closed.
+// TestCloseEndsWaiting checks that Close ends a wait for slots with an error.
 func TestCloseEndsWaiting(t *testing.T) {
 	w := &weights{arrived: make(chan struct{}, 1)}
 	conn := serve(t, func(s *grpc.Server) { farev1.RegisterWeightServiceServer(s, w) })
@@ -290,25 +290,25 @@ func TestCloseEndsWaiting(t *testing.T) {
 	}
 }
 
-// TestStreamBreaks: a set lives on without its stream, but for one whose peer never had the answer.
+// TestStreamBreaks checks that a set outlasts its stream, unless its peer never received the answer.
 func TestStreamBreaks(t *testing.T) {
 	p := connectPair(t, 2, SetConfig{Patience: time.Millisecond}, fourPlanes(), ordered)
 	broken := func() (*farev1.Goodbye, error) { return nil, errors.New("broken") }
 	unsaid := func(*farev1.Goodbye) error { return errors.New("broken") }
-	hear(p.set[1], broken, unsaid) // nothing has happened: it has not heard of its peer
-	if err := p.set[1].Err(); !errors.Is(err, ErrFlushed) || !strings.Contains(err.Error(), "has not come") {
+	hear(p.set[1], broken, unsaid) // no message has arrived: the set has not heard from its peer
+	if err := p.set[1].Err(); !errors.Is(err, ErrFlushed) || !strings.Contains(err.Error(), "is not complete") {
 		t.Errorf("the set without a peer ended with %v", err)
 	}
 
 	p = connectPair(t, 2, SetConfig{Patience: time.Millisecond}, fourPlanes(), ordered)
-	p.run(func() bool { return len(p.events) == 0 }) // the ends have met
+	p.run(func() bool { return len(p.events) == 0 }) // the ends have connected
 	for i, s := range p.set {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
 			hear(s, broken, unsaid)
 		}()
-		// It asks for its peer, which a channel must acknowledge.
+		// The set checks its peer, and the peer's channel must acknowledge that.
 		eventually(t, "the set does not ask for its peer", func() (asked bool) {
 			s.device.Do(func() { asked = s.credits.op != nil })
 			return asked

@@ -5,25 +5,25 @@ import (
 	"sync"
 )
 
-// Opcode says what a work request does, or which completion it is.
+// Opcode is the operation of a work request, or the kind of a completion.
 type Opcode uint8
 
 // The opcodes.
 const (
-	Send           Opcode = iota // to the receive that the peer has posted next
-	SendImmediate                // with 32 bits for its completion
+	Send           Opcode = iota // to the next receive that the peer has posted
+	SendImmediate                // SEND with 32 bits for the peer's completion
 	Write                        // RDMA WRITE
-	WriteImmediate               // and consumes a receive of the peer, whose completion has 32 bits
+	WriteImmediate               // RDMA WRITE that also consumes a receive of the peer, whose completion has 32 bits
 	Read                         // RDMA READ
 	CompareSwap                  // 8 bytes
 	FetchAdd                     // 8 bytes
-	Recv                         // completions of receives only: a SEND has come
-	RecvWrite                    // completions of receives only: a WRITE with immediate has come
+	Recv                         // completions of receives only: a SEND has arrived
+	RecvWrite                    // completions of receives only: a WRITE with immediate has arrived
 )
 
 var opcodeNames = [...]string{"SEND", "SEND with immediate", "RDMA WRITE", "RDMA WRITE with immediate", "RDMA READ", "compare and swap", "fetch and add", "receive", "receive of RDMA WRITE with immediate"}
 
-// String names the operation in the words of the verbs.
+// String returns the name of the operation in verbs terminology.
 func (o Opcode) String() string {
 	if int(o) < len(opcodeNames) {
 		return opcodeNames[o]
@@ -31,39 +31,39 @@ func (o Opcode) String() string {
 	return "unknown"
 }
 
-// Completion says that a work request is done.
+// Completion reports that a work request is complete.
 type Completion struct {
 	Set    *Set
 	ID     uint64 // of the work request
 	Opcode Opcode
-	// Err is nil, or one of this package's errors, perhaps wrapped. The first of a set that is not nil ends it: everything
-	// posted after completes with ErrFlushed.
+	// Err is nil, or an error of this package, possibly wrapped. The first error of a set ends the set: all later work requests complete
+	// with ErrFlushed.
 	Err error
-	// Bytes is how many came in (receives, READs and atomics), or were sent.
+	// Bytes is the number of bytes received (receives, READs and atomics) or sent.
 	Bytes int
-	// Immediate is the 32 bits of SendImmediate and WriteImmediate; meaningful when HasImmediate.
+	// Immediate is the 32 bits of SendImmediate and WriteImmediate; valid if HasImmediate is true.
 	Immediate    uint32
 	HasImmediate bool
 }
 
-// CQ is a completion queue. It cannot overflow: a work request counts as outstanding, and its set takes no more than so many,
-// until its completion has been polled.
+// CQ is a completion queue. It cannot overflow: a work request counts as outstanding until the application has polled its completion, and a
+// set limits the number of outstanding work requests.
 type CQ struct {
 	mu     sync.Mutex
 	queue  []queued
-	taken  int // entries of queue before it have been polled
+	taken  int // number of polled entries at the head of queue
 	notify chan struct{}
 }
 
 type queued struct {
 	Completion
-	send bool // of the send queue, not the receive queue
+	send bool // true: of the send queue; false: of the receive queue
 }
 
-// CreateCQ makes a completion queue. One queue may serve any number of sets.
+// CreateCQ makes a completion queue. A queue may serve any number of sets.
 func (d *Device) CreateCQ() *CQ { return &CQ{notify: make(chan struct{}, 1)} }
 
-// Poll moves completions into out, oldest first, and returns how many.
+// Poll moves completions into out, oldest first, and returns their number.
 func (c *CQ) Poll(out []Completion) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,7 +84,8 @@ func (c *CQ) Poll(out []Completion) int {
 	return n
 }
 
-// Wait polls, and if there is nothing, waits for something. The error is the context's. For one waiter, as Notify.
+// Wait polls, and if the queue is empty waits for a completion or for ctx, whose error it returns. Only one goroutine may wait (see
+// Notify).
 func (c *CQ) Wait(ctx context.Context, out []Completion) (int, error) {
 	for {
 		if n := c.Poll(out); n > 0 || len(out) == 0 {
@@ -98,7 +99,8 @@ func (c *CQ) Wait(ctx context.Context, out []Completion) (int, error) {
 	}
 }
 
-// Notify has an element once completions have come since it was last received from. For one waiter.
+// Notify returns a channel that becomes readable when completions arrive. The channel has room for one notification, so it serves one
+// receiver.
 func (c *CQ) Notify() <-chan struct{} { return c.notify }
 
 func (c *CQ) push(q queued) {

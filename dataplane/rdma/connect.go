@@ -11,10 +11,11 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// A connection takes an offer, an answer and Finish. Connect and Listener carry them by gRPC; who has a way of his own (MPI, a
-// key-value store) carries them by that.
+// A connection consists of an offer, an answer and Finish. Connect and Listener exchange them over gRPC. Applications with their own
+// exchange (MPI, a key-value store) can use it instead.
 
-// Offer makes a set toward a peer's loopback, and what the peer's Answer wants. slots may be nil where the device has weights.
+// Offer makes a set toward a peer's loopback and returns it with the offer for the peer's Answer. slots may be nil if the device has
+// Config.Weights.
 func (d *Device) Offer(remote netip.Addr, cfg SetConfig, slots []Slot) (*Set, *farev1.ConnectOffer, error) {
 	s, err := d.newSet(remote, cfg, slots)
 	if err != nil {
@@ -25,7 +26,7 @@ func (d *Device) Offer(remote netip.Addr, cfg SetConfig, slots []Slot) (*Set, *f
 		Ordering: farev1.MemoryOrdering(cfg.Ordering) + farev1.MemoryOrdering_MEMORY_ORDERING_WEAK, Channels: s.ends()}, nil
 }
 
-// Answer makes the set that an offer asks for, connected, and what the peer's Finish wants.
+// Answer makes the set that an offer requests and connects it. It returns the set with the answer for the peer's Finish.
 func (d *Device) Answer(offer *farev1.ConnectOffer, cfg SetConfig, slots []Slot) (*Set, *farev1.ConnectAnswer, error) {
 	remote, err := netip.ParseAddr(offer.GetSource())
 	if err != nil {
@@ -44,7 +45,7 @@ func (d *Device) Answer(offer *farev1.ConnectOffer, cfg SetConfig, slots []Slot)
 	return s, answer, nil
 }
 
-// Finish connects a set with the answer to its offer. When it fails the set has ended.
+// Finish connects a set with the answer to its offer. If it fails, the set has ended.
 func (s *Set) Finish(answer *farev1.ConnectAnswer) error { return s.join(answer.GetChannels(), true) }
 
 func (d *Device) newSet(remote netip.Addr, cfg SetConfig, slots []Slot) (*Set, error) {
@@ -53,7 +54,7 @@ func (d *Device) newSet(remote netip.Addr, cfg SetConfig, slots []Slot) (*Set, e
 		return nil, err
 	}
 	if cfg.PD.device != d {
-		return nil, errors.New("the PD is of another device")
+		return nil, errors.New("the PD belongs to another device")
 	}
 	s := &Set{device: d, cfg: cfg, remote: remote.Unmap(), keyed: cfg.Ordering != wecmp.Weak, done: make(chan struct{}), streams: map[uint64]*stream{}, gated: map[uint32][]*Op{}}
 	if cfg.Ordering == wecmp.Strong {
@@ -114,7 +115,7 @@ func (s *Set) ends() (out []*farev1.ChannelEnd) {
 	return out
 }
 
-// join connects every channel with the peer's end of it. To finish is to know that the peer has done so.
+// join connects every channel with the peer's end of it. With finish, the peer is known to have connected its end.
 func (s *Set) join(ends []*farev1.ChannelEnd, finish bool) (err error) {
 	s.device.Do(func() {
 		if s.state != connecting {
@@ -140,18 +141,18 @@ func (s *Set) join(ends []*farev1.ChannelEnd, finish bool) (err error) {
 	return err
 }
 
-// fits says whether the peer's channels are the other ends of ours.
+// fits returns an error unless the peer's channels are the other ends of the set's channels.
 func (s *Set) fits(ends []*farev1.ChannelEnd) error {
 	if len(ends) != len(s.lanes) {
-		return fmt.Errorf("%v has %d channels and %v has %d: both daemons need the same planes, mode and slots, both ends the same transports", s.remote, len(ends), s.device.address, len(s.lanes))
+		return fmt.Errorf("%v has %d channels and %v has %d: configure the same planes, mode and slots in both daemons, and the same transports at both ends", s.remote, len(ends), s.device.address, len(s.lanes))
 	}
 	for i, l := range s.lanes {
 		if t := ends[i].GetTransport(); t != l.transport.Name() {
-			return fmt.Errorf("channel %d is %s at %v and %s at %v: give both ends the same transports", i, t, s.remote, l.transport.Name(), s.device.address)
+			return fmt.Errorf("channel %d is %s at %v and %s at %v: configure the same transports at both ends", i, t, s.remote, l.transport.Name(), s.device.address)
 		}
 		same := slices.EqualFunc(ends[i].GetSlots(), l.slots, func(a uint32, b int) bool { return int(a) == b })
 		if !same {
-			return fmt.Errorf("channel %d has slots %v at %v and %v at %v: give both ends the same transports for the same planes", i, ends[i].GetSlots(), s.remote, l.slots, s.device.address)
+			return fmt.Errorf("channel %d has slots %v at %v and %v at %v: configure the same transports for the same planes at both ends", i, ends[i].GetSlots(), s.remote, l.slots, s.device.address)
 		}
 	}
 	return nil

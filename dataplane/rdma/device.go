@@ -14,31 +14,31 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// Config says what a device is.
+// Config is the configuration of a device.
 type Config struct {
-	// Address is the loopback: a GPU's own address.
+	// Address is the loopback: the GPU's own address.
 	Address netip.Addr
-	// Transports are what it sends by, at least one; the first carries every plane that Planes does not name. The device starts
-	// and stops them.
+	// Transports are the device's transports, at least one; the first carries every plane that Planes does not name. The device starts and
+	// stops them.
 	Transports []Transport
-	// Planes names the transport of planes that the first does not carry, as "nupa" for a plane of shared memory.
+	// Planes maps planes that the first transport does not carry to the name of their transport, such as "nupa" for a shared-memory plane.
 	Planes map[string]string
-	// Weights, when not nil, is the fared that slots come from. Without it they are given by Offer, Answer and Set.SetSlots.
+	// Weights is the fared that provides slots. With nil, the application provides them to Offer, Answer and Set.SetSlots.
 	Weights farev1.WeightServiceClient
-	// Clock is the time since some fixed moment; nil: the system's.
+	// Clock returns the time since a fixed moment; nil means the system's clock.
 	Clock func() time.Duration
-	// Log is told of what operators want to know; nil: nobody is.
+	// Log receives messages for operators; nil disables logging.
 	Log *slog.Logger
 }
 
-// Device is an endpoint on one loopback: the verbs' context. Its methods may be called from any goroutine.
+// Device is an endpoint on one loopback: the context in verbs terms. Its methods may be called from any goroutine.
 type Device struct {
 	address    netip.Addr
 	transports []Transport
 	planes     map[string]Transport
 	clock      func() time.Duration
 	log        *slog.Logger
-	weights    *follower // nil: slots are given by hand
+	weights    *follower // nil: the application provides slots
 	count      counters
 
 	mu       sync.Mutex
@@ -47,12 +47,12 @@ type Device struct {
 	sets     map[*Set]bool
 	dirty    []*Set
 	closed   bool
-	// tunnelled are datagrams that have come through tunnels.
-	tunnelled []tunnelled
+	// tunneled are datagrams that arrived through tunnels and still have to be delivered.
+	tunneled []tunneled
 }
 
 type counters struct {
-	malformed atomic.Uint64 // messages whose head made no sense
+	malformed atomic.Uint64 // messages with an invalid header
 }
 
 var errClosed = errors.New("the device is closed")
@@ -75,7 +75,7 @@ func Open(c Config) (*Device, error) {
 	byName := map[string]Transport{}
 	for _, t := range c.Transports {
 		if byName[t.Name()] != nil {
-			return nil, fmt.Errorf("two transports are called %s", t.Name())
+			return nil, fmt.Errorf("two transports have the name %s", t.Name())
 		}
 		byName[t.Name()] = t
 	}
@@ -85,7 +85,7 @@ func Open(c Config) (*Device, error) {
 	for plane, name := range c.Planes {
 		t := byName[name]
 		if t == nil {
-			return nil, fmt.Errorf("plane %s: there is no transport %q, only %v", plane, name, slices.Sorted(maps.Keys(byName)))
+			return nil, fmt.Errorf("plane %s: no transport %q; the transports are %v", plane, name, slices.Sorted(maps.Keys(byName)))
 		}
 		d.planes[plane] = t
 	}
@@ -97,7 +97,7 @@ func Open(c Config) (*Device, error) {
 			return nil, fmt.Errorf("transport %s on %v: %w", t.Name(), d.address, err)
 		}
 		d.mu.Lock()
-		d.transports = append(d.transports, t) // from now on it is flushed
+		d.transports = append(d.transports, t) // Do flushes it from now on
 		d.mu.Unlock()
 	}
 	if c.Weights != nil {
@@ -106,7 +106,7 @@ func Open(c Config) (*Device, error) {
 	return d, nil
 }
 
-// Close ends every set and every transport. Closing twice is no error.
+// Close ends every set and every transport. A second call does nothing.
 func (d *Device) Close() {
 	if d.weights != nil {
 		d.weights.stop()
@@ -128,10 +128,10 @@ func (d *Device) Close() {
 	}
 }
 
-// Address is the device's loopback.
+// Address returns the device's loopback.
 func (d *Device) Address() netip.Addr { return d.address }
 
-// Counters are the transports' counters by transport and name, and the device's own under "rdma".
+// Counters returns the transports' counters by transport and name, and the device's own counters under "rdma".
 func (d *Device) Counters() map[string]map[string]uint64 {
 	out := map[string]map[string]uint64{"rdma": {"malformed": d.count.malformed.Load()}}
 	if d.weights != nil {
@@ -146,30 +146,30 @@ func (d *Device) Counters() map[string]map[string]uint64 {
 	return out
 }
 
-// Do calls f with the device's lock held, then lets sets go on and transports send.
+// Do calls f with the device's lock held, then lets sets make progress and transports send.
 func (d *Device) Do(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f()
-	for again := true; again; again = len(d.dirty)+len(d.tunnelled) > 0 { // flushing may complete operations
+	for again := true; again; again = len(d.dirty)+len(d.tunneled) > 0 { // flushing may complete operations
 		for len(d.dirty) > 0 {
 			s := d.dirty[len(d.dirty)-1]
 			d.dirty = d.dirty[:len(d.dirty)-1]
 			s.dirty = false
 			s.settle()
 		}
-		// What came through a tunnel is given to its transport here, where no other is at work.
-		for _, a := range d.tunnelled {
+		// Datagrams from tunnels reach their transport here, where no other transport is on the call stack.
+		for _, a := range d.tunneled {
 			a.to.Receive(a.from, a.datagram)
 		}
-		d.tunnelled = d.tunnelled[:0]
+		d.tunneled = d.tunneled[:0]
 		for _, t := range d.transports {
 			t.Flush()
 		}
 	}
 }
 
-// stir has a set looked at before the lock is let go.
+// stir schedules a set for settle before the lock is released.
 func (d *Device) stir(s *Set) {
 	if !s.dirty {
 		s.dirty = true
@@ -179,7 +179,7 @@ func (d *Device) stir(s *Set) {
 
 func (d *Device) forget(s *Set) { delete(d.sets, s) }
 
-// transportOf is what carries a plane.
+// transportOf returns the transport of a plane.
 func (d *Device) transportOf(plane string) Transport {
 	if t := d.planes[plane]; t != nil {
 		return t
@@ -187,7 +187,7 @@ func (d *Device) transportOf(plane string) Transport {
 	return d.transports[0]
 }
 
-// host is the device as its transports see it.
+// host implements Host for a device.
 type host struct{ d *Device }
 
 var _ Host = host{}
@@ -231,6 +231,12 @@ func (h host) Return(op *Op)              { op.Set.returned(op) }
 func (h host) Room(ch Channel) {
 	if s := h.d.channels[ch]; s != nil {
 		h.d.stir(s)
+	}
+}
+
+func (h host) Stalled(ch Channel, slot int, stalled bool) {
+	if s := h.d.channels[ch]; s != nil {
+		s.stalled(ch, slot, stalled)
 	}
 }
 

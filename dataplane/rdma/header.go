@@ -5,20 +5,20 @@ import (
 	"fmt"
 )
 
-// HeadSize is how long the head of every OpSend of a set is: bytes.
+// HeadSize is the length of the header of every OpSend of a set, in bytes.
 const HeadSize = 20
 
-// header is the head of an OpSend: where in which message its bytes belong. Integers are in network byte order.
+// header is the header of an OpSend: it gives the place of the payload in its message. Integers are in network byte order.
 //
 //	0  kind u8 · length u24: of this piece
-//	4  message u32: counts a direction's messages that consume a receive, from 0, modulo 2^32
+//	4  message u32: number of the message that consumes a receive, per direction, from 0, modulo 2^32
 //	8  immediate u32
 //	12 offset u32: of this piece in the message
-//	16 total u32: the message's length; kindWrite: how much was written
+//	16 total u32: length of the message; kindWrite: number of bytes written
 //
-// The piece's bytes follow the head. A piece of kindWrite has none: it says that a WRITE with immediate is in place. One of
-// kindTunnel is a datagram of another channel: message is that channel's number in 8 bits and a count in 24, immediate its
-// source port. kindCredit says that receives are posted for all messages of the other direction before message.
+// The payload follows the header. A piece of kindWrite has no payload: it announces that a WRITE with immediate is in place. A piece of
+// kindTunnel is a datagram of another channel: message holds that channel's number (8 bits) and a counter (24 bits), immediate its source
+// port. A piece of kindCredit announces posted receives for all messages of the other direction before message.
 type header struct {
 	kind      uint8
 	length    uint32
@@ -37,7 +37,7 @@ const (
 	kinds
 )
 
-// maxMessage and maxPiece are the longest message, and the longest piece of one: bytes.
+// maxMessage and maxPiece are the maximum lengths of a message and of a piece, in bytes.
 const (
 	maxMessage = 1 << 30
 	maxPiece   = 1<<24 - 1
@@ -53,7 +53,7 @@ func (h *header) marshal(b *[HeadSize]byte) {
 
 func (h *header) unmarshal(b []byte) error {
 	if len(b) != HeadSize {
-		return fmt.Errorf("head of %d bytes, want %d", len(b), HeadSize)
+		return fmt.Errorf("head of %d bytes instead of %d", len(b), HeadSize)
 	}
 	first := binary.BigEndian.Uint32(b)
 	if first>>24 >= uint32(kinds) {

@@ -7,15 +7,15 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// How much is cut ahead of what channels take. Without order little is, so that the turn of each channel comes when its share
-// says; where keys choose the channel others must be able to pass one that is full.
+// Limits on operations that are cut before a channel accepts them. Without order the limit is low, so that every channel's turn comes
+// according to its share. With order the key chooses the channel, and operations of other keys must be able to pass a full channel.
 const (
 	backlogWeak  = 1
 	backlogKeyed = 64
-	maxMade      = 1 << 14 // operations of a set
+	maxMade      = 1 << 14 // operations of a set, except those held back by a lane without a share
 )
 
-// pump cuts work requests into operations and gives them to channels, as far as those take them.
+// pump cuts work requests into operations and posts them on channels until the channels are full.
 func (s *Set) pump() {
 	if !s.heard {
 		return
@@ -40,7 +40,7 @@ func (s *Set) pump() {
 	for s.next < len(s.work) {
 		w := s.work[s.next]
 		if w.Fence && s.next > 0 {
-			return // work[0] is the oldest that is not complete
+			return // work[0] is the oldest incomplete work request
 		}
 		for !w.cut {
 			if !s.cutOne(w) {
@@ -49,31 +49,31 @@ func (s *Set) pump() {
 		}
 		s.next++
 		if w.complete {
-			s.release() // it completed while it was posted
+			s.release() // the work request completed inside Post
 		}
 	}
 }
 
-// offer gives a channel what waits for it.
+// offer posts a lane's backlog on its channel.
 func (s *Set) offer(l *lane) {
 	for len(l.backlog) > 0 && l.share > 0 {
 		op := l.backlog[0]
 		n := len(op.Local)
 		if op.work == nil {
-			n = 0 // a tunnel's: no message has these bytes
+			n = 0 // operation of a tunnel: its bytes belong to no message
 		}
 		if !l.Post(op) {
 			return
 		}
-		// It may have completed by now: shared memory needs no waiting.
+		// The operation may have completed already: shared memory completes inside Post.
 		l.backlog = slices.Delete(l.backlog, 0, 1)
 		s.booked(n)
 	}
 }
 
-// cutOne cuts the next operation off a work request and places it; false when there is no room for it.
+// cutOne cuts the next operation off a work request and places it. It returns false if there is no room for the operation.
 func (s *Set) cutOne(w *work) bool {
-	if s.made >= maxMade {
+	if s.made-s.held >= maxMade {
 		return false
 	}
 	n := min(len(w.local)-w.cursor, s.cfg.SegmentSize)
@@ -84,7 +84,7 @@ func (s *Set) cutOne(w *work) bool {
 		if w.Opcode != Send && w.Opcode != SendImmediate {
 			n = min(n, s.cfg.Granule-int(address&s.addressing))
 		} else {
-			key = ^uint64(0) // sends have no address: they are a stream of their own
+			key = ^uint64(0) // sends have no address: they share one stream
 		}
 	}
 	lane := -1
@@ -94,7 +94,7 @@ func (s *Set) cutOne(w *work) bool {
 		lane = s.stripe.pick(n)
 	}
 	if lane < 0 {
-		return false // nothing lives
+		return false // no slot is live
 	}
 	limit := backlogWeak
 	if s.keyed {
@@ -126,15 +126,15 @@ func (s *Set) cutOne(w *work) bool {
 	w.cursor += n
 	w.cut = w.cursor == len(w.local)
 	s.place(op)
-	// What is out may be an earlier piece: the last may be complete by now, and op another's.
+	// With w.out == 1 the outstanding operation may be an earlier piece: the last piece may have completed and op may have been reused.
 	if w.announce && w.cut && w.out == 1 && op.work == w {
 		s.announceAtOnce(w, op)
 	}
 	return true
 }
 
-// announceAtOnce follows a WRITE with immediate of one piece with its announcement, where the channel itself keeps their order:
-// they must both be on it already. Else the announcement waits until the WRITE is complete.
+// announceAtOnce posts the announcement of a WRITE with immediate directly behind its only piece, if the channel keeps their order and has
+// both posted. Otherwise the announcement waits until the WRITE is complete.
 func (s *Set) announceAtOnce(w *work, op *Op) {
 	if op.lane < 0 {
 		return
@@ -147,7 +147,7 @@ func (s *Set) announceAtOnce(w *work, op *Op) {
 		return
 	}
 	follow := s.announcement(w)
-	follow.lane, follow.key = op.lane, op.key // where the last piece of the WRITE is
+	follow.lane, follow.key = op.lane, op.key // the lane of the WRITE's last piece
 	if s.keyed {
 		s.streams[op.key].out++
 	}
@@ -163,7 +163,7 @@ func (s *Set) announceAtOnce(w *work, op *Op) {
 	s.spareOps = append(s.spareOps, follow)
 }
 
-// announcement is the operation that tells the peer that a WRITE with immediate is in place.
+// announcement returns the operation that announces to the peer that a WRITE with immediate is in place.
 func (s *Set) announcement(w *work) *Op {
 	key := w.OrderKey
 	if s.cfg.Ordering == wecmp.Strong {
@@ -175,7 +175,7 @@ func (s *Set) announcement(w *work) *Op {
 	h := header{kind: kindWrite, message: w.message, immediate: w.Immediate, total: uint32(len(w.local))}
 	h.marshal(&op.head)
 	op.Kind, op.Head = OpSend, op.head[:]
-	// Its place in a stream is behind the WRITE, before all that was posted after it: that may wait for credit which this one brings.
+	// Its place in a stream is directly behind the WRITE, before all later operations: those may wait for credit that this one triggers.
 	op.number = last
 	return op
 }
@@ -197,7 +197,7 @@ func (s *Set) newOp(w *work, key uint64) *Op {
 	return op
 }
 
-// place gives an operation its lane, or has it wait until it may have one.
+// place assigns an operation to a lane, or queues it until a lane is available.
 func (s *Set) place(op *Op) {
 	if s.keyed {
 		st := s.streams[op.key]
@@ -226,12 +226,13 @@ func (s *Set) place(op *Op) {
 	s.enqueue(lane, op)
 }
 
-// let gives a lane to what waits in a stream, as far as may be: in order, with credit, and on a new lane only once everything on the
-// old one is complete.
+// let assigns waiting operations of a stream to a lane, in order, while credit lasts, and only once everything on the stream's previous
+// lane has completed.
 func (s *Set) let(key uint64, st *stream) {
 	if s.displaced {
-		return // replace comes
+		return // replace follows
 	}
+	defer s.hold(st)
 	lane := s.laneOf(key)
 	n := 0
 	for n < len(st.waiting) && lane >= 0 && (st.out == 0 || st.lane == lane) {
@@ -255,7 +256,18 @@ func (s *Set) let(key uint64, st *stream) {
 	}
 }
 
-// waitForLife keeps an operation until a slot lives.
+// hold counts the operations of a stream that wait for others on a lane without a share, stalled or parked. maxMade does not include them:
+// otherwise the operations for the keys of one dead slot would use up the limit and stop all other keys.
+func (s *Set) hold(st *stream) {
+	n := 0
+	if st.out > 0 && s.lanes[st.lane].share == 0 {
+		n = len(st.waiting)
+	}
+	s.held += n - st.held
+	st.held = n
+}
+
+// waitForLife keeps an operation until a slot is live.
 func (s *Set) waitForLife(op *Op) {
 	st := s.streams[0]
 	if st == nil {
@@ -272,8 +284,8 @@ func (s *Set) enqueue(lane int, op *Op) {
 	s.offer(l)
 }
 
-// replace places everything again that no channel has yet, after a change of the slots: in the order in which it was cut, so
-// that the order of each stream stays.
+// replace reassigns all operations that no channel has accepted yet, after a change of the slots. It does so in the order of segmentation,
+// which preserves the order of each stream.
 func (s *Set) replace() {
 	var all []*Op
 	for message, ops := range s.gated {
@@ -296,6 +308,7 @@ func (s *Set) replace() {
 	for key, st := range s.streams {
 		all = append(all, st.waiting...)
 		st.waiting = nil
+		s.hold(st)
 		if st.out == 0 {
 			delete(s.streams, key)
 		}
@@ -306,7 +319,7 @@ func (s *Set) replace() {
 	}
 }
 
-// returned takes back an operation that a channel has not executed and never will.
+// returned requeues an operation that a channel has not executed and never will.
 func (s *Set) returned(op *Op) {
 	l := s.lanes[op.lane]
 	if op.work == nil {
@@ -315,11 +328,13 @@ func (s *Set) returned(op *Op) {
 		return
 	}
 	if s.keyed {
-		// Everything after it on this lane comes back too, or waits: it is the first of its stream.
-		s.streams[op.key].out--
-		s.streams[op.key].waiting = append(s.streams[op.key].waiting, op)
+		// The lane also returns, or still has waiting, all later operations of the stream: op is the first of its stream.
+		st := s.streams[op.key]
+		st.out--
+		st.waiting = append(st.waiting, op)
+		s.hold(st)
 	} else if w := op.work; w.Opcode == WriteImmediate && op.Kind == OpSend && w.out > 1 {
-		// Its WRITE may go by another lane now: it is announced once that is complete.
+		// The WRITE may use another lane now: its announcement follows once the WRITE is complete.
 		w.announce = true
 		w.out--
 		s.made--
@@ -331,8 +346,8 @@ func (s *Set) returned(op *Op) {
 	s.device.stir(s)
 }
 
-// spent is told that an operation of the set's own will not be executed. What a datagram said is lost, as on a network; a credit is
-// given again.
+// spent handles an internal operation that will not be executed. A datagram of a tunnel is dropped, as on a network; a credit is sent
+// again.
 func (s *Set) spent(op *Op) {
 	if op == s.credits.op {
 		s.credits.op, s.credits.said = nil, false
@@ -340,7 +355,7 @@ func (s *Set) spent(op *Op) {
 	s.tunnels.spare(op)
 }
 
-// completed is told that an operation has been executed, or has failed.
+// completed handles an operation that has been executed or has failed.
 func (s *Set) completed(op *Op, err error) {
 	w := op.work
 	if w == nil {
@@ -376,10 +391,11 @@ func (s *Set) completed(op *Op, err error) {
 	s.device.stir(s)
 }
 
-// advance is told that an operation of a stream has completed.
+// advance updates a stream after one of its operations has completed.
 func (s *Set) advance(key uint64) {
 	st := s.streams[key]
 	st.out--
+	s.hold(st)
 	if st.out == 0 && len(st.waiting) == 0 {
 		delete(s.streams, key)
 		return
@@ -389,7 +405,7 @@ func (s *Set) advance(key uint64) {
 	}
 }
 
-// release reports what is complete, in the order of posting.
+// release reports completed work requests, in the order of posting.
 func (s *Set) release() {
 	n := 0
 	for n < s.next && s.work[n].complete {
@@ -403,7 +419,7 @@ func (s *Set) release() {
 	s.next -= n
 }
 
-// laneOf is the lane of a key, -1 when nothing lives.
+// laneOf returns the lane of a key, -1 if no slot is live.
 func (s *Set) laneOf(key uint64) int {
 	if i := wecmp.Rendezvous(s.keyShares, key); i >= 0 {
 		return i

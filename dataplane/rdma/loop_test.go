@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// loops is virtual time for devices whose transports are loops: what is posted on a channel is executed at the peer after a
-// delay, in the order of posting, as long as a plane that the channel may send by is up.
+// loops is virtual time for devices with loop transports. The peer executes posted operations after a delay, in the order of posting, while
+// a plane on which the channel may send is up.
 type loops struct {
 	t      *testing.T
 	r      *rand.Rand
@@ -20,7 +20,8 @@ type loops struct {
 	count  int
 	down   map[string]bool
 	ends   map[uint64]*loopChannel
-	stuck  func() // says what is
+	stuck  func() // describes the stuck operations
+	stalls bool   // channels call Host.Stalled
 }
 
 type event struct {
@@ -52,7 +53,7 @@ func (l *loops) after(d time.Duration, f func()) {
 	heap.Push(&l.events, event{l.now + d, l.count, f})
 }
 
-// run lets time pass until done, and fails the test when nothing would make it so.
+// run advances time until done, and fails the test if no event is left before.
 func (l *loops) run(done func() bool) {
 	l.t.Helper()
 	for !done() {
@@ -72,7 +73,7 @@ func (l *loops) step() {
 	e.f()
 }
 
-// open makes a device with a loop for a transport.
+// open makes a device with a loop as its transport.
 func (l *loops) open(address string, limits Limits, more ...Transport) *Device {
 	l.t.Helper()
 	c := Config{Address: netip.MustParseAddr(address), Transports: append([]Transport{&loop{net: l, name: "loop", limits: limits}}, more...),
@@ -92,7 +93,7 @@ type loop struct {
 	net    *loops
 	name   string
 	limits Limits
-	// returns: a channel whose slots are parked gives back what the peer has not executed.
+	// returns: a channel whose slots are parked returns the operations that the peer has not executed.
 	returns bool
 	// atOnce: operations are executed and completed inside Post.
 	atOnce bool
@@ -123,6 +124,8 @@ type loopChannel struct {
 	full    bool
 	closed  bool
 	trying  bool
+	stalled bool
+	mute    bool // everything that the channel sends is lost
 }
 
 func (c *loopChannel) Local() []byte { return binary.BigEndian.AppendUint64(nil, c.id) }
@@ -174,7 +177,7 @@ func (c *loopChannel) delay() time.Duration {
 	return time.Duration(1+c.net.r.IntN(20)) * time.Microsecond
 }
 
-// try executes the oldest operation at the peer after a while, and then the next.
+// try executes the oldest operation at the peer after a delay, and then the next.
 func (c *loopChannel) try(after time.Duration) {
 	if c.trying {
 		return
@@ -185,10 +188,14 @@ func (c *loopChannel) try(after time.Duration) {
 		if c.closed || c.peer.closed || len(c.flight) == 0 {
 			return
 		}
-		if p := c.path(); p == nil || c.net.down[p.Plane] {
+		if p := c.path(); p == nil || c.mute || c.net.down[p.Plane] {
+			if p != nil {
+				c.stall(p, true)
+			}
 			c.try(time.Millisecond)
 			return
 		}
+		c.stall(c.path(), false)
 		op := c.flight[0]
 		var err error
 		executed := false
@@ -219,7 +226,14 @@ func (c *loopChannel) try(after time.Duration) {
 	})
 }
 
-// execute does a peer's operation here.
+func (c *loopChannel) stall(p *Path, stalled bool) {
+	if c.net.stalls && c.stalled != stalled {
+		c.stalled = stalled
+		c.host.Do(func() { c.host.Stalled(c, p.Slot, stalled) })
+	}
+}
+
+// execute executes an operation of the peer here.
 func (c *loopChannel) execute(op *Op) (err error, executed bool) {
 	switch op.Kind {
 	case OpSend:

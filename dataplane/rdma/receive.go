@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// receives are the receives of a set: queue[i] is for the message of number first+i.
+// receives are the posted receives of a set: queue[i] is for message number first+i.
 type receives struct {
 	first uint32
 	queue []receive
@@ -14,21 +14,21 @@ type receives struct {
 type receive struct {
 	RecvWR
 	local    []byte
-	header   header // of a piece that has come: kind, immediate and total hold for all
+	header   header // of an arrived piece: kind, immediate and total are the same in all pieces
 	begun    bool
 	received uint32 // bytes
 	complete bool
 }
 
-// credits says when the peer is to be told of receives that have been posted.
+// credits is the state of the credit that this end sends.
 type credits struct {
-	told uint32 // the first message for which it knows of none
-	op   *Op    // on its way; nil: none is
-	said bool   // something has been said
+	told uint32 // value of the latest credit: the first message without a receive, as far as the peer knows
+	op   *Op    // the credit operation in flight, or nil
+	said bool   // at least one credit has been sent
 }
 
-// grant tells the peer for which messages receives are posted: when it has used up half of what it knows of, and once at the
-// beginning, from which it learns that this end is connected.
+// grant sends a credit, which announces the posted receives to the peer. It does so when the peer has used up half of its credit, and once
+// at the beginning, which informs the peer that this end is connected.
 func (s *Set) grant() {
 	c, r := &s.credits, &s.receives
 	posted := r.first + uint32(len(r.queue))
@@ -45,25 +45,25 @@ func (s *Set) grant() {
 	h.marshal(&op.head)
 	op.Set, op.Kind, op.Head, op.lane = s, OpSend, op.head[:], lane
 	c.op, c.told, c.said = op, posted, true
-	// Before what waits there: whoever waits for it lets the other go on.
+	// At the head of the backlog: operations that wait there may depend on the peer, which may be waiting for this credit.
 	s.lanes[lane].backlog = slices.Insert(s.lanes[lane].backlog, 0, op)
 }
 
-// ask tells the peer once more what it may know: channels give up if it does not acknowledge that.
+// ask repeats the credit as a liveness check: the channel fails if the peer does not acknowledge it.
 func (s *Set) ask() {
 	s.credits.said = false
 	s.device.stir(s)
 }
 
-// granted takes a credit of the peer's.
+// granted handles a credit from the peer.
 func (s *Set) granted(until uint32) {
-	if int32(until-s.allowed) > 0 && until-s.allowed <= maxDepth { // else older than another that has overtaken it, or nonsense
+	if int32(until-s.allowed) > 0 && until-s.allowed <= maxDepth { // otherwise a later credit has overtaken it, or it is invalid
 		s.allowed = until
 		s.device.stir(s)
 	}
 }
 
-// useCredit places what has waited for credit.
+// useCredit places the operations that have waited for credit.
 func (s *Set) useCredit() {
 	if s.credit == s.allowed {
 		return
@@ -86,7 +86,7 @@ func (s *Set) useCredit() {
 	}
 }
 
-// credited says whether an operation may be given to a channel, as far as receives go.
+// credited reports whether the credit allows posting an operation on a channel.
 func (s *Set) credited(op *Op) bool {
 	return op.Kind != OpSend || int32(op.work.message-s.credit) < 0
 }
@@ -107,7 +107,7 @@ func (s *Set) postRecv(wr *RecvWR) error {
 	return nil
 }
 
-// admit says where a piece of a message goes.
+// admit returns the destination of a piece of a message (see Host.Admit).
 func (s *Set) admit(ch Channel, head []byte, n int) ([]byte, Verdict) {
 	if s.state >= failing {
 		return nil, NotReady
@@ -129,7 +129,7 @@ func (s *Set) admit(ch Channel, head []byte, n int) ([]byte, Verdict) {
 	}
 	i := h.message - s.receives.first
 	if i >= uint32(len(s.receives.queue)) {
-		s.device.count.malformed.Add(1) // nobody has given it credit
+		s.device.count.malformed.Add(1) // the message exceeds the credit
 		return nil, Refused
 	}
 	r := &s.receives.queue[i]
@@ -149,14 +149,14 @@ func (s *Set) admit(ch Channel, head []byte, n int) ([]byte, Verdict) {
 	return r.local[h.offset : h.offset+h.length : h.offset+h.length], Accepted
 }
 
-// delivered says that a piece is in place.
+// delivered accounts for a piece that is in place (see Host.Deliver).
 func (s *Set) delivered(head []byte) {
 	if s.state >= failing {
 		return
 	}
 	var h header
 	if h.unmarshal(head) != nil {
-		return // admit has seen the same head
+		return // unreachable: admit has parsed the same header
 	}
 	switch h.kind {
 	case kindTunnel:
@@ -180,7 +180,7 @@ func (s *Set) delivered(head []byte) {
 	s.receives.queue = slices.Delete(s.receives.queue, 0, n)
 	s.receives.first += uint32(n)
 	if n > 0 {
-		s.device.stir(s) // there may be credit to give
+		s.device.stir(s) // a credit may be due
 	}
 }
 
@@ -196,7 +196,7 @@ func (*receives) report(s *Set, r *receive, err error) {
 	s.cfg.RecvCQ.push(queued{c, false})
 }
 
-// flush ends every receive that is posted.
+// flush completes every posted receive with ErrFlushed.
 func (r *receives) flush(s *Set) {
 	for i := range r.queue {
 		r.report(s, &r.queue[i], fmt.Errorf("%w: %w", ErrFlushed, s.err))

@@ -11,21 +11,22 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// SetConfig says what a queue pair set is. The zero value of each field but PD and the queues means its default.
+// SetConfig is the configuration of a queue pair set. A zero field means its default; PD, SendCQ and RecvCQ are required.
 type SetConfig struct {
-	// PD is the domain whose regions the peer may use; SendCQ and RecvCQ get the completions. They may be one queue.
+	// PD is the domain of the regions that the peer may access. SendCQ and RecvCQ get the completions; they may be the same queue.
 	PD             *PD
 	SendCQ, RecvCQ *CQ
-	// Ordering is that of draft-xu-rtgwg-fare-in-sun-02, Section 4; both ends must agree. Zero: Weak.
+	// Ordering is the memory ordering of draft-xu-rtgwg-fare-in-sun-02, Section 4; both ends must agree. Zero: Weak.
 	Ordering wecmp.Ordering
-	// SegmentSize is where messages are cut to be spread, bytes: 64 KiB, at least 1 KiB. A message that is not longer is not cut.
+	// SegmentSize is the maximum length of a segment, in bytes: 64 KiB by default, at least 1 KiB. The set cuts longer messages into
+	// segments to spread them; it does not cut shorter ones.
 	SegmentSize int
-	// Granule is how many bytes of address space stay together under Strong, a power of two: 4 KiB.
+	// Granule is the size of an address range that uses one slot under Strong, in bytes: a power of two, 4 KiB by default.
 	Granule int
-	// SendDepth and RecvDepth bound the work requests that are outstanding: 1,024 each, at most 65,536.
+	// SendDepth and RecvDepth limit the outstanding work requests: 1,024 each by default, at most 65,536.
 	SendDepth, RecvDepth int
-	// Patience is how long a set waits, once the stream that connected it has broken, for the first word of its peer, and then between
-	// the times that it asks for it: 30 s.
+	// Patience is how long a set waits for the first message of its peer after the stream that connected it has broken. Afterwards it is
+	// the interval of liveness checks on the peer. 30 s by default.
 	Patience time.Duration
 }
 
@@ -36,7 +37,7 @@ const (
 	defaultGranule = 4 << 10
 	defaultDepth   = 1024
 	maxDepth       = 1 << 16
-	patience       = 30 * time.Second // as long as channels wait
+	patience       = 30 * time.Second // same as the default of Timing.GiveUp
 )
 
 func (c SetConfig) withDefaults() (SetConfig, error) {
@@ -54,94 +55,96 @@ func (c SetConfig) withDefaults() (SetConfig, error) {
 	case c.PD == nil || c.SendCQ == nil || c.RecvCQ == nil:
 		return c, errors.New("a set needs a PD, a SendCQ and a RecvCQ")
 	case c.SegmentSize < minSegment || c.SegmentSize > maxPiece:
-		return c, fmt.Errorf("SegmentSize %d: %d to %d bytes", c.SegmentSize, minSegment, maxPiece)
+		return c, fmt.Errorf("SegmentSize %d: use %d to %d bytes", c.SegmentSize, minSegment, maxPiece)
 	case c.Granule < 8 || c.Granule&(c.Granule-1) != 0:
-		return c, fmt.Errorf("Granule %d: a power of two, 8 or more", c.Granule)
+		return c, fmt.Errorf("Granule %d: use a power of two, 8 or more", c.Granule)
 	case c.SendDepth < 1 || c.SendDepth > maxDepth || c.RecvDepth < 1 || c.RecvDepth > maxDepth:
-		return c, fmt.Errorf("SendDepth %d, RecvDepth %d: 1 to %d", c.SendDepth, c.RecvDepth, maxDepth)
+		return c, fmt.Errorf("SendDepth %d, RecvDepth %d: use 1 to %d", c.SendDepth, c.RecvDepth, maxDepth)
 	case c.Patience < 0:
-		return c, fmt.Errorf("Patience %v: more than 0", c.Patience)
+		return c, fmt.Errorf("Patience %v: use more than 0", c.Patience)
 	case c.Ordering > wecmp.Strong:
-		return c, fmt.Errorf("Ordering %d is not known", c.Ordering)
+		return c, fmt.Errorf("unknown Ordering %d", c.Ordering)
 	}
 	return c, nil
 }
 
 // SendWR is a work request for PostSend.
 type SendWR struct {
-	// ID comes back in the completion.
+	// ID is copied to the completion.
 	ID     uint64
 	Opcode Opcode
-	// Local is what to send, or where a READ or an atomic (8 bytes) puts what it has got. Inline, when not nil, is sent instead:
-	// it is copied, and needs no memory region.
+	// Local is the data to send, or the destination of a READ or of an atomic (8 bytes). Inline, if not nil, is sent instead of Local:
+	// PostSend copies it, and it needs no memory region.
 	Local  SGE
 	Inline []byte
-	// RemoteAddress and RemoteKey name the peer's memory; not for sends.
+	// RemoteAddress and RemoteKey name the peer's memory; sends ignore them.
 	RemoteAddress uint64
 	RemoteKey     uint32
-	// Immediate is for SendImmediate and WriteImmediate.
+	// Immediate is the 32 bits of SendImmediate and WriteImmediate.
 	Immediate uint32
-	// Compare and Swap are CompareSwap's; Add is FetchAdd's.
+	// Compare and Swap are the operands of CompareSwap, Add that of FetchAdd.
 	Compare, Swap, Add uint64
-	// Fence: start when everything posted before has completed, on every slot.
+	// Fence delays the start until all earlier work requests have completed, on every slot.
 	Fence bool
-	// Silent: no completion unless it fails.
+	// Silent suppresses the completion unless the work request fails.
 	Silent bool
-	// OrderKey: under Partial, work requests of equal keys are executed in the order of posting.
+	// OrderKey: under Partial, the peer executes work requests with equal keys in the order of posting.
 	OrderKey uint64
 }
 
 // RecvWR is a work request for PostRecv.
 type RecvWR struct {
 	ID uint64
-	// Local is where the message goes. It may be empty for messages without bytes and for WRITEs with immediate.
+	// Local is the destination of the message. It may be empty for messages without bytes and for WRITEs with immediate.
 	Local SGE
 }
 
-// ErrQueueFull: as many work requests are outstanding as the set allows, counting those whose completion has not been polled.
+// ErrQueueFull reports that the outstanding work requests have reached the set's limit. Work requests with unpolled completions count.
 var ErrQueueFull = errors.New("queue full: poll completions first")
 
-// Set is what connects two loopbacks: queue pairs in all slots of the pair, used as one. Its methods may be called from any
+// Set connects two loopbacks: it has queue pairs in all slots of the pair and uses them as one. Its methods may be called from any
 // goroutine.
 type Set struct {
 	device *Device
 	cfg    SetConfig
 	remote netip.Addr
-	keyed  bool // Partial or Strong: operations of a key are executed in order
+	keyed  bool // Partial or Strong: operations with the same key are executed in order
 
-	sendOut, recvOut atomic.Int32 // work requests posted and not polled
+	sendOut, recvOut atomic.Int32 // posted work requests without a polled completion
 	done             chan struct{}
 
-	// The device's lock guards the rest.
+	// The device's lock guards the remaining fields.
 	state   state
 	err     error
-	id      uint64 // of the connection: both ends have the same
+	id      uint64 // of the connection; the same at both ends
 	lanes   []*lane
 	slots   []*slot
 	stripe  stripe
 	streams map[uint64]*stream
-	dirty   bool // in device.dirty
-	// keyShares are the lanes' shares as wecmp.Rendezvous wants them. displaced: something must be placed again.
+	dirty   bool // in Device.dirty
+	// keyShares are the lanes' shares in the form that wecmp.Rendezvous takes. displaced: queued operations need a new lane.
 	keyShares []uint32
 	displaced bool
+	stalls    bool // a slot has stalled or has recovered: share must run
 
-	work    []*work // in the order of posting, from the oldest that is not complete; work[:next] have been cut
+	work    []*work // incomplete work requests in the order of posting; all segments of work[:next] have been cut
 	next    int
 	made    int    // operations that have been cut and not completed
+	held    int    // the part of made that waits for operations of the same key on a lane without a share
 	number  uint64 // of the next operation
 	message uint32 // of the next message that consumes a receive at the peer
-	// credit is the first message for which the peer has not said that a receive is posted; allowed is what it has said last. No
-	// piece of that or later ones is given to a channel, so that no channel ever waits for a receive, with others' operations behind.
-	// Without order pieces wait in gated, with it in their stream; uncredited are the streams that wait.
+	// credit is the first message for which no operation may be issued yet; allowed is the latest credit from the peer. No piece of message
+	// credit or of a later one goes to a channel, so no channel ever waits for a receive and blocks the operations behind it. Without
+	// order, such pieces wait in gated; with order, in their stream. uncredited lists the waiting streams.
 	credit, allowed uint32
 	gated           map[uint32][]*Op
 	uncredited      []uint64
-	loose           []uint64 // streams in which something has completed while others wait
-	// heard: the peer has its end connected; nothing is sent before, for it would be lost.
+	loose           []uint64 // streams with waiting operations of which an earlier operation has completed
+	// heard: the peer has connected its end. The set sends nothing before, since the peer would drop it.
 	heard      bool
 	spareWork  []*work
 	spareOps   []*Op
-	notifying  []*work // WRITEs with immediate whose bytes are all in place
+	notifying  []*work // WRITEs with immediate whose payload is in place and whose announcement is due
 	receives   receives
 	tunnels    tunnels
 	credits    credits
@@ -153,53 +156,54 @@ type state uint8
 const (
 	connecting state = iota
 	connected
-	failing // the next settle ends it
+	failing // the next settle ends the set
 	ended
 )
 
-// lane is a channel and what waits for it.
+// lane is a channel and its queue.
 type lane struct {
 	Channel
 	transport Transport
 	limits    Limits
 	ordered   bool
 	slots     []int
-	paths     []Path // what the channel has been told
-	share     int64
-	backlog   []*Op // placed here, not yet posted
+	paths     []Path // the last argument of SetPaths
+	share     int64  // share of new operations: the sum over slots that are neither parked nor stalled
+	backlog   []*Op  // assigned to this lane, not yet posted
 	closed    bool
 }
 
-// stream keeps the order of operations of one key: on one lane at a time.
+// stream keeps the order of operations with the same key: it uses one lane at a time.
 type stream struct {
 	lane       int
-	out        int   // placed on lane and not complete
-	waiting    []*Op // until out is 0 and the stream may be elsewhere, or until the first has credit
-	uncredited bool  // in Set.uncredited
+	out        int   // operations assigned to lane and not complete
+	waiting    []*Op // operations without a lane: they wait for credit, or for out to reach 0 so that the stream can change its lane
+	uncredited bool  // listed in Set.uncredited
+	held       int   // the part of waiting that Set.held counts
 }
 
-// work is a work request under way.
+// work is a posted work request.
 type work struct {
 	SendWR
 	local  []byte
-	cursor int    // bytes that have been cut
-	cut    bool   // all of it has been
+	cursor int    // number of bytes cut into operations
+	cut    bool   // all bytes have been cut
 	out    int    // operations that have not completed
-	last   uint64 // the number of the last one cut
-	// message numbers it if it consumes a receive; announce: the peer has still to be told that a WRITE is in place.
+	last   uint64 // number of the latest operation cut from it
+	// message is its message number if it consumes a receive; announce: the announcement of a WRITE with immediate is still to be sent.
 	message  uint32
 	announce bool
 	complete bool
 	err      error
 }
 
-// Remote is the peer's loopback.
+// Remote returns the peer's loopback.
 func (s *Set) Remote() netip.Addr { return s.remote }
 
-// Done is closed once the set has ended: closed, or failed.
+// Done returns a channel that is closed once the set has ended, by Close or by failure.
 func (s *Set) Done() <-chan struct{} { return s.done }
 
-// Err is why the set ended; nil while it has not. ErrFlushed when it was closed.
+// Err returns the error that ended the set: nil while the set has not ended, ErrFlushed after Close.
 func (s *Set) Err() (err error) {
 	s.device.Do(func() {
 		if s.state == ended {
@@ -209,8 +213,8 @@ func (s *Set) Err() (err error) {
 	return err
 }
 
-// PostSend posts work requests and returns how many it has taken; the error is about the next one. ErrQueueFull and faulty
-// requests leave the set as it is.
+// PostSend posts work requests and returns the number of accepted ones; the error is about the next one. ErrQueueFull and invalid requests
+// leave the set unchanged.
 func (s *Set) PostSend(wrs ...SendWR) (posted int, err error) {
 	s.device.Do(func() {
 		for i := range wrs {
@@ -237,7 +241,7 @@ func (s *Set) post(wr *SendWR) error {
 	case Read, CompareSwap, FetchAdd:
 		need = LocalWrite
 		if wr.Inline != nil {
-			return fmt.Errorf("%v: Inline is for what is sent", wr.Opcode)
+			return fmt.Errorf("%v: Inline is only for operations that send data", wr.Opcode)
 		}
 	case Send, SendImmediate, Write, WriteImmediate:
 	default:
@@ -254,7 +258,7 @@ func (s *Set) post(wr *SendWR) error {
 		return fmt.Errorf("%d bytes: a message has at most %d", len(local), maxMessage)
 	}
 	if atomically := wr.Opcode == CompareSwap || wr.Opcode == FetchAdd; atomically && (len(local) != 8 || wr.RemoteAddress%8 != 0) {
-		return fmt.Errorf("%v: 8 bytes at a multiple of 8, not %d at %#x", wr.Opcode, len(local), wr.RemoteAddress)
+		return fmt.Errorf("%v: use 8 bytes at a multiple of 8 instead of %d at %#x", wr.Opcode, len(local), wr.RemoteAddress)
 	}
 	w := s.newWork()
 	*w = work{SendWR: *wr, local: local}
@@ -270,7 +274,7 @@ func (s *Set) post(wr *SendWR) error {
 	return nil
 }
 
-// PostRecv posts receives and returns how many it has taken; the error is about the next one.
+// PostRecv posts receives and returns the number of accepted ones; the error is about the next one.
 func (s *Set) PostRecv(wrs ...RecvWR) (posted int, err error) {
 	s.device.Do(func() {
 		for i := range wrs {
@@ -287,14 +291,14 @@ func (s *Set) PostRecv(wrs ...RecvWR) (posted int, err error) {
 	return posted, err
 }
 
-// Close ends the set: what is outstanding completes with ErrFlushed, at the peer too. It returns when that is so here. Closing
-// twice is no error.
+// Close ends the set: outstanding work requests complete with ErrFlushed, at the peer too. It returns after the local ones have completed.
+// A second call does nothing.
 func (s *Set) Close() {
 	s.device.Do(func() { s.fail(fmt.Errorf("%w: the set was closed", ErrFlushed)) })
 	<-s.done
 }
 
-// fail ends the set once the caller has let go of the device's lock.
+// fail ends the set when the caller of Device.Do is done (see settle).
 func (s *Set) fail(err error) {
 	if s.state >= failing {
 		return
@@ -303,10 +307,14 @@ func (s *Set) fail(err error) {
 	s.device.stir(s)
 }
 
-// settle does what has become possible: the device calls it after everything that may have changed a set.
+// settle makes all progress that has become possible. The device calls it after every event that may have changed the set.
 func (s *Set) settle() {
 	switch s.state {
 	case connected:
+		if s.stalls {
+			s.stalls = false
+			s.share()
+		}
 		if s.displaced {
 			s.displaced = false
 			s.replace()
@@ -342,7 +350,7 @@ func (s *Set) end() {
 	close(s.done)
 }
 
-// report gives a work request's completion to the application.
+// report pushes a work request's completion to the application.
 func (s *Set) report(w *work, err error) {
 	if w.Silent && err == nil {
 		s.sendOut.Add(-1)
@@ -351,7 +359,7 @@ func (s *Set) report(w *work, err error) {
 	s.cfg.SendCQ.push(queued{Completion{Set: s, ID: w.ID, Opcode: w.Opcode, Err: err, Bytes: len(w.local)}, true})
 }
 
-// polled is told that a completion has been polled: there is room for another work request.
+// polled frees the place of a work request whose completion the application has polled.
 func (s *Set) polled(send bool) {
 	if send {
 		s.sendOut.Add(-1)

@@ -13,7 +13,7 @@ import (
 
 const even = wecmp.Parts / 4
 
-// fourPlanes are slots of equal share, one a plane.
+// fourPlanes returns one slot per plane, with equal shares.
 func fourPlanes(shares ...uint32) []Slot {
 	if shares == nil {
 		shares = []uint32{even, even, even, even}
@@ -73,7 +73,7 @@ func connectPair(t *testing.T, seed uint64, cfg SetConfig, slots []Slot, limits 
 	return p
 }
 
-// poll moves completions to p.completed.
+// poll appends completions to p.completed.
 func (p *pairOf) poll() {
 	var buf [16]Completion
 	for i := range p.cq {
@@ -83,7 +83,7 @@ func (p *pairOf) poll() {
 	}
 }
 
-// until runs until each end has as many completions.
+// until runs until the ends have a and b completions.
 func (p *pairOf) until(a, b int) {
 	p.t.Helper()
 	p.run(func() bool {
@@ -104,7 +104,7 @@ func (p *pairOf) remote(end int, offset uint64) (uint64, uint32) {
 	return m.Address() + offset, m.Key()
 }
 
-// TestOneOfEach: every operation does what it says, in both directions, and says so once.
+// TestOneOfEach checks that every operation has its effect and completes once, in both directions.
 func TestOneOfEach(t *testing.T) {
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial, wecmp.Strong} {
 		t.Run(ordering.String(), func(t *testing.T) {
@@ -160,7 +160,7 @@ func TestOneOfEach(t *testing.T) {
 	}
 }
 
-// TestSharesAreExact: bytes go by planes as shares say, and change with them.
+// TestSharesAreExact checks that the bytes on each plane match the shares, also after the shares change.
 func TestSharesAreExact(t *testing.T) {
 	p := connectPair(t, 2, SetConfig{SegmentSize: 1024, SendDepth: 64}, fourPlanes(), ordered)
 	at, key := p.remote(0, 0)
@@ -189,7 +189,7 @@ func TestSharesAreExact(t *testing.T) {
 	}
 }
 
-// TestPlaneDies: what is in flight by a plane that dies goes on by slots that live, and back.
+// TestPlaneDies checks that operations in flight on a failed plane continue on live slots, and later return to the plane.
 func TestPlaneDies(t *testing.T) {
 	p := connectPair(t, 3, SetConfig{SegmentSize: 1024}, fourPlanes(), ordered)
 	at, key := p.remote(0, 0)
@@ -215,11 +215,11 @@ func TestPlaneDies(t *testing.T) {
 	}
 }
 
-// TestNothingLives: while no slot lives work waits, and goes on when one does.
+// TestNothingLives checks that work waits while no slot is live, and continues when a slot is.
 func TestNothingLives(t *testing.T) {
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Strong} {
 		p := connectPair(t, 4, SetConfig{SegmentSize: 1024, Ordering: ordering}, fourPlanes(), ordered)
-		p.run(func() bool { return len(p.events) == 0 }) // the ends have met
+		p.run(func() bool { return len(p.events) == 0 }) // the ends have connected
 		at, key := p.remote(0, 0)
 		if err := p.set[0].SetSlots(fourPlanes(0, 0, 0, 0)); err != nil {
 			t.Fatal(err)
@@ -228,7 +228,7 @@ func TestNothingLives(t *testing.T) {
 		if _, err := p.set[1].PostRecv(RecvWR{ID: 2}); err != nil {
 			t.Fatal(err)
 		}
-		for len(p.events) > 0 { // a credit
+		for len(p.events) > 0 { // a credit is in flight
 			p.step()
 		}
 		if p.poll(); len(p.completed[0])+len(p.completed[1]) > 0 {
@@ -241,8 +241,8 @@ func TestNothingLives(t *testing.T) {
 	}
 }
 
-// TestSlotMovesToAnotherTransport: it is parked where it was, the others carry everything by their shares, and it goes on when it
-// has returned.
+// TestSlotMovesToAnotherTransport checks that a moved slot is parked, that the other slots carry all traffic by their shares, and that the
+// slot resumes after its return.
 func TestSlotMovesToAnotherTransport(t *testing.T) {
 	other := func(l *loops) Transport { return &loop{net: l, name: "other", limits: ordered} }
 	slots := fourPlanes()
@@ -288,7 +288,7 @@ func TestSlotMovesToAnotherTransport(t *testing.T) {
 	}
 }
 
-// TestReturnedOperations: what a channel of a plane of shared memory gives back goes by Ethernet planes, once and in order.
+// TestReturnedOperations checks that operations that a shared-memory channel returns go over Ethernet planes, once and in order.
 func TestReturnedOperations(t *testing.T) {
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Strong} {
 		other := func(l *loops) Transport { return &loop{net: l, name: "other", limits: ordered, returns: true} }
@@ -320,7 +320,7 @@ func TestReturnedOperations(t *testing.T) {
 	}
 }
 
-// TestCompletesInsidePost: shared memory may complete an operation before Post returns.
+// TestCompletesInsidePost checks completions inside Post, as in shared memory.
 func TestCompletesInsidePost(t *testing.T) {
 	other := func(l *loops) Transport { return &loop{net: l, name: "other", limits: ordered, atOnce: true} }
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial, wecmp.Strong} {
@@ -348,8 +348,8 @@ func TestCompletesInsidePost(t *testing.T) {
 	}
 }
 
-// TestImmediateWaitsForEveryPiece: a WRITE with immediate is announced when all of it is in place, although its last piece is complete
-// before Post returns while an earlier one is still under way.
+// TestImmediateWaitsForEveryPiece checks that a WRITE with immediate is announced only when all of it is in place, even if its last piece
+// completes inside Post while an earlier one is in flight.
 func TestImmediateWaitsForEveryPiece(t *testing.T) {
 	other := func(l *loops) Transport { return &loop{net: l, name: "other", limits: ordered, atOnce: true} }
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Strong} {
@@ -358,10 +358,10 @@ func TestImmediateWaitsForEveryPiece(t *testing.T) {
 		p := connectPair(t, 14, SetConfig{SegmentSize: 1024, Granule: 1024, Ordering: ordering}, slots, ordered, other)
 		base, key := p.remote(0, 4096)
 		base &^= 4095
-		p.run(func() bool { return len(p.events) == 0 }) // the ends have met
+		p.run(func() bool { return len(p.events) == 0 }) // the ends have connected
 		at := base
 		if ordering == wecmp.Weak {
-			p.post(0, SendWR{Opcode: Write, Inline: make([]byte, 1024), RemoteAddress: base, RemoteKey: key}) // has the turn of the first
+			p.post(0, SendWR{Opcode: Write, Inline: make([]byte, 1024), RemoteAddress: base, RemoteKey: key}) // uses up the first lane's turn
 		} else {
 			for p.set[0].SlotFor(at) != 1 || p.set[0].SlotFor(at+1024) != 2 {
 				at += 1024
@@ -372,7 +372,7 @@ func TestImmediateWaitsForEveryPiece(t *testing.T) {
 		if _, err := p.set[1].PostRecv(RecvWR{ID: 9}); err != nil {
 			t.Fatal(err)
 		}
-		p.run(func() bool { return len(p.events) == 0 }) // a credit
+		p.run(func() bool { return len(p.events) == 0 }) // a credit is in flight
 		p.down["plane2"] = true
 		p.post(0, SendWR{ID: 1, Opcode: WriteImmediate, Inline: bytes.Repeat([]byte{7}, 2048), RemoteAddress: at, RemoteKey: key})
 		until := p.now + 10*time.Millisecond
@@ -388,8 +388,8 @@ func TestImmediateWaitsForEveryPiece(t *testing.T) {
 	}
 }
 
-// TestReturnedImmediates: a WRITE with immediate that a channel gives back with its announcement is announced when it is in place, by
-// whatever planes the two go then.
+// TestReturnedImmediates checks a WRITE with immediate that a channel returns together with its announcement: the announcement arrives once
+// the WRITE is in place, on whatever planes the two travel.
 func TestReturnedImmediates(t *testing.T) {
 	other := func(l *loops) Transport { return &loop{net: l, name: "other", limits: ordered, returns: true} }
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial, wecmp.Strong} {
@@ -406,12 +406,12 @@ func TestReturnedImmediates(t *testing.T) {
 			if _, err := p.set[1].PostRecv(RecvWR{ID: uint64(round)}); err != nil {
 				t.Fatal(err)
 			}
-			p.run(func() bool { return len(p.events) == 0 }) // a credit
+			p.run(func() bool { return len(p.events) == 0 }) // a credit is in flight
 			p.poll()
 			p.post(0, SendWR{ID: uint64(round), Opcode: WriteImmediate, Inline: []byte{byte(round + 1)}, RemoteAddress: at, RemoteKey: key})
 			posted++
 			for range p.r.IntN(3) {
-				p.step() // the peer executes none of the two, the WRITE, or both
+				p.step() // the peer executes neither, the WRITE, or both
 			}
 			slots[0].Share, slots[1].Share, slots[2].Share = even, 0, even
 			if err := p.set[0].SetSlots(slots); err != nil {
@@ -426,19 +426,19 @@ func TestReturnedImmediates(t *testing.T) {
 	}
 }
 
-// TestStrongOrder: through 1,000 changes of weights, transactions on one address are executed in the order of posting, and only
-// addresses that had to move did.
+// TestStrongOrder checks through 1,000 changes of weights that transactions on one address are executed in the order of posting, and that
+// only addresses that must move do so.
 func TestStrongOrder(t *testing.T) {
 	const addresses, granule = 200, 64
 	p := connectPair(t, 7, SetConfig{SegmentSize: 1024, Granule: granule, Ordering: wecmp.Strong, SendDepth: 4096}, fourPlanes(), ordered)
 	base, key := p.remote(0, 4096)
 	base &^= 4095
-	var chain [addresses]uint64 // what each word will be
+	var chain [addresses]uint64 // the expected value of each word
 	slots := fourPlanes()
 	moved, posted := 0, 0
 	for change := range 1000 {
 		for range 40 {
-			// Each compare and swap succeeds only if all before it on its word have been executed.
+			// Each compare and swap succeeds only if all earlier ones on its word have been executed.
 			i := p.r.IntN(addresses)
 			p.post(0, SendWR{ID: uint64(i), Opcode: CompareSwap, Local: SGE{p.mr[0], posted % 4096 * 8, 8}, RemoteAddress: base + uint64(i)*granule, RemoteKey: key, Compare: chain[i], Swap: chain[i] + 1})
 			chain[i]++
@@ -468,7 +468,7 @@ func TestStrongOrder(t *testing.T) {
 				continue
 			}
 			moved++
-			// It had to: its old slot's share fell against that of the new one.
+			// The address had to move: the share of its old slot fell relative to that of the new one.
 			if uint64(shares[before[i]])*uint64(was[after[i]]) >= uint64(was[before[i]])*uint64(shares[after[i]]) && was[after[i]] > 0 {
 				t.Fatalf("change %d: address %d moved from slot %d (%d -> %d) to slot %d (%d -> %d)", change, i, before[i], was[before[i]], shares[before[i]], after[i], was[after[i]], shares[after[i]])
 			}
@@ -486,7 +486,7 @@ func TestStrongOrder(t *testing.T) {
 	t.Logf("%d transactions, %d moves of addresses", posted, moved)
 }
 
-// TestPartialOrderAndFences: equal keys keep their order; a fence waits for everything.
+// TestPartialOrderAndFences checks that equal keys keep their order and that a fence waits for all earlier work requests.
 func TestPartialOrderAndFences(t *testing.T) {
 	p := connectPair(t, 8, SetConfig{SegmentSize: 1024, Ordering: wecmp.Partial, SendDepth: 4096}, fourPlanes(), ordered)
 	base, key := p.remote(0, 4096)
@@ -502,7 +502,7 @@ func TestPartialOrderAndFences(t *testing.T) {
 			posted++
 			total++
 		}
-		// All of them, whatever their keys, have been executed when a fenced READ is.
+		// The fenced READ sees all of them executed, whatever their keys.
 		p.post(0, SendWR{ID: total, Opcode: Read, Local: SGE{p.mr[0], 500_000, 8 * len(chain)}, RemoteAddress: base, RemoteKey: key, OrderKey: uint64(posted), Fence: true})
 		posted++
 		p.until(posted, 0)
@@ -524,7 +524,7 @@ func TestPartialOrderAndFences(t *testing.T) {
 	}
 }
 
-// TestErrorsEndTheSet: the work request that fails says how, what was posted after is flushed, and so are receives.
+// TestErrorsEndTheSet checks that the failed work request reports its error, and that later ones and all receives are flushed.
 func TestErrorsEndTheSet(t *testing.T) {
 	p := connectPair(t, 9, SetConfig{}, fourPlanes(), ordered)
 	at, key := p.remote(0, 0)
@@ -565,7 +565,7 @@ func TestReceiveTooShort(t *testing.T) {
 	}
 }
 
-// TestQueueBounds: a set takes as many as its depth until completions are polled.
+// TestQueueBounds checks that a set accepts as many work requests as its depth until completions are polled.
 func TestQueueBounds(t *testing.T) {
 	p := connectPair(t, 11, SetConfig{SendDepth: 3, RecvDepth: 2}, fourPlanes(), ordered)
 	at, key := p.remote(0, 0)
@@ -611,7 +611,7 @@ func TestFaultyWorkRequests(t *testing.T) {
 	p.until(1, 0)
 }
 
-// TestEndsThatDoNotFit: what cannot work together is refused with the reason.
+// TestEndsThatDoNotFit checks that incompatible ends are refused with the reason.
 func TestEndsThatDoNotFit(t *testing.T) {
 	l := newLoops(t, 13)
 	a, b := l.open("10.255.0.1", ordered), l.open("10.255.0.2", ordered)

@@ -1,15 +1,15 @@
 package rdma
 
-// stripe spreads bytes over channels by share, exactly over time: after any number of pieces no channel is ahead of or behind
-// its share by more than the largest piece (and what could not be split evenly). It is a weighted round robin that smooths: every
-// piece is credit for all, by share, and a debit for the one that carries it.
+// stripe spreads bytes over channels in proportion to their shares, exactly over time: after any number of pieces no channel is ahead of or
+// behind its share by more than the largest piece (and the remainder that cannot be split evenly). It is a smooth weighted round robin:
+// every piece credits all channels by share and debits the channel that carries it.
 type stripe struct {
 	shares []int64
 	sum    int64
 	credit []int64 // in bytes * share
 }
 
-// set replaces the shares. What was owed by others is forgotten: a plane that comes back is not sent what it missed.
+// set replaces the shares and clears the credit, so a plane that comes back gets no extra traffic for the time of its failure.
 func (s *stripe) set(shares []int64) {
 	s.shares, s.sum = append(s.shares[:0], shares...), 0
 	s.credit = append(s.credit[:0], shares...)
@@ -19,7 +19,7 @@ func (s *stripe) set(shares []int64) {
 	}
 }
 
-// pick returns the channel whose turn it is, -1 when no channel has a share. It changes nothing.
+// pick returns the channel with the most credit, or -1 if no channel has a share. It changes no state.
 func (s *stripe) pick(n int) int {
 	best, most := -1, int64(0)
 	for i, share := range s.shares {
@@ -33,9 +33,9 @@ func (s *stripe) pick(n int) int {
 	return best
 }
 
-// take books n bytes on a channel that pick has returned.
+// take accounts n bytes to a channel that pick has returned.
 func (s *stripe) take(channel, n int) {
-	// A message without bytes counts as one, or all of them would take the same channel.
+	// An empty message counts as one byte. Otherwise all empty messages would go to the same channel.
 	n = max(n, 1)
 	for i, share := range s.shares {
 		s.credit[i] += int64(n) * share

@@ -5,43 +5,43 @@ import (
 	"sync/atomic"
 )
 
-// Where a set mixes transports, all slots of one may be parked while those of another live. What its channels have in flight then
-// goes on through a tunnel: datagrams of the one as messages of the other. Sequence numbers stay, so every operation is executed
-// once, and when a slot of its own lives again the channel simply sends by that.
+// A set may mix transports. If all slots of one transport are parked while slots of another are live, the channels of the first finish
+// their outstanding operations through a tunnel, which carries their datagrams as messages of the second. Sequence numbers stay the same,
+// so the peer executes every operation once, and when a slot of their transport is live, the channels use that slot.
 
 const (
-	// maxTunnelled is how many datagrams may wait for a carrier: more are dropped, as a network would.
-	maxTunnelled = 256
-	// maxArriving is how many may be on their way in.
+	// maxTunneled limits the datagrams that wait for the carrying lane; further ones are dropped, as on a network.
+	maxTunneled = 256
+	// maxArriving limits the incoming datagrams that are admitted but not yet delivered.
 	maxArriving  = 1024
 	tunnelCounts = 1 << 24
 )
 
-// tunnels are a set's.
+// tunnels is the tunnel state of a set.
 type tunnels struct {
 	count       uint32
-	ops         []*Op // to use again, with their buffers
+	ops         []*Op // free list of operations with their buffers
 	arriving    map[uint32][]byte
-	sent, again atomic.Uint64 // by no slot
+	sent, again atomic.Uint64 // bytes of tunneled datagrams, which count for no slot
 }
 
-// tunnelled is a datagram that has come through a tunnel.
-type tunnelled struct {
-	to       Tunnelled
+// tunneled is a datagram that has arrived through a tunnel.
+type tunneled struct {
+	to       Tunneled
 	from     netip.AddrPort
 	datagram []byte
 }
 
-// tunnel is the way of a lane's datagrams by another lane.
+// tunnel carries the datagrams of one lane over another lane, the carrier.
 type tunnel struct {
 	set           *Set
 	lane, carrier int
 }
 
-// tunnelFor is what a lane without a living slot of its transport sends by: a tunnel, if its transport can, and a lane of another
-// lives; else its own slots, which wait.
+// tunnelFor returns the paths of a lane without a live slot of its transport: a tunnel, if the transport is Tunneled and a lane of another
+// transport is live; otherwise the lane's own slots, on which its operations wait.
 func (s *Set) tunnelFor(number int, l *lane, own []Path) []Path {
-	if _, ok := l.transport.(Tunnelled); !ok || number >= 256 {
+	if _, ok := l.transport.(Tunneled); !ok || number >= 256 {
 		return own
 	}
 	for i := range s.lanes {
@@ -61,7 +61,7 @@ func (s *Set) tunnelFor(number int, l *lane, own []Path) []Path {
 func (t tunnel) Carry(port uint16, datagram ...[]byte) {
 	s := t.set
 	l := s.lanes[t.carrier]
-	if s.state != connected || len(l.backlog) >= maxTunnelled {
+	if s.state != connected || len(l.backlog) >= maxTunneled {
 		return
 	}
 	op := s.tunnels.op()
@@ -89,21 +89,21 @@ func (t *tunnels) op() *Op {
 	return new(Op)
 }
 
-// spare keeps an operation and its buffer for the next datagram.
+// spare puts an operation and its buffer on the free list.
 func (t *tunnels) spare(op *Op) {
-	if len(t.ops) < maxTunnelled {
+	if len(t.ops) < maxTunneled {
 		*op = Op{Local: op.Local[:0]}
 		t.ops = append(t.ops, op)
 	}
 }
 
-// admit takes a datagram of one of our lanes that the peer has sent by another.
+// admit admits a datagram of a local lane that the peer has sent over another lane.
 func (t *tunnels) admit(s *Set, by Channel, h *header) ([]byte, Verdict) {
 	number := int(h.message / tunnelCounts)
 	fine := number < len(s.lanes) && h.immediate <= 1<<16-1 && len(t.arriving) < maxArriving
 	if fine {
 		l := s.lanes[number]
-		_, fine = l.transport.(Tunnelled)
+		_, fine = l.transport.(Tunneled)
 		for _, other := range s.lanes {
 			fine = fine && (other.Channel != by || other.transport != l.transport)
 		}
@@ -120,13 +120,13 @@ func (t *tunnels) admit(s *Set, by Channel, h *header) ([]byte, Verdict) {
 	return b, Accepted
 }
 
-// delivered hands a datagram over that is in place.
+// delivered queues a complete datagram for its transport.
 func (t *tunnels) delivered(s *Set, h *header) {
 	b, ok := t.arriving[h.message]
 	if !ok {
 		return
 	}
 	delete(t.arriving, h.message)
-	s.device.tunnelled = append(s.device.tunnelled, tunnelled{s.lanes[h.message/tunnelCounts].transport.(Tunnelled),
+	s.device.tunneled = append(s.device.tunneled, tunneled{s.lanes[h.message/tunnelCounts].transport.(Tunneled),
 		netip.AddrPortFrom(s.remote, uint16(h.immediate)), b})
 }

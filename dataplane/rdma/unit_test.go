@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestStripeIsExact: after every piece each channel has its share of the bytes, within the largest piece.
+// TestStripeIsExact checks after every piece that each channel has its share of the bytes, within the largest piece.
 func TestStripeIsExact(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -39,7 +39,7 @@ func TestStripeIsExact(t *testing.T) {
 			total += int64(size)
 			for j := range shares {
 				due := float64(total) * float64(shares[j]) / float64(sum)
-				// Ahead by at most a piece; behind by at most as many pieces as there are others.
+				// Ahead by at most one piece; behind by at most one piece per other channel.
 				if d := float64(sent[j]) - due; d > float64(largest)+1 || d < -float64(largest*(n-1))-1 {
 					t.Fatalf("channel %d has %d of %d bytes, due %.0f (shares %v, pieces to %d)", j, sent[j], total, due, shares, largest)
 				}
@@ -52,7 +52,7 @@ func TestStripeForgetsWhatWasOwed(t *testing.T) {
 	var s stripe
 	s.set([]int64{1, 1})
 	for range 10 {
-		s.take(0, 1000) // as if the other's turn could not come
+		s.take(0, 1000) // as if the other channel never had its turn
 	}
 	s.set([]int64{1, 1})
 	if a := s.pick(1); a != 0 {
@@ -83,7 +83,7 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-// idle is a transport that connects nobody.
+// idle is a transport without peers.
 type idle struct{ Host }
 
 func (*idle) Name() string                           { return "idle" }
@@ -147,7 +147,7 @@ func TestMemoryRegions(t *testing.T) {
 	}
 }
 
-// pool is a transport with memory of its own.
+// pool is a transport that is an Allocator.
 type pool struct {
 	idle
 	out int
@@ -156,7 +156,7 @@ type pool struct {
 func (p *pool) Alloc(n int) ([]byte, error) { p.out++; return make([]byte, n), nil }
 func (p *pool) Free([]byte)                 { p.out-- }
 
-// TestMemoryGoesBack: to the transport that it is of, also when it does not become a region.
+// TestMemoryGoesBack checks that memory returns to its transport, also if it does not become a region.
 func TestMemoryGoesBack(t *testing.T) {
 	var own pool
 	d, err := Open(Config{Address: netip.MustParseAddr("127.0.0.1"), Transports: []Transport{&own}})
@@ -179,7 +179,7 @@ func TestMemoryGoesBack(t *testing.T) {
 	}
 }
 
-// TestAddressesOfRegionsAreApart: no byte of one region has another's address, nor is next to it.
+// TestAddressesOfRegionsAreApart checks that the addresses of regions neither overlap nor touch.
 func TestAddressesOfRegionsAreApart(t *testing.T) {
 	d, err := Open(Config{Address: netip.MustParseAddr("127.0.0.1"), Transports: []Transport{&idle{}}})
 	if err != nil {

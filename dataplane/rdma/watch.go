@@ -10,8 +10,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// follower follows a fared's weights for a device, and gives its sets their slots. While fared is away the last slots hold, as
-// they do in the data plane.
+// follower follows the weights of a fared for a device, and gives the device's sets their slots. While fared is unreachable the last slots
+// hold, as they do in the data plane.
 type follower struct {
 	d        *Device
 	client   farev1.WeightServiceClient
@@ -21,12 +21,12 @@ type follower struct {
 	updates  atomic.Uint64
 	restarts atomic.Uint64
 
-	// The device's lock guards the rest.
+	// The device's lock guards the remaining fields.
 	slots map[netip.Addr][]Slot
 	news  chan struct{} // closed at the next change
 }
 
-// The time between two attempts to watch: the first, and the longest.
+// firstRetry and lastRetry are the initial and the maximum delay between two attempts to watch.
 const (
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = 2 * time.Second
@@ -53,7 +53,7 @@ func (f *follower) run(ctx context.Context) {
 			return
 		}
 		f.restarts.Add(1)
-		f.d.log.Warn("weights are not followed: the last ones hold", "source", f.d.address, "error", err, "retry", retry)
+		f.d.log.Warn("cannot follow the weights: the last ones stay in use", "source", f.d.address, "error", err, "retry", retry)
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():
@@ -68,7 +68,7 @@ func (f *follower) watch(ctx context.Context, request *farev1.WatchWeightsReques
 	if err != nil {
 		return err
 	}
-	snapshot := map[netip.Addr]bool{} // what a snapshot has named so far
+	snapshot := map[netip.Addr]bool{} // destinations in the current snapshot so far
 	whole := false
 	for {
 		r, err := stream.Recv()
@@ -87,7 +87,7 @@ func (f *follower) watch(ctx context.Context, request *farev1.WatchWeightsReques
 				}
 			}
 			for _, gone := range r.GetRemoved() {
-				if p, err := netip.ParsePrefix(gone); err == nil {
+				if p, err := netip.ParsePrefix(gone.GetDestination()); err == nil {
 					f.gone(p.Addr())
 				}
 			}
@@ -109,7 +109,7 @@ func (f *follower) watch(ctx context.Context, request *farev1.WatchWeightsReques
 	}
 }
 
-// take gives a destination the slots that it has now.
+// take sets the slots of a destination from an update. It returns the destination and whether the destination has slots.
 func (f *follower) take(w *farev1.DestinationWeights) (netip.Addr, bool) {
 	p, err := netip.ParsePrefix(w.GetDestination())
 	if err != nil {
@@ -133,8 +133,7 @@ func (f *follower) take(w *farev1.DestinationWeights) (netip.Addr, bool) {
 	return dst, len(f.slots[dst]) > 0
 }
 
-// gone parks every slot of a destination that cannot be reached: what its sets have waits for its return, as long as channels wait
-// (Timing.GiveUp).
+// gone parks every slot of an unreachable destination: outstanding operations wait for its return, at most for Timing.GiveUp.
 func (f *follower) gone(dst netip.Addr) {
 	parked := append([]Slot(nil), f.slots[dst]...)
 	if len(parked) == 0 {
@@ -158,10 +157,10 @@ func (f *follower) give(dst netip.Addr, slots []Slot) {
 	}
 }
 
-// slotsTo are a destination's slots, nil when nothing has been heard of it.
+// slotsTo returns a destination's slots, nil if no update has named it.
 func (f *follower) slotsTo(dst netip.Addr) []Slot { return f.slots[dst.Unmap()] }
 
-// await waits until a destination can be reached.
+// await waits until a destination is reachable.
 func (f *follower) await(ctx context.Context, dst netip.Addr) error {
 	for {
 		var news chan struct{}

@@ -8,28 +8,28 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Bed is two hosts that reach each other, and their time.
+// Bed is two connected hosts and their time.
 type Bed interface {
 	// Open makes host 0 or 1 with hooks.
 	Open(i int, hooks Hooks) (*Host, error)
-	// Lock is held around everything that looks at both hosts.
+	// Lock protects all accesses to both hosts.
 	sync.Locker
-	// After calls f, with the lock held, in d.
+	// After calls f after d, with the lock held.
 	After(d time.Duration, f func())
-	// Now is the hosts' time.
+	// Now returns the hosts' time.
 	Now() time.Duration
-	// Run lets time pass until done, which is called with the lock held, or until the limit; false: the limit.
+	// Run lets time pass until done returns true, or for limit at most; then it returns false. It calls done with the lock held.
 	Run(done func() bool, limit time.Duration) bool
-	// Planes is how many planes there are; a source port's is the port modulo that. SetPlane takes one down or up.
+	// Planes returns the number of planes; the plane of a source port is the port modulo that number. SetPlane takes a plane down or up.
 	Planes() int
 	SetPlane(plane int, up bool)
-	// Err is what went wrong in the network itself.
+	// Err returns the first error of the network itself.
 	Err() error
 	// Close stops both transports.
 	Close()
 }
 
-// address is that of host 0 or 1 of a Bed in virtual time.
+// address returns the address of host 0 or 1 of a Bed in virtual time.
 func (n *Net) address(i int) netip.Addr {
 	if n.config.IPv6 {
 		return netip.AddrFrom16([16]byte{0xfd, 15: byte(1 + i)})
@@ -45,7 +45,7 @@ type virtual struct {
 	ends      []*End
 }
 
-// Virtual is two hosts on a simulated network.
+// Virtual returns two hosts on a simulated network.
 func Virtual(config NetConfig, construct Constructor) Bed {
 	return &virtual{Net: NewNet(config), construct: construct}
 }
@@ -68,7 +68,7 @@ func (v *virtual) Close() {
 	}
 }
 
-// realTime is a Bed in real time. Both hosts have one lock, so that each can be looked at from the other's events.
+// realTime is a Bed in real time. Both hosts share one lock, so that events of one host may access the other.
 type realTime struct {
 	sync.Mutex
 	hosts      [2]netip.Addr
@@ -80,17 +80,17 @@ type realTime struct {
 	closed     bool
 }
 
-// RealConfig is two transports that reach each other by themselves.
+// RealConfig is the configuration of two transports that have their own network.
 type RealConfig struct {
 	Addresses  [2]netip.Addr
 	Transports [2]rdma.Transport
-	// Planes is how many planes there are, at least 1; SetPlane takes one down or up, nil: nothing goes down, although channels
-	// are told so when flaps are asked for.
+	// Planes is the number of planes, at least 1. SetPlane takes a plane down or up; with nil, planes stay up, although flaps still change
+	// the channels' paths.
 	Planes   int
 	SetPlane func(plane int, up bool)
 }
 
-// Real is two hosts with transports that have goroutines and sockets of their own.
+// Real returns two hosts with transports that have their own goroutines and sockets.
 func Real(c RealConfig) Bed {
 	return &realTime{hosts: c.Addresses, transports: c.Transports, planes: max(1, c.Planes), setPlane: c.SetPlane, begin: time.Now()}
 }

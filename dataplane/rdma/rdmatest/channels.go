@@ -8,25 +8,27 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Result is what a run did.
+// Result holds the statistics of a run.
 type Result struct {
-	// Ops completed; Time is how long that took, in the bed's time.
+	// Ops is the number of completed operations; Time is the duration of the run, in the bed's time.
 	Ops  uint64
 	Time time.Duration
-	// Flaps is how often a plane went down or shares changed.
+	// Flaps counts the times that a plane went down or shares changed.
 	Flaps int
-	// Net are the network's counters, if it was a Net; Counters are those of both transports.
+	// Stalls counts the stalls of the sets' slots.
+	Stalls uint64
+	// Net holds the network's counters if the bed is a Net; Counters holds those of both transports.
 	Net      NetStats
 	Counters [2]map[string]uint64
 }
 
-// Channels runs the model over a core on a simulated network, and fails the test if anything is wrong.
+// Channels runs the model over a core on a simulated network, and fails the test on any error.
 func Channels(t testing.TB, construct Constructor, o Options) Result {
 	t.Helper()
 	return ChannelsOn(t, Virtual(o.withDefaults().net(), construct), o)
 }
 
-// ChannelsOn runs the model on a bed, and closes that.
+// ChannelsOn runs the model on a bed, closes the bed, and fails the test on any error.
 func ChannelsOn(t testing.TB, bed Bed, o Options) Result {
 	t.Helper()
 	result, err := RunChannels(bed, o)
@@ -36,13 +38,13 @@ func ChannelsOn(t testing.TB, bed Bed, o Options) Result {
 	return result
 }
 
-// RunChannels runs the model on a bed, closes that, and says what is wrong:
+// RunChannels runs the model on a bed and closes the bed. It returns an error in these cases:
 //
 //   - an operation does not complete exactly once, or with an error, or nothing completes for Options.Idle
-//   - an operation completes early: at that time the peer's memory does not hold what was written, the SEND was not delivered, or
-//     what was read is nothing that memory was in between
-//   - an operation is executed twice, in another order than an ordered channel promises, or memory ends up as anything but the
-//     model's, byte for byte
+//   - an operation completes early: the peer's memory does not hold the written bytes yet, the SEND was not delivered, or
+//     the bytes read were at no time in memory
+//   - an operation is executed twice, or not in the order that an ordered channel promises, or memory differs from the
+//     model's in the end, byte for byte
 //   - the transport breaks the contract of rdma.Host (Host.Err)
 func RunChannels(bed Bed, o Options) (result Result, err error) {
 	m, err := newModel(bed, o)
@@ -69,9 +71,9 @@ func RunChannels(bed Bed, o Options) (result Result, err error) {
 	return result, m.closing()
 }
 
-// finish lets everything complete, then compares memory.
+// finish waits for all completions, then compares memory.
 func (m *model) finish() error {
-	for idle := 0; ; idle++ { // turns without a completion; while all that is left is parked, nothing is outstanding
+	for idle := 0; ; idle++ { // idle counts turns without a completion. While only parked ends have work left, no operation is outstanding.
 		m.bed.Lock()
 		before, work := m.done, m.work()
 		m.bed.Unlock()
@@ -82,7 +84,7 @@ func (m *model) finish() error {
 		m.bed.Lock()
 		err := m.failure()
 		if err == nil && !ok && m.done == before && (len(m.tasks) > 0 || !m.waits() || idle >= 1000) {
-			err = fmt.Errorf("nothing has completed for %v: %s", m.o.Idle, m.describe())
+			err = fmt.Errorf("no operation has completed for %v: %s", m.o.Idle, m.describe())
 		}
 		if m.done > before {
 			idle = 0
@@ -104,7 +106,7 @@ func (m *model) finish() error {
 	return m.compareCounts()
 }
 
-// work says whether anything is to be posted or has not completed.
+// work reports whether operations remain to be posted or completed.
 func (m *model) work() bool {
 	if m.left > 0 {
 		return true
@@ -119,7 +121,7 @@ func (m *model) work() bool {
 	return false
 }
 
-// waits says whether an end has something to post, and waits for its planes.
+// waits reports whether an end has operations to post but waits for its planes.
 func (m *model) waits() bool {
 	for _, ends := range m.ends {
 		for _, e := range ends {
@@ -131,7 +133,7 @@ func (m *model) waits() bool {
 	return false
 }
 
-// describe is what everybody waits for.
+// describe returns the state of all ends, for failures.
 func (m *model) describe() (s string) {
 	for _, ends := range m.ends {
 		for _, e := range ends {
@@ -151,8 +153,8 @@ func (m *model) describe() (s string) {
 	return s
 }
 
-// compareCounts compares Path.Sent with what was sent: payload of WRITEs and SENDs once each. What transports differ in is whether
-// heads of SENDs and answers to READs and atomics count.
+// compareCounts compares Path.Sent with the payload of WRITEs and SENDs, counted once each. Transports may differ in whether they count
+// heads of SENDs and answers to READs and atomics.
 func (m *model) compareCounts() error {
 	for side, ends := range m.ends {
 		for i, e := range ends {
@@ -163,7 +165,7 @@ func (m *model) compareCounts() error {
 			peer := m.ends[1-side][i]
 			least, most := e.bytes, e.bytes+peer.read+rdma.MaxHead*e.sends
 			if !m.lenient && (sent < least || sent > most) {
-				return fmt.Errorf("%v: Path.Sent says %d bytes of payload, want %d to %d", e, sent, least, most)
+				return fmt.Errorf("%v: Path.Sent returns %d bytes of payload, want %d to %d", e, sent, least, most)
 			}
 		}
 	}
@@ -183,8 +185,8 @@ func (m *model) result(begin time.Duration) Result {
 	return r
 }
 
-// closing closes channels with operations outstanding: those complete before Close returns, and the peer's end does not fail the
-// process. Then everything is closed.
+// closing closes channels with operations outstanding: these complete before Close returns, and the peer's end does not fail the process.
+// Then it closes the remaining channels.
 func (m *model) closing() error {
 	m.bed.Lock()
 	m.lenient = true // from now on operations are flushed

@@ -11,51 +11,51 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Batches as UDP_SEGMENT makes them: at most so many datagrams, and so many bytes together.
+// Limits of batches, as UDP_SEGMENT makes them: datagrams per batch, and bytes per batch.
 const (
 	maxSegments = 64
 	maxDatagram = 65507
 )
 
-// End is a core on a Net: the sockets' part of the transport, as a rdma.Transport of its own, for a Host or a device.
+// End is a core on a Net. It replaces the sockets of the transport, and is an rdma.Transport for a Host or a device.
 type End struct {
 	Core
 	net  *Net
 	at   netip.AddrPort
 	host rdma.Host
 
-	queue []*datagram // sent since the last flush
+	queue []*datagram // sent since the latest flush
 	batch batch
-	inbox []*datagram // what receives in this turn
-	turn  func()      // receives the inbox; kept, so that a turn allocates nothing
+	inbox []*datagram // the datagrams that receive handles in this turn
+	turn  func()      // receives the inbox; a stored method value, so that a turn does not allocate
 	tick  func()
 
-	wake      time.Duration // what the core asked for last; 0: nothing
-	scheduled time.Duration // the event that exists for it; 0: none
+	wake      time.Duration // the core's latest WakeAt; 0: none
+	scheduled time.Duration // time of the scheduled event; 0: none
 
-	busy  []time.Duration // per plane: when the wire is free again
+	busy  []time.Duration // per plane: time at which the wire is free
 	order map[lane]*time.Duration
 }
 
-// lane is where datagrams stay in order.
+// lane is a flow in which datagrams stay in order.
 type lane struct {
 	to    netip.Addr
 	plane int
 }
 
-// batch is the run of datagrams that the next may join.
+// batch is the batch that the next datagram may join.
 type batch struct {
 	to            netip.AddrPort
 	port          uint16
 	length, bytes int
 	count         int
-	closed        bool // a shorter one was its last
+	closed        bool // its latest datagram is shorter than the others, and so the last one
 }
 
 var _ wire.Out = (*End)(nil)
 
-// Transport puts a core on the network at an address and its UDP port; port 0: every port that no other core there has. Start of
-// what it returns starts the core, and Stop takes it off the network.
+// Transport puts a core on the network at an address and its UDP port; port 0 means every port that no other core on the address has. Start
+// of the returned End starts the core, and Stop takes it off the network.
 func (n *Net) Transport(at netip.AddrPort, construct Constructor) *End {
 	if n.ends[at] != nil {
 		panic(fmt.Sprintf("rdmatest: %v is taken", at))
@@ -102,7 +102,7 @@ func (e *End) Send(to netip.AddrPort, port uint16, head, payload, tail []byte) {
 	d.from, d.to = netip.AddrPortFrom(e.at.Addr(), port), to
 	d.begin, d.payload, d.sum = len(head), payload, crc32.Update(0, castagnoli, payload)
 	d.bytes = append(d.bytes[:0], head...)
-	d.bytes = append(d.bytes, payload...) // the length; what counts is what it is at the flush
+	d.bytes = append(d.bytes, payload...) // sets the length; the contents are copied again at the flush
 	d.bytes = append(d.bytes, tail...)
 	length := len(d.bytes)
 	d.id = e.Next(to, port, length)
@@ -133,8 +133,8 @@ func (e *End) WakeAt(at time.Duration) {
 	}
 }
 
-// schedule sees to an event at or before wake. A time that has passed is a little in the future, as with real timers: a core that
-// asks for it again and again gets nowhere, but time goes on, and limits of time find it.
+// schedule ensures an event at or before wake. A time in the past becomes one slightly in the future, as with real timers: if a core keeps
+// requesting such times, virtual time still advances and time limits detect the loop.
 func (e *End) schedule() {
 	at := max(e.wake, e.net.now+time.Microsecond)
 	if e.scheduled == 0 || at < e.scheduled {
@@ -145,7 +145,7 @@ func (e *End) schedule() {
 
 func (e *End) wakeUp(at time.Duration) {
 	if at != e.scheduled {
-		return // an earlier one has taken its place
+		return // an earlier event has replaced this one
 	}
 	e.scheduled = 0
 	switch {
@@ -169,8 +169,8 @@ func (e *End) receiveInbox() {
 	e.inbox = e.inbox[:0]
 }
 
-// serialise is when the datagram has left the host, or false if the queue is full.
-func (e *End) serialise(d *datagram, p *planeState) (time.Duration, bool) {
+// serialize returns the time at which the datagram has left the host, or false if the queue is full.
+func (e *End) serialize(d *datagram, p *planeState) (time.Duration, bool) {
 	if p.Rate == 0 {
 		return e.net.now, true
 	}

@@ -2,10 +2,10 @@ package rdmatest
 
 import "time"
 
-// event is a datagram that arrives, a host that wants to be woken, or a call.
+// event is the arrival of a datagram, a host's wake-up, or a call.
 type event struct {
 	at      time.Duration
-	seq     uint64 // of equal times, what was asked for first
+	seq     uint64 // of equal times, the event that was pushed first comes first
 	arrives *datagram
 	end     *End
 	call    func()

@@ -8,22 +8,21 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// firstPort is the first source port that slots have: beyond those that Linux gives who asks for any (32768-60999), of which another
-// program may hold one.
+// firstPort is the first source port of slots. It lies above Linux's default ephemeral ports (32768-60999), which other programs may hold.
 const firstPort = 61440
 
-// port is the source port of an end's slot on a plane. The plane of a port is the port modulo the number of planes (Bed.Planes).
+// port returns the source port of an end's slot on a plane. The plane of a port is the port modulo the number of planes (Bed.Planes).
 func (e *end) port(plane int) uint16 {
 	planes := e.m.bed.Planes()
 	first := (firstPort + planes - 1) / planes * planes
 	return uint16(first + e.index*planes + plane)
 }
 
-// home is the plane of the slot of an end that has one.
+// home returns the plane of an end with a single slot.
 func (e *end) home() int { return e.index % e.m.bed.Planes() }
 
-// choose is the paths of an end as a set would give them, from what its host has been told, and whether it takes no new
-// operations: all its slots are parked. It has been lent another then, unless nothing lives.
+// choose returns the paths of an end as a set would choose them from the beliefs of its host, and whether the end is parked: all its slots
+// are parked, and it may post no new operations. A parked end has a lent path if any plane is up.
 func (e *end) choose() (paths []rdma.Path, parked bool) {
 	m := e.m
 	beliefs := m.beliefs[e.side]
@@ -59,7 +58,7 @@ func (e *end) choose() (paths []rdma.Path, parked bool) {
 	return paths, true
 }
 
-// retarget tells an end's channel its paths.
+// retarget applies the current paths to an end's channel.
 func (e *end) retarget() {
 	if e.closed {
 		return
@@ -70,7 +69,7 @@ func (e *end) retarget() {
 	e.pump()
 }
 
-// flapLater changes something about planes after a while, again and again until there is no more work.
+// flapLater schedules changes to planes until no work is left.
 func (m *model) flapLater() {
 	m.after(time.Duration(m.rng.ExpFloat64()*float64(m.o.Flap)), func() {
 		if !m.work() {
@@ -96,7 +95,7 @@ func (m *model) flap() {
 	m.down[plane] = true
 	last := !slices.Contains(m.down, false)
 	if last && m.o.Outage > 0 {
-		m.down[plane] = false // nothing could go on before others return
+		m.down[plane] = false // no operation could complete before another plane returns
 		return
 	}
 	m.flaps++
@@ -116,11 +115,11 @@ func (m *model) flap() {
 	})
 }
 
-// tell tells each host about a plane, after a while of its own: what is so then.
+// tell updates each host's belief about a plane after a random delay, with the state at that time.
 func (m *model) tell(plane int) {
 	for side := range m.hosts {
 		m.after(time.Duration(m.rng.Int64N(int64(m.o.Notice))), func() {
-			m.beliefs[side][plane] = !m.down[plane]
+			m.beliefs[side][plane] = m.o.Blind || !m.down[plane]
 			m.told(side)
 		})
 	}

@@ -10,17 +10,17 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// FuzzOptions say what a transport promises.
+// FuzzOptions are the guarantees of the fuzzed transport.
 type FuzzOptions struct {
-	// Checksum: the protocol has one of its own, so that bytes which the peer did not send change nothing, whatever their source
-	// address. Without it such bytes may break a channel, and operations then still have to complete exactly once.
+	// Checksum: the protocol has its own checksum, so that bytes which the peer did not send change nothing, whatever their source address.
+	// Without it such bytes may break a channel; even then operations have to complete exactly once.
 	Checksum bool
 }
 
-// Fuzz lets a fuzzer play the model on channels: what is posted, what becomes of datagrams, when planes go down, which bytes come
-// that nobody sent. In the end the planes that are up are sound for long enough that everything completes.
+// Fuzz lets a fuzzer drive the model on channels. The fuzzer chooses the operations, the fate of datagrams, the times of outages, and
+// forged datagrams. In the end the planes that are up deliver reliably for long enough that all operations complete.
 //
-// A script is a byte of settings, and actions of two bytes each: what, and how.
+// A script is a byte of settings followed by actions of two bytes each: the action and its parameter.
 func Fuzz(f *testing.F, construct Constructor, o FuzzOptions) {
 	for _, seed := range scripts {
 		f.Add(seed)
@@ -32,7 +32,7 @@ func Fuzz(f *testing.F, construct Constructor, o FuzzOptions) {
 	})
 }
 
-// The actions of a script: the first byte modulo actions. Those that post come several times, so that most do.
+// The actions of a script: the first byte modulo actions. Several actions post, so that most bytes do.
 const (
 	actSend = iota
 	actWrite
@@ -41,17 +41,17 @@ const (
 	actFetchAdd
 	actWriteLong
 	actReadLong
-	actFate   // of datagrams to come
-	actPlane  // down or up
-	actWait   // until time has passed
-	actAlter  // a datagram that has been sent comes again, changed
-	actForge  // the next bytes come as a datagram
-	actRefuse // messages to come are not admitted at once
-	actShares // other shares
+	actFate   // sets the fate of the next datagrams
+	actPlane  // takes a plane down or up
+	actWait   // lets time pass
+	actAlter  // delivers a previous datagram again, altered
+	actForge  // delivers the next bytes of the script as a datagram
+	actRefuse // does not admit the next messages at once
+	actShares // changes the shares
 	actions
 )
 
-// maxScript bounds the actions, so that a run is short.
+// maxScript limits the number of actions, so that a run is short.
 const maxScript = 600
 
 var scripts = [][]byte{
@@ -66,14 +66,14 @@ var scripts = [][]byte{
 		actWait, 99, actFate, 0x2f, actCompareSwap, 8, actCompareSwap, 9, actWait, 250},
 }
 
-// player is a script under way.
+// player is the state of a script run.
 type player struct {
 	*model
 	net      *Net
 	options  FuzzOptions
 	script   []byte
 	fates    []Fate
-	sent     [16]Datagram // the last ones
+	sent     [16]Datagram // the latest datagrams
 	count    int
 	refusals int
 }
@@ -107,19 +107,19 @@ func play(construct Constructor, o FuzzOptions, script []byte) error {
 	for len(p.script) >= 2 && m.failure() == nil {
 		p.act()
 	}
-	// What is outstanding completes by the planes that are left.
+	// Outstanding operations complete on the remaining planes.
 	p.fates, p.refusals = nil, 0
 	if !slices.Contains(m.down, false) {
 		p.setPlane(0, true)
 	}
 	if !bed.Run(func() bool { return len(m.tasks) == 0 || m.failure() != nil }, m.o.Idle) && !m.lenient {
-		return fmt.Errorf("not everything has completed in %v: %s", m.o.Idle, m.describe())
+		return fmt.Errorf("some operations have not completed in %v: %s", m.o.Idle, m.describe())
 	}
 	for plane := range m.down {
 		p.setPlane(plane, true)
 	}
 	if m.lenient {
-		// A forgery may have broken a channel: there is nothing to wait for but that its end gives up.
+		// A forgery may have broken a channel: the only possible end of the run is that the channel gives up.
 		bed.Run(func() bool { return !m.work() || m.failure() != nil }, time.Minute)
 	} else if err := m.finish(); err != nil {
 		return err
@@ -136,7 +136,7 @@ func (p *player) next() int {
 	return int(b)
 }
 
-// act does the next action.
+// act executes the next action.
 func (p *player) act() {
 	what, how := p.next()%actions, p.next()
 	kinds := [...]rdma.OpKind{rdma.OpSend, rdma.OpWrite, rdma.OpRead, rdma.OpCompareSwap, rdma.OpFetchAdd, rdma.OpWrite, rdma.OpRead}
@@ -186,7 +186,7 @@ func (p *player) act() {
 	}
 }
 
-// forge delivers bytes that nobody sent.
+// forge delivers a datagram that no host has sent.
 func (p *player) forge(from, to netip.AddrPort, plane int, b []byte) {
 	known := from.Addr() == p.hosts[0].address || from.Addr() == p.hosts[1].address
 	if known && !p.options.Checksum {
@@ -198,7 +198,7 @@ func (p *player) forge(from, to netip.AddrPort, plane int, b []byte) {
 	p.net.Inject(from, to, plane, b)
 }
 
-// post posts on one of the ends, if its channel takes it.
+// post posts on one of the ends if its channel has room.
 func (p *player) post(how int, kind rdma.OpKind, n int) {
 	ends := p.ends[how&1]
 	e := ends[how>>1%len(ends)]

@@ -11,23 +11,24 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Hooks are told what a transport tells its host. They run with the lock held and must not call a channel: Host.Later does. All
-// are optional but Admit.
+// Hooks receive the calls of a transport to its host. They run with the lock held and must not call a channel, except through Host.Later.
+// All hooks but Admit are optional.
 type Hooks struct {
-	// Admit says where an incoming message goes.
+	// Admit returns the destination of an incoming message.
 	Admit func(ch rdma.Channel, head []byte, n int) ([]byte, rdma.Verdict)
-	// Deliver gets a message that is in place, with the body that Admit gave.
+	// Deliver receives a message that is in place, with the body that Admit returned.
 	Deliver func(ch rdma.Channel, head, body []byte)
-	// Complete gets an operation as it was posted, and its error.
+	// Complete receives an operation as it was posted, and its error.
 	Complete func(op *rdma.Op, err error)
 	Return   func(op *rdma.Op)
 	Room     func(ch rdma.Channel)
+	Stalled  func(ch rdma.Channel, slot int, stalled bool)
 	Failed   func(ch rdma.Channel, err error)
 }
 
-// Host is a rdma.Host for one transport, for driving channels without sets: memory regions, the hooks, and a judge of the contract.
-// What a transport does wrong is kept; Err tells the first. As with a device, nothing that it is told calls back into a channel
-// before the turn is over.
+// Host is an rdma.Host for one transport, for driving channels without sets: it has memory regions and the hooks, and it checks the
+// contract. Err returns the first breach by the transport. As in a device, calls from the transport do not call back into a channel before
+// the end of the turn.
 type Host struct {
 	Hooks
 	address   netip.Addr
@@ -37,11 +38,12 @@ type Host struct {
 	regions   map[uint32]region
 	posted    map[*rdma.Op]rdma.Channel
 	admitted  map[message][]byte
-	vain      map[rdma.Channel]int // Rooms in a row since the last Post that succeeded
+	vain      map[rdma.Channel]int // consecutive Rooms without a successful Post
+	stalled   map[stallOf]bool
 	later     []func()
 	running   []func()
 	err       error
-	forged    bool // bytes have come that the peer did not send: messages may be delivered twice, or what is none
+	forged    bool // forged datagrams have arrived: messages may be delivered twice, and unknown messages delivered
 }
 
 type region struct {
@@ -50,24 +52,30 @@ type region struct {
 	access  rdma.Access
 }
 
+// stallOf is a channel and a slot of its paths.
+type stallOf struct {
+	ch   rdma.Channel
+	slot int
+}
+
 type message struct {
 	ch   rdma.Channel
 	head string
 }
 
-// maxVain is how many Rooms without a Post that succeeds are a storm.
+// maxVain is the number of consecutive Rooms without a successful Post that counts as a storm.
 const maxVain = 10000
 
 var _ rdma.Host = (*Host)(nil)
 
-// NewHost makes a host at an address and starts a transport on it. now is the time for the transport; lock is what the device's
-// lock would be, nil in virtual time, where nothing is concurrent.
+// NewHost makes a host at an address and starts a transport on it. now is the clock of the transport; lock corresponds to the device's
+// lock, and nil is for virtual time, which has no concurrency.
 func NewHost(address netip.Addr, transport rdma.Transport, now func() time.Duration, lock sync.Locker, hooks Hooks) (*Host, error) {
 	if lock == nil {
 		lock = noLock{}
 	}
 	h := &Host{Hooks: hooks, address: address, transport: transport, now: now, lock: lock, regions: map[uint32]region{},
-		posted: map[*rdma.Op]rdma.Channel{}, admitted: map[message][]byte{}, vain: map[rdma.Channel]int{}}
+		posted: map[*rdma.Op]rdma.Channel{}, admitted: map[message][]byte{}, vain: map[rdma.Channel]int{}, stalled: map[stallOf]bool{}}
 	return h, transport.Start(h)
 }
 
@@ -76,7 +84,7 @@ type noLock struct{}
 func (noLock) Lock()   {}
 func (noLock) Unlock() {}
 
-// Register makes b a memory region at an address under a key. Transports that publish regions are told.
+// Register makes b a memory region at an address under a key, and notifies a transport that is a Registrar.
 func (h *Host) Register(key uint32, address uint64, b []byte, access rdma.Access) {
 	h.Do(func() {
 		h.regions[key] = region{address, b, access}
@@ -86,7 +94,7 @@ func (h *Host) Register(key uint32, address uint64, b []byte, access rdma.Access
 	})
 }
 
-// Alloc is n bytes of memory, the transport's if it has memory of its own.
+// Alloc returns n bytes of memory, from the transport if it is an Allocator.
 func (h *Host) Alloc(n int) (b []byte, err error) {
 	a, ok := h.transport.(rdma.Allocator)
 	if !ok {
@@ -96,18 +104,18 @@ func (h *Host) Alloc(n int) (b []byte, err error) {
 	return b, err
 }
 
-// Later has f called at the end of the turn, before the flush, where channels may be called. The lock must be held.
+// Later schedules f for the end of the turn, before the flush, where calls to channels are allowed. The caller holds the lock.
 func (h *Host) Later(f func()) { h.later = append(h.later, f) }
 
-// Err is the first breach of the contract by the transport.
+// Err returns the first breach of the contract by the transport.
 func (h *Host) Err() error { return h.err }
 
-// Outstanding is how many operations have been posted and have not completed.
+// Outstanding returns the number of posted operations that have not completed.
 func (h *Host) Outstanding() int { return len(h.posted) }
 
-// Post posts on a channel of the host's transport. The lock must be held.
+// Post posts on a channel of the host's transport. The caller holds the lock.
 func (h *Host) Post(ch rdma.Channel, op *rdma.Op) bool {
-	// Known before the channel is: it may complete the operation at once.
+	// Registered before the call, since the channel may complete the operation inside it.
 	h.posted[op] = ch
 	if ch.Post(op) {
 		h.vain[ch] = 0
@@ -120,10 +128,10 @@ func (h *Host) Post(ch rdma.Channel, op *rdma.Op) bool {
 	return false
 }
 
-// Channel makes a channel. The lock must be held.
+// Channel makes a channel. The caller holds the lock.
 func (h *Host) Channel(c rdma.ChannelConfig) (rdma.Channel, error) { return h.transport.Channel(c) }
 
-// Close closes a channel; the lock must be held. Operations left over are a breach of the contract.
+// Close closes a channel. The caller holds the lock. Operations left outstanding are a breach of the contract.
 func (h *Host) Close(ch rdma.Channel) {
 	ch.Close()
 	for op, of := range h.posted {
@@ -153,7 +161,7 @@ func (h *Host) Do(f func()) {
 	h.settle()
 }
 
-// settle runs what is to be done at the end of the turn, then flushes.
+// settle runs the functions passed to Later, then flushes.
 func (h *Host) settle() {
 	for len(h.later) > 0 {
 		h.later, h.running = h.running[:0], h.later
@@ -244,7 +252,7 @@ func (h *Host) Deliver(ch rdma.Channel, head []byte) {
 	}
 }
 
-// Complete implements rdma.Host. The operation is given other contents at once: a transport must not look at it any more.
+// Complete implements rdma.Host. It overwrites the operation at once: the transport must not access it any longer.
 func (h *Host) Complete(op *rdma.Op, err error) {
 	if h.leave(op, "completed") && h.Hooks.Complete != nil {
 		h.Hooks.Complete(op, err)
@@ -271,10 +279,22 @@ func (h *Host) leave(op *rdma.Op, how string) bool {
 // Room implements rdma.Host.
 func (h *Host) Room(ch rdma.Channel) {
 	if h.vain[ch]++; h.vain[ch] == maxVain {
-		h.blame("Room was called %d times in a row, and nothing could be posted", maxVain)
+		h.blame("Room was called %d times in a row, but no operation could be posted", maxVain)
 	}
 	if h.Hooks.Room != nil {
 		h.Hooks.Room(ch)
+	}
+}
+
+// Stalled implements rdma.Host.
+func (h *Host) Stalled(ch rdma.Channel, slot int, stalled bool) {
+	of := stallOf{ch, slot}
+	if h.stalled[of] == stalled {
+		h.blame("Stalled was called twice with %v for slot %d", stalled, slot)
+	}
+	h.stalled[of] = stalled
+	if h.Hooks.Stalled != nil {
+		h.Hooks.Stalled(ch, slot, stalled)
 	}
 }
 

@@ -13,21 +13,21 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// The keys of what each host registers: areas, one for each channel end of the peer, and words that all add to.
+// The keys of each host's memory regions: areas, one for each channel end of the peer, and words that all ends add to.
 const (
 	areaKey    = 0x5ca1ab1e
 	wordsKey   = 0x00c0ffee
 	areaBegin  = 0x7fed_0000_0000
 	wordsBegin = 0x0000_0000_1000
 	words      = 4
-	// gap is between areas and around operations' Local: nobody writes there.
+	// gap separates areas and surrounds Local of operations: no operation writes there.
 	gap      = 64
 	gapByte  = 0xa5
 	junkByte = 0x5a
 )
 
-// model is two hosts with channels between them, and what memory must be like. It posts, checks each completion and delivery, and
-// compares everything in the end.
+// model is two hosts with channels between them, and the expected contents of their memory. It posts operations, checks each completion and
+// delivery, and compares all memory in the end.
 type model struct {
 	o       Options
 	bed     Bed
@@ -36,31 +36,31 @@ type model struct {
 	ends    [2][]*end
 	of      map[rdma.Channel]*end
 	tasks   map[*rdma.Op]*task
-	memory  [2][]byte // areas of each host, for its peer's ends
+	memory  [2][]byte // areas of each host, which its peer's ends use
 	words   [2][]byte
-	adds    [2][words]map[uint64]uint64 // of each word: what it was -> what was added
+	adds    [2][words]map[uint64]uint64 // per word: previous value -> addend
 	left    int                         // operations to post
 	done    uint64                      // operations completed
 	nextID  uint64
 	pattern []byte
-	remote  [2]remote // how peers name what each host has registered
-	beliefs [2][]bool // what each host has been told of planes
-	down    []bool    // planes that are
+	remote  [2]remote // addresses and keys under which peers use each host's memory
+	beliefs [2][]bool // each host's belief about which planes are up
+	down    []bool    // planes that are down
 	shares  []uint32
 	flaps   int
-	refuse  func() bool    // says of each message that it is not to be admitted at once; nil: chance does
-	told    func(side int) // a host has learned about a plane
-	lenient bool           // after a forgery: contents and errors do not count
+	refuse  func() bool    // decides about each message whether to delay its admission; nil: random
+	told    func(side int) // called when a host has learned about a plane
+	lenient bool           // after a forgery: contents and errors are not checked
 	err     error
 }
 
-// remote is how a peer names memory.
+// remote is a host's memory as seen by its peer.
 type remote struct {
 	areas, words       uint64
 	areasKey, wordsKey uint32
 }
 
-// end is one end of a channel: what it has posted, and the peer's memory that is its own.
+// end is one end of a channel: its posted operations and its area in the peer's memory.
 type end struct {
 	m       *model
 	side    int
@@ -68,40 +68,40 @@ type end struct {
 	ch      rdma.Channel
 	ordered bool
 	begin   int     // of the area in the peer's memory
-	shadow  []byte  // what the area is like after what has completed
-	apart   bool    // operations keep to free cells
-	cell    int     // its size, a multiple of 8
-	want    int     // the cell of the next operation, plus 1; 0: any
-	users   []int   // of each cell: operations under way
-	parts   int     // of the area, when operations of each are executed in order and others are not; 0: one
-	spare   []*task // completed; make uses them again
-	idle    int     // how many of them rest meanwhile
+	shadow  []byte  // expected contents of the area after the completed operations
+	apart   bool    // operations use free cells only
+	cell    int     // size of a cell in bytes, a multiple of 8
+	want    int     // the cell of the next operation, plus 1; 0 means any
+	users   []int   // per cell: number of operations in flight
+	parts   int     // number of parts of the area, if order is kept only within a part; 0 means one part
+	spare   []*task // completed tasks, for reuse by make
+	idle    int     // number of tasks in spare that are not reused yet
 	pending []*task
-	back    []*task // given back by the channel, oldest first: they are posted before anything else
-	next    *task   // made, and refused by the channel
-	full    bool    // the channel has refused, and there was no Room yet
+	back    []*task // returned by the channel, oldest first: posted before any new operation
+	next    *task   // made, but refused by the channel
+	full    bool    // the channel has refused an operation and has not called Room since
 	parked  bool
 	paused  bool
 	closed  bool
-	sent    []*atomic.Uint64 // Path.Sent by plane
+	sent    []*atomic.Uint64 // Path.Sent per plane
 	again   []*atomic.Uint64
-	bytes   uint64 // of SENDs and WRITEs made
+	bytes   uint64 // bytes of SENDs and WRITEs made
 	read    uint64 // bytes of READs and atomics made
 	sends   uint64 // SENDs made
 }
 
-// task is an operation on its way.
+// task is an operation in flight.
 type task struct {
 	op   rdma.Op
 	id   uint64
 	end  *end
 	head [rdma.MaxHead]byte
-	buf  []byte // Local with a gap behind
-	word int    // of words that all add to; -1: in the area
-	at   int    // in the area
+	buf  []byte // Local followed by a gap
+	word int    // index of the shared word; -1: the operation works in the area
+	at   int    // offset in the area
 	cell int    // -1: none
 	part int
-	// For sets: where buf is in the end's memory region, what was posted, and which message of the direction it is.
+	// For sets: the place of buf in the end's memory region, the posted work request, and the number of the message in its direction.
 	slot      int
 	opcode    rdma.Opcode
 	silent    bool
@@ -114,7 +114,7 @@ type task struct {
 // maxSize bounds Options.MaxSize.
 const maxSize = 1 << 20
 
-// pattern is random bytes, which operations carry pieces of.
+// pattern returns random bytes, which operations carry pieces of.
 var pattern = sync.OnceValue(func() []byte {
 	b := make([]byte, 1<<20+maxSize)
 	rng := rand.NewPCG(1, 2)
@@ -124,7 +124,7 @@ var pattern = sync.OnceValue(func() []byte {
 	return b
 })
 
-// bareModel is a model without hosts.
+// bareModel returns a model without hosts.
 func bareModel(bed Bed, o Options) *model {
 	o = o.withDefaults()
 	m := &model{o: o, bed: bed, rng: rand.New(rand.NewPCG(o.Seed, 0x6d6f64656c)), left: o.Ops,
@@ -217,7 +217,7 @@ func (m *model) connect() error {
 		if err := a.connect(localB); err != nil {
 			return err
 		}
-		// One end is connected before the other; operations may come in between.
+		// One end connects before the other; operations may arrive in between.
 		if err := b.connect(localA); err != nil {
 			return err
 		}
@@ -232,7 +232,7 @@ func (e *end) connect(remote []byte) error {
 	return e.ch.Connect(remote, paths)
 }
 
-// fill fills an area with something to read.
+// fill fills an area with random contents.
 func (m *model) fill(b []byte) {
 	for len(b) > 0 {
 		b = b[copy(b, m.pattern[m.rng.IntN(1<<20):]):]
@@ -242,13 +242,13 @@ func (m *model) fill(b []byte) {
 // settle ends a turn of both hosts.
 func (m *model) settle() {
 	for _, h := range m.hosts {
-		if h != nil { // sets have devices instead
+		if h != nil { // runs over sets have devices instead
 			h.settle()
 		}
 	}
 }
 
-// after does something later, as a turn.
+// after calls f after d, in a separate turn.
 func (m *model) after(d time.Duration, f func()) {
 	m.bed.After(d, func() {
 		f()
@@ -262,7 +262,7 @@ func (m *model) blame(format string, args ...any) {
 	}
 }
 
-// failure is the first thing that is wrong, with anybody.
+// failure returns the first error of the model, the hosts and the bed.
 func (m *model) failure() error {
 	return errors.Join(m.err, m.hosts[0].Err(), m.hosts[1].Err(), m.bed.Err())
 }
@@ -295,12 +295,12 @@ func (t *task) String() string {
 
 func (e *end) host() *Host { return e.m.hosts[e.side] }
 
-// peer is the area in the peer's memory.
+// peer returns the end's area in the peer's memory.
 func (e *end) peer() []byte { return e.m.memory[1-e.side][e.begin:][:len(e.shadow)] }
 
 func (e *end) pumpLater() { e.host().Later(e.pump) }
 
-// pump posts as long as there is something to post and the channel takes it.
+// pump posts while operations remain and the channel accepts them.
 func (e *end) pump() {
 	m := e.m
 	for !e.full && !e.parked && !e.paused && !e.closed && m.err == nil {
@@ -311,7 +311,7 @@ func (e *end) pump() {
 			if m.left == 0 || len(e.pending) >= m.o.Window {
 				return
 			}
-			if m.rng.IntN(100) == 0 { // applications think
+			if m.rng.IntN(100) == 0 { // applications pause
 				e.paused = true
 				m.after(time.Duration(m.rng.IntN(int(500*time.Microsecond))), func() { e.paused = false; e.pump() })
 				return
@@ -325,7 +325,7 @@ func (e *end) pump() {
 	}
 }
 
-// post posts the operation that is next.
+// post posts the next operation.
 func (e *end) post() bool {
 	t := e.next
 	e.pending = append(e.pending, t)
@@ -340,7 +340,7 @@ func (e *end) post() bool {
 	return false
 }
 
-// size is how long an operation is: mostly small, some of a packet or a few, a few as long as can be.
+// size returns a random length: mostly small, often about a packet or several packets, sometimes near the maximum.
 func (m *model) size() int {
 	n := 0
 	switch r := m.rng.IntN(40); {

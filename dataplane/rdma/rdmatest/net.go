@@ -12,76 +12,77 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Core is a transport that sends by wire.Out: what roce.NewCore and superp.NewCore return.
+// Core is a transport that sends through wire.Out, such as the results of roce.NewCore and superp.NewCore.
 type Core interface {
 	rdma.Transport
 	wire.Core
 }
 
-// Constructor makes a core that sends by out.
+// Constructor makes a core that sends through out.
 type Constructor func(out wire.Out) Core
 
-// Plane is how one plane of a Net carries datagrams. The zero value carries everything at once, in order.
+// Plane is the quality of one plane of a Net. The zero value carries all datagrams without delay, in order.
 type Plane struct {
-	// Delay is the least a datagram takes; Jitter is the most that chance adds. Within a plane datagrams of one pair of hosts
-	// stay in order all the same, unless Reorder picks one.
+	// Delay is the minimum delay of a datagram; Jitter is the maximum of an additional random delay. Within a plane datagrams between two
+	// hosts still stay in order, except those that Reorder picks.
 	Delay, Jitter time.Duration
-	// Reorder, Loss, Duplicate and Corrupt are probabilities, each datagram's own. A reordered datagram takes up to Late longer
-	// and may be overtaken; a corrupt one arrives with one to three bits flipped.
+	// Reorder, Loss, Duplicate and Corrupt are independent probabilities for each datagram. A reordered datagram takes up to Late longer
+	// and may be overtaken; a corrupt one arrives with one to three flipped bits.
 	Reorder, Loss, Duplicate, Corrupt float64
-	// Late is the most that a reordered or duplicated datagram is late; 0: four times Delay plus Jitter.
+	// Late is the maximum additional delay of a reordered or duplicated datagram; 0 means four times Delay plus Jitter.
 	Late time.Duration
-	// Rate is what each host may send by the plane, bytes per second; 0: no limit. Queue is how many bytes may wait for that,
-	// and what exceeds it is dropped; 0: no limit.
+	// Rate is the bandwidth of each host on the plane, in bytes per second; 0 means no limit. Queue is the length of the queue in front of
+	// it, in bytes, beyond which datagrams are dropped; 0 means no limit.
 	Rate, Queue int64
 }
 
-// NetConfig is what a Net consists of.
+// NetConfig is the configuration of a Net.
 type NetConfig struct {
-	// Seed of everything random: equal seeds and equal calls give equal runs.
+	// Seed is the seed of all random choices: equal seeds and equal calls give equal runs.
 	Seed uint64
-	// Planes, at least one.
+	// Planes has at least one element.
 	Planes []Plane
-	// PlaneOf is the plane that a UDP source port's datagrams take; nil: the port modulo the number of planes.
+	// PlaneOf returns the plane of a UDP source port's datagrams; nil means the port modulo the number of planes.
 	PlaneOf func(port uint16) int
-	// MTU is the longest UDP payload; longer datagrams are dropped and are a fault. 0: 65,507.
+	// MTU is the maximum UDP payload in bytes; longer datagrams are dropped and reported as an error. 0 means 65,507.
 	MTU int
-	// IPv6: Virtual gives its hosts addresses of that.
+	// IPv6 gives the hosts of Virtual IPv6 addresses.
 	IPv6 bool
-	// Fate, if set, decides about each datagram instead of chance. Planes that are down lose it all the same.
+	// Fate, if not nil, decides about each datagram instead of random choices. Planes that are down lose datagrams regardless.
 	Fate func(Datagram) Fate
-	// Trace, if set, is shown each datagram as it is sent.
+	// Trace, if not nil, receives each datagram as it is sent.
 	Trace func(Datagram)
 }
 
-// Datagram is one that is on its way.
+// Datagram is a datagram in flight.
 type Datagram struct {
 	From, To netip.AddrPort
 	Plane    int
 	// ID is its IPv4 identification (wire.Out.Next).
 	ID      uint16
-	Payload []byte // valid during the call only
+	Payload []byte // valid only during the call
 }
 
-// Fate is what happens to a datagram. The zero value delivers it after the plane's Delay.
+// Fate is the treatment of a datagram. The zero value delivers it after the plane's Delay.
 type Fate struct {
 	Drop, Duplicate bool
-	// Late is added to the delay; above 0 others may overtake it.
+	// Late is added to the delay; if above 0, other datagrams may overtake this one.
 	Late time.Duration
 }
 
-// NetStats are a Net's counters. Sent + Duplicated + Injected = Delivered + Lost + Dropped + Unreachable + those on their way.
+// NetStats are a Net's counters. Sent + Duplicated + Injected = Delivered + Lost + Dropped + Unreachable + datagrams in flight.
 type NetStats struct {
 	Sent, Injected, Delivered, Duplicated, Corrupted, Reordered uint64
-	// Lost by chance or on a plane that was down; Dropped by a full queue; Unreachable: nobody has the address.
+	// Lost: by chance or on a plane that was down; Dropped: by a full queue; Unreachable: no host has the address.
 	Lost, Dropped, Unreachable uint64
-	// Changed counts payloads that were not the same at the flush as at Send. wire.Out forbids it, and an ICRC made at Send is wrong.
+	// Changed counts payloads that differ between Send and flush. wire.Out forbids such changes, and an ICRC computed at Send would be
+	// wrong.
 	Changed uint64
-	// Bytes of UDP payload sent.
+	// Bytes counts bytes of UDP payload sent.
 	Bytes uint64
 }
 
-// Net is a network of planes in virtual time. It has no goroutine: Step delivers what comes next. Not for concurrent use.
+// Net is a network of planes in virtual time. It has no goroutine: Step executes the next event. Not safe for concurrent use.
 type Net struct {
 	config NetConfig
 	now    time.Duration
@@ -97,7 +98,7 @@ type Net struct {
 type planeState struct {
 	Plane
 	down  bool
-	epoch uint32              // counts outages: what was on its way in an earlier one is lost
+	epoch uint32              // counts outages: a datagram sent before an outage is lost in it
 	mute  map[netip.Addr]bool // hosts whose datagrams are lost
 }
 
@@ -107,12 +108,12 @@ type datagram struct {
 	plane    int
 	epoch    uint32
 	bytes    []byte
-	payload  []byte // where payload comes from, until the flush
-	begin    int    // where it goes in bytes
-	sum      uint32 // of payload at Send
+	payload  []byte // source of the payload, until the flush
+	begin    int    // offset of the payload in bytes
+	sum      uint32 // checksum of payload at Send
 }
 
-// NewNet makes a network whose time is 1 s, so that 0 is never a time.
+// NewNet makes a network whose time starts at 1 s, so that 0 is never a valid time.
 func NewNet(config NetConfig) *Net {
 	if len(config.Planes) == 0 {
 		panic("rdmatest: a network without planes")
@@ -130,16 +131,16 @@ func NewNet(config NetConfig) *Net {
 	return n
 }
 
-// Now is the virtual time.
+// Now returns the virtual time.
 func (n *Net) Now() time.Duration { return n.now }
 
-// Stats are the counters so far.
+// Stats returns the counters.
 func (n *Net) Stats() NetStats { return n.stats }
 
-// Err is the first misuse of the network: a datagram that is too long or an unmapped source port.
+// Err returns the first misuse of the network: a datagram that is too long or an unmapped source port.
 func (n *Net) Err() error { return n.fault }
 
-// SetPlane takes a plane down or up. Down: what is on its way there is lost, and what is sent there; nobody is told.
+// SetPlane takes a plane down or up. A plane that goes down loses its datagrams in flight and all later ones; hosts are not notified.
 func (n *Net) SetPlane(plane int, up bool) {
 	p := &n.planes[plane]
 	if !up && !p.down {
@@ -148,13 +149,13 @@ func (n *Net) SetPlane(plane int, up bool) {
 	p.down = !up
 }
 
-// Up says whether a plane is up.
+// Up reports whether a plane is up.
 func (n *Net) Up(plane int) bool { return !n.planes[plane].down }
 
-// SetSender loses, or no longer loses, what one host sends by a plane: it still receives there.
+// SetSender starts (up false) or stops losing all datagrams that a host sends on a plane. The host still receives there.
 func (n *Net) SetSender(from netip.Addr, plane int, up bool) { n.planes[plane].mute[from] = !up }
 
-// SetQuality replaces how a plane carries what is sent from now on.
+// SetQuality replaces the quality of a plane for datagrams sent from now on.
 func (n *Net) SetQuality(plane int, p Plane) {
 	if p.Late == 0 {
 		p.Late = 4 * (p.Delay + p.Jitter)
@@ -162,10 +163,10 @@ func (n *Net) SetQuality(plane int, p Plane) {
 	n.planes[plane].Plane = p
 }
 
-// After calls f when d has passed, outside any host's turn.
+// After calls f after d, outside any host's turn.
 func (n *Net) After(d time.Duration, f func()) { n.events.push(event{at: n.now + max(d, 0), call: f}) }
 
-// Inject delivers bytes as a datagram that nobody sent, after the plane's delay.
+// Inject delivers bytes as a datagram that no host has sent, after the plane's delay.
 func (n *Net) Inject(from, to netip.AddrPort, plane int, b []byte) {
 	n.stats.Injected++
 	d := n.datagram()
@@ -174,8 +175,8 @@ func (n *Net) Inject(from, to netip.AddrPort, plane int, b []byte) {
 	n.deliverAt(n.now+n.planes[plane].Delay, d)
 }
 
-// Step goes to the next event and lets it happen; false: there is none. Datagrams that reach a host at one time are one turn:
-// they are received, then the host flushes.
+// Step advances to the next event and executes it; it returns false if there is none. Datagrams that reach a host at the same time form one
+// turn: the host receives them, then flushes.
 func (n *Net) Step() bool {
 	if n.events.len() == 0 {
 		return false
@@ -203,7 +204,7 @@ func (n *Net) Step() bool {
 	return true
 }
 
-// Run steps until done or until the time, and says whether it is done.
+// Run steps until done returns true or the time is reached, and reports whether it is done.
 func (n *Net) Run(done func() bool, until time.Duration) bool {
 	for !done() {
 		if n.events.len() == 0 || n.events.first().at > until {
@@ -215,13 +216,13 @@ func (n *Net) Run(done func() bool, until time.Duration) bool {
 	return true
 }
 
-// Stall lets time pass in which nobody runs, as when all processes are stopped: what is due meanwhile happens afterwards, late.
+// Stall advances time while no process runs, as if all were stopped: events due meanwhile happen afterwards, late.
 func (n *Net) Stall(d time.Duration) { n.now += d }
 
-// maxTurn is how many datagrams a host takes in one turn: about what a recvmmsg returns.
+// maxTurn is the maximum number of datagrams that a host receives in one turn, similar to recvmmsg.
 const maxTurn = 64
 
-// arrive puts a datagram into its host's inbox, and returns the host if there is one and the plane stood.
+// arrive puts a datagram into its host's inbox. It returns the host, or nil if the address is unknown or the plane has been down.
 func (n *Net) arrive(d *datagram) *End {
 	end := n.find(d.to)
 	switch p := &n.planes[d.plane]; {
@@ -245,7 +246,7 @@ func (n *Net) find(to netip.AddrPort) *End {
 	return n.ends[netip.AddrPortFrom(to.Addr(), 0)]
 }
 
-// carry takes a datagram from a host's flush and decides what becomes of it.
+// carry takes a datagram from a host's flush and decides its fate.
 func (n *Net) carry(from *End, d *datagram) {
 	n.stats.Sent++
 	n.stats.Bytes += uint64(len(d.bytes))
@@ -270,7 +271,7 @@ func (n *Net) carry(from *End, d *datagram) {
 		n.release(d)
 		return
 	}
-	at, ok := from.serialise(d, p)
+	at, ok := from.serialize(d, p)
 	if !ok {
 		n.stats.Dropped++
 		n.release(d)
@@ -289,7 +290,7 @@ func (n *Net) carry(from *End, d *datagram) {
 		n.stats.Reordered++
 		n.deliverAt(at+p.Delay+fate.Late, d)
 	default:
-		// In order: not before what the host sent here earlier.
+		// In order: not before earlier datagrams of the host on this plane.
 		last := from.last(d)
 		*last = max(*last, at+p.Delay+n.upTo(p.Jitter))
 		n.deliverAt(*last, d)
@@ -348,7 +349,8 @@ func (n *Net) copy(of *datagram) *datagram {
 	return d
 }
 
-// release takes a datagram back. Its bytes change at once, so that a core which keeps what Receive lent it reads something else.
+// release puts a datagram on the free list. It overwrites the bytes at once, so that a core that keeps the slice passed to Receive reads
+// other contents.
 func (n *Net) release(d *datagram) {
 	copy(d.bytes, poison)
 	d.payload = nil

@@ -12,7 +12,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// probe is a core that records what comes, and sends what it is told.
+// probe is a core that records datagrams, and sends on command.
 type probe struct {
 	Core
 	out      wire.Out
@@ -35,7 +35,7 @@ func (p *probe) Receive(from netip.AddrPort, b []byte) {
 	p.received = append(p.received, arrival{p.net.Now() - time.Second, from.Port(), string(b)})
 }
 
-// probes are two of them on a network.
+// probes returns two of them on a network.
 func probes(t *testing.T, c NetConfig) (n *Net, a, b *probe, flush func(), to netip.AddrPort) {
 	n = NewNet(c)
 	var ends [2]*End
@@ -70,7 +70,7 @@ func TestNetDelivers(t *testing.T) {
 	}
 }
 
-// TestNetReadsPayloadAtFlush: as sockets do, head and tail at Send.
+// TestNetReadsPayloadAtFlush checks that the payload is read at the flush, and head and tail at Send, as sockets do.
 func TestNetReadsPayloadAtFlush(t *testing.T) {
 	n, a, b, flush, to := probes(t, NetConfig{Planes: []Plane{{}}})
 	head, payload := []byte("head "), []byte("payload")
@@ -84,7 +84,7 @@ func TestNetReadsPayloadAtFlush(t *testing.T) {
 	}
 }
 
-// TestNetOrder: jitter does not reorder inside a plane, Reorder does.
+// TestNetOrder checks that jitter does not reorder inside a plane, and that Reorder does.
 func TestNetOrder(t *testing.T) {
 	for _, reorder := range []float64{0, 0.2} {
 		n, a, b, flush, to := probes(t, NetConfig{Planes: []Plane{{Delay: 1000, Jitter: 5000, Reorder: reorder}}})
@@ -107,7 +107,7 @@ func TestNetOrder(t *testing.T) {
 	}
 }
 
-// TestNetChances: what chance does is counted, and nothing is lost without.
+// TestNetChances checks that random faults are counted, and that without them nothing is lost.
 func TestNetChances(t *testing.T) {
 	n, a, b, flush, to := probes(t, NetConfig{Planes: []Plane{{Loss: 0.2, Duplicate: 0.1, Corrupt: 0.1}}})
 	const count = 10000
@@ -145,7 +145,7 @@ func TestNetPlanesGoDown(t *testing.T) {
 	}
 	send("on its way")
 	n.SetPlane(0, false)
-	n.SetPlane(0, true) // what was on its way is lost all the same
+	n.SetPlane(0, true) // datagrams in flight are lost all the same
 	send("after")
 	n.SetPlane(1, false)
 	send("while down")
@@ -166,7 +166,7 @@ func TestNetPlanesGoDown(t *testing.T) {
 	}
 }
 
-// TestNetRate: datagrams take the time that the plane's rate gives them, and a full queue drops.
+// TestNetRate checks that datagrams take the time that the plane's rate implies, and that a full queue drops.
 func TestNetRate(t *testing.T) {
 	n, a, b, flush, to := probes(t, NetConfig{Planes: []Plane{{Rate: 1e9, Queue: 3000}}})
 	for range 5 {
@@ -183,7 +183,7 @@ func TestNetRate(t *testing.T) {
 	}
 }
 
-// TestNextIsTrue: Next says what the datagram sent next gets, in batches as UDP_SEGMENT makes them.
+// TestNextIsTrue checks that Next predicts the ID of the next datagram, in batches as UDP_SEGMENT makes them.
 func TestNextIsTrue(t *testing.T) {
 	var ids []uint16
 	n, a, _, flush, to := probes(t, NetConfig{Planes: []Plane{{}}, Trace: func(d Datagram) { ids = append(ids, d.ID) }})
@@ -199,7 +199,7 @@ func TestNextIsTrue(t *testing.T) {
 	}
 	send(to, 50000, 100, 0)
 	send(to, 50000, 100, 1)
-	send(to, 50000, 50, 2) // shorter: the last
+	send(to, 50000, 50, 2) // shorter: the last of its batch
 	send(to, 50000, 50, 0)
 	send(to, 50000, 100, 0) // longer
 	send(to, 50001, 100, 0) // another port
@@ -207,10 +207,10 @@ func TestNextIsTrue(t *testing.T) {
 	for i := range maxSegments - 1 {
 		send(other, 50001, 100, uint16(i+1))
 	}
-	send(other, 50001, 100, 0) // no batch is longer
+	send(other, 50001, 100, 0) // the batch has the maximum length
 	send(to, 50001, 30000, 0)
 	send(to, 50001, 30000, 1)
-	send(to, 50001, 30000, 0) // nor has more bytes
+	send(to, 50001, 30000, 0) // the batch would have too many bytes
 	flush()
 	if diff := cmp.Diff(want, ids); diff != "" {
 		t.Errorf("identifications (-want +got):\n%s", diff)
@@ -220,11 +220,11 @@ func TestNextIsTrue(t *testing.T) {
 	}
 }
 
-// TestWakeAt: the last word counts, and the core is woken once for it, not before.
+// TestWakeAt checks that the latest call counts, and that the core wakes up once for it, not before.
 func TestWakeAt(t *testing.T) {
 	n, a, _, _, _ := probes(t, NetConfig{Planes: []Plane{{}}})
 	for _, step := range []struct {
-		ask, want []time.Duration // from now on; 0: never
+		ask, want []time.Duration // relative to now; 0: never
 	}{
 		{[]time.Duration{5}, []time.Duration{5}},
 		{[]time.Duration{10, 7}, []time.Duration{7}},
@@ -250,7 +250,7 @@ func TestWakeAt(t *testing.T) {
 		}
 	}
 	a.ticks = nil
-	a.out.WakeAt(time.Millisecond) // has passed
+	a.out.WakeAt(time.Millisecond) // in the past
 	before := n.Now()
 	if n.Step(); len(a.ticks) != 1 || a.ticks[0] <= before || a.ticks[0] > before+time.Millisecond {
 		t.Errorf("a time that has passed: %v after %v", a.ticks, before)

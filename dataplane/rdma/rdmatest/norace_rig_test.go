@@ -2,5 +2,5 @@
 
 package rdmatest
 
-// seeds is how many runs of a kind there are.
+// seeds is the number of runs of each kind.
 const seeds = 20

@@ -2,5 +2,5 @@
 
 package rdmatest_test
 
-// effort is how many times less the big runs do.
+// effort divides the size of the big runs.
 const effort = 1

@@ -7,47 +7,49 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Options say what a model run is like. The zero value of each field means its default.
+// Options are the parameters of a model run. A zero field means its default.
 type Options struct {
-	// Seed of everything random; a run says it when it fails.
+	// Seed is the seed of all random choices. A failed run prints it.
 	Seed uint64
-	// Ops is how many operations are posted in all: 1,000.
+	// Ops is the total number of posted operations: 1,000 by default.
 	Ops int
-	// Channels is how many channels connect the hosts, both ends of which post: 2. Window is how many operations each end has
-	// outstanding at most: 16.
+	// Channels is the number of channels between the hosts, both ends of which post: 2 by default. Window is the maximum number of
+	// outstanding operations per end: 16 by default.
 	Channels, Window int
-	// MaxSize is the longest operation, bytes: the least of 64 KiB and Limits.MaxOp; at most 1 MiB. Most are far shorter; one in
-	// forty is as long.
+	// MaxSize is the maximum length of an operation, in bytes: by default the smaller of 64 KiB and Limits.MaxOp; at most 1 MiB. Most
+	// operations are far shorter; one in forty has about that length.
 	MaxSize int
-	// Head is how long the head of every SEND is: 20, and between that and rdma.MaxHead.
+	// Head is the length of the head of every SEND, in bytes: 20 by default, 20 to rdma.MaxHead.
 	Head int
-	// Ordered asks for channels that execute in order, and checks that they do. Channels of transports that always do are
-	// checked all the same.
+	// Ordered requests channels that execute in order, and checks that they do. The check also applies to channels of transports that
+	// always keep the order.
 	Ordered bool
-	// Apart keeps operations of ordered channels from overlapping in memory: for transports that write to memory without the lock.
+	// Apart prevents operations of ordered channels from overlapping in memory: for transports that write to memory without the lock.
 	Apart bool
-	// Kinds are the kinds of operations: all. The more often one is in it the more often it is posted.
+	// Kinds are the kinds of operations: all by default. A kind that is listed more often is posted more often.
 	Kinds []rdma.OpKind
 	// NotReady is the probability that a message is not admitted at once.
 	NotReady float64
-	// Flap, if above 0, is the mean time between changes: planes go down or up, or shares change. Channels are told up to
-	// Notice later, each host by itself: 20 ms. Outage is the longest time that a plane is down. 0: four times Flap, and now
-	// and then up to 5 s; all are down for at most Flap. Otherwise one always is up.
+	// Flap, if above 0, is the mean time between changes: planes go down or up, or shares change. Each host learns of a change separately,
+	// up to Notice later: 20 ms by default. Outage is the maximum time for which a plane is down, and with it one plane is always up. With
+	// Outage 0 the maximum is four times Flap, and occasionally up to 5 s more, but all planes together are down for at most Flap.
 	Flap, Notice, Outage time.Duration
-	// Idle is how long nothing may complete while something is outstanding: 60 s.
+	// Blind hides outages from the hosts: the weights stay, and slots stall.
+	Blind bool
+	// Idle is the time without a completion after which a run with outstanding operations fails: 60 s by default.
 	Idle time.Duration
-	// Settle is how long the network goes on after the last completion, before memory is compared: 3 s. Late duplicates come then.
+	// Settle is the time from the last completion to the comparison of memory, in which late duplicates arrive: 3 s by default.
 	Settle time.Duration
 
-	// The rest is for networks in virtual time. Planes is how many planes there are: 4. They differ in delay.
+	// The remaining fields apply to networks in virtual time. Planes is the number of planes: 4 by default. They differ in delay.
 	Planes int
-	// Loss, Duplicate, Reorder and Corrupt are probabilities for each datagram: Plane says more.
+	// Loss, Duplicate, Reorder and Corrupt are probabilities for each datagram: see Plane.
 	Loss, Duplicate, Reorder, Corrupt float64
-	// MTU is the longest UDP payload that is let through: 65,507.
+	// MTU is the maximum UDP payload that the network carries, in bytes: 65,507 by default.
 	MTU int
-	// Rate is what each host may send by a plane, bytes per second, and Queue how many bytes wait for that: Plane says more.
+	// Rate is the bandwidth of each host on a plane, in bytes per second, and Queue the length of its queue in bytes: see Plane.
 	Rate, Queue int64
-	// IPv6 gives the hosts addresses of that.
+	// IPv6 gives the hosts IPv6 addresses.
 	IPv6 bool
 }
 
@@ -68,7 +70,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// net is the network that the options ask for. Planes differ in delay, so that they reorder against each other.
+// net returns the configuration of the network. Planes differ in delay, so that they reorder relative to each other.
 func (o Options) net() NetConfig {
 	c := NetConfig{Seed: o.Seed, MTU: o.MTU, IPv6: o.IPv6}
 	for i := range o.Planes {

@@ -11,8 +11,8 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Refusals has a peer refuse operations: by wrong key, bounds, rights and alignment, or because it does not want a message. The
-// operation completes with the error that says so, nothing of it is executed, and everything posted after it completes.
+// Refusals runs operations that a peer refuses: wrong key, bounds, rights or alignment, or an unwanted message. The operation completes
+// with the matching error, no part of it is executed, and all operations posted after it complete.
 func Refusals(t *testing.T, construct Constructor) {
 	for _, refusal := range refusals {
 		for _, loss := range []float64{0, 0.2} {
@@ -30,14 +30,14 @@ func Refusals(t *testing.T, construct Constructor) {
 	}
 }
 
-// A refusal is an operation that the peer does not execute.
+// refusal is an operation that the peer does not execute.
 type refusal struct {
 	name string
 	op   rdma.Op
 	want error
 }
 
-// Memory that grants one right only is at these keys; the area of the end has a gap before and behind.
+// Memory regions at these keys grant one right only; the area of the end has a gap before and behind.
 const (
 	writeOnlyKey = 0x11
 	readOnlyKey  = 0x22
@@ -71,7 +71,7 @@ func unwanted(n int) rdma.Op {
 	return rdma.Op{Kind: rdma.OpSend, Local: make([]byte, n), Head: bytes.Repeat([]byte{0xff}, 20)}
 }
 
-// good is what the WRITE posted as number i carries.
+// good returns the payload of the WRITE posted as number i.
 func good(i int) []byte { return bytes.Repeat([]byte{byte(i + 1)}, 2000) }
 
 func refuse(bed Bed, o Options, refusal refusal) error {
@@ -91,7 +91,7 @@ func refuse(bed Bed, o Options, refusal refusal) error {
 	var errs []error
 	m.hosts[0].Hooks.Complete = func(op *rdma.Op, err error) { completed, errs = append(completed, op), append(errs, err) }
 	m.hosts[1].Hooks.Admit = func(rdma.Channel, []byte, int) ([]byte, rdma.Verdict) { return nil, rdma.Refused }
-	// Good WRITEs before and after it.
+	// Valid WRITEs precede and follow the refused operation.
 	e := m.ends[0][0]
 	var ops []*rdma.Op
 	for i := range 5 {
@@ -105,7 +105,7 @@ func refuse(bed Bed, o Options, refusal refusal) error {
 	}
 	for i, op := range ops {
 		if !m.hosts[0].Post(e.ch, op) {
-			return fmt.Errorf("operation %d is not taken", i)
+			return fmt.Errorf("operation %d is not accepted", i)
 		}
 	}
 	m.settle()
@@ -129,7 +129,7 @@ func refuse(bed Bed, o Options, refusal refusal) error {
 			return fmt.Errorf("WRITE %d completes with %v, and the channel has not failed", i, got)
 		}
 	}
-	// Of a WRITE beyond the end what fits may be there; memory without the right stays as it is.
+	// The part of a WRITE that fits may be in memory; memory without the right stays unchanged.
 	untouched := make([]byte, otherSize)
 	if !bytes.Equal(other, untouched) || refusal.op.Kind != rdma.OpWrite && !bytes.Equal(one, untouched) {
 		return errors.New("memory has changed")

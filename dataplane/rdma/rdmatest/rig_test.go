@@ -9,7 +9,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// harsh is a network on which every fault shows.
+// harsh returns a network that reveals every fault.
 func harsh(seed uint64) Options {
 	return Options{Seed: seed, Ops: 3000, Window: 12, Loss: 0.05, Duplicate: 0.05, Corrupt: 0.02, NotReady: 0.1, Flap: 10 * time.Millisecond}
 }
@@ -29,22 +29,22 @@ func TestChannelsSoundToyHolding(t *testing.T) {
 	}
 }
 
-// TestChannelsCatchesFaults runs transports that are wrong in one way each.
+// TestChannelsCatchesFaults runs transports that each have one fault.
 func TestChannelsCatchesFaults(t *testing.T) {
 	says := map[toyFault]string{
 		loses:           "is not in memory|has not been delivered|was seen twice|the word was",
 		executesTwice:   "admitted again|was seen twice|the word was|is not outstanding",
 		completesEarly:  "is not in memory",
 		completesTwice:  "completed twice",
-		neverCompletes:  "nothing has completed",
+		neverCompletes:  "no operation has completed",
 		swaps:           "posted first",
-		believesAll:     "is not in memory|is not what memory was|other contents",
+		believesAll:     "is not in memory|is not what memory was|different contents",
 		ignoresNotReady: "not admitted",
-		staysOnPath:     "nothing has completed",
+		staysOnPath:     "no operation has completed",
 		swallowsSends:   "has not been delivered",
 		writesBeyond:    "behind its Local",
 		writesShort:     "is not in memory",
-		forgetsRoom:     "nothing has completed",
+		forgetsRoom:     "no operation has completed",
 		storms:          "Room was called",
 		leaksOnClose:    "its channel is closed",
 		keepsBytes:      "is not in memory",
@@ -60,7 +60,7 @@ func TestChannelsCatchesFaults(t *testing.T) {
 			case countsWrong:
 				o.Kinds = []rdma.OpKind{rdma.OpWrite}
 			case staysOnPath:
-				// Planes come back in the end; what is to be seen is that nobody waits for that.
+				// Planes come back in the end; the test must show that no operation waits for that.
 				o.Outage, o.Idle, o.Flap = time.Minute, 3*time.Second, 2*time.Millisecond
 			}
 			_, err := RunChannels(Virtual(o.withDefaults().net(), newToy(fault)), o)
@@ -78,7 +78,7 @@ func TestChannelsCatchesFaults(t *testing.T) {
 	}
 }
 
-// TestChannelsSoundToyLongOutages: nobody waits for a plane to come back.
+// TestChannelsSoundToyLongOutages checks that no operation waits for a plane to come back.
 func TestChannelsSoundToyLongOutages(t *testing.T) {
 	for seed := range uint64(seeds) {
 		o := harsh(seed)
@@ -87,7 +87,7 @@ func TestChannelsSoundToyLongOutages(t *testing.T) {
 	}
 }
 
-// TestChannelsRepeats: equal options, equal runs.
+// TestChannelsRepeats checks that equal options give equal runs.
 func TestChannelsRepeats(t *testing.T) {
 	o := harsh(7)
 	first, second := Channels(t, newToy(sound), o), Channels(t, newToy(sound), o)
@@ -96,7 +96,7 @@ func TestChannelsRepeats(t *testing.T) {
 	}
 }
 
-// TestScriptsCatchFaults: what a fuzzer plays at random catches transports that are wrong.
+// TestScriptsCatchFaults checks that random scripts of the fuzzer reveal faulty transports.
 func TestScriptsCatchFaults(t *testing.T) {
 	scripts := func(fault toyFault, count int) error {
 		rng := rand.New(rand.NewPCG(1, 2))

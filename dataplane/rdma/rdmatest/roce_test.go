@@ -5,15 +5,16 @@ import (
 	"testing"
 
 	"github.com/fared/fared/dataplane/internal/wire"
+	"github.com/fared/fared/dataplane/rdma"
 	"github.com/fared/fared/dataplane/rdma/rdmatest"
 	"github.com/fared/fared/dataplane/roce"
 )
 
-// newRoCE makes cores whose numbers follow from the seed.
+// newRoCE returns a constructor of cores whose numbers are determined by the seed.
 func newRoCE(seed uint64) rdmatest.Constructor {
 	return func(out wire.Out) rdmatest.Core {
 		rng := rand.New(rand.NewPCG(seed, 0x726f6365))
-		return roce.NewCore(roce.Config{Random: rng.Uint32}, out)
+		return roce.NewCore(roce.Config{Random: rng.Uint32, Timing: rdma.Timing{Stall: shortStall}}, out)
 	}
 }
 

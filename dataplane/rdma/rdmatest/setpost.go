@@ -8,10 +8,10 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// most is how many work requests are posted at once.
+// most is the maximum number of work requests in a batch.
 const most = 8
 
-// post posts some work requests, if there is room for any.
+// post posts a batch of work requests if there is room.
 func (m *setModel) post(s *setSide) {
 	if s.paused || m.left == 0 || len(s.pending) >= m.o.Window {
 		return
@@ -29,7 +29,7 @@ func (m *setModel) post(s *setSide) {
 		t := s.fenced(fence, m.o.Kinds[m.rng.IntN(len(m.o.Kinds))], m.size())
 		wr := m.request(s, t)
 		wr.Fence = fence
-		// The last of a batch is not silent: without it nobody would learn that there is room.
+		// The last one of a batch is not silent: otherwise no completion might report the free room.
 		wr.Silent = i < n-1 && m.rng.IntN(8) == 0
 		t.silent, t.opcode = wr.Silent, wr.Opcode
 		s.pending = append(s.pending, t)
@@ -40,7 +40,7 @@ func (m *setModel) post(s *setSide) {
 	}
 }
 
-// fenced makes a task. One that waits for everything before it may work where those do.
+// fenced makes a task. A task with a fence may use the cells of outstanding tasks.
 func (s *setSide) fenced(fence bool, kind rdma.OpKind, n int) *task {
 	if fence && s.apart {
 		for _, before := range s.pending {
@@ -54,7 +54,7 @@ func (s *setSide) fenced(fence bool, kind rdma.OpKind, n int) *task {
 	return t
 }
 
-// request is a task's work request. It tells the peer's side what to expect.
+// request returns a task's work request, and adds the message to the peer's expectations.
 func (m *setModel) request(s *setSide, t *task) rdma.SendWR {
 	peer := m.sides[1-s.side]
 	n := len(t.op.Local)
@@ -91,8 +91,8 @@ func (m *setModel) request(s *setSide, t *task) rdma.SendWR {
 	return wr
 }
 
-// reshare gives a side's slots planes, ports and shares by what the host has been told. A slot whose plane is down is parked, or
-// moves to one that is up (wecmp's reweight and remap), and may go home again.
+// reshare sets planes, ports and shares of a side's slots according to the host's beliefs. A slot whose plane is down is parked, or moves
+// to a plane that is up (reweight and remap in wecmp), and may return to its home plane.
 func (m *setModel) reshare(s *setSide) {
 	planes := m.bed.Planes()
 	beliefs := m.beliefs[s.side]
@@ -121,7 +121,7 @@ func (m *setModel) reshare(s *setSide) {
 	}
 }
 
-// told is a host that has learned about a plane.
+// told applies a host's new beliefs to its set.
 func (m *setModel) told(side int) {
 	s := m.sides[side]
 	m.reshare(s)
@@ -130,7 +130,7 @@ func (m *setModel) told(side int) {
 	}
 }
 
-// String is what a run is called in a table.
+// String returns the name of a run for tables.
 func (o SetOptions) String() string {
 	return fmt.Sprintf("%v, loss %g%%", [...]string{"weak", "partial", "strong"}[min(o.Ordering, wecmp.Strong)], 100*o.Loss)
 }

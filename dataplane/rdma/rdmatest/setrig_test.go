@@ -22,12 +22,12 @@ func TestSetsSoundToy(t *testing.T) {
 	}
 }
 
-// TestSetsCatchFaults: what is wrong with a transport shows through sets, but for what sets make good.
+// TestSetsCatchFaults checks that the faults of transports show through sets, except those that sets repair.
 func TestSetsCatchFaults(t *testing.T) {
 	for fault := sound + 1; fault < toyFaults; fault++ {
 		switch fault {
 		case completesTwice, forgetsRoom, storms, leaksOnClose, ignoresNotReady, countsWrong:
-			continue // the contract of Host and Channel: the model on channels sees to that
+			continue // the contract of Host and Channel: the model on channels checks it
 		}
 		t.Run(fault.String(), func(t *testing.T) {
 			o := harshSet(1, wecmp.Strong)
@@ -44,7 +44,7 @@ func TestSetsCatchFaults(t *testing.T) {
 	}
 }
 
-// TestSetsWithFewReceives: messages wait for receives, on channels that have them sent again and on such that hold them.
+// TestSetsWithFewReceives checks that messages wait for receives, on channels that request retransmissions and on those that hold them.
 func TestSetsWithFewReceives(t *testing.T) {
 	for name, construct := range map[string]Constructor{"sent again": newToy(sound), "held": newHoldingToy} {
 		t.Run(name, func(t *testing.T) {

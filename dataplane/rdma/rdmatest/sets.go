@@ -13,18 +13,18 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// SetOptions say what a run over sets is like. Of Options, Ops are work requests, Channels are not used, and Window is how many
-// work requests each side has outstanding at most.
+// SetOptions are the parameters of a run over sets. In the embedded Options, Ops counts work requests, Channels is unused, and Window is
+// the maximum number of outstanding work requests per side.
 type SetOptions struct {
 	Options
-	// Ordering of the sets.
+	// Ordering is the memory ordering of the sets.
 	Ordering wecmp.Ordering
-	// Slots of each pair: two for each plane.
+	// Slots is the number of slots of each pair: two per plane by default.
 	Slots int
-	// SegmentSize is where messages are cut: 2 KiB, so that most long ones are.
+	// SegmentSize is the segment size of the sets in bytes: 2 KiB by default, so that most long messages are cut.
 	SegmentSize int
-	// Receives is how many receives are posted: two for each work request of Window. With fewer than Window messages wait for
-	// them.
+	// Receives is the number of posted receives: by default two for each work request of Window. With fewer than Window, messages wait for
+	// receives.
 	Receives int
 }
 
@@ -38,8 +38,8 @@ func Sets(t testing.TB, construct Constructor, o SetOptions) Result {
 	return result
 }
 
-// setModel is the model on sets. Its ends have work requests instead of operations: a task's op says what its work request is.
-// Completions come in the order of posting, whatever the order of execution, so the ends are those of an ordered channel.
+// setModel is the model on sets. Its ends have work requests instead of operations: a task's op describes its work request. Completions
+// arrive in the order of posting, whatever the order of execution, so the ends are those of an ordered channel.
 type setModel struct {
 	*model
 	o       SetOptions
@@ -49,35 +49,35 @@ type setModel struct {
 	polled  []rdma.Completion
 }
 
-// setSide is one side's set, and the messages that its peer sends it.
+// setSide is one side's set, with the messages that its peer sends it.
 type setSide struct {
 	*end
 	set          *rdma.Set
 	send, recv   *rdma.CQ
-	local        *rdma.MR // slots for Local, each of slotSize bytes
-	receives     *rdma.MR // slots for receives
+	local        *rdma.MR // buffers for Local, slotSize bytes each
+	receives     *rdma.MR // buffers of receives
 	slots        []rdma.Slot
-	moved        []int // how often each slot has moved
+	moved        []int // number of moves of each slot
 	expected     []letter
-	first        uint64 // the number of expected[0], which is the ID of the receive that takes it
+	first        uint64 // the number of expected[0], and the ID of the receive that it consumes
 	posted       uint64 // receives
-	holding      int    // receives not posted again yet
-	messages     uint64 // that the peer has been told of
+	holding      int    // receives that are to be posted later
+	messages     uint64 // number of received messages
 	batch        []rdma.SendWR
 	receiveDepth int
 }
 
-// letter is a message under way.
+// letter is a message in flight.
 type letter struct {
-	id        uint64 // of the work request: its contents
+	id        uint64 // of the work request; determines the contents
 	n         int
 	opcode    rdma.Opcode // Recv or RecvWrite
 	immediate uint32
 	has       bool
-	task      *task // RecvWrite: what must be in memory
+	task      *task // RecvWrite: the task whose bytes must be in memory
 }
 
-// RunSets is Sets, and returns what is wrong.
+// RunSets is like Sets but returns the error.
 func RunSets(construct Constructor, o SetOptions) (result Result, err error) {
 	m, err := newSetModel(construct, o)
 	if err != nil {
@@ -94,6 +94,11 @@ func RunSets(construct Constructor, o SetOptions) (result Result, err error) {
 		return result, err
 	}
 	result = Result{Ops: m.done, Time: m.net.Now() - begin, Flaps: m.flaps, Net: m.net.Stats()}
+	for _, s := range m.sides {
+		for _, slot := range s.set.Slots() {
+			result.Stalls += slot.Stalls
+		}
+	}
 	for i, d := range m.devices {
 		for name, c := range d.Counters() {
 			if name != "rdma" {
@@ -172,12 +177,12 @@ func (m *setModel) newSide(side int, pd *rdma.PD) (*setSide, error) {
 	m.memory[side], m.words[side] = area.Bytes(), counters.Bytes()
 	m.remote[side] = remote{area.Address(), counters.Address(), area.Key(), counters.Key()}
 	copy(m.memory[side], bytes.Repeat([]byte{gapByte}, size+2*gap))
-	copy(m.memory[side][gap:gap+size], bytes.Repeat(m.pattern[:4096], size/4096+1)) // both areas begin alike
+	copy(m.memory[side][gap:gap+size], bytes.Repeat(m.pattern[:4096], size/4096+1)) // both areas start with the same contents
 	s.shadow = append([]byte(nil), m.memory[side][gap:gap+size]...)
 	if s.receives, err = pd.Alloc(s.receiveDepth*m.o.MaxSize, rdma.LocalWrite); err != nil {
 		return nil, err
 	}
-	// As many as can be outstanding; who looks at one that has completed finds another's bytes.
+	// One buffer more than can be outstanding: a buffer that has just completed is reused soon, so late accesses show.
 	slots := m.o.Window + 1
 	if s.local, err = pd.Alloc(slots*m.slotSize(), rdma.LocalWrite); err != nil {
 		return nil, err
@@ -197,7 +202,7 @@ func (m *setModel) newSide(side int, pd *rdma.PD) (*setSide, error) {
 
 func (m *setModel) slotSize() int { return (m.o.MaxSize + gap + 7) &^ 7 }
 
-// play posts and polls until everything has completed.
+// play posts and polls until all work requests have completed.
 func (m *setModel) play() error {
 	last, since := m.done, m.net.Now()
 	for m.busy() {
@@ -212,12 +217,12 @@ func (m *setModel) play() error {
 			last, since = m.done, m.net.Now()
 		}
 		if m.net.Now() > since+m.o.Idle {
-			return fmt.Errorf("nothing has completed for %v: %s", m.o.Idle, m.describeSets())
+			return fmt.Errorf("no operation has completed for %v: %s", m.o.Idle, m.describeSets())
 		}
 		if !m.net.Step() {
 			m.poll()
 			if m.busy() && m.done == last && m.net.events.len() == 0 {
-				return fmt.Errorf("nothing will happen any more: %s", m.describeSets())
+				return fmt.Errorf("no event is pending: %s", m.describeSets())
 			}
 		}
 	}
@@ -255,8 +260,8 @@ func (m *setModel) describeSets() (s string) {
 	return s
 }
 
-// compareSlots: what has gone by the slots is what was posted. Heads of SENDs and answers to the peer may count. When nothing has
-// been read and no shares have changed, each slot has had what it was due, to a few segments, or batches of packets.
+// compareSlots compares the bytes sent on the slots with the posted bytes. Heads of SENDs and answers to the peer may count. Under Weak, if
+// nothing was read and no shares have changed, each slot has sent its due bytes, within a few segments or batches of packets.
 func (m *setModel) compareSlots() error {
 	read := m.sides[0].read + m.sides[1].read
 	for i, s := range m.sides {
@@ -270,13 +275,13 @@ func (m *setModel) compareSlots() error {
 		}
 		pieces := s.bytes/uint64(m.o.SegmentSize) + 2*s.sends + 2*m.sides[1-i].messages
 		if least, most := s.bytes, s.bytes+m.sides[1-i].read+rdma.MaxHead*pieces; sent < least || sent > most {
-			return fmt.Errorf("host %d: slots say %d bytes sent, want %d to %d", i, sent, least, most)
+			return fmt.Errorf("host %d: slots report %d bytes sent, want %d to %d", i, sent, least, most)
 		}
 	}
 	return nil
 }
 
-// end closes one set in the middle of things: everything completes at once, as flushed. The other is closed after it.
+// end closes one set with a work request outstanding, which completes at once, as flushed. Then it closes the other set.
 func (m *setModel) end() error {
 	a, b := m.sides[0], m.sides[1]
 	t := a.make(rdma.OpWrite, min(1000, m.o.MaxSize))
@@ -303,10 +308,10 @@ func (m *setModel) end() error {
 	return m.wrong()
 }
 
-// receive posts receives, each slot as it gets free.
+// receive posts receives in the free buffers.
 func (m *setModel) receive(s *setSide) {
 	for int(s.posted-s.first)+s.holding < s.receiveDepth {
-		// The slot of the receive follows from its number: receives complete in order.
+		// The buffer of a receive follows from its number: receives complete in order.
 		at := int(s.posted%uint64(s.receiveDepth)) * m.o.MaxSize
 		b := s.receives.Bytes()[at:][:m.o.MaxSize]
 		for i := range b[:min(len(b), 64)] {
@@ -321,7 +326,7 @@ func (m *setModel) receive(s *setSide) {
 	}
 }
 
-// poll takes what has completed, receives first: a SEND does not complete before it is received.
+// poll handles completions, those of receives first: a SEND does not complete before it is received.
 func (m *setModel) poll() {
 	for _, s := range m.sides {
 		for n := s.recv.Poll(m.polled); n > 0; n = s.recv.Poll(m.polled) {
@@ -339,14 +344,14 @@ func (m *setModel) poll() {
 	}
 }
 
-// received is a completion of a receive: messages come in the order of posting, whatever way their pieces took.
+// received checks the completion of a receive: messages arrive in the order of posting, whatever paths their pieces took.
 func (m *setModel) received(s *setSide, c *rdma.Completion) {
 	switch {
 	case c.Err != nil:
 		m.blame("host %d: receive %d: %v", s.side, c.ID, c.Err)
 		return
 	case len(s.expected) == 0:
-		m.blame("host %d: receive %d completes, and nothing was sent", s.side, c.ID)
+		m.blame("host %d: receive %d completes, but no message was sent", s.side, c.ID)
 		return
 	}
 	l := s.expected[0]
@@ -357,7 +362,7 @@ func (m *setModel) received(s *setSide, c *rdma.Completion) {
 		c.HasImmediate != l.has || l.has && c.Immediate != l.immediate:
 		m.blame("host %d: receive %+v, want number %d with %+v", s.side, *c, s.first, l)
 	case l.opcode == rdma.Recv && !bytes.Equal(got[:l.n], m.contents(l.id)[:l.n]):
-		m.blame("host %d: receive %d has other contents than SEND %d", s.side, c.ID, l.id)
+		m.blame("host %d: the contents of receive %d differ from SEND %d", s.side, c.ID, l.id)
 	case l.opcode == rdma.RecvWrite:
 		from := m.sides[1-s.side]
 		for i, t := range from.pending {
@@ -378,7 +383,7 @@ func (m *setModel) received(s *setSide, c *rdma.Completion) {
 	m.receive(s)
 }
 
-// completed is a completion of a work request. Silent ones posted before it have completed too.
+// completed checks the completion of a work request. Silent ones posted before it have completed too.
 func (m *setModel) completed(s *setSide, c *rdma.Completion) {
 	for len(s.pending) > 0 {
 		t := s.pending[0]
@@ -392,10 +397,10 @@ func (m *setModel) completed(s *setSide, c *rdma.Completion) {
 		m.over(s, t)
 		return
 	}
-	m.blame("host %d: completion %+v, and nothing is outstanding", s.side, *c)
+	m.blame("host %d: completion %+v, but no work request is outstanding", s.side, *c)
 }
 
-// over checks a work request that has completed: all before it have.
+// over checks a completed work request. All earlier ones have completed.
 func (m *setModel) over(s *setSide, t *task) {
 	m.done++
 	if t.message && m.sides[1-s.side].first <= t.number {

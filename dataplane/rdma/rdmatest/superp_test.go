@@ -4,14 +4,15 @@ import (
 	"testing"
 
 	"github.com/fared/fared/dataplane/internal/wire"
+	"github.com/fared/fared/dataplane/rdma"
 	"github.com/fared/fared/dataplane/rdma/rdmatest"
 	"github.com/fared/fared/dataplane/superp"
 )
 
-// newSUPERp makes cores whose connection identifiers follow from the seed.
+// newSUPERp returns a constructor of cores whose connection identifiers are determined by the seed.
 func newSUPERp(seed uint64) rdmatest.Constructor {
 	return func(out wire.Out) rdmatest.Core {
-		return superp.NewCore(superp.Config{FirstCID: uint16(1 + seed)}, out)
+		return superp.NewCore(superp.Config{FirstCID: uint16(1 + seed), Timing: rdma.Timing{Stall: shortStall}}, out)
 	}
 }
 
@@ -21,7 +22,7 @@ func TestSUPERpSets(t *testing.T) { sets(t, newSUPERp) }
 
 func TestSUPERpShares(t *testing.T) { shares(t, newSUPERp) }
 
-// The UDP checksum is all that SUPERp has.
+// FuzzSUPERp sets no Checksum: the UDP checksum is the only one that SUPERp has.
 func FuzzSUPERp(f *testing.F) { rdmatest.Fuzz(f, newSUPERp(1), rdmatest.FuzzOptions{}) }
 
 func TestSUPERpRefusals(t *testing.T) { rdmatest.Refusals(t, newSUPERp(1)) }

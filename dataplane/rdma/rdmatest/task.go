@@ -11,7 +11,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// What is where nobody writes, and where an answer is to go.
+// gapBytes are the contents of gaps, junk those of buffers before an answer arrives.
 var (
 	gapBytes = bytes.Repeat([]byte{gapByte}, gap)
 	junk     = bytes.Repeat([]byte{junkByte}, 4096)
@@ -63,7 +63,7 @@ func (e *end) make(kind rdma.OpKind, n int) *task {
 	if atomically {
 		t.at &^= 7
 		t.op.Swap = m.rng.Uint64()
-		t.op.Compare = binary.NativeEndian.Uint64(e.shadow[t.at:]) // right, unless something in between changes it
+		t.op.Compare = binary.NativeEndian.Uint64(e.shadow[t.at:]) // correct, unless an operation in between changes the word
 		if m.rng.IntN(4) == 0 {
 			t.op.Compare++
 		}
@@ -72,10 +72,10 @@ func (e *end) make(kind rdma.OpKind, n int) *task {
 	return t
 }
 
-// contents is what the SEND or WRITE with an id carries, and more.
+// contents returns bytes of which the SEND or WRITE with an id carries a prefix.
 func (m *model) contents(id uint64) []byte { return m.pattern[id*7919%(1<<20):] }
 
-// place chooses where in the area an operation works: in a cell of its own, or anywhere.
+// place chooses the offset of an operation in the area: in a free cell if operations are apart, otherwise anywhere.
 func (e *end) place(t *task, n int) int {
 	rng, room := e.m.rng, max(n, 8)
 	if !e.apart {
@@ -90,13 +90,13 @@ func (e *end) place(t *task, n int) int {
 		return t.cell*e.cell + rng.IntN(e.cell-room+1)
 	}
 	for e.users[t.cell] > 0 {
-		t.cell = (t.cell + 1) % len(e.users) // there are more cells than operations under way
+		t.cell = (t.cell + 1) % len(e.users) // there are more cells than operations in flight
 	}
 	e.users[t.cell]++
 	return t.cell*e.cell + rng.IntN(e.cell-room+1)
 }
 
-// newTask takes a task that has rested longest: who still looks at one that has just completed reads what is not in use.
+// newTask reuses the oldest spare task, so that a transport that still reads a task after its completion reads unused memory.
 func (e *end) newTask() *task {
 	if len(e.spare) <= e.idle {
 		return &task{}
@@ -106,7 +106,7 @@ func (e *end) newTask() *task {
 	return t
 }
 
-// rest is told that a task is over.
+// rest puts a completed task on the spare list.
 func (e *end) rest(t *task) {
 	if t.cell >= 0 {
 		e.users[t.cell]--
@@ -115,7 +115,7 @@ func (e *end) rest(t *task) {
 	e.spare = append(e.spare, t)
 }
 
-// admit is Hooks.Admit: a message of the peer's end of a channel has begun to come in.
+// admit implements Hooks.Admit: the first packet of a message from the peer's end has arrived.
 func (m *model) admit(ch rdma.Channel, head []byte, n int) ([]byte, rdma.Verdict) {
 	t := m.incoming(ch, head, "Admit")
 	if t == nil {
@@ -149,14 +149,14 @@ func (m *model) admit(ch rdma.Channel, head []byte, n int) ([]byte, rdma.Verdict
 	return t.body, rdma.Accepted
 }
 
-// incoming finds the operation that a head belongs to.
+// incoming returns the operation that a head belongs to.
 func (m *model) incoming(ch rdma.Channel, head []byte, where string) *task {
 	e := m.of[ch]
 	if m.lenient && len(head) != m.o.Head {
 		return nil
 	}
 	if e == nil || len(head) != m.o.Head {
-		m.blame("%s: a head of %d bytes by an unknown channel or of another length", where, len(head))
+		m.blame("%s: a head of %d bytes of an unknown channel or of the wrong length", where, len(head))
 		return nil
 	}
 	from := m.ends[1-e.side][e.index]
@@ -175,7 +175,7 @@ func (m *model) incoming(ch rdma.Channel, head []byte, where string) *task {
 	return nil
 }
 
-// deliver is Hooks.Deliver.
+// deliver implements Hooks.Deliver.
 func (m *model) deliver(ch rdma.Channel, head, body []byte) {
 	t := m.incoming(ch, head, "Deliver")
 	if t == nil || m.lenient {
@@ -183,13 +183,13 @@ func (m *model) deliver(ch rdma.Channel, head, body []byte) {
 	}
 	e := t.end
 	if !bytes.Equal(body, t.op.Local) {
-		m.blame("%v is delivered with other contents", t)
+		m.blame("%v is delivered with different contents", t)
 	}
 	t.delivered = true
 	if !e.ordered {
 		return
 	}
-	last := -1 // the WRITE that was posted last before it
+	last := -1 // the latest WRITE that was posted before it
 	for i, before := range e.pending {
 		if before == t {
 			break
@@ -209,8 +209,8 @@ func (m *model) deliver(ch rdma.Channel, head, body []byte) {
 	}
 }
 
-// differs compares the area with bytes that must be at an offset, and returns the first that is neither right nor explained by an
-// operation that may have been executed already; -1: there is none.
+// differs compares the area at an offset with the expected bytes. It returns the index of the first byte that is neither as expected nor
+// explained by an operation in maybe, which may have been executed already; -1 if there is none.
 func (e *end) differs(at int, want []byte, maybe []*task) int {
 	got := e.peer()[at:][:len(want)]
 	if bytes.Equal(got, want) {
@@ -224,7 +224,7 @@ func (e *end) differs(at int, want []byte, maybe []*task) int {
 	return -1
 }
 
-// explained says whether one of the operations may have made the byte of the area what it is.
+// explained reports whether one of the operations may have written b to the byte of the area.
 func explained(at int, b byte, maybe []*task) bool {
 	for _, t := range maybe {
 		if t.word >= 0 || at < t.at || at >= t.at+len(t.op.Local) {
@@ -236,13 +236,13 @@ func explained(at int, b byte, maybe []*task) bool {
 				return true
 			}
 		case rdma.OpCompareSwap, rdma.OpFetchAdd:
-			return true // what it makes of the word is not known yet
+			return true // its result is not known yet
 		}
 	}
 	return false
 }
 
-// complete is Hooks.Complete.
+// complete implements Hooks.Complete.
 func (m *model) complete(op *rdma.Op, err error) {
 	t := m.tasks[op]
 	if t == nil {
@@ -270,7 +270,7 @@ func (m *model) complete(op *rdma.Op, err error) {
 	e.pumpLater()
 }
 
-// checkGap: nobody writes behind Local.
+// checkGap checks that the gap behind Local is unchanged.
 func (m *model) checkGap(t *task) {
 	if bytes.Equal(t.buf[len(t.op.Local):], gapBytes) {
 		return
@@ -283,7 +283,7 @@ func (m *model) checkGap(t *task) {
 	}
 }
 
-// returned is Hooks.Return: the operation is posted again when the channel takes some.
+// returned implements Hooks.Return: the operation is posted again when the channel has room.
 func (m *model) returned(op *rdma.Op) {
 	t := m.tasks[op]
 	if t.delivered {
@@ -297,7 +297,7 @@ func (m *model) returned(op *rdma.Op) {
 	e.pumpLater()
 }
 
-// check looks at what a completion says. later are operations posted after it that may have been executed.
+// check checks a completed operation. later are operations posted after it that may have been executed.
 func (e *end) check(t *task, later []*task) {
 	m, local := e.m, t.op.Local
 	switch t.op.Kind {
@@ -314,7 +314,7 @@ func (e *end) check(t *task, later []*task) {
 		if bytes.Equal(local, e.shadow[t.at:][:len(local)]) {
 			return
 		}
-		// A duplicate of a READ is executed again: what was posted later may show.
+		// A duplicate of a READ is executed again, and may return the results of operations in later.
 		for i, b := range local {
 			if b != e.shadow[t.at+i] && !explained(t.at+i, b, later) {
 				m.blame("%v completes, but byte %d is not what memory was", t, i)
@@ -330,7 +330,7 @@ func (e *end) checkAtomic(t *task, later []*task) {
 	m := e.m
 	was := binary.NativeEndian.Uint64(t.op.Local)
 	if t.word >= 0 {
-		// All channels add to this word: each value that it had was seen once.
+		// All channels add to this word: each of its values is the previous value of exactly one addition.
 		adds := m.adds[1-e.side][t.word]
 		if _, ok := adds[was]; ok {
 			m.blame("%v: %d was seen twice", t, was)
@@ -343,7 +343,7 @@ func (e *end) checkAtomic(t *task, later []*task) {
 	}
 	word := e.shadow[t.at:][:8]
 	if want := binary.NativeEndian.Uint64(word); was != want {
-		m.blame("%v: the word was %#x, it says %#x", t, want, was)
+		m.blame("%v: the word was %#x, the completion reports %#x", t, want, was)
 	}
 	switch {
 	case t.op.Kind == rdma.OpFetchAdd:
@@ -356,7 +356,7 @@ func (e *end) checkAtomic(t *task, later []*task) {
 	}
 }
 
-// compare compares all memory with what it must be. Nothing is outstanding.
+// compare compares all memory with its expected contents. No operation is outstanding.
 func (m *model) compare() error {
 	for side := range m.hosts {
 		want := bytes.Repeat([]byte{gapByte}, len(m.memory[side]))
@@ -374,7 +374,7 @@ func (m *model) compare() error {
 			for range len(adds) {
 				add, ok := adds[sum]
 				if !ok {
-					return fmt.Errorf("word %d of host %d: nobody saw %d", w, side, sum)
+					return fmt.Errorf("word %d of host %d: no operation returned %d", w, side, sum)
 				}
 				sum += add
 			}

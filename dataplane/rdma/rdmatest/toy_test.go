@@ -12,11 +12,11 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// toy is a stop-and-wait transport, small enough to be right at a glance: one datagram for each operation, one for its
-// acknowledgement, one operation of a channel under way. With a fault it is wrong in one way, which the rig has to notice.
+// toy is a stop-and-wait transport, small enough to be obviously correct: one datagram per operation, one for its acknowledgement, one
+// operation of a channel in flight. Each of its faults is one error, which the rig has to detect.
 type toy struct {
 	fault    toyFault
-	holds    bool // keeps a message that was not admitted until Ready, rather than have it sent again
+	holds    bool // keeps a message that was not admitted until Ready, instead of requesting a retransmission
 	out      wire.Out
 	host     rdma.Host
 	channels []*toyChannel
@@ -29,20 +29,20 @@ const (
 	sound           toyFault = iota
 	loses                    // every 20th operation is acknowledged and not executed
 	executesTwice            // a duplicate is executed again
-	completesEarly           // as soon as it has been sent
+	completesEarly           // completes once sent
 	completesTwice           // every 20th operation
 	neverCompletes           // the 20th operation
-	swaps                    // posted operations pass each other
+	swaps                    // posted operations overtake each other
 	believesAll              // no checksum
-	ignoresNotReady          // delivers what was not admitted
-	staysOnPath              // SetPaths is ignored
-	swallowsSends            // SENDs are admitted and not delivered
+	ignoresNotReady          // delivers messages that were not admitted
+	staysOnPath              // ignores SetPaths
+	swallowsSends            // admits SENDs and does not deliver them
 	writesBeyond             // a READ writes a byte behind Local
 	writesShort              // WRITEs lack their last byte
-	forgetsRoom              // Room is not called
-	storms                   // Room is called without need, all the time
+	forgetsRoom              // does not call Room
+	storms                   // calls Room all the time
 	leaksOnClose             // Close completes nothing
-	keepsBytes               // looks at a datagram after Receive
+	keepsBytes               // reads a datagram after Receive
 	countsWrong              // Path.Sent counts retransmissions
 	fails                    // the 20th operation completes with an error
 	toyFaults
@@ -70,15 +70,15 @@ type toyChannel struct {
 	remote netip.AddrPort
 	paths  []rdma.Path
 	queue  []*rdma.Op
-	seq    uint64 // of queue[0]
+	seq    uint64 // number of queue[0]
 	sent   bool
-	again  time.Duration // when to send it again; 0: it has not been sent
+	again  time.Duration // time of the retransmission; 0: it has not been sent
 	full   bool
 	closed bool
 	done   uint64
 
 	expected uint64
-	answer   []byte // of expected-1
+	answer   []byte // answer to expected-1
 	stash    []byte // keepsBytes
 	held     []byte // not admitted yet
 	at       time.Duration
@@ -151,7 +151,7 @@ func (c *toyChannel) Ready() {
 		c.at, c.readies = now, 0
 	}
 	if c.readies++; c.readies > maxReady {
-		return // Ready is called in vain, again and again
+		return // Ready is called again and again without effect
 	}
 	if c.held != nil && !c.closed && c.execute(c.held) {
 		c.held = nil
@@ -270,7 +270,7 @@ func (c *toyChannel) acknowledge(seq uint64) {
 	c.transmit(head, c.answer)
 }
 
-// execute executes a request and keeps the answer; false: not now.
+// execute executes a request and keeps the answer. It returns false if the message is not admitted yet.
 func (c *toyChannel) execute(p []byte) bool {
 	kind, payload, n := rdma.OpKind(p[6]), p[toyHeader:], int(binary.BigEndian.Uint32(p[44:]))
 	key, remote := binary.BigEndian.Uint32(p[16:]), binary.BigEndian.Uint64(p[20:])

@@ -12,7 +12,7 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// seeded makes constructors whose cores are deterministic by a seed.
+// seeded returns constructors whose cores are deterministic by a seed.
 type seeded func(seed uint64) rdmatest.Constructor
 
 type condition struct {
@@ -20,7 +20,7 @@ type condition struct {
 	o    rdmatest.Options
 }
 
-// conditions are what channels are run under; corruption only where the protocol has a checksum of its own.
+// conditions are the networks for channels; corruption only where the protocol has its own checksum.
 var conditions = []condition{
 	{"quiet", rdmatest.Options{}},
 	{"loss 1%", rdmatest.Options{Loss: 0.01}},
@@ -58,7 +58,7 @@ func channels(t *testing.T, construct seeded, conditions []condition) {
 	}
 }
 
-// operations is how many work requests the runs over sets post in all.
+// operations returns the total number of work requests of the runs over sets.
 func operations(t *testing.T) int {
 	if s := os.Getenv("FARED_OPERATIONS"); s != "" {
 		n, err := strconv.Atoi(s)
@@ -70,14 +70,14 @@ func operations(t *testing.T) int {
 	return 1_000_000 / effort
 }
 
-// sets posts a million work requests in all, under every ordering, with loss, duplicates, reordering, flaps and changes of weights.
+// sets posts a million work requests, under every ordering, with loss, duplicates, reordering, flaps and changes of weights.
 func sets(t *testing.T, construct seeded) {
 	total := operations(t)
 	var runs []rdmatest.SetOptions
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial, wecmp.Strong} {
 		for _, share := range []struct {
 			loss    float64
-			percent int // of the work requests of an ordering
+			percent int // percent of the work requests of an ordering
 			size    int
 		}{{0, 40, 32 << 10}, {0.01, 40, 16 << 10}, {0.1, 15, 8 << 10}, {0.3, 5, 4 << 10}} {
 			o := rdmatest.SetOptions{Ordering: ordering}
@@ -104,7 +104,7 @@ func sets(t *testing.T, construct seeded) {
 	}
 }
 
-// shares posts what only one side sends by its slots: each has to carry its share.
+// shares posts in one direction only: each slot has to carry its share.
 func shares(t *testing.T, construct seeded) {
 	for seed := range uint64(max(1, 8/effort)) {
 		o := rdmatest.SetOptions{Options: rdmatest.Options{Seed: seed, Ops: 3000, Window: 48, Kinds: []rdma.OpKind{rdma.OpWrite}}, Slots: 5}

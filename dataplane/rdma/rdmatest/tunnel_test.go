@@ -16,8 +16,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestTunnels: when every plane of one transport dies for good, what its channels have in flight is executed once all the same, by way
-// of the other's.
+// TestTunnels checks that when every plane of one transport fails for good, the operations in flight on its channels are executed once,
+// over the other transport.
 func TestTunnels(t *testing.T) {
 	for _, ordering := range []wecmp.Ordering{wecmp.Weak, wecmp.Partial, wecmp.Strong} {
 		for dying, name := range map[int]string{0: "RoCE by SUPERp", 2: "SUPERp by RoCE"} {
@@ -32,7 +32,7 @@ func TestTunnels(t *testing.T) {
 	}
 }
 
-// tunnels has planes dying and dying+1, all of one transport, die while work requests are under way both ways.
+// tunnels fails planes dying and dying+1, all planes of one transport, while work requests are in flight in both directions.
 func tunnels(t *testing.T, seed uint64, ordering wecmp.Ordering, dying int, loss float64) {
 	t.Helper()
 	config := rdmatest.NetConfig{Seed: seed}
@@ -110,7 +110,7 @@ func tunnels(t *testing.T, seed uint64, ordering wecmp.Ordering, dying int, loss
 		}
 	}
 	all := func() bool { return completed[0] == writes+int(adds) && completed[1] == completed[0] }
-	n.Run(func() bool { return false }, n.Now()+time.Millisecond) // the ends have met
+	n.Run(func() bool { return false }, n.Now()+time.Millisecond) // the ends have connected
 	post(20)
 	until(func() bool { return completed[0] >= 5 })
 	n.SetPlane(dying, false)
