@@ -24,19 +24,20 @@ import (
 	"github.com/fared/fared/internal/unixsocket"
 )
 
-// DescriptionHeader is the header of Snapshot's answer that holds a marshalled fare.v1.HelloResponse.
+// DescriptionHeader is the header of a Snapshot response that holds a marshaled fare.v1.HelloResponse.
 const DescriptionHeader = "fared-description-bin"
 
 const (
-	// maxRequestBytes holds a request of as many operations as the contract allows, with 8 sources of 128 slots each.
+	// maxRequestBytes fits a request with the largest number of operations that the contract allows, each with 8 sources of
+	// 128 slots.
 	maxRequestBytes = 16 << 20
-	// maxResponseBytes is what gRPC clients accept by default.
+	// maxResponseBytes is the default limit of gRPC clients.
 	maxResponseBytes = 4 << 20
-	// maxStreams bounds calls at once on one connection.
+	// maxStreams limits concurrent calls per connection.
 	maxStreams = 128
-	// pulse is how often health is looked at and the journal may try again.
+	// pulse is the interval of health checks and of retries of the journal.
 	pulse = 500 * time.Millisecond
-	// silence is how long a control plane that says everything anew may pause.
+	// silence is the pause after which a control plane counts as having resent its whole state.
 	silence = 5 * time.Second
 )
 
@@ -46,29 +47,31 @@ type Agent struct {
 	log       *slog.Logger
 	driver    *driver
 	watched   *watched
-	journal   *journal.Journal // nil: none
+	claim     *claim           // nil with the memory driver, or if squatted
+	squatted  bool             // a process that is not an agent holds claimName
+	journal   *journal.Journal // nil without a journal
 	server    *contract.Server
 	health    *health.Server
 	endpoints []endpoint
-	metrics   *metricsServer // nil: none
-	broken    error          // what health said last
+	metrics   *metricsServer // nil without metrics
+	broken    error          // result of the last health check
 
-	settled   bool  // nothing is left that nobody has promised
-	unsettled error // why not
+	settled   bool  // leftovers of earlier runs are removed
+	unsettled error // why settling failed
 	heard     uint64
-	silent    time.Time // since when operations are as many as heard
+	silent    time.Time // time of the last change of the number of operations
 }
 
-// endpoint is a listener with a gRPC server of its own, because transport security is a server's property.
+// endpoint is a listener with a separate gRPC server, because transport security is a property of a server.
 type endpoint struct {
 	net.Listener
 	address string
 	grpc    *grpc.Server
 }
 
-// New binds the addresses, opens the driver, and brings back what the journal promised. It returns when packets obey. The
-// error is a *unixsocket.InUseError or a *journal.InUseError when another agent is there, and then nothing was touched. Run
-// or Close must follow.
+// New binds the addresses, opens the driver and restores the state of the journal. It returns when packets follow that
+// state. The error is a *ClaimedError, a *unixsocket.InUseError or a *journal.InUseError if another agent is running;
+// nothing is changed then. Run or Close must follow.
 func New(c Config) (*Agent, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -78,7 +81,7 @@ func New(c Config) (*Agent, error) {
 
 func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 	if c.Socket == "" && c.Listen == "" {
-		return nil, errors.New("neither a socket nor a listen address is given: use --socket or --listen")
+		return nil, errors.New("both the socket and the listen address are missing: set --socket or --listen")
 	}
 	a := &Agent{c: c, log: c.Log, health: health.NewServer()}
 	defer func() {
@@ -87,6 +90,9 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 		}
 	}()
 	a.serving(false)
+	if err := a.claimNamespace(); err != nil {
+		return nil, err
+	}
 	if err := a.bind(); err != nil {
 		return nil, err
 	}
@@ -101,6 +107,9 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 	}
 	if a.driver, err = open(); err != nil {
 		return nil, err
+	}
+	if a.driver.note != "" {
+		a.log.Warn("the driver works with a limitation", "driver", a.driver.name, "limitation", a.driver.note)
 	}
 	a.watched = newWatched(a.driver.forwarder, c.Log)
 	config.Name, config.Forwarder = a.driver.name, a.watched
@@ -119,13 +128,13 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 	return a, nil
 }
 
-// restore brings back what the journal promised, and says whether that went. What does not come back is logged, and waits
-// for the control plane.
+// restore restores the state of the journal and reports success. Refused objects are logged, and stay missing until the
+// control plane programs them.
 func (a *Agent) restore(forwarding *farev1.Forwarding, state *farev1.SnapshotResponse) bool {
 	begin := time.Now()
 	refused, err := a.server.Restore(forwarding, state)
 	if err != nil {
-		a.log.Error("what the journal holds cannot be restored with this driver; waiting for the control plane", "journal", a.c.Journal, "driver", a.driver.name, "error", err)
+		a.log.Error("cannot restore the journal's state with this driver; waiting for the control plane", "journal", a.c.Journal, "driver", a.driver.name, "error", err)
 		return false
 	}
 	a.complain("an object of the journal was refused", refused)
@@ -133,16 +142,16 @@ func (a *Agent) restore(forwarding *farev1.Forwarding, state *farev1.SnapshotRes
 	return true
 }
 
-// settle has the driver remove what nobody has promised.
+// settle makes the driver remove the state of earlier runs that was not programmed again.
 func (a *Agent) settle() {
 	if a.unsettled = a.driver.settle(); a.unsettled != nil {
-		a.unsettled = fmt.Errorf("what an earlier run left cannot be put in order: %w", a.unsettled)
+		a.unsettled = fmt.Errorf("cannot remove the objects of an earlier run: %w", a.unsettled)
 	}
 	a.settled = a.unsettled == nil
 }
 
-// maySettle settles when that was not possible at the start: again after an error, or, when there was no journal that said
-// what is promised, after the control plane has said it all, which is when it has been silent for a while.
+// maySettle settles if that was not possible at the start: again after an error or, without a usable journal, after the
+// control plane has resent its state, which is assumed when it sends no operations for a while.
 func (a *Agent) maySettle() {
 	if a.settled {
 		return
@@ -156,18 +165,18 @@ func (a *Agent) maySettle() {
 	}
 }
 
-// greeted says whether the control plane is there: it has said Hello, and its stream.
+// greeted reports whether a control plane has sent Hello and opened a Program stream.
 func (a *Agent) greeted() (yes bool) {
 	a.server.View(func(s *contract.State) { yes = s.Forwarding != nil })
 	return yes && a.server.Tally().Streams > 0
 }
 
 func (a *Agent) recovered(found *farev1.SnapshotResponse, refused []error) {
-	a.complain("an object that the kernel still had was refused", refused)
-	a.log.Info("taken over from the kernel", "groups", len(found.Groups), "destinations", len(found.Destinations), "refused", len(refused))
+	a.complain("an object found in the kernel was refused", refused)
+	a.log.Info("took objects over from the kernel", "groups", len(found.Groups), "destinations", len(found.Destinations), "refused", len(refused))
 }
 
-// complain logs errors, but not thousands.
+// complain logs errors, but at most the first ten.
 func (a *Agent) complain(what string, list []error) {
 	const most = 10
 	for i, err := range list {
@@ -179,7 +188,7 @@ func (a *Agent) complain(what string, list []error) {
 	}
 }
 
-// bind takes the addresses. Who connects waits until they are served.
+// bind binds the addresses. Clients that connect wait until Run serves them.
 func (a *Agent) bind() error {
 	if a.c.Socket != "" {
 		l, err := unixsocket.Listen(unixsocket.Config{Path: a.c.Socket, Mode: a.c.SocketMode, Owner: a.c.SocketOwner, Setting: "--socket"}, a.log)
@@ -199,13 +208,13 @@ func (a *Agent) bind() error {
 		}
 		a.endpoints = append(a.endpoints, endpoint{l, l.Addr().String(), a.newGRPC(options...)})
 		if a.c.TLS == nil && !loopback(l.Addr()) {
-			return fmt.Errorf("--listen %s is reachable from outside: give --tls-cert, --tls-key and --tls-client-ca, or listen on 127.0.0.1", a.c.Listen)
+			return fmt.Errorf("--listen %s is reachable from other hosts: set --tls-cert, --tls-key and --tls-client-ca, or listen on 127.0.0.1", a.c.Listen)
 		}
 	}
 	return nil
 }
 
-// loopback looks at the address that was bound, so that names count as what they resolved to.
+// loopback checks the bound address, so that host names count as their addresses.
 func loopback(a net.Addr) bool {
 	ap, err := netip.ParseAddrPort(a.String())
 	return err == nil && ap.Addr().Unmap().IsLoopback()
@@ -214,7 +223,7 @@ func loopback(a net.Addr) bool {
 func (a *Agent) newGRPC(options ...grpc.ServerOption) *grpc.Server {
 	g := grpc.NewServer(append(options,
 		grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxSendMsgSize(maxResponseBytes), grpc.MaxConcurrentStreams(maxStreams), grpc.ConnectionTimeout(10*time.Second),
-		// A control plane that vanished without a word is noticed after 40 s; one that pings too often is sent away.
+		// A control plane that vanished is detected after 40 s; connections that ping too often are closed.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.StreamInterceptor(a.describe), grpc.WaitForHandlers(true),
@@ -236,11 +245,11 @@ func (a *Agent) describe(srv any, stream grpc.ServerStream, info *grpc.StreamSer
 	return handler(srv, stream)
 }
 
-// Describe reads what Hello would answer from the header of Snapshot's answer.
+// Describe returns the HelloResponse from the header of a Snapshot response.
 func Describe(header metadata.MD) (*farev1.HelloResponse, error) {
 	values := header.Get(DescriptionHeader)
 	if len(values) == 0 {
-		return nil, errors.New("the data plane does not describe itself; it is another one than fared dataplane")
+		return nil, errors.New("the data plane does not describe itself, so it is not fared dataplane")
 	}
 	var d farev1.HelloResponse
 	if err := proto.Unmarshal([]byte(values[0]), &d); err != nil {
@@ -249,7 +258,7 @@ func Describe(header metadata.MD) (*farev1.HelloResponse, error) {
 	return &d, nil
 }
 
-// Addr returns the bound TCP address, nil without one.
+// Addr returns the bound TCP address, or nil.
 func (a *Agent) Addr() net.Addr {
 	if a.c.Listen == "" {
 		return nil
@@ -257,8 +266,9 @@ func (a *Agent) Addr() net.Addr {
 	return a.endpoints[len(a.endpoints)-1].Addr()
 }
 
-// Run answers calls until ctx ends; then calls may finish until StopTimeout, the journal is written out and the socket
-// removed. What the kernel forwards by stays. It returns nil then, or why it could not go on. It may be called once.
+// Run serves calls until ctx ends. Calls may then finish until StopTimeout, the journal is completed and the socket is
+// removed. The forwarding state of the kernel stays. Run returns nil then, or the error that stopped it. It may be called
+// once.
 func (a *Agent) Run(ctx context.Context) error {
 	results := make(chan error, len(a.endpoints)+1)
 	for _, e := range a.endpoints {
@@ -289,7 +299,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		case <-tick.C:
 			a.look(notify)
 		case <-watchdog:
-			a.server.Tally() // a commit that hangs holds this up, and systemd starts a new process
+			a.server.Tally() // blocks while a commit hangs, so that systemd restarts the process
 			notify.say("WATCHDOG=1")
 		}
 	}
@@ -304,17 +314,22 @@ func (a *Agent) Run(ctx context.Context) error {
 	return errors.Join(append(errs, a.Close())...)
 }
 
-// look asks the driver how it is, tells whoever wants to know, and gives the journal its chance.
+// look updates the health status, notifies systemd, and lets the journal retry.
 func (a *Agent) look(notify *notifier) {
 	if a.journal != nil {
 		a.journal.CatchUp()
 	}
 	a.maySettle()
-	err := errors.Join(a.driver.healthy(), a.unsettled)
+	if a.squatted {
+		if err := a.claimNamespace(); err != nil {
+			a.log.Debug("the network namespace is still claimed", "error", err)
+		}
+	}
+	err := errors.Join(a.driver.healthy(), a.unsettled, a.damage())
 	a.serving(err == nil)
 	switch {
 	case err != nil && a.broken == nil:
-		a.log.Error("the driver is broken; what it forwards by stays", "driver", a.driver.name, "error", err)
+		a.log.Error("the driver is broken; the kernel keeps forwarding", "driver", a.driver.name, "error", err)
 	case err == nil && a.broken != nil:
 		a.log.Info("the driver works again", "driver", a.driver.name)
 	}
@@ -329,8 +344,19 @@ func (a *Agent) look(notify *notifier) {
 		a.server.View(func(s *contract.State) {
 			text += fmt.Sprintf("%d groups, %d destinations", len(s.Groups), len(s.Destinations))
 		})
+		if a.driver.note != "" {
+			text += "; " + a.driver.note
+		}
 	}
 	notify.status(text)
+}
+
+// damage returns an error while the kernel lacks part of the acknowledged state.
+func (a *Agent) damage() error {
+	if now := a.server.Integrity(); !now.Intact {
+		return fmt.Errorf("the kernel lacks part of the acknowledged state: %s", now.Message)
+	}
+	return nil
 }
 
 func (a *Agent) serving(yes bool) {
@@ -343,10 +369,10 @@ func (a *Agent) serving(yes bool) {
 	}
 }
 
-// stop ends all calls: the present Program stream at once, others politely first.
+// stop ends all calls: the current Program stream immediately, others gracefully first.
 func (a *Agent) stop() {
 	a.health.Shutdown()
-	a.server.BreakStream("the data-plane agent ends; what it programmed stays, connect again")
+	a.server.BreakStream("the data-plane agent stops; the programmed state remains, reconnect")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -359,7 +385,7 @@ func (a *Agent) stop() {
 	select {
 	case <-done:
 	case <-timer.C:
-		a.log.Warn("ending calls that did not finish in time", "timeout", a.c.StopTimeout)
+		a.log.Warn("canceling calls that did not finish in time", "timeout", a.c.StopTimeout)
 		for _, e := range a.endpoints {
 			e.grpc.Stop()
 		}
@@ -370,7 +396,7 @@ func (a *Agent) stop() {
 	}
 }
 
-// Close lets go of everything; what the kernel forwards by stays. It is safe after Run.
+// Close releases all resources; the forwarding state of the kernel stays. It may be called after Run.
 func (a *Agent) Close() error {
 	var errs []error
 	for _, e := range a.endpoints {
@@ -390,6 +416,10 @@ func (a *Agent) Close() error {
 	if a.journal != nil {
 		errs = append(errs, a.journal.Close())
 		a.journal = nil
+	}
+	if a.claim != nil {
+		errs = append(errs, a.claim.release())
+		a.claim = nil
 	}
 	return errors.Join(errs...)
 }

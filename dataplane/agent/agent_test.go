@@ -43,7 +43,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// logged is a log that a test reads.
+// logged is a log that a test can read.
 type logged struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -61,15 +61,19 @@ func (l *logged) String() string {
 	return l.b.String()
 }
 
-// recorder is a driver that a test looks into.
+// recorder is a driver that records calls for tests.
 type recorder struct {
 	mu                 sync.Mutex
-	nothing            // what it does not record
+	nothing            // for methods that it does not record
 	changes            int
 	settled, closed    bool
 	sick, set, settles error
 	panics             bool
+	note               string
+	report             func(*farev1.Integrity)
 }
+
+func (r *recorder) Guard(report func(*farev1.Integrity)) { r.report = report }
 
 func (r *recorder) SetForwarding(*farev1.Forwarding) error { return r.set }
 
@@ -85,7 +89,7 @@ func (r *recorder) Commit(changes []contract.Change) error {
 
 func (r *recorder) open() (*driver, error) {
 	return &driver{
-		name: "recorder", forwarder: r,
+		name: "recorder", forwarder: r, note: r.note,
 		settle: func() error {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -107,6 +111,7 @@ func run(t *testing.T, c Config, r *recorder) (a *Agent, stop func()) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+	c.Driver = Memory // r is the driver; the test's network namespace is not claimed
 	if err := c.complete(); err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +165,7 @@ func snapshot(t *testing.T, conn *grpc.ClientConn) *farev1.SnapshotResponse {
 	}
 }
 
-// program says Hello, sends operations and waits until all are answered; it returns the refusals.
+// program sends Hello and operations and waits for all answers; it returns the refusals.
 func program(t *testing.T, conn *grpc.ClientConn, operations ...*farev1.Operation) (refused []*farev1.Ack) {
 	t.Helper()
 	client := farev1.NewDataplaneServiceClient(conn)
@@ -196,7 +201,7 @@ func program(t *testing.T, conn *grpc.ClientConn, operations ...*farev1.Operatio
 	}
 }
 
-// story is a state worth keeping.
+// story returns operations that create a typical state.
 func story() []*farev1.Operation {
 	return []*farev1.Operation{
 		{Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{Id: 1, Members: []*farev1.GroupMember{{Plane: "p0", Device: "dp0a", Weight: 2}, {Plane: "p1", Device: "dp1a", Weight: 1}}}}},
@@ -225,7 +230,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestRestart: what was promised is committed again before anybody is answered, and left over is dealt with after that.
+// TestRestart checks that acknowledged state is committed again before calls are served, and that leftovers are removed
+// after that.
 func TestRestart(t *testing.T) {
 	dir := t.TempDir()
 	c := Config{Socket: filepath.Join(dir, "s"), Journal: filepath.Join(dir, "journal")}
@@ -254,7 +260,7 @@ func TestRestart(t *testing.T) {
 	}
 	stop()
 
-	// A journal that this driver cannot do anything with, and one that is damaged: the control plane says it again.
+	// With a journal that this driver cannot restore, or a damaged one, the control plane sends the state again.
 	for _, spoilt := range []struct {
 		name  string
 		spoil func(*recorder)
@@ -281,10 +287,10 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestOneAgent: a second one fails before it opens its driver, and names what is in its way.
+// TestOneAgent checks that a second agent fails before it opens its driver, and names the conflicting object.
 func TestOneAgent(t *testing.T) {
 	dir := t.TempDir()
-	c := Config{Socket: filepath.Join(dir, "s"), Journal: filepath.Join(dir, "journal")}
+	c := Config{Driver: Memory, Socket: filepath.Join(dir, "s"), Journal: filepath.Join(dir, "journal")}
 	run(t, c, &recorder{})
 	opened := false
 	open := func() (*driver, error) { opened = true; return (&recorder{}).open() }
@@ -310,10 +316,10 @@ func TestOneAgent(t *testing.T) {
 
 func TestHealth(t *testing.T) {
 	socket, log := filepath.Join(t.TempDir(), "s"), &logged{}
-	r := &recorder{}
+	r := &recorder{note: "pins end with the agent"}
 	a, _ := run(t, Config{Socket: socket, MetricsListen: "127.0.0.1:0", Log: slog.New(slog.NewTextHandler(log, nil))}, r)
 	client := healthpb.NewHealthClient(plain(t, socket))
-	is := func(want healthpb.HealthCheckResponse_ServingStatus, page int) {
+	is := func(want healthpb.HealthCheckResponse_ServingStatus, page int, words string) {
 		t.Helper()
 		for _, service := range []string{"", "fare.v1.DataplaneService"} {
 			netnstest.Eventually(t, time.Minute, func() error {
@@ -328,9 +334,10 @@ func TestHealth(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		text, err := io.ReadAll(answer.Body)
 		answer.Body.Close()
-		if answer.StatusCode != page {
-			t.Errorf("/healthz says %d, want %d", answer.StatusCode, page)
+		if err != nil || answer.StatusCode != page || !strings.Contains(string(text), words) {
+			t.Errorf("/healthz: %d %q, %v, want %d with %q", answer.StatusCode, text, err, page, words)
 		}
 	}
 	sick := func(err error) {
@@ -338,18 +345,23 @@ func TestHealth(t *testing.T) {
 		defer r.mu.Unlock()
 		r.sick = err
 	}
-	is(healthpb.HealthCheckResponse_SERVING, 200)
+	is(healthpb.HealthCheckResponse_SERVING, 200, "pins end with the agent")
 	sick(errors.New("the kernel forgot us"))
-	is(healthpb.HealthCheckResponse_NOT_SERVING, 503)
+	is(healthpb.HealthCheckResponse_NOT_SERVING, 503, "see the log")
 	sick(nil)
-	is(healthpb.HealthCheckResponse_SERVING, 200)
+	is(healthpb.HealthCheckResponse_SERVING, 200, "ok")
+	// Changes by other programs make the agent unhealthy until they are repaired.
+	r.report(&farev1.Integrity{Message: "a rule is gone"})
+	is(healthpb.HealthCheckResponse_NOT_SERVING, 503, "a rule is gone")
+	r.report(&farev1.Integrity{Intact: true, Message: "a rule was gone", Repairs: 1})
+	is(healthpb.HealthCheckResponse_SERVING, 200, "ok")
 	if s := log.String(); strings.Count(s, "the kernel forgot us") != 1 || !strings.Contains(s, "works again") {
 		t.Errorf("log:\n%s", s)
 	}
 }
 
-// TestSettles: what an earlier run left is put in order after the journal's restoring, or when a control plane that found
-// no journal has said everything; an error is tried again.
+// TestSettles checks that leftovers of an earlier run are removed after the journal is restored or, without a journal,
+// after the control plane has sent its state, and that an error is retried.
 func TestSettles(t *testing.T) {
 	dir := t.TempDir()
 	c := Config{Socket: filepath.Join(dir, "s"), Journal: filepath.Join(dir, "journal")}
@@ -396,7 +408,7 @@ func TestSettles(t *testing.T) {
 	is(healthpb.HealthCheckResponse_SERVING)
 }
 
-// TestPanic: a fault of the driver refuses the operation that met it, and nothing else.
+// TestPanic checks that a panic of the driver only refuses the operation that caused it.
 func TestPanic(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	r := &recorder{panics: true}
@@ -416,7 +428,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// TestDescription: a reader learns what Hello would answer without saying Hello.
+// TestDescription checks that a reader receives the HelloResponse without sending Hello.
 func TestDescription(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	run(t, Config{Socket: socket, Version: "v9"}, &recorder{})
@@ -463,7 +475,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestStops: a client that holds a stream open is told to come back, and does not hold up the end.
+// TestStops checks that a client with an open stream is asked to reconnect, and does not delay the end.
 func TestStops(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	_, stop := run(t, Config{Socket: socket, StopTimeout: time.Minute}, &recorder{})
@@ -484,7 +496,7 @@ func TestStops(t *testing.T) {
 	}
 }
 
-// TestNotify: systemd hears of readiness, state, life and the end, in that order.
+// TestNotify checks that systemd receives readiness, status, watchdog and stop notifications, in that order.
 func TestNotify(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
@@ -521,12 +533,12 @@ func TestRefusesToStart(t *testing.T) {
 	dir := t.TempDir()
 	c := Config{Driver: Memory}
 	for want, change := range map[string]func(*Config){
-		"neither a socket":       func(c *Config) {},
-		"use auto, bpf, linux":   func(c *Config) { c.Driver = "ebpf"; c.Socket = dir + "/s" },
-		"reachable from outside": func(c *Config) { c.Listen = "0.0.0.0:0" },
-		"need a certificate":     func(c *Config) { c.Listen = "127.0.0.1:0"; c.TLS = &tls.Config{} },
-		"directory must exist":   func(c *Config) { c.Socket = dir + "/s"; c.Journal = dir + "/none/journal" },
-		"--metrics-listen":       func(c *Config) { c.Socket = dir + "/s"; c.MetricsListen = "no address" },
+		"both the socket":            func(c *Config) {},
+		"use auto, bpf, linux":       func(c *Config) { c.Driver = "ebpf"; c.Socket = dir + "/s" },
+		"reachable from other hosts": func(c *Config) { c.Listen = "0.0.0.0:0" },
+		"need a certificate":         func(c *Config) { c.Listen = "127.0.0.1:0"; c.TLS = &tls.Config{} },
+		"directory must exist":       func(c *Config) { c.Socket = dir + "/s"; c.Journal = dir + "/none/journal" },
+		"--metrics-listen":           func(c *Config) { c.Socket = dir + "/s"; c.MetricsListen = "no address" },
 	} {
 		c := c
 		change(&c)
@@ -539,7 +551,7 @@ func TestRefusesToStart(t *testing.T) {
 	}
 }
 
-// TestTLS: over TCP only who has a certificate of the right authority is answered.
+// TestTLS checks that over TCP only clients with a certificate of the right authority are served.
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	ours, theirs := newAuthority(t, dir, "ours"), newAuthority(t, dir, "theirs")

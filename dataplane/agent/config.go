@@ -14,51 +14,51 @@ import (
 
 // Drivers.
 const (
-	// Auto is BPF where the kernel can do it, else Linux.
+	// Auto selects BPF if the kernel supports it, otherwise Linux.
 	Auto = "auto"
-	// BPF steers every flow of a slot where the slot wants it, and falls back on what Linux does for all others.
+	// BPF steers every flow of a slot to the slot's sub-port, and uses Linux for all other flows.
 	BPF = "bpf"
-	// Linux forwards by the kernel's nexthop groups.
+	// Linux forwards with the kernel's nexthop groups.
 	Linux = "linux"
 	// Memory forwards nothing.
 	Memory = "memory"
 )
 
-// DefaultStopTimeout is how long calls may go on after the end was asked for.
+// DefaultStopTimeout is the default of Config.StopTimeout.
 const DefaultStopTimeout = 2 * time.Second
 
-// Config describes an agent. At least one of Socket and Listen is needed.
+// Config configures an agent. At least one of Socket and Listen is required.
 type Config struct {
-	// Driver is one of the constants; "" is Auto.
+	// Driver is one of the constants; "" selects Auto.
 	Driver string
 
-	// Socket is the path of a unix socket; "": none. SocketMode 0 is 0660. SocketOwner is "user", "user:group" or ":group";
-	// "": the process's own.
+	// Socket is the path of a unix socket; "" disables it. SocketMode 0 selects 0660. SocketOwner is "user", "user:group" or
+	// ":group"; "" selects the owner of the process.
 	Socket      string
 	SocketMode  os.FileMode
 	SocketOwner string
-	// Listen is a TCP address, host:port; "": none. Without TLS only a loopback is accepted. TLS must demand and verify
-	// client certificates.
+	// Listen is a TCP address, host:port; "" disables it. Without TLS, only a loopback address is accepted. TLS must require
+	// and verify client certificates.
 	Listen string
 	TLS    *tls.Config
-	// MetricsListen is where /metrics and /healthz are served, host:port; "": nowhere.
+	// MetricsListen is the address of /metrics and /healthz, host:port; "" disables them.
 	MetricsListen string
 
-	// Linux and BPF say what the drivers may call their own, and how they work. Their loggers are Log when not set, and
-	// BPF.PinDir is bpf.DefaultPinDir, with a number at its end in another network namespace than the host's.
+	// Linux and BPF configure the drivers. Their loggers default to Log. BPF.PinDir defaults to bpf.DefaultPinDir, with a
+	// number appended in a network namespace other than the host's.
 	Linux linux.Config
 	BPF   bpf.Config
 
-	// Journal is the journal's path; "": none is kept, and a restart waits for its control plane.
+	// Journal is the path of the journal; "" disables it, so that a restart waits for the control plane.
 	Journal string
 
-	// Notify tells systemd (sd_notify) of readiness and the watchdog.
+	// Notify enables readiness and watchdog notifications for systemd (sd_notify).
 	Notify bool
-	// Version is what Hello answers.
+	// Version is returned by Hello.
 	Version string
-	// StopTimeout is how long calls may go on after Run's context ended; 0: DefaultStopTimeout.
+	// StopTimeout is the time for calls to finish after the end of Run's context; 0 selects DefaultStopTimeout.
 	StopTimeout time.Duration
-	Log         *slog.Logger // nil: nothing is logged
+	Log         *slog.Logger // nil disables logging
 }
 
 func (c *Config) complete() error {
@@ -86,10 +86,10 @@ func (c *Config) complete() error {
 	switch c.Driver {
 	case Auto, BPF, Linux, Memory:
 	default:
-		return fmt.Errorf("driver %q is not known: use auto, bpf, linux or memory", c.Driver)
+		return fmt.Errorf("unknown driver %q: use auto, bpf, linux or memory", c.Driver)
 	}
 	if c.TLS != nil && (c.TLS.ClientAuth != tls.RequireAndVerifyClientCert || c.TLS.ClientCAs == nil || c.TLS.MinVersion < tls.VersionTLS13) {
-		return errors.New("TLS: clients would not need a certificate, or could use less than TLS 1.3: give --tls-client-ca")
+		return errors.New("TLS: clients would not need a certificate, or could use a version before TLS 1.3: set --tls-client-ca")
 	}
 	return nil
 }

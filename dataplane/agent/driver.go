@@ -15,15 +15,17 @@ import (
 	"github.com/fared/fared/dataplane/memory"
 )
 
-// driver is what makes this machine forward.
+// driver forwards on this machine.
 type driver struct {
 	name      string
 	forwarder contract.Forwarder
-	// settle is called once, when everything that a journal promised was committed: what is left over goes.
+	// settle removes leftovers of earlier runs. It is called once all state of a journal has been committed.
 	settle func() error
-	// healthy says what is wrong, nil for nothing.
+	// note is a limitation for the operator, "" if there is none.
+	note string
+	// healthy returns the current fault, or nil.
 	healthy func() error
-	collect func(sampler) // nil: no metrics of its own
+	collect func(sampler) // nil without metrics of the driver
 	close   func() error
 }
 
@@ -39,8 +41,8 @@ func memoryDriver() *driver {
 	return &driver{name: Memory, forwarder: nothing{}, settle: none, healthy: none, close: none}
 }
 
-// watched is a Forwarder that is measured, and whose panics are errors of the call: an operation that meets a fault must
-// not end the process each time that the journal brings it back.
+// watched is a Forwarder that is measured, and whose panics become errors of the call: an operation that causes a panic
+// must not end the process each time the journal restores it.
 type watched struct {
 	contract.Forwarder
 	log     *slog.Logger
@@ -51,17 +53,17 @@ type watched struct {
 
 func newWatched(f contract.Forwarder, log *slog.Logger) *watched {
 	return &watched{Forwarder: f, log: log, seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: nameCommitSeconds, Help: "How long the driver took to carry out a batch, from the call to packets obeying.",
+		Name: nameCommitSeconds, Help: "Duration of a batch at the driver.",
 		Buckets: prometheus.ExponentialBuckets(10e-6, 2.5, 14), // 10 µs to 1.5 s
 	})}
 }
 
-// caught turns a panic into an error.
+// caught converts a panic into an error.
 func (w *watched) caught(doing string, err *error) {
 	if p := recover(); p != nil {
 		w.panics.Add(1)
 		w.log.Error("the driver panicked", "doing", doing, "panic", p, "stack", string(debug.Stack()))
-		*err = status.Errorf(codes.Internal, "a fault in the data-plane agent, which goes on: report it with what its log says about %s", doing)
+		*err = status.Errorf(codes.Internal, "a fault in the data-plane agent, which continues: report it with the log entries about %s", doing)
 	}
 }
 
@@ -92,6 +94,31 @@ func (w *watched) Recover() (found *farev1.SnapshotResponse) {
 	return nil
 }
 
+// Approximate implements contract.Approximator.
+func (w *watched) Approximate(group uint32) (deviation string) {
+	var err error // logged
+	defer w.caught("judging weights", &err)
+	if a, ok := w.Forwarder.(contract.Approximator); ok {
+		return a.Approximate(group)
+	}
+	return ""
+}
+
+// WithoutIPv6 implements contract.Explainer.
+func (w *watched) WithoutIPv6() string {
+	if e, ok := w.Forwarder.(contract.Explainer); ok {
+		return e.WithoutIPv6()
+	}
+	return ""
+}
+
+// Guard implements contract.Guardian.
+func (w *watched) Guard(report func(*farev1.Integrity)) {
+	if g, ok := w.Forwarder.(contract.Guardian); ok {
+		g.Guard(report)
+	}
+}
+
 // Landing implements contract.Lander.
 func (w *watched) Landing(request *farev1.LandingRequest) (_ *farev1.LandingResponse, err error) {
 	l, ok := w.Forwarder.(contract.Lander)
@@ -106,7 +133,7 @@ func (w *watched) Landing(request *farev1.LandingRequest) (_ *farev1.LandingResp
 func (w *watched) Counters(request *farev1.CountersRequest, send func(*farev1.CountersResponse) error) (err error) {
 	c, ok := w.Forwarder.(contract.Counter)
 	if !ok {
-		return status.Error(codes.Unimplemented, "this data plane counts nothing")
+		return status.Error(codes.Unimplemented, "this data plane has no counters")
 	}
 	defer w.caught("Counters", &err)
 	return c.Counters(request, send)

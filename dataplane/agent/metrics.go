@@ -17,7 +17,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 )
 
-// Names of the metrics that are used more than once.
+// Names of metrics that are used several times.
 const nameCommitSeconds = "fared_agent_commit_seconds"
 
 const (
@@ -25,10 +25,10 @@ const (
 	counter = prometheus.CounterValue
 )
 
-// sampler takes one value; labels are names and values in turn.
+// sampler records one value; labels are alternating names and values.
 type sampler func(name, help string, kind prometheus.ValueType, value float64, labels ...string)
 
-// Describe implements prometheus.Collector: what is collected is not known before.
+// Describe implements prometheus.Collector without descriptions, because the set of metrics is not fixed.
 func (a *Agent) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -44,10 +44,15 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		sample(name, help, counter, float64(value), labels...)
 	}
 	t := a.server.Tally()
-	sample("fared_agent_build_info", "Always 1; says which program this is.", gauge, 1, "version", a.c.Version, "go_version", runtime.Version(), "driver", a.driver.name)
+	sample("fared_agent_build_info", "Always 1; the labels identify the program.", gauge, 1, "version", a.c.Version, "go_version", runtime.Version(), "driver", a.driver.name)
 	sample("fared_agent_serving", "1 when the driver works.", gauge, oneIf(a.healthy()))
 
-	const operations = "Operations judged, by kind; what the journal brought back included."
+	sample("fared_agent_limited", "1 when the driver works with a limitation: /healthz names it.", gauge, oneIf(a.driver.note != ""))
+	integrity := a.server.Integrity()
+	sample("fared_agent_intact", "1 while the layer below has every acknowledged object.", gauge, oneIf(integrity.Intact))
+	count("fared_agent_repairs_total", "Repaired objects that other programs had changed or removed.", integrity.Repairs)
+
+	const operations = "Operations judged, by kind; includes those restored from the journal."
 	for kind, n := range map[string]uint64{
 		"sub_port": t.SubPorts, "set_group": t.GroupSets, "delete_group": t.GroupDeletes,
 		"set_destination": t.DestinationSets, "delete_destination": t.DestinationDeletes, "malformed": t.Malformed,
@@ -60,13 +65,13 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	}
 	count("fared_agent_batches_total", "Batches given to the driver.", t.Batches)
 	count("fared_agent_batches_retried_total", "Batches that failed and were carried out one operation at a time.", t.Retried)
-	count("fared_agent_commit_errors_total", "Batches, single operations included, that the driver failed.", a.watched.errors.Load())
+	count("fared_agent_commit_errors_total", "Batches, single operations included, that failed at the driver.", a.watched.errors.Load())
 	count("fared_agent_panics_total", "Faults of the driver that were caught.", a.watched.panics.Load())
 	a.watched.seconds.Collect(ch)
-	count("fared_agent_hellos_total", "Hellos taken.", t.Hellos)
+	count("fared_agent_hellos_total", "Hellos accepted.", t.Hellos)
 	count("fared_agent_snapshots_total", "Snapshots sent.", t.Snapshots)
 	count("fared_agent_streams_total", "Program streams begun.", t.Streams)
-	count("fared_agent_streams_replaced_total", "Program streams that a newer one ended: more than one control plane?", t.StreamsReplaced)
+	count("fared_agent_streams_replaced_total", "Program streams that a newer one replaced; growth hints at several control planes.", t.StreamsReplaced)
 
 	a.server.View(func(s *contract.State) {
 		up := 0
@@ -75,7 +80,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 				up++
 			}
 		}
-		const help = "Sub-ports by what the control plane says of them."
+		const help = "Sub-ports by the state that the control plane set."
 		sample("fared_agent_sub_ports", help, gauge, float64(up), "state", "up")
 		sample("fared_agent_sub_ports", help, gauge, float64(len(s.Devices)-up), "state", "down")
 		sample("fared_agent_groups", "Groups programmed.", gauge, float64(len(s.Groups)))
@@ -85,10 +90,10 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	if a.journal != nil {
 		j := a.journal.Stats()
 		sample("fared_agent_journal_bytes", "Length of the journal.", gauge, float64(j.Bytes))
-		sample("fared_agent_journal_state_bytes", "Length that the journal would have if it said only what counts.", gauge, float64(j.StateBytes))
-		sample("fared_agent_journal_behind", "1 while the journal lacks something: a restart would begin with less.", gauge, oneIf(j.Behind))
+		sample("fared_agent_journal_state_bytes", "Length that the journal would have if it held only current state.", gauge, float64(j.StateBytes))
+		sample("fared_agent_journal_behind", "1 while the journal lacks records: a restart would begin with an older state.", gauge, oneIf(j.Behind))
 		count("fared_agent_journal_records_total", "Records written.", j.Records)
-		count("fared_agent_journal_rewrites_total", "How often the journal was written anew, shorter.", j.Rewrites)
+		count("fared_agent_journal_rewrites_total", "Times the journal was compacted.", j.Rewrites)
 		count("fared_agent_journal_errors_total", "Failed writes of the journal.", j.Errors)
 	}
 	if a.driver.collect != nil {
@@ -124,11 +129,18 @@ func newMetricsServer(address string, a *Agent) (*metricsServer, error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		if !a.healthy() {
-			http.Error(w, "the driver is broken; the log says how", http.StatusServiceUnavailable)
+		if !a.healthy() || a.damage() != nil {
+			why := "the driver is broken; see the log"
+			if err := a.damage(); err != nil {
+				why = err.Error()
+			}
+			http.Error(w, why, http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintln(w, "ok")
+		if a.driver.note != "" {
+			fmt.Fprintln(w, a.driver.note)
+		}
 	})
 	return &metricsServer{l, &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}}, nil
 }
@@ -140,7 +152,7 @@ func (m *metricsServer) serve() error {
 	return nil
 }
 
-// stop ends scrapes, after patience at the latest.
+// stop ends scrapes, after at most patience.
 func (m *metricsServer) stop(patience time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -7,24 +7,24 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// notifier tells systemd how the agent is (sd_notify(3)).
+// notifier reports the agent's state to systemd (sd_notify(3)).
 type notifier struct {
 	on     bool
 	log    *slog.Logger
 	ticker *time.Ticker
-	last   string // status told last
+	last   string // last status sent
 }
 
 func newNotifier(on bool, log *slog.Logger) *notifier { return &notifier{on: on, log: log} }
 
-// watchdog ticks when systemd wants to hear that the agent is alive; nil: it does not.
+// watchdog returns a channel that ticks when a watchdog notification is due, or nil without a watchdog.
 func (n *notifier) watchdog() <-chan time.Time {
 	if !n.on {
 		return nil
 	}
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
-		n.log.Warn("the watchdog's interval cannot be read", "error", err)
+		n.log.Warn("cannot read the watchdog's interval", "error", err)
 	}
 	if interval <= 0 {
 		return nil
@@ -38,11 +38,11 @@ func (n *notifier) say(state string) {
 		return
 	}
 	if _, err := daemon.SdNotify(false, state); err != nil {
-		n.log.Warn("systemd cannot be told", "state", state, "error", err)
+		n.log.Warn("cannot notify systemd", "state", state, "error", err)
 	}
 }
 
-// status says a status that is new.
+// status sends a status if it differs from the last one.
 func (n *notifier) status(text string) {
 	if text != n.last {
 		n.last = text

@@ -11,7 +11,7 @@ import (
 	"github.com/fared/fared/dataplane/linux"
 )
 
-// openDriver opens the driver that the configuration asks for, in the network namespace of the calling thread.
+// openDriver opens the configured driver in the network namespace of the calling thread.
 func openDriver(c *Config) (*driver, error) {
 	if c.Driver == Memory {
 		return memoryDriver(), nil
@@ -19,7 +19,7 @@ func openDriver(c *Config) (*driver, error) {
 	steer := c.Driver != Linux
 	if c.Driver == Auto {
 		if err := bpf.Supported(); err != nil {
-			c.Log.Warn("driver linux: steering by BPF is not possible here", "why", err)
+			c.Log.Warn("driver linux: steering by BPF is not possible on this host", "why", err)
 			steer = false
 		}
 	}
@@ -32,7 +32,7 @@ func openDriver(c *Config) (*driver, error) {
 	}
 	above, err := bpf.Open(c.BPF)
 	if err != nil && c.Driver == Auto {
-		c.Log.Error("driver linux: steering by BPF ought to be possible here, and failed", "error", err)
+		c.Log.Error("driver linux: steering by BPF is supported on this host, but failed", "error", err)
 		return linuxDriver(c, below), nil
 	}
 	if err != nil {
@@ -40,12 +40,12 @@ func openDriver(c *Config) (*driver, error) {
 	}
 	s := &stack{below: below, above: above, log: c.Log}
 	return &driver{
-		name: BPF, forwarder: s, settle: s.Settle, healthy: s.healthy, close: s.Close,
+		name: BPF, note: above.Private(), forwarder: s, settle: s.Settle, healthy: s.healthy, close: s.Close,
 		collect: func(sample sampler) {
 			collectLinux(sample, below.Stats())
 			stats, err := above.Stats()
 			if err != nil {
-				c.Log.Warn("the steering's counters cannot be read", "error", err)
+				c.Log.Warn("cannot read the steering's counters", "error", err)
 				return
 			}
 			collectBPF(sample, stats)
@@ -60,9 +60,9 @@ func linuxDriver(c *Config, below *linux.Plane) *driver {
 			if err := below.Settle(); err != nil {
 				return err
 			}
-			// Of an earlier run with the other driver: it would steer on, by what was true then.
+			// Steering left by an earlier run with the other driver would continue with outdated state.
 			if steering := leftSteering(&c.BPF); steering != "" {
-				c.Log.Info("removing the steering that an earlier run left", "steering", steering)
+				c.Log.Info("removing the steering of an earlier run", "steering", steering)
 				return bpf.Flush(c.BPF)
 			}
 			return nil
@@ -72,7 +72,7 @@ func linuxDriver(c *Config, below *linux.Plane) *driver {
 	}
 }
 
-// leftSteering names what is there of steering by BPF, "" for nothing.
+// leftSteering describes existing objects of steering by BPF, "" if there are none.
 func leftSteering(c *bpf.Config) string {
 	device, pins := cmp.Or(c.Device, bpf.DefaultDevice), c.PinDir
 	if _, err := net.InterfaceByName(device); err == nil {
@@ -84,7 +84,7 @@ func leftSteering(c *bpf.Config) string {
 	return ""
 }
 
-// flushDrivers removes what all drivers made: steering first, so that its packets take the routes that are still there.
+// flushDrivers removes the objects of all drivers: steering first, so that its packets take the remaining routes.
 func flushDrivers(c *Config) (removed []string, err error) {
 	if c.Driver == Memory {
 		return nil, nil
@@ -112,7 +112,7 @@ func collectLinux(sample sampler, s linux.Stats) {
 	for kind, n := range map[string]uint64{"nexthop": s.Nexthops, "group": s.Groups, "route": s.Routes, "rule": s.Rules} {
 		sample("fared_agent_kernel_operations_total", operations, counter, float64(n), "object", kind)
 	}
-	const objects = "Objects of ours in the kernel."
+	const objects = "The agent's objects in the kernel."
 	for kind, n := range map[string]int{"nexthop": s.NexthopObjects, "group": s.GroupObjects, "route": s.RouteObjects} {
 		sample("fared_agent_kernel_objects", objects, gauge, float64(n), "object", kind)
 	}
@@ -120,19 +120,19 @@ func collectLinux(sample sampler, s linux.Stats) {
 		name, help string
 		n          uint64
 	}{
-		{"errors", "Changes that the kernel refused.", s.Errors},
-		{"retries", "Batches planned again because something was refused.", s.Retries},
-		{"moved", "Groups that lost members with a carrier, before the control plane said so.", s.MovedByKernel},
-		{"repairs", "Groups that the control plane did not set in time after that, so that they were divided anew.", s.Repairs},
-		{"audits", "Comparisons of everything with the kernel.", s.Audits},
-		{"differences", "Objects that were found changed by others, and repaired.", s.Differences},
-		{"overruns", "Times that news of links were lost.", s.Overruns},
-		{"resyncs", "Times that everything was read again.", s.Resyncs},
-		{"hash_mismatches", "Source ports that the kernel placed elsewhere than computed.", s.HashMismatches},
+		{"fared_agent_kernel_errors_total", "Changes that the kernel refused.", s.Errors},
+		{"fared_agent_kernel_retries_total", "Batches planned again after a refusal.", s.Retries},
+		{"fared_agent_kernel_moved_total", "Groups that lost members with a carrier before the control plane sent new weights.", s.MovedByKernel},
+		{"fared_agent_kernel_repairs_total", "Groups that the agent repaired itself, because the control plane did not send new weights in time.", s.Repairs},
+		{"fared_agent_kernel_audits_total", "Comparisons of all objects with the kernel.", s.Audits},
+		{"fared_agent_kernel_differences_total", "Repaired objects that other programs had changed.", s.Differences},
+		{"fared_agent_kernel_overruns_total", "Times the kernel dropped link events.", s.Overruns},
+		{"fared_agent_kernel_resyncs_total", "Times all objects were read again.", s.Resyncs},
+		{"fared_agent_kernel_hash_mismatches_total", "Source ports that the kernel placed elsewhere than computed.", s.HashMismatches},
 	} {
-		sample("fared_agent_kernel_"+c.name+"_total", c.help, counter, float64(c.n))
+		sample(c.name, c.help, counter, float64(c.n))
 	}
-	sample("fared_agent_kernel_broken_sub_ports", "Sub-ports with a carrier whose next hop the kernel does not take.", gauge, float64(s.Broken))
+	sample("fared_agent_kernel_broken_sub_ports", "Sub-ports with a carrier whose next hop the kernel refuses.", gauge, float64(s.Broken))
 }
 
 func collectBPF(sample sampler, s bpf.Stats) {
@@ -140,8 +140,10 @@ func collectBPF(sample sampler, s bpf.Stats) {
 	for kind, n := range map[string]int{"group": s.Groups, "destination": s.Destinations, "pair": s.Pairs, "port_table": s.Tables} {
 		sample("fared_agent_steering_objects", objects, gauge, float64(n), "object", kind)
 	}
-	sample("fared_agent_steering_uncounted_pairs", "Pairs whose slots are not counted, for lack of room.", gauge, float64(s.Uncounted))
+	sample("fared_agent_steering_uncounted_pairs", "Pairs whose slots are not counted, because the map is full.", gauge, float64(s.Uncounted))
 	sample("fared_agent_steering_live_sub_ports", "Sub-ports that may carry packets now.", gauge, float64(len(s.Live)))
+	sample("fared_agent_steering_audits_total", "Comparisons of all maps, rules and routes with the kernel.", counter, float64(s.Audits))
+	sample("fared_agent_steering_repairs_total", "Repaired objects of the steering that other programs had changed.", counter, float64(s.Repairs))
 	for reason, n := range s.Drops {
 		sample("fared_agent_steering_dropped_packets_total", "Packets that were not sent, by reason.", counter, float64(n), "reason", reason.String())
 	}

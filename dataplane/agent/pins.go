@@ -8,11 +8,11 @@ import (
 	"github.com/fared/fared/dataplane/bpf"
 )
 
-// hostCookie is the cookie of the first network namespace: the kernel counts them up and never uses one twice.
+// hostCookie is the cookie of the initial network namespace: the kernel numbers namespaces and never reuses a number.
 const hostCookie = 1
 
-// defaultPins is the directory for pins of the calling thread's network namespace: bpf.DefaultPinDir for the host's, one
-// beside it for each other, because a BPF file system is shared by all.
+// defaultPins returns the directory for pins of the calling thread's network namespace: bpf.DefaultPinDir for the host's,
+// and a numbered sibling for any other one, because all of them may share one BPF file system.
 func defaultPins() (string, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

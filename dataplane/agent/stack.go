@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -15,27 +16,28 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 )
 
-// layer is a Forwarder of its own part of the kernel.
+// layer is a Forwarder for a separate part of the kernel state.
 type layer interface {
 	contract.Forwarder
-	// Settle removes what an earlier run left and nobody has promised since.
+	// Settle removes leftovers of earlier runs that have not been programmed again.
 	Settle() error
 	Close() error
 }
 
-// stack forwards by two layers: above steers the flows that are pinned, below everything else, and those whenever above is
-// not there. Either both obey a batch or none.
+// stack forwards with two layers: above steers the pinned flows, below forwards all other flows, and the pinned ones too if
+// above is missing. Either both layers apply a batch or none.
 type stack struct {
 	below, above layer
 	log          *slog.Logger
 
+	guard      guard
 	mu         sync.Mutex // guards everything below
 	forwarding *farev1.Forwarding
-	owed       []contract.Change // what below must still undo
-	debt       error             // why it could not
+	owed       []contract.Change // changes that below still has to undo
+	debt       error             // error of the last attempt
 }
 
-// Capabilities are what both can do: above's features, and the smaller limits.
+// Capabilities returns the common capabilities: the features of above, and the smaller limits.
 func (s *stack) Capabilities() *farev1.Capabilities {
 	below, above := s.below.Capabilities(), s.above.Capabilities()
 	return &farev1.Capabilities{
@@ -46,7 +48,15 @@ func (s *stack) Capabilities() *farev1.Capabilities {
 	}
 }
 
-// lower returns the smaller limit; 0 is none.
+// WithoutIPv6 implements contract.Explainer.
+func (s *stack) WithoutIPv6() string {
+	if e, ok := s.below.(contract.Explainer); ok {
+		return e.WithoutIPv6()
+	}
+	return ""
+}
+
+// lower returns the smaller limit; 0 means no limit.
 func lower(a, b uint32) uint32 {
 	if a == 0 || b == 0 {
 		return max(a, b)
@@ -67,7 +77,7 @@ func (s *stack) SetForwarding(forwarding *farev1.Forwarding) error {
 	if err := s.above.SetForwarding(forwarding); err != nil {
 		if s.forwarding != nil {
 			if back := s.below.SetForwarding(perFlow(s.forwarding)); back != nil {
-				s.log.Error("the kernel's groups follow a Hello that was refused, until the next", "error", back)
+				s.log.Error("the kernel's groups follow a refused Hello until the next Hello", "error", back)
 			}
 		}
 		return err
@@ -76,7 +86,7 @@ func (s *stack) SetForwarding(forwarding *farev1.Forwarding) error {
 	return nil
 }
 
-// perFlow is a forwarding for the layer below, which places flows and never sprays: what above does not steer stays in order.
+// perFlow returns a forwarding for the layer below, which never sprays: packets that above does not steer stay in order.
 func perFlow(forwarding *farev1.Forwarding) *farev1.Forwarding {
 	if forwarding.Mode == farev1.Mode_MODE_PER_FLOW {
 		return forwarding
@@ -105,48 +115,101 @@ func (s *stack) Commit(changes []contract.Change) error {
 		s.owed = append(s.owed, c.Inverse())
 	}
 	if back := s.settleDebt(); back != nil {
-		s.log.Error("what the steering refused cannot be undone below; nothing is changed until it can", "error", back)
+		s.log.Error("cannot undo at the routes what the steering refused; no changes are made until the undo succeeds", "error", back)
 	}
 	return err
 }
 
-// settleDebt has below undo what above refused. Until that has worked below obeys what nobody wants, and no change can start
-// from what everybody thinks there is. The caller holds mu.
+// settleDebt makes below undo changes that above refused. Until that succeeds, below forwards by unwanted state, and no
+// change can start from the state that the server assumes. The caller holds mu.
 func (s *stack) settleDebt() error {
 	if len(s.owed) == 0 {
 		return nil
 	}
 	if s.debt = s.below.Commit(s.owed); s.debt != nil {
-		return status.Errorf(codes.Unavailable, "an earlier change cannot be undone yet: %v", s.debt)
+		return status.Errorf(codes.Unavailable, "an earlier change is not undone yet, retry: %v", s.debt)
 	}
 	s.owed = nil
 	return nil
 }
 
-// Recover implements contract.Recoverer: below knows what the kernel forwards by, and above's maps are adopted with it.
+// Recover implements contract.Recoverer. The state recovered by above includes slots and source ports; if above finds
+// nothing, below recovers the forwarding state of the kernel.
 func (s *stack) Recover() *farev1.SnapshotResponse {
-	if r, ok := s.below.(contract.Recoverer); ok {
-		return r.Recover()
+	for _, l := range []layer{s.above, s.below} {
+		if r, ok := l.(contract.Recoverer); ok {
+			if found := r.Recover(); found != nil {
+				return found
+			}
+		}
 	}
 	return nil
+}
+
+// Approximate implements contract.Approximator: the deviations of both layers.
+func (s *stack) Approximate(group uint32) string {
+	var all []string
+	for _, l := range []layer{s.below, s.above} {
+		if a, ok := l.(contract.Approximator); ok {
+			if deviation := a.Approximate(group); deviation != "" {
+				all = append(all, deviation)
+			}
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+// Guard implements contract.Guardian: the stack is intact if both layers are.
+func (s *stack) Guard(report func(*farev1.Integrity)) {
+	s.guard.report = report
+	for i, l := range []layer{s.below, s.above} {
+		s.guard.last[i] = &farev1.Integrity{Intact: true}
+		if g, ok := l.(contract.Guardian); ok {
+			g.Guard(func(now *farev1.Integrity) { s.guard.take(i, now) })
+		}
+	}
+}
+
+// guard merges the reports of two layers.
+type guard struct {
+	mu     sync.Mutex // guards everything below
+	last   [2]*farev1.Integrity
+	report func(*farev1.Integrity)
+}
+
+func (g *guard) take(layer int, now *farev1.Integrity) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.last[layer] = now
+	all := &farev1.Integrity{Intact: true}
+	var texts []string
+	for _, i := range g.last {
+		all.Intact = all.Intact && i.Intact
+		all.Repairs += i.Repairs
+		if i.Message != "" {
+			texts = append(texts, i.Message)
+		}
+	}
+	all.Message = strings.Join(texts, "; ")
+	g.report(all)
 }
 
 // Counters implements contract.Counter.
 func (s *stack) Counters(request *farev1.CountersRequest, send func(*farev1.CountersResponse) error) error {
 	c, ok := s.above.(contract.Counter)
 	if !ok {
-		return status.Error(codes.Unimplemented, "this data plane counts nothing")
+		return status.Error(codes.Unimplemented, "this data plane has no counters")
 	}
 	return c.Counters(request, send)
 }
 
-// Settle settles both.
+// Settle settles both layers.
 func (s *stack) Settle() error { return errors.Join(s.below.Settle(), s.above.Settle()) }
 
-// Close lets go of both; the kernel forwards on.
+// Close closes both layers; the kernel continues to forward.
 func (s *stack) Close() error { return errors.Join(s.above.Close(), s.below.Close()) }
 
-// healthy says what is wrong, and tries to put it right.
+// healthy returns the current fault, and retries to repair it.
 func (s *stack) healthy() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,12 +16,12 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 )
 
-// table is a layer that forwards by what it was told.
+// table is a layer that records its programmed state.
 type table struct {
 	capabilities *farev1.Capabilities
 	forwarding   *farev1.Forwarding
 	has          map[string]string
-	fail         func() error // nil: never
+	fail         func() error // nil means that nothing fails
 }
 
 func newTable(c *farev1.Capabilities, fail func() error) *table {
@@ -57,8 +57,8 @@ func (l *table) Commit(changes []contract.Change) error {
 	return nil
 }
 
-// TestStackIsAllOrNothing: whatever fails, both layers have the same, which is what was acknowledged; if they differ for a
-// while, nothing is changed and health says so.
+// TestStackIsAllOrNothing checks that, whatever fails, both layers have the acknowledged state; and that nothing is changed
+// and health reports an error while they differ.
 func TestStackIsAllOrNothing(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	flaky := func() error {
@@ -119,7 +119,7 @@ func TestStackCapabilities(t *testing.T) {
 	}
 }
 
-// TestStackForwarding: below never sprays, and goes back when above refuses.
+// TestStackForwarding checks that below never sprays, and returns to the previous forwarding if above refuses.
 func TestStackForwarding(t *testing.T) {
 	below, above := newTable(nil, nil), newTable(nil, nil)
 	s := &stack{below: below, above: above, log: slog.New(slog.DiscardHandler)}
@@ -131,5 +131,50 @@ func TestStackForwarding(t *testing.T) {
 	above.fail = func() error { return no }
 	if err := s.SetForwarding(&farev1.Forwarding{UdpPorts: []uint32{1}}); !errors.Is(err, no) || len(below.forwarding.UdpPorts) != 0 {
 		t.Errorf("%v; below %v", err, below.forwarding)
+	}
+}
+
+// careful is a table that reports integrity, approximates a group, and recovers state after a start.
+type careful struct {
+	*table
+	report    func(*farev1.Integrity)
+	deviation string
+	found     *farev1.SnapshotResponse
+}
+
+func (c *careful) Guard(report func(*farev1.Integrity)) { c.report = report }
+func (c *careful) Approximate(uint32) string            { return c.deviation }
+func (c *careful) Recover() *farev1.SnapshotResponse    { return c.found }
+
+// TestStackReports checks that the stack is intact if both layers are, adds up their repairs, names the deviations of both,
+// and recovers from above, or from below if above finds nothing.
+func TestStackReports(t *testing.T) {
+	below, above := &careful{table: newTable(nil, nil)}, &careful{table: newTable(nil, nil)}
+	s := &stack{below: below, above: above, log: slog.New(slog.DiscardHandler)}
+	var last *farev1.Integrity
+	s.Guard(func(i *farev1.Integrity) { last = i })
+	for i, step := range []struct {
+		layer     *careful
+		now, want *farev1.Integrity
+	}{
+		{below, &farev1.Integrity{Message: "b"}, &farev1.Integrity{Message: "b"}},
+		{above, &farev1.Integrity{Message: "a", Repairs: 2}, &farev1.Integrity{Message: "b; a", Repairs: 2}},
+		{below, &farev1.Integrity{Intact: true, Repairs: 3}, &farev1.Integrity{Message: "a", Repairs: 5}},
+		{above, &farev1.Integrity{Intact: true, Repairs: 4}, &farev1.Integrity{Intact: true, Repairs: 7}},
+	} {
+		if step.layer.report(step.now); !proto.Equal(last, step.want) {
+			t.Errorf("step %d: %v, want %v", i, last, step.want)
+		}
+	}
+	below.deviation, above.deviation = "half", "double"
+	if got := s.Approximate(1); got != "half; double" {
+		t.Errorf("deviation %q", got)
+	}
+	below.found, above.found = &farev1.SnapshotResponse{}, &farev1.SnapshotResponse{}
+	if s.Recover() != above.found {
+		t.Error("not recovered from above")
+	}
+	if above.found = nil; s.Recover() != below.found {
+		t.Error("not recovered from below")
 	}
 }

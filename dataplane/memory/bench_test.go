@@ -9,7 +9,7 @@ import (
 	"github.com/fared/fared/dataplane/memory"
 )
 
-// BenchmarkConnection reports what an in-process data plane with a Program stream costs in memory.
+// BenchmarkConnection reports the memory of an in-process data plane with a Program stream.
 func BenchmarkConnection(b *testing.B) {
 	const planes = 200
 	var before, after runtime.MemStats

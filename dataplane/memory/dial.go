@@ -13,8 +13,8 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// pipeBytes is the size of the in-process connection's buffers, each way: large enough for a window of operations,
-// small enough for thousands of data planes in one process.
+// pipeBytes is the buffer size of the in-process connection per direction: large enough for a window of operations, small
+// enough for thousands of data planes in one process.
 const pipeBytes = 16 << 10
 
 // Conn is an in-process connection to a data plane.
@@ -25,30 +25,30 @@ type Conn struct {
 	served sync.WaitGroup
 }
 
-// Dial serves a data plane inside the process and connects to it: gRPC as over a socket, without a network. Close it
-// to end both sides.
+// Dial serves a data plane inside the process and connects to it by gRPC without a network. The caller must close the
+// connection, which ends both sides.
 func Dial(dataplane farev1.DataplaneServiceServer) (*Conn, error) {
 	listener := bufconn.Listen(pipeBytes)
-	// Every buffer of the transport is kept small: nothing here waits for a network.
+	// All transport buffers are small, because there is no network latency.
 	server := grpc.NewServer(grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(4<<10), grpc.WaitForHandlers(true))
 	farev1.RegisterDataplaneServiceServer(server, dataplane)
 	client, err := grpc.NewClient("passthrough:///memory",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
 		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10),
-		// A few bytes a second at most: no idle timer needs to tear the connection down.
+		// The connection needs a few bytes per second at most, so it has no idle timer.
 		grpc.WithIdleTimeout(0))
 	if err != nil {
 		server.Stop()
 		return nil, fmt.Errorf("in-process data plane: %w", err)
 	}
 	c := &Conn{ClientConn: client, server: server}
-	// Serve returns nil after Stop, and Stop is the only way that this listener ends.
+	// Serve returns nil after Stop, which is the only way to end this listener.
 	c.served.Go(func() { _ = server.Serve(listener) })
 	return c, nil
 }
 
-// Close ends the connection, the streams over it and the server; it returns when all are gone.
+// Close ends the connection, its streams and the server, and waits for them.
 func (c *Conn) Close() error {
 	err := c.ClientConn.Close()
 	c.server.Stop()

@@ -10,21 +10,21 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 )
 
-// ErrNoRoute: the destination was never programmed.
+// ErrNoRoute reports that the destination is not programmed.
 var ErrNoRoute = errors.New("no such destination")
 
-// ErrUnreachable: the destination's group has no member that is up; packets are dropped.
+// ErrUnreachable reports that the destination's group has no member that is up; packets are dropped.
 var ErrUnreachable = errors.New("unreachable")
 
-// ErrNoSlot: the destination's group has no slot of that number.
+// ErrNoSlot reports that the destination's group has no slot with that number.
 var ErrNoSlot = errors.New("no such slot")
 
-// Path is where a packet leaves.
+// Path is the egress of a packet.
 type Path struct {
 	Plane, Device string
-	// Slot is the slot that the packet belongs to, -1 when it was placed by its flow alone.
+	// Slot is the slot of the packet, or -1 if the packet was placed by its flow alone.
 	Slot int
-	// Diverted: the slot's own sub-port is down (or no member any more), another one carries the packet.
+	// Diverted is true if the slot's sub-port is down or no longer a member, and another sub-port carries the packet.
 	Diverted bool
 }
 
@@ -34,12 +34,17 @@ type Member struct {
 	Weight        uint32
 }
 
-// Weights returns the members of dst's group that are up, in the order of Forwarding: what its traffic obeys now.
-// Empty means that packets are dropped.
-func (d *Dataplane) Weights(dst netip.Addr) (live []Member, err error) {
+// Weights calls WeightsFrom for the first source group.
+func (d *Dataplane) Weights(dst netip.Addr) ([]Member, error) {
+	return d.WeightsFrom(netip.Addr{}, dst)
+}
+
+// WeightsFrom returns the members that are up in the group for packets from src to dst, in the order of Forwarding. If it
+// is empty, packets are dropped.
+func (d *Dataplane) WeightsFrom(src, dst netip.Addr) (live []Member, err error) {
 	d.View(func(s *contract.State) {
 		var t target
-		if t, err = lookup(s, dst); err != nil {
+		if t, err = lookup(s, src, dst); err != nil {
 			return
 		}
 		for _, member := range t.group.Members {
@@ -51,13 +56,13 @@ func (d *Dataplane) Weights(dst netip.Addr) (live []Member, err error) {
 	return live, err
 }
 
-// Forward returns where a packet of a flow leaves. flow is what the packet's hash came to: over as many consecutive
-// flows as the live weights sum to, each sub-port is picked exactly as often as its weight says. On a data plane with
-// flow pins, a flow that is one of the pair's source ports, of UDP or TCP, follows its slot.
+// Forward returns the egress of a packet. flow is the hash of the packet: of any w consecutive flows, where w is the sum of
+// the live weights, each sub-port gets exactly as many as its weight. On a data plane with flow pins, a flow that equals
+// one of the pair's source ports, of UDP or TCP, follows its slot.
 func (d *Dataplane) Forward(src, dst netip.Addr, flow uint32) (path Path, err error) {
 	d.View(func(s *contract.State) {
 		var t target
-		if t, err = lookup(s, dst); err != nil {
+		if t, err = lookup(s, src, dst); err != nil {
 			return
 		}
 		if slot, ok := t.pinned(src, flow); ok {
@@ -69,35 +74,42 @@ func (d *Dataplane) Forward(src, dst netip.Addr, flow uint32) (path Path, err er
 	return path, err
 }
 
-// SlotPath returns where a packet of a slot leaves: over the slot's own sub-port while that is up and a member, else
-// over the others by weight, as a group that fails over without the control plane does.
-func (d *Dataplane) SlotPath(dst netip.Addr, slot int) (path Path, err error) {
+// SlotPath calls SlotPathFrom for the first source group.
+func (d *Dataplane) SlotPath(dst netip.Addr, slot int) (Path, error) {
+	return d.SlotPathFrom(netip.Addr{}, dst, slot)
+}
+
+// SlotPathFrom returns the egress of a packet of a slot from src: the slot's sub-port if it is up and a member, otherwise
+// the other sub-ports by weight, like a group that fails over without the control plane.
+func (d *Dataplane) SlotPathFrom(src, dst netip.Addr, slot int) (path Path, err error) {
 	d.View(func(s *contract.State) {
 		var t target
-		if t, err = lookup(s, dst); err == nil {
+		if t, err = lookup(s, src, dst); err == nil {
 			path, err = t.slotPath(slot, uint32(slot))
 		}
 	})
 	return path, err
 }
 
-// target is a destination and what it is forwarded by.
+// target is a destination and its forwarding state.
 type target struct {
-	dst   netip.Addr
-	state *contract.State
-	group *farev1.Group
-	pairs []*farev1.PairPorts
+	dst    netip.Addr
+	state  *contract.State
+	source *contract.SourceGroup
+	group  *farev1.Group
+	pairs  []*farev1.PairPorts
 }
 
-func lookup(s *contract.State, dst netip.Addr) (target, error) {
-	programmed, ok := s.Destinations[netip.PrefixFrom(dst, dst.BitLen())]
+func lookup(s *contract.State, src, dst netip.Addr) (target, error) {
+	name := s.SourceOf(src)
+	programmed, ok := s.Destinations[contract.DestinationKey{Source: name, Prefix: netip.PrefixFrom(dst, dst.BitLen())}]
 	if !ok {
 		return target{}, fmt.Errorf("%s: %w", dst, ErrNoRoute)
 	}
-	return target{dst, s, s.Groups[programmed.Group], programmed.Pairs}, nil
+	return target{dst, s, s.SourceGroup(name), s.Groups[programmed.Group], programmed.Pairs}, nil
 }
 
-// pinned finds the slot whose source port a flow is.
+// pinned returns the slot whose source port equals a flow.
 func (t *target) pinned(src netip.Addr, flow uint32) (slot int, ok bool) {
 	for _, pair := range t.pairs {
 		if source, err := netip.ParsePrefix(pair.Source); err == nil && source.Addr() == src {
@@ -108,9 +120,9 @@ func (t *target) pinned(src netip.Addr, flow uint32) (slot int, ok bool) {
 	return 0, false
 }
 
-// carries says whether a member's sub-port is part of Forwarding and up.
+// carries reports whether a member's sub-port serves the source group and is up.
 func (t *target) carries(member *farev1.GroupMember) bool {
-	return t.state.Up(member.Device) && t.state.Devices[member.Device].Plane == member.Plane
+	return t.source.Serves(member.Device) && t.state.Up(member.Device) && t.state.Devices[member.Device].Plane == member.Plane
 }
 
 func (t *target) slotPath(number int, flow uint32) (Path, error) {
@@ -138,7 +150,7 @@ func (t *target) slotPath(number int, flow uint32) (Path, error) {
 	return Path{}, fmt.Errorf("%s: group %d: slot %d: %w", t.dst, t.group.Id, number, ErrNoSlot)
 }
 
-// hashed places a flow over the live members, of one plane unless plane is empty.
+// hashed places a flow on the live members, only those of plane unless it is empty.
 func (t *target) hashed(plane string, flow uint32) (Path, error) {
 	eligible := func(member *farev1.GroupMember) bool {
 		return (plane == "" || member.Plane == plane) && t.carries(member)

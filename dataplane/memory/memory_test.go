@@ -98,7 +98,7 @@ func final(t *testing.T, s stream, n int) []*farev1.Ack {
 
 var dst = netip.MustParseAddr("10.128.0.1")
 
-// program sets a group with weights 2:1:1 on dp0a, dp0b, dp1a, slots on each and one sprayed over p0.
+// program sets a group with weights 2:1:1 on dp0a, dp0b, dp1a, with slots on each and one sprayed over p0.
 func program(pairs ...*farev1.PairPorts) []*farev1.Operation {
 	group := &farev1.Group{
 		Id: 1,
@@ -120,7 +120,7 @@ func setState(id uint64, device string, up bool) *farev1.Operation {
 	return &farev1.Operation{Id: id, Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: device, Up: up}}}
 }
 
-// count forwards as many flows as asked and counts where they leave.
+// count forwards a number of flows and counts their egress.
 func count(t *testing.T, d *memory.Dataplane, flows uint32) string {
 	t.Helper()
 	n := map[string]int{}
@@ -202,7 +202,7 @@ func TestPinnedFlows(t *testing.T) {
 	}
 }
 
-// TestForwardingShrinks: a sub-port that Hello leaves out carries nothing, and the groups stay.
+// TestForwardingShrinks checks that a sub-port that a Hello removes carries nothing, and that the groups stay.
 func TestForwardingShrinks(t *testing.T) {
 	d := memory.New(memory.Config{})
 	client := dial(t, d)
@@ -237,7 +237,7 @@ func TestInjectedFaults(t *testing.T) {
 	client := dial(t, d)
 	s := open(t, client)
 	d.RefuseNext(1, codes.Internal, "no memory")
-	send(t, s, program()...) // the group is refused, so the destination is too
+	send(t, s, program()...) // the group is refused, and with it the destination
 	acks := final(t, s, 2)
 	if codes.Code(acks[0].Code) != codes.Internal || acks[0].Message != "no memory" || codes.Code(acks[1].Code) != codes.FailedPrecondition {
 		t.Errorf("acks %v, want INTERNAL, then FAILED_PRECONDITION", acks)
@@ -274,7 +274,8 @@ func TestInjectedFaults(t *testing.T) {
 	}
 }
 
-// TestCloseSendFlushes: a client that has sent all it wanted still gets late acknowledgements, then an orderly end.
+// TestCloseSendFlushes checks that a client that has closed its side still receives delayed acknowledgements, and then an
+// orderly end.
 func TestCloseSendFlushes(t *testing.T) {
 	d := memory.New(memory.Config{})
 	s := open(t, dial(t, d))
@@ -289,7 +290,7 @@ func TestCloseSendFlushes(t *testing.T) {
 	}
 }
 
-// TestManyInOneProcess: a lab's worth of data planes, each with its connection and stream.
+// TestManyInOneProcess runs as many data planes as a lab, each with its connection and stream.
 func TestManyInOneProcess(t *testing.T) {
 	var streams []stream
 	for range 500 {

@@ -15,8 +15,8 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// The bed has endpoints on one area of ordinary memory. Nothing happens but what a test asks for: there is no goroutine and no
-// clock. What the kernel knows of processes, the bed says.
+// bed has endpoints on one area of ordinary memory. It has no goroutine and no clock: only calls of the test have effects. It replaces the
+// kernel's knowledge about processes.
 type bed struct {
 	t    testing.TB
 	area *area
@@ -58,7 +58,7 @@ func (b *bed) join(address netip.Addr) *host {
 	return h
 }
 
-// settle lets every endpoint work until none has anything to do.
+// settle runs all endpoints until none has work left.
 func settle(hosts ...*host) {
 	for again := true; again; {
 		again = false
@@ -71,18 +71,18 @@ func settle(hosts ...*host) {
 	}
 }
 
-// host is an rdma.Host that remembers everything and checks what it is told.
+// host is an rdma.Host that records all calls and checks them.
 type host struct {
 	t       testing.TB
 	mu      sync.Mutex
 	address netip.Addr
-	bed     *bed // nil: the clock is the real one
+	bed     *bed // nil: real time
 	tr      *transport
 	begin   time.Time
-	lean    *echo // who is told of messages and completions instead
+	lean    *echo // receives messages and completions instead
 
 	memory    map[uint32]memory
-	receives  int // SENDs that may still come
+	receives  int // number of SENDs that it admits
 	refuse    bool
 	body      []byte
 	accepted  bool
@@ -127,7 +127,7 @@ func (h *host) Do(f func()) {
 
 func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
-// register makes b a memory region at its own address.
+// register makes b a memory region at its address in the process.
 func (h *host) register(key uint32, b []byte, access rdma.Access) {
 	h.memory[key] = memory{b, access}
 	h.tr.Registered(key, addressOf(b), b, access)
@@ -210,6 +210,8 @@ func (h *host) Return(op *rdma.Op) {
 
 func (h *host) Room(rdma.Channel) { h.rooms++ }
 
+func (h *host) Stalled(rdma.Channel, int, bool) {}
+
 func (h *host) Failed(ch rdma.Channel, err error) {
 	if len(h.posted) != 0 && len(h.tr.channels) == 1 {
 		h.t.Errorf("the channel has failed with %d operations outstanding", len(h.posted))
@@ -220,7 +222,7 @@ func (h *host) Failed(ch rdma.Channel, err error) {
 	h.failed[ch] = err
 }
 
-// post posts an operation that must be taken.
+// post posts an operation, which must be accepted.
 func (h *host) post(ch rdma.Channel, op *rdma.Op) *rdma.Op {
 	h.t.Helper()
 	if !h.tryPost(ch, op) {
@@ -239,7 +241,7 @@ func (h *host) tryPost(ch rdma.Channel, op *rdma.Op) (ok bool) {
 	return ok
 }
 
-// wants checks how an operation has ended.
+// wants checks the result of an operation.
 func (h *host) wants(op *rdma.Op, want error) {
 	h.t.Helper()
 	err, ended := h.errs[op]
@@ -252,7 +254,7 @@ func live() []rdma.Path {
 	return []rdma.Path{{Share: 1, Sent: new(atomic.Uint64), Again: new(atomic.Uint64)}}
 }
 
-// connect connects two hosts by a channel each.
+// connect connects two hosts with a channel.
 func connect(t testing.TB, a, b *host) (ca, cb rdma.Channel) {
 	t.Helper()
 	make := func(h *host, to netip.Addr) (c rdma.Channel) {
@@ -278,7 +280,7 @@ func connect(t testing.TB, a, b *host) (ca, cb rdma.Channel) {
 	return ca, cb
 }
 
-// shared is memory of the area.
+// shared returns memory of the area.
 func (h *host) shared(n int) []byte {
 	h.t.Helper()
 	b, err := h.tr.Alloc(n)

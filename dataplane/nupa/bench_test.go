@@ -16,11 +16,11 @@ import (
 
 func must(address string) netip.Addr { return netip.MustParseAddr(address) }
 
-// echo takes messages at no cost: it sends them back, or counts them.
+// echo receives messages at minimal cost: it sends them back, or counts them.
 type echo struct {
 	*host
 	c    rdma.Channel
-	ping bool // counts
+	ping bool // counts instead
 	body [MaxOp]byte
 	n    int
 	op   rdma.Op
@@ -49,7 +49,7 @@ func (e *echo) complete(err error) {
 	e.done.Add(1)
 }
 
-// report gives the median and the 99th percentile of round trips.
+// report reports the median and the 99th percentile of round trip times.
 func report(b *testing.B, took []time.Duration) {
 	slices.Sort(took)
 	b.ReportMetric(float64(took[len(took)/2].Nanoseconds()), "p50-ns")
@@ -57,7 +57,7 @@ func report(b *testing.B, took []time.Duration) {
 	b.ReportMetric(float64(len(took)), "round-trips")
 }
 
-// pingPong sends n bytes back and forth: the other end posts its answer when it is given the question.
+// pingPong sends n bytes back and forth: the other end posts its reply inside the delivery.
 func pingPong(b *testing.B, e *echo, n int) {
 	took := make([]time.Duration, 0, b.N)
 	op := rdma.Op{Kind: rdma.OpSend, Local: make([]byte, n)}
@@ -79,7 +79,7 @@ func pingPong(b *testing.B, e *echo, n int) {
 	report(b, took)
 }
 
-// lean makes a host one that costs nothing.
+// lean makes h a host of minimal cost.
 func lean(h *host, c rdma.Channel, ping bool) *echo {
 	e := &echo{host: h, c: c, ping: ping}
 	h.Do(func() { h.lean = e })
@@ -116,7 +116,7 @@ func BenchmarkSendPingPong(b *testing.B) {
 	})
 }
 
-// BenchmarkWrite is what one endpoint executes by itself: no peer takes part.
+// BenchmarkWrite measures operations that one endpoint executes directly, without the peer.
 func BenchmarkWrite(b *testing.B) {
 	for _, n := range []int{8, 4096, MaxOp} {
 		b.Run(size(n), func(b *testing.B) {
@@ -144,7 +144,7 @@ func BenchmarkWrite(b *testing.B) {
 	}
 }
 
-// BenchmarkWriteThroughRing is a WRITE to memory that is not in the file, as many as fit outstanding.
+// BenchmarkWriteThroughRing measures WRITEs to memory outside the file, with as many outstanding as fit.
 func BenchmarkWriteThroughRing(b *testing.B) {
 	for _, n := range []int{8, 4096, MaxOp} {
 		b.Run(size(n), func(b *testing.B) {

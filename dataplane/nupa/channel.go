@@ -9,7 +9,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// channel is one end: it sends by a ring of its own and receives by its peer's.
+// channel is one end of a channel: it sends through its own ring and receives through its peer's.
 type channel struct {
 	t   *transport
 	cfg rdma.ChannelConfig
@@ -21,24 +21,24 @@ type channel struct {
 	reachable      map[uint32]reach // the peer's regions by key, as of version
 	version        uint64
 
-	path      *rdma.Path // that operations count for; nil: parked
+	path      *rdma.Path // its counters apply to operations; nil: parked
 	connected bool
-	broken    bool // failed: nothing flows any more
+	broken    bool // failed: no operation is carried any longer
 	closed    bool
-	wantRoom  bool // Post has refused an operation since the last Room
-	holding   bool // the host is not ready for what is next, and has not said since that it is
-	heldUp    bool // the peer has been told so, in ring.held
-	telling   bool // in transport.telling
+	wantRoom  bool // Post has refused an operation since the latest Room
+	holding   bool // the host is not ready for the next operation, and has not called Ready since
+	heldUp    bool // ring.held informs the peer of this
+	telling   bool // listed in transport.telling
 
-	outstanding int           // operations in the ring that are not given back
-	progress    time.Duration // when one ended last, or the first of them was posted
-	beat        uint64        // the peer's, when we looked last
+	outstanding int           // operations in the ring that have not been returned or completed
+	progress    time.Duration // time of the latest completion, or of the first post of the outstanding operations
+	beat        uint64        // the peer's beat at the latest check
 }
 
-// localSize is how long Local is: version, file, endpoint and its generation, ring and its first sequence number.
+// localSize is the length of Local: version, file, endpoint and its generation, ring and its first sequence number.
 const localSize = 4 + 8 + 4 + 8 + 4 + 8
 
-// Channel takes a ring to send by.
+// Channel acquires a ring for sending.
 func (t *transport) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
 	unlock, err := t.m.lock()
 	if err != nil {
@@ -72,31 +72,31 @@ func (c *channel) Local() []byte {
 func (c *channel) Connect(remote []byte, paths []rdma.Path) error {
 	le, t := binary.LittleEndian, c.t
 	if c.connected {
-		return errors.New("nupa: connected already")
+		return errors.New("nupa: the channel is connected already")
 	}
 	if len(remote) != localSize || le.Uint32(remote) != version {
 		return fmt.Errorf("nupa: the peer's %d bytes are not of version %d", len(remote), version)
 	}
 	if id := le.Uint64(remote[4:]); id != t.area.id {
-		return fmt.Errorf("nupa: the peer maps another file: its id is %016x, that of %s is %016x (Config.File)", id, t.cfg.File, t.area.id)
+		return fmt.Errorf("nupa: the peer maps another file: its id is %016x, the id of %s is %016x (Config.File)", id, t.cfg.File, t.area.id)
 	}
 	at, generation, ringAt, start := le.Uint32(remote[12:]), le.Uint64(remote[16:]), le.Uint32(remote[24:]), le.Uint64(remote[28:])
 	if at >= endpointCount || ringAt >= uint32(t.area.rings) {
-		return fmt.Errorf("nupa: endpoint %d, ring %d: no such thing in this file", at, ringAt)
+		return fmt.Errorf("nupa: endpoint %d, ring %d: not in this file", at, ringAt)
 	}
 	peer, in := t.area.endpoint(int(at)), t.area.ring(int(ringAt))
 	if want := c.cfg.Remote.As16(); peer.generation().Load() != generation || string(peer.address()) != string(want[:]) {
-		return fmt.Errorf("nupa: endpoint %d is not that of %v any more", at, c.cfg.Remote)
+		return fmt.Errorf("nupa: endpoint %d no longer belongs to %v", at, c.cfg.Remote)
 	}
 	if in.first().Load() != start || in.sender().Load() != at+1 || in.senderGeneration().Load() != generation {
-		return fmt.Errorf("nupa: ring %d is not the peer's any more", ringAt)
+		return fmt.Errorf("nupa: ring %d no longer belongs to the peer", ringAt)
 	}
 	if t.recvOf[ringAt] != nil {
-		return fmt.Errorf("nupa: ring %d is another channel's", ringAt)
+		return fmt.Errorf("nupa: ring %d belongs to another channel", ringAt)
 	}
 	c.peer, c.peerGeneration = peer, generation
 	c.in = receiver{ring: in, start: start, next: start}
-	c.version = peer.version().Load() - 1 // regions have to be read
+	c.version = peer.version().Load() - 1 // forces a read of the regions
 	t.recvOf[ringAt] = c
 	c.out.receiverGeneration().Store(generation)
 	c.out.receiver().Store(at + 1)
@@ -104,11 +104,11 @@ func (c *channel) Connect(remote []byte, paths []rdma.Path) error {
 	c.progress = t.host.Now()
 	c.usePaths(paths)
 	c.offerRoom()
-	t.self.knock(c.in.index, t.m) // the peer may have posted before
+	t.self.notify(c.in.index, t.m) // the peer may have posted before
 	return nil
 }
 
-// usePaths takes the first path that has a share of its own. A lent one is of another slot: memory does not lead through that.
+// usePaths selects the first path with a share that is not lent. A lent path belongs to another slot, which memory cannot use.
 func (c *channel) usePaths(paths []rdma.Path) {
 	c.path = nil
 	for i := range paths {
@@ -119,7 +119,8 @@ func (c *channel) usePaths(paths []rdma.Path) {
 	}
 }
 
-// SetPaths parks the channel when no path has a share of its own: what the peer has not taken is revoked and given back.
+// SetPaths parks the channel if no path has a share or all are lent: it revokes the operations that the peer has not taken, and returns
+// them.
 func (c *channel) SetPaths(paths []rdma.Path) {
 	c.usePaths(paths)
 	switch {
@@ -132,8 +133,8 @@ func (c *channel) SetPaths(paths []rdma.Path) {
 	c.t.drain()
 }
 
-// park gives back what the peer has not taken. What it has taken ends, or comes back when the peer is not ready for it: then the
-// peer knocks, and park is called again.
+// park returns the operations that the peer has not taken. Those that it has taken complete, or are put back if the peer is not ready; the
+// peer then notifies this end, and park is called once more.
 func (c *channel) park() {
 	for seq := c.out.revoke(); seq < c.out.next; seq++ {
 		if e := c.out.entry(seq); e.op != nil {
@@ -143,16 +144,16 @@ func (c *channel) park() {
 			c.t.count.revoked++
 		}
 	}
-	c.tell() // the peer makes room by passing over them
+	c.tell() // the peer frees the slots by skipping them
 }
 
 func (c *channel) Post(op *rdma.Op) bool {
 	if len(op.Local) > MaxOp || len(op.Head) > rdma.MaxHead {
-		panic(fmt.Sprintf("nupa: an operation of %d bytes with a head of %d: the most are %d and %d",
+		panic(fmt.Sprintf("nupa: an operation of %d bytes with a head of %d: the limits are %d and %d",
 			len(op.Local), len(op.Head), MaxOp, rdma.MaxHead))
 	}
 	if (op.Kind == rdma.OpCompareSwap || op.Kind == rdma.OpFetchAdd) && len(op.Local) != 8 {
-		panic(fmt.Sprintf("nupa: an atomic operation on %d bytes: want 8", len(op.Local)))
+		panic(fmt.Sprintf("nupa: an atomic operation on %d bytes: use 8", len(op.Local)))
 	}
 	if c.path == nil || !c.connected || c.broken {
 		c.wantRoom = true
@@ -161,7 +162,7 @@ func (c *channel) Post(op *rdma.Op) bool {
 	if c.direct(op) {
 		c.t.count.posted++
 		c.t.count.direct++
-		if op.Kind == rdma.OpWrite { // what is read is the peer's to send, and it has sent nothing
+		if op.Kind == rdma.OpWrite { // the bytes of a READ count as sent by the peer, which sends nothing here
 			c.path.Sent.Add(uint64(len(op.Local)))
 		}
 		c.t.host.Complete(op, nil)
@@ -180,8 +181,8 @@ func (c *channel) Post(op *rdma.Op) bool {
 	return true
 }
 
-// direct executes a WRITE or a READ on the peer's shared memory. That keeps the order only if everything posted before has been
-// executed. What is not allowed is left to the peer to refuse.
+// direct executes a WRITE or READ on the peer's shared memory. It preserves the order only if all earlier operations have been executed.
+// Operations that are not allowed go to the peer, which refuses them.
 func (c *channel) direct(op *rdma.Op) bool {
 	need := rdma.RemoteWrite
 	switch {
@@ -219,11 +220,11 @@ func (c *channel) direct(op *rdma.Op) bool {
 	return true
 }
 
-// Ready: what is held is received by the endpoint's goroutine, not from inside the host's call.
+// Ready resumes reception. The endpoint's goroutine receives the held message, outside the host's call.
 func (c *channel) Ready() {
 	if c.connected && !c.broken && c.holding {
 		c.holding = false
-		c.t.self.knock(c.in.index, c.t.m)
+		c.t.self.notify(c.in.index, c.t.m)
 	}
 }
 
@@ -249,14 +250,14 @@ func (c *channel) Close() {
 		t.lingering = append(t.lingering, c.out.ring)
 	}
 	if c.connected {
-		c.knock()
+		c.notifyPeer()
 	}
 }
 
 // push queues an event for the host.
 func (t *transport) push(e event) { t.events = append(t.events, e) }
 
-// tell has Flush knock at the peer.
+// tell schedules a notification of the peer for the next Flush.
 func (c *channel) tell() {
 	if !c.telling {
 		c.telling = true
@@ -264,16 +265,16 @@ func (c *channel) tell() {
 	}
 }
 
-// knock makes the peer look at both rings.
-func (c *channel) knock() {
+// notifyPeer makes the peer check both rings.
+func (c *channel) notifyPeer() {
 	for _, ring := range [...]int{c.out.index, c.in.index} {
-		if c.peer.knock(ring, c.t.m) {
+		if c.peer.notify(ring, c.t.m) {
 			c.t.count.wakes++
 		}
 	}
 }
 
-// offerRoom tells the host that Post may succeed again, if it wants to know.
+// offerRoom calls Host.Room if Post has refused an operation.
 func (c *channel) offerRoom() {
 	if c.wantRoom && c.path != nil {
 		c.wantRoom = false

@@ -22,7 +22,8 @@ func pattern(n int, seed byte) []byte {
 	return b
 }
 
-// Every kind, with the target in the file and not, with the initiator's data in the file and not, of lengths around each border.
+// TestOperations runs every kind of operation, with target and data of the initiator in the file and outside, and with lengths around each
+// limit.
 func TestOperations(t *testing.T) {
 	for _, target := range []string{"shared", "private"} {
 		for _, local := range []string{"shared", "private"} {
@@ -94,7 +95,8 @@ func TestAtomics(t *testing.T) {
 	}
 }
 
-// An operation that the peer refuses ends with its error; what was posted after it is not executed; both ends hear of it.
+// TestRefusals checks that a refused operation completes with its error, that later operations are not executed, and that both ends are
+// notified.
 func TestRefusals(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -146,7 +148,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A WRITE after a SEND that is held must not come before it.
+// TestOrderIsKeptWhileNotReady checks that a WRITE does not overtake an earlier SEND that is held.
 func TestOrderIsKeptWhileNotReady(t *testing.T) {
 	bed := newBed(t, 2, 8)
 	a, b := bed.join(addressA), bed.join(addressB)
@@ -159,7 +161,7 @@ func TestOrderIsKeptWhileNotReady(t *testing.T) {
 	if region[0] != 0 || len(a.completed) != 0 || b.tr.count.notReady != 1 {
 		t.Fatalf("written %d, completed %d, not ready %d", region[0], len(a.completed), b.tr.count.notReady)
 	}
-	bed.now += time.Hour // a peer that lives may be unready for as long as it likes
+	bed.now += time.Hour // a live peer may be unready for any time
 	b.Do(b.tr.check)
 	a.Do(a.tr.check)
 	if a.failed[ca] != nil {
@@ -245,7 +247,7 @@ func TestParkingGivesBackWhatIsNotTaken(t *testing.T) {
 	}
 }
 
-// Not ready at the moment of parking: the peer has taken the message, and puts it back.
+// TestParkingTakesBackWhatIsHeld parks the channel while the peer is not ready: the peer has taken the message, and puts it back.
 func TestParkingTakesBackWhatIsHeld(t *testing.T) {
 	bed := newBed(t, 2, 8)
 	a, b := bed.join(addressA), bed.join(addressB)
@@ -253,7 +255,7 @@ func TestParkingTakesBackWhatIsHeld(t *testing.T) {
 	op := a.post(ca, &rdma.Op{Kind: rdma.OpSend})
 	c := ca.(*channel)
 	seq := c.out.oldest
-	if !c.out.change(seq, posted, taken) { // as the peer does, in the middle of Admit
+	if !c.out.change(seq, posted, taken) { // like the peer inside Admit
 		t.Fatal("not posted")
 	}
 	a.Do(func() { ca.SetPaths([]rdma.Path{{}}) })
@@ -286,7 +288,7 @@ func TestCloseFlushes(t *testing.T) {
 		t.Error("a broken channel has taken an operation")
 	}
 	b.Do(cb.Close)
-	for range 10 { // rings go round
+	for range 10 { // rings are reused
 		ca, cb = connect(t, a, b)
 		b.receives = 1
 		op := a.post(ca, &rdma.Op{Kind: rdma.OpSend, Local: []byte("x")})
@@ -297,7 +299,7 @@ func TestCloseFlushes(t *testing.T) {
 	}
 }
 
-// The host closes the channel from inside its own calls.
+// TestCloseInsideDeliver closes the channel inside calls to the host.
 func TestCloseInsideDeliver(t *testing.T) {
 	bed := newBed(t, 2, 8)
 	a, b := bed.join(addressA), bed.join(addressB)
@@ -344,7 +346,7 @@ func TestPeerIsGone(t *testing.T) {
 	}
 }
 
-// Who joins after a crash in the middle of everything finds all of the dead one's rings, regions and pages free.
+// TestTakeover checks that an endpoint that joins after a crash finds all rings, regions and pages of the dead endpoint free.
 func TestTakeover(t *testing.T) {
 	bed := newBed(t, 2, 8)
 	a, b := bed.join(addressA), bed.join(addressB)
@@ -363,7 +365,7 @@ func TestTakeover(t *testing.T) {
 	if _, err := b2.tr.Alloc(6 * pageSize); err != nil {
 		t.Error(err)
 	}
-	// a still has the old channel; its WRITE must not land in memory that is another's now.
+	// a still has the old channel; its WRITE must not change memory that now belongs to another endpoint.
 	op := &rdma.Op{Kind: rdma.OpWrite, Key: 7, Remote: addressOf(region), Local: []byte{1}}
 	a.tryPost(ca, op)
 	if region[0] != 0 {
@@ -378,7 +380,8 @@ func TestTakeover(t *testing.T) {
 	a.wants(send, nil)
 }
 
-// Deregistered waits for a peer that copies; when it waits in vain, the pages are lost rather than used twice.
+// TestDeregisteredWaits checks that Deregistered waits for a peer that copies, and that the pages are lost rather than reused if the wait
+// fails.
 func TestDeregisteredWaits(t *testing.T) {
 	bed := newBed(t, 2, 8)
 	a, b := bed.join(addressA), bed.join(addressB)
@@ -406,8 +409,8 @@ func TestConnectRefuses(t *testing.T) {
 	var ca, cb rdma.Channel
 	a.Do(func() { ca, _ = a.tr.Channel(rdma.ChannelConfig{Remote: addressB}) })
 	b.Do(func() { cb, _ = b.tr.Channel(rdma.ChannelConfig{Remote: addressA}) })
-	for i, want := range map[int]string{0: "version", 4: "another file", 12: "not that of", 15: "no such thing", 16: "not that of",
-		24: "not the peer's", 27: "no such thing", 28: "not the peer's"} {
+	for i, want := range map[int]string{0: "version", 4: "another file", 12: "no longer belongs", 15: "not in this file", 16: "no longer belongs",
+		24: "no longer belongs", 27: "not in this file", 28: "no longer belongs"} {
 		bad := cb.Local()
 		bad[i] ^= 0x40
 		if i == 12 {

@@ -13,7 +13,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma/rdmatest"
 )
 
-// The model of every transport: operations of all kinds both ways, planes that are parked and come back, receivers not ready.
+// TestContract runs the common model: operations of all kinds in both directions, planes that are parked and return, receivers not ready.
 func TestContract(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for _, tc := range []struct {

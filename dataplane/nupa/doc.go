@@ -1,42 +1,42 @@
-// Package nupa is the transport of a plane that is memory: endpoints that map the same file carry RDMA operations by copying, as
-// NUPA (Networking Unified Protocol Architecture) does over a PCIe or CXL fabric. There is no adapter, no packet and no loss; a
-// WRITE to a region that lies in the file is one copy, straight to where it belongs.
+// Package nupa is the transport of a plane of shared memory. Endpoints that map the same file carry RDMA operations by copying, as NUPA
+// (Networking Unified Protocol Architecture) does over a PCIe or CXL fabric. There is no adapter, no packet and no loss; a WRITE to a
+// region inside the file is a single copy to its destination.
 //
-// The file is what the fabric's shared memory is: on tmpfs, a memfd, or a DAX device. All endpoints run on one kernel, which tells
-// them when a peer has died (locks of the file) and wakes them (futexes). Who may write the file may write everybody's regions:
-// its permissions are the fabric's.
+// The file plays the role of the fabric's shared memory: it is on tmpfs, a memfd, or a DAX device. All endpoints run on one kernel, which
+// detects dead peers (locks of the file) and wakes up endpoints (futexes). A process that may write the file may write the regions of all
+// endpoints: the permissions of the file are those of the fabric.
 //
 // # Operations
 //
-//	WRITE, READ  the peer's region is in the file, and everything posted before on the channel has been executed: the initiator
-//	             checks key, bounds and rights itself, copies, and is done. Else by the ring; the peer copies.
-//	SEND         by the ring. Up to 96 bytes are in the slot; more are in the ring's staging, or stay where they are if that is
-//	             in the file.
-//	atomics      by the ring, always: the peer's device lock makes them atomic with those that come by other planes.
+//	WRITE, READ  if the peer's region is in the file, and all earlier operations of the channel have been executed, the initiator
+//	             checks key, bounds and rights, copies, and is done; otherwise through the ring, and the peer copies
+//	SEND         through the ring; up to 96 bytes are in the slot, more are in the ring's staging area, or stay in place if they
+//	             are in the file
+//	atomics      always through the ring: the peer's device lock makes them atomic with those of other planes
 //
-// So a channel executes in the order of posting. Both ends break it when the peer refuses an operation: nothing posted after that
-// is executed.
+// A channel thus executes operations in the order of posting. If the peer refuses an operation, both ends fail the channel: no later
+// operation is executed.
 //
 // # Rings
 //
-// A channel sends by a ring that it takes from the file. Each slot has one word that says which operation it holds, by number, and
-// how far that is; ring.go has the state machine. When the plane is parked the initiator revokes what the peer has not taken,
-// newest first, by compare-and-swap on those words, and gives it back to its set: what the peer executes is always a prefix.
+// A channel sends through a ring that it acquires from the file. The word of each slot contains the number and the state of the slot's
+// operation; ring.go has the state machine. If the plane is parked, the initiator revokes the operations that the peer has not taken,
+// newest first, by compare-and-swap on these words, and returns them to its set: the peer always executes a prefix.
 //
 // # Failures
 //
-// A process that dies loses its lock on its entry of the table of endpoints. Peers look at the locks ten times a second, and their
-// channels fail with ErrRetryExceeded. Whoever joins next clears up: rings, pages and regions carry their owner's number. A peer
-// that lives but executes nothing is given up after Timing.GiveUp. What is read from the file is copied and checked before it is
-// used: bad contents break the channel that they came by.
+// A process that dies loses its lock on its entry in the table of endpoints. Peers check the locks ten times per second, and their channels
+// fail with ErrRetryExceeded. The next endpoint that joins cleans up: rings, pages and regions contain their owner's number. An endpoint
+// gives up a live peer that executes nothing for Timing.GiveUp. Data from the file is copied and checked before use: invalid contents fail
+// the channel on which they arrived.
 //
 // # Files
 //
 //	layout.go    the file, byte by byte
-//	endpoint.go  who maps it, which regions they publish
+//	endpoint.go  endpoints of the file, and their published regions
 //	heap.go      memory for regions
 //	ring.go      sending end of a ring, and the state machine of a slot; receive.go: the receiving end
-//	channel.go   rdma.Channel; execute.go: what it does with what has come or has ended
+//	channel.go   rdma.Channel; execute.go: its handling of arrived and ended operations
 //	nupa.go      rdma.Transport, rdma.Allocator, rdma.Registrar; run.go: its goroutine and Flush
-//	file.go      mapping, locks, futexes: all that needs the kernel
+//	file.go      mapping, locks, futexes: all calls to the kernel
 package nupa

@@ -7,22 +7,22 @@ import (
 	"sync/atomic"
 )
 
-// machine is what the shared file needs of the system: file.go has the real one.
+// machine is the interface of the shared file to the system; file.go implements it.
 type machine interface {
-	// lock keeps other endpoints from changing the tables until unlock. A process that dies with it loses it.
+	// lock excludes changes of the tables by other endpoints until unlock. The lock ends with the process.
 	lock() (unlock func(), err error)
-	// claim takes an entry of the table of endpoints for as long as this process lives; false when somebody has it.
+	// claim claims an entry in the table of endpoints for the lifetime of the process; it returns false if another process holds it.
 	claim(endpoint int) (bool, error)
 	release(endpoint int)
-	// alive says whether somebody else's claim holds.
+	// alive reports whether an entry is claimed.
 	alive(endpoint int) bool
-	// wake wakes whoever sleeps on a word.
+	// wake wakes up the process that sleeps on a word.
 	wake(word *atomic.Uint32)
-	// pause lets others run for a moment, n counts up from 0; false when it has waited for as long as one may.
+	// pause yields the processor for a moment; n counts the calls, from 0. It returns false once the maximum wait is over.
 	pause(n int) bool
 }
 
-// endpoint is an entry of the table of endpoints.
+// endpoint is an entry in the table of endpoints.
 type endpoint struct {
 	*area
 	index, at int
@@ -41,14 +41,14 @@ func (e endpoint) asleep() *atomic.Uint32     { return e.u32(e.at + 68) }
 func (e endpoint) touching() *atomic.Uint64   { return e.u64(e.at + 128) }
 func (e endpoint) beat() *atomic.Uint64       { return e.u64(e.at + 136) }
 
-// pending is a word of the bits of rings to look at.
+// pending returns a word of the bitmap of rings to check.
 func (e endpoint) pending(word int) *atomic.Uint64 { return e.u64(e.at + 192 + 8*word) }
 
 func (e endpoint) claimed() bool { return e.generation().Load()&1 == 1 }
 
-// knock tells the endpoint to look at a ring, and wakes it if it sleeps. Who sets the bit first does the waking: the endpoint
-// says that it sleeps, then looks at the bits again, and sleeps only if there are none.
-func (e endpoint) knock(ring int, m machine) (woken bool) {
+// notify notifies the endpoint of work in a ring, and wakes it up if it sleeps. The caller that sets the bit is responsible for waking. No
+// wake-up is lost, since the endpoint first sets asleep, then checks the bits once more, and sleeps only if none is set.
+func (e endpoint) notify(ring int, m machine) (woken bool) {
 	bit := uint64(1) << (ring % 64)
 	if e.pending(ring/64).Or(bit)&bit != 0 || e.asleep().Load() == 0 {
 		return false
@@ -58,7 +58,7 @@ func (e endpoint) knock(ring int, m machine) (woken bool) {
 	return true
 }
 
-// quiet says whether there is no ring to look at.
+// quiet reports whether no ring has to be checked.
 func (e endpoint) quiet() bool {
 	for w := range (e.rings + 63) / 64 {
 		if e.pending(w).Load() != 0 {
@@ -68,7 +68,7 @@ func (e endpoint) quiet() bool {
 	return true
 }
 
-// join claims an entry for a loopback. What endpoints left that died is cleared away first, the last life of this one too.
+// join claims an entry for a loopback. It first cleans up after dead endpoints, including a previous one of this loopback.
 func (a *area) join(m machine, loopback netip.Addr, process int) (endpoint, error) {
 	unlock, err := m.lock()
 	if err != nil {
@@ -114,8 +114,9 @@ func (a *area) join(m machine, loopback netip.Addr, process int) (endpoint, erro
 	return endpoint{}, fmt.Errorf("%w: all %d endpoints are claimed", ErrFile, endpointCount)
 }
 
-// clear ends an endpoint that is dead, or that is ours: its channels' peers see another generation, its regions, rings and pages
-// are free. What a live peer still touches is not, and is tried again by the next who needs it. Under the file's lock.
+// clear ends an endpoint that is dead, or the local one: peers of its channels see another generation, and its regions, rings and pages
+// become free. Memory that a live peer still accesses stays taken, and the next endpoint that needs it tries again. The caller holds the
+// file's lock.
 func (a *area) clear(m machine, i int) bool {
 	e := a.endpoint(i)
 	for r := range regionCount {
@@ -136,7 +137,7 @@ func (a *area) clear(m machine, i int) bool {
 	return true
 }
 
-// clearDead clears every dead endpoint; what there is not enough of may be theirs. Under the file's lock.
+// clearDead clears all dead endpoints, to recover their rings and pages. The caller holds the file's lock.
 func (a *area) clearDead(m machine) {
 	for i := range endpointCount {
 		if a.endpoint(i).claimed() && !m.alive(i) {
@@ -145,7 +146,7 @@ func (a *area) clearDead(m machine) {
 	}
 }
 
-// region is an entry of the table of regions.
+// region is an entry in the table of regions.
 type region struct {
 	*area
 	index, at int
@@ -156,7 +157,7 @@ func (a *area) region(i int) region { return region{a, i, regionsAt + i*regionSi
 func (r region) word() *atomic.Uint64  { return r.u64(r.at) }
 func (r region) owner() *atomic.Uint32 { return r.u32(r.at + 40) }
 
-// reach is a region as a peer has read it: checked, and its own copy.
+// reach is a checked copy of a peer's region entry.
 type reach struct {
 	index   int
 	word    uint64
@@ -165,7 +166,7 @@ type reach struct {
 	bytes   []byte
 }
 
-// publish lets peers reach b; false when the table is full, and they cannot. Under the file's lock.
+// publish makes b accessible to peers. It returns false if the table is full. The caller holds the file's lock.
 func (a *area) publish(owner int, key uint32, address uint64, at, n int, access uint32) (index int, ok bool) {
 	for i := range regionCount {
 		r := a.region(i)
@@ -186,9 +187,9 @@ func (a *area) publish(owner int, key uint32, address uint64, at, n int, access 
 	return 0, false
 }
 
-// withdraw ends a region, and returns when nobody copies from it or to it any more: an endpoint says which region it touches
-// before it looks whether the region is valid, and we look in the opposite order. The dead touch nothing. False when a peer is
-// stuck in there for longer than one may wait.
+// withdraw ends a region, and waits until no peer copies from it or to it: an endpoint first stores the region in touching and then checks
+// that the region is valid, and withdraw does both in the opposite order. Dead endpoints do not count. It returns false if a peer copies
+// for longer than the maximum wait.
 func (r region) withdraw(m machine, me int) bool {
 	if w := r.word(); w.Load()&1 == 1 {
 		w.Add(1)
@@ -207,7 +208,7 @@ func (r region) withdraw(m machine, me int) bool {
 	return true
 }
 
-// lose takes the region's pages out of use: somebody may still write there.
+// lose takes the region's pages out of use: a peer may still write to them.
 func (r region) lose() {
 	le, b := binary.LittleEndian, r.mem[r.at:r.at+regionSize]
 	if at, n := le.Uint64(b[24:]), le.Uint64(b[32:]); n > 0 && r.inHeap(at, n) {
@@ -215,7 +216,7 @@ func (r region) lose() {
 	}
 }
 
-// regionsOf reads what an endpoint has published into a map by key, and counts entries that no endpoint of ours would write.
+// regionsOf copies an endpoint's published regions to a map by key, and returns the number of invalid entries.
 func (a *area) regionsOf(owner int, into map[uint32]reach) (damaged int) {
 	clear(into)
 	le := binary.LittleEndian
@@ -237,7 +238,7 @@ func (a *area) regionsOf(owner int, into map[uint32]reach) (damaged int) {
 	return damaged
 }
 
-// part is n bytes of the region at a peer's address.
+// part returns the n bytes of the region at a peer's address.
 func (r *reach) part(address uint64, n int) ([]byte, bool) {
 	if address < r.address || address-r.address > uint64(len(r.bytes)) || uint64(n) > uint64(len(r.bytes))-(address-r.address) {
 		return nil, false

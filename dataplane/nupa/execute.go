@@ -13,12 +13,12 @@ import (
 var (
 	errPeerClosed = errors.New("nupa: the peer has closed the channel")
 	errPeerGone   = errors.New("nupa: the peer's endpoint is gone")
-	errSilent     = errors.New("nupa: the peer executes nothing")
-	errDamaged    = errors.New("nupa: the ring holds what no peer writes")
-	errCancelled  = errors.New("nupa: the peer has given up in the middle of a message")
+	errSilent     = errors.New("nupa: the peer does not execute operations")
+	errDamaged    = errors.New("nupa: the ring contains invalid data")
+	errCancelled  = errors.New("nupa: the peer has stopped in the middle of a message")
 )
 
-// failure is the error of a status.
+// failure returns the error of a status, nil for success.
 func (s status) failure() error {
 	switch s {
 	case remoteAccess:
@@ -41,11 +41,11 @@ func statusOf(err error) status {
 	return remoteAccess
 }
 
-// receive executes what the peer has posted.
+// receive executes the operations that the peer has posted.
 func (c *channel) receive() {
 	for n := 0; !c.broken; n++ {
 		if n == budget {
-			c.t.self.knock(c.in.index, c.t.m) // the rest after others
+			c.t.self.notify(c.in.index, c.t.m) // continue after the other rings
 			return
 		}
 		if c.holding {
@@ -76,7 +76,7 @@ func (c *channel) receive() {
 	}
 }
 
-// execute does the operation that is taken; false when there is nothing more to do for now.
+// execute executes the taken operation. It returns false if the channel has to stop for now.
 func (c *channel) execute() bool {
 	in, host := &c.in, c.t.host
 	d := &in.d
@@ -89,7 +89,7 @@ func (c *channel) execute() bool {
 	case rdma.OpSend:
 		body, verdict := host.Admit(c, in.head(), int(d.length))
 		switch {
-		case c.closed: // by the host, right now
+		case c.closed: // by the host, inside Admit
 			in.end(skipped, 0)
 			return false
 		case verdict == rdma.NotReady:
@@ -133,8 +133,8 @@ func (c *channel) execute() bool {
 	if err != nil {
 		c.t.count.refused++
 		in.end(statusOf(err), 0)
-		// As a RoCE queue pair does after a remote error (InfiniBand Architecture, Volume 1, Section 9.9.3): nothing that comes
-		// after it may be executed, for it was posted to come after it.
+		// Like a RoCE queue pair after a remote error (InfiniBand Architecture, Volume 1, Section 9.9.3): later operations must not be
+		// executed, since they were posted in the expectation that this one is.
 		c.fail(rdma.ErrFlushed, err)
 		return false
 	}
@@ -143,7 +143,7 @@ func (c *channel) execute() bool {
 	return !c.closed
 }
 
-// goOn tells the peer that its operation is held up no more.
+// goOn withdraws the notice to the peer that its operation is held up.
 func (c *channel) goOn() {
 	if c.heldUp {
 		c.heldUp = false
@@ -151,12 +151,12 @@ func (c *channel) goOn() {
 	}
 }
 
-// collect ends what the peer has executed.
+// collect handles the operations that the peer has executed.
 func (c *channel) collect() {
 	if c.broken || !c.connected {
 		return
 	}
-	// In this order: what ended before the peer left is known to have ended.
+	// left is read before reap, so that operations that ended before the peer left are reaped.
 	left := c.out.left().Load() == c.out.start
 	c.reap()
 	switch {
@@ -198,7 +198,7 @@ func (c *channel) reap() {
 	}
 }
 
-// succeed completes an operation that the peer has executed.
+// succeed completes an executed operation.
 func (c *channel) succeed(e *sentOp, was uint64) {
 	switch op := e.op; op.Kind {
 	case rdma.OpRead:
@@ -213,7 +213,7 @@ func (c *channel) succeed(e *sentOp, was uint64) {
 	c.t.push(event{kind: complete, ch: c, op: e.op})
 }
 
-// fail breaks the channel: what has not been executed completes with err, and the host hears why. Close gives the ring back.
+// fail fails the channel: operations that have not been executed complete with err, and the host receives why. Close releases the ring.
 func (c *channel) fail(err, why error) {
 	if c.broken {
 		return
@@ -222,12 +222,12 @@ func (c *channel) fail(err, why error) {
 	c.t.push(event{kind: failed, ch: c, err: why})
 }
 
-// end completes everything, with err what has not been executed, and tells the peer.
+// end completes all operations, those that have not been executed with err, and notifies the peer.
 func (c *channel) end(err error) {
 	if c.broken {
 		return
 	}
-	c.broken = true // reap's own failures find that
+	c.broken = true // checked by failures inside reap
 	if !c.connected {
 		return
 	}
@@ -258,7 +258,8 @@ func (c *channel) end(err error) {
 	c.tell()
 }
 
-// check fails the channel when its peer is gone, or has been silent for too long. A peer that is not ready shows that it lives.
+// check fails the channel if its peer is gone, or has executed nothing for too long. A peer that is not ready proves with its beat that it
+// is alive.
 func (c *channel) check(now time.Duration) {
 	if c.broken || !c.connected {
 		return
@@ -268,7 +269,7 @@ func (c *channel) check(now time.Duration) {
 	if c.broken {
 		return
 	}
-	if c.holding { // as a sender does when the receiver-not-ready timer ends, should the host have forgotten to say Ready
+	if c.holding { // as after an RNR timer: retry even if the host has not called Ready
 		c.Ready()
 	}
 	beat := c.peer.beat().Load()

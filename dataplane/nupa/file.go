@@ -14,31 +14,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// file is the machine of endpoints of one kernel: a file that all map.
+// file is the machine for endpoints on one kernel: a file that all of them map.
 //
-// Locks are those of open file descriptions (fcntl(2), F_OFD_SETLK) on single bytes of it: byte 0 for the tables, byte 1+i for the
-// claim of endpoint i. The kernel drops them when the process ends, however it ends, and knows no process ids that could be
-// another's by now or of another container.
+// Its locks are open file description locks (fcntl(2), F_OFD_SETLK) on single bytes: byte 0 for the tables, byte 1+i for the claim of
+// endpoint i. The kernel releases them when the process ends in any way. Unlike process ids they cannot be reused, and they work across
+// containers.
 type file struct {
 	fd       int
 	mem      []byte
 	patience time.Duration
-	mine     atomic.Int32 // the endpoint that is ours, plus 1
+	mine     atomic.Int32 // the local endpoint, plus 1
 
-	tables sync.Mutex // the lock of byte 0 is the file's, not a goroutine's: one at a time
+	tables sync.Mutex // the lock of byte 0 belongs to the file, not to a goroutine: this excludes other goroutines
 }
 
 const (
 	lockTables  = 0
 	lockClaims  = 1
-	spins       = 64 // of pause, before it sleeps
+	spins       = 64 // number of yields before pause sleeps
 	pauseLength = 100 * time.Microsecond
 )
 
-// mapFile opens and maps the file, and makes it of that size and with so many rings if it is not there or is empty.
+// mapFile opens and maps the file. If the file does not exist or is empty, mapFile makes it with the given size and number of rings.
 func mapFile(path string, size int64, rings int, patience time.Duration) (_ *file, _ *area, err error) {
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
-		return nil, nil, errors.New("the words of the file are little endian, this machine's are not")
+		return nil, nil, errors.New("the words of the file are little endian, but this machine is big endian")
 	}
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -64,7 +64,7 @@ func mapFile(path string, size int64, rings int, patience time.Duration) (_ *fil
 		if _, err := geometry(size, rings); err != nil {
 			return nil, nil, err
 		}
-		// Memory is taken now: a tmpfs that is full later would kill whoever touches a page (SIGBUS).
+		// Allocate the memory now: if a tmpfs is full later, access to a missing page kills the process (SIGBUS).
 		if err := unix.Fallocate(fd, 0, 0, size); err != nil {
 			return nil, nil, errors.Join(fmt.Errorf("%d bytes (Config.Size): %w", size, err), unix.Ftruncate(fd, 0))
 		}
@@ -73,7 +73,7 @@ func mapFile(path string, size int64, rings int, patience time.Duration) (_ *fil
 	} else {
 		size = st.Size
 	}
-	// Who may write the file may cut it short, unless it is a memfd that can be sealed.
+	// Any process with write permission could truncate the file, unless it is a memfd, which can be sealed.
 	unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
 	if f.mem, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return nil, nil, fmt.Errorf("map %d bytes: %w", size, err)
@@ -86,12 +86,12 @@ func mapFile(path string, size int64, rings int, patience time.Duration) (_ *fil
 	}
 	a, err := open(f.mem)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w; end what uses it and remove it, or set Config.File to another", err)
+		return nil, nil, fmt.Errorf("%w; end the processes that use the file and remove it, or set Config.File to another file", err)
 	}
 	return f, a, nil
 }
 
-// close unmaps and closes: every lock is dropped.
+// close unmaps and closes the file, which releases all locks.
 func (f *file) close() {
 	if f.mem != nil {
 		unix.Munmap(f.mem)
@@ -143,7 +143,7 @@ func (f *file) alive(endpoint int) bool {
 		return true
 	}
 	l, err := f.fcntl(unix.F_OFD_GETLK, unix.F_WRLCK, lockClaims+endpoint)
-	return err != nil || l.Type != unix.F_UNLCK // not known to be dead is alive
+	return err != nil || l.Type != unix.F_UNLCK // on errors assume that the endpoint is alive
 }
 
 func (f *file) pause(n int) bool {
@@ -155,7 +155,7 @@ func (f *file) pause(n int) bool {
 	return time.Duration(n-spins)*pauseLength < f.patience
 }
 
-// The futex operations without FUTEX_PRIVATE_FLAG: the word is another process's too, at another address.
+// The futex operations without FUTEX_PRIVATE_FLAG: other processes use the word too, at other addresses.
 const (
 	futexWait = 0
 	futexWake = 1
@@ -165,7 +165,7 @@ func (f *file) wake(word *atomic.Uint32) {
 	unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, 1, 0, 0, 0)
 }
 
-// sleep sleeps until woken, unless the word has another value already, or for so long.
+// sleep sleeps until a wake-up, at most for the given duration; it returns at once if the word does not have the value.
 func sleep(word *atomic.Uint32, value uint32, most time.Duration) {
 	ts := unix.NsecToTimespec(int64(most))
 	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0)

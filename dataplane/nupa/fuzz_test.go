@@ -8,8 +8,8 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// FuzzFile: whatever stands in the shared file while two endpoints work, nothing panics or reaches outside of it, every operation
-// ends once, and what is registered as read-only in private memory stays as it is.
+// FuzzFile checks arbitrary contents of the shared file while two endpoints work. No access panics or leaves the file, every operation ends
+// once, and read-only regions in private memory stay unchanged.
 func FuzzFile(f *testing.F) {
 	add := func(n int, seed uint64) {
 		rng := rand.New(rand.NewPCG(seed, 5))
@@ -59,7 +59,7 @@ func FuzzFile(f *testing.F) {
 				bed.area.u64((int(x) % (ringsAt / 8)) * 8 &^ 7).Store(uint64(x) * 0x9e3779b97f4a7c15)
 			case 12: // a byte of a ring's header or its first slots
 				bed.area.mem[ringsAt+(int(x>>8)&3)*ringSize+int(x>>10)%(ringHeader+4*slotSize)] = byte(x)
-			case 13: // a slot's word, likely to be believed
+			case 13: // a plausible word of a slot
 				r := bed.area.ring(int(x>>8) & 3)
 				seq := r.first().Load() + uint64(x>>16)%8
 				r.state(seq).Store(word(seq, uint64(x)%8))
@@ -95,7 +95,7 @@ func FuzzFile(f *testing.F) {
 	})
 }
 
-// FuzzOpen: a file that is opened is one whose parts are inside, whatever else it says.
+// FuzzOpen checks that all parts of a file that opens are inside the file.
 func FuzzOpen(f *testing.F) {
 	b := make([]byte, 1<<20)
 	if _, err := format(b, 1, 42); err != nil {
@@ -106,7 +106,7 @@ func FuzzOpen(f *testing.F) {
 	f.Fuzz(func(t *testing.T, header []byte) {
 		mem := make([]byte, 1<<20)
 		copy(mem[:64], header)
-		if len(header) >= 64 && header[63] != 1 { // let the checksum not be what stops it
+		if len(header) >= 64 && header[63] != 1 { // give the fuzzer a correct checksum
 			binary.LittleEndian.PutUint32(mem[12:], headerSum(mem))
 		}
 		a, err := open(mem)

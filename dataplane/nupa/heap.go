@@ -5,18 +5,20 @@ import (
 	"sync/atomic"
 )
 
-// The heap: a word per page says who has it, and nothing else is kept, so that an owner that dies in the middle of allocating or
-// freeing leaves nothing to repair: its pages are those with its number. Searching is linear; registering memory is not the fast path.
+// The heap has one word per page, which contains the owner, and no other state. An owner that dies while it allocates or frees therefore
+// leaves nothing to repair: its pages are those with its number. Searches are linear, since the registration of memory is not
+// performance-critical.
 const (
 	ownerMask = 0xffff
-	pageLost  = 0xffff // memory that a stuck peer may still write to; never used again
+	pageLost  = 0xffff // memory to which a stuck peer may still write; never reused
 	firstPage = 1 << 31
 )
 
-// alloc finds pages for n bytes, first fit, for an endpoint. Under the file's lock. An error says how much there is.
+// alloc allocates pages for n bytes, first fit, for an endpoint. The caller holds the file's lock. The error contains the amount of free
+// memory.
 func (a *area) alloc(endpoint, n int) ([]byte, error) {
 	if n < 0 {
-		return nil, fmt.Errorf("%d bytes of shared memory: want 0 or more", n)
+		return nil, fmt.Errorf("%d bytes of shared memory: use 0 or more", n)
 	}
 	want := max(1, n/pageSize+min(n%pageSize, 1))
 	run, free, longest := 0, 0, 0
@@ -40,11 +42,11 @@ func (a *area) alloc(endpoint, n int) ([]byte, error) {
 		clear(b[:cap(b)])
 		return b, nil
 	}
-	return nil, fmt.Errorf("%d bytes of shared memory: %d of %d are free, %d in one piece (Config.Size)",
+	return nil, fmt.Errorf("%d bytes of shared memory: %d of %d are free, at most %d contiguous (Config.Size)",
 		n, free*pageSize, a.pages*pageSize, longest*pageSize)
 }
 
-// free gives back what alloc gave. Anything else is left alone: false.
+// free frees memory from alloc. It returns false, and does nothing, for other memory.
 func (a *area) free(endpoint int, b []byte) bool {
 	at, ok := a.offset(b[:min(1, cap(b))])
 	if !ok || (at-a.heapAt)%pageSize != 0 {
@@ -59,14 +61,14 @@ func (a *area) free(endpoint int, b []byte) bool {
 	for last+1 < a.pages && a.page(last+1).Load() == owner {
 		last++
 	}
-	// From the end, so that what is left when its owner dies here is still an allocation.
+	// From the end, so that the rest is still a valid allocation if the owner dies here.
 	for p := last; p >= first; p-- {
 		a.page(p).Store(0)
 	}
 	return true
 }
 
-// freeAll gives back everything of an endpoint.
+// freeAll frees all pages of an endpoint.
 func (a *area) freeAll(endpoint int) {
 	for p := range a.pages {
 		if a.page(p).Load()&ownerMask == uint32(endpoint+1) {
@@ -75,7 +77,7 @@ func (a *area) freeAll(endpoint int) {
 	}
 }
 
-// owns says whether an endpoint has any page.
+// owns reports whether an endpoint owns any page.
 func (a *area) owns(endpoint int) bool {
 	for p := range a.pages {
 		if a.page(p).Load()&ownerMask == uint32(endpoint+1) {
@@ -85,7 +87,7 @@ func (a *area) owns(endpoint int) bool {
 	return false
 }
 
-// lose takes pages out of use for good.
+// lose takes pages out of use permanently.
 func (a *area) lose(at, n int) {
 	for p := (at - a.heapAt) / pageSize; p <= (at-a.heapAt+n-1)/pageSize; p++ {
 		a.page(p).Store(pageLost)

@@ -9,26 +9,26 @@ import (
 	"unsafe"
 )
 
-// The shared file, version 1. All numbers are little endian; words that several endpoints change are aligned to their size and
-// changed atomically. Offsets in bytes.
+// The shared file, version 1. All numbers are little endian; words that several endpoints change are aligned to their size and changed
+// atomically. Offsets in bytes.
 //
-//	header    4096                          what follows; never changed after the file is made
-//	endpoints 64 entries of 320             who maps the file
-//	regions   4096 entries of 64            memory that peers may reach directly
+//	header    4096                          the fields below; constant once the file is made
+//	endpoints 64 entries of 320             processes that map the file
+//	regions   4096 entries of 64            memory that peers may access directly
 //	rings     N of 295040                   one per channel and direction: header, 128 slots of 256, 262144 of staging
-//	pages     4 per page of the heap        who has allocated it
+//	pages     4 per page of the heap        owners
 //	heap      to the end, pages of 4096     memory regions
 //
 //	header    0 magic  8 version  12 CRC-32C of bytes 0-11 and 16-63  16 size  24 id  32 rings  36 slots  40 staging
 //	          44 endpoints  48 regions  52 zero  56 heap
 //	endpoint  0 generation (odd: claimed)  8 process id  16 loopback, 16 bytes  32 version of its regions
-//	          64 doorbell (futex)  68 asleep  |  128 region it copies from or to, plus 1  136 beat  |  192 rings to look at, a bit each
+//	          64 doorbell (futex)  68 asleep  |  128 region it copies from or to, plus 1  136 beat  |  192 bitmap of rings to check
 //	region    0 word (odd: valid; grows with each change)  8 key  12 access  16 address  24 offset in the file  32 length
 //	          40 endpoint
 //	ring      0 sender, plus 1  4 receiver, plus 1  8 sender's generation  16 receiver's generation  24 first sequence number, 0: closed
 //	          64 first sequence number of the use that the receiver left  72 the same while the receiver is not ready
-//	slot      0 sequence number << 8 | state  8 kind  9 length of head  10 where the data is  12 key  16 address  24 length
-//	          32 offset of the data in the file  40 compare  48 swap  |  64 status  72 what was there  |  128 head  160 data in place
+//	slot      0 sequence number << 8 | state  8 kind  9 length of head  10 place of the data  12 key  16 address  24 length
+//	          32 offset of the data in the file  40 compare  48 swap  |  64 status  72 previous value  |  128 head  160 data in place
 //	page      bits 0-15 endpoint, plus 1; 0 free; 65535 lost   bit 31: first page of an allocation
 const (
 	magic      = "NUPAfare"
@@ -53,29 +53,29 @@ const (
 	ringsAt     = regionsAt + regionCount*regionSize
 )
 
-// MaxOp is Limits.MaxOp: a quarter of a ring's staging, so that copying in and copying out overlap.
+// MaxOp is Limits.MaxOp in bytes: a quarter of a ring's staging, so that copies in and out overlap.
 const MaxOp = 64 << 10
 
-// ErrFile is what an error of Start wraps when the file is not one that this version can use.
+// ErrFile is wrapped by errors of Start if this version cannot use the file.
 var ErrFile = errors.New("shared file")
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// area is the mapped file: bytes, and where in them things are. What it says about itself is taken from its header once, when it
-// is opened, and never read again: whatever peers write, offsets stay inside.
+// area is the mapped file and its geometry. The geometry is read from the header once, when the file is opened, so that offsets stay in
+// bounds whatever peers write.
 type area struct {
 	mem     []byte
-	id      uint64 // random; both ends of a channel must have the same
+	id      uint64 // random; must be the same at both ends of a channel
 	rings   int
-	pagesAt int // of the table of pages
+	pagesAt int // offset of the table of pages
 	heapAt  int
-	pages   int // of the heap
+	pages   int // number of pages of the heap
 }
 
-// geometry is where things are in a file of a size, or an error when it is too small.
+// geometry returns the geometry of a file of the given size, or an error if the size is too small.
 func geometry(size int64, rings int) (*area, error) {
 	if rings < 1 || rings > maxRings {
-		return nil, fmt.Errorf("%w: %d rings: want 1 to %d (Config.Channels)", ErrFile, rings, maxRings)
+		return nil, fmt.Errorf("%w: %d rings: use 1 to %d (Config.Channels)", ErrFile, rings, maxRings)
 	}
 	a := &area{rings: rings, pagesAt: (ringsAt + rings*ringSize + pageSize - 1) &^ (pageSize - 1)}
 	a.pages = int((size - int64(a.pagesAt)) / (pageSize + 4))
@@ -87,7 +87,7 @@ func geometry(size int64, rings int) (*area, error) {
 	return a, nil
 }
 
-// headerBytes is everything of the header.
+// headerBytes returns the contents of the header.
 func (a *area) headerBytes(size int64) []byte {
 	b := make([]byte, 64)
 	le := binary.LittleEndian
@@ -107,7 +107,7 @@ func headerSum(b []byte) uint32 {
 	return crc32.Update(crc32.Checksum(b[:12], castagnoli), castagnoli, b[16:64])
 }
 
-// format makes mem, all zero, a file. The magic is written last: without it a file is not finished.
+// format makes mem, which is all zero, a valid file. It writes the magic last: without it a file is incomplete.
 func format(mem []byte, rings int, id uint64) (*area, error) {
 	a, err := geometry(int64(len(mem)), rings)
 	if err != nil {
@@ -120,23 +120,23 @@ func format(mem []byte, rings int, id uint64) (*area, error) {
 	return a, nil
 }
 
-// open checks the header of mem.
+// open checks the header of mem and returns its area.
 func open(mem []byte) (*area, error) {
 	if len(mem) < headerSize {
 		return nil, fmt.Errorf("%w: %d bytes, less than a header", ErrFile, len(mem))
 	}
 	le, h := binary.LittleEndian, mem[:64]
 	if string(h[:8]) != magic {
-		return nil, fmt.Errorf("%w: magic %q at byte 0, not %q: it is something else", ErrFile, h[:8], magic)
+		return nil, fmt.Errorf("%w: magic %q at byte 0 instead of %q: the file has another format", ErrFile, h[:8], magic)
 	}
 	if v := le.Uint32(h[8:]); v != version {
-		return nil, fmt.Errorf("%w: version %d at byte 8, not %d", ErrFile, v, version)
+		return nil, fmt.Errorf("%w: version %d at byte 8 instead of %d", ErrFile, v, version)
 	}
 	if got, want := le.Uint32(h[12:]), headerSum(h); got != want {
-		return nil, fmt.Errorf("%w: checksum %08x at byte 12, not %08x: the header is damaged", ErrFile, got, want)
+		return nil, fmt.Errorf("%w: checksum %08x at byte 12 instead of %08x: the header is damaged", ErrFile, got, want)
 	}
 	if size := le.Uint64(h[16:]); size != uint64(len(mem)) {
-		return nil, fmt.Errorf("%w: size %d at byte 16, but it has %d bytes", ErrFile, size, len(mem))
+		return nil, fmt.Errorf("%w: size %d at byte 16, but the file has %d bytes", ErrFile, size, len(mem))
 	}
 	a, err := geometry(int64(len(mem)), int(min(le.Uint32(h[32:]), maxRings+1)))
 	if err != nil {
@@ -154,8 +154,8 @@ func open(mem []byte) (*area, error) {
 	return a, nil
 }
 
-// u64 and u32 are words in the file. sync/atomic orders what is copied before a store before what is read after the load that
-// sees it (the Go memory model's synchronized-before); between processes it is the processor that keeps this, by the same instructions.
+// u64 and u32 return words in the file. sync/atomic orders copies before a store before reads after the load that observes it (the Go
+// memory model's synchronized-before relation); between processes the processor guarantees this, by the same instructions.
 func (a *area) u64(at int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&a.mem[at : at+8][0]))
 }
@@ -163,10 +163,10 @@ func (a *area) u32(at int) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&a.mem[at : at+4][0]))
 }
 
-// heapEnd is where the heap ends.
+// heapEnd returns the end of the heap.
 func (a *area) heapEnd() int { return a.heapAt + a.pages*pageSize }
 
-// offset is where b is in the heap, or false when it is not, wholly.
+// offset returns the offset of b in the file, or false if b is not completely inside the heap.
 func (a *area) offset(b []byte) (int, bool) {
 	if len(b) == 0 {
 		return 0, false
@@ -178,7 +178,7 @@ func (a *area) offset(b []byte) (int, bool) {
 	return int(at), true
 }
 
-// inHeap says whether n bytes at an offset that a peer has given are in the heap.
+// inHeap reports whether n bytes at an offset from a peer are inside the heap.
 func (a *area) inHeap(at, n uint64) bool {
 	return at >= uint64(a.heapAt) && at <= uint64(a.heapEnd()) && n <= uint64(a.heapEnd())-at
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Every word of the header that is wrong is refused, and the error says where it is.
+// TestOpenRefuses checks that every wrong word of the header is refused with an error that contains its offset.
 func TestOpenRefuses(t *testing.T) {
 	fresh := func() []byte {
 		b := make([]byte, ringsAt+ringSize+16*pageSize)
@@ -26,7 +26,7 @@ func TestOpenRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	le := binary.LittleEndian
-	set := func(at int, v uint32) func([]byte) []byte { // with a checksum that fits
+	set := func(at int, v uint32) func([]byte) []byte { // with a correct checksum
 		return func(b []byte) []byte {
 			le.PutUint32(b[at:], v)
 			le.PutUint32(b[12:], headerSum(b))
@@ -39,7 +39,7 @@ func TestOpenRefuses(t *testing.T) {
 		want   string
 	}{
 		{"something else", func(b []byte) []byte { copy(b, "\x7fELF"); return b }, "magic"},
-		{"another version", func(b []byte) []byte { le.PutUint32(b[8:], 2); return b }, "version 2 at byte 8, not 1"},
+		{"another version", func(b []byte) []byte { le.PutUint32(b[8:], 2); return b }, "version 2 at byte 8 instead of 1"},
 		{"a flipped bit", func(b []byte) []byte { b[40] ^= 1; return b }, "checksum"},
 		{"cut", func(b []byte) []byte { return b[:len(b)-pageSize] }, "size"},
 		{"cut in the header", func(b []byte) []byte { return b[:100] }, "less than a header"},
@@ -56,7 +56,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// The bytes of the header are what the layout says: other builds map the same file.
+// TestHeaderBytes checks the bytes of the header against the layout: other builds map the same file.
 func TestHeaderBytes(t *testing.T) {
 	b := make([]byte, 1<<20)
 	if _, err := format(b, 1, 0x1122334455667788); err != nil {
@@ -69,7 +69,7 @@ func TestHeaderBytes(t *testing.T) {
 	}
 }
 
-// Whatever the size, nothing overlaps and all is inside.
+// TestGeometry checks for many sizes that no parts overlap and all are inside the file.
 func TestGeometry(t *testing.T) {
 	for range 10000 {
 		size, rings := rand.Int64N(1<<28), rand.IntN(maxRings)
@@ -97,7 +97,7 @@ func TestMapFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.close()
-	g, b, err := mapFile(path, 1<<30, 7, time.Second) // made already: its own size counts
+	g, b, err := mapFile(path, 1<<30, 7, time.Second) // exists already: its size applies
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func TestMapFile(t *testing.T) {
 	}
 }
 
-// The allocator against a list of allocations that knows nothing of pages' words.
+// TestHeap compares the allocator with a reference model, a list of allocations.
 func TestHeap(t *testing.T) {
 	for seed := range uint64(3) {
 		rng := rand.New(rand.NewPCG(seed, 2))

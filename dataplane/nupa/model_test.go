@@ -9,7 +9,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Random operations in order against memory that is an array: overlapping, parked now and then, with receivers not ready.
+// TestModel compares random operations in order with memory that is an array: overlapping, sometimes parked, with receivers not ready.
 func TestModel(t *testing.T) {
 	var direct, revoked, notReady uint64
 	for seed := range uint64(10) {
@@ -22,9 +22,9 @@ func TestModel(t *testing.T) {
 		b.register(0, regions[0], everything)
 		b.register(1, regions[1], everything)
 		sends := 0
-		var waiting []*rdma.Op // in the order of posting; a set would have them on another channel
+		var waiting []*rdma.Op // in the order of posting; a set would post them on another channel
 		want := map[*rdma.Op][]byte{}
-		apply := func(op *rdma.Op) { // the model executes in the order of completion, which for an ordered channel is that of posting
+		apply := func(op *rdma.Op) { // the model executes in the order of completion, which for an ordered channel is the order of posting
 			at := op.Remote - addressOf(regions[op.Key])
 			cell := model[op.Key][at:]
 			switch op.Kind {

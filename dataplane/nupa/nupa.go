@@ -10,18 +10,19 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Config is what an endpoint is made of. Size and Channels are the file's: who finds it made takes it as it is.
+// Config is the configuration of an endpoint. Size and Channels apply to the file if the endpoint makes it; an existing file keeps its
+// values.
 type Config struct {
-	// File is the plane: every endpoint maps it. On tmpfs (/dev/shm), hugetlbfs, or a DAX device's file system; "/proc/self/fd/N"
-	// opens a memfd. Made, for its user alone, if it is not there.
+	// File is the path of the file that all endpoints of the plane map. It is on tmpfs (/dev/shm), hugetlbfs, or a DAX device's file
+	// system; "/proc/self/fd/N" opens a memfd. Start makes it, accessible to its user only, if it does not exist.
 	File string
-	// Size of the file to make, bytes: 256 MiB. All of it is taken at once.
+	// Size is the size of a new file, in bytes: 256 MiB by default. It is allocated completely.
 	Size int64
-	// Channels is how many channel ends there may be at a time, of all endpoints: 64, at most 1024. Each takes 288 KiB of Size.
+	// Channels is the maximum number of concurrent channel ends of all endpoints: 64 by default, at most 1024. Each takes 288 KiB of Size.
 	Channels int
-	// Spin is the longest that the endpoint looks for work before it sleeps: 20 µs; less than zero: it sleeps at once.
+	// Spin is the maximum time that the endpoint polls for work before it sleeps: 20 µs by default; below 0 it sleeps at once.
 	Spin time.Duration
-	// Timing: only GiveUp matters. A peer whose process has ended is known to be gone before that.
+	// Timing: only GiveUp applies. The end of a peer's process is detected earlier.
 	Timing rdma.Timing
 }
 
@@ -30,13 +31,13 @@ const (
 	defaultChannels = 64
 	defaultSpin     = 20 * time.Microsecond
 
-	// tickEvery is how often the endpoint shows that it lives, and looks whether its peers do.
+	// tickEvery is the interval at which the endpoint increments its beat and checks its peers.
 	tickEvery = 100 * time.Millisecond
-	// budget is how many operations of one ring are executed before others have their turn.
+	// budget is the number of operations of one ring that are executed before other rings have their turn.
 	budget = 64
 )
 
-// transport is an endpoint. Everything is guarded by the device's lock but for what run and Stop share.
+// transport is an endpoint. The device's lock guards all fields except those that run and Stop share.
 type transport struct {
 	cfg  Config
 	host rdma.Host
@@ -46,20 +47,20 @@ type transport struct {
 	self endpoint
 
 	sendOf, recvOf []*channel // by ring
-	channels       []*channel // in order of making
+	channels       []*channel // in order of creation
 	lingering      []ring     // closed, but their receivers still work on an operation
 	published      map[uint32]int
 
 	events  []event // for the host, from at on
 	at      int
-	telling []*channel // Flush knocks at their peers
+	telling []*channel // Flush notifies their peers
 
 	count counters
 
 	stopping       atomic.Bool
 	ended          chan struct{}
 	sleeps, wakeup atomic.Uint64
-	service, tick  func() // for Host.Do, made once
+	service, tick  func() // for Host.Do; stored method values
 }
 
 var (
@@ -72,7 +73,7 @@ type counters struct {
 	posted, direct, executed, revoked, notReady, refused, damaged, peersLost, published, private, lost, wakes uint64
 }
 
-// New makes an endpoint. It is an rdma.Allocator and an rdma.Registrar too. The file is opened by Start.
+// New makes an endpoint, which is also an rdma.Allocator and an rdma.Registrar. Start opens the file.
 func New(cfg Config) rdma.Transport {
 	if cfg.Size == 0 {
 		cfg.Size = defaultSize
@@ -89,11 +90,10 @@ func New(cfg Config) rdma.Transport {
 
 func (t *transport) Name() string { return "nupa" }
 
-// Limits: a ring is in order.
+// Limits returns MaxOp, and Ordered, since a ring keeps the order.
 func (t *transport) Limits() rdma.Limits { return rdma.Limits{MaxOp: MaxOp, Ordered: true} }
 
-// Start maps the file and claims an entry for the host's address. An error wraps ErrFile when it is the file's fault, and says
-// what to do.
+// Start maps the file and claims an entry for the host's address. If the file is the cause, the error wraps ErrFile and suggests a remedy.
 func (t *transport) Start(host rdma.Host) error {
 	f, a, err := mapFile(t.cfg.File, t.cfg.Size, t.cfg.Channels, t.cfg.Timing.GiveUp)
 	if err != nil {
@@ -121,8 +121,8 @@ func (t *transport) attach(host rdma.Host, m machine, a *area) (err error) {
 	return nil
 }
 
-// Stop lets go of the file. Memory from Alloc that has not been freed stays mapped, and its pages stay taken until the process
-// ends: somebody may still use it.
+// Stop detaches from the file. Unfreed memory from Alloc stays mapped, and its pages stay allocated until the process ends, since the
+// application may still use it.
 func (t *transport) Stop() {
 	t.stopping.Store(true)
 	t.self.doorbell().Add(1)
@@ -133,11 +133,11 @@ func (t *transport) Stop() {
 	}
 }
 
-// detach leaves the area; false when memory of it is still in use.
+// detach leaves the area. It returns false if memory of the area is still in use.
 func (t *transport) detach() bool {
 	unlock, err := t.m.lock()
 	if err != nil {
-		return false // the claim ends with the process, and who joins then clears up
+		return false // the claim ends with the process, and the next endpoint that joins cleans up
 	}
 	defer unlock()
 	t.unpublish()
@@ -149,12 +149,12 @@ func (t *transport) detach() bool {
 		t.m.release(t.self.index)
 		return true
 	}
-	clear(t.self.address()) // the loopback may come again, by another entry
+	clear(t.self.address()) // the loopback may join once more, with another entry
 	t.self.generation().Add(2)
 	return false
 }
 
-// Alloc returns memory that peers reach without anybody's help once it is registered: pages of the file.
+// Alloc returns pages of the file. Peers access them directly once they are registered.
 func (t *transport) Alloc(n int) ([]byte, error) {
 	if t.area == nil {
 		return nil, errors.New("nupa: not started")
@@ -175,7 +175,7 @@ func (t *transport) Alloc(n int) ([]byte, error) {
 	return b, nil
 }
 
-// Free gives memory of Alloc back. Others' is left alone.
+// Free frees memory from Alloc, and ignores other memory.
 func (t *transport) Free(b []byte) {
 	if t.area == nil {
 		return
@@ -186,8 +186,8 @@ func (t *transport) Free(b []byte) {
 	}
 }
 
-// Registered publishes a region of shared memory. Peers reach any other through this endpoint, as they do when the table of
-// regions is full.
+// Registered publishes a region of shared memory. If the region is elsewhere, or the table of regions is full, peers access it through this
+// endpoint.
 func (t *transport) Registered(key uint32, address uint64, b []byte, access rdma.Access) {
 	if t.area == nil || access&(rdma.RemoteWrite|rdma.RemoteRead) == 0 {
 		return
@@ -209,8 +209,8 @@ func (t *transport) Registered(key uint32, address uint64, b []byte, access rdma
 	}
 }
 
-// Deregistered waits until no peer copies from the region or to it. Should one be stuck there for Timing.GiveUp, the region's
-// pages are never used again.
+// Deregistered waits until no peer copies from the region or to it. If a peer does so for longer than Timing.GiveUp, the region's pages are
+// never reused.
 func (t *transport) Deregistered(key uint32) {
 	index, ok := t.published[key]
 	if !ok {
@@ -223,16 +223,16 @@ func (t *transport) Deregistered(key uint32) {
 	}
 }
 
-// unpublish ends every region.
+// unpublish withdraws every region.
 func (t *transport) unpublish() {
 	for key := range t.published {
 		t.Deregistered(key)
 	}
 }
 
-// Counters are by name: operations posted, of them executed by this endpoint itself (direct), revoked; peers' operations
-// executed, refused (remote errors), not ready; damaged: what peers wrote that cannot be; peers lost; regions published, private
-// (reached through the endpoint) and lost; wakes of others, own sleeps and wake-ups.
+// Counters returns these counters by name: operations posted, executed directly by this endpoint, and revoked; peers' operations executed,
+// refused (remote errors), and not ready; damaged: invalid data from peers; lost peers; regions published, private (accessed through the
+// endpoint) and lost; wake-ups of other endpoints, local sleeps and wake-ups.
 func (t *transport) Counters() map[string]uint64 {
 	c := &t.count
 	return map[string]uint64{

@@ -20,7 +20,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// peerMode and peerFile are set where the test binary is run as the other process.
+// peerMode and peerFile are the environment variables of the test binary when it runs as the other process.
 const (
 	peerMode = "FARED_NUPA_PEER"
 	peerFile = "FARED_NUPA_FILE"
@@ -31,7 +31,7 @@ const (
 	planeKey  = 7
 )
 
-// start makes an endpoint that works by itself.
+// start starts an endpoint with its goroutine.
 func start(t testing.TB, path string, address string, cfg Config) *host {
 	t.Helper()
 	h := newHost(t, must(address))
@@ -79,7 +79,7 @@ func fork(t testing.TB, mode, path string) *other {
 	return o
 }
 
-// read waits for a line that begins with a word, and gives its rest.
+// read waits for a line that starts with a word, and returns the rest of it.
 func (o *other) read(word string) string {
 	o.t.Helper()
 	for o.lines.Scan() {
@@ -91,7 +91,7 @@ func (o *other) read(word string) string {
 	return ""
 }
 
-// connect connects a channel of h with the process's.
+// connect connects a channel of h with the process.
 func (o *other) connect(h *host) (c rdma.Channel, region uint64) {
 	o.t.Helper()
 	h.Do(func() {
@@ -116,7 +116,7 @@ func (o *other) connect(h *host) (c rdma.Channel, region uint64) {
 	return c, region
 }
 
-// TestPeerProcess is the other process of the tests below, and nothing by itself.
+// TestPeerProcess is the other process of the tests below, and does nothing when run alone.
 func TestPeerProcess(t *testing.T) {
 	mode := os.Getenv(peerMode)
 	if mode == "" {
@@ -191,7 +191,7 @@ func TestPeerProcess(t *testing.T) {
 	h.tr.Stop()
 }
 
-// eventually waits until f, called with the lock, is true.
+// eventually waits until f, called with the lock held, returns true.
 func (h *host) eventually(what string, f func() bool) {
 	h.t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -209,8 +209,8 @@ func (h *host) eventually(what string, f func() bool) {
 	}
 }
 
-// Two processes: operations go on while the plane is parked and comes back at random. What was returned was not delivered, what
-// completed was, once and in order.
+// TestRevokeAcrossProcesses runs operations between two processes while the plane is parked and returns at random. Returned operations were
+// not delivered, completed ones were, once and in order.
 func TestRevokeAcrossProcesses(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	path := filepath.Join(t.TempDir(), "plane")
@@ -260,8 +260,8 @@ func TestRevokeAcrossProcesses(t *testing.T) {
 	h.tr.Stop()
 }
 
-// A process that is killed in the middle of an operation: its peer's operations end with ErrRetryExceeded, and the next process
-// of the same address gets all that it had.
+// TestPeerIsKilled kills a process inside an operation: its peer's operations end with ErrRetryExceeded, and the next process with the same
+// address recovers all resources.
 func TestPeerIsKilled(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	path := filepath.Join(t.TempDir(), "plane")
@@ -310,7 +310,7 @@ func TestPeerIsKilled(t *testing.T) {
 	h.tr.Stop()
 }
 
-// Two endpoints of one process, with everything that the real machine has: goroutines, locks, futexes.
+// TestTwoEndpoints runs two endpoints of one process on the real machine: goroutines, locks, futexes.
 func TestTwoEndpoints(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	fd, err := unix.MemfdCreate("plane", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -340,7 +340,7 @@ func TestTwoEndpoints(t *testing.T) {
 			} else {
 				a.eventually("room", func() bool { ok := a.rooms > 0; a.rooms = 0; return ok })
 			}
-			if i == total/2 { // the endpoints fall asleep
+			if i == total/2 { // wait until the endpoints sleep
 				a.eventually("sleep", func() bool { return len(a.posted) == 0 && b.tr.self.asleep().Load() == 1 })
 			}
 		}
@@ -368,7 +368,7 @@ func TestTwoEndpoints(t *testing.T) {
 	}
 }
 
-// Memory that the application still has stays when the transport stops, and is nobody else's.
+// TestStopLeavesMemoryInUse checks that memory that the application still uses stays mapped and allocated after Stop.
 func TestStopLeavesMemoryInUse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plane")
 	a := start(t, path, addressA.String(), Config{})

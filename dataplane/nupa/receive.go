@@ -6,24 +6,24 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// receiver is a ring's receiving end: next is the operation that it waits for.
+// receiver is a ring's receiving end: next is the next operation to receive.
 type receiver struct {
 	ring
 	start, next uint64
-	d           descriptor // of the one that is taken
+	d           descriptor // of the taken operation
 }
 
-// arrival is what the receiver finds.
+// arrival is the result of receiver.take.
 type arrival uint8
 
 const (
 	nothing   arrival = iota // not posted yet
 	operation                // taken: d describes it
-	damage                   // a slot that no sender writes so
+	damage                   // contents that no sender writes
 	closed                   // the sender has closed the ring
 )
 
-// take takes the next operation. Those that were revoked are passed over, passed says how many.
+// take takes the next operation. It skips revoked operations, and returns their number in passed.
 func (r *receiver) take() (what arrival, passed int) {
 	for {
 		if r.first().Load() != r.start {
@@ -32,7 +32,7 @@ func (r *receiver) take() (what arrival, passed int) {
 		switch w := r.state(r.next).Load(); {
 		case w == word(r.next, posted):
 			if !r.change(r.next, posted, taken) {
-				continue // revoked this moment
+				continue // revoked concurrently
 			}
 			if !r.read() {
 				return damage, passed
@@ -51,15 +51,15 @@ func (r *receiver) take() (what arrival, passed int) {
 	}
 }
 
-// revoked says whether the next operation has been taken back, or the ring closed.
+// revoked reports whether the next operation has been revoked or the ring closed.
 func (r *receiver) revoked() bool {
 	return r.state(r.next).Load() != word(r.next, posted) || r.first().Load() != r.start
 }
 
-// read copies the descriptor and says whether it is one: nothing in it leads out of the ring or the heap.
+// read copies the descriptor and reports whether it is valid: it refers to nothing outside the ring and the heap.
 func (r *receiver) read() bool {
 	var b [dataAt]byte
-	copy(b[8:], r.mem[r.slot(r.next)+8:]) // without the word: the sender may be changing that
+	copy(b[8:], r.mem[r.slot(r.next)+8:]) // without the word, which the sender may be changing
 	le, d := binary.LittleEndian, &r.d
 	d.kind, d.headLength, d.where = rdma.OpKind(b[8]), b[9], b[10]
 	d.key, d.remote, d.length = le.Uint32(b[12:]), le.Uint64(b[16:]), le.Uint32(b[24:])
@@ -76,13 +76,13 @@ func (r *receiver) read() bool {
 	case d.where == inPlace:
 		return d.kind != rdma.OpRead && d.length <= inPlaceSize
 	case d.where == inFile:
-		// What is read goes to the ring's own staging: a peer must not have us write anywhere else.
+		// The result of a READ goes to the ring's staging only: a peer must not make this endpoint write elsewhere.
 		return r.inStaging(d.offset, uint64(d.length)) || d.kind != rdma.OpRead && r.inHeap(d.offset, uint64(d.length))
 	}
 	return false
 }
 
-// data is where the taken operation's data is, or goes.
+// data returns the memory of the taken operation's data.
 func (r *receiver) data() []byte {
 	at := int(r.d.offset)
 	if r.d.where == inPlace {
@@ -93,10 +93,10 @@ func (r *receiver) data() []byte {
 
 func (r *receiver) head() []byte { return r.d.head[:r.d.headLength] }
 
-// putBack leaves the taken operation for later; false when it was cancelled.
+// putBack postpones the taken operation. It returns false if the operation was canceled.
 func (r *receiver) putBack() bool { return r.change(r.next, taken, posted) }
 
-// commit says that the taken operation will be delivered; false when it was cancelled, and must not be.
+// commit announces the delivery of the taken operation. It returns false if the operation was canceled, and must not be delivered.
 func (r *receiver) commit() bool { return r.change(r.next, taken, committed) }
 
 // end ends the operation.
@@ -108,7 +108,7 @@ func (r *receiver) end(s status, was uint64) {
 	r.next++
 }
 
-// leave tells the sender that nobody receives any more. Uses of a ring only grow, so a later one's word stays.
+// leave notifies the sender that the receiver has left. Sequence numbers of a ring only grow, so the word of a later use stays.
 func (r *receiver) leave() {
 	for {
 		was := r.left().Load()

@@ -7,26 +7,26 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// A ring carries the operations of one channel in one direction, in order. It has no shared indexes: the word of each slot says
-// which operation is in it, by sequence number, and how far that is, so that each side counts for itself and a peer cannot lie
-// about how much there is. Who may change a slot's word from which state:
+// A ring carries the operations of one channel in one direction, in order. It has no shared indexes: the word of each slot contains the
+// sequence number and the state of its operation. Each side therefore counts separately, and a peer cannot falsify the number of
+// operations. The permitted changes of a slot's state:
 //
 //	             sender               receiver
 //	done      -> posted
 //	posted    -> revoked              taken
-//	taken     -> cancelled            posted (not ready), committed, done
+//	taken     -> canceled            posted (not ready), committed, done
 //	committed                         done
-//	cancelled                         done
+//	canceled                         done
 //	revoked                           done
 //
-// A change from a state that both may change is a compare-and-swap. Sequence numbers of a ring are never used again, not even
-// by its next channel, so that a receiver that is late finds nothing that it could take for its own.
+// A change from a state that both may change is a compare-and-swap. The sequence numbers of a ring are never reused, not even by its next
+// channel, so that a late receiver cannot mistake another channel's operation for one of its channel.
 const (
 	done = iota
 	posted
 	taken
 	committed
-	cancelled
+	canceled
 	revoked
 
 	stateBits = 8
@@ -34,7 +34,7 @@ const (
 
 func word(seq uint64, state uint64) uint64 { return seq<<stateBits | state }
 
-// Where a descriptor's data is.
+// The places of a descriptor's data.
 const (
 	inPlace = iota // in the slot
 	inFile         // at an offset of the file
@@ -43,10 +43,10 @@ const (
 const (
 	headAt      = 128
 	dataAt      = headAt + rdma.MaxHead
-	inPlaceSize = slotSize - dataAt // bytes
+	inPlaceSize = slotSize - dataAt // in bytes
 )
 
-// status is how an operation ended.
+// status is the result of an operation.
 type status uint32
 
 const (
@@ -54,10 +54,10 @@ const (
 	remoteAccess
 	remoteInvalid
 	remoteOperation
-	skipped // revoked before the receiver came to it
+	skipped // revoked before the receiver reached it
 )
 
-// descriptor is an operation as it is in a slot; the receiver's is a copy, which nobody changes under its hands.
+// descriptor is an operation in a slot. The receiver works on a copy, which the sender cannot change.
 type descriptor struct {
 	kind          rdma.OpKind
 	headLength    uint8
@@ -70,7 +70,7 @@ type descriptor struct {
 	head          [rdma.MaxHead]byte
 }
 
-// ring is the part of the file that is one; sender and receiver are what its two ends know of it.
+// ring is a ring's part of the file; sender and receiver are the local states of its ends.
 type ring struct {
 	*area
 	index, at int
@@ -92,12 +92,12 @@ func (r ring) staging() int                    { return r.at + ringHeader + slot
 func (r ring) change(seq, from, to uint64) bool {
 	return r.state(seq).CompareAndSwap(word(seq, from), word(seq, to))
 }
-func (r ring) inStaging(at uint64, n uint64) bool { // not beyond it, in uint64 that cannot wrap
+func (r ring) inStaging(at uint64, n uint64) bool { // does not overflow: no sum of n and at
 	first, end := uint64(r.staging()), uint64(r.staging()+stagingSize)
 	return at >= first && at <= end && n <= end-at
 }
 
-// acquire takes a free ring for a sender. Under the file's lock.
+// acquire acquires a free ring for a sender. The caller holds the file's lock.
 func (a *area) acquire(owner endpoint) (sender, bool) {
 	for i := range a.rings {
 		r := a.ring(i)
@@ -110,7 +110,7 @@ func (a *area) acquire(owner endpoint) (sender, bool) {
 		}
 		last = max(last, r.left().Load())
 		if lost = last >= 1<<55; lost {
-			continue // no sender has ever counted so far: somebody else wrote here, and sequence numbers must grow
+			continue // no sender counts this far: the ring is damaged, and sequence numbers must not wrap
 		}
 		first := last + 2*slotCount
 		first -= first % slotCount
@@ -127,11 +127,11 @@ func (a *area) acquire(owner endpoint) (sender, bool) {
 	return sender{}, false
 }
 
-// release gives a ring back that its sender needs no more; false while its receiver, if that lives, works on an operation: it
-// may write to the staging. Until it succeeds the ring stays taken, and is closed already.
+// release frees a ring for its sender. It returns false while the receiver is alive and works on an operation, since it may write to the
+// staging. Until release succeeds the ring is closed, but not free.
 func (r ring) release(m machine) bool {
 	r.first().Store(0)
-	// A sender that has died has revoked nothing: its receiver may have looked at first before, and be about to take the next.
+	// A dead sender has revoked nothing, and the receiver may have checked first before and be about to take the next operation.
 	for s := range uint64(slotCount) {
 		if w := r.state(s).Load(); w&(1<<stateBits-1) == posted {
 			r.state(s).CompareAndSwap(w, w-posted+revoked)
@@ -148,37 +148,37 @@ func (r ring) release(m machine) bool {
 	return true
 }
 
-// busy says whether the receiver works on an operation.
+// busy reports whether the receiver works on an operation.
 func (r ring) busy() bool {
 	for s := range uint64(slotCount) {
 		switch r.state(s).Load() & (1<<stateBits - 1) {
-		case taken, committed, cancelled:
+		case taken, committed, canceled:
 			return true
 		}
 	}
 	return false
 }
 
-// sender is a ring's sending end. It counts for itself: sequence numbers from oldest to next are in the ring.
+// sender is a ring's sending end. Its counters are local: sequence numbers from oldest to next are in the ring.
 type sender struct {
 	ring
 	start, oldest, next uint64
-	staged, freed       uint64 // bytes of staging ever taken and given back, skipped ends included
-	over                bool   // cancelled: the receiver may skip what has not been given back
+	staged, freed       uint64 // total bytes of staging taken and freed, including skipped ends
+	over                bool   // canceled: the receiver may skip operations that were not returned
 	sent                [slotCount]sentOp
 }
 
-// sentOp is what the sender keeps of an operation in the ring.
+// sentOp is the sender's state of an operation in the ring.
 type sentOp struct {
-	op     *rdma.Op       // nil: given back already
+	op     *rdma.Op       // nil: already returned
 	staged uint64         // sender.staged after it
-	offset int            // where what is read comes, in the file
-	sent   *atomic.Uint64 // rdma.Path.Sent of the path it was posted for
+	offset int            // offset in the file of a READ's result
+	sent   *atomic.Uint64 // rdma.Path.Sent of its path at the time of posting
 }
 
 func (s *sender) entry(seq uint64) *sentOp { return &s.sent[seq%slotCount] }
 
-// reserve takes n bytes of staging in one piece, at a cache line.
+// reserve reserves n contiguous bytes of staging, aligned to a cache line.
 func (s *sender) reserve(n int) (at int, ok bool) {
 	from := s.staged
 	if rest := stagingSize - int(from%stagingSize); rest < n {
@@ -192,7 +192,8 @@ func (s *sender) reserve(n int) (at int, ok bool) {
 	return s.staging() + int(from%stagingSize), true
 }
 
-// post puts an operation into the ring; false when there is no slot or no staging free. sent counts its bytes once it is executed.
+// post puts an operation into the ring. It returns false if no slot or not enough staging is free. sent counts its bytes once it is
+// executed.
 func (s *sender) post(op *rdma.Op, sent *atomic.Uint64) bool {
 	if s.next-s.oldest >= slotCount {
 		return false
@@ -227,11 +228,11 @@ func (s *sender) post(op *rdma.Op, sent *atomic.Uint64) bool {
 	return true
 }
 
-// idle says whether everything that was posted has been executed and reaped.
+// idle reports whether all posted operations have been executed and reaped.
 func (s *sender) idle() bool { return s.oldest == s.next }
 
-// revoke takes back what the receiver has not taken. It begins with the newest and ends where the receiver is: what the receiver
-// executes so comes before everything that is revoked. Returned are the sequence numbers from first on.
+// revoke revokes the operations that the receiver has not taken. It starts with the newest and ends at the receiver's position, so the
+// receiver executes only operations before the revoked ones. It returns the first revoked sequence number.
 func (s *sender) revoke() (first uint64) {
 	first = s.next
 	for first > s.oldest && (s.state(first-1).Load() == word(first-1, revoked) || s.change(first-1, posted, revoked)) {
@@ -240,18 +241,18 @@ func (s *sender) revoke() (first uint64) {
 	return first
 }
 
-// cancel ends everything: what is not taken is revoked, and what is taken will not be delivered unless it has been committed to.
+// cancel ends all operations: those that are not taken are revoked, and those that are taken will not be delivered unless committed.
 func (s *sender) cancel() {
 	s.over = true
 	s.revoke()
 	for seq := s.oldest; seq < s.next; seq++ {
-		if !s.change(seq, posted, revoked) && !s.change(seq, taken, cancelled) {
-			s.change(seq, posted, revoked) // the receiver was not ready, and gave it back in between
+		if !s.change(seq, posted, revoked) && !s.change(seq, taken, canceled) {
+			s.change(seq, posted, revoked) // the receiver was not ready, and has put it back in between
 		}
 	}
 }
 
-// reap gives the oldest operation if it has ended. ok is false when there is none; damaged, when the slot holds what cannot be.
+// reap returns the oldest operation if it has ended. ok is false if there is none; damaged is true if the contents of the slot are invalid.
 func (s *sender) reap() (e sentOp, d status, was uint64, ok, damaged bool) {
 	if s.idle() {
 		return sentOp{}, 0, 0, false, false
@@ -275,7 +276,7 @@ func (s *sender) reap() (e sentOp, d status, was uint64, ok, damaged bool) {
 	return e, d, was, true, false
 }
 
-// put writes a descriptor into a slot, but for its word.
+// put writes a descriptor into a slot, except for the word.
 func (d *descriptor) put(b, head []byte) {
 	le := binary.LittleEndian
 	b[8], b[9], b[10] = byte(d.kind), d.headLength, d.where

@@ -11,7 +11,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// ends makes the two ends of a ring.
+// ends returns the two ends of a ring.
 func ends(t testing.TB, a *area) (*sender, *receiver) {
 	t.Helper()
 	a.endpoint(0).generation().Store(1)
@@ -22,7 +22,7 @@ func ends(t testing.TB, a *area) (*sender, *receiver) {
 	return &out, &receiver{ring: a.ring(out.index), start: out.start, next: out.start}
 }
 
-// A ring is a queue: random posts, takes, put-backs, ends, reaps and revocations against a slice.
+// TestRingIsAQueue compares random posts, takes, put-backs, ends, reaps and revocations with a slice.
 func TestRingIsAQueue(t *testing.T) {
 	var sent atomic.Uint64
 	text := pattern(MaxOp+256, 1)
@@ -35,7 +35,7 @@ func TestRingIsAQueue(t *testing.T) {
 			revoked bool
 		}
 		var queue []entry // from the sender's oldest on
-		at := 0           // the receiver's place in it
+		at := 0           // the receiver's position in it
 		tookOne, count := false, 0
 		for range 20000 {
 			switch rng.IntN(6) {
@@ -113,8 +113,8 @@ func TestRingIsAQueue(t *testing.T) {
 	}
 }
 
-// Sender and receiver race: every operation is executed once or returned once, never both, and what is executed is a prefix of
-// what was posted between two revocations.
+// TestRevokeRacesWithTake runs sender and receiver concurrently: every operation is executed once or returned once, never both, and the
+// executed ones are a prefix of those posted between two revocations.
 func TestRevokeRacesWithTake(t *testing.T) {
 	out, in := ends(t, newBed(t, 1, 4).area)
 	const rounds = 2000
@@ -221,7 +221,7 @@ func reapAll(t *testing.T, out *sender, into []uint64) []uint64 {
 	}
 }
 
-// A receiver that is late finds nothing in a ring that is another channel's by now.
+// TestRingIsNotTakenForItsLastUse checks that a late receiver finds no operation in a ring that now belongs to another channel.
 func TestRingIsNotTakenForItsLastUse(t *testing.T) {
 	var sent atomic.Uint64
 	bed := newBed(t, 1, 4)
@@ -250,7 +250,8 @@ func TestRingIsNotTakenForItsLastUse(t *testing.T) {
 	}
 }
 
-// A sender that gives up in the middle of a message: it is not delivered, and the ring is not used again before the receiver is done.
+// TestCancelInTheMiddle cancels a message during its reception: it is not delivered, and the ring is not reused before the receiver is
+// done.
 func TestCancelInTheMiddle(t *testing.T) {
 	var sent atomic.Uint64
 	bed := newBed(t, 1, 4)
@@ -262,7 +263,7 @@ func TestCancelInTheMiddle(t *testing.T) {
 	in.take()
 	out.cancel()
 	if in.commit() || in.putBack() {
-		t.Error("goes on with what was cancelled")
+		t.Error("goes on with what was canceled")
 	}
 	if out.release(bed) {
 		t.Error("released while the receiver works on it")
@@ -273,8 +274,8 @@ func TestCancelInTheMiddle(t *testing.T) {
 	}
 }
 
-// A sender that dies with something posted, when its receiver has just seen that the ring is open: that is either too late to take it,
-// or the ring is not given to the next.
+// TestDeadSendersRingIsTakenOnceOrNotAtAll checks a sender that dies with a posted operation, after its receiver has seen that the ring is
+// open: either the receiver cannot take the operation any longer, or the ring is not reused.
 func TestDeadSendersRingIsTakenOnceOrNotAtAll(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		var sent atomic.Uint64
@@ -285,7 +286,7 @@ func TestDeadSendersRingIsTakenOnceOrNotAtAll(t *testing.T) {
 		out.receiverGeneration().Store(1)
 		out.post(&rdma.Op{Kind: rdma.OpSend}, &sent)
 		took := !late && in.change(in.next, posted, taken)
-		released := bed.area.ring(out.index).release(bed) // by who clears up
+		released := bed.area.ring(out.index).release(bed) // by the endpoint that cleans up
 		took = took || in.change(in.next, posted, taken)
 		if took == released {
 			t.Errorf("late %v: taken %v, released %v", late, took, released)
@@ -293,7 +294,7 @@ func TestDeadSendersRingIsTakenOnceOrNotAtAll(t *testing.T) {
 	}
 }
 
-// Descriptors that lead out of the ring and the heap, and those that no sender makes.
+// TestDescriptorsAreChecked checks descriptors that lead outside the ring and the heap, and invalid ones.
 func TestDescriptorsAreChecked(t *testing.T) {
 	var sent atomic.Uint64
 	a := newBed(t, 2, 4).area

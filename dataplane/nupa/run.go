@@ -8,7 +8,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// eventKind is what the host is told.
+// eventKind is the kind of a call to the host.
 type eventKind uint8
 
 const (
@@ -18,7 +18,7 @@ const (
 	failed
 )
 
-// event waits until the rings have been looked at: the host may change everything when it is told.
+// event is a deferred call to the host. Calls wait until the rings have been checked, since the host may change all state.
 type event struct {
 	kind eventKind
 	ch   *channel
@@ -26,7 +26,7 @@ type event struct {
 	err  error
 }
 
-// drain tells the host. It may be called by a host that is being told: what is left is then told by the inner call.
+// drain calls the host. A host may call it inside such a call: the inner call then makes the remaining calls.
 func (t *transport) drain() {
 	for t.at < len(t.events) {
 		e := t.events[t.at]
@@ -47,16 +47,16 @@ func (t *transport) drain() {
 	t.events, t.at = t.events[:0], 0
 }
 
-// Flush knocks at the peers for which there is something. The host hears nothing from inside it: it has done its own work by then.
+// Flush notifies the peers with new work. It does not call the host.
 func (t *transport) Flush() {
 	for _, c := range t.telling {
 		c.telling = false
-		c.knock()
+		c.notifyPeer()
 	}
 	t.telling = t.telling[:0]
 }
 
-// run is the endpoint's goroutine: it waits for knocks, and works with the device's lock.
+// run is the endpoint's goroutine: it waits for notifications, and works under the device's lock.
 func (t *transport) run() {
 	defer close(t.ended)
 	window := t.cfg.Spin
@@ -77,7 +77,7 @@ func (t *transport) run() {
 		if t.spin(window) {
 			continue
 		}
-		// Nothing came: the next time less is spent on looking, until something comes while we look.
+		// No work arrived: poll for a shorter time from now on, until work arrives during a poll.
 		window = max(window/2, t.cfg.Spin/16)
 		value := t.self.doorbell().Load()
 		t.self.asleep().Store(1)
@@ -93,7 +93,7 @@ func (t *transport) run() {
 	}
 }
 
-// spin looks for work for a while. It lets other goroutines run in between: there may be no more processors than busy endpoints.
+// spin polls for work. It lets other goroutines run in between, since there may be fewer processors than busy endpoints.
 func (t *transport) spin(window time.Duration) bool {
 	if window <= 0 {
 		return false
@@ -111,7 +111,7 @@ func (t *transport) spin(window time.Duration) bool {
 	}
 }
 
-// serve looks at the rings that somebody has knocked for.
+// serve handles the rings with pending notifications.
 func (t *transport) serve() {
 	for w := range (t.area.rings + 63) / 64 {
 		word := t.self.pending(w)
@@ -121,7 +121,7 @@ func (t *transport) serve() {
 		for set := word.Swap(0); set != 0; set &= set - 1 {
 			ring := w*64 + bits.TrailingZeros64(set)
 			if ring >= t.area.rings {
-				break // no ring of this file: nobody of ours knocked
+				break // not a ring of this file: an invalid bit
 			}
 			if c := t.recvOf[ring]; c != nil {
 				c.receive()
@@ -134,7 +134,7 @@ func (t *transport) serve() {
 	t.drain()
 }
 
-// check is done every now and then: are the peers alive, and do they work?
+// check runs periodically: it checks that peers are alive and make progress.
 func (t *transport) check() {
 	t.self.beat().Add(1)
 	now := t.host.Now()

@@ -22,10 +22,11 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/rtnl"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/packettap"
 	"github.com/fared/fared/wecmp"
 )
 
-// fared is the binary under test.
+// fared is the path of the binary under test.
 var fared string
 
 func TestMain(m *testing.M) {
@@ -49,20 +50,23 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// The bed's size: the draft's four planes, a Y-cable each.
+// Size of the bed: the draft's four planes, with a Y-cable each.
 const (
 	planes   = 4
 	subPorts = 2
 	slots    = 64
 )
 
-// bed is a server with its sub-ports wired to leaves that count what arrives. A destination has no machine: packets
-// are judged where they leave the cable.
+// roce is the UDP destination port of counted packets.
+const roce = 4791
+
+// bed is a server with its sub-ports connected to leaves that count arrivals. A destination has no machine: packets are
+// checked at the far end of the cable.
 type bed struct {
 	t      testing.TB
 	server *netnstest.Namespace
 	leaves [planes]*netnstest.Namespace
-	taps   [planes][subPorts]*tap
+	taps   [planes][subPorts]*packettap.Tap
 	dir    string
 	driver string
 	agent  *netnstest.Process
@@ -70,7 +74,7 @@ type bed struct {
 	family family
 }
 
-// family is which addresses a bed's flows and next hops have.
+// family holds the addresses of a bed's flows and next hops.
 type family struct {
 	name           string
 	destination    func(i int) netip.Prefix
@@ -92,14 +96,14 @@ var families = []family{
 
 func device(plane, sub int) string { return fmt.Sprintf("p%d.%d", plane, sub) }
 
-// newBed wires a server; no agent runs yet.
+// newBed connects a server; no agent is running yet.
 func newBed(t testing.TB, driver string, f family) *bed {
 	t.Helper()
 	netnstest.Require(t)
 	b := &bed{t: t, server: netnstest.New(t), dir: t.TempDir(), driver: driver, family: f}
 	b.server.Addr("lo", f.source.String())
 	t.Cleanup(func() {
-		// What is pinned outlives the namespace.
+		// Pinned objects outlive the namespace.
 		if b.agent != nil {
 			b.agent.Stop()
 			if out, err := b.server.Output(fared, append([]string{"dataplane", "--flush"}, b.flags(b.socket())...)...); err != nil {
@@ -113,34 +117,18 @@ func newBed(t testing.TB, driver string, f family) *bed {
 			b.cable(p, s)
 		}
 	}
-	b.setApart()
+	b.server.SetApart()
 	return b
 }
 
-// setApart brings the count by which the namespace's IPv6 routes are told to be up to date (rt_genid_ipv6) far from the initial
-// namespace's. Every change of an address adds one. A cached route that a replaced group has released is on the blackhole device,
-// which is the initial namespace's, so it is that namespace's count which the kernel takes for its own (rt6_is_valid in
-// net/ipv6/route.c). Where both are equal it goes on to use what it has released, and everything that is sent that way is lost.
-func (b *bed) setApart() {
-	b.t.Helper()
-	file := filepath.Join(b.dir, "apart")
-	lines := strings.Repeat("addr add fd00:dead::1/128 dev lo\naddr del fd00:dead::1/128 dev lo\n", 2000)
-	if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
-		b.t.Fatal(err)
-	}
-	if out, err := b.server.Output("ip", "-6", "-batch", file); err != nil {
-		b.t.Fatalf("%v\n%s", err, out)
-	}
-}
-
-// cable makes a sub-port and what it ends in.
+// cable creates a sub-port and its far end.
 func (b *bed) cable(p, s int) {
 	b.t.Helper()
 	dev, port := device(p, s), fmt.Sprintf("server.%d", s)
 	netnstest.Veth(b.t, b.server, dev, b.leaves[p], port)
 	b.server.Addr(dev, fmt.Sprintf("172.16.%d.%d/31", p, 2*s), fmt.Sprintf("fd00:16:%d:%d::1/64", p, s))
 	b.leaves[p].Addr(port, fmt.Sprintf("172.16.%d.%d/31", p, 2*s+1), fmt.Sprintf("fd00:16:%d:%d::2/64", p, s))
-	b.taps[p][s] = newTap(b.t, b.leaves[p], port)
+	b.taps[p][s] = packettap.New(b.t, b.leaves[p], port, roce, packettap.End)
 }
 
 func (b *bed) forwarding(mode farev1.Mode) *farev1.Forwarding {
@@ -164,7 +152,7 @@ func (b *bed) forwarding(mode farev1.Mode) *farev1.Forwarding {
 
 func (b *bed) socket() string { return filepath.Join(b.dir, "dataplane.sock") }
 
-// flags are those of the agent.
+// flags returns the flags of the agent.
 func (b *bed) flags(socket string) []string {
 	return []string{"--driver", b.driver, "--socket", socket, "--pin-dir", "/sys/fs/bpf/" + b.server.Name, "--log-level", "debug"}
 }
@@ -192,13 +180,13 @@ func (b *bed) start() {
 	})
 }
 
-// arrivals counts, since the last call of mark, what arrived where for each UDP source port.
+// arrivals counts arrived packets by plane, sub-port and UDP source port.
 type arrivals [planes][subPorts][]uint64
 
 func (b *bed) arrivals() (a arrivals) {
 	for p := range planes {
 		for s := range subPorts {
-			a[p][s] = b.taps[p][s].read(b.t)
+			a[p][s] = b.taps[p][s].Read(b.t)
 		}
 	}
 	return a
@@ -229,7 +217,7 @@ func (a arrivals) total() (n uint64) {
 	return n
 }
 
-// control is a control plane: an engine that decides, and a stream that programs. Destinations are one group's.
+// control is a control plane: an engine that decides, and a stream that programs. All destinations use one group.
 type control struct {
 	b        *bed
 	mode     farev1.Mode
@@ -244,7 +232,7 @@ type control struct {
 	subPorts [planes][subPorts]uint64
 }
 
-// connect greets the agent, and takes over what another control plane has programmed.
+// connect sends Hello to the agent, and adopts the state of a previous control plane.
 func (b *bed) connect(mode farev1.Mode, policy wecmp.Policy, destinations int) *control {
 	b.t.Helper()
 	c := &control{b: b, mode: mode}
@@ -306,7 +294,7 @@ func (c *control) do(operations ...*farev1.Operation) {
 	c.await()
 }
 
-// await returns when everything sent is in effect.
+// await returns when all operations sent are in effect.
 func (c *control) await() {
 	c.b.t.Helper()
 	for last := uint64(0); last < c.id; {
@@ -325,8 +313,8 @@ func (c *control) await() {
 	}
 }
 
-// weigh sets the planes' capacities toward all destinations, spread evenly over the sub-ports that have light, and
-// programs what the engine makes of it.
+// weigh sets the capacities of planes toward all destinations, divided equally over the sub-ports with a carrier, and
+// programs the result of the engine.
 func (c *control) weigh(capacities ...uint64) {
 	c.b.t.Helper()
 	var caps []wecmp.Capacity
@@ -361,7 +349,7 @@ func (c *control) weigh(capacities ...uint64) {
 	c.do(ops...)
 }
 
-// view is the vector of the destinations.
+// view returns the vector of the destinations.
 func (c *control) view() wecmp.VectorView {
 	id, _ := c.engine.Destination(c.dst[0])
 	v, ok := c.engine.Vector(id)
@@ -388,7 +376,7 @@ func (c *control) group() *farev1.Group {
 	return out
 }
 
-// ports are the slots' UDP source ports toward a destination; every one must land.
+// ports returns the slots' UDP source ports toward a destination; every slot must have one that lands on it.
 func (c *control) ports(dst netip.Prefix) []uint16 {
 	c.b.t.Helper()
 	ports, placement := c.planner.Ports(c.b.family.source.Addr(), dst.Addr(), c.view().Places(), nil)
@@ -398,7 +386,7 @@ func (c *control) ports(dst netip.Prefix) []uint16 {
 	return ports
 }
 
-// subPort tells the agent that a sub-port is down or up.
+// subPort reports a sub-port as down or up to the agent.
 func (c *control) subPort(p, s int, up bool) {
 	c.b.t.Helper()
 	c.subPorts[p][s] = 1
@@ -408,7 +396,7 @@ func (c *control) subPort(p, s int, up bool) {
 	c.do(&farev1.Operation{Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: device(p, s), Up: up}}})
 }
 
-// snapshot reads the agent's state back.
+// snapshot reads back the agent's state.
 func (b *bed) snapshot() *farev1.SnapshotResponse {
 	b.t.Helper()
 	stream, err := farev1.NewDataplaneServiceClient(b.conn).Snapshot(b.t.Context(), &farev1.SnapshotRequest{})
@@ -428,7 +416,7 @@ func (b *bed) snapshot() *farev1.SnapshotResponse {
 	}
 }
 
-// resolve has the server learn every leaf's link-layer address, as BGP sessions do on a real one.
+// resolve makes the server learn every leaf's link-layer address, as BGP sessions do in production.
 func (b *bed) resolve() {
 	b.t.Helper()
 	for p := range planes {
@@ -446,8 +434,8 @@ func (b *bed) resolve() {
 // loopback is the interface index of lo.
 const loopback = 1
 
-// atRest waits until the agent has finished with the last change of weights: the linux driver may take a member without buckets out
-// of the group a moment later, which is one more change under which packets can be lost (settledAfter).
+// atRest waits until the agent has completed the last change of weights: the linux driver may remove a member without
+// buckets from the group shortly afterwards, which is one more change during which packets can be lost (settledAfter).
 func (b *bed) atRest() {
 	b.t.Helper()
 	if b.driver != "linux" {
@@ -464,7 +452,7 @@ func (b *bed) atRest() {
 			if err != nil {
 				return err
 			}
-			last := map[uint32]bool{} // what drops, when nothing else is left
+			last := map[uint32]bool{} // drops packets when no other member is left
 			for _, n := range nexthops {
 				last[n.ID] = n.Device == loopback
 			}

@@ -11,9 +11,9 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// BenchmarkPacket compares what a packet costs its sender toward a destination that the data plane steers with what it costs
-// over a plain route, in one run: trials of both alternate, and the ratio is that of each pair. The sockets are not
-// connected, so every packet looks its route up; 1 KiB of payload.
+// BenchmarkPacket compares the sender's cost of a packet toward a steered destination with its cost over a plain route, in
+// one run: trials of both alternate, and the ratio is that of each pair. The sockets are not connected, so every packet
+// needs a route lookup; the payload is 1 KiB.
 func BenchmarkPacket(b *testing.B) {
 	for _, driver := range drivers {
 		for _, f := range families[:2] {
@@ -35,7 +35,7 @@ func compare(b *testing.B, driver string, f family) {
 	}
 	bed.server.IP("route", "add", plain.String(), "via", hop, "dev", device(0, 0))
 
-	// A slot of p0.0, so that both leave by the same device.
+	// A slot of p0.0, so that both leave through the same device.
 	slot := slices.Index(c.view().Places(), wecmp.Place{})
 	port := c.ports(dst)[slot]
 	open := func(to netip.Prefix, port uint16) *flow {

@@ -11,17 +11,17 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestForeignObjectsStay: routes, rules, nexthops, groups, queueing disciplines and filters that others made are, word for
-// word, what they were: while the agent works, after it was killed, and after everything of its own was removed. And then
-// nothing of its own is left.
+// TestForeignObjectsStay checks that routes, rules, nexthops, groups, queueing disciplines and filters of other programs
+// stay unchanged: while the agent runs, after it is killed, and after its objects are removed. Finally none of its objects
+// may be left.
 func TestForeignObjectsStay(t *testing.T) {
 	each(t, func(t *testing.T, b *bed) {
 		n := b.server
-		// What the agent's one sysctl of all nexthops changes is how routes are listed.
+		// The agent's only sysctl that affects all nexthops changes how routes are listed.
 		if _, err := n.Output("sysctl", "-qw", "net.ipv4.nexthop_compat_mode=0"); err != nil {
 			t.Fatal(err)
 		}
-		b.resolve() // and let duplicate address detection end, for the kernel adds a route then
+		b.resolve() // also waits for duplicate address detection, after which the kernel adds a route
 		netnstest.Eventually(t, time.Minute, func() error {
 			if s := n.IP("-6", "addr", "show", "tentative"); s != "" {
 				return errors.New(s)
@@ -34,7 +34,7 @@ func TestForeignObjectsStay(t *testing.T) {
 			"nexthop add id 79 group 77/78 type resilient buckets 32 protocol static",
 			"route add 192.0.2.0/24 nhid 79 protocol static",
 			"route add default via 172.16.3.1 dev p3.0",
-			// The same prefix as one of ours, with another metric.
+			// The same prefix as one of the agent's routes, with another metric.
 			"route add 10.255.1.0/32 via 172.16.0.1 dev p0.0 metric 4000 protocol static",
 			"route add 198.51.100.0/24 via 172.16.0.1 dev p0.0 table 179 protocol static",
 			"rule add from 203.0.113.0/24 lookup 5000 priority 900 protocol static",
@@ -54,7 +54,7 @@ func TestForeignObjectsStay(t *testing.T) {
 		tc("qdisc add dev p1.1 clsact")
 		tc("filter add dev p1.1 egress protocol ip prio 7 u32 match ip dport 9 0xffff flowid 1:1")
 
-		// What is read: everything that is not marked as ours.
+		// world lists everything without the agent's mark.
 		world := func() string {
 			var s strings.Builder
 			for _, list := range []string{"nexthop show", "-4 route show table all", "-6 route show table all", "-4 rule show", "-6 rule show"} {
@@ -76,7 +76,7 @@ func TestForeignObjectsStay(t *testing.T) {
 			}
 			return s.String()
 		}
-		// The kernel's own entries that come with what is ours: host entries of a device.
+		// same ignores entries that the kernel adds for the agent's devices.
 		before := world()
 		same := func(when string) {
 			t.Helper()
@@ -113,7 +113,7 @@ func TestForeignObjectsStay(t *testing.T) {
 	})
 }
 
-// difference shows the lines that only one of two texts has.
+// difference returns the lines that only one of two texts has.
 func difference(before, after string) string {
 	var out strings.Builder
 	for _, side := range []struct{ sign, of, not string }{{"-", before, after}, {"+", after, before}} {

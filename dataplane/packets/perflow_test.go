@@ -14,7 +14,7 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// drivers are the data planes that are judged.
+// drivers are the data planes under test.
 var drivers = []string{"linux", "bpf"}
 
 // each runs a test for every driver and address family.
@@ -58,7 +58,7 @@ func (bg *background) stop(t *testing.T) {
 	}
 }
 
-// busy waits until the flows have sent n more packets each: something did go on while nothing was to happen.
+// busy waits until each flow has sent n more packets, so that traffic was present while nothing was to change.
 func busy(t *testing.T, flows []*flow, n uint64) {
 	t.Helper()
 	from := make([]uint64, len(flows))
@@ -75,7 +75,7 @@ func busy(t *testing.T, flows []*flow, n uint64) {
 	})
 }
 
-// sentBy adds up what flows have sent.
+// sentBy returns the number of packets sent by flows.
 func sentBy(flows []*flow) (n uint64) {
 	for _, f := range flows {
 		n += f.sent.Load()
@@ -89,10 +89,10 @@ func (b *bed) settled(before arrivals, sent uint64) arrivals {
 	return b.settledAfter(before, sent, 0)
 }
 
-// settledAfter is settled when the weights have changed so many times while packets were sent. With IPv6 routes to nexthop
-// groups the kernel discards, when it replaces a group, what it is just routing: it releases the routes that its CPUs have
-// cached of all members of the old group (net/ipv4/nexthop.c, nh_rt_cache_flush). That is at most one packet a CPU and
-// change; nothing else may be missing, anywhere.
+// settledAfter is settled after a number of weight changes during the traffic. With IPv6 routes to nexthop groups, when the
+// kernel replaces a group, it discards packets whose routing is in progress: it releases the routes that its CPUs have
+// cached for all members of the old group (net/ipv4/nexthop.c, nh_rt_cache_flush). That affects at most one packet per CPU
+// and change; no other loss is accepted.
 func (b *bed) settledAfter(before arrivals, sent uint64, changes int) arrivals {
 	b.t.Helper()
 	var slack uint64
@@ -121,7 +121,7 @@ func (b *bed) settledAfter(before arrivals, sent uint64, changes int) arrivals {
 	return a
 }
 
-// strays counts the packets of slots that arrived elsewhere than at the slot's own sub-port.
+// strays counts the packets of slots that arrived elsewhere than at the slot's sub-port.
 func strays(a arrivals, ports []uint16, places []wecmp.Place, only func(slot int) bool) (n uint64, where string) {
 	for p := range planes {
 		for s := range subPorts {
@@ -139,12 +139,12 @@ func strays(a arrivals, ports []uint16, places []wecmp.Place, only func(slot int
 
 func all(int) bool { return true }
 
-// The draft's weights, one after the other: healthy, half a Y-cable lost at the receiver, a plane lost, and back.
+// story lists the draft's weights in order: healthy, half a Y-cable failed at the receiver, a plane failed, and back.
 var story = [][]uint64{{2, 2, 2, 2}, {2, 2, 1, 2}, {1, 1, 0, 1}, {2, 2, 2, 2}}
 
-// TestSlotsLand: 64 slots, a million packets (over IPv6 a tenth) striped over them by share: what arrives at each leaf's port is, slot by slot,
-// exactly what was sent for it, and not one packet is anywhere else. While the weights change, the slots of the planes that
-// keep theirs go on sending, and not one of their packets moves either (F4).
+// TestSlotsLand stripes a million packets (over IPv6 a tenth) over 64 slots by share and checks that each leaf port
+// receives exactly the packets sent for its slots, and no other packet arrives anywhere. While the weights change, the
+// slots of planes that keep their weight continue to send, and none of their packets moves either (F4).
 func TestSlotsLand(t *testing.T) {
 	each(t, func(t *testing.T, b *bed) {
 		b.start()
@@ -162,7 +162,7 @@ func TestSlotsLand(t *testing.T) {
 		}
 		packets := uint64(1_000_000)
 		if b.family.name != families[0].name {
-			packets /= 10 // the same, by other headers
+			packets /= 10 // the same with other headers
 		}
 		start := b.arrivals()
 		for step, weights := range story {
@@ -203,9 +203,9 @@ func TestSlotsLand(t *testing.T) {
 	})
 }
 
-// TestStorm: weights change as fast as they can be programmed, hundreds of times, and sub-ports go down and up in between.
-// The slots of the planes whose weight only ever shrinks and grows send all the time: none of their packets is lost, and
-// none is anywhere but at home.
+// TestStorm changes weights as fast as they can be programmed, hundreds of times, and sets sub-ports down and up in
+// between. The slots of the planes whose weight only shrinks and grows send all the time: none of their packets may be lost
+// or arrive elsewhere.
 func TestStorm(t *testing.T) {
 	each(t, func(t *testing.T, b *bed) {
 		b.start()
@@ -240,9 +240,9 @@ func TestStorm(t *testing.T) {
 	})
 }
 
-// TestCableCut: a sub-port loses its light, and later the other half of the plane too: the kernel moves its flows before
-// anybody is told. The slots of all other sub-ports send on, and lose and move nothing; when the light is back all are
-// where they were.
+// TestCableCut takes the carrier from a sub-port, and later from the other half of the plane too; the kernel moves the
+// flows before the agent receives new weights. The slots of all other sub-ports continue to send, and lose and move
+// nothing. When the carrier is back, all slots are at their original sub-ports.
 func TestCableCut(t *testing.T) {
 	each(t, func(t *testing.T, b *bed) {
 		b.start()
@@ -274,7 +274,7 @@ func TestCableCut(t *testing.T) {
 			}
 			for s := range subPorts {
 				b.leaves[2].IP("link", "set", fmt.Sprintf("server.%d", s), "up")
-				// The leaf's address of the cable went with the light in IPv6, and is tentative when it returns.
+				// The leaf's IPv6 address was removed with the carrier, and would be tentative after its return.
 				b.leaves[2].IP("addr", "replace", fmt.Sprintf("fd00:16:2:%d::2/64", s), "dev", fmt.Sprintf("server.%d", s), "nodad")
 				busy(t, others, 400)
 				if told {
@@ -289,8 +289,8 @@ func TestCableCut(t *testing.T) {
 		if n, where := strays(got, ports, places, all); n > 0 {
 			t.Errorf("%d strays of %d packets, the last: %s", n, sentBy(others), where)
 		}
-		// All is as at the start, also for the plane that was gone. What it means for a kernel to have light again is its
-		// own affair for a moment: only then are packets counted.
+		// Everything is as at the start, also for the failed plane. The kernel needs a moment after the carrier returns;
+		// packets are counted only after that.
 		b.resolve()
 		netnstest.Eventually(t, time.Minute, func() error {
 			before := b.arrivals()
@@ -309,8 +309,8 @@ func TestCableCut(t *testing.T) {
 	})
 }
 
-// TestSubPortDown: the control plane takes a sub-port out whose light still burns (a session lost, a drain). From the
-// moment that is in effect nothing leaves over it, and nobody else's packets move.
+// TestSubPortDown lets the control plane set down a sub-port that has a carrier (a failed session, a drain). Once that is
+// in effect, no packet leaves through it, and the packets of other sub-ports do not move.
 func TestSubPortDown(t *testing.T) {
 	each(t, func(t *testing.T, b *bed) {
 		b.start()
@@ -327,7 +327,7 @@ func TestSubPortDown(t *testing.T) {
 		for range 5 {
 			busy(t, flows, 200)
 			c.subPort(1, 1, false)
-			busy(t, flows, 200) // a packet may be between the kernel's decision and the wire
+			busy(t, flows, 200) // a packet may be between the routing decision and the wire
 			drained := b.arrivals()
 			busy(t, flows, 200)
 			silent := b.arrivals().since(drained)
@@ -350,8 +350,8 @@ func TestSubPortDown(t *testing.T) {
 	})
 }
 
-// TestRemap: under remap the slots of a lost plane move to other sub-ports, with other source ports; the slots that stay
-// keep port and leaf, and all are home again in the end.
+// TestRemap checks that under remap the slots of a failed plane move to other sub-ports with other source ports, the
+// remaining slots keep port and leaf, and all are at their original sub-ports in the end.
 func TestRemap(t *testing.T) {
 	each(t, func(t *testing.T, b *bed) {
 		b.start()

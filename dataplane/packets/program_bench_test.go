@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// BenchmarkProgram programs destinations from nothing through the agent's socket: from the first operation to the moment when
-// all are in effect. Operations are gathered as the control plane's client does.
+// BenchmarkProgram programs destinations from an empty state through the agent's socket, from the first operation until all
+// are in effect. Operations are combined into requests like in the control plane's client.
 func BenchmarkProgram(b *testing.B) {
 	const gather = 64
 	for _, driver := range drivers {
@@ -36,7 +36,7 @@ func BenchmarkProgram(b *testing.B) {
 						d.Pairs = []*farev1.PairPorts{pair}
 					}
 					set[i/gather] = append(set[i/gather], &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: d}})
-					remove[i/gather] = append(remove[i/gather], &farev1.Operation{Op: &farev1.Operation_DeleteDestination{DeleteDestination: prefix}})
+					remove[i/gather] = append(remove[i/gather], &farev1.Operation{Op: &farev1.Operation_DeleteDestination{DeleteDestination: &farev1.DestinationKey{Prefix: prefix}}})
 				}
 				var took []time.Duration
 				b.ResetTimer()
@@ -52,8 +52,7 @@ func BenchmarkProgram(b *testing.B) {
 	}
 }
 
-// BenchmarkSubPortLost takes a sub-port out and returns it, with 16,384 destinations behind it: from the operation to the
-// moment when it is in effect.
+// BenchmarkSubPortLost sets a sub-port down and up with 16,384 destinations, from the operation until it is in effect.
 func BenchmarkSubPortLost(b *testing.B) {
 	for _, driver := range drivers {
 		b.Run(driver, func(b *testing.B) {
@@ -74,7 +73,7 @@ func BenchmarkSubPortLost(b *testing.B) {
 	}
 }
 
-// gathered programs operations, several in a request.
+// gathered programs operations, several per request.
 func (c *control) gathered(requests [][]*farev1.Operation) {
 	c.b.t.Helper()
 	for _, ops := range requests {

@@ -1,6 +1,9 @@
 package packets
 
 import (
+	"bytes"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -9,9 +12,9 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestAgentKilled: the agent is killed, again and again, under full traffic, and started again; the control plane's stream
-// breaks with it and is made again, or is broken by itself. Every packet arrives, and arrives at its slot's sub-port, and
-// the agent knows what it promised.
+// TestAgentKilled repeatedly kills the agent under full traffic and restarts it. The control plane's stream breaks with it
+// and reconnects, or breaks alone. Every packet must arrive at its slot's sub-port, and the agent must know its
+// acknowledged state.
 func TestAgentKilled(t *testing.T) {
 	each(t, func(t *testing.T, b *bed) {
 		b.start()
@@ -27,7 +30,7 @@ func TestAgentKilled(t *testing.T) {
 		for round := range 4 {
 			busy(t, flows, 500)
 			if round%2 == 1 {
-				c.cancel() // the control plane goes first
+				c.cancel() // the control plane ends first
 				busy(t, flows, 200)
 			}
 			b.agent.Kill()
@@ -46,4 +49,48 @@ func TestAgentKilled(t *testing.T) {
 			t.Errorf("%d strays of %d packets, the last: %s", n, sentBy(flows), where)
 		}
 	})
+}
+
+// TestJournalLost kills the agent and removes or corrupts its journal before the restart. With bpf it must recover from its
+// maps: it has its acknowledged state after the control plane's Hello, and every packet arrives at its slot's sub-port.
+func TestJournalLost(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			b := newBed(t, "bpf", f)
+			b.start()
+			b.resolve()
+			c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 50)
+			c.weigh(2, 2, 1, 2)
+			dst := c.dst[0]
+			ports, places := c.ports(dst), c.view().Places()
+			flows := b.flows(t, dst, ports)
+			promised := b.snapshot()
+			before := b.arrivals()
+			bg := send(t.Context(), flows)
+			path := filepath.Join(b.dir, "dataplane.journal")
+			for _, spoil := range []func() error{
+				func() error { return os.Remove(path) },
+				func() error { return os.WriteFile(path, bytes.Repeat([]byte("garbled "), 100), 0o600) },
+			} {
+				busy(t, flows, 500)
+				b.agent.Kill()
+				if err := spoil(); err != nil {
+					t.Fatal(err)
+				}
+				b.start()
+				busy(t, flows, 200)
+				c = b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 50)
+				if got := b.snapshot(); !proto.Equal(got, promised) {
+					t.Errorf("after Hello the agent has %d groups and %d destinations, other than it had: %v", len(got.Groups), len(got.Destinations), got.Groups)
+				}
+				busy(t, flows, 200)
+				c.weigh(2, 2, 1, 2)
+			}
+			bg.stop(t)
+			got := b.settled(before, sentBy(flows))
+			if n, where := strays(got, ports, places, all); n > 0 {
+				t.Errorf("%d strays of %d packets, the last: %s", n, sentBy(flows), where)
+			}
+		})
+	}
 }

@@ -8,12 +8,12 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// spread is how far a share may be from its weight: parts of all packets.
+// spread is the allowed deviation of a share from its weight, as a fraction of all packets.
 const spread = 0.005
 
-// TestSpray: in per-packet mode a slot's packets are spread over its plane's sub-ports, and those of flows that are no
-// slot's over everything, by weight. A million packets are within half a percent of the weights, and the planes' part of
-// the slots is exact.
+// TestSpray checks that in per-packet mode a slot's packets are sprayed over its plane's sub-ports, and those of flows
+// without a slot over all sub-ports, by weight. A million packets are within half a percent of the weights, and the planes'
+// parts of the slots are exact.
 func TestSpray(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
@@ -78,7 +78,7 @@ func TestSpray(t *testing.T) {
 	}
 }
 
-// near wants n to be the share of all.
+// near requires n to be the given share of all.
 func near(t *testing.T, what string, n, all uint64, share float64) {
 	t.Helper()
 	if all == 0 {

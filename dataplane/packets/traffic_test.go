@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flow is the packets of one queue pair slot: a UDP socket of the slot's source port. Every other socket is connected, for
-// the kernel keeps a route with those.
+// flow sends the packets of one queue pair slot from a UDP socket with the slot's source port. Every other socket is
+// connected, because the kernel caches a route with those.
 type flow struct {
-	conn   *ipv4.PacketConn // works for both families: it sends whatever the socket is
+	conn   *ipv4.PacketConn // works for both families
 	socket *net.UDPConn
-	to     *net.UDPAddr // nil: connected
+	to     *net.UDPAddr // nil if connected
 	sent   atomic.Uint64
 	batch  []ipv4.Message
 }
 
-// payload is what a packet carries: nothing that anybody looks at.
+// payload is the content of a packet, which is not checked.
 var payload = make([]byte, 256)
 
 const batchSize = 32
@@ -65,7 +65,7 @@ func (b *bed) flows(t testing.TB, dst netip.Prefix, ports []uint16) []*flow {
 	return out
 }
 
-// send sends n packets. A packet that the kernel did not take is sent again: what is counted as sent was on its way.
+// send sends n packets. It retries packets that the kernel refused, so that only packets on the wire count as sent.
 func (f *flow) send(n int) error {
 	for n > 0 {
 		took, err := f.conn.WriteBatch(f.batch[:min(n, batchSize)], 0)
@@ -83,7 +83,7 @@ func (f *flow) send(n int) error {
 	return nil
 }
 
-// stripe sends n packets over the flows by share, exactly: the parts are the largest remainder's.
+// stripe sends n packets over the flows, exactly by share: the parts follow the largest remainder method.
 func stripe(t testing.TB, flows []*flow, parts []uint64) {
 	t.Helper()
 	const round = 64 // so that slots are interleaved as an application's are

@@ -10,8 +10,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// end is one of two cores with a wire between them that loses nothing, and its host: it does as little as can be, so that what is
-// measured is the core.
+// end is one of two cores connected by a lossless wire, with its host. The host does minimal work, so that the benchmark measures the core.
 type end struct {
 	*Core
 	address netip.Addr
@@ -22,7 +21,7 @@ type end struct {
 	ch      rdma.Channel
 
 	from     netip.AddrPort
-	wire     [][]byte // packets on their way; the memory is used again
+	wire     [][]byte // packets in flight; their memory is reused
 	n        int
 	position uint16 // in a batch, as UDP_SEGMENT makes them
 	length   int
@@ -48,7 +47,7 @@ func (e *end) Next(_ netip.AddrPort, _ uint16, length int) uint16 {
 
 func (e *end) WakeAt(time.Duration) {}
 
-// carry hands what e has sent to the other end, in turns as recvmmsg makes them, and returns how many packets that were.
+// carry moves the packets sent by e to the other end, in turns as recvmmsg makes them, and returns their number.
 func (e *end) carry(to *end) int {
 	n := e.n
 	for i, p := range e.wire[:n] {
@@ -81,9 +80,10 @@ func (e *end) Complete(_ *rdma.Op, err error) {
 	}
 	e.done++
 }
-func (e *end) Return(*rdma.Op)            {}
-func (e *end) Room(rdma.Channel)          {}
-func (e *end) Failed(rdma.Channel, error) {}
+func (e *end) Return(*rdma.Op)                 {}
+func (e *end) Room(rdma.Channel)               {}
+func (e *end) Stalled(rdma.Channel, int, bool) {}
+func (e *end) Failed(rdma.Channel, error)      {}
 
 func newEnds(t testing.TB, cfg Config, addresses [2]string) [2]*end {
 	var ends [2]*end
@@ -109,7 +109,7 @@ func newEnds(t testing.TB, cfg Config, addresses [2]string) [2]*end {
 	return ends
 }
 
-// run carries an operation eight times at once, and returns the packets that went there and back.
+// run executes an operation eight times concurrently, and returns the number of packets in both directions.
 func (e *end) run(to *end, op *rdma.Op) (packets int) {
 	want := e.done + 8
 	for range 8 {
@@ -157,7 +157,7 @@ func BenchmarkCore(b *testing.B) {
 	}
 }
 
-// TestNothingIsAllocated: in the steady state, whatever is sent.
+// TestNothingIsAllocated checks that in the steady state no operation allocates.
 func TestNothingIsAllocated(t *testing.T) {
 	for _, family := range families {
 		for name, op := range benchmarkOps() {

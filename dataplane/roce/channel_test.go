@@ -13,7 +13,7 @@ func constructor(cfg Config) rdmatest.Constructor {
 	return func(out wire.Out) rdmatest.Core { return NewCore(cfg, out) }
 }
 
-// everyKind posts SENDs and WRITEs most, as the default does, and READs as often.
+// everyKind posts mostly SENDs and WRITEs, like the default, and as many READs.
 var everyKind = []rdma.OpKind{rdma.OpWrite, rdma.OpWrite, rdma.OpSend, rdma.OpSend, rdma.OpRead, rdma.OpRead, rdma.OpCompareSwap, rdma.OpFetchAdd}
 
 func TestChannels(t *testing.T) {
@@ -21,7 +21,7 @@ func TestChannels(t *testing.T) {
 		name    string
 		cfg     Config
 		options rdmatest.Options
-		happens []string // counters that must have counted
+		happens []string // counters that must not be zero
 	}{
 		{name: "clean", happens: []string{"acks_sent"}},
 		{name: "loss", options: rdmatest.Options{Loss: 0.02}, happens: []string{"naks_received", "timeouts", "retransmitted", "read_responses_again"}},

@@ -7,7 +7,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// response takes an ACK, a NAK, a READ response or the answer to an atomic (Section 9.7.6).
+// response handles an ACK, a NAK, a READ response or an atomic response (Section 9.7.6).
 func (q *queuePair) response(h *header, payload []byte) {
 	c := q.core
 	s := q.una.near(h.psn)
@@ -19,6 +19,7 @@ func (q *queuePair) response(h *header, payload []byte) {
 		c.badResponse++
 		return
 	}
+	q.answers()
 	switch {
 	case h.opcode == acknowledge:
 		q.acknowledged(s, h.syndrome)
@@ -29,9 +30,9 @@ func (q *queuePair) response(h *header, payload []byte) {
 	q.room()
 }
 
-// reach acknowledges what is before s: an answer says that everything before was executed (Section 9.7.6). It returns false when
-// the answer is of no use any more: a READ or atomic before s lacks its own, so it was lost and is asked for again (an implied
-// NAK); or something called has ended the queue pair.
+// reach acknowledges the PSNs before s: a response implies that all of them were executed (Section 9.7.6). It returns false in two cases,
+// in which the response has no further effect. Either a READ or atomic before s lacks its response, which was lost and is requested again
+// (an implied NAK), or a callback has ended the queue pair.
 func (q *queuePair) reach(s seq) bool {
 	for q.una < s {
 		r := q.at(q.head)
@@ -50,7 +51,7 @@ func (q *queuePair) reach(s seq) bool {
 	return true
 }
 
-// progress moves una on.
+// progress advances una.
 func (q *queuePair) progress(to seq) {
 	q.grown += int(to - q.una)
 	q.una = to
@@ -64,13 +65,13 @@ func (q *queuePair) progress(to seq) {
 	q.back = none
 	q.core.activate(q)
 	if q.next < q.una {
-		// Acknowledged after it was gone back to: it need not be sent again.
+		// Acknowledged after goBack had rewound past it: no retransmission is needed.
 		q.next, q.cursor = q.una, q.head
 		q.readsAtomics, q.reads = 0, 0
 	}
 }
 
-// complete ends the oldest operation, all of which is acknowledged.
+// complete completes the oldest operation, whose PSNs are all acknowledged.
 func (q *queuePair) complete(r *request, err error) {
 	op := r.op
 	if q.cursor == q.head {
@@ -87,7 +88,7 @@ func (q *queuePair) complete(r *request, err error) {
 	q.core.host.Complete(op, err)
 }
 
-// acknowledged takes an ACK or NAK.
+// acknowledged handles an ACK or NAK.
 func (q *queuePair) acknowledged(s seq, syndrome uint8) {
 	c := q.core
 	switch syndrome & syndromeMask {
@@ -112,7 +113,7 @@ func (q *queuePair) acknowledged(s seq, syndrome uint8) {
 		if !q.reach(s) {
 			return
 		}
-		// The peer lives, and that is all that is asked of it: it says "not ready" as often as it must.
+		// RNR proves that the peer is alive; the number of RNR retries is not limited.
 		now := c.host.Now()
 		q.heard = now
 		q.timeout = c.cfg.Timing.Retransmit
@@ -138,21 +139,21 @@ func (q *queuePair) acknowledged(s seq, syndrome uint8) {
 		c.badResponse++
 		return
 	}
-	// The peer executes nothing any more, so a READ before s whose responses are lost is flushed.
+	// The peer executes no further requests, so a READ before s with lost responses is flushed.
 	q.reach(s)
 	if q.state == ready {
 		q.fail(fmt.Errorf("refused by the peer: %w", err), err, s, nakOperational)
 	}
 }
 
-// answer takes a READ response or an atomic's, which is for una.
+// answer handles a READ response or atomic response for una.
 func (q *queuePair) answer(h *header, payload []byte) {
 	r := q.at(q.head)
 	switch {
 	case h.opcode.isRead() && r.op.Kind == rdma.OpRead:
 		i := int(q.una - r.first)
 		from, to := i*q.mtu, min((i+1)*q.mtu, r.bytes)
-		// Whether it is the first depends on where the request was that it answers; whether it is the last does not.
+		// Which response is the first depends on the start of the request that it answers; which is the last does not.
 		if last := q.una+1 == r.end; last != (traits[h.opcode]&isLast != 0) || len(payload) != to-from {
 			break
 		}
@@ -167,7 +168,7 @@ func (q *queuePair) answer(h *header, payload []byte) {
 	q.core.badResponse++
 }
 
-// finish moves una on inside a READ or behind it.
+// finish advances una inside or to the end of a READ or atomic.
 func (q *queuePair) finish(r *request, to seq) {
 	q.progress(to)
 	if to == r.end {
@@ -175,7 +176,7 @@ func (q *queuePair) finish(r *request, to seq) {
 	}
 }
 
-// flushOps completes everything there is with ErrFlushed, but with err what has the sequence number at; a nil err is none.
+// flushOps completes the operation with the PSN at with err, unless err is nil, and all others with ErrFlushed.
 func (q *queuePair) flushOps(err error, at seq) {
 	for q.head < q.tail {
 		r := q.at(q.head)

@@ -11,29 +11,28 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Core is a transport without sockets and clock: rdma.Transport and wire.Core at once. Requests and ACKs are handed to wire.Out in
-// Flush, which is also when WakeAt is asked for: nothing can change an operation's bytes between that and the flush of wire.Out,
-// which its owner calls right after Flush.
+// Core is a transport without sockets and clock: it is an rdma.Transport and a wire.Core. It passes requests and ACKs to wire.Out in Flush,
+// and calls WakeAt there. Its owner calls the flush of wire.Out right after Flush, so the bytes of operations cannot change in between.
 type Core struct {
 	cfg     Config
 	host    rdma.Host
 	out     wire.Out
 	address netip.Addr
 
-	pairs  map[uint32]*queuePair // by our number
+	pairs  map[uint32]*queuePair // by local number
 	graves graveyard
-	// active are those with something to send at the next Flush; timers are those that wait for a time, by queuePair.wake, which is
-	// not later than queuePair.due.
+	// active are the queue pairs with data to send at the next Flush. timers are those with a pending timer, ordered by queuePair.wake,
+	// which is not later than queuePair.due.
 	active []*queuePair
 	timers timers
-	asked  time.Duration // of WakeAt
+	asked  time.Duration // latest argument of WakeAt
 
 	checker checker
-	// scratch and tail are what a packet is put together in: headers, and for READ responses the payload too; padding and ICRC.
+	// scratch and tail are buffers to build a packet: headers, and the payload of READ responses; padding and ICRC.
 	scratch [maxHeader + 4096]byte
 	tail    [3 + icrcSize]byte
-	stray   seed   // of packets for no queue pair of ours
-	mostID  uint16 // the highest IPv4 identification that is accepted
+	stray   seed   // for packets without a queue pair
+	mostID  uint16 // the highest accepted IPv4 identification
 	counters
 }
 
@@ -42,7 +41,7 @@ var (
 	_ wire.Core      = (*Core)(nil)
 )
 
-// NewCore makes a core that sends by out.
+// NewCore makes a core that sends through out.
 func NewCore(cfg Config, out wire.Out) *Core {
 	c := &Core{cfg: cfg.withDefaults(), out: out, pairs: make(map[uint32]*queuePair), mostID: maxBatch - 1}
 	if cfg.AnyID {
@@ -63,7 +62,7 @@ func (c *Core) Start(h rdma.Host) error {
 	return nil
 }
 
-// Stop implements rdma.Transport: there is nothing to wait for.
+// Stop implements rdma.Transport; a core has no goroutines or sockets.
 func (c *Core) Stop() {}
 
 // Flush implements rdma.Transport.
@@ -73,11 +72,11 @@ func (c *Core) Flush() {
 		q.flush()
 		c.watch(q)
 	}
-	clear(c.active) // lets go of those that are closed
+	clear(c.active) // drops references to closed queue pairs
 	c.active = c.active[:0]
 	var at time.Duration
 	if len(c.timers) > 0 {
-		at = max(c.timers[0].wake, 1) // 0 would be never
+		at = max(c.timers[0].wake, 1) // 0 would mean never
 	}
 	if at != c.asked {
 		c.asked = at
@@ -85,7 +84,7 @@ func (c *Core) Flush() {
 	}
 }
 
-// activate has Flush look at q.
+// activate schedules q for the next Flush.
 func (c *Core) activate(q *queuePair) {
 	if !q.active {
 		q.active = true
@@ -93,7 +92,7 @@ func (c *Core) activate(q *queuePair) {
 	}
 }
 
-// watch sees that Tick comes no later than q wants it. A time that has moved back is left where it is, until Tick finds out.
+// watch ensures that Tick runs no later than q.due. If due has moved to a later time, the timer stays and Tick rearms it.
 func (c *Core) watch(q *queuePair) {
 	due := q.due()
 	switch {
@@ -107,7 +106,7 @@ func (c *Core) watch(q *queuePair) {
 	}
 }
 
-// unwatch forgets q's time.
+// unwatch removes q's timer.
 func (c *Core) unwatch(q *queuePair) {
 	if q.timer >= 0 {
 		heap.Remove(&c.timers, q.timer)
@@ -117,7 +116,7 @@ func (c *Core) unwatch(q *queuePair) {
 // Tick implements wire.Core.
 func (c *Core) Tick() {
 	now := c.host.Now()
-	c.asked = -1 // spent
+	c.asked = -1 // the timer has fired
 	for len(c.timers) > 0 && c.timers[0].wake <= now {
 		q := c.timers[0]
 		c.unwatch(q)
@@ -156,7 +155,7 @@ func (t *timers) Pop() any {
 	return q
 }
 
-// link is where packets of a queue pair go, and by which source port.
+// link is the destination of a queue pair's packets, with their source port.
 type link struct {
 	remote netip.Addr
 	peer   uint32 // the peer's queue pair number
@@ -165,21 +164,21 @@ type link struct {
 	sent   seed
 }
 
-// send sends a packet: headers, then head, which is short, then payload, which is read until the flush.
+// send sends a packet: headers, then head, which is short, then payload, which must not change until the flush.
 func (c *Core) send(l *link, h *header, head, payload []byte) {
 	n := c.prepare(l, h, len(head)+len(payload))
 	n += copy(c.scratch[n:], head)
 	c.finish(l, h, n, payload)
 }
 
-// sendCopy is send for a payload that may change before the flush: the ICRC must be that of the bytes that go out.
+// sendCopy is like send for a payload that may change before the flush: it copies the payload, so that the ICRC matches the bytes sent.
 func (c *Core) sendCopy(l *link, h *header, payload []byte) {
 	n := c.prepare(l, h, len(payload))
 	n += copy(c.scratch[n:], payload)
 	c.finish(l, h, n, nil)
 }
 
-// prepare writes the headers of a packet with n bytes of payload to scratch.
+// prepare writes the headers of a packet with n bytes of payload to scratch, and returns their length.
 func (c *Core) prepare(l *link, h *header, n int) int {
 	h.pkey, h.migrated, h.qpn, h.pad = defaultPKey, true, l.peer, uint8(-n&3)
 	return h.marshal(c.scratch[:])
@@ -220,7 +219,7 @@ func (c *Core) Receive(from netip.AddrPort, p []byte) {
 		c.wrongSource++
 		return
 	}
-	// Until the ICRC is checked the number says only whose seed is likely to fit.
+	// Before the ICRC is checked, the number only selects the seed that is likely to fit.
 	qpn := binary.BigEndian.Uint32(p[4:]) & mask24
 	q, s := c.pairs[qpn], &c.stray
 	if q != nil && q.remote == source {
@@ -239,7 +238,7 @@ func (c *Core) Receive(from netip.AddrPort, p []byte) {
 	}
 	var h header
 	payload, err := h.unmarshal(p[:len(p)-icrcSize])
-	if err != nil || h.pkey|0x8000 != defaultPKey { // the high bit is the membership
+	if err != nil || h.pkey|0x8000 != defaultPKey { // the high bit is the membership type
 		c.malformed++
 		return
 	}

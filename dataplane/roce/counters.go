@@ -1,28 +1,29 @@
 package roce
 
-// counters count since the start. A packet received is counted once more where it is not taken as what was expected.
+// counters count from the start of the core. A received packet that is not the expected one also increments one of the lower counters.
 type counters struct {
 	packetsSent     uint64
 	packetsReceived uint64
-	retransmitted   uint64 // request packets sent again
-	timeouts        uint64 // retransmission timers run out
-	windowCuts      uint64 // losses seen, each of which has halved a window
+	retransmitted   uint64 // retransmitted request packets
+	timeouts        uint64 // expired retransmission timers
+	stalls          uint64 // stalls of queue pairs' paths (rdma.Timing.Stall)
+	windowCuts      uint64 // detected losses, each of which has halved a window
 	acksSent        uint64 // ACKs, not counting READ responses and atomic ACKs
-	naksSent        uint64 // of any kind but RNR
+	naksSent        uint64 // of any kind except RNR
 	naksReceived    uint64
 	rnrSent         uint64
 	rnrReceived     uint64
-	readsAgain      uint64 // READ responses, as packets, for requests that had been executed before
+	readsAgain      uint64 // packets of READ responses to requests that had been executed before
 
-	malformed     uint64 // not a packet of RC, or not of the default partition
+	malformed     uint64 // not an RC packet, or not of the default partition
 	badICRC       uint64
-	identified    uint64 // ICRC right for an IPv4 identification other than 0; not an error
-	wrongSource   uint64 // from another address than the queue pair's peer
-	unknownPair   uint64 // for a queue pair that does not exist, or is not connected
-	buried        uint64 // requests for queue pairs that are closed or broken; answered
-	duplicates    uint64 // requests or responses that had come before
+	identified    uint64 // packets whose ICRC matches an IPv4 identification other than 0; not an error
+	wrongSource   uint64 // packets from an address other than the queue pair's peer
+	unknownPair   uint64 // packets for a queue pair that does not exist or is not connected
+	buried        uint64 // requests for closed or broken queue pairs; answered
+	duplicates    uint64 // requests or responses that had arrived before
 	outOfSequence uint64 // requests after a gap
-	badResponse   uint64 // responses to nothing that was asked
+	badResponse   uint64 // responses that match no request
 }
 
 // Counters implements rdma.Transport.
@@ -32,6 +33,7 @@ func (c *Core) Counters() map[string]uint64 {
 		"packets_received":      c.packetsReceived,
 		"retransmitted":         c.retransmitted,
 		"timeouts":              c.timeouts,
+		"stalls":                c.stalls,
 		"window_cuts":           c.windowCuts,
 		"acks_sent":             c.acksSent,
 		"naks_sent":             c.naksSent,

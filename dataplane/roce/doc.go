@@ -1,41 +1,41 @@
-// Package roce is RoCEv2's reliable connection (RC) over UDP, in user space: rdma.Transport whose channels are queue pairs. What goes
-// over the wire is what an RDMA NIC sends (InfiniBand Architecture Specification, volume 1: chapter 9 for the transport, annex A17 for
-// RoCEv2): BTH and its extended headers, payload, ICRC, to UDP port 4791.
+// Package roce implements RoCEv2's reliable connection (RC) over UDP in user space. It is an rdma.Transport whose channels are queue pairs.
+// Its packets are those of an RDMA NIC (InfiniBand Architecture Specification, volume 1: chapter 9 for the transport, annex A17 for
+// RoCEv2): BTH and its extended headers, payload and ICRC, to UDP port 4791.
 //
-// # Where to look
+// # Files
 //
 //	header.go opcode.go     packets: BTH, RETH, AETH, AtomicETH, AtomicAckETH, ImmDt
-//	icrc.go identify.go     the invariant CRC, and how it copes with an IPv4 identification that sockets do not show
+//	icrc.go identify.go     the invariant CRC, and its check without the IPv4 identification, which sockets do not report
 //	psn.go aeth.go          24-bit sequence numbers; syndromes and RNR timers
 //	core.go                 Core: queue pairs by number, counters, time; rdma.Transport without sockets
-//	qp.go                   QueuePair: rdma.Channel; states, parameters, paths, failure
-//	requester.go            our operations: cut into packets, sent inside a window, sent again
-//	completer.go            what the peer answers to them: ACK, NAK, READ responses
+//	qp.go                   queuePair: rdma.Channel; states, parameters, paths, failure
+//	requester.go            local operations: cut into packets, sent inside a window, retransmitted
+//	completer.go            responses of the peer: ACK, NAK, READ responses
 //	responder.go            the peer's operations: executed once, in order, and answered
-//	grave.go                what is answered for queue pairs that are gone
+//	grave.go                answers for closed and broken queue pairs
 //	transport.go            Transport: a Core on sockets
 //
 // # Paths
 //
-// A queue pair has one path: the UDP source port of its slot, for requests as for answers. SetPaths with another port does what
-// mlx5dv_modify_qp_udp_sport does to a queue pair in RTS: sequence numbers stay, everything not acknowledged is sent again at once by
-// the new port, and the responder knows by the PSN what it has executed.
+// A queue pair has one path: the UDP source port of its slot, for requests and responses alike. SetPaths with another port has the effect
+// of mlx5dv_modify_qp_udp_sport on a queue pair in RTS: sequence numbers stay, the requester retransmits everything unacknowledged at once
+// from the new port, and the responder recognizes by the PSN the requests that it has executed.
 //
 // # Order
 //
-// A responder executes requests in the order of posting, and each once, but for READs: one whose responses are lost is executed again
-// (Section 9.4.4), and would then see what later requests wrote. So a requester holds a SEND, WRITE or atomic back
-// until READs before it have completed, as if it were posted with the fence indicator. READs behind READs are not held.
+// A responder executes requests in the order of posting, and each once, except READs: a READ with lost responses is executed a second time
+// (Section 9.4.4), and would then return the data of later requests. A requester therefore holds a SEND, WRITE or atomic back until all
+// earlier READs have completed, as if it were posted with the fence indicator. A READ does not wait for earlier READs.
 //
 // # Loss
 //
-// Recovery is go-back-N, as in RC: from the PSN of a NAK, from a READ whose responses have a gap, or from the oldest PSN that is not
-// acknowledged when Timing.Retransmit runs out. Packets in flight are bounded by a window that shrinks to the half with each loss and
-// grows by growth packets with each window that is acknowledged: sockets' buffers are small, and there is no lossless fabric below.
+// Recovery is go-back-N, as in RC. It starts from the PSN of a NAK, from a READ whose responses have a gap, or from the oldest
+// unacknowledged PSN when Timing.Retransmit expires. A window limits the packets in flight: each loss halves it, and each fully
+// acknowledged window adds growth packets, since socket buffers are small and the network is not lossless.
 //
 // # Differences from a NIC
 //
-// A queue pair that is closed or broken goes on to answer for a while: it acknowledges what it has executed, and refuses the rest with
-// the NAK that it failed with, or with "remote operational error". So a peer learns what happened, where a NIC's would retry until it
-// gives up. RNR retries are not counted: a peer that says "not ready" lives.
+// A closed or broken queue pair continues to answer for a while. It acknowledges the requests that it has executed, and refuses all others
+// with the NAK of its failure or with "remote operational error". The peer thus learns the reason, whereas the peer of a NIC would retry
+// until it gives up. RNR retries are not limited: a peer that answers "not ready" is alive.
 package roce

@@ -10,8 +10,8 @@ import (
 	"github.com/fared/fared/dataplane/rdma/rdmatest"
 )
 
-// FuzzQP runs the model with a network, a configuration and operations that the input picks: memory must be the model's, everything
-// executed once, nothing complete early.
+// FuzzQP runs the model with a network, a configuration and operations chosen by the input: memory must equal the model's, every operation
+// is executed once, and none completes early.
 func FuzzQP(f *testing.F) {
 	f.Add(uint64(1), []byte{10, 10, 10, 10, 40, 20, 3, 2, 1, 16})
 	f.Add(uint64(2), []byte{60, 0, 0, 0, 0, 0, 0, 0, 0, 0})
@@ -24,7 +24,7 @@ func FuzzQP(f *testing.F) {
 			}
 			return 0
 		}
-		// Up to a quarter of all packets each.
+		// Each fault affects up to a quarter of all packets.
 		chance := func(i int) float64 { return float64(at(i)) / 1024 }
 		o := rdmatest.Options{Seed: seed, Ops: 60, MaxSize: 1 + 200*at(5), Channels: 1 + at(6)%3,
 			Loss: chance(0), Duplicate: chance(1), Reorder: chance(2), Corrupt: chance(3), NotReady: chance(4)}
@@ -34,13 +34,13 @@ func FuzzQP(f *testing.F) {
 		cfg := Config{MTU: 256 << (at(8) % 5), MaxReadAtomic: 1 + at(9)%16, Depth: 1 + at(9), Timing: rdma.Timing{GiveUp: time.Hour},
 			// Sequence numbers wrap.
 			Random: func() uint32 { seed += 0x1000193; return uint32(seed)<<12 ^ 0xfffff0 }}
-		o.MaxSize = min(o.MaxSize, 40*cfg.MTU) // or go-back-N gets nowhere in the worst of these networks
+		o.MaxSize = min(o.MaxSize, 40*cfg.MTU) // otherwise go-back-N makes no progress in the worst of these networks
 		rdmatest.Channels(t, constructor(cfg), o)
 	})
 }
 
-// FuzzRequests gives packets with right ICRCs to a queue pair that has operations outstanding: whatever they are, nothing breaks the
-// contract, and the core goes on to serve another queue pair.
+// FuzzRequests delivers packets with correct ICRCs to a queue pair with outstanding operations. No packet breaks the contract, and the core
+// still serves another queue pair afterwards.
 func FuzzRequests(f *testing.F) {
 	f.Add([]byte{byte(sendOnly), 0, 0, 40, byte(acknowledge), 0, 0x1f, 0})
 	f.Add([]byte{byte(writeFirst), 0, 0, 255, byte(writeLast), 1, 0, 7, byte(readRequest), 2, 4, 0, byte(fetchAdd), 3, 0, 0, byte(fetchAdd), 3, 0, 0})
@@ -55,7 +55,7 @@ func FuzzRequests(f *testing.F) {
 			op := opcode(b[0])
 			if op >= opcodes {
 				switch {
-				case h.wake != 0 && wraps < 100: // time passes
+				case h.wake != 0 && wraps < 100: // let time pass
 					wraps++
 					h.sleep()
 				case h.q.state == ready:
@@ -86,7 +86,7 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// FuzzReceive gives anything to a core.
+// FuzzReceive delivers arbitrary bytes to a core.
 func FuzzReceive(f *testing.F) {
 	for _, test := range packets {
 		f.Add(unhex(test.bytes), true)
@@ -95,7 +95,7 @@ func FuzzReceive(f *testing.F) {
 	f.Fuzz(func(t *testing.T, p []byte, right bool) {
 		h := newHand(t, Config{})
 		h.body = make([]byte, 16)
-		if right && len(p) >= bthSize && len(p)+icrcSize <= maxDatagram { // for our queue pair, with a right ICRC
+		if right && len(p) >= bthSize && len(p)+icrcSize <= maxDatagram { // for the queue pair, with a correct ICRC
 			binary.BigEndian.PutUint32(p[4:], h.q.qpn)
 			e := endpoints{handAddress, ourAddress, 60000, DefaultPort}
 			p = binary.LittleEndian.AppendUint32(p, h.checker.cover(h.checker.begin(&seed{}, &e, len(p)+icrcSize, 0), p))

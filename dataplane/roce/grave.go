@@ -2,11 +2,11 @@ package roce
 
 import "net/netip"
 
-// maxGraves is how many queue pairs that are gone are remembered. Their numbers are not used again meanwhile.
+// maxGraves is the number of ended queue pairs that the core remembers. It does not reuse their numbers meanwhile.
 const maxGraves = 1024
 
-// grave is what is left of a queue pair that is closed or broken: enough to tell its peer what was executed and that nothing more
-// will be.
+// grave is the record of a closed or broken queue pair. It suffices to inform the peer which requests were executed and that no others will
+// be.
 type grave struct {
 	link
 	qpn      uint32
@@ -15,11 +15,11 @@ type grave struct {
 	syndrome uint8 // of the NAK
 }
 
-// graveyard keeps the newest maxGraves.
+// graveyard keeps the latest maxGraves records.
 type graveyard struct {
 	byNumber map[uint32]*grave
 	order    []*grave
-	next     int // the oldest in order, once that is full
+	next     int // the oldest record, once order is full
 }
 
 func (y *graveyard) add(g *grave) {
@@ -36,7 +36,7 @@ func (y *graveyard) add(g *grave) {
 	y.byNumber[g.qpn] = g
 }
 
-// answerForGone answers a request for a queue pair that is not there any more.
+// answerForGone answers a request for a closed or broken queue pair.
 func (c *Core) answerForGone(qpn uint32, source netip.Addr, h *header) {
 	g := c.graves.byNumber[qpn]
 	switch {
@@ -59,7 +59,7 @@ func (c *Core) answerForGone(qpn uint32, source netip.Addr, h *header) {
 			c.send(&g.link, &a, nil, nil)
 			return
 		}
-		// Executed, but the answer cannot be given again.
+		// Executed, but the response is no longer available.
 		a.syndrome, a.psn = nakOperational, s.psn()
 	}
 	c.naksSent++

@@ -15,7 +15,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma/rdmatest"
 )
 
-// hand is a core with one connected queue pair, whose peer is the test: packet by packet. What the core sends is checked and kept.
+// hand is a core with one connected queue pair, whose peer is the test, packet by packet. It checks and records the packets of the core.
 type hand struct {
 	t    *testing.T
 	core *Core
@@ -28,16 +28,17 @@ type hand struct {
 	completed []completion
 	delivered []string // head and body
 	rooms     int
+	stalls    []bool // arguments of Host.Stalled
 	failed    error
 	verdict   rdma.Verdict
-	body      []byte // what Admit gives; nil: as many bytes as it is asked for
+	body      []byte // result of Admit; nil: as many bytes as requested
 	memory    []byte // at address 0x1000 with key 7
 	checker   checker
 	paths     []rdma.Path
-	calls     []func() // done by Complete, when it is called
+	calls     []func() // run by Complete, one per call
 }
 
-// packet is one that the core has sent.
+// packet is a packet that the core has sent.
 type packet struct {
 	port uint16
 	header
@@ -65,7 +66,10 @@ func newHand(t *testing.T, cfg Config) *hand {
 	t.Helper()
 	h := &hand{t: t, now: time.Second, memory: make([]byte, 8192)}
 	cfg.MTU = 256
-	random := []uint32{1, 0x42, ourFirst} // 1 is nobody's number
+	if cfg.Timing.Stall == 0 {
+		cfg.Timing.Stall = time.Hour // test other timers separately
+	}
+	random := []uint32{1, 0x42, ourFirst} // 1 is reserved
 	cfg.Random = func() uint32 {
 		v := random[0]
 		random = append(random[1:], v)
@@ -87,8 +91,9 @@ func newHand(t *testing.T, cfg Config) *hand {
 				f()
 			}
 		},
-		Room:   func(rdma.Channel) { h.rooms++ },
-		Failed: func(_ rdma.Channel, err error) { h.failed = err },
+		Room:    func(rdma.Channel) { h.rooms++ },
+		Stalled: func(_ rdma.Channel, _ int, stalled bool) { h.stalls = append(h.stalls, stalled) },
+		Failed:  func(_ rdma.Channel, err error) { h.failed = err },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +153,7 @@ func (h *hand) Next(_ netip.AddrPort, _ uint16, length int) uint16 {
 // WakeAt implements wire.Out.
 func (h *hand) WakeAt(at time.Duration) { h.wake = at }
 
-// datagram is a packet to the core's queue pair, from the peer's port 60000.
+// datagram returns a packet to the core's queue pair, from the peer's port 60000.
 func (h *hand) datagram(p header, payload string) []byte {
 	if p.pkey == 0 {
 		p.pkey = defaultPKey
@@ -164,7 +169,7 @@ func (h *hand) datagram(p header, payload string) []byte {
 	return binary.LittleEndian.AppendUint32(d, h.checker.cover(h.checker.begin(&seed{}, &e, len(d)+icrcSize, 0), d))
 }
 
-// give lets the core receive packets in one turn, and returns what it sends then.
+// give delivers packets to the core in one turn, and returns the packets that the core sends in response.
 func (h *hand) give(datagrams ...[]byte) []packet {
 	h.sent = nil
 	h.host.Do(func() {
@@ -178,7 +183,7 @@ func (h *hand) give(datagrams ...[]byte) []packet {
 // packet is give for one packet.
 func (h *hand) packet(p header, payload string) []packet { return h.give(h.datagram(p, payload)) }
 
-// post posts operations and returns what is sent.
+// post posts operations and returns the packets sent.
 func (h *hand) post(ops ...*rdma.Op) []packet {
 	h.t.Helper()
 	h.sent = nil
@@ -192,7 +197,7 @@ func (h *hand) post(ops ...*rdma.Op) []packet {
 	return h.sent
 }
 
-// sleep goes to the time that the core has asked for, and returns what it sends then.
+// sleep advances to the time of the core's timer, and returns the packets sent then.
 func (h *hand) sleep() []packet {
 	h.t.Helper()
 	h.sent = nil
@@ -204,7 +209,7 @@ func (h *hand) sleep() []packet {
 	return h.sent
 }
 
-// want compares packets by what String says of them.
+// want compares packets by their String.
 func (h *hand) want(got []packet, want ...string) {
 	h.t.Helper()
 	var s []string
@@ -225,7 +230,7 @@ func (h *hand) count(name string, want uint64) {
 	}
 }
 
-// complete checks which operations have completed, in order, since it was called last.
+// complete checks the operations that have completed since its last call, in order.
 func (h *hand) complete(want ...error) {
 	h.t.Helper()
 	var got []error
@@ -242,7 +247,7 @@ var names = [opcodes]string{"send-first", "send-middle", "send-last", "send-last
 	"write-last", "write-last-imm", "write", "write-imm", "read", "read-first", "read-middle", "read-last", "read-only", "ack", "atomic-ack",
 	"compare-swap", "fetch-add"}
 
-// String shows the PSN relative to what begins at handFirst or ourFirst.
+// String returns the packet with PSNs relative to handFirst or ourFirst.
 func (p packet) String() string {
 	relative := func(first seq) seq { return first.near(p.psn) - first }
 	if p.opcode.isResponse() {
@@ -269,7 +274,7 @@ func (p packet) rest() string {
 	return ""
 }
 
-// operations as the tests post them.
+// sendOp, writeOp and readOp return the operations that the tests post.
 
 func sendOp(n int) *rdma.Op {
 	return &rdma.Op{Kind: rdma.OpSend, Head: []byte(testHead), Local: bytes.Repeat([]byte{'s'}, n)}
@@ -287,12 +292,12 @@ func addOp() *rdma.Op {
 	return &rdma.Op{Kind: rdma.OpFetchAdd, Key: 9, Remote: 0x2000, Swap: 5, Local: make([]byte, 8)}
 }
 
-// ack is an answer to the requester, for the nth of its sequence numbers.
+// ack returns a response to the requester, for the nth of its sequence numbers.
 func ack(n int, syndrome uint8) header {
 	return header{opcode: acknowledge, psn: uint32(ourFirst+n) & mask24, syndrome: syndrome}
 }
 
-// with is a request to the responder with the nth of the hand's sequence numbers.
+// with returns a request to the responder with the nth of the hand's sequence numbers.
 func with(o opcode, n int) header {
 	return header{opcode: o, psn: uint32(handFirst+n) & mask24, address: 0x1000, key: 7}
 }

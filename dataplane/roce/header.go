@@ -20,12 +20,12 @@ const (
 // defaultPKey is the partition key of RoCE: full member of the default partition (annex A16).
 const defaultPKey = 0xffff
 
-// header is a BTH and the extended headers that its opcode calls for (Sections 9.2 and 9.3). Fields of headers that it does not call
-// for are zero after unmarshal, and not written by marshal.
+// header is a BTH with the extended headers of its opcode (Sections 9.2 and 9.3). The fields of other headers are zero after unmarshal, and
+// ignored by marshal.
 type header struct {
 	opcode    opcode
 	solicited bool // SE
-	migrated  bool // M: the path migration state is "migrated", as queue pairs without an alternate path have it
+	migrated  bool // M: the path migration state is "migrated", as in queue pairs without an alternate path
 	pad       uint8
 	pkey      uint16
 	becn      uint8 // FECN, BECN and six reserved bits: not covered by the ICRC
@@ -37,7 +37,7 @@ type header struct {
 	address uint64
 	key     uint32
 	length  uint32
-	swap    uint64 // FetchAdd: what is added
+	swap    uint64 // FetchAdd: the addend
 	compare uint64
 	// AETH.
 	syndrome uint8
@@ -48,7 +48,7 @@ type header struct {
 	immediate uint32
 }
 
-// What is wrong with a packet that is dropped for its form.
+// Errors of malformed packets, which are dropped.
 var (
 	errShort   = errors.New("shorter than its headers")
 	errOpcode  = errors.New("not an opcode of RC")
@@ -57,7 +57,7 @@ var (
 	errPayload = errors.New("payload where the opcode has none")
 )
 
-// marshal writes the header to b, which has room for maxHeader bytes, and returns how many it has.
+// marshal writes the header to b, which has room for maxHeader bytes, and returns its length.
 func (h *header) marshal(b []byte) int {
 	_ = b[:bthSize]
 	b[0] = uint8(h.opcode)
@@ -104,7 +104,7 @@ func (h *header) marshal(b []byte) int {
 	return n
 }
 
-// unmarshal reads a packet without its ICRC and returns the payload without its padding; it shares p's memory.
+// unmarshal parses a packet without its ICRC. It returns the payload without padding, which shares p's memory.
 func (h *header) unmarshal(p []byte) ([]byte, error) {
 	if len(p) < bthSize {
 		return nil, errShort
@@ -125,7 +125,7 @@ func (h *header) unmarshal(p []byte) ([]byte, error) {
 	switch {
 	case t&hasPayload == 0 && len(p) != n:
 		return nil, errPayload
-	case len(p)-n < int(pad) || len(p)%4 != 0: // payload and padding fill words of four bytes (Section 9.2)
+	case len(p)-n < int(pad) || len(p)%4 != 0: // payload and padding form words of four bytes (Section 9.2)
 		return nil, errPad
 	}
 	payload := p[n : len(p)-int(pad)]

@@ -6,21 +6,21 @@ import (
 	"net/netip"
 )
 
-// The ICRC (annex A17) is a CRC-32 over eight bytes of ones, the IP and UDP headers, the BTH with what comes after it, with ones in
-// place of fields that change on the way: IPv4 ToS, TTL and header checksum; IPv6 traffic class, flow label and hop limit; UDP
-// checksum; the BTH's byte of FECN and BECN. It is stored in little endian.
+// The ICRC (annex A17) is a CRC-32 over eight bytes of ones, the IP and UDP headers, and the packet from the BTH on. Fields that change in
+// transit are replaced by ones: IPv4 ToS, TTL and header checksum; IPv6 traffic class, flow label and hop limit; UDP checksum; the byte of
+// the BTH with FECN and BECN. It is stored in little endian.
 
-// pseudoSize is the most that comes before the BTH: ones, an IPv6 header, a UDP header.
+// pseudoSize is the maximum number of bytes before the BTH: ones, an IPv6 header, a UDP header.
 const pseudoSize = 8 + 40 + 8
 
-// endpoints are what a packet's ICRC covers of addresses and ports.
+// endpoints are the addresses and ports that a packet's ICRC covers.
 type endpoints struct {
 	source, destination         netip.Addr
 	sourcePort, destinationPort uint16
 }
 
-// pseudo writes what comes before the BTH to b and returns how many bytes that is. n is the length of the UDP payload; the IPv4
-// identification is 0. Packets have DF set and no options, as those of sockets and NICs have.
+// pseudo writes the bytes before the BTH to b and returns their number. n is the length of the UDP payload; the IPv4 identification is 0.
+// Packets have DF set and no options, like those of sockets and NICs.
 func (e *endpoints) pseudo(b *[pseudoSize]byte, n int) int {
 	for i := range b {
 		b[i] = 0xff
@@ -50,7 +50,8 @@ func (e *endpoints) pseudo(b *[pseudoSize]byte, n int) int {
 
 const protocolUDP = 17
 
-// behind is what each value of a byte adds, by exclusive or, to the CRC of what it is in, when n bytes come after it: a CRC is linear.
+// behind returns, for each value of a byte that is followed by n bytes, its contribution to the CRC. Contributions combine by exclusive or,
+// since a CRC is linear.
 func behind(n int) (adds [256]uint32) {
 	b := make([]byte, 1+n)
 	zero := crc32.ChecksumIEEE(b)
@@ -62,9 +63,9 @@ func behind(n int) (adds [256]uint32) {
 }
 
 var (
-	// behindID are the two bytes of an IPv4 identification, at the end of the pseudo header.
+	// behindID is for the two bytes of an IPv4 identification in the pseudo header.
 	behindID = [2][256]uint32{behind(afterID + 1), behind(afterID)}
-	// behindBTH are the bytes of a BTH, at its end: crc32 takes one step after the other for so few.
+	// behindBTH is for the bytes of a BTH at the end of the data: crc32 would process so few bytes one at a time.
 	behindBTH = func() (t [bthSize][256]uint32) {
 		for i := range t {
 			t[i] = behind(bthSize - 1 - i)
@@ -73,21 +74,20 @@ var (
 	}()
 )
 
-// seed keeps the CRC of the last pseudo header: packets of one flow and length, which come in a row, share it, but for their
-// identifications.
+// seed caches the CRC of the latest pseudo header: consecutive packets of one flow and length differ only in their identifications.
 type seed struct {
 	port  uint16
-	n     int    // 0: nothing kept
+	n     int    // 0: empty
 	state uint32 // for identification 0
 }
 
-// checker calculates ICRCs. It has the memory that this needs, because what is handed to crc32 would otherwise be allocated.
+// checker calculates ICRCs. It owns the buffers for this, since slices passed to crc32 would otherwise be heap-allocated.
 type checker struct {
 	pseudo  [pseudoSize]byte
 	solvers solvers
 }
 
-// begin is the CRC over what comes before the BTH. s is of e's addresses and its destination port.
+// begin returns the CRC over the bytes before the BTH. s must belong to e's addresses and destination port.
 func (c *checker) begin(s *seed, e *endpoints, n int, id uint16) uint32 {
 	if s.n != n || s.port != e.sourcePort {
 		k := e.pseudo(&c.pseudo, n)
@@ -99,7 +99,7 @@ func (c *checker) begin(s *seed, e *endpoints, n int, id uint16) uint32 {
 	return s.state ^ behindID[0][id>>8] ^ behindID[1][id&0xff]
 }
 
-// cover adds a packet's headers to a CRC; they begin with a BTH.
+// cover adds a packet's headers, which start with a BTH, to a CRC.
 func (c *checker) cover(crc uint32, headers []byte) uint32 {
 	b, t := headers[:bthSize], &behindBTH
 	crc = ^crc ^ binary.LittleEndian.Uint32(b)
@@ -108,9 +108,9 @@ func (c *checker) cover(crc uint32, headers []byte) uint32 {
 	return crc32.Update(crc, crc32.IEEETable, headers[bthSize:])
 }
 
-// check says whether the ICRC at the end of p is right, and for which IPv4 identification. p has at least a BTH and an ICRC, and a
-// length divisible by 4 of at most maxDatagram. A receiving socket does not show the identification: if the ICRC is not right for 0,
-// it is looked for, up to most.
+// check reports whether the ICRC at the end of p is correct, and for which IPv4 identification. p has at least a BTH and an ICRC, and a
+// length divisible by 4 of at most maxDatagram. A receiving socket does not report the identification: if the ICRC does not match
+// identification 0, check solves for it, up to most.
 func (c *checker) check(s *seed, e *endpoints, p []byte, most uint16) (id uint16, ok bool) {
 	n := len(p)
 	crc := c.cover(c.begin(s, e, n, 0), p[:n-icrcSize])

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// bitwise is the CRC-32 of Ethernet (IEEE 802.3, Section 3.2.9), a bit at a time.
+// bitwise returns the CRC-32 of Ethernet (IEEE 802.3, Section 3.2.9), computed bit by bit.
 func bitwise(b []byte) uint32 {
 	crc := ^uint32(0)
 	for _, v := range b {
@@ -26,8 +26,8 @@ func bitwise(b []byte) uint32 {
 	return ^crc
 }
 
-// dumbICRC is the ICRC of an IP packet with UDP (without its ICRC at the end), as annex A17 tells it: the packet is taken as it
-// is, what changes on the way is masked, and eight bytes go before it.
+// dumbICRC returns the ICRC of an IP packet with UDP (without its ICRC at the end), following the text of annex A17: it masks the fields
+// that change in transit and prepends eight bytes to the packet.
 func dumbICRC(packet []byte) [4]byte {
 	p := slices.Clone(packet)
 	bth := 48
@@ -45,7 +45,7 @@ func dumbICRC(packet []byte) [4]byte {
 	return b
 }
 
-// ipPacket puts IP and UDP headers before a UDP payload, with values that the ICRC must not depend on.
+// ipPacket prepends IP and UDP headers to a UDP payload, with varied values in fields that must not affect the ICRC.
 func ipPacket(from, to netip.AddrPort, id uint16, payload []byte) []byte {
 	var b []byte
 	if from.Addr().Is4() {
@@ -73,7 +73,7 @@ func unhex(s string) []byte {
 	return b
 }
 
-// Packets that other implementations made: IP header to ICRC.
+// published are packets from other implementations, from the IP header to the ICRC.
 var published = []struct{ name, packet string }{
 	{"CNP of a ConnectX-4 Lx", "45c2003c 718c4000 40119161 0a001101 0a001201 000012b7 00280000 " +
 		"8100ffff 40000118 00000000 00000000 00000000 00000000 00000000 82fd002a"},
@@ -104,7 +104,7 @@ func TestICRCOfOthers(t *testing.T) {
 	}
 }
 
-// TestICRC compares with the dumb twin, over both families, all kinds of lengths, and seeds that are kept or not.
+// TestICRC compares with the reference model dumbICRC, for both families, many lengths, and cached and fresh seeds.
 func TestICRC(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var c checker
@@ -116,7 +116,7 @@ func TestICRC(t *testing.T) {
 	for i := range 2000 {
 		h := hosts[i/1000]
 		if i == 1000 {
-			s = seed{} // a seed is of one pair of addresses
+			s = seed{} // a seed belongs to one pair of addresses
 		}
 		e := endpoints{h[0], h[1], uint16(49152 + rng.IntN(2)), DefaultPort}
 		p := make([]byte, 16+4*rng.IntN(3)*rng.IntN(350))
@@ -158,7 +158,7 @@ func ipHeader(e endpoints) int {
 	return 48
 }
 
-// TestSolver tries every identification against the CRCs themselves.
+// TestSolver compares every identification with the CRCs.
 func TestSolver(t *testing.T) {
 	for _, n := range []int{16, 36, 1068, maxDatagram} {
 		var s solvers

@@ -2,23 +2,24 @@ package roce
 
 import "hash/crc32"
 
-// maxBatch is how many packets Linux cuts out of one UDP_SEGMENT batch at most (UDP_MAX_SEGMENTS, 128 since 6.9): their IPv4
+// maxBatch is the maximum number of packets that Linux cuts from one UDP_SEGMENT batch (UDP_MAX_SEGMENTS, 128 since 6.9): their IPv4
 // identifications are 0 to maxBatch-1.
 const maxBatch = 128
 
-// pivot is one step of the elimination that finds an identification: a difference that has bit has vector taken away, and the
-// identification gains id.
+// pivot is one step of the elimination that solves for an identification: if a difference contains bit, vector is subtracted from it, and
+// id added to the identification.
 type pivot struct {
 	bit, vector uint32
 	id          uint16
 }
 
-// solver finds which IPv4 identification explains a CRC other than the one for identification 0. A CRC is linear: changing bits of
-// what it covers changes it by an exclusive or that depends only on the bits and on how many bytes come after them. The effects of
-// the identification's 16 bits are linearly independent (a CRC of 32 bits detects every burst of 32), so at most one explains it.
+// solver finds the IPv4 identification that explains the difference of a CRC from the one for identification 0. A CRC is linear: a change
+// of input bits changes it by an exclusive or that depends only on these bits and the number of bytes after them. The effects of the
+// identification's 16 bits are linearly independent (a CRC of 32 bits detects every burst of 32), so at most one identification explains a
+// difference.
 type solver [16]pivot
 
-// newSolver makes the solver for an identification with n bytes after it.
+// newSolver makes the solver for an identification that is followed by n bytes.
 func newSolver(n int) *solver {
 	s := new(solver)
 	covered := make([]byte, 2+n)
@@ -26,7 +27,7 @@ func newSolver(n int) *solver {
 		clear(covered[:2])
 		id := uint16(1) << b
 		covered[0], covered[1] = byte(id>>8), byte(id)
-		// The register begins and ends at 0, where crc32 has ones: that takes the affine part away.
+		// The register starts and ends at 0, where crc32 has ones: this removes the affine part.
 		vector := ^crc32.Update(^uint32(0), crc32.IEEETable, covered)
 		for _, p := range s[:b] {
 			if vector&p.bit != 0 {
@@ -38,7 +39,7 @@ func newSolver(n int) *solver {
 	return s
 }
 
-// solve returns the identification for a difference of CRCs; false when none explains it.
+// solve returns the identification for a difference of CRCs, or false if none explains it.
 func (s *solver) solve(difference uint32) (id uint16, ok bool) {
 	for i := range s {
 		if p := &s[i]; difference&p.bit != 0 {
@@ -48,13 +49,13 @@ func (s *solver) solve(difference uint32) (id uint16, ok bool) {
 	return id, difference == 0
 }
 
-// solvers are those made so far, by the number of words that a UDP payload has. A packet is at most maxDatagram bytes long.
+// solvers caches solvers by the number of 32-bit words in the UDP payload. A packet has at most maxDatagram bytes.
 type solvers [maxDatagram/4 + 1]*solver
 
-// maxDatagram is the longest UDP payload of ours or a peer's: headers, 4,096 bytes of payload and the ICRC.
+// maxDatagram is the maximum UDP payload in both directions: headers, 4,096 bytes of payload and the ICRC.
 const maxDatagram = maxHeader + 4096 + icrcSize
 
-// afterID is how many bytes the ICRC covers between the identification and the UDP payload: flags, TTL, protocol, checksum,
+// afterID is the number of bytes that the ICRC covers between the identification and the UDP payload: flags, TTL, protocol, checksum,
 // addresses and the UDP header.
 const afterID = 2 + 1 + 1 + 2 + 8 + 8
 

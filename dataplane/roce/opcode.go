@@ -25,10 +25,10 @@ const (
 	atomicAck
 	compareSwap
 	fetchAdd
-	opcodes // how many there are
+	opcodes // number of opcodes
 )
 
-// has says which extended headers follow the BTH, in their order on the wire, and what else an opcode implies.
+// has is the set of properties of an opcode: the extended headers that follow the BTH, in wire order, and others.
 type has uint8
 
 const (
@@ -37,9 +37,9 @@ const (
 	hasAETH
 	hasAtomicAckETH
 	hasImm
-	hasPayload // may have one
-	isFirst    // or the only one: begins a message
-	isLast     // or the only one: ends it
+	hasPayload // may have a payload
+	isFirst    // first or only packet of a message
+	isLast     // last or only packet of a message
 )
 
 var traits = [opcodes]has{
@@ -66,7 +66,7 @@ var traits = [opcodes]has{
 	fetchAdd:     isFirst | isLast | hasAtomicETH,
 }
 
-// size is how many bytes the BTH and the extended headers have.
+// size returns the length of the BTH and the extended headers, in bytes.
 func (h has) size() int {
 	n := bthSize
 	if h&hasRETH != 0 {
@@ -87,12 +87,12 @@ func (h has) size() int {
 	return n
 }
 
-// isSend, isWrite: requests in as many packets as they need.
+// isSend and isWrite report whether the opcode is one of the packets of a SEND or WRITE.
 func (o opcode) isSend() bool  { return o <= sendOnlyImm }
 func (o opcode) isWrite() bool { return o >= writeFirst && o <= writeOnlyImm }
 
-// isResponse: what goes to the requester.
+// isResponse reports whether packets of the opcode go to the requester.
 func (o opcode) isResponse() bool { return o >= readFirst && o <= atomicAck }
 
-// isRead: a READ response.
+// isRead reports whether the opcode is one of the READ responses.
 func (o opcode) isRead() bool { return o >= readFirst && o <= readOnly }

@@ -9,13 +9,13 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// state is a queue pair's; there is no RTR, because Connect does both steps.
+// state is the state of a queue pair. RTR does not exist, because Connect performs both transitions.
 type state uint8
 
 const (
-	initial state = iota // has a number, takes nothing
+	initial state = iota // has a number, accepts no operations
 	ready                // RTS
-	broken               // ERROR: everything has completed, or is about to
+	broken               // ERROR: all operations have completed, or are about to
 	closed
 )
 
@@ -30,8 +30,8 @@ type queuePair struct {
 	received seed
 
 	active bool          // in core.active
-	timer  int           // index in core.timers, -1 when not there
-	wake   time.Duration // when core.timers has it
+	timer  int           // index in core.timers; -1: not there
+	wake   time.Duration // its time in core.timers
 
 	requester
 	responder
@@ -43,7 +43,7 @@ var _ rdma.Channel = (*queuePair)(nil)
 func (c *Core) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
 	remote := cfg.Remote.Unmap()
 	if !remote.IsValid() || remote.Is4() != c.address.Is4() {
-		return nil, fmt.Errorf("roce: no way from %v to %v", c.address, cfg.Remote)
+		return nil, fmt.Errorf("roce: no path from %v to %v", c.address, cfg.Remote)
 	}
 	q := &queuePair{core: c, link: link{remote: remote}, qpn: c.number(), timer: -1}
 	first := seq(c.cfg.Random() & mask24)
@@ -53,7 +53,7 @@ func (c *Core) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
 	return q, nil
 }
 
-// number is a queue pair number that nobody has, or had not long ago. 0 and 1 are special.
+// number returns an unused queue pair number that no remembered queue pair had. 0 and 1 are reserved.
 func (c *Core) number() uint32 {
 	for {
 		n := c.cfg.Random() & mask24
@@ -63,10 +63,10 @@ func (c *Core) number() uint32 {
 	}
 }
 
-// localSize and localVersion are those of what Local returns, in network byte order:
+// localSize and localVersion are the size and version of Local's result, in network byte order:
 //
 //	0  version u8 · head size u8 · MTU u16
-//	4  READs and atomics that the responder takes u16 · reserved u16 (zero)
+//	4  limit of outstanding READs and atomics at the responder u16 · reserved u16 (zero)
 //	8  queue pair number u32
 //	12 first PSN u32
 const (
@@ -90,7 +90,7 @@ func (q *queuePair) Local() []byte {
 func (q *queuePair) Connect(remote []byte, paths []rdma.Path) error {
 	cfg := &q.core.cfg
 	if q.state != initial {
-		return errors.New("roce: a queue pair that is not new")
+		return errors.New("roce: the queue pair is connected already")
 	}
 	if len(remote) != localSize || remote[0] != localVersion {
 		return fmt.Errorf("roce: parameters %x of the peer's queue pair: want %d bytes of version %d", remote, localSize, localVersion)
@@ -100,15 +100,15 @@ func (q *queuePair) Connect(remote []byte, paths []rdma.Path) error {
 	peer, first := binary.BigEndian.Uint32(remote[8:]), binary.BigEndian.Uint32(remote[12:])
 	switch {
 	case int(remote[1]) != cfg.HeadSize:
-		return fmt.Errorf("roce: the peer's heads have %d bytes, ours %d", remote[1], cfg.HeadSize)
+		return fmt.Errorf("roce: the peer's heads have %d bytes, the local ones %d", remote[1], cfg.HeadSize)
 	case !validMTU(mtu) || reads < 1 || peer < 2 || peer > mask24 || first > mask24:
 		return fmt.Errorf("roce: parameters of the peer's queue pair: MTU %d, READs and atomics %d, number %d, first PSN %d", mtu, reads, peer, first)
 	case len(paths) == 0:
-		return errors.New("roce: a queue pair without a path")
+		return errors.New("roce: the queue pair has no path")
 	}
 	q.mtu = min(cfg.MTU, mtu)
 	q.requester.limit = min(cfg.MaxReadAtomic, reads)
-	// The whole of what may be posted: losses make it less.
+	// The window starts with room for all operations that may be posted; losses shrink it.
 	q.requester.most = cfg.Window/q.mtu + cfg.Depth
 	q.requester.window = q.requester.most
 	q.responder.expected = seq(first)
@@ -118,9 +118,12 @@ func (q *queuePair) Connect(remote []byte, paths []rdma.Path) error {
 	return nil
 }
 
-// SetPaths implements rdma.Channel. The port, and the tunnel if there is one, is the first path's, whatever its share: with nothing better, what is in flight is
-// retried by it until its plane lives.
+// SetPaths implements rdma.Channel. The queue pair uses the port and tunnel of the first path, whatever its share: without a live path, it
+// retransmits on that one until the plane is up.
 func (q *queuePair) SetPaths(paths []rdma.Path) {
+	if q.state == ready && (q.link.port != paths[0].Port || q.link.tunnel != paths[0].Tunnel) {
+		q.answers() // restarts the stall timer for the new path
+	}
 	q.path = paths[0]
 	if q.state != ready || q.link.port == q.path.Port && q.link.tunnel == q.path.Tunnel {
 		return
@@ -131,7 +134,7 @@ func (q *queuePair) SetPaths(paths []rdma.Path) {
 		q.goBack()
 		q.timeout = q.core.cfg.Timing.Retransmit
 	}
-	// Answers were on the old path, too. An ACK says what was executed, and makes the peer ask again for READs whose responses it
+	// Responses were on the old path too. An ACK reports the executed requests, and makes the peer request READs again whose responses it
 	// lacks.
 	if q.answered {
 		q.ackNow = true
@@ -139,7 +142,7 @@ func (q *queuePair) SetPaths(paths []rdma.Path) {
 	q.core.activate(q)
 }
 
-// Ready implements rdma.Channel: nothing is held here. The requester comes again when the RNR timer has run out.
+// Ready implements rdma.Channel. It does nothing, since the responder keeps no messages: the requester retransmits after the RNR timer.
 func (q *queuePair) Ready() {}
 
 // Close implements rdma.Channel.
@@ -154,17 +157,17 @@ func (q *queuePair) Close() {
 	q.flushOps(nil, 0)
 }
 
-// fail breaks the queue pair. What it has of operations completes with ErrFlushed, but for the one that has the sequence number at,
-// which completes with err. syndrome is what the peer's requests are answered from now on.
+// fail moves the queue pair to the error state. The operation with the PSN at completes with err, all others with ErrFlushed; further
+// requests of the peer are answered with syndrome.
 func (q *queuePair) fail(cause, err error, at seq, syndrome uint8) {
 	q.leave(broken, syndrome)
 	q.flushOps(err, at)
-	if q.state == broken { // not closed by what was called
+	if q.state == broken { // not closed by a callback
 		q.core.host.Failed(q, fmt.Errorf("roce: queue pair %#06x to %v: %w", q.qpn, q.remote, cause))
 	}
 }
 
-// leave takes the queue pair out of the core.
+// leave removes the queue pair from the core.
 func (q *queuePair) leave(to state, syndrome uint8) {
 	was := q.state
 	q.state = to
@@ -178,7 +181,7 @@ func (q *queuePair) leave(to state, syndrome uint8) {
 	q.body = nil
 }
 
-// flush sends what there is to send: ACKs, then requests.
+// flush sends pending ACKs, then requests.
 func (q *queuePair) flush() {
 	if q.state != ready {
 		return
@@ -189,7 +192,7 @@ func (q *queuePair) flush() {
 	q.pump()
 }
 
-// due is when expire wants to be called; 0: never.
+// due returns the time of the next expire; 0 means never.
 func (q *queuePair) due() time.Duration {
 	if q.state != ready {
 		return 0
@@ -203,17 +206,23 @@ func (q *queuePair) due() time.Duration {
 	earlier(q.pause)
 	if q.una < q.next {
 		earlier(q.since + q.timeout)
+		if !q.requester.stalled {
+			earlier(q.quiet + q.core.cfg.Timing.Stall)
+		}
 	}
 	return at
 }
 
-// expire does what is due.
+// expire handles the timers that are due.
 func (q *queuePair) expire(now time.Duration) {
 	if q.ackAt != 0 && q.ackAt <= now {
 		q.ackNow = true
 	}
 	if q.pause != 0 && q.pause <= now {
 		q.pause = 0
+	}
+	if q.una < q.next && !q.requester.stalled && q.quiet+q.core.cfg.Timing.Stall <= now {
+		q.silent(now)
 	}
 	if q.una < q.next && q.since+q.timeout <= now {
 		q.timedOut(now)

@@ -8,55 +8,55 @@ import (
 )
 
 const (
-	// ackEvery is after how many packets of a long message an acknowledgement is asked for. The last packet of a message always
-	// asks.
+	// ackEvery is the interval of acknowledgement requests in a long message, in packets. The last packet of a message always requests one.
 	ackEvery = 32
-	// leastWindow is what losses leave of the window, and growth what an acknowledged window adds: packets.
+	// leastWindow is the minimum window after losses, growth the increase for each fully acknowledged window, in packets.
 	leastWindow = 16
 	growth      = 16
-	// maxTimeout is where the retransmission timeout stops to double (rdma.Timing.Retransmit).
+	// maxTimeout is the maximum retransmission timeout after doubling (rdma.Timing.Retransmit).
 	maxTimeout = time.Second
 )
 
-// none is no sequence number.
+// none is an invalid sequence number, lower than all valid ones.
 const none seq = -1 << 62
 
-// request is an operation with its place in the sequence: PSNs first to end-1, one for each packet, of a READ for each response
-// (Section 9.7.3).
+// request is an operation with its sequence numbers: first to end-1, one per packet, or for a READ one per response (Section 9.7.3).
 type request struct {
 	op         *rdma.Op
 	first, end seq
-	bytes      int // of the message
+	bytes      int // length of the message
 }
 
 // requester sends operations.
 //
-// Invariants: una <= next <= high <= posted; head <= cursor <= tail; una is in ring[head] unless that is empty; next is in ring[cursor],
-// or posted when cursor is tail.
+// Invariants: una <= next <= high <= posted; head <= cursor <= tail; una is in ring[head] unless the ring is empty; next is in
+// ring[cursor], or equals posted if cursor equals tail.
 type requester struct {
-	ring               []request // a power of two long
-	head, cursor, tail uint64    // the oldest, the one to send from, the next to be posted: index modulo len(ring)
-	first              seq       // of all
-	una                seq       // the oldest not acknowledged; inside a READ: the next response
-	next               seq       // to be sent
+	ring               []request // its length is a power of two
+	head, cursor, tail uint64    // the oldest, the next to send, the next to post: index modulo len(ring)
+	first              seq       // of the queue pair
+	una                seq       // the oldest unacknowledged; inside a READ: the next response
+	next               seq       // the next to send
 	high               seq       // the highest sent, plus 1
-	posted             seq       // the highest that an operation has, plus 1
+	posted             seq       // the highest of a posted operation, plus 1
 
-	bytes   int // of operations in the ring
-	refused int // size of the operation that Post refused, plus 1; 0: none since Room was called
+	bytes   int // total of the operations in the ring
+	refused int // size of the operation that Post refused, plus 1; 0: none since the latest call of Room
 
-	limit               int // of READs and atomics outstanding
-	readsAtomics, reads int // of [head, cursor): both, and READs alone
+	limit               int // limit of outstanding READs and atomics
+	readsAtomics, reads int // counts in [head, cursor): both kinds, and READs alone
 
-	window, most int // packets that may be in flight
-	grown        int // acknowledged since the window grew
-	lossUntil    seq // losses below belong to one that has been reacted to
-	back         seq // una when it was last gone back to on the peer's word; until that moves, it is not gone back to again
+	window, most int // limit of packets in flight, and its maximum
+	grown        int // packets acknowledged since the window grew
+	lossUntil    seq // losses below this number belong to an earlier loss that has shrunk the window
+	back         seq // una at the latest goBack on a NAK; no further goBack until una advances
 
-	since   time.Duration // the retransmission timer's start
-	timeout time.Duration // its length
-	heard   time.Duration // when the peer last acknowledged something new, or was given something to; later by what timers were late
-	pause   time.Duration // nothing is sent until then: RNR; 0: no such time
+	since   time.Duration // start of the retransmission timer
+	timeout time.Duration // duration of the retransmission timer
+	heard   time.Duration // time at which the peer last made progress, or received a request after idleness; shifted by the delay of late timers
+	pause   time.Duration // time until which RNR suspends sending; 0: not suspended
+	quiet   time.Duration // time of the latest response, or of the first request after idleness
+	stalled bool          // value in the latest call of Host.Stalled
 }
 
 func (r *requester) init(cfg *Config, first seq) {
@@ -66,10 +66,10 @@ func (r *requester) init(cfg *Config, first seq) {
 
 func (r *requester) at(i uint64) *request { return &r.ring[i&uint64(len(r.ring)-1)] }
 
-// isReadAtomic: answered by something other than an ACK.
+// isReadAtomic reports whether an operation is answered by a response other than an ACK.
 func isReadAtomic(k rdma.OpKind) bool { return k >= rdma.OpRead }
 
-// hasRoom says whether an operation of n bytes may be posted.
+// hasRoom reports whether an operation of n bytes may be posted.
 func (q *queuePair) hasRoom(n int) bool {
 	outstanding := q.tail - q.head
 	return outstanding == 0 || outstanding < uint64(len(q.ring)) && q.requester.bytes+n <= q.core.cfg.Window
@@ -81,10 +81,10 @@ func (q *queuePair) Post(op *rdma.Op) bool {
 	n, packets := len(op.Local), 1
 	switch {
 	case n > cfg.MaxOp:
-		panic(fmt.Sprintf("roce: an operation of %d bytes, more than %d", n, cfg.MaxOp))
+		panic(fmt.Sprintf("roce: an operation of %d bytes, above the limit of %d", n, cfg.MaxOp))
 	case op.Kind == rdma.OpSend:
 		if len(op.Head) != cfg.HeadSize {
-			panic(fmt.Sprintf("roce: a head of %d bytes, want %d", len(op.Head), cfg.HeadSize))
+			panic(fmt.Sprintf("roce: a head of %d bytes instead of %d", len(op.Head), cfg.HeadSize))
 		}
 		n += cfg.HeadSize
 	case op.Kind > rdma.OpRead && n != 8:
@@ -108,7 +108,7 @@ func (q *queuePair) Post(op *rdma.Op) bool {
 	return true
 }
 
-// room tells the host when what was refused has room.
+// room calls Host.Room once there is space for the refused operation.
 func (q *queuePair) room() {
 	if q.refused != 0 && q.state == ready && q.hasRoom(q.refused-1) {
 		q.refused = 0
@@ -128,7 +128,7 @@ func (q *queuePair) pump() {
 			now := q.core.host.Now()
 			q.since = now
 			if q.una == q.high {
-				q.heard = now
+				q.heard, q.quiet = now, now
 			}
 		}
 		switch kind := r.op.Kind; {
@@ -143,7 +143,7 @@ func (q *queuePair) pump() {
 				q.reads++
 			}
 			q.next = r.end
-		case q.reads > 0: // see the package's comment on order
+		case q.reads > 0: // see "Order" in the package comment
 			return
 		default:
 			for ; q.next < r.end; q.next++ {
@@ -160,7 +160,7 @@ func (q *queuePair) pump() {
 	}
 }
 
-// sendPacket sends the packet of a SEND or WRITE that has the PSN next.
+// sendPacket sends the packet of a SEND or WRITE with sequence number next.
 func (q *queuePair) sendPacket(r *request, ask bool) {
 	i := int(q.next - r.first)
 	from, to := i*q.mtu, min((i+1)*q.mtu, r.bytes)
@@ -190,7 +190,7 @@ func (q *queuePair) sendPacket(r *request, ask bool) {
 	}
 	var head []byte
 	if send {
-		// The head goes before Local; only the first packet has any of it.
+		// The head precedes Local and is in the first packet only.
 		if first {
 			head = r.op.Head
 		}
@@ -201,7 +201,7 @@ func (q *queuePair) sendPacket(r *request, ask bool) {
 	q.core.send(&q.link, &h, head, payload)
 }
 
-// sendReadAtomic sends the request of a READ, from where its responses have stopped, or of an atomic.
+// sendReadAtomic sends the request of an atomic or of a READ, which starts after the received responses.
 func (q *queuePair) sendReadAtomic(r *request) {
 	op := r.op
 	h := header{psn: q.next.psn(), address: op.Remote, key: op.Key}
@@ -220,7 +220,7 @@ func (q *queuePair) sendReadAtomic(r *request) {
 	q.core.send(&q.link, &h, nil, nil)
 }
 
-// count counts a request's packet with n bytes of payload.
+// count counts a request packet with n bytes of payload.
 func (q *queuePair) count(n int) {
 	if q.next < q.high {
 		q.core.retransmitted++
@@ -230,14 +230,14 @@ func (q *queuePair) count(n int) {
 	}
 }
 
-// goBack has everything sent again from una on.
+// goBack rewinds to una: everything from there on is sent again.
 func (q *queuePair) goBack() {
 	q.next, q.cursor = q.una, q.head
 	q.readsAtomics, q.reads = 0, 0
 	q.core.activate(q)
 }
 
-// lost goes back on the peer's word, once for each una, and makes the window smaller, once for each that was in flight.
+// lost handles a loss that the peer has reported: it rewinds once for each una, and shrinks the window once per flight.
 func (q *queuePair) lost() {
 	if q.back == q.una {
 		return
@@ -257,18 +257,46 @@ func (q *queuePair) shrink() {
 	q.grown = 0
 }
 
-// timedOut sends everything again, or gives up.
+// answers notes a response, which proves that the path works in both directions.
+func (q *queuePair) answers() {
+	q.quiet = q.core.host.Now()
+	q.setStalled(false)
+}
+
+// setStalled reports a change of the path's state to the host.
+func (q *queuePair) setStalled(stalled bool) {
+	if q.requester.stalled == stalled {
+		return
+	}
+	if q.requester.stalled = stalled; stalled {
+		q.core.stalls++
+	}
+	q.core.host.Stalled(q, q.path.Slot, stalled)
+	q.core.activate(q) // its next timer has changed
+}
+
+// silent handles Timing.Stall without a response.
+func (q *queuePair) silent(now time.Duration) {
+	stall := q.core.cfg.Timing.Stall
+	if late := now - (q.quiet + stall); late > stall/4 {
+		q.quiet = now - stall*3/4 // the process did not run: responses may be waiting in the socket
+		return
+	}
+	q.setStalled(true)
+}
+
+// timedOut retransmits everything, or gives up.
 func (q *queuePair) timedOut(now time.Duration) {
 	timing := &q.core.cfg.Timing
-	// By what the timer is late nobody has listened: answers that came while the process was stopped are yet to be read.
+	// For the time by which the timer is late, the process did not run: responses that arrived meanwhile are still unread.
 	q.heard += now - (q.since + q.timeout)
 	if silent := now - q.heard; silent >= timing.GiveUp {
-		q.fail(fmt.Errorf("%w: nothing acknowledged in %v", rdma.ErrRetryExceeded, silent), rdma.ErrRetryExceeded, q.una, nakOperational)
+		q.fail(fmt.Errorf("%w: no acknowledgement in %v", rdma.ErrRetryExceeded, silent), rdma.ErrRetryExceeded, q.una, nakOperational)
 		return
 	}
 	q.core.timeouts++
 	q.timeout = max(q.timeout, min(2*q.timeout, maxTimeout))
-	// What was gone back to is lost again: a NAK that comes now is news.
+	// The retransmission itself may be lost: the next NAK counts as a new loss.
 	q.back, q.lossUntil = none, none
 	q.shrink()
 	q.goBack()

@@ -27,7 +27,7 @@ func TestMessagesAreCut(t *testing.T) {
 	if n := h.paths[0].Sent.Load(); n != 20+256+(20+2*full-20+1)+256+515 {
 		t.Errorf("%d bytes sent", n)
 	}
-	if h.sleep(); h.wake != 0 { // the timer that nobody stopped
+	if h.sleep(); h.wake != 0 { // the timer that was not stopped
 		t.Errorf("wants to wake up at %v", h.wake)
 	}
 }
@@ -62,7 +62,7 @@ func TestGoBack(t *testing.T) {
 	if d := h.now - before; d != 100*time.Millisecond {
 		t.Errorf("then after %v", d)
 	}
-	h.want(h.packet(ack(1, nakSequence), ""), again...) // of what was sent last
+	h.want(h.packet(ack(1, nakSequence), ""), again...) // of the latest transmission
 	h.want(h.packet(ack(2, 0x1f), ""))
 	h.complete(nil)
 	before = h.now
@@ -79,7 +79,7 @@ func TestGoBack(t *testing.T) {
 	h.count("retransmitted", 13)
 }
 
-// TestAckOfWhatWasGoneBackTo: it arrived after all, and is not sent a third time.
+// TestAckOfWhatWasGoneBackTo checks that a late acknowledgement prevents another retransmission.
 func TestAckOfWhatWasGoneBackTo(t *testing.T) {
 	h := newHand(t, Config{})
 	h.post(writeOp(3*full), writeOp(4))
@@ -93,7 +93,7 @@ func TestWindowBoundsPackets(t *testing.T) {
 	if n := len(h.post(writeOp(1 << 20))); n != all {
 		t.Errorf("%d packets in flight, want %d", n, all)
 	}
-	// Each loss makes it half of what it was, not below leastWindow. What was in flight together is lost together.
+	// Each loss halves the window, to leastWindow at least. Packets of one flight count as one loss.
 	window := (all + 1) / 2
 	for i := range 3 {
 		got := h.packet(ack(i, nakSequence), "")
@@ -111,7 +111,7 @@ func TestWindowBoundsPackets(t *testing.T) {
 			t.Errorf("%d packets in flight, want %d", n, window)
 		}
 	}
-	// What is acknowledged makes it larger, a window at a time.
+	// Each acknowledged window increases it.
 	if n := len(h.packet(ack(2+leastWindow-2, 0x1f), "")); n != leastWindow-1 {
 		t.Errorf("%d packets more, want %d", n, leastWindow-1)
 	}
@@ -127,14 +127,14 @@ func TestReadIsAskedForAgainFromWhereItStopped(t *testing.T) {
 	response := func(o opcode, n int) header { p := ack(n, 0x1f); p.opcode = o; return p }
 	h.want(h.packet(response(readFirst, 0), bytesOf("a", full)))
 	h.want(h.packet(response(readFirst, 0), bytesOf("x", full))) // a duplicate
-	// The response to the second READ tells that those in between are lost.
+	// The response to the second READ implies that the responses in between are lost.
 	rest := []string{"read 1 at 0x2100+517", "read 4 at 0x2000+4"}
 	h.want(h.packet(response(readOnly, 4), "text"), rest...)
-	h.want(h.packet(response(readOnly, 4), "text")) // once
+	h.want(h.packet(response(readOnly, 4), "text")) // sent once
 	h.want(h.sleep(), rest...)
 	h.want(h.packet(response(readFirst, 1), bytesOf("b", full)))
 	h.want(h.packet(response(readMiddle, 2), bytesOf("c", full-1))) // too short
-	h.want(h.packet(response(readLast, 2), bytesOf("c", full)))     // not the last
+	h.want(h.packet(response(readLast, 2), bytesOf("c", full)))     // not the last response
 	h.count("bad_responses", 2)
 	h.want(h.packet(response(readMiddle, 2), bytesOf("c", full)))
 	h.complete()
@@ -157,7 +157,7 @@ func TestAckBeyondReadMeansItsResponseIsLost(t *testing.T) {
 	h.complete()
 }
 
-// TestNothingOvertakesARead: a READ that is executed again would see it.
+// TestNothingOvertakesARead checks that no request overtakes a READ, which would see it if executed again.
 func TestNothingOvertakesARead(t *testing.T) {
 	h := newHand(t, Config{})
 	h.want(h.post(readOp(4), readOp(4), writeOp(4), readOp(4), addOp()), "read 0 at 0x2000+4", "read 1 at 0x2000+4")
@@ -197,7 +197,7 @@ func TestReceiverNotReady(t *testing.T) {
 			t.Fatalf("after %v", d)
 		}
 	}
-	// Longer than GiveUp, but the peer lives.
+	// Longer than GiveUp, but the peer is alive.
 	h.packet(ack(1, 0x1f), "")
 	h.complete(nil, nil)
 	h.count("timeouts", 0)
@@ -205,7 +205,7 @@ func TestReceiverNotReady(t *testing.T) {
 
 func TestGivesUp(t *testing.T) {
 	h := newHand(t, Config{})
-	h.now += time.Hour // time without anything to be acknowledged does not count
+	h.now += time.Hour // time without outstanding requests does not count
 	h.post(writeOp(4), sendOp(4))
 	begin := h.now
 	for h.failed == nil && h.wake != 0 {
@@ -223,7 +223,45 @@ func TestGivesUp(t *testing.T) {
 	})
 }
 
-// TestTimeOfAStoppedProcess counts for nothing: the answer may wait in the socket, behind the timer.
+// TestStalledPath checks the reports of a path without responses for Timing.Stall, with a response again, or with another port.
+func TestStalledPath(t *testing.T) {
+	h := newHand(t, Config{Timing: rdma.Timing{Stall: 20 * time.Millisecond}})
+	want := func(stalls ...bool) {
+		t.Helper()
+		if !slices.Equal(h.stalls, stalls) {
+			t.Errorf("stalled %v, want %v", h.stalls, stalls)
+		}
+		h.stalls = nil
+	}
+	h.now += time.Hour // idle
+	h.post(writeOp(4), writeOp(4))
+	begin := h.now
+	h.want(h.sleep())
+	if d := h.now - begin; d != 20*time.Millisecond {
+		t.Errorf("after %v", d)
+	}
+	want(true)
+	h.want(h.sleep(), "write 0? at 0x2000+4 4 bytes", "write 1? at 0x2000+4 4 bytes") // the retransmission timer
+	want()
+	h.packet(ack(0, 0x1f), "")
+	want(false)
+	h.sleep() // the timer fires too early
+	h.sleep()
+	want(true)
+	h.host.Do(func() {
+		h.q.SetPaths([]rdma.Path{{Port: 50001, Share: 1, Sent: h.paths[0].Sent, Again: h.paths[0].Again}})
+	})
+	want(false)
+	h.now += time.Minute // the process is stopped, and the response has arrived meanwhile
+	h.sleep()
+	want()
+	h.packet(ack(1, 0x1f), "")
+	want()
+	h.complete(nil, nil)
+	h.count("stalls", 2)
+}
+
+// TestTimeOfAStoppedProcess checks that such time does not count: the response may wait in the socket while the timer fires.
 func TestTimeOfAStoppedProcess(t *testing.T) {
 	h := newHand(t, Config{})
 	h.post(writeOp(4), writeOp(4))
@@ -252,14 +290,14 @@ func TestRefused(t *testing.T) {
 
 func TestAnswersToNothing(t *testing.T) {
 	h := newHand(t, Config{})
-	h.want(h.packet(ack(-1, 0x1f), "")) // says that nothing was executed
-	h.want(h.packet(ack(0, 0x1f), ""))  // nothing was asked
+	h.want(h.packet(ack(-1, 0x1f), "")) // acknowledges no request
+	h.want(h.packet(ack(0, 0x1f), ""))  // no request is outstanding
 	h.post(writeOp(4), readOp(4))
 	h.want(h.packet(ack(2, 0x1f), ""))
 	h.want(h.packet(ack(1<<22, nakAccess), ""))
 	answer := ack(0, 0x1f)
 	answer.opcode = readOnly
-	h.want(h.packet(answer, "text")) // a READ's, but it is a WRITE
+	h.want(h.packet(answer, "text")) // a READ response to a WRITE
 	answer.opcode = atomicAck
 	h.want(h.packet(answer, ""))
 	h.want(h.packet(ack(0, 0x40), ""))          // reserved
@@ -284,7 +322,7 @@ func TestPathChanges(t *testing.T) {
 	next := []rdma.Path{{Port: 50001, Sent: new(atomic.Uint64), Again: new(atomic.Uint64)}}
 	h.sent = nil
 	h.host.Do(func() { h.q.SetPaths(next) })
-	// The sequence numbers stay, and the peer hears what was executed.
+	// Sequence numbers stay, and the peer gets an acknowledgement of the executed requests.
 	h.want(h.sent, "ack 0 1f msn=1", "write-last 1? 256 bytes", "write 2? at 0x2000+4 4 bytes")
 	for _, p := range h.sent {
 		if p.port != 50001 {
@@ -311,7 +349,7 @@ func TestPostWaitsForRoom(t *testing.T) {
 		h.host.Do(func() { ok = h.host.Post(h.q, op) })
 		return ok
 	}
-	big := sendOp(1000) // longer than the window with its head; but alone
+	big := sendOp(1000) // longer than the window with its head; accepted because it is alone
 	if !try(big) || try(writeOp(0)) {
 		t.Error("the window is not what is outstanding")
 	}
@@ -329,7 +367,7 @@ func TestPostWaitsForRoom(t *testing.T) {
 	}
 }
 
-// TestCallsFromComplete: what the host does in Complete does no harm.
+// TestCallsFromComplete checks that calls of the host from Complete are safe.
 func TestCallsFromComplete(t *testing.T) {
 	h := newHand(t, Config{})
 	h.post(writeOp(4), writeOp(4), writeOp(4))
@@ -346,7 +384,7 @@ func TestConnectRefusesNonsense(t *testing.T) {
 	good := h.q.Local()
 	connect := func(change func(b []byte) []byte, paths []rdma.Path) error {
 		h.core.cfg.Random = func() uint32 { return 0x43 }
-		h.core.graves = graveyard{} // its number may be used again
+		h.core.graves = graveyard{} // its number may be reused
 		ch, err := h.core.Channel(rdma.ChannelConfig{Remote: handAddress})
 		if err != nil {
 			t.Fatal(err)

@@ -7,7 +7,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// message is what of a message has come.
+// message is the kind of a partly received message.
 type message uint8
 
 const (
@@ -16,7 +16,7 @@ const (
 	writing
 )
 
-// result is what an atomic answered, kept for a requester that asks again (Section 9.4.5).
+// result is the result of an atomic, kept for duplicate requests (Section 9.4.5).
 type result struct {
 	at    seq
 	was   uint64
@@ -26,28 +26,28 @@ type result struct {
 // responder executes the peer's operations.
 type responder struct {
 	expected seq    // the next to be executed
-	msn      uint32 // messages executed, modulo 2^24
-	answered bool   // anything was: an ACK means something
-	// told: the requester knows by a NAK that expected is missing, and is not told again until that has come (Section
-	// 9.7.5). Meanwhile what follows is dropped.
+	msn      uint32 // number of executed messages, modulo 2^24
+	answered bool   // at least one request was executed, so that an ACK is meaningful
+	// told: a NAK has reported expected as missing; no further NAK is sent until it arrives (Section 9.7.5). Meanwhile later requests are
+	// dropped.
 	told bool
 
-	ackNow bool          // at the next flush
-	ackAt  time.Duration // or then; 0: nothing to acknowledge
+	ackNow bool          // acknowledge at the next flush
+	ackAt  time.Duration // time of a delayed acknowledgement; 0: none
 
 	message message
-	begun   [rdma.MaxHead]byte // the head of a SEND
-	body    []byte             // where it goes
-	offset  int                // how much of the message's data is in place
+	begun   [rdma.MaxHead]byte // head of a SEND
+	body    []byte             // destination of a SEND
+	offset  int                // bytes of the message in place
 	key     uint32             // of a WRITE
 	address uint64
 	length  int
 
-	atomics []result // the newest, as many as the peer may have outstanding; next is replaced next
+	atomics []result // the latest results, up to the peer's limit of outstanding atomics; a circular buffer
 	oldest  int
 }
 
-// request takes a request (Section 9.7.4).
+// request handles a request (Section 9.7.4).
 func (q *queuePair) request(h *header, payload []byte) {
 	switch s := q.expected.near(h.psn); {
 	case s > q.expected:
@@ -65,10 +65,10 @@ func (q *queuePair) request(h *header, payload []byte) {
 	}
 }
 
-// execute executes the request that is expected.
+// execute executes the request with the expected PSN.
 func (q *queuePair) execute(h *header, payload []byte) {
 	t := traits[h.opcode]
-	// What a message begins with must end it, before another begins (Section 9.7.4).
+	// The packets of a message must have the same kind, without another message in between (Section 9.7.4).
 	want := noMessage
 	if t&isFirst == 0 {
 		want = writing
@@ -76,11 +76,11 @@ func (q *queuePair) execute(h *header, payload []byte) {
 			want = sending
 		}
 	}
-	// Packets that do not end a message are full, those that do and are not alone have something (Section 9.7.4).
+	// All packets of a message but the last are full, and the last of several is not empty (Section 9.7.4).
 	wrong := q.message != want || len(payload) > q.mtu || t&hasImm != 0 ||
 		t&isLast == 0 && len(payload) != q.mtu || t&(isFirst|isLast) == isLast && len(payload) == 0
 	switch {
-	case wrong: // immediate data travels in the head (package rdma), so nobody would take it
+	case wrong: // immediate data is invalid: package rdma carries it in the head
 		q.refuse(nakInvalid, fmt.Errorf("%w: opcode %d with %d bytes", rdma.ErrRemoteInvalid, h.opcode, len(payload)))
 	case h.opcode.isSend():
 		q.executeSend(h, t, payload)
@@ -93,7 +93,7 @@ func (q *queuePair) execute(h *header, payload []byte) {
 	}
 }
 
-// executed moves expected on by n, and sees to an acknowledgement.
+// executed advances expected by n, and schedules an acknowledgement.
 func (q *queuePair) executed(h *header, n seq, last bool) {
 	q.expected += n
 	q.answered = true
@@ -156,7 +156,7 @@ func (q *queuePair) executeWrite(h *header, t has, payload []byte) {
 	last := t&isLast != 0
 	if t&isFirst != 0 {
 		q.message, q.key, q.address, q.length, q.offset = writing, h.key, h.address, int(h.length), 0
-		// The whole of it is allowed, or nothing is written.
+		// Check the whole range before the first byte is written.
 		if uint64(h.length) > 1<<31 {
 			q.refuse(nakInvalid, fmt.Errorf("%w: a WRITE of %d bytes", rdma.ErrRemoteInvalid, h.length))
 			return
@@ -170,7 +170,7 @@ func (q *queuePair) executeWrite(h *header, t has, payload []byte) {
 		q.refuse(nakInvalid, fmt.Errorf("%w: a WRITE is not %d bytes long", rdma.ErrRemoteInvalid, q.length))
 		return
 	}
-	// Asked for packet by packet: the region may go while the message comes.
+	// Checked for each packet: the region may be deregistered while the message arrives.
 	to, err := host.Memory(q, q.key, q.address+uint64(q.offset), len(payload), rdma.RemoteWrite)
 	if err != nil {
 		q.refuse(nakAccess, err)
@@ -180,7 +180,7 @@ func (q *queuePair) executeWrite(h *header, t has, payload []byte) {
 	q.executed(h, 1, last)
 }
 
-// responses is how many packets answer a READ of n bytes.
+// responses returns the number of packets that answer a READ of n bytes.
 func (q *queuePair) responses(n uint32) seq {
 	return max(1, (seq(n)+seq(q.mtu)-1)/seq(q.mtu))
 }
@@ -200,8 +200,8 @@ func (q *queuePair) executeRead(h *header) {
 	q.respond(s, b, false)
 }
 
-// respond sends a READ's responses. They acknowledge what is before them; and the ICRC is of a copy of the memory, which others
-// may write to.
+// respond sends a READ's responses, which also acknowledge all earlier requests. They contain a copy of the memory, which the application
+// may change before the flush, so that the ICRC is correct.
 func (q *queuePair) respond(s seq, b []byte, again bool) {
 	if !again {
 		q.ackNow, q.ackAt = false, 0
@@ -257,7 +257,7 @@ func (q *queuePair) answerAtomic(r *result) {
 	q.core.send(&q.link, &h, nil, nil)
 }
 
-// repeat answers a request that has been executed (Section 9.7.4).
+// repeat answers a request that has already been executed (Section 9.7.4).
 func (q *queuePair) repeat(s seq, h *header, payload []byte) {
 	switch {
 	case h.opcode.isSend() || h.opcode.isWrite():
@@ -270,7 +270,7 @@ func (q *queuePair) repeat(s seq, h *header, payload []byte) {
 		}
 		b, err := q.core.host.Memory(q, h.key, h.address, int(h.length), rdma.RemoteRead)
 		if err != nil {
-			// A late copy of a request that was answered long ago must not break anything; the requester knows which it is.
+			// A late duplicate of an old request must not break the connection; the requester ignores the NAK of an old PSN.
 			q.nak(nakAccess, s)
 			return
 		}
@@ -282,11 +282,11 @@ func (q *queuePair) repeat(s seq, h *header, payload []byte) {
 				return
 			}
 		}
-		// So old that the requester must have its answer: dropped.
+		// The requester must have received the response to so old a request: dropped.
 	}
 }
 
-// acknowledge sends an ACK for everything that was executed.
+// acknowledge sends an ACK for all executed requests.
 func (q *queuePair) acknowledge() {
 	q.ackNow, q.ackAt = false, 0
 	q.core.acksSent++
@@ -294,7 +294,7 @@ func (q *queuePair) acknowledge() {
 	q.core.send(&q.link, &h, nil, nil)
 }
 
-// nak sends a NAK, which acknowledges what is before s.
+// nak sends a NAK, which acknowledges the requests before s.
 func (q *queuePair) nak(syndrome uint8, s seq) {
 	if s == q.expected {
 		q.ackNow, q.ackAt = false, 0
@@ -306,7 +306,7 @@ func (q *queuePair) nak(syndrome uint8, s seq) {
 	q.core.send(&q.link, &h, nil, nil)
 }
 
-// refuse answers the expected request with a NAK of an error, after which the queue pair takes no more.
+// refuse answers the expected request with a NAK and fails the queue pair.
 func (q *queuePair) refuse(syndrome uint8, cause error) {
 	q.nak(syndrome, q.expected)
 	q.fail(cause, nil, 0, syndrome)

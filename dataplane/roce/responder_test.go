@@ -40,7 +40,7 @@ func TestAcksAreCoalesced(t *testing.T) {
 		d = append(d, h.datagram(p, testHead))
 	}
 	h.want(h.give(d...), "ack 4 1f msn=5")
-	// Nobody asks: it waits for AckDelay.
+	// Without a request for acknowledgement, the acknowledgement waits for AckDelay.
 	h.want(h.packet(with(sendOnly, 5), testHead))
 	before := h.now
 	h.want(h.sleep(), "ack 5 1f msn=6")
@@ -93,7 +93,7 @@ func TestAtomicsAreReplayed(t *testing.T) {
 		a := with(fetchAdd, i)
 		a.swap = 10
 		got := h.packet(a, "")
-		if i == 0 { // older than what the requester may have outstanding
+		if i == 0 { // older than the requester's limit of outstanding atomics
 			h.want(got)
 		} else if len(got) != 1 || got[0].original != uint64(100+10*i) {
 			t.Errorf("again: %+v", got)
@@ -121,22 +121,23 @@ func TestReadIsAnswered(t *testing.T) {
 	if got[1].payload != bytesOf("\x01", full) || got[2].payload != bytesOf("\x02", 10) {
 		t.Errorf("%q", got)
 	}
-	// The rest again: the requester lacks the last two.
+	// The remaining responses: the requester lacks the last two.
 	r.psn++
 	r.address += full
 	r.length -= full
 	h.want(h.packet(r, ""), "read-first 1 1f msn=1 256 bytes", "read-last 2 1f msn=1 10 bytes")
 	h.count("read_responses_again", 2)
-	// More than was asked for the first time is not the same READ.
+	// A request for more bytes than the first is not the same READ.
 	r.length += full
 	h.want(h.packet(r, ""))
 	h.count("malformed", 1)
-	// Nothing is an answer, too.
+	// A READ of no bytes has a response, too.
 	r = with(readRequest, 3)
 	h.want(h.packet(r, ""), "read-only 3 1f msn=2")
 }
 
-// TestAnswerToDuplicateKeepsAck: a READ's responses acknowledge what is before it, not what came between it and its duplicate.
+// TestAnswerToDuplicateKeepsAck checks that responses to a duplicate READ acknowledge the requests before it, not those between it and its
+// duplicate.
 func TestAnswerToDuplicateKeepsAck(t *testing.T) {
 	h := newHand(t, Config{})
 	r := with(readRequest, 0)
@@ -147,7 +148,7 @@ func TestAnswerToDuplicateKeepsAck(t *testing.T) {
 	h.want(h.give(h.datagram(w, "text"), h.datagram(r, "")), "read-only 0 1f msn=2 4 bytes", "ack 1 1f msn=2")
 }
 
-// TestReadOfRegionThatIsGone: a late duplicate breaks nothing.
+// TestReadOfRegionThatIsGone checks that a late duplicate breaks nothing.
 func TestReadOfRegionThatIsGone(t *testing.T) {
 	h := newHand(t, Config{})
 	r := with(readRequest, 0)
@@ -164,7 +165,7 @@ func TestNotReady(t *testing.T) {
 	h := newHand(t, Config{Timing: rdma.Timing{NotReady: 5 * time.Millisecond}})
 	h.verdict = rdma.NotReady
 	h.want(h.packet(with(sendOnly, 0), testHead), "ack 0 32 msn=0") // timer code 18: 5.12 ms
-	h.want(h.packet(with(sendOnly, 1), testHead))                   // behind it: dropped without a word
+	h.want(h.packet(with(sendOnly, 1), testHead))                   // behind it: dropped silently
 	h.want(h.packet(with(sendOnly, 0), testHead), "ack 0 32 msn=0")
 	h.verdict = rdma.Accepted
 	h.want(h.packet(with(sendOnly, 0), testHead))
@@ -175,7 +176,7 @@ func TestNotReady(t *testing.T) {
 	h.count("rnr_sent", 2)
 }
 
-// TestRefusals: each breaks the queue pair, and what follows is refused as well.
+// TestRefusals checks that each refusal breaks the queue pair, and that later requests are refused too.
 func TestRefusals(t *testing.T) {
 	type part struct {
 		header
@@ -189,9 +190,9 @@ func TestRefusals(t *testing.T) {
 	other := func(h header, change func(*header)) header { change(&h); return h }
 	for _, test := range []struct {
 		name    string
-		parts   []part // the last of them is refused
+		parts   []part // the last one is refused
 		refused bool   // by the host
-		body    int    // what Admit gives
+		body    int    // length of Admit's result
 		want    string
 		cause   error
 	}{
@@ -238,12 +239,12 @@ func TestRefusals(t *testing.T) {
 			if !errors.Is(h.failed, test.cause) {
 				t.Errorf("failed with %v, want %v", h.failed, test.cause)
 			}
-			h.complete(rdma.ErrFlushed) // ours
+			h.complete(rdma.ErrFlushed) // the local operation
 			if len(h.delivered) > 0 || !bytes.Equal(h.memory, before) {
 				t.Errorf("executed all the same; delivered %q", h.delivered)
 			}
 			last := test.parts[len(test.parts)-1].header
-			h.want(h.packet(last, test.parts[len(test.parts)-1].payload), test.want) // the NAK was lost
+			h.want(h.packet(last, test.parts[len(test.parts)-1].payload), test.want) // as if the NAK was lost
 			last.psn = (last.psn + 1) & mask24
 			h.want(h.packet(with(sendOnly, 5), testHead), test.want)
 			h.count("for_closed_queue_pair", 2)
@@ -252,7 +253,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestWriteToRegionThatGoes: what comes after is refused, as a NIC does.
+// TestWriteToRegionThatGoes checks that the rest of a WRITE is refused, as by a NIC.
 func TestWriteToRegionThatGoes(t *testing.T) {
 	h := newHand(t, Config{})
 	first := with(writeFirst, 0)
@@ -273,7 +274,7 @@ func TestClosedQueuePairAnswers(t *testing.T) {
 	h.post(writeOp(4))
 	h.sent = nil
 	h.host.Do(func() { h.host.Close(h.q) })
-	h.want(h.sent, "ack 0 1f msn=1") // what waited for company
+	h.want(h.sent, "ack 0 1f msn=1") // the delayed acknowledgement
 	h.complete(rdma.ErrFlushed)
 	h.want(h.packet(w, "text"), "ack 0 1f msn=1")
 	h.want(h.packet(with(readRequest, 0), ""), "ack 0 63 msn=1")
@@ -282,10 +283,10 @@ func TestClosedQueuePairAnswers(t *testing.T) {
 	if h.wake != 0 {
 		t.Errorf("wants to wake up at %v", h.wake)
 	}
-	h.host.Do(func() { h.q.Close() }) // again: nothing
+	h.host.Do(func() { h.q.Close() }) // a second call does nothing
 }
 
-// TestPacketsThatAreDropped: none is answered.
+// TestPacketsThatAreDropped checks that none of them is answered.
 func TestPacketsThatAreDropped(t *testing.T) {
 	good := func(h *hand) header { return with(sendOnly, 0) }
 	for name, test := range map[string]func(h *hand) []byte{
@@ -308,7 +309,7 @@ func TestPacketsThatAreDropped(t *testing.T) {
 	if len(h.delivered) != 0 {
 		t.Error("delivered")
 	}
-	// A right packet, but of somebody else.
+	// A valid packet from another address.
 	other := netip.MustParseAddrPort("10.255.0.3:60000")
 	d = h.datagram(good(h), testHead)
 	e := endpoints{other.Addr(), ourAddress, other.Port(), DefaultPort}

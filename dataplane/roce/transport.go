@@ -15,10 +15,10 @@ type Transport struct {
 
 var _ rdma.Transport = (*Transport)(nil)
 
-// New makes a transport. Its sockets are opened by Start, in the network namespace of the thread that calls it.
+// New makes a transport. Start opens its sockets, in the network namespace of the calling thread.
 func New(cfg Config) *Transport { return &Transport{Core: NewCore(cfg, nil)} }
 
-// Start implements rdma.Transport. It fails when the UDP port is taken at the host's address, or the address is not there.
+// Start implements rdma.Transport. It fails if the UDP port is taken at the host's address, or if the host lacks the address.
 func (t *Transport) Start(h rdma.Host) error {
 	if err := t.Core.Start(h); err != nil {
 		return err
@@ -27,7 +27,7 @@ func (t *Transport) Start(h rdma.Host) error {
 	if err != nil {
 		return err
 	}
-	// What has come before this was for queue pairs that nobody has, and needed no answer.
+	// Packets that arrived before were for no existing queue pair, and needed no answer.
 	h.Do(func() { t.out, t.endpoint = endpoint, endpoint })
 	return nil
 }
@@ -41,7 +41,7 @@ func (t *Transport) Flush() {
 	t.endpoint.Flush()
 }
 
-// Counters implements rdma.Transport: those of the sockets, too.
+// Counters implements rdma.Transport. It includes the counters of the sockets.
 func (t *Transport) Counters() map[string]uint64 {
 	m := t.Core.Counters()
 	if t.endpoint != nil {

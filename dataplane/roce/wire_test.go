@@ -31,7 +31,7 @@ func (i inNamespace) Start(h rdma.Host) error {
 	return i.ns.Do(func() error { return i.Transport.Start(h) })
 }
 
-// newBed is two namespaces with a veth pair between them.
+// newBed returns two namespaces connected by a veth pair.
 func newBed(t *testing.T, addresses [2]netip.Addr) [2]*netnstest.Namespace {
 	a, b := netnstest.New(t), netnstest.New(t)
 	netnstest.Veth(t, a, "eth0", b, "eth0")
@@ -39,13 +39,13 @@ func newBed(t *testing.T, addresses [2]netip.Addr) [2]*netnstest.Namespace {
 	if addresses[0].Is6() {
 		bits = "/64"
 	}
-	// A veth pair carries batches whole where it may; on a wire are packets.
+	// A veth pair may carry whole batches; a wire carries packets.
 	for _, ns := range []*netnstest.Namespace{a, b} {
 		if out, err := ns.Output("ethtool", "-K", "eth0", "tx-udp-segmentation", "off", "gso", "off"); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}
-	// Neighbours are known from the start, so that nothing waits for them.
+	// Neighbors are static, so that no packet waits for their resolution.
 	a.Addr("eth0", addresses[0].String()+bits)
 	b.Addr("eth0", addresses[1].String()+bits)
 	for i, ns := range []*netnstest.Namespace{a, b} {
@@ -60,7 +60,7 @@ func newBed(t *testing.T, addresses [2]netip.Addr) [2]*netnstest.Namespace {
 	return [2]*netnstest.Namespace{a, b}
 }
 
-// TestOnTheWire carries operations of all kinds between two namespaces, and has tshark look at every packet.
+// TestOnTheWire carries operations of all kinds between two namespaces, and checks every packet with tshark.
 func TestOnTheWire(t *testing.T) {
 	netnstest.Require(t, "tshark", "tcpdump", "ethtool")
 	for name, addresses := range map[string][2]netip.Addr{
@@ -86,7 +86,7 @@ func TestOnTheWire(t *testing.T) {
 					t.Errorf("packets are wrong: %v", c)
 				}
 			}
-			// What has come to where tcpdump listens, and what was sent from there: the kernel may lose the rest on its way.
+			// The packets that arrived where tcpdump listens, and those sent from there: the kernel may drop the others on their way.
 			passed := r.Counters[1]["packets_received"] + r.Counters[1]["sent"]
 			netnstest.Eventually(t, 10*time.Second, func() error {
 				p, err := readCapture(file)
@@ -97,7 +97,7 @@ func TestOnTheWire(t *testing.T) {
 			})
 			_ = capture.Signal(unix.SIGINT)
 			capture.Stop()
-			p, err := readCapture(file) // more than before: channels are closed with operations on their way
+			p, err := readCapture(file) // more than before: channels are closed with operations in flight
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -107,7 +107,7 @@ func TestOnTheWire(t *testing.T) {
 	}
 }
 
-// captured is a frame from the Ethernet header on.
+// captured is a frame starting at the Ethernet header.
 type captured []byte
 
 // readCapture reads a pcap file in host byte order.
@@ -123,7 +123,7 @@ func readCapture(file string) ([]captured, error) {
 	for b = b[24:]; len(b) >= 16; {
 		n := int(binary.NativeEndian.Uint32(b[8:]))
 		if len(b) < 16+n {
-			break // it is being written
+			break // the record is not complete yet
 		}
 		p = append(p, b[16:16+n])
 		b = b[16+n:]
@@ -131,7 +131,7 @@ func readCapture(file string) ([]captured, error) {
 	return p, nil
 }
 
-// checkICRCs computes each packet's ICRC bit by bit from what is on the wire, its IPv4 identification included.
+// checkICRCs computes each packet's ICRC bit by bit from the captured bytes, including its IPv4 identification.
 func checkICRCs(t *testing.T, p []captured) {
 	t.Helper()
 	identified := 0
@@ -154,12 +154,12 @@ func checkICRCs(t *testing.T, p []captured) {
 	t.Logf("%d ICRCs are right; %d packets have an IPv4 identification", len(p), identified)
 }
 
-// dissect has tshark read the file: it knows every packet as RoCEv2, all opcodes come up, and nothing is malformed.
+// dissect checks with tshark that it recognizes every packet as RoCEv2, that all opcodes occur, and that no packet is malformed.
 func dissect(t *testing.T, file string, n int) {
 	t.Helper()
 	space := netnstest.New(t)
 	args := []string{"-r", file, "--disable-protocol", "nvme-rdma"}
-	// What comes after the headers is ours: tshark must not take random bytes for other protocols.
+	// tshark must not interpret the random payload as other protocols.
 	for _, guess := range []string{"eth_over_ib", "fc_infiniband", "iser_infiniband", "lnet_ib", "mellanox_eoib", "rpcrdma_infiniband",
 		"sdp_infiniband", "smb_direct_infiniband", "smcr_infiniband"} {
 		args = append(args, "--disable-heuristic", guess)

@@ -18,25 +18,25 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// AgentConfig is what an agent needs of its process.
+// AgentConfig is the configuration of an agent.
 type AgentConfig struct {
 	Host rdma.Host
-	// Core is the transport's, started.
+	// Core is the started core of the transport.
 	Core *Core
-	// Paths are those of a new connection; later the process calls Connection.SetPaths. nil: one path each, whose source port is
-	// 49152 plus a part of the cid.
+	// Paths returns the paths of a new connection; later the process calls Connection.SetPaths. nil means one path per connection, with
+	// source port 49152 plus the low 14 bits of the cid.
 	Paths func(remote netip.Addr, cid uint16, ordered bool) []rdma.Path
 }
 
-// Agent is a node's SUPERp agent: it makes connections as a connection manager says, for its process to use (Connection). It
-// implements fare.v1.SuperpAgent. Everything it has is guarded by the device's lock (Host.Do).
+// Agent is a node's SUPERp agent: it makes connections on request of a connection manager, for use by its process (Connection). It
+// implements fare.v1.SuperpAgent. The device's lock (Host.Do) guards all its state.
 type Agent struct {
 	farev1.UnimplementedSuperpAgentServer
 	cfg     AgentConfig
-	current *farev1.SuperpConfigureRequest // nil: nothing is configured
+	current *farev1.SuperpConfigureRequest // nil: no configuration
 	started bool
-	conns   []*agreed     // by local cid
-	changed chan struct{} // closed when something has changed, and replaced
+	conns   []*agreed     // sorted by local cid
+	changed chan struct{} // closed and replaced at each change
 }
 
 // agreed is a connection of the configuration.
@@ -55,7 +55,7 @@ func NewAgent(cfg AgentConfig) *Agent {
 	return &Agent{cfg: cfg, changed: make(chan struct{})}
 }
 
-// Connection is the connection with a local cid, for the process to use; nil: there is none. The device's lock must be held.
+// Connection returns the connection with a local cid, or nil if there is none. The caller holds the device's lock.
 func (a *Agent) Connection(cid uint16) *Connection {
 	i, ok := slices.BinarySearchFunc(a.conns, uint32(cid), func(x *agreed, cid uint32) int { return cmp.Compare(x.said.LocalCid, cid) })
 	if !ok {
@@ -64,7 +64,7 @@ func (a *Agent) Connection(cid uint16) *Connection {
 	return a.conns[i].conn
 }
 
-// Connections are all, sorted by local cid. The device's lock must be held.
+// Connections returns all connections, sorted by local cid. The caller holds the device's lock.
 func (a *Agent) Connections() []*Connection {
 	all := make([]*Connection, 0, len(a.conns))
 	for _, x := range a.conns {
@@ -97,7 +97,7 @@ func (a *Agent) configure(r *farev1.SuperpConfigureRequest) error {
 		conn, err := a.connect(x)
 		if err != nil {
 			for _, m := range made {
-				m.conn.end(rdma.ErrFlushed, nil) // at once, without a word: nobody has them, and their cids are to be free
+				m.conn.end(rdma.ErrFlushed, nil) // hard: the connections are unused, and their cids must become free
 			}
 			return status.Errorf(codes.Internal, "connections[%d]: %v", i, err)
 		}
@@ -105,7 +105,7 @@ func (a *Agent) configure(r *farev1.SuperpConfigureRequest) error {
 	}
 	slices.SortFunc(made, func(x, y *agreed) int { return cmp.Compare(x.said.LocalCid, y.said.LocalCid) })
 	a.current, a.started, a.conns = proto.CloneOf(r), false, made
-	a.knock()
+	a.notifyAll()
 	return nil
 }
 
@@ -115,8 +115,8 @@ func (a *Agent) connect(x *farev1.SuperpConnection) (*Connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.held, c.observe = true, a.knock
-	// Parameters are global: the peer's are ours but for its cid.
+	c.held, c.observe = true, a.notifyAll
+	// Parameters are global: except for the cid, the peer's are the local ones.
 	if err := c.Connect(c.describe(uint16(x.RemoteCid)), a.cfg.Paths(remote, cid, x.Ordered)); err != nil {
 		c.Close()
 		return nil, err
@@ -124,12 +124,12 @@ func (a *Agent) connect(x *farev1.SuperpConnection) (*Connection, error) {
 	return c, nil
 }
 
-// check returns what is wrong with a configuration, field by field.
+// check returns all errors of a configuration, one per field.
 func (a *Agent) check(r *farev1.SuperpConfigureRequest) error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if r.Generation == 0 {
-		wrong("generation: is 0")
+		wrong("generation: is 0; use 1 or higher")
 	}
 	cfg := &a.cfg.Core.cfg
 	for _, x := range []struct {
@@ -159,13 +159,13 @@ func (a *Agent) check(r *farev1.SuperpConfigureRequest) error {
 		case n.GetName() == "":
 			wrong("nodes[%d].name: is empty", i)
 		case names[n.Name]:
-			wrong("nodes[%d].name: %q again", i, n.Name)
+			wrong("nodes[%d].name: %q is used twice", i, n.Name)
 		}
 		switch {
 		case err != nil:
 			wrong("nodes[%d].address: %v", i, err)
 		case nodes[address]:
-			wrong("nodes[%d].address: %v again", i, address)
+			wrong("nodes[%d].address: %v is used twice", i, address)
 		}
 		names[n.GetName()], nodes[address] = true, true
 	}
@@ -189,15 +189,15 @@ func (a *Agent) check(r *farev1.SuperpConfigureRequest) error {
 		case err != nil:
 			wrong("%s.remote_address: %v", field, err)
 		case !nodes[remote]:
-			wrong("%s.remote_address: %v is no node", field, remote)
+			wrong("%s.remote_address: %v is not the address of a node", field, remote)
 		case remote == own:
-			wrong("%s.remote_address: is this agent's own", field)
+			wrong("%s.remote_address: is this agent's address", field)
 		}
 		switch cid := x.GetLocalCid(); {
 		case cid == 0 || cid > 0xffff:
 			wrong("%s.local_cid: %d is not in 1-65535", field, cid)
 		case used[end{own, cid}]:
-			wrong("%s.local_cid: %d again", field, cid)
+			wrong("%s.local_cid: %d is used twice", field, cid)
 		case a.current == nil && a.cfg.Core.conns[uint16(cid)] != nil:
 			wrong("%s.local_cid: %d is in use", field, cid)
 		}
@@ -205,10 +205,10 @@ func (a *Agent) check(r *farev1.SuperpConfigureRequest) error {
 		case cid == 0 || cid > 0xffff:
 			wrong("%s.remote_cid: %d is not in 1-65535", field, cid)
 		case remote != own && used[end{remote, cid}]:
-			wrong("%s.remote_cid: %d of %v again", field, cid, remote)
+			wrong("%s.remote_cid: %d of %v is used twice", field, cid, remote)
 		}
 		if x.GetTrafficClass() != 0 {
-			wrong("%s.traffic_class: %d; sockets send 0 only", field, x.GetTrafficClass())
+			wrong("%s.traffic_class: %d; use 0, because sockets send only 0", field, x.GetTrafficClass())
 		}
 		used[end{own, x.GetLocalCid()}], used[end{remote, x.GetRemoteCid()}] = true, true
 	}
@@ -229,7 +229,7 @@ func (a *Agent) Start(_ context.Context, r *farev1.SuperpStartRequest) (_ *farev
 		for _, x := range a.conns {
 			x.conn.release()
 		}
-		a.knock()
+		a.notifyAll()
 	})
 	if err != nil {
 		return nil, err
@@ -240,7 +240,7 @@ func (a *Agent) Start(_ context.Context, r *farev1.SuperpStartRequest) (_ *farev
 // Shutdown implements fare.v1.SuperpAgent.
 func (a *Agent) Shutdown(ctx context.Context, r *farev1.SuperpShutdownRequest) (*farev1.SuperpShutdownResponse, error) {
 	answer := &farev1.SuperpShutdownResponse{}
-	var of *farev1.SuperpConfigureRequest // whose end is waited for
+	var of *farev1.SuperpConfigureRequest // the configuration to end
 	for begun := false; ; begun = true {
 		var over bool
 		var changed chan struct{}
@@ -249,7 +249,7 @@ func (a *Agent) Shutdown(ctx context.Context, r *farev1.SuperpShutdownRequest) (
 				of = a.current
 			}
 			if over = of == nil || a.current != of; over {
-				return // nothing to end; or somebody else has ended it
+				return // no configuration to end, or another call has ended it
 			}
 			if !begun || r.Hard {
 				for _, x := range a.conns {
@@ -263,7 +263,7 @@ func (a *Agent) Shutdown(ctx context.Context, r *farev1.SuperpShutdownRequest) (
 					x.conn.Close()
 				}
 				a.current, a.started, a.conns = nil, false, nil
-				a.knock()
+				a.notifyAll()
 			}
 		})
 		if over {
@@ -307,8 +307,8 @@ func (a *Agent) WatchStatus(r *farev1.SuperpWatchStatusRequest, to farev1.Superp
 	}
 }
 
-// knock wakes those who wait for a change.
-func (a *Agent) knock() {
+// notifyAll notifies all waiting goroutines of a change.
+func (a *Agent) notifyAll() {
 	close(a.changed)
 	a.changed = make(chan struct{})
 }

@@ -38,7 +38,7 @@ type member struct {
 	failed    chan error
 }
 
-// newMembers makes nodes at 127.88.net.1 and following.
+// newMembers makes nodes at 127.88.net.1 and the following addresses.
 func newMembers(t *testing.T, net3, n int) (all []*member) {
 	t.Helper()
 	begin := time.Now()
@@ -85,7 +85,7 @@ func newManager(t *testing.T, mesh superp.Mesh) *superp.Manager {
 	return m
 }
 
-// first is the generation of a test's first mesh: the source ports that its cids give are above those that Linux hands out.
+// first is the generation of a test's first mesh. The source ports that follow from its cids are above Linux's ephemeral ports.
 const first = 12000
 
 func mesh(generation uint64, members []*member, ordered ...bool) superp.Mesh {
@@ -96,7 +96,7 @@ func mesh(generation uint64, members []*member, ordered ...bool) superp.Mesh {
 	return m
 }
 
-// status is what the agent says.
+// status returns the agent's status.
 func (m *member) status(t *testing.T) *farev1.SuperpStatus {
 	t.Helper()
 	s, err := m.agent.GetStatus(t.Context(), nil)
@@ -106,8 +106,8 @@ func (m *member) status(t *testing.T) *farev1.SuperpStatus {
 	return s
 }
 
-// TestMesh has a manager set up a full mesh of three nodes over gRPC, twice; every connection carries a write over real sockets;
-// then both kinds of shutdown.
+// TestMesh lets a manager set up a full mesh of three nodes over gRPC, twice. Every connection carries a write over real sockets; both
+// kinds of shutdown follow.
 func TestMesh(t *testing.T) {
 	members := newMembers(t, 1, 3)
 	for generation := range uint64(2) {
@@ -166,7 +166,7 @@ func TestMesh(t *testing.T) {
 	}
 }
 
-// TestHeldUntilStart: connections that are configured take no operation before the start.
+// TestHeldUntilStart checks that configured connections accept no operation before Start.
 func TestHeldUntilStart(t *testing.T) {
 	members := newMembers(t, 2, 2)
 	plan, err := (&superp.Mesh{Generation: first, Nodes: []superp.Node{members[0].node, members[1].node}}).Plan()
@@ -174,7 +174,7 @@ func TestHeldUntilStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, m := range members {
-		for range 2 { // again is no error
+		for range 2 { // a repeated call is not an error
 			if _, err := m.agent.Configure(t.Context(), plan[i]); err != nil {
 				t.Fatal(err)
 			}
@@ -209,7 +209,7 @@ func TestHeldUntilStart(t *testing.T) {
 	if _, err := m.agent.Configure(t.Context(), other); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("a second configuration: %v", err)
 	}
-	// A soft shutdown that nobody answers ends with the caller's patience: the peer is gone without a word.
+	// A soft shutdown without an answer ends with the caller's context: the peer has disappeared silently.
 	members[1].agent.Shutdown(t.Context(), &farev1.SuperpShutdownRequest{Hard: true})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
@@ -224,7 +224,7 @@ func TestHeldUntilStart(t *testing.T) {
 	}
 }
 
-// TestConfigureRefuses names every field that is wrong, and changes nothing.
+// TestConfigureRefuses checks that Configure names every invalid field, and changes nothing.
 func TestConfigureRefuses(t *testing.T) {
 	m := newMembers(t, 3, 1)[0]
 	own, peer := m.node.Address.String(), "127.88.3.9"
@@ -238,24 +238,24 @@ func TestConfigureRefuses(t *testing.T) {
 		says   string
 		change func(r *farev1.SuperpConfigureRequest)
 	}{
-		{"generation: is 0", func(r *farev1.SuperpConfigureRequest) { r.Generation = 0 }},
+		{"generation: is 0; use 1 or higher", func(r *farev1.SuperpConfigureRequest) { r.Generation = 0 }},
 		{"parameters.payload_bytes: is 4096, this agent runs with 1024", func(r *farev1.SuperpConfigureRequest) {
 			r.Parameters = &farev1.SuperpParameters{PayloadBytes: 4096}
 		}},
 		{"nodes[1].name: is empty", func(r *farev1.SuperpConfigureRequest) { r.Nodes[1].Name = "" }},
-		{"nodes[1].name: \"a\" again", func(r *farev1.SuperpConfigureRequest) { r.Nodes[1].Name = "a" }},
+		{"nodes[1].name: \"a\" is used twice", func(r *farev1.SuperpConfigureRequest) { r.Nodes[1].Name = "a" }},
 		{"nodes[0].address", func(r *farev1.SuperpConfigureRequest) { r.Nodes[0].Address = "gpu0" }},
 		{"this agent's address " + own + " is missing", func(r *farev1.SuperpConfigureRequest) { r.Nodes = r.Nodes[1:] }},
-		{"nodes[2].address: " + peer + " again", func(r *farev1.SuperpConfigureRequest) {
+		{"nodes[2].address: " + peer + " is used twice", func(r *farev1.SuperpConfigureRequest) {
 			r.Nodes = append(r.Nodes, &farev1.SuperpNode{Name: "c", Address: peer})
 		}},
 		{"connections[0].local_address", func(r *farev1.SuperpConfigureRequest) { r.Connections[0].LocalAddress = peer }},
-		{"connections[1].remote_address: 192.0.2.1 is no node", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].RemoteAddress = "192.0.2.1" }},
-		{"connections[1].remote_address: is this agent's own", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].RemoteAddress = own }},
-		{"connections[1].local_cid: 1 again", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].LocalCid = 1 }},
+		{"connections[1].remote_address: 192.0.2.1 is not the address of a node", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].RemoteAddress = "192.0.2.1" }},
+		{"connections[1].remote_address: is this agent's address", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].RemoteAddress = own }},
+		{"connections[1].local_cid: 1 is used twice", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].LocalCid = 1 }},
 		{"connections[1].local_cid: 65536 is not in", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].LocalCid = 65536 }},
 		{"connections[1].remote_cid: 0 is not in", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].RemoteCid = 0 }},
-		{"connections[1].remote_cid: 1 of " + peer + " again", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].RemoteCid = 1 }},
+		{"connections[1].remote_cid: 1 of " + peer + " is used twice", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].RemoteCid = 1 }},
 		{"connections[0].traffic_class: 8", func(r *farev1.SuperpConfigureRequest) { r.Connections[0].TrafficClass = 8 }},
 	} {
 		r := good()
@@ -276,7 +276,7 @@ func TestConfigureRefuses(t *testing.T) {
 	}
 }
 
-// TestConfigureUndoes: when a connection cannot be made those before it go, at once: they may be configured again.
+// TestConfigureUndoes checks that if a connection cannot be made, the earlier ones end at once and may be configured again.
 func TestConfigureUndoes(t *testing.T) {
 	transport := superp.New(superp.Config{})
 	own := netip.MustParseAddr("127.88.6.1")
@@ -307,10 +307,10 @@ func TestConfigureUndoes(t *testing.T) {
 	}
 }
 
-// TestUpUndoes: when one agent refuses, what the others have configured is ended.
+// TestUpUndoes checks that if one agent refuses, the configurations of the others are ended.
 func TestUpUndoes(t *testing.T) {
 	members := newMembers(t, 4, 3)
-	members[2].node.Address = netip.MustParseAddr("127.88.4.200") // not what its agent has
+	members[2].node.Address = netip.MustParseAddr("127.88.4.200") // differs from its agent's address
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	err := newManager(t, mesh(1, members)).Up(ctx)
@@ -324,7 +324,7 @@ func TestUpUndoes(t *testing.T) {
 	}
 }
 
-// TestWatchStatus sees states as they change.
+// TestWatchStatus checks that a watch receives state changes.
 func TestWatchStatus(t *testing.T) {
 	members := newMembers(t, 5, 2)
 	conn, err := grpc.NewClient(members[0].node.Target, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -364,7 +364,8 @@ func TestWatchStatus(t *testing.T) {
 	until("ended", func(s *farev1.SuperpStatus) bool { return s.Generation == 0 })
 }
 
-// TestPlan: every pair's ends name each other; a node's cids are its own; generations that follow each other share none.
+// TestPlan checks that the two ends of a pair name each other, that the cids of a node are distinct, and that consecutive generations share
+// none.
 func TestPlan(t *testing.T) {
 	var nodes []superp.Node
 	for i := range 20 {

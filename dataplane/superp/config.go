@@ -7,52 +7,53 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// DefaultPort is the UDP destination port of XDP2's SUPERp (the description's own parameter says 7777).
+// DefaultPort is the UDP destination port of XDP2's SUPERp (the default in the description is 7777).
 const DefaultPort = 4444
 
-// Config says how an endpoint speaks. The zero value of each field means its default.
+// Config is the configuration of an endpoint. A zero field means its default.
 type Config struct {
-	// Port is the UDP destination port, of both ends: DefaultPort.
+	// Port is the UDP destination port of both ends: DefaultPort by default.
 	Port uint16
-	// Payload is the most bytes of messages in a packet: 1024. 64 to 32768. A datagram is up to 56 bytes longer.
+	// Payload is the maximum number of message bytes in a packet: 64 to 32768, 1024 by default. A datagram is up to 56 bytes longer.
 	Payload int
-	// HeadSize is how long every rdma.Op.Head is: 20 bytes, at most rdma.MaxHead; negative: none. A message begins with its head,
-	// and both ends must agree.
+	// HeadSize is the length of every rdma.Op.Head: 20 bytes by default, at most rdma.MaxHead; a negative value means no head. A message
+	// starts with its head, and both ends must use the same length.
 	HeadSize   int
 	Parameters Parameters
 	Timing     rdma.Timing
-	// FirstCID is the connection identifier of the first channel; 0: random. Identifiers count up and come round after 65535
-	// others: an old connection's packets so do not meet a new one.
+	// FirstCID is the connection identifier of the first channel; 0 means random. Identifiers count up and wrap after 65535, so that
+	// packets of an old connection do not reach a new one.
 	FirstCID uint16
 }
 
-// Parameters are SUPERp's (in parentheses, its names). The zero value of each field means its default. The description's timers
-// are for hardware, in nanoseconds; ours are rdma.Timing.
+// Parameters are SUPERp's parameters (with their SUPERp names in parentheses). A zero field means its default. The description's timers are
+// for hardware, in nanoseconds; this package uses rdma.Timing.
 type Parameters struct {
-	// Window is how many packets may be unacknowledged (pdl_window_size): 16 to 1024, default 256. The description's 32 would hold
-	// 32 KiB in flight.
+	// Window is the maximum number of unacknowledged packets (pdl_window_size): 16 to 1024, 256 by default. The description's 32 would
+	// limit the data in flight to 32 KiB.
 	Window int
-	// ReceiveWindow is what is offered to the peer, packets (pdl_receive_win): 1 to 1024, default 1024.
+	// ReceiveWindow is the window offered to the peer, in packets (pdl_receive_win): 1 to 1024, 1024 by default.
 	ReceiveWindow int
-	// Proactive is how many packets after the oldest a timeout sends again with it: 0 means 8; at most 64; negative: none.
+	// Proactive is the number of packets that a timeout retransmits in addition to the oldest: at most 64; 0 means 8, a negative value
+	// means none.
 	Proactive int
-	// MaxRetransmits breaks a connection after as many retransmissions of one packet (pdl_max_rtx). 0: rdma.Timing.GiveUp alone
-	// decides: hardware's 4 are over before BGP has noticed a dead leaf.
+	// MaxRetransmits is the number of retransmissions of one packet after which the connection fails (pdl_max_rtx). 0 means no limit, so
+	// that rdma.Timing.GiveUp alone decides: the 4 of hardware would be reached before BGP detects a dead leaf.
 	MaxRetransmits int
-	// Stretch is after how many packets an acknowledgement goes out at once: 32.
+	// Stretch is the number of received packets after which an acknowledgement is sent at once: 32 by default.
 	Stretch int
-	// Reorder is how many packets sent later by the same path must be acknowledged until one that is not counts as lost: 3. A path
-	// keeps order, mostly; the path's last packet decides alone.
+	// Reorder is the number of acknowledged packets, sent later on the same path, after which a missing packet counts as lost: 3 by
+	// default. A path mostly keeps order; if the latest packet of the path is acknowledged, that alone suffices.
 	Reorder int
-	// Transactions is how many may be incomplete in each direction (tal_trans_window): 1 to 1024, default 128.
+	// Transactions is the maximum number of incomplete transactions per direction (tal_trans_window): 1 to 1024, 128 by default.
 	Transactions int
-	// PacketsPerTransaction: 1 to 4096, default 65: 64 KiB and a head, in packets of 1 KiB.
+	// PacketsPerTransaction is the maximum number of packets: 1 to 4096, 65 by default, which is 64 KiB and a head in packets of 1 KiB.
 	PacketsPerTransaction int
-	// OpsPerPacket is how many small operations share a packet: 1 to 15, default 8.
+	// OpsPerPacket is the maximum number of small operations in one packet: 1 to 15, 8 by default.
 	OpsPerPacket int
 }
 
-// Resolve returns the configuration with defaults filled in: resolved again, it stays as it is. Errors name the field.
+// Resolve returns the configuration with defaults in place of zero fields. It is idempotent. Errors name the field.
 func (c Config) Resolve() (Config, error) {
 	set := func(n *int, to int) {
 		if *n == 0 {
@@ -64,7 +65,7 @@ func (c Config) Resolve() (Config, error) {
 	}
 	set(&c.Payload, 1024)
 	set(&c.HeadSize, 20)
-	c.HeadSize = max(c.HeadSize, -1) // not 0: that would be the default to whom resolves again
+	c.HeadSize = max(c.HeadSize, -1) // not 0, which a second Resolve would replace by the default
 	p := &c.Parameters
 	set(&p.Window, 256)
 	set(&p.ReceiveWindow, 1024)
@@ -96,7 +97,8 @@ func (c Config) Resolve() (Config, error) {
 	return c, errors.Join(errs...)
 }
 
-// maxOp is the longest rdma.Op.Local: what the packets of a transaction hold beside a head, a multiple of Payload if that fits.
+// maxOp returns the maximum length of rdma.Op.Local: the capacity of a transaction's packets minus the head, rounded down to a multiple of
+// Payload if it is larger than one.
 func (c *Config) maxOp() int {
 	n := c.Parameters.PacketsPerTransaction*c.Payload - c.HeadSize
 	if n > c.Payload {

@@ -10,24 +10,24 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Connection is a SUPERp connection, an rdma.Channel: <local address, remote address, local cid, remote cid>. Its methods are
-// called with the device's lock held.
+// Connection is a SUPERp connection, an rdma.Channel. It is identified by local address, remote address, local cid and remote cid. The
+// caller holds the device's lock in all methods.
 type Connection struct {
 	core      *Core
-	cfg       *Config // the core's, not the peer's
+	cfg       *Config // the core's, without the peer's limits
 	remote    netip.Addr
 	cid       uint16
 	remoteCID uint16
 	ordered   bool
 	connected bool
-	held      bool   // by an agent: configured, not started
-	observe   func() // an agent's: the state has changed
-	failed    error  // why it ended
-	closed    bool   // by Close: the host is not called any more
+	held      bool   // configured by an agent, not started yet
+	observe   func() // notifies the agent of a change of state
+	failed    error  // the error that ended it
+	closed    bool   // by Close: no further calls to the host
 	removed   bool
-	broken    error // to be ended for this
+	broken    error // the error with which the next flush ends it
 
-	// What both ends can do; ours until the peer's is known.
+	// Negotiated limits: the minimum of both ends; the local values until Connect.
 	payload      int
 	transactions int
 	opsPerPacket int
@@ -35,52 +35,52 @@ type Connection struct {
 	paths paths
 	tx    sender
 	rx    receiver
-	early [][]byte // ordered: packets that came before one that is missing, by psn
+	early [][]byte // ordered: packets received ahead of a missing one, by psn
 
-	// Our transactions.
+	// Local transactions (this end is the initiator).
 	queue       fifo[*rdma.Op]
-	out         []transaction // by xid, a power of two
-	outUna      uint16        // oldest that ack_xid has not covered
+	out         []transaction // by xid; its length is a power of two
+	outUna      uint16        // oldest that ack_xid does not cover
 	outNext     uint16
-	head        uint16 // ordered: oldest of which the host has not been told
+	head        uint16 // ordered: oldest not completely reported to the host
 	outstanding int
-	current     *transaction // sent in part
-	full        bool         // Post has said no: Room is owed
+	current     *transaction // partly sent
+	full        bool         // Post has returned false: a call of Room is due
 
-	// The peer's transactions.
+	// The peer's transactions (this end is the target).
 	in        []incoming
-	inNext    uint16 // oldest that is not complete: ack_xid is the one before
-	told      uint16 // ack_xid that was sent last, by a new packet
-	confirmed uint16 // ack_xid that the peer is known to have
+	inNext    uint16 // oldest incomplete one: the local ack_xid is inNext-1
+	told      uint16 // ack_xid of the latest new packet
+	confirmed uint16 // latest ack_xid that the peer is known to have
 	open      int
 	waiters   int    // messages that wait for Ready
-	waiter    uint16 // the last of them
+	waiter    uint16 // xid of the latest one
 	ready     bool   // Ready was called
-	reading   int    // read responses not acknowledged, and reads not answered
+	reading   int    // unacknowledged read responses plus unanswered reads
 	reads     fifo[read]
 	answers   fifo[*answer]
-	blocked   fifo[[]byte] // ordered: packets that wait for what comes before
+	blocked   fifo[[]byte] // ordered: packets that wait for an earlier message or read
 	turn      int
 
-	ackAt  time.Duration // when a delayed acknowledgement is due; 0: none is
+	ackAt  time.Duration // time at which a delayed acknowledgement is due; 0: none
 	ackNow bool
 
-	// A transaction may wait at the peer with every packet acknowledged: whether the peer lives, a probe tells.
-	heard time.Duration // when a packet came last, or a probe was sent
+	// A transaction may wait at the peer although every packet is acknowledged: a probe then checks that the peer is alive.
+	heard time.Duration // time of the latest received packet or sent probe
 	probe bool
 
-	// Shutdown.
-	draining  bool          // nothing new is taken
-	lastSent  bool          // our Last NULL
-	lastAcked bool          // the peer has it
-	peerLast  bool          // the peer's has come
-	why       error         // what Host.Failed is told when everything has drained; nil: it was told, or needs not be
-	until     time.Duration // when a closed connection is forgotten
+	// State of a shutdown.
+	draining  bool          // no new operations are accepted
+	lastSent  bool          // Last NULL has been sent
+	lastAcked bool          // the peer has acknowledged it
+	peerLast  bool          // the peer's Last NULL has arrived
+	why       error         // argument of Host.Failed once all operations have completed; nil: already called, or not needed
+	until     time.Duration // time at which a closed connection is removed
 
 	done  fifo[completion]
 	dirty bool
-	wake  time.Duration // when the core looks at it again; 0: never
-	index int           // in the core's timers
+	wake  time.Duration // time of its timer in the core; 0: none
+	index int           // in the core's timers; -1: not there
 }
 
 type completion struct {
@@ -105,18 +105,18 @@ func newConnection(core *Core, remote netip.Addr, cid uint16, ordered bool) *Con
 	return c
 }
 
-// The bytes of Local: version, flags (bit 0: ordered), cid u16, head size u8, operations per packet u8, payload u16,
-// tal_trans_window u16, packets per transaction u16, pdl_receive_win u16, little endian. SUPERp leaves connection management to
-// others, so this is ours; an Agent takes its own parameters for the peer's.
+// Local is encoded as version, flags (bit 0: ordered), cid u16, head size u8, operations per packet u8, payload u16, tal_trans_window u16,
+// packets per transaction u16, pdl_receive_win u16, little endian. SUPERp does not define connection management, so this encoding is
+// private; an Agent assumes that the peer has its own parameters.
 const (
 	localLen     = 14
 	localVersion = 1
 )
 
-// Local is what the peer's Connect wants.
+// Local returns the parameters for the peer's Connect.
 func (c *Connection) Local() []byte { return c.describe(c.cid) }
 
-// describe is Local of an end with our parameters and a cid.
+// describe returns the Local of an end with this end's parameters and a given cid.
 func (c *Connection) describe(cid uint16) []byte {
 	le, p := binary.LittleEndian, &c.cfg.Parameters
 	b := []byte{localVersion, 0}
@@ -130,7 +130,7 @@ func (c *Connection) describe(cid uint16) []byte {
 	return le.AppendUint16(b, uint16(p.ReceiveWindow))
 }
 
-// Connect gives the peer's Local and the paths.
+// Connect sets the peer's Local and the paths.
 func (c *Connection) Connect(remote []byte, paths []rdma.Path) error {
 	if len(remote) != localLen || remote[0] != localVersion {
 		return fmt.Errorf("superp: peer's connection data %x is not of version %d", remote, localVersion)
@@ -143,11 +143,11 @@ func (c *Connection) Connect(remote []byte, paths []rdma.Path) error {
 	case c.connected || c.removed:
 		return errors.New("superp: connected or closed already")
 	case remote[1]&1 != 0 != c.ordered:
-		return fmt.Errorf("superp: one end is ordered, the other is not")
+		return fmt.Errorf("superp: one end is ordered, the other is not; configure both ends alike")
 	case int(remote[4]) != c.cfg.HeadSize:
-		return fmt.Errorf("superp: heads of %d bytes here, of %d there", c.cfg.HeadSize, remote[4])
+		return fmt.Errorf("superp: heads have %d bytes at this end, %d at the peer", c.cfg.HeadSize, remote[4])
 	case payload < 64 || transactions < 1 || transactions > 1024 || ops < 1 || ops > MaxOps || packets < 1 || window < 1:
-		return fmt.Errorf("superp: peer's connection data %x makes no sense", remote)
+		return fmt.Errorf("superp: peer's connection data %x is invalid", remote)
 	case min(packets, p.PacketsPerTransaction)*min(payload, c.payload) < c.cfg.maxOp()+c.cfg.HeadSize:
 		return fmt.Errorf("superp: peer takes transactions of %d packets of %d bytes, operations here have up to %d", packets, payload,
 			c.cfg.maxOp())
@@ -163,10 +163,10 @@ func (c *Connection) Connect(remote []byte, paths []rdma.Path) error {
 	return nil
 }
 
-// CID is the connection's identifier here: what the peer puts into dcid.
+// CID returns the local connection identifier, which the peer puts into dcid.
 func (c *Connection) CID() uint16 { return c.cid }
 
-// SetPaths replaces the paths; what is in flight by one that does not live any more is sent again by others.
+// SetPaths replaces the paths. Packets in flight on paths that are no longer live are retransmitted on other paths.
 func (c *Connection) SetPaths(paths []rdma.Path) {
 	if len(paths) == 0 {
 		panic("superp: no path")
@@ -175,18 +175,18 @@ func (c *Connection) SetPaths(paths []rdma.Path) {
 		return
 	}
 	if c.paths.set(paths) {
-		c.tx.strand()
+		c.tx.strand(c.paths.usable)
 	}
 	c.touch()
 }
 
-// Post takes an operation; false when as many wait as may be outstanding.
+// Post accepts an operation. It returns false if the queue has reached the limit of outstanding transactions.
 func (c *Connection) Post(op *rdma.Op) bool {
 	if len(op.Local) > c.cfg.maxOp() {
-		panic(fmt.Sprintf("superp: operation of %d bytes, the longest has %d", len(op.Local), c.cfg.maxOp()))
+		panic(fmt.Sprintf("superp: operation of %d bytes, above the limit of %d", len(op.Local), c.cfg.maxOp()))
 	}
 	if op.Kind == rdma.OpSend && len(op.Head) != c.cfg.HeadSize {
-		panic(fmt.Sprintf("superp: head of %d bytes, configured are %d", len(op.Head), c.cfg.HeadSize))
+		panic(fmt.Sprintf("superp: head of %d bytes instead of the configured %d", len(op.Head), c.cfg.HeadSize))
 	}
 	if c.draining || c.removed {
 		c.complete(op, rdma.ErrFlushed)
@@ -202,7 +202,7 @@ func (c *Connection) Post(op *rdma.Op) bool {
 	return true
 }
 
-// Ready says that a message may be admitted now for which Host.Admit had NotReady.
+// Ready notifies the connection that a message for which Host.Admit returned NotReady may be admitted now.
 func (c *Connection) Ready() {
 	c.ready = true
 	c.touch()
@@ -210,7 +210,7 @@ func (c *Connection) Ready() {
 
 func (c *Connection) complete(op *rdma.Op, err error) { c.done.push(completion{op, err}) }
 
-// drain tells the host what has completed. It may be called within itself: the host may close the connection meanwhile.
+// drain reports completions to the host. It may be reentered, since the host may close the connection meanwhile.
 func (c *Connection) drain() {
 	for c.done.n > 0 {
 		x := c.done.pop()
@@ -218,7 +218,7 @@ func (c *Connection) drain() {
 	}
 }
 
-// touch has the core look at the connection at the next Flush.
+// touch schedules the connection for the next Flush.
 func (c *Connection) touch() {
 	if !c.dirty {
 		c.dirty = true
@@ -226,12 +226,12 @@ func (c *Connection) touch() {
 	}
 }
 
-// receive takes a packet that was decoded.
+// receive handles a decoded packet.
 func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 	c.heard = now
 	if !c.tx.ack(&p.PDL, now, c) {
 		c.core.count.badAcks++
-		return // psns are not to be believed either
+		return // its psn cannot be trusted either
 	}
 	news := c.acknowledged(p.TAL.AckXID)
 	switch c.rx.judge(p.PDL.PSN) {
@@ -240,7 +240,7 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 		return
 	case duplicate:
 		c.core.count.duplicates++
-		c.ackNow, c.rx.plain = true, true // the peer does not know that it came
+		c.ackNow, c.rx.plain = true, true // the peer does not know that the packet has arrived
 		return
 	}
 	gap := c.rx.holes()
@@ -250,7 +250,7 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 		if c.ackAt == 0 {
 			c.ackAt = now + c.cfg.Timing.AckDelay
 		}
-		// A new hole is shown at once, old ones every few packets.
+		// A new hole is reported at once, older ones every few packets.
 		if c.rx.pending >= c.cfg.Parameters.Stretch || c.rx.holes() && (!gap || c.rx.pending >= 4) {
 			c.ackNow = true
 		}
@@ -259,8 +259,8 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 	case !c.ordered:
 		c.packet(p, raw)
 	case !inOrder && (o.reply() || o == OpcodeNoOp):
-		// Nothing waits for a No-op, and a reply must not wait: it is acknowledged by now, so an ack_xid that relies on that may
-		// come in any packet.
+		// A No-op has no effect on order, and a reply must not wait: its psn is acknowledged at once, so any later packet may carry an
+		// ack_xid that depends on it.
 		c.packet(p, raw)
 	case !inOrder:
 		c.early[p.PDL.PSN&uint32(len(c.early)-1)] = c.core.copyOf(raw)
@@ -273,19 +273,20 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 				continue
 			}
 			*slot = nil
-			q, _ := Decode(kept) // it was decoded when it came
+			q, _ := Decode(kept) // cannot fail: decoded on arrival
 			c.packet(&q, kept)
 			c.core.release(kept)
 		}
 	}
 }
 
-// packet takes what the packet delivery layer delivers: each packet once; in the order of psns if the connection is ordered.
+// packet handles a packet from the packet delivery layer, which delivers each packet once, and on an ordered connection in the order of
+// psns.
 func (c *Connection) packet(p *Packet, raw []byte) {
 	switch {
 	case p.TAL.Opcode == OpcodeNoOp:
 	case p.TAL.Opcode == OpcodeLast:
-		c.peerLast, c.ackNow = true, true // it may be the last thing that is said here
+		c.peerLast, c.ackNow = true, true // this may be the last packet that this end sends
 		c.shut(fmt.Errorf("%w by the peer", ErrShutdown))
 		c.noticed()
 	case p.TAL.Opcode.reply():
@@ -297,7 +298,7 @@ func (c *Connection) packet(p *Packet, raw []byte) {
 	}
 }
 
-// flush does what is to be done now: it sends, and tells the host.
+// flush sends all that is due, and reports to the host.
 func (c *Connection) flush(now time.Duration) {
 	if c.ready && !c.closed && !c.removed {
 		c.ready = false
@@ -306,10 +307,11 @@ func (c *Connection) flush(now time.Duration) {
 	if !c.closed {
 		c.unblock()
 	}
+	c.tellStalls()
 	c.drain()
 	if c.broken != nil && !c.removed {
 		if c.connected && c.answers.n > 0 && c.tx.room(true) {
-			c.send(content{kind: reply, answer: c.nextAnswer()}, now) // the peer learns why, if this one arrives
+			c.send(content{kind: reply, answer: c.nextAnswer()}, now) // if this packet arrives, the peer learns the reason
 		}
 		err := rdma.ErrFlushed
 		if errors.Is(c.broken, rdma.ErrRetryExceeded) {

@@ -28,12 +28,12 @@ type bench struct {
 	chans [2]*superp.Connection
 	paths [2][]rdma.Path
 	mem   [2][]byte
-	// What hosts were told.
+	// Calls to the hosts.
 	completed [2][]error
 	failed    [2][]error
 	delivered [2][]string
 	verdict   [2]rdma.Verdict
-	opcodes   [256]int // of packets that were sent, by either
+	opcodes   [256]int // of packets sent by either end
 }
 
 var addresses = [2]netip.Addr{netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")}
@@ -109,7 +109,7 @@ func (b *bench) send(i int, body string) {
 	b.t.Helper()
 	head := make([]byte, 20)
 	binary.LittleEndian.PutUint32(head, uint32(len(body)))
-	binary.LittleEndian.PutUint64(head[8:], rand.Uint64()) // heads differ
+	binary.LittleEndian.PutUint64(head[8:], rand.Uint64()) // heads must differ
 	b.post(i, rdma.Op{Kind: rdma.OpSend, Head: head, Local: []byte(body)})
 }
 
@@ -121,10 +121,10 @@ func (b *bench) until(what string, done func() bool) {
 	}
 }
 
-// quiet runs the network until nothing happens any more.
+// quiet runs the network for d.
 func (b *bench) quiet(d time.Duration) { b.net.Run(func() bool { return false }, b.net.Now()+d) }
 
-// check fails if a host saw the contract broken, or was told anything else than wanted.
+// check fails if a transport has broken the contract, or if completions or failures differ from the expected ones.
 func (b *bench) check(completed, failed [2][]error) {
 	b.t.Helper()
 	for i := range 2 {
@@ -148,7 +148,8 @@ func (b *bench) check(completed, failed [2][]error) {
 
 var onePlane = []rdmatest.Plane{{Delay: 10 * time.Microsecond}}
 
-// TestErrors: what a target refuses completes with its error, the others of the same packet with nil, and the connection goes on.
+// TestErrors checks that a refused operation completes with its error, and the others of its packet with nil, and that the connection
+// continues.
 func TestErrors(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		b := newBench(t, superp.Config{}, onePlane, ordered)
@@ -203,8 +204,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestSendToQueuePair: a message that fits a packet goes to the connection's queue pair. A target takes several in a packet, each on
-// its own: one for another queue pair is refused, and when one waits for its receive so do those behind it.
+// TestSendToQueuePair checks messages that fit into a packet, which go to the connection's queue pair. A target handles the messages of a
+// packet separately: it refuses one for another queue pair, and if one waits for its receive, those behind it wait too.
 func TestSendToQueuePair(t *testing.T) {
 	b := newBench(t, superp.Config{}, onePlane, false)
 	b.send(0, "short")
@@ -252,7 +253,7 @@ func TestSendToQueuePair(t *testing.T) {
 	}
 }
 
-// packetOf is a packet of Sends to queue pairs: messages of four digits, which count up.
+// packetOf returns a packet of Sends to queue pairs: messages of four digits, which count up.
 func packetOf(h superp.PDL, tal superp.TAL, qps []uint32) []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint16(nil, h.DCID)
@@ -268,7 +269,7 @@ func packetOf(h superp.PDL, tal superp.TAL, qps []uint32) []byte {
 		b = le.AppendUint32(b, qp)
 	}
 	for i := range qps {
-		b = le.AppendUint32(b, 4) // the head: the length, and what tells heads apart
+		b = le.AppendUint32(b, 4) // the head: the length, and a value that makes heads differ
 		b = append(b, make([]byte, 15)...)
 		b = append(b, byte(i))
 		b = append(b, strings.Repeat(fmt.Sprint(i), 4)...)
@@ -276,7 +277,7 @@ func packetOf(h superp.PDL, tal superp.TAL, qps []uint32) []byte {
 	return b
 }
 
-// TestMessageOfAnotherLength ends the connection at the receiver: the receive it was admitted to cannot be delivered.
+// TestMessageOfAnotherLength checks that such a message ends the connection at the receiver: its receive cannot complete.
 func TestMessageOfAnotherLength(t *testing.T) {
 	b := newBench(t, superp.Config{}, onePlane, false)
 	head := make([]byte, 20)
@@ -287,14 +288,15 @@ func TestMessageOfAnotherLength(t *testing.T) {
 	b.check([2][]error{{rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}, {rdma.ErrRemoteInvalid}})
 }
 
-// TestReadyIsBackpressure: messages without a receive hold tal_trans_window, and no more is sent; nothing is lost or doubled.
+// TestReadyIsBackpressure checks that messages without a receive fill tal_trans_window, so that the peer stops sending, and that none is
+// lost or duplicated.
 func TestReadyIsBackpressure(t *testing.T) {
 	b := newBench(t, superp.Config{Parameters: superp.Parameters{Transactions: 4}}, onePlane, true)
 	b.verdict[1] = rdma.NotReady
-	for i := range 8 { // four under way, four that wait
+	for i := range 8 { // four in flight, four in the queue
 		b.send(0, fmt.Sprint(i))
 	}
-	b.quiet(40 * time.Second) // longer than GiveUp: the peer lives, and says so when it is asked
+	b.quiet(40 * time.Second) // longer than GiveUp: the peer is alive and answers probes
 	if len(b.completed[0]) > 0 || len(b.failed[0]) > 0 {
 		t.Fatalf("%v, %v", b.completed[0], b.failed[0])
 	}
@@ -313,7 +315,7 @@ func TestReadyIsBackpressure(t *testing.T) {
 	}
 }
 
-// TestPeerDies: operations whose packets were all acknowledged fail too, when the peer is silent for GiveUp.
+// TestPeerDies checks that operations whose packets were all acknowledged also fail if the peer is silent for GiveUp.
 func TestPeerDies(t *testing.T) {
 	b := newBench(t, superp.Config{Timing: rdma.Timing{GiveUp: 4 * time.Second}}, onePlane, false)
 	b.verdict[1] = rdma.NotReady
@@ -324,7 +326,7 @@ func TestPeerDies(t *testing.T) {
 	b.check([2][]error{{rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}})
 }
 
-// TestTimeOfAStoppedProcess counts for nothing: the acknowledgement may wait in the socket, behind the timer.
+// TestTimeOfAStoppedProcess checks that such time does not count: the acknowledgement may wait in the socket while the timer fires.
 func TestTimeOfAStoppedProcess(t *testing.T) {
 	b := newBench(t, superp.Config{}, []rdmatest.Plane{{Delay: 2 * time.Second}}, false) // no answer before the timer
 	b.send(0, "slow")
@@ -336,20 +338,20 @@ func TestTimeOfAStoppedProcess(t *testing.T) {
 	b.check([2][]error{{nil}}, [2][]error{})
 }
 
-// duplicate has a packet come to host i that it has had: it answers each with an acknowledgement that nobody acknowledges.
+// duplicate delivers a duplicate packet to host i, which answers each with an acknowledgement that the peer does not acknowledge.
 func (b *bench) duplicate(i int) {
 	packet := packetOf(superp.PDL{DCID: b.chans[i].CID(), RWin: 1023, PSN: ^uint32(0), AckPSN: ^uint32(0)}, superp.TAL{AckXID: 0xffff}, nil)
 	b.net.Inject(netip.AddrPortFrom(addresses[1-i], 50000), netip.AddrPortFrom(addresses[i], superp.DefaultPort), 0, packet)
 	b.quiet(time.Millisecond)
 }
 
-// TestWindowOfAcknowledgements: what waits goes out although nothing but acknowledgements fills the window, which the peer has no
-// reason to acknowledge; and a peer that is gone is noticed although nothing else could ask it.
+// TestWindowOfAcknowledgements checks a window full of acknowledgements, which the peer has no reason to acknowledge: waiting packets are
+// still sent, and a dead peer is detected.
 func TestWindowOfAcknowledgements(t *testing.T) {
 	for _, window := range []int{1, 2, 3, 4, 16} {
 		for _, ordered := range []bool{false, true} {
 			b := newBench(t, superp.Config{Parameters: superp.Parameters{Window: 16, ReceiveWindow: window}}, onePlane, ordered)
-			for i := range 10 { // the last acknowledgement of each write stays without answer
+			for i := range 10 { // the last acknowledgement of each write is never acknowledged
 				b.post(0, rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: make([]byte, 3000)})
 				b.until(fmt.Sprintf("window %d, write %d", window, i), func() bool { return len(b.completed[0]) == i+1 })
 				b.quiet(time.Second)
@@ -380,7 +382,7 @@ func TestWindowOfAcknowledgements(t *testing.T) {
 	}
 }
 
-// TestMaxRetransmits: pdl_max_rtx, when it is set, ends a connection before time does.
+// TestMaxRetransmits checks that pdl_max_rtx, if set, ends a connection before GiveUp.
 func TestMaxRetransmits(t *testing.T) {
 	b := newBench(t, superp.Config{Parameters: superp.Parameters{MaxRetransmits: 4}}, onePlane, false)
 	b.net.SetPlane(0, false)
@@ -393,7 +395,7 @@ func TestMaxRetransmits(t *testing.T) {
 	b.check([2][]error{{rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}})
 }
 
-// TestPathDies: what is in flight by a path that goes is sent again at once, by others, without waiting for a timeout.
+// TestPathDies checks that packets in flight on a removed path are retransmitted at once on other paths, without a timeout.
 func TestPathDies(t *testing.T) {
 	planes := []rdmatest.Plane{{Delay: 10 * time.Microsecond}, {Delay: 10 * time.Microsecond}}
 	b := newBench(t, superp.Config{}, planes, false)
@@ -418,7 +420,7 @@ func TestPathDies(t *testing.T) {
 	}
 }
 
-// TestSoftShutdown: what is outstanding both ways finishes first, then both ends are told, in order.
+// TestSoftShutdown checks that outstanding operations of both directions finish first, and that both hosts are then notified.
 func TestSoftShutdown(t *testing.T) {
 	for _, loss := range []float64{0, 0.2} {
 		b := newBench(t, superp.Config{}, []rdmatest.Plane{{Delay: 10 * time.Microsecond, Loss: loss}}, false)
@@ -445,20 +447,21 @@ func TestSoftShutdown(t *testing.T) {
 	}
 }
 
-// TestPeerDiesInShutdown: a soft shutdown does not wait for the Last NULL of a peer that is gone.
+// TestPeerDiesInShutdown checks that a soft shutdown does not wait for the Last NULL of a dead peer.
 func TestPeerDiesInShutdown(t *testing.T) {
 	b := newBench(t, superp.Config{}, onePlane, false)
 	b.verdict[0] = rdma.NotReady
 	b.send(1, "held")
 	b.hosts[0].Do(func() { b.chans[0].Shutdown(true) })
-	b.quiet(time.Minute) // the peer lives: its message waits
+	b.quiet(time.Minute) // the peer is alive: its message waits
 	b.check([2][]error{}, [2][]error{})
 	b.net.SetPlane(0, false)
 	b.until("both ends", func() bool { return len(b.failed[0]) == 1 && len(b.failed[1]) == 1 })
 	b.check([2][]error{nil, {rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}, {rdma.ErrRetryExceeded}})
 }
 
-// TestLastIsAcknowledgedAtOnce: an end that closes and is then held up for longer than it stays has left nothing unsaid.
+// TestLastIsAcknowledgedAtOnce checks that an end that is stopped right after Close, for longer than it lingers, has sent all that the peer
+// needs.
 func TestLastIsAcknowledgedAtOnce(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		p := newPair(t, ordered, rdma.Op{}, 0)
@@ -490,7 +493,7 @@ func TestLastIsAcknowledgedAtOnce(t *testing.T) {
 	}
 }
 
-// TestHardShutdown: everything that is pending fails at once.
+// TestHardShutdown checks that all pending operations fail at once.
 func TestHardShutdown(t *testing.T) {
 	b := newBench(t, superp.Config{}, onePlane, false)
 	for range 3 {
@@ -499,12 +502,11 @@ func TestHardShutdown(t *testing.T) {
 	b.hosts[0].Do(func() { b.chans[0].Shutdown(false) })
 	f := rdma.ErrFlushed
 	b.check([2][]error{{f, f, f}}, [2][]error{{superp.ErrShutdown}})
-	b.quiet(time.Minute) // the peer, whom no agent tells, notices when its acknowledgement of the messages stays unanswered
+	b.quiet(time.Minute) // the peer, whose agent is not notified, fails because its acknowledgement of the messages stays unacknowledged
 	b.check([2][]error{{f, f, f}}, [2][]error{{superp.ErrShutdown}, {rdma.ErrRetryExceeded}})
 }
 
-// TestFailedOnce: an end that the host was told of is not told again when the connection is ended hard, or the peer does not answer
-// any more.
+// TestFailedOnce checks that Host.Failed is not called a second time if the connection is then ended hard, or the peer stops answering.
 func TestFailedOnce(t *testing.T) {
 	b := newBench(t, superp.Config{}, onePlane, false)
 	b.hosts[0].Do(func() { b.chans[0].Shutdown(true) })
@@ -514,7 +516,7 @@ func TestFailedOnce(t *testing.T) {
 	b.check([2][]error{}, [2][]error{{superp.ErrShutdown}, {superp.ErrShutdown}})
 }
 
-// TestReadyAfterTheEnd: a message that waited is not admitted any more.
+// TestReadyAfterTheEnd checks that a waiting message is no longer admitted.
 func TestReadyAfterTheEnd(t *testing.T) {
 	b := newBench(t, superp.Config{}, onePlane, false)
 	b.verdict[1] = rdma.NotReady
@@ -530,8 +532,8 @@ func TestReadyAfterTheEnd(t *testing.T) {
 	}
 }
 
-// TestClose: operations have completed when Close returns; the peer's fail without waiting for a timeout; the host of the closed
-// end is not called any more, and nothing that belongs to its caller is looked at.
+// TestClose checks that operations have completed when Close returns, that the peer's fail without a timeout, and that the closed end no
+// longer calls its host or accesses memory of its caller.
 func TestClose(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		b := newBench(t, superp.Config{}, onePlane, ordered)
@@ -560,7 +562,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestConnectRefuses what the peer cannot have meant.
+// TestConnectRefuses checks the refusal of invalid connection data.
 func TestConnectRefuses(t *testing.T) {
 	b := newBench(t, superp.Config{}, onePlane, false)
 	good := b.chans[1].Local()
@@ -585,13 +587,13 @@ func TestConnectRefuses(t *testing.T) {
 	}
 }
 
-// TestStrangers: packets for nobody, from somebody else, and garbage are counted and dropped.
+// TestStrangers checks that packets for unknown connections, from other addresses, and garbage are counted and dropped.
 func TestStrangers(t *testing.T) {
 	b := newBench(t, superp.Config{}, onePlane, false)
 	to, from := netip.AddrPortFrom(addresses[0], superp.DefaultPort), netip.AddrPortFrom(addresses[1], 50000)
-	packet := append(b.chans[0].Local()[2:4], make([]byte, 22)...) // dcid; the rest 0: a No-op
-	binary.LittleEndian.PutUint32(packet[8:], ^uint32(0))          // ack_psn: nothing
-	binary.LittleEndian.PutUint16(packet[22:], 0xffff)             // ack_xid: nothing
+	packet := append(b.chans[0].Local()[2:4], make([]byte, 22)...) // dcid; the other fields 0: a No-op
+	binary.LittleEndian.PutUint32(packet[8:], ^uint32(0))          // ack_psn: none
+	binary.LittleEndian.PutUint16(packet[22:], 0xffff)             // ack_xid: none
 	inject := func(from netip.AddrPort, b2 []byte) { b.net.Inject(from, to, 0, b2) }
 	inject(from, []byte("short"))
 	inject(netip.MustParseAddrPort("192.0.2.1:50000"), packet)
@@ -616,7 +618,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// FuzzConnection plays the model: what is posted, what becomes of datagrams, when planes die, and what comes that nobody sent.
+// FuzzConnection fuzzes the model: operations, the fate of datagrams, outages, and forged datagrams.
 func FuzzConnection(f *testing.F) {
 	rdmatest.Fuzz(f, with(superp.Config{Payload: 256, Parameters: superp.Parameters{PacketsPerTransaction: 300, Window: 64,
 		Transactions: 8}}), rdmatest.FuzzOptions{})

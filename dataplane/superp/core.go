@@ -11,8 +11,8 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Core is SUPERp without sockets: what New's transport runs over package udp, and tests over a simulated network. It is a
-// wire.Core and, but for sockets, an rdma.Transport. Its methods are called with the device's lock held.
+// Core is SUPERp without sockets. The transport of New runs it over package udp, tests run it over a simulated network. It is a wire.Core
+// and, except for sockets, an rdma.Transport. The caller holds the device's lock in all methods.
 type Core struct {
 	cfg     Config
 	out     wire.Out
@@ -21,21 +21,21 @@ type Core struct {
 	nextCID uint16
 	dirty   []*Connection
 	timers  timers
-	asked   time.Duration // of wire.Out.WakeAt
+	asked   time.Duration // latest argument of wire.Out.WakeAt
 	count   counters
 
-	scratch []byte    // a packet's headers
-	answers []*answer // free ones
-	buffers [][]byte  // free ones, of equal capacity
+	scratch []byte    // buffer for a packet's headers
+	answers []*answer // free list
+	buffers [][]byte  // free list; all have the same capacity
 }
 
-// counters are what Counters gives names.
+// counters are the values of Counters.
 type counters struct {
-	sent, received, retransmitted, timeouts, pureAcks                          uint64
+	sent, received, retransmitted, timeouts, stalls, pureAcks                  uint64
 	duplicates, outside, badAcks, malformed, stale, unknownCID, unknownAddress uint64
 }
 
-// NewCore returns a core that sends by out. The configuration must be one that Config.Resolve takes: else it panics.
+// NewCore returns a core that sends through out. It panics if Config.Resolve rejects the configuration.
 func NewCore(cfg Config, out wire.Out) *Core {
 	cfg, err := cfg.Resolve()
 	if err != nil {
@@ -49,13 +49,13 @@ func NewCore(cfg Config, out wire.Out) *Core {
 	return c
 }
 
-// Name is "superp".
+// Name returns "superp".
 func (c *Core) Name() string { return "superp" }
 
-// Limits says that unordered connections spread their packets.
+// Limits returns the maximum operation, and Spread: unordered connections spread their packets.
 func (c *Core) Limits() rdma.Limits { return rdma.Limits{MaxOp: c.cfg.maxOp(), Spread: true} }
 
-// Start gives the core the device.
+// Start sets the device.
 func (c *Core) Start(h rdma.Host) error {
 	c.host = h
 	return nil
@@ -75,7 +75,7 @@ func (c *Core) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
 	return nil, fmt.Errorf("superp: all connection identifiers are in use")
 }
 
-// Connection makes an unconnected connection with a cid that somebody else has chosen: a connection manager.
+// Connection makes an unconnected connection with a cid chosen by the caller, such as a connection manager.
 func (c *Core) Connection(cid uint16, cfg rdma.ChannelConfig) (*Connection, error) {
 	if c.conns[cid] != nil {
 		return nil, fmt.Errorf("superp: cid %d is in use", cid)
@@ -102,7 +102,8 @@ func (c *Core) remove(x *Connection) {
 	}
 }
 
-// Receive takes a datagram. What is not SUPERp, for no connection here or not from its peer's address is counted and dropped.
+// Receive handles a datagram. It counts and drops datagrams that are not SUPERp, that are for an unknown connection, or that do not come
+// from the peer's address.
 func (c *Core) Receive(from netip.AddrPort, p []byte) {
 	c.count.received++
 	packet, err := Decode(p)
@@ -124,7 +125,7 @@ func (c *Core) Receive(from netip.AddrPort, p []byte) {
 	x.touch()
 }
 
-// Tick looks at connections whose time has come.
+// Tick handles the connections whose timer has expired.
 func (c *Core) Tick() {
 	now := c.host.Now()
 	c.asked = 0
@@ -136,13 +137,13 @@ func (c *Core) Tick() {
 	}
 }
 
-// Flush sends what has been queued.
+// Flush sends the queued packets.
 func (c *Core) Flush() {
 	if c.host == nil {
 		return
 	}
 	now := c.host.Now()
-	for i := 0; i < len(c.dirty); i++ { // grows meanwhile: the host posts again when it is told
+	for i := 0; i < len(c.dirty); i++ { // grows meanwhile: the host posts further operations on completions
 		x := c.dirty[i]
 		x.dirty = false
 		x.flush(now)
@@ -158,27 +159,27 @@ func (c *Core) Flush() {
 	}
 	clear(c.dirty)
 	c.dirty = c.dirty[:0]
-	// A timer that is not needed any more fires for nothing and is not asked for again: cheaper than following every deadline.
+	// An obsolete timer fires without effect and is not rearmed: this costs less than tracking every deadline.
 	if len(c.timers) > 0 && c.timers[0].wake != c.asked {
 		c.asked = c.timers[0].wake
 		c.out.WakeAt(c.asked)
 	}
 }
 
-// Counters are the core's, by name.
+// Counters returns the core's counters by name.
 func (c *Core) Counters() map[string]uint64 {
 	n := &c.count
 	return map[string]uint64{
-		"packets_sent": n.sent, "packets_received": n.received, "retransmitted": n.retransmitted, "timeouts": n.timeouts,
+		"packets_sent": n.sent, "packets_received": n.received, "retransmitted": n.retransmitted, "timeouts": n.timeouts, "stalls": n.stalls,
 		"pure_acks": n.pureAcks, "duplicates": n.duplicates, "outside_window": n.outside, "bad_acks": n.badAcks,
 		"malformed": n.malformed, "stale_transactions": n.stale, "unknown_cid": n.unknownCID, "unknown_address": n.unknownAddress,
 	}
 }
 
-// Stop is what ends a transport; a core has nothing to end.
+// Stop does nothing: a core has no goroutines or sockets.
 func (c *Core) Stop() {}
 
-// copyOf copies b into a buffer of the core's.
+// copyOf copies b into a buffer of the core.
 func (c *Core) copyOf(b []byte) []byte {
 	if len(b) > c.bufferSize() {
 		return append([]byte(nil), b...)
@@ -191,7 +192,7 @@ func (c *Core) copyOf(b []byte) []byte {
 	return append(make([]byte, 0, c.bufferSize()), b...)
 }
 
-// release takes a buffer of copyOf back.
+// release puts a buffer of copyOf on the free list.
 func (c *Core) release(b []byte) {
 	if cap(b) == c.bufferSize() && len(c.buffers) < 1<<12 {
 		c.buffers = append(c.buffers, b[:0])
@@ -210,14 +211,14 @@ func (t timers) Swap(i, j int) {
 	t[i].index, t[j].index = i, j
 }
 
-// Push is heap.Interface's.
+// Push implements heap.Interface.
 func (t *timers) Push(x any) {
 	c := x.(*Connection)
 	c.index = len(*t)
 	*t = append(*t, c)
 }
 
-// Pop is heap.Interface's.
+// Pop implements heap.Interface.
 func (t *timers) Pop() any {
 	last := len(*t) - 1
 	c := (*t)[last]

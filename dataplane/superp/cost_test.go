@@ -11,9 +11,9 @@ import (
 	"github.com/fared/fared/dataplane/superp"
 )
 
-// straight carries datagrams from one core to the other at once: what remains is the cores' own cost.
+// straight carries datagrams from one core to the other without delay, so that only the cost of the cores remains.
 type straight struct {
-	rdma.Host // what is not needed here panics
+	rdma.Host // unused methods panic
 	core      *superp.Core
 	from      netip.AddrPort
 	now       *time.Duration
@@ -40,6 +40,7 @@ func (s *straight) Admit(rdma.Channel, []byte, int) ([]byte, rdma.Verdict) {
 }
 func (s *straight) Deliver(rdma.Channel, []byte)            {}
 func (s *straight) Room(rdma.Channel)                       {}
+func (s *straight) Stalled(rdma.Channel, int, bool)         {}
 func (s *straight) Failed(_ rdma.Channel, err error)        { s.failed = err }
 func (s *straight) Next(netip.AddrPort, uint16, int) uint16 { return 0 }
 
@@ -95,7 +96,7 @@ func newPair(t testing.TB, ordered bool, op rdma.Op, inFlight int) *pair {
 	return p
 }
 
-// eightPaths are of shares 1, 2, 3, 1, 2, ...
+// eightPaths returns paths with shares 1, 2, 3, 1, 2, ...
 func eightPaths() (paths []rdma.Path) {
 	for k := range 8 {
 		paths = append(paths, rdma.Path{Slot: k, Port: uint16(50000 + k), Share: uint32(1 + k%3), Sent: new(atomic.Uint64), Again: new(atomic.Uint64)})
@@ -148,7 +149,7 @@ var costs = []struct {
 	{"fetch-add", rdma.Op{Kind: rdma.OpFetchAdd, Key: 1, Local: make([]byte, 8)}},
 }
 
-// TestSteadyStateAllocatesNothing: an operation costs no memory once queues have grown.
+// TestSteadyStateAllocatesNothing checks that an operation does not allocate once the queues have grown.
 func TestSteadyStateAllocatesNothing(t *testing.T) {
 	for _, x := range costs {
 		for _, ordered := range []bool{false, true} {
@@ -163,7 +164,8 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkCore is what both cores cost together, copying of payload included (once into the datagram, once to its place).
+// BenchmarkCore measures the cost of both cores together, including the copies of the payload (one into the datagram, one to its
+// destination).
 func BenchmarkCore(b *testing.B) {
 	for _, x := range costs {
 		for _, ordered := range []bool{false, true} {

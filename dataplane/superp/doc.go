@@ -1,43 +1,44 @@
-// Package superp carries rdma operations by SUPERp, the Scale UP EtheRnet Protocol (description v0.4, packets as XDP2 has them),
-// over UDP/IP. An unordered connection has many paths and spreads its packets over them: fared gives the source ports and shares.
+// Package superp carries rdma operations over SUPERp, the Scale UP EtheRnet Protocol (description v0.4, packet formats as in XDP2), on
+// UDP/IP. An unordered connection has many paths and spreads its packets over them: fared provides the source ports and shares.
 //
-//	rdma.Op        a transaction each; small ones that are queued together share one (initiator.go)
-//	transaction    packets, counted by seqno; replies and ack_xid come back (target.go)
+//	rdma.Op        one transaction each; small ones that are queued together share one (initiator.go)
+//	transaction    packets, numbered by seqno; replies and ack_xid come back (target.go)
 //	packet         psn, window, acknowledgement, retransmission (pdl_send.go, pdl_receive.go)
-//	path           UDP source port, dealt by share (path.go)
+//	path           UDP source port, chosen by share (path.go)
 //
 // # Operations
 //
-//	OpWrite    RMA writes, one for each packet; complete when ack_xid covers the transaction
-//	OpRead     one RMA read; complete when the read responses have brought all of it
-//	OpSend     Sends, one for each packet, whose message is Head and Local; complete when ack_xid covers it. A receiver without
-//	           a receive (rdma.NotReady) keeps the message and withholds ack_xid: tal_trans_window is the backpressure
-//	atomics    private opcodes (operation.go says which, and what else is ours), as are those of operations with a key
+//	OpWrite    RMA writes, one per packet; complete when ack_xid covers the transaction
+//	OpRead     one RMA read; complete when the read responses have carried all its bytes
+//	OpSend     Sends, one per packet, whose message is Head and Local; complete when ack_xid covers the transaction. A receiver
+//	           without a receive (rdma.NotReady) keeps the message and withholds ack_xid: tal_trans_window is the backpressure
+//	atomics    private opcodes (operation.go lists them and the other private parts), as for operations with a key
 //
-// An operation that the target refuses completes with the error of its Transaction error; the connection goes on.
+// An operation that the target refuses completes with the error of its Transaction error; the connection continues.
 //
 // # Exactly once
 //
-// A transaction is executed as its packets come, each psn once. What is retransmitted is built anew from the operation, so no
-// packet is kept; a read response is read anew. When the transaction layer knows that the target has a packet, the packet delivery
-// layer takes its word. ack_xid does not pass a transaction whose error the initiator may not have.
+// The target executes the packets of a transaction as they arrive, each psn once. A retransmission is rebuilt from the operation, so no
+// packet is kept, and a retransmitted read response reads memory again. A reply proves to the packet delivery layer that the packets of its
+// request have arrived. ack_xid does not pass a transaction with an error that the initiator may not have received.
 //
-// Ordered connections execute transactions in order: packets go to the transaction layer by psn; nothing passes a message that
-// waits for its receive, and nothing but another read passes a read that the peer has not got, for a retransmission reads again.
+// Ordered connections execute transactions in order: the packet delivery layer delivers packets in the order of psns. No request overtakes
+// a message that waits for its receive. Only another read overtakes a read whose response the peer has not acknowledged, since a
+// retransmission of the response reads again.
 //
 // # Acknowledgements
 //
-// Every packet carries them. A No-op carries them alone, and takes a psn as all packets do; but it is not acknowledged for its own
-// sake, unless it brings news of transactions. One goes out at the end of a turn in which all that was under way has completed;
-// after Parameters.Stretch packets; rdma.Timing.AckDelay after a packet that nothing has acknowledged; and when a hole shows. Where
-// something waits for room in a window full of those, they ask for acknowledgement after all.
+// Every packet carries acknowledgements. A No-op carries nothing else; it consumes a psn like every packet, but requests an acknowledgement
+// only if its ack_xid is new. The receiver sends one at the end of a turn in which all open transactions have completed; after
+// Parameters.Stretch packets; rdma.Timing.AckDelay after an unacknowledged packet; and when a hole appears. If a sender waits for room in a
+// window full of No-ops, they do request acknowledgements.
 //
 // # Losses
 //
-// A hole is no loss where planes reorder against each other. But a plane keeps order: a packet is lost when others that were sent
-// later by the same path have arrived; or when an acknowledgement still shows it missing after more time than acknowledgements
-// take. A timeout has the oldest packets sent again, by other paths. When a path goes, or loses its share, what is in flight by it
-// is sent again at once, with the psns it had.
+// A hole is no proof of a loss, since planes reorder relative to each other. But a single plane keeps order. A packet is lost if packets
+// sent later on the same path have arrived, or if an acknowledgement still shows it missing after the time that acknowledgements take. A
+// timeout retransmits the oldest packets on other paths. When a path is removed or loses its share, its packets in flight are retransmitted
+// at once, with the same psns.
 //
-// UDP's checksum is all that protects packets: SUPERp has none.
+// Only the UDP checksum protects packets: SUPERp has no checksum.
 package superp

@@ -7,15 +7,15 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// The major numbers of a Transaction error. The description leaves them open; the minor one is 0.
+// The major numbers of a Transaction error. The description does not define them; the minor number is 0.
 const (
 	MajorAccess   = 1 // rdma.ErrRemoteAccess
-	MajorInvalid  = 2 // rdma.ErrRemoteInvalid; also: an opcode that the target does not know
-	MajorFailed   = 3 // rdma.ErrRemoteOperation; also every number that is not in this list
-	MajorShutdown = 4 // rdma.ErrFlushed: the target has closed the connection, and did nothing
+	MajorInvalid  = 2 // rdma.ErrRemoteInvalid; also for an opcode that the target does not know
+	MajorFailed   = 3 // rdma.ErrRemoteOperation; also any number not in this list
+	MajorShutdown = 4 // rdma.ErrFlushed: the target has closed the connection and did not execute the operation
 )
 
-// ErrShutdown is why a connection failed that the peer, or its own Shutdown, has ended in order.
+// ErrShutdown is the error of a connection that the peer or the local Shutdown has ended in an orderly way.
 var ErrShutdown = errors.New("connection is shut down")
 
 func majorOf(err error) uint16 {

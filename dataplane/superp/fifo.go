@@ -1,8 +1,8 @@
 package superp
 
-// fifo is a queue that does not allocate once it has grown. The zero value is empty.
+// fifo is a queue that no longer allocates once it has grown. The zero value is empty.
 type fifo[T any] struct {
-	ring []T // a power of two
+	ring []T // its length is a power of two
 	head int
 	n    int
 }
@@ -19,7 +19,7 @@ func (q *fifo[T]) push(x T) {
 	*q.at(q.n - 1) = x
 }
 
-// at is element i of the queue, counted from the one that pop returns.
+// at returns element i of the queue; pop returns element 0.
 func (q *fifo[T]) at(i int) *T { return &q.ring[(q.head+i)&(len(q.ring)-1)] }
 
 func (q *fifo[T]) pop() T {

@@ -6,29 +6,29 @@ import (
 	"fmt"
 )
 
-// Lengths of headers, bytes.
+// Lengths of headers, in bytes.
 const (
 	pdlLen  = 16
 	talLen  = 8
 	sunhLen = 8
 )
 
-// MaxOps is how many operations a packet can hold: num_ops has 4 bits.
+// MaxOps is the maximum number of operations in a packet: num_ops has 4 bits.
 const MaxOps = 15
 
-// ErrMalformed is what Decode's errors wrap: the packet cannot have been sent by a peer that speaks SUPERp.
+// ErrMalformed is wrapped by Decode's errors: no conforming SUPERp peer sends the packet.
 var ErrMalformed = errors.New("malformed SUPERp packet")
 
 // PDL is the packet delivery layer's header. All its fields are little endian.
 type PDL struct {
 	DCID   uint16 // the receiver's connection identifier
-	RWin   uint16 // receive window minus one, packets, from the sender's next expected psn on
+	RWin   uint16 // receive window minus one, in packets, starting at the sender's next expected psn
 	PSN    uint32
-	AckPSN uint32 // next expected psn minus one; with bit 0 of SACK: a psn that was received, nothing before it having been
+	AckPSN uint32 // next expected psn minus one; with bit 0 of SACK: a received psn before which none was received
 	SACK   uint32 // bit i: next expected psn (NACK: AckPSN) plus i was received; bit 0: NACK
 }
 
-// NACK says that everything between what was acknowledged before and AckPSN is missing.
+// NACK reports whether the header is a NACK: all psns between the previous cumulative acknowledgement and AckPSN are missing.
 func (h *PDL) NACK() bool { return h.SACK&1 != 0 }
 
 func (h *PDL) append(b []byte) []byte {
@@ -45,15 +45,15 @@ func decodePDL(b []byte) PDL {
 	return PDL{DCID: le.Uint16(b), RWin: le.Uint16(b[2:]), PSN: le.Uint32(b[4:]), AckPSN: le.Uint32(b[8:]), SACK: le.Uint32(b[12:])}
 }
 
-// TAL is the transaction layer's header, in the order of XDP2's structure (seqno before xid). Little endian.
+// TAL is the transaction layer's header, in the field order of XDP2's structure (seqno before xid). Little endian.
 type TAL struct {
 	NumOps   uint8 // 0-15
-	Reserved uint8 // bits 4-6 of the first byte; sent as 0, not looked at
-	EOM      bool  // the transaction's last packet, in this direction
+	Reserved uint8 // bits 4-6 of the first byte; sent as 0, ignored on receipt
+	EOM      bool  // last packet of the transaction in this direction
 	Opcode   Opcode
 	Seqno    uint16 // of the packet in the transaction, from 0
-	XID      uint16 // the transaction, by its initiator's numbers
-	AckXID   uint16 // this transaction of the receiver's, and all before, are complete
+	XID      uint16 // number of the transaction, assigned by its initiator
+	AckXID   uint16 // this transaction of the receiver, and all before, are complete
 }
 
 func (h *TAL) append(b []byte) []byte {
@@ -74,15 +74,15 @@ func decodeTAL(b []byte) TAL {
 		Seqno: le.Uint16(b[2:]), XID: le.Uint16(b[4:]), AckXID: le.Uint16(b[6:])}
 }
 
-// Packet is a decoded packet: its headers, and views of its operations and data, valid as long as what was decoded.
+// Packet is a decoded packet: its headers, and views of its operations and data. The views are valid as long as the decoded buffer.
 type Packet struct {
 	PDL  PDL
 	TAL  TAL
-	ops  []byte // operation headers, NumOps of equal length; empty if the opcode is not known
-	data []byte // blocks, NumOps of equal length; of an unknown opcode: everything after the TAL header
+	ops  []byte // NumOps operation headers of equal length; empty if the opcode is unknown
+	data []byte // NumOps blocks of equal length; for an unknown opcode, everything after the TAL header
 }
 
-// Decode takes a UDP payload. Packets of unknown opcodes decode too (Opcode.Known): only the connection can answer them.
+// Decode decodes a UDP payload. Packets of unknown opcodes decode without error (Opcode.Known), since only the connection can answer them.
 func Decode(b []byte) (Packet, error) {
 	if len(b) < pdlLen+talLen {
 		return Packet{}, fmt.Errorf("%w: %d bytes", ErrMalformed, len(b))
@@ -113,7 +113,7 @@ func Decode(b []byte) (Packet, error) {
 	return p, nil
 }
 
-// Block is the data of operation i.
+// Block returns the data of operation i.
 func (p *Packet) Block(i int) []byte {
 	size := len(p.data) / int(p.TAL.NumOps)
 	return p.data[i*size : (i+1)*size]
@@ -124,7 +124,7 @@ func (p *Packet) header(i int) []byte {
 	return p.ops[i*size : (i+1)*size]
 }
 
-// Append appends the packet as it is on the wire, from what was decoded of it.
+// Append appends the packet in wire format, encoded from its decoded fields.
 func (p *Packet) Append(b []byte) []byte {
 	b = p.PDL.append(b)
 	b = p.TAL.append(b)

@@ -6,29 +6,29 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// transaction is one of ours: an operation, or several small ones that share its only packet.
+// transaction is a local transaction: one operation, or several small ones in a single packet.
 type transaction struct {
 	xid        uint16
 	active     bool
 	opcode     Opcode
-	n          int // operations
-	left       int // of them, those that have not completed
-	unreported int // those of which the host has not been told
+	n          int // number of operations
+	left       int // of them, number of incomplete ones
+	unreported int // of them, number not reported to the host
 	packets    int
-	next       int // packet to be sent first
-	flying     int // packets sent and not acknowledged
+	next       int // next packet to be sent for the first time
+	flying     int // packets in flight
 	ops        [MaxOps]outgoing
 }
 
-// outgoing is an operation of a transaction of ours.
+// outgoing is an operation of a local transaction.
 type outgoing struct {
-	op       *rdma.Op // nil once the host has been told
+	op       *rdma.Op // nil once reported to the host
 	got      int      // bytes read
 	finished bool
-	err      error // what the target said; a WRITE or SEND completes when the target is done with its transaction
+	err      error // the target's error; a WRITE or SEND completes when ack_xid covers its transaction
 }
 
-// answered says whether operations complete by replies, rather than by ack_xid.
+// answered reports whether operations complete by replies, rather than by ack_xid.
 func (o Opcode) answered() bool {
 	switch o {
 	case OpcodeRead, OpcodeKeyedRead, OpcodeCompareSwap, OpcodeFetchAdd:
@@ -57,14 +57,14 @@ func opcodeOf(op *rdma.Op) Opcode {
 	return OpcodeSend
 }
 
-// begin makes the next transaction of the operations that wait; nil when none does or tal_trans_window is full.
+// begin starts the next transaction from queued operations. It returns nil if the queue is empty or tal_trans_window is full.
 func (c *Connection) begin() *transaction {
 	if c.queue.n == 0 || int(c.outNext-c.outUna) >= c.transactions {
 		return nil
 	}
 	t := &c.out[int(c.outNext)&(len(c.out)-1)]
 	if t.active {
-		return nil // complete for the target, but its answers have not all come
+		return nil // complete at the target, but some of its replies are missing
 	}
 	first := c.queue.pop()
 	*t = transaction{xid: c.outNext, active: true, opcode: opcodeOf(first), n: 1, packets: 1}
@@ -88,8 +88,8 @@ func (c *Connection) begin() *transaction {
 	return t
 }
 
-// gather packs operations that wait into a transaction's packet: they must follow, be of its opcode, and WRITEs of its size,
-// because the blocks of a packet are equal.
+// gather adds queued operations to a transaction's packet. They must be next in the queue, have the same opcode, and WRITEs the same size,
+// since the blocks of a packet have equal lengths.
 func (c *Connection) gather(t *transaction, block int) {
 	form, _ := t.opcode.form()
 	for c.queue.n > 0 && t.n < c.opsPerPacket && (t.n+1)*(block+form.header) <= c.payload {
@@ -102,7 +102,7 @@ func (c *Connection) gather(t *transaction, block int) {
 	}
 }
 
-// buildRequest appends a request's operation headers to b, and returns the data that follows.
+// buildRequest appends a request's operation headers to b, and returns the data that follows them.
 func (c *Connection) buildRequest(b []byte, t *transaction, seqno int) (head, payload []byte) {
 	keyed := t.opcode&0x40 != 0
 	op := t.ops[0].op
@@ -148,7 +148,7 @@ func (c *Connection) buildRequest(b []byte, t *transaction, seqno int) (head, pa
 	return b, nil
 }
 
-// dataBytes is how many bytes of operations' data a request's packet holds.
+// dataBytes returns the number of bytes of operations' data in a request's packet.
 func (c *Connection) dataBytes(t *transaction, seqno int) int {
 	size := 0
 	switch t.opcode {
@@ -163,16 +163,16 @@ func (c *Connection) dataBytes(t *transaction, seqno int) int {
 	return min(c.payload, size-seqno*c.payload)
 }
 
-// acknowledged takes an ack_xid of the peer's.
+// acknowledged handles an ack_xid of the peer. It reports whether the ack_xid is new.
 func (c *Connection) acknowledged(xid uint16) (news bool) {
 	n := xid + 1 - c.outUna
 	if n == 0 || int(n) > int(c.outNext-c.outUna) {
-		return false // old, or of what was never sent
+		return false // old, or for a transaction that was never sent
 	}
 	for ; n > 0; n-- {
 		t := &c.out[int(c.outUna)&(len(c.out)-1)]
 		if t.active && t.xid == c.outUna && t.next < t.packets {
-			c.core.count.stale++ // complete before it was sent: the peer lies
+			c.core.count.stale++ // acknowledged before it was sent: a protocol violation
 			return true
 		}
 		c.outUna++
@@ -186,8 +186,8 @@ func (c *Connection) acknowledged(xid uint16) (news bool) {
 	return true
 }
 
-// finish completes an operation of ours, once. Those of an ordered connection are reported in the order of posting: an ack_xid may
-// overtake the answer to a read before it.
+// finish completes a local operation, once. On an ordered connection operations are reported in the order of posting, since an ack_xid may
+// overtake the reply to an earlier read.
 func (c *Connection) finish(t *transaction, i int, err error) {
 	x := &t.ops[i]
 	if x.op == nil || x.finished {
@@ -216,7 +216,7 @@ func (c *Connection) finish(t *transaction, i int, err error) {
 	}
 }
 
-// report tells the host, and frees the transaction after its last operation.
+// report reports an operation to the host, and frees the transaction after its last operation.
 func (c *Connection) report(t *transaction, i int) {
 	x := t.ops[i]
 	t.ops[i] = outgoing{}
@@ -227,8 +227,8 @@ func (c *Connection) report(t *transaction, i int) {
 	c.complete(x.op, x.err)
 }
 
-// landed says that the target has all packets of a transaction: they are not to be sent again, whatever the packet delivery layer
-// knows of them (its bitmap shows 32).
+// landed marks all packets of a transaction as received by the target, so that they are not retransmitted. The packet delivery layer may
+// not know this yet (its bitmap has 32 bits).
 func (c *Connection) landed(t *transaction) {
 	for psn := c.tx.una; t.flying > 0 && psn != c.tx.nxt; psn++ {
 		if r := c.tx.at(psn); !r.acked && r.content.tx == t {
@@ -238,7 +238,7 @@ func (c *Connection) landed(t *transaction) {
 	c.tx.advance()
 }
 
-// reply takes a packet that answers a transaction of ours.
+// reply handles a packet that answers a local transaction.
 func (c *Connection) reply(p *Packet) {
 	t := &c.out[int(p.TAL.XID)&(len(c.out)-1)]
 	if !t.active || t.xid != p.TAL.XID {
@@ -246,7 +246,7 @@ func (c *Connection) reply(p *Packet) {
 		return
 	}
 	if t.opcode.answered() && t.next > 0 {
-		c.landed(t) // operations may complete one by one: the request must not be built again
+		c.landed(t) // operations may complete one by one, after which the request must not be rebuilt
 	}
 	for i := range int(p.TAL.NumOps) {
 		if !c.replyOp(t, p, i) {
@@ -258,7 +258,7 @@ func (c *Connection) reply(p *Packet) {
 	}
 }
 
-// replyOp takes one operation of a reply; false: it makes no sense.
+// replyOp handles one operation of a reply. It returns false if the operation is invalid.
 func (c *Connection) replyOp(t *transaction, p *Packet, i int) bool {
 	switch p.TAL.Opcode {
 	case OpcodeError:
@@ -280,7 +280,7 @@ func (c *Connection) replyOp(t *transaction, p *Packet, i int) bool {
 		}
 		x := &t.ops[n]
 		if x.op == nil || x.finished {
-			return true // failed or complete
+			return true // already failed or complete
 		}
 		if uint64(o.Offset)+uint64(len(block)) > uint64(len(x.op.Local)) {
 			return false
@@ -303,7 +303,7 @@ func (c *Connection) replyOp(t *transaction, p *Packet, i int) bool {
 	return true
 }
 
-// abandon completes everything that has not: what was sent with err, the rest with ErrFlushed.
+// abandon completes all incomplete operations: sent ones with err, the others with ErrFlushed.
 func (c *Connection) abandon(err error) {
 	for xid := c.outNext - uint16(len(c.out)); xid != c.outNext; xid++ {
 		t := &c.out[int(xid)&(len(c.out)-1)]
@@ -326,7 +326,7 @@ func (c *Connection) abandon(err error) {
 		c.complete(c.queue.pop(), rdma.ErrFlushed)
 	}
 	c.outUna, c.head = c.outNext, c.outNext
-	// What is in flight must not be built again from memory that belongs to others now: No-ops take its psns.
+	// Packets in flight must not be rebuilt from memory that has been returned to its owners: No-ops take their psns.
 	for psn := c.tx.una; psn != c.tx.nxt; psn++ {
 		if r := c.tx.at(psn); r.content.tx != nil {
 			r.content.tx, r.content.kind = nil, noOp

@@ -12,26 +12,25 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// Node is a node of a mesh, and where its agent is.
+// Node is a node of a mesh, with the address of its agent.
 type Node struct {
 	Name    string
 	Address netip.Addr
 	Target  string // for grpc.NewClient
 }
 
-// Mesh is a full mesh: what a connection manager sets up.
+// Mesh is the full mesh that a connection manager sets up.
 type Mesh struct {
-	// Generation names it; not 0. Meshes that follow each other need numbers that do: their cids differ then, and packets of the
-	// one do not meet connections of the other.
+	// Generation is the number of the mesh, not 0. Consecutive meshes need consecutive numbers: their cids then differ, so that packets of
+	// one mesh do not reach connections of the other.
 	Generation uint64
-	Parameters *farev1.SuperpParameters // nil: the agents' own
+	Parameters *farev1.SuperpParameters // nil: those of the agents
 	Nodes      []Node
-	// Ordered says of each connection of a pair of nodes whether it is ordered. Empty: one unordered connection.
+	// Ordered has one element per connection of a pair of nodes: whether the connection is ordered. Empty means one unordered connection.
 	Ordered []bool
 }
 
-// Plan is the configuration of each node's agent, in the order of Nodes. It is the same for the same mesh. Cids are distinct in
-// each node.
+// Plan returns the configuration of each node's agent, in the order of Nodes. It is deterministic. The cids of a node are distinct.
 func (m *Mesh) Plan() ([]*farev1.SuperpConfigureRequest, error) {
 	kinds := m.Ordered
 	if len(kinds) == 0 {
@@ -49,13 +48,13 @@ func (m *Mesh) Plan() ([]*farev1.SuperpConfigureRequest, error) {
 	var nodes []*farev1.SuperpNode
 	for i, n := range m.Nodes {
 		if n.Name == "" || !n.Address.IsValid() || names[n.Name] || addresses[n.Address.Unmap()] {
-			return nil, fmt.Errorf("superp: node %d (%q, %v): name and address must be there, and be its own", i, n.Name, n.Address)
+			return nil, fmt.Errorf("superp: node %d (%q, %v): set a unique name and a unique address", i, n.Name, n.Address)
 		}
 		names[n.Name], addresses[n.Address.Unmap()] = true, true
 		nodes = append(nodes, &farev1.SuperpNode{Name: n.Name, Address: n.Address.Unmap().String()})
 		plan[i] = &farev1.SuperpConfigureRequest{Generation: m.Generation, Parameters: m.Parameters}
 	}
-	// The k-th connection of a generation has the k-th cid after those of the generation before, mod 65535.
+	// The k-th connection of a generation has the k-th cid after those of the previous generation, mod 65535.
 	first := m.Generation % 0xffff * uint64(each) % 0xffff
 	cid := func(of, peer, kind int) uint32 {
 		if peer > of {
@@ -77,7 +76,7 @@ func (m *Mesh) Plan() ([]*farev1.SuperpConfigureRequest, error) {
 	return plan, nil
 }
 
-// Manager is a connection manager: it sets a mesh up at the agents, and takes it down.
+// Manager is a connection manager: it sets up a mesh through the agents, and takes it down.
 type Manager struct {
 	mesh   Mesh
 	plan   []*farev1.SuperpConfigureRequest
@@ -85,7 +84,7 @@ type Manager struct {
 	agents []farev1.SuperpAgentClient
 }
 
-// NewManager makes the plan and clients for all agents; it does not talk to them yet.
+// NewManager makes the plan and the clients of all agents, without contacting them.
 func NewManager(m Mesh, options ...grpc.DialOption) (*Manager, error) {
 	plan, err := m.Plan()
 	if err != nil {
@@ -103,8 +102,8 @@ func NewManager(m Mesh, options ...grpc.DialOption) (*Manager, error) {
 	return x, nil
 }
 
-// Up configures every agent, then starts every agent. When one refuses, everything of this generation is ended again, hard, at
-// all that can be reached before the context ends.
+// Up configures every agent, then starts every agent. If one refuses, Up ends this generation, hard, at all agents that it can reach before
+// ctx ends.
 func (m *Manager) Up(ctx context.Context) error {
 	err := m.all(func(i int) error {
 		_, err := m.agents[i].Configure(ctx, m.plan[i])
@@ -122,7 +121,7 @@ func (m *Manager) Up(ctx context.Context) error {
 	return nil
 }
 
-// Down ends the mesh. Soft waits until everything that is outstanding has finished, or the context ends.
+// Down ends the mesh. A soft shutdown waits until all outstanding operations have finished, or ctx ends.
 func (m *Manager) Down(ctx context.Context, hard bool) error {
 	return m.all(func(i int) error {
 		_, err := m.agents[i].Shutdown(ctx, &farev1.SuperpShutdownRequest{Generation: m.mesh.Generation, Hard: hard})
@@ -130,7 +129,7 @@ func (m *Manager) Down(ctx context.Context, hard bool) error {
 	})
 }
 
-// Close closes the clients. Connections stay.
+// Close closes the clients. The connections of the mesh stay.
 func (m *Manager) Close() error {
 	var errs []error
 	for _, c := range m.conns {
@@ -140,7 +139,7 @@ func (m *Manager) Close() error {
 	return errors.Join(errs...)
 }
 
-// all asks every agent at the same time, and names those that fail.
+// all calls every agent concurrently. Its error names the agents that fail.
 func (m *Manager) all(ask func(i int) error) error {
 	errs := make([]error, len(m.agents))
 	var wait sync.WaitGroup

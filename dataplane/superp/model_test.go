@@ -10,7 +10,7 @@ import (
 	"github.com/fared/fared/dataplane/superp"
 )
 
-// with makes cores of a configuration.
+// with returns a constructor of cores with a configuration.
 func with(cfg superp.Config) rdmatest.Constructor {
 	return func(out wire.Out) rdmatest.Core {
 		cfg := cfg
@@ -19,8 +19,8 @@ func with(cfg superp.Config) rdmatest.Constructor {
 	}
 }
 
-// TestModel runs operations of every kind over networks that lose, double and reorder packets, and over planes that come and go:
-// each completes once, none early, and memory ends up as the model's.
+// TestModel runs operations of every kind over networks that lose, duplicate and reorder packets, and over planes that go down and up. Each
+// operation completes once, none early, and memory ends up equal to the model's.
 func TestModel(t *testing.T) {
 	small := superp.Config{Payload: 256, Parameters: superp.Parameters{Window: 16, ReceiveWindow: 16, Transactions: 4, PacketsPerTransaction: 300}}
 	narrow := superp.Config{Parameters: superp.Parameters{Window: 1024, ReceiveWindow: 1, Transactions: 1}}
@@ -58,7 +58,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// TestKinds drives each kind of operation alone: what is packed into common packets is equal then.
+// TestKinds runs each kind of operation alone, so that operations share packets.
 func TestKinds(t *testing.T) {
 	for kind := rdma.OpSend; kind <= rdma.OpFetchAdd; kind++ {
 		for _, size := range []int{8, 64, 5000} {

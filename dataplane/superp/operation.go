@@ -5,13 +5,13 @@ import (
 	"fmt"
 )
 
-// Opcode says what the operations of a packet are. All of a transaction have the same.
+// Opcode is the kind of a packet's operations. All packets of a transaction have the same opcode.
 type Opcode uint8
 
 // The opcodes of the SUPERp description.
 const (
-	OpcodeNoOp         Opcode = 0  // carries acknowledgements
-	OpcodeLast         Opcode = 1  // Last NULL: no transaction follows (soft shutdown)
+	OpcodeNoOp         Opcode = 0  // carries acknowledgements only
+	OpcodeLast         Opcode = 1  // Last NULL: no further transactions (soft shutdown)
 	OpcodeError        Opcode = 2  // reply: an operation failed
 	OpcodeRead         Opcode = 8  // RMA read
 	OpcodeWrite        Opcode = 9  // RMA write
@@ -20,14 +20,14 @@ const (
 	OpcodeSendQP       Opcode = 12 // a whole message for a queue pair
 )
 
-// The private opcodes: SUPERp has no atomics, and its RMA operations name memory by address alone, where verbs want a key that
-// proves the right to it. The description numbers from 0 upwards and has reached 12; bit 6 sets ours apart, and 0x40 plus the
-// number of a standard operation is that operation with a key. An operation whose key is 0 goes by the standard opcode, so two
-// ends that use no keys and no atomics speak plain SUPERp. A peer that does not know them answers with a transaction error.
+// The private opcodes. SUPERp has no atomics, and its RMA operations name memory by address alone, whereas verbs require a key that proves
+// the right of access. The description numbers opcodes from 0 upwards and has reached 12, so bit 6 marks the private ones: 0x40 plus the
+// number of a standard operation is that operation with a key. An operation whose key is 0 uses the standard opcode, so two ends that use
+// no keys and no atomics speak plain SUPERp. A peer that does not know them answers with a transaction error.
 //
 //	compare-swap     address u64, key u32, reserved u32, compare u64, swap u64; answered by an atomic response
 //	fetch-add        address u64, key u32, reserved u32, addend u64; answered by an atomic response
-//	atomic response  seqno u16, op_num u8, reserved u8, what was there u64
+//	atomic response  seqno u16, op_num u8, reserved u8, previous value u64
 //	keyed read       address u64, length u32, key u32; answered by a read response
 //	keyed write      address u64, key u32; data in the block
 const (
@@ -38,15 +38,15 @@ const (
 	OpcodeKeyedWrite     Opcode = 0x40 | OpcodeWrite
 )
 
-// form is how the operations of an opcode look.
+// form is the layout of an opcode's operations.
 type form struct {
 	name   string
-	header int  // bytes of an operation header
-	data   bool // a block of data each
-	none   bool // no operations at all
+	header int  // length of an operation header in bytes
+	data   bool // each operation has a block of data
+	none   bool // the packet has no operations
 }
 
-// form returns the opcode's form and whether it is known.
+// form returns the opcode's form and whether the opcode is known.
 func (o Opcode) form() (form, bool) {
 	switch o {
 	case OpcodeNoOp:
@@ -79,13 +79,13 @@ func (o Opcode) form() (form, bool) {
 	return form{}, false
 }
 
-// Known says whether this package can decode the opcode's operations.
+// Known reports whether this package can decode the opcode's operations.
 func (o Opcode) Known() bool {
 	_, known := o.form()
 	return known
 }
 
-// reply says whether the opcode goes from target to initiator.
+// reply reports whether packets of the opcode go from target to initiator.
 func (o Opcode) reply() bool {
 	return o == OpcodeError || o == OpcodeReadResponse || o == OpcodeAtomicResponse
 }
@@ -104,57 +104,57 @@ type ErrorOp struct {
 	Major, Minor uint16
 }
 
-// ReadOp is the header of an RMA read. Key is on the wire in the keyed form only.
+// ReadOp is the header of an RMA read. Only the keyed form carries Key.
 type ReadOp struct {
 	Address uint64
 	Length  uint32
 	Key     uint32
 }
 
-// WriteOp is the header of an RMA write. Key is on the wire in the keyed form only.
+// WriteOp is the header of an RMA write. Only the keyed form carries Key.
 type WriteOp struct {
 	Address uint64
 	Key     uint32
 }
 
-// ReadResponseOp is the header of a Read response: the block is at Offset of what xid:Seqno:Op reads.
+// ReadResponseOp is the header of a Read response: the block belongs at Offset of the bytes read by operation xid:Seqno:Op.
 type ReadResponseOp struct {
 	Seqno        uint16
 	Op, Reserved uint8
 	Offset       uint32
 }
 
-// SendOp is the header of a Send: the block is at Offset of the transaction's message. Key is 0: the connection's queue.
+// SendOp is the header of a Send: the block belongs at Offset of the transaction's message. Key 0 means the connection's queue.
 type SendOp struct{ Key, Offset uint32 }
 
-// SendQPOp is the header of a Send to queue pair: the block is a message. A connection has one queue pair, whose number is the cid that
-// the target has given the connection.
+// SendQPOp is the header of a Send to queue pair: the block is a message. A connection has one queue pair, whose number is the cid that the
+// target has assigned to the connection.
 type SendQPOp struct {
 	QP       uint32 // 24 bits
 	Reserved uint8
 }
 
-// AtomicOp is the header of a private atomic. Fetch-add has no Compare; Swap is the addend.
+// AtomicOp is the header of a private atomic. Fetch-add has no Compare; its addend is Swap.
 type AtomicOp struct {
 	Address       uint64
 	Key, Reserved uint32
 	Compare, Swap uint64
 }
 
-// AtomicResponseOp is the header of a private atomic's answer.
+// AtomicResponseOp is the header of a private atomic's reply.
 type AtomicResponseOp struct {
 	Seqno        uint16
 	Op, Reserved uint8
 	Was          uint64
 }
 
-// Error is operation i of a packet of OpcodeError. Like its siblings it must be asked of packets of that opcode alone.
+// Error returns operation i of a packet of OpcodeError. This method and the following ones require a packet of their opcode.
 func (p *Packet) Error(i int) ErrorOp {
 	b, le := p.header(i), binary.LittleEndian
 	return ErrorOp{Seqno: le.Uint16(b), Op: b[2], Reserved: b[3], Major: le.Uint16(b[4:]), Minor: le.Uint16(b[6:])}
 }
 
-// Read is operation i of a packet of OpcodeRead or OpcodeKeyedRead.
+// Read returns operation i of a packet of OpcodeRead or OpcodeKeyedRead.
 func (p *Packet) Read(i int) ReadOp {
 	b, le := p.header(i), binary.LittleEndian
 	o := ReadOp{Address: le.Uint64(b), Length: le.Uint32(b[8:])}
@@ -164,7 +164,7 @@ func (p *Packet) Read(i int) ReadOp {
 	return o
 }
 
-// Write is operation i of a packet of OpcodeWrite or OpcodeKeyedWrite.
+// Write returns operation i of a packet of OpcodeWrite or OpcodeKeyedWrite.
 func (p *Packet) Write(i int) WriteOp {
 	b, le := p.header(i), binary.LittleEndian
 	o := WriteOp{Address: le.Uint64(b)}
@@ -174,25 +174,25 @@ func (p *Packet) Write(i int) WriteOp {
 	return o
 }
 
-// ReadResponse is operation i of a packet of OpcodeReadResponse.
+// ReadResponse returns operation i of a packet of OpcodeReadResponse.
 func (p *Packet) ReadResponse(i int) ReadResponseOp {
 	b, le := p.header(i), binary.LittleEndian
 	return ReadResponseOp{Seqno: le.Uint16(b), Op: b[2], Reserved: b[3], Offset: le.Uint32(b[4:])}
 }
 
-// Send is operation i of a packet of OpcodeSend.
+// Send returns operation i of a packet of OpcodeSend.
 func (p *Packet) Send(i int) SendOp {
 	b, le := p.header(i), binary.LittleEndian
 	return SendOp{Key: le.Uint32(b), Offset: le.Uint32(b[4:])}
 }
 
-// SendQP is operation i of a packet of OpcodeSendQP.
+// SendQP returns operation i of a packet of OpcodeSendQP.
 func (p *Packet) SendQP(i int) SendQPOp {
 	b := p.header(i)
 	return SendQPOp{QP: uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16, Reserved: b[3]}
 }
 
-// Atomic is operation i of a packet of OpcodeCompareSwap or OpcodeFetchAdd.
+// Atomic returns operation i of a packet of OpcodeCompareSwap or OpcodeFetchAdd.
 func (p *Packet) Atomic(i int) AtomicOp {
 	b, le := p.header(i), binary.LittleEndian
 	o := AtomicOp{Address: le.Uint64(b), Key: le.Uint32(b[8:]), Reserved: le.Uint32(b[12:])}
@@ -204,7 +204,7 @@ func (p *Packet) Atomic(i int) AtomicOp {
 	return o
 }
 
-// AtomicResponse is operation i of a packet of OpcodeAtomicResponse.
+// AtomicResponse returns operation i of a packet of OpcodeAtomicResponse.
 func (p *Packet) AtomicResponse(i int) AtomicResponseOp {
 	b, le := p.header(i), binary.LittleEndian
 	return AtomicResponseOp{Seqno: le.Uint16(b), Op: b[2], Reserved: b[3], Was: le.Uint64(b[4:])}

@@ -23,7 +23,7 @@ func unhex(t testing.TB, pieces ...string) (b []byte) {
 	return b
 }
 
-// blocks is n blocks of a size, each of other bytes.
+// blocks returns n blocks of a size, with different bytes.
 func blocks(n, size int) (b []byte) {
 	for i := range n {
 		b = append(b, bytes.Repeat([]byte{byte(0x11 * (i + 1))}, size)...)
@@ -35,7 +35,7 @@ const samplePDL = "3412 7856 78563412 21436587 efcdab89"
 
 var pdlOfSamples = PDL{DCID: 0x1234, RWin: 0x5678, PSN: 0x12345678, AckPSN: 0x87654321, SACK: 0x89abcdef}
 
-// TestSamples decodes the description's sample packets and packets of the other opcodes, and encodes them again.
+// TestSamples decodes the description's sample packets and packets of the other opcodes, and encodes the results.
 func TestSamples(t *testing.T) {
 	tal := func(ops uint8, eom bool, o Opcode) TAL {
 		return TAL{NumOps: ops, EOM: eom, Opcode: o, Seqno: 0x1234, XID: 0x8765, AckXID: 0x6789}
@@ -139,7 +139,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// TestSUNH takes the sample packet of the description through SUNH, and to UDP/IP and back.
+// TestSUNH converts the description's sample packet through SUNH, and to UDP/IP and back.
 func TestSUNH(t *testing.T) {
 	wire := append(unhex(t, "23fdecde12344321", samplePDL, "850c341265878967", "01000000", "02000000", "03000000", "04000000", "05000000"),
 		blocks(5, 128)...)
@@ -197,7 +197,7 @@ func TestSUNH(t *testing.T) {
 	}
 }
 
-// FuzzDecode: what decodes encodes to the same bytes.
+// FuzzDecode checks that a packet that decodes is encoded to the same bytes.
 func FuzzDecode(f *testing.F) {
 	for _, s := range []string{"80 00 3412 6587 8967", "81 02 3412 6587 8967 3412 03 00 7788 8899", "82 49 3412 6587 8967 88776655443322110000" +
 		"0001 0000000000000000 01000000 0102", "f2 7f 3412 6587 8967 010203", "81 42 3412 6587 8967 3412 05 00 8877665544332211"} {
@@ -219,7 +219,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// FuzzSUNH: what decodes encodes to the same bytes.
+// FuzzSUNH checks that a header that decodes is encoded to the same bytes.
 func FuzzSUNH(f *testing.F) {
 	f.Add(unhex(f, "23fdecde12344321"))
 	f.Fuzz(func(t *testing.T, b []byte) {

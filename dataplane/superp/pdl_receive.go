@@ -2,23 +2,23 @@ package superp
 
 import "math/bits"
 
-// arrival is what the receiver says of a psn.
+// arrival is the receiver's classification of a psn.
 type arrival uint8
 
 const (
 	fresh     arrival = iota
-	duplicate         // received before; its acknowledgements count
-	outside           // above the window: an error of the peer's
+	duplicate         // received before; its acknowledgements are still processed
+	outside           // above the window: a protocol error of the peer
 )
 
-// receiver is the receiving half of the packet delivery layer: which psns have come. The zero value of next is the first psn.
+// receiver is the receiving half of the packet delivery layer: it records the received psns. The zero value of next is the first psn.
 type receiver struct {
-	window uint32 // packets, from next on
+	window uint32 // in packets, from next on
 	next   uint32 // next expected psn
 	high   uint32 // psn after the highest received
 	seen   []uint64
 	mask   uint32
-	// pending is how many packets that ask for acknowledgement came since the last one was sent; moved: anything came since.
+	// pending counts the packets that request an acknowledgement since the latest one was sent; moved: any packet has arrived since.
 	pending int
 	moved   bool
 	plain   bool // the next acknowledgement must not be a NACK
@@ -31,7 +31,7 @@ func newReceiver(window int) receiver {
 
 func (r *receiver) has(psn uint32) bool { return r.seen[psn&r.mask>>6]>>(psn&63)&1 != 0 }
 
-// judge says what a psn is, and changes nothing.
+// judge classifies a psn without changing state.
 func (r *receiver) judge(psn uint32) arrival {
 	switch d := int32(psn - r.next); {
 	case d < 0:
@@ -44,7 +44,7 @@ func (r *receiver) judge(psn uint32) arrival {
 	return fresh
 }
 
-// take notes a fresh psn, and returns whether it was the next expected one.
+// take records a fresh psn, and reports whether it was the next expected one.
 func (r *receiver) take(psn uint32) (inOrder bool) {
 	r.seen[psn&r.mask>>6] |= 1 << (psn & 63)
 	if int32(psn+1-r.high) > 0 {
@@ -59,13 +59,15 @@ func (r *receiver) take(psn uint32) (inOrder bool) {
 	return inOrder
 }
 
-// holes says whether something is missing before what was received.
+// holes reports whether packets are missing before the highest received one.
 func (r *receiver) holes() bool { return r.next != r.high }
 
-// acks are the acknowledgement fields of the next packet: cumulative with a bitmap of the 32 psns from the next expected one on;
-// or, when the first that came out of order is beyond those, a NACK, which is true then: all before it are missing. A NACK does not
-// say where what is missing begins. A peer that has lost the acknowledgements before would go on sending what is not missing, so
-// every other packet, and the one after a duplicate, says so instead.
+// acks returns the acknowledgement fields of the next packet. They usually contain the cumulative acknowledgement and a bitmap of the 32
+// psns from the next expected one on. If the first packet received out of order is beyond the bitmap, they form a NACK, which states that
+// all psns between the cumulative acknowledgement and AckPSN are missing.
+//
+// A NACK does not contain the start of that range. A peer that missed the previous acknowledgements would keep retransmitting packets that
+// have arrived, so every other packet, and the one after a duplicate, carries the cumulative acknowledgement instead.
 func (r *receiver) acks() (ackPSN, sack uint32) {
 	plain := r.plain
 	r.plain = !plain
@@ -77,7 +79,7 @@ func (r *receiver) acks() (ackPSN, sack uint32) {
 	}
 	for psn := r.next + 32; psn != r.high; psn++ {
 		if word := r.seen[psn&r.mask>>6] >> (psn & 63); word == 0 {
-			psn |= 63 // to the end of the word
+			psn |= 63 // skip to the end of the word
 			continue
 		} else if n := uint32(bits.TrailingZeros64(word)); n > 0 {
 			psn += n - 1
@@ -88,7 +90,7 @@ func (r *receiver) acks() (ackPSN, sack uint32) {
 	return r.next - 1, 0
 }
 
-// bitmap is 32 psns from first on; those above the highest received are not.
+// bitmap returns the received psns of the 32 from first on; bits above the highest received psn are 0.
 func (r *receiver) bitmap(first uint32) (b uint32) {
 	for i := uint32(0); i < 32 && int32(first+i-r.high) < 0; i++ {
 		if r.has(first + i) {

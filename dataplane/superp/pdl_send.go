@@ -6,40 +6,44 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// sent is a packet of the send window: what it carries, so that it can be built again, and what became of it.
+// sent is a packet of the send window: its content, from which it can be rebuilt, and its state.
 type sent struct {
 	content content
 	acked   bool
-	lost    bool // to be sent again
-	expired bool // lost by timeout: another path may do better
+	lost    bool // to be retransmitted
+	expired bool // lost by timeout: prefer another path
+	asks    bool // requests an acknowledgement
 	path    *path
-	number  uint64        // path's transmission number of the last transmission
-	at      time.Duration // of the last transmission
-	times   int           // transmissions
+	number  uint64        // number on path of the latest transmission
+	at      time.Duration // time of the latest transmission
+	times   int           // number of transmissions
 }
 
-// acker is told what packets carried that have arrived, once each.
-type acker interface{ acked(*content) }
+// acker receives the content of each packet that has arrived, once, and the paths that delivered packets.
+type acker interface {
+	acked(*content)
+	works(*path)
+}
 
-// sender is the sending half of the packet delivery layer: psns, the window, what is acknowledged and what is lost. It neither
-// sends nor knows the time: its caller asks for packets and says when they went.
+// sender is the sending half of the packet delivery layer: psns, the window, acknowledgements and losses. It neither sends packets nor
+// reads a clock: its caller requests packets and reports the times of their transmission.
 //
-// Windows are longer than the 32 psns that sack_bitmap shows. What arrived beyond is then acknowledged late, when the hole before
-// it is filled; until then it is neither acknowledged nor called lost, but for a timeout, and then the receiver drops what it has.
+// A window may be longer than the 32 psns of sack_bitmap. A packet that arrived beyond the bitmap is acknowledged late, after the hole
+// before it is filled. Until then only a timeout marks it lost; the receiver drops the resulting duplicate.
 type sender struct {
-	window  uint32 // ours, packets
-	offered uint32 // the peer's last rwin + 1; before its first packet, what Connect says
-	una     uint32 // oldest psn not acknowledged
+	window  uint32 // the local limit, in packets
+	offered uint32 // the peer's latest rwin + 1; before its first packet, the value from Connect
+	una     uint32 // oldest unacknowledged psn
 	nxt     uint32 // next new psn
-	until   uint32 // psn after the last packet that asks for acknowledgement: the timer runs while una is before it (waiting)
-	high    uint32 // psn after the highest one that is acknowledged
-	ring    []sent // by psn; a power of two
-	lost    int    // packets to be sent again
+	until   uint32 // psn after the last packet that requests an acknowledgement: the timer runs while una is before it (see waiting)
+	high    uint32 // psn after the highest acknowledged one
+	ring    []sent // by psn; its length is a power of two
+	lost    int    // number of packets to be retransmitted
 	rtt     rtt
 	reorder uint64
-	// progress is when something new was acknowledged, or when the window stopped being empty; timeouts counts since then.
+	// progress is the time of the latest new acknowledgement, or of the start of waiting; timeouts counts from there.
 	progress time.Duration
-	armed    time.Duration // since when the timer runs
+	armed    time.Duration // start of the running timer
 	timeouts int
 }
 
@@ -57,22 +61,33 @@ func ceilPow2(n int) int {
 
 func (s *sender) at(psn uint32) *sent { return &s.ring[psn&uint32(len(s.ring)-1)] }
 
-// limit is the send window: min(pdl_window_size, rwin + 1).
+// oldest returns the oldest unacknowledged packet if it requests an acknowledgement and has been sent, else nil.
+func (s *sender) oldest() *sent {
+	if s.una == s.nxt {
+		return nil
+	}
+	if r := s.at(s.una); r.asks && r.path != nil {
+		return r
+	}
+	return nil
+}
+
+// limit returns the send window: min(pdl_window_size, rwin + 1).
 func (s *sender) limit() uint32 { return max(1, min(s.window, s.offered)) }
 
-// room says whether a new packet may go. The window's last place is kept for one with a new acknowledgement: two ends whose
-// windows are full could otherwise not tell each other that they need not be.
+// room reports whether a new packet may be sent. The last place of the window is reserved for a packet with a new acknowledgement:
+// otherwise two ends with full windows could not open each other's window.
 func (s *sender) room(newAck bool) bool {
 	used, limit := s.nxt-s.una, s.limit()
 	return used+1 < limit || used < limit && (newAck || limit == 1)
 }
 
-// push takes the next psn for a packet. asks is false for one that only acknowledges.
+// push assigns the next psn to a packet. asks is false for a packet that only acknowledges.
 func (s *sender) push(c content, asks bool, now time.Duration) (uint32, *sent) {
 	psn, waiting := s.nxt, s.waiting()
 	s.nxt++
 	r := s.at(psn)
-	*r = sent{content: c}
+	*r = sent{content: c, asks: asks}
 	if asks {
 		s.until = s.nxt
 	}
@@ -82,15 +97,16 @@ func (s *sender) push(c content, asks bool, now time.Duration) (uint32, *sent) {
 	return psn, r
 }
 
-// waiting says whether something asks for an acknowledgement that has not come. A full window does, whatever is in it: nothing else
-// could. (In the smallest ones a single acknowledgement would fill it, and two ends would acknowledge each other without end.)
+// waiting reports whether a requested acknowledgement is missing. A full window counts as such, whatever its packets are, since no new
+// packet could request one. (Not with limits below 4, where a single acknowledgement fills the window and two ends would acknowledge each
+// other forever.)
 func (s *sender) waiting() bool {
 	return int32(s.until-s.una) > 0 || s.limit() >= 4 && s.nxt-s.una >= s.limit()
 }
 
-// ask is for when something waits for room. Packets that only acknowledge are not acknowledged for their own sake, so a window that
-// is full of them, but for the place kept, may never move: they do ask from now on. It returns whether they did not before: then the
-// oldest is to be sent again, for a duplicate is answered at once.
+// ask requests acknowledgements for pure-ACK packets while a sender waits for room. Such packets normally request none, so a window filled
+// with them, except for the reserved place, might never advance. It reports whether the request is new; the caller then retransmits the
+// oldest packet, because the peer answers a duplicate at once.
 func (s *sender) ask(now time.Duration) bool {
 	if s.waiting() || s.una == s.nxt {
 		return false
@@ -99,17 +115,23 @@ func (s *sender) ask(now time.Duration) bool {
 	return true
 }
 
-// went notes a transmission of r.
+// went records a transmission of r.
 func (s *sender) went(r *sent, p *path, now time.Duration) {
 	if r.lost {
 		r.lost, r.expired = false, false
 		s.lost--
 	}
 	r.path, r.number, r.at = p, p.sent, now
+	if r.asks {
+		if p.asked <= p.acked {
+			p.quiet, p.losses = now, 0
+		}
+		p.asked = p.sent
+	}
 	r.times++
 }
 
-// ack takes what a header of the peer's acknowledges. false: it acknowledges what was never sent.
+// ack handles the acknowledgements of a header from the peer. It returns false if they cover a packet that was never sent.
 func (s *sender) ack(h *PDL, now time.Duration, to acker) bool {
 	before, known := s.una, s.high
 	first, fresh := h.AckPSN+1, false
@@ -120,12 +142,12 @@ func (s *sender) ack(h *PDL, now time.Duration, to acker) bool {
 		return false
 	}
 	if int32(first-s.una) < 0 {
-		return true // older than what is known
+		return true // outdated
 	}
 	waiting := s.waiting()
 	s.offered = uint32(h.RWin) + 1
 	if !waiting && s.waiting() {
-		s.progress, s.armed = now, now // a smaller window is full: the time before does not count
+		s.progress, s.armed = now, now // the peer has shrunk its window, which is full now: measure time from here
 	}
 	if !h.NACK() {
 		for s.una != first {
@@ -150,7 +172,7 @@ func (s *sender) ack(h *PDL, now time.Duration, to acker) bool {
 	return true
 }
 
-// advance moves the window past what is acknowledged.
+// advance moves the window past acknowledged packets.
 func (s *sender) advance() {
 	for s.una != s.nxt && s.at(s.una).acked {
 		s.una++
@@ -160,7 +182,7 @@ func (s *sender) advance() {
 	}
 }
 
-// mark acknowledges one psn, if it was not.
+// mark acknowledges a psn. It reports whether the acknowledgement is new.
 func (s *sender) mark(psn uint32, now time.Duration, to acker) bool {
 	r := s.at(psn)
 	if r.acked {
@@ -168,9 +190,10 @@ func (s *sender) mark(psn uint32, now time.Duration, to acker) bool {
 	}
 	s.arrived(r, to)
 	if r.path != nil && (r.times == 1 || now-r.at >= s.rtt.least) {
-		// Of a packet that went several times the acknowledgement may be the first transmission's (Karn): it is the last one's only
-		// if it took as long as a round trip takes at least.
+		// The acknowledgement of a packet with several transmissions may be for the first (Karn's algorithm). It counts for the latest only
+		// if at least the minimum round trip time has passed since.
 		r.path.acked = max(r.path.acked, r.number)
+		to.works(r.path)
 		if r.times == 1 {
 			s.rtt.sample(now - r.at)
 		}
@@ -181,7 +204,7 @@ func (s *sender) mark(psn uint32, now time.Duration, to acker) bool {
 	return true
 }
 
-// arrived says that the peer has a packet: the transaction layer may know it before the packet delivery layer does.
+// arrived marks a packet as received by the peer. The transaction layer may know this before the packet delivery layer does.
 func (s *sender) arrived(r *sent, to acker) {
 	if r.acked {
 		return
@@ -195,9 +218,9 @@ func (s *sender) arrived(r *sent, to acker) {
 	r.content = content{}
 }
 
-// detect finds holes that are losses. A hole alone says nothing where packets take several paths; but a path keeps order, so one
-// that was sent before others that arrived by the same path is lost. And one that an acknowledgement shows missing, longer after
-// it was sent than acknowledgements take, is lost whatever the path.
+// detect marks holes that are losses. With several paths a hole alone is no proof, but each path keeps order: a packet is lost if packets
+// sent later on the same path have arrived. On any path, a packet is lost if an acknowledgement shows it missing for longer than
+// acknowledgements take.
 func (s *sender) detect(shown uint32, now time.Duration) {
 	late := s.rtt.late(time.Millisecond)
 	for psn := s.una; int32(psn-s.high) < 0; psn++ {
@@ -209,6 +232,7 @@ func (s *sender) detect(shown uint32, now time.Duration) {
 		later := p.acked > r.number && (p.acked-r.number >= s.reorder || p.acked == p.sent)
 		if later || int32(psn-shown) < 0 && now-r.at > late {
 			s.lose(r)
+			p.losses++
 		}
 	}
 }
@@ -220,16 +244,16 @@ func (s *sender) lose(r *sent) {
 	}
 }
 
-// strand loses what is in flight by paths that do not live.
-func (s *sender) strand() {
+// strand marks the packets in flight on unusable paths as lost.
+func (s *sender) strand(usable func(*path) bool) {
 	for psn := s.una; psn != s.nxt; psn++ {
-		if r := s.at(psn); r.path != nil && !r.path.living() {
+		if r := s.at(psn); r.path != nil && !usable(r.path) {
 			s.lose(r)
 		}
 	}
 }
 
-// deadline is when the retransmission timer fires; 0: never.
+// deadline returns the time at which the retransmission timer expires; 0 means never.
 func (s *sender) deadline(t *rdma.Timing) time.Duration {
 	if !s.waiting() {
 		return 0
@@ -237,7 +261,7 @@ func (s *sender) deadline(t *rdma.Timing) time.Duration {
 	return s.armed + min(t.Retransmit<<min(s.timeouts, 20), max(time.Second, t.Retransmit))
 }
 
-// expire is what happens at deadline: the oldest packet that is not acknowledged and some after it count as lost.
+// expire handles the expiry of the timer: it marks the oldest unacknowledged packet and up to proactive more as lost.
 func (s *sender) expire(proactive int, now time.Duration) {
 	s.timeouts++
 	s.armed = now

@@ -9,7 +9,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// dumb is the receiver's twin: a set of psns.
+// dumb is the reference model of the receiver: a set of psns.
 type dumb struct {
 	next uint32
 	seen map[uint32]bool
@@ -22,8 +22,8 @@ func (d *dumb) take(psn uint32) {
 	}
 }
 
-// acks is what a header must say: normal if anything of the 31 psns after the next expected one has come, or nothing at all;
-// else, unless it must be plain, a NACK with the first psn that has.
+// acks returns the expected fields: normal if any of the 31 psns after the next expected one has arrived, or none at all, or if plain;
+// otherwise a NACK with the first psn that has arrived.
 func (d *dumb) acks(window uint32, plain bool) (ack, sack uint32) {
 	bitmap := func(first uint32) (b uint32) {
 		for i := range uint32(32) {
@@ -52,7 +52,7 @@ func TestReceiverIsItsTwin(t *testing.T) {
 			r.next, r.high = start, start
 			nacks := 0
 			for i := range 20000 {
-				// Mostly near, now and then anywhere in the window and beyond, on both sides.
+				// Mostly near, sometimes anywhere in the window and beyond, on both sides.
 				psn := d.next + uint32(rng.IntN(window+8)) - 4
 				if i%3 == 0 {
 					psn = d.next + uint32(rng.IntN(3))
@@ -97,7 +97,7 @@ func TestReceiverIsItsTwin(t *testing.T) {
 	}
 }
 
-// line is a sender and a receiver with a channel of datagrams between them that a script plays with.
+// line is a sender and a receiver, and between them a channel of datagrams that a script controls.
 type line struct {
 	t      testing.TB
 	s      sender
@@ -107,8 +107,8 @@ type line struct {
 	paths  []*path
 	flying []uint32 // psns
 	acks   []PDL
-	got    map[uint32]bool // by the receiver
-	told   map[uint32]bool // to be acknowledged, by the sender
+	got    map[uint32]bool // psns that the receiver has
+	told   map[uint32]bool // psns that the sender considers acknowledged
 	base   uint32
 }
 
@@ -124,7 +124,10 @@ func newLine(t testing.TB, window, receive int, base uint32) *line {
 	return l
 }
 
-// acked checks that the receiver has what the sender believes it has. content.seqno holds the psn.
+// works implements acker.
+func (l *line) works(*path) {}
+
+// acked checks that the receiver has the packet. content.seqno holds the psn.
 func (l *line) acked(c *content) {
 	psn := uint32(c.seqno)
 	if !l.got[psn] {
@@ -162,7 +165,7 @@ func (l *line) again(p int) {
 	}
 }
 
-// deliver has the receiver get one that flies, and queues an acknowledgement.
+// deliver delivers a packet in flight to the receiver, and queues an acknowledgement.
 func (l *line) deliver(i int, keep bool) {
 	if len(l.flying) == 0 {
 		return
@@ -201,7 +204,7 @@ func (l *line) ack(i int, keep bool) {
 	}
 }
 
-// finish loses nothing any more: all must be acknowledged, once.
+// finish delivers reliably: all packets must be acknowledged, once.
 func (l *line) finish() {
 	for range 10 * (len(l.s.ring) + len(l.flying) + 10) {
 		for len(l.flying) > 0 {
@@ -259,7 +262,7 @@ func (l *line) script(b []byte) {
 			switch arg % 4 {
 			case 0:
 				l.paths[arg/4%3].gone = true
-				l.s.strand()
+				l.s.strand(func(p *path) bool { return p.living() })
 				l.paths[arg/4%3] = &path{Path: rdma.Path{Slot: arg, Sent: new(atomic.Uint64), Again: new(atomic.Uint64)}, share: 1}
 			case 1:
 				l.s.expire(8, l.now)
@@ -271,8 +274,8 @@ func (l *line) script(b []byte) {
 	l.finish()
 }
 
-// FuzzPDL plays with packets and acknowledgements between a sender and a receiver: no packet is believed to have arrived that has
-// not, none is delivered twice, windows hold, and in the end everything is acknowledged.
+// FuzzPDL fuzzes the channel between a sender and a receiver: the sender never considers a missing packet as arrived, no packet is
+// delivered twice, windows hold, and in the end all packets are acknowledged.
 func FuzzPDL(f *testing.F) {
 	f.Add([]byte{0, 15, 2, 15, 6, 15}, uint16(32), uint16(32), uint32(0))
 	f.Add([]byte{0, 15, 4, 0, 2, 15, 6, 15, 7, 0, 3, 200, 5, 1}, uint16(256), uint16(1024), uint32(0xfffffff0))
@@ -292,15 +295,15 @@ func FuzzPDL(f *testing.F) {
 	})
 }
 
-// TestSenderKeepsThePathsOrder: what was sent before others that have arrived by the same path is lost; what another path carries
-// is not.
+// TestSenderKeepsThePathsOrder checks that packets sent before others that have arrived on the same path are lost, and that packets on
+// another path are not.
 func TestSenderKeepsThePathsOrder(t *testing.T) {
 	l := newLine(t, 64, 64, 0)
 	for range 4 {
-		l.push(0, false) // psns 0 to 3 by path 0
+		l.push(0, false) // psns 0 to 3 on path 0
 	}
 	for range 4 {
-		l.push(1, false) // 4 to 7 by path 1
+		l.push(1, false) // 4 to 7 on path 1
 	}
 	l.flying = l.flying[1:] // 0 is lost
 	for range 3 {
@@ -311,7 +314,7 @@ func TestSenderKeepsThePathsOrder(t *testing.T) {
 		t.Errorf("psn 0 lost: %v, %d in all", l.s.at(0).lost, l.s.lost)
 	}
 	l.again(1)
-	l.deliver(3, false) // 7 overtakes nothing of path 0, but 4, 5, 6 of its own
+	l.deliver(3, false) // 7 overtakes no packet of path 0, but 4, 5, 6 of its path
 	l.ack(len(l.acks)-1, false)
 	if l.s.at(4).lost != true || l.s.at(5).lost || l.s.lost != 1 {
 		t.Errorf("psn 4 lost: %v, 5: %v; %d in all", l.s.at(4).lost, l.s.at(5).lost, l.s.lost)
@@ -320,7 +323,7 @@ func TestSenderKeepsThePathsOrder(t *testing.T) {
 	l.finish()
 }
 
-// TestSenderRefusesLies: acknowledgements of what was never sent change nothing.
+// TestSenderRefusesLies checks that acknowledgements of packets that were never sent change nothing.
 func TestSenderRefusesLies(t *testing.T) {
 	l := newLine(t, 64, 64, 100)
 	for range 5 {
@@ -337,7 +340,7 @@ func TestSenderRefusesLies(t *testing.T) {
 	l.finish()
 }
 
-// TestWindows: the last place is kept for a new acknowledgement, and the peer's window counts when it is smaller.
+// TestWindows checks that the last place is reserved for a new acknowledgement, and that the peer's window applies if it is smaller.
 func TestWindows(t *testing.T) {
 	l := newLine(t, 16, 16, 0)
 	for range 40 {
@@ -365,8 +368,8 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// TestPeerShrinksItsWindow: packets that ask for nothing wait for nothing, until a smaller window of the peer's is full of them. Only
-// from then on does time count.
+// TestPeerShrinksItsWindow checks that packets without a request for acknowledgement start no timer, until they fill a smaller window of
+// the peer. Time counts only from then on.
 func TestPeerShrinksItsWindow(t *testing.T) {
 	l := newLine(t, 64, 64, 0)
 	for range 4 {
@@ -382,7 +385,7 @@ func TestPeerShrinksItsWindow(t *testing.T) {
 	}
 }
 
-// TestPathsDealByShare: over time each path carries its share of bytes, within a run.
+// TestPathsDealByShare checks that over time each path carries its share of bytes, within a run.
 func TestPathsDealByShare(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	var s paths
@@ -401,7 +404,7 @@ func TestPathsDealByShare(t *testing.T) {
 		sum, largest := 0, 0
 		for range 20000 {
 			n := 64 + rng.IntN(1000)
-			p := s.next(n, nil)
+			p := s.next(n, nil, 0)
 			p.count(n, false)
 			sum += n
 			largest = max(largest, n)
@@ -418,7 +421,7 @@ func TestPathsDealByShare(t *testing.T) {
 	}
 }
 
-// TestPathsSet: which paths live, and when what is in flight must move.
+// TestPathsSet checks which paths are live, and when packets in flight must move.
 func TestPathsSet(t *testing.T) {
 	path := func(slot int, share uint32, lent bool) rdma.Path {
 		return rdma.Path{Slot: slot, Port: uint16(50000 + slot), Share: share, Lent: lent, Sent: new(atomic.Uint64), Again: new(atomic.Uint64)}

@@ -2,7 +2,7 @@
 
 package superp_test
 
-// scale divides the sizes of long tests under the race detector; seeds is how many runs of each kind there are.
+// scale divides the sizes of long tests under the race detector; seeds is the number of runs of each kind.
 const (
 	scale = 5
 	seeds = 1

@@ -6,9 +6,9 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Shutdown ends the connection from this side. Soft: nothing new is taken, what is outstanding both ways finishes, Last NULLs go
-// both ways, then Host.Failed is told ErrShutdown. Hard: all that is pending fails with rdma.ErrFlushed at once, Host.Failed is
-// told, and the peer is not: its agent is.
+// Shutdown ends the connection from this side. A soft shutdown accepts no new operations, lets outstanding operations of both directions
+// finish and exchanges Last NULLs; then it calls Host.Failed with ErrShutdown. A hard shutdown completes all pending operations with
+// rdma.ErrFlushed at once and calls Host.Failed. It does not notify the peer, which has its own agent for that.
 func (c *Connection) Shutdown(soft bool) {
 	if soft {
 		c.shut(ErrShutdown)
@@ -18,7 +18,7 @@ func (c *Connection) Shutdown(soft bool) {
 	}
 }
 
-// shut stops taking operations; why goes to the host when all have completed.
+// shut stops accepting operations; why goes to the host once all have completed.
 func (c *Connection) shut(why error) {
 	if !c.draining && !c.removed {
 		c.draining = true
@@ -27,9 +27,9 @@ func (c *Connection) shut(why error) {
 	}
 }
 
-// Close completes what has not with rdma.ErrFlushed, and says Last NULL to the peer. What the peer has outstanding is answered
-// with Transaction errors (MajorShutdown) from now on; the connection lingers without the host until the peer has said Last NULL
-// too, or rdma.Timing.GiveUp is over.
+// Close completes all incomplete operations with rdma.ErrFlushed, and sends Last NULL to the peer. From then on it answers the peer's
+// outstanding operations with Transaction errors (MajorShutdown). The connection stays, without its host, until the peer has sent Last NULL
+// too, or for rdma.Timing.GiveUp.
 func (c *Connection) Close() {
 	if c.closed {
 		return
@@ -61,7 +61,7 @@ func (c *Connection) Close() {
 	c.touch()
 }
 
-// drained goes on with a shutdown when nothing is outstanding.
+// drained advances a shutdown once no operation is outstanding.
 func (c *Connection) drained(now time.Duration) {
 	if !c.draining || c.outstanding > 0 || c.queue.n > 0 || c.removed {
 		return
@@ -74,7 +74,7 @@ func (c *Connection) drained(now time.Duration) {
 	default:
 		c.ask(now)
 	}
-	// What the peer has outstanding is done when it says Last NULL.
+	// With its Last NULL the peer confirms that its own operations have finished.
 	if c.peerLast && c.why != nil {
 		why := c.why
 		c.why = nil
@@ -83,14 +83,14 @@ func (c *Connection) drained(now time.Duration) {
 		c.core.host.Failed(c, why)
 	}
 	if c.peerLast && c.lastAcked && c.closed {
-		// The peer may not know that its Last NULL has come: stay for its retransmissions.
+		// The peer may not have the acknowledgement of its Last NULL: stay for its retransmissions.
 		c.until = min(c.until, now+8*c.cfg.Timing.Retransmit)
 	}
 }
 
-// end is the end at once: operations complete with err, the host is told why.
+// end ends the connection at once: operations complete with err, the host receives why.
 func (c *Connection) end(err, why error) {
-	told := c.failed != nil // by drained
+	told := c.failed != nil // drained has already called Host.Failed
 	if !told {
 		c.failed = why
 	}
@@ -125,10 +125,10 @@ func (c *Connection) end(err, why error) {
 	}
 }
 
-// over says that nothing more comes of the connection: both Last NULLs have come, or it has ended otherwise.
+// over reports whether the connection is finished: both Last NULLs have arrived, or it has ended otherwise.
 func (c *Connection) over() bool { return c.removed || c.lastAcked && c.peerLast }
 
-// pending is how many operations have not completed.
+// pending returns the number of incomplete operations.
 func (c *Connection) pending() int {
 	n := c.queue.n
 	for i := range c.out {
@@ -139,7 +139,7 @@ func (c *Connection) pending() int {
 	return n
 }
 
-// release lets a connection carry operations that an agent has held.
+// release starts a connection that its agent has configured.
 func (c *Connection) release() {
 	c.held = false
 	c.touch()
@@ -151,7 +151,7 @@ func (c *Connection) noticed() {
 	}
 }
 
-// deadline is when the connection wants to be looked at; 0: never.
+// deadline returns the time of the connection's next timer; 0 means none.
 func (c *Connection) deadline() time.Duration {
 	d := c.ackAt
 	earlier := func(t time.Duration) {
@@ -165,14 +165,18 @@ func (c *Connection) deadline() time.Duration {
 	if t := c.probeAt(); t != 0 {
 		earlier(t)
 	}
+	earlier(c.probeLostAt())
+	for _, p := range c.paths.all {
+		earlier(c.stallAt(p))
+	}
 	if c.closed {
 		earlier(c.until)
 	}
 	return d
 }
 
-// probeAt is when to ask a silent peer for a sign of life that has operations of ours, or owes its Last NULL, but has no packet to
-// acknowledge; 0: never.
+// probeAt returns the time at which to probe a silent peer. The peer holds local operations or owes its Last NULL, but has no packet to
+// acknowledge. 0 means never.
 func (c *Connection) probeAt() time.Duration {
 	owed := c.outstanding > 0 || c.lastAcked && !c.peerLast && !c.closed
 	if !owed || c.tx.waiting() || !c.connected || c.removed {
@@ -181,7 +185,7 @@ func (c *Connection) probeAt() time.Duration {
 	return max(c.heard, c.tx.progress) + c.cfg.Timing.GiveUp/4
 }
 
-// tick does what is due.
+// tick handles the timers that are due.
 func (c *Connection) tick(now time.Duration) {
 	if c.closed && now >= c.until {
 		c.end(rdma.ErrFlushed, nil)
@@ -193,8 +197,9 @@ func (c *Connection) tick(now time.Duration) {
 	if t := c.probeAt(); t != 0 && now >= t {
 		c.probe = true
 	}
+	c.stall(now)
 	if t := c.tx.deadline(&c.cfg.Timing); t != 0 && now >= min(t, c.tx.progress+c.cfg.Timing.GiveUp) {
-		// By what the timer is late nobody has listened: acknowledgements that came while the process was stopped are yet to be read.
+		// For the time by which the timer is late, the process did not run: acknowledgements that arrived meanwhile are still unread.
 		c.tx.progress += now - min(t, c.tx.progress+c.cfg.Timing.GiveUp)
 		if now >= c.tx.progress+c.cfg.Timing.GiveUp {
 			c.end(rdma.ErrRetryExceeded, rdma.ErrRetryExceeded)

@@ -6,14 +6,14 @@ import (
 	"net/netip"
 )
 
-// NextHeader is SUPERp's number in SUNH's next header field; SUNHEtherType is what XDP2 sends SUNH under.
+// NextHeader is SUPERp's number in SUNH's next header field; SUNHEtherType is the EtherType under which XDP2 sends SUNH.
 const (
 	NextHeader    = 253
 	SUNHEtherType = 0x885b
 )
 
-// SUNH is the Scale Up Network Header, 8 bytes, big endian: what stands for UDP/IP inside one SUPERp subnet. This package sends
-// UDP/IP, because fared steers IP; SUNH is decoded and encoded, and expanded (Expand) where the two meet.
+// SUNH is the Scale Up Network Header, 8 bytes, big endian. It replaces UDP/IP inside one SUPERp subnet. This package sends UDP/IP, because
+// fared steers IP; it decodes and encodes SUNH, and converts it to UDP/IP (Expand) at the boundary.
 type SUNH struct {
 	TrafficClass uint8
 	NextHeader   uint8
@@ -23,7 +23,7 @@ type SUNH struct {
 	Destination  uint16
 }
 
-// DecodeSUNH takes a frame's payload and returns the header and what follows it.
+// DecodeSUNH decodes a frame's payload. It returns the header and the bytes that follow it.
 func DecodeSUNH(b []byte) (SUNH, []byte, error) {
 	if len(b) < sunhLen {
 		return SUNH{}, nil, fmt.Errorf("%w: SUNH of %d bytes", ErrMalformed, len(b))
@@ -34,7 +34,7 @@ func DecodeSUNH(b []byte) (SUNH, []byte, error) {
 		Destination: be.Uint16(b[6:])}, b[sunhLen:], nil
 }
 
-// Append appends the header as it is on the wire.
+// Append appends the header in wire format.
 func (h SUNH) Append(b []byte) []byte {
 	be := binary.BigEndian
 	b = append(b, h.TrafficClass, h.NextHeader)
@@ -42,10 +42,10 @@ func (h SUNH) Append(b []byte) []byte {
 	return be.AppendUint16(be.AppendUint16(b, h.Source), h.Destination)
 }
 
-// firstPort begins the range of UDP source ports that carry entropy.
+// firstPort is the first UDP source port of the entropy range.
 const firstPort = 0xC000
 
-// Expanded is what a SUNH header says, in terms of UDP/IP.
+// Expanded is a SUNH header in terms of UDP/IP.
 type Expanded struct {
 	Source, Destination netip.AddrPort
 	FlowLabel           uint32 // IPv6's, 20 bits; 0 for IPv4
@@ -53,8 +53,8 @@ type Expanded struct {
 	HopLimit            uint8
 }
 
-// Expand turns the header into UDP/IP of a SUPERp subnet: its prefix, whose host part has at least 16 bits, and the UDP
-// destination port. The flow label becomes the UDP source port, 49152 upwards, and IPv6's flow label.
+// Expand converts the header to UDP/IP in a SUPERp subnet. The host part of subnet has at least 16 bits; port is the UDP destination port.
+// The flow label becomes the UDP source port, from 49152 upwards, and IPv6's flow label.
 func (h SUNH) Expand(subnet netip.Prefix, port uint16) (Expanded, error) {
 	if h.NextHeader != NextHeader {
 		return Expanded{}, fmt.Errorf("%w: SUNH with next header %d", ErrMalformed, h.NextHeader)
@@ -76,12 +76,12 @@ func (h SUNH) Expand(subnet netip.Prefix, port uint16) (Expanded, error) {
 	return e, nil
 }
 
-// Compress is the reverse of Expand: the two addresses must be of the subnet and differ from its prefix in the last 16 bits
-// alone, the source port must be one that Expand gives, and the hop limit must have 4 bits.
+// Compress is the inverse of Expand. Both addresses must be in the subnet and differ from its prefix in the last 16 bits only, the source
+// port must be in the range of Expand, and the hop limit must have 4 bits.
 func Compress(e Expanded, subnet netip.Prefix) (SUNH, error) {
 	label := e.Source.Port() - firstPort
 	if e.Source.Port() < firstPort || label > 0xfff {
-		return SUNH{}, fmt.Errorf("source port %d is no flow label", e.Source.Port())
+		return SUNH{}, fmt.Errorf("source port %d is not a flow label", e.Source.Port())
 	}
 	if e.HopLimit > 0xf {
 		return SUNH{}, fmt.Errorf("hop limit %d: SUNH's has 4 bits", e.HopLimit)

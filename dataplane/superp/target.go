@@ -7,62 +7,62 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// incoming is a transaction of the peer's.
+// incoming is a transaction of the peer.
 type incoming struct {
 	xid    uint16
 	open   bool
 	done   bool
 	opcode Opcode
-	total  int      // packets; 0 until the one with eom has come
-	got    int      // packets that have come
-	top    int      // highest seqno that has come
-	seen   []uint64 // which ones
-	jobs   int      // reads whose responses have not all been sent
+	total  int      // number of packets; 0 until the packet with eom has arrived
+	got    int      // received packets
+	top    int      // highest received seqno
+	seen   []uint64 // bitmap of received seqnos
+	jobs   int      // reads and answers that have not been completely sent
 	errors int      // errors that the peer has not acknowledged: ack_xid must not pass them
 	seqno  uint16   // of the next reply
 	msg    message
-	more   []whole // messages behind msg that were sent to the queue pair
+	more   []whole // messages to the queue pair behind msg
 }
 
-// whole is a message of one block that waits for those before it in its transaction.
+// whole is a message of one block that waits for earlier ones of its transaction.
 type whole struct {
 	seqno uint16
 	op    int
-	data  []byte // of a buffer of the core's
+	data  []byte // in a buffer of the core
 }
 
-// message is what the Sends of a transaction carry.
+// message is the message in the Sends of a transaction.
 type message struct {
-	seqno     uint16 // with op, the operation that began it, for errors: 0 for Sends, which are one message
+	seqno     uint16 // with op, the first operation, for errors: 0 for Sends, which form one message
 	op        int
 	head      [rdma.MaxHead]byte
-	begun     bool // the head has come
+	begun     bool // the head has arrived
 	admitted  bool
 	waiting   bool // for Ready
-	refused   bool // or failed: what still comes of it is dropped
+	refused   bool // or failed: the remaining parts are dropped
 	delivered bool
-	length    int // of all, -1 until the last packet has come
+	length    int // total length, -1 until the last packet has arrived
 	have      int // bytes in body
 	body      []byte
-	held      []held // came before the message was admitted
+	held      []held // pieces received before the message was admitted
 }
 
-// held is a piece of a message that waits.
+// held is a piece of a message that waits for its admission.
 type held struct {
 	offset int
-	data   []byte // of a buffer of the core's
+	data   []byte // in a buffer of the core
 }
 
-// read is a part of an RMA read that has not been answered.
+// read is an RMA read that has not been completely answered.
 type read struct {
 	xid, seqno uint16
 	op         uint8
 	key        uint32
 	address    uint64
-	offset, n  int // sent so far, of how many
+	offset, n  int // bytes sent so far, of n
 }
 
-// request takes a packet of a transaction of the peer's. On an ordered connection it comes in the order of psns.
+// request handles a packet of a transaction of the peer. On an ordered connection packets arrive here in the order of psns.
 func (c *Connection) request(p *Packet) {
 	if int(p.TAL.XID-c.inNext) >= c.cfg.Parameters.Transactions {
 		c.core.count.stale++
@@ -111,7 +111,7 @@ func (c *Connection) executes(o Opcode) bool {
 	return false
 }
 
-// execute does the operations of a packet, each checked on its own.
+// execute executes the operations of a packet, and checks each separately.
 func (c *Connection) execute(s *incoming, p *Packet) {
 	host := c.core.host
 	for i := range int(p.TAL.NumOps) {
@@ -143,7 +143,7 @@ func (c *Connection) execute(s *incoming, p *Packet) {
 			switch {
 			case p.SendQP(i).QP != uint32(c.cid):
 				err = rdma.ErrRemoteInvalid
-			case s.msg.waiting: // so do those behind it
+			case s.msg.waiting: // the messages behind it wait too
 				s.more = append(s.more, whole{p.TAL.Seqno, i, c.core.copyOf(p.Block(i))})
 			default:
 				c.whole(s, p.TAL.Seqno, i, p.Block(i))
@@ -165,14 +165,14 @@ func (c *Connection) refuse(s *incoming, seqno uint16, op int, err error) {
 	c.answer(s, OpcodeError, answerOp{seqno: seqno, op: uint8(op), major: majorOf(err)})
 }
 
-// whole takes a message of one block.
+// whole handles a message of one block.
 func (c *Connection) whole(s *incoming, seqno uint16, op int, data []byte) {
 	s.msg = message{seqno: seqno, op: op, held: s.msg.held, length: -1}
 	c.piece(s, 0, data, true)
 	c.deliver(s)
 }
 
-// deliver gives the host its message, once all of it is in place.
+// deliver delivers the message to the host once it is complete.
 func (c *Connection) deliver(s *incoming) {
 	m := &s.msg
 	switch {
@@ -185,7 +185,7 @@ func (c *Connection) deliver(s *incoming) {
 	}
 }
 
-// piece takes a part of a message, in any order; last is the one that ends it.
+// piece handles a part of a message, in any order; last is true for the final one.
 func (c *Connection) piece(s *incoming, offset int, data []byte, last bool) {
 	m := &s.msg
 	if last {
@@ -215,7 +215,7 @@ func (c *Connection) piece(s *incoming, offset int, data []byte, last bool) {
 	}
 }
 
-// admit asks the host where the message goes.
+// admit requests the destination of the message from the host.
 func (c *Connection) admit(s *incoming) {
 	m, n := &s.msg, -1
 	if m.length >= 0 {
@@ -249,7 +249,7 @@ func (c *Connection) admit(s *incoming) {
 	c.dropHeld(m)
 }
 
-// place puts a piece of a message where it belongs.
+// place copies a piece of a message to its place.
 func (c *Connection) place(s *incoming, offset int, data []byte) {
 	m := &s.msg
 	at := offset - c.cfg.HeadSize
@@ -261,13 +261,13 @@ func (c *Connection) place(s *incoming, offset int, data []byte) {
 	m.have += len(data)
 }
 
-// malformed ends the connection: a message that the host has admitted cannot be delivered, and a receive waits for it.
+// malformed ends the connection: a message that the host has admitted cannot be delivered, and its receive stays occupied.
 func (c *Connection) malformed(s *incoming) {
 	c.refuse(s, s.msg.seqno, s.msg.op, rdma.ErrRemoteInvalid)
-	c.broken = fmt.Errorf("%w: a message is not as long as it says", rdma.ErrRemoteInvalid)
+	c.broken = fmt.Errorf("%w: the length of a message differs from its header", rdma.ErrRemoteInvalid)
 }
 
-// dropHeld gives the buffers of pieces back.
+// dropHeld releases the buffers of held pieces.
 func (c *Connection) dropHeld(m *message) {
 	for i, h := range m.held {
 		c.core.release(h.data)
@@ -276,7 +276,7 @@ func (c *Connection) dropHeld(m *message) {
 	m.held = m.held[:0]
 }
 
-// refuseMore answers the messages that waited behind one that will not be taken.
+// refuseMore refuses the messages that wait behind a refused one.
 func (c *Connection) refuseMore(s *incoming, err error) {
 	for i, w := range s.more {
 		c.refuse(s, w.seqno, w.op, err)
@@ -286,7 +286,7 @@ func (c *Connection) refuseMore(s *incoming, err error) {
 	s.more = s.more[:0]
 }
 
-// settle ends a transaction that is complete, delivers its message, and moves ack_xid.
+// settle ends a transaction that is complete, delivers its message, and advances ack_xid.
 func (c *Connection) settle(s *incoming) {
 	if !s.open || s.done || s.total == 0 || s.got < s.total || c.broken != nil {
 		return
@@ -316,7 +316,7 @@ func (c *Connection) settle(s *incoming) {
 	}
 }
 
-// retry asks again for messages that wait for the host, oldest first, until one must wait on.
+// retry retries the admission of waiting messages, oldest first, until one has to keep waiting.
 func (c *Connection) retry() {
 	if c.waiters == 0 {
 		return
@@ -343,8 +343,8 @@ func (c *Connection) retry() {
 	}
 }
 
-// mustWait says whether an ordered connection may not execute a request yet: a message before it waits for the host; or a read
-// before it has not been answered, and the request would change what it reads.
+// mustWait reports whether an ordered connection may not execute a request yet: an earlier message waits for the host; or the response to
+// an earlier read is unacknowledged, and the request might change the bytes to be read.
 func (c *Connection) mustWait(p *Packet) bool {
 	if o := p.TAL.Opcode; c.reading > 0 && o != OpcodeRead && o != OpcodeKeyedRead {
 		return true
@@ -352,8 +352,8 @@ func (c *Connection) mustWait(p *Packet) bool {
 	return c.waiters > 0 && c.waiter != p.TAL.XID
 }
 
-// block keeps a packet of an ordered connection until it may be executed. The peer's tal_trans_window bounds how many there are:
-// packets of transactions outside of it are dropped.
+// block keeps a packet of an ordered connection until it may be executed. The peer's tal_trans_window limits the number of such packets:
+// those of transactions outside the window are dropped.
 func (c *Connection) block(p *Packet, raw []byte) {
 	par := &c.cfg.Parameters
 	if int(p.TAL.XID-c.inNext) >= par.Transactions || c.blocked.n >= par.Transactions*par.PacketsPerTransaction {
@@ -363,11 +363,11 @@ func (c *Connection) block(p *Packet, raw []byte) {
 	c.blocked.push(c.core.copyOf(raw))
 }
 
-// unblock executes what may be by now.
+// unblock executes blocked packets that no longer have to wait.
 func (c *Connection) unblock() {
 	for c.blocked.n > 0 && c.broken == nil {
 		raw := *c.blocked.at(0)
-		p, _ := Decode(raw) // it was decoded before
+		p, _ := Decode(raw) // cannot fail: decoded on arrival
 		if c.mustWait(&p) {
 			return
 		}

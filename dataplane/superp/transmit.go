@@ -7,7 +7,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// kind is what a packet of the send window carries.
+// kind is the kind of a packet in the send window.
 type kind uint8
 
 const (
@@ -17,17 +17,17 @@ const (
 	reply
 )
 
-// content is what a packet carries, by reference: each transmission builds it anew.
+// content is a packet's content, by reference: each transmission rebuilds the packet.
 type content struct {
 	kind    kind
 	tx      *transaction // request
-	seqno   int          // of it
+	seqno   int          // of the packet in tx
 	answer  *answer      // reply
-	probe   bool         // No-op: to be acknowledged
+	probe   bool         // No-op: requests an acknowledgement
 	carried uint16       // ack_xid of the first transmission
 }
 
-// answer is a packet of replies to operations of one transaction of the peer's.
+// answer is a packet of replies to operations of one of the peer's transactions.
 type answer struct {
 	slot   *incoming
 	opcode Opcode
@@ -42,9 +42,9 @@ type answer struct {
 type answerOp struct {
 	seqno     uint16
 	op        uint8
-	major     uint16 // Transaction error
-	was       uint64 // atomic response
-	key       uint32 // read response: where the data is, looked up whenever it is sent: the region may be gone by then
+	major     uint16 // of a Transaction error
+	was       uint64 // of an atomic response: the previous value
+	key       uint32 // of a read response: the source, looked up at each transmission because the region may be deregistered by then
 	address   uint64
 	offset, n int
 }
@@ -62,7 +62,7 @@ func (c *Connection) answer(s *incoming, o Opcode, op answerOp) {
 	if o == OpcodeError {
 		s.errors++
 	} else {
-		s.jobs++ // the transaction is not complete before the answer is under way
+		s.jobs++ // the transaction is not complete before the answer is sent
 	}
 }
 
@@ -80,7 +80,7 @@ func (c *Connection) newAnswer(s *incoming, o Opcode, op answerOp) *answer {
 	return a
 }
 
-// nextAnswer is the next packet of replies; nil when there is none.
+// nextAnswer returns the next packet of replies, or nil.
 func (c *Connection) nextAnswer() *answer {
 	if c.answers.n > 0 {
 		a := c.answers.pop()
@@ -103,7 +103,7 @@ func (c *Connection) nextAnswer() *answer {
 	}
 	first := c.reads.pop()
 	s.jobs--
-	// Small reads of one packet share a response, if their blocks are equal.
+	// Small reads of the same packet share a response if their blocks have equal lengths.
 	for first.n == n && c.reads.n > 0 && a.n < c.opsPerPacket && (a.n+1)*(n+8) <= c.payload {
 		r := c.reads.at(0)
 		if r.xid != first.xid || r.seqno != first.seqno || r.n != n {
@@ -119,15 +119,15 @@ func (c *Connection) nextAnswer() *answer {
 	return a
 }
 
-// sending marks the last reply to a transaction, and ends the transaction if nothing else is to be done for it: the reply carries
-// the ack_xid that covers it.
+// sending marks the last reply to a transaction, and ends the transaction if no other work is left: the reply then carries the ack_xid that
+// covers it.
 func (c *Connection) sending(a *answer) {
 	s := a.slot
 	a.eom = s.total > 0 && s.got == s.total && s.jobs == 0
 	c.settle(s)
 }
 
-// acked takes back what a packet carried that has arrived.
+// acked releases the content of a packet that has arrived.
 func (c *Connection) acked(x *content) {
 	if int16(x.carried-c.confirmed) > 0 {
 		c.confirmed = x.carried
@@ -155,11 +155,72 @@ func (c *Connection) acked(x *content) {
 	}
 }
 
-// newAck says whether the next packet acknowledges something that no packet has.
+// works notes that the peer has acknowledged a packet on a path.
+func (c *Connection) works(p *path) { c.paths.restored(p, c.core.host.Now()) }
+
+// stallAt returns the time at which a path counts as stalled if none of its packets is acknowledged until then; 0 means never. It considers
+// only paths that have lost packets or carry the oldest unacknowledged one, since sack_bitmap does not show packets far behind the oldest
+// one.
+func (c *Connection) stallAt(p *path) time.Duration {
+	if p.stalled || !p.living() || p.asked <= p.acked {
+		return 0
+	}
+	from := p.quiet
+	if r := c.tx.oldest(); p.losses == 0 {
+		if r == nil || r.path != p {
+			return 0
+		}
+		from = max(from, r.at)
+	}
+	return from + c.cfg.Timing.Stall
+}
+
+// probeLostAt returns the time at which the probe packet of a stalled path counts as lost, if the window waits for it; 0 means never.
+func (c *Connection) probeLostAt() time.Duration {
+	r := c.tx.oldest()
+	if r == nil || r.lost || c.paths.usable(r.path) {
+		return 0
+	}
+	return r.at + c.tx.rtt.late(c.cfg.Timing.AckDelay)
+}
+
+// stall detects stalled paths. Their packets in flight move to other paths, if any works.
+func (c *Connection) stall(now time.Duration) {
+	timing := &c.cfg.Timing
+	if t := c.probeLostAt(); t != 0 && now >= t {
+		r := c.tx.oldest()
+		c.tx.lose(r)
+		r.expired = true
+	}
+	for _, p := range c.paths.all {
+		t := c.stallAt(p)
+		switch {
+		case t == 0 || now < t:
+		case now-t > timing.Stall/4:
+			p.quiet = now - timing.Stall*3/4 // the process did not run: acknowledgements may be waiting in the socket
+		default:
+			c.core.count.stalls++
+			c.paths.stall(p, now, timing)
+			c.tx.strand(c.paths.usable)
+		}
+	}
+}
+
+// tellStalls reports stalled and recovered paths to the host.
+func (c *Connection) tellStalls() {
+	for _, p := range c.paths.changed {
+		if p.stalled != p.told && !c.closed {
+			p.told = p.stalled
+			c.core.host.Stalled(c, p.Slot, p.stalled)
+		}
+	}
+	c.paths.changed = c.paths.changed[:0]
+}
+
+// newAck reports whether the next packet would carry a new acknowledgement.
 func (c *Connection) newAck() bool { return c.rx.moved || c.inNext-1 != c.told }
 
-// transmitNew sends what waits, as far as the windows allow. Replies and requests take turns, run by run, so that neither end
-// starves the other.
+// transmitNew sends new packets as the windows allow. Replies and requests alternate by run, so that neither direction starves the other.
 func (c *Connection) transmitNew(now time.Duration) {
 	for c.tx.room(c.newAck()) {
 		replies := c.answers.n > 0 || c.reads.n > 0
@@ -195,14 +256,14 @@ func (c *Connection) transmitNew(now time.Duration) {
 	}
 }
 
-// ask makes room where nothing but unacknowledged acknowledgements takes it.
+// ask makes room if only unacknowledged acknowledgements fill the window.
 func (c *Connection) ask(now time.Duration) {
 	if c.tx.ask(now) {
 		c.repeat(now)
 	}
 }
 
-// repeat sends the oldest packet that is not acknowledged once more.
+// repeat retransmits the oldest unacknowledged packet.
 func (c *Connection) repeat(now time.Duration) {
 	c.core.count.retransmitted++
 	c.transmit(c.tx.una, c.tx.at(c.tx.una), true, now)
@@ -216,7 +277,7 @@ func (c *Connection) send(x content, now time.Duration) {
 	c.transmit(psn, r, false, now)
 }
 
-// again sends what is lost, oldest first.
+// again retransmits lost packets, oldest first.
 func (c *Connection) again(now time.Duration) {
 	for psn := c.tx.una; c.tx.lost > 0 && psn != c.tx.nxt; psn++ {
 		r := c.tx.at(psn)
@@ -232,7 +293,7 @@ func (c *Connection) again(now time.Duration) {
 	}
 }
 
-// transmit builds a packet and sends it by the path whose turn it is.
+// transmit builds a packet and sends it on the next path.
 func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration) {
 	x := &r.content
 	h := PDL{DCID: c.remoteCID, RWin: uint16(c.rx.window - 1), PSN: psn}
@@ -260,15 +321,16 @@ func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration
 	case x.kind == noOp:
 		p = c.paths.rotate()
 	case r.expired:
-		p = c.paths.next(len(b)+len(payload), r.path)
+		p = c.paths.next(len(b)+len(payload), r.path, now)
 	default:
-		p = c.paths.next(len(b)+len(payload), nil)
+		p = c.paths.next(len(b)+len(payload), nil, now)
 	}
 	p.count(data, again)
 	c.tx.went(r, p, now)
 	c.rx.moved, c.rx.pending = false, 0
+	// told is the ack_xid of new packets only: if the first transmission has arrived, the loss of a retransmission goes unnoticed.
 	if c.told == c.inNext-1 {
-		c.ackAt, c.ackNow = 0, false // a retransmission may be lost when the first transmission was not: it does not count for ack_xid
+		c.ackAt, c.ackNow = 0, false
 	}
 	c.core.count.sent++
 	if p.Tunnel != nil {
@@ -279,8 +341,8 @@ func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration
 	c.core.scratch = b[:0]
 }
 
-// buildAnswer appends a reply's TAL header and operations to b, and returns the data that follows and how much it is in all. What
-// may not be read any more becomes a Transaction error.
+// buildAnswer appends a reply's TAL header and operations to b. It returns the data that follows them, and the number of data bytes. A read
+// whose memory is no longer accessible becomes a Transaction error.
 func (c *Connection) buildAnswer(b []byte, t TAL, a *answer) (head, payload []byte, data int) {
 	t.Opcode, t.XID, t.Seqno, t.NumOps, t.EOM = a.opcode, a.xid, a.seqno, uint8(a.n), a.eom
 	start := len(b)
@@ -325,12 +387,12 @@ func (c *Connection) buildAnswer(b []byte, t TAL, a *answer) (head, payload []by
 	return b, nil, data
 }
 
-// acknowledge sends a No-op if an acknowledgement is due that nothing else carried. It takes a psn, as every packet does, but asks
-// for an acknowledgement of its own only if it brings an ack_xid that no other packet is known to have brought: two ends would
-// never fall silent otherwise. With the window full it is the oldest packet that carries the acknowledgement, once more.
+// acknowledge sends a No-op if an acknowledgement is due that no other packet has carried. The No-op consumes a psn like every packet, but
+// requests an acknowledgement only if its ack_xid is new; otherwise the two ends would acknowledge each other forever. If the window is
+// full, a retransmission of the oldest packet carries the acknowledgement.
 func (c *Connection) acknowledge(now time.Duration) {
 	if c.told != c.inNext-1 && !c.ackNow {
-		// Transactions are complete: the peer hears it at once if no other is under way, else in company.
+		// Transactions are complete: acknowledge at once if no other is open, else after AckDelay.
 		c.ackNow = c.open == 0
 		if c.ackAt == 0 {
 			c.ackAt = now + c.cfg.Timing.AckDelay

@@ -16,11 +16,11 @@ type Transport struct {
 
 var _ rdma.Transport = (*Transport)(nil)
 
-// New makes a transport; the configuration must be one that Config.Resolve takes, else it panics. Start opens its sockets, in the
-// network namespace of the thread that calls it.
+// New makes a transport. It panics if Config.Resolve rejects the configuration. Start opens the sockets, in the network namespace of the
+// calling thread.
 func New(cfg Config) *Transport { return &Transport{Core: NewCore(cfg, nil)} }
 
-// Start opens the sockets: it fails when the UDP port is taken at the host's address, or the address is not there.
+// Start opens the sockets. It fails if the UDP port is taken at the host's address, or if the host lacks the address.
 func (t *Transport) Start(h rdma.Host) error {
 	if err := t.Core.Start(h); err != nil {
 		return err
@@ -29,12 +29,12 @@ func (t *Transport) Start(h rdma.Host) error {
 	if err != nil {
 		return fmt.Errorf("superp: UDP port %d of %v: %w", t.cfg.Port, h.Address(), err)
 	}
-	// What came before this was for connections that nobody had, and needed no answer.
+	// Packets that arrived before were for no existing connection, and needed no answer.
 	h.Do(func() { t.out, t.endpoint = endpoint, endpoint })
 	return nil
 }
 
-// Flush sends what has been queued.
+// Flush sends the queued packets.
 func (t *Transport) Flush() {
 	if t.endpoint == nil {
 		return
@@ -43,7 +43,7 @@ func (t *Transport) Flush() {
 	t.endpoint.Flush()
 }
 
-// Counters are the core's and the sockets'.
+// Counters returns the counters of the core and of the sockets.
 func (t *Transport) Counters() map[string]uint64 {
 	m := t.Core.Counters()
 	if t.endpoint != nil {
@@ -52,7 +52,7 @@ func (t *Transport) Counters() map[string]uint64 {
 	return m
 }
 
-// Stop closes the sockets and waits for what reads them.
+// Stop closes the sockets and waits for their readers.
 func (t *Transport) Stop() {
 	if t.endpoint != nil {
 		t.endpoint.Close()

@@ -58,10 +58,10 @@ func BenchmarkGoodput(b *testing.B) {
 	}
 }
 
-// goodput writes b.N times, 64 at a time under way.
+// goodput writes b.N times, with 64 outstanding.
 func goodput(b *testing.B, p *pair, size int) {
 	data := make([]byte, size)
-	ops := make([]rdma.Op, 256) // more than are under way: the host spoils an operation after it has said that it is complete
+	ops := make([]rdma.Op, 256) // more than are outstanding: the host overwrites an operation after its completion
 	free := make(chan struct{}, 64)
 	for range cap(free) {
 		free <- struct{}{}
@@ -92,7 +92,7 @@ func goodput(b *testing.B, p *pair, size int) {
 	}
 }
 
-// tcpPair is a TCP connection between namespaces.
+// tcpPair returns a TCP connection between namespaces.
 func tcpPair(b *testing.B, spaces [2]*netnstest.Namespace, addresses [2]netip.Addr) (from, to net.Conn) {
 	b.Helper()
 	var l net.Listener

@@ -9,10 +9,10 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// parameters are what Local says: version (1), 0, port (2), id (4), nonce (16).
+// parameters are the contents of Local: version (1), 0, port (2), id (4), nonce (16).
 type parameters struct {
-	port  uint16 // where the endpoint listens
-	id    uint32 // of the channel at its endpoint
+	port  uint16 // listening port of the endpoint
+	id    uint32 // of the channel, unique in its endpoint
 	nonce [nonceSize]byte
 }
 
@@ -32,7 +32,7 @@ func (p *parameters) put() []byte {
 
 func (p *parameters) parse(b []byte) error {
 	if len(b) != parametersSize || b[0] != parametersVersion || b[1] != 0 {
-		return fmt.Errorf("tcpqp: parameters of %d bytes, of another version", len(b))
+		return fmt.Errorf("tcpqp: parameters of %d bytes, of an unknown version", len(b))
 	}
 	got := parameters{port: binary.BigEndian.Uint16(b[2:]), id: binary.BigEndian.Uint32(b[4:]), nonce: [nonceSize]byte(b[8:])}
 	if got.port == 0 {
@@ -53,10 +53,10 @@ type channel struct {
 
 	out0 initiator
 	in0  responder
-	out  source // out0
-	in   source // in0
+	out  source // queue entry of out0
+	in   source // queue entry of in0
 
-	// An OPEN that came before Connect.
+	// The latest OPEN received before Connect.
 	early     *conn
 	earlyOpen header
 }
@@ -76,10 +76,10 @@ func (c *channel) Connect(remote []byte, paths []rdma.Path) error {
 		return err
 	}
 	if c.connected || c.ended {
-		return errors.New("tcpqp: the channel has been connected already")
+		return errors.New("tcpqp: the channel is connected already")
 	}
 	if len(paths) == 0 {
-		return errors.New("tcpqp: a channel without a path")
+		return errors.New("tcpqp: the channel has no path")
 	}
 	c.remote, c.connected = p, true
 	c.path = choose(paths)
@@ -93,7 +93,7 @@ func (c *channel) Connect(remote []byte, paths []rdma.Path) error {
 	return nil
 }
 
-// choose returns the path that a channel sends by: the one with the largest share, else the one that is lent.
+// choose returns the path on which a channel sends: the one with the largest share, otherwise the lent one.
 func choose(paths []rdma.Path) rdma.Path {
 	best := paths[0]
 	for _, p := range paths[1:] {
@@ -104,13 +104,17 @@ func choose(paths []rdma.Path) rdma.Path {
 	return best
 }
 
-// SetPaths moves the channel to another flow when its port is another now. A channel that is lent a path and has nothing under
-// way stays: a later request would go by what SetPaths says then.
+// SetPaths moves the channel to another flow if its port changes. A channel with a lent path and no outstanding operations stays; its next
+// request uses the latest path.
 func (c *channel) SetPaths(paths []rdma.Path) {
 	if !c.connected || c.ended {
 		return
 	}
-	c.path = choose(paths)
+	path := choose(paths)
+	if path.Port != c.path.Port {
+		c.out0.moves()
+	}
+	c.path = path
 	if c.path.Share > 0 || c.out0.una != c.out0.nxt {
 		c.move()
 	}
@@ -132,7 +136,7 @@ func (c *channel) flowKey() flowKey {
 
 func (c *channel) Post(op *rdma.Op) bool {
 	if op.Kind > rdma.OpFetchAdd || len(op.Local) > maxOp || len(op.Head) > rdma.MaxHead {
-		panic(fmt.Sprintf("tcpqp: an operation of kind %d, %d bytes and a head of %d", op.Kind, len(op.Local), len(op.Head)))
+		panic(fmt.Sprintf("tcpqp: an invalid operation of kind %d, %d bytes and a head of %d", op.Kind, len(op.Local), len(op.Head)))
 	}
 	if !c.connected || c.ended {
 		return false
@@ -146,16 +150,16 @@ func (c *channel) Post(op *rdma.Op) bool {
 
 func (c *channel) Ready() { c.in0.resume() }
 
-// opened takes an OPEN of the peer's channel.
+// opened handles an OPEN of the peer's channel.
 func (c *channel) opened(k *conn, h *header) error {
 	if !c.connected {
-		if c.early == nil || int32(h.epoch-c.earlyOpen.epoch) > 0 { // else overtaken by one on another connection
+		if c.early == nil || int32(h.epoch-c.earlyOpen.epoch) > 0 { // otherwise an OPEN on another connection has overtaken it
 			c.early, c.earlyOpen = k, *h
 		}
 		return nil
 	}
 	if h.from != c.remote.id {
-		return fmt.Errorf("%w: OPEN of channel %d, not %d", errRequest, h.from, c.remote.id)
+		return fmt.Errorf("%w: OPEN of channel %d instead of %d", errRequest, h.from, c.remote.id)
 	}
 	return c.in0.open(k, h)
 }
@@ -165,7 +169,7 @@ func (c *channel) Close() {
 	c.e.forget(c)
 }
 
-// fail ends the channel and tells the set.
+// fail ends the channel and notifies the set.
 func (c *channel) fail(err error) {
 	if c.ended {
 		return
@@ -175,7 +179,7 @@ func (c *channel) fail(err error) {
 	c.e.host.Failed(c, err)
 }
 
-// end leaves both connections and completes everything.
+// end detaches the channel from both connections and completes all operations.
 func (c *channel) end(err error) {
 	if c.ended {
 		return

@@ -8,46 +8,47 @@ import (
 )
 
 const (
-	maxFrames = 64        // that a connection has cut and not sent
-	maxBatch  = 512 << 10 // bytes that go to one system call
-	maxPieces = 512       // in one; the kernel takes 1,024 (UIO_MAXIOV)
-	// maxRefusals is how many channels may wait to be told that there is none here. Nobody may be left out: it would wait in vain.
+	maxFrames = 64        // limit of cut, unsent frames per connection
+	maxBatch  = 512 << 10 // limit of bytes per system call
+	maxPieces = 512       // limit of pieces per system call; the kernel's limit is 1,024 (UIO_MAXIOV)
+	// maxRefusals is the maximum number of queued refusals. A connection that exceeds it fails: a dropped refusal would leave a channel of
+	// the peer waiting.
 	maxRefusals = 4096
 )
 
-// edge is what carries a connection: a socket, or a simulated stream. Its methods are called with the device's lock held.
+// edge carries a connection: it is a socket or a simulated stream. The caller holds the device's lock in all methods.
 type edge interface {
-	// kick says that fill may have something.
+	// kick reports that fill may return data.
 	kick()
-	// settle returns when no system call reads or writes memory that want or fill gave.
+	// settle returns once no system call accesses memory that want or fill returned.
 	settle()
-	// close ends the connection at once, with a reset; nothing is called after it, but what is under way.
+	// close ends the connection at once, with a reset. Apart from calls in progress, it is the last call.
 	close()
 }
 
-// half is what a connection carries frames for.
+// half is a half of a channel, whose frames a connection carries.
 type half interface {
 	emit(f *frame) bool
 	data(f *frame) ([]byte, bool)
 }
 
-// source is a half in a connection's queue of those that may have something to send.
+// source is a half with its place in a connection's queue of halves that may have frames to send.
 type source struct {
 	half
 	queued bool
 }
 
-// frame is a frame on its way out.
+// frame is an outgoing frame.
 type frame struct {
 	op     opcode
 	msn    uint32
-	length int // of its data
+	length int // length of its data
 	from   *source
 	put    [maxHeader]byte
 	putN   int
-	sent   int // bytes
-	piece  int // longest segment it is cut for; 0: whatever TCP makes of it
-	// What the option says of it.
+	sent   int // bytes sent
+	piece  int // maximum length of its segments; 0: TCP decides
+	// Contents of the option.
 	address uint64
 	key     uint32
 }
@@ -61,43 +62,44 @@ func (f *frame) set(h *header) {
 	}
 }
 
-// batch is what a system call is given: bufs[:ends[0]] is the first piece, and so on. Pieces are not joined into one segment.
+// batch is the data of a system call: bufs[:ends[0]] is the first piece, and so on. Pieces are not joined into one segment.
 type batch struct {
 	bufs [][]byte
 	ends []int
 	size int
-	// apart: pieces must be segments of their own.
+	// apart: pieces must be separate segments.
 	apart bool
 }
 
-// marker writes down where messages lie in a connection's stream, for the option.
+// marker records the positions of messages in a connection's stream, for the option.
 type marker interface {
-	// piece is how long a segment may be that carries the option: bytes; 0: no option.
+	// piece returns the maximum length of a segment with the option, in bytes; 0 disables the option.
 	piece() int
-	// mark says that a message begins at the stream's offset. data is all of its data, or nil if that may change.
+	// mark records a message at the stream's offset. data is all of its data, or nil if the data may change.
 	mark(offset uint64, f *frame, data []byte)
 }
 
-// conn is one connection: what comes in is cut into frames for channels, what goes out is taken from channels in turn.
+// conn is a connection: it cuts incoming data into frames for channels, and sends frames of its channels in turn.
 type conn struct {
 	e      *endpoint
-	flow   *flow // nil: the peer dialled
+	flow   *flow // nil: dialed by the peer
 	edge   edge
 	parser parser
 	begun  time.Duration
 	dead   error
+	moved  time.Duration // time of the latest transfer of bytes
 
-	frames      [maxFrames]frame // a ring
+	frames      [maxFrames]frame // circular buffer
 	first, nOut int
-	queue       []*source // a ring in the slice's capacity
-	offset      uint64    // bytes of frames that have been cut
+	queue       []*source // circular queue in the slice's capacity
+	offset      uint64    // length of all frames cut so far
 	out         batch
-	marks       marker // nil: none
-	optional    bool   // the peer wants the option
+	marks       marker // nil: no option
+	optional    bool   // the peer has requested the option
 	refusals    []uint32
 
-	in []*channel // that execute what the peer's channels send here
-	// The frame that is coming in, and its channel's epoch when it began.
+	in []*channel // channels whose responders are attached to this connection
+	// The incoming frame, and its channel's epoch at the start of the frame.
 	h       header
 	to      *channel
 	toEpoch uint32
@@ -107,7 +109,7 @@ func newConn(e *endpoint, f *flow, x edge) *conn {
 	return &conn{e: e, flow: f, edge: x, begun: e.host.Now(), parser: parser{buf: make([]byte, bufferSize)}}
 }
 
-// ready queues a half that may have something to send.
+// ready queues a half that may have frames to send.
 func (k *conn) ready(s *source) {
 	if !s.queued {
 		s.queued = true
@@ -116,11 +118,11 @@ func (k *conn) ready(s *source) {
 	k.e.dirty(k)
 }
 
-// settle waits until the edge does not touch anybody's memory.
+// settle waits until the edge accesses no memory of channels' operations.
 func (k *conn) settle() { k.edge.settle() }
 
-// detach forgets a half. Frames of its that have been cut and not sent end the connection: what they carry may not be there any
-// more, and the peer must not take other bytes for it.
+// detach removes a half. If frames of the half have been cut but not completely sent, the connection fails: their data may be gone, and the
+// peer must not receive other bytes in its place.
 func (k *conn) detach(s *source) {
 	if s.queued {
 		s.queued = false
@@ -128,23 +130,23 @@ func (k *conn) detach(s *source) {
 	}
 	for j := range k.nOut {
 		if k.frames[(k.first+j)%maxFrames].from == s {
-			k.fail(errors.New("tcpqp: a channel left while its frames were under way"))
+			k.fail(errors.New("tcpqp: a channel was detached while its frames were in transit"))
 			return
 		}
 	}
 }
 
-// refuse tells a channel of the peer's that there is none here.
+// refuse informs a channel of the peer that its other end does not exist.
 func (k *conn) refuse(channel uint32) {
 	if len(k.refusals) == maxRefusals {
-		k.fail(errors.New("tcpqp: the peer does not read what it is refused"))
+		k.fail(errors.New("tcpqp: the peer does not read refusals"))
 		return
 	}
 	k.refusals = append(k.refusals, channel)
 	k.e.dirty(k)
 }
 
-// fail ends the connection. Channels go on by the next.
+// fail ends the connection. Its channels continue on the next one.
 func (k *conn) fail(err error) {
 	if k.dead != nil {
 		return
@@ -155,13 +157,14 @@ func (k *conn) fail(err error) {
 	k.e.gone(k)
 }
 
-// want and got are the parser's.
+// want and got connect the edge's reads to the parser.
 func (k *conn) want() (a, b []byte) { return k.parser.want(k) }
 
 func (k *conn) got(n int) error {
 	if k.dead != nil {
 		return k.dead
 	}
+	k.moves(n)
 	if err := k.parser.got(n, k); err != nil && k.dead == nil {
 		k.e.stats.malformed++
 		k.fail(err)
@@ -169,7 +172,18 @@ func (k *conn) got(n int) error {
 	return k.dead
 }
 
-// begin has the header of a frame.
+// moves notes a transfer of n bytes, which proves that the path works.
+func (k *conn) moves(n int) {
+	if n == 0 || k.flow == nil {
+		return
+	}
+	k.moved = k.e.host.Now()
+	for _, c := range k.flow.channels {
+		c.out0.setStalled(false)
+	}
+}
+
+// begin handles the header of a frame.
 func (k *conn) begin(h *header) error {
 	if k.dead != nil {
 		return k.dead
@@ -188,7 +202,7 @@ func (k *conn) begin(h *header) error {
 		case opAccept, opRefuse, opAck, opReadAnswer, opAtomicAnswer, opError, opHold, opResume:
 			return c.out0.begin(h)
 		}
-		return fmt.Errorf("tcpqp: opcode %#x in an answer", uint8(h.op))
+		return fmt.Errorf("tcpqp: opcode %#x in a response", uint8(h.op))
 	}
 	switch h.op {
 	case opOpen:
@@ -209,7 +223,7 @@ func (k *conn) begin(h *header) error {
 	return fmt.Errorf("tcpqp: opcode %#x in a request", uint8(h.op))
 }
 
-// current says whether the channel of the frame that is coming in is still attached as it was when the frame began.
+// current reports whether the channel of the incoming frame is still attached as at the start of the frame.
 func (k *conn) current() bool {
 	switch {
 	case k.to == nil || k.dead != nil:
@@ -243,7 +257,7 @@ func (k *conn) end() error {
 	return k.dead
 }
 
-// wants notes what the peer understands.
+// wants records the peer's features.
 func (k *conn) wants(features uint32) {
 	if features&featureOption != 0 && !k.optional {
 		k.optional = true
@@ -251,7 +265,7 @@ func (k *conn) wants(features uint32) {
 	}
 }
 
-// fill cuts frames and gives what is to be written now; nil: nothing is.
+// fill cuts frames and returns the data to be written now, or nil.
 func (k *conn) fill() *batch {
 	if k.dead != nil {
 		return nil
@@ -265,7 +279,7 @@ func (k *conn) fill() *batch {
 		if f.length > 0 {
 			var ok bool
 			if data, ok = f.from.data(f); !ok || len(data) != f.length {
-				k.fail(errors.New("tcpqp: the data of a frame is gone"))
+				k.fail(errors.New("tcpqp: the data of a frame is no longer available"))
 				return nil
 			}
 		}
@@ -277,7 +291,7 @@ func (k *conn) fill() *batch {
 	return b
 }
 
-// add puts what is left of a frame into the batch, cut into pieces.
+// add adds the unsent part of a frame to the batch, cut into pieces.
 func (b *batch) add(f *frame, data []byte) {
 	at, all := f.sent, f.putN+f.length
 	for at < all && b.size < maxBatch && len(b.ends) < maxPieces {
@@ -302,7 +316,7 @@ func (b *batch) add(f *frame, data []byte) {
 	}
 }
 
-// cut takes frames from the halves in turn while there is room.
+// cut takes frames from the queued halves in turn while there is room.
 func (k *conn) cut() {
 	bytes := 0
 	for j := range k.nOut {
@@ -346,9 +360,10 @@ func (k *conn) push(f *frame) {
 	k.offset += uint64(f.putN + f.length)
 }
 
-// wrote says that n bytes of what fill gave last have been written.
+// wrote accounts for n written bytes of the batch that fill returned.
 func (k *conn) wrote(n int) {
 	k.e.stats.bytesSent += uint64(n)
+	k.moves(n)
 	for n > 0 && k.nOut > 0 {
 		f := &k.frames[k.first]
 		d := min(n, f.putN+f.length-f.sent)

@@ -10,35 +10,35 @@ import (
 )
 
 var (
-	errUnused = errors.New("tcpqp: no channel uses the connection any more")
+	errUnused = errors.New("tcpqp: no channel uses the connection now")
 	errLonely = errors.New("tcpqp: no channel has attached to the connection")
 )
 
-// maxStrangers is how many accepted connections may be there that no channel is attached to.
+// maxStrangers limits the accepted connections without an attached channel.
 const maxStrangers = 1024
 
-// network is what an endpoint dials by. Its methods are called with the device's lock held.
+// network dials for an endpoint. The caller holds the device's lock in all methods.
 type network interface {
-	// dial begins to dial; flow.dialled is called when that is over.
+	// dial starts to dial; it calls flow.dialed at the end.
 	dial(f *flow)
-	// cancel ends a dial that nobody waits for. flow.dialled may be called or not.
+	// cancel aborts a dial without waiters. flow.dialed may or may not be called.
 	cancel(f *flow)
-	// wakeAt asks for endpoint.tick at a time of Host.Now, instead of any asked for before.
+	// wakeAt requests endpoint.tick at a time of Host.Now, and replaces the previous request.
 	wakeAt(time.Duration)
-	// marker returns what writes the marks of a connection, nil if segments cannot carry the option.
+	// marker returns the marker of a connection, nil if segments cannot carry the option.
 	marker(k *conn) marker
-	// option says whether segments can carry the option.
+	// option reports whether segments can carry the option.
 	option() bool
 }
 
-// counters are the endpoint's.
+// counters are the counters of an endpoint.
 type counters struct {
-	requests, again, executed, held, copied, moved      uint64
-	dialled, accepted, lost, refused, malformed, failed uint64
-	bytesSent, strangers                                uint64
+	requests, again, executed, held, copied, moved     uint64
+	dialed, accepted, lost, refused, malformed, failed uint64
+	bytesSent, strangers, stalls                       uint64
 }
 
-// endpoint is the protocol: no socket, no clock, no goroutine. Its methods are called with the device's lock held.
+// endpoint is the protocol without sockets, clock and goroutines. The caller holds the device's lock in all methods.
 type endpoint struct {
 	host     rdma.Host
 	net      network
@@ -46,10 +46,10 @@ type endpoint struct {
 	port     uint16
 	lastID   uint32
 	channels map[uint32]*channel
-	list     []*channel // the same, in the order of making
+	list     []*channel // the same, in the order of creation
 	flows    map[flowKey]*flow
 	conns    []*conn
-	kicked   []*conn // dirty
+	kicked   []*conn // set of connections for dirty
 	wake     time.Duration
 	stats    counters
 }
@@ -73,13 +73,13 @@ func (e *endpoint) channel(cfg rdma.ChannelConfig) *channel {
 	return c
 }
 
-// forget ends what is known of a channel.
+// forget removes a channel.
 func (e *endpoint) forget(c *channel) {
 	delete(e.channels, c.local.id)
 	e.list = slices.DeleteFunc(e.list, func(x *channel) bool { return x == c })
 }
 
-// accept takes a connection that a peer has dialled; nil: there are too many strangers, x is the caller's to close.
+// accept handles a connection that a peer has dialed. It returns nil if there are too many strangers; the caller then closes x.
 func (e *endpoint) accept(x edge) *conn {
 	strangers := 0
 	for _, k := range e.conns {
@@ -98,7 +98,7 @@ func (e *endpoint) accept(x edge) *conn {
 	return k
 }
 
-// gone says that a connection has ended.
+// gone handles the end of a connection.
 func (e *endpoint) gone(k *conn) {
 	e.conns = slices.DeleteFunc(e.conns, func(x *conn) bool { return x == k })
 	if k.dead != errUnused {
@@ -114,7 +114,7 @@ func (e *endpoint) gone(k *conn) {
 	k.in = nil
 }
 
-// dirty notes that a connection may have something to send.
+// dirty schedules a kick of a connection that may have data to send.
 func (e *endpoint) dirty(k *conn) {
 	if n := len(e.kicked); n > 0 && e.kicked[n-1] == k {
 		return
@@ -122,7 +122,7 @@ func (e *endpoint) dirty(k *conn) {
 	e.kicked = append(e.kicked, k)
 }
 
-// flush kicks connections that may have something to send.
+// flush kicks the scheduled connections.
 func (e *endpoint) flush() {
 	for _, k := range e.kicked {
 		if k.dead == nil {
@@ -133,7 +133,7 @@ func (e *endpoint) flush() {
 	e.kicked = e.kicked[:0]
 }
 
-// wakeAt asks for a tick.
+// wakeAt requests a tick.
 func (e *endpoint) wakeAt(t time.Duration) {
 	if e.wake == 0 || t < e.wake {
 		e.wake = t
@@ -141,7 +141,7 @@ func (e *endpoint) wakeAt(t time.Duration) {
 	}
 }
 
-// tick does what is due.
+// tick handles the timers that are due.
 func (e *endpoint) tick() {
 	e.wake = 0
 	now := e.host.Now()
@@ -156,14 +156,18 @@ func (e *endpoint) tick() {
 		}
 	}
 	for _, c := range slices.Clone(e.list) {
-		if c.out0.stalled(now) {
+		if c.out0.tooLong(now) {
 			c.fail(rdma.ErrRetryExceeded)
 		} else if due := c.out0.look(); due != 0 {
 			e.wakeAt(due)
 		}
+		c.out0.silent(now)
+		if due := c.out0.stallAt(); due != 0 {
+			e.wakeAt(due)
+		}
 		f := c.out0.flow
 		switch {
-		case f == nil || f.dialAt == 0 || f.conn != nil || f.dialling:
+		case f == nil || f.dialAt == 0 || f.conn != nil || f.dialing:
 		case f.dialAt <= now:
 			f.dial()
 		default:
@@ -172,7 +176,7 @@ func (e *endpoint) tick() {
 	}
 }
 
-// features are what OPEN and ACCEPT say.
+// features returns the features for OPEN and ACCEPT.
 func (e *endpoint) features() uint32 {
 	if e.net.option() {
 		return featureOption
@@ -180,7 +184,7 @@ func (e *endpoint) features() uint32 {
 	return 0
 }
 
-// marker is what marks a connection's stream, if segments can carry the option.
+// marker returns the marker of a connection's stream, nil if segments cannot carry the option.
 func (e *endpoint) marker(k *conn) marker {
 	if !e.net.option() {
 		return nil
@@ -192,7 +196,7 @@ func (e *endpoint) counters() map[string]uint64 {
 	s := &e.stats
 	return map[string]uint64{
 		"requests_sent": s.requests, "retransmitted": s.again, "executed": s.executed, "held": s.held, "reads_copied": s.copied,
-		"moved": s.moved, "dialled": s.dialled, "accepted": s.accepted, "connections_lost": s.lost, "refused": s.refused,
-		"malformed": s.malformed, "failed": s.failed, "bytes_sent": s.bytesSent, "strangers": s.strangers,
+		"moved": s.moved, "dialed": s.dialed, "accepted": s.accepted, "connections_lost": s.lost, "refused": s.refused,
+		"malformed": s.malformed, "failed": s.failed, "bytes_sent": s.bytesSent, "strangers": s.strangers, "stalls": s.stalls,
 	}
 }

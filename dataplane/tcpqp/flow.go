@@ -11,34 +11,34 @@ const (
 	backoffMax = 100 * time.Millisecond
 )
 
-// flowKey is what tells flows of an endpoint apart.
+// flowKey identifies a flow of an endpoint.
 type flowKey struct {
 	remote netip.AddrPort
-	port   uint16 // the local port: the slot's
+	port   uint16 // the local port, which is the slot's
 }
 
-// flow is a slot's way to a peer: at most one connection, dialled again while a channel wants it.
+// flow is the connection of a slot to a peer: at most one at a time, redialed while a channel needs it.
 type flow struct {
 	key      flowKey
 	e        *endpoint
 	channels []*channel
 	conn     *conn
-	dialling bool
+	dialing  bool
 	backoff  time.Duration
-	dialAt   time.Duration // when to dial again; 0: not
+	dialAt   time.Duration // time of the next attempt; 0: none
 }
 
-// dial begins to dial.
+// dial starts to dial.
 func (f *flow) dial() {
-	f.dialling, f.dialAt = true, 0
-	f.e.stats.dialled++
+	f.dialing, f.dialAt = true, 0
+	f.e.stats.dialed++
 	f.e.net.dial(f)
 }
 
-// dialled says that dialling is over: x is what carries the connection, or nil. It returns the connection, nil when nobody wants
-// it any more; x then is the caller's to close.
-func (f *flow) dialled(x edge) *conn {
-	f.dialling = false
+// dialed handles the end of dialing: x carries the connection, or is nil after a failure. It returns the connection, or nil if no channel
+// needs it any longer; the caller then closes x.
+func (f *flow) dialed(x edge) *conn {
+	f.dialing = false
 	switch {
 	case len(f.channels) == 0 || f.e.flows[f.key] != f:
 		return nil
@@ -54,17 +54,17 @@ func (f *flow) dialled(x edge) *conn {
 	return f.conn
 }
 
-// again dials later, and ever later until a channel is accepted.
+// again schedules another attempt, with a backoff that doubles until a channel is accepted.
 func (f *flow) again() {
 	f.dialAt = f.e.host.Now() + f.backoff
 	f.backoff = min(max(2*f.backoff, backoffMin), backoffMax)
 	f.e.wakeAt(f.dialAt)
 }
 
-// accepted says that the connection works.
+// accepted resets the backoff: the connection works.
 func (f *flow) accepted() { f.backoff = 0 }
 
-// lost says that the connection is gone.
+// lost handles the end of the connection.
 func (f *flow) lost() {
 	f.conn = nil
 	for _, c := range f.channels {
@@ -75,7 +75,7 @@ func (f *flow) lost() {
 	}
 }
 
-// attach gives a channel the flow of its path.
+// attach attaches a channel to the flow of its path.
 func (e *endpoint) attach(c *channel) {
 	key := c.flowKey()
 	f := e.flows[key]
@@ -87,12 +87,12 @@ func (e *endpoint) attach(c *channel) {
 	c.out0.flow = f
 	if f.conn != nil {
 		c.out0.attach(f.conn)
-	} else if !f.dialling && f.dialAt == 0 {
+	} else if !f.dialing && f.dialAt == 0 {
 		f.dial()
 	}
 }
 
-// detach takes a channel from its flow, which ends with its last.
+// detach removes a channel from its flow, which ends with its last channel.
 func (e *endpoint) detach(c *channel) {
 	f := c.out0.flow
 	if f == nil {
@@ -114,7 +114,7 @@ func (e *endpoint) detach(c *channel) {
 	}
 	c.out0.lost()
 	c.out0.flow = nil
-	if last && f.dialling {
+	if last && f.dialing {
 		e.net.cancel(f)
 	}
 }

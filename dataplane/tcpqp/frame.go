@@ -8,49 +8,50 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// opcode says what a frame is. Those of RDMA operations are InfiniBand's for reliable connections (IBTA 1.4, Table 38), the ONLY
-// variants, since a frame is a whole message; others are from the range for vendors.
+// opcode is the kind of a frame. RDMA operations have InfiniBand's opcodes for reliable connections (IBTA 1.4, Table 38), in the ONLY
+// variant, since a frame is a whole message; other frames have opcodes from the vendor range.
 type opcode uint8
 
 const (
-	opSend         opcode = 0x04 // flags none; head, data
-	opWrite        opcode = 0x0a // where; data
-	opRead         opcode = 0x0c // where; length is what is asked for, no data follows
+	opSend         opcode = 0x04 // head, data
+	opWrite        opcode = 0x0a // address and key; data
+	opRead         opcode = 0x0c // address and key; length is the requested length, no data follows
 	opReadAnswer   opcode = 0x10 // data
 	opAck          opcode = 0x11 // all requests before msn have been executed, and need no other answer
-	opAtomicAnswer opcode = 0x12 // what was there
-	opCompareSwap  opcode = 0x13 // where, swap, compare
-	opFetchAdd     opcode = 0x14 // where, addend
+	opAtomicAnswer opcode = 0x12 // the previous value
+	opCompareSwap  opcode = 0x13 // address and key, swap, compare
+	opFetchAdd     opcode = 0x14 // address and key, addend
 	opOpen         opcode = 0xc0 // attaches a channel to the connection
 	opAccept       opcode = 0xc1 // msn: the first request that has not been executed
-	opRefuse       opcode = 0xc2 // status: why
-	opError        opcode = 0xc3 // status: why the request was not executed
-	opHold         opcode = 0xc4 // no receive for the SEND msn: stop
-	opResume       opcode = 0xc5 // go on from msn
+	opRefuse       opcode = 0xc2 // status: the reason
+	opError        opcode = 0xc3 // status: the reason why the request was not executed
+	opHold         opcode = 0xc4 // no receive for SEND msn: stop
+	opResume       opcode = 0xc5 // continue from msn
 )
 
-// headerSize is what all frames begin with: opcode, status, length of the head, 0, channel (4), msn (4), done (4), length (4).
+// headerSize is the length of the fixed part of all headers: opcode, status, length of the head, 0, channel (4), msn (4), done (4), length
+// (4).
 const headerSize = 20
 
-// Sizes of what follows, by opcode.
+// Sizes of the variable part, by opcode.
 const (
 	whereSize  = 12 // address (8), key (4)
 	atomicSize = whereSize + 16
-	openSize   = 4 + 4 + 4 + 4 + nonceSize // magic, whose channel, epoch, features, nonce
+	openSize   = 4 + 4 + 4 + 4 + nonceSize // magic, sender's channel, epoch, features, nonce
 	nonceSize  = 16
 	acceptSize = 8 // epoch, features
 	wasSize    = 8
-	// WriteHeader is how long a WRITE's frame is before its data: bytes.
+	// WriteHeader is the number of bytes in front of the data in a WRITE's frame.
 	WriteHeader = headerSize + whereSize
 	maxHeader   = headerSize + openSize + rdma.MaxHead
 )
 
-const magic = 0x46515031 // "FQP1": the protocol's version, too
+const magic = 0x46515031 // "FQP1": also identifies the version of the protocol
 
-// featureOption: whoever says so wants segments to carry the option.
+// featureOption requests that segments carry the option.
 const featureOption = 1
 
-// status says what is wrong.
+// status is the reason of a refusal or an error.
 type status uint8
 
 const (
@@ -58,11 +59,11 @@ const (
 	statusAccess           // rdma.ErrRemoteAccess
 	statusInvalid          // rdma.ErrRemoteInvalid
 	statusOperation        // rdma.ErrRemoteOperation
-	statusGone             // REFUSE: no such channel, or not any more
+	statusGone             // REFUSE: the channel does not exist, or has ended
 	statusHeld             // ACCEPT: HOLD is in force
 )
 
-// statusOf is how the wire says an error of the Host's.
+// statusOf returns the status for an error of the Host.
 func statusOf(err error) status {
 	switch {
 	case errors.Is(err, rdma.ErrRemoteAccess):
@@ -73,7 +74,7 @@ func statusOf(err error) status {
 	return statusOperation
 }
 
-// err is how an operation completes that was answered so.
+// err returns the error with which an operation with this status completes.
 func (s status) err() error {
 	switch s {
 	case statusAccess:
@@ -84,18 +85,18 @@ func (s status) err() error {
 	return rdma.ErrRemoteOperation
 }
 
-// header is a frame but for its data. Fields that its opcode does not have are 0.
+// header is a frame without its data. Fields that its opcode does not use are 0.
 type header struct {
 	op      opcode
 	status  status
-	channel uint32 // the receiver's
+	channel uint32 // number of the receiving channel
 	msn     uint32
-	done    uint32 // OPEN and requests: the first request that has no answer yet
-	length  uint32 // bytes of data; READ: asked for
+	done    uint32 // OPEN and requests: the first unanswered request
+	length  uint32 // length of the data; READ: requested length
 
 	address       uint64
 	key           uint32
-	swap, compare uint64 // atomics; swap is the addend, and in an answer what was there
+	swap, compare uint64 // atomics; swap is the addend of FetchAdd, and the previous value in an answer
 
 	from, epoch, features uint32 // OPEN; ACCEPT has the last two
 	nonce                 [nonceSize]byte
@@ -104,7 +105,7 @@ type header struct {
 	headN uint8
 }
 
-// extension is how many bytes follow the fixed part, without SEND's head; false: no such opcode.
+// extension returns the length of the variable part without SEND's head, and false for an unknown opcode.
 func (o opcode) extension() (int, bool) {
 	switch o {
 	case opWrite, opRead:
@@ -123,7 +124,7 @@ func (o opcode) extension() (int, bool) {
 	return 0, false
 }
 
-// data is how many bytes of data follow the header.
+// data returns the length of the data that follows the header.
 func (h *header) data() int {
 	switch h.op {
 	case opSend, opWrite, opReadAnswer:
@@ -132,7 +133,7 @@ func (h *header) data() int {
 	return 0
 }
 
-// put writes the header, which fits maxHeader bytes, and returns its length.
+// put writes the header, which has at most maxHeader bytes, and returns its length.
 func (h *header) put(p []byte) int {
 	p[0], p[1], p[2], p[3] = byte(h.op), byte(h.status), h.headN, 0
 	be := binary.BigEndian
@@ -166,8 +167,8 @@ func (h *header) put(p []byte) int {
 	return n + copy(p[n:], h.head[:h.headN])
 }
 
-// parse reads a header and returns how long it is; 0: it has not all come yet. An error is for good: a stream that says what it may
-// not cannot be understood any more.
+// parse parses a header and returns its length, or 0 if it is incomplete. An error is permanent: the position of the next frame is unknown
+// then.
 func (h *header) parse(p []byte) (int, error) {
 	if len(p) < headerSize {
 		return 0, nil
@@ -204,7 +205,7 @@ func (h *header) parse(p []byte) (int, error) {
 		got.swap = be.Uint64(x)
 	case opOpen:
 		if m := be.Uint32(x); m != magic {
-			return 0, fmt.Errorf("tcpqp: OPEN of another protocol or version: %#x", m)
+			return 0, fmt.Errorf("tcpqp: OPEN of an unknown protocol or version: %#x", m)
 		}
 		got.from, got.epoch, got.features = be.Uint32(x[4:]), be.Uint32(x[8:]), be.Uint32(x[12:])
 		copy(got.nonce[:], x[16:])

@@ -13,7 +13,7 @@ import (
 var frames = []struct {
 	name  string
 	h     header
-	bytes string // in hex; fields apart
+	bytes string // in hex; spaces separate fields
 }{
 	{"SEND", header{op: opSend, channel: 1, msn: 2, done: 1, length: 5, headN: 2, head: [rdma.MaxHead]byte{0xab, 0xcd}},
 		"04 00 02 00  00000001 00000002 00000001 00000005  abcd"},

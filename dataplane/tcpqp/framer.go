@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Indexes of counts: enum count.
+// Indexes of counts: enum count of the program.
 const (
 	countWritten = iota
 	countNoRoom
@@ -32,21 +32,21 @@ var countNames = [countEnd]string{
 	"options_written", "options_no_room", "options_batched", "options_unmarked", "options_received", "segments_lost",
 }
 
-// framer has the framing program on a cgroup.
+// framer owns the framing program on a cgroup.
 type framer struct {
 	objects framingObjects
-	link    link.Link // lets go of the program when it is collected
-	memory  []byte    // streams
-	size    uintptr   // of one of them
+	link    link.Link // detaches the program when the link is garbage-collected
+	memory  []byte    // mapping of the streams' marks
+	size    uintptr   // of one stream
 	free    []uint32
-	lacking uint64 // connections that found no stream free
+	lacking uint64 // number of connections that found no free stream
 
-	mu      sync.Mutex // guards free and lacking: sockets give streams back without the device's lock
+	mu      sync.Mutex // guards free and lacking: sockets release streams without the device's lock
 	reader  *ringbuf.Reader
 	readers sync.WaitGroup
 }
 
-// newFramer loads the program for a device's sockets and attaches it. The error says what is missing and what to do.
+// newFramer loads the program for a device's sockets and attaches it. The error states the missing requirement and a remedy.
 func newFramer(c Config, local netip.Addr) (*framer, error) {
 	spec, err := loadFraming()
 	if err != nil {
@@ -83,7 +83,7 @@ func newFramer(c Config, local netip.Addr) (*framer, error) {
 	return f, nil
 }
 
-// explain says what to do about a program that cannot be loaded.
+// explain adds the likely remedy to an error of loading the program.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) && os.Geteuid() != 0:
@@ -121,7 +121,7 @@ func (f *framer) attach(c Config) (err error) {
 	return nil
 }
 
-// cgroup returns the cgroup2 directory to attach to. Where none is mounted, as in what `ip netns exec` runs, it mounts one until done.
+// cgroup returns the cgroup2 directory to attach to. If none is mounted, as under `ip netns exec`, it mounts one until done is called.
 func cgroup(path string) (_ string, done func(), err error) {
 	if path != "" {
 		return path, func() {}, nil
@@ -155,7 +155,7 @@ func cgroup(path string) (_ string, done func(), err error) {
 	}
 	if err := unix.Mount("none", dir, "cgroup2", 0, ""); err != nil {
 		os.Remove(dir)
-		return "", nil, fmt.Errorf("tcpqp: cgroup2 is not mounted, and the process may not: mount it or give CAP_SYS_ADMIN: %w", err)
+		return "", nil, fmt.Errorf("tcpqp: cgroup2 is not mounted, and the process may not mount it: mount it, or give the process CAP_SYS_ADMIN: %w", err)
 	}
 	return filepath.Join(dir, inside), func() {
 		unix.Unmount(dir, unix.MNT_DETACH)
@@ -163,7 +163,7 @@ func cgroup(path string) (_ string, done func(), err error) {
 	}, nil
 }
 
-// marker makes a connection's segments carry the option from now on; nil: they do not.
+// marker enables the option on a connection's segments from now on. It returns nil if that is impossible.
 func (f *framer) marker(s *socket) *marks {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -179,7 +179,7 @@ func (f *framer) marker(s *socket) *marks {
 	s.raw.Control(func(fd uintptr) {
 		key := int32(fd)
 		if err = f.objects.Flows.Lookup(key, &known); err != nil {
-			return // the connection began before the program was attached, or in another cgroup
+			return // the connection started before the program was attached, or belongs to another cgroup
 		}
 		info, e := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
 		if err = e; err != nil {
@@ -208,19 +208,19 @@ func (f *framer) marker(s *socket) *marks {
 	return m
 }
 
-// segmentSize is what TCP puts into a segment that has no options but the kernel's: bytes.
+// segmentSize returns the maximum payload, in bytes, of a segment without options except the kernel's.
 func (s *socket) segmentSize() (n int) {
 	s.raw.Control(func(fd uintptr) { n, _ = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG) })
 	return n
 }
 
-// read tells of segments that came in.
+// read calls its argument for each received segment.
 func (f *framer) read(tell func(Segment)) {
 	defer f.readers.Done()
 	var record ringbuf.Record
 	for {
 		if err := f.reader.ReadInto(&record); err != nil {
-			return // closed: it fails for no other reason
+			return // closed: there is no other reason to fail
 		}
 		if s, ok := segment(record.RawSample); ok {
 			tell(s)
@@ -228,7 +228,7 @@ func (f *framer) read(tell func(Segment)) {
 	}
 }
 
-// segment reads what the program says of a segment.
+// segment decodes the program's record of a segment.
 func segment(p []byte) (s Segment, ok bool) {
 	if uintptr(len(p)) < unsafe.Sizeof(framingSegment{}) {
 		return s, false
@@ -251,7 +251,7 @@ func segment(p []byte) (s Segment, ok bool) {
 	}, true
 }
 
-// counters adds the program's.
+// counters adds the program's counters to a map.
 func (f *framer) counters(to map[string]uint64) {
 	for i, name := range countNames {
 		var each []uint64

@@ -13,10 +13,10 @@ import (
 	"github.com/fared/fared/dataplane/internal/bpftest"
 )
 
-// TestObjectsAreFresh: what is committed is what clang-14 makes of the source, in any directory.
+// TestObjectsAreFresh checks that the committed objects are those that clang-14 makes from the source, in any directory.
 func TestObjectsAreFresh(t *testing.T) { bpftest.Fresh(t, "framing") }
 
-// TestLayouts: types and numbers are the program's.
+// TestLayouts checks that types and constants match the program.
 func TestLayouts(t *testing.T) {
 	spec, err := loadFraming()
 	if err != nil {
@@ -32,7 +32,7 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
-// TestVerifierHasRoom: the program stays far below the verifier's million instructions.
+// TestVerifierHasRoom checks that the program stays far below the verifier's limit of a million instructions.
 func TestVerifierHasRoom(t *testing.T) {
 	needsOption(t)
 	spec, err := loadFraming()
@@ -47,8 +47,8 @@ func TestVerifierHasRoom(t *testing.T) {
 	bpftest.VerifierHasRoom(t, c.Programs[framingProgFaredFraming], 100_000)
 }
 
-// TestFallback: where the program cannot be attached messages are framed by the stream alone, and one message says why. The
-// other end, which could, does without, too.
+// TestFallback checks that if the program cannot be attached, messages are framed in the stream only, and one message states the reason.
+// The other end, which could attach it, does without it too.
 func TestFallback(t *testing.T) {
 	var log bytes.Buffer
 	p := newPair(t, localhost(), [2]Config{{Option: true, Cgroup: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))}, {Option: true}})
@@ -63,7 +63,7 @@ func TestFallback(t *testing.T) {
 	}
 }
 
-// TestCgroup: without a path it is the process's own, mounted or not.
+// TestCgroup checks that without a path the cgroup of the process is used, mounted or not.
 func TestCgroup(t *testing.T) {
 	needsOption(t)
 	path, done, err := cgroup("")

@@ -8,7 +8,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma/rdmatest"
 )
 
-// FuzzModel: whatever way streams behave, and whatever paths do, the model holds.
+// FuzzModel checks that the model holds for all behaviors of streams and paths.
 func FuzzModel(f *testing.F) {
 	f.Add(uint64(1), uint8(10), uint8(3), uint8(2), true, uint8(20))
 	f.Add(uint64(77), uint8(12), uint8(30), uint8(45), false, uint8(7))
@@ -23,8 +23,8 @@ func FuzzModel(f *testing.F) {
 	})
 }
 
-// FuzzStream: a peer that says anything, as the one who dialled or who was dialled, cannot make the endpoint panic, nor write
-// outside of the region, nor complete what it has not answered.
+// FuzzStream checks that a peer that sends arbitrary bytes, on a connection in either direction, cannot make the endpoint panic, write
+// outside the region, or complete operations without an answer.
 func FuzzStream(f *testing.F) {
 	put := func(nonce bool, hs ...header) (b []byte) {
 		for _, h := range hs {
@@ -47,7 +47,7 @@ func FuzzStream(f *testing.F) {
 		header{op: opHold, channel: 1, msn: 3}, header{op: opResume, channel: 1, msn: 3}, header{op: opError, channel: 1, status: statusAccess, msn: 3}))
 	f.Add(false, uint16(1), put(false, header{op: opAccept, channel: 1, epoch: 1, msn: 99}))
 	f.Add(false, uint16(5), put(false, header{op: opRefuse, channel: 1, status: statusGone}))
-	f.Fuzz(func(t *testing.T, dialled bool, chunk uint16, script []byte) {
+	f.Fuzz(func(t *testing.T, dialed bool, chunk uint16, script []byte) {
 		s := newSim(1, 0, 1<<16, false)
 		var host *rdmatest.Host
 		region := make([]byte, 100)
@@ -80,10 +80,10 @@ func FuzzStream(f *testing.F) {
 			for _, op := range ops {
 				host.Post(ch, op)
 			}
-			if dialled {
+			if dialed {
 				k = e.accept(edge)
 			} else {
-				k = c.out0.flow.dialled(edge)
+				k = c.out0.flow.dialed(edge)
 			}
 		})
 		for n := 1 + int(chunk); len(script) > 0 && k.dead == nil; script = script[min(n, len(script)):] {
@@ -101,7 +101,7 @@ func FuzzStream(f *testing.F) {
 				}
 			})
 		}
-		if dialled && completed > 0 {
+		if dialed && completed > 0 {
 			t.Fatalf("%d operations completed", completed)
 		}
 		for i, x := range region {
@@ -119,7 +119,7 @@ func FuzzStream(f *testing.F) {
 	})
 }
 
-// deadEdge carries nothing.
+// deadEdge is an edge that transfers nothing.
 type deadEdge struct{}
 
 func (*deadEdge) kick()   {}

@@ -9,35 +9,39 @@ import (
 )
 
 const (
-	// window is how many requests of a channel may be unanswered. The responder keeps as many answers.
+	// window is the maximum number of unanswered requests of a channel, and the number of answers that the responder keeps.
 	window = 256
-	// maxReads is how many READs and atomics of them may be under way, so how many READs the responder may have to copy.
+	// maxReads is the maximum number of unanswered READs and atomics among them, and so of READs that the responder may have to copy.
 	maxReads = 16
 	maxOp    = 1 << 20
 )
 
 var (
-	errAnswer = errors.New("tcpqp: an answer to what was not asked")
+	errAnswer = errors.New("tcpqp: a response without a matching request")
 	errClosed = fmt.Errorf("%w: the peer has closed the channel", rdma.ErrFlushed)
 )
 
-// initiator is the half of a channel that asks.
+// initiator is the half of a channel that sends requests.
 type initiator struct {
 	c *channel
-	// Requests una to nxt-1 are unanswered, those from cur on not yet given to the connection; high is the first never sent.
+	// Requests una to nxt-1 are unanswered; those from cur on have not been given to the connection; high is the first that was never sent.
 	una, nxt, cur, high uint32
 	ops                 [window]*rdma.Op
 	reads               int // READs and atomics among una to cur-1
 
 	flow     *flow // nil before Connect and after the end
-	conn     *conn // the flow's, once OPEN is queued
+	conn     *conn // the flow's connection, once OPEN is queued
 	needOpen bool
-	opened   bool // ACCEPT has come
-	held     bool // HOLD has come
-	full     bool // Post has said no
+	opened   bool // ACCEPT has arrived
+	held     bool // HOLD has arrived
+	full     bool // Post has returned false
 	epoch    uint32
-	progress time.Duration // when something was answered last, or the first of what is unanswered was posted; later by what looks were late
-	looked   time.Duration // when it was last looked whether to give up
+	progress time.Duration // time of the latest answer, or of the post of the first unanswered request; shifted by the delay of late checks
+	looked   time.Duration // time of the latest check whether to give up
+	// quiet is the time of the latest transfer on the connection, of the latest answer, or of the post of the first unanswered request.
+	quiet   time.Duration
+	stalled bool // value in the latest call of Host.Stalled
+	slot    int  // slot of that call
 }
 
 func explicit(k rdma.OpKind) bool {
@@ -70,7 +74,7 @@ func (i *initiator) attach(k *conn) {
 	i.wake()
 }
 
-// lost says that the connection is gone. Who was asked for patience has time from now on.
+// lost handles the end of the connection. After a HOLD the timer of GiveUp restarts here.
 func (i *initiator) lost() {
 	asked := i.opened && i.held
 	i.conn, i.opened, i.held, i.needOpen, i.c.out.queued = nil, false, false, false, false
@@ -79,7 +83,7 @@ func (i *initiator) lost() {
 	}
 }
 
-// emit gives the connection the next frame.
+// emit fills f with the next frame. It returns false if there is none.
 func (i *initiator) emit(f *frame) bool {
 	c := i.c
 	if i.needOpen {
@@ -124,18 +128,18 @@ func (i *initiator) emit(f *frame) bool {
 	return true
 }
 
-// data is what a frame that emit made carries.
+// data returns the data of a frame from emit.
 func (i *initiator) data(f *frame) ([]byte, bool) {
 	if f.msn-i.una >= i.nxt-i.una {
-		return nil, false // answered before all of it was sent
+		return nil, false // answered before the frame was completely sent
 	}
 	return i.ops[f.msn%window].Local, true
 }
 
-// rewind makes msn the next to be sent.
+// rewind makes msn the next request to send.
 func (i *initiator) rewind(msn uint32) error {
 	if msn-i.una > i.nxt-i.una {
-		return fmt.Errorf("%w: go on from %d, which is not in [%d, %d]", errAnswer, msn, i.una, i.nxt)
+		return fmt.Errorf("%w: resume from %d, which is not in [%d, %d]", errAnswer, msn, i.una, i.nxt)
 	}
 	i.cur, i.reads = msn, 0
 	for m := i.una; m != msn; m++ {
@@ -146,7 +150,7 @@ func (i *initiator) rewind(msn uint32) error {
 	return nil
 }
 
-// hold stops sending, or goes on. Being asked for patience is a sign of life.
+// hold stops or resumes sending. A HOLD also proves that the peer is alive.
 func (i *initiator) hold(on bool) {
 	i.held = on
 	i.patient()
@@ -155,12 +159,12 @@ func (i *initiator) hold(on bool) {
 	}
 }
 
-// begin has an answer's header; its data, if any, goes where place says.
+// begin handles an answer's header; its data, if any, goes to the memory that place returns.
 func (i *initiator) begin(h *header) error {
 	switch h.op {
 	case opAccept:
 		if h.epoch != i.epoch {
-			return nil // to an OPEN before the last on the same connection
+			return nil // answers an earlier OPEN on the same connection
 		}
 		if err := i.rewind(h.msn); err != nil {
 			return err
@@ -170,7 +174,7 @@ func (i *initiator) begin(h *header) error {
 		if h.status == statusHeld {
 			i.hold(true)
 		} else {
-			i.held = false // not progress: connections that die before anything is answered must come to an end
+			i.held = false // not progress: connections that fail before the first answer must not prevent GiveUp
 			i.wake()
 		}
 		return nil
@@ -179,7 +183,7 @@ func (i *initiator) begin(h *header) error {
 		return nil
 	}
 	if !i.opened {
-		return nil // to what was before OPEN
+		return nil // answers a request sent before OPEN
 	}
 	if h.op != opHold && h.op != opResume && h.msn-i.una > i.cur-i.una {
 		return fmt.Errorf("%w: msn %d, not in [%d, %d]", errAnswer, h.msn, i.una, i.cur)
@@ -194,12 +198,12 @@ func (i *initiator) begin(h *header) error {
 	case opAck:
 		return i.acknowledge(h.msn)
 	}
-	// An answer of its own implies the acknowledgement of what was before.
+	// An explicit answer also acknowledges all earlier requests.
 	if err := i.acknowledge(h.msn); err != nil {
 		return err
 	}
 	if !i.opened {
-		return nil // a completion has moved or closed the channel
+		return nil // a completion callback has moved or closed the channel
 	}
 	if h.msn == i.cur || i.una != h.msn {
 		return fmt.Errorf("%w: msn %d", errAnswer, h.msn)
@@ -207,14 +211,14 @@ func (i *initiator) begin(h *header) error {
 	op := i.ops[h.msn%window]
 	switch {
 	case h.op == opReadAnswer && (op.Kind != rdma.OpRead || int(h.length) != len(op.Local)):
-		return fmt.Errorf("%w: a READ's answer of %d bytes", errAnswer, h.length)
+		return fmt.Errorf("%w: a READ response of %d bytes", errAnswer, h.length)
 	case h.op == opAtomicAnswer && op.Kind != rdma.OpCompareSwap && op.Kind != rdma.OpFetchAdd:
-		return fmt.Errorf("%w: an atomic's", errAnswer)
+		return fmt.Errorf("%w: the response of an atomic operation", errAnswer)
 	}
 	return nil
 }
 
-// place is where data of the answer h goes, the last left bytes of it.
+// place returns the destination of the last left bytes of answer h's data.
 func (i *initiator) place(h *header, left int) []byte {
 	if h.op != opReadAnswer || !i.opened || h.msn != i.una {
 		return nil
@@ -223,7 +227,7 @@ func (i *initiator) place(h *header, left int) []byte {
 	return op.Local[len(op.Local)-left:]
 }
 
-// end has all of the answer h.
+// end handles the end of answer h.
 func (i *initiator) end(h *header) {
 	if !i.opened || h.msn != i.una || i.una == i.cur {
 		return
@@ -242,11 +246,11 @@ func (i *initiator) end(h *header) {
 	i.room()
 }
 
-// acknowledge completes what was asked before msn, none of which may need an answer of its own.
+// acknowledge completes all requests before msn, none of which may need an explicit answer.
 func (i *initiator) acknowledge(msn uint32) error {
 	for i.opened && i.una != msn {
 		if explicit(i.ops[i.una%window].Kind) {
-			return fmt.Errorf("%w: an acknowledgement for what needs more", errAnswer)
+			return fmt.Errorf("%w: an acknowledgement for an operation that needs a response", errAnswer)
 		}
 		i.complete(nil)
 	}
@@ -266,6 +270,7 @@ func (i *initiator) complete(err error) {
 	}
 	i.una++
 	i.progress = i.c.e.host.Now()
+	i.moves()
 	i.c.e.host.Complete(op, err)
 }
 
@@ -276,16 +281,66 @@ func (i *initiator) room() {
 	}
 }
 
-// patient begins to wait anew.
+// patient restarts the timers.
 func (i *initiator) patient() {
 	i.progress = i.c.e.host.Now()
+	i.moves()
 	if due := i.look(); due != 0 {
+		i.c.e.wakeAt(due)
+	}
+	if due := i.stallAt(); due != 0 {
 		i.c.e.wakeAt(due)
 	}
 }
 
-// look says when to look whether to give up: zero when nothing waits for an answer, or when the peer has asked for patience. It is sooner than
-// the end of patience, so that one look that is late does not say that all is over.
+// moves notes that the path works, or restarts the stall timer for a new path.
+func (i *initiator) moves() {
+	i.quiet = i.c.e.host.Now()
+	i.setStalled(false)
+}
+
+// setStalled reports a change of the path's state to the host.
+func (i *initiator) setStalled(stalled bool) {
+	if i.stalled == stalled || i.c.ended {
+		return
+	}
+	if i.stalled = stalled; stalled {
+		i.slot = i.c.path.Slot
+		i.c.e.stats.stalls++
+	}
+	i.c.e.host.Stalled(i.c, i.slot, stalled)
+	if due := i.stallAt(); due != 0 {
+		i.c.e.wakeAt(due)
+	}
+}
+
+// stallAt returns the time at which the path counts as stalled if its connection transfers no bytes until then; 0 means never. TCP accepts
+// bytes as the peer acknowledges earlier ones, so a slow path still transfers some.
+func (i *initiator) stallAt() time.Duration {
+	if i.stalled || i.una == i.nxt || i.opened && i.held {
+		return 0
+	}
+	from := i.quiet
+	if i.conn != nil {
+		from = max(from, i.conn.moved)
+	}
+	return from + i.c.e.timing.Stall
+}
+
+// silent checks whether the path has stalled.
+func (i *initiator) silent(now time.Duration) {
+	stall := i.c.e.timing.Stall
+	switch t := i.stallAt(); {
+	case t == 0 || now < t:
+	case now-t > stall/4:
+		i.quiet = now - stall*3/4 // the process did not run: answers may be waiting in the socket
+	default:
+		i.setStalled(true)
+	}
+}
+
+// look returns the time of the next check whether to give up: 0 if no request is unanswered, or if the peer has sent HOLD. It is earlier
+// than the end of GiveUp, so that a single late check cannot end the channel.
 func (i *initiator) look() time.Duration {
 	if i.una == i.nxt || i.opened && i.held {
 		return 0
@@ -294,9 +349,9 @@ func (i *initiator) look() time.Duration {
 	return min(i.progress+giveUp, max(i.progress, i.looked)+giveUp/4)
 }
 
-// stalled looks whether to give up. By what the look is late nobody has listened: answers that came while the process was stopped are
-// yet to be read.
-func (i *initiator) stalled(now time.Duration) bool {
+// tooLong reports whether to give up. For the time by which a check is late, the process did not run: answers that arrived meanwhile are
+// still unread.
+func (i *initiator) tooLong(now time.Duration) bool {
 	due := i.look()
 	if due == 0 || now < due {
 		return false
@@ -306,7 +361,7 @@ func (i *initiator) stalled(now time.Duration) bool {
 	return now >= i.progress+i.c.e.timing.GiveUp
 }
 
-// flush completes everything.
+// flush completes all operations.
 func (i *initiator) flush(err error) {
 	for i.una != i.nxt {
 		i.complete(err)

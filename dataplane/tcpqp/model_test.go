@@ -8,7 +8,8 @@ import (
 	"github.com/fared/fared/dataplane/rdma/rdmatest"
 )
 
-// TestModelOnStreams: on streams that die at any byte every operation is executed once, completes after that, and memory is the model's.
+// TestModelOnStreams checks that on streams that may fail at any byte every operation is executed once, completes afterwards, and leaves
+// memory equal to the model's.
 func TestModelOnStreams(t *testing.T) {
 	deaths, copied, moved := 0, uint64(0), uint64(0)
 	for seed := range uint64(9) {
@@ -18,7 +19,7 @@ func TestModelOnStreams(t *testing.T) {
 		if seed%2 == 1 {
 			o.Flap = 5 * time.Millisecond
 		}
-		switch { // what takes longer than streams live is never done
+		switch { // an operation that takes longer than the streams last never completes
 		case death > 0.01:
 			o.MaxSize = 2000
 		case death > 0:
@@ -42,7 +43,7 @@ func TestModelOnStreams(t *testing.T) {
 	}
 }
 
-// TestModelOnManyStreams: many short runs, of more kinds.
+// TestModelOnManyStreams does many short runs, of more kinds.
 func TestModelOnManyStreams(t *testing.T) {
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 2))

@@ -16,46 +16,46 @@ import (
 //	timestamp | timestamp_echo                  only with timestamp_present
 //	address (8) | key (4)
 //
-// It is the proposal's tcp_bth with twelve bytes of its "other extensions" instead of four of immediate data, which operations
-// here have not. TCP has 40 bytes for options: with the kernel's timestamps on, which take 12, those stay the kernel's and the
-// option is 28 bytes; with net.ipv4.tcp_timestamps=0 it carries them itself.
+// It is the proposal's tcp_bth with twelve bytes of its "other extensions" instead of four of immediate data, which operations of this
+// package do not have. TCP has 40 bytes for options. With the kernel's timestamps, which take 12 bytes, the option has 28 bytes; with
+// net.ipv4.tcp_timestamps=0 it carries timestamps itself.
 const (
 	optionKind  = 253
 	optionExID  = 0xfb54
 	optionShort = 28
 	optionLong  = 36
-	optionBits  = 0x3c // that are known
+	optionBits  = 0x3c // the known flag bits
 )
 
-// Option says where in which message a segment's data is. A segment carries it only if all of its data is of one message.
+// Option gives the place of a segment's data in its message. A segment carries it only if all its data belongs to one message.
 type Option struct {
-	// Opcode is InfiniBand's for reliable connections (IBTA 1.4, Table 38), with its FIRST, MIDDLE, LAST and ONLY variants; messages
-	// of this package's own (OPEN and so on) have one opcode each, from 0xc0.
+	// Opcode is InfiniBand's opcode for reliable connections (IBTA 1.4, Table 38), with its FIRST, MIDDLE, LAST and ONLY variants; messages
+	// specific to this package (OPEN and so on) have one opcode each, from 0xc0.
 	Opcode uint8
-	// MSN is the low half of the message's number among its channel's requests; an answer has its request's.
+	// MSN is the low half of the message's number among its channel's requests; an answer has the number of its request.
 	MSN uint16
-	// Offset of the segment's first byte in the message, bytes. A message begins with its frame's header: WriteHeader bytes of a
-	// WRITE are not its data.
+	// Offset is the position of the segment's first byte in the message, in bytes. A message starts with its frame's header: the first
+	// WriteHeader bytes of a WRITE are not data.
 	Offset uint32
-	// Segment counts the message's segments, modulo 256. A segment that is cut again keeps its number.
+	// Segment is the number of the segment in the message, modulo 256. Parts of a segment that is cut again keep its number.
 	Segment uint8
-	// More: it is not the message's last.
+	// More is true except in the message's last segment.
 	More bool
-	// RTR and RTRAck are the proposal's; nobody sets them here.
+	// RTR and RTRAck are flags of the proposal; this package does not set them.
 	RTR, RTRAck bool
-	// ICRC is the CRC-32 (as of Ethernet and RoCE) of the segment's data when that is a whole message whose data cannot change; 0:
-	// absent. The kernel shows a BPF program no data, so of longer messages' segments none is known.
+	// ICRC is the CRC-32 (as in Ethernet and RoCE) of the segment's data if that is a whole message whose data cannot change; 0: absent. A
+	// BPF program cannot read the data, so segments of longer messages have no CRC.
 	ICRC uint32
-	// Timestamped: Timestamp and Echo are there, which mean what those of RFC 7323 do; milliseconds.
+	// Timestamped: Timestamp and Echo are present, with the meaning of RFC 7323; milliseconds.
 	Timestamped     bool
 	Timestamp, Echo uint32
-	// Address and Key of the peer's memory where the message's data begins; of messages without: the length of the data, and the
-	// number of the receiver's channel.
+	// Address and Key locate the message's data in the peer's memory. Messages without an address have the length of the data and the
+	// number of the receiving channel instead.
 	Address uint64
 	Key     uint32
 }
 
-// Bare returns an opcode without its FIRST, MIDDLE and LAST: the ONLY variant.
+// Bare returns the ONLY variant of the opcode.
 func (o Option) Bare() uint8 {
 	for _, v := range [...]opcode{opSend, opWrite, opReadAnswer} {
 		for _, x := range v.variants() {
@@ -67,7 +67,7 @@ func (o Option) Bare() uint8 {
 	return o.Opcode
 }
 
-// variants are an opcode's of a first, middle, last and only segment.
+// variants returns an opcode's variants for a first, middle, last and only segment.
 func (o opcode) variants() [4]uint8 {
 	switch o {
 	case opSend:
@@ -82,7 +82,7 @@ func (o opcode) variants() [4]uint8 {
 
 var errOption = errors.New("tcpqp: not a framing option")
 
-// Append appends the option.
+// Append appends the option in wire format.
 func (o Option) Append(p []byte) []byte {
 	length, flags := byte(optionShort), byte(0)
 	for bit, on := range [8]bool{2: o.RTRAck, 3: o.RTR, 4: o.More, 5: o.Timestamped} {
@@ -104,7 +104,7 @@ func (o Option) Append(p []byte) []byte {
 	return be.AppendUint32(be.AppendUint64(p, o.Address), o.Key)
 }
 
-// ParseOption reads an option that begins at p and ends before or with it.
+// ParseOption parses an option at the start of p.
 func ParseOption(p []byte) (Option, error) {
 	if len(p) < 4 || p[0] != optionKind || binary.BigEndian.Uint16(p[2:]) != optionExID {
 		return Option{}, errOption
@@ -137,11 +137,11 @@ func ParseOption(p []byte) (Option, error) {
 	return o, nil
 }
 
-// FindOption looks for the option among those of a TCP header, which begin 20 bytes into it (RFC 9293, Section 3.1).
+// FindOption searches the options of a TCP header, which start at its byte 20 (RFC 9293, Section 3.1), for the framing option.
 func FindOption(options []byte) (Option, bool) {
 	for len(options) > 0 {
 		switch options[0] {
-		case 0: // the end
+		case 0: // end of options
 			return Option{}, false
 		case 1: // no operation
 			options = options[1:]
@@ -158,12 +158,12 @@ func FindOption(options []byte) (Option, bool) {
 	return Option{}, false
 }
 
-// Segment is a segment that has come in with the option. TCP has its data in order; the option says where it belongs at once.
+// Segment is a received segment with the option. TCP delivers its data in order; the option gives its place at once.
 type Segment struct {
-	// Remote and Port are the flow's: the peer's end, and the local port.
+	// Remote and Port identify the flow: the peer's address and port, and the local port.
 	Remote netip.AddrPort
 	Port   uint16
-	// Offset of its first byte in the stream, modulo 2^32, and how many there are. A segment may come again.
+	// Offset is the position of its first byte in the stream, modulo 2^32; Length is its number of bytes. A segment may arrive repeatedly.
 	Offset uint32
 	Length int
 	Option Option

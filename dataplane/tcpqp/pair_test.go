@@ -25,7 +25,7 @@ const (
 // pair is two hosts on sockets with one channel between them; each has one region of memory.
 type pair struct {
 	t          testing.TB
-	mu         sync.Mutex // of both
+	mu         sync.Mutex // shared by both hosts
 	transports [2]*Transport
 	hosts      [2]*rdmatest.Host
 	memory     [2][]byte
@@ -33,7 +33,7 @@ type pair struct {
 	sent       [2]atomic.Uint64
 	again      [2]atomic.Uint64
 
-	// With the lock held.
+	// Guarded by the lock.
 	done     map[*rdma.Op]error
 	room     [2]bool
 	ready    bool // receives are posted
@@ -117,7 +117,7 @@ func (p *pair) counters(i int) (c map[string]uint64) {
 	return c
 }
 
-// until calls ok in turns of both hosts until it is true.
+// until calls ok in turns of both hosts until it returns true.
 func (p *pair) until(what string, ok func() bool) {
 	p.t.Helper()
 	limit := time.Now().Add(time.Minute)
@@ -135,7 +135,7 @@ func (p *pair) until(what string, ok func() bool) {
 	}
 }
 
-// wait waits for operations, and returns all their errors.
+// wait waits for operations, and returns their joined errors.
 func (p *pair) wait(ops ...*rdma.Op) error {
 	p.t.Helper()
 	errs := make([]error, len(ops))
@@ -157,7 +157,7 @@ func localhost() [2]netip.Addr {
 	return [2]netip.Addr{netip.MustParseAddr("127.0.48.1"), netip.MustParseAddr("127.0.48.2")}
 }
 
-// veths is two namespaces joined by a veth pair, with the addresses of a pair.
+// veths returns two namespaces connected by a veth pair, with the addresses of a pair.
 func veths(t testing.TB) (spaces [2]*netnstest.Namespace, addresses [2]netip.Addr) {
 	netnstest.Require(t)
 	for i := range spaces {
@@ -171,7 +171,7 @@ func veths(t testing.TB) (spaces [2]*netnstest.Namespace, addresses [2]netip.Add
 	return spaces, addresses
 }
 
-// onVeths is a pair on them.
+// onVeths returns a pair on them.
 func onVeths(t testing.TB, change func(*Config)) (*pair, [2]*netnstest.Namespace) {
 	spaces, addresses := veths(t)
 	var configs [2]Config
@@ -199,7 +199,7 @@ func TestErrorsArePerOperation(t *testing.T) {
 	}
 }
 
-// TestMove: what is under way goes on by another port, and by the first again although its connection has just been there.
+// TestMove checks that outstanding operations continue on another port, and on the first port again although its connection has just ended.
 func TestMove(t *testing.T) {
 	p := newPair(t, localhost(), [2]Config{})
 	var ops []*rdma.Op
@@ -224,10 +224,10 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// TestKilledConnection: connections that are shut down under the transport while data flows are dialled again.
+// TestKilledConnection checks that connections that are shut down under the transport during transfers are dialed again.
 func TestKilledConnection(t *testing.T) {
 	p := newPair(t, localhost(), [2]Config{})
-	// Dialling takes its time: without this, all may be posted before there is a connection to kill.
+	// Dialing takes time: without this, all operations may be posted before there is a connection to kill.
 	if err := p.wait(p.post(0, write(0, []byte{1})), p.post(1, write(0, []byte{1}))); err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +256,7 @@ func TestKilledConnection(t *testing.T) {
 	}
 }
 
-// TestClosedPeer: the peer's channel learns at once that the other end is gone; what it had under way is flushed.
+// TestClosedPeer checks that the peer's channel learns at once that the other end is gone, and that its outstanding operations are flushed.
 func TestClosedPeer(t *testing.T) {
 	p := newPair(t, localhost(), [2]Config{})
 	if err := p.wait(p.post(0, write(0, []byte{1}))); err != nil {
@@ -277,8 +277,8 @@ func TestClosedPeer(t *testing.T) {
 	}
 }
 
-// TestGiveUp: a peer that is not there is given up; one that has no receive is not. Little patience is had only where it must end, or
-// must not matter: whoever is held up elsewhere would be given up too.
+// TestGiveUp checks that an absent peer is given up, and that a peer without a receive is not. GiveUp is short only where it must end, or
+// must not matter: elsewhere a delayed peer would be given up too.
 func TestGiveUp(t *testing.T) {
 	p := newPair(t, localhost(), [2]Config{})
 	const little = 200 * time.Millisecond
@@ -312,7 +312,7 @@ func TestGiveUp(t *testing.T) {
 	}
 }
 
-// TestDeregisterWhileWritten: once Deregistered has returned nothing writes to the region, and the peer gets an error.
+// TestDeregisterWhileWritten checks that nothing writes to the region after Deregistered has returned, and that the peer gets an error.
 func TestDeregisterWhileWritten(t *testing.T) {
 	p := newPair(t, localhost(), [2]Config{})
 	b := make([]byte, maxOp)
@@ -321,12 +321,12 @@ func TestDeregisterWhileWritten(t *testing.T) {
 		ops = append(ops, p.post(0, write(n%3*maxOp, b)))
 	}
 	p.wait(ops[5])
-	p.hosts[1].Register(testKey, 1<<40, make([]byte, 8), 0) // in its place
+	p.hosts[1].Register(testKey, 1<<40, make([]byte, 8), 0) // replaces it
 	p.hosts[1].Do(func() { p.transports[1].Deregistered(testKey) })
 	for i := range p.memory[1] {
 		p.memory[1][i] = 0xaa
 	}
-	ops = append(ops, p.post(0, write(0, b))) // the others may be over by now
+	ops = append(ops, p.post(0, write(0, b))) // the others may have completed by now
 	if err := p.wait(ops...); !errors.Is(err, rdma.ErrRemoteAccess) {
 		t.Errorf("completed with %v", err)
 	}
@@ -337,7 +337,7 @@ func TestDeregisterWhileWritten(t *testing.T) {
 	}
 }
 
-// flushed is a transport that something happens after, in the same turn.
+// flushed is a transport with a callback after its flush, in the same turn.
 type flushed struct {
 	*Transport
 	after func()
@@ -348,8 +348,8 @@ func (f flushed) Flush() {
 	f.after()
 }
 
-// TestSettleInTheSameTurn: after a flush a device may look at its sets again, for another transport's sake, and close channels or move
-// them. That is in the turn of the goroutine that has just been told what memory to use: nobody must wait for it.
+// TestSettleInTheSameTurn checks that after a flush a device may look at its sets again because of another transport, and close or move
+// channels. This happens in the turn of the goroutine that has just chosen its memory, so settle must not wait for it.
 func TestSettleInTheSameTurn(t *testing.T) {
 	turns := 0
 	p := newPair(t, localhost(), [2]Config{}, func(x *Transport) rdma.Transport {
@@ -375,7 +375,7 @@ func TestSettleInTheSameTurn(t *testing.T) {
 	}
 }
 
-// started is a transport that is not flushed before its device has it.
+// started is a transport that is not flushed until its device has started.
 type started struct {
 	*Transport
 	on *bool
@@ -387,8 +387,8 @@ func (s started) Flush() {
 	}
 }
 
-// TestDialledWhileStarting: a peer's flow that finds the port open before the device flushes the transport is answered once it does.
-func TestDialledWhileStarting(t *testing.T) {
+// TestDialedWhileStarting checks that a peer's flow that is dialed before the device flushes the transport is answered afterwards.
+func TestDialedWhileStarting(t *testing.T) {
 	address := localhost()[0]
 	var mu sync.Mutex
 	on := false
@@ -403,7 +403,7 @@ func TestDialledWhileStarting(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	time.Sleep(20 * time.Millisecond) // what must not happen would by now
+	time.Sleep(20 * time.Millisecond) // a premature answer would have arrived by now
 	h.Do(func() { on = true })
 	var b [maxHeader]byte
 	n := (&header{op: opOpen, channel: 9, from: 7, epoch: 1}).put(b[:])

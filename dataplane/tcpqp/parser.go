@@ -1,32 +1,32 @@
 package tcpqp
 
 const (
-	// bufferSize is how much of a stream is read at once where it does not go straight to memory: bytes.
+	// bufferSize is the size of reads that do not go directly to memory, in bytes.
 	bufferSize = 64 << 10
-	// directMin is how much data must be missing for reading straight to memory: less is dearer to ask for than to copy. Bytes.
+	// directMin is the amount of missing data from which a direct read to memory costs less than a copy, in bytes.
 	directMin = 8 << 10
 )
 
-// sink is what a parser tells of frames.
+// sink receives the frames of a parser.
 type sink interface {
-	// begin has a frame's header. An error ends the stream.
+	// begin handles a frame's header. An error ends the stream.
 	begin(h *header) error
-	// place is where the last left bytes of the frame's data go, as long as that; nil drops them.
+	// place returns the destination of the last left bytes of the frame's data, with that length; nil drops them.
 	place(left int) []byte
-	// end says that all of it is there.
+	// end reports the end of the frame.
 	end() error
 }
 
-// parser cuts a stream into frames. Data is read straight to where it belongs when much of it is missing.
+// parser cuts a stream into frames. If much of a frame's data is missing, it reads the data directly to its destination.
 type parser struct {
-	buf    []byte // bufferSize
-	r, w   int    // buf[r:w] has been read and not looked at
+	buf    []byte // has bufferSize bytes
+	r, w   int    // buf[r:w] has been read and not parsed
 	h      header
-	left   int    // bytes of the frame's data that are missing
-	direct []byte // what want gave last
+	left   int    // missing bytes of the frame's data
+	direct []byte // latest first result of want
 }
 
-// want returns where the next bytes are to be read: first a, which may be empty, then b.
+// want returns the destination of the next bytes: first a, which may be empty, then b.
 func (p *parser) want(s sink) (a, b []byte) {
 	if p.r == p.w {
 		p.r, p.w = 0, 0
@@ -41,7 +41,7 @@ func (p *parser) want(s sink) (a, b []byte) {
 	return p.direct, p.buf[p.w:]
 }
 
-// got says that n bytes have been read to where want said.
+// got handles n bytes that have been read to the memory from want.
 func (p *parser) got(n int, s sink) error {
 	if d := min(n, len(p.direct)); d > 0 {
 		n -= d

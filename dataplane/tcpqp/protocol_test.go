@@ -10,7 +10,7 @@ import (
 	"github.com/fared/fared/dataplane/rdma/rdmatest"
 )
 
-// lone is a host whose peers are the test: what they send is given, what they get is read, frame by frame.
+// lone is a host whose peers are the test, which sends and reads frame by frame.
 type lone struct {
 	t    *testing.T
 	host *rdmatest.Host
@@ -47,7 +47,7 @@ func (l *lone) accept() (k *conn) {
 	return k
 }
 
-// feed has frames come in. The lock must be held.
+// feed delivers frames. The caller holds the lock.
 func (l *lone) feed(k *conn, hs ...header) {
 	for _, h := range hs {
 		if h.op == opOpen {
@@ -65,7 +65,7 @@ func (l *lone) feed(k *conn, hs ...header) {
 	}
 }
 
-// said is what goes out: frames without data.
+// said returns the outgoing frames, which have no data.
 func (l *lone) said(k *conn) (hs []header) {
 	l.t.Helper()
 	l.host.Do(func() {
@@ -96,7 +96,7 @@ func opcodes(hs []header) (ops []opcode) {
 	return ops
 }
 
-// TestEveryChannelIsRefused: however many of a peer's channels ask at once for what is not there, each is told.
+// TestEveryChannelIsRefused checks that all channels of a peer that open nonexistent ones are refused, however many do so at once.
 func TestEveryChannelIsRefused(t *testing.T) {
 	l := newLone(t, rdmatest.Hooks{})
 	k := l.accept()
@@ -111,8 +111,8 @@ func TestEveryChannelIsRefused(t *testing.T) {
 	}
 }
 
-// TestReadyBeforeAccept: an ACCEPT after the receive is there says all; a RESUME after it would send the peer back to what it has
-// sent already.
+// TestReadyBeforeAccept checks that ACCEPT suffices if the receive is posted before it; a RESUME after it would make the peer repeat
+// requests.
 func TestReadyBeforeAccept(t *testing.T) {
 	ready := false
 	l := newLone(t, rdmatest.Hooks{Admit: func(_ rdma.Channel, _ []byte, n int) ([]byte, rdma.Verdict) {
@@ -144,7 +144,7 @@ func TestReadyBeforeAccept(t *testing.T) {
 	l.host.Do(func() { l.host.Close(l.ch) })
 }
 
-// TestOvertakenBeforeConnect: of two OPENs that come before Connect the later is answered, in whichever order they came.
+// TestOvertakenBeforeConnect checks that of two OPENs before Connect the later one is answered, in either order of arrival.
 func TestOvertakenBeforeConnect(t *testing.T) {
 	for _, order := range [][2]uint32{{1, 2}, {2, 1}} {
 		l := newLone(t, rdmatest.Hooks{})
@@ -162,7 +162,7 @@ func TestOvertakenBeforeConnect(t *testing.T) {
 	}
 }
 
-// joined is two hosts on simulated streams with a channel between them. Host 1 has receives when ready says so.
+// joined returns two hosts on simulated streams with a channel between them. Host 1 has receives while ready is true.
 func joined(t *testing.T, limit int, ready *bool) (s *sim, hosts [2]*rdmatest.Host, channels [2]rdma.Channel, done map[*rdma.Op]error) {
 	t.Helper()
 	s = newSim(1, 0, limit, false)
@@ -202,8 +202,8 @@ func (s *sim) kill() {
 	}
 }
 
-// TestPatienceSurvivesTheConnection: who has waited for a receive for longer than GiveUp, as it was asked to, and loses the connection
-// then, has time for another.
+// TestPatienceSurvivesTheConnection checks that an initiator that HOLD has kept waiting for longer than GiveUp, and whose connection fails
+// then, has time for another connection.
 func TestPatienceSurvivesTheConnection(t *testing.T) {
 	ready := false
 	s, hosts, channels, done := joined(t, 1<<16, &ready)
@@ -228,8 +228,8 @@ func TestPatienceSurvivesTheConnection(t *testing.T) {
 	}
 }
 
-// TestAcceptIsNoProgress: connections that are accepted and die before anything is answered, as where only short packets arrive, come
-// to an end.
+// TestAcceptIsNoProgress checks that a channel gives up if its connections are accepted but fail before any answer, as on a path that
+// passes only short packets.
 func TestAcceptIsNoProgress(t *testing.T) {
 	ready := true
 	s, hosts, channels, done := joined(t, 1<<10, &ready)
@@ -249,7 +249,8 @@ func TestAcceptIsNoProgress(t *testing.T) {
 	}
 }
 
-// TestTimeOfAStoppedProcess counts for nothing, as the answer may wait in the socket; time in which nobody answers does.
+// TestTimeOfAStoppedProcess checks that such time does not count, since the answer may wait in the socket, and that time without answers
+// does.
 func TestTimeOfAStoppedProcess(t *testing.T) {
 	ready := true
 	s, hosts, channels, done := joined(t, 1<<16, &ready)
@@ -263,7 +264,7 @@ func TestTimeOfAStoppedProcess(t *testing.T) {
 	if !s.Run(func() bool { return len(done) > 0 }, 2*giveUp) || !errors.Is(done[op], rdma.ErrRetryExceeded) {
 		t.Fatalf("%v", done)
 	}
-	// All but the time until the next look.
+	// All except the time until the next check.
 	if d := s.Net.Now() - begin - 2*giveUp; d < giveUp*3/4 || d > giveUp {
 		t.Errorf("given up after %v of its time", d)
 	}

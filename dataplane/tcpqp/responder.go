@@ -11,7 +11,7 @@ import (
 
 var errRequest = errors.New("tcpqp: a request that breaks the protocol")
 
-// record is the answer to a request that has been executed.
+// record is the answer to an executed request.
 type record struct {
 	op      opcode // opAck, opReadAnswer, opAtomicAnswer or opError
 	status  status
@@ -19,30 +19,30 @@ type record struct {
 	key     uint32
 	address uint64
 	was     uint64
-	copied  []byte // READ: what it saw, after a later request has overwritten it
+	copied  []byte // READ: the bytes that it returned, once a later request has overwritten them
 }
 
-// responder is the half of a channel that executes.
+// responder is the half of a channel that executes requests.
 type responder struct {
 	c        *channel
-	conn     *conn  // what the peer's channel is attached to
-	epoch    uint32 // of its OPEN; 0: there was none
-	expected uint32 // the next request to execute
-	cur      uint32 // the next to answer
-	high     uint32 // the first that was never answered
-	done     uint32 // the peer has the answers before; expected-done <= window
+	conn     *conn  // connection to which the peer's channel is attached
+	epoch    uint32 // of its latest OPEN; 0: none
+	expected uint32 // next request to execute
+	cur      uint32 // next request to answer
+	high     uint32 // first request that was never answered
+	done     uint32 // the peer has the answers to all requests before it; expected-done <= window
 	records  [window]record
 	reads    [maxReads]uint32 // READs from done on, in order
 	nReads   int
 
 	needAccept, needHold, needResume bool
 	held                             bool // a SEND waits for a receive
-	skipping                         bool // until expected comes again
+	skipping                         bool // until request expected arrives again
 
-	// What is coming in.
-	failed   status // the request is not executed, but answered so
+	// State of the incoming request.
+	failed   status // answer with this status, without executing the request
 	ignore   bool
-	admitted bool // Host.Admit has given body for request expected
+	admitted bool // Host.Admit has returned body for request expected
 	body     []byte
 	bodyHead [rdma.MaxHead]byte
 	bodyN    int
@@ -54,16 +54,16 @@ func (r *responder) wake() {
 	}
 }
 
-// open takes the peer's OPEN on a connection.
+// open handles the peer's OPEN on a connection.
 func (r *responder) open(k *conn, h *header) error {
 	if r.epoch != 0 && int32(h.epoch-r.epoch) <= 0 {
-		return nil // overtaken by one on another connection
+		return nil // overtaken by an OPEN on another connection
 	}
 	if h.done-r.done > r.expected-r.done {
-		return fmt.Errorf("%w: answers up to %d, not in [%d, %d]", errRequest, h.done, r.done, r.expected)
+		return fmt.Errorf("%w: responses up to %d, not in [%d, %d]", errRequest, h.done, r.done, r.expected)
 	}
 	if r.conn != nil {
-		r.conn.settle() // its reader may be writing to where this request's data goes
+		r.conn.settle() // its reader may be writing to this request's destination
 		r.leave()
 		if k.dead != nil {
 			return k.dead
@@ -87,10 +87,10 @@ func (r *responder) leave() {
 	r.lost()
 }
 
-// lost says that the connection is gone.
+// lost handles the end of the connection.
 func (r *responder) lost() { r.conn, r.ignore, r.c.in.queued = nil, true, false }
 
-// confirm forgets answers that the peer has.
+// confirm discards answers that the peer has.
 func (r *responder) confirm(done uint32) {
 	n := 0
 	for _, m := range r.reads[:r.nReads] {
@@ -104,7 +104,7 @@ func (r *responder) confirm(done uint32) {
 	r.nReads, r.done = n, done
 }
 
-// begin has a request's header.
+// begin handles a request's header.
 func (r *responder) begin(h *header) error {
 	r.ignore, r.failed = true, statusNone
 	if h.msn != r.expected {
@@ -114,10 +114,10 @@ func (r *responder) begin(h *header) error {
 		return fmt.Errorf("%w: msn %d instead of %d", errRequest, h.msn, r.expected)
 	}
 	if r.held {
-		return nil // sent before the peer saw HOLD
+		return nil // sent before the peer received HOLD
 	}
 	if h.done-r.done > r.cur-r.done || r.expected-h.done >= window {
-		return fmt.Errorf("%w: msn %d with answers up to %d", errRequest, h.msn, h.done)
+		return fmt.Errorf("%w: msn %d with responses up to %d", errRequest, h.msn, h.done)
 	}
 	r.skipping = false
 	r.confirm(h.done)
@@ -135,24 +135,24 @@ func (r *responder) begin(h *header) error {
 		return r.admit(h)
 	case opRead:
 		if r.nReads == maxReads {
-			return fmt.Errorf("%w: more than %d READs under way", errRequest, maxReads)
+			return fmt.Errorf("%w: more than %d READs outstanding", errRequest, maxReads)
 		}
 		if _, err := host.Memory(r.c, h.key, h.address, int(h.length), rdma.RemoteRead); err != nil {
 			r.failed = statusOf(err)
 		}
 	case opCompareSwap, opFetchAdd:
 		if b, err := host.Memory(r.c, h.key, h.address, 8, rdma.RemoteAtomic); err == nil {
-			r.preserve(b) // an error comes again from Host.Atomic
+			r.preserve(b) // Host.Atomic will return the error
 		}
 	}
 	return nil
 }
 
-// admit asks where a SEND goes, once for each that is taken.
+// admit requests the destination of a SEND, once for each accepted SEND.
 func (r *responder) admit(h *header) error {
 	if r.admitted {
 		if int(h.length) != len(r.body) {
-			return fmt.Errorf("%w: a SEND that has changed", errRequest)
+			return fmt.Errorf("%w: a retransmitted SEND differs from the original", errRequest)
 		}
 		return nil
 	}
@@ -176,7 +176,7 @@ func (r *responder) admit(h *header) error {
 	return nil
 }
 
-// resume lets the peer send the SEND again that was held.
+// resume lets the peer repeat the held SEND.
 func (r *responder) resume() {
 	if r.held {
 		r.held, r.needHold, r.needResume = false, false, true
@@ -184,7 +184,7 @@ func (r *responder) resume() {
 	}
 }
 
-// place is where data of the request h goes, the last left bytes of it. The region is asked for anew each time: it may be gone.
+// place returns the destination of the last left bytes of request h's data. It checks the region each time, since it may be deregistered.
 func (r *responder) place(h *header, left int) []byte {
 	switch {
 	case r.ignore || r.failed != statusNone:
@@ -199,12 +199,12 @@ func (r *responder) place(h *header, left int) []byte {
 	return b
 }
 
-// end executes the request h: all of it is there.
+// end executes request h, which is complete.
 func (r *responder) end(h *header) {
 	if r.ignore {
 		return
 	}
-	r.ignore = true // what follows calls the host, which may close the channel
+	r.ignore = true // the following calls to the host may close the channel
 	host := r.c.e.host
 	a := record{op: opAck}
 	switch {
@@ -239,7 +239,7 @@ func (r *responder) end(h *header) {
 	}
 }
 
-// preserve copies what READs saw that the peer has no answer to, before a request writes to the memory of b.
+// preserve copies the results of unanswered READs before a request overwrites memory b.
 func (r *responder) preserve(b []byte) {
 	if r.nReads == 0 || len(b) == 0 {
 		return
@@ -266,12 +266,12 @@ func overlap(a, b []byte) bool {
 	return x < y+uintptr(len(b)) && y < x+uintptr(len(a))
 }
 
-// emit gives the connection the next frame.
+// emit fills f with the next frame. It returns false if there is none.
 func (r *responder) emit(f *frame) bool {
 	h := header{channel: r.c.remote.id}
 	switch {
 	case r.needAccept:
-		r.needAccept, r.needResume = false, false // it says from where to go on
+		r.needAccept, r.needResume = false, false // ACCEPT also contains the request from which to continue
 		h.op, h.msn, h.epoch, h.features = opAccept, r.expected, r.epoch, r.c.e.features()
 		if r.held {
 			h.status = statusHeld
@@ -303,7 +303,7 @@ func (r *responder) emit(f *frame) bool {
 	return true
 }
 
-// answer makes the answer to request cur, which needs one of its own.
+// answer fills h with the answer to request cur, which needs an explicit one.
 func (r *responder) answer(h *header) {
 	a := &r.records[r.cur%window]
 	h.op, h.msn = a.op, r.cur
@@ -311,7 +311,7 @@ func (r *responder) answer(h *header) {
 	case opReadAnswer:
 		if a.copied == nil {
 			if _, err := r.c.e.host.Memory(r.c, a.key, a.address, int(a.length), rdma.RemoteRead); err != nil {
-				h.op, h.status = opError, statusOf(err) // the region is gone since
+				h.op, h.status = opError, statusOf(err) // the region has been deregistered since
 				return
 			}
 		}
@@ -328,10 +328,10 @@ func (r *responder) answer(h *header) {
 	}
 }
 
-// data is what a READ's answer carries; false: the region went while it was being sent.
+// data returns the data of a READ's answer; false means that the region was deregistered during the transmission.
 func (r *responder) data(f *frame) ([]byte, bool) {
 	if f.msn-r.done >= r.cur-r.done {
-		return nil, false // confirmed before all of it was sent
+		return nil, false // confirmed before the frame was completely sent
 	}
 	a := &r.records[f.msn%window]
 	if a.copied != nil {

@@ -10,18 +10,18 @@ import (
 	"github.com/fared/fared/dataplane/rdma/rdmatest"
 )
 
-// sim is two endpoints and streams between them in virtual time, as sockets on a network of planes: streams take any number of
-// bytes, give any number, stand still while their plane is down, and die. An edge decides what memory to read or write in one
-// turn and touches it in a later one, unless settle comes first; so it does what a socket's goroutines may do at worst.
+// sim is two endpoints and streams between them in virtual time, like sockets on a network of planes. Streams accept and deliver any number
+// of bytes, stop while their plane is down, and fail. An edge chooses the memory to read or write in one turn and accesses it in a later
+// one, unless settle comes first: this is the worst case of a socket's goroutines.
 type sim struct {
 	*rdmatest.Net
 	rng   *rand.Rand
-	death float64 // the probability that a stream dies, each time that it carries something
-	limit int     // bytes that a stream holds
-	marks bool    // streams are cut at segments, as for the option
+	death float64 // probability that a stream fails at each transfer
+	limit int     // capacity of a stream in bytes
+	marks bool    // streams are cut at segments, as with the option
 	ends  []*simTransport
 	edges []*simEdge
-	// Deaths counts streams that died by chance.
+	// deaths counts the random failures of streams.
 	deaths int
 	fault  error
 }
@@ -60,7 +60,7 @@ func (s *sim) SetPlane(plane int, up bool) {
 	}
 }
 
-// soon calls f within some microseconds.
+// soon calls f after up to 20 µs.
 func (s *sim) soon(f func()) { s.After(time.Duration(s.rng.IntN(20_000)), f) }
 
 // simTransport is an endpoint on simulated streams.
@@ -69,7 +69,7 @@ type simTransport struct {
 	index int
 	host  rdma.Host
 	e     *endpoint
-	tick  int // which wakeAt is the last
+	tick  int // number of the latest wakeAt
 }
 
 func (t *simTransport) Name() string        { return "tcp" }
@@ -80,7 +80,7 @@ func (t *simTransport) Stop()               {}
 func (t *simTransport) Counters() map[string]uint64 { return t.e.counters() }
 
 func (t *simTransport) Start(h rdma.Host) error {
-	t.host, t.e = h, newEndpoint(h, t, rdma.Timing{}, Port)
+	t.host, t.e = h, newEndpoint(h, t, rdma.Timing{Stall: 20 * time.Millisecond}, Port)
 	return nil
 }
 
@@ -109,13 +109,13 @@ func (t *simTransport) wakeAt(at time.Duration) {
 
 func (t *simTransport) cancel(*flow) {}
 
-// dial connects after a while; on a plane that is down once that is up, or never.
+// dial connects after a delay; on a plane that is down after the plane is up, or never.
 func (t *simTransport) dial(f *flow) {
 	s := t.sim
 	plane := int(f.key.port) % s.Planes()
 	s.soon(func() {
 		if !s.Up(plane) || s.rng.Float64() < s.death {
-			s.After(time.Duration(s.rng.IntN(int(10*time.Millisecond))), func() { t.host.Do(func() { f.dialled(nil) }) })
+			s.After(time.Duration(s.rng.IntN(int(10*time.Millisecond))), func() { t.host.Do(func() { f.dialed(nil) }) })
 			return
 		}
 		peer := s.ends[1-t.index]
@@ -123,7 +123,7 @@ func (t *simTransport) dial(f *flow) {
 		a.peer, b.peer = b, a
 		s.edges = append(s.edges, a, b)
 		t.host.Do(func() {
-			if a.k = f.dialled(a); a.k == nil {
+			if a.k = f.dialed(a); a.k == nil {
 				a.closed = true
 			}
 		})
@@ -152,10 +152,10 @@ type simEdge struct {
 	closed bool
 	coming []byte // sent by the peer, not read yet
 
-	reading, writing bool // a turn is to come
+	reading, writing bool // a turn is scheduled
 	a, b             []byte
 	out              *batch
-	took, gave       int // by the turn that is under way
+	took, gave       int // by the current turn
 }
 
 func (x *simEdge) stir() {
@@ -174,7 +174,7 @@ func (x *simEdge) stir() {
 
 func (x *simEdge) kick() { x.stir() }
 
-// close is a reset: what is under way is lost, or some of it.
+// close is a reset: all or some of the data in flight is lost.
 func (x *simEdge) close() {
 	if x.closed {
 		return
@@ -192,7 +192,7 @@ func (x *simEdge) reset() {
 	}
 }
 
-// die ends the stream by chance.
+// die fails the stream at random.
 func (x *simEdge) die() bool {
 	if x.sim.rng.Float64() >= x.sim.death {
 		return false
@@ -202,13 +202,13 @@ func (x *simEdge) die() bool {
 	return true
 }
 
-// settle does what was decided on and not done.
+// settle performs the chosen transfers that have not been done.
 func (x *simEdge) settle() {
 	x.take()
 	x.give()
 }
 
-// read decides where to read to.
+// read chooses the destination of a read.
 func (x *simEdge) read() {
 	if x.closed {
 		return
@@ -236,7 +236,7 @@ func (x *simEdge) read() {
 	})
 }
 
-// take reads some of what there is, once.
+// take reads a part of the available data, once.
 func (x *simEdge) take() (n int) {
 	if x.b == nil {
 		return x.took
@@ -250,7 +250,7 @@ func (x *simEdge) take() (n int) {
 	return n
 }
 
-// write decides what to write.
+// write chooses the data of a write.
 func (x *simEdge) write() {
 	if x.closed {
 		return
@@ -283,7 +283,7 @@ func (x *simEdge) write() {
 	})
 }
 
-// give writes some of the batch, as much as the stream has room for, once.
+// give writes a part of the batch, as much as the stream accepts, once.
 func (x *simEdge) give() {
 	if x.out == nil {
 		return

@@ -16,10 +16,10 @@ import (
 
 var errStopped = errors.New("tcpqp: the transport has been stopped")
 
-// socket is a connection's edge: a goroutine that reads and one that writes. Both decide with the device's lock held what memory to
-// read to or write from, and use it without; reads and writes are held while one of the two is doing so, for one system call that
-// does not block, so whoever waits for them waits for no peer. settle also takes back what was decided on and not begun: it may be
-// called in the very turn that has decided, for the device looks at its sets again after other transports have been flushed.
+// socket is a connection's edge, with a goroutine that reads and one that writes. Under the device's lock each chooses the memory to read
+// to or write from; it then uses the memory without that lock. During that one non-blocking system call it holds reads or writes, so
+// waiting for these locks never waits for the peer. settle also revokes a choice whose system call has not started. It may be called in the
+// same turn, since the device looks at its sets again after it has flushed other transports.
 type socket struct {
 	t   *Transport
 	c   *net.TCPConn
@@ -27,26 +27,26 @@ type socket struct {
 	k   *conn
 
 	kicks    chan struct{}
-	done     chan struct{} // closed with the device's lock held
+	done     chan struct{} // closed under the device's lock
 	closed   bool
 	draining bool
-	left     atomic.Int32 // goroutines that use c
+	left     atomic.Int32 // number of goroutines that use c
 
 	reads    sync.Mutex
-	readable bool // guarded by reads: a is still to be read to
+	readable bool // guarded by reads: a read to a is still to be done
 	a, b     []byte
 	readN    int
 	readErr  error
 	readIovs [2]unix.Iovec
 
 	writes    sync.Mutex
-	writable  bool // guarded by writes: batch is still to be written
+	writable  bool // guarded by writes: a write of batch is still to be done
 	batch     *batch
 	writeN    int
 	writeErr  error
 	writeIovs []unix.Iovec
 	writeMsgs []mmsghdr
-	release   func() // gives what the option needs back
+	release   func() // releases the resources of the option
 }
 
 // mmsghdr is Linux's struct mmsghdr.
@@ -59,19 +59,18 @@ type mmsghdr struct {
 func newSocket(t *Transport, c *net.TCPConn) *socket {
 	s := &socket{t: t, c: c, kicks: make(chan struct{}, 1), done: make(chan struct{})}
 	s.raw, _ = c.SyscallConn() // never fails for an open connection
-	// A connection that is given up ends with a reset: the port is free for the same peer at once, and what is buffered does not
-	// reach anybody.
+	// A connection that is given up ends with a reset: the port is free for the same peer at once, and buffered data is not delivered.
 	c.SetLinger(0)
 	c.SetNoDelay(true)
 	c.SetKeepAlivePeriod(max(time.Second, t.config.Timing.GiveUp/4))
 	s.raw.Control(func(fd uintptr) {
-		// RFC 5482: how long sent data may go unacknowledged by TCP.
+		// RFC 5482: the time that sent data may stay unacknowledged by TCP.
 		unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(t.config.Timing.GiveUp.Milliseconds()))
 	})
 	return s
 }
 
-// start lets the goroutines begin; the device's lock is held.
+// start starts the goroutines. The caller holds the device's lock.
 func (s *socket) start(k *conn) {
 	s.k = k
 	s.left.Store(2)
@@ -96,7 +95,7 @@ func (s *socket) settle() {
 	s.writes.Unlock()
 }
 
-// close wakes the goroutines up; the last of them closes the connection.
+// close wakes up the goroutines; the last one to end closes the connection.
 func (s *socket) close() {
 	if !s.closed {
 		s.closed = true
@@ -105,7 +104,7 @@ func (s *socket) close() {
 	}
 }
 
-// drain lets the writer send what it has, then ends.
+// drain lets the writer send its data, then ends the connection.
 func (s *socket) drain() {
 	s.draining = true
 	s.c.SetLinger(-1)
@@ -153,7 +152,7 @@ func (s *socket) reader() {
 		if s.b == nil {
 			return
 		}
-		// Into the connection's own buffer it may wait; into anybody's memory it may not.
+		// A read to the connection's own buffer may wait; a read to memory of the application may not.
 		direct := s.a != nil
 		if direct {
 			if s.reads.Lock(); !s.readable {
@@ -174,7 +173,7 @@ func (s *socket) reader() {
 	}
 }
 
-// readv reads once; false: there is nothing yet.
+// readv reads once; it returns false if no data has arrived.
 func (s *socket) readv(fd uintptr) bool {
 	iovs := s.readIovs[:0]
 	for _, p := range [2][]byte{s.a, s.b} {
@@ -201,7 +200,7 @@ func (s *socket) readv(fd uintptr) bool {
 	}
 }
 
-// polled says whether a descriptor is ready. Unlike a call that fails with EAGAIN it needs nobody's memory.
+// polled reports whether a descriptor is ready. Unlike a read that fails with EAGAIN, it needs no memory of the application.
 func polled(fd uintptr, events int16) bool {
 	p := [1]unix.PollFd{{Fd: int32(fd), Events: events}}
 	n, err := unix.Poll(p[:], 0)
@@ -264,7 +263,7 @@ func (s *socket) writer() {
 	}
 }
 
-// send writes once what TCP takes of the batch.
+// send writes the batch once, as far as TCP accepts it.
 func (s *socket) send(fd uintptr) {
 	b := s.batch
 	s.writeIovs = s.writeIovs[:0]
@@ -273,7 +272,7 @@ func (s *socket) send(fd uintptr) {
 	}
 	trap, flags, vec, n := uintptr(unix.SYS_WRITEV), uintptr(0), unsafe.Pointer(unsafe.SliceData(s.writeIovs)), len(s.writeIovs)
 	if b.apart {
-		// MSG_EOR: nothing is appended to the segment that a message ends with.
+		// MSG_EOR: the kernel appends nothing to the last segment of a message.
 		trap, flags = unix.SYS_SENDMMSG, unix.MSG_EOR|unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL
 		s.writeMsgs = s.writeMsgs[:0]
 		at := 0

@@ -25,7 +25,7 @@ func needsOption(t testing.TB) {
 	f.close()
 }
 
-// loopback is two transports on addresses of the host's own.
+// loopback returns two transports on addresses of the loopback device.
 func loopback(c Config) rdmatest.Bed {
 	return rdmatest.Real(rdmatest.RealConfig{
 		Addresses:  [2]netip.Addr{netip.MustParseAddr("127.0.47.1"), netip.MustParseAddr("127.0.47.2")},

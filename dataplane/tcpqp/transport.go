@@ -18,27 +18,28 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// Port is the TCP port that endpoints listen on by default.
+// Port is the default TCP port of endpoints.
 const Port = 4793
 
-// Config says how to make a transport. The zero value is valid.
+// Config is the configuration of a transport. The zero value is valid.
 type Config struct {
-	// Port is the TCP port to listen on, at the device's loopback: 4793 if 0. Peers learn it by the channel's Local.
+	// Port is the TCP listening port at the device's loopback; 0 means 4793. Peers learn it from the channel's Local.
 	Port uint16
-	// Timing: GiveUp only; TCP knows the rest, and acknowledgements go with whatever is sent next, at once.
+	// Timing: only GiveUp and Stall apply. TCP does the rest, and acknowledgements are sent at once, with the next frames.
 	Timing rdma.Timing
-	// Option has segments carry the message framing option, where the peer asks for it too. It needs CAP_BPF, CAP_NET_ADMIN and
-	// cgroup v2, and forgoes segmentation offload: for hardware that places data by it.
+	// Option makes segments carry the message framing option if the peer requests it too. It needs CAP_BPF, CAP_NET_ADMIN and cgroup v2,
+	// and forgoes segmentation offload: it is for hardware that uses it to place data.
 	Option bool
-	// Cgroup is the cgroup2 directory to which the option's program is attached; it must hold the process. "" is the process's own.
+	// Cgroup is the cgroup2 directory to which the option's program is attached; the process must belong to it. "" means the cgroup of the
+	// process.
 	Cgroup string
-	// Segments, if not nil, is told of every segment that came with the option, in the order of arrival, by one goroutine. It may
-	// lose some: Counters says how many.
+	// Segments, if not nil, receives every segment with the option, in the order of arrival, in one goroutine. Some may be lost; Counters
+	// has their number.
 	Segments func(Segment)
-	// Log is told once what keeps segments from carrying the option. nil is slog.Default.
+	// Log receives one message if segments cannot carry the option. nil means slog.Default.
 	Log *slog.Logger
 
-	// inside runs what makes sockets in a network namespace. nil: that of the thread that calls Start.
+	// inside runs a function that makes sockets in a network namespace. nil means the namespace of the thread that calls Start.
 	inside func(func() error) error
 }
 
@@ -55,7 +56,7 @@ type Transport struct {
 	wg     sync.WaitGroup
 	dials  map[*flow]context.CancelFunc
 	asking []func()
-	// stopped: Stop has been called. flushed: the device flushes the transport.
+	// stopped: Stop has been called. flushed: the device has flushed the transport.
 	stopped, flushed bool
 }
 
@@ -82,7 +83,7 @@ func (t *Transport) Name() string { return "tcp" }
 // Limits implements rdma.Transport.
 func (t *Transport) Limits() rdma.Limits { return rdma.Limits{MaxOp: maxOp, Ordered: true} }
 
-// Start implements rdma.Transport: it listens.
+// Start implements rdma.Transport: it opens the listening socket.
 func (t *Transport) Start(h rdma.Host) error {
 	t.host = h
 	space, err := netspace.Current()
@@ -103,7 +104,7 @@ func (t *Transport) Start(h rdma.Host) error {
 	}
 	if t.config.Option {
 		if t.framer, err = newFramer(t.config, h.Address()); err != nil {
-			t.config.Log.Warn("TCP segments go without the message framing option; messages are framed in the stream", "reason", err)
+			t.config.Log.Warn("TCP segments have no message framing option; messages are framed in the stream", "reason", err)
 		}
 	}
 	t.e = newEndpoint(h, t, t.config.Timing, t.config.Port)
@@ -122,8 +123,8 @@ func (t *Transport) Channel(c rdma.ChannelConfig) (rdma.Channel, error) {
 	return t.e.channel(c), nil
 }
 
-// Flush implements rdma.Transport. It ends every turn of Host.Do; so what a socket is told to read or write is decided here, where
-// little can follow that would free the memory: other transports' flushing may have sets look again, which settles first.
+// Flush implements rdma.Transport. It ends every turn of Host.Do, so sockets choose the memory of their next system call here, where few
+// later actions can free it. If another transport's flush makes sets look again, they settle first.
 func (t *Transport) Flush() {
 	t.flushed = true
 	for n := 0; n < len(t.asking); n++ {
@@ -146,14 +147,14 @@ func (t *Transport) Counters() map[string]uint64 {
 // Registered implements rdma.Registrar.
 func (t *Transport) Registered(uint32, uint64, []byte, rdma.Access) {}
 
-// Deregistered implements rdma.Registrar: it waits for system calls under way. Later ones ask the host anew.
+// Deregistered implements rdma.Registrar: it waits for system calls in progress. Later ones check the region with the host.
 func (t *Transport) Deregistered(uint32) {
 	for _, k := range t.e.conns {
 		k.settle()
 	}
 }
 
-// Stop implements rdma.Transport. What peers are to be told of closed channels is sent, if they take it.
+// Stop implements rdma.Transport. It first sends the pending notifications of closed channels, if the peers accept them in time.
 func (t *Transport) Stop() {
 	t.listen.Close()
 	close(t.quit)
@@ -174,7 +175,7 @@ func (t *Transport) Stop() {
 	}
 }
 
-// ticks calls tick when it is time.
+// ticks runs the endpoint's timer.
 func (t *Transport) ticks() {
 	defer t.wg.Done()
 	for {
@@ -189,8 +190,8 @@ func (t *Transport) ticks() {
 
 func (t *Transport) wakeAt(at time.Duration) { t.timer.Reset(max(0, at-t.host.Now())) }
 
-// accept takes connections, once there are flushes: a device has none for a transport that it is still starting, and a socket's
-// goroutines live by them. A peer that dialled us before may do so that early.
+// accept accepts connections once the device flushes the transport: it does not flush a transport that is still starting, and the
+// goroutines of sockets depend on flushes. A known peer may dial that early.
 func (t *Transport) accept() {
 	defer t.wg.Done()
 	for ready := false; !ready; {
@@ -208,7 +209,7 @@ func (t *Transport) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // out of descriptors, or the peer went before it was accepted
+		if err != nil { // out of descriptors, or the peer has closed it before it was accepted
 			select {
 			case <-time.After(backoffMin):
 			case <-t.quit:
@@ -242,11 +243,11 @@ func (t *Transport) dial(f *flow) {
 			delete(t.dials, f)
 			var k *conn
 			if c == nil {
-				f.dialled(nil)
+				f.dialed(nil)
 				return
 			}
 			s := newSocket(t, c)
-			if k = f.dialled(s); k != nil {
+			if k = f.dialed(s); k != nil {
 				s.start(k)
 			} else {
 				c.Close()
@@ -255,7 +256,7 @@ func (t *Transport) dial(f *flow) {
 	}()
 }
 
-// connect dials from the slot's port. Flows to several peers share it, so it is bound as an address in use.
+// connect dials from the slot's port. Flows to several peers share the port, so the socket sets SO_REUSEADDR.
 func (t *Transport) connect(ctx context.Context, key flowKey) (c *net.TCPConn) {
 	d := net.Dialer{
 		LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(t.host.Address(), key.port)),
@@ -277,7 +278,7 @@ func (t *Transport) connect(ctx context.Context, key flowKey) (c *net.TCPConn) {
 		return err
 	})
 	if err != nil {
-		return nil // whom it concerns sees operations that do not complete; a port in use or a peer that is not there yet is retried
+		return nil // not reported: the operations do not complete, and the flow retries if a port is in use or a peer is not up yet
 	}
 	return c
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// captured is a TCP segment with data, as it is on the wire.
+// captured is a TCP segment with data, as seen on the wire.
 type captured struct {
 	from, to netip.AddrPort
 	seq      uint32
@@ -82,7 +82,7 @@ func (c *capture) stop() []captured {
 	raw, _ := c.file.SyscallConn()
 	c.file.SetReadDeadline(time.Time{})
 	b := make([]byte, 1<<17)
-	raw.Read(func(fd uintptr) bool { // what has been on the wire is all there
+	raw.Read(func(fd uintptr) bool { // all segments that were on the wire are in the socket
 		for {
 			n, err := unix.Read(int(fd), b)
 			if err != nil {
@@ -97,7 +97,7 @@ func (c *capture) stop() []captured {
 	return c.segments
 }
 
-// segmentOf reads an Ethernet frame with IPv4 and TCP.
+// segmentOf parses an Ethernet frame with IPv4 and TCP.
 func segmentOf(p []byte) (s captured, ok bool) {
 	if len(p) < 14+40 || binary.BigEndian.Uint16(p[12:]) != unix.ETH_P_IP || p[14+9] != unix.IPPROTO_TCP {
 		return s, false
@@ -118,8 +118,8 @@ func segmentOf(p []byte) (s captured, ok bool) {
 	}, true
 }
 
-// TestPlacedByOption: segments from the wire, in any order, each placed by what its own option says, make the memory that the
-// transport made. Those of READs' answers go by their requests' numbers.
+// TestPlacedByOption checks that segments from the wire, placed in any order by their options alone, result in the memory that the
+// transport has written. Segments of READ answers are placed by the numbers of their requests.
 func TestPlacedByOption(t *testing.T) {
 	needsOption(t)
 	for _, kernel := range []string{"1", "0"} {
@@ -129,7 +129,8 @@ func TestPlacedByOption(t *testing.T) {
 			spaces, addresses := veths(t)
 			var configs [2]Config
 			for i, n := range spaces {
-				// Without SACK: who is held up answers what TCP then sends twice with blocks that take the option's room (RFC 2883).
+				// Without SACK: an end that is delayed acknowledges data that TCP then sends twice with blocks that take the option's room
+				// (RFC 2883).
 				if _, err := n.Output("sysctl", "-qw", "net.ipv4.tcp_timestamps="+kernel, "net.ipv4.tcp_sack=0"); err != nil {
 					t.Fatal(err)
 				}
@@ -143,7 +144,7 @@ func TestPlacedByOption(t *testing.T) {
 				}
 			}
 			p := newPair(t, addresses, configs)
-			if err := p.wait(p.post(0, write(0, []byte{1})), p.post(1, write(0, []byte{1}))); err != nil { // the option is agreed on, both ways
+			if err := p.wait(p.post(0, write(0, []byte{1})), p.post(1, write(0, []byte{1}))); err != nil { // both ends have agreed on the option
 				t.Fatal(err)
 			}
 			c := newCapture(t, spaces[0], "plane")
@@ -224,7 +225,7 @@ func TestPlacedByOption(t *testing.T) {
 					first = x
 				}
 			}
-			// Before it were OPEN and the WRITE of one byte.
+			// OPEN and the WRITE of one byte precede it.
 			origin := first.seq - headerSize - openSize - WriteHeader - 1
 			p.until("records that say what was on the wire", func() bool {
 				mu.Lock()
@@ -232,7 +233,7 @@ func TestPlacedByOption(t *testing.T) {
 				for _, x := range segments {
 					o, _ := FindOption(x.options)
 					is := told[x.seq-origin]
-					is.Timestamp, is.Echo = o.Timestamp, o.Echo // a repetition has others
+					is.Timestamp, is.Echo = o.Timestamp, o.Echo // a retransmission has others
 					if x.to.Port() == Port && is != o {
 						return false
 					}
@@ -244,8 +245,8 @@ func TestPlacedByOption(t *testing.T) {
 	}
 }
 
-// TestBatchesGoWithoutOption: TCP copies the header of a batch into every segment that it is cut into, below the program. So a
-// batch has no option, which could be right for its first segment only.
+// TestBatchesGoWithoutOption checks that batches have no option. TCP copies the header of a batch into every segment that it is cut into,
+// below the program, so the option could be correct only for the first segment.
 func TestBatchesGoWithoutOption(t *testing.T) {
 	needsOption(t)
 	p, spaces := onVeths(t, func(c *Config) { c.Option = true })
@@ -274,16 +275,16 @@ func TestBatchesGoWithoutOption(t *testing.T) {
 	}
 }
 
-// TestTcpdumpShowsTheOption: who looks at the wire with tcpdump finds it as RFC 6994 has it, on data segments both ways.
+// TestTcpdumpShowsTheOption checks that tcpdump shows the option in the format of RFC 6994, on data segments in both directions.
 func TestTcpdumpShowsTheOption(t *testing.T) {
 	needsOption(t)
 	netnstest.Require(t, "tcpdump")
 	p, spaces := onVeths(t, func(c *Config) { c.Option = true })
-	if err := p.wait(p.post(0, write(0, []byte{1}))); err != nil { // the option is agreed on
+	if err := p.wait(p.post(0, write(0, []byte{1}))); err != nil { // the ends have agreed on the option
 		t.Fatal(err)
 	}
 	dump := spaces[0].Start(t, "tcpdump", "-Z", "root", "-l", "-nn", "-i", "plane", "tcp", "port", "4793")
-	// Words of tcpdump for kind 253 with our ExID, in each direction of a flow; versions differ.
+	// Output of tcpdump for kind 253 with the package's ExID, in each direction of a flow; versions of tcpdump differ.
 	line := func(from, to string) *regexp.Regexp {
 		return regexp.MustCompile(regexp.QuoteMeta(from) + ` > .*` + regexp.QuoteMeta(to) + `: Flags .*(exp-|unknown-253 0x)fb54[0-9a-f ]+.*length [1-9]`)
 	}

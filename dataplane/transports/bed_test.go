@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// cable is a veth pair between two namespaces, for frames of 9,000 bytes.
+// cable is a veth pair between two namespaces, with an MTU of 9,000 bytes.
 type cable struct {
 	a, b *netnstest.Namespace
 }
@@ -42,14 +42,14 @@ func newCable(t testing.TB) cable {
 	return c
 }
 
-// contender is what carries operations between the ends of a cable.
+// contender is a configuration of transports between the ends of a cable.
 type contender struct {
 	name   string
-	make   func() []rdma.Transport // of one end
+	make   func() []rdma.Transport // the transports of one end
 	planes map[string]string       // rdma.Config.Planes
 }
 
-// pair is two devices with a connected set, and what the first may write to at the second.
+// pair is two devices with a connected set, and the memory at the second to which the first may write.
 type pair struct {
 	devices [2]*rdma.Device
 	sets    [2]*rdma.Set
@@ -61,7 +61,7 @@ type pair struct {
 
 const (
 	region = 16 << 20
-	// segment is the longest write that is not cut, where a transport takes as long ones.
+	// segment is the maximum length of an uncut WRITE, unless a transport has a lower MaxOp.
 	segment = 256 << 10
 )
 

@@ -18,8 +18,8 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// TestTCPUnderLoss: the kernel's TCP repairs what a bad cable does to its segments, both ways, while channels move between ports; every operation
-// is executed once, and memory is what the model says.
+// TestTCPUnderLoss checks that the kernel's TCP recovers from the faults of a bad cable, in both directions, while channels move between
+// ports: every operation is executed once, and memory equals the model's.
 func TestTCPUnderLoss(t *testing.T) {
 	netnstest.Require(t, "tc", "nstat")
 	for _, test := range []struct {
@@ -33,7 +33,7 @@ func TestTCPUnderLoss(t *testing.T) {
 		{bad{loss: 0.30, duplicate: 0.05, late: 0.05}, 200, 500 * time.Millisecond, 4 << 10},
 	} {
 		t.Run(fmt.Sprintf("loss=%v", test.loss), func(t *testing.T) {
-			t.Parallel() // they wait for TCP's timers
+			t.Parallel() // the runs wait for TCP's timers
 			c := newBadCable(t, test.bad)
 			transports := [2]rdma.Transport{inside{tcpqp.New(tcpqp.Config{}), c.a}, inside{tcpqp.New(tcpqp.Config{}), c.b}}
 			bed := rdmatest.Real(rdmatest.RealConfig{Addresses: ends, Transports: transports, Planes: 4})
@@ -63,10 +63,10 @@ func TestTCPUnderLoss(t *testing.T) {
 	}
 }
 
-// bad is what a cable does to packets, each by its probability: late ones take a detour through a queue, and later ones overtake them.
+// bad is the faults of a cable, as probabilities per packet: late packets make a detour through a queue, and later ones overtake them.
 type bad struct{ loss, duplicate, late float64 }
 
-// newBadCable is a cable that does so both ways. The kernels of small machines have no netem, but TCX.
+// newBadCable returns a cable with such faults in both directions. Kernels of small machines lack netem, but have TCX.
 func newBadCable(t testing.TB, what bad) cable {
 	t.Helper()
 	c := newCable(t)
@@ -90,7 +90,7 @@ func newBadCable(t testing.TB, what bad) cable {
 			if err != nil {
 				return fmt.Errorf("%+w", err)
 			}
-			defer program.Close() // the link keeps it
+			defer program.Close() // the link keeps the program
 			l, err := link.AttachTCX(link.TCXOptions{Interface: straight.Index, Program: program, Attach: ebpf.AttachTCXEgress})
 			if err == nil {
 				t.Cleanup(func() { l.Close() })
@@ -103,7 +103,7 @@ func newBadCable(t testing.TB, what bad) cable {
 	return c
 }
 
-// program is what runs for every packet that leaves.
+// program returns the program that runs for every outgoing packet.
 func (b bad) program(straight, detour int) asm.Instructions {
 	const drop, next = 2, -1 // TCX_DROP, TCX_NEXT
 	unless := func(p float64, label string) asm.Instructions {

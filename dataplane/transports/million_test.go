@@ -15,7 +15,7 @@ import (
 	"github.com/fared/fared/dataplane/tcpqp"
 )
 
-// operations is how many each of the runs in real time posts in all: FARED_OPERATIONS, or what takes a few seconds.
+// operations returns the number of operations of each run in real time: FARED_OPERATIONS, or as many as take a few seconds.
 func operations(t *testing.T) int {
 	s := os.Getenv("FARED_OPERATIONS")
 	if s == "" {
@@ -28,8 +28,8 @@ func operations(t *testing.T) int {
 	return n
 }
 
-// TestMillion holds the transports that do not speak in datagrams against the model, in real time, while slots are parked, lent and
-// given back (rdmatest.Sets does so in virtual time for RoCEv2 and SUPERp).
+// TestMillion compares the transports without datagrams with the model, in real time, while slots are parked, lent and returned
+// (rdmatest.Sets does so in virtual time for RoCEv2 and SUPERp).
 func TestMillion(t *testing.T) {
 	for name, construct := range map[string]func(file string) rdma.Transport{
 		"nupa": func(file string) rdma.Transport {

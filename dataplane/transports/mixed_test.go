@@ -16,9 +16,9 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// TestMixedFabric: a set over two Ethernet planes and one of shared memory goes through the loss of every Ethernet plane, of the
-// shared memory, and back, under load: each addition is executed once, and no error comes up. Datagrams are tunnelled meanwhile; what
-// TCP has in flight waits for a cable.
+// TestMixedFabric runs a set over two Ethernet planes and one of shared memory through the loss of every Ethernet plane, then of the shared
+// memory, and their return, under load: each addition is executed once, and no error occurs. Datagrams are tunneled meanwhile; outstanding
+// operations of TCP wait for a cable.
 func TestMixedFabric(t *testing.T) {
 	netnstest.Require(t)
 	for name, ethernet := range map[string]func() rdma.Transport{
@@ -45,7 +45,7 @@ func TestMixedFabric(t *testing.T) {
 					at := posted % words
 					wr := rdma.SendWR{ID: uint64(posted), Opcode: rdma.FetchAdd, Add: 1, Local: rdma.SGE{MR: p.local, Offset: 8 * (posted % 4096), Length: 8},
 						RemoteAddress: p.remote.Address()&^4095 + 4096*uint64(1+at), RemoteKey: p.remote.Key()}
-					if posted%3 == 0 { // and something longer than a packet
+					if posted%3 == 0 { // and a message longer than a packet
 						wr.Opcode, wr.Local, wr.RemoteAddress = rdma.Write, rdma.SGE{MR: p.local, Offset: 1 << 20, Length: 20_000}, p.remote.Address()+2<<20
 					}
 					if _, err := p.set.PostSend(wr); err != nil {
@@ -84,7 +84,7 @@ func TestMixedFabric(t *testing.T) {
 						post()
 					}
 					switch round % 3 {
-					case 0: // every cable dies, with packets on it; the weights follow
+					case 0: // every cable fails, with packets in flight; the weights follow
 						c.b.IP("link", "set", "eth0", "down")
 						for range ahead {
 							post()
@@ -93,7 +93,7 @@ func TestMixedFabric(t *testing.T) {
 						if name == "tcp" {
 							continue
 						}
-					case 1: // the memory goes, the cables are back
+					case 1: // the shared memory fails, the cables are back
 						c.b.IP("link", "set", "eth0", "up")
 						slots(5e8, 0)
 					default:

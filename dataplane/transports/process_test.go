@@ -28,13 +28,14 @@ import (
 	"github.com/fared/fared/dataplane/tcpqp"
 )
 
-// victim is the environment variable that makes this program another process: a transport, the shared plane's file and where to connect.
+// victim is the environment variable that makes this program another process. It contains a transport, the shared plane's file and the
+// address to connect to.
 const victim = "FARED_TEST_VICTIM"
 
-// ours and theirs are the ends of a test with another process.
+// ours and theirs are the addresses of the two ends of a test with another process.
 var ours, theirs = netip.MustParseAddr("127.0.54.1"), netip.MustParseAddr("127.0.54.2")
 
-// transport makes a transport of a name. A shared plane is in a file.
+// transport returns the transport with a name. A shared plane is in a file.
 func transport(name, file string, giveUp time.Duration) rdma.Transport {
 	timing := rdma.Timing{GiveUp: giveUp}
 	switch name {
@@ -48,7 +49,7 @@ func transport(name, file string, giveUp time.Duration) rdma.Transport {
 	return tcpqp.New(tcpqp.Config{Port: 24793, Timing: timing})
 }
 
-// fixed is a WeightService whose weights never change: two slots to everyone.
+// fixed is a WeightService with constant weights: two slots to every destination.
 type fixed struct {
 	farev1.UnimplementedWeightServiceServer
 }
@@ -72,7 +73,7 @@ func (fixed) WatchWeights(r *farev1.WatchWeightsRequest, stream grpc.ServerStrea
 	return nil
 }
 
-// serve serves what register registers at a loopback, and returns a client of it.
+// serve starts a server for the services of register at a loopback, and returns a client of it.
 func serve(at netip.Addr, register func(*grpc.Server)) (*grpc.ClientConn, *grpc.Server, error) {
 	l, err := net.Listen("tcp", netip.AddrPortFrom(at, 0).String())
 	if err != nil {
@@ -98,8 +99,8 @@ type receiver struct {
 	said  *bufio.Reader
 }
 
-// receive starts another process, which connects to a device with memory for it to write to, and waits until it has sent a message. There are two
-// receives, one more than what it sends. It is told of the memory if it shall go on.
+// receive starts another process, which connects to a device with memory for its WRITEs, and waits until the process has sent a message.
+// There are two receives, one more than the process uses. With goOn, the process gets the address of the memory.
 func receive(t *testing.T, name string, giveUp time.Duration, goOn bool) *receiver {
 	weights, server, err := serve(ours, func(s *grpc.Server) { farev1.RegisterWeightServiceServer(s, fixed{}) })
 	if err != nil {
@@ -166,8 +167,8 @@ func receive(t *testing.T, name string, giveUp time.Duration, goOn bool) *receiv
 	return r
 }
 
-// TestKilledPeer: who only receives from a process that is killed learns of it, though nothing of its own is outstanding and nobody
-// has said goodbye.
+// TestKilledPeer checks that an end that only receives from a killed process detects this, although it has no outstanding operations and
+// receives no goodbye.
 func TestKilledPeer(t *testing.T) {
 	for _, name := range []string{"roce", "superp", "tcp", "nupa"} {
 		t.Run(name, func(t *testing.T) {
@@ -194,8 +195,8 @@ func TestKilledPeer(t *testing.T) {
 	}
 }
 
-// TestStoppedProcess: a process that did not run for longer than its patience, with operations outstanding, goes on when it runs again: it has
-// not waited for anything meanwhile. (Its peer has more patience: to that it was gone.)
+// TestStoppedProcess checks that a process that was stopped for longer than GiveUp, with operations outstanding, continues when it runs
+// again, since the stopped time does not count. (Its peer has a longer GiveUp: it saw the process as gone.)
 func TestStoppedProcess(t *testing.T) {
 	for _, name := range []string{"roce", "superp", "tcp", "nupa"} {
 		t.Run(name, func(t *testing.T) {
@@ -220,16 +221,16 @@ func TestStoppedProcess(t *testing.T) {
 				t.Errorf("the peer said %q, %v", line, err)
 			}
 			t.Logf("%q", line)
-			r.set.Close() // or the end of the process would have to be noticed
+			r.set.Close() // otherwise the end of the process would have to be detected
 		})
 	}
 }
 
-// written is how much is written at once by a process that goes on.
+// written is the number of bytes of each WRITE of a process that continues.
 const written = 16 << 10
 
-// otherProcess connects, sends one message and says so. If it is told of memory, it writes there until its input ends, and says how often it has.
-// Otherwise it waits to be killed.
+// otherProcess connects, sends one message and reports this. If it gets an address of memory, it writes there until its input ends, and
+// reports the number of WRITEs. Otherwise it waits to be killed.
 func otherProcess(name, file, address string) error {
 	weights, _, err := serve(theirs, func(s *grpc.Server) { farev1.RegisterWeightServiceServer(s, fixed{}) })
 	if err != nil {

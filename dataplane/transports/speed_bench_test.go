@@ -22,7 +22,7 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// contenders are the transports, on one cable.
+// contenders returns the transports, on one cable.
 func contenders(b *testing.B) []contender {
 	shared := filepath.Join(b.TempDir(), "nupa")
 	one := func(name string, make func() rdma.Transport) contender {
@@ -43,12 +43,12 @@ func fourSlots() (given []rdma.Slot) {
 	return given
 }
 
-// write posts WRITEs of n bytes, up to ahead at once, for a while, and returns when each was posted and how long it took.
+// write posts WRITEs of n bytes, at most ahead at once, until enough returns true. It returns their number and their durations.
 func (p *pair) write(b *testing.B, n, ahead int, enough func(done int) bool) (done int, took []time.Duration) {
 	b.Helper()
 	var posted []time.Time
 	post := func() {
-		const at = 0 // one buffer, which caches hold, as iperf3's
+		const at = 0 // a single buffer, which stays in the caches, as with iperf3
 		_, err := p.set.PostSend(rdma.SendWR{ID: uint64(len(posted)), Opcode: rdma.Write, Local: rdma.SGE{MR: p.local, Offset: at, Length: n},
 			RemoteAddress: p.remote.Address() + at, RemoteKey: p.remote.Key()})
 		if err != nil {
@@ -82,8 +82,7 @@ func (p *pair) write(b *testing.B, n, ahead int, enough func(done int) bool) (do
 	return done, took
 }
 
-// iperf3 is what iperf3 sends over the cable in a second and brings to the other end: Gbit/s. It may fail for reasons of its own, and
-// is then tried again.
+// iperf3 returns the goodput of iperf3 over the cable within a second, in Gbit/s. A run that fails for unrelated reasons is repeated.
 func (c cable) iperf3(b *testing.B, args ...string) float64 {
 	b.Helper()
 	var client []byte
@@ -119,7 +118,7 @@ func (c cable) oneIperf3(b *testing.B, args ...string) (report []byte, err error
 	if err := c.b.Do(server.Start); err != nil {
 		return nil, err
 	}
-	// A connection would be its one client: the kernel is asked whether it listens.
+	// A test connection would take the place of the only client, so ask the kernel whether it listens.
 	netnstest.Eventually(b, 5*time.Second, func() error {
 		if out, err := c.b.Output("ss", "-Hltn", "sport", "=", ":5201"); err != nil || len(out) == 0 {
 			return fmt.Errorf("iperf3 does not listen yet: %s (%v)", out, err)
@@ -139,8 +138,8 @@ func median(v []float64) float64 {
 	return v[len(v)/2]
 }
 
-// BenchmarkGoodput runs every transport and iperf3 over the same cable, one after the other, for a second each, b.N times, in blocks of
-// two sizes (128 KiB is iperf3's own), and reports medians: Gbit/s, and the ratio to the better iperf3. Use -benchtime 5x.
+// BenchmarkGoodput runs every transport and iperf3 over the same cable, one after the other, for a second each, b.N times, in blocks of two
+// sizes (128 KiB is iperf3's default), and reports medians: Gbit/s, and the ratio to the better iperf3. Use -benchtime 5x.
 func BenchmarkGoodput(b *testing.B) {
 	netnstest.Require(b, "iperf3", "ss")
 	for _, n := range []int{128 << 10, segment} {
@@ -176,7 +175,7 @@ func goodput(b *testing.B, n int) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkLatency is how long a WRITE of 8 bytes takes from PostSend to its completion, nothing else being on its way: median and 99th
+// BenchmarkLatency measures the time of a WRITE of 8 bytes from PostSend to its completion without other traffic: median and 99th
 // percentile of b.N rounds of 2,000 each, the transports in turn. Use -benchtime 5x.
 func BenchmarkLatency(b *testing.B) {
 	netnstest.Require(b, "iperf3", "ss")
