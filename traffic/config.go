@@ -11,46 +11,50 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// Config says what a run is. The zero value of each field but Size and Duration, of which one is needed, means its default.
+// Config is the configuration of a run. The zero value of each field means its default, except that Size or Duration is
+// required.
 type Config struct {
-	// Pattern: all-to-all.
+	// Pattern is the pattern of pairs; default all-to-all.
 	Pattern Pattern
 	// Op is "write", "write-imm" (the default), "send" or "read".
 	Op string
-	// Ordering is of every queue pair set.
+	// Ordering is the ordering of every queue pair set.
 	Ordering wecmp.Ordering
-	// Message is the bytes of a message: 64 KiB, at most 64 MiB. Outstanding is how many a pair has under way: 16, at most 8,192.
+	// Message is the size of a message in bytes; default 64 KiB, at most 64 MiB. Outstanding is the number of messages
+	// that a pair has in transit; default 16, at most 8,192.
 	Message     int
 	Outstanding int
-	// Size is the bytes of each pair, rounded up to whole messages. Duration is how long messages are posted. With both, what ends first
-	// ends a pair.
+	// Size is the number of bytes of each pair, rounded up to whole messages. Duration is the time for which messages
+	// are posted. With both, the limit reached first ends a pair.
 	Size     uint64
 	Duration time.Duration
-	// Interval is the time series': 1 s, at least 1 ms.
+	// Interval is the interval of the time series; default 1 s, at least 1 ms.
 	Interval time.Duration
-	// Stall is how long a pair may make no progress: 60 s, which is longer than transports try. Drain is how long what is missing at the end
-	// is waited for: 5 s.
+	// Stall is the time that a pair may take without progress; default 60 s, longer than transports retry. Drain is the
+	// time to wait for missing messages at the end; default 5 s.
 	Stall, Drain time.Duration
-	// Seed is what content is made of.
+	// Seed is the seed of the content.
 	Seed uint64
+	// Notice, if not nil, receives a sentence about a part of the pattern that is left out.
+	Notice func(string)
 }
 
-// ops are the names of operations.
+// ops maps the names of operations.
 var ops = map[string]farev1.TrafficOp{
 	"write": farev1.TrafficOp_TRAFFIC_OP_WRITE, "write-imm": farev1.TrafficOp_TRAFFIC_OP_WRITE_IMMEDIATE,
 	"send": farev1.TrafficOp_TRAFFIC_OP_SEND, "read": farev1.TrafficOp_TRAFFIC_OP_READ,
 }
 
-// Ops are the names that Config.Op may have.
+// Ops returns the valid values of Config.Op.
 func Ops() []string { return []string{"write", "write-imm", "send", "read"} }
 
-// orderings are the names of orderings, by ordering.
+// orderings holds the names of orderings, by ordering.
 var orderings = []string{"weak", "partial", "strong"}
 
-// Orderings are the names that ParseOrdering knows.
+// Orderings returns the names that ParseOrdering accepts.
 func Orderings() []string { return orderings }
 
-// ParseOrdering reads the name of an ordering.
+// ParseOrdering parses the name of an ordering.
 func ParseOrdering(name string) (wecmp.Ordering, error) {
 	i := slices.Index(orderings, name)
 	if i < 0 {
@@ -84,7 +88,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// prepare is the run's description, but for pairs. Errors name what is wrong as the command line does.
+// prepare returns the run's description without pairs. Errors name settings as the command line does.
 func (c Config) prepare() (*farev1.PrepareTraffic, error) {
 	op, ok := ops[c.Op]
 	switch {
@@ -93,9 +97,9 @@ func (c Config) prepare() (*farev1.PrepareTraffic, error) {
 	case !slices.Contains(Patterns(), string(c.Pattern)):
 		return nil, fmt.Errorf("pattern %q is not known: use %s", c.Pattern, strings.Join(Patterns(), ", "))
 	case c.Size == 0 && c.Duration == 0:
-		return nil, errors.New("size and duration are both 0: one of them ends the run")
+		return nil, errors.New("size and duration are both 0: set at least one of them")
 	case c.Message < 0 || c.Outstanding < 0 || min(c.Duration, c.Interval, c.Stall, c.Drain) < 0:
-		return nil, errors.New("sizes and times are not negative")
+		return nil, errors.New("sizes and times must not be negative")
 	}
 	p := &farev1.PrepareTraffic{Seed: c.Seed, Op: op, Ordering: farev1.MemoryOrdering(c.Ordering) + farev1.MemoryOrdering_MEMORY_ORDERING_WEAK,
 		MessageBytes: uint64(c.Message), Outstanding: uint32(min(c.Outstanding, maxOutstanding+1)), DurationNs: uint64(c.Duration),
@@ -106,7 +110,7 @@ func (c Config) prepare() (*farev1.PrepareTraffic, error) {
 	return p, checkPrepare(p)
 }
 
-// Check says what is wrong with a configuration; nil: nothing.
+// Check returns an error for an invalid configuration.
 func (c Config) Check() error {
 	_, err := c.withDefaults().prepare()
 	return err

@@ -16,7 +16,7 @@ import (
 func TestCheck(t *testing.T) {
 	for _, c := range []struct {
 		cfg  Config
-		want string // "": fine
+		want string // "": no error
 	}{
 		{Config{Size: 1}, ""},
 		{Config{Duration: time.Nanosecond, Message: 64 << 20, Outstanding: 16}, ""},
@@ -64,7 +64,7 @@ func TestParseSlot(t *testing.T) {
 	}
 }
 
-// TestStaticSlots: shares add up, and destinations that come later are told.
+// TestStaticSlots verifies that shares sum up, and that later destinations are announced.
 func TestStaticSlots(t *testing.T) {
 	a, b := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	s, err := newStatic([]netip.Addr{a}, []Slot{{"p0", "", 1, 1}, {"p1", "", 2, 1}, {"p2", "", 3, 1}, {"p3", "", 4, 0}})
@@ -111,7 +111,8 @@ func FuzzPrivateData(f *testing.F) {
 	})
 }
 
-// TestPrepareRefuses: a node refuses what makes no sense, says what it is, and can run again.
+// TestPrepareRefuses verifies that a node rejects an invalid run with the reason, and can run
+// again.
 func TestPrepareRefuses(t *testing.T) {
 	l, err := StartLocal(LocalConfig{Nodes: 2, Transport: "tcp"})
 	if err != nil {
@@ -133,7 +134,7 @@ func TestPrepareRefuses(t *testing.T) {
 		"no message":  {func(p *farev1.PrepareTraffic) { p.MessageBytes = 0 }, "messages of 0"},
 		"huge":        {func(p *farev1.PrepareTraffic) { p.MessageBytes = 1 << 63 }, "messages of"},
 		"outstanding": {func(p *farev1.PrepareTraffic) { p.Outstanding = 0 }, "outstanding"},
-		"endless":     {func(p *farev1.PrepareTraffic) { p.Messages = 0 }, "ends"},
+		"endless":     {func(p *farev1.PrepareTraffic) { p.Messages = 0 }, "limits the run"},
 		"interval":    {func(p *farev1.PrepareTraffic) { p.IntervalNs = 5 }, "interval_ns"},
 		"stall":       {func(p *farev1.PrepareTraffic) { p.StallNs = 0 }, "stall_ns"},
 		"century":     {func(p *farev1.PrepareTraffic) { p.DurationNs = 1 << 63 }, "year"},

@@ -17,22 +17,22 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// connectPatience is how long queue pairs may take to be set up: a peer may wait for weights.
+// connectPatience limits the time to connect queue pairs: a peer may wait for weights.
 const connectPatience = 30 * time.Second
 
-// ticket is the private data of a connection's offer: which end of which run the caller looks for.
+// ticket is the private data of a connection's offer: it identifies the requested end.
 type ticket struct {
 	run  uint64
 	pair uint32
 }
 
-// region is the private data of the answer: the memory that operations go to.
+// region is the private data of the answer: the memory region for the caller's operations.
 type region struct {
 	address uint64
 	key     uint32
 }
 
-// Both take 12 bytes, in network byte order.
+// privateSize is the size of both in bytes; they are in network byte order.
 const privateSize = 12
 
 func (t ticket) marshal() []byte {
@@ -41,7 +41,7 @@ func (t ticket) marshal() []byte {
 
 func (t *ticket) unmarshal(b []byte) error {
 	if len(b) != privateSize {
-		return fmt.Errorf("%d bytes of private data, want %d: the caller is no traffic node of this version", len(b), privateSize)
+		return fmt.Errorf("%d bytes of private data, want %d: the caller is not a traffic node of this version", len(b), privateSize)
 	}
 	*t = ticket{binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])}
 	return nil
@@ -53,21 +53,21 @@ func (r region) marshal() []byte {
 
 func (r *region) unmarshal(b []byte) error {
 	if len(b) != privateSize {
-		return fmt.Errorf("%d bytes of private data, want %d: the peer is no traffic node of this version", len(b), privateSize)
+		return fmt.Errorf("%d bytes of private data, want %d: the peer is not a traffic node of this version", len(b), privateSize)
 	}
 	*r = region{binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])}
 	return nil
 }
 
-// config is what an end's set is made of.
+// config returns the configuration of an end's set.
 func (e *end) config() rdma.SetConfig {
 	r := e.run
-	// Notes, and room for what an end's tests put beside.
+	// notes, and room for the additional requests of tests
 	depth := int(r.outstanding) + 4*noteDepth
 	return rdma.SetConfig{PD: r.domains[e.device], SendCQ: e.cq, RecvCQ: e.cq, Ordering: r.ordering, SendDepth: depth, RecvDepth: depth}
 }
 
-// connect sets an initiator's queue pairs up.
+// connect connects an initiator's queue pairs.
 func (e *end) connect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, connectPatience)
 	defer cancel()
@@ -93,7 +93,7 @@ func (e *end) connect(ctx context.Context) error {
 	return nil
 }
 
-// attach gives an end its set. conn, when not nil, lives as long.
+// attach gives an end its set. conn, if not nil, is closed with the run.
 func (e *end) attach(set *rdma.Set, conn *grpc.ClientConn) error {
 	r := e.run
 	r.mu.Lock()
@@ -115,7 +115,8 @@ func (e *end) attach(set *rdma.Set, conn *grpc.ClientConn) error {
 	return e.role.setUp()
 }
 
-// dial makes a client of the ConnectionService on a peer's loopback. It connects from a loopback, as everything else does.
+// dial returns a client of the ConnectionService on a peer's loopback. Like all traffic, the connection starts at a
+// loopback.
 func (n *Node) dial(from, to netip.Addr) (*grpc.ClientConn, error) {
 	d := dialer(from)
 	return grpc.NewClient("passthrough:///"+net.JoinHostPort(to.String(), strconv.Itoa(int(n.cfg.ConnectPort))),
@@ -125,8 +126,9 @@ func (n *Node) dial(from, to netip.Addr) (*grpc.ClientConn, error) {
 		}))
 }
 
-// dialer dials from a loopback. The kernel may give a connection the port of a slot, where operators have not reserved those. So it is
-// bound as an address in use, as TCP flows of slots are: else none could be dialled from that port.
+// dialer dials from a loopback. If operators have not reserved the ports of slots, the kernel may assign one to a
+// connection. So the address is bound as reusable, like those of the slots' TCP flows; otherwise none of these could be
+// dialed from that port.
 func dialer(from netip.Addr) *net.Dialer {
 	return &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
@@ -137,7 +139,7 @@ func dialer(from netip.Addr) *net.Dialer {
 	}}
 }
 
-// accept answers a peer's connection; it is the Listener's.
+// accept answers a peer's connection request; the Listener calls it.
 func (n *Node) accept(d *rdma.Device, request rdma.Request) (rdma.SetConfig, []byte, error) {
 	e, err := n.sought(request)
 	if err != nil {
@@ -153,7 +155,7 @@ func (n *Node) accept(d *rdma.Device, request rdma.Request) (rdma.SetConfig, []b
 	return e.config(), memory.marshal(), nil
 }
 
-// sought is the end that a peer looks for.
+// sought returns the end that a peer requests.
 func (n *Node) sought(request rdma.Request) (*end, error) {
 	var t ticket
 	if err := t.unmarshal(request.Private); err != nil {
@@ -161,24 +163,24 @@ func (n *Node) sought(request rdma.Request) (*end, error) {
 	}
 	r := n.current.Load()
 	if r == nil || r.id != t.run {
-		return nil, errors.New("the run is not known here, or has ended")
+		return nil, errors.New("the run is unknown to this node, or has ended")
 	}
 	for _, e := range r.ends {
 		if e.pair.GetPair() == t.pair && !e.initiator {
 			return e, nil
 		}
 	}
-	return nil, fmt.Errorf("pair %d of the run has no end here that waits for a connection", t.pair)
+	return nil, fmt.Errorf("pair %d of the run has no end on this node that waits for a connection", t.pair)
 }
 
-// accepted takes the set over before the peer can use it.
+// accepted attaches the set before the peer can use it.
 func (n *Node) accepted(set *rdma.Set, request rdma.Request) {
 	e, err := n.sought(request)
 	if err == nil {
 		err = e.attach(set, nil)
 	}
 	if err != nil {
-		n.cfg.Log.Warn("a peer's queue pairs are not used", "peer", request.Remote, "error", err)
+		n.cfg.Log.Warn("rejecting a peer's queue pairs", "peer", request.Remote, "error", err)
 		set.Close()
 	}
 }

@@ -6,21 +6,21 @@ import (
 	"math/rand/v2"
 )
 
-// offsets is how many windows a block has: messages begin at any of its first bytes.
+// offsets is the number of windows in a block: a message begins at one of the first offsets bytes.
 const offsets = 1 << 20
 
-// content is what messages are made of.
+// content generates messages.
 type content struct {
 	seed    uint64
-	message int // bytes of each
+	message int // size of a message in bytes
 	block   []byte
 	crcs    *crcs
 }
 
-// newContent makes the block of a seed, for messages of so many bytes.
+// newContent generates the block of a seed, for messages of the given size.
 func newContent(seed uint64, message int) *content {
 	c := &content{seed: seed, message: message, block: make([]byte, blockSize(message))}
-	r := rand.NewPCG(seed, 0x66617265) // the second half is any constant: both ends have the same
+	r := rand.NewPCG(seed, 0x66617265) // an arbitrary constant, the same at both ends
 	for i := 0; i+8 <= len(c.block); i += 8 {
 		binary.LittleEndian.PutUint64(c.block[i:], r.Uint64())
 	}
@@ -28,22 +28,22 @@ func newContent(seed uint64, message int) *content {
 	return c
 }
 
-// blockSize is how long a block is: bytes, a multiple of 8.
+// blockSize returns the size of a block in bytes, a multiple of 8.
 func blockSize(message int) int { return (offsets + message + 7) &^ 7 }
 
-// offset is where a pair's message begins in the block.
+// offset returns the start of a pair's message in the block.
 func (c *content) offset(of schedule, m uint64) int {
 	stream, m := of.stream(m)
 	return int(mix(mix(c.seed^stream<<24)+m) % offsets)
 }
 
-// window is a pair's message.
+// window returns a pair's message.
 func (c *content) window(of schedule, m uint64) []byte {
 	at := c.offset(of, m)
 	return c.block[at : at+c.message : at+c.message]
 }
 
-// wrong counts the bytes of got that are not a pair's message; each one that is missing or too much counts.
+// wrong returns the number of bytes in which got differs from a pair's message; missing and surplus bytes count.
 func (c *content) wrong(of schedule, m uint64, got []byte) (n uint64) {
 	want := c.window(of, m)
 	if bytes.Equal(got, want) {
@@ -58,8 +58,8 @@ func (c *content) wrong(of schedule, m uint64, got []byte) (n uint64) {
 	return n + uint64(max(len(got), len(want))-both)
 }
 
-// mix is the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators"): every bit of x decides
-// on every bit of the result.
+// mix is the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators"): every
+// bit of x affects every bit of the result.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestContentFollowsFromSeed: both ends have the same, another seed, pair or message has something else.
+// TestContentFollowsFromSeed verifies that both ends generate the same content, and that it differs by
+// seed, pair and message.
 func TestContentFollowsFromSeed(t *testing.T) {
 	a, b, other := newContent(7, 1000), newContent(7, 1000), newContent(8, 1000)
 	if !bytes.Equal(a.block, b.block) || bytes.Equal(a.block, other.block) {
@@ -24,13 +25,13 @@ func TestContentFollowsFromSeed(t *testing.T) {
 			seen[a.offset(s, m)]++
 		}
 	}
-	// 10,000 of 2^20 offsets: about 48 meet by chance, and hardly ever three.
+	// 10,000 of 2^20 offsets: about 48 collide by chance, three almost never.
 	if len(seen) < 9800 {
 		t.Errorf("10,000 messages begin at %d offsets", len(seen))
 	}
 }
 
-// TestOffsetsReachEverywhere: windows begin in all parts of the block, and end within it.
+// TestOffsetsReachEverywhere verifies that windows begin in all parts of the block, and end within it.
 func TestOffsetsReachEverywhere(t *testing.T) {
 	c := newContent(1, 12345)
 	var parts [16]int
@@ -80,7 +81,8 @@ func TestWrongCountsBytes(t *testing.T) {
 	}
 }
 
-// TestStreamCRC: what is made from CRCs of the block is the CRC of the stream's bytes.
+// TestStreamCRC verifies that the CRC computed from CRCs of the block equals the CRC of the stream's
+// bytes.
 func TestStreamCRC(t *testing.T) {
 	for _, size := range []int{1, 7, 8, 63, 64, 65, 3001, 65536, 1<<20 + 3} {
 		c := newContent(uint64(size), size)

@@ -15,19 +15,20 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// Server is a node as the coordinator knows it.
+// Server is a node in the coordinator's view.
 type Server struct {
-	// Name is for people.
+	// Name is used for display.
 	Name   string
 	Client farev1.TrafficServiceClient
 }
 
-// phasePatience is how long nodes may take to answer where nothing but work of their own is to be waited for.
+// phasePatience is the time limit for answers that depend on local work only.
 const phasePatience = 30 * time.Second
 
-// Coordinate plays a run over nodes and makes its report. Ranks are the loopbacks of the first node, of the second, and so on. observe,
-// when not nil, is told of every interval that all nodes have told of, in order. An error says that there is no report: a node
-// was lost, or could not do its part; nodes can run again. A report may still be of a run that went wrong: TrafficReport.ok.
+// Coordinate plays a run over nodes and returns its report. Ranks are the first loopback of each node, then the second
+// of each, and so on; pairs inside one node are left out. observe, if not nil, receives every interval that all nodes
+// have reported, in order. An error means that there is no report, because a node failed or could not take part; the
+// nodes can run again. A report may describe a failed run: see TrafficReport.ok.
 func Coordinate(ctx context.Context, cfg Config, servers []Server, observe func(*farev1.TrafficInterval)) (*farev1.TrafficReport, error) {
 	cfg = cfg.withDefaults()
 	prepare, err := cfg.prepare()
@@ -64,7 +65,7 @@ func Coordinate(ctx context.Context, cfg Config, servers []Server, observe func(
 	}
 	c.sendAll(&farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Start{Start: &farev1.StartTraffic{}}})
 	finish := &farev1.FinishTraffic{}
-	// Nodes know themselves when pairs make no progress; one that does not answer at all is lost by its connection's keepalive.
+	// Nodes themselves detect pairs without progress; keepalive detects a node that does not respond at all.
 	if err := c.await(ctx, "send", 0, func(m *farev1.TrafficRunResponse) bool {
 		finish.Posted = append(finish.Posted, m.GetSent().GetPosted()...)
 		return m.GetSent() != nil
@@ -87,7 +88,7 @@ func Coordinate(ctx context.Context, cfg Config, servers []Server, observe func(
 
 type runStream = grpc.BidiStreamingClient[farev1.TrafficRunRequest, farev1.TrafficRunResponse]
 
-// event is what a node has said, or that its stream has ended.
+// event is a node's message, or the end of its stream.
 type event struct {
 	server int
 	m      *farev1.TrafficRunResponse
@@ -98,18 +99,18 @@ type coordinator struct {
 	cfg       Config
 	servers   []Server
 	ranks     []string
-	owner     []int // of a rank: the server
+	owner     []int // server of each rank
 	transport string
 	pairs     []*farev1.TrafficPair
 	streams   []runStream
 	opened    int
-	gone      chan struct{} // has an element for every stream whose goroutine has ended
+	gone      chan struct{} // receives an element from every stream's goroutine as it exits
 	events    chan event
 	tally     *tally
 	observe   func(*farev1.TrafficInterval)
 }
 
-// end closes every stream, and waits for what reads them.
+// end closes every stream, and waits for their goroutines.
 func (c *coordinator) end(cancel context.CancelFunc) {
 	cancel()
 	for range c.opened {
@@ -117,7 +118,7 @@ func (c *coordinator) end(cancel context.CancelFunc) {
 	}
 }
 
-// part ends every node's run in good order: nodes are ready for another when it returns.
+// part ends every node's run in order: nodes are ready for another run when it returns.
 func (c *coordinator) part(ctx context.Context) {
 	for _, s := range c.streams {
 		s.CloseSend()
@@ -127,7 +128,7 @@ func (c *coordinator) part(ctx context.Context) {
 	for left := len(c.streams); left > 0; {
 		select {
 		case e := <-c.events:
-			if e.err != nil { // EOF, or a node that was lost when its part was done
+			if e.err != nil { // EOF, or a node that failed after its part was complete
 				left--
 			}
 		case <-limit.C:
@@ -138,11 +139,12 @@ func (c *coordinator) part(ctx context.Context) {
 	}
 }
 
-// describe asks every node for its loopbacks.
+// describe queries every node for its loopbacks.
 func (c *coordinator) describe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, phasePatience)
 	defer cancel()
 	seen := map[string]string{}
+	loopbacks := make([][]string, len(c.servers))
 	for i, s := range c.servers {
 		d, err := s.Client.Describe(ctx, &farev1.DescribeTrafficRequest{})
 		if err != nil {
@@ -156,18 +158,46 @@ func (c *coordinator) describe(ctx context.Context) error {
 				return fmt.Errorf("loopback %s is at node %s and at node %s", loopback, other, s.Name)
 			}
 			seen[loopback] = s.Name
-			c.ranks = append(c.ranks, loopback)
-			c.owner = append(c.owner, i)
 		}
+		loopbacks[i] = d.GetLoopbacks()
 	}
+	c.rank(loopbacks)
 	return nil
 }
 
-// plan makes the pattern's pairs.
+// rank numbers the loopbacks of all servers: the first of each server, then the second of each, so that neighbors are of different servers.
+func (c *coordinator) rank(loopbacks [][]string) {
+	for k, left := 0, true; left; k++ {
+		left = false
+		for server, list := range loopbacks {
+			if k < len(list) {
+				c.ranks, c.owner, left = append(c.ranks, list[k]), append(c.owner, server), true
+			}
+		}
+	}
+}
+
+// plan makes the pattern's pairs between servers. Loopbacks of one server have no slots between them, so their pairs are left out; a ring with
+// such a pair is an error, because each rank of a ring waits for the one before.
 func (c *coordinator) plan(messages uint64) ([]*farev1.TrafficPair, error) {
-	pairs, err := c.cfg.Pattern.Pairs(len(c.ranks))
+	all, err := c.cfg.Pattern.Pairs(len(c.ranks))
 	if err != nil {
 		return nil, err
+	}
+	var pairs []Pair
+	for _, p := range all {
+		if c.owner[p.Source] != c.owner[p.Destination] {
+			pairs = append(pairs, p)
+		} else if c.cfg.Pattern == Ring && len(c.servers) > 1 {
+			return nil, fmt.Errorf("a ring would lead from loopback %s to %s of the same node %s, and there are no slots inside a server: run nodes with equally many loopbacks, or another pattern",
+				c.ranks[p.Source], c.ranks[p.Destination], c.servers[c.owner[p.Source]].Name)
+		}
+	}
+	if len(pairs) == 0 {
+		return nil, fmt.Errorf("all %s of the pattern are inside one server, where there are no slots: name a second node with --node, or another pattern", count(len(all), "pair"))
+	}
+	if n := len(all) - len(pairs); n > 0 && c.cfg.Notice != nil {
+		c.cfg.Notice(fmt.Sprintf("%s inside one server left out, because there are no slots inside a server; %d remain", count(n, "pair"), len(pairs)))
 	}
 	out := make([]*farev1.TrafficPair, 0, len(pairs))
 	for i, p := range pairs {
@@ -182,7 +212,14 @@ func (c *coordinator) plan(messages uint64) ([]*farev1.TrafficPair, error) {
 	return out, nil
 }
 
-// pairsOf are the pairs that begin or end at a node.
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// pairsOf returns the pairs that begin or end at a node.
 func (c *coordinator) pairsOf(server int) (out []*farev1.TrafficPair) {
 	mine := map[string]bool{}
 	for rank, loopback := range c.ranks {
@@ -221,7 +258,7 @@ func (c *coordinator) open(ctx context.Context, server int) error {
 	return nil
 }
 
-// send sends to a node. Where that fails its stream has ended, and says why.
+// send sends to a node. It ignores errors, because Recv returns the reason why the stream has ended.
 func (c *coordinator) send(server int, m *farev1.TrafficRunRequest) { _ = c.streams[server].Send(m) }
 
 func (c *coordinator) sendAll(m *farev1.TrafficRunRequest) {
@@ -230,7 +267,7 @@ func (c *coordinator) sendAll(m *farev1.TrafficRunRequest) {
 	}
 }
 
-// await takes what nodes say until answered was true for each. patience 0: as long as they live.
+// await processes the nodes' messages until answered has returned true for each node. patience 0 means no time limit.
 func (c *coordinator) await(ctx context.Context, phase string, patience time.Duration, answered func(*farev1.TrafficRunResponse) bool) error {
 	var limit <-chan time.Time
 	if patience > 0 {
@@ -255,7 +292,7 @@ func (c *coordinator) await(ctx context.Context, phase string, patience time.Dur
 					}
 				}
 			case done[e.server] || !answered(e.m):
-				return fmt.Errorf("node %s: an answer out of turn while nodes %s: is it of another version?", c.servers[e.server].Name, phase)
+				return fmt.Errorf("node %s answers out of turn while nodes %s: does it run another version?", c.servers[e.server].Name, phase)
 			default:
 				done[e.server] = true
 				left--
@@ -275,17 +312,17 @@ func (c *coordinator) await(ctx context.Context, phase string, patience time.Dur
 	return nil
 }
 
-// LostError says that a node could not do its part.
+// LostError means that a node could not do its part.
 type LostError struct {
 	Node string
-	// Gone: the node does not answer, or does not any more. Else it refused, and Err says why.
+	// Gone is true if the node does not respond. Otherwise it refused, for the reason in Err.
 	Gone bool
 	Err  error
 }
 
 func (e *LostError) Error() string {
 	if e.Gone {
-		return fmt.Sprintf("node %s is gone: %v", e.Node, e.Err)
+		return fmt.Sprintf("node %s is unreachable: %v", e.Node, e.Err)
 	}
 	return fmt.Sprintf("node %s: %v", e.Node, e.Err)
 }
@@ -298,7 +335,7 @@ func (c *coordinator) lost(server int, err error) error {
 		out.Err = errors.New(st.Message())
 		out.Gone = st.Code() == codes.Unavailable || st.Code() == codes.DeadlineExceeded
 	} else {
-		out.Gone = true // the stream ended where something was still to come
+		out.Gone = true // the stream ended although messages were still expected
 	}
 	return out
 }

@@ -2,21 +2,22 @@ package traffic
 
 import "hash/crc32"
 
-// CRCs of a stream are made from CRCs of its messages, and those from CRCs of the block's beginnings, so that nobody reads bytes for a
-// hash that have been compared already. The CRC is linear (zlib's crc32_combine rests on the same): the CRC of A followed by B is that
-// of A, shifted by B's length, added to that of B; and addition is exclusive or.
+// The CRC of a stream is computed from the CRCs of its messages, and these from CRCs of prefixes of the block, so that
+// no byte is read for a hash after it has been compared. The CRC is linear (zlib's crc32_combine uses the same
+// property): the CRC of A followed by B is that of A, shifted by B's length, added to that of B; and addition is
+// exclusive or.
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// crcs knows the CRC32C of every window of a block.
+// crcs computes the CRC32C of every window of a block.
 type crcs struct {
 	block  []byte
-	length int            // of a window
+	length int            // length of a window
 	starts []uint32       // CRCs of the block's first stride*i bytes
-	shift  [4][256]uint32 // what a CRC becomes when length zeros follow, by its four bytes
+	shift  [4][256]uint32 // effect of length zero bytes on a CRC, by its four bytes
 }
 
-// stride is how far apart starts are: bytes. What lies between is taken from the block itself.
+// stride is the distance between starts in bytes. The bytes in between are read from the block.
 const stride = 64
 
 func newCRCs(block []byte, length int) *crcs {
@@ -33,7 +34,7 @@ func newCRCs(block []byte, length int) *crcs {
 	return c
 }
 
-// start is the CRC of the block's first n bytes.
+// start returns the CRC of the block's first n bytes.
 func (c *crcs) start(n int) uint32 {
 	return crc32.Update(c.starts[n/stride], castagnoli, c.block[n&^(stride-1):n])
 }
@@ -43,12 +44,12 @@ func (c *crcs) after(crc uint32) uint32 {
 	return c.shift[0][byte(crc)] ^ c.shift[1][byte(crc>>8)] ^ c.shift[2][byte(crc>>16)] ^ c.shift[3][crc>>24]
 }
 
-// add is the CRC of a stream that the window at an offset has been added to.
+// add returns the CRC of a stream after the window at an offset is appended.
 func (c *crcs) add(crc uint32, offset int) uint32 {
 	return c.after(crc^c.start(offset)) ^ c.start(offset+c.length)
 }
 
-// matrix is a linear map of 32 bits: what each bit becomes.
+// matrix is a linear map of 32 bits: the image of each bit.
 type matrix [32]uint32
 
 func (m *matrix) times(v uint32) (out uint32) {
@@ -60,7 +61,7 @@ func (m *matrix) times(v uint32) (out uint32) {
 	return out
 }
 
-// of is m after n.
+// of returns the composition m after n.
 func (m *matrix) of(n *matrix) (out matrix) {
 	for i, v := range n {
 		out[i] = m.times(v)
@@ -68,12 +69,12 @@ func (m *matrix) of(n *matrix) (out matrix) {
 	return out
 }
 
-// zeros is what n bytes of 0 make of a CRC.
+// zeros returns the effect of n zero bytes on a CRC.
 func zeros(n int) (out matrix) {
 	var step matrix
 	for i := range out {
 		out[i] = 1 << i
-		// Update inverts what it is given and what it returns.
+		// Update inverts its argument and its result.
 		step[i] = ^crc32.Update(^uint32(1<<i), castagnoli, []byte{0})
 	}
 	for ; n > 0; n >>= 1 {

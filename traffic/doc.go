@@ -1,16 +1,17 @@
-// Package traffic generates and verifies traffic between loopbacks, over transports whose queue pairs take their slots from fared.
+// Package traffic generates and verifies traffic between loopbacks, over transports whose queue pairs take their slots
+// from fared.
 //
-//	Coordinator   knows the pattern; has nodes prepare, connect, start together and finish; makes the report
+//	Coordinator   holds the pattern; makes nodes prepare, connect, start together and finish; computes the report
 //	Node          serves fare.v1.TrafficService for its loopbacks, and fare.v1.ConnectionService to its peers
-//	source, sink  the two ends of a pair: data flows from source to sink, whoever starts the operations
-//	Local         nodes inside one process, with slots that are given by hand
+//	source, sink  the two ends of a pair: data flows from source to sink, whichever end starts the operations
+//	Local         nodes inside one process, with configured slots
 //
 // # Every byte
 //
-// Both ends make the same block of random bytes from the run's seed. Message m of a pair is a window of that block, at an offset
-// that follows from seed, pair and m. The source sends straight from its block; the sink compares what has come in with its own as soon
-// as the message's notification is there, and only then gives the buffer back. A message that is lost, doubled, late, of another pair
-// or of another run is so not what is expected at its place.
+// Both ends generate the same block of random bytes from the run's seed. Message m of a pair is a window of that block,
+// at an offset that depends on seed, pair and m. The source sends directly from its block. The sink compares the
+// received bytes with its own block as soon as the message's notification arrives, and only then returns the buffer. So
+// a message that is lost, duplicated, late, or of another pair or another run differs from the expected content.
 //
 //	write      RDMA WRITE; once complete, a SEND names the messages that are in place
 //	write-imm  RDMA WRITE with immediate: the low 32 bits of the message's number
@@ -19,11 +20,12 @@
 //
 // # Flow control
 //
-// A sink has as many message buffers as messages may be outstanding; message m uses buffer m modulo that. A SEND in the other direction
-// gives them back, in that order. So memory is bounded by outstanding * message per pair, and nobody has to wait for receives.
+// A sink has one message buffer for each message that may be outstanding; message m uses buffer m modulo their number.
+// A SEND in the other direction returns the buffers, in that order. So memory is bounded by outstanding * message per
+// pair, and no end has to wait for receives.
 //
 // # Goroutines
 //
-// Each end of a pair that has work to do has one, which owns the end. A run has one more, which owns the run and sends all that goes to
-// the coordinator. They share atomic counters alone.
+// Each end of a pair that has work to do has one goroutine, which owns the end. A run has one more, which owns the run
+// and sends all messages to the coordinator. They share only atomic counters.
 package traffic

@@ -12,19 +12,20 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// posting is what an end needs of a queue pair set.
+// posting is the part of a queue pair set that an end uses.
 type posting interface {
 	PostSend(...rdma.SendWR) (int, error)
 	PostRecv(...rdma.RecvWR) (int, error)
 }
 
-// end is one end of a pair. Its goroutine owns it from serve until done is closed; what others may look at is atomic.
+// end is one end of a pair. Its goroutine owns it from serve until done is closed; the fields that other goroutines
+// read are atomic.
 type end struct {
 	run         *run
 	pair        *farev1.TrafficPair
 	schedule    schedule
-	peer        netip.Addr // the other end's loopback
-	destination bool       // the sink
+	peer        netip.Addr // loopback of the other end
+	destination bool       // true for the sink
 	initiator   bool       // posts the operations, and connects
 	role        role
 
@@ -32,43 +33,43 @@ type end struct {
 	cq     *rdma.CQ
 	set    *rdma.Set // nil until connected or accepted
 	qp     posting
-	remote region // initiator: where operations go
+	remote region // initiator: target of the operations
 
-	gate   *gate         // rings: what this pair's source waits for
-	opens  *gate         // rings: what this pair's sink opens
-	bytes  atomic.Uint64 // sink: verified
-	last   time.Duration // sink: when the last message was verified
-	finish chan uint64   // sink: how many messages have been posted, at the end
+	gate   *gate         // rings: limits this pair's source
+	opens  *gate         // rings: opened by this pair's sink
+	bytes  atomic.Uint64 // sink: verified bytes
+	last   time.Duration // sink: time at which the last message was verified
+	finish chan uint64   // sink: receives the number of posted messages, at the end
 	done   chan struct{}
 	err    error
 }
 
-// role is what an end does.
+// role is the behavior of an end.
 type role interface {
-	// prepare makes memory.
+	// prepare allocates memory.
 	prepare() error
-	// exposed is the memory that the peer's operations go to; nil: none.
+	// exposed returns the memory for the peer's operations, or nil.
 	exposed() *rdma.MR
-	// setUp posts receives, once the set is there. The peer cannot send before.
+	// setUp posts receives once the set exists. The peer cannot send before.
 	setUp() error
-	// handle takes a completion without error.
+	// handle processes a completion without error.
 	handle(c *rdma.Completion, now time.Duration) error
-	// advance posts what can be posted now.
+	// advance posts all requests that can be posted now.
 	advance(now time.Duration) error
-	// idle says that there is nothing left to do but to wait for the run's end.
+	// idle reports whether nothing is left to do until the run's end.
 	idle() bool
-	// wake is when advance has to be called whatever happens; 0: never.
+	// wake returns the time at which advance must be called in any case; 0 means never.
 	wake() time.Duration
-	// waits says whether no progress means that something is wrong.
+	// waits reports whether a lack of progress is an error.
 	waits() bool
-	// report adds what the role knows.
+	// report adds the role's results.
 	report(*farev1.TrafficEnd)
 }
 
-// polled is how many completions are taken at a time.
+// polled is the number of completions per poll.
 const polled = 64
 
-// serve works until the role has nothing left to do, something fails or the run ends.
+// serve works until the role is idle, an error occurs or the run ends.
 func (e *end) serve(ctx context.Context) {
 	defer close(e.done)
 	if err := e.loop(ctx); err != nil && ctx.Err() == nil {
@@ -78,9 +79,9 @@ func (e *end) serve(ctx context.Context) {
 
 func (e *end) loop(ctx context.Context) error {
 	var batch [polled]rdma.Completion
-	var knock <-chan struct{}
+	var ready <-chan struct{}
 	if e.gate != nil {
-		knock = e.gate.knock
+		ready = e.gate.ready
 	}
 	stall := time.NewTimer(e.run.stall)
 	defer stall.Stop()
@@ -117,7 +118,7 @@ func (e *end) loop(ctx context.Context) error {
 		}
 		select {
 		case <-e.cq.Notify():
-		case <-knock:
+		case <-ready:
 		case <-wake.C:
 		case posted := <-e.finish:
 			return e.drain(ctx, posted)
@@ -136,7 +137,7 @@ func (e *end) loop(ctx context.Context) error {
 	}
 }
 
-// drain takes in what is still missing of so many messages: as long as something comes in, and then for a while.
+// drain receives the missing ones of posted messages: as long as any arrives, and then for the run's drain time.
 func (e *end) drain(ctx context.Context, posted uint64) error {
 	s, ok := e.role.(*receiver)
 	if !ok {
@@ -173,7 +174,7 @@ func (e *end) drain(ctx context.Context, posted uint64) error {
 	return nil
 }
 
-// result is the end's part of the report. Call it once serve has returned.
+// result returns the end's part of the report. It must be called after serve has returned.
 func (e *end) result() *farev1.TrafficEnd {
 	out := &farev1.TrafficEnd{Pair: e.pair.GetPair(), Destination: e.destination}
 	if e.err != nil {
@@ -182,14 +183,14 @@ func (e *end) result() *farev1.TrafficEnd {
 	e.role.report(out)
 	if e.set != nil {
 		for _, s := range e.set.Slots() {
-			out.Slots = append(out.Slots, &farev1.TrafficSlot{Slot: uint32(s.Slot.Slot), Plane: s.Plane, Sent: s.Sent, Again: s.Again, Due: s.Due})
+			out.Slots = append(out.Slots, &farev1.TrafficSlot{Slot: uint32(s.Slot.Slot), Plane: s.Plane, Sent: s.Sent, Again: s.Again, Due: s.Due, Stalls: s.Stalls})
 		}
 	}
 	return out
 }
 
-// verify compares a message with what it has to be, and books it. One that has arrived before is only counted: its buffer may be
-// another's by now.
+// verify compares a message with its expected content and counts it. A message that has arrived before is only counted,
+// because its buffer may already belong to another message.
 func (e *end) verify(seq *sequence, crc *uint32, wrong *uint64, m uint64, got []byte, now time.Duration) {
 	if !seq.arrive(m) {
 		return
@@ -208,21 +209,21 @@ func (e *end) verify(seq *sequence, crc *uint32, wrong *uint64, m uint64, got []
 	}
 }
 
-// gate tells a ring's pair how many messages of the pair before it have arrived.
+// gate passes the number of messages that have arrived over the previous pair of a ring to the next pair.
 type gate struct {
 	arrived atomic.Uint64
-	knock   chan struct{} // has room for one knock
+	ready   chan struct{} // capacity 1
 }
 
 func (g *gate) open(arrived uint64) {
 	g.arrived.Store(arrived)
 	select {
-	case g.knock <- struct{}{}:
+	case g.ready <- struct{}{}:
 	default:
 	}
 }
 
-// limit is how many messages the source may send by the ring's order.
+// limit returns the number of messages that the source may send by the ring's order.
 func (e *end) limit() uint64 {
 	if e.gate == nil {
 		return ^uint64(0)

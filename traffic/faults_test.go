@@ -15,14 +15,14 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// fault is what goes wrong once, at the source or sink with a number.
+// fault is a fault that occurs once, at a given work request of the source or sink.
 type fault func(next posting, wrs []rdma.SendWR) (int, error)
 
-// faulty is a queue pair set where one work request of pair 1 is treated in another way.
+// faulty is a queue pair set that treats one work request of pair 1 in another way.
 type faulty struct {
 	posting
 	fault fault
-	at    uint64 // of the work request
+	at    uint64 // number of the work request
 	done  *atomic.Int32
 }
 
@@ -41,10 +41,10 @@ func (f *faulty) PostSend(wrs ...rdma.SendWR) (int, error) {
 	return f.posting.PostSend(wrs...)
 }
 
-// corrupting is a transport that changes a byte of one WRITE or SEND on its way.
+// corrupting is a transport that changes a byte of one WRITE or SEND in transit.
 type corrupting struct {
 	rdma.Transport
-	left *atomic.Int32 // operations until then
+	left *atomic.Int32 // number of operations until then
 }
 
 type corruptingChannel struct {
@@ -66,7 +66,7 @@ func (c corruptingChannel) Post(op *rdma.Op) bool {
 	return c.Channel.Post(op)
 }
 
-// hostOf lets a device know the channels that corrupting has wrapped.
+// hostOf maps the channels that corrupting has wrapped back for a device.
 type hostOf struct {
 	rdma.Host
 	left *atomic.Int32
@@ -86,10 +86,13 @@ func (h hostOf) Admit(ch rdma.Channel, head []byte, n int) ([]byte, rdma.Verdict
 }
 func (h hostOf) Deliver(ch rdma.Channel, head []byte) { h.Host.Deliver(h.of(ch), head) }
 func (h hostOf) Room(ch rdma.Channel)                 { h.Host.Room(h.of(ch)) }
-func (h hostOf) Failed(ch rdma.Channel, err error)    { h.Host.Failed(h.of(ch), err) }
-func (h hostOf) Complete(op *rdma.Op, err error)      { h.Host.Complete(op, err) }
+func (h hostOf) Stalled(ch rdma.Channel, slot int, stalled bool) {
+	h.Host.Stalled(h.of(ch), slot, stalled)
+}
+func (h hostOf) Failed(ch rdma.Channel, err error) { h.Host.Failed(h.of(ch), err) }
+func (h hostOf) Complete(op *rdma.Op, err error)   { h.Host.Complete(op, err) }
 
-// playFaulty plays a run of three nodes where something goes wrong.
+// playFaulty plays a run of three nodes with a fault.
 func playFaulty(t *testing.T, run Config, open func(string, TransportOptions) (rdma.Transport, error), wrap func(*end) posting) *farev1.TrafficReport {
 	t.Helper()
 	run.Message, run.Outstanding, run.Size, run.Drain, run.Stall = 2000, 8, 60*2000, 300*time.Millisecond, 20*time.Second
@@ -108,7 +111,8 @@ func playFaulty(t *testing.T, run Config, open func(string, TransportOptions) (r
 	return r
 }
 
-// TestNothingWrong: without a fault the same runs are fine, so that the verdicts below are of faults.
+// TestNothingWrong verifies that the same runs succeed without a fault, so that the failures below result from the
+// faults.
 func TestNothingWrong(t *testing.T) {
 	for _, op := range Ops() {
 		if r := playFaulty(t, Config{Op: op}, newTransport, nil); !r.Ok {
@@ -117,7 +121,7 @@ func TestNothingWrong(t *testing.T) {
 	}
 }
 
-// TestCorruption: one byte that changes on its way is found, and in which pair.
+// TestCorruption verifies that one byte changed in transit is detected, in the correct pair.
 func TestCorruption(t *testing.T) {
 	for _, op := range []string{"write", "write-imm", "send"} {
 		left := new(atomic.Int32)
@@ -138,7 +142,7 @@ func TestCorruption(t *testing.T) {
 	}
 }
 
-// TestStaleRead: READs that the peer answers with another message's bytes are found.
+// TestStaleRead verifies that READs that the peer answers with another message's bytes are detected.
 func TestStaleRead(t *testing.T) {
 	done := new(atomic.Int32)
 	r := playFaulty(t, Config{Op: "read"}, newTransport, func(e *end) posting {
@@ -152,13 +156,13 @@ func TestStaleRead(t *testing.T) {
 	}
 }
 
-// TestLoss: a message that completes and never arrives is found.
+// TestLoss verifies that a message that completes but never arrives is detected.
 func TestLoss(t *testing.T) {
 	for _, op := range []string{"write-imm", "send"} {
 		done := new(atomic.Int32)
 		r := playFaulty(t, Config{Op: op}, newTransport, func(e *end) posting {
 			return &faulty{posting: e.set, at: 30, done: done, fault: func(next posting, wrs []rdma.SendWR) (int, error) {
-				// An empty WRITE completes, and tells the peer nothing.
+				// An empty WRITE completes without a notification at the peer.
 				return next.PostSend(rdma.SendWR{ID: wrs[0].ID, Opcode: rdma.Write, RemoteAddress: e.remote.address, RemoteKey: e.remote.key})
 			}}
 		})
@@ -171,7 +175,7 @@ func TestLoss(t *testing.T) {
 	}
 }
 
-// TestDuplicate: a message that arrives twice is found.
+// TestDuplicate verifies that a message that arrives twice is detected.
 func TestDuplicate(t *testing.T) {
 	for _, op := range []string{"write-imm", "send"} {
 		done := new(atomic.Int32)
@@ -188,7 +192,8 @@ func TestDuplicate(t *testing.T) {
 	}
 }
 
-// TestSwapped: two messages that change places are found: reordered, which is no fault by itself, and their bytes are where they belong.
+// TestSwapped verifies that two swapped messages count as reordered, which is not an error in itself, and that their
+// bytes are in place.
 func TestSwapped(t *testing.T) {
 	r := playFaulty(t, Config{Op: "write-imm"}, newTransport, func(e *end) posting {
 		return &swapping{posting: e.set}
@@ -201,7 +206,7 @@ func TestSwapped(t *testing.T) {
 	}
 }
 
-// swapping posts the first two messages it can in the other order, and has their completions look as if it had not.
+// swapping posts the first two messages in reverse order, and swaps their completions back.
 type swapping struct {
 	posting
 	done bool
@@ -216,7 +221,7 @@ func (s *swapping) PostSend(wrs ...rdma.SendWR) (int, error) {
 	return s.posting.PostSend(wrs...)
 }
 
-// TestForgery: an end of another run, or a request that no node makes, gets no queue pairs.
+// TestForgery verifies that an end of another run, or an invalid request, gets no queue pairs.
 func TestForgery(t *testing.T) {
 	l, err := StartLocal(LocalConfig{Nodes: 2, Transport: "tcp"})
 	if err != nil {
@@ -241,7 +246,7 @@ func TestForgery(t *testing.T) {
 	}
 }
 
-// TestNodeDeath: the coordinator says which node is gone; the others can run again.
+// TestNodeDeath verifies that the coordinator names the failed node, and that the others can run again.
 func TestNodeDeath(t *testing.T) {
 	run := Config{Pattern: Incast, Duration: time.Hour, Message: 2000, Interval: 5 * time.Millisecond}
 	l, err := StartLocal(LocalConfig{Nodes: 4, Transport: "tcp", Run: run})
@@ -265,11 +270,11 @@ func TestNodeDeath(t *testing.T) {
 		t.Errorf("the others again: %v, %v", r, err)
 	}
 	if _, err := Coordinate(t.Context(), Config{Size: 1 << 20}, l.Servers, nil); !errors.As(err, &lost) || lost.Node != "3" {
-		t.Errorf("with the node that is gone: %v", err)
+		t.Errorf("with the node that has failed: %v", err)
 	}
 }
 
-// TestCoordinatorDeath: nodes whose coordinator goes away in the middle end the run, and run again.
+// TestCoordinatorDeath verifies that nodes whose coordinator disconnects during a run end it, and can run again.
 func TestCoordinatorDeath(t *testing.T) {
 	run := Config{Duration: time.Hour, Message: 2000, Interval: 5 * time.Millisecond}
 	l, err := StartLocal(LocalConfig{Nodes: 3, Transport: "superp", Run: run})
@@ -294,7 +299,7 @@ func TestCoordinatorDeath(t *testing.T) {
 	}
 }
 
-// TestStall: a pair that is granted nothing fails with a word, and the run has an end.
+// TestStall verifies that a pair without grants fails with an error, and that the run ends.
 func TestStall(t *testing.T) {
 	l, err := startLocal(LocalConfig{Nodes: 2, Transport: "tcp"}, newTransport, func(e *end) posting { return mute{e.set} })
 	if err != nil {
@@ -310,7 +315,7 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// mute loses notes: sinks never give buffers back.
+// mute drops notes, so sinks never return buffers.
 type mute struct{ posting }
 
 func (m mute) PostSend(wrs ...rdma.SendWR) (int, error) {
@@ -320,7 +325,7 @@ func (m mute) PostSend(wrs ...rdma.SendWR) (int, error) {
 	return m.posting.PostSend(wrs...)
 }
 
-// TestBusy: a node plays one run at a time.
+// TestBusy verifies that a node plays one run at a time.
 func TestBusy(t *testing.T) {
 	run := Config{Duration: time.Hour, Message: 2000, Interval: 5 * time.Millisecond}
 	l, err := StartLocal(LocalConfig{Nodes: 2, Transport: "tcp", Run: run})
@@ -349,7 +354,7 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// asked is a run that a test plays the coordinator of, at one node.
+// asked starts a run at one node with the test as its coordinator.
 func asked(t *testing.T, l *Local, node int, run *farev1.PrepareTraffic) (ask func(*farev1.TrafficRunRequest), told func() (*farev1.TrafficRunResponse, error), end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -374,7 +379,7 @@ func asked(t *testing.T, l *Local, node int, run *farev1.PrepareTraffic) (ask fu
 
 var connect = &farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Connect{Connect: &farev1.ConnectTraffic{}}}
 
-// TestTooMuchSaid: a coordinator that goes on after the end does not keep the node for ever.
+// TestTooMuchSaid verifies that a coordinator that keeps sending after the end does not block the node forever.
 func TestTooMuchSaid(t *testing.T) {
 	l, err := StartLocal(LocalConfig{Nodes: 2, Transport: "tcp"})
 	if err != nil {
@@ -403,7 +408,8 @@ func TestTooMuchSaid(t *testing.T) {
 	}
 }
 
-// TestGoneWithAMessage: next ends with the run where receive has taken a message from the stream and then given up.
+// TestGoneWithAMessage verifies that next ends with the run even if receive has read a message from the stream and then
+// exited.
 func TestGoneWithAMessage(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -413,7 +419,8 @@ func TestGoneWithAMessage(t *testing.T) {
 	}
 }
 
-// TestWhyNotConnected: of pairs that cannot be connected the one is named that the others were given up for.
+// TestWhyNotConnected verifies that, among pairs that cannot be connected, the error names the pair that caused the
+// others to be canceled.
 func TestWhyNotConnected(t *testing.T) {
 	l, err := StartLocal(LocalConfig{Nodes: 2, Transport: "tcp"})
 	if err != nil {
@@ -425,18 +432,18 @@ func TestWhyNotConnected(t *testing.T) {
 		t.Fatal(err)
 	}
 	here, there := l.nodes[0].devices[0].Address(), l.nodes[1].devices[0].Address()
-	l.nodes[1].static.reach(here) // else it waits for slots to answer by
-	// Nobody listens at the first destination; the second has never heard of the run.
+	l.nodes[1].static.reach(here) // without slots it would not answer
+	// No node listens at the first destination; the second does not know the run.
 	run.Pairs = []*farev1.TrafficPair{{Pair: 0, Source: here.String(), Destination: there.Next().String()}, {Pair: 1, Source: here.String(), Destination: there.String()}}
 	ask, told, end := asked(t, l, 0, run)
 	defer end()
 	ask(connect)
-	if _, err := told(); err == nil || !strings.Contains(err.Error(), "pair 1") || !strings.Contains(err.Error(), "the run is not known here") {
+	if _, err := told(); err == nil || !strings.Contains(err.Error(), "pair 1") || !strings.Contains(err.Error(), "the run is unknown to this node") {
 		t.Errorf("%v", err)
 	}
 }
 
-// TestServeWaitsForRuns: when Serve has returned no run works with what Close takes away.
+// TestServeWaitsForRuns verifies that no run uses resources that Close releases after Serve has returned.
 func TestServeWaitsForRuns(t *testing.T) {
 	let := make(chan struct{})
 	l, err := startLocal(LocalConfig{Nodes: 2, Transport: "tcp"}, newTransport, func(e *end) posting { return &slow{e.set, let} })
@@ -444,7 +451,7 @@ func TestServeWaitsForRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	// The source does not come back from posting.
+	// The source blocks in posting.
 	over := make(chan error, 1)
 	go func() {
 		_, err := Coordinate(t.Context(), Config{Pattern: PeerPeer, Duration: time.Hour, Interval: 5 * time.Millisecond}, l.Servers, nil)
@@ -469,7 +476,7 @@ func TestServeWaitsForRuns(t *testing.T) {
 	}
 }
 
-// slow is held up in its first posting until the channel is closed: it takes one element to say that it is there.
+// slow blocks in its first posting until the channel is closed; it receives one element to show that it has started.
 type slow struct {
 	posting
 	let chan struct{}

@@ -2,8 +2,8 @@ package traffic
 
 import "math/bits"
 
-// The histogram's buckets: values below 128 ns have one each; above, each power of two is cut into 64. So a bucket is at most 1/64 of
-// its values wide, and its middle at most 1/128 off.
+// The histogram's buckets: each value below 128 ns has a separate one; above, each power of two is divided into 64. So
+// the width of a bucket is at most 1/64 of its values, and the error of its middle at most 1/128.
 const (
 	exact    = 128
 	subBits  = 6
@@ -18,7 +18,7 @@ type histogram struct {
 	max    uint64
 }
 
-// bucketOf is where a value is counted.
+// bucketOf returns the bucket of a value.
 func bucketOf(v uint64) int {
 	if v < exact {
 		return int(v)
@@ -30,7 +30,7 @@ func bucketOf(v uint64) int {
 	return exact + (power-7)<<subBits + int(v>>(power-subBits))&(1<<subBits-1)
 }
 
-// middle is the value that stands for all of a bucket.
+// middle returns the value that represents a bucket.
 func middle(bucket int) uint64 {
 	if bucket < exact {
 		return uint64(bucket)
@@ -47,7 +47,7 @@ func (h *histogram) add(v uint64) {
 	h.max = max(h.max, v)
 }
 
-// addBucket takes in what another histogram has counted; false: there is no such bucket.
+// addBucket adds a bucket of another histogram; it returns false if there is no such bucket.
 func (h *histogram) addBucket(bucket uint32, count uint64) bool {
 	if bucket >= buckets {
 		return false
@@ -65,7 +65,8 @@ func (h *histogram) merge(o *histogram) {
 	h.max = max(h.max, o.max)
 }
 
-// quantile is the smallest value that per10000 of 10,000 do not exceed, at most 1 % off; 0 when nothing was counted.
+// quantile returns the smallest value that per10000 of 10,000 values do not exceed, with an error of at most 1 %, or 0
+// if the histogram is empty.
 func (h *histogram) quantile(per10000 uint64) uint64 {
 	if h.total == 0 {
 		return 0

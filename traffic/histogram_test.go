@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestHistogramAgainstSorted: percentiles are those of the sorted values, at most 1 % off, and the maximum is exact.
+// TestHistogramAgainstSorted verifies that percentiles equal those of the sorted values within 1 %, and that the
+// maximum is exact.
 func TestHistogramAgainstSorted(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for round := range 60 {
@@ -44,7 +45,8 @@ func TestHistogramAgainstSorted(t *testing.T) {
 	}
 }
 
-// TestBuckets: each value is in the bucket whose middle is next to it, buckets rise with values, and none is left out.
+// TestBuckets verifies that each value is in the bucket with the nearest middle, that buckets rise with values, and
+// that none is skipped.
 func TestBuckets(t *testing.T) {
 	last := -1
 	for v := uint64(0); v < 1<<topPower; v += 1 + v/1000 {

@@ -21,29 +21,30 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// LocalConfig says what nodes inside one process are like.
+// LocalConfig is the configuration of nodes inside one process.
 type LocalConfig struct {
-	// Nodes is how many: 2 to 64.
+	// Nodes is the number of nodes, 2 to 64.
 	Nodes     int
 	Transport string
 	Planes    map[string]string
 	// MTU is TransportOptions.MTU.
 	MTU int
-	// Slots are every pair's; nil: LocalSlots.
+	// Slots are the slots of every pair; nil means LocalSlots.
 	Slots []Slot
-	// Run is what will be run: it says how much shared memory is needed.
+	// Run is the configuration of the run to come, which determines the amount of shared memory.
 	Run Config
 	Log *slog.Logger
 }
 
-// LocalSlots are one slot in each of four planes, with equal shares.
+// LocalSlots returns one slot in each of four planes, with equal shares.
 func LocalSlots() []Slot {
 	return []Slot{{"p0", "", 49152, 1}, {"p1", "", 49153, 1}, {"p2", "", 49154, 1}, {"p3", "", 49155, 1}}
 }
 
-// Local is nodes inside this process, on addresses of 127.0.0.0/8. Planes are names there: all of them are the same kernel.
+// Local is a set of nodes inside this process, on addresses of 127.0.0.0/8. Their planes differ only in name: all use
+// the same kernel.
 type Local struct {
-	// Servers are for Coordinate.
+	// Servers are the arguments of Coordinate.
 	Servers []Server
 	nodes   []*localNode
 	folder  string
@@ -56,18 +57,19 @@ type localNode struct {
 	conn    *grpc.ClientConn
 }
 
-// localControl is where coordinators find nodes: TCP. A port that the kernel chose could be a slot's, which flows could not be dialled from.
+// localControl is the TCP port of the nodes for coordinators. A port chosen by the kernel might belong to a slot, and
+// flows could not be dialed from it.
 const localControl = 4795
 
-// MaxLocalNodes bounds LocalConfig.Nodes.
+// MaxLocalNodes is the maximum of LocalConfig.Nodes.
 const MaxLocalNodes = 64
 
-// StartLocal starts nodes. Processes that do so at a time do not meet: their addresses differ.
+// StartLocal starts nodes. Several processes can do so at the same time, because their addresses differ.
 func StartLocal(cfg LocalConfig) (*Local, error) { return startLocal(cfg, newTransport, nil) }
 
 func startLocal(cfg LocalConfig, open func(string, TransportOptions) (rdma.Transport, error), wrap func(*end) posting) (*Local, error) {
 	if cfg.Nodes < 2 || cfg.Nodes > MaxLocalNodes {
-		return nil, fmt.Errorf("%d nodes: 2 to %d", cfg.Nodes, MaxLocalNodes)
+		return nil, fmt.Errorf("%d nodes: use 2 to %d", cfg.Nodes, MaxLocalNodes)
 	}
 	cfg.Run = cfg.Run.withDefaults()
 	if cfg.Slots == nil {
@@ -86,7 +88,7 @@ func startLocal(cfg LocalConfig, open func(string, TransportOptions) (rdma.Trans
 	return nil, err
 }
 
-// localBase is the first three bytes of a process's addresses: 127.64.0 to 127.127.255.
+// localBase returns the first three bytes of a process's addresses: 127.64.0 to 127.127.255.
 func localBase(n int) [3]byte { return [3]byte{127, 64 + byte(n>>8)&63, byte(n)} }
 
 func startLocalAt(cfg LocalConfig, base [3]byte, open func(string, TransportOptions) (rdma.Transport, error), wrap func(*end) posting) (_ *Local, err error) {
@@ -124,7 +126,7 @@ func startLocalAt(cfg LocalConfig, base [3]byte, open func(string, TransportOpti
 		}
 		is.serving.Go(func() {
 			if err := n.Serve(ctx, listener); err != nil {
-				n.cfg.Log.Error("a node is not served any more", "loopback", at, "error", err)
+				n.cfg.Log.Error("a node has stopped serving", "loopback", at, "error", err)
 			}
 		})
 		if is.conn, err = grpc.NewClient("passthrough:///"+listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
@@ -132,13 +134,13 @@ func startLocalAt(cfg LocalConfig, base [3]byte, open func(string, TransportOpti
 		}
 		l.Servers = append(l.Servers, Server{Name: fmt.Sprint(i), Client: farev1.NewTrafficServiceClient(is.conn)})
 	}
-	if l.folder != "" { // every node has mapped it: however the process ends, nothing stays behind
+	if l.folder != "" { // every node has mapped the file, so it does not remain after any exit of the process
 		os.RemoveAll(l.folder)
 	}
 	return l, nil
 }
 
-// Close ends all nodes, and runs that are going on.
+// Close stops all nodes, including runs in progress.
 func (l *Local) Close() {
 	for _, n := range l.nodes {
 		n.stop()
@@ -151,7 +153,7 @@ func (l *Local) Close() {
 	}
 }
 
-// stop ends what serves a node, and with it a run.
+// stop stops a node's server, and with it a run.
 func (n *localNode) stop() {
 	n.cancel()
 	n.serving.Wait()
@@ -160,11 +162,11 @@ func (n *localNode) stop() {
 	}
 }
 
-// sharedNeeds is how many channel ends, and how much memory, the nodes' shared file needs at most.
+// sharedNeeds returns the maximum number of channel ends, and the maximum size, of the nodes' shared file.
 func sharedNeeds(cfg LocalConfig) (channels int, size int64) {
 	ends := 2 * cfg.Nodes * (cfg.Nodes - 1)
 	channels = min(ends*len(cfg.Slots), 1024)
-	const ofChannel, ofEnd, spare = 288 << 10, 256 << 10, 32 << 20 // ofEnd: notes, and what pages waste
+	const ofChannel, ofEnd, spare = 288 << 10, 256 << 10, 32 << 20 // ofEnd: notes, and page rounding
 	size = int64(channels)*ofChannel + int64(ends)*(int64(cfg.Run.Message*cfg.Run.Outstanding)+ofEnd) + int64(cfg.Nodes*blockSize(cfg.Run.Message)) + spare
 	return channels, size
 }
@@ -176,7 +178,7 @@ func values(m map[string]string) (out []string) {
 	return out
 }
 
-// ParsePlanes reads PLANE=TRANSPORT, of each plane once.
+// ParsePlanes parses PLANE=TRANSPORT words, at most one for each plane.
 func ParsePlanes(words []string) (map[string]string, error) {
 	out := map[string]string{}
 	for _, w := range words {

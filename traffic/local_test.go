@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestLocal plays every pattern by every operation in every order over every transport: each message arrives once, and whole. The nodes
-// of a transport play all runs, one after the other.
+// TestLocal plays every pattern with every operation in every ordering over every transport: each message must arrive
+// once, and complete. The nodes of a transport play all runs, one after the other.
 func TestLocal(t *testing.T) {
 	const messages = 30
 	for _, transport := range Transports() {
@@ -44,7 +44,7 @@ func TestLocal(t *testing.T) {
 						for _, p := range r.Planes {
 							due += p.Due
 						}
-						if due+uint64(len(r.Pairs)*4) < r.Total.Bytes { // each slot's is cut to whole bytes
+						if due+uint64(len(r.Pairs)*4) < r.Total.Bytes { // each slot's due bytes are truncated to an integer
 							t.Errorf("planes were due %d bytes of %d", due, r.Total.Bytes)
 						}
 					})
@@ -55,7 +55,8 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// TestMixed: a plane of shared memory beside planes of packets. What each carries is what its share says.
+// TestMixed runs a plane of shared memory together with planes of packets. Each must carry the part that its share
+// gives.
 func TestMixed(t *testing.T) {
 	run := Config{Message: 4096, Size: 400 * 4096, Pattern: Ring}
 	l, err := StartLocal(LocalConfig{Nodes: 2, Transport: "superp", Planes: map[string]string{"p3": "nupa", "p2": "tcp"}, Run: run,
@@ -75,7 +76,8 @@ func TestMixed(t *testing.T) {
 	}
 }
 
-// TestPortIsTaken: the kernel may have given the port of a slot to a connection between nodes; flows are dialled from it all the same.
+// TestPortIsTaken verifies that flows can be dialed from a slot's port although the kernel has assigned the port to a
+// connection between nodes.
 func TestPortIsTaken(t *testing.T) {
 	run := Config{Message: 2000, Size: 60 * 2000, Stall: 20 * time.Second, Pattern: PeerPeer}
 	l, err := StartLocal(LocalConfig{Nodes: 2, Transport: "tcp", Run: run})
@@ -101,7 +103,7 @@ func TestPortIsTaken(t *testing.T) {
 	}
 }
 
-// TestDuration: a run ends when its time is up, with a series that adds up to what arrived.
+// TestDuration verifies that a run ends when its time is up, with a series whose sum equals the bytes that arrived.
 func TestDuration(t *testing.T) {
 	run := Config{Message: 10000, Duration: 300 * time.Millisecond, Interval: 10 * time.Millisecond, Pattern: Incast}
 	l, err := StartLocal(LocalConfig{Nodes: 3, Transport: "tcp", Run: run})

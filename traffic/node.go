@@ -21,20 +21,21 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// NodeConfig says what a node is.
+// NodeConfig is the configuration of a node.
 type NodeConfig struct {
-	// Sources are its loopbacks, at least one. Each becomes a device with transports of its own.
+	// Sources are its loopbacks, at least one. Each becomes a device with separate transports.
 	Sources []netip.Addr
-	// Transport carries every plane that Planes does not name.
+	// Transport is the transport of every plane that is not in Planes.
 	Transport string
 	Planes    map[string]string
 	Options   TransportOptions
-	// Weights is the fared that slots come from; nil: every pair has Slots.
+	// Weights is the fared that provides slots; if nil, every pair has Slots.
 	Weights farev1.WeightServiceClient
 	Slots   []Slot
-	// ConnectPort is where the node and its peers serve fare.v1.ConnectionService: TCP; 0: rdma.ConnectPort.
+	// ConnectPort is the TCP port on which the node and its peers serve fare.v1.ConnectionService; 0 means
+	// rdma.ConnectPort.
 	ConnectPort uint16
-	// Log is told of what operators want to know; nil: nobody is.
+	// Log receives messages for operators; nil discards them.
 	Log *slog.Logger
 }
 
@@ -45,10 +46,10 @@ type Node struct {
 	devices []*rdma.Device
 	server  *grpc.Server
 	serving sync.WaitGroup
-	busy    chan struct{}       // has an element while a run is going on
-	current atomic.Pointer[run] // that peers may connect to
-	static  *static             // nil: Weights has the slots
-	wrap    func(*end) posting  // tests: between an end and its set
+	busy    chan struct{}       // holds an element during a run
+	current atomic.Pointer[run] // run to which peers may connect
+	static  *static             // nil if Weights provides the slots
+	wrap    func(*end) posting  // tests: wraps the set of an end
 }
 
 var _ farev1.TrafficServiceServer = (*Node)(nil)
@@ -110,7 +111,7 @@ func newNode(cfg NodeConfig, open func(string, TransportOptions) (rdma.Transport
 	return n, nil
 }
 
-// Close ends the node. Runs must have ended: stop what serves the node before.
+// Close closes the node. Runs must have ended: stop the node's server first.
 func (n *Node) Close() {
 	n.server.Stop()
 	n.serving.Wait()
@@ -128,7 +129,7 @@ func (n *Node) Describe(context.Context, *farev1.DescribeTrafficRequest) (*farev
 	return out, nil
 }
 
-// busyPatience is how long a run waits for the one before.
+// busyPatience is the time that a run waits for the previous one to end.
 const busyPatience = 3 * time.Second
 
 // Run implements fare.v1.TrafficService.
@@ -138,15 +139,15 @@ func (n *Node) Run(stream grpc.BidiStreamingServer[farev1.TrafficRunRequest, far
 		return err
 	}
 	if first.GetPrepare() == nil {
-		return status.Error(codes.InvalidArgument, "the first message of a run is prepare")
+		return status.Error(codes.InvalidArgument, "the first message of a run must be prepare")
 	}
-	// A run whose coordinator has gone away takes a moment to end.
+	// A run whose coordinator has disconnected takes a moment to end.
 	patience := time.NewTimer(busyPatience)
 	defer patience.Stop()
 	select {
 	case n.busy <- struct{}{}:
 	case <-patience.C:
-		return status.Error(codes.FailedPrecondition, "another run is going on here")
+		return status.Error(codes.FailedPrecondition, "this node is busy with another run")
 	case <-stream.Context().Done():
 		return status.FromContextError(stream.Context().Err()).Err()
 	}
@@ -170,7 +171,7 @@ func (n *Node) Run(stream grpc.BidiStreamingServer[farev1.TrafficRunRequest, far
 	return c.play(ctx)
 }
 
-// wait waits for the goroutines of ends that were started.
+// wait waits for the ends' goroutines, if they were started.
 func (r *run) wait() {
 	if r.started.IsZero() {
 		return
@@ -180,12 +181,12 @@ func (r *run) wait() {
 	}
 }
 
-// conversation is a run and its coordinator.
+// conversation is a run with its coordinator.
 type conversation struct {
 	stream   grpc.BidiStreamingServer[farev1.TrafficRunRequest, farev1.TrafficRunResponse]
 	run      *run
 	requests chan *farev1.TrafficRunRequest
-	over     chan error // the coordinator has ended the stream, or is gone
+	over     chan error // the coordinator has ended the stream, or has disconnected
 }
 
 func (c *conversation) receive(ctx context.Context) {
@@ -203,14 +204,14 @@ func (c *conversation) receive(ctx context.Context) {
 	}
 }
 
-// next is the coordinator's next message.
+// next returns the coordinator's next message.
 func (c *conversation) next(ctx context.Context) (*farev1.TrafficRunRequest, error) {
 	select {
 	case m := <-c.requests:
 		return m, nil
 	case <-c.over:
 		return nil, status.Error(codes.Canceled, "the coordinator has ended the run")
-	case <-ctx.Done(): // receive may have given up with a message in its hand
+	case <-ctx.Done(): // receive may have exited with a message that it could not deliver
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 }
@@ -225,7 +226,7 @@ func (c *conversation) play(ctx context.Context) error {
 		return err
 	}
 	if m.GetConnect() == nil {
-		return status.Error(codes.InvalidArgument, "after prepare comes connect")
+		return status.Error(codes.InvalidArgument, "want connect after prepare")
 	}
 	if err := r.connect(ctx); err != nil {
 		return status.Error(codes.FailedPrecondition, err.Error())
@@ -237,7 +238,7 @@ func (c *conversation) play(ctx context.Context) error {
 		return err
 	}
 	if m.GetStart() == nil {
-		return status.Error(codes.InvalidArgument, "after connect comes start")
+		return status.Error(codes.InvalidArgument, "want start after connect")
 	}
 	if missing := r.unconnected(); missing != nil {
 		return status.Errorf(codes.FailedPrecondition, "pair %d has not been connected by its other end", missing.pair.GetPair())
@@ -256,12 +257,12 @@ func (c *conversation) play(ctx context.Context) error {
 	if err := c.stream.Send(&farev1.TrafficRunResponse{Message: &farev1.TrafficRunResponse_Result{Result: result}}); err != nil {
 		return err
 	}
-	// Peers may still need what they share with us: the coordinator ends the stream when it has all results.
+	// Peers may still need memory of this node: the coordinator ends the stream once it has all results.
 	select {
 	case <-c.over:
 		return nil
 	case <-c.requests:
-		return status.Error(codes.InvalidArgument, "nothing comes after finish")
+		return status.Error(codes.InvalidArgument, "want no message after finish")
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
 	}
@@ -277,7 +278,7 @@ func (c *conversation) sampled(ctx context.Context) error {
 	tick := time.NewTicker(r.interval)
 	defer tick.Stop()
 	started, ended := make(chan struct{}), make(chan struct{})
-	var served <-chan struct{} // ended, once the coordinator has said how many messages there are
+	var served <-chan struct{} // becomes ended once the coordinator has sent the numbers of messages
 	go func() {                // ends with the ends, at the latest when ctx does
 		defer close(ended)
 		for _, e := range r.ends {
@@ -309,7 +310,7 @@ func (c *conversation) sampled(ctx context.Context) error {
 			}
 		case m := <-c.requests:
 			if m.GetFinish() == nil || started != nil {
-				return status.Error(codes.InvalidArgument, "after start comes finish, when every node has sent")
+				return status.Error(codes.InvalidArgument, "want finish after start, once every node has sent")
 			}
 			served = ended
 			posted := map[uint32]uint64{}
@@ -320,12 +321,12 @@ func (c *conversation) sampled(ctx context.Context) error {
 				if !e.initiator {
 					select {
 					case e.finish <- posted[e.pair.GetPair()]:
-					default: // told before
+					default: // already sent
 					}
 				}
 			}
 		case <-served:
-			return send() // what came since the last
+			return send() // the bytes since the previous sample
 		case <-c.over:
 			return status.Error(codes.Canceled, "the coordinator has ended the run")
 		case <-ctx.Done():

@@ -7,18 +7,18 @@ import (
 	"github.com/fared/fared/dataplane/rdma"
 )
 
-// A note is a SEND beside the messages: two counts, u64 each, in network byte order. Sinks give buffers back by it (how many messages
-// they have taken in all, 0), sources of WRITEs say what is in place (the first message, how many), sources of READs what may be read
-// (how many in all, 0).
+// noteSize is the size of a note in bytes. A note is a SEND in addition to the messages: two counts, u64 each, in network
+// byte order. Sinks return buffers by notes (total number of messages processed, 0), sources of WRITEs announce completed
+// messages (the first message, their number), sources of READs grant reads (total number, 0).
 const noteSize = 16
 
-// noteDepth is how many notes are under way in a direction. What comes up meanwhile goes into the next one.
+// noteDepth is the number of notes in transit in one direction. Later events are merged into the next note.
 const noteDepth = 4
 
 // noteID marks the work requests of notes.
 const noteID = 1 << 63
 
-// notes sends notes of one end, and receives those of its peer.
+// notes sends the notes of one end, and receives those of its peer.
 type notes struct {
 	out, in  *rdma.MR
 	flying   int
@@ -26,8 +26,8 @@ type notes struct {
 	receives int
 }
 
-// prepare makes memory, for so many receives. The peer has at most noteDepth under way that it does not know to have arrived, and
-// others that have arrived and were not polled yet.
+// prepare allocates memory for the given number of receives. The peer has at most noteDepth notes in transit without a
+// known arrival, and more that have arrived but were not polled yet.
 func (n *notes) prepare(e *end, receives int) (err error) {
 	pd := e.run.domains[e.device]
 	if n.out, err = e.run.alloc(pd, noteDepth*noteSize, 0); err != nil || receives == 0 {
@@ -52,10 +52,10 @@ func (n *notes) receive(e *end, id uint64) error {
 	return err
 }
 
-// room says whether a note can be sent now.
+// room reports whether a note can be sent now.
 func (n *notes) room() bool { return n.flying < noteDepth }
 
-// send sends a note; there must be room. A note that has completed has been copied by the peer's receive.
+// send sends a note; there must be room. When a note completes, the peer's receive has copied it.
 func (n *notes) send(e *end, a, b uint64) error {
 	at := int(n.sent%noteDepth) * noteSize // completions come in the order of posting
 	binary.BigEndian.PutUint64(n.out.Bytes()[at:], a)
@@ -66,7 +66,7 @@ func (n *notes) send(e *end, a, b uint64) error {
 	return err
 }
 
-// take reads a note that has come in, and makes room for another.
+// take parses a received note, and reposts its receive.
 func (n *notes) take(e *end, c *rdma.Completion) (a, b uint64, err error) {
 	at := int(c.ID&^noteID) * noteSize
 	if c.ID&noteID == 0 || at >= n.receives*noteSize || c.Bytes != noteSize {

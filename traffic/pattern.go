@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Pattern is who sends to whom.
+// Pattern selects the pairs of sources and destinations.
 type Pattern string
 
 // The patterns.
@@ -17,7 +17,7 @@ const (
 	PeerPeer Pattern = "p2p"        // rank 0 to rank 1, rank 2 to rank 3, and so on
 )
 
-// Patterns are all of them.
+// Patterns returns all patterns.
 func Patterns() []string {
 	return []string{string(AllToAll), string(Incast), string(Ring), string(PeerPeer)}
 }
@@ -25,8 +25,8 @@ func Patterns() []string {
 // Pair is a direction of data between two ranks.
 type Pair struct{ Source, Destination int }
 
-// Pairs are a pattern's pairs over ranks 0 to n-1, in the order of their numbers. At least two ranks are needed. The last of an odd
-// number of ranks has nobody in PeerPeer.
+// Pairs returns a pattern's pairs over ranks 0 to n-1, in the order of their numbers. n must be at least 2. With
+// PeerPeer the last of an odd number of ranks has no pair.
 func (p Pattern) Pairs(n int) ([]Pair, error) {
 	if n < 2 {
 		return nil, fmt.Errorf("%d loopbacks: traffic needs at least 2", n)
@@ -58,15 +58,16 @@ func (p Pattern) Pairs(n int) ([]Pair, error) {
 	return out, nil
 }
 
-// RingSteps is how many steps an all-reduce over a ring of n ranks has: n-1 of reduce-scatter, then n-1 of all-gather.
+// RingSteps returns the number of steps of an all-reduce over a ring of n ranks: n-1 of reduce-scatter, then n-1 of
+// all-gather.
 func RingSteps(n int) int { return 2 * (n - 1) }
 
-// RingChunk is which of n chunks a rank sends in a step of an all-reduce. In reduce-scatter (steps 0 to n-2) what it sends is the sum so
-// far, which the next rank adds its own to; in all-gather it is a sum that is whole.
+// RingChunk returns the chunk, of n, that a rank sends in a step of an all-reduce. In reduce-scatter (steps 0 to n-2)
+// it is the partial sum, to which the next rank adds its own; in all-gather it is a complete sum.
 func RingChunk(n, rank, step int) int { return ((rank-step)%n + n) % n }
 
-// ringStepMessages is how many messages a step has: rounds whole all-reduces of messages each, or steps of a window each where messages
-// is 0 (until the time is up).
+// ringStepMessages returns the number of messages of a step. If messages is not 0, a pair sends them in rounds of whole
+// all-reduces. If it is 0 (until the time is up), a step is one window of outstanding messages.
 func ringStepMessages(n int, messages, outstanding uint64) uint64 {
 	if messages == 0 {
 		return outstanding
@@ -75,16 +76,16 @@ func ringStepMessages(n int, messages, outstanding uint64) uint64 {
 	return max(1, (messages+steps-1)/steps)
 }
 
-// schedule is a pair's place in a pattern: the zero value is that of pair 0 where nobody waits for anybody.
+// schedule is a pair's place in a pattern. The zero value is that of pair 0 in a pattern without dependencies.
 type schedule struct {
 	pair uint32
-	// The rest is for rings: how many ranks, the source's rank, and the messages of a step (0: no ring).
+	// For rings: number of ranks, rank of the source, and messages per step (0 means no ring).
 	ranks, rank int
 	step        uint64
 }
 
-// granted is how many messages may be sent when so many have come in over the pair before it: all of step k once step k-1 is
-// complete.
+// granted returns the number of messages that may be sent, given the number that have arrived over the previous pair: all
+// of step k once step k-1 is complete.
 func (s schedule) granted(arrived uint64) uint64 {
 	if s.step == 0 {
 		return ^uint64(0)
@@ -92,8 +93,8 @@ func (s schedule) granted(arrived uint64) uint64 {
 	return (arrived/s.step + 1) * s.step
 }
 
-// stream says what a message's content follows from: its stream, and its number there. Each pair has a stream, but what an all-gather
-// passes on is of its chunk, and the same for every pair.
+// stream returns the identity of a message's content: its stream, and its number there. Each pair has a stream, but a
+// message of an all-gather belongs to the stream of its chunk, which is the same for every pair.
 func (s schedule) stream(m uint64) (stream, number uint64) {
 	if s.step == 0 {
 		return uint64(s.pair), m
@@ -103,11 +104,11 @@ func (s schedule) stream(m uint64) (stream, number uint64) {
 	if step < steps/2 {
 		return uint64(s.pair), m
 	}
-	const chunks = 1 << 32 // streams from here are chunks
+	const chunks = 1 << 32 // streams from this number on are chunks
 	return chunks + uint64(RingChunk(s.ranks, s.rank, int(step))), round*s.step + m%s.step
 }
 
-// pairTo is the pair that ends at a rank; -1: none does.
+// pairTo returns the pair that ends at a rank, or -1.
 func pairTo(pairs []Pair, rank int) int {
 	return slices.IndexFunc(pairs, func(p Pair) bool { return p.Destination == rank })
 }

@@ -36,7 +36,8 @@ func TestPairs(t *testing.T) {
 	}
 }
 
-// TestAllToAllIsBalanced: of each n pairs in a row, every rank is the source of one and the destination of one.
+// TestAllToAllIsBalanced verifies that, among each n consecutive pairs, every rank is the source of one and the
+// destination of one.
 func TestAllToAllIsBalanced(t *testing.T) {
 	for n := 2; n < 20; n++ {
 		pairs, err := AllToAll.Pairs(n)
@@ -59,11 +60,11 @@ func TestAllToAllIsBalanced(t *testing.T) {
 	}
 }
 
-// TestRingStepsAreAnAllReduce plays the steps with sets of ranks for sums: at the end every rank has every chunk of all ranks, and no
-// step sends what its rank has not got in the step before.
+// TestRingStepsAreAnAllReduce plays the steps with sets of ranks as sums: at the end every rank has every chunk of all
+// ranks, and a rank sends only chunks that it has received in the previous step.
 func TestRingStepsAreAnAllReduce(t *testing.T) {
 	for n := 2; n < 9; n++ {
-		has := make([][]uint, n) // by rank and chunk: the ranks whose part is in the sum
+		has := make([][]uint, n) // by rank and chunk: the ranks in the sum
 		for r := range has {
 			has[r] = make([]uint, n)
 			for c := range has[r] {
@@ -116,7 +117,7 @@ func TestRingSchedule(t *testing.T) {
 			t.Errorf("%+v: %d messages a step", c, got)
 		}
 	}
-	// In all-gather a chunk is the same at every hop; nothing else is.
+	// In all-gather a chunk is the same at every hop; all other messages differ.
 	type message struct{ stream, number uint64 }
 	const n, step, rounds = 4, 3, 2
 	count := map[message]int{}

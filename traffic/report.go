@@ -10,15 +10,15 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// tally adds up what nodes' samples say.
+// tally sums the nodes' samples.
 type tally struct {
 	interval time.Duration
 	total    series
 	pairs    []series
 	planes   map[string]*planeSeries
-	reached  []time.Duration // by node: until when it has told
-	shown    int             // intervals
-	latest   time.Duration   // when the last sample began that had verified bytes
+	reached  []time.Duration // by node: end of its last sample
+	shown    int             // number of intervals returned
+	latest   time.Duration   // start of the last sample with verified bytes
 }
 
 type planeSeries struct{ sent, again series }
@@ -31,7 +31,7 @@ func newTally(interval time.Duration, pairs, nodes int) *tally {
 	return t
 }
 
-// sample takes a node's sample in, and returns the intervals that are complete now.
+// sample adds a node's sample, and returns the intervals that are now complete.
 func (t *tally) sample(node int, s *farev1.TrafficSample) (out []*farev1.TrafficInterval) {
 	from, to := time.Duration(s.GetFromNs()), time.Duration(s.GetToNs())
 	for _, p := range s.GetPairs() {
@@ -57,7 +57,7 @@ func (t *tally) sample(node int, s *farev1.TrafficSample) (out []*farev1.Traffic
 	return out
 }
 
-// at is interval i, cut short at limit.
+// at returns interval i, truncated at limit.
 func (t *tally) at(i int, limit time.Duration) *farev1.TrafficInterval {
 	from := time.Duration(i) * t.interval
 	out := &farev1.TrafficInterval{FromNs: uint64(from), ToNs: uint64(min(from+t.interval, limit)), GoodputBps: t.total.rate(i, limit)}
@@ -68,7 +68,7 @@ func (t *tally) at(i int, limit time.Duration) *farev1.TrafficInterval {
 	return out
 }
 
-// makeReport puts together what nodes have found. Every pair has two ends, each in the result of its node.
+// makeReport combines the nodes' results. Every pair has two ends, each in the result of its node.
 func makeReport(cfg Config, transport string, pairs []*farev1.TrafficPair, t *tally, results []*farev1.TrafficResult) *farev1.TrafficReport {
 	out := &farev1.TrafficReport{Pattern: string(cfg.Pattern), Op: cfg.Op, Ordering: orderings[cfg.Ordering], Transport: transport,
 		MessageBytes: uint64(cfg.Message), Outstanding: uint32(cfg.Outstanding), Seed: cfg.Seed, IntervalNs: uint64(cfg.Interval), Total: &farev1.TrafficFigures{}}
@@ -77,7 +77,7 @@ func makeReport(cfg Config, transport string, pairs []*farev1.TrafficPair, t *ta
 		out.Counters = append(out.Counters, r.GetCounters()...)
 		for _, e := range r.GetEnds() {
 			if int(e.GetPair()) >= len(pairs) {
-				continue // not of this run: the pair's own end is missing then
+				continue // not of this run; the pair's real end is then missing
 			}
 			if e.GetDestination() {
 				destinations[e.GetPair()] = e
@@ -109,7 +109,7 @@ func makeReport(cfg Config, transport string, pairs []*farev1.TrafficPair, t *ta
 		out.Errors = append(out.Errors, complaints(r)...)
 	}
 	elapsed := time.Duration(out.ElapsedNs)
-	t.total.cut(t.latest, elapsed) // the last samples may be of longer spans than bytes came in
+	t.total.cut(t.latest, elapsed) // the last samples may be longer than the time in which their bytes arrived
 	out.Total.GoodputBps = bitRate(out.Total.Bytes, elapsed)
 	out.Total.GoodputMinBps, out.Total.GoodputMedianBps, out.Total.GoodputMaxBps = t.total.spread(elapsed)
 	out.Total.Latency = latencies(&latency)
@@ -124,7 +124,8 @@ func makeReport(cfg Config, transport string, pairs []*farev1.TrafficPair, t *ta
 	return out
 }
 
-// pairReport is a pair's part, when its last message was verified, and its latencies. What its slots have carried is added to planes.
+// pairReport returns a pair's part of the report, the time at which its last message was verified, and its latencies.
+// It adds the bytes of the pair's slots to planes.
 func pairReport(cfg Config, p *farev1.TrafficPair, source, destination *farev1.TrafficEnd, planes map[string]*farev1.TrafficPlaneReport) (*farev1.TrafficPairReport, time.Duration, *histogram) {
 	f := &farev1.TrafficFigures{Bytes: destination.GetBytes(), Messages: destination.GetArrived(), Duplicated: destination.GetDuplicated(),
 		Reordered: destination.GetReordered(), WrongBytes: destination.GetWrongBytes()}
@@ -149,10 +150,10 @@ func pairReport(cfg Config, p *farev1.TrafficPair, source, destination *farev1.T
 	}
 	f.Lost = grown(initiator.GetPosted(), destination.GetArrived())
 	if strange := grown(destination.GetArrived(), initiator.GetPosted()); strange > 0 {
-		r.Errors = append(r.Errors, fmt.Sprintf("destination: %d more messages than were posted", strange))
+		r.Errors = append(r.Errors, fmt.Sprintf("destination: %d more messages than the source posted", strange))
 	}
 	if f.Lost+f.Duplicated+f.Reordered+f.WrongBytes == 0 && len(r.Errors) == 0 && r.PostedCrc32C != "" && r.PostedCrc32C != r.ArrivedCrc32C {
-		r.Errors = append(r.Errors, fmt.Sprintf("destination: CRC32C %s of what arrived, %s of what was posted", r.ArrivedCrc32C, r.PostedCrc32C))
+		r.Errors = append(r.Errors, fmt.Sprintf("destination: CRC32C %s of the received messages, %s of the posted messages", r.ArrivedCrc32C, r.PostedCrc32C))
 	}
 	f.Errors = uint64(len(r.Errors))
 	h := new(histogram)
@@ -170,6 +171,7 @@ func pairReport(cfg Config, p *farev1.TrafficPair, source, destination *farev1.T
 	for _, s := range source.GetSlots() {
 		plane(s.GetPlane()).Sent += s.GetSent()
 		plane(s.GetPlane()).Again += s.GetAgain()
+		plane(s.GetPlane()).Stalls += s.GetStalls()
 	}
 	for _, s := range initiator.GetSlots() {
 		plane(s.GetPlane()).Due += s.GetDue()
@@ -181,7 +183,7 @@ func latencies(h *histogram) *farev1.TrafficLatency {
 	return &farev1.TrafficLatency{P50Ns: h.quantile(5000), P90Ns: h.quantile(9000), P99Ns: h.quantile(9900), P999Ns: h.quantile(9990), MaxNs: h.max}
 }
 
-// shares says what part of everything each plane has carried, and should have.
+// shares sets each plane's part of all bytes, sent and due.
 func shares(planes map[string]*farev1.TrafficPlaneReport) (out []*farev1.TrafficPlaneReport) {
 	var sent, due uint64
 	for _, name := range slices.Sorted(maps.Keys(planes)) {
@@ -202,7 +204,7 @@ func shares(planes map[string]*farev1.TrafficPlaneReport) (out []*farev1.Traffic
 	return out
 }
 
-// complaints says what is wrong with a pair, a sentence each.
+// complaints returns the errors of a pair, a sentence each.
 func complaints(r *farev1.TrafficPairReport) (out []string) {
 	f := r.GetFigures()
 	say := func(n uint64, what string) {

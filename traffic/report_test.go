@@ -14,12 +14,12 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata/report.txt")
 
-// results are what two nodes say of a run of two pairs: pair 0 is fine, pair 1 is not.
+// results returns two nodes' results of a run of two pairs: pair 0 succeeds, pair 1 fails.
 func results(t *testing.T) ([]*farev1.TrafficPair, *tally, []*farev1.TrafficResult) {
 	t.Helper()
 	pairs := []*farev1.TrafficPair{{Pair: 0, Source: "10.0.0.1", Destination: "10.0.0.2"}, {Pair: 1, Source: "10.0.0.2", Destination: "10.0.0.1"}}
 	slots := func(a, b, due uint64) []*farev1.TrafficSlot {
-		return []*farev1.TrafficSlot{{Slot: 0, Plane: "p0", Sent: a, Due: due}, {Slot: 1, Plane: "p1", Sent: b, Again: 64, Due: due}}
+		return []*farev1.TrafficSlot{{Slot: 0, Plane: "p0", Sent: a, Due: due}, {Slot: 1, Plane: "p1", Sent: b, Again: 64, Due: due, Stalls: 2}}
 	}
 	latency := func(values ...uint64) (out []*farev1.TrafficBucket, most uint64) {
 		for _, v := range values {
@@ -58,7 +58,7 @@ func results(t *testing.T) ([]*farev1.TrafficPair, *tally, []*farev1.TrafficResu
 	return pairs, tl, all
 }
 
-// TestReport: the report of known results is what stands in testdata, whichever node comes first.
+// TestReport compares the report of known results with testdata, whichever node comes first.
 func TestReport(t *testing.T) {
 	pairs, tl, all := results(t)
 	cfg := Config{Pattern: PeerPeer, Seed: 5}.withDefaults()
@@ -89,7 +89,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestSeriesHasAll: bytes that the last sample spreads beyond the end of the run are in the series.
+// TestSeriesHasAll verifies that the series includes bytes that the last sample places beyond the
+// end of the run.
 func TestSeriesHasAll(t *testing.T) {
 	pairs, _, all := results(t)
 	late := newTally(time.Second, len(pairs), len(all))
@@ -104,7 +105,7 @@ func TestSeriesHasAll(t *testing.T) {
 	}
 }
 
-// TestReportDoubts: what is missing or does not fit together makes a run not ok.
+// TestReportDoubts verifies that missing or inconsistent results make a run not ok.
 func TestReportDoubts(t *testing.T) {
 	for name, spoil := range map[string]func(*[]*farev1.TrafficResult){
 		"as it should be": func(*[]*farev1.TrafficResult) {},

@@ -17,11 +17,11 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// Bounds of a run.
+// Limits of a run.
 const (
 	maxMessage     = 64 << 20
 	maxOutstanding = 8192
-	maxPairMemory  = 1 << 30 // bytes that are outstanding
+	maxPairMemory  = 1 << 30 // outstanding bytes
 	minInterval    = time.Millisecond
 )
 
@@ -43,10 +43,10 @@ type run struct {
 	blocks  map[*rdma.Device]*rdma.MR
 	regions []*rdma.MR
 	ends    []*end
-	before  map[netip.Addr]map[string]map[string]uint64 // counters at the beginning
+	before  map[netip.Addr]map[string]map[string]uint64 // counters at the start
 	started time.Time
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	sets  []*rdma.Set
 	conns []*grpc.ClientConn
 	ended bool
@@ -55,7 +55,8 @@ type run struct {
 // now is the time since start.
 func (r *run) now() time.Duration { return time.Since(r.started) }
 
-// newRun makes the ends and their memory. What has been made is returned with an error too: close it.
+// newRun creates the ends and their memory. With an error it returns the partial run, which must be
+// closed.
 func (n *Node) newRun(p *farev1.PrepareTraffic) (*run, error) {
 	r := &run{node: n, id: p.GetRun(), op: p.GetOp(), ordering: orderingOf(p.GetOrdering()), outstanding: p.GetOutstanding(), messages: p.GetMessages(),
 		duration: time.Duration(p.GetDurationNs()), interval: time.Duration(p.GetIntervalNs()), stall: time.Duration(p.GetStallNs()),
@@ -91,9 +92,9 @@ func (n *Node) newRun(p *farev1.PrepareTraffic) (*run, error) {
 		}
 		before := sinks[e.pair.GetAfter()]
 		if before == nil || before.device != e.device || before.opens != nil {
-			return r, &invalid{fmt.Errorf("pair %d waits for pair %d, which must end at %s and be waited for once", e.pair.GetPair(), e.pair.GetAfter(), e.pair.GetSource())}
+			return r, &invalid{fmt.Errorf("pair %d waits for pair %d, which must end at %s and precede only one pair", e.pair.GetPair(), e.pair.GetAfter(), e.pair.GetSource())}
 		}
-		e.gate = &gate{knock: make(chan struct{}, 1)}
+		e.gate = &gate{ready: make(chan struct{}, 1)}
 		before.opens = e.gate
 	}
 	for _, e := range r.ends {
@@ -104,7 +105,7 @@ func (n *Node) newRun(p *farev1.PrepareTraffic) (*run, error) {
 	return r, nil
 }
 
-// invalid marks what the coordinator should not have asked for.
+// invalid marks an error in the coordinator's request.
 type invalid struct{ error }
 
 func checkPrepare(p *farev1.PrepareTraffic) error {
@@ -114,17 +115,17 @@ func checkPrepare(p *farev1.PrepareTraffic) error {
 	case p.GetOrdering() < farev1.MemoryOrdering_MEMORY_ORDERING_WEAK || p.GetOrdering() > farev1.MemoryOrdering_MEMORY_ORDERING_STRONG:
 		return fmt.Errorf("ordering %v is not known", p.GetOrdering())
 	case p.GetMessageBytes() < 1 || p.GetMessageBytes() > maxMessage:
-		return fmt.Errorf("messages of %d bytes: 1 to %d", p.GetMessageBytes(), maxMessage)
+		return fmt.Errorf("messages of %d bytes: use 1 to %d", p.GetMessageBytes(), maxMessage)
 	case p.GetOutstanding() < 1 || p.GetOutstanding() > maxOutstanding:
-		return fmt.Errorf("%d messages outstanding: 1 to %d", p.GetOutstanding(), maxOutstanding)
+		return fmt.Errorf("%d messages outstanding: use 1 to %d", p.GetOutstanding(), maxOutstanding)
 	case p.GetMessageBytes()*uint64(p.GetOutstanding()) > maxPairMemory:
 		return fmt.Errorf("%d messages of %d bytes outstanding: together at most %d bytes", p.GetOutstanding(), p.GetMessageBytes(), maxPairMemory)
 	case p.GetMessages() == 0 && p.GetDurationNs() == 0:
-		return errors.New("neither messages nor duration_ns says when the run ends")
+		return errors.New("neither messages nor duration_ns limits the run")
 	case p.GetIntervalNs() < uint64(minInterval) || p.GetIntervalNs() > uint64(time.Hour):
-		return fmt.Errorf("interval_ns %d: 1 ms to 1 h", p.GetIntervalNs())
+		return fmt.Errorf("interval_ns %d: use 1 ms to 1 h", p.GetIntervalNs())
 	case p.GetStallNs() == 0 || p.GetDrainNs() == 0 || max(p.GetStallNs(), p.GetDrainNs(), p.GetDurationNs()) > uint64(365*24*time.Hour):
-		return errors.New("stall_ns and drain_ns must not be 0, and no time longer than a year")
+		return errors.New("stall_ns and drain_ns must not be 0, and no time may exceed a year")
 	}
 	seen := map[uint32]bool{}
 	for _, pair := range p.GetPairs() {
@@ -141,7 +142,7 @@ func checkPrepare(p *farev1.PrepareTraffic) error {
 	return nil
 }
 
-// newEnd makes an end of a pair; nil when it is at another node.
+// newEnd creates an end of a pair, or returns nil if the end is at another node.
 func (r *run) newEnd(pair *farev1.TrafficPair, destination bool) (*end, error) {
 	at, err := netip.ParseAddr(pair.GetSource())
 	peer, err2 := netip.ParseAddr(pair.GetDestination())
@@ -176,7 +177,7 @@ func (r *run) newEnd(pair *farev1.TrafficPair, destination bool) (*end, error) {
 	return e, nil
 }
 
-// alloc makes a memory region that lives as long as the run. Ends of one run do so one after the other.
+// alloc allocates a memory region for the duration of the run. Calls must not overlap.
 func (r *run) alloc(pd *rdma.PD, n int, access rdma.Access) (*rdma.MR, error) {
 	m, err := pd.Alloc(n, access)
 	if err == nil {
@@ -185,7 +186,7 @@ func (r *run) alloc(pd *rdma.PD, n int, access rdma.Access) (*rdma.MR, error) {
 	return m, err
 }
 
-// blockOf is the run's block in memory of a device.
+// blockOf returns the run's block in memory of a device.
 func (r *run) blockOf(d *rdma.Device) (*rdma.MR, error) {
 	if m := r.blocks[d]; m != nil {
 		return m, nil
@@ -199,7 +200,7 @@ func (r *run) blockOf(d *rdma.Device) (*rdma.MR, error) {
 	return m, nil
 }
 
-// connect sets up the queue pairs of every initiator.
+// connect connects the queue pairs of every initiator.
 func (r *run) connect(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -214,7 +215,7 @@ func (r *run) connect(ctx context.Context) error {
 			if err := e.connect(ctx); err != nil {
 				once.Do(func() {
 					first = fmt.Errorf("pair %d, %s to %s: %w", e.pair.GetPair(), e.pair.GetSource(), e.pair.GetDestination(), err)
-					cancel() // the others' errors are of this one's making
+					cancel() // this error is the cause of the others' errors
 				})
 			}
 		})
@@ -223,7 +224,7 @@ func (r *run) connect(ctx context.Context) error {
 	return first
 }
 
-// unconnected is an end without queue pairs; nil: there is none, and from now on none gets others.
+// unconnected returns an end without queue pairs, or nil if there is none.
 func (r *run) unconnected() *end {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -235,7 +236,7 @@ func (r *run) unconnected() *end {
 	return nil
 }
 
-// close ends what the run has made.
+// close releases the run's resources.
 func (r *run) close() {
 	r.mu.Lock()
 	r.ended = true
@@ -252,13 +253,14 @@ func (r *run) close() {
 	}
 }
 
-// counters are what the transports have counted since the beginning, those that are not 0.
+// counters returns the increase of the transports' counters since the start, without those that did not
+// increase.
 func (r *run) counters() (out []*farev1.TrafficCounter) {
 	for _, d := range r.node.devices {
 		before, now := r.before[d.Address()], d.Counters()
 		for _, transport := range slices.Sorted(maps.Keys(now)) {
 			for _, name := range slices.Sorted(maps.Keys(now[transport])) {
-				// What is not a count but a level may have fallen.
+				// A gauge may have fallen.
 				if v, was := now[transport][name], before[transport][name]; v > was {
 					out = append(out, &farev1.TrafficCounter{Loopback: d.Address().String(), Transport: transport, Name: name, Value: v - was})
 				}

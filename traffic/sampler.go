@@ -8,7 +8,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// sampler says what has happened since it was last asked.
+// sampler returns the progress since its previous sample.
 type sampler struct {
 	run    *run
 	at     time.Duration
@@ -44,7 +44,7 @@ func (s *sampler) sample() *farev1.TrafficSample {
 	out.ToNs = uint64(s.at)
 	for _, name := range slices.Sorted(maps.Keys(planes)) {
 		now, was := planes[name], s.planes[name]
-		// A slot that has moved to another plane takes what it has carried with it: less than before is nothing new.
+		// A slot that moves to another plane takes its bytes with it: a decrease counts as no progress.
 		sent, again := grown(now.GetSent(), was.GetSent()), grown(now.GetAgain(), was.GetAgain())
 		if sent+again > 0 {
 			out.Planes = append(out.Planes, &farev1.TrafficPlaneBytes{Plane: name, Sent: sent, Again: again})

@@ -1,18 +1,18 @@
 package traffic
 
-// sequence knows which of a pair's messages have arrived. It remembers the last window of numbers; an older one that arrives for the
-// first time is taken for a duplicate, which is wrong as well, and lost.
+// sequence records which of a pair's messages have arrived. It remembers the last window of numbers. An older message
+// that arrives for the first time counts as a duplicate and remains lost; both are errors.
 type sequence struct {
-	seen                           [window / 64]uint64 // bit m modulo window; of numbers in [next-window, next)
+	seen                           [window / 64]uint64 // bit m modulo window; numbers in [next-window, next)
 	next                           uint64              // one more than the highest that has arrived
-	freed                          uint64              // numbers below it have arrived, or are not waited for any more
+	freed                          uint64              // lower numbers have arrived, or are no longer expected
 	arrived, duplicated, reordered uint64
 }
 
-// window is a power of two, and far more than messages are outstanding.
+// window is a power of two, and far larger than the number of outstanding messages.
 const window = 1 << 16
 
-// arrive counts a message; fresh: it is the first time.
+// arrive counts a message; fresh is true for its first arrival.
 func (s *sequence) arrive(m uint64) (fresh bool) {
 	switch {
 	case m >= s.next:
@@ -29,7 +29,7 @@ func (s *sequence) arrive(m uint64) (fresh bool) {
 	return true
 }
 
-// forget clears the bits of numbers from first to last, which nobody has seen yet.
+// forget clears the bits of numbers from first to last, which have not arrived yet.
 func (s *sequence) forget(first, last uint64) {
 	if last-first >= window {
 		clear(s.seen[:])
@@ -43,8 +43,8 @@ func (s *sequence) forget(first, last uint64) {
 	}
 }
 
-// free is how many messages, from the first, need their buffers no more, when so many may be outstanding. A message that has not
-// arrived holds its buffer until the last one has that may come before it.
+// free returns the number of messages, from the first on, that no longer need their buffers, if outstanding messages
+// may be in transit. A missing message keeps its buffer until the last message that it may follow has arrived.
 func (s *sequence) free(outstanding uint64) uint64 {
 	s.freed = max(s.freed, s.next-min(s.next, window))
 	for s.freed < s.next && (s.next-s.freed >= outstanding || s.seen[s.freed%window/64]&(1<<(s.freed%64)) != 0) {
@@ -53,11 +53,11 @@ func (s *sequence) free(outstanding uint64) uint64 {
 	return s.freed
 }
 
-// full is the number whose low 32 bits an immediate has, nearest to what is expected next.
+// full returns the number, nearest to the next expected one, whose low 32 bits equal an immediate.
 func (s *sequence) full(immediate uint32) uint64 {
 	d := int32(immediate - uint32(s.next))
 	if d < 0 && uint64(-int64(d)) > s.next {
-		return s.next + uint64(uint32(d)) // there is nothing before 0
+		return s.next + uint64(uint32(d)) // numbers are not negative
 	}
 	return s.next + uint64(int64(d))
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzSequence plays arrivals against a map.
+// FuzzSequence compares a sequence with a map.
 func FuzzSequence(f *testing.F) {
 	f.Add(uint64(1), uint16(500))
 	f.Add(uint64(77), uint16(3000))
@@ -22,7 +22,7 @@ func FuzzSequence(f *testing.F) {
 			case 1:
 				m += uint64(r.IntN(3 * window))
 			case 2, 3:
-				m -= min(m, uint64(r.IntN(100))) // late, or again
+				m -= min(m, uint64(r.IntN(100))) // late, or repeated
 			case 4:
 				m -= min(m, uint64(r.IntN(2*window)))
 			}
@@ -61,7 +61,8 @@ func FuzzSequence(f *testing.F) {
 	})
 }
 
-// TestFreeWaitsForHoles: a message that is late keeps its buffer, one that does not come loses it in the end.
+// TestFreeWaitsForHoles verifies that a late message keeps its buffer, and that a missing one loses it in the
+// end.
 func TestFreeWaitsForHoles(t *testing.T) {
 	var s sequence
 	for _, c := range []struct{ m, free uint64 }{{0, 1}, {2, 1}, {3, 1}, {1, 4}, {5, 4}, {6, 4}, {7, 8}, {9, 8}} {
@@ -79,7 +80,7 @@ func TestFullNumbers(t *testing.T) {
 		want      uint64
 	}{
 		{0, 0, 0}, {0, 5, 5}, {10, 9, 9}, {1 << 32, 0, 1 << 32}, {1 << 32, math.MaxUint32, 1<<32 - 1}, {1<<32 - 1, 0, 1 << 32},
-		{5 << 32, 7, 5<<32 + 7}, {0, math.MaxUint32, math.MaxUint32}, // there is nothing before 0
+		{5 << 32, 7, 5<<32 + 7}, {0, math.MaxUint32, math.MaxUint32}, // numbers are not negative
 	} {
 		if got := (&sequence{next: c.next}).full(c.immediate); got != c.want {
 			t.Errorf("%d when %d is next: %d, want %d", c.immediate, c.next, got, c.want)

@@ -11,10 +11,10 @@ type series struct {
 	amounts  []uint64
 }
 
-// maxIntervals bounds a series: what comes later is added to its last interval.
+// maxIntervals limits a series: later amounts are added to its last interval.
 const maxIntervals = 1 << 20
 
-// add spreads an amount evenly over a span of time. All of it is counted, exactly: the sum of amounts grows by n.
+// add spreads an amount evenly over a span of time. The sum of amounts grows by exactly n.
 func (s *series) add(from, to time.Duration, n uint64) {
 	if n == 0 || from < 0 {
 		return
@@ -29,7 +29,7 @@ func (s *series) add(from, to time.Duration, n uint64) {
 	}
 	given := uint64(0)
 	for i := first; i < last; i++ {
-		// What has to be given by the end of interval i, less what has been.
+		// The part due at the end of interval i, minus the parts already assigned.
 		end := time.Duration(i+1) * s.interval
 		part := uint64(float64(n) * float64(end-from) / float64(to-from))
 		part = min(max(part, given), n)
@@ -39,7 +39,7 @@ func (s *series) add(from, to time.Duration, n uint64) {
 	s.amounts[last] += n - given
 }
 
-// cut takes what add has spread beyond limit, where there was nothing any more, and spreads it from from to limit.
+// cut reassigns amounts that add placed after limit to the span [from, limit).
 func (s *series) cut(from, limit time.Duration) {
 	if limit <= 0 {
 		return
@@ -53,7 +53,7 @@ func (s *series) cut(from, limit time.Duration) {
 	s.add(min(from, limit-1), limit, n)
 }
 
-// rate is the amount of an interval a second, times 8: bit/s of bytes. limit cuts the last interval short.
+// rate returns 8 times an interval's amount per second: bit/s if amounts are bytes. limit truncates the last interval.
 func (s *series) rate(i int, limit time.Duration) uint64 {
 	if i >= len(s.amounts) {
 		return 0
@@ -62,7 +62,8 @@ func (s *series) rate(i int, limit time.Duration) uint64 {
 	return bitRate(s.amounts[i], length)
 }
 
-// spread is the lowest, the median and the highest bit/s of whole intervals that end within limit; zeros when there are none.
+// spread returns the lowest, the median and the highest bit/s of whole intervals that end within limit, or zeros if
+// there are none.
 func (s *series) spread(limit time.Duration) (lowest, median, highest uint64) {
 	whole := min(int(limit/s.interval), maxIntervals)
 	if whole == 0 {
@@ -76,7 +77,7 @@ func (s *series) spread(limit time.Duration) (lowest, median, highest uint64) {
 	return rates[0], rates[whole/2], rates[whole-1]
 }
 
-// bitRate is bit/s; 0 for no time.
+// bitRate returns bytes per d in bit/s, or 0 if d is not positive.
 func bitRate(bytes uint64, d time.Duration) uint64 {
 	if d <= 0 {
 		return 0

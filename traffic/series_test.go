@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// TestSeriesCountsAll: whatever spans amounts come in, nothing is lost or made, and each interval has its part.
+// TestSeriesCountsAll verifies that, for amounts over any spans, the sum is exact and each interval has its
+// part.
 func TestSeriesCountsAll(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 200 {
@@ -35,7 +36,7 @@ func TestSeriesCountsAll(t *testing.T) {
 		sum := uint64(0)
 		for i, n := range s.amounts {
 			sum += n
-			if d := float64(n) - dumb[i]; d > 100 || d < -100 { // one for each span
+			if d := float64(n) - dumb[i]; d > 100 || d < -100 { // a rounding error of one for each span
 				t.Fatalf("interval %d has %d, want %.0f", i, n, dumb[i])
 			}
 		}
@@ -45,7 +46,7 @@ func TestSeriesCountsAll(t *testing.T) {
 	}
 }
 
-// TestCut: what was spread beyond the end is within it afterwards.
+// TestCut verifies that amounts beyond the end are within it after cut.
 func TestCut(t *testing.T) {
 	for _, limit := range []time.Duration{1, 5, 9, 10, 11, 29, 30, 31, 79, 80, 200} {
 		s := series{interval: 10}

@@ -11,13 +11,13 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// Serve answers coordinators until ctx ends, which ends a run that is going on; then it closes l, and returns when the run has ended. The
-// error is the listener's.
+// Serve serves coordinators until ctx ends, which ends a run in progress; then it closes l, and returns when the run
+// has ended. The error is the listener's.
 func (n *Node) Serve(ctx context.Context, l net.Listener, options ...grpc.ServerOption) error {
-	// A coordinator that is gone without a word, or a network that is, ends its run after 20 s; coordinators ask as often.
+	// If a coordinator or the network disappears silently, the run ends after 20 s; coordinators ping equally often.
 	options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.WaitForHandlers(true)) // who stops a node takes from runs what they work with
+		grpc.WaitForHandlers(true)) // because the caller releases the resources of runs after Serve
 	s := grpc.NewServer(options...)
 	farev1.RegisterTrafficServiceServer(s, n)
 	stop := context.AfterFunc(ctx, s.Stop)

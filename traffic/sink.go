@@ -14,7 +14,7 @@ type receiver struct {
 	notes
 	buffers *rdma.MR
 	seq     sequence
-	told    uint64 // messages whose buffers the source knows to be free again
+	told    uint64 // number of messages whose buffers were returned to the source
 	crc     uint32
 	wrong   uint64
 	again   []rdma.RecvWR // receives to be posted
@@ -44,7 +44,7 @@ func (r *receiver) setUp() error {
 	return r.repost()
 }
 
-// place is where the receive of a buffer puts what comes: WRITEs need none.
+// place returns the place for the data of a buffer's receive; WRITEs need none.
 func (r *receiver) place(buffer uint64) rdma.SGE {
 	if r.run.op != farev1.TrafficOp_TRAFFIC_OP_SEND {
 		return rdma.SGE{}
@@ -61,16 +61,16 @@ func (r *receiver) repost() error {
 func (r *receiver) handle(c *rdma.Completion, now time.Duration) error {
 	size := r.run.content.message
 	switch {
-	case c.Opcode == rdma.Send: // a note of ours
+	case c.Opcode == rdma.Send: // own note
 		r.flying--
 		return nil
-	case c.ID&noteID != 0: // what WRITEs have put in place
+	case c.ID&noteID != 0: // WRITEs in place
 		first, n, err := r.take(r.end, c)
 		if err != nil {
 			return err
 		}
 		if n > uint64(r.run.outstanding) {
-			return fmt.Errorf("%d messages are said to be in place where %d have room", n, r.run.outstanding)
+			return fmt.Errorf("the source reports %d messages in place, but %d have room", n, r.run.outstanding)
 		}
 		for m := first; m < first+n; m++ {
 			r.arrive(m, m%uint64(r.run.outstanding), size, now)
@@ -89,7 +89,7 @@ func (r *receiver) handle(c *rdma.Completion, now time.Duration) error {
 	return nil
 }
 
-// arrive looks at the bytes of a message that is in place.
+// arrive verifies the bytes of a message that is in place.
 func (r *receiver) arrive(m, buffer uint64, n int, now time.Duration) {
 	size := r.run.content.message
 	r.verify(&r.seq, &r.crc, &r.wrong, m, r.buffers.Bytes()[int(buffer)*size:][:min(n, size)], now)
@@ -121,7 +121,7 @@ func reportSink(out *farev1.TrafficEnd, e *end, seq *sequence, crc uint32, wrong
 	out.Bytes, out.WrongBytes, out.Crc32C, out.LastNs = e.bytes.Load(), wrong, crc, uint64(e.last)
 }
 
-// reader is the sink of READs: it starts them.
+// reader is the sink of READs, which starts them.
 type reader struct {
 	*end
 	initiation

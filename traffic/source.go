@@ -9,13 +9,13 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// initiation is what ends that start operations have in common: which messages are under way, and how long they take.
+// initiation is the common part of ends that start operations: their outstanding messages, and latencies.
 type initiation struct {
-	next, completed uint64          // messages posted, and those of them that have completed
-	since           []time.Duration // when message m was posted, at m modulo outstanding
+	next, completed uint64          // numbers of messages posted and completed
+	since           []time.Duration // posting time of message m, at m modulo outstanding
 	wrs             []rdma.SendWR
 	latency         histogram
-	over            bool // the time is up: nothing new
+	over            bool // the time is up: no new messages
 }
 
 func (i *initiation) prepare(r *run) {
@@ -23,7 +23,7 @@ func (i *initiation) prepare(r *run) {
 	i.wrs = make([]rdma.SendWR, 0, r.outstanding)
 }
 
-// bound is the number of the first message that must not be posted yet, for what the run allows.
+// bound returns the number of the first message that must not be posted yet under the run's limits.
 func (i *initiation) bound(r *run, now time.Duration) uint64 {
 	i.over = i.over || r.duration > 0 && now >= r.duration
 	if i.over {
@@ -51,10 +51,10 @@ func (i *initiation) post(e *end, now time.Duration) error {
 	return err
 }
 
-// complete takes a message's completion. Completions come in the order of posting.
+// complete processes a message's completion. Completions come in the order of posting.
 func (i *initiation) complete(id uint64, now time.Duration) error {
 	if id != i.completed || id >= i.next {
-		return fmt.Errorf("the completion of message %d comes when %d is due", id, i.completed)
+		return fmt.Errorf("message %d completed when message %d is due", id, i.completed)
 	}
 	i.completed++
 	i.latency.add(uint64(max(0, now-i.since[id%uint64(len(i.since))])))
@@ -71,14 +71,14 @@ func (i *initiation) report(out *farev1.TrafficEnd) {
 	}
 }
 
-// sender is the source of a pair: of WRITEs and SENDs.
+// sender is the source of a pair, for WRITEs and SENDs.
 type sender struct {
 	*end
 	initiation
 	notes
 	block *rdma.MR
-	freed uint64 // messages whose buffers the sink has given back
-	told  uint64 // WRITE: messages that the sink has been told of
+	freed uint64 // number of messages whose buffers the sink has returned
+	told  uint64 // WRITE: number of messages announced to the sink
 	crc   uint32
 }
 
@@ -101,7 +101,7 @@ func (s *sender) handle(c *rdma.Completion, now time.Duration) error {
 			return err
 		}
 		if freed < s.freed || freed > s.next {
-			return fmt.Errorf("%d messages taken are reported when %d were posted and %d had been taken", freed, s.next, s.freed)
+			return fmt.Errorf("the peer reports %d consumed messages, of %d posted and %d reported before", freed, s.next, s.freed)
 		}
 		s.freed = freed
 		return nil
@@ -156,7 +156,8 @@ func (s *sender) report(out *farev1.TrafficEnd) {
 	out.Crc32C = s.crc
 }
 
-// granter is the source of READs. In a ring it tells the sink how far it may read; else its memory is all that is asked for.
+// granter is the source of READs. In a ring it notifies the sink how far it may read; otherwise it only provides
+// memory.
 type granter struct {
 	*end
 	notes
@@ -196,7 +197,7 @@ func (g *granter) wake() time.Duration       { return 0 }
 func (g *granter) waits() bool               { return false }
 func (g *granter) report(*farev1.TrafficEnd) {}
 
-// orderingOf is an ordering in wecmp's terms.
+// orderingOf converts an ordering to wecmp's type.
 func orderingOf(o farev1.MemoryOrdering) wecmp.Ordering {
 	return wecmp.Ordering(o - farev1.MemoryOrdering_MEMORY_ORDERING_WEAK)
 }

@@ -15,18 +15,18 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// Slot is a queue pair slot that is given by hand.
+// Slot is a configured queue pair slot.
 type Slot struct {
 	Plane string
-	// Device is the sub-port's netdev; may be "".
+	// Device is the sub-port's netdev; it may be "".
 	Device string
 	// Port is the UDP or TCP source port: 1 to 65535; fared's are 49152 and up.
 	Port uint16
-	// Share is the slot's part of a pair's traffic, in any unit; 0: parked.
+	// Share is the slot's part of a pair's traffic, in any unit; 0 means parked.
 	Share uint32
 }
 
-// ParseSlot reads PLANE=PORT, PLANE=PORT*SHARE, or either with @DEVICE at the end. Without SHARE it is 1.
+// ParseSlot parses PLANE=PORT, PLANE=PORT*SHARE, or either with @DEVICE at the end. The default of SHARE is 1.
 func ParseSlot(text string) (Slot, error) {
 	bad := func(why string) (Slot, error) {
 		return Slot{}, fmt.Errorf("slot %q: %s; write PLANE=PORT, PLANE=PORT*SHARE or PLANE=PORT*SHARE@DEVICE", text, why)
@@ -43,12 +43,12 @@ func ParseSlot(text string) (Slot, error) {
 	port, share, times := strings.Cut(rest, "*")
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 {
-		return bad("the port is no number from 1 to 65535")
+		return bad("the port is not a number from 1 to 65535")
 	}
 	if times {
 		k, err := strconv.ParseUint(share, 10, 16)
 		if err != nil {
-			return bad("the share is no number from 0 to 65535")
+			return bad("the share is not a number from 0 to 65535")
 		}
 		s.Share = uint32(k)
 	}
@@ -56,8 +56,8 @@ func ParseSlot(text string) (Slot, error) {
 	return s, nil
 }
 
-// static answers as a fared whose weights never change: every destination has the same slots. Only what package rdma asks for is
-// there: WatchWeights.
+// static is a client of a simulated fared whose weights never change: every destination has the same slots. It
+// implements only WatchWeights, the one call that package rdma uses.
 type static struct {
 	sources []netip.Addr
 	slots   []*farev1.Slot
@@ -81,7 +81,7 @@ func newStatic(sources []netip.Addr, slots []Slot) (*static, error) {
 	cumulative := uint64(0)
 	for i, is := range slots {
 		cumulative += uint64(is.Share)
-		until := cumulative * 1e9 / sum // so that all add up to 1e9
+		until := cumulative * 1e9 / sum // so that the sum of shares is 1e9
 		s.slots = append(s.slots, &farev1.Slot{Slot: uint32(i), Plane: is.Plane, SubPort: is.Device, UdpSourcePort: uint32(is.Port), SharePpb: uint32(until - given)})
 		given = until
 	}
@@ -101,7 +101,7 @@ func (s *static) reach(destinations ...netip.Addr) {
 	s.news = make(chan struct{})
 }
 
-var errStatic = errors.New("slots are given by hand: there is no fared to ask")
+var errStatic = errors.New("slots are static: the node has no fared")
 
 func (*static) GetWeights(context.Context, *farev1.GetWeightsRequest, ...grpc.CallOption) (*farev1.GetWeightsResponse, error) {
 	return nil, errStatic
@@ -115,12 +115,12 @@ func (s *static) WatchWeights(ctx context.Context, _ *farev1.WatchWeightsRequest
 	return &staticStream{ctx: ctx, of: s}, nil
 }
 
-// staticStream sends a message whenever there are more destinations.
+// staticStream sends a message whenever there are new destinations.
 type staticStream struct {
 	grpc.ClientStream // nil: only Recv is called
 	ctx               context.Context
 	of                *static
-	sent              int // destinations
+	sent              int // number of destinations sent
 }
 
 func (s *staticStream) Recv() (*farev1.WatchWeightsResponse, error) {

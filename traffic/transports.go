@@ -14,23 +14,23 @@ import (
 	"github.com/fared/fared/dataplane/tcpqp"
 )
 
-// TransportOptions are what transports can be told. The zero value means their defaults.
+// TransportOptions are options of transports. The zero value means their defaults.
 type TransportOptions struct {
-	// MTU is the payload bytes of a packet, for transports that cut packets themselves (roce: 256, 512, 1024, 2048 or 4096;
-	// superp: 64 to 32768); 0: 1024.
+	// MTU is the payload size of a packet in bytes, for transports that segment packets (roce: 256, 512, 1024, 2048 or
+	// 4096; superp: 64 to 32768); 0 means 1024.
 	MTU int
-	// NupaFile is the file that nupa's endpoints share; NupaSize is how large it is made where it does not exist, bytes, and
-	// NupaChannels how many channels it has room for.
+	// NupaFile is the file that nupa's endpoints share. NupaSize is the size in bytes with which it is created if it
+	// does not exist, and NupaChannels its number of channels.
 	NupaFile     string
 	NupaSize     int64
 	NupaChannels int
-	// Option has TCP segments carry the message framing option.
+	// Option makes TCP segments carry the message framing option.
 	Option bool
-	// Log is tcp's.
+	// Log is the log of the tcp transport.
 	Log *slog.Logger
 }
 
-// transports are what there is, by name.
+// transports holds the constructors of all transports, by name.
 var transports = map[string]func(TransportOptions) (rdma.Transport, error){
 	"roce": func(o TransportOptions) (rdma.Transport, error) {
 		if mtus := []int{0, 256, 512, 1024, 2048, 4096}; !slices.Contains(mtus, o.MTU) {
@@ -56,7 +56,7 @@ var transports = map[string]func(TransportOptions) (rdma.Transport, error){
 	},
 }
 
-// Transports are the names that NodeConfig.Transport and Planes may have.
+// Transports returns the valid values of NodeConfig.Transport and Planes.
 func Transports() []string { return slices.Sorted(maps.Keys(transports)) }
 
 func newTransport(name string, o TransportOptions) (rdma.Transport, error) {
