@@ -2,47 +2,47 @@ package lab
 
 import (
 	"context"
-	"net/netip"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/topo"
 )
 
-// backend is what a fabric's nodes and cables are made of. Scenarios, model and checks know nothing else of them. Calls of
-// one Fabric come one after the other, but for api and light, which may come at any time after start.
+// backend implements a fabric's nodes and cables. Scenarios, model and checks use only this interface. Calls on one
+// Fabric are sequential, except api and light, which may run at any time after start.
 type backend interface {
-	// start brings every node up, all cables with light. fail is told of a node that ends by itself later.
+	// start starts every node, with all cables up. It calls fail with the error of a node that exits by itself later.
 	start(ctx context.Context, fail func(error)) error
-	// api is a node's daemon; nil: what runs there has none.
+	// api returns the API of a node's daemon, or nil if the node's software has none.
 	api(n *topo.Node) api
-	// cables gives cables light or takes it, at both ends. It is told again of cables whose drain has changed.
+	// cables brings cables up or down, at both ends. It is also called for cables whose drain has changed.
 	cables(ctx context.Context, set []cable) error
-	// power ends a node as a power cut does, or starts it again; its cables are told of separately.
+	// power stops a node like a power cut, or starts it again; its cables are set by separate calls of cables.
 	power(ctx context.Context, n *topo.Node, on bool) error
-	// freeze stops every process of a node where it is, or lets them go on; its kernel forwards all the time.
+	// freeze stops every process of a node, or continues them; its kernel keeps forwarding.
 	freeze(n *topo.Node, on bool) error
-	// lose makes a cable drop every packet, both ways, with its light on, or ends that.
+	// lose makes a cable drop every packet in both directions while its carrier stays up, or ends the loss.
 	lose(ctx context.Context, c *topo.Cable, on bool) error
-	// crash kills processes of a server; revive starts them again as they were.
+	// crash kills processes of a server; revive restarts them.
 	crash(server int, p parts) error
 	revive(server int, p parts) error
-	// light is how many of a leaf's cables have it, of how many.
+	// light returns the number of a leaf's cables that are up, and the number of its cables.
 	light(leaf *topo.Node) (up, all int)
-	// forwarding reads what a server's data plane forwards by.
+	// forwarding reads the forwarding state of a server's data plane.
 	forwarding(ctx context.Context, server int) (*forwarding, error)
-	// slotsMoved is how many slots have left their place since the start, over all servers.
+	// slotsMoved returns the number of slots that have left their place since the start, over all servers.
 	slotsMoved() uint64
-	// followers follow the weights of every server; nil: nobody does.
+	// followers returns one follower per server, or nil if weights are not followed.
 	followers() []*follower
-	// packets are what flows through the fabric; nil: nothing does.
+	// packets returns the packet traffic of the fabric, or nil if there is none.
 	packets() *traffic
-	// transfer is what queue pairs carry through it; nil: there are none.
+	// transfer returns the queue pair traffic of the fabric, or nil if there is none.
 	transfer() *transfer
-	// logs is the folder of what the nodes have written; "": there is none.
+	// logs returns the folder with the nodes' logs, or "" if there is none.
 	logs() string
-	// close ends everything and waits for it. failed says that somebody will want to read the logs.
+	// close stops everything and waits for it. failed keeps the logs for reading.
 	close(failed bool) error
-	// leave is close for a fabric that goes on without this process; it returns lines that say how to look at it and to end it.
+	// leave closes a fabric that continues without this process. It returns lines that explain how to inspect and how
+	// to end it.
 	leave() ([]string, error)
 }
 
@@ -56,11 +56,11 @@ type api interface {
 	ListSessions(context.Context, *farev1.ListSessionsRequest) (*farev1.ListSessionsResponse, error)
 }
 
-// forwarding is what a data plane forwards by at a moment.
+// forwarding is the forwarding state of a data plane at one moment.
 type forwarding struct {
-	// check compares it toward a destination with the weights of its planes, and with what the daemon says of it (nil: nothing); it
-	// returns the difference, or "".
-	check func(dst netip.Addr, weights []uint32, said *farev1.DestinationWeights) string
-	// avoids says which of some devices is still used toward a destination, or "".
-	avoids func(dst netip.Addr, devices []string) string
+	// check compares the state toward a destination with the model and with the daemon's weights for it (nil if it has
+	// none). It returns the difference, or "".
+	check func(to way, want vector, said *farev1.DestinationWeights) string
+	// avoids returns a description of the first of some devices that is still used toward a destination, or "".
+	avoids func(to way, devices []string) string
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// capture records what every leaf and spine sees, BGP and the lab's packets, into a folder, the last 20 MB of each: who looks for
-// what went wrong wants to read it. What queue pairs carry is too much for that. Without tcpdump there are none.
+// capture records the packets at every leaf and spine, BGP and the lab's own, into a folder, the last 20 MB of each, to
+// explain a failure later. Queue pair traffic is too much to record. Without tcpdump there are no captures.
 func (b *real) capture(dir string) error {
 	tcpdump, err := exec.LookPath("tcpdump")
 	if err != nil {
@@ -33,7 +33,7 @@ func (b *real) captureNode(n *topo.Node, tcpdump, dir string) error {
 	if b.options.Transport == "" {
 		filter += " or udp port 4791"
 	}
-	ended := func(err error) { b.log.Warn("a capture ends early", "error", err) } // which is no failure of the fabric
+	ended := func(err error) { b.log.Warn("a packet capture ended early", "error", err) } // the fabric has not failed
 	p, err := startProcess(b.namespace(n.Name), n.Name, "tcpdump", filepath.Join(dir, "tcpdump.log"), ended, tcpdump,
 		"-i", "any", "-n", "-s", "160", "-B", "4096", "-C", "10", "-W", "2", "-Z", "root", "-w", filepath.Join(dir, "capture.pcap"), filter)
 	if err == nil {
@@ -42,7 +42,7 @@ func (b *real) captureNode(n *topo.Node, tcpdump, dir string) error {
 	return err
 }
 
-// endCaptures has every capture write what it holds.
+// endCaptures stops the captures, so that each flushes its buffer.
 func (b *real) endCaptures() {
 	for _, p := range b.captures {
 		p.ask()

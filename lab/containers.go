@@ -20,16 +20,17 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// Containerlab are the options of a fabric that containerlab deploys (https://containerlab.dev), or that it has deployed already.
-// It needs root, Docker, and ip and tc of iproute2. The zero value of each field means its default.
+// Containerlab holds the options of a fabric of containers (https://containerlab.dev). The lab deploys it or uses a
+// deployed one. It requires root, Docker, and ip and tc of iproute2. The zero value of each field means its default.
 type Containerlab struct {
-	// File is the topology file; the description of the fabric is beside it (topo.SpecFile).
+	// File is the topology file; the description of the fabric (topo.SpecFile) is in the same folder.
 	File string
-	// Binary is containerlab; default: what is found in PATH.
+	// Binary is the path of containerlab; default: containerlab in PATH.
 	Binary string
-	// Rate is how many packets a second each server sends; default 2,000, at most 200,000, -1: none.
+	// Rate is the number of packets per second that each server sends; default 2,000, at most 200,000; -1 disables
+	// packets.
 	Rate int
-	// Progress, if set, is told what Start does.
+	// Progress, if set, receives the steps of Start.
 	Progress func(string)
 }
 
@@ -45,10 +46,10 @@ func (c Containerlab) withDefaults() Containerlab {
 
 func (c *Containerlab) validate(o Options) error { return validateReal(o) }
 
-// Require says what a fabric of containers lacks on this machine, or nil.
+// Require returns an error that names a missing requirement of a fabric of containers on this machine, or nil.
 func (c Containerlab) Require() error {
 	if os.Geteuid() != 0 {
-		return errors.New("containers are wired by root only")
+		return errors.New("a fabric of containers needs root")
 	}
 	c = c.withDefaults()
 	for _, tool := range []string{"ip", "tc", "docker", c.Binary} {
@@ -59,7 +60,8 @@ func (c Containerlab) Require() error {
 	return nil
 }
 
-// Matches says whether the topology file has the nodes and cables that follow from a description, by name.
+// Matches returns an error unless the topology file has exactly the nodes and cables of a description, compared by
+// name.
 func (c Containerlab) Matches(s topo.Spec) error {
 	f, err := topo.New(s)
 	if err != nil {
@@ -110,19 +112,19 @@ func (c Containerlab) Matches(s topo.Spec) error {
 type containers struct {
 	*real
 	Containerlab
-	deployed bool // by us, so that we destroy it
+	deployed bool // deployed by this process, which also destroys it
 	cancel   context.CancelFunc
 	watching sync.WaitGroup
-	pid      map[*topo.Node]int // of PID 1, as this machine counts
+	pid      map[*topo.Node]int // PID of the container's PID 1 in this machine's PID namespace
 	nodes    map[*topo.Node]*process
-	own      string // the folder of what is kept when something fails
+	own      string // folder for files that are kept after a failure
 }
 
 func newContainers(m *model, log *slog.Logger) *containers {
 	return &containers{real: newReal(m, log, m.options.rate()), Containerlab: *m.options.Containerlab, pid: map[*topo.Node]int{}, nodes: map[*topo.Node]*process{}}
 }
 
-// container is a node's, as Docker knows it; its network namespace has the same name.
+// container returns a node's container name in Docker; its network namespace has the same name.
 func (b *containers) container(n *topo.Node) string { return b.prefix + n.Name }
 
 func (b *containers) start(ctx context.Context, fail func(error)) error {
@@ -146,14 +148,14 @@ func (b *containers) start(ctx context.Context, fail func(error)) error {
 		if err := b.containerlab(ctx, "deploy"); err != nil {
 			return err
 		}
-		// containerlab goes on when a node fails.
+		// containerlab continues when a node fails.
 		if up, err := b.up(ctx); err != nil || up < len(b.Nodes()) {
-			return errors.Join(err, fmt.Errorf("%d of %d containers run after the deployment: 'docker logs' of the others says more", up, len(b.Nodes())))
+			return errors.Join(err, fmt.Errorf("%d of %d containers run after the deployment: see 'docker logs' of the others", up, len(b.Nodes())))
 		}
 	case up < len(b.Nodes()):
-		return fmt.Errorf("%d of the %d containers of %s run already: end them with 'containerlab destroy --cleanup -t %s'", up, len(b.Nodes()), b.Name, b.File)
+		return fmt.Errorf("%d of the %d containers of %s are running already: remove them with 'containerlab destroy --cleanup -t %s'", up, len(b.Nodes()), b.Name, b.File)
 	default:
-		b.Progress(b.Name + " runs already, and will go on")
+		b.Progress(b.Name + " is already running, and stays after the lab")
 	}
 	sockets := map[string]string{}
 	for _, n := range b.Nodes() {
@@ -184,10 +186,10 @@ func (b *containers) start(ctx context.Context, fail func(error)) error {
 	})
 }
 
-// trafficInside is where a server's traffic node answers, as its container knows it.
+// trafficInside is the socket of a server's traffic node, as a path in its container.
 const trafficInside = "/run/fared/traffic.sock"
 
-// startNode runs a server's traffic node in its container, beside what the container runs.
+// startNode starts a server's traffic node in its container, in addition to the container's own processes.
 func (b *containers) startNode(n *topo.Node, fail func(error)) error {
 	dir := filepath.Join(b.own, n.Name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -201,14 +203,14 @@ func (b *containers) startNode(n *topo.Node, fail func(error)) error {
 	return err
 }
 
-// endNodes ends the traffic nodes. Docker does not pass signals on to what it has been asked to execute.
+// endNodes ends the traffic nodes by their PIDs, because Docker does not forward signals to processes started by exec.
 func (b *containers) endNodes() error {
 	var errs []error
 	for n, p := range b.nodes {
 		p.stopping.Store(true)
 		all, err := b.processes(n)
 		if err != nil {
-			p.kill() // the container has ended, and everything in it
+			p.kill() // the container has ended, with everything in it
 			continue
 		}
 		for _, pid := range all {
@@ -227,13 +229,13 @@ func (b *containers) endNodes() error {
 	return errors.Join(errs...)
 }
 
-// root is a container's file system.
+// root returns the path of a container's file system.
 func (b *containers) root(n *topo.Node) string { return fmt.Sprintf("/proc/%d/root", b.pid[n]) }
 
-// containerlab runs one of its commands on the topology file.
+// containerlab runs one of containerlab's commands on the topology file.
 func (b *containers) containerlab(ctx context.Context, command string, args ...string) error {
 	cmd := exec.CommandContext(ctx, b.Binary, append([]string{command, "--topo", b.File}, args...)...)
-	// Its own folder, clab-NAME, belongs with the rest of what we keep, and nobody shall wait for what is newer.
+	// Its folder, clab-NAME, belongs with the other kept files. The check for a newer version would delay the run.
 	cmd.Env = append(os.Environ(), "CLAB_LABDIR_BASE="+b.own, "CLAB_VERSION_CHECK=disable")
 	out, err := cmd.CombinedOutput()
 	b.log.Info("containerlab "+command, "says", string(out))
@@ -243,7 +245,7 @@ func (b *containers) containerlab(ctx context.Context, command string, args ...s
 	return nil
 }
 
-// up is how many of the containers run.
+// up returns the number of containers that run.
 func (b *containers) up(ctx context.Context) (int, error) {
 	out, err := run(ctx, "", "docker", "ps", "--filter", "label=containerlab="+b.Name, "--format", "{{.Names}}")
 	if err != nil {
@@ -259,7 +261,7 @@ func (b *containers) up(ctx context.Context) (int, error) {
 	return n, nil
 }
 
-// watch tells of the end of a container: its cables have gone with it.
+// watch reports the end of a container: its cables are gone with it.
 func (b *containers) watch(ctx context.Context, fail func(error)) {
 	for _, n := range b.Nodes() {
 		b.watching.Go(func() {
@@ -271,7 +273,7 @@ func (b *containers) watch(ctx context.Context, fail func(error)) {
 	}
 }
 
-// ended says which containers have, nil: none.
+// ended returns an error that lists the containers that have ended, or nil.
 func (b *containers) ended() error {
 	out, err := run(context.Background(), "", "docker", "ps", "--all", "--filter", "label=containerlab="+b.Name, "--filter", "status=exited", "--format", "{{.Names}}: {{.Status}}")
 	if err != nil {
@@ -284,8 +286,8 @@ func (b *containers) ended() error {
 	return errors.Join(errs...)
 }
 
-// processes are those of a container, PID 1 first. They are told by their PID namespace, never by name or parent: what is not
-// in the container is nobody's to signal.
+// processes returns the processes of a container, PID 1 first. It selects them by their PID namespace, never by name or
+// parent, so that no process outside the container is signaled.
 func (b *containers) processes(n *topo.Node) ([]int, error) {
 	own, err := os.Readlink("/proc/self/ns/pid")
 	if err != nil {
@@ -315,17 +317,18 @@ func (b *containers) processes(n *topo.Node) ([]int, error) {
 	return found, nil
 }
 
-// keepers are the programs, beside PID 1, that start the others of a container again: FRR's, and that of the image for BIRD
-// (containerlab/images/bird).
+// keepers are the programs, in addition to PID 1, that restart a container's other processes: FRR's watchfrr, and
+// bird-start in the image for BIRD (containerlab/images/bird).
 var keepers = []string{"watchfrr", "bird-start"}
 
-// keeper says whether a process is one.
+// keeper reports whether a process restarts others.
 func (b *containers) keeper(n *topo.Node, pid int) bool {
-	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // of one that has ended: it is none
+	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // empty for a process that has ended, which is not a keeper
 	return pid == b.pid[n] || slices.Contains(keepers, strings.TrimSpace(string(comm)))
 }
 
-// strike stops what would start processes of a node again, and kills those that are chosen by their command line.
+// strike stops a node's keepers, so that they restart nothing, and kills the processes that chosen selects by their
+// command line.
 func (b *containers) strike(n *topo.Node, chosen func(args []string) bool) error {
 	all, err := b.processes(n)
 	if err != nil {
@@ -352,7 +355,7 @@ func (b *containers) strike(n *topo.Node, chosen func(args []string) bool) error
 	return errors.Join(errs...)
 }
 
-// restore lets a node's keepers go on, which start what is missing.
+// restore continues a node's keepers, which restart the missing processes.
 func (b *containers) restore(n *topo.Node) error {
 	all, err := b.processes(n)
 	for _, pid := range all {
@@ -372,10 +375,10 @@ func (b *containers) crash(server int, p parts) error {
 	})
 }
 
-// revive: what is dead in a container returns together.
+// revive restarts all dead processes of a server together; in a container they cannot return one by one.
 func (b *containers) revive(server int, p parts) error {
 	if dead := b.dead[server]; dead.any() {
-		return fmt.Errorf("%s: %v is dead too, and in a container everything returns at once: revive both", b.Server[server].Name, dead)
+		return fmt.Errorf("%s: %v is down too, and a container restarts both at once: revive both", b.Server[server].Name, dead)
 	}
 	if err := b.restore(b.Server[server]); err != nil {
 		return err
@@ -386,8 +389,8 @@ func (b *containers) revive(server int, p parts) error {
 	return nil
 }
 
-// power ends a node's processes, or lets them return. The container stays: its cables would go with it. A server forgets what only
-// its memory and its kernel held.
+// power kills a node's processes, or lets them restart. The container keeps running, because its cables would disappear
+// with it. The state in a server's memory and kernel is discarded.
 func (b *containers) power(ctx context.Context, n *topo.Node, on bool) error {
 	all := func([]string) bool { return true }
 	switch {
@@ -405,14 +408,14 @@ func (b *containers) power(ctx context.Context, n *topo.Node, on bool) error {
 	if b.Software(n) != topo.Fared {
 		return err
 	}
-	kept, _ := filepath.Glob(filepath.Join(b.root(n), "run/fared/*")) // nothing there is nothing to forget
+	kept, _ := filepath.Glob(filepath.Join(b.root(n), "run/fared/*")) // an empty result means that there is nothing to discard
 	for _, file := range kept {
 		err = errors.Join(err, os.RemoveAll(file))
 	}
 	return errors.Join(err, b.namespace(n.Name).forget(ctx))
 }
 
-// freeze uses Docker's: the freezer of the container's control group.
+// freeze uses docker pause: the freezer of the container's control group.
 func (b *containers) freeze(n *topo.Node, on bool) error {
 	command := "unpause"
 	if on {
@@ -444,19 +447,19 @@ func (b *containers) close(failed bool) error {
 	return errors.Join(errs...)
 }
 
-// destroy removes the containers, also those that are frozen or have lost their keeper.
+// destroy removes the containers, including those that are frozen or whose keeper was stopped.
 func (b *containers) destroy() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for n := range b.model.asleep {
 		if b.model.asleep[n] {
-			_ = b.freeze(n, false) // Docker does not end what is paused; if it is not, so much the better
+			_ = b.freeze(n, false) // Docker does not remove a paused container; an error means that it is not paused
 		}
 	}
 	return b.containerlab(ctx, "destroy", "--cleanup")
 }
 
-// tidy undoes, in a fabric that goes on, what a scenario has left undone.
+// tidy repairs the failures that a scenario has left in a fabric that continues.
 func (b *containers) tidy() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -489,7 +492,7 @@ func (b *containers) tidy() error {
 	return errors.Join(append(errs, b.real.cables(ctx, set))...)
 }
 
-// keepLogs copies what containers were made from to the folder that is kept, and what every one has said.
+// keepLogs copies the containers' input files and logs to the kept folder.
 func (b *containers) keepLogs() error {
 	from := filepath.Dir(b.File)
 	text, err := os.ReadFile(b.File)
@@ -520,9 +523,9 @@ func (b *containers) leave() ([]string, error) {
 		return nil, err
 	}
 	return []string{
-		"the fabric keeps running, without the lab's packets. To look at it:",
+		"the fabric keeps running, without the lab's packets. To inspect the fabric:",
 		"  docker exec " + b.container(b.Server[0]) + " /fared weights",
-		"To end it:",
+		"To remove the fabric:",
 		"  CLAB_LABDIR_BASE=" + b.own + " " + b.Binary + " destroy --cleanup -t " + b.File,
 	}, nil
 }

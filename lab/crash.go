@@ -3,14 +3,12 @@ package lab
 import (
 	"context"
 	"fmt"
-	"net/netip"
-	"slices"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/topo"
 )
 
-// parts are some of a server's two processes: its control plane and its data plane's agent.
+// parts selects processes of a server: its control plane and its data plane's agent.
 type parts struct{ fared, dataplane bool }
 
 var bothParts = parts{true, true}
@@ -42,36 +40,46 @@ func (p parts) String() string {
 	return "fared and dataplane"
 }
 
-// absent says that a server's control plane has no sessions: it is dead, or waits for its data plane.
+// absent reports whether a server's control plane has no sessions: it has crashed, or it waits for its data plane.
 func (m *model) absent(server int) bool { return m.dead[server].fared || m.waiting[server] }
 
-// keepsRoutes says whether a leaf keeps the routes of a server whose control plane has crashed (RFC 4724, Section 4.2): FRR and
-// BIRD do by default when the server asks for it; fared leaf never does.
-func (m *model) keepsRoutes(leaf *topo.Node) bool { return m.Software(leaf) != topo.Fared }
+// keepsRoutes reports whether a leaf keeps the routes of a server whose control plane has crashed (RFC 4724, Section
+// 4.2). FRR and BIRD do so by default if the server requests it, which it does not by default; fared leaf never does.
+func (m *model) keepsRoutes(leaf *topo.Node) bool {
+	return m.Software(leaf) != topo.Fared && m.RestartTime > 0
+}
 
-// crashed is what a crash does: what the server forwards by stays as it is, and a leaf that does not keep its routes loses them.
+// crashed applies a crash: the server's forwarding stays as it is, and a leaf that does not keep its routes removes
+// them.
 func (m *model) crashed(server int, p parts) {
-	if !m.dead[server].any() {
-		m.frozen[server] = make([][]uint32, m.Servers)
-		for dst := range m.Servers {
-			m.frozen[server][dst] = m.weights(server, dst)
-		}
+	type place struct {
+		leaf  *topo.Node
+		group int
 	}
-	told := map[*topo.Node]uint64{}
-	for _, leaf := range m.Leaf {
-		told[leaf] = m.direct(leaf, server)
+	told := map[place]uint64{}
+	for _, g := range m.ofServer(server) {
+		if !m.dead[server].any() {
+			m.frozen[g] = make([]vector, len(m.Groups()))
+			for dst := range m.Groups() {
+				m.frozen[g][dst] = m.vector(g, dst)
+			}
+		}
+		for _, leaf := range m.Leaf {
+			told[place{leaf, g}] = m.direct(leaf, g)
+		}
 	}
 	m.dead[server] = m.dead[server].or(p)
 	m.waiting[server] = m.waiting[server] && !p.fared
 	for _, c := range m.At(m.Server[server]) {
-		m.told[c.Index] = told[c.Up.Node]
+		m.told[c.Index] = told[place{c.Up.Node, c.Group.Index}]
 		if p.fared && !m.keepsRoutes(c.Up.Node) {
 			m.silent[c.Index] = true
 		}
 	}
 }
 
-// darkened notes cables without light: a leaf forgets what it has kept for a server, over each of them.
+// darkened applies cables that are down: a leaf removes the routes that it has kept for a server, on each of these
+// cables.
 func (m *model) darkened(set []cable) {
 	for _, c := range set {
 		if n := c.Down.Node; !c.up && n.Kind == topo.KindServer && m.absent(n.Index) {
@@ -80,14 +88,16 @@ func (m *model) darkened(set []cable) {
 	}
 }
 
-// revived is what the return of processes does. Sessions wait for the data plane, and a leaf that keeps routes does so until
-// then; drains are forgotten.
+// revived applies the return of processes. Sessions wait for the data plane, and a leaf that keeps routes keeps them
+// until then; drains are discarded.
 func (m *model) revived(server int, p parts) {
 	m.dead[server] = m.dead[server].minus(p)
 	m.waiting[server] = m.dead[server].dataplane && (p.fared || m.waiting[server])
 	all := !m.dead[server].any()
 	if all {
-		m.frozen[server] = nil
+		for _, g := range m.ofServer(server) {
+			m.frozen[g] = nil
+		}
 	}
 	for _, c := range m.At(m.Server[server]) {
 		m.silent[c.Index] = m.silent[c.Index] && !all
@@ -97,28 +107,42 @@ func (m *model) revived(server int, p parts) {
 	}
 }
 
-// inForce is what a server forwards by toward another: what it had when a process of it crashed, or the weights.
-func (m *model) inForce(src, dst int) []uint32 {
+// ofServer returns the source groups of a server.
+func (p *plan) ofServer(server int) (all []int) {
+	for i := range p.GroupsEach() {
+		all = append(all, server*p.GroupsEach()+i)
+	}
+	return all
+}
+
+// force returns the vector by which a source group forwards toward another: the one from before a crash of a process of
+// its server, or the model's.
+func (m *model) force(src, dst int) vector {
 	if m.frozen[src] != nil {
 		return m.frozen[src][dst]
 	}
-	return m.weights(src, dst)
+	return m.vector(src, dst)
 }
 
-// moved says that the weights between two servers are others now than what the source forwards by.
+// inForce returns the weights of force.
+func (m *model) inForce(src, dst int) []uint32 { return m.force(src, dst).planes }
+
+// moved reports whether the model's vector between two source groups has changed since the source's forwarding state
+// froze.
 func (m *model) moved(src, dst int) bool {
-	return !slices.Equal(m.inForce(src, dst), m.weights(src, dst))
+	return !m.force(src, dst).equal(m.vector(src, dst))
 }
 
-// carries says whether every plane that a server still uses toward another leads there: its kernel leaves dark cables alone, but
-// cannot know of those at the other end.
+// carries reports whether every plane that a source group still uses toward another leads there. The source's kernel
+// avoids its own cables that are down, but does not learn of those at the far end.
 func (m *model) carries(src, dst int) bool {
 	for plane, w := range m.inForce(src, dst) {
 		used, reached := false, false
-		for sub := range m.SubPorts {
-			used = used || m.sends(m.Cable(plane, src, sub))
-			c := m.Cable(plane, dst, sub)
-			// Who keeps routes keeps forwarding by them.
+		for _, c := range m.Groups()[src].Planes[plane] {
+			used = used || m.sends(c)
+		}
+		for _, c := range m.Groups()[dst].Planes[plane] {
+			// A leaf that keeps routes keeps forwarding by them.
 			reached = reached || m.cable(c).up && (m.keepsRoutes(c.Up.Node) || m.announces(c))
 		}
 		if w > 0 && used && !reached {
@@ -128,7 +152,7 @@ func (m *model) carries(src, dst int) bool {
 	return true
 }
 
-// resolveCrash turns crash and revive into what to do.
+// resolveCrash returns the function for crash and revive.
 func (f *Fabric) resolveCrash(crash bool, args []string) (func(ctx context.Context) error, error) {
 	if !f.options.real() {
 		return nil, errNoProcesses
@@ -160,77 +184,73 @@ func (f *Fabric) resolveCrash(crash bool, args []string) (func(ctx context.Conte
 	}, nil
 }
 
-// checkFrozen checks what is left to check of a server with a dead process: that its kernel is as it was toward everywhere that
-// the weights are as they were, and uses no dark cable. said is what its daemon said of destinations when both were well.
-func (f *Fabric) checkFrozen(ctx context.Context, src int, said map[netip.Addr]*farev1.DestinationWeights) string {
-	name := f.Server[src].Name
-	forwarding, err := f.forwarding(ctx, src)
+// checkFrozen checks a server with a dead process: its kernel must be unchanged toward every destination with unchanged
+// weights, and must use no cable that is down. said holds its daemon's rows from before the crash.
+func (f *Fabric) checkFrozen(ctx context.Context, server int, said map[way]*farev1.DestinationWeights) string {
+	forwarding, err := f.forwarding(ctx, server)
 	if err != nil {
-		return fmt.Sprintf("%s: data plane: %v", name, err)
+		return fmt.Sprintf("%s: data plane: %v", f.Server[server].Name, err)
 	}
 	var dark []string
-	for _, c := range f.At(f.Server[src]) {
+	for _, c := range f.At(f.Server[server]) {
 		if !f.cable(c).up {
 			dark = append(dark, c.Down.Device)
 		}
 	}
-	for dst := range f.others(src) {
-		for g := range f.GPUs {
-			addr := f.Loopback(dst, g).Addr()
-			text := ""
-			if f.moved(src, dst) {
-				text = forwarding.avoids(addr, dark)
-			} else {
-				text = forwarding.check(addr, f.inForce(src, dst), said[addr])
-			}
-			if text != "" {
-				return fmt.Sprintf("%s -> %s: %s", name, addr, text)
-			}
+	for to, want := range f.toward(server) {
+		text := ""
+		if f.moved(to.src, to.group) {
+			text = forwarding.avoids(to.way, dark)
+		} else {
+			text = forwarding.check(to.way, want, said[to.way])
+		}
+		if text != "" {
+			return fmt.Sprintf("%s -> %s: %s", f.Groups()[to.src].Name, to.dst, text)
 		}
 	}
 	return ""
 }
 
-// changes notes between which servers an action changes weights, or darkens a cable that their packets arrive by: those that the
-// leaf had sent there until its kernel saw the carrier go are lost, whatever the weights.
+// changes records the source groups between which an action changes weights or takes down a cable on which their
+// packets arrive. In the second case the packets are lost that the leaf sent to the cable before its kernel saw the
+// carrier go down, whatever the weights.
 type changes struct {
 	*model
-	before  [][][]uint32
+	before  [][]vector
 	light   map[*topo.Cable]bool
 	changed [][]bool
 }
 
 func newChanges(m *model) *changes {
 	c := &changes{model: m, light: map[*topo.Cable]bool{}}
-	for src := range m.Servers {
-		c.before = append(c.before, make([][]uint32, m.Servers))
-		c.changed = append(c.changed, make([]bool, m.Servers))
-		for dst := range m.Servers {
-			c.before[src][dst] = m.weights(src, dst)
+	for src, g := range m.Groups() {
+		c.before = append(c.before, make([]vector, len(m.Groups())))
+		c.changed = append(c.changed, make([]bool, len(m.Groups())))
+		for dst := range m.Groups() {
+			c.before[src][dst] = m.vector(src, dst)
 		}
-		for _, cable := range m.At(m.Server[src]) {
+		for _, cable := range g.Cables {
 			c.light[cable] = m.cable(cable).up
 		}
 	}
 	return c
 }
 
-// note is to be called after each action.
+// note records the effects of an action; call it after each one.
 func (c *changes) note() {
 	for src, all := range c.before {
 		for dst, before := range all {
-			if !slices.Equal(c.weights(src, dst), before) || c.darkens(src, dst) {
+			if !c.vector(src, dst).equal(before) || c.darkens(src, dst) {
 				c.changed[src][dst] = true
 			}
 		}
 	}
 }
 
-// darkens says whether the destination has lost the light of a cable in a plane that the source uses.
+// darkens reports whether a cable of the destination went down in a plane that the source uses.
 func (c *changes) darkens(src, dst int) bool {
 	for plane, w := range c.inForce(src, dst) {
-		for sub := range c.SubPorts {
-			cable := c.Cable(plane, dst, sub)
+		for _, cable := range c.Groups()[dst].Planes[plane] {
 			if w > 0 && c.light[cable] && !c.cable(cable).up {
 				return true
 			}

@@ -3,11 +3,13 @@ package lab
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/fared/fared/topo"
 )
 
-// TestChanges: between which servers of three (BIRD leaves, which keep a dead server's value) packets may be lost during a step.
+// TestChanges verifies between which of three servers (with BIRD leaves, which keep a dead server's value) packets may
+// be lost in a step.
 func TestChanges(t *testing.T) {
 	for name, test := range map[string]struct {
 		before, step func(m *model)
@@ -15,7 +17,8 @@ func TestChanges(t *testing.T) {
 	}{
 		"a cable is cut": {nil, func(m *model) { dim(t, m, "server1", "p0.0") },
 			[]string{"server1 -> server2", "server1 -> server3", "server2 -> server1", "server3 -> server1"}},
-		// What server1 forwards by stays, and so does what the others know of it; leaf0 still loses what it has sent to the cable.
+		// The forwarding of server1 stays, and so do its routes at the others; leaf0 still loses the packets in transit
+		// to the cable.
 		"a cable of a dead control plane is cut": {func(m *model) { m.crashed(0, parts{fared: true}) }, func(m *model) { dim(t, m, "server1", "p0.0") },
 			[]string{"server1 -> server2", "server1 -> server3", "server2 -> server1", "server3 -> server1"}},
 		"a control plane crashes": {nil, func(m *model) { m.crashed(0, parts{fared: true}) }, nil},
@@ -23,7 +26,7 @@ func TestChanges(t *testing.T) {
 		"light returns to a cable that nobody uses": {func(m *model) { drainAll(m, 0); dim(t, m, "server1", "p0") },
 			func(m *model) { clear(m.cut) }, nil},
 	} {
-		m := transferModel(t, topo.Spec{Planes: 2, Servers: 3, Leaf: topo.BIRD})
+		m := transferModel(t, topo.Spec{Planes: 2, Servers: 3, Leaf: topo.BIRD, RestartTime: time.Minute})
 		if test.before != nil {
 			test.before(m)
 		}
@@ -61,7 +64,7 @@ func dim(t *testing.T, m *model, server, port string) {
 func drainAll(m *model, plane int) {
 	for server := range m.Servers {
 		for sub := range m.SubPorts {
-			m.drained[m.Cable(plane, server, sub).Index] = true
+			m.drained[m.Groups()[server].Planes[plane][sub].Index] = true
 		}
 	}
 }

@@ -12,27 +12,35 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// Options is the fabric of a lab and what it is made of. The zero value of each field means its default.
+// Options describes a lab's fabric and selects its implementation. The zero value of each field means its default.
 type Options struct {
-	// Spec is the fabric. Servers is 4 by default where nodes have processes of their own.
+	// Spec describes the fabric. The default of Servers is 4 if nodes have separate processes.
 	topo.Spec
-	// Netns makes the fabric of network namespaces and processes, Containerlab of containers; both nil: all of it is in this process.
+	// Netns selects network namespaces and processes, Containerlab containers; if both are nil, the fabric runs in this
+	// process.
 	Netns        *Netns
 	Containerlab *Containerlab
-	// Transport has every server run a traffic node: queue pairs of "roce", "superp" or "tcp", which take their slots from fared, carry
-	// verified WRITEs from every loopback to every other while scenarios are played. The lab itself sends no packets then. "": none.
+	// Transport makes every server run a traffic node: queue pairs of "roce", "superp" or "tcp", which take their slots
+	// from fared, carry verified WRITEs from every loopback to every other while scenarios are played. The lab itself
+	// sends no packets then. "" disables traffic nodes.
 	Transport string
-	// MemoryPlane names a plane whose queue pairs go through memory that all servers share ("nupa"), in a fabric of namespaces with a
-	// Transport. The plane has its cables all the same, which say whether it is there and how fast it is. "": none.
+	// MemoryPlane names a plane whose queue pairs use memory shared by all servers ("nupa"), in a fabric of namespaces
+	// with a Transport. The plane keeps its cables, which determine its state and speed. "" means no such plane.
 	MemoryPlane string
-	// Timeline says that results have timelines. In one process, daemons are listened to for it.
+	// Quick shortens drain_delay, start.deadline and bgp.connect_retry, which otherwise have their defaults, as on
+	// servers. It does not apply to containers, whose configurations exist already.
+	Quick bool
+	// Timeline adds timelines to the results. In one process, the lab then also subscribes to the daemons' weights.
 	Timeline bool
+	// Progress, if set, receives a line when more nodes of a starting fabric have reached their expected state, at most
+	// one per second.
+	Progress func(string)
 }
 
-// real says that nodes have processes of their own, kernels and packets.
+// real reports whether nodes have separate processes, kernels and packets.
 func (o Options) real() bool { return o.Netns != nil || o.Containerlab != nil }
 
-// rate is how many packets a second each server sends.
+// rate returns the number of packets per second that each server sends.
 func (o Options) rate() int {
 	switch {
 	case o.Transport != "":
@@ -64,20 +72,26 @@ func (o Options) withDefaults() Options {
 		o.Containerlab = &c
 	}
 	if !o.real() {
-		o.Underlay = netip.MustParsePrefix("127.0.0.0/8") // the only addresses that need nobody's leave
+		o.Underlay = netip.MustParsePrefix("127.0.0.0/8") // the only addresses that need no privilege
 	}
 	o.Spec = o.Spec.WithDefaults()
 	return o
 }
 
-// transferSpeed is the default of Options.Speed where queue pairs carry bytes: so slow that cables are scarce, and not the processor
-// that all nodes share.
+// transferSpeed is the default of Options.Speed for queue pair traffic. It is low enough that the cables are the
+// bottleneck, and not the processor that all nodes share.
 const transferSpeed = 50 * fare.Gigabit
 
-// validate refuses what this kind of lab cannot be.
+// validate rejects options that this kind of lab does not support.
 func (o Options) validate() error {
+	if o.Addresses != topo.IPv4 {
+		return fmt.Errorf("--addresses %s: labs send and check only IPv4 packets: use ipv4, or run the files of fared topo generate", o.Addresses)
+	}
 	if err := o.validateTransport(); err != nil {
 		return err
+	}
+	if o.Quick && o.Containerlab != nil {
+		return errors.New("--quick: the configurations of a fabric of containers exist already, use --netns")
 	}
 	switch {
 	case o.Netns != nil:
@@ -87,21 +101,21 @@ func (o Options) validate() error {
 	}
 	for _, software := range []struct{ flag, value string }{{"leaf", o.Leaf}, {"spine", o.Spine}} {
 		if software.value != topo.Fared {
-			return fmt.Errorf("--%s %s: in one process there is fared only, use --netns", software.flag, software.value)
+			return fmt.Errorf("--%s %s: a fabric in one process runs only fared, use --netns", software.flag, software.value)
 		}
 	}
 	return nil
 }
 
-// plan is a numbered fabric and where its nodes are.
+// plan is a numbered fabric with the places of its nodes.
 type plan struct {
 	*topo.Fabric
 	options Options
-	// site is what configurations say of the place.
+	// site holds the parts of configurations that depend on the kind of lab.
 	site topo.Site
-	// dir is where nodes with processes of their own keep their files; each has a folder there.
+	// dir holds a folder for each node with separate processes.
 	dir string
-	// prefix begins the names of nodes' network namespaces.
+	// prefix is the prefix of the nodes' network namespaces.
 	prefix string
 }
 
@@ -118,24 +132,25 @@ func newPlan(o Options) (*plan, error) {
 	p := &plan{Fabric: fabric, options: o, dir: "/run/fared"}
 	switch {
 	case o.Netns != nil:
-		p.site = fabric.Site(topo.Containerlab) // the same, but for what every node of a machine shares
+		p.site = fabric.Site(topo.Containerlab) // the same, except for resources that all nodes of a machine share
 		p.site.Speeds, p.site.Socket = "tbf", p.socket
 		p.site.Dataplane = func(node string) string { return "unix:" + filepath.Join(p.dir, node, "dataplane.sock") }
 		steer(&p.site, p.options.Transport)
 	case o.Containerlab != nil:
 		p.site = fabric.Site(topo.Containerlab)
 	default:
-		p.site = topo.Site{Lab: true, AssumeUp: true, Dataplane: func(node string) string {
+		p.site = topo.Site{AssumeUp: true, Dataplane: func(node string) string {
 			if fabric.Node(node).Kind != topo.KindServer {
 				return ""
 			}
 			return "memory:"
 		}}
 	}
+	p.site.Quick = o.Quick
 	return p, nil
 }
 
-// flagErrors names what is wrong with a fabric by the command's flags.
+// flagErrors rewrites the keys in a fabric's errors as the command's flags.
 func flagErrors(err error) error {
 	var problems topo.Problems
 	if !errors.As(err, &problems) {
@@ -151,18 +166,18 @@ func flagErrors(err error) error {
 	return errors.New(strings.Join(lines, "\n"))
 }
 
-// pairs is how many GPUs send to how many others.
+// pairs returns the number of pairs of GPUs on different servers.
 func (p *plan) pairs() int { n := p.Servers * p.GPUs; return n * (p.Servers - 1) * p.GPUs }
 
-// socket is where a node's daemon answers.
+// socket returns the path of the daemon's socket of a node.
 func (p *plan) socket(node string) string { return filepath.Join(p.dir, node, "fared.sock") }
 
-// dataplane is where a server's data plane answers.
+// dataplane returns the path of the data plane's socket of a server.
 func (p *plan) dataplane(node string) string {
 	return strings.TrimPrefix(p.site.Dataplane(node), "unix:")
 }
 
-// port is a cable's place among those of a node, which is that of its sub-port in the configuration.
+// port returns a cable's index among those of a node, which equals the index of its sub-port in the configuration.
 func (p *plan) port(n *topo.Node, c *topo.Cable) int {
 	for i, at := range p.At(n) {
 		if at == c {
@@ -172,9 +187,10 @@ func (p *plan) port(n *topo.Node, c *topo.Cable) int {
 	panic("a cable of another node")
 }
 
-// freePort returns a TCP port that nothing on this machine listens on; the leaves' addresses are all on it.
+// freePort returns a TCP port on which no process listens at any IPv4 address; the leaves' addresses all use it. The
+// leaves of another fabric listen at the same addresses of 127.0.0.0/8, so a port that is free at 127.0.0.1 is not enough.
 func freePort() (int, error) {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	l, err := net.Listen("tcp4", ":0")
 	if err != nil {
 		return 0, err
 	}
@@ -185,8 +201,8 @@ func freePort() (int, error) {
 // File is a generated configuration file.
 type File struct{ Name, Text string }
 
-// Configs returns the configuration files of every node, servers first: what Start runs, for reading and for running the
-// same fabric in processes of their own. Leaves listen on port 179.
+// Configs returns the configuration files of every node, servers first, with leaves that listen on port 179. Start runs
+// these configurations; they also serve to run the fabric in separate processes.
 func Configs(o Options) ([]File, error) {
 	p, err := newPlan(o)
 	if err != nil {

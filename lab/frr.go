@@ -13,10 +13,11 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// frrDir is where FRR's daemons are, in its own packages and in Debian's.
+// frrDir holds FRR's daemons, in its own packages and in Debian's.
 const frrDir = "/usr/lib/frr"
 
-// startFRR starts zebra and bgpd on a node, without watchfrr, both with the node's frr.conf: each passes over what the other's is.
+// startFRR starts zebra and bgpd on a node, without watchfrr, both with the node's frr.conf: each ignores the lines for
+// the other.
 func (b *netns) startFRR(ctx context.Context, n *topo.Node) error {
 	dir := filepath.Join(b.dir, n.Name)
 	sockets := filepath.Join(dir, "frr")
@@ -38,7 +39,7 @@ func (b *netns) startFRR(ctx context.Context, n *topo.Node) error {
 	}
 	for _, daemon := range daemons {
 		ready := filepath.Join(sockets, daemon.ready)
-		_ = os.Remove(ready) // of a daemon that was killed
+		_ = os.Remove(ready) // left by a daemon that was killed
 		args := []string{"-u", "frr", "-g", "frr", "-f", filepath.Join(dir, "frr.conf"), "-i", filepath.Join(sockets, daemon.name+".pid"),
 			"-z", filepath.Join(sockets, "zserv"), "--vty_socket", sockets, "-A", "127.0.0.1", "-P", "0", "--log", "stdout"}
 		if daemon.name == "bfdd" {
@@ -55,7 +56,7 @@ func (b *netns) startFRR(ctx context.Context, n *topo.Node) error {
 	return nil
 }
 
-// appears waits for a file.
+// appears waits until a file exists.
 func appears(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -69,9 +70,10 @@ func appears(ctx context.Context, path string) error {
 	}
 }
 
-// leavesForward waits until the kernels of leaves on which fared does not run have a route to every server that they should: bgpd
-// announces a route without waiting for zebra. (It would with "bgp suppress-fib-pending", which delays withdrawals too, by most
-// of a second.) What is not there after the limit is left to the packets to find.
+// leavesForward waits until the kernels of leaves without fared have a route to every server that they should reach,
+// because bgpd announces a route without waiting for zebra. ("bgp suppress-fib-pending" would make it wait, but it also
+// delays withdrawals, by most of a second.) If a route is still missing after the limit, the check of packets reports
+// it.
 func (b *real) leavesForward(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -93,9 +95,9 @@ func (b *real) forwards(ctx context.Context, n *topo.Node) bool {
 	for _, r := range routes {
 		there[r.Dst] = true
 	}
-	for s := range b.Servers {
-		for g := range b.GPUs {
-			if b.reaches(n, s) && !there[b.Loopback(s, g).Addr().String()] {
+	for _, g := range b.Groups() {
+		for _, l := range b.LoopbacksOf(g) {
+			if b.reaches(n, g.Index) && !there[l.Addr().String()] {
 				return false
 			}
 		}

@@ -6,9 +6,10 @@ import (
 	"time"
 )
 
-// Transfer is what a step's transfer came to: WRITEs from every loopback to every other, every byte of which is verified.
+// Transfer is the result of a step's transfer: WRITEs from every loopback to every other, every byte of which is
+// verified.
 type Transfer struct {
-	// Bytes and Messages are what arrived and was right; Lost, Duplicated and WrongBytes what should not be: each is 0, or the step has
+	// Bytes and Messages arrived and were verified. Lost, Duplicated and WrongBytes must each be 0, or the step has
 	// failed. Retransmitted counts payload bytes that were sent again.
 	Bytes         uint64 `json:"bytes"`
 	Messages      uint64 `json:"messages"`
@@ -16,27 +17,29 @@ type Transfer struct {
 	Duplicated    uint64 `json:"messages_duplicated"`
 	WrongBytes    uint64 `json:"wrong_bytes"`
 	Retransmitted uint64 `json:"retransmitted_bytes"`
-	// GoodputBps is the median over the intervals of 50 ms after every weight was in effect, LowestBps the lowest interval from the
-	// first action on, bit/s; over all pairs.
+	// GoodputBps is the median over the intervals of 50 ms after every weight was in effect, LowestBps the lowest
+	// interval from the first action on, both in bit/s over all pairs.
 	GoodputBps uint64 `json:"goodput_bps"`
 	LowestBps  uint64 `json:"goodput_lowest_bps"`
-	// AllowedBps is what the cables of servers allow, bit/s, where every pair splits by its weights and rates are max-min fair; 0: cables
-	// are not shaped.
+	// AllowedBps is the rate that the servers' cables allow, bit/s, if every pair splits by its weights and rates are
+	// max-min fair; 0 means that cables are not shaped.
 	AllowedBps uint64 `json:"allowed_bps"`
-	// OfBefore is GoodputBps over that of the step before, AllowedOfBefore what cables allow it to be; 0: there is none before.
+	// OfBefore is GoodputBps divided by that of the previous step, AllowedOfBefore the ratio that the cables allow; 0
+	// means that there is no previous step.
 	OfBefore        float64 `json:"goodput_of_before"`
 	AllowedOfBefore float64 `json:"allowed_of_before"`
-	// Planes are payload bytes that each plane carried: Sent for the first time, Due by the shares that weights gave.
+	// Planes holds the payload bytes that each plane carried.
 	Planes map[string]PlaneBytes `json:"planes"`
 }
 
-// PlaneBytes is what one plane has carried of a transfer: payload bytes.
+// PlaneBytes counts the payload bytes that one plane carried in a transfer: Sent for the first time, and Due by the
+// shares of the weights.
 type PlaneBytes struct {
 	Sent uint64 `json:"sent_bytes"`
 	Due  uint64 `json:"due_bytes"`
 }
 
-// report adds the runs of a step up.
+// report sums the runs of a step.
 func (f *flight) report(start time.Time) *Transfer {
 	r := &Transfer{Planes: map[string]PlaneBytes{}}
 	for p := range f.Planes {
@@ -57,13 +60,13 @@ func (f *flight) report(start time.Time) *Transfer {
 			r.Planes[p.GetPlane()] = sum
 			r.Retransmitted += p.GetAgain()
 		}
-		// The first interval is that of the start, and what comes after runTime is what was still under way.
+		// The first interval belongs to the start; bytes after runTime were still in transit when the run ended.
 		from, to := run.began.Add(transferInterval), run.began.Add(runTime)
 		for _, bps := range run.between(later(from, start), to) {
 			lowest = min(lowest, bps)
 		}
 		if bps := run.between(later(from, f.steady.Add(followTime)), to); !f.steady.IsZero() && len(bps) > 0 {
-			r.GoodputBps = median(bps) // the last run's stays
+			r.GoodputBps = median(bps) // the last run determines the value
 		}
 	}
 	if lowest != math.MaxUint64 {
@@ -89,7 +92,7 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// median is the middle one of some numbers, of an even number the higher one of the two in the middle; 0 of none.
+// median returns the middle one of some numbers, the higher of the two in the middle for an even count, 0 for none.
 func median(values []uint64) uint64 {
 	if len(values) == 0 {
 		return 0
@@ -98,34 +101,30 @@ func median(values []uint64) uint64 {
 	return values[len(values)/2]
 }
 
-// allows is what all pairs of servers together can send, bit/s before scaling: the sum of rates that are max-min fair (Bertsekas and
-// Gallager, Data Networks, Section 6.5.2) where each pair splits by the weights in force and every plane of a server carries what its
-// living cables do, each way. What leaves and spines have between them is not looked at.
+// allows returns the rate at which all pairs of source groups together can send, bit/s before scaling. It is the sum of
+// max-min fair rates (Bertsekas and Gallager, Data Networks, Section 6.5.2), where each pair splits by the weights in
+// force and every plane of a source group carries the sum of its usable cables, in each direction. Capacity between
+// leaves and spines is not considered.
 func (m *model) allows() float64 {
 	type way struct {
-		server, plane int
-		in            bool
+		group, plane int
+		in           bool
 	}
 	left := map[way]float64{}
-	for s := range m.Servers {
-		for _, c := range m.At(m.Server[s]) {
-			if m.sends(c) {
-				left[way{s, c.Plane, false}] += float64(c.Speed)
-				left[way{s, c.Plane, true}] += float64(c.Speed)
-			}
+	for _, c := range m.Cables {
+		if c.Group != nil && m.sends(c) {
+			left[way{c.Group.Index, c.Plane, false}] += float64(c.Speed)
+			left[way{c.Group.Index, c.Plane, true}] += float64(c.Speed)
 		}
 	}
 	type flow struct {
-		parts map[way]float64 // of a bit that it sends
+		parts map[way]float64 // parts of each bit that the pair sends
 		rate  float64
 		over  bool
 	}
 	var flows []*flow
-	for src := range m.Servers {
-		for dst := range m.Servers {
-			if src == dst {
-				continue
-			}
+	for src := range m.Groups() {
+		for dst := range m.others(src) {
 			f := &flow{parts: map[way]float64{}}
 			for p, part := range fractions(m.inForce(src, dst)) {
 				if part > 0 {
@@ -137,7 +136,7 @@ func (m *model) allows() float64 {
 		}
 	}
 	for {
-		// All that can still grow do so at the same pace, until a plane of some server is full.
+		// All flows that can still grow do so at the same pace, until a plane of some server is full.
 		load := map[way]float64{}
 		for _, f := range flows {
 			for w, part := range f.parts {
@@ -173,18 +172,18 @@ func (m *model) allows() float64 {
 	return all
 }
 
-// TransferSummary is what all transfers of a lab came to.
+// TransferSummary sums all transfers of a lab.
 type TransferSummary struct {
-	Steps      int    `json:"steps"` // that had one
+	Steps      int    `json:"steps"` // steps with a transfer
 	Bytes      uint64 `json:"bytes"`
 	Lost       uint64 `json:"messages_lost"`
 	Duplicated uint64 `json:"messages_duplicated"`
 	WrongBytes uint64 `json:"wrong_bytes"`
-	// Planes are by plane what all steps have carried.
+	// Planes holds the sum over all steps by plane.
 	Planes map[string]PlaneBytes `json:"planes"`
 }
 
-// SummarizeTransfers sums up the transfers of steps; nil: there were none.
+// SummarizeTransfers sums the transfers of steps; it returns nil if there were none.
 func SummarizeTransfers(runs [][]Result) *TransferSummary {
 	s := &TransferSummary{Planes: map[string]PlaneBytes{}}
 	for _, run := range runs {

@@ -22,13 +22,14 @@ func transferModel(t *testing.T, s topo.Spec) *model {
 	return newModel(p)
 }
 
-// TestAllows: what cables allow all pairs together, worked out by hand: max-min fair rates, split by weights.
+// TestAllows verifies the rate that cables allow all pairs together against figures computed by hand: max-min fair,
+// split by weights.
 func TestAllows(t *testing.T) {
 	const speed = 100 * fare.Gigabit
 	for name, test := range map[string]struct {
 		spec topo.Spec
 		cut  [][2]string
-		want float64 // in speeds of a cable
+		want float64 // in units of a cable's speed
 	}{
 		"whole":                  {topo.Spec{Planes: 4, Servers: 4, SubPorts: 2}, nil, 4 * 4 * 2},
 		"a leaf is dead":         {topo.Spec{Planes: 4, Servers: 4, SubPorts: 2}, [][2]string{{"server1", "p2"}, {"server2", "p2"}, {"server3", "p2"}, {"server4", "p2"}}, 4 * 3 * 2},
@@ -55,7 +56,7 @@ func TestAllows(t *testing.T) {
 	}
 }
 
-// TestTransferReport: what counts for a step's goodput, lowest interval and sums, of runs of which only the last is steady.
+// TestTransferReport verifies a step's goodput, lowest interval and sums over runs of which only the last is steady.
 func TestTransferReport(t *testing.T) {
 	began := time.Unix(1000, 0)
 	run := func(began time.Time, bps ...uint64) transferRun {
@@ -69,7 +70,7 @@ func TestTransferReport(t *testing.T) {
 	}
 	m := transferModel(t, topo.Spec{Planes: 2, Servers: 2, SubPorts: 1, Speed: 100 * fare.Gigabit})
 	x := &transfer{model: m, before: 400, allowed: 200e6}
-	// Of the second run, which begins after 2 s, two intervals belong to what is steady: those from 2.15 s on.
+	// Two intervals of the second run, which begins after 2 s, are steady: those from 2.15 s on.
 	f := &flight{transfer: x, steady: began.Add(2050 * time.Millisecond), runs: []transferRun{
 		run(began, 1, 900, 7, 900), run(began.Add(2*time.Second), 2, 800, 10, 300, 500)}}
 	got := f.report(began.Add(100 * time.Millisecond))
@@ -95,7 +96,8 @@ func TestSummarizeTransfers(t *testing.T) {
 	}
 }
 
-// TestTransportOptions: servers steer the transport's port first, leaves steer nothing, and what a lab cannot be is refused.
+// TestTransportOptions verifies that servers steer the transport's port first, that leaves steer nothing, and that
+// unsupported options are rejected.
 func TestTransportOptions(t *testing.T) {
 	for transport, want := range map[string]string{"": "dataplane.sock\"}", "none": "dataplane.sock\"}", "roce": "dataplane.sock\"}", "superp": "dataplane.sock\", udp_ports: [4444]}",
 		"tcp": "dataplane.sock\", udp_ports: [], tcp_ports: [4793]}"} {
@@ -116,9 +118,9 @@ func TestTransportOptions(t *testing.T) {
 		}
 	}
 	for want, o := range map[string]Options{
-		`--transport "pigeon" is not known: use none, roce, superp, tcp`: {Transport: "pigeon", Netns: &Netns{}},
-		"--transport roce: in one process there is nothing to send over": {Transport: "roce"},
-		"--transport tcp: the servers of a fabric of containers steer":   {Transport: "tcp", Containerlab: &Containerlab{}},
+		`--transport "pigeon" is not known: use none, roce, superp, tcp`:      {Transport: "pigeon", Netns: &Netns{}},
+		"--transport roce: a fabric in one process has no links to send over": {Transport: "roce"},
+		"--transport tcp: the servers of a fabric of containers steer":        {Transport: "tcp", Containerlab: &Containerlab{}},
 	} {
 		if _, err := Configs(o); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)

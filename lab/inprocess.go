@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"sync"
 
@@ -18,10 +17,10 @@ import (
 
 // inProcess is a fabric whose nodes are daemons in this process, with in-memory data planes and simulated cables.
 type inProcess struct {
-	*plan
+	*model
 	log     *slog.Logger
 	nodes   map[*topo.Node]*node
-	weights []*follower // by server; none when no timeline is asked for
+	weights []*follower // by server; empty without a timeline
 	cancel  context.CancelFunc
 	done    sync.WaitGroup
 }
@@ -31,7 +30,7 @@ type node struct {
 	name      string
 	daemon    *daemon.Daemon
 	links     *cables
-	dataplane *memory.Dataplane // servers only
+	dataplane *memory.Dataplane // nil on leaves
 	conn      *memory.Conn
 }
 
@@ -52,7 +51,7 @@ func (b *inProcess) start(ctx context.Context, fail func(error)) error {
 		return nil
 	}
 	for _, at := range b.Server {
-		w, n := newFollower(), b.nodes[at]
+		w, n := newFollower(b.plan, at.Index), b.nodes[at]
 		b.weights = append(b.weights, w)
 		b.done.Go(func() {
 			if err := w.watch(ctx, n.daemon.WeightService()); err != nil && ctx.Err() == nil {
@@ -65,7 +64,7 @@ func (b *inProcess) start(ctx context.Context, fail func(error)) error {
 
 func (b *inProcess) followers() []*follower { return b.weights }
 
-// build creates every daemon; none runs yet.
+// build creates every daemon without running any.
 func (b *inProcess) build() error {
 	b.nodes = map[*topo.Node]*node{}
 	for _, at := range b.leavesFirst() {
@@ -116,10 +115,10 @@ func (b *inProcess) close(bool) error {
 func (b *inProcess) logs() string { return "" }
 
 func (b *inProcess) leave() ([]string, error) {
-	return nil, errors.Join(errors.New("a fabric inside this process ends with it"), b.close(false))
+	return nil, errors.Join(errors.New("a fabric inside this process cannot outlive the process"), b.close(false))
 }
 
-// services are a daemon's own, without a network between.
+// services gives access to a daemon's services without a network in between.
 type services struct {
 	farev1.WeightServiceServer
 	farev1.FabricServiceServer
@@ -130,8 +129,9 @@ func (b *inProcess) api(n *topo.Node) api {
 	return services{d.WeightService(), d.FabricService()}
 }
 
-// errNoProcesses: Check has refused a scenario that would come here.
-var errNoProcesses = errors.New("a fabric inside one process has no processes and packets of its own: play it on network namespaces (--netns) or containers (--containerlab)")
+// errNoProcesses is returned for actions that need processes or packets; Check rejects scenarios with such
+// actions.
+var errNoProcesses = errors.New("a fabric inside one process has no separate processes and no packets: use network namespaces (--netns) or containers (--containerlab)")
 
 func (b *inProcess) crash(int, parts) error                        { return errNoProcesses }
 func (b *inProcess) revive(int, parts) error                       { return errNoProcesses }
@@ -147,7 +147,7 @@ func (b *inProcess) cables(_ context.Context, set []cable) error {
 	return nil
 }
 
-// power: a daemon whose cables are all dark is as good as dead.
+// power does nothing: a daemon whose cables are all down has the same effect as one without power.
 func (b *inProcess) power(context.Context, *topo.Node, bool) error { return nil }
 
 func (b *inProcess) light(leaf *topo.Node) (up, all int) { return b.nodes[leaf].links.count() }
@@ -166,25 +166,29 @@ func (b *inProcess) transfer() *transfer { return nil }
 
 func (b *inProcess) forwarding(_ context.Context, server int) (*forwarding, error) {
 	dataplane := b.nodes[b.Server[server]].dataplane
-	return &forwarding{check: func(dst netip.Addr, want []uint32, _ *farev1.DestinationWeights) string {
-		live, err := dataplane.Weights(dst)
-		if err != nil && slices.Max(want) > 0 {
+	return &forwarding{check: func(to way, want vector, _ *farev1.DestinationWeights) string {
+		live, err := dataplane.WeightsFrom(b.address(to.src), to.dst)
+		if err != nil && slices.Max(want.planes) > 0 {
 			return fmt.Sprintf("data plane: %v", err)
 		}
-		got := make([]uint32, b.Planes)
+		got, devices := make([]uint32, b.Planes), map[string]uint64{}
 		for _, m := range live {
+			devices[m.Device] += uint64(m.Weight)
 			for p := range got {
 				if b.PlaneName(p) == m.Plane {
 					got[p] += m.Weight
 				}
 			}
 		}
-		if !slices.Equal(lowestTerms(got), want) {
-			return fmt.Sprintf("the data plane forwards by %s, should by %s", Ratio(got), Ratio(want))
+		if !slices.Equal(lowestTerms(got), want.planes) {
+			return fmt.Sprintf("the data plane forwards by %s, want %s", Ratio(got), Ratio(want.planes))
+		}
+		if text := b.checkLanes(to.src, devices, want); text != "" {
+			return "the data plane" + text
 		}
 		if b.weights == nil {
 			return ""
 		}
-		return b.weights[server].behind(dst, want, true)
+		return b.weights[server].behind(to, want.planes, true)
 	}}, nil
 }

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,36 +10,55 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// kernelTable is what a server's kernel forwards by, as iproute2 reads it: a program that shares no line with the data plane
-// that wrote it.
+// kernelTable is the forwarding state of a server's kernel as iproute2 reads it, a program that shares no code with the
+// data plane that wrote the state.
 type kernelTable struct {
-	nexthop map[string]int            // the nexthop object of a destination's route, by address
-	blocked map[string]bool           // destinations whose route drops packets
-	buckets map[int]map[string]uint32 // of a resilient group: how many each device has
+	rules   []kernelRule              // by preference
+	routes  map[string]map[string]int // by table and destination: nexthop object of the route
+	blocked map[string]map[string]bool
+	buckets map[int]map[string]uint32 // by resilient group: number of buckets of each device
 }
 
-// What ip -j prints, as far as it is looked at here.
+// The fields of the output of ip -j that are used here.
 type (
 	kernelRoute struct {
-		Dst, Type string
-		NHID      int `json:"nhid"`
+		Dst, Type, Table string // Table is empty for main
+		NHID             int    `json:"nhid"`
+	}
+	kernelRule struct {
+		Priority   int
+		Src, Table string
+		SrcLen     *int `json:"srclen"`
+		// Further selectors. Rules for a port belong to a driver that steers by BPF, which the check of packets covers.
+		FWMark, IIF, OIF, IPProto *string
+		Goto                      *int
 	}
 	kernelNexthop struct {
 		ID        int
 		Dev       string
+		Group     []struct{ ID int }
 		Blackhole *struct{}
-	}
-	kernelBucket struct {
-		ID     int
-		Bucket struct{ NHID int }
 	}
 )
 
-// askKernel has ip print things of a namespace, each a line of a batch, and reads them, each into its own.
+// kernelBuckets counts buckets of resilient groups by group and nexthop.
+type kernelBuckets map[int]map[int]uint32
+
+func (b kernelBuckets) add(group, nexthop int) {
+	if b[group] == nil {
+		b[group] = map[int]uint32{}
+	}
+	b[group][nexthop]++
+}
+
+// askKernel makes ip print objects of a namespace, one query per line of a batch, and decodes each answer into its
+// element of into.
 func askKernel(ctx context.Context, ns namespace, questions string, into ...any) error {
 	out, err := run(ctx, questions, "ip", "-n", string(ns), "-j", "-batch", "-")
 	if err != nil {
@@ -54,47 +74,147 @@ func askKernel(ctx context.Context, ns namespace, questions string, into ...any)
 }
 
 func readKernel(ctx context.Context, ns namespace) (*kernelTable, error) {
+	var rules []kernelRule
 	var routes []kernelRoute
 	var nexthops []kernelNexthop
-	var buckets []kernelBucket
-	if err := askKernel(ctx, ns, "route show\nnexthop show\nnexthop bucket show\n", &routes, &nexthops, &buckets); err != nil {
+	if err := askKernel(ctx, ns, "rule show\nroute show table all\nnexthop show\n", &rules, &routes, &nexthops); err != nil {
 		return nil, err
 	}
-	return newKernelTable(routes, nexthops, buckets), nil
+	groups := map[int]bool{}
+	for _, n := range nexthops {
+		groups[n.ID] = len(n.Group) > 0
+	}
+	var used []int
+	for _, r := range routes {
+		if groups[r.NHID] && !slices.Contains(used, r.NHID) {
+			used = append(used, r.NHID)
+		}
+	}
+	buckets, err := readBuckets(ctx, ns, used)
+	if err != nil {
+		return nil, err
+	}
+	return newKernelTable(rules, routes, nexthops, buckets), nil
 }
 
-func newKernelTable(routes []kernelRoute, nexthops []kernelNexthop, buckets []kernelBucket) *kernelTable {
-	t := &kernelTable{nexthop: map[string]int{}, blocked: map[string]bool{}, buckets: map[int]map[string]uint32{}}
+// readBuckets counts the buckets of groups. A group has up to 65,535 of them, so ip prints them as lines: decoding JSON
+// takes several times as long.
+func readBuckets(ctx context.Context, ns namespace, groups []int) (kernelBuckets, error) {
+	var questions strings.Builder
+	for _, id := range groups {
+		fmt.Fprintf(&questions, "nexthop bucket show id %d\n", id)
+	}
+	all := kernelBuckets{}
+	if len(groups) == 0 {
+		return all, nil
+	}
+	out, err := run(ctx, questions.String(), "ip", "-n", string(ns), "-batch", "-")
+	if err != nil {
+		return nil, err
+	}
+	for line := range bytes.Lines(out) {
+		if err := all.parse(line); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// parse counts the bucket in a line of ip, such as "id 20 index 1 idle_time 0.32 nhid 11".
+func (b kernelBuckets) parse(line []byte) error {
+	group, nexthop := -1, -1
+	for words := bytes.Fields(line); len(words) >= 2; words = words[2:] {
+		to := &group
+		switch string(words[0]) {
+		case "id":
+		case "nhid":
+			to = &nexthop
+		default:
+			continue
+		}
+		var err error
+		if *to, err = strconv.Atoi(string(words[1])); err != nil {
+			return fmt.Errorf("ip nexthop bucket show: %q: %w", line, err)
+		}
+	}
+	if group < 0 || nexthop < 0 {
+		return fmt.Errorf("ip nexthop bucket show: %q names no group and nexthop", line)
+	}
+	b.add(group, nexthop)
+	return nil
+}
+
+func newKernelTable(rules []kernelRule, routes []kernelRoute, nexthops []kernelNexthop, buckets kernelBuckets) *kernelTable {
+	t := &kernelTable{rules: rules, routes: map[string]map[string]int{}, blocked: map[string]map[string]bool{}, buckets: map[int]map[string]uint32{}}
 	device := map[int]string{}
 	hole := map[int]bool{}
 	for _, n := range nexthops {
 		device[n.ID], hole[n.ID] = n.Dev, n.Blackhole != nil
 	}
 	for _, r := range routes {
-		t.nexthop[r.Dst] = r.NHID
-		t.blocked[r.Dst] = r.Type == "blackhole" || r.Type == "unreachable" || hole[r.NHID]
-	}
-	for _, b := range buckets {
-		of := t.buckets[b.ID]
-		if of == nil {
-			of = map[string]uint32{}
-			t.buckets[b.ID] = of
+		table := cmp.Or(r.Table, "main")
+		if t.routes[table] == nil {
+			t.routes[table], t.blocked[table] = map[string]int{}, map[string]bool{}
 		}
-		of[device[b.Bucket.NHID]]++
+		if _, shadowed := t.routes[table][r.Dst]; shadowed {
+			continue // ip lists the route with the lowest metric first
+		}
+		t.routes[table][r.Dst] = r.NHID
+		t.blocked[table][r.Dst] = r.Type == "blackhole" || r.Type == "unreachable" || hole[r.NHID]
+	}
+	for id, of := range buckets {
+		t.buckets[id] = map[string]uint32{}
+		for nexthop, n := range of {
+			t.buckets[id][device[nexthop]] += n
+		}
 	}
 	return t
 }
 
-// check compares the buckets of a destination with the weights of its sub-ports (none: unreachable).
-func (t *kernelTable) check(dst netip.Addr, weights map[string]uint64) string {
-	id, routed := t.nexthop[dst.String()]
+// matches reports whether the rule applies to packets from src.
+func (r kernelRule) matches(src netip.Addr) bool {
+	if r.FWMark != nil || r.IIF != nil && *r.IIF != "lo" || r.OIF != nil || r.IPProto != nil || r.Goto != nil {
+		return false
+	}
+	if r.Src == "" || r.Src == "all" {
+		return true
+	}
+	at, err := netip.ParseAddr(r.Src)
+	if err != nil {
+		return false
+	}
+	bits := at.BitLen()
+	if r.SrcLen != nil {
+		bits = *r.SrcLen
+	}
+	return netip.PrefixFrom(at, bits).Contains(src)
+}
+
+// lookup returns the nexthop object for packets from src to dst: that of the first table with a route to it, in the
+// order of the rules. blocked means that the packets are dropped, and routed is false if no table has a route.
+func (t *kernelTable) lookup(src, dst netip.Addr) (id int, blocked, routed bool) {
+	for _, r := range t.rules {
+		if !r.matches(src) {
+			continue
+		}
+		if id, routed := t.routes[r.Table][dst.String()]; routed {
+			return id, t.blocked[r.Table][dst.String()], true
+		}
+	}
+	return 0, false, false
+}
+
+// check compares the buckets of a destination with the weights of its sub-ports; no weights mean that it is
+// unreachable.
+func (t *kernelTable) check(src, dst netip.Addr, weights map[string]uint64) string {
+	id, blocked, routed := t.lookup(src, dst)
 	if len(weights) == 0 {
-		if routed && !t.blocked[dst.String()] {
-			return fmt.Sprintf("the kernel has a route, over nexthop %d, to what is unreachable", id)
+		if routed && !blocked {
+			return fmt.Sprintf("the kernel has a route, over nexthop %d, to an unreachable destination", id)
 		}
 		return ""
 	}
-	if !routed || t.blocked[dst.String()] {
+	if !routed || blocked {
 		return "the kernel has no route"
 	}
 	have := t.buckets[id]
@@ -106,7 +226,7 @@ func (t *kernelTable) check(dst netip.Addr, weights map[string]uint64) string {
 		sum += w
 	}
 	if all == 0 {
-		return fmt.Sprintf("the kernel's nexthop %d is no resilient group", id)
+		return fmt.Sprintf("the kernel's nexthop %d is not a resilient group", id)
 	}
 	devices := maps.Clone(weights)
 	for d := range have {
@@ -115,29 +235,31 @@ func (t *kernelTable) check(dst netip.Addr, weights map[string]uint64) string {
 	for _, d := range slices.Sorted(maps.Keys(devices)) {
 		want := float64(all) * float64(weights[d]) / float64(sum)
 		if math.Abs(float64(have[d])-want) > 1 || weights[d] == 0 && have[d] > 0 {
-			return fmt.Sprintf("the kernel gives %s %d of %d buckets, should give %.1f", d, have[d], all, want)
+			return fmt.Sprintf("the kernel gives %s %d of %d buckets, want %.1f", d, have[d], all, want)
 		}
 	}
 	return ""
 }
 
-// avoids says which of some devices still has buckets of a destination, or "".
-func (t *kernelTable) avoids(dst netip.Addr, devices []string) string {
-	have := t.buckets[t.nexthop[dst.String()]]
+// avoids returns a description of the first of some devices that still has buckets of a destination, or "".
+func (t *kernelTable) avoids(src, dst netip.Addr, devices []string) string {
+	id, _, _ := t.lookup(src, dst)
+	have := t.buckets[id]
 	for _, d := range devices {
 		if n := have[d]; n > 0 {
-			return fmt.Sprintf("the kernel gives %s %d buckets, but it is dark", d, n)
+			return fmt.Sprintf("the kernel gives %s %d buckets, but its link is down", d, n)
 		}
 	}
 	return ""
 }
 
-// subPortWeights spreads the planes' weights over sub-ports as the daemon says; integers, for all planes together.
+// subPortWeights spreads the planes' weights over sub-ports by the daemon's sub-port weights, as integers for all
+// planes together.
 func subPortWeights(d *farev1.DestinationWeights) map[string]uint64 {
 	if !d.GetReachable() {
 		return nil
 	}
-	// Each plane's weight is dealt by the sub-ports' own: brought to a common multiple of the planes' sums.
+	// Each plane's weight is divided by the weights of its sub-ports, over a common multiple of the planes' sums.
 	common := uint64(1)
 	sums := make([]uint64, len(d.Planes))
 	for i, p := range d.Planes {
@@ -166,19 +288,22 @@ func gcd(a, b uint64) uint64 {
 	return a
 }
 
-// forwarding reads a server's kernel. What the server sends by has to have arrived too: packets judge the same weights.
+// forwarding reads a server's kernel. Its check also requires that the traffic sender has received the weights, because
+// packets are judged by them.
 func (b *real) forwarding(ctx context.Context, server int) (*forwarding, error) {
 	table, err := readKernel(ctx, b.namespace(b.Server[server].Name))
 	if err != nil {
 		return nil, err
 	}
 	return &forwarding{
-		check: func(dst netip.Addr, want []uint32, said *farev1.DestinationWeights) string {
-			if text := table.check(dst, subPortWeights(said)); text != "" {
-				return text
+		check: func(to way, want vector, said *farev1.DestinationWeights) string {
+			for _, src := range b.LoopbacksOf(b.Groups()[to.src]) {
+				if text := table.check(src.Addr(), to.dst, subPortWeights(said)); text != "" {
+					return text
+				}
 			}
-			return b.flow.senders[server].weights.behind(dst, want, !b.dead[server].any())
+			return b.flow.senders[server].weights.behind(to, want.planes, !b.dead[server].any())
 		},
-		avoids: table.avoids,
+		avoids: func(to way, devices []string) string { return table.avoids(b.address(to.src), to.dst, devices) },
 	}, nil
 }

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 }
 
 // fabric starts a fabric that ends with the test.
-func fabric(t *testing.T, o Options) *Fabric {
+func fabric(t testing.TB, o Options) *Fabric {
 	t.Helper()
 	f, err := Start(t.Context(), o, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -52,7 +52,7 @@ func script(t *testing.T, text string) *Scenario {
 	return s
 }
 
-// play runs a scenario and returns its results; ok says whether every expectation was met.
+// play runs a scenario and returns its results and whether every expectation was met.
 func play(t *testing.T, f *Fabric, s *Scenario) (results []Result, ok bool) {
 	t.Helper()
 	ok, err := f.Run(t.Context(), s, func(r Result) { results = append(results, r) })
@@ -65,8 +65,8 @@ func play(t *testing.T, f *Fabric, s *Scenario) (results []Result, ok bool) {
 	return results, ok
 }
 
-// TestBuiltInScenarios: every scenario in every manner and size: after each step every pair has the model's weights, in
-// effect, and under reweight no slot has moved.
+// TestBuiltInScenarios plays every scenario in each mode and size: after each step every pair has the model's weights,
+// in effect, and under reweight no slot has moved.
 func TestBuiltInScenarios(t *testing.T) {
 	cases := map[string]Options{
 		"default":     {},
@@ -79,17 +79,23 @@ func TestBuiltInScenarios(t *testing.T) {
 		"two-tier":    {Spec: topo.Spec{Planes: 2, Servers: 4, Leaves: 2, Spines: 2}},
 		"3 spines":    {Spec: topo.Spec{Planes: 2, Servers: 3, Leaves: 3, Spines: 3, SubPorts: 1}},
 		"dual-leaf":   {Spec: topo.Spec{Planes: 3, Servers: 3, Leaves: 2}},
+		"own ports":   {Spec: topo.Spec{Servers: 3, GPUs: 2, GPUPorts: topo.Own}},
+		"own, tiers":  {Spec: topo.Spec{Planes: 2, Servers: 4, GPUs: 2, GPUPorts: topo.Own, Leaves: 2, Spines: 2, SharedAS: topo.SharedServers}},
 		"slow":        {Spec: topo.Spec{Planes: 3, Servers: 3, Speed: 100e9}},
 	}
 	for name, o := range cases {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // they mostly wait
+			t.Parallel() // the subtests mostly wait
 			f := fabric(t, o)
 			scenarios, err := Load("all", o)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(scenarios) < 7 || len(scenarios) != len(Names())-6 { // all but those with processes and packets
+			others := 7 // scenarios that need processes and packets, and the one for GPUs with ports
+			if o.GPUPorts == topo.Own {
+				others = 6
+			}
+			if len(scenarios) < 7 || len(scenarios) != len(Names())-others {
 				t.Fatalf("%d scenarios, %d names", len(scenarios), len(Names()))
 			}
 			for _, s := range scenarios {
@@ -113,14 +119,14 @@ func TestBuiltInScenarios(t *testing.T) {
 	}
 }
 
-// TestFiguresOfTheDraft states the weights of draft-xu-rtgwg-fare-in-sun-02, Section 1, one by one: 4 planes, Y-cables of
-// two 400G sub-ports. The numbers are written here, not computed by the model.
+// TestFiguresOfTheDraft checks the weights of draft-xu-rtgwg-fare-in-sun-02, Section 1, one by one: 4 planes, Y-cables
+// of two 400G sub-ports. The expected numbers are written here and not computed by the model.
 func TestFiguresOfTheDraft(t *testing.T) {
 	f := fabric(t, Options{})
 	rows := []struct {
 		event   string
 		actions []string
-		// pair is server1 -> server2; others is what servers that the event does not concern have among themselves.
+		// pair is server1 -> server2; others is between servers that the event does not concern.
 		pair, others string
 	}{
 		{"none", nil, "1:1:1:1", "1:1:1:1"},
@@ -156,8 +162,9 @@ func TestFiguresOfTheDraft(t *testing.T) {
 	}
 }
 
-// TestFiguresOfTwoTiers states the weights of a plane with leaves and spines: server1 and server2 behind one leaf of each plane,
-// server3 and server4 behind the other. The numbers are written here, not computed by the model.
+// TestFiguresOfTwoTiers checks the weights of a plane with leaves and spines: server1 and server2 behind one leaf of
+// each plane, server3 and server4 behind the other. The expected numbers are written here and not computed by the
+// model.
 func TestFiguresOfTwoTiers(t *testing.T) {
 	for _, tier := range []struct {
 		spines int
@@ -180,7 +187,7 @@ func TestFiguresOfTwoTiers(t *testing.T) {
 			{"the other leaf", "kill leaf1-1", "1:0", "1:0", "1:1"},
 			{"recovery", "restart leaf1-1", "1:1", "1:1", "1:1"},
 		}},
-		// A third of 800G is nothing that a community could hold.
+		// No community can hold a third of 800G exactly.
 		{3, []figureOfTiers{
 			{"none", "", "1:1", "1:1", "1:1"},
 			{"half a Y-cable behind the other leaf", "cut server3 p1.0", "2:1", "1:1", "1:1"},
@@ -200,10 +207,12 @@ func TestFiguresOfTwoTiers(t *testing.T) {
 	}
 }
 
-// figureOfTiers are the weights of server1 -> server3, of other pairs that cross between leaves, and of those that do not.
+// figureOfTiers holds the weights of server1 -> server3, of other pairs that cross between leaves, and of pairs that do
+// not.
 type figureOfTiers struct{ event, actions, hit, others, inside string }
 
-// TestFiguresOfTheDraftWithEveryServer is the draft's fabric: 64 GPUs, 4 planes. Every scenario, all 4,032 pairs.
+// TestFiguresOfTheDraftWithEveryServer plays every scenario in the draft's fabric, 64 GPUs and 4 planes, over all 4,032
+// pairs.
 func TestFiguresOfTheDraftWithEveryServer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("64 servers with 512 sessions take many seconds: run without -short")
@@ -231,7 +240,7 @@ func TestFiguresOfTheDraftWithEveryServer(t *testing.T) {
 	}
 }
 
-// TestTheLabCanFail: an expectation that is wrong is found, and named with its line.
+// TestTheLabCanFail verifies that a wrong expectation fails and is reported with its line.
 func TestTheLabCanFail(t *testing.T) {
 	f := fabric(t, Options{Spec: topo.Spec{Servers: 3}})
 	results, ok := play(t, f, script(t, `
@@ -254,23 +263,23 @@ step all is well again
 	}
 }
 
-// TestTheModelCanFail: when the fabric is not as the model has it, every pair concerned shows it.
+// TestTheModelCanFail verifies that every affected pair is reported if the fabric differs from the model.
 func TestTheModelCanFail(t *testing.T) {
 	f := fabric(t, Options{Spec: topo.Spec{Servers: 3}})
-	f.cut[f.Cable(1, 2, 0).Index] = true // the model believes in a cut that nobody made
+	f.cut[f.Groups()[2].Planes[1][0].Index] = true // the model assumes a cut that was not made
 	ctx, cancel := context.WithTimeout(t.Context(), 300e6)
 	defer cancel()
 	wrong := f.settle(ctx, settleTimeout)
 	want := []string{
-		"leaf1: s3.0 has a carrier: true, should be false", "server1 -> 10.255.0.3 has 1:1:1:1, should have 2:1:2:2",
-		"server2 -> 10.255.0.3 has 1:1:1:1, should have 2:1:2:2", "server3: p1.0 has a carrier: true, should be false",
+		"leaf1: s3.0 has a carrier: true, want false", "server1 -> 10.255.0.3 has 1:1:1:1, want 2:1:2:2",
+		"server2 -> 10.255.0.3 has 1:1:1:1, want 2:1:2:2", "server3: p1.0 has a carrier: true, want false",
 	}
 	if !slices.Equal(wrong, want) {
 		t.Errorf("%q", wrong)
 	}
 }
 
-// TestMovedIsCounted: under remap slots do move, and the count says so.
+// TestMovedIsCounted verifies that slots move under remap and are counted.
 func TestMovedIsCounted(t *testing.T) {
 	f := fabric(t, Options{Spec: topo.Spec{Servers: 2, Policy: "remap"}})
 	results, ok := play(t, f, script(t, "step a port\n cut server2 p2\nstep back\n mend server2 p2\n"))
@@ -278,15 +287,16 @@ func TestMovedIsCounted(t *testing.T) {
 		t.Fatalf("%+v", results)
 	}
 	for _, r := range results {
-		// Two pairs of 8 slots, two of which have their home in the plane. The halves of the port fail and return one after
-		// the other, and what is moved for the state in between counts too.
+		// Two pairs of 8 slots, two of which have their home in the plane. The halves of the port fail and return one
+		// after the other, and the moves for the state in between count too.
 		if r.SlotsMoved < 4 {
 			t.Errorf("%s: %d slots moved, at least 4 must", r.Step, r.SlotsMoved)
 		}
 	}
 }
 
-// TestMovedIsDemanded: "moved 0" holds under any policy, so it fails under remap; "moved 0 reweight" does not speak of it.
+// TestMovedIsDemanded verifies that "moved 0" applies under any policy, so it fails under remap, and that "moved 0
+// reweight" does not.
 func TestMovedIsDemanded(t *testing.T) {
 	f := fabric(t, Options{Spec: topo.Spec{Servers: 2, Policy: "remap"}})
 	results, ok := play(t, f, script(t, `
@@ -297,7 +307,7 @@ step it is back, and under reweight nothing may move
   mend server2 p2
   moved 0 reweight
 `))
-	if r := results[0]; ok || r.OK || len(r.Wrong) != 1 || !strings.Contains(r.Wrong[0], "slots moved, at most 0 may") {
+	if r := results[0]; ok || r.OK || len(r.Wrong) != 1 || !strings.Contains(r.Wrong[0], "slots moved, want at most 0") {
 		t.Errorf("first step: ok %v, %q", r.OK, r.Wrong)
 	}
 	if r := results[1]; !r.OK || r.SlotsMoved == 0 {
@@ -305,7 +315,8 @@ step it is back, and under reweight nothing may move
 	}
 }
 
-// TestCheckNamesEveryMistake: a scenario for another fabric is refused before anything is done, all at once.
+// TestCheckNamesEveryMistake verifies that a scenario for another fabric is rejected before any action, with all
+// mistakes at once.
 func TestCheckNamesEveryMistake(t *testing.T) {
 	f := fabric(t, Options{Spec: topo.Spec{Planes: 2, Servers: 2, SubPorts: 1}})
 	s := script(t, "step x\ncut server9 p0\ncut server1 p9\nkill leaf9\ndrain server1 moon p0\ndrain server1 leaf p0\nexpect server7 -> * 1:1:1\nshow server8 -> server1\n")
@@ -323,13 +334,59 @@ test: step "x": no server "server8": there are server1 to server2`
 	}
 }
 
-// TestOptionsOutOfRange: a size that the address plan cannot hold is refused with the flag and its bounds.
+// TestDevicesOfAnyName verifies that scripts, drains and checks work by cables, whatever the devices are called, also
+// if the same sub-port has another name on each server. server1 has three sub-ports in plane p0, so its first one in
+// plane p2 is eth5, that of the others eth4.
+func TestDevicesOfAnyName(t *testing.T) {
+	f := fabric(t, Options{Spec: topo.Spec{Servers: 3, Planes: 3, Devices: "eth{n}", Overrides: "server1/p0 sub_ports=3"}})
+	results, ok := play(t, f, script(t, `
+step half a Y-cable of both
+  cut server1 $plane.0
+  cut server2 $plane.0
+  expect server1 -> server2 2:2:1
+  expect server3 -> server2 2:2:1
+step they are mended
+  mend server1 eth5
+  mend server2 eth4
+  expect * -> server2 1:1:1
+step all drain it
+  drain * sub-port $plane.0
+  expect * -> * 2:2:1
+step they undrain
+  undrain server1 sub-port eth5
+  undrain server2 sub-port eth4
+  undrain server3 sub-port eth4
+  expect server2 -> server3 1:1:1
+`))
+	if !ok {
+		t.Errorf("%+v", results)
+	}
+	for _, c := range f.At(f.Server[0]) {
+		if want := map[string]int{"eth4": 1, "eth5": 2}; want[c.Down.Device] > 0 && c.Plane != want[c.Down.Device] {
+			t.Errorf("%s of server1 is in plane %d: this test has lost its subject", c.Down.Device, c.Plane)
+		}
+	}
+	_, err := f.Run(t.Context(), script(t, "step x\ncut server1 p2.0\ndrain * sub-port eth6\ndrain server1 plane eth6\ndrain server1 sub-port p2\ncut server1 $gpu$plane.0\n"),
+		func(Result) { t.Error("a step was done") })
+	want := `test:2: no plane or sub-port "p2.0": planes are p0 to p2, sub-ports eth0 to eth6
+test:3: server2: no plane or sub-port "eth6": planes are p0 to p2, sub-ports eth0 to eth5
+test:4: "eth6" is not a plane: planes are p0 to p2
+test:5: "p2" is not a sub-port: name a device such as eth5
+test:6: no plane or sub-port "g1 p2 sub-port 0": planes are p0 to p2, sub-ports eth0 to eth6`
+	if err == nil || err.Error() != want {
+		t.Errorf("got\n%v\nwant\n%s", err, want)
+	}
+}
+
+// TestOptionsOutOfRange verifies that a size beyond the address plan is rejected with the flag and its bounds.
 func TestOptionsOutOfRange(t *testing.T) {
 	for want, o := range map[string]Options{
 		"--planes: 65 is out of range":                              {Spec: topo.Spec{Planes: 65}},
 		"--servers: 1 is out of range":                              {Spec: topo.Spec{Servers: 1}},
 		"--leaves: a leaf would have 4000 sessions, more than 1024": {Spec: topo.Spec{Planes: 4, Servers: 250, SubPorts: 16}},
-		"--leaf frr: in one process there is fared only":            {Spec: topo.Spec{Leaf: topo.FRR}},
+		"--addresses dual: labs send and check only IPv4 packets":   {Spec: topo.Spec{Addresses: topo.Dual}},
+		"--addresses ipv6: labs send and check only IPv4":           {Spec: topo.Spec{Addresses: topo.IPv6}, Netns: &Netns{}},
+		"--leaf frr: a fabric in one process runs only fared":       {Spec: topo.Spec{Leaf: topo.FRR}},
 	} {
 		if _, err := Start(t.Context(), o, slog.New(slog.DiscardHandler)); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("Start(%+v): %v, want %s", o, err, want)
@@ -340,7 +397,8 @@ func TestOptionsOutOfRange(t *testing.T) {
 	}
 }
 
-// TestTwoRunsAreTheSame: weights, slots, shares and UDP source ports of every pair after every step.
+// TestTwoRunsAreTheSame compares weights, slots, shares and UDP source ports of every pair after every step of two
+// runs.
 func TestTwoRunsAreTheSame(t *testing.T) {
 	run := func() []string {
 		f := fabric(t, Options{Spec: topo.Spec{Servers: 3, GPUs: 2}})
@@ -367,7 +425,7 @@ func TestTwoRunsAreTheSame(t *testing.T) {
 	}
 }
 
-// everything is what all servers show of all pairs, but for the numbers of revisions and groups.
+// everything returns the rows of all servers for all pairs, without revision and group numbers.
 func everything(t *testing.T, f *Fabric) string {
 	t.Helper()
 	var b strings.Builder
@@ -397,7 +455,7 @@ func everything(t *testing.T, f *Fabric) string {
 	return b.String()
 }
 
-// TestConfigsAreAccepted: what --write-configs writes is what fared check accepts, for every node.
+// TestConfigsAreAccepted verifies that fared check accepts the output of --write-configs for every node.
 func TestConfigsAreAccepted(t *testing.T) {
 	files, err := Configs(Options{Spec: topo.Spec{Planes: 2, Servers: 3}})
 	if err != nil {

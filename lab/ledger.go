@@ -5,25 +5,26 @@ import (
 	"time"
 )
 
-// ledgerSpan is how long a ledger knows a packet at least while its server sends at the lab's rate. A cable's queue holds one for
-// 50 ms; the rest is for receivers that do not get to run.
+// ledgerSpan is the minimum time for which a ledger remembers a packet while its server sends at the lab's rate. A
+// cable's queue holds a packet for 50 ms; the rest allows for receivers that are not scheduled.
 const ledgerSpan = 2 * time.Second
 
-// ledger keeps account of a server's packets one by one, from the sending of each until it is settled: it has arrived, or counts as
-// lost. It is a ring, so that its size follows from the rate alone, however long a step takes: 160 KiB for 2,000 packets a
-// second, 20 MiB for 200,000. A packet is settled when its step is over, or when its entry is needed again; what arrives after
-// that counts as late, and stays lost.
+// ledger tracks each packet of a server from its sending until it is settled as arrived or lost. It is a ring, so its
+// size depends on the rate alone, however long a step takes: 160 KiB for 2,000 packets per second, 20 MiB for 200,000.
+// A packet is settled when its step is over, or when its entry is reused; a packet that arrives after that counts as
+// late, and remains lost.
 type ledger struct {
-	entries []entry // by number; as many as a power of two
-	// next is the number of the next packet, settled that of the oldest one that is not settled yet. Numbers wrap.
+	entries []entry // by number; the length is a power of two
+	// next is the number of the next packet, settled that of the oldest unsettled one. Numbers wrap.
 	next, settled uint32
 }
 
-// entry is a packet.
+// entry is the state of one packet.
 type entry struct {
-	// state is the packet's number in the upper half, below it settledBit and how often the packet has arrived. Receivers change it.
+	// state holds the packet's number in the upper half, settledBit, and in the lower bits the number of its arrivals.
+	// Receivers modify it.
 	state atomic.Uint64
-	// The rest is its sender's.
+	// The other fields belong to the sender.
 	tally *tally
 	lane  lane
 	sent  int64 // ns since the traffic's epoch
@@ -31,7 +32,7 @@ type entry struct {
 
 const settledBit = 1 << 31
 
-// lane is a pair's way through a plane: the plane of the slot that sends the packet.
+// lane is a pair's path through a plane, the plane of the slot that sends the packet.
 type lane struct{ pair, plane int }
 
 func newLedger(rate int) *ledger {
@@ -44,7 +45,7 @@ func newLedger(rate int) *ledger {
 
 func (l *ledger) entry(number uint32) *entry { return &l.entries[int(number)&(len(l.entries)-1)] }
 
-// send enters a packet and returns its number. Calls of send and settle come one after the other.
+// send enters a packet and returns its number. Calls of send and settle must not overlap.
 func (l *ledger) send(t *tally, at lane, sent int64) uint32 {
 	number := l.next
 	if int(number-l.settled) == len(l.entries) {
@@ -57,16 +58,16 @@ func (l *ledger) send(t *tally, at lane, sent int64) uint32 {
 	return number
 }
 
-// arrival is what a receiver learns of a packet.
+// arrival is the result of a packet's arrival.
 type arrival int
 
 const (
 	firstTime arrival = iota
 	duplicate
-	late // it counts as lost already, or its entry is another packet's
+	late // it is already settled as lost, or its entry belongs to another packet
 )
 
-// arrive notes that a packet has arrived. It may be called at any time.
+// arrive records the arrival of a packet. It is safe for concurrent use.
 func (l *ledger) arrive(number uint32) arrival {
 	e := l.entry(number)
 	for {
@@ -84,7 +85,7 @@ func (l *ledger) arrive(number uint32) arrival {
 	}
 }
 
-// settle settles all packets of a tally and of those before it.
+// settle settles all packets of a tally and of earlier ones.
 func (l *ledger) settle(t *tally) {
 	for l.settled != l.next && l.entry(l.settled).tally.number <= t.number {
 		l.settleOldest()
@@ -99,13 +100,13 @@ func (l *ledger) settleOldest() {
 	}
 }
 
-// loss is what was lost in a lane.
+// loss is the number of packets lost in a lane.
 type loss struct {
 	packets     uint64
-	first, last int64 // when the first and the last of them were sent, ns since the traffic's epoch
+	first, last int64 // sending times of the first and the last of them, ns since the traffic's epoch
 }
 
-// lose notes a lost packet. Those of a lane come in the order of sending.
+// lose records a lost packet. The packets of a lane must come in the order of sending.
 func (t *tally) lose(at lane, sent int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -118,22 +119,23 @@ func (t *tally) lose(at lane, sent int64) {
 	t.losses[at] = l
 }
 
-// outage is the losses of some tallies together. The zero value: nothing was lost.
+// outage is the sum of the losses of some tallies. The zero value means that nothing was lost.
 type outage struct {
 	packets uint64
 	byPlane []uint64
-	pairs   int // that have lost packets
-	// interval is how long the pair has lost packets that has done so for the longest, worst (the lowest of equals); span is how
-	// long any pair has. Both are from the sending of the first lost packet to that of the last, and the gap between two packets
-	// of a pair more, so that one lost packet is not nothing; ns.
+	pairs   int // number of pairs that have lost packets
+	// interval is the longest time for which a pair lost packets, worst that pair (the lowest of equals), and span the
+	// time for which any pair lost packets. Both count from the sending of the first lost packet to that of the last,
+	// plus the gap between two packets of a pair, so that a single lost packet does not count as zero; ns.
 	interval, span int64
 	worst          int
-	// first and last are the lanes of the first and the last packet lost (the lowest of equals), and when they were sent.
+	// first and last are the lanes of the first and the last lost packet (the lowest of equals), firstSent and lastSent
+	// their sending times.
 	first, last         lane
 	firstSent, lastSent int64
 }
 
-// newOutage adds the losses of tallies up. gap is the time between two packets of a pair, ns.
+// newOutage sums the losses of tallies. gap is the time between two packets of a pair, ns.
 func newOutage(planes int, gap int64, tallies ...*tally) outage {
 	o := outage{byPlane: make([]uint64, planes)}
 	pairs := map[int]loss{}

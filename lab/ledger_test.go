@@ -7,15 +7,15 @@ import (
 	"testing"
 )
 
-// packet is one of a story that is told to ledgers and to their twin.
+// packet is one packet of a random sequence that is passed to ledgers and to the reference model.
 type packet struct {
 	at      lane
 	sent    int64
 	tally   int
-	arrives int // times
+	arrives int // number of arrivals
 }
 
-// twin works an outage out from every packet of some tallies, the simple way.
+// twin is a reference model: it computes an outage from every packet of some tallies.
 func twin(planes int, gap int64, packets []packet, tallies ...int) outage {
 	o := outage{byPlane: make([]uint64, planes)}
 	lost := slices.DeleteFunc(slices.Clone(packets), func(p packet) bool { return p.arrives > 0 || !slices.Contains(tallies, p.tally) })
@@ -29,7 +29,7 @@ func twin(planes int, gap int64, packets []packet, tallies ...int) outage {
 		ofPair[p.at.pair] = append(ofPair[p.at.pair], p)
 	}
 	o.pairs = len(ofPair)
-	for pair := range 1000 { // from the lowest
+	for pair := range 1000 { // from the lowest pair
 		if all := ofPair[pair]; len(all) > 0 {
 			if took := all[len(all)-1].sent - all[0].sent + gap; took > o.interval {
 				o.interval, o.worst = took, pair
@@ -50,7 +50,8 @@ func twin(planes int, gap int64, packets []packet, tallies ...int) outage {
 	return o
 }
 
-// TestOutage: random losses and duplicates over several servers, tallies and turns of the ring: what ledgers say is what the twin does.
+// TestOutage compares ledgers with the reference model for random losses and duplicates over several servers, tallies
+// and turns of the ring.
 func TestOutage(t *testing.T) {
 	const servers, planes, gap = 3, 4, 7
 	for seed := range uint64(300) {
@@ -63,7 +64,7 @@ func TestOutage(t *testing.T) {
 		tallies := []*tally{{losses: map[lane]loss{}}, {number: 1, losses: map[lane]loss{}}, {number: 2, losses: map[lane]loss{}}}
 		var packets []packet
 		now := int64(0)
-		fate := r.IntN(20) // of 20 packets so many are lost
+		fate := r.IntN(20) // n of 20 packets are lost
 		for n := range r.IntN(400) {
 			now += int64(r.IntN(3))
 			p := packet{at: lane{r.IntN(servers)*10 + r.IntN(4), r.IntN(planes)}, sent: now, tally: min(2, n/100), arrives: 1}
@@ -87,7 +88,7 @@ func TestOutage(t *testing.T) {
 				l.settle(n)
 			}
 			if seed%2 == 0 {
-				continue // all at once, below
+				continue // checked all at once, below
 			}
 			if got, want := fmt.Sprintf("%+v", newOutage(planes, gap, n)), fmt.Sprintf("%+v", twin(planes, gap, packets, int(n.number))); got != want {
 				t.Fatalf("seed %d, tally %d:\n%s, want\n%s", seed, n.number, got, want)
@@ -99,7 +100,8 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// TestOneLostPacket: the interval of one is a packet's gap, and nothing lost is nothing.
+// TestOneLostPacket verifies that the interval of a single lost packet is one packet's gap, and that no loss gives
+// zero.
 func TestOneLostPacket(t *testing.T) {
 	l, n := newLedger(0), &tally{losses: map[lane]loss{}}
 	arrived := l.send(n, lane{4, 1}, 100)
@@ -115,8 +117,8 @@ func TestOneLostPacket(t *testing.T) {
 	}
 }
 
-// TestLatePackets: what arrives after it was settled, or after its entry was needed again, stays lost; more of what had arrived
-// before is a duplicate still, while its entry is there.
+// TestLatePackets verifies that a packet that arrives after it was settled, or after its entry was reused, remains
+// lost, and that another copy of one that arrived before still counts as a duplicate while its entry exists.
 func TestLatePackets(t *testing.T) {
 	l, n := newLedger(0), &tally{losses: map[lane]loss{}}
 	lost := l.send(n, lane{}, 1)
@@ -144,7 +146,7 @@ func TestLatePackets(t *testing.T) {
 	}
 }
 
-// TestLedgerSize: two seconds of packets at the largest rate fit.
+// TestLedgerSize verifies that two seconds of packets at the highest rate fit.
 func TestLedgerSize(t *testing.T) {
 	for rate, want := range map[int]int{0: 1024, 2000: 4096, 200_000: 1 << 19} {
 		if got := len(newLedger(rate).entries); got != want {

@@ -15,16 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nodeNamespace is the name of a node's namespace: fared-<run>-<node>, where a run is the lab's process id and, from the second
-// fabric of a process on, a number.
+// nodeNamespace matches the name of a node's namespace: fared-<run>-<node>. A run is the lab's process id, with a
+// number appended from the second fabric of a process on.
 var nodeNamespace = regexp.MustCompile(`^fared-(([0-9]+)(?:_[0-9]+)?)-(?:server|leaf|spine)[0-9]+(?:-[0-9]+)?$`)
 
-// runDir begins the name of a run's folder in the folder for temporary files; the run's name follows.
+// runDir is the prefix of the name of a run's folder in the folder for temporary files; the run's name follows.
 const runDir = "fared-lab-"
 
-// newRun makes the folder of a run, which names it, and locks it for as long as the file is open.
+// newRun creates the folder of a run, which names the run, and locks it for as long as the file is open.
 func newRun() (dir string, lock *os.File, err error) {
-	// The folder gets its name when it is locked already, so that nobody takes it for one that was left behind.
+	// The folder is renamed only after it is locked, so that no other lab takes it for an abandoned one.
 	nameless, err := os.MkdirTemp("", "."+runDir)
 	if err != nil {
 		return "", nil, err
@@ -34,7 +34,7 @@ func newRun() (dir string, lock *os.File, err error) {
 			err = errors.Join(err, os.RemoveAll(nameless))
 		}
 	}()
-	if err := os.Chmod(nameless, 0o755); err != nil { // FRR's user must get through
+	if err := os.Chmod(nameless, 0o755); err != nil { // FRR's user must be able to enter it
 		return "", nil, err
 	}
 	lock, err = os.OpenFile(filepath.Join(nameless, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
@@ -48,7 +48,7 @@ func newRun() (dir string, lock *os.File, err error) {
 	for n := 1; n < 10_000; n++ {
 		run := strconv.Itoa(os.Getpid())
 		if n > 1 {
-			run += fmt.Sprintf("_%d", n) // a dot cannot be part of a name in a BPF file system
+			run += fmt.Sprintf("_%d", n) // a dot is not allowed in the name of a BPF file system entry
 		}
 		dir = filepath.Join(os.TempDir(), runDir+run)
 		if err = os.Rename(nameless, dir); err == nil {
@@ -59,11 +59,11 @@ func newRun() (dir string, lock *os.File, err error) {
 		}
 	}
 	lock.Close()
-	return "", nil, fmt.Errorf("%w; remove what earlier runs have left: fared lab --netns --cleanup", err)
+	return "", nil, fmt.Errorf("%w; remove the leftovers of earlier runs: fared lab --netns --cleanup", err)
 }
 
-// abandoned says that the lab which made a run is gone: its process is, or another has got its number and does not hold the
-// run's lock.
+// abandoned reports whether the lab that created a run has ended: its process does not exist, or another process has
+// its number and does not hold the run's lock.
 func abandoned(run string) bool {
 	pid, _, _ := strings.Cut(run, "_")
 	if _, err := os.Stat(filepath.Join("/proc", pid)); err != nil {
@@ -77,8 +77,8 @@ func abandoned(run string) bool {
 	return unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
 }
 
-// Cleanup removes what fabrics of namespaces have left whose process is gone, by a crash or by Leave, or that have failed:
-// processes, namespaces and files. It returns the namespaces and folders that it has removed, sorted.
+// Cleanup removes the leftovers of fabrics of namespaces that have failed or whose process has ended, by a crash or by
+// Leave: processes, namespaces and files. It returns the removed namespaces and folders, sorted.
 func Cleanup(ctx context.Context) ([]string, error) {
 	runs := map[string][]namespace{}
 	entries, err := os.ReadDir(netnsDir)
@@ -126,7 +126,7 @@ func Cleanup(ctx context.Context) ([]string, error) {
 	return removed, errors.Join(errs...)
 }
 
-// remove ends every process in a namespace and removes it, with what BPF has pinned for it.
+// remove kills every process in a namespace and removes the namespace, with its BPF pins.
 func remove(ctx context.Context, ns namespace) error {
 	for deadline := time.Now().Add(5 * time.Second); ; {
 		out, err := run(ctx, "", "ip", "netns", "pids", string(ns))
@@ -142,7 +142,7 @@ func remove(ctx context.Context, ns namespace) error {
 		}
 		for _, text := range pids {
 			if pid, err := strconv.Atoi(text); err == nil && pid > 1 && pid != os.Getpid() {
-				_ = unix.Kill(pid, unix.SIGKILL) // one that is gone is what was wanted
+				_ = unix.Kill(pid, unix.SIGKILL) // an error means that it has already ended
 			}
 		}
 		if err := sleep(ctx, 10*time.Millisecond); err != nil {
@@ -153,7 +153,7 @@ func remove(ctx context.Context, ns namespace) error {
 	return errors.Join(err, os.RemoveAll(pins(ns)))
 }
 
-// sleep waits, or returns the context's error when that ends first.
+// sleep waits for d, or returns the context's error if that ends first.
 func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

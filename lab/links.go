@@ -13,20 +13,20 @@ type cables struct {
 	mu     sync.Mutex
 	events []daemon.LinkEvent // by sub-port
 	dirty  []bool
-	knock  chan struct{}
+	ready  chan struct{}
 }
 
 func newCables(set []*topo.Cable) *cables {
-	c := &cables{events: make([]daemon.LinkEvent, len(set)), dirty: make([]bool, len(set)), knock: make(chan struct{}, 1)}
+	c := &cables{events: make([]daemon.LinkEvent, len(set)), dirty: make([]bool, len(set)), ready: make(chan struct{}, 1)}
 	for i := range c.events {
 		c.events[i] = daemon.LinkEvent{SubPort: i, Up: true, Speed: set[i].Speed, SpeedSource: "config"}
 		c.dirty[i] = true
 	}
-	c.knock <- struct{}{}
+	c.ready <- struct{}{}
 	return c
 }
 
-// set makes a cable's end go dark or light up.
+// set takes a cable's end down or brings it up.
 func (c *cables) set(i int, up bool) {
 	c.mu.Lock()
 	ev := &c.events[i]
@@ -41,7 +41,7 @@ func (c *cables) set(i int, up bool) {
 	c.dirty[i] = true
 	c.mu.Unlock()
 	select {
-	case c.knock <- struct{}{}:
+	case c.ready <- struct{}{}:
 	default:
 	}
 }
@@ -52,8 +52,12 @@ func (c *cables) Run(ctx context.Context) error {
 	return nil
 }
 
-// Knock implements daemon.LinkSource.
-func (c *cables) Knock() <-chan struct{} { return c.knock }
+// Ready implements daemon.LinkSource.
+func (c *cables) Ready() <-chan struct{} { return c.ready }
+
+// Poll implements daemon.LinkSource. It does nothing, because set takes effect
+// at once.
+func (c *cables) Poll() {}
 
 // Take implements daemon.LinkSource.
 func (c *cables) Take(buf []daemon.LinkEvent) []daemon.LinkEvent {

@@ -2,29 +2,36 @@ package lab
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 
 	"github.com/fared/fared/topo"
 )
 
-// model is what the fabric's cables, nodes and drains are, and what weights follow: a few lines of arithmetic that know nothing
-// of BGP, communities or groups, so that they can judge them.
+// model holds the state of the fabric's cables, nodes and drains, and computes the weights that follow. It is a few
+// lines of arithmetic that share nothing with BGP, communities or the daemon's groups, and so can verify them. Weights
+// are between source groups, numbered from 0: servers, or GPUs that own their ports.
 type model struct {
 	*plan
-	// By cable: cut has no light, lossy drops every packet in silence, drained is so by its server.
+	// By cable: cut means down, lossy means that every packet is dropped silently, drained that its server has drained
+	// it.
 	cut, lossy, drained []bool
-	// Nodes that are dark are without power, all their cables with them; those that sleep do not answer but forward.
+	// dark nodes have no power, and all their cables are down; asleep nodes do not respond but forward.
 	dark, asleep map[*topo.Node]bool
-	// dead are the processes of each server that have crashed.
+	// dead holds the crashed processes of each server.
 	dead []parts
-	// waiting: a server's control plane has returned without its data plane, and has no sessions until that is back.
+	// waiting is true for a server whose control plane has come back before its data plane; it has no sessions until
+	// that is back.
 	waiting []bool
-	// frozen are, of a server any of whose processes is dead, its weights toward every server when the first one died.
-	frozen [][][]uint32
-	// silent says of a cable that the leaf has lost its routes and cannot learn them again, for a process of the server is dead.
+	// frozen holds, for each source group of a server with a dead process, its vectors toward every source group when
+	// the first process died; nil if all processes are alive.
+	frozen [][]vector
+	// silent is true for a cable whose leaf has removed the server's routes and cannot learn them again while a process
+	// of the server is dead.
 	silent []bool
-	// told is what a server whose control plane has crashed had told the leaf of a cable about itself, in bit/s: a leaf that does not
-	// add up passes it on for as long as it keeps the route.
+	// told is the bandwidth, in bit/s, that a crashed control plane last advertised over a cable for its own server. A
+	// leaf that does not sum passes it on as long as it keeps the route.
 	told []uint64
 }
 
@@ -32,10 +39,10 @@ func newModel(p *plan) *model {
 	n := len(p.Cables)
 	return &model{plan: p, cut: make([]bool, n), lossy: make([]bool, n), drained: make([]bool, n), silent: make([]bool, n), told: make([]uint64, n),
 		dark: map[*topo.Node]bool{}, asleep: map[*topo.Node]bool{},
-		dead: make([]parts, p.Servers), waiting: make([]bool, p.Servers), frozen: make([][][]uint32, p.Servers)}
+		dead: make([]parts, p.Servers), waiting: make([]bool, p.Servers), frozen: make([][]vector, len(p.Groups()))}
 }
 
-// cable is a cable as it should be.
+// cable is a cable with its expected state.
 type cable struct {
 	*topo.Cable
 	up bool
@@ -45,18 +52,21 @@ func (m *model) cable(c *topo.Cable) cable {
 	return cable{c, !m.cut[c.Index] && !m.dark[c.Down.Node] && !m.dark[c.Up.Node]}
 }
 
-// session says whether the two ends of a cable hear each other.
+// session reports whether a cable's two ends can have a session.
 func (m *model) session(c *topo.Cable) bool {
 	return m.cable(c).up && !m.lossy[c.Index] && !m.asleep[c.Down.Node] && !m.asleep[c.Up.Node]
 }
 
-// sends says whether a server uses a cable; announces whether its leaf has routes over it.
+// sends reports whether a server uses a cable; announces reports whether its leaf has routes over it.
 func (m *model) sends(c *topo.Cable) bool     { return m.session(c) && !m.drained[c.Index] }
 func (m *model) announces(c *topo.Cable) bool { return m.sends(c) && !m.silent[c.Index] }
 
-// lanes is what a server can send to a leaf, in bit/s.
-func (m *model) lanes(server int, leaf *topo.Node) (speed uint64) {
-	for _, c := range m.At(m.Server[server]) {
+// host returns the server of a source group.
+func (p *plan) host(group int) int { return group / p.GroupsEach() }
+
+// lanes returns the rate at which a source group can send to a leaf, in bit/s.
+func (m *model) lanes(group int, leaf *topo.Node) (speed uint64) {
+	for _, c := range m.Groups()[group].Cables {
 		if c.Up.Node == leaf && m.sends(c) {
 			speed += uint64(c.Speed)
 		}
@@ -64,11 +74,11 @@ func (m *model) lanes(server int, leaf *topo.Node) (speed uint64) {
 	return speed
 }
 
-// direct is what a leaf can send to a server over its own cables, in bit/s.
-func (m *model) direct(leaf *topo.Node, server int) (speed uint64) {
-	for _, c := range m.At(m.Server[server]) {
+// direct returns the rate at which a leaf can send to a source group over its own cables, in bit/s.
+func (m *model) direct(leaf *topo.Node, group int) (speed uint64) {
+	for _, c := range m.Groups()[group].Cables {
 		if c.Up.Node == leaf && m.announces(c) {
-			if m.Software(leaf) == topo.BIRD && m.absent(server) {
+			if m.Software(leaf) == topo.BIRD && m.absent(m.host(group)) {
 				return m.told[c.Index]
 			}
 			speed += uint64(c.Speed)
@@ -77,15 +87,17 @@ func (m *model) direct(leaf *topo.Node, server int) (speed uint64) {
 	return speed
 }
 
-// paths is how many uplinks a leaf is built with, at least 1. What a leaf announces is counted in so many parts of a bit/s, so that
-// the share of an uplink, all of which are equally fast, is a whole number.
+// paths returns the number of uplinks that a leaf is built with, at least 1. A leaf's announcements are counted in
+// 1/paths bit/s, so that the share of each of its equally fast uplinks is a whole number.
 func (m *model) paths() uint64 { return uint64(max(m.Spines, 1)) }
 
-// announced is what a leaf says that it can send to a server, in parts of a bit/s: directly, or over each spine the least of all
-// that is on the way. A leaf with fared tells each spine its share of what it has, whether the others live or not; FRR and BIRD
-// tell every one all of it. FRR does not look at its own uplinks, it adds up what it is told.
-func (m *model) announced(leaf *topo.Node, server int) uint64 {
-	if n := m.direct(leaf, server); n > 0 {
+// announced returns the bandwidth toward a source group that a leaf announces, in 1/paths bit/s: that of its own
+// cables, or over each spine the minimum along the way. A leaf with fared announces to each spine its share, whether
+// the other spines are up or not; FRR and BIRD announce the whole to every spine. FRR ignores the speed of its own
+// uplinks and sums the received values. BIRD passes on the value of its best path, that of the spine with the lowest
+// identifier.
+func (m *model) announced(leaf *topo.Node, group int) uint64 {
+	if n := m.direct(leaf, group); n > 0 {
 		return n * m.paths()
 	}
 	through := func(n *topo.Node, c *topo.Cable, told uint64) uint64 {
@@ -104,31 +116,66 @@ func (m *model) announced(leaf *topo.Node, server int) uint64 {
 			if far == near || !m.session(far) {
 				continue
 			}
-			told := m.direct(far.Down.Node, server)
+			told := m.direct(far.Down.Node, group)
 			if m.Software(far.Down.Node) != topo.Fared {
 				told *= m.paths()
 			}
 			speed += through(leaf, near, through(spine, far, told))
 		}
+		if speed > 0 && m.Software(leaf) == topo.BIRD {
+			break
+		}
 	}
 	return speed
 }
 
-// reaches says whether a leaf or a spine has a way to a server.
-func (m *model) reaches(n *topo.Node, server int) bool {
+// reaches reports whether a leaf or a spine has a path to a source group.
+func (m *model) reaches(n *topo.Node, group int) bool {
 	if n.Kind == topo.KindLeaf {
-		return m.announced(n, server) > 0
+		return m.announced(n, group) > 0
 	}
 	for _, c := range m.At(n) {
-		if m.session(c) && m.direct(c.Down.Node, server) > 0 {
+		if m.session(c) && m.direct(c.Down.Node, group) > 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// weights is what holds between two servers: in each plane, over each leaf, the lesser of what the source can send and the leaf
-// announces; in lowest terms.
+// vector describes how a source group forwards toward another: the planes' weights in lowest terms, and for each of its
+// cables, in the order of topo.Group.Cables, its fraction of the traffic, 0 to 1.
+type vector struct {
+	planes []uint32
+	lanes  []float64
+}
+
+func (v vector) equal(w vector) bool {
+	return slices.Equal(v.planes, w.planes) && slices.EqualFunc(v.lanes, w.lanes, func(a, b float64) bool { return math.Abs(a-b) < 1e-9 })
+}
+
+// vector returns the model's vector between two source groups. Traffic to a leaf is divided over the cables there by
+// speed.
+func (m *model) vector(src, dst int) vector {
+	g := m.Groups()[src]
+	v := vector{m.weights(src, dst), make([]float64, len(g.Cables))}
+	var all float64
+	for i, c := range g.Cables {
+		if m.sends(c) {
+			n := float64(m.lanes(src, c.Up.Node))
+			v.lanes[i] = min(n*float64(m.paths()), float64(m.announced(c.Up.Node, dst))) * float64(c.Speed) / n
+			all += v.lanes[i]
+		}
+	}
+	for i := range v.lanes {
+		if all > 0 {
+			v.lanes[i] /= all
+		}
+	}
+	return v
+}
+
+// weights returns the model's weights between two source groups: in each plane, over each leaf, the lesser of the
+// source's capacity and the leaf's announcement; in lowest terms.
 func (m *model) weights(src, dst int) []uint32 {
 	speed := make([]uint64, m.Planes)
 	for _, leaf := range m.Leaf {
@@ -159,11 +206,31 @@ func (m *model) server(name string) (int, error) {
 	return 0, fmt.Errorf("no server %q: there are %s to %s", name, m.Server[0].Name, m.Server[m.Servers-1].Name)
 }
 
+// groups finds source groups by the name of a group or of its server, or all by "*".
+func (m *model) groups(name string) (found []int, err error) {
+	if g := m.Group(name); g != nil && strings.Contains(name, "/") {
+		return []int{g.Index}, nil
+	}
+	servers, err := m.servers(name)
+	if err != nil && m.GroupsEach() > 1 {
+		err = fmt.Errorf("no server or GPU %q: there are %s to %s", name, m.Groups()[0].Name, m.Groups()[len(m.Groups())-1].Name)
+	}
+	for _, s := range servers {
+		for i := range m.GroupsEach() {
+			found = append(found, s*m.GroupsEach()+i)
+		}
+	}
+	return found, err
+}
+
 // servers finds a server by its name, or all by "*".
 func (m *model) servers(name string) ([]int, error) {
 	if name != "*" {
 		s, err := m.server(name)
-		return []int{s}, err
+		if err != nil {
+			return nil, err
+		}
+		return []int{s}, nil
 	}
 	all := make([]int, m.Servers)
 	for s := range all {
@@ -184,7 +251,8 @@ func (m *model) leaf(name string) (*topo.Node, error) {
 	return nil, fmt.Errorf("%s", text)
 }
 
-// cablesOf returns the cables of a node that "p2" (all of the plane's, of a server) or a device such as "p2.0" names.
+// cablesOf returns a node's cables by name: "p2" (all cables of a server in the plane), "g1" or "g1p2" (those of a GPU
+// that owns its ports), or a device such as "p2.0".
 func (m *model) cablesOf(node, name string) ([]*topo.Cable, error) {
 	n := m.Node(node)
 	if n == nil {
@@ -201,6 +269,7 @@ func (m *model) cablesOf(node, name string) ([]*topo.Cable, error) {
 		last, _ := ports[len(ports)-1].At(n)
 		return nil, fmt.Errorf("%s has no port %q: its ports are %s to %s", node, name, first.Device, last.Device)
 	}
+	own := m.At(n)
 	return nil, fmt.Errorf("no plane or sub-port %q: planes are %s to %s, sub-ports %s to %s", name,
-		m.PlaneName(0), m.PlaneName(m.Planes-1), m.Device(0, 0), m.Device(m.Planes-1, m.SubPorts-1))
+		m.PlaneName(0), m.PlaneName(m.Planes-1), own[0].Down.Device, own[len(own)-1].Down.Device)
 }

@@ -16,13 +16,14 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// netnsDir is where `ip netns` keeps namespaces by name.
+// netnsDir is the folder in which `ip netns` keeps namespaces by name.
 const netnsDir = "/run/netns"
 
 // namespace is a network namespace by its name in `ip netns`.
 type namespace string
 
-// do calls f on a thread inside the namespace. A thread that cannot be brought back is thrown away.
+// do calls f on a thread inside the namespace. A thread that cannot return to its own namespace is
+// terminated.
 func (n namespace) do(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -59,7 +60,7 @@ func (n namespace) sysctl(settings []topo.Sysctl) error {
 		for _, s := range settings {
 			err := os.WriteFile(filepath.Join("/proc/sys", strings.ReplaceAll(s.Name, ".", "/")), []byte(s.Value), 0)
 			if s.Name == topo.HashSeed && errors.Is(err, os.ErrNotExist) {
-				continue // before Linux 6.11; what comes of it is said there
+				continue // before Linux 6.11; the documentation of topo.HashSeed describes the consequence
 			}
 			errs = append(errs, err)
 		}
@@ -67,12 +68,12 @@ func (n namespace) sysctl(settings []topo.Sysctl) error {
 	})
 }
 
-// batch gives lines to ip or tc in the namespace.
+// batch runs lines by ip or tc in the namespace.
 func (n namespace) batch(ctx context.Context, tool string, lines []string) error {
 	return batch(ctx, lines, tool, "-n", string(n))
 }
 
-// batch gives lines to ip or tc; they end at the first that fails.
+// batch runs lines by ip or tc; it stops at the first line that fails.
 func batch(ctx context.Context, lines []string, tool string, args ...string) error {
 	if len(lines) == 0 {
 		return nil
@@ -81,7 +82,7 @@ func batch(ctx context.Context, lines []string, tool string, args ...string) err
 	return err
 }
 
-// run runs a program to its end; its error carries what it wrote to standard error.
+// run runs a program to its end; the error includes its standard error.
 func run(ctx context.Context, in, tool string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, tool, args...)
 	var out, errOut bytes.Buffer
@@ -92,7 +93,8 @@ func run(ctx context.Context, in, tool string, args ...string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// failedLine adds to what ip or tc says the line of the batch that it speaks of ("Command failed -:3").
+// failedLine appends to an error of ip or tc the batch line that the error refers to ("Command failed
+// -:3").
 func failedLine(in, said string) string {
 	said = strings.TrimSpace(said)
 	if _, at, ok := strings.Cut(said, "Command failed -:"); ok {

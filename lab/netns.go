@@ -18,35 +18,37 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// Netns are the options of a fabric of network namespaces: every node has one, with processes of its own, and cables are veth
-// pairs. It needs root, and ip and tc of iproute2. The zero value of each field means its default.
+// Netns holds the options of a fabric of network namespaces: every node has a namespace and processes, and cables are
+// veth pairs. It requires root, and ip and tc of iproute2. The zero value of each field means its default.
 type Netns struct {
-	// Driver is the data plane's: "auto" (default), "linux" or "bpf".
+	// Driver selects the data plane's driver: "auto" (default), "linux" or "bpf".
 	Driver string
-	// Rate is how many packets a second each server sends; default 2,000, at most 200,000, -1: none.
+	// Rate is the number of packets per second that each server sends; default 2,000, at most 200,000; -1 disables
+	// packets.
 	Rate int
-	// Binary is the fared that runs in the namespaces; default: this process's executable.
+	// Binary is the path of the fared that runs in the namespaces; default: this process's executable.
 	Binary string
-	// Progress, if set, is told what Start does.
+	// Progress, if set, receives the steps of Start.
 	Progress func(string)
 }
 
-// NetnsServers is the default of Options.Servers in a fabric of namespaces: small, for everything runs on one machine.
+// NetnsServers is the default of Options.Servers in a fabric of namespaces. It is small, because everything runs on one
+// machine.
 const NetnsServers = 4
 
-// maxCables bounds what one machine is asked to make.
+// maxCables limits the number of cables on one machine.
 const maxCables = 1024
 
-// Drivers are the values that Netns.Driver may have.
+// Drivers lists the valid values of Netns.Driver.
 var Drivers = []string{"auto", "linux", "bpf"}
 
-// defaultRate is how many packets a second each server sends; maxRate is the most.
+// defaultRate is the default number of packets per second that each server sends; maxRate is the maximum.
 const (
 	defaultRate = 2000
 	maxRate     = 200_000
 )
 
-// rateOf is what an option means by its number.
+// rateOf converts the Rate option to packets per second.
 func rateOf(option int) int {
 	if option == 0 {
 		return defaultRate
@@ -71,16 +73,16 @@ func (n *Netns) validate(o Options) error {
 	if o.Mode == "per-packet" && n.Driver == "linux" {
 		return errors.New("--mode per-packet with --driver linux: the kernel's nexthop groups do not spray packets, use --driver bpf")
 	}
-	if cables := o.Planes * (o.Servers*o.SubPorts + o.Leaves*o.Spines); cables > maxCables {
-		return fmt.Errorf("--planes %d, --servers %d and --sub-ports %d: %d cables, more than the %d of a fabric of namespaces", o.Planes, o.Servers, o.SubPorts, cables, maxCables)
+	if f, err := topo.New(o.Spec); err == nil && len(f.Cables) > maxCables {
+		return fmt.Errorf("--planes %d, --servers %d and --sub-ports %d: %d cables, more than the %d of a fabric of namespaces", o.Planes, o.Servers, o.SubPorts, len(f.Cables), maxCables)
 	}
 	return validateReal(o)
 }
 
-// validateReal refuses what no fabric with cables of its own can be.
+// validateReal rejects options that no fabric with separate processes supports.
 func validateReal(o Options) error {
 	if rate := o.rate(); rate > maxRate {
-		return fmt.Errorf("--rate %d: not within 0 to %d", rate, maxRate)
+		return fmt.Errorf("--rate %d is not within 0 to %d", rate, maxRate)
 	}
 	if o.Speed < minSpeed {
 		return fmt.Errorf("--speed %s: below %s, a cable would be too slow for its BGP session", o.Speed, minSpeed)
@@ -91,13 +93,13 @@ func validateReal(o Options) error {
 // minSpeed leaves 1 Mbit/s after scaling.
 const minSpeed fare.Bandwidth = 1e6 * SpeedScale
 
-// birdPath is where BIRD is in Debian's package.
+// birdPath is the path of BIRD in Debian's package.
 const birdPath = "/usr/sbin/bird"
 
-// Require says what a fabric of namespaces lacks on this machine, or nil.
+// Require returns an error that names a missing requirement of a fabric of namespaces on this machine, or nil.
 func (n Netns) Require(o Options) error {
 	if os.Geteuid() != 0 {
-		return errors.New("network namespaces are made by root only")
+		return errors.New("a fabric of namespaces needs root")
 	}
 	software := []string{o.Leaf}
 	if o.Spines > 0 {
@@ -122,7 +124,7 @@ func (n Netns) Require(o Options) error {
 type netns struct {
 	*real
 	Netns
-	lock *os.File // of dir, once that is this run's own
+	lock *os.File // lock of dir; nil until start has created dir
 	fail func(error)
 	// Guarded by real.mu:
 	made      []namespace
@@ -178,7 +180,7 @@ func (b *netns) start(ctx context.Context, fail func(error)) error {
 	})
 }
 
-// build makes the namespaces, wires them and gives every device its address and rate.
+// build creates the namespaces, connects them and gives every device its address and rate.
 func (b *netns) build(ctx context.Context, nodes []*topo.Node) error {
 	for _, n := range nodes {
 		if err := os.Mkdir(filepath.Join(b.dir, n.Name), 0o755); err != nil {
@@ -202,13 +204,13 @@ func (b *netns) build(ctx context.Context, nodes []*topo.Node) error {
 	return nil
 }
 
-// The names of fared's processes on a node.
+// Names of fared's processes on a node.
 const (
 	nameDataplane = "dataplane"
 	nameFared     = "run"
 )
 
-// boot starts a node's programs; where they are fared's, those that are named.
+// boot starts a node's programs; for fared, only the parts in p.
 func (b *netns) boot(ctx context.Context, n *topo.Node, p parts) error {
 	dir := filepath.Join(b.dir, n.Name)
 	for _, f := range b.Files(n, b.site) {
@@ -224,7 +226,7 @@ func (b *netns) boot(ctx context.Context, n *topo.Node, p parts) error {
 	}
 	command, driver := "run", b.Driver
 	if n.Kind != topo.KindServer {
-		command, driver = "leaf", "linux" // what is not sent from here is not steered
+		command, driver = "leaf", "linux" // steering applies only to the host's own packets, and a leaf sends none
 	}
 	if p.dataplane {
 		if err := b.spawn(n, nameDataplane, b.Binary, "dataplane", "--driver", driver, "--socket", b.dataplane(n.Name), "--pin-dir", pins(b.namespace(n.Name))); err != nil {
@@ -247,7 +249,7 @@ func (b *netns) crash(server int, p parts) error {
 	return nil
 }
 
-// kill ends those processes of a node that are chosen, without a chance to say goodbye.
+// kill kills the processes of a node that chosen selects.
 func (b *netns) kill(n *topo.Node, chosen func(*process) bool) {
 	b.mu.Lock()
 	var killed, left []*process
@@ -279,7 +281,7 @@ func (b *netns) revive(server int, p parts) error {
 	return nil
 }
 
-// pins is where a data plane that steers by BPF keeps what outlives its process.
+// pins returns the folder for BPF objects that outlive their data plane's process.
 func pins(ns namespace) string { return filepath.Join("/sys/fs/bpf", string(ns)) }
 
 // spawn starts a program of a node.
@@ -295,7 +297,8 @@ func (b *netns) spawn(n *topo.Node, name, program string, args ...string) error 
 	return nil
 }
 
-// power starts a node's processes, or kills them. A node without power forgets what only its memory and its kernel held.
+// power starts a node's processes, or kills them. The state in the memory and the kernel of a node without power is
+// discarded.
 func (b *netns) power(ctx context.Context, n *topo.Node, on bool) error {
 	switch {
 	case on && n.Kind == topo.KindServer:
@@ -311,12 +314,12 @@ func (b *netns) power(ctx context.Context, n *topo.Node, on bool) error {
 	return errors.Join(b.namespace(n.Name).forget(ctx), b.emptyFolder(n))
 }
 
-// forget empties a kernel of what a data plane has put there.
+// forget removes a data plane's objects from a kernel.
 func (ns namespace) forget(ctx context.Context) error {
 	return errors.Join(ns.batch(ctx, "ip", []string{"nexthop flush"}), os.RemoveAll(pins(ns)))
 }
 
-// emptyFolder removes what a node keeps at runtime: not its logs.
+// emptyFolder removes a node's runtime files, except its logs.
 func (b *netns) emptyFolder(n *topo.Node) error {
 	dir := filepath.Join(b.dir, n.Name)
 	entries, err := os.ReadDir(dir)
@@ -342,10 +345,10 @@ func (b *netns) freeze(n *topo.Node, on bool) error {
 	return errors.Join(errs...)
 }
 
-// patience is how long a process may take to end when asked to.
+// patience is the time that a process has to end after a request.
 const patience = 3 * time.Second
 
-// release ends what this process does in the fabric; the fabric's own processes go on, and their end is no failure any more.
+// release ends this process's part in the fabric. The fabric's processes continue, and their end is no longer an error.
 func (b *netns) release() {
 	b.quiet()
 	b.mu.Lock()
@@ -396,10 +399,10 @@ func (b *netns) leave() ([]string, error) {
 	b.lock.Close()
 	server := b.Server[0].Name
 	return []string{
-		"the fabric keeps running, without the lab's packets; its logs are in " + b.dir + ". To look at it:",
+		"the fabric keeps running, without the lab's packets; the logs are in " + b.dir + ". To inspect the fabric:",
 		"  ip netns exec " + string(b.namespace(server)) + " ip nexthop",
 		"  " + b.Binary + " --socket " + b.socket(server) + " weights",
-		"To end it:",
+		"To remove the fabric:",
 		"  " + b.Binary + " lab --netns --cleanup",
 	}, nil
 }

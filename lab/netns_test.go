@@ -17,17 +17,18 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/race"
 	"github.com/fared/fared/topo"
 )
 
-// built is the fared that runs in namespaces, made once and removed by TestMain.
+// built is the fared binary for namespaces, built once and removed by TestMain.
 var built struct {
 	once sync.Once
 	dir  string
 	err  error
 }
 
-func faredBinary(t *testing.T) string {
+func faredBinary(t testing.TB) string {
 	t.Helper()
 	built.once.Do(func() {
 		if built.dir, built.err = os.MkdirTemp("", "fared-"); built.err != nil {
@@ -45,21 +46,22 @@ func faredBinary(t *testing.T) string {
 	return filepath.Join(built.dir, "fared")
 }
 
-// smallest is the smallest fabric of namespaces in which halves of Y-cables can fail.
+// smallest returns the smallest fabric of namespaces in which halves of Y-cables can fail.
 func smallest(t *testing.T, n Netns) Options {
 	t.Helper()
 	netnstest.Require(t, "tc", "go", filepath.Join(frrDir, "zebra"), filepath.Join(frrDir, "bgpd"), birdPath)
 	n.Binary = faredBinary(t)
 	ownFiles(t)
-	return Options{Spec: topo.Spec{Planes: 2, Servers: 2}, Netns: &n}
+	return Options{Spec: topo.Spec{Planes: 2, Servers: 2}, Netns: &n, Quick: true}
 }
 
-// ownFiles gives the test a folder for temporary files that goes with it. When the test has failed, it shows the end of every log.
-func ownFiles(t *testing.T) {
+// ownFiles gives the test a separate folder for temporary files, which is removed with it. If the test has failed, it
+// shows the end of every log.
+func ownFiles(t testing.TB) {
 	t.Helper()
 	dir := netnstest.Folder(t)
 	t.Cleanup(func() {
-		logs, _ := filepath.Glob(filepath.Join(dir, runDir+"*", "*", "*.log")) // none is as good as an error
+		logs, _ := filepath.Glob(filepath.Join(dir, runDir+"*", "*", "*.log")) // no match is as good as an error
 		for _, log := range logs {
 			if t.Failed() {
 				t.Logf("%s ends with\n%s", log, lastLines(log, 10))
@@ -68,8 +70,8 @@ func ownFiles(t *testing.T) {
 	})
 }
 
-// leftovers are namespaces, folders and processes of runs of this process.
-func leftovers(t *testing.T) []string {
+// leftovers returns namespaces, folders and processes of this process's runs.
+func leftovers(t testing.TB) []string {
 	t.Helper()
 	run := fmt.Sprint(os.Getpid())
 	var all []string
@@ -85,7 +87,7 @@ func leftovers(t *testing.T) []string {
 		t.Fatalf("no processes: %v", err)
 	}
 	for _, file := range processes {
-		line, _ := os.ReadFile(file) // one that has ended since is none
+		line, _ := os.ReadFile(file) // a process that has ended since reads as empty
 		if strings.Contains(string(line), filepath.Join(os.TempDir(), runDir+run)) {
 			all = append(all, file+": "+strings.ReplaceAll(string(line), "\x00", " "))
 		}
@@ -93,26 +95,33 @@ func leftovers(t *testing.T) []string {
 	return all
 }
 
-// TestNetnsScenarios: scenarios on small fabrics, with any leaf and either driver, one plane or two tiers high: after each step the weights are the
-// model's, in the daemons and in the kernels' buckets, and packets took the planes by them, without a loss once nothing changed any
-// more. (Containers play them all, containerlab.TestScenarios.)
+// TestNetnsScenarios plays scenarios on small fabrics, with each leaf software and either driver, in one tier or two.
+// After each step the weights are the model's, in the daemons and in the kernels' buckets, and packets use the planes
+// by them, without a loss once the changes are complete. (containerlab.TestScenarios plays all scenarios in
+// containers.)
 func TestNetnsScenarios(t *testing.T) {
 	for name, test := range map[string]struct {
 		driver    string
 		spec      topo.Spec
-		scenarios []string // none: all
+		scenarios []string // nil means all
 	}{
 		"fared leaf, linux": {"linux", topo.Spec{Planes: 2, Servers: 2}, nil},
-		"FRR leaf, auto":    {"auto", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.FRR}, []string{"sub-cable", "port", "leaf", "two-planes", "recovery", "drain", "crash", "reboot"}},
-		"BIRD leaf, linux":  {"linux", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.BIRD}, []string{"sub-cable", "leaf", "crash"}},
+		"FRR leaf, auto":    {"auto", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.FRR, RestartTime: 10 * time.Minute}, []string{"sub-cable", "port", "leaf", "two-planes", "recovery", "drain", "crash", "reboot"}},
+		"BIRD leaf, linux":  {"linux", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.BIRD, RestartTime: 10 * time.Minute}, []string{"sub-cable", "leaf", "crash"}},
 		"per-packet":        {"bpf", topo.Spec{Planes: 2, Servers: 2, Mode: "per-packet", GPUs: 2}, []string{"sub-cable", "port", "leaf", "drain", "crash"}},
 		"two-tier":          {"linux", topo.Spec{Planes: 2, Servers: 4, Leaves: 2, Spines: 2, Spine: topo.FRR}, []string{"sub-cable", "leaf", "maintenance", "reboot"}},
 		"FRR leaf, BFD":     {"linux", topo.Spec{Planes: 2, Servers: 2, Leaf: topo.FRR, BFD: 300 * time.Millisecond}, []string{"sub-cable", "frozen", "blackhole", "leaf"}},
 		"dual-leaf":         {"linux", topo.Spec{Planes: 2, Servers: 3, Leaves: 2}, []string{"sub-cable", "leaf", "flap"}},
+		"own ports":         {"linux", topo.Spec{Planes: 2, Servers: 2, GPUs: 2, GPUPorts: topo.Own}, []string{"gpu", "sub-cable", "crash"}},
+		"own ports, bpf":    {"bpf", topo.Spec{Planes: 2, Servers: 2, GPUs: 2, GPUPorts: topo.Own, Leaf: topo.FRR, SharedAS: topo.SharedServers}, []string{"gpu", "leaf"}},
 	} {
+		// The race detector doubles the time of processors. What it can find is in the lab's own code, which two fabrics reach.
+		if race.Enabled && name != "BIRD leaf, linux" && name != "own ports, bpf" {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			o := smallest(t, Netns{Driver: test.driver})
-			o.Spec = test.spec
+			o.Spec, o.Quick = test.spec, false
 			var told []string
 			o.Netns.Progress = func(text string) { told = append(told, text) }
 			f := fabric(t, o)
@@ -142,7 +151,8 @@ func TestNetnsScenarios(t *testing.T) {
 					for _, w := range r.Weights {
 						reachable = reachable || w > 0
 					}
-					// What a server with a dead control plane still sends to one that its leaves have forgotten is lost, rightly.
+					// Packets of a server with a dead control plane toward one that its leaves have forgotten are lost,
+					// as expected.
 					if tr := r.Traffic; tr == nil || tr.Sent == 0 && reachable || reachable && tr.SteadySent == 0 || tr.SteadyLost > 0 && s.Name != "crash" {
 						t.Errorf("%s: %s: traffic %+v", s.Name, r.Step, r.Traffic)
 					}
@@ -158,7 +168,41 @@ func TestNetnsScenarios(t *testing.T) {
 	}
 }
 
-// TestNetnsProcessDies: the end of a node's process fails the lab with its last lines; its logs stay.
+// TestNetnsDefaults verifies that with fared's defaults, and without the settings that labs shorten, leaves of every
+// kind end their initial updates with End-of-RIB, so that servers converge without waiting for start.deadline, and that
+// failures take effect.
+func TestNetnsDefaults(t *testing.T) {
+	for _, leaf := range []string{topo.Fared, topo.FRR, topo.BIRD} {
+		t.Run(leaf, func(t *testing.T) {
+			o := smallest(t, Netns{Driver: "linux"})
+			o.Leaf, o.Quick = leaf, false
+			f := fabric(t, o) // it is up once every session has received End-of-RIB
+			for _, n := range f.Server {
+				file := f.Files(n, f.site)[0].Text
+				for _, key := range []string{"restart_time", "deadline", "drain_delay", "connect_retry", "hold_time"} {
+					if strings.Contains(file, key) {
+						t.Errorf("%s sets %s:\n%s", n.Name, key, file)
+					}
+				}
+				status, err := f.backend.(*netns).clients[n].fabric.GetStatus(t.Context(), &farev1.GetStatusRequest{})
+				if err != nil || !status.Converged {
+					t.Errorf("%s has not converged: %v, %v", n.Name, status, err)
+				}
+			}
+			story := "step half a Y-cable\n cut server2 p1.0\n expect server1 -> server2 2:1\n moved 0\nstep it returns\n mend server2 p1.0\n expect * -> * 1:1\n" +
+				"step a leaf fails\n kill leaf0\n expect * -> * 0:1\nstep it returns\n restart leaf0\n expect * -> * 1:1\n moved 0\n"
+			results, _ := play(t, f, script(t, story))
+			for _, r := range results {
+				if t.Logf("%s: %v", r.Step, time.Duration(r.ElapsedNS)); !r.OK {
+					t.Errorf("%s: %q", r.Step, r.Wrong)
+				}
+			}
+		})
+	}
+}
+
+// TestNetnsProcessDies verifies that the exit of a node's process fails the lab with its last lines, and that its logs
+// remain.
 func TestNetnsProcessDies(t *testing.T) {
 	f, err := Start(t.Context(), smallest(t, Netns{}), slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -172,9 +216,32 @@ func TestNetnsProcessDies(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-victim.done
+	// A display goes on although the daemon that it queries has ended.
+	b.mu.Lock()
+	shown := b.processes[b.Server[0]]
+	b.mu.Unlock()
+	for _, p := range shown {
+		if err := p.cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		<-p.done
+	}
+	drawn := make(chan Picture)
+	go func() {
+		f.Picture(&Step{}) // may still use the connection, which fails at once
+		drawn <- f.Picture(&Step{})
+	}()
+	select {
+	case p := <-drawn:
+		if p.Source != "server1" || p.Weights != nil {
+			t.Errorf("with a dead daemon: %+v", p)
+		}
+	case <-time.After(time.Minute):
+		t.Error("a picture waits for a daemon that has ended")
+	}
 	_, err = f.Run(t.Context(), script(t, "step nothing\n"), func(Result) {})
 	err = errors.Join(err, f.Close())
-	if err == nil || !strings.Contains(err.Error(), "server2: dataplane ended by itself (signal: killed); its last lines in "+victim.log) {
+	if err == nil || !strings.Contains(err.Error(), " ended unexpectedly (signal: killed); its last lines in ") {
 		t.Errorf("%v", err)
 	}
 	dir := f.Logs()
@@ -186,12 +253,12 @@ func TestNetnsProcessDies(t *testing.T) {
 	}
 }
 
-// TestNetnsDoesNotStart: a program that is not fared ends the start, and says so.
+// TestNetnsDoesNotStart verifies that a binary that is not fared fails the start with an error.
 func TestNetnsDoesNotStart(t *testing.T) {
 	netnstest.Require(t, "tc", "false")
 	ownFiles(t)
 	f, err := Start(t.Context(), Options{Spec: topo.Spec{Planes: 1, Servers: 2, SubPorts: 1}, Netns: &Netns{Binary: "false"}}, slog.New(slog.DiscardHandler))
-	if f != nil || err == nil || !strings.Contains(err.Error(), "ended by itself (exit status 1)") {
+	if f != nil || err == nil || !strings.Contains(err.Error(), "ended unexpectedly (exit status 1)") {
 		t.Fatalf("%v, %v", f, err)
 	}
 	_, dir, _ := strings.Cut(err.Error(), "logs and configurations of all processes are kept in ")
@@ -200,7 +267,7 @@ func TestNetnsDoesNotStart(t *testing.T) {
 	}
 }
 
-// TestNetnsInterrupted: an interrupt during the start leaves nothing.
+// TestNetnsInterrupted verifies that an interrupt during the start leaves nothing behind.
 func TestNetnsInterrupted(t *testing.T) {
 	o := smallest(t, Netns{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -217,7 +284,7 @@ func TestNetnsInterrupted(t *testing.T) {
 	}
 }
 
-// TestNetnsLeave: a fabric that is left goes on, and Cleanup ends it, but not one that is in use.
+// TestNetnsLeave verifies that a fabric continues after Leave, and that Cleanup ends it, but not one that is in use.
 func TestNetnsLeave(t *testing.T) {
 	o := smallest(t, Netns{})
 	left, err := Start(t.Context(), o, slog.New(slog.DiscardHandler))
@@ -240,7 +307,7 @@ func TestNetnsLeave(t *testing.T) {
 		want = append(want, string(ns))
 	}
 	for _, name := range want {
-		if !slices.Contains(removed, name) { // beside what others have left
+		if !slices.Contains(removed, name) { // other runs may have leftovers too
 			t.Errorf("removed %q, %v, not %s", removed, err, name)
 		}
 	}
@@ -255,8 +322,8 @@ func TestNetnsLeave(t *testing.T) {
 	}
 }
 
-// TestPacketsAreTheJudge: what tables say is not believed when packets do otherwise: a leaf that loses them is found although
-// every weight is right, and so is a server that sends by other shares.
+// TestPacketsAreTheJudge verifies that packets override tables: a leaf that loses packets is found although every
+// weight is right, and so is a server that sends by other shares.
 func TestPacketsAreTheJudge(t *testing.T) {
 	f := fabric(t, smallest(t, Netns{}))
 	b := f.backend.(*netns)
@@ -276,32 +343,65 @@ func TestPacketsAreTheJudge(t *testing.T) {
 		t.Errorf("%q", results[0].Wrong)
 	}
 	o := b.flow.senders[0]
-	o.mu.Lock()
-	for _, out := range o.order {
-		for i := range out.slots {
-			if out.slots[i].lane.plane == 0 {
-				out.slots[i].share *= 3
+	scale := func(of func(f flow) int64) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		for _, out := range o.order {
+			for i := range out.slots {
+				out.slots[i].share *= of(out.slots[i])
 			}
 		}
 	}
-	o.mu.Unlock()
-	results, ok = play(t, f, script(t, "step a server that sends by other shares\n"))
-	if r := results[0]; ok || len(r.Wrong) != 2 || !strings.Contains(r.Wrong[0], "packets took p0, by the weights 1:1 it is") {
+	// p0.0 sends three times as much as p0.1, and the other sub-ports so that both planes carry their part: 3:1 of 4,
+	// and 2:2.
+	scale(func(f flow) int64 { return map[string]int64{"p0.0": 3, "p0.1": 1, "p1.0": 2, "p1.1": 2}[f.device] })
+	results, ok = play(t, f, script(t, "step a server that sends by other shares of sub-ports\n"))
+	if r := results[0]; ok || len(r.Wrong) != 2 || !strings.Contains(r.Wrong[0], "packets took p0.0, want ") || !strings.Contains(r.Wrong[1], "packets took p0.1") {
+		t.Errorf("%q, %+v", r.Wrong, r.Traffic)
+	}
+	scale(func(f flow) int64 { return map[string]int64{"p0.0": 2, "p0.1": 6, "p1.0": 1, "p1.1": 1}[f.device] })
+	results, ok = play(t, f, script(t, "step a server that sends by other shares of planes\n"))
+	if r := results[0]; ok || len(r.Wrong) != 6 || !strings.Contains(r.Wrong[4], "packets took p0, the weights 1:1 give ") {
 		t.Errorf("%q, %+v", r.Wrong, r.Traffic)
 	}
 }
 
-// TestKernelIsRead: buckets that are not by the weights are found: one more or less is none.
+// TestKernelIsRead verifies that buckets that differ from the weights are found; a difference of one is tolerated.
 func TestKernelIsRead(t *testing.T) {
 	nexthops := []kernelNexthop{{ID: 1, Dev: "p0.0"}, {ID: 2, Dev: "p0.0"}, {ID: 3, Dev: "p1.0"}, {ID: 9, Blackhole: &struct{}{}}}
 	routes := []kernelRoute{{Dst: "10.255.0.2", NHID: 10}, {Dst: "10.255.0.3", Type: "blackhole"}, {Dst: "10.255.0.4", NHID: 9}, {Dst: "10.255.0.5", NHID: 1}}
-	var buckets []kernelBucket
-	for _, id := range []int{1, 2, 1, 2, 1, 2, 3, 3, 3, 3} {
-		b := kernelBucket{ID: 10}
-		b.Bucket.NHID = id
-		buckets = append(buckets, b)
+	buckets := kernelBuckets{}
+	for i, id := range []int{1, 2, 1, 2, 1, 2, 3, 3, 3, 3} {
+		if err := buckets.parse(fmt.Appendf(nil, "id 10 index %d idle_time 0.32 nhid %d \n", i, id)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	table := newKernelTable(routes, nexthops, buckets)
+	for _, line := range []string{"", "id 10", "id 10 nhid x", "Error: Invalid nexthop id."} {
+		if buckets.parse([]byte(line)) == nil {
+			t.Errorf("%q is no bucket", line)
+		}
+	}
+	// A GPU that owns its ports has a table by its source address, which precedes main; packets from another GPU do not
+	// use it.
+	routes = append(routes, kernelRoute{Dst: "10.255.0.2", Table: "500", NHID: 11}, kernelRoute{Dst: "10.255.0.3", Table: "500", NHID: 10}, kernelRoute{Dst: "10.255.0.2", Table: "501", NHID: 5})
+	mark, udp, two := "0x5", "udp", 24
+	rules := []kernelRule{{Src: "all", Table: "local"}, {Src: "10.255.0.9", Table: "500"}, {Src: "all", FWMark: &mark, Table: "501"}, {Src: "all", IPProto: &udp, Table: "501"},
+		{Src: "10.255.7.0", SrcLen: &two, Table: "500"}, {Src: "all", Table: "main"}}
+	buckets.add(11, 3)
+	table := newKernelTable(rules, routes, nexthops, buckets)
+	one := netip.MustParseAddr("10.255.0.1")
+	for _, src := range []string{"10.255.0.9", "10.255.7.4"} {
+		from := netip.MustParseAddr(src)
+		if got := table.check(from, netip.MustParseAddr("10.255.0.2"), map[string]uint64{"p1.0": 1}); got != "" {
+			t.Errorf("from %s: %q", src, got)
+		}
+		if got, want := table.avoids(from, netip.MustParseAddr("10.255.0.2"), []string{"p1.0"}), "the kernel gives p1.0 1 buckets, but its link is down"; got != want {
+			t.Errorf("from %s: %q", src, got)
+		}
+		if got := table.check(from, netip.MustParseAddr("10.255.0.3"), map[string]uint64{"p0.0": 6, "p1.0": 4}); got != "" {
+			t.Errorf("from %s, blocked for others: %q", src, got)
+		}
+	}
 	for _, test := range []struct {
 		dst     string
 		weights map[string]uint64
@@ -309,18 +409,18 @@ func TestKernelIsRead(t *testing.T) {
 	}{
 		{"10.255.0.2", map[string]uint64{"p0.0": 6, "p1.0": 4}, ""},
 		{"10.255.0.2", map[string]uint64{"p0.0": 1, "p1.0": 1}, ""},
-		{"10.255.0.2", map[string]uint64{"p0.0": 3, "p1.0": 1}, "the kernel gives p0.0 6 of 10 buckets, should give 7.5"},
-		{"10.255.0.2", map[string]uint64{"p0.0": 1}, "the kernel gives p0.0 6 of 10 buckets, should give 10.0"},
-		{"10.255.0.2", map[string]uint64{"p0.0": 6, "p1.0": 4, "p2.0": 5}, "the kernel gives p0.0 6 of 10 buckets, should give 4.0"},
-		{"10.255.0.2", nil, "the kernel has a route, over nexthop 10, to what is unreachable"},
+		{"10.255.0.2", map[string]uint64{"p0.0": 3, "p1.0": 1}, "the kernel gives p0.0 6 of 10 buckets, want 7.5"},
+		{"10.255.0.2", map[string]uint64{"p0.0": 1}, "the kernel gives p0.0 6 of 10 buckets, want 10.0"},
+		{"10.255.0.2", map[string]uint64{"p0.0": 6, "p1.0": 4, "p2.0": 5}, "the kernel gives p0.0 6 of 10 buckets, want 4.0"},
+		{"10.255.0.2", nil, "the kernel has a route, over nexthop 10, to an unreachable destination"},
 		{"10.255.0.3", nil, ""},
 		{"10.255.0.4", nil, ""},
 		{"10.255.0.9", nil, ""},
 		{"10.255.0.9", map[string]uint64{"p0.0": 1}, "the kernel has no route"},
 		{"10.255.0.3", map[string]uint64{"p0.0": 1}, "the kernel has no route"},
-		{"10.255.0.5", map[string]uint64{"p0.0": 1}, "the kernel's nexthop 1 is no resilient group"},
+		{"10.255.0.5", map[string]uint64{"p0.0": 1}, "the kernel's nexthop 1 is not a resilient group"},
 	} {
-		if got := table.check(netip.MustParseAddr(test.dst), test.weights); got != test.want {
+		if got := table.check(one, netip.MustParseAddr(test.dst), test.weights); got != test.want {
 			t.Errorf("%s by %v: %q, want %q", test.dst, test.weights, got, test.want)
 		}
 	}
@@ -345,7 +445,7 @@ func TestSubPortWeights(t *testing.T) {
 	}
 }
 
-// TestSlotsTakeTurns: slots send as their shares are, evenly at any moment.
+// TestSlotsTakeTurns verifies that slots send in proportion to their shares, evenly at any moment.
 func TestSlotsTakeTurns(t *testing.T) {
 	shares := []int64{285714286, 285714286, 142857142, 285714286}
 	o := outlet{}
@@ -392,7 +492,7 @@ func TestFailedLine(t *testing.T) {
 	}
 }
 
-// TestRunsAreTold: which namespaces are a lab's, and when their lab is gone.
+// TestRunsAreTold verifies which namespaces belong to a lab, and when their lab has ended.
 func TestRunsAreTold(t *testing.T) {
 	for name, run := range map[string]string{"fared-12-server1": "12", "fared-12_3-leaf0": "12_3", "fared-12-3": "", "fared-x-server1": "", "fared-12-server1x": "", "clab-12-server1": ""} {
 		got := ""
@@ -424,13 +524,13 @@ func TestRunsAreTold(t *testing.T) {
 	}
 }
 
-// TestNetnsOptions: what a fabric of namespaces cannot be is refused with the flag.
+// TestNetnsOptions verifies that options that a fabric of namespaces does not support are rejected with the flag.
 func TestNetnsOptions(t *testing.T) {
 	for want, o := range map[string]Options{
 		`--leaf: "cisco" is not known; use fared, frr, bird`:                                                        {Spec: topo.Spec{Leaf: "cisco"}, Netns: &Netns{}},
 		`--driver "dpdk" is not known: use auto, linux, bpf`:                                                        {Netns: &Netns{Driver: "dpdk"}},
 		"--mode per-packet with --driver linux: the kernel's nexthop groups do not spray packets, use --driver bpf": {Spec: topo.Spec{Mode: "per-packet"}, Netns: &Netns{Driver: "linux"}},
-		"--rate 1000000: not within 0 to 200000":                                                                    {Netns: &Netns{Rate: 1e6}},
+		"--rate 1000000 is not within 0 to 200000":                                                                  {Netns: &Netns{Rate: 1e6}},
 		"--planes 4, --servers 200 and --sub-ports 2: 1600 cables, more than the 1024 of a fabric of namespaces":    {Spec: topo.Spec{Servers: 200}, Netns: &Netns{}},
 		"--speed 100M: below 1G, a cable would be too slow for its BGP session":                                     {Spec: topo.Spec{Speed: 100e6}, Netns: &Netns{}},
 	} {

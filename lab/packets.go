@@ -5,58 +5,60 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/fared/fared/topo"
 )
 
-// Traffic is what became of the packets that were sent from the end of the step before until the end of this one.
+// Traffic describes the packets that were sent between the end of the previous step and the end of this one.
 type Traffic struct {
-	// Sent and Lost count packets of all servers. While cables fail, what is under way over them is lost.
+	// Sent and Lost count packets of all servers. A cable that fails loses the packets in transit over it.
 	Sent uint64 `json:"packets_sent"`
 	Lost uint64 `json:"packets_lost"`
-	// SteadySent and SteadyLost are the part of them after every weight was in effect: nothing may be lost then.
+	// SteadySent and SteadyLost count those sent after every weight was in effect, when no loss is allowed.
 	SteadySent uint64 `json:"steady_packets_sent"`
 	SteadyLost uint64 `json:"steady_packets_lost"`
-	// Measured is how many of the steady packets of the pair the leaf of each plane has seen, and Share their part of all, 0 to
-	// 1, where the weight's part is Wanted.
+	// Measured is the number of the pair's steady packets that the leaf of each plane has seen, Share their fraction of
+	// all, 0 to 1, and Wanted the fraction that the weight gives.
 	Measured map[string]uint64  `json:"measured_packets"`
 	Share    map[string]float64 `json:"measured_share"`
 	Wanted   map[string]float64 `json:"weight_share"`
-	// Duplicated counts packets that arrived another time, Late those that arrived when they counted as lost already.
+	// Duplicated counts packets that arrived more than once, Late those that arrived after they were counted as lost.
 	Duplicated uint64 `json:"packets_duplicated"`
 	Late       uint64 `json:"packets_late"`
-	// LossIntervalNS is how long a pair of loopbacks lost packets, from the first action on, of the pair that did so for the
-	// longest: from the sending of its first lost packet to that of the last, and one of its packets' gaps more, nanoseconds.
-	// Between the two, packets of the pair that took another plane may have arrived. 0: nothing was lost. It is what RFC 6412 calls
-	// a loss of connectivity period, for all that a pair sends. LossWorst names the servers of that pair: "server1 -> server2".
+	// LossIntervalNS is the longest time, from the first action on, for which a pair of loopbacks lost packets: from
+	// the sending of its first lost packet to that of the last, plus one gap between the pair's packets, nanoseconds.
+	// Packets of the pair over other planes may have arrived in between. 0 means that nothing was lost. RFC 6412 calls
+	// it a loss of connectivity period, here for all of a pair's traffic. LossWorst names the servers of that pair:
+	// "server1 -> server2".
 	LossIntervalNS int64  `json:"loss_interval_ns"`
 	LossWorst      string `json:"loss_worst,omitempty"`
-	// LossSpanNS is the same from the first packet of any pair to the last of any.
+	// LossSpanNS is the time from the first lost packet of any pair to the last of any pair.
 	LossSpanNS int64 `json:"loss_span_ns"`
-	// LossPairs is how many pairs lost packets, LossPlanes how many packets were lost of those that each plane's slots sent. What
-	// was sent before the first action and was lost under way is in Lost only.
+	// LossPairs is the number of pairs that lost packets, LossPlanes the number of lost packets by the plane of the
+	// slot that sent them. Packets that were sent before the first action and lost in transit count in Lost only.
 	LossPairs  int               `json:"loss_pairs"`
 	LossPlanes map[string]uint64 `json:"loss_planes"`
 
 	outage outage
 }
 
-// A step's steady time lasts until each pair has sent so many packets, within bounds.
+// A step's steady time lasts until each pair has sent steadyPackets, within bounds.
 const (
 	steadyPackets = 150
 	steadyAtLeast = 200 * time.Millisecond
 	steadyAtMost  = 2 * time.Second
 )
 
-// watched is a step whose packets are to be watched.
+// watched describes a step whose packets are checked.
 type watched struct {
-	idle     *tally // of the time from the step before until this one's first action
-	src, dst int    // the pair that is shown
-	judge    bool   // false when the weights are wrong already
-	most     int    // how many packets may be lost during the step; -1: not said
+	idle     *tally // packets between the previous step and this one's first action
+	src, dst int    // the pair whose shares are reported
+	judge    bool   // false if the weights are already wrong
+	most     int    // maximum number of packets lost during the step; -1: no limit
 	changed  [][]bool
 }
 
-// watchPackets ends a step's time of change, watches packets while nothing changes, and says what should not have happened to
-// them.
+// watchPackets ends a step's time of change, watches packets while nothing changes, and returns the faults found.
 func (f *Fabric) watchPackets(ctx context.Context, t *traffic, w watched) (*Traffic, []string) {
 	if t.rate == 0 {
 		return nil, nil
@@ -83,9 +85,10 @@ func (f *Fabric) watchPackets(ctx context.Context, t *traffic, w watched) (*Traf
 	}
 	r.lay(t, newOutage(f.Planes, t.gap().Nanoseconds(), change, steady))
 	r.SteadyLost = lost(steady)
-	counts := t.counts(steady, w.src, w.dst)
+	counts := make([]uint64, f.Planes)
 	var seen uint64
-	for _, n := range counts {
+	for i, n := range t.counts(steady, w.src, w.dst) {
+		counts[f.Groups()[w.src].Cables[i].Plane] += n
 		seen += n
 	}
 	for p, part := range fractions(f.inForce(w.src, w.dst)) {
@@ -105,12 +108,12 @@ func (f *Fabric) watchPackets(ctx context.Context, t *traffic, w watched) (*Traf
 	return r, wrong
 }
 
-// gap is the time between two packets of a pair of loopbacks while all of them can be reached.
+// gap returns the time between two packets of a pair of loopbacks while all of them are reachable.
 func (t *traffic) gap() time.Duration {
 	return time.Duration(float64((t.Servers-1)*t.GPUs*t.GPUs) / float64(t.rate) * float64(time.Second))
 }
 
-// lay lays an outage out.
+// lay copies an outage to the result.
 func (r *Traffic) lay(t *traffic, o outage) {
 	r.outage = o
 	r.LossIntervalNS, r.LossSpanNS, r.LossPairs, r.LossPlanes = o.interval, o.span, o.pairs, map[string]uint64{}
@@ -119,20 +122,23 @@ func (r *Traffic) lay(t *traffic, o outage) {
 	}
 	if o.pairs > 0 {
 		src, dst := t.ends(o.worst)
-		r.LossWorst = t.Server[src].Name + " -> " + t.Server[dst].Name
+		r.LossWorst = t.Groups()[src].Name + " -> " + t.Groups()[dst].Name
 	}
 }
 
-// ends are the servers of a pair of loopbacks.
+// ends returns the source groups of a pair of loopbacks.
 func (t *traffic) ends(pair int) (src, dst int) {
-	return pair / t.loopbacks / t.GPUs, pair % t.loopbacks / t.GPUs
+	return t.groupOf(pair / t.loopbacks), t.groupOf(pair % t.loopbacks)
 }
 
-// undisturbed says which servers between which the step changes neither weights nor cables in use have lost packets, when they are
-// too many.
+// undisturbed lists the source groups that lost packets although the step changed neither weights nor cables in use
+// between them, if the loss exceeds the limit.
 func (f *Fabric) undisturbed(t *traffic, w watched, tallies ...*tally) (wrong []string) {
-	all := 0
-	for src := range f.Servers {
+	all, late := 0, uint64(0)
+	for _, n := range tallies {
+		late += n.late.Load()
+	}
+	for src := range f.Groups() {
 		for dst := range f.others(src) {
 			if w.changed[src][dst] || f.moved(src, dst) && !f.carries(src, dst) {
 				continue
@@ -144,7 +150,7 @@ func (f *Fabric) undisturbed(t *traffic, w watched, tallies ...*tally) (wrong []
 			}
 			if received < sent {
 				all += int(sent - received)
-				wrong = append(wrong, fmt.Sprintf("%s -> %s: %d of %d packets were lost although nothing changed between them, all in all %d may", f.Server[src].Name, f.Server[dst].Name, sent-received, sent, w.most))
+				wrong = append(wrong, fmt.Sprintf("%s -> %s: %d of %d packets were lost although nothing changed between them, want at most %d in total; %d packets of the step arrived too late to count", f.Groups()[src].Name, f.Groups()[dst].Name, sent-received, sent, w.most, late))
 			}
 		}
 	}
@@ -154,19 +160,27 @@ func (f *Fabric) undisturbed(t *traffic, w watched, tallies ...*tally) (wrong []
 	return wrong
 }
 
-// between is what was sent from one server to another, and what has arrived of it.
-func (t *traffic) between(n *tally, src, dst int) (sent, received uint64) {
-	for a := range t.GPUs {
-		for b := range t.GPUs {
-			pair := t.pair(src, a, dst, b)
-			sent += n.sent[pair].Load()
-			received += n.received[pair].Load()
+// pairsOf returns the pairs of loopbacks of two source groups.
+func (t *traffic) pairsOf(src, dst int) (all []int) {
+	from, to := t.Groups()[src], t.Groups()[dst]
+	for a := range from.GPUs {
+		for b := range to.GPUs {
+			all = append(all, t.pair(from.Server.Index, from.GPU+a, to.Server.Index, to.GPU+b))
 		}
+	}
+	return all
+}
+
+// between returns the numbers of packets sent from one source group to another, and of those that arrived.
+func (t *traffic) between(n *tally, src, dst int) (sent, received uint64) {
+	for _, pair := range t.pairsOf(src, dst) {
+		sent += n.sent[pair].Load()
+		received += n.received[pair].Load()
 	}
 	return sent, received
 }
 
-// lost is how many packets of a tally have not arrived.
+// lost returns the number of packets of a tally that have not arrived.
 func lost(n *tally) (lost uint64) {
 	for pair := range n.sent {
 		if sent, received := n.sent[pair].Load(), n.received[pair].Load(); sent > received {
@@ -176,20 +190,19 @@ func lost(n *tally) (lost uint64) {
 	return lost
 }
 
-// counts is how many packets from one server to another each plane's leaf has seen.
+// counts returns the number of packets from one source group to another that the leaves have seen, by cable of the
+// source group.
 func (t *traffic) counts(n *tally, src, dst int) []uint64 {
-	counts := make([]uint64, t.Planes)
-	for p := range counts {
-		for a := range t.GPUs {
-			for b := range t.GPUs {
-				counts[p] += n.seen[p][t.pair(src, a, dst, b)].Load()
-			}
+	counts := make([]uint64, len(t.Groups()[src].Cables))
+	for i := range counts {
+		for _, pair := range t.pairsOf(src, dst) {
+			counts[i] += n.seen[pair*t.lanes+i].Load()
 		}
 	}
 	return counts
 }
 
-// fractions are the weights' parts of one.
+// fractions divides weights by their sum.
 func fractions(weights []uint32) []float64 {
 	out := make([]float64, len(weights))
 	var all float64
@@ -204,18 +217,24 @@ func fractions(weights []uint32) []float64 {
 	return out
 }
 
-// judge says what packets of a time without change have suffered: none may be lost, and every plane must have carried what its
-// weight says, to within what slots that take turns can differ by.
+// judge returns the faults in packets of a time without change: none may be lost, none may leave by a sub-port that
+// does not serve its source, and every plane and every sub-port must carry its part, within the tolerance of slots that
+// take turns.
 func (f *Fabric) judge(t *traffic, n *tally) []string {
 	var wrong []string
-	for src := range f.Servers {
-		for dst, weights := range f.others(src) {
-			moved := f.moved(src, dst) // by a server with a dead process, which forwards as well as its kernel can
+	for src, from := range f.Groups() {
+		for dst, want := range f.others(src) {
+			moved := f.moved(src, dst) // by a server with a dead process, which forwards by the last state of its kernel
 			if moved && !f.carries(src, dst) {
 				continue
 			}
 			sent, received := t.between(n, src, dst)
-			name := fmt.Sprintf("%s -> %s", f.Server[src].Name, f.Server[dst].Name)
+			name := fmt.Sprintf("%s -> %s", from.Name, f.Groups()[dst].Name)
+			for _, pair := range t.pairsOf(src, dst) {
+				if k := n.astray[pair].Load(); k > 0 {
+					wrong = append(wrong, fmt.Sprintf("%s: %d of %d packets left by ports of another GPU or server", name, k, sent))
+				}
+			}
 			if received < sent {
 				wrong = append(wrong, fmt.Sprintf("%s: %d of %d packets were lost while nothing changed", name, sent-received, sent))
 				continue
@@ -223,30 +242,51 @@ func (f *Fabric) judge(t *traffic, n *tally) []string {
 			if moved {
 				continue
 			}
-			counts := t.counts(n, src, dst)
-			slack := t.senders[src].slack()
-			for p, part := range fractions(weights) {
-				if want := part * float64(sent); math.Abs(float64(counts[p])-want) > slack {
-					wrong = append(wrong, fmt.Sprintf("%s: %d of %d packets took %s, by the weights %s it is %.0f", name, counts[p], sent, f.PlaneName(p), Ratio(weights), want))
-				}
-			}
+			wrong = append(wrong, f.judgePair(t, name, src, want, t.counts(n, src, dst), float64(sent))...)
 		}
 	}
 	return wrong
 }
 
-// slack is how many packets a plane's count may differ from its part within a span of time: two for each of its slots, as one
-// may be due at either end of the span, and one for rounding.
-func (o *sender) slack() float64 {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	most := 0
-	for _, out := range o.order {
-		slots := map[int]int{}
-		for _, s := range out.slots {
-			slots[s.lane.plane]++
-			most = max(most, slots[s.lane.plane])
+// judgePair checks the packets between two source groups by plane and by sub-port.
+func (f *Fabric) judgePair(t *traffic, name string, src int, want vector, counts []uint64, sent float64) (wrong []string) {
+	from := f.Groups()[src]
+	inPlane, inLane := t.senders[f.host(src)].slack(from)
+	planes := make([]uint64, f.Planes)
+	for i, k := range counts {
+		c := from.Cables[i]
+		planes[c.Plane] += k
+		due, slack := want.lanes[i]*sent, inLane
+		if f.Mode == "per-packet" { // sprayed at random over a plane's sub-ports: six standard deviations of a binomial
+			slack += 6 * math.Sqrt(due)
+		}
+		if math.Abs(float64(k)-due) > slack {
+			wrong = append(wrong, fmt.Sprintf("%s: %d of %.0f packets took %s, want %.0f by its share", name, k, sent, c.Down.Device, due))
 		}
 	}
-	return float64(2*most*o.GPUs*o.GPUs) + 1
+	for p, part := range fractions(want.planes) {
+		if due := part * sent; math.Abs(float64(planes[p])-due) > inPlane {
+			wrong = append(wrong, fmt.Sprintf("%s: %d of %.0f packets took %s, the weights %s give %.0f", name, planes[p], sent, f.PlaneName(p), Ratio(want.planes), due))
+		}
+	}
+	return wrong
+}
+
+// slack returns the tolerance of a plane's packet count, and of a sub-port's, within a span of time: two packets for
+// each of its slots, because one may be due at either end of the span, and one for rounding. A sub-port has no more
+// slots than its plane.
+func (o *sender) slack(g *topo.Group) (inPlane, inLane float64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	plane, device := 0, 0
+	for _, out := range o.order {
+		inPlane, onDevice := map[int]int{}, map[string]int{}
+		for _, s := range out.slots {
+			inPlane[s.lane.plane]++
+			onDevice[s.device]++
+			plane, device = max(plane, inPlane[s.lane.plane]), max(device, onDevice[s.device])
+		}
+	}
+	pairs := 2 * g.GPUs * g.GPUs
+	return float64(plane*pairs) + 1, float64(device*pairs) + 1
 }

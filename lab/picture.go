@@ -3,40 +3,45 @@ package lab
 import (
 	"context"
 	"strings"
+	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// Picture is how a fabric looks at one moment, for showing it.
+// Picture is a snapshot of a fabric for display.
 type Picture struct {
 	Planes []PlanePicture
-	// Source and Destination are the servers whose weights are shown. Weights is nil while the source knows nothing of
-	// the destination.
+	// Source and Destination are the source groups whose weights are shown. Weights is nil while the source has no row
+	// for the destination.
 	Source, Destination string
 	Weights             *farev1.DestinationWeights
-	// Packets says that packets flow.
+	// Packets is true if packets flow.
 	Packets bool
 }
 
-// PlanePicture is one plane: its leaves, separated by commas, and how many of their cables carry light.
+// PlanePicture describes one plane: its leaves, separated by commas, and how many of their cables are up.
 type PlanePicture struct {
 	Plane, Leaf string
 	Up, Cables  int
-	// Rate is packets a second that the leaf's ports have received; Share the plane's part of the pair's packets, 0 to 1. Both
-	// are of the last second, and 0 where no packets flow.
+	// Rate is the number of packets per second received at the leaf's ports, Share the plane's fraction of the pair's
+	// packets, 0 to 1. Both cover the last second, and are 0 if no packets flow.
 	Rate, Share float64
 }
 
-// Picture returns how the fabric looks now to a step's pair. It may be called while Run runs, and disturbs nothing.
+// pictureTimeout bounds the query for a picture's weights, so that a display does not block while a daemon does not answer.
+const pictureTimeout = time.Second
+
+// Picture returns the present state of the fabric for a step's pair, without weights if the daemon of the source's server does not answer. It is safe to call while Run runs and does not
+// affect it.
 func (f *Fabric) Picture(step *Step) Picture {
-	src, dst := 0, 1
-	if s, err := f.server(f.subst(step.Source)); err == nil {
-		src = s
+	src, dst := 0, f.GroupsEach()
+	if s, err := f.groups(f.subst(step.Source)); err == nil {
+		src = s[0]
 	}
-	if d, err := f.server(f.subst(step.Destination)); err == nil {
-		dst = d
+	if d, err := f.groups(f.subst(step.Destination)); err == nil {
+		dst = d[0]
 	}
-	p := Picture{Source: f.Server[src].Name, Destination: f.Server[dst].Name}
+	p := Picture{Source: f.Groups()[src].Name, Destination: f.Groups()[dst].Name}
 	for plane := range f.Planes {
 		show := PlanePicture{Plane: f.PlaneName(plane)}
 		var names []string
@@ -51,14 +56,17 @@ func (f *Fabric) Picture(step *Step) Picture {
 	if t := f.packets(); t != nil {
 		t.picture(&p, src, dst)
 	}
-	resp, err := f.api(f.Server[src]).GetWeights(context.Background(), &farev1.GetWeightsRequest{Destination: f.Loopback(dst, 0).Addr().String()})
-	if err == nil {
-		p.Weights = resp.Weights
+	ctx, cancel := context.WithTimeout(context.Background(), pictureTimeout)
+	defer cancel()
+	resp, err := f.api(f.Server[f.host(src)]).GetWeights(ctx,
+		&farev1.GetWeightsRequest{Destination: f.address(dst).String(), Sources: []string{f.address(src).String()}})
+	if err == nil && len(resp.Weights) == 1 {
+		p.Weights = resp.Weights[0]
 	}
 	return p
 }
 
-// count returns how many of the ends have light, of how many.
+// count returns the number of ends that are up, and the number of ends.
 func (c *cables) count() (up, all int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -2,7 +2,7 @@ package lab
 
 import "github.com/fared/fared/topo"
 
-// Resolve is the description of a lab's fabric with the defaults of that kind of lab.
+// Resolve returns the description of a lab's fabric with the defaults of that kind of lab.
 func Resolve(o Options) (topo.Spec, error) {
 	p, err := newPlan(o)
 	if err != nil {
@@ -11,8 +11,8 @@ func Resolve(o Options) (topo.Spec, error) {
 	return p.Spec, nil
 }
 
-// Check refuses a scenario that names what a fabric of this size does not have, without starting one. The error has a
-// line for each.
+// Check returns an error if a scenario names objects that a fabric of this size does not have, without starting one.
+// The error has a line for each.
 func Check(o Options, s *Scenario) error {
 	p, err := newPlan(o)
 	if err != nil {

@@ -14,16 +14,17 @@ import (
 
 // process is a program of a node.
 type process struct {
-	program string        // what it is at its node, "run"
-	log     string        // the file with what it writes
-	cmd     *exec.Cmd     // running
+	program string        // its name at the node, such as "run"
+	log     string        // path of its log
+	cmd     *exec.Cmd     // the started command
 	done    chan struct{} // closed when it has ended
-	// stopping says that its end is wanted.
+	// stopping is true once its end is wanted.
 	stopping atomic.Bool
 }
 
-// startProcess starts a program in a namespace, in a process group of its own: an interrupt at the terminal ends the lab, and
-// the lab ends it. What it writes is appended to a file, which needs nobody to read. fail is told when it ends unwanted.
+// startProcess starts a program in a namespace, in a separate process group, so that an interrupt at the terminal ends
+// only the lab, which then ends the program. Its output is appended to a file, so it never blocks. fail is called if it
+// ends unexpectedly.
 func startProcess(ns namespace, node, name, log string, fail func(error), program string, args ...string) (*process, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -43,7 +44,7 @@ func startProcess(ns namespace, node, name, log string, fail func(error), progra
 			if err != nil {
 				how = err.Error()
 			}
-			fail(fmt.Errorf("%s: %s ended by itself (%s); its last lines in %s:\n%s", node, name, how, log, lastLines(log, 10)))
+			fail(fmt.Errorf("%s: %s ended unexpectedly (%s); its last lines in %s:\n%s", node, name, how, log, lastLines(log, 10)))
 		}
 		close(p.done)
 	}()
@@ -53,10 +54,10 @@ func startProcess(ns namespace, node, name, log string, fail func(error), progra
 // ask asks the process to end.
 func (p *process) ask() {
 	p.stopping.Store(true)
-	_ = p.cmd.Process.Signal(unix.SIGTERM) // an error means that it has ended already
+	_ = p.cmd.Process.Signal(unix.SIGTERM) // an error means that it has already ended
 }
 
-// wait waits for an end that was asked for, and after the patience makes it.
+// wait waits for a process that was asked to end, and kills it after the patience.
 func (p *process) wait(patience time.Duration) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -67,7 +68,7 @@ func (p *process) wait(patience time.Duration) {
 	}
 }
 
-// kill ends the process without a chance to say goodbye, as a crash does.
+// kill kills the process, like a crash.
 func (p *process) kill() {
 	p.strike()
 	<-p.done
@@ -76,10 +77,10 @@ func (p *process) kill() {
 // strike is kill without waiting for the end.
 func (p *process) strike() {
 	p.stopping.Store(true)
-	_ = p.cmd.Process.Kill() // an error means that it has ended already
+	_ = p.cmd.Process.Kill() // an error means that it has already ended
 }
 
-// lastLines reads the end of a log.
+// lastLines returns the last n lines of a log.
 func lastLines(file string, n int) string {
 	b, err := os.ReadFile(file)
 	if err != nil {

@@ -18,24 +18,25 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// SpeedScale is how much slower the cables of a fabric of namespaces or containers are than the fabric says: 400G becomes 400
-// Mbit/s. Weights are ratios, so they stay the same.
+// SpeedScale is the factor by which the cables of a fabric of namespaces or containers are slower than the description:
+// 400G becomes 400 Mbit/s. Weights are ratios, so they stay the same.
 const SpeedScale = topo.LabSpeedScale
 
-// real is what fabrics have in common whose nodes have network namespaces and processes of their own, whoever made them.
+// real is the common part of fabrics whose nodes have network namespaces and separate processes, created by the lab or
+// by containerlab.
 type real struct {
 	*model
 	log     *slog.Logger
-	rate    int // packets a second of each server
+	rate    int // packets per second of each server
 	flow    *traffic
-	moving  *transfer              // nil: no queue pairs carry anything
-	clients map[*topo.Node]*client // of the nodes on which fared runs
+	moving  *transfer              // nil without queue pairs
+	clients map[*topo.Node]*client // clients of the nodes that run fared
 	conns   []*grpc.ClientConn
-	// captures are running.
+	// captures are the running captures.
 	captures []*process
 
-	mu  sync.Mutex         // guards what follows
-	lit map[*topo.Node]int // how many cables of a leaf have light
+	mu  sync.Mutex         // guards the fields below
+	lit map[*topo.Node]int // number of a leaf's cables that are up
 }
 
 func newReal(m *model, log *slog.Logger, rate int) *real {
@@ -46,20 +47,20 @@ func newReal(m *model, log *slog.Logger, rate int) *real {
 	return b
 }
 
-// namespace is a node's network namespace.
+// namespace returns a node's network namespace.
 func (p *plan) namespace(node string) namespace { return namespace(p.prefix + node) }
 
-// leavesFirst are all nodes in the order in which they are started.
+// leavesFirst returns all nodes in the order in which they start.
 func (p *plan) leavesFirst() []*topo.Node { return slices.Concat(p.Spine, p.Leaf, p.Server) }
 
-// impatient is for what is about to answer on this machine.
+// impatient returns connect parameters for servers on this machine that are about to listen.
 func impatient() grpc.ConnectParams {
 	retry := backoff.DefaultConfig
 	retry.BaseDelay, retry.MaxDelay = 20*time.Millisecond, 100*time.Millisecond
 	return grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Second}
 }
 
-// dial makes clients of every daemon, which wait for it to answer.
+// dial creates clients of every daemon; their calls wait until it listens.
 func (b *real) dial() error {
 	for _, n := range b.leavesFirst() {
 		if b.Software(n) != topo.Fared {
@@ -77,9 +78,9 @@ func (b *real) dial() error {
 	return nil
 }
 
-// establish waits until every session of every server is; progress is told how many are.
+// establish waits until every session of every server is established; progress receives the count.
 func (b *real) establish(ctx context.Context, progress func(string)) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, b.startTimeout())
 	defer cancel()
 	var wanted, told uint32
 	for _, n := range b.Server {
@@ -90,7 +91,7 @@ func (b *real) establish(ctx context.Context, progress func(string)) error {
 		for _, n := range b.Server {
 			status, err := b.clients[n].fabric.GetStatus(ctx, &farev1.GetStatusRequest{})
 			if err != nil {
-				return errors.Join(ctx.Err(), fmt.Errorf("%s: %w", n.Name, err)) // gRPC has an error of its own for that
+				return errors.Join(ctx.Err(), fmt.Errorf("%s: %w", n.Name, err)) // gRPC wraps the context's error in its own
 			}
 			up += status.SessionsEstablished
 		}
@@ -114,7 +115,7 @@ func (b *real) missing() string {
 	for _, n := range b.Server {
 		list, err := b.clients[n].ListSessions(ctx, &farev1.ListSessionsRequest{})
 		if err != nil {
-			continue // somebody else is missing, too
+			continue // another server may respond
 		}
 		for _, s := range list.Sessions {
 			if s.State != established {
@@ -132,7 +133,7 @@ func (b *real) api(n *topo.Node) api {
 	return nil
 }
 
-// cables sets the upper ends of cables up or down, which gives both ends their carrier or takes it.
+// cables sets the upper ends of cables up or down, which changes the carrier at both ends.
 func (b *real) cables(ctx context.Context, set []cable) error {
 	lines := map[*topo.Node][]string{}
 	for _, c := range set {
@@ -165,7 +166,8 @@ func (b *real) light(leaf *topo.Node) (up, all int) {
 	return b.lit[leaf], len(b.At(leaf))
 }
 
-// lose makes the upper end of a cable drop what comes in and what goes out, with a filter of one instruction: return TC_ACT_SHOT.
+// lose makes the upper end of a cable drop all packets in both directions, by a filter of one instruction: return
+// TC_ACT_SHOT.
 func (b *real) lose(ctx context.Context, c *topo.Cable, on bool) error {
 	lines := []string{fmt.Sprintf("qdisc del dev %s clsact", c.Up.Device)}
 	if on {
@@ -182,7 +184,7 @@ func (b *real) transfer() *transfer { return b.moving }
 
 func (b *real) slotsMoved() uint64 { return b.flow.moved.Load() }
 
-// quiet ends what this process itself does in the fabric.
+// quiet stops this process's own activity in the fabric.
 func (b *real) quiet() {
 	b.endCaptures()
 	if b.flow != nil {
@@ -196,7 +198,7 @@ func (b *real) quiet() {
 	}
 }
 
-// died marks a server's daemon as dead, so that nobody waits for it, or as alive again.
+// died marks a server's daemon as dead, so that calls do not wait for it, or as alive again.
 func (b *real) died(server int, dead bool) {
 	c := b.clients[b.Server[server]]
 	if dead {
@@ -205,23 +207,28 @@ func (b *real) died(server int, dead bool) {
 	c.dead.Store(dead)
 }
 
-// client is a node's daemon over its socket.
+// client connects to a node's daemon over its socket.
 type client struct {
 	weights farev1.WeightServiceClient
 	fabric  farev1.FabricServiceClient
-	// dead says that the daemon has crashed and that there is nobody to wait for; crashes counts how often it has.
+	// dead is true while the daemon has crashed, and calls must not wait for it; crashes counts its crashes.
 	dead    atomic.Bool
 	crashes atomic.Uint32
 }
 
-// errDead is what a daemon answers that has crashed.
+// errDead is the error of calls to a daemon that has crashed.
 var errDead = errors.New("fared has crashed here: revive it first")
 
-// ask asks a daemon, if there is one.
+// callTimeout bounds a call to a daemon. Calls wait until the daemon listens, so one that ended without a crash of the scenario would never return.
+const callTimeout = 20 * time.Second
+
+// ask calls a daemon, or returns errDead.
 func ask[Q, R any](ctx context.Context, c *client, call func(context.Context, Q, ...grpc.CallOption) (R, error), question Q) (answer R, err error) {
 	if c.dead.Load() {
 		return answer, errDead
 	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	return call(ctx, question)
 }
 

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,20 +18,20 @@ import (
 type Fabric struct {
 	*model
 	backend
-	alive  context.Context // until Close, or until a node ends by itself
+	alive  context.Context // until Close, or until a node exits by itself
 	cancel context.CancelFunc
 	closed sync.Once
-	ended  error // of Close
-	// note is to be called when weights may have changed, during a step.
+	ended  error // result of Close
+	// note is called when weights may have changed, during a step.
 	note func()
-	// said is what each server's daemon said of destinations when it was last right, with both its processes alive.
-	said   []map[netip.Addr]*farev1.DestinationWeights
+	// said holds the rows of each server's daemon from its last correct state with both processes alive.
+	said   []map[way]*farev1.DestinationWeights
 	mu     sync.Mutex
-	failed error // of a node that ended by itself
+	failed error // error of a node that exited by itself
 	wrong  bool  // an expectation was not met
 }
 
-// Result is what a step came to; it is what `fared lab -o json` prints, one object a step.
+// Result is the result of a step; `fared lab -o json` prints one object per step.
 type Result struct {
 	Scenario    string            `json:"scenario"`
 	Step        string            `json:"step"`
@@ -42,25 +42,33 @@ type Result struct {
 	OK          bool              `json:"ok"`
 	// SlotsMoved counts queue pair slots, over all pairs, that left their plane or sub-port during the step.
 	SlotsMoved uint64 `json:"slots_moved"`
-	// Pairs is how many (server, destination) weights were checked.
+	// Pairs is the number of (server, destination) weights that were checked.
 	Pairs int `json:"pairs"`
-	// ElapsedNS is from the step's actions until every weight was in effect, nanoseconds.
+	// ElapsedNS is the time from the step's actions until every weight was in effect, nanoseconds.
 	ElapsedNS int64 `json:"elapsed_ns"`
-	// Wrong says what was not as expected, a few at most.
+	// Wrong lists the first few deviations.
 	Wrong []string `json:"wrong,omitempty"`
-	// WeightsFollowedNS is from the first action until the last server was told by its daemon of the last change of its weights,
-	// nanoseconds; 0: none changed, or no timeline was asked for.
+	// WeightsFollowedNS is the time from the first action until the last server received the last change of its weights
+	// from its daemon, nanoseconds; 0 means that no weight changed or that timelines are off.
 	WeightsFollowedNS int64 `json:"weights_followed_ns"`
-	// Timeline is what happened, in order; nil: nothing, or it was not asked for.
+	// Timeline lists the events in order; nil means that there were none or that timelines are off.
 	Timeline []Event `json:"timeline,omitempty"`
-	// Traffic is what became of the packets; nil where none are sent.
+	// Traffic describes the packets; nil if none are sent.
 	Traffic *Traffic `json:"traffic,omitempty"`
-	// Transfer is what queue pairs carried meanwhile; nil where there are none, or where a server had no way to another.
+	// Transfer describes the queue pair traffic meanwhile; nil if there is none, or if a server could not reach
+	// another.
 	Transfer *Transfer `json:"transfer,omitempty"`
 }
 
-// settleTimeout is how long weights may take to follow a step. Nothing waits for it but a failure.
-const settleTimeout = 30 * time.Second
+// settleTimeout limits the time that weights have to follow a step. Only a failure waits that long; a busy machine may
+// give the fabric a small part of its processors.
+const settleTimeout = 90 * time.Second
+
+// startTimeout returns the time limit for starting a fabric; it grows with the cables, because every session costs
+// processor time at both ends.
+func (p *plan) startTimeout() time.Duration {
+	return time.Minute + time.Duration(len(p.Cables))*time.Second/2
+}
 
 // Start builds the fabric and waits until every pair has its weights.
 func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err error) {
@@ -68,7 +76,7 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err err
 	if err != nil {
 		return nil, err
 	}
-	f := &Fabric{model: newModel(p), said: make([]map[netip.Addr]*farev1.DestinationWeights, p.Servers)}
+	f := &Fabric{model: newModel(p), said: make([]map[way]*farev1.DestinationWeights, p.Servers)}
 	switch {
 	case o.Netns != nil:
 		f.backend = newNetns(f.model, log)
@@ -78,15 +86,15 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err err
 		if p.site.Port, err = freePort(); err != nil {
 			return nil, err
 		}
-		f.backend = &inProcess{plan: p, log: log}
+		f.backend = &inProcess{model: f.model, log: log}
 	}
 	inner, cancel := context.WithCancel(ctx)
 	f.alive, f.cancel = inner, cancel
 	up := false
 	defer func() {
-		if !up { // after a panic too: what is outside this process would outlive it
+		if !up { // also after a panic: resources outside this process would outlive it
 			if f.bad() {
-				err = nil // it only says that a node has ended, which Close says better
+				err = nil // it only reports that a node has ended, and Close returns the details
 			}
 			err = errors.Join(err, f.giveUp(ctx.Err() == nil))
 		}
@@ -94,17 +102,18 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err err
 	if err := f.start(inner, f.fail); err != nil {
 		return nil, err
 	}
-	if wrong := f.settle(inner, time.Minute); len(wrong) > 0 {
-		return nil, fmt.Errorf("the fabric did not come up: %s", wrong[0])
+	limit := f.startTimeout()
+	if wrong := f.settleTelling(inner, limit, o.Progress); len(wrong) > 0 {
+		return nil, fmt.Errorf("the fabric is not ready after %v: %d of %d nodes are not in the expected state: %s", limit, len(wrong), len(f.Nodes()), wrong[0])
 	}
 	if t := f.packets(); t != nil {
-		t.roll() // what was sent until now is no step's
+		t.roll() // packets sent until now belong to no step
 	}
 	up = true
 	return f, nil
 }
 
-// giveUp closes a fabric that did not come up.
+// giveUp closes a fabric that did not start.
 func (f *Fabric) giveUp(failed bool) error {
 	f.mu.Lock()
 	f.wrong = failed
@@ -120,10 +129,10 @@ func (f *Fabric) fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.failed = errors.Join(f.failed, err)
-	f.cancel() // a node that ends by itself ends the lab
+	f.cancel() // a node that exits by itself ends the lab
 }
 
-// Close ends everything and waits for it; a second call does nothing more.
+// Close stops everything and waits for it; a second call returns the same error.
 func (f *Fabric) Close() error {
 	f.closed.Do(func() {
 		f.cancel()
@@ -135,8 +144,8 @@ func (f *Fabric) Close() error {
 	return f.ended
 }
 
-// Leave is Close for a fabric of namespaces that goes on without this process, but for the packets. It returns lines that say
-// how to look at it, and to end it.
+// Leave is Close for a fabric of namespaces that continues without this process, except for its packets. It returns
+// lines that explain how to inspect and how to end it.
 func (f *Fabric) Leave() (lines []string, err error) {
 	f.closed.Do(func() {
 		f.cancel()
@@ -145,8 +154,8 @@ func (f *Fabric) Leave() (lines []string, err error) {
 	return lines, f.ended
 }
 
-// Logs is the folder with the logs and configurations of a fabric that has failed, in processes of its own; it stays after
-// Close. "": there is none.
+// Logs returns the folder with the logs and configurations of a failed fabric with separate processes; the folder
+// remains after Close. "" means that there is none.
 func (f *Fabric) Logs() string {
 	if f.bad() {
 		return f.logs()
@@ -154,38 +163,38 @@ func (f *Fabric) Logs() string {
 	return ""
 }
 
-// bad says that a node or an expectation has failed.
+// bad reports whether a node or an expectation has failed.
 func (f *Fabric) bad() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.wrong || f.failed != nil
 }
 
-// Sessions returns how many BGP sessions the fabric has.
+// Sessions returns the number of BGP sessions of the fabric.
 func (f *Fabric) Sessions() int { return len(f.Cables) }
 
-// Check refuses a scenario that names what this fabric does not have, before anything is done.
+// Check returns an error if a scenario names objects that this fabric does not have, before anything is done.
 func (f *Fabric) Check(s *Scenario) error {
 	var errs []error
 	for _, step := range s.Steps {
 		for _, a := range step.Actions {
 			_, err := f.resolve(a)
 			if errors.Is(err, errNoProcesses) {
-				return fmt.Errorf("%s:%d: %s: %w", s.Name, a.Line, a.Verb, err) // every such line would say the same
+				return fmt.Errorf("%s:%d: %s: %w", s.Name, a.Line, a.Verb, err) // all such lines would have the same error
 			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("%s:%d: %w", s.Name, a.Line, err))
 			}
 		}
-		if step.Lost >= 0 && f.options.rate() == 0 && f.options.Transport == "" { // a transfer must not lose anything at all
-			errs = append(errs, fmt.Errorf("%s: step %q: lost is for packets, and none are sent here: use network namespaces (--netns) or containers (--containerlab), with a --rate above 0", s.Name, step.Text))
+		if step.Lost >= 0 && f.options.rate() == 0 && f.options.Transport == "" { // a transfer must not lose anything in any case
+			errs = append(errs, fmt.Errorf("%s: step %q: lost needs packets, and this fabric sends none: use network namespaces (--netns) or containers (--containerlab), with a --rate above 0", s.Name, step.Text))
 		}
 		for _, e := range step.Expect {
 			for _, name := range []string{e.Source, e.Destination} {
 				if name == "*" {
 					continue
 				}
-				if _, err := f.server(f.subst(name)); err != nil {
+				if _, err := f.groups(f.subst(name)); err != nil {
 					errs = append(errs, fmt.Errorf("%s:%d: %w", s.Name, e.Line, err))
 				}
 			}
@@ -195,7 +204,7 @@ func (f *Fabric) Check(s *Scenario) error {
 		}
 		for _, name := range []string{step.Source, step.Destination} {
 			if name != "" {
-				if _, err := f.server(f.subst(name)); err != nil {
+				if _, err := f.groups(f.subst(name)); err != nil {
 					errs = append(errs, fmt.Errorf("%s: step %q: %w", s.Name, step.Text, err))
 				}
 			}
@@ -204,35 +213,53 @@ func (f *Fabric) Check(s *Scenario) error {
 	return errors.Join(errs...)
 }
 
-// subst replaces the names that built-in scenarios use for whatever size the fabric has: the draft's plane 3, its first leaf, another
-// plane, and a receiving server.
-func (f *Fabric) subst(word string) string {
-	plane := min(2, f.Planes-1)
-	switch word {
-	case "$server":
-		return f.Server[1].Name
-	case "$leaf":
-		return f.Leaf[plane*f.Leaves].Name
-	case "$plane":
-		return f.PlaneName(plane)
-	case "$plane.0":
-		return f.Device(plane, 0)
-	case "$other":
-		return f.PlaneName(0)
-	case "$other.0":
-		return f.Device(0, 0)
-	case "$otherleaf":
-		return f.Leaf[0].Name
+// subst replaces the names with which built-in scenarios adapt to the size of the fabric: the draft's plane 3, its
+// first leaf, another plane, a receiving server, and the second GPU of a server.
+func (f *Fabric) subst(word string) string { return f.substAt(f.Server[1], word) }
+
+// substAt is subst for a word that may stand for a device of a server: $plane.0 and $other.0 are the first sub-port in
+// a plane, $gpu$plane.0 is that of the second GPU.
+func (f *Fabric) substAt(server *topo.Node, word string) string {
+	if !strings.Contains(word, "$") {
+		return word
 	}
-	return word
+	plane := min(2, f.Planes-1)
+	return strings.NewReplacer("$gpu$plane.0", f.first(server, 1, plane), "$gpu$plane", "g1"+f.PlaneName(plane), "$gpu", "g1",
+		"$otherleaf", f.Leaf[0].Name, "$leaf", f.Leaf[plane*f.Leaves].Name, "$server", f.Server[1].Name,
+		"$plane.0", f.first(server, -1, plane), "$other.0", f.first(server, -1, 0), "$plane", f.PlaneName(plane), "$other", f.PlaneName(0)).Replace(word)
 }
 
-// resolve turns a script's line into what to do.
-func (f *Fabric) resolve(a Action) (func(ctx context.Context) error, error) {
-	args := make([]string, len(a.Args))
-	for i, w := range a.Args {
-		args[i] = f.subst(w)
+// substArgs substitutes the arguments of an action; devices belong to the node named by the first argument.
+func (f *Fabric) substArgs(args []string) []string {
+	at := f.Server[1]
+	all := make([]string, len(args))
+	for i, word := range args {
+		all[i] = f.substAt(at, word)
+		if n := f.Node(all[0]); i == 0 && n != nil {
+			at = n
+		}
 	}
+	return all
+}
+
+// first returns the device of a server's first sub-port in a plane, or of the first one that a GPU owns there. If there
+// is none, it returns a name with spaces, which matches no device.
+func (f *Fabric) first(server *topo.Node, gpu, plane int) string {
+	name := f.PlaneName(plane) + " sub-port 0"
+	if gpu >= 0 {
+		name = fmt.Sprintf("g%d %s", gpu, name)
+	}
+	for _, c := range f.At(server) {
+		if c.Plane == plane && !c.Uplink() && (gpu < 0 || f.GroupsEach() > 1 && c.Group.GPU == gpu) {
+			return c.Down.Device
+		}
+	}
+	return name
+}
+
+// resolve returns the function for a script's line.
+func (f *Fabric) resolve(a Action) (func(ctx context.Context) error, error) {
+	args := f.substArgs(a.Args)
 	switch a.Verb {
 	case "cut", "mend":
 		set, err := f.cablesOf(args[0], args[1])
@@ -260,8 +287,8 @@ func (f *Fabric) resolve(a Action) (func(ctx context.Context) error, error) {
 		return f.resolvePower(a.Verb == "poweroff", args)
 	case "crash", "revive":
 		return f.resolveCrash(a.Verb == "crash", args)
-	default: // drain, undrain: Parse knows no other verb
-		return f.resolveDrain(a.Verb == "drain", args)
+	default: // drain and undrain; Parse accepts no other verb
+		return f.resolveDrain(a.Verb == "drain", a.Args)
 	}
 }
 
@@ -272,20 +299,20 @@ func (f *Fabric) setCut(ctx context.Context, set []*topo.Cable, cut bool) error 
 	return f.wire(ctx, set)
 }
 
-// wire gives both ends of cables their state.
+// wire applies the model's state to both ends of cables.
 func (f *Fabric) wire(ctx context.Context, set []*topo.Cable) error {
 	states := make([]cable, len(set))
 	for i, c := range set {
 		states[i] = f.cable(c)
 	}
 	f.darkened(states)
-	if f.note != nil { // what an action does and undoes is a change too
+	if f.note != nil { // a change that an action makes and reverts counts too
 		f.note()
 	}
 	return f.cables(ctx, states)
 }
 
-// resolveFlap cuts a cable and mends it, so many times, each state for the given time.
+// resolveFlap cuts a cable and mends it n times, each state for the given time.
 func (f *Fabric) resolveFlap(args []string) (func(ctx context.Context) error, error) {
 	set, err := f.cablesOf(args[0], args[1])
 	if err != nil {
@@ -309,7 +336,7 @@ func (f *Fabric) resolveFlap(args []string) (func(ctx context.Context) error, er
 	}, nil
 }
 
-// resolveLoss makes cables drop packets in silence, or ends that.
+// resolveLoss makes cables drop packets silently, or ends that.
 func (f *Fabric) resolveLoss(on bool, args []string) (func(ctx context.Context) error, error) {
 	if !f.options.real() {
 		return nil, errNoProcesses
@@ -329,7 +356,7 @@ func (f *Fabric) resolveLoss(on bool, args []string) (func(ctx context.Context) 
 	}, nil
 }
 
-// resolveFreeze stops all processes of a leaf or a spine, or lets them go on.
+// resolveFreeze stops all processes of a leaf or a spine, or continues them.
 func (f *Fabric) resolveFreeze(on bool, args []string) (func(ctx context.Context) error, error) {
 	if !f.options.real() {
 		return nil, errNoProcesses
@@ -344,7 +371,7 @@ func (f *Fabric) resolveFreeze(on bool, args []string) (func(ctx context.Context
 	}, nil
 }
 
-// resolvePower takes a server's power, or returns it: a reboot. Nothing that it knew survives.
+// resolvePower powers a server off, or on again: a reboot, which no state survives.
 func (f *Fabric) resolvePower(off bool, args []string) (func(ctx context.Context) error, error) {
 	if !f.options.real() {
 		return nil, errNoProcesses
@@ -359,7 +386,7 @@ func (f *Fabric) resolvePower(off bool, args []string) (func(ctx context.Context
 	n := f.Server[server]
 	return func(ctx context.Context) error {
 		if off == f.dark[n] {
-			return fmt.Errorf("%s: its power is %s already", n.Name, map[bool]string{true: "off", false: "on"}[off])
+			return fmt.Errorf("%s: the power is %s already", n.Name, map[bool]string{true: "off", false: "on"}[off])
 		}
 		f.dark[n] = off
 		if off {
@@ -371,50 +398,68 @@ func (f *Fabric) resolvePower(off bool, args []string) (func(ctx context.Context
 	}, nil
 }
 
-func (f *Fabric) resolveDrain(on bool, args []string) (func(ctx context.Context) error, error) {
-	servers, err := f.servers(args[0])
+// drainTarget returns the cables of a server that the two words of a drain name, such as "sub-port p2.0", and the
+// target for its daemon. The cables may be empty for a leaf.
+func (f *Fabric) drainTarget(server *topo.Node, kind, word string) ([]*topo.Cable, *farev1.DrainTarget, error) {
+	name := f.substAt(server, word)
+	switch kind {
+	case "plane":
+		set, err := f.cablesOf(server.Name, name)
+		if err == nil && name != f.PlaneName(set[0].Plane) {
+			err = fmt.Errorf("%q is not a plane: planes are %s to %s", name, f.PlaneName(0), f.PlaneName(f.Planes-1))
+		}
+		return set, &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: name}}, err
+	case "sub-port":
+		set, err := f.cablesOf(server.Name, name)
+		if err == nil && name != set[0].Down.Device {
+			err = fmt.Errorf("%q is not a sub-port: name a device such as %s", name, set[0].Down.Device)
+		}
+		return set, &farev1.DrainTarget{Target: &farev1.DrainTarget_SubPort{SubPort: name}}, err
+	case "leaf":
+		leaf, err := f.leaf(name)
+		if err != nil {
+			return nil, nil, err
+		}
+		var set []*topo.Cable
+		for _, c := range f.At(server) {
+			if c.Up.Node == leaf {
+				set = append(set, c)
+			}
+		}
+		return set, &farev1.DrainTarget{Target: &farev1.DrainTarget_Leaf{Leaf: leaf.ID.String()}}, nil
+	}
+	return nil, nil, fmt.Errorf("%q cannot be drained: name a plane, a sub-port or a leaf", kind)
+}
+
+// resolveDrain drains or undrains the same target at one server or at all. Its words are as in the script: $plane.0 is
+// a device of each server.
+func (f *Fabric) resolveDrain(on bool, words []string) (func(ctx context.Context) error, error) {
+	servers, err := f.servers(f.subst(words[0]))
 	if err != nil {
 		return nil, err
 	}
-	target := &farev1.DrainTarget{}
-	var of func(c *topo.Cable) bool
-	switch args[1] {
-	case "plane", "sub-port":
-		named, err := f.cablesOf(f.Server[servers[0]].Name, args[2])
-		if err != nil {
+	sets, targets := make([][]*topo.Cable, len(servers)), make([]*farev1.DrainTarget, len(servers))
+	for i, server := range servers {
+		n := f.Server[server]
+		if sets[i], targets[i], err = f.drainTarget(n, words[1], words[2]); err != nil {
+			if i > 0 {
+				err = fmt.Errorf("%s: %w", n.Name, err)
+			}
 			return nil, err
 		}
-		if args[1] == "plane" {
-			target.Target = &farev1.DrainTarget_Plane{Plane: args[2]}
-			of = func(c *topo.Cable) bool { return c.Plane == named[0].Plane }
-		} else {
-			target.Target = &farev1.DrainTarget_SubPort{SubPort: args[2]}
-			of = func(c *topo.Cable) bool { return c.Down.Device == args[2] }
-		}
-	case "leaf":
-		leaf, err := f.leaf(args[2])
-		if err != nil {
-			return nil, err
-		}
-		target.Target = &farev1.DrainTarget_Leaf{Leaf: leaf.ID.String()}
-		of = func(c *topo.Cable) bool { return c.Up.Node == leaf }
-	default:
-		return nil, fmt.Errorf("%q cannot be drained: name a plane, a sub-port or a leaf", args[1])
 	}
 	return func(ctx context.Context) error {
 		var set []*topo.Cable
 		var errs []error
-		for _, server := range servers {
-			n := f.Server[server]
-			for _, c := range f.At(n) {
-				if of(c) {
-					f.drained[c.Index] = on
-					set = append(set, c)
-				}
+		for i, server := range servers {
+			n, target := f.Server[server], targets[i]
+			for _, c := range sets[i] {
+				f.drained[c.Index] = on
+				set = append(set, c)
 			}
 			var err error
 			if on {
-				_, err = f.api(n).Drain(ctx, &farev1.DrainRequest{Target: target})
+				_, err = f.api(n).Drain(ctx, &farev1.DrainRequest{Target: target, Force: true}) // scenarios also drain the last plane
 			} else {
 				_, err = f.api(n).Undrain(ctx, &farev1.UndrainRequest{Target: target})
 			}
@@ -424,7 +469,7 @@ func (f *Fabric) resolveDrain(on bool, args []string) (func(ctx context.Context)
 	}, nil
 }
 
-// Run plays a scenario and calls each with every step's result. It returns false when an expectation was not met.
+// Run plays a scenario and calls each with every step's result. It returns false if an expectation was not met.
 func (f *Fabric) Run(ctx context.Context, s *Scenario, each func(Result)) (bool, error) {
 	if err := f.Check(s); err != nil {
 		return false, err
@@ -448,6 +493,15 @@ func (f *Fabric) Run(ctx context.Context, s *Scenario, each func(Result)) (bool,
 		each(r)
 	}
 	return all, nil
+}
+
+// shown returns the source group that represents a name in a step: the first one of a server.
+func (f *Fabric) shown(name string) int {
+	found, err := f.groups(name)
+	if err != nil { // Check has verified the name
+		return 0
+	}
+	return found[0]
 }
 
 func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, error) {
@@ -486,15 +540,15 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 	if step.Source == "" {
 		r.Source, r.Destination = f.Server[0].Name, f.Server[1].Name
 	}
-	src, _ := f.server(r.Source)
-	dst, _ := f.server(r.Destination)
+	src, dst := f.shown(r.Source), f.shown(r.Destination)
+	r.Source, r.Destination = f.Groups()[src].Name, f.Groups()[dst].Name
 	r.Weights = f.named(f.observed(src, dst))
 	r.Expected = f.named(f.inForce(src, dst))
 	for _, e := range step.Expect {
 		r.Wrong = append(r.Wrong, f.demand(e)...)
 	}
 	if step.Moved >= 0 && r.SlotsMoved > uint64(step.Moved) && (step.MovedPolicy == "" || step.MovedPolicy == f.Policy) {
-		r.Wrong = append(r.Wrong, fmt.Sprintf("%d slots moved, at most %d may", r.SlotsMoved, step.Moved))
+		r.Wrong = append(r.Wrong, fmt.Sprintf("%d slots moved, want at most %d", r.SlotsMoved, step.Moved))
 	}
 	if t != nil {
 		var wrong []string
@@ -504,7 +558,7 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 		}
 		r.Wrong = append(r.Wrong, wrong...)
 	}
-	if x == nil { // some server had no way to another; it may have now
+	if x == nil { // a server could not reach another, which may have changed
 		x = f.transfer().begin(ctx)
 	}
 	moved, failures := x.end(start)

@@ -8,32 +8,36 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/fared/fared/topo"
 )
 
-// Scenario is a story of failures: steps in order, each with what is done and, where the script says so, what must follow.
+// Scenario is a sequence of failures: steps in order, each with its actions and, where the script states them, its
+// expectations.
 type Scenario struct {
 	Name  string
 	Title string
 	Steps []Step
 }
 
-// Step is one thing that happens to the fabric.
+// Step is one step of a scenario: some actions and the expectations after them.
 type Step struct {
 	Text    string
 	Actions []Action
 	// Source and Destination are the servers whose weights are shown; expectations for all pairs come from the model.
 	Source, Destination string
-	// Expect are weights that the script itself states, in plane order.
+	// Expect holds the weights that the script itself states, in plane order.
 	Expect []Expectation
-	// Moved is how many slots may have moved, at most; -1: not said. MovedPolicy is the policy that this is said of; empty: any.
+	// Moved is the maximum number of slots that may move; -1 means no limit. MovedPolicy restricts the limit to a
+	// policy; "" means any.
 	Moved       int
 	MovedPolicy string
-	// Lost is how many packets may be lost from the step's first action on, at most, of the pairs whose weights no action changes;
-	// -1: not said.
+	// Lost is the maximum number of packets that may be lost, from the step's first action on, by the pairs whose
+	// weights no action changes; -1 means no limit.
 	Lost int
 }
 
-// Action is one line that does something: a verb and its words.
+// Action is one line with an action: a verb and its words.
 type Action struct {
 	Verb string
 	Args []string
@@ -50,15 +54,17 @@ type Expectation struct {
 //go:embed scenarios/*.txt
 var scenarioFiles embed.FS
 
-// Names returns the built-in scenarios in the order that "all" runs them.
+// Names returns the built-in scenarios in the order in which "all" runs them.
 func Names() []string {
-	return []string{"none", "sub-cable", "port", "leaf", "two-planes", "recovery", "drain", "maintenance", "flap", "frozen", "blackhole", "reboot", "crash"}
+	return []string{"none", "sub-cable", "port", "gpu", "leaf", "two-planes", "recovery", "drain", "maintenance", "flap", "frozen", "blackhole", "reboot", "crash"}
 }
 
-// playable says whether such a fabric can play a built-in scenario: one inside this process has no processes and packets of its
-// own, and in a container the processes of a node return together.
+// playable reports whether a fabric can play a built-in scenario: a fabric inside this process has no separate
+// processes and packets, and in a container the processes of a node return together.
 func (o Options) playable(name string) bool {
 	switch name {
+	case "gpu": // requires GPUs with own ports, and no overrides
+		return o.GPUPorts == topo.Own && o.GPUs > 1 && o.Overrides == ""
 	case "maintenance", "flap", "frozen", "blackhole":
 		return o.real()
 	case "reboot":
@@ -69,13 +75,13 @@ func (o Options) playable(name string) bool {
 	return true
 }
 
-// Load returns a built-in scenario by name, or "all" that such a fabric can play, one after the other.
+// Load returns a built-in scenario by name, or for "all" every scenario that the fabric can play, in order.
 func Load(name string, o Options) ([]*Scenario, error) {
 	names := []string{name}
 	if name == "all" {
 		names = slices.DeleteFunc(Names(), func(name string) bool { return !o.playable(name) })
 	} else if !slices.Contains(Names(), name) {
-		return nil, fmt.Errorf("no scenario %q: there are %s and all; a script of your own is given with --script", name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("no scenario %q: use %s or all, or name a script with --script", name, strings.Join(Names(), ", "))
 	}
 	var out []*Scenario
 	for _, n := range names {
@@ -93,7 +99,7 @@ func Load(name string, o Options) ([]*Scenario, error) {
 	return out, nil
 }
 
-// actionArgs is how many words each verb takes, and what they are.
+// actionArgs holds the arguments of each verb.
 var actionArgs = map[string]string{
 	"cut":       "NODE PORT|PLANE",
 	"mend":      "NODE PORT|PLANE",
@@ -112,23 +118,23 @@ var actionArgs = map[string]string{
 	"revive":    "SERVER fared|dataplane|both",
 }
 
-// Parse reads a script. Errors name the file and the line, all of them at once. The form is:
+// Parse reads a script. The error lists every mistake with file and line. The form is:
 //
 //	scenario TITLE
 //	step TEXT
 //	  cut server2 p2.0            one sub-port's cable; "p2" cuts the plane's whole port; "cut leaf0-1 up0" an uplink
 //	  mend server2 p2.0
 //	  flap server2 p2.0 5 200ms   cut and mend it five times, each state for 200 ms
-//	  blackhole server2 p2.0      drop every packet, both ways, with the light on; "heal ..."
-//	  kill leaf2                  a leaf or spine dies, and all its cables go dark; "restart leaf2"
+//	  blackhole server2 p2.0      drop every packet in both directions, with the carrier up; "heal ..." ends it
+//	  kill leaf2                  a leaf or spine fails, and all its cables go down; "restart leaf2"
 //	  freeze leaf2                its processes stop, its kernel forwards; "thaw leaf2"
-//	  poweroff server2            a server loses all that it knows; "poweron server2"
+//	  poweroff server2            a server loses all its state; "poweron server2"
 //	  drain server1 plane p2      also "sub-port p2.0", "leaf leaf2", and "*" for every server; "undrain ..."
-//	  crash server1 fared         kill -9 of "fared run"; also "dataplane", "both"; "revive ..." starts it again
-//	  show server1 -> server2     whose weights are printed
-//	  expect * -> server2 2:2:1:2 what the script demands, beside the model
-//	  moved 0                     at most so many slots may move; "moved 0 reweight" says it of that policy only
-//	  lost 0                      so many packets at most may be lost of pairs whose weights stay
+//	  crash server1 fared         kill -9 of "fared run"; also "dataplane", "both"; "revive ..." restarts it
+//	  show server1 -> server2     the pair whose weights are printed
+//	  expect * -> server2 2:2:1:2 expected weights, checked in addition to the model
+//	  moved 0                     maximum number of slots that may move; "moved 0 reweight" applies to that policy only
+//	  lost 0                      maximum number of packets that may be lost of pairs whose weights stay
 //
 // Text after # is a comment.
 func Parse(name string, r io.Reader) (*Scenario, error) {
@@ -165,7 +171,7 @@ func (s *Scenario) line(n int, words []string) error {
 		return nil
 	case "step":
 		if len(args) == 0 {
-			return fmt.Errorf("step without a text: say in a few words what happens")
+			return fmt.Errorf("step without a text: describe the event in a few words")
 		}
 		s.Steps = append(s.Steps, Step{Text: strings.Join(args, " "), Moved: -1, Lost: -1})
 		return nil
@@ -202,11 +208,11 @@ func (s *Scenario) line(n int, words []string) error {
 		step.Expect = append(step.Expect, e)
 	case "moved":
 		if len(args) != 1 && (len(args) != 2 || args[1] != "reweight" && args[1] != "remap") {
-			return fmt.Errorf("moved takes one number, and the policy it holds for: moved 0, or moved 0 reweight")
+			return fmt.Errorf("moved takes one number, and the policy that it applies to: moved 0, or moved 0 reweight")
 		}
 		v, err := strconv.Atoi(args[0])
 		if err != nil || v < 0 {
-			return fmt.Errorf("moved %q: not a number of slots", args[0])
+			return fmt.Errorf("moved %q is not a number of slots", args[0])
 		}
 		step.Moved = v
 		if len(args) == 2 {
@@ -218,11 +224,11 @@ func (s *Scenario) line(n int, words []string) error {
 		}
 		v, err := strconv.Atoi(args[0])
 		if err != nil || v < 0 {
-			return fmt.Errorf("lost %q: not a number of packets", args[0])
+			return fmt.Errorf("lost %q is not a number of packets", args[0])
 		}
 		step.Lost = v
 	default:
-		return fmt.Errorf("%q is no word of a scenario: there are scenario, step, cut, mend, flap, blackhole, heal, kill, restart, freeze, thaw, poweroff, poweron, drain, undrain, crash, revive, show, expect, moved and lost", verb)
+		return fmt.Errorf("%q is not a word of a scenario: use scenario, step, cut, mend, flap, blackhole, heal, kill, restart, freeze, thaw, poweroff, poweron, drain, undrain, crash, revive, show, expect, moved and lost", verb)
 	}
 	return nil
 }

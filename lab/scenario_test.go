@@ -14,7 +14,7 @@ func checkConfig(f File) error {
 	return err
 }
 
-// TestParseErrors: every mistake of a script at once, each with its line.
+// TestParseErrors verifies that every mistake of a script is reported at once, each with its line.
 func TestParseErrors(t *testing.T) {
 	scripts, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(scripts) == 0 {
@@ -58,12 +58,12 @@ func TestParse(t *testing.T) {
 }
 
 func TestLoadNames(t *testing.T) {
-	if _, err := Load("flood", Options{}); err == nil || !strings.Contains(err.Error(), `no scenario "flood": there are none, sub-cable, port, leaf, two-planes, recovery, drain, maintenance, flap, frozen, blackhole, reboot, crash and all`) {
+	if _, err := Load("flood", Options{}); err == nil || !strings.Contains(err.Error(), `no scenario "flood": use none, sub-cable, port, gpu, leaf, two-planes, recovery, drain, maintenance, flap, frozen, blackhole, reboot, crash or all`) {
 		t.Errorf("%v", err)
 	}
 }
 
-// FuzzParse: whatever a script is, reading it ends with a scenario that has steps or an error that names the script.
+// FuzzParse verifies that reading any script returns either a scenario with steps or an error that names the script.
 func FuzzParse(f *testing.F) {
 	for _, name := range Names() {
 		text, err := scenarioFiles.ReadFile("scenarios/" + name + ".txt")

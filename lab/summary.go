@@ -2,30 +2,31 @@ package lab
 
 import "slices"
 
-// Spread is what a measurement came to over several runs.
+// Spread summarizes a measurement over several runs.
 type Spread struct {
-	// Median is the middle one; of an even number, the mean of the two in the middle, rounded down.
+	// Median is the middle value; for an even count, the mean of the two in the middle, rounded down.
 	Median int64 `json:"median"`
 	Min    int64 `json:"min"`
 	Max    int64 `json:"max"`
 }
 
-// Summary is what a step came to over several runs of its scenario.
+// Summary summarizes a step over several runs of its scenario.
 type Summary struct {
 	Scenario string `json:"scenario"`
 	Step     string `json:"step"`
-	// Runs is how many times the step was played, OK in how many of them every expectation was met.
+	// Runs is the number of times that the step was played, OK the number of these in which every expectation was met.
 	Runs int `json:"runs"`
 	OK   int `json:"ok"`
-	// WeightsFollowed is of Result.WeightsFollowedNS, nanoseconds.
+	// WeightsFollowed summarizes Result.WeightsFollowedNS, nanoseconds.
 	WeightsFollowed Spread `json:"weights_followed_ns"`
-	// LossInterval is of Traffic.LossIntervalNS, nanoseconds, and PacketsLost of Traffic.Lost; nil where no packets are sent.
+	// LossInterval summarizes Traffic.LossIntervalNS, nanoseconds, and PacketsLost Traffic.Lost; nil if no packets are
+	// sent.
 	LossInterval *Spread `json:"loss_interval_ns,omitempty"`
 	PacketsLost  *Spread `json:"packets_lost,omitempty"`
 }
 
-// Summarize sums up runs of the same scenarios, each the results of its steps in order: one Summary a step. A run that has ended
-// early counts for the steps that it has played.
+// Summarize summarizes runs of the same scenarios, each the results of its steps in order: one Summary per step. A run
+// that ended early counts for the steps that it has played.
 func Summarize(runs [][]Result) []Summary {
 	var all []Summary
 	for step := 0; ; step++ {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestSpread: as many values lie below the median as above it, and all within the extremes.
+// TestSpread verifies that as many values lie below the median as above it, and all within the extremes.
 func TestSpread(t *testing.T) {
 	if got := spread(nil); got != nil {
 		t.Errorf("of nothing: %+v", got)
@@ -28,7 +28,7 @@ func TestSpread(t *testing.T) {
 	for range 200 {
 		values := make([]int64, 1+r.IntN(9))
 		for i := range values {
-			values[i] = 2 * r.Int64N(20) // even, so that a mean is exact
+			values[i] = 2 * r.Int64N(20) // even, so that a mean of two is exact
 		}
 		s := spread(slices.Clone(values))
 		below, above := 0, 0
@@ -46,7 +46,8 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestSummarize: one line a step, also of steps that not every run has played, and of runs without packets.
+// TestSummarize verifies one summary per step, also for steps that not every run has played, and for runs
+// without packets.
 func TestSummarize(t *testing.T) {
 	result := func(step string, ok bool, followed int64, interval int64, lost uint64) Result {
 		return Result{Scenario: "s", Step: step, OK: ok, WeightsFollowedNS: followed, Traffic: &Traffic{LossIntervalNS: interval, Lost: lost}}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -15,72 +14,77 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// What an Event can be, in the order in which things follow each other.
+// The kinds of Event, in their causal order.
 const (
-	// EventAction: an action of the script was done; Detail is its line. What it causes may come before.
+	// EventAction: an action of the script is complete; Detail is its line. Its effects may precede this event.
 	EventAction = "action"
-	// EventWeights: a server's daemon said over WatchWeights that its weights are others, for the last time in this step.
+	// EventWeights: a server's daemon reported changed weights over WatchWeights, for the last time in this step.
 	EventWeights = "weights"
-	// EventAdopted: the server's sender changed the slots that it sends from, or their shares, for the last time.
+	// EventAdopted: the server's sender changed its slots or their shares, for the last time.
 	EventAdopted = "adopted"
-	// EventInEffect: the server's daemon said that its data plane forwards by all of those weights.
+	// EventInEffect: the server's daemon reported that all of those weights are in effect.
 	EventInEffect = "in-effect"
-	// EventLeft: the server's sender sent the last packet from a slot that it uses no more.
+	// EventLeft: the server's sender sent the last packet from a slot that it no longer uses.
 	EventLeft = "left"
-	// EventFirstLost and EventLastLost: the first and the last packet that did not arrive was sent, of all servers. What is sent
-	// after the last one arrives.
+	// EventFirstLost and EventLastLost: the sending of the first and the last lost packet, of all servers. All packets
+	// sent after the last one arrive.
 	EventFirstLost = "first-lost"
 	EventLastLost  = "last-lost"
 )
 
 var eventOrder = []string{EventAction, EventWeights, EventAdopted, EventInEffect, EventLeft, EventFirstLost, EventLastLost}
 
-// Event is one moment of a step.
+// Event is one event of a step.
 type Event struct {
-	// AtNS is when, nanoseconds after the first action began; never negative.
+	// AtNS is the time since the first action began, nanoseconds; never negative.
 	AtNS int64 `json:"at_ns"`
 	// Event is one of the constants above.
 	Event string `json:"event"`
-	// Node is the server it happened at; empty for actions.
+	// Node is the server of the event; empty for actions.
 	Node string `json:"node,omitempty"`
-	// Detail says what, for people.
+	// Detail describes the event for display.
 	Detail string `json:"detail,omitempty"`
 }
 
-// follower hears from a server's daemon what its weights are (WatchWeights), and notes when they change.
+// follower receives the weights of a server's daemon (WatchWeights) and records their changes.
 type follower struct {
-	mu     sync.Mutex // guards what follows
-	toward map[netip.Addr]*heard
+	plan   *plan
+	server int
+	mu     sync.Mutex // guards the fields below
+	toward map[way]*heard
 }
 
-// heard is what a follower knows of a destination.
+// heard is a follower's state of a destination.
 type heard struct {
 	weights  []uint32 // by plane
 	inEffect bool
-	// changed is when the weights last became others, effective when they were first said to be in effect since then, adopted when
-	// the slots that are sent from last became others. Zero: never yet.
+	// changed is the time of the last change of the weights, effective the time when they were first reported in effect
+	// after it, adopted the time of the last change of the sending slots. Zero means never.
 	changed, effective, adopted time.Time
 }
 
-func newFollower() *follower { return &follower{toward: map[netip.Addr]*heard{}} }
+func newFollower(p *plan, server int) *follower {
+	return &follower{plan: p, server: server, toward: map[way]*heard{}}
+}
 
-// forget is for a daemon that begins anew.
+// forget discards everything, for a daemon that restarts.
 func (w *follower) forget() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	clear(w.toward)
 }
 
-// note takes what the daemon said of a destination at a moment. adopted is when that changed what is sent from; zero: it did not.
-func (w *follower) note(dst netip.Addr, d *farev1.DestinationWeights, at, adopted time.Time) {
+// note records the daemon's row for a way. at is the time of receipt, adopted the time at which the row changed the
+// sending slots, zero if it did not.
+func (w *follower) note(to way, d *farev1.DestinationWeights, at, adopted time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	h := w.toward[dst]
+	h := w.toward[to]
 	if h == nil {
 		h = &heard{}
-		w.toward[dst] = h
+		w.toward[to] = h
 	}
-	weights := planeWeights(d)
+	weights := w.plan.planeWeights(d)
 	h.inEffect = d.Reachable
 	for _, p := range d.Planes {
 		h.inEffect = h.inEffect && p.InEffect
@@ -96,33 +100,34 @@ func (w *follower) note(dst netip.Addr, d *farev1.DestinationWeights, at, adopte
 	}
 }
 
-// heard is what is known of a destination: the zero value when that is nothing.
-func (w *follower) heard(dst netip.Addr) heard {
+// heard returns the state of a way, or the zero value if there is none.
+func (w *follower) heard(to way) heard {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if h := w.toward[dst]; h != nil {
+	if h := w.toward[to]; h != nil {
 		return *h
 	}
 	return heard{}
 }
 
-// behind says what a server's daemon has not told of yet, or "". inEffect: it is to have told that the data plane forwards so, too.
-func (w *follower) behind(dst netip.Addr, want []uint32, inEffect bool) string {
-	h := w.heard(dst)
+// behind returns a description of the first expected weights that a server's daemon has not yet reported, or "". With
+// inEffect they must also be reported as in effect.
+func (w *follower) behind(to way, want []uint32, inEffect bool) string {
+	h := w.heard(to)
 	positive := func(w uint32) bool { return w > 0 }
 	reachable := slices.ContainsFunc(want, positive)
 	switch {
 	case reachable && !slices.Equal(h.weights, want), !reachable && slices.ContainsFunc(h.weights, positive):
-		return fmt.Sprintf("WatchWeights tells of the weights %q, should tell of %s", Ratio(h.weights), Ratio(want))
+		return fmt.Sprintf("WatchWeights reports the weights %q, want %s", Ratio(h.weights), Ratio(want))
 	case reachable && inEffect && !h.inEffect:
-		return fmt.Sprintf("WatchWeights does not tell that the weights %s are in effect", Ratio(want))
+		return fmt.Sprintf("WatchWeights does not report the weights %s as in effect", Ratio(want))
 	}
 	return ""
 }
 
-// weightStream is the answer to WatchWeights of a daemon in this process.
+// weightStream is the stream of WatchWeights from a daemon in this process.
 type weightStream struct {
-	grpc.ServerStream // of which WatchWeights uses no more than what follows
+	grpc.ServerStream // WatchWeights uses only the methods below
 	ctx               context.Context
 	take              func(*farev1.WatchWeightsResponse) error
 }
@@ -130,13 +135,16 @@ type weightStream struct {
 func (s *weightStream) Context() context.Context                  { return s.ctx }
 func (s *weightStream) Send(m *farev1.WatchWeightsResponse) error { return s.take(m) }
 
-// watch follows a daemon in this process until ctx ends, or the daemon.
+// watch follows a daemon in this process until ctx or the daemon ends.
 func (w *follower) watch(ctx context.Context, service farev1.WeightServiceServer) error {
 	take := func(m *farev1.WatchWeightsResponse) error {
 		at := time.Now()
-		return eachDestination(m, func(dst netip.Addr, d *farev1.DestinationWeights) error {
-			w.note(dst, d, at, time.Time{})
-			return nil
+		return eachRow(m, func(d *farev1.DestinationWeights) error {
+			ways, err := w.plan.waysOf(w.server, d)
+			for _, to := range ways {
+				w.note(to, d, at, time.Time{})
+			}
+			return err
 		})
 	}
 	request := &farev1.WatchWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}}
@@ -151,39 +159,27 @@ func (b *real) followers() []*follower {
 	return all
 }
 
-// eachDestination calls f for every destination that a message tells of; of one that is gone, without planes.
-func eachDestination(m *farev1.WatchWeightsResponse, f func(netip.Addr, *farev1.DestinationWeights) error) error {
+// eachRow calls f for every row of a message, and with a row without planes for every removed one.
+func eachRow(m *farev1.WatchWeightsResponse, f func(*farev1.DestinationWeights) error) error {
 	for _, d := range m.Weights {
-		prefix, err := netip.ParsePrefix(d.Destination)
-		if err == nil {
-			err = f(prefix.Addr(), d)
-		}
-		if err != nil {
+		if err := f(d); err != nil {
 			return err
 		}
 	}
-	for _, text := range m.Removed {
-		prefix, err := netip.ParsePrefix(text)
-		if err == nil {
-			err = f(prefix.Addr(), &farev1.DestinationWeights{Destination: text})
-		}
-		if err != nil {
+	for _, gone := range m.Removed {
+		if err := f(&farev1.DestinationWeights{Destination: gone.Destination, Sources: gone.Sources}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// words is an action as it is done here.
+// words returns an action with its names substituted.
 func (f *Fabric) words(a Action) string {
-	words := []string{a.Verb}
-	for _, w := range a.Args {
-		words = append(words, f.subst(w))
-	}
-	return strings.Join(words, " ")
+	return strings.Join(append([]string{a.Verb}, f.substArgs(a.Args)...), " ")
 }
 
-// moment is the last of some moments, and what happened then.
+// moment is the last of some moments, and the detail of that moment.
 type moment struct {
 	at     time.Time
 	detail string
@@ -195,7 +191,8 @@ func (m *moment) later(at time.Time, detail string) {
 	}
 }
 
-// timeline completes a step's result, after its packets were watched, by what followed its actions, which are given as events.
+// timeline completes a step's result, after its packets were watched, with the events that followed its actions, which
+// are given.
 func (f *Fabric) timeline(r *Result, start time.Time, events []Event) {
 	add := func(at time.Time, event string, server int, detail string) {
 		if !at.Before(start) {
@@ -205,20 +202,20 @@ func (f *Fabric) timeline(r *Result, start time.Time, events []Event) {
 	t := f.packets()
 	for src, w := range f.followers() {
 		var weights, adopted, effective, left moment
-		for dst := range f.others(src) {
-			to := "toward " + f.Server[dst].Name
-			moved := false
-			for g := range f.GPUs {
-				h := w.heard(f.Loopback(dst, g).Addr())
-				moved = moved || !h.adopted.Before(start)
-				weights.later(h.changed, Ratio(h.weights)+" "+to)
-				adopted.later(h.adopted, to)
-				effective.later(h.effective, to)
+		moved := map[int]bool{} // by source group of the destination
+		for way := range f.toward(src) {
+			h, to := w.heard(way.way), "toward "+f.Groups()[way.group].Name
+			moved[way.group] = moved[way.group] || !h.adopted.Before(start)
+			weights.later(h.changed, Ratio(h.weights)+" "+to)
+			adopted.later(h.adopted, to)
+			effective.later(h.effective, to)
+		}
+		for dst := range f.Groups() {
+			if !moved[dst] {
+				continue
 			}
-			if moved {
-				if last, in := t.senders[src].left(dst); last >= 0 {
-					left.later(t.epoch.Add(time.Duration(last)), f.PlaneName(in.plane)+" "+to)
-				}
+			if last, in := t.senders[src].left(dst); last >= 0 {
+				left.later(t.epoch.Add(time.Duration(last)), f.PlaneName(in.plane)+" toward "+f.Groups()[dst].Name)
 			}
 		}
 		add(weights.at, EventWeights, src, weights.detail)
@@ -231,7 +228,7 @@ func (f *Fabric) timeline(r *Result, start time.Time, events []Event) {
 		o := r.Traffic.outage
 		lost := func(event string, at lane, sent int64) {
 			src, dst := t.ends(at.pair)
-			add(t.epoch.Add(time.Duration(sent)), event, src, f.PlaneName(at.plane)+" toward "+f.Server[dst].Name)
+			add(t.epoch.Add(time.Duration(sent)), event, f.host(src), f.PlaneName(at.plane)+" toward "+f.Groups()[dst].Name)
 		}
 		lost(EventFirstLost, o.first, o.firstSent)
 		lost(EventLastLost, o.last, o.lastSent)
@@ -240,7 +237,7 @@ func (f *Fabric) timeline(r *Result, start time.Time, events []Event) {
 	r.Timeline = events
 }
 
-// sortEvents puts events in the order of time, and those of one time in the order in which they follow each other.
+// sortEvents sorts events by time, and those of one time in causal order.
 func sortEvents(events []Event) {
 	slices.SortStableFunc(events, func(a, b Event) int {
 		return cmp.Or(cmp.Compare(a.AtNS, b.AtNS),

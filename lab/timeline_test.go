@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -11,44 +12,45 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// said is what a daemon says of a destination; weights none: nothing, it is gone.
+// said returns a daemon's row for a destination; without weights, a removed row.
 func said(inEffect bool, weights ...uint32) *farev1.DestinationWeights {
 	d := &farev1.DestinationWeights{Reachable: len(weights) > 0 && slices.Max(weights) > 0}
-	for _, w := range weights {
-		d.Planes = append(d.Planes, &farev1.PlaneWeight{Weight: w, InEffect: inEffect})
+	for i, w := range weights {
+		d.Planes = append(d.Planes, &farev1.PlaneWeight{Plane: fmt.Sprintf("p%d", i), Weight: w, InEffect: inEffect})
 	}
 	return d
 }
 
-// TestFollower: a change is a change of weights only, what is in effect is so since it was said first, and what is not known is behind.
+// TestFollower verifies that only a change of weights counts as a change, that the first report of a state in effect
+// counts, and that an unknown destination is behind.
 func TestFollower(t *testing.T) {
-	dst := netip.MustParseAddr("10.255.0.2")
+	dst := way{0, netip.MustParseAddr("10.255.0.2")}
 	at := func(n int) time.Time {
 		if n == 0 {
 			return time.Time{}
 		}
 		return time.Unix(int64(n), 0)
 	}
-	w := newFollower()
-	if got := w.behind(dst, []uint32{1, 1}, false); got != `WatchWeights tells of the weights "", should tell of 1:1` {
+	w := newFollower(transferModel(t, topo.Spec{Planes: 2, Servers: 2}).plan, 0)
+	if got := w.behind(dst, []uint32{1, 1}, false); got != `WatchWeights reports the weights "", want 1:1` {
 		t.Error(got)
 	}
 	for i, step := range []struct {
 		says                        *farev1.DestinationWeights
 		adopt                       bool
-		changed, effective, adopted int // when, counted from 1; 0: never
+		changed, effective, adopted int // index of the event, from 1; 0: never
 		want                        []uint32
 		behind                      string
 	}{
-		{said(false, 1, 1), true, 1, 0, 1, []uint32{1, 1}, "WatchWeights does not tell that the weights 1:1 are in effect"},
+		{said(false, 1, 1), true, 1, 0, 1, []uint32{1, 1}, "WatchWeights does not report the weights 1:1 as in effect"},
 		{said(true, 1, 1), false, 1, 2, 1, []uint32{1, 1}, ""},
 		{said(true, 1, 1), true, 1, 2, 3, []uint32{1, 1}, ""}, // other slots, the same weights
-		{said(false, 2, 1), true, 4, 0, 4, []uint32{2, 1}, "WatchWeights does not tell that the weights 2:1 are in effect"},
-		{said(true, 2, 1), false, 4, 5, 4, []uint32{1, 2}, `WatchWeights tells of the weights "2:1", should tell of 1:2`},
-		{said(true, 0, 0), false, 6, 0, 4, []uint32{0, 0}, ""}, // unreachable: nothing to be in effect
-		{said(true, 0, 0), false, 6, 0, 4, []uint32{1, 1}, `WatchWeights tells of the weights "0:0", should tell of 1:1`},
-		{said(true, 1, 1), false, 8, 8, 4, []uint32{0, 0}, `WatchWeights tells of the weights "1:1", should tell of 0:0`},
-		{said(true), false, 9, 0, 4, []uint32{0, 0}, ""}, // gone
+		{said(false, 2, 1), true, 4, 0, 4, []uint32{2, 1}, "WatchWeights does not report the weights 2:1 as in effect"},
+		{said(true, 2, 1), false, 4, 5, 4, []uint32{1, 2}, `WatchWeights reports the weights "2:1", want 1:2`},
+		{said(true, 0, 0), false, 6, 0, 4, []uint32{0, 0}, ""}, // unreachable: no weights to be in effect
+		{said(true, 0, 0), false, 6, 0, 4, []uint32{1, 1}, `WatchWeights reports the weights "0:0", want 1:1`},
+		{said(true, 1, 1), false, 8, 8, 4, []uint32{0, 0}, `WatchWeights reports the weights "1:1", want 0:0`},
+		{said(true), false, 9, 0, 4, []uint32{0, 0}, ""}, // removed
 	} {
 		adopted := time.Time{}
 		if step.adopt {
@@ -68,7 +70,7 @@ func TestFollower(t *testing.T) {
 	}
 }
 
-// TestEventsInOrder: by time; at one time as they follow each other, then by server. The order they come in does not matter.
+// TestEventsInOrder verifies the order by time, then by causal order, then by server, whatever the order of the input.
 func TestEventsInOrder(t *testing.T) {
 	want := []Event{
 		{5, EventAction, "", "cut"}, {7, EventWeights, "server1", ""}, {7, EventWeights, "server2", ""}, {7, EventAdopted, "server1", ""},
@@ -85,7 +87,7 @@ func TestEventsInOrder(t *testing.T) {
 	}
 }
 
-// eventsOf are a timeline's events of a kind, by server.
+// eventsOf returns a timeline's events of a kind, by server.
 func eventsOf(r Result, event string) map[string]int64 {
 	all := map[string]int64{}
 	for _, e := range r.Timeline {
@@ -96,7 +98,8 @@ func eventsOf(r Result, event string) map[string]int64 {
 	return all
 }
 
-// TestTimelineInOneProcess: each server's weights follow an action, and are in effect after that; where nothing changes, nothing is said.
+// TestTimelineInOneProcess verifies that each server's weights follow an action and are in effect after that, and that
+// a step without changes has no events.
 func TestTimelineInOneProcess(t *testing.T) {
 	f := fabric(t, Options{Timeline: true, Spec: topo.Spec{Planes: 2, Servers: 3}})
 	results, ok := play(t, f, script(t, `
@@ -141,17 +144,18 @@ step all of server1
 	if results[1].WeightsFollowedNS != followed || len(weights) != 3 || len(effective) != 3 {
 		t.Errorf("weights followed after %d ns: %v", results[1].WeightsFollowedNS, weights)
 	}
-	// Toward server1 nothing is left that could be in effect.
+	// Toward server1 no weights remain to be in effect.
 	if got := eventsOf(results[2], EventWeights); len(got) != 3 || results[2].WeightsFollowedNS == 0 {
 		t.Errorf("unreachable: %v", got)
 	}
 }
 
-// TestNetnsTimeline: a plane's port is cut under many packets. What is lost was sent after the step began and before the data planes
-// said that they forward by the weights that followed, over that plane; and it is as many as the counters miss.
+// TestNetnsTimeline cuts a plane's port under many packets. The lost packets were sent over that plane, after the step
+// began and before the data planes acknowledged the new weights, and their number equals the difference of the
+// counters.
 func TestNetnsTimeline(t *testing.T) {
 	o := smallest(t, Netns{Driver: "linux", Rate: 20_000})
-	// FRR gathers changes for 50 ms before it tells of them, so packets are lost whenever senders get to run.
+	// FRR gathers changes for 50 ms before it advertises them, so packets are lost whenever senders are scheduled.
 	o.Timeline, o.Leaf = true, topo.FRR
 	f := fabric(t, o)
 	results, ok := play(t, f, script(t, "step a port is cut\n cut server2 p1\n"))
@@ -161,7 +165,7 @@ func TestNetnsTimeline(t *testing.T) {
 	}
 	t.Logf("%+v\n%+v", r.Timeline, p)
 
-	// The tallies before the one that is open: of the time while nothing changes any more, and of the change.
+	// The tallies before the open one: the steady time, and the time of change.
 	flow := f.packets()
 	var missed uint64
 	for back := range uint32(2) {

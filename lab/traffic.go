@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,37 +19,41 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// rocePort is the UDP port that traffic goes to: RoCEv2's, which the data plane steers.
+// rocePort is the destination port of the traffic: RoCEv2's, which the data plane steers.
 const rocePort = 4791
 
-// The payload of a packet: a mark, the number of the tally it is counted in, its pair, and its number in its server's ledger.
+// The payload of a packet: a mark, the number of its tally, its pair, and its number in its server's ledger.
 const (
 	payloadMark  = 0xfa4ed1ab
 	payloadBytes = 64
 	payloadUsed  = 16
 )
 
-// traffic is the packets of a fabric of namespaces. Each server sends UDP to every other's loopbacks, from every slot's source
-// port as much as the slot's share, as its queue pairs would; receivers count what arrives, and a witness on each leaf what
-// comes in from servers, so that each packet's plane is known.
+// traffic is the packet traffic of a fabric. Each server sends UDP from each of its loopbacks to every other server's
+// loopbacks, from every slot's source port in proportion to the slot's share, like its queue pairs would. Receivers
+// count the packets that arrive. A witness on each leaf counts the packets from servers by cable, so that each packet's
+// sub-port is known.
 type traffic struct {
 	*plan
-	loopbacks int // of the fabric
+	loopbacks int // number of loopbacks in the fabric
+	lanes     int // the maximum number of cables of a source group
 	rate      int
-	ready     func(context.Context) // waits for what weights do not tell of before packets are judged; nil: nothing
+	ready     func(context.Context) // waits for state that weights do not cover, before packets are judged; nil disables the wait
 	cancel    context.CancelFunc
 	done      sync.WaitGroup
 	closers   []func() error
-	// carried says that queue pairs use the slots' source ports and RoCEv2's: nothing is sent here, only heard.
+	readers   []syscall.Conn // sockets of receivers and witnesses
+	// carried is true if queue pairs use the slots' source ports and RoCEv2's port: then this traffic only follows
+	// weights and sends nothing.
 	carried bool
 	moved   atomic.Uint64
 	senders []*sender
 	gauge   *gauge
-	epoch   time.Time // packets' times count from it
+	epoch   time.Time // epoch of packets' times
 
-	mu  sync.RWMutex // senders hold it for reading while they send and count; guards now
+	mu  sync.RWMutex // held for reading by senders while they send and count; guards now
 	now *tally
-	// all are the tallies that packets may still come in for, by number.
+	// all holds the tallies whose packets may still arrive, by number.
 	all sync.Map
 }
 
@@ -56,26 +61,25 @@ type traffic struct {
 type tally struct {
 	number uint32
 	sent   []atomic.Uint64 // by pair
-	// received counts packets once; what arrived again, and what arrived when it counted as lost, is counted beside.
-	received         []atomic.Uint64   // by pair
-	seen             [][]atomic.Uint64 // by plane and pair, at the leaf
+	// received counts each packet once; duplicated and late packets have separate counters.
+	received         []atomic.Uint64 // by pair
+	seen             []atomic.Uint64 // at the leaves, by pair and cable of its source group: see traffic.lane
+	astray           []atomic.Uint64 // at the leaves, by pair: packets that arrived on the cable of another source group
 	duplicated, late atomic.Uint64
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	losses map[lane]loss
 }
 
 func (t *traffic) newTally(number uint32) *tally {
 	pairs := t.loopbacks * t.loopbacks
-	n := &tally{number: number, sent: make([]atomic.Uint64, pairs), received: make([]atomic.Uint64, pairs), losses: map[lane]loss{}}
-	for range t.Planes {
-		n.seen = append(n.seen, make([]atomic.Uint64, pairs))
-	}
+	n := &tally{number: number, sent: make([]atomic.Uint64, pairs), received: make([]atomic.Uint64, pairs), losses: map[lane]loss{},
+		seen: make([]atomic.Uint64, pairs*t.lanes), astray: make([]atomic.Uint64, pairs)}
 	t.all.Store(number, n)
 	return n
 }
 
-// sum adds counters up.
+// sum returns the sum of counters.
 func sum(counters []atomic.Uint64) (n uint64) {
 	for i := range counters {
 		n += counters[i].Load()
@@ -83,25 +87,20 @@ func sum(counters []atomic.Uint64) (n uint64) {
 	return n
 }
 
-func (t *tally) witnessed() (n uint64) {
-	for _, plane := range t.seen {
-		n += sum(plane)
-	}
-	return n
-}
+func (t *tally) witnessed() uint64 { return sum(t.seen) + sum(t.astray) }
 
-// roll begins a new tally and returns the one before, for which nothing more is sent.
+// roll starts a new tally and returns the previous one, for which nothing more is sent.
 func (t *traffic) roll() *tally {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	last := t.now
 	t.now = t.newTally(last.number + 1)
-	t.all.Delete(last.number - 3) // by now everything has arrived or is lost
+	t.all.Delete(last.number - 3) // by now all its packets have arrived or are lost
 	return last
 }
 
-// quiet is how long nothing may have come in of a tally until what is missing counts as lost; the queue of a cable holds a
-// packet for 50 ms at most.
+// quiet is the time without an arrival after which the missing packets of a tally count as lost; a cable's queue holds
+// a packet for 50 ms at most.
 const quiet = 150 * time.Millisecond
 
 // gather waits until every packet of a tally has arrived or is lost, and settles them.
@@ -123,33 +122,59 @@ func (t *traffic) gather(ctx context.Context, n *tally) {
 		if received+witnessed != last {
 			last, since = received+witnessed, time.Now()
 		}
-		if time.Since(since) > quiet || sleep(ctx, 2*time.Millisecond) != nil {
+		if time.Since(since) > quiet {
+			if !t.unread() {
+				return
+			}
+			since = time.Now()
+		}
+		if sleep(ctx, 2*time.Millisecond) != nil {
 			return
 		}
 	}
+}
+
+// unread reports whether a receiver or a witness has unread packets in its socket: a busy machine may delay its
+// goroutine for longer than quiet.
+func (t *traffic) unread() bool {
+	for _, c := range t.readers {
+		raw, err := c.SyscallConn()
+		if err != nil {
+			continue // closed
+		}
+		waiting := 0
+		_ = raw.Control(func(fd uintptr) { waiting, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }) // SIOCINQ: size of the next packet
+		if waiting > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func (t *traffic) pair(src, srcGPU, dst, dstGPU int) int {
 	return (src*t.GPUs+srcGPU)*t.loopbacks + dst*t.GPUs + dstGPU
 }
 
-// startTraffic subscribes to every server's weights and begins to send by them.
+// startTraffic subscribes to every server's weights and starts sending by them.
 func startTraffic(ctx context.Context, b *real, fail func(error)) (*traffic, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &traffic{plan: b.plan, loopbacks: b.Servers * b.GPUs, rate: b.rate, carried: b.options.Transport != "", cancel: cancel, epoch: time.Now()}
+	for _, g := range b.Groups() {
+		t.lanes = max(t.lanes, len(g.Cables))
+	}
 	t.ready = b.leavesForward
 	t.now = t.newTally(0)
-	for s := range t.Servers { // receivers know them all
+	for s := range t.Servers { // receivers use all of them
 		t.senders = append(t.senders, newSender(t, s, b.namespace(t.Server[s].Name)))
 	}
 	ends := func() error {
 		for _, leaf := range t.Leaf {
-			w, err := newWitness(b.namespace(leaf.Name), t.serverPorts(leaf))
+			w, err := newWitness(b.namespace(leaf.Name), t.serverCables(leaf))
 			if err != nil {
 				return fmt.Errorf("watch packets on %s: %w", leaf.Name, err)
 			}
-			t.closers = append(t.closers, w.Close)
-			t.spawn(ctx, fail, "witness of "+leaf.Name, func() error { return t.witness(w, leaf.Plane) })
+			t.closers, t.readers = append(t.closers, w.Close), append(t.readers, w)
+			t.spawn(ctx, fail, "counter of "+leaf.Name, func() error { return t.witness(ctx, w) })
 		}
 		for s := range t.Servers {
 			for g := range t.GPUs {
@@ -157,21 +182,21 @@ func startTraffic(ctx context.Context, b *real, fail func(error)) (*traffic, err
 				if err != nil {
 					return fmt.Errorf("receive on %s: %w", t.Server[s].Name, err)
 				}
-				t.closers = append(t.closers, conn.Close)
+				t.closers, t.readers = append(t.closers, conn.Close), append(t.readers, conn)
 				t.spawn(ctx, fail, "receiver of "+t.Server[s].Name, func() error { return t.receive(conn) })
 			}
 		}
 		return nil
 	}
 	open := func() error {
+		var err error
+		if t.gauge, err = newGauge(b); err != nil { // before the witnesses, which count in it
+			return err
+		}
 		if !t.carried {
 			if err := ends(); err != nil {
 				return err
 			}
-		}
-		var err error
-		if t.gauge, err = newGauge(b); err != nil {
-			return err
 		}
 		t.closers = append(t.closers, t.gauge.close)
 		t.spawn(ctx, fail, "gauge", func() error { return t.gauge.run(ctx, t) })
@@ -188,8 +213,8 @@ func startTraffic(ctx context.Context, b *real, fail func(error)) (*traffic, err
 	return t, nil
 }
 
-// spawn runs f until it ends, which it does after t.cancel. A panic ends the lab as an error does: what runs in the namespaces
-// would outlive this process.
+// spawn runs f until it ends, which it does after t.cancel. A panic ends the lab like an error, because the processes
+// in the namespaces would outlive this process.
 func (t *traffic) spawn(ctx context.Context, fail func(error), name string, f func() error) {
 	t.done.Go(func() {
 		defer func() {
@@ -203,20 +228,20 @@ func (t *traffic) spawn(ctx context.Context, fail func(error), name string, f fu
 	})
 }
 
-// mute keeps a server from sending, or lets it begin anew.
+// mute stops a server's sending, or lets it start with empty state.
 func (t *traffic) mute(server int, on bool) {
 	o := t.senders[server]
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.muted = on
-	o.outlets, o.order, o.slots = map[int]*outlet{}, nil, map[netip.Addr][]string{}
+	o.outlets, o.order, o.slots = map[int]*outlet{}, nil, map[way][]string{}
 	o.weights.forget()
 }
 
 func (t *traffic) close() {
 	t.cancel()
 	for _, c := range t.closers {
-		_ = c() // nothing is written that could be lost
+		_ = c() // nothing is written, so nothing can be lost
 	}
 	t.done.Wait()
 	for _, o := range t.senders {
@@ -224,7 +249,7 @@ func (t *traffic) close() {
 	}
 }
 
-// socketBytes holds what arrives while this process does not get to read.
+// socketBytes is the size of socket buffers, which hold packets while this process is not scheduled.
 const socketBytes = 8 << 20
 
 // listenUDP opens a UDP socket in a namespace.
@@ -244,7 +269,7 @@ func listenUDP(ns namespace, at netip.AddrPort) (conn *net.UDPConn, err error) {
 	return conn, nil
 }
 
-// enlarge gives a socket a larger buffer than net.core.rmem_max, which root may do.
+// enlarge sets a socket buffer larger than net.core.rmem_max, which requires root.
 func enlarge(conn *net.UDPConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -257,7 +282,7 @@ func enlarge(conn *net.UDPConn) error {
 	return errors.Join(err, inner)
 }
 
-// receive counts what arrives at a loopback until the socket is closed.
+// receive counts the packets that arrive at a loopback until the socket is closed.
 func (t *traffic) receive(conn *net.UDPConn) error {
 	buf := make([]byte, 2*payloadBytes)
 	for {
@@ -273,7 +298,7 @@ func (t *traffic) receive(conn *net.UDPConn) error {
 			continue
 		}
 		src, _ := t.ends(pair)
-		switch t.senders[src].ledger.arrive(binary.BigEndian.Uint32(buf[12:])) {
+		switch t.senders[t.host(src)].ledger.arrive(binary.BigEndian.Uint32(buf[12:])) {
 		case firstTime:
 			c.received[pair].Add(1)
 		case duplicate:
@@ -284,7 +309,7 @@ func (t *traffic) receive(conn *net.UDPConn) error {
 	}
 }
 
-// counted finds the tally and the pair of a payload; nil for what is not ours, or too old.
+// counted returns the tally and the pair of a payload, or nil for packets that are foreign or too old.
 func (t *traffic) counted(payload []byte) (*tally, int) {
 	if len(payload) < payloadUsed || binary.BigEndian.Uint32(payload) != payloadMark {
 		return nil, 0
@@ -297,56 +322,59 @@ func (t *traffic) counted(payload []byte) (*tally, int) {
 	return n.(*tally), pair
 }
 
-// sender is a server's traffic.
+// sender sends a server's traffic.
 type sender struct {
 	*traffic
 	name   string
 	server int
 	ns     namespace
 
-	sockets map[netip.AddrPort]*net.UDPConn // by source; used by follow alone, and by close after its end
+	sockets map[netip.AddrPort]*net.UDPConn // by source; used by follow alone, and by close after follow has ended
 
 	weights *follower
 	ledger  *ledger
 
-	mu      sync.Mutex              // guards what follows, and what of the ledger is the sender's
-	slots   map[netip.Addr][]string // the place of each slot when it was last known
-	outlets map[int]*outlet         // by pair
+	mu      sync.Mutex       // guards the fields below, and the sender's part of the ledger
+	slots   map[way][]string // last known place of each slot
+	outlets map[int]*outlet  // by pair
 	order   []*outlet
-	uses    map[use]*int64 // when packets were last sent so, ns since the epoch; -1: never
+	uses    map[use]*int64 // time of the last packet by use, ns since the epoch; -1: never
 	muted   bool
 }
 
-// outlet is what a server sends from one of its loopbacks to a destination.
+// outlet holds the sending slots from one of a server's loopbacks to a destination.
 type outlet struct {
 	pair  int
 	to    netip.AddrPort
 	slots []flow
-	// placed says that the source ports were chosen to land where the slots are.
+	// placed is true if the source ports were chosen to land where the slots are.
 	placed bool
 }
 
-// unplaced is how WatchWeights says that source ports are not chosen by the data plane's hash, which is not known (yet).
+// unplaced is the value of WatchWeights for source ports that are not chosen by the data plane's hash, which is not
+// (yet) known.
 const unplaced = "uniform"
 
-// flow is a slot: its credit grows by its share with every packet of the pair, and the richest sends.
+// flow is a sending slot: its credit grows by its share with every packet of the pair, and the slot with the most
+// credit sends.
 type flow struct {
 	lane          lane
+	device        string // device of the sub-port; "" if packets are sprayed over a plane's
 	conn          *net.UDPConn
 	share, credit int64
-	last          *int64 // of sender.uses
+	last          *int64 // element of sender.uses
 }
 
-// use is the sending of a pair's packets from a source port.
+// use identifies the sending of a pair's packets from a source port.
 type use struct {
 	lane lane
 	conn *net.UDPConn
 }
 
 func newSender(t *traffic, server int, ns namespace) *sender {
-	return &sender{traffic: t, name: t.Server[server].Name, server: server, ns: ns, weights: newFollower(), ledger: newLedger(t.rate),
+	return &sender{traffic: t, name: t.Server[server].Name, server: server, ns: ns, weights: newFollower(t.plan, server), ledger: newLedger(t.rate),
 		sockets: map[netip.AddrPort]*net.UDPConn{},
-		slots:   map[netip.Addr][]string{}, outlets: map[int]*outlet{}, uses: map[use]*int64{}}
+		slots:   map[way][]string{}, outlets: map[int]*outlet{}, uses: map[use]*int64{}}
 }
 
 func (o *sender) close() {
@@ -355,8 +383,8 @@ func (o *sender) close() {
 	}
 }
 
-// follow takes what the server's daemon says of weights and slots. A crash that was ordered is survived: what was said before it
-// is sent by until more is said, as queue pairs do.
+// follow applies the weights and slots of the server's daemon. It survives a crash that the script ordered: the sender
+// continues with the last slots until it receives new ones, as queue pairs do.
 func (o *sender) follow(ctx context.Context, c *client) error {
 	for {
 		crashes := c.crashes.Load()
@@ -366,7 +394,7 @@ func (o *sender) follow(ctx context.Context, c *client) error {
 	}
 }
 
-// listen takes what the daemon says, for as long as it says it.
+// listen applies the daemon's rows until the stream ends.
 func (o *sender) listen(ctx context.Context, c *client) error {
 	stream, err := c.weights.WatchWeights(ctx, &farev1.WatchWeightsRequest{})
 	if err != nil {
@@ -378,24 +406,30 @@ func (o *sender) listen(ctx context.Context, c *client) error {
 			return err
 		}
 		at := time.Now()
-		err = eachDestination(message, func(dst netip.Addr, d *farev1.DestinationWeights) error { return o.take(dst, d, at) })
+		err = eachRow(message, func(d *farev1.DestinationWeights) error {
+			ways, err := o.waysOf(o.server, d)
+			for _, to := range ways {
+				err = errors.Join(err, o.take(to, d, at))
+			}
+			return err
+		})
 		if err != nil {
 			return err
 		}
 	}
 }
 
-// take makes a destination's slots, heard of at a moment, what is sent by from now on.
-func (o *sender) take(dst netip.Addr, d *farev1.DestinationWeights, at time.Time) error {
-	to := o.index(dst)
+// take makes the slots of a row, received at a moment, the sending slots of a way.
+func (o *sender) take(toward way, d *farev1.DestinationWeights, at time.Time) error {
+	to, group := o.index(toward.dst), o.Groups()[toward.src]
 	if to < 0 || to/o.GPUs == o.server {
 		return nil
 	}
 	if o.carried {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.countMoves(dst, d)
-		o.weights.note(dst, d, at, time.Time{})
+		o.countMoves(toward, d)
+		o.weights.note(toward, d, at, time.Time{})
 		return nil
 	}
 	outlets := map[int]*outlet{}
@@ -406,14 +440,17 @@ func (o *sender) take(dst netip.Addr, d *farev1.DestinationWeights, at time.Time
 		}
 		from := o.index(source.Addr())
 		if from < 0 {
-			return fmt.Errorf("slots of the source %s, which is no GPU of the fabric", source)
+			return fmt.Errorf("slots of the source %s, which is not a GPU of the fabric", source)
+		}
+		if o.groupOf(from) != group.Index {
+			continue // the row covers several source groups
 		}
 		pair := from*o.loopbacks + to
 		if known := o.outlet(pair); known != nil && known.placed && p.PortPlacement == unplaced {
-			outlets[pair] = known // queue pairs are not set up again because the daemon has yet to ask its data plane
+			outlets[pair] = known // queue pairs are not recreated just because the daemon has yet to query its data plane
 			continue
 		}
-		out := &outlet{pair: pair, to: netip.AddrPortFrom(dst, rocePort), placed: p.PortPlacement != unplaced}
+		out := &outlet{pair: pair, to: netip.AddrPortFrom(toward.dst, rocePort), placed: p.PortPlacement != unplaced}
 		for _, s := range p.Slots {
 			if s.SharePpb == 0 {
 				continue
@@ -422,20 +459,20 @@ func (o *sender) take(dst netip.Addr, d *farev1.DestinationWeights, at time.Time
 			if err != nil {
 				return err
 			}
-			plane := slices.IndexFunc(d.Planes, func(p *farev1.PlaneWeight) bool { return p.Plane == s.Plane })
-			if plane < 0 || plane >= o.Planes {
+			plane := o.planeIndex(s.Plane)
+			if plane < 0 {
 				return fmt.Errorf("a slot in plane %q, which the fabric does not have", s.Plane)
 			}
-			out.slots = append(out.slots, flow{lane: lane{pair, plane}, conn: conn, share: int64(s.SharePpb)})
+			out.slots = append(out.slots, flow{lane: lane{pair, plane}, device: s.SubPort, conn: conn, share: int64(s.SharePpb)})
 		}
 		outlets[out.pair] = out
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var adopted time.Time
-	o.countMoves(dst, d)
-	for from := range o.GPUs {
-		pair := (o.server*o.GPUs+from)*o.loopbacks + to
+	o.countMoves(toward, d)
+	for gpu := range group.GPUs {
+		pair := (o.server*o.GPUs+group.GPU+gpu)*o.loopbacks + to
 		out := outlets[pair]
 		if !out.same(o.outlets[pair]) {
 			adopted = time.Now()
@@ -453,11 +490,11 @@ func (o *sender) take(dst netip.Addr, d *farev1.DestinationWeights, at time.Time
 			o.order = append(o.order, out)
 		}
 	}
-	o.weights.note(dst, d, at, adopted)
+	o.weights.note(toward, d, at, adopted)
 	return nil
 }
 
-// same says whether two outlets send from the same slots; nil is one without any.
+// same reports whether two outlets send from the same slots; nil has none.
 func (o *outlet) same(p *outlet) bool {
 	var a, b []flow
 	if o != nil {
@@ -469,7 +506,7 @@ func (o *outlet) same(p *outlet) bool {
 	return slices.EqualFunc(a, b, func(x, y flow) bool { return x.lane == y.lane && x.conn == y.conn && x.share == y.share })
 }
 
-// remember gives an outlet's slots the memory of when they were used last, maybe by another outlet. The caller holds mu.
+// remember links an outlet's slots to the times of their last use, possibly by another outlet. The caller holds mu.
 func (o *sender) remember(out *outlet) {
 	for i := range out.slots {
 		s := &out.slots[i]
@@ -482,7 +519,8 @@ func (o *sender) remember(out *outlet) {
 	}
 }
 
-// left is when the last packet was sent toward a server from a slot that is not used any more, and in which lane; -1: none was.
+// left returns the time and lane of the last packet toward a source group from a slot that is no longer used; -1 if
+// there was none.
 func (o *sender) left(dst int) (last int64, in lane) {
 	last = -1
 	o.mu.Lock()
@@ -498,33 +536,46 @@ func (o *sender) left(dst int) (last int64, in lane) {
 	return last, in
 }
 
-// outlet is what is sent by for a pair now; nil: nothing is.
+// outlet returns the present outlet of a pair, or nil if nothing is sent.
 func (o *sender) outlet(pair int) *outlet {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.outlets[pair]
 }
 
-// countMoves counts slots that are elsewhere than when last heard of. The caller holds mu.
-func (o *sender) countMoves(dst netip.Addr, d *farev1.DestinationWeights) {
+// countMoves counts slots whose place differs from the last known one. The caller holds mu.
+func (o *sender) countMoves(to way, d *farev1.DestinationWeights) {
 	if len(d.Pairs) == 0 || len(d.Pairs[0].Slots) == 0 {
-		return // unreachable: when it returns, its slots are compared with the places they had
+		return // unreachable: when it comes back, its slots are compared with their previous places
 	}
 	places := make([]string, len(d.Pairs[0].Slots)) // the same for every source
 	for i, s := range d.Pairs[0].Slots {
 		places[i] = s.Plane + " " + s.SubPort
 	}
-	if before := o.slots[dst]; len(before) == len(places) {
+	if before := o.slots[to]; len(before) == len(places) {
 		for i := range places {
 			if places[i] != before[i] {
 				o.moved.Add(1)
 			}
 		}
 	}
-	o.slots[dst] = places
+	o.slots[to] = places
 }
 
-// index is a loopback's number in the fabric, or -1.
+// planeIndex returns a plane's number, or -1.
+func (p *plan) planeIndex(name string) int {
+	for i := range p.Planes {
+		if p.PlaneName(i) == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// groupOf returns the source group of a loopback, given by its number in the fabric.
+func (p *plan) groupOf(loopback int) int { return p.GroupOf(loopback/p.GPUs, loopback%p.GPUs).Index }
+
+// index returns a loopback's number in the fabric, or -1.
 func (t *traffic) index(a netip.Addr) int {
 	for s := range t.Servers {
 		for g := range t.GPUs {
@@ -536,7 +587,7 @@ func (t *traffic) index(a netip.Addr) int {
 	return -1
 }
 
-// socket returns the socket that sends from a source; it stays open, for the port is likely to be used again.
+// socket returns the socket that sends from a source; it stays open, because the port is likely to be used again.
 func (o *sender) socket(source netip.AddrPort) (*net.UDPConn, error) {
 	if c := o.sockets[source]; c != nil {
 		return c, nil
@@ -548,7 +599,8 @@ func (o *sender) socket(source netip.AddrPort) (*net.UDPConn, error) {
 	return c, err
 }
 
-// beat is how often a sender sends: often enough that planes are used evenly, seldom enough to leave the processor to others.
+// beat is the period of a sender: short enough that planes are used evenly, long enough to leave the processor to
+// others.
 const beat = 2 * time.Millisecond
 
 // send sends the server's packets at the lab's rate, one to each destination in turn.
@@ -568,7 +620,7 @@ func (o *sender) send(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case now := <-tick.C:
-			// What was missed because the machine was busy is not made up for in one burst.
+			// Packets missed because the machine was busy are not made up for in one burst.
 			due = min(due+float64(o.rate)*now.Sub(last).Seconds(), float64(o.rate)/20+1)
 			last = now
 			due -= float64(o.burst(payload, int(due), &turn))
@@ -576,7 +628,7 @@ func (o *sender) send(ctx context.Context) error {
 	}
 }
 
-// burst sends n packets and returns n. Everything in it is of one tally.
+// burst sends n packets and returns n. All of them belong to one tally.
 func (o *sender) burst(payload []byte, n int, turn *int) int {
 	o.traffic.mu.RLock()
 	defer o.traffic.mu.RUnlock()
@@ -596,13 +648,13 @@ func (o *sender) burst(payload []byte, n int, turn *int) int {
 		sent := time.Since(o.epoch).Nanoseconds()
 		*slot.last = sent
 		binary.BigEndian.PutUint32(payload[12:], o.ledger.send(t, slot.lane, sent))
-		// What the kernel refuses (no route at the moment) is lost, and found to be so.
+		// A packet that the kernel refuses (no route at the moment) is lost, and counted as such.
 		_, _ = slot.conn.WriteToUDPAddrPort(payload, out.to)
 	}
 	return n
 }
 
-// next is the slot whose turn it is: they take turns as their shares are, as evenly as can be.
+// next returns the slot whose turn it is: slots take turns in proportion to their shares, as evenly as possible.
 func (o *outlet) next() *flow {
 	best := 0
 	var total int64

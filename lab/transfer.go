@@ -20,10 +20,11 @@ import (
 	verbs "github.com/fared/fared/traffic"
 )
 
-// Transports are the values that Options.Transport may have.
+// Transports lists the valid values of Options.Transport.
 var Transports = []string{"none", "roce", "superp", "tcp"}
 
-// steer has servers steer a transport's port. Source ports are chosen for the first one, so it has to be the transport's own.
+// steer makes servers steer a transport's port. Source ports are chosen for the first steered port, so it must be the
+// transport's.
 func steer(site *topo.Site, transport string) {
 	switch transport {
 	case "superp":
@@ -33,21 +34,21 @@ func steer(site *topo.Site, transport string) {
 	}
 }
 
-// validateTransport refuses a transport that this kind of lab cannot have.
+// validateTransport rejects a transport that this kind of lab does not support.
 func (o Options) validateTransport() error {
 	switch {
 	case o.MemoryPlane != "" && (o.Transport == "" || o.Netns == nil):
-		return fmt.Errorf("--memory-plane %s: it is for a fabric of network namespaces with a --transport for the other planes", o.MemoryPlane)
+		return fmt.Errorf("--memory-plane %s needs a fabric of network namespaces with a --transport for the other planes", o.MemoryPlane)
 	case o.Transport == "":
 		return nil
 	case !slices.Contains(Transports, o.Transport):
 		return fmt.Errorf("--transport %q is not known: use %s", o.Transport, strings.Join(Transports, ", "))
 	case !o.real():
-		return fmt.Errorf("--transport %s: in one process there is nothing to send over, use --netns or --containerlab", o.Transport)
+		return fmt.Errorf("--transport %s: a fabric in one process has no links to send over, use --netns or --containerlab", o.Transport)
 	case o.MemoryPlane != "" && !o.hasPlane(o.MemoryPlane):
 		return fmt.Errorf("--memory-plane %s: planes are p0 to p%d", o.MemoryPlane, o.Planes-1)
 	case o.Containerlab != nil && o.Transport != "roce":
-		return fmt.Errorf("--transport %s: the servers of a fabric of containers steer the port of roce alone, use --netns", o.Transport)
+		return fmt.Errorf("--transport %s: the servers of a fabric of containers steer only the port of roce, use --netns", o.Transport)
 	}
 	return nil
 }
@@ -61,19 +62,19 @@ func (o Options) hasPlane(name string) bool {
 	return false
 }
 
-// transfer is what the queue pairs of a fabric carry: verified WRITEs from every loopback to every other.
+// transfer is the queue pair traffic of a fabric: verified WRITEs from every loopback to every other.
 type transfer struct {
 	*model
 	servers []verbs.Server
 	conns   []*grpc.ClientConn
-	before  uint64 // the goodput of the last step that had one, bit/s, and what cables allowed
+	before  uint64 // goodput of the last step with a transfer, and the rate that the cables allowed then, bit/s
 	allowed uint64
 }
 
-// nameTraffic is the traffic node's among a server's processes.
+// nameTraffic is the name of the traffic node among a server's processes.
 const nameTraffic = "traffic"
 
-// nodeArgs are the arguments of `fared` that make it a server's traffic node.
+// nodeArgs returns the arguments of `fared` that start a server's traffic node.
 func (p *plan) nodeArgs(listen string) []string {
 	args := []string{nameTraffic, "node", "--transport", p.options.Transport, "--listen", "unix:" + listen}
 	if plane := p.options.MemoryPlane; plane != "" {
@@ -82,7 +83,7 @@ func (p *plan) nodeArgs(listen string) []string {
 	return args
 }
 
-// startTransfer starts every server's traffic node and waits until it answers. at is where it does; start starts it.
+// startTransfer starts every server's traffic node by start and waits until it responds at the socket that at returns.
 func (b *real) startTransfer(ctx context.Context, at func(n *topo.Node) string, start func(n *topo.Node) error) error {
 	if b.options.Transport == "" {
 		return nil
@@ -117,42 +118,43 @@ func (t *transfer) close() {
 	}
 }
 
-// trafficSocket is where a server's traffic node answers, in its folder.
+// trafficSocket returns the path of a server's traffic node's socket, in the server's folder.
 func (p *plan) trafficSocket(n *topo.Node) string {
 	return filepath.Join(p.dir, n.Name, "traffic.sock")
 }
 
-// What a run of a step's transfer is. What a pair has under way, 512 KiB, stays below what the queues of a slow cable hold when every
-// server sends to one of them.
+// Parameters of a run of a step's transfer. A pair has at most 512 KiB in transit, less than the queues of a slow cable
+// hold when every server sends to one of them.
 const (
 	transferMessage  = 64 << 10
 	transferDepth    = 8
 	transferInterval = 50 * time.Millisecond
-	// runTime is how long a run lasts. A step whose weights take longer has several.
+	// runTime is the duration of a run. A step whose weights take longer has several runs.
 	runTime = 2 * time.Second
-	// steadyTime is how long the last run goes on at least when everything is as it should be.
+	// steadyTime is the minimum duration of the last run after all weights are in effect.
 	steadyTime = time.Second
-	// followTime is how long after that transports may still take to find their rates.
+	// followTime is the time that transports have after that to find their rates.
 	followTime = 100 * time.Millisecond
 )
 
-// config is that of a run of so many bytes a pair, or of so long.
+// config returns the configuration of a run of size bytes per pair, or of duration d.
 func (t *transfer) config(size uint64, d time.Duration) verbs.Config {
 	return verbs.Config{Op: "write", Message: transferMessage, Outstanding: transferDepth, Size: size, Duration: d, Interval: transferInterval, Seed: 1}
 }
 
-// transferRun is a run that has been played to its end.
+// transferRun is a completed run.
 type transferRun struct {
 	report *farev1.TrafficReport
 	began  time.Time
 }
 
-// play plays a run; flowing, if not nil, is called once, when something has arrived.
+// play plays a run; flowing, if not nil, is called once, when the first bytes have arrived.
 func (t *transfer) play(ctx context.Context, cfg verbs.Config, flowing func()) (transferRun, error) {
 	var r transferRun
 	var err error
 	r.report, err = verbs.Coordinate(ctx, cfg, t.servers, func(i *farev1.TrafficInterval) {
-		// Nodes count from their start and tell afterwards: of all that they have told, what took the shortest way is the best to know it by.
+		// Nodes measure from their start and report later. The report with the least delay gives the best estimate of
+		// the start.
 		if at := time.Now().Add(-time.Duration(i.GetToNs())); r.began.IsZero() || at.Before(r.began) {
 			r.began = at
 		}
@@ -164,7 +166,7 @@ func (t *transfer) play(ctx context.Context, cfg verbs.Config, flowing func()) (
 	return r, err
 }
 
-// between are the goodputs, bit/s, of a run's intervals that lie within two moments.
+// between returns the goodputs, bit/s, of a run's intervals that lie between two moments.
 func (r transferRun) between(from, to time.Time) (bps []uint64) {
 	for _, i := range r.report.GetSeries() {
 		if !r.began.Add(time.Duration(i.GetFromNs())).Before(from) && !r.began.Add(time.Duration(i.GetToNs())).After(to) {
@@ -174,19 +176,21 @@ func (r transferRun) between(from, to time.Time) (bps []uint64) {
 	return bps
 }
 
-// flight is the transfer of one step: one run, and others after it until the last one has seen steadyTime of what the step leads to.
+// flight is the transfer of one step: one run, and more until the last one has covered steadyTime of the step's final
+// state.
 type flight struct {
 	*transfer
 	cancel  context.CancelFunc
-	settled chan time.Time // when everything was as it should be; has room for it
+	settled chan time.Time // when all weights were in effect; has capacity for one value
 	done    chan struct{}
-	// What follows may be read once done is closed.
+	// The fields below may be read once done is closed.
 	runs   []transferRun
-	steady time.Time // zero: it was not waited for
+	steady time.Time // zero if it was not reached
 	err    error
 }
 
-// begin begins a step's transfer, and returns once something has arrived. nil: there is none, for some pair has no way, or t is nil.
+// begin starts a step's transfer and returns once the first bytes have arrived. It returns nil if a pair is unreachable
+// or t is nil.
 func (t *transfer) begin(ctx context.Context) *flight {
 	if t == nil || t.severed() {
 		return nil
@@ -196,7 +200,7 @@ func (t *transfer) begin(ctx context.Context) *flight {
 	flowing := make(chan struct{})
 	go func() { // end waits for it
 		defer close(f.done)
-		// A run may tell of nothing and be ok all the same: where what it has sent arrives at its very end.
+		// A run may be valid without any interval with bytes, if all of them arrive at its very end.
 		first := sync.OnceFunc(func() { close(flowing) })
 		for f.err == nil {
 			var r transferRun
@@ -223,8 +227,8 @@ func (t *transfer) begin(ctx context.Context) *flight {
 	return f
 }
 
-// end ends the transfer of a step whose first action came at a moment, and says what it came to and what is wrong with it. A pair
-// that has no way any more ends it at once, and nothing is said of it but why.
+// end stops a step's transfer (start: time of its first action) and returns its result and any failures. If a pair has
+// become unreachable, only that is reported.
 func (f *flight) end(start time.Time) (*Transfer, []string) {
 	if f == nil {
 		return nil, nil
@@ -252,7 +256,7 @@ func (f *flight) end(start time.Time) (*Transfer, []string) {
 	return r, wrong
 }
 
-// abandon ends the transfer of a step that is not played to its end.
+// abandon stops the transfer of a step that is not played to its end.
 func (f *flight) abandon() {
 	if f != nil {
 		f.cancel()
@@ -260,11 +264,11 @@ func (f *flight) abandon() {
 	}
 }
 
-// severed says whether some server has no way to another: nothing can be expected of a transfer from all to all then.
+// severed reports whether a server cannot reach another, so that a transfer from all to all cannot succeed.
 func (m *model) severed() bool {
-	for src := range m.Servers {
-		for dst := range m.Servers {
-			if src != dst && (slices.Max(m.inForce(src, dst)) == 0 || m.moved(src, dst) && !m.carries(src, dst)) {
+	for src := range m.Groups() {
+		for dst := range m.others(src) {
+			if slices.Max(m.inForce(src, dst)) == 0 || m.moved(src, dst) && !m.carries(src, dst) {
 				return true
 			}
 		}

@@ -18,7 +18,8 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// serverPorts are a leaf's devices to servers. What comes in at the others, from spines, has been counted at another leaf.
+// serverPorts returns a leaf's devices toward servers. Packets that arrive at the others, from spines, were counted at
+// another leaf.
 func (p *plan) serverPorts(leaf *topo.Node) []string {
 	var devices []string
 	for _, c := range p.At(leaf) {
@@ -29,30 +30,49 @@ func (p *plan) serverPorts(leaf *topo.Node) []string {
 	return devices
 }
 
-// newWitness opens a packet socket on a leaf that reads the first bytes of every UDP packet to the traffic's port that comes in
-// at one of some devices, from the IPv4 header on.
-func newWitness(ns namespace, devices []string) (*os.File, error) {
+// serverCables returns a leaf's cables to servers, by device.
+func (p *plan) serverCables(leaf *topo.Node) map[string]*topo.Cable {
+	all := map[string]*topo.Cable{}
+	for _, c := range p.At(leaf) {
+		if !c.Uplink() {
+			all[c.Up.Device] = c
+		}
+	}
+	return all
+}
+
+// witness is a packet socket on a leaf that counts packets by cable.
+type witness struct {
+	*os.File
+	cables map[int]*topo.Cable // by index of the leaf's device
+}
+
+// newWitness opens a packet socket on a leaf that reads the first bytes, from the IPv4 header on, of every UDP packet
+// to the traffic's port that arrives at one of some devices.
+func newWitness(ns namespace, cables map[string]*topo.Cable) (*witness, error) {
+	w := &witness{cables: map[int]*topo.Cable{}}
 	filter := []bpf.Instruction{
-		bpf.LoadAbsolute{Off: 9, Size: 1}, // the protocol
+		bpf.LoadAbsolute{Off: 9, Size: 1}, // protocol
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_UDP, SkipTrue: 1},
 		bpf.RetConstant{Val: 0},
 		bpf.LoadMemShift{Off: 0},
-		bpf.LoadIndirect{Off: 2, Size: 2}, // the destination port
+		bpf.LoadIndirect{Off: 2, Size: 2}, // destination port
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: rocePort, SkipTrue: 1},
 		bpf.RetConstant{Val: 0},
 		bpf.LoadExtension{Num: bpf.ExtInterfaceIndex},
 	}
 	fd := -1
 	err := ns.do(func() error {
-		for _, name := range devices {
+		for name, cable := range cables {
 			device, err := net.InterfaceByName(name)
 			if err != nil {
 				return err
 			}
+			w.cables[device.Index] = cable
 			filter = append(filter, bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(device.Index), SkipFalse: 1}, bpf.RetConstant{Val: witnessBytes})
 		}
 		filter = append(filter, bpf.RetConstant{Val: 0})
-		// Protocol 0 receives nothing until the filter is there and bind names the protocol.
+		// Protocol 0 receives nothing until the filter is attached and bind sets the protocol.
 		var err error
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		return err
@@ -79,20 +99,39 @@ func newWitness(ns namespace, devices []string) (*os.File, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("packet socket: %w", err)
 	}
-	return os.NewFile(uintptr(fd), "witness of "+string(ns)), nil
+	w.File = os.NewFile(uintptr(fd), "counter of "+string(ns))
+	return w, nil
 }
 
-// witnessBytes are read of each packet: the headers and what counted needs.
+// witnessBytes is the number of bytes read of each packet: the headers and the payload that counted needs.
 const witnessBytes = 60 + 8 + payloadUsed
 
-// witness counts what comes in at a plane's leaf until the socket is closed.
-func (t *traffic) witness(socket *os.File, plane int) error {
+// read reads a packet and returns the cable that it arrived on, or nil if that does not lead to a server.
+func (w *witness) read(buf []byte) (n int, cable *topo.Cable, err error) {
+	conn, err := w.SyscallConn()
+	if err != nil {
+		return 0, nil, err
+	}
+	var inner error
+	err = conn.Read(func(fd uintptr) bool {
+		var from unix.Sockaddr
+		n, from, inner = unix.Recvfrom(int(fd), buf, 0)
+		if at, ok := from.(*unix.SockaddrLinklayer); ok && inner == nil {
+			cable = w.cables[at.Ifindex]
+		}
+		return inner != unix.EAGAIN && inner != unix.EINTR
+	})
+	return n, cable, errors.Join(err, inner)
+}
+
+// witness counts the packets that arrive at a leaf until the socket is closed.
+func (t *traffic) witness(ctx context.Context, w *witness) error {
 	buf := make([]byte, witnessBytes)
 	for {
-		n, err := socket.Read(buf)
+		n, cable, err := w.read(buf)
 		if err != nil {
 			switch {
-			case errors.Is(err, os.ErrClosed):
+			case ctx.Err() != nil: // the socket is closed after ctx ends
 				return nil
 			case errors.Is(err, unix.ENETDOWN): // one of the leaf's ports went down
 				continue
@@ -100,28 +139,42 @@ func (t *traffic) witness(socket *os.File, plane int) error {
 			return err
 		}
 		header := 4*int(buf[0]&15) + 8
-		if n < header {
+		if n < header || cable == nil {
 			continue
 		}
 		if c, pair := t.counted(buf[header:n]); c != nil {
-			c.seen[plane][pair].Add(1)
-			t.gauge.count(plane, pair)
+			if i, own := t.lane(cable, pair); own {
+				c.seen[i].Add(1)
+			} else {
+				c.astray[pair].Add(1)
+			}
+			t.gauge.count(cable.Plane, pair)
 		}
 	}
 }
 
-// gauge knows the rates of the last second.
+// lane returns the index in tally.seen of a pair's packets on a cable, or false if the cable does not serve the pair's
+// source.
+func (t *traffic) lane(c *topo.Cable, pair int) (int, bool) {
+	src, _ := t.ends(pair)
+	if c.Group.Index != src {
+		return 0, false
+	}
+	return pair*t.lanes + slices.Index(c.Group.Cables, c), true
+}
+
+// gauge measures the rates of the last second.
 type gauge struct {
 	*plan
-	ports []*os.File // each leaf's /proc/net/dev
+	ports []*os.File // /proc/net/dev of each leaf
 	pairs int
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	packets [][]uint64 // by plane and pair, since the start
 	samples []sample   // oldest first
 }
 
-// sample is the state of all counters at a moment.
+// sample holds all counters at one moment.
 type sample struct {
 	at      time.Time
 	packets [][]uint64
@@ -130,7 +183,7 @@ type sample struct {
 
 const (
 	gaugeBeat    = 200 * time.Millisecond
-	gaugeSamples = 6 // so that the first and the last are a second apart
+	gaugeSamples = 6 // so that the first and the last are one second apart
 )
 
 func newGauge(b *real) (*gauge, error) {
@@ -139,7 +192,7 @@ func newGauge(b *real) (*gauge, error) {
 		g.packets = append(g.packets, make([]uint64, g.pairs))
 	}
 	for _, leaf := range g.Leaf {
-		// A file that was opened inside shows the namespace's devices from anywhere.
+		// A file opened inside the namespace shows its devices also to threads outside.
 		err := b.namespace(leaf.Name).do(func() error {
 			f, err := os.Open("/proc/thread-self/net/dev")
 			if err == nil {
@@ -187,7 +240,7 @@ func (g *gauge) sample() {
 	s.ports = make([]uint64, g.Planes)
 	for i, f := range g.ports {
 		text := make([]byte, 64<<10)
-		n, _ := f.ReadAt(text, 0) // ends with EOF
+		n, _ := f.ReadAt(text, 0) // the error is EOF
 		s.ports[g.Leaf[i].Plane] += receivedPackets(text[:n], g.serverPorts(g.Leaf[i]))
 	}
 	g.samples = append(g.samples, s)
@@ -196,7 +249,7 @@ func (g *gauge) sample() {
 	}
 }
 
-// receivedPackets adds up what some of the devices in /proc/net/dev have received.
+// receivedPackets sums the received packets of some devices in /proc/net/dev.
 func receivedPackets(text []byte, devices []string) (n uint64) {
 	for line := range bytes.Lines(text) {
 		name, counters, ok := bytes.Cut(line, []byte(":"))
@@ -226,11 +279,8 @@ func (t *traffic) picture(p *Picture, src, dst int) {
 		if plane < len(first.ports) && last.ports[plane] > first.ports[plane] {
 			p.Planes[plane].Rate = float64(last.ports[plane]-first.ports[plane]) / span
 		}
-		for a := range t.GPUs {
-			for b := range t.GPUs {
-				pair := t.pair(src, a, dst, b)
-				p.Planes[plane].Share += float64(last.packets[plane][pair] - first.packets[plane][pair])
-			}
+		for _, pair := range t.pairsOf(src, dst) {
+			p.Planes[plane].Share += float64(last.packets[plane][pair] - first.packets[plane][pair])
 		}
 		all += p.Planes[plane].Share
 	}

@@ -1,0 +1,42 @@
+package lab
+
+import (
+	"net"
+	"syscall"
+	"testing"
+)
+
+// TestUnread verifies that packets in a socket count as unread until they are read, and that a
+// closed socket has none.
+func TestUnread(t *testing.T) {
+	to, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer to.Close()
+	from, err := net.DialUDP("udp4", nil, to.LocalAddr().(*net.UDPAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	tr := &traffic{readers: []syscall.Conn{from, to}}
+	if tr.unread() {
+		t.Error("unread before a packet was sent")
+	}
+	if _, err := from.Write([]byte("packet")); err != nil {
+		t.Fatal(err)
+	}
+	if !tr.unread() {
+		t.Error("nothing unread after a packet was sent over loopback")
+	}
+	if _, err := to.Read(make([]byte, 16)); err != nil {
+		t.Fatal(err)
+	}
+	if tr.unread() {
+		t.Error("unread after the packet was read")
+	}
+	to.Close()
+	if tr.unread() {
+		t.Error("a closed socket has something unread")
+	}
+}
