@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -17,16 +19,17 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/internal/tlsfiles"
 )
 
 const (
 	defaultSocket = "/run/fared/fared.sock"
-	// patience is how long a daemon that accepts connections may take to answer a call.
+	// patience limits the answer time of a daemon that accepts connections.
 	patience = 10 * time.Second
 )
 
-// dial opens a client connection to the daemon. It does not wait: the first call says whether the daemon answers.
+// dial opens a client connection to the daemon without waiting: the first call shows whether the daemon answers.
 func (e *env) dial() (*grpc.ClientConn, error) {
 	target, creds := e.socket, credentials.TransportCredentials(insecure.NewCredentials())
 	if strings.HasPrefix(target, "/") || strings.HasPrefix(target, ".") || !strings.Contains(target, ":") {
@@ -43,11 +46,17 @@ func (e *env) dial() (*grpc.ClientConn, error) {
 		target = "dns:" + target
 	}
 	retry := backoff.DefaultConfig
-	retry.BaseDelay, retry.MaxDelay = 50*time.Millisecond, time.Second // a watch resumes soon after the daemon is back
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds),
+	retry.BaseDelay, retry.MaxDelay = 50*time.Millisecond, time.Second // a watch resumes soon after the daemon has restarted
+	options := []grpc.DialOption{}
+	if path, is := strings.CutPrefix(target, "unix:"); is && !strings.HasPrefix(path, "@") {
+		options = append(options, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return dialSocket(ctx, strings.TrimPrefix(path, "//"))
+		}))
+	}
+	conn, err := grpc.NewClient(target, append(options, grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: 5 * time.Second}),
-		// A daemon that hangs, or a machine that is gone, ends a stream after 20 s; the daemon allows a ping every 5 s.
+		// Keepalive ends the stream of a hung daemon or a vanished machine after 20 s; the daemon allows a ping every 5 s.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			if !slices.Contains(opts, grpc.WaitForReady(true)) {
@@ -56,14 +65,27 @@ func (e *env) dial() (*grpc.ClientConn, error) {
 				defer cancel()
 			}
 			return invoke(ctx, method, req, reply, cc, opts...)
-		}))
+		}))...)
 	if err != nil {
 		return nil, &exitError{exitUsage, err, "--socket takes a unix socket's path or host:port"}
 	}
 	return conn, nil
 }
 
-// explain turns an RPC's error into an exit code and a remedy; where says which command lists what there is.
+// dialSocket connects to a unix socket of the daemon, or to the read-only socket next to it if this user may not write to the former. It returns
+// the first socket's error if neither is usable.
+func dialSocket(ctx context.Context, path string) (net.Conn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", path)
+	if errors.Is(err, fs.ErrPermission) {
+		if readOnly, rerr := d.DialContext(ctx, "unix", config.ReadOnlySocketOf(path)); rerr == nil {
+			return readOnly, nil
+		}
+	}
+	return conn, err
+}
+
+// explain turns an RPC's error into an exit code and a remedy; where names the command that lists the existing objects.
 func (e *env) explain(err error, where string) error {
 	if err == nil {
 		return nil
@@ -81,28 +103,30 @@ func (e *env) explain(err error, where string) error {
 		}
 		return &exitError{exitUnreachable, fmt.Errorf("no daemon answers at %s: %s", e.socket, why), remedy}
 	case codes.DeadlineExceeded:
-		return &exitError{exitUnreachable, fmt.Errorf("the daemon at %s does not answer within %s", e.socket, e.patience), "its log says what holds it up; under systemd the watchdog restarts one that hangs"}
+		return &exitError{exitUnreachable, fmt.Errorf("the daemon at %s does not answer within %s", e.socket, e.patience), "see the daemon's log; under systemd the watchdog restarts a daemon that hangs"}
 	case codes.NotFound:
 		return &exitError{exitNotFound, errors.New(st.Message()), where}
 	case codes.InvalidArgument:
 		return &exitError{exitUsage, errors.New(st.Message()), where}
 	case codes.FailedPrecondition:
-		return &exitError{exitFailed, errors.New(st.Message()), "the daemon goes on as before"}
+		return &exitError{exitFailed, errors.New(st.Message()), "the daemon is unchanged"}
+	case codes.PermissionDenied:
+		return &exitError{exitFailed, errors.New(st.Message()), "use sudo, or join the group that 'ls -l " + e.socket + "' shows"}
 	case codes.Unimplemented:
-		return &exitError{exitFailed, errors.New(st.Message()), "the daemon is of another version than this command: compare 'fared version' with 'fared status'"}
+		return &exitError{exitFailed, errors.New(st.Message()), "the daemon and this command have different versions: compare 'fared version' with 'fared status'"}
 	case codes.Canceled:
 		return interrupted()
 	default:
-		return &exitError{exitFailed, fmt.Errorf("%s (%s)", st.Message(), st.Code()), "the daemon's log may say more"}
+		return &exitError{exitFailed, fmt.Errorf("%s (%s)", st.Message(), st.Code()), "see the daemon's log"}
 	}
 }
 
-// interrupted is the end of a command that had not finished.
+// interrupted returns the error of an unfinished command.
 func interrupted() error {
 	return &exitError{exitFailed, errors.New("interrupted"), "nothing is left behind; run it again"}
 }
 
-// reason finds the system's words in what gRPC says of a connection.
+// reason extracts the system's error text from gRPC's message about a connection.
 func reason(message string) string {
 	for _, mark := range []string{"connect: ", "Error while dialing: "} {
 		if _, after, ok := strings.Cut(message, mark); ok {

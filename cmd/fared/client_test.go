@@ -27,7 +27,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// TestHungDaemon: a daemon that takes connections and says nothing does not hold a command up for ever.
+// TestHungDaemon checks that a daemon that accepts connections and never answers does not block a command forever.
 func TestHungDaemon(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)
@@ -48,7 +48,7 @@ func TestHungDaemon(t *testing.T) {
 	}
 }
 
-// TestExplain: every kind of answer that is an error has its exit code, and a remedy.
+// TestExplain checks that every kind of error has its exit code and a remedy.
 func TestExplain(t *testing.T) {
 	e := &env{socket: "/run/s", patience: time.Second}
 	for _, test := range []struct {
@@ -64,6 +64,7 @@ func TestExplain(t *testing.T) {
 		{codes.NotFound, "no route", exitNotFound, "no route"},
 		{codes.InvalidArgument, "wrong", exitUsage, "wrong"},
 		{codes.FailedPrecondition, "refused", exitFailed, "refused"},
+		{codes.PermissionDenied, "Drain is not possible here", exitFailed, "Drain is not possible here"},
 		{codes.Unimplemented, "unknown method", exitFailed, "unknown method"},
 		{codes.Canceled, "context canceled", exitFailed, "interrupted"},
 		{codes.Internal, "broken", exitFailed, "broken (Internal)"},
@@ -80,7 +81,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestTLS: over TCP the command line shows its certificate, and names the file that is wrong.
+// TestTLS checks that over TCP the command line sends its certificate, and names an invalid file.
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, kind string, der []byte) string {

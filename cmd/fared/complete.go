@@ -11,10 +11,10 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// completeTimeout is how long a user waits at a tab for a daemon.
+// completeTimeout limits the wait for a daemon at a completion.
 const completeTimeout = time.Second
 
-// completer makes a completion function of a question to the daemon. Without a daemon there is nothing to offer.
+// completer makes a completion function from a query to the daemon. Without a daemon there are no completions.
 func (e *env) completer(ask func(ctx context.Context, conn *grpc.ClientConn, args []string) []string) cobra.CompletionFunc {
 	return func(c *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		conn, err := e.dial()
@@ -44,7 +44,7 @@ func (e *env) pairFlags(c *cobra.Command) {
 	_ = c.RegisterFlagCompletionFunc("source", e.completer(localLoopbacks))
 }
 
-// localLoopbacks completes what the daemon calls its own.
+// localLoopbacks completes the daemon's loopbacks.
 func localLoopbacks(ctx context.Context, conn *grpc.ClientConn, _ []string) []string {
 	st, err := farev1.NewFabricServiceClient(conn).GetStatus(ctx, &farev1.GetStatusRequest{})
 	if err != nil {
@@ -53,7 +53,7 @@ func localLoopbacks(ctx context.Context, conn *grpc.ClientConn, _ []string) []st
 	return st.Loopbacks
 }
 
-// drainTargets completes what can be drained (or undrained, when on is false): only what would change.
+// drainTargets completes the targets that a drain (or an undrain, if on is false) would change.
 func drainTargets(on bool) func(context.Context, *grpc.ClientConn, []string) []string {
 	return func(ctx context.Context, conn *grpc.ClientConn, args []string) []string {
 		if len(args) == 0 {
@@ -81,11 +81,11 @@ func drainTargets(on bool) func(context.Context, *grpc.ClientConn, []string) []s
 			return nil
 		}
 		for _, p := range list.Planes {
-			if args[0] == "plane" && p.Drained != on {
+			if args[0] == "plane" && (p.Drained || p.Draining) != on {
 				out = append(out, p.Plane)
 			}
 			for _, sp := range p.SubPorts {
-				if args[0] == "sub-port" && sp.Drained != on {
+				if args[0] == "sub-port" && (sp.Drained || sp.Draining) != on {
 					out = append(out, cobra.CompletionWithDesc(sp.Device, p.Plane))
 				}
 			}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestCompletionScripts: every shell has a script that asks fared itself.
+// TestCompletionScripts checks that every shell has a script that calls fared for completions.
 func TestCompletionScripts(t *testing.T) {
 	for shell, mark := range map[string]string{
 		"bash": "complete -o default -F __start_fared fared", "zsh": "#compdef fared", "fish": "complete -c fared", "powershell": "Register-ArgumentCompleter -CommandName 'fared'",
@@ -21,7 +21,7 @@ func TestCompletionScripts(t *testing.T) {
 	}
 }
 
-// TestCompletionBash presses the tab key in bash: what a running daemon has is offered.
+// TestCompletionBash presses the tab key in bash and expects the objects of a running daemon.
 func TestCompletionBash(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	if err != nil {
@@ -36,7 +36,7 @@ func TestCompletionBash(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "fared"), []byte(wrapper), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// What the package bash-completion provides.
+	// The functions of the package bash-completion.
 	const library = `_get_comp_words_by_ref() {
   words=("${COMP_WORDS[@]}"); cword=$COMP_CWORD; cur=${words[cword]}; prev=${words[cword-1]}
 }

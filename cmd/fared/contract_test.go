@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// contract is what `fared weights -o json` must say of one destination.
+// contract is the required output of `fared weights -o json` for one destination.
 type contract struct {
 	destination, source string
 	planes              []uint64 // weights, lowest terms
@@ -23,7 +23,7 @@ type member struct {
 	value any // []member, []any, json.Number, string, bool
 }
 
-// parse reads JSON and keeps the order of keys, and numbers as they are written.
+// parse reads JSON and keeps the order of keys, and the text of numbers.
 func parse(d *json.Decoder) (any, error) {
 	token, err := d.Token()
 	if err != nil {
@@ -60,10 +60,10 @@ func parse(d *json.Decoder) (any, error) {
 	return token, nil
 }
 
-// shape walks parsed JSON and reports what is not as promised.
+// shape walks parsed JSON and reports violations of the contract.
 type shape struct{ t *testing.T }
 
-// object returns the values of the promised keys, which must come in their order; others may stand between.
+// object returns the values of the promised keys, which must be in order; other keys may stand between them.
 func (s shape) object(where string, v any, keys ...string) map[string]any {
 	s.t.Helper()
 	members, ok := v.([]member)
@@ -96,7 +96,7 @@ func (s shape) list(where string, v any) []any {
 	return list
 }
 
-// integer accepts what is written as digits alone: no string, no fraction, no exponent.
+// integer accepts digits alone: no string, no fraction, no exponent.
 func (s shape) integer(where string, v any) uint64 {
 	s.t.Helper()
 	n, ok := v.(json.Number)
@@ -128,7 +128,7 @@ func (s shape) boolean(where string, v any) bool {
 	return b
 }
 
-// checkContract holds the output of `fared weights -o json` against what scripts rely on.
+// checkContract compares the output of `fared weights -o json` with the promises to scripts.
 func checkContract(t *testing.T, text string, want contract) {
 	t.Helper()
 	s := shape{t}

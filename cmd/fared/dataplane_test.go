@@ -20,7 +20,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// agentProcess is `fared dataplane` in a process of its own, and a connection to it.
+// agentProcess is a process of `fared dataplane`, and a connection to it.
 type agentProcess struct {
 	*process
 	socket string
@@ -65,7 +65,7 @@ func (a *agentProcess) hello(t *testing.T, forwarding *farev1.Forwarding) {
 	}
 }
 
-// program sends operations and fails the test unless all are in effect.
+// program sends operations and requires that all are in effect.
 func (a *agentProcess) program(t *testing.T, operations ...*farev1.Operation) {
 	t.Helper()
 	stream, err := a.client.Program(t.Context())
@@ -160,12 +160,12 @@ func TestDataplaneShow(t *testing.T) {
 	if o := fared(t, "__complete", "dataplane", "counters", "--socket", a.socket, "--destination", ""); !strings.HasPrefix(o.out, "10.255.0.2/32\n10.255.0.3/32\n2001:db8::2/128\n") {
 		t.Errorf("completes %q", o.out)
 	}
-	if text := refused(t, exitFailed, "dataplane", "counters", "--socket", a.socket); !strings.Contains(text, "counts nothing") {
+	if text := refused(t, exitFailed, "dataplane", "counters", "--socket", a.socket); !strings.Contains(text, "has no counters") {
 		t.Error(text)
 	}
 }
 
-// counting is a data plane that counts.
+// counting is a data plane with counters.
 type counting struct {
 	farev1.UnimplementedDataplaneServiceServer
 }
@@ -222,7 +222,7 @@ func TestDataplaneUsage(t *testing.T) {
 		{exitUsage, "PEM files", "--listen 127.0.0.1:0 --tls-cert x --tls-key y --tls-client-ca z"},
 		{exitUsage, "takes no arguments", "now"},
 		{exitUsage, "unknown flag", "--dirver bpf"},
-		{exitFailed, "reachable from outside", "--driver memory --listen 0.0.0.0:0"},
+		{exitFailed, "reachable from other hosts", "--driver memory --listen 0.0.0.0:0"},
 		{exitFailed, "no-such-owner", "--driver memory --socket-owner no-such-owner"},
 		{exitUnreachable, "no data plane answers at " + nobody, "show"},
 		{exitUnreachable, "is the agent running", "counters"},
@@ -234,7 +234,7 @@ func TestDataplaneUsage(t *testing.T) {
 	}
 }
 
-// TestDataplaneKilled: killed and started again, the agent knows what it promised; ended in order, it leaves no socket.
+// TestDataplaneKilled checks that an agent that is killed and started again keeps its promised state, and that an orderly end removes the socket.
 func TestDataplaneKilled(t *testing.T) {
 	dir := shortDir(t)
 	a := startAgent(t, dir)
@@ -262,7 +262,7 @@ func TestDataplaneKilled(t *testing.T) {
 		t.Errorf("journal: %v, %v; want mode 0600", info, err)
 	}
 
-	// Damage is said, and the file kept.
+	// Damage is reported, and the file kept.
 	if err := os.WriteFile(journal, []byte(strings.Repeat("damage", 10)), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +276,7 @@ func TestDataplaneKilled(t *testing.T) {
 	}
 }
 
-// TestDataplaneAlone: a second agent, and a flush, keep away from one that runs.
+// TestDataplaneAlone checks that a second agent, and a flush, do not disturb a running agent.
 func TestDataplaneAlone(t *testing.T) {
 	dir := shortDir(t)
 	a := startAgent(t, dir, "--socket-mode", "0600", "--socket-owner", fmt.Sprint(os.Getuid()))
@@ -290,7 +290,7 @@ func TestDataplaneAlone(t *testing.T) {
 		{"dataplane", "--driver", "memory", "--socket", other}, // the same journal
 		{"dataplane", "--driver", "memory", "--socket", a.socket, "--flush"},
 	} {
-		if text := refused(t, exitFailed, args...); !strings.Contains(text, dir) || !strings.Contains(text, "tells about the one that runs") {
+		if text := refused(t, exitFailed, args...); !strings.Contains(text, dir) || !strings.Contains(text, "describes the running agent") {
 			t.Errorf("fared %v:\n%s", args, text)
 		}
 	}
@@ -308,7 +308,7 @@ func TestDataplaneAlone(t *testing.T) {
 	}
 }
 
-// TestDataplaneSocketFlag: the default of the agent is its own, not the daemon's.
+// TestDataplaneSocketFlag checks that the agent's default socket differs from the daemon's.
 func TestDataplaneSocketFlag(t *testing.T) {
 	for _, words := range []string{"dataplane", "dataplane show", "dataplane counters"} {
 		help := must(t, append(strings.Fields(words), "--help")...)
@@ -318,14 +318,13 @@ func TestDataplaneSocketFlag(t *testing.T) {
 	}
 	e := &env{patience: time.Second}
 	o := &dataplaneOptions{}
-	c := dataplaneCommand(e)
 	o.config.Socket = defaultDataplane
-	conn, err := e.dialDataplane(c, o)
+	conn, err := e.dialDataplane(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if e.socket != defaultDataplane && e.socket != unitDataplane {
+	if e.socket != defaultDataplane {
 		t.Errorf("dials %s", e.socket)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ type kernelBed struct {
 	dir        string
 	driver     string
 	forwarding *farev1.Forwarding
-	prefix     []string // before the program: setpriv and its arguments
+	prefix     []string // prefix of the command: setpriv and its arguments
 }
 
 const metricsAt = "127.0.0.1:9180"
@@ -43,7 +44,7 @@ func newKernelBed(t *testing.T, driver string) *kernelBed {
 	netnstest.Require(t)
 	t.Setenv(asFared, "1")
 	b := &kernelBed{t: t, n: netnstest.New(t), leaf: netnstest.New(t), dir: shortDir(t), driver: driver, forwarding: dptest.DefaultForwarding()}
-	// What is pinned outlives the namespace.
+	// Pinned objects outlive the namespace.
 	t.Cleanup(func() {
 		self, err := os.Executable()
 		if err == nil {
@@ -71,6 +72,23 @@ func (b *kernelBed) args(more ...string) []string {
 	return append(args, more...)
 }
 
+// fared runs a command line in the namespace and returns its standard output and standard error.
+func (b *kernelBed) fared(args ...string) (string, error) {
+	b.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var out bytes.Buffer
+	cmd := exec.Command(self, args...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := b.n.Do(cmd.Start); err != nil {
+		b.t.Fatal(err)
+	}
+	err = cmd.Wait()
+	return out.String(), err
+}
+
 // start starts the agent and waits until it answers.
 func (b *kernelBed) start() (*netnstest.Process, *agentProcess, *grpc.ClientConn) {
 	b.t.Helper()
@@ -95,7 +113,7 @@ func (b *kernelBed) start() (*netnstest.Process, *agentProcess, *grpc.ClientConn
 	return p, &agentProcess{client: farev1.NewDataplaneServiceClient(conn)}, conn
 }
 
-// metric sums the samples of a metric whose line begins so.
+// metric sums the samples of the metric whose line begins with name.
 func (b *kernelBed) metric(name string) (sum float64) {
 	b.t.Helper()
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (conn net.Conn, err error) {
@@ -123,7 +141,7 @@ func (b *kernelBed) metric(name string) (sum float64) {
 	return sum
 }
 
-// ours lists what the kernel has with our mark, and our device.
+// ours lists the kernel's objects with the agent's mark, and its device.
 func (b *kernelBed) ours() string {
 	var out strings.Builder
 	for _, list := range []string{"nexthop show", "-4 route show table all", "-6 route show table all", "-4 rule show", "-6 rule show", "link show"} {
@@ -149,8 +167,8 @@ func TestDataplaneKernelConformance(t *testing.T) {
 	})
 }
 
-// TestDataplaneKernelRestart: killed under what it programmed, the agent comes back knowing it, with the kernel untouched
-// meanwhile and afterwards; a flush leaves nothing.
+// TestDataplaneKernelRestart checks that a killed agent returns with its programmed state, and that the kernel is unchanged
+// meanwhile and afterwards; a flush leaves no object.
 func TestDataplaneKernelRestart(t *testing.T) {
 	drivers(t, func(t *testing.T, b *kernelBed) {
 		p, a, _ := b.start()
@@ -180,8 +198,13 @@ func TestDataplaneKernelRestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if out, err := b.n.Output(self, b.args("--flush")...); err == nil {
-			t.Errorf("flushed beside an agent that runs:\n%s", out)
+		elsewhere := filepath.Join(t.TempDir(), "other.sock")
+		for _, args := range [][]string{b.args("--flush"), {"dataplane", "--driver", b.driver, "--socket", elsewhere, "--flush"}, {"dataplane", "--driver", b.driver, "--socket", elsewhere}} {
+			out, err := b.fared(args...)
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.ExitCode() != exitFailed || !strings.Contains(out, b.dir) {
+				t.Errorf("%v next to an agent that runs: %v\n%s", args, err, out)
+			}
 		}
 		if now := b.ours(); now != kernel {
 			t.Errorf("a refused flush:\n%s\nbefore:\n%s", now, kernel)
@@ -205,13 +228,73 @@ func TestDataplaneKernelRestart(t *testing.T) {
 		if now := b.ours(); now != "" || !strings.Contains(string(out), "journal ") || !strings.Contains(string(out), "nexthops: ") {
 			t.Errorf("after --flush:\n%s\nprinted:\n%s", now, out)
 		}
-		if out, err := b.n.Output(self, b.args("--flush")...); err != nil || string(out) != "nothing of ours was there\n" {
+		if out, err := b.n.Output(self, b.args("--flush")...); err != nil || string(out) != "found no objects of the agent\n" {
 			t.Errorf("a second flush: %v\n%s", err, out)
 		}
 	})
 }
 
-// TestDataplaneKernelJournalLost: without the journal the first Hello takes over what the kernel has.
+// TestDataplaneKernelFlushElsewhere: a flush that does not find the journal reports that an agent would restore from it.
+func TestDataplaneKernelFlushElsewhere(t *testing.T) {
+	b := newKernelBed(t, "linux")
+	p, a, _ := b.start()
+	a.hello(t, b.forwarding)
+	a.program(t, someState()...)
+	p.Kill()
+	elsewhere := filepath.Join(t.TempDir(), "other.sock")
+	out, err := b.fared("dataplane", "--driver", b.driver, "--socket", elsewhere, "--flush")
+	if err != nil || !strings.Contains(string(out), "no journal was found") || !strings.Contains(string(out), filepath.Dir(elsewhere)) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestDataplaneKernelSquatter checks that an unprivileged process that holds the agents' name prevents no agent from starting, and that a flush names the process.
+func TestDataplaneKernelSquatter(t *testing.T) {
+	b := newKernelBed(t, "linux")
+	var squatter net.Listener
+	err := b.n.Do(func() (err error) {
+		const nobody, keep = 65534, ^uintptr(0)
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, nobody, keep); errno != 0 { // of this thread alone
+			return errno
+		}
+		squatter, err = net.Listen("unix", "@fared-dataplane")
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, 0, keep); errno != 0 {
+			t.Error(errno)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer squatter.Close()
+	out, err := b.fared(b.args("--flush")...)
+	if want := fmt.Sprintf("process %d of user 65534", os.Getpid()); err == nil || !strings.Contains(string(out), want) {
+		t.Errorf("a flush: %v\n%s\nwant %q", err, out, want)
+	}
+	p, _, _ := b.start()
+	if !strings.Contains(p.Log(), "cannot be an agent") {
+		t.Errorf("nothing logged:\n%s", p.Log())
+	}
+	squatter.Close()
+	netnstest.Eventually(t, time.Minute, func() error {
+		out, err := b.fared("dataplane", "--driver", b.driver, "--socket", filepath.Join(t.TempDir(), "other.sock"), "--journal", "none", "--flush")
+		if err == nil || !strings.Contains(string(out), b.dir) {
+			return fmt.Errorf("the agent has not claimed the namespace: %v\n%s", err, out)
+		}
+		return nil
+	})
+	if err := p.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	netnstest.Eventually(t, time.Minute, func() error {
+		if p.Running() == nil {
+			return fmt.Errorf("it still runs")
+		}
+		return nil
+	})
+}
+
+// TestDataplaneKernelJournalLost checks that without the journal the first Hello adopts the kernel's objects.
 func TestDataplaneKernelJournalLost(t *testing.T) {
 	drivers(t, func(t *testing.T, b *kernelBed) {
 		p, a, _ := b.start()
@@ -231,13 +314,13 @@ func TestDataplaneKernelJournalLost(t *testing.T) {
 		if len(got.Destinations) != len(want.Destinations) {
 			t.Errorf("taken over: %v; want %v\n%s", got, want, p.Log())
 		}
-		if !strings.Contains(p.Log(), "taken over from the kernel") {
+		if !strings.Contains(p.Log(), "took objects over from the kernel") {
 			t.Errorf("the log does not say so:\n%s", p.Log())
 		}
 	})
 }
 
-// TestDataplaneKernelChangesDriver: the steering of an earlier run goes when the linux driver takes over.
+// TestDataplaneKernelChangesDriver checks that the linux driver removes the steering of an earlier run.
 func TestDataplaneKernelChangesDriver(t *testing.T) {
 	b := newKernelBed(t, "bpf")
 	p, a, _ := b.start()
@@ -255,7 +338,7 @@ func TestDataplaneKernelChangesDriver(t *testing.T) {
 	}
 }
 
-// TestDataplaneKernelAuto: without a choice it is bpf where that is possible, else linux, and the log says why.
+// TestDataplaneKernelAuto checks that the default driver is bpf where possible, else linux, and that the log has the reason.
 func TestDataplaneKernelAuto(t *testing.T) {
 	netnstest.Require(t, "setpriv", "unshare", "mount")
 	for want, prefix := range map[string][]string{"bpf": nil, "linux": confined(t, []string{"CAP_NET_ADMIN"})} {
@@ -266,7 +349,7 @@ func TestDataplaneKernelAuto(t *testing.T) {
 		if err != nil || view.description.Name != want || view.health != "SERVING" {
 			t.Errorf("%v, %v; want %s", view, err, want)
 		}
-		if said := strings.Contains(p.Log(), "steering by BPF is not possible here"); said != (want == "linux") {
+		if said := strings.Contains(p.Log(), "steering by BPF is not possible on this host"); said != (want == "linux") {
 			t.Errorf("driver %s: log\n%s", want, p.Log())
 		}
 		if c := view.description.Capabilities; c.FlowPins != (want == "bpf") || c.FlowHash != nil && want == "bpf" {
@@ -293,8 +376,8 @@ func unitList(t *testing.T, setting string) (words []string) {
 	return words
 }
 
-// confined is a command that runs what follows it with these capabilities at most, and sees the paths as the agent's unit
-// has them.
+// confined returns a command that runs its arguments with these capabilities at most, and with the paths of the agent's
+// unit.
 func confined(t *testing.T, capabilities []string) []string {
 	t.Helper()
 	var script strings.Builder
@@ -313,15 +396,15 @@ func confined(t *testing.T, capabilities []string) []string {
 	return []string{"unshare", "--mount", "sh", "-c", script.String(), "sh"}
 }
 
-// TestDataplaneKernelPrivileges: what systemd/fared-dataplane.service leaves the agent is enough to program both drivers, and
-// none of its capabilities is idle.
+// TestDataplaneKernelPrivileges checks that the privileges of systemd/fared-dataplane.service suffice to program both drivers, and
+// that each of its capabilities is necessary.
 func TestDataplaneKernelPrivileges(t *testing.T) {
 	netnstest.Require(t, "setpriv", "unshare", "mount")
 	var system unix.Statfs_t
 	if err := unix.Statfs("/sys/fs/bpf", &system); err != nil {
 		t.Fatal(err)
 	}
-	if system.Type != unix.BPF_FS_MAGIC { // systemd has it mounted
+	if system.Type != unix.BPF_FS_MAGIC { // systemd mounts it
 		if err := unix.Mount("bpf", "/sys/fs/bpf", "bpf", 0, "mode=700"); err != nil {
 			t.Fatal(err)
 		}

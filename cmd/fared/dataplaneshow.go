@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -22,16 +21,9 @@ import (
 	"github.com/fared/fared/dataplane/agent"
 )
 
-// dialDataplane connects to the agent. When nobody chose a socket, it is the one of the systemd unit where that alone is.
-func (e *env) dialDataplane(c *cobra.Command, o *dataplaneOptions) (*grpc.ClientConn, error) {
+// dialDataplane connects to the agent.
+func (e *env) dialDataplane(o *dataplaneOptions) (*grpc.ClientConn, error) {
 	e.socket = o.config.Socket
-	if !c.Flags().Changed("socket") {
-		if _, err := os.Stat(e.socket); err != nil {
-			if _, err := os.Stat(unitDataplane); err == nil {
-				e.socket = unitDataplane
-			}
-		}
-	}
 	return e.dial()
 }
 
@@ -47,17 +39,17 @@ func (e *env) explainDataplane(err error) error {
 		}
 		return &exitError{exitUnreachable, fmt.Errorf("no data plane answers at %s: %s", e.socket, why), remedy}
 	case codes.DeadlineExceeded:
-		return &exitError{exitUnreachable, fmt.Errorf("the data plane at %s does not answer within %s", e.socket, e.patience), "its log says what holds it up; under systemd the watchdog restarts one that hangs"}
+		return &exitError{exitUnreachable, fmt.Errorf("the data plane at %s does not answer within %s", e.socket, e.patience), "see the agent's log; under systemd the watchdog restarts an agent that hangs"}
 	case codes.Unimplemented:
-		return &exitError{exitFailed, errors.New(st.Message()), "'fared dataplane show' says which driver runs; --driver bpf counts"}
+		return &exitError{exitFailed, errors.New(st.Message()), "'fared dataplane show' names the running driver; only --driver bpf counts"}
 	case codes.NotFound:
-		return &exitError{exitNotFound, errors.New(st.Message()), "'fared dataplane show' lists the destinations there are"}
+		return &exitError{exitNotFound, errors.New(st.Message()), "'fared dataplane show' lists the destinations"}
 	default:
 		return e.explain(err, "see fared dataplane --help")
 	}
 }
 
-// dataplaneView is what `fared dataplane show` prints.
+// dataplaneView is the content of `fared dataplane show`.
 type dataplaneView struct {
 	address     string
 	description *farev1.HelloResponse
@@ -67,12 +59,12 @@ type dataplaneView struct {
 
 func dataplaneShowCommand(e *env, o *dataplaneOptions) *cobra.Command {
 	c := &cobra.Command{
-		Use: "show", Short: "Show what the data plane can do and what is programmed", Args: noArgs,
-		Long: `Shows the running agent's driver, its health and capabilities, and everything that is
-programmed: sub-ports, groups with their weights, destinations. It changes nothing.`,
+		Use: "show", Short: "Show the data plane's capabilities and the programmed groups and destinations", Args: noArgs,
+		Long: `Shows the running agent's driver, its health and capabilities, and all
+programmed objects: sub-ports, groups with their weights, destinations. It changes nothing.`,
 		Example: "  fared dataplane show\n  fared dataplane show -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
-			conn, err := e.dialDataplane(c, o)
+			conn, err := e.dialDataplane(o)
 			if err != nil {
 				return err
 			}
@@ -115,7 +107,7 @@ func readDataplane(ctx context.Context, conn *grpc.ClientConn) (*dataplaneView, 
 	if err != nil {
 		return nil, err
 	}
-	// Another data plane than ours does not say more about itself, nor need it serve health.
+	// A foreign data plane has no description, and may have no health service.
 	if view.description, err = agent.Describe(header); err != nil {
 		view.description = &farev1.HelloResponse{}
 	}
@@ -129,9 +121,9 @@ func readDataplane(ctx context.Context, conn *grpc.ClientConn) (*dataplaneView, 
 	return view, nil
 }
 
-// json has the keys of the .proto files: health, then what Hello would answer, then what is programmed.
+// json has the keys of the .proto files: health, then the answer to Hello, then the programmed state.
 func (v *dataplaneView) json() []byte {
-	b := fmt.Appendf(nil, `{"health":%q,`, v.health) // an enum's name
+	b := fmt.Appendf(nil, `{"health":%q,`, v.health) // health is the name of an enum value, so it needs no quoting
 	b = append(b, bytes.TrimSuffix(appendJSON(nil, v.description.ProtoReflect())[1:], []byte("}"))...)
 	b = append(b, ',')
 	return append(b, appendJSON(nil, v.state.ProtoReflect())[1:]...)
@@ -167,7 +159,7 @@ func (v *dataplaneView) table(w *tabwriter.Writer) {
 	}
 }
 
-// memberWeights writes a group as people say it: p0.0 2, p1.0 1.
+// memberWeights writes a group for people: p0.0 2, p1.0 1.
 func memberWeights(g *farev1.Group) string {
 	if len(g.Members) == 0 {
 		return "unreachable: packets are dropped"
@@ -179,7 +171,7 @@ func memberWeights(g *farev1.Group) string {
 	return strings.Join(words, ", ")
 }
 
-// capabilityWords says what a data plane can do, and what bounds it.
+// capabilityWords describes a data plane's capabilities and limits.
 func capabilityWords(c *farev1.Capabilities) (words []string) {
 	for _, can := range []struct {
 		yes  bool
@@ -198,7 +190,7 @@ func capabilityWords(c *farev1.Capabilities) (words []string) {
 	for _, limit := range []struct {
 		most uint32
 		of   string
-	}{{c.GetMaxGroups(), "groups"}, {c.GetMaxDestinations(), "destinations"}, {c.GetMaxWeight(), "a weight"}, {c.GetMaxWeightSum(), "a sum of weights"}} {
+	}{{c.GetMaxGroups(), "groups"}, {c.GetMaxDestinations(), "destinations"}, {c.GetMaxWeight(), "per weight"}, {c.GetMaxWeightSum(), "per sum of weights"}} {
 		if limit.most > 0 {
 			words = append(words, fmt.Sprintf("at most %d %s", limit.most, limit.of))
 		}
@@ -209,12 +201,12 @@ func capabilityWords(c *farev1.Capabilities) (words []string) {
 func dataplaneCountersCommand(e *env, o *dataplaneOptions) *cobra.Command {
 	var destination string
 	c := &cobra.Command{
-		Use: "counters", Short: "Show what was sent over each sub-port and slot", Args: noArgs,
+		Use: "counters", Short: "Show the packets sent over each sub-port and slot", Args: noArgs,
 		Long: `Shows packets and bytes of the steered flows: for each sub-port, and for each queue pair slot.
-DIVERTED packets left over another sub-port than the slot's, because that was down.`,
+DIVERTED packets left over another sub-port because the slot's sub-port was down.`,
 		Example: "  fared dataplane counters\n  fared dataplane counters --destination 10.255.0.2/32",
 		RunE: func(c *cobra.Command, _ []string) error {
-			conn, err := e.dialDataplane(c, o)
+			conn, err := e.dialDataplane(o)
 			if err != nil {
 				return err
 			}
@@ -249,9 +241,9 @@ DIVERTED packets left over another sub-port than the slot's, because that was do
 	return readFlags(e, c)
 }
 
-// dataplaneDestinations completes what is programmed.
+// dataplaneDestinations completes the programmed destinations.
 func (e *env) dataplaneDestinations(c *cobra.Command, o *dataplaneOptions) (out []string) {
-	conn, err := e.dialDataplane(c, o)
+	conn, err := e.dialDataplane(o)
 	if err != nil {
 		return nil
 	}

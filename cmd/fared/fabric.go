@@ -1,13 +1,18 @@
 package main
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
@@ -49,14 +54,59 @@ func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse) {
 		}
 		row(w, "data plane", fmt.Sprintf("%s %s at %s: %d operations sent, %d in effect, %d refused, %d pending",
 			state, dash(dp.Name), dp.Address, dp.OperationsSent, dp.OperationsInEffect, dp.OperationsRefused, dp.OperationsPending))
+		if dp.Damage != "" {
+			row(w, "", "DAMAGED, nothing is in effect until the repair: "+dp.Damage)
+		}
+		if dp.Approximate > 0 {
+			row(w, "", several(int(dp.Approximate), "group")+" held approximately: 'fared weights' names the shares")
+		}
+		if dp.Refused > 0 {
+			row(w, "", several(int(dp.Refused), "object")+" refused: 'fared weights' and 'fared watch --events' show the reasons")
+		}
 		if dp.LastError != "" {
 			row(w, "", dp.LastError)
+		}
+	}
+	faultRows(w, st.Faults)
+	for _, d := range st.Drains {
+		row(w, "drain", drainState(d))
+		for _, reason := range d.WaitsFor {
+			row(w, "", reason)
 		}
 	}
 	for _, c := range st.Counters {
 		if c.Value != 0 {
 			row(w, c.Name, fmt.Sprint(c.Value))
 		}
+	}
+}
+
+// faultRows draws faults, grouped by kind, reason and remedy, with the remedy below.
+func faultRows(w *tabwriter.Writer, faults []*farev1.Fault) {
+	const most = 4 // sessions named
+	type key struct{ kind, reason, remedy string }
+	var order []key
+	of := map[key][]*farev1.Fault{}
+	for _, f := range faults {
+		k := key{f.Kind, f.Reason, f.Remedy}
+		if of[k] == nil {
+			order = append(order, k)
+		}
+		of[k] = append(of[k], f)
+	}
+	for _, k := range order {
+		var names []string
+		routes := 0
+		for _, f := range of[k] {
+			names = append(names, f.Session)
+			routes += int(f.Routes)
+		}
+		text := strings.Join(names[:min(most, len(names))], ", ")
+		if len(names) > most {
+			text += fmt.Sprintf(" and %d more", len(names)-most)
+		}
+		row(w, "FAULT", fmt.Sprintf("%s, %s: %s of %s, such as %s", k.kind, k.reason, several(routes, "route"), text, of[k][0].Example))
+		row(w, "", k.remedy)
 	}
 }
 
@@ -84,7 +134,7 @@ func sessionsCommand(e *env) *cobra.Command {
 	})
 }
 
-// bfd draws a session's BFD: its state, and after how much silence the session is lost.
+// bfd draws a session's BFD: its state, and the detection time.
 func bfd(s *farev1.Session) string {
 	if s.BfdDetectionTimeNs == 0 {
 		return dash(s.BfdState)
@@ -112,6 +162,8 @@ func planesCommand(e *env) *cobra.Command {
 					switch {
 					case p.Drained:
 						state = "drained"
+					case p.Draining:
+						state = "draining"
 					case !p.Up:
 						state = "DOWN"
 					}
@@ -133,13 +185,31 @@ func undrainCommand(e *env) *cobra.Command {
 	return drainLike(e, "undrain", "Return a plane, a leaf or a sub-port to service: routes first, shares after", false)
 }
 
+// drainState describes a drain: "plane p2: shares, 3 destinations may still leave over it".
+func drainState(d *farev1.DrainStatus) string {
+	kind, name := "sub-port", d.Target.GetSubPort()
+	switch d.Target.GetTarget().(type) {
+	case *farev1.DrainTarget_Plane:
+		kind, name = "plane", d.Target.GetPlane()
+	case *farev1.DrainTarget_Leaf:
+		kind, name = "leaf", d.Target.GetLeaf()
+	}
+	out := kind + " " + name + ": " + d.Stage
+	if d.Waiting > 0 {
+		out += ", " + several(int(d.Waiting), "destination") + " may still leave over it"
+	}
+	return out
+}
+
 func drainLike(e *env, verb, short string, on bool) *cobra.Command {
-	return &cobra.Command{
+	var wait, force bool
+	var timeout time.Duration
+	command := &cobra.Command{
 		Use: verb + " plane|leaf|sub-port NAME", Short: short,
 		Example: fmt.Sprintf("  fared %s plane p0\n  fared %s leaf 10.1.0.1\n  fared %s sub-port eth3", verb, verb, verb),
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return &exitError{exitUsage, fmt.Errorf("%s takes what to %s and its name", verb, verb), "for example: fared " + verb + " plane p0"}
+				return &exitError{exitUsage, fmt.Errorf("%s needs the kind and the name of its target", verb), "for example: fared " + verb + " plane p0"}
 			}
 			return nil
 		},
@@ -157,18 +227,75 @@ func drainLike(e *env, verb, short string, on bool) *cobra.Command {
 			client := farev1.NewFabricServiceClient(conn)
 			var sessions []string
 			if on {
-				resp, rerr := client.Drain(c.Context(), &farev1.DrainRequest{Target: target})
-				sessions, err = resp.GetSessions(), rerr
+				resp, rerr := client.Drain(c.Context(), &farev1.DrainRequest{Target: target, Force: force})
+				target, sessions, err = resp.GetTarget(), resp.GetSessions(), rerr
 			} else {
 				resp, rerr := client.Undrain(c.Context(), &farev1.UndrainRequest{Target: target})
-				sessions, err = resp.GetSessions(), rerr
+				target, sessions, err = resp.GetTarget(), resp.GetSessions(), rerr
 			}
 			if err != nil {
 				return e.explain(err, "'fared planes' lists planes and sub-ports, 'fared sessions -o json' each leaf's peer_router_id")
 			}
 			fmt.Fprintf(e.out, "%s %s %s: %s (%s)\n", verb, args[0], args[1], several(len(sessions), "session"), strings.Join(sessions, ", "))
-			return nil
+			ctx := c.Context()
+			if timeout > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, timeout)
+				defer cancel()
+			}
+			return e.followDrain(ctx, client, target, on, wait, timeout)
 		},
+	}
+	end := "drained"
+	if !on {
+		end = "back in service"
+	}
+	command.Flags().BoolVar(&wait, "wait", false, "wait until the target is "+end+", and show the pending conditions")
+	command.Flags().DurationVar(&timeout, "timeout", 0, "with --wait: fail after this time, and name the pending conditions; 0 means no limit")
+	if on {
+		command.Flags().BoolVar(&force, "force", false, "drain even if a destination is left without any plane")
+	}
+	return command
+}
+
+// drainPoll is the pause between two queries of a drain.
+const drainPoll = 200 * time.Millisecond
+
+// followDrain prints the progress of a drain or of its reversal, and its pending conditions: once, or with wait on each change until its end.
+func (e *env) followDrain(ctx context.Context, client farev1.FabricServiceClient, target *farev1.DrainTarget, on, wait bool, timeout time.Duration) error {
+	late := func(state string) error {
+		return &exitError{exitFailed, fmt.Errorf("not done after %s: %s", timeout, cmp.Or(strings.Join(strings.Fields(state), " "), "its state is unknown")), "the daemon continues; 'fared status' shows drains"}
+	}
+	for shown := ""; ; {
+		st, err := client.GetStatus(ctx, &farev1.GetStatusRequest{})
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return late(shown)
+		}
+		if err != nil {
+			return e.explain(err, "'fared status' shows drains")
+		}
+		i := slices.IndexFunc(st.Drains, func(d *farev1.DrainStatus) bool { return proto.Equal(d.Target, target) })
+		state, done := "", true // without a drain the wait is over
+		if i >= 0 {
+			d := st.Drains[i]
+			state = "  " + strings.Join(append([]string{drainState(d)}, d.WaitsFor...), "\n    ") + "\n"
+			done = on && d.Stage == "drained"
+		}
+		if state != shown {
+			fmt.Fprint(e.out, state)
+			shown = state
+		}
+		if done || !wait {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return late(shown)
+			}
+			return e.explain(ctx.Err(), "'fared status' shows drains")
+		case <-time.After(drainPoll):
+		}
 	}
 }
 
@@ -179,7 +306,7 @@ func drainTarget(kind, name string) (*farev1.DrainTarget, error) {
 		return &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: name}}, nil
 	case "leaf":
 		if _, err := netip.ParseAddr(name); err != nil {
-			return nil, &exitError{exitUsage, fmt.Errorf("leaf %q: not a router ID", name), "'fared sessions -o json' shows each peer_router_id"}
+			return nil, &exitError{exitUsage, fmt.Errorf("leaf %q is not a router ID", name), "'fared sessions -o json' shows each peer_router_id"}
 		}
 		return &farev1.DrainTarget{Target: &farev1.DrainTarget_Leaf{Leaf: name}}, nil
 	case "sub-port":
@@ -191,8 +318,8 @@ func drainTarget(kind, name string) (*farev1.DrainTarget, error) {
 func reloadCommand(e *env) *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
-		Use: "reload", Short: "Make the daemon read its configuration file again", Args: noArgs,
-		Long: "The file is applied as a difference, or refused whole with every reason; SIGHUP does the same.",
+		Use: "reload", Short: "Reload the daemon's configuration file", Args: noArgs,
+		Long: "The daemon applies the differences, or rejects the whole file with every reason; SIGHUP does the same.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := e.dial()
 			if err != nil {
@@ -204,7 +331,7 @@ func reloadCommand(e *env) *cobra.Command {
 				return e.explain(err, "see fared reload --help")
 			}
 			if len(resp.Changes) == 0 {
-				fmt.Fprintln(e.out, "nothing differs")
+				fmt.Fprintln(e.out, "no differences")
 			}
 			for _, line := range resp.Changes {
 				fmt.Fprintln(e.out, line)
@@ -212,6 +339,6 @@ func reloadCommand(e *env) *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would change")
+	c.Flags().BoolVar(&dry, "dry-run", false, "only show the changes, and apply nothing")
 	return c
 }

@@ -15,21 +15,22 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// fake is a daemon with canned answers: half a Y-cable of plane p1 is gone, and the sender's p0 has been drained.
+// fake is a daemon with canned answers: half a Y-cable of plane p1 has failed, and the sender's p0 has been drained.
 type fake struct {
 	farev1.UnimplementedWeightServiceServer
 	farev1.UnimplementedFabricServiceServer
-	mu sync.Mutex // guards what follows
-	// watches and eventWatches count the streams: the first one breaks.
+	mu sync.Mutex // guards the fields below
+	// watches and eventWatches count the streams: the first of each breaks.
 	watches, eventWatches int
-	// unmet is a request that did not look as it must.
+	looks                 int // calls of GetStatus
+	// unmet lists requests that differ from the expected ones.
 	unmet []string
 }
 
-// hangs, as the number of watches so far, makes the next one stay open.
+// hangs, as a value of watches, makes the next watch stay open.
 const hangs = 100
 
-// startFake serves a fake on a socket of its own until the test ends.
+// startFake serves a fake on a separate socket until the test ends.
 func startFake(t *testing.T) (socket string, f *fake) {
 	t.Helper()
 	f = &fake{}
@@ -93,11 +94,25 @@ func lost(destination string) *farev1.DestinationWeights {
 	return d
 }
 
+// rough returns weights that the data plane represents approximately.
+func rough(omitPairs bool) *farev1.DestinationWeights {
+	d := weightsOf("10.255.0.20/32", [2]uint32{2, 1}, omitPairs)
+	for _, p := range d.Planes {
+		p.InEffect = false
+	}
+	d.NotInEffect = "approximate: p1.0 has 3.1 % more than its share"
+	d.BandwidthIgnored = "below-minimum from p0/p0.0, p0/p0.1"
+	return d
+}
+
 func (f *fake) GetWeights(_ context.Context, r *farev1.GetWeightsRequest) (*farev1.GetWeightsResponse, error) {
 	if !strings.HasPrefix(r.Destination, "10.255.0.2") {
 		return nil, status.Errorf(codes.NotFound, "destination %s: no route to it was ever learned", r.Destination)
 	}
 	f.demand(r.Explain, "GetWeights without explain")
+	if r.Destination == "10.255.0.20" {
+		return &farev1.GetWeightsResponse{Revision: 7, Weights: []*farev1.DestinationWeights{rough(true)}}, nil
+	}
 	d := weightsOf("10.255.0.2/32", [2]uint32{2, 1}, false)
 	d.Explanation = &farev1.Explanation{
 		Routes: []*farev1.ExplainedRoute{
@@ -113,10 +128,10 @@ func (f *fake) GetWeights(_ context.Context, r *farev1.GetWeightsRequest) (*fare
 		},
 		Rules: []string{"weights are the planes' bandwidths in lowest terms"},
 	}
-	return &farev1.GetWeightsResponse{Revision: 7, Weights: d}, nil
+	return &farev1.GetWeightsResponse{Revision: 7, Weights: []*farev1.DestinationWeights{d}}, nil
 }
 
-// ListWeights serves a destination a page, so that a command that stops at the first page shows.
+// ListWeights serves one destination per page, so that a command that stops at the first page fails.
 func (f *fake) ListWeights(_ context.Context, r *farev1.ListWeightsRequest) (*farev1.ListWeightsResponse, error) {
 	var want string
 	if d := r.GetFilter().GetDestinations(); len(d) > 0 {
@@ -125,6 +140,9 @@ func (f *fake) ListWeights(_ context.Context, r *farev1.ListWeightsRequest) (*fa
 		}
 	}
 	all := []*farev1.DestinationWeights{weightsOf("10.255.0.2/32", [2]uint32{2, 1}, r.GetFilter().GetOmitPairs()), lost("10.255.0.3/32")}
+	if want == "10.255.0.20" {
+		all[0] = rough(r.GetFilter().GetOmitPairs())
+	}
 	first := r.PageToken == ""
 	f.demand(first || r.PageToken == "second", "a page token of its own making")
 	page := &farev1.ListWeightsResponse{Revision: 7, Weights: all[:1], NextPageToken: "second"}
@@ -137,7 +155,7 @@ func (f *fake) ListWeights(_ context.Context, r *farev1.ListWeightsRequest) (*fa
 	return page, nil
 }
 
-// WatchWeights breaks the first stream in the middle of a revision; the second must ask for what the first completed,
+// WatchWeights breaks the first stream in the middle of a revision. The second stream must resume after the last complete revision of the first,
 // and meets another run of the daemon; the third is refused.
 func (f *fake) WatchWeights(r *farev1.WatchWeightsRequest, s farev1.WeightService_WatchWeightsServer) error {
 	f.mu.Lock()
@@ -171,7 +189,7 @@ func (f *fake) WatchWeights(r *farev1.WatchWeightsRequest, s farev1.WeightServic
 	case 2:
 		f.demand(r.SinceRevision == 8 && r.Instance == "a", "the second watch does not resume after the last complete revision")
 		return send(
-			&farev1.WatchWeightsResponse{Revision: 9, Instance: "a", Complete: true, Weights: []*farev1.DestinationWeights{lost("10.255.0.3/32")}, Removed: []string{"10.255.0.4/32"}},
+			&farev1.WatchWeightsResponse{Revision: 9, Instance: "a", Complete: true, Weights: []*farev1.DestinationWeights{lost("10.255.0.3/32")}, Removed: []*farev1.WeightKey{{Destination: "10.255.0.4/32"}}},
 		)
 	case 3:
 		f.demand(r.SinceRevision == 9 && r.Instance == "a", "the third watch does not resume after the last complete revision")
@@ -190,11 +208,26 @@ func (f *fake) GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.Get
 	if f.eventWatches >= 2 {
 		instance = "b"
 	}
+	f.looks++
+	drains := []*farev1.DrainStatus{ // confirmed at the third query
+		{Target: &farev1.DrainTarget{Target: &farev1.DrainTarget_Leaf{Leaf: "10.1.0.2"}}, Stage: "drained"},
+		{Target: &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: "p0"}}, Stage: "shares", Waiting: 2,
+			WaitsFor: []string{"destination 10.255.0.2/32: not acknowledged yet", "destination 10.255.0.3/32: group 4 was refused: table full"}},
+	}
+	if f.looks > 2 {
+		drains[1].Stage, drains[1].Waiting, drains[1].WaitsFor = "drained", 0, nil
+	}
+	var faults []*farev1.Fault
+	for _, s := range []string{"p0/p0.0", "p0/p0.1", "p1/p1.0", "p1/p1.1", "p2/p2.0"} {
+		faults = append(faults, &farev1.Fault{Kind: "bandwidth-ignored", Plane: s[:2], Session: s, Reason: "below-minimum", Routes: 3, Example: "10.255.0.20/32", Remedy: "upgrade the leaf"})
+	}
+	faults = append(faults, &farev1.Fault{Kind: "bandwidth-ignored", Plane: "p2", Session: "p2/p2.1", Reason: "missing-bandwidth", Routes: 1, Example: "10.255.0.2/32", Remedy: "send communities"})
 	return &farev1.GetStatusResponse{
-		Version: "v1.0.0", Instance: instance, Role: "server", Revision: 7, RouterId: "10.255.0.1", AsNumber: 4200001000, UptimeNs: 93784e9, Converged: true,
+		Faults: faults,
+		Drains: drains, Version: "v1.0.0", Instance: instance, Role: "server", Revision: 7, RouterId: "10.255.0.1", AsNumber: 4200001000, UptimeNs: 93784e9, Converged: true,
 		SessionsConfigured: 4, SessionsEstablished: 3, Destinations: 2, DestinationsReachable: 1, Groups: 1, Loopbacks: []string{"10.255.0.1/32"},
-		Dataplane: &farev1.DataplaneStatus{Name: "linux", Address: "unix:/run/fared/dataplane.sock", OperationsSent: 12, OperationsInEffect: 10, OperationsRefused: 1,
-			OperationsPending: 1, LastError: "operation 12: no memory left: raise the limit"},
+		Dataplane: &farev1.DataplaneStatus{Name: "linux", Address: "unix:/run/fared-dataplane/dataplane.sock", OperationsSent: 12, OperationsInEffect: 10, OperationsRefused: 1,
+			OperationsPending: 1, LastError: "operation 12: no memory left: raise the limit", Approximate: 1, Refused: 2, Damage: "2 routes of table 179 are gone", Repairs: 5},
 		Counters: []*farev1.Counter{{Name: `guard_dropped{reason="not-accepted"}`, Value: 3}, {Name: `inputs_ignored{reason="old-generation"}`}},
 	}, nil
 }
@@ -224,7 +257,7 @@ func (f *fake) ListPlanes(context.Context, *farev1.ListPlanesRequest) (*farev1.L
 	}}, nil
 }
 
-// WatchEvents breaks twice: the daemon goes on at first, and is another run after that.
+// WatchEvents breaks twice: first the daemon continues, then it is another run.
 func (f *fake) WatchEvents(r *farev1.WatchEventsRequest, s farev1.FabricService_WatchEventsServer) error {
 	f.mu.Lock()
 	f.eventWatches++
@@ -266,17 +299,17 @@ func (f *fake) covered(t *farev1.DrainTarget) ([]string, error) {
 
 func (f *fake) Drain(_ context.Context, r *farev1.DrainRequest) (*farev1.DrainResponse, error) {
 	sessions, err := f.covered(r.Target)
-	return &farev1.DrainResponse{Revision: 8, Sessions: sessions}, err
+	return &farev1.DrainResponse{Revision: 8, Sessions: sessions, Target: r.Target}, err
 }
 
 func (f *fake) Undrain(_ context.Context, r *farev1.UndrainRequest) (*farev1.UndrainResponse, error) {
 	sessions, err := f.covered(r.Target)
-	return &farev1.UndrainResponse{Revision: 9, Sessions: sessions}, err
+	return &farev1.UndrainResponse{Revision: 9, Sessions: sessions, Target: r.Target}, err
 }
 
 func (f *fake) Reload(_ context.Context, r *farev1.ReloadRequest) (*farev1.ReloadResponse, error) {
 	if r.DryRun {
-		return nil, status.Error(codes.FailedPrecondition, "/etc/fared/fared.yaml: nothing was changed: these need a restart of fared: as: 64512 -> 64513")
+		return nil, status.Error(codes.FailedPrecondition, "/etc/fared/fared.yaml: nothing was changed: these keys need a restart of fared: as: 64512 -> 64513")
 	}
 	return &farev1.ReloadResponse{Changes: []string{"path_bandwidth.missing: equal -> skip", "log.level: info -> debug"}}, nil
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// livePace lets a reader of the live table follow: most steps take a few milliseconds.
+// livePace lets a reader follow the live table: most steps take a few milliseconds.
 const livePace = 600 * time.Millisecond
 
 func labCommand(e *env) *cobra.Command {
@@ -35,40 +35,41 @@ func labCommand(e *env) *cobra.Command {
 		Use: "lab", Short: "Watch weights follow failures in a fabric of real BGP sessions",
 		Long: `Starts leaves and GPU servers with real BGP sessions on 127.0.0.0/8 and in-memory data
 planes, plays a scenario of failures, and checks after each step that every pair of GPUs
-has exactly the weights it should. No root, no configuration.
+has exactly the expected weights. It needs no root and no configuration.
 
-In a terminal a live table shows the fabric while the steps go by; --verbose, or output into
-a file or a pipe, gives plain lines instead.
+In a terminal a live table shows the fabric at each step; --verbose, or output to a file or
+a pipe, gives plain lines instead.
 
 The fabric is described as for 'fared topo': by FILE, --example, flags, or all of them.
 
-With --netns every leaf and server is a network namespace with processes of its own, cables
-are veth pairs, 'fared dataplane' programs the kernel, and packets flow all the time: they
-judge the weights. That needs root.
+With --netns every leaf and server is a network namespace with separate processes, cables
+are veth pairs, and 'fared dataplane' programs the kernel. The lab sends packets all the time,
+and counts them to verify the weights. This needs root.
 
-With --containerlab FILE the nodes are containers, which containerlab deploys by that topology
-file and which are destroyed at the end; a fabric that runs already is used and goes on.
-'fared topo generate --for containerlab' makes such files. That needs root and Docker.
+With --containerlab FILE the nodes are containers, which containerlab deploys from that topology
+file and destroys at the end; a fabric that is already running is used and left running.
+'fared topo generate --for containerlab' makes such files. This needs root and Docker.
 
-With --transport, for both of these, every server runs 'fared traffic node': queue pairs take their
-slots from its fared and carry verified WRITEs between all GPUs while the scenario is played.
-A step fails when a byte is wrong, lost or doubled, or when an application would have seen an
-error. The lab's own packets are not sent then.
+With --transport, for either of these, every server runs 'fared traffic node': queue pairs take
+their slots from its fared and carry verified WRITEs between all GPUs while the scenario is played.
+A step fails if a byte is wrong, lost or duplicated, or if an application would have received an
+error. The lab then sends no packets of its own.
 
-Scenarios that crash, freeze or cut off processes are for these two, and 'all' has them there.
+Scenarios that crash, freeze or cut off processes need --netns or --containerlab; 'all' includes
+them there.
 
-Scenarios: ` + strings.Join(lab.Names(), ", ") + `, all; or a script of your own.
-Exit code 1 when an expectation is not met.`,
-		Example: "  fared lab\n  fared lab --scenario sub-cable -o json\n  fared lab --servers 64 --scenario leaf\n  fared lab --script story.txt\n  sudo fared lab --netns --leaf frr\n  sudo fared lab --netns --transport roce --scenario leaf",
+Scenarios: ` + strings.Join(lab.Names(), ", ") + `, all; or a script, with --script.
+Exit code 1 if an expectation is not met.`,
+		Example: "  fared lab\n  fared lab --scenario sub-cable -o json\n  fared lab --servers 64 --scenario leaf\n  fared lab --script scenario.txt\n  sudo fared lab --netns --leaf frr\n  sudo fared lab --netns --transport roce --scenario leaf",
 		RunE: func(c *cobra.Command, args []string) error {
 			if cleanup && inNamespaces {
 				return e.cleanLab(c.Context())
 			}
 			if play.pace < 0 {
-				return &exitError{exitUsage, fmt.Errorf("--pace %s: less than nothing", play.pace), "for example --pace 1s"}
+				return &exitError{exitUsage, fmt.Errorf("--pace %s is negative", play.pace), "for example --pace 1s"}
 			}
 			if play.runs < 1 || play.runs > maxLabRuns {
-				return &exitError{exitUsage, fmt.Errorf("--runs %d: not within 1 to %d", play.runs, maxLabRuns), "for example --runs 5"}
+				return &exitError{exitUsage, fmt.Errorf("--runs %d is not within 1 to %d", play.runs, maxLabRuns), "for example --runs 5"}
 			}
 			var err error
 			if clab.File != "" {
@@ -79,20 +80,20 @@ Exit code 1 when an expectation is not met.`,
 				return err
 			}
 			if real.Rate == 0 {
-				real.Rate = -1 // what was asked for is no packets
+				real.Rate = -1 // -1 sends no packets, as requested
 			}
 			clab.Rate = real.Rate
 			if err := oneOf("transport", o.Transport, lab.Transports...); err != nil {
 				return err
 			}
 			if o.MemoryPlane != "" && (!inNamespaces || o.Transport == lab.Transports[0]) {
-				return &exitError{exitUsage, errors.New("--memory-plane is for a fabric of network namespaces whose other planes have a transport"), "add --netns --transport roce, or leave it out"}
+				return &exitError{exitUsage, errors.New("--memory-plane needs a fabric of network namespaces whose other planes have a transport"), "add --netns --transport roce, or leave it out"}
 			}
 			if o.Transport != lab.Transports[0] && !inNamespaces && clab.File == "" {
-				return &exitError{exitUsage, errors.New("--transport is for a fabric of network namespaces or containers"), "add --netns or --containerlab, or leave it out"}
+				return &exitError{exitUsage, errors.New("--transport needs a fabric of network namespaces or containers"), "add --netns or --containerlab, or leave it out"}
 			}
 			if o.Transport != lab.Transports[0] && firstSet(c, "rate") != "" {
-				return &exitError{exitUsage, errors.New("--rate with --transport: queue pairs send instead of the lab"), "leave one of them out"}
+				return &exitError{exitUsage, errors.New("--rate has no effect with --transport: queue pairs send, not the lab"), "leave one of them out"}
 			}
 			if o.Transport == lab.Transports[0] {
 				o.Transport = ""
@@ -100,26 +101,29 @@ Exit code 1 when an expectation is not met.`,
 			if inNamespaces {
 				o.Netns = &real
 				if name := firstSet(c, "containerlab-binary"); name != "" {
-					return &exitError{exitUsage, fmt.Errorf("--%s is for a fabric of containers", name), "add --containerlab FILE, or leave it out"}
+					return &exitError{exitUsage, fmt.Errorf("--%s needs a fabric of containers", name), "add --containerlab FILE, or leave it out"}
 				}
 			} else if name := firstSet(c, "driver", "cleanup"); name != "" {
-				return &exitError{exitUsage, fmt.Errorf("--%s is for a fabric of network namespaces", name), "add --netns, or leave it out"}
+				return &exitError{exitUsage, fmt.Errorf("--%s needs a fabric of network namespaces", name), "add --netns, or leave it out"}
 			} else if name := firstSet(c, "rate", "keep", "containerlab-binary"); name != "" && clab.File == "" {
-				return &exitError{exitUsage, fmt.Errorf("--%s is for a fabric of network namespaces or containers", name), "add --netns or --containerlab, or leave it out"}
+				return &exitError{exitUsage, fmt.Errorf("--%s needs a fabric of network namespaces or containers", name), "add --netns or --containerlab, or leave it out"}
 			}
 			if !c.Flags().Changed("timeline") {
 				play.timelines = inNamespaces || clab.File != ""
 			}
-			o.Timeline = play.timelines || play.runs > 1 // the summary is of them
+			o.Timeline = play.timelines || play.runs > 1 // the summary needs timelines
+			if !inNamespaces && clab.File == "" {
+				e.onlyFared(c, &o.Spec)
+			}
 			if _, err := lab.Configs(o); err != nil {
-				return &exitError{exitUsage, err, "docs/labs.md says what each kind of lab can be"}
+				return &exitError{exitUsage, err, "docs/labs.md lists the limits of each kind of lab"}
 			}
 			if o.Spec, err = lab.Resolve(o); err != nil {
 				return err
 			}
 			scenarios, err := lab.Load(scenario, o)
 			if err != nil {
-				return &exitError{exitUsage, err, "'fared lab --help' says more about each"}
+				return &exitError{exitUsage, err, "'fared lab --help' describes each scenario"}
 			}
 			if script != "" {
 				f, err := os.Open(script)
@@ -129,7 +133,7 @@ Exit code 1 when an expectation is not met.`,
 				defer f.Close()
 				s, err := lab.Parse(filepath.Base(script), f)
 				if err != nil {
-					return &exitError{exitUsage, err, "'fared lab --help' and docs/labs.md say what a script looks like"}
+					return &exitError{exitUsage, err, "docs/labs.md describes scripts"}
 				}
 				scenarios = []*lab.Scenario{s}
 			}
@@ -138,7 +142,7 @@ Exit code 1 when an expectation is not met.`,
 			}
 			for _, s := range scenarios {
 				if err := lab.Check(o, s); err != nil {
-					return &exitError{exitUsage, err, "choose the fabric's size with flags, or correct the script: docs/labs.md"}
+					return &exitError{exitUsage, err, "change the fabric's size with flags, or correct the script: docs/labs.md"}
 				}
 			}
 			if inNamespaces {
@@ -147,18 +151,18 @@ Exit code 1 when an expectation is not met.`,
 				err = clab.Require()
 			}
 			if err != nil {
-				return &exitError{exitFailed, err, "run it with sudo where its tools are installed; without --netns and --containerlab the lab needs neither"}
+				return &exitError{exitFailed, err, "run the command with sudo where its tools are installed; without --netns and --containerlab the lab needs neither"}
 			}
 			log := slog.New(slog.DiscardHandler)
 			if verbose {
 				log = newLogger(e.err, "text", slog.LevelInfo)
 			}
 			show, live := e.labShow(o, scenarios, play.runs, verbose)
-			real.Progress, clab.Progress = show.progress, show.progress
+			real.Progress, clab.Progress, o.Progress = show.progress, show.progress, show.progress
 			if live && !c.Flags().Changed("pace") {
 				play.pace = livePace
 			}
-			// A terminal that is closed is no reason to leave processes behind.
+			// When the terminal closes, the lab has to stop its processes.
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGHUP)
 			defer stop()
 			return e.playLab(ctx, o, scenarios, play, show, log)
@@ -167,21 +171,22 @@ Exit code 1 when an expectation is not met.`,
 	fabric = addFabricArgs(c)
 	f := c.Flags()
 	f.StringVar(&scenario, "scenario", "all", strings.Join(lab.Names(), ", ")+" or all")
-	f.StringVar(&script, "script", "", "a file with a scenario, instead of a built-in one")
-	f.BoolVarP(&verbose, "verbose", "v", false, "log what the daemons do, to standard error")
-	f.StringVar(&configs, "write-configs", "", "only write every node's configuration file into this directory")
-	f.DurationVar(&play.pace, "pace", 0, "wait so long after each step (default 600ms with the live table in a terminal)")
-	f.IntVar(&play.runs, "runs", 1, "play the scenarios so often on the same fabric, and sum up at the end")
-	f.BoolVar(&play.timelines, "timeline", false, "show when weights and packets followed each step (default with --netns and --containerlab)")
+	f.StringVar(&script, "script", "", "file with a scenario, instead of a built-in scenario")
+	f.BoolVarP(&verbose, "verbose", "v", false, "write the daemons' logs to standard error")
+	f.StringVar(&configs, "write-configs", "", "only write every node's configuration file into this directory; play no scenario")
+	f.DurationVar(&play.pace, "pace", 0, "delay after each step (default 600ms with the live table in a terminal)")
+	f.IntVar(&play.runs, "runs", 1, "number of times to play the scenarios on the same fabric, with a summary at the end")
+	f.BoolVar(&o.Quick, "quick", false, "shorten drain_delay, start.deadline and connect_retry instead of using fared's defaults")
+	f.BoolVar(&play.timelines, "timeline", false, "show the times at which weights and packets followed each step (default with --netns and --containerlab)")
 	f.BoolVar(&inNamespaces, "netns", false, "use network namespaces, processes and the kernel's forwarding (needs root)")
 	f.StringVar(&real.Driver, "driver", "auto", "with --netns: the data plane's driver, "+strings.Join(lab.Drivers, ", "))
-	f.StringVar(&clab.File, "containerlab", "", "use containers: the topology file that containerlab deploys (needs root)")
-	f.StringVar(&clab.Binary, "containerlab-binary", "containerlab", "with --containerlab: the program")
-	f.StringVar(&o.Transport, "transport", lab.Transports[0], "with --netns or --containerlab: what queue pairs carry verified traffic by, "+strings.Join(lab.Transports, ", "))
-	f.StringVar(&o.MemoryPlane, "memory-plane", "", "with --netns and --transport: a plane whose queue pairs go through shared memory (nupa), such as p3")
-	f.IntVar(&real.Rate, "rate", 2000, "with --netns or --containerlab: packets a second of each server, 0 for none")
+	f.StringVar(&clab.File, "containerlab", "", "use containers, deployed by containerlab from this topology file (needs root)")
+	f.StringVar(&clab.Binary, "containerlab-binary", "containerlab", "with --containerlab: path of the containerlab program")
+	f.StringVar(&o.Transport, "transport", lab.Transports[0], "with --netns or --containerlab: transport of the queue pairs for verified traffic, "+strings.Join(lab.Transports, ", "))
+	f.StringVar(&o.MemoryPlane, "memory-plane", "", "with --netns and --transport: a plane whose queue pairs use shared memory (nupa), such as p3")
+	f.IntVar(&real.Rate, "rate", 2000, "with --netns or --containerlab: packets per second of each server, 0 for none")
 	f.BoolVar(&play.keep, "keep", false, "with --netns or --containerlab: leave the fabric running at the end")
-	f.BoolVar(&cleanup, "cleanup", false, "with --netns: only remove what earlier runs have left, the logs of failed ones too")
+	f.BoolVar(&cleanup, "cleanup", false, "with --netns: only remove the leftovers of earlier runs, including the logs of failed runs")
 	choices(c, "driver", lab.Drivers...)
 	choices(c, "transport", lab.Transports...)
 	choices(c, "memory-plane")
@@ -195,14 +200,14 @@ Exit code 1 when an expectation is not met.`,
 	return readFlags(e, c)
 }
 
-// containerFabric reads the description of a fabric of containers, which is beside its topology file.
+// containerFabric reads the description of a fabric of containers, which is next to its topology file.
 func (e *env) containerFabric(c *cobra.Command, args []string, o *lab.Options, clab *lab.Containerlab) error {
 	if len(args) > 0 {
-		return &exitError{exitUsage, fmt.Errorf("--containerlab %s has its own description, %s is one too many", clab.File, args[0]), "leave one of them out"}
+		return &exitError{exitUsage, fmt.Errorf("--containerlab %s already has a description, in addition to %s", clab.File, args[0]), "leave one of them out"}
 	}
 	for _, k := range topo.Keys() {
 		if flag := strings.ReplaceAll(k.Name, "_", "-"); c.Flags().Changed(flag) {
-			return &exitError{exitUsage, fmt.Errorf("--%s cannot change a fabric of containers", flag), "'fared topo generate --for containerlab' makes another one"}
+			return &exitError{exitUsage, fmt.Errorf("--%s cannot change a fabric of containers", flag), "'fared topo generate --for containerlab' makes another fabric"}
 		}
 	}
 	var err error
@@ -216,7 +221,7 @@ func (e *env) containerFabric(c *cobra.Command, args []string, o *lab.Options, c
 	return nil
 }
 
-// firstSet is the first of the flags that was given, or "".
+// firstSet returns the first of the given flags, or "".
 func firstSet(c *cobra.Command, names ...string) string {
 	for _, name := range names {
 		if c.Flags().Changed(name) {
@@ -226,17 +231,17 @@ func firstSet(c *cobra.Command, names ...string) string {
 	return ""
 }
 
-// cleanLab removes what earlier fabrics of namespaces have left.
+// cleanLab removes the leftovers of earlier fabrics of namespaces.
 func (e *env) cleanLab(ctx context.Context) error {
 	removed, err := lab.Cleanup(ctx)
 	for _, name := range removed {
 		fmt.Fprintf(e.out, "removed %s\n", name)
 	}
 	if err != nil {
-		return &exitError{exitFailed, err, "run it with sudo; 'ip netns pids NAME' says what runs in a namespace"}
+		return &exitError{exitFailed, err, "run the command with sudo; 'ip netns pids NAME' lists a namespace's processes"}
 	}
 	if len(removed) == 0 {
-		fmt.Fprintln(e.out, "nothing was left by earlier runs")
+		fmt.Fprintln(e.out, "earlier runs left nothing")
 	}
 	return nil
 }
@@ -244,29 +249,29 @@ func (e *env) cleanLab(ctx context.Context) error {
 func (e *env) writeLabConfigs(o lab.Options, dir string) error {
 	files, err := lab.Configs(o)
 	if err != nil {
-		return &exitError{exitUsage, err, "choose a size within those bounds"}
+		return &exitError{exitUsage, err, "choose a size within the limits"}
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return &exitError{exitFailed, err, "name a directory that can be written with --write-configs"}
+		return &exitError{exitFailed, err, "name a writable directory with --write-configs"}
 	}
 	for _, f := range files {
 		if err := os.WriteFile(filepath.Join(dir, f.Name), []byte(f.Text), 0o644); err != nil {
-			return &exitError{exitFailed, err, "name a directory that can be written with --write-configs"}
+			return &exitError{exitFailed, err, "name a writable directory with --write-configs"}
 		}
 	}
 	fmt.Fprintf(e.out, "%d files in %s\n", len(files), dir)
 	return nil
 }
 
-// labPlay is how scenarios are played.
+// labPlay has the options of a play.
 type labPlay struct {
-	runs      int           // how many times, all of them one after the other
-	pace      time.Duration // to wait after each step
-	timelines bool          // are shown
+	runs      int           // number of runs, one after the other
+	pace      time.Duration // pause after each step
+	timelines bool          // print timelines
 	keep      bool          // leave the fabric running
 }
 
-// maxLabRuns bounds what is remembered for the summary.
+// maxLabRuns limits the memory of the summary.
 const maxLabRuns = 10_000
 
 // playLab starts the fabric and plays the scenarios.
@@ -278,7 +283,7 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 	if err != nil {
 		return labError(ctx, o, err)
 	}
-	defer fabric.Close() // after a panic too: what runs in namespaces would outlive this process
+	defer fabric.Close() // also after a panic, because processes in namespaces would outlive this process
 	show.started(fabric, time.Since(started))
 	met := true
 	results := make([][]lab.Result, play.runs)
@@ -305,7 +310,7 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 	if play.runs > 1 {
 		summary = lab.Summarize(results)
 	}
-	show.ended(met, summary, lab.SummarizeTransfers(results)) // the last picture is of a fabric that runs
+	show.ended(met, summary, lab.SummarizeTransfers(results)) // before the fabric is closed, because the last picture is of a running fabric
 	if logs := fabric.Logs(); logs != "" {
 		fmt.Fprintf(e.notes(), "logs and configurations of all processes are kept in %s\n", logs)
 	}
@@ -322,12 +327,12 @@ func (e *env) playLab(ctx context.Context, o lab.Options, scenarios []*lab.Scena
 		return labError(ctx, o, err)
 	}
 	if !met {
-		return &exitError{exitFailed, errors.New("an expectation was not met"), "the steps marked WRONG (\"ok\": false) say what was seen instead"}
+		return &exitError{exitFailed, errors.New("an expectation was not met"), "the steps marked WRONG (\"ok\": false) show the observed state"}
 	}
 	return nil
 }
 
-// logsKept says where the logs of a fabric that has failed are.
+// logsKept returns an error with the path of a failed fabric's logs.
 func logsKept(f *lab.Fabric) error {
 	if logs := f.Logs(); logs != "" {
 		return fmt.Errorf("logs and configurations of all nodes are kept in %s", logs)
@@ -335,7 +340,7 @@ func logsKept(f *lab.Fabric) error {
 	return nil
 }
 
-// notes are for people: what is not part of the data goes to standard error where that is data.
+// notes returns the writer of messages for people: standard error if standard output has data.
 func (e *env) notes() io.Writer {
 	if e.output == "table" {
 		return e.out
@@ -343,19 +348,19 @@ func (e *env) notes() io.Writer {
 	return e.err
 }
 
-// labError is how a lab ends that could not play to the end.
+// labError describes the end of a lab that could not play all scenarios.
 func labError(ctx context.Context, o lab.Options, err error) error {
 	if ctx.Err() != nil {
 		return interrupted()
 	}
-	remedy := "run it with --verbose to see what the daemons say"
+	remedy := "run the command with --verbose to see the daemons' logs"
 	if o.Netns != nil || o.Containerlab != nil {
-		remedy = "the logs of the processes, in the folder named above, say more"
+		remedy = "see the logs of the processes in the folder named above"
 	}
 	return &exitError{exitFailed, err, remedy}
 }
 
-// wait lets a reader look at a step.
+// wait pauses so that a reader can look at a step.
 func wait(ctx context.Context, d time.Duration) {
 	if d <= 0 {
 		return
@@ -365,5 +370,19 @@ func wait(ctx context.Context, d time.Duration) {
 	select {
 	case <-t.C:
 	case <-ctx.Done():
+	}
+}
+
+// onlyFared replaces the software that a description names for leaves and spines by fared, the only choice in one process. Software that a
+// flag names stays, and is refused.
+func (e *env) onlyFared(c *cobra.Command, spec *topo.Spec) {
+	for _, software := range []struct {
+		flag, nodes string
+		value       *string
+	}{{"leaf", "leaves", &spec.Leaf}, {"spine", "spines", &spec.Spine}} {
+		if value := *software.value; value != "" && value != topo.Fared && !c.Flags().Changed(software.flag) {
+			*software.value = topo.Fared
+			fmt.Fprintf(e.err, "fared: in a single process the %s run fared instead of %s; with --netns they run %[2]s\n", software.nodes, value)
+		}
 	}
 }

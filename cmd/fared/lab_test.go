@@ -21,12 +21,12 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// small is a fabric that starts in a moment.
+// small is a fabric that starts quickly.
 var small = []string{"lab", "--planes", "2", "--servers", "2"}
 
 func labArgs(args ...string) []string { return append(slices.Clone(small), args...) }
 
-// TestLabJSON: one JSON object a line and a step, the keys that scripts rely on first.
+// TestLabJSON checks that every step is one line with a JSON object, beginning with the keys that scripts use.
 func TestLabJSON(t *testing.T) {
 	out := must(t, labArgs("--scenario", "sub-cable", "-o", "json")...)
 	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
@@ -61,7 +61,7 @@ func TestLabAll(t *testing.T) {
 	}
 }
 
-// TestLabOrder: planes above 9 stay in the order of planes.
+// TestLabOrder checks that planes above 9 are sorted by number.
 func TestLabOrder(t *testing.T) {
 	o := lab.Options{Spec: topo.Spec{Planes: 12}}
 	weights := map[string]uint32{}
@@ -75,7 +75,7 @@ func TestLabOrder(t *testing.T) {
 	}
 }
 
-// TestLabWrong: an expectation that does not come true is said, on every kind of output, and is exit code 1.
+// TestLabWrong checks that an unmet expectation is reported on every kind of output, and ends with exit code 1.
 func TestLabWrong(t *testing.T) {
 	o := fared(t, labArgs("--script", "testdata/wrong.txt")...)
 	if o.code != exitFailed || !explains(o.err) || !strings.Contains(o.err, "expectation") {
@@ -102,7 +102,7 @@ func TestLabWrong(t *testing.T) {
 	}
 }
 
-// TestLabWidth: plain lines of the default size fit 120 columns and are aligned.
+// TestLabWidth checks that plain lines of the default size fit 120 columns and are aligned.
 func TestLabWidth(t *testing.T) {
 	out := must(t, "lab")
 	column := -1
@@ -132,7 +132,7 @@ func TestLabWidth(t *testing.T) {
 	}
 }
 
-// TestBars: bars are in proportion, nothing looks like something and something never like nothing.
+// TestBars checks that bars are in proportion: a small value has a visible bar, and only zero has an empty bar.
 func TestBars(t *testing.T) {
 	for _, test := range []struct {
 		weights []uint32
@@ -149,7 +149,7 @@ func TestBars(t *testing.T) {
 	}
 }
 
-// TestLabInterrupted: Ctrl-C ends a lab at once, and everything it started.
+// TestLabInterrupted checks that Ctrl-C ends a lab and all its processes at once.
 func TestLabInterrupted(t *testing.T) {
 	b := inBackground(t, labArgs("--pace", "1h")...)
 	b.until(t, "0 slots moved")
@@ -158,7 +158,7 @@ func TestLabInterrupted(t *testing.T) {
 	}
 }
 
-// TestWriteConfigs: what is written is what can be checked and read again.
+// TestWriteConfigs checks that the written files are valid and can be read again.
 func TestWriteConfigs(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	must(t, labArgs("--write-configs", dir, "--gpus", "2")...)
@@ -172,8 +172,8 @@ func TestWriteConfigs(t *testing.T) {
 	refused(t, exitFailed, labArgs("--write-configs", filepath.Join(files[0], "below"))...)
 }
 
-// openTerminal makes a pseudo-terminal of a size; what is written to it comes out of the returned function, which is to be
-// called when nothing more will be.
+// openTerminal makes a pseudo-terminal of a size. The returned function yields the text written to it, and must be
+// called after the last write.
 func openTerminal(t *testing.T, columns, rows uint16) (tty *os.File, screen func() string) {
 	t.Helper()
 	pty, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -208,8 +208,8 @@ func openTerminal(t *testing.T, columns, rows uint16) (tty *os.File, screen func
 
 var colors = regexp.MustCompile("\x1b\\[[0-9]*m")
 
-// TestLabLive: in a terminal the picture of the fabric follows the steps, never wider or longer than the terminal; at the
-// end the terminal is as before and holds every step.
+// TestLabLive checks that in a terminal the picture of the fabric follows the steps and fits the terminal's size; at the
+// end the terminal is restored and has every step.
 func TestLabLive(t *testing.T) {
 	for _, test := range []struct {
 		name          string
@@ -232,7 +232,7 @@ func TestLabLive(t *testing.T) {
 			if got := colors.MatchString(text); got == (test.noColor != "") {
 				t.Errorf("colors: %v", got)
 			}
-			text = strings.ReplaceAll(colors.ReplaceAllString(text, ""), "\r\n", "\n") // the terminal adds the returns
+			text = strings.ReplaceAll(colors.ReplaceAllString(text, ""), "\r\n", "\n") // the terminal adds the carriage returns
 			live, ok := strings.CutPrefix(text, otherScreen)
 			live, after, ok2 := strings.Cut(live, firstScreen)
 			if !ok || !ok2 || strings.Contains(after, "\x1b") {
@@ -250,12 +250,12 @@ func TestLabLive(t *testing.T) {
 						t.Errorf("a line is wider than the terminal: %q", line)
 					}
 				}
-				dark = dark || strings.Contains(frame, "p1     leaf1    DOWN   0/4") && strings.Contains(frame, "ok    the plane's leaf dies")
+				dark = dark || strings.Contains(frame, "p1     leaf1    DOWN   0/4") && strings.Contains(frame, "ok    the plane's leaf fails")
 			}
 			if !dark {
 				t.Errorf("no frame of %d shows the dead leaf; the last is\n%s", len(frames), frames[len(frames)-1])
 			}
-			for _, want := range []string{"p1     leaf1    up     4/4         1 ████████████████████  800G", "leaf: a leaf dies", "  ok    the plane's leaf dies", "1:0", "  ok    the leaf returns", "2 steps, every expectation met"} {
+			for _, want := range []string{"p1     leaf1    up     4/4         1 ████████████████████  800G", "leaf: a leaf fails", "  ok    the plane's leaf fails", "1:0", "  ok    the leaf returns", "2 steps, every expectation met"} {
 				if !strings.Contains(after, want) {
 					t.Errorf("no %q in what is left:\n%s", want, after)
 				}
@@ -264,7 +264,7 @@ func TestLabLive(t *testing.T) {
 	}
 }
 
-// TestLabLiveInterrupted: the terminal is as before after Ctrl-C too, and there is no live table where it cannot be.
+// TestLabLiveInterrupted checks that Ctrl-C restores the terminal, and that there is no live table where the terminal cannot show it.
 func TestLabLiveInterrupted(t *testing.T) {
 	t.Setenv("TERM", "xterm")
 	tty, screen := openTerminal(t, 80, 24)
@@ -302,5 +302,16 @@ func TestFit(t *testing.T) {
 		if got := fit(test.line, test.columns); got != test.want {
 			t.Errorf("fit(%q, %d) = %q, want %q", test.line, test.columns, got, test.want)
 		}
+	}
+}
+
+// TestLabOnlyFared checks that one process replaces a description's FRR spines by fared, with a line on standard error.
+func TestLabOnlyFared(t *testing.T) {
+	done := fared(t, "lab", "--example", "two-tier", "--scenario", "none", "--pace", "0s")
+	if want := "in a single process the spines run fared instead of frr; with --netns they run frr"; !strings.Contains(done.err, want) {
+		t.Errorf("no %q in\n%s", want, done.err)
+	}
+	if !strings.Contains(done.out, "every expectation met") {
+		t.Error(done.out)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -14,9 +15,9 @@ import (
 	"github.com/fared/fared/lab"
 )
 
-// labLive is the live table of a lab in a terminal: a picture of the fabric above the steps that are done. It is drawn on
-// the terminal's other screen, ten times a second and after every step; at the end the last picture and all steps are
-// left on the first screen, where they can be scrolled.
+// labLive is the live table of a lab in a terminal: a picture of the fabric above the finished steps. It draws on
+// the terminal's alternate screen, ten times a second and after every step. At the end it leaves the last picture and all steps
+// on the main screen, where they can be scrolled.
 type labLive struct {
 	e     *env
 	o     lab.Options
@@ -24,23 +25,23 @@ type labLive struct {
 	total int // steps of all runs
 	begun time.Time
 
-	mu      sync.Mutex // guards what follows, and the drawing
+	mu      sync.Mutex // guards the fields below, and the drawing
 	fabric  *lab.Fabric
 	up      time.Duration
-	doing   string // while there is no fabric
+	doing   string // phase of the start, until there is a fabric
 	playing *lab.Scenario
-	at      int         // which of its steps is going on
-	last    *lab.Result // that step's, when it is done
+	at      int         // index of the current step
+	last    *lab.Result // result of that step, once it is done
 	done    []string    // lines: scenarios and their steps
-	steps   int         // done
+	steps   int         // number of finished steps
 
 	stop chan struct{}
 	over sync.WaitGroup
 	once sync.Once
 }
 
-// What a terminal is told: the other screen and no cursor, and back; go to the top left; clear to the line's or the
-// screen's end.
+// Control sequences of the terminal: alternate screen without a cursor, and back; cursor to the top left; clear to the end of the line or of the
+// screen.
 const (
 	otherScreen = "\x1b[?1049h\x1b[?25l"
 	firstScreen = "\x1b[?1049l\x1b[?25h"
@@ -49,7 +50,7 @@ const (
 	clearBelow  = "\x1b[J"
 )
 
-// redraw is how often the picture is drawn while nothing is reported.
+// redraw is the interval of drawing between reports.
 const redraw = 100 * time.Millisecond
 
 func newLabLive(e *env, o lab.Options, scenarios []*lab.Scenario, runs int) *labLive {
@@ -128,13 +129,13 @@ func (s *labLive) next() {
 
 func (s *labLive) ended(met bool, summary []lab.Summary, transfers *lab.TransferSummary) {
 	s.leave()
-	for _, line := range slices.Concat(s.picture(s.o.Planes), s.done) {
+	for _, line := range slices.Concat(s.picture(s.o.Planes, math.MaxInt), s.done) {
 		fmt.Fprintln(s.e.out, line)
 	}
 	s.e.labEnd(s.steps, met, summary, transfers)
 }
 
-// close leaves what was done on the first screen, unless ended has.
+// close leaves the finished steps on the main screen, unless ended has done so.
 func (s *labLive) close() {
 	if !s.leave() {
 		return
@@ -144,7 +145,7 @@ func (s *labLive) close() {
 	}
 }
 
-// leave ends the drawing and returns to the first screen; it does so once, and says whether it was this time.
+// leave ends the drawing and returns to the main screen, once; it reports whether this call did so.
 func (s *labLive) leave() (left bool) {
 	s.once.Do(func() {
 		close(s.stop)
@@ -155,7 +156,7 @@ func (s *labLive) leave() (left bool) {
 	return left
 }
 
-// change takes something new and shows it at once.
+// change applies f and redraws at once.
 func (s *labLive) change(f func()) {
 	s.mu.Lock()
 	f()
@@ -163,7 +164,7 @@ func (s *labLive) change(f func()) {
 	s.draw()
 }
 
-// draw writes one frame, cut to the terminal's size as it is now: the picture, and the last steps that fit below.
+// draw writes one frame, cut to the terminal's present size: the picture, and the last steps that fit below.
 func (s *labLive) draw() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,26 +172,42 @@ func (s *labLive) draw() {
 	if err != nil || columns <= 0 || rows <= 0 {
 		columns, rows = 80, 24
 	}
-	lines := s.picture(max(1, rows-10))
-	list := s.done
-	if room := max(0, rows-1-len(lines)); len(list) > room {
-		list = list[len(list)-room:]
-	}
-	lines = slices.Concat(lines, list)
 	var b strings.Builder
 	b.WriteString(home)
-	for _, line := range lines[:min(len(lines), rows-1)] {
-		b.WriteString(fit(line, columns) + clearLine + "\n")
+	for _, line := range frame(s.picture(max(1, rows-10), columns), s.done, 0, columns, rows) {
+		b.WriteString(line + clearLine + "\n")
 	}
 	b.WriteString(clearBelow)
 	fmt.Fprint(s.e.out, b.String())
 }
 
-// picture draws the fabric: at most so many planes, the weights of the pair that the step watches, and the step.
-func (s *labLive) picture(planes int) []string {
+// frame returns the lines of a screen of columns by rows, with the last row free: the picture, and the last of the finished steps
+// under a line that counts the hidden ones. before is the number of earlier steps that are not in done.
+func frame(picture, done []string, before, columns, rows int) []string {
+	if room := max(0, rows-1-len(picture)); before+len(done) > room {
+		last := min(len(done), max(room-1, min(room, 1)))
+		hidden := before + len(done) - last
+		done = done[len(done)-last:]
+		if room > 1 {
+			done = append([]string{fmt.Sprintf("  ... and %d more above", hidden)}, done...)
+		}
+	}
+	lines := slices.Concat(picture, done)
+	lines = lines[:max(0, min(len(lines), rows-1))]
+	for i, line := range lines {
+		lines[i] = fit(line, columns)
+	}
+	return lines
+}
+
+// barSize returns the length of the bars, at most most, that fits next to the longest line in columns.
+func barSize(most, longest, columns int) int { return max(0, min(most, columns-longest)) }
+
+// picture draws the fabric: at most planes planes, bars that fit into columns, the weights of the pair that the step watches, and the step.
+func (s *labLive) picture(planes, columns int) []string {
 	lines := []string{s.e.paint(bold, "fared lab") + "  " + size(s.o)}
 	if s.fabric == nil {
-		return append(lines, fmt.Sprintf("bringing up %d BGP sessions  %s", s.o.Planes*s.o.Servers*s.o.SubPorts, s.elapsed()), s.doing)
+		return append(lines, fmt.Sprintf("establishing %d BGP sessions  %s", s.o.ServerSessions(), s.elapsed()), s.doing)
 	}
 	lines = append(lines, fmt.Sprintf("%d BGP sessions, every weight in effect after %s; step %d of %d, %s", s.fabric.Sessions(), s.up.Round(time.Millisecond), s.number(), s.total, s.elapsed()), "")
 	step := &lab.Step{}
@@ -199,7 +216,7 @@ func (s *labLive) picture(planes int) []string {
 	}
 	p := s.fabric.Picture(step)
 	lines = append(lines, fmt.Sprintf("  %-6s %-8s %-6s %-9s %s -> %s", "plane", "leaf", "state", "cables", p.Source, p.Destination)+heading(p))
-	weights := make([]*farev1.PlaneWeight, len(p.Planes)) // nil: nothing is known of it, which reads as 0
+	weights := make([]*farev1.PlaneWeight, len(p.Planes)) // nil for an unknown weight, which reads as 0
 	copy(weights, p.Weights.GetPlanes())
 	var top uint32
 	for _, w := range weights {
@@ -229,8 +246,9 @@ func (s *labLive) picture(planes int) []string {
 			}
 			note = fmt.Sprintf("  %5.1f %% of %.1f %%  %6.0f packets/s", 100*plane.Share, 100*part, plane.Rate) + note
 		}
+		beside := fmt.Sprintf("  %-6s %-8s %-6s %-9s %3d ", plane.Plane, plane.Leaf, state, fmt.Sprintf("%d/%d", plane.Up, plane.Cables), w.GetWeight()) + note
 		lines = append(lines, fmt.Sprintf("  %-6s %-8s %s %-9s %3d %s%s", plane.Plane, plane.Leaf, s.e.paint(color, fmt.Sprintf("%-6s", state)),
-			fmt.Sprintf("%d/%d", plane.Up, plane.Cables), w.GetWeight(), s.e.paint(color, bar(w.GetWeight(), top, 20)), note))
+			fmt.Sprintf("%d/%d", plane.Up, plane.Cables), w.GetWeight(), s.e.paint(color, bar(w.GetWeight(), top, barSize(20, utf8.RuneCountInString(beside), columns))), note))
 	}
 	if hidden := len(p.Planes) - planes; hidden > 0 {
 		lines = append(lines, fmt.Sprintf("  and %d more", hidden))
@@ -246,15 +264,15 @@ func (s *labLive) picture(planes int) []string {
 	return append(lines, "", now, "")
 }
 
-// heading is that of the columns that only packets have.
+// heading returns the heading of the columns for packets.
 func heading(p lab.Picture) string {
 	if !p.Packets {
 		return ""
 	}
-	return "        seen of weight, at the leaf"
+	return "        measured of expected share, at the leaf"
 }
 
-// number is the step that is going on, counted from 1.
+// number returns the number of the current step, counted from 1.
 func (s *labLive) number() int {
 	if s.last != nil || s.steps == s.total {
 		return s.steps
@@ -264,7 +282,7 @@ func (s *labLive) number() int {
 
 func (s *labLive) elapsed() string { return time.Since(s.begun).Round(redraw).String() }
 
-// fit cuts a line to so many columns; what colors it costs none.
+// fit cuts a line to columns; color sequences do not count.
 func fit(line string, columns int) string {
 	var b strings.Builder
 	colored := false

@@ -18,7 +18,7 @@ import (
 	"github.com/fared/fared/lab"
 )
 
-// namespaces is the command line of the smallest fabric of namespaces in which half a Y-cable can fail; the processes in it
+// namespaces returns the command line of the smallest fabric of namespaces in which half a Y-cable can fail. Its processes
 // are this test's binary.
 func namespaces(t *testing.T, args ...string) []string {
 	t.Helper()
@@ -33,7 +33,7 @@ func namespaces(t *testing.T, args ...string) []string {
 	return append([]string{"lab", "--netns", "--planes", "2", "--servers", "2"}, args...)
 }
 
-// nodesOf are the namespaces of a process's fabrics.
+// nodesOf lists the namespaces of a process's fabrics.
 func nodesOf(t *testing.T, pid int) []string {
 	t.Helper()
 	found, err := filepath.Glob(fmt.Sprintf("/run/netns/fared-%d*-[ls]e*", pid))
@@ -43,23 +43,23 @@ func nodesOf(t *testing.T, pid int) []string {
 	return found
 }
 
-// TestLabNetnsFlags: what only a fabric of namespaces has is refused without it, and so is what it does not have.
+// TestLabNetnsFlags checks that options of a fabric of namespaces are refused without it, and that options it lacks are refused with it.
 func TestLabNetnsFlags(t *testing.T) {
 	for want, args := range map[string][]string{
-		"--leaf frr: in one process there is fared only":                  {"--leaf", "frr"},
-		"--driver is for a fabric of network namespaces":                  {"--driver", "bpf"},
-		"--rate is for a fabric of network namespaces":                    {"--rate", "1"},
-		"--keep is for a fabric of network namespaces":                    {"--keep"},
-		"--cleanup is for a fabric of network namespaces":                 {"--cleanup"},
-		`--leaf: "cisco" is not known`:                                    {"--netns", "--leaf", "cisco"},
-		`--driver "memory" is not known`:                                  {"--netns", "--driver", "memory"},
-		"--rate 999999: not within":                                       {"--netns", "--rate", "999999"},
-		"--transport is for a fabric of network namespaces or containers": {"--transport", "roce"},
-		`--transport "pigeon" is not known`:                               {"--netns", "--transport", "pigeon"},
-		"--memory-plane is for a fabric of network namespaces whose":      {"--netns", "--memory-plane", "p3"},
-		"--memory-plane p7: planes are p0 to p3":                          {"--netns", "--transport", "roce", "--memory-plane", "p7"},
-		"--rate with --transport":                                         {"--netns", "--transport", "roce", "--rate", "5"},
-		"a server without power loses its queue pairs":                    {"--netns", "--transport", "tcp", "--scenario", "reboot"},
+		"--leaf frr: a fabric in one process runs only fared":            {"--leaf", "frr"},
+		"--driver needs a fabric of network namespaces":                  {"--driver", "bpf"},
+		"--rate needs a fabric of network namespaces":                    {"--rate", "1"},
+		"--keep needs a fabric of network namespaces":                    {"--keep"},
+		"--cleanup needs a fabric of network namespaces":                 {"--cleanup"},
+		`--leaf: "cisco" is not known`:                                   {"--netns", "--leaf", "cisco"},
+		`--driver "memory" is not known`:                                 {"--netns", "--driver", "memory"},
+		"--rate 999999 is not within":                                    {"--netns", "--rate", "999999"},
+		"--transport needs a fabric of network namespaces or containers": {"--transport", "roce"},
+		`--transport "pigeon" is not known`:                              {"--netns", "--transport", "pigeon"},
+		"--memory-plane needs a fabric of network namespaces whose":      {"--netns", "--memory-plane", "p3"},
+		"--memory-plane p7: planes are p0 to p3":                         {"--netns", "--transport", "roce", "--memory-plane", "p7"},
+		"--rate has no effect with --transport":                          {"--netns", "--transport", "roce", "--rate", "5"},
+		"a server without power loses its queue pairs":                   {"--netns", "--transport", "tcp", "--scenario", "reboot"},
 		"[cleanup keep]": {"--netns", "--keep", "--cleanup"},
 	} {
 		if got := refused(t, exitUsage, append([]string{"lab"}, args...)...); !strings.Contains(got, want) {
@@ -68,7 +68,7 @@ func TestLabNetnsFlags(t *testing.T) {
 	}
 }
 
-// TestLabTransfer: a step says what queue pairs carried, for people and in JSON, and the end what all of them did.
+// TestLabTransfer checks that every step reports its transfer, for people and in JSON, and that the end reports the sum.
 func TestLabTransfer(t *testing.T) {
 	out := must(t, namespaces(t, "--transport", "roce", "--scenario", "port", "-o", "json")...)
 	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
@@ -96,7 +96,7 @@ func TestLabTransfer(t *testing.T) {
 		t.Errorf("%v, %+v, the steps have %d bytes", err, end, bytes)
 	}
 	out = must(t, namespaces(t, "--transport", "roce", "--scenario", "none")...)
-	for _, want := range []string{" verified, 0 lost, 0 doubled, 0 bytes wrong; goodput ", " verified in ", "\n  plane       carried   part %    due % difference\n  p0 "} {
+	for _, want := range []string{" verified, 0 lost, 0 duplicated, 0 bytes wrong; goodput ", " verified in ", "\n  plane       carried  share %    due % difference\n  p0 "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -106,7 +106,7 @@ func TestLabTransfer(t *testing.T) {
 	}
 }
 
-// TestLabNetnsJSON: a step says what became of its packets, beside what every step says.
+// TestLabNetnsJSON checks that a step has the results of its packets, in addition to the common keys.
 func TestLabNetnsJSON(t *testing.T) {
 	out := must(t, namespaces(t, "--scenario", "sub-cable", "-o", "json")...)
 	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
@@ -139,10 +139,10 @@ func TestLabNetnsJSON(t *testing.T) {
 	}
 }
 
-// TestLabNetnsLines: the start is shown, and what packets did, within 120 columns.
+// TestLabNetnsLines checks that the start and the results of packets are shown, within 120 columns.
 func TestLabNetnsLines(t *testing.T) {
 	out := must(t, namespaces(t, "--scenario", "none")...)
-	for _, want := range []string{"4 network namespaces, 8 cables\n", "8 of 8 BGP sessions\n", "2 pairs as they should be", " packets, 0 lost, 0 of them while nothing changed; leaves saw "} {
+	for _, want := range []string{"4 network namespaces, 8 cables\n", "8 of 8 BGP sessions\n", "all 2 pairs match the expected weights", " packets, 0 lost, 0 of them while nothing changed; shares at the leaves: "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
@@ -153,12 +153,12 @@ func TestLabNetnsLines(t *testing.T) {
 	var o lab.Options
 	o.Planes = 4
 	share := map[string]float64{"p0": 0.2857, "p1": 0.2857, "p2": 0.1429, "p3": 0.2857}
-	if got, want := packets(o, &lab.Traffic{Sent: 12345678, Lost: 1234, SteadySent: 1, Share: share}), "12345678 packets, 1234 lost, 0 of them while nothing changed; leaves saw 28.6 28.6 14.3 28.6 %"; got != want {
+	if got, want := packets(o, &lab.Traffic{Sent: 12345678, Lost: 1234, SteadySent: 1, Share: share}), "12345678 packets, 1234 lost, 0 of them while nothing changed; shares at the leaves: 28.6 28.6 14.3 28.6 %"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
 
-// TestLabNetnsInterrupted: Ctrl-C ends a fabric of namespaces and leaves nothing.
+// TestLabNetnsInterrupted checks that Ctrl-C ends a fabric of namespaces without leftovers.
 func TestLabNetnsInterrupted(t *testing.T) {
 	b := inBackground(t, namespaces(t, "--pace", "1h", "--keep")...)
 	b.until(t, "0 slots moved")
@@ -173,7 +173,7 @@ func TestLabNetnsInterrupted(t *testing.T) {
 	}
 }
 
-// TestLabNetnsCleanup: what a lab leaves that is kept, or was killed, goes with --cleanup.
+// TestLabNetnsCleanup checks that --cleanup removes a lab that was kept or killed.
 func TestLabNetnsCleanup(t *testing.T) {
 	args := namespaces(t, "--scenario", "none", "--keep")
 	start := func(args ...string) (*exec.Cmd, func() string) {
@@ -207,7 +207,7 @@ func TestLabNetnsCleanup(t *testing.T) {
 	if err := killed.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = killed.Wait() // says that it was killed
+	_ = killed.Wait() // returns that the process was killed
 
 	out := must(t, "lab", "--netns", "--cleanup")
 	for _, pid := range []int{kept.Process.Pid, killed.Process.Pid} {

@@ -9,24 +9,25 @@ import (
 	"unicode/utf8"
 
 	"github.com/fared/fared/lab"
+	"github.com/fared/fared/topo"
 )
 
-// labShow is how a lab's progress is shown.
+// labShow presents a lab's progress.
 type labShow interface {
 	starting()
-	progress(text string) // of the start, where that takes a while
+	progress(text string) // of a start that takes a while
 	started(f *lab.Fabric, took time.Duration)
-	run(n int) // of several, counted from 1
+	run(n int) // one of several, counted from 1
 	scenario(s *lab.Scenario)
 	result(r lab.Result)
 	next() // the step after it begins
-	// ended is told of what several runs came to, nil of one, and of what queue pairs carried, nil: nothing.
+	// ended receives the summary of several runs, nil for one run, and the sum of the transfers, nil without transfers.
 	ended(met bool, summary []lab.Summary, transfers *lab.TransferSummary)
-	// close leaves the terminal as it was; it may come after any of the others.
+	// close restores the terminal; it may be called after any other method.
 	close()
 }
 
-// labShow chooses how to show: the live table in a terminal, unless a log goes to the same one.
+// labShow chooses the presentation: the live table in a terminal, unless a log goes to the same terminal.
 func (e *env) labShow(o lab.Options, scenarios []*lab.Scenario, runs int, verbose bool) (show labShow, live bool) {
 	switch {
 	case e.output != "table":
@@ -37,11 +38,11 @@ func (e *env) labShow(o lab.Options, scenarios []*lab.Scenario, runs int, verbos
 	return &labLines{e: e, o: o, runs: runs}, false
 }
 
-// labData prints one JSON object a line, or one YAML document, a step.
+// labData prints a JSON object on one line, or a YAML document, for each step.
 type labData struct {
 	e       *env
 	o       lab.Options
-	runs, n int // how many there are, and which is on
+	runs, n int // number of runs, and number of the current run
 }
 
 func (*labData) starting()                          {}
@@ -61,7 +62,7 @@ func (s *labData) ended(_ bool, summary []lab.Summary, transfers *lab.TransferSu
 		s.print(b)
 	}
 	if transfers != nil {
-		b, _ := json.Marshal(map[string]*lab.TransferSummary{"transfers": transfers}) // the same
+		b, _ := json.Marshal(map[string]*lab.TransferSummary{"transfers": transfers}) // strings and integers always marshal
 		s.print(b)
 	}
 }
@@ -76,7 +77,7 @@ func (s *labData) print(b []byte) {
 	_ = printJSON(s.e.out, "yaml", b) // an error of the output ends the command by itself
 }
 
-// step writes a step with the keys that scripts rely on first and in order, weights in the order of planes.
+// step writes a step, beginning with the keys that scripts use, in order, with weights in the order of planes.
 func (s *labData) step(r lab.Result) []byte {
 	b := []byte{'{'}
 	add := func(key string, value any) {
@@ -158,7 +159,7 @@ func inOrder(o lab.Options, weights map[string]uint32) []uint32 {
 	return out
 }
 
-// labLines prints plain lines: at most 120 columns wide at the default size.
+// labLines prints plain lines, at most 120 columns wide at the default size.
 type labLines struct {
 	e     *env
 	o     lab.Options
@@ -166,10 +167,13 @@ type labLines struct {
 	steps int
 }
 
-// stepColumn is how wide a step's text is; a longer one has a line of its own.
+// stepColumn is the width of a step's text; a longer text has a separate line.
 const stepColumn = 56
 
 func size(o lab.Options) string {
+	if o.GPUPorts == topo.Own {
+		return fmt.Sprintf("%d planes, %d servers with %d GPUs each, which own %d sub-ports of %s in every plane", o.Planes, o.Servers, o.GPUs, o.SubPorts, o.Speed)
+	}
 	return fmt.Sprintf("%d planes, %d servers with %d GPU each, %d sub-ports of %s in every plane", o.Planes, o.Servers, o.GPUs, o.SubPorts, o.Speed)
 }
 
@@ -194,7 +198,7 @@ func (s *labLines) result(r lab.Result) {
 		mark, text = "     ", ""
 	}
 	fmt.Fprintf(s.e.out, "  %s %-*s %s -> %s  %s\n", mark, stepColumn, text, r.Source, r.Destination, bars(inOrder(s.o, r.Weights)))
-	verdict := fmt.Sprintf("%d pairs as they should be after %s", r.Pairs, took(r))
+	verdict := fmt.Sprintf("all %d pairs match the expected weights after %s", r.Pairs, took(r))
 	if !r.OK {
 		verdict = "after " + took(r).String()
 	}
@@ -213,13 +217,13 @@ func (s *labLines) result(r lab.Result) {
 	}
 }
 
-// packets says what became of a step's packets, and what part of the pair's took which plane.
+// packets describes the results of a step's packets, and the planes' parts of the watched pair's packets.
 func packets(o lab.Options, t *lab.Traffic) string {
 	text := fmt.Sprintf("%d packets, %d lost, %d of them while nothing changed", t.Sent, t.Lost, t.SteadyLost)
 	if o.Planes > 8 || t.SteadySent == 0 {
 		return text
 	}
-	text += "; leaves saw"
+	text += "; shares at the leaves:"
 	for p := range o.Planes {
 		name := fmt.Sprintf("p%d", p)
 		text += fmt.Sprintf(" %.1f", 100*t.Share[name])
@@ -239,7 +243,7 @@ func (s *labLines) ended(met bool, summary []lab.Summary, transfers *lab.Transfe
 	s.e.labEnd(s.steps, met, summary, transfers)
 }
 
-// labEnd prints what a lab came to.
+// labEnd prints the results of a lab.
 func (e *env) labEnd(steps int, met bool, summary []lab.Summary, transfers *lab.TransferSummary) {
 	for _, line := range summaryLines(summary) {
 		fmt.Fprintln(e.out, line)
@@ -269,7 +273,7 @@ func (e *env) verdict(steps int, met bool) string {
 
 func took(r lab.Result) time.Duration { return time.Duration(r.ElapsedNS).Round(10 * time.Microsecond) }
 
-// bars draws weights: 2:2:1:2 and a bar for every plane, as long as its share of the largest.
+// bars draws weights: 2:2:1:2 and a bar for every plane, in proportion to the largest weight.
 func bars(weights []uint32) string {
 	const wide = 23 // of all bars, in columns
 	width := (wide+1)/max(1, len(weights)) - 1
@@ -283,10 +287,10 @@ func bars(weights []uint32) string {
 	return text
 }
 
-// bar is one bar; what is not nothing shows.
+// bar draws one bar; a weight above 0 has at least one column.
 func bar(w, top uint32, width int) string {
 	n := 0
-	if w > 0 {
+	if w > 0 && width > 0 {
 		n = max(1, int(uint64(w)*uint64(width)/uint64(top)))
 	}
 	return strings.Repeat("█", n) + strings.Repeat("·", width-n)

@@ -9,16 +9,16 @@ import (
 	"github.com/fared/fared/lab"
 )
 
-// phases are the kinds of events that happen at every server, as a timeline's lines say them.
+// phases are the texts of timeline lines for events that happen at every server.
 var phases = map[string]string{
 	lab.EventWeights:  "weights changed",
 	lab.EventAdopted:  "senders changed their slots",
-	lab.EventInEffect: "data planes forward by them",
-	lab.EventLeft:     "last packets from slots that are used no more",
+	lab.EventInEffect: "data planes forward by the new weights",
+	lab.EventLeft:     "last packets from abandoned slots",
 }
 
-// timeline draws a step's timeline in aligned lines, in order: an action each, and for what happens at every server from the first to
-// the last of them.
+// timeline draws a step's timeline in aligned lines, in order: one for each action, and one for each kind of event at the servers, from the first to
+// the last server.
 func timeline(o lab.Options, r lab.Result) []string {
 	type phase struct {
 		event       string
@@ -60,7 +60,7 @@ func timeline(o lab.Options, r lab.Result) []string {
 	return lines
 }
 
-// losses says what was lost from a step's first action on.
+// losses describes the packets lost from a step's first action on.
 func losses(o lab.Options, t *lab.Traffic) string {
 	var n uint64
 	var planes []string
@@ -76,13 +76,13 @@ func losses(o lab.Options, t *lab.Traffic) string {
 
 func ms(ns int64) float64 { return float64(ns) / 1e6 }
 
-// summaryLines draw what several runs came to, a line a step.
+// summaryLines draws the results of several runs, a line for each step.
 func summaryLines(summary []lab.Summary) []string {
 	if len(summary) == 0 {
 		return nil
 	}
 	packets := slices.ContainsFunc(summary, func(s lab.Summary) bool { return s.LossInterval != nil })
-	head := fmt.Sprintf("%-*s %-7s %-24s", stepColumn+4, "median (least..most), ms", "met", "weights followed")
+	head := fmt.Sprintf("%-*s %-7s %-24s", stepColumn+4, "median (min..max), ms", "met", "weights followed")
 	if packets {
 		head += " " + fmt.Sprintf("%-24s", "loss interval") + " lost packets"
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// TestTimelineLines: an action has a line, and so has what happens at all servers, from the first to the last.
+// TestTimelineLines checks that each action has a line, and each kind of event at all servers one, from the first to the last.
 func TestTimelineLines(t *testing.T) {
 	o := lab.Options{Spec: topo.Spec{Planes: 3}}
 	r := lab.Result{Timeline: []lab.Event{
@@ -30,8 +30,8 @@ func TestTimelineLines(t *testing.T) {
 		"     0.95 ..     61.23 ms  42 packets of 1 pair lost on p1, p2, server1 -> server2 for 60.78 ms",
 		"     2.13              ms  cut server2 p2",
 		"     3.00 ..  10062.00 ms  weights changed: server3 first, server2 last",
-		"     3.10              ms  data planes forward by them: server3",
-		"    61.30              ms  last packets from slots that are used no more: server1",
+		"     3.10              ms  data planes forward by the new weights: server3",
+		"    61.30              ms  last packets from abandoned slots: server1",
 		"    62.00              ms  cut server2 p1",
 	}
 	if got := timeline(o, r); !slices.Equal(got, want) {
@@ -42,7 +42,7 @@ func TestTimelineLines(t *testing.T) {
 	}
 }
 
-// TestSummaryLines: columns are aligned, with packets and without.
+// TestSummaryLines checks that columns are aligned, with and without packets.
 func TestSummaryLines(t *testing.T) {
 	long := strings.Repeat("long ", 14)
 	with := func(step string, packets bool) lab.Summary {
@@ -55,13 +55,13 @@ func TestSummaryLines(t *testing.T) {
 	for want, summary := range map[string][]lab.Summary{
 		"": nil,
 		`
-median (least..most), ms                                     met     weights followed         loss interval            lost packets
+median (min..max), ms                                        met     weights followed         loss interval            lost packets
   port
     it fails                                                 4/5     66.99 (64.00..74.26)     62.07 (57.53..66.61)     46 (36..57)
     ` + long + `
                                                              4/5     66.99 (64.00..74.26)     62.07 (57.53..66.61)     46 (36..57)`: {with("it fails", true), with(long, true)},
 		`
-median (least..most), ms                                     met     weights followed
+median (min..max), ms                                        met     weights followed
   port
     it fails                                                 4/5     66.99 (64.00..74.26)`: {with("it fails", false)},
 	} {
@@ -71,7 +71,7 @@ median (least..most), ms                                     met     weights fol
 	}
 }
 
-// TestLabRuns: several runs are numbered, timed and summed up, as data and as lines.
+// TestLabRuns checks that several runs are numbered, timed and summed, as data and as lines.
 func TestLabRuns(t *testing.T) {
 	args := labArgs("--scenario", "leaf", "--runs", "3", "--timeline")
 	out := must(t, append(args, "-o", "json")...)
@@ -88,7 +88,7 @@ func TestLabRuns(t *testing.T) {
 			Timeline []lab.Event `json:"timeline"`
 		}
 		err := json.Unmarshal([]byte(line), &step)
-		// The action is where it was done: not always first.
+		// The action need not be the first event.
 		acted := slices.ContainsFunc(step.Timeline, func(e lab.Event) bool { return e.Event == lab.EventAction })
 		if err != nil || step.Run != 1+i/2 || step.Followed <= 0 || len(step.Timeline) < 3 || !acted {
 			t.Errorf("line %d: %+v, %v", i+1, step, err)
@@ -108,7 +108,7 @@ func TestLabRuns(t *testing.T) {
 	}
 
 	out = must(t, args...)
-	for _, want := range []string{"\nrun 1 of 3\n", "\nrun 3 of 3\n", " ms  kill leaf1\n", " ms  weights changed: ", "\nmedian (least..most), ms", "3/3 ", "\n6 steps, every expectation met\n"} {
+	for _, want := range []string{"\nrun 1 of 3\n", "\nrun 3 of 3\n", " ms  kill leaf1\n", " ms  weights changed: ", "\nmedian (min..max), ms", "3/3 ", "\n6 steps, every expectation met\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
@@ -123,7 +123,7 @@ func TestLabRuns(t *testing.T) {
 		t.Errorf("timelines that were not asked for, or are not summed up:\n%s", out)
 	}
 	for _, n := range []string{"0", "-1", "10001"} {
-		if got := refused(t, exitUsage, labArgs("--runs", n)...); !strings.Contains(got, fmt.Sprintf("--runs %s: not within 1 to 10000", n)) {
+		if got := refused(t, exitUsage, labArgs("--runs", n)...); !strings.Contains(got, fmt.Sprintf("--runs %s is not within 1 to 10000", n)) {
 			t.Errorf("%s", got)
 		}
 	}

@@ -8,31 +8,31 @@ import (
 	"github.com/fared/fared/lab"
 )
 
-// transferred says what queue pairs carried during a step; nil: nothing.
+// transferred describes a step's transfer; nil means no transfer.
 func transferred(t *lab.Transfer) string {
 	if t == nil {
-		return "no transfer: a server has no way to another"
+		return "no transfer: two servers have no path between them"
 	}
-	text := fmt.Sprintf("%s verified, %d lost, %d doubled, %d bytes wrong; goodput %s", byteSize(t.Bytes), t.Lost, t.Duplicated, t.WrongBytes, bitsPerSecond(t.GoodputBps))
+	text := fmt.Sprintf("%s verified, %d lost, %d duplicated, %d bytes wrong; goodput %s", byteSize(t.Bytes), t.Lost, t.Duplicated, t.WrongBytes, bitsPerSecond(t.GoodputBps))
 	if t.AllowedBps > 0 {
 		text += " of " + bitsPerSecond(t.AllowedBps)
 	}
 	if t.OfBefore > 0 {
-		text += fmt.Sprintf(", %.2f of the step before", t.OfBefore)
+		text += fmt.Sprintf(", %.2f of the previous step", t.OfBefore)
 	}
 	if t.OfBefore > 0 && t.AllowedOfBefore > 0 {
-		text += fmt.Sprintf(" (cables: %.2f)", t.AllowedOfBefore)
+		text += fmt.Sprintf(" (by the cables: %.2f)", t.AllowedOfBefore)
 	}
 	return text
 }
 
-// transferLines say what all transfers came to, and how planes were used against what weights gave; none when there were none.
+// transferLines describe the sum of all transfers, and the planes' bytes next to their shares by weight; none without transfers.
 func transferLines(t *lab.TransferSummary) []string {
 	if t == nil {
 		return nil
 	}
-	lines := []string{"", fmt.Sprintf("%s verified in %s, %d messages lost, %d doubled, %d bytes wrong", byteSize(t.Bytes), several(t.Steps, "step"), t.Lost, t.Duplicated, t.WrongBytes),
-		fmt.Sprintf("  %-8s %10s %8s %8s %10s", "plane", "carried", "part %", "due %", "difference")}
+	lines := []string{"", fmt.Sprintf("%s verified in %s, %d messages lost, %d duplicated, %d bytes wrong", byteSize(t.Bytes), several(t.Steps, "step"), t.Lost, t.Duplicated, t.WrongBytes),
+		fmt.Sprintf("  %-8s %10s %8s %8s %10s", "plane", "carried", "share %", "due %", "difference")}
 	var sent, due float64
 	for _, p := range t.Planes {
 		sent, due = sent+float64(p.Sent), due+float64(p.Due)
@@ -45,10 +45,10 @@ func transferLines(t *lab.TransferSummary) []string {
 	return lines
 }
 
-// byteSize is a number of bytes for people: powers of 1000, as rates have them.
+// byteSize writes a number of bytes for people, in powers of 1000 as in rates.
 func byteSize(n uint64) string {
 	value, units := float64(n), []string{"B", "kB", "MB", "GB", "TB"}
-	for value >= 999.5 && len(units) > 1 { // which three digits round to 1000
+	for value >= 999.5 && len(units) > 1 { // values from here on round to 1000 with three digits
 		value, units = value/1000, units[1:]
 	}
 	if n < 1000 {

@@ -14,8 +14,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // the second one ends the process at once
-	// A reader of our output that is gone is an error of a write, not the end: a daemon outlives its log's reader.
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	// A closed pipe is an error of a write and does not end the process, because a daemon outlives its log's reader.
 	signal.Ignore(syscall.SIGPIPE)
 	os.Exit(execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }

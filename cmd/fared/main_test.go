@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -12,21 +13,21 @@ import (
 	"go.uber.org/goleak"
 )
 
-// asFared makes the test binary be fared: tests that need processes of their own start it again with this set.
+// asFared makes the test binary act as fared: tests that need separate processes start it with this variable set.
 const asFared = "FARED_TEST_AS_FARED"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asFared) != "" {
 		main()
 	}
-	time.Local = time.UTC // times of day in golden files
+	time.Local = time.UTC // for the times in golden files
 	os.Unsetenv("NO_COLOR")
 	goleak.VerifyTestMain(m,
 		// The one goroutine that GoBGP never ends (daemon/internal/speaker, doc.go).
 		goleak.IgnoreAnyFunction("github.com/osrg/gobgp/v3/pkg/server.(*BgpServer).Serve"))
 }
 
-// outcome is what a command line came to.
+// outcome is the result of a command line.
 type outcome struct {
 	code     int
 	out, err string
@@ -40,7 +41,7 @@ func fared(t *testing.T, args ...string) outcome {
 	return outcome{code, out.String(), errOut.String()}
 }
 
-// must runs a command line that is to succeed, and returns what it printed.
+// must runs a command line, requires success, and returns its standard output.
 func must(t *testing.T, args ...string) string {
 	t.Helper()
 	o := fared(t, args...)
@@ -50,7 +51,7 @@ func must(t *testing.T, args ...string) string {
 	return o.out
 }
 
-// refused runs a command line that is to fail: nothing on standard output, the error and a remedy on the other.
+// refused runs a command line and requires failure: no standard output, and the error and a remedy on standard error.
 func refused(t *testing.T, code int, args ...string) string {
 	t.Helper()
 	o := fared(t, args...)
@@ -66,13 +67,14 @@ func refused(t *testing.T, code int, args ...string) string {
 	return o.err
 }
 
-// explains says whether a text ends with an error and a remedy.
+// explains reports whether a text ends with an error and a remedy.
 func explains(text string) bool {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-	return len(lines) >= 2 && strings.Contains("\n"+text, "\nfared: ") && strings.HasPrefix(lines[len(lines)-1], "  ")
+	first := strings.Contains("\n"+text, "\nfared: ") || regexp.MustCompile(`^[^:]+:\d+:\d+: `).MatchString(text)
+	return len(lines) >= 2 && first && strings.HasPrefix(lines[len(lines)-1], "  ")
 }
 
-// background runs a command line until the test ends it; each line of its output comes out of lines.
+// background runs a command line until the test ends it; lines receives each line of its output.
 type background struct {
 	lines chan string
 	stop  context.CancelFunc
@@ -97,13 +99,13 @@ func inBackground(t *testing.T, args ...string) *background {
 	return b
 }
 
-// until returns the first line that holds a text.
+// until returns the first line that contains a text.
 func (b *background) until(t *testing.T, text string) string {
 	t.Helper()
 	return b.match(t, fmt.Sprintf("%q", text), func(line string) bool { return strings.Contains(line, text) })
 }
 
-// match returns the first line that is as wanted.
+// match returns the first line for which wanted is true.
 func (b *background) match(t *testing.T, what string, wanted func(line string) bool) string {
 	t.Helper()
 	limit := time.After(20 * time.Second)
@@ -121,7 +123,7 @@ func (b *background) match(t *testing.T, what string, wanted func(line string) b
 	}
 }
 
-// end stops it as Ctrl-C does and returns the exit code.
+// end stops the command as Ctrl-C does and returns the exit code.
 func (b *background) end(t *testing.T) int {
 	t.Helper()
 	b.stop()
@@ -135,7 +137,7 @@ func (b *background) end(t *testing.T) int {
 	}
 }
 
-// liner passes whole lines on.
+// liner sends whole lines to a channel.
 type liner struct {
 	to   chan<- string
 	part []byte

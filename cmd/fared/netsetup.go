@@ -2,35 +2,53 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"path"
 
 	"github.com/spf13/cobra"
 
+	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/internal/netsetup"
 )
 
 func netsetupCommand(e *env) *cobra.Command {
 	var file string
-	var limit bool
+	var o netsetup.Options
 	c := &cobra.Command{
 		Use: "netsetup", Short: "Give this machine's devices the addresses of a configuration (for containers and labs)", Args: noArgs,
 		Long: `Puts the configuration's loopbacks on lo and the local address of each session on its
-sub-port's device, point to point toward the peer, and sets the devices up. What is there
-already stays. It is for containers, where nobody else does it, and for server and leaf
+sub-port's device, point to point toward the peer, and sets the devices up. Existing addresses
+stay. It is for containers, where no other program does this, and for servers and leaves
 alike; sessions need a local address. It needs CAP_NET_ADMIN.
 
---limit has each sub-port whose speed is configured send no faster than that, by a tbf qdisc:
-a lab's veth pair is then as slow as the cable that it stands for.`,
-		Example: `  fared netsetup --config /etc/fared/fared.yaml --limit`,
+--limit limits the sending rate of each sub-port to its configured speed, by a tbf qdisc: a
+lab's veth pair is then as slow as the cable that it stands for.
+
+--match-index gives the sub-ports' devices that match a shell pattern, each one end of a veth
+pair, the interface index of the other end. The kernel then announces a lost carrier as late
+as that of a physical NIC, up to a second. Use it at one end of a pair. It needs CAP_SYS_ADMIN
+and Linux 5.13, and a device whose index changes loses the addresses that it has.`,
+		Example: `  fared netsetup --config /etc/fared/fared.yaml --limit
+  fared netsetup --match-index '*'              # a server
+  fared netsetup --match-index 'up*'            # a leaf, toward its spines`,
 		RunE: func(*cobra.Command, []string) error {
-			cfg, err := loadConfig(file)
-			if err != nil {
-				return err
+			for _, pattern := range o.MatchIndex {
+				if _, err := path.Match(pattern, ""); err != nil {
+					return &exitError{exitUsage, fmt.Errorf("--match-index %q: %w", pattern, err), "for example --match-index 'p*'"}
+				}
 			}
-			if err := netsetup.Apply(cfg, limit); err != nil {
-				remedy := "what could be set up is set up; correct that and run it again"
+			cfg, _, err := config.Inspect(file)
+			if err != nil {
+				return configError(err)
+			}
+			if err := netsetup.Apply(cfg, o); err != nil {
+				remedy := "everything else is set up; correct the error and run the command again"
 				if errors.Is(err, os.ErrPermission) {
-					remedy = "run it as root, or with CAP_NET_ADMIN"
+					remedy = "run the command as root, or with CAP_NET_ADMIN"
+					if o.MatchIndex != nil {
+						remedy += " and CAP_SYS_ADMIN"
+					}
 				}
 				return &exitError{exitFailed, err, remedy}
 			}
@@ -38,7 +56,8 @@ a lab's veth pair is then as slow as the cable that it stands for.`,
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", defaultConfig, "configuration file")
-	c.Flags().BoolVar(&limit, "limit", false, "have sub-ports send no faster than their configured speed")
+	c.Flags().BoolVar(&o.Limit, "limit", false, "limit the sending rate of sub-ports to their configured speed")
+	c.Flags().StringSliceVar(&o.MatchIndex, "match-index", nil, "give devices that match a shell pattern the interface index of their far ends")
 	_ = c.MarkFlagFilename("config", "yaml", "yml")
 	return c
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// print writes a message in the format asked for; table is called for the table.
+// print writes a message in the requested format; table draws the table.
 func (e *env) print(m proto.Message, table func(w *tabwriter.Writer)) error {
 	if e.output == "table" {
 		w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
@@ -51,8 +51,8 @@ func printJSON(w io.Writer, format string, compact []byte) error {
 	return enc.Close()
 }
 
-// blockStyle undoes the flow style and the quotes that JSON has when it is read as YAML; the encoder quotes what would
-// not be a string without.
+// blockStyle removes the flow style and the quotes of JSON that was read as YAML; the encoder quotes only the values that
+// would otherwise not be strings.
 func blockStyle(n *yaml.Node) {
 	n.Style &^= yaml.FlowStyle
 	if n.Kind == yaml.ScalarNode {
@@ -64,7 +64,7 @@ func blockStyle(n *yaml.Node) {
 }
 
 // appendJSON writes a message as JSON with the field names of the .proto files, in their order, every scalar and list
-// present, and 64-bit integers as numbers: what scripts expect, where protojson has strings for 64-bit integers.
+// present, and 64-bit integers as numbers. protojson would write 64-bit integers as strings, which scripts do not expect.
 func appendJSON(b []byte, m protoreflect.Message) []byte {
 	b = append(b, '{')
 	fields := m.Descriptor().Fields()
@@ -135,7 +135,7 @@ func age(ns uint64) string {
 	}
 }
 
-// dash stands for nothing in a table.
+// dash replaces an empty cell of a table.
 func dash(s string) string {
 	if s == "" {
 		return "-"
@@ -155,7 +155,7 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// several counts things: 1 session, 2 sessions.
+// several writes a count with its noun: 1 session, 2 sessions.
 func several(n int, what string) string {
 	if n == 1 {
 		return "1 " + what

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// within waits for a condition; its error says what is missing.
+// within waits for a condition; the condition's error names the missing state.
 func within(t *testing.T, limit time.Duration, check func() error) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -33,14 +33,14 @@ func within(t *testing.T, limit time.Duration, check func() error) {
 	}
 }
 
-// process is a fared of its own.
+// process is a fared in a separate process.
 type process struct {
 	cmd  *exec.Cmd
 	log  syncBuffer
-	done chan struct{} // closed when it has ended
+	done chan struct{} // closed when the process has ended
 }
 
-// syncBuffer is a buffer that two goroutines share.
+// syncBuffer is a buffer that several goroutines may use.
 type syncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -58,7 +58,7 @@ func (b *syncBuffer) String() string {
 	return b.b.String()
 }
 
-// start starts fared in a process of its own, which ends with the test.
+// start starts fared in a separate process, which ends with the test.
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
 	self, err := os.Executable()
@@ -120,8 +120,8 @@ type processes struct {
 	nodes map[string]*process
 }
 
-// startProcesses writes the configurations with the command line itself, gives the leaves a port that needs no
-// privilege, starts every node and waits for the first server's weights.
+// startProcesses writes the configurations with the command line itself, gives the leaves an unprivileged port,
+// starts every node and waits for the first server's weights.
 func startProcesses(t *testing.T) *processes {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "fared") // t.TempDir is too long for a socket's path on some machines
@@ -133,7 +133,7 @@ func startProcesses(t *testing.T) *processes {
 	if out := must(t, "lab", "--planes", "2", "--servers", "2", "--write-configs", dir); !strings.HasPrefix(out, "4 files in ") {
 		t.Errorf("lab --write-configs prints %q", out)
 	}
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	l, err := net.Listen("tcp4", ":0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func startProcesses(t *testing.T) *processes {
 func (f *processes) config(name string) string { return filepath.Join(f.dir, name+".yaml") }
 func (f *processes) socket(name string) string { return filepath.Join(f.dir, name) }
 
-// edit replaces a text that is in a node's configuration.
+// edit replaces a text in a node's configuration.
 func (f *processes) edit(name, old, new string) {
 	f.t.Helper()
 	b, err := os.ReadFile(f.config(name))
@@ -185,7 +185,7 @@ func (f *processes) ask(name string, args ...string) string {
 	return must(f.t, append([]string{"--socket", f.socket(name)}, args...)...)
 }
 
-// until waits until a node's table of weights says something, in effect.
+// until waits until a node's table of weights contains a text, in effect.
 func (f *processes) until(name, weights string) {
 	f.t.Helper()
 	within(f.t, 30*time.Second, func() error {
@@ -202,8 +202,8 @@ func (f *processes) until(name, weights string) {
 	})
 }
 
-// TestProcesses runs a fabric whose nodes are processes, and does to it what an operator, a crash and a supervisor do.
-// The steps follow from each other.
+// TestProcesses runs a fabric whose nodes are processes, and acts as an operator, a crash and a supervisor.
+// Each step depends on the previous one.
 func TestProcesses(t *testing.T) {
 	f := startProcesses(t)
 	server := f.nodes["server1"]
@@ -232,11 +232,11 @@ func TestProcesses(t *testing.T) {
 		t.Error(err)
 	}
 
-	// A leaf that is stopped, and one that crashes; a watcher sees both, and its return.
+	// Stop a leaf, then crash one; a watcher reports both, and the return.
 	watch := inBackground(t, "--socket", f.socket("server1"), "watch")
 	events := inBackground(t, "--socket", f.socket("server1"), "watch", "--events", "--recent", "1000", "-o", "json")
 	watch.until(t, "1:1")
-	events.until(t, `"kind":"session-up","subject":"p1/p1.`) // it is there
+	events.until(t, `"kind":"session-up","subject":"p1/p1.`) // the watch is established
 	if code := f.nodes["leaf1"].end(t, syscall.SIGTERM); code != exitOK {
 		t.Errorf("SIGTERM: exit %d", code)
 	}
@@ -254,11 +254,12 @@ func TestProcesses(t *testing.T) {
 	watch.until(t, "1:1")
 
 	// Maintenance.
-	if out := f.ask("server1", "drain", "plane", "p0"); out != "drain plane p0: 2 sessions (p0/p0.0, p0/p0.1)\n" {
+	if out := f.ask("server1", "drain", "plane", "p0"); !strings.HasPrefix(out, "drain plane p0: 2 sessions (p0/p0.0, p0/p0.1)\n") { // then the stage, if it is reached by now
 		t.Errorf("drain prints %q", out)
 	}
 	f.until("server1", "10.255.0.2/32  0:1")
-	f.until("server2", "10.255.0.1/32  0:1") // routes after shares: the other side follows
+	f.until("server2", "10.255.0.1/32  0:1")                              // routes after shares: the other side follows
+	f.ask("server1", "drain", "plane", "p0", "--wait", "--timeout", "1m") // until the leaf has the withdrawals
 	if out := f.ask("server1", "planes"); !strings.Contains(out, "p0     drained") {
 		t.Errorf("planes:\n%s", out)
 	}
@@ -275,7 +276,7 @@ func TestProcesses(t *testing.T) {
 		t.Errorf("drain of what there is not: exit %d, %s", o.code, o.err)
 	}
 
-	// A reload that changes a speed, by signal; one that cannot be, refused by signal and by call.
+	// Reload a changed speed, by signal; then a change that must be refused, by signal and by call.
 	f.edit("server1", "device: p1.0\n        speed: 400G", "device: p1.0\n        speed: 200G")
 	f.edit("server1", "device: p1.1\n        speed: 400G", "device: p1.1\n        speed: 200G")
 	if out := f.ask("server1", "reload", "--dry-run"); !strings.Contains(out, "speed") {
@@ -283,7 +284,7 @@ func TestProcesses(t *testing.T) {
 	}
 	server.cmd.Process.Signal(syscall.SIGHUP)
 	f.until("server1", "10.255.0.2/32  2:1")
-	if out := f.ask("server1", "reload"); out != "nothing differs\n" {
+	if out := f.ask("server1", "reload"); out != "no differences\n" {
 		t.Errorf("reload of the same file prints %q", out)
 	}
 	f.edit("server1", "as: 4200001000", "as: 4200009999")
@@ -293,14 +294,14 @@ func TestProcesses(t *testing.T) {
 	f.edit("server1", "role: server", "roll: server")
 	server.cmd.Process.Signal(syscall.SIGHUP)
 	within(t, 20*time.Second, func() error {
-		if !strings.Contains(server.log.String(), "reload refused") || !strings.Contains(server.log.String(), "roll") {
+		if !strings.Contains(server.log.String(), "reload rejected") || !strings.Contains(server.log.String(), "roll") {
 			return errors.New("no word of a refused reload in the log")
 		}
 		return server.running()
 	})
 	f.until("server1", "10.255.0.2/32  2:1")
 
-	// A watcher is there before the daemon is back.
+	// Start a watcher before the daemon returns.
 	before := f.ask("server1", "weights", "-o", "json")
 	var last uint64 // a new run counts its revisions from 1
 	if _, err := fmt.Sscanf(before, "{\n  \"revision\": %d,", &last); err != nil {

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,15 +20,18 @@ func replayCommand(e *env) *cobra.Command {
 			}
 			return nil
 		},
-		Long: `Runs every recorded event through the same deciding core and prints the weights at the end.
-Digests in the recording are verified: a replay that comes to another state than the
-recording daemon had exits with 1. "-" reads standard input.
+		Long: `Runs every recorded event through the daemon's core and prints the weights at the end.
+Digests in the recording are verified: a replay that reaches another state than the
+recording daemon exits with 1. "-" reads standard input.
+A gap (events that the daemon could not write) is reported; digests after it are not verified.
+A recording that spans several files (FILE.2, FILE.1, FILE) is read from the file in which it
+begins; name FILE.1 for the recording before the last start.
 
---timeline prints what happened before the table; with -o json or yaml to standard error.`,
+--timeline prints the events before the table; with -o json or yaml, to standard error.`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			in := e.in
 			if args[0] != "-" {
-				f, err := os.Open(args[0])
+				f, err := daemon.OpenRecording(args[0])
 				if err != nil {
 					return &exitError{exitUsage, err, "name a file written by record.file"}
 				}
@@ -39,12 +41,13 @@ recording daemon had exits with 1. "-" reads standard input.
 			return e.replay(in, args[0], timeline)
 		},
 	}
-	c.Flags().BoolVar(&timeline, "timeline", false, "also print every event and the weights that it changed")
+	c.Flags().BoolVar(&timeline, "timeline", false, "also print every event with the weights that it changed")
 	return readFlags(e, c)
 }
 
 func (e *env) replay(in io.Reader, name string, timeline bool) error {
-	var each func(daemon.Replayed)
+	var missing uint64
+	each := func(r daemon.Replayed) { missing += r.Missing }
 	if timeline {
 		to := e.out
 		if e.output != "table" {
@@ -52,6 +55,11 @@ func (e *env) replay(in io.Reader, name string, timeline bool) error {
 		}
 		var first int64
 		each = func(r daemon.Replayed) {
+			missing += r.Missing
+			if r.Missing > 0 {
+				fmt.Fprintf(to, "%6d  %s\n", r.Line, r.Text)
+				return
+			}
 			if first == 0 {
 				first = r.TimeNS
 			}
@@ -63,7 +71,10 @@ func (e *env) replay(in io.Reader, name string, timeline bool) error {
 	}
 	core, err := daemon.Replay(in, each)
 	if err != nil {
-		return &exitError{exitFailed, fmt.Errorf("%s: %w", name, err), "replay it with the version that recorded, and unchanged: the first line names that version"}
+		return &exitError{exitFailed, fmt.Errorf("%s: %w", name, err), "replay the unmodified recording with the version that wrote it: the first line names that version"}
+	}
+	if missing > 0 {
+		fmt.Fprintf(e.err, "the recording has gaps: %s could not be written, and later digests were not verified\n", several(int(missing), "event"))
 	}
 	if timeline && e.output == "table" {
 		fmt.Fprintln(e.out)

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// testReplay replays what a daemon recorded. before is what the daemon's weights were, as JSON, when it was stopped.
+// testReplay replays a daemon's recording. before has the daemon's weights when it was stopped, as JSON.
 func testReplay(t *testing.T, file, before string) {
 	t.Helper()
 	recording, err := os.ReadFile(file)
@@ -43,7 +43,7 @@ func testReplay(t *testing.T, file, before string) {
 		t.Errorf("replay --timeline -o json: exit %d, standard output\n%s\nstandard error\n%s", o.code, o.out, o.err)
 	}
 
-	// Played to where the daemon was last asked, it has the same shares and ports for the same pairs.
+	// A replay up to the last query has the same shares and ports for the same pairs.
 	want := slotsIn(t, before)
 	found := false
 	for n := len(lines) - 1; n > 1 && !found; n-- {
@@ -58,7 +58,7 @@ func testReplay(t *testing.T, file, before string) {
 		t.Errorf("no point of the recording has the slots that the daemon showed:\n%s", want)
 	}
 
-	// A process that was killed leaves half a line, which is no error; a line that was changed is one, and is named.
+	// A killed process leaves half a line, which is no error; a changed line is an error that names the line.
 	play := func(lines ...[]byte) outcome {
 		path := filepath.Join(t.TempDir(), "changed.jsonl")
 		if err := os.WriteFile(path, bytes.Join(lines, nil), 0o600); err != nil {

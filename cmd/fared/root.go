@@ -11,18 +11,23 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/fared/fared/daemon/config"
 )
 
 // Exit codes. They are part of the command line's contract (docs/operations.md).
 const (
 	exitOK          = 0
-	exitFailed      = 1 // it ran, and what was asked for did not come true
+	exitFailed      = 1 // the command failed, such as an unmet expectation or a rejected reload
 	exitUsage       = 2 // a wrong flag, argument or configuration
 	exitUnreachable = 3 // the daemon does not answer
-	exitNotFound    = 4 // the daemon answers, and knows no such thing
+	exitNotFound    = 4 // the daemon answers, and does not have the object
+	// exitConfig ends run and leaf on an invalid configuration (EX_CONFIG of sysexits.h): the unit's RestartPreventExitStatus. It differs
+	// from exitUsage, which is also the status of a Go program that panics or is aborted by a watchdog, and has to be restarted.
+	exitConfig = 78
 )
 
-// exitError carries an exit code to the end of the program, and what would help.
+// exitError carries an exit code and a remedy to the end of the program.
 type exitError struct {
 	code   int
 	err    error
@@ -32,11 +37,11 @@ type exitError struct {
 func (e *exitError) Error() string { return e.err.Error() }
 func (e *exitError) Unwrap() error { return e.err }
 
-// env is what a command may touch of its surroundings.
+// env is a command's environment: its streams and common flags.
 type env struct {
 	in       io.Reader
 	out, err io.Writer
-	terminal *os.File // what out writes to, when that is a terminal
+	terminal *os.File // the terminal that out writes to, nil if out is no terminal
 	socket   string
 	patience time.Duration // for one answer of the daemon
 	output   string
@@ -55,7 +60,7 @@ func execute(ctx context.Context, args []string, in io.Reader, out, errOut io.Wr
 		return exitOK
 	}
 	if written.err != nil {
-		err = &exitError{exitFailed, fmt.Errorf("standard output: %w", written.err), "what was printed is not complete"}
+		err = &exitError{exitFailed, fmt.Errorf("standard output: %w", written.err), "the output is incomplete"}
 	}
 	if err == nil {
 		return exitOK
@@ -64,7 +69,13 @@ func execute(ctx context.Context, args []string, in io.Reader, out, errOut io.Wr
 	if !errors.As(err, &coded) {
 		coded = &exitError{code: exitUsage, err: err, remedy: "see fared --help"}
 	}
-	fmt.Fprintf(errOut, "fared: %s\n", strings.TrimRight(coded.Error(), "\n"))
+	var list config.Errors
+	if errors.As(coded.err, &list) { // for programs: each line begins with file:line:column, and the last one with a space
+		fmt.Fprintln(errOut, coded.Error())
+		coded.remedy = strings.TrimSuffix(several(len(list), "error")+": "+coded.remedy, ": ")
+	} else {
+		fmt.Fprintf(errOut, "fared: %s\n", strings.TrimRight(coded.Error(), "\n"))
+	}
 	if coded.remedy != "" {
 		fmt.Fprintf(errOut, "  %s\n", coded.remedy)
 	}
@@ -81,11 +92,12 @@ programs them into the data plane (draft-xu-rtgwg-fare-in-sun).
 
   fared lab                 watch weights follow failures: no root, no configuration
   fared run --config FILE   the daemon on a GPU server
-  fared dataplane           the agent beside it that makes the kernel forward
-  fared weights             what traffic to each GPU is split by, right now
+  fared dataplane           the agent that programs the server's kernel
+  fared weights             the current split of traffic to each GPU
 
-Exit codes: 0 done; 1 it ran and did not come true; 2 wrong usage or configuration;
-3 the daemon does not answer; 4 no such thing. Ctrl-C ends run, leaf and watch with 0.`,
+Exit codes: 0 done; 1 the command failed (an expectation of lab, a rejected reload, ...);
+2 wrong usage or configuration; 3 the daemon does not answer; 4 no such object; 78 run or
+leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args: func(c *cobra.Command, args []string) error {
@@ -104,9 +116,9 @@ Exit codes: 0 done; 1 it ran and did not come true; 2 wrong usage or configurati
 	root.SetIn(e.in)
 	root.SetOut(e.out)
 	root.SetErr(e.err)
-	root.PersistentFlags().StringVar(&e.socket, "socket", defaultSocket, "where the daemon answers: a unix socket's path, or host:port")
+	root.PersistentFlags().StringVar(&e.socket, "socket", defaultSocket, "address of the daemon: a unix socket's path, or host:port")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		text, _, _ := strings.Cut(err.Error(), ": strconv.") // how Go reads numbers does not help
+		text, _, _ := strings.Cut(err.Error(), ": strconv.") // omit Go's error about the number, which does not help users
 		return &exitError{exitUsage, errors.New(text), "see " + c.CommandPath() + " --help"}
 	})
 	root.AddCommand(
@@ -123,7 +135,7 @@ Exit codes: 0 done; 1 it ran and did not come true; 2 wrong usage or configurati
 	return root
 }
 
-// shells makes `fared completion` without a shell, or with one that is not known, an error.
+// shells makes `fared completion` without a shell, or with an unknown one, an error.
 func shells(c *cobra.Command) {
 	var names []string
 	for _, s := range c.Commands() {
@@ -131,7 +143,7 @@ func shells(c *cobra.Command) {
 	}
 	c.Args = nil
 	c.RunE = func(_ *cobra.Command, args []string) error {
-		return &exitError{exitUsage, errors.New("completion wants the name of a shell"), "one of " + strings.Join(names, ", ")}
+		return &exitError{exitUsage, errors.New("completion needs the name of a shell"), "use one of " + strings.Join(names, ", ")}
 	}
 }
 

@@ -36,22 +36,29 @@ func daemonCommand(e *env, role fare.Role, verb, short string) *cobra.Command {
 		Use: verb, Short: short, Args: noArgs,
 		Long: short + `.
 
-SIGHUP reads the configuration file again and applies the difference, or refuses it whole.
-SIGTERM and SIGINT end it; the data plane keeps forwarding.`,
+SIGHUP reloads the configuration file: the daemon applies the differences, or rejects the whole
+file. SIGTERM and SIGINT end the daemon; the data plane keeps forwarding.`,
 		Example: fmt.Sprintf("  fared %s --config %s", verb, defaultConfig),
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := loadConfig(file)
 			if err != nil {
+				var coded *exitError
+				if errors.As(err, &coded) {
+					coded.code = exitConfig
+				}
 				return err
 			}
 			if cfg.Role != role {
-				return &exitError{exitUsage, fmt.Errorf("%s: role is %s", file, cfg.Role), "'fared run' takes role: server, 'fared leaf' takes role: leaf"}
+				return &exitError{exitConfig, fmt.Errorf("%s: role is %s", file, cfg.Role), "'fared run' takes role: server, 'fared leaf' takes role: leaf"}
 			}
 			override := func(cfg *config.Config) {
 				if dataplane != "" {
 					cfg.Dataplane.Address = dataplane
 				}
 				if c.Flags().Changed("socket") {
+					if cfg.API.ReadOnlySocket == config.ReadOnlySocketOf(cfg.API.Socket) {
+						cfg.API.ReadOnlySocket = config.ReadOnlySocketOf(e.socket)
+					}
 					cfg.API.Socket = e.socket
 				}
 			}
@@ -72,9 +79,9 @@ SIGTERM and SIGINT end it; the data plane keeps forwarding.`,
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", defaultConfig, "configuration file")
-	c.Flags().StringVar(&level, "log-level", "", "debug, info, warn or error, instead of the configured one")
+	c.Flags().StringVar(&level, "log-level", "", "debug, info, warn or error, instead of the configured level")
 	if role == fare.RoleServer {
-		c.Flags().StringVar(&dataplane, "dataplane", "", "address of the data plane, instead of the configured one; memory: is one inside the process, for trying out")
+		c.Flags().StringVar(&dataplane, "dataplane", "", "address of the data plane, instead of the configured address; memory: is a data plane inside the process, for experiments")
 	}
 	_ = c.MarkFlagFilename("config", "yaml", "yml")
 	choices(c, "log-level", "debug", "info", "warn", "error")
@@ -94,7 +101,7 @@ func serve(ctx context.Context, cfg *config.Config, deps daemon.Deps) error {
 	deps.Registry = prometheus.NewRegistry()
 	deps.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	log, file := deps.Logger, deps.ConfigPath
-	const remedy = "nothing goes on without it: correct that, and start again; what was logged above may say more"
+	const remedy = "correct the error and start again; see the messages above"
 	d, err := daemon.New(cfg, deps)
 	if err != nil {
 		return &exitError{exitFailed, err, remedy}
@@ -114,7 +121,7 @@ func serve(ctx context.Context, cfg *config.Config, deps daemon.Deps) error {
 			case <-hup:
 				changes, err := d.Reload(ctx, false)
 				if err != nil {
-					log.Error("reload refused", "file", file, "error", err)
+					log.Error("reload rejected", "file", file, "error", err)
 				}
 				for _, line := range changes {
 					log.Info("reload", "change", line)
@@ -131,17 +138,22 @@ func serve(ctx context.Context, cfg *config.Config, deps daemon.Deps) error {
 	return nil
 }
 
-// loadConfig reads a configuration and turns its errors into the exit code that scripts rely on.
+// loadConfig reads a configuration and gives its errors the exit code of the contract with scripts.
 func loadConfig(file string) (*config.Config, error) {
 	cfg, err := config.Load(file)
+	return cfg, configError(err)
+}
+
+// configError gives an error of a configuration its exit code and a remedy.
+func configError(err error) error {
 	if err == nil {
-		return cfg, nil
+		return nil
 	}
 	remedy := "correct the file; docs/configuration.md describes every key"
 	if errors.Is(err, os.ErrNotExist) {
-		remedy = "name the file with --config; examples/ has one to start from"
+		remedy = "name the file with --config; examples/ has a configuration to start from"
 	}
-	return nil, &exitError{exitUsage, err, remedy}
+	return &exitError{exitUsage, err, remedy}
 }
 
 func checkCommand(e *env) *cobra.Command {
@@ -149,9 +161,14 @@ func checkCommand(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use: "check", Short: "Check a configuration file; exit 0, or 2 with every error", Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			cfg, err := loadConfig(file)
+			cfg, unread, err := config.Inspect(file)
 			if err != nil {
-				return err
+				return configError(err)
+			}
+			for _, name := range unread {
+				if _, err := fmt.Fprintf(e.err, "warning: %s: credential %s is not checked: only the systemd unit can read it\n", file, name); err != nil {
+					return err
+				}
 			}
 			subPorts, sessions := 0, 0
 			for _, p := range cfg.Planes {
@@ -160,8 +177,17 @@ func checkCommand(e *env) *cobra.Command {
 					sessions += len(sp.Sessions)
 				}
 			}
+			loopbacks := several(len(cfg.Loopbacks), "loopback")
+			if n := len(cfg.SourceGroups()); n > 1 {
+				loopbacks += fmt.Sprintf(" in %d source groups", n)
+			}
+			if err := daemon.CheckKernel(cfg); err != nil {
+				if _, err := fmt.Fprintf(e.err, "warning: %s: not on this machine: %v\n", file, err); err != nil {
+					return err
+				}
+			}
 			_, err = fmt.Fprintf(e.out, "%s: a %s with %s, %s, %s, %s\n", file, cfg.Role, several(len(cfg.Planes), "plane"), several(subPorts, "sub-port"),
-				several(sessions, "session"), several(len(cfg.Loopbacks), "loopback"))
+				several(sessions, "session"), loopbacks)
 			return err
 		},
 	}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/term"
 )
 
-// stdout is standard output that remembers its first error and then ends the command: nobody reads any further.
+// stdout is standard output that remembers its first error and then ends the command, because further output has no reader.
 type stdout struct {
 	w    io.Writer
 	stop context.CancelFunc
@@ -29,12 +29,12 @@ func (s *stdout) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// closed says that the reader of a pipe has seen enough (fared weights | head -1), which is no error.
+// closed reports whether the reader closed the pipe (fared weights | head -1), which is no error.
 func (s *stdout) closed() bool {
 	return errors.Is(s.err, syscall.EPIPE) || errors.Is(s.err, io.ErrClosedPipe)
 }
 
-// terminal returns the terminal that w is, nil when it is none or one that cannot place its cursor.
+// terminal returns the terminal that w is, or nil if w is no terminal, or one that cannot place its cursor.
 func terminal(w io.Writer) *os.File {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
@@ -52,7 +52,7 @@ const (
 	plain  = "\x1b[0m"
 )
 
-// paint colors a text where colors are wanted.
+// paint colors a text if the terminal has colors.
 func (e *env) paint(color, text string) string {
 	if e.terminal == nil || os.Getenv("NO_COLOR") != "" {
 		return text

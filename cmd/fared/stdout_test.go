@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// TestPipe: a reader that has seen enough (fared weights | head -1) ends a command quietly, a watch too.
+// TestPipe checks that a reader that closes the pipe (fared weights | head -1) ends a command quietly, also a watch.
 func TestPipe(t *testing.T) {
 	for _, args := range [][]string{
 		{"weights"}, {"weights", "-o", "json"}, {"weights", "-o", "yaml"}, {"status"}, {"watch"}, {"watch", "--events", "--recent", "5"}, {"watch", "-o", "json"}, {"version"},
@@ -36,7 +36,7 @@ func TestPipe(t *testing.T) {
 	}
 }
 
-// TestPipeProcess is the same with a real process, whose standard output would end it by SIGPIPE if nothing was done.
+// TestPipeProcess is TestPipe with a real process, which SIGPIPE on standard output would end by default.
 func TestPipeProcess(t *testing.T) {
 	socket, _ := startFake(t)
 	self, err := os.Executable()
@@ -57,12 +57,12 @@ func TestPipeProcess(t *testing.T) {
 	}
 }
 
-// full is a disk without room.
+// full is a writer to a full disk.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 
-// TestFull: output that is lost is an error, which a script must not miss.
+// TestFull checks that lost output is an error, so that scripts notice it.
 func TestFull(t *testing.T) {
 	for _, args := range [][]string{{"weights"}, {"watch"}, {"status", "-o", "yaml"}, {"drain", "plane", "p0"}, {"version"}} {
 		socket, _ := startFake(t)
@@ -74,7 +74,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestInterrupted: Ctrl-C is how a watch ends well, with an answer or while the daemon is away.
+// TestInterrupted checks that Ctrl-C ends a watch with exit code 0, with a daemon or without.
 func TestInterrupted(t *testing.T) {
 	socket, f := startFake(t)
 	f.mu.Lock()
@@ -87,7 +87,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestYAML: YAML says the same as JSON, also where a string looks like something else.
+// TestYAML checks that YAML has the same values as JSON, also for strings that look like other types.
 func TestYAML(t *testing.T) {
 	words := []string{"", "true", "no", "~", "null", "1e3", "0x1f", "12", "12:30", "10.255.0.2/32", "- a", "# c", "a: b", "two\nlines", "\t", "\"", "é", "2026-01-01", "=", "<<", "*a", "&a", "!t", "{}", "[1]", " space "}
 	compact, err := json.Marshal(map[string]any{"words": words, "number": 800000000000, "truth": true, "nothing": []string{}})
@@ -110,7 +110,7 @@ func TestYAML(t *testing.T) {
 	}
 }
 
-// TestHelp: every command says what it does.
+// TestHelp checks that every command has a description.
 func TestHelp(t *testing.T) {
 	helps := func(words ...string) {
 		out := must(t, append(words, "--help")...)

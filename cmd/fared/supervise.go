@@ -18,15 +18,16 @@ import (
 func superviseCommand(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use: "supervise -- COMMAND [-- COMMAND ...]", Short: "Keep commands running: PID 1 of a container",
-		Long: `Runs commands side by side and starts again what ends: at once the first time, then after
-100ms and ever later, at most 5s, while it ends within a second of its start.
+		Long: `Runs commands side by side and restarts each command that ends: at once the first time, then
+after 100ms and growing delays of at most 5s while the command ends within a second of its start.
 
 Each COMMAND is run, dataplane or leaf with its flags, or a program's path with a slash in it.
-Lines of their output get the command's name before them. SIGHUP is passed on to all of them.
-SIGTERM and SIGINT end them, and then this; what has not ended after 8s is killed.
+Each line of output gets the command's name as a prefix. SIGHUP is passed on to all commands.
+SIGTERM and SIGINT end the commands, and then the supervisor; a command that has not ended
+after 8s is killed.
 
-A container's network devices live as long as its PID 1. So here a control plane may be
-killed or replaced while cables, addresses and routes stay. Orphans are reaped.`,
+A container's network devices exist as long as its PID 1. Under this PID 1 a control plane can
+be killed or replaced while cables, addresses and routes stay. Orphans are reaped.`,
 		Example: `  fared supervise -- dataplane --driver linux -- run --config /etc/fared/fared.yaml`,
 		RunE: func(c *cobra.Command, args []string) error {
 			commands, err := superviseCommands(args, c.ArgsLenAtDash())
@@ -35,7 +36,7 @@ killed or replaced while cables, addresses and routes stay. Orphans are reaped.`
 			}
 			err = supervise.Run(c.Context(), supervise.Config{Commands: commands, Output: e.err, Log: newLogger(e.err, "text", slog.LevelInfo)})
 			if err != nil {
-				return &exitError{exitFailed, err, "what was logged above may say more"}
+				return &exitError{exitFailed, err, "see the messages above"}
 			}
 			return nil
 		},
@@ -43,14 +44,14 @@ killed or replaced while cables, addresses and routes stay. Orphans are reaped.`
 	return c
 }
 
-// supervised are the commands of fared that run until they are asked to end.
+// supervised are the commands of fared that run until they receive a signal.
 var supervised = []string{"run", "dataplane", "leaf"}
 
-// superviseCommands divides words into commands; the first dash stands before words[at].
+// superviseCommands splits words into commands; the first dash precedes words[at].
 func superviseCommands(words []string, at int) ([]supervise.Command, error) {
-	const remedy = "such as fared supervise -- dataplane -- run --config /etc/fared/fared.yaml"
+	const remedy = "for example: fared supervise -- dataplane -- run --config /etc/fared/fared.yaml"
 	if at != 0 {
-		return nil, &exitError{exitUsage, errors.New("supervise wants commands, each after a --"), remedy}
+		return nil, &exitError{exitUsage, errors.New("supervise needs commands, each after a --"), remedy}
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -71,11 +72,11 @@ func superviseCommands(words []string, at int) ([]supervise.Command, error) {
 		switch {
 		case strings.Contains(command[0], "/"):
 			if c.Path, err = exec.LookPath(command[0]); err != nil {
-				return nil, &exitError{exitUsage, err, "name a program that is there, or a command of fared"}
+				return nil, &exitError{exitUsage, err, "name an existing program, or a command of fared"}
 			}
 			c.Args = command
 		case !slices.Contains(supervised, command[0]):
-			return nil, &exitError{exitUsage, fmt.Errorf("command %d: %q does not run all the time", len(commands)+1, command[0]),
+			return nil, &exitError{exitUsage, fmt.Errorf("command %d: %q is not a command that runs until a signal", len(commands)+1, command[0]),
 				"use " + strings.Join(supervised, ", ") + ", or a program's path"}
 		}
 		commands = append(commands, c)

@@ -14,7 +14,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// TestSuperviseUsage: what is no list of commands is refused before anything starts.
+// TestSuperviseUsage checks that an invalid list of commands is refused before any command starts.
 func TestSuperviseUsage(t *testing.T) {
 	for _, test := range []struct {
 		args string
@@ -26,8 +26,8 @@ func TestSuperviseUsage(t *testing.T) {
 		{"--", "command 1 is empty"},
 		{"-- run --", "command 2 is empty"},
 		{"-- run -- -- dataplane", "command 2 is empty"},
-		{"-- weights", `command 1: "weights" does not run all the time`},
-		{"-- run -- supervise", `command 2: "supervise" does not run all the time`},
+		{"-- weights", `command 1: "weights" is not a command that runs until a signal`},
+		{"-- run -- supervise", `command 2: "supervise" is not a command that runs until a signal`},
 		{"-- /none/such", "/none/such"},
 	} {
 		if text := refused(t, exitUsage, append([]string{"supervise"}, strings.Fields(test.args)...)...); !strings.Contains(text, test.says) {
@@ -36,8 +36,8 @@ func TestSuperviseUsage(t *testing.T) {
 	}
 }
 
-// TestSupervise: a data plane and a program side by side; the data plane is killed and is back, SIGHUP does it no harm, and
-// SIGTERM ends everything.
+// TestSupervise runs a data plane and a program side by side. The data plane is killed and restarted, SIGHUP does not affect it, and
+// SIGTERM ends all processes.
 func TestSupervise(t *testing.T) {
 	dir := shortDir(t)
 	socket := filepath.Join(dir, "dp.sock")
@@ -95,7 +95,7 @@ func TestSupervise(t *testing.T) {
 	}
 }
 
-// TestNetsetup: the command in a namespace of its own, and what it says of a device that is not there.
+// TestNetsetup runs the command in a separate namespace, and checks its error for a missing device.
 func TestNetsetup(t *testing.T) {
 	netnstest.Require(t)
 	t.Setenv(asFared, "1")
@@ -118,9 +118,34 @@ func TestNetsetup(t *testing.T) {
 	if got := a.IP("-brief", "address"); !strings.Contains(got, "10.1.1.2 peer 10.1.1.3/32") || !strings.Contains(got, "10.255.0.1/32") {
 		t.Errorf("addresses:\n%s", got)
 	}
+	index := func(n *netnstest.Namespace, device string) string {
+		out, err := n.Output("ip", "-o", "link", "show", "dev", device)
+		if err != nil {
+			t.Fatal(err)
+		}
+		number, _, _ := strings.Cut(string(out), ":")
+		return number
+	}
+	before, far := index(a, "p0.0"), index(b, "s1.0")
+	if out, err := a.Output(self, "netsetup", "--config", config, "--match-index", "p*"); err != nil || len(out) > 0 {
+		t.Errorf("%v, and prints %q", err, out)
+	}
+	if after := index(a, "p0.0"); after != far || before == far || index(b, "s1.0") != far {
+		t.Errorf("the interface index was %s and is %s, the far end's was %s and is %s", before, after, far, index(b, "s1.0"))
+	}
+	if got := a.IP("-brief", "address"); !strings.Contains(got, "10.1.1.2 peer 10.1.1.3/32") {
+		t.Errorf("addresses with the other index:\n%s", got)
+	}
+	_, err = a.Output(self, "netsetup", "--config", config, "--match-index", "q*,p*")
+	if err == nil || !strings.Contains(err.Error(), `match-index: "q*" matches no sub-port's device`) {
+		t.Errorf("a pattern without a device: %v", err)
+	}
 	_, err = b.Output(self, "netsetup", "--config", config)
 	if err == nil || !strings.Contains(err.Error(), "planes[0].sub_ports[0]: p0.0: Link not found") || !strings.Contains(err.Error(), "exit status 1") {
 		t.Errorf("without the device: %v", err)
 	}
 	refused(t, exitUsage, "netsetup", "--config", config+".none")
+	if text := refused(t, exitUsage, "netsetup", "--config", config, "--match-index", "p["); !strings.Contains(text, "syntax error in pattern") {
+		t.Errorf("a broken pattern:\n%s", text)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -19,16 +20,16 @@ import (
 
 func topoCommand(e *env) *cobra.Command {
 	c := &cobra.Command{
-		Use: "topo", Short: "Describe a fabric in a few lines, and generate what follows from them",
-		Long: `A fabric is described by a short file, by flags, or by both: flags win. From it follow, and
-are the same wherever they are made, the configuration of every server, leaf and spine,
-addresses and AS numbers, cabling tables, drawings, network namespaces and containerlab files.
+		Use: "topo", Short: "Describe a fabric in a few lines, and generate configurations and drawings from it",
+		Long: `A fabric is described by a short file, by flags, or by both: flags win. From the description,
+fared derives the configuration of every server, leaf and spine, addresses and AS numbers,
+cabling tables, drawings, network namespaces and containerlab files, the same on every machine.
 
   fared topo show --example figure1
   fared topo draw --planes 4 --servers 8 --out fabric.svg
   fared topo generate fabric.yaml --out fabric --for containerlab
 
-Examples to start from: ` + strings.Join(topo.Examples(), ", ") + `. docs/topo.md has the keys of a file.`,
+Examples to start from: ` + strings.Join(topo.Examples(), ", ") + `. docs/topo.md describes the keys of a file.`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return nil
@@ -41,7 +42,7 @@ Examples to start from: ` + strings.Join(topo.Examples(), ", ") + `. docs/topo.m
 	return c
 }
 
-// fabricArgs are how a command line tells of a fabric: a file or an example, and flags.
+// fabricArgs describe a fabric on the command line: a file or an example, and flags.
 type fabricArgs struct {
 	example string
 	given   []setting
@@ -64,7 +65,7 @@ func addFabricArgs(c *cobra.Command) *fabricArgs {
 	}
 	c.ValidArgsFunction = completeYAML
 	c.Flags().SortFlags = false
-	c.Flags().StringVar(&a.example, "example", "", "a fabric that comes with fared, instead of a file: "+strings.Join(topo.Examples(), ", "))
+	c.Flags().StringVar(&a.example, "example", "", "a built-in fabric, instead of a file: "+strings.Join(topo.Examples(), ", "))
 	choices(c, "example", topo.Examples()...)
 	for _, k := range topo.Keys() {
 		flag, usage := strings.ReplaceAll(k.Name, "_", "-"), k.Usage
@@ -104,7 +105,7 @@ func (f *fabricFlag) Set(value string) error {
 	return nil
 }
 
-// load makes the fabric.
+// load builds the fabric.
 func (a *fabricArgs) load(args []string) (*topo.Fabric, error) {
 	spec, err := a.spec(args)
 	if err != nil {
@@ -117,11 +118,11 @@ func (a *fabricArgs) load(args []string) (*topo.Fabric, error) {
 	return f, nil
 }
 
-// spec is the description, without defaults.
+// spec returns the description, without defaults.
 func (a *fabricArgs) spec(args []string) (spec topo.Spec, err error) {
 	switch {
 	case len(args) > 0 && a.example != "":
-		err = &exitError{exitUsage, fmt.Errorf("both the file %s and --example %s", args[0], a.example), "name one of them"}
+		err = &exitError{exitUsage, fmt.Errorf("both the file %s and --example %s", args[0], a.example), "use only one of them"}
 	case len(args) > 0:
 		spec, err = readFabric(args[0])
 	case a.example != "":
@@ -151,7 +152,7 @@ func readFabric(name string) (topo.Spec, error) {
 	}
 	spec, err := topo.Parse(name, text)
 	if err != nil {
-		return topo.Spec{}, &exitError{exitUsage, err, "docs/topo.md has the keys of a file"}
+		return topo.Spec{}, &exitError{exitUsage, err, "docs/topo.md describes the keys of a file"}
 	}
 	return spec, nil
 }
@@ -161,7 +162,7 @@ func topoCheckCommand(e *env) *cobra.Command {
 		Use: "check FILE...", Short: "Check files that describe fabrics; exit 0, or 2 with every error",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return &exitError{exitUsage, errors.New("no file is named"), "fared topo check FILE..."}
+				return &exitError{exitUsage, errors.New("check needs a file"), "for example: fared topo check fabric.yaml"}
 			}
 			return nil
 		},
@@ -182,7 +183,7 @@ func topoCheckCommand(e *env) *cobra.Command {
 				fmt.Fprintf(e.out, "%s: %s\n", name, f.Title())
 			}
 			if err := errors.Join(errs...); err != nil {
-				return &exitError{exitUsage, err, "docs/topo.md has the keys of a file"}
+				return &exitError{exitUsage, err, "docs/topo.md describes the keys of a file"}
 			}
 			return nil
 		},
@@ -193,11 +194,21 @@ func topoDrawCommand(e *env) *cobra.Command {
 	var format, out string
 	c := &cobra.Command{Use: "draw", Short: "Draw a fabric"}
 	a := addFabricArgs(c)
-	c.Long = `Draws a fabric as SVG or as a Graphviz graph. What is alike in a large fabric is one box.`
+	c.Long = `Draws a fabric as SVG or as a Graphviz graph. Identical parts of a large fabric share one box.`
 	c.Example = "  fared topo draw --example two-tier --out two-tier.svg\n  fared topo draw fabric.yaml --format dot | dot -Tpdf > fabric.pdf"
-	c.RunE = func(_ *cobra.Command, args []string) error {
+	c.RunE = func(c *cobra.Command, args []string) error {
 		if err := oneOf("format", format, drawFormats...); err != nil {
 			return err
+		}
+		named, err := drawFormat(out)
+		if err != nil {
+			return err
+		}
+		if named != "" && !c.Flags().Changed("format") {
+			format = named
+		}
+		if named != "" && named != format {
+			return &exitError{exitUsage, fmt.Errorf("--out %s ends in another format's name than --format %s", out, format), "leave --format out, or name the file ." + format}
 		}
 		f, err := a.load(args)
 		if err != nil {
@@ -212,11 +223,11 @@ func topoDrawCommand(e *env) *cobra.Command {
 			return err
 		}
 		if err := os.WriteFile(out, []byte(text), 0o644); err != nil {
-			return &exitError{exitFailed, err, "name a file that can be written with --out"}
+			return &exitError{exitFailed, err, "name a writable file with --out"}
 		}
 		return nil
 	}
-	c.Flags().StringVar(&format, "format", "svg", "svg or dot")
+	c.Flags().StringVar(&format, "format", "svg", "svg or dot (default by the ending of --out)")
 	c.Flags().StringVar(&out, "out", "", "the file to write (default standard output)")
 	choices(c, "format", drawFormats...)
 	_ = c.MarkFlagFilename("out")
@@ -225,18 +236,33 @@ func topoDrawCommand(e *env) *cobra.Command {
 
 var drawFormats = []string{"svg", "dot"}
 
+// drawFormat returns the format of a file's extension, "" for a file without one.
+func drawFormat(file string) (string, error) {
+	switch ending := strings.ToLower(filepath.Ext(file)); ending {
+	case "":
+		return "", nil
+	case ".svg":
+		return "svg", nil
+	case ".dot", ".gv":
+		return "dot", nil
+	default:
+		return "", &exitError{exitUsage, fmt.Errorf("--out %s: %s files cannot be written", file, ending),
+			"use .svg or .dot; for others: fared topo draw --format dot | dot -T" + ending[1:] + " > " + filepath.Base(file)}
+	}
+}
+
 func topoGenerateCommand(e *env) *cobra.Command {
 	var out, target string
 	var force bool
-	c := &cobra.Command{Use: "generate", Short: "Write the configurations of all nodes, and what wires them"}
+	c := &cobra.Command{Use: "generate", Short: "Write the configurations of all nodes, and their cabling"}
 	a := addFabricArgs(c)
 	c.Long = `Writes into a directory: the configuration of every node (nodes/NODE), the cabling table
-(cabling.txt, cabling.csv), drawings, the description with what flags have changed, and
+(cabling.txt, cabling.csv), drawings, the description with the flags applied, and
 with --for netns a script that makes the network namespaces and cables (netns.sh), with
 --for containerlab a topology file (NAME.clab.yml).
 
-The same description gives the same files. A directory that holds files already is refused,
-but for --force, which overwrites what it has to write and leaves everything else.`
+The same description gives the same files. A directory that is not empty is rejected,
+except with --force, which overwrites the generated files and keeps all others.`
 	c.Example = "  fared topo generate --example two-tier --out two-tier\n  fared topo generate fabric.yaml --leaf frr --out fabric --for containerlab"
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		if out == "" {
@@ -258,8 +284,8 @@ but for --force, which overwrites what it has to write and leaves everything els
 		}
 		return nil
 	}
-	c.Flags().StringVar(&out, "out", "", "the directory to write into; it is made where it does not exist")
-	c.Flags().StringVar(&target, "for", string(topo.Machines), "what the nodes are: "+words(topo.Targets()))
+	c.Flags().StringVar(&out, "out", "", "directory for the files; created if it does not exist")
+	c.Flags().StringVar(&target, "for", string(topo.Machines), "kind of the nodes: "+words(topo.Targets()))
 	c.Flags().BoolVar(&force, "force", false, "write into a directory that is not empty")
 	choices(c, "for", strings.Split(words(topo.Targets()), ", ")...)
 	_ = c.MarkFlagDirname("out")
@@ -277,14 +303,14 @@ func words[T ~string](list []T) string {
 	return b.String()
 }
 
-// writeFabric writes files below a folder, and says which: those of nodes as one line.
+// writeFabric writes files below a folder, and prints their names: one line for all files of nodes.
 func (e *env) writeFabric(dir string, files []topo.File, force bool) error {
-	const remedy = "name a directory that can be written with --out"
+	const remedy = "name a writable directory with --out"
 	switch entries, err := os.ReadDir(dir); {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return &exitError{exitFailed, err, remedy}
 	case len(entries) > 0 && !force:
-		return &exitError{exitUsage, fmt.Errorf("%s is not empty", dir), "name another directory, or add --force, which overwrites what it has to write"}
+		return &exitError{exitUsage, fmt.Errorf("%s is not empty", dir), "name another directory, or add --force, which overwrites the generated files"}
 	}
 	nodes := map[string]bool{}
 	for _, f := range files {
@@ -310,7 +336,7 @@ func (e *env) writeFabric(dir string, files []topo.File, force bool) error {
 }
 
 func topoShowCommand(e *env) *cobra.Command {
-	c := &cobra.Command{Use: "show", Short: "Show what a fabric is made of"}
+	c := &cobra.Command{Use: "show", Short: "Show a fabric's nodes, addresses and AS numbers"}
 	a := addFabricArgs(c)
 	c.Long = `Shows nodes, addresses and AS numbers of a fabric; with -o json or yaml every key of its
 description, every node and every cable.`
@@ -358,19 +384,31 @@ func fabricTable(w io.Writer, f *topo.Fabric) {
 				cables = append(cables, c)
 			}
 		}
-		row(w, f.PlaneName(p), fmt.Sprint(f.Leaves), fmt.Sprint(f.Spec.Spines), fmt.Sprint(len(cables)), span(cables[0].Down.Addr, cables[len(cables)-1].Up.Addr))
+		row(w, f.PlaneName(p), fmt.Sprint(f.Leaves), fmt.Sprint(f.Spec.Spines), fmt.Sprint(len(cables)), spans(cables[0].Down.Addrs(), cables[len(cables)-1].Up.Addrs()))
 	}
 	fmt.Fprintln(w)
-	row(w, "GPUS", "LOOPBACKS", "PORT IN A PLANE", "UPLINK")
+	row(w, "GPUS", "LOOPBACKS", "PORT IN A PLANE", "OF", "UPLINK")
 	uplink := "-"
 	if f.Spec.Spines > 0 {
 		uplink = f.UplinkSpeed.String()
 	}
-	last := f.Loopback(f.Servers-1, f.GPUs-1)
-	row(w, fmt.Sprint(f.Servers*f.GPUs), span(f.Loopback(0, 0).Addr(), last.Addr()), fmt.Sprintf("%d x %s", f.SubPorts, f.Speed), uplink)
+	owner := "each server"
+	if f.GroupsEach() > 1 {
+		owner = "each GPU"
+	}
+	if f.Overrides != "" {
+		owner += ", but " + string(f.Overrides)
+	}
+	var ends [2][]netip.Addr
+	for i, at := range [2][]netip.Prefix{f.LoopbacksAt(0, 0), f.LoopbacksAt(f.Servers-1, f.GPUs-1)} {
+		for _, l := range at {
+			ends[i] = append(ends[i], l.Addr())
+		}
+	}
+	row(w, fmt.Sprint(f.Servers*f.GPUs), spans(ends[0], ends[1]), fmt.Sprintf("%d x %s", f.SubPorts, f.Speed), owner, uplink)
 }
 
-// span writes the first and the last of some.
+// span writes the first and the last element of a range.
 func span[T comparable](first, last T) string {
 	if first == last {
 		return fmt.Sprint(first)
@@ -378,7 +416,16 @@ func span[T comparable](first, last T) string {
 	return fmt.Sprintf("%v to %v", first, last)
 }
 
-// fabricJSON is what `fared topo show -o json` prints.
+// spans writes the first and the last element of a range for each address family.
+func spans(first, last []netip.Addr) string {
+	all := make([]string, len(first))
+	for i := range first {
+		all[i] = span(first[i], last[i])
+	}
+	return strings.Join(all, ", ")
+}
+
+// fabricJSON is the output of `fared topo show -o json`.
 type fabricJSON struct {
 	Name   string          `json:"name"`
 	Title  string          `json:"title"`
@@ -402,12 +449,16 @@ type cableJSON struct {
 	From     endJSON `json:"from"`
 	To       endJSON `json:"to"`
 	SpeedBPS uint64  `json:"speed_bps"`
+	// Loopbacks are those that the sub-port serves, if GPUs own their ports.
+	Loopbacks []string `json:"loopbacks,omitempty"`
 }
 
 type endJSON struct {
 	Node    string `json:"node"`
 	Device  string `json:"device"`
-	Address string `json:"address"`
+	Address string `json:"address"` // IPv6 if the fabric has no IPv4
+	// Address6 is the IPv6 address if the fabric has both families.
+	Address6 string `json:"address6,omitempty"`
 }
 
 func fabricView(f *topo.Fabric) fabricJSON {
@@ -429,14 +480,29 @@ func fabricView(f *topo.Fabric) fabricJSON {
 		}
 		if n.Kind == topo.KindServer {
 			for g := range f.GPUs {
-				node.Loopbacks = append(node.Loopbacks, f.Loopback(n.Index, g).String())
+				for _, l := range f.LoopbacksAt(n.Index, g) {
+					node.Loopbacks = append(node.Loopbacks, l.String())
+				}
 			}
 		}
 		v.Nodes = append(v.Nodes, node)
 	}
-	end := func(e *topo.End) endJSON { return endJSON{e.Node.Name, e.Device, e.Addr.String() + "/31"} }
+	end := func(e *topo.End) endJSON {
+		all := e.Addrs()
+		v := endJSON{Node: e.Node.Name, Device: e.Device, Address: topo.OnCable(all[0]).String()}
+		if len(all) > 1 {
+			v.Address6 = topo.OnCable(all[1]).String()
+		}
+		return v
+	}
 	for _, c := range f.Cables {
-		v.Cables = append(v.Cables, cableJSON{f.PlaneName(c.Plane), end(&c.Down), end(&c.Up), uint64(c.Speed)})
+		cable := cableJSON{Plane: f.PlaneName(c.Plane), From: end(&c.Down), To: end(&c.Up), SpeedBPS: uint64(c.Speed)}
+		if c.Group != nil && f.GroupsEach() > 1 {
+			for _, l := range f.LoopbacksOf(c.Group) {
+				cable.Loopbacks = append(cable.Loopbacks, l.String())
+			}
+		}
+		v.Cables = append(v.Cables, cable)
 	}
 	return v
 }

@@ -20,7 +20,7 @@ func fabricFile(t *testing.T, text string) string {
 	return name
 }
 
-// tree are the files below a folder.
+// tree lists the files below a folder.
 func tree(t *testing.T, dir string) []string {
 	t.Helper()
 	var files []string
@@ -50,15 +50,15 @@ PLANE  LEAVES  SPINES  CABLES  ADDRESSES
 p0     2       1       10      10.0.1.0 to 10.0.1.19
 p1     2       1       10      10.0.2.0 to 10.0.2.19
 
-GPUS  LOOPBACKS                 PORT IN A PLANE  UPLINK
-4     10.255.0.1 to 10.255.0.4  2 x 400G         1.6T
+GPUS  LOOPBACKS                 PORT IN A PLANE  OF           UPLINK
+4     10.255.0.1 to 10.255.0.4  2 x 400G         each server  1.6T
 `
 	if out != want {
 		t.Errorf("got\n%s\nwant\n%s", out, want)
 	}
 }
 
-// TestTopoFlags: flags win over the file, whose defaults follow them.
+// TestTopoFlags checks that flags override the file, and that defaults follow the flags.
 func TestTopoFlags(t *testing.T) {
 	file := fabricFile(t, "name: small\nplanes: 2\nleaves: 2\nspines: 1\nservers: 4\n")
 	out := must(t, "topo", "show", file, "--spines", "2", "--leaf=bird", "--sub-ports", "4", "-o", "json")
@@ -74,7 +74,7 @@ func TestTopoFlags(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &shown); err != nil {
 		t.Fatal(err)
 	}
-	if shown.Name != "small" || shown.Spec["spines"] != 2.0 || shown.Spec["uplink_speed"] != "1.6T" || len(shown.Spec) != 20 {
+	if shown.Name != "small" || shown.Spec["spines"] != 2.0 || shown.Spec["uplink_speed"] != "1.6T" || len(shown.Spec) != 26 {
 		t.Errorf("%s: %v", shown.Name, shown.Spec)
 	}
 	if len(shown.Nodes) != 4+4+4 || shown.Nodes[4].Software != "bird" || shown.Nodes[11].Kind != "spine" {
@@ -92,7 +92,7 @@ func TestTopoErrors(t *testing.T) {
 		want string
 	}{
 		{[]string{"show", "--planes", "99"}, "planes: 99 is out of range; use 1 to 64"},
-		{[]string{"show", "--planes", "many"}, `invalid argument "many" for "--planes" flag: "many" is no whole number`},
+		{[]string{"show", "--planes", "many"}, `invalid argument "many" for "--planes" flag: "many" is not a whole number`},
 		{[]string{"show", "--leaf", "junos"}, `leaf: "junos" is not known; use fared, frr, bird`},
 		{[]string{"show", "--example", "figure2"}, "--example: there is no example \"figure2\"; the examples are figure1"},
 		{[]string{"show", "--example", "figure1", bad}, "both the file"},
@@ -100,10 +100,10 @@ func TestTopoErrors(t *testing.T) {
 		{[]string{"show", "/nowhere.yaml"}, "/nowhere.yaml: no such file"},
 		{[]string{"show", bad}, bad + ":2:1: \"speeed\": is not a known key, did you mean \"speed\"?\n"},
 		{[]string{"check", bad}, bad + `:1:9: planes: "0" is out of range`},
-		{[]string{"check"}, "no file is named"},
+		{[]string{"check"}, "check needs a file"},
 		{[]string{"draw", "--format", "pdf"}, `--format "pdf" is not known`},
 		{[]string{"generate"}, "--out is missing"},
-		{[]string{"generate", "--out", "x", "--for", "kubernetes"}, `--for: "kubernetes" is no target`},
+		{[]string{"generate", "--out", "x", "--for", "kubernetes"}, `--for: "kubernetes" is not a target`},
 		{[]string{"paint"}, `unknown command "topo paint"`},
 	} {
 		if said := refused(t, exitUsage, append([]string{"topo"}, c.args...)...); !strings.Contains(said, c.want) {
@@ -149,7 +149,7 @@ func TestTopoGenerate(t *testing.T) {
 		}
 	}
 
-	// A folder that holds something is left alone,
+	// A folder with files is left alone,
 	mine := filepath.Join(dir, "mine.txt")
 	if err := os.WriteFile(mine, []byte("mine"), 0o644); err != nil {
 		t.Fatal(err)
@@ -164,7 +164,7 @@ func TestTopoGenerate(t *testing.T) {
 	if text, err := os.ReadFile(spec); err != nil || string(text) != "changed" {
 		t.Errorf("%q, %v", text, err)
 	}
-	// and with --force only what is written is lost.
+	// and --force replaces only the generated files.
 	must(t, append(args, "--force")...)
 	if text, err := os.ReadFile(mine); err != nil || string(text) != "mine" {
 		t.Errorf("%q, %v", text, err)
@@ -172,15 +172,36 @@ func TestTopoGenerate(t *testing.T) {
 	if text, err := os.ReadFile(spec); err != nil || !strings.Contains(string(text), "name: fabric\n") {
 		t.Errorf("%q, %v", text, err)
 	}
-	// Leaves that cannot share over several spines are worth a word.
-	for leaf, note := range map[string]string{"fared": "", "frr": "note: leaves with FRR tell each of 2 spines all", "bird": "note: leaves with BIRD tell each of 2 spines all"} {
+	// A note appears for leaves that cannot share over several spines.
+	for leaf, note := range map[string]string{"fared": "", "frr": "note: leaves that run FRR advertise their full bandwidth", "bird": "note: leaves that run BIRD advertise their full bandwidth"} {
 		o := fared(t, "topo", "generate", "--example", "two-tier", "--leaf", leaf, "--out", filepath.Join(t.TempDir(), leaf))
 		if o.code != exitOK || !strings.HasPrefix(o.err, note) || (o.err == "") != (note == "") {
 			t.Errorf("%s: exit %d, %q", leaf, o.code, o.err)
 		}
 	}
-	// What was generated describes itself.
+	// The generated folder contains its description.
 	if out := must(t, "topo", "check", spec); !strings.Contains(out, "2 servers") {
 		t.Errorf("%s", out)
+	}
+}
+
+// TestTopoDrawEnding checks that the extension of --out chooses the format, and that an unsupported one is refused and leaves no file.
+func TestTopoDrawEnding(t *testing.T) {
+	dir := t.TempDir()
+	draw := []string{"topo", "draw", "--example", "two-tier", "--out"}
+	for name, begin := range map[string]string{"a.svg": "<svg", "a.dot": "graph", "a.gv": "graph", "a": "<svg"} {
+		file := filepath.Join(dir, name)
+		must(t, append(draw, file)...)
+		if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text[:min(len(text), 200)]), begin) {
+			t.Errorf("%s: %v, begins with %.60q, want %q", name, err, text, begin)
+		}
+	}
+	for _, args := range [][]string{{filepath.Join(dir, "x.png")}, {filepath.Join(dir, "x.svg"), "--format", "dot"}} {
+		if said := refused(t, exitUsage, append(draw, args...)...); !strings.Contains(said, "dot") || !strings.Contains(said, args[0]) {
+			t.Errorf("%v: %s", args, said)
+		}
+		if _, err := os.Stat(args[0]); err == nil {
+			t.Errorf("%s is written", args[0])
+		}
 	}
 }

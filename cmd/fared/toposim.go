@@ -15,7 +15,7 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// simulation is what `fared topo simulate` is asked to do.
+// simulation has the options of `fared topo simulate`.
 type simulation struct {
 	fail    []string
 	single  bool
@@ -28,18 +28,19 @@ func simulateCommand(e *env) *cobra.Command {
 	var s simulation
 	c := &cobra.Command{Use: "simulate", Short: "Simulate failures: weights, messages, and how fair all-to-all traffic stays"}
 	a := addFabricArgs(c)
-	c.Long = `Brings the fabric up in memory, every server and every leaf and spine that runs fared with
-the code that fared runs, FRR and BIRD as models, lets things fail, and shows
+	c.Long = `Runs the fabric in memory: servers, and leaves and spines that run fared, with the code of
+fared; FRR and BIRD as models. It applies failures, and shows
 
-  the weights of all pairs of servers and how many have each;
-  how many UPDATE messages and octets the failure cost, on all sessions;
-  whether anybody promises or asks for more bandwidth than the cables have;
-  how far all-to-all traffic is from the max-min fair rates that are possible.
+  the weights of all pairs of servers, and the number of pairs with each;
+  the number of UPDATE messages and octets that the failure causes, on all sessions;
+  whether a node advertises or requests more bandwidth than the cables have;
+  how far all-to-all traffic is from the possible max-min fair rates.
 
 A failure is named by its cables: server2/p1.0 (half a Y-cable), server2/p1 (a port), server2,
-leaf1, leaf0-1/up0 (an uplink), spine0-0, p1 (a plane); drain:server2/p1 drains instead.
-Without one the fabric is shown intact. docs/topo.md says what each number means.
-Exit code 1 when a rule of conservation is broken.`
+leaf1, leaf0-1/up0 (an uplink), spine0-0, p1 (a plane); where GPUs own their ports server2/g3
+(a GPU's ports), server2/g3p1, server2/g3p1.0; drain:server2/p1 drains instead.
+Without a failure the fabric is shown intact. docs/topo.md explains each number.
+Exit code 1 if a rule of conservation is broken.`
 	c.Example = "  fared topo simulate --example figure1 --fail server2/p2.0 --show server1:server2\n" +
 		"  fared topo simulate fabric.yaml --leaf bird --all-single\n  fared topo simulate --example superpod --random-double 200 --seed 7 -o json"
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -49,15 +50,15 @@ Exit code 1 when a rule of conservation is broken.`
 		}
 		return e.simulate(c.Context(), f, s)
 	}
-	c.Flags().StringArrayVar(&s.fail, "fail", nil, "what fails, all at once; may be given several times")
-	c.Flags().BoolVar(&s.single, "all-single", false, "every single failure, one after the other, each of the whole fabric")
-	c.Flags().IntVar(&s.doubles, "random-double", 0, "so many random pairs of failures likewise, at most 100000")
-	c.Flags().Uint64Var(&s.seed, "seed", 1, "what --random-double starts from: the same seed, the same failures")
-	c.Flags().StringVar(&s.show, "show", "", "a pair of servers whose weights are shown too, as server1:server2")
+	c.Flags().StringArrayVar(&s.fail, "fail", nil, "a failure; repeatable, and all failures happen at once")
+	c.Flags().BoolVar(&s.single, "all-single", false, "simulate every single failure, one after the other, each in the intact fabric")
+	c.Flags().IntVar(&s.doubles, "random-double", 0, "number of random pairs of failures to simulate, each in the intact fabric; at most 100000")
+	c.Flags().Uint64Var(&s.seed, "seed", 1, "seed of --random-double: the same seed gives the same failures")
+	c.Flags().StringVar(&s.show, "show", "", "a pair of servers whose weights are shown in addition: server1:server2, or server1/g0:server2/g3 where GPUs own their ports")
 	return readFlags(e, c)
 }
 
-// simulated is what one failure brings.
+// simulated is the result of one failure.
 type simulated struct {
 	Failed     []string           `json:"failed"`
 	Weights    []topo.PairWeights `json:"weights"`
@@ -116,15 +117,15 @@ func (e *env) simulate(ctx context.Context, f *topo.Fabric, o simulation) error 
 		return err
 	}
 	if broken > 0 {
-		return &exitError{exitFailed, fmt.Errorf("rules of conservation are broken in %d of %d cases", broken, len(all)), "docs/topo.md, Simulation, says by whom and why"}
+		return &exitError{exitFailed, fmt.Errorf("rules of conservation are broken in %d of %d cases", broken, len(all)), "docs/topo.md, section Simulation, explains the rules"}
 	}
 	return nil
 }
 
-// progressEvery is how often a long simulation says how far it is.
+// progressEvery is the interval of progress reports of a long simulation.
 const progressEvery = 5 * time.Second
 
-// cases are the failures to simulate, each a list of names.
+// cases lists the failures to simulate, each a list of names.
 func (o simulation) cases(f *topo.Fabric) ([][]string, error) {
 	if o.doubles < 0 || o.doubles > 100_000 {
 		return nil, &exitError{exitUsage, fmt.Errorf("--random-double %d: out of range", o.doubles), "use 0 to 100000"}
@@ -153,16 +154,20 @@ func (o simulation) cases(f *topo.Fabric) ([][]string, error) {
 	return cases, nil
 }
 
-// pair is the servers of --show, nil without.
-func (o simulation) pair(f *topo.Fabric) (from, to *topo.Node, err error) {
+// pair returns the source groups of --show, nil without the flag.
+func (o simulation) pair(f *topo.Fabric) (from, to *topo.Group, err error) {
 	if o.show == "" {
 		return nil, nil, nil
 	}
 	a, b, _ := strings.Cut(o.show, ":")
-	from, to = f.Node(a), f.Node(b)
-	if from == nil || to == nil || from.Kind != topo.KindServer || to.Kind != topo.KindServer || from == to {
-		return nil, nil, &exitError{exitUsage, fmt.Errorf("--show %q names no two servers", o.show),
-			fmt.Sprintf("for example --show %s:%s", f.Server[0].Name, f.Server[1].Name)}
+	from, to = f.Group(a), f.Group(b)
+	if from == nil || to == nil || from.Server == to.Server {
+		what := "servers"
+		if f.GroupsEach() > 1 {
+			what = "GPUs of different servers"
+		}
+		return nil, nil, &exitError{exitUsage, fmt.Errorf("--show %q does not name two %s", o.show, what),
+			fmt.Sprintf("for example --show %s:%s", f.Groups()[0].Name, f.Groups()[f.GroupsEach()].Name)}
 	}
 	return from, to, nil
 }
@@ -192,7 +197,11 @@ func (e *env) showSimulated(f *topo.Fabric, all []simulated) error {
 func simulatedTable(w io.Writer, f *topo.Fabric, r *simulated) {
 	row(w, "FAILED", dash(strings.Join(r.Failed, " ")))
 	fmt.Fprintln(w)
-	row(w, "WEIGHTS", "PAIRS OF SERVERS")
+	pairs := "PAIRS OF SERVERS"
+	if f.GroupsEach() > 1 {
+		pairs = "PAIRS OF GPUS"
+	}
+	row(w, "WEIGHTS", pairs)
 	for _, p := range r.Weights {
 		row(w, colons(p.Weights), fmt.Sprint(p.Pairs))
 	}
@@ -211,7 +220,11 @@ func simulatedTable(w io.Writer, f *topo.Fabric, r *simulated) {
 	row(w, fmt.Sprint(c.Updates), fmt.Sprint(c.Bytes), fmt.Sprint(c.Rounds), fmt.Sprint(c.Announced), fmt.Sprint(c.Withdrawn),
 		fmt.Sprint(c.SubPorts), fmt.Sprint(c.Vectors), fmt.Sprint(c.Destinations))
 	fmt.Fprintln(w)
-	row(w, "RECEIVER", "ALIKE", "RATE", "IDEAL", "RATIO")
+	if n := r.Fairness.TooMany; n > 0 {
+		fmt.Fprintf(w, "No rates: there are %d kinds of paths, more than the limit of %d.\n", n, topo.MaxPaths)
+	} else {
+		row(w, "RECEIVER", "ALIKE", "RATE", "IDEAL", "RATIO")
+	}
 	for _, rc := range r.Fairness.Receivers {
 		row(w, rc.Server, fmt.Sprint(rc.Servers), rate(rc.Actual), rate(rc.Ideal), percent(rc.Ratio))
 	}
@@ -226,14 +239,14 @@ func simulatedTable(w io.Writer, f *topo.Fabric, r *simulated) {
 	const shown = 20
 	for i, v := range r.Violations {
 		if i == shown {
-			fmt.Fprintf(w, "and %d more, which -o json has\n", len(r.Violations)-i)
+			fmt.Fprintf(w, "and %d more; -o json prints all\n", len(r.Violations)-i)
 			break
 		}
 		fmt.Fprintln(w, v)
 	}
 }
 
-// simulatedTables shows many cases, those whose numbers are the same as one.
+// simulatedTables shows many cases, cases with equal numbers as one line.
 func simulatedTables(w io.Writer, all []simulated) {
 	type line struct {
 		names string
@@ -278,12 +291,12 @@ func simulatedTables(w io.Writer, all []simulated) {
 	fmt.Fprintln(w)
 }
 
-// colons joins weights as people write them.
+// colons joins weights in the usual notation.
 func colons(weights []uint32) string {
 	return strings.ReplaceAll(strings.Trim(fmt.Sprint(weights), "[]"), " ", ":")
 }
 
-// rate prints bit/s that are not exact.
+// rate prints inexact bit/s.
 func rate(bps float64) string {
 	unit := ""
 	for _, u := range []string{"k", "M", "G", "T", "P"} {

@@ -18,13 +18,13 @@ import (
 
 func trafficCommand(e *env) *cobra.Command {
 	c := &cobra.Command{
-		Use: "traffic", Short: "Send verified traffic between loopbacks by the slots that fared gives",
+		Use: "traffic", Short: "Send verified traffic between loopbacks over the slots of fared",
 		Long: `Generates traffic between loopbacks over software transports whose queue pairs take planes,
 source ports and shares from fared, follows every change of weights, and verifies every byte.
 
   fared traffic local   nodes inside this process: no root, no daemon
   fared traffic node    on each server: sends and receives
-  fared traffic run     anywhere: starts the nodes together and makes the report
+  fared traffic run     anywhere: starts the nodes together and prints the report
 
 Transports: ` + strings.Join(traffic.Transports(), ", ") + `. Patterns: ` + strings.Join(traffic.Patterns(), ", ") + `.`,
 		Example: "  fared traffic local --pattern ring --size 64M\n  fared traffic node --listen 192.0.2.1:4795\n  fared traffic run --node a=192.0.2.1:4795 --node b=192.0.2.2:4795 --duration 10s",
@@ -40,7 +40,7 @@ Transports: ` + strings.Join(traffic.Transports(), ", ") + `. Patterns: ` + stri
 	return c
 }
 
-// transportFlags say what carries traffic.
+// transportFlags select the transports of the traffic.
 type transportFlags struct {
 	transport string
 	planes    []string
@@ -49,8 +49,8 @@ type transportFlags struct {
 
 func (t *transportFlags) add(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&t.transport, "transport", "roce", "what carries every plane that --plane does not name: "+strings.Join(traffic.Transports(), ", "))
-	f.StringArrayVar(&t.planes, "plane", nil, "PLANE=TRANSPORT: what carries this one; repeatable")
+	f.StringVar(&t.transport, "transport", "roce", "transport of every plane that --plane does not name: "+strings.Join(traffic.Transports(), ", "))
+	f.StringArrayVar(&t.planes, "plane", nil, "PLANE=TRANSPORT: transport of this plane; repeatable")
 	f.IntVar(&t.mtu, "mtu", 0, "payload bytes of a packet: roce 256, 512, 1024, 2048 or 4096; superp 64 to 32768 (default 1024)")
 	choices(c, "transport", traffic.Transports()...)
 }
@@ -77,7 +77,7 @@ func parseSlots(words []string) (out []traffic.Slot, err error) {
 	return out, nil
 }
 
-// runFlags say what a run is.
+// runFlags describe a run.
 type runFlags struct {
 	traffic.Config
 	pattern, ordering string
@@ -91,12 +91,12 @@ func (r *runFlags) add(e *env, c *cobra.Command) {
 	f.StringVar(&r.Op, "op", "write-imm", strings.Join(traffic.Ops(), ", "))
 	f.StringVar(&r.ordering, "ordering", "weak", strings.Join(traffic.Orderings(), ", "))
 	f.Var(&r.message, "message", "bytes of a message, such as 4096, 64K or 1M (powers of 1024)")
-	f.IntVar(&r.Outstanding, "outstanding", 16, "messages that a pair has under way at a time")
+	f.IntVar(&r.Outstanding, "outstanding", 16, "messages that a pair has in flight at a time")
 	f.Var(&r.size, "size", "bytes that each pair sends, rounded up to whole messages (default 64M when there is no --duration)")
-	f.DurationVar(&r.Duration, "duration", 0, "send for so long; with --size, until either is reached")
-	f.DurationVar(&r.Interval, "interval", time.Second, "of the time series; at least 1ms")
-	f.DurationVar(&r.Stall, "stall", time.Minute, "a pair without progress for so long has failed")
-	f.Uint64Var(&r.Seed, "seed", 1, "what the content of messages is made of")
+	f.DurationVar(&r.Duration, "duration", 0, "how long to send; with --size, until either limit is reached")
+	f.DurationVar(&r.Interval, "interval", time.Second, "interval of the time series; at least 1ms")
+	f.DurationVar(&r.Stall, "stall", time.Minute, "how long a pair may make no progress before it has failed")
+	f.Uint64Var(&r.Seed, "seed", 1, "seed of the messages' content")
 	choices(c, "pattern", traffic.Patterns()...)
 	choices(c, "op", traffic.Ops()...)
 	choices(c, "ordering", traffic.Orderings()...)
@@ -122,21 +122,21 @@ func (r *runFlags) resolve() (traffic.Config, error) {
 		return cfg, err
 	}
 	if cfg.Message == 0 || cfg.Outstanding == 0 || cfg.Interval == 0 || cfg.Stall == 0 {
-		return cfg, &exitError{exitUsage, errors.New("--message, --outstanding, --interval and --stall are not 0"), "leave them out for their defaults"}
+		return cfg, &exitError{exitUsage, errors.New("--message, --outstanding, --interval and --stall must not be 0"), "leave them out for their defaults"}
 	}
 	if cfg.Size == 0 && cfg.Duration == 0 {
 		cfg.Size = 64 << 20
 	}
 	if err := cfg.Check(); err != nil {
-		return cfg, &exitError{exitUsage, err, "'fared traffic run --help' says what can be asked for"}
+		return cfg, &exitError{exitUsage, err, "'fared traffic run --help' lists the possible values"}
 	}
 	return cfg, nil
 }
 
-// byteCount is a flag's number of bytes.
+// byteCount is a number of bytes in a flag.
 type byteCount uint64
 
-// byteUnits are powers of 1024, as sizes of memory have them.
+// byteUnits are powers of 1024, as in sizes of memory.
 var byteUnits = []struct {
 	letter string
 	shift  int
@@ -170,7 +170,7 @@ func (b *byteCount) Set(text string) error {
 	return nil
 }
 
-// serverCredentials are a traffic node's, of the same variables as a client's.
+// serverCredentials returns a traffic node's credentials, from the same variables as a client's.
 func serverCredentials() ([]grpc.ServerOption, error) {
 	cert := os.Getenv("FARED_TLS_CERT")
 	if cert == "" {

@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -16,10 +19,10 @@ import (
 	"github.com/fared/fared/traffic"
 )
 
-// quick is a run that takes no time.
+// quick has the flags of a very short run.
 var quick = []string{"--size", "20K", "--message", "1K", "--interval", "5ms"}
 
-// TestTrafficLocal: all transports work without root and daemon, and the report says that every byte was verified.
+// TestTrafficLocal checks that all transports work without root and daemon, and that the report states the verification of every byte.
 func TestTrafficLocal(t *testing.T) {
 	for _, transport := range traffic.Transports() {
 		out := must(t, append([]string{"traffic", "local", "--nodes", "2", "--transport", transport}, quick...)...)
@@ -31,8 +34,8 @@ func TestTrafficLocal(t *testing.T) {
 	}
 }
 
-// TestTrafficJSON: the report as JSON has every field of its message, in their order, and what does not depend on time is the same
-// every time.
+// TestTrafficJSON checks that the report as JSON has every field of its message, in their order, and that the time-independent values are equal
+// in every run.
 func TestTrafficJSON(t *testing.T) {
 	report := func() *farev1.TrafficReport {
 		out := must(t, append([]string{"traffic", "local", "--nodes", "3", "--pattern", "ring", "--op", "write", "--ordering", "partial", "--seed", "9", "-o", "json"}, quick...)...)
@@ -69,16 +72,16 @@ func TestTrafficJSON(t *testing.T) {
 	}
 }
 
-// TestTrafficNodes: two nodes with control sockets of their own, told to run twice; Ctrl-C ends them with 0.
+// TestTrafficNodes runs two nodes with separate control sockets twice; Ctrl-C ends them with exit code 0.
 func TestTrafficNodes(t *testing.T) {
 	dir := t.TempDir()
-	pid := os.Getpid() // so that processes which do this at a time do not meet
+	pid := os.Getpid() // so that concurrent test processes use different addresses
 	args := []string{"traffic", "run"}
 	var nodes []*background
 	for i, name := range []string{"a", "b"} {
 		control := "unix:" + filepath.Join(dir, name)
 		n := inBackground(t, "traffic", "node", "--source", fmt.Sprintf("127.%d.%d.%d", 128+pid>>8&63, pid&255, 1+i), "--transport", "tcp", "--slot", "p0=49152", "--slot", "p1=49153*3", "--listen", control)
-		n.until(t, "answers at "+control)
+		n.until(t, "listens at "+control)
 		nodes = append(nodes, n)
 		args = append(args, "--node", name+"="+control)
 	}
@@ -92,15 +95,15 @@ func TestTrafficNodes(t *testing.T) {
 		t.Errorf("a node ends with %d: %s", code, nodes[1].err)
 	}
 	o := fared(t, append(args, quick...)...)
-	if o.code != exitFailed || !strings.Contains(o.err, "node b is gone") || !explains(o.err) {
-		t.Errorf("with a node that is gone: exit %d, %s", o.code, o.err)
+	if o.code != exitFailed || !strings.Contains(o.err, "node b is unreachable") || !explains(o.err) {
+		t.Errorf("with a node that has failed: exit %d, %s", o.code, o.err)
 	}
 	if code := nodes[0].end(t); code != exitOK {
 		t.Errorf("a node ends with %d: %s", code, nodes[0].err)
 	}
 }
 
-// TestTrafficInterrupted: Ctrl-C ends a run, and says so.
+// TestTrafficInterrupted checks that Ctrl-C ends a run with a message.
 func TestTrafficInterrupted(t *testing.T) {
 	b := inBackground(t, "traffic", "local", "--nodes", "2", "--transport", "tcp", "--duration", "1h", "--interval", "10ms")
 	b.match(t, "an interval", func(line string) bool { return strings.Contains(line, "  p0 ") })
@@ -109,13 +112,13 @@ func TestTrafficInterrupted(t *testing.T) {
 	}
 }
 
-// TestTrafficTable: what people see of a run that went wrong, and that the exit code says so too.
+// TestTrafficTable checks the table and the exit code of a failed run.
 func TestTrafficTable(t *testing.T) {
 	r := &farev1.TrafficReport{Pattern: "p2p", Op: "send", Ordering: "strong", Transport: "roce", MessageBytes: 100, ElapsedNs: 2e9,
 		Total: &farev1.TrafficFigures{Bytes: 300, Messages: 3, Lost: 1, GoodputBps: 1200, GoodputMedianBps: 1300, GoodputMaxBps: 1400, Latency: &farev1.TrafficLatency{P50Ns: 15000, P99Ns: 2e6, P999Ns: 3e6, MaxNs: 4e9}},
 		Pairs: []*farev1.TrafficPairReport{{Source: "10.0.0.1", Destination: "10.0.0.2", Figures: &farev1.TrafficFigures{Bytes: 300, Messages: 3, Lost: 1, GoodputBps: 123456789}}},
 		Planes: []*farev1.TrafficPlaneReport{{Plane: "p0", Sent: 200, Due: 150, SentPpb: 666666667, DuePpb: 500000000, DeviationPpb: 166666667},
-			{Plane: "p1", Sent: 100, Due: 150, Again: 7, SentPpb: 333333333, DuePpb: 500000000, DeviationPpb: -166666667}},
+			{Plane: "p1", Sent: 100, Due: 150, Again: 7, Stalls: 2, SentPpb: 333333333, DuePpb: 500000000, DeviationPpb: -166666667}},
 		Errors: []string{"pair 0, 10.0.0.1 to 10.0.0.2: 1 messages lost"}}
 	var out bytes.Buffer
 	e := &env{out: &out, output: "table"}
@@ -126,11 +129,11 @@ func TestTrafficTable(t *testing.T) {
 10.0.0.1  10.0.0.2     300    123M     -    -       -     0s    0s   0s     0s      1     0           0          0      0
 all       1 pair       300    1.2k     0    1.3k    1.4k  15µs  2ms  3ms    4.0s    1     0           0          0      0
 
-PLANE  SENT  AGAIN  DUE  SENT %  DUE %   DEVIATION
-p0     200   0      150  66.667  50.000  +16.667
-p1     100   7      150  33.333  50.000  -16.667
+PLANE  SENT  RESENT  DUE  SENT %  DUE %   DEVIATION  STALLS
+p0     200   0       150  66.667  50.000  +16.667    0
+p1     100   7       150  33.333  50.000  -16.667    2
 
-p2p, send by roce in order strong, 3 messages of 100 bytes in 2.0s: NOT every message arrived once and whole
+p2p, send by roce in order strong, 3 messages of 100 bytes in 2.0s: NOT every message arrived exactly once and intact
   pair 0, 10.0.0.1 to 10.0.0.2: 1 messages lost
 `
 	if out.String() != want {
@@ -138,9 +141,9 @@ p2p, send by roce in order strong, 3 messages of 100 bytes in 2.0s: NOT every me
 	}
 }
 
-// TestTrafficPicture: what a terminal shows while traffic flows, and that intervals which are never drawn are not kept for ever.
+// TestTrafficPicture checks the live table, and that intervals which are never drawn are not kept forever.
 func TestTrafficPicture(t *testing.T) {
-	terminal, err := os.Open(os.DevNull) // which has no size: 80 columns and 24 rows are drawn
+	terminal, err := os.Open(os.DevNull) // a file without a terminal size draws 80 columns and 24 rows
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,13 +159,13 @@ func TestTrafficPicture(t *testing.T) {
 		live.interval(&farev1.TrafficInterval{FromNs: i * 1e7, ToNs: (i + 1) * 1e7, GoodputBps: 3e9, Planes: []*farev1.TrafficPlaneRate{
 			{Plane: "p0", SentBps: 2e9}, {Plane: "p1", SentBps: 1e9, AgainBps: 5e6}, {Plane: "p2"}}})
 	}
-	if len(live.lines) != kept {
-		t.Errorf("%d intervals are kept", len(live.lines))
+	if len(live.intervals) != kept {
+		t.Errorf("%d intervals are kept", len(live.intervals))
 	}
 	out.Reset()
 	live.draw()
 	for _, want := range []string{"fared traffic  ring, send of 100 bytes, 3 outstanding, order weak", "3G after 5.1s", "p0       " + strings.Repeat("█", 30) + "         2G",
-		strings.Repeat("█", 15) + strings.Repeat("·", 15) + "         1G  sent again 5M", "p2       " + strings.Repeat("·", 30), "    5.12s          3G  p0 2G  p1 1G (again 5M)  p2 0"} {
+		strings.Repeat("█", 15) + strings.Repeat("·", 15) + "         1G  resent 5M", "p2       " + strings.Repeat("·", 30), "    5.12s          3G  p0 2G  p1 1G (resent 5M)  p2 0"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
@@ -173,6 +176,56 @@ func TestTrafficPicture(t *testing.T) {
 	out.Reset()
 	if s.close(); out.String() != firstScreen {
 		t.Errorf("at the end: %q", out.String())
+	}
+}
+
+// TestTrafficFitsTheTerminal checks that no line and no frame exceeds the terminal's size, and that hidden planes and intervals are counted.
+func TestTrafficFitsTheTerminal(t *testing.T) {
+	t.Setenv("NO_COLOR", "1")
+	for _, size := range [][2]int{{80, 24}, {40, 10}, {200, 60}} {
+		columns, rows := size[0], size[1]
+		for _, planes := range []int{1, 4, 8, 64} {
+			for _, intervals := range []int{1, 5, 30, kept, 2 * kept} {
+				live := &trafficLive{e: &env{out: io.Discard}, drawn: time.Now().Add(time.Hour)}
+				for i := range intervals {
+					rates := make([]*farev1.TrafficPlaneRate, planes)
+					for p := range rates {
+						rates[p] = &farev1.TrafficPlaneRate{Plane: fmt.Sprintf("p%d", p), SentBps: 123e9, AgainBps: uint64(p%2) * 456e6}
+					}
+					live.interval(&farev1.TrafficInterval{ToNs: uint64(i+1) * 1e9, GoodputBps: 999e9, Planes: rates})
+				}
+				lines := live.frame(columns, rows)
+				if len(lines) > rows-1 {
+					t.Errorf("%dx%d: %d lines", columns, rows, len(lines))
+				}
+				drawn, hidden, shown, above := 0, 0, 0, 0
+				for n, line := range lines {
+					if length := utf8.RuneCountInString(line); length > columns {
+						t.Errorf("%dx%d: a line of %d columns: %q", columns, rows, length, line)
+					}
+					named, more := strings.Count(line, " p"), 0
+					if _, list, ok := strings.Cut(line, "  and "); ok {
+						_, _ = fmt.Sscanf(list, "%d more", &more)
+					}
+					switch {
+					case n < 3:
+					case strings.HasPrefix(line, "  p"):
+						drawn++
+					case strings.HasPrefix(line, "  and"):
+						hidden = more
+					case strings.Contains(line, "more above"):
+						_, _ = fmt.Sscanf(line, "  ... and %d more above", &above)
+					case strings.Contains(line, "999G"):
+						if shown++; named+more != planes {
+							t.Errorf("%dx%d: of %d planes an interval names %d and counts %d: %q", columns, rows, planes, named, more, line)
+						}
+					}
+				}
+				if drawn == 0 || drawn+hidden != planes || shown == 0 || shown+above != intervals {
+					t.Errorf("%dx%d: of %d planes %d are drawn and %d counted; of %d intervals %d and %d:\n%s", columns, rows, planes, drawn, hidden, intervals, shown, above, strings.Join(lines, "\n"))
+				}
+			}
+		}
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/fared/fared/traffic"
 )
 
-// defaultTraffic is where a traffic node answers coordinators.
+// defaultTraffic is the address on which a traffic node listens for coordinators.
 const defaultTraffic = "127.0.0.1:4795"
 
 func trafficNodeCommand(e *env) *cobra.Command {
@@ -30,13 +30,14 @@ func trafficNodeCommand(e *env) *cobra.Command {
 	o := traffic.TransportOptions{NupaChannels: 256}
 	var port uint16
 	c := &cobra.Command{
-		Use: "node", Short: "Be one server's part in traffic", Args: noArgs,
+		Use: "node", Short: "Send and receive one server's part of the traffic", Args: noArgs,
 		Long: `Sends and receives for this server's loopbacks: it answers 'fared traffic run' at --listen and
 peers' connections at --connect-port of every loopback. Slots come from the fared at --socket,
-and follow its weights; with --slot there need not be one.
+and follow its weights; with --slot no fared is needed.
 
-Anybody who reaches --listen or --connect-port can make it send; with FARED_TLS_CERT, FARED_TLS_KEY
-and FARED_TLS_CA set, coordinators at host:port must show a certificate. Ctrl-C ends it with 0.`,
+Any host that reaches --listen or --connect-port can make the node send; with FARED_TLS_CERT,
+FARED_TLS_KEY and FARED_TLS_CA set, coordinators at host:port must present a certificate. Ctrl-C
+ends the node with exit code 0.`,
 		Example: "  fared traffic node --listen 192.0.2.1:4795\n  fared traffic node --transport superp --plane p3=nupa --nupa-file /dev/shm/p3\n  fared traffic node --source 10.0.0.1 --slot p0=49152 --slot p1=49153*2 --listen unix:/tmp/a.sock",
 		RunE: func(c *cobra.Command, _ []string) error {
 			var level slog.Level
@@ -82,44 +83,44 @@ and FARED_TLS_CA set, coordinators at host:port must show a certificate. Ctrl-C 
 			n, err := traffic.NewNode(cfg)
 			if err != nil {
 				l.Close()
-				return &exitError{exitFailed, err, "the loopbacks must be on this server, and nobody else may have their ports"}
+				return &exitError{exitFailed, err, "the loopbacks must be on this server, and their ports must be free"}
 			}
 			defer n.Close()
-			fmt.Fprintf(e.out, "traffic node of %s by %s answers at %s\n", strings.Join(sources, ", "), t.transport, listen)
+			fmt.Fprintf(e.out, "traffic node of %s by %s listens at %s\n", strings.Join(sources, ", "), t.transport, listen)
 			if err := n.Serve(c.Context(), l, options...); err != nil {
-				return &exitError{exitFailed, err, "start it again"}
+				return &exitError{exitFailed, err, "restart the node"}
 			}
 			return nil
 		},
 	}
 	t.add(c)
 	f := c.Flags()
-	f.StringSliceVarP(&sources, "source", "s", nil, "a local loopback; repeatable (default those of fared)")
-	f.StringArrayVar(&slots, "slot", nil, "PLANE=PORT, PLANE=PORT*SHARE, either with @DEVICE: a slot of every pair, instead of fared's; repeatable")
-	f.StringVar(&listen, "listen", defaultTraffic, "where 'fared traffic run' finds it: host:port or unix:PATH")
+	f.StringSliceVarP(&sources, "source", "s", nil, "a local loopback; repeatable (default the loopbacks of fared)")
+	f.StringArrayVar(&slots, "slot", nil, "PLANE=PORT or PLANE=PORT*SHARE, optionally with @DEVICE: a slot of every pair, instead of fared's; repeatable")
+	f.StringVar(&listen, "listen", defaultTraffic, "address for 'fared traffic run': host:port or unix:PATH")
 	f.Uint16Var(&port, "connect-port", rdma.ConnectPort, "TCP port at every loopback where peers connect; the same at all nodes")
 	f.StringVar(&o.NupaFile, "nupa-file", "", "file that nupa's endpoints share, such as /dev/shm/p3")
-	f.Var(&nupaSize, "nupa-size", "how large to make it, where it is not there")
-	f.IntVar(&o.NupaChannels, "nupa-channels", o.NupaChannels, "channel ends that it has room for, where it is not there: at most 1024")
-	f.BoolVar(&o.Option, "tcp-option", false, "tcp: have segments carry the message framing option; it needs CAP_BPF, and costs segmentation offload")
+	f.Var(&nupaSize, "nupa-size", "size of --nupa-file if the node creates it")
+	f.IntVar(&o.NupaChannels, "nupa-channels", o.NupaChannels, "number of channel ends in --nupa-file if the node creates it: at most 1024")
+	f.BoolVar(&o.Option, "tcp-option", false, "tcp: add the message framing option to segments; it needs CAP_BPF and disables segmentation offload")
 	f.StringVar(&logLevel, "log-level", "warn", "debug, info, warn or error")
 	choices(c, "log-level", "debug", "info", "warn", "error")
 	_ = c.RegisterFlagCompletionFunc("source", e.completer(localLoopbacks))
 	return c
 }
 
-// addresses reads loopbacks, as fared writes them or as addresses.
+// addresses parses loopbacks, given as host prefixes or as addresses.
 func addresses(words []string) (out []netip.Addr, err error) {
 	for _, w := range words {
 		host, _, _ := strings.Cut(w, "/")
 		a, err := netip.ParseAddr(host)
 		if err != nil {
-			return nil, &exitError{exitUsage, fmt.Errorf("loopback %q is no address", w), "for example --source 10.255.0.1"}
+			return nil, &exitError{exitUsage, fmt.Errorf("loopback %q is not an address", w), "for example --source 10.255.0.1"}
 		}
 		out = append(out, a.Unmap())
 	}
 	if len(out) == 0 {
-		return nil, &exitError{exitUsage, errors.New("no loopback is known"), "name one with --source"}
+		return nil, &exitError{exitUsage, errors.New("the node has no loopback"), "name one with --source"}
 	}
 	return out, nil
 }

@@ -17,21 +17,22 @@ func trafficRunCommand(e *env) *cobra.Command {
 	var r runFlags
 	var nodes []string
 	c := &cobra.Command{
-		Use: "run", Short: "Start traffic at all nodes together, and report", Args: noArgs,
-		Long: `Has traffic nodes send to each other in a pattern and verify what arrives. In a terminal a table
-follows the traffic, elsewhere a line for each interval; the report comes at the end, also as JSON
+		Use: "run", Short: "Start traffic at all nodes together, and print a report", Args: noArgs,
+		Long: `Makes traffic nodes send to each other in a pattern and verify the received bytes. In a terminal
+a table follows the traffic, elsewhere a line for each interval; the report comes at the end, also as JSON
 (fare.v1.TrafficReport, api/fare/v1/traffic.proto).
 
-Patterns, over the loopbacks of all nodes in the order of --node:
+Patterns, over the first loopback of each node in the order of --node, then the second of each, and so
+on. Pairs inside one node have no slots and are left out:
   all-to-all  each to every other
   incast      all others to the first
-  ring        each to the next, in the steps of an all-reduce: a step waits for the one before
+  ring        each to the next, in the steps of an all-reduce: a step waits for the previous step
   p2p         first to second, third to fourth, and so on
 
-Operations: write (RDMA WRITE, then a SEND that says so), write-imm (RDMA WRITE with immediate), send,
+Operations: write (RDMA WRITE, then a SEND that announces it), write-imm (RDMA WRITE with immediate), send,
 read (by the destination). Orderings: those of queue pair sets (draft-xu-rtgwg-fare-in-sun, Section 4).
 
-Exit code 1 when anything was lost, duplicated or wrong, or a node could not do its part.`,
+Exit code 1 if a message was lost, duplicated or wrong, or if a node failed.`,
 		Example: "  fared traffic run --node a=192.0.2.1:4795 --node b=192.0.2.2:4795 --size 1G\n  fared traffic run --node a=unix:/run/a.sock --node b=unix:/run/b.sock --pattern p2p --duration 30s --interval 10ms -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := r.resolve()
@@ -46,7 +47,7 @@ Exit code 1 when anything was lost, duplicated or wrong, or a node could not do 
 			for _, w := range nodes {
 				name, control, ok := strings.Cut(w, "=")
 				if !ok || name == "" || control == "" || seen[name] {
-					return &exitError{exitUsage, fmt.Errorf("--node %q: want NAME=CONTROL, each name once", w), "CONTROL is what the node has after --listen"}
+					return &exitError{exitUsage, fmt.Errorf("--node %q is not NAME=CONTROL, or repeats a name", w), "CONTROL is the node's --listen"}
 				}
 				seen[name] = true
 				there := *e
@@ -61,7 +62,7 @@ Exit code 1 when anything was lost, duplicated or wrong, or a node could not do 
 			return e.playTraffic(c.Context(), cfg, servers)
 		},
 	}
-	c.Flags().StringArrayVar(&nodes, "node", nil, "NAME=CONTROL: a traffic node and where it answers, host:port or unix:PATH; repeatable")
+	c.Flags().StringArrayVar(&nodes, "node", nil, "NAME=CONTROL: a traffic node and its address, host:port or unix:PATH; repeatable")
 	choices(c, "node")
 	r.add(e, c)
 	return c
@@ -73,7 +74,7 @@ func trafficLocalCommand(e *env) *cobra.Command {
 	var slots []string
 	var nodes int
 	c := &cobra.Command{
-		Use: "local", Short: "Try traffic inside this process: no root, no daemon", Args: noArgs,
+		Use: "local", Short: "Run traffic inside this process: no root, no daemon", Args: noArgs,
 		Long: `Runs traffic nodes inside this process, on addresses of 127.0.0.0/8, and traffic between them as
 'fared traffic run' does. Slots are given by hand: one in each of four planes with equal shares, or
 --slot. All planes are the same kernel here, so this shows protocols and verification, not a fabric.`,
@@ -91,17 +92,17 @@ func trafficLocalCommand(e *env) *cobra.Command {
 				return err
 			}
 			if nodes < 2 || nodes > traffic.MaxLocalNodes {
-				return &exitError{exitUsage, fmt.Errorf("--nodes %d: not within 2 to %d", nodes, traffic.MaxLocalNodes), "for example --nodes 4"}
+				return &exitError{exitUsage, fmt.Errorf("--nodes %d is not within 2 to %d", nodes, traffic.MaxLocalNodes), "for example --nodes 4"}
 			}
 			local, err := traffic.StartLocal(at)
 			if err != nil {
-				return &exitError{exitFailed, err, "fewer nodes, or another transport, may do"}
+				return &exitError{exitFailed, err, "use fewer nodes, or another transport"}
 			}
 			defer local.Close()
 			return e.playTraffic(c.Context(), cfg, local.Servers)
 		},
 	}
-	c.Flags().IntVar(&nodes, "nodes", 4, "how many nodes, 2 to 64")
+	c.Flags().IntVar(&nodes, "nodes", 4, "number of nodes, 2 to 64")
 	c.Flags().StringArrayVar(&slots, "slot", nil, "PLANE=PORT or PLANE=PORT*SHARE: a slot of every pair; repeatable")
 	choices(c, "nodes")
 	t.add(c)
@@ -111,6 +112,7 @@ func trafficLocalCommand(e *env) *cobra.Command {
 
 // playTraffic plays a run and prints its report.
 func (e *env) playTraffic(ctx context.Context, cfg traffic.Config, servers []traffic.Server) error {
+	cfg.Notice = func(text string) { fmt.Fprintln(e.err, text) }
 	show := e.trafficShow(cfg)
 	report, err := traffic.Coordinate(ctx, cfg, servers, show.interval)
 	show.close()
@@ -118,9 +120,9 @@ func (e *env) playTraffic(ctx context.Context, cfg traffic.Config, servers []tra
 	case ctx.Err() != nil:
 		return interrupted()
 	case errors.As(err, &lost) && lost.Gone:
-		return &exitError{exitFailed, err, "the other nodes have ended the run and wait for another; start that one again"}
+		return &exitError{exitFailed, err, "the other nodes have ended the run and wait for the next; restart the failed node"}
 	case err != nil:
-		return &exitError{exitFailed, err, "the nodes have ended the run; their logs may say more"}
+		return &exitError{exitFailed, err, "the nodes have ended the run; see their logs"}
 	}
 	if err := e.printTraffic(report); err != nil {
 		return err
@@ -130,7 +132,7 @@ func (e *env) playTraffic(ctx context.Context, cfg traffic.Config, servers []tra
 		if n := len(report.GetErrors()); n > 1 {
 			more = fmt.Sprintf(" (and %d more)", n-1)
 		}
-		return &exitError{exitFailed, errors.New(report.GetErrors()[0] + more), "the report, with -o json, says what was wrong with each pair"}
+		return &exitError{exitFailed, errors.New(report.GetErrors()[0] + more), "the report, with -o json, lists the errors of each pair"}
 	}
 	return nil
 }

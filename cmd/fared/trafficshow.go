@@ -3,9 +3,11 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 
@@ -14,14 +16,14 @@ import (
 	"github.com/fared/fared/traffic"
 )
 
-// trafficShow is how a run's progress is shown. Its methods are called one after the other.
+// trafficShow presents a run's progress. Its methods are called one after the other.
 type trafficShow interface {
 	interval(*farev1.TrafficInterval)
-	// close leaves the terminal as it was.
+	// close restores the terminal.
 	close()
 }
 
-// trafficShow chooses how to show: a live table in a terminal, lines elsewhere, nothing beside data.
+// trafficShow chooses the presentation: a live table in a terminal, lines elsewhere, and none if the output is data.
 func (e *env) trafficShow(cfg traffic.Config) trafficShow {
 	switch {
 	case e.output != "table":
@@ -43,23 +45,32 @@ func (trafficNothing) close()                           {}
 // trafficLines prints a line for each interval.
 type trafficLines struct{ e *env }
 
-func (s *trafficLines) interval(i *farev1.TrafficInterval) { fmt.Fprintln(s.e.out, intervalLine(i)) }
-func (*trafficLines) close()                               {}
+func (s *trafficLines) interval(i *farev1.TrafficInterval) {
+	fmt.Fprintln(s.e.out, intervalLine(i, math.MaxInt))
+}
+func (*trafficLines) close() {}
 
-// intervalLine is an interval in a line: when it ended, and the goodput of all and of planes.
-func intervalLine(i *farev1.TrafficInterval) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%9s  %10s", time.Duration(i.GetToNs()).Round(time.Millisecond), bitsPerSecond(i.GetGoodputBps()))
-	for _, p := range i.GetPlanes() {
-		fmt.Fprintf(&b, "  %s %s", p.GetPlane(), bitsPerSecond(p.GetSentBps()))
+// intervalLine returns an interval as a line: its end, and the goodput of all pairs and of each plane. It counts the planes that do not fit into
+// columns.
+func intervalLine(i *farev1.TrafficInterval, columns int) string {
+	line := fmt.Sprintf("%9s  %10s", time.Duration(i.GetToNs()).Round(time.Millisecond), bitsPerSecond(i.GetGoodputBps()))
+	short := line // the longest beginning that leaves room for the count of the remaining planes
+	for n, p := range i.GetPlanes() {
+		if left := fmt.Sprintf("  and %d more", len(i.GetPlanes())-n); n == 0 || utf8.RuneCountInString(line+left) <= columns {
+			short = line + left
+		}
+		line += fmt.Sprintf("  %s %s", p.GetPlane(), bitsPerSecond(p.GetSentBps()))
 		if p.GetAgainBps() > 0 {
-			fmt.Fprintf(&b, " (again %s)", bitsPerSecond(p.GetAgainBps()))
+			line += fmt.Sprintf(" (resent %s)", bitsPerSecond(p.GetAgainBps()))
 		}
 	}
-	return b.String()
+	if utf8.RuneCountInString(line) > columns {
+		return short
+	}
+	return line
 }
 
-// bitsPerSecond is a rate that was measured, for people: three digits are enough.
+// bitsPerSecond writes a measured rate for people, with three digits.
 func bitsPerSecond(bps uint64) string {
 	unit := uint64(1)
 	for bps/unit >= 1000 {
@@ -68,24 +79,24 @@ func bitsPerSecond(bps uint64) string {
 	return bandwidth(uint64(fare.Bandwidth((bps + unit/2) / unit * unit)))
 }
 
-// trafficLive is a table in a terminal: planes above, the last intervals below. It is drawn on the terminal's other screen.
+// trafficLive is a table in a terminal: planes above, the last intervals below. It draws on the terminal's alternate screen.
 type trafficLive struct {
-	e     *env
-	cfg   traffic.Config
-	last  *farev1.TrafficInterval
-	lines []string
-	drawn time.Time
+	e         *env
+	cfg       traffic.Config
+	intervals []*farev1.TrafficInterval // the last intervals, at most kept
+	before    int                       // number of earlier intervals
+	drawn     time.Time
 }
 
-// kept is how many intervals are kept for the table: more than any terminal shows.
+// kept is the number of intervals kept for the table: more than any terminal shows.
 const kept = 256
 
 func (s *trafficLive) interval(i *farev1.TrafficInterval) {
-	s.last = i
-	if s.lines = append(s.lines, intervalLine(i)); len(s.lines) > kept {
-		s.lines = s.lines[1:]
+	if s.intervals = append(s.intervals, i); len(s.intervals) > kept {
+		s.intervals = s.intervals[1:]
+		s.before++
 	}
-	if time.Since(s.drawn) >= redraw { // intervals may be far shorter than anybody can read
+	if time.Since(s.drawn) >= redraw { // intervals may be far shorter than a readable picture
 		s.draw()
 	}
 }
@@ -98,33 +109,44 @@ func (s *trafficLive) draw() {
 	if err != nil || columns <= 0 || rows <= 0 {
 		columns, rows = 80, 24
 	}
-	lines := s.picture()
-	list := s.lines
-	if room := max(0, rows-1-len(lines)); len(list) > room {
-		list = list[len(list)-room:]
-	}
 	var b strings.Builder
 	b.WriteString(home)
-	for n, line := range append(lines, list...) {
-		if n < rows-1 {
-			b.WriteString(fit(line, columns) + clearLine + "\n")
-		}
+	for _, line := range s.frame(columns, rows) {
+		b.WriteString(line + clearLine + "\n")
 	}
 	b.WriteString(clearBelow)
 	fmt.Fprint(s.e.out, b.String())
 }
 
-func (s *trafficLive) picture() []string {
+// frame returns the lines of a screen of columns by rows, with the last row free.
+func (s *trafficLive) frame(columns, rows int) []string {
+	lines := make([]string, len(s.intervals))
+	for n, i := range s.intervals {
+		lines[n] = intervalLine(i, columns)
+	}
+	return frame(s.picture(max(1, rows-8), columns), lines, s.before, columns, rows)
+}
+
+// picture draws the last interval: at most planes planes, with bars that fit into columns.
+func (s *trafficLive) picture(planes, columns int) []string {
 	title := fmt.Sprintf("%s  %s, %s of %d bytes, %d outstanding, order %s", s.e.paint(bold, "fared traffic"), s.cfg.Pattern, s.cfg.Op, s.cfg.Message, s.cfg.Outstanding, s.cfg.Ordering)
-	if s.last == nil {
+	if len(s.intervals) == 0 {
 		return []string{title, "connecting", ""}
 	}
-	lines := []string{title, fmt.Sprintf("%s after %s", s.e.paint(bold, bitsPerSecond(s.last.GetGoodputBps())), time.Duration(s.last.GetToNs()).Round(redraw)), ""}
-	top := uint64(1)
-	for _, p := range s.last.GetPlanes() {
-		top = max(top, p.GetSentBps())
+	last := s.intervals[len(s.intervals)-1]
+	lines := []string{title, fmt.Sprintf("%s after %s", s.e.paint(bold, bitsPerSecond(last.GetGoodputBps())), time.Duration(last.GetToNs()).Round(redraw)), ""}
+	row := func(p *farev1.TrafficPlaneRate, bar string) string {
+		line := fmt.Sprintf("  %-8s %s %10s", p.GetPlane(), bar, bitsPerSecond(p.GetSentBps()))
+		if p.GetAgainBps() > 0 {
+			line += "  resent " + bitsPerSecond(p.GetAgainBps())
+		}
+		return line
 	}
-	for _, p := range s.last.GetPlanes() {
+	top, longest := uint64(1), 0
+	for _, p := range last.GetPlanes() {
+		top, longest = max(top, p.GetSentBps()), max(longest, utf8.RuneCountInString(row(p, "")))
+	}
+	for _, p := range last.GetPlanes()[:min(planes, len(last.GetPlanes()))] {
 		color := green
 		switch {
 		case p.GetSentBps() == 0:
@@ -132,11 +154,10 @@ func (s *trafficLive) picture() []string {
 		case p.GetAgainBps() > 0:
 			color = yellow
 		}
-		line := fmt.Sprintf("  %-8s %s %10s", p.GetPlane(), s.e.paint(color, bar(uint32(p.GetSentBps()*1000/top), 1000, 30)), bitsPerSecond(p.GetSentBps()))
-		if p.GetAgainBps() > 0 {
-			line += "  sent again " + bitsPerSecond(p.GetAgainBps())
-		}
-		lines = append(lines, line)
+		lines = append(lines, row(p, s.e.paint(color, bar(uint32(p.GetSentBps()*1000/top), 1000, barSize(30, longest, columns)))))
+	}
+	if hidden := len(last.GetPlanes()) - planes; hidden > 0 {
+		lines = append(lines, fmt.Sprintf("  and %d more", hidden))
 	}
 	return append(lines, "")
 }
@@ -145,12 +166,12 @@ func (e *env) printTraffic(r *farev1.TrafficReport) error {
 	return e.print(r, func(w *tabwriter.Writer) { e.trafficTable(w, r) })
 }
 
-// trafficTable is a report for people.
+// trafficTable draws a report for people.
 func (e *env) trafficTable(w io.Writer, r *farev1.TrafficReport) {
 	row(w, "SOURCE", "DESTINATION", "BYTES", "GOODPUT", "MIN", "MEDIAN", "MAX", "P50", "P99", "P99.9", "LATEST", "LOST", "DUPLICATED", "REORDERED", "WRONG", "ERRORS")
 	figures := func(source, destination string, f *farev1.TrafficFigures) {
 		l := f.GetLatency()
-		lowest, middle, highest := "-", "-", "-" // shorter than an interval
+		lowest, middle, highest := "-", "-", "-" // for a run shorter than an interval
 		if f.GetGoodputMaxBps() > 0 {
 			lowest, middle, highest = bitsPerSecond(f.GetGoodputMinBps()), bitsPerSecond(f.GetGoodputMedianBps()), bitsPerSecond(f.GetGoodputMaxBps())
 		}
@@ -163,15 +184,15 @@ func (e *env) trafficTable(w io.Writer, r *farev1.TrafficReport) {
 	}
 	figures("all", several(len(r.GetPairs()), "pair"), r.GetTotal())
 	row(w)
-	row(w, "PLANE", "SENT", "AGAIN", "DUE", "SENT %", "DUE %", "DEVIATION")
+	row(w, "PLANE", "SENT", "RESENT", "DUE", "SENT %", "DUE %", "DEVIATION", "STALLS")
 	for _, p := range r.GetPlanes() {
 		row(w, p.GetPlane(), fmt.Sprint(p.GetSent()), fmt.Sprint(p.GetAgain()), fmt.Sprint(p.GetDue()), partOf(int64(p.GetSentPpb())), partOf(int64(p.GetDuePpb())),
-			fmt.Sprintf("%+.3f", float64(p.GetDeviationPpb())/1e7))
+			fmt.Sprintf("%+.3f", float64(p.GetDeviationPpb())/1e7), fmt.Sprint(p.GetStalls()))
 	}
 	row(w)
 	verdict := e.paint(green, "every byte verified")
 	if !r.GetOk() {
-		verdict = e.paint(bold+red, "NOT every message arrived once and whole")
+		verdict = e.paint(bold+red, "NOT every message arrived exactly once and intact")
 	}
 	fmt.Fprintf(w, "%s, %s by %s in order %s, %s messages of %d bytes in %s: %s\n", r.GetPattern(), r.GetOp(), r.GetTransport(), r.GetOrdering(),
 		fmt.Sprint(r.GetTotal().GetMessages()), r.GetMessageBytes(), age(r.GetElapsedNs()), verdict)
@@ -180,5 +201,5 @@ func (e *env) trafficTable(w io.Writer, r *farev1.TrafficReport) {
 	}
 }
 
-// partOf writes parts per billion as people read them.
+// partOf writes parts per billion as percent.
 func partOf(ppb int64) string { return fmt.Sprintf("%.3f", float64(ppb)/1e7) }

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,7 +18,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// maxRecent is how many past events a daemon keeps.
+// maxRecent is the number of past events that a daemon keeps.
 const maxRecent = 1024
 
 func watchCommand(e *env) *cobra.Command {
@@ -25,8 +27,8 @@ func watchCommand(e *env) *cobra.Command {
 	var recent uint32
 	c := &cobra.Command{
 		Use: "watch", Short: "Follow the weights (or, with --events, the fabric's events) as they change", Args: noArgs,
-		Long: `Prints the weights there are, then every change. It reconnects by itself and resumes where it
-was. -o json prints one object a line. Ctrl-C ends it, with exit code 0.`,
+		Long: `Prints the current weights, then every change. It reconnects by itself and resumes at the last
+revision. -o json prints one object per line. Ctrl-C ends it, with exit code 0.`,
 		Example: "  fared watch\n  fared watch --destination 10.255.0.2 -o json\n  fared watch --events",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if recent > maxRecent {
@@ -41,13 +43,13 @@ was. -o json prints one object a line. Ctrl-C ends it, with exit code 0.`,
 				w := &eventWatch{e: e, client: farev1.NewFabricServiceClient(conn), recent: recent}
 				return e.follow(c.Context(), w)
 			}
-			w := &weightWatch{e: e, client: farev1.NewWeightServiceClient(conn), known: map[string]bool{}}
+			w := &weightWatch{e: e, client: farev1.NewWeightServiceClient(conn), known: map[rowKey]bool{}}
 			w.req.Filter = &farev1.WeightFilter{Destinations: destinations, Sources: sources, OmitPairs: e.output == "table"}
 			return e.follow(c.Context(), w)
 		},
 	}
 	c.Flags().StringSliceVarP(&destinations, "destination", "d", nil, "only these destinations: an address or a covering prefix; repeatable")
-	c.Flags().StringSliceVarP(&sources, "source", "s", nil, "only pairs from these local loopbacks; repeatable")
+	c.Flags().StringSliceVarP(&sources, "source", "s", nil, sourceUsage)
 	c.Flags().BoolVar(&events, "events", false, "follow sessions, links, drains and faults instead of weights")
 	c.Flags().Uint32Var(&recent, "recent", 20, "with --events: how many past events to print first")
 	c.MarkFlagsMutuallyExclusive("events", "destination")
@@ -58,24 +60,24 @@ was. -o json prints one object a line. Ctrl-C ends it, with exit code 0.`,
 
 // watcher follows one kind of stream.
 type watcher interface {
-	// stream prints what comes until the stream ends; it always returns an error.
+	// stream prints messages until the stream ends; it always returns an error.
 	stream(ctx context.Context, opts ...grpc.CallOption) error
-	// place says where the stream is resumed, "" before the first answer.
+	// place describes the position at which the stream resumes, "" before the first answer.
 	place() string
 }
 
-// follow keeps a stream going. Once the daemon has answered, a lost stream is resumed when the daemon is back.
+// follow keeps a stream open. After the daemon's first answer, a broken stream is resumed when the daemon returns.
 func (e *env) follow(ctx context.Context, w watcher) error {
 	var opts []grpc.CallOption
 	for {
 		err := w.stream(ctx, opts...)
 		if ctx.Err() != nil {
-			return nil // the user has seen enough
+			return nil // the user ended the watch
 		}
 		if status.Code(err) != codes.Unavailable || w.place() == "" {
 			return e.explain(err, known)
 		}
-		fmt.Fprintf(e.err, "fared: the daemon went away; resuming after %s when it is back\n", w.place())
+		fmt.Fprintf(e.err, "fared: the connection to the daemon failed; resuming after %s when the daemon answers\n", w.place())
 		opts = []grpc.CallOption{grpc.WaitForReady(true)}
 	}
 }
@@ -85,9 +87,19 @@ type weightWatch struct {
 	e      *env
 	client farev1.WeightServiceClient
 	req    farev1.WatchWeightsRequest
-	// known are the destinations printed, for the table's sake: a snapshot does not say what is gone. stale are those of
-	// before a snapshot that has not completed.
-	known, stale map[string]bool
+	// known has the printed rows for the table, because a snapshot does not list removed rows. stale has the rows from before a
+	// snapshot that is incomplete.
+	known, stale map[rowKey]bool
+	// sources are the first row's; several is set once the sources of another row differ. Rows then name their sources.
+	sources string
+	several bool
+}
+
+// rowKey names a row: a destination, and its sources, joined.
+type rowKey struct{ destination, sources string }
+
+func keyOf(destination string, sources []string) rowKey {
+	return rowKey{destination, strings.Join(sources, ",")}
 }
 
 func (w *weightWatch) place() string {
@@ -117,30 +129,51 @@ func (w *weightWatch) stream(ctx context.Context, opts ...grpc.CallOption) error
 }
 
 func (w *weightWatch) text(msg *farev1.WatchWeightsResponse) {
-	gone := msg.Removed
+	var gone []rowKey
+	for _, k := range msg.Removed {
+		gone = append(gone, keyOf(k.Destination, k.Sources))
+	}
 	if msg.Snapshot {
-		if w.stale == nil { // else the snapshot before did not complete
+		if w.stale == nil { // a non-nil value is from a previous snapshot that did not complete
 			w.stale = w.known
 		}
-		w.known = map[string]bool{}
+		w.known = map[rowKey]bool{}
 	}
 	for _, d := range msg.Weights {
-		w.known[d.Destination] = true
-		delete(w.stale, d.Destination)
-		fmt.Fprintf(w.e.out, "%-8d %-22s %-12s %s\n", msg.Revision, d.Destination, ratio(d), effect(d))
+		if sources := strings.Join(d.Sources, ","); w.sources == "" {
+			w.sources = sources
+		} else {
+			w.several = w.several || sources != w.sources
+		}
+	}
+	for _, d := range msg.Weights {
+		k := keyOf(d.Destination, d.Sources)
+		w.known[k] = true
+		delete(w.stale, k)
+		fmt.Fprintf(w.e.out, "%-8d %-22s %-12s %s\n", msg.Revision, w.name(k), ratio(d), effect(d))
 	}
 	if msg.Complete {
-		gone = append(slices.Clone(gone), slices.Sorted(maps.Keys(w.stale))...)
+		gone = append(gone, slices.SortedFunc(maps.Keys(w.stale), func(a, b rowKey) int {
+			return cmp.Or(cmp.Compare(a.destination, b.destination), cmp.Compare(a.sources, b.sources))
+		})...)
 		w.stale = nil
 	}
-	for _, p := range gone {
-		delete(w.known, p)
-		fmt.Fprintf(w.e.out, "%-8d %-22s gone\n", msg.Revision, p)
+	for _, k := range gone {
+		delete(w.known, k)
+		fmt.Fprintf(w.e.out, "%-8d %-22s gone\n", msg.Revision, w.name(k))
 	}
 }
 
-// eventWatch follows events. A run of the daemon counts its events; after a break in the same run those already printed
-// are left out, and a new run's are all new.
+// name returns a row's printed name: its destination, and its sources if there are several source groups.
+func (w *weightWatch) name(k rowKey) string {
+	if w.several {
+		return k.destination + " from " + k.sources
+	}
+	return k.destination
+}
+
+// eventWatch follows events. A run of the daemon numbers its events. After a break in the same run the printed events
+// are skipped; all events of a new run are new.
 type eventWatch struct {
 	e        *env
 	client   farev1.FabricServiceClient
@@ -181,7 +214,7 @@ func (w *eventWatch) stream(ctx context.Context, opts ...grpc.CallOption) error 
 			continue
 		}
 		if w.last > 0 && ev.Sequence > w.last+1 {
-			fmt.Fprintf(w.e.err, "fared: %d events are missing here: they came faster than they were read\n", ev.Sequence-w.last-1)
+			fmt.Fprintf(w.e.err, "fared: %d events are missing here: they arrived faster than this command read them\n", ev.Sequence-w.last-1)
 		}
 		w.last = ev.Sequence
 		if err := w.e.line(ev, func() {
@@ -192,7 +225,7 @@ func (w *eventWatch) stream(ctx context.Context, opts ...grpc.CallOption) error 
 	}
 }
 
-// line prints one message of a stream: a JSON line, a YAML document, or what text prints.
+// line prints one message of a stream: a JSON line, a YAML document, or the output of text.
 func (e *env) line(m proto.Message, text func()) error {
 	switch e.output {
 	case "json":

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -12,14 +14,16 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// known is where destinations and sources are listed.
-const known = "'fared weights' lists the destinations there are, 'fared status' the local loopbacks"
+// known names the commands that list destinations and sources.
+const known = "'fared weights' lists the destinations, 'fared status' the local loopbacks"
+
+const sourceUsage = "only weights and pairs of these local loopbacks; repeatable"
 
 func weightsCommand(e *env) *cobra.Command {
 	var destinations, sources []string
 	var explain bool
 	c := &cobra.Command{
-		Use: "weights", Short: "Show what traffic to each GPU is split by", Args: noArgs,
+		Use: "weights", Short: "Show how traffic to each GPU is split", Args: noArgs,
 		Long: `Shows, for every destination, the weight of each plane in lowest terms, and with -o json
 or yaml also the queue pair slots and UDP source ports of each pair.`,
 		Example: "  fared weights\n  fared weights --destination 10.255.0.2 --explain\n  fared weights --source 10.255.0.1 -o json",
@@ -32,13 +36,13 @@ or yaml also the queue pair slots and UDP source ports of each pair.`,
 			client := farev1.NewWeightServiceClient(conn)
 			if explain {
 				if len(destinations) != 1 {
-					return &exitError{exitUsage, errors.New("--explain wants one destination"), "fared weights --destination 10.255.0.2 --explain"}
+					return &exitError{exitUsage, errors.New("--explain needs one destination"), "fared weights --destination 10.255.0.2 --explain"}
 				}
 				resp, err := client.GetWeights(c.Context(), &farev1.GetWeightsRequest{Destination: destinations[0], Sources: sources, Explain: true})
 				if err != nil {
 					return e.explain(err, known)
 				}
-				return e.print(resp, func(w *tabwriter.Writer) { explainTable(w, resp.Weights) })
+				return e.print(resp, func(w *tabwriter.Writer) { explainTables(w, resp.Weights) })
 			}
 			filter := &farev1.WeightFilter{Destinations: destinations, Sources: sources, OmitPairs: e.output == "table"}
 			all := &weightList{}
@@ -59,13 +63,13 @@ or yaml also the queue pair slots and UDP source ports of each pair.`,
 		},
 	}
 	c.Flags().StringSliceVarP(&destinations, "destination", "d", nil, "only these destinations: an address or a covering prefix; repeatable")
-	c.Flags().StringSliceVarP(&sources, "source", "s", nil, "only pairs from these local loopbacks; repeatable")
-	c.Flags().BoolVar(&explain, "explain", false, "show each route, community, link and rule behind one destination's weights")
+	c.Flags().StringSliceVarP(&sources, "source", "s", nil, sourceUsage)
+	c.Flags().BoolVar(&explain, "explain", false, "show the routes, communities, links and rules behind one destination's weights")
 	e.pairFlags(c)
 	return readFlags(e, c)
 }
 
-// weightList is what `fared weights -o json` prints.
+// weightList is the output of `fared weights -o json`.
 type weightList struct {
 	revision     uint64
 	destinations []*farev1.DestinationWeights
@@ -87,32 +91,64 @@ func (e *env) printWeights(l *weightList) error {
 		return printJSON(e.out, e.output, l.json())
 	}
 	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
-	weightsHeader(w, l.destinations)
+	planes, several := planesOf(l.destinations), severalSources(l.destinations)
+	weightsHeader(w, planes, several)
 	for _, d := range l.destinations {
-		weightsRow(w, d)
+		weightsRow(w, d, planes, several)
 	}
 	return w.Flush()
 }
 
-func weightsHeader(w io.Writer, list []*farev1.DestinationWeights) {
-	cells := []string{"DESTINATION", "WEIGHTS"}
-	if len(list) > 0 {
-		for _, p := range list[0].Planes {
-			cells = append(cells, strings.ToUpper(p.Plane))
+// planesOf lists the planes of all rows, each between its neighbors: source groups may have different ones.
+func planesOf(list []*farev1.DestinationWeights) []string {
+	var names []string
+	for _, d := range list {
+		at := 0
+		for _, p := range d.Planes {
+			if i := slices.Index(names, p.Plane); i >= 0 {
+				at = i + 1
+			} else {
+				names, at = slices.Insert(names, at, p.Plane), at+1
+			}
 		}
+	}
+	return names
+}
+
+// severalSources reports whether rows differ in their sources.
+func severalSources(list []*farev1.DestinationWeights) bool {
+	return slices.ContainsFunc(list, func(d *farev1.DestinationWeights) bool { return !slices.Equal(d.Sources, list[0].Sources) })
+}
+
+func weightsHeader(w io.Writer, planes []string, sources bool) {
+	cells := []string{"DESTINATION"}
+	if sources {
+		cells = append(cells, "SOURCE")
+	}
+	cells = append(cells, "WEIGHTS")
+	for _, p := range planes {
+		cells = append(cells, strings.ToUpper(p))
 	}
 	row(w, append(cells, "STATE")...)
 }
 
-func weightsRow(w io.Writer, d *farev1.DestinationWeights) {
-	cells := []string{d.Destination, ratio(d)}
-	for _, p := range d.Planes {
-		cells = append(cells, bandwidth(p.BandwidthBps))
+func weightsRow(w io.Writer, d *farev1.DestinationWeights, planes []string, sources bool) {
+	cells := []string{d.Destination}
+	if sources {
+		cells = append(cells, strings.Join(d.Sources, ","))
+	}
+	cells = append(cells, ratio(d))
+	for _, name := range planes {
+		cell := "-"
+		if i := slices.IndexFunc(d.Planes, func(p *farev1.PlaneWeight) bool { return p.Plane == name }); i >= 0 {
+			cell = bandwidth(d.Planes[i].BandwidthBps)
+		}
+		cells = append(cells, cell)
 	}
 	row(w, append(cells, effect(d))...)
 }
 
-// ratio writes the plane weights as the field does: 2:2:1:2.
+// ratio writes the plane weights in the usual notation: 2:2:1:2.
 func ratio(d *farev1.DestinationWeights) string {
 	var b strings.Builder
 	for i, p := range d.Planes {
@@ -124,20 +160,24 @@ func ratio(d *farev1.DestinationWeights) string {
 	return b.String()
 }
 
-// effect says in a word whether packets obey the weights yet.
+// effect describes whether packets follow the weights, with the data plane's reason if they do not.
 func effect(d *farev1.DestinationWeights) string {
 	if !d.Reachable {
 		return "unreachable: " + d.Reason
 	}
+	state := "in effect"
 	for _, p := range d.Planes {
 		if !p.InEffect {
-			return "wanted"
+			state = cmp.Or(d.NotInEffect, "wanted")
 		}
 	}
-	return "in effect"
+	if d.BandwidthIgnored != "" {
+		state += ", bandwidth IGNORED: " + d.BandwidthIgnored
+	}
+	return state
 }
 
-// counts says whether something is used, or why not.
+// counts describes whether an object is used, or the reason why not.
 func counts(reason string) string {
 	if reason == "" {
 		return "yes"
@@ -145,12 +185,32 @@ func counts(reason string) string {
 	return "no: " + reason
 }
 
-func explainTable(w *tabwriter.Writer, d *farev1.DestinationWeights) {
+// explainTables explains a destination from each source group.
+func explainTables(w *tabwriter.Writer, rows []*farev1.DestinationWeights) {
+	for i, d := range rows {
+		from := ""
+		if len(rows) > 1 {
+			from = " from " + strings.Join(d.Sources, ", ")
+		}
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		explainTable(w, d, from)
+	}
+}
+
+func explainTable(w *tabwriter.Writer, d *farev1.DestinationWeights, from string) {
 	state := "reachable"
 	if !d.Reachable {
 		state = "UNREACHABLE: " + d.Reason
 	}
-	fmt.Fprintf(w, "%s is %s, weights %s (group %d, revision %d)\n", d.Destination, state, ratio(d), d.Group, d.Revision)
+	fmt.Fprintf(w, "%s is %s%s, weights %s (group %d, revision %d)\n", d.Destination, state, from, ratio(d), d.Group, d.Revision)
+	if d.NotInEffect != "" {
+		fmt.Fprintln(w, "not in effect, "+d.NotInEffect)
+	}
+	if d.BandwidthIgnored != "" {
+		fmt.Fprintln(w, "bandwidth ignored, "+d.BandwidthIgnored)
+	}
 	x := d.Explanation
 	fmt.Fprintln(w, "\nroutes")
 	row(w, "  SESSION", "DEVICE", "NODE", "ADVERTISED", "AS PATH", "COUNTS")
