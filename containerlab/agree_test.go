@@ -2,23 +2,23 @@ package containerlab
 
 import (
 	"fmt"
-	"log/slog"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/topo"
 )
 
-// event is one step of a story, as the lab's scripts say it and as the simulation does.
+// event is one step of a story, in the languages of the lab's scripts and of the simulation.
 type event struct {
 	script     string
 	fail, heal string // names of topo.Fabric.Find, separated by spaces
 }
 
-// stories are failures that follow each other, by the folder of the fabric they happen to.
+// stories are sequences of failures, by the folder of their fabric.
 var stories = map[string][]event{
 	"fared": {
 		{"cut server2 p2.0", "server2/p2.0", ""},
@@ -39,79 +39,92 @@ var stories = map[string][]event{
 		{"restart spine1-0\nrestart leaf0-1", "", "spine1-0 leaf0-1"},
 		{"mend leaf0-0 up1\nmend server1 p0\nmend server3 p1.0", "", "leaf0-0/up1 server1/p0 server3/p1.0"},
 	},
+	"own-ports": {
+		{"cut server2 g1p1.0", "server2/g1p1.0", ""},
+		{"cut server1 g0p0", "server1/g0p0", ""},
+		{"kill leaf1", "leaf1", ""},
+		{"mend server1 g0p0", "", "server1/g0p0"},
+		{"restart leaf1\nmend server2 g1p1.0", "", "leaf1 server2/g1p1.0"},
+	},
 }
 
-// matrix is every server's weights toward every other.
-func matrix(servers int, weights func(src, dst int) []uint32) string {
+// matrix returns every source group's weights toward those of the other servers.
+func matrix(groups []*topo.Group, weights func(src, dst int) []uint32) string {
 	var b strings.Builder
-	for src := range servers {
-		for dst := range servers {
-			if src != dst {
-				fmt.Fprintf(&b, "%d>%d %s ", src+1, dst+1, lab.Ratio(weights(src, dst)))
+	for _, src := range groups {
+		for _, dst := range groups {
+			if src.Server != dst.Server {
+				fmt.Fprintf(&b, "%s>%s %s ", src.Name, dst.Name, lab.Ratio(weights(src.Index, dst.Index)))
 			}
 		}
 	}
 	return b.String()
 }
 
-// TestAllAgree feeds the same failures of the same fabric to the simulation, to the lab in one process, to the lab on network
-// namespaces and to containers: after each of them every server's weights are the same everywhere.
+// TestAllAgree applies the same failures of the same fabric to the simulation, to the lab in one process and to the lab on network namespaces.
+// After each failure every server's weights are equal in all of them. TestScenarios does so with containers.
 func TestAllAgree(t *testing.T) {
-	for _, folder := range []string{"fared", "two-tier"} {
+	netnstest.Require(t, "tc", "go")
+	fared := filepath.Join(t.TempDir(), "fared")
+	if out, err := exec.Command("go", "build", "-o", fared, "../cmd/fared").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	for folder, story := range stories {
 		t.Run(folder, func(t *testing.T) {
-			o := options(t, folder)
-			fared := filepath.Join(t.TempDir(), "fared")
-			if out, err := exec.Command("go", "build", "-o", fared, "../cmd/fared").CombinedOutput(); err != nil {
-				t.Fatalf("go build: %v\n%s", err, out)
-			}
-			story := stories[folder]
-			var script strings.Builder
-			for i, e := range story {
-				fmt.Fprintf(&script, "step %d\n%s\n", i, e.script)
-			}
-			inside := o.Spec
-			inside.Spine = topo.Fared
-			seen := map[string][]string{"simulation": simulate(t, o.Spec, story)}
-			for kind, lo := range map[string]lab.Options{
-				"one process":  {Spec: inside},
-				"namespaces":   {Spec: o.Spec, Netns: &lab.Netns{Driver: "linux", Binary: fared, Rate: -1}},
-				"containerlab": o,
+			spec := described(t, folder)
+			want := simulate(t, spec, story)
+			inside := spec
+			inside.Leaf, inside.Spine = topo.Fared, topo.Fared
+			for kind, o := range map[string]lab.Options{
+				"one process": {Spec: inside, Quick: true},
+				"namespaces":  {Spec: spec, Netns: &lab.Netns{Driver: "linux", Binary: fared, Rate: -1}, Quick: true},
 			} {
-				s, err := lab.Parse(folder, strings.NewReader(script.String()))
-				if err != nil {
-					t.Fatal(err)
-				}
-				f, err := lab.Start(t.Context(), lo, slog.New(slog.DiscardHandler))
-				if err != nil {
-					t.Fatalf("%s: %v", kind, err)
-				}
-				ok, err := f.Run(t.Context(), s, func(r lab.Result) {
-					if len(r.Wrong) > 0 {
-						t.Errorf("%s, step %s: %q", kind, r.Step, r.Wrong)
-					}
-					seen[kind] = append(seen[kind], matrix(f.Servers, f.Weights))
-				})
-				if !ok || err != nil {
-					t.Errorf("%s: %v, %v", kind, ok, err)
-				}
-				if err := f.Close(); err != nil {
-					t.Errorf("%s: %v", kind, err)
+				f := start(t, o)
+				compare(t, kind, want, tell(t, f, story), story)
+				if err := f.Close(); err != nil { // before the next fabric starts
+					t.Error(err)
 				}
 			}
 			distinct := map[string]bool{}
-			for i, e := range story {
-				want := seen["simulation"][i]
-				distinct[want] = true
-				for kind, all := range seen {
-					if i >= len(all) || all[i] != want {
-						t.Errorf("after %q, %s:\n%s\nthe simulation:\n%s", e.script, kind, all, want)
-					}
-				}
+			for _, w := range want {
+				distinct[w] = true
 			}
 			if len(distinct) < len(story)/2 {
 				t.Errorf("only %d different states after %d failures: this test has lost its subject", len(distinct), len(story))
 			}
 		})
+	}
+}
+
+// tell plays a story on a fabric and returns the weights after each event.
+func tell(t *testing.T, f *lab.Fabric, story []event) (seen []string) {
+	t.Helper()
+	var script strings.Builder
+	for i, e := range story {
+		fmt.Fprintf(&script, "step %d\n%s\n", i, e.script)
+	}
+	s, err := lab.Parse("story", strings.NewReader(script.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Run(t.Context(), s, func(r lab.Result) {
+		if len(r.Wrong) > 0 {
+			t.Errorf("step %s: %q", r.Step, r.Wrong)
+		}
+		seen = append(seen, matrix(f.Groups(), f.Weights))
+	}); err != nil {
+		t.Error(err)
+	}
+	return seen
+}
+
+// compare compares the weights of one kind of fabric after each event with those of the simulation.
+func compare(t *testing.T, kind string, want, seen []string, story []event) {
+	t.Helper()
+	for i, e := range story {
+		if i >= len(seen) || seen[i] != want[i] {
+			t.Errorf("after %q, %s:\n%q\nthe simulation:\n%s", e.script, kind, seen[min(i, len(seen)):min(i+1, len(seen))], want[i])
+		}
 	}
 }
 
@@ -137,7 +150,7 @@ func simulate(t *testing.T, spec topo.Spec, story []event) (seen []string) {
 		for _, v := range s.Check() {
 			t.Errorf("after %q: %v", e.script, v)
 		}
-		seen = append(seen, matrix(fabric.Servers, s.Weights))
+		seen = append(seen, matrix(fabric.Groups(), s.Weights))
 	}
 	return seen
 }
