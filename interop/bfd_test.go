@@ -13,13 +13,14 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// fast makes 300 ms of silence too many, slow 3 s: what a busy machine does not cause.
+// fast detects 300 ms of silence, slow 3 s, which a busy machine does not cause.
 const (
 	fast = 100 * time.Millisecond
 	slow = time.Second
 )
 
-// holdTime of both ends' BGP: short, or so long that only BFD can have noticed what happens within a test's patience.
+// holdTime returns the BGP hold time of both ends: short, or so long that only BFD can detect a failure within a test's
+// time limit.
 func holdTime(bfd time.Duration) time.Duration {
 	if bfd > 0 {
 		return 90 * time.Second
@@ -38,7 +39,7 @@ func frrBFD(interval time.Duration) string {
 	return fmt.Sprintf("bfd\n profile fast\n  detect-multiplier 3\n  receive-interval %d\n  transmit-interval %[1]d\n exit\nexit\n", interval.Milliseconds())
 }
 
-// bfdPeers is a leaf's daemon that says how many of its BFD sessions are up.
+// bfdPeers is a leaf's daemon that reports the number of its BFD sessions that are up.
 type bfdPeers interface{ bfdUp(l *leaf) (int, error) }
 
 func (d frr) bfdUp(l *leaf) (n int, err error) {
@@ -105,7 +106,7 @@ func (f *fabric) protected() {
 	f.t.Logf("BFD up on all sessions: %v", took.Round(time.Millisecond))
 }
 
-// swallow has the cables of a server's port take packets in one direction, or both, and deliver none. The light stays on.
+// swallow makes the cables of a server's port drop packets in one direction, or both, while the carrier stays up.
 func (f *fabric) swallow(plane, server int, directions ...string) {
 	f.t.Helper()
 	for k := range lanes {
@@ -130,7 +131,7 @@ func (f *fabric) tc(server int, args ...string) {
 	}
 }
 
-// back waits until all is as it was.
+// back waits until the initial state is restored.
 func (f *fabric) back() {
 	f.t.Helper()
 	f.up()
@@ -138,7 +139,7 @@ func (f *fabric) back() {
 	f.weigh("back", "1:1")
 }
 
-// silences: everything that stops packets and leaves the light on, and its end.
+// silences plays everything that stops packets while the carrier stays up, and its end.
 func silences(t *testing.T, f *fabric) {
 	t.Helper()
 	f.back()
@@ -178,7 +179,7 @@ func TestBFDWithFRR(t *testing.T) {
 	silences(t, f)
 }
 
-// Over link-local addresses.
+// TestBFDWithFRRUnnumbered uses link-local addresses.
 func TestBFDWithFRRUnnumbered(t *testing.T) {
 	f := newFabric(t, options{daemons: both(frr{}), bfd: fast, unnumbered: true, each: func(l *leaf) { l.cumulative = true }})
 	f.back()
@@ -196,7 +197,8 @@ func TestBFDWithFaredLeaf(t *testing.T) {
 	silences(t, newFabric(t, options{daemons: both(faredLeaf{}), bfd: fast, each: idle(t)}))
 }
 
-// A leaf without BFD has sessions like any other; one whose operator takes BFD down, and up again, loses none.
+// TestBFDTakenAway verifies that a leaf without BFD has ordinary sessions, and that no session fails if an operator
+// takes BFD down, and up again.
 func TestBFDTakenAway(t *testing.T) {
 	f := newFabric(t, options{daemons: both(frr{}), bfd: slow, each: func(l *leaf) {
 		if l.cumulative = true; l.plane == 0 {
@@ -247,9 +249,9 @@ func TestBFDTakenAway(t *testing.T) {
 	f.weigh("nothing was lost", "1:1")
 }
 
-// A server that restarts is silent, but its data plane forwards: with graceful restart the leaf keeps its routes although BFD went
-// down, since our packets say that BFD is part of the control plane (RFC 5882, Section 4.3). IPv4's: FRR 8.4 keeps no others,
-// BFD or not.
+// TestBFDAndGracefulRestart verifies graceful restart with BFD. A server that restarts is silent, but its data plane
+// forwards. The leaf keeps its routes although BFD went down, because our packets declare BFD part of the control plane
+// (RFC 5882, Section 4.3). This covers IPv4 only: FRR 8.4 keeps no others, with or without BFD.
 func TestBFDAndGracefulRestart(t *testing.T) {
 	for what, end := range map[string]func(*fared){"stopped": func(d *fared) { d.Stop() }, "killed": func(d *fared) { d.Kill() }} {
 		t.Run(what, func(t *testing.T) {
@@ -277,13 +279,13 @@ func TestBFDAndGracefulRestart(t *testing.T) {
 	}
 }
 
-// bgpSeesBFD counts the neighbours whose BFD is up for bgpd.
+// bgpSeesBFD counts the neighbors whose BFD is up for bgpd.
 func (d frr) bgpSeesBFD(l *leaf) (n int, err error) {
-	var neighbours map[string]struct {
+	var neighbors map[string]struct {
 		PeerBfdInfo struct{ Status string }
 	}
-	err = d.show(l, "bgp neighbors", &neighbours)
-	for _, x := range neighbours {
+	err = d.show(l, "bgp neighbors", &neighbors)
+	for _, x := range neighbors {
 		if x.PeerBfdInfo.Status == "Up" {
 			n++
 		}

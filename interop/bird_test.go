@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// bird runs BIRD 2, which passes extended communities on without knowing what they mean.
+// bird runs BIRD 2, which passes on extended communities that it does not know.
 type bird struct{}
 
 func (bird) tools() []string { return []string{"bird", "birdc"} }
@@ -33,7 +33,7 @@ func birdConfig(l *leaf) string {
 	}
 	line("filter to_servers {")
 	if l.advertise != 0 || l.strip {
-		// The key of a generic community ends in the AS of whoever wrote it.
+		// The key of a generic community ends in the AS of its creator.
 		for _, as := range []uint32{serverAS[0], 23456} {
 			line("  bgp_ext_community.delete([(generic, 0x%x, *)]);", 0x00040000|as)
 		}
@@ -61,14 +61,14 @@ func birdConfig(l *leaf) string {
 	return b.String()
 }
 
-// birdName is a protocol's name, which may not hold a dash.
+// birdName returns a protocol's name, which must not contain a dash.
 func birdName(p *peer, family string) string {
 	return strings.ReplaceAll(p.device, "-", "_") + "_" + family
 }
 
 func (bird) show(l *leaf, command string) (string, error) {
 	out, err := exec.Command("birdc", "-s", filepath.Join(l.dir, "bird.ctl"), "show "+command).CombinedOutput()
-	// birdc fails when there is nothing to show.
+	// birdc fails if the result is empty.
 	if err != nil && !strings.Contains(string(out), "Network not found") {
 		return "", fmt.Errorf("birdc show %s: %w\n%s", command, err, out)
 	}
@@ -94,7 +94,8 @@ func (d bird) paths(l *leaf, prefix netip.Prefix) ([]path, error) {
 	return birdPaths(out, names)
 }
 
-// birdPaths reads `show route all`; names gives the neighbour's address of a protocol.
+// birdPaths parses `show route all`; names holds the neighbor's address of each
+// protocol.
 func birdPaths(out string, names map[string]string) ([]path, error) {
 	var paths []path
 	for line := range strings.Lines(out) {

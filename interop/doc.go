@@ -1,6 +1,5 @@
-// Package interop holds the tests of fared against BGP daemons that were not written
-// here: FRR, BIRD and GoBGP, as their distributions package them, on leaves that are
-// network namespaces.
+// Package interop holds the tests of fared against other BGP daemons: FRR, BIRD and
+// GoBGP, as distributions package them, on leaves that are network namespaces.
 //
 // The fabric of a test (fabric_test.go) has two planes and two servers with two sub-ports
 // in each plane. A plane is one leaf, or two leaves with a link between them and a server
@@ -13,14 +12,17 @@
 //
 // Each sub-port has a /31 and a /64 with an IPv4 and an IPv6 session, or one unnumbered
 // session for both families. The fared binary is built once and runs in the servers'
-// namespaces with the in-memory data plane: what it wants is read with `fared weights`,
-// what it told the leaves is read from the leaves' own tables and from their kernels.
+// namespaces with the in-memory data plane. The tests read its weights with `fared weights`,
+// and its advertisements from the tables and kernels of the leaves.
 //
-// Speeds are 4 Gbit/s a sub-port and not 400: FRR before July 2026 (Debian's 8.4.4 among
-// them) corrupts values above 34 Gbit/s.
+// The speed of a sub-port is 4 Gbit/s and not 400, because FRR before July 2026 (including
+// Debian's 8.4.4) corrupts values above 34 Gbit/s.
 //
-// faredleaf_test.go has the same fabric with leaves of our own, which forward by way of
+// faredleaf_test.go has the same fabric with fared leaves, which forward by
 // `fared dataplane`: packets cross them.
+//
+// packets_test.go has servers with `fared dataplane` behind unnumbered sessions to FRR: packets of slots from server 0 to
+// server 1 are counted at the far end of every cable, and their distribution must follow from the cables that are up.
 //
 // The tests need root and the packages frr, bird2 and gobgpd; without them they are
 // skipped, or fail if FARED_REQUIRE_ALL=1.

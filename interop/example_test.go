@@ -10,7 +10,8 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// TestExampleLeaf: FRR's own parser takes the example, and refuses it with a mistake in it.
+// TestExampleLeaf verifies that FRR's own parser accepts the example, and rejects it with a
+// mistake in it.
 func TestExampleLeaf(t *testing.T) {
 	netnstest.Require(t, "vtysh")
 	example, err := os.ReadFile("../examples/frr-leaf.conf")

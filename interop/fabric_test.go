@@ -20,21 +20,33 @@ const (
 	servers = 2
 	lanes   = 2 // sub-ports of a server in a plane
 
+	slots = 16 // slots of a pair of loopbacks
+
 	laneSpeed = 4_000_000_000 // bit/s
 )
 
-// serverAS: the second one needs four bytes, so its communities carry AS_TRANS.
+// serverAS are the servers' AS numbers. The second one needs four bytes, so its communities carry AS_TRANS.
 var serverAS = [servers]uint32{65101, 4200000102}
 
-// options of a fabric.
+// options are the options of a fabric.
 type options struct {
 	daemons    [planes]daemon
 	unnumbered bool
-	bfd        time.Duration // the interval, on all sessions, beside a long hold time; 0: no BFD
+	bfd        time.Duration // interval on all sessions, together with a long hold time; 0: no BFD
 	restart    time.Duration // the servers' bgp.restart_time
+	deadline   time.Duration // the servers' start.deadline; 0: 3 s
 	advertise  string        // the servers' path_bandwidth.advertise; "": the default
-	leaves     int           // of a plane: 1, or 2 with a server at each
-	each       func(*leaf)   // adapts a leaf before it starts
+	oneAS      bool          // all servers have the first one's AS
+	allowOwnAS int           // the servers' bgp.allow_own_as
+	speed      string        // speed of the servers' sub-ports; "": 4G
+	metrics    bool          // the servers serve metrics at 127.0.0.1:9469
+	// pathBandwidth is the servers' path_bandwidth, keys and values in one line; "" means that advertise and missing
+	// apply.
+	pathBandwidth string
+	missing       string      // the servers' path_bandwidth.missing; "": the default
+	leaves        int         // per plane: 1, or 2 with a server at each
+	each          func(*leaf) // adapts a leaf before it starts
+	driver        string      // driver of the servers' data planes: fared dataplane's --driver; "": in memory
 }
 
 // fabric is the leaves and servers of one test.
@@ -62,24 +74,36 @@ type leaf struct {
 	as       uint32
 	routerID netip.Addr
 	peers    []*peer
-	dir      string // for the daemon's files
+	dir      string // folder for the daemon's files
 	running  []*netnstest.Process
 
-	// bfd: on all sessions, and a long hold time; 0: no BFD.
+	// bfd is the BFD interval on all sessions, which then have a long hold time; 0 means no BFD.
 	bfd time.Duration
-	// cumulative: FRR, set extcommunity bandwidth cumulative toward servers.
+	// cumulative, for FRR, sets extcommunity bandwidth cumulative toward servers.
 	cumulative bool
-	// uint32: FRR, disable-link-bw-encoding-ieee toward servers.
+	// uint32, for FRR, sets disable-link-bw-encoding-ieee toward servers.
 	uint32 bool
-	// advertise: BIRD, replace the bandwidth toward servers with this, bit/s.
+	// advertise, for BIRD, replaces the bandwidth toward servers, bit/s; 0 means none.
 	advertise uint64
-	// strip: take bandwidth off routes toward servers.
+	// policy holds, for FRR, words after "neighbor X" toward servers, such as as-override; for fared only as-override.
+	policy string
+	// confederation, for FRR, is the AS number that servers see; 0 means none.
+	confederation uint32
+	// strip removes bandwidth from routes toward servers.
 	strip bool
 }
 
-// peer is a neighbour of a leaf over one link.
+// outsideAS returns the AS number of the leaf toward servers.
+func (l *leaf) outsideAS() uint32 {
+	if l.confederation != 0 {
+		return l.confederation
+	}
+	return l.as
+}
+
+// peer is a neighbor of a leaf over one link.
 type peer struct {
-	device     string // of the leaf
+	device     string // device of the leaf
 	farDevice  string
 	far        *netnstest.Namespace
 	server     *server // nil: a leaf
@@ -90,7 +114,7 @@ type peer struct {
 	remote     [2]netip.Addr
 }
 
-// sessions is how many sessions go over the link.
+// sessions returns the number of sessions over the link.
 func (p *peer) sessions() int {
 	if p.unnumbered {
 		return 1
@@ -98,15 +122,17 @@ func (p *peer) sessions() int {
 	return 2
 }
 
-// laneDevice is the name of a server's sub-port.
+// laneDevice returns the name of a server's sub-port.
 func laneDevice(plane, lane int) string { return fmt.Sprintf("p%dl%d", plane, lane) }
 
-// newFabric builds and starts everything. fared is started last and need not have
-// converged when it returns.
+// newFabric builds and starts everything. fared is started last and need not have converged when newFabric returns.
 func newFabric(t *testing.T, opt options) *fabric {
 	t.Helper()
 	if opt.leaves == 0 {
 		opt.leaves = 1
+	}
+	if opt.deadline == 0 {
+		opt.deadline = 3 * time.Second
 	}
 	tools := []string{"ping", "go"}
 	for _, d := range opt.daemons {
@@ -118,6 +144,9 @@ func newFabric(t *testing.T, opt options) *fabric {
 		s := &server{index: i, ns: newNamespace(t, false), as: serverAS[i], loopbacks: []netip.Prefix{
 			netip.MustParsePrefix(fmt.Sprintf("10.255.0.%d/32", i+1)), netip.MustParsePrefix(fmt.Sprintf("fd00:255::%d/128", i+1)),
 		}}
+		if opt.oneAS {
+			s.as = serverAS[0]
+		}
 		for _, p := range s.loopbacks {
 			s.ns.Addr("lo", p.String())
 		}
@@ -156,7 +185,7 @@ func newFabric(t *testing.T, opt options) *fabric {
 	return f
 }
 
-// leafOf is the leaf of a plane that the server is wired to.
+// leafOf returns the leaf of a plane to which the server is wired.
 func (f *fabric) leafOf(plane, server int) *leaf {
 	return f.leaves[plane][min(server, len(f.leaves[plane])-1)]
 }
@@ -181,7 +210,7 @@ func (f *fabric) wireLeaves(plane int) {
 	b.peers = append(b.peers, &peer{device: "fabric1", farDevice: "fabric0", far: a.ns, as: a.as, local: p.remote, remote: p.local})
 }
 
-// join makes the link and gives both ends their addresses.
+// join creates the link and gives both ends their addresses.
 func (f *fabric) join(l *leaf, p *peer) {
 	f.t.Helper()
 	netnstest.Veth(f.t, l.ns, p.device, p.far, p.farDevice)
@@ -197,8 +226,8 @@ func (f *fabric) join(l *leaf, p *peer) {
 	l.peers = append(l.peers, p)
 }
 
-// newNamespace makes a namespace whose addresses are usable at once and survive a device
-// that goes down. A server does not forward, a leaf does.
+// newNamespace creates a namespace whose addresses are usable at once and survive a device that goes down. A server
+// does not forward, a leaf does.
 func newNamespace(t *testing.T, forwards bool) *netnstest.Namespace {
 	t.Helper()
 	n := netnstest.New(t)
@@ -219,8 +248,8 @@ func newNamespace(t *testing.T, forwards bool) *netnstest.Namespace {
 	return n
 }
 
-// shortDir is a directory whose path leaves room for a unix socket's name, and that
-// daemons which drop their privileges can enter.
+// shortDir returns a directory whose path leaves room for a unix socket's name, and that daemons without root
+// privileges can enter.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "fared-")
@@ -243,8 +272,7 @@ func writeFile(t *testing.T, dir, name, text string) string {
 	return path
 }
 
-// lane takes a server's sub-port down or up, at the leaf's end: a cable. It returns when
-// the server has noticed.
+// lane takes a server's sub-port down or up, at the leaf's end like a cable. It returns when the server has noticed.
 func (f *fabric) lane(plane, server, lane int, up bool) {
 	f.t.Helper()
 	f.cables(plane, server, []int{lane}, up)
@@ -280,7 +308,7 @@ func (f *fabric) cables(plane, server int, which []int, up bool) {
 	}
 }
 
-// run starts a program of the leaf's and waits until it has made its socket.
+// run starts a program of the leaf and waits until it has created its socket.
 func (l *leaf) run(t *testing.T, socket, name string, args ...string) {
 	t.Helper()
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -297,7 +325,7 @@ func (l *leaf) run(t *testing.T, socket, name string, args ...string) {
 	})
 }
 
-// crash ends what runs on the leaf without a chance to say goodbye.
+// crash kills the leaf's programs.
 func (l *leaf) crash() {
 	for _, p := range l.running {
 		p.Kill()

@@ -1,6 +1,7 @@
 package interop
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,7 +17,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// built is the binary under test, made once and removed by TestMain.
+// built is the binary under test, built once and removed by TestMain.
 var built struct {
 	once sync.Once
 	dir  string
@@ -60,7 +61,11 @@ func startFared(t *testing.T, f *fabric, s *server) *fared {
 	t.Helper()
 	dir := shortDir(t)
 	d := &fared{binary: faredBinary(t), socket: filepath.Join(dir, "fared.sock")}
-	config := writeFile(t, dir, "fared.yaml", faredConfig(f, s, d.socket))
+	dataplane := "memory:"
+	if f.opt.driver != "" {
+		dataplane = "unix:" + startDataplane(t, f, s, dir)
+	}
+	config := writeFile(t, dir, "fared.yaml", faredConfig(f, s, dataplane, d.socket))
 	if out, err := exec.Command(d.binary, "check", "--config", config).CombinedOutput(); err != nil {
 		t.Fatalf("fared check: %v\n%s", err, out)
 	}
@@ -68,17 +73,42 @@ func startFared(t *testing.T, f *fabric, s *server) *fared {
 	return d
 }
 
-func faredConfig(f *fabric, s *server, socket string) string {
+// startDataplane starts the server's data plane, and returns its socket.
+func startDataplane(t *testing.T, f *fabric, s *server, dir string) string {
+	t.Helper()
+	socket := filepath.Join(dir, "dataplane.sock")
+	args := []string{"dataplane", "--driver", f.opt.driver, "--socket", socket, "--pin-dir", "/sys/fs/bpf/" + s.ns.Name}
+	s.ns.SetApart()
+	p := s.ns.Start(t, faredBinary(t), args...)
+	t.Cleanup(func() {
+		p.Stop()
+		// Pinned objects outlive the namespace.
+		if out, err := s.ns.Output(faredBinary(t), append(args, "--flush")...); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+	return socket
+}
+
+func faredConfig(f *fabric, s *server, dataplane, socket string) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("role: server\nas: %d\nrouter_id: %s", s.as, s.loopbacks[0].Addr())
 	line("loopbacks: [%q, %q]", s.loopbacks[0], s.loopbacks[1])
 	line(`accept: ["10.255.0.0/16", "fd00:255::/64"]`)
-	line("bgp: {hold_time: %s, keepalive_interval: 1s, connect_retry: 200ms, restart_time: %s}%s", holdTime(f.opt.bfd), f.opt.restart, faredBFD(f.opt.bfd))
-	if f.opt.advertise != "" {
-		line("path_bandwidth: {advertise: %s}", f.opt.advertise)
+	line("bgp: {hold_time: %s, keepalive_interval: 1s, connect_retry: 200ms, restart_time: %s, allow_own_as: %d}%s", holdTime(f.opt.bfd), f.opt.restart, f.opt.allowOwnAS, faredBFD(f.opt.bfd))
+	var keys []string
+	for _, k := range [][2]string{{"advertise", f.opt.advertise}, {"missing", f.opt.missing}} {
+		if k[1] != "" {
+			keys = append(keys, k[0]+": "+k[1])
+		}
 	}
-	line("dataplane: {address: \"memory:\"}\napi: {socket: %q}\nstart: {deadline: 3s}\ndrain_delay: 1s\nplanes:", socket)
+	line("path_bandwidth: {%s}", cmp.Or(f.opt.pathBandwidth, strings.Join(keys, ", ")))
+	if f.opt.metrics {
+		line("metrics: {listen: 127.0.0.1:9469}")
+	}
+	line("weights: {slots: %d}", slots)
+	line("dataplane: {address: %q}\napi: {socket: %q}\nstart: {deadline: %s}\ndrain_delay: 1s\nplanes:", dataplane, socket, f.opt.deadline)
 	for p := range planes {
 		l := f.leafOf(p, s.index)
 		line("- name: p%d\n  sub_ports:", p)
@@ -86,24 +116,25 @@ func faredConfig(f *fabric, s *server, socket string) string {
 			if peer.server != s {
 				continue
 			}
-			line("  - device: %s\n    speed: 4G\n    sessions:", peer.farDevice)
+			line("  - device: %s\n    speed: %s\n    sessions:", peer.farDevice, cmp.Or(f.opt.speed, "4G"))
 			format := ""
 			if l.uint32 {
 				format = ", format: uint32"
 			}
 			if peer.unnumbered {
-				line("    - {unnumbered: true, peer_as: %d%s}", l.as, format)
+				line("    - {unnumbered: true, peer_as: %d%s}", l.outsideAS(), format)
 				continue
 			}
 			for _, a := range peer.local {
-				line("    - {peer: %q, peer_as: %d%s}", a, l.as, format)
+				line("    - {peer: %q, peer_as: %d%s}", a, l.outsideAS(), format)
 			}
 		}
 	}
 	return b.String()
 }
 
-// destination is what `fared weights -o json` says of one, as far as tests look.
+// destination is a destination in `fared weights -o json`, with the fields that tests
+// use.
 type destination struct {
 	Destination string
 	Reachable   bool
@@ -116,6 +147,16 @@ type destination struct {
 			Device string
 			Weight uint32
 		} `json:"sub_ports"`
+	}
+	BandwidthIgnored string `json:"bandwidth_ignored"`
+	Pairs            []struct {
+		Slots []struct {
+			Plane    string
+			SubPort  string `json:"sub_port"`
+			Port     uint16 `json:"udp_source_port"`
+			SharePpb uint64 `json:"share_ppb"`
+		}
+		Placement string `json:"port_placement"`
 	}
 	Explanation struct {
 		Routes []struct {
@@ -130,7 +171,7 @@ type destination struct {
 	}
 }
 
-// weights draws the planes' weights as "2:1".
+// weights formats the planes' weights as "2:1".
 func (d *destination) weights() string {
 	var w []string
 	for _, p := range d.Planes {
@@ -156,7 +197,7 @@ func (d *fared) ask(into any, args ...string) error {
 	return nil
 }
 
-// toward returns what holds for a destination.
+// toward returns the present state of a destination.
 func (d *fared) toward(dst netip.Prefix) (*destination, error) {
 	var answer struct{ Destinations []*destination }
 	if err := d.ask(&answer, "weights", "--destination", dst.String()); err != nil {
@@ -168,19 +209,19 @@ func (d *fared) toward(dst netip.Prefix) (*destination, error) {
 	return answer.Destinations[0], nil
 }
 
-// explain returns it with its explanation.
+// explain returns a destination with its explanation.
 func (d *fared) explain(dst netip.Prefix) (*destination, error) {
-	var answer struct{ Weights *destination }
+	var answer struct{ Weights []*destination }
 	if err := d.ask(&answer, "weights", "--destination", dst.String(), "--explain"); err != nil {
 		return nil, err
 	}
-	if answer.Weights == nil || answer.Weights.Destination != dst.String() {
+	if len(answer.Weights) != 1 || answer.Weights[0].Destination != dst.String() {
 		return nil, fmt.Errorf("fared explains %+v, not %s", answer.Weights, dst)
 	}
-	return answer.Weights, nil
+	return answer.Weights[0], nil
 }
 
-// do runs a command that changes something.
+// do runs a command that changes state.
 func (d *fared) do(t *testing.T, args ...string) {
 	t.Helper()
 	if out, err := exec.Command(d.binary, append(args, "--socket", d.socket)...).CombinedOutput(); err != nil {
@@ -188,7 +229,7 @@ func (d *fared) do(t *testing.T, args ...string) {
 	}
 }
 
-// carrier tells whether a sub-port has its carrier.
+// carrier reports whether a sub-port has its carrier.
 func (d *fared) carrier(device string) (bool, error) {
 	var answer struct {
 		Planes []struct {
@@ -211,7 +252,14 @@ func (d *fared) carrier(device string) (bool, error) {
 	return false, fmt.Errorf("fared knows no sub-port %s", device)
 }
 
-// within is how long convergence may take on a busy machine.
+// converged reports whether the daemon's start is over.
+func (d *fared) converged() (bool, error) {
+	var answer struct{ Converged bool }
+	err := d.ask(&answer, "status")
+	return answer.Converged, err
+}
+
+// within is the time limit for convergence on a busy machine.
 const within = time.Minute
 
 // up waits until every session is established, at both ends.
@@ -234,7 +282,7 @@ func (f *fabric) up() {
 	f.t.Logf("all sessions up: %v", took.Round(time.Millisecond))
 }
 
-// weigh waits until both servers split their traffic to each other as wanted, by both
+// weigh waits until both servers split their traffic to each other as wanted, in both
 // families.
 func (f *fabric) weigh(when, want string) {
 	f.t.Helper()

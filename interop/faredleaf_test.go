@@ -16,7 +16,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// faredLeaf runs `fared leaf`, which has the kernel forward by way of `fared dataplane`.
+// faredLeaf runs `fared leaf`, which makes the kernel forward by `fared dataplane`.
 type faredLeaf struct{}
 
 func (faredLeaf) tools() []string { return []string{"ip", "sysctl"} }
@@ -40,15 +40,15 @@ func faredLeafConfig(l *leaf, dataplane, api string) string {
 	for _, p := range l.peers {
 		line("  - device: %s\n    speed: 4G\n    sessions:", p.device)
 		for i := range p.local {
-			// Servers connect to leaves, and of two leaves the one that has the cable's second end waits.
-			line("    - {name: %q, peer: %q, local: %q, peer_as: %d, passive: %v}",
-				p.remote[i], p.remote[i], p.local[i], p.as, p.server != nil || p.device == "fabric1")
+			// Servers connect to leaves; between two leaves, the one with the cable's second end is passive.
+			line("    - {name: %q, peer: %q, local: %q, peer_as: %d, as_override: %v, passive: %v}",
+				p.remote[i], p.remote[i], p.local[i], p.as, l.policy == "as-override", p.server != nil || p.device == "fabric1")
 		}
 	}
 	return b.String()
 }
 
-// daemon is the leaf's, for what it can be asked.
+// daemon returns the leaf's daemon for queries.
 func (faredLeaf) daemon(l *leaf) *fared {
 	if len(l.running) == 0 {
 		return nil
@@ -77,7 +77,7 @@ func (d faredLeaf) paths(l *leaf, prefix netip.Prefix) (paths []path, err error)
 		return nil, err
 	}
 	for _, r := range dst.Explanation.Routes {
-		if r.Reason != "" { // shown, not used
+		if r.Reason != "" { // listed, but not used
 			continue
 		}
 		p := path{from: r.Session}
@@ -97,7 +97,7 @@ func (d faredLeaf) paths(l *leaf, prefix netip.Prefix) (paths []path, err error)
 	return paths, nil
 }
 
-// buckets counts, of the kernel group that a leaf's route to a prefix uses, the buckets by device.
+// buckets counts, by device, the buckets of the kernel group that a leaf's route to a prefix uses.
 func (l *leaf) buckets(prefix netip.Prefix) (map[string]int, error) {
 	ask := func(into any, args ...string) error {
 		out, err := l.ns.Output("ip", append([]string{"-j"}, args...)...)
@@ -152,8 +152,8 @@ func (f *fabric) deals(l *leaf, to *server, want map[string]int) {
 	}
 }
 
-// crosses checks that a server's pings to the other pass a plane. The servers have no data plane of their own here: each is
-// given a route, over its first sub-port there.
+// crosses verifies that a server's pings to the other pass a plane. The servers have no kernel data plane here, so each
+// gets a route over its first sub-port in the plane.
 func (f *fabric) crosses(plane int) {
 	f.t.Helper()
 	for _, s := range f.servers {
@@ -176,7 +176,7 @@ func (f *fabric) crosses(plane int) {
 	}
 }
 
-// idle takes from a leaf what its data plane has to set.
+// idle resets the settings of a leaf that its data plane must make.
 func idle(t *testing.T) func(*leaf) {
 	return func(l *leaf) {
 		for _, s := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
@@ -187,7 +187,12 @@ func idle(t *testing.T) func(*leaf) {
 	}
 }
 
-// A leaf of ours forwards by itself: packets cross it, by weights that follow cables and drains.
+// leafBuckets is the number of buckets of each group of a leaf with four sub-ports: 2,048 per sub-port
+// (docs/dataplane.md).
+const leafBuckets = 4 * 2048
+
+// TestFaredLeaf verifies that a fared leaf forwards by itself: packets cross it, by weights that follow cables and
+// drains.
 func TestFaredLeaf(t *testing.T) {
 	f := newFabric(t, options{daemons: both(faredLeaf{}), each: idle(t)})
 	f.up()
@@ -199,7 +204,7 @@ func TestFaredLeaf(t *testing.T) {
 	l, s := f.leaves[1][0], f.servers[1]
 	f.crosses(0)
 	f.crosses(1)
-	half, all := map[string]int{"srv1-0": 512, "srv1-1": 512}, map[string]int{"srv1-0": 1024}
+	half, all := map[string]int{"srv1-0": leafBuckets / 2, "srv1-1": leafBuckets / 2}, map[string]int{"srv1-0": leafBuckets}
 	f.deals(l, s, half)
 	f.lane(1, 1, 1, false)
 	f.weigh("half a Y-cable of plane 1 at server 1", "2:1")
@@ -218,13 +223,13 @@ func TestFaredLeaf(t *testing.T) {
 	f.crosses(1)
 }
 
-// Two leaves a plane: packets cross both, and the bandwidth two hops.
+// TestFaredLeafToLeaf uses two leaves per plane: packets cross both, and the bandwidth crosses two hops.
 func TestFaredLeafToLeaf(t *testing.T) {
 	f := newFabric(t, options{daemons: both(faredLeaf{}), leaves: 2, each: idle(t)})
 	f.up()
 	f.told()
 	for p := range planes {
-		// The cable between the leaves is no faster than one of a server's two.
+		// The cable between the leaves is as fast as one of a server's two cables.
 		f.learned(p, single)
 	}
 	f.reaches()
@@ -239,7 +244,8 @@ func TestFaredLeafToLeaf(t *testing.T) {
 	f.crosses(1)
 }
 
-// A leaf whose control plane is away forwards on; with it gone too the next one takes over what the kernel has.
+// TestFaredLeafForwardsOn verifies that a leaf keeps forwarding without its control plane, and that a new data plane
+// takes over the kernel's state after both were down.
 func TestFaredLeafForwardsOn(t *testing.T) {
 	d := faredLeaf{}
 	f := newFabric(t, options{daemons: both(d), each: idle(t)})
@@ -254,5 +260,5 @@ func TestFaredLeafForwardsOn(t *testing.T) {
 	f.up()
 	f.weigh("leaf 1 is back", "1:1")
 	f.crosses(1)
-	f.deals(l, f.servers[1], map[string]int{"srv1-0": 512, "srv1-1": 512})
+	f.deals(l, f.servers[1], map[string]int{"srv1-0": leafBuckets / 2, "srv1-1": leafBuckets / 2})
 }

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// frr runs zebra and bgpd, without watchfrr and in directories of the leaf's own.
+// frr runs zebra and bgpd, without watchfrr and in separate directories per leaf.
 type frr struct{}
 
 const frrDir = "/usr/lib/frr"
@@ -43,7 +43,7 @@ func (frr) start(t *testing.T, l *leaf) {
 			"-z", filepath.Join(run, "zserv"), "--vty_socket", run, "-A", "127.0.0.1", "-P", "0", "--log", "stdout"}
 	}
 	// On recent kernels this FRR loses a member of a nexthop group after a flap, while
-	// vtysh still shows it: let zebra write plain multipath routes.
+	// vtysh still shows it, so zebra writes plain multipath routes.
 	l.run(t, filepath.Join(run, "zserv"), filepath.Join(frrDir, "zebra"), common("zebra", "hostname "+l.name+"\nno zebra nexthop kernel enable\n")...)
 	if l.bfd > 0 {
 		bfd := append(common("bfdd", frrBFD(l.bfd)), "--bfdctl", filepath.Join(run, "bfdd.sock"))
@@ -56,25 +56,33 @@ func frrConfig(l *leaf) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("frr defaults datacenter\nhostname %s", l.name)
-	line("bgp route-map delay-timer 0") // else route-maps wait five seconds for company
+	line("bgp route-map delay-timer 0") // otherwise route-maps wait five seconds for further changes
 	line("router bgp %d\n bgp router-id %s", l.as, l.routerID)
 	line(" no bgp ebgp-requires-policy\n no bgp default ipv4-unicast")
+	if l.confederation != 0 {
+		line(" bgp confederation identifier %d", l.confederation)
+		for _, p := range l.peers {
+			if p.server == nil {
+				line(" bgp confederation peers %d", p.as)
+			}
+		}
+	}
 	line(" bgp bestpath as-path multipath-relax\n coalesce-time 0\n timers bgp 1 %d", int(holdTime(l.bfd).Seconds()))
-	type neighbour struct {
+	type neighbor struct {
 		name     string
 		families []string
 		server   bool
 	}
-	var all []neighbour
+	var all []neighbor
 	for _, p := range l.peers {
 		begin := len(all)
 		if p.unnumbered {
 			line(" neighbor %s interface remote-as external", p.device)
-			all = append(all, neighbour{p.device, []string{"ipv4", "ipv6"}, p.server != nil})
+			all = append(all, neighbor{p.device, []string{"ipv4", "ipv6"}, p.server != nil})
 		} else {
 			for i, family := range []string{"ipv4", "ipv6"} {
 				line(" neighbor %s remote-as %d", p.remote[i], p.as)
-				all = append(all, neighbour{p.remote[i].String(), []string{family}, p.server != nil})
+				all = append(all, neighbor{p.remote[i].String(), []string{family}, p.server != nil})
 			}
 		}
 		for _, n := range all[begin:] {
@@ -92,6 +100,12 @@ func frrConfig(l *leaf) string {
 		for _, n := range all {
 			if slices.Contains(n.families, family) {
 				line("  neighbor %s activate", n.name)
+				if n.server && l.policy != "" {
+					line("  neighbor %s %s", n.name, l.policy)
+				}
+				if !n.server && l.confederation != 0 {
+					line("  neighbor %s next-hop-self", n.name)
+				}
 				if n.server && l.strip {
 					line("  no neighbor %s send-community extended", n.name)
 				}
@@ -149,7 +163,7 @@ func (d frr) paths(l *leaf, prefix netip.Prefix) ([]path, error) {
 	return answer.paths()
 }
 
-// frrRoute is what bgpd says of a prefix; {} if it has none.
+// frrRoute is bgpd's information on a prefix; {} if it has none.
 type frrRoute struct {
 	Paths []struct {
 		Peer struct {

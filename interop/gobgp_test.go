@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// gobgp runs gobgpd. It has no kernel table of its own, and its zebra client (3.10) ends
-// in a panic with the zebra of FRR 8.4, so follow copies its table to the kernel.
+// gobgp runs gobgpd. gobgpd has no kernel table, and its zebra client (3.10) panics with
+// the zebra of FRR 8.4, so follow copies its table to the kernel.
 type gobgp struct{}
 
 func (gobgp) tools() []string { return []string{"gobgpd", "gobgp"} }
@@ -50,17 +50,17 @@ func (d gobgp) ask(l *leaf, into any, args ...string) error {
 }
 
 func (d gobgp) established(l *leaf) (int, error) {
-	var neighbours []struct {
+	var neighbors []struct {
 		State struct {
 			SessionState int `json:"session_state"`
 		}
 	}
-	if err := d.ask(l, &neighbours, "neighbor"); err != nil {
+	if err := d.ask(l, &neighbors, "neighbor"); err != nil {
 		return 0, err
 	}
 	const established = 6
 	n := 0
-	for _, p := range neighbours {
+	for _, p := range neighbors {
 		if p.State.SessionState == established {
 			n++
 		}
@@ -76,7 +76,8 @@ func (d gobgp) paths(l *leaf, prefix netip.Prefix) ([]path, error) {
 	return gobgpPaths(table[prefix.String()])
 }
 
-// gobgpTable is `gobgp global rib -j`: a prefix's paths, the best one first.
+// gobgpTable is the output of `gobgp global rib -j`: the paths of each prefix, the best
+// one first.
 type gobgpTable map[string][]gobgpPath
 
 type gobgpPath struct {
@@ -112,7 +113,7 @@ func gobgpPaths(in []gobgpPath) ([]path, error) {
 			}
 			for _, c := range list {
 				if c.Subtype == 4 && c.Type&^0x40 == 0 {
-					// It shows 64 for either type.
+					// The output is 64 for either type.
 					n.bandwidths = append(n.bandwidths, linkBandwidth{as: c.ASN, bps: uint64(c.Bandwidth) * 8, kind: -1})
 				} else {
 					n.other = append(n.other, fmt.Sprintf("%d:%d", c.Type, c.Subtype))
@@ -125,7 +126,7 @@ func gobgpPaths(in []gobgpPath) ([]path, error) {
 	return out, nil
 }
 
-// follow makes the kernel's routes those of gobgpd's table.
+// follow replaces the kernel's routes by those of gobgpd's table.
 func (d gobgp) follow(t *testing.T, l *leaf) {
 	t.Helper()
 	for _, v4 := range []bool{true, false} {

@@ -14,9 +14,9 @@ import (
 
 func both(d daemon) [planes]daemon { return [planes]daemon{d, d} }
 
-// told checks what the servers told the leaves: each loopback on each session with the
-// sub-port's speed, or with advertise: node all sub-ports', transitive where the daemon shows it, and with AS_TRANS in place of
-// an AS number of four bytes (RFC 6793, Section 9).
+// told verifies the servers' advertisements to the leaves: each loopback on each session with the sub-port's speed, or
+// with advertise: node that of all sub-ports, transitive if the daemon shows it, and with AS_TRANS in place of a
+// four-byte AS number (RFC 6793, Section 9).
 func (f *fabric) told() {
 	f.t.Helper()
 	for p := range planes {
@@ -63,22 +63,21 @@ func (f *fabric) told() {
 	}
 }
 
-// received is what a server is to get from the leaf of a plane on each session.
+// received is the expected route of a server from the leaf of a plane, on each session.
 type received struct {
 	bps  uint64 // 0: a route without bandwidth
-	kind byte   // of the community as it arrived: 0x00, or 0x40 for a non-transitive one
-	raw  uint32 // its value as it arrived
+	kind byte   // type of the community as received: 0x00, or 0x40 for a non-transitive one
+	raw  uint32 // its value as received
 }
 
-// sum and single are what leaves tell that add up a server's sub-ports, or do not.
+// sum and single are the values of leaves that sum a server's sub-ports, and of leaves that do not.
 var (
 	sum    = received{bps: lanes * laneSpeed, raw: math.Float32bits(lanes * laneSpeed / 8)}
 	single = received{bps: laneSpeed, raw: math.Float32bits(laneSpeed / 8)}
 	half   = received{bps: laneSpeed / 2, raw: math.Float32bits(laneSpeed / 16)}
 )
 
-// learned checks, with what `fared weights --explain` shows, what reached the servers over
-// each session of a plane.
+// learned verifies, by `fared weights --explain`, the routes that the servers received over each session of a plane.
 func (f *fabric) learned(plane int, want received) {
 	f.t.Helper()
 	for _, s := range f.servers {
@@ -121,9 +120,9 @@ func (f *fabric) learned(plane int, want received) {
 	}
 }
 
-// reaches checks that each leaf's kernel has a route to each loopback and that packets
-// arrive. That is counted at the server: with the in-memory data plane it has no route by
-// which to answer a leaf that is not its neighbour or is unnumbered.
+// reaches verifies that each leaf's kernel has a route to each loopback and that packets arrive. Arrival is counted at
+// the server: with the in-memory data plane it has no route for an answer to a leaf that is not its neighbor or is
+// unnumbered.
 func (f *fabric) reaches() {
 	f.t.Helper()
 	for p := range planes {
@@ -156,7 +155,7 @@ func (f *fabric) reaches() {
 	}
 }
 
-// figures: the draft's failures at one end of the pair, and back.
+// figures plays the draft's failures at one end of the pair, and recovers.
 func (f *fabric) figures(subCable string) {
 	f.t.Helper()
 	f.weigh("all up", "1:1")
@@ -171,8 +170,8 @@ func (f *fabric) figures(subCable string) {
 	f.weigh("port back", "1:1")
 }
 
-// halves: either half of a Y-cable, by a cut and by a drain, and back. A leaf that passes on its
-// best path's value shows it whichever of the two that path is.
+// halves fails either half of a Y-cable, by a cut and by a drain, and recovers. A leaf that passes on its best path's
+// value shows the failure whichever of the two that path is.
 func (f *fabric) halves() {
 	f.t.Helper()
 	for k := range lanes {
@@ -203,7 +202,7 @@ func TestFRR(t *testing.T) {
 	f.figures("2:1")
 }
 
-// FRR without any route-map: since it makes itself the next hop and every path of the
+// TestFRRWithoutCumulative runs FRR without any route-map: because FRR makes itself the next hop and every path of the
 // multipath has a bandwidth, it announces their sum.
 func TestFRRWithoutCumulative(t *testing.T) {
 	f := newFabric(t, options{daemons: both(frr{})})
@@ -215,13 +214,28 @@ func TestFRRWithoutCumulative(t *testing.T) {
 	f.figures("2:1")
 }
 
-// A plane whose leaf sends no extended communities has no bandwidth: equal shares.
+// TestFRRWithoutCommunities verifies that a plane whose leaf sends no extended communities has no bandwidth, and that
+// with missing: equal all shares are equal.
 func TestFRRWithoutCommunities(t *testing.T) {
-	f := newFabric(t, options{daemons: both(frr{}), each: func(l *leaf) { l.strip = l.plane == 1; l.cumulative = !l.strip }})
+	f := newFabric(t, options{daemons: both(frr{}), missing: "equal", each: func(l *leaf) { l.strip = l.plane == 1; l.cumulative = !l.strip }})
 	f.up()
 	f.learned(0, sum)
 	f.learned(1, received{})
 	f.figures("1:1")
+}
+
+// TestFRRStripsBandwidth verifies that by default a leaf that strips bandwidth changes only the share of its own plane:
+// that plane counts with the local links, and the other plane with its value.
+func TestFRRStripsBandwidth(t *testing.T) {
+	f := newFabric(t, options{daemons: both(frr{}), each: func(l *leaf) { l.strip = l.plane == 1; l.cumulative = !l.strip }})
+	f.up()
+	f.learned(0, sum)
+	f.learned(1, received{})
+	f.weigh("all up", "1:1")
+	f.lane(0, 1, 0, false)
+	f.weigh("half a Y-cable of the other plane at server 1", "1:2")
+	f.lane(0, 1, 0, true)
+	f.weigh("cable back", "1:1")
 }
 
 func TestFRRUint32(t *testing.T) {
@@ -234,7 +248,28 @@ func TestFRRUint32(t *testing.T) {
 	f.figures("2:1")
 }
 
-// One session a sub-port, over link-local addresses, IPv4 with IPv6 next hops.
+// TestStartEndsWithEndOfRIB verifies that the start ends when every leaf has sent End-of-RIB of both families, long
+// before start.deadline, without any bgp.restart_time: FRR sends End-of-RIB only to peers that advertise graceful
+// restart (RFC 4724, Section 2).
+func TestStartEndsWithEndOfRIB(t *testing.T) {
+	for _, d := range []daemon{frr{}, bird{}, faredLeaf{}} {
+		t.Run(fmt.Sprintf("%T", d), func(t *testing.T) {
+			f := newFabric(t, options{daemons: both(d), deadline: time.Hour})
+			f.up()
+			for _, s := range f.servers {
+				took := netnstest.Eventually(t, within, func() error {
+					if converged, err := s.fared.converged(); err != nil || !converged {
+						return fmt.Errorf("server %d: converged %v (%v)", s.index, converged, err)
+					}
+					return nil
+				})
+				t.Logf("server %d converged %v after its sessions", s.index, took.Round(time.Millisecond))
+			}
+		})
+	}
+}
+
+// TestFRRUnnumbered uses one session per sub-port, over link-local addresses, IPv4 with IPv6 next hops.
 func TestFRRUnnumbered(t *testing.T) {
 	f := newFabric(t, options{daemons: both(frr{}), unnumbered: true, each: func(l *leaf) { l.cumulative = true }})
 	f.up()
@@ -246,7 +281,7 @@ func TestFRRUnnumbered(t *testing.T) {
 	f.figures("2:1")
 }
 
-// Two leaves a plane, a server at each: the loopbacks are reachable from leaf to leaf and
+// TestFRRLeafToLeaf uses two leaves per plane, with a server at each: the loopbacks are reachable from leaf to leaf and
 // the bandwidth crosses two hops.
 func TestFRRLeafToLeaf(t *testing.T) {
 	f := newFabric(t, options{daemons: both(frr{}), leaves: 2, each: func(l *leaf) { l.cumulative = true }})
@@ -259,9 +294,9 @@ func TestFRRLeafToLeaf(t *testing.T) {
 	f.figures("2:1")
 }
 
-// BIRD announces its best path with the community that came with it: one sub-port's.
-// Losing one of the two leaves the other's, so half a Y-cable does not show in the
-// weights; losing both does.
+// TestBIRD verifies the limits of BIRD, which announces its best path with that path's community: the value of one
+// sub-port. If one of the two fails, the other's remains, so half a Y-cable does not affect the weights; the failure of
+// both does.
 func TestBIRD(t *testing.T) {
 	f := newFabric(t, options{daemons: both(bird{})})
 	f.up()
@@ -273,8 +308,8 @@ func TestBIRD(t *testing.T) {
 	f.figures("1:1")
 }
 
-// With advertise: node what BIRD's best path says is the sum of the sub-ports, whichever it
-// is: half a Y-cable shows, and so does its return.
+// TestBIRDNode verifies that with advertise: node the value of BIRD's best path is the sum of the sub-ports, whichever
+// path it is: half a Y-cable affects the weights, and so does its recovery.
 func TestBIRDNode(t *testing.T) {
 	f := newFabric(t, options{daemons: both(bird{}), advertise: "node"})
 	f.up()
@@ -287,7 +322,7 @@ func TestBIRDNode(t *testing.T) {
 	f.halves()
 }
 
-// The value crosses from leaf to leaf as it is.
+// TestBIRDNodeLeafToLeaf verifies that the value crosses from leaf to leaf unchanged.
 func TestBIRDNodeLeafToLeaf(t *testing.T) {
 	f := newFabric(t, options{daemons: both(bird{}), advertise: "node", leaves: 2})
 	f.up()
@@ -298,7 +333,7 @@ func TestBIRDNodeLeafToLeaf(t *testing.T) {
 	f.figures("2:1")
 }
 
-// A filter on the leaf may replace the value (RFC 10005): plane 1 says half.
+// TestBIRDRewrites verifies that a filter on the leaf may replace the value (RFC 10005): plane 1 advertises half.
 func TestBIRDRewrites(t *testing.T) {
 	f := newFabric(t, options{daemons: both(bird{}), each: func(l *leaf) {
 		if l.plane == 1 {
@@ -319,9 +354,8 @@ func TestBIRDLeafToLeaf(t *testing.T) {
 	f.weigh("all up", "1:1")
 }
 
-// GoBGP too announces its best path, with the community turned non-transitive (0x40),
-// which RFC 10005 wants accepted. It does not look at its links, so the lost port takes the
-// hold time.
+// TestGoBGP verifies that GoBGP also announces its best path, with the community turned non-transitive (0x40), which
+// RFC 10005 requires to be accepted. GoBGP does not watch its links, so a failed port takes the hold time.
 func TestGoBGP(t *testing.T) {
 	d := gobgp{}
 	f := newFabric(t, options{daemons: both(d)})
@@ -347,7 +381,7 @@ func TestGoBGPNode(t *testing.T) {
 	f.figures("2:1")
 }
 
-// Planes of different make weigh against each other: a sum of two against one.
+// TestMixedPlanes verifies that planes of different software weigh against each other: a sum of two against one.
 func TestMixedPlanes(t *testing.T) {
 	f := newFabric(t, options{daemons: [planes]daemon{frr{}, bird{}}, each: func(l *leaf) { l.cumulative = true }})
 	f.up()
@@ -356,8 +390,8 @@ func TestMixedPlanes(t *testing.T) {
 	f.weigh("FRR sums, BIRD does not", "2:1")
 }
 
-// Maintenance at one server shows in the other's weights: first by a bandwidth of zero
-// (RFC 10005), which FRR passes on, then by the routes' absence.
+// TestDrainThroughFRR verifies that maintenance at one server affects the other's weights: first by a bandwidth of zero
+// (RFC 10005), which FRR passes on, then by the absence of the routes.
 func TestDrainThroughFRR(t *testing.T) {
 	d := frr{}
 	f := newFabric(t, options{daemons: both(d), each: func(l *leaf) { l.cumulative = true }})
@@ -379,8 +413,10 @@ func TestDrainThroughFRR(t *testing.T) {
 		})
 	}
 	f.weigh("plane 1 drained at server 1", "1:0")
+	f.servers[1].fared.do(t, "drain", "plane", "p1", "--wait")
 	for _, loopback := range f.servers[1].loopbacks {
-		netnstest.Eventually(t, within, func() error {
+		// The leaf's socket holds the withdrawals by now: the leaf only has to read them.
+		netnstest.Eventually(t, time.Second, func() error {
 			paths, err := d.paths(f.leaves[1][0], loopback)
 			if err == nil && len(paths) > 0 {
 				err = fmt.Errorf("the leaf still has %v", paths)
@@ -397,7 +433,7 @@ func TestDrainThroughFRR(t *testing.T) {
 	f.weigh("sub-port back", "1:1")
 }
 
-// A server that dies is forgotten at once, and found again when it is back.
+// TestServerDiesAndReturns verifies that a failed server's routes are removed at once, and are back when it is back.
 func TestServerDiesAndReturns(t *testing.T) {
 	f := newFabric(t, options{daemons: [planes]daemon{frr{}, bird{}}, each: func(l *leaf) { l.cumulative = true }})
 	f.up()
@@ -417,7 +453,7 @@ func TestServerDiesAndReturns(t *testing.T) {
 	f.weigh("server 1 is back", "2:1")
 }
 
-// The draft's lost leaf: its plane carries nothing for any pair, until it is back.
+// TestLeafDiesAndReturns plays the draft's failed leaf: its plane carries nothing for any pair, until it is back.
 func TestLeafDiesAndReturns(t *testing.T) {
 	for _, d := range []daemon{frr{}, bird{}, gobgp{}, faredLeaf{}} {
 		t.Run(fmt.Sprintf("%T", d), func(t *testing.T) {
@@ -434,8 +470,8 @@ func TestLeafDiesAndReturns(t *testing.T) {
 	}
 }
 
-// Nothing transits a server. A leaf that loses its links to server 1 is still wired to
-// server 0, which knows the way by the other plane, and must not offer it.
+// TestNothingTransitsAServer verifies that no traffic transits a server. A leaf that loses its links to server 1 is
+// still wired to server 0, which has a path over the other plane, and must not advertise it.
 func TestNothingTransitsAServer(t *testing.T) {
 	for _, d := range []daemon{frr{}, bird{}, faredLeaf{}} {
 		t.Run(fmt.Sprintf("%T", d), func(t *testing.T) {
@@ -467,7 +503,7 @@ func TestNothingTransitsAServer(t *testing.T) {
 					t.Errorf("%d packets from %s reached %s", got, l.name, loopback)
 				}
 			}
-			// The other server's loopbacks are there: the leaf itself is well.
+			// The other server's loopbacks are present, so the leaf itself works.
 			for _, loopback := range f.servers[0].loopbacks {
 				if paths, err := d.paths(l, loopback); err != nil || len(paths) != lanes {
 					t.Errorf("%s has %v to %s, %v", l.name, paths, loopback, err)

@@ -8,25 +8,25 @@ import (
 	"testing"
 )
 
-// daemon is what runs on a leaf.
+// daemon is the BGP daemon of a leaf.
 type daemon interface {
-	// tools that must be installed.
+	// tools returns the programs that must be installed.
 	tools() []string
 	// start writes the leaf's configuration and starts the daemon in its namespace.
 	start(t *testing.T, l *leaf)
 	// established counts the leaf's sessions that are up.
 	established(l *leaf) (int, error)
-	// paths returns what the leaf holds toward a prefix, sorted by from.
+	// paths returns the leaf's routes toward a prefix, sorted by from.
 	paths(l *leaf, prefix netip.Prefix) ([]path, error)
 }
 
 // path is one route in a leaf's table.
 type path struct {
-	// from is the neighbour: its address, or the device of an unnumbered one.
+	// from is the neighbor: its address, or the device of an unnumbered one.
 	from string
 	// bandwidths are the Link Bandwidth communities, in the daemon's order.
 	bandwidths []linkBandwidth
-	// other communities, as the daemon prints them.
+	// other holds the other communities, as the daemon prints them.
 	other []string
 }
 
@@ -37,7 +37,7 @@ type linkBandwidth struct {
 	as  uint16
 	bps uint64
 	// kind is the community's first byte, 0x00 (transitive) or 0x40, or -1 if the daemon
-	// does not tell.
+	// does not show it.
 	kind int
 }
 
@@ -45,7 +45,7 @@ func (b linkBandwidth) String() string {
 	return fmt.Sprintf("AS %d, %d bit/s, type %#x", b.as, b.bps, b.kind)
 }
 
-// expect is how many sessions the leaf has when all are up.
+// expect returns the number of sessions of the leaf when all are up.
 func (l *leaf) expect() (n int) {
 	for _, p := range l.peers {
 		n += p.sessions()
@@ -53,12 +53,12 @@ func (l *leaf) expect() (n int) {
 	return n
 }
 
-// community is the wire form: type, sub-type 0x04, AS, bytes per second as float32.
+// community returns the wire form: type, sub-type 0x04, AS, bytes per second as float32.
 func (b linkBandwidth) community() (high, low uint32) {
 	return uint32(b.kind)<<24 | 0x04<<16 | uint32(b.as), math.Float32bits(float32(b.bps / 8))
 }
 
-// linkBandwidthOf reads the wire form.
+// linkBandwidthOf parses the wire form.
 func linkBandwidthOf(high, low uint32) (linkBandwidth, bool) {
 	if t := high >> 16; t != 0x0004 && t != 0x4004 {
 		return linkBandwidth{}, false
