@@ -1,0 +1,342 @@
+// Package systemd tests the units under systemd itself, 252 of Debian 12: in a container on the kernel of this machine, and in a virtual machine on a
+// kernel of Debian (vm_test.go). make systemd SUITE=trixie runs the tests in a container with systemd 257 of Debian 13.
+package systemd
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+const config = `as: 4200000001
+loopbacks: [10.255.0.1/32]
+accept: [10.255.0.0/16]
+planes:
+  - name: p0
+    sub_ports:
+      - {device: p0.0, speed: 400G, sessions: [{peer: 192.0.2.1, peer_as: 4200000002}]}
+`
+
+// image is the machine's, made by scripts/images.sh: Debian 12, or FARED_SYSTEMD_IMAGE.
+func image() string {
+	if name := os.Getenv("FARED_SYSTEMD_IMAGE"); name != "" {
+		return name
+	}
+	return "fared-debian:local"
+}
+
+// machine has systemd as process 1.
+type machine struct {
+	t *testing.T
+	// container is empty in a virtual machine, which the test itself runs in.
+	container string
+}
+
+// boot starts a machine with fared and its units installed, and one cable.
+func boot(t *testing.T) *machine {
+	t.Helper()
+	m := &machine{t: t}
+	binary := vmBinary
+	if inVM == "" {
+		binary = filepath.Join(t.TempDir(), "fared")
+		requireImage(t)
+		if err := build(binary, "build", "../cmd/fared"); err != nil {
+			t.Fatal(err)
+		}
+		m.startContainer()
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			log, _ := m.try("journalctl --no-pager --lines 60 --unit 'fared*'")
+			t.Logf("the machine's journal:\n%s", log)
+		}
+	})
+	m.eventually("systemctl is-system-running | grep -E 'running|degraded'")
+	files, err := filepath.Glob("*.service")
+	if err != nil || len(files) != 2 {
+		t.Fatalf("units %v, %v", files, err)
+	}
+	for _, f := range files {
+		m.copy(f, "/etc/systemd/system/"+f)
+	}
+	m.copy("fared.sysusers.conf", "/usr/lib/sysusers.d/fared.conf")
+	m.copy(binary, "/usr/bin/fared")
+	m.run("ip link add p0.0 type veth peer leaf && ip address add 192.0.2.0/31 dev p0.0 && ip link set p0.0 up && ip link set leaf up")
+	m.run("systemd-sysusers && mkdir -p /etc/fared && systemctl daemon-reload")
+	m.write("/etc/fared/fared.yaml", config)
+	return m
+}
+
+// requireImage skips the test where Docker or the image is missing.
+func requireImage(t testing.TB) {
+	t.Helper()
+	netnstest.Require(t, "docker", "go")
+	if out, err := exec.Command("docker", "image", "inspect", image()).CombinedOutput(); err != nil {
+		netnstest.Lacks(t, fmt.Sprintf("the image %s is not there, 'make images' makes it: %v: %s", image(), err, out))
+	}
+}
+
+// build runs go with arguments that end in a package. The output file runs on any Linux.
+func build(file string, arguments ...string) error {
+	last := len(arguments) - 1
+	cmd := exec.Command("go", append(arguments[:last:last], "-o", file, arguments[last])...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%v: %w\n%s", cmd, err, out)
+	}
+	return nil
+}
+
+// startContainer starts a container whose process 1 is systemd; it is removed when the test ends.
+func (m *machine) startContainer() {
+	m.t.Helper()
+	// systemd's mounts, which fit the host's version of control groups, replace Docker's. Mounts have to propagate between mount
+	// namespaces, as they do on a host: systemd 252 mounts a unit's credentials in another namespace, and they would never reach the unit otherwise. In a
+	// container systemd does not change propagation, and Docker's is private.
+	const start = "umount /sys/fs/cgroup/* 2>/dev/null; mount -o remount,rw /sys/fs/cgroup; mount -o remount,rw /proc/sys; mount --make-rshared /; exec /lib/systemd/systemd --show-status=0 --log-target=console"
+	out, err := exec.Command("docker", "run", "--detach", "--network", "none", "--cgroupns", "private", "--tmpfs", "/run", "--tmpfs", "/tmp",
+		"--sysctl", "net.ipv6.conf.all.disable_ipv6=0",
+		"--sysctl", "net.ipv6.conf.default.disable_ipv6=0", "--sysctl", "net.ipv6.conf.lo.disable_ipv6=0", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN", "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",
+		"--env", "container=docker", "--entrypoint", "/bin/sh", image(), "-c", start).Output()
+	if err != nil {
+		m.t.Fatalf("docker run: %v\n%s", err, stderr(err))
+	}
+	m.container = strings.TrimSpace(string(out))
+	m.t.Cleanup(func() {
+		if out, err := exec.Command("docker", "rm", "--force", m.container).CombinedOutput(); err != nil {
+			m.t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+// as returns a shell line that runs the given line as a user.
+func as(user, line string) string { return "runuser -u " + user + " -- " + line }
+
+func stderr(err error) string {
+	if exit, ok := err.(*exec.ExitError); ok {
+		return string(exit.Stderr)
+	}
+	return ""
+}
+
+// command returns a shell line that is to run in the machine.
+func (m *machine) command(line string) *exec.Cmd {
+	if m.container == "" {
+		return exec.Command("sh", "-c", line)
+	}
+	return exec.Command("docker", "exec", "-i", m.container, "sh", "-c", line)
+}
+
+// copy copies a file into the machine, with its mode.
+func (m *machine) copy(from, to string) {
+	m.t.Helper()
+	file, err := os.Open(from)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	cmd := m.command(fmt.Sprintf("cat >%s && chmod %o %[1]s", to, info.Mode().Perm()))
+	cmd.Stdin = file
+	if out, err := cmd.CombinedOutput(); err != nil {
+		m.t.Fatalf("copy %s: %v\n%s", from, err, out)
+	}
+}
+
+func (m *machine) write(name, text string) {
+	m.t.Helper()
+	cmd := m.command("cat >" + name)
+	cmd.Stdin = strings.NewReader(text)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		m.t.Fatalf("write %s: %v\n%s", name, err, out)
+	}
+}
+
+// try runs a shell line in the machine and returns its standard output and standard error.
+func (m *machine) try(line string) (string, error) {
+	var out bytes.Buffer
+	cmd := m.command(line)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	return strings.TrimSpace(out.String()), err
+}
+
+func (m *machine) run(line string) string {
+	m.t.Helper()
+	out, err := m.try(line)
+	if err != nil {
+		m.t.Fatalf("%s: %v\n%s", line, err, out)
+	}
+	return out
+}
+
+// fails runs a line that must fail.
+func (m *machine) fails(line string) string {
+	m.t.Helper()
+	out, err := m.try(line)
+	if err == nil {
+		m.t.Errorf("%s succeeds:\n%s", line, out)
+	}
+	return out
+}
+
+// eventually repeats a line until it succeeds.
+func (m *machine) eventually(line string) string {
+	m.t.Helper()
+	var out string
+	netnstest.Eventually(m.t, patience(2*time.Minute), func() (err error) {
+		if out, err = m.try(line); err != nil {
+			return fmt.Errorf("%s: %w\n%s", line, err, out)
+		}
+		return nil
+	})
+	return out
+}
+
+func (m *machine) show(unit, property string) string {
+	m.t.Helper()
+	return m.run("systemctl show --value --property " + property + " " + unit)
+}
+
+// TestUnits checks that systemd 252 accepts every setting of the units, that both services come up, that a reload returns the daemon's answer, that
+// restarts have no limit, and that a broken configuration stops the unit until the file is repaired.
+func TestUnits(t *testing.T) {
+	m := boot(t)
+	if out, err := m.try("systemd-analyze verify /etc/systemd/system/fared*.service"); err != nil || out != "" {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+	m.run("systemctl start fared")
+	for _, unit := range []string{"fared", "fared-dataplane"} {
+		if state := m.show(unit, "ActiveState"); state != "active" {
+			t.Fatalf("%s is %s", unit, state)
+		}
+	}
+	m.eventually("fared status >/tmp/status && ! grep 'NOT CONNECTED' /tmp/status")
+
+	pid := m.show("fared", "MainPID")
+	m.write("/etc/fared/fared.yaml", config+"log: {level: debug}\n")
+	m.run("systemctl reload fared")
+	if out := m.run("journalctl --no-pager --unit fared"); !strings.Contains(out, "log.level: info -> debug") {
+		t.Errorf("the reload is not in the journal:\n%s", out)
+	}
+	for _, broken := range []string{"as: nothing\n", strings.Replace(config, "4200000001", "4200000009", 1)} { // an invalid file, and a change that needs a restart
+		m.write("/etc/fared/fared.yaml", broken)
+		m.fails("systemctl reload fared")
+		if state, now := m.show("fared", "ActiveState"), m.show("fared", "MainPID"); state != "active" || now != pid {
+			t.Errorf("after a refused reload: %s, process %s, want active, process %s", state, now, pid)
+		}
+	}
+	m.write("/etc/fared/fared.yaml", config)
+	m.run("systemctl reload fared")
+
+	// Each kind of death leads to a restart. SIGABRT is the watchdog's; a Go program exits on it, as on a panic, with status 2.
+	for _, unit := range []string{"fared", "fared-dataplane"} {
+		for i := range 7 {
+			signal := []string{"KILL", "ABRT"}[i%2]
+			pid := m.show(unit, "MainPID")
+			m.run("kill -" + signal + " " + pid)
+			m.eventually(fmt.Sprintf(`p=$(systemctl show --value --property MainPID %s); test "$p" != 0 -a "$p" != %s -a "$(systemctl is-active %s)" = active`, unit, pid, unit))
+		}
+	}
+
+	m.write("/etc/fared/fared.yaml", "as: nothing\n")
+	m.fails("systemctl restart fared")
+	if state, status := m.show("fared", "ActiveState"), m.show("fared", "ExecMainStatus"); state != "failed" || status != "78" {
+		t.Errorf("with a broken configuration: %s, status %s", state, status)
+	}
+	if out := m.run("systemctl --failed --plain --no-legend"); !strings.Contains(out, "fared.service") {
+		t.Errorf("not among the failed units:\n%s", out)
+	}
+	if out := m.run("journalctl --no-pager --lines 20 --unit fared"); !strings.Contains(out, "fared.yaml:1:5: as:") {
+		t.Errorf("the place is not in the journal:\n%s", out)
+	}
+	m.write("/etc/fared/fared.yaml", config)
+	m.run("systemctl start fared")
+}
+
+// TestCredentials checks that the unit reads a secret that only root may read, by a drop-in with LoadCredential=. Without the drop-in, and for a file of
+// root, it fails and names the remedy.
+func TestCredentials(t *testing.T) {
+	m := boot(t)
+	m.run("umask 077; echo correct horse >/etc/fared/leaf0.md5; mkdir /etc/systemd/system/fared.service.d")
+	withPassword := func(value string) string {
+		return strings.Replace(config, "peer_as", "password_file: "+value+", peer_as", 1)
+	}
+	reason := func(want string) {
+		t.Helper()
+		m.fails("systemctl restart fared")
+		if status := m.show("fared", "ExecMainStatus"); status != "78" {
+			t.Errorf("status %s, want 78", status)
+		}
+		if out := m.run("journalctl --no-pager --lines 5 --output cat --unit fared"); !strings.Contains(out, want) {
+			t.Errorf("the journal lacks %q:\n%s", want, out)
+		}
+		m.run("systemctl reset-failed fared")
+	}
+	m.write("/etc/fared/fared.yaml", withPassword("leaf0.md5"))
+	reason("/etc/fared/leaf0.md5 must be readable by fared's user and by no other user, but that user cannot read it, give it mode 0600 and fared's user as the owner; " +
+		"for the systemd unit, load it by LoadCredential= and write credential:NAME")
+	m.write("/etc/fared/fared.yaml", withPassword("credential:leaf0.md5"))
+	reason("credential leaf0.md5 cannot be read")
+	if out := m.run("fared check 2>&1"); !strings.Contains(out, "warning: /etc/fared/fared.yaml: credential leaf0.md5 is not checked") {
+		t.Errorf("fared check outside of the unit:\n%s", out)
+	}
+
+	// The peer is a socket with the same key: a connection needs the password at both ends.
+	m.write("/etc/systemd/system/fared.service.d/leaf0.conf", "[Service]\nLoadCredential=leaf0.md5:/etc/fared/leaf0.md5\n")
+	m.run("systemctl daemon-reload && systemctl start fared")
+	m.eventually("fared sessions")
+	pid := m.show("fared", "MainPID")
+	if out := m.run("cat /proc/" + pid + "/status"); strings.Contains(out, "Uid:\t0") {
+		t.Errorf("the daemon runs as root:\n%s", out)
+	}
+	if out := m.fails(as("nobody", "cat /run/credentials/fared.service/leaf0.md5")); !strings.Contains(out, "Permission denied") {
+		t.Errorf("another user reads the credential: %s", out)
+	}
+	m.run("systemctl reload fared")
+
+	// On a file system with ACLs systemd leaves the file to root, and adds the unit's user by an ACL: mode 0440.
+	m.run(`systemctl stop fared && mkdir -m 0755 /run/acl && cp /etc/fared/leaf0.md5 /run/acl/ && chmod 0400 /run/acl/leaf0.md5 && chgrp fared /run/acl/leaf0.md5 && chmod 0440 /run/acl/leaf0.md5`)
+	m.write("/etc/systemd/system/fared.service.d/leaf0.conf", "[Service]\nEnvironment=CREDENTIALS_DIRECTORY=/run/acl\n")
+	m.run("systemctl daemon-reload && systemctl start fared")
+}
+
+// TestAccess checks that a local user can read but not operate, that a member of the group fared can do both, and that the log and the event name the caller.
+func TestAccess(t *testing.T) {
+	m := boot(t)
+	m.run("useradd reader && useradd --no-user-group --groups fared drainer && systemctl start fared")
+	m.eventually("fared status")
+	if out := m.run("stat --format '%a %G %n' /run/fared/fared.sock /run/fared/fared-ro.sock"); out != "660 fared /run/fared/fared.sock\n666 fared /run/fared/fared-ro.sock" {
+		t.Errorf("the sockets: %s", out)
+	}
+	for _, line := range []string{"fared status", "fared weights", "fared planes", "fared sessions -o json"} {
+		m.run(as("reader", line))
+	}
+	for _, line := range []string{"fared drain plane p0", "fared undrain plane p0", "fared reload"} {
+		out := m.fails(as("reader", line))
+		if !strings.Contains(out, "use /run/fared/fared.sock, as root or as a member of its group") || !strings.Contains(out, "use sudo, or join the group") {
+			t.Errorf("%s as any user: %s", line, out)
+		}
+	}
+	if out := m.run("fared planes"); strings.Contains(out, "drained") {
+		t.Errorf("a user without the right has drained:\n%s", out)
+	}
+	m.run(as("drainer", "fared drain plane p0"))
+	uid := m.run("id --user drainer")
+	for _, line := range []string{"journalctl --no-pager --output cat --unit fared", "timeout 2 fared watch --events; true"} {
+		if out := m.run(line); !strings.Contains(out, "by uid "+uid+" (drainer) pid ") {
+			t.Errorf("the caller is not in %q:\n%s", line, out)
+		}
+	}
+	m.run(as("drainer", "fared undrain plane p0"))
+}
