@@ -4,10 +4,26 @@ GO         ?= go
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 LDFLAGS    := -X github.com/fared/fared/internal/version.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
+MISSPELL    := github.com/golangci/misspell/cmd/misspell@v0.6.0
+BUF         := github.com/bufbuild/buf/cmd/buf@v1.50.0
 FUZZTIME   ?= 20s
 BENCHTIME  ?= 1s
 
-.PHONY: build demo test unit bench lint generate check-generated fuzz deps images labs containerlab clean
+MUTANTS    ?= 40
+SEED       ?= 1
+THRESHOLD  ?= 90
+MUTATED    ?= ./fare ./wecmp ./daemon ./daemon/internal/guard ./daemon/internal/speaker ./daemon/internal/bfd ./dataplane/internal/contract ./dataplane/linux
+
+CHAOS_MINUTES ?= 10
+CHAOS_SEED ?=
+CHAOS_FABRIC ?=
+SUITE ?= trixie
+SOAK_CHANGES ?= 6000
+SOAK_MINUTES ?=
+
+VM_KERNELS ?= 6.12 6.1
+
+.PHONY: build demo test unit mutate chaos soak vm bench lint generate check-generated fuzz deps images labs containerlab systemd clean
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/fared ./cmd/fared
@@ -16,9 +32,11 @@ build:
 demo: build
 	./bin/fared lab --scenario all
 
-# Everything: set-up, generated files, lint, unit and property tests under the race detector, interoperability with
+# Everything: set-up, generated files, lint, unit and property tests under the race detector where goroutines share memory, interoperability with
 # FRR, BIRD and GoBGP in network namespaces. FARED_REQUIRE_ALL=1 turns every skip into a failure.
-test: deps check-generated lint labs unit
+test: deps
+	@$(MAKE) --jobs=3 --output-sync=target check-generated lint labs
+	@$(MAKE) unit
 
 unit:
 	./scripts/test.sh
@@ -34,6 +52,11 @@ images: build
 labs:
 	@if docker info >/dev/null 2>&1; then $(MAKE) images containerlab; else echo "labs: no Docker daemon answers, so nothing is tested in containers"; fi
 
+# The systemd units under the systemd and the routers of another Debian suite.
+systemd: deps
+	./scripts/images.sh $(SUITE)
+	FARED_REQUIRE_ALL=1 FARED_SYSTEMD_IMAGE=fared-debian-$(SUITE):local $(GO) test -count=1 -v ./systemd
+
 # A containerlab that runs on this machine; the last line is its path.
 containerlab:
 	./scripts/containerlab.sh
@@ -42,6 +65,9 @@ lint:
 	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "not formatted (gofmt -w):"; echo "$$out"; exit 1; fi
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
+	$(GO) run $(BUF) lint
+	$(GO) run ./internal/prose
+	@$(GO) run $(MISSPELL) -locale US -i weigths,cancelled -error $$(git ls-files '*.go' '*.md' '*.proto' '*.sh' | grep -v 'pb\.go$$')
 
 generate:
 	./scripts/generate.sh
@@ -56,6 +82,24 @@ bench:
 # Every fuzzer for FUZZTIME each.
 fuzz:
 	./scripts/fuzz.sh $(FUZZTIME)
+
+# Tests measured by faults: MUTANTS faults in each of MUTATED, and the share that the package's tests notice (docs/testing.md).
+mutate:
+	$(GO) run ./internal/mutate -n $(MUTANTS) -seed $(SEED) -threshold $(THRESHOLD) $(MUTATED)
+
+# Random failures for CHAOS_MINUTES under a judge that shares nothing with fared; CHAOS_SEED chooses them, and the fabric unless CHAOS_FABRIC names one (docs/testing.md). Needs root and FRR.
+chaos:
+	FARED_REQUIRE_ALL=1 FARED_CHAOS_MINUTES=$(CHAOS_MINUTES) FARED_CHAOS_SEED=$(CHAOS_SEED) FARED_CHAOS_FABRIC=$(CHAOS_FABRIC) $(GO) test -count=1 -v -timeout 0 -run 'TestChaos$$' ./interop/chaos
+
+# SOAK_CHANGES changes of cables and leaves, or what fits in SOAK_MINUTES; what the processes hold must not grow.
+soak:
+	FARED_REQUIRE_ALL=1 FARED_SOAK_CHANGES=$(SOAK_CHANGES) FARED_SOAK_MINUTES=$(SOAK_MINUTES) $(GO) test -count=1 -v -timeout 0 -run 'TestSoak$$' ./interop/chaos
+
+# A first day with the shipped units, example and leaves of FRR in a virtual machine on each of Debian's kernels (docs/testing.md). Needs root, Docker, apt.
+vm: build
+	./scripts/deps.sh vm
+	./scripts/images.sh
+	for kernel in $(VM_KERNELS); do FARED_REQUIRE_ALL=1 FARED_VM_KERNEL=$$kernel $(GO) test -count=1 -v -timeout 30m -run 'TestMonday$$' ./systemd || exit 1; done
 
 clean:
 	rm -rf bin out

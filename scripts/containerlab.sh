@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Prints the path of a containerlab for this machine: the installed one, else v0.69.3, built from its Go module into
-# ${XDG_CACHE_HOME:-~/.cache}/fared, which takes two minutes once. Two kinds of machine are too bare for an ordinary containerlab, and get one
-# that is built for them:
-#   modules     no /proc/modules: the kernel has no loadable modules, so what it has is there
+# ${XDG_CACHE_HOME:-~/.cache}/fared, which takes two minutes once. An ordinary containerlab fails on two kinds of bare machine, which get a
+# special build:
+#   modules     no /proc/modules: the kernel has no loadable modules, so all its parts are built in
 #   privileged  no CAP_SYS_RESOURCE: Docker cannot start privileged containers; the labs' nodes ask for the capabilities they need
 set -euo pipefail
 version=v0.69.3
@@ -31,7 +31,7 @@ module=$(go mod download -json github.com/srl-labs/containerlab@$version | sed -
 cp -r "$module" src
 chmod -R u+w src
 cd src
-# edit FILE SED-SCRIPT: changes a file of containerlab, or says that it is another than expected.
+# edit FILE SED-SCRIPT: changes a file of containerlab, or fails if the file differs from the expected one.
 edit() {
   sed -i "$2" "$1"
   if cmp -s "$1" "$module/$1"; then

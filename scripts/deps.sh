@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Installs what the tests need beyond Go: routing daemons to interoperate with, iproute2, protoc, clang for the BPF object, Docker and debootstrap
-# for the labs in containers; and starts dockerd where none runs. Without root or apt it says what is missing; the tests that need it then skip,
-# or fail where FARED_REQUIRE_ALL=1.
+# Installs the tests' requirements beyond Go: routing daemons for interoperability, iproute2, protoc, clang for the BPF object, Docker and debootstrap
+# for the labs in containers. Starts dockerd if none runs. Without root or apt it lists the missing packages; the tests that need them then skip,
+# or fail if FARED_REQUIRE_ALL=1. The argument "vm" adds the packages that scripts/kernel-vm needs.
 set -euo pipefail
 declare -A needs=([vtysh]=frr [birdc]=bird2 [gobgpd]=gobgpd [ip]=iproute2 [ping]=iputils-ping [ethtool]=ethtool [gcc]=gcc [protoc]=protobuf-compiler [clang-14]=clang-14 [llvm-strip-14]=llvm-14 [tcpdump]=tcpdump [bpftool]=bpftool [tshark]=tshark [iperf3]=iperf3
   [docker]=docker.io [debootstrap]=debootstrap [/usr/share/keyrings/debian-archive-keyring.gpg]=debian-archive-keyring
   [/usr/include/bpf/bpf_helpers.h]=libbpf-dev)
+if [ "${1:-}" = vm ]; then
+  needs+=([qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [cpio]=cpio [xz]=xz-utils [modprobe]=kmod)
+fi
 missing=()
 for tool in "${!needs[@]}"; do
   command -v "$tool" >/dev/null || [ -e "$tool" ] || [ -x "/usr/sbin/$tool" ] || missing+=("${needs[$tool]}")
@@ -16,7 +19,7 @@ install() {
     echo "deps: missing: $* (install them by these Debian package names)" >&2
     return
   fi
-  # Packages must not start their daemons: the tests start their own, in namespaces of their own.
+  # Packages must not start their daemons: the tests start them in separate namespaces.
   local policy=/usr/sbin/policy-rc.d
   if [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' >"$policy"

@@ -17,7 +17,7 @@ if [ "$out" = . ]; then
   go generate ./...
   exit 0
 fi
-# protoc's own version stands in a comment; another protoc that generates the same code is fine.
+# A comment contains protoc's version; another protoc that generates the same code is fine.
 for f in api/fare/v1/*.pb.go; do
   if ! diff -q <(grep -v '^//.*protoc ' "$f") <(grep -v '^//.*protoc ' "$out/$f") >/dev/null; then
     echo "generate: $f is stale: run 'make generate' and commit" >&2

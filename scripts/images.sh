@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # Builds the labs' images where no registry is needed: fared:local (bin/fared in a FROM-scratch image), fared-frr:local and
 # fared-bird:local (Debian's packages, by debootstrap). One that is up to date is kept: its label says what it was made from.
+# With the name of another Debian suite, only fared-debian-SUITE:local, a machine with that suite's systemd and routers.
+#
+#   images.sh [SUITE]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-suite=bookworm
-packages=frr,bird2,iproute2,tini
+suite=${1:-bookworm}
+packages="frr bird2 iproute2 tini systemd"
 images=containerlab/images
 label=fared.inputs
 
@@ -14,7 +17,7 @@ fail() {
 }
 missing() { fail "$1: scripts/deps.sh installs and starts what is needed"; }
 docker info >/dev/null 2>&1 || missing "no Docker daemon answers"
-[ -x bin/fared ] || fail "bin/fared is missing: run make build first"
+[ "$suite" != bookworm ] || [ -x bin/fared ] || fail "bin/fared is missing: run make build first"
 # Without buildx docker knows the classic builder only, and asks to be told so.
 docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
 
@@ -35,9 +38,11 @@ build() {
   echo "images: $1 built"
 }
 
-build fared:local "$(inputs '' $images/fared/Dockerfile bin/fared)" bin -f $images/fared/Dockerfile
-
-base=fared-debian:local
+base=fared-debian-$suite:local
+if [ "$suite" = bookworm ]; then
+  base=fared-debian:local
+  build fared:local "$(inputs '' $images/fared/Dockerfile bin/fared)" bin -f $images/fared/Dockerfile
+fi
 made=$(inputs "$suite $packages" scripts/images.sh)
 if ! current $base "$made"; then
   command -v debootstrap >/dev/null || missing "debootstrap is missing"
@@ -45,11 +50,17 @@ if ! current $base "$made"; then
   root=$(mktemp -d)
   trap 'rm -rf "$root"' EXIT
   echo "images: installing $packages of Debian $suite, which takes a minute"
-  debootstrap --variant=minbase --include=$packages $suite "$root" >"$root.log" 2>&1 || { tail -20 "$root.log" >&2; fail "debootstrap fails, see $root.log"; }
+  # apt installs the packages, because debootstrap resolves no pre-dependency among those it includes, as that of Debian 13's systemd.
+  if ! { debootstrap --variant=minbase "$suite" "$root" && chroot "$root" apt-get update -q &&
+    DEBIAN_FRONTEND=noninteractive chroot "$root" apt-get install -y -q --no-install-recommends $packages; } >"$root.log" 2>&1; then
+    tail -20 "$root.log" >&2
+    fail "Debian $suite cannot be installed, see $root.log"
+  fi
   rm -rf "$root.log" "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/usr/share/{doc,info,locale,man}/*
   tar -C "$root" -c . | docker import --change "LABEL $label=$made" - $base >/dev/null
   echo "images: $base built"
 fi
+[ "$suite" = bookworm ] || exit 0
 for router in frr bird; do
   build fared-$router:local "$(inputs "$made" $images/$router/*)" $images/$router --build-arg BASE=$base
 done
