@@ -438,6 +438,29 @@ func TestContainerDies(t *testing.T) {
 	}
 }
 
+// TestDeploysAgain checks that a failed deployment is reported, removed and repeated once.
+func TestDeploysAgain(t *testing.T) {
+	o := options(t, "own-ports")
+	var progress []string
+	o.Containerlab.Progress = func(text string) { progress = append(progress, text) }
+	failing := filepath.Join(t.TempDir(), "containerlab")
+	script := "#!/bin/sh\nif [ $1 = deploy ] && [ ! -e $0.failed ]; then touch $0.failed; echo a first failure; exit 1; fi\nexec " + o.Containerlab.Binary + " \"$@\"\n"
+	if err := os.WriteFile(failing, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	o.Containerlab.Binary = failing
+	f := start(t, o)
+	if text := strings.Join(progress, "\n"); !strings.Contains(text, "again after") || !strings.Contains(text, "a first failure") {
+		t.Errorf("progress: %s", text)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if left := leftovers(t, o.Name); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
 // TestRunningFabricGoesOn checks that a running fabric is used, and restored after any scenario.
 func TestRunningFabricGoesOn(t *testing.T) {
 	o := options(t, "frr")

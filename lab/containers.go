@@ -143,14 +143,9 @@ func (b *containers) start(ctx context.Context, fail func(error)) error {
 	}
 	switch {
 	case up == 0:
-		b.Progress(fmt.Sprintf("deploying %s: %d containers, %d cables", b.File, len(b.Nodes()), len(b.Cables)))
 		b.deployed = true
-		if err := b.containerlab(ctx, "deploy"); err != nil {
+		if err := b.deploy(ctx); err != nil {
 			return err
-		}
-		// containerlab continues when a node fails.
-		if up, err := b.up(ctx); err != nil || up < len(b.Nodes()) {
-			return errors.Join(err, fmt.Errorf("%d of %d containers run after the deployment: see 'docker logs' of the others", up, len(b.Nodes())))
 		}
 	case up < len(b.Nodes()):
 		return fmt.Errorf("%d of the %d containers of %s are running already: remove them with 'containerlab destroy --cleanup -t %s'", up, len(b.Nodes()), b.Name, b.File)
@@ -184,6 +179,24 @@ func (b *containers) start(ctx context.Context, fail func(error)) error {
 	return b.startTransfer(ctx, func(n *topo.Node) string { return b.root(n) + trafficInside }, func(n *topo.Node) error {
 		return b.startNode(n, fail)
 	})
+}
+
+// deploy deploys the fabric. A deployment that fails is removed and repeated once: Docker or the kernel can refuse one
+// while other programs change the machine's networks.
+func (b *containers) deploy(ctx context.Context) error {
+	b.Progress(fmt.Sprintf("deploying %s: %d containers, %d cables", b.File, len(b.Nodes()), len(b.Cables)))
+	if err := b.containerlab(ctx, "deploy"); err != nil {
+		b.Progress(fmt.Sprintf("deploying %s again after %v", b.File, err))
+		if err := errors.Join(b.destroy(), b.containerlab(ctx, "deploy")); err != nil {
+			return err
+		}
+	}
+	// containerlab continues when a node fails.
+	up, err := b.up(ctx)
+	if err == nil && up < len(b.Nodes()) {
+		err = fmt.Errorf("%d of %d containers run after the deployment: see 'docker logs' of the others", up, len(b.Nodes()))
+	}
+	return err
 }
 
 // trafficInside is the socket of a server's traffic node, as a path in its container.

@@ -61,7 +61,19 @@ if [ "$passed" -eq 0 ]; then
 fi
 if [ $code -ne 0 ]; then
   echo "--- what failed, from out/test.log"
-  grep -B40 -E '^ *--- FAIL|^panic:|^FAIL' out/test.log | cut -c1-400 | tail -200
+  # The last lines that each failed test printed itself, by its name in the lines === RUN and === NAME; then crashes.
+  awk '
+    NR == FNR { if ($1 == "---" && $2 == "FAIL:") failed[$3] = 1; next }
+    $1 == "===" { test = $3; next }
+    $1 == "---" || /^(ok|FAIL|PASS)/ { test = ""; next }
+    test in failed { printed[test, count[test]++] = $0 }
+    END {
+      for (t in failed) {
+        print "=== " t
+        for (i = count[t] > 40 ? count[t] - 40 : 0; i < count[t]; i++) print printed[t, i]
+      }
+    }' out/test.log out/test.log | cut -c1-600
+  grep -A30 -E '^(panic:|fatal error:|WARNING: DATA RACE)' out/test.log | cut -c1-400 | head -100
 fi
 echo "$passed passed, $failed failed, $skipped skipped"
 exit $code
