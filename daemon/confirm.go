@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/status"
 )
 
@@ -12,7 +12,7 @@ import (
 // changes that the data plane has not acknowledged or has refused. A leaf without a data plane has nothing to wait for.
 func (l *loop) confirmDrains() {
 	var confirmed []DrainTarget
-	waiting := map[DrainTarget]*dataplane.Evacuation{}
+	waiting := map[DrainTarget]*dpclient.Evacuation{}
 	l.core.Drains(func(t DrainTarget, s DrainStage) {
 		if s != DrainShares {
 			return

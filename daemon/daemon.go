@@ -18,7 +18,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
-	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/guard"
 	"github.com/fared/fared/daemon/internal/ndisc"
 	"github.com/fared/fared/daemon/internal/speaker"
@@ -58,7 +58,7 @@ type Daemon struct {
 	loop     *loop
 	speaker  *speaker.Speaker
 	links    LinkSource
-	client   *dataplane.Client // nil for a leaf without a data plane
+	client   *dpclient.Client // nil for a leaf without a data plane
 	service  *status.Service
 	metrics  *status.Metrics
 	registry *prometheus.Registry
@@ -210,7 +210,7 @@ func (d *Daemon) buildDataplane(l *layout) error {
 	d.loop.ports.client = farev1.NewDataplaneServiceClient(conn)
 	d.loop.core.asked = d.loop.ports.asked
 	var err error
-	d.client, err = dataplane.New(dataplane.Config{
+	d.client, err = dpclient.New(dpclient.Config{
 		Conn: conn, Forwarding: l.forwarding(d.cfg), Instance: d.deps.Instance, Version: version.String(), Logger: d.log,
 		Ports: d.loop.pairPorts,
 	})
@@ -236,7 +236,7 @@ func (d *Daemon) dialDataplane() (grpc.ClientConnInterface, error) {
 			return nil, fmt.Errorf("dataplane.tls: %w", err)
 		}
 	}
-	conn, err := dataplane.Open(address, secure)
+	conn, err := dpclient.Open(address, secure)
 	if err != nil {
 		return nil, fmt.Errorf("dataplane.address: %w", err)
 	}

@@ -4,16 +4,16 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/dpclient"
 )
 
 // effects records, for every object declared to the data plane, whether it is in effect.
 type effects struct {
-	objects map[dataplane.Object]*effect
+	objects map[dpclient.Object]*effect
 	// counts holds the number of objects by the state of their last change.
 	counts [effectStates]int
 	// destinations holds the engine's last decision for each destination; users counts them by vector.
-	destinations map[dataplane.Destination]assigned
+	destinations map[dpclient.Destination]assigned
 	users        map[uint32]int
 }
 
@@ -42,11 +42,11 @@ type assigned struct {
 }
 
 func newEffects() effects {
-	return effects{objects: map[dataplane.Object]*effect{}, destinations: map[dataplane.Destination]assigned{}, users: map[uint32]int{}}
+	return effects{objects: map[dpclient.Object]*effect{}, destinations: map[dpclient.Destination]assigned{}, users: map[uint32]int{}}
 }
 
 // want records a declared change of an object. The client gives an equal declaration the number of the earlier one.
-func (e *effects) want(o dataplane.Object, change uint64, now time.Time) {
+func (e *effects) want(o dpclient.Object, change uint64, now time.Time) {
 	x := e.objects[o]
 	switch {
 	case x == nil:
@@ -60,7 +60,7 @@ func (e *effects) want(o dataplane.Object, change uint64, now time.Time) {
 
 // answered records the data plane's answer to an object's changes up to a number. It returns the previous record, and false if the answer
 // concerns an earlier change than the last one.
-func (e *effects) answered(o dataplane.Object, change uint64, state effectState, reason string) (before effect, ok bool) {
+func (e *effects) answered(o dpclient.Object, change uint64, state effectState, reason string) (before effect, ok bool) {
 	x := e.objects[o]
 	if x == nil || change < x.change {
 		return effect{}, false
@@ -71,7 +71,7 @@ func (e *effects) answered(o dataplane.Object, change uint64, state effectState,
 }
 
 // lost records that an object is no longer in effect.
-func (e *effects) lost(o dataplane.Object) {
+func (e *effects) lost(o dpclient.Object) {
 	if x := e.objects[o]; x != nil {
 		e.enter(x, effectPending, "")
 	}
@@ -85,7 +85,7 @@ func (e *effects) enter(x *effect, state effectState, reason string) {
 }
 
 // forget drops an object without waiting for its removal to be acknowledged.
-func (e *effects) forget(o dataplane.Object) {
+func (e *effects) forget(o dpclient.Object) {
 	if x := e.objects[o]; x != nil {
 		e.counts[x.state]--
 		delete(e.objects, o)
@@ -93,14 +93,14 @@ func (e *effects) forget(o dataplane.Object) {
 }
 
 // inEffect reports whether an object is declared and its last change is in effect, exactly.
-func (e *effects) inEffect(o dataplane.Object) bool {
+func (e *effects) inEffect(o dpclient.Object) bool {
 	x := e.objects[o]
 	return x != nil && x.state == effectDone
 }
 
 // reason returns why the data plane's answer does not put an object's last change into effect exactly: "approximate: ..." or "refused: ...". It
 // is empty when the change is in effect, or not answered yet.
-func (e *effects) reason(o dataplane.Object) string {
+func (e *effects) reason(o dpclient.Object) string {
 	if x := e.objects[o]; x != nil {
 		return x.reason
 	}
@@ -108,7 +108,7 @@ func (e *effects) reason(o dataplane.Object) string {
 }
 
 // assign records a destination's vector; vector 0 drops the destination.
-func (e *effects) assign(key dataplane.Destination, vector, moved uint32, drain []uint16) {
+func (e *effects) assign(key dpclient.Destination, vector, moved uint32, drain []uint16) {
 	if old, ok := e.destinations[key]; ok {
 		if e.users[old.vector]--; e.users[old.vector] <= 0 {
 			delete(e.users, old.vector)

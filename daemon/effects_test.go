@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
@@ -37,10 +37,10 @@ func TestNothingStaysOfADestination(t *testing.T) {
 	for i := range 2 {
 		establish(l, s, i)
 	}
-	l.plane(&dataplane.Event{Kind: dataplane.Connected, Capabilities: &farev1.Capabilities{FlowHash: &farev1.FlowHash{Algorithm: flowHashAsk}}})
+	l.plane(&dpclient.Event{Kind: dpclient.Connected, Capabilities: &farev1.Capabilities{FlowHash: &farev1.FlowHash{Algorithm: flowHashAsk}}})
 	l.handOut()
 	empty := kept(l)
-	for _, answer := range []dataplane.EventKind{0, dataplane.InEffect, dataplane.Approximate, dataplane.Refused, dataplane.Pending} {
+	for _, answer := range []dpclient.EventKind{0, dpclient.InEffect, dpclient.Approximate, dpclient.Refused, dpclient.Pending} {
 		announce := func(value fare.Bandwidth) {
 			for i := range 2 {
 				for d := range 2 {
@@ -55,8 +55,8 @@ func TestNothingStaysOfADestination(t *testing.T) {
 		}
 		answered := func() {
 			for o, x := range l.effects.objects {
-				if o.Kind != dataplane.KindSubPort && answer != 0 {
-					l.plane(&dataplane.Event{Kind: answer, Object: o, Change: x.change, Message: "as the test has it"})
+				if o.Kind != dpclient.KindSubPort && answer != 0 {
+					l.plane(&dpclient.Event{Kind: answer, Object: o, Change: x.change, Message: "as the test has it"})
 				}
 			}
 			l.handOut()
@@ -77,7 +77,7 @@ func TestNothingStaysOfADestination(t *testing.T) {
 		announce(100e9)
 		answered()
 		users("with another value")
-		if dp := (source{l}).Process().Dataplane; len(l.ports.pairs) != 2 || answer == dataplane.Refused && dp.Refused == 0 || answer == dataplane.Approximate && dp.Approximate == 0 {
+		if dp := (source{l}).Process().Dataplane; len(l.ports.pairs) != 2 || answer == dpclient.Refused && dp.Refused == 0 || answer == dpclient.Approximate && dp.Approximate == 0 {
 			t.Fatalf("%v: the test does not try what it is for: %s", answer, kept(l))
 		}
 		for i := range 2 {
@@ -120,27 +120,27 @@ func TestAcknowledgementsAreTimed(t *testing.T) {
 		t.Errorf("%d observations after the start", count)
 	}
 	const off = "fault, destination 10.255.1.0/32: approximate: 3 % more"
-	var object dataplane.Object
+	var object dpclient.Object
 	var change uint64
 	r.inside(func(l *loop) {
-		object = dataplane.Object{Kind: dataplane.KindDestination, Destination: l.core.layout.key(0, destination(0))}
+		object = dpclient.Object{Kind: dpclient.KindDestination, Destination: l.core.layout.key(0, destination(0))}
 		change = l.effects.objects[object].change
 	})
 	for _, step := range []struct {
 		what  string
-		event dataplane.Event
+		event dpclient.Event
 		more  uint64
 		shown string // events
 	}{
-		{"in effect already", dataplane.Event{Kind: dataplane.InEffect, Change: change}, 0, ""},
-		{"off now", dataplane.Event{Kind: dataplane.Approximate, Change: change, Message: "3 % more"}, 0, off},
-		{"off by something else", dataplane.Event{Kind: dataplane.Approximate, Change: change, Message: "2 % more"}, 0, ""},
-		{"exact", dataplane.Event{Kind: dataplane.InEffect, Change: change}, 0, ""},
-		{"lost", dataplane.Event{Kind: dataplane.Pending, Change: change}, 0, ""},
-		{"an earlier change", dataplane.Event{Kind: dataplane.Approximate, Change: change - 1, Message: "old"}, 0, ""},
-		{"back, but off", dataplane.Event{Kind: dataplane.Approximate, Change: change, Message: "3 % more"}, 1, off},
-		{"lost again", dataplane.Event{Kind: dataplane.Pending, Change: change}, 1, ""},
-		{"back", dataplane.Event{Kind: dataplane.InEffect, Change: change}, 2, ""},
+		{"in effect already", dpclient.Event{Kind: dpclient.InEffect, Change: change}, 0, ""},
+		{"off now", dpclient.Event{Kind: dpclient.Approximate, Change: change, Message: "3 % more"}, 0, off},
+		{"off by something else", dpclient.Event{Kind: dpclient.Approximate, Change: change, Message: "2 % more"}, 0, ""},
+		{"exact", dpclient.Event{Kind: dpclient.InEffect, Change: change}, 0, ""},
+		{"lost", dpclient.Event{Kind: dpclient.Pending, Change: change}, 0, ""},
+		{"an earlier change", dpclient.Event{Kind: dpclient.Approximate, Change: change - 1, Message: "old"}, 0, ""},
+		{"back, but off", dpclient.Event{Kind: dpclient.Approximate, Change: change, Message: "3 % more"}, 1, off},
+		{"lost again", dpclient.Event{Kind: dpclient.Pending, Change: change}, 1, ""},
+		{"back", dpclient.Event{Kind: dpclient.InEffect, Change: change}, 2, ""},
 	} {
 		step.event.Object = object
 		var shown string
@@ -158,21 +158,21 @@ func TestDamageIsReported(t *testing.T) {
 	r.settled(1)
 	r.uniform("1:1", 1)
 	for _, step := range []struct {
-		event  dataplane.Event
+		event  dpclient.Event
 		events string
 		shown  string
 		last   string // last error
 	}{
-		{dataplane.Event{Kind: dataplane.Intact}, "", "1:1", ""},
-		{dataplane.Event{Kind: dataplane.Damaged, Message: "2 routes are gone"}, "fault, memory: damaged: 2 routes are gone", "1?:1?", ""},
-		{dataplane.Event{Kind: dataplane.Damaged, Message: "2 routes are gone"}, "", "1?:1?", ""},
-		{dataplane.Event{Kind: dataplane.Damaged, Message: "a rule is gone"}, "fault, memory: damaged: a rule is gone", "1?:1?", ""},
-		{dataplane.Event{Kind: dataplane.Intact}, "dataplane, memory: repaired: a rule is gone", "1:1", ""},
-		{dataplane.Event{Kind: dataplane.Disconnected, Err: errors.New("the stream broke")}, "dataplane, memory: disconnected: the stream broke", "1:1", "the stream broke"},
-		{dataplane.Event{Kind: dataplane.Connected, Name: "another"}, "dataplane, another: connected", "1:1", ""},
-		{dataplane.Event{Kind: dataplane.Damaged, Message: "a rule is gone"}, "fault, another: damaged: a rule is gone", "1?:1?", ""},
-		{dataplane.Event{Kind: dataplane.Connected, Name: "another"}, "dataplane, another: repaired: a rule is gone; dataplane, another: connected", "1:1", ""},
-		{dataplane.Event{Kind: dataplane.Refused, Object: dataplane.Object{Kind: dataplane.KindGroup, Group: 77}, Message: "full"}, "fault, group 77: refused: full", "1:1", "group 77: full"},
+		{dpclient.Event{Kind: dpclient.Intact}, "", "1:1", ""},
+		{dpclient.Event{Kind: dpclient.Damaged, Message: "2 routes are gone"}, "fault, memory: damaged: 2 routes are gone", "1?:1?", ""},
+		{dpclient.Event{Kind: dpclient.Damaged, Message: "2 routes are gone"}, "", "1?:1?", ""},
+		{dpclient.Event{Kind: dpclient.Damaged, Message: "a rule is gone"}, "fault, memory: damaged: a rule is gone", "1?:1?", ""},
+		{dpclient.Event{Kind: dpclient.Intact}, "dataplane, memory: repaired: a rule is gone", "1:1", ""},
+		{dpclient.Event{Kind: dpclient.Disconnected, Err: errors.New("the stream broke")}, "dataplane, memory: disconnected: the stream broke", "1:1", "the stream broke"},
+		{dpclient.Event{Kind: dpclient.Connected, Name: "another"}, "dataplane, another: connected", "1:1", ""},
+		{dpclient.Event{Kind: dpclient.Damaged, Message: "a rule is gone"}, "fault, another: damaged: a rule is gone", "1?:1?", ""},
+		{dpclient.Event{Kind: dpclient.Connected, Name: "another"}, "dataplane, another: repaired: a rule is gone; dataplane, another: connected", "1:1", ""},
+		{dpclient.Event{Kind: dpclient.Refused, Object: dpclient.Object{Kind: dpclient.KindGroup, Group: 77}, Message: "full"}, "fault, group 77: refused: full", "1:1", "group 77: full"},
 	} {
 		var events string
 		r.inside(func(l *loop) {

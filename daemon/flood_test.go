@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
 )
@@ -146,7 +146,7 @@ func TestFloodDelaysNoOthers(t *testing.T) {
 	}
 	// A change waits for the window in flight; behind the flood it would wait for all its groups.
 	now := f.d.client.Status()
-	if sent := now.Counters.Sent[dataplane.GroupSet] - before.Counters.Sent[dataplane.GroupSet]; sent > n/2 {
+	if sent := now.Counters.Sent[dpclient.GroupSet] - before.Counters.Sent[dpclient.GroupSet]; sent > n/2 {
 		t.Errorf("%d groups were sent until 2 changes of another session were carried out; want at most %d, with %d objects waiting at first", sent, n/2, before.Queued)
 	} else {
 		t.Logf("%d groups sent meanwhile; %d objects waited, %d wait still", sent, before.Queued, now.Queued)

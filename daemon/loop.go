@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/fare"
@@ -38,18 +38,18 @@ type loop struct {
 	ports   *sourcePorts
 	// dpReady is set once a data plane has been ready, so that loopbacks may be advertised.
 	dpReady       bool
-	dpConnected   dataplane.Event
+	dpConnected   dpclient.Event
 	dpError       string
 	damage        string    // damage of the layer below the data plane; "" if it is intact
 	deadline      time.Time // of the start; zero after convergence
 	drainTimers   []drainTimer
-	evacuations   map[DrainTarget]*dataplane.Evacuation // of drains that wait for the data plane
-	wokenAt       time.Time                             // when the inputs of the current step were drained
+	evacuations   map[DrainTarget]*dpclient.Evacuation // of drains that wait for the data plane
+	wokenAt       time.Time                            // when the inputs of the current step were drained
 	speakerEvents []speaker.Event
 	bulkEvents    []speaker.Event // events of sessions beyond their allowance
 	allowances    []allowance     // by session
 	linkEvents    []LinkEvent
-	planeEvents   []dataplane.Event
+	planeEvents   []dpclient.Event
 	subPortOps    []SubPortOp
 	reweighed     reweighed
 	ignoredReport ignoredReport
@@ -197,7 +197,7 @@ func (l *loop) handOut() {
 		l.subPortOps = l.core.SubPortOps(l.subPortOps)
 		for _, op := range l.subPortOps {
 			change := l.d.client.SetSubPort(l.core.layout.subPorts[op.SubPort].Device, op.Up)
-			l.effects.want(dataplane.Object{Kind: dataplane.KindSubPort, SubPort: l.core.layout.subPorts[op.SubPort].Device}, change, now)
+			l.effects.want(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: l.core.layout.subPorts[op.SubPort].Device}, change, now)
 		}
 		for _, u := range l.core.Updates() {
 			l.update(u, now)
@@ -227,18 +227,18 @@ func (l *loop) update(u Update, now time.Time) {
 	case wecmp.VectorSet:
 		l.reweighed.vectors++
 		change := l.d.client.SetGroup(l.group(u.Vector))
-		l.effects.want(dataplane.Object{Kind: dataplane.KindGroup, Group: u.Vector}, change, now)
+		l.effects.want(dpclient.Object{Kind: dpclient.KindGroup, Group: u.Vector}, change, now)
 		l.builder.MarkVector(u.Vector)
 		l.d.moved.Add(uint64(u.SlotsMoved) * uint64(l.effects.users[u.Vector]))
 	case wecmp.VectorDelete:
 		l.d.client.DeleteGroup(u.Vector)
-		l.effects.forget(dataplane.Object{Kind: dataplane.KindGroup, Group: u.Vector})
+		l.effects.forget(dpclient.Object{Kind: dpclient.KindGroup, Group: u.Vector})
 		l.placesMu.Lock()
 		delete(l.places, u.Vector)
 		l.placesMu.Unlock()
 		l.builder.MarkVector(u.Vector)
 	case wecmp.DestinationSet:
-		object := dataplane.Object{Kind: dataplane.KindDestination, Destination: key}
+		object := dpclient.Object{Kind: dpclient.KindDestination, Destination: key}
 		l.reweighed.destinations++
 		l.effects.want(object, l.d.client.SetDestination(key, u.Vector, u.Drain...), now)
 		l.effects.assign(key, u.Vector, uint32(u.SlotsMoved), u.Drain)
@@ -246,7 +246,7 @@ func (l *loop) update(u Update, now time.Time) {
 		l.d.moved.Add(uint64(u.SlotsMoved))
 	case wecmp.DestinationDelete:
 		l.d.client.DeleteDestination(key)
-		l.effects.forget(dataplane.Object{Kind: dataplane.KindDestination, Destination: key})
+		l.effects.forget(dpclient.Object{Kind: dpclient.KindDestination, Destination: key})
 		l.effects.assign(key, 0, 0, nil)
 		l.ports.forget(u.Destination.Addr(), l.core.layout.sources[u.Source].loopbacks)
 		l.builder.MarkDestination(shown)
@@ -371,9 +371,9 @@ func (l *loop) learnNextHop(session int, peer netip.Addr) {
 }
 
 // plane handles an event of the data plane.
-func (l *loop) plane(ev *dataplane.Event) {
+func (l *loop) plane(ev *dpclient.Event) {
 	switch ev.Kind {
-	case dataplane.Connected:
+	case dpclient.Connected:
 		l.dpConnected, l.dpError = *ev, ""
 		l.integrity("")
 		first := !l.dpReady
@@ -393,33 +393,33 @@ func (l *loop) plane(ev *dataplane.Event) {
 				l.admit(i)
 			}
 		}
-	case dataplane.Disconnected:
+	case dpclient.Disconnected:
 		if ev.Err != nil {
 			l.dpError = ev.Err.Error()
 		}
 		l.event(status.EventDataplane, l.dpConnected.Name, "disconnected: "+l.dpError)
-	case dataplane.InEffect:
+	case dpclient.InEffect:
 		l.acknowledged(ev, effectDone, "")
-	case dataplane.Approximate:
+	case dpclient.Approximate:
 		l.acknowledged(ev, effectApproximate, "approximate: "+ev.Message)
-	case dataplane.Damaged:
+	case dpclient.Damaged:
 		l.integrity(ev.Message)
-	case dataplane.Intact:
+	case dpclient.Intact:
 		l.integrity("")
-	case dataplane.Refused:
+	case dpclient.Refused:
 		l.effects.answered(ev.Object, ev.Change, effectRefused, "refused: "+ev.Message)
 		l.dpError = ev.Object.String() + ": " + ev.Message
 		l.log.Warn("the data plane refused an operation", "object", ev.Object, "code", ev.Code, "message", ev.Message)
 		l.event(status.EventFault, ev.Object.String(), "refused: "+ev.Message)
 		l.markObject(ev.Object)
-	case dataplane.Pending:
+	case dpclient.Pending:
 		l.effects.lost(ev.Object)
 		l.markObject(ev.Object)
 	}
 }
 
 // acknowledged records that an object's changes are in effect; reason is not empty if they are approximate.
-func (l *loop) acknowledged(ev *dataplane.Event, state effectState, reason string) {
+func (l *loop) acknowledged(ev *dpclient.Event, state effectState, reason string) {
 	before, ok := l.effects.answered(ev.Object, ev.Change, state, reason)
 	if ok && before.state != effectDone && before.state != effectApproximate {
 		l.metrics.ObserveAcknowledged(time.Since(before.since))
@@ -441,7 +441,7 @@ func (l *loop) integrity(damage string) {
 		l.event(status.EventDataplane, l.dpConnected.Name, "repaired: "+l.damage)
 	}
 	l.damage = damage
-	l.markObject(dataplane.Object{Kind: dataplane.KindSubPort})
+	l.markObject(dpclient.Object{Kind: dpclient.KindSubPort})
 }
 
 // replan recomputes and republishes source ports after the data plane's flow hash has changed.
@@ -460,7 +460,7 @@ func (l *loop) replan(before FlowHash, first bool) {
 }
 
 // repin recomputes a destination's ports for a data plane with flow pins; other data planes need nothing.
-func (l *loop) repin(key dataplane.Destination, vector uint32) {
+func (l *loop) repin(key dpclient.Destination, vector uint32) {
 	if l.dpConnected.Capabilities.GetFlowPins() {
 		l.d.client.SetDestination(key, vector)
 	}
@@ -479,13 +479,13 @@ func (l *loop) landed() {
 }
 
 // markObject marks an object whose effect has changed for the status.
-func (l *loop) markObject(o dataplane.Object) {
+func (l *loop) markObject(o dpclient.Object) {
 	switch o.Kind {
-	case dataplane.KindGroup:
+	case dpclient.KindGroup:
 		l.builder.MarkVector(o.Group)
-	case dataplane.KindDestination:
+	case dpclient.KindDestination:
 		l.builder.MarkDestination(status.Key{Prefix: o.Destination.Prefix, Source: l.core.layout.sourceNamed(o.Destination.Source)})
-	case dataplane.KindSubPort:
+	case dpclient.KindSubPort:
 		// A vector's planes are in effect only when their sub-ports are, so all vectors may have changed.
 		for id := range l.effects.users {
 			l.builder.MarkVector(id)

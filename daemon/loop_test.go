@@ -11,7 +11,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/fare"
@@ -50,7 +50,7 @@ func row(t *testing.T, l *loop, d int) string {
 // acknowledge acknowledges all requested changes as in effect.
 func acknowledge(l *loop) {
 	for o, x := range l.effects.objects {
-		l.plane(&dataplane.Event{Kind: dataplane.InEffect, Object: o, Change: x.change})
+		l.plane(&dpclient.Event{Kind: dpclient.InEffect, Object: o, Change: x.change})
 	}
 }
 
@@ -64,7 +64,7 @@ func forwarding(t *testing.T, s shape, n int) *loop {
 			l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: d, Attrs: says(400e9*fare.Bandwidth(s.subPorts), s.peerAS(i), 65001)})
 		}
 	}
-	l.plane(&dataplane.Event{Kind: dataplane.Connected, Name: "a test"})
+	l.plane(&dpclient.Event{Kind: dpclient.Connected, Name: "a test"})
 	l.handOut()
 	acknowledge(l)
 	return l
@@ -87,23 +87,23 @@ func TestWeightsAreNotInEffectBeforeTheirAcknowledgement(t *testing.T) {
 	l.handOut()
 	shows("a failed link", "2?:1?")
 	for o, x := range l.effects.objects {
-		if o.Kind == dataplane.KindGroup {
-			l.plane(&dataplane.Event{Kind: dataplane.InEffect, Object: o, Change: x.change})
+		if o.Kind == dpclient.KindGroup {
+			l.plane(&dpclient.Event{Kind: dpclient.InEffect, Object: o, Change: x.change})
 		}
 	}
 	shows("the weights acknowledged, the sub-port not", "2:1?")
 	acknowledge(l)
 	shows("the sub-port too", "2:1")
-	l.plane(&dataplane.Event{Kind: dataplane.Pending, Object: dataplane.Object{Kind: dataplane.KindSubPort, SubPort: "p0.1"}})
+	l.plane(&dpclient.Event{Kind: dpclient.Pending, Object: dpclient.Object{Kind: dpclient.KindSubPort, SubPort: "p0.1"}})
 	shows("a sub-port's state that the data plane lost", "2?:1")
 	acknowledge(l)
 	shows("sent again", "2:1")
 	vector := l.effects.destinations[l.core.layout.key(0, destination(0))].vector
-	l.plane(&dataplane.Event{Kind: dataplane.Pending, Object: dataplane.Object{Kind: dataplane.KindGroup, Group: vector}})
+	l.plane(&dpclient.Event{Kind: dpclient.Pending, Object: dpclient.Object{Kind: dpclient.KindGroup, Group: vector}})
 	shows("weights that the data plane lost", "2?:1?")
 	acknowledge(l)
 	shows("sent again", "2:1")
-	l.plane(&dataplane.Event{Kind: dataplane.Pending, Object: dataplane.Object{Kind: dataplane.KindDestination, Destination: l.core.layout.key(0, destination(0))}})
+	l.plane(&dpclient.Event{Kind: dpclient.Pending, Object: dpclient.Object{Kind: dpclient.KindDestination, Destination: l.core.layout.key(0, destination(0))}})
 	shows("a destination that the data plane lost", "2?:1?")
 	acknowledge(l)
 	shows("sent again", "2:1")
@@ -358,7 +358,7 @@ func TestReloadShowsLoopbacks(t *testing.T) {
 	if got := fmt.Sprint(sources()); got != "[10.255.0.1/32 10.255.0.9/32]" {
 		t.Errorf("after the reload: %s", got)
 	}
-	pins := l.pairPorts(dataplane.Destination{Prefix: destination(0)}, l.effects.destinations[l.core.layout.key(0, destination(0))].vector)
+	pins := l.pairPorts(dpclient.Destination{Prefix: destination(0)}, l.effects.destinations[l.core.layout.key(0, destination(0))].vector)
 	if len(pins) != 2 || pins[1].Source != "10.255.0.9/32" || len(pins[1].UdpSourcePorts) == 0 {
 		t.Errorf("the data plane is given the pairs %v", pins)
 	}

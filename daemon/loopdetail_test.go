@@ -13,7 +13,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
-	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/fare"
 )
@@ -104,7 +104,7 @@ func TestOrderOfAStep(t *testing.T) {
 // TestLostSessionIsDeclaredAtOnce checks that a closed session's sub-port is declared down before later events are processed.
 func TestLostSessionIsDeclaredAtOnce(t *testing.T) {
 	l := forwarding(t, shape{planes: 2, subPorts: 1}, 1)
-	object := dataplane.Object{Kind: dataplane.KindSubPort, SubPort: "p1.0"}
+	object := dpclient.Object{Kind: dpclient.KindSubPort, SubPort: "p1.0"}
 	if !l.effects.inEffect(object) {
 		t.Fatal("the sub-port is not in effect")
 	}
@@ -121,11 +121,11 @@ func TestFirstConnectionHandsOut(t *testing.T) {
 	if l.handOut(); !l.core.advertDirty {
 		t.Error("routes are handed out without a data plane")
 	}
-	if l.plane(&dataplane.Event{Kind: dataplane.Connected}); l.core.advertDirty {
+	if l.plane(&dpclient.Event{Kind: dpclient.Connected}); l.core.advertDirty {
 		t.Error("nothing is handed out")
 	}
 	l.core.advertDirty = true
-	if l.plane(&dataplane.Event{Kind: dataplane.Connected}); !l.core.advertDirty {
+	if l.plane(&dpclient.Event{Kind: dpclient.Connected}); !l.core.advertDirty {
 		t.Error("the second connection is taken for the first")
 	}
 }
@@ -172,7 +172,7 @@ func TestFlowHashIsAnEvent(t *testing.T) {
 	l := idle(t, shape{planes: 2, subPorts: 1}.text())
 	connect := func(seed uint32) string {
 		return during(l, func() {
-			l.plane(&dataplane.Event{Kind: dataplane.Connected, Name: "a", Capabilities: &farev1.Capabilities{
+			l.plane(&dpclient.Event{Kind: dpclient.Connected, Name: "a", Capabilities: &farev1.Capabilities{
 				FlowHash: &farev1.FlowHash{Algorithm: "linux-l4", Seed: seed, Buckets: 1024, LastingBuckets: 16}}})
 		})
 	}

@@ -16,7 +16,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
-	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/dataplane/memory"
@@ -25,7 +25,7 @@ import (
 
 // TestOldAnswersDecideNothing checks that an acknowledgement or refusal of an earlier change leaves an object's newer change pending.
 func TestOldAnswersDecideNothing(t *testing.T) {
-	e, o, now := newEffects(), dataplane.Object{Kind: dataplane.KindGroup, Group: 1}, time.Unix(1, 0)
+	e, o, now := newEffects(), dpclient.Object{Kind: dpclient.KindGroup, Group: 1}, time.Unix(1, 0)
 	is := func(what string, want effectState, reason string) {
 		t.Helper()
 		counts := [effectStates]int{}
@@ -99,7 +99,7 @@ func TestPinsOfOneFamily(t *testing.T) {
 	l := idle(t, strings.Replace(s.text(), "accept: [", "accept: [\"fd00::/16\", ", 1))
 	for destination, want := range map[string]string{"10.255.9.9/32": "10.255.0.1/32 10.255.0.2/32", "fd00::9/128": "fd00::1/128"} {
 		var got []string
-		for _, p := range l.pairPorts(dataplane.Destination{Prefix: netip.MustParsePrefix(destination)}, 1) {
+		for _, p := range l.pairPorts(dpclient.Destination{Prefix: netip.MustParsePrefix(destination)}, 1) {
 			got = append(got, p.Source)
 		}
 		if strings.Join(got, " ") != want {

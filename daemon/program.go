@@ -5,7 +5,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
-	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
@@ -106,7 +106,7 @@ func (l *layout) device(plane, inPlane int) string {
 
 // pairPorts computes a destination's source ports for a data plane with flow pins. It runs on the client's goroutine and reads a copy of the
 // vector's places that the loop maintains for it.
-func (l *loop) pairPorts(destination dataplane.Destination, group uint32) []*farev1.PairPorts {
+func (l *loop) pairPorts(destination dpclient.Destination, group uint32) []*farev1.PairPorts {
 	l.placesMu.Lock()
 	places, loopbacks := l.places[group], l.loopbacks[destination.Source]
 	l.placesMu.Unlock()

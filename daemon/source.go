@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/fare"
@@ -58,7 +58,7 @@ func (s source) Vector(id uint32) (status.Vector, bool) {
 		out.Reason = view.Reason.String()
 	}
 	out.BandwidthIgnored = s.ignoredText(source, view.Ignored)
-	object := dataplane.Object{Kind: dataplane.KindGroup, Group: id}
+	object := dpclient.Object{Kind: dpclient.KindGroup, Group: id}
 	group := s.damage == "" && s.effects.inEffect(object)
 	if out.NotInEffect = cmp.Or(s.subPortRefusal(source), s.effects.reason(object)); s.damage != "" {
 		out.NotInEffect = "damaged: " + s.damage
@@ -81,7 +81,7 @@ func (s source) Vector(id uint32) (status.Vector, bool) {
 func (l *loop) subPortsInEffect(source, plane int) bool {
 	at := &l.core.layout.sources[source]
 	for _, i := range at.ofPlane[plane] {
-		if !l.effects.inEffect(dataplane.Object{Kind: dataplane.KindSubPort, SubPort: at.subPorts[i].Device}) {
+		if !l.effects.inEffect(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: at.subPorts[i].Device}) {
 			return false
 		}
 	}
@@ -91,7 +91,7 @@ func (l *loop) subPortsInEffect(source, plane int) bool {
 // subPortRefusal returns the first sub-port of a source group whose state the data plane refused, with the reason, or "" if there is none.
 func (l *loop) subPortRefusal(source int) string {
 	for _, sp := range l.core.layout.sources[source].subPorts {
-		if reason := l.effects.reason(dataplane.Object{Kind: dataplane.KindSubPort, SubPort: sp.Device}); reason != "" {
+		if reason := l.effects.reason(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: sp.Device}); reason != "" {
 			return "sub-port " + sp.Device + " " + reason
 		}
 	}
@@ -118,7 +118,7 @@ func (s source) Destination(shown status.Key) (status.Destination, bool) {
 	if !ok {
 		return status.Destination{}, false
 	}
-	object := dataplane.Object{Kind: dataplane.KindDestination, Destination: key}
+	object := dpclient.Object{Kind: dpclient.KindDestination, Destination: key}
 	return status.Destination{
 		Vector: a.vector, SlotsMoved: a.moved, Drain: a.drain,
 		InEffect: s.effects.inEffect(object), NotInEffect: s.effects.reason(object),
@@ -233,7 +233,7 @@ func (s source) Process() status.Process {
 	}
 	for class, n := range st.Counters.Sent {
 		out.Dataplane.Operations = append(out.Dataplane.Operations, status.Operations{
-			Level: dataplane.Class(class).String(), Sent: n, InEffect: st.Counters.InEffect[class], Refused: st.Counters.Refused[class],
+			Level: dpclient.Class(class).String(), Sent: n, InEffect: st.Counters.InEffect[class], Refused: st.Counters.Refused[class],
 		})
 	}
 	out.Queues = []status.Count{{Name: "dataplane", Value: uint64(st.Queued)}, {Name: "dataplane-in-flight", Value: uint64(st.InFlight)}}

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/fared/fared/daemon/config"
-	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
@@ -101,8 +101,8 @@ func (s *sourceLayout) localize(ev fare.Event) fare.Event {
 }
 
 // key returns the data plane's key of a destination of a source group.
-func (l *layout) key(source int, prefix netip.Prefix) dataplane.Destination {
-	return dataplane.Destination{Prefix: prefix, Source: l.sources[source].name}
+func (l *layout) key(source int, prefix netip.Prefix) dpclient.Destination {
+	return dpclient.Destination{Prefix: prefix, Source: l.sources[source].name}
 }
 
 // loopbacks returns the loopbacks of each source group by its name.

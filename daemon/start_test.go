@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/daemon/internal/dataplane"
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/dataplane/memory"
 )
@@ -72,7 +72,7 @@ func TestStartTakesNothingAway(t *testing.T) {
 // started last.
 func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "dp.sock")
-	conn, err := dataplane.Open("unix:"+socket, nil)
+	conn, err := dpclient.Open("unix:"+socket, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 func TestLeafForwards(t *testing.T) {
 	dp := memory.New(memory.Config{})
 	socket := filepath.Join(t.TempDir(), "dp.sock")
-	conn, err := dataplane.Open("unix:"+socket, nil)
+	conn, err := dpclient.Open("unix:"+socket, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +174,7 @@ func TestRestartSaysEverythingBeforeItsEnd(t *testing.T) {
 	server := grpc.NewServer()
 	dp.Register(server)
 	socket := filepath.Join(t.TempDir(), "dp.sock")
-	conn, err := dataplane.Open("unix:"+socket, nil)
+	conn, err := dpclient.Open("unix:"+socket, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,10 +14,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/dataplane/superp"
-	"github.com/fared/fared/dataplane/tcpqp"
 	"github.com/fared/fared/topo"
 	verbs "github.com/fared/fared/traffic"
+	"github.com/fared/fared/transport/superp"
+	"github.com/fared/fared/transport/tcpqp"
 )
 
 // Transports lists the valid values of Options.Transport.

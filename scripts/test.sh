@@ -30,13 +30,13 @@ containers=$!
   # shellcheck disable=SC2046,SC2086 # one word a package
   FARED_MUTATIONS=3000000 go test -count=1 -p 1 -timeout 80m -v $(packages $pure) || failed=1
   go test -count=1 -timeout 80m -v -run 'TestRandomEvents|TestLargest' ./daemon || failed=1
-  FARED_OPERATIONS=1000000 go test -count=1 -p 1 -timeout 80m -v -run 'Sets$|TestMillion|TestTCPUnderLoss' ./dataplane/rdma/rdmatest ./dataplane/transports || failed=1
+  FARED_OPERATIONS=1000000 go test -count=1 -p 1 -timeout 80m -v -run 'Sets$|TestMillion|TestTCPUnderLoss' ./transport/rdma/rdmatest ./interop/transports || failed=1
   exit $failed
 ) >out/plain.log 2>&1 &
 plain=$!
 
 # Two packages at once, in addition to the two jobs above. Those that take longest come first: one that starts last is waited for alone.
-first=$(packages dataplane/packets interop/chaos lab interop cmd/fared daemon/internal/speaker dataplane/linux systemd)
+first=$(packages interop/packets interop/chaos lab interop cmd/fared daemon/internal/speaker dataplane/linux systemd)
 rest=$(go list ./... | grep -vxF "$first" | grep -vxF "$(packages containerlab $pure)") || exit 1
 # shellcheck disable=SC2086 # one word a package
 go test -race -p "$(($(nproc) > 2 ? $(nproc) : 2))" -count=1 -timeout 80m -v $first $rest >out/test.log 2>&1

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/fared/fared/dataplane/rdma"
+	"github.com/fared/fared/transport/rdma"
 )
 
 // connectPatience limits the time to connect queue pairs: a peer may wait for weights.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/dataplane/rdma"
+	"github.com/fared/fared/transport/rdma"
 )
 
 // posting is the part of a queue pair set that an end uses.

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/dataplane/rdma"
+	"github.com/fared/fared/transport/rdma"
 )
 
 // fault is a fault that occurs once, at a given work request of the source or sink.

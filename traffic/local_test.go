@@ -10,7 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/dataplane/rdma"
+	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/wecmp"
 )
 

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/dataplane/rdma"
+	"github.com/fared/fared/transport/rdma"
 )
 
 // NodeConfig is the configuration of a node.

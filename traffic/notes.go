@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/fared/fared/dataplane/rdma"
+	"github.com/fared/fared/transport/rdma"
 )
 
 // noteSize is the size of a note in bytes. A note is a SEND in addition to the messages: two counts, u64 each, in network

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/dataplane/rdma"
+	"github.com/fared/fared/transport/rdma"
 	"github.com/fared/fared/wecmp"
 )
 

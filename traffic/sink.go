@@ -5,7 +5,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/dataplane/rdma"
+	"github.com/fared/fared/transport/rdma"
 )
 
 // receiver is the sink of WRITEs and SENDs.

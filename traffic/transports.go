@@ -7,11 +7,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fared/fared/dataplane/nupa"
-	"github.com/fared/fared/dataplane/rdma"
-	"github.com/fared/fared/dataplane/roce"
-	"github.com/fared/fared/dataplane/superp"
-	"github.com/fared/fared/dataplane/tcpqp"
+	"github.com/fared/fared/transport/nupa"
+	"github.com/fared/fared/transport/rdma"
+	"github.com/fared/fared/transport/roce"
+	"github.com/fared/fared/transport/superp"
+	"github.com/fared/fared/transport/tcpqp"
 )
 
 // TransportOptions are options of transports. The zero value means their defaults.

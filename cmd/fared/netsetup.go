@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fared/fared/cmd/fared/internal/netsetup"
 	"github.com/fared/fared/daemon/config"
-	"github.com/fared/fared/internal/netsetup"
 )
 
 func netsetupCommand(e *env) *cobra.Command {

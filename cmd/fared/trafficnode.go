@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/dataplane/rdma"
 	"github.com/fared/fared/internal/unixsocket"
 	"github.com/fared/fared/traffic"
+	"github.com/fared/fared/transport/rdma"
 )
 
 // defaultTraffic is the address on which a traffic node listens for coordinators.

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/fared/fared/dataplane/internal/neighbor"
-	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // readLinks reads all devices.

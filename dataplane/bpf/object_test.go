@@ -5,7 +5,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/fared/fared/dataplane/internal/bpftest"
+	"github.com/fared/fared/internal/bpftest"
 	"github.com/fared/fared/internal/netnstest"
 )
 

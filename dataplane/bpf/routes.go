@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // Gateways through the anchor. No host has them; they make the kernel keep one neighbor entry for all destinations instead

@@ -18,7 +18,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/carrier"
 	"github.com/fared/fared/dataplane/internal/contract"
-	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // Limits of weights: a member's fraction of 2^32 flows must never round to 0.

@@ -20,7 +20,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
-	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // crash ends a Plane like a killed process, without a last message to the kernel.

@@ -3,7 +3,7 @@ package linux
 import (
 	"slices"
 
-	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // segment is a sequence of consecutive buckets of one nexthop object.

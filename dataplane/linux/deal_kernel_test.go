@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/dataplane/internal/rtnl"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // TestKernelDealsAsPlanned replaces one group by random weights, hundreds of times, and compares every bucket with the

@@ -23,8 +23,8 @@ import (
 	"github.com/fared/fared/api/dptest"
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
-	"github.com/fared/fared/dataplane/internal/rtnl"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 func TestMain(m *testing.M) {

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // Guard implements contract.Guardian. report is called when acknowledged state is found missing or changed in the kernel,

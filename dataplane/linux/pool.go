@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // subPort is a sub-port of Forwarding.

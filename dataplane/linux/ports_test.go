@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/internal/rtnl"
 	"github.com/fared/fared/wecmp"
 )
 

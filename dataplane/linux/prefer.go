@@ -4,7 +4,7 @@ import (
 	"maps"
 	"net/netip"
 
-	"github.com/fared/fared/dataplane/internal/rtnl"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // routeState is the state of a route in the kernel: the id of its nexthop group and the source address of packets from

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/dataplane/internal/rtnl"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // table is a reference model of a resilient kernel group without an idle timer (net/ipv4/nexthop.c: nh_res_group_rebalance,

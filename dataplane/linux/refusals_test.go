@@ -22,8 +22,8 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
-	"github.com/fared/fared/dataplane/internal/rtnl"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // captured returns the log of the host's Planes, and disables audits by time.

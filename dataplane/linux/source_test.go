@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/dataplane/internal/rtnl"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/rtnl"
 	"github.com/fared/fared/wecmp"
 )
 

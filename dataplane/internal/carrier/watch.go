@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fared/fared/dataplane/internal/rtnl"
 	"github.com/fared/fared/internal/linkpoll"
+	"github.com/fared/fared/internal/rtnl"
 )
 
 // Watch watches links. Start may be called by any goroutine, Wait by one, and Poll and Ask by one at a time.

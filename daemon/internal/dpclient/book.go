@@ -1,0 +1,514 @@
+package dpclient
+
+import (
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// book records the wanted, sent and effective state. It is pure: no I/O, no goroutine, no clock. Not safe for concurrent use.
+type book struct {
+	order   order
+	window  int  // limit of operations in flight, not counting sub-port states
+	pinning bool // the data plane supports flow pins, and Config.Ports computes them
+
+	connected bool // a stream is open and was read back
+	held      bool // removals are held
+
+	subPorts     map[string]*object
+	groups       map[uint32]*object // by the owner's number
+	destinations map[Destination]*object
+	wires        map[uint32]*wire
+	recognized   map[string]uint32 // content of groups that were read back without an owner
+	lowest       uint32            // every smaller number on the wire is in use
+	blocked      int               // destinations refused because their group is missing
+
+	change  uint64
+	bulk    bool                          // changes declared now join the bulk queues
+	turn    bool                          // the bulk queues are next
+	queues  [2][GroupDelete]fifo[*object] // prompt and bulk; one queue per class that objects have
+	deletes fifo[*wire]
+	paces   [classes]pace // of paced classes; all deletions of groups are bulk
+	now     time.Time     // the client's time, for paces
+
+	flights fifo[flight] // the first one is operation base
+	base    uint64
+	next    uint64 // ID of the next operation
+	effect  uint64 // highest ID acknowledged as in effect; it must grow
+
+	connection []Event   // pending Connected/Disconnected events; only the last two are kept
+	integrity  *Event    // the last report of this stream that Take has not returned; nil if there is none
+	events     []*object // objects with news
+
+	counters Counters
+}
+
+// Counters are counts since New, by Class. Sent = in flight, or abandoned with a stream, + InEffect + Refused.
+type Counters struct {
+	Sent, InEffect, Refused [classes]uint64
+	Accepted                uint64 // of all classes
+	// Connects and Disconnects count streams; Stalls counts disconnects because of a missing acknowledgement.
+	Connects, Disconnects, Stalls uint64
+}
+
+func newBook(order order, window int) *book {
+	return &book{
+		order: order, window: window, held: true,
+		subPorts: map[string]*object{}, groups: map[uint32]*object{}, destinations: map[Destination]*object{},
+		wires: map[uint32]*wire{}, recognized: map[string]uint32{}, lowest: 1,
+		base: 1, next: 1,
+	}
+}
+
+// touch records another change of o and returns its number.
+func (b *book) touch(o *object) uint64 {
+	b.change++
+	o.change, o.refusal = b.change, nil
+	b.block(o, false)
+	return o.change
+}
+
+func (b *book) setSubPort(device string, up bool) uint64 {
+	o := b.subPorts[device]
+	if o == nil {
+		o = &object{Object: Object{Kind: KindSubPort, SubPort: device}}
+		b.subPorts[device] = o
+	}
+	if o.wanted && o.wantUp == up {
+		return o.change
+	}
+	o.wanted, o.wantUp = true, up
+	change := b.touch(o)
+	b.mark(o)
+	return change
+}
+
+func (b *book) setGroup(group *farev1.Group) uint64 {
+	o := b.groups[group.Id]
+	if o == nil {
+		o = &object{Object: Object{Kind: KindGroup, Group: group.Id}}
+		b.groups[group.Id] = o
+	}
+	if o.wanted && sameGroup(o.wantGroup, group) {
+		return o.change
+	}
+	group = proto.CloneOf(group)
+	b.order.sort(group)
+	if o.wanted && sameGroup(o.wantGroup, group) {
+		return o.change
+	}
+	moved := b.pinning && !samePlaces(o.wantGroup, group)
+	o.wanted, o.wantGroup = true, group
+	change := b.touch(o)
+	if b.connected {
+		b.place(o)
+		b.mark(o)
+		b.unblock(o)
+		if moved {
+			for _, d := range o.wanting() {
+				d.repin = true
+				b.mark(d)
+			}
+		}
+	}
+	return change
+}
+
+func (b *book) deleteGroup(id uint32) uint64 {
+	o := b.groups[id]
+	if o == nil {
+		return 0
+	}
+	if !o.wanted {
+		return o.change
+	}
+	o.wanted, o.wantGroup = false, nil
+	change := b.touch(o)
+	b.orphan(o)
+	b.settle(o)
+	return change
+}
+
+// orphan releases a group's place on the wire.
+func (b *book) orphan(o *object) {
+	w := o.wire
+	if w == nil {
+		return
+	}
+	o.wire, w.owner = nil, nil
+	if w.content == nil { // never sent, or refused
+		b.forget(w)
+		return
+	}
+	if !o.wanted {
+		w.setFormer(o)
+	}
+	b.markWire(w)
+}
+
+func (b *book) setDestination(key Destination, group uint32, drain ...uint16) uint64 {
+	if group == 0 {
+		return b.deleteDestination(key)
+	}
+	o := b.destination(key)
+	if o.wanted && o.wantTo == group {
+		if b.pinning { // the owner reports that the ports may have changed
+			o.repin = true
+			b.mark(o)
+		}
+		return o.change
+	}
+	b.want(o, group)
+	for _, slot := range drain { // in addition to the slots that an unsent operation would have drained
+		o.drains([]uint32{uint32(slot)})
+	}
+	o.repin = b.pinning
+	change := b.touch(o)
+	b.mark(o)
+	return change
+}
+
+func (b *book) deleteDestination(key Destination) uint64 {
+	o := b.destinations[key]
+	if o == nil {
+		return 0
+	}
+	if !o.wanted && o.change > 0 {
+		return o.change
+	}
+	b.want(o, 0)
+	change := b.touch(o)
+	b.mark(o)
+	return change
+}
+
+func (b *book) destination(key Destination) *object {
+	o := b.destinations[key]
+	if o == nil {
+		o = &object{Object: Object{Kind: KindDestination, Destination: key}}
+		b.destinations[key] = o
+	}
+	return o
+}
+
+// drains adds slots to those that the object's next operation drains.
+func (o *object) drains(slots []uint32) {
+	for _, slot := range slots {
+		if !slices.Contains(o.drain, slot) {
+			o.drain = append(o.drain, slot)
+		}
+	}
+}
+
+// want assigns a destination to a group and updates the groups' lists of destinations.
+func (b *book) want(o *object, group uint32) {
+	if g := b.groups[o.wantTo]; g != nil {
+		last := len(g.wanters) - 1
+		g.wanters[o.place] = g.wanters[last]
+		g.wanters[o.place].place = o.place
+		g.wanters[last] = nil
+		g.wanters = g.wanters[:last]
+		b.drop(g)
+	}
+	o.wantTo, o.wanted, o.repin = group, group != 0, false
+	if group == 0 {
+		return
+	}
+	g := b.groups[group]
+	if g == nil { // the owner has not declared it yet; count from the beginning
+		g = &object{Object: Object{Kind: KindGroup, Group: group}}
+		b.groups[group] = g
+	}
+	o.place = len(g.wanters)
+	g.wanters = append(g.wanters, o)
+}
+
+// wanting returns the destinations that want a group, sorted.
+func (o *object) wanting() []*object {
+	return slices.SortedFunc(slices.Values(o.wanters), byDestination)
+}
+
+func byDestination(x, y *object) int { return x.Destination.Compare(y.Destination) }
+
+// place assigns a number on the wire to a wanted group; it keeps the current one if its content may be changed in place.
+func (b *book) place(o *object) {
+	w := o.wire
+	if w != nil && b.replaceable(w, o) {
+		return
+	}
+	b.orphan(o)
+	w = b.recognize(o)
+	if w == nil {
+		w = b.allocate(o.Group)
+	}
+	b.own(o, w)
+	for _, d := range o.wanting() {
+		b.mark(d)
+	}
+}
+
+// replaceable reports whether the content of a place on the wire may become o's wanted content. It may if it is equal already; otherwise, while
+// removals are held, only if this client programmed it, and never from one source to another.
+func (b *book) replaceable(w *wire, o *object) bool {
+	return sameGroup(w.content, o.wantGroup) || (!b.held || !w.foreign) && (w.content == nil || w.content.Source == o.wantGroup.Source)
+}
+
+// own makes o the owner of a place on the wire.
+func (b *book) own(o *object, w *wire) {
+	w.setFormer(nil)
+	w.owner, o.wire = o, w
+}
+
+// recognize finds a group on the wire that has no owner and o's wanted content; nil if there is none.
+func (b *book) recognize(o *object) *wire {
+	if w := b.wires[o.Group]; w != nil && w.owner == nil && w.content != nil && sameGroup(w.content, o.wantGroup) {
+		return w
+	}
+	if len(b.recognized) == 0 {
+		return nil
+	}
+	key := contentKey(o.wantGroup)
+	w := b.wires[b.recognized[key]]
+	delete(b.recognized, key)
+	if w != nil && w.owner == nil && w.content != nil && sameGroup(w.content, o.wantGroup) {
+		return w
+	}
+	return nil
+}
+
+// allocate returns an unused place on the wire: the owner's own number if it is free, else the lowest free one.
+func (b *book) allocate(wish uint32) *wire {
+	id := wish
+	if !b.free(id) {
+		for !b.free(b.lowest) {
+			b.lowest++
+		}
+		id = b.lowest
+	}
+	w := b.wires[id]
+	if w == nil {
+		w = &wire{id: id}
+		b.wires[id] = w
+	}
+	w.foreign, w.refused = false, false
+	return w
+}
+
+// free reports whether a number on the wire may be assigned to another group.
+func (b *book) free(id uint32) bool {
+	w := b.wires[id]
+	return w == nil || w.owner == nil && w.content == nil
+}
+
+// vacate records that a place on the wire may have become free.
+func (b *book) vacate(w *wire) {
+	if b.free(w.id) {
+		b.lowest = min(b.lowest, w.id)
+	}
+}
+
+// target returns the place on the wire that a wanted destination is to use; nil if its group does not exist (yet).
+func (b *book) target(o *object) *wire {
+	if g := b.groups[o.wantTo]; g != nil && g.wanted {
+		return g.wire
+	}
+	return nil
+}
+
+// class returns the class of the operation that o needs now, or classes if it needs none.
+func (b *book) class(o *object) Class {
+	if !b.connected || o.refusal != nil {
+		return classes
+	}
+	switch o.Kind {
+	case KindSubPort:
+		if o.wanted && (!o.sent.known || o.sent.up != o.wantUp) {
+			return SubPortSet
+		}
+	case KindGroup:
+		if o.wanted && !sameGroup(o.wire.content, o.wantGroup) {
+			return GroupSet
+		}
+	case KindDestination:
+		if !o.wanted {
+			if o.sent.to != 0 && !b.held {
+				return DestinationDelete
+			}
+			return classes
+		}
+		w := b.target(o)
+		switch {
+		case w == nil:
+			return DestinationSet // blocks when its turn comes
+		case b.held && !o.touched && o.sent.to != 0 && o.sent.to != w.id:
+			return classes
+		case o.sent.to != w.id || o.repin:
+			return DestinationSet
+		}
+	}
+	return classes
+}
+
+// mark queues o if it needs an operation, and settles it if it does not.
+func (b *book) mark(o *object) {
+	c := b.class(o)
+	if c == classes {
+		b.settle(o)
+		return
+	}
+	lane := 0
+	if b.bulk {
+		lane = 1
+	}
+	if bit := queuedBit(lane, c); o.queued&bit == 0 {
+		o.queued |= bit
+		b.queues[lane][c].push(o)
+	}
+}
+
+// queuedBit returns the bit of object.queued for a queue. An object may be in both queues of a class: the second one finds nothing to do.
+func queuedBit(lane int, c Class) uint8 { return 1 << (lane*int(GroupDelete) + int(c)) }
+
+// markWire queues a group's deletion if no destination needs it.
+func (b *book) markWire(w *wire) {
+	if b.connected && !b.held && !w.queued && b.removable(w) {
+		w.queued = true
+		b.deletes.push(w)
+	}
+}
+
+func (b *book) removable(w *wire) bool {
+	return w.owner == nil && w.content != nil && w.users == 0 && !w.refused
+}
+
+// settle reports o if its wanted state has come into effect since the last report.
+func (b *book) settle(o *object) {
+	if o.drain != nil && b.connected && b.obeyed(o) {
+		o.drain = nil // in effect already: no slot moves
+	}
+	if !b.connected || o.change == 0 || o.done == o.change || o.refusal != nil || !b.obeyed(o) {
+		return
+	}
+	o.done = o.change
+	b.report(o)
+}
+
+// obeyed reports whether the effective state equals the wanted state.
+func (b *book) obeyed(o *object) bool {
+	switch o.Kind {
+	case KindSubPort:
+		return o.effect.known && o.effect.up == o.wantUp && o.effect == o.sent
+	case KindGroup:
+		if o.wanted {
+			return o.wire != nil && sameGroup(o.wire.effect, o.wantGroup) && sameGroup(o.wire.content, o.wantGroup)
+		}
+		return o.formers == 0
+	}
+	if !o.wanted {
+		return o.effect.to == 0 && o.sent.to == 0
+	}
+	w := b.target(o)
+	return w != nil && o.effect.to == w.id && o.effect == o.sent
+}
+
+// report queues an event of o's current state.
+func (b *book) report(o *object) {
+	if !o.reported && o.change > 0 {
+		o.reported = true
+		b.events = append(b.events, o)
+	}
+}
+
+// refuse records that the current change of o was refused.
+func (b *book) refuse(o *object, code codes.Code, message string) {
+	o.refusal = &refusal{code: code, message: message}
+	if o.Kind == KindDestination && o.wanted && code == codes.FailedPrecondition {
+		b.block(o, true)
+	}
+	b.report(o)
+}
+
+// block records whether a destination waits for its group.
+func (b *book) block(o *object, on bool) {
+	if o.blocked != on {
+		o.blocked = on
+		if on {
+			b.blocked++
+		} else {
+			b.blocked--
+		}
+	}
+}
+
+// unblock retries the destinations that waited for a group.
+func (b *book) unblock(g *object) {
+	if b.blocked == 0 {
+		return
+	}
+	for _, o := range g.wanting() {
+		if o.blocked {
+			o.refusal = nil
+			b.block(o, false)
+			b.mark(o)
+		}
+	}
+}
+
+// release releases removals (on), or holds them.
+func (b *book) release(on bool) {
+	if b.held != on {
+		return
+	}
+	b.held = !on
+	if !on || !b.connected {
+		return
+	}
+	for _, o := range b.sorted() {
+		b.mark(o)
+	}
+	for _, w := range b.sortedWires() {
+		b.markWire(w)
+	}
+}
+
+// take appends the news to buf.
+func (b *book) take(buf []Event) []Event {
+	buf = append(buf, b.connection...)
+	clear(b.connection)
+	b.connection = b.connection[:0]
+	if b.integrity != nil {
+		buf = append(buf, *b.integrity)
+		b.integrity = nil
+	}
+	for i, o := range b.events {
+		event := Event{Kind: InEffect, Object: o.Object, Change: o.done, Op: o.op}
+		switch {
+		case o.refusal != nil:
+			event.Kind, event.Change = Refused, o.change
+			event.Code, event.Message = o.refusal.code, o.refusal.message
+		case o.done == 0:
+			event.Kind, event.Change = Pending, o.change
+		case o.done == o.change && o.wire != nil:
+			if o.approximate = o.wire.approximate; o.approximate != "" {
+				event.Kind, event.Message = Approximate, o.approximate
+			}
+		}
+		buf = append(buf, event)
+		o.reported = false
+		b.events[i] = nil
+	}
+	b.events = b.events[:0]
+	return buf
+}
+
+// announce queues a Connected or Disconnected event.
+func (b *book) announce(event Event) {
+	if len(b.connection) == 2 {
+		b.connection = slices.Delete(b.connection, 0, 1)
+	}
+	b.connection = append(b.connection, event)
+}

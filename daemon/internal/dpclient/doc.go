@@ -1,0 +1,36 @@
+// Package dpclient is the client of fare.v1.DataplaneService: it keeps a data plane in the state that the control plane wants, across failures
+// of the stream between them.
+//
+// # Interface
+//
+// The owner (the daemon's loop) declares objects: SetSubPort, SetGroup, DeleteGroup, SetDestination, DeleteDestination. None of these calls
+// blocks; equal input does nothing. Each returns the number of the change. Declared state coalesces: if an object changes faster than the data
+// plane accepts operations, only its latest state is sent. Ready and Take report, object by object, up to which change the object is in effect.
+//
+// # Order
+//
+// Operations on the stream have five classes, and an earlier class always precedes a later one: sub-port states, group sets, destination sets,
+// destination deletes, group deletes. So every destination finds its group, nothing is removed before its replacement exists, and the fast path,
+// a failed sub-port, overtakes all queued operations; at most Window operations that were already sent precede it.
+//
+// # Read back, diff, send
+//
+// After Hello the client opens the stream, which ends that of any other client, then reads back the data plane's state, and only then sends the
+// difference (Diff). If an acknowledgement is late or invalid, it starts over.
+//
+// The owner assigns group numbers, and they are meaningless after a restart: group 1 may be another vector then. Setting it in place would move
+// the traffic of every destination that still uses the old vector. The client therefore uses separate numbers on the wire: a group that was read
+// back is recognized by its content, any other group gets an unused number, preferably the owner's number (so that without a restart the numbers
+// are equal).
+//
+// # Start
+//
+// Until ReleaseRemovals(true), state that was read back and that this client did not program stays unchanged: the client sends additions but
+// deletes nothing, so that nothing in effect is degraded before the control plane has received all routes. Sub-port states are always sent.
+//
+// # Structure
+//
+// book is pure bookkeeping (no I/O, no goroutine, no clock): it records the wanted, sent and effective state, and determines the next operation.
+// Client wraps it in a mutex and transfers messages. Run's goroutine sends, one receives, one watches for a stall; Run returns after all have
+// ended.
+package dpclient

@@ -1,0 +1,129 @@
+package dpclient
+
+import (
+	"fmt"
+	"slices"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// Evacuation waits until the data plane sends nothing over some devices, except traffic that the owner wants there. It does not wait for any
+// other change: objects that the data plane refuses, or that change continuously, matter only while they lead to the devices.
+type Evacuation struct {
+	client  *Client
+	devices map[string]bool
+	last    *object // a destination that was not clear at the last call of Done
+}
+
+// Evacuate begins to watch devices whose weights the owner has already changed: see Evacuation.
+func (c *Client) Evacuate(devices []string) *Evacuation {
+	e := &Evacuation{client: c, devices: map[string]bool{}}
+	for _, device := range devices {
+		e.devices[device] = true
+	}
+	return e
+}
+
+// Done reports whether every destination is clear of the devices, according to the acknowledgements of the current stream. While the destination
+// found by the last call is not clear, it examines no others.
+func (e *Evacuation) Done() bool {
+	e.client.mu.Lock()
+	defer e.client.mu.Unlock()
+	return e.client.book.evacuated(e)
+}
+
+// Waiting returns the number of destinations whose traffic may still leave over the devices, and the reasons of the first limit of them, as
+// text. Without a connection the number is unknown and 0.
+func (e *Evacuation) Waiting(limit int) (int, []string) {
+	e.client.mu.Lock()
+	defer e.client.mu.Unlock()
+	if !e.client.book.connected {
+		return 0, []string{"the data plane is not connected"}
+	}
+	return e.client.book.waiting(e, limit)
+}
+
+func (b *book) evacuated(e *Evacuation) bool {
+	if !b.connected {
+		return false
+	}
+	leads := b.leads(e)
+	if e.last != nil && leads(e.last) {
+		return false
+	}
+	for _, o := range b.destinations {
+		if leads(o) {
+			e.last = o
+			return false
+		}
+	}
+	e.last = nil
+	return true
+}
+
+// waiting counts the destinations that are not clear and describes the first limit of them.
+func (b *book) waiting(e *Evacuation, limit int) (int, []string) {
+	leads := b.leads(e)
+	var rest []*object
+	for _, o := range b.destinations {
+		if leads(o) {
+			rest = append(rest, o)
+		}
+	}
+	slices.SortFunc(rest, byDestination)
+	var reasons []string
+	for _, o := range rest[:min(limit, len(rest))] {
+		reasons = append(reasons, o.Object.String()+": "+b.reason(o))
+	}
+	return len(rest), reasons
+}
+
+// reason describes why a destination still has its current group.
+func (b *book) reason(o *object) string {
+	g := b.groups[o.wantTo]
+	switch {
+	case o.refusal != nil:
+		return "refused: " + o.refusal.message
+	case g != nil && g.refusal != nil:
+		return fmt.Sprintf("%s was refused: %s", g.Object, g.refusal.message)
+	case !o.wanted && b.held:
+		return "from an earlier run; it is removed at the end of the start"
+	}
+	return "not acknowledged yet"
+}
+
+// leads returns a function that reports whether a destination may leave over the devices in a way that is not wanted: by acknowledged state, or
+// by operations that were sent and not acknowledged.
+func (b *book) leads(e *Evacuation) func(*object) bool {
+	sent := map[*wire][]*farev1.Group{} // contents in flight
+	moves := map[*object][]uint32{}     // places on the wire to which destinations are moving
+	for i := range b.flights.len() {
+		switch f := b.flights.at(i); {
+		case f.done:
+		case f.class == GroupSet:
+			sent[f.wire] = append(sent[f.wire], f.content)
+		case f.class == DestinationSet:
+			moves[f.object] = append(moves[f.object], f.value.to)
+		}
+	}
+	touches := map[*farev1.Group]bool{}
+	stale := func(content *farev1.Group, o *object) bool {
+		over, known := touches[content]
+		if !known {
+			over = slices.ContainsFunc(content.GetMembers(), func(m *farev1.GroupMember) bool { return e.devices[m.Device] })
+			touches[content] = over
+		}
+		if !over {
+			return false
+		}
+		g := b.groups[o.wantTo]
+		return g == nil || !g.wanted || !sameMembers(content, g.wantGroup)
+	}
+	over := func(id uint32, o *object) bool {
+		w := b.wires[id]
+		return w != nil && (stale(w.effect, o) || slices.ContainsFunc(sent[w], func(content *farev1.Group) bool { return stale(content, o) }))
+	}
+	return func(o *object) bool {
+		return over(o.effect.to, o) || slices.ContainsFunc(moves[o], func(id uint32) bool { return over(id, o) })
+	}
+}

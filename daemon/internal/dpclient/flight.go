@@ -1,0 +1,286 @@
+package dpclient
+
+import (
+	"cmp"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// operation is the next operation to send.
+type operation struct {
+	id     uint64
+	class  Class
+	object *object
+	wire   *wire
+	bulk   bool
+}
+
+// pop returns the object or group whose operation is next, without sending it: only the queues change. ok is false when nothing may be sent now.
+// Sub-port states go first; then the prompt and the bulk queues alternate, bulk operations on groups only while their pace allows, because a
+// prompt operation waits for those in flight.
+func (b *book) pop() (operation, bool) {
+	for lane := range b.queues {
+		if op, ok := b.popClass(lane, SubPortSet); ok {
+			return op, true
+		}
+	}
+	if b.flights.len() >= b.window {
+		return operation{}, false
+	}
+	b.turn = !b.turn
+	for i := range b.queues {
+		lane := i
+		if b.turn {
+			lane = 1 - i
+		}
+		for class := GroupSet; class < GroupDelete; class++ {
+			if lane == 1 && paced(class) && b.queues[lane][class].len() > 0 && !b.paces[class].allows() {
+				break // a later class must not overtake this one
+			}
+			if op, ok := b.popClass(lane, class); ok {
+				op.bulk = lane == 1
+				return op, true
+			}
+		}
+	}
+	for b.deletes.len() > 0 && b.paces[GroupDelete].allows() {
+		w := b.deletes.pop()
+		w.queued = false
+		if !b.held && b.removable(w) {
+			return operation{class: GroupDelete, object: w.former, wire: w, bulk: true}, true
+		}
+	}
+	return operation{}, false
+}
+
+// popClass returns the next operation of a queue, or false if there is none.
+func (b *book) popClass(lane int, class Class) (operation, bool) {
+	queue := &b.queues[lane][class]
+	for queue.len() > 0 {
+		o := queue.pop()
+		o.queued &^= queuedBit(lane, class)
+		if b.class(o) != class {
+			continue // the wanted state changed in the meantime, and was queued again in the right queue
+		}
+		if class != DestinationSet {
+			return operation{class: class, object: o, wire: o.wire}, true
+		}
+		if g := b.groups[o.wantTo]; g != nil && g.wanted && b.class(g) == GroupSet { // it waits in the other lane
+			o.queued |= queuedBit(lane, class)
+			queue.push(o)
+			return operation{class: GroupSet, object: g, wire: g.wire}, true
+		}
+		w := b.target(o)
+		if w == nil || w.content == nil {
+			b.refuse(o, codes.FailedPrecondition, fmt.Sprintf("group %d is not programmed; set it first", o.wantTo))
+			continue
+		}
+		return operation{class: class, object: o, wire: w}, true
+	}
+	return operation{}, false
+}
+
+// send records that op is being sent, with pins as the fingerprint of the source ports, and numbers it.
+func (b *book) send(op *operation, pins uint64) {
+	op.id = b.next
+	b.next++
+	b.counters.Sent[op.class]++
+	f := flight{class: op.class, object: op.object, wire: op.wire, bulk: op.bulk && paced(op.class)}
+	if f.bulk {
+		b.paces[op.class].send(op.id, b.now)
+	}
+	o := op.object
+	if o != nil {
+		o.op, o.refusal, f.change = op.id, nil, o.change
+	}
+	switch op.class {
+	case SubPortSet:
+		f.value = value{known: true, up: o.wantUp}
+		o.sent = f.value
+	case GroupSet:
+		f.content = o.wantGroup
+		op.wire.content, op.wire.op, op.wire.foreign = f.content, op.id, false
+		b.unblock(o)
+	case DestinationSet:
+		f.value, f.drain = value{to: op.wire.id, pins: pins}, o.drain
+		o.touched, o.repin = true, false
+		b.setSent(o, f.value)
+	case DestinationDelete:
+		b.setSent(o, value{})
+	case GroupDelete:
+		op.wire.content, op.wire.op = nil, op.id
+		b.vacate(op.wire)
+	}
+	b.flights.push(f)
+}
+
+// setSent moves a destination between groups on the wire.
+func (b *book) setSent(o *object, v value) {
+	before := o.sent.to
+	o.sent = v
+	if v.to == before {
+		return
+	}
+	if w := b.wires[v.to]; w != nil {
+		w.users++
+	}
+	if w := b.wires[before]; w != nil {
+		w.users--
+		if w.users == 0 {
+			w.refused = false
+			b.markWire(w)
+		}
+	}
+}
+
+// acknowledge processes one acknowledgement. An error means that the data plane violates the protocol.
+func (b *book) acknowledge(ack *farev1.Ack) error {
+	id := ack.Id
+	if id >= b.next || id == 0 {
+		return fmt.Errorf("operation %d was acknowledged but never sent", id)
+	}
+	if id < b.base || b.flights.at(int(id-b.base)).done {
+		return fmt.Errorf("operation %d was acknowledged again (%v) after its last acknowledgement", id, ack.Level)
+	}
+	f := b.flights.at(int(id - b.base))
+	if f.bulk && ack.Level != farev1.AckLevel_ACK_LEVEL_ACCEPTED {
+		b.paces[f.class].answer(id, b.now, b.window)
+	}
+	switch ack.Level {
+	case farev1.AckLevel_ACK_LEVEL_ACCEPTED:
+		b.counters.Accepted++
+		return nil
+	case farev1.AckLevel_ACK_LEVEL_APPROXIMATE, farev1.AckLevel_ACK_LEVEL_IN_EFFECT:
+		if ack.Level == farev1.AckLevel_ACK_LEVEL_APPROXIMATE {
+			if f.class != GroupSet {
+				return fmt.Errorf("operation %d, a %v, was acknowledged as approximate", id, f.class)
+			}
+			f.approximate = cmp.Or(ack.Message, "a share is off by more than 1 %")
+		}
+		if id < b.effect {
+			return fmt.Errorf("operation %d was acknowledged in effect after operation %d", id, b.effect)
+		}
+		b.effect = id
+		b.counters.InEffect[f.class]++
+		f.done = true
+		b.confirm(f)
+	case farev1.AckLevel_ACK_LEVEL_REFUSED:
+		b.counters.Refused[f.class]++
+		f.done, f.refused = true, true
+		b.revert(f, id, ack)
+	default:
+		return fmt.Errorf("operation %d was acknowledged with the unknown level %d", id, ack.Level)
+	}
+	for b.flights.len() > 0 && b.flights.at(0).done {
+		b.flights.pop()
+		b.base++
+	}
+	return nil
+}
+
+// confirm records that an operation is in effect.
+func (b *book) confirm(f *flight) {
+	o := f.object
+	switch f.class {
+	case SubPortSet, DestinationSet, DestinationDelete:
+		o.effect = f.value
+	case GroupSet:
+		f.wire.effect, f.wire.approximate = f.content, f.approximate
+	case GroupDelete:
+		f.wire.effect = nil
+		if f.wire.former == o && f.wire.content == nil {
+			f.wire.setFormer(nil)
+		}
+		b.forget(f.wire)
+	}
+	if o == nil {
+		return
+	}
+	if f.class != GroupDelete && f.change > o.done {
+		o.done = f.change
+		b.report(o)
+	}
+	b.settle(o)
+	b.drop(o)
+}
+
+// forget drops a place on the wire that is no longer used.
+func (b *book) forget(w *wire) {
+	b.vacate(w)
+	if w.owner == nil && w.content == nil && w.effect == nil && w.users == 0 && b.wires[w.id] == w {
+		w.setFormer(nil)
+		delete(b.wires, w.id)
+	}
+}
+
+// drop removes a deleted object that no longer exists in the data plane.
+func (b *book) drop(o *object) {
+	if o.wanted || !b.obeyed(o) || len(o.wanters) > 0 {
+		return
+	}
+	// An operation of an object that was dropped before may be acknowledged after its number was declared again: remove only the object itself,
+	// not its successor.
+	switch o.Kind {
+	case KindGroup:
+		if b.groups[o.Group] == o {
+			delete(b.groups, o.Group)
+		}
+	case KindDestination:
+		if b.destinations[o.Destination] == o {
+			delete(b.destinations, o.Destination)
+		}
+	}
+}
+
+// revert records that an operation was refused: the data plane keeps its previous state.
+func (b *book) revert(f *flight, id uint64, ack *farev1.Ack) {
+	o, w := f.object, f.wire
+	code, message := codes.Code(ack.Code), ack.Message
+	switch f.class {
+	case SubPortSet, DestinationSet, DestinationDelete:
+		if o.op == id {
+			before := o.effect
+			for i := range b.flights.len() { // an earlier operation may still be in flight
+				if e := b.flights.at(i); e.object == o && !e.refused && !e.done {
+					before = e.value
+				}
+			}
+			b.setSent(o, before)
+		}
+	case GroupSet, GroupDelete:
+		if w.op == id {
+			w.content = w.effect
+			for i := range b.flights.len() {
+				if e := b.flights.at(i); e.wire == w && (e.class == GroupSet || e.class == GroupDelete) && !e.refused && !e.done {
+					w.content = e.content
+				}
+			}
+			if f.class == GroupDelete {
+				w.refused = true
+			}
+			if former := w.former; w.content == nil && w.owner == nil { // deleted before it ever existed
+				w.setFormer(nil)
+				b.forget(w)
+				if former != nil {
+					b.settle(former)
+					b.drop(former)
+				}
+			}
+		}
+	}
+	if o == nil {
+		return
+	}
+	o.drains(f.drain)
+	if f.change == o.change && o.refusal == nil {
+		b.refuse(o, code, message)
+		if g := b.groups[o.wantTo]; o.Kind == KindDestination && g != nil && g.wire != nil && g.wire.content != nil && g.wire.op > id {
+			b.unblock(g) // its group was set after this operation was sent
+		}
+		return
+	}
+	b.mark(o)
+}

@@ -1,0 +1,95 @@
+package dpclient
+
+import (
+	"google.golang.org/grpc/codes"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// object is a declared object with its state.
+type object struct {
+	Object
+
+	// The owner's wanted state; if none of the fields is set, the object is to be deleted.
+	wantUp    bool
+	wantGroup *farev1.Group // canonical copy
+	wantTo    uint32        // a destination's group, the owner's number; 0 means none
+	wanted    bool
+
+	// For sub-ports and destinations: the data plane's state once all sent operations are applied, and its confirmed state.
+	sent, effect value
+	wire         *wire     // a group's place on the wire; nil if it has none yet
+	wanters      []*object // destinations that want this group, in no order
+	place        int       // index of a destination in its group's wanters
+	formers      int       // places on the wire that belonged to this group and still have to be cleared
+	drain        []uint32  // a destination's slots to drain with its next operation
+
+	change uint64 // number of the last change of the wanted state; 0 if it was never declared
+	done   uint64 // newest change that is in effect; 0 if there is none
+	op     uint64 // last operation sent on this stream; 0 if there is none
+
+	refusal *refusal // of the current change
+	// approximate is the wire's value when the object was last reported.
+	approximate string
+	queued      uint8 // queuedBit of each queue that contains it
+	reported    bool  // is in the event queue
+	touched     bool  // this client programmed it: it may be changed while removals are held
+	repin       bool  // its source ports must be recomputed
+	blocked     bool  // a destination refused because its group is missing
+}
+
+// value is the state of a sub-port or destination in the data plane. The zero value means that it does not exist there.
+type value struct {
+	known bool // sub-port: state was read back or sent
+	up    bool
+	to    uint32 // destination: number of the group on the wire
+	pins  uint64 // destination: fingerprint of the source ports
+}
+
+// refusal is the data plane's refusal of an operation.
+type refusal struct {
+	code    codes.Code
+	message string
+}
+
+// wire is a group in the data plane.
+type wire struct {
+	id      uint32
+	content *farev1.Group // once all sent operations are applied; nil if it does not exist
+	effect  *farev1.Group // confirmed
+	owner   *object       // nil if it is to be deleted once no destination uses it
+	former  *object       // object whose deletion is reported when the group is deleted
+	users   int           // number of destinations sent with this group
+	op      uint64        // last operation sent
+	foreign bool          // was read back, and never set by this client
+	refused bool          // its deletion was refused
+	queued  bool
+	// approximate describes how effect deviates from the weights, "" if it does not.
+	approximate string
+}
+
+// setFormer replaces the object whose deletion is reported when the place is cleared; nil means none.
+func (w *wire) setFormer(o *object) {
+	if w.former != nil {
+		w.former.formers--
+	}
+	if w.former = o; o != nil {
+		o.formers++
+	}
+}
+
+// flight is an operation that waits for its acknowledgement.
+type flight struct {
+	class   Class
+	object  *object // nil for the deletion of a group that was never declared
+	wire    *wire
+	value   value
+	content *farev1.Group
+	drain   []uint32 // slots to drain that were sent with it
+	change  uint64
+	bulk    bool // counts in the pace of its class
+	done    bool
+	refused bool
+	// approximate is the message of an approximate acknowledgement.
+	approximate string
+}

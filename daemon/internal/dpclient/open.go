@@ -1,0 +1,33 @@
+package dpclient
+
+import (
+	"crypto/tls"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// Open returns a connection to the data plane at address: "unix:/path" or "host:port", the latter with TLS unless config is nil. It does not
+// wait for the data plane. The caller closes the connection after Run.
+func Open(address string, config *tls.Config) (*grpc.ClientConn, error) {
+	transport := insecure.NewCredentials()
+	if config != nil {
+		transport = credentials.NewTLS(config)
+	}
+	conn, err := grpc.NewClient(address,
+		grpc.WithTransportCredentials(transport),
+		// Run decides when to retry. The connection state at that time must not be older than Run's shortest pause. (gRPC's ResetConnectBackoff
+		// is intended for this, but it reads a map without a lock that the balancer may be writing, as of v1.85.)
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: DefaultMinBackoff, Multiplier: 1, MaxDelay: DefaultMinBackoff},
+			MinConnectTimeout: time.Second,
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("data plane %q: %w; use unix:/path or host:port", address, err)
+	}
+	return conn, nil
+}

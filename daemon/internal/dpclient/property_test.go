@@ -1,0 +1,318 @@
+package dpclient
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// twin is the owner's wanted state in the simplest form.
+type twin struct {
+	subPorts     map[string]bool
+	groups       map[uint32]*farev1.Group
+	destinations map[Destination]uint32
+	changes      map[Object]uint64 // number of each object's last change
+	sources      []netip.Prefix    // of the source groups; empty if there is only one
+}
+
+func newTwin(sources []netip.Prefix) *twin {
+	return &twin{map[string]bool{}, map[uint32]*farev1.Group{}, map[Destination]uint32{}, map[Object]uint64{}, sources}
+}
+
+// twoSources are the names of the source groups of twoSourceGroups. The second has no p0s0.
+var twoSources = []netip.Prefix{netip.MustParsePrefix("10.255.0.1/32"), netip.MustParsePrefix("10.255.0.2/32")}
+
+func twoSourceGroups(c *Config) {
+	c.Forwarding.Loopbacks = []string{"10.255.0.1/32", "10.255.0.2/32"}
+	c.Forwarding.SourceGroups = []*farev1.SourceGroup{
+		{Loopbacks: []string{"10.255.0.1/32"}, Devices: []string{"p0s0", "p0s1", "p1s0", "p1s1"}},
+		{Loopbacks: []string{"10.255.0.2/32"}, Devices: []string{"p0s1", "p1s0", "p1s1"}},
+	}
+}
+
+// source returns the source group that a group serves.
+func (w *twin) source(id uint32) netip.Prefix {
+	if len(w.sources) == 0 {
+		return netip.Prefix{}
+	}
+	return w.sources[id%2]
+}
+
+// step makes one random change, like an owner: no destination without a group, no deletion of a group in use.
+func (w *twin) step(random *rand.Rand, client *Client) {
+	note := func(o Object, change uint64) {
+		if change > 0 {
+			w.changes[o] = change
+		}
+	}
+	id := uint32(1 + random.IntN(8))
+	to := dst(random.IntN(40))
+	to.Source = w.source(id)
+	switch random.IntN(8) {
+	case 0:
+		device := device(random.IntN(2), random.IntN(2))
+		w.subPorts[device] = random.IntN(2) == 0
+		note(Object{Kind: KindSubPort, SubPort: device}, client.SetSubPort(device, w.subPorts[device]))
+	case 1, 2:
+		g := group(id, uint32(random.IntN(3)), uint32(random.IntN(3)), uint32(random.IntN(2)), uint32(random.IntN(2)))
+		if g.Source = wireSource(w.source(id)); len(w.sources) > 0 && id%2 == 1 {
+			g.Members = slices.DeleteFunc(g.Members, func(m *farev1.GroupMember) bool { return m.Device == "p0s0" })
+		}
+		w.groups[id] = g
+		note(Object{Kind: KindGroup, Group: id}, client.SetGroup(g))
+	case 3:
+		if !slices.Contains(slices.Collect(maps.Values(w.destinations)), id) {
+			delete(w.groups, id)
+			note(Object{Kind: KindGroup, Group: id}, client.DeleteGroup(id))
+		}
+	case 4:
+		delete(w.destinations, to)
+		note(Object{Kind: KindDestination, Destination: to}, client.DeleteDestination(to))
+	default:
+		if w.groups[id] != nil {
+			w.destinations[to] = id
+			note(Object{Kind: KindDestination, Destination: to}, client.SetDestination(to, id))
+		}
+	}
+}
+
+// contents returns the state that determines forwarding: sub-ports, each destination's weights, and the number of groups.
+func contents(state *farev1.SnapshotResponse) (down []string, weights map[string]string, groups []string) {
+	text := map[uint32]string{}
+	for _, g := range state.Groups {
+		text[g.Id] = describe(g)
+		groups = append(groups, text[g.Id])
+	}
+	weights = map[string]string{}
+	for _, d := range state.Destinations {
+		weights[d.Prefix+" "+d.Source] = text[d.Group]
+	}
+	for _, s := range state.SubPorts {
+		if !s.Up {
+			down = append(down, s.Device)
+		}
+	}
+	slices.Sort(groups)
+	return down, weights, groups
+}
+
+func describe(g *farev1.Group) string {
+	s := "-" + g.Source
+	for _, m := range g.Members {
+		s += fmt.Sprintf(" %s:%d", m.Device, m.Weight)
+	}
+	return s
+}
+
+func (w *twin) contents() (down []string, weights map[string]string, groups []string) {
+	for device, up := range w.subPorts {
+		if !up {
+			down = append(down, device)
+		}
+	}
+	slices.Sort(down)
+	weights = map[string]string{}
+	for key, id := range w.destinations {
+		weights[key.Prefix.String()+" "+wireSource(key.Source)] = describe(w.groups[id])
+	}
+	for _, g := range w.groups {
+		groups = append(groups, describe(g))
+	}
+	slices.Sort(groups)
+	return down, weights, groups
+}
+
+func (r *rig) equals(w *twin) bool {
+	down, weights, groups := contents(r.dp.State())
+	wantDown, wantWeights, wantGroups := w.contents()
+	return slices.Equal(down, wantDown) && maps.Equal(weights, wantWeights) && slices.Equal(groups, wantGroups)
+}
+
+// inEffect reports whether the last event of every object is that its last change is in effect.
+func (r *rig) inEffect(w *twin) bool {
+	last := map[Object]Event{}
+	for _, e := range r.events {
+		last[e.Object] = e
+	}
+	for o, change := range w.changes {
+		if e := last[o]; e.Kind != InEffect || e.Change != change {
+			return false
+		}
+	}
+	return true
+}
+
+func TestDesiredIsReached(t *testing.T) {
+	for _, mode := range []struct {
+		name                     string
+		breaks, delays, refusals bool
+	}{
+		{"calm", false, false, false}, {"breaks", true, false, false}, {"delays", true, true, false}, {"refusals", true, true, true},
+	} {
+		t.Run(mode.name, func(t *testing.T) {
+			for seed := range uint64(6) {
+				sources := seed % 3 // none, two, two after the restart
+				t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { reach(t, seed, sources, mode.breaks, mode.delays, mode.refusals) })
+			}
+		})
+	}
+}
+
+func reach(t *testing.T, seed, sources uint64, breaks, delays, refusals bool) {
+	random := rand.New(rand.NewPCG(seed, 1))
+	var names []netip.Prefix
+	tune := func(c *Config) {
+		c.Window = 1 + random.IntN(20)
+		c.AckTimeout = 2 * time.Second
+		if sources == 1 {
+			names = twoSources
+			twoSourceGroups(c)
+		}
+		if sources == 2 {
+			sources = 1 // after the restart
+		}
+	}
+	r := newRig(t, tune)
+	want := newTwin(names)
+	for run := range 2 { // the second one is a restarted control plane
+		if run > 0 {
+			_, before, _ := contents(r.dp.State())
+			down := want.subPorts
+			r.restart(tune)
+			want = newTwin(names)
+			r.connected()
+			for range 150 {
+				want.step(random, r.client)
+			}
+			r.quiet()
+			_, after, _ := contents(r.dp.State())
+			for prefix, weights := range before {
+				if after[prefix] != weights {
+					t.Fatalf("%s: %q was in effect, %q is, while removals were held", prefix, weights, after[prefix])
+				}
+			}
+			for device, up := range down { // undeclared sub-ports stay unchanged, so declare them
+				if _, ok := want.subPorts[device]; !ok {
+					want.subPorts[device] = up
+					want.changes[Object{Kind: KindSubPort, SubPort: device}] = r.client.SetSubPort(device, up)
+				}
+			}
+		}
+		r.client.ReleaseRemovals(true)
+		for range 400 {
+			want.step(random, r.client)
+			switch n := random.IntN(100); {
+			case breaks && n == 0:
+				r.dp.BreakStream()
+			case breaks && n == 1:
+				r.dp.Reset()
+			case delays && n == 2:
+				r.dp.DelayAcks(time.Duration(random.IntN(300)) * time.Microsecond)
+			case refusals && n == 3:
+				r.dp.RefuseNext(random.IntN(4), codes.Internal, "injected")
+			case n < 12: // give the other side time
+				r.until("progress", func() bool { return r.client.Status().Queued < 20 })
+			}
+			r.events = r.client.Take(r.events)
+		}
+		r.dp.RefuseNext(0, codes.OK, "")
+		if refusals {
+			r.connected()
+			r.dp.BreakStream() // refused operations are retried
+		}
+		r.until(fmt.Sprintf("desired state (run %d, seed %d)", run, seed), func() bool { return r.equals(want) })
+		r.until("events", func() bool {
+			r.events = r.client.Take(r.events)
+			return r.inEffect(want)
+		})
+		r.quiet()
+		r.dp.DelayAcks(0)
+	}
+	if c := r.dp.Tally(); !refusals && c.Refused > 0 {
+		t.Errorf("%d operations were refused, though none had to be: wrong order", c.Refused)
+	}
+}
+
+// TestDiff checks for random pairs of states that the steps turn one into the other, that no step leaves a destination without its group, and
+// that there are no more steps than differences.
+func TestDiff(t *testing.T) {
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		have, want := randomState(random), randomState(random)
+		differences := 0
+		for device, up := range want.SubPorts {
+			if was, ok := have.SubPorts[device]; !ok || was != up {
+				differences++
+			}
+		}
+		for id := uint32(1); id < 10; id++ {
+			if !sameGroup(have.Groups[id], want.Groups[id]) {
+				differences++
+			}
+		}
+		for n := range 40 {
+			if have.Destinations[dst(n)] != want.Destinations[dst(n)] {
+				differences++
+			}
+		}
+		steps := Diff(have, want)
+		if len(steps) != differences {
+			t.Fatalf("seed %d: %d steps for %d differences: %v", seed, len(steps), differences, steps)
+		}
+		for _, step := range steps {
+			switch step.Class {
+			case SubPortSet:
+				have.SubPorts[step.SubPort] = want.SubPorts[step.SubPort]
+			case GroupSet:
+				have.Groups[step.Group] = want.Groups[step.Group]
+			case DestinationSet:
+				have.Destinations[step.Destination] = want.Destinations[step.Destination]
+			case DestinationDelete:
+				delete(have.Destinations, step.Destination)
+			case GroupDelete:
+				delete(have.Groups, step.Group)
+			}
+			for destination, group := range have.Destinations {
+				if have.Groups[group] == nil {
+					t.Fatalf("seed %d: after %v, %v has no group", seed, step, destination)
+				}
+			}
+		}
+		for device, up := range want.SubPorts {
+			if have.SubPorts[device] != up {
+				t.Fatalf("seed %d: sub-port %s ended %v", seed, device, !up)
+			}
+		}
+		if again := Diff(have, want); len(again) != 0 {
+			t.Fatalf("seed %d: after all steps %v are left", seed, again)
+		}
+	}
+}
+
+func randomState(random *rand.Rand) State {
+	s := State{SubPorts: map[string]bool{}, Groups: map[uint32]*farev1.Group{}, Destinations: map[Destination]uint32{}}
+	for n := range 4 {
+		if random.IntN(3) > 0 {
+			s.SubPorts[device(n/2, n%2)] = random.IntN(2) == 0
+		}
+	}
+	for id := uint32(1); id < 10; id++ {
+		if random.IntN(3) > 0 {
+			s.Groups[id] = group(id, uint32(random.IntN(2)), uint32(random.IntN(2)))
+		}
+	}
+	for n := range 40 {
+		if id := uint32(1 + random.IntN(14)); s.Groups[id] != nil {
+			s.Destinations[dst(n)] = id
+		}
+	}
+	return s
+}

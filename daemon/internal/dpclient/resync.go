@@ -1,0 +1,190 @@
+package dpclient
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// disconnect drops the state of the stream; the wanted state and the last confirmed state remain.
+func (b *book) disconnect() {
+	b.connected = false
+	b.resetStream()
+}
+
+func (b *book) resetStream() {
+	for i := range b.flights.len() { // it is unknown whether these arrived, so their drains are repeated
+		if f := b.flights.at(i); !f.done && f.object != nil {
+			f.object.drains(f.drain)
+		}
+	}
+	b.flights.reset()
+	b.paces = [classes]pace{}
+	b.base, b.next, b.effect = 1, 1, 0
+	for lane := range b.queues {
+		for class := range b.queues[lane] {
+			for q := &b.queues[lane][class]; q.len() > 0; {
+				q.pop().queued = 0
+			}
+		}
+	}
+	for b.deletes.len() > 0 {
+		b.deletes.pop().queued = false
+	}
+}
+
+// resync starts a stream to a data plane with the given state: it queues the difference.
+func (b *book) resync(have State) {
+	defer func(bulk bool) { b.bulk = bulk }(b.bulk)
+	b.bulk = true // later changes do not wait behind the difference
+	b.resetStream()
+	b.connected = true
+	objects := b.sorted()
+	for _, o := range objects {
+		o.op, o.refusal, o.queued = 0, nil, 0
+		b.block(o, false)
+	}
+	b.adoptSubPorts(have)
+	b.adoptDestinations(have)
+	b.adoptGroups(have)
+	for _, o := range b.sorted() {
+		if o.done != 0 && !b.obeyed(o) {
+			o.done = 0
+			b.report(o)
+		}
+		if o.done != 0 && o.wire != nil && o.wire.approximate != o.approximate {
+			b.report(o)
+		}
+		b.settle(o)
+		b.drop(o)
+	}
+	for _, step := range Diff(have, b.wantedState(have)) {
+		switch step.Class {
+		case SubPortSet:
+			b.mark(b.subPorts[step.SubPort])
+		case GroupSet:
+			b.mark(b.wires[step.Group].owner)
+		case DestinationSet, DestinationDelete:
+			b.mark(b.destinations[step.Destination])
+		case GroupDelete:
+			b.markWire(b.wires[step.Group])
+		}
+	}
+	for _, o := range b.sorted() {
+		if o.repin { // only its computed ports tell whether it differs
+			b.mark(o)
+		}
+	}
+}
+
+func (b *book) adoptSubPorts(have State) {
+	for device, o := range b.subPorts {
+		up, known := have.SubPorts[device]
+		o.sent = value{known: known, up: up}
+		o.effect = o.sent
+	}
+}
+
+func (b *book) adoptDestinations(have State) {
+	for _, o := range b.destinations {
+		o.sent, o.effect = value{}, value{}
+	}
+	for key, to := range have.Destinations {
+		o := b.destination(key)
+		o.sent = value{to: to, pins: have.Pins[key]}
+		o.effect = o.sent
+	}
+	for _, o := range b.destinations {
+		o.repin = b.pinning && o.wanted
+	}
+}
+
+// adoptGroups assigns a place on the wire to every wanted group: its previous one, one with the same content, or a new one.
+func (b *book) adoptGroups(have State) {
+	before := b.wires
+	b.wires, b.lowest = make(map[uint32]*wire, len(have.Groups)), 1
+	for id, content := range have.Groups {
+		old := before[id]
+		b.wires[id] = &wire{id: id, content: content, effect: content, foreign: old == nil || old.foreign, approximate: have.Approximate[id]}
+		if old != nil && old.owner == nil {
+			b.wires[id].setFormer(old.former)
+		}
+	}
+	for _, w := range before {
+		w.setFormer(nil)
+	}
+	for _, o := range b.destinations {
+		if w := b.wires[o.sent.to]; w != nil {
+			w.users++
+		}
+	}
+	groups := slices.SortedFunc(maps.Values(b.groups), func(x, y *object) int { return cmp.Compare(x.Group, y.Group) })
+	for _, o := range groups {
+		had := o.wire
+		o.wire = nil
+		if had == nil || !o.wanted {
+			continue
+		}
+		if w := b.wires[had.id]; w != nil && b.replaceable(w, o) {
+			b.own(o, w)
+		}
+	}
+	clear(b.recognized)
+	for _, w := range b.sortedWires() {
+		if key := contentKey(w.content); w.owner == nil && key != "" {
+			if _, taken := b.recognized[key]; !taken {
+				b.recognized[key] = w.id
+			}
+		}
+	}
+	for _, o := range groups {
+		if o.wanted {
+			b.place(o)
+		}
+	}
+}
+
+// wantedState returns the wanted state of the data plane, in numbers of the wire.
+func (b *book) wantedState(have State) State {
+	want := State{
+		SubPorts: map[string]bool{}, Groups: map[uint32]*farev1.Group{},
+		Destinations: map[Destination]uint32{}, Pins: have.Pins,
+	}
+	for device, o := range b.subPorts {
+		want.SubPorts[device] = o.wantUp
+	}
+	for id, w := range b.wires {
+		if w.owner != nil {
+			want.Groups[id] = w.owner.wantGroup
+		}
+	}
+	for key, o := range b.destinations {
+		if !o.wanted {
+			continue
+		}
+		want.Destinations[key] = 0 // its group is missing: it counts as different, and is reported when its turn comes
+		if w := b.target(o); w != nil {
+			want.Destinations[key] = w.id
+		}
+	}
+	return want
+}
+
+// sorted lists all objects: sub-ports, groups, destinations.
+func (b *book) sorted() []*object {
+	all := make([]*object, 0, len(b.subPorts)+len(b.groups)+len(b.destinations))
+	all = slices.AppendSeq(all, maps.Values(b.subPorts))
+	all = slices.AppendSeq(all, maps.Values(b.groups))
+	all = slices.AppendSeq(all, maps.Values(b.destinations))
+	slices.SortFunc(all, func(x, y *object) int {
+		return cmp.Or(cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.SubPort, y.SubPort), cmp.Compare(x.Group, y.Group),
+			x.Destination.Compare(y.Destination))
+	})
+	return all
+}
+
+func (b *book) sortedWires() []*wire {
+	return slices.SortedFunc(maps.Values(b.wires), func(x, y *wire) int { return cmp.Compare(x.id, y.id) })
+}

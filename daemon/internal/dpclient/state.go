@@ -1,0 +1,155 @@
+package dpclient
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"net/netip"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// State is the actual or wanted state of a data plane. The zero value is empty.
+type State struct {
+	// SubPorts by device: up or down. Sub-ports missing in a wanted state stay unchanged.
+	SubPorts map[string]bool
+	// Groups by their number on the wire.
+	Groups map[uint32]*farev1.Group
+	// Destinations with the group of each.
+	Destinations map[Destination]uint32
+	// Approximate holds the groups that the data plane forwards approximately, each with its message.
+	Approximate map[uint32]string
+	// Pins are fingerprints of the destinations' source ports; 0 or absent means none.
+	Pins map[Destination]uint64
+}
+
+// readBack collects a Snapshot.
+func readBack(stream grpc.ServerStreamingClient[farev1.SnapshotResponse], order order) (State, error) {
+	state := State{
+		SubPorts: map[string]bool{}, Groups: map[uint32]*farev1.Group{}, Approximate: map[uint32]string{},
+		Destinations: map[Destination]uint32{}, Pins: map[Destination]uint64{},
+	}
+	for {
+		chunk, err := stream.Recv()
+		if err == io.EOF {
+			return state, nil
+		}
+		if err != nil {
+			return State{}, fmt.Errorf("snapshot: %w", err)
+		}
+		for id, message := range chunk.Approximate {
+			state.Approximate[id] = message
+		}
+		for _, subPort := range chunk.SubPorts {
+			state.SubPorts[subPort.Device] = subPort.Up
+		}
+		for _, group := range chunk.Groups {
+			order.sort(group)
+			state.Groups[group.Id] = group
+		}
+		for _, destination := range chunk.Destinations {
+			key, err := parseDestination(destination)
+			if err != nil {
+				return State{}, fmt.Errorf("snapshot: destination: %w; the data plane must return host prefixes", err)
+			}
+			state.Destinations[key] = destination.Group
+			if pins := fingerprint(destination.Pairs); pins != 0 {
+				state.Pins[key] = pins
+			}
+		}
+	}
+}
+
+// parseDestination parses a destination with its source group.
+func parseDestination(d *farev1.Destination) (key Destination, err error) {
+	if key.Prefix, err = netip.ParsePrefix(d.Prefix); err == nil && d.Source != "" {
+		key.Source, err = netip.ParsePrefix(d.Source)
+	}
+	return key, err
+}
+
+// order maps each device to its position in Forwarding.
+type order map[string]int
+
+func newOrder(forwarding *farev1.Forwarding) order {
+	o := order{}
+	for _, plane := range forwarding.GetPlanes() {
+		for _, subPort := range plane.SubPorts {
+			o[subPort.Device] = len(o)
+		}
+	}
+	return o
+}
+
+// sort sorts a group into the order of Snapshot, so that equal groups compare equal. Devices missing in Forwarding come last, by name.
+func (o order) sort(group *farev1.Group) {
+	place := func(device string) int {
+		if at, ok := o[device]; ok {
+			return at
+		}
+		return len(o)
+	}
+	slices.SortFunc(group.Members, func(a, b *farev1.GroupMember) int {
+		return cmp.Or(cmp.Compare(place(a.Device), place(b.Device)), cmp.Compare(a.Device, b.Device))
+	})
+	slices.SortFunc(group.Slots, func(a, b *farev1.GroupSlot) int { return cmp.Compare(a.Slot, b.Slot) })
+}
+
+// sameGroup compares two groups without their numbers. nil equals only nil: a group without members differs from no group.
+func sameGroup(a, b *farev1.Group) bool {
+	if a == b {
+		return true
+	}
+	return a != nil && b != nil && a.Source == b.Source && sameMembers(a, b) && len(a.Slots) == len(b.Slots) &&
+		slices.EqualFunc(a.Slots, b.Slots, func(x, y *farev1.GroupSlot) bool {
+			return samePlace(x, y) && x.SharePpb == y.SharePpb && x.DrainBeforeMove == y.DrainBeforeMove
+		})
+}
+
+func sameMembers(a, b *farev1.Group) bool {
+	return slices.EqualFunc(a.Members, b.Members, func(x, y *farev1.GroupMember) bool {
+		return x.Plane == y.Plane && x.Device == y.Device && x.Weight == y.Weight
+	})
+}
+
+func samePlace(x, y *farev1.GroupSlot) bool {
+	return x.Slot == y.Slot && x.Plane == y.Plane && x.Device == y.Device
+}
+
+// samePlaces reports whether the slots of two groups are on the same sub-ports, so that the source ports are the same too.
+func samePlaces(a, b *farev1.Group) bool {
+	return slices.EqualFunc(a.GetSlots(), b.GetSlots(), samePlace)
+}
+
+// contentKey is equal for groups that sameGroup considers equal.
+func contentKey(group *farev1.Group) string {
+	nameless := &farev1.Group{Members: group.Members, Slots: group.Slots, Source: group.Source}
+	key, err := proto.MarshalOptions{Deterministic: true}.Marshal(nameless)
+	if err != nil {
+		return "" // a name that is not UTF-8: such a group is never recognized, and refused when it is sent
+	}
+	return string(key)
+}
+
+// fingerprint represents the source ports of a destination: 64 bits instead of kilobytes each. It returns 0 without pairs.
+func fingerprint(pairs []*farev1.PairPorts) uint64 {
+	if len(pairs) == 0 {
+		return 0
+	}
+	h := fnv.New64a()
+	var b [3]byte
+	for _, pair := range pairs {
+		io.WriteString(h, pair.Source) // a hash never returns an error
+		for _, port := range pair.UdpSourcePorts {
+			b[1], b[2] = byte(port>>8), byte(port)
+			h.Write(b[:])
+		}
+		h.Write([]byte{0xff})
+	}
+	return max(h.Sum64(), 1)
+}

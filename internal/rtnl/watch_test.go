@@ -1,0 +1,100 @@
+package rtnl_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/rtnl"
+)
+
+// name describes an event by the corresponding ip(8) command.
+func name(e rtnl.ObjectEvent) string {
+	verb := map[bool]string{true: "gone", false: "set"}[e.Gone]
+	switch {
+	case e.Nexthop != nil:
+		return fmt.Sprint(verb, " nexthop ", e.Nexthop.ID)
+	case e.Route != nil:
+		return fmt.Sprint(verb, " ", e.Route)
+	case e.Address != nil:
+		return fmt.Sprint(verb, " address ", e.Address.Addr, map[bool]string{false: " tentative"}[e.Address.Usable])
+	default:
+		return fmt.Sprint(verb, " ", e.Rule, " of family ", e.Rule.Family)
+	}
+}
+
+// TestWatchObjectsHearsOthers checks that changes by other programs to nexthops, rules, addresses, marked routes and routes
+// to an address are reported in order, but neither changes by the own socket nor unmarked routes to networks.
+func TestWatchObjectsHearsOthers(t *testing.T) {
+	s := newSpace(t)
+	// Without compatibility mode the kernel announces no routes whose nexthop changed.
+	if _, err := s.Output("sysctl", "-qw", "net.ipv4.nexthop_compat_mode=0"); err != nil {
+		t.Fatal(err)
+	}
+	port, err := s.conn.Port()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var watch *rtnl.ObjectWatch
+	if err := s.Do(func() (err error) {
+		watch, err = rtnl.WatchObjects(0, protocol, port)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Close()
+	b := s.conn.Begin()
+	b.SetNexthop(rtnl.Nexthop{ID: 70, Protocol: protocol, Family: unix.AF_INET, Blackhole: true}, rtnl.Create)
+	b.SetRoute(rtnl.Route{Prefix: netip.MustParsePrefix("10.9.0.7/32"), Protocol: protocol, Metric: 20, Nexthop: 70}, rtnl.Create)
+	b.SetRule(rtnl.Rule{Family: unix.AF_INET, Priority: 70, Table: 10, Protocol: protocol})
+	b.DelRule(rtnl.Rule{Family: unix.AF_INET, Priority: 70, Table: 10, Protocol: protocol})
+	b.SetRule(rtnl.Rule{Family: unix.AF_INET6, Priority: 71, Table: 10, Protocol: protocol})
+	if err := errors.Join(s.conn.Do(b)...); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, step := range []struct{ command, hears string }{
+		{"route add 10.8.0.0/16 via 10.1.0.2", ""},
+		{"-6 route add fd08::/64 via fd01:0::2", ""},
+		{"route add 10.9.0.1/32 via 10.1.0.2 metric 5", "set route 10.9.0.1/32 table 254 metric 5 nexthop 0"},
+		{"-6 route add fd09::1/128 via fd01:0::2 metric 5", "set route fd09::1/128 table 254 metric 5 nexthop 0"},
+		{"route add 10.9.0.0/24 via 10.1.0.2 proto 179", "set route 10.9.0.0/24 table 254 metric 0 nexthop 0"},
+		{"nexthop add id 7 via 10.1.0.2 dev p0", "set nexthop 7"},
+		{"nexthop replace id 7 via 10.1.1.2 dev p1", "set nexthop 7"},
+		{"nexthop del id 7", "gone nexthop 7"},
+		{"route del 10.9.0.1/32", "gone route 10.9.0.1/32 table 254 metric 5 nexthop 0"},
+		{"route del 10.9.0.7/32", "gone route 10.9.0.7/32 table 254 metric 20 nexthop 70"},
+		{"rule add pref 80 lookup 10", "set rule 80 to table 10 of family 2"},
+		{"-6 rule del pref 71", "gone rule 71 to table 10 of family 10"},
+		{"addr add 10.255.0.9/32 dev lo", "set address 10.255.0.9"},
+		{"addr del 10.255.0.9/32 dev lo", "gone address 10.255.0.9"},
+		{"addr add fd00:255::9/128 dev lo nodad", "set address fd00:255::9"},
+	} {
+		s.IP(strings.Fields(step.command)...)
+		if step.hears != "" {
+			want = append(want, step.hears)
+		}
+	}
+	var got []string
+	for len(got) < len(want) {
+		if err := watch.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		events, err := watch.Poll()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events {
+			if e.Route == nil || e.Route.Protocol != unix.RTPROT_KERNEL { // the kernel adds them together with an address
+				got = append(got, name(e))
+			}
+		}
+	}
+	if g, w := strings.Join(got, "\n"), strings.Join(want, "\n"); g != w {
+		t.Errorf("heard\n%s\nwant\n%s", g, w)
+	}
+}

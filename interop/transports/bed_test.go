@@ -1,0 +1,113 @@
+package transports
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/transport/rdma"
+	"github.com/fared/fared/wecmp"
+)
+
+func TestMain(m *testing.M) {
+	if v := strings.Fields(os.Getenv(victim)); len(v) == 3 {
+		if err := otherProcess(v[0], v[1], v[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// cable is a veth pair between two namespaces, with an MTU of 9,000 bytes.
+type cable struct {
+	a, b *netnstest.Namespace
+}
+
+var ends = [2]netip.Addr{netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("10.1.0.2")}
+
+func newCable(t testing.TB) cable {
+	c := cable{netnstest.New(t), netnstest.New(t)}
+	netnstest.Veth(t, c.a, "eth0", c.b, "eth0")
+	for i, n := range []*netnstest.Namespace{c.a, c.b} {
+		n.IP("link", "set", "eth0", "mtu", "9000")
+		n.Addr("eth0", ends[i].String()+"/24")
+	}
+	return c
+}
+
+// contender is a configuration of transports between the ends of a cable.
+type contender struct {
+	name   string
+	make   func() []rdma.Transport // the transports of one end
+	planes map[string]string       // rdma.Config.Planes
+}
+
+// pair is two devices with a connected set, and the memory at the second to which the first may write.
+type pair struct {
+	devices [2]*rdma.Device
+	sets    [2]*rdma.Set
+	set     *rdma.Set // sets[0]
+	cq      *rdma.CQ
+	local   *rdma.MR
+	remote  *rdma.MR
+}
+
+const (
+	region = 16 << 20
+	// segment is the maximum length of an uncut WRITE, unless a transport has a lower MaxOp.
+	segment = 256 << 10
+)
+
+func (c cable) connect(t testing.TB, from contender, slots []rdma.Slot, ordering wecmp.Ordering) *pair {
+	t.Helper()
+	p := new(pair)
+	var cfgs [2]rdma.SetConfig
+	var regions [2]*rdma.MR
+	for i, n := range []*netnstest.Namespace{c.a, c.b} {
+		if err := n.Do(func() (err error) {
+			p.devices[i], err = rdma.Open(rdma.Config{Address: ends[i], Transports: from.make(), Planes: from.planes})
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		d := p.devices[i]
+		t.Cleanup(d.Close)
+		pd, cq := d.AllocPD(), d.CreateCQ()
+		var err error
+		if regions[i], err = pd.Alloc(region, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead|rdma.RemoteAtomic); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(regions[i].Deregister)
+		cfgs[i] = rdma.SetConfig{PD: pd, SendCQ: cq, RecvCQ: cq, Ordering: ordering, SegmentSize: segment}
+	}
+	set, offer, err := p.devices[0].Offer(ends[1], cfgs[0], slots)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, answer, err := p.devices[1].Answer(offer, cfgs[1], slots)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := set.Finish(answer); err != nil {
+		t.Fatal(err)
+	}
+	p.sets, p.set, p.cq, p.local, p.remote = [2]*rdma.Set{set, other}, set, cfgs[0].SendCQ, regions[0], regions[1]
+	return p
+}
+
+// inside is a transport that is started in a namespace.
+type inside struct {
+	rdma.Transport
+	space *netnstest.Namespace
+}
+
+func (i inside) Start(h rdma.Host) error {
+	return i.space.Do(func() error { return i.Transport.Start(h) })
+}

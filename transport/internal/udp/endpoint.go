@@ -1,0 +1,160 @@
+package udp
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/fared/fared/internal/netns"
+	"github.com/fared/fared/transport/internal/wire"
+)
+
+// Config configures an endpoint. Address, Port, Core, Do and Now are required.
+type Config struct {
+	// Address is the local IPv4 or IPv6 address at which datagrams arrive and from which they are sent. It must be specified
+	// and have no zone.
+	Address netip.Addr
+	// Port is the UDP port at which datagrams arrive; with 0 the kernel chooses one (see Endpoint.Port).
+	Port uint16
+	// Core receives the datagrams.
+	Core wire.Core
+	// Do calls a function with the device's lock held, and then Endpoint.Flush.
+	Do func(func())
+	// Now returns the time since a fixed moment; it is monotonic. It is called with the device's lock held.
+	Now func() time.Duration
+	// ReceiveBuffer and SendBuffer are socket buffer sizes, in bytes as counted by the kernel (more than payload). 0 selects
+	// 8 MiB and 4 MiB. Without CAP_NET_ADMIN the kernel limits them to net.core.rmem_max and wmem_max.
+	ReceiveBuffer, SendBuffer int
+	// NoGSO sends and receives every datagram separately, for kernels and paths that require it, and for comparison.
+	NoGSO bool
+}
+
+// Endpoint is a core's UDP port. It implements wire.Out.
+type Endpoint struct {
+	config Config
+	family family
+	port   uint16
+
+	// Guarded by the device's lock:
+	queue  *queue
+	sender sender // also needs mu
+	count  counters
+	alarm  alarm // also needs mu
+
+	// mu guards the sockets against Close, which does not hold the device's lock. mu is acquired inside the device's lock.
+	mu     sync.Mutex
+	closed bool
+
+	file *os.File // the receiving socket
+	raw  syscall.RawConn
+	wait sync.WaitGroup // for the goroutines that read the socket and the alarm
+}
+
+var _ wire.Out = (*Endpoint)(nil)
+
+// Open opens the receiving socket and starts to receive. Errors are the kernel's: EADDRINUSE if another socket has the
+// port, EADDRNOTAVAIL if the address is not local.
+func Open(config Config) (*Endpoint, error) {
+	config.Address = config.Address.Unmap()
+	if a := config.Address; !a.IsValid() || a.IsUnspecified() || a.IsMulticast() || a.Zone() != "" {
+		return nil, fmt.Errorf("udp: %q is not an address to send from", a)
+	}
+	if config.Core == nil || config.Do == nil || config.Now == nil {
+		return nil, fmt.Errorf("udp: Core, Do and Now are required")
+	}
+	if config.ReceiveBuffer == 0 {
+		config.ReceiveBuffer = 8 << 20
+	}
+	if config.SendBuffer == 0 {
+		config.SendBuffer = 4 << 20
+	}
+	e := &Endpoint{config: config, family: familyOf(config.Address)}
+	e.queue = newQueue(e.family.maxPayload(), config.NoGSO)
+	space, err := netns.Current()
+	if err != nil {
+		return nil, fmt.Errorf("udp: network namespace: %w", err)
+	}
+	fd, err := e.family.receiver(&e.config)
+	if err == nil {
+		e.port, err = boundPort(fd)
+	}
+	if err != nil {
+		space.Close()
+		return nil, fmt.Errorf("udp: %v: %w", netip.AddrPortFrom(config.Address, config.Port), err)
+	}
+	e.file = os.NewFile(uintptr(fd), "udp") // nonblocking, so that the runtime's poller handles it
+	if e.raw, err = e.file.SyscallConn(); err != nil {
+		space.Close()
+		e.file.Close()
+		return nil, fmt.Errorf("udp: %w", err)
+	}
+	if err := e.alarm.open(); err != nil {
+		space.Close()
+		e.file.Close()
+		return nil, fmt.Errorf("udp: %w", err)
+	}
+	e.sender.init(e, space, fd)
+	r := newReceiver(e)
+	e.wait.Go(r.run)
+	e.wait.Go(e.tick)
+	return e, nil
+}
+
+// Port returns the UDP port at which datagrams arrive.
+func (e *Endpoint) Port() uint16 { return e.port }
+
+// Send implements wire.Out. Datagrams that cannot be sent are dropped and counted, as on any network. When 1024 datagrams,
+// or 1 MiB of heads and tails, are queued, all of them are sent immediately.
+func (e *Endpoint) Send(to netip.AddrPort, port uint16, head, payload, tail []byte) {
+	e.count.queued++
+	switch {
+	case port == 0 || to.Port() == 0 || !e.family.reaches(to.Addr()):
+		e.count.invalid++
+		return
+	case len(head)+len(payload)+len(tail) > e.queue.max:
+		e.count.tooBig++
+		return
+	}
+	e.queue.add(flow{to, port}, head, payload, tail)
+	if e.queue.full() {
+		e.Flush()
+	}
+}
+
+// Next implements wire.Out.
+func (e *Endpoint) Next(to netip.AddrPort, port uint16, length int) uint16 {
+	return uint16(e.queue.position(flow{to, port}, length))
+}
+
+// Flush sends all queued datagrams. After it returns, payloads may be changed.
+func (e *Endpoint) Flush() {
+	if len(e.queue.datagrams) == 0 {
+		return
+	}
+	e.mu.Lock()
+	if e.closed {
+		e.count.closed += uint64(len(e.queue.datagrams))
+	} else {
+		e.sender.send(e.queue)
+	}
+	e.mu.Unlock()
+	e.queue.reset()
+}
+
+// Close stops receiving and ticking, waits for calls of the core to end, and closes all sockets. It must be called without
+// the device's lock. Datagrams sent afterwards are dropped. A second call does nothing.
+func (e *Endpoint) Close() {
+	e.mu.Lock()
+	again := e.closed
+	e.closed = true
+	if !again {
+		e.sender.close()
+		_ = e.file.Close() // wakes the reader; the error of closing a datagram socket does not matter
+		_ = e.alarm.file.Close()
+	}
+	e.mu.Unlock()
+	e.wait.Wait()
+}

@@ -1,0 +1,230 @@
+package roce
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/fared/fared/transport/rdma"
+)
+
+// state is the state of a queue pair. RTR does not exist, because Connect performs both transitions.
+type state uint8
+
+const (
+	initial state = iota // has a number, accepts no operations
+	ready                // RTS
+	broken               // ERROR: all operations have completed, or are about to
+	closed
+)
+
+// queuePair is a channel: a requester and a responder that share a link, timers and their end.
+type queuePair struct {
+	core  *Core
+	state state
+	link
+	qpn      uint32
+	mtu      int
+	path     rdma.Path
+	received seed
+
+	active bool          // in core.active
+	timer  int           // index in core.timers; -1: not there
+	wake   time.Duration // its time in core.timers
+
+	requester
+	responder
+}
+
+var _ rdma.Channel = (*queuePair)(nil)
+
+// Channel implements rdma.Transport.
+func (c *Core) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
+	remote := cfg.Remote.Unmap()
+	if !remote.IsValid() || remote.Is4() != c.address.Is4() {
+		return nil, fmt.Errorf("roce: no path from %v to %v", c.address, cfg.Remote)
+	}
+	q := &queuePair{core: c, link: link{remote: remote}, qpn: c.number(), timer: -1}
+	first := seq(c.cfg.Random() & mask24)
+	q.requester.init(&c.cfg, first)
+	q.responder.atomics = make([]result, c.cfg.MaxReadAtomic)
+	c.pairs[q.qpn] = q
+	return q, nil
+}
+
+// number returns an unused queue pair number that no remembered queue pair had. 0 and 1 are reserved.
+func (c *Core) number() uint32 {
+	for {
+		n := c.cfg.Random() & mask24
+		if n > 1 && c.pairs[n] == nil && c.graves.byNumber[n] == nil {
+			return n
+		}
+	}
+}
+
+// localSize and localVersion are the size and version of Local's result, in network byte order:
+//
+//	0  version u8 · head size u8 · MTU u16
+//	4  limit of outstanding READs and atomics at the responder u16 · reserved u16 (zero)
+//	8  queue pair number u32
+//	12 first PSN u32
+const (
+	localSize    = 16
+	localVersion = 1
+)
+
+// Local implements rdma.Channel.
+func (q *queuePair) Local() []byte {
+	cfg := &q.core.cfg
+	b := make([]byte, localSize)
+	b[0], b[1] = localVersion, uint8(cfg.HeadSize)
+	binary.BigEndian.PutUint16(b[2:], uint16(cfg.MTU))
+	binary.BigEndian.PutUint16(b[4:], uint16(cfg.MaxReadAtomic))
+	binary.BigEndian.PutUint32(b[8:], q.qpn)
+	binary.BigEndian.PutUint32(b[12:], q.requester.first.psn())
+	return b
+}
+
+// Connect implements rdma.Channel.
+func (q *queuePair) Connect(remote []byte, paths []rdma.Path) error {
+	cfg := &q.core.cfg
+	if q.state != initial {
+		return errors.New("roce: the queue pair is connected already")
+	}
+	if len(remote) != localSize || remote[0] != localVersion {
+		return fmt.Errorf("roce: parameters %x of the peer's queue pair: want %d bytes of version %d", remote, localSize, localVersion)
+	}
+	mtu := int(binary.BigEndian.Uint16(remote[2:]))
+	reads := int(binary.BigEndian.Uint16(remote[4:]))
+	peer, first := binary.BigEndian.Uint32(remote[8:]), binary.BigEndian.Uint32(remote[12:])
+	switch {
+	case int(remote[1]) != cfg.HeadSize:
+		return fmt.Errorf("roce: the peer's heads have %d bytes, the local ones %d", remote[1], cfg.HeadSize)
+	case !validMTU(mtu) || reads < 1 || peer < 2 || peer > mask24 || first > mask24:
+		return fmt.Errorf("roce: parameters of the peer's queue pair: MTU %d, READs and atomics %d, number %d, first PSN %d", mtu, reads, peer, first)
+	case len(paths) == 0:
+		return errors.New("roce: the queue pair has no path")
+	}
+	q.mtu = min(cfg.MTU, mtu)
+	q.requester.limit = min(cfg.MaxReadAtomic, reads)
+	// The window starts with room for all operations that may be posted; losses shrink it.
+	q.requester.most = cfg.Window/q.mtu + cfg.Depth
+	q.requester.window = q.requester.most
+	q.responder.expected = seq(first)
+	q.link.peer = peer
+	q.path, q.link.port, q.link.tunnel = paths[0], paths[0].Port, paths[0].Tunnel
+	q.state = ready
+	return nil
+}
+
+// SetPaths implements rdma.Channel. The queue pair uses the port and tunnel of the first path, whatever its share: without a live path, it
+// retransmits on that one until the plane is up.
+func (q *queuePair) SetPaths(paths []rdma.Path) {
+	if q.state == ready && (q.link.port != paths[0].Port || q.link.tunnel != paths[0].Tunnel) {
+		q.answers() // restarts the stall timer for the new path
+	}
+	q.path = paths[0]
+	if q.state != ready || q.link.port == q.path.Port && q.link.tunnel == q.path.Tunnel {
+		return
+	}
+	q.link.port, q.link.tunnel = q.path.Port, q.path.Tunnel
+	if q.una < q.high {
+		q.back = none
+		q.goBack()
+		q.timeout = q.core.cfg.Timing.Retransmit
+	}
+	// Responses were on the old path too. An ACK reports the executed requests, and makes the peer request READs again whose responses it
+	// lacks.
+	if q.answered {
+		q.ackNow = true
+	}
+	q.core.activate(q)
+}
+
+// Ready implements rdma.Channel. It does nothing, since the responder keeps no messages: the requester retransmits after the RNR timer.
+func (q *queuePair) Ready() {}
+
+// Close implements rdma.Channel.
+func (q *queuePair) Close() {
+	if q.state == closed {
+		return
+	}
+	if q.state == ready && (q.ackNow || q.ackAt != 0) {
+		q.acknowledge()
+	}
+	q.leave(closed, nakOperational)
+	q.flushOps(nil, 0)
+}
+
+// fail moves the queue pair to the error state. The operation with the PSN at completes with err, all others with ErrFlushed; further
+// requests of the peer are answered with syndrome.
+func (q *queuePair) fail(cause, err error, at seq, syndrome uint8) {
+	q.leave(broken, syndrome)
+	q.flushOps(err, at)
+	if q.state == broken { // not closed by a callback
+		q.core.host.Failed(q, fmt.Errorf("roce: queue pair %#06x to %v: %w", q.qpn, q.remote, cause))
+	}
+}
+
+// leave removes the queue pair from the core.
+func (q *queuePair) leave(to state, syndrome uint8) {
+	was := q.state
+	q.state = to
+	if c := q.core; c.pairs[q.qpn] == q {
+		delete(c.pairs, q.qpn)
+		if was == ready {
+			c.graves.add(&grave{link: q.link, qpn: q.qpn, expected: q.expected, msn: q.msn, syndrome: syndrome})
+		}
+	}
+	q.core.unwatch(q)
+	q.body = nil
+}
+
+// flush sends pending ACKs, then requests.
+func (q *queuePair) flush() {
+	if q.state != ready {
+		return
+	}
+	if q.ackNow {
+		q.acknowledge()
+	}
+	q.pump()
+}
+
+// due returns the time of the next expire; 0 means never.
+func (q *queuePair) due() time.Duration {
+	if q.state != ready {
+		return 0
+	}
+	at := q.ackAt
+	earlier := func(t time.Duration) {
+		if t != 0 && (at == 0 || t < at) {
+			at = t
+		}
+	}
+	earlier(q.pause)
+	if q.una < q.next {
+		earlier(q.since + q.timeout)
+		if !q.requester.stalled {
+			earlier(q.quiet + q.core.cfg.Timing.Stall)
+		}
+	}
+	return at
+}
+
+// expire handles the timers that are due.
+func (q *queuePair) expire(now time.Duration) {
+	if q.ackAt != 0 && q.ackAt <= now {
+		q.ackNow = true
+	}
+	if q.pause != 0 && q.pause <= now {
+		q.pause = 0
+	}
+	if q.una < q.next && !q.requester.stalled && q.quiet+q.core.cfg.Timing.Stall <= now {
+		q.silent(now)
+	}
+	if q.una < q.next && q.since+q.timeout <= now {
+		q.timedOut(now)
+	}
+}

@@ -1,0 +1,337 @@
+package superp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/fared/fared/transport/rdma"
+)
+
+// Connection is a SUPERp connection, an rdma.Channel. It is identified by local address, remote address, local cid and remote cid. The
+// caller holds the device's lock in all methods.
+type Connection struct {
+	core      *Core
+	cfg       *Config // the core's, without the peer's limits
+	remote    netip.Addr
+	cid       uint16
+	remoteCID uint16
+	ordered   bool
+	connected bool
+	held      bool   // configured by an agent, not started yet
+	observe   func() // notifies the agent of a change of state
+	failed    error  // the error that ended it
+	closed    bool   // by Close: no further calls to the host
+	removed   bool
+	broken    error // the error with which the next flush ends it
+
+	// Negotiated limits: the minimum of both ends; the local values until Connect.
+	payload      int
+	transactions int
+	opsPerPacket int
+
+	paths paths
+	tx    sender
+	rx    receiver
+	early [][]byte // ordered: packets received ahead of a missing one, by psn
+
+	// Local transactions (this end is the initiator).
+	queue       fifo[*rdma.Op]
+	out         []transaction // by xid; its length is a power of two
+	outUna      uint16        // oldest that ack_xid does not cover
+	outNext     uint16
+	head        uint16 // ordered: oldest not completely reported to the host
+	outstanding int
+	current     *transaction // partly sent
+	full        bool         // Post has returned false: a call of Room is due
+
+	// The peer's transactions (this end is the target).
+	in        []incoming
+	inNext    uint16 // oldest incomplete one: the local ack_xid is inNext-1
+	told      uint16 // ack_xid of the latest new packet
+	confirmed uint16 // latest ack_xid that the peer is known to have
+	open      int
+	waiters   int    // messages that wait for Ready
+	waiter    uint16 // xid of the latest one
+	ready     bool   // Ready was called
+	reading   int    // unacknowledged read responses plus unanswered reads
+	reads     fifo[read]
+	answers   fifo[*answer]
+	blocked   fifo[[]byte] // ordered: packets that wait for an earlier message or read
+	turn      int
+
+	ackAt  time.Duration // time at which a delayed acknowledgement is due; 0: none
+	ackNow bool
+
+	// A transaction may wait at the peer although every packet is acknowledged: a probe then checks that the peer is alive.
+	heard time.Duration // time of the latest received packet or sent probe
+	probe bool
+
+	// State of a shutdown.
+	draining  bool          // no new operations are accepted
+	lastSent  bool          // Last NULL has been sent
+	lastAcked bool          // the peer has acknowledged it
+	peerLast  bool          // the peer's Last NULL has arrived
+	why       error         // argument of Host.Failed once all operations have completed; nil: already called, or not needed
+	until     time.Duration // time at which a closed connection is removed
+
+	done  fifo[completion]
+	dirty bool
+	wake  time.Duration // time of its timer in the core; 0: none
+	index int           // in the core's timers; -1: not there
+}
+
+type completion struct {
+	op  *rdma.Op
+	err error
+}
+
+func newConnection(core *Core, remote netip.Addr, cid uint16, ordered bool) *Connection {
+	p := &core.cfg.Parameters
+	n := ceilPow2(p.Transactions)
+	c := &Connection{core: core, cfg: &core.cfg, remote: remote, cid: cid, ordered: ordered, payload: core.cfg.Payload,
+		transactions: p.Transactions, opsPerPacket: p.OpsPerPacket, tx: newSender(*p), rx: newReceiver(p.ReceiveWindow),
+		out: make([]transaction, n), in: make([]incoming, n), told: 0xffff, confirmed: 0xffff, index: -1}
+	words := (p.PacketsPerTransaction + 63) / 64
+	seen := make([]uint64, n*words)
+	for i := range c.in {
+		c.in[i].seen = seen[i*words : (i+1)*words : (i+1)*words]
+	}
+	if ordered {
+		c.early = make([][]byte, ceilPow2(p.ReceiveWindow))
+	}
+	return c
+}
+
+// Local is encoded as version, flags (bit 0: ordered), cid u16, head size u8, operations per packet u8, payload u16, tal_trans_window u16,
+// packets per transaction u16, pdl_receive_win u16, little endian. SUPERp does not define connection management, so this encoding is
+// private; an Agent assumes that the peer has its own parameters.
+const (
+	localLen     = 14
+	localVersion = 1
+)
+
+// Local returns the parameters for the peer's Connect.
+func (c *Connection) Local() []byte { return c.describe(c.cid) }
+
+// describe returns the Local of an end with this end's parameters and a given cid.
+func (c *Connection) describe(cid uint16) []byte {
+	le, p := binary.LittleEndian, &c.cfg.Parameters
+	b := []byte{localVersion, 0}
+	if c.ordered {
+		b[1] = 1
+	}
+	b = append(le.AppendUint16(b, cid), byte(c.cfg.HeadSize), byte(p.OpsPerPacket))
+	b = le.AppendUint16(b, uint16(c.cfg.Payload))
+	b = le.AppendUint16(b, uint16(p.Transactions))
+	b = le.AppendUint16(b, uint16(p.PacketsPerTransaction))
+	return le.AppendUint16(b, uint16(p.ReceiveWindow))
+}
+
+// Connect sets the peer's Local and the paths.
+func (c *Connection) Connect(remote []byte, paths []rdma.Path) error {
+	if len(remote) != localLen || remote[0] != localVersion {
+		return fmt.Errorf("superp: peer's connection data %x is not of version %d", remote, localVersion)
+	}
+	le, p := binary.LittleEndian, &c.cfg.Parameters
+	payload, transactions := int(le.Uint16(remote[6:])), int(le.Uint16(remote[8:]))
+	packets, ops := int(le.Uint16(remote[10:])), int(remote[5])
+	window := le.Uint16(remote[12:])
+	switch {
+	case c.connected || c.removed:
+		return errors.New("superp: connected or closed already")
+	case remote[1]&1 != 0 != c.ordered:
+		return fmt.Errorf("superp: one end is ordered, the other is not; configure both ends alike")
+	case int(remote[4]) != c.cfg.HeadSize:
+		return fmt.Errorf("superp: heads have %d bytes at this end, %d at the peer", c.cfg.HeadSize, remote[4])
+	case payload < 64 || transactions < 1 || transactions > 1024 || ops < 1 || ops > MaxOps || packets < 1 || window < 1:
+		return fmt.Errorf("superp: peer's connection data %x is invalid", remote)
+	case min(packets, p.PacketsPerTransaction)*min(payload, c.payload) < c.cfg.maxOp()+c.cfg.HeadSize:
+		return fmt.Errorf("superp: peer takes transactions of %d packets of %d bytes, operations here have up to %d", packets, payload,
+			c.cfg.maxOp())
+	case len(paths) == 0:
+		return errors.New("superp: no path")
+	}
+	c.remoteCID = le.Uint16(remote[2:])
+	c.payload, c.transactions, c.opsPerPacket = min(payload, c.payload), min(transactions, p.Transactions), min(ops, p.OpsPerPacket)
+	c.tx.offered = uint32(window)
+	c.paths.set(paths)
+	c.connected = true
+	c.touch()
+	return nil
+}
+
+// CID returns the local connection identifier, which the peer puts into dcid.
+func (c *Connection) CID() uint16 { return c.cid }
+
+// SetPaths replaces the paths. Packets in flight on paths that are no longer live are retransmitted on other paths.
+func (c *Connection) SetPaths(paths []rdma.Path) {
+	if len(paths) == 0 {
+		panic("superp: no path")
+	}
+	if c.removed {
+		return
+	}
+	if c.paths.set(paths) {
+		c.tx.strand(c.paths.usable)
+	}
+	c.touch()
+}
+
+// Post accepts an operation. It returns false if the queue has reached the limit of outstanding transactions.
+func (c *Connection) Post(op *rdma.Op) bool {
+	if len(op.Local) > c.cfg.maxOp() {
+		panic(fmt.Sprintf("superp: operation of %d bytes, above the limit of %d", len(op.Local), c.cfg.maxOp()))
+	}
+	if op.Kind == rdma.OpSend && len(op.Head) != c.cfg.HeadSize {
+		panic(fmt.Sprintf("superp: head of %d bytes instead of the configured %d", len(op.Head), c.cfg.HeadSize))
+	}
+	if c.draining || c.removed {
+		c.complete(op, rdma.ErrFlushed)
+		c.touch()
+		return true
+	}
+	if c.held || c.queue.n >= c.transactions {
+		c.full = true
+		return false
+	}
+	c.queue.push(op)
+	c.touch()
+	return true
+}
+
+// Ready notifies the connection that a message for which Host.Admit returned NotReady may be admitted now.
+func (c *Connection) Ready() {
+	c.ready = true
+	c.touch()
+}
+
+func (c *Connection) complete(op *rdma.Op, err error) { c.done.push(completion{op, err}) }
+
+// drain reports completions to the host. It may be reentered, since the host may close the connection meanwhile.
+func (c *Connection) drain() {
+	for c.done.n > 0 {
+		x := c.done.pop()
+		c.core.host.Complete(x.op, x.err)
+	}
+}
+
+// touch schedules the connection for the next Flush.
+func (c *Connection) touch() {
+	if !c.dirty {
+		c.dirty = true
+		c.core.dirty = append(c.core.dirty, c)
+	}
+}
+
+// receive handles a decoded packet.
+func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
+	c.heard = now
+	if !c.tx.ack(&p.PDL, now, c) {
+		c.core.count.badAcks++
+		return // its psn cannot be trusted either
+	}
+	news := c.acknowledged(p.TAL.AckXID)
+	switch c.rx.judge(p.PDL.PSN) {
+	case outside:
+		c.core.count.outside++
+		return
+	case duplicate:
+		c.core.count.duplicates++
+		c.ackNow, c.rx.plain = true, true // the peer does not know that the packet has arrived
+		return
+	}
+	gap := c.rx.holes()
+	inOrder := c.rx.take(p.PDL.PSN)
+	if p.TAL.Opcode != OpcodeNoOp || news {
+		c.rx.pending++
+		if c.ackAt == 0 {
+			c.ackAt = now + c.cfg.Timing.AckDelay
+		}
+		// A new hole is reported at once, older ones every few packets.
+		if c.rx.pending >= c.cfg.Parameters.Stretch || c.rx.holes() && (!gap || c.rx.pending >= 4) {
+			c.ackNow = true
+		}
+	}
+	switch o := p.TAL.Opcode; {
+	case !c.ordered:
+		c.packet(p, raw)
+	case !inOrder && (o.reply() || o == OpcodeNoOp):
+		// A No-op has no effect on order, and a reply must not wait: its psn is acknowledged at once, so any later packet may carry an
+		// ack_xid that depends on it.
+		c.packet(p, raw)
+	case !inOrder:
+		c.early[p.PDL.PSN&uint32(len(c.early)-1)] = c.core.copyOf(raw)
+	default:
+		c.packet(p, raw)
+		for psn := p.PDL.PSN + 1; psn != c.rx.next && c.broken == nil && !c.removed; psn++ {
+			slot := &c.early[psn&uint32(len(c.early)-1)]
+			kept := *slot
+			if kept == nil {
+				continue
+			}
+			*slot = nil
+			q, _ := Decode(kept) // cannot fail: decoded on arrival
+			c.packet(&q, kept)
+			c.core.release(kept)
+		}
+	}
+}
+
+// packet handles a packet from the packet delivery layer, which delivers each packet once, and on an ordered connection in the order of
+// psns.
+func (c *Connection) packet(p *Packet, raw []byte) {
+	switch {
+	case p.TAL.Opcode == OpcodeNoOp:
+	case p.TAL.Opcode == OpcodeLast:
+		c.peerLast, c.ackNow = true, true // this may be the last packet that this end sends
+		c.shut(fmt.Errorf("%w by the peer", ErrShutdown))
+		c.noticed()
+	case p.TAL.Opcode.reply():
+		c.reply(p)
+	case c.ordered && (c.blocked.n > 0 || c.mustWait(p)):
+		c.block(p, raw)
+	default:
+		c.request(p)
+	}
+}
+
+// flush sends all that is due, and reports to the host.
+func (c *Connection) flush(now time.Duration) {
+	if c.ready && !c.closed && !c.removed {
+		c.ready = false
+		c.retry()
+	}
+	if !c.closed {
+		c.unblock()
+	}
+	c.tellStalls()
+	c.drain()
+	if c.broken != nil && !c.removed {
+		if c.connected && c.answers.n > 0 && c.tx.room(true) {
+			c.send(content{kind: reply, answer: c.nextAnswer()}, now) // if this packet arrives, the peer learns the reason
+		}
+		err := rdma.ErrFlushed
+		if errors.Is(c.broken, rdma.ErrRetryExceeded) {
+			err = c.broken
+		}
+		c.end(err, c.broken)
+	}
+	if !c.connected || c.removed {
+		return
+	}
+	c.again(now)
+	if c.broken != nil {
+		c.touch()
+		return
+	}
+	c.transmitNew(now)
+	c.acknowledge(now)
+	if c.full && c.queue.n < c.transactions && !c.draining && !c.held {
+		c.full = false
+		c.core.host.Room(c)
+	}
+	c.drained(now)
+}

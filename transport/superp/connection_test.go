@@ -1,0 +1,625 @@
+package superp_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/transport/internal/wire"
+	"github.com/fared/fared/transport/rdma"
+	"github.com/fared/fared/transport/rdma/rdmatest"
+	"github.com/fared/fared/transport/superp"
+)
+
+// bench is two hosts on a simulated network, with a connection between them.
+type bench struct {
+	t     testing.TB
+	net   *rdmatest.Net
+	ends  [2]*rdmatest.End
+	hosts [2]*rdmatest.Host
+	cores [2]*superp.Core
+	chans [2]*superp.Connection
+	paths [2][]rdma.Path
+	mem   [2][]byte
+	// Calls to the hosts.
+	completed [2][]error
+	failed    [2][]error
+	delivered [2][]string
+	verdict   [2]rdma.Verdict
+	opcodes   [256]int // of packets sent by either end
+}
+
+var addresses = [2]netip.Addr{netip.MustParseAddr("10.255.0.1"), netip.MustParseAddr("10.255.0.2")}
+
+const key, memorySize = 7, 1 << 20
+
+func newBench(t testing.TB, cfg superp.Config, planes []rdmatest.Plane, ordered bool) *bench {
+	t.Helper()
+	b := &bench{t: t}
+	b.net = rdmatest.NewNet(rdmatest.NetConfig{Seed: 1, Planes: planes, Trace: func(d rdmatest.Datagram) {
+		if p, err := superp.Decode(d.Payload); err == nil {
+			b.opcodes[p.TAL.Opcode]++
+		}
+	}})
+	if cfg.Port == 0 {
+		cfg.Port = superp.DefaultPort
+	}
+	cfg.FirstCID = 1
+	for i := range 2 {
+		b.ends[i] = b.net.Transport(netip.AddrPortFrom(addresses[i], cfg.Port), func(out wire.Out) rdmatest.Core {
+			b.cores[i] = superp.NewCore(cfg, out)
+			return b.cores[i]
+		})
+		var err error
+		b.hosts[i], err = rdmatest.NewHost(addresses[i], b.ends[i], b.net.Now, nil, rdmatest.Hooks{
+			Admit: func(_ rdma.Channel, head []byte, n int) ([]byte, rdma.Verdict) {
+				return make([]byte, binary.LittleEndian.Uint32(head)), b.verdict[i]
+			},
+			Deliver:  func(_ rdma.Channel, head, body []byte) { b.delivered[i] = append(b.delivered[i], string(body)) },
+			Complete: func(_ *rdma.Op, err error) { b.completed[i] = append(b.completed[i], err) },
+			Failed:   func(_ rdma.Channel, err error) { b.failed[i] = append(b.failed[i], err) },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.mem[i] = make([]byte, memorySize)
+		b.hosts[i].Register(key, 0x1000, b.mem[i], rdma.RemoteRead|rdma.RemoteWrite|rdma.RemoteAtomic)
+		b.hosts[i].Register(key+1, 0x1000, b.mem[i], rdma.RemoteRead)
+		b.hosts[i].Register(0, 0x1000, b.mem[i], rdma.RemoteRead|rdma.RemoteWrite)
+		for p := range planes {
+			b.paths[i] = append(b.paths[i], rdma.Path{Slot: p, Port: uint16(49152/len(planes)*len(planes) + len(planes) + p), Share: 1,
+				Sent: new(atomic.Uint64), Again: new(atomic.Uint64)})
+		}
+	}
+	for i := range 2 {
+		ch, err := b.cores[i].Channel(rdma.ChannelConfig{Remote: addresses[1-i], Ordered: ordered})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.chans[i] = ch.(*superp.Connection)
+	}
+	for i := range 2 {
+		b.hosts[i].Do(func() {
+			if err := b.chans[i].Connect(b.chans[1-i].Local(), b.paths[i]); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	return b
+}
+
+// post posts on host i's connection.
+func (b *bench) post(i int, op rdma.Op) {
+	b.t.Helper()
+	b.hosts[i].Do(func() {
+		if !b.hosts[i].Post(b.chans[i], &op) {
+			b.t.Fatal("the send window is full")
+		}
+	})
+}
+
+func (b *bench) send(i int, body string) {
+	b.t.Helper()
+	head := make([]byte, 20)
+	binary.LittleEndian.PutUint32(head, uint32(len(body)))
+	binary.LittleEndian.PutUint64(head[8:], rand.Uint64()) // heads must differ
+	b.post(i, rdma.Op{Kind: rdma.OpSend, Head: head, Local: []byte(body)})
+}
+
+// until runs the network until done.
+func (b *bench) until(what string, done func() bool) {
+	b.t.Helper()
+	if !b.net.Run(done, b.net.Now()+2*time.Minute) && !done() {
+		b.t.Fatalf("%s: has not come about; %v; %v", what, b.cores[0].Counters(), b.cores[1].Counters())
+	}
+}
+
+// quiet runs the network for d.
+func (b *bench) quiet(d time.Duration) { b.net.Run(func() bool { return false }, b.net.Now()+d) }
+
+// check fails if a transport has broken the contract, or if completions or failures differ from the expected ones.
+func (b *bench) check(completed, failed [2][]error) {
+	b.t.Helper()
+	for i := range 2 {
+		if err := b.hosts[i].Err(); err != nil {
+			b.t.Error(err)
+		}
+		for _, x := range []struct {
+			what      string
+			got, want []error
+		}{{"completions", b.completed[i], completed[i]}, {"failures", b.failed[i], failed[i]}} {
+			ok := len(x.got) == len(x.want)
+			for k := range x.got {
+				ok = ok && errors.Is(x.got[k], x.want[k])
+			}
+			if !ok {
+				b.t.Errorf("host %d: %s %v, want %v", i, x.what, x.got, x.want)
+			}
+		}
+	}
+}
+
+var onePlane = []rdmatest.Plane{{Delay: 10 * time.Microsecond}}
+
+// TestErrors checks that a refused operation completes with its error, and the others of its packet with nil, and that the connection
+// continues.
+func TestErrors(t *testing.T) {
+	for _, ordered := range []bool{false, true} {
+		b := newBench(t, superp.Config{}, onePlane, ordered)
+		b.hosts[0].Do(func() {
+			for _, op := range []rdma.Op{
+				{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: []byte("aaaa")},
+				{Kind: rdma.OpWrite, Key: key, Remote: 0xfff, Local: []byte("bbbb")},
+				{Kind: rdma.OpWrite, Key: 99, Remote: 0x1000, Local: []byte("cccc")},
+				{Kind: rdma.OpWrite, Key: key, Remote: 0x1004, Local: []byte("dddd")},
+				{Kind: rdma.OpWrite, Key: key + 1, Remote: 0x1000, Local: make([]byte, 5000)},
+				{Kind: rdma.OpRead, Key: key, Remote: 0x1000, Local: make([]byte, 8)},
+				{Kind: rdma.OpRead, Key: key, Remote: 0x1000 + memorySize - 4, Local: make([]byte, 8)},
+				{Kind: rdma.OpCompareSwap, Key: key, Remote: 0x1001, Local: make([]byte, 8)},
+				{Kind: rdma.OpFetchAdd, Key: key, Remote: 0x1010, Local: make([]byte, 8), Swap: 5},
+				{Kind: rdma.OpFetchAdd, Key: key + 1, Remote: 0x1010, Local: make([]byte, 8), Swap: 5},
+				{Kind: rdma.OpWrite, Remote: 0x1008, Local: []byte("eeee")}, // no key: the standard opcode
+			} {
+				if !b.hosts[0].Post(b.chans[0], &op) {
+					t.Fatal("full")
+				}
+			}
+		})
+		b.until("completions", func() bool { return len(b.completed[0]) == 11 })
+		if ordered {
+			a := rdma.ErrRemoteAccess
+			b.check([2][]error{{nil, a, a, nil, a, nil, a, a, nil, a, nil}}, [2][]error{})
+		} else {
+			n := 0
+			for _, err := range b.completed[0] {
+				if errors.Is(err, rdma.ErrRemoteAccess) {
+					n++
+				} else if err != nil {
+					t.Error(err)
+				}
+			}
+			if n != 6 {
+				t.Errorf("%d errors of 6: %v", n, b.completed[0])
+			}
+		}
+		if got := string(b.mem[1][:12]); got != "aaaaddddeeee" || binary.NativeEndian.Uint64(b.mem[1][16:]) != 5 {
+			t.Errorf("memory: %q", b.mem[1][:24])
+		}
+		b.verdict[1] = rdma.Refused
+		b.send(0, "refused")
+		b.until("refusal", func() bool { return len(b.completed[0]) == 12 })
+		b.verdict[1] = rdma.Accepted
+		b.send(0, "taken")
+		b.until("delivery", func() bool { return len(b.completed[0]) == 13 })
+		if !errors.Is(b.completed[0][11], rdma.ErrRemoteInvalid) || b.completed[0][12] != nil || fmt.Sprint(b.delivered[1]) != "[taken]" {
+			t.Errorf("%v, delivered %q", b.completed[0][11:], b.delivered[1])
+		}
+	}
+}
+
+// TestSendToQueuePair checks messages that fit into a packet, which go to the connection's queue pair. A target handles the messages of a
+// packet separately: it refuses one for another queue pair, and if one waits for its receive, those behind it wait too.
+func TestSendToQueuePair(t *testing.T) {
+	b := newBench(t, superp.Config{}, onePlane, false)
+	b.send(0, "short")
+	b.send(0, string(make([]byte, 5000)))
+	b.until("completions", func() bool { return len(b.completed[0]) == 2 })
+	if b.opcodes[superp.OpcodeSendQP] != 1 || b.opcodes[superp.OpcodeSend] != 5 {
+		t.Errorf("%d packets of Send to queue pair and %d of Send, want 1 and 5", b.opcodes[superp.OpcodeSendQP], b.opcodes[superp.OpcodeSend])
+	}
+	for _, ordered := range []bool{false, true} {
+		for name, c := range map[string]struct {
+			qps    []uint32
+			late   bool // receives are posted late
+			bodies string
+		}{
+			"its own": {[]uint32{1}, false, "[0000]"}, "another": {[]uint32{2}, false, "[]"}, "three": {[]uint32{1, 1, 1}, false, "[0000 1111 2222]"},
+			"one of another": {[]uint32{1, 2, 1}, false, "[0000 2222]"}, "three that wait": {[]uint32{1, 1, 1}, true, "[0000 1111 2222]"},
+			"two that wait": {[]uint32{1, 2, 1}, true, "[0000 2222]"},
+		} {
+			b := newBench(t, superp.Config{}, onePlane, ordered)
+			if c.late {
+				b.verdict[1] = rdma.NotReady
+			}
+			h := superp.PDL{DCID: b.chans[1].CID(), RWin: 31, AckPSN: ^uint32(0)}
+			packet := packetOf(h, superp.TAL{EOM: true, Opcode: superp.OpcodeSendQP, AckXID: 0xffff}, c.qps)
+			b.net.Inject(netip.AddrPortFrom(addresses[0], 50000), netip.AddrPortFrom(addresses[1], superp.DefaultPort), 0, packet)
+			b.quiet(time.Second)
+			if c.late {
+				if len(b.delivered[1]) > 0 {
+					t.Errorf("%s: delivered %q without receives", name, b.delivered[1])
+				}
+				b.hosts[1].Do(func() {
+					b.verdict[1] = rdma.Accepted
+					b.chans[1].Ready()
+				})
+				b.quiet(time.Second)
+			}
+			refused := strings.Contains(fmt.Sprint(c.qps), "2")
+			if got := fmt.Sprint(b.delivered[1]); got != c.bodies || refused != (b.opcodes[superp.OpcodeError] > 0) || len(b.failed[1]) > 0 {
+				t.Errorf("%s, ordered %v: delivered %s, want %s; %d errors answered, failed %v", name, ordered, got, c.bodies, b.opcodes[superp.OpcodeError], b.failed[1])
+			}
+			if err := b.hosts[1].Err(); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+// packetOf returns a packet of Sends to queue pairs: messages of four digits, which count up.
+func packetOf(h superp.PDL, tal superp.TAL, qps []uint32) []byte {
+	le := binary.LittleEndian
+	b := le.AppendUint16(nil, h.DCID)
+	b = le.AppendUint16(b, h.RWin)
+	b = le.AppendUint32(b, h.PSN)
+	b = le.AppendUint32(b, h.AckPSN)
+	b = le.AppendUint32(b, h.SACK)
+	b = append(b, uint8(len(qps))|0x80, byte(tal.Opcode))
+	b = le.AppendUint16(b, tal.Seqno)
+	b = le.AppendUint16(b, tal.XID)
+	b = le.AppendUint16(b, tal.AckXID)
+	for _, qp := range qps {
+		b = le.AppendUint32(b, qp)
+	}
+	for i := range qps {
+		b = le.AppendUint32(b, 4) // the head: the length, and a value that makes heads differ
+		b = append(b, make([]byte, 15)...)
+		b = append(b, byte(i))
+		b = append(b, strings.Repeat(fmt.Sprint(i), 4)...)
+	}
+	return b
+}
+
+// TestMessageOfAnotherLength checks that such a message ends the connection at the receiver: its receive cannot complete.
+func TestMessageOfAnotherLength(t *testing.T) {
+	b := newBench(t, superp.Config{}, onePlane, false)
+	head := make([]byte, 20)
+	binary.LittleEndian.PutUint32(head, 4)
+	b.post(0, rdma.Op{Kind: rdma.OpSend, Head: head, Local: []byte("longer")})
+	b.until("the receiver's end", func() bool { return len(b.failed[1]) == 1 })
+	b.quiet(time.Minute)
+	b.check([2][]error{{rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}, {rdma.ErrRemoteInvalid}})
+}
+
+// TestReadyIsBackpressure checks that messages without a receive fill tal_trans_window, so that the peer stops sending, and that none is
+// lost or duplicated.
+func TestReadyIsBackpressure(t *testing.T) {
+	b := newBench(t, superp.Config{Parameters: superp.Parameters{Transactions: 4}}, onePlane, true)
+	b.verdict[1] = rdma.NotReady
+	for i := range 8 { // four in flight, four in the queue
+		b.send(0, fmt.Sprint(i))
+	}
+	b.quiet(40 * time.Second) // longer than GiveUp: the peer is alive and answers probes
+	if len(b.completed[0]) > 0 || len(b.failed[0]) > 0 {
+		t.Fatalf("%v, %v", b.completed[0], b.failed[0])
+	}
+	sent := b.cores[0].Counters()["packets_sent"]
+	if sent > 40 {
+		t.Errorf("%d packets for 4 messages and signs of life", sent)
+	}
+	b.hosts[1].Do(func() {
+		b.verdict[1] = rdma.Accepted
+		b.chans[1].Ready()
+	})
+	b.until("completions", func() bool { return len(b.completed[0]) == 8 })
+	b.check([2][]error{make([]error, 8)}, [2][]error{})
+	if got := fmt.Sprint(b.delivered[1]); got != "[0 1 2 3 4 5 6 7]" {
+		t.Errorf("delivered %s", got)
+	}
+}
+
+// TestPeerDies checks that operations whose packets were all acknowledged also fail if the peer is silent for GiveUp.
+func TestPeerDies(t *testing.T) {
+	b := newBench(t, superp.Config{Timing: rdma.Timing{GiveUp: 4 * time.Second}}, onePlane, false)
+	b.verdict[1] = rdma.NotReady
+	b.send(0, "held")
+	b.quiet(time.Second)
+	b.net.SetPlane(0, false)
+	b.until("the end", func() bool { return len(b.failed[0]) == 1 })
+	b.check([2][]error{{rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}})
+}
+
+// TestTimeOfAStoppedProcess checks that such time does not count: the acknowledgement may wait in the socket while the timer fires.
+func TestTimeOfAStoppedProcess(t *testing.T) {
+	b := newBench(t, superp.Config{}, []rdmatest.Plane{{Delay: 2 * time.Second}}, false) // no answer before the timer
+	b.send(0, "slow")
+	for range 3 {
+		b.quiet(time.Millisecond)
+		b.net.Stall(time.Minute)
+	}
+	b.until("completion", func() bool { return len(b.completed[0]) == 1 })
+	b.check([2][]error{{nil}}, [2][]error{})
+}
+
+// duplicate delivers a duplicate packet to host i, which answers each with an acknowledgement that the peer does not acknowledge.
+func (b *bench) duplicate(i int) {
+	packet := packetOf(superp.PDL{DCID: b.chans[i].CID(), RWin: 1023, PSN: ^uint32(0), AckPSN: ^uint32(0)}, superp.TAL{AckXID: 0xffff}, nil)
+	b.net.Inject(netip.AddrPortFrom(addresses[1-i], 50000), netip.AddrPortFrom(addresses[i], superp.DefaultPort), 0, packet)
+	b.quiet(time.Millisecond)
+}
+
+// TestWindowOfAcknowledgements checks a window full of acknowledgements, which the peer has no reason to acknowledge: waiting packets are
+// still sent, and a dead peer is detected.
+func TestWindowOfAcknowledgements(t *testing.T) {
+	for _, window := range []int{1, 2, 3, 4, 16} {
+		for _, ordered := range []bool{false, true} {
+			b := newBench(t, superp.Config{Parameters: superp.Parameters{Window: 16, ReceiveWindow: window}}, onePlane, ordered)
+			for i := range 10 { // the last acknowledgement of each write is never acknowledged
+				b.post(0, rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: make([]byte, 3000)})
+				b.until(fmt.Sprintf("window %d, write %d", window, i), func() bool { return len(b.completed[0]) == i+1 })
+				b.quiet(time.Second)
+			}
+			b.hosts[0].Do(func() { b.chans[0].Shutdown(true) })
+			b.until("both ends", func() bool { return len(b.failed[0]) == 1 && len(b.failed[1]) == 1 })
+			b.check([2][]error{make([]error, 10)}, [2][]error{{superp.ErrShutdown}, {superp.ErrShutdown}})
+		}
+		for n := range 20 {
+			b := newBench(t, superp.Config{Parameters: superp.Parameters{Window: 16, ReceiveWindow: window}}, onePlane, false)
+			for range n {
+				b.duplicate(0)
+			}
+			b.post(0, rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: make([]byte, 8)})
+			b.until(fmt.Sprintf("window %d, a write after %d acknowledgements", window, n), func() bool { return len(b.completed[0]) == 1 })
+		}
+		b := newBench(t, superp.Config{Parameters: superp.Parameters{Window: 16, ReceiveWindow: window}}, onePlane, false)
+		b.verdict[1] = rdma.NotReady
+		b.send(0, "held")
+		b.quiet(time.Second)
+		for range 20 {
+			b.duplicate(0)
+		}
+		b.quiet(time.Second)
+		b.net.SetPlane(0, false)
+		b.until("the end", func() bool { return len(b.failed[0]) == 1 })
+		b.check([2][]error{{rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}, b.failed[1]})
+	}
+}
+
+// TestMaxRetransmits checks that pdl_max_rtx, if set, ends a connection before GiveUp.
+func TestMaxRetransmits(t *testing.T) {
+	b := newBench(t, superp.Config{Parameters: superp.Parameters{MaxRetransmits: 4}}, onePlane, false)
+	b.net.SetPlane(0, false)
+	b.send(0, "lost")
+	begin := b.net.Now()
+	b.until("the end", func() bool { return len(b.failed[0]) == 1 })
+	if d := b.net.Now() - begin; d < 200*time.Millisecond || d > 5*time.Second {
+		t.Errorf("it took %v", d)
+	}
+	b.check([2][]error{{rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}})
+}
+
+// TestPathDies checks that packets in flight on a removed path are retransmitted at once on other paths, without a timeout.
+func TestPathDies(t *testing.T) {
+	planes := []rdmatest.Plane{{Delay: 10 * time.Microsecond}, {Delay: 10 * time.Microsecond}}
+	b := newBench(t, superp.Config{}, planes, false)
+	for i := range 2 {
+		b.hosts[i].Do(func() { b.chans[i].SetPaths([]rdma.Path{b.paths[i][0]}) })
+	}
+	b.net.SetPlane(0, false)
+	data := bytes.Repeat([]byte("x"), 10_000)
+	b.post(0, rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: data})
+	b.quiet(100 * time.Microsecond)
+	begin := b.net.Now()
+	for i := range 2 {
+		b.hosts[i].Do(func() { b.chans[i].SetPaths([]rdma.Path{b.paths[i][1]}) })
+	}
+	b.until("the write", func() bool { return len(b.completed[0]) == 1 })
+	if d := b.net.Now() - begin; d > time.Millisecond {
+		t.Errorf("it took %v", d)
+	}
+	b.check([2][]error{{nil}}, [2][]error{})
+	if sent, again := b.paths[0][0].Sent.Load(), b.paths[0][1].Again.Load(); sent != 10_000 || again != 10_000 {
+		t.Errorf("%d bytes sent by the one, %d again by the other", sent, again)
+	}
+}
+
+// TestSoftShutdown checks that outstanding operations of both directions finish first, and that both hosts are then notified.
+func TestSoftShutdown(t *testing.T) {
+	for _, loss := range []float64{0, 0.2} {
+		b := newBench(t, superp.Config{}, []rdmatest.Plane{{Delay: 10 * time.Microsecond, Loss: loss}}, false)
+		for range 20 {
+			b.post(0, rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: make([]byte, 3000)})
+			b.post(1, rdma.Op{Kind: rdma.OpRead, Key: key, Remote: 0x1000, Local: make([]byte, 3000)})
+		}
+		b.hosts[0].Do(func() { b.chans[0].Shutdown(true) })
+		b.post(0, rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: make([]byte, 1)})
+		b.until("both ends", func() bool { return len(b.failed[0]) == 1 && len(b.failed[1]) == 1 })
+		flushed := 0
+		for _, err := range b.completed[0] {
+			if errors.Is(err, rdma.ErrFlushed) {
+				flushed++
+			} else if err != nil {
+				t.Error(err)
+			}
+		}
+		if flushed != 1 || len(b.completed[0]) != 21 {
+			t.Errorf("%d flushed of %d: want the one that came after Shutdown", flushed, len(b.completed[0]))
+		}
+		b.completed[0] = nil
+		b.check([2][]error{nil, make([]error, 20)}, [2][]error{{superp.ErrShutdown}, {superp.ErrShutdown}})
+	}
+}
+
+// TestPeerDiesInShutdown checks that a soft shutdown does not wait for the Last NULL of a dead peer.
+func TestPeerDiesInShutdown(t *testing.T) {
+	b := newBench(t, superp.Config{}, onePlane, false)
+	b.verdict[0] = rdma.NotReady
+	b.send(1, "held")
+	b.hosts[0].Do(func() { b.chans[0].Shutdown(true) })
+	b.quiet(time.Minute) // the peer is alive: its message waits
+	b.check([2][]error{}, [2][]error{})
+	b.net.SetPlane(0, false)
+	b.until("both ends", func() bool { return len(b.failed[0]) == 1 && len(b.failed[1]) == 1 })
+	b.check([2][]error{nil, {rdma.ErrRetryExceeded}}, [2][]error{{rdma.ErrRetryExceeded}, {rdma.ErrRetryExceeded}})
+}
+
+// TestLastIsAcknowledgedAtOnce checks that an end that is stopped right after Close, for longer than it lingers, has sent all that the peer
+// needs.
+func TestLastIsAcknowledgedAtOnce(t *testing.T) {
+	for _, ordered := range []bool{false, true} {
+		p := newPair(t, ordered, rdma.Op{}, 0)
+		p.chans[0].(*superp.Connection).Shutdown(true)
+		for range 4 { // turns
+			for i, s := range p.ends {
+				s.core.Flush()
+				for _, b := range s.queue[:s.n] {
+					p.ends[1-i].core.Receive(s.from, b)
+				}
+				s.n = 0
+			}
+		}
+		for i, s := range p.ends {
+			if !errors.Is(s.failed, superp.ErrShutdown) {
+				t.Fatalf("end %d: %v", i, s.failed)
+			}
+		}
+		p.chans[0].Close()
+		p.ends[0].core.Flush()
+		*p.ends[0].now += time.Second
+		for _, s := range p.ends {
+			s.core.Tick()
+			s.core.Flush()
+		}
+		if n := p.ends[1].core.Counters()["retransmitted"]; n != 0 {
+			t.Errorf("ordered %v: the peer does not know that its Last NULL has come, and sends it again", ordered)
+		}
+	}
+}
+
+// TestHardShutdown checks that all pending operations fail at once.
+func TestHardShutdown(t *testing.T) {
+	b := newBench(t, superp.Config{}, onePlane, false)
+	for range 3 {
+		b.send(0, "message")
+	}
+	b.hosts[0].Do(func() { b.chans[0].Shutdown(false) })
+	f := rdma.ErrFlushed
+	b.check([2][]error{{f, f, f}}, [2][]error{{superp.ErrShutdown}})
+	b.quiet(time.Minute) // the peer, whose agent is not notified, fails because its acknowledgement of the messages stays unacknowledged
+	b.check([2][]error{{f, f, f}}, [2][]error{{superp.ErrShutdown}, {rdma.ErrRetryExceeded}})
+}
+
+// TestFailedOnce checks that Host.Failed is not called a second time if the connection is then ended hard, or the peer stops answering.
+func TestFailedOnce(t *testing.T) {
+	b := newBench(t, superp.Config{}, onePlane, false)
+	b.hosts[0].Do(func() { b.chans[0].Shutdown(true) })
+	b.until("both ends", func() bool { return len(b.failed[0]) == 1 && len(b.failed[1]) == 1 })
+	b.hosts[0].Do(func() { b.chans[0].Shutdown(false) })
+	b.quiet(2 * time.Minute)
+	b.check([2][]error{}, [2][]error{{superp.ErrShutdown}, {superp.ErrShutdown}})
+}
+
+// TestReadyAfterTheEnd checks that a waiting message is no longer admitted.
+func TestReadyAfterTheEnd(t *testing.T) {
+	b := newBench(t, superp.Config{}, onePlane, false)
+	b.verdict[1] = rdma.NotReady
+	b.send(0, "")
+	b.quiet(time.Millisecond)
+	b.hosts[1].Do(func() { b.chans[1].Shutdown(false) })
+	b.hosts[1].Do(func() {
+		b.verdict[1] = rdma.Accepted
+		b.chans[1].Ready()
+	})
+	if len(b.delivered[1]) > 0 {
+		t.Errorf("delivered %q", b.delivered[1])
+	}
+}
+
+// TestClose checks that operations have completed when Close returns, that the peer's fail without a timeout, and that the closed end no
+// longer calls its host or accesses memory of its caller.
+func TestClose(t *testing.T) {
+	for _, ordered := range []bool{false, true} {
+		b := newBench(t, superp.Config{}, onePlane, ordered)
+		b.verdict[0] = rdma.NotReady
+		b.send(1, "waits")
+		b.post(1, rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: make([]byte, 20_000)})
+		b.post(0, rdma.Op{Kind: rdma.OpWrite, Key: key, Remote: 0x1000, Local: make([]byte, 20_000)})
+		b.quiet(15 * time.Microsecond)
+		b.hosts[0].Do(func() { b.hosts[0].Close(b.chans[0]) })
+		b.check([2][]error{{rdma.ErrFlushed}, nil}, [2][]error{})
+		begin := b.net.Now()
+		b.until("the peer's end", func() bool { return len(b.failed[1]) == 1 })
+		if d := b.net.Now() - begin; d > 10*time.Millisecond {
+			t.Errorf("it took %v", d)
+		}
+		if len(b.completed[1]) != 2 || !errors.Is(b.completed[1][0], rdma.ErrFlushed) {
+			t.Errorf("the peer's operations: %v", b.completed[1])
+		}
+		b.hosts[1].Do(func() { b.hosts[1].Close(b.chans[1]) })
+		b.quiet(time.Minute)
+		for i := range b.hosts {
+			if err := b.hosts[i].Err(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// TestConnectRefuses checks the refusal of invalid connection data.
+func TestConnectRefuses(t *testing.T) {
+	b := newBench(t, superp.Config{}, onePlane, false)
+	good := b.chans[1].Local()
+	for name, bad := range map[string][]byte{
+		"nothing":         nil,
+		"another version": append([]byte{9}, good[1:]...),
+		"ordered":         append([]byte{1, 1}, good[2:]...),
+		"other heads":     append(append([]byte(nil), good[:4]...), append([]byte{21}, good[5:]...)...),
+		"no packets":      append(append([]byte(nil), good[:10]...), 0, 0, 1, 0),
+	} {
+		ch, err := b.cores[0].Channel(rdma.ChannelConfig{Remote: addresses[1]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ch.Connect(bad, b.paths[0]); err == nil {
+			t.Errorf("%s: connected", name)
+		}
+		ch.Close()
+	}
+	if err := b.chans[0].Connect(good, b.paths[0]); err == nil {
+		t.Error("connected twice")
+	}
+}
+
+// TestStrangers checks that packets for unknown connections, from other addresses, and garbage are counted and dropped.
+func TestStrangers(t *testing.T) {
+	b := newBench(t, superp.Config{}, onePlane, false)
+	to, from := netip.AddrPortFrom(addresses[0], superp.DefaultPort), netip.AddrPortFrom(addresses[1], 50000)
+	packet := append(b.chans[0].Local()[2:4], make([]byte, 22)...) // dcid; the other fields 0: a No-op
+	binary.LittleEndian.PutUint32(packet[8:], ^uint32(0))          // ack_psn: none
+	binary.LittleEndian.PutUint16(packet[22:], 0xffff)             // ack_xid: none
+	inject := func(from netip.AddrPort, b2 []byte) { b.net.Inject(from, to, 0, b2) }
+	inject(from, []byte("short"))
+	inject(netip.MustParseAddrPort("192.0.2.1:50000"), packet)
+	other := bytes.Clone(packet)
+	other[0] ^= 0x55
+	inject(from, other)
+	above := bytes.Clone(packet)
+	binary.LittleEndian.PutUint32(above[4:], 1024)
+	inject(from, above)
+	liar := bytes.Clone(packet)
+	binary.LittleEndian.PutUint32(liar[8:], 5)
+	inject(from, liar)
+	b.quiet(time.Second)
+	got := b.cores[0].Counters()
+	for _, name := range []string{"malformed", "unknown_address", "unknown_cid", "outside_window", "bad_acks"} {
+		if got[name] != 1 {
+			t.Errorf("%s: %d, want 1", name, got[name])
+		}
+	}
+	if got["packets_sent"] != 0 || got["packets_received"] != 5 {
+		t.Errorf("%v", got)
+	}
+}
+
+// FuzzConnection fuzzes the model: operations, the fate of datagrams, outages, and forged datagrams.
+func FuzzConnection(f *testing.F) {
+	rdmatest.Fuzz(f, with(superp.Config{Payload: 256, Parameters: superp.Parameters{PacketsPerTransaction: 300, Window: 64,
+		Transactions: 8}}), rdmatest.FuzzOptions{})
+}

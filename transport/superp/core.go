@@ -1,0 +1,229 @@
+package superp
+
+import (
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"github.com/fared/fared/transport/internal/wire"
+	"github.com/fared/fared/transport/rdma"
+)
+
+// Core is SUPERp without sockets. The transport of New runs it over package udp, tests run it over a simulated network. It is a wire.Core
+// and, except for sockets, an rdma.Transport. The caller holds the device's lock in all methods.
+type Core struct {
+	cfg     Config
+	out     wire.Out
+	host    rdma.Host
+	conns   map[uint16]*Connection
+	nextCID uint16
+	dirty   []*Connection
+	timers  timers
+	asked   time.Duration // latest argument of wire.Out.WakeAt
+	count   counters
+
+	scratch []byte    // buffer for a packet's headers
+	answers []*answer // free list
+	buffers [][]byte  // free list; all have the same capacity
+}
+
+// counters are the values of Counters.
+type counters struct {
+	sent, received, retransmitted, timeouts, stalls, pureAcks                  uint64
+	duplicates, outside, badAcks, malformed, stale, unknownCID, unknownAddress uint64
+}
+
+// NewCore returns a core that sends through out. It panics if Config.Resolve rejects the configuration.
+func NewCore(cfg Config, out wire.Out) *Core {
+	cfg, err := cfg.Resolve()
+	if err != nil {
+		panic("superp: " + err.Error())
+	}
+	cfg.HeadSize, cfg.Parameters.Proactive = max(cfg.HeadSize, 0), max(cfg.Parameters.Proactive, 0)
+	c := &Core{cfg: cfg, out: out, conns: map[uint16]*Connection{}, nextCID: cfg.FirstCID, scratch: make([]byte, 0, cfg.Payload+256)}
+	for c.nextCID == 0 {
+		c.nextCID = uint16(rand.Uint32())
+	}
+	return c
+}
+
+// Name returns "superp".
+func (c *Core) Name() string { return "superp" }
+
+// Limits returns the maximum operation, and Spread: unordered connections spread their packets.
+func (c *Core) Limits() rdma.Limits { return rdma.Limits{MaxOp: c.cfg.maxOp(), Spread: true} }
+
+// Start sets the device.
+func (c *Core) Start(h rdma.Host) error {
+	c.host = h
+	return nil
+}
+
+// Channel makes an unconnected connection with the next free cid.
+func (c *Core) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
+	for range 1 << 16 {
+		cid := c.nextCID
+		if c.nextCID++; c.nextCID == 0 {
+			c.nextCID = 1
+		}
+		if c.conns[cid] == nil {
+			return c.open(cid, cfg)
+		}
+	}
+	return nil, fmt.Errorf("superp: all connection identifiers are in use")
+}
+
+// Connection makes an unconnected connection with a cid chosen by the caller, such as a connection manager.
+func (c *Core) Connection(cid uint16, cfg rdma.ChannelConfig) (*Connection, error) {
+	if c.conns[cid] != nil {
+		return nil, fmt.Errorf("superp: cid %d is in use", cid)
+	}
+	return c.open(cid, cfg)
+}
+
+func (c *Core) open(cid uint16, cfg rdma.ChannelConfig) (*Connection, error) {
+	if !cfg.Remote.IsValid() {
+		return nil, fmt.Errorf("superp: no remote address")
+	}
+	x := newConnection(c, cfg.Remote.Unmap(), cid, cfg.Ordered)
+	c.conns[cid] = x
+	return x, nil
+}
+
+func (c *Core) remove(x *Connection) {
+	x.removed = true
+	if c.conns[x.cid] == x {
+		delete(c.conns, x.cid)
+	}
+	if x.index >= 0 {
+		heap.Remove(&c.timers, x.index)
+	}
+}
+
+// Receive handles a datagram. It counts and drops datagrams that are not SUPERp, that are for an unknown connection, or that do not come
+// from the peer's address.
+func (c *Core) Receive(from netip.AddrPort, p []byte) {
+	c.count.received++
+	packet, err := Decode(p)
+	if err != nil {
+		c.count.malformed++
+		return
+	}
+	x := c.conns[packet.PDL.DCID]
+	if x == nil || !x.connected {
+		c.count.unknownCID++
+		return
+	}
+	if from.Addr().Unmap() != x.remote {
+		c.count.unknownAddress++
+		return
+	}
+	x.receive(&packet, p, c.host.Now())
+	x.drain()
+	x.touch()
+}
+
+// Tick handles the connections whose timer has expired.
+func (c *Core) Tick() {
+	now := c.host.Now()
+	c.asked = 0
+	for len(c.timers) > 0 && c.timers[0].wake <= now {
+		x := heap.Pop(&c.timers).(*Connection)
+		x.wake = 0
+		x.tick(now)
+		x.touch()
+	}
+}
+
+// Flush sends the queued packets.
+func (c *Core) Flush() {
+	if c.host == nil {
+		return
+	}
+	now := c.host.Now()
+	for i := 0; i < len(c.dirty); i++ { // grows meanwhile: the host posts further operations on completions
+		x := c.dirty[i]
+		x.dirty = false
+		x.flush(now)
+		x.drain()
+		if d := x.deadline(); d != 0 && !x.removed && (x.wake == 0 || d < x.wake) {
+			x.wake = d
+			if x.index >= 0 {
+				heap.Fix(&c.timers, x.index)
+			} else {
+				heap.Push(&c.timers, x)
+			}
+		}
+	}
+	clear(c.dirty)
+	c.dirty = c.dirty[:0]
+	// An obsolete timer fires without effect and is not rearmed: this costs less than tracking every deadline.
+	if len(c.timers) > 0 && c.timers[0].wake != c.asked {
+		c.asked = c.timers[0].wake
+		c.out.WakeAt(c.asked)
+	}
+}
+
+// Counters returns the core's counters by name.
+func (c *Core) Counters() map[string]uint64 {
+	n := &c.count
+	return map[string]uint64{
+		"packets_sent": n.sent, "packets_received": n.received, "retransmitted": n.retransmitted, "timeouts": n.timeouts, "stalls": n.stalls,
+		"pure_acks": n.pureAcks, "duplicates": n.duplicates, "outside_window": n.outside, "bad_acks": n.badAcks,
+		"malformed": n.malformed, "stale_transactions": n.stale, "unknown_cid": n.unknownCID, "unknown_address": n.unknownAddress,
+	}
+}
+
+// Stop does nothing: a core has no goroutines or sockets.
+func (c *Core) Stop() {}
+
+// copyOf copies b into a buffer of the core.
+func (c *Core) copyOf(b []byte) []byte {
+	if len(b) > c.bufferSize() {
+		return append([]byte(nil), b...)
+	}
+	if n := len(c.buffers); n > 0 {
+		buffer := c.buffers[n-1]
+		c.buffers = c.buffers[:n-1]
+		return append(buffer, b...)
+	}
+	return append(make([]byte, 0, c.bufferSize()), b...)
+}
+
+// release puts a buffer of copyOf on the free list.
+func (c *Core) release(b []byte) {
+	if cap(b) == c.bufferSize() && len(c.buffers) < 1<<12 {
+		c.buffers = append(c.buffers, b[:0])
+	}
+}
+
+func (c *Core) bufferSize() int { return c.cfg.Payload + 192 }
+
+// timers is a heap of connections by wake.
+type timers []*Connection
+
+func (t timers) Len() int           { return len(t) }
+func (t timers) Less(i, j int) bool { return t[i].wake < t[j].wake }
+func (t timers) Swap(i, j int) {
+	t[i], t[j] = t[j], t[i]
+	t[i].index, t[j].index = i, j
+}
+
+// Push implements heap.Interface.
+func (t *timers) Push(x any) {
+	c := x.(*Connection)
+	c.index = len(*t)
+	*t = append(*t, c)
+}
+
+// Pop implements heap.Interface.
+func (t *timers) Pop() any {
+	last := len(*t) - 1
+	c := (*t)[last]
+	(*t)[last] = nil
+	*t = (*t)[:last]
+	c.index = -1
+	return c
+}

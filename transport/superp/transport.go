@@ -1,0 +1,60 @@
+package superp
+
+import (
+	"fmt"
+	"maps"
+
+	"github.com/fared/fared/transport/internal/udp"
+	"github.com/fared/fared/transport/rdma"
+)
+
+// Transport is a Core on sockets: an rdma.Transport.
+type Transport struct {
+	*Core
+	endpoint *udp.Endpoint
+}
+
+var _ rdma.Transport = (*Transport)(nil)
+
+// New makes a transport. It panics if Config.Resolve rejects the configuration. Start opens the sockets, in the network namespace of the
+// calling thread.
+func New(cfg Config) *Transport { return &Transport{Core: NewCore(cfg, nil)} }
+
+// Start opens the sockets. It fails if the UDP port is taken at the host's address, or if the host lacks the address.
+func (t *Transport) Start(h rdma.Host) error {
+	if err := t.Core.Start(h); err != nil {
+		return err
+	}
+	endpoint, err := udp.Open(udp.Config{Address: h.Address(), Port: t.cfg.Port, Core: t.Core, Do: h.Do, Now: h.Now})
+	if err != nil {
+		return fmt.Errorf("superp: UDP port %d of %v: %w", t.cfg.Port, h.Address(), err)
+	}
+	// Packets that arrived before were for no existing connection, and needed no answer.
+	h.Do(func() { t.out, t.endpoint = endpoint, endpoint })
+	return nil
+}
+
+// Flush sends the queued packets.
+func (t *Transport) Flush() {
+	if t.endpoint == nil {
+		return
+	}
+	t.Core.Flush()
+	t.endpoint.Flush()
+}
+
+// Counters returns the counters of the core and of the sockets.
+func (t *Transport) Counters() map[string]uint64 {
+	m := t.Core.Counters()
+	if t.endpoint != nil {
+		maps.Copy(m, t.endpoint.Counters())
+	}
+	return m
+}
+
+// Stop closes the sockets and waits for their readers.
+func (t *Transport) Stop() {
+	if t.endpoint != nil {
+		t.endpoint.Close()
+	}
+}

@@ -1,0 +1,197 @@
+package tcpqp
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/fared/fared/transport/rdma"
+)
+
+var frames = []struct {
+	name  string
+	h     header
+	bytes string // in hex; spaces separate fields
+}{
+	{"SEND", header{op: opSend, channel: 1, msn: 2, done: 1, length: 5, headN: 2, head: [rdma.MaxHead]byte{0xab, 0xcd}},
+		"04 00 02 00  00000001 00000002 00000001 00000005  abcd"},
+	{"WRITE", header{op: opWrite, channel: 0x01020304, msn: 0xfffffffe, done: 0xfffffff0, length: 1 << 20, address: 0x1122334455667788, key: 0x99aabbcc},
+		"0a 00 00 00  01020304 fffffffe fffffff0 00100000  1122334455667788 99aabbcc"},
+	{"READ", header{op: opRead, channel: 1, msn: 2, done: 2, length: 7, address: 8, key: 9},
+		"0c 00 00 00  00000001 00000002 00000002 00000007  0000000000000008 00000009"},
+	{"READ answer", header{op: opReadAnswer, channel: 1, msn: 2, length: 7}, "10 00 00 00  00000001 00000002 00000000 00000007"},
+	{"ACK", header{op: opAck, channel: 1, msn: 3}, "11 00 00 00  00000001 00000003 00000000 00000000"},
+	{"atomic's answer", header{op: opAtomicAnswer, channel: 1, msn: 3, swap: 4}, "12 00 00 00  00000001 00000003 00000000 00000000  0000000000000004"},
+	{"COMPARE AND SWAP", header{op: opCompareSwap, channel: 1, msn: 3, done: 1, address: 8, key: 9, swap: 10, compare: 11},
+		"13 00 00 00  00000001 00000003 00000001 00000000  0000000000000008 00000009 000000000000000a 000000000000000b"},
+	{"FETCH AND ADD", header{op: opFetchAdd, channel: 1, msn: 3, done: 1, address: 8, key: 9, swap: 10},
+		"14 00 00 00  00000001 00000003 00000001 00000000  0000000000000008 00000009 000000000000000a 0000000000000000"},
+	{"OPEN", header{op: opOpen, channel: 1, done: 4, from: 5, epoch: 6, features: 1, nonce: [nonceSize]byte{0xaa, 15: 0xbb}},
+		"c0 00 00 00  00000001 00000000 00000004 00000000  46515031 00000005 00000006 00000001 aa0000000000000000000000000000bb"},
+	{"ACCEPT", header{op: opAccept, status: statusHeld, channel: 1, msn: 4, epoch: 6, features: 1},
+		"c1 05 00 00  00000001 00000004 00000000 00000000  00000006 00000001"},
+	{"REFUSE", header{op: opRefuse, status: statusGone, channel: 1}, "c2 04 00 00  00000001 00000000 00000000 00000000"},
+	{"error", header{op: opError, status: statusAccess, channel: 1, msn: 9}, "c3 01 00 00  00000001 00000009 00000000 00000000"},
+	{"HOLD", header{op: opHold, channel: 1, msn: 9}, "c4 00 00 00  00000001 00000009 00000000 00000000"},
+	{"RESUME", header{op: opResume, channel: 1, msn: 9}, "c5 00 00 00  00000001 00000009 00000000 00000000"},
+}
+
+func unhex(t testing.TB, s string) []byte {
+	b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestFrames(t *testing.T) {
+	for _, f := range frames {
+		want := unhex(t, f.bytes)
+		var b [maxHeader]byte
+		if n := f.h.put(b[:]); !bytes.Equal(b[:n], want) {
+			t.Errorf("%s: put %x, want %x", f.name, b[:n], want)
+		}
+		var h header
+		if n, err := h.parse(append(bytes.Clone(want), 0xff)); n != len(want) || err != nil || h != f.h {
+			t.Errorf("%s: parsed %d bytes, %v: %+v", f.name, n, err, h)
+		}
+		for n := range want {
+			var h header
+			if k, err := h.parse(want[:n]); k != 0 || err != nil || h != (header{}) {
+				t.Errorf("%s: of %d bytes %d make a frame, %v: %+v", f.name, n, k, err, h)
+			}
+		}
+	}
+}
+
+func TestFramesRefused(t *testing.T) {
+	for name, s := range map[string]string{
+		"unknown opcode":   "05 00 00 00  00000001 00000002 00000001 00000000",
+		"FIRST":            "00 00 00 00  00000001 00000002 00000001 00000000",
+		"reserved byte":    "04 00 00 01  00000001 00000002 00000001 00000000",
+		"head too long":    "04 00 21 00  00000001 00000002 00000001 00000000",
+		"head of a WRITE":  "0a 00 01 00  00000001 00000002 00000001 00000000",
+		"data too long":    "0a 00 00 00  00000001 00000002 00000001 00100001",
+		"READ too long":    "0c 00 00 00  00000001 00000002 00000001 00100001",
+		"ACK with data":    "11 00 00 00  00000001 00000002 00000001 00000001",
+		"atomic with data": "13 00 00 00  00000001 00000002 00000001 00000008",
+		"another protocol": "c0 00 00 00  00000001 00000000 00000000 00000000  46515032 00000005 00000006 00000001 00000000000000000000000000000000",
+	} {
+		h := header{msn: 77}
+		if n, err := h.parse(unhex(t, s)); n != 0 || err == nil || h != (header{msn: 77}) {
+			t.Errorf("%s: %d bytes, %v, %+v", name, n, err, h)
+		}
+	}
+}
+
+func FuzzFrame(f *testing.F) {
+	for _, x := range frames {
+		f.Add(unhex(f, x.bytes))
+	}
+	f.Fuzz(func(t *testing.T, p []byte) {
+		var h, again header
+		n, err := h.parse(p)
+		if n == 0 || err != nil {
+			return
+		}
+		var b [maxHeader]byte
+		if k := h.put(b[:]); k != n {
+			t.Fatalf("%d bytes became %d", n, k)
+		}
+		if k, err := again.parse(b[:n]); k != n || err != nil || again != h {
+			t.Fatalf("%+v became %+v, %v", h, again, err)
+		}
+	})
+}
+
+func TestParameters(t *testing.T) {
+	p := parameters{port: 4793, id: 0x01020304, nonce: [nonceSize]byte{1, 15: 2}}
+	want := unhex(t, "01 00 12b9 01020304 01000000000000000000000000000002")
+	if got := p.put(); !bytes.Equal(got, want) {
+		t.Errorf("put %x, want %x", got, want)
+	}
+	var got parameters
+	if err := got.parse(want); err != nil || got != p {
+		t.Errorf("parsed %+v, %v", got, err)
+	}
+	for _, s := range []string{"", "01 00 12b9 01020304 010000000000000000000000000000", "02 00 12b9 01020304 01000000000000000000000000000002",
+		"01 00 0000 01020304 01000000000000000000000000000002", "01 01 12b9 01020304 01000000000000000000000000000002"} {
+		if err := got.parse(unhex(t, s)); err == nil {
+			t.Errorf("parsed %q", s)
+		}
+	}
+}
+
+var options = []struct {
+	name  string
+	o     Option
+	bytes string
+}{
+	{"short", Option{Opcode: 0x07, MSN: 0x0102, Offset: 0x030405, Segment: 6, More: true, ICRC: 0x0708090a, Address: 0x1122334455667788, Key: 0x99aabbcc},
+		"fd 1c fb54 10 07 0102 030405 06 0708090a 1122334455667788 99aabbcc"},
+	{"with timestamps", Option{Opcode: 0x0a, MSN: 1, Timestamped: true, Timestamp: 2, Echo: 3, Address: 4, Key: 5},
+		"fd 24 fb54 20 0a 0001 000000 00 00000000 00000002 00000003 0000000000000004 00000005"},
+	{"rtr", Option{Opcode: 0x11, RTR: true, RTRAck: true}, "fd 1c fb54 0c 11 0000 000000 00 00000000 0000000000000000 00000000"},
+}
+
+func TestOptions(t *testing.T) {
+	for _, x := range options {
+		want := unhex(t, x.bytes)
+		if got := x.o.Append(nil); !bytes.Equal(got, want) {
+			t.Errorf("%s: %x, want %x", x.name, got, want)
+		}
+		if o, err := ParseOption(append(bytes.Clone(want), 1)); err != nil || o != x.o {
+			t.Errorf("%s: parsed %+v, %v", x.name, o, err)
+		}
+		for n := range want {
+			if _, err := ParseOption(want[:n]); !errors.Is(err, errOption) {
+				t.Errorf("%s: %d bytes were parsed", x.name, n)
+			}
+		}
+		among := append(unhex(t, "01 01 08 0a 00000001 00000002"), want...) // NOP, NOP, timestamps (RFC 7323, Appendix A)
+		if o, ok := FindOption(among); !ok || o != x.o {
+			t.Errorf("%s: found %+v, %v", x.name, o, ok)
+		}
+	}
+	for name, s := range map[string]string{
+		"another kind":   "fe 1c fb54 10 07 0102 030405 06 0708090a 1122334455667788 99aabbcc",
+		"another ExID":   "fd 1c fb55 10 07 0102 030405 06 0708090a 1122334455667788 99aabbcc",
+		"version 1":      "fd 1c fb54 50 07 0102 030405 06 0708090a 1122334455667788 99aabbcc",
+		"reserved":       "fd 1c fb54 11 07 0102 030405 06 0708090a 1122334455667788 99aabbcc",
+		"wrong length":   "fd 1c fb54 30 07 0102 030405 06 0708090a 1122334455667788 99aabbcc",
+		"length 0":       "fd 00 fb54 10",
+		"after the end":  "00 fd 1c fb54 10 07 0102 030405 06 0708090a 1122334455667788 99aabbcc",
+		"beyond the end": "08 0a 0000",
+		"nothing":        "",
+	} {
+		if o, ok := FindOption(unhex(t, s)); ok {
+			t.Errorf("%s: found %+v", name, o)
+		}
+	}
+}
+
+func TestBareOpcodes(t *testing.T) {
+	for _, op := range []opcode{opSend, opWrite, opReadAnswer, opRead, opAck, opOpen} {
+		for _, v := range op.variants() {
+			if got := (Option{Opcode: v}).Bare(); got != uint8(op) {
+				t.Errorf("%#x is %#x, want %#x", v, got, uint8(op))
+			}
+		}
+	}
+}
+
+func FuzzOption(f *testing.F) {
+	for _, x := range options {
+		f.Add(unhex(f, x.bytes))
+	}
+	f.Add(unhex(f, "01 01 08 0a 00000001 00000002 fd 1c fb54 10 07 0102 030405 06 0708090a 1122334455667788 99aabbcc"))
+	f.Fuzz(func(t *testing.T, p []byte) {
+		if o, ok := FindOption(p); ok {
+			if b := o.Append(nil); !bytes.Contains(p, b) {
+				t.Fatalf("%+v became %x, which is not in %x", o, b, p)
+			}
+		}
+	})
+}

@@ -1,0 +1,64 @@
+package tcpqp
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/transport/rdma"
+	"github.com/fared/fared/transport/rdma/rdmatest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// needsOption skips the test where the kernel or the process cannot write the option.
+func needsOption(t testing.TB) {
+	t.Helper()
+	f, err := newFramer(Config{Port: Port, Option: true}, netip.MustParseAddr("127.0.47.9"))
+	if err != nil {
+		netnstest.Lacks(t, err.Error())
+	}
+	f.close()
+}
+
+// loopback returns two transports on addresses of the loopback device.
+func loopback(c Config) rdmatest.Bed {
+	return rdmatest.Real(rdmatest.RealConfig{
+		Addresses:  [2]netip.Addr{netip.MustParseAddr("127.0.47.1"), netip.MustParseAddr("127.0.47.2")},
+		Transports: [2]rdma.Transport{New(c), New(c)},
+		Planes:     4,
+	})
+}
+
+func TestModelOnSockets(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		o    rdmatest.Options
+	}{
+		{"quiet", rdmatest.Options{Ops: 4000}},
+		{"not ready", rdmatest.Options{Ops: 2000, NotReady: 0.3}},
+		{"flaps", rdmatest.Options{Ops: 4000, Channels: 4, Flap: 5 * time.Millisecond, NotReady: 0.05}},
+		{"long", rdmatest.Options{Ops: 400, MaxSize: maxOp, Window: 4}},
+	} {
+		for _, option := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, option %v", test.name, option), func(t *testing.T) {
+				if option {
+					needsOption(t)
+				}
+				o := test.o
+				o.Apart, o.Settle = true, 50*time.Millisecond
+				result := rdmatest.ChannelsOn(t, loopback(Config{Option: option}), o)
+				t.Logf("%d operations in %v: %v", result.Ops, result.Time, result.Counters)
+				for _, c := range result.Counters {
+					if (c["options_written"] > 0) != option || (c["options_received"] > 0) != option {
+						t.Errorf("with the option: %v; counters: %v", option, c)
+					}
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,305 @@
+package tcpqp
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/transport/rdma"
+)
+
+// captured is a TCP segment with data, as seen on the wire.
+type captured struct {
+	from, to netip.AddrPort
+	seq      uint32
+	options  []byte
+	data     []byte
+}
+
+// capture records segments with data on a namespace's device until it is stopped.
+type capture struct {
+	file *os.File
+	wg   sync.WaitGroup
+
+	mu       sync.Mutex
+	segments []captured
+}
+
+func newCapture(t *testing.T, n *netnstest.Namespace, device string) *capture {
+	t.Helper()
+	c := &capture{}
+	err := n.Do(func() error {
+		all := binary.NativeEndian.Uint16([]byte{unix.ETH_P_ALL >> 8, unix.ETH_P_ALL & 0xff})
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(all))
+		if err != nil {
+			return err
+		}
+		i, err := net.InterfaceByName(device)
+		if err != nil {
+			return err
+		}
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20)
+		c.file = os.NewFile(uintptr(fd), "packets")
+		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: i.Index})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.wg.Add(1)
+	go func() {
+		defer c.wg.Done()
+		b := make([]byte, 1<<17)
+		for {
+			n, err := c.file.Read(b)
+			if err != nil {
+				return
+			}
+			if s, ok := segmentOf(b[:n]); ok {
+				c.mu.Lock()
+				c.segments = append(c.segments, s)
+				c.mu.Unlock()
+			}
+		}
+	}()
+	return c
+}
+
+func (c *capture) stop() []captured {
+	c.file.SetReadDeadline(time.Now())
+	c.wg.Wait()
+	raw, _ := c.file.SyscallConn()
+	c.file.SetReadDeadline(time.Time{})
+	b := make([]byte, 1<<17)
+	raw.Read(func(fd uintptr) bool { // all segments that were on the wire are in the socket
+		for {
+			n, err := unix.Read(int(fd), b)
+			if err != nil {
+				return true
+			}
+			if s, ok := segmentOf(b[:n]); ok {
+				c.segments = append(c.segments, s)
+			}
+		}
+	})
+	c.file.Close()
+	return c.segments
+}
+
+// segmentOf parses an Ethernet frame with IPv4 and TCP.
+func segmentOf(p []byte) (s captured, ok bool) {
+	if len(p) < 14+40 || binary.BigEndian.Uint16(p[12:]) != unix.ETH_P_IP || p[14+9] != unix.IPPROTO_TCP {
+		return s, false
+	}
+	ip := p[14:]
+	ip = ip[:binary.BigEndian.Uint16(ip[2:])]
+	tcp := ip[int(ip[0]&15)*4:]
+	header := int(tcp[12]>>4) * 4
+	if header >= len(tcp) {
+		return s, false
+	}
+	port := func(at, i int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip[at:at+4])), binary.BigEndian.Uint16(tcp[i:]))
+	}
+	return captured{
+		from: port(12, 0), to: port(16, 2), seq: binary.BigEndian.Uint32(tcp[4:]),
+		options: bytes.Clone(tcp[20:header]), data: bytes.Clone(tcp[header:]),
+	}, true
+}
+
+// TestPlacedByOption checks that segments from the wire, placed in any order by their options alone, result in the memory that the
+// transport has written. Segments of READ answers are placed by the numbers of their requests.
+func TestPlacedByOption(t *testing.T) {
+	needsOption(t)
+	for _, kernel := range []string{"1", "0"} {
+		t.Run("tcp_timestamps="+kernel, func(t *testing.T) {
+			var mu sync.Mutex
+			told := map[uint32]Option{} // by offset in host 0's stream
+			spaces, addresses := veths(t)
+			var configs [2]Config
+			for i, n := range spaces {
+				// Without SACK: an end that is delayed acknowledges data that TCP then sends twice with blocks that take the option's room
+				// (RFC 2883).
+				if _, err := n.Output("sysctl", "-qw", "net.ipv4.tcp_timestamps="+kernel, "net.ipv4.tcp_sack=0"); err != nil {
+					t.Fatal(err)
+				}
+				configs[i].inside, configs[i].Option = n.Do, true
+			}
+			configs[1].Segments = func(s Segment) {
+				mu.Lock()
+				defer mu.Unlock()
+				if s.Port == Port && s.Remote.Port() == 61500 {
+					told[s.Offset] = s.Option
+				}
+			}
+			p := newPair(t, addresses, configs)
+			if err := p.wait(p.post(0, write(0, []byte{1})), p.post(1, write(0, []byte{1}))); err != nil { // both ends have agreed on the option
+				t.Fatal(err)
+			}
+			c := newCapture(t, spaces[0], "plane")
+			rng := rand.New(rand.NewPCG(1, 1))
+			var ops []*rdma.Op
+			reads := map[uint16][]byte{}
+			at := 0
+			for n := range uint16(200) {
+				b := make([]byte, 1+rng.IntN(30_000)/(1+rng.IntN(30)))
+				op := write(at, b)
+				if n%4 == 3 {
+					op = read(rng.IntN(at), b)
+					reads[n+1] = b
+				} else {
+					for i := range b {
+						b[i] = byte(rng.Uint32())
+					}
+					at += len(b)
+				}
+				ops = append(ops, p.post(0, op))
+			}
+			if err := p.wait(ops...); err != nil {
+				t.Fatal(err)
+			}
+			segments := c.stop()
+			rng.Shuffle(len(segments), func(i, j int) { segments[i], segments[j] = segments[j], segments[i] })
+			memory := make([]byte, testMemory)
+			memory[0] = p.memory[1][0]
+			answers := map[uint16][]byte{}
+			stamped, checked, seen := 0, 0, [2]int{}
+			for _, s := range segments {
+				o, ok := FindOption(s.options)
+				if !ok {
+					t.Fatalf("%v to %v: %d bytes of data without the option: options %x", s.from, s.to, len(s.data), s.options)
+				}
+				if o.Timestamped {
+					stamped++
+				}
+				if o.ICRC != 0 {
+					if checked++; o.ICRC != crc32.ChecksumIEEE(s.data) {
+						t.Errorf("a wrong ICRC: %+v", o)
+					}
+				}
+				header := map[opcode]int{opWrite: WriteHeader, opReadAnswer: headerSize}[opcode(o.Bare())]
+				skip := max(0, header-int(o.Offset))
+				place, data := int(o.Offset)+skip-header, s.data[min(skip, len(s.data)):]
+				switch opcode(o.Bare()) {
+				case opWrite:
+					if seen[0]++; o.Key != testKey {
+						t.Errorf("%+v", o)
+					}
+					copy(memory[int(o.Address-testBase)+place:], data)
+				case opReadAnswer:
+					seen[1]++
+					if answers[o.MSN] == nil {
+						answers[o.MSN] = make([]byte, o.Address)
+					}
+					copy(answers[o.MSN][place:], data)
+					if last := place+len(data) == int(o.Address); last == o.More {
+						t.Errorf("the last says more, or another does not: %+v", o)
+					}
+				}
+			}
+			if !bytes.Equal(memory, p.memory[1]) {
+				t.Error("memory placed by options is another than the transport's")
+			}
+			for msn, b := range reads {
+				if !bytes.Equal(answers[msn], b) {
+					t.Errorf("READ %d placed by options is another than the transport's", msn)
+				}
+			}
+			if len(answers) != len(reads) || seen[0] < 200 || seen[1] < 50 || checked < 50 || stamped != 0 != (kernel == "0") {
+				t.Errorf("%d answers of %d, %v segments, %d with an ICRC, %d with timestamps", len(answers), len(reads), seen, checked, stamped)
+			}
+			first := segments[0] // of host 0's stream
+			for _, x := range segments {
+				if x.to.Port() == Port && (first.to.Port() != Port || int32(x.seq-first.seq) < 0) {
+					first = x
+				}
+			}
+			// OPEN and the WRITE of one byte precede it.
+			origin := first.seq - headerSize - openSize - WriteHeader - 1
+			p.until("records that say what was on the wire", func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, x := range segments {
+					o, _ := FindOption(x.options)
+					is := told[x.seq-origin]
+					is.Timestamp, is.Echo = o.Timestamp, o.Echo // a retransmission has others
+					if x.to.Port() == Port && is != o {
+						return false
+					}
+				}
+				return true
+			})
+			t.Logf("%d WRITE and %d answer segments, %d with an ICRC, %d with timestamps; counters %v", seen[0], seen[1], checked, stamped, p.counters(0))
+		})
+	}
+}
+
+// TestBatchesGoWithoutOption checks that batches have no option. TCP copies the header of a batch into every segment that it is cut into,
+// below the program, so the option could be correct only for the first segment.
+func TestBatchesGoWithoutOption(t *testing.T) {
+	needsOption(t)
+	p, spaces := onVeths(t, func(c *Config) { c.Option = true })
+	if err := p.wait(p.post(0, write(0, []byte{1}))); err != nil {
+		t.Fatal(err)
+	}
+	c := newCapture(t, spaces[0], "plane")
+	p.hosts[0].Do(func() { // as if segments could be as long as batches
+		p.transports[0].e.channels[1].out0.conn.marks.(*marks).size = maxPiece
+	})
+	b := make([]byte, 500_000)
+	if err := p.wait(p.post(0, write(0, b))); err != nil {
+		t.Fatal(err)
+	}
+	batches := 0
+	for _, s := range c.stop() {
+		_, ok := FindOption(s.options)
+		if batch := len(s.data) > 1460; batch && ok {
+			t.Fatalf("%d bytes with an option", len(s.data))
+		} else if batch {
+			batches++
+		}
+	}
+	if n := p.counters(0)["options_batched"]; n == 0 || batches == 0 {
+		t.Errorf("%d batches were seen, %d counted", batches, n)
+	}
+}
+
+// TestTcpdumpShowsTheOption checks that tcpdump shows the option in the format of RFC 6994, on data segments in both directions.
+func TestTcpdumpShowsTheOption(t *testing.T) {
+	needsOption(t)
+	netnstest.Require(t, "tcpdump")
+	p, spaces := onVeths(t, func(c *Config) { c.Option = true })
+	if err := p.wait(p.post(0, write(0, []byte{1}))); err != nil { // the ends have agreed on the option
+		t.Fatal(err)
+	}
+	dump := spaces[0].Start(t, "tcpdump", "-Z", "root", "-l", "-nn", "-i", "plane", "tcp", "port", "4793")
+	// Output of tcpdump for kind 253 with the package's ExID, in each direction of a flow; versions of tcpdump differ.
+	line := func(from, to string) *regexp.Regexp {
+		return regexp.MustCompile(regexp.QuoteMeta(from) + ` > .*` + regexp.QuoteMeta(to) + `: Flags .*(exp-|unknown-253 0x)fb54[0-9a-f ]+.*length [1-9]`)
+	}
+	a, b := p.hosts[0].Address().String(), p.hosts[1].Address().String()
+	there, back := line(a+".61500", b+".4793"), line(b+".4793", a+".61500")
+	netnstest.Eventually(t, 10*time.Second, func() error {
+		if err := p.wait(p.post(0, write(0, make([]byte, 3000)))); err != nil {
+			return err
+		}
+		if err := p.wait(p.post(0, read(0, make([]byte, 3000)))); err != nil {
+			return err
+		}
+		if out := dump.Log(); !there.MatchString(out) || !back.MatchString(out) {
+			return fmt.Errorf("tcpdump has shown no option both ways:\n%s", out)
+		}
+		return nil
+	})
+}
