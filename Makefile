@@ -23,7 +23,7 @@ SOAK_MINUTES ?=
 
 VM_KERNELS ?= 6.12 6.1
 
-.PHONY: build demo test unit mutate chaos soak vm bench lint generate check-generated fuzz deps images labs containerlab systemd clean
+.PHONY: build demo test unit mutate chaos soak vm bench lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/fared ./cmd/fared
@@ -66,11 +66,16 @@ lint:
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) run $(BUF) lint
+	$(GO) run $(BUF) breaking --against api/baseline.binpb.gz
 	$(GO) run ./internal/prose
 	@$(GO) run $(MISSPELL) -locale US -i weigths,cancelled -error $$(git ls-files '*.go' '*.md' '*.proto' '*.sh' | grep -v 'pb\.go$$')
 
 generate:
 	./scripts/generate.sh
+
+# The protobuf API that make lint protects from incompatible changes becomes that of the sources: at a release, or for a deliberate break.
+baseline:
+	$(GO) run $(BUF) build -o api/baseline.binpb.gz
 
 # Generated files are committed; they must be what the generators make of their sources.
 check-generated:

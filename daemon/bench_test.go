@@ -66,7 +66,7 @@ func (s *ackStream) SendMsg(m any) error {
 		switch op.Op.(type) {
 		case *farev1.Operation_SubPort:
 			kind = "sub-port"
-		case *farev1.Operation_SetGroup:
+		case *farev1.Operation_SetVector:
 			kind = "group"
 		case *farev1.Operation_SetDestination:
 			kind = "destination"

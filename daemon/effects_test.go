@@ -172,7 +172,7 @@ func TestDamageIsReported(t *testing.T) {
 		{dpclient.Event{Kind: dpclient.Connected, Name: "another"}, "dataplane, another: connected", "1:1", ""},
 		{dpclient.Event{Kind: dpclient.Damaged, Message: "a rule is gone"}, "fault, another: damaged: a rule is gone", "1?:1?", ""},
 		{dpclient.Event{Kind: dpclient.Connected, Name: "another"}, "dataplane, another: repaired: a rule is gone; dataplane, another: connected", "1:1", ""},
-		{dpclient.Event{Kind: dpclient.Refused, Object: dpclient.Object{Kind: dpclient.KindGroup, Group: 77}, Message: "full"}, "fault, group 77: refused: full", "1:1", "group 77: full"},
+		{dpclient.Event{Kind: dpclient.Refused, Object: dpclient.Object{Kind: dpclient.KindVector, Vector: 77}, Message: "full"}, "fault, vector 77: refused: full", "1:1", "vector 77: full"},
 	} {
 		var events string
 		r.inside(func(l *loop) {
@@ -263,7 +263,7 @@ func TestRefusalIsShown(t *testing.T) {
 		status = resp.Dataplane
 		return status.OperationsRefused == 1 && status.LastError != ""
 	})
-	if !strings.Contains(status.LastError, "table full") || !strings.Contains(status.LastError, "group") {
+	if !strings.Contains(status.LastError, "table full") || !strings.Contains(status.LastError, "vector") {
 		t.Errorf("last error %q", status.LastError)
 	}
 	r.leaves[1].announce(100e9, destination(0))

@@ -34,7 +34,7 @@ func newFlooded(t testing.TB, n int, cost time.Duration) *flooded {
 	f := &flooded{n: n, victim: make(chan time.Time, 1024), groups: make(chan struct{}, 1)}
 	f.cost.Store(int64(cost))
 	dp := memory.New(memory.Config{Observe: func(op *farev1.Operation) {
-		set := op.GetSetGroup()
+		set := op.GetSetVector()
 		if set == nil {
 			return
 		}
@@ -146,7 +146,7 @@ func TestFloodDelaysNoOthers(t *testing.T) {
 	}
 	// A change waits for the window in flight; behind the flood it would wait for all its groups.
 	now := f.d.client.Status()
-	if sent := now.Counters.Sent[dpclient.GroupSet] - before.Counters.Sent[dpclient.GroupSet]; sent > n/2 {
+	if sent := now.Counters.Sent[dpclient.VectorSet] - before.Counters.Sent[dpclient.VectorSet]; sent > n/2 {
 		t.Errorf("%d groups were sent until 2 changes of another session were carried out; want at most %d, with %d objects waiting at first", sent, n/2, before.Queued)
 	} else {
 		t.Logf("%d groups sent meanwhile; %d objects waited, %d wait still", sent, before.Queued, now.Queued)

@@ -87,7 +87,7 @@ func (h *hashPlane) Landing(ctx context.Context, request *farev1.LandingRequest)
 	src, dst := netip.MustParseAddr(request.Source), netip.MustParseAddr(request.Destination)
 	response := &farev1.LandingResponse{Devices: devices}
 	for port := wecmp.MinPort; port <= wecmp.MaxPort; port++ {
-		hash, _ := lands.Hash(src, dst, uint8(request.Protocol), uint16(port), uint16(request.UdpDestinationPort))
+		hash, _ := lands.Hash(src, dst, uint8(request.Protocol), uint16(port), uint16(request.DestinationPort))
 		response.SubPortOfPort = append(response.SubPortOfPort, byte(1+lands.Member(hash, len(devices))))
 	}
 	return response, nil
@@ -131,15 +131,15 @@ func (r *rig) checkLanding(d netip.Prefix, hash *farev1.FlowHash, protocol uint8
 		for _, slot := range p.Slots {
 			place := -1
 			for i := range n {
-				if r.s.device(i) == slot.SubPort {
+				if r.s.device(i) == slot.Device {
 					place = i
 				}
 			}
-			value, _ := wecmp.LinuxL4{Seed: hash.Seed}.Hash(netip.MustParsePrefix(p.Source).Addr(), d.Addr(), protocol, uint16(slot.UdpSourcePort), dport)
+			value, _ := wecmp.LinuxL4{Seed: hash.Seed}.Hash(netip.MustParsePrefix(p.Source).Addr(), d.Addr(), protocol, uint16(slot.SourcePort), dport)
 			bucket, buckets := int(value%hash.Buckets), int(hash.Buckets)
 			end := (2*buckets*(place+1) + n) / (2 * n)
 			if bucket >= end || bucket < end-int(hash.LastingBuckets) {
-				r.t.Errorf("%s to %s: slot %d: port %d is in bucket %d, %s ends at %d", p.Source, d, slot.Slot, slot.UdpSourcePort, bucket, slot.SubPort, end)
+				r.t.Errorf("%s to %s: slot %d: port %d is in bucket %d, %s ends at %d", p.Source, d, slot.Slot, slot.SourcePort, bucket, slot.Device, end)
 			}
 		}
 	}
@@ -228,7 +228,7 @@ func TestPortsLandByTheDataPlanesHash(t *testing.T) {
 			r.wait(d, "1:2")
 			for i, p := range r.pairs(d) {
 				for s := range p.Slots {
-					if p.Slots[s].UdpSourcePort != before[i].Slots[s].UdpSourcePort {
+					if p.Slots[s].SourcePort != before[i].Slots[s].SourcePort {
 						t.Errorf("a failure changed the port of slot %d", s)
 					}
 				}
@@ -348,18 +348,18 @@ func TestFlowPins(t *testing.T) {
 			var pinned, shown []uint32
 			for _, state := range dp.State().Destinations {
 				if state.Prefix == d.String() && len(state.Pairs) == 1 {
-					pinned = state.Pairs[0].UdpSourcePorts
+					pinned = state.Pairs[0].SourcePorts
 				}
 			}
 			for _, s := range r.pairs(d)[0].Slots {
-				shown = append(shown, s.UdpSourcePort)
+				shown = append(shown, s.SourcePort)
 			}
 			return len(pinned) == 12 && slices.Equal(pinned, shown)
 		})
 		slots := r.pairs(d)[0].Slots
 		progression := true
 		for s := range slots {
-			progression = progression && slots[s].UdpSourcePort == wecmp.MinPort+(slots[0].UdpSourcePort-wecmp.MinPort+uint32(s)*wecmp.PortStride)%16384
+			progression = progression && slots[s].SourcePort == wecmp.MinPort+(slots[0].SourcePort-wecmp.MinPort+uint32(s)*wecmp.PortStride)%16384
 		}
 		if progression != (hash == nil) {
 			t.Errorf("%v: a progression: %v", hash, progression)
@@ -457,7 +457,7 @@ func TestAskedPorts(t *testing.T) {
 		if p.PortPlacement != "asked" {
 			t.Fatalf("placement %s in between", p.PortPlacement)
 		}
-		return p.Slots[0].UdpSourcePort != before[0].UdpSourcePort
+		return p.Slots[0].SourcePort != before[0].SourcePort
 	})
 	r.checkLanding(d, another, wecmp.ProtocolUDP, 4791)
 
@@ -564,8 +564,8 @@ func TestSlotsWithoutALandingPort(t *testing.T) {
 	for range 2 { // a repeated query counts once
 		missed = 0
 		for _, s := range r.pairs(destination(1))[0].Slots {
-			hash, _ := wecmp.LinuxL4{Seed: 9}.Hash(netip.MustParseAddr("10.255.0.1"), destination(1).Addr(), wecmp.ProtocolUDP, uint16(s.UdpSourcePort), 4791)
-			if at := map[uint32]string{2047: "p0.0", 4095: "p1.0"}[hash%4096]; at != s.SubPort {
+			hash, _ := wecmp.LinuxL4{Seed: 9}.Hash(netip.MustParseAddr("10.255.0.1"), destination(1).Addr(), wecmp.ProtocolUDP, uint16(s.SourcePort), 4791)
+			if at := map[uint32]string{2047: "p0.0", 4095: "p1.0"}[hash%4096]; at != s.Device {
 				missed++
 			}
 		}

@@ -226,13 +226,13 @@ func (l *loop) update(u Update, now time.Time) {
 	switch u.Kind {
 	case wecmp.VectorSet:
 		l.reweighed.vectors++
-		change := l.d.client.SetGroup(l.group(u.Vector))
-		l.effects.want(dpclient.Object{Kind: dpclient.KindGroup, Group: u.Vector}, change, now)
+		change := l.d.client.SetVector(l.group(u.Vector))
+		l.effects.want(dpclient.Object{Kind: dpclient.KindVector, Vector: u.Vector}, change, now)
 		l.builder.MarkVector(u.Vector)
 		l.d.moved.Add(uint64(u.SlotsMoved) * uint64(l.effects.users[u.Vector]))
 	case wecmp.VectorDelete:
-		l.d.client.DeleteGroup(u.Vector)
-		l.effects.forget(dpclient.Object{Kind: dpclient.KindGroup, Group: u.Vector})
+		l.d.client.DeleteVector(u.Vector)
+		l.effects.forget(dpclient.Object{Kind: dpclient.KindVector, Vector: u.Vector})
 		l.placesMu.Lock()
 		delete(l.places, u.Vector)
 		l.placesMu.Unlock()
@@ -481,8 +481,8 @@ func (l *loop) landed() {
 // markObject marks an object whose effect has changed for the status.
 func (l *loop) markObject(o dpclient.Object) {
 	switch o.Kind {
-	case dpclient.KindGroup:
-		l.builder.MarkVector(o.Group)
+	case dpclient.KindVector:
+		l.builder.MarkVector(o.Vector)
 	case dpclient.KindDestination:
 		l.builder.MarkDestination(status.Key{Prefix: o.Destination.Prefix, Source: l.core.layout.sourceNamed(o.Destination.Source)})
 	case dpclient.KindSubPort:

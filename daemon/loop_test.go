@@ -87,7 +87,7 @@ func TestWeightsAreNotInEffectBeforeTheirAcknowledgement(t *testing.T) {
 	l.handOut()
 	shows("a failed link", "2?:1?")
 	for o, x := range l.effects.objects {
-		if o.Kind == dpclient.KindGroup {
+		if o.Kind == dpclient.KindVector {
 			l.plane(&dpclient.Event{Kind: dpclient.InEffect, Object: o, Change: x.change})
 		}
 	}
@@ -99,7 +99,7 @@ func TestWeightsAreNotInEffectBeforeTheirAcknowledgement(t *testing.T) {
 	acknowledge(l)
 	shows("sent again", "2:1")
 	vector := l.effects.destinations[l.core.layout.key(0, destination(0))].vector
-	l.plane(&dpclient.Event{Kind: dpclient.Pending, Object: dpclient.Object{Kind: dpclient.KindGroup, Group: vector}})
+	l.plane(&dpclient.Event{Kind: dpclient.Pending, Object: dpclient.Object{Kind: dpclient.KindVector, Vector: vector}})
 	shows("weights that the data plane lost", "2?:1?")
 	acknowledge(l)
 	shows("sent again", "2:1")
@@ -316,8 +316,8 @@ func TestVectorsThatAreGoneAreNotCounted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got.Destinations != destinations || got.Groups != vectors {
-			t.Errorf("%s: %d destinations and %d vectors, want %d and %d", what, got.Destinations, got.Groups, destinations, vectors)
+		if got.Destinations != destinations || got.Vectors != vectors {
+			t.Errorf("%s: %d destinations and %d vectors, want %d and %d", what, got.Destinations, got.Vectors, destinations, vectors)
 		}
 	}
 	counts("two alike", 2, 1)
@@ -359,7 +359,7 @@ func TestReloadShowsLoopbacks(t *testing.T) {
 		t.Errorf("after the reload: %s", got)
 	}
 	pins := l.pairPorts(dpclient.Destination{Prefix: destination(0)}, l.effects.destinations[l.core.layout.key(0, destination(0))].vector)
-	if len(pins) != 2 || pins[1].Source != "10.255.0.9/32" || len(pins[1].UdpSourcePorts) == 0 {
+	if len(pins) != 2 || pins[1].Source != "10.255.0.9/32" || len(pins[1].SourcePorts) == 0 {
 		t.Errorf("the data plane is given the pairs %v", pins)
 	}
 }

@@ -25,7 +25,7 @@ import (
 
 // TestOldAnswersDecideNothing checks that an acknowledgement or refusal of an earlier change leaves an object's newer change pending.
 func TestOldAnswersDecideNothing(t *testing.T) {
-	e, o, now := newEffects(), dpclient.Object{Kind: dpclient.KindGroup, Group: 1}, time.Unix(1, 0)
+	e, o, now := newEffects(), dpclient.Object{Kind: dpclient.KindVector, Vector: 1}, time.Unix(1, 0)
 	is := func(what string, want effectState, reason string) {
 		t.Helper()
 		counts := [effectStates]int{}

@@ -313,7 +313,7 @@ func (p *sourcePorts) fetch(ctx context.Context, key pair) ([]byte, error) {
 	devices := p.devices[p.sources[key.src]]
 	p.mu.Unlock()
 	answer, err := p.client.Landing(ctx, &farev1.LandingRequest{
-		Source: key.src.String(), Destination: key.dst.String(), Protocol: uint32(p.protocol), UdpDestinationPort: uint32(p.port),
+		Source: key.src.String(), Destination: key.dst.String(), Protocol: uint32(p.protocol), DestinationPort: uint32(p.port),
 	})
 	switch {
 	case err != nil:

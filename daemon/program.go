@@ -70,16 +70,16 @@ func (l *layout) forwardingSubPort(i int) *farev1.ForwardingSubPort {
 }
 
 // group converts a vector to the data plane's type.
-func (l *loop) group(id uint32) *farev1.Group {
+func (l *loop) group(id uint32) *farev1.Vector {
 	v, _ := l.core.vector(id)
 	source, _ := l.core.ownerOf(id)
 	at := &l.core.layout.sources[source]
-	out := &farev1.Group{Id: id}
+	out := &farev1.Vector{Id: id}
 	if at.name.IsValid() {
 		out.Source = at.name.String()
 	}
 	for _, m := range v.Members {
-		out.Members = append(out.Members, &farev1.GroupMember{
+		out.Members = append(out.Members, &farev1.VectorMember{
 			Plane: at.planes[m.Plane], Device: at.device(m.Plane, m.SubPort), Weight: m.Weight,
 		})
 	}
@@ -87,7 +87,7 @@ func (l *loop) group(id uint32) *farev1.Group {
 		return out // without slots
 	}
 	for i, s := range v.Slots {
-		slot := &farev1.GroupSlot{Slot: uint32(i), Plane: at.planes[s.Plane], SharePpb: s.SharePPB, DrainBeforeMove: s.Drain}
+		slot := &farev1.VectorSlot{Slot: uint32(i), Plane: at.planes[s.Plane], SharePpb: s.SharePPB, DrainBeforeMove: s.Drain}
 		if s.SubPort >= 0 {
 			slot.Device = at.device(s.Plane, s.SubPort)
 		}
@@ -119,7 +119,7 @@ func (l *loop) pairPorts(destination dpclient.Destination, group uint32) []*fare
 		ports, _ := l.ports.choose(source.Addr(), destination.Prefix.Addr(), places, buf[:0])
 		pair := &farev1.PairPorts{Source: source.String()}
 		for _, port := range ports {
-			pair.UdpSourcePorts = append(pair.UdpSourcePorts, uint32(port))
+			pair.SourcePorts = append(pair.SourcePorts, uint32(port))
 		}
 		out = append(out, pair)
 	}

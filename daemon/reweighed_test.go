@@ -16,7 +16,7 @@ func TestOperationsAreCountedByClass(t *testing.T) {
 	// The first states of sub-ports may have been read back instead of sent.
 	r.links.change(1, func(e *LinkEvent) { e.Up = false })
 	r.wait(destination(3), "1:0")
-	want := map[string]bool{"sub-port": true, "group set": true, "destination set": true}
+	want := map[string]bool{"sub-port": true, "vector set": true, "destination set": true}
 	eventually(t, "everything is in effect", func() bool {
 		st := r.d.client.Status()
 		return st.InFlight == 0 && st.Queued == 0
@@ -24,7 +24,7 @@ func TestOperationsAreCountedByClass(t *testing.T) {
 	var operations []status.Operations
 	r.inside(func(l *loop) { operations = source{l}.Process().Dataplane.Operations })
 	for _, o := range operations {
-		if o.InEffect != o.Sent || o.Refused != 0 || o.Sent > 0 != (want[o.Level] || o.Level == "group delete") && o.Level != "group delete" {
+		if o.InEffect != o.Sent || o.Refused != 0 || o.Sent > 0 != (want[o.Level] || o.Level == "vector delete") && o.Level != "vector delete" {
 			t.Errorf("%+v; want as many in effect as sent", o)
 		}
 		delete(want, o.Level)

@@ -125,9 +125,9 @@ func (r *rig) observe(op *farev1.Operation) {
 	switch x := op.Op.(type) {
 	case *farev1.Operation_SubPort:
 		r.journal.add("dataplane: sub-port %s %v", x.SubPort.Device, x.SubPort.Up)
-	case *farev1.Operation_SetGroup:
+	case *farev1.Operation_SetVector:
 		var members []string
-		for _, m := range x.SetGroup.Members {
+		for _, m := range x.SetVector.Members {
 			members = append(members, fmt.Sprintf("%s=%d", m.Device, m.Weight))
 		}
 		r.journal.add("dataplane: group %s", strings.Join(members, " "))
@@ -135,7 +135,7 @@ func (r *rig) observe(op *farev1.Operation) {
 		r.journal.add("dataplane: destination %s", x.SetDestination.Prefix)
 	case *farev1.Operation_DeleteDestination:
 		r.journal.add("dataplane: no destination %s", x.DeleteDestination.GetPrefix())
-	case *farev1.Operation_DeleteGroup:
+	case *farev1.Operation_DeleteVector:
 		r.journal.add("dataplane: no group")
 	}
 }

@@ -58,7 +58,7 @@ func (s source) Vector(id uint32) (status.Vector, bool) {
 		out.Reason = view.Reason.String()
 	}
 	out.BandwidthIgnored = s.ignoredText(source, view.Ignored)
-	object := dpclient.Object{Kind: dpclient.KindGroup, Group: id}
+	object := dpclient.Object{Kind: dpclient.KindVector, Vector: id}
 	group := s.damage == "" && s.effects.inEffect(object)
 	if out.NotInEffect = cmp.Or(s.subPortRefusal(source), s.effects.reason(object)); s.damage != "" {
 		out.NotInEffect = "damaged: " + s.damage

@@ -441,14 +441,14 @@ func TestOwnPortsEndToEnd(t *testing.T) {
 	eventually(t, "the second GPU without its port", func() bool { return rows() == first+"\n"+hurt })
 	eventually(t, "the data plane has both", func() bool {
 		state := r.dp.State()
-		groups := map[uint32]*farev1.Group{}
-		for _, g := range state.Groups {
+		groups := map[uint32]*farev1.Vector{}
+		for _, g := range state.Vectors {
 			groups[g.Id] = g
 		}
 		var got []string
 		for _, dst := range state.Destinations {
 			line := dst.Prefix + " from " + dst.Source + ":"
-			for _, m := range groups[dst.Group].GetMembers() {
+			for _, m := range groups[dst.Vector].GetMembers() {
 				line += fmt.Sprintf(" %s=%d", m.Device, m.Weight)
 			}
 			got = append(got, line)

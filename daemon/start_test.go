@@ -150,7 +150,7 @@ func TestLeafForwards(t *testing.T) {
 	if got := r.forwards(d); got != "p0.0=2 p1.0=1" {
 		t.Errorf("the data plane forwards by %s", got)
 	}
-	for _, g := range dp.State().Groups {
+	for _, g := range dp.State().Vectors {
 		if len(g.Slots) != 0 {
 			t.Errorf("a group has the slots %v", g.Slots)
 		}

@@ -153,7 +153,7 @@ type destination struct {
 		Slots []struct {
 			Plane    string
 			SubPort  string `json:"sub_port"`
-			Port     uint16 `json:"udp_source_port"`
+			Port     uint16 `json:"source_port"`
 			SharePpb uint64 `json:"share_ppb"`
 		}
 		Placement string `json:"port_placement"`

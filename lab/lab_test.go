@@ -444,7 +444,7 @@ func everything(t *testing.T, f *Fabric) string {
 				var sum uint64
 				for _, s := range p.Slots {
 					sum += uint64(s.SharePpb)
-					fmt.Fprintf(&b, "  %s %d %s %s udp %d %d\n", p.Source, s.Slot, s.Plane, s.SubPort, s.UdpSourcePort, s.SharePpb)
+					fmt.Fprintf(&b, "  %s %d %s %s udp %d %d\n", p.Source, s.Slot, s.Plane, s.Device, s.SourcePort, s.SharePpb)
 				}
 				if sum != 1e9 {
 					t.Errorf("%s -> %s: shares sum to %d", p.Source, d.Destination, sum)

@@ -455,7 +455,7 @@ func (o *sender) take(toward way, d *farev1.DestinationWeights, at time.Time) er
 			if s.SharePpb == 0 {
 				continue
 			}
-			conn, err := o.socket(netip.AddrPortFrom(source.Addr(), uint16(s.UdpSourcePort)))
+			conn, err := o.socket(netip.AddrPortFrom(source.Addr(), uint16(s.SourcePort)))
 			if err != nil {
 				return err
 			}
@@ -463,7 +463,7 @@ func (o *sender) take(toward way, d *farev1.DestinationWeights, at time.Time) er
 			if plane < 0 {
 				return fmt.Errorf("a slot in plane %q, which the fabric does not have", s.Plane)
 			}
-			out.slots = append(out.slots, flow{lane: lane{pair, plane}, device: s.SubPort, conn: conn, share: int64(s.SharePpb)})
+			out.slots = append(out.slots, flow{lane: lane{pair, plane}, device: s.Device, conn: conn, share: int64(s.SharePpb)})
 		}
 		outlets[out.pair] = out
 	}
@@ -550,7 +550,7 @@ func (o *sender) countMoves(to way, d *farev1.DestinationWeights) {
 	}
 	places := make([]string, len(d.Pairs[0].Slots)) // the same for every source
 	for i, s := range d.Pairs[0].Slots {
-		places[i] = s.Plane + " " + s.SubPort
+		places[i] = s.Plane + " " + s.Device
 	}
 	if before := o.slots[to]; len(before) == len(places) {
 		for i := range places {

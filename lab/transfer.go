@@ -105,7 +105,7 @@ func (b *real) startTransfer(ctx context.Context, at func(n *topo.Node) string, 
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for _, s := range t.servers {
-		if _, err := s.Client.Describe(ctx, &farev1.DescribeTrafficRequest{}); err != nil {
+		if _, err := s.Client.DescribeTraffic(ctx, &farev1.DescribeTrafficRequest{}); err != nil {
 			return errors.Join(ctx.Err(), fmt.Errorf("%s: its traffic node: %w", s.Name, err))
 		}
 	}

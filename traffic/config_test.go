@@ -152,11 +152,11 @@ func TestPrepareRefuses(t *testing.T) {
 	} {
 		p := proto.Clone(fine).(*farev1.PrepareTraffic)
 		c.change(p)
-		stream, err := l.Servers[0].Client.Run(t.Context())
+		stream, err := l.Servers[0].Client.RunTraffic(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		stream.Send(&farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Prepare{Prepare: p}})
+		stream.Send(&farev1.RunTrafficRequest{Message: &farev1.RunTrafficRequest_Prepare{Prepare: p}})
 		if _, err = stream.Recv(); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want one about %q", name, err, c.want)
 		}

@@ -54,27 +54,27 @@ func Coordinate(ctx context.Context, cfg Config, servers []Server, observe func(
 		mine := &farev1.PrepareTraffic{Run: prepare.Run, Seed: prepare.Seed, Op: prepare.Op, Ordering: prepare.Ordering, MessageBytes: prepare.MessageBytes,
 			Outstanding: prepare.Outstanding, Messages: prepare.Messages, DurationNs: prepare.DurationNs, IntervalNs: prepare.IntervalNs,
 			StallNs: prepare.StallNs, DrainNs: prepare.DrainNs, Pairs: c.pairsOf(i)}
-		c.send(i, &farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Prepare{Prepare: mine}})
+		c.send(i, &farev1.RunTrafficRequest{Message: &farev1.RunTrafficRequest_Prepare{Prepare: mine}})
 	}
-	if err := c.await(ctx, "prepare", phasePatience, func(m *farev1.TrafficRunResponse) bool { return m.GetPrepared() != nil }); err != nil {
+	if err := c.await(ctx, "prepare", phasePatience, func(m *farev1.RunTrafficResponse) bool { return m.GetPrepared() != nil }); err != nil {
 		return nil, err
 	}
-	c.sendAll(&farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Connect{Connect: &farev1.ConnectTraffic{}}})
-	if err := c.await(ctx, "connect", connectPatience+phasePatience, func(m *farev1.TrafficRunResponse) bool { return m.GetConnected() != nil }); err != nil {
+	c.sendAll(&farev1.RunTrafficRequest{Message: &farev1.RunTrafficRequest_Connect{Connect: &farev1.ConnectTraffic{}}})
+	if err := c.await(ctx, "connect", connectPatience+phasePatience, func(m *farev1.RunTrafficResponse) bool { return m.GetConnected() != nil }); err != nil {
 		return nil, err
 	}
-	c.sendAll(&farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Start{Start: &farev1.StartTraffic{}}})
+	c.sendAll(&farev1.RunTrafficRequest{Message: &farev1.RunTrafficRequest_Start{Start: &farev1.StartTraffic{}}})
 	finish := &farev1.FinishTraffic{}
 	// Nodes themselves detect pairs without progress; keepalive detects a node that does not respond at all.
-	if err := c.await(ctx, "send", 0, func(m *farev1.TrafficRunResponse) bool {
+	if err := c.await(ctx, "send", 0, func(m *farev1.RunTrafficResponse) bool {
 		finish.Posted = append(finish.Posted, m.GetSent().GetPosted()...)
 		return m.GetSent() != nil
 	}); err != nil {
 		return nil, err
 	}
-	c.sendAll(&farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Finish{Finish: finish}})
+	c.sendAll(&farev1.RunTrafficRequest{Message: &farev1.RunTrafficRequest_Finish{Finish: finish}})
 	results := make([]*farev1.TrafficResult, 0, len(servers))
-	if err := c.await(ctx, "report", 0, func(m *farev1.TrafficRunResponse) bool {
+	if err := c.await(ctx, "report", 0, func(m *farev1.RunTrafficResponse) bool {
 		if m.GetResult() != nil {
 			results = append(results, m.GetResult())
 		}
@@ -86,12 +86,12 @@ func Coordinate(ctx context.Context, cfg Config, servers []Server, observe func(
 	return makeReport(cfg, c.transport, c.pairs, c.tally, results), nil
 }
 
-type runStream = grpc.BidiStreamingClient[farev1.TrafficRunRequest, farev1.TrafficRunResponse]
+type runStream = grpc.BidiStreamingClient[farev1.RunTrafficRequest, farev1.RunTrafficResponse]
 
 // event is a node's message, or the end of its stream.
 type event struct {
 	server int
-	m      *farev1.TrafficRunResponse
+	m      *farev1.RunTrafficResponse
 	err    error
 }
 
@@ -146,7 +146,7 @@ func (c *coordinator) describe(ctx context.Context) error {
 	seen := map[string]string{}
 	loopbacks := make([][]string, len(c.servers))
 	for i, s := range c.servers {
-		d, err := s.Client.Describe(ctx, &farev1.DescribeTrafficRequest{})
+		d, err := s.Client.DescribeTraffic(ctx, &farev1.DescribeTrafficRequest{})
 		if err != nil {
 			return c.lost(i, err)
 		}
@@ -235,7 +235,7 @@ func (c *coordinator) pairsOf(server int) (out []*farev1.TrafficPair) {
 
 // open begins a node's run.
 func (c *coordinator) open(ctx context.Context, server int) error {
-	stream, err := c.servers[server].Client.Run(ctx)
+	stream, err := c.servers[server].Client.RunTraffic(ctx)
 	if err != nil {
 		return c.lost(server, err)
 	}
@@ -259,16 +259,16 @@ func (c *coordinator) open(ctx context.Context, server int) error {
 }
 
 // send sends to a node. It ignores errors, because Recv returns the reason why the stream has ended.
-func (c *coordinator) send(server int, m *farev1.TrafficRunRequest) { _ = c.streams[server].Send(m) }
+func (c *coordinator) send(server int, m *farev1.RunTrafficRequest) { _ = c.streams[server].Send(m) }
 
-func (c *coordinator) sendAll(m *farev1.TrafficRunRequest) {
+func (c *coordinator) sendAll(m *farev1.RunTrafficRequest) {
 	for i := range c.streams {
 		c.send(i, m)
 	}
 }
 
 // await processes the nodes' messages until answered has returned true for each node. patience 0 means no time limit.
-func (c *coordinator) await(ctx context.Context, phase string, patience time.Duration, answered func(*farev1.TrafficRunResponse) bool) error {
+func (c *coordinator) await(ctx context.Context, phase string, patience time.Duration, answered func(*farev1.RunTrafficResponse) bool) error {
 	var limit <-chan time.Time
 	if patience > 0 {
 		timer := time.NewTimer(patience)

@@ -355,29 +355,29 @@ func TestBusy(t *testing.T) {
 }
 
 // asked starts a run at one node with the test as its coordinator.
-func asked(t *testing.T, l *Local, node int, run *farev1.PrepareTraffic) (ask func(*farev1.TrafficRunRequest), told func() (*farev1.TrafficRunResponse, error), end func()) {
+func asked(t *testing.T, l *Local, node int, run *farev1.PrepareTraffic) (ask func(*farev1.RunTrafficRequest), told func() (*farev1.RunTrafficResponse, error), end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	stream, err := l.Servers[node].Client.Run(ctx)
+	stream, err := l.Servers[node].Client.RunTraffic(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask = func(m *farev1.TrafficRunRequest) { stream.Send(m) }
-	told = func() (*farev1.TrafficRunResponse, error) {
+	ask = func(m *farev1.RunTrafficRequest) { stream.Send(m) }
+	told = func() (*farev1.RunTrafficResponse, error) {
 		for {
 			if m, err := stream.Recv(); err != nil || m.GetSample() == nil {
 				return m, err
 			}
 		}
 	}
-	ask(&farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Prepare{Prepare: run}})
+	ask(&farev1.RunTrafficRequest{Message: &farev1.RunTrafficRequest_Prepare{Prepare: run}})
 	if m, err := told(); m.GetPrepared() == nil {
 		t.Fatalf("%v, %v", m, err)
 	}
 	return ask, told, cancel
 }
 
-var connect = &farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Connect{Connect: &farev1.ConnectTraffic{}}}
+var connect = &farev1.RunTrafficRequest{Message: &farev1.RunTrafficRequest_Connect{Connect: &farev1.ConnectTraffic{}}}
 
 // TestTooMuchSaid verifies that a coordinator that keeps sending after the end does not block the node forever.
 func TestTooMuchSaid(t *testing.T) {
@@ -392,8 +392,8 @@ func TestTooMuchSaid(t *testing.T) {
 	}
 	ask, told, end := asked(t, l, 0, run)
 	defer end()
-	finish := &farev1.TrafficRunRequest{Message: &farev1.TrafficRunRequest_Finish{Finish: &farev1.FinishTraffic{}}}
-	for _, m := range []*farev1.TrafficRunRequest{connect, {Message: &farev1.TrafficRunRequest_Start{Start: &farev1.StartTraffic{}}}, finish} {
+	finish := &farev1.RunTrafficRequest{Message: &farev1.RunTrafficRequest_Finish{Finish: &farev1.FinishTraffic{}}}
+	for _, m := range []*farev1.RunTrafficRequest{connect, {Message: &farev1.RunTrafficRequest_Start{Start: &farev1.StartTraffic{}}}, finish} {
 		ask(m)
 		if m, err := told(); err != nil {
 			t.Fatalf("%v, %v", m, err)
@@ -413,7 +413,7 @@ func TestTooMuchSaid(t *testing.T) {
 func TestGoneWithAMessage(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	c := &conversation{requests: make(chan *farev1.TrafficRunRequest), over: make(chan error, 1)}
+	c := &conversation{requests: make(chan *farev1.RunTrafficRequest), over: make(chan error, 1)}
 	if m, err := c.next(ctx); err == nil {
 		t.Errorf("%v", m)
 	}

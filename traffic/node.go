@@ -120,8 +120,8 @@ func (n *Node) Close() {
 	}
 }
 
-// Describe implements fare.v1.TrafficService.
-func (n *Node) Describe(context.Context, *farev1.DescribeTrafficRequest) (*farev1.DescribeTrafficResponse, error) {
+// DescribeTraffic implements fare.v1.TrafficService.
+func (n *Node) DescribeTraffic(context.Context, *farev1.DescribeTrafficRequest) (*farev1.DescribeTrafficResponse, error) {
 	out := &farev1.DescribeTrafficResponse{Transport: n.cfg.Transport}
 	for _, d := range n.devices {
 		out.Loopbacks = append(out.Loopbacks, d.Address().String())
@@ -132,8 +132,8 @@ func (n *Node) Describe(context.Context, *farev1.DescribeTrafficRequest) (*farev
 // busyPatience is the time that a run waits for the previous one to end.
 const busyPatience = 3 * time.Second
 
-// Run implements fare.v1.TrafficService.
-func (n *Node) Run(stream grpc.BidiStreamingServer[farev1.TrafficRunRequest, farev1.TrafficRunResponse]) error {
+// RunTraffic implements fare.v1.TrafficService.
+func (n *Node) RunTraffic(stream grpc.BidiStreamingServer[farev1.RunTrafficRequest, farev1.RunTrafficResponse]) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
@@ -164,7 +164,7 @@ func (n *Node) Run(stream grpc.BidiStreamingServer[farev1.TrafficRunRequest, far
 	n.current.Store(r)
 	defer n.current.Store(nil)
 	ctx, cancel := context.WithCancel(stream.Context())
-	c := &conversation{stream: stream, run: r, requests: make(chan *farev1.TrafficRunRequest), over: make(chan error, 1)}
+	c := &conversation{stream: stream, run: r, requests: make(chan *farev1.RunTrafficRequest), over: make(chan error, 1)}
 	go c.receive(ctx) // ends with the stream, which ends when Run returns
 	defer r.wait()
 	defer cancel()
@@ -183,9 +183,9 @@ func (r *run) wait() {
 
 // conversation is a run with its coordinator.
 type conversation struct {
-	stream   grpc.BidiStreamingServer[farev1.TrafficRunRequest, farev1.TrafficRunResponse]
+	stream   grpc.BidiStreamingServer[farev1.RunTrafficRequest, farev1.RunTrafficResponse]
 	run      *run
-	requests chan *farev1.TrafficRunRequest
+	requests chan *farev1.RunTrafficRequest
 	over     chan error // the coordinator has ended the stream, or has disconnected
 }
 
@@ -205,7 +205,7 @@ func (c *conversation) receive(ctx context.Context) {
 }
 
 // next returns the coordinator's next message.
-func (c *conversation) next(ctx context.Context) (*farev1.TrafficRunRequest, error) {
+func (c *conversation) next(ctx context.Context) (*farev1.RunTrafficRequest, error) {
 	select {
 	case m := <-c.requests:
 		return m, nil
@@ -218,7 +218,7 @@ func (c *conversation) next(ctx context.Context) (*farev1.TrafficRunRequest, err
 
 func (c *conversation) play(ctx context.Context) error {
 	r := c.run
-	if err := c.stream.Send(&farev1.TrafficRunResponse{Message: &farev1.TrafficRunResponse_Prepared{Prepared: &farev1.TrafficPrepared{}}}); err != nil {
+	if err := c.stream.Send(&farev1.RunTrafficResponse{Message: &farev1.RunTrafficResponse_Prepared{Prepared: &farev1.TrafficPrepared{}}}); err != nil {
 		return err
 	}
 	m, err := c.next(ctx)
@@ -231,7 +231,7 @@ func (c *conversation) play(ctx context.Context) error {
 	if err := r.connect(ctx); err != nil {
 		return status.Error(codes.FailedPrecondition, err.Error())
 	}
-	if err := c.stream.Send(&farev1.TrafficRunResponse{Message: &farev1.TrafficRunResponse_Connected{Connected: &farev1.TrafficConnected{}}}); err != nil {
+	if err := c.stream.Send(&farev1.RunTrafficResponse{Message: &farev1.RunTrafficResponse_Connected{Connected: &farev1.TrafficConnected{}}}); err != nil {
 		return err
 	}
 	if m, err = c.next(ctx); err != nil {
@@ -254,7 +254,7 @@ func (c *conversation) play(ctx context.Context) error {
 	for _, e := range r.ends {
 		result.Ends = append(result.Ends, e.result())
 	}
-	if err := c.stream.Send(&farev1.TrafficRunResponse{Message: &farev1.TrafficRunResponse_Result{Result: result}}); err != nil {
+	if err := c.stream.Send(&farev1.RunTrafficResponse{Message: &farev1.RunTrafficResponse_Result{Result: result}}); err != nil {
 		return err
 	}
 	// Peers may still need memory of this node: the coordinator ends the stream once it has all results.
@@ -273,7 +273,7 @@ func (c *conversation) sampled(ctx context.Context) error {
 	r := c.run
 	s := &sampler{run: r}
 	send := func() error {
-		return c.stream.Send(&farev1.TrafficRunResponse{Message: &farev1.TrafficRunResponse_Sample{Sample: s.sample()}})
+		return c.stream.Send(&farev1.RunTrafficResponse{Message: &farev1.RunTrafficResponse_Sample{Sample: s.sample()}})
 	}
 	tick := time.NewTicker(r.interval)
 	defer tick.Stop()
@@ -305,7 +305,7 @@ func (c *conversation) sampled(ctx context.Context) error {
 					sent.Posted = append(sent.Posted, &farev1.TrafficPosted{Pair: e.pair.GetPair(), Messages: e.result().GetPosted()})
 				}
 			}
-			if err := c.stream.Send(&farev1.TrafficRunResponse{Message: &farev1.TrafficRunResponse_Sent{Sent: sent}}); err != nil {
+			if err := c.stream.Send(&farev1.RunTrafficResponse{Message: &farev1.RunTrafficResponse_Sent{Sent: sent}}); err != nil {
 				return err
 			}
 		case m := <-c.requests:

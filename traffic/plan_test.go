@@ -17,7 +17,7 @@ type gpus struct {
 	node, n int
 }
 
-func (g gpus) Describe(context.Context, *farev1.DescribeTrafficRequest, ...grpc.CallOption) (*farev1.DescribeTrafficResponse, error) {
+func (g gpus) DescribeTraffic(context.Context, *farev1.DescribeTrafficRequest, ...grpc.CallOption) (*farev1.DescribeTrafficResponse, error) {
 	out := &farev1.DescribeTrafficResponse{Transport: "roce"}
 	for i := range g.n {
 		out.Loopbacks = append(out.Loopbacks, fmt.Sprintf("10.255.%d.%d", g.node, i+1))

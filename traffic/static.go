@@ -82,7 +82,7 @@ func newStatic(sources []netip.Addr, slots []Slot) (*static, error) {
 	for i, is := range slots {
 		cumulative += uint64(is.Share)
 		until := cumulative * 1e9 / sum // so that the sum of shares is 1e9
-		s.slots = append(s.slots, &farev1.Slot{Slot: uint32(i), Plane: is.Plane, SubPort: is.Device, UdpSourcePort: uint32(is.Port), SharePpb: uint32(until - given)})
+		s.slots = append(s.slots, &farev1.Slot{Slot: uint32(i), Plane: is.Plane, Device: is.Device, SourcePort: uint32(is.Port), SharePpb: uint32(until - given)})
 		given = until
 	}
 	return s, nil

@@ -58,7 +58,7 @@ func (b *broken) Snapshot(_ *farev1.SnapshotRequest, stream grpc.ServerStreaming
 		b.state(state)
 		b.mu.Unlock()
 	}
-	for _, part := range []*farev1.SnapshotResponse{{SubPorts: state.SubPorts}, {Groups: state.Groups}, {Destinations: state.Destinations}} {
+	for _, part := range []*farev1.SnapshotResponse{{SubPorts: state.SubPorts}, {Vectors: state.Vectors}, {Destinations: state.Destinations}} {
 		if err := stream.Send(part); err != nil {
 			return err
 		}
@@ -192,7 +192,7 @@ func TestSuiteCatches(t *testing.T) {
 				}
 				return acks
 			}
-		}, "acknowledgements group-in-place"},
+		}, "acknowledgements vector-in-place"},
 		{"refuses what it accepted", func(b *broken) {
 			b.acks = func(acks []*farev1.Ack) []*farev1.Ack {
 				var all []*farev1.Ack
@@ -210,15 +210,15 @@ func TestSuiteCatches(t *testing.T) {
 				return acks
 			}
 		}, "malformed unknown-names"},
-		{"a refused group changes the state", func(b *broken) {
-			refusedOnce(b, func(s *farev1.SnapshotResponse) { s.Groups[0].Members[0].Weight++ })
-		}, "malformed group-in-use unknown-group"},
+		{"a refused vector changes the state", func(b *broken) {
+			refusedOnce(b, func(s *farev1.SnapshotResponse) { s.Vectors[0].Members[0].Weight++ })
+		}, "malformed vector-in-use unknown-vector"},
 		{"a refused destination changes the state", func(b *broken) {
 			refusedOnce(b, func(s *farev1.SnapshotResponse) { s.Destinations = s.Destinations[:len(s.Destinations)-1] })
-		}, "malformed unknown-group"},
+		}, "malformed unknown-vector"},
 		{"takes malformed operations", forgive(codes.InvalidArgument), "malformed"},
 		{"takes unknown names", forgive(codes.NotFound), "unknown-names source-groups-refuse"},
-		{"takes unknown groups, deletes used ones", forgive(codes.FailedPrecondition), "unknown-group group-in-use"},
+		{"takes unknown vectors, deletes used ones", forgive(codes.FailedPrecondition), "unknown-vector vector-in-use"},
 		{"always says INTERNAL", func(b *broken) {
 			b.acks = func(acks []*farev1.Ack) []*farev1.Ack {
 				for _, ack := range acks {
@@ -228,17 +228,17 @@ func TestSuiteCatches(t *testing.T) {
 				}
 				return acks
 			}
-		}, "malformed unknown-names unknown-group group-in-use"},
+		}, "malformed unknown-names unknown-vector vector-in-use"},
 		{"refuses to delete what is absent", func(b *broken) {
 			b.operation = func(op *farev1.Operation) {
-				if op.GetDeleteGroup() == 9 {
-					op.Op = &farev1.Operation_DeleteGroup{}
+				if op.GetDeleteVector() == 9 {
+					op.Op = &farev1.Operation_DeleteVector{}
 				}
 			}
 		}, "delete-absent"},
-		{"does not delete groups", func(b *broken) {
+		{"does not delete vectors", func(b *broken) {
 			b.operation = func(op *farev1.Operation) {
-				if op.GetDeleteGroup() != 0 {
+				if op.GetDeleteVector() != 0 {
 					swallow(op)
 				}
 			}
@@ -250,19 +250,19 @@ func TestSuiteCatches(t *testing.T) {
 				}
 			}
 		}, "large-batch"},
-		{"keeps the first weights of a group", func(b *broken) {
-			groups := map[uint32]bool{}
+		{"keeps the first weights of a vector", func(b *broken) {
+			vectors := map[uint32]bool{}
 			b.operation = func(op *farev1.Operation) {
-				if id := op.GetSetGroup().GetId(); id != 0 {
-					if groups[id] {
+				if id := op.GetSetVector().GetId(); id != 0 {
+					if vectors[id] {
 						swallow(op)
 					}
-					groups[id] = true
-				} else if id := op.GetDeleteGroup(); id != 0 {
-					delete(groups, id)
+					vectors[id] = true
+				} else if id := op.GetDeleteVector(); id != 0 {
+					delete(vectors, id)
 				}
 			}
-		}, "group-in-place any-order-ends-equal"},
+		}, "vector-in-place any-order-ends-equal"},
 		{"takes one operation of a request", func(b *broken) {
 			b.request = func(r *farev1.ProgramRequest) {
 				if r.Operation != nil {
@@ -281,12 +281,12 @@ func TestSuiteCatches(t *testing.T) {
 				before = mine
 			}
 		}, "idempotent"},
-		{"a sub-port that is down leaves its groups", func(b *broken) {
+		{"a sub-port that is down leaves its vectors", func(b *broken) {
 			b.state = func(s *farev1.SnapshotResponse) {
 				for _, subPort := range s.SubPorts {
-					for _, group := range s.Groups {
+					for _, vector := range s.Vectors {
 						if !subPort.Up {
-							group.Members = slices.DeleteFunc(group.Members, func(m *farev1.GroupMember) bool { return m.Device == subPort.Device })
+							vector.Members = slices.DeleteFunc(vector.Members, func(m *farev1.VectorMember) bool { return m.Device == subPort.Device })
 						}
 					}
 				}
@@ -382,32 +382,32 @@ func TestSuiteCatches(t *testing.T) {
 		}, "large-batch"},
 		{"the snapshot keeps the order of members", func(b *broken) {
 			b.state = func(s *farev1.SnapshotResponse) {
-				for _, group := range s.Groups {
-					slices.Reverse(group.Members)
+				for _, vector := range s.Vectors {
+					slices.Reverse(vector.Members)
 				}
 			}
 		}, "snapshot-is-canonical"},
 		{"the snapshot forgets slots", func(b *broken) {
 			b.state = func(s *farev1.SnapshotResponse) {
-				for _, group := range s.Groups {
-					group.Slots = nil
+				for _, vector := range s.Vectors {
+					vector.Slots = nil
 				}
 			}
-		}, "snapshot-is-what-was-programmed unreachable-group"},
+		}, "snapshot-is-what-was-programmed unreachable-vector"},
 		{"forgets drain marks", func(b *broken) {
 			b.operation = func(op *farev1.Operation) {
-				for _, slot := range op.GetSetGroup().GetSlots() {
+				for _, slot := range op.GetSetVector().GetSlots() {
 					slot.DrainBeforeMove = false
 				}
 			}
 		}, "snapshot-is-what-was-programmed"},
-		{"gives unreachable groups a member", func(b *broken) {
+		{"gives unreachable vectors a member", func(b *broken) {
 			b.operation = func(op *farev1.Operation) {
-				if g := op.GetSetGroup(); g.GetId() == 2 && len(g.Members)+len(g.Slots) == 0 {
-					g.Members = []*farev1.GroupMember{{Plane: "p0", Device: "dp0a", Weight: 1}}
+				if g := op.GetSetVector(); g.GetId() == 2 && len(g.Members)+len(g.Slots) == 0 {
+					g.Members = []*farev1.VectorMember{{Plane: "p0", Device: "dp0a", Weight: 1}}
 				}
 			}
-		}, "unreachable-group"},
+		}, "unreachable-vector"},
 		{"forgets ports", func(b *broken) {
 			b.operation = func(op *farev1.Operation) {
 				if op.GetSetDestination() != nil {
@@ -417,7 +417,7 @@ func TestSuiteCatches(t *testing.T) {
 		}, "flow-pins malformed"},
 		{"sprays over devices it chose", func(b *broken) {
 			b.operation = func(op *farev1.Operation) {
-				for _, slot := range op.GetSetGroup().GetSlots() {
+				for _, slot := range op.GetSetVector().GetSlots() {
 					if slot.Device == "" && slot.Plane == "p0" {
 						slot.Device = "dp0a"
 					}
@@ -496,7 +496,7 @@ func TestSuiteCatches(t *testing.T) {
 		{"claims no flow pins", claim(func(c *farev1.Capabilities) { c.FlowPins = false }), "no-flow-pins"},
 		{"claims a weight limit", claim(func(c *farev1.Capabilities) { c.MaxWeight = 8 }), "limit-weight"},
 		{"claims a limit of sums", claim(func(c *farev1.Capabilities) { c.MaxWeightSum = 8 }), "limit-weight-sum"},
-		{"claims a limit of groups", claim(func(c *farev1.Capabilities) { c.MaxGroups = 16 }), "limit-groups"},
+		{"claims a limit of vectors", claim(func(c *farev1.Capabilities) { c.MaxVectors = 16 }), "limit-vectors"},
 		{"claims a limit of destinations", claim(func(c *farev1.Capabilities) { c.MaxDestinations = 64 }), "limit-destinations"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -513,7 +513,7 @@ func TestSuiteCatches(t *testing.T) {
 	}
 	for name, change := range map[string]func(*farev1.LandingRequest, *farev1.LandingResponse, error) error{
 		"one port for all": func(r *farev1.LandingRequest, _ *farev1.LandingResponse, err error) error {
-			if r.UdpDestinationPort == 0 {
+			if r.DestinationPort == 0 {
 				return nil
 			}
 			return err

@@ -12,16 +12,16 @@ func subPortOp(device string, up bool) *farev1.Operation {
 	return &farev1.Operation{Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: device, Up: up}}}
 }
 
-func setGroup(group *farev1.Group) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_SetGroup{SetGroup: group}}
+func setVector(vector *farev1.Vector) *farev1.Operation {
+	return &farev1.Operation{Op: &farev1.Operation_SetVector{SetVector: vector}}
 }
 
-func deleteGroup(id uint32) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_DeleteGroup{DeleteGroup: id}}
+func deleteVector(id uint32) *farev1.Operation {
+	return &farev1.Operation{Op: &farev1.Operation_DeleteVector{DeleteVector: id}}
 }
 
-func setDestination(prefix string, group uint32, pairs ...*farev1.PairPorts) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: prefix, Group: group, Pairs: pairs}}}
+func setDestination(prefix string, vector uint32, pairs ...*farev1.PairPorts) *farev1.Operation {
+	return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: prefix, Vector: vector, Pairs: pairs}}}
 }
 
 func deleteDestination(prefix string) *farev1.Operation {
@@ -45,12 +45,12 @@ func (d *Driver) device(at int) string {
 	return d.options.Forwarding.Planes[at/2].SubPorts[at%2].Device
 }
 
-// group builds a group with these weights of the four sub-ports, and a slot on each member.
-func (d *Driver) group(id uint32, weights ...uint32) *farev1.Group {
-	g := &farev1.Group{Id: id}
+// vector builds a vector with these weights of the four sub-ports, and a slot on each member.
+func (d *Driver) vector(id uint32, weights ...uint32) *farev1.Vector {
+	g := &farev1.Vector{Id: id}
 	for at, weight := range weights {
 		if weight > 0 {
-			g.Members = append(g.Members, &farev1.GroupMember{Plane: d.plane(at), Device: d.device(at), Weight: weight})
+			g.Members = append(g.Members, &farev1.VectorMember{Plane: d.plane(at), Device: d.device(at), Weight: weight})
 		}
 	}
 	rest := uint32(1_000_000_000)
@@ -60,14 +60,14 @@ func (d *Driver) group(id uint32, weights ...uint32) *farev1.Group {
 			share = 1_000_000_000 / uint32(len(g.Members))
 		}
 		rest -= share
-		g.Slots = append(g.Slots, &farev1.GroupSlot{Slot: uint32(i), Plane: member.Plane, Device: member.Device, SharePpb: share})
+		g.Slots = append(g.Slots, &farev1.VectorSlot{Slot: uint32(i), Plane: member.Plane, Device: member.Device, SharePpb: share})
 	}
 	return g
 }
 
 // state builds the expected answer of Snapshot: all sub-ports up except those in down.
-func (d *Driver) state(groups []*farev1.Group, destinations []*farev1.Destination, down ...string) *farev1.SnapshotResponse {
-	all := &farev1.SnapshotResponse{Groups: groups, Destinations: destinations}
+func (d *Driver) state(vectors []*farev1.Vector, destinations []*farev1.Destination, down ...string) *farev1.SnapshotResponse {
+	all := &farev1.SnapshotResponse{Vectors: vectors, Destinations: destinations}
 	for _, plane := range d.options.Forwarding.Planes {
 		for _, subPort := range plane.SubPorts {
 			all.SubPorts = append(all.SubPorts, &farev1.SubPortState{Device: subPort.Device, Up: !slices.Contains(down, subPort.Device)})
@@ -77,6 +77,6 @@ func (d *Driver) state(groups []*farev1.Group, destinations []*farev1.Destinatio
 	return all
 }
 
-func to(prefix string, group uint32, pairs ...*farev1.PairPorts) *farev1.Destination {
-	return &farev1.Destination{Prefix: prefix, Group: group, Pairs: pairs}
+func to(prefix string, vector uint32, pairs ...*farev1.PairPorts) *farev1.Destination {
+	return &farev1.Destination{Prefix: prefix, Vector: vector, Pairs: pairs}
 }

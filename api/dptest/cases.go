@@ -11,7 +11,7 @@ import (
 
 // Tests lists the cases in the order in which they run.
 func Tests() []Test {
-	room := []Capability{SomeGroups, SomeWeights}
+	room := []Capability{SomeVectors, SomeWeights}
 	with := func(more ...Capability) []Capability { return append(room[:2:2], more...) }
 	return []Test{
 		{"hello-is-idempotent", "DataplaneService.Hello", room, helloIsIdempotent},
@@ -27,29 +27,29 @@ func Tests() []Test {
 		{"snapshot-is-canonical", "DataplaneService.Snapshot", room, snapshotIsCanonical},
 		{"idempotent", "Operation", room, idempotent},
 		{"any-order-ends-equal", "Operation", room, anyOrderEndsEqual},
-		{"add-before-remove", "Destination.group", room, addBeforeRemove},
+		{"add-before-remove", "Destination.vector", room, addBeforeRemove},
 		{"delete-absent", "Operation", room, deleteAbsent},
-		{"group-in-use", "Operation.delete_group", room, groupInUse},
-		{"group-in-place", "Operation.set_group", room, groupInPlace},
-		{"unreachable-group", "Group.members", room, unreachableGroup},
+		{"vector-in-use", "Operation.delete_vector", room, vectorInUse},
+		{"vector-in-place", "Operation.set_vector", room, vectorInPlace},
+		{"unreachable-vector", "Vector.members", room, unreachableVector},
 		{"sub-port-fast-path", "Operation.sub_port", room, subPortFastPath},
 		{"stream-replaced", "DataplaneService.Program", room, streamReplaced},
 		{"state-survives-stream", "DataplaneService.Program", room, stateSurvivesStream},
 		{"malformed", "Operation", room, malformed},
 		{"unknown-names", "Operation", room, unknownNames},
-		{"unknown-group", "Destination.group", room, unknownGroup},
-		{"limit-weight", "Capabilities.max_weight", []Capability{SomeGroups, LimitedWeight}, limitWeight},
-		{"limit-weight-sum", "Capabilities.max_weight_sum", []Capability{SomeGroups, LimitedSum}, limitWeightSum},
-		{"limit-groups", "Capabilities.max_groups", []Capability{LimitedGroups}, limitGroups},
+		{"unknown-vector", "Destination.vector", room, unknownVector},
+		{"limit-weight", "Capabilities.max_weight", []Capability{SomeVectors, LimitedWeight}, limitWeight},
+		{"limit-weight-sum", "Capabilities.max_weight_sum", []Capability{SomeVectors, LimitedSum}, limitWeightSum},
+		{"limit-vectors", "Capabilities.max_vectors", []Capability{LimitedVectors}, limitVectors},
 		{"limit-destinations", "Capabilities.max_destinations", []Capability{LimitedTargets}, limitDestinations},
 		{"ipv6", "Capabilities.ipv6", with(IPv6), ipv6},
 		{"no-ipv6", "Capabilities.ipv6", with(NoIPv6), noIPv6},
-		{"per-packet-slots", "GroupSlot.device", with(PerPacket), perPacketSlots},
+		{"per-packet-slots", "VectorSlot.device", with(PerPacket), perPacketSlots},
 		{"flow-pins", "Capabilities.flow_pins", with(FlowPins), flowPins},
 		{"no-flow-pins", "Capabilities.flow_pins", with(NoFlowPins), noFlowPins},
 		{"hello-refuses-source-groups", "Forwarding.source_groups", nil, helloRefusesSourceGroups},
 		{"source-groups-are-keys", "Destination.source, DestinationKey", room, sourceGroupsAreKeys},
-		{"source-groups-refuse", "Group.source, Destination.source", room, sourceGroupsRefuse},
+		{"source-groups-refuse", "Vector.source, Destination.source", room, sourceGroupsRefuse},
 		{"source-groups-may-go", "DataplaneService.Hello, SourceGroup", room, sourceGroupsMayGo},
 		{"landing", "DataplaneService.Landing, LandingRequest.protocol", with(FlowHash), landing},
 		{"large-batch", "Operation", room, largeBatch},
@@ -57,10 +57,10 @@ func Tests() []Test {
 }
 
 func helloIsIdempotent(d *Driver) error {
-	if err := d.succeed(setGroup(d.group(1, 1, 2)), setDestination(target(1), 1), subPortOp(d.device(1), false)); err != nil {
+	if err := d.succeed(setVector(d.vector(1, 1, 2)), setDestination(target(1), 1), subPortOp(d.device(1), false)); err != nil {
 		return err
 	}
-	want := d.state([]*farev1.Group{d.group(1, 1, 2)}, []*farev1.Destination{to(target(1), 1)}, d.device(1))
+	want := d.state([]*farev1.Vector{d.vector(1, 1, 2)}, []*farev1.Destination{to(target(1), 1)}, d.device(1))
 	first, err := d.hello(d.options.Forwarding)
 	if err != nil {
 		return err
@@ -141,9 +141,9 @@ func helloNoPerPacket(d *Driver) error {
 func acknowledgements(d *Driver) error {
 	var ops []*farev1.Operation
 	for n := range 64 {
-		ops = append(ops, setGroup(d.group(uint32(1+n%8), 1, uint32(1+n%3))), setDestination(target(n), uint32(1+n%8)))
+		ops = append(ops, setVector(d.vector(uint32(1+n%8), 1, uint32(1+n%3))), setDestination(target(n), uint32(1+n%8)))
 		if n%4 == 0 {
-			ops = append(ops, setGroup(&farev1.Group{Id: 0}))
+			ops = append(ops, setVector(&farev1.Vector{Id: 0}))
 		}
 	}
 	acks, err := d.stream.run(ops...)
@@ -151,7 +151,7 @@ func acknowledgements(d *Driver) error {
 		return err
 	}
 	for i, ack := range acks {
-		refused := ops[i].GetSetGroup() != nil && ops[i].GetSetGroup().Id == 0
+		refused := ops[i].GetSetVector() != nil && ops[i].GetSetVector().Id == 0
 		if refused != (ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED) {
 			return fmt.Errorf("%v was answered %v %s", ops[i], ack.Level, ack.Message)
 		}
@@ -164,10 +164,10 @@ func idsMustGrow(d *Driver) error {
 		if err := d.open(); err != nil {
 			return err
 		}
-		if err := d.succeed(setGroup(d.group(1, 1))); err != nil {
+		if err := d.succeed(setVector(d.vector(1, 1))); err != nil {
 			return err
 		}
-		op := setGroup(d.group(2, 1))
+		op := setVector(d.vector(2, 1))
 		op.Id = id
 		if err := d.stream.Send(&farev1.ProgramRequest{Operation: op}); err != nil {
 			return err
@@ -176,13 +176,13 @@ func idsMustGrow(d *Driver) error {
 			return fmt.Errorf("id %d after 1: %w", id, err)
 		}
 	}
-	return d.holds(d.state([]*farev1.Group{d.group(1, 1)}, nil))
+	return d.holds(d.state([]*farev1.Vector{d.vector(1, 1)}, nil))
 }
 
 func idsMaySkip(d *Driver) error {
 	for _, skip := range []uint64{5, 1 << 40} {
 		d.stream.next += skip
-		if err := d.succeed(setGroup(d.group(uint32(1+skip%7), 1))); err != nil {
+		if err := d.succeed(setVector(d.vector(uint32(1+skip%7), 1))); err != nil {
 			return err
 		}
 	}
@@ -197,9 +197,9 @@ func operationsInOneRequest(d *Driver) error {
 		}
 		return ops
 	}
-	group, refused, target1 := setGroup(d.group(1, 1, 2)), setDestination(target(2), 9), setDestination(target(1), 1)
+	vector, refused, target1 := setVector(d.vector(1, 1, 2)), setDestination(target(2), 9), setDestination(target(1), 1)
 	last := subPortOp(d.device(1), false)
-	ops := number(group, refused, target1, last)
+	ops := number(vector, refused, target1, last)
 	for _, request := range []*farev1.ProgramRequest{{Operation: ops[0], Operations: ops[1:3]}, {Operations: ops[3:]}} {
 		if err := d.stream.Send(request); err != nil {
 			return err
@@ -213,48 +213,48 @@ func operationsInOneRequest(d *Driver) error {
 			return fmt.Errorf("operation %d of one request was acknowledged {%v}, only operation %d must be refused", op.Id, ack, refused.Id)
 		}
 	}
-	return d.holds(d.state([]*farev1.Group{d.group(1, 1, 2)}, []*farev1.Destination{to(target(1), 1)}, d.device(1)))
+	return d.holds(d.state([]*farev1.Vector{d.vector(1, 1, 2)}, []*farev1.Destination{to(target(1), 1)}, d.device(1)))
 }
 
 func snapshotIsWhatWasProgrammed(d *Driver) error {
-	groups := []*farev1.Group{d.group(1, 1, 2), d.group(2, 0, 0, 1), d.group(7, 1, 1, 2, 1)}
-	groups[2].Slots[1].DrainBeforeMove = true
-	groups[0].Slots = nil
+	vectors := []*farev1.Vector{d.vector(1, 1, 2), d.vector(2, 0, 0, 1), d.vector(7, 1, 1, 2, 1)}
+	vectors[2].Slots[1].DrainBeforeMove = true
+	vectors[0].Slots = nil
 	destinations := []*farev1.Destination{to(target(1), 7), to(target(2), 1), to(target(300), 2)}
 	if err := d.succeed(
-		setGroup(groups[2]), setDestination(target(1), 7), setGroup(groups[1]), setGroup(groups[0]),
+		setVector(vectors[2]), setDestination(target(1), 7), setVector(vectors[1]), setVector(vectors[0]),
 		setDestination(target(300), 2), setDestination(target(2), 1), subPortOp(d.device(3), false),
 	); err != nil {
 		return err
 	}
-	if err := d.holds(d.state(groups, destinations, d.device(3))); err != nil {
+	if err := d.holds(d.state(vectors, destinations, d.device(3))); err != nil {
 		return err
 	}
-	if err := d.succeed(deleteDestination(target(300)), deleteGroup(2), subPortOp(d.device(3), true), setDestination(target(2), 7)); err != nil {
+	if err := d.succeed(deleteDestination(target(300)), deleteVector(2), subPortOp(d.device(3), true), setDestination(target(2), 7)); err != nil {
 		return err
 	}
-	destinations[1].Group = 7
-	return d.holds(d.state([]*farev1.Group{groups[0], groups[2]}, destinations[:2]))
+	destinations[1].Vector = 7
+	return d.holds(d.state([]*farev1.Vector{vectors[0], vectors[2]}, destinations[:2]))
 }
 
 // snapshotIsCanonical checks that members and slots are returned in one order, whatever the order of sending.
 func snapshotIsCanonical(d *Driver) error {
-	want := d.group(1, 1, 2, 1, 3)
+	want := d.vector(1, 1, 2, 1, 3)
 	mixed := proto.CloneOf(want)
 	d.random.Shuffle(4, func(i, j int) { mixed.Members[i], mixed.Members[j] = mixed.Members[j], mixed.Members[i] })
 	mixed.Members[0], mixed.Members[3] = mixed.Members[3], mixed.Members[0]
 	mixed.Slots[0], mixed.Slots[2] = mixed.Slots[2], mixed.Slots[0]
-	if err := d.succeed(setGroup(mixed)); err != nil {
+	if err := d.succeed(setVector(mixed)); err != nil {
 		return err
 	}
-	return d.holds(d.state([]*farev1.Group{want}, nil))
+	return d.holds(d.state([]*farev1.Vector{want}, nil))
 }
 
 func idempotent(d *Driver) error {
 	program := func() []*farev1.Operation {
 		return []*farev1.Operation{
-			subPortOp(d.device(0), false), setGroup(d.group(1, 1, 2)), setGroup(d.group(2, 3)), setDestination(target(1), 1),
-			setDestination(target(2), 2), deleteDestination(target(3)), deleteGroup(3),
+			subPortOp(d.device(0), false), setVector(d.vector(1, 1, 2)), setVector(d.vector(2, 3)), setDestination(target(1), 1),
+			setDestination(target(2), 2), deleteDestination(target(3)), deleteVector(3),
 		}
 	}
 	if err := d.succeed(program()...); err != nil {
@@ -276,75 +276,75 @@ func idempotent(d *Driver) error {
 }
 
 func addBeforeRemove(d *Driver) error {
-	if err := d.succeed(setGroup(d.group(1, 1)), setDestination(target(1), 1)); err != nil {
+	if err := d.succeed(setVector(d.vector(1, 1)), setDestination(target(1), 1)); err != nil {
 		return err
 	}
-	if err := d.succeed(setGroup(d.group(2, 0, 1)), setDestination(target(1), 2), deleteGroup(1)); err != nil {
+	if err := d.succeed(setVector(d.vector(2, 0, 1)), setDestination(target(1), 2), deleteVector(1)); err != nil {
 		return err
 	}
-	return d.holds(d.state([]*farev1.Group{d.group(2, 0, 1)}, []*farev1.Destination{to(target(1), 2)}))
+	return d.holds(d.state([]*farev1.Vector{d.vector(2, 0, 1)}, []*farev1.Destination{to(target(1), 2)}))
 }
 
 func deleteAbsent(d *Driver) error {
-	if err := d.succeed(deleteDestination(target(9)), deleteGroup(9)); err != nil {
+	if err := d.succeed(deleteDestination(target(9)), deleteVector(9)); err != nil {
 		return err
 	}
 	return d.holds(d.state(nil, nil))
 }
 
-func groupInUse(d *Driver) error {
-	if err := d.succeed(setGroup(d.group(1, 1)), setDestination(target(1), 1), setDestination(target(2), 1), deleteDestination(target(1))); err != nil {
+func vectorInUse(d *Driver) error {
+	if err := d.succeed(setVector(d.vector(1, 1)), setDestination(target(1), 1), setDestination(target(2), 1), deleteDestination(target(1))); err != nil {
 		return err
 	}
-	if err := d.refused(codes.FailedPrecondition, deleteGroup(1)); err != nil {
+	if err := d.refused(codes.FailedPrecondition, deleteVector(1)); err != nil {
 		return err
 	}
-	return d.succeed(deleteDestination(target(2)), deleteGroup(1))
+	return d.succeed(deleteDestination(target(2)), deleteVector(1))
 }
 
-// groupInPlace checks that one operation changes the weights of all destinations of a group.
-func groupInPlace(d *Driver) error {
-	if err := d.succeed(setGroup(d.group(1, 1, 1)), setDestination(target(1), 1), setGroup(d.group(1, 0, 1, 2))); err != nil {
+// vectorInPlace checks that one operation changes the weights of all destinations of a vector.
+func vectorInPlace(d *Driver) error {
+	if err := d.succeed(setVector(d.vector(1, 1, 1)), setDestination(target(1), 1), setVector(d.vector(1, 0, 1, 2))); err != nil {
 		return err
 	}
-	return d.holds(d.state([]*farev1.Group{d.group(1, 0, 1, 2)}, []*farev1.Destination{to(target(1), 1)}))
+	return d.holds(d.state([]*farev1.Vector{d.vector(1, 0, 1, 2)}, []*farev1.Destination{to(target(1), 1)}))
 }
 
-// unreachableGroup checks that a group with parked slots and no members is valid; its packets are dropped.
-func unreachableGroup(d *Driver) error {
-	parked := d.group(1, 1, 1)
+// unreachableVector checks that a vector with parked slots and no members is valid; its packets are dropped.
+func unreachableVector(d *Driver) error {
+	parked := d.vector(1, 1, 1)
 	parked.Members = nil
 	for _, slot := range parked.Slots {
 		slot.SharePpb = 0
 	}
 	want := proto.CloneOf(parked)
-	if err := d.succeed(setGroup(parked), setGroup(&farev1.Group{Id: 2}), setDestination(target(1), 1), setDestination(target(2), 2)); err != nil {
+	if err := d.succeed(setVector(parked), setVector(&farev1.Vector{Id: 2}), setDestination(target(1), 1), setDestination(target(2), 2)); err != nil {
 		return err
 	}
-	return d.holds(d.state([]*farev1.Group{want, {Id: 2}}, []*farev1.Destination{to(target(1), 1), to(target(2), 2)}))
+	return d.holds(d.state([]*farev1.Vector{want, {Id: 2}}, []*farev1.Destination{to(target(1), 1), to(target(2), 2)}))
 }
 
 func subPortFastPath(d *Driver) error {
-	groups := []*farev1.Group{d.group(1, 2, 1, 1, 1), d.group(2, 1)}
+	vectors := []*farev1.Vector{d.vector(1, 2, 1, 1, 1), d.vector(2, 1)}
 	destinations := []*farev1.Destination{to(target(1), 1), to(target(2), 2)}
-	if err := d.succeed(setGroup(groups[0]), setGroup(groups[1]), setDestination(target(1), 1), setDestination(target(2), 2)); err != nil {
+	if err := d.succeed(setVector(vectors[0]), setVector(vectors[1]), setDestination(target(1), 1), setDestination(target(2), 2)); err != nil {
 		return err
 	}
 	for range 2 {
 		if err := d.succeed(subPortOp(d.device(0), false)); err != nil {
 			return err
 		}
-		if err := d.holds(d.state(groups, destinations, d.device(0))); err != nil {
+		if err := d.holds(d.state(vectors, destinations, d.device(0))); err != nil {
 			return fmt.Errorf("sub-port down: %w", err)
 		}
 		// Groups can be set while a member is down.
-		if err := d.succeed(setGroup(d.group(3, 1)), deleteGroup(3)); err != nil {
+		if err := d.succeed(setVector(d.vector(3, 1)), deleteVector(3)); err != nil {
 			return err
 		}
 		if err := d.succeed(subPortOp(d.device(0), true)); err != nil {
 			return err
 		}
-		if err := d.holds(d.state(groups, destinations)); err != nil {
+		if err := d.holds(d.state(vectors, destinations)); err != nil {
 			return fmt.Errorf("sub-port up again: %w", err)
 		}
 	}

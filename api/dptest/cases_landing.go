@@ -22,14 +22,14 @@ func landing(d *Driver) error {
 			break
 		}
 	}
-	if err := d.succeed(setGroup(d.group(1, 1, 1, 1, 1)), setDestination(target(1), 1)); err != nil {
+	if err := d.succeed(setVector(d.vector(1, 1, 1, 1, 1)), setDestination(target(1), 1)); err != nil {
 		return err
 	}
 	ask := func(source, destination string, port, protocol uint32) (*farev1.LandingResponse, error) {
 		ctx, cancel := context.WithTimeout(d.ctx, d.options.Timeout)
 		defer cancel()
 		return d.client.Landing(ctx, &farev1.LandingRequest{
-			Source: source, Destination: destination, UdpDestinationPort: port, Protocol: protocol,
+			Source: source, Destination: destination, DestinationPort: port, Protocol: protocol,
 		})
 	}
 	source, destination := loopback.Addr().String(), strings.TrimSuffix(target(1), "/32")

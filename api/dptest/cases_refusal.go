@@ -10,14 +10,14 @@ import (
 
 // base programs state that a refused operation could damage.
 func (d *Driver) base() error {
-	return d.succeed(setGroup(d.group(1, 1, 2)), setDestination(target(1), 1))
+	return d.succeed(setVector(d.vector(1, 1, 2)), setDestination(target(1), 1))
 }
 
-// changed returns an operation that sets group 1 with other weights and a flaw.
-func (d *Driver) changed(flaw func(*farev1.Group)) *farev1.Operation {
-	g := d.group(1, 2, 1, 1)
+// changed returns an operation that sets vector 1 with other weights and a flaw.
+func (d *Driver) changed(flaw func(*farev1.Vector)) *farev1.Operation {
+	g := d.vector(1, 2, 1, 1)
 	flaw(g)
-	return setGroup(g)
+	return setVector(g)
 }
 
 type badOperation struct {
@@ -39,29 +39,29 @@ func (d *Driver) allRefused(bad []badOperation) error {
 }
 
 func malformed(d *Driver) error {
-	pair := &farev1.PairPorts{Source: "10.255.0.1/32", UdpSourcePorts: []uint32{50000}}
+	pair := &farev1.PairPorts{Source: "10.255.0.1/32", SourcePorts: []uint32{50000}}
 	bad := []badOperation{
 		{"no operation", codes.InvalidArgument, &farev1.Operation{}},
-		{"group 0", codes.InvalidArgument, d.changed(func(g *farev1.Group) { g.Id = 0 })},
-		{"delete group 0", codes.InvalidArgument, deleteGroup(0)},
-		{"weight 0", codes.InvalidArgument, d.changed(func(g *farev1.Group) { g.Members[1].Weight = 0 })},
-		{"a member twice", codes.InvalidArgument, d.changed(func(g *farev1.Group) {
-			*g.Members[1] = farev1.GroupMember{Plane: d.plane(0), Device: d.device(0), Weight: 1}
+		{"vector 0", codes.InvalidArgument, d.changed(func(g *farev1.Vector) { g.Id = 0 })},
+		{"delete vector 0", codes.InvalidArgument, deleteVector(0)},
+		{"weight 0", codes.InvalidArgument, d.changed(func(g *farev1.Vector) { g.Members[1].Weight = 0 })},
+		{"a member twice", codes.InvalidArgument, d.changed(func(g *farev1.Vector) {
+			*g.Members[1] = farev1.VectorMember{Plane: d.plane(0), Device: d.device(0), Weight: 1}
 		})},
-		{"a member without a device", codes.InvalidArgument, d.changed(func(g *farev1.Group) { g.Members[0].Device = "" })},
-		{"a slot twice", codes.InvalidArgument, d.changed(func(g *farev1.Group) { g.Slots[1].Slot = g.Slots[0].Slot })},
-		{"shares one too many", codes.InvalidArgument, d.changed(func(g *farev1.Group) { g.Slots[0].SharePpb++ })},
-		{"shares one too few", codes.InvalidArgument, d.changed(func(g *farev1.Group) { g.Slots[0].SharePpb-- })},
-		{"shares of 0", codes.InvalidArgument, d.changed(func(g *farev1.Group) {
+		{"a member without a device", codes.InvalidArgument, d.changed(func(g *farev1.Vector) { g.Members[0].Device = "" })},
+		{"a slot twice", codes.InvalidArgument, d.changed(func(g *farev1.Vector) { g.Slots[1].Slot = g.Slots[0].Slot })},
+		{"shares one too many", codes.InvalidArgument, d.changed(func(g *farev1.Vector) { g.Slots[0].SharePpb++ })},
+		{"shares one too few", codes.InvalidArgument, d.changed(func(g *farev1.Vector) { g.Slots[0].SharePpb-- })},
+		{"shares of 0", codes.InvalidArgument, d.changed(func(g *farev1.Vector) {
 			for _, slot := range g.Slots {
 				slot.SharePpb = 0
 			}
 		})},
-		{"shares without members", codes.InvalidArgument, d.changed(func(g *farev1.Group) { g.Members = nil })},
-		{"shares that wrap around 2^32", codes.InvalidArgument, d.changed(func(g *farev1.Group) {
+		{"shares without members", codes.InvalidArgument, d.changed(func(g *farev1.Vector) { g.Members = nil })},
+		{"shares that wrap around 2^32", codes.InvalidArgument, d.changed(func(g *farev1.Vector) {
 			g.Slots = nil
 			for i, share := range []uint32{1<<32 - 1, 1_000_000_001} {
-				g.Slots = append(g.Slots, &farev1.GroupSlot{Slot: uint32(i), Plane: d.plane(0), Device: d.device(0), SharePpb: share})
+				g.Slots = append(g.Slots, &farev1.VectorSlot{Slot: uint32(i), Plane: d.plane(0), Device: d.device(0), SharePpb: share})
 			}
 		})},
 		{"no prefix", codes.InvalidArgument, setDestination("", 1)},
@@ -77,7 +77,7 @@ func malformed(d *Driver) error {
 	}
 	if FlowPins.Present(d.capabilities) {
 		with := func(ports ...uint32) *farev1.PairPorts {
-			return &farev1.PairPorts{Source: "10.255.0.1/32", UdpSourcePorts: ports}
+			return &farev1.PairPorts{Source: "10.255.0.1/32", SourcePorts: ports}
 		}
 		bad = append(bad,
 			badOperation{"port 0", codes.InvalidArgument, setDestination(target(1), 1, with(0))},
@@ -92,34 +92,34 @@ func unknownNames(d *Driver) error {
 	const nowhere = "no-such-device-0"
 	return d.allRefused([]badOperation{
 		{"state of an unknown device", codes.NotFound, subPortOp(nowhere, false)},
-		{"a member of an unknown device", codes.NotFound, d.changed(func(g *farev1.Group) { g.Members[0].Device = nowhere })},
-		{"a member of an unknown plane", codes.NotFound, d.changed(func(g *farev1.Group) { g.Members[0].Plane = nowhere })},
-		{"a member in another plane", codes.NotFound, d.changed(func(g *farev1.Group) { g.Members[0].Plane = d.plane(2) })},
-		{"a slot of an unknown device", codes.NotFound, d.changed(func(g *farev1.Group) { g.Slots[0].Device = nowhere })},
-		{"a slot of an unknown plane", codes.NotFound, d.changed(func(g *farev1.Group) { g.Slots[0].Plane = nowhere })},
-		{"a slot in another plane", codes.NotFound, d.changed(func(g *farev1.Group) { g.Slots[0].Plane = d.plane(2) })},
+		{"a member of an unknown device", codes.NotFound, d.changed(func(g *farev1.Vector) { g.Members[0].Device = nowhere })},
+		{"a member of an unknown plane", codes.NotFound, d.changed(func(g *farev1.Vector) { g.Members[0].Plane = nowhere })},
+		{"a member in another plane", codes.NotFound, d.changed(func(g *farev1.Vector) { g.Members[0].Plane = d.plane(2) })},
+		{"a slot of an unknown device", codes.NotFound, d.changed(func(g *farev1.Vector) { g.Slots[0].Device = nowhere })},
+		{"a slot of an unknown plane", codes.NotFound, d.changed(func(g *farev1.Vector) { g.Slots[0].Plane = nowhere })},
+		{"a slot in another plane", codes.NotFound, d.changed(func(g *farev1.Vector) { g.Slots[0].Plane = d.plane(2) })},
 	})
 }
 
-func unknownGroup(d *Driver) error {
+func unknownVector(d *Driver) error {
 	return d.allRefused([]badOperation{
 		{"a new destination", codes.FailedPrecondition, setDestination(target(2), 99)},
 		{"a known destination", codes.FailedPrecondition, setDestination(target(1), 99)},
-		{"group 0", codes.FailedPrecondition, setDestination(target(1), 0)},
+		{"vector 0", codes.FailedPrecondition, setDestination(target(1), 0)},
 	})
 }
 
 func limitWeight(d *Driver) error {
 	limit := d.capabilities.MaxWeight
 	if sum := d.capabilities.MaxWeightSum; sum == 0 || sum >= limit {
-		if err := d.succeed(setGroup(d.group(2, limit))); err != nil {
+		if err := d.succeed(setVector(d.vector(2, limit))); err != nil {
 			return fmt.Errorf("the limit itself: %w", err)
 		}
 	}
-	if err := d.succeed(setGroup(d.group(1, 1))); err != nil {
+	if err := d.succeed(setVector(d.vector(1, 1))); err != nil {
 		return err
 	}
-	return d.refused(codes.OutOfRange, setGroup(d.group(1, limit+1)))
+	return d.refused(codes.OutOfRange, setVector(d.vector(1, limit+1)))
 }
 
 func limitWeightSum(d *Driver) error {
@@ -135,10 +135,10 @@ func limitWeightSum(d *Driver) error {
 		weights[at] = uint32(min(rest, uint64(most)))
 		rest -= uint64(weights[at])
 	}
-	if err := d.succeed(setGroup(d.group(1, 1))); err != nil {
+	if err := d.succeed(setVector(d.vector(1, 1))); err != nil {
 		return err
 	}
-	if err := d.refused(codes.OutOfRange, setGroup(d.group(1, weights...))); err != nil {
+	if err := d.refused(codes.OutOfRange, setVector(d.vector(1, weights...))); err != nil {
 		return err
 	}
 	for at := range weights {
@@ -147,31 +147,31 @@ func limitWeightSum(d *Driver) error {
 			break
 		}
 	}
-	if err := d.succeed(setGroup(d.group(1, weights...))); err != nil {
+	if err := d.succeed(setVector(d.vector(1, weights...))); err != nil {
 		return fmt.Errorf("the limit itself: %w", err)
 	}
 	return nil
 }
 
-func limitGroups(d *Driver) error {
-	limit := d.capabilities.MaxGroups
+func limitVectors(d *Driver) error {
+	limit := d.capabilities.MaxVectors
 	var ops []*farev1.Operation
 	for id := uint32(1); id <= limit; id++ {
-		ops = append(ops, setGroup(d.group(id, 1)))
+		ops = append(ops, setVector(d.vector(id, 1)))
 	}
 	if err := d.succeed(ops...); err != nil {
 		return fmt.Errorf("at the promised limit: %w", err)
 	}
-	if err := d.refused(codes.ResourceExhausted, setGroup(d.group(limit+1, 1))); err != nil {
+	if err := d.refused(codes.ResourceExhausted, setVector(d.vector(limit+1, 1))); err != nil {
 		return err
 	}
 	// Existing objects can still be changed, and a released place is free.
-	return d.succeed(setGroup(d.group(1, 0, 1)), deleteGroup(limit), setGroup(d.group(limit+1, 1)))
+	return d.succeed(setVector(d.vector(1, 0, 1)), deleteVector(limit), setVector(d.vector(limit+1, 1)))
 }
 
 func limitDestinations(d *Driver) error {
 	limit := int(d.capabilities.MaxDestinations)
-	ops := []*farev1.Operation{setGroup(d.group(1, 1))}
+	ops := []*farev1.Operation{setVector(d.vector(1, 1))}
 	for n := range limit {
 		ops = append(ops, setDestination(target(n), 1))
 	}
@@ -185,17 +185,17 @@ func limitDestinations(d *Driver) error {
 }
 
 func ipv6(d *Driver) error {
-	if err := d.succeed(setGroup(d.group(1, 1, 1)), setDestination(target6(2), 1), setDestination(target(1), 1), setDestination(target6(1), 1)); err != nil {
+	if err := d.succeed(setVector(d.vector(1, 1, 1)), setDestination(target6(2), 1), setDestination(target(1), 1), setDestination(target6(1), 1)); err != nil {
 		return err
 	}
 	want := []*farev1.Destination{to(target(1), 1), to(target6(1), 1), to(target6(2), 1)}
-	if err := d.holds(d.state([]*farev1.Group{d.group(1, 1, 1)}, want)); err != nil {
+	if err := d.holds(d.state([]*farev1.Vector{d.vector(1, 1, 1)}, want)); err != nil {
 		return err
 	}
 	if err := d.succeed(deleteDestination(target6(1))); err != nil {
 		return err
 	}
-	return d.holds(d.state([]*farev1.Group{d.group(1, 1, 1)}, []*farev1.Destination{want[0], want[2]}))
+	return d.holds(d.state([]*farev1.Vector{d.vector(1, 1, 1)}, []*farev1.Destination{want[0], want[2]}))
 }
 
 func noIPv6(d *Driver) error {
@@ -206,9 +206,9 @@ func noIPv6(d *Driver) error {
 
 // perPacketSlots checks that a slot without a device is sprayed over its plane.
 func perPacketSlots(d *Driver) error {
-	sprayed := func() *farev1.Group {
-		g := d.group(1, 1, 1, 2)
-		g.Slots = []*farev1.GroupSlot{
+	sprayed := func() *farev1.Vector {
+		g := d.vector(1, 1, 1, 2)
+		g.Slots = []*farev1.VectorSlot{
 			{Slot: 0, Plane: d.plane(0), SharePpb: 500_000_000}, {Slot: 1, Plane: d.plane(2), SharePpb: 500_000_000},
 		}
 		return g
@@ -216,26 +216,26 @@ func perPacketSlots(d *Driver) error {
 	if err := d.helloEnds(codes.OK, "mode per-packet", func(f *farev1.Forwarding) { f.Mode = farev1.Mode_MODE_PER_PACKET }); err != nil {
 		return err
 	}
-	if err := d.succeed(setGroup(sprayed()), setDestination(target(1), 1)); err != nil {
+	if err := d.succeed(setVector(sprayed()), setDestination(target(1), 1)); err != nil {
 		return err
 	}
-	return d.holds(d.state([]*farev1.Group{sprayed()}, []*farev1.Destination{to(target(1), 1)}))
+	return d.holds(d.state([]*farev1.Vector{sprayed()}, []*farev1.Destination{to(target(1), 1)}))
 }
 
 func flowPins(d *Driver) error {
 	pair := func(first uint32) *farev1.PairPorts {
-		return &farev1.PairPorts{Source: "10.255.0.1/32", UdpSourcePorts: []uint32{first, first + 1}}
+		return &farev1.PairPorts{Source: "10.255.0.1/32", SourcePorts: []uint32{first, first + 1}}
 	}
 	holds := func(p *farev1.PairPorts) error {
-		return d.holds(d.state([]*farev1.Group{d.group(1, 1, 1)}, []*farev1.Destination{to(target(1), 1, p)}))
+		return d.holds(d.state([]*farev1.Vector{d.vector(1, 1, 1)}, []*farev1.Destination{to(target(1), 1, p)}))
 	}
-	if err := d.succeed(setGroup(d.group(1, 1, 1)), setDestination(target(1), 1, pair(50000))); err != nil {
+	if err := d.succeed(setVector(d.vector(1, 1, 1)), setDestination(target(1), 1, pair(50000))); err != nil {
 		return err
 	}
 	if err := holds(pair(50000)); err != nil {
 		return err
 	}
-	// The same group with other ports is a change.
+	// The same vector with other ports is a change.
 	if err := d.succeed(setDestination(target(1), 1, pair(51000))); err != nil {
 		return err
 	}
@@ -244,6 +244,6 @@ func flowPins(d *Driver) error {
 
 func noFlowPins(d *Driver) error {
 	return d.allRefused([]badOperation{
-		{"pairs", codes.Unimplemented, setDestination(target(1), 1, &farev1.PairPorts{Source: "10.255.0.1/32", UdpSourcePorts: []uint32{50000}})},
+		{"pairs", codes.Unimplemented, setDestination(target(1), 1, &farev1.PairPorts{Source: "10.255.0.1/32", SourcePorts: []uint32{50000}})},
 	})
 }

@@ -27,11 +27,11 @@ func (d *Driver) sourced() *farev1.Forwarding {
 	return f
 }
 
-// from sets the source group of an operation's group or destination.
+// from sets the source group of an operation's vector or destination.
 func from(source string, op *farev1.Operation) *farev1.Operation {
 	switch o := op.Op.(type) {
-	case *farev1.Operation_SetGroup:
-		o.SetGroup.Source = source
+	case *farev1.Operation_SetVector:
+		o.SetVector.Source = source
 	case *farev1.Operation_SetDestination:
 		o.SetDestination.Source = source
 	case *farev1.Operation_DeleteDestination:
@@ -40,23 +40,23 @@ func from(source string, op *farev1.Operation) *farev1.Operation {
 	return op
 }
 
-// sourceState programs a group of each source group, and a destination in both source groups.
+// sourceState programs a vector of each source group, and a destination in both source groups.
 func (d *Driver) sourceState() error {
 	if _, err := d.hello(d.sourced()); err != nil {
 		return err
 	}
 	return d.succeed(
-		from(firstSource(), setGroup(d.group(1, 1, 0, 2))), from(secondSource(), setGroup(d.group(2, 0, 1, 1))),
+		from(firstSource(), setVector(d.vector(1, 1, 0, 2))), from(secondSource(), setVector(d.vector(2, 0, 1, 1))),
 		from(secondSource(), setDestination(target(1), 2)), from(firstSource(), setDestination(target(2), 1)), from(firstSource(), setDestination(target(1), 1)))
 }
 
 // sourceWant returns the objects of sourceState, as Snapshot returns them.
-func (d *Driver) sourceWant() ([]*farev1.Group, []*farev1.Destination) {
-	groups := []*farev1.Group{d.group(1, 1, 0, 2), d.group(2, 0, 1, 1)}
-	groups[0].Source, groups[1].Source = firstSource(), secondSource()
+func (d *Driver) sourceWant() ([]*farev1.Vector, []*farev1.Destination) {
+	vectors := []*farev1.Vector{d.vector(1, 1, 0, 2), d.vector(2, 0, 1, 1)}
+	vectors[0].Source, vectors[1].Source = firstSource(), secondSource()
 	destinations := []*farev1.Destination{to(target(1), 1), to(target(2), 1), to(target(1), 2)}
 	destinations[0].Source, destinations[1].Source, destinations[2].Source = firstSource(), firstSource(), secondSource()
-	return groups, destinations
+	return vectors, destinations
 }
 
 func helloRefusesSourceGroups(d *Driver) error {
@@ -95,20 +95,20 @@ func helloRefusesSourceGroups(d *Driver) error {
 	return err
 }
 
-// sourceGroupsAreKeys checks that a destination exists once for each source group, with a group of that source group;
+// sourceGroupsAreKeys checks that a destination exists once for each source group, with a vector of that source group;
 // Snapshot lists destinations by source group.
 func sourceGroupsAreKeys(d *Driver) error {
 	if err := d.sourceState(); err != nil {
 		return err
 	}
-	groups, destinations := d.sourceWant()
-	if err := d.holds(d.state(groups, destinations)); err != nil {
+	vectors, destinations := d.sourceWant()
+	if err := d.holds(d.state(vectors, destinations)); err != nil {
 		return err
 	}
 	if err := d.succeed(from(firstSource(), deleteDestination(target(1))), from(secondSource(), deleteDestination(target(2)))); err != nil {
 		return err
 	}
-	if err := d.holds(d.state(groups, destinations[1:])); err != nil {
+	if err := d.holds(d.state(vectors, destinations[1:])); err != nil {
 		return fmt.Errorf("after the destination of one source group was deleted: %w", err)
 	}
 	return nil
@@ -119,22 +119,22 @@ func sourceGroupsRefuse(d *Driver) error {
 		return err
 	}
 	slotOf := func(plane, device string) *farev1.Operation {
-		g := d.group(1, 1, 0, 2)
+		g := d.vector(1, 1, 0, 2)
 		g.Slots[0].Plane, g.Slots[0].Device = plane, device
-		return from(firstSource(), setGroup(g))
+		return from(firstSource(), setVector(g))
 	}
 	const unknown = "10.255.9.9/32"
 	for _, b := range []badOperation{
-		{"a member of another source group", codes.NotFound, from(firstSource(), setGroup(d.group(1, 1, 1)))},
+		{"a member of another source group", codes.NotFound, from(firstSource(), setVector(d.vector(1, 1, 1)))},
 		{"a slot of another source group", codes.NotFound, slotOf(d.plane(1), d.device(1))},
-		{"a group of no source group", codes.NotFound, setGroup(d.group(3, 1))},
-		{"a group of an unknown source group", codes.NotFound, from(unknown, setGroup(d.group(3, 1)))},
-		{"a group of a loopback that is not the first", codes.NotFound, from(sourceLoopbacks[2], setGroup(d.group(3, 0, 1)))},
-		{"a group whose source is text", codes.InvalidArgument, from("gpu17", setGroup(d.group(3, 1)))},
-		{"a group that changes its source group", codes.FailedPrecondition, from(secondSource(), setGroup(d.group(1, 0, 0, 1)))},
+		{"a vector of no source group", codes.NotFound, setVector(d.vector(3, 1))},
+		{"a vector of an unknown source group", codes.NotFound, from(unknown, setVector(d.vector(3, 1)))},
+		{"a vector of a loopback that is not the first", codes.NotFound, from(sourceLoopbacks[2], setVector(d.vector(3, 0, 1)))},
+		{"a vector whose source is text", codes.InvalidArgument, from("gpu17", setVector(d.vector(3, 1)))},
+		{"a vector that changes its source group", codes.FailedPrecondition, from(secondSource(), setVector(d.vector(1, 0, 0, 1)))},
 		{"a destination of no source group", codes.NotFound, setDestination(target(3), 1)},
 		{"a destination of an unknown source group", codes.NotFound, from(unknown, setDestination(target(3), 1))},
-		{"a destination with another source group's group", codes.FailedPrecondition, from(secondSource(), setDestination(target(1), 1))},
+		{"a destination with another source group's vector", codes.FailedPrecondition, from(secondSource(), setDestination(target(1), 1))},
 		{"deleting a destination whose source is text", codes.InvalidArgument, from("gpu17", deleteDestination(target(1)))},
 	} {
 		if err := d.refused(b.code, b.op); err != nil {
@@ -144,7 +144,7 @@ func sourceGroupsRefuse(d *Driver) error {
 	if !FlowPins.Present(d.capabilities) {
 		return nil
 	}
-	pair := &farev1.PairPorts{Source: secondSource(), UdpSourcePorts: []uint32{50000}}
+	pair := &farev1.PairPorts{Source: secondSource(), SourcePorts: []uint32{50000}}
 	return d.refused(codes.NotFound, from(firstSource(), setDestination(target(1), 1, pair)))
 }
 
@@ -154,32 +154,32 @@ func sourceGroupsMayGo(d *Driver) error {
 	if err := d.sourceState(); err != nil {
 		return err
 	}
-	groups, destinations := d.sourceWant()
+	vectors, destinations := d.sourceWant()
 	if _, err := d.hello(d.options.Forwarding); err != nil {
 		return err
 	}
-	if err := d.holds(d.state(groups, destinations)); err != nil {
+	if err := d.holds(d.state(vectors, destinations)); err != nil {
 		return fmt.Errorf("after a Hello without source groups: %w", err)
 	}
 	if err := d.refused(codes.NotFound, from(secondSource(), setDestination(target(3), 2))); err != nil {
 		return err
 	}
-	if err := d.succeed(setGroup(d.group(5, 1)), setDestination(target(1), 5)); err != nil {
+	if err := d.succeed(setVector(d.vector(5, 1)), setDestination(target(1), 5)); err != nil {
 		return fmt.Errorf("without source groups: %w", err)
 	}
-	if err := d.succeed(from(firstSource(), deleteDestination(target(2))), deleteDestination(target(1)), deleteGroup(5)); err != nil {
+	if err := d.succeed(from(firstSource(), deleteDestination(target(2))), deleteDestination(target(1)), deleteVector(5)); err != nil {
 		return err
 	}
 	if _, err := d.hello(d.sourced()); err != nil {
 		return err
 	}
-	if err := d.holds(d.state(groups, []*farev1.Destination{destinations[0], destinations[2]})); err != nil {
+	if err := d.holds(d.state(vectors, []*farev1.Destination{destinations[0], destinations[2]})); err != nil {
 		return fmt.Errorf("after the source groups are back: %w", err)
 	}
-	if err := d.succeed(from(firstSource(), setGroup(d.group(1, 1))), from(secondSource(), deleteDestination(target(1))), deleteGroup(2)); err != nil {
+	if err := d.succeed(from(firstSource(), setVector(d.vector(1, 1))), from(secondSource(), deleteDestination(target(1))), deleteVector(2)); err != nil {
 		return err
 	}
-	groups[0] = d.group(1, 1)
-	groups[0].Source = firstSource()
-	return d.holds(d.state(groups[:1], destinations[:1]))
+	vectors[0] = d.vector(1, 1)
+	vectors[0].Source = firstSource()
+	return d.holds(d.state(vectors[:1], destinations[:1]))
 }

@@ -14,7 +14,7 @@ import (
 func codeOf(err error) codes.Code { return status.Code(err) }
 
 func streamReplaced(d *Driver) error {
-	if err := d.succeed(setGroup(d.group(1, 1))); err != nil {
+	if err := d.succeed(setVector(d.vector(1, 1))); err != nil {
 		return err
 	}
 	older := d.stream
@@ -27,17 +27,17 @@ func streamReplaced(d *Driver) error {
 	if err := older.ends(codes.Aborted); err != nil {
 		return fmt.Errorf("older stream: %w", err)
 	}
-	if err := d.succeed(setGroup(d.group(2, 1))); err != nil {
+	if err := d.succeed(setVector(d.vector(2, 1))); err != nil {
 		return fmt.Errorf("newer stream: %w", err)
 	}
-	return d.holds(d.state([]*farev1.Group{d.group(1, 1), d.group(2, 1)}, nil))
+	return d.holds(d.state([]*farev1.Vector{d.vector(1, 1), d.vector(2, 1)}, nil))
 }
 
 func stateSurvivesStream(d *Driver) error {
-	if err := d.succeed(setGroup(d.group(1, 1, 2)), setDestination(target(1), 1), subPortOp(d.device(2), false)); err != nil {
+	if err := d.succeed(setVector(d.vector(1, 1, 2)), setDestination(target(1), 1), subPortOp(d.device(2), false)); err != nil {
 		return err
 	}
-	want := d.state([]*farev1.Group{d.group(1, 1, 2)}, []*farev1.Destination{to(target(1), 1)}, d.device(2))
+	want := d.state([]*farev1.Vector{d.vector(1, 1, 2)}, []*farev1.Destination{to(target(1), 1)}, d.device(2))
 	// End the stream in order; the data plane confirms the end.
 	if err := d.stream.CloseSend(); err != nil {
 		return err
@@ -59,28 +59,28 @@ func stateSurvivesStream(d *Driver) error {
 	if err := d.holds(want); err != nil {
 		return fmt.Errorf("after the stream was broken: %w", err)
 	}
-	return d.succeed(setGroup(d.group(1, 1, 2)), setDestination(target(1), 1))
+	return d.succeed(setVector(d.vector(1, 1, 2)), setDestination(target(1), 1))
 }
 
 // step is the desired state of one object in anyOrderEndsEqual.
 type step struct {
 	prefix string
-	group  uint32 // 0 deletes the destination
+	vector  uint32 // 0 deletes the destination
 }
 
 // anyOrderEndsEqual programs random states one after the other, each by operations in random order, and checks that each state is reached
 // from the previous one.
 func anyOrderEndsEqual(d *Driver) error {
-	const rounds, destinations, groups = 12, 24, 6
-	weights := func(id uint32, round int) *farev1.Group {
-		return d.group(id, 1+uint32(round)%3, id%2, uint32(round/2)%3)
+	const rounds, destinations, vectors = 12, 24, 6
+	weights := func(id uint32, round int) *farev1.Vector {
+		return d.vector(id, 1+uint32(round)%3, id%2, uint32(round/2)%3)
 	}
 	for round := range rounds {
 		var ops []*farev1.Operation
-		var list []*farev1.Group
-		for id := uint32(1); id <= groups; id++ {
+		var list []*farev1.Vector
+		for id := uint32(1); id <= vectors; id++ {
 			list = append(list, weights(id, round))
-			ops = append(ops, setGroup(weights(id, round)))
+			ops = append(ops, setVector(weights(id, round)))
 		}
 		shuffle := func(list []*farev1.Operation) {
 			d.random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
@@ -88,18 +88,18 @@ func anyOrderEndsEqual(d *Driver) error {
 		shuffle(ops)
 		var steps []step
 		for n := range destinations {
-			steps = append(steps, step{target(n), uint32(d.random.IntN(groups + 1))})
+			steps = append(steps, step{target(n), uint32(d.random.IntN(vectors + 1))})
 		}
 		first := len(ops)
 		var programmed []*farev1.Destination
 		var down []string
 		for _, s := range steps {
-			if s.group == 0 {
+			if s.vector == 0 {
 				ops = append(ops, deleteDestination(s.prefix))
 				continue
 			}
-			ops = append(ops, setDestination(s.prefix, s.group))
-			programmed = append(programmed, to(s.prefix, s.group))
+			ops = append(ops, setDestination(s.prefix, s.vector))
+			programmed = append(programmed, to(s.prefix, s.vector))
 		}
 		for at := range 4 {
 			up := d.random.IntN(2) == 0
@@ -122,7 +122,7 @@ func anyOrderEndsEqual(d *Driver) error {
 	return nil
 }
 
-// largeBatch programs many destinations on one group, moves them by one operation, and deletes them.
+// largeBatch programs many destinations on one vector, moves them by one operation, and deletes them.
 func largeBatch(d *Driver) error {
 	size := d.options.Batch
 	if size == 0 {
@@ -131,27 +131,27 @@ func largeBatch(d *Driver) error {
 	if limit := int(d.capabilities.MaxDestinations); limit > 0 {
 		size = min(size, limit)
 	}
-	ops := []*farev1.Operation{setGroup(d.group(1, 1, 1, 1, 1)), setGroup(d.group(2, 1))}
+	ops := []*farev1.Operation{setVector(d.vector(1, 1, 1, 1, 1)), setVector(d.vector(2, 1))}
 	list := make([]*farev1.Destination, 0, size)
 	for n := range size {
-		group := uint32(1 + n%2)
-		ops = append(ops, setDestination(target(n), group))
-		list = append(list, to(target(n), group))
+		vector := uint32(1 + n%2)
+		ops = append(ops, setDestination(target(n), vector))
+		list = append(list, to(target(n), vector))
 	}
 	if err := d.succeed(ops...); err != nil {
 		return err
 	}
-	if err := d.succeed(setGroup(d.group(1, 1, 0, 2))); err != nil {
+	if err := d.succeed(setVector(d.vector(1, 1, 0, 2))); err != nil {
 		return err
 	}
-	if err := d.holds(d.state([]*farev1.Group{d.group(1, 1, 0, 2), d.group(2, 1)}, list)); err != nil {
+	if err := d.holds(d.state([]*farev1.Vector{d.vector(1, 1, 0, 2), d.vector(2, 1)}, list)); err != nil {
 		return err
 	}
 	ops = ops[:0]
 	for n := range size {
 		ops = append(ops, deleteDestination(target(n)))
 	}
-	if err := d.succeed(append(ops, deleteGroup(1), deleteGroup(2))...); err != nil {
+	if err := d.succeed(append(ops, deleteVector(1), deleteVector(2))...); err != nil {
 		return err
 	}
 	return d.holds(d.state(nil, nil))

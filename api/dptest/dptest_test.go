@@ -28,7 +28,7 @@ func dial(t *testing.T, server farev1.DataplaneServiceServer) *memory.Conn {
 }
 
 func limited() *farev1.Capabilities {
-	return &farev1.Capabilities{MaxGroups: 16, MaxDestinations: 100, MaxWeight: 12, MaxWeightSum: 20}
+	return &farev1.Capabilities{MaxVectors: 16, MaxDestinations: 100, MaxWeight: 12, MaxWeightSum: 20}
 }
 
 func everything() *farev1.Capabilities {

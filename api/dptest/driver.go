@@ -98,8 +98,8 @@ func (d *Driver) clear() error {
 			DeleteDestination: &farev1.DestinationKey{Prefix: destination.Prefix, Source: destination.Source},
 		}})
 	}
-	for _, group := range state.Groups {
-		ops = append(ops, deleteGroup(group.Id))
+	for _, vector := range state.Vectors {
+		ops = append(ops, deleteVector(vector.Id))
 	}
 	if err := d.succeed(ops...); err != nil {
 		return fmt.Errorf("emptying the data plane: %w", err)
@@ -129,7 +129,7 @@ type Stream struct {
 	next    uint64
 	final   map[uint64]*farev1.Ack     // last acknowledgement of each operation
 	level   map[uint64]bool            // operations with an ACCEPTED acknowledgement
-	groups  map[uint64]bool            // operations that are a set_group
+	vectors  map[uint64]bool            // operations that are a set_vector
 	highest map[farev1.AckLevel]uint64 // highest id by level, IN_EFFECT and APPROXIMATE together
 }
 
@@ -140,7 +140,7 @@ func (d *Driver) newStream() (*Stream, error) {
 		cancel()
 		return nil, fmt.Errorf("Program: %w", err)
 	}
-	s := &Stream{BidiStreamingClient: stream, cancel: cancel, driver: d, next: 1, final: map[uint64]*farev1.Ack{}, level: map[uint64]bool{}, groups: map[uint64]bool{}, highest: map[farev1.AckLevel]uint64{}}
+	s := &Stream{BidiStreamingClient: stream, cancel: cancel, driver: d, next: 1, final: map[uint64]*farev1.Ack{}, level: map[uint64]bool{}, vectors: map[uint64]bool{}, highest: map[farev1.AckLevel]uint64{}}
 	if err := s.guard("the stream's headers", func() error {
 		header, err := stream.Header()
 		if err == nil && header == nil {
@@ -171,7 +171,7 @@ func (s *Stream) guard(what string, fn func() error) error {
 func (s *Stream) number(op *farev1.Operation) {
 	op.Id = s.next
 	s.next++
-	s.groups[op.Id] = op.GetSetGroup() != nil
+	s.vectors[op.Id] = op.GetSetVector() != nil
 }
 
 // send numbers an operation and sends it, without waiting.
@@ -250,8 +250,8 @@ func (s *Stream) judge(ack *farev1.Ack) error {
 		s.final[ack.Id] = ack
 	case farev1.AckLevel_ACK_LEVEL_APPROXIMATE:
 		level = farev1.AckLevel_ACK_LEVEL_IN_EFFECT // both levels have one order
-		if !s.groups[ack.Id] || ack.Message == "" {
-			return fmt.Errorf("operation %d was acknowledged APPROXIMATE with message %q; this level is only for set_group, with a message that names the member and its deviation", ack.Id, ack.Message)
+		if !s.vectors[ack.Id] || ack.Message == "" {
+			return fmt.Errorf("operation %d was acknowledged APPROXIMATE with message %q; this level is only for set_vector, with a message that names the member and its deviation", ack.Id, ack.Message)
 		}
 		s.final[ack.Id] = ack
 	case farev1.AckLevel_ACK_LEVEL_REFUSED:
@@ -340,7 +340,7 @@ func (d *Driver) snapshot() (*farev1.SnapshotResponse, error) {
 			return nil, fmt.Errorf("Snapshot: %w", err)
 		}
 		all.SubPorts = append(all.SubPorts, chunk.SubPorts...)
-		all.Groups = append(all.Groups, chunk.Groups...)
+		all.Vectors = append(all.Vectors, chunk.Vectors...)
 		all.Destinations = append(all.Destinations, chunk.Destinations...)
 	}
 }
@@ -351,9 +351,9 @@ func sorted(all *farev1.SnapshotResponse, forwarding *farev1.Forwarding) error {
 			return fmt.Errorf("Snapshot: sub-port %s precedes %s; sort them, each once", a, b)
 		}
 	}
-	for i := 1; i < len(all.Groups); i++ {
-		if a, b := all.Groups[i-1].Id, all.Groups[i].Id; a >= b {
-			return fmt.Errorf("Snapshot: group %d precedes %d; sort them, each once", a, b)
+	for i := 1; i < len(all.Vectors); i++ {
+		if a, b := all.Vectors[i-1].Id, all.Vectors[i].Id; a >= b {
+			return fmt.Errorf("Snapshot: vector %d precedes %d; sort them, each once", a, b)
 		}
 	}
 	// Source groups that Forwarding does not have come last, in any order.
@@ -390,18 +390,18 @@ func (d *Driver) holds(want *farev1.SnapshotResponse) error {
 
 // same compares two states and names the first difference.
 func same(got, want *farev1.SnapshotResponse) error {
-	if len(got.SubPorts) != len(want.SubPorts) || len(got.Groups) != len(want.Groups) || len(got.Destinations) != len(want.Destinations) {
-		return fmt.Errorf("the snapshot has %d sub-ports, %d groups, %d destinations, want %d, %d, %d", len(got.SubPorts), len(got.Groups),
-			len(got.Destinations), len(want.SubPorts), len(want.Groups), len(want.Destinations))
+	if len(got.SubPorts) != len(want.SubPorts) || len(got.Vectors) != len(want.Vectors) || len(got.Destinations) != len(want.Destinations) {
+		return fmt.Errorf("the snapshot has %d sub-ports, %d vectors, %d destinations, want %d, %d, %d", len(got.SubPorts), len(got.Vectors),
+			len(got.Destinations), len(want.SubPorts), len(want.Vectors), len(want.Destinations))
 	}
 	for i := range want.SubPorts {
 		if !proto.Equal(got.SubPorts[i], want.SubPorts[i]) {
 			return fmt.Errorf("the snapshot has sub-port {%v}, want {%v}", got.SubPorts[i], want.SubPorts[i])
 		}
 	}
-	for i := range want.Groups {
-		if !proto.Equal(got.Groups[i], want.Groups[i]) {
-			return fmt.Errorf("the snapshot has group {%v}, want {%v}", got.Groups[i], want.Groups[i])
+	for i := range want.Vectors {
+		if !proto.Equal(got.Vectors[i], want.Vectors[i]) {
+			return fmt.Errorf("the snapshot has vector {%v}, want {%v}", got.Vectors[i], want.Vectors[i])
 		}
 	}
 	for i := range want.Destinations {

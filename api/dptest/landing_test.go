@@ -30,7 +30,7 @@ func (l lander) Landing(_ context.Context, request *farev1.LandingRequest) (*far
 	if protocol == 0 {
 		protocol = wecmp.ProtocolUDP
 	}
-	if sourceErr != nil || err != nil || source.Is4() != destination.Is4() || request.UdpDestinationPort-1 > 65534 ||
+	if sourceErr != nil || err != nil || source.Is4() != destination.Is4() || request.DestinationPort-1 > 65534 ||
 		protocol != wecmp.ProtocolUDP && protocol != wecmp.ProtocolTCP {
 		return nil, status.Error(codes.InvalidArgument, "no flow")
 	}
@@ -45,7 +45,7 @@ func (l lander) Landing(_ context.Context, request *farev1.LandingRequest) (*far
 		}
 		hash := wecmp.LinuxL4{Buckets: 1024, Lasting: 16}
 		for i := range answer.SubPortOfPort {
-			h, _ := hash.Hash(source, destination, uint8(protocol), uint16(wecmp.MinPort+i), uint16(request.UdpDestinationPort))
+			h, _ := hash.Hash(source, destination, uint8(protocol), uint16(wecmp.MinPort+i), uint16(request.DestinationPort))
 			answer.SubPortOfPort[i] = byte(1 + hash.Member(h, len(answer.Devices)))
 		}
 		return answer, nil

@@ -199,12 +199,12 @@ func checkContract(t *testing.T, text string, want contract) {
 		t.Errorf("%d slots, want one per sub-port", len(slots))
 	}
 	for i, v := range slots {
-		slot := s.object("slot", v, "slot", "plane", "sub_port", "udp_source_port", "share_ppb")
+		slot := s.object("slot", v, "slot", "plane", "device", "source_port", "share_ppb")
 		if got := s.integer("slot", slot["slot"]); got != uint64(i) {
 			t.Errorf("slot %d has number %d", i, got)
 		}
-		s.text("sub_port", slot["sub_port"])
-		port := s.integer("udp_source_port", slot["udp_source_port"])
+		s.text("device", slot["device"])
+		port := s.integer("source_port", slot["source_port"])
 		if port < 49152 || port > 65535 || ports[port] {
 			t.Errorf("slot %d has port %d: outside 49152 to 65535, or twice", i, port)
 		}

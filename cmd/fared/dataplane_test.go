@@ -117,17 +117,17 @@ func (a *agentProcess) snapshot(t *testing.T) *farev1.SnapshotResponse {
 	}
 }
 
-func setGroup(id uint32, members ...*farev1.GroupMember) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{Id: id, Members: members}}}
+func setGroup(id uint32, members ...*farev1.VectorMember) *farev1.Operation {
+	return &farev1.Operation{Op: &farev1.Operation_SetVector{SetVector: &farev1.Vector{Id: id, Members: members}}}
 }
 
 func setDestination(prefix string, group uint32) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: prefix, Group: group}}}
+	return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: prefix, Vector: group}}}
 }
 
 func someState() []*farev1.Operation {
 	return []*farev1.Operation{
-		setGroup(1, &farev1.GroupMember{Plane: "p0", Device: "dp0a", Weight: 2}, &farev1.GroupMember{Plane: "p1", Device: "dp1a", Weight: 1}),
+		setGroup(1, &farev1.VectorMember{Plane: "p0", Device: "dp0a", Weight: 2}, &farev1.VectorMember{Plane: "p1", Device: "dp1a", Weight: 1}),
 		setGroup(2),
 		setDestination("10.255.0.2/32", 1), setDestination("2001:db8::2/128", 1), setDestination("10.255.0.3/32", 2),
 		{Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: "dp1a"}}},
@@ -267,7 +267,7 @@ func TestDataplaneKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	a = startAgent(t, dir)
-	if got := a.snapshot(t); len(got.Groups) > 0 {
+	if got := a.snapshot(t); len(got.Vectors) > 0 {
 		t.Errorf("restored %v", got)
 	}
 	aside, err := filepath.Glob(journal + ".damaged-*")

@@ -59,9 +59,9 @@ type dataplaneView struct {
 
 func dataplaneShowCommand(e *env, o *dataplaneOptions) *cobra.Command {
 	c := &cobra.Command{
-		Use: "show", Short: "Show the data plane's capabilities and the programmed groups and destinations", Args: noArgs,
+		Use: "show", Short: "Show the data plane's capabilities and the programmed vectors and destinations", Args: noArgs,
 		Long: `Shows the running agent's driver, its health and capabilities, and all
-programmed objects: sub-ports, groups with their weights, destinations. It changes nothing.`,
+programmed objects: sub-ports, vectors with their weights, destinations. It changes nothing.`,
 		Example: "  fared dataplane show\n  fared dataplane show -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := e.dialDataplane(o)
@@ -145,22 +145,22 @@ func (v *dataplaneView) table(w *tabwriter.Writer) {
 	}
 	users := map[uint32]int{}
 	for _, d := range v.state.Destinations {
-		users[d.Group]++
+		users[d.Vector]++
 	}
 	fmt.Fprintln(w)
 	row(w, "GROUP", "DESTINATIONS", "SLOTS", "WEIGHTS")
-	for _, g := range v.state.Groups {
+	for _, g := range v.state.Vectors {
 		row(w, fmt.Sprint(g.Id), fmt.Sprint(users[g.Id]), fmt.Sprint(len(g.Slots)), memberWeights(g))
 	}
 	fmt.Fprintln(w)
 	row(w, "DESTINATION", "GROUP", "PAIRS")
 	for _, d := range v.state.Destinations {
-		row(w, d.Prefix, fmt.Sprint(d.Group), fmt.Sprint(len(d.Pairs)))
+		row(w, d.Prefix, fmt.Sprint(d.Vector), fmt.Sprint(len(d.Pairs)))
 	}
 }
 
-// memberWeights writes a group for people: p0.0 2, p1.0 1.
-func memberWeights(g *farev1.Group) string {
+// memberWeights writes a vector for people: p0.0 2, p1.0 1.
+func memberWeights(g *farev1.Vector) string {
 	if len(g.Members) == 0 {
 		return "unreachable: packets are dropped"
 	}
@@ -190,7 +190,7 @@ func capabilityWords(c *farev1.Capabilities) (words []string) {
 	for _, limit := range []struct {
 		most uint32
 		of   string
-	}{{c.GetMaxGroups(), "groups"}, {c.GetMaxDestinations(), "destinations"}, {c.GetMaxWeight(), "per weight"}, {c.GetMaxWeightSum(), "per sum of weights"}} {
+	}{{c.GetMaxVectors(), "vectors"}, {c.GetMaxDestinations(), "destinations"}, {c.GetMaxWeight(), "per weight"}, {c.GetMaxWeightSum(), "per sum of weights"}} {
 		if limit.most > 0 {
 			words = append(words, fmt.Sprintf("at most %d %s", limit.most, limit.of))
 		}

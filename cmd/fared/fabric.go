@@ -43,7 +43,7 @@ func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse) {
 	row(w, "revision", fmt.Sprint(st.Revision))
 	row(w, "converged", yesNo(st.Converged))
 	row(w, "sessions", fmt.Sprintf("%d of %d established", st.SessionsEstablished, st.SessionsConfigured))
-	row(w, "destinations", fmt.Sprintf("%d reachable of %d, in %d groups", st.DestinationsReachable, st.Destinations, st.Groups))
+	row(w, "destinations", fmt.Sprintf("%d reachable of %d, in %d vectors", st.DestinationsReachable, st.Destinations, st.Vectors))
 	if len(st.Loopbacks) > 0 {
 		row(w, "loopbacks", strings.Join(st.Loopbacks, " "))
 	}
@@ -58,7 +58,7 @@ func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse) {
 			row(w, "", "DAMAGED, nothing is in effect until the repair: "+dp.Damage)
 		}
 		if dp.Approximate > 0 {
-			row(w, "", several(int(dp.Approximate), "group")+" held approximately: 'fared weights' names the shares")
+			row(w, "", several(int(dp.Approximate), "vector")+" held approximately: 'fared weights' names the shares")
 		}
 		if dp.Refused > 0 {
 			row(w, "", several(int(dp.Refused), "object")+" refused: 'fared weights' and 'fared watch --events' show the reasons")

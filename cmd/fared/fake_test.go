@@ -65,7 +65,7 @@ func (f *fake) demand(ok bool, what string) {
 }
 
 func weightsOf(destination string, weights [2]uint32, omitPairs bool) *farev1.DestinationWeights {
-	d := &farev1.DestinationWeights{Destination: destination, Reachable: true, Revision: 7, Group: 1}
+	d := &farev1.DestinationWeights{Destination: destination, Reachable: true, Revision: 7, Vector: 1}
 	for i, name := range []string{"p0", "p1"} {
 		p := &farev1.PlaneWeight{Plane: name, Weight: weights[i], BandwidthBps: uint64(weights[i]) * 400e9, InEffect: true}
 		for _, sub := range []string{".0", ".1"} {
@@ -80,7 +80,7 @@ func weightsOf(destination string, weights [2]uint32, omitPairs bool) *farev1.De
 		pair := &farev1.PairSlots{Source: "10.255.0.1/32", PortPlacement: "uniform"}
 		for i, share := range []uint32{333333334, 333333333, 166666667, 166666666} {
 			pair.Slots = append(pair.Slots, &farev1.Slot{
-				Slot: uint32(i), Plane: d.Planes[i/2].Plane, SubPort: d.Planes[i/2].SubPorts[i%2].Device, UdpSourcePort: uint32(49152 + i), SharePpb: share,
+				Slot: uint32(i), Plane: d.Planes[i/2].Plane, Device: d.Planes[i/2].SubPorts[i%2].Device, SourcePort: uint32(49152 + i), SharePpb: share,
 			})
 		}
 		d.Pairs = []*farev1.PairSlots{pair}
@@ -212,7 +212,7 @@ func (f *fake) GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.Get
 	drains := []*farev1.DrainStatus{ // confirmed at the third query
 		{Target: &farev1.DrainTarget{Target: &farev1.DrainTarget_Leaf{Leaf: "10.1.0.2"}}, Stage: "drained"},
 		{Target: &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: "p0"}}, Stage: "shares", Waiting: 2,
-			WaitsFor: []string{"destination 10.255.0.2/32: not acknowledged yet", "destination 10.255.0.3/32: group 4 was refused: table full"}},
+			WaitsFor: []string{"destination 10.255.0.2/32: not acknowledged yet", "destination 10.255.0.3/32: vector 4 was refused: table full"}},
 	}
 	if f.looks > 2 {
 		drains[1].Stage, drains[1].Waiting, drains[1].WaitsFor = "drained", 0, nil
@@ -225,7 +225,7 @@ func (f *fake) GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.Get
 	return &farev1.GetStatusResponse{
 		Faults: faults,
 		Drains: drains, Version: "v1.0.0", Instance: instance, Role: "server", Revision: 7, RouterId: "10.255.0.1", AsNumber: 4200001000, UptimeNs: 93784e9, Converged: true,
-		SessionsConfigured: 4, SessionsEstablished: 3, Destinations: 2, DestinationsReachable: 1, Groups: 1, Loopbacks: []string{"10.255.0.1/32"},
+		SessionsConfigured: 4, SessionsEstablished: 3, Destinations: 2, DestinationsReachable: 1, Vectors: 1, Loopbacks: []string{"10.255.0.1/32"},
 		Dataplane: &farev1.DataplaneStatus{Name: "linux", Address: "unix:/run/fared-dataplane/dataplane.sock", OperationsSent: 12, OperationsInEffect: 10, OperationsRefused: 1,
 			OperationsPending: 1, LastError: "operation 12: no memory left: raise the limit", Approximate: 1, Refused: 2, Damage: "2 routes of table 179 are gone", Repairs: 5},
 		Counters: []*farev1.Counter{{Name: `guard_dropped{reason="not-accepted"}`, Value: 3}, {Name: `inputs_ignored{reason="old-generation"}`}},

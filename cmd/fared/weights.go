@@ -204,7 +204,7 @@ func explainTable(w *tabwriter.Writer, d *farev1.DestinationWeights, from string
 	if !d.Reachable {
 		state = "UNREACHABLE: " + d.Reason
 	}
-	fmt.Fprintf(w, "%s is %s%s, weights %s (group %d, revision %d)\n", d.Destination, state, from, ratio(d), d.Group, d.Revision)
+	fmt.Fprintf(w, "%s is %s%s, weights %s (vector %d, revision %d)\n", d.Destination, state, from, ratio(d), d.Vector, d.Revision)
 	if d.NotInEffect != "" {
 		fmt.Fprintln(w, "not in effect, "+d.NotInEffect)
 	}

@@ -138,7 +138,7 @@ func (a *Agent) restore(forwarding *farev1.Forwarding, state *farev1.SnapshotRes
 		return false
 	}
 	a.complain("an object of the journal was refused", refused)
-	a.log.Info("restored", "groups", len(state.Groups), "destinations", len(state.Destinations), "sub_ports_down", len(state.SubPorts), "refused", len(refused), "took", time.Since(begin).Round(time.Microsecond))
+	a.log.Info("restored", "groups", len(state.Vectors), "destinations", len(state.Destinations), "sub_ports_down", len(state.SubPorts), "refused", len(refused), "took", time.Since(begin).Round(time.Microsecond))
 	return true
 }
 
@@ -173,7 +173,7 @@ func (a *Agent) greeted() (yes bool) {
 
 func (a *Agent) recovered(found *farev1.SnapshotResponse, refused []error) {
 	a.complain("an object found in the kernel was refused", refused)
-	a.log.Info("took objects over from the kernel", "groups", len(found.Groups), "destinations", len(found.Destinations), "refused", len(refused))
+	a.log.Info("took objects over from the kernel", "groups", len(found.Vectors), "destinations", len(found.Destinations), "refused", len(refused))
 }
 
 // complain logs errors, but at most the first ten.

@@ -204,9 +204,9 @@ func program(t *testing.T, conn *grpc.ClientConn, operations ...*farev1.Operatio
 // story returns operations that create a typical state.
 func story() []*farev1.Operation {
 	return []*farev1.Operation{
-		{Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{Id: 1, Members: []*farev1.GroupMember{{Plane: "p0", Device: "dp0a", Weight: 2}, {Plane: "p1", Device: "dp1a", Weight: 1}}}}},
-		{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "10.0.0.1/32", Group: 1}}},
-		{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "2001:db8::1/128", Group: 1}}},
+		{Op: &farev1.Operation_SetVector{SetVector: &farev1.Vector{Id: 1, Members: []*farev1.VectorMember{{Plane: "p0", Device: "dp0a", Weight: 2}, {Plane: "p1", Device: "dp1a", Weight: 1}}}}},
+		{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "10.0.0.1/32", Vector: 1}}},
+		{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "2001:db8::1/128", Vector: 1}}},
 		{Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: "dp1a"}}},
 	}
 }
@@ -277,7 +277,7 @@ func TestRestart(t *testing.T) {
 		spoilt.spoil(third)
 		c.Log = slog.New(slog.NewTextHandler(log, nil))
 		_, stop = run(t, c, third)
-		if got := snapshot(t, plain(t, c.Socket)); len(got.Groups) != 0 || third.changes != 0 {
+		if got := snapshot(t, plain(t, c.Socket)); len(got.Vectors) != 0 || third.changes != 0 {
 			t.Errorf("%s: restored %v", name, got)
 		}
 		if !strings.Contains(log.String(), "level=ERROR") {
@@ -453,7 +453,7 @@ func TestMetrics(t *testing.T) {
 	dir := t.TempDir()
 	c := Config{Socket: filepath.Join(dir, "s"), Journal: filepath.Join(dir, "journal"), MetricsListen: "127.0.0.1:0", Version: "v9"}
 	a, _ := run(t, c, &recorder{})
-	program(t, plain(t, c.Socket), append(story(), &farev1.Operation{Op: &farev1.Operation_DeleteGroup{DeleteGroup: 1}})...)
+	program(t, plain(t, c.Socket), append(story(), &farev1.Operation{Op: &farev1.Operation_DeleteVector{DeleteVector: 1}})...)
 	answer, err := http.Get("http://" + a.metrics.listener.Addr().String() + "/metrics")
 	if err != nil {
 		t.Fatal(err)

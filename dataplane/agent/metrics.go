@@ -54,7 +54,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 
 	const operations = "Operations judged, by kind; includes those restored from the journal."
 	for kind, n := range map[string]uint64{
-		"sub_port": t.SubPorts, "set_group": t.GroupSets, "delete_group": t.GroupDeletes,
+		"sub_port": t.SubPorts, "set_vector": t.GroupSets, "delete_vector": t.GroupDeletes,
 		"set_destination": t.DestinationSets, "delete_destination": t.DestinationDeletes, "malformed": t.Malformed,
 	} {
 		count("fared_agent_operations_total", operations, n, "kind", kind)

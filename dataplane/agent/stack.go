@@ -41,7 +41,7 @@ type stack struct {
 func (s *stack) Capabilities() *farev1.Capabilities {
 	below, above := s.below.Capabilities(), s.above.Capabilities()
 	return &farev1.Capabilities{
-		MaxGroups: lower(below.MaxGroups, above.MaxGroups), MaxDestinations: lower(below.MaxDestinations, above.MaxDestinations),
+		MaxVectors: lower(below.MaxVectors, above.MaxVectors), MaxDestinations: lower(below.MaxDestinations, above.MaxDestinations),
 		MaxWeight: lower(below.MaxWeight, above.MaxWeight), MaxWeightSum: lower(below.MaxWeightSum, above.MaxWeightSum),
 		PerPacket: above.PerPacket, Ipv6: below.Ipv6 && above.Ipv6, FlowPins: above.FlowPins,
 		ConfirmsInEffect: below.ConfirmsInEffect && above.ConfirmsInEffect,

@@ -111,9 +111,9 @@ func TestStackIsAllOrNothing(t *testing.T) {
 func TestStackCapabilities(t *testing.T) {
 	s := &stack{
 		below: newTable(&farev1.Capabilities{MaxWeightSum: 1024, MaxWeight: 65535, Ipv6: true, ConfirmsInEffect: true, FlowHash: &farev1.FlowHash{}}, nil),
-		above: newTable(&farev1.Capabilities{MaxWeightSum: 1 << 30, MaxGroups: 7, Ipv6: true, FlowPins: true, PerPacket: true, ConfirmsInEffect: true}, nil),
+		above: newTable(&farev1.Capabilities{MaxWeightSum: 1 << 30, MaxVectors: 7, Ipv6: true, FlowPins: true, PerPacket: true, ConfirmsInEffect: true}, nil),
 	}
-	want := &farev1.Capabilities{MaxWeightSum: 1024, MaxWeight: 65535, MaxGroups: 7, Ipv6: true, FlowPins: true, PerPacket: true, ConfirmsInEffect: true}
+	want := &farev1.Capabilities{MaxWeightSum: 1024, MaxWeight: 65535, MaxVectors: 7, Ipv6: true, FlowPins: true, PerPacket: true, ConfirmsInEffect: true}
 	if got := s.Capabilities(); !proto.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

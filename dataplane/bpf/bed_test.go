@@ -151,18 +151,18 @@ func (b *bed) commit(changes ...contract.Change) {
 
 // testGroup returns a group with n slots, assigned to the sub-ports in turn, or to planes in per-packet mode; weights are
 // by plane.
-func testGroup(id uint32, n int, perPacket bool, weights ...uint32) *farev1.Group {
-	g := &farev1.Group{Id: id}
+func testGroup(id uint32, n int, perPacket bool, weights ...uint32) *farev1.Vector {
+	g := &farev1.Vector{Id: id}
 	for p, w := range weights {
 		for s := range testSubPorts {
 			if w > 0 {
-				g.Members = append(g.Members, &farev1.GroupMember{Plane: fmt.Sprintf("plane%d", p), Device: device(p, s), Weight: w})
+				g.Members = append(g.Members, &farev1.VectorMember{Plane: fmt.Sprintf("plane%d", p), Device: device(p, s), Weight: w})
 			}
 		}
 	}
 	for i := range n {
 		p, s := place(i)
-		slot := &farev1.GroupSlot{Slot: uint32(i), Plane: fmt.Sprintf("plane%d", p), Device: device(p, s)}
+		slot := &farev1.VectorSlot{Slot: uint32(i), Plane: fmt.Sprintf("plane%d", p), Device: device(p, s)}
 		if perPacket {
 			slot.Device = ""
 		}
@@ -174,13 +174,13 @@ func testGroup(id uint32, n int, perPacket bool, weights ...uint32) *farev1.Grou
 // place returns the position of a slot of testGroup.
 func place(slot int) (plane, sub int) { return slot % testPlanes, slot / testPlanes % testSubPorts }
 
-func setGroup(g *farev1.Group) contract.Change {
+func setGroup(g *farev1.Vector) contract.Change {
 	return contract.Change{Kind: contract.GroupChange, Group: g.Id, After: g}
 }
 
 func setDestination(to netip.Prefix, group uint32, source netip.Prefix, ports []uint32) contract.Change {
 	return contract.Change{Kind: contract.DestinationChange, Prefix: to, To: contract.Destination{
-		Group: group, Pairs: []*farev1.PairPorts{{Source: source.String(), UdpSourcePorts: ports}},
+		Group: group, Pairs: []*farev1.PairPorts{{Source: source.String(), SourcePorts: ports}},
 	}}
 }
 

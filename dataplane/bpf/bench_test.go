@@ -27,7 +27,7 @@ func many(sources, slots int) []contract.Change {
 		d.Group = 1
 		for s := range sources {
 			d.Pairs = append(d.Pairs, &farev1.PairPorts{
-				Source: fmt.Sprintf("10.255.0.%d/32", s+1), UdpSourcePorts: sequence(slots, i*7+s, 10127),
+				Source: fmt.Sprintf("10.255.0.%d/32", s+1), SourcePorts: sequence(slots, i*7+s, 10127),
 			})
 		}
 		changes = append(changes, contract.Change{Kind: contract.DestinationChange, Prefix: benchDestination(i), To: d})
@@ -142,7 +142,7 @@ func BenchmarkPacket(b *testing.B) {
 		p = binary.BigEndian.AppendUint16(p, roce)
 		return append(p, make([]byte, 1024)...)
 	}
-	first := changes[1].To.Pairs[0].UdpSourcePorts
+	first := changes[1].To.Pairs[0].SourcePorts
 	down := func(devices ...string) func() {
 		return func() {
 			for _, d := range devices {

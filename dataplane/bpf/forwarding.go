@@ -61,7 +61,7 @@ func (s *Steering) adopt(f *farev1.Forwarding, l layout) error {
 
 // groupValue returns a group in the form of the program, or false if Forwarding lacks its source group and it carries no
 // packets.
-func (s *Steering) groupValue(g *farev1.Group) (steerGroup, bool) {
+func (s *Steering) groupValue(g *farev1.Vector) (steerGroup, bool) {
 	if l := s.layout.source(sourceName(g.Source)); l != nil {
 		return l.value(g), true
 	}

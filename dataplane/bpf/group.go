@@ -23,7 +23,7 @@ type member struct {
 
 // members returns the sub-ports of the source group, in its order, with their weights in the group; the widths sum to
 // whole.
-func (l *source) members(g *farev1.Group) []member {
+func (l *source) members(g *farev1.Vector) []member {
 	weights := make(map[string]uint32, len(g.Members))
 	var sum uint64
 	for _, m := range g.Members {
@@ -59,7 +59,7 @@ func (l *source) members(g *farev1.Group) []member {
 }
 
 // value returns a group in the form of the program.
-func (l *source) value(g *farev1.Group) steerGroup {
+func (l *source) value(g *farev1.Vector) steerGroup {
 	v := steerGroup{Id: g.Id, Source: uint32(l.number)}
 	for i := range v.Slot {
 		v.Slot[i], v.Share[i] = slotNone, shareNone

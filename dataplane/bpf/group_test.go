@@ -20,11 +20,11 @@ func testLayout(n int, perPacket bool) source {
 	return l
 }
 
-func weighted(l source, weights []uint32) *farev1.Group {
-	g := &farev1.Group{Id: 7}
+func weighted(l source, weights []uint32) *farev1.Vector {
+	g := &farev1.Vector{Id: 7}
 	for i, w := range weights {
 		if w > 0 {
-			g.Members = append(g.Members, &farev1.GroupMember{Plane: l.planeOf[l.order[i]], Device: l.order[i], Weight: w})
+			g.Members = append(g.Members, &farev1.VectorMember{Plane: l.planeOf[l.order[i]], Device: l.order[i], Weight: w})
 		}
 	}
 	return g

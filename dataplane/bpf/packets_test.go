@@ -375,7 +375,7 @@ func TestLimits(t *testing.T) {
 		t.Errorf("a new pair begins at %d packets", got.Packets)
 	}
 	for name, change := range map[string]contract.Change{
-		"slot 128":  setGroup(&farev1.Group{Id: 9, Slots: []*farev1.GroupSlot{{Slot: 128, Plane: "plane0"}}}),
+		"slot 128":  setGroup(&farev1.Vector{Id: 9, Slots: []*farev1.VectorSlot{{Slot: 128, Plane: "plane0"}}}),
 		"129 ports": setDestination(second, 1, b.family.source, sequence(129, 0, 1)),
 	} {
 		if code := status.Code(b.s.Commit([]contract.Change{change})); code != codes.OutOfRange {

@@ -27,7 +27,7 @@ func (s *Steering) Recover() *farev1.SnapshotResponse {
 	for _, id := range slices.Sorted(maps.Keys(s.haveGroup.have)) {
 		v := s.haveGroup.have[id]
 		if l := s.layout.numbered(int(v.Source)); l != nil {
-			found.Groups = append(found.Groups, l.recoverGroup(&v))
+			found.Vectors = append(found.Vectors, l.recoverGroup(&v))
 		}
 	}
 	pairs := s.recoverPairs()
@@ -38,7 +38,7 @@ func (s *Steering) Recover() *farev1.SnapshotResponse {
 		}
 		prefix := key.Destination.prefix()
 		found.Destinations = append(found.Destinations, &farev1.Destination{
-			Prefix: prefix.String(), Source: l.text(), Group: d.Group, Pairs: pairs[contract.DestinationKey{Source: l.name, Prefix: prefix}],
+			Prefix: prefix.String(), Source: l.text(), Vector: d.Group, Pairs: pairs[contract.DestinationKey{Source: l.name, Prefix: prefix}],
 		})
 	}
 	slices.SortFunc(found.Destinations, func(a, b *farev1.Destination) int {
@@ -66,7 +66,7 @@ func (l *source) text() string {
 }
 
 // recoverGroup converts a map entry back into a group.
-func (l *source) recoverGroup(v *steerGroup) *farev1.Group {
+func (l *source) recoverGroup(v *steerGroup) *farev1.Vector {
 	devices, planes := map[int]string{}, map[int]string{}
 	for device, i := range l.place {
 		devices[i] = device
@@ -74,17 +74,17 @@ func (l *source) recoverGroup(v *steerGroup) *farev1.Group {
 	for plane, i := range l.plane {
 		planes[i] = plane
 	}
-	g := &farev1.Group{Id: v.Id, Source: l.text()}
+	g := &farev1.Vector{Id: v.Id, Source: l.text()}
 	for i := range min(int(v.Count), maxPlaces) {
 		if device, ok := devices[int(v.Member[i])]; ok {
-			g.Members = append(g.Members, &farev1.GroupMember{Plane: l.planeOf[device], Device: device, Weight: v.Weight[i]})
+			g.Members = append(g.Members, &farev1.VectorMember{Plane: l.planeOf[device], Device: device, Weight: v.Weight[i]})
 		}
 	}
 	for i, at := range v.Slot {
 		if v.Share[i] == shareNone {
 			continue
 		}
-		slot := &farev1.GroupSlot{Slot: uint32(i), SharePpb: v.Share[i], DrainBeforeMove: v.Drain[i/64]>>(i%64)&1 != 0}
+		slot := &farev1.VectorSlot{Slot: uint32(i), SharePpb: v.Share[i], DrainBeforeMove: v.Drain[i/64]>>(i%64)&1 != 0}
 		known := false
 		if at < slotPlane {
 			slot.Device, known = devices[int(at)]
@@ -116,7 +116,7 @@ func (s *Steering) recoverPairs() map[contract.DestinationKey][]*farev1.PairPort
 		}
 		if len(ports) > 0 {
 			to := contract.DestinationKey{Source: owner, Prefix: key.Destination.prefix()}
-			all[to] = append(all[to], &farev1.PairPorts{Source: from.String(), UdpSourcePorts: ports})
+			all[to] = append(all[to], &farev1.PairPorts{Source: from.String(), SourcePorts: ports})
 		}
 	}
 	rank := func(p *farev1.PairPorts) int { return slices.Index(s.forwarding.Loopbacks, p.Source) }

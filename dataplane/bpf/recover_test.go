@@ -23,30 +23,30 @@ func told(b *bed, mode farev1.Mode, gpus []gpu) *farev1.SnapshotResponse {
 				slot.Device = ""
 			}
 		}
-		all.Groups = append(all.Groups, v)
+		all.Vectors = append(all.Vectors, v)
 	}
 	parked := gpus[0].group(11)
 	parked.Members = nil
 	for _, slot := range parked.Slots {
 		slot.SharePpb = 0
 	}
-	all.Groups = append(all.Groups, parked, &farev1.Group{Id: 12, Source: gpus[1].loopback.String(), Members: gpus[1].group(1).Members[:2]})
+	all.Vectors = append(all.Vectors, parked, &farev1.Vector{Id: 12, Source: gpus[1].loopback.String(), Members: gpus[1].group(1).Members[:2]})
 	for i, g := range gpus {
 		table := append(sequence(3, 5, 10126), sequence(5, 6, 10128)...)
 		for n, pair := range [][]uint32{g.ports, table, nil} {
-			d := &farev1.Destination{Prefix: benchDestination(n).String(), Source: g.loopback.String(), Group: uint32(7 + i)}
+			d := &farev1.Destination{Prefix: benchDestination(n).String(), Source: g.loopback.String(), Vector: uint32(7 + i)}
 			if n == 0 {
 				d.Prefix = b.family.destination.String()
 			}
 			if pair != nil {
-				d.Pairs = []*farev1.PairPorts{{Source: g.loopback.String(), UdpSourcePorts: pair}}
+				d.Pairs = []*farev1.PairPorts{{Source: g.loopback.String(), SourcePorts: pair}}
 			}
 			all.Destinations = append(all.Destinations, d)
 		}
 	}
 	for _, d := range all.Destinations {
-		if d.Group == 8 && len(d.Pairs) == 0 {
-			d.Group = 12
+		if d.Vector == 8 && len(d.Pairs) == 0 {
+			d.Vector = 12
 		}
 	}
 	return all

@@ -76,14 +76,14 @@ func (m *manyPorts) hop(i int) netip.Addr { return netip.AddrFrom4([4]byte{172, 
 func (m *manyPorts) program(mode farev1.Mode, to netip.Prefix, weights []uint32) {
 	m.Helper()
 	f := &farev1.Forwarding{Mode: mode, Loopbacks: []string{"10.255.0.1/32"}, UdpPorts: []uint32{roce}}
-	g := &farev1.Group{Id: 1}
+	g := &farev1.Vector{Id: 1}
 	for i, w := range weights {
 		plane := fmt.Sprintf("plane%d", i/4)
 		if i%4 == 0 {
 			f.Planes = append(f.Planes, &farev1.ForwardingPlane{Plane: plane})
 		}
 		f.Planes[i/4].SubPorts = append(f.Planes[i/4].SubPorts, &farev1.ForwardingSubPort{Device: m.device(i), NextHopV4: m.hop(i).String()})
-		g.Members = append(g.Members, &farev1.GroupMember{Plane: plane, Device: m.device(i), Weight: w})
+		g.Members = append(g.Members, &farev1.VectorMember{Plane: plane, Device: m.device(i), Weight: w})
 	}
 	if err := m.s.SetForwarding(f); err != nil {
 		m.Fatal(err)

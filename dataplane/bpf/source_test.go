@@ -44,16 +44,16 @@ func (g gpu) devices() (all []string) {
 }
 
 // group returns the GPU's group, with its slots assigned to the planes that have a weight.
-func (g gpu) group(id uint32) *farev1.Group {
-	v := &farev1.Group{Id: id, Source: g.loopback.String()}
+func (g gpu) group(id uint32) *farev1.Vector {
+	v := &farev1.Vector{Id: id, Source: g.loopback.String()}
 	for p, w := range g.weights {
 		if w > 0 {
-			v.Members = append(v.Members, &farev1.GroupMember{Plane: fmt.Sprintf("plane%d", p), Device: g.device(p), Weight: w})
+			v.Members = append(v.Members, &farev1.VectorMember{Plane: fmt.Sprintf("plane%d", p), Device: g.device(p), Weight: w})
 		}
 	}
 	for slot := range g.ports {
 		m := v.Members[slot%len(v.Members)]
-		v.Slots = append(v.Slots, &farev1.GroupSlot{Slot: uint32(slot), Plane: m.Plane, Device: m.Device, SharePpb: 1e9 / uint32(len(g.ports))})
+		v.Slots = append(v.Slots, &farev1.VectorSlot{Slot: uint32(slot), Plane: m.Plane, Device: m.Device, SharePpb: 1e9 / uint32(len(g.ports))})
 	}
 	v.Slots[0].SharePpb += 1e9 % uint32(len(g.ports))
 	v.Slots[1].DrainBeforeMove = true

@@ -54,7 +54,7 @@ type Steering struct {
 	hops       map[string]*farev1.ForwardingSubPort // by device
 	down       map[string]bool                      // devices that the control plane has set down
 	inherited  map[string]bool                      // devices that it had set down for an earlier process; until Settle
-	groups     map[uint32]*farev1.Group
+	groups     map[uint32]*farev1.Vector
 	dests      map[contract.DestinationKey]contract.Destination
 	settled    bool
 
@@ -90,7 +90,7 @@ func Open(config Config) (_ *Steering, err error) {
 	defer runtime.UnlockOSThread()
 	s := &Steering{
 		cfg: cfg, quit: make(chan struct{}), links: map[int]rtnl.Link{}, down: map[string]bool{}, inherited: map[string]bool{},
-		groups: map[uint32]*farev1.Group{}, dests: map[contract.DestinationKey]contract.Destination{},
+		groups: map[uint32]*farev1.Vector{}, dests: map[contract.DestinationKey]contract.Destination{},
 	}
 	defer func() {
 		if err != nil {
@@ -199,7 +199,7 @@ func (s *Steering) Private() string { return s.private }
 // Capabilities implements contract.Forwarder.
 func (s *Steering) Capabilities() *farev1.Capabilities {
 	return &farev1.Capabilities{
-		MaxGroups: uint32(s.cfg.MaxGroups), MaxDestinations: uint32(s.cfg.MaxDestinations),
+		MaxVectors: uint32(s.cfg.MaxGroups), MaxDestinations: uint32(s.cfg.MaxDestinations),
 		MaxWeight: maxWeight, MaxWeightSum: maxWeightSum,
 		PerPacket: true, Ipv6: s.ipv6, FlowPins: true, ConfirmsInEffect: true,
 	}
@@ -296,7 +296,7 @@ func (s *Steering) fits(changes []contract.Change) error {
 			}
 		}
 		for _, pair := range c.To.Pairs {
-			if n := len(pair.UdpSourcePorts); n > maxSlots {
+			if n := len(pair.SourcePorts); n > maxSlots {
 				return status.Errorf(codes.OutOfRange, "destination %v: source %s has %d slots, steering allows at most %d; use fewer", c.Prefix, pair.Source, n, maxSlots)
 			}
 		}

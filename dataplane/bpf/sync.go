@@ -127,15 +127,15 @@ func (s *Steering) want(t *touched) wish {
 func (s *Steering) wantPairs(to contract.DestinationKey, d contract.Destination, w *wish) {
 	for _, pair := range d.Pairs {
 		key, ok := pairKey(pair.Source, to.Prefix)
-		if !ok || len(pair.UdpSourcePorts) == 0 {
+		if !ok || len(pair.SourcePorts) == 0 {
 			continue
 		}
 		if owner, ok := s.layout.owner(key.Source.prefix()); !ok || owner != to.Source {
 			continue
 		}
-		entry, table := pinsOf(pair.UdpSourcePorts)
+		entry, table := pinsOf(pair.SourcePorts)
 		entry.Group = d.Group
-		s.counters(key, &entry, uint32(len(pair.UdpSourcePorts)))
+		s.counters(key, &entry, uint32(len(pair.SourcePorts)))
 		w.pins[key] = entry
 		if table != nil {
 			w.tables[key] = *table

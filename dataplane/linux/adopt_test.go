@@ -105,8 +105,8 @@ func TestRestartWithoutJournalChangesNothing(t *testing.T) {
 	}
 	weights := func(prefix string) (w []uint32) {
 		for _, d := range all.Destinations {
-			for _, g := range all.Groups {
-				if d.Prefix == prefix && g.Id == d.Group {
+			for _, g := range all.Vectors {
+				if d.Prefix == prefix && g.Id == d.Vector {
 					for _, m := range g.Members {
 						w = append(w, m.Weight)
 					}

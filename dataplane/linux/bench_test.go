@@ -23,7 +23,7 @@ type bench struct {
 	h       *host
 	p       *Plane
 	vectors int
-	groups  []*farev1.Group
+	groups  []*farev1.Vector
 	took    []time.Duration // durations of single Commits
 }
 
@@ -31,7 +31,7 @@ func newBench(b *testing.B, vectors int) *bench {
 	h := newHost(b, benchPlanes)
 	h.config.Logger = slog.New(slog.DiscardHandler)
 	h.config.AuditInterval, h.config.Buckets = time.Hour, 0 // as in production
-	n := &bench{b: b, h: h, p: h.open(), vectors: vectors, groups: make([]*farev1.Group, vectors+1)}
+	n := &bench{b: b, h: h, p: h.open(), vectors: vectors, groups: make([]*farev1.Vector, vectors+1)}
 	if err := n.p.SetForwarding(h.forwarding); err != nil {
 		b.Fatal(err)
 	}
@@ -49,19 +49,19 @@ func (n *bench) commit(changes []contract.Change) {
 }
 
 // vector returns group i of a state; the weights differ between groups and between states.
-func (n *bench) vector(i, state int) *farev1.Group {
+func (n *bench) vector(i, state int) *farev1.Vector {
 	weights := make([]uint32, benchPlanes)
 	for j := range weights {
 		weights[j] = uint32(4 + (i*7+j*j+state)%13)
 	}
 	weights[i%benchPlanes] += uint32(i)
-	return n.h.group(uint32(i), weights...).GetSetGroup()
+	return n.h.group(uint32(i), weights...).GetSetVector()
 }
 
 func (n *bench) setGroups(changes []contract.Change, state int, without string) []contract.Change {
 	for i := 1; i <= n.vectors; i++ {
 		g := n.vector(i, state)
-		g.Members = slices.DeleteFunc(g.Members, func(m *farev1.GroupMember) bool { return m.Device == without })
+		g.Members = slices.DeleteFunc(g.Members, func(m *farev1.VectorMember) bool { return m.Device == without })
 		changes = append(changes, contract.Change{Kind: contract.GroupChange, Group: uint32(i), Before: n.groups[i], After: g})
 		n.groups[i] = g
 	}

@@ -295,7 +295,7 @@ func (p *Plane) buckets(subPorts int) int {
 func (p *Plane) resize(buckets, subPorts int) {
 	other := p.size != buckets
 	p.size, p.lasting, p.scaling = buckets, layout{buckets, subPorts}.lasting(), newScaling(buckets, p.maxWeight)
-	p.capabilities.MaxGroups = uint32(min(p.config.Memory/uint64(bucketSize*buckets*len(families(p.ipv6))), math.MaxUint32))
+	p.capabilities.MaxVectors = uint32(min(p.config.Memory/uint64(bucketSize*buckets*len(families(p.ipv6))), math.MaxUint32))
 	for _, s := range p.sources {
 		s.layout = layout{buckets, len(s.subPorts)}
 	}

@@ -56,7 +56,7 @@ type Config struct {
 	// Buckets is the number of buckets of each group, 1 to MaxBuckets. 0 selects DefaultBuckets for each sub-port of the
 	// largest source group. It limits the number of sub-ports and the smallest possible share.
 	Buckets uint16
-	// Memory bounds the kernel memory for the buckets of all groups, in bytes; Capabilities.max_groups follows from it. 0
+	// Memory bounds the kernel memory for the buckets of all groups, in bytes; Capabilities.max_vectors follows from it. 0
 	// selects DefaultMemory.
 	Memory uint64
 	// Seed is written to net.ipv4.fib_multipath_hash_seed if no seed is set; an existing seed stays. 0 selects DefaultSeed.

@@ -39,7 +39,7 @@ func thought(t *testing.T, subPorts int) *Plane {
 	}
 	p := &Plane{
 		config: config, log: config.Logger, ipv6: true, maxWeight: 65535, next: config.FirstID, capabilities: &farev1.Capabilities{},
-		byDevice: map[string]*subPort{}, wanted: map[uint32]*farev1.Group{}, destinations: map[contract.DestinationKey]uint32{},
+		byDevice: map[string]*subPort{}, wanted: map[uint32]*farev1.Vector{}, destinations: map[contract.DestinationKey]uint32{},
 		links: map[int]rtnl.Link{loIndex: {Index: loIndex, Name: "lo", Up: true, Carrier: true, Loopback: true}}, names: map[string]int{"lo": loIndex},
 		used: map[uint32]bool{}, owners: map[uint32]*pool{}, groups: map[groupKey]*group{}, routes: map[routeKey]routeState{},
 		unfit: map[netip.Addr]bool{}, missing: map[netip.Addr]bool{}, addresses: map[netip.Addr]bool{},
@@ -67,10 +67,10 @@ func thought(t *testing.T, subPorts int) *Plane {
 
 // set makes a group wanted, with weights by sub-port.
 func (p *Plane) set(id uint32, weights ...uint32) {
-	g := &farev1.Group{Id: id}
+	g := &farev1.Vector{Id: id}
 	for i, w := range weights {
 		if w > 0 {
-			g.Members = append(g.Members, &farev1.GroupMember{Plane: p.subPorts[i].device, Device: p.subPorts[i].device, Weight: w})
+			g.Members = append(g.Members, &farev1.VectorMember{Plane: p.subPorts[i].device, Device: p.subPorts[i].device, Weight: w})
 		}
 	}
 	p.want(contract.Change{Kind: contract.GroupChange, Group: id, After: g}, map[groupKey]bool{}, map[routeKey]bool{})
@@ -1317,18 +1317,18 @@ func TestSizes(t *testing.T) {
 	old, members := g.id, g.members
 	p.config.Memory = 1 << 20
 	p.resize(64, 4)
-	if p.capabilities.MaxGroups != 1<<20/(32*64*2) || g.id != old || len(p.strays) != 0 || p.lasting != 2 {
+	if p.capabilities.MaxVectors != 1<<20/(32*64*2) || g.id != old || len(p.strays) != 0 || p.lasting != 2 {
 		t.Errorf("%v, %+v, lasting %d", p.capabilities, g, p.lasting)
 	}
 	p.config.Memory = math.MaxUint64
 	p.ipv6 = false
 	p.resize(128, 4)
-	if p.capabilities.MaxGroups != math.MaxUint32 || g.id != 0 || g.users != 1 || g.exists || !slices.Equal(p.strays[old].Members, members) || p.lasting != 4 ||
+	if p.capabilities.MaxVectors != math.MaxUint32 || g.id != 0 || g.users != 1 || g.exists || !slices.Equal(p.strays[old].Members, members) || p.lasting != 4 ||
 		p.sources[netip.Prefix{}].layout != (layout{128, 4}) || !p.staleGroups[g.key] || !p.staleRoutes[routeKey{mustPrefix(target4(0)), 254}] {
 		t.Errorf("%v, %+v, strays %v, lasting %d", p.capabilities, g, p.strays, p.lasting)
 	}
 	p.config.Memory = 1 << 20
-	if p.resize(256, 4); p.capabilities.MaxGroups != 1<<20/(32*256) {
+	if p.resize(256, 4); p.capabilities.MaxVectors != 1<<20/(32*256) {
 		t.Errorf("IPv4 alone: %v", p.capabilities)
 	}
 	clear(p.strays)
@@ -1430,7 +1430,7 @@ func TestForwardingJudged(t *testing.T) {
 // TestLandingJudged checks the request of Landing, and how owners are encoded in gateways and bytes.
 func TestLandingJudged(t *testing.T) {
 	ask := func(source string, protocol uint32) codes.Code {
-		_, err := (&Plane{}).Landing(&farev1.LandingRequest{Source: source, Destination: "10.255.1.1", UdpDestinationPort: 65535, Protocol: protocol})
+		_, err := (&Plane{}).Landing(&farev1.LandingRequest{Source: source, Destination: "10.255.1.1", DestinationPort: 65535, Protocol: protocol})
 		return status.Code(err)
 	}
 	for _, protocol := range []uint32{0, 6, 17} {

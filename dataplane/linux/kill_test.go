@@ -31,19 +31,19 @@ const (
 func killedState(f *farev1.Forwarding, i int) *farev1.SnapshotResponse {
 	all := &farev1.SnapshotResponse{}
 	for g := range killedGroups {
-		set := &farev1.Group{Id: uint32(g + 1)}
+		set := &farev1.Vector{Id: uint32(g + 1)}
 		for j, plane := range f.Planes {
 			if weight := (i*3 + g + j*j) % 4; weight > 0 {
-				set.Members = append(set.Members, &farev1.GroupMember{Plane: plane.Plane, Device: plane.SubPorts[0].Device, Weight: uint32(weight)})
+				set.Members = append(set.Members, &farev1.VectorMember{Plane: plane.Plane, Device: plane.SubPorts[0].Device, Weight: uint32(weight)})
 			}
 		}
-		all.Groups = append(all.Groups, set)
+		all.Vectors = append(all.Vectors, set)
 	}
 	for d := range killedPerFamily {
 		if (d+i)%5 > 0 {
 			all.Destinations = append(all.Destinations,
-				&farev1.Destination{Prefix: target4(d), Group: uint32(1 + (d+i)%killedGroups)},
-				&farev1.Destination{Prefix: target6(d), Group: uint32(1 + d%killedGroups)})
+				&farev1.Destination{Prefix: target4(d), Vector: uint32(1 + (d+i)%killedGroups)},
+				&farev1.Destination{Prefix: target6(d), Vector: uint32(1 + d%killedGroups)})
 		}
 	}
 	return all
@@ -181,7 +181,7 @@ func TestKilledWhileAsking(t *testing.T) {
 	for i, dst := range []string{target4(0), target6(0)} {
 		source := mustPrefix(h.forwarding.Loopbacks[i]).Addr()
 		if _, err := c.server.Landing(context.Background(), &farev1.LandingRequest{
-			Source: source.String(), Destination: mustPrefix(dst).Addr().String(), UdpDestinationPort: 4791,
+			Source: source.String(), Destination: mustPrefix(dst).Addr().String(), DestinationPort: 4791,
 		}); err != nil {
 			t.Errorf("%s: %v", dst, err)
 		}

@@ -293,25 +293,25 @@ func (s *stream) do(ops ...*farev1.Operation) {
 
 // group returns an operation that sets a group with weights by sub-port.
 func (h *host) group(id uint32, weights ...uint32) *farev1.Operation {
-	g := &farev1.Group{Id: id}
+	g := &farev1.Vector{Id: id}
 	i := 0
 	for _, plane := range h.forwarding.Planes {
 		for _, sp := range plane.SubPorts {
 			if i < len(weights) && weights[i] > 0 {
-				g.Members = append(g.Members, &farev1.GroupMember{Plane: plane.Plane, Device: sp.Device, Weight: weights[i]})
+				g.Members = append(g.Members, &farev1.VectorMember{Plane: plane.Plane, Device: sp.Device, Weight: weights[i]})
 			}
 			i++
 		}
 	}
-	return &farev1.Operation{Op: &farev1.Operation_SetGroup{SetGroup: g}}
+	return &farev1.Operation{Op: &farev1.Operation_SetVector{SetVector: g}}
 }
 
 func deleteGroupOp(id uint32) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_DeleteGroup{DeleteGroup: id}}
+	return &farev1.Operation{Op: &farev1.Operation_DeleteVector{DeleteVector: id}}
 }
 
 func destination(prefix string, group uint32) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: prefix, Group: group}}}
+	return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: prefix, Vector: group}}}
 }
 
 func deleteDestination(prefix string) *farev1.Operation {

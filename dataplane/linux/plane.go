@@ -85,7 +85,7 @@ type Plane struct {
 	tables       map[uint32]*source        // by own table; empty if there is only one source group
 	named        map[netip.Prefix]int      // by prefix, the number of source groups that have it as a destination
 	generation   uint64                    // of all inputs of the bucket layout except weights
-	wanted       map[uint32]*farev1.Group
+	wanted       map[uint32]*farev1.Vector
 	destinations map[contract.DestinationKey]uint32 // group ids in wanted
 	capabilities *farev1.Capabilities
 	hash         wecmp.LinuxL4
@@ -161,7 +161,7 @@ func Open(config Config) (*Plane, error) {
 	}
 	p := &Plane{
 		config: config, log: config.Logger, stop: make(chan struct{}), repair: time.NewTimer(time.Hour),
-		byDevice: map[string]*subPort{}, wanted: map[uint32]*farev1.Group{}, destinations: map[contract.DestinationKey]uint32{},
+		byDevice: map[string]*subPort{}, wanted: map[uint32]*farev1.Vector{}, destinations: map[contract.DestinationKey]uint32{},
 		links: map[int]rtnl.Link{}, names: map[string]int{}, used: map[uint32]bool{}, next: config.FirstID,
 		owners: map[uint32]*pool{}, groups: map[groupKey]*group{}, routes: map[routeKey]routeState{}, unfit: map[netip.Addr]bool{}, missing: map[netip.Addr]bool{},
 		strays: map[uint32]stray{}, loose: map[uint32]rtnl.Nexthop{},

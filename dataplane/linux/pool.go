@@ -83,7 +83,7 @@ func (sp *subPort) pool(f family) *pool {
 
 // live returns the weights of the group members that can carry traffic of a family, indexed by sub-port of the source
 // group.
-func (p *Plane) live(s *source, wanted *farev1.Group, f family) []uint32 {
+func (p *Plane) live(s *source, wanted *farev1.Vector, f family) []uint32 {
 	weights := make([]uint32, len(s.subPorts))
 	for _, m := range wanted.GetMembers() {
 		sp := p.byDevice[m.Device]

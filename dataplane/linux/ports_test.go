@@ -257,7 +257,7 @@ func TestLanding(t *testing.T) {
 		source, to := mustPrefix(h.forwarding.Loopbacks[f]).Addr(), mustPrefix(dst).Addr()
 		for _, protocol := range []uint8{0, wecmp.ProtocolUDP, wecmp.ProtocolTCP} {
 			response, err := c.server.Landing(context.Background(), &farev1.LandingRequest{
-				Source: source.String(), Destination: to.String(), UdpDestinationPort: wecmp.PortRoCE, Protocol: uint32(protocol),
+				Source: source.String(), Destination: to.String(), DestinationPort: wecmp.PortRoCE, Protocol: uint32(protocol),
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -288,7 +288,7 @@ func TestLanding(t *testing.T) {
 		{"10.255.0.1", "10.9.9.9", 4791, 0, codes.NotFound}, {"10.8.8.8", "10.255.1.1", 4791, 6, codes.Unavailable},
 	} {
 		_, err := c.server.Landing(context.Background(), &farev1.LandingRequest{
-			Source: c2.source, Destination: c2.destination, UdpDestinationPort: c2.port, Protocol: c2.protocol,
+			Source: c2.source, Destination: c2.destination, DestinationPort: c2.port, Protocol: c2.protocol,
 		})
 		if status.Code(err) != c2.code {
 			t.Errorf("%+v: %v", c2, err)

@@ -360,7 +360,7 @@ func (p *Plane) unprobe(rule rtnl.Rule, route rtnl.Route, marked bool) error {
 func (p *Plane) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse, error) {
 	source, sourceErr := netip.ParseAddr(request.GetSource())
 	destination, err := netip.ParseAddr(request.GetDestination())
-	port, protocol := request.GetUdpDestinationPort(), uint8(unix.IPPROTO_UDP)
+	port, protocol := request.GetDestinationPort(), uint8(unix.IPPROTO_UDP)
 	if request.GetProtocol() == unix.IPPROTO_TCP {
 		protocol = unix.IPPROTO_TCP
 	}

@@ -176,7 +176,7 @@ func TestAnotherNumberOfBuckets(t *testing.T) {
 	split["p3"] = 4
 	c.hello(h.forwarding)
 	check(4 * DefaultBuckets)
-	if got := c.hello(h.forwarding).Capabilities; got.FlowHash.GetBuckets() != 4*DefaultBuckets || got.MaxGroups != DefaultMemory/(32*4*DefaultBuckets*2) {
+	if got := c.hello(h.forwarding).Capabilities; got.FlowHash.GetBuckets() != 4*DefaultBuckets || got.MaxVectors != DefaultMemory/(32*4*DefaultBuckets*2) {
 		t.Errorf("capabilities %v", got)
 	}
 }

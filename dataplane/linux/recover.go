@@ -26,9 +26,9 @@ func (p *Plane) Recover() *farev1.SnapshotResponse {
 		source := p.sources[p.claimants[at.table][0]]
 		if ids[id] == 0 {
 			ids[id] = uint32(len(ids) + 1)
-			found.Groups = append(found.Groups, &farev1.Group{Id: ids[id], Members: p.recoverMembers(source, s), Source: source.text()})
+			found.Vectors = append(found.Vectors, &farev1.Vector{Id: ids[id], Members: p.recoverMembers(source, s), Source: source.text()})
 		}
-		found.Destinations = append(found.Destinations, &farev1.Destination{Prefix: at.prefix.String(), Group: ids[id], Source: source.text()})
+		found.Destinations = append(found.Destinations, &farev1.Destination{Prefix: at.prefix.String(), Vector: ids[id], Source: source.text()})
 	}
 	if len(found.Destinations) == 0 {
 		return nil
@@ -37,7 +37,7 @@ func (p *Plane) Recover() *farev1.SnapshotResponse {
 }
 
 // recoverMembers converts the buckets of a group into weights.
-func (p *Plane) recoverMembers(from *source, s stray) (members []*farev1.GroupMember) {
+func (p *Plane) recoverMembers(from *source, s stray) (members []*farev1.VectorMember) {
 	buckets := map[*subPort]uint32{}
 	var all uint32
 	for _, segment := range s.segments {
@@ -49,9 +49,9 @@ func (p *Plane) recoverMembers(from *source, s stray) (members []*farev1.GroupMe
 		all = gcd(all, n)
 	}
 	for sp, n := range buckets {
-		members = append(members, &farev1.GroupMember{Plane: p.planeOf(sp.device), Device: sp.device, Weight: n / all})
+		members = append(members, &farev1.VectorMember{Plane: p.planeOf(sp.device), Device: sp.device, Weight: n / all})
 	}
-	slices.SortFunc(members, func(a, b *farev1.GroupMember) int {
+	slices.SortFunc(members, func(a, b *farev1.VectorMember) int {
 		return cmp.Compare(from.index(p.byDevice[a.Device]), from.index(p.byDevice[b.Device]))
 	})
 	return members

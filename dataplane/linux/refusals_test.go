@@ -969,7 +969,7 @@ func TestAskedWithoutCarriers(t *testing.T) {
 			to = target6(0)
 		}
 		answer, err := c.server.Landing(context.Background(), &farev1.LandingRequest{
-			Source: source, Destination: mustPrefix(to).Addr().String(), UdpDestinationPort: 4791,
+			Source: source, Destination: mustPrefix(to).Addr().String(), DestinationPort: 4791,
 		})
 		if status.Code(err) != want || err != nil && !strings.Contains(err.Error(), "carrier") {
 			t.Errorf("from %s: %v", source, err)

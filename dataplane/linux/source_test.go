@@ -39,8 +39,8 @@ func gpus(t testing.TB) *host {
 // of assigns an operation to a source group.
 func of(source string, op *farev1.Operation) *farev1.Operation {
 	switch o := op.Op.(type) {
-	case *farev1.Operation_SetGroup:
-		o.SetGroup.Source = source
+	case *farev1.Operation_SetVector:
+		o.SetVector.Source = source
 	case *farev1.Operation_SetDestination:
 		o.SetDestination.Source = source
 	case *farev1.Operation_DeleteDestination:
@@ -285,7 +285,7 @@ func TestLandingOfASourceGroup(t *testing.T) {
 		for f, to := range []string{target4(0), target6(0)} {
 			source, destination := mustPrefix(g.Loopbacks[f]).Addr(), mustPrefix(to).Addr()
 			answer, err := c.server.Landing(context.Background(), &farev1.LandingRequest{
-				Source: source.String(), Destination: destination.String(), UdpDestinationPort: wecmp.PortRoCE,
+				Source: source.String(), Destination: destination.String(), DestinationPort: wecmp.PortRoCE,
 			})
 			if err != nil {
 				t.Fatal(err)

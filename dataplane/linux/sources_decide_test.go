@@ -384,7 +384,7 @@ func TestRecoverByHand(t *testing.T) {
 	}
 	got := p.Recover()
 	var text []string
-	for _, g := range got.GetGroups() {
+	for _, g := range got.GetVectors() {
 		line := fmt.Sprint("group ", g.Id, " ", g.Source)
 		for _, m := range g.Members {
 			line += fmt.Sprintf(" %s/%s*%d", m.Plane, m.Device, m.Weight)
@@ -392,7 +392,7 @@ func TestRecoverByHand(t *testing.T) {
 		text = append(text, line)
 	}
 	for _, d := range got.GetDestinations() {
-		text = append(text, fmt.Sprint(d.Prefix, " ", d.Source, " ", d.Group))
+		text = append(text, fmt.Sprint(d.Prefix, " ", d.Source, " ", d.Vector))
 	}
 	want := []string{
 		"group 1 10.255.0.1/32 p0/p0*5 p1/p1*3", "group 2 10.255.0.1/32", "group 3 10.255.0.2/32 p1/p1*21 p2/p2*21 p3/p3*22",

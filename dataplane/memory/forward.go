@@ -96,7 +96,7 @@ type target struct {
 	dst    netip.Addr
 	state  *contract.State
 	source *contract.SourceGroup
-	group  *farev1.Group
+	group  *farev1.Vector
 	pairs  []*farev1.PairPorts
 }
 
@@ -113,7 +113,7 @@ func lookup(s *contract.State, src, dst netip.Addr) (target, error) {
 func (t *target) pinned(src netip.Addr, flow uint32) (slot int, ok bool) {
 	for _, pair := range t.pairs {
 		if source, err := netip.ParsePrefix(pair.Source); err == nil && source.Addr() == src {
-			slot = slices.Index(pair.UdpSourcePorts, flow)
+			slot = slices.Index(pair.SourcePorts, flow)
 			return slot, slot >= 0
 		}
 	}
@@ -121,7 +121,7 @@ func (t *target) pinned(src netip.Addr, flow uint32) (slot int, ok bool) {
 }
 
 // carries reports whether a member's sub-port serves the source group and is up.
-func (t *target) carries(member *farev1.GroupMember) bool {
+func (t *target) carries(member *farev1.VectorMember) bool {
 	return t.source.Serves(member.Device) && t.state.Up(member.Device) && t.state.Devices[member.Device].Plane == member.Plane
 }
 
@@ -152,7 +152,7 @@ func (t *target) slotPath(number int, flow uint32) (Path, error) {
 
 // hashed places a flow on the live members, only those of plane unless it is empty.
 func (t *target) hashed(plane string, flow uint32) (Path, error) {
-	eligible := func(member *farev1.GroupMember) bool {
+	eligible := func(member *farev1.VectorMember) bool {
 		return (plane == "" || member.Plane == plane) && t.carries(member)
 	}
 	var sum uint64

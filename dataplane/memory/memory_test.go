@@ -100,19 +100,19 @@ var dst = netip.MustParseAddr("10.128.0.1")
 
 // program sets a group with weights 2:1:1 on dp0a, dp0b, dp1a, with slots on each and one sprayed over p0.
 func program(pairs ...*farev1.PairPorts) []*farev1.Operation {
-	group := &farev1.Group{
+	group := &farev1.Vector{
 		Id: 1,
-		Members: []*farev1.GroupMember{
+		Members: []*farev1.VectorMember{
 			{Plane: "p0", Device: "dp0a", Weight: 2}, {Plane: "p0", Device: "dp0b", Weight: 1}, {Plane: "p1", Device: "dp1a", Weight: 1},
 		},
-		Slots: []*farev1.GroupSlot{
+		Slots: []*farev1.VectorSlot{
 			{Slot: 0, Plane: "p0", Device: "dp0a", SharePpb: 500_000_000}, {Slot: 1, Plane: "p1", Device: "dp1a", SharePpb: 250_000_000},
 			{Slot: 2, Plane: "p0", SharePpb: 250_000_000},
 		},
 	}
 	return []*farev1.Operation{
-		{Id: 1, Op: &farev1.Operation_SetGroup{SetGroup: group}},
-		{Id: 2, Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: dst.String() + "/32", Group: 1, Pairs: pairs}}},
+		{Id: 1, Op: &farev1.Operation_SetVector{SetVector: group}},
+		{Id: 2, Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: dst.String() + "/32", Vector: 1, Pairs: pairs}}},
 	}
 }
 
@@ -187,7 +187,7 @@ func TestPacketsObeyWeights(t *testing.T) {
 func TestPinnedFlows(t *testing.T) {
 	d := memory.New(memory.Config{Capabilities: &farev1.Capabilities{FlowPins: true}})
 	s := open(t, dial(t, d))
-	send(t, s, program(&farev1.PairPorts{Source: "10.255.0.1/32", UdpSourcePorts: []uint32{50000, 50001, 50002}})...)
+	send(t, s, program(&farev1.PairPorts{Source: "10.255.0.1/32", SourcePorts: []uint32{50000, 50001, 50002}})...)
 	final(t, s, 2)
 	for flow, want := range map[uint32]memory.Path{
 		50000: {Plane: "p0", Device: "dp0a", Slot: 0}, 50001: {Plane: "p1", Device: "dp1a", Slot: 1},
@@ -217,7 +217,7 @@ func TestForwardingShrinks(t *testing.T) {
 	if got, want := count(t, d, 400), "dp0a=0 dp0b=200 dp1a=200"; got != want {
 		t.Errorf("flows leave %s, want %s", got, want)
 	}
-	if n := len(d.State().Groups[0].Members); n != 3 {
+	if n := len(d.State().Vectors[0].Members); n != 3 {
 		t.Errorf("the group has %d members, want 3 as programmed", n)
 	}
 }

@@ -159,15 +159,15 @@ func (t *topology) find(name netip.Prefix) (*source, error) {
 }
 
 // sort puts members in the order of Forwarding, those that are not part of it last, and slots in the order of their numbers.
-func (t *topology) sort(g *farev1.Group) {
-	index := func(m *farev1.GroupMember) int {
+func (t *topology) sort(g *farev1.Vector) {
+	index := func(m *farev1.VectorMember) int {
 		if at, ok := t.devices[m.Device]; ok {
 			return at.index
 		}
 		return len(t.devices)
 	}
-	slices.SortStableFunc(g.Members, func(a, b *farev1.GroupMember) int { return cmp.Compare(index(a), index(b)) })
-	slices.SortFunc(g.Slots, func(a, b *farev1.GroupSlot) int { return cmp.Compare(a.Slot, b.Slot) })
+	slices.SortStableFunc(g.Members, func(a, b *farev1.VectorMember) int { return cmp.Compare(index(a), index(b)) })
+	slices.SortFunc(g.Slots, func(a, b *farev1.VectorSlot) int { return cmp.Compare(a.Slot, b.Slot) })
 }
 
 // checkPlace checks that a source group has a plane, and that a device, unless it is empty, is one of the group's sub-ports there.
@@ -179,7 +179,7 @@ func (t *topology) checkPlace(s *source, plane, device string) error {
 }
 
 // checkGroup validates a group and sets the canonical name of its source group. The caller holds mu.
-func (t *table) checkGroup(g *farev1.Group) error {
+func (t *table) checkGroup(g *farev1.Vector) error {
 	if g.GetId() == 0 {
 		return invalid("group 0 does not exist; use 1 or higher")
 	}
@@ -241,8 +241,8 @@ func (t *table) checkDestination(d *farev1.Destination) (key, error) {
 	if len(d.Pairs) > 0 {
 		return k, status.Error(codes.Unimplemented, "flow pins are not supported; omit pairs")
 	}
-	if g := t.groups[d.Group]; g == nil || g.Source != nameText(k.source) {
-		return k, status.Errorf(codes.FailedPrecondition, "group %d does not exist, or serves another source group; set the group first", d.Group)
+	if g := t.groups[d.Vector]; g == nil || g.Source != nameText(k.source) {
+		return k, status.Errorf(codes.FailedPrecondition, "group %d does not exist, or serves another source group; set the group first", d.Vector)
 	}
 	return k, nil
 }

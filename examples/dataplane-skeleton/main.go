@@ -11,7 +11,7 @@
 //
 //	next hops          Forwarding.planes; a sub-port without any keeps those of the previous Hello
 //	several operations max_operations_per_request: one call to the hardware for a batch
-//	limits             max_groups, max_destinations, max_weight, max_weight_sum
+//	limits             max_vectors, max_destinations, max_weight, max_weight_sum
 //	placement of flows flow_pins, or flow_hash, with Landing if the hash cannot be computed elsewhere
 //	changes below it   Integrity on the Program stream
 //	restarts           a copy of Forwarding and table that outlives the process: the control plane reads back (Snapshot) and sends the difference

@@ -28,7 +28,7 @@ type table struct {
 	topology     *topology     // of the last Hello; nil before the first
 	current      chan struct{} // closed when a newer Program stream takes over; nil before the first stream
 	down         map[string]bool
-	groups       map[uint32]*farev1.Group // messages are replaced, never modified
+	groups       map[uint32]*farev1.Vector // messages are replaced, never modified
 	users        map[uint32]int           // number of destinations of each group
 	destinations map[key]uint32           // the group of each destination
 }
@@ -37,7 +37,7 @@ type table struct {
 type key struct{ source, prefix netip.Prefix }
 
 func newTable(below layer) *table {
-	return &table{below: below, down: map[string]bool{}, groups: map[uint32]*farev1.Group{}, users: map[uint32]int{}, destinations: map[key]uint32{}}
+	return &table{below: below, down: map[string]bool{}, groups: map[uint32]*farev1.Vector{}, users: map[uint32]int{}, destinations: map[key]uint32{}}
 }
 
 // Hello implements farev1.DataplaneServiceServer.
@@ -159,39 +159,39 @@ func (t *table) change(op *farev1.Operation) error {
 			return err
 		}
 		t.down[device] = !o.SubPort.Up
-	case *farev1.Operation_SetGroup:
-		if err := t.checkGroup(o.SetGroup); err != nil {
+	case *farev1.Operation_SetVector:
+		if err := t.checkGroup(o.SetVector); err != nil {
 			return err
 		}
-		t.topology.sort(o.SetGroup)
-		if proto.Equal(t.groups[o.SetGroup.Id], o.SetGroup) {
+		t.topology.sort(o.SetVector)
+		if proto.Equal(t.groups[o.SetVector.Id], o.SetVector) {
 			return nil
 		}
 		if err := t.below.apply(op); err != nil {
 			return err
 		}
-		t.groups[o.SetGroup.Id] = o.SetGroup
-	case *farev1.Operation_DeleteGroup:
-		if o.DeleteGroup == 0 {
+		t.groups[o.SetVector.Id] = o.SetVector
+	case *farev1.Operation_DeleteVector:
+		if o.DeleteVector == 0 {
 			return invalid("group 0 does not exist; use 1 or higher")
 		}
-		if users := t.users[o.DeleteGroup]; users > 0 {
-			return status.Errorf(codes.FailedPrecondition, "group %d is used by %d destinations; move or delete them first", o.DeleteGroup, users)
+		if users := t.users[o.DeleteVector]; users > 0 {
+			return status.Errorf(codes.FailedPrecondition, "group %d is used by %d destinations; move or delete them first", o.DeleteVector, users)
 		}
-		if t.groups[o.DeleteGroup] == nil {
+		if t.groups[o.DeleteVector] == nil {
 			return nil
 		}
 		if err := t.below.apply(op); err != nil {
 			return err
 		}
-		delete(t.groups, o.DeleteGroup)
-		delete(t.users, o.DeleteGroup)
+		delete(t.groups, o.DeleteVector)
+		delete(t.users, o.DeleteVector)
 	case *farev1.Operation_SetDestination:
 		k, err := t.checkDestination(o.SetDestination)
 		if err != nil {
 			return err
 		}
-		return t.setDestination(op, k, o.SetDestination.Group)
+		return t.setDestination(op, k, o.SetDestination.Vector)
 	case *farev1.Operation_DeleteDestination:
 		// The source group may no longer be part of Forwarding.
 		k, err := parseKey(o.DeleteDestination.GetSource(), o.DeleteDestination.GetPrefix())
@@ -230,8 +230,8 @@ func (t *table) Snapshot(_ *farev1.SnapshotRequest, stream grpc.ServerStreamingS
 		return err
 	}
 	const chunk = 256 // objects per message: far below gRPC's limit of 4 MiB
-	for groups := range slices.Chunk(all.Groups, chunk) {
-		if err := stream.Send(&farev1.SnapshotResponse{Groups: groups}); err != nil {
+	for groups := range slices.Chunk(all.Vectors, chunk) {
+		if err := stream.Send(&farev1.SnapshotResponse{Vectors: groups}); err != nil {
 			return err
 		}
 	}
@@ -258,9 +258,9 @@ func (t *table) snapshot() *farev1.SnapshotResponse {
 	for _, group := range t.groups {
 		group = proto.CloneOf(group)
 		t.topology.sort(group) // a Hello may have changed the order of sub-ports
-		all.Groups = append(all.Groups, group)
+		all.Vectors = append(all.Vectors, group)
 	}
-	slices.SortFunc(all.Groups, func(a, b *farev1.Group) int { return cmp.Compare(a.Id, b.Id) })
+	slices.SortFunc(all.Vectors, func(a, b *farev1.Vector) int { return cmp.Compare(a.Id, b.Id) })
 	keys := make([]key, 0, len(t.destinations))
 	for k := range t.destinations {
 		keys = append(keys, k)
@@ -269,7 +269,7 @@ func (t *table) snapshot() *farev1.SnapshotResponse {
 		return cmp.Or(cmp.Compare(t.topology.rank(a.source), t.topology.rank(b.source)), a.source.Compare(b.source), a.prefix.Compare(b.prefix))
 	})
 	for _, k := range keys {
-		all.Destinations = append(all.Destinations, &farev1.Destination{Prefix: k.prefix.String(), Source: nameText(k.source), Group: t.destinations[k]})
+		all.Destinations = append(all.Destinations, &farev1.Destination{Prefix: k.prefix.String(), Source: nameText(k.source), Vector: t.destinations[k]})
 	}
 	return all
 }

@@ -83,16 +83,16 @@ func TestLayerRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tbl.groups[7], tbl.destinations[key{prefix: netip.MustParsePrefix("10.255.0.2/32")}] = &farev1.Group{Id: 7}, 7
+		tbl.groups[7], tbl.destinations[key{prefix: netip.MustParsePrefix("10.255.0.2/32")}] = &farev1.Vector{Id: 7}, 7
 		with := tbl.snapshot()
 		if proto.Equal(before, with) {
 			t.Fatal("the snapshot lacks the group and the destination")
 		}
 		for i, op := range []*farev1.Operation{
 			{Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: "dp0a"}}},
-			{Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{Id: 1}}},
-			{Op: &farev1.Operation_DeleteGroup{DeleteGroup: 7}},
-			{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "10.255.0.3/32", Group: 7}}},
+			{Op: &farev1.Operation_SetVector{SetVector: &farev1.Vector{Id: 1}}},
+			{Op: &farev1.Operation_DeleteVector{DeleteVector: 7}},
+			{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "10.255.0.3/32", Vector: 7}}},
 			{Op: &farev1.Operation_DeleteDestination{DeleteDestination: &farev1.DestinationKey{Prefix: "10.255.0.2/32"}}},
 		} {
 			op.Id = uint64(i + 1)
@@ -121,7 +121,7 @@ func TestReplacedStreamIsOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	op := &farev1.Operation{Id: 1, Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{Id: 1}}}
+	op := &farev1.Operation{Id: 1, Op: &farev1.Operation_SetVector{SetVector: &farev1.Vector{Id: 1}}}
 	if ack := tbl.commit(older, op); ack != nil || len(tbl.groups) != 0 {
 		t.Errorf("the replaced stream was answered {%v} and left the groups %v", ack, tbl.groups)
 	}

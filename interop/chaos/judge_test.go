@@ -143,10 +143,10 @@ func slotShares(row *farev1.DestinationWeights, source string) (s shares) {
 
 // slotCable returns the plane and the sub-port of a slot; sub-port -1 means any of the plane.
 func slotCable(slot *farev1.Slot) (p, i int) {
-	if slot.SubPort == "" {
+	if slot.Device == "" {
 		return planeOf(slot.Plane), -1
 	}
-	return cableOf(slot.SubPort)
+	return cableOf(slot.Device)
 }
 
 // inPlanes sums the shares of each plane at its first cable.

@@ -307,7 +307,7 @@ func (c *counter) emitSlots(b *burst, row *farev1.DestinationWeights, p probe) {
 				times, p.Sub = perSpray, anySub
 			}
 			for range times {
-				c.emit(b, int(slot.UdpSourcePort), []probe{p})
+				c.emit(b, int(slot.SourcePort), []probe{p})
 				b.slotsSent[p.Src][p.Dst][plane][max(sub, 0)]++
 			}
 		}

@@ -228,7 +228,7 @@ type control struct {
 	cancel   context.CancelFunc
 	id       uint64
 	dst      []netip.Prefix
-	sent     *farev1.Group // as programmed last
+	sent     *farev1.Vector // as programmed last
 	subPorts [planes][subPorts]uint64
 }
 
@@ -334,13 +334,13 @@ func (c *control) weigh(capacities ...uint64) {
 		}
 	}
 	c.engine.Updates()
-	ops := []*farev1.Operation{{Op: &farev1.Operation_SetGroup{SetGroup: c.group()}}}
+	ops := []*farev1.Operation{{Op: &farev1.Operation_SetVector{SetVector: c.group()}}}
 	for _, dst := range c.dst {
-		d := &farev1.Destination{Prefix: dst.String(), Group: 1}
+		d := &farev1.Destination{Prefix: dst.String(), Vector: 1}
 		if c.pins {
 			pair := &farev1.PairPorts{Source: c.b.family.source.String()}
 			for _, port := range c.ports(dst) {
-				pair.UdpSourcePorts = append(pair.UdpSourcePorts, uint32(port))
+				pair.SourcePorts = append(pair.SourcePorts, uint32(port))
 			}
 			d.Pairs = []*farev1.PairPorts{pair}
 		}
@@ -359,14 +359,14 @@ func (c *control) view() wecmp.VectorView {
 	return v
 }
 
-func (c *control) group() *farev1.Group {
+func (c *control) group() *farev1.Vector {
 	v := c.view()
-	out := &farev1.Group{Id: 1}
+	out := &farev1.Vector{Id: 1}
 	for _, m := range v.Members {
-		out.Members = append(out.Members, &farev1.GroupMember{Plane: fmt.Sprintf("p%d", m.Plane), Device: device(m.Plane, m.SubPort), Weight: m.Weight})
+		out.Members = append(out.Members, &farev1.VectorMember{Plane: fmt.Sprintf("p%d", m.Plane), Device: device(m.Plane, m.SubPort), Weight: m.Weight})
 	}
 	for i, s := range v.Slots {
-		slot := &farev1.GroupSlot{Slot: uint32(i), Plane: fmt.Sprintf("p%d", s.Plane), SharePpb: s.SharePPB}
+		slot := &farev1.VectorSlot{Slot: uint32(i), Plane: fmt.Sprintf("p%d", s.Plane), SharePpb: s.SharePPB}
 		if s.SubPort >= 0 {
 			slot.Device = device(s.Plane, s.SubPort)
 		}

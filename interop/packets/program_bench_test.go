@@ -27,11 +27,11 @@ func BenchmarkProgram(b *testing.B) {
 						set, remove = append(set, nil), append(remove, nil)
 					}
 					prefix := families[0].destination(i).String()
-					d := &farev1.Destination{Prefix: prefix, Group: 1}
+					d := &farev1.Destination{Prefix: prefix, Vector: 1}
 					if c.pins {
 						pair := &farev1.PairPorts{Source: bed.family.source.String()}
 						for _, port := range c.ports(families[0].destination(i)) {
-							pair.UdpSourcePorts = append(pair.UdpSourcePorts, uint32(port))
+							pair.SourcePorts = append(pair.SourcePorts, uint32(port))
 						}
 						d.Pairs = []*farev1.PairPorts{pair}
 					}

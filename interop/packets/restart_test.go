@@ -38,7 +38,7 @@ func TestAgentKilled(t *testing.T) {
 			b.start()
 			busy(t, flows, 500)
 			if got := b.snapshot(); !proto.Equal(got, promised) {
-				t.Errorf("round %d: after the restart the agent has %d groups and %d destinations, other than it had: %v", round, len(got.Groups), len(got.Destinations), got.Groups)
+				t.Errorf("round %d: after the restart the agent has %d groups and %d destinations, other than it had: %v", round, len(got.Vectors), len(got.Destinations), got.Vectors)
 			}
 			c = b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 50)
 			c.weigh(2, 2, 1, 2)
@@ -81,7 +81,7 @@ func TestJournalLost(t *testing.T) {
 				busy(t, flows, 200)
 				c = b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 50)
 				if got := b.snapshot(); !proto.Equal(got, promised) {
-					t.Errorf("after Hello the agent has %d groups and %d destinations, other than it had: %v", len(got.Groups), len(got.Destinations), got.Groups)
+					t.Errorf("after Hello the agent has %d groups and %d destinations, other than it had: %v", len(got.Vectors), len(got.Destinations), got.Vectors)
 				}
 				busy(t, flows, 200)
 				c.weigh(2, 2, 1, 2)

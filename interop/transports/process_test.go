@@ -60,7 +60,7 @@ func (fixed) WatchWeights(r *farev1.WatchWeightsRequest, stream grpc.ServerStrea
 		for _, src := range []netip.Addr{ours, theirs} {
 			p := &farev1.PairSlots{Source: src.String() + "/32"}
 			for i := range uint32(2) {
-				p.Slots = append(p.Slots, &farev1.Slot{Slot: i, Plane: fmt.Sprint("p", i), UdpSourcePort: 61001 + i, SharePpb: 500_000_000})
+				p.Slots = append(p.Slots, &farev1.Slot{Slot: i, Plane: fmt.Sprint("p", i), SourcePort: 61001 + i, SharePpb: 500_000_000})
 			}
 			pairs = append(pairs, p)
 		}

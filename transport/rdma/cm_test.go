@@ -87,7 +87,7 @@ func serve(t *testing.T, register func(*grpc.Server)) *grpc.ClientConn {
 func weightsOf(dst, src string, shares ...uint32) *farev1.DestinationWeights {
 	pair := &farev1.PairSlots{Source: src + "/32"}
 	for _, s := range fourPlanes(shares...) {
-		pair.Slots = append(pair.Slots, &farev1.Slot{Slot: uint32(s.Slot), Plane: s.Plane, SubPort: s.Device, UdpSourcePort: uint32(s.Port), SharePpb: s.Share})
+		pair.Slots = append(pair.Slots, &farev1.Slot{Slot: uint32(s.Slot), Plane: s.Plane, Device: s.Device, SourcePort: uint32(s.Port), SharePpb: s.Share})
 	}
 	return &farev1.DestinationWeights{Destination: dst + "/32", Pairs: []*farev1.PairSlots{pair}}
 }

@@ -122,7 +122,7 @@ func (f *follower) take(w *farev1.DestinationWeights) (netip.Addr, bool) {
 		}
 		slots := make([]Slot, 0, len(pair.GetSlots()))
 		for _, s := range pair.GetSlots() {
-			slots = append(slots, Slot{Slot: int(s.GetSlot()), Plane: s.GetPlane(), Device: s.GetSubPort(), Port: uint16(s.GetUdpSourcePort()), Share: s.GetSharePpb()})
+			slots = append(slots, Slot{Slot: int(s.GetSlot()), Plane: s.GetPlane(), Device: s.GetDevice(), Port: uint16(s.GetSourcePort()), Share: s.GetSharePpb()})
 		}
 		if len(slots) > 0 {
 			f.give(dst, slots)

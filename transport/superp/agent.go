@@ -29,11 +29,11 @@ type AgentConfig struct {
 }
 
 // Agent is a node's SUPERp agent: it makes connections on request of a connection manager, for use by its process (Connection). It
-// implements fare.v1.SuperpAgent. The device's lock (Host.Do) guards all its state.
+// implements fare.v1.SuperpService. The device's lock (Host.Do) guards all its state.
 type Agent struct {
-	farev1.UnimplementedSuperpAgentServer
+	farev1.UnimplementedSuperpServiceServer
 	cfg     AgentConfig
-	current *farev1.SuperpConfigureRequest // nil: no configuration
+	current *farev1.ConfigureSuperpRequest // nil: no configuration
 	started bool
 	conns   []*agreed     // sorted by local cid
 	changed chan struct{} // closed and replaced at each change
@@ -73,16 +73,16 @@ func (a *Agent) Connections() []*Connection {
 	return all
 }
 
-// Configure implements fare.v1.SuperpAgent.
-func (a *Agent) Configure(_ context.Context, r *farev1.SuperpConfigureRequest) (_ *farev1.SuperpConfigureResponse, err error) {
+// ConfigureSuperp implements fare.v1.SuperpService.
+func (a *Agent) ConfigureSuperp(_ context.Context, r *farev1.ConfigureSuperpRequest) (_ *farev1.ConfigureSuperpResponse, err error) {
 	a.cfg.Host.Do(func() { err = a.configure(r) })
 	if err != nil {
 		return nil, err
 	}
-	return &farev1.SuperpConfigureResponse{}, nil
+	return &farev1.ConfigureSuperpResponse{}, nil
 }
 
-func (a *Agent) configure(r *farev1.SuperpConfigureRequest) error {
+func (a *Agent) configure(r *farev1.ConfigureSuperpRequest) error {
 	if a.current != nil && proto.Equal(a.current, r) {
 		return nil
 	}
@@ -125,7 +125,7 @@ func (a *Agent) connect(x *farev1.SuperpConnection) (*Connection, error) {
 }
 
 // check returns all errors of a configuration, one per field.
-func (a *Agent) check(r *farev1.SuperpConfigureRequest) error {
+func (a *Agent) check(r *farev1.ConfigureSuperpRequest) error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if r.Generation == 0 {
@@ -215,8 +215,8 @@ func (a *Agent) check(r *farev1.SuperpConfigureRequest) error {
 	return errors.Join(errs...)
 }
 
-// Start implements fare.v1.SuperpAgent.
-func (a *Agent) Start(_ context.Context, r *farev1.SuperpStartRequest) (_ *farev1.SuperpStartResponse, err error) {
+// StartSuperp implements fare.v1.SuperpService.
+func (a *Agent) StartSuperp(_ context.Context, r *farev1.StartSuperpRequest) (_ *farev1.StartSuperpResponse, err error) {
 	a.cfg.Host.Do(func() {
 		if a.current == nil || a.current.Generation != r.Generation {
 			err = status.Errorf(codes.FailedPrecondition, "generation %d is not configured", r.Generation)
@@ -234,13 +234,13 @@ func (a *Agent) Start(_ context.Context, r *farev1.SuperpStartRequest) (_ *farev
 	if err != nil {
 		return nil, err
 	}
-	return &farev1.SuperpStartResponse{}, nil
+	return &farev1.StartSuperpResponse{}, nil
 }
 
-// Shutdown implements fare.v1.SuperpAgent.
-func (a *Agent) Shutdown(ctx context.Context, r *farev1.SuperpShutdownRequest) (*farev1.SuperpShutdownResponse, error) {
-	answer := &farev1.SuperpShutdownResponse{}
-	var of *farev1.SuperpConfigureRequest // the configuration to end
+// ShutdownSuperp implements fare.v1.SuperpService.
+func (a *Agent) ShutdownSuperp(ctx context.Context, r *farev1.ShutdownSuperpRequest) (*farev1.ShutdownSuperpResponse, error) {
+	answer := &farev1.ShutdownSuperpResponse{}
+	var of *farev1.ConfigureSuperpRequest // the configuration to end
 	for begun := false; ; begun = true {
 		var over bool
 		var changed chan struct{}
@@ -277,14 +277,15 @@ func (a *Agent) Shutdown(ctx context.Context, r *farev1.SuperpShutdownRequest) (
 	}
 }
 
-// GetStatus implements fare.v1.SuperpAgent.
-func (a *Agent) GetStatus(context.Context, *farev1.SuperpGetStatusRequest) (s *farev1.SuperpStatus, _ error) {
+// GetSuperpStatus implements fare.v1.SuperpService.
+func (a *Agent) GetSuperpStatus(context.Context, *farev1.GetSuperpStatusRequest) (*farev1.GetSuperpStatusResponse, error) {
+	var s *farev1.SuperpStatus
 	a.cfg.Host.Do(func() { s = a.status() })
-	return s, nil
+	return &farev1.GetSuperpStatusResponse{Status: s}, nil
 }
 
-// WatchStatus implements fare.v1.SuperpAgent.
-func (a *Agent) WatchStatus(r *farev1.SuperpWatchStatusRequest, to farev1.SuperpAgent_WatchStatusServer) error {
+// WatchSuperpStatus implements fare.v1.SuperpService.
+func (a *Agent) WatchSuperpStatus(r *farev1.WatchSuperpStatusRequest, to farev1.SuperpService_WatchSuperpStatusServer) error {
 	var again <-chan time.Time
 	if r.IntervalNs > 0 {
 		t := time.NewTicker(max(10*time.Millisecond, time.Duration(min(r.IntervalNs, uint64(time.Hour)))))
@@ -295,7 +296,7 @@ func (a *Agent) WatchStatus(r *farev1.SuperpWatchStatusRequest, to farev1.Superp
 		var s *farev1.SuperpStatus
 		var changed chan struct{}
 		a.cfg.Host.Do(func() { s, changed = a.status(), a.changed })
-		if err := to.Send(s); err != nil {
+		if err := to.Send(&farev1.WatchSuperpStatusResponse{Status: s}); err != nil {
 			return err
 		}
 		select {

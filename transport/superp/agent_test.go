@@ -62,7 +62,7 @@ func newMembers(t *testing.T, net3, n int) (all []*member) {
 			t.Fatal(err)
 		}
 		server := grpc.NewServer()
-		farev1.RegisterSuperpAgentServer(server, m.agent)
+		farev1.RegisterSuperpServiceServer(server, m.agent)
 		var wait sync.WaitGroup
 		wait.Go(func() { server.Serve(listener) })
 		t.Cleanup(func() {
@@ -99,11 +99,11 @@ func mesh(generation uint64, members []*member, ordered ...bool) superp.Mesh {
 // status returns the agent's status.
 func (m *member) status(t *testing.T) *farev1.SuperpStatus {
 	t.Helper()
-	s, err := m.agent.GetStatus(t.Context(), nil)
+	s, err := m.agent.GetSuperpStatus(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return s.Status
 }
 
 // TestMesh lets a manager set up a full mesh of three nodes over gRPC, twice. Every connection carries a write over real sockets; both
@@ -175,7 +175,7 @@ func TestHeldUntilStart(t *testing.T) {
 	}
 	for i, m := range members {
 		for range 2 { // a repeated call is not an error
-			if _, err := m.agent.Configure(t.Context(), plan[i]); err != nil {
+			if _, err := m.agent.ConfigureSuperp(t.Context(), plan[i]); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -190,11 +190,11 @@ func TestHeldUntilStart(t *testing.T) {
 	if post() {
 		t.Error("posted before the start")
 	}
-	if _, err := m.agent.Start(t.Context(), &farev1.SuperpStartRequest{Generation: first + 1}); status.Code(err) != codes.FailedPrecondition {
+	if _, err := m.agent.StartSuperp(t.Context(), &farev1.StartSuperpRequest{Generation: first + 1}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("another generation: %v", err)
 	}
 	for range 2 {
-		if _, err := m.agent.Start(t.Context(), &farev1.SuperpStartRequest{Generation: first}); err != nil {
+		if _, err := m.agent.StartSuperp(t.Context(), &farev1.StartSuperpRequest{Generation: first}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -206,20 +206,20 @@ func TestHeldUntilStart(t *testing.T) {
 	}
 	other := proto.CloneOf(plan[0])
 	other.Generation = first + 1
-	if _, err := m.agent.Configure(t.Context(), other); status.Code(err) != codes.FailedPrecondition {
+	if _, err := m.agent.ConfigureSuperp(t.Context(), other); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("a second configuration: %v", err)
 	}
 	// A soft shutdown without an answer ends with the caller's context: the peer has disappeared silently.
-	members[1].agent.Shutdown(t.Context(), &farev1.SuperpShutdownRequest{Hard: true})
+	members[1].agent.ShutdownSuperp(t.Context(), &farev1.ShutdownSuperpRequest{Hard: true})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := m.agent.Shutdown(ctx, &farev1.SuperpShutdownRequest{}); status.Code(err) != codes.DeadlineExceeded {
+	if _, err := m.agent.ShutdownSuperp(ctx, &farev1.ShutdownSuperpRequest{}); status.Code(err) != codes.DeadlineExceeded {
 		t.Errorf("soft shutdown without a peer: %v", err)
 	}
 	if s := m.status(t).Connections[0].State; s != farev1.SuperpConnectionState_SUPERP_CONNECTION_STATE_ENDING {
 		t.Errorf("state %v", s)
 	}
-	if _, err := m.agent.Shutdown(t.Context(), &farev1.SuperpShutdownRequest{Hard: true}); err != nil {
+	if _, err := m.agent.ShutdownSuperp(t.Context(), &farev1.ShutdownSuperpRequest{Hard: true}); err != nil {
 		t.Error(err)
 	}
 }
@@ -228,39 +228,39 @@ func TestHeldUntilStart(t *testing.T) {
 func TestConfigureRefuses(t *testing.T) {
 	m := newMembers(t, 3, 1)[0]
 	own, peer := m.node.Address.String(), "127.88.3.9"
-	good := func() *farev1.SuperpConfigureRequest {
-		return &farev1.SuperpConfigureRequest{Generation: 1,
+	good := func() *farev1.ConfigureSuperpRequest {
+		return &farev1.ConfigureSuperpRequest{Generation: 1,
 			Nodes: []*farev1.SuperpNode{{Name: "a", Address: own}, {Name: "b", Address: peer}},
 			Connections: []*farev1.SuperpConnection{{LocalAddress: own, RemoteAddress: peer, LocalCid: 1, RemoteCid: 1},
 				{LocalAddress: own, RemoteAddress: peer, LocalCid: 2, RemoteCid: 2}}}
 	}
 	for _, x := range []struct {
 		says   string
-		change func(r *farev1.SuperpConfigureRequest)
+		change func(r *farev1.ConfigureSuperpRequest)
 	}{
-		{"generation: is 0; use 1 or higher", func(r *farev1.SuperpConfigureRequest) { r.Generation = 0 }},
-		{"parameters.payload_bytes: is 4096, this agent runs with 1024", func(r *farev1.SuperpConfigureRequest) {
+		{"generation: is 0; use 1 or higher", func(r *farev1.ConfigureSuperpRequest) { r.Generation = 0 }},
+		{"parameters.payload_bytes: is 4096, this agent runs with 1024", func(r *farev1.ConfigureSuperpRequest) {
 			r.Parameters = &farev1.SuperpParameters{PayloadBytes: 4096}
 		}},
-		{"nodes[1].name: is empty", func(r *farev1.SuperpConfigureRequest) { r.Nodes[1].Name = "" }},
-		{"nodes[1].name: \"a\" is used twice", func(r *farev1.SuperpConfigureRequest) { r.Nodes[1].Name = "a" }},
-		{"nodes[0].address", func(r *farev1.SuperpConfigureRequest) { r.Nodes[0].Address = "gpu0" }},
-		{"this agent's address " + own + " is missing", func(r *farev1.SuperpConfigureRequest) { r.Nodes = r.Nodes[1:] }},
-		{"nodes[2].address: " + peer + " is used twice", func(r *farev1.SuperpConfigureRequest) {
+		{"nodes[1].name: is empty", func(r *farev1.ConfigureSuperpRequest) { r.Nodes[1].Name = "" }},
+		{"nodes[1].name: \"a\" is used twice", func(r *farev1.ConfigureSuperpRequest) { r.Nodes[1].Name = "a" }},
+		{"nodes[0].address", func(r *farev1.ConfigureSuperpRequest) { r.Nodes[0].Address = "gpu0" }},
+		{"this agent's address " + own + " is missing", func(r *farev1.ConfigureSuperpRequest) { r.Nodes = r.Nodes[1:] }},
+		{"nodes[2].address: " + peer + " is used twice", func(r *farev1.ConfigureSuperpRequest) {
 			r.Nodes = append(r.Nodes, &farev1.SuperpNode{Name: "c", Address: peer})
 		}},
-		{"connections[0].local_address", func(r *farev1.SuperpConfigureRequest) { r.Connections[0].LocalAddress = peer }},
-		{"connections[1].remote_address: 192.0.2.1 is not the address of a node", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].RemoteAddress = "192.0.2.1" }},
-		{"connections[1].remote_address: is this agent's address", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].RemoteAddress = own }},
-		{"connections[1].local_cid: 1 is used twice", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].LocalCid = 1 }},
-		{"connections[1].local_cid: 65536 is not in", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].LocalCid = 65536 }},
-		{"connections[1].remote_cid: 0 is not in", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].RemoteCid = 0 }},
-		{"connections[1].remote_cid: 1 of " + peer + " is used twice", func(r *farev1.SuperpConfigureRequest) { r.Connections[1].RemoteCid = 1 }},
-		{"connections[0].traffic_class: 8", func(r *farev1.SuperpConfigureRequest) { r.Connections[0].TrafficClass = 8 }},
+		{"connections[0].local_address", func(r *farev1.ConfigureSuperpRequest) { r.Connections[0].LocalAddress = peer }},
+		{"connections[1].remote_address: 192.0.2.1 is not the address of a node", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].RemoteAddress = "192.0.2.1" }},
+		{"connections[1].remote_address: is this agent's address", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].RemoteAddress = own }},
+		{"connections[1].local_cid: 1 is used twice", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].LocalCid = 1 }},
+		{"connections[1].local_cid: 65536 is not in", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].LocalCid = 65536 }},
+		{"connections[1].remote_cid: 0 is not in", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].RemoteCid = 0 }},
+		{"connections[1].remote_cid: 1 of " + peer + " is used twice", func(r *farev1.ConfigureSuperpRequest) { r.Connections[1].RemoteCid = 1 }},
+		{"connections[0].traffic_class: 8", func(r *farev1.ConfigureSuperpRequest) { r.Connections[0].TrafficClass = 8 }},
 	} {
 		r := good()
 		x.change(r)
-		_, err := m.agent.Configure(t.Context(), r)
+		_, err := m.agent.ConfigureSuperp(t.Context(), r)
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(status.Convert(err).Message(), x.says) {
 			t.Errorf("%v\nwant %s", err, x.says)
 		}
@@ -268,10 +268,10 @@ func TestConfigureRefuses(t *testing.T) {
 			t.Fatalf("%s: something was applied: %v", x.says, s)
 		}
 	}
-	if _, err := m.agent.Configure(t.Context(), good()); err != nil {
+	if _, err := m.agent.ConfigureSuperp(t.Context(), good()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.agent.Shutdown(t.Context(), &farev1.SuperpShutdownRequest{Hard: true}); err != nil {
+	if _, err := m.agent.ShutdownSuperp(t.Context(), &farev1.ShutdownSuperpRequest{Hard: true}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -294,15 +294,15 @@ func TestConfigureUndoes(t *testing.T) {
 		}
 		return []rdma.Path{{Port: 61000 + cid, Share: 1, Sent: new(atomic.Uint64), Again: new(atomic.Uint64)}}
 	}})
-	r := &farev1.SuperpConfigureRequest{Generation: 1, Nodes: []*farev1.SuperpNode{{Name: "a", Address: own.String()}, {Name: "b", Address: "127.88.6.2"}}}
+	r := &farev1.ConfigureSuperpRequest{Generation: 1, Nodes: []*farev1.SuperpNode{{Name: "a", Address: own.String()}, {Name: "b", Address: "127.88.6.2"}}}
 	for cid := range uint32(2) {
 		r.Connections = append(r.Connections, &farev1.SuperpConnection{LocalAddress: own.String(), RemoteAddress: "127.88.6.2", LocalCid: 1 + cid, RemoteCid: 1 + cid})
 	}
-	if _, err := agent.Configure(t.Context(), r); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "connections[1]") {
+	if _, err := agent.ConfigureSuperp(t.Context(), r); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "connections[1]") {
 		t.Errorf("%v", err)
 	}
 	ready = true
-	if _, err := agent.Configure(t.Context(), r); err != nil {
+	if _, err := agent.ConfigureSuperp(t.Context(), r); err != nil {
 		t.Error(err)
 	}
 }
@@ -334,7 +334,7 @@ func TestWatchStatus(t *testing.T) {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	watch, err := farev1.NewSuperpAgentClient(conn).WatchStatus(ctx, &farev1.SuperpWatchStatusRequest{})
+	watch, err := farev1.NewSuperpServiceClient(conn).WatchSuperpStatus(ctx, &farev1.WatchSuperpStatusRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -345,7 +345,7 @@ func TestWatchStatus(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", what, err)
 			}
-			if ok(s) {
+			if ok(s.Status) {
 				return
 			}
 		}

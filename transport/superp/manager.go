@@ -31,7 +31,7 @@ type Mesh struct {
 }
 
 // Plan returns the configuration of each node's agent, in the order of Nodes. It is deterministic. The cids of a node are distinct.
-func (m *Mesh) Plan() ([]*farev1.SuperpConfigureRequest, error) {
+func (m *Mesh) Plan() ([]*farev1.ConfigureSuperpRequest, error) {
 	kinds := m.Ordered
 	if len(kinds) == 0 {
 		kinds = []bool{false}
@@ -43,7 +43,7 @@ func (m *Mesh) Plan() ([]*farev1.SuperpConfigureRequest, error) {
 	if len(m.Nodes) < 2 || each > 0xffff {
 		return nil, fmt.Errorf("superp: a mesh of %d nodes with %d connections a pair", len(m.Nodes), len(kinds))
 	}
-	plan := make([]*farev1.SuperpConfigureRequest, len(m.Nodes))
+	plan := make([]*farev1.ConfigureSuperpRequest, len(m.Nodes))
 	names, addresses := map[string]bool{}, map[netip.Addr]bool{}
 	var nodes []*farev1.SuperpNode
 	for i, n := range m.Nodes {
@@ -52,7 +52,7 @@ func (m *Mesh) Plan() ([]*farev1.SuperpConfigureRequest, error) {
 		}
 		names[n.Name], addresses[n.Address.Unmap()] = true, true
 		nodes = append(nodes, &farev1.SuperpNode{Name: n.Name, Address: n.Address.Unmap().String()})
-		plan[i] = &farev1.SuperpConfigureRequest{Generation: m.Generation, Parameters: m.Parameters}
+		plan[i] = &farev1.ConfigureSuperpRequest{Generation: m.Generation, Parameters: m.Parameters}
 	}
 	// The k-th connection of a generation has the k-th cid after those of the previous generation, mod 65535.
 	first := m.Generation % 0xffff * uint64(each) % 0xffff
@@ -79,9 +79,9 @@ func (m *Mesh) Plan() ([]*farev1.SuperpConfigureRequest, error) {
 // Manager is a connection manager: it sets up a mesh through the agents, and takes it down.
 type Manager struct {
 	mesh   Mesh
-	plan   []*farev1.SuperpConfigureRequest
+	plan   []*farev1.ConfigureSuperpRequest
 	conns  []*grpc.ClientConn
-	agents []farev1.SuperpAgentClient
+	agents []farev1.SuperpServiceClient
 }
 
 // NewManager makes the plan and the clients of all agents, without contacting them.
@@ -97,7 +97,7 @@ func NewManager(m Mesh, options ...grpc.DialOption) (*Manager, error) {
 			return nil, errors.Join(fmt.Errorf("superp: agent of %s: %w", n.Name, err), x.Close())
 		}
 		x.conns = append(x.conns, conn)
-		x.agents = append(x.agents, farev1.NewSuperpAgentClient(conn))
+		x.agents = append(x.agents, farev1.NewSuperpServiceClient(conn))
 	}
 	return x, nil
 }
@@ -106,12 +106,12 @@ func NewManager(m Mesh, options ...grpc.DialOption) (*Manager, error) {
 // ctx ends.
 func (m *Manager) Up(ctx context.Context) error {
 	err := m.all(func(i int) error {
-		_, err := m.agents[i].Configure(ctx, m.plan[i])
+		_, err := m.agents[i].ConfigureSuperp(ctx, m.plan[i])
 		return err
 	})
 	if err == nil {
 		err = m.all(func(i int) error {
-			_, err := m.agents[i].Start(ctx, &farev1.SuperpStartRequest{Generation: m.mesh.Generation})
+			_, err := m.agents[i].StartSuperp(ctx, &farev1.StartSuperpRequest{Generation: m.mesh.Generation})
 			return err
 		})
 	}
@@ -124,7 +124,7 @@ func (m *Manager) Up(ctx context.Context) error {
 // Down ends the mesh. A soft shutdown waits until all outstanding operations have finished, or ctx ends.
 func (m *Manager) Down(ctx context.Context, hard bool) error {
 	return m.all(func(i int) error {
-		_, err := m.agents[i].Shutdown(ctx, &farev1.SuperpShutdownRequest{Generation: m.mesh.Generation, Hard: hard})
+		_, err := m.agents[i].ShutdownSuperp(ctx, &farev1.ShutdownSuperpRequest{Generation: m.mesh.Generation, Hard: hard})
 		return err
 	})
 }

@@ -82,7 +82,7 @@ const (
 	AckLevel_ACK_LEVEL_IN_EFFECT   AckLevel = 2
 	AckLevel_ACK_LEVEL_REFUSED     AckLevel = 3
 	// In place of IN_EFFECT: packets follow the weights as closely as the layer below permits, and the share of a member is off by more than 1 % of
-	// itself. Ack.message names the member. Only for set_group.
+	// itself. Ack.message names the member. Only for set_vector.
 	AckLevel_ACK_LEVEL_APPROXIMATE AckLevel = 4
 )
 
@@ -203,7 +203,7 @@ type Forwarding struct {
 	UdpPorts []uint32 `protobuf:"varint,4,rep,packed,name=udp_ports,json=udpPorts,proto3" json:"udp_ports,omitempty"`
 	// TCP destination ports whose flows are steered, e.g. 4793. The packets of one such flow stay in order in every mode.
 	TcpPorts []uint32 `protobuf:"varint,5,rep,packed,name=tcp_ports,json=tcpPorts,proto3" json:"tcp_ports,omitempty"`
-	// A partition of loopbacks, in their order, of at least two groups. Empty means that all loopbacks share all sub-ports.
+	// A partition of loopbacks, in their order, of at least two source groups. Empty means that all loopbacks share all sub-ports.
 	SourceGroups  []*SourceGroup `protobuf:"bytes,6,rep,name=source_groups,json=sourceGroups,proto3" json:"source_groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -282,7 +282,7 @@ func (x *Forwarding) GetSourceGroups() []*SourceGroup {
 }
 
 // SourceGroup is a set of local loopbacks (GPUs) that the same sub-ports serve. Packets from these loopbacks leave over these
-// sub-ports alone. Groups and destinations exist per source group and name it by its first loopback. Packets whose source
+// sub-ports alone. Vectors and destinations exist per source group and name it by its first loopback. Packets whose source
 // address is no loopback use the entries of the first source group.
 type SourceGroup struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -526,11 +526,11 @@ func (x *HelloResponse) GetCapabilities() *Capabilities {
 // Capabilities limit the operations that fared sends. 0 means that no limit is known.
 type Capabilities struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
-	MaxGroups       uint32                 `protobuf:"varint,1,opt,name=max_groups,json=maxGroups,proto3" json:"max_groups,omitempty"`
+	MaxVectors      uint32                 `protobuf:"varint,1,opt,name=max_vectors,json=maxVectors,proto3" json:"max_vectors,omitempty"`
 	MaxDestinations uint32                 `protobuf:"varint,2,opt,name=max_destinations,json=maxDestinations,proto3" json:"max_destinations,omitempty"`
 	// Largest weight of one member.
 	MaxWeight uint32 `protobuf:"varint,3,opt,name=max_weight,json=maxWeight,proto3" json:"max_weight,omitempty"`
-	// Largest sum of the weights of a group.
+	// Largest sum of the weights of a vector.
 	MaxWeightSum uint32 `protobuf:"varint,4,opt,name=max_weight_sum,json=maxWeightSum,proto3" json:"max_weight_sum,omitempty"`
 	PerPacket    bool   `protobuf:"varint,5,opt,name=per_packet,json=perPacket,proto3" json:"per_packet,omitempty"`
 	Ipv6         bool   `protobuf:"varint,6,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
@@ -577,9 +577,9 @@ func (*Capabilities) Descriptor() ([]byte, []int) {
 	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{6}
 }
 
-func (x *Capabilities) GetMaxGroups() uint32 {
+func (x *Capabilities) GetMaxVectors() uint32 {
 	if x != nil {
-		return x.MaxGroups
+		return x.MaxVectors
 	}
 	return 0
 }
@@ -658,7 +658,7 @@ type FlowHash struct {
 	// there is one group) has an equal run of buckets as its home, in the order of Forwarding. The run of sub-port i ends at
 	// round(buckets * (i + 1) / n): with 16,384 buckets and 8 sub-ports that of sub-port 0 ends at 2,048.
 	Buckets uint32 `protobuf:"varint,3,opt,name=buckets,proto3" json:"buckets,omitempty"`
-	// The last lasting_buckets of a sub-port's home belong to the sub-port in every group in which its weight is not 0:
+	// The last lasting_buckets of a sub-port's home belong to the sub-port in every vector in which its weight is not 0:
 	// flows that fall there stay when weights change. A sub-port whose share is smaller than that keeps a number of the
 	// last buckets that equals its share, at least one. The other buckets follow the weights.
 	LastingBuckets uint32 `protobuf:"varint,4,opt,name=lasting_buckets,json=lastingBuckets,proto3" json:"lasting_buckets,omitempty"`
@@ -782,13 +782,13 @@ func (x *ProgramRequest) GetOperations() []*Operation {
 // or deleting a missing object, succeeds without effect.
 //
 // A refusal has one of these codes:
-// INVALID_ARGUMENT     invalid in itself: no operation, group 0, not a host prefix, a member or slot twice,
+// INVALID_ARGUMENT     invalid in itself: no operation, vector 0, not a host prefix, a member or slot twice,
 // weight 0, shares that do not sum to 1,000,000,000
 // NOT_FOUND            names a plane, device or source group that Forwarding does not have, a device in another plane, or a device
 // that does not serve the source group
-// FAILED_PRECONDITION  the group of a destination does not exist, or serves another source group; the group to delete is in use
+// FAILED_PRECONDITION  the vector of a destination does not exist, or serves another source group; the vector to delete is in use
 // OUT_OF_RANGE         a weight, or the sum of weights, above the capabilities' limits
-// RESOURCE_EXHAUSTED   one more group or destination than the capabilities promise, or no memory left
+// RESOURCE_EXHAUSTED   one more vector or destination than the capabilities promise, or no memory left
 // UNIMPLEMENTED        needs a capability that is false (IPv6, flow pins)
 // UNAVAILABLE,INTERNAL the forwarding layer below failed; the message has the details
 type Operation struct {
@@ -798,8 +798,8 @@ type Operation struct {
 	// Types that are valid to be assigned to Op:
 	//
 	//	*Operation_SubPort
-	//	*Operation_SetGroup
-	//	*Operation_DeleteGroup
+	//	*Operation_SetVector
+	//	*Operation_DeleteVector
 	//	*Operation_SetDestination
 	//	*Operation_DeleteDestination
 	Op            isOperation_Op `protobuf_oneof:"op"`
@@ -860,19 +860,19 @@ func (x *Operation) GetSubPort() *SubPortState {
 	return nil
 }
 
-func (x *Operation) GetSetGroup() *Group {
+func (x *Operation) GetSetVector() *Vector {
 	if x != nil {
-		if x, ok := x.Op.(*Operation_SetGroup); ok {
-			return x.SetGroup
+		if x, ok := x.Op.(*Operation_SetVector); ok {
+			return x.SetVector
 		}
 	}
 	return nil
 }
 
-func (x *Operation) GetDeleteGroup() uint32 {
+func (x *Operation) GetDeleteVector() uint32 {
 	if x != nil {
-		if x, ok := x.Op.(*Operation_DeleteGroup); ok {
-			return x.DeleteGroup
+		if x, ok := x.Op.(*Operation_DeleteVector); ok {
+			return x.DeleteVector
 		}
 	}
 	return 0
@@ -906,12 +906,12 @@ type Operation_SubPort struct {
 	SubPort *SubPortState `protobuf:"bytes,2,opt,name=sub_port,json=subPort,proto3,oneof"`
 }
 
-type Operation_SetGroup struct {
-	SetGroup *Group `protobuf:"bytes,3,opt,name=set_group,json=setGroup,proto3,oneof"`
+type Operation_SetVector struct {
+	SetVector *Vector `protobuf:"bytes,3,opt,name=set_vector,json=setVector,proto3,oneof"`
 }
 
-type Operation_DeleteGroup struct {
-	DeleteGroup uint32 `protobuf:"varint,4,opt,name=delete_group,json=deleteGroup,proto3,oneof"`
+type Operation_DeleteVector struct {
+	DeleteVector uint32 `protobuf:"varint,4,opt,name=delete_vector,json=deleteVector,proto3,oneof"`
 }
 
 type Operation_SetDestination struct {
@@ -924,9 +924,9 @@ type Operation_DeleteDestination struct {
 
 func (*Operation_SubPort) isOperation_Op() {}
 
-func (*Operation_SetGroup) isOperation_Op() {}
+func (*Operation_SetVector) isOperation_Op() {}
 
-func (*Operation_DeleteGroup) isOperation_Op() {}
+func (*Operation_DeleteVector) isOperation_Op() {}
 
 func (*Operation_SetDestination) isOperation_Op() {}
 
@@ -1040,35 +1040,35 @@ func (x *SubPortState) GetUp() bool {
 	return false
 }
 
-// Group is a weight vector shared by all destinations that name it.
-type Group struct {
+// Vector is a list of weights that all destinations which name it share: a nexthop group of the data plane.
+type Vector struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 or higher.
-	Id      uint32         `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Members []*GroupMember `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`
+	Id      uint32          `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Members []*VectorMember `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`
 	// Empty if the data plane needs no slots. Otherwise the shares sum to 1,000,000,000, or to 0 without members.
-	Slots []*GroupSlot `protobuf:"bytes,3,rep,name=slots,proto3" json:"slots,omitempty"`
-	// The source group that the group serves: its first loopback, a host prefix; empty if Forwarding has no source groups. The
-	// source never changes while the group exists. Members and slots name devices of the source group alone.
+	Slots []*VectorSlot `protobuf:"bytes,3,rep,name=slots,proto3" json:"slots,omitempty"`
+	// The source group that the vector serves: its first loopback, a host prefix; empty if Forwarding has no source groups. The
+	// source never changes while the vector exists. Members and slots name devices of the source group alone.
 	Source        string `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Group) Reset() {
-	*x = Group{}
+func (x *Vector) Reset() {
+	*x = Vector{}
 	mi := &file_fare_v1_dataplane_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Group) String() string {
+func (x *Vector) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Group) ProtoMessage() {}
+func (*Vector) ProtoMessage() {}
 
-func (x *Group) ProtoReflect() protoreflect.Message {
+func (x *Vector) ProtoReflect() protoreflect.Message {
 	mi := &file_fare_v1_dataplane_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1080,42 +1080,42 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Group.ProtoReflect.Descriptor instead.
-func (*Group) Descriptor() ([]byte, []int) {
+// Deprecated: Use Vector.ProtoReflect.Descriptor instead.
+func (*Vector) Descriptor() ([]byte, []int) {
 	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{12}
 }
 
-func (x *Group) GetId() uint32 {
+func (x *Vector) GetId() uint32 {
 	if x != nil {
 		return x.Id
 	}
 	return 0
 }
 
-func (x *Group) GetMembers() []*GroupMember {
+func (x *Vector) GetMembers() []*VectorMember {
 	if x != nil {
 		return x.Members
 	}
 	return nil
 }
 
-func (x *Group) GetSlots() []*GroupSlot {
+func (x *Vector) GetSlots() []*VectorSlot {
 	if x != nil {
 		return x.Slots
 	}
 	return nil
 }
 
-func (x *Group) GetSource() string {
+func (x *Vector) GetSource() string {
 	if x != nil {
 		return x.Source
 	}
 	return ""
 }
 
-// GroupMember is a sub-port's weight, over the whole group. Only members with a weight above 0 are listed. Without members the
+// VectorMember is a sub-port's weight, over the whole vector. Only members with a weight above 0 are listed. Without members the
 // destinations are unreachable and packets to them are dropped.
-type GroupMember struct {
+type VectorMember struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Plane  string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
 	Device string                 `protobuf:"bytes,2,opt,name=device,proto3" json:"device,omitempty"`
@@ -1125,20 +1125,20 @@ type GroupMember struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *GroupMember) Reset() {
-	*x = GroupMember{}
+func (x *VectorMember) Reset() {
+	*x = VectorMember{}
 	mi := &file_fare_v1_dataplane_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *GroupMember) String() string {
+func (x *VectorMember) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*GroupMember) ProtoMessage() {}
+func (*VectorMember) ProtoMessage() {}
 
-func (x *GroupMember) ProtoReflect() protoreflect.Message {
+func (x *VectorMember) ProtoReflect() protoreflect.Message {
 	mi := &file_fare_v1_dataplane_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1150,36 +1150,36 @@ func (x *GroupMember) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use GroupMember.ProtoReflect.Descriptor instead.
-func (*GroupMember) Descriptor() ([]byte, []int) {
+// Deprecated: Use VectorMember.ProtoReflect.Descriptor instead.
+func (*VectorMember) Descriptor() ([]byte, []int) {
 	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{13}
 }
 
-func (x *GroupMember) GetPlane() string {
+func (x *VectorMember) GetPlane() string {
 	if x != nil {
 		return x.Plane
 	}
 	return ""
 }
 
-func (x *GroupMember) GetDevice() string {
+func (x *VectorMember) GetDevice() string {
 	if x != nil {
 		return x.Device
 	}
 	return ""
 }
 
-func (x *GroupMember) GetWeight() uint32 {
+func (x *VectorMember) GetWeight() uint32 {
 	if x != nil {
 		return x.Weight
 	}
 	return 0
 }
 
-// GroupSlot describes a slot for every pair that uses the group.
-type GroupSlot struct {
+// VectorSlot describes a slot for every pair that uses the vector.
+type VectorSlot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Unique in the group.
+	// Unique in the vector.
 	Slot  uint32 `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`
 	Plane string `protobuf:"bytes,2,opt,name=plane,proto3" json:"plane,omitempty"`
 	// Empty means that packets are sprayed over the plane's members.
@@ -1191,20 +1191,20 @@ type GroupSlot struct {
 	sizeCache       protoimpl.SizeCache
 }
 
-func (x *GroupSlot) Reset() {
-	*x = GroupSlot{}
+func (x *VectorSlot) Reset() {
+	*x = VectorSlot{}
 	mi := &file_fare_v1_dataplane_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *GroupSlot) String() string {
+func (x *VectorSlot) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*GroupSlot) ProtoMessage() {}
+func (*VectorSlot) ProtoMessage() {}
 
-func (x *GroupSlot) ProtoReflect() protoreflect.Message {
+func (x *VectorSlot) ProtoReflect() protoreflect.Message {
 	mi := &file_fare_v1_dataplane_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1216,40 +1216,40 @@ func (x *GroupSlot) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use GroupSlot.ProtoReflect.Descriptor instead.
-func (*GroupSlot) Descriptor() ([]byte, []int) {
+// Deprecated: Use VectorSlot.ProtoReflect.Descriptor instead.
+func (*VectorSlot) Descriptor() ([]byte, []int) {
 	return file_fare_v1_dataplane_proto_rawDescGZIP(), []int{14}
 }
 
-func (x *GroupSlot) GetSlot() uint32 {
+func (x *VectorSlot) GetSlot() uint32 {
 	if x != nil {
 		return x.Slot
 	}
 	return 0
 }
 
-func (x *GroupSlot) GetPlane() string {
+func (x *VectorSlot) GetPlane() string {
 	if x != nil {
 		return x.Plane
 	}
 	return ""
 }
 
-func (x *GroupSlot) GetDevice() string {
+func (x *VectorSlot) GetDevice() string {
 	if x != nil {
 		return x.Device
 	}
 	return ""
 }
 
-func (x *GroupSlot) GetSharePpb() uint32 {
+func (x *VectorSlot) GetSharePpb() uint32 {
 	if x != nil {
 		return x.SharePpb
 	}
 	return 0
 }
 
-func (x *GroupSlot) GetDrainBeforeMove() bool {
+func (x *VectorSlot) GetDrainBeforeMove() bool {
 	if x != nil {
 		return x.DrainBeforeMove
 	}
@@ -1260,15 +1260,15 @@ type Destination struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Host prefix.
 	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
-	// The group must exist, else the operation is refused (FAILED_PRECONDITION).
-	Group uint32 `protobuf:"varint,2,opt,name=group,proto3" json:"group,omitempty"`
+	// The vector must exist, else the operation is refused (FAILED_PRECONDITION).
+	Vector uint32 `protobuf:"varint,2,opt,name=vector,proto3" json:"vector,omitempty"`
 	// Only for data planes with flow_pins.
 	Pairs []*PairPorts `protobuf:"bytes,3,rep,name=pairs,proto3" json:"pairs,omitempty"`
-	// Slots that lost addresses because the destination moved to this group. For this destination they behave as if
-	// GroupSlot.drain_before_move were set. The field belongs to the change, not to the state: Snapshot omits it.
+	// Slots that lost addresses because the destination moved to this vector. For this destination they behave as if
+	// VectorSlot.drain_before_move were set. The field belongs to the change, not to the state: Snapshot omits it.
 	DrainBeforeMove []uint32 `protobuf:"varint,4,rep,packed,name=drain_before_move,json=drainBeforeMove,proto3" json:"drain_before_move,omitempty"`
 	// The source group whose packets use the entry: its first loopback, a host prefix; empty if Forwarding has no source
-	// groups. It equals Group.source of the group.
+	// groups. It equals Vector.source of the vector.
 	Source        string `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1311,9 +1311,9 @@ func (x *Destination) GetPrefix() string {
 	return ""
 }
 
-func (x *Destination) GetGroup() uint32 {
+func (x *Destination) GetVector() uint32 {
 	if x != nil {
-		return x.Group
+		return x.Vector
 	}
 	return 0
 }
@@ -1344,11 +1344,11 @@ func (x *Destination) GetSource() string {
 // has port 49152 + (b + 10127 s) mod 16384, with a base b for each pair; with b = 0 slot 2 has 49152 + 20254 mod 16384 = 53022. A data plane may store
 // the progression in one entry, but must be able to store any other list too.
 type PairPorts struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Source         string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
-	UdpSourcePorts []uint32               `protobuf:"varint,2,rep,packed,name=udp_source_ports,json=udpSourcePorts,proto3" json:"udp_source_ports,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	SourcePorts   []uint32               `protobuf:"varint,2,rep,packed,name=source_ports,json=sourcePorts,proto3" json:"source_ports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PairPorts) Reset() {
@@ -1388,9 +1388,9 @@ func (x *PairPorts) GetSource() string {
 	return ""
 }
 
-func (x *PairPorts) GetUdpSourcePorts() []uint32 {
+func (x *PairPorts) GetSourcePorts() []uint32 {
 	if x != nil {
-		return x.UdpSourcePorts
+		return x.SourcePorts
 	}
 	return nil
 }
@@ -1623,9 +1623,9 @@ func (*SnapshotRequest) Descriptor() ([]byte, []int) {
 type SnapshotResponse struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	SubPorts     []*SubPortState        `protobuf:"bytes,1,rep,name=sub_ports,json=subPorts,proto3" json:"sub_ports,omitempty"`
-	Groups       []*Group               `protobuf:"bytes,2,rep,name=groups,proto3" json:"groups,omitempty"`
+	Vectors      []*Vector              `protobuf:"bytes,2,rep,name=vectors,proto3" json:"vectors,omitempty"`
 	Destinations []*Destination         `protobuf:"bytes,3,rep,name=destinations,proto3" json:"destinations,omitempty"`
-	// Groups with an approximate layout, each with the message of its acknowledgement.
+	// Vectors with an approximate layout, each with the message of its acknowledgement.
 	Approximate   map[uint32]string `protobuf:"bytes,4,rep,name=approximate,proto3" json:"approximate,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1668,9 +1668,9 @@ func (x *SnapshotResponse) GetSubPorts() []*SubPortState {
 	return nil
 }
 
-func (x *SnapshotResponse) GetGroups() []*Group {
+func (x *SnapshotResponse) GetVectors() []*Vector {
 	if x != nil {
-		return x.Groups
+		return x.Vectors
 	}
 	return nil
 }
@@ -1695,7 +1695,7 @@ type LandingRequest struct {
 	Source      string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
 	Destination string `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
 	// Destination port of the flows, of either protocol.
-	UdpDestinationPort uint32 `protobuf:"varint,3,opt,name=udp_destination_port,json=udpDestinationPort,proto3" json:"udp_destination_port,omitempty"`
+	DestinationPort uint32 `protobuf:"varint,3,opt,name=destination_port,json=destinationPort,proto3" json:"destination_port,omitempty"`
 	// IP protocol number of the flows: 17 for UDP, 6 for TCP; 0 means UDP.
 	Protocol      uint32 `protobuf:"varint,4,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1746,9 +1746,9 @@ func (x *LandingRequest) GetDestination() string {
 	return ""
 }
 
-func (x *LandingRequest) GetUdpDestinationPort() uint32 {
+func (x *LandingRequest) GetDestinationPort() uint32 {
 	if x != nil {
-		return x.UdpDestinationPort
+		return x.DestinationPort
 	}
 	return 0
 }
@@ -2101,10 +2101,10 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\rHelloResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x129\n" +
-	"\fcapabilities\x18\x03 \x01(\v2\x15.fare.v1.CapabilitiesR\fcapabilities\"\x88\x03\n" +
-	"\fCapabilities\x12\x1d\n" +
-	"\n" +
-	"max_groups\x18\x01 \x01(\rR\tmaxGroups\x12)\n" +
+	"\fcapabilities\x18\x03 \x01(\v2\x15.fare.v1.CapabilitiesR\fcapabilities\"\x8a\x03\n" +
+	"\fCapabilities\x12\x1f\n" +
+	"\vmax_vectors\x18\x01 \x01(\rR\n" +
+	"maxVectors\x12)\n" +
 	"\x10max_destinations\x18\x02 \x01(\rR\x0fmaxDestinations\x12\x1d\n" +
 	"\n" +
 	"max_weight\x18\x03 \x01(\rR\tmaxWeight\x12$\n" +
@@ -2126,12 +2126,13 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\toperation\x18\x01 \x01(\v2\x12.fare.v1.OperationR\toperation\x122\n" +
 	"\n" +
 	"operations\x18\x02 \x03(\v2\x12.fare.v1.OperationR\n" +
-	"operations\"\xba\x02\n" +
+	"operations\"\xbf\x02\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x122\n" +
-	"\bsub_port\x18\x02 \x01(\v2\x15.fare.v1.SubPortStateH\x00R\asubPort\x12-\n" +
-	"\tset_group\x18\x03 \x01(\v2\x0e.fare.v1.GroupH\x00R\bsetGroup\x12#\n" +
-	"\fdelete_group\x18\x04 \x01(\rH\x00R\vdeleteGroup\x12?\n" +
+	"\bsub_port\x18\x02 \x01(\v2\x15.fare.v1.SubPortStateH\x00R\asubPort\x120\n" +
+	"\n" +
+	"set_vector\x18\x03 \x01(\v2\x0f.fare.v1.VectorH\x00R\tsetVector\x12%\n" +
+	"\rdelete_vector\x18\x04 \x01(\rH\x00R\fdeleteVector\x12?\n" +
 	"\x0fset_destination\x18\x05 \x01(\v2\x14.fare.v1.DestinationH\x00R\x0esetDestination\x12H\n" +
 	"\x12delete_destination\x18\a \x01(\v2\x17.fare.v1.DestinationKeyH\x00R\x11deleteDestinationB\x04\n" +
 	"\x02opJ\x04\b\x06\x10\a\"@\n" +
@@ -2140,31 +2141,32 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x06source\x18\x02 \x01(\tR\x06source\"6\n" +
 	"\fSubPortState\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x0e\n" +
-	"\x02up\x18\x02 \x01(\bR\x02up\"\x89\x01\n" +
-	"\x05Group\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\rR\x02id\x12.\n" +
-	"\amembers\x18\x02 \x03(\v2\x14.fare.v1.GroupMemberR\amembers\x12(\n" +
-	"\x05slots\x18\x03 \x03(\v2\x12.fare.v1.GroupSlotR\x05slots\x12\x16\n" +
-	"\x06source\x18\x04 \x01(\tR\x06source\"S\n" +
-	"\vGroupMember\x12\x14\n" +
+	"\x02up\x18\x02 \x01(\bR\x02up\"\x8c\x01\n" +
+	"\x06Vector\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x12/\n" +
+	"\amembers\x18\x02 \x03(\v2\x15.fare.v1.VectorMemberR\amembers\x12)\n" +
+	"\x05slots\x18\x03 \x03(\v2\x13.fare.v1.VectorSlotR\x05slots\x12\x16\n" +
+	"\x06source\x18\x04 \x01(\tR\x06source\"T\n" +
+	"\fVectorMember\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x16\n" +
 	"\x06device\x18\x02 \x01(\tR\x06device\x12\x16\n" +
-	"\x06weight\x18\x03 \x01(\rR\x06weight\"\x96\x01\n" +
-	"\tGroupSlot\x12\x12\n" +
+	"\x06weight\x18\x03 \x01(\rR\x06weight\"\x97\x01\n" +
+	"\n" +
+	"VectorSlot\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x14\n" +
 	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x16\n" +
 	"\x06device\x18\x03 \x01(\tR\x06device\x12\x1b\n" +
 	"\tshare_ppb\x18\x04 \x01(\rR\bsharePpb\x12*\n" +
-	"\x11drain_before_move\x18\x05 \x01(\bR\x0fdrainBeforeMove\"\xa9\x01\n" +
+	"\x11drain_before_move\x18\x05 \x01(\bR\x0fdrainBeforeMove\"\xab\x01\n" +
 	"\vDestination\x12\x16\n" +
-	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x14\n" +
-	"\x05group\x18\x02 \x01(\rR\x05group\x12(\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x16\n" +
+	"\x06vector\x18\x02 \x01(\rR\x06vector\x12(\n" +
 	"\x05pairs\x18\x03 \x03(\v2\x12.fare.v1.PairPortsR\x05pairs\x12*\n" +
 	"\x11drain_before_move\x18\x04 \x03(\rR\x0fdrainBeforeMove\x12\x16\n" +
-	"\x06source\x18\x05 \x01(\tR\x06source\"M\n" +
+	"\x06source\x18\x05 \x01(\tR\x06source\"F\n" +
 	"\tPairPorts\x12\x16\n" +
-	"\x06source\x18\x01 \x01(\tR\x06source\x12(\n" +
-	"\x10udp_source_ports\x18\x02 \x03(\rR\x0eudpSourcePorts\"e\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12!\n" +
+	"\fsource_ports\x18\x02 \x03(\rR\vsourcePorts\"e\n" +
 	"\x0fProgramResponse\x12 \n" +
 	"\x04acks\x18\x01 \x03(\v2\f.fare.v1.AckR\x04acks\x120\n" +
 	"\tintegrity\x18\x02 \x01(\v2\x12.fare.v1.IntegrityR\tintegrity\"W\n" +
@@ -2177,19 +2179,19 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\x05level\x18\x02 \x01(\x0e2\x11.fare.v1.AckLevelR\x05level\x12\x12\n" +
 	"\x04code\x18\x03 \x01(\rR\x04code\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\"\x11\n" +
-	"\x0fSnapshotRequest\"\xb6\x02\n" +
+	"\x0fSnapshotRequest\"\xb9\x02\n" +
 	"\x10SnapshotResponse\x122\n" +
-	"\tsub_ports\x18\x01 \x03(\v2\x15.fare.v1.SubPortStateR\bsubPorts\x12&\n" +
-	"\x06groups\x18\x02 \x03(\v2\x0e.fare.v1.GroupR\x06groups\x128\n" +
+	"\tsub_ports\x18\x01 \x03(\v2\x15.fare.v1.SubPortStateR\bsubPorts\x12)\n" +
+	"\avectors\x18\x02 \x03(\v2\x0f.fare.v1.VectorR\avectors\x128\n" +
 	"\fdestinations\x18\x03 \x03(\v2\x14.fare.v1.DestinationR\fdestinations\x12L\n" +
 	"\vapproximate\x18\x04 \x03(\v2*.fare.v1.SnapshotResponse.ApproximateEntryR\vapproximate\x1a>\n" +
 	"\x10ApproximateEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x91\x01\n" +
 	"\x0eLandingRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
-	"\vdestination\x18\x02 \x01(\tR\vdestination\x120\n" +
-	"\x14udp_destination_port\x18\x03 \x01(\rR\x12udpDestinationPort\x12\x1a\n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\x12)\n" +
+	"\x10destination_port\x18\x03 \x01(\rR\x0fdestinationPort\x12\x1a\n" +
 	"\bprotocol\x18\x04 \x01(\rR\bprotocol\"T\n" +
 	"\x0fLandingResponse\x12\x18\n" +
 	"\adevices\x18\x01 \x03(\tR\adevices\x12'\n" +
@@ -2257,9 +2259,9 @@ var file_fare_v1_dataplane_proto_goTypes = []any{
 	(*Operation)(nil),         // 11: fare.v1.Operation
 	(*DestinationKey)(nil),    // 12: fare.v1.DestinationKey
 	(*SubPortState)(nil),      // 13: fare.v1.SubPortState
-	(*Group)(nil),             // 14: fare.v1.Group
-	(*GroupMember)(nil),       // 15: fare.v1.GroupMember
-	(*GroupSlot)(nil),         // 16: fare.v1.GroupSlot
+	(*Vector)(nil),            // 14: fare.v1.Vector
+	(*VectorMember)(nil),      // 15: fare.v1.VectorMember
+	(*VectorSlot)(nil),        // 16: fare.v1.VectorSlot
 	(*Destination)(nil),       // 17: fare.v1.Destination
 	(*PairPorts)(nil),         // 18: fare.v1.PairPorts
 	(*ProgramResponse)(nil),   // 19: fare.v1.ProgramResponse
@@ -2286,17 +2288,17 @@ var file_fare_v1_dataplane_proto_depIdxs = []int32{
 	11, // 7: fare.v1.ProgramRequest.operation:type_name -> fare.v1.Operation
 	11, // 8: fare.v1.ProgramRequest.operations:type_name -> fare.v1.Operation
 	13, // 9: fare.v1.Operation.sub_port:type_name -> fare.v1.SubPortState
-	14, // 10: fare.v1.Operation.set_group:type_name -> fare.v1.Group
+	14, // 10: fare.v1.Operation.set_vector:type_name -> fare.v1.Vector
 	17, // 11: fare.v1.Operation.set_destination:type_name -> fare.v1.Destination
 	12, // 12: fare.v1.Operation.delete_destination:type_name -> fare.v1.DestinationKey
-	15, // 13: fare.v1.Group.members:type_name -> fare.v1.GroupMember
-	16, // 14: fare.v1.Group.slots:type_name -> fare.v1.GroupSlot
+	15, // 13: fare.v1.Vector.members:type_name -> fare.v1.VectorMember
+	16, // 14: fare.v1.Vector.slots:type_name -> fare.v1.VectorSlot
 	18, // 15: fare.v1.Destination.pairs:type_name -> fare.v1.PairPorts
 	21, // 16: fare.v1.ProgramResponse.acks:type_name -> fare.v1.Ack
 	20, // 17: fare.v1.ProgramResponse.integrity:type_name -> fare.v1.Integrity
 	1,  // 18: fare.v1.Ack.level:type_name -> fare.v1.AckLevel
 	13, // 19: fare.v1.SnapshotResponse.sub_ports:type_name -> fare.v1.SubPortState
-	14, // 20: fare.v1.SnapshotResponse.groups:type_name -> fare.v1.Group
+	14, // 20: fare.v1.SnapshotResponse.vectors:type_name -> fare.v1.Vector
 	17, // 21: fare.v1.SnapshotResponse.destinations:type_name -> fare.v1.Destination
 	30, // 22: fare.v1.SnapshotResponse.approximate:type_name -> fare.v1.SnapshotResponse.ApproximateEntry
 	28, // 23: fare.v1.CountersResponse.sub_ports:type_name -> fare.v1.SubPortCounters
@@ -2325,8 +2327,8 @@ func file_fare_v1_dataplane_proto_init() {
 	}
 	file_fare_v1_dataplane_proto_msgTypes[9].OneofWrappers = []any{
 		(*Operation_SubPort)(nil),
-		(*Operation_SetGroup)(nil),
-		(*Operation_DeleteGroup)(nil),
+		(*Operation_SetVector)(nil),
+		(*Operation_DeleteVector)(nil),
 		(*Operation_SetDestination)(nil),
 		(*Operation_DeleteDestination)(nil),
 	}

@@ -35,8 +35,8 @@ const (
 // DataplaneService is served by the data plane; fared is its client.
 type DataplaneServiceClient interface {
 	// Hello begins the exchange: fared sends the topology that it will program, the data plane returns its capabilities. Hello is idempotent, and
-	// replaces the previous Forwarding (when a next hop was learned, or a sub-port added). It never changes groups or
-	// destinations: a member whose sub-port is no longer part of Forwarding carries no packets until its group is set again.
+	// replaces the previous Forwarding (when a next hop was learned, or a sub-port added). It never changes vectors or
+	// destinations: a member whose sub-port is no longer part of Forwarding carries no packets until its vector is set again.
 	// INVALID_ARGUMENT: Forwarding is inconsistent. UNIMPLEMENTED: Forwarding asks for a mode that the data plane lacks.
 	Hello(ctx context.Context, in *HelloRequest, opts ...grpc.CallOption) (*HelloResponse, error)
 	// Program carries ordered operations in one direction and their acknowledgements in the other. There is one stream at a time: a newer
@@ -49,7 +49,7 @@ type DataplaneServiceClient interface {
 	// The stream itself ends with FAILED_PRECONDITION when no Hello came first, and with INVALID_ARGUMENT when the ids do
 	// not grow, because acknowledgements would be ambiguous.
 	Program(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ProgramRequest, ProgramResponse], error)
-	// Snapshot reads back the programmed state at one moment, sorted: sub-ports by device, groups by id with members in
+	// Snapshot reads back the programmed state at one moment, sorted: sub-ports by device, vectors by id with members in
 	// the order of Forwarding and slots by number, destinations by source group (in the order of Forwarding), then address (IPv4
 	// before IPv6).
 	Snapshot(ctx context.Context, in *SnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotResponse], error)
@@ -149,8 +149,8 @@ type DataplaneService_CountersClient = grpc.ServerStreamingClient[CountersRespon
 // DataplaneService is served by the data plane; fared is its client.
 type DataplaneServiceServer interface {
 	// Hello begins the exchange: fared sends the topology that it will program, the data plane returns its capabilities. Hello is idempotent, and
-	// replaces the previous Forwarding (when a next hop was learned, or a sub-port added). It never changes groups or
-	// destinations: a member whose sub-port is no longer part of Forwarding carries no packets until its group is set again.
+	// replaces the previous Forwarding (when a next hop was learned, or a sub-port added). It never changes vectors or
+	// destinations: a member whose sub-port is no longer part of Forwarding carries no packets until its vector is set again.
 	// INVALID_ARGUMENT: Forwarding is inconsistent. UNIMPLEMENTED: Forwarding asks for a mode that the data plane lacks.
 	Hello(context.Context, *HelloRequest) (*HelloResponse, error)
 	// Program carries ordered operations in one direction and their acknowledgements in the other. There is one stream at a time: a newer
@@ -163,7 +163,7 @@ type DataplaneServiceServer interface {
 	// The stream itself ends with FAILED_PRECONDITION when no Hello came first, and with INVALID_ARGUMENT when the ids do
 	// not grow, because acknowledgements would be ambiguous.
 	Program(grpc.BidiStreamingServer[ProgramRequest, ProgramResponse]) error
-	// Snapshot reads back the programmed state at one moment, sorted: sub-ports by device, groups by id with members in
+	// Snapshot reads back the programmed state at one moment, sorted: sub-ports by device, vectors by id with members in
 	// the order of Forwarding and slots by number, destinations by source group (in the order of Forwarding), then address (IPv4
 	// before IPv6).
 	Snapshot(*SnapshotRequest, grpc.ServerStreamingServer[SnapshotResponse]) error

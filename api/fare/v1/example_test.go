@@ -37,10 +37,10 @@ func ExampleDataplaneServiceClient() {
 		return
 	}
 	for _, op := range []*farev1.Operation{
-		{Id: 1, Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{Id: 1, Members: []*farev1.GroupMember{
+		{Id: 1, Op: &farev1.Operation_SetVector{SetVector: &farev1.Vector{Id: 1, Members: []*farev1.VectorMember{
 			{Plane: "p0", Device: "eth0", Weight: 2}, {Plane: "p1", Device: "eth1", Weight: 1},
 		}}}},
-		{Id: 2, Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "10.255.0.2/32", Group: 1}}},
+		{Id: 2, Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "10.255.0.2/32", Vector: 1}}},
 	} {
 		if err := stream.Send(&farev1.ProgramRequest{Operation: op}); err != nil {
 			fmt.Println(err)

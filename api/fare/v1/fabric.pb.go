@@ -71,13 +71,14 @@ type GetStatusResponse struct {
 	// Nanoseconds since the process started.
 	UptimeNs uint64 `protobuf:"varint,7,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
 	// False until end-of-RIB from every session, or the deadline: nothing in effect is removed meanwhile.
-	Converged             bool             `protobuf:"varint,8,opt,name=converged,proto3" json:"converged,omitempty"`
-	SessionsConfigured    uint32           `protobuf:"varint,9,opt,name=sessions_configured,json=sessionsConfigured,proto3" json:"sessions_configured,omitempty"`
-	SessionsEstablished   uint32           `protobuf:"varint,10,opt,name=sessions_established,json=sessionsEstablished,proto3" json:"sessions_established,omitempty"`
-	Destinations          uint32           `protobuf:"varint,11,opt,name=destinations,proto3" json:"destinations,omitempty"`
-	DestinationsReachable uint32           `protobuf:"varint,12,opt,name=destinations_reachable,json=destinationsReachable,proto3" json:"destinations_reachable,omitempty"`
-	Groups                uint32           `protobuf:"varint,13,opt,name=groups,proto3" json:"groups,omitempty"`
-	Dataplane             *DataplaneStatus `protobuf:"bytes,14,opt,name=dataplane,proto3" json:"dataplane,omitempty"`
+	Converged             bool   `protobuf:"varint,8,opt,name=converged,proto3" json:"converged,omitempty"`
+	SessionsConfigured    uint32 `protobuf:"varint,9,opt,name=sessions_configured,json=sessionsConfigured,proto3" json:"sessions_configured,omitempty"`
+	SessionsEstablished   uint32 `protobuf:"varint,10,opt,name=sessions_established,json=sessionsEstablished,proto3" json:"sessions_established,omitempty"`
+	Destinations          uint32 `protobuf:"varint,11,opt,name=destinations,proto3" json:"destinations,omitempty"`
+	DestinationsReachable uint32 `protobuf:"varint,12,opt,name=destinations_reachable,json=destinationsReachable,proto3" json:"destinations_reachable,omitempty"`
+	// Distinct weight vectors of all destinations.
+	Vectors   uint32           `protobuf:"varint,13,opt,name=vectors,proto3" json:"vectors,omitempty"`
+	Dataplane *DataplaneStatus `protobuf:"bytes,14,opt,name=dataplane,proto3" json:"dataplane,omitempty"`
 	// Loopbacks that this speaker originates; empty for a leaf.
 	Loopbacks []string `protobuf:"bytes,15,rep,name=loopbacks,proto3" json:"loopbacks,omitempty"`
 	// Counters by name, sorted: guard_dropped{reason="..."} and inputs_ignored{reason="..."} since start,
@@ -205,9 +206,9 @@ func (x *GetStatusResponse) GetDestinationsReachable() uint32 {
 	return 0
 }
 
-func (x *GetStatusResponse) GetGroups() uint32 {
+func (x *GetStatusResponse) GetVectors() uint32 {
 	if x != nil {
-		return x.Groups
+		return x.Vectors
 	}
 	return 0
 }
@@ -1704,7 +1705,7 @@ var File_fare_v1_fabric_proto protoreflect.FileDescriptor
 const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\n" +
 	"\x14fare/v1/fabric.proto\x12\afare.v1\"\x12\n" +
-	"\x10GetStatusRequest\"\x9f\x05\n" +
+	"\x10GetStatusRequest\"\xa1\x05\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x12\n" +
@@ -1718,8 +1719,8 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\x14sessions_established\x18\n" +
 	" \x01(\rR\x13sessionsEstablished\x12\"\n" +
 	"\fdestinations\x18\v \x01(\rR\fdestinations\x125\n" +
-	"\x16destinations_reachable\x18\f \x01(\rR\x15destinationsReachable\x12\x16\n" +
-	"\x06groups\x18\r \x01(\rR\x06groups\x126\n" +
+	"\x16destinations_reachable\x18\f \x01(\rR\x15destinationsReachable\x12\x18\n" +
+	"\avectors\x18\r \x01(\rR\avectors\x126\n" +
 	"\tdataplane\x18\x0e \x01(\v2\x18.fare.v1.DataplaneStatusR\tdataplane\x12\x1c\n" +
 	"\tloopbacks\x18\x0f \x03(\tR\tloopbacks\x12,\n" +
 	"\bcounters\x18\x10 \x03(\v2\x10.fare.v1.CounterR\bcounters\x12,\n" +

@@ -333,9 +333,9 @@ func (x *SuperpConnection) GetOrdered() bool {
 	return false
 }
 
-type SuperpConfigureRequest struct {
+type ConfigureSuperpRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Identifies the configuration for Start and Shutdown; not 0.
+	// Identifies the configuration for StartSuperp and ShutdownSuperp; not 0.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Absent means the agent's parameters. Given parameters must equal the agent's, because sockets and windows exist already.
 	Parameters *SuperpParameters `protobuf:"bytes,2,opt,name=parameters,proto3" json:"parameters,omitempty"`
@@ -347,20 +347,20 @@ type SuperpConfigureRequest struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SuperpConfigureRequest) Reset() {
-	*x = SuperpConfigureRequest{}
+func (x *ConfigureSuperpRequest) Reset() {
+	*x = ConfigureSuperpRequest{}
 	mi := &file_fare_v1_superp_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *SuperpConfigureRequest) String() string {
+func (x *ConfigureSuperpRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*SuperpConfigureRequest) ProtoMessage() {}
+func (*ConfigureSuperpRequest) ProtoMessage() {}
 
-func (x *SuperpConfigureRequest) ProtoReflect() protoreflect.Message {
+func (x *ConfigureSuperpRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_fare_v1_superp_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -372,59 +372,59 @@ func (x *SuperpConfigureRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SuperpConfigureRequest.ProtoReflect.Descriptor instead.
-func (*SuperpConfigureRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use ConfigureSuperpRequest.ProtoReflect.Descriptor instead.
+func (*ConfigureSuperpRequest) Descriptor() ([]byte, []int) {
 	return file_fare_v1_superp_proto_rawDescGZIP(), []int{3}
 }
 
-func (x *SuperpConfigureRequest) GetGeneration() uint64 {
+func (x *ConfigureSuperpRequest) GetGeneration() uint64 {
 	if x != nil {
 		return x.Generation
 	}
 	return 0
 }
 
-func (x *SuperpConfigureRequest) GetParameters() *SuperpParameters {
+func (x *ConfigureSuperpRequest) GetParameters() *SuperpParameters {
 	if x != nil {
 		return x.Parameters
 	}
 	return nil
 }
 
-func (x *SuperpConfigureRequest) GetNodes() []*SuperpNode {
+func (x *ConfigureSuperpRequest) GetNodes() []*SuperpNode {
 	if x != nil {
 		return x.Nodes
 	}
 	return nil
 }
 
-func (x *SuperpConfigureRequest) GetConnections() []*SuperpConnection {
+func (x *ConfigureSuperpRequest) GetConnections() []*SuperpConnection {
 	if x != nil {
 		return x.Connections
 	}
 	return nil
 }
 
-type SuperpConfigureResponse struct {
+type ConfigureSuperpResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SuperpConfigureResponse) Reset() {
-	*x = SuperpConfigureResponse{}
+func (x *ConfigureSuperpResponse) Reset() {
+	*x = ConfigureSuperpResponse{}
 	mi := &file_fare_v1_superp_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *SuperpConfigureResponse) String() string {
+func (x *ConfigureSuperpResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*SuperpConfigureResponse) ProtoMessage() {}
+func (*ConfigureSuperpResponse) ProtoMessage() {}
 
-func (x *SuperpConfigureResponse) ProtoReflect() protoreflect.Message {
+func (x *ConfigureSuperpResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_fare_v1_superp_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -436,32 +436,32 @@ func (x *SuperpConfigureResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SuperpConfigureResponse.ProtoReflect.Descriptor instead.
-func (*SuperpConfigureResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use ConfigureSuperpResponse.ProtoReflect.Descriptor instead.
+func (*ConfigureSuperpResponse) Descriptor() ([]byte, []int) {
 	return file_fare_v1_superp_proto_rawDescGZIP(), []int{4}
 }
 
-type SuperpStartRequest struct {
+type StartSuperpRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SuperpStartRequest) Reset() {
-	*x = SuperpStartRequest{}
+func (x *StartSuperpRequest) Reset() {
+	*x = StartSuperpRequest{}
 	mi := &file_fare_v1_superp_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *SuperpStartRequest) String() string {
+func (x *StartSuperpRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*SuperpStartRequest) ProtoMessage() {}
+func (*StartSuperpRequest) ProtoMessage() {}
 
-func (x *SuperpStartRequest) ProtoReflect() protoreflect.Message {
+func (x *StartSuperpRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_fare_v1_superp_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -473,38 +473,38 @@ func (x *SuperpStartRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SuperpStartRequest.ProtoReflect.Descriptor instead.
-func (*SuperpStartRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use StartSuperpRequest.ProtoReflect.Descriptor instead.
+func (*StartSuperpRequest) Descriptor() ([]byte, []int) {
 	return file_fare_v1_superp_proto_rawDescGZIP(), []int{5}
 }
 
-func (x *SuperpStartRequest) GetGeneration() uint64 {
+func (x *StartSuperpRequest) GetGeneration() uint64 {
 	if x != nil {
 		return x.Generation
 	}
 	return 0
 }
 
-type SuperpStartResponse struct {
+type StartSuperpResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SuperpStartResponse) Reset() {
-	*x = SuperpStartResponse{}
+func (x *StartSuperpResponse) Reset() {
+	*x = StartSuperpResponse{}
 	mi := &file_fare_v1_superp_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *SuperpStartResponse) String() string {
+func (x *StartSuperpResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*SuperpStartResponse) ProtoMessage() {}
+func (*StartSuperpResponse) ProtoMessage() {}
 
-func (x *SuperpStartResponse) ProtoReflect() protoreflect.Message {
+func (x *StartSuperpResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_fare_v1_superp_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -516,34 +516,34 @@ func (x *SuperpStartResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SuperpStartResponse.ProtoReflect.Descriptor instead.
-func (*SuperpStartResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use StartSuperpResponse.ProtoReflect.Descriptor instead.
+func (*StartSuperpResponse) Descriptor() ([]byte, []int) {
 	return file_fare_v1_superp_proto_rawDescGZIP(), []int{6}
 }
 
-type SuperpShutdownRequest struct {
+type ShutdownSuperpRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 0 means any configuration. If another generation is configured, Shutdown has no effect.
+	// 0 means any configuration. If another generation is configured, ShutdownSuperp has no effect.
 	Generation    uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	Hard          bool   `protobuf:"varint,2,opt,name=hard,proto3" json:"hard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SuperpShutdownRequest) Reset() {
-	*x = SuperpShutdownRequest{}
+func (x *ShutdownSuperpRequest) Reset() {
+	*x = ShutdownSuperpRequest{}
 	mi := &file_fare_v1_superp_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *SuperpShutdownRequest) String() string {
+func (x *ShutdownSuperpRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*SuperpShutdownRequest) ProtoMessage() {}
+func (*ShutdownSuperpRequest) ProtoMessage() {}
 
-func (x *SuperpShutdownRequest) ProtoReflect() protoreflect.Message {
+func (x *ShutdownSuperpRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_fare_v1_superp_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -555,45 +555,45 @@ func (x *SuperpShutdownRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SuperpShutdownRequest.ProtoReflect.Descriptor instead.
-func (*SuperpShutdownRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use ShutdownSuperpRequest.ProtoReflect.Descriptor instead.
+func (*ShutdownSuperpRequest) Descriptor() ([]byte, []int) {
 	return file_fare_v1_superp_proto_rawDescGZIP(), []int{7}
 }
 
-func (x *SuperpShutdownRequest) GetGeneration() uint64 {
+func (x *ShutdownSuperpRequest) GetGeneration() uint64 {
 	if x != nil {
 		return x.Generation
 	}
 	return 0
 }
 
-func (x *SuperpShutdownRequest) GetHard() bool {
+func (x *ShutdownSuperpRequest) GetHard() bool {
 	if x != nil {
 		return x.Hard
 	}
 	return false
 }
 
-type SuperpShutdownResponse struct {
+type ShutdownSuperpResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SuperpShutdownResponse) Reset() {
-	*x = SuperpShutdownResponse{}
+func (x *ShutdownSuperpResponse) Reset() {
+	*x = ShutdownSuperpResponse{}
 	mi := &file_fare_v1_superp_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *SuperpShutdownResponse) String() string {
+func (x *ShutdownSuperpResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*SuperpShutdownResponse) ProtoMessage() {}
+func (*ShutdownSuperpResponse) ProtoMessage() {}
 
-func (x *SuperpShutdownResponse) ProtoReflect() protoreflect.Message {
+func (x *ShutdownSuperpResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_fare_v1_superp_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -605,31 +605,31 @@ func (x *SuperpShutdownResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SuperpShutdownResponse.ProtoReflect.Descriptor instead.
-func (*SuperpShutdownResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use ShutdownSuperpResponse.ProtoReflect.Descriptor instead.
+func (*ShutdownSuperpResponse) Descriptor() ([]byte, []int) {
 	return file_fare_v1_superp_proto_rawDescGZIP(), []int{8}
 }
 
-type SuperpGetStatusRequest struct {
+type GetSuperpStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SuperpGetStatusRequest) Reset() {
-	*x = SuperpGetStatusRequest{}
+func (x *GetSuperpStatusRequest) Reset() {
+	*x = GetSuperpStatusRequest{}
 	mi := &file_fare_v1_superp_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *SuperpGetStatusRequest) String() string {
+func (x *GetSuperpStatusRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*SuperpGetStatusRequest) ProtoMessage() {}
+func (*GetSuperpStatusRequest) ProtoMessage() {}
 
-func (x *SuperpGetStatusRequest) ProtoReflect() protoreflect.Message {
+func (x *GetSuperpStatusRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_fare_v1_superp_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -641,12 +641,56 @@ func (x *SuperpGetStatusRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SuperpGetStatusRequest.ProtoReflect.Descriptor instead.
-func (*SuperpGetStatusRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use GetSuperpStatusRequest.ProtoReflect.Descriptor instead.
+func (*GetSuperpStatusRequest) Descriptor() ([]byte, []int) {
 	return file_fare_v1_superp_proto_rawDescGZIP(), []int{9}
 }
 
-type SuperpWatchStatusRequest struct {
+type GetSuperpStatusResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Status        *SuperpStatus          `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSuperpStatusResponse) Reset() {
+	*x = GetSuperpStatusResponse{}
+	mi := &file_fare_v1_superp_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSuperpStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSuperpStatusResponse) ProtoMessage() {}
+
+func (x *GetSuperpStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSuperpStatusResponse.ProtoReflect.Descriptor instead.
+func (*GetSuperpStatusResponse) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *GetSuperpStatusResponse) GetStatus() *SuperpStatus {
+	if x != nil {
+		return x.Status
+	}
+	return nil
+}
+
+type WatchSuperpStatusRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Interval of counters, at least 10 ms; 0 sends only changes of state.
 	IntervalNs    uint64 `protobuf:"varint,1,opt,name=interval_ns,json=intervalNs,proto3" json:"interval_ns,omitempty"`
@@ -654,21 +698,21 @@ type SuperpWatchStatusRequest struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SuperpWatchStatusRequest) Reset() {
-	*x = SuperpWatchStatusRequest{}
-	mi := &file_fare_v1_superp_proto_msgTypes[10]
+func (x *WatchSuperpStatusRequest) Reset() {
+	*x = WatchSuperpStatusRequest{}
+	mi := &file_fare_v1_superp_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *SuperpWatchStatusRequest) String() string {
+func (x *WatchSuperpStatusRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*SuperpWatchStatusRequest) ProtoMessage() {}
+func (*WatchSuperpStatusRequest) ProtoMessage() {}
 
-func (x *SuperpWatchStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_superp_proto_msgTypes[10]
+func (x *WatchSuperpStatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,16 +723,60 @@ func (x *SuperpWatchStatusRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SuperpWatchStatusRequest.ProtoReflect.Descriptor instead.
-func (*SuperpWatchStatusRequest) Descriptor() ([]byte, []int) {
-	return file_fare_v1_superp_proto_rawDescGZIP(), []int{10}
+// Deprecated: Use WatchSuperpStatusRequest.ProtoReflect.Descriptor instead.
+func (*WatchSuperpStatusRequest) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{11}
 }
 
-func (x *SuperpWatchStatusRequest) GetIntervalNs() uint64 {
+func (x *WatchSuperpStatusRequest) GetIntervalNs() uint64 {
 	if x != nil {
 		return x.IntervalNs
 	}
 	return 0
+}
+
+type WatchSuperpStatusResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Status        *SuperpStatus          `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchSuperpStatusResponse) Reset() {
+	*x = WatchSuperpStatusResponse{}
+	mi := &file_fare_v1_superp_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchSuperpStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchSuperpStatusResponse) ProtoMessage() {}
+
+func (x *WatchSuperpStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_superp_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchSuperpStatusResponse.ProtoReflect.Descriptor instead.
+func (*WatchSuperpStatusResponse) Descriptor() ([]byte, []int) {
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *WatchSuperpStatusResponse) GetStatus() *SuperpStatus {
+	if x != nil {
+		return x.Status
+	}
+	return nil
 }
 
 // SuperpStatus is the state of an agent at one moment, connections sorted by local cid.
@@ -706,7 +794,7 @@ type SuperpStatus struct {
 
 func (x *SuperpStatus) Reset() {
 	*x = SuperpStatus{}
-	mi := &file_fare_v1_superp_proto_msgTypes[11]
+	mi := &file_fare_v1_superp_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -718,7 +806,7 @@ func (x *SuperpStatus) String() string {
 func (*SuperpStatus) ProtoMessage() {}
 
 func (x *SuperpStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_superp_proto_msgTypes[11]
+	mi := &file_fare_v1_superp_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -731,7 +819,7 @@ func (x *SuperpStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuperpStatus.ProtoReflect.Descriptor instead.
 func (*SuperpStatus) Descriptor() ([]byte, []int) {
-	return file_fare_v1_superp_proto_rawDescGZIP(), []int{11}
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SuperpStatus) GetGeneration() uint64 {
@@ -766,7 +854,7 @@ type SuperpConnectionStatus struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Connection *SuperpConnection      `protobuf:"bytes,1,opt,name=connection,proto3" json:"connection,omitempty"`
 	State      SuperpConnectionState  `protobuf:"varint,2,opt,name=state,proto3,enum=fare.v1.SuperpConnectionState" json:"state,omitempty"`
-	// The reason why the connection ended, unless by Shutdown.
+	// The reason why the connection ended, unless by ShutdownSuperp.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	// Next psn to send, oldest unacknowledged, next expected.
 	NextPsn     uint32 `protobuf:"varint,4,opt,name=next_psn,json=nextPsn,proto3" json:"next_psn,omitempty"`
@@ -786,7 +874,7 @@ type SuperpConnectionStatus struct {
 
 func (x *SuperpConnectionStatus) Reset() {
 	*x = SuperpConnectionStatus{}
-	mi := &file_fare_v1_superp_proto_msgTypes[12]
+	mi := &file_fare_v1_superp_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -798,7 +886,7 @@ func (x *SuperpConnectionStatus) String() string {
 func (*SuperpConnectionStatus) ProtoMessage() {}
 
 func (x *SuperpConnectionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_superp_proto_msgTypes[12]
+	mi := &file_fare_v1_superp_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -811,7 +899,7 @@ func (x *SuperpConnectionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuperpConnectionStatus.ProtoReflect.Descriptor instead.
 func (*SuperpConnectionStatus) Descriptor() ([]byte, []int) {
-	return file_fare_v1_superp_proto_rawDescGZIP(), []int{12}
+	return file_fare_v1_superp_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SuperpConnectionStatus) GetConnection() *SuperpConnection {
@@ -917,7 +1005,7 @@ const file_fare_v1_superp_proto_rawDesc = "" +
 	"remote_cid\x18\x04 \x01(\rR\tremoteCid\x12#\n" +
 	"\rtraffic_class\x18\x05 \x01(\rR\ftrafficClass\x12\x18\n" +
 	"\aordered\x18\x06 \x01(\bR\aordered\"\xdb\x01\n" +
-	"\x16SuperpConfigureRequest\x12\x1e\n" +
+	"\x16ConfigureSuperpRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x129\n" +
@@ -926,22 +1014,26 @@ const file_fare_v1_superp_proto_rawDesc = "" +
 	"parameters\x12)\n" +
 	"\x05nodes\x18\x03 \x03(\v2\x13.fare.v1.SuperpNodeR\x05nodes\x12;\n" +
 	"\vconnections\x18\x04 \x03(\v2\x19.fare.v1.SuperpConnectionR\vconnections\"\x19\n" +
-	"\x17SuperpConfigureResponse\"4\n" +
-	"\x12SuperpStartRequest\x12\x1e\n" +
+	"\x17ConfigureSuperpResponse\"4\n" +
+	"\x12StartSuperpRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\"\x15\n" +
-	"\x13SuperpStartResponse\"K\n" +
-	"\x15SuperpShutdownRequest\x12\x1e\n" +
+	"\x13StartSuperpResponse\"K\n" +
+	"\x15ShutdownSuperpRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12\x12\n" +
 	"\x04hard\x18\x02 \x01(\bR\x04hard\"\x18\n" +
-	"\x16SuperpShutdownResponse\"\x18\n" +
-	"\x16SuperpGetStatusRequest\";\n" +
-	"\x18SuperpWatchStatusRequest\x12\x1f\n" +
+	"\x16ShutdownSuperpResponse\"\x18\n" +
+	"\x16GetSuperpStatusRequest\"H\n" +
+	"\x17GetSuperpStatusResponse\x12-\n" +
+	"\x06status\x18\x01 \x01(\v2\x15.fare.v1.SuperpStatusR\x06status\";\n" +
+	"\x18WatchSuperpStatusRequest\x12\x1f\n" +
 	"\vinterval_ns\x18\x01 \x01(\x04R\n" +
-	"intervalNs\"\x89\x02\n" +
+	"intervalNs\"J\n" +
+	"\x19WatchSuperpStatusResponse\x12-\n" +
+	"\x06status\x18\x01 \x01(\v2\x15.fare.v1.SuperpStatusR\x06status\"\x89\x02\n" +
 	"\fSuperpStatus\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -974,13 +1066,13 @@ const file_fare_v1_superp_proto_rawDesc = "" +
 	"\"SUPERP_CONNECTION_STATE_CONFIGURED\x10\x01\x12#\n" +
 	"\x1fSUPERP_CONNECTION_STATE_STARTED\x10\x02\x12\"\n" +
 	"\x1eSUPERP_CONNECTION_STATE_ENDING\x10\x03\x12!\n" +
-	"\x1dSUPERP_CONNECTION_STATE_ENDED\x10\x042\xfe\x02\n" +
-	"\vSuperpAgent\x12N\n" +
-	"\tConfigure\x12\x1f.fare.v1.SuperpConfigureRequest\x1a .fare.v1.SuperpConfigureResponse\x12B\n" +
-	"\x05Start\x12\x1b.fare.v1.SuperpStartRequest\x1a\x1c.fare.v1.SuperpStartResponse\x12K\n" +
-	"\bShutdown\x12\x1e.fare.v1.SuperpShutdownRequest\x1a\x1f.fare.v1.SuperpShutdownResponse\x12C\n" +
-	"\tGetStatus\x12\x1f.fare.v1.SuperpGetStatusRequest\x1a\x15.fare.v1.SuperpStatus\x12I\n" +
-	"\vWatchStatus\x12!.fare.v1.SuperpWatchStatusRequest\x1a\x15.fare.v1.SuperpStatus0\x01B+Z)github.com/fared/fared/api/fare/v1;farev1b\x06proto3"
+	"\x1dSUPERP_CONNECTION_STATE_ENDED\x10\x042\xb6\x03\n" +
+	"\rSuperpService\x12T\n" +
+	"\x0fConfigureSuperp\x12\x1f.fare.v1.ConfigureSuperpRequest\x1a .fare.v1.ConfigureSuperpResponse\x12H\n" +
+	"\vStartSuperp\x12\x1b.fare.v1.StartSuperpRequest\x1a\x1c.fare.v1.StartSuperpResponse\x12Q\n" +
+	"\x0eShutdownSuperp\x12\x1e.fare.v1.ShutdownSuperpRequest\x1a\x1f.fare.v1.ShutdownSuperpResponse\x12T\n" +
+	"\x0fGetSuperpStatus\x12\x1f.fare.v1.GetSuperpStatusRequest\x1a .fare.v1.GetSuperpStatusResponse\x12\\\n" +
+	"\x11WatchSuperpStatus\x12!.fare.v1.WatchSuperpStatusRequest\x1a\".fare.v1.WatchSuperpStatusResponse0\x01B+Z)github.com/fared/fared/api/fare/v1;farev1b\x06proto3"
 
 var (
 	file_fare_v1_superp_proto_rawDescOnce sync.Once
@@ -995,47 +1087,51 @@ func file_fare_v1_superp_proto_rawDescGZIP() []byte {
 }
 
 var file_fare_v1_superp_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_fare_v1_superp_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_fare_v1_superp_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_fare_v1_superp_proto_goTypes = []any{
-	(SuperpConnectionState)(0),       // 0: fare.v1.SuperpConnectionState
-	(*SuperpParameters)(nil),         // 1: fare.v1.SuperpParameters
-	(*SuperpNode)(nil),               // 2: fare.v1.SuperpNode
-	(*SuperpConnection)(nil),         // 3: fare.v1.SuperpConnection
-	(*SuperpConfigureRequest)(nil),   // 4: fare.v1.SuperpConfigureRequest
-	(*SuperpConfigureResponse)(nil),  // 5: fare.v1.SuperpConfigureResponse
-	(*SuperpStartRequest)(nil),       // 6: fare.v1.SuperpStartRequest
-	(*SuperpStartResponse)(nil),      // 7: fare.v1.SuperpStartResponse
-	(*SuperpShutdownRequest)(nil),    // 8: fare.v1.SuperpShutdownRequest
-	(*SuperpShutdownResponse)(nil),   // 9: fare.v1.SuperpShutdownResponse
-	(*SuperpGetStatusRequest)(nil),   // 10: fare.v1.SuperpGetStatusRequest
-	(*SuperpWatchStatusRequest)(nil), // 11: fare.v1.SuperpWatchStatusRequest
-	(*SuperpStatus)(nil),             // 12: fare.v1.SuperpStatus
-	(*SuperpConnectionStatus)(nil),   // 13: fare.v1.SuperpConnectionStatus
-	nil,                              // 14: fare.v1.SuperpStatus.CountersEntry
+	(SuperpConnectionState)(0),        // 0: fare.v1.SuperpConnectionState
+	(*SuperpParameters)(nil),          // 1: fare.v1.SuperpParameters
+	(*SuperpNode)(nil),                // 2: fare.v1.SuperpNode
+	(*SuperpConnection)(nil),          // 3: fare.v1.SuperpConnection
+	(*ConfigureSuperpRequest)(nil),    // 4: fare.v1.ConfigureSuperpRequest
+	(*ConfigureSuperpResponse)(nil),   // 5: fare.v1.ConfigureSuperpResponse
+	(*StartSuperpRequest)(nil),        // 6: fare.v1.StartSuperpRequest
+	(*StartSuperpResponse)(nil),       // 7: fare.v1.StartSuperpResponse
+	(*ShutdownSuperpRequest)(nil),     // 8: fare.v1.ShutdownSuperpRequest
+	(*ShutdownSuperpResponse)(nil),    // 9: fare.v1.ShutdownSuperpResponse
+	(*GetSuperpStatusRequest)(nil),    // 10: fare.v1.GetSuperpStatusRequest
+	(*GetSuperpStatusResponse)(nil),   // 11: fare.v1.GetSuperpStatusResponse
+	(*WatchSuperpStatusRequest)(nil),  // 12: fare.v1.WatchSuperpStatusRequest
+	(*WatchSuperpStatusResponse)(nil), // 13: fare.v1.WatchSuperpStatusResponse
+	(*SuperpStatus)(nil),              // 14: fare.v1.SuperpStatus
+	(*SuperpConnectionStatus)(nil),    // 15: fare.v1.SuperpConnectionStatus
+	nil,                               // 16: fare.v1.SuperpStatus.CountersEntry
 }
 var file_fare_v1_superp_proto_depIdxs = []int32{
-	1,  // 0: fare.v1.SuperpConfigureRequest.parameters:type_name -> fare.v1.SuperpParameters
-	2,  // 1: fare.v1.SuperpConfigureRequest.nodes:type_name -> fare.v1.SuperpNode
-	3,  // 2: fare.v1.SuperpConfigureRequest.connections:type_name -> fare.v1.SuperpConnection
-	13, // 3: fare.v1.SuperpStatus.connections:type_name -> fare.v1.SuperpConnectionStatus
-	14, // 4: fare.v1.SuperpStatus.counters:type_name -> fare.v1.SuperpStatus.CountersEntry
-	3,  // 5: fare.v1.SuperpConnectionStatus.connection:type_name -> fare.v1.SuperpConnection
-	0,  // 6: fare.v1.SuperpConnectionStatus.state:type_name -> fare.v1.SuperpConnectionState
-	4,  // 7: fare.v1.SuperpAgent.Configure:input_type -> fare.v1.SuperpConfigureRequest
-	6,  // 8: fare.v1.SuperpAgent.Start:input_type -> fare.v1.SuperpStartRequest
-	8,  // 9: fare.v1.SuperpAgent.Shutdown:input_type -> fare.v1.SuperpShutdownRequest
-	10, // 10: fare.v1.SuperpAgent.GetStatus:input_type -> fare.v1.SuperpGetStatusRequest
-	11, // 11: fare.v1.SuperpAgent.WatchStatus:input_type -> fare.v1.SuperpWatchStatusRequest
-	5,  // 12: fare.v1.SuperpAgent.Configure:output_type -> fare.v1.SuperpConfigureResponse
-	7,  // 13: fare.v1.SuperpAgent.Start:output_type -> fare.v1.SuperpStartResponse
-	9,  // 14: fare.v1.SuperpAgent.Shutdown:output_type -> fare.v1.SuperpShutdownResponse
-	12, // 15: fare.v1.SuperpAgent.GetStatus:output_type -> fare.v1.SuperpStatus
-	12, // 16: fare.v1.SuperpAgent.WatchStatus:output_type -> fare.v1.SuperpStatus
-	12, // [12:17] is the sub-list for method output_type
-	7,  // [7:12] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	1,  // 0: fare.v1.ConfigureSuperpRequest.parameters:type_name -> fare.v1.SuperpParameters
+	2,  // 1: fare.v1.ConfigureSuperpRequest.nodes:type_name -> fare.v1.SuperpNode
+	3,  // 2: fare.v1.ConfigureSuperpRequest.connections:type_name -> fare.v1.SuperpConnection
+	14, // 3: fare.v1.GetSuperpStatusResponse.status:type_name -> fare.v1.SuperpStatus
+	14, // 4: fare.v1.WatchSuperpStatusResponse.status:type_name -> fare.v1.SuperpStatus
+	15, // 5: fare.v1.SuperpStatus.connections:type_name -> fare.v1.SuperpConnectionStatus
+	16, // 6: fare.v1.SuperpStatus.counters:type_name -> fare.v1.SuperpStatus.CountersEntry
+	3,  // 7: fare.v1.SuperpConnectionStatus.connection:type_name -> fare.v1.SuperpConnection
+	0,  // 8: fare.v1.SuperpConnectionStatus.state:type_name -> fare.v1.SuperpConnectionState
+	4,  // 9: fare.v1.SuperpService.ConfigureSuperp:input_type -> fare.v1.ConfigureSuperpRequest
+	6,  // 10: fare.v1.SuperpService.StartSuperp:input_type -> fare.v1.StartSuperpRequest
+	8,  // 11: fare.v1.SuperpService.ShutdownSuperp:input_type -> fare.v1.ShutdownSuperpRequest
+	10, // 12: fare.v1.SuperpService.GetSuperpStatus:input_type -> fare.v1.GetSuperpStatusRequest
+	12, // 13: fare.v1.SuperpService.WatchSuperpStatus:input_type -> fare.v1.WatchSuperpStatusRequest
+	5,  // 14: fare.v1.SuperpService.ConfigureSuperp:output_type -> fare.v1.ConfigureSuperpResponse
+	7,  // 15: fare.v1.SuperpService.StartSuperp:output_type -> fare.v1.StartSuperpResponse
+	9,  // 16: fare.v1.SuperpService.ShutdownSuperp:output_type -> fare.v1.ShutdownSuperpResponse
+	11, // 17: fare.v1.SuperpService.GetSuperpStatus:output_type -> fare.v1.GetSuperpStatusResponse
+	13, // 18: fare.v1.SuperpService.WatchSuperpStatus:output_type -> fare.v1.WatchSuperpStatusResponse
+	14, // [14:19] is the sub-list for method output_type
+	9,  // [9:14] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_superp_proto_init() }
@@ -1049,7 +1145,7 @@ func file_fare_v1_superp_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fare_v1_superp_proto_rawDesc), len(file_fare_v1_superp_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

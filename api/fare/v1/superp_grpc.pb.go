@@ -22,18 +22,18 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	SuperpAgent_Configure_FullMethodName   = "/fare.v1.SuperpAgent/Configure"
-	SuperpAgent_Start_FullMethodName       = "/fare.v1.SuperpAgent/Start"
-	SuperpAgent_Shutdown_FullMethodName    = "/fare.v1.SuperpAgent/Shutdown"
-	SuperpAgent_GetStatus_FullMethodName   = "/fare.v1.SuperpAgent/GetStatus"
-	SuperpAgent_WatchStatus_FullMethodName = "/fare.v1.SuperpAgent/WatchStatus"
+	SuperpService_ConfigureSuperp_FullMethodName   = "/fare.v1.SuperpService/ConfigureSuperp"
+	SuperpService_StartSuperp_FullMethodName       = "/fare.v1.SuperpService/StartSuperp"
+	SuperpService_ShutdownSuperp_FullMethodName    = "/fare.v1.SuperpService/ShutdownSuperp"
+	SuperpService_GetSuperpStatus_FullMethodName   = "/fare.v1.SuperpService/GetSuperpStatus"
+	SuperpService_WatchSuperpStatus_FullMethodName = "/fare.v1.SuperpService/WatchSuperpStatus"
 )
 
-// SuperpAgentClient is the client API for SuperpAgent service.
+// SuperpServiceClient is the client API for SuperpService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// SuperpAgent is served by the process that owns the connections of one SUPERp instance (one address); a connection
+// SuperpService is served by the process that owns the connections of one SUPERp instance (one address); a connection
 // manager is its client.
 //
 // CONFIGURE  absent -> configured: the connections exist, and accept packets of their peers
@@ -41,78 +41,78 @@ const (
 // SHUTDOWN   any state -> absent: soft finishes outstanding operations, hard fails them
 //
 // The manager configures every agent before it starts the first, so no packet arrives at a missing connection.
-type SuperpAgentClient interface {
-	// Configure replaces the configuration, whole or not at all. INVALID_ARGUMENT names every invalid field.
-	// FAILED_PRECONDITION: connections of an earlier configuration exist (Shutdown ends them).
-	Configure(ctx context.Context, in *SuperpConfigureRequest, opts ...grpc.CallOption) (*SuperpConfigureResponse, error)
-	// Start lets the connections carry operations. FAILED_PRECONDITION: there is no configuration, or another generation.
+type SuperpServiceClient interface {
+	// ConfigureSuperp replaces the configuration, whole or not at all. INVALID_ARGUMENT names every invalid field.
+	// FAILED_PRECONDITION: connections of an earlier configuration exist (ShutdownSuperp ends them).
+	ConfigureSuperp(ctx context.Context, in *ConfigureSuperpRequest, opts ...grpc.CallOption) (*ConfigureSuperpResponse, error)
+	// StartSuperp lets the connections carry operations. FAILED_PRECONDITION: there is no configuration, or another generation.
 	// Idempotent.
-	Start(ctx context.Context, in *SuperpStartRequest, opts ...grpc.CallOption) (*SuperpStartResponse, error)
-	// Shutdown ends all connections. Soft answers when every connection is over: both ends have sent Last NULL and no operation is outstanding, or the connection has failed.
+	StartSuperp(ctx context.Context, in *StartSuperpRequest, opts ...grpc.CallOption) (*StartSuperpResponse, error)
+	// ShutdownSuperp ends all connections. Soft answers when every connection is over: both ends have sent Last NULL and no operation is outstanding, or the connection has failed.
 	// If the caller's deadline comes first soft answers DEADLINE_EXCEEDED, and the remaining connections continue to end. Hard
 	// answers at once. Idempotent.
-	Shutdown(ctx context.Context, in *SuperpShutdownRequest, opts ...grpc.CallOption) (*SuperpShutdownResponse, error)
-	// GetStatus reads the state of every connection.
-	GetStatus(ctx context.Context, in *SuperpGetStatusRequest, opts ...grpc.CallOption) (*SuperpStatus, error)
-	// WatchStatus sends the status, then again on every change of a connection's state, and every interval.
-	WatchStatus(ctx context.Context, in *SuperpWatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SuperpStatus], error)
+	ShutdownSuperp(ctx context.Context, in *ShutdownSuperpRequest, opts ...grpc.CallOption) (*ShutdownSuperpResponse, error)
+	// GetSuperpStatus reads the state of every connection.
+	GetSuperpStatus(ctx context.Context, in *GetSuperpStatusRequest, opts ...grpc.CallOption) (*GetSuperpStatusResponse, error)
+	// WatchSuperpStatus sends the status, then again on every change of a connection's state, and every interval.
+	WatchSuperpStatus(ctx context.Context, in *WatchSuperpStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchSuperpStatusResponse], error)
 }
 
-type superpAgentClient struct {
+type superpServiceClient struct {
 	cc grpc.ClientConnInterface
 }
 
-func NewSuperpAgentClient(cc grpc.ClientConnInterface) SuperpAgentClient {
-	return &superpAgentClient{cc}
+func NewSuperpServiceClient(cc grpc.ClientConnInterface) SuperpServiceClient {
+	return &superpServiceClient{cc}
 }
 
-func (c *superpAgentClient) Configure(ctx context.Context, in *SuperpConfigureRequest, opts ...grpc.CallOption) (*SuperpConfigureResponse, error) {
+func (c *superpServiceClient) ConfigureSuperp(ctx context.Context, in *ConfigureSuperpRequest, opts ...grpc.CallOption) (*ConfigureSuperpResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SuperpConfigureResponse)
-	err := c.cc.Invoke(ctx, SuperpAgent_Configure_FullMethodName, in, out, cOpts...)
+	out := new(ConfigureSuperpResponse)
+	err := c.cc.Invoke(ctx, SuperpService_ConfigureSuperp_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *superpAgentClient) Start(ctx context.Context, in *SuperpStartRequest, opts ...grpc.CallOption) (*SuperpStartResponse, error) {
+func (c *superpServiceClient) StartSuperp(ctx context.Context, in *StartSuperpRequest, opts ...grpc.CallOption) (*StartSuperpResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SuperpStartResponse)
-	err := c.cc.Invoke(ctx, SuperpAgent_Start_FullMethodName, in, out, cOpts...)
+	out := new(StartSuperpResponse)
+	err := c.cc.Invoke(ctx, SuperpService_StartSuperp_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *superpAgentClient) Shutdown(ctx context.Context, in *SuperpShutdownRequest, opts ...grpc.CallOption) (*SuperpShutdownResponse, error) {
+func (c *superpServiceClient) ShutdownSuperp(ctx context.Context, in *ShutdownSuperpRequest, opts ...grpc.CallOption) (*ShutdownSuperpResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SuperpShutdownResponse)
-	err := c.cc.Invoke(ctx, SuperpAgent_Shutdown_FullMethodName, in, out, cOpts...)
+	out := new(ShutdownSuperpResponse)
+	err := c.cc.Invoke(ctx, SuperpService_ShutdownSuperp_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *superpAgentClient) GetStatus(ctx context.Context, in *SuperpGetStatusRequest, opts ...grpc.CallOption) (*SuperpStatus, error) {
+func (c *superpServiceClient) GetSuperpStatus(ctx context.Context, in *GetSuperpStatusRequest, opts ...grpc.CallOption) (*GetSuperpStatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SuperpStatus)
-	err := c.cc.Invoke(ctx, SuperpAgent_GetStatus_FullMethodName, in, out, cOpts...)
+	out := new(GetSuperpStatusResponse)
+	err := c.cc.Invoke(ctx, SuperpService_GetSuperpStatus_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *superpAgentClient) WatchStatus(ctx context.Context, in *SuperpWatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SuperpStatus], error) {
+func (c *superpServiceClient) WatchSuperpStatus(ctx context.Context, in *WatchSuperpStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchSuperpStatusResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &SuperpAgent_ServiceDesc.Streams[0], SuperpAgent_WatchStatus_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &SuperpService_ServiceDesc.Streams[0], SuperpService_WatchSuperpStatus_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &grpc.GenericClientStream[SuperpWatchStatusRequest, SuperpStatus]{ClientStream: stream}
+	x := &grpc.GenericClientStream[WatchSuperpStatusRequest, WatchSuperpStatusResponse]{ClientStream: stream}
 	if err := x.ClientStream.SendMsg(in); err != nil {
 		return nil, err
 	}
@@ -123,13 +123,13 @@ func (c *superpAgentClient) WatchStatus(ctx context.Context, in *SuperpWatchStat
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type SuperpAgent_WatchStatusClient = grpc.ServerStreamingClient[SuperpStatus]
+type SuperpService_WatchSuperpStatusClient = grpc.ServerStreamingClient[WatchSuperpStatusResponse]
 
-// SuperpAgentServer is the server API for SuperpAgent service.
-// All implementations must embed UnimplementedSuperpAgentServer
+// SuperpServiceServer is the server API for SuperpService service.
+// All implementations must embed UnimplementedSuperpServiceServer
 // for forward compatibility.
 //
-// SuperpAgent is served by the process that owns the connections of one SUPERp instance (one address); a connection
+// SuperpService is served by the process that owns the connections of one SUPERp instance (one address); a connection
 // manager is its client.
 //
 // CONFIGURE  absent -> configured: the connections exist, and accept packets of their peers
@@ -137,178 +137,178 @@ type SuperpAgent_WatchStatusClient = grpc.ServerStreamingClient[SuperpStatus]
 // SHUTDOWN   any state -> absent: soft finishes outstanding operations, hard fails them
 //
 // The manager configures every agent before it starts the first, so no packet arrives at a missing connection.
-type SuperpAgentServer interface {
-	// Configure replaces the configuration, whole or not at all. INVALID_ARGUMENT names every invalid field.
-	// FAILED_PRECONDITION: connections of an earlier configuration exist (Shutdown ends them).
-	Configure(context.Context, *SuperpConfigureRequest) (*SuperpConfigureResponse, error)
-	// Start lets the connections carry operations. FAILED_PRECONDITION: there is no configuration, or another generation.
+type SuperpServiceServer interface {
+	// ConfigureSuperp replaces the configuration, whole or not at all. INVALID_ARGUMENT names every invalid field.
+	// FAILED_PRECONDITION: connections of an earlier configuration exist (ShutdownSuperp ends them).
+	ConfigureSuperp(context.Context, *ConfigureSuperpRequest) (*ConfigureSuperpResponse, error)
+	// StartSuperp lets the connections carry operations. FAILED_PRECONDITION: there is no configuration, or another generation.
 	// Idempotent.
-	Start(context.Context, *SuperpStartRequest) (*SuperpStartResponse, error)
-	// Shutdown ends all connections. Soft answers when every connection is over: both ends have sent Last NULL and no operation is outstanding, or the connection has failed.
+	StartSuperp(context.Context, *StartSuperpRequest) (*StartSuperpResponse, error)
+	// ShutdownSuperp ends all connections. Soft answers when every connection is over: both ends have sent Last NULL and no operation is outstanding, or the connection has failed.
 	// If the caller's deadline comes first soft answers DEADLINE_EXCEEDED, and the remaining connections continue to end. Hard
 	// answers at once. Idempotent.
-	Shutdown(context.Context, *SuperpShutdownRequest) (*SuperpShutdownResponse, error)
-	// GetStatus reads the state of every connection.
-	GetStatus(context.Context, *SuperpGetStatusRequest) (*SuperpStatus, error)
-	// WatchStatus sends the status, then again on every change of a connection's state, and every interval.
-	WatchStatus(*SuperpWatchStatusRequest, grpc.ServerStreamingServer[SuperpStatus]) error
-	mustEmbedUnimplementedSuperpAgentServer()
+	ShutdownSuperp(context.Context, *ShutdownSuperpRequest) (*ShutdownSuperpResponse, error)
+	// GetSuperpStatus reads the state of every connection.
+	GetSuperpStatus(context.Context, *GetSuperpStatusRequest) (*GetSuperpStatusResponse, error)
+	// WatchSuperpStatus sends the status, then again on every change of a connection's state, and every interval.
+	WatchSuperpStatus(*WatchSuperpStatusRequest, grpc.ServerStreamingServer[WatchSuperpStatusResponse]) error
+	mustEmbedUnimplementedSuperpServiceServer()
 }
 
-// UnimplementedSuperpAgentServer must be embedded to have
+// UnimplementedSuperpServiceServer must be embedded to have
 // forward compatible implementations.
 //
 // NOTE: this should be embedded by value instead of pointer to avoid a nil
 // pointer dereference when methods are called.
-type UnimplementedSuperpAgentServer struct{}
+type UnimplementedSuperpServiceServer struct{}
 
-func (UnimplementedSuperpAgentServer) Configure(context.Context, *SuperpConfigureRequest) (*SuperpConfigureResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Configure not implemented")
+func (UnimplementedSuperpServiceServer) ConfigureSuperp(context.Context, *ConfigureSuperpRequest) (*ConfigureSuperpResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ConfigureSuperp not implemented")
 }
-func (UnimplementedSuperpAgentServer) Start(context.Context, *SuperpStartRequest) (*SuperpStartResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Start not implemented")
+func (UnimplementedSuperpServiceServer) StartSuperp(context.Context, *StartSuperpRequest) (*StartSuperpResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartSuperp not implemented")
 }
-func (UnimplementedSuperpAgentServer) Shutdown(context.Context, *SuperpShutdownRequest) (*SuperpShutdownResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Shutdown not implemented")
+func (UnimplementedSuperpServiceServer) ShutdownSuperp(context.Context, *ShutdownSuperpRequest) (*ShutdownSuperpResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ShutdownSuperp not implemented")
 }
-func (UnimplementedSuperpAgentServer) GetStatus(context.Context, *SuperpGetStatusRequest) (*SuperpStatus, error) {
-	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
+func (UnimplementedSuperpServiceServer) GetSuperpStatus(context.Context, *GetSuperpStatusRequest) (*GetSuperpStatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetSuperpStatus not implemented")
 }
-func (UnimplementedSuperpAgentServer) WatchStatus(*SuperpWatchStatusRequest, grpc.ServerStreamingServer[SuperpStatus]) error {
-	return status.Error(codes.Unimplemented, "method WatchStatus not implemented")
+func (UnimplementedSuperpServiceServer) WatchSuperpStatus(*WatchSuperpStatusRequest, grpc.ServerStreamingServer[WatchSuperpStatusResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchSuperpStatus not implemented")
 }
-func (UnimplementedSuperpAgentServer) mustEmbedUnimplementedSuperpAgentServer() {}
-func (UnimplementedSuperpAgentServer) testEmbeddedByValue()                     {}
+func (UnimplementedSuperpServiceServer) mustEmbedUnimplementedSuperpServiceServer() {}
+func (UnimplementedSuperpServiceServer) testEmbeddedByValue()                       {}
 
-// UnsafeSuperpAgentServer may be embedded to opt out of forward compatibility for this service.
-// Use of this interface is not recommended, as added methods to SuperpAgentServer will
+// UnsafeSuperpServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to SuperpServiceServer will
 // result in compilation errors.
-type UnsafeSuperpAgentServer interface {
-	mustEmbedUnimplementedSuperpAgentServer()
+type UnsafeSuperpServiceServer interface {
+	mustEmbedUnimplementedSuperpServiceServer()
 }
 
-func RegisterSuperpAgentServer(s grpc.ServiceRegistrar, srv SuperpAgentServer) {
-	// If the following call panics, it indicates UnimplementedSuperpAgentServer was
+func RegisterSuperpServiceServer(s grpc.ServiceRegistrar, srv SuperpServiceServer) {
+	// If the following call panics, it indicates UnimplementedSuperpServiceServer was
 	// embedded by pointer and is nil.  This will cause panics if an
 	// unimplemented method is ever invoked, so we test this at initialization
 	// time to prevent it from happening at runtime later due to I/O.
 	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
 		t.testEmbeddedByValue()
 	}
-	s.RegisterService(&SuperpAgent_ServiceDesc, srv)
+	s.RegisterService(&SuperpService_ServiceDesc, srv)
 }
 
-func _SuperpAgent_Configure_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SuperpConfigureRequest)
+func _SuperpService_ConfigureSuperp_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConfigureSuperpRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(SuperpAgentServer).Configure(ctx, in)
+		return srv.(SuperpServiceServer).ConfigureSuperp(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: SuperpAgent_Configure_FullMethodName,
+		FullMethod: SuperpService_ConfigureSuperp_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(SuperpAgentServer).Configure(ctx, req.(*SuperpConfigureRequest))
+		return srv.(SuperpServiceServer).ConfigureSuperp(ctx, req.(*ConfigureSuperpRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _SuperpAgent_Start_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SuperpStartRequest)
+func _SuperpService_StartSuperp_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartSuperpRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(SuperpAgentServer).Start(ctx, in)
+		return srv.(SuperpServiceServer).StartSuperp(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: SuperpAgent_Start_FullMethodName,
+		FullMethod: SuperpService_StartSuperp_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(SuperpAgentServer).Start(ctx, req.(*SuperpStartRequest))
+		return srv.(SuperpServiceServer).StartSuperp(ctx, req.(*StartSuperpRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _SuperpAgent_Shutdown_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SuperpShutdownRequest)
+func _SuperpService_ShutdownSuperp_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ShutdownSuperpRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(SuperpAgentServer).Shutdown(ctx, in)
+		return srv.(SuperpServiceServer).ShutdownSuperp(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: SuperpAgent_Shutdown_FullMethodName,
+		FullMethod: SuperpService_ShutdownSuperp_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(SuperpAgentServer).Shutdown(ctx, req.(*SuperpShutdownRequest))
+		return srv.(SuperpServiceServer).ShutdownSuperp(ctx, req.(*ShutdownSuperpRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _SuperpAgent_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SuperpGetStatusRequest)
+func _SuperpService_GetSuperpStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetSuperpStatusRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(SuperpAgentServer).GetStatus(ctx, in)
+		return srv.(SuperpServiceServer).GetSuperpStatus(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: SuperpAgent_GetStatus_FullMethodName,
+		FullMethod: SuperpService_GetSuperpStatus_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(SuperpAgentServer).GetStatus(ctx, req.(*SuperpGetStatusRequest))
+		return srv.(SuperpServiceServer).GetSuperpStatus(ctx, req.(*GetSuperpStatusRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _SuperpAgent_WatchStatus_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(SuperpWatchStatusRequest)
+func _SuperpService_WatchSuperpStatus_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchSuperpStatusRequest)
 	if err := stream.RecvMsg(m); err != nil {
 		return err
 	}
-	return srv.(SuperpAgentServer).WatchStatus(m, &grpc.GenericServerStream[SuperpWatchStatusRequest, SuperpStatus]{ServerStream: stream})
+	return srv.(SuperpServiceServer).WatchSuperpStatus(m, &grpc.GenericServerStream[WatchSuperpStatusRequest, WatchSuperpStatusResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type SuperpAgent_WatchStatusServer = grpc.ServerStreamingServer[SuperpStatus]
+type SuperpService_WatchSuperpStatusServer = grpc.ServerStreamingServer[WatchSuperpStatusResponse]
 
-// SuperpAgent_ServiceDesc is the grpc.ServiceDesc for SuperpAgent service.
+// SuperpService_ServiceDesc is the grpc.ServiceDesc for SuperpService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
-var SuperpAgent_ServiceDesc = grpc.ServiceDesc{
-	ServiceName: "fare.v1.SuperpAgent",
-	HandlerType: (*SuperpAgentServer)(nil),
+var SuperpService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "fare.v1.SuperpService",
+	HandlerType: (*SuperpServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
 		{
-			MethodName: "Configure",
-			Handler:    _SuperpAgent_Configure_Handler,
+			MethodName: "ConfigureSuperp",
+			Handler:    _SuperpService_ConfigureSuperp_Handler,
 		},
 		{
-			MethodName: "Start",
-			Handler:    _SuperpAgent_Start_Handler,
+			MethodName: "StartSuperp",
+			Handler:    _SuperpService_StartSuperp_Handler,
 		},
 		{
-			MethodName: "Shutdown",
-			Handler:    _SuperpAgent_Shutdown_Handler,
+			MethodName: "ShutdownSuperp",
+			Handler:    _SuperpService_ShutdownSuperp_Handler,
 		},
 		{
-			MethodName: "GetStatus",
-			Handler:    _SuperpAgent_GetStatus_Handler,
+			MethodName: "GetSuperpStatus",
+			Handler:    _SuperpService_GetSuperpStatus_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
-			StreamName:    "WatchStatus",
-			Handler:       _SuperpAgent_WatchStatus_Handler,
+			StreamName:    "WatchSuperpStatus",
+			Handler:       _SuperpService_WatchSuperpStatus_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -418,33 +418,33 @@ func (x *PrepareTraffic) GetPairs() []*TrafficPair {
 	return nil
 }
 
-type TrafficRunRequest struct {
+type RunTrafficRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
 	//
-	//	*TrafficRunRequest_Prepare
-	//	*TrafficRunRequest_Connect
-	//	*TrafficRunRequest_Start
-	//	*TrafficRunRequest_Finish
-	Message       isTrafficRunRequest_Message `protobuf_oneof:"message"`
+	//	*RunTrafficRequest_Prepare
+	//	*RunTrafficRequest_Connect
+	//	*RunTrafficRequest_Start
+	//	*RunTrafficRequest_Finish
+	Message       isRunTrafficRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *TrafficRunRequest) Reset() {
-	*x = TrafficRunRequest{}
+func (x *RunTrafficRequest) Reset() {
+	*x = RunTrafficRequest{}
 	mi := &file_fare_v1_traffic_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *TrafficRunRequest) String() string {
+func (x *RunTrafficRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*TrafficRunRequest) ProtoMessage() {}
+func (*RunTrafficRequest) ProtoMessage() {}
 
-func (x *TrafficRunRequest) ProtoReflect() protoreflect.Message {
+func (x *RunTrafficRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_fare_v1_traffic_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -456,81 +456,81 @@ func (x *TrafficRunRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use TrafficRunRequest.ProtoReflect.Descriptor instead.
-func (*TrafficRunRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use RunTrafficRequest.ProtoReflect.Descriptor instead.
+func (*RunTrafficRequest) Descriptor() ([]byte, []int) {
 	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{4}
 }
 
-func (x *TrafficRunRequest) GetMessage() isTrafficRunRequest_Message {
+func (x *RunTrafficRequest) GetMessage() isRunTrafficRequest_Message {
 	if x != nil {
 		return x.Message
 	}
 	return nil
 }
 
-func (x *TrafficRunRequest) GetPrepare() *PrepareTraffic {
+func (x *RunTrafficRequest) GetPrepare() *PrepareTraffic {
 	if x != nil {
-		if x, ok := x.Message.(*TrafficRunRequest_Prepare); ok {
+		if x, ok := x.Message.(*RunTrafficRequest_Prepare); ok {
 			return x.Prepare
 		}
 	}
 	return nil
 }
 
-func (x *TrafficRunRequest) GetConnect() *ConnectTraffic {
+func (x *RunTrafficRequest) GetConnect() *ConnectTraffic {
 	if x != nil {
-		if x, ok := x.Message.(*TrafficRunRequest_Connect); ok {
+		if x, ok := x.Message.(*RunTrafficRequest_Connect); ok {
 			return x.Connect
 		}
 	}
 	return nil
 }
 
-func (x *TrafficRunRequest) GetStart() *StartTraffic {
+func (x *RunTrafficRequest) GetStart() *StartTraffic {
 	if x != nil {
-		if x, ok := x.Message.(*TrafficRunRequest_Start); ok {
+		if x, ok := x.Message.(*RunTrafficRequest_Start); ok {
 			return x.Start
 		}
 	}
 	return nil
 }
 
-func (x *TrafficRunRequest) GetFinish() *FinishTraffic {
+func (x *RunTrafficRequest) GetFinish() *FinishTraffic {
 	if x != nil {
-		if x, ok := x.Message.(*TrafficRunRequest_Finish); ok {
+		if x, ok := x.Message.(*RunTrafficRequest_Finish); ok {
 			return x.Finish
 		}
 	}
 	return nil
 }
 
-type isTrafficRunRequest_Message interface {
-	isTrafficRunRequest_Message()
+type isRunTrafficRequest_Message interface {
+	isRunTrafficRequest_Message()
 }
 
-type TrafficRunRequest_Prepare struct {
+type RunTrafficRequest_Prepare struct {
 	Prepare *PrepareTraffic `protobuf:"bytes,1,opt,name=prepare,proto3,oneof"`
 }
 
-type TrafficRunRequest_Connect struct {
+type RunTrafficRequest_Connect struct {
 	Connect *ConnectTraffic `protobuf:"bytes,2,opt,name=connect,proto3,oneof"`
 }
 
-type TrafficRunRequest_Start struct {
+type RunTrafficRequest_Start struct {
 	Start *StartTraffic `protobuf:"bytes,3,opt,name=start,proto3,oneof"`
 }
 
-type TrafficRunRequest_Finish struct {
+type RunTrafficRequest_Finish struct {
 	Finish *FinishTraffic `protobuf:"bytes,4,opt,name=finish,proto3,oneof"`
 }
 
-func (*TrafficRunRequest_Prepare) isTrafficRunRequest_Message() {}
+func (*RunTrafficRequest_Prepare) isRunTrafficRequest_Message() {}
 
-func (*TrafficRunRequest_Connect) isTrafficRunRequest_Message() {}
+func (*RunTrafficRequest_Connect) isRunTrafficRequest_Message() {}
 
-func (*TrafficRunRequest_Start) isTrafficRunRequest_Message() {}
+func (*RunTrafficRequest_Start) isRunTrafficRequest_Message() {}
 
-func (*TrafficRunRequest_Finish) isTrafficRunRequest_Message() {}
+func (*RunTrafficRequest_Finish) isRunTrafficRequest_Message() {}
 
 type ConnectTraffic struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -702,34 +702,34 @@ func (x *TrafficPosted) GetMessages() uint64 {
 	return 0
 }
 
-type TrafficRunResponse struct {
+type RunTrafficResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
 	//
-	//	*TrafficRunResponse_Prepared
-	//	*TrafficRunResponse_Connected
-	//	*TrafficRunResponse_Sample
-	//	*TrafficRunResponse_Sent
-	//	*TrafficRunResponse_Result
-	Message       isTrafficRunResponse_Message `protobuf_oneof:"message"`
+	//	*RunTrafficResponse_Prepared
+	//	*RunTrafficResponse_Connected
+	//	*RunTrafficResponse_Sample
+	//	*RunTrafficResponse_Sent
+	//	*RunTrafficResponse_Result
+	Message       isRunTrafficResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *TrafficRunResponse) Reset() {
-	*x = TrafficRunResponse{}
+func (x *RunTrafficResponse) Reset() {
+	*x = RunTrafficResponse{}
 	mi := &file_fare_v1_traffic_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *TrafficRunResponse) String() string {
+func (x *RunTrafficResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*TrafficRunResponse) ProtoMessage() {}
+func (*RunTrafficResponse) ProtoMessage() {}
 
-func (x *TrafficRunResponse) ProtoReflect() protoreflect.Message {
+func (x *RunTrafficResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_fare_v1_traffic_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -741,96 +741,96 @@ func (x *TrafficRunResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use TrafficRunResponse.ProtoReflect.Descriptor instead.
-func (*TrafficRunResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use RunTrafficResponse.ProtoReflect.Descriptor instead.
+func (*RunTrafficResponse) Descriptor() ([]byte, []int) {
 	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{9}
 }
 
-func (x *TrafficRunResponse) GetMessage() isTrafficRunResponse_Message {
+func (x *RunTrafficResponse) GetMessage() isRunTrafficResponse_Message {
 	if x != nil {
 		return x.Message
 	}
 	return nil
 }
 
-func (x *TrafficRunResponse) GetPrepared() *TrafficPrepared {
+func (x *RunTrafficResponse) GetPrepared() *TrafficPrepared {
 	if x != nil {
-		if x, ok := x.Message.(*TrafficRunResponse_Prepared); ok {
+		if x, ok := x.Message.(*RunTrafficResponse_Prepared); ok {
 			return x.Prepared
 		}
 	}
 	return nil
 }
 
-func (x *TrafficRunResponse) GetConnected() *TrafficConnected {
+func (x *RunTrafficResponse) GetConnected() *TrafficConnected {
 	if x != nil {
-		if x, ok := x.Message.(*TrafficRunResponse_Connected); ok {
+		if x, ok := x.Message.(*RunTrafficResponse_Connected); ok {
 			return x.Connected
 		}
 	}
 	return nil
 }
 
-func (x *TrafficRunResponse) GetSample() *TrafficSample {
+func (x *RunTrafficResponse) GetSample() *TrafficSample {
 	if x != nil {
-		if x, ok := x.Message.(*TrafficRunResponse_Sample); ok {
+		if x, ok := x.Message.(*RunTrafficResponse_Sample); ok {
 			return x.Sample
 		}
 	}
 	return nil
 }
 
-func (x *TrafficRunResponse) GetSent() *TrafficSent {
+func (x *RunTrafficResponse) GetSent() *TrafficSent {
 	if x != nil {
-		if x, ok := x.Message.(*TrafficRunResponse_Sent); ok {
+		if x, ok := x.Message.(*RunTrafficResponse_Sent); ok {
 			return x.Sent
 		}
 	}
 	return nil
 }
 
-func (x *TrafficRunResponse) GetResult() *TrafficResult {
+func (x *RunTrafficResponse) GetResult() *TrafficResult {
 	if x != nil {
-		if x, ok := x.Message.(*TrafficRunResponse_Result); ok {
+		if x, ok := x.Message.(*RunTrafficResponse_Result); ok {
 			return x.Result
 		}
 	}
 	return nil
 }
 
-type isTrafficRunResponse_Message interface {
-	isTrafficRunResponse_Message()
+type isRunTrafficResponse_Message interface {
+	isRunTrafficResponse_Message()
 }
 
-type TrafficRunResponse_Prepared struct {
+type RunTrafficResponse_Prepared struct {
 	Prepared *TrafficPrepared `protobuf:"bytes,1,opt,name=prepared,proto3,oneof"`
 }
 
-type TrafficRunResponse_Connected struct {
+type RunTrafficResponse_Connected struct {
 	Connected *TrafficConnected `protobuf:"bytes,2,opt,name=connected,proto3,oneof"`
 }
 
-type TrafficRunResponse_Sample struct {
+type RunTrafficResponse_Sample struct {
 	Sample *TrafficSample `protobuf:"bytes,3,opt,name=sample,proto3,oneof"`
 }
 
-type TrafficRunResponse_Sent struct {
+type RunTrafficResponse_Sent struct {
 	Sent *TrafficSent `protobuf:"bytes,4,opt,name=sent,proto3,oneof"`
 }
 
-type TrafficRunResponse_Result struct {
+type RunTrafficResponse_Result struct {
 	Result *TrafficResult `protobuf:"bytes,5,opt,name=result,proto3,oneof"`
 }
 
-func (*TrafficRunResponse_Prepared) isTrafficRunResponse_Message() {}
+func (*RunTrafficResponse_Prepared) isRunTrafficResponse_Message() {}
 
-func (*TrafficRunResponse_Connected) isTrafficRunResponse_Message() {}
+func (*RunTrafficResponse_Connected) isRunTrafficResponse_Message() {}
 
-func (*TrafficRunResponse_Sample) isTrafficRunResponse_Message() {}
+func (*RunTrafficResponse_Sample) isRunTrafficResponse_Message() {}
 
-func (*TrafficRunResponse_Sent) isTrafficRunResponse_Message() {}
+func (*RunTrafficResponse_Sent) isRunTrafficResponse_Message() {}
 
-func (*TrafficRunResponse_Result) isTrafficRunResponse_Message() {}
+func (*RunTrafficResponse_Result) isRunTrafficResponse_Message() {}
 
 type TrafficPrepared struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2309,7 +2309,7 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	" \x01(\x04R\astallNs\x12\x19\n" +
 	"\bdrain_ns\x18\v \x01(\x04R\adrainNs\x12*\n" +
 	"\x05pairs\x18\f \x03(\v2\x14.fare.v1.TrafficPairR\x05pairs\"\xe9\x01\n" +
-	"\x11TrafficRunRequest\x123\n" +
+	"\x11RunTrafficRequest\x123\n" +
 	"\aprepare\x18\x01 \x01(\v2\x17.fare.v1.PrepareTrafficH\x00R\aprepare\x123\n" +
 	"\aconnect\x18\x02 \x01(\v2\x17.fare.v1.ConnectTrafficH\x00R\aconnect\x12-\n" +
 	"\x05start\x18\x03 \x01(\v2\x15.fare.v1.StartTrafficH\x00R\x05start\x120\n" +
@@ -2322,7 +2322,7 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	"\rTrafficPosted\x12\x12\n" +
 	"\x04pair\x18\x01 \x01(\rR\x04pair\x12\x1a\n" +
 	"\bmessages\x18\x02 \x01(\x04R\bmessages\"\xa2\x02\n" +
-	"\x12TrafficRunResponse\x126\n" +
+	"\x12RunTrafficResponse\x126\n" +
 	"\bprepared\x18\x01 \x01(\v2\x18.fare.v1.TrafficPreparedH\x00R\bprepared\x129\n" +
 	"\tconnected\x18\x02 \x01(\v2\x19.fare.v1.TrafficConnectedH\x00R\tconnected\x120\n" +
 	"\x06sample\x18\x03 \x01(\v2\x16.fare.v1.TrafficSampleH\x00R\x06sample\x12*\n" +
@@ -2459,10 +2459,11 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	"\x10TRAFFIC_OP_WRITE\x10\x01\x12\x1e\n" +
 	"\x1aTRAFFIC_OP_WRITE_IMMEDIATE\x10\x02\x12\x13\n" +
 	"\x0fTRAFFIC_OP_SEND\x10\x03\x12\x13\n" +
-	"\x0fTRAFFIC_OP_READ\x10\x042\xa3\x01\n" +
-	"\x0eTrafficService\x12M\n" +
-	"\bDescribe\x12\x1f.fare.v1.DescribeTrafficRequest\x1a .fare.v1.DescribeTrafficResponse\x12B\n" +
-	"\x03Run\x12\x1a.fare.v1.TrafficRunRequest\x1a\x1b.fare.v1.TrafficRunResponse(\x010\x01B+Z)github.com/fared/fared/api/fare/v1;farev1b\x06proto3"
+	"\x0fTRAFFIC_OP_READ\x10\x042\xb1\x01\n" +
+	"\x0eTrafficService\x12T\n" +
+	"\x0fDescribeTraffic\x12\x1f.fare.v1.DescribeTrafficRequest\x1a .fare.v1.DescribeTrafficResponse\x12I\n" +
+	"\n" +
+	"RunTraffic\x12\x1a.fare.v1.RunTrafficRequest\x1a\x1b.fare.v1.RunTrafficResponse(\x010\x01B+Z)github.com/fared/fared/api/fare/v1;farev1b\x06proto3"
 
 var (
 	file_fare_v1_traffic_proto_rawDescOnce sync.Once
@@ -2484,12 +2485,12 @@ var file_fare_v1_traffic_proto_goTypes = []any{
 	(*DescribeTrafficResponse)(nil), // 2: fare.v1.DescribeTrafficResponse
 	(*TrafficPair)(nil),             // 3: fare.v1.TrafficPair
 	(*PrepareTraffic)(nil),          // 4: fare.v1.PrepareTraffic
-	(*TrafficRunRequest)(nil),       // 5: fare.v1.TrafficRunRequest
+	(*RunTrafficRequest)(nil),       // 5: fare.v1.RunTrafficRequest
 	(*ConnectTraffic)(nil),          // 6: fare.v1.ConnectTraffic
 	(*StartTraffic)(nil),            // 7: fare.v1.StartTraffic
 	(*FinishTraffic)(nil),           // 8: fare.v1.FinishTraffic
 	(*TrafficPosted)(nil),           // 9: fare.v1.TrafficPosted
-	(*TrafficRunResponse)(nil),      // 10: fare.v1.TrafficRunResponse
+	(*RunTrafficResponse)(nil),      // 10: fare.v1.RunTrafficResponse
 	(*TrafficPrepared)(nil),         // 11: fare.v1.TrafficPrepared
 	(*TrafficConnected)(nil),        // 12: fare.v1.TrafficConnected
 	(*TrafficSample)(nil),           // 13: fare.v1.TrafficSample
@@ -2514,16 +2515,16 @@ var file_fare_v1_traffic_proto_depIdxs = []int32{
 	0,  // 0: fare.v1.PrepareTraffic.op:type_name -> fare.v1.TrafficOp
 	29, // 1: fare.v1.PrepareTraffic.ordering:type_name -> fare.v1.MemoryOrdering
 	3,  // 2: fare.v1.PrepareTraffic.pairs:type_name -> fare.v1.TrafficPair
-	4,  // 3: fare.v1.TrafficRunRequest.prepare:type_name -> fare.v1.PrepareTraffic
-	6,  // 4: fare.v1.TrafficRunRequest.connect:type_name -> fare.v1.ConnectTraffic
-	7,  // 5: fare.v1.TrafficRunRequest.start:type_name -> fare.v1.StartTraffic
-	8,  // 6: fare.v1.TrafficRunRequest.finish:type_name -> fare.v1.FinishTraffic
+	4,  // 3: fare.v1.RunTrafficRequest.prepare:type_name -> fare.v1.PrepareTraffic
+	6,  // 4: fare.v1.RunTrafficRequest.connect:type_name -> fare.v1.ConnectTraffic
+	7,  // 5: fare.v1.RunTrafficRequest.start:type_name -> fare.v1.StartTraffic
+	8,  // 6: fare.v1.RunTrafficRequest.finish:type_name -> fare.v1.FinishTraffic
 	9,  // 7: fare.v1.FinishTraffic.posted:type_name -> fare.v1.TrafficPosted
-	11, // 8: fare.v1.TrafficRunResponse.prepared:type_name -> fare.v1.TrafficPrepared
-	12, // 9: fare.v1.TrafficRunResponse.connected:type_name -> fare.v1.TrafficConnected
-	13, // 10: fare.v1.TrafficRunResponse.sample:type_name -> fare.v1.TrafficSample
-	16, // 11: fare.v1.TrafficRunResponse.sent:type_name -> fare.v1.TrafficSent
-	17, // 12: fare.v1.TrafficRunResponse.result:type_name -> fare.v1.TrafficResult
+	11, // 8: fare.v1.RunTrafficResponse.prepared:type_name -> fare.v1.TrafficPrepared
+	12, // 9: fare.v1.RunTrafficResponse.connected:type_name -> fare.v1.TrafficConnected
+	13, // 10: fare.v1.RunTrafficResponse.sample:type_name -> fare.v1.TrafficSample
+	16, // 11: fare.v1.RunTrafficResponse.sent:type_name -> fare.v1.TrafficSent
+	17, // 12: fare.v1.RunTrafficResponse.result:type_name -> fare.v1.TrafficResult
 	14, // 13: fare.v1.TrafficSample.pairs:type_name -> fare.v1.TrafficPairBytes
 	15, // 14: fare.v1.TrafficSample.planes:type_name -> fare.v1.TrafficPlaneBytes
 	9,  // 15: fare.v1.TrafficSent.posted:type_name -> fare.v1.TrafficPosted
@@ -2539,10 +2540,10 @@ var file_fare_v1_traffic_proto_depIdxs = []int32{
 	24, // 25: fare.v1.TrafficFigures.latency:type_name -> fare.v1.TrafficLatency
 	23, // 26: fare.v1.TrafficPairReport.figures:type_name -> fare.v1.TrafficFigures
 	28, // 27: fare.v1.TrafficInterval.planes:type_name -> fare.v1.TrafficPlaneRate
-	1,  // 28: fare.v1.TrafficService.Describe:input_type -> fare.v1.DescribeTrafficRequest
-	5,  // 29: fare.v1.TrafficService.Run:input_type -> fare.v1.TrafficRunRequest
-	2,  // 30: fare.v1.TrafficService.Describe:output_type -> fare.v1.DescribeTrafficResponse
-	10, // 31: fare.v1.TrafficService.Run:output_type -> fare.v1.TrafficRunResponse
+	1,  // 28: fare.v1.TrafficService.DescribeTraffic:input_type -> fare.v1.DescribeTrafficRequest
+	5,  // 29: fare.v1.TrafficService.RunTraffic:input_type -> fare.v1.RunTrafficRequest
+	2,  // 30: fare.v1.TrafficService.DescribeTraffic:output_type -> fare.v1.DescribeTrafficResponse
+	10, // 31: fare.v1.TrafficService.RunTraffic:output_type -> fare.v1.RunTrafficResponse
 	30, // [30:32] is the sub-list for method output_type
 	28, // [28:30] is the sub-list for method input_type
 	28, // [28:28] is the sub-list for extension type_name
@@ -2557,17 +2558,17 @@ func file_fare_v1_traffic_proto_init() {
 	}
 	file_fare_v1_connection_proto_init()
 	file_fare_v1_traffic_proto_msgTypes[4].OneofWrappers = []any{
-		(*TrafficRunRequest_Prepare)(nil),
-		(*TrafficRunRequest_Connect)(nil),
-		(*TrafficRunRequest_Start)(nil),
-		(*TrafficRunRequest_Finish)(nil),
+		(*RunTrafficRequest_Prepare)(nil),
+		(*RunTrafficRequest_Connect)(nil),
+		(*RunTrafficRequest_Start)(nil),
+		(*RunTrafficRequest_Finish)(nil),
 	}
 	file_fare_v1_traffic_proto_msgTypes[9].OneofWrappers = []any{
-		(*TrafficRunResponse_Prepared)(nil),
-		(*TrafficRunResponse_Connected)(nil),
-		(*TrafficRunResponse_Sample)(nil),
-		(*TrafficRunResponse_Sent)(nil),
-		(*TrafficRunResponse_Result)(nil),
+		(*RunTrafficResponse_Prepared)(nil),
+		(*RunTrafficResponse_Connected)(nil),
+		(*RunTrafficResponse_Sample)(nil),
+		(*RunTrafficResponse_Sent)(nil),
+		(*RunTrafficResponse_Result)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

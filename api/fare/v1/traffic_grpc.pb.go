@@ -27,8 +27,8 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	TrafficService_Describe_FullMethodName = "/fare.v1.TrafficService/Describe"
-	TrafficService_Run_FullMethodName      = "/fare.v1.TrafficService/Run"
+	TrafficService_DescribeTraffic_FullMethodName = "/fare.v1.TrafficService/DescribeTraffic"
+	TrafficService_RunTraffic_FullMethodName      = "/fare.v1.TrafficService/RunTraffic"
 )
 
 // TrafficServiceClient is the client API for TrafficService service.
@@ -37,14 +37,14 @@ const (
 //
 // TrafficService is served by a traffic node.
 type TrafficServiceClient interface {
-	// Describe returns the loopbacks of a node.
-	Describe(ctx context.Context, in *DescribeTrafficRequest, opts ...grpc.CallOption) (*DescribeTrafficResponse, error)
-	// Run executes the node's part of one run. The caller sends prepare, connect, start and finish, each after all nodes have answered the
+	// DescribeTraffic returns the loopbacks of a node.
+	DescribeTraffic(ctx context.Context, in *DescribeTrafficRequest, opts ...grpc.CallOption) (*DescribeTrafficResponse, error)
+	// RunTraffic executes the node's part of one run. The caller sends prepare, connect, start and finish, each after all nodes have answered the
 	// previous message. The node answers prepared, connected, any number of samples and sent, result. The run ends with the stream: a
 	// caller that disconnects ends the run, and the node can run again.
 	// FAILED_PRECONDITION: another run is in progress, or queue pairs cannot be set up; the message has the reason. INVALID_ARGUMENT: the run
 	// is inconsistent. Pairs of other nodes' loopbacks are ignored.
-	Run(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TrafficRunRequest, TrafficRunResponse], error)
+	RunTraffic(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RunTrafficRequest, RunTrafficResponse], error)
 }
 
 type trafficServiceClient struct {
@@ -55,28 +55,28 @@ func NewTrafficServiceClient(cc grpc.ClientConnInterface) TrafficServiceClient {
 	return &trafficServiceClient{cc}
 }
 
-func (c *trafficServiceClient) Describe(ctx context.Context, in *DescribeTrafficRequest, opts ...grpc.CallOption) (*DescribeTrafficResponse, error) {
+func (c *trafficServiceClient) DescribeTraffic(ctx context.Context, in *DescribeTrafficRequest, opts ...grpc.CallOption) (*DescribeTrafficResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DescribeTrafficResponse)
-	err := c.cc.Invoke(ctx, TrafficService_Describe_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, TrafficService_DescribeTraffic_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *trafficServiceClient) Run(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TrafficRunRequest, TrafficRunResponse], error) {
+func (c *trafficServiceClient) RunTraffic(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RunTrafficRequest, RunTrafficResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &TrafficService_ServiceDesc.Streams[0], TrafficService_Run_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &TrafficService_ServiceDesc.Streams[0], TrafficService_RunTraffic_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &grpc.GenericClientStream[TrafficRunRequest, TrafficRunResponse]{ClientStream: stream}
+	x := &grpc.GenericClientStream[RunTrafficRequest, RunTrafficResponse]{ClientStream: stream}
 	return x, nil
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type TrafficService_RunClient = grpc.BidiStreamingClient[TrafficRunRequest, TrafficRunResponse]
+type TrafficService_RunTrafficClient = grpc.BidiStreamingClient[RunTrafficRequest, RunTrafficResponse]
 
 // TrafficServiceServer is the server API for TrafficService service.
 // All implementations must embed UnimplementedTrafficServiceServer
@@ -84,14 +84,14 @@ type TrafficService_RunClient = grpc.BidiStreamingClient[TrafficRunRequest, Traf
 //
 // TrafficService is served by a traffic node.
 type TrafficServiceServer interface {
-	// Describe returns the loopbacks of a node.
-	Describe(context.Context, *DescribeTrafficRequest) (*DescribeTrafficResponse, error)
-	// Run executes the node's part of one run. The caller sends prepare, connect, start and finish, each after all nodes have answered the
+	// DescribeTraffic returns the loopbacks of a node.
+	DescribeTraffic(context.Context, *DescribeTrafficRequest) (*DescribeTrafficResponse, error)
+	// RunTraffic executes the node's part of one run. The caller sends prepare, connect, start and finish, each after all nodes have answered the
 	// previous message. The node answers prepared, connected, any number of samples and sent, result. The run ends with the stream: a
 	// caller that disconnects ends the run, and the node can run again.
 	// FAILED_PRECONDITION: another run is in progress, or queue pairs cannot be set up; the message has the reason. INVALID_ARGUMENT: the run
 	// is inconsistent. Pairs of other nodes' loopbacks are ignored.
-	Run(grpc.BidiStreamingServer[TrafficRunRequest, TrafficRunResponse]) error
+	RunTraffic(grpc.BidiStreamingServer[RunTrafficRequest, RunTrafficResponse]) error
 	mustEmbedUnimplementedTrafficServiceServer()
 }
 
@@ -102,11 +102,11 @@ type TrafficServiceServer interface {
 // pointer dereference when methods are called.
 type UnimplementedTrafficServiceServer struct{}
 
-func (UnimplementedTrafficServiceServer) Describe(context.Context, *DescribeTrafficRequest) (*DescribeTrafficResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Describe not implemented")
+func (UnimplementedTrafficServiceServer) DescribeTraffic(context.Context, *DescribeTrafficRequest) (*DescribeTrafficResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DescribeTraffic not implemented")
 }
-func (UnimplementedTrafficServiceServer) Run(grpc.BidiStreamingServer[TrafficRunRequest, TrafficRunResponse]) error {
-	return status.Error(codes.Unimplemented, "method Run not implemented")
+func (UnimplementedTrafficServiceServer) RunTraffic(grpc.BidiStreamingServer[RunTrafficRequest, RunTrafficResponse]) error {
+	return status.Error(codes.Unimplemented, "method RunTraffic not implemented")
 }
 func (UnimplementedTrafficServiceServer) mustEmbedUnimplementedTrafficServiceServer() {}
 func (UnimplementedTrafficServiceServer) testEmbeddedByValue()                        {}
@@ -129,30 +129,30 @@ func RegisterTrafficServiceServer(s grpc.ServiceRegistrar, srv TrafficServiceSer
 	s.RegisterService(&TrafficService_ServiceDesc, srv)
 }
 
-func _TrafficService_Describe_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _TrafficService_DescribeTraffic_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DescribeTrafficRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(TrafficServiceServer).Describe(ctx, in)
+		return srv.(TrafficServiceServer).DescribeTraffic(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: TrafficService_Describe_FullMethodName,
+		FullMethod: TrafficService_DescribeTraffic_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(TrafficServiceServer).Describe(ctx, req.(*DescribeTrafficRequest))
+		return srv.(TrafficServiceServer).DescribeTraffic(ctx, req.(*DescribeTrafficRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _TrafficService_Run_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(TrafficServiceServer).Run(&grpc.GenericServerStream[TrafficRunRequest, TrafficRunResponse]{ServerStream: stream})
+func _TrafficService_RunTraffic_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(TrafficServiceServer).RunTraffic(&grpc.GenericServerStream[RunTrafficRequest, RunTrafficResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type TrafficService_RunServer = grpc.BidiStreamingServer[TrafficRunRequest, TrafficRunResponse]
+type TrafficService_RunTrafficServer = grpc.BidiStreamingServer[RunTrafficRequest, RunTrafficResponse]
 
 // TrafficService_ServiceDesc is the grpc.ServiceDesc for TrafficService service.
 // It's only intended for direct use with grpc.RegisterService,
@@ -162,14 +162,14 @@ var TrafficService_ServiceDesc = grpc.ServiceDesc{
 	HandlerType: (*TrafficServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
 		{
-			MethodName: "Describe",
-			Handler:    _TrafficService_Describe_Handler,
+			MethodName: "DescribeTraffic",
+			Handler:    _TrafficService_DescribeTraffic_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
-			StreamName:    "Run",
-			Handler:       _TrafficService_Run_Handler,
+			StreamName:    "RunTraffic",
+			Handler:       _TrafficService_RunTraffic_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

@@ -559,8 +559,8 @@ type DestinationWeights struct {
 	Revision uint64 `protobuf:"varint,6,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Slots that changed their plane or sub-port in that change.
 	SlotsMoved uint32 `protobuf:"varint,7,opt,name=slots_moved,json=slotsMoved,proto3" json:"slots_moved,omitempty"`
-	// The weight vector (nexthop group) this destination shares with others; 0 when unreachable.
-	Group uint32 `protobuf:"varint,8,opt,name=group,proto3" json:"group,omitempty"`
+	// Number of the weight vector (dataplane.proto, Vector) that this destination shares with others; 0 when unreachable.
+	Vector uint32 `protobuf:"varint,8,opt,name=vector,proto3" json:"vector,omitempty"`
 	// The reason for missing weights, when unreachable; empty otherwise.
 	Reason string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Host prefixes of the source group's loopbacks, in the configured order; empty at a leaf.
@@ -656,9 +656,9 @@ func (x *DestinationWeights) GetSlotsMoved() uint32 {
 	return 0
 }
 
-func (x *DestinationWeights) GetGroup() uint32 {
+func (x *DestinationWeights) GetVector() uint32 {
 	if x != nil {
-		return x.Group
+		return x.Vector
 	}
 	return 0
 }
@@ -904,9 +904,9 @@ type Slot struct {
 	Slot  uint32                 `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`
 	Plane string                 `protobuf:"bytes,2,opt,name=plane,proto3" json:"plane,omitempty"`
 	// The sub-port's device; empty in per-packet mode, which sprays over the plane's sub-ports.
-	SubPort string `protobuf:"bytes,3,opt,name=sub_port,json=subPort,proto3" json:"sub_port,omitempty"`
-	// 49152-65535.
-	UdpSourcePort uint32 `protobuf:"varint,4,opt,name=udp_source_port,json=udpSourcePort,proto3" json:"udp_source_port,omitempty"`
+	Device string `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
+	// Source port of the slot's packets, UDP or TCP: 49152-65535.
+	SourcePort uint32 `protobuf:"varint,4,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
 	// Part of the pair's traffic; all slots of a pair sum to exactly 1,000,000,000. 0 means parked: send nothing.
 	SharePpb uint32 `protobuf:"varint,5,opt,name=share_ppb,json=sharePpb,proto3" json:"share_ppb,omitempty"`
 	// Strong or partial ordering: the slot has lost addresses to other slots. Transactions of these addresses may start there only when every
@@ -960,16 +960,16 @@ func (x *Slot) GetPlane() string {
 	return ""
 }
 
-func (x *Slot) GetSubPort() string {
+func (x *Slot) GetDevice() string {
 	if x != nil {
-		return x.SubPort
+		return x.Device
 	}
 	return ""
 }
 
-func (x *Slot) GetUdpSourcePort() uint32 {
+func (x *Slot) GetSourcePort() uint32 {
 	if x != nil {
-		return x.UdpSourcePort
+		return x.SourcePort
 	}
 	return 0
 }
@@ -1415,7 +1415,7 @@ const file_fare_v1_weight_proto_rawDesc = "" +
 	"\aremoved\x18\a \x03(\v2\x12.fare.v1.WeightKeyR\aremovedJ\x04\b\x06\x10\a\"G\n" +
 	"\tWeightKey\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x18\n" +
-	"\asources\x18\x02 \x03(\tR\asources\"\xba\x03\n" +
+	"\asources\x18\x02 \x03(\tR\asources\"\xbc\x03\n" +
 	"\x12DestinationWeights\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x1c\n" +
 	"\treachable\x18\x02 \x01(\bR\treachable\x12,\n" +
@@ -1424,8 +1424,8 @@ const file_fare_v1_weight_proto_rawDesc = "" +
 	"\vexplanation\x18\x05 \x01(\v2\x14.fare.v1.ExplanationR\vexplanation\x12\x1a\n" +
 	"\brevision\x18\x06 \x01(\x04R\brevision\x12\x1f\n" +
 	"\vslots_moved\x18\a \x01(\rR\n" +
-	"slotsMoved\x12\x14\n" +
-	"\x05group\x18\b \x01(\rR\x05group\x12\x16\n" +
+	"slotsMoved\x12\x16\n" +
+	"\x06vector\x18\b \x01(\rR\x06vector\x12\x16\n" +
 	"\x06reason\x18\t \x01(\tR\x06reason\x12\x18\n" +
 	"\asources\x18\n" +
 	" \x03(\tR\asources\x12\"\n" +
@@ -1444,12 +1444,13 @@ const file_fare_v1_weight_proto_rawDesc = "" +
 	"\tPairSlots\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12#\n" +
 	"\x05slots\x18\x02 \x03(\v2\r.fare.v1.SlotR\x05slots\x12%\n" +
-	"\x0eport_placement\x18\x03 \x01(\tR\rportPlacement\"\xbc\x01\n" +
+	"\x0eport_placement\x18\x03 \x01(\tR\rportPlacement\"\xb2\x01\n" +
 	"\x04Slot\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x14\n" +
-	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x19\n" +
-	"\bsub_port\x18\x03 \x01(\tR\asubPort\x12&\n" +
-	"\x0fudp_source_port\x18\x04 \x01(\rR\rudpSourcePort\x12\x1b\n" +
+	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x16\n" +
+	"\x06device\x18\x03 \x01(\tR\x06device\x12\x1f\n" +
+	"\vsource_port\x18\x04 \x01(\rR\n" +
+	"sourcePort\x12\x1b\n" +
 	"\tshare_ppb\x18\x05 \x01(\rR\bsharePpb\x12*\n" +
 	"\x11drain_before_move\x18\x06 \x01(\bR\x0fdrainBeforeMove\"\x85\x01\n" +
 	"\vExplanation\x12/\n" +

@@ -37,7 +37,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// WeightService returns the weights, queue pair slots and UDP source ports of a destination
+// WeightService returns the weights, queue pair slots and source ports of a destination
 // (draft-xu-rtgwg-fare-in-sun-02, Sections 3.1 and 3.2).
 type WeightServiceClient interface {
 	// GetWeights returns one destination: a row for each requested source group. NOT_FOUND: no route to the destination has ever been
@@ -105,7 +105,7 @@ type WeightService_WatchWeightsClient = grpc.ServerStreamingClient[WatchWeightsR
 // All implementations must embed UnimplementedWeightServiceServer
 // for forward compatibility.
 //
-// WeightService returns the weights, queue pair slots and UDP source ports of a destination
+// WeightService returns the weights, queue pair slots and source ports of a destination
 // (draft-xu-rtgwg-fare-in-sun-02, Sections 3.1 and 3.2).
 type WeightServiceServer interface {
 	// GetWeights returns one destination: a row for each requested source group. NOT_FOUND: no route to the destination has ever been

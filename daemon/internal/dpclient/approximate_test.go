@@ -19,15 +19,15 @@ func lastOf(events []Event, o Object) (last Event) {
 	return last
 }
 
-// TestApproximate checks that a group that the data plane holds approximately is settled and reported as approximate, with the data plane's
+// TestApproximate checks that a vector that the data plane holds approximately is settled and reported as approximate, with the data plane's
 // message; also by a client that finds it there, and by one whose data plane changes its answer after a broken stream.
 func TestApproximate(t *testing.T) {
 	var mu sync.Mutex
 	off := "p0s0 has 3 % more than its share"
-	dp := memory.New(memory.Config{Approximate: func(group uint32) string {
+	dp := memory.New(memory.Config{Approximate: func(vector uint32) string {
 		mu.Lock()
 		defer mu.Unlock()
-		if group == 2 {
+		if vector == 2 {
 			return off
 		}
 		return ""
@@ -40,27 +40,27 @@ func TestApproximate(t *testing.T) {
 	r := &rig{t: t, dp: dp, log: &wireLog{}, conn: conn}
 	r.restart(nil)
 	t.Cleanup(func() { r.stop() })
-	two := Object{Kind: KindGroup, Group: 2}
-	change := r.client.SetGroup(group(2, 3, 1, 1, 1))
-	r.client.SetGroup(group(1, 1))
+	two := Object{Kind: KindVector, Vector: 2}
+	change := r.client.SetVector(vector(2, 3, 1, 1, 1))
+	r.client.SetVector(vector(1, 1))
 	r.client.SetDestination(dst(0), 2)
 	r.client.SetDestination(dst(1), 1)
 	r.quiet()
 	if e := lastOf(r.events, two); e.Kind != Approximate || e.Message != off || e.Change != change {
-		t.Errorf("the group's last event is %+v", e)
+		t.Errorf("the vector's last event is %+v", e)
 	}
-	for _, o := range []Object{{Kind: KindGroup, Group: 1}, {Kind: KindDestination, Destination: dst(0)}} {
+	for _, o := range []Object{{Kind: KindVector, Vector: 1}, {Kind: KindDestination, Destination: dst(0)}} {
 		if e := lastOf(r.events, o); e.Kind != InEffect {
 			t.Errorf("%v: %+v, want it in effect", o, e)
 		}
 	}
-	// Another client finds the group there, and sends nothing.
+	// Another client finds the vector there, and sends nothing.
 	r.restart(nil)
-	r.client.SetGroup(group(2, 3, 1, 1, 1))
+	r.client.SetVector(vector(2, 3, 1, 1, 1))
 	r.client.SetDestination(dst(0), 2)
 	r.quiet()
 	if e := lastOf(r.events, two); e.Kind != Approximate || e.Message != off {
-		t.Errorf("after a restart the group's last event is %+v", e)
+		t.Errorf("after a restart the vector's last event is %+v", e)
 	}
 	// Now the data plane holds it exactly.
 	mu.Lock()
@@ -73,8 +73,8 @@ func TestApproximate(t *testing.T) {
 	})
 }
 
-// TestApproximateIsForGroups checks that an approximate sub-port or destination is a protocol violation.
-func TestApproximateIsForGroups(t *testing.T) {
+// TestApproximateIsForVectors checks that an approximate sub-port or destination is a protocol violation.
+func TestApproximateIsForVectors(t *testing.T) {
 	b := connectedBook()
 	b.setSubPort(device(0, 0), true)
 	op, _ := b.pop()

@@ -79,7 +79,7 @@ func wait(b *testing.B, client *Client, change uint64, buf []Event) []Event {
 // BenchmarkKnockToInEffect measures the time from a declared change to the owner's event that it is in effect, over a unix socket.
 func BenchmarkKnockToInEffect(b *testing.B) {
 	client, _ := startOverSocket(b, 0)
-	buf := wait(b, client, client.SetGroup(group(1, 1, 1, 1, 1)), nil)
+	buf := wait(b, client, client.SetVector(vector(1, 1, 1, 1, 1)), nil)
 	var times []time.Duration
 	b.ReportAllocs()
 	for n := 0; b.Loop(); n++ {
@@ -103,7 +103,7 @@ func BenchmarkProgramFromScratch(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			client, dp := startOverSocket(b, c.gather)
 			client.ReleaseRemovals(true)
-			buf := wait(b, client, client.SetGroup(group(1, 1, 1, 1, 1)), nil)
+			buf := wait(b, client, client.SetVector(vector(1, 1, 1, 1, 1)), nil)
 			b.ReportAllocs()
 			for b.Loop() {
 				for n := range size {
@@ -150,7 +150,7 @@ func BenchmarkBookMemory(b *testing.B) {
 		runtime.GC()
 		runtime.ReadMemStats(&before)
 		book := newBook(order{}, DefaultWindow)
-		book.setGroup(group(1, 1))
+		book.setVector(vector(1, 1))
 		for n := range size {
 			book.setDestination(dst(n), 1)
 		}

@@ -20,19 +20,19 @@ type book struct {
 	held      bool // removals are held
 
 	subPorts     map[string]*object
-	groups       map[uint32]*object // by the owner's number
+	vectors      map[uint32]*object // by the owner's number
 	destinations map[Destination]*object
 	wires        map[uint32]*wire
-	recognized   map[string]uint32 // content of groups that were read back without an owner
+	recognized   map[string]uint32 // content of vectors that were read back without an owner
 	lowest       uint32            // every smaller number on the wire is in use
-	blocked      int               // destinations refused because their group is missing
+	blocked      int               // destinations refused because their vector is missing
 
 	change  uint64
-	bulk    bool                          // changes declared now join the bulk queues
-	turn    bool                          // the bulk queues are next
-	queues  [2][GroupDelete]fifo[*object] // prompt and bulk; one queue per class that objects have
+	bulk    bool                           // changes declared now join the bulk queues
+	turn    bool                           // the bulk queues are next
+	queues  [2][VectorDelete]fifo[*object] // prompt and bulk; one queue per class that objects have
 	deletes fifo[*wire]
-	paces   [classes]pace // of paced classes; all deletions of groups are bulk
+	paces   [classes]pace // of paced classes; all deletions of vectors are bulk
 	now     time.Time     // the client's time, for paces
 
 	flights fifo[flight] // the first one is operation base
@@ -58,7 +58,7 @@ type Counters struct {
 func newBook(order order, window int) *book {
 	return &book{
 		order: order, window: window, held: true,
-		subPorts: map[string]*object{}, groups: map[uint32]*object{}, destinations: map[Destination]*object{},
+		subPorts: map[string]*object{}, vectors: map[uint32]*object{}, destinations: map[Destination]*object{},
 		wires: map[uint32]*wire{}, recognized: map[string]uint32{}, lowest: 1,
 		base: 1, next: 1,
 	}
@@ -87,22 +87,22 @@ func (b *book) setSubPort(device string, up bool) uint64 {
 	return change
 }
 
-func (b *book) setGroup(group *farev1.Group) uint64 {
-	o := b.groups[group.Id]
+func (b *book) setVector(vector *farev1.Vector) uint64 {
+	o := b.vectors[vector.Id]
 	if o == nil {
-		o = &object{Object: Object{Kind: KindGroup, Group: group.Id}}
-		b.groups[group.Id] = o
+		o = &object{Object: Object{Kind: KindVector, Vector: vector.Id}}
+		b.vectors[vector.Id] = o
 	}
-	if o.wanted && sameGroup(o.wantGroup, group) {
+	if o.wanted && sameVector(o.wantVector, vector) {
 		return o.change
 	}
-	group = proto.CloneOf(group)
-	b.order.sort(group)
-	if o.wanted && sameGroup(o.wantGroup, group) {
+	vector = proto.CloneOf(vector)
+	b.order.sort(vector)
+	if o.wanted && sameVector(o.wantVector, vector) {
 		return o.change
 	}
-	moved := b.pinning && !samePlaces(o.wantGroup, group)
-	o.wanted, o.wantGroup = true, group
+	moved := b.pinning && !samePlaces(o.wantVector, vector)
+	o.wanted, o.wantVector = true, vector
 	change := b.touch(o)
 	if b.connected {
 		b.place(o)
@@ -118,22 +118,22 @@ func (b *book) setGroup(group *farev1.Group) uint64 {
 	return change
 }
 
-func (b *book) deleteGroup(id uint32) uint64 {
-	o := b.groups[id]
+func (b *book) deleteVector(id uint32) uint64 {
+	o := b.vectors[id]
 	if o == nil {
 		return 0
 	}
 	if !o.wanted {
 		return o.change
 	}
-	o.wanted, o.wantGroup = false, nil
+	o.wanted, o.wantVector = false, nil
 	change := b.touch(o)
 	b.orphan(o)
 	b.settle(o)
 	return change
 }
 
-// orphan releases a group's place on the wire.
+// orphan releases a vector's place on the wire.
 func (b *book) orphan(o *object) {
 	w := o.wire
 	if w == nil {
@@ -150,19 +150,19 @@ func (b *book) orphan(o *object) {
 	b.markWire(w)
 }
 
-func (b *book) setDestination(key Destination, group uint32, drain ...uint16) uint64 {
-	if group == 0 {
+func (b *book) setDestination(key Destination, vector uint32, drain ...uint16) uint64 {
+	if vector == 0 {
 		return b.deleteDestination(key)
 	}
 	o := b.destination(key)
-	if o.wanted && o.wantTo == group {
+	if o.wanted && o.wantTo == vector {
 		if b.pinning { // the owner reports that the ports may have changed
 			o.repin = true
 			b.mark(o)
 		}
 		return o.change
 	}
-	b.want(o, group)
+	b.want(o, vector)
 	for _, slot := range drain { // in addition to the slots that an unsent operation would have drained
 		o.drains([]uint32{uint32(slot)})
 	}
@@ -204,9 +204,9 @@ func (o *object) drains(slots []uint32) {
 	}
 }
 
-// want assigns a destination to a group and updates the groups' lists of destinations.
-func (b *book) want(o *object, group uint32) {
-	if g := b.groups[o.wantTo]; g != nil {
+// want assigns a destination to a vector and updates the vectors' lists of destinations.
+func (b *book) want(o *object, vector uint32) {
+	if g := b.vectors[o.wantTo]; g != nil {
 		last := len(g.wanters) - 1
 		g.wanters[o.place] = g.wanters[last]
 		g.wanters[o.place].place = o.place
@@ -214,27 +214,27 @@ func (b *book) want(o *object, group uint32) {
 		g.wanters = g.wanters[:last]
 		b.drop(g)
 	}
-	o.wantTo, o.wanted, o.repin = group, group != 0, false
-	if group == 0 {
+	o.wantTo, o.wanted, o.repin = vector, vector != 0, false
+	if vector == 0 {
 		return
 	}
-	g := b.groups[group]
+	g := b.vectors[vector]
 	if g == nil { // the owner has not declared it yet; count from the beginning
-		g = &object{Object: Object{Kind: KindGroup, Group: group}}
-		b.groups[group] = g
+		g = &object{Object: Object{Kind: KindVector, Vector: vector}}
+		b.vectors[vector] = g
 	}
 	o.place = len(g.wanters)
 	g.wanters = append(g.wanters, o)
 }
 
-// wanting returns the destinations that want a group, sorted.
+// wanting returns the destinations that want a vector, sorted.
 func (o *object) wanting() []*object {
 	return slices.SortedFunc(slices.Values(o.wanters), byDestination)
 }
 
 func byDestination(x, y *object) int { return x.Destination.Compare(y.Destination) }
 
-// place assigns a number on the wire to a wanted group; it keeps the current one if its content may be changed in place.
+// place assigns a number on the wire to a wanted vector; it keeps the current one if its content may be changed in place.
 func (b *book) place(o *object) {
 	w := o.wire
 	if w != nil && b.replaceable(w, o) {
@@ -243,7 +243,7 @@ func (b *book) place(o *object) {
 	b.orphan(o)
 	w = b.recognize(o)
 	if w == nil {
-		w = b.allocate(o.Group)
+		w = b.allocate(o.Vector)
 	}
 	b.own(o, w)
 	for _, d := range o.wanting() {
@@ -254,7 +254,7 @@ func (b *book) place(o *object) {
 // replaceable reports whether the content of a place on the wire may become o's wanted content. It may if it is equal already; otherwise, while
 // removals are held, only if this client programmed it, and never from one source to another.
 func (b *book) replaceable(w *wire, o *object) bool {
-	return sameGroup(w.content, o.wantGroup) || (!b.held || !w.foreign) && (w.content == nil || w.content.Source == o.wantGroup.Source)
+	return sameVector(w.content, o.wantVector) || (!b.held || !w.foreign) && (w.content == nil || w.content.Source == o.wantVector.Source)
 }
 
 // own makes o the owner of a place on the wire.
@@ -263,18 +263,18 @@ func (b *book) own(o *object, w *wire) {
 	w.owner, o.wire = o, w
 }
 
-// recognize finds a group on the wire that has no owner and o's wanted content; nil if there is none.
+// recognize finds a vector on the wire that has no owner and o's wanted content; nil if there is none.
 func (b *book) recognize(o *object) *wire {
-	if w := b.wires[o.Group]; w != nil && w.owner == nil && w.content != nil && sameGroup(w.content, o.wantGroup) {
+	if w := b.wires[o.Vector]; w != nil && w.owner == nil && w.content != nil && sameVector(w.content, o.wantVector) {
 		return w
 	}
 	if len(b.recognized) == 0 {
 		return nil
 	}
-	key := contentKey(o.wantGroup)
+	key := contentKey(o.wantVector)
 	w := b.wires[b.recognized[key]]
 	delete(b.recognized, key)
-	if w != nil && w.owner == nil && w.content != nil && sameGroup(w.content, o.wantGroup) {
+	if w != nil && w.owner == nil && w.content != nil && sameVector(w.content, o.wantVector) {
 		return w
 	}
 	return nil
@@ -298,7 +298,7 @@ func (b *book) allocate(wish uint32) *wire {
 	return w
 }
 
-// free reports whether a number on the wire may be assigned to another group.
+// free reports whether a number on the wire may be assigned to another vector.
 func (b *book) free(id uint32) bool {
 	w := b.wires[id]
 	return w == nil || w.owner == nil && w.content == nil
@@ -311,9 +311,9 @@ func (b *book) vacate(w *wire) {
 	}
 }
 
-// target returns the place on the wire that a wanted destination is to use; nil if its group does not exist (yet).
+// target returns the place on the wire that a wanted destination is to use; nil if its vector does not exist (yet).
 func (b *book) target(o *object) *wire {
-	if g := b.groups[o.wantTo]; g != nil && g.wanted {
+	if g := b.vectors[o.wantTo]; g != nil && g.wanted {
 		return g.wire
 	}
 	return nil
@@ -329,9 +329,9 @@ func (b *book) class(o *object) Class {
 		if o.wanted && (!o.sent.known || o.sent.up != o.wantUp) {
 			return SubPortSet
 		}
-	case KindGroup:
-		if o.wanted && !sameGroup(o.wire.content, o.wantGroup) {
-			return GroupSet
+	case KindVector:
+		if o.wanted && !sameVector(o.wire.content, o.wantVector) {
+			return VectorSet
 		}
 	case KindDestination:
 		if !o.wanted {
@@ -371,9 +371,9 @@ func (b *book) mark(o *object) {
 }
 
 // queuedBit returns the bit of object.queued for a queue. An object may be in both queues of a class: the second one finds nothing to do.
-func queuedBit(lane int, c Class) uint8 { return 1 << (lane*int(GroupDelete) + int(c)) }
+func queuedBit(lane int, c Class) uint8 { return 1 << (lane*int(VectorDelete) + int(c)) }
 
-// markWire queues a group's deletion if no destination needs it.
+// markWire queues a vector's deletion if no destination needs it.
 func (b *book) markWire(w *wire) {
 	if b.connected && !b.held && !w.queued && b.removable(w) {
 		w.queued = true
@@ -402,9 +402,9 @@ func (b *book) obeyed(o *object) bool {
 	switch o.Kind {
 	case KindSubPort:
 		return o.effect.known && o.effect.up == o.wantUp && o.effect == o.sent
-	case KindGroup:
+	case KindVector:
 		if o.wanted {
-			return o.wire != nil && sameGroup(o.wire.effect, o.wantGroup) && sameGroup(o.wire.content, o.wantGroup)
+			return o.wire != nil && sameVector(o.wire.effect, o.wantVector) && sameVector(o.wire.content, o.wantVector)
 		}
 		return o.formers == 0
 	}
@@ -432,7 +432,7 @@ func (b *book) refuse(o *object, code codes.Code, message string) {
 	b.report(o)
 }
 
-// block records whether a destination waits for its group.
+// block records whether a destination waits for its vector.
 func (b *book) block(o *object, on bool) {
 	if o.blocked != on {
 		o.blocked = on
@@ -444,7 +444,7 @@ func (b *book) block(o *object, on bool) {
 	}
 }
 
-// unblock retries the destinations that waited for a group.
+// unblock retries the destinations that waited for a vector.
 func (b *book) unblock(g *object) {
 	if b.blocked == 0 {
 		return

@@ -8,7 +8,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// TestReusedNumbersUnderSlowAcknowledgements runs random declarations, which reuse few group numbers and few contents, against a data plane that
+// TestReusedNumbersUnderSlowAcknowledgements runs random declarations, which reuse few vector numbers and few contents, against a data plane that
 // answers late. The final wanted state must be in effect.
 func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 	const seeds, steps = 1000, 300
@@ -18,7 +18,7 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 		b.resync(State{})
 		b.release(true)
 		var unanswered []uint64
-		groups, destinations := map[uint32]uint32{}, map[Destination]uint32{}
+		vectors, destinations := map[uint32]uint32{}, map[Destination]uint32{}
 		answer := func() {
 			if err := b.acknowledge(&farev1.Ack{Id: unanswered[0], Level: farev1.AckLevel_ACK_LEVEL_IN_EFFECT}); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
@@ -33,8 +33,8 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 			}
 			return ok
 		}
-		group := func(id, weight uint32) *farev1.Group {
-			return &farev1.Group{Id: id, Members: []*farev1.GroupMember{{Plane: "p", Device: "a", Weight: weight}, {Plane: "p", Device: "b", Weight: 1}}}
+		vector := func(id, weight uint32) *farev1.Vector {
+			return &farev1.Vector{Id: id, Members: []*farev1.VectorMember{{Plane: "p", Device: "a", Weight: weight}, {Plane: "p", Device: "b", Weight: 1}}}
 		}
 		for range steps {
 			id := 1 + random.Uint32N(5)
@@ -42,22 +42,22 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 			switch random.IntN(7) {
 			case 0, 1:
 				weight := 1 + random.Uint32N(3)
-				b.setGroup(group(id, weight))
-				groups[id] = weight
+				b.setVector(vector(id, weight))
+				vectors[id] = weight
 			case 2, 3:
-				if groups[id] != 0 {
+				if vectors[id] != 0 {
 					b.setDestination(key, id)
 					destinations[key] = id
 				}
-			case 4: // like an owner: destinations leave before their group is deleted
+			case 4: // like an owner: destinations leave before their vector is deleted
 				for p, to := range destinations {
 					if to == id {
 						b.deleteDestination(p)
 						delete(destinations, p)
 					}
 				}
-				b.deleteGroup(id)
-				delete(groups, id)
+				b.deleteVector(id)
+				delete(vectors, id)
 			case 5:
 				send()
 			case 6:
@@ -76,8 +76,8 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 			if o == nil || o.refusal != nil || !b.obeyed(o) {
 				t.Fatalf("seed %d: %s is not in effect: %s", seed, prefix, stateOf(o))
 			}
-			if got := b.wires[o.effect.to]; got == nil || !sameGroup(got.effect, group(id, groups[id])) {
-				t.Fatalf("seed %d: %s does not have what group %d is", seed, prefix, id)
+			if got := b.wires[o.effect.to]; got == nil || !sameVector(got.effect, vector(id, vectors[id])) {
+				t.Fatalf("seed %d: %s does not have what vector %d is", seed, prefix, id)
 			}
 		}
 		for prefix, o := range b.destinations {
@@ -88,14 +88,14 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 	}
 }
 
-// TestSuccessorOfADroppedGroup covers the only sequence in which a group's number is declared again while an operation of its dropped
+// TestSuccessorOfADroppedVector covers the only sequence in which a vector's number is declared again while an operation of its dropped
 // predecessor is still unanswered.
-func TestSuccessorOfADroppedGroup(t *testing.T) {
+func TestSuccessorOfADroppedVector(t *testing.T) {
 	b := newBook(order{"a": 0}, 8)
 	b.resync(State{})
 	b.release(true)
-	group := func(id, weight uint32) *farev1.Group {
-		return &farev1.Group{Id: id, Members: []*farev1.GroupMember{{Plane: "p", Device: "a", Weight: weight}}}
+	vector := func(id, weight uint32) *farev1.Vector {
+		return &farev1.Vector{Id: id, Members: []*farev1.VectorMember{{Plane: "p", Device: "a", Weight: weight}}}
 	}
 	var sent, answered uint64
 	send := func(n int) {
@@ -119,22 +119,22 @@ func TestSuccessorOfADroppedGroup(t *testing.T) {
 		}
 	}
 	d1, d2 := dst(1), dst(2)
-	b.setGroup(group(1, 1))
+	b.setVector(vector(1, 1))
 	b.setDestination(d1, 1)
 	send(2)
 	answer(2)
-	b.setGroup(group(2, 2))
+	b.setVector(vector(2, 2))
 	send(1)
-	b.deleteGroup(2)
-	send(1) // group 2's set and delete are both unanswered
+	b.deleteVector(2)
+	send(1) // vector 2's set and delete are both unanswered
 	b.deleteDestination(d1)
-	b.deleteGroup(1)
-	b.setGroup(group(1, 3)) // number 1 is still used on the wire: group 1 takes the place of group 2
-	answer(1)               // group 2 is dropped
-	b.setGroup(group(2, 4))
+	b.deleteVector(1)
+	b.setVector(vector(1, 3)) // number 1 is still used on the wire: vector 1 takes the place of vector 2
+	answer(1)                 // vector 2 is dropped
+	b.setVector(vector(2, 4))
 	answer(1) // its predecessor's delete
 	b.setDestination(d2, 2)
-	for sent > answered || b.queues[0][GroupSet].len()+b.queues[0][DestinationSet].len()+b.queues[0][DestinationDelete].len() > 0 {
+	for sent > answered || b.queues[0][VectorSet].len()+b.queues[0][DestinationSet].len()+b.queues[0][DestinationDelete].len() > 0 {
 		if op, ok := b.pop(); ok {
 			b.send(&op, 0)
 			sent = op.id
@@ -152,7 +152,7 @@ func stateOf(o *object) string {
 	if o == nil {
 		return "forgotten"
 	}
-	return fmt.Sprintf("wanted %v of group %d, sent %+v, in effect %+v, refusal %+v", o.wanted, o.wantTo, o.sent, o.effect, o.refusal)
+	return fmt.Sprintf("wanted %v of vector %d, sent %+v, in effect %+v, refusal %+v", o.wanted, o.wantTo, o.sent, o.effect, o.refusal)
 }
 
 // TestDrainGoesWithTheChange checks that slots to drain are sent with the operation that makes them lose addresses, merged over unsent changes,
@@ -162,7 +162,7 @@ func TestDrainGoesWithTheChange(t *testing.T) {
 	b.resync(State{})
 	b.release(true)
 	for id := range uint32(3) {
-		b.setGroup(&farev1.Group{Id: id + 1, Members: []*farev1.GroupMember{{Plane: "p", Device: "a", Weight: id + 1}}})
+		b.setVector(&farev1.Vector{Id: id + 1, Members: []*farev1.VectorMember{{Plane: "p", Device: "a", Weight: id + 1}}})
 	}
 	d := dst(1)
 	sent := newPart()
@@ -179,7 +179,7 @@ func TestDrainGoesWithTheChange(t *testing.T) {
 	b.setDestination(d, 1, 3)
 	b.setDestination(d, 2, 1, 3)
 	for range 3 {
-		next() // the groups
+		next() // the vectors
 	}
 	if got := fmt.Sprint(next().GetSetDestination().GetDrainBeforeMove()); got != "[3 1]" {
 		t.Errorf("slots to drain: %s, want those of both changes", got)
@@ -187,7 +187,7 @@ func TestDrainGoesWithTheChange(t *testing.T) {
 	// The stream breaks before the answer: on the next one the slots are drained again, unless the change had arrived.
 	b.disconnect()
 	b.resync(State{})
-	for range 3 { // the groups again, then the destination
+	for range 3 { // the vectors again, then the destination
 		next()
 	}
 	if got := fmt.Sprint(next().GetSetDestination().GetDrainBeforeMove()); got != "[3 1]" {
@@ -195,7 +195,7 @@ func TestDrainGoesWithTheChange(t *testing.T) {
 	}
 	b.disconnect()
 	b.resync(State{
-		Groups:       map[uint32]*farev1.Group{1: b.groups[1].wantGroup, 2: b.groups[2].wantGroup, 3: b.groups[3].wantGroup},
+		Vectors:      map[uint32]*farev1.Vector{1: b.vectors[1].wantVector, 2: b.vectors[2].wantVector, 3: b.vectors[3].wantVector},
 		Destinations: map[Destination]uint32{d: 2},
 	})
 	if op, ok := b.pop(); ok {

@@ -36,9 +36,9 @@ type Config struct {
 	// Forwarding is sent to the data plane. It is copied.
 	Forwarding *farev1.Forwarding
 	// Ports, if not nil, computes a destination's UDP source ports, one entry per source loopback, for data planes with flow pins only. It is
-	// called from Run's goroutine without a lock held, when the operation is sent; the result must not change afterwards. group is the owner's
+	// called from Run's goroutine without a lock held, when the operation is sent; the result must not change afterwards. vector is the owner's
 	// number. It must be safe for use concurrently with the owner's goroutine.
-	Ports func(destination Destination, group uint32) []*farev1.PairPorts
+	Ports func(destination Destination, vector uint32) []*farev1.PairPorts
 	// AckTimeout limits the data plane's silence while operations wait; 0 means DefaultAckTimeout.
 	AckTimeout time.Duration
 	// Window is the number of operations that may wait for acknowledgements; 0 means DefaultWindow. Sub-port states do not count.
@@ -147,25 +147,25 @@ func (c *Client) SetSubPort(device string, up bool) uint64 {
 	return c.declare(func(b *book) uint64 { return b.setSubPort(device, up) })
 }
 
-// SetGroup declares a group, by its number (1 or higher). The group is copied. It returns the change number, like SetSubPort.
-func (c *Client) SetGroup(group *farev1.Group) uint64 {
-	return c.declare(func(b *book) uint64 { return b.setGroup(group) })
+// SetVector declares a vector, by its number (1 or higher). The vector is copied. It returns the change number, like SetSubPort.
+func (c *Client) SetVector(vector *farev1.Vector) uint64 {
+	return c.declare(func(b *book) uint64 { return b.setVector(vector) })
 }
 
-// DeleteGroup withdraws a group. The group is deleted once no destination uses it. It returns the change number, like SetSubPort, or 0 if the
-// group was never declared.
-func (c *Client) DeleteGroup(id uint32) uint64 {
-	return c.declare(func(b *book) uint64 { return b.deleteGroup(id) })
+// DeleteVector withdraws a vector. The vector is deleted once no destination uses it. It returns the change number, like SetSubPort, or 0 if the
+// vector was never declared.
+func (c *Client) DeleteVector(id uint32) uint64 {
+	return c.declare(func(b *book) uint64 { return b.deleteVector(id) })
 }
 
-// SetDestination declares the group of a destination, a group of the same source, and the slots that must be drained because of the change
-// (copied). Group 0 deletes the destination. With flow pins, declaring the same group again recomputes the source ports. It returns the change
+// SetDestination declares the vector of a destination, a vector of the same source, and the slots that must be drained because of the change
+// (copied). Vector 0 deletes the destination. With flow pins, declaring the same vector again recomputes the source ports. It returns the change
 // number, like SetSubPort.
-func (c *Client) SetDestination(destination Destination, group uint32, drain ...uint16) uint64 {
-	return c.declare(func(b *book) uint64 { return b.setDestination(destination, group, drain...) })
+func (c *Client) SetDestination(destination Destination, vector uint32, drain ...uint16) uint64 {
+	return c.declare(func(b *book) uint64 { return b.setDestination(destination, vector, drain...) })
 }
 
-// DeleteDestination withdraws a destination. It returns the change number, like DeleteGroup.
+// DeleteDestination withdraws a destination. It returns the change number, like DeleteVector.
 func (c *Client) DeleteDestination(destination Destination) uint64 {
 	return c.declare(func(b *book) uint64 { return b.deleteDestination(destination) })
 }
@@ -266,7 +266,7 @@ func (c *Client) connected(hello *farev1.HelloResponse, have State) {
 	c.mu.Unlock()
 	ring(c.ready)
 	c.config.Logger.Info("data plane connected", "name", hello.Name, "version", hello.Version,
-		"groups", len(have.Groups), "destinations", len(have.Destinations))
+		"vectors", len(have.Vectors), "destinations", len(have.Destinations))
 }
 
 // disconnected records the end of a stream or attempt.

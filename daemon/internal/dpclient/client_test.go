@@ -23,12 +23,12 @@ func TestProgramsInOrder(t *testing.T) {
 	// Declared before the data plane is available, in an unfavorable order.
 	r.client.SetDestination(dst(2), 2)
 	r.client.SetDestination(dst(1), 1)
-	r.client.SetGroup(group(2, 1, 0, 1))
-	r.client.SetGroup(group(1, 1))
+	r.client.SetVector(vector(2, 1, 0, 1))
+	r.client.SetVector(vector(1, 1))
 	last := r.client.SetSubPort(device(0, 1), false)
 	r.until("in effect", r.has(InEffect, last))
 	r.quiet()
-	want := []string{"sub-port p0s1 false", "set-group 1", "set-group 2", "set 10.200.0.1/32 1", "set 10.200.0.2/32 2"}
+	want := []string{"sub-port p0s1 false", "set-vector 1", "set-vector 2", "set 10.200.0.1/32 1", "set 10.200.0.2/32 2"}
 	// The declarations race with the connection: a sequence of bursts arrives, each in order.
 	got := r.log.take()
 	slices.Sort(got)
@@ -37,10 +37,10 @@ func TestProgramsInOrder(t *testing.T) {
 		t.Errorf("sent %v, want %v", got, want)
 	}
 
-	gone := r.client.DeleteGroup(1)
+	gone := r.client.DeleteVector(1)
 	r.client.SetDestination(dst(1), 2)
-	r.until("group gone", r.has(InEffect, gone))
-	if got, want := r.log.take(), []string{"set 10.200.0.1/32 2", "delete-group 1"}; !slices.Equal(got, want) {
+	r.until("vector gone", r.has(InEffect, gone))
+	if got, want := r.log.take(), []string{"set 10.200.0.1/32 2", "delete-vector 1"}; !slices.Equal(got, want) {
 		t.Errorf("sent %v, want %v", got, want)
 	}
 }
@@ -48,7 +48,7 @@ func TestProgramsInOrder(t *testing.T) {
 func TestEqualInputDoesNothing(t *testing.T) {
 	r := newRig(t, nil)
 	r.client.SetSubPort(device(0, 0), false)
-	r.client.SetGroup(group(1, 1, 2))
+	r.client.SetVector(vector(1, 1, 2))
 	r.client.SetDestination(dst(1), 1)
 	r.connected()
 	r.quiet()
@@ -57,16 +57,16 @@ func TestEqualInputDoesNothing(t *testing.T) {
 		t.Fatalf("sent %v, want 3 operations", before)
 	}
 	a := r.client.SetSubPort(device(0, 0), false)
-	b := r.client.SetGroup(group(1, 1, 2))
+	b := r.client.SetVector(vector(1, 1, 2))
 	c := r.client.SetDestination(dst(1), 1)
 	if a != 1 || b != 2 || c != 3 {
 		t.Errorf("changes %d %d %d of equal input, want 1 2 3", a, b, c)
 	}
-	r.client.SetGroup(group(9, 1)) // a change that must arrive alone
-	r.until("group 9", func() bool { return r.groups() == 2 })
+	r.client.SetVector(vector(9, 1)) // a change that must arrive alone
+	r.until("vector 9", func() bool { return r.vectors() == 2 })
 	r.quiet()
-	if got := r.log.take(); !slices.Equal(got, []string{"set-group 9"}) {
-		t.Errorf("sent %v, want the new group alone", got)
+	if got := r.log.take(); !slices.Equal(got, []string{"set-vector 9"}) {
+		t.Errorf("sent %v, want the new vector alone", got)
 	}
 }
 
@@ -74,7 +74,7 @@ func TestEqualInputDoesNothing(t *testing.T) {
 func TestFastPathOvertakes(t *testing.T) {
 	const backlog, window = 16384, 128
 	r := newRig(t, func(c *Config) { c.Window = window })
-	r.client.SetGroup(group(1, 1, 1, 1, 1))
+	r.client.SetVector(vector(1, 1, 1, 1, 1))
 	r.connected()
 	r.quiet()
 	r.dp.DelayAcks(time.Hour) // the window fills and stays full
@@ -108,12 +108,12 @@ func TestRefusals(t *testing.T) {
 	r.restart(nil)
 	t.Cleanup(func() { r.stop() })
 	r.client.ReleaseRemovals(true)
-	heavy := r.client.SetGroup(group(1, 5))
+	heavy := r.client.SetVector(vector(1, 5))
 	to := r.client.SetDestination(dst(1), 1)
 	r.until("refusals", func() bool { return r.has(Refused, heavy)() && r.has(Refused, to)() })
 	for _, e := range r.events {
 		if e.Change == heavy && (e.Code != codes.OutOfRange || !strings.Contains(e.Message, "limit of 4")) {
-			t.Errorf("group: %+v, want OUT_OF_RANGE and the limit", e)
+			t.Errorf("vector: %+v, want OUT_OF_RANGE and the limit", e)
 		}
 		if e.Kind == Refused && e.Change == to && e.Code != codes.FailedPrecondition {
 			t.Errorf("destination: %+v, want FAILED_PRECONDITION", e)
@@ -121,40 +121,40 @@ func TestRefusals(t *testing.T) {
 	}
 	r.quiet()
 	sent := len(log.take())
-	other := r.client.SetGroup(group(2, 1))
-	r.until("other group", r.has(InEffect, other))
-	if got := log.take(); !slices.Equal(got, []string{"set-group 2"}) {
+	other := r.client.SetVector(vector(2, 1))
+	r.until("other vector", r.has(InEffect, other))
+	if got := log.take(); !slices.Equal(got, []string{"set-vector 2"}) {
 		t.Errorf("after %d operations sent %v: what was refused is not to be tried again", sent, got)
 	}
-	light := r.client.SetGroup(group(1, 4))
+	light := r.client.SetVector(vector(1, 4))
 	r.until("both in effect", func() bool { return r.has(InEffect, light)() && r.has(InEffect, to)() })
 
 	// After a refused change the previous state stays in effect; a reconnect retries the change.
 	dp.RefuseNext(1, codes.Internal, "no memory")
-	changed := r.client.SetGroup(group(1, 3))
+	changed := r.client.SetVector(vector(1, 3))
 	r.until("refusal", r.has(Refused, changed))
-	if w := dp.State().Groups[0].Members[0].Weight; w != 4 {
+	if w := dp.State().Vectors[0].Members[0].Weight; w != 4 {
 		t.Errorf("weight %d after a refusal, want 4 as before", w)
 	}
 	// The refused state does not exist there: returning to the current state needs no operation.
 	log.take()
-	back := r.client.SetGroup(group(1, 4))
+	back := r.client.SetVector(vector(1, 4))
 	r.until("in effect again", r.has(InEffect, back))
 	if got := log.take(); len(got) != 0 {
 		t.Errorf("sent %v, want nothing", got)
 	}
 	dp.RefuseNext(1, codes.Internal, "no memory")
-	changed = r.client.SetGroup(group(1, 2))
+	changed = r.client.SetVector(vector(1, 2))
 	r.until("refusal", r.has(Refused, changed))
 	dp.BreakStream()
 	r.until("in effect after reconnect", r.has(InEffect, changed))
 }
 
-func TestMissingGroupIsReported(t *testing.T) {
+func TestMissingVectorIsReported(t *testing.T) {
 	r := newRig(t, nil)
 	change := r.client.SetDestination(dst(1), 7)
 	r.until("refusal", r.has(Refused, change))
-	r.client.SetGroup(group(7, 1))
+	r.client.SetVector(vector(7, 1))
 	r.until("in effect", r.has(InEffect, change))
 }
 
@@ -162,13 +162,13 @@ func TestStallIsBroken(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.AckTimeout = 50 * time.Millisecond })
 	r.connected()
 	r.dp.DelayAcks(time.Hour)
-	change := r.client.SetGroup(group(1, 1))
+	change := r.client.SetVector(vector(1, 1))
 	r.until("stall", func() bool { return r.client.Status().Counters.Stalls == 1 })
 	r.until("event", r.has(Disconnected, 0))
-	// The group had arrived: reading back shows it, and nothing has to be sent.
+	// The vector had arrived: reading back shows it, and nothing has to be sent.
 	r.until("in effect", r.has(InEffect, change))
 	if c := r.dp.Tally(); c.GroupSets != 1 {
-		t.Errorf("group was set %d times, want once", c.GroupSets)
+		t.Errorf("vector was set %d times, want once", c.GroupSets)
 	}
 }
 
@@ -176,7 +176,7 @@ func TestDataplaneRestart(t *testing.T) {
 	r := newRig(t, nil)
 	r.client.ReleaseRemovals(true)
 	r.client.SetSubPort(device(0, 0), false)
-	r.client.SetGroup(group(1, 1, 1))
+	r.client.SetVector(vector(1, 1, 1))
 	change := r.client.SetDestination(dst(1), 1)
 	r.until("in effect", r.has(InEffect, change))
 	r.quiet()
@@ -185,7 +185,7 @@ func TestDataplaneRestart(t *testing.T) {
 	r.dp.Reset()
 	r.until("programmed again", func() bool { return r.destinations() == 1 })
 	r.until("in effect again", r.has(InEffect, change))
-	want := []string{"sub-port p0s0 false", "set-group 1", "set 10.200.0.1/32 1"}
+	want := []string{"sub-port p0s0 false", "set-vector 1", "set 10.200.0.1/32 1"}
 	if got := r.log.take(); !slices.Equal(got, want) {
 		t.Errorf("sent %v, want %v", got, want)
 	}
@@ -194,49 +194,49 @@ func TestDataplaneRestart(t *testing.T) {
 // TestLostEffectIsReported checks that state that the data plane disconnected is no longer in effect, until it is acknowledged again.
 func TestLostEffectIsReported(t *testing.T) {
 	r := newRig(t, nil)
-	change := r.client.SetGroup(group(1, 1, 1))
+	change := r.client.SetVector(vector(1, 1, 1))
 	r.until("in effect", r.has(InEffect, change))
 	r.quiet()
 	r.events = nil
 	r.dp.DelayAcks(time.Hour)
 	r.dp.Reset()
 	r.until("pending", r.has(Pending, change))
-	r.until("sent again", func() bool { return r.groups() == 1 })
+	r.until("sent again", func() bool { return r.vectors() == 1 })
 	r.events = r.client.Take(r.events)
 	if r.has(InEffect, change)() {
 		t.Error("reported in effect before it was acknowledged again")
 	}
 }
 
-// TestGroupInUseStays checks that a group that the owner deletes too early stays until its last destination is removed.
-func TestGroupInUseStays(t *testing.T) {
+// TestVectorInUseStays checks that a vector that the owner deletes too early stays until its last destination is removed.
+func TestVectorInUseStays(t *testing.T) {
 	r := newRig(t, nil)
 	r.client.ReleaseRemovals(true)
-	r.client.SetGroup(group(1, 1))
+	r.client.SetVector(vector(1, 1))
 	r.client.SetDestination(dst(1), 1)
 	r.connected()
 	r.quiet()
 	r.log.take()
-	gone := r.client.DeleteGroup(1)
-	other := r.client.SetGroup(group(2, 1))
-	r.until("other group", r.has(InEffect, other))
-	if got := r.log.take(); !slices.Equal(got, []string{"set-group 2"}) {
-		t.Errorf("sent %v, want the other group alone", got)
+	gone := r.client.DeleteVector(1)
+	other := r.client.SetVector(vector(2, 1))
+	r.until("other vector", r.has(InEffect, other))
+	if got := r.log.take(); !slices.Equal(got, []string{"set-vector 2"}) {
+		t.Errorf("sent %v, want the other vector alone", got)
 	}
 	r.client.DeleteDestination(dst(1))
-	r.until("group gone", r.has(InEffect, gone))
-	if got, want := r.log.take(), []string{"delete 10.200.0.1/32", "delete-group 1"}; !slices.Equal(got, want) {
+	r.until("vector gone", r.has(InEffect, gone))
+	if got, want := r.log.take(), []string{"delete 10.200.0.1/32", "delete-vector 1"}; !slices.Equal(got, want) {
 		t.Errorf("sent %v, want %v", got, want)
 	}
 }
 
-// TestRestartKeepsTraffic checks that after a restart of the control plane, which renumbers groups, only necessary changes are made to the state
+// TestRestartKeepsTraffic checks that after a restart of the control plane, which renumbers vectors, only necessary changes are made to the state
 // in effect, and none at all before removals are released.
 func TestRestartKeepsTraffic(t *testing.T) {
 	r := newRig(t, nil)
 	r.client.ReleaseRemovals(true)
-	r.client.SetGroup(group(1, 1, 1, 1, 1))
-	r.client.SetGroup(group(2, 1))
+	r.client.SetVector(vector(1, 1, 1, 1, 1))
+	r.client.SetVector(vector(2, 1))
 	for n := range 8 {
 		r.client.SetDestination(dst(n), 1)
 	}
@@ -249,34 +249,34 @@ func TestRestartKeepsTraffic(t *testing.T) {
 
 	// While it learns, it first knows only plane p0; numbers are swapped.
 	partial := r.client.SetDestination(dst(0), 1)
-	r.client.SetGroup(group(1, 1))
+	r.client.SetVector(vector(1, 1))
 	fresh := r.client.SetDestination(dst(20), 1)
 	r.until("new destination", r.has(InEffect, fresh))
 	if got := r.log.take(); !slices.Equal(got, []string{"set 10.200.0.20/32 2"}) {
-		t.Errorf("sent %v; the group is there as 2, and what is in effect stays", got)
+		t.Errorf("sent %v; the vector is there as 2, and what is in effect stays", got)
 	}
 	if r.has(InEffect, partial)() {
 		t.Error("a destination that was held was reported in effect")
 	}
-	// Group 1 changes while removals are held: it gets another place on the wire, so that destination 8 keeps its state.
-	r.client.SetGroup(group(1, 1, 1))
-	r.until("moved", func() bool { return r.groups() == 3 })
+	// Vector 1 changes while removals are held: it gets another place on the wire, so that destination 8 keeps its state.
+	r.client.SetVector(vector(1, 1, 1))
+	r.until("moved", func() bool { return r.vectors() == 3 })
 	r.quiet()
-	if got, want := r.log.take(), []string{"set-group 3", "set 10.200.0.20/32 3"}; !slices.Equal(got, want) {
+	if got, want := r.log.take(), []string{"set-vector 3", "set 10.200.0.20/32 3"}; !slices.Equal(got, want) {
 		t.Errorf("sent %v, want %v", got, want)
 	}
 	// All routes are learned: destinations 0 to 6 as before; 7 and 8 are removed.
-	r.client.SetGroup(group(2, 1, 1, 1, 1))
+	r.client.SetVector(vector(2, 1, 1, 1, 1))
 	for n := range 7 {
 		r.client.SetDestination(dst(n), 2)
 	}
 	r.quiet()
 	if got := r.log.take(); len(got) != 0 {
-		t.Errorf("sent %v, want nothing: group 2 is there as 1, the destinations use it", got)
+		t.Errorf("sent %v, want nothing: vector 2 is there as 1, the destinations use it", got)
 	}
 	r.client.ReleaseRemovals(true)
-	r.until("removals", func() bool { return r.destinations() == 8 && r.groups() == 2 })
-	want := []string{"delete 10.200.0.7/32", "delete 10.200.0.8/32", "delete-group 2"}
+	r.until("removals", func() bool { return r.destinations() == 8 && r.vectors() == 2 })
+	want := []string{"delete 10.200.0.7/32", "delete 10.200.0.8/32", "delete-vector 2"}
 	if got := r.log.take(); !slices.Equal(got, want) {
 		t.Errorf("sent %v, want %v", got, want)
 	}
@@ -287,23 +287,23 @@ func TestRestartKeepsTraffic(t *testing.T) {
 func TestReusedNumber(t *testing.T) {
 	r := newRig(t, nil)
 	r.client.ReleaseRemovals(true)
-	r.client.SetGroup(group(1, 1))
+	r.client.SetVector(vector(1, 1))
 	r.client.SetDestination(dst(1), 1)
 	r.connected()
 	r.quiet()
 	r.log.take()
 	r.client.mu.Lock() // one burst, whatever the sender does
 	b := r.client.book
-	b.setGroup(group(2, 0, 1))
+	b.setVector(vector(2, 0, 1))
 	b.setDestination(dst(1), 2)
-	b.deleteGroup(1)
-	b.setGroup(group(1, 0, 0, 1))
+	b.deleteVector(1)
+	b.setVector(vector(1, 0, 0, 1))
 	b.setDestination(dst(2), 1)
 	r.client.mu.Unlock()
-	last := r.client.SetGroup(group(4, 1))
+	last := r.client.SetVector(vector(4, 1))
 	r.until("in effect", r.has(InEffect, last))
 	r.quiet()
-	want := []string{"set-group 2", "set-group 3", "set-group 4", "set 10.200.0.1/32 2", "set 10.200.0.2/32 3", "delete-group 1"}
+	want := []string{"set-vector 2", "set-vector 3", "set-vector 4", "set 10.200.0.1/32 2", "set 10.200.0.2/32 3", "delete-vector 1"}
 	if got := r.log.take(); !slices.Equal(got, want) {
 		t.Errorf("sent %v, want %v", got, want)
 	}
@@ -340,26 +340,26 @@ func TestFlowPins(t *testing.T) {
 	base := make(chan uint32, 1)
 	base <- 50000
 	ports := func(c *Config) {
-		c.Ports = func(destination Destination, group uint32) []*farev1.PairPorts {
+		c.Ports = func(destination Destination, vector uint32) []*farev1.PairPorts {
 			b := <-base
 			base <- b
-			return []*farev1.PairPorts{{Source: "10.255.0.1/32", UdpSourcePorts: []uint32{b + group, b + 100 + group}}}
+			return []*farev1.PairPorts{{Source: "10.255.0.1/32", SourcePorts: []uint32{b + vector, b + 100 + vector}}}
 		}
 	}
 	r.restart(ports)
 	t.Cleanup(func() { r.stop() })
-	slots := func(id uint32, devices ...string) *farev1.Group {
-		g := group(id, 1, 0, 1)
+	slots := func(id uint32, devices ...string) *farev1.Vector {
+		g := vector(id, 1, 0, 1)
 		for i, d := range devices {
-			g.Slots = append(g.Slots, &farev1.GroupSlot{Slot: uint32(i), Plane: planes[d[1]-'0'], Device: d, SharePpb: 500_000_000})
+			g.Slots = append(g.Slots, &farev1.VectorSlot{Slot: uint32(i), Plane: planes[d[1]-'0'], Device: d, SharePpb: 500_000_000})
 		}
 		return g
 	}
-	r.client.SetGroup(slots(1, "p0s0", "p1s0"))
+	r.client.SetVector(slots(1, "p0s0", "p1s0"))
 	change := r.client.SetDestination(dst(1), 1)
 	r.until("in effect", r.has(InEffect, change))
 	port := func() uint32 {
-		return dp.State().Destinations[0].Pairs[0].UdpSourcePorts[0]
+		return dp.State().Destinations[0].Pairs[0].SourcePorts[0]
 	}
 	if port() != 50001 {
 		t.Errorf("port %d, want 50001", port())
@@ -372,7 +372,7 @@ func TestFlowPins(t *testing.T) {
 	r.quiet()
 	log.take()
 	r.restart(ports)
-	r.client.SetGroup(slots(1, "p0s0", "p1s0"))
+	r.client.SetVector(slots(1, "p0s0", "p1s0"))
 	change = r.client.SetDestination(dst(1), 1)
 	r.until("in effect", r.has(InEffect, change))
 	r.client.SetDestination(dst(1), 1)
@@ -380,14 +380,14 @@ func TestFlowPins(t *testing.T) {
 	if got := log.take(); len(got) != 0 {
 		t.Errorf("sent %v, want nothing", got)
 	}
-	// Slots move: the destinations of the group get other ports.
+	// Slots move: the destinations of the vector get other ports.
 	<-base
 	base <- 51000
 	r.client.ReleaseRemovals(true)
-	r.client.SetGroup(slots(1, "p1s0", "p0s0"))
+	r.client.SetVector(slots(1, "p1s0", "p0s0"))
 	r.until("new ports", func() bool { return port() == 51001 })
 	r.quiet()
-	if got, want := log.take(), []string{"set-group 1", "set 10.200.0.1/32 1"}; !slices.Equal(got, want) {
+	if got, want := log.take(), []string{"set-vector 1", "set 10.200.0.1/32 1"}; !slices.Equal(got, want) {
 		t.Errorf("sent %v, want %v", got, want)
 	}
 }
@@ -398,8 +398,8 @@ func TestForwardingIsToldAgain(t *testing.T) {
 	f := testForwarding()
 	f.Planes[0].SubPorts = append(f.Planes[0].SubPorts, &farev1.ForwardingSubPort{Device: "p0s2", NextHopV6: "fe80::1"})
 	r.client.SetForwarding(f)
-	g := &farev1.Group{Id: 1, Members: []*farev1.GroupMember{{Plane: "p0", Device: "p0s2", Weight: 1}}}
-	r.until("in effect", r.has(InEffect, r.client.SetGroup(g)))
+	g := &farev1.Vector{Id: 1, Members: []*farev1.VectorMember{{Plane: "p0", Device: "p0s2", Weight: 1}}}
+	r.until("in effect", r.has(InEffect, r.client.SetVector(g)))
 	if c := r.dp.Tally(); c.Hellos != 2 || c.Streams != 1 {
 		t.Errorf("%d hellos, %d streams; want 2 on one stream", c.Hellos, c.Streams)
 	}
@@ -410,15 +410,15 @@ func TestEventsNameTheOperation(t *testing.T) {
 	r.connected()
 	var changes []uint64
 	for n := range 5 {
-		changes = append(changes, r.client.SetGroup(group(1, uint32(n+1), 7)))
+		changes = append(changes, r.client.SetVector(vector(1, uint32(n+1), 7)))
 		r.until(fmt.Sprint("change ", n), r.has(InEffect, changes[n]))
 	}
 	r.quiet()
 	e := r.events[len(r.events)-1]
-	if want := (Object{Kind: KindGroup, Group: 1}); e.Object != want || e.Op != 5 || e.Object.String() != "group 1" {
-		t.Errorf("last event %+v, want group 1 at operation 5", e)
+	if want := (Object{Kind: KindVector, Vector: 1}); e.Object != want || e.Op != 5 || e.Object.String() != "vector 1" {
+		t.Errorf("last event %+v, want vector 1 at operation 5", e)
 	}
-	if s := r.client.Status(); s.Counters.Sent[GroupSet] != 5 || s.Counters.InEffect[GroupSet] != 5 || s.Counters.Refused != ([classes]uint64{}) {
+	if s := r.client.Status(); s.Counters.Sent[VectorSet] != 5 || s.Counters.InEffect[VectorSet] != 5 || s.Counters.Refused != ([classes]uint64{}) {
 		t.Errorf("counters %+v, want 5 sent and in effect", s.Counters)
 	}
 }
@@ -488,7 +488,7 @@ func (s *gatheringStream) Recv() (*farev1.ProgramRequest, error) {
 }
 
 // TestOperationsAreGathered checks that many destinations are sent in few messages to a data plane that supports it, and one by one to any
-// other; a sub-port state and a group are never behind others in a message of several.
+// other; a sub-port state and a vector are never behind others in a message of several.
 func TestOperationsAreGathered(t *testing.T) {
 	for _, tc := range []struct {
 		limit  uint32
@@ -504,7 +504,7 @@ func TestOperationsAreGathered(t *testing.T) {
 		r.restart(func(c *Config) { c.Gather = tc.gather })
 		r.connected()
 		r.client.ReleaseRemovals(true)
-		r.until("the group", r.has(InEffect, r.client.SetGroup(group(1, 1))))
+		r.until("the vector", r.has(InEffect, r.client.SetVector(vector(1, 1))))
 		const size = 1000
 		r.client.declare(func(b *book) uint64 { // one call: no operation is sent before the last is declared
 			for n := range size {

@@ -12,14 +12,14 @@ type Class uint8
 // The classes, in the order of sending.
 const (
 	SubPortSet Class = iota
-	GroupSet
+	VectorSet
 	DestinationSet
 	DestinationDelete
-	GroupDelete
+	VectorDelete
 	classes
 )
 
-var classNames = [classes]string{"sub-port", "group set", "destination set", "destination delete", "group delete"}
+var classNames = [classes]string{"sub-port", "vector set", "destination set", "destination delete", "vector delete"}
 
 func (c Class) String() string {
 	if c < classes {
@@ -32,12 +32,12 @@ func (c Class) String() string {
 type Step struct {
 	Class       Class
 	SubPort     string
-	Group       uint32
+	Vector      uint32
 	Destination Destination
 }
 
-// Diff returns the fewest operations that turn have into want, in an order in which no destination is ever without its group: sub-port states,
-// group sets, destination sets, destination deletes, group deletes; sorted within each.
+// Diff returns the fewest operations that turn have into want, in an order in which no destination is ever without its vector: sub-port states,
+// vector sets, destination sets, destination deletes, vector deletes; sorted within each.
 func Diff(have, want State) []Step {
 	var steps []Step
 	for _, device := range slices.Sorted(maps.Keys(want.SubPorts)) {
@@ -45,14 +45,14 @@ func Diff(have, want State) []Step {
 			steps = append(steps, Step{Class: SubPortSet, SubPort: device})
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(want.Groups)) {
-		if !sameGroup(have.Groups[id], want.Groups[id]) {
-			steps = append(steps, Step{Class: GroupSet, Group: id})
+	for _, id := range slices.Sorted(maps.Keys(want.Vectors)) {
+		if !sameVector(have.Vectors[id], want.Vectors[id]) {
+			steps = append(steps, Step{Class: VectorSet, Vector: id})
 		}
 	}
 	first := len(steps)
-	for destination, group := range want.Destinations {
-		if before, ok := have.Destinations[destination]; !ok || before != group || have.Pins[destination] != want.Pins[destination] {
+	for destination, vector := range want.Destinations {
+		if before, ok := have.Destinations[destination]; !ok || before != vector || have.Pins[destination] != want.Pins[destination] {
 			steps = append(steps, Step{Class: DestinationSet, Destination: destination})
 		}
 	}
@@ -64,9 +64,9 @@ func Diff(have, want State) []Step {
 	slices.SortFunc(steps[first:], func(a, b Step) int {
 		return cmp.Or(cmp.Compare(a.Class, b.Class), a.Destination.Compare(b.Destination))
 	})
-	for _, id := range slices.Sorted(maps.Keys(have.Groups)) {
-		if _, ok := want.Groups[id]; !ok {
-			steps = append(steps, Step{Class: GroupDelete, Group: id})
+	for _, id := range slices.Sorted(maps.Keys(have.Vectors)) {
+		if _, ok := want.Vectors[id]; !ok {
+			steps = append(steps, Step{Class: VectorDelete, Vector: id})
 		}
 	}
 	return steps

@@ -3,14 +3,14 @@
 //
 // # Interface
 //
-// The owner (the daemon's loop) declares objects: SetSubPort, SetGroup, DeleteGroup, SetDestination, DeleteDestination. None of these calls
+// The owner (the daemon's loop) declares objects: SetSubPort, SetVector, DeleteVector, SetDestination, DeleteDestination. None of these calls
 // blocks; equal input does nothing. Each returns the number of the change. Declared state coalesces: if an object changes faster than the data
 // plane accepts operations, only its latest state is sent. Ready and Take report, object by object, up to which change the object is in effect.
 //
 // # Order
 //
-// Operations on the stream have five classes, and an earlier class always precedes a later one: sub-port states, group sets, destination sets,
-// destination deletes, group deletes. So every destination finds its group, nothing is removed before its replacement exists, and the fast path,
+// Operations on the stream have five classes, and an earlier class always precedes a later one: sub-port states, vector sets, destination sets,
+// destination deletes, vector deletes. So every destination finds its vector, nothing is removed before its replacement exists, and the fast path,
 // a failed sub-port, overtakes all queued operations; at most Window operations that were already sent precede it.
 //
 // # Read back, diff, send
@@ -18,9 +18,9 @@
 // After Hello the client opens the stream, which ends that of any other client, then reads back the data plane's state, and only then sends the
 // difference (Diff). If an acknowledgement is late or invalid, it starts over.
 //
-// The owner assigns group numbers, and they are meaningless after a restart: group 1 may be another vector then. Setting it in place would move
-// the traffic of every destination that still uses the old vector. The client therefore uses separate numbers on the wire: a group that was read
-// back is recognized by its content, any other group gets an unused number, preferably the owner's number (so that without a restart the numbers
+// The owner assigns vector numbers, and they are meaningless after a restart: vector 1 may be another vector then. Setting it in place would move
+// the traffic of every destination that still uses the old vector. The client therefore uses separate numbers on the wire: a vector that was read
+// back is recognized by its content, any other vector gets an unused number, preferably the owner's number (so that without a restart the numbers
 // are equal).
 //
 // # Start

@@ -78,9 +78,9 @@ func (b *book) waiting(e *Evacuation, limit int) (int, []string) {
 	return len(rest), reasons
 }
 
-// reason describes why a destination still has its current group.
+// reason describes why a destination still has its current vector.
 func (b *book) reason(o *object) string {
-	g := b.groups[o.wantTo]
+	g := b.vectors[o.wantTo]
 	switch {
 	case o.refusal != nil:
 		return "refused: " + o.refusal.message
@@ -95,33 +95,33 @@ func (b *book) reason(o *object) string {
 // leads returns a function that reports whether a destination may leave over the devices in a way that is not wanted: by acknowledged state, or
 // by operations that were sent and not acknowledged.
 func (b *book) leads(e *Evacuation) func(*object) bool {
-	sent := map[*wire][]*farev1.Group{} // contents in flight
-	moves := map[*object][]uint32{}     // places on the wire to which destinations are moving
+	sent := map[*wire][]*farev1.Vector{} // contents in flight
+	moves := map[*object][]uint32{}      // places on the wire to which destinations are moving
 	for i := range b.flights.len() {
 		switch f := b.flights.at(i); {
 		case f.done:
-		case f.class == GroupSet:
+		case f.class == VectorSet:
 			sent[f.wire] = append(sent[f.wire], f.content)
 		case f.class == DestinationSet:
 			moves[f.object] = append(moves[f.object], f.value.to)
 		}
 	}
-	touches := map[*farev1.Group]bool{}
-	stale := func(content *farev1.Group, o *object) bool {
+	touches := map[*farev1.Vector]bool{}
+	stale := func(content *farev1.Vector, o *object) bool {
 		over, known := touches[content]
 		if !known {
-			over = slices.ContainsFunc(content.GetMembers(), func(m *farev1.GroupMember) bool { return e.devices[m.Device] })
+			over = slices.ContainsFunc(content.GetMembers(), func(m *farev1.VectorMember) bool { return e.devices[m.Device] })
 			touches[content] = over
 		}
 		if !over {
 			return false
 		}
-		g := b.groups[o.wantTo]
-		return g == nil || !g.wanted || !sameMembers(content, g.wantGroup)
+		g := b.vectors[o.wantTo]
+		return g == nil || !g.wanted || !sameMembers(content, g.wantVector)
 	}
 	over := func(id uint32, o *object) bool {
 		w := b.wires[id]
-		return w != nil && (stale(w.effect, o) || slices.ContainsFunc(sent[w], func(content *farev1.Group) bool { return stale(content, o) }))
+		return w != nil && (stale(w.effect, o) || slices.ContainsFunc(sent[w], func(content *farev1.Vector) bool { return stale(content, o) }))
 	}
 	return func(o *object) bool {
 		return over(o.effect.to, o) || slices.ContainsFunc(moves[o], func(id uint32) bool { return over(id, o) })

@@ -14,10 +14,10 @@ import (
 
 // peerPlane is a minimal data plane: it applies operations in the order sent, and answers when the test requests it.
 type peerPlane struct {
-	groups       map[uint32]*farev1.Group
+	vectors      map[uint32]*farev1.Vector
 	destinations map[Destination]uint32
 	waiting      []operation
-	contents     []*farev1.Group // of waiting group sets
+	contents     []*farev1.Vector // of waiting vector sets
 }
 
 func (p *peerPlane) send(b *book) bool {
@@ -27,13 +27,13 @@ func (p *peerPlane) send(b *book) bool {
 	}
 	b.send(&op, 0)
 	p.waiting = append(p.waiting, op)
-	content := (*farev1.Group)(nil)
-	if op.class == GroupSet {
+	content := (*farev1.Vector)(nil)
+	if op.class == VectorSet {
 		content = op.wire.content
 	}
 	p.contents = append(p.contents, content)
 	if op.class == DestinationSet {
-		p.contents[len(p.contents)-1] = &farev1.Group{Id: op.wire.id}
+		p.contents[len(p.contents)-1] = &farev1.Vector{Id: op.wire.id}
 	}
 	return true
 }
@@ -48,14 +48,14 @@ func (p *peerPlane) answer(t *testing.T, b *book, refuse bool) {
 		ack.Level, ack.Code, ack.Message = farev1.AckLevel_ACK_LEVEL_REFUSED, uint32(codes.ResourceExhausted), "table full"
 	} else {
 		switch op.class {
-		case GroupSet:
-			p.groups[op.wire.id] = content
+		case VectorSet:
+			p.vectors[op.wire.id] = content
 		case DestinationSet:
 			p.destinations[op.object.Destination] = content.Id
 		case DestinationDelete:
 			delete(p.destinations, op.object.Destination)
-		case GroupDelete:
-			delete(p.groups, op.wire.id)
+		case VectorDelete:
+			delete(p.vectors, op.wire.id)
 		}
 	}
 	if err := b.acknowledge(ack); err != nil {
@@ -68,10 +68,10 @@ func (p *peerPlane) answer(t *testing.T, b *book, refuse bool) {
 func (p *peerPlane) over(device string) (out []string) {
 	found := map[string]bool{}
 	for carried := range uint(1) << len(p.waiting) {
-		groups, destinations := maps.Clone(p.groups), maps.Clone(p.destinations)
+		vectors, destinations := maps.Clone(p.vectors), maps.Clone(p.destinations)
 		look := func() {
 			for d, id := range destinations {
-				if slices.ContainsFunc(groups[id].GetMembers(), func(m *farev1.GroupMember) bool { return m.Device == device }) {
+				if slices.ContainsFunc(vectors[id].GetMembers(), func(m *farev1.VectorMember) bool { return m.Device == device }) {
 					found[d.String()] = true
 				}
 			}
@@ -82,8 +82,8 @@ func (p *peerPlane) over(device string) (out []string) {
 				continue
 			}
 			switch op.class {
-			case GroupSet:
-				groups[op.wire.id] = p.contents[i]
+			case VectorSet:
+				vectors[op.wire.id] = p.contents[i]
 			case DestinationSet:
 				destinations[op.object.Destination] = p.contents[i].Id
 			case DestinationDelete:
@@ -102,12 +102,12 @@ func TestEvacuationAgainstThePackets(t *testing.T) {
 	for seed := range uint64(400) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		b := connectedBook()
-		p := &peerPlane{groups: map[uint32]*farev1.Group{}, destinations: map[Destination]uint32{}}
+		p := &peerPlane{vectors: map[uint32]*farev1.Vector{}, destinations: map[Destination]uint32{}}
 		drained := false
-		content := func(id uint32) *farev1.Group {
-			g := group(id, uint32(random.IntN(2)), 1+random.Uint32N(3), random.Uint32N(3), 1)
+		content := func(id uint32) *farev1.Vector {
+			g := vector(id, uint32(random.IntN(2)), 1+random.Uint32N(3), random.Uint32N(3), 1)
 			if drained {
-				g.Members = slices.DeleteFunc(g.Members, func(m *farev1.GroupMember) bool { return m.Device == device(0, 0) })
+				g.Members = slices.DeleteFunc(g.Members, func(m *farev1.VectorMember) bool { return m.Device == device(0, 0) })
 			}
 			return g
 		}
@@ -116,7 +116,7 @@ func TestEvacuationAgainstThePackets(t *testing.T) {
 			id := 1 + random.Uint32N(4)
 			switch random.IntN(6) {
 			case 0:
-				b.setGroup(content(id))
+				b.setVector(content(id))
 				wanted[id] = true
 			case 1:
 				if wanted[id] {
@@ -141,7 +141,7 @@ func TestEvacuationAgainstThePackets(t *testing.T) {
 		}
 		drained = true
 		for id := range wanted {
-			b.setGroup(content(id))
+			b.setVector(content(id))
 		}
 		e := &Evacuation{devices: map[string]bool{device(0, 0): true}}
 		for range 60 {
@@ -169,10 +169,10 @@ func TestEvacuationAgainstThePackets(t *testing.T) {
 // TestEvacuationOfASharedDevice checks that a device that keeps a smaller share is clear once the data plane has that share.
 func TestEvacuationOfASharedDevice(t *testing.T) {
 	b := connectedBook()
-	b.setGroup(group(1, 2, 1))
+	b.setVector(vector(1, 2, 1))
 	b.setDestination(dst(0), 1)
 	carryOut(t, b)
-	b.setGroup(group(1, 1, 1))
+	b.setVector(vector(1, 1, 1))
 	e := &Evacuation{devices: map[string]bool{device(0, 0): true}}
 	if b.evacuated(e) {
 		t.Error("done before the smaller part was sent")
@@ -188,12 +188,12 @@ func TestEvacuationOfASharedDevice(t *testing.T) {
 func TestEvacuationSaysWhy(t *testing.T) {
 	b := connectedBook()
 	for id := range uint32(3) {
-		b.setGroup(group(id+1, 1, id+1))
+		b.setVector(vector(id+1, 1, id+1))
 		b.setDestination(dst(int(id)), id+1)
 	}
 	carryOut(t, b)
 	for id := range uint32(3) {
-		b.setGroup(group(id+1, 0, id+1, 1))
+		b.setVector(vector(id+1, 0, id+1, 1))
 	}
 	e := &Evacuation{devices: map[string]bool{device(0, 0): true}}
 	op, _ := b.pop()
@@ -202,7 +202,7 @@ func TestEvacuationSaysWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	n, reasons := b.waiting(e, 2)
-	if n != 3 || len(reasons) != 2 || reasons[0] != "destination 10.200.0.0/32: group 1 was refused: table full" || reasons[1] != "destination 10.200.0.1/32: not acknowledged yet" {
+	if n != 3 || len(reasons) != 2 || reasons[0] != "destination 10.200.0.0/32: vector 1 was refused: table full" || reasons[1] != "destination 10.200.0.1/32: not acknowledged yet" {
 		t.Errorf("waits for %d: %q", n, reasons)
 	}
 	for op, ok := b.pop(); ok; op, ok = b.pop() {
@@ -212,7 +212,7 @@ func TestEvacuationSaysWhy(t *testing.T) {
 		}
 	}
 	if n, _ := b.waiting(e, 2); n != 1 || b.evacuated(e) {
-		t.Errorf("waits for %d, want the one of the refused group", n)
+		t.Errorf("waits for %d, want the one of the refused vector", n)
 	}
 	// The data plane loses its state, and reconnects with that of an earlier run: all of it counts again.
 	b.disconnect()
@@ -220,7 +220,7 @@ func TestEvacuationSaysWhy(t *testing.T) {
 		t.Error("done without a connection")
 	}
 	b.held = true
-	b.resync(State{Groups: map[uint32]*farev1.Group{9: group(9, 1)}, Destinations: map[Destination]uint32{dst(7): 9, dst(1): 9}})
+	b.resync(State{Vectors: map[uint32]*farev1.Vector{9: vector(9, 1)}, Destinations: map[Destination]uint32{dst(7): 9, dst(1): 9}})
 	n, reasons = b.waiting(e, 9)
 	if n != 2 || !strings.Contains(reasons[1], "10.200.0.7/32: from an earlier run") {
 		t.Errorf("after a reconnect it waits for %d: %q", n, reasons)

@@ -16,7 +16,7 @@ type Kind uint8
 // The kinds of objects.
 const (
 	KindSubPort Kind = iota + 1
-	KindGroup
+	KindVector
 	KindDestination
 )
 
@@ -24,7 +24,7 @@ const (
 type Object struct {
 	Kind        Kind
 	SubPort     string
-	Group       uint32 // the owner's number
+	Vector      uint32 // the owner's number
 	Destination Destination
 }
 
@@ -57,8 +57,8 @@ func (o Object) String() string {
 	switch o.Kind {
 	case KindSubPort:
 		return "sub-port " + o.SubPort
-	case KindGroup:
-		return fmt.Sprintf("group %d", o.Group)
+	case KindVector:
+		return fmt.Sprintf("vector %d", o.Vector)
 	case KindDestination:
 		return "destination " + o.Destination.String()
 	}
@@ -76,11 +76,11 @@ const (
 	// InEffect: every change of Object up to Change is in effect.
 	InEffect
 	// Refused: the data plane refused Change of Object, or it cannot be sent; Code and Message give the reason. It is retried when the object
-	// changes, when the missing group arrives, and after a reconnect.
+	// changes, when the missing vector arrives, and after a reconnect.
 	Refused
 	// Pending: a change of Object that was in effect no longer is (the data plane disconnected it); it is being sent again.
 	Pending
-	// Approximate is InEffect for a group with a member whose share deviates by more than 1 % of itself. Message names the member.
+	// Approximate is InEffect for a vector with a member whose share deviates by more than 1 % of itself. Message names the member.
 	Approximate
 	// Damaged: the layer below lacks acknowledged state; nothing is in effect until Intact. Message describes it.
 	Damaged

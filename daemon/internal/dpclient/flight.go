@@ -18,8 +18,8 @@ type operation struct {
 	bulk   bool
 }
 
-// pop returns the object or group whose operation is next, without sending it: only the queues change. ok is false when nothing may be sent now.
-// Sub-port states go first; then the prompt and the bulk queues alternate, bulk operations on groups only while their pace allows, because a
+// pop returns the object or vector whose operation is next, without sending it: only the queues change. ok is false when nothing may be sent now.
+// Sub-port states go first; then the prompt and the bulk queues alternate, bulk operations on vectors only while their pace allows, because a
 // prompt operation waits for those in flight.
 func (b *book) pop() (operation, bool) {
 	for lane := range b.queues {
@@ -36,7 +36,7 @@ func (b *book) pop() (operation, bool) {
 		if b.turn {
 			lane = 1 - i
 		}
-		for class := GroupSet; class < GroupDelete; class++ {
+		for class := VectorSet; class < VectorDelete; class++ {
 			if lane == 1 && paced(class) && b.queues[lane][class].len() > 0 && !b.paces[class].allows() {
 				break // a later class must not overtake this one
 			}
@@ -46,11 +46,11 @@ func (b *book) pop() (operation, bool) {
 			}
 		}
 	}
-	for b.deletes.len() > 0 && b.paces[GroupDelete].allows() {
+	for b.deletes.len() > 0 && b.paces[VectorDelete].allows() {
 		w := b.deletes.pop()
 		w.queued = false
 		if !b.held && b.removable(w) {
-			return operation{class: GroupDelete, object: w.former, wire: w, bulk: true}, true
+			return operation{class: VectorDelete, object: w.former, wire: w, bulk: true}, true
 		}
 	}
 	return operation{}, false
@@ -68,14 +68,14 @@ func (b *book) popClass(lane int, class Class) (operation, bool) {
 		if class != DestinationSet {
 			return operation{class: class, object: o, wire: o.wire}, true
 		}
-		if g := b.groups[o.wantTo]; g != nil && g.wanted && b.class(g) == GroupSet { // it waits in the other lane
+		if g := b.vectors[o.wantTo]; g != nil && g.wanted && b.class(g) == VectorSet { // it waits in the other lane
 			o.queued |= queuedBit(lane, class)
 			queue.push(o)
-			return operation{class: GroupSet, object: g, wire: g.wire}, true
+			return operation{class: VectorSet, object: g, wire: g.wire}, true
 		}
 		w := b.target(o)
 		if w == nil || w.content == nil {
-			b.refuse(o, codes.FailedPrecondition, fmt.Sprintf("group %d is not programmed; set it first", o.wantTo))
+			b.refuse(o, codes.FailedPrecondition, fmt.Sprintf("vector %d is not programmed; set it first", o.wantTo))
 			continue
 		}
 		return operation{class: class, object: o, wire: w}, true
@@ -100,8 +100,8 @@ func (b *book) send(op *operation, pins uint64) {
 	case SubPortSet:
 		f.value = value{known: true, up: o.wantUp}
 		o.sent = f.value
-	case GroupSet:
-		f.content = o.wantGroup
+	case VectorSet:
+		f.content = o.wantVector
 		op.wire.content, op.wire.op, op.wire.foreign = f.content, op.id, false
 		b.unblock(o)
 	case DestinationSet:
@@ -110,14 +110,14 @@ func (b *book) send(op *operation, pins uint64) {
 		b.setSent(o, f.value)
 	case DestinationDelete:
 		b.setSent(o, value{})
-	case GroupDelete:
+	case VectorDelete:
 		op.wire.content, op.wire.op = nil, op.id
 		b.vacate(op.wire)
 	}
 	b.flights.push(f)
 }
 
-// setSent moves a destination between groups on the wire.
+// setSent moves a destination between vectors on the wire.
 func (b *book) setSent(o *object, v value) {
 	before := o.sent.to
 	o.sent = v
@@ -155,7 +155,7 @@ func (b *book) acknowledge(ack *farev1.Ack) error {
 		return nil
 	case farev1.AckLevel_ACK_LEVEL_APPROXIMATE, farev1.AckLevel_ACK_LEVEL_IN_EFFECT:
 		if ack.Level == farev1.AckLevel_ACK_LEVEL_APPROXIMATE {
-			if f.class != GroupSet {
+			if f.class != VectorSet {
 				return fmt.Errorf("operation %d, a %v, was acknowledged as approximate", id, f.class)
 			}
 			f.approximate = cmp.Or(ack.Message, "a share is off by more than 1 %")
@@ -187,9 +187,9 @@ func (b *book) confirm(f *flight) {
 	switch f.class {
 	case SubPortSet, DestinationSet, DestinationDelete:
 		o.effect = f.value
-	case GroupSet:
+	case VectorSet:
 		f.wire.effect, f.wire.approximate = f.content, f.approximate
-	case GroupDelete:
+	case VectorDelete:
 		f.wire.effect = nil
 		if f.wire.former == o && f.wire.content == nil {
 			f.wire.setFormer(nil)
@@ -199,7 +199,7 @@ func (b *book) confirm(f *flight) {
 	if o == nil {
 		return
 	}
-	if f.class != GroupDelete && f.change > o.done {
+	if f.class != VectorDelete && f.change > o.done {
 		o.done = f.change
 		b.report(o)
 	}
@@ -224,9 +224,9 @@ func (b *book) drop(o *object) {
 	// An operation of an object that was dropped before may be acknowledged after its number was declared again: remove only the object itself,
 	// not its successor.
 	switch o.Kind {
-	case KindGroup:
-		if b.groups[o.Group] == o {
-			delete(b.groups, o.Group)
+	case KindVector:
+		if b.vectors[o.Vector] == o {
+			delete(b.vectors, o.Vector)
 		}
 	case KindDestination:
 		if b.destinations[o.Destination] == o {
@@ -250,15 +250,15 @@ func (b *book) revert(f *flight, id uint64, ack *farev1.Ack) {
 			}
 			b.setSent(o, before)
 		}
-	case GroupSet, GroupDelete:
+	case VectorSet, VectorDelete:
 		if w.op == id {
 			w.content = w.effect
 			for i := range b.flights.len() {
-				if e := b.flights.at(i); e.wire == w && (e.class == GroupSet || e.class == GroupDelete) && !e.refused && !e.done {
+				if e := b.flights.at(i); e.wire == w && (e.class == VectorSet || e.class == VectorDelete) && !e.refused && !e.done {
 					w.content = e.content
 				}
 			}
-			if f.class == GroupDelete {
+			if f.class == VectorDelete {
 				w.refused = true
 			}
 			if former := w.former; w.content == nil && w.owner == nil { // deleted before it ever existed
@@ -277,8 +277,8 @@ func (b *book) revert(f *flight, id uint64, ack *farev1.Ack) {
 	o.drains(f.drain)
 	if f.change == o.change && o.refusal == nil {
 		b.refuse(o, code, message)
-		if g := b.groups[o.wantTo]; o.Kind == KindDestination && g != nil && g.wire != nil && g.wire.content != nil && g.wire.op > id {
-			b.unblock(g) // its group was set after this operation was sent
+		if g := b.vectors[o.wantTo]; o.Kind == KindDestination && g != nil && g.wire != nil && g.wire.content != nil && g.wire.op > id {
+			b.unblock(g) // its vector was set after this operation was sent
 		}
 		return
 	}

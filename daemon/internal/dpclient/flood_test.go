@@ -12,12 +12,12 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// flood declares size groups with one destination each and applies them: the result of one leaf that advertises a distinct bandwidth with every
+// flood declares size vectors with one destination each and applies them: the result of one leaf that advertises a distinct bandwidth with every
 // route.
 func flood(tb testing.TB, b *book, size int) {
 	tb.Helper()
 	for n := range size {
-		b.setGroup(group(uint32(n+1), uint32(n%60+1), uint32(n/60+1)))
+		b.setVector(vector(uint32(n+1), uint32(n%60+1), uint32(n/60+1)))
 		b.setDestination(dst(n), uint32(n+1))
 	}
 	carryOut(tb, b)
@@ -65,12 +65,12 @@ var floods = []struct {
 			b.deleteDestination(dst(n))
 		}
 		for n := range size {
-			b.deleteGroup(uint32(n + 1))
+			b.deleteVector(uint32(n + 1))
 		}
 		carryOut(tb, b)
 		took := cpuTime() - begin
-		if len(b.groups)+len(b.wires)+len(b.destinations) != 0 {
-			tb.Errorf("%d groups, %d on the wire, %d destinations are left", len(b.groups), len(b.wires), len(b.destinations))
+		if len(b.vectors)+len(b.wires)+len(b.destinations) != 0 {
+			tb.Errorf("%d vectors, %d on the wire, %d destinations are left", len(b.vectors), len(b.wires), len(b.destinations))
 		}
 		return took
 	}},
@@ -89,10 +89,10 @@ var floods = []struct {
 		}
 		return took
 	}},
-	{"renumber", func(tb testing.TB, size int) time.Duration { // every number on the wire belongs to another group
-		have := State{Groups: map[uint32]*farev1.Group{}}
+	{"renumber", func(tb testing.TB, size int) time.Duration { // every number on the wire belongs to another vector
+		have := State{Vectors: map[uint32]*farev1.Vector{}}
 		for n := range size {
-			have.Groups[uint32(n+1)] = group(uint32(n+1), 0, 0, uint32(n+1))
+			have.Vectors[uint32(n+1)] = vector(uint32(n+1), 0, 0, uint32(n+1))
 		}
 		b := newBook(newOrder(testForwarding()), DefaultWindow)
 		begin := cpuTime()
@@ -102,11 +102,11 @@ var floods = []struct {
 		carryOut(tb, b)
 		took := cpuTime() - begin
 		if len(b.wires) != size {
-			tb.Errorf("%d groups on the wire, want %d", len(b.wires), size)
+			tb.Errorf("%d vectors on the wire, want %d", len(b.wires), size)
 		}
 		return took
 	}},
-	{"blocked", func(tb testing.TB, size int) time.Duration { // destinations before their groups
+	{"blocked", func(tb testing.TB, size int) time.Duration { // destinations before their vectors
 		b := connectedBook()
 		begin := cpuTime()
 		for n := range size {
@@ -142,7 +142,7 @@ func BenchmarkFlood(b *testing.B) {
 	}
 }
 
-// TestFloodIsLinear checks that 8 times the groups take about 8 times the processor time, not 64 times. The limit in between leaves room for
+// TestFloodIsLinear checks that 8 times the vectors take about 8 times the processor time, not 64 times. The limit in between leaves room for
 // cache effects.
 func TestFloodIsLinear(t *testing.T) {
 	const small, times, limit = 2048, 8, 32
@@ -160,7 +160,7 @@ func TestFloodIsLinear(t *testing.T) {
 				many = min(many, f.run(t, times*small))
 			}
 			if many > limit*few {
-				t.Errorf("%d groups take %v, %d take %v: %d times as long, want at most %d", small, few, times*small, many, many/few, limit)
+				t.Errorf("%d vectors take %v, %d take %v: %d times as long, want at most %d", small, few, times*small, many, many/few, limit)
 			}
 		})
 	}

@@ -37,12 +37,12 @@ func testForwarding() *farev1.Forwarding {
 	return f
 }
 
-// group returns a group; weights are of p0s0, p0s1, p1s0, p1s1, and 0 omits the member.
-func group(id uint32, weights ...uint32) *farev1.Group {
-	g := &farev1.Group{Id: id}
+// vector returns a vector; weights are of p0s0, p0s1, p1s0, p1s1, and 0 omits the member.
+func vector(id uint32, weights ...uint32) *farev1.Vector {
+	g := &farev1.Vector{Id: id}
 	for i, weight := range weights {
 		if weight > 0 {
-			g.Members = append(g.Members, &farev1.GroupMember{Plane: planes[i/2], Device: device(i/2, i%2), Weight: weight})
+			g.Members = append(g.Members, &farev1.VectorMember{Plane: planes[i/2], Device: device(i/2, i%2), Weight: weight})
 		}
 	}
 	return g
@@ -64,12 +64,12 @@ func (l *wireLog) add(op *farev1.Operation) {
 	switch op := op.Op.(type) {
 	case *farev1.Operation_SubPort:
 		l.ops = append(l.ops, fmt.Sprintf("sub-port %s %v", op.SubPort.Device, op.SubPort.Up))
-	case *farev1.Operation_SetGroup:
-		l.ops = append(l.ops, fmt.Sprintf("set-group %d", op.SetGroup.Id))
-	case *farev1.Operation_DeleteGroup:
-		l.ops = append(l.ops, fmt.Sprintf("delete-group %d", op.DeleteGroup))
+	case *farev1.Operation_SetVector:
+		l.ops = append(l.ops, fmt.Sprintf("set-vector %d", op.SetVector.Id))
+	case *farev1.Operation_DeleteVector:
+		l.ops = append(l.ops, fmt.Sprintf("delete-vector %d", op.DeleteVector))
 	case *farev1.Operation_SetDestination:
-		l.ops = append(l.ops, fmt.Sprintf("set %s %d", op.SetDestination.Prefix, op.SetDestination.Group))
+		l.ops = append(l.ops, fmt.Sprintf("set %s %d", op.SetDestination.Prefix, op.SetDestination.Vector))
 	case *farev1.Operation_DeleteDestination:
 		l.ops = append(l.ops, "delete "+op.DeleteDestination.GetPrefix())
 	}
@@ -159,8 +159,8 @@ func (r *rig) until(what string, ok func() bool) {
 			r.events = r.client.Take(r.events)
 		case <-poll.C:
 		case <-deadline.C:
-			r.t.Fatalf("%s did not happen; status %+v\n%d groups, %d destinations\nevents %+v",
-				what, r.client.Status(), r.groups(), r.destinations(), tail(r.events))
+			r.t.Fatalf("%s did not happen; status %+v\n%d vectors, %d destinations\nevents %+v",
+				what, r.client.Status(), r.vectors(), r.destinations(), tail(r.events))
 		}
 	}
 }
@@ -178,9 +178,9 @@ func (r *rig) connected() {
 	r.until("connect", func() bool { return r.client.Status().Connected })
 }
 
-func (r *rig) groups() int {
-	groups, _ := r.dp.Size()
-	return groups
+func (r *rig) vectors() int {
+	vectors, _ := r.dp.Size()
+	return vectors
 }
 
 func (r *rig) destinations() int {

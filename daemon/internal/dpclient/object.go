@@ -11,17 +11,17 @@ type object struct {
 	Object
 
 	// The owner's wanted state; if none of the fields is set, the object is to be deleted.
-	wantUp    bool
-	wantGroup *farev1.Group // canonical copy
-	wantTo    uint32        // a destination's group, the owner's number; 0 means none
-	wanted    bool
+	wantUp     bool
+	wantVector *farev1.Vector // canonical copy
+	wantTo     uint32         // a destination's vector, the owner's number; 0 means none
+	wanted     bool
 
 	// For sub-ports and destinations: the data plane's state once all sent operations are applied, and its confirmed state.
 	sent, effect value
-	wire         *wire     // a group's place on the wire; nil if it has none yet
-	wanters      []*object // destinations that want this group, in no order
-	place        int       // index of a destination in its group's wanters
-	formers      int       // places on the wire that belonged to this group and still have to be cleared
+	wire         *wire     // a vector's place on the wire; nil if it has none yet
+	wanters      []*object // destinations that want this vector, in no order
+	place        int       // index of a destination in its vector's wanters
+	formers      int       // places on the wire that belonged to this vector and still have to be cleared
 	drain        []uint32  // a destination's slots to drain with its next operation
 
 	change uint64 // number of the last change of the wanted state; 0 if it was never declared
@@ -35,14 +35,14 @@ type object struct {
 	reported    bool  // is in the event queue
 	touched     bool  // this client programmed it: it may be changed while removals are held
 	repin       bool  // its source ports must be recomputed
-	blocked     bool  // a destination refused because its group is missing
+	blocked     bool  // a destination refused because its vector is missing
 }
 
 // value is the state of a sub-port or destination in the data plane. The zero value means that it does not exist there.
 type value struct {
 	known bool // sub-port: state was read back or sent
 	up    bool
-	to    uint32 // destination: number of the group on the wire
+	to    uint32 // destination: number of the vector on the wire
 	pins  uint64 // destination: fingerprint of the source ports
 }
 
@@ -52,17 +52,17 @@ type refusal struct {
 	message string
 }
 
-// wire is a group in the data plane.
+// wire is a vector in the data plane.
 type wire struct {
 	id      uint32
-	content *farev1.Group // once all sent operations are applied; nil if it does not exist
-	effect  *farev1.Group // confirmed
-	owner   *object       // nil if it is to be deleted once no destination uses it
-	former  *object       // object whose deletion is reported when the group is deleted
-	users   int           // number of destinations sent with this group
-	op      uint64        // last operation sent
-	foreign bool          // was read back, and never set by this client
-	refused bool          // its deletion was refused
+	content *farev1.Vector // once all sent operations are applied; nil if it does not exist
+	effect  *farev1.Vector // confirmed
+	owner   *object        // nil if it is to be deleted once no destination uses it
+	former  *object        // object whose deletion is reported when the vector is deleted
+	users   int            // number of destinations sent with this vector
+	op      uint64         // last operation sent
+	foreign bool           // was read back, and never set by this client
+	refused bool           // its deletion was refused
 	queued  bool
 	// approximate describes how effect deviates from the weights, "" if it does not.
 	approximate string
@@ -81,10 +81,10 @@ func (w *wire) setFormer(o *object) {
 // flight is an operation that waits for its acknowledgement.
 type flight struct {
 	class   Class
-	object  *object // nil for the deletion of a group that was never declared
+	object  *object // nil for the deletion of a vector that was never declared
 	wire    *wire
 	value   value
-	content *farev1.Group
+	content *farev1.Vector
 	drain   []uint32 // slots to drain that were sent with it
 	change  uint64
 	bulk    bool // counts in the pace of its class

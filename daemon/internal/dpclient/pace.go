@@ -9,9 +9,9 @@ const bulkDelay = 20 * time.Millisecond
 // plane that takes bulkDelay for any message, and would reduce its throughput.
 const bulkLeast = 32
 
-// paced reports whether the bulk operations of a class have a pace: those on groups. Operations on destinations cost a data plane a small
+// paced reports whether the bulk operations of a class have a pace: those on vectors. Operations on destinations cost a data plane a small
 // fraction of that, and sub-port states are never bulk.
-func paced(c Class) bool { return c == GroupSet || c == GroupDelete }
+func paced(c Class) bool { return c == VectorSet || c == VectorDelete }
 
 // pace limits the bulk operations of a class in flight to the number that the data plane applies within bulkDelay, measured on operations that
 // fill the limit, from sending to answer. The zero value is a new pace.

@@ -7,7 +7,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
-// serial is a data plane in virtual time that applies operations one after another, each group in cost, all others in no time.
+// serial is a data plane in virtual time that applies operations one after another, each vector in cost, all others in no time.
 type serial struct {
 	b       *book
 	now     time.Time
@@ -29,7 +29,7 @@ func (s *serial) send() {
 		if s.free.Before(s.now) {
 			s.free = s.now
 		}
-		if op.class == GroupSet || op.class == GroupDelete {
+		if op.class == VectorSet || op.class == VectorDelete {
 			s.free = s.free.Add(s.cost)
 		}
 		s.flights = append(s.flights, serialFlight{op, s.free})
@@ -54,7 +54,7 @@ func (s *serial) step(t *testing.T) (operation, bool) {
 	return f.op, true
 }
 
-// TestPromptDelayIsBounded checks that, however many bulk groups wait, a prompt group is in effect within twice (sets and deletions) bulkDelay,
+// TestPromptDelayIsBounded checks that, however many bulk vectors wait, a prompt vector is in effect within twice (sets and deletions) bulkDelay,
 // or the time of bulkLeast operations if that is longer, plus its own time.
 func TestPromptDelayIsBounded(t *testing.T) {
 	for _, cost := range []time.Duration{10 * time.Microsecond, 100 * time.Microsecond, 300 * time.Microsecond, 2 * time.Millisecond} {
@@ -62,15 +62,15 @@ func TestPromptDelayIsBounded(t *testing.T) {
 			s := &serial{b: connectedBook(), now: time.Unix(1, 0), cost: cost}
 			b := s.b
 			victim := uint32(2*size + 1)
-			declare := func(round int) { // every destination gets another group; the former groups are deleted
+			declare := func(round int) { // every destination gets another vector; the former vectors are deleted
 				b.bulk = true
 				for n := range size {
 					id := uint32(round%2*size + n + 1)
-					b.setGroup(group(id, uint32(n%60+1), uint32(n/60+1), uint32(round+1)))
+					b.setVector(vector(id, uint32(n%60+1), uint32(n/60+1), uint32(round+1)))
 					b.setDestination(dst(n), id)
 				}
 				for n := range size {
-					b.deleteGroup(uint32((round+1)%2*size + n + 1))
+					b.deleteVector(uint32((round+1)%2*size + n + 1))
 				}
 				b.bulk = false
 			}
@@ -81,14 +81,14 @@ func TestPromptDelayIsBounded(t *testing.T) {
 				for i := 0; i < size; {
 					began := s.now
 					changes++
-					b.setGroup(group(victim, changes, 7, 9))
+					b.setVector(vector(victim, changes, 7, 9))
 					for {
 						op, ok := s.step(t)
 						if !ok {
-							t.Fatal("the victim's group was not sent")
+							t.Fatal("the victim's vector was not sent")
 						}
 						i++
-						if op.class == GroupSet && op.object.Group == victim {
+						if op.class == VectorSet && op.object.Vector == victim {
 							break
 						}
 					}
@@ -103,9 +103,9 @@ func TestPromptDelayIsBounded(t *testing.T) {
 			for _, ok := s.step(t); ok; _, ok = s.step(t) {
 			}
 			if bound := 2*max(bulkDelay, bulkLeast*cost) + 2*cost; worst > bound {
-				t.Errorf("%d groups of %v each: a prompt one took %v, want at most %v", size, cost, worst, bound)
+				t.Errorf("%d vectors of %v each: a prompt one took %v, want at most %v", size, cost, worst, bound)
 			} else {
-				t.Logf("%d groups of %v each: a prompt one took %v at most", size, cost, worst)
+				t.Logf("%d vectors of %v each: a prompt one took %v at most", size, cost, worst)
 			}
 		}
 	}

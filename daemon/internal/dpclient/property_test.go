@@ -17,14 +17,14 @@ import (
 // twin is the owner's wanted state in the simplest form.
 type twin struct {
 	subPorts     map[string]bool
-	groups       map[uint32]*farev1.Group
+	vectors      map[uint32]*farev1.Vector
 	destinations map[Destination]uint32
 	changes      map[Object]uint64 // number of each object's last change
 	sources      []netip.Prefix    // of the source groups; empty if there is only one
 }
 
 func newTwin(sources []netip.Prefix) *twin {
-	return &twin{map[string]bool{}, map[uint32]*farev1.Group{}, map[Destination]uint32{}, map[Object]uint64{}, sources}
+	return &twin{map[string]bool{}, map[uint32]*farev1.Vector{}, map[Destination]uint32{}, map[Object]uint64{}, sources}
 }
 
 // twoSources are the names of the source groups of twoSourceGroups. The second has no p0s0.
@@ -38,7 +38,7 @@ func twoSourceGroups(c *Config) {
 	}
 }
 
-// source returns the source group that a group serves.
+// source returns the source group that a vector serves.
 func (w *twin) source(id uint32) netip.Prefix {
 	if len(w.sources) == 0 {
 		return netip.Prefix{}
@@ -46,7 +46,7 @@ func (w *twin) source(id uint32) netip.Prefix {
 	return w.sources[id%2]
 }
 
-// step makes one random change, like an owner: no destination without a group, no deletion of a group in use.
+// step makes one random change, like an owner: no destination without a vector, no deletion of a vector in use.
 func (w *twin) step(random *rand.Rand, client *Client) {
 	note := func(o Object, change uint64) {
 		if change > 0 {
@@ -62,49 +62,49 @@ func (w *twin) step(random *rand.Rand, client *Client) {
 		w.subPorts[device] = random.IntN(2) == 0
 		note(Object{Kind: KindSubPort, SubPort: device}, client.SetSubPort(device, w.subPorts[device]))
 	case 1, 2:
-		g := group(id, uint32(random.IntN(3)), uint32(random.IntN(3)), uint32(random.IntN(2)), uint32(random.IntN(2)))
+		g := vector(id, uint32(random.IntN(3)), uint32(random.IntN(3)), uint32(random.IntN(2)), uint32(random.IntN(2)))
 		if g.Source = wireSource(w.source(id)); len(w.sources) > 0 && id%2 == 1 {
-			g.Members = slices.DeleteFunc(g.Members, func(m *farev1.GroupMember) bool { return m.Device == "p0s0" })
+			g.Members = slices.DeleteFunc(g.Members, func(m *farev1.VectorMember) bool { return m.Device == "p0s0" })
 		}
-		w.groups[id] = g
-		note(Object{Kind: KindGroup, Group: id}, client.SetGroup(g))
+		w.vectors[id] = g
+		note(Object{Kind: KindVector, Vector: id}, client.SetVector(g))
 	case 3:
 		if !slices.Contains(slices.Collect(maps.Values(w.destinations)), id) {
-			delete(w.groups, id)
-			note(Object{Kind: KindGroup, Group: id}, client.DeleteGroup(id))
+			delete(w.vectors, id)
+			note(Object{Kind: KindVector, Vector: id}, client.DeleteVector(id))
 		}
 	case 4:
 		delete(w.destinations, to)
 		note(Object{Kind: KindDestination, Destination: to}, client.DeleteDestination(to))
 	default:
-		if w.groups[id] != nil {
+		if w.vectors[id] != nil {
 			w.destinations[to] = id
 			note(Object{Kind: KindDestination, Destination: to}, client.SetDestination(to, id))
 		}
 	}
 }
 
-// contents returns the state that determines forwarding: sub-ports, each destination's weights, and the number of groups.
-func contents(state *farev1.SnapshotResponse) (down []string, weights map[string]string, groups []string) {
+// contents returns the state that determines forwarding: sub-ports, each destination's weights, and the number of vectors.
+func contents(state *farev1.SnapshotResponse) (down []string, weights map[string]string, vectors []string) {
 	text := map[uint32]string{}
-	for _, g := range state.Groups {
+	for _, g := range state.Vectors {
 		text[g.Id] = describe(g)
-		groups = append(groups, text[g.Id])
+		vectors = append(vectors, text[g.Id])
 	}
 	weights = map[string]string{}
 	for _, d := range state.Destinations {
-		weights[d.Prefix+" "+d.Source] = text[d.Group]
+		weights[d.Prefix+" "+d.Source] = text[d.Vector]
 	}
 	for _, s := range state.SubPorts {
 		if !s.Up {
 			down = append(down, s.Device)
 		}
 	}
-	slices.Sort(groups)
-	return down, weights, groups
+	slices.Sort(vectors)
+	return down, weights, vectors
 }
 
-func describe(g *farev1.Group) string {
+func describe(g *farev1.Vector) string {
 	s := "-" + g.Source
 	for _, m := range g.Members {
 		s += fmt.Sprintf(" %s:%d", m.Device, m.Weight)
@@ -112,7 +112,7 @@ func describe(g *farev1.Group) string {
 	return s
 }
 
-func (w *twin) contents() (down []string, weights map[string]string, groups []string) {
+func (w *twin) contents() (down []string, weights map[string]string, vectors []string) {
 	for device, up := range w.subPorts {
 		if !up {
 			down = append(down, device)
@@ -121,19 +121,19 @@ func (w *twin) contents() (down []string, weights map[string]string, groups []st
 	slices.Sort(down)
 	weights = map[string]string{}
 	for key, id := range w.destinations {
-		weights[key.Prefix.String()+" "+wireSource(key.Source)] = describe(w.groups[id])
+		weights[key.Prefix.String()+" "+wireSource(key.Source)] = describe(w.vectors[id])
 	}
-	for _, g := range w.groups {
-		groups = append(groups, describe(g))
+	for _, g := range w.vectors {
+		vectors = append(vectors, describe(g))
 	}
-	slices.Sort(groups)
-	return down, weights, groups
+	slices.Sort(vectors)
+	return down, weights, vectors
 }
 
 func (r *rig) equals(w *twin) bool {
-	down, weights, groups := contents(r.dp.State())
-	wantDown, wantWeights, wantGroups := w.contents()
-	return slices.Equal(down, wantDown) && maps.Equal(weights, wantWeights) && slices.Equal(groups, wantGroups)
+	down, weights, vectors := contents(r.dp.State())
+	wantDown, wantWeights, wantVectors := w.contents()
+	return slices.Equal(down, wantDown) && maps.Equal(weights, wantWeights) && slices.Equal(vectors, wantVectors)
 }
 
 // inEffect reports whether the last event of every object is that its last change is in effect.
@@ -241,7 +241,7 @@ func reach(t *testing.T, seed, sources uint64, breaks, delays, refusals bool) {
 	}
 }
 
-// TestDiff checks for random pairs of states that the steps turn one into the other, that no step leaves a destination without its group, and
+// TestDiff checks for random pairs of states that the steps turn one into the other, that no step leaves a destination without its vector, and
 // that there are no more steps than differences.
 func TestDiff(t *testing.T) {
 	for seed := range uint64(200) {
@@ -254,7 +254,7 @@ func TestDiff(t *testing.T) {
 			}
 		}
 		for id := uint32(1); id < 10; id++ {
-			if !sameGroup(have.Groups[id], want.Groups[id]) {
+			if !sameVector(have.Vectors[id], want.Vectors[id]) {
 				differences++
 			}
 		}
@@ -271,18 +271,18 @@ func TestDiff(t *testing.T) {
 			switch step.Class {
 			case SubPortSet:
 				have.SubPorts[step.SubPort] = want.SubPorts[step.SubPort]
-			case GroupSet:
-				have.Groups[step.Group] = want.Groups[step.Group]
+			case VectorSet:
+				have.Vectors[step.Vector] = want.Vectors[step.Vector]
 			case DestinationSet:
 				have.Destinations[step.Destination] = want.Destinations[step.Destination]
 			case DestinationDelete:
 				delete(have.Destinations, step.Destination)
-			case GroupDelete:
-				delete(have.Groups, step.Group)
+			case VectorDelete:
+				delete(have.Vectors, step.Vector)
 			}
-			for destination, group := range have.Destinations {
-				if have.Groups[group] == nil {
-					t.Fatalf("seed %d: after %v, %v has no group", seed, step, destination)
+			for destination, vector := range have.Destinations {
+				if have.Vectors[vector] == nil {
+					t.Fatalf("seed %d: after %v, %v has no vector", seed, step, destination)
 				}
 			}
 		}
@@ -298,7 +298,7 @@ func TestDiff(t *testing.T) {
 }
 
 func randomState(random *rand.Rand) State {
-	s := State{SubPorts: map[string]bool{}, Groups: map[uint32]*farev1.Group{}, Destinations: map[Destination]uint32{}}
+	s := State{SubPorts: map[string]bool{}, Vectors: map[uint32]*farev1.Vector{}, Destinations: map[Destination]uint32{}}
 	for n := range 4 {
 		if random.IntN(3) > 0 {
 			s.SubPorts[device(n/2, n%2)] = random.IntN(2) == 0
@@ -306,11 +306,11 @@ func randomState(random *rand.Rand) State {
 	}
 	for id := uint32(1); id < 10; id++ {
 		if random.IntN(3) > 0 {
-			s.Groups[id] = group(id, uint32(random.IntN(2)), uint32(random.IntN(2)))
+			s.Vectors[id] = vector(id, uint32(random.IntN(2)), uint32(random.IntN(2)))
 		}
 	}
 	for n := range 40 {
-		if id := uint32(1 + random.IntN(14)); s.Groups[id] != nil {
+		if id := uint32(1 + random.IntN(14)); s.Vectors[id] != nil {
 			s.Destinations[dst(n)] = id
 		}
 	}

@@ -48,7 +48,7 @@ func (b *book) resync(have State) {
 	}
 	b.adoptSubPorts(have)
 	b.adoptDestinations(have)
-	b.adoptGroups(have)
+	b.adoptVectors(have)
 	for _, o := range b.sorted() {
 		if o.done != 0 && !b.obeyed(o) {
 			o.done = 0
@@ -64,12 +64,12 @@ func (b *book) resync(have State) {
 		switch step.Class {
 		case SubPortSet:
 			b.mark(b.subPorts[step.SubPort])
-		case GroupSet:
-			b.mark(b.wires[step.Group].owner)
+		case VectorSet:
+			b.mark(b.wires[step.Vector].owner)
 		case DestinationSet, DestinationDelete:
 			b.mark(b.destinations[step.Destination])
-		case GroupDelete:
-			b.markWire(b.wires[step.Group])
+		case VectorDelete:
+			b.markWire(b.wires[step.Vector])
 		}
 	}
 	for _, o := range b.sorted() {
@@ -101,11 +101,11 @@ func (b *book) adoptDestinations(have State) {
 	}
 }
 
-// adoptGroups assigns a place on the wire to every wanted group: its previous one, one with the same content, or a new one.
-func (b *book) adoptGroups(have State) {
+// adoptVectors assigns a place on the wire to every wanted vector: its previous one, one with the same content, or a new one.
+func (b *book) adoptVectors(have State) {
 	before := b.wires
-	b.wires, b.lowest = make(map[uint32]*wire, len(have.Groups)), 1
-	for id, content := range have.Groups {
+	b.wires, b.lowest = make(map[uint32]*wire, len(have.Vectors)), 1
+	for id, content := range have.Vectors {
 		old := before[id]
 		b.wires[id] = &wire{id: id, content: content, effect: content, foreign: old == nil || old.foreign, approximate: have.Approximate[id]}
 		if old != nil && old.owner == nil {
@@ -120,8 +120,8 @@ func (b *book) adoptGroups(have State) {
 			w.users++
 		}
 	}
-	groups := slices.SortedFunc(maps.Values(b.groups), func(x, y *object) int { return cmp.Compare(x.Group, y.Group) })
-	for _, o := range groups {
+	vectors := slices.SortedFunc(maps.Values(b.vectors), func(x, y *object) int { return cmp.Compare(x.Vector, y.Vector) })
+	for _, o := range vectors {
 		had := o.wire
 		o.wire = nil
 		if had == nil || !o.wanted {
@@ -139,7 +139,7 @@ func (b *book) adoptGroups(have State) {
 			}
 		}
 	}
-	for _, o := range groups {
+	for _, o := range vectors {
 		if o.wanted {
 			b.place(o)
 		}
@@ -149,7 +149,7 @@ func (b *book) adoptGroups(have State) {
 // wantedState returns the wanted state of the data plane, in numbers of the wire.
 func (b *book) wantedState(have State) State {
 	want := State{
-		SubPorts: map[string]bool{}, Groups: map[uint32]*farev1.Group{},
+		SubPorts: map[string]bool{}, Vectors: map[uint32]*farev1.Vector{},
 		Destinations: map[Destination]uint32{}, Pins: have.Pins,
 	}
 	for device, o := range b.subPorts {
@@ -157,14 +157,14 @@ func (b *book) wantedState(have State) State {
 	}
 	for id, w := range b.wires {
 		if w.owner != nil {
-			want.Groups[id] = w.owner.wantGroup
+			want.Vectors[id] = w.owner.wantVector
 		}
 	}
 	for key, o := range b.destinations {
 		if !o.wanted {
 			continue
 		}
-		want.Destinations[key] = 0 // its group is missing: it counts as different, and is reported when its turn comes
+		want.Destinations[key] = 0 // its vector is missing: it counts as different, and is reported when its turn comes
 		if w := b.target(o); w != nil {
 			want.Destinations[key] = w.id
 		}
@@ -172,14 +172,14 @@ func (b *book) wantedState(have State) State {
 	return want
 }
 
-// sorted lists all objects: sub-ports, groups, destinations.
+// sorted lists all objects: sub-ports, vectors, destinations.
 func (b *book) sorted() []*object {
-	all := make([]*object, 0, len(b.subPorts)+len(b.groups)+len(b.destinations))
+	all := make([]*object, 0, len(b.subPorts)+len(b.vectors)+len(b.destinations))
 	all = slices.AppendSeq(all, maps.Values(b.subPorts))
-	all = slices.AppendSeq(all, maps.Values(b.groups))
+	all = slices.AppendSeq(all, maps.Values(b.vectors))
 	all = slices.AppendSeq(all, maps.Values(b.destinations))
 	slices.SortFunc(all, func(x, y *object) int {
-		return cmp.Or(cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.SubPort, y.SubPort), cmp.Compare(x.Group, y.Group),
+		return cmp.Or(cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.SubPort, y.SubPort), cmp.Compare(x.Vector, y.Vector),
 			x.Destination.Compare(y.Destination))
 	})
 	return all

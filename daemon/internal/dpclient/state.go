@@ -18,11 +18,11 @@ import (
 type State struct {
 	// SubPorts by device: up or down. Sub-ports missing in a wanted state stay unchanged.
 	SubPorts map[string]bool
-	// Groups by their number on the wire.
-	Groups map[uint32]*farev1.Group
-	// Destinations with the group of each.
+	// Vectors by their number on the wire.
+	Vectors map[uint32]*farev1.Vector
+	// Destinations with the vector of each.
 	Destinations map[Destination]uint32
-	// Approximate holds the groups that the data plane forwards approximately, each with its message.
+	// Approximate holds the vectors that the data plane forwards approximately, each with its message.
 	Approximate map[uint32]string
 	// Pins are fingerprints of the destinations' source ports; 0 or absent means none.
 	Pins map[Destination]uint64
@@ -31,7 +31,7 @@ type State struct {
 // readBack collects a Snapshot.
 func readBack(stream grpc.ServerStreamingClient[farev1.SnapshotResponse], order order) (State, error) {
 	state := State{
-		SubPorts: map[string]bool{}, Groups: map[uint32]*farev1.Group{}, Approximate: map[uint32]string{},
+		SubPorts: map[string]bool{}, Vectors: map[uint32]*farev1.Vector{}, Approximate: map[uint32]string{},
 		Destinations: map[Destination]uint32{}, Pins: map[Destination]uint64{},
 	}
 	for {
@@ -48,16 +48,16 @@ func readBack(stream grpc.ServerStreamingClient[farev1.SnapshotResponse], order 
 		for _, subPort := range chunk.SubPorts {
 			state.SubPorts[subPort.Device] = subPort.Up
 		}
-		for _, group := range chunk.Groups {
-			order.sort(group)
-			state.Groups[group.Id] = group
+		for _, vector := range chunk.Vectors {
+			order.sort(vector)
+			state.Vectors[vector.Id] = vector
 		}
 		for _, destination := range chunk.Destinations {
 			key, err := parseDestination(destination)
 			if err != nil {
 				return State{}, fmt.Errorf("snapshot: destination: %w; the data plane must return host prefixes", err)
 			}
-			state.Destinations[key] = destination.Group
+			state.Destinations[key] = destination.Vector
 			if pins := fingerprint(destination.Pairs); pins != 0 {
 				state.Pins[key] = pins
 			}
@@ -86,52 +86,52 @@ func newOrder(forwarding *farev1.Forwarding) order {
 	return o
 }
 
-// sort sorts a group into the order of Snapshot, so that equal groups compare equal. Devices missing in Forwarding come last, by name.
-func (o order) sort(group *farev1.Group) {
+// sort sorts a vector into the order of Snapshot, so that equal vectors compare equal. Devices missing in Forwarding come last, by name.
+func (o order) sort(vector *farev1.Vector) {
 	place := func(device string) int {
 		if at, ok := o[device]; ok {
 			return at
 		}
 		return len(o)
 	}
-	slices.SortFunc(group.Members, func(a, b *farev1.GroupMember) int {
+	slices.SortFunc(vector.Members, func(a, b *farev1.VectorMember) int {
 		return cmp.Or(cmp.Compare(place(a.Device), place(b.Device)), cmp.Compare(a.Device, b.Device))
 	})
-	slices.SortFunc(group.Slots, func(a, b *farev1.GroupSlot) int { return cmp.Compare(a.Slot, b.Slot) })
+	slices.SortFunc(vector.Slots, func(a, b *farev1.VectorSlot) int { return cmp.Compare(a.Slot, b.Slot) })
 }
 
-// sameGroup compares two groups without their numbers. nil equals only nil: a group without members differs from no group.
-func sameGroup(a, b *farev1.Group) bool {
+// sameVector compares two vectors without their numbers. nil equals only nil: a vector without members differs from no vector.
+func sameVector(a, b *farev1.Vector) bool {
 	if a == b {
 		return true
 	}
 	return a != nil && b != nil && a.Source == b.Source && sameMembers(a, b) && len(a.Slots) == len(b.Slots) &&
-		slices.EqualFunc(a.Slots, b.Slots, func(x, y *farev1.GroupSlot) bool {
+		slices.EqualFunc(a.Slots, b.Slots, func(x, y *farev1.VectorSlot) bool {
 			return samePlace(x, y) && x.SharePpb == y.SharePpb && x.DrainBeforeMove == y.DrainBeforeMove
 		})
 }
 
-func sameMembers(a, b *farev1.Group) bool {
-	return slices.EqualFunc(a.Members, b.Members, func(x, y *farev1.GroupMember) bool {
+func sameMembers(a, b *farev1.Vector) bool {
+	return slices.EqualFunc(a.Members, b.Members, func(x, y *farev1.VectorMember) bool {
 		return x.Plane == y.Plane && x.Device == y.Device && x.Weight == y.Weight
 	})
 }
 
-func samePlace(x, y *farev1.GroupSlot) bool {
+func samePlace(x, y *farev1.VectorSlot) bool {
 	return x.Slot == y.Slot && x.Plane == y.Plane && x.Device == y.Device
 }
 
-// samePlaces reports whether the slots of two groups are on the same sub-ports, so that the source ports are the same too.
-func samePlaces(a, b *farev1.Group) bool {
+// samePlaces reports whether the slots of two vectors are on the same sub-ports, so that the source ports are the same too.
+func samePlaces(a, b *farev1.Vector) bool {
 	return slices.EqualFunc(a.GetSlots(), b.GetSlots(), samePlace)
 }
 
-// contentKey is equal for groups that sameGroup considers equal.
-func contentKey(group *farev1.Group) string {
-	nameless := &farev1.Group{Members: group.Members, Slots: group.Slots, Source: group.Source}
+// contentKey is equal for vectors that sameVector considers equal.
+func contentKey(vector *farev1.Vector) string {
+	nameless := &farev1.Vector{Members: vector.Members, Slots: vector.Slots, Source: vector.Source}
 	key, err := proto.MarshalOptions{Deterministic: true}.Marshal(nameless)
 	if err != nil {
-		return "" // a name that is not UTF-8: such a group is never recognized, and refused when it is sent
+		return "" // a name that is not UTF-8: such a vector is never recognized, and refused when it is sent
 	}
 	return string(key)
 }
@@ -145,7 +145,7 @@ func fingerprint(pairs []*farev1.PairPorts) uint64 {
 	var b [3]byte
 	for _, pair := range pairs {
 		io.WriteString(h, pair.Source) // a hash never returns an error
-		for _, port := range pair.UdpSourcePorts {
+		for _, port := range pair.SourcePorts {
 			b[1], b[2] = byte(port>>8), byte(port)
 			h.Write(b[:])
 		}

@@ -168,13 +168,13 @@ func (c *Client) next() (op operation, pairs []*farev1.PairPorts, pins uint64, o
 		if !ok || op.class != DestinationSet || !c.book.pinning {
 			return op, nil, 0, ok
 		}
-		o, group := op.object, op.object.wantTo
+		o, vector := op.object, op.object.wantTo
 		o.repin = false // a change from now on sets it again
 		c.mu.Unlock()
-		pairs = c.config.Ports(o.Destination, group)
+		pairs = c.config.Ports(o.Destination, vector)
 		pins = fingerprint(pairs)
 		c.mu.Lock()
-		if w := c.book.target(o); o.repin || !o.wanted || o.wantTo != group || w != op.wire || w.content == nil {
+		if w := c.book.target(o); o.repin || !o.wanted || o.wantTo != vector || w != op.wire || w.content == nil {
 			o.repin = o.wanted
 			c.book.mark(o) // it changed in the meantime
 			continue
@@ -199,17 +199,17 @@ type message struct {
 type part struct {
 	operation         farev1.Operation
 	subPort           farev1.Operation_SubPort
-	setGroup          farev1.Operation_SetGroup
+	setVector         farev1.Operation_SetVector
 	setDestination    farev1.Operation_SetDestination
 	deleteDestination farev1.Operation_DeleteDestination
-	deleteGroup       farev1.Operation_DeleteGroup
-	group             farev1.Group
+	deleteVector      farev1.Operation_DeleteVector
+	vector            farev1.Vector
 }
 
 func newPart() *part {
 	p := &part{}
 	p.subPort.SubPort = &farev1.SubPortState{}
-	p.setGroup.SetGroup = &p.group
+	p.setVector.SetVector = &p.vector
 	p.setDestination.SetDestination = &farev1.Destination{}
 	p.deleteDestination.DeleteDestination = &farev1.DestinationKey{}
 	return p
@@ -245,24 +245,24 @@ func (p *part) fill(op *operation, pairs []*farev1.PairPorts) {
 	case SubPortSet:
 		p.subPort.SubPort.Device, p.subPort.SubPort.Up = op.object.SubPort, op.object.wantUp
 		p.operation.Op = &p.subPort
-	case GroupSet:
+	case VectorSet:
 		// The content is replaced, never modified, once it is declared.
 		content := op.wire.content
-		p.group.Id, p.group.Members, p.group.Slots, p.group.Source = op.wire.id, content.Members, content.Slots, content.Source
-		p.operation.Op = &p.setGroup
+		p.vector.Id, p.vector.Members, p.vector.Slots, p.vector.Source = op.wire.id, content.Members, content.Slots, content.Source
+		p.operation.Op = &p.setVector
 	case DestinationSet:
 		d := p.setDestination.SetDestination
 		key := op.object.Destination
-		d.Prefix, d.Source, d.Group, d.Pairs = key.Prefix.String(), wireSource(key.Source), op.wire.id, pairs
+		d.Prefix, d.Source, d.Vector, d.Pairs = key.Prefix.String(), wireSource(key.Source), op.wire.id, pairs
 		d.DrainBeforeMove, op.object.drain = op.object.drain, nil
 		p.operation.Op = &p.setDestination
 	case DestinationDelete:
 		key := op.object.Destination
 		p.deleteDestination.DeleteDestination.Prefix, p.deleteDestination.DeleteDestination.Source = key.Prefix.String(), wireSource(key.Source)
 		p.operation.Op = &p.deleteDestination
-	case GroupDelete:
-		p.deleteGroup.DeleteGroup = op.wire.id
-		p.operation.Op = &p.deleteGroup
+	case VectorDelete:
+		p.deleteVector.DeleteVector = op.wire.id
+		p.operation.Op = &p.deleteVector
 	}
 }
 

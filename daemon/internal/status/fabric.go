@@ -29,7 +29,7 @@ func (f *fabricService) GetStatus(ctx context.Context, _ *farev1.GetStatusReques
 		Role: r.Process.Role, RouterId: addrString(r.Process.RouterID), AsNumber: r.Process.AS, Converged: r.Process.Converged,
 		UptimeNs:           uint64(max(0, f.s.c.Now().Sub(f.s.c.Started))),
 		SessionsConfigured: uint32(len(r.Sessions)), SessionsEstablished: uint32(r.Established()),
-		Destinations: uint32(tally.Destinations), DestinationsReachable: uint32(tally.Reachable), Groups: uint32(r.View.Vectors()),
+		Destinations: uint32(tally.Destinations), DestinationsReachable: uint32(tally.Reachable), Vectors: uint32(r.View.Vectors()),
 		Dataplane: r.Process.Dataplane.render(),
 		Counters: counters(
 			labeled{"guard_dropped", r.Dropped()}, labeled{"routes_ignored", r.Ignored()}, labeled{"inputs_ignored", r.Process.Ignored},

@@ -37,7 +37,7 @@ func TestFabricPictures(t *testing.T) {
 	counter := func(name string, value uint64) *farev1.Counter { return &farev1.Counter{Name: name, Value: value} }
 	if diff := cmp.Diff(&farev1.GetStatusResponse{
 		Version: "v1", Instance: "fake", Role: "server", Revision: 3, RouterId: "10.255.0.1", AsNumber: 65100, UptimeNs: 110e9, Converged: true,
-		SessionsConfigured: 2, SessionsEstablished: 1, Destinations: 2, DestinationsReachable: 1, Groups: 1,
+		SessionsConfigured: 2, SessionsEstablished: 1, Destinations: 2, DestinationsReachable: 1, Vectors: 1,
 		Dataplane: &farev1.DataplaneStatus{
 			Connected: true, Name: "memory", Address: "memory:", OperationsSent: 15, OperationsInEffect: 13, OperationsRefused: 1, OperationsPending: 1,
 			Approximate: 2, Refused: 3, Damage: "a route is gone", Repairs: 4,

@@ -187,7 +187,7 @@ func TestGetWeights(t *testing.T) {
 		t.Fatalf("%d rows for one source group", len(got.Weights))
 	}
 	w := got.Weights[0]
-	if got.Revision != 2 || !w.Reachable || w.Group != 7 || w.Revision != 2 || w.SlotsMoved != 3 || w.Destination != dst.String() || w.NotInEffect != "approximate: p1b" {
+	if got.Revision != 2 || !w.Reachable || w.Vector != 7 || w.Revision != 2 || w.SlotsMoved != 3 || w.Destination != dst.String() || w.NotInEffect != "approximate: p1b" {
 		t.Errorf("destination: %v", w)
 	}
 	if len(w.Planes) != 2 || w.Planes[0].Weight != 2 || !w.Planes[0].InEffect || w.Planes[1].InEffect || w.Planes[1].BandwidthBps != 400e9 || w.Planes[1].SubPorts[1].Device != "p1b" {
@@ -199,11 +199,11 @@ func TestGetWeights(t *testing.T) {
 	var sum uint32
 	for i, s := range w.Pairs[0].Slots {
 		sum += s.SharePpb
-		if s.Slot != uint32(i) || s.UdpSourcePort < 49152 || s.UdpSourcePort > 65535 {
+		if s.Slot != uint32(i) || s.SourcePort < 49152 || s.SourcePort > 65535 {
 			t.Errorf("slot %d: %v", i, s)
 		}
 	}
-	if sum != 1e9 || w.Pairs[0].Slots[1].SubPort != "p0b" || !w.Pairs[0].Slots[1].DrainBeforeMove || w.Pairs[0].Slots[2].SubPort != "" {
+	if sum != 1e9 || w.Pairs[0].Slots[1].Device != "p0b" || !w.Pairs[0].Slots[1].DrainBeforeMove || w.Pairs[0].Slots[2].Device != "" {
 		t.Errorf("slots: %v", w.Pairs[0].Slots)
 	}
 	if rules := w.Explanation.GetRules(); len(rules) != 1 || rules[0] != "explained 10.255.1.2/32" {

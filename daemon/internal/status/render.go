@@ -35,7 +35,7 @@ func (v *View) render(d *destination, sources []netip.Addr, omitPairs bool) *far
 	}
 	out.Reachable, out.Reason = w.Reachable, w.Reason
 	if w.Reachable {
-		out.Group = d.Vector
+		out.Vector = d.Vector
 	}
 	out.Planes, out.NotInEffect = w.planes(group, d.InEffect), cmp.Or(w.NotInEffect, d.NotInEffect)
 	out.BandwidthIgnored = w.BandwidthIgnored
@@ -117,11 +117,11 @@ func (w *vector) pairs(l *Layout, g *LayoutGroup, dst netip.Addr, drain []uint16
 				lp := &g.Planes[s.Plane]
 				m.Plane = lp.Name
 				if s.SubPort >= 0 && s.SubPort < len(lp.SubPorts) {
-					m.SubPort = lp.SubPorts[s.SubPort]
+					m.Device = lp.SubPorts[s.SubPort]
 				}
 			}
 			if i < len(ports) {
-				m.UdpSourcePort = uint32(ports[i])
+				m.SourcePort = uint32(ports[i])
 			}
 			pair.Slots[i] = m
 		}

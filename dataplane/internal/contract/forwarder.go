@@ -24,7 +24,7 @@ type Recoverer interface {
 // Approximator is a Forwarder whose layer below cannot realize every weight.
 type Approximator interface {
 	// Approximate describes the member of a group whose share of the traffic deviates by more than 1 % of the share, with
-	// the deviation, as text for operators. It returns "" if there is no such member or no such group. The set_group of the
+	// the deviation, as text for operators. It returns "" if there is no such member or no such group. The set_vector of the
 	// group is otherwise acknowledged APPROXIMATE instead of IN_EFFECT. It is called after a successful Commit, for each
 	// group that was set.
 	Approximate(group uint32) string

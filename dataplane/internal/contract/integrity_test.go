@@ -35,7 +35,7 @@ func TestApproximate(t *testing.T) {
 	p := open(t, t.Context(), client)
 	levels := map[uint64]farev1.AckLevel{}
 	requests := []*farev1.ProgramRequest{group(1, 1, 1), group(2, 2, 1), subPort(3, false), group(4, 2, 1), group(5, 1, 2), {
-		Operation: &farev1.Operation{Id: 6, Op: &farev1.Operation_DeleteGroup{DeleteGroup: 2}},
+		Operation: &farev1.Operation{Id: 6, Op: &farev1.Operation_DeleteVector{DeleteVector: 2}},
 	}}
 	for _, r := range requests {
 		if err := p.Send(r); err != nil {
@@ -97,7 +97,7 @@ func TestSnapshotOfApproximateGroups(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		groups += len(part.Groups)
+		groups += len(part.Vectors)
 		maps.Copy(got, part.Approximate)
 	}
 	if groups != 3 || len(got) != 1 || got[2] != (&guarded{}).Approximate(2) {

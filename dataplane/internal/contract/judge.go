@@ -69,7 +69,7 @@ func (s *Server) commit(operations []*farev1.Operation) []outcome {
 // deviation queries the Forwarder for the deviation of the group that an operation set. The caller holds mu.
 func (s *Server) deviation(operation *farev1.Operation, o outcome) string {
 	a, ok := s.config.Forwarder.(Approximator)
-	if id := operation.GetSetGroup().GetId(); ok && o.err == nil && s.state.Groups[id] != nil {
+	if id := operation.GetSetVector().GetId(); ok && o.err == nil && s.state.Groups[id] != nil {
 		return a.Approximate(id)
 	}
 	return ""
@@ -126,9 +126,9 @@ func (s *Server) count(operation *farev1.Operation, o outcome) {
 	switch operation.GetOp().(type) {
 	case *farev1.Operation_SubPort:
 		counter = &s.counters.SubPorts
-	case *farev1.Operation_SetGroup:
+	case *farev1.Operation_SetVector:
 		counter = &s.counters.GroupSets
-	case *farev1.Operation_DeleteGroup:
+	case *farev1.Operation_DeleteVector:
 		counter = &s.counters.GroupDeletes
 	case *farev1.Operation_SetDestination:
 		counter = &s.counters.DestinationSets
@@ -152,10 +152,10 @@ func (s *Server) judge(operation *farev1.Operation) (Change, bool, error) {
 	switch op := operation.GetOp().(type) {
 	case *farev1.Operation_SubPort:
 		return s.setSubPort(op.SubPort)
-	case *farev1.Operation_SetGroup:
-		return s.setGroup(op.SetGroup)
-	case *farev1.Operation_DeleteGroup:
-		return s.deleteGroup(op.DeleteGroup)
+	case *farev1.Operation_SetVector:
+		return s.setGroup(op.SetVector)
+	case *farev1.Operation_DeleteVector:
+		return s.deleteGroup(op.DeleteVector)
 	case *farev1.Operation_SetDestination:
 		return s.setDestination(op.SetDestination)
 	case *farev1.Operation_DeleteDestination:
@@ -187,7 +187,7 @@ func (s *Server) setSubPort(state *farev1.SubPortState) (Change, bool, error) {
 	return Change{Kind: SubPortChange, Device: device, Up: state.Up}, s.state.down[device] == state.Up, nil
 }
 
-func (s *Server) setGroup(group *farev1.Group) (Change, bool, error) {
+func (s *Server) setGroup(group *farev1.Vector) (Change, bool, error) {
 	source, err := s.judgeGroup(group)
 	if err != nil {
 		return Change{}, false, err
@@ -196,17 +196,17 @@ func (s *Server) setGroup(group *farev1.Group) (Change, bool, error) {
 	if exists && before.Source != group.Source {
 		return Change{}, false, status.Errorf(codes.FailedPrecondition, "group %d serves source %q, not %q; delete it first, or use another id", group.Id, before.Source, group.Source)
 	}
-	if limit := s.capabilities.MaxGroups; !exists && limit > 0 && len(s.state.Groups) >= int(limit) {
+	if limit := s.capabilities.MaxVectors; !exists && limit > 0 && len(s.state.Groups) >= int(limit) {
 		return Change{}, false, status.Errorf(codes.ResourceExhausted, "group %d would exceed the limit of %d groups; delete one first", group.Id, limit)
 	}
 	// The canonical order is that of Snapshot, independent of the order in the operation.
 	slices.SortStableFunc(group.Members, s.state.order)
-	slices.SortFunc(group.Slots, func(a, b *farev1.GroupSlot) int { return cmp.Compare(a.Slot, b.Slot) })
+	slices.SortFunc(group.Slots, func(a, b *farev1.VectorSlot) int { return cmp.Compare(a.Slot, b.Slot) })
 	return Change{Kind: GroupChange, Group: group.Id, Source: source, Before: before, After: group}, !exists || !proto.Equal(before, group), nil
 }
 
 // judgeGroup validates a group against Forwarding and the capabilities, and sets the canonical name of its source group.
-func (s *Server) judgeGroup(group *farev1.Group) (netip.Prefix, error) {
+func (s *Server) judgeGroup(group *farev1.Vector) (netip.Prefix, error) {
 	if group.GetId() == 0 {
 		return netip.Prefix{}, invalid("group 0 is reserved; use 1 or higher")
 	}
@@ -224,7 +224,7 @@ func (s *Server) judgeGroup(group *farev1.Group) (netip.Prefix, error) {
 	return source, nil
 }
 
-func (s *Server) judgeMembers(group *farev1.Group, source netip.Prefix) error {
+func (s *Server) judgeMembers(group *farev1.Vector, source netip.Prefix) error {
 	limits := s.capabilities
 	var sum uint64
 	members := make(map[string]bool, len(group.Members))
@@ -251,7 +251,7 @@ func (s *Server) judgeMembers(group *farev1.Group, source netip.Prefix) error {
 	return nil
 }
 
-func (s *Server) judgeSlots(group *farev1.Group, source netip.Prefix) error {
+func (s *Server) judgeSlots(group *farev1.Vector, source netip.Prefix) error {
 	if len(group.Slots) == 0 {
 		return nil
 	}
@@ -324,7 +324,7 @@ func (s *Server) setDestination(target *farev1.Destination) (Change, bool, error
 	}
 	key := DestinationKey{source, prefix}
 	if err == nil {
-		err = s.judgeTarget(key, target.Group)
+		err = s.judgeTarget(key, target.Vector)
 	}
 	if err != nil {
 		return Change{}, false, status.Errorf(status.Code(err), "destination %s: %s", prefix, status.Convert(err).Message())
@@ -333,8 +333,8 @@ func (s *Server) setDestination(target *farev1.Destination) (Change, bool, error
 	if limit := s.capabilities.MaxDestinations; !exists && limit > 0 && len(s.state.Destinations) >= int(limit) {
 		return Change{}, false, status.Errorf(codes.ResourceExhausted, "destination %s would exceed the limit of %d destinations; delete one first", key, limit)
 	}
-	same := exists && before.Group == target.Group && slices.EqualFunc(before.Pairs, target.Pairs, func(a, b *farev1.PairPorts) bool { return proto.Equal(a, b) })
-	return Change{Kind: DestinationChange, Source: source, Prefix: prefix, From: before, To: Destination{Group: target.Group, Pairs: target.Pairs}}, !same, nil
+	same := exists && before.Group == target.Vector && slices.EqualFunc(before.Pairs, target.Pairs, func(a, b *farev1.PairPorts) bool { return proto.Equal(a, b) })
+	return Change{Kind: DestinationChange, Source: source, Prefix: prefix, From: before, To: Destination{Group: target.Vector, Pairs: target.Pairs}}, !same, nil
 }
 
 // judgePairs validates the flow pins of a destination of a source group.
@@ -355,9 +355,9 @@ func (s *Server) judgePairs(pairs []*farev1.PairPorts, source netip.Prefix) erro
 		if source.IsValid() && !s.restoring && !slices.Contains(s.state.SourceGroup(source).Loopbacks, from) {
 			return status.Errorf(codes.NotFound, "pairs[%d]: %s is not a loopback of source group %s; list it with the destination of its own source group", i, from, source)
 		}
-		for j, port := range pair.UdpSourcePorts {
+		for j, port := range pair.SourcePorts {
 			if port == 0 || port > 65535 {
-				return invalid("pairs[%d].udp_source_ports[%d]: %d is not a UDP port; use 1 to 65535", i, j, port)
+				return invalid("pairs[%d].source_ports[%d]: %d is not a UDP port; use 1 to 65535", i, j, port)
 			}
 		}
 	}

@@ -16,7 +16,7 @@ import (
 
 // TestConformanceWithLimits runs the suite on a Forwarder with small limits, so that every limit is reached.
 func TestConformanceWithLimits(t *testing.T) {
-	f := &forwarder{capabilities: &farev1.Capabilities{MaxGroups: 16, MaxDestinations: 64, MaxWeight: 8, MaxWeightSum: 16}}
+	f := &forwarder{capabilities: &farev1.Capabilities{MaxVectors: 16, MaxDestinations: 64, MaxWeight: 8, MaxWeightSum: 16}}
 	conn, err := memory.Dial(contract.New(contract.Config{Name: "little", Forwarder: f}))
 	if err != nil {
 		t.Fatal(err)
@@ -150,8 +150,8 @@ func TestPinnedPorts(t *testing.T) {
 	send(group(1, 1, 1))
 	for i, port := range []uint32{0, 1, 65535, 65536} {
 		ack := send(&farev1.ProgramRequest{Operation: &farev1.Operation{Id: uint64(i + 2), Op: &farev1.Operation_SetDestination{
-			SetDestination: &farev1.Destination{Prefix: "10.255.9.9/32", Group: 1, Pairs: []*farev1.PairPorts{
-				{Source: "10.255.0.1/32", UdpSourcePorts: []uint32{port}},
+			SetDestination: &farev1.Destination{Prefix: "10.255.9.9/32", Vector: 1, Pairs: []*farev1.PairPorts{
+				{Source: "10.255.0.1/32", SourcePorts: []uint32{port}},
 			}},
 		}}})
 		if refused := ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED; refused != (port == 0 || port > 65535) {
@@ -167,7 +167,7 @@ func TestPlaneWithoutSubPorts(t *testing.T) {
 	f.Planes = append(f.Planes, &farev1.ForwardingPlane{Plane: "p2"})
 	s := contract.New(contract.Config{Forwarder: &forwarder{capabilities: &farev1.Capabilities{}}})
 	state := func(plane string) *farev1.SnapshotResponse {
-		return &farev1.SnapshotResponse{Groups: []*farev1.Group{{Id: 1, Slots: []*farev1.GroupSlot{{Plane: plane}}}}}
+		return &farev1.SnapshotResponse{Vectors: []*farev1.Vector{{Id: 1, Slots: []*farev1.VectorSlot{{Plane: plane}}}}}
 	}
 	client := dial(t, s)
 	if _, err := client.Hello(t.Context(), &farev1.HelloRequest{Forwarding: f}); err != nil {
@@ -175,8 +175,8 @@ func TestPlaneWithoutSubPorts(t *testing.T) {
 	}
 	p := open(t, t.Context(), client)
 	for id, plane := range []string{"p2", "p3"} {
-		group := state(plane).Groups[0]
-		if err := p.Send(&farev1.ProgramRequest{Operation: &farev1.Operation{Id: uint64(id + 1), Op: &farev1.Operation_SetGroup{SetGroup: group}}}); err != nil {
+		group := state(plane).Vectors[0]
+		if err := p.Send(&farev1.ProgramRequest{Operation: &farev1.Operation{Id: uint64(id + 1), Op: &farev1.Operation_SetVector{SetVector: group}}}); err != nil {
 			t.Fatal(err)
 		}
 		response, err := p.Recv()

@@ -41,7 +41,7 @@ func TestRestoreEqualsWhatWas(t *testing.T) {
 			t.Fatalf("seed %d: %v, refused %v", seed, err, refused)
 		}
 		// Members that are not part of Forwarding come last, in no particular order.
-		order := protocmp.SortRepeatedFields(&farev1.Group{}, "members")
+		order := protocmp.SortRepeatedFields(&farev1.Vector{}, "members")
 		if diff := cmp.Diff(s.state.Snapshot(), again.state.Snapshot(), protocmp.Transform(), order); diff != "" {
 			t.Fatalf("seed %d (-before +restored):\n%s", seed, diff)
 		}
@@ -54,13 +54,13 @@ func TestRestoreEqualsWhatWas(t *testing.T) {
 func restored() (*farev1.Forwarding, *farev1.SnapshotResponse) {
 	return forwarding(), &farev1.SnapshotResponse{
 		SubPorts: []*farev1.SubPortState{{Device: "a"}, {Device: "b", Up: true}},
-		Groups: []*farev1.Group{
-			{Id: 1, Members: []*farev1.GroupMember{{Plane: "p0", Device: "gone", Weight: 1}, {Plane: "p1", Device: "c", Weight: 2}, {Plane: "p0", Device: "a", Weight: 3}}},
+		Vectors: []*farev1.Vector{
+			{Id: 1, Members: []*farev1.VectorMember{{Plane: "p0", Device: "gone", Weight: 1}, {Plane: "p1", Device: "c", Weight: 2}, {Plane: "p0", Device: "a", Weight: 3}}},
 			{Id: 2},
 		},
 		Destinations: []*farev1.Destination{
-			{Prefix: "10.0.0.1/32", Group: 1, Pairs: []*farev1.PairPorts{{Source: "10.255.0.1/32", UdpSourcePorts: []uint32{50000}}}},
-			{Prefix: "10.0.0.2/32", Group: 2},
+			{Prefix: "10.0.0.1/32", Vector: 1, Pairs: []*farev1.PairPorts{{Source: "10.255.0.1/32", SourcePorts: []uint32{50000}}}},
+			{Prefix: "10.0.0.2/32", Vector: 2},
 		},
 	}
 }
@@ -76,7 +76,7 @@ func TestRestoreTakesWhatWasAccepted(t *testing.T) {
 	}
 	all := s.state.Snapshot()
 	var members []string
-	for _, m := range all.Groups[0].Members {
+	for _, m := range all.Vectors[0].Members {
 		members = append(members, m.Device)
 	}
 	if got := strings.Join(members, " "); got != "a c gone" {
@@ -86,7 +86,7 @@ func TestRestoreTakesWhatWasAccepted(t *testing.T) {
 		t.Errorf("restored %v", all)
 	}
 	// Later operations are validated as usual.
-	if o := s.commit([]*farev1.Operation{{Op: &farev1.Operation_SetGroup{SetGroup: all.Groups[0]}}})[0]; status.Code(o.err) != codes.NotFound {
+	if o := s.commit([]*farev1.Operation{{Op: &farev1.Operation_SetVector{SetVector: all.Vectors[0]}}})[0]; status.Code(o.err) != codes.NotFound {
 		t.Errorf("a new group with an unknown sub-port: %v, want NOT_FOUND", o.err)
 	}
 }
@@ -172,14 +172,14 @@ func TestRecover(t *testing.T) {
 func TestHelloArranges(t *testing.T) {
 	s := New(Config{Forwarder: newStrict(t)})
 	greet(t, s, forwarding())
-	s.commit([]*farev1.Operation{{Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{Id: 1, Members: []*farev1.GroupMember{
+	s.commit([]*farev1.Operation{{Op: &farev1.Operation_SetVector{SetVector: &farev1.Vector{Id: 1, Members: []*farev1.VectorMember{
 		{Plane: "p0", Device: "b", Weight: 1}, {Plane: "p0", Device: "a", Weight: 2},
 	}}}}})
-	first := s.state.Snapshot().Groups[0]
+	first := s.state.Snapshot().Vectors[0]
 	f := forwarding()
 	slices.Reverse(f.Planes[0].SubPorts)
 	greet(t, s, f)
-	if got := s.state.Snapshot().Groups[0].Members; got[0].Device != "b" || first.Members[0].Device != "a" {
+	if got := s.state.Snapshot().Vectors[0].Members; got[0].Device != "b" || first.Members[0].Device != "a" {
 		t.Errorf("members %v, and %v before; want b first now, and what was read left alone", got, first.Members)
 	}
 }

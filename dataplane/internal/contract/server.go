@@ -279,8 +279,8 @@ func (s *Server) Snapshot(_ *farev1.SnapshotRequest, stream grpc.ServerStreaming
 	if err := stream.Send(&farev1.SnapshotResponse{SubPorts: all.SubPorts, Approximate: approximate}); err != nil {
 		return err
 	}
-	for groups := range slices.Chunk(all.Groups, chunk) {
-		if err := stream.Send(&farev1.SnapshotResponse{Groups: groups}); err != nil {
+	for groups := range slices.Chunk(all.Vectors, chunk) {
+		if err := stream.Send(&farev1.SnapshotResponse{Vectors: groups}); err != nil {
 			return err
 		}
 	}

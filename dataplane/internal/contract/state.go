@@ -17,7 +17,7 @@ type State struct {
 	Devices    map[string]Position
 	// Sources are the source groups of Forwarding, at least one after the first Hello.
 	Sources      []SourceGroup
-	Groups       map[uint32]*farev1.Group
+	Groups       map[uint32]*farev1.Vector
 	Destinations map[DestinationKey]Destination
 
 	sourceIndex map[netip.Prefix]int // by name
@@ -76,7 +76,7 @@ type Change struct {
 
 	// Fields of GroupChange; nil is a group that does not exist.
 	Group         uint32
-	Before, After *farev1.Group
+	Before, After *farev1.Vector
 
 	// Fields of DestinationChange.
 	Prefix   netip.Prefix
@@ -100,9 +100,9 @@ func (c Change) operation() *farev1.Operation {
 	case c.Kind == SubPortChange:
 		return &farev1.Operation{Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: c.Device, Up: c.Up}}}
 	case c.Kind == GroupChange && c.After != nil:
-		return &farev1.Operation{Op: &farev1.Operation_SetGroup{SetGroup: c.After}}
+		return &farev1.Operation{Op: &farev1.Operation_SetVector{SetVector: c.After}}
 	case c.Kind == GroupChange:
-		return &farev1.Operation{Op: &farev1.Operation_DeleteGroup{DeleteGroup: c.Group}}
+		return &farev1.Operation{Op: &farev1.Operation_DeleteVector{DeleteVector: c.Group}}
 	case c.To.Group != 0:
 		return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: c.To.message(c.Key())}}
 	default:
@@ -113,13 +113,13 @@ func (c Change) operation() *farev1.Operation {
 }
 
 func (d Destination) message(key DestinationKey) *farev1.Destination {
-	return &farev1.Destination{Prefix: key.Prefix.String(), Source: sourceText(key.Source), Group: d.Group, Pairs: d.Pairs}
+	return &farev1.Destination{Prefix: key.Prefix.String(), Source: sourceText(key.Source), Vector: d.Group, Pairs: d.Pairs}
 }
 
 func newState() State {
 	return State{
 		Devices: map[string]Position{}, down: map[string]bool{},
-		Groups: map[uint32]*farev1.Group{}, users: map[uint32]int{}, Destinations: map[DestinationKey]Destination{},
+		Groups: map[uint32]*farev1.Vector{}, users: map[uint32]int{}, Destinations: map[DestinationKey]Destination{},
 	}
 }
 
@@ -130,8 +130,8 @@ func (s *State) Up(device string) bool {
 }
 
 // order compares members by their place in Forwarding; members that are not part of it come last.
-func (s *State) order(a, b *farev1.GroupMember) int {
-	index := func(m *farev1.GroupMember) int {
+func (s *State) order(a, b *farev1.VectorMember) int {
+	index := func(m *farev1.VectorMember) int {
 		if at, ok := s.Devices[m.Device]; ok {
 			return at.Index
 		}
@@ -185,7 +185,7 @@ func (s *State) do(c Change) {
 func (s *State) Snapshot() *farev1.SnapshotResponse {
 	all := &farev1.SnapshotResponse{
 		SubPorts:     make([]*farev1.SubPortState, 0, len(s.Devices)),
-		Groups:       make([]*farev1.Group, 0, len(s.Groups)),
+		Vectors:       make([]*farev1.Vector, 0, len(s.Groups)),
 		Destinations: make([]*farev1.Destination, 0, len(s.Destinations)),
 	}
 	for device := range s.Devices {
@@ -193,9 +193,9 @@ func (s *State) Snapshot() *farev1.SnapshotResponse {
 	}
 	slices.SortFunc(all.SubPorts, func(a, b *farev1.SubPortState) int { return cmp.Compare(a.Device, b.Device) })
 	for _, group := range s.Groups {
-		all.Groups = append(all.Groups, group)
+		all.Vectors = append(all.Vectors, group)
 	}
-	slices.SortFunc(all.Groups, func(a, b *farev1.Group) int { return cmp.Compare(a.Id, b.Id) })
+	slices.SortFunc(all.Vectors, func(a, b *farev1.Vector) int { return cmp.Compare(a.Id, b.Id) })
 	for _, key := range s.Keys() {
 		all.Destinations = append(all.Destinations, s.Destinations[key].message(key))
 	}
@@ -225,8 +225,8 @@ func operations(all *farev1.SnapshotResponse) []*farev1.Operation {
 			ops = append(ops, &farev1.Operation{Op: &farev1.Operation_SubPort{SubPort: subPort}})
 		}
 	}
-	for _, group := range all.Groups {
-		ops = append(ops, &farev1.Operation{Op: &farev1.Operation_SetGroup{SetGroup: proto.CloneOf(group)}})
+	for _, group := range all.Vectors {
+		ops = append(ops, &farev1.Operation{Op: &farev1.Operation_SetVector{SetVector: proto.CloneOf(group)}})
 	}
 	for _, destination := range all.Destinations {
 		ops = append(ops, &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: proto.CloneOf(destination)}})

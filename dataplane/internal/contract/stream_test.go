@@ -86,8 +86,8 @@ func subPort(id uint64, up bool) *farev1.ProgramRequest {
 }
 
 func group(id uint64, number uint32, weight uint32) *farev1.ProgramRequest {
-	return &farev1.ProgramRequest{Operation: &farev1.Operation{Id: id, Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{
-		Id: number, Members: []*farev1.GroupMember{{Plane: "p0", Device: "dp0a", Weight: weight}},
+	return &farev1.ProgramRequest{Operation: &farev1.Operation{Id: id, Op: &farev1.Operation_SetVector{SetVector: &farev1.Vector{
+		Id: number, Members: []*farev1.VectorMember{{Plane: "p0", Device: "dp0a", Weight: weight}},
 	}}}}
 }
 
@@ -145,7 +145,7 @@ func TestNewerStreamTakesOver(t *testing.T) {
 	}
 	read := func() (ids []uint32) {
 		s.View(func(state *contract.State) {
-			for _, g := range state.Snapshot().Groups {
+			for _, g := range state.Snapshot().Vectors {
 				ids = append(ids, g.Id)
 			}
 		})

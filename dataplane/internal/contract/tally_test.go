@@ -18,16 +18,16 @@ func setDown(device string) *farev1.Operation {
 }
 
 func setGroup(id uint32) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{Id: id}}}
+	return &farev1.Operation{Op: &farev1.Operation_SetVector{SetVector: &farev1.Vector{Id: id}}}
 }
 
 // TestTally checks that each operation is counted once by its kind and once by its outcome.
 func TestTally(t *testing.T) {
 	s := New(Config{Forwarder: newStrict(t)})
 	greet(t, s, forwarding())
-	set := &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "10.0.0.1/32", Group: 1}}}
+	set := &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "10.0.0.1/32", Vector: 1}}}
 	remove := &farev1.Operation{Op: &farev1.Operation_DeleteDestination{DeleteDestination: &farev1.DestinationKey{Prefix: "10.0.0.1/32"}}}
-	removeGroup := &farev1.Operation{Op: &farev1.Operation_DeleteGroup{DeleteGroup: 1}}
+	removeGroup := &farev1.Operation{Op: &farev1.Operation_DeleteVector{DeleteVector: 1}}
 	kinds := Tally{}
 	for _, step := range []struct {
 		operation *farev1.Operation

@@ -24,7 +24,7 @@ type strict struct {
 	t            testing.TB
 	capabilities *farev1.Capabilities
 	down         map[string]bool
-	groups       map[uint32]*farev1.Group
+	groups       map[uint32]*farev1.Vector
 	destinations map[DestinationKey]Destination
 	// fail returns the error of a batch.
 	fail    func([]Change) error
@@ -33,8 +33,8 @@ type strict struct {
 
 func newStrict(t testing.TB) *strict {
 	return &strict{
-		t: t, capabilities: &farev1.Capabilities{Ipv6: true, FlowPins: true, MaxGroups: 6, MaxDestinations: 9, MaxWeightSum: 20},
-		down: map[string]bool{}, groups: map[uint32]*farev1.Group{}, destinations: map[DestinationKey]Destination{},
+		t: t, capabilities: &farev1.Capabilities{Ipv6: true, FlowPins: true, MaxVectors: 6, MaxDestinations: 9, MaxWeightSum: 20},
+		down: map[string]bool{}, groups: map[uint32]*farev1.Vector{}, destinations: map[DestinationKey]Destination{},
 		fail: func([]Change) error { return nil },
 	}
 }
@@ -73,7 +73,7 @@ func (f *strict) Commit(changes []Change) error {
 			if (c.Before == nil) != (groups[c.Group] == nil) || proto.Equal(c.Before, c.After) {
 				f.t.Errorf("group %d: from %v to %v, have %v", c.Group, c.Before, c.After, groups[c.Group])
 			}
-			for _, g := range []*farev1.Group{c.Before, c.After} {
+			for _, g := range []*farev1.Vector{c.Before, c.After} {
 				if g != nil && g.Source != sourceText(c.Source) {
 					f.t.Errorf("group %d of source %q in a change of source %v", c.Group, g.Source, c.Source)
 				}
@@ -112,12 +112,12 @@ func (f *strict) Commit(changes []Change) error {
 type notebook struct {
 	forwarding   *farev1.Forwarding
 	down         map[string]bool
-	groups       map[uint32]*farev1.Group
+	groups       map[uint32]*farev1.Vector
 	destinations map[[2]string]*farev1.Destination // by source and prefix
 }
 
 func newNotebook() *notebook {
-	return &notebook{down: map[string]bool{}, groups: map[uint32]*farev1.Group{}, destinations: map[[2]string]*farev1.Destination{}}
+	return &notebook{down: map[string]bool{}, groups: map[uint32]*farev1.Vector{}, destinations: map[[2]string]*farev1.Destination{}}
 }
 
 func (n *notebook) Forwarding(forwarding *farev1.Forwarding) {
@@ -131,10 +131,10 @@ func (n *notebook) Operations(operations []*farev1.Operation) {
 		switch op := operation.Op.(type) {
 		case *farev1.Operation_SubPort:
 			n.down[op.SubPort.Device] = !op.SubPort.Up
-		case *farev1.Operation_SetGroup:
-			n.groups[op.SetGroup.Id] = op.SetGroup
-		case *farev1.Operation_DeleteGroup:
-			delete(n.groups, op.DeleteGroup)
+		case *farev1.Operation_SetVector:
+			n.groups[op.SetVector.Id] = op.SetVector
+		case *farev1.Operation_DeleteVector:
+			delete(n.groups, op.DeleteVector)
 		case *farev1.Operation_SetDestination:
 			n.destinations[[2]string{op.SetDestination.Source, op.SetDestination.Prefix}] = op.SetDestination
 		case *farev1.Operation_DeleteDestination:
@@ -150,7 +150,7 @@ func (n *notebook) snapshot() *farev1.SnapshotResponse {
 		all.SubPorts = append(all.SubPorts, &farev1.SubPortState{Device: device, Up: !n.down[device]})
 	}
 	for _, id := range slices.Sorted(maps.Keys(n.groups)) {
-		all.Groups = append(all.Groups, n.groups[id])
+		all.Vectors = append(all.Vectors, n.groups[id])
 	}
 	for _, d := range n.destinations {
 		all.Destinations = append(all.Destinations, d)
@@ -220,21 +220,21 @@ func (d dice) operation(id uint64) *farev1.Operation {
 	case 0, 1:
 		o.Op = &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: string(rune('a' + d.next(5))), Up: d.next(2) == 0}}
 	case 2, 3, 4, 5:
-		g := &farev1.Group{Id: uint32(d.next(8)), Source: source()}
+		g := &farev1.Vector{Id: uint32(d.next(8)), Source: source()}
 		for range d.next(5) {
 			place := places[d.next(4+d.next(3)*d.next(2))]
-			g.Members = append(g.Members, &farev1.GroupMember{Plane: place[0], Device: place[1], Weight: uint32(1 + d.next(7))})
+			g.Members = append(g.Members, &farev1.VectorMember{Plane: place[0], Device: place[1], Weight: uint32(1 + d.next(7))})
 		}
 		if len(g.Members) > 0 && d.next(3) == 0 {
-			g.Slots = []*farev1.GroupSlot{{Slot: 1, Plane: "p0", SharePpb: 400_000_000}, {Slot: 0, Plane: "p1", Device: "c", SharePpb: 600_000_000}}
+			g.Slots = []*farev1.VectorSlot{{Slot: 1, Plane: "p0", SharePpb: 400_000_000}, {Slot: 0, Plane: "p1", Device: "c", SharePpb: 600_000_000}}
 		}
-		o.Op = &farev1.Operation_SetGroup{SetGroup: g}
+		o.Op = &farev1.Operation_SetVector{SetVector: g}
 	case 6:
-		o.Op = &farev1.Operation_DeleteGroup{DeleteGroup: uint32(d.next(8))}
+		o.Op = &farev1.Operation_DeleteVector{DeleteVector: uint32(d.next(8))}
 	case 7, 8, 9:
-		to := &farev1.Destination{Prefix: fmt.Sprintf(prefix(), d.next(6)), Group: uint32(d.next(8)), Source: source()}
+		to := &farev1.Destination{Prefix: fmt.Sprintf(prefix(), d.next(6)), Vector: uint32(d.next(8)), Source: source()}
 		for i := range d.next(3) {
-			to.Pairs = append(to.Pairs, &farev1.PairPorts{Source: fmt.Sprintf("10.255.0.%d/32", i+d.next(2)), UdpSourcePorts: []uint32{uint32(50000 + d.next(3))}})
+			to.Pairs = append(to.Pairs, &farev1.PairPorts{Source: fmt.Sprintf("10.255.0.%d/32", i+d.next(2)), SourcePorts: []uint32{uint32(50000 + d.next(3))}})
 		}
 		o.Op = &farev1.Operation_SetDestination{SetDestination: to}
 	case 10:
@@ -307,7 +307,7 @@ func againstTwin(t testing.TB, d dice, batches int) {
 				t.Fatalf("%s after operation %d (-one by one +in batches):\n%s", name, id, gocmp.Diff(want, have, protocmp.Transform()))
 			}
 		}
-		if !maps.EqualFunc(flaky.groups, s.state.Groups, func(a, b *farev1.Group) bool { return proto.Equal(a, b) }) || len(flaky.destinations) != len(s.state.Destinations) {
+		if !maps.EqualFunc(flaky.groups, s.state.Groups, func(a, b *farev1.Vector) bool { return proto.Equal(a, b) }) || len(flaky.destinations) != len(s.state.Destinations) {
 			t.Fatalf("after operation %d the Forwarder forwards something else", id)
 		}
 		users := map[uint32]int{}

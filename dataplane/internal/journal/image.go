@@ -48,10 +48,10 @@ func keyOf(operation *farev1.Operation) (k key, gone bool) {
 	switch op := operation.GetOp().(type) {
 	case *farev1.Operation_SubPort:
 		return key{kind: subPortKey, name: op.SubPort.GetDevice()}, op.SubPort.GetUp()
-	case *farev1.Operation_SetGroup:
-		return key{kind: groupKey, id: op.SetGroup.GetId()}, false
-	case *farev1.Operation_DeleteGroup:
-		return key{kind: groupKey, id: op.DeleteGroup}, true
+	case *farev1.Operation_SetVector:
+		return key{kind: groupKey, id: op.SetVector.GetId()}, false
+	case *farev1.Operation_DeleteVector:
+		return key{kind: groupKey, id: op.DeleteVector}, true
 	case *farev1.Operation_SetDestination:
 		return key{kind: destinationKey, source: op.SetDestination.GetSource(), name: op.SetDestination.GetPrefix()}, false
 	case *farev1.Operation_DeleteDestination:
@@ -121,8 +121,8 @@ func (i *image) snapshot() *farev1.SnapshotResponse {
 		switch op := operation.Op.(type) {
 		case *farev1.Operation_SubPort:
 			all.SubPorts = append(all.SubPorts, op.SubPort)
-		case *farev1.Operation_SetGroup:
-			all.Groups = append(all.Groups, op.SetGroup)
+		case *farev1.Operation_SetVector:
+			all.Vectors = append(all.Vectors, op.SetVector)
 		case *farev1.Operation_SetDestination:
 			all.Destinations = append(all.Destinations, op.SetDestination)
 		}

@@ -55,15 +55,15 @@ func subPort(device string, up bool) *farev1.Operation {
 }
 
 func group(id, weight uint32) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_SetGroup{SetGroup: &farev1.Group{Id: id, Members: []*farev1.GroupMember{{Plane: "p0", Device: "a", Weight: weight}}}}}
+	return &farev1.Operation{Op: &farev1.Operation_SetVector{SetVector: &farev1.Vector{Id: id, Members: []*farev1.VectorMember{{Plane: "p0", Device: "a", Weight: weight}}}}}
 }
 
 func deleteGroup(id uint32) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_DeleteGroup{DeleteGroup: id}}
+	return &farev1.Operation{Op: &farev1.Operation_DeleteVector{DeleteVector: id}}
 }
 
 func destination(n int, group uint32) *farev1.Operation {
-	return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: fmt.Sprintf("10.0.0.%d/32", n), Group: group}}}
+	return &farev1.Operation{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: fmt.Sprintf("10.0.0.%d/32", n), Vector: group}}}
 }
 
 func deleteDestination(n int) *farev1.Operation {
@@ -104,7 +104,7 @@ func TestKeepsWhatWasTold(t *testing.T) {
 	same(t, "forwarding", forwarding("a", "b"), f)
 	same(t, "state", &farev1.SnapshotResponse{
 		SubPorts:     []*farev1.SubPortState{{Device: "a"}},
-		Groups:       []*farev1.Group{group(1, 5).GetSetGroup(), group(2, 1).GetSetGroup()},
+		Vectors:       []*farev1.Vector{group(1, 5).GetSetVector(), group(2, 1).GetSetVector()},
 		Destinations: []*farev1.Destination{destination(9, 2).GetSetDestination(), destination(10, 1).GetSetDestination()},
 	}, all)
 	// A sub-port that a Hello leaves out is up when it returns.
@@ -320,8 +320,8 @@ func TestCannotWrite(t *testing.T) {
 	shut(t, j)
 	_, _, all := open(t, path, nil)
 	same(t, "state", want, all)
-	if len(all.Groups) != 6 {
-		t.Errorf("%d groups, want 6", len(all.Groups))
+	if len(all.Vectors) != 6 {
+		t.Errorf("%d groups, want 6", len(all.Vectors))
 	}
 }
 
@@ -344,7 +344,7 @@ func TestCloseCatchesUp(t *testing.T) {
 		if err := j.Close(); (err == nil) != works {
 			t.Fatalf("Close = %v, want success %v", err, works)
 		}
-		if _, _, all := open(t, path, nil); (len(all.Groups) == 1) != works {
+		if _, _, all := open(t, path, nil); (len(all.Vectors) == 1) != works {
 			t.Errorf("state %v", all)
 		}
 	}
