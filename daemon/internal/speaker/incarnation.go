@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	api "github.com/osrg/gobgp/v3/api"
-
 	"github.com/fared/fared/daemon/internal/guard"
 )
 
@@ -161,59 +159,6 @@ func (in *incarnation) fail(cause error) {
 	in.farewell(cause)
 	in.conn.Close()
 }
-
-// farewell sends the peer a NOTIFICATION with the cause, if one is due.
-func (in *incarnation) farewell(cause error) {
-	var n *guard.Notification
-	var held *heldError
-	var silent *bfdError
-	var local *localFault
-	var over *overload
-	switch {
-	case errors.As(cause, &over):
-		n = &guard.Notification{Code: 6, Subcode: 8} // RFC 4486: Out of Resources
-	case errors.As(cause, &local):
-		if in.s.speaker.conf.RestartTime == 0 {
-			n = &guard.Notification{Code: 6, Subcode: 8} // RFC 4486: Out of Resources
-		}
-	case errors.As(cause, &n):
-		var ours *guard.SpeakerFault
-		if errors.As(cause, &ours) {
-			n = &guard.Notification{Code: 6}
-		}
-	case errors.As(cause, &held):
-		n = &guard.Notification{Code: 6, Subcode: 2} // RFC 4486: Administrative Shutdown
-	case errors.As(cause, &silent):
-		n = &guard.Notification{Code: 6, Subcode: 10} // RFC 9384: BFD Down
-	case errors.Is(cause, context.Canceled) && in.s.speaker.conf.RestartTime == 0:
-		n = &guard.Notification{Code: 6, Subcode: 2}
-	case errors.Is(cause, context.Canceled):
-		// RFC 4724, Section 4: a NOTIFICATION would make the peer drop the
-		// routes that it is to keep during the restart.
-	case errors.Is(cause, errReplaced):
-		n = &guard.Notification{Code: 6, Subcode: 7} // RFC 4486: Connection Collision Resolution
-	}
-	if n == nil {
-		return
-	}
-	// Best effort: do not wait for a peer that does not read, nor for a sender
-	// that holds sendMu because of such a peer.
-	_ = in.conn.SetWriteDeadline(time.Now().Add(patience))
-	if in.send(n.AppendTo(nil), patience) != nil || in.conn.CloseWrite() != nil {
-		return
-	}
-	// Closing a connection with unread octets would reset it, and the
-	// NOTIFICATION could be lost. The peer closes as soon as it has read the
-	// NOTIFICATION.
-	_ = in.conn.SetReadDeadline(time.Now().Add(patience))
-	_, _ = io.CopyN(io.Discard, in.conn, 1<<20)
-}
-
-// aftermath is the delay of GoBGP's own cleanup after a failure: several times the time that the data plane needs to react to the failure.
-const aftermath = 3 * time.Millisecond
-
-// patience is how long to wait for a peer to receive a final NOTIFICATION.
-const patience = 50 * time.Millisecond
 
 // closeLocal closes the connection to GoBGP. A close during the OPEN exchange
 // would leak a goroutine of GoBGP, so closeLocal waits until the exchange has
@@ -594,139 +539,6 @@ func (in *incarnation) awaitTaken(ctx context.Context, sent int64, number uint32
 		}
 		timer.Reset(pause)
 	}
-}
-
-// spoken is a NOTIFICATION that GoBGP has sent to the peer.
-type spoken struct{ code, subcode byte }
-
-func (s *spoken) Error() string {
-	if s.code == 4 {
-		return "hold timer expired: the peer was silent"
-	}
-	return fmt.Sprintf("gobgp ended the session with NOTIFICATION %d/%d", s.code, s.subcode)
-}
-
-// closing returns the first NOTIFICATION among whole messages, or nil.
-func closing(out []byte) error {
-	for len(out) > 0 {
-		length := int(binary.BigEndian.Uint16(out[16:]))
-		if out[18] == 3 {
-			return &spoken{code: out[19], subcode: out[20]}
-		}
-		out = out[length:]
-	}
-	return nil
-}
-
-// event handles GoBGP's watch events. The watch's goroutine calls it; it only
-// converts and enqueues, because GoBGP's queue behind it is unbounded.
-func (in *incarnation) event(r *api.WatchEventResponse) {
-	switch e := r.Event.(type) {
-	case *api.WatchEventResponse_Peer:
-		p := e.Peer.GetPeer()
-		if p.GetState().GetNeighborAddress() == in.addr.String() {
-			in.peerEvent(p)
-		}
-	case *api.WatchEventResponse_Table:
-		if in.over.Load() {
-			return
-		}
-		for _, path := range e.Table.GetPaths() {
-			in.path(path)
-		}
-	}
-}
-
-func (in *incarnation) peerEvent(p *api.Peer) {
-	state := p.GetState().GetSessionState()
-	switch {
-	case state == api.PeerState_ACTIVE && in.phase == 0:
-		in.phase = 1
-		close(in.active)
-	case (state == api.PeerState_ESTABLISHED || state == api.PeerState_IDLE) && in.phase == 1:
-		in.phase = 2
-		close(in.settled)
-	}
-	if state == api.PeerState_IDLE && in.phase == 2 {
-		in.phase = 3
-		close(in.idle)
-	}
-	if state != api.PeerState_ESTABLISHED || in.over.Load() {
-		return
-	}
-	in.mu.Lock()
-	local, silent := in.local, in.silent
-	in.mu.Unlock()
-	// Another process on this host may have reached GoBGP's port first.
-	if local == nil || uint32(local.LocalAddr().(*net.TCPAddr).Port) != p.GetTransport().GetRemotePort() {
-		in.stop(fmt.Errorf("gobgp's connection is from port %d, which belongs to another process", p.GetTransport().GetRemotePort()))
-		return
-	}
-	info, _ := in.guard.Info()
-	in.wasUp.Store(true)
-	in.s.established(in.gen)
-	in.s.speaker.queue.sessionUp(SessionUp{
-		Session: in.s.index, Generation: in.gen, Node: info.RouterID, PeerAS: info.PeerAS, Families: info.Families,
-	}, silent)
-	in.s.upReported(in.gen)
-}
-
-func (in *incarnation) path(p *api.Path) {
-	q, session := in.s.speaker.queue, in.s.index
-	switch {
-	case p.GetNlri() == nil:
-		f := IPv4
-		if p.GetFamily().GetAfi() == api.Family_AFI_IP6 {
-			f = IPv6
-		}
-		if f == IPv4 && in.cameOut() {
-			return
-		}
-		q.endOfRIB(EndOfRIB{Session: session, Generation: in.gen, Family: f})
-	case p.GetIsWithdraw():
-		prefix, err := in.conv.prefix(p)
-		if err != nil {
-			q.fault(Fault{Session: session, Reason: err.Error()})
-			return
-		}
-		q.withdraw(Withdraw{Session: session, Generation: in.gen, Prefix: prefix})
-	default:
-		prefix, attrs, err := in.conv.route(p)
-		if err != nil {
-			// The route cannot be decoded. Treat it as withdrawn: neither the
-			// previous value nor "no bandwidth" would be correct (cf. RFC 7606,
-			// Section 2).
-			q.fault(Fault{Session: session, Reason: err.Error()})
-			if prefix.IsValid() {
-				q.withdraw(Withdraw{Session: session, Generation: in.gen, Prefix: prefix})
-			}
-			return
-		}
-		q.route(Route{Session: session, Generation: in.gen, Prefix: prefix, Attrs: attrs})
-	}
-}
-
-// withRestart adds a graceful restart capability (RFC 4724, Section 3) without
-// families to the OPEN at the start of messages, if that has none. GoBGP sends
-// End-of-RIB only to a neighbor that announces the capability; RFC 4724,
-// Section 2 allows it toward all.
-func withRestart(messages []byte) []byte {
-	length := int(binary.BigEndian.Uint16(messages[16:]))
-	const version, params = 19, 28 // offsets; parameters follow their length
-	if messages[18] != 1 || length < params+3 || messages[params] > 255-4 {
-		return messages
-	}
-	for caps := messages[params+3 : length]; len(caps) >= 2; caps = caps[2+int(caps[1]):] {
-		if caps[0] == 64 {
-			return messages
-		}
-	}
-	out := append([]byte(nil), messages[:length]...)
-	out = append(out, 64, 2, 0, 0)
-	binary.BigEndian.PutUint16(out[16:], uint16(length+4))
-	out[params] += 4
-	out[params+2] += 4
-	return append(out, messages[length:]...)
 }
 
 // plain strips the addresses from a network error: the session knows them, and

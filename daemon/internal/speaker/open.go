@@ -68,3 +68,26 @@ func (s *session) appendRestart(caps []byte) []byte {
 	}
 	return caps
 }
+
+// withRestart adds a graceful restart capability (RFC 4724, Section 3) without
+// families to the OPEN at the start of messages, if that has none. GoBGP sends
+// End-of-RIB only to a neighbor that announces the capability; RFC 4724,
+// Section 2 allows it toward all.
+func withRestart(messages []byte) []byte {
+	length := int(binary.BigEndian.Uint16(messages[16:]))
+	const version, params = 19, 28 // offsets; parameters follow their length
+	if messages[18] != 1 || length < params+3 || messages[params] > 255-4 {
+		return messages
+	}
+	for caps := messages[params+3 : length]; len(caps) >= 2; caps = caps[2+int(caps[1]):] {
+		if caps[0] == 64 {
+			return messages
+		}
+	}
+	out := append([]byte(nil), messages[:length]...)
+	out = append(out, 64, 2, 0, 0)
+	binary.BigEndian.PutUint16(out[16:], uint16(length+4))
+	out[params] += 4
+	out[params+2] += 4
+	return append(out, messages[length:]...)
+}
