@@ -20,10 +20,14 @@ done
 # packages NAME...: their import paths.
 packages() { for p in "$@"; do echo "$module/$p"; done; }
 
-# Without the race detector, next to the others: the labs in containers and those of all scenarios in namespaces, which drive other processes with the
-# code that the rest of package lab runs under the detector; and what the detector makes too slow to be complete.
+# Without the race detector, next to the others: tests that drive other processes alone, with code that other packages run under the detector; the labs of
+# all scenarios in namespaces, for the same reason; and tests that the detector makes too slow to be complete.
+processes="interop/packets interop/chaos interop systemd"
 go test -count=1 -timeout 80m -v ./containerlab >out/containers.log 2>&1 &
 containers=$!
+# shellcheck disable=SC2046,SC2086 # one word a package
+go test -count=1 -p 1 -timeout 80m -v $(packages $processes) >out/processes.log 2>&1 &
+others=$!
 (
   failed=0
   go test -count=1 -timeout 80m -v -run 'TestNetnsScenarios$' ./lab || failed=1
@@ -35,15 +39,16 @@ containers=$!
 ) >out/plain.log 2>&1 &
 plain=$!
 
-# Two packages at once, in addition to the two jobs above. Those that take longest come first: one that starts last is waited for alone.
-first=$(packages interop/packets interop/chaos lab interop cmd/fared daemon/internal/speaker dataplane/linux systemd)
-rest=$(go list ./... | grep -vxF "$first" | grep -vxF "$(packages containerlab $pure)") || exit 1
+# One package at a time, in addition to the three jobs above. Those that take longest come first.
+first=$(packages lab cmd/fared daemon/internal/speaker dataplane/linux)
+rest=$(go list ./... | grep -vxF "$first" | grep -vxF "$(packages containerlab $processes $pure)") || exit 1
 # shellcheck disable=SC2086 # one word a package
-go test -race -p "$(($(nproc) > 2 ? $(nproc) : 2))" -count=1 -timeout 80m -v $first $rest >out/test.log 2>&1
+go test -race -p "$(($(nproc) > 3 ? $(nproc) / 2 : 1))" -count=1 -timeout 80m -v $first $rest >out/test.log 2>&1
 code=$?
 wait $plain || code=1
 wait $containers || code=1
-cat out/plain.log out/containers.log >>out/test.log
+wait $others || code=1
+cat out/plain.log out/processes.log out/containers.log >>out/test.log
 grep -E '^(ok|FAIL|panic:|\?)|^(---|    ---) FAIL|no test files' out/test.log | grep -v 'no test files'
 passed=$(grep -cE '^ *--- PASS' out/test.log)
 failed=$(grep -cE '^ *--- FAIL' out/test.log)
