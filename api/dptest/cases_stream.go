@@ -65,7 +65,7 @@ func stateSurvivesStream(d *Driver) error {
 // step is the desired state of one object in anyOrderEndsEqual.
 type step struct {
 	prefix string
-	vector  uint32 // 0 deletes the destination
+	vector uint32 // 0 deletes the destination
 }
 
 // anyOrderEndsEqual programs random states one after the other, each by operations in random order, and checks that each state is reached

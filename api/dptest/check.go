@@ -32,7 +32,7 @@ type Capability struct {
 
 // The largest limits that the suite tests by reaching them.
 const (
-	maxVectorsFilled       = 4096
+	maxVectorsFilled      = 4096
 	maxDestinationsFilled = 65536
 )
 
@@ -50,12 +50,12 @@ var (
 	LimitedSum    = Capability{"max_weight_sum below 2^32-1 and 4 x max_weight", func(c *farev1.Capabilities) bool {
 		return c.GetMaxWeightSum() > 0 && c.MaxWeightSum < 1<<32-1 && (c.MaxWeight == 0 || 4*uint64(c.MaxWeight) > uint64(c.MaxWeightSum))
 	}}
-	LimitedVectors  = Capability{fmt.Sprintf("max_vectors, at most %d", maxVectorsFilled), func(c *farev1.Capabilities) bool { return c.GetMaxVectors() > 0 && c.MaxVectors <= maxVectorsFilled }}
+	LimitedVectors = Capability{fmt.Sprintf("max_vectors, at most %d", maxVectorsFilled), func(c *farev1.Capabilities) bool { return c.GetMaxVectors() > 0 && c.MaxVectors <= maxVectorsFilled }}
 	LimitedTargets = Capability{fmt.Sprintf("max_destinations, at most %d", maxDestinationsFilled), func(c *farev1.Capabilities) bool {
 		return c.GetMaxDestinations() > 0 && c.MaxDestinations <= maxDestinationsFilled
 	}}
 	// SomeVectors and SomeWeights require limits that fit the ordinary cases.
-	SomeVectors  = Capability{"max_vectors 0 or at least 16", func(c *farev1.Capabilities) bool { return c.GetMaxVectors() == 0 || c.MaxVectors >= 16 }}
+	SomeVectors = Capability{"max_vectors 0 or at least 16", func(c *farev1.Capabilities) bool { return c.GetMaxVectors() == 0 || c.MaxVectors >= 16 }}
 	SomeWeights = Capability{"max_weight 0 or at least 3, max_weight_sum 0 or at least 8", func(c *farev1.Capabilities) bool {
 		return (c.GetMaxWeight() == 0 || c.MaxWeight >= 3) && (c.GetMaxWeightSum() == 0 || c.MaxWeightSum >= 8)
 	}}

@@ -129,7 +129,7 @@ type Stream struct {
 	next    uint64
 	final   map[uint64]*farev1.Ack     // last acknowledgement of each operation
 	level   map[uint64]bool            // operations with an ACCEPTED acknowledgement
-	vectors  map[uint64]bool            // operations that are a set_vector
+	vectors map[uint64]bool            // operations that are a set_vector
 	highest map[farev1.AckLevel]uint64 // highest id by level, IN_EFFECT and APPROXIMATE together
 }
 

@@ -29,8 +29,8 @@ type table struct {
 	current      chan struct{} // closed when a newer Program stream takes over; nil before the first stream
 	down         map[string]bool
 	groups       map[uint32]*farev1.Vector // messages are replaced, never modified
-	users        map[uint32]int           // number of destinations of each group
-	destinations map[key]uint32           // the group of each destination
+	users        map[uint32]int            // number of destinations of each group
+	destinations map[key]uint32            // the group of each destination
 }
 
 // key identifies a destination; source is the zero value if Forwarding has no source groups.

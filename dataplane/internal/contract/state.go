@@ -185,7 +185,7 @@ func (s *State) do(c Change) {
 func (s *State) Snapshot() *farev1.SnapshotResponse {
 	all := &farev1.SnapshotResponse{
 		SubPorts:     make([]*farev1.SubPortState, 0, len(s.Devices)),
-		Vectors:       make([]*farev1.Vector, 0, len(s.Groups)),
+		Vectors:      make([]*farev1.Vector, 0, len(s.Groups)),
 		Destinations: make([]*farev1.Destination, 0, len(s.Destinations)),
 	}
 	for device := range s.Devices {

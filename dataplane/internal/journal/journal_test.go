@@ -104,7 +104,7 @@ func TestKeepsWhatWasTold(t *testing.T) {
 	same(t, "forwarding", forwarding("a", "b"), f)
 	same(t, "state", &farev1.SnapshotResponse{
 		SubPorts:     []*farev1.SubPortState{{Device: "a"}},
-		Vectors:       []*farev1.Vector{group(1, 5).GetSetVector(), group(2, 1).GetSetVector()},
+		Vectors:      []*farev1.Vector{group(1, 5).GetSetVector(), group(2, 1).GetSetVector()},
 		Destinations: []*farev1.Destination{destination(9, 2).GetSetDestination(), destination(10, 1).GetSetDestination()},
 	}, all)
 	// A sub-port that a Hello leaves out is up when it returns.
