@@ -73,7 +73,7 @@ func appendPathAttribute(b []byte, flags, kind byte, path []uint32, width int) [
 			continue
 		}
 		if as > 0xffff {
-			as = asTrans
+			as = ASTrans
 		}
 		b = binary.BigEndian.AppendUint16(b, uint16(as))
 	}

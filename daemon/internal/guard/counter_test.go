@@ -42,7 +42,7 @@ func TestCountersShared(t *testing.T) {
 }
 
 func TestErrorsSayWhatWasDecided(t *testing.T) {
-	n := notify(codeOpen, 6, nil, MessageOpen, "hold time under three seconds")
+	n := notify(CodeOpenMessageError, 6, nil, MessageOpen, "hold time under three seconds")
 	for _, tt := range []struct {
 		err  error
 		want string

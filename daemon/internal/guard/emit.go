@@ -82,7 +82,7 @@ type hops struct{ v4, v6 []byte }
 func (e *emitter) appendUpdates(b []byte, h hops) []byte {
 	if len(e.withdrawn4) > 0 {
 		start := len(b)
-		b = binary.BigEndian.AppendUint16(beginMessage(b, typeUpdate), uint16(len(e.withdrawn4)))
+		b = binary.BigEndian.AppendUint16(beginMessage(b, TypeUpdate), uint16(len(e.withdrawn4)))
 		b = endMessage(append(append(b, e.withdrawn4...), 0, 0), start)
 	}
 	if len(e.withdrawn6) > 0 {
@@ -93,7 +93,7 @@ func (e *emitter) appendUpdates(b []byte, h hops) []byte {
 			var part []byte
 			part, rest = split(rest, MaxMessage-HeaderLen-4-len(e.attrs)-7)
 			start := len(b)
-			b = append(beginMessage(b, typeUpdate), 0, 0)
+			b = append(beginMessage(b, TypeUpdate), 0, 0)
 			b = binary.BigEndian.AppendUint16(b, uint16(len(e.attrs)+7))
 			b = append(b, e.attrs[:e.hopAt]...)
 			b = append(appendHead(b, flagTransitive, attrNextHop, 4), h.v4...)
@@ -114,7 +114,7 @@ func (e *emitter) appendReach(b []byte, family Family, hop, rest []byte) []byte 
 		part, rest = split(rest, MaxMessage-HeaderLen-4-len(e.attrs)-4-5-len(hop))
 		value := 5 + len(hop) + len(part)
 		start := len(b)
-		b = append(beginMessage(b, typeUpdate), 0, 0, 0, 0)
+		b = append(beginMessage(b, TypeUpdate), 0, 0, 0, 0)
 		attrs := len(b)
 		b = appendHead(b, flagOptional, attrReach, value)
 		b = append(b, 0, family.afi(), 1, byte(len(hop)))
@@ -129,7 +129,7 @@ func (e *emitter) appendReach(b []byte, family Family, hop, rest []byte) []byte 
 // appendUnreach appends an UPDATE with one MP_UNREACH.
 func appendUnreach(b []byte, family Family, nlri []byte) []byte {
 	start := len(b)
-	b = append(beginMessage(b, typeUpdate), 0, 0, 0, 0)
+	b = append(beginMessage(b, TypeUpdate), 0, 0, 0, 0)
 	attrs := len(b)
 	b = appendHead(b, flagOptional, attrUnreach, 3+len(nlri))
 	b = append(append(b, 0, family.afi(), 1), nlri...)
@@ -143,7 +143,7 @@ func appendEndOfRIB(b []byte, family Family) []byte {
 		return appendUnreach(b, family, nil)
 	}
 	start := len(b)
-	return endMessage(append(beginMessage(b, typeUpdate), 0, 0, 0, 0), start)
+	return endMessage(append(beginMessage(b, TypeUpdate), 0, 0, 0, 0), start)
 }
 
 // split cuts nlri after the last prefix that ends within room.

@@ -14,21 +14,21 @@ const (
 
 // Message types (RFC 4271, Section 4.1; RFC 2918, Section 3).
 const (
-	typeOpen         = 1
-	typeUpdate       = 2
-	typeNotification = 3
-	typeKeepalive    = 4
-	typeRouteRefresh = 5
+	TypeOpen         = 1
+	TypeUpdate       = 2
+	TypeNotification = 3
+	TypeKeepalive    = 4
+	TypeRouteRefresh = 5
 )
 
 // lengthOf is the range of lengths of each message type, including the header
 // (RFC 4271, Section 6.1; ROUTE-REFRESH: RFC 2918, Section 3, one length).
 var lengthOf = [...]struct{ min, max int }{
-	typeOpen:         {29, MaxMessage},
-	typeUpdate:       {23, MaxMessage},
-	typeNotification: {21, MaxMessage},
-	typeKeepalive:    {HeaderLen, HeaderLen},
-	typeRouteRefresh: {23, 23},
+	TypeOpen:         {29, MaxMessage},
+	TypeUpdate:       {23, MaxMessage},
+	TypeNotification: {21, MaxMessage},
+	TypeKeepalive:    {HeaderLen, HeaderLen},
+	TypeRouteRefresh: {23, 23},
 }
 
 // checkHeader checks the 19 octets of a header and returns the length of its
@@ -37,19 +37,19 @@ func checkHeader(h []byte) (int, *Notification) {
 	for _, b := range h[:16] {
 		if b != 0xff {
 			// RFC 4271, Section 6.1: "Connection Not Synchronized".
-			return 0, notify(codeHeader, 1, nil, MessageFraming, "marker is not all ones")
+			return 0, notify(CodeMessageHeaderError, 1, nil, MessageFraming, "marker is not all ones")
 		}
 	}
 	length := int(binary.BigEndian.Uint16(h[16:]))
 	if length < HeaderLen || length > MaxMessage {
-		return 0, notify(codeHeader, 2, h[16:18], MessageFraming, "message length out of range")
+		return 0, notify(CodeMessageHeaderError, 2, h[16:18], MessageFraming, "message length out of range")
 	}
 	kind := h[18]
-	if kind < typeOpen || kind > typeRouteRefresh {
-		return 0, notify(codeHeader, 3, h[18:19], MessageFraming, "unknown message type")
+	if kind < TypeOpen || kind > TypeRouteRefresh {
+		return 0, notify(CodeMessageHeaderError, 3, h[18:19], MessageFraming, "unknown message type")
 	}
 	if r := lengthOf[kind]; length < r.min || length > r.max {
-		return 0, notify(codeHeader, 2, h[16:18], MessageFraming, "message length does not fit its type")
+		return 0, notify(CodeMessageHeaderError, 2, h[16:18], MessageFraming, "message length does not fit its type")
 	}
 	return length, nil
 }
@@ -139,5 +139,5 @@ func endMessage(b []byte, start int) []byte {
 
 func appendKeepalive(b []byte) []byte {
 	start := len(b)
-	return endMessage(beginMessage(b, typeKeepalive), start)
+	return endMessage(beginMessage(b, TypeKeepalive), start)
 }

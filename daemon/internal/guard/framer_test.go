@@ -42,7 +42,7 @@ func TestFramerRefuses(t *testing.T) {
 				if !errors.As(err, &n) || n.Code != tt.code || n.Subcode != tt.subcode || !bytes.Equal(n.Data, octetsOf(tt.data)) {
 					t.Fatalf("got %v, want NOTIFICATION %d/%d", err, tt.code, tt.subcode)
 				}
-				if want := appendSpeakerNotification(nil, codeCease, 0); !bytes.Equal(out, want) {
+				if want := appendSpeakerNotification(nil, CodeCease, 0); !bytes.Equal(out, want) {
 					t.Errorf("speaker gets %x, want %x", out, want)
 				}
 				if again, err2 := g.FromPeer(keepalive, nil); err2 != err || len(again) != 0 {

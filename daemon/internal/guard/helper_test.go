@@ -32,7 +32,7 @@ func updateOf(withdrawn, attrs, nlri []byte) []byte {
 	b := binary.BigEndian.AppendUint16(nil, uint16(len(withdrawn)))
 	b = append(b, withdrawn...)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(attrs)))
-	return message(typeUpdate, append(append(b, attrs...), nlri...))
+	return message(TypeUpdate, append(append(b, attrs...), nlri...))
 }
 
 var (
@@ -66,10 +66,10 @@ func leafOpen(caps ...string) []byte {
 	c := octetsOf(caps...)
 	body := octetsOf("04 fde9 005a 01010101")
 	if len(c) == 0 {
-		return message(typeOpen, append(body, 0))
+		return message(TypeOpen, append(body, 0))
 	}
 	body = append(body, byte(len(c)+2), 2, byte(len(c)))
-	return message(typeOpen, append(body, c...))
+	return message(TypeOpen, append(body, c...))
 }
 
 // speakerOpen returns the embedded speaker's OPEN.

@@ -52,22 +52,22 @@ func TestHostile(t *testing.T) {
 					if _, err := g.FromPeer(newLeaf, nil); err != nil {
 						t.Fatal(err)
 					}
-				} else if tt.in[18] == typeOpen {
+				} else if tt.in[18] == TypeOpen {
 					continue
 				}
 				out, err := g.FromPeer(tt.in, nil)
-				if tt.code == codeHeader {
+				if tt.code == CodeMessageHeaderError {
 					expect(t, out, err, tt.code, tt.subcode, nil)
 				} else {
-					expect(t, out, err, codeFSM, byte(s)+1, nil)
+					expect(t, out, err, CodeFSMError, byte(s)+1, nil)
 				}
 				checkSums(t, c.Counters)
 			}
 		})
 	}
-	for _, first := range [][]byte{keepalive, message(typeRouteRefresh, octetsOf("0001 00 01"))} {
+	for _, first := range [][]byte{keepalive, message(TypeRouteRefresh, octetsOf("0001 00 01"))} {
 		out, err := New(testConfig()).FromPeer(first, nil)
-		expect(t, out, err, codeFSM, 1, nil)
+		expect(t, out, err, CodeFSMError, 1, nil)
 	}
 }
 
@@ -88,10 +88,10 @@ func expect(t *testing.T, out []byte, err error, code, subcode byte, want []byte
 		t.Fatalf("got %v, want NOTIFICATION %d/%d", err, code, subcode)
 	}
 	// RFC 6608, Section 4: the data is the type of the message.
-	if code == codeFSM && (len(n.Data) != 1 || n.Data[0] < typeOpen || n.Data[0] > typeRouteRefresh) {
+	if code == CodeFSMError && (len(n.Data) != 1 || n.Data[0] < TypeOpen || n.Data[0] > TypeRouteRefresh) {
 		t.Errorf("data %x is no message type", n.Data)
 	}
-	if !bytes.Equal(out, appendSpeakerNotification(nil, codeCease, 0)) {
+	if !bytes.Equal(out, appendSpeakerNotification(nil, CodeCease, 0)) {
 		t.Errorf("speaker gets %x, want Cease", out)
 	}
 }
@@ -123,12 +123,12 @@ func TestNotificationOfPeer(t *testing.T) {
 				if up {
 					g = establish(t, c, newLeaf)
 				}
-				out, err := g.FromPeer(message(typeNotification, octetsOf(tt.body)), nil)
+				out, err := g.FromPeer(message(TypeNotification, octetsOf(tt.body)), nil)
 				var closed *PeerClosed
 				if !errors.As(err, &closed) || *closed != tt.want {
 					t.Fatalf("got %v, want %v", err, &tt.want)
 				}
-				if want := message(typeNotification, octetsOf(tt.speaker)); !bytes.Equal(out, want) {
+				if want := message(TypeNotification, octetsOf(tt.speaker)); !bytes.Equal(out, want) {
 					t.Errorf("speaker gets %x, want %x", out, want)
 				}
 				if c.Counters.Dropped(Inbound, MessageNotification) != 1 {

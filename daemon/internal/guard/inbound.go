@@ -71,7 +71,7 @@ func (g *Guard) FromPeer(chunk, b []byte) ([]byte, error) {
 			in.tally.judge(Messages, bad.Reason)
 			in.tally.flush(g.counters, Inbound)
 			in.err = bad
-			return appendSpeakerNotification(b, codeCease, 0), bad
+			return appendSpeakerNotification(b, CodeCease, 0), bad
 		}
 		if msg == nil {
 			return b, nil
@@ -93,11 +93,11 @@ func (g *Guard) message(msg, b []byte) ([]byte, Reason, error) {
 	var bad *Notification
 	reason := None
 	switch {
-	case kind == typeNotification:
+	case kind == TypeNotification:
 		// RFC 4271, Section 6.4: never answered.
 		closed := peerClosed(body)
 		return appendSpeakerNotification(b, closed.Code, closed.Subcode), MessageNotification, closed
-	case kind == typeOpen && in.state == openSent:
+	case kind == TypeOpen && in.state == openSent:
 		if b, bad = g.openFromPeer(body, b, &in.tally); bad == nil {
 			in.state = openConfirm
 			info, _ := g.Info()
@@ -107,12 +107,12 @@ func (g *Guard) message(msg, b []byte) ([]byte, Reason, error) {
 				in.update.width = 4
 			}
 		}
-	case kind == typeKeepalive && in.state != openSent:
+	case kind == TypeKeepalive && in.state != openSent:
 		in.state = established
 		b = appendKeepalive(b)
-	case kind == typeUpdate && in.state == established:
+	case kind == TypeUpdate && in.state == established:
 		b, reason, bad = g.updateFromPeer(body, b)
-	case kind == typeRouteRefresh && in.state == established:
+	case kind == TypeRouteRefresh && in.state == established:
 		// RFC 2918, Section 4; the sub-types of RFC 7313 are not announced.
 		family := familyOf(binary.BigEndian.Uint16(body), body[3])
 		if body[2] != 0 || !in.update.families.Has(family) {
@@ -127,10 +127,10 @@ func (g *Guard) message(msg, b []byte) ([]byte, Reason, error) {
 		b = appendRefresh(b, family)
 	default:
 		// RFC 4271, Section 6.6; the sub-code is the state (RFC 6608, Section 3).
-		bad = notify(codeFSM, byte(in.state)+1, []byte{kind}, MessageUnexpected, "message is out of order")
+		bad = notify(CodeFSMError, byte(in.state)+1, []byte{kind}, MessageUnexpected, "message is out of order")
 	}
 	if bad != nil {
-		return appendSpeakerNotification(b, codeCease, 0), bad.Reason, bad
+		return appendSpeakerNotification(b, CodeCease, 0), bad.Reason, bad
 	}
 	return b, reason, nil
 }
@@ -155,7 +155,7 @@ func (g *Guard) Refresh(b []byte) []byte {
 
 func appendRefresh(b []byte, family Family) []byte {
 	start := len(b)
-	return endMessage(append(beginMessage(b, typeRouteRefresh), 0, family.afi(), 0, 1), start)
+	return endMessage(append(beginMessage(b, TypeRouteRefresh), 0, family.afi(), 0, 1), start)
 }
 
 // updateFromPeer checks one UPDATE and appends the remaining part of it. If
@@ -301,5 +301,5 @@ func (g *Guard) isPeer(hop []byte) bool {
 // Section 6.7; RFC 4486, Section 4: the data is AFI, SAFI and the upper bound.
 func (g *Guard) tooMany(family Family) *Notification {
 	data := binary.BigEndian.AppendUint32([]byte{0, family.afi(), 1}, uint32(g.config.MaxPrefixes))
-	return notify(codeCease, 1, data, MessageLimit, "more prefixes than max_prefixes allows")
+	return notify(CodeCease, CeaseMaximumPrefixes, data, MessageLimit, "more prefixes than max_prefixes allows")
 }

@@ -17,7 +17,7 @@ func seeds() [][]byte {
 		"c0 20 0c 0000fde9 00000001 00000002 c0 28 05 01 0002 0000 c0 17 04 0008 00ff "
 	return [][]byte{
 		leafOpen(), leafOpen(capsBoth, capsBoth, capAS4, "40 0a 8078 0001 01 80 0002 01 80", "05 06 0001 0001 0002"),
-		message(typeOpen, octetsOf("04 fde9 005a 01010101 ff ff 0012  02 0006 01 04 0002 00 01  02 0006 41 04 0000fde9")),
+		message(TypeOpen, octetsOf("04 fde9 005a 01010101 ff ff 0012  02 0006 01 04 0002 00 01  02 0006 41 04 0000fde9")),
 		keepalive, endOf4, endOf6,
 		updateOf(nil, octetsOf(good4), octetsOf(host4, other4)),
 		updateOf(octetsOf(host4, other4), nil, nil),
@@ -27,8 +27,8 @@ func seeds() [][]byte {
 		updateOf(nil, octetsOf(origin, "40 02 04 02 01 fde9", hopLeaf, "c0 11 06 02 01 0000fde9"), octetsOf(host4)),
 		updateOf(nil, octetsOf("80 0e 1a 0001 01 10 fe800000000000000000000000000001 00 ", host4, origin, pathLeaf), nil),
 		updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 0b 0019 46 04 0a000001 00 0200"), nil),
-		message(typeRouteRefresh, octetsOf("0001 00 01")),
-		message(typeNotification, octetsOf("06 02 05 68656c6c6f")),
+		message(TypeRouteRefresh, octetsOf("0001 00 01")),
+		message(TypeNotification, octetsOf("06 02 05 68656c6c6f")),
 	}
 }
 
@@ -63,7 +63,7 @@ func (m *mutator) compose(b []byte) []byte {
 		}
 		return b
 	}
-	b = append(beginMessage(b, typeUpdate), 0, 0)
+	b = append(beginMessage(b, TypeUpdate), 0, 0)
 	start := len(b)
 	b = pick(b, prefixes, 3)
 	binary.BigEndian.PutUint16(b[start-2:], uint16(len(b)-start))
@@ -116,7 +116,7 @@ func (m *mutator) next() []byte {
 	if len(b) > MaxMessage {
 		b = b[:MaxMessage]
 	}
-	if b[18] == typeUpdate && len(b) >= 23 && m.IntN(2) == 0 {
+	if b[18] == TypeUpdate && len(b) >= 23 && m.IntN(2) == 0 {
 		// repair the length of the attributes as well
 		if n := int(binary.BigEndian.Uint16(b[19:])); n+23 <= len(b) && m.IntN(2) == 0 {
 			binary.BigEndian.PutUint16(b[21+n:], uint16(m.IntN(len(b)-23-n+1)))
@@ -281,12 +281,12 @@ func checkOutbound(out []byte) error {
 		return err
 	}
 	for _, f := range all {
-		if f[18] != typeNotification { // its data is the speaker's
+		if f[18] != TypeNotification { // its data is the speaker's
 			if _, err := parsed(f); err != nil {
 				return err
 			}
 		}
-		if f[18] != typeUpdate {
+		if f[18] != TypeUpdate {
 			continue
 		}
 		m, err := bgp.ParseBGPMessage(f)

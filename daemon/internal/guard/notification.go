@@ -7,13 +7,26 @@ import (
 	"unicode/utf8"
 )
 
-// Error codes of the NOTIFICATIONs created here (RFC 4271, Section 4.5).
+// Error codes of a NOTIFICATION (RFC 4271, Section 4.5).
 const (
-	codeHeader = 1
-	codeOpen   = 2
-	codeUpdate = 3
-	codeFSM    = 5
-	codeCease  = 6
+	CodeMessageHeaderError = 1
+	CodeOpenMessageError   = 2
+	CodeUpdateMessageError = 3
+	CodeHoldTimerExpired   = 4
+	CodeFSMError           = 5
+	CodeCease              = 6
+)
+
+// Error subcodes, by the names of IANA's registry of BGP error subcodes.
+const (
+	OpenUnacceptableHoldTime = 6 // RFC 4271, Section 4.5
+
+	CeaseMaximumPrefixes               = 1  // RFC 4486
+	CeaseAdministrativeShutdown        = 2  // RFC 4486
+	CeaseAdministrativeReset           = 4  // RFC 4486
+	CeaseConnectionCollisionResolution = 7  // RFC 4486
+	CeaseOutOfResources                = 8  // RFC 4486
+	CeaseBFDDown                       = 10 // RFC 9384
 )
 
 // Notification is an error that ends the session: send it to the peer, then
@@ -39,7 +52,7 @@ func (n *Notification) Error() string {
 // AppendTo appends the whole NOTIFICATION message to b.
 func (n *Notification) AppendTo(b []byte) []byte {
 	start := len(b)
-	b = append(beginMessage(b, typeNotification), n.Code, n.Subcode)
+	b = append(beginMessage(b, TypeNotification), n.Code, n.Subcode)
 	return endMessage(append(b, n.Data...), start)
 }
 
@@ -74,7 +87,7 @@ func peerClosed(body []byte) *PeerClosed {
 	p := &PeerClosed{Code: body[0], Subcode: body[1]}
 	// RFC 9003, Section 2: Cease, Administrative Shutdown (2) or Reset (4)
 	// may carry one length octet and that much UTF-8.
-	if data := body[2:]; p.Code == codeCease && (p.Subcode == 2 || p.Subcode == 4) && len(data) > 0 && len(data) > int(data[0]) {
+	if data := body[2:]; p.Code == CodeCease && (p.Subcode == CeaseAdministrativeShutdown || p.Subcode == CeaseAdministrativeReset) && len(data) > 0 && len(data) > int(data[0]) {
 		p.Text = printable(data[1 : 1+int(data[0])])
 	}
 	return p
@@ -100,9 +113,9 @@ func printable(text []byte) string {
 // for a graceful restart, which RFC 4724, Section 4 reserves for sessions that
 // end without NOTIFICATION.
 func appendSpeakerNotification(b []byte, code, subcode byte) []byte {
-	if code < codeHeader || code > codeCease {
-		code, subcode = codeCease, 0
+	if code < CodeMessageHeaderError || code > CodeCease {
+		code, subcode = CodeCease, 0
 	}
 	start := len(b)
-	return endMessage(append(beginMessage(b, typeNotification), code, subcode), start)
+	return endMessage(append(beginMessage(b, TypeNotification), code, subcode), start)
 }

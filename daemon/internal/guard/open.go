@@ -6,16 +6,22 @@ import (
 	"time"
 )
 
-// asTrans replaces an AS number that needs four octets (RFC 6793, Section 9).
-const asTrans = 23456
+// ASTrans replaces an AS number that needs four octets (RFC 6793, Section 9).
+const ASTrans = 23456
 
 // Capability codes in use; all others are dropped.
 const (
-	capMultiprotocol   = 1  // RFC 4760, Section 8
-	capRouteRefresh    = 2  // RFC 2918, Section 2
-	capExtendedNextHop = 5  // RFC 8950, Section 4
-	capGracefulRestart = 64 // RFC 4724, Section 3
-	capFourOctetAS     = 65 // RFC 6793, Section 3
+	CapabilityMultiprotocol   = 1  // RFC 4760, Section 8
+	CapabilityRouteRefresh    = 2  // RFC 2918, Section 2
+	CapabilityExtendedNextHop = 5  // RFC 8950, Section 4
+	CapabilityGracefulRestart = 64 // RFC 4724, Section 3
+	CapabilityFourOctetAS     = 65 // RFC 6793, Section 3
+)
+
+// Flags of the graceful restart capability (RFC 4724, Section 3).
+const (
+	FlagRestartState    = 0x8000 // R: the sender has restarted
+	FlagForwardingState = 0x80   // F: the sender's data plane kept the family's routes
 )
 
 // open is a parsed OPEN.
@@ -43,11 +49,11 @@ type open struct {
 func parseOpen(body []byte, configured FamilySet, t *tally) (*open, *Notification) {
 	malformed := func(detail string) *Notification {
 		// RFC 4271, Section 6.2: recognized but malformed: Unspecific.
-		return notify(codeOpen, 0, nil, MessageOpen, detail)
+		return notify(CodeOpenMessageError, 0, nil, MessageOpen, detail)
 	}
 	if body[0] != 4 {
 		// RFC 4271, Section 6.2: the data is the version that we support.
-		return nil, notify(codeOpen, 1, []byte{0, 4}, MessageOpen, "BGP version is not 4")
+		return nil, notify(CodeOpenMessageError, 1, []byte{0, 4}, MessageOpen, "BGP version is not 4")
 	}
 	o := &open{
 		as:   uint32(binary.BigEndian.Uint16(body[1:])),
@@ -81,7 +87,7 @@ func parseOpen(body []byte, configured FamilySet, t *tally) (*open, *Notificatio
 		}
 		if kind != 2 {
 			// RFC 4271, Section 6.2: Unsupported Optional Parameters.
-			return nil, notify(codeOpen, 4, nil, MessageOpen, "optional parameter is not a capability")
+			return nil, notify(CodeOpenMessageError, 4, nil, MessageOpen, "optional parameter is not a capability")
 		}
 		caps := params[:n]
 		params = params[n:]
@@ -112,7 +118,7 @@ func (o *open) capability(code byte, value []byte, configured FamilySet) Reason 
 	again := o.seen[code>>6]&(1<<(code&63)) != 0
 	o.seen[code>>6] |= 1 << (code & 63)
 	switch code {
-	case capMultiprotocol:
+	case CapabilityMultiprotocol:
 		if len(value) != 4 {
 			return CapabilityMalformed
 		}
@@ -125,7 +131,7 @@ func (o *open) capability(code byte, value []byte, configured FamilySet) Reason 
 			return CapabilityDuplicate
 		}
 		o.families = o.families.with(f)
-	case capRouteRefresh:
+	case CapabilityRouteRefresh:
 		if len(value) != 0 {
 			return CapabilityMalformed
 		}
@@ -133,7 +139,7 @@ func (o *open) capability(code byte, value []byte, configured FamilySet) Reason 
 		if again {
 			return CapabilityDuplicate
 		}
-	case capExtendedNextHop:
+	case CapabilityExtendedNextHop:
 		if len(value)%6 != 0 {
 			return CapabilityMalformed
 		}
@@ -143,13 +149,13 @@ func (o *open) capability(code byte, value []byte, configured FamilySet) Reason 
 				o.extendedNextHop = true
 			}
 		}
-	case capGracefulRestart:
+	case CapabilityGracefulRestart:
 		if len(value)%4 != 2 {
 			return CapabilityMalformed
 		}
 		// RFC 4724, Section 3: the last one of several counts.
 		flags := binary.BigEndian.Uint16(value)
-		o.restart, o.restartState, o.restartTime = true, flags&0x8000 != 0, flags&0x0fff
+		o.restart, o.restartState, o.restartTime = true, flags&FlagRestartState != 0, flags&0x0fff
 		o.restartFamilies, o.forwarding = 0, 0
 		for v := value[2:]; len(v) > 0; v = v[4:] {
 			f := familyOf(binary.BigEndian.Uint16(v), v[2])
@@ -157,14 +163,14 @@ func (o *open) capability(code byte, value []byte, configured FamilySet) Reason 
 				continue
 			}
 			o.restartFamilies = o.restartFamilies.with(f)
-			if v[3]&0x80 != 0 {
+			if v[3]&FlagForwardingState != 0 {
 				o.forwarding = o.forwarding.with(f)
 			}
 		}
 		if again {
 			return CapabilityDuplicate
 		}
-	case capFourOctetAS:
+	case CapabilityFourOctetAS:
 		if len(value) != 4 {
 			return CapabilityMalformed
 		}
@@ -186,18 +192,18 @@ func (o *open) capability(code byte, value []byte, configured FamilySet) Reason 
 // determines o.as.
 func (g *Guard) acceptOpen(o *open) *Notification {
 	refuse := func(subcode byte, data []byte, detail string) *Notification {
-		return notify(codeOpen, subcode, data, MessageOpen, detail)
+		return notify(CodeOpenMessageError, subcode, data, MessageOpen, detail)
 	}
 	if o.fourOctetAS {
 		// RFC 6793, Section 4.1: the capability contains the AS; the fixed
 		// field contains the same or AS_TRANS.
-		if o.as != o.capAS && o.as != asTrans {
+		if o.as != o.capAS && o.as != ASTrans {
 			return refuse(2, nil, "AS number and 4-octet AS capability differ")
 		}
 		o.as = o.capAS
 	}
 	switch {
-	case o.as == 0 || o.as == asTrans:
+	case o.as == 0 || o.as == ASTrans:
 		// RFC 7607, Section 2 and RFC 6793, Section 9: reserved AS numbers.
 		return refuse(2, nil, "AS number is reserved")
 	case o.as == g.config.LocalAS:
@@ -220,7 +226,7 @@ func (g *Guard) acceptOpen(o *open) *Notification {
 		var data []byte
 		for _, f := range [...]Family{IPv4Unicast, IPv6Unicast} {
 			if g.families.Has(f) {
-				data = append(data, capMultiprotocol, 4, 0, f.afi(), 0, 1)
+				data = append(data, CapabilityMultiprotocol, 4, 0, f.afi(), 0, 1)
 			}
 		}
 		return refuse(7, data, "no common address family")
@@ -232,8 +238,8 @@ func (g *Guard) acceptOpen(o *open) *Notification {
 // optional parameter, in order of their code, always including the 4-octet AS.
 func appendOpen(b []byte, o *open) []byte {
 	start := len(b)
-	b = beginMessage(b, typeOpen)
-	short := uint16(asTrans)
+	b = beginMessage(b, TypeOpen)
+	short := uint16(ASTrans)
 	if o.as <= 0xffff {
 		short = uint16(o.as)
 	}
@@ -245,21 +251,21 @@ func appendOpen(b []byte, o *open) []byte {
 	params := len(b)
 	for _, f := range [...]Family{IPv4Unicast, IPv6Unicast} {
 		if o.families.Has(f) {
-			b = append(b, capMultiprotocol, 4, 0, f.afi(), 0, 1)
+			b = append(b, CapabilityMultiprotocol, 4, 0, f.afi(), 0, 1)
 		}
 	}
 	if o.routeRefresh {
-		b = append(b, capRouteRefresh, 0)
+		b = append(b, CapabilityRouteRefresh, 0)
 	}
 	if o.extendedNextHop {
-		b = append(b, capExtendedNextHop, 6, 0, 1, 0, 1, 0, 2)
+		b = append(b, CapabilityExtendedNextHop, 6, 0, 1, 0, 1, 0, 2)
 	}
 	if o.restart {
 		flags := o.restartTime & 0x0fff
 		if o.restartState {
-			flags |= 0x8000
+			flags |= FlagRestartState
 		}
-		b = append(b, capGracefulRestart, 2)
+		b = append(b, CapabilityGracefulRestart, 2)
 		length := len(b) - 1
 		b = binary.BigEndian.AppendUint16(b, flags)
 		for _, f := range [...]Family{IPv4Unicast, IPv6Unicast} {
@@ -268,13 +274,13 @@ func appendOpen(b []byte, o *open) []byte {
 			}
 			var forwarding byte
 			if o.forwarding.Has(f) {
-				forwarding = 0x80
+				forwarding = FlagForwardingState
 			}
 			b = append(b, 0, f.afi(), 1, forwarding)
 			b[length] += 4
 		}
 	}
-	b = append(b, capFourOctetAS, 4)
+	b = append(b, CapabilityFourOctetAS, 4)
 	b = binary.BigEndian.AppendUint32(b, o.as)
 	b[params-1] = byte(len(b) - params)
 	b[params-3] = byte(len(b) - params + 2)

@@ -57,9 +57,9 @@ func TestOpenRefused(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := testConfig()
 			g := New(c)
-			out, err := g.FromPeer(message(typeOpen, octetsOf(tt.body)), nil)
+			out, err := g.FromPeer(message(TypeOpen, octetsOf(tt.body)), nil)
 			var n *Notification
-			if !errors.As(err, &n) || n.Code != codeOpen || n.Subcode != tt.subcode || !bytes.Equal(n.Data, octetsOf(tt.data)) {
+			if !errors.As(err, &n) || n.Code != CodeOpenMessageError || n.Subcode != tt.subcode || !bytes.Equal(n.Data, octetsOf(tt.data)) {
 				t.Fatalf("got %v, want NOTIFICATION 2/%d", err, tt.subcode)
 			}
 			if n.Reason != MessageOpen || c.Counters.Dropped(Inbound, MessageOpen) != 1 {
@@ -101,7 +101,7 @@ func TestOpenCanonical(t *testing.T) {
 		},
 		{
 			"extended parameters of RFC 9072, one each capability",
-			message(typeOpen, octetsOf("04 fde9 005a 01010101 ff ff 0012  02 0006 01 04 0002 00 01  02 0006 41 04 0000fde9")),
+			message(TypeOpen, octetsOf("04 fde9 005a 01010101 ff ff 0012  02 0006 01 04 0002 00 01  02 0006 41 04 0000fde9")),
 			"04 fde9 005a 01010101 0e 02 0c  01 04 0002 00 01  41 04 0000fde9",
 			Info{PeerAS: 65001, Families: FamilySet(IPv6Unicast), FourOctetAS: true},
 		},
@@ -115,7 +115,7 @@ func TestOpenCanonical(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := message(typeOpen, octetsOf(tt.want)); !bytes.Equal(out, want) {
+			if want := message(TypeOpen, octetsOf(tt.want)); !bytes.Equal(out, want) {
 				t.Errorf("speaker gets\n%x, want\n%x", out, want)
 			}
 			messages, err := parsed(out)
@@ -145,11 +145,11 @@ func TestOpenAnyAS(t *testing.T) {
 	c := testConfig()
 	c.PeerAS = 0
 	g := New(c)
-	out, err := g.FromPeer(message(typeOpen, octetsOf("04 5ba0 0000 01010101 08 02 06 41 04 fffffff0")), nil)
+	out, err := g.FromPeer(message(TypeOpen, octetsOf("04 5ba0 0000 01010101 08 02 06 41 04 fffffff0")), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := message(typeOpen, octetsOf("04 5ba0 0000 01010101 0e 02 0c  01 04 0001 00 01  41 04 fffffff0"))
+	want := message(TypeOpen, octetsOf("04 5ba0 0000 01010101 0e 02 0c  01 04 0001 00 01  41 04 fffffff0"))
 	if !bytes.Equal(out, want) {
 		t.Errorf("got %x, want %x", out, want)
 	}
@@ -179,7 +179,7 @@ func TestOpenToPeer(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := message(typeOpen, octetsOf(tt.want)); !bytes.Equal(out, want) {
+			if want := message(TypeOpen, octetsOf(tt.want)); !bytes.Equal(out, want) {
 				t.Errorf("peer gets\n%x, want\n%x", out, want)
 			}
 			if _, err := parsed(out); err != nil {
@@ -201,12 +201,12 @@ func TestOwnASIsRefused(t *testing.T) {
 	} {
 		c := testConfig()
 		c.PeerAS = 0
-		_, err := New(c).FromPeer(message(typeOpen, octetsOf(body)), nil)
+		_, err := New(c).FromPeer(message(TypeOpen, octetsOf(body)), nil)
 		var n *Notification
-		if !errors.As(err, &n) || n.Code != codeOpen || n.Subcode != 2 {
+		if !errors.As(err, &n) || n.Code != CodeOpenMessageError || n.Subcode != 2 {
 			t.Errorf("%s: %v, want NOTIFICATION 2/2 (RFC 4271, Bad Peer AS)", name, err)
 		}
-		if _, err := New(c).FromPeer(message(typeOpen, octetsOf(strings.Replace(body, "fe4c", "fe4d", 1))), nil); err != nil {
+		if _, err := New(c).FromPeer(message(TypeOpen, octetsOf(strings.Replace(body, "fe4c", "fe4d", 1))), nil); err != nil {
 			t.Errorf("%s: another AS: %v", name, err)
 		}
 	}

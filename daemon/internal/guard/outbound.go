@@ -85,24 +85,24 @@ func (g *Guard) speakerMessage(msg, b []byte) ([]byte, Reason, *Notification) {
 	out := &g.out
 	body := msg[HeaderLen:]
 	switch msg[18] {
-	case typeOpen:
+	case TypeOpen:
 		if out.opened {
 			break
 		}
 		b, bad := g.openFromSpeaker(body, b, &out.tally)
 		out.opened = bad == nil
 		return b, None, bad
-	case typeUpdate:
+	case TypeUpdate:
 		if info, both := g.Info(); both {
 			return g.updateFromSpeaker(body, b, info)
 		}
-	case typeNotification:
+	case TypeNotification:
 		return append(b, msg...), None, nil
-	case typeKeepalive:
+	case TypeKeepalive:
 		if out.opened {
 			return append(b, msg...), None, nil
 		}
-	case typeRouteRefresh:
+	case TypeRouteRefresh:
 		info, both := g.Info()
 		family := familyOf(binary.BigEndian.Uint16(body), body[3])
 		switch {
@@ -113,7 +113,7 @@ func (g *Guard) speakerMessage(msg, b []byte) ([]byte, Reason, *Notification) {
 			return appendRefresh(b, family), None, nil
 		}
 	}
-	return b, None, notify(codeFSM, 0, nil, MessageUnexpected, "message is out of order")
+	return b, None, notify(CodeFSMError, 0, nil, MessageUnexpected, "message is out of order")
 }
 
 // updateFromSpeaker rewrites one UPDATE for the peer.

@@ -86,12 +86,12 @@ func TestFromSpeaker(t *testing.T) {
 			append(updateOf(nil, octetsOf(origin, pathOurs, reachAny6), nil), endOf6...), nil, map[Reason]uint64{AttributeFamily: 2, MessageEmpty: 2}},
 		{"IPv6 withdrawal", nil, newLeaf, updateOf(nil, octetsOf(unreach6), nil), updateOf(nil, octetsOf(unreach6), nil), nil},
 		{"KEEPALIVE, ROUTE-REFRESH, NOTIFICATION", nil, newLeaf,
-			bytes.Join([][]byte{keepalive, message(typeRouteRefresh, octetsOf("0001 00 01")), message(typeNotification, octetsOf("06 02 00"))}, nil),
-			bytes.Join([][]byte{keepalive, message(typeRouteRefresh, octetsOf("0001 00 01")), message(typeNotification, octetsOf("06 02 00"))}, nil), nil},
+			bytes.Join([][]byte{keepalive, message(TypeRouteRefresh, octetsOf("0001 00 01")), message(TypeNotification, octetsOf("06 02 00"))}, nil),
+			bytes.Join([][]byte{keepalive, message(TypeRouteRefresh, octetsOf("0001 00 01")), message(TypeNotification, octetsOf("06 02 00"))}, nil), nil},
 		{"ROUTE-REFRESH of a family not in use", nil, leafOpen("01 04 0001 00 01 02 00", capAS4),
-			message(typeRouteRefresh, octetsOf("0002 00 01")), nil, map[Reason]uint64{MessageRefresh: 1}},
+			message(TypeRouteRefresh, octetsOf("0002 00 01")), nil, map[Reason]uint64{MessageRefresh: 1}},
 		{"ROUTE-REFRESH to a leaf that takes none", nil, leafOpen(capAS4),
-			message(typeRouteRefresh, octetsOf("0001 00 01")), nil, map[Reason]uint64{MessageRefresh: 1}},
+			message(TypeRouteRefresh, octetsOf("0001 00 01")), nil, map[Reason]uint64{MessageRefresh: 1}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -153,9 +153,9 @@ func TestSpeakerFault(t *testing.T) {
 	}{
 		{"UPDATE before the OPENs", endOf4},
 		{"KEEPALIVE before OPEN", keepalive},
-		{"ROUTE-REFRESH before the OPENs", message(typeRouteRefresh, octetsOf("0001 00 01"))},
+		{"ROUTE-REFRESH before the OPENs", message(TypeRouteRefresh, octetsOf("0001 00 01"))},
 		{"second OPEN", append(speakerOpen(), speakerOpen()...)},
-		{"malformed OPEN", message(typeOpen, octetsOf("04 fe4c 0009 02020202 01 02"))},
+		{"malformed OPEN", message(TypeOpen, octetsOf("04 fe4c 0009 02020202 01 02"))},
 		{"no frame", make([]byte, HeaderLen)},
 	}
 	for _, tt := range tests {

@@ -43,7 +43,7 @@ func TestOpenCapabilities(t *testing.T) {
 			}
 			want := octetsOf(tt.want, capAS4)
 			want = append(append(octetsOf("04 fde9 005a 01010101"), byte(len(want)+2), 2, byte(len(want))), want...)
-			if want = message(typeOpen, want); !bytes.Equal(out, want) {
+			if want = message(TypeOpen, want); !bytes.Equal(out, want) {
 				t.Errorf("speaker gets\n%x, want\n%x", out, want)
 			}
 			info, _ := g.Info()
@@ -242,7 +242,7 @@ func TestCommunityLimit(t *testing.T) {
 // TestNothingAfterTheEnd checks that a session passes nothing after its end, whatever was deferred.
 func TestNothingAfterTheEnd(t *testing.T) {
 	g, _ := session(t, nil, newLeaf)
-	refresh := message(typeRouteRefresh, octetsOf("0001 00 01"))
+	refresh := message(TypeRouteRefresh, octetsOf("0001 00 01"))
 	if _, err := g.FromPeer(append(bytes.Clone(refresh), refresh...), nil); err != nil {
 		t.Fatal(err)
 	}

@@ -130,7 +130,7 @@ func (u *update) parse(body []byte, t *tally) *Notification {
 	// to withdraw, so the session is reset; RFC 4271, Section 6.3: Invalid
 	// Network Field.
 	if !wellFormed(u.withdrawn, 32) || !wellFormed(u.nlri, 32) {
-		return notify(codeUpdate, 10, nil, MessageUpdate, "prefix is malformed")
+		return notify(CodeUpdateMessageError, 10, nil, MessageUpdate, "prefix is malformed")
 	}
 	if bad := u.walk(attrs, t); bad != nil {
 		return bad
@@ -148,7 +148,7 @@ func (u *update) parse(body []byte, t *tally) *Notification {
 
 func malformedUpdate(detail string) *Notification {
 	// RFC 4271, Section 6.3: Malformed Attribute List.
-	return notify(codeUpdate, 1, nil, MessageUpdate, detail)
+	return notify(CodeUpdateMessageError, 1, nil, MessageUpdate, detail)
 }
 
 // walk processes each attribute once.
@@ -222,7 +222,7 @@ func (u *update) attribute(flags, kind byte, value, whole []byte, t *tally) (Rea
 	if want == 0 {
 		if flags&flagOptional == 0 {
 			// RFC 4271, Section 6.3: Unrecognized Well-known Attribute.
-			return AttributeMalformed, notify(codeUpdate, 2, whole, MessageUpdate, "well-known attribute is not recognized")
+			return AttributeMalformed, notify(CodeUpdateMessageError, 2, whole, MessageUpdate, "well-known attribute is not recognized")
 		}
 		return AttributeUnlisted, nil
 	}
@@ -337,7 +337,7 @@ func (u *update) takeExtended(value []byte, t *tally) {
 // and 7.11) with Optional Attribute Error (RFC 4760, Section 7).
 func (u *update) multiprotocol(kind byte, value, whole []byte) (Reason, *Notification) {
 	broken := func(detail string) (Reason, *Notification) {
-		return AttributeMalformed, notify(codeUpdate, 9, whole, MessageUpdate, detail)
+		return AttributeMalformed, notify(CodeUpdateMessageError, 9, whole, MessageUpdate, detail)
 	}
 	if len(value) < 3 || kind == attrReach && len(value) < 5 {
 		return broken("MP_REACH or MP_UNREACH is too short")
@@ -391,7 +391,7 @@ func (u *update) complete() {
 	}
 	// RFC 6793, Section 4.2.3: if AGGREGATOR has an actual AS, an OLD speaker
 	// has replaced it, and both AS4 attributes are stale.
-	if len(u.path4) > 0 && !(u.has(attrAS4Aggregator) && u.aggregatorAS != 0 && u.aggregatorAS != asTrans) {
+	if len(u.path4) > 0 && !(u.has(attrAS4Aggregator) && u.aggregatorAS != 0 && u.aggregatorAS != ASTrans) {
 		u.path = mergePath(u.path, u.path4)
 	}
 	if len(u.path) > MaxASPath {

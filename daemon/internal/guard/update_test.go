@@ -148,9 +148,9 @@ func TestUpdatePasses(t *testing.T) {
 		{"End-of-RIB IPv4 by MP_UNREACH", newLeaf, appendUnreach(nil, IPv4Unicast, nil), [][]byte{endOf4}, nil},
 		{"End-of-RIB of a family not in use", leafOpen("01 04 0001 00 01", capAS4), endOf6, [][]byte{keepalive},
 			map[Reason]uint64{AttributeFamily: 1, MessageEmpty: 1}},
-		{"ROUTE-REFRESH", newLeaf, message(typeRouteRefresh, octetsOf("0002 00 01")), [][]byte{message(typeRouteRefresh, octetsOf("0002 00 01"))}, nil},
-		{"ROUTE-REFRESH of another family", newLeaf, message(typeRouteRefresh, octetsOf("0019 00 46")), nil, map[Reason]uint64{MessageRefresh: 1}},
-		{"ROUTE-REFRESH, begin of RFC 7313", newLeaf, message(typeRouteRefresh, octetsOf("0001 01 01")), nil, map[Reason]uint64{MessageRefresh: 1}},
+		{"ROUTE-REFRESH", newLeaf, message(TypeRouteRefresh, octetsOf("0002 00 01")), [][]byte{message(TypeRouteRefresh, octetsOf("0002 00 01"))}, nil},
+		{"ROUTE-REFRESH of another family", newLeaf, message(TypeRouteRefresh, octetsOf("0019 00 46")), nil, map[Reason]uint64{MessageRefresh: 1}},
+		{"ROUTE-REFRESH, begin of RFC 7313", newLeaf, message(TypeRouteRefresh, octetsOf("0001 01 01")), nil, map[Reason]uint64{MessageRefresh: 1}},
 		{"KEEPALIVE", newLeaf, keepalive, [][]byte{keepalive}, nil},
 		{"families not in use leave a KEEPALIVE", newLeaf,
 			updateOf(nil, octetsOf(origin, pathLeaf, "80 0e 0b 0001 80 04 0a000001 00 0000"), nil), [][]byte{keepalive},
@@ -302,9 +302,9 @@ func TestUpdateResets(t *testing.T) {
 		in      []byte
 		subcode byte
 	}{
-		{"withdrawn routes longer than the message", message(typeUpdate, octetsOf("0005 0000")), 1},
-		{"attributes longer than the message", message(typeUpdate, octetsOf("0000 0001")), 1},
-		{"attributes longer by one", message(typeUpdate, octetsOf("0001 00 0001")), 1},
+		{"withdrawn routes longer than the message", message(TypeUpdate, octetsOf("0005 0000")), 1},
+		{"attributes longer than the message", message(TypeUpdate, octetsOf("0000 0001")), 1},
+		{"attributes longer by one", message(TypeUpdate, octetsOf("0001 00 0001")), 1},
 		{"withdrawn /33", updateOf(octetsOf("21 0a010001 00"), nil, nil), 10},
 		{"withdrawn prefix cut off", updateOf(octetsOf("20 0a0100"), nil, nil), 10},
 		{"announced /33", updateOf(nil, octetsOf(good4), octetsOf("21 0a010001 00")), 10},
@@ -331,10 +331,10 @@ func TestUpdateResets(t *testing.T) {
 			g, c := session(t, nil, newLeaf)
 			out, err := g.FromPeer(tt.in, nil)
 			var n *Notification
-			if !errors.As(err, &n) || n.Code != codeUpdate || n.Subcode != tt.subcode {
+			if !errors.As(err, &n) || n.Code != CodeUpdateMessageError || n.Subcode != tt.subcode {
 				t.Fatalf("got %v, want NOTIFICATION 3/%d", err, tt.subcode)
 			}
-			if want := appendSpeakerNotification(nil, codeCease, 0); !bytes.Equal(out, want) {
+			if want := appendSpeakerNotification(nil, CodeCease, 0); !bytes.Equal(out, want) {
 				t.Errorf("speaker gets %x", out)
 			}
 			if _, err := parsed(n.AppendTo(nil)); err != nil {
@@ -390,7 +390,7 @@ func TestMaxPrefixes(t *testing.T) {
 	}
 	_, err := g.FromPeer(updateOf(nil, octetsOf(origin, pathLeaf, reach6), nil), nil)
 	var n *Notification
-	if !errors.As(err, &n) || n.Code != codeCease || n.Subcode != 1 || !bytes.Equal(n.Data, octetsOf("0002 01 00000002")) {
+	if !errors.As(err, &n) || n.Code != CodeCease || n.Subcode != 1 || !bytes.Equal(n.Data, octetsOf("0002 01 00000002")) {
 		t.Fatalf("got %v", err)
 	}
 	if c.Dropped(Inbound, MessageLimit) != 1 || c.Dropped(Inbound, RouteLimit) != 1 {
@@ -480,7 +480,7 @@ func TestUpdateSplits(t *testing.T) {
 
 // TestRepeatedMessages floods End-of-RIB and ROUTE-REFRESH: the first of a family passes, the others cost GoBGP nothing.
 func TestRepeatedMessages(t *testing.T) {
-	refresh4, refresh6 := message(typeRouteRefresh, octetsOf("0001 00 01")), message(typeRouteRefresh, octetsOf("0002 00 01"))
+	refresh4, refresh6 := message(TypeRouteRefresh, octetsOf("0001 00 01")), message(TypeRouteRefresh, octetsOf("0002 00 01"))
 	g, c := session(t, nil, newLeaf)
 	pass := func(what string, in []byte, want ...[]byte) {
 		t.Helper()

@@ -262,7 +262,7 @@ func (in *incarnation) confirm() error {
 	if info.HoldTime == 0 {
 		// RFC 4271, Section 6.2: a hold time may be rejected. Without a hold
 		// time a silent peer would never be detected.
-		return &guard.Notification{Code: 2, Subcode: 6, Reason: guard.MessageOpen, Detail: "peer proposes no hold timer"}
+		return &guard.Notification{Code: guard.CodeOpenMessageError, Subcode: guard.OpenUnacceptableHoldTime, Reason: guard.MessageOpen, Detail: "peer proposes no hold timer"}
 	}
 	in.s.opened(info)
 	b, err := in.guard.FromSpeaker(keepalive, nil)
@@ -401,7 +401,7 @@ func (in *incarnation) cut(out []byte) (n, inside int) {
 	defer in.mu.Unlock()
 	for n < len(out) {
 		length, kind := int(binary.BigEndian.Uint16(out[n+16:])), out[n+18]
-		if kind == 2 && length > bulk {
+		if kind == guard.TypeUpdate && length > bulk {
 			if n > 0 {
 				return n, unmarked
 			}
@@ -469,13 +469,13 @@ func (in *incarnation) cameOut() bool {
 // fromSpeaker forwards GoBGP's messages to the peer, except its OPEN: ours went out before.
 func (in *incarnation) fromSpeaker(ctx context.Context) error {
 	var first [guard.MaxMessage]byte
-	if msg, err := guard.ReadMessage(localReader{in, in.server.patience}, &first); err != nil || msg[18] != 1 {
+	if msg, err := guard.ReadMessage(localReader{in, in.server.patience}, &first); err != nil || msg[18] != guard.TypeOpen {
 		return in.localFault("gobgp did not answer with OPEN", plain(err))
 	}
 	limit := in.s.speaker.conf.HoldTime // GoBGP sends KEEPALIVEs at shorter intervals
 	chunk := make([]byte, 16<<10)
 	var out []byte
-	var said error
+	var last error
 	var marked uint32
 	for {
 		n, err := in.readLocal(chunk, limit)
@@ -483,7 +483,7 @@ func (in *incarnation) fromSpeaker(ctx context.Context) error {
 			var bad error
 			out, bad = in.guard.FromSpeaker(chunk[:n], out[:0])
 			if c := closing(out); c != nil {
-				said = c
+				last = c
 			}
 			if len(out) > 0 {
 				if err := in.send(out, in.s.speaker.conf.HoldTime); err != nil {
@@ -499,8 +499,8 @@ func (in *incarnation) fromSpeaker(ctx context.Context) error {
 				return bad
 			}
 		}
-		if said != nil {
-			return said
+		if last != nil {
+			return last
 		}
 		if err != nil {
 			return in.localFault("connection to gobgp", plain(err))

@@ -201,7 +201,7 @@ func (in *incarnation) slow() {
 		in.server.fail(fmt.Errorf("gobgp did not establish the session within %v", limit))
 	default:
 		// RFC 4271, Section 8.2.2: the hold timer of OpenSent and OpenConfirm.
-		in.stop(&guard.Notification{Code: 4, Detail: fmt.Sprintf("not established within %v", limit)})
+		in.stop(&guard.Notification{Code: guard.CodeHoldTimerExpired, Detail: fmt.Sprintf("not established within %v", limit)})
 	}
 }
 

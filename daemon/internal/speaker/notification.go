@@ -20,27 +20,27 @@ func (in *incarnation) farewell(cause error) {
 	var over *overload
 	switch {
 	case errors.As(cause, &over):
-		n = &guard.Notification{Code: 6, Subcode: 8} // RFC 4486: Out of Resources
+		n = &guard.Notification{Code: guard.CodeCease, Subcode: guard.CeaseOutOfResources}
 	case errors.As(cause, &local):
 		if in.s.speaker.conf.RestartTime == 0 {
-			n = &guard.Notification{Code: 6, Subcode: 8} // RFC 4486: Out of Resources
+			n = &guard.Notification{Code: guard.CodeCease, Subcode: guard.CeaseOutOfResources}
 		}
 	case errors.As(cause, &n):
 		var ours *guard.SpeakerFault
 		if errors.As(cause, &ours) {
-			n = &guard.Notification{Code: 6}
+			n = &guard.Notification{Code: guard.CodeCease}
 		}
 	case errors.As(cause, &held):
-		n = &guard.Notification{Code: 6, Subcode: 2} // RFC 4486: Administrative Shutdown
+		n = &guard.Notification{Code: guard.CodeCease, Subcode: guard.CeaseAdministrativeShutdown}
 	case errors.As(cause, &silent):
-		n = &guard.Notification{Code: 6, Subcode: 10} // RFC 9384: BFD Down
+		n = &guard.Notification{Code: guard.CodeCease, Subcode: guard.CeaseBFDDown}
 	case errors.Is(cause, context.Canceled) && in.s.speaker.conf.RestartTime == 0:
-		n = &guard.Notification{Code: 6, Subcode: 2}
+		n = &guard.Notification{Code: guard.CodeCease, Subcode: guard.CeaseAdministrativeShutdown}
 	case errors.Is(cause, context.Canceled):
 		// RFC 4724, Section 4: a NOTIFICATION would make the peer drop the
 		// routes that it is to keep during the restart.
 	case errors.Is(cause, errReplaced):
-		n = &guard.Notification{Code: 6, Subcode: 7} // RFC 4486: Connection Collision Resolution
+		n = &guard.Notification{Code: guard.CodeCease, Subcode: guard.CeaseConnectionCollisionResolution}
 	}
 	if n == nil {
 		return
@@ -68,7 +68,7 @@ const patience = 50 * time.Millisecond
 type spoken struct{ code, subcode byte }
 
 func (s *spoken) Error() string {
-	if s.code == 4 {
+	if s.code == guard.CodeHoldTimerExpired {
 		return "hold timer expired: the peer was silent"
 	}
 	return fmt.Sprintf("gobgp ended the session with NOTIFICATION %d/%d", s.code, s.subcode)
@@ -78,7 +78,7 @@ func (s *spoken) Error() string {
 func closing(out []byte) error {
 	for len(out) > 0 {
 		length := int(binary.BigEndian.Uint16(out[16:]))
-		if out[18] == 3 {
+		if out[18] == guard.TypeNotification {
 			return &spoken{code: out[19], subcode: out[20]}
 		}
 		out = out[length:]

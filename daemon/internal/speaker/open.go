@@ -3,12 +3,8 @@ package speaker
 import (
 	"encoding/binary"
 	"time"
-)
 
-// Flags of the graceful restart capability (RFC 4724, Section 3).
-const (
-	restartState    = 0x8000 // R: the sender has restarted
-	forwardingState = 0x80   // F: the sender's data plane kept the family's routes
+	"github.com/fared/fared/daemon/internal/guard"
 )
 
 // openMessage returns our OPEN in the form in which the guard accepts it from
@@ -17,16 +13,16 @@ const (
 // first.
 func (s *session) openMessage() []byte {
 	c := &s.speaker.conf
-	caps := []byte{2, 0, 65, 4} // route refresh, four-octet AS
+	caps := []byte{guard.CapabilityRouteRefresh, 0, guard.CapabilityFourOctetAS, 4}
 	caps = binary.BigEndian.AppendUint32(caps, c.AS)
 	caps = s.appendRestart(caps)
-	as := uint16(23456) // AS_TRANS, RFC 6793
+	as := uint16(guard.ASTrans)
 	if c.AS <= 0xffff {
 		as = uint16(c.AS)
 	}
 	b := append([]byte(nil), endOfRIB[:16]...)
 	b = binary.BigEndian.AppendUint16(b, uint16(31+len(caps)))
-	b = append(b, 1, 4)
+	b = append(b, guard.TypeOpen, 4) // BGP version 4
 	b = binary.BigEndian.AppendUint16(b, as)
 	b = binary.BigEndian.AppendUint16(b, uint16(c.HoldTime/time.Second))
 	id := c.RouterID.As4()
@@ -48,23 +44,23 @@ func (s *session) openMessage() []byte {
 func (s *session) appendRestart(caps []byte) []byte {
 	c := &s.speaker.conf
 	if c.RestartTime == 0 {
-		return append(caps, 64, 2, 0, 0)
+		return append(caps, guard.CapabilityGracefulRestart, 2, 0, 0)
 	}
 	s.mu.Lock()
 	restarted := !s.everUp
 	s.mu.Unlock()
 	flags := uint16(c.RestartTime / time.Second)
 	if restarted {
-		flags |= restartState
+		flags |= guard.FlagRestartState
 	}
-	caps = append(caps, 64, byte(2+4*len(s.conf.Families)))
+	caps = append(caps, guard.CapabilityGracefulRestart, byte(2+4*len(s.conf.Families)))
 	caps = binary.BigEndian.AppendUint16(caps, flags)
 	for _, f := range s.conf.Families {
 		afi := byte(1)
 		if f == IPv6 {
 			afi = 2
 		}
-		caps = append(caps, 0, afi, 1, forwardingState)
+		caps = append(caps, 0, afi, 1, guard.FlagForwardingState)
 	}
 	return caps
 }
@@ -76,16 +72,16 @@ func (s *session) appendRestart(caps []byte) []byte {
 func withRestart(messages []byte) []byte {
 	length := int(binary.BigEndian.Uint16(messages[16:]))
 	const version, params = 19, 28 // offsets; parameters follow their length
-	if messages[18] != 1 || length < params+3 || messages[params] > 255-4 {
+	if messages[18] != guard.TypeOpen || length < params+3 || messages[params] > 255-4 {
 		return messages
 	}
 	for caps := messages[params+3 : length]; len(caps) >= 2; caps = caps[2+int(caps[1]):] {
-		if caps[0] == 64 {
+		if caps[0] == guard.CapabilityGracefulRestart {
 			return messages
 		}
 	}
 	out := append([]byte(nil), messages[:length]...)
-	out = append(out, 64, 2, 0, 0)
+	out = append(out, guard.CapabilityGracefulRestart, 2, 0, 0)
 	binary.BigEndian.PutUint16(out[16:], uint16(length+4))
 	out[params] += 4
 	out[params+2] += 4
