@@ -470,7 +470,7 @@ func TestSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f := p.Capabilities().FlowHash; f.Algorithm != computed || f.Seed != 42 {
-		t.Errorf("with somebody else's seed: %v", f)
+		t.Errorf("with the seed of another program: %v", f)
 	}
 	// Policy 3 with the same fields was chosen by an administrator and stays; its hash differs from the one of policy 1.
 	for _, set := range []struct{ fields, policy, algorithm string }{{"0x07", "1", computed}, {"0x37", "3", asked}} {
@@ -615,12 +615,12 @@ func TestTransitSettings(t *testing.T) {
 func TestConfig(t *testing.T) {
 	for _, c := range []struct {
 		config Config
-		says   string
+		names  string
 	}{
 		{Config{Protocol: 4}, "protocol 4"}, {Config{RepairDelay: -1}, "repair delay"},
 		{Config{Table: 9, ProbeTable: 9}, "probe table"},
 	} {
-		if _, err := Open(c.config); err == nil || !strings.Contains(err.Error(), c.says) {
+		if _, err := Open(c.config); err == nil || !strings.Contains(err.Error(), c.names) {
 			t.Errorf("%+v: %v", c.config, err)
 		}
 	}

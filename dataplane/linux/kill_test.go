@@ -120,9 +120,9 @@ func TestKilled(t *testing.T) {
 		if err := h.Do(cmd.Start); err != nil {
 			t.Fatal(err)
 		}
-		said, err := bufio.NewReader(out).ReadString('\n')
-		if said != "programmed\n" {
-			t.Fatalf("%q, %v", said, err)
+		line, err := bufio.NewReader(out).ReadString('\n')
+		if line != "programmed\n" {
+			t.Fatalf("%q, %v", line, err)
 		}
 		time.Sleep(time.Duration(random.IntN(40_000)) * time.Microsecond) // a random moment
 		cancel()

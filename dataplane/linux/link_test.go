@@ -63,9 +63,9 @@ func TestLinksComeAndGo(t *testing.T) {
 			// An IPv6 route added while its group had only the loopback member rejects packets permanently, so the test
 			// queries the kernel.
 			for _, dst := range []string{target4(1), target6(1)} {
-				said := h.IP("route", "get", strings.TrimSuffix(strings.TrimSuffix(dst, "/32"), "/128"))
-				if !strings.Contains(said, "dev p3") {
-					t.Errorf("%s", said)
+				text := h.IP("route", "get", strings.TrimSuffix(strings.TrimSuffix(dst, "/32"), "/128"))
+				if !strings.Contains(text, "dev p3") {
+					t.Errorf("%s", text)
 				}
 			}
 		})
@@ -210,8 +210,8 @@ func TestIPv4OverIPv6(t *testing.T) {
 	if text := h.state()["10.255.1.1"]; !strings.Contains(text, "fe80::1@p1") {
 		t.Error(text)
 	}
-	if said := h.IP("route", "get", "10.255.1.1"); !strings.Contains(said, "via inet6 f") {
-		t.Error(said)
+	if text := h.IP("route", "get", "10.255.1.1"); !strings.Contains(text, "via inet6 f") {
+		t.Error(text)
 	}
 }
 

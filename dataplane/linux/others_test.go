@@ -52,11 +52,11 @@ func TestOthersAreUndone(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.AuditInterval, h.config.Table = time.Hour, 7000
 	p := h.open()
-	var heard reports
-	p.Guard(heard.report)
+	var received reports
+	p.Guard(received.report)
 	c := &client{t: t, server: newServer(p)}
 	c.hello(h.forwarding)
-	p.Guard(heard.report)
+	p.Guard(received.report)
 	s := program(t, c.server)
 	var ops []*farev1.Operation
 	ops = append(ops, h.group(1, 1, 1, 1, 1), h.group(2, 1, 3, 0, 0))
@@ -134,23 +134,23 @@ func TestOthersAreUndone(t *testing.T) {
 		{"a member that leads elsewhere", func() {
 			h.IP("nexthop", "replace", "id", member("10.1.2.2"), "via", "10.1.3.2", "dev", "p3", "proto", "179")
 		}},
-		{"a member that is somebody's", func() {
+		{"a member that another program replaced", func() {
 			h.IP("nexthop", "replace", "id", member("10.1.2.2"), "via", "10.1.3.2", "dev", "p3", "proto", "11")
 		}},
 		{"a group with another member", func() {
 			h.IP("nexthop", "replace", "id", group(), "group", member("10.1.3.2"), "type", "resilient", "proto", "179")
 		}},
-		{"a group that is somebody's", func() {
+		{"a group that another program replaced", func() {
 			h.IP("nexthop", "replace", "id", group(), "group", member("10.1.3.2"), "type", "resilient", "proto", "11")
 		}},
 	} {
 		t.Run(step.what, func(t *testing.T) {
-			heard.take()
+			received.take()
 			repairs := p.Stats().Differences
 			step.do()
-			all := heard.settled(t)
+			all := received.settled(t)
 			if all[0].Intact || all[0].Message == "" || all[len(all)-1].Repairs <= repairs {
-				t.Errorf("reports %v; want one that is not intact, says why and counts", all)
+				t.Errorf("reports %v; want one that is not intact, with the cause and a count", all)
 			}
 			// A flush by ip(8) is a series of removals, and a repair may run between them.
 			netnstest.Eventually(t, 10*time.Second, func() error {
@@ -170,7 +170,7 @@ func TestOthersAreUndone(t *testing.T) {
 	h.IP("nexthop", "add", "id", "5", "via", "10.1.0.2", "dev", "p0")
 	h.IP("rule", "add", "pref", "500", "lookup", "90")
 	h.IP("route", "del", target4(3), "table", "7000")
-	heard.settled(t)
+	received.settled(t)
 	if more := p.Stats().Disturbances - n; more != 1 {
 		t.Errorf("%d disturbances, want the one that concerned the Plane", more)
 	}
@@ -183,15 +183,15 @@ func TestOthersInTheWay(t *testing.T) {
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour
 	p, c := h.start()
-	var heard reports
-	p.Guard(heard.report)
+	var received reports
+	p.Guard(received.report)
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1), destination(target4(1), 1))
 	e := h.tap()
 	h.IP("route", "replace", target4(0), "via", "10.1.1.2", "metric", "20", "proto", "11")
 	var all []*farev1.Integrity
 	netnstest.Eventually(t, 10*time.Second, func() error {
-		all = append(all, heard.take()...)
+		all = append(all, received.take()...)
 		if len(all) == 0 || !strings.Contains(all[len(all)-1].Message, "another program's") || all[len(all)-1].Intact {
 			return fmt.Errorf("reports %v; want one that names the route", all)
 		}
@@ -204,7 +204,7 @@ func TestOthersInTheWay(t *testing.T) {
 		t.Errorf("another destination: %v", got)
 	}
 	h.IP("route", "del", target4(0), "metric", "20", "proto", "11")
-	heard.settled(t)
+	received.settled(t)
 	if got := e.send("10.255.0.1", target4(0), 256); got["p0"] == 0 || got["p1"] == 0 {
 		t.Errorf("after the foreign route: %v", got)
 	}

@@ -216,7 +216,7 @@ func TestForeignIDsInTheWay(t *testing.T) {
 	}
 	p.audit()
 	if after := foreign(); after != before || strings.Count(after, "\n") != len(lines) {
-		t.Errorf("somebody else's nexthops\n%s\nbefore\n%s", after, before)
+		t.Errorf("nexthops of another program\n%s\nbefore\n%s", after, before)
 	}
 }
 
@@ -245,7 +245,7 @@ func TestNexthopsInUseStay(t *testing.T) {
 	h.wants(target4(0), map[string]int{"p0": 341, "p1": 342, "p2": 341})
 	netnstest.Eventually(t, 10*time.Second, func() error {
 		if text := h.IP("nexthop", "show", "dev", "p3"); text != "" {
-			return fmt.Errorf("left of what nobody wants:\n%s", text)
+			return fmt.Errorf("left of unwanted objects:\n%s", text)
 		}
 		return nil
 	})
@@ -258,8 +258,8 @@ func TestRefusedOnce(t *testing.T) {
 	h.config.Logger = slog.New(slog.DiscardHandler)
 	h.config.AuditInterval = time.Hour
 	p, c := h.start()
-	var heard reports
-	p.Guard(heard.report)
+	var received reports
+	p.Guard(received.report)
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), h.group(2, 1, 2, 3, 4))
 	for _, step := range []struct {
@@ -275,11 +275,11 @@ func TestRefusedOnce(t *testing.T) {
 			t.Errorf("%s: %d messages were refused", step.begins, refused())
 		}
 	}
-	heard.take()
+	received.take()
 	refused := refuse(p, 1<<30, "set nexthop ")
 	h.leaf.IP("link", "set", "p1", "down")
 	netnstest.Eventually(t, 10*time.Second, func() error {
-		if all := heard.take(); refused() == 0 || len(all) == 0 || all[len(all)-1].Intact {
+		if all := received.take(); refused() == 0 || len(all) == 0 || all[len(all)-1].Intact {
 			return fmt.Errorf("%d refused, reports %v; want one that is not intact", refused(), all)
 		}
 		return nil
@@ -287,7 +287,7 @@ func TestRefusedOnce(t *testing.T) {
 	p.mu.Lock()
 	p.conn.Refuse(nil)
 	p.mu.Unlock()
-	heard.settled(t)
+	received.settled(t)
 	h.wants(target4(0), map[string]int{"p0": 128, "p2": 384, "p3": 512})
 
 	refused = refuse(p, 1<<30, "add route ")
@@ -301,7 +301,7 @@ func TestRefusedOnce(t *testing.T) {
 	p.mu.Lock()
 	p.conn.Refuse(nil)
 	p.mu.Unlock()
-	heard.settled(t)
+	received.settled(t)
 	h.wants(target4(0), map[string]int{"p0": 128, "p2": 384, "p3": 512})
 }
 
@@ -322,7 +322,7 @@ func TestRoutesAreSetAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer watch.Close()
-	heard := map[string]bool{}
+	received := map[string]bool{}
 	listen := func() {
 		t.Helper()
 		events, err := watch.Poll()
@@ -331,17 +331,17 @@ func TestRoutesAreSetAgain(t *testing.T) {
 		}
 		for _, e := range events {
 			if e.Route != nil && !e.Gone && e.Route.Protocol == DefaultProtocol {
-				heard[e.Route.Prefix.String()] = true
+				received[e.Route.Prefix.String()] = true
 			}
 		}
 	}
 	again := func(what string, do func()) {
 		t.Helper()
 		listen()
-		clear(heard)
+		clear(received)
 		do()
 		netnstest.Eventually(t, 10*time.Second, func() error {
-			if listen(); !heard[target6(0)] {
+			if listen(); !received[target6(0)] {
 				return fmt.Errorf("%s: the route was not set again", what)
 			}
 			return nil
@@ -390,7 +390,7 @@ func TestRoutesAreSetAgain(t *testing.T) {
 			}
 		}
 	})
-	if heard[target4(0)] {
+	if received[target4(0)] {
 		t.Error("an IPv4 route was set again, for nothing")
 	}
 }

@@ -134,8 +134,8 @@ func TestNumberOfAnotherSource(t *testing.T) {
 func TestSourceGroups(t *testing.T) {
 	h := gpus(t)
 	p, c := h.start()
-	var heard reports
-	p.Guard(heard.report)
+	var received reports
+	p.Guard(received.report)
 	s := program(t, c.server)
 	h.someSources(s)
 	if err := p.Settle(); err != nil {
@@ -163,15 +163,15 @@ func TestSourceGroups(t *testing.T) {
 
 	// Another program removes the rules.
 	for _, family := range []string{"-4", "-6"} {
-		heard.take()
+		received.take()
 		h.IP(family, "rule", "del", "from", map[string]string{"-4": "10.255.0.2", "-6": "fd00:255::2"}[family])
-		heard.settled(t)
+		received.settled(t)
 		must(e.sourcesSplit(splitA, splitB, splitC))
 	}
-	heard.take()
+	received.take()
 	table := p.sources[mustPrefix(sourceC)].table
 	h.IP("route", "flush", "table", fmt.Sprint(table))
-	heard.settled(t)
+	received.settled(t)
 	netnstest.Eventually(t, 10*time.Second, func() error { return e.sourcesSplit(splitA, splitB, splitC) })
 	rest(t, p)
 
@@ -298,8 +298,8 @@ func TestLandingOfASourceGroup(t *testing.T) {
 			var want []string
 			for j, ports := range lands {
 				for _, port := range ports {
-					if said := int(answer.SubPortOfPort[port-wecmp.MinPort]); said != j+1 {
-						t.Fatalf("from %v port %d: Landing answers %d, computed %d", source, port, said, j+1)
+					if answered := int(answer.SubPortOfPort[port-wecmp.MinPort]); answered != j+1 {
+						t.Fatalf("from %v port %d: Landing answers %d, computed %d", source, port, answered, j+1)
 					}
 					queries = append(queries, rtnl.Query{Source: source, Destination: destination, IPProto: 17, Sport: port, Dport: wecmp.PortRoCE})
 					want = append(want, g.Devices[j])

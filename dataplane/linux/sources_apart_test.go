@@ -52,8 +52,8 @@ func sourcesKeepApart(t *testing.T, table uint32) {
 	h.IP("route", "add", "default", "via", "10.1.6.2")
 	h.IP("-6", "route", "add", "default", "via", "fd01:6::2")
 	p, c := h.start()
-	var heard reports
-	p.Guard(heard.report)
+	var received reports
+	p.Guard(received.report)
 	s := program(t, c.server)
 	h.someSources(s)
 	if err := p.Settle(); err != nil {
@@ -111,9 +111,9 @@ func sourcesKeepApart(t *testing.T, table uint32) {
 		"rule del from 10.255.0.1", "-6 rule del from fd00:255::1",
 		"nexthop flush",
 	} {
-		heard.take()
+		received.take()
 		h.IP(strings.Fields(line)...)
-		heard.settled(t)
+		received.settled(t)
 		netnstest.Eventually(t, 10*time.Second, func() error {
 			if err := e.apart(ofA, map[int]map[string]float64{1: splitA, 2: nil, 3: nil}); err != nil {
 				return fmt.Errorf("%s: %w", line, err)

@@ -40,8 +40,8 @@ func (p *Plane) serves(source netip.Prefix, prefix string, from, to uint32) {
 
 // TestTablesOfSources checks the tables of source groups through a sequence of Hellos.
 func TestTablesOfSources(t *testing.T) {
-	const main, first = thoughtTable, DefaultSourceTable
-	p := thought(t, 4)
+	const main, first = offlineTable, DefaultSourceTable
+	p := offline(t, 4)
 	tables := func() map[netip.Prefix][2]uint32 {
 		all := map[netip.Prefix][2]uint32{}
 		for name, s := range p.sources {
@@ -74,7 +74,7 @@ func TestTablesOfSources(t *testing.T) {
 	}
 	hello("", false, map[netip.Prefix][2]uint32{noName: {main, 0}}, map[uint32][]netip.Prefix{main: {noName}})
 	p.leads(target4(0), 0, 1)
-	// B's table is known from the rules of an earlier run, and C's rule is one that somebody else's source group has by now.
+	// B's table is known from the rules of an earlier run, and C's rule leads to a table that another source group has.
 	p.ruled = map[netip.Prefix]uint32{nameB: first + 1, nameC: first + 1}
 	hello("ABC", true, map[netip.Prefix][2]uint32{noName: {main, 0}, nameA: {main, first}, nameB: {first + 1, first + 1}, nameC: {first + 2, first + 2}},
 		map[uint32][]netip.Prefix{main: {nameA, noName}, first + 1: {nameB}, first + 2: {nameC}})
@@ -117,7 +117,7 @@ func TestTablesOfSources(t *testing.T) {
 
 // TestOrderOfSubPorts: a Hello with the same sub-ports in another order differs.
 func TestOrderOfSubPorts(t *testing.T) {
-	p := thought(t, 3)
+	p := offline(t, 3)
 	f := &farev1.Forwarding{Planes: slices.Clone(p.forwarding.Planes)}
 	if p.setSources(f) {
 		t.Error("the same is another one")
@@ -140,7 +140,7 @@ func TestOrderOfSubPorts(t *testing.T) {
 // TestRoutesOfSources compares the routes of all tables of three source groups with the rule of doc.go: a source group's own table drops the
 // destinations that only other source groups have.
 func TestRoutesOfSources(t *testing.T) {
-	p := thought(t, 4)
+	p := offline(t, 4)
 	p.setSources(partition(p, "ABC"))
 	p.set(1, 1, 1)
 	p.set(2, 0, 1, 1, 1)
@@ -171,13 +171,13 @@ func TestRoutesOfSources(t *testing.T) {
 					if !ok || wanted != 0 || !p.closedAt(at) {
 						t.Fatalf("step %d: %v, which %v does not have: %d, %v", step, prefix, name, wanted, ok)
 					}
-				default: // nobody has it, or the first one, in the main table
+				default: // no source group has it, or the first one, in the main table
 					if ok {
 						t.Fatalf("step %d: %v of %v: %d, want no route", step, prefix, name, wanted)
 					}
 				}
 			}
-			wanted, ok := p.wantedAt(routeKey{prefix, thoughtTable})
+			wanted, ok := p.wantedAt(routeKey{prefix, offlineTable})
 			if ok != has[nameA][i] || ok && wanted != 1 {
 				t.Fatalf("step %d: %v in the main table: %d, %v", step, prefix, wanted, ok)
 			}
@@ -235,7 +235,7 @@ func TestRoutesOfSources(t *testing.T) {
 
 // TestOrderOfAPlan: routes that drop packets are set before, and removed after, the routes that these packets would take.
 func TestOrderOfAPlan(t *testing.T) {
-	p := thought(t, 4)
+	p := offline(t, 4)
 	p.setSources(partition(p, "AB"))
 	p.set(1, 1, 1)
 	p.serves(nameA, target4(0), 0, 1)
@@ -248,15 +248,15 @@ func TestOrderOfAPlan(t *testing.T) {
 	}
 	own := p.sources[nameB].own
 	ops := p.obey(t)
-	if index(ops, setRoute, own) > index(ops, setRoute, thoughtTable) || len(p.routes) != 2 {
+	if index(ops, setRoute, own) > index(ops, setRoute, offlineTable) || len(p.routes) != 2 {
 		t.Errorf("set: %+v", ops)
 	}
 	p.serves(nameA, target4(0), 1, 0)
 	ops = p.obey(t)
-	if index(ops, deleteRoute, own) < index(ops, deleteRoute, thoughtTable) || len(p.routes) != 0 {
+	if index(ops, deleteRoute, own) < index(ops, deleteRoute, offlineTable) || len(p.routes) != 0 {
 		t.Errorf("removed: %+v", ops)
 	}
-	if i := slices.IndexFunc(ops, func(o op) bool { return o.kind == deleteGroup }); i < index(ops, deleteRoute, thoughtTable) {
+	if i := slices.IndexFunc(ops, func(o op) bool { return o.kind == deleteGroup }); i < index(ops, deleteRoute, offlineTable) {
 		t.Errorf("a group goes before its routes: %+v", ops)
 	}
 	// A Hello without source groups has no place for routes that drop.
@@ -273,7 +273,7 @@ func TestOrderOfAPlan(t *testing.T) {
 
 // TestRulesOfSources: a rule for each loopback of each source group that has a table, before the one for a table outside main.
 func TestRulesOfSources(t *testing.T) {
-	p := thought(t, 4)
+	p := offline(t, 4)
 	if got := p.wantedRules(); len(got) != 0 {
 		t.Errorf("nothing but the main table: %v", got)
 	}
@@ -299,7 +299,7 @@ func TestRulesOfSources(t *testing.T) {
 
 // TestPreferredSources: a route names the first loopback of its family and source group that the kernel takes.
 func TestPreferredSources(t *testing.T) {
-	p := thought(t, 4)
+	p := offline(t, 4)
 	f := partition(p, "AB")
 	f.SourceGroups[0].Loopbacks = append(f.SourceGroups[0].Loopbacks, "10.255.0.11/32", "fd00:255::11/128")
 	p.setSources(f)
@@ -308,7 +308,7 @@ func TestPreferredSources(t *testing.T) {
 		p.serves(nameA, to, 0, 1)
 	}
 	addr := netip.MustParseAddr
-	four, six := routeKey{mustPrefix(target4(0)), thoughtTable}, routeKey{mustPrefix(target6(0)), thoughtTable}
+	four, six := routeKey{mustPrefix(target4(0)), offlineTable}, routeKey{mustPrefix(target6(0)), offlineTable}
 	for _, c := range []struct {
 		has, unfit []string
 		four, six  string // "": none
@@ -359,7 +359,7 @@ func TestPreferredSources(t *testing.T) {
 
 // TestRecoverByHand checks the weights, source groups and destinations recovered from an earlier run, and their order.
 func TestRecoverByHand(t *testing.T) {
-	p := thought(t, 4)
+	p := offline(t, 4)
 	p.setSources(partition(p, "AB"))
 	own := p.sources[nameB].own
 	for i, sp := range p.subPorts {
@@ -374,11 +374,11 @@ func TestRecoverByHand(t *testing.T) {
 	p.strays[502] = stray{}
 	at := func(prefix string, table uint32) routeKey { return routeKey{mustPrefix(prefix), table} }
 	p.routes = map[routeKey]routeState{
-		at(target6(0), own): {nexthop: 501}, at(target4(2), thoughtTable): {nexthop: 500}, at(target4(1), thoughtTable): {nexthop: 502},
-		at(target4(0), thoughtTable): {nexthop: 500}, at(target4(4), thoughtTable): {nexthop: 77}, at(target4(5), own+7): {nexthop: 500},
+		at(target6(0), own): {nexthop: 501}, at(target4(2), offlineTable): {nexthop: 500}, at(target4(1), offlineTable): {nexthop: 502},
+		at(target4(0), offlineTable): {nexthop: 500}, at(target4(4), offlineTable): {nexthop: 77}, at(target4(5), own+7): {nexthop: 500},
 	}
 	// The tables are in the order of their numbers.
-	first, second := int(thoughtTable), int(own)
+	first, second := int(offlineTable), int(own)
 	if first > second {
 		t.Fatal("the test takes the main table for the first one")
 	}
@@ -453,7 +453,7 @@ func TestGroupsReadBack(t *testing.T) {
 		{"without a member", v4, func(_ *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.Members = n.Members[1:] })
 		}, result{exists: true, moved: true, keepsID: true, differences: 1}},
-		{"without a member, as heard", v4, func(_ *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
+		{"without a member, as known from an event", v4, func(_ *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.Members = n.Members[1:] })
 			g.moved = true
 		}, result{exists: true, moved: true, keepsID: true, knowsWeights: true}},
@@ -461,9 +461,9 @@ func TestGroupsReadBack(t *testing.T) {
 		{"a member that leads elsewhere", v4, func(p *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.members[1].ID, func(n *rtnl.Nexthop) { n.Gateway = netip.MustParseAddr("10.9.9.9") })
 		}, result{exists: true, moved: true, keepsID: true, differences: 1}},
-		{"a member that is nobody's any more", v4, func(p *Plane, g *group, _ map[uint32]rtnl.Nexthop) { delete(p.owners, g.members[1].ID) }, intact},
+		{"a member without an owner", v4, func(p *Plane, g *group, _ map[uint32]rtnl.Nexthop) { delete(p.owners, g.members[1].ID) }, intact},
 		{"it drops", v6, func(p *Plane, g *group, ours map[uint32]rtnl.Nexthop) { g.dropping = true }, result{exists: true, dropping: true, knowsWeights: true, knowsSegments: true, keepsID: true}},
-		{"it does not drop any more", v6, func(p *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
+		{"it no longer drops", v6, func(p *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
 			g.dropping = true
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.Members = n.Members[:1] })
 		}, result{exists: true, moved: true, keepsID: true, differences: 1}},
@@ -475,7 +475,7 @@ func TestGroupsReadBack(t *testing.T) {
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.Members = n.Members[len(n.Members)-1:] })
 		}, result{exists: true, moved: true, keepsID: true, differences: 1}},
 	} {
-		p := thought(t, 3)
+		p := offline(t, 3)
 		p.set(1, 1, 2, 3)
 		p.leads([]string{target4(0), target6(0)}[c.f], 0, 1)
 		p.obey(t)
@@ -523,20 +523,20 @@ func TestRoutesReadBack(t *testing.T) {
 		differences uint64
 	}{
 		{"as they were", func(*Plane, map[routeKey]routeState) {}, true, nil, nil, 0},
-		{"one is gone", func(_ *Plane, r map[routeKey]routeState) { delete(r, routeKey{mustPrefix(target4(0)), thoughtTable}) }, true, []string{target4(0)}, nil, 1},
+		{"one is gone", func(_ *Plane, r map[routeKey]routeState) { delete(r, routeKey{mustPrefix(target4(0)), offlineTable}) }, true, []string{target4(0)}, nil, 1},
 		{"one leads elsewhere", func(_ *Plane, r map[routeKey]routeState) {
-			r[routeKey{mustPrefix(target4(0)), thoughtTable}] = routeState{nexthop: 77, source: addr("10.255.0.1")}
+			r[routeKey{mustPrefix(target4(0)), offlineTable}] = routeState{nexthop: 77, source: addr("10.255.0.1")}
 		}, false, []string{target4(0)}, nil, 1},
 		{"its group is gone too", func(p *Plane, r map[routeKey]routeState) {
-			delete(r, routeKey{mustPrefix(target4(0)), thoughtTable})
+			delete(r, routeKey{mustPrefix(target4(0)), offlineTable})
 			p.groups[groupKey{1, v4}].exists = false
 		}, true, []string{target4(0)}, nil, 0},
 		{"known to be looked at", func(p *Plane, r map[routeKey]routeState) {
-			delete(r, routeKey{mustPrefix(target4(0)), thoughtTable})
-			p.staleRoutes[routeKey{mustPrefix(target4(0)), thoughtTable}] = true
+			delete(r, routeKey{mustPrefix(target4(0)), offlineTable})
+			p.staleRoutes[routeKey{mustPrefix(target4(0)), offlineTable}] = true
 		}, true, []string{target4(0)}, nil, 0},
 		{"another source address", func(_ *Plane, r map[routeKey]routeState) {
-			at := routeKey{mustPrefix(target4(0)), thoughtTable}
+			at := routeKey{mustPrefix(target4(0)), offlineTable}
 			r[at] = routeState{r[at].nexthop, addr("10.9.9.9")}
 		}, true, []string{target4(0)}, nil, 1},
 		{"the host has another address", func(p *Plane, _ map[routeKey]routeState) { delete(p.addresses, addr("10.255.0.1")) }, true, []string{target4(0)}, nil, 0},
@@ -552,17 +552,17 @@ func TestRoutesReadBack(t *testing.T) {
 			p.staleRoutes[at] = true
 		}, true, nil, []string{target4(0)}, 0},
 		{"one too many", func(_ *Plane, r map[routeKey]routeState) {
-			r[routeKey{mustPrefix(target4(9)), thoughtTable}] = routeState{nexthop: 77}
+			r[routeKey{mustPrefix(target4(9)), offlineTable}] = routeState{nexthop: 77}
 		}, true, []string{target4(9)}, nil, 1},
 		{"one too many, known", func(p *Plane, r map[routeKey]routeState) {
-			r[routeKey{mustPrefix(target4(9)), thoughtTable}] = routeState{nexthop: 77}
-			p.staleRoutes[routeKey{mustPrefix(target4(9)), thoughtTable}] = true
+			r[routeKey{mustPrefix(target4(9)), offlineTable}] = routeState{nexthop: 77}
+			p.staleRoutes[routeKey{mustPrefix(target4(9)), offlineTable}] = true
 		}, true, []string{target4(9)}, nil, 0},
 		{"one of an earlier run", func(_ *Plane, r map[routeKey]routeState) {
-			r[routeKey{mustPrefix(target4(9)), thoughtTable}] = routeState{nexthop: 77}
+			r[routeKey{mustPrefix(target4(9)), offlineTable}] = routeState{nexthop: 77}
 		}, false, nil, nil, 0},
 	} {
-		p := thought(t, 4)
+		p := offline(t, 4)
 		p.setSources(partition(p, "AB"))
 		p.addresses[addr("10.255.0.1")] = true
 		p.set(1, 1, 1)
@@ -576,7 +576,7 @@ func TestRoutesReadBack(t *testing.T) {
 		p.rereadRoutes(routes, nil)
 		want := map[routeKey]bool{}
 		for _, prefix := range c.stale {
-			want[routeKey{mustPrefix(prefix), thoughtTable}] = true
+			want[routeKey{mustPrefix(prefix), offlineTable}] = true
 		}
 		for _, prefix := range c.staleB {
 			want[routeKey{mustPrefix(prefix), p.sources[nameB].own}] = true
@@ -585,19 +585,19 @@ func TestRoutesReadBack(t *testing.T) {
 			t.Errorf("%s: looks at %v, want %v; %d differences, want %d", c.what, p.staleRoutes, want, p.stats.Differences, c.differences)
 		}
 	}
-	// Everything is looked at when source groups change: what stands, once it is known to be nobody's, and what is to stand.
+	// A change of source groups marks all existing routes, once Settle has been called, and all wanted ones.
 	for _, settled := range []bool{false, true} {
-		p := thought(t, 4)
+		p := offline(t, 4)
 		p.setSources(partition(p, "AB"))
 		p.set(1, 1, 1)
 		p.serves(nameA, target4(0), 0, 1)
 		p.settled = settled
 		own := p.sources[nameB].own
-		stranger := routeKey{mustPrefix(target4(9)), thoughtTable}
+		stranger := routeKey{mustPrefix(target4(9)), offlineTable}
 		p.routes = map[routeKey]routeState{stranger: {nexthop: 77}}
 		clear(p.staleRoutes)
 		p.staleEverywhere()
-		want := map[routeKey]bool{{mustPrefix(target4(0)), thoughtTable}: true, {mustPrefix(target4(0)), own}: true}
+		want := map[routeKey]bool{{mustPrefix(target4(0)), offlineTable}: true, {mustPrefix(target4(0)), own}: true}
 		if settled {
 			want[stranger] = true
 		}
@@ -618,17 +618,17 @@ func TestRoutesReadBack(t *testing.T) {
 
 // TestWarnsOnce: a missing loopback is logged once until the host has had it.
 func TestWarnsOnce(t *testing.T) {
-	p := thought(t, 2)
+	p := offline(t, 2)
 	p.sources[noName].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32")}
 	p.set(1, 1, 1)
 	p.leads(target4(0), 0, 1)
 	p.leads(target6(0), 0, 1)
 	loopback := netip.MustParseAddr("10.255.0.1")
-	four, six := routeKey{mustPrefix(target4(0)), thoughtTable}, routeKey{mustPrefix(target6(0)), thoughtTable}
+	four, six := routeKey{mustPrefix(target4(0)), offlineTable}, routeKey{mustPrefix(target6(0)), offlineTable}
 	if r := p.wantedRoute(six, 7); r.Source.IsValid() || len(p.missing) != 0 {
 		t.Errorf("no loopback of the family: %+v, %v", r, p.missing)
 	}
-	want := rtnl.Route{Prefix: four.prefix, Table: thoughtTable, Protocol: 179, Metric: 20, Nexthop: 7}
+	want := rtnl.Route{Prefix: four.prefix, Table: offlineTable, Protocol: 179, Metric: 20, Nexthop: 7}
 	if r := p.wantedRoute(four, 7); r != want || !p.missing[loopback] {
 		t.Errorf("%+v, want %+v; %v", r, want, p.missing)
 	}

@@ -1,0 +1,127 @@
+package linux
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/rtnl"
+)
+
+// The table of routes and the loopback's interface index of the planes that offline returns.
+const (
+	offlineTable = 254
+	loIndex      = 1
+)
+
+// offline returns a Plane without a kernel: sub-ports p0, p1, ... on the devices 10, 11, ..., each with a next hop of both families.
+// The test calls done for the ops of its plans.
+func offline(t *testing.T, subPorts int) *Plane {
+	t.Helper()
+	config, err := Config{Buckets: 64, Logger: slog.New(slog.DiscardHandler), RepairDelay: time.Hour}.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Plane{
+		config: config, log: config.Logger, ipv6: true, maxWeight: 65535, next: config.FirstID, capabilities: &farev1.Capabilities{},
+		byDevice: map[string]*subPort{}, wanted: map[uint32]*farev1.Vector{}, destinations: map[contract.DestinationKey]uint32{},
+		links: map[int]rtnl.Link{loIndex: {Index: loIndex, Name: "lo", Up: true, Carrier: true, Loopback: true}}, names: map[string]int{"lo": loIndex},
+		used: map[uint32]bool{}, owners: map[uint32]*pool{}, groups: map[groupKey]*group{}, routes: map[routeKey]routeState{},
+		unfit: map[netip.Addr]bool{}, missing: map[netip.Addr]bool{}, addresses: map[netip.Addr]bool{},
+		strays: map[uint32]stray{}, loose: map[uint32]rtnl.Nexthop{}, staleGroups: map[groupKey]bool{}, staleRoutes: map[routeKey]bool{},
+		sources: map[netip.Prefix]*source{}, tables: map[uint32]*source{}, named: map[netip.Prefix]int{}, made: map[rtnl.Rule]bool{},
+		ruled: map[netip.Prefix]uint32{}, dark: map[int]bool{},
+	}
+	for f := range p.drop {
+		p.drop[f], p.hole[f] = &pool{family: family(f), loopback: true}, &pool{family: family(f), blackhole: true}
+	}
+	f := &farev1.Forwarding{}
+	for i := range subPorts {
+		l := rtnl.Link{Index: 10 + i, Name: fmt.Sprintf("p%d", i), Up: true, Carrier: true}
+		p.links[l.Index], p.names[l.Name] = l, l.Index
+		sp := &subPort{device: l.Name, hops: [2]netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i), 2}), netip.MustParseAddr(fmt.Sprintf("fd01:%d::2", i))}}
+		p.subPorts, p.byDevice[l.Name] = append(p.subPorts, sp), sp
+		p.setHop(sp, v4)
+		p.setHop(sp, v6)
+		f.Planes = append(f.Planes, &farev1.ForwardingPlane{Plane: l.Name, SubPorts: []*farev1.ForwardingSubPort{{Device: l.Name}}})
+	}
+	p.forwarding = f
+	p.setSources(f)
+	return p
+}
+
+// set makes a group wanted, with weights by sub-port.
+func (p *Plane) set(id uint32, weights ...uint32) {
+	g := &farev1.Vector{Id: id}
+	for i, w := range weights {
+		if w > 0 {
+			g.Members = append(g.Members, &farev1.VectorMember{Plane: p.subPorts[i].device, Device: p.subPorts[i].device, Weight: w})
+		}
+	}
+	p.want(contract.Change{Kind: contract.GroupChange, Group: id, After: g}, map[groupKey]bool{}, map[routeKey]bool{})
+}
+
+// leads moves a destination from one group to another; 0 is no group.
+func (p *Plane) leads(prefix string, from, to uint32) {
+	c := contract.Change{Kind: contract.DestinationChange, Prefix: mustPrefix(prefix)}
+	c.From.Group, c.To.Group = from, to
+	p.want(c, map[groupKey]bool{}, map[routeKey]bool{})
+}
+
+// obey plans and calls done for all ops until a plan is empty, and returns the ops in order.
+func (p *Plane) obey(t *testing.T) (all []op) {
+	t.Helper()
+	for range 5 {
+		pl := p.plan()
+		if pl.empty() {
+			p.await(nil)
+			return all
+		}
+		ops := slices.Concat(pl.nexthopOps, pl.groupOps, pl.closeOps, pl.routeOps, pl.lastOps, pl.openOps)
+		for i := range ops {
+			if ops[i].kind == setRoute {
+				ops[i].source = p.preferred(ops[i].at)
+			}
+			p.done(&ops[i])
+		}
+		all = append(all, ops...)
+	}
+	t.Fatalf("plans without end: %+v", all)
+	return nil
+}
+
+// countOps counts ops of a kind.
+func countOps(ops []op, kind opKind) (n int) {
+	for _, o := range ops {
+		if o.kind == kind {
+			n++
+		}
+	}
+	return n
+}
+
+// devices returns the device of each bucket of a group, "" for a bucket without one.
+func (p *Plane) devices(g *group) (table []string) {
+	for _, s := range g.segments {
+		name := ""
+		if q := p.owners[s.id]; q != nil && q.subPort != nil {
+			name = q.subPort.device
+		}
+		table = append(table, slices.Repeat([]string{name}, s.size)...)
+	}
+	return table
+}
+
+// sharesOf counts the buckets of each device.
+func (p *Plane) sharesOf(g *group) map[string]int {
+	n := map[string]int{}
+	for _, d := range p.devices(g) {
+		n[d]++
+	}
+	return n
+}
