@@ -95,6 +95,8 @@ programs them into the data plane (draft-xu-rtgwg-fare-in-sun).
   fared dataplane           the agent that programs the server's kernel
   fared weights             the current split of traffic to each GPU
 
+Containers and generated labs also call 'fared supervise' and 'fared netsetup'; see their --help.
+
 Exit codes: 0 done; 1 the command failed (an expectation of lab, a rejected reload, ...);
 2 wrong usage or configuration; 3 the daemon does not answer; 4 no such object; 78 run or
 leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`,
@@ -121,11 +123,28 @@ leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`,
 		text, _, _ := strings.Cut(err.Error(), ": strconv.") // omit Go's error about the number, which does not help users
 		return &exitError{exitUsage, errors.New(text), "see " + c.CommandPath() + " --help"}
 	})
-	root.AddCommand(
-		runCommand(e), leafCommand(e), dataplaneCommand(e), superviseCommand(e), netsetupCommand(e), labCommand(e), topoCommand(e), checkCommand(e), replayCommand(e),
-		statusCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), watchCommand(e),
-		drainCommand(e), undrainCommand(e), reloadCommand(e), trafficCommand(e), versionCommand(e),
-	)
+	for _, g := range []struct {
+		id, title string
+		commands  []*cobra.Command
+	}{
+		{"daemon", "Daemons:", []*cobra.Command{runCommand(e), leafCommand(e), dataplaneCommand(e), checkCommand(e)}},
+		{"inspect", "Inspect a running daemon:", []*cobra.Command{statusCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), watchCommand(e)}},
+		{"operate", "Operate a running daemon:", []*cobra.Command{drainCommand(e), undrainCommand(e), reloadCommand(e)}},
+		{"lab", "Design, test and replay:", []*cobra.Command{labCommand(e), topoCommand(e), trafficCommand(e), replayCommand(e)}},
+		{"other", "Other commands:", []*cobra.Command{versionCommand(e)}},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
+		for _, c := range g.commands {
+			c.GroupID = g.id
+			root.AddCommand(c)
+		}
+	}
+	root.SetHelpCommandGroupID("other")
+	root.SetCompletionCommandGroupID("other")
+	for _, c := range []*cobra.Command{superviseCommand(e), netsetupCommand(e)} {
+		c.Hidden = true // plumbing of containers, which images and generated labs call (docs/operations.md, "The command line")
+		root.AddCommand(c)
+	}
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "completion" {
