@@ -79,7 +79,7 @@ func (t *Table) Describe(prefix netip.Prefix) Description {
 		Destination: prefix, Known: true, Group: g.id,
 		Reachable: g.view.Reachable, Reason: g.view.Reason, Rule: g.view.Rule,
 		Origins: g.view.Origins, Conflict: t.config.Conflict,
-		Readvertised: d.told.ok, Bandwidth: d.told.bandwidth, ASPath: slices.Clone(d.told.path),
+		Readvertised: d.readvertised.ok, Bandwidth: d.readvertised.bandwidth, ASPath: slices.Clone(d.readvertised.path),
 	}
 	for i := range g.entries {
 		e := &g.entries[i]

@@ -180,11 +180,11 @@ func (g *group) detach(d *destination) {
 
 // destination is one prefix to which a session has a route, or had one that is not yet forgotten.
 type destination struct {
-	prefix     netip.Prefix
-	group      *group
-	sets       []*attributeSet // one per entry of the group
-	prev, next *destination    // list of the group's members
-	told       readvertised
+	prefix       netip.Prefix
+	group        *group
+	sets         []*attributeSet // one per entry of the group
+	prev, next   *destination    // list of the group's members
+	readvertised readvertised
 }
 
 // groups indexes every group by number and by entries.

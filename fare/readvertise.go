@@ -22,18 +22,18 @@ type readvertised struct {
 // the role is not leaf. The caller must not modify the path.
 func (t *Table) Readvertise(prefix netip.Prefix) (Bandwidth, []uint32, bool) {
 	d := t.byPrefix[prefix]
-	if d == nil || !d.told.ok {
+	if d == nil || !d.readvertised.ok {
 		return 0, nil, false
 	}
-	return d.told.bandwidth, d.told.path, true
+	return d.readvertised.bandwidth, d.readvertised.path, true
 }
 
 // ReadvertisedCommunities returns the extended communities of the route whose AS path
 // [Table.Readvertise] returns, as received, for a leaf that keeps them, or nil if there is
 // no such route. The caller must not modify them.
 func (t *Table) ReadvertisedCommunities(prefix netip.Prefix) []Community {
-	if d := t.byPrefix[prefix]; d != nil && d.told.ok {
-		return d.told.communities
+	if d := t.byPrefix[prefix]; d != nil && d.readvertised.ok {
+		return d.readvertised.communities
 	}
 	return nil
 }
@@ -59,9 +59,9 @@ func (t *Table) tell(d *destination) {
 			}
 		}
 	}
-	if now.ok != d.told.ok || now.bandwidth != d.told.bandwidth || !slices.Equal(now.path, d.told.path) ||
-		!slices.Equal(now.communities, d.told.communities) {
-		d.told = now
+	if now.ok != d.readvertised.ok || now.bandwidth != d.readvertised.bandwidth || !slices.Equal(now.path, d.readvertised.path) ||
+		!slices.Equal(now.communities, d.readvertised.communities) {
+		d.readvertised = now
 		t.changes = append(t.changes, Change{Kind: Readvertise, Destination: d.prefix})
 	}
 }

@@ -561,7 +561,7 @@ func (t *Table) deleteDestination(d *destination) {
 	g.detach(d)
 	t.changes = append(t.changes, Change{Kind: DestinationDelete, Destination: d.prefix})
 	t.drop(g)
-	if d.told.ok {
+	if d.readvertised.ok {
 		t.changes = append(t.changes, Change{Kind: Readvertise, Destination: d.prefix})
 	}
 	delete(t.byPrefix, d.prefix)

@@ -86,15 +86,15 @@ func (e *env) simulate(ctx context.Context, f *topo.Fabric, o simulation) error 
 	}
 	s := topo.Simulate(f)
 	begun := time.Now()
-	said := begun
+	reported := begun
 	var all []simulated
 	broken := 0
 	for i, names := range cases {
 		if ctx.Err() != nil {
 			return interrupted()
 		}
-		if now := time.Now(); now.Sub(said) > progressEvery {
-			said = now
+		if now := time.Now(); now.Sub(reported) > progressEvery {
+			reported = now
 			fmt.Fprintf(e.err, "%d of %d after %s\n", i, len(cases), now.Sub(begun).Round(time.Second))
 		}
 		cost, err := s.Fail(names...)

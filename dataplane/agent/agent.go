@@ -56,10 +56,10 @@ type Agent struct {
 	metrics   *metricsServer // nil without metrics
 	broken    error          // result of the last health check
 
-	settled   bool  // leftovers of earlier runs are removed
-	unsettled error // why settling failed
-	heard     uint64
-	silent    time.Time // time of the last change of the number of operations
+	settled    bool  // leftovers of earlier runs are removed
+	unsettled  error // why settling failed
+	operations uint64
+	silent     time.Time // time of the last change of the number of operations
 }
 
 // endpoint is a listener with a separate gRPC server, because transport security is a property of a server.
@@ -156,8 +156,8 @@ func (a *Agent) maySettle() {
 	if a.settled {
 		return
 	}
-	if n := a.server.Tally().Operations(); n != a.heard || !a.greeted() {
-		a.heard, a.silent = n, time.Now()
+	if n := a.server.Tally().Operations(); n != a.operations || !a.greeted() {
+		a.operations, a.silent = n, time.Now()
 	}
 	if a.unsettled != nil || time.Since(a.silent) > silence {
 		a.silent = time.Now()

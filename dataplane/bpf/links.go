@@ -40,7 +40,7 @@ func (s *Steering) follow() {
 		// An answer that equals the known state is not an event.
 		events = slices.DeleteFunc(events, func(e rtnl.LinkEvent) bool { return e.Asked && e.Link == s.links[e.Index] })
 		if len(events) > 0 || err != nil {
-			if err := s.heard(events, err); err != nil {
+			if err := s.applyLinks(events, err); err != nil {
 				s.cfg.Log.Error("steering: cannot update a link", "err", err)
 			}
 		}
@@ -59,8 +59,8 @@ func (s *Steering) carriers() []int {
 	return indexes
 }
 
-// heard applies link events; lost is set if events were missed.
-func (s *Steering) heard(events []rtnl.LinkEvent, lost error) error {
+// applyLinks applies link events; lost is set if events were missed.
+func (s *Steering) applyLinks(events []rtnl.LinkEvent, lost error) error {
 	if lost != nil {
 		if err := s.readLinks(); err != nil {
 			return err

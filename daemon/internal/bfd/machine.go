@@ -34,13 +34,13 @@ type Machine struct {
 	remoteMultiplier uint8
 	remoteDemand     bool
 
-	heard   time.Time // when the last accepted packet arrived; zero if none arrived within a detection time
-	sent    time.Time // when the last packet was sent that did not answer a poll; zero if there is none
-	shorten int64     // reduction of the subsequent wait, in thousandths
-	polling bool      // our poll sequence is under way
-	answer  bool      // a poll of the other end must be answered
-	changed bool      // the state has changed since the last packet
-	until   time.Time // in AdminDown: end of transmission
+	lastReceived time.Time // when the last accepted packet arrived; zero if none arrived within a detection time
+	sent         time.Time // when the last packet was sent that did not answer a poll; zero if there is none
+	shorten      int64     // reduction of the subsequent wait, in thousandths
+	polling      bool      // our poll sequence is under way
+	answer       bool      // a poll of the other end must be answered
+	changed      bool      // the state has changed since the last packet
+	until        time.Time // in AdminDown: end of transmission
 }
 
 // NewMachine returns a session that has neither sent nor received a packet.
@@ -53,7 +53,7 @@ func NewMachine(c MachineConfig) *Machine {
 // forget resets the variables of the other end to their initial values (RFC 5880, Section 6.8.1): after the silence of a detection time, later
 // packets may come from another session of the neighbor.
 func (m *Machine) forget() {
-	m.heard, m.remoteState, m.remoteDiscr, m.remoteMinRx, m.remoteDemand = time.Time{}, Down, 0, time.Microsecond, false
+	m.lastReceived, m.remoteState, m.remoteDiscr, m.remoteMinRx, m.remoteDemand = time.Time{}, Down, 0, time.Microsecond, false
 }
 
 // Receive processes a packet that arrived at a time, and reports whether it was accepted: a packet for another session of ours is not (RFC 5880,
@@ -62,7 +62,7 @@ func (m *Machine) Receive(p Packet, now time.Time) bool {
 	if p.YourDiscr != 0 && p.YourDiscr != m.c.Discriminator || m.state == AdminDown {
 		return false
 	}
-	m.heard = now
+	m.lastReceived = now
 	m.remoteState, m.remoteDiag, m.remoteDiscr = p.State, p.Diagnostic, p.MyDiscr
 	m.remoteMinTx, m.remoteMinRx, m.remoteMultiplier, m.remoteDemand = p.DesiredMinTx, p.RequiredMinRx, p.Multiplier, p.Demand
 	m.polling = m.polling && !p.Final
@@ -103,7 +103,7 @@ func (m *Machine) Disable(now time.Time) {
 
 // DetectionTime returns the permitted duration of the other end's silence, or 0 while no packets arrive (RFC 5880, Section 6.8.4).
 func (m *Machine) DetectionTime() time.Duration {
-	if m.heard.IsZero() {
+	if m.lastReceived.IsZero() {
 		return 0
 	}
 	return time.Duration(m.remoteMultiplier) * max(m.c.Interval, m.remoteMinTx)
@@ -111,7 +111,7 @@ func (m *Machine) DetectionTime() time.Duration {
 
 // Expired reports whether the detection time has expired at a time, and Advance has not processed the expiry yet.
 func (m *Machine) Expired(now time.Time) bool {
-	return !m.heard.IsZero() && !now.Before(m.heard.Add(m.DetectionTime()))
+	return !m.lastReceived.IsZero() && !now.Before(m.lastReceived.Add(m.DetectionTime()))
 }
 
 // Advance processes an expired detection time.
@@ -169,8 +169,8 @@ func (m *Machine) Next() time.Time {
 	if m.periodic() {
 		next = m.nextPeriodic()
 	}
-	if !m.heard.IsZero() && m.state != AdminDown {
-		if silent := m.heard.Add(m.DetectionTime()); next.IsZero() || silent.Before(next) {
+	if !m.lastReceived.IsZero() && m.state != AdminDown {
+		if silent := m.lastReceived.Add(m.DetectionTime()); next.IsZero() || silent.Before(next) {
 			next = silent
 		}
 	}

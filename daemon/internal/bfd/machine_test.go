@@ -57,9 +57,9 @@ func TestStates(t *testing.T) {
 			if m.state != c.want || m.diag != c.diag {
 				t.Errorf("%s (%s), want %s (%s)", m.state, m.diag, c.want, c.diag)
 			}
-			p, told := m.Output(epoch)
-			if changed := c.want != c.from; told != changed || told && (p.State != c.want || p.Diagnostic != c.diag) {
-				t.Errorf("said %+v (%v) after it", p, told)
+			p, notified := m.Output(epoch)
+			if changed := c.want != c.from; notified != changed || notified && (p.State != c.want || p.Diagnostic != c.diag) {
+				t.Errorf("output %+v (%v) after it", p, notified)
 			}
 		})
 	}
@@ -69,7 +69,7 @@ func TestStates(t *testing.T) {
 func TestOtherSessionsPacket(t *testing.T) {
 	m := brought(t, Up, epoch)
 	p := Packet{State: Down, Multiplier: 3, MyDiscr: 2, YourDiscr: 7, DesiredMinTx: time.Second, RequiredMinRx: time.Second}
-	if before := *m; m.Receive(p, epoch.Add(time.Millisecond)) || m.Status() != before.Status() || m.heard != before.heard {
+	if before := *m; m.Receive(p, epoch.Add(time.Millisecond)) || m.Status() != before.Status() || m.lastReceived != before.lastReceived {
 		t.Errorf("it was taken: %+v", m.Status())
 	}
 	if p.YourDiscr = 1; !m.Receive(p, epoch) || m.state != Down {
@@ -367,7 +367,7 @@ func TestTwoEnds(t *testing.T) {
 			w.run(w.now.Add(delay), nil) // packets in flight arrive
 			m, from := w.ends[deaf], w.now
 			detection := m.DetectionTime()
-			last := m.heard
+			last := m.lastReceived
 			if !w.run(from.Add(time.Hour), func() bool { return m.state != Up }) {
 				t.Fatal("silence was not noticed")
 			}
@@ -377,7 +377,7 @@ func TestTwoEnds(t *testing.T) {
 			other := w.ends[1-deaf]
 			if !bothWays {
 				if !w.run(w.now.Add(delay), func() bool { return other.state != Up }) || other.diag != NeighborDown {
-					t.Errorf("the other end was not told: %+v", other.Status())
+					t.Errorf("the other end was not notified: %+v", other.Status())
 				}
 			}
 			// One direction is not enough to come up.

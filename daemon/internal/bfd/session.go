@@ -54,10 +54,10 @@ type Session struct {
 	partOnce sync.Once
 	gone     chan struct{} // closed when AdminDown is no longer signaled
 
-	mu      sync.Mutex // guards the fields below
-	machine *Machine
-	armed   time.Time // when the timer fires; zero before the first time
-	untold  []Change
+	mu         sync.Mutex // guards the fields below
+	machine    *Machine
+	armed      time.Time // when the timer fires; zero before the first time
+	unreported []Change
 }
 
 func newSession(c Config, r *receiver, conn *net.UDPConn, discriminator uint32) *Session {
@@ -122,10 +122,10 @@ func (s *Session) turn() time.Time {
 	s.changedLocked(before, silence)
 	s.sendLocked(now)
 	s.armed = s.machine.Next()
-	next, untold := s.armed, s.untold
-	s.untold = nil
+	next, unreported := s.armed, s.unreported
+	s.unreported = nil
 	s.mu.Unlock()
-	for _, c := range untold {
+	for _, c := range unreported {
 		if s.c.Changed != nil {
 			s.c.Changed(c)
 		}
@@ -136,7 +136,7 @@ func (s *Session) turn() time.Time {
 // changedLocked queues a change of state, if there was one, for the session's goroutine to report. The caller holds mu.
 func (s *Session) changedLocked(before State, silence time.Duration) {
 	if s.machine.state != before {
-		s.untold = append(s.untold, Change{Before: before, Status: s.machine.Status(), Silence: silence})
+		s.unreported = append(s.unreported, Change{Before: before, Status: s.machine.Status(), Silence: silence})
 	}
 }
 
@@ -170,8 +170,8 @@ func (s *Session) receive(p Packet, now time.Time) {
 func (s *Session) end() {
 	s.receiver.leave(s)
 	s.mu.Lock()
-	heard := s.machine.state == Init || s.machine.state == Up
-	if heard {
+	receiving := s.machine.state == Init || s.machine.state == Up
+	if receiving {
 		now := time.Now()
 		s.machine.Disable(now)
 		s.sendLocked(now)
@@ -180,7 +180,7 @@ func (s *Session) end() {
 	r, at := s.receiver.responder, pair{s.receiver.place, s.c.Remote}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !heard {
+	if !receiving {
 		s.releaseLocked()
 		return
 	}

@@ -31,26 +31,26 @@ func host() netip.Addr {
 	return netip.AddrFrom4([4]byte{127, 22, 0, hosts})
 }
 
-// told records the changes that a session reported to its owner.
-type told struct {
+// notified records the changes that a session reported to its owner.
+type notified struct {
 	mu      sync.Mutex
 	changes []Change
 }
 
-func (o *told) take(c Change) {
+func (o *notified) take(c Change) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.changes = append(o.changes, c)
 }
 
-func (o *told) all() []Change {
+func (o *notified) all() []Change {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.changes)
 }
 
 // failures counts the changes that are failures.
-func (o *told) failures() (n int) {
+func (o *notified) failures() (n int) {
 	for _, c := range o.all() {
 		if c.Failed() {
 			n++
@@ -60,9 +60,9 @@ func (o *told) failures() (n int) {
 }
 
 // start starts a session that ends with the test.
-func start(t *testing.T, r *Responder, c Config) (*Session, *told) {
+func start(t *testing.T, r *Responder, c Config) (*Session, *notified) {
 	t.Helper()
-	o := &told{}
+	o := &notified{}
 	c.Changed = o.take
 	if c.Interval == 0 {
 		c.Interval, c.Multiplier = 100*time.Millisecond, 3
@@ -116,11 +116,11 @@ func TestUpAndClosed(t *testing.T) {
 	if fromA.failures() != 0 || fromB.failures() != 0 {
 		t.Errorf("failures: a %v, b %v", fromA.all(), fromB.all())
 	}
-	for name, o := range map[string]*told{"a": fromA, "b": fromB} {
+	for name, o := range map[string]*notified{"a": fromA, "b": fromB} {
 		state := Down
 		for _, c := range o.all() {
 			if c.Before != state || c.State == state {
-				t.Errorf("%s was told %v", name, o.all())
+				t.Errorf("%s was notified %v", name, o.all())
 			}
 			state = c.State
 		}
@@ -144,7 +144,7 @@ func TestSilence(t *testing.T) {
 				return nil
 			}
 		}
-		return fmt.Errorf("a was told %v", fromA.all())
+		return fmt.Errorf("a was notified %v", fromA.all())
 	})
 	b.Close()
 	b, _ = start(t, r, Config{}.between(there, here))
@@ -162,15 +162,15 @@ func TestLateTimer(t *testing.T) {
 	until(t, b, Up)
 	before := fromA.failures()
 	for range 3 {
-		var heard time.Time
+		var lastReceived time.Time
 		func() { // no goroutine reads, for longer than the detection time; packets continue to arrive
 			a.receiver.mu.Lock()
 			defer a.receiver.mu.Unlock()
 			netnstest.Eventually(t, within, func() error {
 				a.mu.Lock()
 				defer a.mu.Unlock()
-				heard = a.machine.heard
-				if late := time.Since(heard) - a.machine.DetectionTime(); late < 100*time.Millisecond {
+				lastReceived = a.machine.lastReceived
+				if late := time.Since(lastReceived) - a.machine.DetectionTime(); late < 100*time.Millisecond {
 					return fmt.Errorf("%v late", late)
 				}
 				return nil
@@ -179,8 +179,8 @@ func TestLateTimer(t *testing.T) {
 		netnstest.Eventually(t, within, func() error {
 			a.mu.Lock()
 			defer a.mu.Unlock()
-			if !a.machine.heard.After(heard) {
-				return fmt.Errorf("nothing was heard since")
+			if !a.machine.lastReceived.After(lastReceived) {
+				return fmt.Errorf("nothing was lastReceived since")
 			}
 			return nil
 		})
@@ -408,7 +408,7 @@ func TestSourcePorts(t *testing.T) {
 // first signal has been sent when Close returns.
 func TestCloseGivesBack(t *testing.T) {
 	for range 5 {
-		for _, heard := range []bool{false, true} {
+		for _, lastReceived := range []bool{false, true} {
 			before := sockets(t)
 			r, here, there := NewResponder(nil), host(), host()
 			in, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(there, port)))
@@ -416,7 +416,7 @@ func TestCloseGivesBack(t *testing.T) {
 				t.Fatal(err)
 			}
 			s, _ := start(t, r, patient.between(here, there))
-			if heard {
+			if lastReceived {
 				sayRaw(t, there, here, Packet{State: Down, Multiplier: 255, MyDiscr: 9, DesiredMinTx: time.Second, RequiredMinRx: time.Second})
 				until(t, s, Init)
 			}
@@ -437,16 +437,16 @@ func TestCloseGivesBack(t *testing.T) {
 					signaled = signaled || err == nil && p.State == AdminDown
 				}
 			})
-			if err != nil || signaled != heard {
-				t.Errorf("heard %v, signaled %v, %v", heard, signaled, err)
+			if err != nil || signaled != lastReceived {
+				t.Errorf("lastReceived %v, signaled %v, %v", lastReceived, signaled, err)
 			}
 			select {
 			case <-s.gone:
-				if heard {
+				if lastReceived {
 					t.Error("the signaling of AdminDown is over at once")
 				}
 			default:
-				if !heard {
+				if !lastReceived {
 					t.Error("a session that has nothing to signal is not over")
 				}
 			}
@@ -454,7 +454,7 @@ func TestCloseGivesBack(t *testing.T) {
 			<-s.gone
 			in.Close()
 			if after := sockets(t); after != before || len(r.discriminators) != 0 || len(r.parting) != 0 {
-				t.Errorf("heard %v: %d sockets before, %d after, discriminators %v", heard, before, after, r.discriminators)
+				t.Errorf("lastReceived %v: %d sockets before, %d after, discriminators %v", lastReceived, before, after, r.discriminators)
 			}
 		}
 	}
@@ -470,7 +470,7 @@ func TestCable(t *testing.T) {
 	enter := map[string]*netnstest.Namespace{a.Name: a, b.Name: b}
 	r := NewResponder(func(netns string, f func() error) error { return enter[netns].Do(f) })
 	var ends []*Session
-	var owners []*told
+	var owners []*notified
 	for _, pair := range [][2]string{{"192.0.2.0", "192.0.2.1"}, {"2001:db8::", "2001:db8::1"}, {"fe80::a", "fe80::b"}} {
 		x, y := netip.MustParseAddr(pair[0]), netip.MustParseAddr(pair[1])
 		for i, n := range []*netnstest.Namespace{a, b} {
@@ -492,7 +492,7 @@ func TestCable(t *testing.T) {
 	for i, o := range owners {
 		netnstest.Eventually(t, within, func() error {
 			if o.failures() == 0 {
-				return fmt.Errorf("end %d was told %v", i, o.all())
+				return fmt.Errorf("end %d was notified %v", i, o.all())
 			}
 			return nil
 		})

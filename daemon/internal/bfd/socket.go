@@ -53,9 +53,9 @@ func listen(at place) (*receiver, error) {
 // open opens a UDP socket at a local address, for packets that have crossed no router. Since Linux 5.7 it needs no privilege to bind a socket to
 // its first device. Bound sockets need no zone for link-local addresses.
 func open(at netip.AddrPort, device string) (*net.UDPConn, error) {
-	network, level, ttl, tos, told := "udp4", unix.IPPROTO_IP, unix.IP_TTL, unix.IP_TOS, unix.IP_RECVTTL
+	network, level, ttl, tos, recvTTL := "udp4", unix.IPPROTO_IP, unix.IP_TTL, unix.IP_TOS, unix.IP_RECVTTL
 	if at.Addr().Is6() {
-		network, level, ttl, tos, told = "udp6", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, unix.IPV6_TCLASS, unix.IPV6_RECVHOPLIMIT
+		network, level, ttl, tos, recvTTL = "udp6", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, unix.IPV6_TCLASS, unix.IPV6_RECVHOPLIMIT
 	}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var inner error
@@ -69,7 +69,7 @@ func open(at netip.AddrPort, device string) (*net.UDPConn, error) {
 			}
 			inner = errors.Join(bind,
 				os.NewSyscallError("TTL 255", unix.SetsockoptInt(int(fd), level, ttl, 255)),
-				os.NewSyscallError("receive TTL", unix.SetsockoptInt(int(fd), level, told, 1)),
+				os.NewSyscallError("receive TTL", unix.SetsockoptInt(int(fd), level, recvTTL, 1)),
 				// Network control, like BGP (DSCP CS6).
 				os.NewSyscallError("DSCP", unix.SetsockoptInt(int(fd), level, tos, 0xc0)))
 		})

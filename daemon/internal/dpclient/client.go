@@ -58,13 +58,13 @@ type Client struct {
 	ready  chan struct{} // one slot: Take has something to return
 	work   chan struct{} // one slot: there may be something to send
 
-	mu         sync.Mutex // guards all fields below
-	book       *book
-	forwarding *farev1.Forwarding
-	told       bool // the data plane has received forwarding
-	gather     int  // greatest number of operations in one message
-	status     Status
-	active     time.Time // when the data plane last acknowledged, or the first unanswered operation was sent
+	mu             sync.Mutex // guards all fields below
+	book           *book
+	forwarding     *farev1.Forwarding
+	forwardingSent bool // the data plane has received forwarding
+	gather         int  // greatest number of operations in one message
+	status         Status
+	active         time.Time // when the data plane last acknowledged, or the first unanswered operation was sent
 }
 
 // Status is the state of a Client.
@@ -191,7 +191,7 @@ func (c *Client) Bulk(on bool) {
 func (c *Client) SetForwarding(forwarding *farev1.Forwarding) {
 	c.mu.Lock()
 	if !proto.Equal(c.forwarding, forwarding) {
-		c.forwarding, c.told = proto.CloneOf(forwarding), false
+		c.forwarding, c.forwardingSent = proto.CloneOf(forwarding), false
 		c.book.order = newOrder(forwarding)
 	}
 	c.mu.Unlock()

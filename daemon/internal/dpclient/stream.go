@@ -76,7 +76,7 @@ func cause(ctx context.Context, err error) error {
 func (c *Client) hello(ctx context.Context, client farev1.DataplaneServiceClient) (*farev1.HelloResponse, error) {
 	c.mu.Lock()
 	forwarding := c.forwarding // replaced, never modified
-	c.told = true
+	c.forwardingSent = true
 	c.mu.Unlock()
 	response, err := client.Hello(ctx, &farev1.HelloRequest{
 		Version: c.config.Version, Instance: c.config.Instance, Forwarding: forwarding,
@@ -103,9 +103,9 @@ func (c *Client) send(ctx context.Context, client farev1.DataplaneServiceClient,
 	message := &message{}
 	for {
 		c.mu.Lock()
-		told := c.told
+		forwardingSent := c.forwardingSent
 		c.mu.Unlock()
-		if !told {
+		if !forwardingSent {
 			hurry, cancel := context.WithTimeoutCause(ctx, c.config.AckTimeout, stalled("hello", c.config.AckTimeout))
 			response, err := c.hello(hurry, client)
 			err = cause(hurry, err)

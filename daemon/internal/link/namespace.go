@@ -54,11 +54,11 @@ type port struct {
 
 // run watches until ctx ends; after a failure it reopens the namespace.
 func (n *namespace) run(ctx context.Context) {
-	said := ""
+	logged := ""
 	for ctx.Err() == nil {
 		err := n.watch(ctx)
 		if err == nil {
-			said = ""
+			logged = ""
 			continue
 		}
 		if ctx.Err() != nil {
@@ -68,8 +68,8 @@ func (n *namespace) run(ctx context.Context) {
 			p.leave(err.Error())
 			n.report(p)
 		}
-		if err.Error() != said {
-			said = err.Error()
+		if err.Error() != logged {
+			logged = err.Error()
 			n.w.log.Warn("cannot watch links", "netns", n.netns, "error", err)
 		}
 		select {

@@ -22,7 +22,7 @@ type wanted struct {
 	serial uint64        // serial number of routes
 	done   uint64        // serial number of the newest set that GoBGP has received
 	silent uint64        // mark of the set of done if that set is empty and GoBGP holds no route, else 0
-	told   chan struct{} // closed when done grows; nil if no goroutine waits
+	grown  chan struct{} // closed when done grows; nil if no goroutine waits
 }
 
 func (w *wanted) set(routes []Advertisement, mark uint64) {
@@ -69,9 +69,9 @@ func (w *wanted) carriedOut(serial, silent uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.done, w.silent = serial, silent
-	if w.told != nil {
-		close(w.told)
-		w.told = nil
+	if w.grown != nil {
+		close(w.grown)
+		w.grown = nil
 	}
 }
 
@@ -84,13 +84,13 @@ func (w *wanted) wait(ctx context.Context) (silent uint64, err error) {
 			w.mu.Unlock()
 			return silent, nil
 		}
-		if w.told == nil {
-			w.told = make(chan struct{})
+		if w.grown == nil {
+			w.grown = make(chan struct{})
 		}
-		told := w.told
+		grown := w.grown
 		w.mu.Unlock()
 		select {
-		case <-told:
+		case <-grown:
 		case <-ctx.Done():
 			return 0, context.Cause(ctx)
 		}

@@ -62,11 +62,11 @@ type entry struct {
 type journal struct {
 	wake broadcast
 
-	mu     sync.Mutex
-	ring   [journalSize]entry // guarded by mu; the entry with sequence n is at n % journalSize
-	added  uint64             // guarded by mu: sequence of the latest event
-	counts [eventKinds]uint64 // guarded by mu: events of each kind since start
-	told   uint64             // used only by the loop: sequence at the last publish
+	mu        sync.Mutex
+	ring      [journalSize]entry // guarded by mu; the entry with sequence n is at n % journalSize
+	added     uint64             // guarded by mu: sequence of the latest event
+	counts    [eventKinds]uint64 // guarded by mu: events of each kind since start
+	published uint64             // used only by the loop: sequence at the last publish
 }
 
 // add appends an event to the ring. It is visible to readers immediately; publish wakes them.
@@ -83,8 +83,8 @@ func (j *journal) add(e Event, revision uint64) {
 // publish wakes readers if an event was added since the last call.
 func (j *journal) publish() {
 	j.mu.Lock()
-	news := j.added != j.told
-	j.told = j.added
+	news := j.added != j.published
+	j.published = j.added
 	j.mu.Unlock()
 	if news {
 		j.wake.all()

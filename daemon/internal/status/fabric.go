@@ -203,12 +203,12 @@ func (f *fabricService) WatchEvents(req *farev1.WatchEventsRequest, stream farev
 	}
 	defer done()
 	ctx, j := stream.Context(), &f.s.c.Reader.b.journal
-	told := j.latest()
-	told -= min(told, uint64(req.GetRecent()))
+	last := j.latest()
+	last -= min(last, uint64(req.GetRecent()))
 	var buf []entry
 	for {
 		wake := j.wake.wait() // before the read, so that no event is missed
-		buf = j.after(told, buf[:0])
+		buf = j.after(last, buf[:0])
 		for _, e := range buf {
 			err := stream.Send(&farev1.FabricEvent{
 				TimeNs: uint64(max(0, e.Time.UnixNano())), Revision: e.revision, Sequence: e.sequence,
@@ -217,7 +217,7 @@ func (f *fabricService) WatchEvents(req *farev1.WatchEventsRequest, stream farev
 			if err != nil {
 				return err
 			}
-			told = e.sequence
+			last = e.sequence
 		}
 		select {
 		case <-wake:

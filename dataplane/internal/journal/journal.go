@@ -51,7 +51,7 @@ type Journal struct {
 	image     image
 	stats     Stats
 	retry     time.Time // while Behind: time of the next attempt
-	told      bool      // while Behind: the error was logged
+	logged    bool      // while Behind: the error was logged
 	scratch   []byte
 	rewriting chan struct{} // closed at the end of the current rewrite; nil without a rewrite
 	since     []byte        // records since the current rewrite began
@@ -223,8 +223,8 @@ func (j *Journal) failed(err error) {
 func (j *Journal) complain(err error) {
 	j.stats.Errors++
 	j.retry = time.Now().Add(patience)
-	if !j.told {
-		j.told = true
+	if !j.logged {
+		j.logged = true
 		j.log.Error("the journal cannot be written; forwarding continues, but a restart would begin with an older state; retrying",
 			"journal", j.path, "complete", !j.stats.Behind, "error", err)
 	}
@@ -267,10 +267,10 @@ func (j *Journal) rewrite() {
 		}
 		j.stats.Bytes = size
 		j.stats.Rewrites++
-		if j.told {
+		if j.logged {
 			j.log.Info("the journal is written again and is complete", "journal", j.path)
 		}
-		j.stats.Behind, j.told = false, false
+		j.stats.Behind, j.logged = false, false
 	}()
 }
 
