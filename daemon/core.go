@@ -35,9 +35,10 @@ type SubPortOp struct {
 type Core struct {
 	cfg      *config.Config
 	layout   layout
-	sources  []sourceGroup // in the order of layout.sources
-	flowHash FlowHash      // of the data plane, if source ports follow it
-	asked    wecmp.Asked   // resolves flow placement by querying the data plane; nil if unsupported
+	sources  []sourceGroup      // in the order of layout.sources
+	ready    bool               // a data plane has connected
+	flowHash FlowHash           // of the data plane, if source ports follow it
+	landings map[flow]placement // the data plane's answers
 	subPorts []subPort
 	sessions []session
 	drains   []drain // sorted by target text
@@ -80,6 +81,7 @@ type session struct {
 	subPort    int
 	up         bool
 	generation uint64
+	nextHop    netip.Addr // the peer's address, once it is known
 	node       netip.Addr
 	peerAS     uint32
 	eor        [2]bool // IPv4, IPv6
@@ -150,7 +152,7 @@ func NewCore(cfg *config.Config) (*Core, error) {
 	}
 	c.sessions = make([]session, len(c.layout.sessions))
 	for i := range c.sessions {
-		c.sessions[i].subPort = c.layout.sessions[i].subPort
+		c.sessions[i].subPort, c.sessions[i].nextHop = c.layout.sessions[i].subPort, c.layout.sessions[i].Peer
 	}
 	c.advertOf = make([]uint64, len(c.sessions))
 	return c, nil
@@ -198,6 +200,8 @@ func (c *Core) Step(ev Event) error {
 			}
 			c.setFlowHash(ev.FlowHash)
 		}
+		c.advertDirty = c.advertDirty || !c.ready // a server advertises nothing before its first data plane
+		c.ready = true
 	case DrainRequest:
 		return c.drainRequest(ev)
 	case DrainStep:
@@ -207,6 +211,10 @@ func (c *Core) Step(ev Event) error {
 			s.written = ev.Mark
 			c.settleDrains()
 		}
+	case NextHop:
+		c.sessions[ev.Session].nextHop = ev.Address
+	case Landing:
+		c.land(ev)
 	case Reload:
 		return c.reload(ev)
 	default:

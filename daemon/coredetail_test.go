@@ -304,14 +304,14 @@ func TestIgnoredBandwidthIsForgotten(t *testing.T) {
 		{"a destination that is its alone", route(1, 2, 9, 1e9), 1, true},
 		{"is withdrawn", Fabric{fare.RouteWithdraw{Session: 1, Generation: 2, Prefix: destination(9)}}, 0, true},
 	} {
-		g.dirty = false
 		do(t, l.core, step.ev)
-		if len(g.groups) != step.groups || g.dirty != step.changes {
-			t.Errorf("%s: %d groups, to be reported: %v; want %d, %v", step.what, len(g.groups), g.dirty, step.groups, step.changes)
-		}
 		l.handOut()
-		if l.markIgnored(); len(g.changed) != 0 {
-			t.Errorf("%s: %d changes are kept", step.what, len(g.changed))
+		l.ignoredReport.dirty = false
+		if l.markIgnored(); len(g.groups) != step.groups || l.ignoredReport.dirty != step.changes {
+			t.Errorf("%s: %d groups, to be reported: %v; want %d, %v", step.what, len(g.groups), l.ignoredReport.dirty, step.groups, step.changes)
+		}
+		if len(g.changed) != 0 || g.dirty {
+			t.Errorf("%s: %d changes are kept, %v", step.what, len(g.changed), g.dirty)
 		}
 	}
 }

@@ -104,7 +104,7 @@ func (d *Daemon) build() error {
 		d.loop.admit(i)
 	}
 	if d.cfg.Forwards() {
-		if err := d.buildDataplane(&core.layout); err != nil {
+		if err := d.buildDataplane(); err != nil {
 			return err
 		}
 	}
@@ -198,7 +198,7 @@ func CheckKernel(cfg *config.Config) error {
 	return nil
 }
 
-func (d *Daemon) buildDataplane(l *layout) error {
+func (d *Daemon) buildDataplane() error {
 	conn := d.deps.Dataplane
 	if conn == nil {
 		dialed, err := d.dialDataplane()
@@ -208,10 +208,9 @@ func (d *Daemon) buildDataplane(l *layout) error {
 		conn = dialed
 	}
 	d.loop.ports.client = farev1.NewDataplaneServiceClient(conn)
-	d.loop.core.asked = d.loop.ports.asked
 	var err error
 	d.client, err = dpclient.New(dpclient.Config{
-		Conn: conn, Forwarding: l.forwarding(d.cfg), Instance: d.deps.Instance, Version: version.String(), Logger: d.log,
+		Conn: conn, Forwarding: d.loop.core.forwarding(), Instance: d.deps.Instance, Version: version.String(), Logger: d.log,
 		Ports: d.loop.pairPorts,
 	})
 	return err

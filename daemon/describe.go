@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -29,6 +30,15 @@ func (c *Core) Describe(w io.Writer) {
 	}
 	if c.flowHash != (FlowHash{}) {
 		fmt.Fprintf(w, "flow hash %s\n", c.flowHash)
+	}
+	// Recordings of versions before these events have neither, so their digests stay as they were.
+	for i := range c.sessions {
+		if hop := c.sessions[i].nextHop; hop != c.layout.sessions[i].Peer {
+			fmt.Fprintf(w, "session %s next hop %s\n", c.layout.sessions[i].Name, hop)
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(c.landings), flow.compare) {
+		fmt.Fprintf(w, "landing %s to %s %x\n", key.src, key.dst, c.landings[key].digest)
 	}
 	for i := range c.sources {
 		if len(c.sources) > 1 {
@@ -60,6 +70,9 @@ func (s *sourceGroup) describe(w io.Writer, role fare.Role) {
 // is no data plane.
 func (c *Core) Weights() ([]*farev1.DestinationWeights, error) {
 	l := newLoop(&Daemon{}, c)
+	if l.ports != nil {
+		l.ports.use(c.planners(c.landing))
+	}
 	for i := range c.sources {
 		s := &c.sources[i]
 		for prefix := range s.table.Destinations {
@@ -132,6 +145,13 @@ func (l *layout) describe(ev Event) string {
 		return session(ev.Session) + " sent End-of-RIB"
 	case RoutesWritten:
 		return session(ev.Session) + " has sent the routes of the drain"
+	case NextHop:
+		return fmt.Sprintf("%s has next hop %s", session(ev.Session), ev.Address)
+	case Landing:
+		if len(ev.Table) == 0 {
+			return fmt.Sprintf("landing of flows from %s to %s is no longer known", ev.Source, ev.Destination)
+		}
+		return fmt.Sprintf("landing of flows from %s to %s", ev.Source, ev.Destination)
 	case DrainRequest:
 		if ev.On {
 			return fmt.Sprintf("drain of %s", ev.Target)

@@ -16,26 +16,29 @@ func TestReplayNamesEvents(t *testing.T) {
 	c := shape{planes: 2, subPorts: 1}.core(t)
 	const prefix = "10.255.1.0/32"
 	for want, ev := range map[string]Event{
-		"session p0/p0.0 up, generation 3, node 10.1.0.1":  Fabric{fare.SessionUp{Session: 0, Generation: 3, Node: leafNode(0), PeerAS: 65100}},
-		"session p1/p1.0 up, generation 4, node 10.1.0.2":  Fabric{fare.SessionUp{Session: 1, Generation: 4, Node: leafNode(1), PeerAS: 65101}},
-		"session p1/p1.0 down, generation 4":               Fabric{fare.SessionDown{Session: 1, Generation: 4}},
-		"session p0/p0.0 has " + prefix:                    Fabric{fare.RouteUpdate{Session: 0, Generation: 3, Prefix: destination(0)}},
-		"session p0/p0.0 has no " + prefix:                 Fabric{fare.RouteWithdraw{Session: 0, Generation: 3, Prefix: destination(0)}},
-		"session p1/p1.0 sent End-of-RIB":                  EndOfRIB{Session: 1, Generation: 4},
-		"session 2 sent End-of-RIB":                        EndOfRIB{Session: 2},
-		"session -1 sent End-of-RIB":                       EndOfRIB{Session: -1},
-		"session p1/p1.0 has sent the routes of the drain": RoutesWritten{Session: 1, Generation: 4, Mark: 7},
-		"sub-port p0.0 up, 400G":                           up(0, 400e9),
-		"sub-port p1.0 down, 100G":                         Fabric{fare.LinkState{SubPort: 1, Speed: 100e9}},
-		"sub-port 2 up, 400G":                              up(2, 400e9),
-		"sub-port -1 up, 400G":                             up(-1, 400e9),
-		"drain of plane p1":                                DrainRequest{DrainTarget{Plane: "p1"}, true},
-		"undrain of leaf 10.1.0.2":                         DrainRequest{DrainTarget{Leaf: leafNode(1)}, false},
-		"drain of sub-port p1.0 continues":                 DrainStep{DrainTarget{SubPort: "p1.0"}, true},
-		"start-deadline":                                   StartDeadline{},
-		"dataplane-ready":                                  DataplaneReady{},
-		"reload":                                           Reload{},
-		"fare.EndOfRIB":                                    Fabric{fare.EndOfRIB{}}, // not an event of a recording
+		"session p0/p0.0 up, generation 3, node 10.1.0.1":                   Fabric{fare.SessionUp{Session: 0, Generation: 3, Node: leafNode(0), PeerAS: 65100}},
+		"session p1/p1.0 up, generation 4, node 10.1.0.2":                   Fabric{fare.SessionUp{Session: 1, Generation: 4, Node: leafNode(1), PeerAS: 65101}},
+		"session p1/p1.0 down, generation 4":                                Fabric{fare.SessionDown{Session: 1, Generation: 4}},
+		"session p0/p0.0 has " + prefix:                                     Fabric{fare.RouteUpdate{Session: 0, Generation: 3, Prefix: destination(0)}},
+		"session p0/p0.0 has no " + prefix:                                  Fabric{fare.RouteWithdraw{Session: 0, Generation: 3, Prefix: destination(0)}},
+		"session p1/p1.0 sent End-of-RIB":                                   EndOfRIB{Session: 1, Generation: 4},
+		"session 2 sent End-of-RIB":                                         EndOfRIB{Session: 2},
+		"session -1 sent End-of-RIB":                                        EndOfRIB{Session: -1},
+		"session p1/p1.0 has sent the routes of the drain":                  RoutesWritten{Session: 1, Generation: 4, Mark: 7},
+		"sub-port p0.0 up, 400G":                                            up(0, 400e9),
+		"sub-port p1.0 down, 100G":                                          Fabric{fare.LinkState{SubPort: 1, Speed: 100e9}},
+		"sub-port 2 up, 400G":                                               up(2, 400e9),
+		"sub-port -1 up, 400G":                                              up(-1, 400e9),
+		"drain of plane p1":                                                 DrainRequest{DrainTarget{Plane: "p1"}, true},
+		"undrain of leaf 10.1.0.2":                                          DrainRequest{DrainTarget{Leaf: leafNode(1)}, false},
+		"drain of sub-port p1.0 continues":                                  DrainStep{DrainTarget{SubPort: "p1.0"}, true},
+		"start-deadline":                                                    StartDeadline{},
+		"dataplane-ready":                                                   DataplaneReady{},
+		"reload":                                                            Reload{},
+		"session p1/p1.0 has next hop 192.0.2.7":                            NextHop{Session: 1, Address: netip.MustParseAddr("192.0.2.7")},
+		"landing of flows from 10.255.0.1 to 10.255.1.0":                    Landing{Source: own.Addr(), Destination: destination(0).Addr(), Table: LandingTable{1}},
+		"landing of flows from 10.255.0.1 to 10.255.1.0 is no longer known": Landing{Source: own.Addr(), Destination: destination(0).Addr()},
+		"fare.EndOfRIB":                                                     Fabric{fare.EndOfRIB{}}, // not an event of a recording
 	} {
 		if got := c.layout.describe(ev); got != want {
 			t.Errorf("%#v is described as %q, want %q", ev, got, want)
@@ -87,6 +90,9 @@ func TestDigestTellsStatesApart(t *testing.T) {
 		c.settle()
 		return c.Digest()
 	}
+	landing := func(d int, subPort byte) Event {
+		return Landing{Source: own.Addr(), Destination: destination(d).Addr(), Table: LandingTable{subPort}}
+	}
 	drained, target := DrainRequest{DrainTarget{Plane: "p1"}, true}, DrainTarget{Plane: "p1"}
 	states := map[string][]Event{
 		"as it is":            nil,
@@ -106,6 +112,11 @@ func TestDigestTellsStatesApart(t *testing.T) {
 		"undraining":          {drained, DrainRequest{target, false}},
 		"flow hash":           {DataplaneReady{FlowHash: hash}},
 		"flow hash's seed":    {DataplaneReady{FlowHash: FlowHash{Algorithm: flowHashLinux, Seed: 8, Buckets: 1024, Lasting: 16}}},
+		"next hop":            {NextHop{Session: 3, Address: leafNode(7)}},
+		"another next hop":    {NextHop{Session: 3, Address: leafNode(8)}},
+		"landing":             {landing(0, 1)},
+		"another landing":     {landing(0, 2)},
+		"landing of another":  {landing(1, 1)},
 		"limit of weights":    {DataplaneReady{MaxWeight: 1}, Fabric{fare.RouteUpdate{Session: 3, Generation: 1, Prefix: destination(0), Attrs: says(100e9, s.peerAS(3), 65001)}}},
 	}
 	seen := map[string]string{}

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -53,6 +54,20 @@ type RoutesWritten struct {
 	Mark       uint64 `json:"mark"`
 }
 
+// NextHop reports the address of a session's neighbor, which the configuration need not contain.
+type NextHop struct {
+	Session int        `json:"session"`
+	Address netip.Addr `json:"address"`
+}
+
+// Landing reports the data plane's answer about the flows of a pair of addresses.
+type Landing struct {
+	Source      netip.Addr `json:"source"`
+	Destination netip.Addr `json:"destination"`
+	// Table is the landing place of each source port, as in wecmp.Asked. It is empty if the answer no longer applies.
+	Table LandingTable `json:"table,omitempty"`
+}
+
 // Reload replaces the configuration; the text is the whole file, already accepted by config.Diff.
 type Reload struct {
 	Config string `json:"config"`
@@ -65,6 +80,8 @@ func (DataplaneReady) event() string { return "dataplane-ready" }
 func (DrainRequest) event() string   { return "drain" }
 func (DrainStep) event() string      { return "drain-step" }
 func (RoutesWritten) event() string  { return "routes-written" }
+func (NextHop) event() string        { return "next-hop" }
+func (Landing) event() string        { return "landing" }
 func (Reload) event() string         { return "reload" }
 
 // DrainTarget names the target of a drain. Exactly one field is set.
@@ -141,10 +158,21 @@ func unmarshalEvent(b []byte) (Event, error) {
 		var ev RoutesWritten
 		err := decode(&ev)
 		return ev, err
+	case "next-hop":
+		var ev NextHop
+		err := decode(&ev)
+		return ev, err
+	case "landing":
+		var ev Landing
+		err := decode(&ev)
+		return ev, err
 	case "reload":
 		var ev Reload
 		err := decode(&ev)
 		return ev, err
 	}
-	return nil, fmt.Errorf("unknown event type %q", tagged.Type)
+	return nil, fmt.Errorf("%w %q", errUnknownEvent, tagged.Type)
 }
+
+// errUnknownEvent is the error of a recording made by a version that has more events.
+var errUnknownEvent = errors.New("unknown event type")

@@ -1,7 +1,15 @@
 package daemon
 
 import (
+	"bytes"
+	"cmp"
+	"compress/flate"
+	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
+	"io"
+	"net/netip"
+	"sync"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
@@ -74,13 +82,96 @@ func (c *Core) setFlowHash(h FlowHash) {
 	}
 	c.flowHash = h
 	for i := range c.sources {
-		l := &c.layout.sources[i]
-		hasher, err := h.hasher(len(l.subPorts), c.asked)
+		_, err := h.hasher(len(c.layout.sources[i].subPorts), nil)
 		c.fault("the data plane's flow hash", err)
-		engine := l.engineConfig(c.cfg)
-		engine.Hash = hasher
-		if planner, err := wecmp.NewPlanner(engine); err == nil { // always: the same configuration was accepted at the start
-			c.sources[i].planner = planner
-		}
 	}
+}
+
+// planners returns the source groups' planners, which choose source ports; they are safe for any goroutine. asked resolves flow placement if the
+// data plane must be queried; nil makes such ports uniform.
+func (c *Core) planners(asked wecmp.Asked) []*wecmp.Planner {
+	var out []*wecmp.Planner
+	for i := range c.sources {
+		planner := c.sources[i].engine.Planner()
+		if c.flowHash != (FlowHash{}) {
+			l := &c.layout.sources[i]
+			engine := l.engineConfig(c.cfg)
+			engine.Hash, _ = c.flowHash.hasher(len(l.subPorts), asked) // the error is a fault since setFlowHash
+			if p, err := wecmp.NewPlanner(engine); err == nil {        // always: the same configuration was accepted at the start
+				planner = p
+			}
+		}
+		out = append(out, planner)
+	}
+	return out
+}
+
+// flow is a pair of addresses.
+type flow struct{ src, dst netip.Addr }
+
+func (f flow) compare(g flow) int { return cmp.Or(f.src.Compare(g.src), f.dst.Compare(g.dst)) }
+
+// placement is the data plane's answer for a flow, and a digest of it.
+type placement struct {
+	table  []byte // never modified
+	digest [8]byte
+}
+
+// land records an answer of the data plane, or drops it.
+func (c *Core) land(ev Landing) {
+	key := flow{ev.Source, ev.Destination}
+	if len(ev.Table) == 0 {
+		delete(c.landings, key)
+		return
+	}
+	if c.landings == nil {
+		c.landings = map[flow]placement{}
+	}
+	sum := sha256.Sum256(ev.Table)
+	c.landings[key] = placement{ev.Table, [8]byte(sum[:])}
+}
+
+// landing returns the data plane's last answer for a pair of addresses, or nil; it is a wecmp.Asked for the core's goroutine.
+func (c *Core) landing(src, dst netip.Addr) []byte { return c.landings[flow{src, dst}].table }
+
+// LandingTable is the content of a Landing. Its text is Huffman-coded, because few values of a byte occur.
+type LandingTable []byte
+
+// packers holds writers: creating one takes eight times as long as packing a table.
+var packers = sync.Pool{New: func() any {
+	w, _ := flate.NewWriter(nil, flate.HuffmanOnly) // fails for other levels only
+	return w
+}}
+
+// MarshalText implements encoding.TextMarshaler.
+func (t LandingTable) MarshalText() ([]byte, error) {
+	w := packers.Get().(*flate.Writer)
+	defer packers.Put(w)
+	var b bytes.Buffer
+	w.Reset(&b)
+	if _, err := w.Write(t); err != nil {
+		return nil, err
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return base64.StdEncoding.AppendEncode(nil, b.Bytes()), nil
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler. It refuses a table of another length than one byte for each source port.
+func (t *LandingTable) UnmarshalText(text []byte) error {
+	const ports = wecmp.MaxPort - wecmp.MinPort + 1
+	packed, err := base64.StdEncoding.AppendDecode(nil, text)
+	if err != nil {
+		return fmt.Errorf("landing table: %w", err)
+	}
+	table, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(packed)), ports+1))
+	if err != nil {
+		return fmt.Errorf("landing table: %w", err)
+	}
+	if len(table) != ports {
+		return fmt.Errorf("landing table: it is not of %d source ports", ports)
+	}
+	*t = table
+	return nil
 }

@@ -163,7 +163,7 @@ func TestForwardingOrderIsTheEngines(t *testing.T) {
 		}
 		l := newLayout(cfg)
 		var programmed, planned []string
-		for _, p := range l.forwarding(cfg).Planes {
+		for _, p := range (&Core{cfg: cfg, layout: l}).forwarding().Planes {
 			for _, sp := range p.SubPorts {
 				programmed = append(programmed, p.Plane+" "+sp.Device)
 			}
@@ -383,7 +383,7 @@ func TestAskedPortsOfTCP(t *testing.T) {
 	}
 	r.checkLanding(d, lasting, wecmp.ProtocolTCP, 4793)
 	r.inside(func(l *loop) {
-		if f := l.core.layout.forwarding(l.core.cfg); len(f.UdpPorts) != 0 || !slices.Equal(f.TcpPorts, []uint32{4793, 4794}) {
+		if f := l.core.forwarding(); len(f.UdpPorts) != 0 || !slices.Equal(f.TcpPorts, []uint32{4793, 4794}) {
 			t.Errorf("the data plane is told %v", f)
 		}
 	})
@@ -487,6 +487,54 @@ func TestAskedPorts(t *testing.T) {
 	}
 	if got := r.placement(destination(0)); got != "asked" {
 		t.Errorf("with an old answer: %s", got)
+	}
+}
+
+// TestReplayHasAnswersAndNextHops checks that a recording contains the data plane's answers and the learned next hops: a replay shows the ports
+// that the daemon showed, and has its next hops.
+func TestReplayHasAnswersAndNextHops(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "recording")
+	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)
+	dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
+	r := hashRig(t, shape{planes: 2, subPorts: 2, extra: "record: {file: " + path + "}\n"}, dp, nil)
+	r.settled(4)
+	shown := map[string][]*farev1.PairSlots{}
+	for _, d := range destinations(3) {
+		if shown[d.String()] = r.pairs(d); shown[d.String()][0].PortPlacement != "asked" {
+			t.Fatalf("%s: placement %s", d, shown[d.String()][0].PortPlacement)
+		}
+	}
+	for _, l := range r.leaves {
+		l.withdraw(destination(2))
+	}
+	learned := netip.MustParseAddr("192.0.2.77")
+	r.inside(func(l *loop) { l.learnNextHop(1, learned) })
+	eventually(t, "the core has two landings", func() (two bool) {
+		r.inside(func(l *loop) { two = len(l.core.landings) == 2 })
+		return two
+	})
+	r.stop()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	core, err := Replay(f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := core.sessions[1].nextHop; got != learned {
+		t.Errorf("next hop %s, want %s", got, learned)
+	}
+	all, err := core.Weights()
+	if err != nil || len(all) != 3 {
+		t.Fatalf("%d destinations, %v", len(all), err)
+	}
+	for _, w := range all {
+		same := slices.EqualFunc(w.Pairs, shown[w.Destination], func(a, b *farev1.PairSlots) bool { return proto.Equal(a, b) })
+		if asked := w.Destination != destination(3).String(); same != asked {
+			t.Errorf("%s: replayed\n%v\nshown\n%v", w.Destination, w.Pairs, shown[w.Destination])
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -28,8 +29,8 @@ type ignoredKey struct {
 // ignored tracks the ignored bandwidth of all source groups. The zero value is empty.
 type ignored struct {
 	groups  map[sourceKey[fare.GroupID]][]fare.IgnoredBandwidth // groups with ignored bandwidth
-	changed []sourceKey[fare.GroupID]                           // since the last call of markIgnored
-	dirty   bool                                                // a table has changed since the last report
+	changed []sourceKey[fare.GroupID]                           // since the last call of takeIgnored; it omits deleted groups
+	dirty   bool                                                // a table has changed since that call
 }
 
 // noteIgnored updates the ignored bandwidth after a change of a table, in O(1) for groups without any before and after.
@@ -89,37 +90,50 @@ func remedyFor(reason fare.Reason) string {
 	return "correct the leaf's export policy or software: the value is not a bandwidth"
 }
 
-// markIgnored marks the vectors whose ignored bandwidth has changed for the status.
-func (l *loop) markIgnored() {
-	for _, g := range l.core.unbelieved.changed {
-		for prefix := range l.core.sources[g.source].table.Members(g.of) {
-			if a, ok := l.effects.destinations[l.core.layout.key(g.source, prefix)]; ok {
-				l.builder.MarkVector(a.vector)
-			}
+// takeIgnored calls destination for the destinations whose ignored bandwidth has changed since the last call. It reports whether any ignored
+// bandwidth has changed, that of removed destinations included.
+func (c *Core) takeIgnored(destination func(source int, prefix netip.Prefix)) bool {
+	g := &c.unbelieved
+	for _, key := range g.changed {
+		for prefix := range c.sources[key.source].table.Members(key.of) {
+			destination(key.source, prefix)
 		}
 	}
-	l.core.unbelieved.changed = l.core.unbelieved.changed[:0]
+	dirty := g.dirty
+	g.changed, g.dirty = g.changed[:0], false
+	return dirty
+}
+
+// markIgnored marks the vectors whose ignored bandwidth has changed for the status.
+func (l *loop) markIgnored() {
+	changed := l.core.takeIgnored(func(source int, prefix netip.Prefix) {
+		if a, ok := l.effects.destinations[l.core.layout.key(source, prefix)]; ok {
+			l.builder.MarkVector(a.vector)
+		}
+	})
+	l.ignoredReport.dirty = l.ignoredReport.dirty || changed
 }
 
 // ignoredReport is the set of reported faults of ignored bandwidth.
 type ignoredReport struct {
 	reported map[ignoredKey]bool
+	dirty    bool      // ignored bandwidth has changed since the last report
 	last     time.Time // of the last report
 }
 
 // reportIgnored reports the begin and the end of each fault once: immediately if the last report is at least ignoredEvery ago, else together
 // with the faults that follow until then. A fault that ends before its report is due is not reported.
 func (l *loop) reportIgnored() {
-	g, r := &l.core.unbelieved, &l.ignoredReport
+	r := &l.ignoredReport
 	now := time.Now()
-	if !g.dirty || now.Sub(r.last) < ignoredEvery {
+	if !r.dirty || now.Sub(r.last) < ignoredEvery {
 		return
 	}
-	g.dirty = false
+	r.dirty = false
 	lines := 0
 	line := func(session int, format string, args ...any) bool {
 		if lines == ignoredLines {
-			g.dirty = true
+			r.dirty = true
 			return false
 		}
 		lines++

@@ -164,6 +164,7 @@ func TestIgnoredBandwidthIsReportedAtABoundedRate(t *testing.T) {
 		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(0), Attrs: says(1e9, s.peerAS(i), 65001)})
 	}
 	const line = "routes ignored"
+	l.markIgnored()
 	for reports, want := range []int{8, 16, 20, 20} {
 		l.reportIgnored()
 		l.reportIgnored() // too early
@@ -178,6 +179,7 @@ func TestIgnoredBandwidthIsReportedAtABoundedRate(t *testing.T) {
 	for i := range 20 {
 		l.bgp(speaker.SessionDown{Session: i, Generation: 1})
 	}
+	l.markIgnored()
 	for range 3 {
 		l.reportIgnored()
 		l.ignoredReport.last = l.ignoredReport.last.Add(-ignoredEvery)

@@ -27,7 +27,6 @@ type layoutSession struct {
 	config.Session
 	subPort  int
 	plane    int
-	nextHop  netip.Addr // the peer's address, once it is known
 	codec    fare.Codec
 	families [2]bool // IPv4, IPv6
 }
@@ -51,7 +50,7 @@ func wholeLayout(cfg *config.Config) layout {
 		l.planes, l.ofPlane = append(l.planes, plane.Name), append(l.ofPlane, nil)
 		for k, sp := range plane.SubPorts {
 			for _, s := range sp.Sessions {
-				ls := layoutSession{Session: s, subPort: len(l.subPorts), plane: p, nextHop: s.Peer}
+				ls := layoutSession{Session: s, subPort: len(l.subPorts), plane: p}
 				ls.codec = fare.Codec{
 					Encoding: cfg.PathBandwidth.Encoding, FAREType: cfg.PathBandwidth.FAREType, FARESubType: cfg.PathBandwidth.FARESubType,
 					Format: s.Format, AS: cfg.AS, Min: plane.Minimum, Max: plane.Maximum,

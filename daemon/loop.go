@@ -83,7 +83,7 @@ func newLoop(d *Daemon, core *Core) *loop {
 	l.effects = newEffects()
 	if core.cfg.Forwards() {
 		l.ports = newSourcePorts(core.cfg, &core.layout, l.log)
-		l.ports.use(core.planners())
+		l.ports.use(core.planners(l.ports.asked))
 	}
 	l.notifier = newNotifier(!d.deps.Embedded, l.log)
 	l.builder = status.NewBuilder(source{l}, l.statusLayout(), d.deps.Instance)
@@ -364,9 +364,9 @@ func (l *loop) skipFamilies(ev speaker.SessionUp) {
 
 // learnNextHop passes the address of a session's neighbor to the data plane if the configuration does not contain it.
 func (l *loop) learnNextHop(session int, peer netip.Addr) {
-	if s := &l.core.layout.sessions[session]; l.d.client != nil && peer.IsValid() && s.nextHop != peer {
-		s.nextHop = peer
-		l.d.client.SetForwarding(l.core.layout.forwarding(l.core.cfg))
+	if l.d.client != nil && peer.IsValid() && l.core.sessions[session].nextHop != peer {
+		l.step(NextHop{Session: session, Address: peer})
+		l.d.client.SetForwarding(l.core.forwarding())
 	}
 }
 
@@ -387,7 +387,6 @@ func (l *loop) plane(ev *dpclient.Event) {
 			l.replan(before, first)
 		}
 		if first {
-			l.core.advertDirty = true
 			l.handOut() // routes come before the sessions that wait for the data plane
 			for i := range l.core.sessions {
 				l.admit(i)
@@ -446,7 +445,7 @@ func (l *loop) integrity(damage string) {
 
 // replan recomputes and republishes source ports after the data plane's flow hash has changed.
 func (l *loop) replan(before FlowHash, first bool) {
-	l.ports.use(l.core.planners())
+	l.ports.use(l.core.planners(l.ports.asked))
 	l.builder.SetLayout(l.statusLayout())
 	for key, a := range l.effects.destinations {
 		l.repin(key, a.vector)
@@ -466,9 +465,13 @@ func (l *loop) repin(key dpclient.Destination, vector uint32) {
 	}
 }
 
-// landed updates the status of destinations whose landing has arrived.
+// landed passes changed landings to the core, and updates the status of destinations whose landing has arrived.
 func (l *loop) landed() {
 	for _, news := range l.ports.take() {
+		l.step(Landing{Source: news.src, Destination: news.dst, Table: news.table})
+		if news.table == nil {
+			continue
+		}
 		prefix := netip.PrefixFrom(news.dst, news.dst.BitLen())
 		key := l.core.layout.key(news.source, prefix)
 		if a, ok := l.effects.destinations[key]; ok {
@@ -567,7 +570,7 @@ func (l *loop) arm(timer *time.Timer) {
 	if l.reweighed.any() {
 		earlier(l.reweighed.last.Add(reweighedEvery))
 	}
-	if l.core.unbelieved.dirty {
+	if l.ignoredReport.dirty {
 		earlier(l.ignoredReport.last.Add(ignoredEvery))
 	}
 	if next.IsZero() {

@@ -166,7 +166,7 @@ func TestTheLoopWakesForWhatIsDue(t *testing.T) {
 			}
 		}},
 		{"report of ignored bandwidth", func(l *loop, at time.Time) {
-			l.core.unbelieved.dirty, l.ignoredReport.last = !at.IsZero(), at.Add(-ignoredEvery)
+			l.ignoredReport.dirty, l.ignoredReport.last = !at.IsZero(), at.Add(-ignoredEvery)
 		}},
 	}
 	l := idle(t, shape{planes: 1, subPorts: 2}.text())
@@ -200,7 +200,7 @@ func TestTheLoopWakesForWhatIsDue(t *testing.T) {
 	for i := range waits {
 		waits[i].set(l, never)
 	}
-	l.core.unbelieved.dirty, l.ignoredReport.last = true, past
+	l.ignoredReport.dirty, l.ignoredReport.last = true, past
 	l.reportIgnored()
 	if l.arm(timer); timer.Stop() {
 		t.Error("after a report of nothing the loop wakes again")

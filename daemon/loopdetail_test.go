@@ -50,6 +50,7 @@ func TestEventsAreRemembered(t *testing.T) {
 	l := forwarding(t, s, 3)
 	l.reportWeights()
 	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: destination(0), Attrs: says(1e9, s.peerAS(1), 65001)})
+	l.markIgnored()
 	l.reportIgnored()
 	l.link(&LinkEvent{SubPort: 1, Reason: "no carrier", Transitions: 2})
 	got := remembered(t, l)
@@ -219,9 +220,15 @@ func TestRevisions(t *testing.T) {
 		}, false},
 		{"its delay is not over", func() { l.timers() }, false},
 		{"it is over", func() { l.wokenAt = l.wokenAt.Add(time.Hour); l.timers() }, true},
-		{"a landing", func() { l.ports.news = []landed{{destination(0).Addr(), 0}}; l.landed() }, true},
+		{"a landing", func() {
+			l.ports.news = []landed{{pair: pair{own.Addr(), destination(0).Addr()}, table: []byte{1}}}
+			l.landed()
+		}, true},
 		{"a landing that was taken", func() { l.landed() }, false},
-		{"a landing of what is gone", func() { l.ports.news = []landed{{destination(7).Addr(), 0}}; l.landed() }, false},
+		{"a landing of what is gone", func() {
+			l.ports.news = []landed{{pair: pair{own.Addr(), destination(7).Addr()}, table: []byte{1}}}
+			l.landed()
+		}, false},
 	} {
 		if got := revises(l, step.do); got != step.want {
 			t.Errorf("%s: a new revision %v, want %v", step.what, got, step.want)
@@ -401,10 +408,10 @@ func TestReasonsOfPlanes(t *testing.T) {
 func TestNextHopsAreLearnedFromSessions(t *testing.T) {
 	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1)
-	r.inside(func(l *loop) { l.core.layout.sessions[1].nextHop = l.core.layout.sessions[0].nextHop })
+	r.inside(func(l *loop) { l.step(NextHop{Session: 1, Address: l.core.sessions[0].nextHop}) })
 	r.leaves[1].drop()
 	eventually(t, "the next hop is learned", func() (learned bool) {
-		r.inside(func(l *loop) { learned = l.core.layout.sessions[1].nextHop == r.s.there(1) })
+		r.inside(func(l *loop) { learned = l.core.sessions[1].nextHop == r.s.there(1) })
 		return learned
 	})
 	r.inside(func(l *loop) {

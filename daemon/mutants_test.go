@@ -191,14 +191,14 @@ func TestLearnedNextHops(t *testing.T) {
 	r.inside(func(l *loop) { l.learnNextHop(1, learned) })
 	eventually(t, "the data plane has the learned next hop", func() bool { return nextHop(spy.last.Load()) == learned.String() })
 	r.inside(func(l *loop) {
-		before := proto.CloneOf(l.core.layout.forwarding(l.core.cfg))
+		before := proto.CloneOf(l.core.forwarding())
 		next, err := config.Parse("next", []byte(strings.Replace(r.s.text(), "as:", "drain_delay: 7s\nas:", 1)))
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		l.reload(next)
-		if after := l.core.layout.forwarding(l.core.cfg); !proto.Equal(after, before) {
+		if after := l.core.forwarding(); !proto.Equal(after, before) {
 			t.Errorf("after a reload the data plane is given %v, before %v", after, before)
 		}
 	})

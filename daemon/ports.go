@@ -56,10 +56,11 @@ type sourcePorts struct {
 	misses   int          // their sum
 }
 
-// landed is a destination whose landing has changed, for a source group.
+// landed is a changed landing of a pair, for a source group. A nil table means that the landing was dropped.
 type landed struct {
-	dst    netip.Addr
+	pair
 	source int
+	table  []byte
 }
 
 type landingClient interface {
@@ -183,9 +184,18 @@ func (p *sourcePorts) keep(l *layout) {
 
 func (p *sourcePorts) drop(key pair, l *landing) {
 	delete(p.pairs, key)
+	if l.table != nil {
+		p.report(landed{pair: key})
+	}
 	if l.open != nil {
 		close(l.open)
 	}
+}
+
+// report queues a changed landing for take. The caller holds mu.
+func (p *sourcePorts) report(l landed) {
+	p.news = append(p.news, l)
+	ring(p.ready)
 }
 
 // asked implements wecmp.Asked for the planner. It never waits.
@@ -241,7 +251,7 @@ func (p *sourcePorts) await(ctx context.Context, src, dst netip.Addr) {
 	}
 }
 
-// take returns the destinations whose ports may have changed since the last call.
+// take returns the landings that have changed since the last call, in the order of the changes.
 func (p *sourcePorts) take() []landed {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -353,8 +363,7 @@ func (p *sourcePorts) answered(key pair, l *landing, round uint64, table []byte,
 	}
 	if !bytes.Equal(l.table, table) {
 		l.table = table
-		p.news = append(p.news, landed{key.dst, p.sources[key.src]})
-		ring(p.ready)
+		p.report(landed{key, p.sources[key.src], table})
 	}
 	if l.round = round; round != p.round {
 		p.want(key)

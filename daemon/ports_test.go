@@ -22,7 +22,7 @@ func askingPorts(t *testing.T) (*sourcePorts, *Core) {
 	c := shape{planes: 2, subPorts: 1, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}.core(t)
 	p := newSourcePorts(c.cfg, &c.layout, slog.New(slog.DiscardHandler))
 	p.client = fixedLanding{}
-	p.use(c.planners())
+	p.use(c.planners(nil))
 	p.connected(true)
 	return p, c
 }
@@ -176,7 +176,7 @@ func TestPortsOfAFormerPlanner(t *testing.T) {
 	replace := false
 	engine.Hash = wecmp.Asked(func(netip.Addr, netip.Addr) []byte {
 		if replace {
-			p.use(c.planners())
+			p.use(c.planners(nil))
 		}
 		return nowhere
 	})
@@ -282,7 +282,7 @@ func TestSlotsWithoutALandingPortOfPairsThatAreGone(t *testing.T) {
 	if n, kept := p.withoutLanding(), len(p.missed); n != 3 || kept != 1 || p.missed[first] != 3 {
 		t.Errorf("%d slots of %d pairs, want the 3 of the loopback that is left", n, kept)
 	}
-	p.use(one.planners())
+	p.use(one.planners(nil))
 	if n := p.withoutLanding(); n != 0 || len(p.missed) != 0 {
 		t.Errorf("%d slots after the planners were replaced", n)
 	}
@@ -303,12 +303,12 @@ planes:
     sessions: [{peer: 192.0.2.1}, {peer: 192.0.2.3}, {peer: "fd99::1", families: [ipv4]}, {peer: "fd99::3", families: [ipv4]}]
   - {device: b, speed: 400G, sessions: [{peer: "fd99::5", families: [ipv4]}]}
 `)
-	got := c.layout.forwarding(c.cfg).Planes[0].SubPorts
+	got := c.forwarding().Planes[0].SubPorts
 	if got[0].NextHopV4 != "192.0.2.1" || got[0].NextHopV6 != "fd99::1" || got[1].NextHopV4 != "" || got[1].NextHopV6 != "fd99::5" {
 		t.Errorf("next hops %v", got)
 	}
-	c.layout.sessions[0].nextHop, c.layout.sessions[2].nextHop = netip.Addr{}, netip.MustParseAddr("fe80::1%a")
-	got = c.layout.forwarding(c.cfg).Planes[0].SubPorts
+	do(t, c, NextHop{Session: 0}, NextHop{Session: 2, Address: netip.MustParseAddr("fe80::1%a")})
+	got = c.forwarding().Planes[0].SubPorts
 	if got[0].NextHopV4 != "192.0.2.3" || got[0].NextHopV6 != "fe80::1" {
 		t.Errorf("with one that is not known and a link-local one: next hops %v", got)
 	}

@@ -11,7 +11,8 @@ import (
 )
 
 // forwarding returns the description of planes and loopbacks that a data plane needs before any operation.
-func (l *layout) forwarding(cfg *config.Config) *farev1.Forwarding {
+func (c *Core) forwarding() *farev1.Forwarding {
+	cfg, l := c.cfg, &c.layout
 	out := &farev1.Forwarding{Mode: farev1.Mode_MODE_PER_FLOW}
 	if cfg.Role == fare.RoleServer { // a leaf has no loopbacks, steers nothing and keeps flows in order
 		if cfg.Weights.Mode == wecmp.PerPacket {
@@ -34,7 +35,7 @@ func (l *layout) forwarding(cfg *config.Config) *farev1.Forwarding {
 		plane := &farev1.ForwardingPlane{Plane: name}
 		for i := range l.subPorts {
 			if l.subPorts[i].plane == p {
-				plane.SubPorts = append(plane.SubPorts, l.forwardingSubPort(i))
+				plane.SubPorts = append(plane.SubPorts, c.forwardingSubPort(i))
 			}
 		}
 		out.Planes = append(out.Planes, plane)
@@ -53,10 +54,11 @@ func words(prefixes []netip.Prefix) []string {
 
 // forwardingSubPort returns a sub-port with its next hops: the peers of its sessions. A link-local or unnumbered peer serves both families (RFC
 // 8950).
-func (l *layout) forwardingSubPort(i int) *farev1.ForwardingSubPort {
+func (c *Core) forwardingSubPort(i int) *farev1.ForwardingSubPort {
+	l := &c.layout
 	out := &farev1.ForwardingSubPort{Device: l.subPorts[i].Device, Netns: l.subPorts[i].Netns}
 	for s := range l.sessions {
-		peer := l.sessions[s].nextHop
+		peer := c.sessions[s].nextHop
 		if l.sessions[s].subPort != i || !peer.IsValid() {
 			continue
 		}

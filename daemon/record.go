@@ -250,6 +250,7 @@ type Replayed struct {
 func Replay(in io.Reader, each func(Replayed)) (*Core, error) {
 	r := bufio.NewReaderSize(in, 64<<10)
 	var core *Core
+	var version string // of the recording daemon
 	gaps := false
 	events := uint64(0)
 	for n := 1; ; n++ {
@@ -281,6 +282,7 @@ func Replay(in io.Reader, each func(Replayed)) (*Core, error) {
 			if core, err = NewCore(cfg); err != nil {
 				return nil, fmt.Errorf("line %d: %w", n, err)
 			}
+			version = l.Fared
 			if events = l.Continues; events > 0 {
 				gaps = true
 				if each != nil {
@@ -298,10 +300,13 @@ func Replay(in io.Reader, each func(Replayed)) (*Core, error) {
 			}
 		case l.Digest != "":
 			if got := core.Digest(); got != l.Digest && !gaps {
-				return nil, fmt.Errorf("line %d: the state differs from the recorded one: digest %s, recorded %s (replay with the fared version that recorded)", n, got, l.Digest)
+				return nil, fmt.Errorf("line %d: the state differs from the recorded one: digest %s, recorded %s (replay with the fared version that recorded: %s)", n, got, l.Digest, version)
 			}
 		case l.Event != nil:
 			ev, err := unmarshalEvent(l.Event)
+			if errors.Is(err, errUnknownEvent) {
+				return nil, fmt.Errorf("line %d: %w; the recording was made by fared %s", n, err, version)
+			}
 			if err != nil {
 				return nil, fmt.Errorf("line %d: %w", n, err)
 			}
@@ -342,6 +347,8 @@ func (c *Core) check(ev Event) error {
 	case EndOfRIB:
 		return session(ev.Session)
 	case RoutesWritten:
+		return session(ev.Session)
+	case NextHop:
 		return session(ev.Session)
 	case Fabric:
 		switch f := ev.Event.(type) {

@@ -59,9 +59,6 @@ func (c *Core) reload(ev Reload) error {
 			c.step(fare.LinkState{SubPort: i, Up: c.subPorts[i].link, Speed: is, Unknown: is == 0})
 		}
 	}
-	for i := range layout.sessions {
-		layout.sessions[i].nextHop = c.layout.sessions[i].nextHop // learned
-	}
 	c.layout = layout
 	c.step(next.PathBandwidth.Policies())
 	for _, lo := range before {
@@ -120,7 +117,7 @@ func (l *loop) reload(next *config.Config) {
 	l.placesMu.Unlock()
 	if l.d.client != nil {
 		l.ports.keep(&l.core.layout)
-		l.d.client.SetForwarding(l.core.layout.forwarding(next))
+		l.d.client.SetForwarding(l.core.forwarding())
 	}
 	l.builder.SetLayout(l.statusLayout())
 }

@@ -139,7 +139,7 @@ func made(l *loop) string {
 	for i := range l.lanes {
 		fmt.Fprintf(&b, "lane %d %v %s %q\n", i, l.lanes[i].Up, l.lanes[i].Speed, l.lanes[i].SpeedSource)
 	}
-	fmt.Fprintf(&b, "%s\n%v\n%v\n%v\n%v", l.core.cfg.Text(), l.d.deps.LogLevel, l.core.layout.forwarding(l.core.cfg), l.loopbacks, l.statusLayout().Groups)
+	fmt.Fprintf(&b, "%s\n%v\n%v\n%v\n%v", l.core.cfg.Text(), l.d.deps.LogLevel, l.core.forwarding(), l.loopbacks, l.statusLayout().Groups)
 	return b.String()
 }
 

@@ -9,6 +9,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/wecmp"
 )
 
 // everyEvent returns one value of every type of the sealed sets Event and, inside Fabric, fare.Event.
@@ -43,6 +45,9 @@ func everyEvent() []Event {
 		DrainRequest{DrainTarget{Leaf: leafNode(1)}, false},
 		DrainStep{DrainTarget{SubPort: "p1.0"}, true},
 		RoutesWritten{Session: 1, Generation: 3, Mark: 7},
+		NextHop{Session: 1, Address: netip.MustParseAddr("fe80::7%p1.0")},
+		Landing{Source: own.Addr(), Destination: destination(1).Addr(), Table: slices.Repeat([]byte{0, 1, 2, 255}, (wecmp.MaxPort-wecmp.MinPort+1)/4)},
+		Landing{Source: own.Addr(), Destination: destination(1).Addr()},
 		Reload{Config: "a: 1\n"},
 	}
 }
@@ -230,7 +235,7 @@ func TestReplayOfDamagedRecordings(t *testing.T) {
 		"a lost event":      {string(bytes.Join(slices.Delete(slices.Clone(lines), 1, end-10), nil)) + "\n", "the state differs"},
 		"null event":        {event(`null`), "line 3: "},
 		"a number":          {event(`7`), "line 3: json: cannot unmarshal number"},
-		"unknown type":      {event(`{"type":"weather"}`), `line 3: unknown event type "weather"`},
+		"unknown type":      {event(`{"type":"weather"}`), `line 3: unknown event type "weather"; the recording was made by fared test`},
 		"no body":           {event(`{"type":"drain"}`), "line 3: "},
 		"unknown fabric":    {event(`{"type":"fabric","event":{"type":"weather","event":{}}}`), "line 3: "},
 		"session too large": {event(`{"type":"end-of-rib","event":{"session":99,"generation":1}}`), "line 3: session 99: the configuration has 2"},
@@ -239,6 +244,9 @@ func TestReplayOfDamagedRecordings(t *testing.T) {
 		"internal drain":    {event(`{"type":"fabric","event":{"type":"drain","event":{"scope":"plane","index":0,"node":"","on":true}}}`), "line 3: fare.Drain is an event of the core"},
 		"drain of nothing":  {event(`{"type":"drain","event":{"target":{},"on":true}}`), "line 3: the drain has no target"},
 		"drain elsewhere":   {event(`{"type":"drain","event":{"target":{"plane":"p7"},"on":true}}`), `line 3: no plane "p7"`},
+		"short landing":     {event(`{"type":"landing","event":{"source":"10.255.0.1","destination":"10.255.1.0","table":"AQAA//8="}}`), "line 3: landing table: it is not of 16384"},
+		"broken landing":    {event(`{"type":"landing","event":{"source":"10.255.0.1","destination":"10.255.1.0","table":"AQAA"}}`), "line 3: landing table: unexpected EOF"},
+		"landing in plain":  {event(`{"type":"landing","event":{"source":"10.255.0.1","destination":"10.255.1.0","table":"1:2"}}`), "line 3: landing table: illegal base64"},
 		"broken reload":     {event(`{"type":"reload","event":{"config":"as: x"}}`), "line 3: "},
 		"forbidden reload":  {event(`{"type":"reload","event":{"config":` + quoted(shape{planes: 1, subPorts: 1}.text()) + `}}`), "line 3: nothing was changed"},
 		"broken config":     {replace(1, `{"fared":"x","config":"as: x\n"}`), "line 1: configuration: "},
@@ -263,6 +271,7 @@ func TestReplayRefusesWhatIsNotThere(t *testing.T) {
 		},
 		"end-of-rib": func(i int) Event { return EndOfRIB{Session: i, Generation: 1} },
 		"written":    func(i int) Event { return RoutesWritten{Session: i, Generation: 1} },
+		"next-hop":   func(i int) Event { return NextHop{Session: i} },
 		"link":       func(i int) Event { return Fabric{fare.LinkState{SubPort: i}} },
 	} {
 		kind := "session"
@@ -279,6 +288,20 @@ func TestReplayRefusesWhatIsNotThere(t *testing.T) {
 				t.Errorf("%s of %s %d: %v", name, kind, i, err)
 			}
 		}
+	}
+}
+
+// TestOldRecordingsReplay checks that a recording by commit 2fe2d8d, whose events do not include NextHop and Landing, replays with its digest.
+func TestOldRecordingsReplay(t *testing.T) {
+	f, err := os.Open("testdata/recording-2fe2d8d.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	events := 0
+	c, err := Replay(f, func(Replayed) { events++ })
+	if err != nil || events != 60 || c.flowHash.Algorithm != flowHashAsk {
+		t.Errorf("%v; %d events", err, events)
 	}
 }
 

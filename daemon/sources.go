@@ -147,10 +147,9 @@ func (l *layout) sourceOf(subPort int) int {
 
 // sourceGroup computes the weights for the loopbacks that the same sub-ports serve.
 type sourceGroup struct {
-	table   *fare.Table
-	engine  *wecmp.Engine    // nil for a leaf without a data plane
-	planner *wecmp.Planner   // chooses source ports; safe for any goroutine; nil if engine is nil
-	planes  []wecmp.Capacity // scratch space of setGroup
+	table  *fare.Table
+	engine *wecmp.Engine    // nil for a leaf without a data plane
+	planes []wecmp.Capacity // scratch space of setGroup
 }
 
 func newSourceGroup(cfg *config.Config, l *sourceLayout) (s sourceGroup, err error) {
@@ -164,7 +163,6 @@ func newSourceGroup(cfg *config.Config, l *sourceLayout) (s sourceGroup, err err
 	for _, p := range engine.Planes {
 		s.planes = append(s.planes, wecmp.Capacity{SubPorts: make([]uint64, len(p.SubPorts))})
 	}
-	s.planner = s.engine.Planner()
 	return s, nil
 }
 
@@ -190,15 +188,6 @@ func (c *Core) vectorID(source int, vector uint32) uint32 {
 		return 0
 	}
 	return (vector-1)*uint32(len(c.sources)) + uint32(source) + 1
-}
-
-// planners returns the source groups' planners.
-func (c *Core) planners() []*wecmp.Planner {
-	var out []*wecmp.Planner
-	for i := range c.sources {
-		out = append(out, c.sources[i].planner)
-	}
-	return out
 }
 
 // ownerOf is the inverse of vectorID.

@@ -493,7 +493,7 @@ func TestPortsOfSources(t *testing.T) {
 	devices := [][]string{{"p0.0", "p0.1", "p1.0", "p1.1"}, {"p0.2", "p1.2"}}
 	for g, own := range devices {
 		v, ok := vectorFrom(c, g, destination(0))
-		ports, placement := c.planners()[g].Ports(gpu(g).Addr(), destination(0).Addr(), v.Places(), nil)
+		ports, placement := c.planners(nil)[g].Ports(gpu(g).Addr(), destination(0).Addr(), v.Places(), nil)
 		if !ok || len(ports) != len(own) || placement.String() != "hash" {
 			t.Fatalf("GPU %d: %d ports by %s for %d sub-ports", g, len(ports), placement, len(own))
 		}
@@ -507,7 +507,7 @@ func TestPortsOfSources(t *testing.T) {
 			}
 		}
 	}
-	if got := c.layout.forwarding(c.cfg).SourceGroups; len(got) != 2 || !slices.Equal(got[0].Devices, devices[0]) || !slices.Equal(got[1].Devices, devices[1]) ||
+	if got := c.forwarding().SourceGroups; len(got) != 2 || !slices.Equal(got[0].Devices, devices[0]) || !slices.Equal(got[1].Devices, devices[1]) ||
 		!slices.Equal(got[1].Loopbacks, []string{gpu(1).String()}) {
 		t.Errorf("the data plane is given %v", got)
 	}
