@@ -53,7 +53,7 @@ func openDriver(c *Config) (*driver, error) {
 	}, nil
 }
 
-func linuxDriver(c *Config, below *linux.Plane) *driver {
+func linuxDriver(c *Config, below *linux.Driver) *driver {
 	return &driver{
 		name: Linux, forwarder: below, close: below.Close,
 		settle: func() error {

@@ -23,19 +23,19 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// crash ends a Plane like a killed process, without a last message to the kernel.
-func crash(t testing.TB, p *Plane) {
+// crash ends a Driver like a killed process, without a last message to the kernel.
+func crash(t testing.TB, d *Driver) {
 	t.Helper()
-	if err := p.Close(); err != nil {
+	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// restart opens a Plane again, with the journal's state or without a journal, and settles.
-func (h *host) restart(journal *farev1.SnapshotResponse) (*Plane, *client) {
+// restart opens a Driver again, with the journal's state or without a journal, and settles.
+func (h *host) restart(journal *farev1.SnapshotResponse) (*Driver, *client) {
 	h.t.Helper()
-	p := h.open()
-	c := &client{t: h.t, server: contract.New(contract.Config{Name: "linux", Forwarder: p})}
+	d := h.open()
+	c := &client{t: h.t, server: contract.New(contract.Config{Name: "linux", Forwarder: d})}
 	if journal != nil {
 		if refused, err := c.server.Restore(h.forwarding, journal); err != nil || len(refused) > 0 {
 			h.t.Fatal(refused, err)
@@ -43,10 +43,10 @@ func (h *host) restart(journal *farev1.SnapshotResponse) (*Plane, *client) {
 	} else {
 		c.hello(h.forwarding)
 	}
-	if err := p.Settle(); err != nil {
+	if err := d.Settle(); err != nil {
 		h.t.Fatal(err)
 	}
-	return p, c
+	return d, c
 }
 
 func (c *client) snapshot() (all *farev1.SnapshotResponse) {
@@ -64,12 +64,12 @@ func (h *host) some(s *stream) {
 
 func TestRestartWithJournalChangesNothing(t *testing.T) {
 	h := newHost(t, 4)
-	p, c := h.start()
+	d, c := h.start()
 	h.some(program(t, c.server))
 	before, text, journal := h.state(), h.IP("-d", "nexthop"), c.snapshot()
-	crash(t, p)
-	p, c = h.restart(journal)
-	if s := p.Stats(); sent(s) != 0 || s.Errors != 0 {
+	crash(t, d)
+	d, c = h.restart(journal)
+	if s := d.Stats(); sent(s) != 0 || s.Errors != 0 {
 		t.Errorf("%+v", s)
 	}
 	if d := diff(h.state(), before); d != "" {
@@ -85,12 +85,12 @@ func TestRestartWithJournalChangesNothing(t *testing.T) {
 
 func TestRestartWithoutJournalChangesNothing(t *testing.T) {
 	h := newHost(t, 4)
-	p, c := h.start()
+	d, c := h.start()
 	h.some(program(t, c.server))
 	before, text := h.state(), h.IP("-d", "nexthop")
-	crash(t, p)
-	p, c = h.restart(nil)
-	if s := p.Stats(); sent(s) != 0 || s.Errors != 0 {
+	crash(t, d)
+	d, c = h.restart(nil)
+	if s := d.Stats(); sent(s) != 0 || s.Errors != 0 {
 		t.Errorf("%+v", s)
 	}
 	if d := diff(h.state(), before); d != "" {
@@ -131,12 +131,12 @@ func TestRestartRepairs(t *testing.T) {
 	for _, how := range []string{"restart", "audit"} {
 		t.Run(how, func(t *testing.T) {
 			h := newHost(t, 4)
-			p, c := h.start()
+			d, c := h.start()
 			h.some(program(t, c.server))
 			before, journal := h.state(), c.snapshot()
 			if how == "restart" {
-				crash(t, p)
-			} else if err := p.Settle(); err != nil {
+				crash(t, d)
+			} else if err := d.Settle(); err != nil {
 				t.Fatal(err)
 			}
 			h.damage()
@@ -144,21 +144,21 @@ func TestRestartRepairs(t *testing.T) {
 				if diff(h.state(), before) == "" {
 					t.Fatal("no damage was done")
 				}
-				p, _ = h.restart(journal)
+				d, _ = h.restart(journal)
 			} else {
-				p.audit()
-				if p.Stats().Differences == 0 {
-					t.Errorf("%+v", p.Stats())
+				d.audit()
+				if d.Stats().Differences == 0 {
+					t.Errorf("%+v", d.Stats())
 				}
 			}
 			if d := diff(h.state(), before); d != "" {
 				t.Error(d)
 			}
-			rest(t, p)
-			n := sent(p.Stats())
-			p.audit()
-			p.audit()
-			if more := sent(p.Stats()) - n; more != 0 {
+			rest(t, d)
+			n := sent(d.Stats())
+			d.audit()
+			d.audit()
+			if more := sent(d.Stats()) - n; more != 0 {
 				t.Errorf("an audit of what is right sent %d changes", more)
 			}
 		})
@@ -230,7 +230,7 @@ func TestForeignIsLeftAlone(t *testing.T) {
 		return text.String() + string(qdiscs)
 	}
 	before := foreign()
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), h.group(2, 1, 0, 2, 1))
 	for _, dst := range []string{target4(1), target6(1)} {
@@ -250,14 +250,14 @@ func TestForeignIsLeftAlone(t *testing.T) {
 		t.Errorf("rules:\n%s", rules)
 	}
 	s.do(h.group(1, 3, 2, 1, 0), destination(target4(0), 2), destination(target6(0), 2), deleteDestination(target4(2)))
-	p.audit()
-	if err := p.Settle(); err != nil {
+	d.audit()
+	if err := d.Settle(); err != nil {
 		t.Error(err)
 	}
 	if after := foreign(); after != before {
 		t.Error(cmp.Diff(before, after))
 	}
-	crash(t, p)
+	crash(t, d)
 	var removed Removed
 	if err := h.Do(func() (err error) {
 		removed, err = Flush(h.config)
@@ -283,7 +283,7 @@ func TestAnyOrderEndsEqual(t *testing.T) {
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	h := newHost(t, 4)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	random1 := func() *farev1.Operation {
 		switch random.IntN(5) {
@@ -325,21 +325,21 @@ func TestAnyOrderEndsEqual(t *testing.T) {
 		if d := diff(got, want); d != "" {
 			t.Fatalf("round %d: %s", round, d)
 		}
-		rest(t, p)
-		before := sent(p.Stats())
+		rest(t, d)
+		before := sent(d.Stats())
 		s.do(append(groups, others...)...)
-		if n := sent(p.Stats()) - before; n != 0 {
+		if n := sent(d.Stats()) - before; n != 0 {
 			t.Errorf("round %d: the same again sent %d changes", round, n)
 		}
 	}
-	if s := p.Stats(); s.Errors != 0 || s.Differences != 0 {
+	if s := d.Stats(); s.Errors != 0 || s.Differences != 0 {
 		t.Errorf("%+v", s)
 	}
 	// A small number of nexthop objects suffices for all these states.
-	if n := p.Stats().NexthopObjects; n > 200 {
+	if n := d.Stats().NexthopObjects; n > 200 {
 		t.Errorf("%d nexthop objects", n)
 	}
-	t.Logf("%+v", p.Stats())
+	t.Logf("%+v", d.Stats())
 }
 
 // TestNoWayOut checks that a programmed destination never falls through to the default route, not even at the moment when
@@ -350,7 +350,7 @@ func TestNoWayOut(t *testing.T) {
 	h.forwarding.Planes = h.forwarding.Planes[:2]
 	h.IP("route", "add", "default", "via", "10.1.2.2")
 	h.IP("-6", "route", "add", "default", "via", "fd01:2::2")
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
 	stop, leaks := make(chan struct{}), make(chan error)
@@ -405,16 +405,16 @@ func TestNoWayOut(t *testing.T) {
 	for err := range leaks {
 		t.Error(err)
 	}
-	t.Logf("asked %d times; %+v", <-asked, p.Stats())
+	t.Logf("asked %d times; %+v", <-asked, d.Stats())
 }
 
 func TestNetworkNamespaceOfASubPort(t *testing.T) {
 	h := newHost(t, 2)
-	p := h.open()
+	d := h.open()
 	for name, ok := range map[string]bool{h.Name: true, h.Path(): true, h.leaf.Name: false, "no-such-namespace": false} {
 		f := proto.CloneOf(h.forwarding)
 		f.Planes[1].SubPorts[0].Netns = name
-		err := p.SetForwarding(f)
+		err := d.SetForwarding(f)
 		if (err == nil) != ok {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -435,7 +435,7 @@ func TestSettings(t *testing.T) {
 		}
 		return strings.TrimSpace(string(out))
 	}
-	p, _ := h.start()
+	d, _ := h.start()
 	for name, want := range map[string]string{
 		"net.ipv4.nexthop_compat_mode": "0", "net.ipv4.fib_multipath_hash_policy": "1", "net.ipv6.fib_multipath_hash_policy": "1",
 		"net.ipv4.fib_multipath_hash_seed": fmt.Sprint(DefaultSeed),
@@ -446,9 +446,9 @@ func TestSettings(t *testing.T) {
 	}
 	changes := func(differences uint64, lines int) {
 		t.Helper()
-		before, logs := p.Stats(), len(log.lines("fib_multipath_hash_seed was changed"))
-		p.audit()
-		if s := p.Stats(); s.Differences-before.Differences != differences || s.Audits != before.Audits+1 || len(log.lines("fib_multipath_hash_seed was changed"))-logs != lines {
+		before, logs := d.Stats(), len(log.lines("fib_multipath_hash_seed was changed"))
+		d.audit()
+		if s := d.Stats(); s.Differences-before.Differences != differences || s.Audits != before.Audits+1 || len(log.lines("fib_multipath_hash_seed was changed"))-logs != lines {
 			t.Errorf("an audit: %+v, before %+v; logged %v; want %d differences and %d lines", s, before, log.lines("level="), differences, lines)
 		}
 	}
@@ -458,7 +458,7 @@ func TestSettings(t *testing.T) {
 	}
 	changes(2, 1)
 	release := exhaustDescriptors(t)
-	p.audit()
+	d.audit()
 	release()
 	if lines := log.lines("cannot restore settings of the kernel"); len(lines) != 1 {
 		t.Errorf("without descriptors: logged %q", lines)
@@ -466,10 +466,10 @@ func TestSettings(t *testing.T) {
 	if got := read("net.ipv4.fib_multipath_hash_policy"); got != "1" {
 		t.Errorf("after an audit the policy is %s", got)
 	}
-	if err := p.SetForwarding(h.forwarding); err != nil {
+	if err := d.SetForwarding(h.forwarding); err != nil {
 		t.Fatal(err)
 	}
-	if f := p.Capabilities().FlowHash; f.Algorithm != computed || f.Seed != 42 {
+	if f := d.Capabilities().FlowHash; f.Algorithm != computed || f.Seed != 42 {
 		t.Errorf("with the seed of another program: %v", f)
 	}
 	// Policy 3 with the same fields was chosen by an administrator and stays; its hash differs from the one of policy 1.
@@ -477,14 +477,14 @@ func TestSettings(t *testing.T) {
 		if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_fields="+set.fields, "net.ipv4.fib_multipath_hash_policy=3"); err != nil {
 			t.Fatal(err)
 		}
-		p.audit()
+		d.audit()
 		if got := read("net.ipv4.fib_multipath_hash_policy"); got != set.policy {
 			t.Errorf("hash policy 3 of the fields %s became %s, want %s", set.fields, got, set.policy)
 		}
-		if err := p.SetForwarding(h.forwarding); err != nil {
+		if err := d.SetForwarding(h.forwarding); err != nil {
 			t.Fatal(err)
 		}
-		if f := p.Capabilities().FlowHash; f.Algorithm != set.algorithm {
+		if f := d.Capabilities().FlowHash; f.Algorithm != set.algorithm {
 			t.Errorf("with hash policy 3 of the fields %s: %v", set.fields, f)
 		}
 	}
@@ -497,19 +497,19 @@ func TestHashSurvivesATransientError(t *testing.T) {
 	if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_seed=42"); err != nil {
 		t.Fatal(err)
 	}
-	p, _ := h.start()
-	before := p.Capabilities().FlowHash
+	d, _ := h.start()
+	before := d.Capabilities().FlowHash
 	if before.Algorithm != computed || before.Seed != 42 {
 		t.Fatalf("the hash is %v", before)
 	}
 	release := exhaustDescriptors(t)
-	err := p.SetForwarding(h.forwarding)
+	err := d.SetForwarding(h.forwarding)
 	release()
-	if status.Code(err) != codes.Unavailable || !proto.Equal(p.Capabilities().FlowHash, before) {
-		t.Errorf("without a descriptor: %v, the hash is %v", err, p.Capabilities().FlowHash)
+	if status.Code(err) != codes.Unavailable || !proto.Equal(d.Capabilities().FlowHash, before) {
+		t.Errorf("without a descriptor: %v, the hash is %v", err, d.Capabilities().FlowHash)
 	}
-	if err := p.SetForwarding(h.forwarding); err != nil || !proto.Equal(p.Capabilities().FlowHash, before) {
-		t.Errorf("with descriptors again: %v, the hash is %v", err, p.Capabilities().FlowHash)
+	if err := d.SetForwarding(h.forwarding); err != nil || !proto.Equal(d.Capabilities().FlowHash, before) {
+		t.Errorf("with descriptors again: %v, the hash is %v", err, d.Capabilities().FlowHash)
 	}
 }
 
@@ -569,7 +569,7 @@ func TestTransitSettings(t *testing.T) {
 	if _, err := h.Output("sysctl", "-qw", v4+"=0", v6+"=0"); err != nil {
 		t.Fatal(err)
 	}
-	p := h.open()
+	d := h.open()
 	leaf := proto.CloneOf(h.forwarding)
 	leaf.Loopbacks, leaf.UdpPorts = nil, nil
 	onlyV4 := proto.CloneOf(leaf)
@@ -578,7 +578,7 @@ func TestTransitSettings(t *testing.T) {
 			sp.NextHopV6 = ""
 		}
 	}
-	p.audit()
+	d.audit()
 	if got := settings(); got != "0 0 0" {
 		t.Errorf("before anything is known: %s", got)
 	}
@@ -587,28 +587,28 @@ func TestTransitSettings(t *testing.T) {
 		forwarding *farev1.Forwarding
 		want       string
 	}{{"IPv4 alone", onlyV4, "1 0 0"}, {"both families", leaf, "1 1 0"}} {
-		if err := p.SetForwarding(step.forwarding); err != nil {
+		if err := d.SetForwarding(step.forwarding); err != nil {
 			t.Fatal(err)
 		}
 		if got := settings(); got != step.want {
 			t.Errorf("%s: %s, want %s", step.name, got, step.want)
 		}
-		if hash := p.Capabilities().FlowHash; hash != nil {
+		if hash := d.Capabilities().FlowHash; hash != nil {
 			t.Errorf("%s: source ports are to land by %v", step.name, hash)
 		}
 	}
 	if _, err := h.Output("sysctl", "-qw", v4+"=0"); err != nil {
 		t.Fatal(err)
 	}
-	p.audit()
-	if got := settings(); got != "1 1 0" || p.Stats().Differences != 1 {
-		t.Errorf("after an audit: %s, %+v", got, p.Stats())
+	d.audit()
+	if got := settings(); got != "1 1 0" || d.Stats().Differences != 1 {
+		t.Errorf("after an audit: %s, %+v", got, d.Stats())
 	}
-	if err := p.SetForwarding(h.forwarding); err != nil {
+	if err := d.SetForwarding(h.forwarding); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := settings(), fmt.Sprint("1 1 ", DefaultSeed); got != want || p.Capabilities().FlowHash.GetAlgorithm() != computed {
-		t.Errorf("with loopbacks: %s, want %s; %v", got, want, p.Capabilities().FlowHash)
+	if got, want := settings(), fmt.Sprint("1 1 ", DefaultSeed); got != want || d.Capabilities().FlowHash.GetAlgorithm() != computed {
+		t.Errorf("with loopbacks: %s, want %s; %v", got, want, d.Capabilities().FlowHash)
 	}
 }
 
@@ -651,14 +651,14 @@ func TestObjectsAreMarked(t *testing.T) {
 
 func TestCommitAfterObjectsVanish(t *testing.T) {
 	h := newHost(t, 4)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1))
 	h.IP("nexthop", "flush")
 	s.do(h.group(1, 1, 1, 1, 0), destination(target4(1), 1))
 	h.wants(target4(0), equal("p0", "p1", "p2"))
 	h.wants(target4(1), equal("p0", "p1", "p2"))
-	if s := p.Stats(); s.Retries+s.Disturbances == 0 {
+	if s := d.Stats(); s.Retries+s.Disturbances == 0 {
 		t.Errorf("%+v", s)
 	}
 }

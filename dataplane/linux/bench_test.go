@@ -17,11 +17,11 @@ const (
 	benchBatch  = 1024
 )
 
-// bench is a Plane whose Commit is called directly.
+// bench is a Driver whose Commit is called directly.
 type bench struct {
 	b       *testing.B
 	h       *host
-	p       *Plane
+	p       *Driver
 	vectors int
 	groups  []*farev1.Vector
 	took    []time.Duration // durations of single Commits

@@ -23,45 +23,45 @@ func (h *host) nexthops(index int) (n int) {
 	return n
 }
 
-// device returns the Plane's record of a device.
-func (p *Plane) device(name string) rtnl.Link {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.links[p.names[name]]
+// device returns the Driver's record of a device.
+func (d *Driver) device(name string) rtnl.Link {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.links[d.names[name]]
 }
 
 // TestSecondCableIsNotLate lets both cables of a port fail while the kernel delays the event of the second cable, and
 // checks that the nexthop objects of the second cable are deleted before the event.
 func TestSecondCableIsNotLate(t *testing.T) {
 	h := newHostBy(t, 4, netnstest.NIC)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
 	netnstest.SecondCable(t, h.leaf, "p0", "p1", func(device string) bool {
-		l := p.device(device)
+		l := d.device(device)
 		return !l.Usable() && h.nexthops(l.Index) == 0
 	})
 }
 
 // TestAskedCarrier simulates a kernel before Linux 6.8, where the answer to a link request is current while the kernel
-// still forwards to the device. The Plane then removes the nexthop objects itself.
+// still forwards to the device. The Driver then removes the nexthop objects itself.
 func TestAskedCarrier(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.RepairDelay = time.Hour
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
-	rest(t, p)
-	l := p.device("p1")
+	rest(t, d)
+	l := d.device("p1")
 	if h.nexthops(l.Index) == 0 {
 		t.Fatal("no nexthop object on p1")
 	}
 	func() {
-		p.mu.Lock() // prevents the Plane from requesting the link state, which would show a carrier
-		defer p.mu.Unlock()
+		d.mu.Lock() // prevents the Driver from requesting the link state, which would show a carrier
+		defer d.mu.Unlock()
 		l.Carrier = false
-		p.takeLinks([]rtnl.LinkEvent{{Link: l, Asked: true}})
-		p.sync()
+		d.takeLinks([]rtnl.LinkEvent{{Link: l, Asked: true}})
+		d.sync()
 		if n := h.nexthops(l.Index); n != 0 {
 			t.Errorf("%d nexthop objects are left on p1", n)
 		}
@@ -70,11 +70,11 @@ func TestAskedCarrier(t *testing.T) {
 				t.Errorf("%s is divided %v", target, share)
 			}
 		}
-		if s := p.stats; s.Errors != 0 || s.MovedByKernel != 2 {
+		if s := d.stats; s.Errors != 0 || s.MovedByKernel != 2 {
 			t.Errorf("%+v", s)
 		}
 	}()
 	for _, target := range []string{target4(0), target6(0)} {
-		h.wants(target, equal("p0", "p1", "p2", "p3")) // the Plane finds the carrier by a request
+		h.wants(target, equal("p0", "p1", "p2", "p3")) // the Driver finds the carrier by a request
 	}
 }

@@ -37,9 +37,9 @@ const (
 	mostNarrow = 32767
 )
 
-// Config holds the parameters of a Plane. The zero value selects all defaults.
+// Config holds the parameters of a Driver. The zero value selects all defaults.
 type Config struct {
-	// Protocol marks all objects of the Plane (rtm_protocol, nh_protocol, FRA_PROTOCOL). The Plane treats objects with this
+	// Protocol marks all objects of the Driver (rtm_protocol, nh_protocol, FRA_PROTOCOL). The Driver treats objects with this
 	// mark in the network namespace as its own and never changes objects without it. Range 5 to 255; 0 selects
 	// DefaultProtocol.
 	Protocol uint8
@@ -63,10 +63,10 @@ type Config struct {
 	Seed uint32
 	// FirstID is the first id of nexthop objects; ids in use by other programs are skipped. 0 selects DefaultFirstID.
 	FirstID uint32
-	// ProbeTable and ProbeMark are used for milliseconds while the Plane queries the flow hash of the kernel: a rule for
+	// ProbeTable and ProbeMark are used for milliseconds while the Driver queries the flow hash of the kernel: a rule for
 	// packets with the mark leads to the table. 0 selects DefaultProbeTable and DefaultProbeMark.
 	ProbeTable, ProbeMark uint32
-	// RepairDelay is how long the Plane waits for new weights from the control plane after a sub-port has lost its carrier
+	// RepairDelay is how long the Driver waits for new weights from the control plane after a sub-port has lost its carrier
 	// and the kernel has moved its flows. 0 selects DefaultRepairDelay.
 	RepairDelay time.Duration
 	// AuditInterval is the interval of complete comparisons with the kernel, with repair. 0 selects DefaultAuditInterval.

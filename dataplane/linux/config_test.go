@@ -61,7 +61,7 @@ func TestConfigJudged(t *testing.T) {
 
 // TestForwardingJudged checks next hops and the limits of sub-ports and source groups.
 func TestForwardingJudged(t *testing.T) {
-	p := offline(t, 1)
+	d := offline(t, 1)
 	hops := func(four, six string) *farev1.Forwarding {
 		return &farev1.Forwarding{Planes: []*farev1.ForwardingPlane{
 			{Plane: "A", SubPorts: []*farev1.ForwardingSubPort{{Device: "p0", NextHopV4: "10.1.0.2"}}},
@@ -76,7 +76,7 @@ func TestForwardingJudged(t *testing.T) {
 		{"fd01::2", "", false}, {"", "10.1.0.2", false}, {"leaf", "", false}, {"", "leaf", false}, {"0.0.0.0", "", false}, {"", "::", false},
 		{"224.0.0.1", "", false}, {"", "ff02::1", false}, {"127.0.0.1", "", false}, {"", "::1", false},
 	} {
-		err := p.judge(hops(c.four, c.six))
+		err := d.judge(hops(c.four, c.six))
 		if (err == nil) != c.ok || !c.ok && (status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "planes[1].sub_ports[1]: ")) {
 			t.Errorf("%q, %q: %v", c.four, c.six, err)
 		}
@@ -87,16 +87,16 @@ func TestForwardingJudged(t *testing.T) {
 		}
 	}
 	for _, f := range []*farev1.Forwarding{nil, {}, {Planes: []*farev1.ForwardingPlane{{Plane: "A"}}}} {
-		if err := p.judge(f); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "no sub-ports") {
+		if err := d.judge(f); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "no sub-ports") {
 			t.Errorf("%v: %v", f, err)
 		}
 	}
-	p.config.Buckets = 2
-	if err := p.judge(hops("", "")); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "3 sub-ports exceed 2 buckets") {
+	d.config.Buckets = 2
+	if err := d.judge(hops("", "")); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "3 sub-ports exceed 2 buckets") {
 		t.Errorf("more sub-ports than buckets: %v", err)
 	}
-	p.config.Buckets = 3
-	if err := p.judge(hops("", "")); err != nil {
+	d.config.Buckets = 3
+	if err := d.judge(hops("", "")); err != nil {
 		t.Errorf("as many sub-ports as buckets: %v", err)
 	}
 	f := hops("", "")
@@ -105,22 +105,22 @@ func TestForwardingJudged(t *testing.T) {
 		f.Loopbacks = append(f.Loopbacks, loopback)
 		f.SourceGroups = append(f.SourceGroups, &farev1.SourceGroup{Loopbacks: []string{loopback}, Devices: []string{"p0"}})
 	}
-	if err := p.judge(f); err != nil {
+	if err := d.judge(f); err != nil {
 		t.Errorf("128 source groups: %v", err)
 	}
 	f.SourceGroups = append(f.SourceGroups, &farev1.SourceGroup{Loopbacks: []string{"10.255.9.9/32"}, Devices: []string{"p0"}})
-	if err := p.judge(f); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "129 source groups") {
+	if err := d.judge(f); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "129 source groups") {
 		t.Errorf("129 source groups: %v", err)
 	}
 	if !transit(hops("", "")) || transit(f) {
 		t.Error("a node without loopbacks is not the one that forwards for others")
 	}
-	p.ipv6 = true
-	if p.hopsV6(hops("10.1.0.2", "")) || !p.hopsV6(hops("", "fd01::2")) {
+	d.ipv6 = true
+	if d.hopsV6(hops("10.1.0.2", "")) || !d.hopsV6(hops("", "fd01::2")) {
 		t.Error("IPv6 is not where the next hops are")
 	}
-	p.ipv6 = false
-	if p.hopsV6(hops("", "fd01::2")) {
+	d.ipv6 = false
+	if d.hopsV6(hops("", "fd01::2")) {
 		t.Error("IPv6 next hops without IPv6")
 	}
 }

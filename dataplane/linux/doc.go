@@ -36,7 +36,7 @@
 // # The kernel moves first
 //
 // When a device loses its carrier, the kernel removes the device's nexthops from all groups and gives their buckets to the
-// other members, without a notification. The Plane infers this from the link event and waits RepairDelay for new weights
+// other members, without a notification. The Driver infers this from the link event and waits RepairDelay for new weights
 // from the control plane, which cost one message per group; it then redistributes the groups that the control plane did not
 // set. When the kernel takes buckets from a member to make room, it takes the first ones; the lasting buckets are the last
 // ones.
@@ -45,7 +45,7 @@
 // kernel holds a packet of a TCP connection in the queue, TCP does not retransmit it, and the kernel solicits a neighbor
 // for three seconds.
 //
-// A message that was built before the Plane learned of a lost carrier may reach a group that the kernel has changed. A
+// A message that was built before the Driver learned of a lost carrier may reach a group that the kernel has changed. A
 // partial replacement of such a group could have any result. Each message therefore names at least one nexthop of every
 // device that is known to have buckets in the group, if necessary as a witness, a member with weight 1 that receives no
 // bucket. The kernel refuses the message if the nexthops of that device are gone. Witnesses leave the group with its next
@@ -53,7 +53,7 @@
 //
 // # Ownership
 //
-// All objects of the Plane carry Config.Protocol as their mark, and objects without the mark are never changed or removed.
+// All objects of the Driver carry Config.Protocol as their mark, and objects without the mark are never changed or removed.
 // Ids in use by other programs are skipped, and a foreign route with the prefix, table and metric of a destination causes
 // that destination to be refused (UNAVAILABLE). Open reads back the objects of an earlier run, destinations that are
 // programmed again take over their objects, and Settle removes the rest.

@@ -12,18 +12,18 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// TestEventsThatConcern checks which changes by other programs make the Plane read the kernel back.
+// TestEventsThatConcern checks which changes by other programs make the Driver read the kernel back.
 func TestEventsThatConcern(t *testing.T) {
-	p := offline(t, 2)
-	p.config.Table = 7000
-	p.sources[netip.Prefix{}].table = 7000
-	p.claimants = map[uint32][]netip.Prefix{7000: {netip.Prefix{}}}
-	p.sources[netip.Prefix{}].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32"), mustPrefix("10.255.0.9/32")}
-	p.addresses[netip.MustParseAddr("10.255.0.1")] = true
-	p.set(1, 1, 1)
-	p.leads(target4(0), 0, 1)
-	p.obey(t)
-	g := p.groups[groupKey{1, v4}]
+	d := offline(t, 2)
+	d.config.Table = 7000
+	d.sources[netip.Prefix{}].table = 7000
+	d.claimants = map[uint32][]netip.Prefix{7000: {netip.Prefix{}}}
+	d.sources[netip.Prefix{}].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32"), mustPrefix("10.255.0.9/32")}
+	d.addresses[netip.MustParseAddr("10.255.0.1")] = true
+	d.set(1, 1, 1)
+	d.leads(target4(0), 0, 1)
+	d.obey(t)
+	g := d.groups[groupKey{1, v4}]
 	address := func(a string, usable, gone bool) rtnl.ObjectEvent {
 		return rtnl.ObjectEvent{Gone: gone, Address: &rtnl.Address{Addr: netip.MustParseAddr(a), Usable: usable}}
 	}
@@ -40,7 +40,7 @@ func TestEventsThatConcern(t *testing.T) {
 		want  bool
 	}{
 		{"a nexthop of others", nexthop(5, 11), false}, {"a nexthop with the mark", nexthop(5, 179), true},
-		{"a nexthop in our place", nexthop(p.subPorts[0].pools[v4].ids[0], 11), true},
+		{"a nexthop in our place", nexthop(d.subPorts[0].pools[v4].ids[0], 11), true},
 		{"a rule of others", rule(90), false}, {"a rule to the table", rule(7000), true}, {"a rule to a source group's", rule(DefaultSourceTable + 3), true},
 		{"a route elsewhere", route(target4(0), 254, 179, 20), false}, {"a route with the mark", route("10.9.9.9/32", 7000, 179, 1), true},
 		{"a route with the mark of a source group", route("10.9.9.9/32", DefaultSourceTable, 179, 1), true},
@@ -50,44 +50,44 @@ func TestEventsThatConcern(t *testing.T) {
 		{"a loopback that cannot be used", address("10.255.0.1", false, false), true}, {"a loopback that goes", address("10.255.0.1", true, true), true},
 		{"a loopback that comes", address("10.255.0.9", true, false), true},
 	} {
-		if got := p.concerns(c.event); got != c.want {
+		if got := d.concerns(c.event); got != c.want {
 			t.Errorf("%s: %v", c.what, got)
 		}
 	}
-	if g.moved || p.stats.Differences != 0 {
-		t.Errorf("%+v, %+v", g, p.stats)
+	if g.moved || d.stats.Differences != 0 {
+		t.Errorf("%+v, %+v", g, d.stats)
 	}
 	unfit := netip.MustParseAddr("10.255.0.1")
-	p.unfit[unfit] = true
-	if !p.concerns(address("10.255.0.1", true, false)) || p.unfit[unfit] {
-		t.Errorf("a loopback that the kernel had refused: %v", p.unfit)
+	d.unfit[unfit] = true
+	if !d.concerns(address("10.255.0.1", true, false)) || d.unfit[unfit] {
+		t.Errorf("a loopback that the kernel had refused: %v", d.unfit)
 	}
 	// A group that another program changed, with or without the mark.
 	for _, protocol := range []uint8{11, 179} {
-		g.moved, p.torn, p.stats.Differences = false, "", 0
-		p.staleGroups[g.key] = true
-		p.obey(t)
+		g.moved, d.torn, d.stats.Differences = false, "", 0
+		d.staleGroups[g.key] = true
+		d.obey(t)
 		g.segments, g.weights, g.movedAt = []segment{{1, 64}}, []uint32{1, 1}, time.Now()
-		clear(p.staleGroups)
-		if !p.concerns(nexthop(g.id, protocol)) || !g.moved || !g.movedAt.IsZero() || g.weights != nil || g.segments != nil || !p.staleGroups[g.key] || p.stats.Differences != 1 {
-			t.Errorf("protocol %d: %+v, %+v", protocol, g, p.stats)
+		clear(d.staleGroups)
+		if !d.concerns(nexthop(g.id, protocol)) || !g.moved || !g.movedAt.IsZero() || g.weights != nil || g.segments != nil || !d.staleGroups[g.key] || d.stats.Differences != 1 {
+			t.Errorf("protocol %d: %+v, %+v", protocol, g, d.stats)
 		}
 	}
 	// A group that does not exist yet has no changes; its id belongs to another program.
-	p.groups[groupKey{2, v4}] = &group{key: groupKey{2, v4}, id: 555}
-	if p.concerns(nexthop(555, 11)) || p.groups[groupKey{2, v4}].moved {
+	d.groups[groupKey{2, v4}] = &group{key: groupKey{2, v4}, id: 555}
+	if d.concerns(nexthop(555, 11)) || d.groups[groupKey{2, v4}].moved {
 		t.Error("a group that is not there was changed")
 	}
 }
 
 // TestIntegrityReports: the first difference is reported, and its repair once nothing is refused or unread.
 func TestIntegrityReports(t *testing.T) {
-	p := offline(t, 1)
+	d := offline(t, 1)
 	var received reports
-	p.mended(nil)
-	p.differs("before %s", "Guard")
-	p.mended(nil)
-	p.Guard(received.report)
+	d.mended(nil)
+	d.differs("before %s", "Guard")
+	d.mended(nil)
+	d.Guard(received.report)
 	want := func(what string, list ...string) {
 		t.Helper()
 		var got []string
@@ -98,21 +98,21 @@ func TestIntegrityReports(t *testing.T) {
 			t.Errorf("%s: %q, want %q", what, got, list)
 		}
 	}
-	p.mended(nil)
+	d.mended(nil)
 	want("nothing differs")
-	p.differs("group %d", 7)
-	p.differs("group %d", 8)
+	d.differs("group %d", 7)
+	d.differs("group %d", 8)
 	want("two differ", "false 2 group 7")
-	p.mended([]failure{{}})
-	p.unread = true
-	p.mended(nil)
-	p.unread = false
+	d.mended([]failure{{}})
+	d.unread = true
+	d.mended(nil)
+	d.unread = false
 	want("not repaired")
-	p.mended(nil)
-	p.mended(nil)
+	d.mended(nil)
+	d.mended(nil)
 	want("repaired", "true 3 group 7")
-	p.report([]failure{{op{kind: setGroup}, unix.EINVAL}, {op{kind: setGroup}, unix.ENOMEM}})
+	d.report([]failure{{op{kind: setGroup}, unix.EINVAL}, {op{kind: setGroup}, unix.ENOMEM}})
 	want("refused", "false 3 the kernel refused: invalid argument")
-	p.report(nil)
+	d.report(nil)
 	want("not refused")
 }

@@ -56,15 +56,15 @@ func killed(text string) error {
 		return err
 	}
 	for i := 0; ; i++ {
-		p, err := Open(Config{})
+		d, err := Open(Config{})
 		if err != nil {
 			return err
 		}
-		server := contract.New(contract.Config{Name: "linux", Forwarder: p})
+		server := contract.New(contract.Config{Name: "linux", Forwarder: d})
 		if refused, err := server.Restore(f, killedState(f, i)); err != nil || len(refused) > 0 {
 			return fmt.Errorf("%v, %w", refused, err)
 		}
-		if err := errors.Join(p.Settle(), p.Close()); err != nil {
+		if err := errors.Join(d.Settle(), d.Close()); err != nil {
 			return err
 		}
 		fmt.Println("programmed")
@@ -96,9 +96,9 @@ func TestKilled(t *testing.T) {
 	}
 	// The reference is the result of a process that is not killed.
 	want := killedState(h.forwarding, 1)
-	p, _ := h.restart(want)
+	d, _ := h.restart(want)
 	before := h.state()
-	crash(t, p)
+	crash(t, d)
 	others := foreign()
 	text, err := protojson.Marshal(h.forwarding)
 	if err != nil {
@@ -130,20 +130,20 @@ func TestKilled(t *testing.T) {
 		if diff(h.state(), before) != "" {
 			different++
 		}
-		p, _ := h.restart(want)
+		d, _ := h.restart(want)
 		if d := diff(h.state(), before); d != "" {
 			t.Fatalf("round %d: %s", round, d)
 		}
-		if f := p.Capabilities().FlowHash; f.GetAlgorithm() != computed {
+		if f := d.Capabilities().FlowHash; f.GetAlgorithm() != computed {
 			t.Errorf("round %d: flow hash %v", round, f)
 		}
-		rest(t, p)
-		n := sent(p.Stats())
-		p.audit()
-		if s := p.Stats(); sent(s) != n || s.Differences != 0 {
+		rest(t, d)
+		n := sent(d.Stats())
+		d.audit()
+		if s := d.Stats(); sent(s) != n || s.Differences != 0 {
 			t.Errorf("round %d: an audit found more: %+v", round, s)
 		}
-		crash(t, p)
+		crash(t, d)
 		if now := foreign(); now != others {
 			t.Fatalf("round %d: others' objects changed:\n%s\nbefore:\n%s", round, now, others)
 		}
@@ -156,26 +156,26 @@ func TestKilled(t *testing.T) {
 // TestKilledWhileAsking checks that leftovers of a probe do not prevent a probe by the next process.
 func TestKilledWhileAsking(t *testing.T) {
 	h := newHost(t, 4)
-	p, c := h.start()
+	d, c := h.start()
 	program(t, c.server).do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
 	clean := h.Objects()
-	p.mu.Lock()
+	d.mu.Lock()
 	for f, check := range []netip.Addr{checkV4, checkV6} {
-		target, device := []run{{0, p.size}}, p.probeDevice(family(f))
+		target, device := []run{{0, d.size}}, d.probeDevice(family(f))
 		for _, asked := range []rtnl.Route{
-			{Prefix: netip.PrefixFrom(check, check.BitLen()), Table: p.config.Table, Metric: p.config.Metric},
-			{Prefix: netip.PrefixFrom(check, 0).Masked(), Table: p.config.ProbeTable, Metric: p.config.Metric},
+			{Prefix: netip.PrefixFrom(check, check.BitLen()), Table: d.config.Table, Metric: d.config.Metric},
+			{Prefix: netip.PrefixFrom(check, 0).Masked(), Table: d.config.ProbeTable, Metric: d.config.Metric},
 		} {
-			if _, err := p.probe(family(f), device, target, asked, asked.Table == p.config.ProbeTable); err != nil {
+			if _, err := d.probe(family(f), device, target, asked, asked.Table == d.config.ProbeTable); err != nil {
 				t.Error(err)
 			}
 		}
 	}
-	p.mu.Unlock()
+	d.mu.Unlock()
 	journal := c.snapshot()
-	crash(t, p)
-	p, c = h.restart(journal)
-	if f := p.Capabilities().FlowHash; f.GetAlgorithm() != computed {
+	crash(t, d)
+	d, c = h.restart(journal)
+	if f := d.Capabilities().FlowHash; f.GetAlgorithm() != computed {
 		t.Errorf("flow hash %v", f)
 	}
 	for i, dst := range []string{target4(0), target6(0)} {
@@ -186,7 +186,7 @@ func TestKilledWhileAsking(t *testing.T) {
 			t.Errorf("%s: %v", dst, err)
 		}
 	}
-	p.audit()
+	d.audit()
 	if now := h.Objects(); now != clean {
 		t.Errorf("left:\n%s\nbefore:\n%s", now, clean)
 	}

@@ -79,24 +79,24 @@ func TestLinksComeAndGo(t *testing.T) {
 func TestControlPlaneAnswersALostCarrier(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.RepairDelay = time.Hour
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1))
 	h.leaf.IP("link", "set", "p0", "down")
 	netnstest.Eventually(t, time.Minute, func() error {
-		if p.Stats().MovedByKernel != 1 {
-			return fmt.Errorf("%+v", p.Stats())
+		if d.Stats().MovedByKernel != 1 {
+			return fmt.Errorf("%+v", d.Stats())
 		}
 		return nil
 	})
-	before := p.Stats().Groups
+	before := d.Stats().Groups
 	s.do(subPortOp("p0", false))
-	if after := p.Stats().Groups; after != before {
+	if after := d.Stats().Groups; after != before {
 		t.Errorf("%d groups sent for what the kernel has done", after-before)
 	}
 	s.do(h.group(1, 0, 2, 1, 1))
 	h.wants(target4(0), map[string]int{"p1": 512, "p2": 256, "p3": 256})
-	if s := p.Stats(); s.Groups != before+1 || s.Repairs != 0 {
+	if s := d.Stats(); s.Groups != before+1 || s.Repairs != 0 {
 		t.Errorf("%+v", s)
 	}
 	// The sub-port returns, but the control plane gives it no weight.
@@ -113,33 +113,33 @@ func TestControlPlaneAnswersALostCarrier(t *testing.T) {
 func TestControlPlaneAnswersWithTheWeightsThatAreLeft(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.RepairDelay = time.Hour
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1))
 	h.leaf.IP("link", "set", "p0", "down")
 	netnstest.Eventually(t, time.Minute, func() error {
-		if p.Stats().MovedByKernel != 1 {
-			return fmt.Errorf("%+v", p.Stats())
+		if d.Stats().MovedByKernel != 1 {
+			return fmt.Errorf("%+v", d.Stats())
 		}
 		return nil
 	})
-	before := p.Stats().Groups
+	before := d.Stats().Groups
 	s.do(h.group(1, 0, 1, 1, 1))
 	h.wants(target4(0), equal("p1", "p2", "p3"))
-	if s := p.Stats(); s.Groups != before+1 || s.Repairs != 0 {
+	if s := d.Stats(); s.Groups != before+1 || s.Repairs != 0 {
 		t.Errorf("%+v", s)
 	}
 }
 
 func TestRepairWithoutControlPlane(t *testing.T) {
 	h := newHost(t, 4)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 2, 3, 4), destination(target4(0), 1))
 	h.leaf.IP("link", "set", "p1", "down")
 	h.wants(target4(0), map[string]int{"p0": 128, "p2": 384, "p3": 512})
 	netnstest.Eventually(t, time.Minute, func() error {
-		if s := p.Stats(); s.MovedByKernel != 1 || s.Repairs != 1 {
+		if s := d.Stats(); s.MovedByKernel != 1 || s.Repairs != 1 {
 			return fmt.Errorf("%+v", s)
 		}
 		return nil
@@ -162,11 +162,11 @@ func TestDrainMovesAtOnce(t *testing.T) {
 func TestLostNewsOfLinks(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.watchBuffer = 1
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
 	before := h.state()
-	for round := 0; p.Stats().Overruns == 0; round++ {
+	for round := 0; d.Stats().Overruns == 0; round++ {
 		if round == 100 {
 			t.Fatal("nothing was lost")
 		}
@@ -218,18 +218,18 @@ func TestIPv4OverIPv6(t *testing.T) {
 // TestHelloAgain changes next hops in place, and sub-ports together with their order.
 func TestHelloAgain(t *testing.T) {
 	h := newHost(t, 4)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
-	first := p.Stats()
+	first := d.Stats()
 	c.hello(h.forwarding)
-	if n := sent(p.Stats()) - sent(first); n != 0 {
+	if n := sent(d.Stats()) - sent(first); n != 0 {
 		t.Errorf("the same Hello sent %d changes", n)
 	}
 	again := proto.CloneOf(h.forwarding)
 	again.Planes[1].SubPorts[0].NextHopV4 = "10.1.1.7"
 	c.hello(again)
-	second := p.Stats()
+	second := d.Stats()
 	if second.Groups != first.Groups || second.Routes != first.Routes || second.Nexthops == first.Nexthops {
 		t.Errorf("another next hop: %+v after %+v", second, first)
 	}
@@ -239,16 +239,16 @@ func TestHelloAgain(t *testing.T) {
 	if n := second.Nexthops - first.Nexthops; n != uint64(len(h.pool(t, "p1"))-1) { // the IPv6 next hop is as it was
 		t.Errorf("another next hop: %d changes of nexthop objects %v", n, h.pool(t, "p1"))
 	}
-	h.counted(p)
+	h.counted(d)
 	// A starting control plane does not know the next hop of an unnumbered session yet, so the sub-port keeps its present one.
 	again.Planes[2].SubPorts[0].NextHopV4, again.Planes[2].SubPorts[0].NextHopV6 = "", ""
 	c.hello(proto.CloneOf(again))
-	if n := sent(p.Stats()) - sent(second); n != 0 {
+	if n := sent(d.Stats()) - sent(second); n != 0 {
 		t.Errorf("a Hello without a next hop sent %d changes", n)
 	}
 	h.wants(target4(0), equal("p0", "p1", "p2", "p3"))
 	h.wants(target6(0), equal("p0", "p1", "p2", "p3"))
-	if err := p.SetForwarding(again); err != nil { // without the server, which fills in the present next hop
+	if err := d.SetForwarding(again); err != nil { // without the server, which fills in the present next hop
 		t.Fatal(err)
 	}
 	h.wants(target4(0), equal("p0", "p1", "p3"))
@@ -266,7 +266,7 @@ func TestHelloAgain(t *testing.T) {
 	if text := h.state()["10.255.1.1"]; !strings.Contains(text, "10.1.0.2@p0*256") || strings.Contains(text, "fd01:") {
 		t.Error(text)
 	}
-	h.counted(p)
+	h.counted(d)
 	// Equal sub-ports in another order have each other's buckets.
 	swapped := proto.CloneOf(h.forwarding)
 	swapped.Planes[0], swapped.Planes[1] = swapped.Planes[1], swapped.Planes[0]
@@ -274,7 +274,7 @@ func TestHelloAgain(t *testing.T) {
 		t.Error(h.state()["10.255.1.1"])
 	}
 	c.hello(h.forwarding)
-	h.counted(p)
+	h.counted(d)
 
 	fewer := proto.CloneOf(h.forwarding)
 	fewer.Planes = []*farev1.ForwardingPlane{fewer.Planes[3], fewer.Planes[1]}
@@ -332,15 +332,15 @@ func (h *host) witnesses() (n int) {
 func TestDrainCostsOneMessageAGroup(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.RepairDelay = time.Hour
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	for g := range 5 {
 		s.do(h.group(uint32(g+1), 1, 1, 1, uint32(g+1)), destination(target4(g), uint32(g+1)))
 	}
 	groups := func(ops ...*farev1.Operation) uint64 {
-		before := p.Stats()
+		before := d.Stats()
 		s.do(ops...)
-		return p.Stats().Groups - before.Groups
+		return d.Stats().Groups - before.Groups
 	}
 	if n := groups(subPortOp("p0", false)); n != 5 {
 		t.Errorf("a lost sub-port cost %d messages for 5 groups", n)
@@ -354,8 +354,8 @@ func TestDrainCostsOneMessageAGroup(t *testing.T) {
 	// The loss of a witness's carrier moves no bucket.
 	h.IP("link", "set", "p0", "down")
 	h.carriers(3)
-	if n := groups(h.group(4, 9, 1, 1, 4)); n != 0 || p.Stats().MovedByKernel != 0 {
-		t.Errorf("%d messages, %+v", n, p.Stats())
+	if n := groups(h.group(4, 9, 1, 1, 4)); n != 0 || d.Stats().MovedByKernel != 0 {
+		t.Errorf("%d messages, %+v", n, d.Stats())
 	}
 	if n := h.witnesses(); n != 0 {
 		t.Errorf("%d witnesses are left of a device that is down", n)
@@ -367,7 +367,7 @@ func TestDrainCostsOneMessageAGroup(t *testing.T) {
 
 func TestWitnessesLeave(t *testing.T) {
 	h := newHost(t, 4)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
 	s.do(subPortOp("p0", false))
@@ -379,10 +379,10 @@ func TestWitnessesLeave(t *testing.T) {
 	})
 	h.wants(target4(0), equal("p1", "p2", "p3"))
 	h.wants(target6(0), equal("p1", "p2", "p3"))
-	rest(t, p)
-	n := sent(p.Stats())
-	p.audit()
-	if s := p.Stats(); sent(s) != n || s.Differences != 0 {
+	rest(t, d)
+	n := sent(d.Stats())
+	d.audit()
+	if s := d.Stats(); sent(s) != n || s.Differences != 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -391,7 +391,7 @@ func TestWitnessesLeave(t *testing.T) {
 func TestRestartWithWitnesses(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.RepairDelay = time.Hour
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), h.group(2, 5, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1), destination(target4(1), 2))
 	s.do(h.group(1, 2, 1, 1, 1), h.group(2, 1, 2, 1, 1))
@@ -400,10 +400,10 @@ func TestRestartWithWitnesses(t *testing.T) {
 	if n := h.witnesses(); n != 3 {
 		t.Errorf("%d witnesses", n)
 	}
-	crash(t, p)
-	p, c = h.restart(journal)
-	p.audit()
-	if s := p.Stats(); sent(s) != 0 || s.Errors != 0 || s.Differences != 0 {
+	crash(t, d)
+	d, c = h.restart(journal)
+	d.audit()
+	if s := d.Stats(); sent(s) != 0 || s.Errors != 0 || s.Differences != 0 {
 		t.Errorf("%+v", s)
 	}
 	if d := diff(h.state(), before); d != "" {

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 // testBuckets is the default group size in tests, chosen for figures that are easy to check by hand.
 const testBuckets = 1024
 
-// strict fails the test if a Plane logs a failure that the test does not cause: tests that cause one set their own Logger.
+// strict fails the test if a Driver logs a failure that the test does not cause: tests that cause one set their own Logger.
 type strict struct {
 	slog.Handler
 	t testing.TB
@@ -57,8 +57,8 @@ func (s strict) Handle(ctx context.Context, r slog.Record) error {
 	return s.Handler.Handle(ctx, r)
 }
 
-// counted fails unless a Plane counts the objects that the kernel has with its mark.
-func (h *host) counted(p *Plane) {
+// counted fails unless a Driver counts the objects that the kernel has with its mark.
+func (h *host) counted(d *Driver) {
 	h.t.Helper()
 	nexthops, err := h.conn.Nexthops()
 	if err != nil {
@@ -67,21 +67,21 @@ func (h *host) counted(p *Plane) {
 	var want Stats
 	for _, n := range nexthops {
 		switch {
-		case n.Protocol != p.config.Protocol:
+		case n.Protocol != d.config.Protocol:
 		case len(n.Members) > 0:
 			want.GroupObjects++
 		default:
 			want.NexthopObjects++
 		}
 	}
-	for _, f := range families(p.ipv6) {
-		routes, err := h.conn.RoutesBy(f, 0, p.config.Protocol)
+	for _, f := range families(d.ipv6) {
+		routes, err := h.conn.RoutesBy(f, 0, d.config.Protocol)
 		if err != nil {
 			h.t.Fatal(err)
 		}
 		want.RouteObjects += len(routes)
 	}
-	if s := p.Stats(); s.NexthopObjects != want.NexthopObjects || s.GroupObjects != want.GroupObjects || s.RouteObjects != want.RouteObjects {
+	if s := d.Stats(); s.NexthopObjects != want.NexthopObjects || s.GroupObjects != want.GroupObjects || s.RouteObjects != want.RouteObjects {
 		h.t.Errorf("%+v; the kernel has %d nexthops, %d groups, %d routes", s, want.NexthopObjects, want.GroupObjects, want.RouteObjects)
 	}
 }
@@ -167,31 +167,31 @@ func (h *host) carriers(n int) {
 	})
 }
 
-// open opens a Plane that is closed when the test ends, unless the test has closed it.
-func (h *host) open() *Plane {
+// open opens a Driver that is closed when the test ends, unless the test has closed it.
+func (h *host) open() *Driver {
 	h.t.Helper()
-	var p *Plane
+	var d *Driver
 	if err := h.Do(func() (err error) {
-		p, err = Open(h.config)
+		d, err = Open(h.config)
 		return err
 	}); err != nil {
 		h.t.Fatal(err)
 	}
-	h.t.Cleanup(func() { _ = p.Close() })
-	return p
+	h.t.Cleanup(func() { _ = d.Close() })
+	return d
 }
 
-// start opens a Plane behind a contract.Server that has received a Hello.
-func (h *host) start() (*Plane, *client) {
+// start opens a Driver behind a contract.Server that has received a Hello.
+func (h *host) start() (*Driver, *client) {
 	h.t.Helper()
-	p := h.open()
-	c := &client{t: h.t, server: contract.New(contract.Config{Name: "linux", Forwarder: p})}
+	d := h.open()
+	c := &client{t: h.t, server: contract.New(contract.Config{Name: "linux", Forwarder: d})}
 	c.hello(h.forwarding)
-	return p, c
+	return d, c
 }
 
-func newServer(p *Plane) *contract.Server {
-	return contract.New(contract.Config{Name: "linux", Forwarder: p})
+func newServer(d *Driver) *contract.Server {
+	return contract.New(contract.Config{Name: "linux", Forwarder: d})
 }
 
 // client programs a contract.Server without gRPC: Restore commits each operation as a separate batch.
@@ -451,12 +451,12 @@ func (h *host) wants(dst string, want map[string]int) {
 }
 
 // rest waits until groups are final: witnesses leave a group RepairDelay after the change that needed them.
-func rest(t *testing.T, p *Plane) {
+func rest(t *testing.T, d *Driver) {
 	t.Helper()
 	netnstest.Eventually(t, time.Minute, func() error {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		for key, g := range p.groups {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for key, g := range d.groups {
 			if _, waits := g.since(); waits {
 				return fmt.Errorf("group %v will change", key)
 			}
@@ -473,9 +473,9 @@ func TestConformance(t *testing.T) {
 	planes[0].SubPorts = append(planes[0].SubPorts, planes[1].SubPorts...)
 	planes[2].SubPorts = append(planes[2].SubPorts, planes[3].SubPorts...)
 	h.forwarding.Planes = []*farev1.ForwardingPlane{planes[0], planes[2]}
-	p := h.open()
-	dptest.Run(t, serve(t, contract.New(contract.Config{Name: "linux", Forwarder: p})), dptest.Options{Forwarding: h.forwarding})
-	if s := p.Stats(); s.Errors != 0 || s.Differences != 0 || s.HashMismatches != 0 {
+	d := h.open()
+	dptest.Run(t, serve(t, contract.New(contract.Config{Name: "linux", Forwarder: d})), dptest.Options{Forwarding: h.forwarding})
+	if s := d.Stats(); s.Errors != 0 || s.Differences != 0 || s.HashMismatches != 0 {
 		t.Errorf("%+v", s)
 	}
 	if got := h.state(); len(got) != 0 {
@@ -485,7 +485,7 @@ func TestConformance(t *testing.T) {
 
 func TestProgramming(t *testing.T) {
 	h := newHost(t, 4)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 2, 2, 1, 2), destination(target4(0), 1), destination(target6(0), 1))
 	h.wants(target4(0), map[string]int{"p0": 293, "p1": 293, "p2": 146, "p3": 292})
@@ -508,12 +508,12 @@ func TestProgramming(t *testing.T) {
 			t.Errorf("%s: %+v, %v", to, paths, err)
 		}
 	}
-	t.Logf("%+v", p.Stats())
+	t.Logf("%+v", d.Stats())
 	s.do(deleteDestination(target4(0)), deleteDestination(target6(0)), deleteGroupOp(1))
 	if got := h.state(); len(got) != 0 {
 		t.Errorf("left: %v", got)
 	}
-	if err := p.Close(); err != nil {
+	if err := d.Close(); err != nil {
 		t.Error(err)
 	}
 	var removed Removed

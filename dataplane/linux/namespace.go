@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespace is the network namespace of a Plane.
+// namespace is the network namespace of a Driver.
 type namespace struct {
 	file *os.File
 	id   fileID

@@ -33,16 +33,16 @@ func TestIPv6Disabled(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			p := h.open()
+			d := h.open()
 			if errno := map[string]unix.Errno{"EAFNOSUPPORT": unix.EAFNOSUPPORT, "EOPNOTSUPP": unix.EOPNOTSUPP}[where]; errno != 0 {
-				p.conn.Refuse(func(what string) unix.Errno {
+				d.conn.Refuse(func(what string) unix.Errno {
 					if strings.Contains(what, "nexthop") && strings.Contains(what, "fe80::") {
 						return errno
 					}
 					return 0
 				})
 			}
-			c := &client{t: t, server: newServer(p)}
+			c := &client{t: t, server: newServer(d)}
 			hash := c.hello(h.forwarding).Capabilities.FlowHash
 			if hash.GetAlgorithm() != computed {
 				t.Errorf("flow hash %v, want one that is computed", hash)
@@ -77,8 +77,8 @@ func TestIPv6Disabled(t *testing.T) {
 			if len(refused) != 1 || codes.Code(refused[0].Code) != codes.Unimplemented || !strings.Contains(refused[0].Message, where) {
 				t.Errorf("an IPv6 destination: %v, want a refusal that names %s", refused, where)
 			}
-			p.audit()
-			if got := p.Stats(); got.Errors != 0 || got.Differences != 0 || got.HashMismatches != 0 {
+			d.audit()
+			if got := d.Stats(); got.Errors != 0 || got.Differences != 0 || got.HashMismatches != 0 {
 				t.Errorf("%+v", got)
 			}
 		})

@@ -19,15 +19,15 @@ const (
 	loIndex      = 1
 )
 
-// offline returns a Plane without a kernel: sub-ports p0, p1, ... on the devices 10, 11, ..., each with a next hop of both families.
+// offline returns a Driver without a kernel: sub-ports p0, p1, ... on the devices 10, 11, ..., each with a next hop of both families.
 // The test calls done for the ops of its plans.
-func offline(t *testing.T, subPorts int) *Plane {
+func offline(t *testing.T, subPorts int) *Driver {
 	t.Helper()
 	config, err := Config{Buckets: 64, Logger: slog.New(slog.DiscardHandler), RepairDelay: time.Hour}.withDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Plane{
+	d := &Driver{
 		config: config, log: config.Logger, ipv6: true, maxWeight: 65535, next: config.FirstID, capabilities: &farev1.Capabilities{},
 		byDevice: map[string]*subPort{}, wanted: map[uint32]*farev1.Vector{}, destinations: map[contract.DestinationKey]uint32{},
 		links: map[int]rtnl.Link{loIndex: {Index: loIndex, Name: "lo", Up: true, Carrier: true, Loopback: true}}, names: map[string]int{"lo": loIndex},
@@ -37,57 +37,57 @@ func offline(t *testing.T, subPorts int) *Plane {
 		sources: map[netip.Prefix]*source{}, tables: map[uint32]*source{}, named: map[netip.Prefix]int{}, made: map[rtnl.Rule]bool{},
 		ruled: map[netip.Prefix]uint32{}, dark: map[int]bool{},
 	}
-	for f := range p.drop {
-		p.drop[f], p.hole[f] = &pool{family: family(f), loopback: true}, &pool{family: family(f), blackhole: true}
+	for f := range d.drop {
+		d.drop[f], d.hole[f] = &pool{family: family(f), loopback: true}, &pool{family: family(f), blackhole: true}
 	}
 	f := &farev1.Forwarding{}
 	for i := range subPorts {
 		l := rtnl.Link{Index: 10 + i, Name: fmt.Sprintf("p%d", i), Up: true, Carrier: true}
-		p.links[l.Index], p.names[l.Name] = l, l.Index
+		d.links[l.Index], d.names[l.Name] = l, l.Index
 		sp := &subPort{device: l.Name, hops: [2]netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i), 2}), netip.MustParseAddr(fmt.Sprintf("fd01:%d::2", i))}}
-		p.subPorts, p.byDevice[l.Name] = append(p.subPorts, sp), sp
-		p.setHop(sp, v4)
-		p.setHop(sp, v6)
+		d.subPorts, d.byDevice[l.Name] = append(d.subPorts, sp), sp
+		d.setHop(sp, v4)
+		d.setHop(sp, v6)
 		f.Planes = append(f.Planes, &farev1.ForwardingPlane{Plane: l.Name, SubPorts: []*farev1.ForwardingSubPort{{Device: l.Name}}})
 	}
-	p.forwarding = f
-	p.setSources(f)
-	return p
+	d.forwarding = f
+	d.setSources(f)
+	return d
 }
 
 // set makes a group wanted, with weights by sub-port.
-func (p *Plane) set(id uint32, weights ...uint32) {
+func (d *Driver) set(id uint32, weights ...uint32) {
 	g := &farev1.Vector{Id: id}
 	for i, w := range weights {
 		if w > 0 {
-			g.Members = append(g.Members, &farev1.VectorMember{Plane: p.subPorts[i].device, Device: p.subPorts[i].device, Weight: w})
+			g.Members = append(g.Members, &farev1.VectorMember{Plane: d.subPorts[i].device, Device: d.subPorts[i].device, Weight: w})
 		}
 	}
-	p.want(contract.Change{Kind: contract.GroupChange, Group: id, After: g}, map[groupKey]bool{}, map[routeKey]bool{})
+	d.want(contract.Change{Kind: contract.GroupChange, Group: id, After: g}, map[groupKey]bool{}, map[routeKey]bool{})
 }
 
 // leads moves a destination from one group to another; 0 is no group.
-func (p *Plane) leads(prefix string, from, to uint32) {
+func (d *Driver) leads(prefix string, from, to uint32) {
 	c := contract.Change{Kind: contract.DestinationChange, Prefix: mustPrefix(prefix)}
 	c.From.Group, c.To.Group = from, to
-	p.want(c, map[groupKey]bool{}, map[routeKey]bool{})
+	d.want(c, map[groupKey]bool{}, map[routeKey]bool{})
 }
 
 // obey plans and calls done for all ops until a plan is empty, and returns the ops in order.
-func (p *Plane) obey(t *testing.T) (all []op) {
+func (d *Driver) obey(t *testing.T) (all []op) {
 	t.Helper()
 	for range 5 {
-		pl := p.plan()
+		pl := d.plan()
 		if pl.empty() {
-			p.await(nil)
+			d.await(nil)
 			return all
 		}
 		ops := slices.Concat(pl.nexthopOps, pl.groupOps, pl.closeOps, pl.routeOps, pl.lastOps, pl.openOps)
 		for i := range ops {
 			if ops[i].kind == setRoute {
-				ops[i].source = p.preferred(ops[i].at)
+				ops[i].source = d.preferred(ops[i].at)
 			}
-			p.done(&ops[i])
+			d.done(&ops[i])
 		}
 		all = append(all, ops...)
 	}
@@ -106,10 +106,10 @@ func countOps(ops []op, kind opKind) (n int) {
 }
 
 // devices returns the device of each bucket of a group, "" for a bucket without one.
-func (p *Plane) devices(g *group) (table []string) {
+func (d *Driver) devices(g *group) (table []string) {
 	for _, s := range g.segments {
 		name := ""
-		if q := p.owners[s.id]; q != nil && q.subPort != nil {
+		if q := d.owners[s.id]; q != nil && q.subPort != nil {
 			name = q.subPort.device
 		}
 		table = append(table, slices.Repeat([]string{name}, s.size)...)
@@ -118,9 +118,9 @@ func (p *Plane) devices(g *group) (table []string) {
 }
 
 // sharesOf counts the buckets of each device.
-func (p *Plane) sharesOf(g *group) map[string]int {
+func (d *Driver) sharesOf(g *group) map[string]int {
 	n := map[string]int{}
-	for _, d := range p.devices(g) {
+	for _, d := range d.devices(g) {
 		n[d]++
 	}
 	return n

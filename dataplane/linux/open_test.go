@@ -30,23 +30,23 @@ func TestOpenFails(t *testing.T) {
 	}
 	failed := 0
 	for free := 0; ; free++ {
-		var p *Plane
+		var d *Driver
 		err := h.Do(func() (err error) {
 			release := leaveDescriptors(t, free)
 			defer release()
-			p, err = Open(h.config)
+			d, err = Open(h.config)
 			return err
 		})
 		if err == nil {
-			if err := p.Close(); err != nil {
+			if err := d.Close(); err != nil {
 				t.Error(err)
 			}
 			unchanged("after Close")
 			break
 		}
 		failed++
-		if !errors.Is(err, unix.EMFILE) || p != nil || free == 32 {
-			t.Fatalf("%d descriptors: %v, %v", free, p, err)
+		if !errors.Is(err, unix.EMFILE) || d != nil || free == 32 {
+			t.Fatalf("%d descriptors: %v, %v", free, d, err)
 		}
 		unchanged(fmt.Sprintf("%d descriptors", free))
 	}
@@ -90,12 +90,12 @@ func TestOpenFails(t *testing.T) {
 		t.Errorf("below a read-only /proc/sys: %v", openErr)
 	}
 	unchanged("below a read-only /proc/sys")
-	p := h.open()
-	if err := p.space.Close(); err != nil {
+	d := h.open()
+	if err := d.space.Close(); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := p.Close(); !errors.Is(err, os.ErrClosed) {
+		if err := d.Close(); !errors.Is(err, os.ErrClosed) {
 			t.Errorf("Close of what is closed: %v", err)
 		}
 	}

@@ -66,14 +66,14 @@ func TestPlanIsEmpty(t *testing.T) {
 
 // TestWhenAgain: the next sync is due when the first waiting group is, and after a refusal in the retry delay.
 func TestWhenAgain(t *testing.T) {
-	p := offline(t, 2)
-	p.config.RepairDelay = 10 * time.Second
+	d := offline(t, 2)
+	d.config.RepairDelay = 10 * time.Second
 	base := time.Now()
 	at := routeKey{mustPrefix(target4(0)), 254}
 	key := func(i uint32) groupKey { return groupKey{i, v4} }
-	p.groups[key(1)] = &group{key: key(1), moved: true, movedAt: base.Add(3 * time.Second), dealtAt: base}
-	p.groups[key(2)] = &group{key: key(2), witnesses: []uint32{7}, dealtAt: base.Add(2 * time.Second)}
-	p.groups[key(3)] = &group{key: key(3), dealtAt: base}
+	d.groups[key(1)] = &group{key: key(1), moved: true, movedAt: base.Add(3 * time.Second), dealtAt: base}
+	d.groups[key(2)] = &group{key: key(2), witnesses: []uint32{7}, dealtAt: base.Add(2 * time.Second)}
+	d.groups[key(3)] = &group{key: key(3), dealtAt: base}
 	for _, order := range []struct {
 		stale, keeps []uint32
 		due          time.Time
@@ -82,37 +82,37 @@ func TestWhenAgain(t *testing.T) {
 		{[]uint32{3, 4}, nil, time.Time{}}, {nil, nil, time.Time{}},
 	} {
 		for range 8 { // the order of a map
-			clear(p.staleGroups)
+			clear(d.staleGroups)
 			for _, i := range order.stale {
-				p.staleGroups[key(i)] = true
+				d.staleGroups[key(i)] = true
 			}
-			p.staleRoutes[at] = true
-			due := p.await(nil)
+			d.staleRoutes[at] = true
+			due := d.await(nil)
 			var keeps []uint32
-			for k := range p.staleGroups {
+			for k := range d.staleGroups {
 				keeps = append(keeps, k.wanted)
 			}
 			slices.Sort(keeps)
-			if !due.Equal(order.due) || !slices.Equal(keeps, order.keeps) || len(p.staleRoutes) != 0 {
-				t.Fatalf("stale %v: due %v, want %v; keeps %v, want %v; routes %v", order.stale, due.Sub(base), order.due.Sub(base), keeps, order.keeps, p.staleRoutes)
+			if !due.Equal(order.due) || !slices.Equal(keeps, order.keeps) || len(d.staleRoutes) != 0 {
+				t.Fatalf("stale %v: due %v, want %v; keeps %v, want %v; routes %v", order.stale, due.Sub(base), order.due.Sub(base), keeps, order.keeps, d.staleRoutes)
 			}
 		}
 	}
-	clear(p.staleGroups)
-	p.staleGroups[key(2)] = true
+	clear(d.staleGroups)
+	d.staleGroups[key(2)] = true
 	before := time.Now()
-	due := p.await([]failure{{op{kind: setGroup, group: p.groups[key(3)]}, unix.EINVAL}, {op{kind: setRoute, at: at}, unix.EINVAL}, {op{kind: deleteNexthop}, unix.EINVAL}})
+	due := d.await([]failure{{op{kind: setGroup, group: d.groups[key(3)]}, unix.EINVAL}, {op{kind: setRoute, at: at}, unix.EINVAL}, {op{kind: deleteNexthop}, unix.EINVAL}})
 	if wait := due.Sub(before); wait < retryDelay || wait > retryDelay+time.Minute {
 		t.Errorf("after refusals the next attempt is in %v", wait)
 	}
-	if want := map[groupKey]bool{key(2): true, key(3): true}; !maps.Equal(p.staleGroups, want) || !maps.Equal(p.staleRoutes, map[routeKey]bool{at: true}) {
-		t.Errorf("stale %v, %v; want what was refused, and what waits", p.staleGroups, p.staleRoutes)
+	if want := map[groupKey]bool{key(2): true, key(3): true}; !maps.Equal(d.staleGroups, want) || !maps.Equal(d.staleRoutes, map[routeKey]bool{at: true}) {
+		t.Errorf("stale %v, %v; want what was refused, and what waits", d.staleGroups, d.staleRoutes)
 	}
 }
 
 // TestWhatConcernsAnOperation: an operation is refused if an op on its groups and routes is, or if the kernel has no room for a nexthop.
 func TestWhatConcernsAnOperation(t *testing.T) {
-	p := offline(t, 2)
+	d := offline(t, 2)
 	g, other := &group{key: groupKey{1, v4}}, &group{key: groupKey{2, v4}}
 	at, otherAt := routeKey{mustPrefix(target4(0)), 254}, routeKey{mustPrefix(target4(1)), 254}
 	for _, c := range []struct {
@@ -132,7 +132,7 @@ func TestWhatConcernsAnOperation(t *testing.T) {
 		{"room for a next hop", op{kind: makeNexthop}, unix.ENOMEM, true},
 		{"room for another group", op{kind: setGroup, group: other}, unix.ENOMEM, false},
 	} {
-		err := p.relevant([]failure{{c.op, c.errno}}, map[groupKey]bool{g.key: true}, map[routeKey]bool{at: true})
+		err := d.relevant([]failure{{c.op, c.errno}}, map[groupKey]bool{g.key: true}, map[routeKey]bool{at: true})
 		if (err != nil) != c.want {
 			t.Errorf("%s: %v", c.what, err)
 		}
@@ -141,21 +141,21 @@ func TestWhatConcernsAnOperation(t *testing.T) {
 
 // TestWhatAChangeTouches checks which groups and routes each kind of change touches and marks as stale.
 func TestWhatAChangeTouches(t *testing.T) {
-	p := offline(t, 3)
-	p.set(1, 1, 1, 0)
-	p.set(2, 0, 1, 1)
-	p.set(3, 0, 0, 1)
-	p.leads(target4(0), 0, 1)
-	p.leads(target6(0), 0, 1)
-	p.leads(target4(1), 0, 2)
-	p.leads(target4(2), 0, 3)
-	p.obey(t)
+	d := offline(t, 3)
+	d.set(1, 1, 1, 0)
+	d.set(2, 0, 1, 1)
+	d.set(3, 0, 0, 1)
+	d.leads(target4(0), 0, 1)
+	d.leads(target6(0), 0, 1)
+	d.leads(target4(1), 0, 2)
+	d.leads(target4(2), 0, 3)
+	d.obey(t)
 	check := func(what string, c contract.Change, keys []groupKey, routes, staleRoutes []string) {
 		t.Helper()
-		clear(p.staleGroups)
-		clear(p.staleRoutes)
+		clear(d.staleGroups)
+		clear(d.staleRoutes)
 		touched, places := map[groupKey]bool{}, map[routeKey]bool{}
-		p.want(c, touched, places)
+		d.want(c, touched, places)
 		want := map[groupKey]bool{}
 		for _, k := range keys {
 			want[k] = true
@@ -167,32 +167,32 @@ func TestWhatAChangeTouches(t *testing.T) {
 			}
 			return all
 		}
-		if !maps.Equal(touched, want) || !maps.Equal(p.staleGroups, want) || !maps.Equal(places, at(routes)) || !maps.Equal(p.staleRoutes, at(staleRoutes)) {
-			t.Errorf("%s: groups %v, looked at %v, want %v; routes %v, looked at %v, want %v and %v", what, touched, p.staleGroups, want, places, p.staleRoutes, routes, staleRoutes)
+		if !maps.Equal(touched, want) || !maps.Equal(d.staleGroups, want) || !maps.Equal(places, at(routes)) || !maps.Equal(d.staleRoutes, at(staleRoutes)) {
+			t.Errorf("%s: groups %v, looked at %v, want %v; routes %v, looked at %v, want %v and %v", what, touched, d.staleGroups, want, places, d.staleRoutes, routes, staleRoutes)
 		}
 	}
 	v := func(id uint32, f family) groupKey { return groupKey{id, f} }
 	check("a sub-port", contract.Change{Kind: contract.SubPortChange, Device: "p0", Up: true}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
 	check("another sub-port", contract.Change{Kind: contract.SubPortChange, Device: "p2", Up: true}, []groupKey{v(2, v4), v(3, v4)}, nil, nil)
 	check("an unknown sub-port", contract.Change{Kind: contract.SubPortChange, Device: "p9", Up: true}, nil, nil, nil)
-	check("a group", contract.Change{Kind: contract.GroupChange, Group: 1, After: p.wanted[1]}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
-	check("a group that nothing uses", contract.Change{Kind: contract.GroupChange, Group: 8, After: p.wanted[1]}, nil, nil, nil)
-	if p.wanted[8] == nil {
+	check("a group", contract.Change{Kind: contract.GroupChange, Group: 1, After: d.wanted[1]}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
+	check("a group that nothing uses", contract.Change{Kind: contract.GroupChange, Group: 8, After: d.wanted[1]}, nil, nil, nil)
+	if d.wanted[8] == nil {
 		t.Error("a group is not wanted")
 	}
 	check("its removal", contract.Change{Kind: contract.GroupChange, Group: 8}, nil, nil, nil)
-	if p.wanted[8] != nil {
+	if d.wanted[8] != nil {
 		t.Error("a removed group is wanted")
 	}
-	p.subPorts[1].down = true
+	d.subPorts[1].down = true
 	check("held down no more", contract.Change{Kind: contract.SubPortChange, Device: "p1", Up: true}, []groupKey{v(1, v4), v(1, v6), v(2, v4)}, nil, nil)
-	if p.subPorts[1].down {
+	if d.subPorts[1].down {
 		t.Error("a sub-port is held down")
 	}
 	// Answered is what the kernel had moved.
-	p.groups[v(1, v4)].moved = true
-	check("an answer", contract.Change{Kind: contract.GroupChange, Group: 1, After: p.wanted[1]}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
-	if !p.groups[v(1, v4)].answered || p.groups[v(1, v6)].answered {
+	d.groups[v(1, v4)].moved = true
+	check("an answer", contract.Change{Kind: contract.GroupChange, Group: 1, After: d.wanted[1]}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
+	if !d.groups[v(1, v4)].answered || d.groups[v(1, v6)].answered {
 		t.Error("answered is not what had moved")
 	}
 
@@ -201,28 +201,28 @@ func TestWhatAChangeTouches(t *testing.T) {
 		c.From.Group, c.To.Group = from, to
 		return c
 	}
-	clear(p.staleGroups)
-	p.want(destination(target4(3), 0, 2), map[groupKey]bool{}, map[routeKey]bool{})
-	if g := p.groups[v(2, v4)]; g.users != 2 || len(p.staleGroups) != 0 || p.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(3))}] != 2 {
-		t.Errorf("another user: %+v, %v", g, p.staleGroups)
+	clear(d.staleGroups)
+	d.want(destination(target4(3), 0, 2), map[groupKey]bool{}, map[routeKey]bool{})
+	if g := d.groups[v(2, v4)]; g.users != 2 || len(d.staleGroups) != 0 || d.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(3))}] != 2 {
+		t.Errorf("another user: %+v, %v", g, d.staleGroups)
 	}
-	p.want(destination(target4(3), 2, 3), map[groupKey]bool{}, map[routeKey]bool{})
-	if p.groups[v(2, v4)].users != 1 || p.groups[v(3, v4)].users != 2 || len(p.staleGroups) != 0 {
-		t.Errorf("a user less: %v", p.staleGroups)
+	d.want(destination(target4(3), 2, 3), map[groupKey]bool{}, map[routeKey]bool{})
+	if d.groups[v(2, v4)].users != 1 || d.groups[v(3, v4)].users != 2 || len(d.staleGroups) != 0 {
+		t.Errorf("a user less: %v", d.staleGroups)
 	}
 	touched, places := map[groupKey]bool{}, map[routeKey]bool{}
-	p.want(destination(target4(1), 2, 0), touched, places)
-	if p.groups[v(2, v4)].users != 0 || !maps.Equal(p.staleGroups, map[groupKey]bool{v(2, v4): true}) || len(touched) != 0 ||
+	d.want(destination(target4(1), 2, 0), touched, places)
+	if d.groups[v(2, v4)].users != 0 || !maps.Equal(d.staleGroups, map[groupKey]bool{v(2, v4): true}) || len(touched) != 0 ||
 		!maps.Equal(places, map[routeKey]bool{{mustPrefix(target4(1)), 254}: true}) {
-		t.Errorf("the last user: %v, %v, %v", p.staleGroups, touched, places)
+		t.Errorf("the last user: %v, %v, %v", d.staleGroups, touched, places)
 	}
-	if _, ok := p.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(1))}]; ok {
+	if _, ok := d.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(1))}]; ok {
 		t.Error("a removed destination is wanted")
 	}
 	clear(touched)
-	p.want(destination(target6(5), 0, 3), touched, places)
-	if g := p.groups[v(3, v6)]; g == nil || g.users != 1 || !touched[v(3, v6)] || !p.staleRoutes[routeKey{mustPrefix(target6(5)), 254}] {
-		t.Errorf("a first user: %+v, %v, %v", g, touched, p.staleRoutes)
+	d.want(destination(target6(5), 0, 3), touched, places)
+	if g := d.groups[v(3, v6)]; g == nil || g.users != 1 || !touched[v(3, v6)] || !d.staleRoutes[routeKey{mustPrefix(target6(5)), 254}] {
+		t.Errorf("a first user: %+v, %v, %v", g, touched, d.staleRoutes)
 	}
 }
 
@@ -245,17 +245,17 @@ func TestUndone(t *testing.T) {
 		{"an IPv6 route that is not there", netip.Addr{}, unix.EINVAL, rtnl.Create, groupKey{1, v6}, false, false},
 		{"an IPv4 route that stays", netip.Addr{}, unix.EINVAL, rtnl.Change, groupKey{1, v4}, false, false},
 	} {
-		p := offline(t, 1)
+		d := offline(t, 1)
 		g := &group{key: c.key}
-		p.undone(&op{kind: setRoute, group: g, source: c.source, flags: c.flags}, c.errno, true)
-		if p.unfit[c.source] != c.unfit || len(p.unfit) > 1 || len(p.unfit) == 1 != c.unfit || g.rejecting != c.rejecting {
-			t.Errorf("%s: unfit %v, rejecting %v", c.what, p.unfit, g.rejecting)
+		d.undone(&op{kind: setRoute, group: g, source: c.source, flags: c.flags}, c.errno, true)
+		if d.unfit[c.source] != c.unfit || len(d.unfit) > 1 || len(d.unfit) == 1 != c.unfit || g.rejecting != c.rejecting {
+			t.Errorf("%s: unfit %v, rejecting %v", c.what, d.unfit, g.rejecting)
 		}
 		g.rejecting = true
-		if p.undone(&op{kind: setRoute, group: g, flags: rtnl.Create}, c.errno, true); !g.rejecting {
+		if d.undone(&op{kind: setRoute, group: g, flags: rtnl.Create}, c.errno, true); !g.rejecting {
 			t.Errorf("%s: a refusal ends that routes reject", c.what)
 		}
-		p.undone(&op{kind: setRoute, flags: rtnl.Create}, c.errno, true) // of a route that drops: it has no group
+		d.undone(&op{kind: setRoute, flags: rtnl.Create}, c.errno, true) // of a route that drops: it has no group
 	}
 	for _, c := range []struct {
 		what   string
@@ -277,25 +277,25 @@ func TestUndone(t *testing.T) {
 		{"a change, the first time", changeNexthop, unix.EINVAL, false, false, nil, nil, []uint32{7, 8}},
 		{"another kind", setGroup, unix.EINVAL, true, false, nil, nil, []uint32{7, 8}},
 	} {
-		p := offline(t, 2)
-		p.set(1, 1, 1)
-		p.set(2, 0, 1)
-		p.groups[groupKey{1, v4}], p.groups[groupKey{2, v4}] = &group{}, &group{}
-		clear(p.staleGroups)
-		q := p.subPorts[0].pools[v4]
+		d := offline(t, 2)
+		d.set(1, 1, 1)
+		d.set(2, 0, 1)
+		d.groups[groupKey{1, v4}], d.groups[groupKey{2, v4}] = &group{}, &group{}
+		clear(d.staleGroups)
+		q := d.subPorts[0].pools[v4]
 		if c.hole {
-			q = p.hole[v4]
+			q = d.hole[v4]
 		}
 		q.ids, q.broken = []uint32{7, 8}, c.broken
-		p.owners[7], p.owners[8] = q, q
-		p.undone(&op{kind: c.kind, pool: q, id: 8}, c.errno, c.again)
-		owned := slices.Sorted(maps.Keys(p.owners))
+		d.owners[7], d.owners[8] = q, q
+		d.undone(&op{kind: c.kind, pool: q, id: 8}, c.errno, c.again)
+		owned := slices.Sorted(maps.Keys(d.owners))
 		if !errors.Is(q.broken, c.want) || (q.broken == nil) != (c.want == nil) || !slices.Equal(q.ids, c.ids) || !slices.Equal(owned, c.ids) {
 			t.Errorf("%s: broken %v, want %v; ids %v, owned %v, want %v", c.what, q.broken, c.want, q.ids, owned, c.ids)
 		}
 		breaks := c.want != nil && c.broken == nil
-		if stale := p.staleGroups[groupKey{1, v4}]; stale != breaks || len(p.staleGroups) > 1 || breaks != (len(p.retired) > 0) {
-			t.Errorf("%s: stale groups %v, retired %v", c.what, p.staleGroups, p.retired)
+		if stale := d.staleGroups[groupKey{1, v4}]; stale != breaks || len(d.staleGroups) > 1 || breaks != (len(d.retired) > 0) {
+			t.Errorf("%s: stale groups %v, retired %v", c.what, d.staleGroups, d.retired)
 		}
 	}
 }

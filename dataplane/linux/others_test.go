@@ -13,7 +13,7 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// reports records the integrity reports of a Plane.
+// reports records the integrity reports of a Driver.
 type reports struct {
 	mu  sync.Mutex // guards all
 	all []*farev1.Integrity
@@ -46,17 +46,17 @@ func (r *reports) settled(t testing.TB) (all []*farev1.Integrity) {
 	return all
 }
 
-// TestOthersAreUndone removes and changes the Plane's objects in every way that ip(8) offers, and checks packets, the
+// TestOthersAreUndone removes and changes the Driver's objects in every way that ip(8) offers, and checks packets, the
 // kernel state and the reports. The next audit is an hour away.
 func TestOthersAreUndone(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.AuditInterval, h.config.Table = time.Hour, 7000
-	p := h.open()
+	d := h.open()
 	var received reports
-	p.Guard(received.report)
-	c := &client{t: t, server: newServer(p)}
+	d.Guard(received.report)
+	c := &client{t: t, server: newServer(d)}
 	c.hello(h.forwarding)
-	p.Guard(received.report)
+	d.Guard(received.report)
 	s := program(t, c.server)
 	var ops []*farev1.Operation
 	ops = append(ops, h.group(1, 1, 1, 1, 1), h.group(2, 1, 3, 0, 0))
@@ -64,10 +64,10 @@ func TestOthersAreUndone(t *testing.T) {
 		ops = append(ops, destination(target4(i), uint32(1+i%2)), destination(target6(i), uint32(1+i%2)))
 	}
 	s.do(ops...)
-	if err := p.Settle(); err != nil {
+	if err := d.Settle(); err != nil {
 		t.Fatal(err)
 	}
-	rest(t, p)
+	rest(t, d)
 	e := h.tap()
 	before := h.state()
 	want := map[string][]string{target4(0): {"p0", "p1", "p2", "p3"}, target6(0): {"p0", "p1", "p2", "p3"}, target4(1): {"p0", "p1"}, target6(1): {"p0", "p1"}}
@@ -146,7 +146,7 @@ func TestOthersAreUndone(t *testing.T) {
 	} {
 		t.Run(step.what, func(t *testing.T) {
 			received.take()
-			repairs := p.Stats().Differences
+			repairs := d.Stats().Differences
 			step.do()
 			all := received.settled(t)
 			if all[0].Intact || all[0].Message == "" || all[len(all)-1].Repairs <= repairs {
@@ -159,32 +159,32 @@ func TestOthersAreUndone(t *testing.T) {
 				}
 				return different(h.state(), before)
 			})
-			if got := p.Stats().Audits; got != 0 {
+			if got := d.Stats().Audits; got != 0 {
 				t.Errorf("%d audits repaired what news should have", got)
 			}
 		})
 	}
 	// Changes of unrelated objects cause no work.
-	n := p.Stats().Disturbances
+	n := d.Stats().Disturbances
 	h.IP("route", "add", "10.99.0.1/32", "via", "10.1.0.2")
 	h.IP("nexthop", "add", "id", "5", "via", "10.1.0.2", "dev", "p0")
 	h.IP("rule", "add", "pref", "500", "lookup", "90")
 	h.IP("route", "del", target4(3), "table", "7000")
 	received.settled(t)
-	if more := p.Stats().Disturbances - n; more != 1 {
-		t.Errorf("%d disturbances, want the one that concerned the Plane", more)
+	if more := d.Stats().Disturbances - n; more != 1 {
+		t.Errorf("%d disturbances, want the one that concerned the Driver", more)
 	}
-	t.Logf("%+v", p.Stats())
+	t.Logf("%+v", d.Stats())
 }
 
-// TestOthersInTheWay checks that a foreign route in the place of a route of the Plane is left unchanged, and reported until
+// TestOthersInTheWay checks that a foreign route in the place of a route of the Driver is left unchanged, and reported until
 // it is removed.
 func TestOthersInTheWay(t *testing.T) {
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour
-	p, c := h.start()
+	d, c := h.start()
 	var received reports
-	p.Guard(received.report)
+	d.Guard(received.report)
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1), destination(target4(1), 1))
 	e := h.tap()

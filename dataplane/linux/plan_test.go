@@ -13,19 +13,19 @@ import (
 
 // TestUnrejectSetsTheGroupsRoutes: when a group carries packets again, its routes and no others are set once more.
 func TestUnrejectSetsTheGroupsRoutes(t *testing.T) {
-	p := offline(t, 2)
-	p.set(1, 1, 1)
-	p.set(2, 1, 2)
+	d := offline(t, 2)
+	d.set(1, 1, 1)
+	d.set(2, 1, 2)
 	for i := range 2 {
-		p.leads(target6(i), 0, 1)
-		p.leads(target6(2+i), 0, 2)
-		p.leads(target4(i), 0, 1)
+		d.leads(target6(i), 0, 1)
+		d.leads(target6(2+i), 0, 2)
+		d.leads(target4(i), 0, 1)
 	}
-	p.obey(t)
-	g := p.groups[groupKey{1, v6}]
+	d.obey(t)
+	g := d.groups[groupKey{1, v6}]
 	// A route that leads to it by mistake is another's.
-	p.routes[routeKey{mustPrefix(target4(1)), 254}] = routeState{nexthop: g.id}
-	p.routes[routeKey{mustPrefix(target6(3)), 254}] = routeState{nexthop: g.id}
+	d.routes[routeKey{mustPrefix(target4(1)), 254}] = routeState{nexthop: g.id}
+	d.routes[routeKey{mustPrefix(target6(3)), 254}] = routeState{nexthop: g.id}
 	for _, c := range []struct {
 		rejecting, live bool
 		want            []string
@@ -33,7 +33,7 @@ func TestUnrejectSetsTheGroupsRoutes(t *testing.T) {
 		{false, true, nil}, {true, false, nil}, {true, true, []string{target6(0), target6(1)}}, {false, true, nil},
 	} {
 		g.rejecting = c.rejecting
-		pl := &plan{Plane: p}
+		pl := &plan{Driver: d}
 		pl.unreject(g, c.live)
 		var got []string
 		for _, o := range pl.routeOps {
@@ -51,16 +51,16 @@ func TestUnrejectSetsTheGroupsRoutes(t *testing.T) {
 
 // TestPlansByHand takes a group from its creation to its removal and checks the ops and the owners of buckets.
 func TestPlansByHand(t *testing.T) {
-	p := offline(t, 4)
-	p.set(1, 1, 1, 1, 1)
-	p.leads(target4(0), 0, 1)
-	ops := p.obey(t)
+	d := offline(t, 4)
+	d.set(1, 1, 1, 1, 1)
+	d.leads(target4(0), 0, 1)
+	ops := d.obey(t)
 	if countOps(ops, makeNexthop) != 5 || countOps(ops, setGroup) != 1 || countOps(ops, setRoute) != 1 || len(ops) != 7 {
 		t.Errorf("the first destination: %+v", ops)
 	}
-	g := p.groups[groupKey{1, v4}]
+	g := d.groups[groupKey{1, v4}]
 	quarters := map[string]int{"p0": 16, "p1": 16, "p2": 16, "p3": 16}
-	if got := p.sharesOf(g); !maps.Equal(got, quarters) || !g.exists || g.dropping || g.rejecting {
+	if got := d.sharesOf(g); !maps.Equal(got, quarters) || !g.exists || g.dropping || g.rejecting {
 		t.Errorf("%v, %+v", got, g)
 	}
 	kept := func(ids map[uint32]bool) (n int) {
@@ -75,117 +75,117 @@ func TestPlansByHand(t *testing.T) {
 	for _, s := range g.segments {
 		before[s.id] = true
 	}
-	p.set(1, 1, 1, 0, 1)
-	ops = p.obey(t)
+	d.set(1, 1, 1, 0, 1)
+	ops = d.obey(t)
 	if countOps(ops, setGroup) != 1 || countOps(ops, setRoute) != 0 || kept(before) != 48 || len(g.witnesses) != 1 || g.moved {
 		t.Errorf("a weight of 0 moves its 16 buckets in one message, with a witness: %d kept, %+v", kept(before), g)
 	}
-	p.set(1, 2, 2, 0, 2)
-	if ops = p.obey(t); len(ops) != 0 {
+	d.set(1, 2, 2, 0, 2)
+	if ops = d.obey(t); len(ops) != 0 {
 		t.Errorf("weights in the same ratio: %+v", ops)
 	}
 	// The witness goes when the control plane had its time.
-	p.config.RepairDelay = 1
-	p.staleGroups[g.key] = true
+	d.config.RepairDelay = 1
+	d.staleGroups[g.key] = true
 	members := len(g.members)
-	if ops = p.obey(t); len(ops) != 1 || ops[0].kind != setGroup || len(g.witnesses) != 0 || len(g.members) != members-1 || g.segments == nil || g.dropping {
+	if ops = d.obey(t); len(ops) != 1 || ops[0].kind != setGroup || len(g.witnesses) != 0 || len(g.members) != members-1 || g.segments == nil || g.dropping {
 		t.Errorf("the witness: %+v, %+v", ops, g)
 	}
-	p.staleGroups[g.key] = true
-	if ops = p.obey(t); len(ops) != 0 {
+	d.staleGroups[g.key] = true
+	if ops = d.obey(t); len(ops) != 0 {
 		t.Errorf("at rest: %+v", ops)
 	}
-	p.config.RepairDelay = time.Hour
+	d.config.RepairDelay = time.Hour
 	// Nothing left.
-	p.set(1)
-	if ops = p.obey(t); countOps(ops, setGroup) != 1 || !g.dropping || g.segments != nil || len(g.members) != 1 || p.owners[g.members[0].ID] != p.hole[v4] {
+	d.set(1)
+	if ops = d.obey(t); countOps(ops, setGroup) != 1 || !g.dropping || g.segments != nil || len(g.members) != 1 || d.owners[g.members[0].ID] != d.hole[v4] {
 		t.Errorf("no members: %+v, %+v", ops, g)
 	}
-	p.generation++
-	p.staleGroups[g.key] = true
-	if ops = p.obey(t); len(ops) != 0 || g.generation != p.generation {
+	d.generation++
+	d.staleGroups[g.key] = true
+	if ops = d.obey(t); len(ops) != 0 || g.generation != d.generation {
 		t.Errorf("no members still: %+v, %+v", ops, g)
 	}
 	// It drops, and another program has changed it.
 	g.moved = true
-	p.staleGroups[g.key] = true
-	if ops = p.obey(t); countOps(ops, setGroup) != 1 || g.moved || !g.dropping {
+	d.staleGroups[g.key] = true
+	if ops = d.obey(t); countOps(ops, setGroup) != 1 || g.moved || !g.dropping {
 		t.Errorf("a group that drops was changed: %+v", ops)
 	}
-	p.set(1, 0, 0, 0, 5)
-	if p.obey(t); !maps.Equal(p.sharesOf(g), map[string]int{"p3": 64}) || g.dropping {
-		t.Errorf("%v", p.sharesOf(g))
+	d.set(1, 0, 0, 0, 5)
+	if d.obey(t); !maps.Equal(d.sharesOf(g), map[string]int{"p3": 64}) || g.dropping {
+		t.Errorf("%v", d.sharesOf(g))
 	}
-	p.set(1, 1, 1, 1, 1)
-	p.obey(t)
+	d.set(1, 1, 1, 1, 1)
+	d.obey(t)
 
 	// A lost carrier: the control plane has its time, unless it answers.
-	p.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 12, Name: "p2", Up: true}}})
-	if ops = p.obey(t); len(ops) != 0 || !g.moved || !slices.Equal(g.weights, []uint32{1, 1, 0, 1}) {
+	d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 12, Name: "p2", Up: true}}})
+	if ops = d.obey(t); len(ops) != 0 || !g.moved || !slices.Equal(g.weights, []uint32{1, 1, 0, 1}) {
 		t.Errorf("a lost carrier: %+v, %+v", ops, g)
 	}
-	repairs := p.stats.Repairs
-	p.set(1, 1, 1, 1, 1)
-	if ops = p.obey(t); countOps(ops, setGroup) != 1 || p.stats.Repairs != repairs {
-		t.Errorf("the answer: %+v, %d repairs", ops, p.stats.Repairs-repairs)
+	repairs := d.stats.Repairs
+	d.set(1, 1, 1, 1, 1)
+	if ops = d.obey(t); countOps(ops, setGroup) != 1 || d.stats.Repairs != repairs {
+		t.Errorf("the answer: %+v, %d repairs", ops, d.stats.Repairs-repairs)
 	}
-	p.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 11, Name: "p1", Up: true}}})
-	p.config.RepairDelay = 1
-	if ops = p.obey(t); countOps(ops, setGroup) != 1 || p.stats.Repairs != repairs+1 || !maps.Equal(p.sharesOf(g), map[string]int{"p0": 32, "p3": 32}) {
-		t.Errorf("no answer: %+v, %d repairs, %v", ops, p.stats.Repairs-repairs, p.sharesOf(g))
+	d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 11, Name: "p1", Up: true}}})
+	d.config.RepairDelay = 1
+	if ops = d.obey(t); countOps(ops, setGroup) != 1 || d.stats.Repairs != repairs+1 || !maps.Equal(d.sharesOf(g), map[string]int{"p0": 32, "p3": 32}) {
+		t.Errorf("no answer: %+v, %d repairs, %v", ops, d.stats.Repairs-repairs, d.sharesOf(g))
 	}
-	p.config.RepairDelay = time.Hour
+	d.config.RepairDelay = time.Hour
 	// Another change in that time is no repair.
-	p.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 10, Name: "p0", Up: true}}})
-	p.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 11, Name: "p1", Up: true, Carrier: true}}})
-	if ops = p.obey(t); countOps(ops, setGroup) != 1 || p.stats.Repairs != repairs+1 || !maps.Equal(p.sharesOf(g), map[string]int{"p1": 32, "p3": 32}) {
-		t.Errorf("a carrier returns meanwhile: %+v, %d repairs, %v", ops, p.stats.Repairs-repairs, p.sharesOf(g))
+	d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 10, Name: "p0", Up: true}}})
+	d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 11, Name: "p1", Up: true, Carrier: true}}})
+	if ops = d.obey(t); countOps(ops, setGroup) != 1 || d.stats.Repairs != repairs+1 || !maps.Equal(d.sharesOf(g), map[string]int{"p1": 32, "p3": 32}) {
+		t.Errorf("a carrier returns meanwhile: %+v, %d repairs, %v", ops, d.stats.Repairs-repairs, d.sharesOf(g))
 	}
 	for i := range 4 {
-		p.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 10 + i, Name: fmt.Sprintf("p%d", i), Up: true, Carrier: true}}})
+		d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 10 + i, Name: fmt.Sprintf("p%d", i), Up: true, Carrier: true}}})
 	}
-	p.obey(t)
-	if got := p.sharesOf(g); !maps.Equal(got, quarters) {
+	d.obey(t)
+	if got := d.sharesOf(g); !maps.Equal(got, quarters) {
 		t.Errorf("all carriers: %v", got)
 	}
 
 	// A sub-port that gets another next hop for the family leaves the nexthops of the first.
 	for i := range 4 {
-		p.subPorts[i].hops[v4] = netip.Addr{}
-		p.setHop(p.subPorts[i], v4)
+		d.subPorts[i].hops[v4] = netip.Addr{}
+		d.setHop(d.subPorts[i], v4)
 	}
-	p.generation++
-	p.staleGroups[g.key] = true
-	p.obey(t)
+	d.generation++
+	d.staleGroups[g.key] = true
+	d.obey(t)
 	for _, s := range g.segments {
-		if q := p.owners[s.id]; q == nil || q.family != v6 {
+		if q := d.owners[s.id]; q == nil || q.family != v6 {
 			t.Errorf("without IPv4 next hops: %+v", s)
 		}
 	}
 	for i := range 4 {
-		p.subPorts[i].hops[v4] = netip.AddrFrom4([4]byte{10, 1, byte(i), 2})
-		p.setHop(p.subPorts[i], v4)
+		d.subPorts[i].hops[v4] = netip.AddrFrom4([4]byte{10, 1, byte(i), 2})
+		d.setHop(d.subPorts[i], v4)
 	}
-	p.generation++
-	p.staleGroups[g.key] = true
-	p.obey(t)
+	d.generation++
+	d.staleGroups[g.key] = true
+	d.obey(t)
 	for _, s := range g.segments {
-		if q := p.owners[s.id]; q == nil || q.family != v4 {
+		if q := d.owners[s.id]; q == nil || q.family != v4 {
 			t.Errorf("with IPv4 next hops again: %+v", s)
 		}
 	}
-	if len(p.retired) != 0 {
-		t.Errorf("nexthops of no next hop are left: %v", p.retired)
+	if len(d.retired) != 0 {
+		t.Errorf("nexthops of no next hop are left: %v", d.retired)
 	}
 	// A segment whose device is unknown is replaced.
-	p.owners[g.segments[0].id] = &pool{}
-	p.set(1, 1, 1, 1, 2)
-	p.obey(t)
-	if got := p.sharesOf(g); got["p3"] != 25 || got[""] != 0 {
+	d.owners[g.segments[0].id] = &pool{}
+	d.set(1, 1, 1, 1, 2)
+	d.obey(t)
+	if got := d.sharesOf(g); got["p3"] != 25 || got[""] != 0 {
 		t.Errorf("%v", got)
 	}
-	p.leads(target4(0), 1, 0)
-	if ops = p.obey(t); countOps(ops, deleteRoute) != 1 || countOps(ops, deleteGroup) != 1 || len(ops) != 2 || len(p.groups) != 0 || len(p.routes) != 0 {
+	d.leads(target4(0), 1, 0)
+	if ops = d.obey(t); countOps(ops, deleteRoute) != 1 || countOps(ops, deleteGroup) != 1 || len(ops) != 2 || len(d.groups) != 0 || len(d.routes) != 0 {
 		t.Errorf("the end: %+v", ops)
 	}
 }
@@ -193,25 +193,25 @@ func TestPlansByHand(t *testing.T) {
 // TestPiecesStayFew: a group has few members after hundreds of changes, and a change of a group with few members moves only the buckets that
 // change their owner.
 func TestPiecesStayFew(t *testing.T) {
-	p := offline(t, 8)
-	p.resize(1024, 8)
-	p.set(1, 1, 1, 1, 1, 1, 1, 1, 1)
-	p.leads(target4(0), 0, 1)
-	p.obey(t)
-	g := p.groups[groupKey{1, v4}]
+	d := offline(t, 8)
+	d.resize(1024, 8)
+	d.set(1, 1, 1, 1, 1, 1, 1, 1, 1)
+	d.leads(target4(0), 0, 1)
+	d.obey(t)
+	g := d.groups[groupKey{1, v4}]
 	for round := range 200 {
 		weights := make([]uint32, 8)
 		for i := range weights {
 			weights[i] = uint32(1 + (round*7+i*i*5)%9)
 		}
-		p.set(1, weights...)
-		p.obey(t)
-		target := p.sources[netip.Prefix{}].layout.runs(weights)
-		if most := 2*p.scaling.pieces(target) + 2*8 + 1; len(g.members) > most {
+		d.set(1, weights...)
+		d.obey(t)
+		target := d.sources[netip.Prefix{}].layout.runs(weights)
+		if most := 2*d.scaling.pieces(target) + 2*8 + 1; len(g.members) > most {
 			t.Fatalf("round %d: %d members, above %d", round, len(g.members), most)
 		}
 		at := 0
-		table := p.devices(g)
+		table := d.devices(g)
 		for _, r := range target {
 			for range r.size {
 				if table[at] != fmt.Sprintf("p%d", r.subPort) {
@@ -221,12 +221,12 @@ func TestPiecesStayFew(t *testing.T) {
 			}
 		}
 	}
-	p.set(1, 1, 1, 1, 1, 1, 1, 1, 1)
-	p.obey(t)
+	d.set(1, 1, 1, 1, 1, 1, 1, 1, 1)
+	d.obey(t)
 	g.segments = nil // all buckets are dealt
 	g.weights = nil
-	p.staleGroups[g.key] = true
-	p.obey(t)
+	d.staleGroups[g.key] = true
+	d.obey(t)
 	before := map[uint32]bool{}
 	for _, s := range g.segments {
 		before[s.id] = true
@@ -234,8 +234,8 @@ func TestPiecesStayFew(t *testing.T) {
 	if len(before) != 8 {
 		t.Fatalf("%d nexthops, want one for each sub-port", len(before))
 	}
-	p.set(1, 1, 1, 1, 0, 1, 1, 1, 1)
-	p.obey(t)
+	d.set(1, 1, 1, 1, 0, 1, 1, 1, 1)
+	d.obey(t)
 	kept := 0
 	for _, s := range g.segments {
 		if before[s.id] {
@@ -249,11 +249,11 @@ func TestPiecesStayFew(t *testing.T) {
 
 // TestAsDealt checks which groups are recognized as dealt by an earlier run.
 func TestAsDealt(t *testing.T) {
-	p := offline(t, 3)
-	scale := uint32(p.scaling.scale)
-	p.owners[90] = p.drop[v4]
-	p.owners[91] = p.drop[v4]
-	p.owners[92] = p.drop[v6]
+	d := offline(t, 3)
+	scale := uint32(d.scaling.scale)
+	d.owners[90] = d.drop[v4]
+	d.owners[91] = d.drop[v4]
+	d.owners[92] = d.drop[v6]
 	segments := []segment{{1, 20}, {2, 24}, {1, 4}, {3, 16}}
 	right := []rtnl.Member{{ID: 3, Weight: 16 * scale}, {ID: 1, Weight: 24 * scale}, {ID: 2, Weight: 24 * scale}, {ID: 90, Weight: 1}}
 	with := func(change func(m []rtnl.Member) []rtnl.Member) []rtnl.Member { return change(slices.Clone(right)) }
@@ -272,7 +272,7 @@ func TestAsDealt(t *testing.T) {
 		{"a member without buckets, and a weight", with(func(m []rtnl.Member) []rtnl.Member { return append(m, rtnl.Member{ID: 7, Weight: 2}) }), false},
 		{"no member for a segment", right[1:], false},
 	} {
-		if got := p.asDealt(&group{key: groupKey{1, v4}, members: c.members, segments: segments}); got != c.want {
+		if got := d.asDealt(&group{key: groupKey{1, v4}, members: c.members, segments: segments}); got != c.want {
 			t.Errorf("%s: %v", c.what, got)
 		}
 	}
@@ -280,57 +280,57 @@ func TestAsDealt(t *testing.T) {
 
 // TestClaim checks which groups of an earlier run are claimed, and the state of a claimed group.
 func TestClaim(t *testing.T) {
-	scale := func(p *Plane) uint32 { return uint32(p.scaling.scale) }
+	scale := func(d *Driver) uint32 { return uint32(d.scaling.scale) }
 	for _, c := range []struct {
 		what                                     string
 		key                                      groupKey
-		change                                   func(p *Plane, s *stray)
+		change                                   func(d *Driver, s *stray)
 		claimed, dropping, moved, rejecting, all bool
 	}{
 		{"as it was dealt", groupKey{1, v4}, nil, true, false, false, false, true},
-		{"as it was dealt, IPv6", groupKey{1, v6}, func(p *Plane, s *stray) { s.Members[1].ID = 92 }, true, false, false, false, true},
-		{"of another size", groupKey{1, v4}, func(_ *Plane, s *stray) { s.Buckets = 63 }, false, false, false, false, false},
-		{"not resilient", groupKey{1, v4}, func(_ *Plane, s *stray) { s.Resilient = false }, false, false, false, false, false},
-		{"with an idle timer", groupKey{1, v4}, func(_ *Plane, s *stray) { s.IdleTimer = 1 }, false, false, false, false, false},
-		{"not there", groupKey{1, v4}, func(p *Plane, _ *stray) { clear(p.strays) }, false, false, false, false, false},
-		{"dropping", groupKey{1, v4}, func(_ *Plane, s *stray) {
+		{"as it was dealt, IPv6", groupKey{1, v6}, func(d *Driver, s *stray) { s.Members[1].ID = 92 }, true, false, false, false, true},
+		{"of another size", groupKey{1, v4}, func(_ *Driver, s *stray) { s.Buckets = 63 }, false, false, false, false, false},
+		{"not resilient", groupKey{1, v4}, func(_ *Driver, s *stray) { s.Resilient = false }, false, false, false, false, false},
+		{"with an idle timer", groupKey{1, v4}, func(_ *Driver, s *stray) { s.IdleTimer = 1 }, false, false, false, false, false},
+		{"not there", groupKey{1, v4}, func(d *Driver, _ *stray) { clear(d.strays) }, false, false, false, false, false},
+		{"dropping", groupKey{1, v4}, func(_ *Driver, s *stray) {
 			s.Members, s.segments = []rtnl.Member{{ID: 80, Weight: 1}}, []segment{{80, 64}}
 		}, true, true, false, false, false},
-		{"dropping, IPv6", groupKey{1, v6}, func(_ *Plane, s *stray) {
+		{"dropping, IPv6", groupKey{1, v6}, func(_ *Driver, s *stray) {
 			s.Members, s.segments = []rtnl.Member{{ID: 82, Weight: 1}}, []segment{{82, 64}}
 		}, true, true, false, true, false},
-		{"emptied by the kernel", groupKey{1, v6}, func(_ *Plane, s *stray) {
+		{"emptied by the kernel", groupKey{1, v6}, func(_ *Driver, s *stray) {
 			s.Members, s.segments = []rtnl.Member{{ID: 92, Weight: 1}}, []segment{{92, 64}}
 		}, true, false, true, true, false},
-		{"moved by the kernel", groupKey{1, v4}, func(_ *Plane, s *stray) { s.segments = []segment{{1, 63}, {90, 1}} }, true, false, true, false, false},
-		{"two members, the first a blackhole", groupKey{1, v4}, func(_ *Plane, s *stray) { s.Members[0].ID = 80 }, true, false, true, false, false},
+		{"moved by the kernel", groupKey{1, v4}, func(_ *Driver, s *stray) { s.segments = []segment{{1, 63}, {90, 1}} }, true, false, true, false, false},
+		{"two members, the first a blackhole", groupKey{1, v4}, func(_ *Driver, s *stray) { s.Members[0].ID = 80 }, true, false, true, false, false},
 	} {
-		p := offline(t, 2)
-		p.owners[80], p.owners[82], p.owners[90], p.owners[92] = p.hole[v4], p.hole[v6], p.drop[v4], p.drop[v6]
+		d := offline(t, 2)
+		d.owners[80], d.owners[82], d.owners[90], d.owners[92] = d.hole[v4], d.hole[v6], d.drop[v4], d.drop[v6]
 		at := routeKey{mustPrefix(target4(0)), 254}
-		s := stray{rtnl.Nexthop{ID: 500, Members: []rtnl.Member{{ID: 1, Weight: 64 * scale(p)}, {ID: 90, Weight: 1}}, Resilient: true, Buckets: 64}, []segment{{1, 64}}}
-		p.strays[500] = stray{}
-		p.routes[at] = routeState{nexthop: 500}
+		s := stray{rtnl.Nexthop{ID: 500, Members: []rtnl.Member{{ID: 1, Weight: 64 * scale(d)}, {ID: 90, Weight: 1}}, Resilient: true, Buckets: 64}, []segment{{1, 64}}}
+		d.strays[500] = stray{}
+		d.routes[at] = routeState{nexthop: 500}
 		if c.change != nil {
-			c.change(p, &s)
+			c.change(d, &s)
 		}
-		if _, ok := p.strays[500]; ok {
-			p.strays[500] = s
+		if _, ok := d.strays[500]; ok {
+			d.strays[500] = s
 		}
-		p.groups[c.key] = &group{key: c.key}
-		g := p.claim(c.key, at)
+		d.groups[c.key] = &group{key: c.key}
+		g := d.claim(c.key, at)
 		if claimed := g.id == 500; claimed != c.claimed || g.exists != claimed || g.dropping != c.dropping || g.moved != c.moved || g.rejecting != c.rejecting ||
-			p.staleGroups[c.key] != claimed || (g.segments != nil) != c.all || claimed && !slices.Equal(g.members, s.Members) {
+			d.staleGroups[c.key] != claimed || (g.segments != nil) != c.all || claimed && !slices.Equal(g.members, s.Members) {
 			t.Errorf("%s: %+v", c.what, g)
 		}
-		if _, ok := p.strays[500]; ok == c.claimed && c.what != "not there" {
+		if _, ok := d.strays[500]; ok == c.claimed && c.what != "not there" {
 			t.Errorf("%s: among what nothing has claimed: %v", c.what, ok)
 		}
 		if g.id == 0 {
 			t.Errorf("%s: no id", c.what)
 		}
-		clear(p.staleGroups)
-		if again := p.claim(c.key, at); again != g || len(p.staleGroups) != 0 {
+		clear(d.staleGroups)
+		if again := d.claim(c.key, at); again != g || len(d.staleGroups) != 0 {
 			t.Errorf("%s: claimed twice", c.what)
 		}
 	}

@@ -32,8 +32,8 @@ type pool struct {
 	broken    error // error with which the kernel refused the next hop
 }
 
-func (q *pool) nexthop(p *Plane, id uint32) rtnl.Nexthop {
-	n := rtnl.Nexthop{ID: id, Protocol: p.config.Protocol, Family: unix.AF_INET}
+func (q *pool) nexthop(d *Driver, id uint32) rtnl.Nexthop {
+	n := rtnl.Nexthop{ID: id, Protocol: d.config.Protocol, Family: unix.AF_INET}
 	if q.family == v6 {
 		n.Family = unix.AF_INET6
 	}
@@ -41,7 +41,7 @@ func (q *pool) nexthop(p *Plane, id uint32) rtnl.Nexthop {
 	case q.blackhole:
 		n.Blackhole = true
 	case q.loopback:
-		n.Device = p.loopback()
+		n.Device = d.loopback()
 	default:
 		n.Gateway, n.Device = q.gateway, q.device
 		// The next hop may be outside the prefixes of the device; link-local next hops never are.
@@ -51,14 +51,14 @@ func (q *pool) nexthop(p *Plane, id uint32) rtnl.Nexthop {
 }
 
 // is reports whether a nexthop object read from the kernel equals the objects of the pool.
-func (q *pool) is(p *Plane, n rtnl.Nexthop) bool {
-	want := q.nexthop(p, n.ID)
+func (q *pool) is(d *Driver, n rtnl.Nexthop) bool {
+	want := q.nexthop(d, n.ID)
 	return n.Family == want.Family && n.Protocol == want.Protocol && n.Blackhole == want.Blackhole && n.Gateway == want.Gateway &&
 		(n.Device == want.Device || n.Blackhole) && n.OnLink == want.OnLink && len(n.Members) == 0 && !n.Foreign
 }
 
-func (p *Plane) loopback() int {
-	for index, l := range p.links {
+func (d *Driver) loopback() int {
+	for index, l := range d.links {
 		if l.Loopback {
 			return index
 		}
@@ -67,9 +67,9 @@ func (p *Plane) loopback() int {
 }
 
 // usable reports whether packets can leave through a sub-port.
-func (p *Plane) usable(sp *subPort) bool {
-	index, ok := p.names[sp.device]
-	return ok && p.links[index].Usable()
+func (d *Driver) usable(sp *subPort) bool {
+	index, ok := d.names[sp.device]
+	return ok && d.links[index].Usable()
 }
 
 // pool returns the next hop for traffic of a family on a sub-port, or nil. IPv4 uses the IPv6 next hop if there is no IPv4
@@ -83,11 +83,11 @@ func (sp *subPort) pool(f family) *pool {
 
 // live returns the weights of the group members that can carry traffic of a family, indexed by sub-port of the source
 // group.
-func (p *Plane) live(s *source, wanted *farev1.Vector, f family) []uint32 {
+func (d *Driver) live(s *source, wanted *farev1.Vector, f family) []uint32 {
 	weights := make([]uint32, len(s.subPorts))
 	for _, m := range wanted.GetMembers() {
-		sp := p.byDevice[m.Device]
-		if sp == nil || sp.down || !p.usable(sp) || s.index(sp) < 0 {
+		sp := d.byDevice[m.Device]
+		if sp == nil || sp.down || !d.usable(sp) || s.index(sp) < 0 {
 			continue
 		}
 		if pool := sp.pool(f); pool != nil && pool.broken == nil {
@@ -98,15 +98,15 @@ func (p *Plane) live(s *source, wanted *farev1.Vector, f family) []uint32 {
 }
 
 // newID returns an unused id and marks it as used.
-func (p *Plane) newID() uint32 {
+func (d *Driver) newID() uint32 {
 	for {
-		id := p.next
-		p.next++
-		if p.next == 0 {
-			p.next = p.config.FirstID
+		id := d.next
+		d.next++
+		if d.next == 0 {
+			d.next = d.config.FirstID
 		}
-		if id != 0 && !p.used[id] {
-			p.used[id] = true
+		if id != 0 && !d.used[id] {
+			d.used[id] = true
 			return id
 		}
 	}
@@ -129,31 +129,31 @@ func (pl *plan) take(q *pool, taken map[uint32]bool) uint32 {
 }
 
 // forget removes ids from a pool whose objects no longer exist in the kernel.
-func (p *Plane) forget(q *pool, gone func(id uint32) bool) {
+func (d *Driver) forget(q *pool, gone func(id uint32) bool) {
 	q.ids = slices.DeleteFunc(q.ids, func(id uint32) bool {
 		if !gone(id) {
 			return false
 		}
-		delete(p.owners, id)
+		delete(d.owners, id)
 		return true
 	})
 }
 
 // retire empties a pool; its objects are deleted once no group uses them.
-func (p *Plane) retire(q *pool) {
+func (d *Driver) retire(q *pool) {
 	for _, id := range q.ids {
-		delete(p.owners, id)
-		p.retired = append(p.retired, id)
+		delete(d.owners, id)
+		d.retired = append(d.retired, id)
 	}
 	q.ids = nil
 }
 
 // pools returns all pools.
-func (p *Plane) pools() (all []*pool) {
-	for f := range p.drop {
-		all = append(all, p.drop[f], p.hole[f])
+func (d *Driver) pools() (all []*pool) {
+	for f := range d.drop {
+		all = append(all, d.drop[f], d.hole[f])
 	}
-	for _, sp := range p.subPorts {
+	for _, sp := range d.subPorts {
 		for _, q := range sp.pools {
 			if q != nil {
 				all = append(all, q)
@@ -164,11 +164,11 @@ func (p *Plane) pools() (all []*pool) {
 }
 
 // adopt adds loose objects that equal the pool's objects to the pool.
-func (p *Plane) adopt(q *pool) {
-	for id, n := range p.loose {
-		if q.is(p, n) {
-			delete(p.loose, id)
-			p.owners[id] = q
+func (d *Driver) adopt(q *pool) {
+	for id, n := range d.loose {
+		if q.is(d, n) {
+			delete(d.loose, id)
+			d.owners[id] = q
 			q.ids = append(q.ids, id)
 		}
 	}

@@ -85,9 +85,9 @@ func lastingPortsStay(t *testing.T, n int) {
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	h := newHost(t, n)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
-	lasting := p.Capabilities().FlowHash.LastingBuckets
+	lasting := d.Capabilities().FlowHash.LastingBuckets
 	ones := slices.Repeat([]uint32{1}, n)
 	s.do(h.group(1, ones...), destination(target4(0), 1), destination(target6(0), 1))
 	devices := make([]uint32, n)
@@ -109,7 +109,7 @@ func lastingPortsStay(t *testing.T, n int) {
 	for f, dst := range []string{target4(0), target6(0)} {
 		source, to := mustPrefix(h.forwarding.Loopbacks[f]).Addr(), mustPrefix(dst).Addr()
 		protocol := []uint8{wecmp.ProtocolUDP, wecmp.ProtocolTCP}[f]
-		for i, ports := range lastingPorts(p.Capabilities().FlowHash, n, protocol, source, to) {
+		for i, ports := range lastingPorts(d.Capabilities().FlowHash, n, protocol, source, to) {
 			if len(ports) < 100 {
 				t.Fatalf("sub-port %d has %d lasting ports", i, len(ports))
 			}
@@ -213,7 +213,7 @@ func lastingPortsStay(t *testing.T, n int) {
 			h.carriers(n)
 			h.balanced(target4(0), next)
 			h.balanced(target6(0), next)
-			p.Stats() // returns once all effects of the link event are applied
+			d.Stats() // returns once all effects of the link event are applied
 		}
 		now := make([]bool, n)
 		for i := range now {
@@ -229,7 +229,7 @@ func lastingPortsStay(t *testing.T, n int) {
 	if err := <-done; err != nil {
 		t.Errorf("meanwhile: %v; weights %v", err, sequence)
 	}
-	t.Logf("%d ports, asked %d times meanwhile, %d answers repeated; %+v", len(queries), rounds, unanswered.Load(), p.Stats())
+	t.Logf("%d ports, asked %d times meanwhile, %d answers repeated; %+v", len(queries), rounds, unanswered.Load(), d.Stats())
 }
 
 // balanced waits until exactly the sub-ports with a weight have buckets.
@@ -249,7 +249,7 @@ func (h *host) balanced(dst string, weights []uint32) {
 
 func TestLanding(t *testing.T) {
 	h := newHost(t, 5)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 9, 1, 0, 1), destination(target4(0), 1), destination(target6(0), 1))
 	before := h.Objects()
@@ -263,7 +263,7 @@ func TestLanding(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := make([]byte, 16384)
-			for i, ports := range lastingPorts(p.Capabilities().FlowHash, 5, cmp.Or(protocol, wecmp.ProtocolUDP), source, to) {
+			for i, ports := range lastingPorts(d.Capabilities().FlowHash, 5, cmp.Or(protocol, wecmp.ProtocolUDP), source, to) {
 				for _, port := range ports {
 					want[int(port)-wecmp.MinPort] = byte(i + 1)
 				}
@@ -299,25 +299,25 @@ func TestLanding(t *testing.T) {
 // TestKernelThatDisagrees checks that Hello selects the algorithm "ask" if the computed hash differs from the kernel's.
 func TestKernelThatDisagrees(t *testing.T) {
 	h := newHost(t, 4)
-	p := h.open()
-	p.mu.Lock()
-	p.misplace = func(hash uint32) uint32 { return hash + 512 }
-	p.mu.Unlock()
-	if err := p.SetForwarding(h.forwarding); err != nil {
+	d := h.open()
+	d.mu.Lock()
+	d.misplace = func(hash uint32) uint32 { return hash + 512 }
+	d.mu.Unlock()
+	if err := d.SetForwarding(h.forwarding); err != nil {
 		t.Fatal(err)
 	}
-	if f := p.Capabilities().FlowHash; f.GetAlgorithm() != asked || f.Seed != 0 || f.LastingBuckets != 32 {
+	if f := d.Capabilities().FlowHash; f.GetAlgorithm() != asked || f.Seed != 0 || f.LastingBuckets != 32 {
 		t.Errorf("%v", f)
 	}
 	// Each attempt asks for flows of both families, from no address and from the loopback, and all of them leave elsewhere.
-	if got := p.Stats().HashMismatches; got != hashAttempts*2*2*checkPorts {
+	if got := d.Stats().HashMismatches; got != hashAttempts*2*2*checkPorts {
 		t.Errorf("%d flows left elsewhere", got)
 	}
-	p.mu.Lock()
-	p.misplace = nil
-	p.mu.Unlock()
-	if err := p.SetForwarding(h.forwarding); err != nil || p.Capabilities().FlowHash.Algorithm != computed {
-		t.Errorf("%v, %v", p.Capabilities(), err)
+	d.mu.Lock()
+	d.misplace = nil
+	d.mu.Unlock()
+	if err := d.SetForwarding(h.forwarding); err != nil || d.Capabilities().FlowHash.Algorithm != computed {
+		t.Errorf("%v, %v", d.Capabilities(), err)
 	}
 }
 

@@ -18,18 +18,18 @@ type routeState struct {
 // destination, that the kernel accepts. It is not valid for a route that drops packets, and if the host has no such
 // loopback. Without a source address the kernel chooses the address of a sub-port, to which other servers may have no
 // route.
-func (p *Plane) preferred(at routeKey) netip.Addr {
-	address, _ := p.loopbackFor(at)
+func (d *Driver) preferred(at routeKey) netip.Addr {
+	address, _ := d.loopbackFor(at)
 	return address
 }
 
 // loopbackFor returns the preferred address and the first candidate loopback, whether the kernel accepts that one or not.
-func (p *Plane) loopbackFor(at routeKey) (address, first netip.Addr) {
-	name, _, ok := p.claimant(at)
+func (d *Driver) loopbackFor(at routeKey) (address, first netip.Addr) {
+	name, _, ok := d.claimant(at)
 	if !ok {
 		return address, first
 	}
-	for _, l := range p.sourceOf(name).loopbacks {
+	for _, l := range d.sourceOf(name).loopbacks {
 		a := l.Addr()
 		if a.Is4() != at.prefix.Addr().Is4() {
 			continue
@@ -37,7 +37,7 @@ func (p *Plane) loopbackFor(at routeKey) (address, first netip.Addr) {
 		if !first.IsValid() {
 			first = a
 		}
-		if p.addresses[a] && !p.unfit[a] {
+		if d.addresses[a] && !d.unfit[a] {
 			return a, first
 		}
 	}
@@ -46,22 +46,22 @@ func (p *Plane) loopbackFor(at routeKey) (address, first netip.Addr) {
 
 // wantedRoute returns a route as it has to be in the kernel. It warns once about a loopback that is not an address of the
 // host.
-func (p *Plane) wantedRoute(at routeKey, id uint32) rtnl.Route {
-	r := p.route(at, id)
+func (d *Driver) wantedRoute(at routeKey, id uint32) rtnl.Route {
+	r := d.route(at, id)
 	var first netip.Addr
-	if r.Source, first = p.loopbackFor(at); !r.Source.IsValid() && first.IsValid() && !p.missing[first] {
-		p.missing[first] = true
-		p.log.Warn("linux data plane: a loopback is not an address of the host; packets of unbound sockets leave "+
+	if r.Source, first = d.loopbackFor(at); !r.Source.IsValid() && first.IsValid() && !d.missing[first] {
+		d.missing[first] = true
+		d.log.Warn("linux data plane: a loopback is not an address of the host; packets of unbound sockets leave "+
 			"with the address of a sub-port until the loopback is one", "loopback", first)
 	}
 	return r
 }
 
 // rereadAddresses reads the addresses of the host.
-func (p *Plane) rereadAddresses() error {
+func (d *Driver) rereadAddresses() error {
 	addresses := map[netip.Addr]bool{}
-	for _, f := range families(p.ipv6) {
-		all, err := p.conn.Addresses(f)
+	for _, f := range families(d.ipv6) {
+		all, err := d.conn.Addresses(f)
 		if err != nil {
 			return err
 		}
@@ -69,22 +69,22 @@ func (p *Plane) rereadAddresses() error {
 			addresses[a.Addr] = addresses[a.Addr] || a.Usable
 		}
 	}
-	p.addresses = addresses
-	maps.DeleteFunc(p.missing, func(a netip.Addr, _ bool) bool { return addresses[a] && !p.unfit[a] })
+	d.addresses = addresses
+	maps.DeleteFunc(d.missing, func(a netip.Addr, _ bool) bool { return addresses[a] && !d.unfit[a] })
 	return nil
 }
 
 // concernsAddress reports whether an added, removed or changed address is a loopback of a source group.
-func (p *Plane) concernsAddress(e rtnl.ObjectEvent) bool {
-	if !p.isLoopback(e.Address.Addr) || !e.Gone && e.Address.Usable == p.addresses[e.Address.Addr] && !p.unfit[e.Address.Addr] {
+func (d *Driver) concernsAddress(e rtnl.ObjectEvent) bool {
+	if !d.isLoopback(e.Address.Addr) || !e.Gone && e.Address.Usable == d.addresses[e.Address.Addr] && !d.unfit[e.Address.Addr] {
 		return false
 	}
-	delete(p.unfit, e.Address.Addr)
+	delete(d.unfit, e.Address.Addr)
 	return true
 }
 
-func (p *Plane) isLoopback(a netip.Addr) bool {
-	for _, s := range p.sources {
+func (d *Driver) isLoopback(a netip.Addr) bool {
+	for _, s := range d.sources {
 		for _, l := range s.loopbacks {
 			if l.Addr() == a {
 				return true
@@ -95,10 +95,10 @@ func (p *Plane) isLoopback(a netip.Addr) bool {
 }
 
 // staleSources marks the routes whose source address is not the preferred one.
-func (p *Plane) staleSources() {
-	for at, r := range p.routes {
-		if _, ok := p.programmedAt(at); ok && r.source != p.preferred(at) {
-			p.staleRoutes[at] = true
+func (d *Driver) staleSources() {
+	for at, r := range d.routes {
+		if _, ok := d.programmedAt(at); ok && r.source != d.preferred(at) {
+			d.staleRoutes[at] = true
 		}
 	}
 }

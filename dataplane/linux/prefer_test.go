@@ -65,14 +65,14 @@ func (l *logged) lines(with string) (lines []string) {
 	return lines
 }
 
-// quiet fails if the Plane sends messages although nothing has changed.
-func quiet(t *testing.T, p *Plane) {
+// quiet fails if the Driver sends messages although nothing has changed.
+func quiet(t *testing.T, d *Driver) {
 	t.Helper()
-	rest(t, p)
-	before := p.Stats()
-	p.audit()
-	p.audit()
-	if after := p.Stats(); sent(after) != sent(before) || after.Differences != before.Differences {
+	rest(t, d)
+	before := d.Stats()
+	d.audit()
+	d.audit()
+	if after := d.Stats(); sent(after) != sent(before) || after.Differences != before.Differences {
 		t.Errorf("audits changed something: %+v, before %+v", after, before)
 	}
 }
@@ -82,37 +82,37 @@ func quiet(t *testing.T, p *Plane) {
 func TestUnboundSocketsSendFromLoopback(t *testing.T) {
 	h := newHost(t, 3)
 	h.config.AuditInterval = time.Hour
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 2, 1), destination(target4(0), 1), destination(target6(0), 1))
-	if err := p.Settle(); err != nil {
+	if err := d.Settle(); err != nil {
 		t.Fatal(err)
 	}
 	for range 32 { // each has a different source port, and so a different sub-port
 		h.sends("10.255.0.1", "fd00:255::1")
 	}
-	quiet(t, p)
+	quiet(t, d)
 
 	for i, route := range []string{"route", "-6 route"} {
 		to, other := []string{target4(0), target6(0)}[i], []string{"10.1.1.1", "fd01:1::1"}[i]
-		repairs := p.Stats().Differences
-		h.IP(strings.Fields(fmt.Sprintf("%s replace %s nhid %d proto 179 metric 20 src %s", route, to, p.groups[groupKey{1, family(i)}].id, other))...)
+		repairs := d.Stats().Differences
+		h.IP(strings.Fields(fmt.Sprintf("%s replace %s nhid %d proto 179 metric 20 src %s", route, to, d.groups[groupKey{1, family(i)}].id, other))...)
 		netnstest.Eventually(t, time.Minute, func() error {
-			if p.Stats().Differences == repairs {
+			if d.Stats().Differences == repairs {
 				return fmt.Errorf("the route to %s with another source address is not noticed", to)
 			}
 			return nil
 		})
 		h.sends("10.255.0.1", "fd00:255::1")
 	}
-	quiet(t, p)
+	quiet(t, d)
 
 	// The next run adopts the routes unchanged.
-	if err := p.Close(); err != nil {
+	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
-	p, c = h.start()
-	if got := p.Stats(); got.Routes != 0 || got.RouteObjects != 2 {
+	d, c = h.start()
+	if got := d.Stats(); got.Routes != 0 || got.RouteObjects != 2 {
 		t.Errorf("routes were set again after a restart: %+v", got)
 	}
 	s = program(t, c.server)
@@ -125,8 +125,8 @@ func TestUnboundSocketsSendFromLoopback(t *testing.T) {
 	c.hello(h.forwarding)
 	h.forwarding.Loopbacks = h.forwarding.Loopbacks[1:]
 	h.sends("10.255.0.7", "fd00:255::1")
-	quiet(t, p)
-	if got := p.Stats(); got.Errors != 0 || got.Differences != 0 {
+	quiet(t, d)
+	if got := d.Stats(); got.Errors != 0 || got.Differences != 0 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -140,14 +140,14 @@ func TestLoopbackMissing(t *testing.T) {
 	h.config.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	h.IP("addr", "del", "10.255.0.1/32", "dev", "lo")
 	h.IP("addr", "del", "fd00:255::1/128", "dev", "lo")
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1), destination(target6(0), 1), destination(target4(1), 1))
 	h.sends("", "")
-	if f := p.Capabilities().FlowHash; f.GetAlgorithm() != computed {
+	if f := d.Capabilities().FlowHash; f.GetAlgorithm() != computed {
 		t.Errorf("flow hash %v", f)
 	}
-	quiet(t, p)
+	quiet(t, d)
 	s.do(destination(target4(3), 1), destination(target6(3), 1))
 	warned := func(n int) {
 		t.Helper()
@@ -156,7 +156,7 @@ func TestLoopbackMissing(t *testing.T) {
 		}
 	}
 	warned(2)
-	if got := p.Stats(); got.Errors != 0 {
+	if got := d.Stats(); got.Errors != 0 {
 		t.Errorf("%+v", got)
 	}
 
@@ -166,14 +166,14 @@ func TestLoopbackMissing(t *testing.T) {
 	}
 	add()
 	h.sends("10.255.0.1", "fd00:255::1")
-	quiet(t, p)
+	quiet(t, d)
 
 	// The kernel removes the IPv4 routes that name the address together with the address.
 	h.IP("addr", "del", "10.255.0.1/32", "dev", "lo")
 	h.IP("addr", "del", "fd00:255::1/128", "dev", "lo")
 	h.sends("", "")
 	h.wants(target4(1), map[string]int{"p0": 512, "p1": 512})
-	quiet(t, p)
+	quiet(t, d)
 	warned(4)
 	add()
 	h.sends("10.255.0.1", "fd00:255::1")
@@ -192,24 +192,24 @@ func TestLoopbackMissing(t *testing.T) {
 	h.IP("route", "del", "local", "10.255.0.1", "dev", "d0", "table", "local")
 	s.do(h.group(2, 1, 2), destination(target4(2), 2), destination(target6(2), 2)) // in a separate group, because the kernel checks a source once per group
 	h.sends("", "fd00:255::1")
-	if got := p.Stats(); got.Errors != 1 {
+	if got := d.Stats(); got.Errors != 1 {
 		t.Errorf("%d routes were refused, want the one that found out: %+v", got.Errors, got)
 	}
-	quiet(t, p)
+	quiet(t, d)
 	h.IP("addr", "del", "10.255.0.1/32", "dev", "d0")
 	h.IP("addr", "add", "10.255.0.1/32", "dev", "d0")
 	h.sends("10.255.0.1", "fd00:255::1")
-	quiet(t, p)
+	quiet(t, d)
 }
 
 // TestUnboundSocketsOfSourceGroups checks that routes of the main table name the first source group's loopback, and those
 // of the other tables the loopback of their source group.
 func TestUnboundSocketsOfSourceGroups(t *testing.T) {
 	h := gpus(t)
-	p, c := h.start()
+	d, c := h.start()
 	h.someSources(program(t, c.server))
 	h.sends("10.255.0.1", "fd00:255::1")
-	for i, g := range p.order[1:] {
+	for i, g := range d.order[1:] {
 		for f, to := range []string{target4(0), target6(0)} {
 			want := strings.Split(h.forwarding.SourceGroups[i+1].Loopbacks[f], "/")[0]
 			text := h.IP([]string{"-4", "-6"}[f], "route", "show", "table", fmt.Sprint(g.own), "to", to)
@@ -218,5 +218,5 @@ func TestUnboundSocketsOfSourceGroups(t *testing.T) {
 			}
 		}
 	}
-	quiet(t, p)
+	quiet(t, d)
 }

@@ -31,16 +31,16 @@ var (
 )
 
 // findMaxWeight probes the largest weight that the kernel accepts: 16 bits since Linux 6.12, 8 bits before.
-func (p *Plane) findMaxWeight() error {
-	most := p.config.maxWeight
+func (d *Driver) findMaxWeight() error {
+	most := d.config.maxWeight
 	if most == 0 {
-		b := p.conn.Begin()
-		hole, group := p.newID(), p.newID()
-		b.SetNexthop(p.hole[v4].nexthop(p, hole), rtnl.Create)
-		b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: p.config.Protocol, Members: []rtnl.Member{{ID: hole, Weight: 257}}, Resilient: true, Buckets: 1}, rtnl.Create)
+		b := d.conn.Begin()
+		hole, group := d.newID(), d.newID()
+		b.SetNexthop(d.hole[v4].nexthop(d, hole), rtnl.Create)
+		b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: d.config.Protocol, Members: []rtnl.Member{{ID: hole, Weight: 257}}, Resilient: true, Buckets: 1}, rtnl.Create)
 		b.DelNexthop(group)
 		b.DelNexthop(hole)
-		errs := p.conn.Do(b)
+		errs := d.conn.Do(b)
 		switch {
 		case errors.Is(errs[0], unix.ENETDOWN):
 			return fmt.Errorf("%w; the loopback device must be up: ip link set lo up", errs[0])
@@ -52,7 +52,7 @@ func (p *Plane) findMaxWeight() error {
 			most = 256
 		}
 	}
-	p.maxWeight = most
+	d.maxWeight = most
 	return nil
 }
 
@@ -67,18 +67,18 @@ const (
 // findHash determines how the kernel places the flows of this node, and stores the result in Capabilities. A transient
 // error keeps the previous hash and returns UNAVAILABLE, so that the control plane repeats Hello: a different hash would
 // move every source port.
-func (p *Plane) findHash() error {
-	if transit(p.forwarding) {
-		p.capabilities.FlowHash = nil
+func (d *Driver) findHash() error {
+	if transit(d.forwarding) {
+		d.capabilities.FlowHash = nil
 		return nil
 	}
-	hash := &farev1.FlowHash{Algorithm: asked, Buckets: uint32(p.size), LastingBuckets: uint32(p.lasting)}
+	hash := &farev1.FlowHash{Algorithm: asked, Buckets: uint32(d.size), LastingBuckets: uint32(d.lasting)}
 	var seed uint32
 	var ok bool
 	var err error
-	before := p.hash
+	before := d.hash
 	for range hashAttempts {
-		if seed, ok, err = p.tryHash(); ok || err == nil {
+		if seed, ok, err = d.tryHash(); ok || err == nil {
 			break
 		}
 		time.Sleep(hashPause)
@@ -87,38 +87,38 @@ func (p *Plane) findHash() error {
 	case ok:
 		hash.Algorithm, hash.Seed = computed, seed
 	case transient(err):
-		p.hash = before
-		p.log.Warn("linux data plane: the flow hash cannot be determined now", "error", err)
+		d.hash = before
+		d.log.Warn("linux data plane: the flow hash cannot be determined now", "error", err)
 		return status.Errorf(codes.Unavailable, "flow hash: %v; the next Hello retries", err)
 	case err != nil:
-		p.log.Error("linux data plane: the computed flow hash cannot be relied on; source ports are queried from the kernel", "error", err)
+		d.log.Error("linux data plane: the computed flow hash cannot be relied on; source ports are queried from the kernel", "error", err)
 	}
-	p.capabilities.FlowHash = hash
+	d.capabilities.FlowHash = hash
 	return nil
 }
 
 // tryHash returns the hash seed if the hash computed here matches the placement of the kernel. It returns false without an
 // error if this kernel or its settings use another hash.
-func (p *Plane) tryHash() (seed uint32, ok bool, err error) {
+func (d *Driver) tryHash() (seed uint32, ok bool, err error) {
 	var seeded, fields bool
-	err = p.space.do(func() (err error) {
+	err = d.space.do(func() (err error) {
 		fields = hashesFields(hashPolicyV4) || hashesFields(hashPolicyV6)
-		seed, seeded, err = setUpSeed(p.config.Seed)
+		seed, seeded, err = setUpSeed(d.config.Seed)
 		return err
 	})
-	p.hash = wecmp.LinuxL4{Seed: seed, Buckets: p.size}
+	d.hash = wecmp.LinuxL4{Seed: seed, Buckets: d.size}
 	switch {
 	case err != nil:
 		return 0, false, fmt.Errorf("set the hash seed: %w", err)
 	case fields:
-		p.log.Info("linux data plane: fib_multipath_hash_policy is 3, which hashes differently from 1; source ports are queried from the kernel")
+		d.log.Info("linux data plane: fib_multipath_hash_policy is 3, which hashes differently from 1; source ports are queried from the kernel")
 		return 0, false, nil
 	case !seeded:
-		p.log.Warn("linux data plane: this kernel has no net.ipv4.fib_multipath_hash_seed (Linux 6.11); source ports are queried from the kernel")
+		d.log.Warn("linux data plane: this kernel has no net.ipv4.fib_multipath_hash_seed (Linux 6.11); source ports are queried from the kernel")
 		return 0, false, nil
 	}
-	wrong, err := p.checkHash()
-	p.stats.HashMismatches += uint64(wrong)
+	wrong, err := d.checkHash()
+	d.stats.HashMismatches += uint64(wrong)
 	if err == nil && wrong > 0 {
 		err = fmt.Errorf("the kernel places %d flows differently from the computation", wrong)
 	}
@@ -141,31 +141,31 @@ const checkPorts = 512
 
 // checkHash queries the egress of flows of both families and returns the number of flows whose egress differs from the
 // computed one.
-func (p *Plane) checkHash() (wrong int, err error) {
+func (d *Driver) checkHash() (wrong int, err error) {
 	for _, f := range []family{v4, v6} {
-		device := p.probeDevice(f)
-		if device == 0 || f == v6 && !p.ipv6 {
+		device := d.probeDevice(f)
+		if device == 0 || f == v6 && !d.ipv6 {
 			continue // no IPv6 next hop can be created now; both families use the same seed
 		}
-		parts := min(p.size, 64)
+		parts := min(d.size, 64)
 		var target []run
 		for i := range parts {
-			target = append(target, run{i, p.size*(i+1)/parts - p.size*i/parts})
+			target = append(target, run{i, d.size*(i+1)/parts - d.size*i/parts})
 		}
 		destination := checkV4
 		if f == v6 {
 			destination = checkV6
 		}
 		prefix := netip.PrefixFrom(destination, destination.BitLen())
-		undo, err := p.probe(f, device, target, rtnl.Route{Prefix: prefix, Table: p.config.Table, Metric: p.config.Metric}, false)
+		undo, err := d.probe(f, device, target, rtnl.Route{Prefix: prefix, Table: d.config.Table, Metric: d.config.Metric}, false)
 		if err == nil {
 			var n int
-			n, err = p.compare(f, destination, target)
+			n, err = d.compare(f, destination, target)
 			wrong += n
 		}
 		if err := errors.Join(err, undo()); f == v6 && disabled(err) {
-			p.log.Warn("linux data plane: the hash of IPv6 flows is not checked, because the kernel refuses an IPv6 next hop on this device",
-				"device", p.links[device].Name, "error", err)
+			d.log.Warn("linux data plane: the hash of IPv6 flows is not checked, because the kernel refuses an IPv6 next hop on this device",
+				"device", d.links[device].Name, "error", err)
 		} else if err != nil {
 			return wrong, err
 		}
@@ -181,12 +181,12 @@ func disabled(err error) bool {
 
 // compare queries the flows of a check, half of them UDP and half TCP, without a source address and from a loopback, if the
 // loopback is an address of the host.
-func (p *Plane) compare(f family, destination netip.Addr, target []run) (wrong int, err error) {
+func (d *Driver) compare(f family, destination netip.Addr, target []run) (wrong int, err error) {
 	sources := []netip.Addr{netip.IPv4Unspecified()}
 	if f == v6 {
 		sources[0] = netip.IPv6Unspecified()
 	}
-	for _, text := range p.forwarding.Loopbacks {
+	for _, text := range d.forwarding.Loopbacks {
 		if prefix, err := netip.ParsePrefix(text); err == nil && familyOf(prefix.Addr()) == f {
 			sources = append(sources, prefix.Addr())
 			break
@@ -194,7 +194,7 @@ func (p *Plane) compare(f family, destination netip.Addr, target []run) (wrong i
 	}
 	for _, source := range sources {
 		queries := checkQueries(source, destination)
-		paths, err := p.conn.Paths(queries)
+		paths, err := d.conn.Paths(queries)
 		if err != nil {
 			return wrong, err
 		}
@@ -206,8 +206,8 @@ func (p *Plane) compare(f family, destination netip.Addr, target []run) (wrong i
 				return wrong, fmt.Errorf("query the path of a flow to %v: %w", destination, path.Errno)
 			}
 			q := queries[i]
-			h, _ := p.hash.Hash(source, destination, q.IPProto, q.Sport, q.Dport)
-			if probeOwner(path.Gateway) != at(target, p.bucket(h)) {
+			h, _ := d.hash.Hash(source, destination, q.IPProto, q.Sport, q.Dport)
+			if probeOwner(path.Gateway) != at(target, d.bucket(h)) {
 				wrong++
 			}
 		}
@@ -233,11 +233,11 @@ func checkQueries(source, destination netip.Addr) (queries []rtnl.Query) {
 	return queries
 }
 
-func (p *Plane) bucket(hash uint32) int {
-	if p.misplace != nil {
-		hash = p.misplace(hash)
+func (d *Driver) bucket(hash uint32) int {
+	if d.misplace != nil {
+		hash = d.misplace(hash)
 	}
-	return int(hash % uint32(p.size))
+	return int(hash % uint32(d.size))
 }
 
 // at returns the owner of a bucket.
@@ -252,16 +252,16 @@ func at(runs []run, bucket int) int {
 }
 
 // probeDevice returns a device for probe nexthops, which carry no packets. 0 means that there is none.
-func (p *Plane) probeDevice(f family) int {
-	for _, sp := range p.subPorts {
-		if p.usable(sp) {
-			return p.names[sp.device]
+func (d *Driver) probeDevice(f family) int {
+	for _, sp := range d.subPorts {
+		if d.usable(sp) {
+			return d.names[sp.device]
 		}
 	}
 	if f == v6 {
 		return 0 // the kernel drops the gateway of an IPv6 nexthop on the loopback device
 	}
-	return p.loopback()
+	return d.loopback()
 }
 
 // probeGateway returns the address that identifies owner i of a probe's buckets. It is from the benchmarking network (RFC
@@ -283,33 +283,33 @@ func probeOwner(gateway netip.Addr) int {
 
 // probe creates a group whose buckets are divided as in target, and a route to it, in the main table or, if marked, in the
 // probe table. undo removes all of it.
-func (p *Plane) probe(f family, device int, target []run, route rtnl.Route, marked bool) (undo func() error, err error) {
+func (d *Driver) probe(f family, device int, target []run, route rtnl.Route, marked bool) (undo func() error, err error) {
 	rule := rtnl.Rule{
-		Family: families(true)[f], Priority: p.config.RulePriority - 2, Table: p.config.ProbeTable, Protocol: p.config.Protocol,
-		Mark: p.config.ProbeMark, Mask: ^uint32(0),
+		Family: families(true)[f], Priority: d.config.RulePriority - 2, Table: d.config.ProbeTable, Protocol: d.config.Protocol,
+		Mark: d.config.ProbeMark, Mask: ^uint32(0),
 	}
-	route.Protocol = p.config.Protocol
-	if err := p.unprobe(rule, route, marked); err != nil {
+	route.Protocol = d.config.Protocol
+	if err := d.unprobe(rule, route, marked); err != nil {
 		return func() error { return nil }, err
 	}
-	b := p.conn.Begin()
+	b := d.conn.Begin()
 	var leaves []uint32
-	d := p.scaling.dealAll(target, func(owner int) uint32 {
-		id := p.newID()
+	dealt := d.scaling.dealAll(target, func(owner int) uint32 {
+		id := d.newID()
 		leaves = append(leaves, id)
-		b.SetNexthop(rtnl.Nexthop{ID: id, Protocol: p.config.Protocol, Gateway: probeGateway(f, owner), Device: device, OnLink: f == v4}, rtnl.Create)
+		b.SetNexthop(rtnl.Nexthop{ID: id, Protocol: d.config.Protocol, Gateway: probeGateway(f, owner), Device: device, OnLink: f == v4}, rtnl.Create)
 		return id
 	})
-	group := p.newID()
-	b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: p.config.Protocol, Members: d.members, Resilient: true, Buckets: uint16(p.size)}, rtnl.Create)
+	group := d.newID()
+	b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: d.config.Protocol, Members: dealt.members, Resilient: true, Buckets: uint16(d.size)}, rtnl.Create)
 	route.Nexthop = group
 	b.SetRoute(route, rtnl.Create)
 	if marked {
 		b.SetRule(rule)
 	}
-	err = first(p.conn.Do(b))
+	err = first(d.conn.Do(b))
 	return func() error {
-		b := p.conn.Begin()
+		b := d.conn.Begin()
 		if marked {
 			b.DelRule(rule)
 		}
@@ -319,7 +319,7 @@ func (p *Plane) probe(f family, device int, target []run, route rtnl.Route, mark
 			b.DelNexthop(id)
 		}
 		var errs []error
-		for _, err := range p.conn.Do(b) {
+		for _, err := range d.conn.Do(b) {
 			if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESRCH) {
 				errs = append(errs, err)
 			}
@@ -337,17 +337,17 @@ func first(errs []error) error {
 }
 
 // unprobe removes the route and the rule of a process that was killed during a probe.
-func (p *Plane) unprobe(rule rtnl.Rule, route rtnl.Route, marked bool) error {
-	if _, wanted := p.wantedAt(routeKey{route.Prefix, route.Table}); wanted {
+func (d *Driver) unprobe(rule rtnl.Rule, route rtnl.Route, marked bool) error {
+	if _, wanted := d.wantedAt(routeKey{route.Prefix, route.Table}); wanted {
 		return nil
 	}
-	b := p.conn.Begin()
+	b := d.conn.Begin()
 	b.DelRoute(route)
 	if marked {
 		b.DelRule(rule)
 	}
 	var errs []error
-	for _, err := range p.conn.Do(b) {
+	for _, err := range d.conn.Do(b) {
 		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESRCH) {
 			errs = append(errs, err)
 		}
@@ -357,7 +357,7 @@ func (p *Plane) unprobe(rule rtnl.Rule, route rtnl.Route, marked bool) error {
 
 // Landing implements contract.Lander. It queries the kernel for the path of every source port, through a route that matches
 // only these queries, to a group that distinguishes lasting buckets from all others.
-func (p *Plane) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse, error) {
+func (d *Driver) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse, error) {
 	source, sourceErr := netip.ParseAddr(request.GetSource())
 	destination, err := netip.ParseAddr(request.GetDestination())
 	port, protocol := request.GetDestinationPort(), uint8(unix.IPPROTO_UDP)
@@ -377,33 +377,33 @@ func (p *Plane) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse
 		return nil, status.Errorf(codes.InvalidArgument, "protocol %d; use 17 for UDP or 6 for TCP", request.GetProtocol())
 	}
 	source, destination = source.Unmap().WithZone(""), destination.Unmap().WithZone("")
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.order == nil {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.order == nil {
 		return nil, status.Error(codes.FailedPrecondition, "no Hello yet; send a Hello with the forwarding first")
 	}
-	from := p.sourceFrom(source)
-	if _, ok := p.destinations[contract.DestinationKey{Source: from.name, Prefix: netip.PrefixFrom(destination, destination.BitLen())}]; !ok {
+	from := d.sourceFrom(source)
+	if _, ok := d.destinations[contract.DestinationKey{Source: from.name, Prefix: netip.PrefixFrom(destination, destination.BitLen())}]; !ok {
 		return nil, status.Errorf(codes.NotFound, "destination %v is not programmed; set it first", destination)
 	}
 	f := familyOf(destination)
-	device := p.probeDevice(f)
+	device := d.probeDevice(f)
 	if device == 0 {
 		return nil, status.Error(codes.Unavailable, "no sub-port has a carrier, so the kernel cannot be queried; retry when one has a carrier")
 	}
 	var target []run
 	for i := range from.subPorts {
-		target = append(target, run{0, from.layout.size(i) - p.lasting}, run{i + 1, p.lasting})
+		target = append(target, run{0, from.layout.size(i) - d.lasting}, run{i + 1, d.lasting})
 	}
 	everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if f == v6 {
 		everything = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
-	undo, err := p.probe(f, device, target, rtnl.Route{Prefix: everything, Table: p.config.ProbeTable, Metric: p.config.Metric}, true)
+	undo, err := d.probe(f, device, target, rtnl.Route{Prefix: everything, Table: d.config.ProbeTable, Metric: d.config.Metric}, true)
 	response := &farev1.LandingResponse{}
 	if err == nil {
-		err = p.land(response, rtnl.Query{
-			Source: source, Destination: destination, IPProto: protocol, Dport: uint16(port), Mark: p.config.ProbeMark,
+		err = d.land(response, rtnl.Query{
+			Source: source, Destination: destination, IPProto: protocol, Dport: uint16(port), Mark: d.config.ProbeMark,
 		})
 	}
 	if err := errors.Join(err, undo()); err != nil {
@@ -416,13 +416,13 @@ func (p *Plane) Landing(request *farev1.LandingRequest) (*farev1.LandingResponse
 }
 
 // land fills in sub_port_of_port. One byte holds sub-port numbers up to 255; ports of sub-ports beyond 255 stay 0.
-func (p *Plane) land(response *farev1.LandingResponse, q rtnl.Query) error {
+func (d *Driver) land(response *farev1.LandingResponse, q rtnl.Query) error {
 	queries := make([]rtnl.Query, 1<<16-wecmp.MinPort)
 	for i := range queries {
 		queries[i] = q
 		queries[i].Sport = uint16(wecmp.MinPort + i)
 	}
-	paths, err := p.conn.Paths(queries)
+	paths, err := d.conn.Paths(queries)
 	if err != nil {
 		return err
 	}

@@ -21,26 +21,26 @@ import (
 func TestHashAttempts(t *testing.T) {
 	h := newHost(t, 2)
 	log := h.captured()
-	p, _ := h.start()
-	p.mu.Lock()
-	hash, flow := p.hash, proto.CloneOf(p.capabilities.FlowHash)
-	p.mu.Unlock()
+	d, _ := h.start()
+	d.mu.Lock()
+	hash, flow := d.hash, proto.CloneOf(d.capabilities.FlowHash)
+	d.mu.Unlock()
 	if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_seed=42"); err != nil {
 		t.Fatal(err)
 	}
 	for refusals := hashAttempts; refusals >= 0; refusals-- {
 		n := 0
 		var err error
-		refusing(p, func(what string) unix.Errno {
+		refusing(d, func(what string) unix.Errno {
 			if strings.HasPrefix(what, "delete route") && strings.Contains(what, "192.0.0.8") && n < refusals {
 				n++
 				return unix.EBUSY
 			}
 			return 0
-		}, nil, func() { err = p.SetForwarding(h.forwarding) })
-		p.mu.Lock()
-		now, nowFlow := p.hash, proto.CloneOf(p.capabilities.FlowHash)
-		p.mu.Unlock()
+		}, nil, func() { err = d.SetForwarding(h.forwarding) })
+		d.mu.Lock()
+		now, nowFlow := d.hash, proto.CloneOf(d.capabilities.FlowHash)
+		d.mu.Unlock()
 		if refusals == hashAttempts {
 			if status.Code(err) != codes.Unavailable || now != hash || !proto.Equal(nowFlow, flow) || n != hashAttempts || len(log.lines("cannot be determined now")) != 1 {
 				t.Errorf("%d refusals: %v, %v, %v, %d messages, %q", refusals, err, now, nowFlow, n, log.lines("level="))
@@ -50,20 +50,20 @@ func TestHashAttempts(t *testing.T) {
 		}
 	}
 	// An error of another kind is no matter of time.
-	refusing(p, beginning(unix.EPERM, "delete route"), nil, func() {
-		if err := p.SetForwarding(h.forwarding); err != nil {
+	refusing(d, beginning(unix.EPERM, "delete route"), nil, func() {
+		if err := d.SetForwarding(h.forwarding); err != nil {
 			t.Error(err)
 		}
 	})
-	if f := p.Capabilities().FlowHash; f.GetAlgorithm() != asked || len(log.lines("cannot be relied on")) != 1 {
+	if f := d.Capabilities().FlowHash; f.GetAlgorithm() != asked || len(log.lines("cannot be relied on")) != 1 {
 		t.Errorf("%v; %q", f, log.lines("level="))
 	}
 	// A family with another policy hashes differently.
 	if _, err := h.Output("sysctl", "-qw", "net.ipv6.fib_multipath_hash_fields=0x37", "net.ipv6.fib_multipath_hash_policy=3"); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.SetForwarding(h.forwarding); err != nil || p.Capabilities().FlowHash.GetAlgorithm() != asked {
-		t.Errorf("policy 3 of IPv6: %v, %v", err, p.Capabilities().FlowHash)
+	if err := d.SetForwarding(h.forwarding); err != nil || d.Capabilities().FlowHash.GetAlgorithm() != asked {
+		t.Errorf("policy 3 of IPv6: %v, %v", err, d.Capabilities().FlowHash)
 	}
 }
 
@@ -71,7 +71,7 @@ func TestHashAttempts(t *testing.T) {
 func TestLargestWeight(t *testing.T) {
 	h := newHost(t, 1)
 	h.captured()
-	p := h.open()
+	d := h.open()
 	// The test queries the kernel by a separate message.
 	b := h.conn.Begin()
 	b.SetNexthop(rtnl.Nexthop{ID: 5, Family: unix.AF_INET, Blackhole: true}, rtnl.Create)
@@ -98,12 +98,12 @@ func TestLargestWeight(t *testing.T) {
 		}, 256, nil},
 		{"nothing", beginning(unix.EPERM, "add nexthop"), 0, unix.EPERM},
 	} {
-		refusing(p, c.refuse, nil, func() {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.maxWeight = 0
-			if err := p.findMaxWeight(); !errors.Is(err, c.err) || p.maxWeight != c.want {
-				t.Errorf("%s: %d, %v", c.what, p.maxWeight, err)
+		refusing(d, c.refuse, nil, func() {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.maxWeight = 0
+			if err := d.findMaxWeight(); !errors.Is(err, c.err) || d.maxWeight != c.want {
+				t.Errorf("%s: %d, %v", c.what, d.maxWeight, err)
 			}
 		})
 		if after := h.Objects(); after != before {
@@ -146,11 +146,11 @@ func TestAskedWithoutCarriers(t *testing.T) {
 // TestHeldDownIsAskedFor: an operation that holds a sub-port down makes polls of all carriers due at once.
 func TestHeldDownIsAskedFor(t *testing.T) {
 	h := newHost(t, 2)
-	p, _ := h.start()
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	d, _ := h.start()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	for {
-		events, err := p.watch.Ask(p.carriers())
+		events, err := d.watch.Ask(d.carriers())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -158,8 +158,8 @@ func TestHeldDownIsAskedFor(t *testing.T) {
 			break
 		}
 	}
-	p.want(contract.Change{Kind: contract.SubPortChange, Device: "p0"}, map[groupKey]bool{}, map[routeKey]bool{})
-	events, err := p.watch.Ask(p.carriers())
+	d.want(contract.Change{Kind: contract.SubPortChange, Device: "p0"}, map[groupKey]bool{}, map[routeKey]bool{})
+	events, err := d.watch.Ask(d.carriers())
 	if err != nil || len(events) != 2 || !events[0].Asked {
 		t.Errorf("%v, %v; want the carriers of both sub-ports", events, err)
 	}

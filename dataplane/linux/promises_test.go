@@ -31,13 +31,13 @@ func (h *host) marked() (groups, buckets int) {
 	return groups, buckets
 }
 
-// refuse makes the kernel refuse messages of the Plane whose description has one of the prefixes, up to a number of times.
+// refuse makes the kernel refuse messages of the Driver whose description has one of the prefixes, up to a number of times.
 // refused returns the number of refusals so far.
-func refuse(p *Plane, times int, begins ...string) (refused func() int) {
+func refuse(d *Driver, times int, begins ...string) (refused func() int) {
 	n := 0
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.conn.Refuse(func(what string) unix.Errno {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.conn.Refuse(func(what string) unix.Errno {
 		for _, b := range begins {
 			if strings.HasPrefix(what, b) && strings.Contains(what, "group") == strings.HasSuffix(b, "nexthop ") && n < times {
 				n++
@@ -47,8 +47,8 @@ func refuse(p *Plane, times int, begins ...string) (refused func() int) {
 		return 0
 	})
 	return func() int {
-		p.mu.Lock()
-		defer p.mu.Unlock()
+		d.mu.Lock()
+		defer d.mu.Unlock()
 		return n
 	}
 }
@@ -57,7 +57,7 @@ func refuse(p *Plane, times int, begins ...string) (refused func() int) {
 // uses.
 func TestUnusedGroupsGo(t *testing.T) {
 	h := newHost(t, 3)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1), h.group(2, 1, 2, 3), h.group(3, 1))
 	for _, step := range []struct {
@@ -73,7 +73,7 @@ func TestUnusedGroupsGo(t *testing.T) {
 		if got, _ := h.marked(); got != step.want {
 			t.Errorf("after %v the kernel has %d groups, want %d", step.op, got, step.want)
 		}
-		h.counted(p)
+		h.counted(d)
 	}
 }
 
@@ -83,7 +83,7 @@ func TestUnusedGroupsGo(t *testing.T) {
 func TestNothingRejectsForEver(t *testing.T) {
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	e := h.tap()
 	carries := func(what string, to ...string) {
@@ -117,18 +117,18 @@ func TestNothingRejectsForEver(t *testing.T) {
 	links("down")
 	h.wants(target6(0), map[string]int{"blackhole": testBuckets})
 	journal := c.snapshot()
-	crash(t, p)
-	p, c = h.restart(journal)
+	crash(t, d)
+	d, c = h.restart(journal)
 	s = program(t, c.server)
 	links("up")
 	carries("restarted without links", target6(0), target6(1), target6(2))
 	// Another program leaves only the dropping member in the group, and then sets a route.
-	p.mu.Lock()
-	id, hole := p.groups[groupKey{1, v6}].id, p.drop[v6].ids[0]
+	d.mu.Lock()
+	id, hole := d.groups[groupKey{1, v6}].id, d.drop[v6].ids[0]
 	h.IP("nexthop", "replace", "id", fmt.Sprint(id), "group", fmt.Sprint(hole), "type", "resilient", "proto", "179")
 	h.IP("route", "replace", target6(3), "nhid", fmt.Sprint(id), "metric", "20", "proto", "179")
 	h.IP("route", "replace", target6(0), "nhid", fmt.Sprint(id), "metric", "20", "proto", "179")
-	p.mu.Unlock()
+	d.mu.Unlock()
 	carries("tampered with", target6(0), target6(1))
 	s.do(destination(target6(3), 1))
 	carries("a route that was in the way", target6(3))
@@ -138,7 +138,7 @@ func TestNothingRejectsForEver(t *testing.T) {
 // without loss.
 func TestAnotherNumberOfBuckets(t *testing.T) {
 	h := newHost(t, 4)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 2, 4), destination(target4(0), 1), destination(target6(0), 1))
 	journal := c.snapshot()
@@ -146,7 +146,7 @@ func TestAnotherNumberOfBuckets(t *testing.T) {
 	split := map[string]float64{"p0": 1, "p1": 1, "p2": 2, "p3": 4}
 	check := func(want int) {
 		t.Helper()
-		h.counted(p)
+		h.counted(d)
 		if groups, buckets := h.marked(); groups != 2 || buckets != want {
 			t.Errorf("%d groups of %d buckets, want 2 of %d", groups, buckets, want)
 		}
@@ -158,9 +158,9 @@ func TestAnotherNumberOfBuckets(t *testing.T) {
 	}
 	check(testBuckets)
 	for _, buckets := range []uint16{4096, 0} {
-		crash(t, p)
+		crash(t, d)
 		h.config.Buckets = buckets
-		p, c = h.restart(journal)
+		d, c = h.restart(journal)
 		want := int(buckets)
 		if want == 0 {
 			want = 4 * DefaultBuckets
@@ -184,7 +184,7 @@ func TestAnotherNumberOfBuckets(t *testing.T) {
 // TestForeignIDsInTheWay checks that ids taken by another program after the read-back are skipped.
 func TestForeignIDsInTheWay(t *testing.T) {
 	h := newHost(t, 3)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	var lines []string
 	for i := range 12 {
@@ -211,10 +211,10 @@ func TestForeignIDsInTheWay(t *testing.T) {
 	s.do(ops...) // a refusal concerns one moment only
 	h.wants(target4(3), map[string]int{"p0": 256, "p1": 256, "p2": 512})
 	h.wants(target6(3), map[string]int{"p0": 256, "p1": 256, "p2": 512})
-	if err := p.Settle(); err != nil {
+	if err := d.Settle(); err != nil {
 		t.Error(err)
 	}
-	p.audit()
+	d.audit()
 	if after := foreign(); after != before || strings.Count(after, "\n") != len(lines) {
 		t.Errorf("nexthops of another program\n%s\nbefore\n%s", after, before)
 	}
@@ -225,13 +225,13 @@ func TestForeignIDsInTheWay(t *testing.T) {
 func TestNexthopsInUseStay(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.Logger = slog.New(slog.DiscardHandler)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1))
 	before := h.state()
 	fewer := proto.CloneOf(h.forwarding)
 	fewer.Planes = fewer.Planes[:3]
-	refused := refuse(p, 1<<30, "set nexthop ")
+	refused := refuse(d, 1<<30, "set nexthop ")
 	c.hello(fewer)
 	if refused() == 0 {
 		t.Fatal("nothing was refused")
@@ -239,9 +239,9 @@ func TestNexthopsInUseStay(t *testing.T) {
 	if d := diff(h.state(), before); d != "" {
 		t.Errorf("the kernel refused another division, and\n%s", d)
 	}
-	p.mu.Lock()
-	p.conn.Refuse(nil)
-	p.mu.Unlock()
+	d.mu.Lock()
+	d.conn.Refuse(nil)
+	d.mu.Unlock()
 	h.wants(target4(0), map[string]int{"p0": 341, "p1": 342, "p2": 341})
 	netnstest.Eventually(t, 10*time.Second, func() error {
 		if text := h.IP("nexthop", "show", "dev", "p3"); text != "" {
@@ -257,9 +257,9 @@ func TestRefusedOnce(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.Logger = slog.New(slog.DiscardHandler)
 	h.config.AuditInterval = time.Hour
-	p, c := h.start()
+	d, c := h.start()
 	var received reports
-	p.Guard(received.report)
+	d.Guard(received.report)
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), h.group(2, 1, 2, 3, 4))
 	for _, step := range []struct {
@@ -269,14 +269,14 @@ func TestRefusedOnce(t *testing.T) {
 		{"add nexthop ", destination(target4(0), 1)}, {"add route ", destination(target6(0), 1)}, {"set nexthop ", h.group(1, 1, 1, 2, 2)},
 		{"set route ", destination(target4(0), 2)}, {"delete route ", deleteDestination(target6(0))},
 	} {
-		refused := refuse(p, 1, step.begins)
+		refused := refuse(d, 1, step.begins)
 		s.do(step.op)
 		if refused() != 1 {
 			t.Errorf("%s: %d messages were refused", step.begins, refused())
 		}
 	}
 	received.take()
-	refused := refuse(p, 1<<30, "set nexthop ")
+	refused := refuse(d, 1<<30, "set nexthop ")
 	h.leaf.IP("link", "set", "p1", "down")
 	netnstest.Eventually(t, 10*time.Second, func() error {
 		if all := received.take(); refused() == 0 || len(all) == 0 || all[len(all)-1].Intact {
@@ -284,13 +284,13 @@ func TestRefusedOnce(t *testing.T) {
 		}
 		return nil
 	})
-	p.mu.Lock()
-	p.conn.Refuse(nil)
-	p.mu.Unlock()
+	d.mu.Lock()
+	d.conn.Refuse(nil)
+	d.mu.Unlock()
 	received.settled(t)
 	h.wants(target4(0), map[string]int{"p0": 128, "p2": 384, "p3": 512})
 
-	refused = refuse(p, 1<<30, "add route ")
+	refused = refuse(d, 1<<30, "add route ")
 	h.IP("route", "del", target4(0))
 	netnstest.Eventually(t, 10*time.Second, func() error {
 		if refused() < tries {
@@ -298,9 +298,9 @@ func TestRefusedOnce(t *testing.T) {
 		}
 		return nil
 	})
-	p.mu.Lock()
-	p.conn.Refuse(nil)
-	p.mu.Unlock()
+	d.mu.Lock()
+	d.conn.Refuse(nil)
+	d.mu.Unlock()
 	received.settled(t)
 	h.wants(target4(0), map[string]int{"p0": 128, "p2": 384, "p3": 512})
 }
@@ -312,7 +312,7 @@ func TestRoutesAreSetAgain(t *testing.T) {
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour
 	h.config.Logger = slog.New(slog.DiscardHandler)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	var watch *rtnl.ObjectWatch
 	if err := h.Do(func() (err error) {
@@ -364,25 +364,25 @@ func TestRoutesAreSetAgain(t *testing.T) {
 	again("no links", func() { links("up") })
 	dark()
 	journal := c.snapshot()
-	crash(t, p)
-	p, c = h.restart(journal)
+	crash(t, d)
+	d, c = h.restart(journal)
 	s = program(t, c.server)
 	again("restarted without links", func() { links("up") })
 	s.do(h.group(1))
 	again("refused", func() {
-		refused := refuse(p, tries-1, "set route ")
+		refused := refuse(d, tries-1, "set route ")
 		s.do(h.group(1, 1, 1))
 		if refused() != tries-1 {
 			t.Errorf("%d messages were refused", refused())
 		}
 	})
 	again("tampered with", func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
+		d.mu.Lock()
+		defer d.mu.Unlock()
 		b := h.conn.Begin()
 		b.SetNexthop(rtnl.Nexthop{
-			ID: p.groups[groupKey{1, v6}].id, Protocol: DefaultProtocol, Resilient: true,
-			Members: []rtnl.Member{{ID: p.drop[v6].ids[0], Weight: 1}},
+			ID: d.groups[groupKey{1, v6}].id, Protocol: DefaultProtocol, Resilient: true,
+			Members: []rtnl.Member{{ID: d.drop[v6].ids[0], Weight: 1}},
 		}, rtnl.Change)
 		for _, err := range h.conn.Do(b) {
 			if err != nil {
@@ -400,14 +400,14 @@ func TestRoutesAreSetAgain(t *testing.T) {
 func TestAuditFindsMovedBuckets(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.AuditInterval = time.Hour
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 2, 3, 4), destination(target4(0), 1), destination(target6(0), 1))
-	if err := p.Settle(); err != nil {
+	if err := d.Settle(); err != nil {
 		t.Fatal(err)
 	}
-	rest(t, p)
-	if err := p.news.Close(); err != nil { // no further events arrive
+	rest(t, d)
+	if err := d.news.Close(); err != nil { // no further events arrive
 		t.Fatal(err)
 	}
 	before := h.state()
@@ -433,11 +433,11 @@ func TestAuditFindsMovedBuckets(t *testing.T) {
 	if diff(h.state(), before) == "" {
 		t.Fatal("no bucket moved")
 	}
-	p.audit()
+	d.audit()
 	if d := diff(h.state(), before); d != "" {
 		t.Error(d)
 	}
-	if got := p.Stats().Differences; got != 2 {
+	if got := d.Stats().Differences; got != 2 {
 		t.Errorf("%d differences, want the two groups", got)
 	}
 }

@@ -12,21 +12,21 @@ import (
 // kernel. Weights are numbers of buckets in lowest terms, which yield the same division as the weights that were set.
 // Slots, and sub-ports that an operation had set down, are not recovered. Programming the result changes nothing in the
 // kernel.
-func (p *Plane) Recover() *farev1.SnapshotResponse {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (d *Driver) Recover() *farev1.SnapshotResponse {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	ids := map[uint32]uint32{} // contract group id by kernel group id
 	found := &farev1.SnapshotResponse{}
-	for _, at := range slices.SortedFunc(maps.Keys(p.routes), routeKey.compare) {
-		id := p.routes[at].nexthop
-		s, ok := p.strays[id]
-		if !ok || len(p.claimants[at.table]) == 0 {
+	for _, at := range slices.SortedFunc(maps.Keys(d.routes), routeKey.compare) {
+		id := d.routes[at].nexthop
+		s, ok := d.strays[id]
+		if !ok || len(d.claimants[at.table]) == 0 {
 			continue
 		}
-		source := p.sources[p.claimants[at.table][0]]
+		source := d.sources[d.claimants[at.table][0]]
 		if ids[id] == 0 {
 			ids[id] = uint32(len(ids) + 1)
-			found.Vectors = append(found.Vectors, &farev1.Vector{Id: ids[id], Members: p.recoverMembers(source, s), Source: source.text()})
+			found.Vectors = append(found.Vectors, &farev1.Vector{Id: ids[id], Members: d.recoverMembers(source, s), Source: source.text()})
 		}
 		found.Destinations = append(found.Destinations, &farev1.Destination{Prefix: at.prefix.String(), Vector: ids[id], Source: source.text()})
 	}
@@ -37,11 +37,11 @@ func (p *Plane) Recover() *farev1.SnapshotResponse {
 }
 
 // recoverMembers converts the buckets of a group into weights.
-func (p *Plane) recoverMembers(from *source, s stray) (members []*farev1.VectorMember) {
+func (d *Driver) recoverMembers(from *source, s stray) (members []*farev1.VectorMember) {
 	buckets := map[*subPort]uint32{}
 	var all uint32
 	for _, segment := range s.segments {
-		if q := p.owners[segment.id]; q != nil && q.subPort != nil && from.index(q.subPort) >= 0 {
+		if q := d.owners[segment.id]; q != nil && q.subPort != nil && from.index(q.subPort) >= 0 {
 			buckets[q.subPort] += uint32(segment.size)
 		}
 	}
@@ -49,16 +49,16 @@ func (p *Plane) recoverMembers(from *source, s stray) (members []*farev1.VectorM
 		all = gcd(all, n)
 	}
 	for sp, n := range buckets {
-		members = append(members, &farev1.VectorMember{Plane: p.planeOf(sp.device), Device: sp.device, Weight: n / all})
+		members = append(members, &farev1.VectorMember{Plane: d.planeOf(sp.device), Device: sp.device, Weight: n / all})
 	}
 	slices.SortFunc(members, func(a, b *farev1.VectorMember) int {
-		return cmp.Compare(from.index(p.byDevice[a.Device]), from.index(p.byDevice[b.Device]))
+		return cmp.Compare(from.index(d.byDevice[a.Device]), from.index(d.byDevice[b.Device]))
 	})
 	return members
 }
 
-func (p *Plane) planeOf(device string) string {
-	for _, plane := range p.forwarding.GetPlanes() {
+func (d *Driver) planeOf(device string) string {
+	for _, plane := range d.forwarding.GetPlanes() {
 		for _, sp := range plane.SubPorts {
 			if sp.Device == device {
 				return plane.Plane

@@ -20,20 +20,20 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// captured returns the log of the host's Planes, and disables audits by time.
+// captured returns the log of the host's Drivers, and disables audits by time.
 func (h *host) captured() *logged {
 	var log logged
 	h.config.Logger, h.config.AuditInterval = slog.New(slog.NewTextHandler(&log, nil)), time.Hour
 	return &log
 }
 
-// refusing runs do while the functions decide which messages and dumps of a Plane the kernel refuses.
-func refusing(p *Plane, messages, dumps func(what string) unix.Errno, do func()) {
+// refusing runs do while the functions decide which messages and dumps of a Driver the kernel refuses.
+func refusing(d *Driver, messages, dumps func(what string) unix.Errno, do func()) {
 	set := func(messages, dumps func(what string) unix.Errno) {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.conn.Refuse(messages)
-		p.conn.RefuseDumps(dumps)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.conn.Refuse(messages)
+		d.conn.RefuseDumps(dumps)
 	}
 	set(messages, dumps)
 	defer set(nil, nil)
@@ -64,22 +64,22 @@ func descriptors(t *testing.T) int {
 func TestGoneAlready(t *testing.T) {
 	h := newHost(t, 2)
 	h.captured()
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
-	if err := p.news.Close(); err != nil { // no events are received from here on
+	if err := d.news.Close(); err != nil { // no events are received from here on
 		t.Fatal(err)
 	}
 	h.IP("route", "del", target4(0))
 	h.IP("-6", "route", "del", target6(0))
 	s.do(deleteDestination(target4(0)), deleteDestination(target6(0)), deleteGroupOp(1))
-	p.mu.Lock()
-	failures := p.execute(&plan{Plane: p, lastOps: []op{{kind: deleteGroup, id: 4711}, {kind: deleteNexthop, id: 4712}}}, false)
-	p.mu.Unlock()
+	d.mu.Lock()
+	failures := d.execute(&plan{Driver: d, lastOps: []op{{kind: deleteGroup, id: 4711}, {kind: deleteNexthop, id: 4712}}}, false)
+	d.mu.Unlock()
 	if len(failures) != 0 {
 		t.Errorf("%v", failures)
 	}
-	if got := p.Stats(); got.Errors != 0 || got.Retries != 0 || got.RouteObjects != 0 || got.GroupObjects != 0 {
+	if got := d.Stats(); got.Errors != 0 || got.Retries != 0 || got.RouteObjects != 0 || got.GroupObjects != 0 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -89,7 +89,7 @@ func TestMessagesAreCounted(t *testing.T) {
 	h := newHost(t, 3)
 	h.captured()
 	h.config.RepairDelay = time.Hour
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	type counts struct{ nexthops, groups, routes uint64 }
 	var seen counts
@@ -97,7 +97,7 @@ func TestMessagesAreCounted(t *testing.T) {
 		switch words := strings.Fields(what); {
 		case words[1] == "route":
 			seen.routes++
-		case strings.Contains(what, "group") || what == fmt.Sprint("delete nexthop ", p.groups[groupKey{1, v4}].idOf()):
+		case strings.Contains(what, "group") || what == fmt.Sprint("delete nexthop ", d.groups[groupKey{1, v4}].idOf()):
 			seen.groups++
 		default:
 			seen.nexthops++
@@ -121,21 +121,21 @@ func TestMessagesAreCounted(t *testing.T) {
 			c.hello(fewer)
 		}, counts{1, 0, 0}},
 	} {
-		before := p.Stats()
+		before := d.Stats()
 		seen = counts{}
 		asks := step.what == "a sub-port less" // Hello asks the kernel how it hashes, by other messages
 		if asks {
 			step.do()
 			seen = step.want
 		} else {
-			refusing(p, count, nil, step.do)
+			refusing(d, count, nil, step.do)
 		}
-		after := p.Stats()
+		after := d.Stats()
 		got := counts{after.Nexthops - before.Nexthops, after.Groups - before.Groups, after.Routes - before.Routes}
 		if got != seen || got != step.want {
 			t.Errorf("%s: counted %+v, the kernel got %+v, want %+v", step.what, got, seen, step.want)
 		}
-		h.counted(p)
+		h.counted(d)
 	}
 }
 
@@ -152,13 +152,13 @@ func (g *group) idOf() uint32 {
 func TestAttempts(t *testing.T) {
 	h := newHost(t, 2)
 	h.captured()
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1))
 	for refusals := range tries + 2 {
-		before, n := p.Stats(), 0
+		before, n := d.Stats(), 0
 		var refused []*farev1.Ack
-		refusing(p, func(what string) unix.Errno {
+		refusing(d, func(what string) unix.Errno {
 			if strings.HasPrefix(what, "add route") && n < refusals {
 				n++
 				return unix.EINVAL
@@ -166,7 +166,7 @@ func TestAttempts(t *testing.T) {
 			return 0
 		}, nil, func() { refused = s.try(destination(target4(1), 1)) })
 		fails := min(refusals, tries)
-		after := p.Stats()
+		after := d.Stats()
 		if fails < tries != (len(refused) == 0) || n != fails || after.Errors-before.Errors != uint64(fails) ||
 			fails < tries && (after.Retries-before.Retries != uint64(fails) || after.Resyncs-before.Resyncs != uint64(fails)) {
 			t.Errorf("%d refusals: %d messages were refused, %v; %+v, before %+v", refusals, n, refused, after, before)
@@ -178,7 +178,7 @@ func TestAttempts(t *testing.T) {
 	// Another program removes the route first, and the kernel refuses the removal by another error.
 	s.do(destination(target4(2), 1))
 	n := 0
-	refusing(p, func(what string) unix.Errno {
+	refusing(d, func(what string) unix.Errno {
 		if strings.HasPrefix(what, "delete route") {
 			n++
 			b := h.conn.Begin()
@@ -200,30 +200,30 @@ func TestAttempts(t *testing.T) {
 func TestNoWayBack(t *testing.T) {
 	h := newHost(t, 2)
 	log := h.captured()
-	p := h.open()
+	d := h.open()
 	var received reports
-	c := &client{t: t, server: newServer(p)}
-	p.Guard(received.report) // in place of the server
+	c := &client{t: t, server: newServer(d)}
+	d.Guard(received.report) // in place of the server
 	c.hello(h.forwarding)
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), h.group(2, 1, 3), destination(target4(0), 1), destination(target4(1), 2), destination(target4(2), 2))
 	before := h.state()
-	p.mu.Lock()
-	was := p.wanted[1]
-	p.mu.Unlock()
+	d.mu.Lock()
+	was := d.wanted[1]
+	d.mu.Unlock()
 	other := proto.CloneOf(was)
 	other.Members[0].Weight = 7
 	changes := []contract.Change{{Kind: contract.GroupChange, Group: 1, Before: was, After: other}, {Kind: contract.DestinationChange, Prefix: mustPrefix(target4(1))}}
 	changes[1].From.Group, changes[1].To.Group = 2, 1
 	received.take()
 	ended := false
-	refusing(p, func(what string) unix.Errno {
+	refusing(d, func(what string) unix.Errno {
 		if ended = ended || strings.HasPrefix(what, "set route"); ended {
 			return unix.EPERM
 		}
 		return 0
 	}, nil, func() {
-		if err := p.Commit(changes); status.Code(err) != codes.Unavailable {
+		if err := d.Commit(changes); status.Code(err) != codes.Unavailable {
 			t.Errorf("Commit: %v", err)
 		}
 	})
@@ -238,8 +238,8 @@ func TestNoWayBack(t *testing.T) {
 		t.Error(d)
 	}
 	// A refusal that can be undone is not reported.
-	refusing(p, beginning(unix.EPERM, "set route"), nil, func() {
-		if err := p.Commit(changes); status.Code(err) != codes.Unavailable {
+	refusing(d, beginning(unix.EPERM, "set route"), nil, func() {
+		if err := d.Commit(changes); status.Code(err) != codes.Unavailable {
 			t.Errorf("Commit: %v", err)
 		}
 	})
@@ -256,17 +256,17 @@ func TestNoWayBack(t *testing.T) {
 func TestRefusedMoveKeepsTheRoute(t *testing.T) {
 	h := newHost(t, 2)
 	h.captured()
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), h.group(2, 1, 3), destination(target4(0), 1), destination(target4(1), 2))
 	before := h.state()
-	p.mu.Lock()
-	group := p.routes[routeKey{mustPrefix(target4(1)), 254}].nexthop
-	p.mu.Unlock()
+	d.mu.Lock()
+	group := d.routes[routeKey{mustPrefix(target4(1)), 254}].nexthop
+	d.mu.Unlock()
 	move := contract.Change{Kind: contract.DestinationChange, Prefix: mustPrefix(target4(1))}
 	move.From.Group, move.To.Group = 2, 1
 	var deleted []string
-	refusing(p, func(what string) unix.Errno {
+	refusing(d, func(what string) unix.Errno {
 		if strings.HasPrefix(what, "delete nexthop") {
 			deleted = append(deleted, what)
 		}
@@ -275,7 +275,7 @@ func TestRefusedMoveKeepsTheRoute(t *testing.T) {
 		}
 		return 0
 	}, nil, func() {
-		if err := p.Commit([]contract.Change{move}); status.Code(err) != codes.Unavailable {
+		if err := d.Commit([]contract.Change{move}); status.Code(err) != codes.Unavailable {
 			t.Errorf("Commit: %v", err)
 		}
 	})
@@ -288,7 +288,7 @@ func TestRefusedMoveKeepsTheRoute(t *testing.T) {
 	if d := diff(h.state(), before); d != "" {
 		t.Error(d)
 	}
-	if err := p.Commit([]contract.Change{move}); err != nil {
+	if err := d.Commit([]contract.Change{move}); err != nil {
 		t.Error(err)
 	}
 	if text := h.state()["10.255.1.2"]; text != h.state()["10.255.1.1"] {
@@ -301,10 +301,10 @@ func TestHelloWithoutRoom(t *testing.T) {
 	h := newHost(t, 3)
 	log := h.captured()
 	h.forwarding.Planes = h.forwarding.Planes[:2]
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
-	if err := p.Settle(); err != nil {
+	if err := d.Settle(); err != nil {
 		t.Fatal(err)
 	}
 	before := h.state()
@@ -315,13 +315,13 @@ func TestHelloWithoutRoom(t *testing.T) {
 		lines int
 	}{{true, 0}, {false, 1}} {
 		lines := len(log.lines("cannot restore the forwarding before"))
-		refusing(p, func(what string) unix.Errno {
-			if (strings.HasPrefix(what, "set nexthop") || strings.HasPrefix(what, "add nexthop")) && (len(p.subPorts) == 1 || !c.back) {
+		refusing(d, func(what string) unix.Errno {
+			if (strings.HasPrefix(what, "set nexthop") || strings.HasPrefix(what, "add nexthop")) && (len(d.subPorts) == 1 || !c.back) {
 				return unix.ENOMEM
 			}
 			return 0
 		}, nil, func() {
-			if err := p.SetForwarding(less); status.Code(err) != codes.ResourceExhausted {
+			if err := d.SetForwarding(less); status.Code(err) != codes.ResourceExhausted {
 				t.Errorf("%+v: %v", c, err)
 			}
 		})
@@ -331,13 +331,13 @@ func TestHelloWithoutRoom(t *testing.T) {
 		if d := diff(h.state(), before); d != "" {
 			t.Errorf("%+v: %s", c, d)
 		}
-		p.mu.Lock()
-		if len(p.subPorts) != 2 || !proto.Equal(p.forwarding, h.forwarding) {
-			t.Errorf("%+v: %d sub-ports, %v", c, len(p.subPorts), p.forwarding)
+		d.mu.Lock()
+		if len(d.subPorts) != 2 || !proto.Equal(d.forwarding, h.forwarding) {
+			t.Errorf("%+v: %d sub-ports, %v", c, len(d.subPorts), d.forwarding)
 		}
-		p.mu.Unlock()
+		d.mu.Unlock()
 	}
-	p.audit()
+	d.audit()
 	if d := diff(h.state(), before); d != "" {
 		t.Error(d)
 	}
@@ -345,16 +345,16 @@ func TestHelloWithoutRoom(t *testing.T) {
 	leaf := proto.CloneOf(h.forwarding)
 	leaf.Loopbacks, leaf.UdpPorts = nil, nil
 	release := exhaustDescriptors(t)
-	err := p.SetForwarding(leaf)
+	err := d.SetForwarding(leaf)
 	release()
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "forwards for others") {
 		t.Errorf("without descriptors: %v", err)
 	}
 	// A loopback that the kernel refused once is tried again.
 	h.sends("10.255.0.1", "fd00:255::1")
-	p.mu.Lock()
-	p.unfit[mustPrefix("10.255.0.1/32").Addr()] = true
-	p.mu.Unlock()
+	d.mu.Lock()
+	d.unfit[mustPrefix("10.255.0.1/32").Addr()] = true
+	d.mu.Unlock()
 	s.do(deleteDestination(target4(0)), destination(target4(0), 1))
 	h.sends("", "fd00:255::1")
 	c.hello(h.forwarding)
@@ -366,11 +366,11 @@ func TestDroppingRouteRefused(t *testing.T) {
 	h := gpus(t)
 	h.captured()
 	h.config.Logger = slog.New(slog.DiscardHandler)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	h.someSources(s)
 	n := 0
-	refusing(p, func(what string) unix.Errno {
+	refusing(d, func(what string) unix.Errno {
 		if strings.HasPrefix(what, "add route") && strings.Contains(what, strings.TrimSuffix(target4(5), "/32")) && n == 0 {
 			n++
 			return unix.EINVAL
@@ -378,48 +378,48 @@ func TestDroppingRouteRefused(t *testing.T) {
 		return 0
 	}, nil, func() { s.do(of(sourceA, destination(target4(5), 1))) })
 	for _, source := range []string{sourceB, sourceC} {
-		table := fmt.Sprint(p.sources[mustPrefix(source)].own)
+		table := fmt.Sprint(d.sources[mustPrefix(source)].own)
 		if text := h.IP("route", "show", "table", table, "to", target4(5)); n != 1 || text == "" {
 			t.Errorf("%d refusals; table %s: %q", n, table, text)
 		}
 	}
-	h.counted(p)
+	h.counted(d)
 }
 
 // TestNexthopsThatCannotGo: a refused removal of nexthops on a device without a carrier is logged, unless the kernel has removed them.
 func TestNexthopsThatCannotGo(t *testing.T) {
 	h := newHost(t, 2)
 	log := h.captured()
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1))
 	lines := func() int { return len(log.lines("packets go to a device without a carrier")) }
-	p.mu.Lock()
-	p.remove(map[uint32]*pool{4711: nil})
-	p.mu.Unlock()
+	d.mu.Lock()
+	d.remove(map[uint32]*pool{4711: nil})
+	d.mu.Unlock()
 	if lines() != 0 {
 		t.Errorf("logged %q", log.lines("level="))
 	}
-	refusing(p, beginning(unix.EPERM, "delete nexthop"), nil, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.remove(map[uint32]*pool{4711: nil})
+	refusing(d, beginning(unix.EPERM, "delete nexthop"), nil, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.remove(map[uint32]*pool{4711: nil})
 	})
 	if lines() != 1 {
 		t.Errorf("logged %q", log.lines("level="))
 	}
 	// Packets that wait are given up once no group sends more of them.
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	g := p.groups[groupKey{1, v4}]
-	p.dark[4711] = true
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g := d.groups[groupKey{1, v4}]
+	d.dark[4711] = true
 	g.moved = true
-	if p.abandon(); !p.dark[4711] {
+	if d.abandon(); !d.dark[4711] {
 		t.Error("given up while a group may send more")
 	}
 	g.moved = false
-	if p.abandon(); len(p.dark) != 0 || len(log.lines("connections may stall")) != 0 {
-		t.Errorf("dark %v; logged %q", p.dark, log.lines("level="))
+	if d.abandon(); len(d.dark) != 0 || len(log.lines("connections may stall")) != 0 {
+		t.Errorf("dark %v; logged %q", d.dark, log.lines("level="))
 	}
 }
 
@@ -427,13 +427,13 @@ func TestNexthopsThatCannotGo(t *testing.T) {
 func TestRulesRefused(t *testing.T) {
 	h := gpus(t)
 	h.config.Logger = slog.New(slog.DiscardHandler)
-	p := h.open()
-	refusing(p, beginning(unix.EPERM, "add rule"), nil, func() {
-		if err := p.SetForwarding(h.forwarding); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "rules: ") {
+	d := h.open()
+	refusing(d, beginning(unix.EPERM, "add rule"), nil, func() {
+		if err := d.SetForwarding(h.forwarding); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "rules: ") {
 			t.Errorf("%v", err)
 		}
 	})
-	if err := p.SetForwarding(h.forwarding); err != nil || p.Stats().Differences != 0 {
-		t.Errorf("%v, %+v", err, p.Stats())
+	if err := d.SetForwarding(h.forwarding); err != nil || d.Stats().Differences != 0 {
+		t.Errorf("%v, %+v", err, d.Stats())
 	}
 }

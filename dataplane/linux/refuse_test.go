@@ -22,7 +22,7 @@ func TestRefusedInTheMiddle(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	h := newHost(t, 4)
 	h.config.Logger = slog.New(slog.DiscardHandler)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	twinHost := newHost(t, 4) // without refusals
 	_, twinClient := twinHost.start()
@@ -46,20 +46,20 @@ func TestRefusedInTheMiddle(t *testing.T) {
 		case 3:
 			ops = append(ops, subPortOp("p1", random.IntN(2) == 0), destination(target4(random.IntN(30)), group))
 		}
-		p.mu.Lock()
+		d.mu.Lock()
 		n := 0
-		p.conn.Refuse(func(string) unix.Errno {
+		d.conn.Refuse(func(string) unix.Errno {
 			if n++; n == k || lasts && n > k {
 				hit = true
 				return errno
 			}
 			return 0
 		})
-		p.mu.Unlock()
+		d.mu.Unlock()
 		refused := s.try(ops...)
-		p.mu.Lock()
-		p.conn.Refuse(nil)
-		p.mu.Unlock()
+		d.mu.Lock()
+		d.conn.Refuse(nil)
+		d.mu.Unlock()
 		not := map[uint64]bool{}
 		for _, ack := range refused {
 			refusals++
@@ -81,14 +81,14 @@ func TestRefusedInTheMiddle(t *testing.T) {
 			}
 		}
 		netnstest.Eventually(t, time.Minute, func() error {
-			p.audit() // forgets next hops that the kernel refused
+			d.audit() // forgets next hops that the kernel refused
 			return different(h.state(), twinHost.state())
 		})
 	}
 	if refusals == 0 {
 		t.Error("nothing was refused")
 	}
-	t.Logf("%d operations were refused; %+v", refusals, p.Stats())
+	t.Logf("%d operations were refused; %+v", refusals, d.Stats())
 }
 
 func different(got, want map[string]string) error {

@@ -21,19 +21,19 @@ import (
 func TestUnreadIsReadAgain(t *testing.T) {
 	h := newHost(t, 2)
 	log := h.captured()
-	p := h.open()
+	d := h.open()
 	var received reports
-	c := &client{t: t, server: newServer(p)}
-	p.Guard(received.report) // in place of the server
+	c := &client{t: t, server: newServer(d)}
+	d.Guard(received.report) // in place of the server
 	c.hello(h.forwarding)
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
-	if err := p.Settle(); err != nil {
+	if err := d.Settle(); err != nil {
 		t.Fatal(err)
 	}
 	before := h.state()
 	var names []string
-	refusing(p, nil, func(what string) unix.Errno { names = append(names, what); return 0 }, p.audit)
+	refusing(d, nil, func(what string) unix.Errno { names = append(names, what); return 0 }, d.audit)
 	reads := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, "dump buckets") })
 	if reads != 8 { // links, nexthops, and of both families routes, addresses and rules
 		t.Fatalf("an audit reads %q", names)
@@ -41,33 +41,33 @@ func TestUnreadIsReadAgain(t *testing.T) {
 	for k := range reads {
 		n := 0
 		received.take()
-		refusing(p, nil, func(string) unix.Errno {
+		refusing(d, nil, func(string) unix.Errno {
 			if n++; n == k+1 {
 				return unix.EPERM
 			}
 			return 0
 		}, func() {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			if read, due := p.readBack(), p.repair.Stop(); read || !p.unread || !due {
-				t.Errorf("%s is refused: read is %v, unread is %v, another attempt is due is %v", names[k], read, p.unread, due)
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			if read, due := d.readBack(), d.repair.Stop(); read || !d.unread || !due {
+				t.Errorf("%s is refused: read is %v, unread is %v, another attempt is due is %v", names[k], read, d.unread, due)
 			}
 		})
 		all := received.take()
 		if len(all) != 1 || all[0].Intact || !strings.Contains(all[0].Message, names[k]) {
 			t.Errorf("%s is refused: %v", names[k], all)
 		}
-		p.mu.Lock()
+		d.mu.Lock()
 		if k < reads-1 {
-			p.mend()
+			d.mend()
 		} else { // the last one is left to the timer
-			p.repair.Reset(0)
+			d.repair.Reset(0)
 		}
-		p.mu.Unlock()
+		d.mu.Unlock()
 		received.settled(t)
-		p.mu.Lock()
-		unread := p.unread
-		p.mu.Unlock()
+		d.mu.Lock()
+		unread := d.unread
+		d.mu.Unlock()
 		if unread {
 			t.Errorf("%s: read, and still unread", names[k])
 		}
@@ -80,22 +80,22 @@ func TestUnreadIsReadAgain(t *testing.T) {
 	}
 
 	// Groups whose buckets cannot be read are replaced.
-	rest(t, p)
-	groups, differences := p.Stats().Groups, p.Stats().Differences
-	refusing(p, nil, beginning(unix.EPERM, "dump buckets"), p.audit)
-	if s := p.Stats(); s.Groups != groups+2 || s.Differences != differences+2 || len(log.lines("cannot read the buckets of a group")) != 2 {
+	rest(t, d)
+	groups, differences := d.Stats().Groups, d.Stats().Differences
+	refusing(d, nil, beginning(unix.EPERM, "dump buckets"), d.audit)
+	if s := d.Stats(); s.Groups != groups+2 || s.Differences != differences+2 || len(log.lines("cannot read the buckets of a group")) != 2 {
 		t.Errorf("no buckets: %+v; %q", s, log.lines("buckets"))
 	}
 	if d := diff(h.state(), before); d != "" {
 		t.Error(d)
 	}
-	p.mu.Lock()
-	p.auditGroup(&group{key: groupKey{1, v4}, exists: true, id: 1}) // one that is none of the Plane's by now
-	p.groups[groupKey{9, v4}] = &group{key: groupKey{9, v4}, id: 1}
-	p.auditGroup(p.groups[groupKey{9, v4}]) // one that is not there yet
-	delete(p.groups, groupKey{9, v4})
-	p.mu.Unlock()
-	if s := p.Stats(); s.Differences != differences+2 {
+	d.mu.Lock()
+	d.auditGroup(&group{key: groupKey{1, v4}, exists: true, id: 1}) // one that is none of the Driver's by now
+	d.groups[groupKey{9, v4}] = &group{key: groupKey{9, v4}, id: 1}
+	d.auditGroup(d.groups[groupKey{9, v4}]) // one that is not there yet
+	delete(d.groups, groupKey{9, v4})
+	d.mu.Unlock()
+	if s := d.Stats(); s.Differences != differences+2 {
 		t.Errorf("groups that cannot differ: %+v", s)
 	}
 
@@ -104,26 +104,26 @@ func TestUnreadIsReadAgain(t *testing.T) {
 		err                       error
 		overruns, resyncs, logged int
 	}{{os.ErrClosed, 0, 0, 0}, {rtnl.ErrOverrun, 1, 1, 0}, {errors.New("a broken socket"), 1, 1, 1}} {
-		p.mu.Lock()
-		stats, lines := p.stats, len(log.lines("cannot receive link events"))
-		p.heard(nil, c.err)
-		overruns, resyncs := int(p.stats.Overruns-stats.Overruns), int(p.stats.Resyncs-stats.Resyncs)
-		p.mu.Unlock()
+		d.mu.Lock()
+		stats, lines := d.stats, len(log.lines("cannot receive link events"))
+		d.heard(nil, c.err)
+		overruns, resyncs := int(d.stats.Overruns-stats.Overruns), int(d.stats.Resyncs-stats.Resyncs)
+		d.mu.Unlock()
 		if n := len(log.lines("cannot receive link events")) - lines; overruns != c.overruns || resyncs != c.resyncs || n != c.logged {
 			t.Errorf("%v: %d overruns, %d resyncs, %d lines; want %+v", c.err, overruns, resyncs, n, c)
 		}
 	}
 	lines := len(log.lines("cannot read the kernel's objects back"))
-	refusing(p, nil, beginning(unix.EPERM, "dump"), func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.heard(nil, rtnl.ErrOverrun)
-		if !p.unread {
+	refusing(d, nil, beginning(unix.EPERM, "dump"), func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.heard(nil, rtnl.ErrOverrun)
+		if !d.unread {
 			t.Error("nothing was read, and it counts as read")
 		}
 	})
 	// The same while a refused change is tried again.
-	refusing(p, beginning(unix.EPERM, "add route"), beginning(unix.EPERM, "dump"), func() {
+	refusing(d, beginning(unix.EPERM, "add route"), beginning(unix.EPERM, "dump"), func() {
 		if refused := s.try(destination(target4(1), 1)); len(refused) != 1 {
 			t.Errorf("refused: %v", refused)
 		}
@@ -131,71 +131,71 @@ func TestUnreadIsReadAgain(t *testing.T) {
 	if n := len(log.lines("cannot read the kernel's objects back")) - lines; n < 1+tries-1 {
 		t.Errorf("%d lines, want one each time", n)
 	}
-	p.audit()
+	d.audit()
 	if d := diff(h.state(), before); d != "" {
 		t.Error(d)
 	}
 }
 
-// TestLostNewsOfObjects: lost events of objects make the Plane read the kernel back.
+// TestLostNewsOfObjects: lost events of objects make the Driver read the kernel back.
 func TestLostNewsOfObjects(t *testing.T) {
 	h := newHost(t, 2)
 	h.captured()
 	h.config.watchBuffer = 1
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1))
-	p.mu.Lock()
-	p.disturbed()
-	overruns := p.stats.Overruns
+	d.mu.Lock()
+	d.disturbed()
+	overruns := d.stats.Overruns
 	h.batch(slices.Repeat([]string{"route add 10.99.0.1/32 via 10.1.0.2 proto 11", "route del 10.99.0.1/32"}, 200))
-	concerned := p.disturbed()
-	if !concerned || p.stats.Overruns != overruns+1 {
-		t.Errorf("concerned is %v, %d overruns", concerned, p.stats.Overruns-overruns)
+	concerned := d.disturbed()
+	if !concerned || d.stats.Overruns != overruns+1 {
+		t.Errorf("concerned is %v, %d overruns", concerned, d.stats.Overruns-overruns)
 	}
-	p.mu.Unlock()
+	d.mu.Unlock()
 }
 
 // TestStraysThatCannotBeRead: reading back fails if the buckets of a group of an earlier run cannot be read.
 func TestStraysThatCannotBeRead(t *testing.T) {
 	h := newHost(t, 2)
 	h.captured()
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
-	crash(t, p)
-	p = h.open()
+	crash(t, d)
+	d = h.open()
 	for errno, fails := range map[unix.Errno]bool{unix.EPERM: true, unix.ENOENT: false} {
-		refusing(p, nil, beginning(errno, "dump buckets"), func() {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			if err := p.reread(false); errors.Is(err, errno) != fails || (err != nil) != fails || p.unread != fails {
-				t.Errorf("%v: %v, unread is %v", errno, err, p.unread)
+		refusing(d, nil, beginning(errno, "dump buckets"), func() {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			if err := d.reread(false); errors.Is(err, errno) != fails || (err != nil) != fails || d.unread != fails {
+				t.Errorf("%v: %v, unread is %v", errno, err, d.unread)
 			}
 		})
 	}
-	p.mu.Lock()
-	if err := p.reread(false); err != nil || len(p.strays) != 2 {
-		t.Errorf("%v, %v", err, p.strays)
+	d.mu.Lock()
+	if err := d.reread(false); err != nil || len(d.strays) != 2 {
+		t.Errorf("%v, %v", err, d.strays)
 	}
-	for id, stray := range p.strays {
+	for id, stray := range d.strays {
 		if n := len(stray.segments); n != 2 {
 			t.Errorf("group %d has %d segments, want one for each sub-port", id, n)
 		}
 	}
-	p.mu.Unlock()
-	h.counted(p)
+	d.mu.Unlock()
+	h.counted(d)
 	// Ids in use are those of the kernel, whoever's. What was given up, and is there, is not what an earlier run left.
 	b := h.conn.Begin()
 	b.SetNexthop(rtnl.Nexthop{ID: 5000, Protocol: DefaultProtocol, Family: unix.AF_INET, Blackhole: true, Device: 0}, rtnl.Create)
 	b.SetNexthop(rtnl.Nexthop{ID: 5001, Protocol: DefaultProtocol, Family: unix.AF_INET, Device: 1}, rtnl.Create)
 	b.SetNexthop(rtnl.Nexthop{ID: 5002, Protocol: 11, Family: unix.AF_INET, Device: 1}, rtnl.Create)
-	p.mu.Lock()
+	d.mu.Lock()
 	if err := errors.Join(h.conn.Do(b)...); err != nil {
 		t.Error(err)
 	}
-	p.used[99], p.retired, p.hole[v4].ids = true, []uint32{4711, 5001}, nil
-	if err := p.reread(false); err != nil {
+	d.used[99], d.retired, d.hole[v4].ids = true, []uint32{4711, 5001}, nil
+	if err := d.reread(false); err != nil {
 		t.Error(err)
 	}
 	all, err := h.conn.Nexthops()
@@ -206,34 +206,34 @@ func TestStraysThatCannotBeRead(t *testing.T) {
 	for _, n := range all {
 		used[n.ID] = true
 	}
-	if _, loose := p.loose[5001]; !maps.Equal(p.used, used) || !slices.Equal(p.retired, []uint32{5001}) || loose || !slices.Contains(p.hole[v4].ids, 5000) {
-		t.Errorf("used %v, the kernel has %v; retired %v, loose %v, holes %v", p.used, used, p.retired, p.loose, p.hole[v4].ids)
+	if _, loose := d.loose[5001]; !maps.Equal(d.used, used) || !slices.Equal(d.retired, []uint32{5001}) || loose || !slices.Contains(d.hole[v4].ids, 5000) {
+		t.Errorf("used %v, the kernel has %v; retired %v, loose %v, holes %v", d.used, used, d.retired, d.loose, d.hole[v4].ids)
 	}
-	p.mu.Unlock()
+	d.mu.Unlock()
 	h.IP("nexthop", "del", "id", "5002")
 	// Settle returns the refusals of removals.
-	refusing(p, beginning(unix.EPERM, "delete"), nil, func() {
-		if err := p.Settle(); !errors.Is(err, unix.EPERM) {
+	refusing(d, beginning(unix.EPERM, "delete"), nil, func() {
+		if err := d.Settle(); !errors.Is(err, unix.EPERM) {
 			t.Errorf("Settle: %v", err)
 		}
 	})
-	if err := p.Settle(); err != nil {
+	if err := d.Settle(); err != nil {
 		t.Error(err)
 	}
 	if got := h.state(); len(got) != 0 {
 		t.Errorf("left: %v", got)
 	}
-	h.counted(p)
+	h.counted(d)
 	// What cannot be removed is logged.
 	log := h.captured()
-	p.mu.Lock()
-	p.log = h.config.Logger
-	p.loose = map[uint32]rtnl.Nexthop{4711: {ID: 4711}}
-	p.mu.Unlock()
-	refusing(p, beginning(unix.EPERM, "delete"), nil, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.removeStrays()
+	d.mu.Lock()
+	d.log = h.config.Logger
+	d.loose = map[uint32]rtnl.Nexthop{4711: {ID: 4711}}
+	d.mu.Unlock()
+	refusing(d, beginning(unix.EPERM, "delete"), nil, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.removeStrays()
 	})
 	if lines := log.lines("cannot remove the objects of an earlier run"); len(lines) != 1 {
 		t.Errorf("logged %q", lines)
@@ -244,9 +244,9 @@ func TestStraysThatCannotBeRead(t *testing.T) {
 func TestAuditsInTime(t *testing.T) {
 	h := newHost(t, 1)
 	h.config.AuditInterval = 5 * time.Millisecond
-	p := h.open()
+	d := h.open()
 	netnstest.Eventually(t, time.Minute, func() error {
-		if n := p.Stats().Audits; n < 3 {
+		if n := d.Stats().Audits; n < 3 {
 			return fmt.Errorf("%d audits", n)
 		}
 		return nil
@@ -258,14 +258,14 @@ func TestFlushCounts(t *testing.T) {
 	h := gpus(t)
 	h.captured()
 	h.config.Logger = slog.New(slog.DiscardHandler)
-	p, c := h.start()
+	d, c := h.start()
 	h.someSources(program(t, c.server))
-	if got := p.Stats().Rules; got != 6 {
+	if got := d.Stats().Rules; got != 6 {
 		t.Errorf("%d rules were sent, want one for each loopback", got)
 	}
-	want := Removed{Routes: p.Stats().RouteObjects, Groups: p.Stats().GroupObjects, Nexthops: p.Stats().NexthopObjects, Rules: 6}
-	h.counted(p)
-	crash(t, p)
+	want := Removed{Routes: d.Stats().RouteObjects, Groups: d.Stats().GroupObjects, Nexthops: d.Stats().NexthopObjects, Rules: 6}
+	h.counted(d)
+	crash(t, d)
 	flush := func(config Config) (removed Removed, err error) {
 		err = h.Do(func() (err error) {
 			removed, err = Flush(config)

@@ -46,7 +46,7 @@ func TestPacketsFollowWeights(t *testing.T) {
 			h := newHost(t, n)
 			h.config.Buckets = 0
 			h.config.Logger = slog.New(slog.DiscardHandler)
-			p, c := h.start()
+			d, c := h.start()
 			s := program(t, c.server)
 			e := h.tap()
 			halved, tiny, mixed := make([]uint32, n), make([]uint32, n), make([]uint32, n)
@@ -94,7 +94,7 @@ func TestPacketsFollowWeights(t *testing.T) {
 				}
 				t.Logf("%s: %v %s", to, ack.Level, ack.Message)
 			}
-			t.Logf("%d buckets, %+v", p.size, p.Stats())
+			t.Logf("%d buckets, %+v", d.size, d.Stats())
 		})
 	}
 }

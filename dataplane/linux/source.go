@@ -66,16 +66,16 @@ func (s *source) text() string {
 }
 
 // sourceOf returns the source group with a name, or an empty one without sub-ports.
-func (p *Plane) sourceOf(name netip.Prefix) *source {
-	if s := p.sources[name]; s != nil {
+func (d *Driver) sourceOf(name netip.Prefix) *source {
+	if s := d.sources[name]; s != nil {
 		return s
 	}
 	return &source{name: name}
 }
 
 // place returns the key of the route of a destination, or false if its source group does not exist.
-func (p *Plane) place(key contract.DestinationKey) (routeKey, bool) {
-	s := p.sources[key.Source]
+func (d *Driver) place(key contract.DestinationKey) (routeKey, bool) {
+	s := d.sources[key.Source]
 	if s == nil {
 		return routeKey{}, false
 	}
@@ -84,21 +84,21 @@ func (p *Plane) place(key contract.DestinationKey) (routeKey, bool) {
 
 // wantedAt returns the group that a route has to use, or 0 if it has to drop packets. It returns false if no route is
 // wanted.
-func (p *Plane) wantedAt(at routeKey) (uint32, bool) {
-	wanted, ok := p.programmedAt(at)
-	return wanted, ok || p.closedAt(at)
+func (d *Driver) wantedAt(at routeKey) (uint32, bool) {
+	wanted, ok := d.programmedAt(at)
+	return wanted, ok || d.closedAt(at)
 }
 
 // programmedAt returns the group of the destination of a route, or false if there is none.
-func (p *Plane) programmedAt(at routeKey) (uint32, bool) {
-	_, wanted, ok := p.claimant(at)
+func (d *Driver) programmedAt(at routeKey) (uint32, bool) {
+	_, wanted, ok := d.claimant(at)
 	return wanted, ok
 }
 
 // claimant returns the source group and the group of the destination of a route.
-func (p *Plane) claimant(at routeKey) (name netip.Prefix, wanted uint32, ok bool) {
-	for _, name := range p.claimants[at.table] {
-		if wanted, ok := p.destinations[contract.DestinationKey{Source: name, Prefix: at.prefix}]; ok {
+func (d *Driver) claimant(at routeKey) (name netip.Prefix, wanted uint32, ok bool) {
+	for _, name := range d.claimants[at.table] {
+		if wanted, ok := d.destinations[contract.DestinationKey{Source: name, Prefix: at.prefix}]; ok {
 			return name, wanted, true
 		}
 	}
@@ -108,20 +108,20 @@ func (p *Plane) claimant(at routeKey) (name netip.Prefix, wanted uint32, ok bool
 // closedAt reports whether a route has to drop packets: its table is a source group's own, and only other source groups
 // have the destination. Without such a route, those packets would continue to Config.Table and leave through the sub-ports
 // of the first source group, or by a default route. Packets from other addresses or to other destinations never match it.
-func (p *Plane) closedAt(at routeKey) bool {
-	s := p.tables[at.table]
-	if s == nil || p.named[at.prefix] == 0 {
+func (d *Driver) closedAt(at routeKey) bool {
+	s := d.tables[at.table]
+	if s == nil || d.named[at.prefix] == 0 {
 		return false
 	}
-	_, has := p.programmedAt(routeKey{at.prefix, s.table})
+	_, has := d.programmedAt(routeKey{at.prefix, s.table})
 	return !has
 }
 
 // closedRoutes returns the keys of all routes that have to drop packets.
-func (p *Plane) closedRoutes() (all []routeKey) {
-	for own := range p.tables {
-		for prefix := range p.named {
-			if at := (routeKey{prefix, own}); p.closedAt(at) {
+func (d *Driver) closedRoutes() (all []routeKey) {
+	for own := range d.tables {
+		for prefix := range d.named {
+			if at := (routeKey{prefix, own}); d.closedAt(at) {
 				all = append(all, at)
 			}
 		}
@@ -131,68 +131,68 @@ func (p *Plane) closedRoutes() (all []routeKey) {
 
 // count adds by (1 or -1) to the number of source groups that have a destination, and marks the routes in the tables where
 // the destination may have become reachable or unreachable.
-func (p *Plane) count(key contract.DestinationKey, by int) {
-	before := p.named[key.Prefix]
-	if p.named[key.Prefix] += by; p.named[key.Prefix] == 0 {
-		delete(p.named, key.Prefix)
+func (d *Driver) count(key contract.DestinationKey, by int) {
+	before := d.named[key.Prefix]
+	if d.named[key.Prefix] += by; d.named[key.Prefix] == 0 {
+		delete(d.named, key.Prefix)
 	}
 	crossed := before == 0 || before+by == 0
-	at, _ := p.place(key)
-	for own, s := range p.tables {
+	at, _ := d.place(key)
+	for own, s := range d.tables {
 		if crossed || s.table == at.table {
-			p.staleRoutes[routeKey{key.Prefix, own}] = true
+			d.staleRoutes[routeKey{key.Prefix, own}] = true
 		}
 	}
 }
 
 // sourceFrom returns the source group of packets from an address.
-func (p *Plane) sourceFrom(address netip.Addr) *source {
-	for _, s := range p.order {
+func (d *Driver) sourceFrom(address netip.Addr) *source {
+	for _, s := range d.order {
 		if slices.ContainsFunc(s.loopbacks, func(l netip.Prefix) bool { return l.Addr() == address }) {
 			return s
 		}
 	}
-	return p.order[0]
+	return d.order[0]
 }
 
 // setSources applies the source groups of a Forwarding, whose sub-ports are already in byDevice, and reports whether they
 // differ from the previous ones. A source group that is no longer in the Forwarding stays while destinations refer to it.
-func (p *Plane) setSources(forwarding *farev1.Forwarding) (other bool) {
-	before := p.sources
-	for _, at := range p.closedRoutes() { // they may not exist in the new state
-		p.staleRoutes[at] = true
+func (d *Driver) setSources(forwarding *farev1.Forwarding) (other bool) {
+	before := d.sources
+	for _, at := range d.closedRoutes() { // they may not exist in the new state
+		d.staleRoutes[at] = true
 	}
-	p.sources, p.order, p.claimants = map[netip.Prefix]*source{}, nil, map[uint32][]netip.Prefix{}
+	d.sources, d.order, d.claimants = map[netip.Prefix]*source{}, nil, map[uint32][]netip.Prefix{}
 	groups := contract.SourceGroups(forwarding)
 	most := 0
 	for _, g := range groups {
 		s := &source{name: g.Name, loopbacks: g.Loopbacks}
 		var subPorts []*subPort
 		for _, device := range g.Devices {
-			subPorts = append(subPorts, p.byDevice[device])
+			subPorts = append(subPorts, d.byDevice[device])
 		}
 		s.setSubPorts(subPorts)
 		most = max(most, len(subPorts))
-		p.sources[s.name] = s
-		p.order = append(p.order, s)
+		d.sources[s.name] = s
+		d.order = append(d.order, s)
 	}
 	referred := map[netip.Prefix]bool{}
-	for key := range p.destinations {
+	for key := range d.destinations {
 		referred[key.Source] = true
 	}
 	for name, s := range before {
-		if p.sources[name] == nil && referred[name] {
+		if d.sources[name] == nil && referred[name] {
 			s.gone = true
-			s.setSubPorts(slices.DeleteFunc(slices.Clone(s.subPorts), func(sp *subPort) bool { return p.byDevice[sp.device] != sp }))
-			p.sources[name] = s
+			s.setSubPorts(slices.DeleteFunc(slices.Clone(s.subPorts), func(sp *subPort) bool { return d.byDevice[sp.device] != sp }))
+			d.sources[name] = s
 		}
 	}
-	p.setTables(before)
-	p.resize(p.buckets(most), most)
-	if len(before) != len(p.sources) {
+	d.setTables(before)
+	d.resize(d.buckets(most), most)
+	if len(before) != len(d.sources) {
 		return true
 	}
-	for name, s := range p.sources {
+	for name, s := range d.sources {
 		if b := before[name]; b == nil || b.table != s.table || b.own != s.own || !slices.Equal(b.subPorts, s.subPorts) || b.gone != s.gone {
 			return true
 		}
@@ -203,47 +203,47 @@ func (p *Plane) setSources(forwarding *farev1.Forwarding) (other bool) {
 // setTables assigns an own table to each source group if there are several: the previous table, which after a restart is
 // known from the rules, or a free one. The routes of the first source group are in Config.Table, those of the others in
 // their own tables.
-func (p *Plane) setTables(before map[netip.Prefix]*source) {
-	clear(p.tables)
+func (d *Driver) setTables(before map[netip.Prefix]*source) {
+	clear(d.tables)
 	taken := map[uint32]bool{}
-	for name, s := range p.sources {
-		if b := before[name]; b != nil && (s.gone || len(p.order) > 1) {
+	for name, s := range d.sources {
+		if b := before[name]; b != nil && (s.gone || len(d.order) > 1) {
 			s.own = b.own
 		}
 		taken[s.own] = true
 	}
-	for i, s := range p.order {
-		if ruled := p.ruled[s.name]; s.own == 0 && len(p.order) > 1 && !taken[ruled] {
+	for i, s := range d.order {
+		if ruled := d.ruled[s.name]; s.own == 0 && len(d.order) > 1 && !taken[ruled] {
 			s.own, taken[ruled] = ruled, true
 		}
-		for free := p.config.SourceTable; s.own == 0 && len(p.order) > 1; free++ {
+		for free := d.config.SourceTable; s.own == 0 && len(d.order) > 1; free++ {
 			if !taken[free] {
 				s.own, taken[free] = free, true
 			}
 		}
 		if s.own != 0 {
-			p.tables[s.own] = s
+			d.tables[s.own] = s
 		}
 		s.table = s.own
 		if i == 0 {
-			s.table = p.config.Table
+			s.table = d.config.Table
 		}
-		p.claimants[s.table] = append(p.claimants[s.table], s.name)
+		d.claimants[s.table] = append(d.claimants[s.table], s.name)
 	}
 	var gone []netip.Prefix
-	for name, s := range p.sources {
+	for name, s := range d.sources {
 		if s.gone {
 			gone = append(gone, name)
 		}
 	}
 	slices.SortFunc(gone, netip.Prefix.Compare)
 	for _, name := range gone {
-		p.claimants[p.sources[name].table] = append(p.claimants[p.sources[name].table], name)
+		d.claimants[d.sources[name].table] = append(d.claimants[d.sources[name].table], name)
 	}
 }
 
 // judgeSources checks the requirements of this data plane on source groups that exceed the contract.
-func (p *Plane) judgeSources(forwarding *farev1.Forwarding) error {
+func (d *Driver) judgeSources(forwarding *farev1.Forwarding) error {
 	groups := contract.SourceGroups(forwarding)
 	if len(groups) > maxSources/2 { // removed source groups keep their tables for a while
 		return status.Errorf(codes.InvalidArgument, "forwarding: %d source groups, above the limit of %d; merge some", len(groups), maxSources/2)
@@ -252,21 +252,21 @@ func (p *Plane) judgeSources(forwarding *farev1.Forwarding) error {
 	for _, g := range groups {
 		most = max(most, len(g.Devices))
 	}
-	if buckets := p.buckets(most); most > buckets {
+	if buckets := d.buckets(most); most > buckets {
 		return status.Errorf(codes.InvalidArgument, "forwarding: %d sub-ports exceed %d buckets; set more buckets", most, buckets)
 	}
 	return nil
 }
 
-// wantedRules returns the rules that lead to the Plane's tables.
-func (p *Plane) wantedRules() (rules []rtnl.Rule) {
-	for _, f := range families(p.ipv6) {
-		rule := rtnl.Rule{Family: f, Priority: p.config.RulePriority, Table: p.config.Table, Protocol: p.config.Protocol}
-		if !isMain(p.config.Table) {
+// wantedRules returns the rules that lead to the Driver's tables.
+func (d *Driver) wantedRules() (rules []rtnl.Rule) {
+	for _, f := range families(d.ipv6) {
+		rule := rtnl.Rule{Family: f, Priority: d.config.RulePriority, Table: d.config.Table, Protocol: d.config.Protocol}
+		if !isMain(d.config.Table) {
 			rules = append(rules, rule)
 		}
 		rule.Priority--
-		for _, s := range p.order {
+		for _, s := range d.order {
 			if s.own == 0 {
 				continue
 			}
@@ -281,42 +281,42 @@ func (p *Plane) wantedRules() (rules []rtnl.Rule) {
 	return rules
 }
 
-// setUpRules adds the rules that lead to the Plane's tables and removes those of former source groups. Before the source
+// setUpRules adds the rules that lead to the Driver's tables and removes those of former source groups. Before the source
 // groups are known, it records the rules in ruled.
-func (p *Plane) setUpRules() error {
-	b := p.conn.Begin()
-	wanted := p.wantedRules()
-	for _, f := range families(p.ipv6) {
-		rules, err := p.conn.Rules(f)
+func (d *Driver) setUpRules() error {
+	b := d.conn.Begin()
+	wanted := d.wantedRules()
+	for _, f := range families(d.ipv6) {
+		rules, err := d.conn.Rules(f)
 		if err != nil {
 			return err
 		}
 		for _, want := range wanted {
 			if want.Family == f && !slices.Contains(rules, want) {
-				if p.made[want] {
-					p.differs("%v from %v is gone", want, want.Source)
+				if d.made[want] {
+					d.differs("%v from %v is gone", want, want.Source)
 				}
 				b.SetRule(want)
 			}
 		}
 		for _, rule := range rules {
-			if rule.Protocol != p.config.Protocol || !p.config.ofSource(rule.Table) || slices.Contains(wanted, rule) {
+			if rule.Protocol != d.config.Protocol || !d.config.ofSource(rule.Table) || slices.Contains(wanted, rule) {
 				continue
 			}
-			if p.order == nil {
-				p.ruled[rule.Source] = rule.Table
+			if d.order == nil {
+				d.ruled[rule.Source] = rule.Table
 			} else {
 				b.DelRule(rule)
 			}
 		}
 	}
-	p.stats.Rules += uint64(b.Len())
-	if err := errors.Join(p.conn.Do(b)...); err != nil {
+	d.stats.Rules += uint64(b.Len())
+	if err := errors.Join(d.conn.Do(b)...); err != nil {
 		return fmt.Errorf("rules: %w", err)
 	}
-	clear(p.made)
+	clear(d.made)
 	for _, rule := range wanted {
-		p.made[rule] = true
+		d.made[rule] = true
 	}
 	return nil
 }

@@ -112,8 +112,8 @@ func (e *ends) sourcesSplit(a, b, c map[string]float64) error {
 // group of the first one is removed, carries packets of the new source group only.
 func TestNumberOfAnotherSource(t *testing.T) {
 	h := gpus(t)
-	p, c := h.start()
-	defer crash(t, p)
+	d, c := h.start()
+	defer crash(t, d)
 	s := program(t, c.server)
 	h.someSources(s)
 	e := h.tap()
@@ -133,12 +133,12 @@ func TestNumberOfAnotherSource(t *testing.T) {
 // link failures, changed weights, rules removed by other programs, restarts and new source groups.
 func TestSourceGroups(t *testing.T) {
 	h := gpus(t)
-	p, c := h.start()
+	d, c := h.start()
 	var received reports
-	p.Guard(received.report)
+	d.Guard(received.report)
 	s := program(t, c.server)
 	h.someSources(s)
-	if err := p.Settle(); err != nil {
+	if err := d.Settle(); err != nil {
 		t.Fatal(err)
 	}
 	e := h.tap()
@@ -169,18 +169,18 @@ func TestSourceGroups(t *testing.T) {
 		must(e.sourcesSplit(splitA, splitB, splitC))
 	}
 	received.take()
-	table := p.sources[mustPrefix(sourceC)].table
+	table := d.sources[mustPrefix(sourceC)].table
 	h.IP("route", "flush", "table", fmt.Sprint(table))
 	received.settled(t)
 	netnstest.Eventually(t, 10*time.Second, func() error { return e.sourcesSplit(splitA, splitB, splitC) })
-	rest(t, p)
+	rest(t, d)
 
 	before, rules, journal := h.Objects(), h.IP("rule")+h.IP("-6", "rule"), c.snapshot()
 	for _, all := range []*farev1.SnapshotResponse{journal, nil} { // without a journal the kernel state is used
-		crash(t, p)
-		p, c = h.restart(all)
-		if n := sent(p.Stats()); n != 0 {
-			t.Errorf("a restart sent %d changes: %+v", n, p.Stats())
+		crash(t, d)
+		d, c = h.restart(all)
+		if n := sent(d.Stats()); n != 0 {
+			t.Errorf("a restart sent %d changes: %+v", n, d.Stats())
 		}
 		if got := h.Objects(); got != before {
 			t.Errorf("after a restart\n%s\nbefore\n%s", got, before)
@@ -191,8 +191,8 @@ func TestSourceGroups(t *testing.T) {
 	}
 	must(e.sourcesSplit(splitA, splitB, splitC))
 
-	t.Run("others", func(t *testing.T) { otherSources(t, h, p, c, e) })
-	crash(t, p)
+	t.Run("others", func(t *testing.T) { otherSources(t, h, d, c, e) })
+	crash(t, d)
 	var removed Removed
 	must(h.Do(func() (err error) {
 		removed, err = Flush(h.config)
@@ -204,7 +204,7 @@ func TestSourceGroups(t *testing.T) {
 }
 
 // otherSources sends further Hellos: B first, no source groups, and the original ones.
-func otherSources(t *testing.T, h *host, p *Plane, c *client, e *ends) {
+func otherSources(t *testing.T, h *host, d *Driver, c *client, e *ends) {
 	s := program(t, c.server)
 	first := proto.CloneOf(h.forwarding)
 	f := proto.CloneOf(h.forwarding)
@@ -245,7 +245,7 @@ func otherSources(t *testing.T, h *host, p *Plane, c *client, e *ends) {
 	if err := e.sourcesSplit(splitA, splitB, splitC); err != nil {
 		t.Error("source groups again:", err)
 	}
-	if got := p.Stats(); got.Errors != 0 || got.Differences != 0 {
+	if got := d.Stats(); got.Errors != 0 || got.Differences != 0 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -266,7 +266,7 @@ func TestSourceGroupsOutsideMain(t *testing.T) {
 // kernel's placement, and that the placement computed from FlowHash with the homes of the source group matches too.
 func TestLandingOfASourceGroup(t *testing.T) {
 	h := gpus(t)
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	h.someSources(s)
 	devices := map[uint32]string{}
@@ -277,7 +277,7 @@ func TestLandingOfASourceGroup(t *testing.T) {
 	for _, l := range links {
 		devices[uint32(l.Index)] = l.Name
 	}
-	hash := p.Capabilities().FlowHash
+	hash := d.Capabilities().FlowHash
 	if hash.GetAlgorithm() != computed {
 		t.Fatal(hash)
 	}

@@ -51,12 +51,12 @@ func sourcesKeepApart(t *testing.T, table uint32) {
 	h.wire(6)
 	h.IP("route", "add", "default", "via", "10.1.6.2")
 	h.IP("-6", "route", "add", "default", "via", "fd01:6::2")
-	p, c := h.start()
+	d, c := h.start()
 	var received reports
-	p.Guard(received.report)
+	d.Guard(received.report)
 	s := program(t, c.server)
 	h.someSources(s)
-	if err := p.Settle(); err != nil {
+	if err := d.Settle(); err != nil {
 		t.Fatal(err)
 	}
 	e := h.tap()
@@ -102,7 +102,7 @@ func sourcesKeepApart(t *testing.T, table uint32) {
 	s.do(set(sourceA, ofA, 1)...)
 
 	// Another program changes the routes and rules behind this.
-	tableA, tableB := fmt.Sprint(p.sources[mustPrefix(sourceA)].own), fmt.Sprint(p.sources[mustPrefix(sourceB)].own)
+	tableA, tableB := fmt.Sprint(d.sources[mustPrefix(sourceA)].own), fmt.Sprint(d.sources[mustPrefix(sourceB)].own)
 	for _, line := range []string{
 		"route del " + target4(ofA) + " table " + tableB,
 		"-6 route del " + target6(ofA) + " table " + tableB,
@@ -121,29 +121,29 @@ func sourcesKeepApart(t *testing.T, table uint32) {
 			return e.apart(ofB, onlyB)
 		})
 	}
-	rest(t, p)
+	rest(t, d)
 	check("after the repairs")
 
-	p.mu.Lock()
-	unfit := len(p.unfit) > 0 // the kernel refused source addresses during these changes; a restart sets them again
-	p.mu.Unlock()
+	d.mu.Lock()
+	unfit := len(d.unfit) > 0 // the kernel refused source addresses during these changes; a restart sets them again
+	d.mu.Unlock()
 	if unfit {
 		journal := c.snapshot()
-		crash(t, p)
-		p, c = h.restart(journal)
+		crash(t, d)
+		d, c = h.restart(journal)
 	}
 	objects, rules := h.Objects(), h.IP("rule")+h.IP("-6", "rule")
 	for _, journal := range []*farev1.SnapshotResponse{c.snapshot(), nil} { // without a journal the kernel state is used
-		crash(t, p)
-		p, c = h.restart(journal)
-		if n := sent(p.Stats()); n != 0 {
-			t.Errorf("a restart sent %d changes: %+v", n, p.Stats())
+		crash(t, d)
+		d, c = h.restart(journal)
+		if n := sent(d.Stats()); n != 0 {
+			t.Errorf("a restart sent %d changes: %+v", n, d.Stats())
 		}
 		if got := h.Objects() + h.IP("rule") + h.IP("-6", "rule"); got != objects+rules {
 			t.Errorf("after a restart\n%s\nbefore\n%s", got, objects+rules)
 		}
-		p.audit()
-		if got := p.Stats(); got.Differences != 0 || sent(got) != 0 {
+		d.audit()
+		if got := d.Stats(); got.Differences != 0 || sent(got) != 0 {
 			t.Errorf("an audit of what is right: %+v", got)
 		}
 	}

@@ -18,8 +18,8 @@ import (
 var nameA, nameB, nameC, noName = mustPrefix("10.255.0.1/32"), mustPrefix("10.255.0.2/32"), mustPrefix("10.255.0.3/32"), netip.Prefix{}
 
 // partition returns a Forwarding with the source groups A, B, ... over p0 to p3: A has p0 and p1, B p1 to p3, C p3.
-func partition(p *Plane, groups string) *farev1.Forwarding {
-	f := &farev1.Forwarding{Planes: p.forwarding.Planes}
+func partition(d *Driver, groups string) *farev1.Forwarding {
+	f := &farev1.Forwarding{Planes: d.forwarding.Planes}
 	for _, g := range groups {
 		i := int(g - 'A')
 		loopbacks := []string{fmt.Sprintf("10.255.0.%d/32", i+1), fmt.Sprintf("fd00:255::%d/128", i+1)}
@@ -32,57 +32,57 @@ func partition(p *Plane, groups string) *farev1.Forwarding {
 }
 
 // serves moves a destination of a source group from one group to another; 0 is no group.
-func (p *Plane) serves(source netip.Prefix, prefix string, from, to uint32) {
+func (d *Driver) serves(source netip.Prefix, prefix string, from, to uint32) {
 	c := contract.Change{Kind: contract.DestinationChange, Source: source, Prefix: mustPrefix(prefix)}
 	c.From.Group, c.To.Group = from, to
-	p.want(c, map[groupKey]bool{}, map[routeKey]bool{})
+	d.want(c, map[groupKey]bool{}, map[routeKey]bool{})
 }
 
 // TestTablesOfSources checks the tables of source groups through a sequence of Hellos.
 func TestTablesOfSources(t *testing.T) {
 	const main, first = offlineTable, DefaultSourceTable
-	p := offline(t, 4)
+	d := offline(t, 4)
 	tables := func() map[netip.Prefix][2]uint32 {
 		all := map[netip.Prefix][2]uint32{}
-		for name, s := range p.sources {
+		for name, s := range d.sources {
 			all[name] = [2]uint32{s.table, s.own}
 		}
 		return all
 	}
 	hello := func(groups string, other bool, want map[netip.Prefix][2]uint32, claimants map[uint32][]netip.Prefix) {
 		t.Helper()
-		if got := p.setSources(partition(p, groups)); got != other {
+		if got := d.setSources(partition(d, groups)); got != other {
 			t.Errorf("%q: differs from before is %v", groups, got)
 		}
-		if got := tables(); !maps.Equal(got, want) || !maps.EqualFunc(p.claimants, claimants, slices.Equal) {
-			t.Errorf("%q: tables %v, want %v; claimants %v, want %v", groups, got, want, p.claimants, claimants)
+		if got := tables(); !maps.Equal(got, want) || !maps.EqualFunc(d.claimants, claimants, slices.Equal) {
+			t.Errorf("%q: tables %v, want %v; claimants %v, want %v", groups, got, want, d.claimants, claimants)
 		}
-		for own, s := range p.tables {
+		for own, s := range d.tables {
 			if s.own != own {
 				t.Errorf("%q: table %d is %v's", groups, own, s.name)
 			}
 		}
 		n := 0
-		for _, s := range p.sources {
+		for _, s := range d.sources {
 			if s.own != 0 && !s.gone {
 				n++
 			}
 		}
-		if len(p.tables) != n {
-			t.Errorf("%q: tables %v, want %d", groups, p.tables, n)
+		if len(d.tables) != n {
+			t.Errorf("%q: tables %v, want %d", groups, d.tables, n)
 		}
 	}
 	hello("", false, map[netip.Prefix][2]uint32{noName: {main, 0}}, map[uint32][]netip.Prefix{main: {noName}})
-	p.leads(target4(0), 0, 1)
+	d.leads(target4(0), 0, 1)
 	// B's table is known from the rules of an earlier run, and C's rule leads to a table that another source group has.
-	p.ruled = map[netip.Prefix]uint32{nameB: first + 1, nameC: first + 1}
+	d.ruled = map[netip.Prefix]uint32{nameB: first + 1, nameC: first + 1}
 	hello("ABC", true, map[netip.Prefix][2]uint32{noName: {main, 0}, nameA: {main, first}, nameB: {first + 1, first + 1}, nameC: {first + 2, first + 2}},
 		map[uint32][]netip.Prefix{main: {nameA, noName}, first + 1: {nameB}, first + 2: {nameC}})
-	if !p.sources[noName].gone || len(p.sources[noName].subPorts) != 4 || p.sources[nameA].gone {
-		t.Errorf("%+v", p.sources[noName])
+	if !d.sources[noName].gone || len(d.sources[noName].subPorts) != 4 || d.sources[nameA].gone {
+		t.Errorf("%+v", d.sources[noName])
 	}
-	hello("ABC", false, tables(), maps.Clone(p.claimants))
-	p.leads(target4(0), 1, 0)
+	hello("ABC", false, tables(), maps.Clone(d.claimants))
+	d.leads(target4(0), 1, 0)
 	hello("ABC", true, map[netip.Prefix][2]uint32{nameA: {main, first}, nameB: {first + 1, first + 1}, nameC: {first + 2, first + 2}},
 		map[uint32][]netip.Prefix{main: {nameA}, first + 1: {nameB}, first + 2: {nameC}})
 	// Another order: the first one's routes are in the main table.
@@ -90,46 +90,46 @@ func TestTablesOfSources(t *testing.T) {
 		map[uint32][]netip.Prefix{main: {nameB}, first: {nameA}, first + 2: {nameC}})
 	// One goes: its table is free, unless something is programmed for it.
 	hello("BC", true, map[netip.Prefix][2]uint32{nameB: {main, first + 1}, nameC: {first + 2, first + 2}}, map[uint32][]netip.Prefix{main: {nameB}, first + 2: {nameC}})
-	p.serves(nameC, target4(1), 0, 3)
+	d.serves(nameC, target4(1), 0, 3)
 	hello("BA", true, map[netip.Prefix][2]uint32{nameB: {main, first + 1}, nameA: {first, first}, nameC: {first + 2, first + 2}},
 		map[uint32][]netip.Prefix{main: {nameB}, first: {nameA}, first + 2: {nameC}})
-	if s := p.sources[nameC]; !s.gone || len(s.subPorts) != 1 || p.sources[nameA].gone {
+	if s := d.sources[nameC]; !s.gone || len(s.subPorts) != 1 || d.sources[nameA].gone {
 		t.Errorf("%+v", s)
 	}
-	delete(p.byDevice, "p3")
-	f := partition(p, "BA")
+	delete(d.byDevice, "p3")
+	f := partition(d, "BA")
 	f.Planes = f.Planes[:3]
 	f.SourceGroups[0].Devices = []string{"p1", "p2"}
-	if !p.setSources(f) || len(p.sources[nameC].subPorts) != 0 || p.sources[nameC].index(p.subPorts[3]) != -1 || len(p.sources[nameB].subPorts) != 2 ||
-		p.sources[nameB].index(p.subPorts[2]) != 1 || p.sources[nameB].index(p.subPorts[0]) != -1 {
-		t.Errorf("without p3: %+v, %+v", p.sources[nameB], p.sources[nameC])
+	if !d.setSources(f) || len(d.sources[nameC].subPorts) != 0 || d.sources[nameC].index(d.subPorts[3]) != -1 || len(d.sources[nameB].subPorts) != 2 ||
+		d.sources[nameB].index(d.subPorts[2]) != 1 || d.sources[nameB].index(d.subPorts[0]) != -1 {
+		t.Errorf("without p3: %+v, %+v", d.sources[nameB], d.sources[nameC])
 	}
-	if p.sources[nameB].layout != (layout{64, 2}) || p.lasting != 4 {
-		t.Errorf("%+v, lasting %d", p.sources[nameB].layout, p.lasting)
+	if d.sources[nameB].layout != (layout{64, 2}) || d.lasting != 4 {
+		t.Errorf("%+v, lasting %d", d.sources[nameB].layout, d.lasting)
 	}
 	// One that is alone needs no table.
-	p.serves(nameC, target4(1), 3, 0)
-	p.setSources(partition(p, "")) // as Server has it: none is listed, so that all loopbacks are in one
-	if got := tables(); !maps.Equal(got, map[netip.Prefix][2]uint32{noName: {main, 0}}) || len(p.tables) != 0 {
-		t.Errorf("alone: %v, %v", got, p.tables)
+	d.serves(nameC, target4(1), 3, 0)
+	d.setSources(partition(d, "")) // as Server has it: none is listed, so that all loopbacks are in one
+	if got := tables(); !maps.Equal(got, map[netip.Prefix][2]uint32{noName: {main, 0}}) || len(d.tables) != 0 {
+		t.Errorf("alone: %v, %v", got, d.tables)
 	}
 }
 
 // TestOrderOfSubPorts: a Hello with the same sub-ports in another order differs.
 func TestOrderOfSubPorts(t *testing.T) {
-	p := offline(t, 3)
-	f := &farev1.Forwarding{Planes: slices.Clone(p.forwarding.Planes)}
-	if p.setSources(f) {
+	d := offline(t, 3)
+	f := &farev1.Forwarding{Planes: slices.Clone(d.forwarding.Planes)}
+	if d.setSources(f) {
 		t.Error("the same is another one")
 	}
 	f.Planes[0], f.Planes[1] = f.Planes[1], f.Planes[0]
-	if !p.setSources(f) {
+	if !d.setSources(f) {
 		t.Error("another order is the same")
 	}
-	if s := p.sources[noName]; s.index(p.subPorts[1]) != 0 || s.index(p.subPorts[0]) != 1 || s.index(p.subPorts[2]) != 2 || s.index(&subPort{}) != -1 {
+	if s := d.sources[noName]; s.index(d.subPorts[1]) != 0 || s.index(d.subPorts[0]) != 1 || s.index(d.subPorts[2]) != 2 || s.index(&subPort{}) != -1 {
 		t.Errorf("%+v", s)
 	}
-	if s := p.sourceOf(nameA); s == nil || s.name != nameA || len(s.subPorts) != 0 || s.index(p.subPorts[0]) != -1 {
+	if s := d.sourceOf(nameA); s == nil || s.name != nameA || len(s.subPorts) != 0 || s.index(d.subPorts[0]) != -1 {
 		t.Errorf("a source group that is not there: %+v", s)
 	}
 	if (&source{}).text() != "" || (&source{name: nameA}).text() != "10.255.0.1/32" {
@@ -140,11 +140,11 @@ func TestOrderOfSubPorts(t *testing.T) {
 // TestRoutesOfSources compares the routes of all tables of three source groups with the rule of doc.go: a source group's own table drops the
 // destinations that only other source groups have.
 func TestRoutesOfSources(t *testing.T) {
-	p := offline(t, 4)
-	p.setSources(partition(p, "ABC"))
-	p.set(1, 1, 1)
-	p.set(2, 0, 1, 1, 1)
-	p.set(3, 0, 0, 0, 1)
+	d := offline(t, 4)
+	d.setSources(partition(d, "ABC"))
+	d.set(1, 1, 1)
+	d.set(2, 0, 1, 1, 1)
+	d.set(3, 0, 0, 0, 1)
 	groups := map[netip.Prefix]uint32{nameA: 1, nameB: 2, nameC: 3}
 	order := []netip.Prefix{nameA, nameB, nameC}
 	has := map[netip.Prefix]map[int]bool{nameA: {}, nameB: {}, nameC: {}}
@@ -158,9 +158,9 @@ func TestRoutesOfSources(t *testing.T) {
 				anywhere = anywhere || has[name][i]
 			}
 			for k, name := range order {
-				own := p.sources[name].own
+				own := d.sources[name].own
 				at := routeKey{prefix, own}
-				wanted, ok := p.wantedAt(at)
+				wanted, ok := d.wantedAt(at)
 				switch {
 				case k > 0 && has[name][i]:
 					if !ok || wanted != groups[name] {
@@ -168,7 +168,7 @@ func TestRoutesOfSources(t *testing.T) {
 					}
 				case anywhere && !(has[name][i]):
 					closed[at] = true
-					if !ok || wanted != 0 || !p.closedAt(at) {
+					if !ok || wanted != 0 || !d.closedAt(at) {
 						t.Fatalf("step %d: %v, which %v does not have: %d, %v", step, prefix, name, wanted, ok)
 					}
 				default: // no source group has it, or the first one, in the main table
@@ -177,23 +177,23 @@ func TestRoutesOfSources(t *testing.T) {
 					}
 				}
 			}
-			wanted, ok := p.wantedAt(routeKey{prefix, offlineTable})
+			wanted, ok := d.wantedAt(routeKey{prefix, offlineTable})
 			if ok != has[nameA][i] || ok && wanted != 1 {
 				t.Fatalf("step %d: %v in the main table: %d, %v", step, prefix, wanted, ok)
 			}
 		}
 		got := map[routeKey]bool{}
-		for _, at := range p.closedRoutes() {
+		for _, at := range d.closedRoutes() {
 			got[at] = true
 		}
 		if !maps.Equal(got, closed) {
 			t.Fatalf("step %d: closed %v, want %v", step, got, closed)
 		}
 		// Plans brought about exactly that.
-		p.obey(t)
-		for at, r := range p.routes {
-			wanted, ok := p.wantedAt(at)
-			if g := p.groups[groupKey{wanted, v4}]; !ok || wanted == 0 && p.owners[r.nexthop] != p.hole[v4] || wanted != 0 && r.nexthop != g.id {
+		d.obey(t)
+		for at, r := range d.routes {
+			wanted, ok := d.wantedAt(at)
+			if g := d.groups[groupKey{wanted, v4}]; !ok || wanted == 0 && d.owners[r.nexthop] != d.hole[v4] || wanted != 0 && r.nexthop != g.id {
 				t.Fatalf("step %d: at %v stands %v, want %d, %v", step, at, r, wanted, ok)
 			}
 		}
@@ -201,8 +201,8 @@ func TestRoutesOfSources(t *testing.T) {
 		for _, name := range order {
 			n += len(has[name])
 		}
-		if len(p.routes) != n || len(p.destinations) != n-len(closed) {
-			t.Fatalf("step %d: %d routes, want %d", step, len(p.routes), n)
+		if len(d.routes) != n || len(d.destinations) != n-len(closed) {
+			t.Fatalf("step %d: %d routes, want %d", step, len(d.routes), n)
 		}
 	}
 	check(-1)
@@ -215,19 +215,19 @@ func TestRoutesOfSources(t *testing.T) {
 		} else {
 			has[name][i] = true
 		}
-		p.serves(name, target4(i), from, to)
+		d.serves(name, target4(i), from, to)
 		check(step)
 	}
-	for key := range p.destinations {
-		if place, ok := p.place(key); !ok || place != (routeKey{key.Prefix, p.sources[key.Source].table}) {
+	for key := range d.destinations {
+		if place, ok := d.place(key); !ok || place != (routeKey{key.Prefix, d.sources[key.Source].table}) {
 			t.Errorf("%v is at %v, %v", key, place, ok)
 		}
 	}
-	if _, ok := p.place(contract.DestinationKey{Source: noName, Prefix: mustPrefix(target4(0))}); ok {
+	if _, ok := d.place(contract.DestinationKey{Source: noName, Prefix: mustPrefix(target4(0))}); ok {
 		t.Error("a source group that is not there has a place")
 	}
 	for address, want := range map[string]netip.Prefix{"10.255.0.1": nameA, "10.255.0.2": nameB, "fd00:255::3": nameC, "10.1.0.1": nameA} {
-		if got := p.sourceFrom(netip.MustParseAddr(address)).name; got != want {
+		if got := d.sourceFrom(netip.MustParseAddr(address)).name; got != want {
 			t.Errorf("packets from %s are %v's, want %v", address, got, want)
 		}
 	}
@@ -235,10 +235,10 @@ func TestRoutesOfSources(t *testing.T) {
 
 // TestOrderOfAPlan: routes that drop packets are set before, and removed after, the routes that these packets would take.
 func TestOrderOfAPlan(t *testing.T) {
-	p := offline(t, 4)
-	p.setSources(partition(p, "AB"))
-	p.set(1, 1, 1)
-	p.serves(nameA, target4(0), 0, 1)
+	d := offline(t, 4)
+	d.setSources(partition(d, "AB"))
+	d.set(1, 1, 1)
+	d.serves(nameA, target4(0), 0, 1)
 	index := func(ops []op, kind opKind, table uint32) int {
 		i := slices.IndexFunc(ops, func(o op) bool { return o.kind == kind && o.at.table == table })
 		if i < 0 {
@@ -246,38 +246,38 @@ func TestOrderOfAPlan(t *testing.T) {
 		}
 		return i
 	}
-	own := p.sources[nameB].own
-	ops := p.obey(t)
-	if index(ops, setRoute, own) > index(ops, setRoute, offlineTable) || len(p.routes) != 2 {
+	own := d.sources[nameB].own
+	ops := d.obey(t)
+	if index(ops, setRoute, own) > index(ops, setRoute, offlineTable) || len(d.routes) != 2 {
 		t.Errorf("set: %+v", ops)
 	}
-	p.serves(nameA, target4(0), 1, 0)
-	ops = p.obey(t)
-	if index(ops, deleteRoute, own) < index(ops, deleteRoute, offlineTable) || len(p.routes) != 0 {
+	d.serves(nameA, target4(0), 1, 0)
+	ops = d.obey(t)
+	if index(ops, deleteRoute, own) < index(ops, deleteRoute, offlineTable) || len(d.routes) != 0 {
 		t.Errorf("removed: %+v", ops)
 	}
 	if i := slices.IndexFunc(ops, func(o op) bool { return o.kind == deleteGroup }); i < index(ops, deleteRoute, offlineTable) {
 		t.Errorf("a group goes before its routes: %+v", ops)
 	}
 	// A Hello without source groups has no place for routes that drop.
-	p.serves(nameA, target4(0), 0, 1)
-	p.obey(t)
-	p.setSources(partition(p, ""))
-	if at := (routeKey{mustPrefix(target4(0)), own}); !p.staleRoutes[at] || p.routes[at].nexthop == 0 {
-		t.Errorf("%v is not looked at: %v", at, p.staleRoutes)
+	d.serves(nameA, target4(0), 0, 1)
+	d.obey(t)
+	d.setSources(partition(d, ""))
+	if at := (routeKey{mustPrefix(target4(0)), own}); !d.staleRoutes[at] || d.routes[at].nexthop == 0 {
+		t.Errorf("%v is not looked at: %v", at, d.staleRoutes)
 	}
-	if p.obey(t); len(p.routes) != 1 {
-		t.Errorf("%v", p.routes)
+	if d.obey(t); len(d.routes) != 1 {
+		t.Errorf("%v", d.routes)
 	}
 }
 
 // TestRulesOfSources: a rule for each loopback of each source group that has a table, before the one for a table outside main.
 func TestRulesOfSources(t *testing.T) {
-	p := offline(t, 4)
-	if got := p.wantedRules(); len(got) != 0 {
+	d := offline(t, 4)
+	if got := d.wantedRules(); len(got) != 0 {
 		t.Errorf("nothing but the main table: %v", got)
 	}
-	p.setSources(partition(p, "AB"))
+	d.setSources(partition(d, "AB"))
 	rule := func(family uint8, priority, table uint32, source string) rtnl.Rule {
 		r := rtnl.Rule{Family: family, Priority: priority, Table: table, Protocol: 179}
 		if source != "" {
@@ -288,24 +288,24 @@ func TestRulesOfSources(t *testing.T) {
 	const a, b = DefaultSourceTable, DefaultSourceTable + 1
 	four := []rtnl.Rule{rule(unix.AF_INET, 9999, a, "10.255.0.1/32"), rule(unix.AF_INET, 9999, b, "10.255.0.2/32")}
 	six := []rtnl.Rule{rule(unix.AF_INET6, 9999, a, "fd00:255::1/128"), rule(unix.AF_INET6, 9999, b, "fd00:255::2/128")}
-	if got := p.wantedRules(); !slices.Equal(got, slices.Concat(four, six)) {
+	if got := d.wantedRules(); !slices.Equal(got, slices.Concat(four, six)) {
 		t.Errorf("%v", got)
 	}
-	p.ipv6, p.config.Table = false, 7000
-	if got := p.wantedRules(); !slices.Equal(got, slices.Concat([]rtnl.Rule{rule(unix.AF_INET, 10000, 7000, "")}, four)) {
+	d.ipv6, d.config.Table = false, 7000
+	if got := d.wantedRules(); !slices.Equal(got, slices.Concat([]rtnl.Rule{rule(unix.AF_INET, 10000, 7000, "")}, four)) {
 		t.Errorf("IPv4 alone, another table: %v", got)
 	}
 }
 
 // TestPreferredSources: a route names the first loopback of its family and source group that the kernel takes.
 func TestPreferredSources(t *testing.T) {
-	p := offline(t, 4)
-	f := partition(p, "AB")
+	d := offline(t, 4)
+	f := partition(d, "AB")
 	f.SourceGroups[0].Loopbacks = append(f.SourceGroups[0].Loopbacks, "10.255.0.11/32", "fd00:255::11/128")
-	p.setSources(f)
-	p.set(1, 1, 1)
+	d.setSources(f)
+	d.set(1, 1, 1)
 	for _, to := range []string{target4(0), target6(0)} {
-		p.serves(nameA, to, 0, 1)
+		d.serves(nameA, to, 0, 1)
 	}
 	addr := netip.MustParseAddr
 	four, six := routeKey{mustPrefix(target4(0)), offlineTable}, routeKey{mustPrefix(target6(0)), offlineTable}
@@ -317,41 +317,41 @@ func TestPreferredSources(t *testing.T) {
 		{[]string{"10.255.0.11", "fd00:255::11"}, nil, "10.255.0.11", "fd00:255::11"}, {[]string{"10.255.0.2", "fd00:255::2"}, nil, "", ""},
 		{[]string{"10.255.0.1", "10.255.0.11"}, []string{"10.255.0.1"}, "10.255.0.11", ""},
 	} {
-		clear(p.addresses)
-		clear(p.unfit)
+		clear(d.addresses)
+		clear(d.unfit)
 		for _, a := range c.has {
-			p.addresses[addr(a)] = true
+			d.addresses[addr(a)] = true
 		}
 		for _, a := range c.unfit {
-			p.unfit[addr(a)] = true
+			d.unfit[addr(a)] = true
 		}
 		for at, want := range map[routeKey]string{four: c.four, six: c.six} {
 			first := map[bool]string{true: "10.255.0.1", false: "fd00:255::1"}[at.prefix.Addr().Is4()]
-			got, could := p.loopbackFor(at)
-			if got.IsValid() != (want != "") || want != "" && got != addr(want) || could != addr(first) || p.preferred(at) != got {
+			got, could := d.loopbackFor(at)
+			if got.IsValid() != (want != "") || want != "" && got != addr(want) || could != addr(first) || d.preferred(at) != got {
 				t.Errorf("%+v: %v names %v, want %q; the first is %v", c, at, got, want, could)
 			}
 		}
 		// One that names another is to be set again, and what drops is none of it.
 		for f, at := range []routeKey{four, six} {
-			clear(p.staleRoutes)
-			clear(p.routes)
-			closed := routeKey{at.prefix, p.sources[nameB].own}
-			p.routes[at], p.routes[closed] = routeState{source: p.preferred(at)}, routeState{source: addr("10.9.9.9")}
-			if p.staleSources(); len(p.staleRoutes) != 0 {
-				t.Errorf("%+v, family %d: %v", c, f, p.staleRoutes)
+			clear(d.staleRoutes)
+			clear(d.routes)
+			closed := routeKey{at.prefix, d.sources[nameB].own}
+			d.routes[at], d.routes[closed] = routeState{source: d.preferred(at)}, routeState{source: addr("10.9.9.9")}
+			if d.staleSources(); len(d.staleRoutes) != 0 {
+				t.Errorf("%+v, family %d: %v", c, f, d.staleRoutes)
 			}
-			p.routes[at] = routeState{source: addr("10.9.9.9")}
-			if p.staleSources(); !maps.Equal(p.staleRoutes, map[routeKey]bool{at: true}) {
-				t.Errorf("%+v, family %d, another address: %v", c, f, p.staleRoutes)
+			d.routes[at] = routeState{source: addr("10.9.9.9")}
+			if d.staleSources(); !maps.Equal(d.staleRoutes, map[routeKey]bool{at: true}) {
+				t.Errorf("%+v, family %d, another address: %v", c, f, d.staleRoutes)
 			}
 		}
 	}
-	if got, first := p.loopbackFor(routeKey{mustPrefix(target4(0)), p.sources[nameB].own}); got.IsValid() || first.IsValid() {
+	if got, first := d.loopbackFor(routeKey{mustPrefix(target4(0)), d.sources[nameB].own}); got.IsValid() || first.IsValid() {
 		t.Errorf("a route that drops names %v", got)
 	}
 	for a, want := range map[string]bool{"10.255.0.1": true, "fd00:255::2": true, "10.255.0.11": true, "10.1.0.1": false} {
-		if p.isLoopback(addr(a)) != want {
+		if d.isLoopback(addr(a)) != want {
 			t.Errorf("%s: is a loopback is %v", a, !want)
 		}
 	}
@@ -359,21 +359,21 @@ func TestPreferredSources(t *testing.T) {
 
 // TestRecoverByHand checks the weights, source groups and destinations recovered from an earlier run, and their order.
 func TestRecoverByHand(t *testing.T) {
-	p := offline(t, 4)
-	p.setSources(partition(p, "AB"))
-	own := p.sources[nameB].own
-	for i, sp := range p.subPorts {
+	d := offline(t, 4)
+	d.setSources(partition(d, "AB"))
+	own := d.sources[nameB].own
+	for i, sp := range d.subPorts {
 		for f := range sp.pools {
 			id := uint32(10 + 2*i + f)
-			p.owners[id] = sp.pools[f]
+			d.owners[id] = sp.pools[f]
 		}
 	}
-	p.owners[90] = p.drop[v4]
-	p.strays[500] = stray{segments: []segment{{10, 8}, {12, 12}, {10, 12}, {90, 1}, {99, 31}}}
-	p.strays[501] = stray{segments: []segment{{13, 21}, {15, 21}, {17, 22}, {11, 3}}} // p0 is none of B's
-	p.strays[502] = stray{}
+	d.owners[90] = d.drop[v4]
+	d.strays[500] = stray{segments: []segment{{10, 8}, {12, 12}, {10, 12}, {90, 1}, {99, 31}}}
+	d.strays[501] = stray{segments: []segment{{13, 21}, {15, 21}, {17, 22}, {11, 3}}} // p0 is none of B's
+	d.strays[502] = stray{}
 	at := func(prefix string, table uint32) routeKey { return routeKey{mustPrefix(prefix), table} }
-	p.routes = map[routeKey]routeState{
+	d.routes = map[routeKey]routeState{
 		at(target6(0), own): {nexthop: 501}, at(target4(2), offlineTable): {nexthop: 500}, at(target4(1), offlineTable): {nexthop: 502},
 		at(target4(0), offlineTable): {nexthop: 500}, at(target4(4), offlineTable): {nexthop: 77}, at(target4(5), own+7): {nexthop: 500},
 	}
@@ -382,7 +382,7 @@ func TestRecoverByHand(t *testing.T) {
 	if first > second {
 		t.Fatal("the test takes the main table for the first one")
 	}
-	got := p.Recover()
+	got := d.Recover()
 	var text []string
 	for _, g := range got.GetVectors() {
 		line := fmt.Sprint("group ", g.Id, " ", g.Source)
@@ -401,12 +401,12 @@ func TestRecoverByHand(t *testing.T) {
 	if !slices.Equal(text, want) {
 		t.Errorf("%q\nwant\n%q", text, want)
 	}
-	clear(p.strays)
-	if got := p.Recover(); got != nil {
+	clear(d.strays)
+	if got := d.Recover(); got != nil {
 		t.Errorf("nothing is left: %v", got)
 	}
-	if p.planeOf("p3") != "p3" || p.planeOf("p9") != "" {
-		t.Error("planes", p.planeOf("p3"), p.planeOf("p9"))
+	if d.planeOf("p3") != "p3" || d.planeOf("p9") != "" {
+		t.Error("planes", d.planeOf("p3"), d.planeOf("p9"))
 	}
 	for _, c := range [][3]uint32{{12, 18, 6}, {0, 5, 5}, {5, 0, 5}, {7, 3, 1}, {8, 8, 8}} {
 		if got := gcd(c[0], c[1]); got != c[2] {
@@ -426,75 +426,75 @@ func TestGroupsReadBack(t *testing.T) {
 	for _, c := range []struct {
 		what   string
 		f      family
-		change func(p *Plane, g *group, ours map[uint32]rtnl.Nexthop)
+		change func(d *Driver, g *group, ours map[uint32]rtnl.Nexthop)
 		want   result
 	}{
 		{"as it was", v4, nil, intact},
-		{"gone", v4, func(_ *Plane, g *group, ours map[uint32]rtnl.Nexthop) { delete(ours, g.id) }, gone},
-		{"gone as it should be", v4, func(_ *Plane, g *group, ours map[uint32]rtnl.Nexthop) { delete(ours, g.id); g.exists = false }, result{keepsID: true}},
-		{"no group", v4, func(_ *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
+		{"gone", v4, func(_ *Driver, g *group, ours map[uint32]rtnl.Nexthop) { delete(ours, g.id) }, gone},
+		{"gone as it should be", v4, func(_ *Driver, g *group, ours map[uint32]rtnl.Nexthop) { delete(ours, g.id); g.exists = false }, result{keepsID: true}},
+		{"no group", v4, func(_ *Driver, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.Members = nil })
 		}, result{stale: true, differences: 1}},
-		{"not resilient", v4, func(_ *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
+		{"not resilient", v4, func(_ *Driver, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.Resilient = false })
 		}, result{stale: true, differences: 1}},
-		{"another size", v4, func(_ *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
+		{"another size", v4, func(_ *Driver, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.Buckets = 63 })
 		}, result{stale: true, differences: 1}},
-		{"an idle timer", v4, func(_ *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
+		{"an idle timer", v4, func(_ *Driver, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.IdleTimer = 1 })
 		}, result{stale: true, differences: 1}},
-		{"made by a batch without answers", v4, func(_ *Plane, g *group, _ map[uint32]rtnl.Nexthop) {
+		{"made by a batch without answers", v4, func(_ *Driver, g *group, _ map[uint32]rtnl.Nexthop) {
 			g.exists, g.members, g.segments, g.weights = false, nil, nil, nil
 		}, result{exists: true, moved: true, keepsID: true}},
-		{"another weight", v4, func(_ *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
+		{"another weight", v4, func(_ *Driver, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.Members[0].Weight++ })
 		}, result{exists: true, moved: true, keepsID: true, differences: 1}},
-		{"without a member", v4, func(_ *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
+		{"without a member", v4, func(_ *Driver, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.Members = n.Members[1:] })
 		}, result{exists: true, moved: true, keepsID: true, differences: 1}},
-		{"without a member, as known from an event", v4, func(_ *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
+		{"without a member, as known from an event", v4, func(_ *Driver, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.Members = n.Members[1:] })
 			g.moved = true
 		}, result{exists: true, moved: true, keepsID: true, knowsWeights: true}},
-		{"a member that is gone", v4, func(p *Plane, g *group, ours map[uint32]rtnl.Nexthop) { delete(ours, g.members[1].ID) }, result{exists: true, moved: true, keepsID: true, differences: 1}},
-		{"a member that leads elsewhere", v4, func(p *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
+		{"a member that is gone", v4, func(d *Driver, g *group, ours map[uint32]rtnl.Nexthop) { delete(ours, g.members[1].ID) }, result{exists: true, moved: true, keepsID: true, differences: 1}},
+		{"a member that leads elsewhere", v4, func(d *Driver, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.members[1].ID, func(n *rtnl.Nexthop) { n.Gateway = netip.MustParseAddr("10.9.9.9") })
 		}, result{exists: true, moved: true, keepsID: true, differences: 1}},
-		{"a member without an owner", v4, func(p *Plane, g *group, _ map[uint32]rtnl.Nexthop) { delete(p.owners, g.members[1].ID) }, intact},
-		{"it drops", v6, func(p *Plane, g *group, ours map[uint32]rtnl.Nexthop) { g.dropping = true }, result{exists: true, dropping: true, knowsWeights: true, knowsSegments: true, keepsID: true}},
-		{"it no longer drops", v6, func(p *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
+		{"a member without an owner", v4, func(d *Driver, g *group, _ map[uint32]rtnl.Nexthop) { delete(d.owners, g.members[1].ID) }, intact},
+		{"it drops", v6, func(d *Driver, g *group, ours map[uint32]rtnl.Nexthop) { g.dropping = true }, result{exists: true, dropping: true, knowsWeights: true, knowsSegments: true, keepsID: true}},
+		{"it no longer drops", v6, func(d *Driver, g *group, ours map[uint32]rtnl.Nexthop) {
 			g.dropping = true
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.Members = n.Members[:1] })
 		}, result{exists: true, moved: true, keepsID: true, differences: 1}},
-		{"IPv6, and a first member without a gateway", v6, func(p *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
+		{"IPv6, and a first member without a gateway", v6, func(d *Driver, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.Members = n.Members[len(n.Members)-1:] })
 		}, result{exists: true, moved: true, rejecting: true, keepsID: true, differences: 1}},
-		{"IPv6, and a first member that is gone", v6, func(p *Plane, g *group, ours map[uint32]rtnl.Nexthop) { delete(ours, g.members[0].ID) }, result{exists: true, moved: true, rejecting: true, keepsID: true, differences: 1}},
-		{"IPv4, and a first member without a gateway", v4, func(p *Plane, g *group, ours map[uint32]rtnl.Nexthop) {
+		{"IPv6, and a first member that is gone", v6, func(d *Driver, g *group, ours map[uint32]rtnl.Nexthop) { delete(ours, g.members[0].ID) }, result{exists: true, moved: true, rejecting: true, keepsID: true, differences: 1}},
+		{"IPv4, and a first member without a gateway", v4, func(d *Driver, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.id, func(n *rtnl.Nexthop) { n.Members = n.Members[len(n.Members)-1:] })
 		}, result{exists: true, moved: true, keepsID: true, differences: 1}},
 	} {
-		p := offline(t, 3)
-		p.set(1, 1, 2, 3)
-		p.leads([]string{target4(0), target6(0)}[c.f], 0, 1)
-		p.obey(t)
-		g := p.groups[groupKey{1, c.f}]
+		d := offline(t, 3)
+		d.set(1, 1, 2, 3)
+		d.leads([]string{target4(0), target6(0)}[c.f], 0, 1)
+		d.obey(t)
+		g := d.groups[groupKey{1, c.f}]
 		id := g.id
 		ours := map[uint32]rtnl.Nexthop{id: {ID: id, Protocol: 179, Members: slices.Clone(g.members), Resilient: true, Buckets: 64}}
-		for _, q := range p.pools() {
+		for _, q := range d.pools() {
 			for _, id := range q.ids {
-				ours[id] = q.nexthop(p, id)
+				ours[id] = q.nexthop(d, id)
 			}
 		}
 		if c.change != nil {
-			c.change(p, g, ours)
+			c.change(d, g, ours)
 		}
 		n := ours[id]
-		if err := p.rereadGroup(g, ours, false); err != nil {
+		if err := d.rereadGroup(g, ours, false); err != nil {
 			t.Error(err)
 		}
-		got := result{g.exists, g.moved, g.dropping, g.rejecting, g.weights != nil, g.segments != nil, g.id == id, p.staleGroups[g.key], p.stats.Differences}
+		got := result{g.exists, g.moved, g.dropping, g.rejecting, g.weights != nil, g.segments != nil, g.id == id, d.staleGroups[g.key], d.stats.Differences}
 		if got != c.want {
 			t.Errorf("%s: %+v\nwant %+v", c.what, got, c.want)
 		}
@@ -516,93 +516,93 @@ func TestRoutesReadBack(t *testing.T) {
 	addr := netip.MustParseAddr
 	for _, c := range []struct {
 		what        string
-		change      func(p *Plane, routes map[routeKey]routeState)
+		change      func(d *Driver, routes map[routeKey]routeState)
 		settled     bool
 		stale       []string // in the main table; B's own table
 		staleB      []string
 		differences uint64
 	}{
-		{"as they were", func(*Plane, map[routeKey]routeState) {}, true, nil, nil, 0},
-		{"one is gone", func(_ *Plane, r map[routeKey]routeState) { delete(r, routeKey{mustPrefix(target4(0)), offlineTable}) }, true, []string{target4(0)}, nil, 1},
-		{"one leads elsewhere", func(_ *Plane, r map[routeKey]routeState) {
+		{"as they were", func(*Driver, map[routeKey]routeState) {}, true, nil, nil, 0},
+		{"one is gone", func(_ *Driver, r map[routeKey]routeState) { delete(r, routeKey{mustPrefix(target4(0)), offlineTable}) }, true, []string{target4(0)}, nil, 1},
+		{"one leads elsewhere", func(_ *Driver, r map[routeKey]routeState) {
 			r[routeKey{mustPrefix(target4(0)), offlineTable}] = routeState{nexthop: 77, source: addr("10.255.0.1")}
 		}, false, []string{target4(0)}, nil, 1},
-		{"its group is gone too", func(p *Plane, r map[routeKey]routeState) {
+		{"its group is gone too", func(d *Driver, r map[routeKey]routeState) {
 			delete(r, routeKey{mustPrefix(target4(0)), offlineTable})
-			p.groups[groupKey{1, v4}].exists = false
+			d.groups[groupKey{1, v4}].exists = false
 		}, true, []string{target4(0)}, nil, 0},
-		{"known to be looked at", func(p *Plane, r map[routeKey]routeState) {
+		{"known to be looked at", func(d *Driver, r map[routeKey]routeState) {
 			delete(r, routeKey{mustPrefix(target4(0)), offlineTable})
-			p.staleRoutes[routeKey{mustPrefix(target4(0)), offlineTable}] = true
+			d.staleRoutes[routeKey{mustPrefix(target4(0)), offlineTable}] = true
 		}, true, []string{target4(0)}, nil, 0},
-		{"another source address", func(_ *Plane, r map[routeKey]routeState) {
+		{"another source address", func(_ *Driver, r map[routeKey]routeState) {
 			at := routeKey{mustPrefix(target4(0)), offlineTable}
 			r[at] = routeState{r[at].nexthop, addr("10.9.9.9")}
 		}, true, []string{target4(0)}, nil, 1},
-		{"the host has another address", func(p *Plane, _ map[routeKey]routeState) { delete(p.addresses, addr("10.255.0.1")) }, true, []string{target4(0)}, nil, 0},
-		{"one that drops is gone", func(p *Plane, r map[routeKey]routeState) {
-			delete(r, routeKey{mustPrefix(target4(0)), p.sources[nameB].own})
+		{"the host has another address", func(d *Driver, _ map[routeKey]routeState) { delete(d.addresses, addr("10.255.0.1")) }, true, []string{target4(0)}, nil, 0},
+		{"one that drops is gone", func(d *Driver, r map[routeKey]routeState) {
+			delete(r, routeKey{mustPrefix(target4(0)), d.sources[nameB].own})
 		}, true, nil, []string{target4(0)}, 1},
-		{"one that drops carries", func(p *Plane, r map[routeKey]routeState) {
-			r[routeKey{mustPrefix(target4(0)), p.sources[nameB].own}] = routeState{nexthop: p.groups[groupKey{2, v4}].id}
+		{"one that drops carries", func(d *Driver, r map[routeKey]routeState) {
+			r[routeKey{mustPrefix(target4(0)), d.sources[nameB].own}] = routeState{nexthop: d.groups[groupKey{2, v4}].id}
 		}, true, nil, []string{target4(0)}, 1},
-		{"one that drops is known to be looked at", func(p *Plane, r map[routeKey]routeState) {
-			at := routeKey{mustPrefix(target4(0)), p.sources[nameB].own}
+		{"one that drops is known to be looked at", func(d *Driver, r map[routeKey]routeState) {
+			at := routeKey{mustPrefix(target4(0)), d.sources[nameB].own}
 			delete(r, at)
-			p.staleRoutes[at] = true
+			d.staleRoutes[at] = true
 		}, true, nil, []string{target4(0)}, 0},
-		{"one too many", func(_ *Plane, r map[routeKey]routeState) {
+		{"one too many", func(_ *Driver, r map[routeKey]routeState) {
 			r[routeKey{mustPrefix(target4(9)), offlineTable}] = routeState{nexthop: 77}
 		}, true, []string{target4(9)}, nil, 1},
-		{"one too many, known", func(p *Plane, r map[routeKey]routeState) {
+		{"one too many, known", func(d *Driver, r map[routeKey]routeState) {
 			r[routeKey{mustPrefix(target4(9)), offlineTable}] = routeState{nexthop: 77}
-			p.staleRoutes[routeKey{mustPrefix(target4(9)), offlineTable}] = true
+			d.staleRoutes[routeKey{mustPrefix(target4(9)), offlineTable}] = true
 		}, true, []string{target4(9)}, nil, 0},
-		{"one of an earlier run", func(_ *Plane, r map[routeKey]routeState) {
+		{"one of an earlier run", func(_ *Driver, r map[routeKey]routeState) {
 			r[routeKey{mustPrefix(target4(9)), offlineTable}] = routeState{nexthop: 77}
 		}, false, nil, nil, 0},
 	} {
-		p := offline(t, 4)
-		p.setSources(partition(p, "AB"))
-		p.addresses[addr("10.255.0.1")] = true
-		p.set(1, 1, 1)
-		p.set(2, 0, 1, 1)
-		p.serves(nameA, target4(0), 0, 1)
-		p.serves(nameB, target4(1), 0, 2)
-		p.obey(t)
-		p.settled = c.settled
-		routes := maps.Clone(p.routes)
-		c.change(p, routes)
-		p.rereadRoutes(routes, nil)
+		d := offline(t, 4)
+		d.setSources(partition(d, "AB"))
+		d.addresses[addr("10.255.0.1")] = true
+		d.set(1, 1, 1)
+		d.set(2, 0, 1, 1)
+		d.serves(nameA, target4(0), 0, 1)
+		d.serves(nameB, target4(1), 0, 2)
+		d.obey(t)
+		d.settled = c.settled
+		routes := maps.Clone(d.routes)
+		c.change(d, routes)
+		d.rereadRoutes(routes, nil)
 		want := map[routeKey]bool{}
 		for _, prefix := range c.stale {
 			want[routeKey{mustPrefix(prefix), offlineTable}] = true
 		}
 		for _, prefix := range c.staleB {
-			want[routeKey{mustPrefix(prefix), p.sources[nameB].own}] = true
+			want[routeKey{mustPrefix(prefix), d.sources[nameB].own}] = true
 		}
-		if !maps.Equal(p.staleRoutes, want) || p.stats.Differences != c.differences || !maps.Equal(p.routes, routes) {
-			t.Errorf("%s: looks at %v, want %v; %d differences, want %d", c.what, p.staleRoutes, want, p.stats.Differences, c.differences)
+		if !maps.Equal(d.staleRoutes, want) || d.stats.Differences != c.differences || !maps.Equal(d.routes, routes) {
+			t.Errorf("%s: looks at %v, want %v; %d differences, want %d", c.what, d.staleRoutes, want, d.stats.Differences, c.differences)
 		}
 	}
 	// A change of source groups marks all existing routes, once Settle has been called, and all wanted ones.
 	for _, settled := range []bool{false, true} {
-		p := offline(t, 4)
-		p.setSources(partition(p, "AB"))
-		p.set(1, 1, 1)
-		p.serves(nameA, target4(0), 0, 1)
-		p.settled = settled
-		own := p.sources[nameB].own
+		d := offline(t, 4)
+		d.setSources(partition(d, "AB"))
+		d.set(1, 1, 1)
+		d.serves(nameA, target4(0), 0, 1)
+		d.settled = settled
+		own := d.sources[nameB].own
 		stranger := routeKey{mustPrefix(target4(9)), offlineTable}
-		p.routes = map[routeKey]routeState{stranger: {nexthop: 77}}
-		clear(p.staleRoutes)
-		p.staleEverywhere()
+		d.routes = map[routeKey]routeState{stranger: {nexthop: 77}}
+		clear(d.staleRoutes)
+		d.staleEverywhere()
 		want := map[routeKey]bool{{mustPrefix(target4(0)), offlineTable}: true, {mustPrefix(target4(0)), own}: true}
 		if settled {
 			want[stranger] = true
 		}
-		if !maps.Equal(p.staleRoutes, want) {
-			t.Errorf("settled %v: %v, want %v", settled, p.staleRoutes, want)
+		if !maps.Equal(d.staleRoutes, want) {
+			t.Errorf("settled %v: %v, want %v", settled, d.staleRoutes, want)
 		}
 	}
 	if r := byNexthop(rtnl.Route{Nexthop: 7, Type: unix.RTN_BLACKHOLE}); r.Type != 0 {
@@ -618,24 +618,24 @@ func TestRoutesReadBack(t *testing.T) {
 
 // TestWarnsOnce: a missing loopback is logged once until the host has had it.
 func TestWarnsOnce(t *testing.T) {
-	p := offline(t, 2)
-	p.sources[noName].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32")}
-	p.set(1, 1, 1)
-	p.leads(target4(0), 0, 1)
-	p.leads(target6(0), 0, 1)
+	d := offline(t, 2)
+	d.sources[noName].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32")}
+	d.set(1, 1, 1)
+	d.leads(target4(0), 0, 1)
+	d.leads(target6(0), 0, 1)
 	loopback := netip.MustParseAddr("10.255.0.1")
 	four, six := routeKey{mustPrefix(target4(0)), offlineTable}, routeKey{mustPrefix(target6(0)), offlineTable}
-	if r := p.wantedRoute(six, 7); r.Source.IsValid() || len(p.missing) != 0 {
-		t.Errorf("no loopback of the family: %+v, %v", r, p.missing)
+	if r := d.wantedRoute(six, 7); r.Source.IsValid() || len(d.missing) != 0 {
+		t.Errorf("no loopback of the family: %+v, %v", r, d.missing)
 	}
 	want := rtnl.Route{Prefix: four.prefix, Table: offlineTable, Protocol: 179, Metric: 20, Nexthop: 7}
-	if r := p.wantedRoute(four, 7); r != want || !p.missing[loopback] {
-		t.Errorf("%+v, want %+v; %v", r, want, p.missing)
+	if r := d.wantedRoute(four, 7); r != want || !d.missing[loopback] {
+		t.Errorf("%+v, want %+v; %v", r, want, d.missing)
 	}
-	delete(p.missing, loopback)
-	p.addresses[loopback] = true
+	delete(d.missing, loopback)
+	d.addresses[loopback] = true
 	want.Source = loopback
-	if r := p.wantedRoute(four, 7); r != want || len(p.missing) != 0 {
-		t.Errorf("%+v, want %+v; %v", r, want, p.missing)
+	if r := d.wantedRoute(four, 7); r != want || len(d.missing) != 0 {
+		t.Errorf("%+v, want %+v; %v", r, want, d.missing)
 	}
 }

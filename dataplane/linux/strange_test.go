@@ -9,20 +9,20 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// TestStrangeRoutes checks that marked routes of an unexpected form are removed from the Plane's table, and only from
+// TestStrangeRoutes checks that marked routes of an unexpected form are removed from the Driver's table, and only from
 // there.
 func TestStrangeRoutes(t *testing.T) {
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1))
-	if err := p.Settle(); err != nil {
+	if err := d.Settle(); err != nil {
 		t.Fatal(err)
 	}
-	rest(t, p)
+	rest(t, d)
 	want := strings.TrimSpace(h.IP("route", "show", "proto", "179"))
-	group := fmt.Sprint(p.groups[groupKey{1, v4}].id)
+	group := fmt.Sprint(d.groups[groupKey{1, v4}].id)
 	h.IP("route", "add", "10.9.0.1/32", "nhid", group, "proto", "179", "metric", "20", "table", "5555")
 	for _, line := range []string{
 		"route add 10.254.0.1/32 nhid " + group + " proto 179 metric 30",
@@ -39,8 +39,8 @@ func TestStrangeRoutes(t *testing.T) {
 			return nil
 		})
 	}
-	p.audit()
-	if n := p.Stats().RouteObjects; n != 1 {
+	d.audit()
+	if n := d.Stats().RouteObjects; n != 1 {
 		t.Errorf("%d routes are counted, want one", n)
 	}
 	if text := h.IP("route", "show", "table", "5555"); !strings.Contains(text, "10.9.0.1") {
@@ -52,12 +52,12 @@ func TestStrangeRoutes(t *testing.T) {
 func TestCommitReadsNothing(t *testing.T) {
 	h := newHost(t, 2)
 	h.config.AuditInterval = time.Hour
-	p, c := h.start()
+	d, c := h.start()
 	s := program(t, c.server)
-	before := p.Stats()
+	before := d.Stats()
 	s.do(h.group(1, 1, 1), destination(target4(0), 1))
 	s.do(h.group(1, 1, 2))
-	if after := p.Stats(); after.Resyncs != before.Resyncs || after.Retries != before.Retries {
+	if after := d.Stats(); after.Resyncs != before.Resyncs || after.Retries != before.Retries {
 		t.Errorf("%+v, before %+v", after, before)
 	}
 }

@@ -67,7 +67,7 @@ type op struct {
 	id    uint32
 	group *group
 	at    routeKey
-	route *rtnl.Route // for deleteRoute: a route that differs from those of the Plane
+	route *rtnl.Route // for deleteRoute: a route that differs from those of the Driver
 	// source is the address in the message of setRoute.
 	source netip.Addr
 
@@ -81,7 +81,7 @@ type op struct {
 
 // plan holds the ops that turn the kernel state into the wanted state, in order.
 type plan struct {
-	*Plane
+	*Driver
 	nexthopOps, groupOps, routeOps, lastOps []op
 	// closeOps set routes that drop packets of other source groups; they run before the ops for routes that these packets
 	// would take. openOps remove such routes, after those ops.
@@ -105,58 +105,58 @@ const retryDelay = time.Second
 
 // sync brings the kernel in line with the wanted state, wherever the two may differ, and returns the ops that the kernel
 // refused in the last round. The caller holds mu.
-func (p *Plane) sync() []failure {
+func (d *Driver) sync() []failure {
 	var failures []failure
 	news := false // links have changed since the plan was made
-	p.hear()
+	d.hear()
 	for try, pass := 0, 0; try < tries && pass < passes; pass++ {
 		again := len(failures) > 0 && !news
 		if len(failures) > 0 {
-			p.stats.Retries++
+			d.stats.Retries++
 		}
 		if again {
-			if err := p.reread(false); err != nil {
-				p.log.Error("linux data plane: cannot read the kernel's objects back", "error", err)
+			if err := d.reread(false); err != nil {
+				d.log.Error("linux data plane: cannot read the kernel's objects back", "error", err)
 			}
 		}
-		pl := p.plan()
+		pl := d.plan()
 		if pl.empty() {
 			failures = nil
 			break
 		}
-		generation := p.linkNews
-		failures = p.execute(pl, again)
-		p.hear()
-		if news = p.linkNews != generation; len(failures) > 0 && !news { // link changes explain a refusal
+		generation := d.linkNews
+		failures = d.execute(pl, again)
+		d.hear()
+		if news = d.linkNews != generation; len(failures) > 0 && !news { // link changes explain a refusal
 			try++
 		}
 	}
-	if at := p.await(failures); !at.IsZero() {
-		p.repair.Reset(time.Until(at))
+	if at := d.await(failures); !at.IsZero() {
+		d.repair.Reset(time.Until(at))
 	}
-	p.abandon()
-	p.mended(failures)
+	d.abandon()
+	d.mended(failures)
 	return failures
 }
 
 // await marks as stale the groups and routes of refused ops, in addition to groups that wait for the control plane, and clears all
 // other marks. It returns when the next sync is due, or the zero time if nothing is stale.
-func (p *Plane) await(failures []failure) (due time.Time) {
-	clear(p.staleRoutes)
-	for key := range p.staleGroups {
-		since, waits := p.groups[key].since()
+func (d *Driver) await(failures []failure) (due time.Time) {
+	clear(d.staleRoutes)
+	for key := range d.staleGroups {
+		since, waits := d.groups[key].since()
 		if !waits {
-			delete(p.staleGroups, key)
-		} else if at := since.Add(p.config.RepairDelay); due.IsZero() || at.Before(due) {
+			delete(d.staleGroups, key)
+		} else if at := since.Add(d.config.RepairDelay); due.IsZero() || at.Before(due) {
 			due = at
 		}
 	}
 	for _, f := range failures {
 		if f.op.group != nil {
-			p.staleGroups[f.op.group.key] = true
+			d.staleGroups[f.op.group.key] = true
 		}
 		if f.op.at.prefix.IsValid() {
-			p.staleRoutes[f.op.at] = true
+			d.staleRoutes[f.op.at] = true
 		}
 		due = time.Now().Add(retryDelay)
 	}
@@ -179,24 +179,24 @@ func (pl *plan) empty() bool {
 	return len(pl.nexthopOps)+len(pl.groupOps)+len(pl.closeOps)+len(pl.routeOps)+len(pl.lastOps)+len(pl.openOps) == 0
 }
 
-func (p *Plane) plan() *plan {
-	pl := &plan{Plane: p, routeOps: make([]op, 0, len(p.staleRoutes))}
-	for _, q := range p.changed {
+func (d *Driver) plan() *plan {
+	pl := &plan{Driver: d, routeOps: make([]op, 0, len(d.staleRoutes))}
+	for _, q := range d.changed {
 		for _, id := range q.ids {
 			pl.nexthopOps = append(pl.nexthopOps, op{kind: changeNexthop, pool: q, id: id})
 		}
 	}
-	p.changed = nil
-	for at := range p.staleRoutes {
-		wanted, ok := p.wantedAt(at)
-		standing, there := p.routes[at]
+	d.changed = nil
+	for at := range d.staleRoutes {
+		wanted, ok := d.wantedAt(at)
+		standing, there := d.routes[at]
 		id := standing.nexthop
 		flags := uint16(rtnl.Create)
 		if there {
 			flags = rtnl.Change
 		}
-		hole := p.hole[familyOf(at.prefix.Addr())]
-		closed := there && p.owners[id] == hole
+		hole := d.hole[familyOf(at.prefix.Addr())]
+		closed := there && d.owners[id] == hole
 		switch {
 		case !ok && closed:
 			pl.openOps = append(pl.openOps, op{kind: deleteRoute, at: at, id: id})
@@ -208,35 +208,35 @@ func (p *Plane) plan() *plan {
 		if wanted == 0 {
 			continue
 		}
-		g := p.claim(groupKey{wanted, familyOf(at.prefix.Addr())}, at)
+		g := d.claim(groupKey{wanted, familyOf(at.prefix.Addr())}, at)
 		if !g.exists {
-			p.staleGroups[g.key] = true
+			d.staleGroups[g.key] = true
 		}
-		if !there || id != g.id || standing.source != p.preferred(at) {
+		if !there || id != g.id || standing.source != d.preferred(at) {
 			pl.routeOps = append(pl.routeOps, op{kind: setRoute, at: at, id: g.id, group: g, flags: flags})
 		}
 	}
 	var unused []op
-	for key := range p.staleGroups {
-		switch g := p.groups[key]; {
+	for key := range d.staleGroups {
+		switch g := d.groups[key]; {
 		case g == nil:
 		case g.users == 0 && g.exists:
 			unused = append(unused, op{kind: deleteGroup, id: g.id, group: g})
 		case g.users == 0:
-			delete(p.groups, key)
+			delete(d.groups, key)
 		default:
 			pl.planGroup(g)
 		}
 	}
 	pl.lastOps = append(pl.lastOps, unused...)
-	if len(p.retired) > 0 {
+	if len(d.retired) > 0 {
 		inUse := map[uint32]bool{}
-		for _, g := range p.groups {
+		for _, g := range d.groups {
 			for _, m := range g.members {
 				inUse[m.ID] = true
 			}
 		}
-		for _, id := range p.retired {
+		for _, id := range d.retired {
 			if !inUse[id] {
 				pl.lastOps = append(pl.lastOps, op{kind: deleteNexthop, id: id})
 			}
@@ -245,36 +245,36 @@ func (p *Plane) plan() *plan {
 	return pl
 }
 
-func (p *Plane) route(at routeKey, id uint32) rtnl.Route {
-	return rtnl.Route{Prefix: at.prefix, Table: at.table, Protocol: p.config.Protocol, Metric: p.config.Metric, Nexthop: id}
+func (d *Driver) route(at routeKey, id uint32) rtnl.Route {
+	return rtnl.Route{Prefix: at.prefix, Table: at.table, Protocol: d.config.Protocol, Metric: d.config.Metric, Nexthop: id}
 }
 
 // claim returns the group for a key. A group without an id adopts the kernel group that an earlier run left for the
 // destination or, if there is none, gets a new id.
-func (p *Plane) claim(key groupKey, at routeKey) *group {
-	g := p.groups[key]
+func (d *Driver) claim(key groupKey, at routeKey) *group {
+	g := d.groups[key]
 	if g.id != 0 {
 		return g
 	}
-	if s, ok := p.strays[p.routes[at].nexthop]; ok && int(s.Buckets) == p.size && s.Resilient && s.IdleTimer == 0 {
-		delete(p.strays, s.ID)
+	if s, ok := d.strays[d.routes[at].nexthop]; ok && int(s.Buckets) == d.size && s.Resilient && s.IdleTimer == 0 {
+		delete(d.strays, s.ID)
 		g.id, g.exists, g.members, g.segments = s.ID, true, s.Members, s.segments
-		g.dropping = len(s.Members) == 1 && p.owners[s.Members[0].ID] == p.hole[key.family]
+		g.dropping = len(s.Members) == 1 && d.owners[s.Members[0].ID] == d.hole[key.family]
 		if g.dropping {
 			g.segments = nil
-		} else if !p.asDealt(g) {
+		} else if !d.asDealt(g) {
 			g.moved, g.segments = true, nil
 		}
 		g.rejecting = key.family == v6 && (g.dropping || g.moved)
-		p.staleGroups[key] = true
+		d.staleGroups[key] = true
 		return g
 	}
-	g.id = p.newID()
+	g.id = d.newID()
 	return g
 }
 
 // asDealt reports whether the weights of a group's members match the segments.
-func (p *Plane) asDealt(g *group) bool {
+func (d *Driver) asDealt(g *group) bool {
 	size := map[uint32]int{}
 	for _, s := range g.segments {
 		size[s.id] += s.size
@@ -283,10 +283,10 @@ func (p *Plane) asDealt(g *group) bool {
 	for _, m := range g.members {
 		switch {
 		case size[m.ID] == 0 && m.Weight == 1:
-			if p.owners[m.ID] == p.drop[g.key.family] {
+			if d.owners[m.ID] == d.drop[g.key.family] {
 				drops++
 			}
-		case size[m.ID] == 0 || int(m.Weight) != size[m.ID]*p.scaling.scale:
+		case size[m.ID] == 0 || int(m.Weight) != size[m.ID]*d.scaling.scale:
 			return false
 		}
 		delete(size, m.ID)
@@ -384,108 +384,108 @@ func (pl *plan) unreject(g *group, live bool) {
 }
 
 // execute sends a plan and records the acknowledged ops. again is true if the plan was made from state that was read back.
-func (p *Plane) execute(pl *plan, again bool) (failures []failure) {
-	failures = p.send(slices.Concat(pl.nexthopOps, pl.groupOps, pl.closeOps, pl.routeOps), again)
+func (d *Driver) execute(pl *plan, again bool) (failures []failure) {
+	failures = d.send(slices.Concat(pl.nexthopOps, pl.groupOps, pl.closeOps, pl.routeOps), again)
 	last := slices.Concat(pl.lastOps, pl.openOps)
 	// A route that the kernel refuses to move still uses its previous group. To delete that group would delete the route.
 	for _, f := range failures {
 		if f.op.kind != setRoute {
 			continue
 		}
-		used := p.routes[f.op.at].nexthop
+		used := d.routes[f.op.at].nexthop
 		if i := slices.IndexFunc(last, func(o op) bool { return o.kind == deleteGroup && o.id == used }); i >= 0 {
 			failures = append(failures, failure{last[i], f.err})
 			last = slices.Delete(last, i, i+1)
 		}
 	}
-	return append(failures, p.send(last, again)...)
+	return append(failures, d.send(last, again)...)
 }
 
 // send sends ops in one batch, records the acknowledged ones and returns the others.
-func (p *Plane) send(ops []op, again bool) (failures []failure) {
+func (d *Driver) send(ops []op, again bool) (failures []failure) {
 	if len(ops) == 0 {
 		return nil
 	}
-	b := p.conn.Begin()
+	b := d.conn.Begin()
 	for i := range ops {
-		p.put(b, &ops[i])
+		d.put(b, &ops[i])
 	}
-	for i, err := range p.conn.Do(b) {
+	for i, err := range d.conn.Do(b) {
 		o := &ops[i]
 		if err == nil || o.kind >= deleteRoute && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)) {
-			p.done(o)
+			d.done(o)
 			continue
 		}
-		p.stats.Errors++
-		p.undone(o, err, again)
+		d.stats.Errors++
+		d.undone(o, err, again)
 		failures = append(failures, failure{*o, err})
 	}
 	return failures
 }
 
-func (p *Plane) put(b *rtnl.Batch, o *op) {
+func (d *Driver) put(b *rtnl.Batch, o *op) {
 	switch o.kind {
 	case makeNexthop, changeNexthop:
 		flags := uint16(rtnl.Create)
 		if o.kind == changeNexthop {
 			flags = rtnl.Change
 		}
-		b.SetNexthop(o.pool.nexthop(p, o.id), flags)
-		p.stats.Nexthops++
+		b.SetNexthop(o.pool.nexthop(d, o.id), flags)
+		d.stats.Nexthops++
 	case setGroup:
 		b.SetNexthop(rtnl.Nexthop{
-			ID: o.id, Protocol: p.config.Protocol, Members: o.members, Resilient: true, Buckets: uint16(p.size),
+			ID: o.id, Protocol: d.config.Protocol, Members: o.members, Resilient: true, Buckets: uint16(d.size),
 		}, o.flags)
-		p.stats.Groups++
+		d.stats.Groups++
 	case setRoute:
-		r := p.wantedRoute(o.at, o.id)
+		r := d.wantedRoute(o.at, o.id)
 		o.source = r.Source
 		b.SetRoute(r, o.flags)
-		p.stats.Routes++
+		d.stats.Routes++
 	case deleteRoute:
 		if o.route != nil {
 			b.DelRoute(*o.route)
 		} else {
-			b.DelRoute(p.route(o.at, o.id))
+			b.DelRoute(d.route(o.at, o.id))
 		}
-		p.stats.Routes++
+		d.stats.Routes++
 	case deleteGroup:
 		b.DelNexthop(o.id)
-		p.stats.Groups++
+		d.stats.Groups++
 	case deleteNexthop:
 		b.DelNexthop(o.id)
-		p.stats.Nexthops++
+		d.stats.Nexthops++
 	}
 }
 
 // done records the state after an acknowledged op.
-func (p *Plane) done(o *op) {
+func (d *Driver) done(o *op) {
 	switch g := o.group; o.kind {
 	case setGroup:
 		if o.repair {
-			p.stats.Repairs++
+			d.stats.Repairs++
 		}
 		g.exists, g.moved, g.movedAt, g.answered, g.dropping = true, false, time.Time{}, false, o.segments == nil
-		g.members, g.segments, g.weights, g.generation = o.members, o.segments, o.weights, p.generation
+		g.members, g.segments, g.weights, g.generation = o.members, o.segments, o.weights, d.generation
 		g.witnesses, g.dealtAt = o.witnesses, time.Now()
 		g.rejecting = g.rejecting || g.dropping && g.key.family == v6
 	case setRoute:
-		p.routes[o.at] = routeState{o.id, o.source}
+		d.routes[o.at] = routeState{o.id, o.source}
 	case deleteRoute:
-		delete(p.routes, o.at)
+		delete(d.routes, o.at)
 	case deleteGroup:
-		delete(p.strays, o.id)
+		delete(d.strays, o.id)
 		if g != nil {
-			delete(p.groups, g.key)
+			delete(d.groups, g.key)
 		}
 	case deleteNexthop:
-		delete(p.loose, o.id)
-		p.retired = slices.DeleteFunc(p.retired, func(id uint32) bool { return id == o.id })
+		delete(d.loose, o.id)
+		d.retired = slices.DeleteFunc(d.retired, func(id uint32) bool { return id == o.id })
 	}
 }
 
 // undone records the state after a refused op.
-func (p *Plane) undone(o *op, err error, again bool) {
+func (d *Driver) undone(o *op, err error, again bool) {
 	switch o.kind {
 	case setRoute:
 		if o.group == nil {
@@ -493,7 +493,7 @@ func (p *Plane) undone(o *op, err error, again bool) {
 		}
 		if o.source.IsValid() && errors.Is(err, unix.EINVAL) {
 			// The address is no longer an address of the host, or belongs to another VRF.
-			p.unfit[o.source] = true
+			d.unfit[o.source] = true
 		}
 		o.group.rejecting = o.group.rejecting || o.flags == rtnl.Change && o.group.key.family == v6
 		return
@@ -503,7 +503,7 @@ func (p *Plane) undone(o *op, err error, again bool) {
 	}
 	q := o.pool
 	if o.kind == makeNexthop {
-		p.forget(q, func(id uint32) bool { return id == o.id })
+		d.forget(q, func(id uint32) bool { return id == o.id })
 		if errors.Is(err, unix.EEXIST) {
 			return // the id belongs to another program; newID counts it as used
 		}
@@ -511,21 +511,21 @@ func (p *Plane) undone(o *op, err error, again bool) {
 	if !again || exhausted(err) || q.subPort == nil || q.broken != nil {
 		return
 	}
-	// The link is as the Plane assumes, so the kernel refuses this next hop itself. The other sub-ports take over its
+	// The link is as the Driver assumes, so the kernel refuses this next hop itself. The other sub-ports take over its
 	// traffic.
 	q.broken = err
-	p.log.Error("linux data plane: the kernel refuses a next hop; its traffic goes over the other sub-ports until the kernel accepts it",
+	d.log.Error("linux data plane: the kernel refuses a next hop; its traffic goes over the other sub-ports until the kernel accepts it",
 		"device", q.subPort.device, "next_hop", q.gateway, "error", err)
-	p.retire(q)
-	p.stale(q.subPort)
+	d.retire(q)
+	d.stale(q.subPort)
 }
 
 // stale marks the groups that have a sub-port as a member, and returns their keys.
-func (p *Plane) stale(sp *subPort) (keys []groupKey) {
-	for key := range p.groups {
-		for _, m := range p.wanted[key.wanted].GetMembers() {
+func (d *Driver) stale(sp *subPort) (keys []groupKey) {
+	for key := range d.groups {
+		for _, m := range d.wanted[key.wanted].GetMembers() {
 			if m.Device == sp.device {
-				p.staleGroups[key] = true
+				d.staleGroups[key] = true
 				keys = append(keys, key)
 			}
 		}

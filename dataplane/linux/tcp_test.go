@@ -188,10 +188,10 @@ func TestTCPGoesOn(t *testing.T) {
 			h.destine(source, destination0)
 			h.setApart()
 			h.forwarding.UdpPorts, h.forwarding.TcpPorts = nil, []uint32{tcpPort}
-			p, c := h.start()
+			d, c := h.start()
 			s := program(t, c.server)
 			s.do(h.group(1, 1, 1, 1, 1), destination(destination0.String(), 1))
-			ports := lastingPorts(p.Capabilities().FlowHash, 4, wecmp.ProtocolTCP, source.Addr(), destination0.Addr())
+			ports := lastingPorts(d.Capabilities().FlowHash, 4, wecmp.ProtocolTCP, source.Addr(), destination0.Addr())
 			x := h.transfer(source.Addr(), ports[2][7], destination0.Addr())
 			// goesBy fails unless all data that arrives from now on, except for data in flight, arrives through these
 			// sub-ports. The transfer may move to other sub-ports while the agent detects a carrier and redistributes.

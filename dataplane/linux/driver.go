@@ -22,12 +22,12 @@ import (
 )
 
 var (
-	_ contract.Forwarder    = (*Plane)(nil)
-	_ contract.Recoverer    = (*Plane)(nil)
-	_ contract.Lander       = (*Plane)(nil)
-	_ contract.Guardian     = (*Plane)(nil)
-	_ contract.Approximator = (*Plane)(nil)
-	_ contract.Explainer    = (*Plane)(nil)
+	_ contract.Forwarder    = (*Driver)(nil)
+	_ contract.Recoverer    = (*Driver)(nil)
+	_ contract.Lander       = (*Driver)(nil)
+	_ contract.Guardian     = (*Driver)(nil)
+	_ contract.Approximator = (*Driver)(nil)
+	_ contract.Explainer    = (*Driver)(nil)
 )
 
 // family indexes state that exists once for IPv4 and once for IPv6.
@@ -45,9 +45,9 @@ func familyOf(a netip.Addr) family {
 	return v6
 }
 
-// Plane forwards with the kernel of the network namespace in which Open was called; callers of its methods may be in
+// Driver forwards with the kernel of the network namespace in which Open was called; callers of its methods may be in
 // another namespace. Methods are safe for concurrent use. The owner must call Close.
-type Plane struct {
+type Driver struct {
 	config  Config
 	log     *slog.Logger
 	space   namespace
@@ -140,7 +140,7 @@ type Stats struct {
 	// HashMismatches counts source ports that the kernel placed differently from the computed hash, in the checks at Hello.
 	HashMismatches uint64
 
-	// NexthopObjects, GroupObjects, RouteObjects count the Plane's objects in the kernel.
+	// NexthopObjects, GroupObjects, RouteObjects count the Driver's objects in the kernel.
 	NexthopObjects, GroupObjects, RouteObjects int
 	// Broken counts sub-ports whose device has a carrier and whose next hop the kernel refuses.
 	Broken int
@@ -154,12 +154,12 @@ type Stats struct {
 // A Forwarding without loopbacks belongs to a node that only forwards packets of other nodes, such as a leaf. Then
 // net.ipv4.ip_forward and, if a next hop is IPv6, net.ipv6.conf.all.forwarding are set to 1. The seed is left unchanged, so
 // that the hash of the node does not correlate with the same hash on the senders.
-func Open(config Config) (*Plane, error) {
+func Open(config Config) (*Driver, error) {
 	config, err := config.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("linux data plane: %w", err)
 	}
-	p := &Plane{
+	d := &Driver{
 		config: config, log: config.Logger, stop: make(chan struct{}), repair: time.NewTimer(time.Hour),
 		byDevice: map[string]*subPort{}, wanted: map[uint32]*farev1.Vector{}, destinations: map[contract.DestinationKey]uint32{},
 		links: map[int]rtnl.Link{}, names: map[string]int{}, used: map[uint32]bool{}, next: config.FirstID,
@@ -167,116 +167,116 @@ func Open(config Config) (*Plane, error) {
 		strays: map[uint32]stray{}, loose: map[uint32]rtnl.Nexthop{},
 		staleGroups: map[groupKey]bool{}, staleRoutes: map[routeKey]bool{}, sources: map[netip.Prefix]*source{}, tables: map[uint32]*source{}, named: map[netip.Prefix]int{}, made: map[rtnl.Rule]bool{}, ruled: map[netip.Prefix]uint32{}, dark: map[int]bool{},
 	}
-	for f := range p.drop {
-		p.drop[f], p.hole[f] = &pool{family: family(f), loopback: true}, &pool{family: family(f), blackhole: true}
+	for f := range d.drop {
+		d.drop[f], d.hole[f] = &pool{family: family(f), loopback: true}, &pool{family: family(f), blackhole: true}
 	}
-	if err := p.open(); err != nil {
-		p.release()
+	if err := d.open(); err != nil {
+		d.release()
 		return nil, fmt.Errorf("linux data plane: %w", err)
 	}
-	p.working.Go(p.listen)
-	p.working.Go(p.attend)
-	p.working.Go(p.keep)
-	return p, nil
+	d.working.Go(d.listen)
+	d.working.Go(d.attend)
+	d.working.Go(d.keep)
+	return d, nil
 }
 
 // open does the work of Open except for starting the goroutines.
-func (p *Plane) open() (err error) {
-	if p.space, err = openNamespace(); err != nil {
+func (d *Driver) open() (err error) {
+	if d.space, err = openNamespace(); err != nil {
 		return err
 	}
 	if _, err = setUp(); err != nil {
 		return err
 	}
-	if p.noIPv6 = lacksIPv6(); p.noIPv6 != "" {
-		p.log.Warn("linux data plane: IPv6 is disabled; IPv6 destinations are refused, IPv4 is forwarded", "why", p.noIPv6)
+	if d.noIPv6 = lacksIPv6(); d.noIPv6 != "" {
+		d.log.Warn("linux data plane: IPv6 is disabled; IPv6 destinations are refused, IPv4 is forwarded", "why", d.noIPv6)
 	}
-	p.ipv6 = p.noIPv6 == ""
-	if p.conn, err = rtnl.Dial(); err != nil {
+	d.ipv6 = d.noIPv6 == ""
+	if d.conn, err = rtnl.Dial(); err != nil {
 		return err
 	}
-	if p.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+	if d.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
 	// The watch starts before links are read, so that it reports changes in between.
-	if p.watch, err = carrier.Open(p.config.watchBuffer); err != nil {
+	if d.watch, err = carrier.Open(d.config.watchBuffer); err != nil {
 		return err
 	}
-	port, err := p.conn.Port()
+	port, err := d.conn.Port()
 	if err != nil {
 		return err
 	}
-	if p.news, err = rtnl.WatchObjects(p.config.watchBuffer, p.config.Protocol, port); err != nil {
+	if d.news, err = rtnl.WatchObjects(d.config.watchBuffer, d.config.Protocol, port); err != nil {
 		return err
 	}
-	p.capabilities = &farev1.Capabilities{
-		Ipv6: p.ipv6, ConfirmsInEffect: true,
+	d.capabilities = &farev1.Capabilities{
+		Ipv6: d.ipv6, ConfirmsInEffect: true,
 	}
-	if err := p.reread(false); err != nil {
+	if err := d.reread(false); err != nil {
 		return err
 	}
-	if err := p.findMaxWeight(); err != nil {
+	if err := d.findMaxWeight(); err != nil {
 		return err
 	}
-	return p.setUpRules()
+	return d.setUpRules()
 }
 
 // release closes the resources that open acquired before it failed. Errors of closing do not matter: Open returns that of open.
-func (p *Plane) release() {
-	if p.watch != nil {
-		_, _ = p.watch.Close(), p.watch.Release()
+func (d *Driver) release() {
+	if d.watch != nil {
+		_, _ = d.watch.Close(), d.watch.Release()
 	}
-	if p.news != nil {
-		_ = p.news.Close()
+	if d.news != nil {
+		_ = d.news.Close()
 	}
-	if p.conn != nil {
-		_ = p.conn.Close()
+	if d.conn != nil {
+		_ = d.conn.Close()
 	}
-	if p.handle != nil {
-		p.handle.Close()
+	if d.handle != nil {
+		d.handle.Close()
 	}
-	if p.space.file != nil {
-		_ = p.space.Close()
+	if d.space.file != nil {
+		_ = d.space.Close()
 	}
 }
 
 // Close stops the goroutines and releases all resources. The kernel continues to forward; Open finds the objects again, and
 // Flush removes them.
-func (p *Plane) Close() error {
-	p.once.Do(func() {
-		close(p.stop)
-		err := errors.Join(p.watch.Close(), p.news.Close())
-		p.working.Wait()
-		p.handle.Close()
-		p.closed = errors.Join(err, p.watch.Release(), p.conn.Close(), p.space.Close())
+func (d *Driver) Close() error {
+	d.once.Do(func() {
+		close(d.stop)
+		err := errors.Join(d.watch.Close(), d.news.Close())
+		d.working.Wait()
+		d.handle.Close()
+		d.closed = errors.Join(err, d.watch.Release(), d.conn.Close(), d.space.Close())
 	})
-	return p.closed
+	return d.closed
 }
 
 // Capabilities implements contract.Forwarder. FlowHash is set after the first SetForwarding.
-func (p *Plane) Capabilities() *farev1.Capabilities {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return proto.CloneOf(p.capabilities)
+func (d *Driver) Capabilities() *farev1.Capabilities {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return proto.CloneOf(d.capabilities)
 }
 
 // WithoutIPv6 implements contract.Explainer.
-func (p *Plane) WithoutIPv6() string { return p.noIPv6 }
+func (d *Driver) WithoutIPv6() string { return d.noIPv6 }
 
 // Stats returns the counters as they are now.
-func (p *Plane) Stats() Stats {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s := p.stats
-	s.RouteObjects = len(p.routes)
-	s.GroupObjects = len(p.strays)
-	for _, g := range p.groups {
+func (d *Driver) Stats() Stats {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := d.stats
+	s.RouteObjects = len(d.routes)
+	s.GroupObjects = len(d.strays)
+	for _, g := range d.groups {
 		if g.exists {
 			s.GroupObjects++
 		}
 	}
-	s.NexthopObjects = len(p.owners) + len(p.loose)
-	for _, sp := range p.subPorts {
+	s.NexthopObjects = len(d.owners) + len(d.loose)
+	for _, sp := range d.subPorts {
 		for _, pool := range sp.pools {
 			if pool != nil && pool.broken != nil {
 				s.Broken++
