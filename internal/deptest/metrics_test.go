@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestDocumentedMetrics checks that the pages name only exported metrics, and that docs/operations.md names every exported one.
+// TestDocumentedMetrics checks that the pages name only exported metrics, and that docs/operations/metrics.md names every exported one.
 func TestDocumentedMetrics(t *testing.T) {
 	const root = "../.."
 	quoted, written := regexp.MustCompile(`"(fared_[a-z_]+)"`), regexp.MustCompile(`\bfared_[a-z_]*[a-z]\b`)
@@ -28,13 +28,14 @@ func TestDocumentedMetrics(t *testing.T) {
 		t.Fatalf("only %d metrics were found in the code", len(exported))
 	}
 	documented := map[string]bool{}
-	for _, page := range append(files(t, filepath.Join(root, "docs/*.md")), filepath.Join(root, "README.md")) {
+	pages := slices.Concat(files(t, filepath.Join(root, "docs/*.md")), files(t, filepath.Join(root, "docs/operations/*.md")), files(t, filepath.Join(root, "README.md")))
+	for _, page := range pages {
 		for n, line := range strings.Split(text(t, page), "\n") {
 			for _, name := range written.FindAllString(line, -1) {
 				if !exported[name] {
 					t.Errorf("%s:%d: no metric %s is exported", page, n+1, name)
 				}
-				if filepath.Base(page) == "operations.md" {
+				if filepath.Base(page) == "metrics.md" {
 					documented[name] = true
 				}
 			}
@@ -51,7 +52,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	}
 	slices.Sort(missing)
 	for _, name := range missing {
-		t.Errorf("docs/operations.md does not name %s", name)
+		t.Errorf("docs/operations/metrics.md does not name %s", name)
 	}
 }
 
