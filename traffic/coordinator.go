@@ -194,7 +194,7 @@ func (c *coordinator) plan(messages uint64) ([]*farev1.TrafficPair, error) {
 		}
 	}
 	if len(pairs) == 0 {
-		return nil, fmt.Errorf("all %s of the pattern are inside one server, where there are no slots: name a second node with --node, or another pattern", count(len(all), "pair"))
+		return nil, &InsideError{len(all)}
 	}
 	if n := len(all) - len(pairs); n > 0 && c.cfg.Notice != nil {
 		c.cfg.Notice(fmt.Sprintf("%s inside one server left out, because there are no slots inside a server; %d remain", count(n, "pair"), len(pairs)))
@@ -310,6 +310,13 @@ func (c *coordinator) await(ctx context.Context, phase string, patience time.Dur
 		}
 	}
 	return nil
+}
+
+// InsideError means that all pairs of a pattern are inside one server, where there are no slots. It needs a second server or another pattern.
+type InsideError struct{ Pairs int }
+
+func (e *InsideError) Error() string {
+	return fmt.Sprintf("all %s of the pattern are inside one server, where there are no slots", count(e.Pairs, "pair"))
 }
 
 // LostError means that a node could not do its part.

@@ -2,6 +2,7 @@ package traffic
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -94,7 +95,7 @@ func TestPairsBetweenServers(t *testing.T) {
 func TestNoPairBetweenServers(t *testing.T) {
 	for _, pattern := range Patterns() {
 		cfg := Config{Pattern: Pattern(pattern), Size: 1 << 20}
-		if _, err := Coordinate(t.Context(), cfg, []Server{{Name: "a", Client: gpus{n: 8}}}, nil); err == nil || !strings.Contains(err.Error(), "inside one server") {
+		if _, err := Coordinate(t.Context(), cfg, []Server{{Name: "a", Client: gpus{n: 8}}}, nil); !errors.As(err, new(*InsideError)) || strings.Contains(err.Error(), "--") {
 			t.Errorf("%s with one node: %v", pattern, err)
 		}
 	}

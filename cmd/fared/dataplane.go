@@ -87,7 +87,7 @@ recognizes by their marks.`,
 	f.DurationVar(&o.config.Linux.RepairDelay, "repair-delay", linux.DefaultRepairDelay, "how long the agent waits for new weights after a link failure before it rebalances on its own")
 	f.DurationVar(&o.config.Linux.AuditInterval, "audit-interval", linux.DefaultAuditInterval, "interval between comparisons of all objects with the kernel")
 	f.StringVar(&o.config.BPF.Device, "steering-device", bpf.DefaultDevice, "bpf: name of the device that steers packets")
-	f.Uint32Var(&o.config.BPF.Table, "steering-table", bpf.DefaultTable, "bpf: routing table that leads to --steer-device")
+	f.Uint32Var(&o.config.BPF.Table, "steering-table", bpf.DefaultTable, "bpf: routing table that leads to --steering-device")
 	f.Uint32Var(&o.config.BPF.Priority, "steering-priority", bpf.DefaultPriority, "bpf: priority of the rules that lead to that table")
 	f.StringVar(&o.config.BPF.PinDir, "pin-dir", "", "bpf: directory in a BPF file system for maps and program (default "+bpf.DefaultPinDir+", with a number at its end outside of the host's network namespace)")
 	f.BoolVar(&o.config.BPF.PreferSource, "prefer-source", false, "bpf: sockets bound to no address send from the first local loopback")
@@ -110,14 +110,17 @@ func (e *env) runDataplane(c *cobra.Command, o *dataplaneOptions) error {
 	cfg := o.config
 	const remedy = "see the messages above; 'fared dataplane --help' describes every flag"
 	if o.flush {
-		removed, err := agent.Flush(cfg)
-		for _, line := range removed {
+		flushed, err := agent.Flush(cfg)
+		for _, line := range flushed.Removed {
 			fmt.Fprintln(e.out, line)
+		}
+		if flushed.NoJournal {
+			cfg.Log.Warn("no journal was found: an agent with another --socket or --journal restores all objects at its next start; also flush with that agent's flags", "looked_at", cfg.Journal)
 		}
 		if err != nil {
 			return dataplaneFailed(err, "the objects listed above are removed; correct the error and run the command again")
 		}
-		if len(removed) == 0 {
+		if len(flushed.Removed) == 0 {
 			fmt.Fprintln(e.out, "found no objects of the agent")
 		}
 		return nil
@@ -150,7 +153,21 @@ func dataplaneFailed(err error, remedy string) error {
 	case errors.Is(err, os.ErrPermission):
 		remedy = "the agent needs root, or CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON; --driver memory needs no privileges and forwards nothing"
 	}
-	return &exitError{exitFailed, err, remedy}
+	return &exitError{exitFailed, nameFlags(err), remedy}
+}
+
+// dataplaneFlags are the flags of the fields that an agent.FieldError names.
+var dataplaneFlags = map[string]string{
+	"Socket": "--socket", "Listen": "--listen", "MetricsListen": "--metrics-listen", "TLS": "--tls-cert, --tls-key, --tls-client-ca", "BPF.PinDir": "--pin-dir",
+}
+
+// nameFlags replaces the field that an agent.FieldError names by its flags.
+func nameFlags(err error) error {
+	var field *agent.FieldError
+	if !errors.As(err, &field) || dataplaneFlags[field.Field] == "" {
+		return err
+	}
+	return errors.New(strings.Replace(err.Error(), field.Error(), dataplaneFlags[field.Field]+": "+field.Err.Error(), 1))
 }
 
 // complete checks the flags and converts them into a configuration.

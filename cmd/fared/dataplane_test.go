@@ -18,6 +18,7 @@ import (
 
 	"github.com/fared/fared/api/dptest"
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/dataplane/agent"
 )
 
 // agentProcess is a process of `fared dataplane`, and a connection to it.
@@ -222,7 +223,11 @@ func TestDataplaneUsage(t *testing.T) {
 		{exitUsage, "PEM files", "--listen 127.0.0.1:0 --tls-cert x --tls-key y --tls-client-ca z"},
 		{exitUsage, "takes no arguments", "now"},
 		{exitUsage, "unknown flag", "--dirver bpf"},
-		{exitFailed, "reachable from other hosts", "--driver memory --listen 0.0.0.0:0"},
+		{exitFailed, "fared: --tls-cert, --tls-key, --tls-client-ca: missing, and 0.0.0.0:0 is reachable from other hosts", "--driver memory --listen 0.0.0.0:0"},
+		{exitFailed, "fared: --listen: listen tcp", "--driver memory --listen 127.0.0.1:no-port"},
+		{exitFailed, "fared: --metrics-listen: listen tcp", "--driver memory --metrics-listen 127.0.0.1:no-port"},
+		{exitFailed, "fared: --socket: " + dir + " exists and is not a socket", "--driver memory --journal none --socket " + dir},
+		{exitFailed, "fared: --socket: " + dir + " exists and is not a socket", "--driver memory --journal none --flush --socket " + dir},
 		{exitFailed, "no-such-owner", "--driver memory --socket-owner no-such-owner"},
 		{exitUnreachable, "no data plane answers at " + nobody, "show"},
 		{exitUnreachable, "is the agent running", "counters"},
@@ -231,6 +236,26 @@ func TestDataplaneUsage(t *testing.T) {
 		if text := refused(t, c.code, args...); !strings.Contains(text, c.want) {
 			t.Errorf("fared %v: no %q in\n%s", args, c.want, text)
 		}
+	}
+}
+
+// TestDataplaneFlags checks that each field of an agent.FieldError is translated into an existing flag, and that other errors stay.
+func TestDataplaneFlags(t *testing.T) {
+	flags := dataplaneCommand(&env{})
+	for field, text := range dataplaneFlags {
+		for _, flag := range strings.Split(text, ", ") {
+			name := strings.TrimPrefix(flag, "--")
+			if flags.Flags().Lookup(name) == nil && flags.PersistentFlags().Lookup(name) == nil {
+				t.Errorf("%s: no flag %s", field, flag)
+			}
+		}
+		err := fmt.Errorf("start: %w", &agent.FieldError{Field: field, Err: os.ErrExist})
+		if got, want := nameFlags(err).Error(), "start: "+text+": file already exists"; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if got := nameFlags(os.ErrExist); got != os.ErrExist {
+		t.Errorf("%v, want %v", got, os.ErrExist)
 	}
 }
 

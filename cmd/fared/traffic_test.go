@@ -103,6 +103,18 @@ func TestTrafficNodes(t *testing.T) {
 	}
 }
 
+// TestTrafficOneNode checks that a run over two loopbacks of a single node fails and that its remedy names the flags.
+func TestTrafficOneNode(t *testing.T) {
+	control, pid := "unix:"+filepath.Join(t.TempDir(), "a"), os.Getpid()
+	sources := fmt.Sprintf("127.%d.%d.11,127.%[1]d.%[2]d.12", 128+pid>>8&63, pid&255)
+	n := inBackground(t, "traffic", "node", "--source", sources, "--transport", "tcp", "--slot", "p0=49152", "--listen", control)
+	n.until(t, "listens at "+control)
+	text := refused(t, exitFailed, "traffic", "run", "--node", "a="+control, "--size", "1M")
+	if !strings.Contains(text, "inside one server") || !strings.Contains(text, "second node with --node") {
+		t.Errorf("%s", text)
+	}
+}
+
 // TestTrafficInterrupted checks that Ctrl-C ends a run with a message.
 func TestTrafficInterrupted(t *testing.T) {
 	b := inBackground(t, "traffic", "local", "--nodes", "2", "--transport", "tcp", "--duration", "1h", "--interval", "10ms")

@@ -116,9 +116,12 @@ func (e *env) playTraffic(ctx context.Context, cfg traffic.Config, servers []tra
 	show := e.trafficShow(cfg)
 	report, err := traffic.Coordinate(ctx, cfg, servers, show.interval)
 	show.close()
-	switch lost := new(traffic.LostError); {
+	lost, inside := new(traffic.LostError), new(traffic.InsideError)
+	switch {
 	case ctx.Err() != nil:
 		return interrupted()
+	case errors.As(err, &inside):
+		return &exitError{exitFailed, err, "name a second node with --node, or another pattern with --pattern"}
 	case errors.As(err, &lost) && lost.Gone:
 		return &exitError{exitFailed, err, "the other nodes have ended the run and wait for the next; restart the failed node"}
 	case err != nil:

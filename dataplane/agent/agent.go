@@ -81,7 +81,7 @@ func New(c Config) (*Agent, error) {
 
 func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 	if c.Socket == "" && c.Listen == "" {
-		return nil, errors.New("both the socket and the listen address are missing: set --socket or --listen")
+		return nil, &FieldError{"Socket", errors.New("both the socket and the listen address are missing")}
 	}
 	a := &Agent{c: c, log: c.Log, health: health.NewServer()}
 	defer func() {
@@ -191,9 +191,9 @@ func (a *Agent) complain(what string, list []error) {
 // bind binds the addresses. Clients that connect wait until Run serves them.
 func (a *Agent) bind() error {
 	if a.c.Socket != "" {
-		l, err := unixsocket.Listen(unixsocket.Config{Path: a.c.Socket, Mode: a.c.SocketMode, Owner: a.c.SocketOwner, Setting: "--socket"}, a.log)
+		l, err := unixsocket.Listen(unixsocket.Config{Path: a.c.Socket, Mode: a.c.SocketMode, Owner: a.c.SocketOwner, Setting: "path"}, a.log)
 		if err != nil {
-			return fmt.Errorf("socket: %w", err)
+			return &FieldError{"Socket", err}
 		}
 		a.endpoints = append(a.endpoints, endpoint{l, a.c.Socket, a.newGRPC()})
 	}
@@ -204,11 +204,11 @@ func (a *Agent) bind() error {
 		}
 		l, err := net.Listen("tcp", a.c.Listen)
 		if err != nil {
-			return fmt.Errorf("--listen: %w", err)
+			return &FieldError{"Listen", err}
 		}
 		a.endpoints = append(a.endpoints, endpoint{l, l.Addr().String(), a.newGRPC(options...)})
 		if a.c.TLS == nil && !loopback(l.Addr()) {
-			return fmt.Errorf("--listen %s is reachable from other hosts: set --tls-cert, --tls-key and --tls-client-ca, or listen on 127.0.0.1", a.c.Listen)
+			return &FieldError{"TLS", fmt.Errorf("missing, and %s is reachable from other hosts: listen on 127.0.0.1 to do without", a.c.Listen)}
 		}
 	}
 	return nil

@@ -533,20 +533,31 @@ func TestRefusesToStart(t *testing.T) {
 	dir := t.TempDir()
 	c := Config{Driver: Memory}
 	for want, change := range map[string]func(*Config){
-		"both the socket":            func(c *Config) {},
-		"use auto, bpf, linux":       func(c *Config) { c.Driver = "ebpf"; c.Socket = dir + "/s" },
-		"reachable from other hosts": func(c *Config) { c.Listen = "0.0.0.0:0" },
-		"need a certificate":         func(c *Config) { c.Listen = "127.0.0.1:0"; c.TLS = &tls.Config{} },
-		"directory must exist":       func(c *Config) { c.Socket = dir + "/s"; c.Journal = dir + "/none/journal" },
-		"--metrics-listen":           func(c *Config) { c.Socket = dir + "/s"; c.MetricsListen = "no address" },
+		"Socket: both the socket": func(c *Config) {},
+		"use auto, bpf, linux":    func(c *Config) { c.Driver = "ebpf"; c.Socket = dir + "/s" },
+		"TLS: missing, and 0.0.0.0:0 is reachable from other hosts": func(c *Config) { c.Listen = "0.0.0.0:0" },
+		"TLS: clients would not need a certificate":                 func(c *Config) { c.Listen = "127.0.0.1:0"; c.TLS = &tls.Config{} },
+		"directory must exist":                                      func(c *Config) { c.Socket = dir + "/s"; c.Journal = dir + "/none/journal" },
+		"Listen: listen tcp: address no port":                       func(c *Config) { c.Listen = "no port" },
+		"Socket: " + dir + " exists and is not a socket":            func(c *Config) { c.Socket = dir },
+		"MetricsListen: listen tcp":                                 func(c *Config) { c.Socket = dir + "/s"; c.MetricsListen = "no address" },
 	} {
 		c := c
 		change(&c)
-		if a, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
+		a, err := New(c)
+		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 			if err == nil {
 				a.Close()
 			}
+			continue
+		}
+		if strings.Contains(err.Error(), "--") {
+			t.Errorf("%v: names a command's flag", err)
+		}
+		var field *FieldError
+		if name, _, ok := strings.Cut(want, ": "); ok && (!errors.As(err, &field) || field.Field != name) {
+			t.Errorf("%v: is not a FieldError of %s", err, name)
 		}
 	}
 }

@@ -61,6 +61,16 @@ type Config struct {
 	Log         *slog.Logger // nil disables logging
 }
 
+// FieldError means that a field of Config is missing, invalid or unusable.
+type FieldError struct {
+	Field string // name of the field, "BPF.PinDir" for a field of a field
+	Err   error
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
+
+func (e *FieldError) Unwrap() error { return e.Err }
+
 func (c *Config) complete() error {
 	if c.Driver == "" {
 		c.Driver = Auto
@@ -89,7 +99,7 @@ func (c *Config) complete() error {
 		return fmt.Errorf("unknown driver %q: use auto, bpf, linux or memory", c.Driver)
 	}
 	if c.TLS != nil && (c.TLS.ClientAuth != tls.RequireAndVerifyClientCert || c.TLS.ClientCAs == nil || c.TLS.MinVersion < tls.VersionTLS13) {
-		return errors.New("TLS: clients would not need a certificate, or could use a version before TLS 1.3: set --tls-client-ca")
+		return &FieldError{"TLS", errors.New("clients would not need a certificate, or could use a version before TLS 1.3")}
 	}
 	return nil
 }

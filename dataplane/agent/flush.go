@@ -2,7 +2,6 @@ package agent
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -22,24 +21,31 @@ func InUse(err error) bool {
 	return errors.As(err, &socket) || errors.As(err, &file)
 }
 
-// Flush removes the kernel objects of any agent with these names and marks, and the journal, and returns a description of
-// each removed kind of object. It fails while an agent holds the network namespace, the socket or the journal, because that
-// agent would restore everything. A journal at another path survives; Config.Log then receives a warning.
-func Flush(c Config) (removed []string, err error) {
+// Flushed is the result of Flush.
+type Flushed struct {
+	Removed []string // a description of each removed kind of object
+	// NoJournal means that objects were removed and Config.Journal did not exist: an agent with another journal would restore them at
+	// its next start.
+	NoJournal bool
+}
+
+// Flush removes the kernel objects of any agent with these names and marks, and the journal. It fails while an agent holds the
+// network namespace, the socket or the journal, because that agent would restore everything. A journal at another path survives.
+func Flush(c Config) (f Flushed, err error) {
 	if err := c.complete(); err != nil {
-		return nil, err
+		return f, err
 	}
 	if c.Driver != Memory {
 		claim, err := takeClaim("flush")
 		if err != nil {
-			return nil, err
+			return f, err
 		}
 		defer claim.release()
 	}
 	if c.Socket != "" && isDirectory(filepath.Dir(c.Socket)) {
-		l, err := unixsocket.Listen(unixsocket.Config{Path: c.Socket, Mode: 0o600, Setting: "--socket"}, c.Log)
+		l, err := unixsocket.Listen(unixsocket.Config{Path: c.Socket, Mode: 0o600, Setting: "path"}, c.Log)
 		if err != nil {
-			return nil, fmt.Errorf("socket: %w", err)
+			return f, &FieldError{"Socket", err}
 		}
 		defer l.Close()
 	}
@@ -47,17 +53,15 @@ func Flush(c Config) (removed []string, err error) {
 	if c.Journal != "" && isDirectory(filepath.Dir(c.Journal)) {
 		_, statErr := os.Stat(c.Journal)
 		if err := journal.Remove(c.Journal); err != nil {
-			return nil, err
+			return f, err
 		}
 		if !errors.Is(statErr, fs.ErrNotExist) {
-			removed, journaled = append(removed, "journal "+c.Journal), true
+			f.Removed, journaled = append(f.Removed, "journal "+c.Journal), true
 		}
 	}
 	more, err := flushDrivers(&c)
-	if len(more) > 0 && !journaled {
-		c.Log.Warn("no journal was found: an agent with another --socket or --journal restores all objects at its next start; also flush with that agent's flags", "looked_at", c.Journal)
-	}
-	return append(removed, more...), err
+	f.Removed, f.NoJournal = append(f.Removed, more...), len(more) > 0 && !journaled
+	return f, err
 }
 
 func isDirectory(path string) bool {

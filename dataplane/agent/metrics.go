@@ -122,7 +122,7 @@ type metricsServer struct {
 func newMetricsServer(address string, a *Agent) (*metricsServer, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("--metrics-listen: %w", err)
+		return nil, &FieldError{"MetricsListen", err}
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(a, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

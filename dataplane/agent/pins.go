@@ -21,7 +21,7 @@ func defaultPins() (string, error) {
 	defer unix.Close(fd)
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err != nil {
-		return "", fmt.Errorf("network namespace: %w: set --pin-dir", err)
+		return "", &FieldError{"BPF.PinDir", fmt.Errorf("no default, because the network namespace has no known number: %w", err)}
 	}
 	if cookie == hostCookie {
 		return bpf.DefaultPinDir, nil
