@@ -49,9 +49,6 @@ func simulate(f *Fabric, full bool) *Simulation {
 	return s
 }
 
-// Fabric returns the simulated fabric.
-func (s *Simulation) Fabric() *Fabric { return s.fabric }
-
 // Failed returns the names that are failed or drained now, in the order of their failures.
 func (s *Simulation) Failed() []string { return slices.Clone(s.failed) }
 

@@ -41,4 +41,9 @@
 // at once, with the same psns.
 //
 // Only the UDP checksum protects packets: SUPERp has no checksum.
+//
+// # Experimental
+//
+// No command of fared uses the connection manager ([Agent], [Manager]) and the compressed header ([SUNH]): traffic nodes set up their
+// connections by fare.v1.ConnectionService. Their API may change or go.
 package superp
