@@ -40,8 +40,8 @@ func TestFresh(t *testing.T) {
 	}
 }
 
-// schema is the embedded schema, decoded as plain JSON.
-func schema(t *testing.T) map[string]any {
+// embedded is the embedded schema, decoded as plain JSON.
+func embedded(t *testing.T) map[string]any {
 	t.Helper()
 	var s map[string]any
 	if err := json.Unmarshal(config.Schema(), &s); err != nil {
@@ -60,7 +60,7 @@ func follow(root, s map[string]any) map[string]any {
 
 // TestDecoderAgrees checks that the decoder knows every key of the schema, and the schema every key of the decoder.
 func TestDecoderAgrees(t *testing.T) {
-	all := schema(t)
+	all := embedded(t)
 	keys := 0
 	var walk func(s map[string]any, typ reflect.Type, path string)
 	walk = func(s map[string]any, typ reflect.Type, path string) {
@@ -126,7 +126,7 @@ func TestDefaultsAgree(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := schema(t)
+	all := embedded(t)
 	compared := 0
 	var walk func(s map[string]any, v reflect.Value, path string)
 	walk = func(s map[string]any, v reflect.Value, path string) {
@@ -185,7 +185,7 @@ func oneJSON(f *model.Field, v reflect.Value) any {
 
 // TestSchemaAccepts checks the schema against the files that the decoder accepts, and against mistakes of each kind.
 func TestSchemaAccepts(t *testing.T) {
-	all := schema(t)
+	all := embedded(t)
 	var names []string
 	for _, pattern := range []string{root + "/examples/*.yaml", "../../testdata/good/*.yaml"} {
 		found, err := filepath.Glob(pattern)

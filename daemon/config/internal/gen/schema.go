@@ -7,31 +7,72 @@ import (
 	"reflect"
 	"strconv"
 
-	"github.com/invopop/jsonschema"
-
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/config/internal/model"
 )
 
-// Keys in addition to those of JSON schema: the range of a string, the unit of a number, the kind of change that a reload may make, and the rule
-// that gives an absent key its value.
-const (
-	extraMinimum = "x-minimum"
-	extraMaximum = "x-maximum"
-	extraUnit    = "x-unit"
-	extraType    = "x-type"
-	extraReload  = "x-reload"
-	extraDerived = "x-default-rule"
-)
+// schema is the part of JSON schema, draft 2020-12, that describes the configuration. Empty fields are left out.
+type schema struct {
+	Version              string             `json:"$schema,omitempty"`
+	Ref                  string             `json:"$ref,omitempty"`
+	Definitions          map[string]*schema `json:"$defs,omitempty"`
+	Items                *schema            `json:"items,omitempty"`
+	Properties           schemaProperties   `json:"properties,omitempty"`
+	AdditionalProperties *bool              `json:"additionalProperties,omitempty"`
+	Type                 string             `json:"type,omitempty"`
+	Enum                 []string           `json:"enum,omitempty"`
+	Maximum              json.Number        `json:"maximum,omitempty"`
+	Minimum              json.Number        `json:"minimum,omitempty"`
+	Pattern              string             `json:"pattern,omitempty"`
+	MaxItems             *int               `json:"maxItems,omitempty"`
+	MinItems             int                `json:"minItems,omitempty"`
+	Required             []string           `json:"required,omitempty"`
+	Title                string             `json:"title,omitempty"`
+	Description          string             `json:"description,omitempty"`
+	Default              any                `json:"default,omitempty"`
+
+	// Keys in addition to those of JSON schema: the rule that gives an absent key its value, the range of a string, the kind of change that a
+	// reload may make, the scalar's name and its unit.
+	DefaultRule string `json:"x-default-rule,omitempty"`
+	Most        string `json:"x-maximum,omitempty"`
+	Least       string `json:"x-minimum,omitempty"`
+	Reload      string `json:"x-reload,omitempty"`
+	TypeName    string `json:"x-type,omitempty"`
+	Unit        string `json:"x-unit,omitempty"`
+}
+
+// schemaProperties are the keys of an object, in the order of the Go type.
+type schemaProperties []schemaProperty
+
+type schemaProperty struct {
+	key    string
+	schema *schema
+}
+
+// MarshalJSON implements json.Marshaler. A map would sort the keys.
+func (p schemaProperties) MarshalJSON() ([]byte, error) {
+	out := []byte{'{'}
+	for i, e := range p {
+		value, err := json.Marshal(e.schema)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = append(append(strconv.AppendQuote(out, e.key), ':'), value...)
+	}
+	return append(out, '}'), nil
+}
 
 // makeSchema returns the types as a JSON schema, draft 2020-12, with one definition per object.
 func makeSchema(doc comments) ([]byte, error) {
-	m := maker{doc: doc, defs: jsonschema.Definitions{}}
+	m := maker{doc: doc, defs: map[string]*schema{}}
 	root, err := m.object(reflect.TypeFor[config.Config]())
 	if err != nil {
 		return nil, err
 	}
-	root.Version = jsonschema.Version
+	root.Version = "https://json-schema.org/draft/2020-12/schema"
 	root.Title = "fared configuration"
 	root.Definitions = m.defs
 	raw, err := json.Marshal(root)
@@ -48,21 +89,21 @@ func makeSchema(doc comments) ([]byte, error) {
 
 type maker struct {
 	doc  comments
-	defs jsonschema.Definitions
+	defs map[string]*schema
 }
 
-func (m *maker) object(t reflect.Type) (*jsonschema.Schema, error) {
+func (m *maker) object(t reflect.Type) (*schema, error) {
 	text, err := m.doc.of(t.Name())
 	if err != nil {
 		return nil, err
 	}
-	s := &jsonschema.Schema{Type: "object", Description: text, Properties: jsonschema.NewProperties(), AdditionalProperties: jsonschema.FalseSchema}
+	s := &schema{Type: "object", Description: text, AdditionalProperties: new(bool)} // false: no unknown keys
 	for _, f := range model.Fields(t) {
 		p, err := m.property(t, &f)
 		if err != nil {
 			return nil, err
 		}
-		s.Properties.Set(f.Key, p)
+		s.Properties = append(s.Properties, schemaProperty{f.Key, p})
 		if f.Required {
 			s.Required = append(s.Required, f.Key)
 		}
@@ -70,50 +111,39 @@ func (m *maker) object(t reflect.Type) (*jsonschema.Schema, error) {
 	return s, nil
 }
 
-func (m *maker) property(t reflect.Type, f *model.Field) (*jsonschema.Schema, error) {
+func (m *maker) property(t reflect.Type, f *model.Field) (*schema, error) {
 	text, err := m.doc.of(t.Name() + "." + f.Name)
 	if err != nil {
 		return nil, err
 	}
-	var s *jsonschema.Schema
+	var s *schema
 	if f.Object != nil {
 		name := f.Object.Name()
 		if m.defs[name] == nil {
-			m.defs[name] = &jsonschema.Schema{} // reserved, in case the type contains itself
+			m.defs[name] = &schema{} // reserved, in case the type contains itself
 			def, err := m.object(f.Object)
 			if err != nil {
 				return nil, err
 			}
 			m.defs[name] = def
 		}
-		s = &jsonschema.Schema{Ref: "#/$defs/" + name}
+		s = &schema{Ref: "#/$defs/" + name}
 	} else if s, err = scalar(f); err != nil {
 		return nil, fmt.Errorf("%s.%s: %w", t.Name(), f.Name, err)
 	}
 	if f.List {
-		least, most := uint64(f.MinItems), uint64(f.MaxItems)
-		list := &jsonschema.Schema{Type: "array", Items: s, MaxItems: &most}
-		if least > 0 {
-			list.MinItems = &least
-		}
-		s = list
+		s = &schema{Type: "array", Items: s, MinItems: f.MinItems, MaxItems: &f.MaxItems}
 	}
 	s.Description = text
 	if s.Default, err = defaultOf(f); err != nil {
 		return nil, fmt.Errorf("%s.%s: %w", t.Name(), f.Name, err)
 	}
-	extra(s, extraReload, f.Reload)
-	extra(s, extraDerived, f.Derived)
+	s.Reload, s.DefaultRule = f.Reload, f.Derived
 	return s, nil
 }
 
-func scalar(f *model.Field) (*jsonschema.Schema, error) {
-	s := &jsonschema.Schema{Type: f.Scalar.JSON, Pattern: f.Scalar.Pattern}
-	for _, w := range f.Scalar.Words {
-		s.Enum = append(s.Enum, w)
-	}
-	extra(s, extraType, f.Scalar.Name)
-	extra(s, extraUnit, f.Unit)
+func scalar(f *model.Field) (*schema, error) {
+	s := &schema{Type: f.Scalar.JSON, Pattern: f.Scalar.Pattern, Enum: f.Scalar.Words, TypeName: f.Scalar.Name, Unit: f.Unit}
 	if f.Scalar.JSON == "integer" {
 		var err error
 		if s.Minimum, err = integer(f.Min); err == nil {
@@ -121,8 +151,7 @@ func scalar(f *model.Field) (*jsonschema.Schema, error) {
 		}
 		return s, err
 	}
-	extra(s, extraMinimum, f.Min)
-	extra(s, extraMaximum, f.Max)
+	s.Least, s.Most = f.Min, f.Max
 	return s, nil
 }
 
@@ -160,14 +189,4 @@ func defaultOf(f *model.Field) (any, error) {
 		return values, nil
 	}
 	return values[0], nil
-}
-
-func extra(s *jsonschema.Schema, key, value string) {
-	if value == "" {
-		return
-	}
-	if s.Extras == nil {
-		s.Extras = map[string]any{}
-	}
-	s.Extras[key] = value
 }
