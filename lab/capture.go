@@ -1,54 +1,54 @@
 package lab
 
 import (
+	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 
 	"github.com/fared/fared/topo"
 )
 
-// capture records the packets at every leaf and spine, BGP and the lab's own, into a folder, the last 20 MB of each, to
-// explain a failure later. Queue pair traffic is too much to record. Without tcpdump there are no captures.
-func (b *real) capture(dir string) error {
+// captures are the running captures of a fabric.
+type captures []*process
+
+// startCaptures records the packets at nodes, BGP and the lab's own, into a folder, the last 20 MB of each, to explain
+// a failure later. Queue pair traffic is too much to record: carried leaves it out. Without tcpdump there are no
+// captures. The captures are valid with an error, too.
+func startCaptures(h hosts, nodes []*topo.Node, carried bool, dir string, log *slog.Logger) (captures, error) {
 	tcpdump, err := exec.LookPath("tcpdump")
 	if err != nil {
-		b.log.Info("no captures: tcpdump is not installed")
-		return nil
-	}
-	for _, n := range slices.Concat(b.Leaf, b.Spine) {
-		if err := b.captureNode(n, tcpdump, filepath.Join(dir, n.Name)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (b *real) captureNode(n *topo.Node, tcpdump, dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
+		log.Info("no captures: tcpdump is not installed")
+		return nil, nil
 	}
 	filter := "tcp port 179 or icmp"
-	if b.options.Transport == "" {
-		filter += " or udp port 4791"
+	if !carried {
+		filter += fmt.Sprintf(" or udp port %d", rocePort)
 	}
-	ended := func(err error) { b.log.Warn("a packet capture ended early", "error", err) } // the fabric has not failed
-	p, err := startProcess(b.namespace(n.Name), n.Name, "tcpdump", filepath.Join(dir, "tcpdump.log"), ended, tcpdump,
-		"-i", "any", "-n", "-s", "160", "-B", "4096", "-C", "10", "-W", "2", "-Z", "root", "-w", filepath.Join(dir, "capture.pcap"), filter)
-	if err == nil {
-		b.captures = append(b.captures, p)
+	ended := func(err error) { log.Warn("a packet capture ended early", "error", err) } // the fabric has not failed
+	var all captures
+	for _, n := range nodes {
+		own := filepath.Join(dir, n.Name)
+		if err := os.MkdirAll(own, 0o755); err != nil {
+			return all, err
+		}
+		p, err := startProcess(h.namespace(n.Name), n.Name, "tcpdump", filepath.Join(own, "tcpdump.log"), ended, tcpdump,
+			"-i", "any", "-n", "-s", "160", "-B", "4096", "-C", "10", "-W", "2", "-Z", "root", "-w", filepath.Join(own, "capture.pcap"), filter)
+		if err != nil {
+			return all, err
+		}
+		all = append(all, p)
 	}
-	return err
+	return all, nil
 }
 
-// endCaptures stops the captures, so that each flushes its buffer.
-func (b *real) endCaptures() {
-	for _, p := range b.captures {
+// close stops the captures, so that each flushes its buffer.
+func (c captures) close() {
+	for _, p := range c {
 		p.ask()
 	}
-	for _, p := range b.captures {
+	for _, p := range c {
 		p.wait(patience)
 	}
-	b.captures = nil
 }

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
-	"math"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -21,7 +18,7 @@ func (f *Fabric) demand(e Expectation) []string {
 	destinations, _ := f.groups(f.subst(e.Destination))
 	for _, src := range sources {
 		for _, dst := range destinations {
-			if f.host(src) == f.host(dst) {
+			if f.Host(src) == f.Host(dst) {
 				continue
 			}
 			if got := f.observed(src, dst); !slices.Equal(got, e.Weights) {
@@ -40,65 +37,24 @@ func (f *Fabric) named(w []uint32) map[string]uint32 {
 	return m
 }
 
-// address returns the address of a source group's first GPU.
-func (p *plan) address(group int) netip.Addr { return p.LoopbacksOf(p.Groups()[group])[0].Addr() }
-
 // observed queries a server's daemon for a source group's weights toward another group's first GPU. The weights are
 // zero if the daemon has none.
 func (f *Fabric) observed(src, dst int) []uint32 {
-	resp, err := f.api(f.Server[f.host(src)]).GetWeights(context.Background(),
-		&farev1.GetWeightsRequest{Destination: f.address(dst).String(), Sources: []string{f.address(src).String()}})
+	resp, err := f.api(f.Server[f.Host(src)]).GetWeights(context.Background(),
+		&farev1.GetWeightsRequest{Destination: f.Address(dst).String(), Sources: []string{f.Address(src).String()}})
 	if errors.Is(err, errDead) {
 		return f.inForce(src, dst) // the checks have verified the kernel
 	}
 	if err != nil || len(resp.Weights) != 1 {
 		return make([]uint32, f.Planes)
 	}
-	return f.planeWeights(resp.Weights[0])
+	return planeWeights(f.Fabric, resp.Weights[0])
 }
 
 // Weights queries a server's daemon for a source group's weights toward another group's first GPU, by plane and in
 // lowest terms. The weights are zero if the daemon has none. Source groups are numbered from 0, as in
 // topo.Fabric.Groups.
 func (f *Fabric) Weights(src, dst int) []uint32 { return f.observed(src, dst) }
-
-// planeWeights returns a row's weights by plane of the fabric, with 0 in a plane to which the row's source group is not
-// connected.
-func (p *plan) planeWeights(d *farev1.DestinationWeights) []uint32 {
-	w := make([]uint32, p.Planes)
-	for i := range w {
-		for _, plane := range d.Planes {
-			if plane.Plane == p.PlaneName(i) {
-				w[i] = plane.Weight
-			}
-		}
-	}
-	return w
-}
-
-// way is a direction from a source group to a loopback.
-type way struct {
-	src int
-	dst netip.Addr
-}
-
-// waysOf returns the ways of a server that a row describes: one from each source group with a loopback among the row's
-// sources.
-func (p *plan) waysOf(server int, d *farev1.DestinationWeights) (all []way, err error) {
-	dst, err := netip.ParsePrefix(d.Destination)
-	if err != nil {
-		return nil, err
-	}
-	for _, g := range p.ofServer(server) {
-		if slices.ContainsFunc(p.LoopbacksOf(p.Groups()[g]), func(l netip.Prefix) bool { return slices.Contains(d.Sources, l.String()) }) {
-			all = append(all, way{g, dst.Addr()})
-		}
-	}
-	if len(all) == 0 {
-		return nil, fmt.Errorf("weights of %q, none of which is a loopback of %s", d.Sources, p.Server[server].Name)
-	}
-	return all, nil
-}
 
 // settle waits until every pair has the model's weights, in effect in the data plane. If the limit passes first, it
 // returns the remaining differences.
@@ -184,19 +140,20 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 	if text := f.checkCables(ctx, n); text != "" {
 		return fmt.Sprintf("%s: %s", name, text)
 	}
-	seen := map[way]*farev1.DestinationWeights{}
+	seen := map[topo.Way]*row{}
 	for token := ""; ; {
 		page, err := f.api(n).ListWeights(ctx, &farev1.ListWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}, PageSize: 10000, PageToken: token})
 		if err != nil {
 			return fmt.Sprintf("%s: %v", name, err)
 		}
 		for _, d := range page.Weights {
-			ways, err := f.waysOf(src, d)
+			ways, err := waysOf(f.Fabric, src, d)
 			if err != nil {
 				return fmt.Sprintf("%s: %v", name, err)
 			}
+			weights := newRow(f.Fabric, d)
 			for _, w := range ways {
-				seen[w] = d
+				seen[w] = weights
 			}
 		}
 		if token = page.NextPageToken; token == "" {
@@ -204,8 +161,8 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 		}
 	}
 	for to, want := range f.toward(src) {
-		if text := f.checkWeights(to, seen[to.way], want, !dead.dataplane); text != "" {
-			return fmt.Sprintf("%s -> %s%s", f.Groups()[to.src].Name, to.dst, text)
+		if text := f.checkWeights(to, seen[to.Way], want, !dead.dataplane); text != "" {
+			return fmt.Sprintf("%s -> %s%s", f.Groups()[to.Source].Name, to.Destination, text)
 		}
 	}
 	if dead.dataplane {
@@ -216,12 +173,36 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 		return fmt.Sprintf("%s: data plane: %v", name, err)
 	}
 	for to, want := range f.toward(src) {
-		if text := forwarding.check(to.way, want, seen[to.way]); text != "" {
-			return fmt.Sprintf("%s -> %s: %s", f.Groups()[to.src].Name, to.dst, text)
+		if text := f.checkForwarding(forwarding, src, to, want, seen[to.Way]); text != "" {
+			return fmt.Sprintf("%s -> %s: %s", f.Groups()[to.Source].Name, to.Destination, text)
 		}
 	}
 	f.said[src] = seen
 	return ""
+}
+
+// checkForwarding compares a data plane's state toward a destination with the model and with the daemon's weights for it
+// (nil if it has none), and the weights that the server's subscriber has received, because packets are judged by them.
+func (f *Fabric) checkForwarding(state forwarding, server int, to destination, want vector, said *row) string {
+	if f.hosts == nil {
+		r := state.toward(f.Address(to.Source), to.Destination)
+		if r.err != nil && slices.Max(want.planes) > 0 {
+			return fmt.Sprintf("data plane: %v", r.err)
+		}
+		if text := f.checkMembers(to.Source, r.planes, r.devices, want); text != "" || f.followers == nil {
+			return text
+		}
+		h := f.followers[server].heard(to.Way)
+		return checkFollowed(h.weights, h.inEffect, want.planes, true)
+	}
+	for _, src := range f.LoopbacksOf(f.Groups()[to.Source]) {
+		r := state.toward(src.Addr(), to.Destination)
+		if text := checkBuckets(r.err == nil, r.nexthop, r.devices, said.devices()); text != "" {
+			return text
+		}
+	}
+	h := f.followers[server].heard(to.Way)
+	return checkFollowed(h.weights, h.inEffect, want.planes, !f.dead[server].any())
 }
 
 // checkLeaf verifies that a leaf's daemon reports the actual state of its links. Weights alone may already, or again,
@@ -251,7 +232,7 @@ func (f *Fabric) checkCables(ctx context.Context, n *topo.Node) string {
 		if there.Node.Kind == topo.KindServer && !f.dark[there.Node] && f.absent(there.Node.Index) {
 			continue // the carrier may be up or down, but the far end has no daemon
 		}
-		lit[here.Device], heard[here.Device] = f.cable(c).up, f.session(c)
+		lit[here.Device], heard[here.Device] = f.up(c), f.session(c)
 	}
 	planes, err := daemon.ListPlanes(ctx, &farev1.ListPlanesRequest{})
 	if err != nil {
@@ -281,92 +262,34 @@ func (f *Fabric) checkCables(ctx context.Context, n *topo.Node) string {
 	return ""
 }
 
-// others yields the source groups of other servers, with the model's vector toward each.
-func (m *model) others(src int) iter.Seq2[int, vector] {
-	return func(yield func(int, vector) bool) {
-		for dst := range m.Groups() {
-			if m.host(dst) != m.host(src) && !yield(dst, m.vector(src, dst)) {
+// leavesForward waits until the kernels of leaves without fared have a route to every server that they should reach,
+// because bgpd announces a route without waiting for zebra. ("bgp suppress-fib-pending" would make it wait, but it also
+// delays withdrawals, by most of a second.) If a route is still missing after the limit, the check of packets reports
+// it.
+func (f *Fabric) leavesForward(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	for _, n := range slices.Concat(f.Leaf, f.Spine) {
+		for f.Software(n) != topo.Fared && !f.dark[n] && !f.asleep[n] && !f.forwards(ctx, n) {
+			if sleep(ctx, 10*time.Millisecond) != nil {
 				return
 			}
 		}
 	}
 }
 
-// destination is a loopback with its source group, and the source group that sends to it.
-type destination struct {
-	way
-	group int
-}
-
-// toward yields all ways from a server, with the model's vector of each.
-func (m *model) toward(server int) iter.Seq2[destination, vector] {
-	return func(yield func(destination, vector) bool) {
-		for _, src := range m.ofServer(server) {
-			for dst, want := range m.others(src) {
-				for _, l := range m.LoopbacksOf(m.Groups()[dst]) {
-					if !yield(destination{way{src, l.Addr()}, dst}, want) {
-						return
-					}
-				}
+// forwards reports whether a leaf's kernel has a route to every loopback that the model's leaf reaches.
+func (f *Fabric) forwards(ctx context.Context, n *topo.Node) bool {
+	there, err := f.hosts.routes(ctx, n)
+	if err != nil {
+		return false
+	}
+	for _, g := range f.Groups() {
+		for _, l := range f.LoopbacksOf(g) {
+			if f.reaches(n, g.Index) && !there[l.Addr().String()] {
+				return false
 			}
 		}
 	}
-}
-
-// checkWeights compares a daemon's weights for a destination (nil if it has none) with the model. With inEffect they
-// must also be in effect.
-func (m *model) checkWeights(to destination, d *farev1.DestinationWeights, want vector, inEffect bool) string {
-	if d == nil || !d.Reachable {
-		if slices.Max(want.planes) > 0 {
-			return " is unreachable, want " + Ratio(want.planes)
-		}
-		return ""
-	}
-	if got := m.planeWeights(d); !slices.Equal(got, want.planes) {
-		return fmt.Sprintf(" has %s, want %s", Ratio(got), Ratio(want.planes))
-	}
-	if text := m.checkLanes(to.src, subPortWeights(d), want); text != "" {
-		return text
-	}
-	for _, p := range d.Planes {
-		if inEffect && !p.InEffect {
-			return fmt.Sprintf(": the weight of %s is not in effect", p.Plane)
-		}
-	}
-	return ""
-}
-
-// checkLanes compares the weights of a source group's sub-ports with the model; devices without a weight are absent
-// from weights.
-func (m *model) checkLanes(src int, weights map[string]uint64, want vector) string {
-	var sum float64
-	for _, w := range weights {
-		sum += float64(w)
-	}
-	left := len(weights)
-	for i, c := range m.Groups()[src].Cables {
-		w, there := weights[c.Down.Device]
-		if there {
-			left--
-		}
-		if got := float64(w) / max(sum, 1); math.Abs(got-want.lanes[i]) > 1e-6*want.lanes[i] {
-			return fmt.Sprintf(" gives %s %.4f %%, want %.4f %%", c.Down.Device, 100*got, 100*want.lanes[i])
-		}
-	}
-	if left > 0 {
-		return fmt.Sprintf(" has %d sub-ports that do not serve %s", left, m.Groups()[src].Name)
-	}
-	return ""
-}
-
-// Ratio formats weights in the usual notation, such as 2:2:1:2.
-func Ratio(w []uint32) string {
-	var b []byte
-	for i, v := range w {
-		if i > 0 {
-			b = append(b, ':')
-		}
-		b = fmt.Append(b, v)
-	}
-	return string(b)
+	return true
 }

@@ -118,16 +118,23 @@ type containers struct {
 	pid      map[*topo.Node]int // PID of the container's PID 1 in this machine's PID namespace
 	nodes    map[*topo.Node]*process
 	own      string // folder for files that are kept after a failure
+	// The failures that are applied: cables that drop packets, nodes that are paused or whose processes do not restart,
+	// and the processes of servers that faults have killed.
+	lossy          map[*topo.Cable]bool
+	paused, struck map[*topo.Node]bool
+	crashed        map[*topo.Node]programs
 }
 
-func newContainers(m *model, log *slog.Logger) *containers {
-	return &containers{real: newReal(m, log, m.options.rate()), Containerlab: *m.options.Containerlab, pid: map[*topo.Node]int{}, nodes: map[*topo.Node]*process{}}
+func newContainers(p *plan, o Containerlab, log *slog.Logger) *containers {
+	return &containers{real: newReal(p, log), Containerlab: o, pid: map[*topo.Node]int{}, nodes: map[*topo.Node]*process{},
+		lossy: map[*topo.Cable]bool{}, paused: map[*topo.Node]bool{}, struck: map[*topo.Node]bool{}, crashed: map[*topo.Node]programs{}}
 }
 
 // container returns a node's container name in Docker; its network namespace has the same name.
 func (b *containers) container(n *topo.Node) string { return b.prefix + n.Name }
 
-func (b *containers) start(ctx context.Context, fail func(error)) error {
+func (b *containers) build(ctx context.Context, fail func(error)) error {
+	b.fail = fail
 	if err := b.Require(); err != nil {
 		return err
 	}
@@ -166,19 +173,16 @@ func (b *containers) start(ctx context.Context, fail func(error)) error {
 	b.site.Socket = func(node string) string { return sockets[node] }
 	inner, cancel := context.WithCancel(ctx)
 	b.cancel = cancel
-	b.watch(inner, fail)
-	if err := errors.Join(b.capture(b.own), b.dial()); err != nil {
+	b.watch(inner)
+	return nil
+}
+
+// start connects to the daemons: containers start them by themselves.
+func (b *containers) start(ctx context.Context) error {
+	if err := b.dial(); err != nil {
 		return err
 	}
-	if err := b.establish(ctx, b.Progress); err != nil {
-		return err
-	}
-	if b.flow, err = startTraffic(ctx, b.real, fail); err != nil {
-		return err
-	}
-	return b.startTransfer(ctx, func(n *topo.Node) string { return b.root(n) + trafficInside }, func(n *topo.Node) error {
-		return b.startNode(n, fail)
-	})
+	return b.establish(ctx, b.Progress)
 }
 
 // deploy deploys the fabric. A deployment that fails is removed and repeated once: Docker or the kernel can refuse one
@@ -202,13 +206,15 @@ func (b *containers) deploy(ctx context.Context) error {
 // trafficInside is the socket of a server's traffic node, as a path in its container.
 const trafficInside = "/run/fared/traffic.sock"
 
-// startNode starts a server's traffic node in its container, in addition to the container's own processes.
-func (b *containers) startNode(n *topo.Node, fail func(error)) error {
+func (b *containers) trafficSocket(n *topo.Node) string { return b.root(n) + trafficInside }
+
+// startTraffic starts a server's traffic node in its container, in addition to the container's own processes.
+func (b *containers) startTraffic(n *topo.Node) error {
 	dir := filepath.Join(b.own, n.Name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	p, err := startProcess(b.namespace(n.Name), n.Name, nameTraffic, filepath.Join(dir, nameTraffic+".log"), fail,
+	p, err := startProcess(b.namespace(n.Name), n.Name, nameTraffic, filepath.Join(dir, nameTraffic+".log"), b.fail,
 		"docker", append([]string{"exec", b.container(n), "/fared"}, b.nodeArgs(trafficInside)...)...)
 	if err == nil {
 		b.nodes[n] = p
@@ -275,12 +281,12 @@ func (b *containers) up(ctx context.Context) (int, error) {
 }
 
 // watch reports the end of a container: its cables are gone with it.
-func (b *containers) watch(ctx context.Context, fail func(error)) {
+func (b *containers) watch(ctx context.Context) {
 	for _, n := range b.Nodes() {
 		b.watching.Go(func() {
 			_, err := run(ctx, "", "docker", "wait", b.container(n))
 			if ctx.Err() == nil {
-				fail(errors.Join(err, b.ended()))
+				b.fail(errors.Join(err, b.ended()))
 			}
 		})
 	}
@@ -343,6 +349,7 @@ func (b *containers) keeper(n *topo.Node, pid int) bool {
 // strike stops a node's keepers, so that they restart nothing, and kills the processes that chosen selects by their
 // command line.
 func (b *containers) strike(n *topo.Node, chosen func(args []string) bool) error {
+	b.struck[n] = true
 	all, err := b.processes(n)
 	if err != nil {
 		return err
@@ -370,6 +377,8 @@ func (b *containers) strike(n *topo.Node, chosen func(args []string) bool) error
 
 // restore continues a node's keepers, which restart the missing processes.
 func (b *containers) restore(n *topo.Node) error {
+	delete(b.struck, n)
+	delete(b.crashed, n)
 	all, err := b.processes(n)
 	for _, pid := range all {
 		if b.keeper(n, pid) {
@@ -379,18 +388,22 @@ func (b *containers) restore(n *topo.Node) error {
 	return err
 }
 
-func (b *containers) crash(server int, p parts) error {
+func (b *containers) crash(server int, p programs) error {
 	if p.fared {
 		b.died(server, true)
 	}
-	return b.strike(b.Server[server], func(args []string) bool {
+	n := b.Server[server]
+	dead := b.crashed[n]
+	b.crashed[n] = programs{dead.fared || p.fared, dead.dataplane || p.dataplane}
+	return b.strike(n, func(args []string) bool {
 		return len(args) > 1 && (p.fared && args[1] == nameFared || p.dataplane && args[1] == nameDataplane)
 	})
 }
 
 // revive restarts all dead processes of a server together; in a container they cannot return one by one.
-func (b *containers) revive(server int, p parts) error {
-	if dead := b.dead[server]; dead.any() {
+func (b *containers) revive(server int, p programs) error {
+	dead := b.crashed[b.Server[server]]
+	if dead = (programs{dead.fared && !p.fared, dead.dataplane && !p.dataplane}); dead.fared || dead.dataplane {
 		return fmt.Errorf("%s: %v is down too, and a container restarts both at once: revive both", b.Server[server].Name, dead)
 	}
 	if err := b.restore(b.Server[server]); err != nil {
@@ -408,14 +421,13 @@ func (b *containers) power(ctx context.Context, n *topo.Node, on bool) error {
 	all := func([]string) bool { return true }
 	switch {
 	case on && n.Kind == topo.KindServer:
-		b.flow.mute(n.Index, false)
 		b.died(n.Index, false)
 		return b.restore(n)
 	case on:
 		return b.restore(n)
 	case n.Kind == topo.KindServer:
-		b.flow.mute(n.Index, true)
 		b.died(n.Index, true)
+		b.crashed[n] = allPrograms
 	}
 	err := b.strike(n, all)
 	if b.Software(n) != topo.Fared {
@@ -435,11 +447,19 @@ func (b *containers) freeze(n *topo.Node, on bool) error {
 		command = "pause"
 	}
 	_, err := run(context.Background(), "", "docker", command, b.container(n))
+	if err == nil {
+		b.paused[n] = on
+	}
 	return err
 }
 
+func (b *containers) lose(ctx context.Context, c *topo.Cable, on bool) error {
+	b.lossy[c] = on
+	return b.real.lose(ctx, c, on)
+}
+
 func (b *containers) close(failed bool) error {
-	b.quiet()
+	b.hangUp()
 	if b.cancel != nil {
 		b.cancel()
 		b.watching.Wait()
@@ -464,8 +484,8 @@ func (b *containers) close(failed bool) error {
 func (b *containers) destroy() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	for n := range b.model.asleep {
-		if b.model.asleep[n] {
+	for n, paused := range b.paused {
+		if paused {
 			_ = b.freeze(n, false) // Docker does not remove a paused container; an error means that it is not paused
 		}
 	}
@@ -477,32 +497,22 @@ func (b *containers) tidy() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	var errs []error
-	for n, asleep := range b.model.asleep {
-		if asleep {
+	for n, paused := range b.paused {
+		if paused {
 			errs = append(errs, b.freeze(n, false))
 		}
-		delete(b.model.asleep, n)
 	}
-	for n, dark := range b.dark {
-		if dark {
-			errs = append(errs, b.restore(n))
-		}
-		delete(b.dark, n)
-	}
-	for s, dead := range b.dead {
-		if dead.any() {
-			errs = append(errs, b.restore(b.Server[s]))
-		}
+	for n := range b.struck {
+		errs = append(errs, b.restore(n))
 	}
 	var set []cable
 	for _, c := range b.Cables {
-		if b.lossy[c.Index] {
+		if b.lossy[c] {
 			errs = append(errs, b.lose(ctx, c, false))
 		}
-		b.cut[c.Index] = false
-		set = append(set, b.cable(c))
+		set = append(set, cable{c, true})
 	}
-	return errors.Join(append(errs, b.real.cables(ctx, set))...)
+	return errors.Join(append(errs, b.cables(ctx, set))...)
 }
 
 // keepLogs copies the containers' input files and logs to the kept folder.
@@ -529,7 +539,7 @@ func (b *containers) keepLogs() error {
 func (b *containers) logs() string { return b.own }
 
 func (b *containers) leave() ([]string, error) {
-	b.quiet()
+	b.hangUp()
 	b.cancel()
 	b.watching.Wait()
 	if err := b.endNodes(); err != nil {

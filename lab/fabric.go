@@ -110,7 +110,8 @@ func (o Options) validate() error {
 // plan is a numbered fabric with the places of its nodes.
 type plan struct {
 	*topo.Fabric
-	options Options
+	// transport is the transport of traffic nodes, "" without them; memoryPlane is Options.MemoryPlane.
+	transport, memoryPlane string
 	// site holds the parts of configurations that depend on the kind of lab.
 	site topo.Site
 	// dir holds a folder for each node with separate processes.
@@ -119,23 +120,23 @@ type plan struct {
 	prefix string
 }
 
-// newPlan numbers a fabric whose leaves listen on port 179.
-func newPlan(o Options) (*plan, error) {
+// newPlan numbers a fabric whose leaves listen on port 179. It returns the options with their defaults.
+func newPlan(o Options) (*plan, Options, error) {
 	o = o.withDefaults()
 	fabric, err := topo.New(o.Spec)
 	if err != nil {
-		return nil, flagErrors(err)
+		return nil, o, flagErrors(err)
 	}
 	if err := o.validate(); err != nil {
-		return nil, err
+		return nil, o, err
 	}
-	p := &plan{Fabric: fabric, options: o, dir: "/run/fared"}
+	p := &plan{Fabric: fabric, transport: o.Transport, memoryPlane: o.MemoryPlane, dir: "/run/fared"}
 	switch {
 	case o.Netns != nil:
 		p.site = fabric.Site(topo.Containerlab) // the same, except for resources that all nodes of a machine share
 		p.site.Speeds, p.site.Socket = "tbf", p.socket
 		p.site.Dataplane = func(node string) string { return "unix:" + filepath.Join(p.dir, node, "dataplane.sock") }
-		steer(&p.site, p.options.Transport)
+		steer(&p.site, o.Transport)
 	case o.Containerlab != nil:
 		p.site = fabric.Site(topo.Containerlab)
 	default:
@@ -147,7 +148,7 @@ func newPlan(o Options) (*plan, error) {
 		}}
 	}
 	p.site.Quick = o.Quick
-	return p, nil
+	return p, o, nil
 }
 
 // flagErrors rewrites the keys in a fabric's errors as the command's flags.
@@ -165,9 +166,6 @@ func flagErrors(err error) error {
 	}
 	return errors.New(strings.Join(lines, "\n"))
 }
-
-// pairs returns the number of pairs of GPUs on different servers.
-func (p *plan) pairs() int { n := p.Servers * p.GPUs; return n * (p.Servers - 1) * p.GPUs }
 
 // socket returns the path of the daemon's socket of a node.
 func (p *plan) socket(node string) string { return filepath.Join(p.dir, node, "fared.sock") }
@@ -204,7 +202,7 @@ type File struct{ Name, Text string }
 // Configs returns the configuration files of every node, servers first, with leaves that listen on port 179. Start runs
 // these configurations; they also serve to run the fabric in separate processes.
 func Configs(o Options) ([]File, error) {
-	p, err := newPlan(o)
+	p, _, err := newPlan(o)
 	if err != nil {
 		return nil, err
 	}

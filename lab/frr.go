@@ -69,38 +69,3 @@ func appears(ctx context.Context, path string) error {
 		}
 	}
 }
-
-// leavesForward waits until the kernels of leaves without fared have a route to every server that they should reach,
-// because bgpd announces a route without waiting for zebra. ("bgp suppress-fib-pending" would make it wait, but it also
-// delays withdrawals, by most of a second.) If a route is still missing after the limit, the check of packets reports
-// it.
-func (b *real) leavesForward(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	for _, n := range slices.Concat(b.Leaf, b.Spine) {
-		for b.Software(n) != topo.Fared && !b.dark[n] && !b.asleep[n] && !b.forwards(ctx, n) {
-			if sleep(ctx, 10*time.Millisecond) != nil {
-				return
-			}
-		}
-	}
-}
-
-func (b *real) forwards(ctx context.Context, n *topo.Node) bool {
-	var routes []kernelRoute
-	if err := askKernel(ctx, b.namespace(n.Name), "route show\n", &routes); err != nil {
-		return false
-	}
-	there := map[string]bool{}
-	for _, r := range routes {
-		there[r.Dst] = true
-	}
-	for _, g := range b.Groups() {
-		for _, l := range b.LoopbacksOf(g) {
-			if b.reaches(n, g.Index) && !there[l.Addr().String()] {
-				return false
-			}
-		}
-	}
-	return true
-}

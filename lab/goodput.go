@@ -40,8 +40,8 @@ type PlaneBytes struct {
 }
 
 // report sums the runs of a step.
-func (f *flight) report(start time.Time) *Transfer {
-	r := &Transfer{Planes: map[string]PlaneBytes{}}
+func (f *flight) report(start time.Time, allowed uint64) *Transfer {
+	r := &Transfer{AllowedBps: allowed, Planes: map[string]PlaneBytes{}}
 	for p := range f.Planes {
 		r.Planes[f.PlaneName(p)] = PlaneBytes{}
 	}
@@ -72,9 +72,6 @@ func (f *flight) report(start time.Time) *Transfer {
 	if lowest != math.MaxUint64 {
 		r.LowestBps = lowest
 	}
-	if f.site.Speeds == "tbf" {
-		r.AllowedBps = uint64(math.Round(f.allows() / SpeedScale))
-	}
 	if f.before > 0 {
 		r.OfBefore = float64(r.GoodputBps) / float64(f.before)
 	}
@@ -99,77 +96,6 @@ func median(values []uint64) uint64 {
 	}
 	values = slices.Sorted(slices.Values(values))
 	return values[len(values)/2]
-}
-
-// allows returns the rate at which all pairs of source groups together can send, bit/s before scaling. It is the sum of
-// max-min fair rates (Bertsekas and Gallager, Data Networks, Section 6.5.2), where each pair splits by the weights in
-// force and every plane of a source group carries the sum of its usable cables, in each direction. Capacity between
-// leaves and spines is not considered.
-func (m *model) allows() float64 {
-	type way struct {
-		group, plane int
-		in           bool
-	}
-	left := map[way]float64{}
-	for _, c := range m.Cables {
-		if c.Group != nil && m.sends(c) {
-			left[way{c.Group.Index, c.Plane, false}] += float64(c.Speed)
-			left[way{c.Group.Index, c.Plane, true}] += float64(c.Speed)
-		}
-	}
-	type flow struct {
-		parts map[way]float64 // parts of each bit that the pair sends
-		rate  float64
-		over  bool
-	}
-	var flows []*flow
-	for src := range m.Groups() {
-		for dst := range m.others(src) {
-			f := &flow{parts: map[way]float64{}}
-			for p, part := range fractions(m.inForce(src, dst)) {
-				if part > 0 {
-					f.parts[way{src, p, false}], f.parts[way{dst, p, true}] = part, part
-				}
-			}
-			f.over = len(f.parts) == 0
-			flows = append(flows, f)
-		}
-	}
-	for {
-		// All flows that can still grow do so at the same pace, until a plane of some server is full.
-		load := map[way]float64{}
-		for _, f := range flows {
-			for w, part := range f.parts {
-				if !f.over {
-					load[w] += part
-				}
-			}
-		}
-		if len(load) == 0 {
-			break
-		}
-		step := math.Inf(1)
-		for w, l := range load {
-			step = min(step, left[w]/l)
-		}
-		for w, l := range load {
-			left[w] -= step * l
-		}
-		for _, f := range flows {
-			if f.over {
-				continue
-			}
-			f.rate += step
-			for w := range f.parts {
-				f.over = f.over || left[w] <= 1e-6*load[w]*f.rate
-			}
-		}
-	}
-	var all float64
-	for _, f := range flows {
-		all += f.rate
-	}
-	return all
 }
 
 // TransferSummary sums all transfers of a lab.

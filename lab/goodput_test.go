@@ -15,11 +15,11 @@ import (
 
 func transferModel(t *testing.T, s topo.Spec) *model {
 	t.Helper()
-	p, err := newPlan(Options{Spec: s, Transport: "roce", Netns: &Netns{}})
+	p, _, err := newPlan(Options{Spec: s, Transport: "roce", Netns: &Netns{}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newModel(p)
+	return newModel(p.Fabric)
 }
 
 // TestAllows verifies the rate that cables allow all pairs together against figures computed by hand: max-min fair,
@@ -69,11 +69,11 @@ func TestTransferReport(t *testing.T) {
 		return transferRun{r, began}
 	}
 	m := transferModel(t, topo.Spec{Planes: 2, Servers: 2, SubPorts: 1, Speed: 100 * fare.Gigabit})
-	x := &transfer{model: m, before: 400, allowed: 200e6}
+	x := &transfer{Fabric: m.Fabric, before: 400, allowed: 200e6}
 	// Two intervals of the second run, which begins after 2 s, are steady: those from 2.15 s on.
 	f := &flight{transfer: x, steady: began.Add(2050 * time.Millisecond), runs: []transferRun{
 		run(began, 1, 900, 7, 900), run(began.Add(2*time.Second), 2, 800, 10, 300, 500)}}
-	got := f.report(began.Add(100 * time.Millisecond))
+	got := f.report(began.Add(100*time.Millisecond), uint64(math.Round(m.allows()/SpeedScale)))
 	want := Transfer{Bytes: 200, Messages: 4, Lost: 2, Duplicated: 6, WrongBytes: 10, Retransmitted: 14, GoodputBps: 500, LowestBps: 7, AllowedBps: 400e6, OfBefore: 1.25, AllowedOfBefore: 2}
 	planes := got.Planes
 	got.Planes = nil

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
+	"net/netip"
 	"sync"
+
+	"google.golang.org/grpc"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon"
@@ -17,12 +19,12 @@ import (
 
 // inProcess is a fabric whose nodes are daemons in this process, with in-memory data planes and simulated cables.
 type inProcess struct {
-	*model
-	log     *slog.Logger
-	nodes   map[*topo.Node]*node
-	weights []*follower // by server; empty without a timeline
-	cancel  context.CancelFunc
-	done    sync.WaitGroup
+	*plan
+	log    *slog.Logger
+	nodes  map[*topo.Node]*node
+	fail   func(error)
+	cancel context.CancelFunc // nil until start
+	done   sync.WaitGroup
 }
 
 // node is one daemon of the fabric.
@@ -34,38 +36,22 @@ type node struct {
 	conn      *memory.Conn
 }
 
-func (b *inProcess) start(ctx context.Context, fail func(error)) error {
+func (b *inProcess) start(ctx context.Context) error {
 	ctx, b.cancel = context.WithCancel(ctx)
-	if err := b.build(); err != nil {
-		return err
-	}
 	for _, at := range b.leavesFirst() {
 		n := b.nodes[at]
 		b.done.Go(func() {
 			if err := n.daemon.Run(ctx); err != nil && ctx.Err() == nil {
-				fail(fmt.Errorf("%s: %w", n.name, err))
-			}
-		})
-	}
-	if !b.options.Timeline {
-		return nil
-	}
-	for _, at := range b.Server {
-		w, n := newFollower(b.plan, at.Index), b.nodes[at]
-		b.weights = append(b.weights, w)
-		b.done.Go(func() {
-			if err := w.watch(ctx, n.daemon.WeightService()); err != nil && ctx.Err() == nil {
-				fail(fmt.Errorf("weights of %s: %w", n.name, err))
+				b.fail(fmt.Errorf("%s: %w", n.name, err))
 			}
 		})
 	}
 	return nil
 }
 
-func (b *inProcess) followers() []*follower { return b.weights }
-
 // build creates every daemon without running any.
-func (b *inProcess) build() error {
+func (b *inProcess) build(_ context.Context, fail func(error)) error {
+	b.fail = fail
 	b.nodes = map[*topo.Node]*node{}
 	for _, at := range b.leavesFirst() {
 		n := &node{name: at.Name, links: newCables(b.At(at))}
@@ -79,8 +65,6 @@ func (b *inProcess) build() error {
 	}
 	return nil
 }
-
-func (b *inProcess) leavesFirst() []*topo.Node { return slices.Concat(b.Spine, b.Leaf, b.Server) }
 
 func (n *node) create(text string, log *slog.Logger) error {
 	cfg, err := config.Parse(n.name+".yaml", []byte(text))
@@ -99,7 +83,9 @@ func (n *node) create(text string, log *slog.Logger) error {
 }
 
 func (b *inProcess) close(bool) error {
-	b.cancel()
+	if b.cancel != nil {
+		b.cancel()
+	}
 	b.done.Wait()
 	for _, n := range b.nodes {
 		if n.daemon != nil {
@@ -124,17 +110,30 @@ type services struct {
 	farev1.FabricServiceServer
 }
 
+func (s services) follow(ctx context.Context, r *farev1.WatchWeightsRequest, take func(*farev1.WatchWeightsResponse) error) error {
+	return s.WatchWeights(r, &weightStream{ctx: ctx, take: take})
+}
+
+// weightStream is the stream of WatchWeights from a daemon in this process.
+type weightStream struct {
+	grpc.ServerStream // WatchWeights uses only the methods below
+	ctx               context.Context
+	take              func(*farev1.WatchWeightsResponse) error
+}
+
+func (s *weightStream) Context() context.Context                  { return s.ctx }
+func (s *weightStream) Send(m *farev1.WatchWeightsResponse) error { return s.take(m) }
+
 func (b *inProcess) api(n *topo.Node) api {
 	d := b.nodes[n].daemon
 	return services{d.WeightService(), d.FabricService()}
 }
 
-// errNoProcesses is returned for actions that need processes or packets; Check rejects scenarios with such
-// actions.
+// errNoProcesses is returned for faults of processes and packets.
 var errNoProcesses = errors.New("a fabric inside one process has no separate processes and no packets: use network namespaces (--netns) or containers (--containerlab)")
 
-func (b *inProcess) crash(int, parts) error                        { return errNoProcesses }
-func (b *inProcess) revive(int, parts) error                       { return errNoProcesses }
+func (b *inProcess) crash(int, programs) error                     { return errNoProcesses }
+func (b *inProcess) revive(int, programs) error                    { return errNoProcesses }
 func (b *inProcess) freeze(*topo.Node, bool) error                 { return errNoProcesses }
 func (b *inProcess) lose(context.Context, *topo.Cable, bool) error { return errNoProcesses }
 
@@ -160,35 +159,19 @@ func (b *inProcess) slotsMoved() uint64 {
 	return n
 }
 
-func (b *inProcess) packets() *traffic { return nil }
+func (b *inProcess) forwarding(_ context.Context, server int) (forwarding, error) {
+	return memoryTable{b.nodes[b.Server[server]].dataplane}, nil
+}
 
-func (b *inProcess) transfer() *transfer { return nil }
+// memoryTable is the forwarding state of a data plane in memory.
+type memoryTable struct{ *memory.Dataplane }
 
-func (b *inProcess) forwarding(_ context.Context, server int) (*forwarding, error) {
-	dataplane := b.nodes[b.Server[server]].dataplane
-	return &forwarding{check: func(to way, want vector, _ *farev1.DestinationWeights) string {
-		live, err := dataplane.WeightsFrom(b.address(to.src), to.dst)
-		if err != nil && slices.Max(want.planes) > 0 {
-			return fmt.Sprintf("data plane: %v", err)
-		}
-		got, devices := make([]uint32, b.Planes), map[string]uint64{}
-		for _, m := range live {
-			devices[m.Device] += uint64(m.Weight)
-			for p := range got {
-				if b.PlaneName(p) == m.Plane {
-					got[p] += m.Weight
-				}
-			}
-		}
-		if !slices.Equal(lowestTerms(got), want.planes) {
-			return fmt.Sprintf("the data plane forwards by %s, want %s", Ratio(got), Ratio(want.planes))
-		}
-		if text := b.checkLanes(to.src, devices, want); text != "" {
-			return "the data plane" + text
-		}
-		if b.weights == nil {
-			return ""
-		}
-		return b.weights[server].behind(to, want.planes, true)
-	}}, nil
+func (t memoryTable) toward(src, dst netip.Addr) route {
+	live, err := t.WeightsFrom(src, dst)
+	r := route{err: err, planes: map[string]uint64{}, devices: map[string]uint64{}}
+	for _, m := range live {
+		r.planes[m.Plane] += uint64(m.Weight)
+		r.devices[m.Device] += uint64(m.Weight)
+	}
+	return r
 }

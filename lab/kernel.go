@@ -6,14 +6,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"math"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
-	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/topo"
 )
 
 // kernelTable is the forwarding state of a server's kernel as iproute2 reads it, a program that shares no code with the
@@ -204,106 +202,32 @@ func (t *kernelTable) lookup(src, dst netip.Addr) (id int, blocked, routed bool)
 	return 0, false, false
 }
 
-// check compares the buckets of a destination with the weights of its sub-ports; no weights mean that it is
-// unreachable.
-func (t *kernelTable) check(src, dst netip.Addr, weights map[string]uint64) string {
+// toward returns the kernel's forwarding state for packets from src to dst.
+func (t *kernelTable) toward(src, dst netip.Addr) route {
 	id, blocked, routed := t.lookup(src, dst)
-	if len(weights) == 0 {
-		if routed && !blocked {
-			return fmt.Sprintf("the kernel has a route, over nexthop %d, to an unreachable destination", id)
-		}
-		return ""
-	}
+	r := route{nexthop: id, devices: map[string]uint64{}}
 	if !routed || blocked {
-		return "the kernel has no route"
+		r.err = errNoRoute
 	}
-	have := t.buckets[id]
-	var all, sum uint64
-	for _, n := range have {
-		all += uint64(n)
+	for device, n := range t.buckets[id] {
+		r.devices[device] = uint64(n)
 	}
-	for _, w := range weights {
-		sum += w
-	}
-	if all == 0 {
-		return fmt.Sprintf("the kernel's nexthop %d is not a resilient group", id)
-	}
-	devices := maps.Clone(weights)
-	for d := range have {
-		devices[d] += 0
-	}
-	for _, d := range slices.Sorted(maps.Keys(devices)) {
-		want := float64(all) * float64(weights[d]) / float64(sum)
-		if math.Abs(float64(have[d])-want) > 1 || weights[d] == 0 && have[d] > 0 {
-			return fmt.Sprintf("the kernel gives %s %d of %d buckets, want %.1f", d, have[d], all, want)
-		}
-	}
-	return ""
+	return r
 }
 
-// avoids returns a description of the first of some devices that still has buckets of a destination, or "".
-func (t *kernelTable) avoids(src, dst netip.Addr, devices []string) string {
-	id, _, _ := t.lookup(src, dst)
-	have := t.buckets[id]
-	for _, d := range devices {
-		if n := have[d]; n > 0 {
-			return fmt.Sprintf("the kernel gives %s %d buckets, but its link is down", d, n)
-		}
-	}
-	return ""
+func (b *real) forwarding(ctx context.Context, server int) (forwarding, error) {
+	return readKernel(ctx, b.namespace(b.Server[server].Name))
 }
 
-// subPortWeights spreads the planes' weights over sub-ports by the daemon's sub-port weights, as integers for all
-// planes together.
-func subPortWeights(d *farev1.DestinationWeights) map[string]uint64 {
-	if !d.GetReachable() {
-		return nil
-	}
-	// Each plane's weight is divided by the weights of its sub-ports, over a common multiple of the planes' sums.
-	common := uint64(1)
-	sums := make([]uint64, len(d.Planes))
-	for i, p := range d.Planes {
-		for _, s := range p.SubPorts {
-			sums[i] += uint64(s.Weight)
-		}
-		if p.Weight > 0 && sums[i] > 0 {
-			common = common / gcd(common, sums[i]) * sums[i]
-		}
-	}
-	weights := map[string]uint64{}
-	for i, p := range d.Planes {
-		for _, s := range p.SubPorts {
-			if p.Weight > 0 && s.Weight > 0 {
-				weights[s.Device] = uint64(p.Weight) * uint64(s.Weight) * (common / sums[i])
-			}
-		}
-	}
-	return weights
-}
-
-func gcd(a, b uint64) uint64 {
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return a
-}
-
-// forwarding reads a server's kernel. Its check also requires that the traffic sender has received the weights, because
-// packets are judged by them.
-func (b *real) forwarding(ctx context.Context, server int) (*forwarding, error) {
-	table, err := readKernel(ctx, b.namespace(b.Server[server].Name))
-	if err != nil {
+// routes returns the destinations in a node's main routing table.
+func (b *real) routes(ctx context.Context, n *topo.Node) (map[string]bool, error) {
+	var routes []kernelRoute
+	if err := askKernel(ctx, b.namespace(n.Name), "route show\n", &routes); err != nil {
 		return nil, err
 	}
-	return &forwarding{
-		check: func(to way, want vector, said *farev1.DestinationWeights) string {
-			for _, src := range b.LoopbacksOf(b.Groups()[to.src]) {
-				if text := table.check(src.Addr(), to.dst, subPortWeights(said)); text != "" {
-					return text
-				}
-			}
-			return b.flow.senders[server].weights.behind(to, want.planes, !b.dead[server].any())
-		},
-		avoids: func(to way, devices []string) string { return table.avoids(b.address(to.src), to.dst, devices) },
-	}, nil
+	there := map[string]bool{}
+	for _, r := range routes {
+		there[r.Dst] = true
+	}
+	return there, nil
 }

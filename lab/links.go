@@ -72,3 +72,15 @@ func (c *cables) Take(buf []daemon.LinkEvent) []daemon.LinkEvent {
 	}
 	return buf
 }
+
+// count returns the number of ends that are up, and the number of ends.
+func (c *cables) count() (up, all int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.events {
+		if c.events[i].Up {
+			up++
+		}
+	}
+	return up, len(c.events)
+}

@@ -13,7 +13,7 @@ import (
 // lines of arithmetic that share nothing with BGP, communities or the daemon's groups, and so can verify them. Weights
 // are between source groups, numbered from 0: servers, or GPUs that own their ports.
 type model struct {
-	*plan
+	*topo.Fabric
 	// By cable: cut means down, lossy means that every packet is dropped silently, drained that its server has drained
 	// it.
 	cut, lossy, drained []bool
@@ -35,34 +35,26 @@ type model struct {
 	told []uint64
 }
 
-func newModel(p *plan) *model {
-	n := len(p.Cables)
-	return &model{plan: p, cut: make([]bool, n), lossy: make([]bool, n), drained: make([]bool, n), silent: make([]bool, n), told: make([]uint64, n),
+func newModel(f *topo.Fabric) *model {
+	n := len(f.Cables)
+	return &model{Fabric: f, cut: make([]bool, n), lossy: make([]bool, n), drained: make([]bool, n), silent: make([]bool, n), told: make([]uint64, n),
 		dark: map[*topo.Node]bool{}, asleep: map[*topo.Node]bool{},
-		dead: make([]parts, p.Servers), waiting: make([]bool, p.Servers), frozen: make([][]vector, len(p.Groups()))}
+		dead: make([]parts, f.Servers), waiting: make([]bool, f.Servers), frozen: make([][]vector, len(f.Groups()))}
 }
 
-// cable is a cable with its expected state.
-type cable struct {
-	*topo.Cable
-	up bool
-}
-
-func (m *model) cable(c *topo.Cable) cable {
-	return cable{c, !m.cut[c.Index] && !m.dark[c.Down.Node] && !m.dark[c.Up.Node]}
+// up reports whether a cable is connected to a node with power at either end.
+func (m *model) up(c *topo.Cable) bool {
+	return !m.cut[c.Index] && !m.dark[c.Down.Node] && !m.dark[c.Up.Node]
 }
 
 // session reports whether a cable's two ends can have a session.
 func (m *model) session(c *topo.Cable) bool {
-	return m.cable(c).up && !m.lossy[c.Index] && !m.asleep[c.Down.Node] && !m.asleep[c.Up.Node]
+	return m.up(c) && !m.lossy[c.Index] && !m.asleep[c.Down.Node] && !m.asleep[c.Up.Node]
 }
 
 // sends reports whether a server uses a cable; announces reports whether its leaf has routes over it.
 func (m *model) sends(c *topo.Cable) bool     { return m.session(c) && !m.drained[c.Index] }
 func (m *model) announces(c *topo.Cable) bool { return m.sends(c) && !m.silent[c.Index] }
-
-// host returns the server of a source group.
-func (p *plan) host(group int) int { return group / p.GroupsEach() }
 
 // lanes returns the rate at which a source group can send to a leaf, in bit/s.
 func (m *model) lanes(group int, leaf *topo.Node) (speed uint64) {
@@ -78,7 +70,7 @@ func (m *model) lanes(group int, leaf *topo.Node) (speed uint64) {
 func (m *model) direct(leaf *topo.Node, group int) (speed uint64) {
 	for _, c := range m.Groups()[group].Cables {
 		if c.Up.Node == leaf && m.announces(c) {
-			if m.Software(leaf) == topo.BIRD && m.absent(m.host(group)) {
+			if m.Software(leaf) == topo.BIRD && m.absent(m.Host(group)) {
 				return m.told[c.Index]
 			}
 			speed += uint64(c.Speed)
@@ -272,4 +264,11 @@ func (m *model) cablesOf(node, name string) ([]*topo.Cable, error) {
 	own := m.At(n)
 	return nil, fmt.Errorf("no plane or sub-port %q: planes are %s to %s, sub-ports %s to %s", name,
 		m.PlaneName(0), m.PlaneName(m.Planes-1), own[0].Down.Device, own[len(own)-1].Down.Device)
+}
+
+func gcd(a, b uint64) uint64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
 }

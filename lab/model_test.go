@@ -20,11 +20,11 @@ func TestModelAndSimulationAgree(t *testing.T) {
 	kinds := map[string]int{}
 	for range 150 {
 		f := different(t, random)
-		p, err := newPlan(Options{Spec: f.Spec, Netns: &Netns{}})
+		p, err := topo.New(f.Spec)
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, s := newModel(p), topo.Simulate(p.Fabric)
+		m, s := newModel(p), topo.Simulate(p)
 		names := p.Single()
 		for range 5 {
 			name := names[random.IntN(len(names))]

@@ -97,13 +97,13 @@ const minSpeed fare.Bandwidth = 1e6 * SpeedScale
 const birdPath = "/usr/sbin/bird"
 
 // Require returns an error that names a missing requirement of a fabric of namespaces on this machine, or nil.
-func (n Netns) Require(o Options) error {
+func (n Netns) Require(s topo.Spec) error {
 	if os.Geteuid() != 0 {
 		return errors.New("a fabric of namespaces needs root")
 	}
-	software := []string{o.Leaf}
-	if o.Spines > 0 {
-		software = append(software, o.Spine)
+	software := []string{s.Leaf}
+	if s.Spines > 0 {
+		software = append(software, s.Spine)
 	}
 	tools := []string{"ip", "tc"}
 	if slices.Contains(software, topo.FRR) {
@@ -124,19 +124,18 @@ func (n Netns) Require(o Options) error {
 type netns struct {
 	*real
 	Netns
-	lock *os.File // lock of dir; nil until start has created dir
-	fail func(error)
+	lock *os.File // lock of dir; nil until build has created dir
 	// Guarded by real.mu:
 	made      []namespace
 	processes map[*topo.Node][]*process
 }
 
-func newNetns(m *model, log *slog.Logger) *netns {
-	return &netns{real: newReal(m, log, m.options.rate()), Netns: *m.options.Netns, processes: map[*topo.Node][]*process{}}
+func newNetns(p *plan, o Netns, log *slog.Logger) *netns {
+	return &netns{real: newReal(p, log), Netns: o, processes: map[*topo.Node][]*process{}}
 }
 
-func (b *netns) start(ctx context.Context, fail func(error)) error {
-	if err := b.Require(b.options); err != nil {
+func (b *netns) build(ctx context.Context, fail func(error)) error {
+	if err := b.Require(b.Spec); err != nil {
 		return err
 	}
 	if b.Binary == "" {
@@ -154,34 +153,32 @@ func (b *netns) start(ctx context.Context, fail func(error)) error {
 	b.prefix = "fared-" + strings.TrimPrefix(filepath.Base(dir), runDir) + "-"
 	nodes := b.leavesFirst()
 	b.Progress(fmt.Sprintf("%d network namespaces, %d cables", len(nodes), len(b.Cables)))
-	if err := b.build(ctx, nodes); err != nil {
-		return err
-	}
-	if err := b.capture(b.dir); err != nil {
-		return err
-	}
+	return b.connect(ctx, nodes)
+}
+
+func (b *netns) start(ctx context.Context) error {
 	b.Progress(fmt.Sprintf("starting %d leaves (%s) and %d servers; logs are in %s", len(b.Leaf), b.Spec.Leaf, b.Servers, b.dir))
-	for _, n := range nodes {
-		if err := b.boot(ctx, n, bothParts); err != nil {
+	for _, n := range b.leavesFirst() {
+		if err := b.boot(ctx, n, allPrograms); err != nil {
 			return err
 		}
 	}
 	if err := b.dial(); err != nil {
 		return err
 	}
-	if err := b.establish(ctx, b.Progress); err != nil {
-		return err
-	}
-	if b.flow, err = startTraffic(ctx, b.real, fail); err != nil {
-		return err
-	}
-	return b.startTransfer(ctx, b.trafficSocket, func(n *topo.Node) error {
-		return b.spawn(n, nameTraffic, b.Binary, append([]string{"--socket", b.socket(n.Name)}, b.nodeArgs(b.trafficSocket(n))...)...)
-	})
+	return b.establish(ctx, b.Progress)
 }
 
-// build creates the namespaces, connects them and gives every device its address and rate.
-func (b *netns) build(ctx context.Context, nodes []*topo.Node) error {
+func (b *netns) trafficSocket(n *topo.Node) string {
+	return filepath.Join(b.dir, n.Name, "traffic.sock")
+}
+
+func (b *netns) startTraffic(n *topo.Node) error {
+	return b.spawn(n, nameTraffic, b.Binary, append([]string{"--socket", b.socket(n.Name)}, b.nodeArgs(b.trafficSocket(n))...)...)
+}
+
+// connect creates the namespaces, connects them and gives every device its address and rate.
+func (b *netns) connect(ctx context.Context, nodes []*topo.Node) error {
 	for _, n := range nodes {
 		if err := os.Mkdir(filepath.Join(b.dir, n.Name), 0o755); err != nil {
 			return err
@@ -211,7 +208,7 @@ const (
 )
 
 // boot starts a node's programs; for fared, only the parts in p.
-func (b *netns) boot(ctx context.Context, n *topo.Node, p parts) error {
+func (b *netns) boot(ctx context.Context, n *topo.Node, p programs) error {
 	dir := filepath.Join(b.dir, n.Name)
 	for _, f := range b.Files(n, b.site) {
 		if err := os.WriteFile(filepath.Join(dir, f.Name), []byte(f.Text), 0o644); err != nil {
@@ -239,7 +236,7 @@ func (b *netns) boot(ctx context.Context, n *topo.Node, p parts) error {
 	return b.spawn(n, nameFared, b.Binary, command, "--config", filepath.Join(dir, topo.ConfigFile))
 }
 
-func (b *netns) crash(server int, p parts) error {
+func (b *netns) crash(server int, p programs) error {
 	if p.fared {
 		b.died(server, true)
 	}
@@ -271,7 +268,7 @@ func (b *netns) kill(n *topo.Node, chosen func(*process) bool) {
 	}
 }
 
-func (b *netns) revive(server int, p parts) error {
+func (b *netns) revive(server int, p programs) error {
 	if err := b.boot(context.Background(), b.Server[server], p); err != nil {
 		return err
 	}
@@ -302,12 +299,10 @@ func (b *netns) spawn(n *topo.Node, name, program string, args ...string) error 
 func (b *netns) power(ctx context.Context, n *topo.Node, on bool) error {
 	switch {
 	case on && n.Kind == topo.KindServer:
-		b.flow.mute(n.Index, false)
-		return b.revive(n.Index, bothParts)
+		return b.revive(n.Index, allPrograms)
 	case on:
-		return b.boot(ctx, n, bothParts)
+		return b.boot(ctx, n, allPrograms)
 	case n.Kind == topo.KindServer:
-		b.flow.mute(n.Index, true)
 		b.died(n.Index, true)
 	}
 	b.kill(n, func(*process) bool { return true })
@@ -350,7 +345,7 @@ const patience = 3 * time.Second
 
 // release ends this process's part in the fabric. The fabric's processes continue, and their end is no longer an error.
 func (b *netns) release() {
-	b.quiet()
+	b.hangUp()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, all := range b.processes {

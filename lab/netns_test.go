@@ -178,7 +178,7 @@ func TestNetnsDefaults(t *testing.T) {
 			o.Leaf, o.Quick = leaf, false
 			f := fabric(t, o) // it is up once every session has received End-of-RIB
 			for _, n := range f.Server {
-				file := f.Files(n, f.site)[0].Text
+				file := f.Files(n, f.plan.site)[0].Text
 				for _, key := range []string{"restart_time", "deadline", "drain_delay", "connect_retry", "hold_time"} {
 					if strings.Contains(file, key) {
 						t.Errorf("%s sets %s:\n%s", n.Name, key, file)
@@ -342,7 +342,7 @@ func TestPacketsAreTheJudge(t *testing.T) {
 	if results, ok := play(t, f, script(t, "step it is mended\n")); !ok {
 		t.Errorf("%q", results[0].Wrong)
 	}
-	o := b.flow.senders[0]
+	o := f.flow.senders[0]
 	scale := func(of func(f flow) int64) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -363,6 +363,16 @@ func TestPacketsAreTheJudge(t *testing.T) {
 	results, ok = play(t, f, script(t, "step a server that sends by other shares of planes\n"))
 	if r := results[0]; ok || len(r.Wrong) != 6 || !strings.Contains(r.Wrong[4], "packets took p0, the weights 1:1 give ") {
 		t.Errorf("%q, %+v", r.Wrong, r.Traffic)
+	}
+	// A display shows the kernel's links, and not the links that the model expects.
+	if up, all := f.light(f.Leaf[1]); up != all || all != 4 {
+		t.Errorf("%d of %d cables are up", up, all)
+	}
+	if err := leaf.batch(t.Context(), "ip", []string{"link set dev s1.0 down"}); err != nil {
+		t.Fatal(err)
+	}
+	if up, all := f.light(f.Leaf[1]); up != all-1 || !f.up(f.At(f.Leaf[1])[0]) {
+		t.Errorf("with a device down, %d of %d cables are up", up, all)
 	}
 }
 
@@ -390,15 +400,19 @@ func TestKernelIsRead(t *testing.T) {
 	buckets.add(11, 3)
 	table := newKernelTable(rules, routes, nexthops, buckets)
 	one := netip.MustParseAddr("10.255.0.1")
+	check := func(src, dst netip.Addr, weights map[string]uint64) string {
+		r := table.toward(src, dst)
+		return checkBuckets(r.err == nil, r.nexthop, r.devices, weights)
+	}
 	for _, src := range []string{"10.255.0.9", "10.255.7.4"} {
 		from := netip.MustParseAddr(src)
-		if got := table.check(from, netip.MustParseAddr("10.255.0.2"), map[string]uint64{"p1.0": 1}); got != "" {
+		if got := check(from, netip.MustParseAddr("10.255.0.2"), map[string]uint64{"p1.0": 1}); got != "" {
 			t.Errorf("from %s: %q", src, got)
 		}
-		if got, want := table.avoids(from, netip.MustParseAddr("10.255.0.2"), []string{"p1.0"}), "the kernel gives p1.0 1 buckets, but its link is down"; got != want {
+		if got, want := checkAvoided(table.toward(from, netip.MustParseAddr("10.255.0.2")).devices, []string{"p1.0"}), "the kernel gives p1.0 1 buckets, but its link is down"; got != want {
 			t.Errorf("from %s: %q", src, got)
 		}
-		if got := table.check(from, netip.MustParseAddr("10.255.0.3"), map[string]uint64{"p0.0": 6, "p1.0": 4}); got != "" {
+		if got := check(from, netip.MustParseAddr("10.255.0.3"), map[string]uint64{"p0.0": 6, "p1.0": 4}); got != "" {
 			t.Errorf("from %s, blocked for others: %q", src, got)
 		}
 	}
@@ -420,7 +434,7 @@ func TestKernelIsRead(t *testing.T) {
 		{"10.255.0.3", map[string]uint64{"p0.0": 1}, "the kernel has no route"},
 		{"10.255.0.5", map[string]uint64{"p0.0": 1}, "the kernel's nexthop 1 is not a resilient group"},
 	} {
-		if got := table.check(one, netip.MustParseAddr(test.dst), test.weights); got != test.want {
+		if got := check(one, netip.MustParseAddr(test.dst), test.weights); got != test.want {
 			t.Errorf("%s by %v: %q, want %q", test.dst, test.weights, got, test.want)
 		}
 	}

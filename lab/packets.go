@@ -63,9 +63,7 @@ func (f *Fabric) watchPackets(ctx context.Context, t *traffic, w watched) (*Traf
 	if t.rate == 0 {
 		return nil, nil
 	}
-	if t.ready != nil {
-		t.ready(ctx)
-	}
+	f.leavesForward(ctx)
 	change := t.roll()
 	if w.judge {
 		if sleep(ctx, max(steadyAtLeast, min(steadyPackets*t.gap(), steadyAtMost))) != nil {
@@ -202,21 +200,6 @@ func (t *traffic) counts(n *tally, src, dst int) []uint64 {
 	return counts
 }
 
-// fractions divides weights by their sum.
-func fractions(weights []uint32) []float64 {
-	out := make([]float64, len(weights))
-	var all float64
-	for _, w := range weights {
-		all += float64(w)
-	}
-	for p, w := range weights {
-		if all > 0 {
-			out[p] = float64(w) / all
-		}
-	}
-	return out
-}
-
 // judge returns the faults in packets of a time without change: none may be lost, none may leave by a sub-port that
 // does not serve its source, and every plane and every sub-port must carry its part, within the tolerance of slots that
 // take turns.
@@ -251,7 +234,7 @@ func (f *Fabric) judge(t *traffic, n *tally) []string {
 // judgePair checks the packets between two source groups by plane and by sub-port.
 func (f *Fabric) judgePair(t *traffic, name string, src int, want vector, counts []uint64, sent float64) (wrong []string) {
 	from := f.Groups()[src]
-	inPlane, inLane := t.senders[f.host(src)].slack(from)
+	inPlane, inLane := t.senders[f.Host(src)].slack(from)
 	planes := make([]uint64, f.Planes)
 	for i, k := range counts {
 		c := from.Cables[i]

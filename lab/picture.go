@@ -53,27 +53,18 @@ func (f *Fabric) Picture(step *Step) Picture {
 		show.Leaf = strings.Join(names, ",")
 		p.Planes = append(p.Planes, show)
 	}
-	if t := f.packets(); t != nil {
-		t.picture(&p, src, dst)
+	if f.flow != nil {
+		p.Packets = f.flow.rate > 0
+		for plane, r := range f.flow.rates(src, dst) {
+			p.Planes[plane].Rate, p.Planes[plane].Share = r.packets, r.share
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), pictureTimeout)
 	defer cancel()
-	resp, err := f.api(f.Server[f.host(src)]).GetWeights(ctx,
-		&farev1.GetWeightsRequest{Destination: f.address(dst).String(), Sources: []string{f.address(src).String()}})
+	resp, err := f.api(f.Server[f.Host(src)]).GetWeights(ctx,
+		&farev1.GetWeightsRequest{Destination: f.Address(dst).String(), Sources: []string{f.Address(src).String()}})
 	if err == nil && len(resp.Weights) == 1 {
 		p.Weights = resp.Weights[0]
 	}
 	return p
-}
-
-// count returns the number of ends that are up, and the number of ends.
-func (c *cables) count() (up, all int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i := range c.events {
-		if c.events[i].Up {
-			up++
-		}
-	}
-	return up, len(c.events)
 }

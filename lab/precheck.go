@@ -4,7 +4,7 @@ import "github.com/fared/fared/topo"
 
 // Resolve returns the description of a lab's fabric with the defaults of that kind of lab.
 func Resolve(o Options) (topo.Spec, error) {
-	p, err := newPlan(o)
+	p, _, err := newPlan(o)
 	if err != nil {
 		return topo.Spec{}, err
 	}
@@ -14,9 +14,9 @@ func Resolve(o Options) (topo.Spec, error) {
 // Check returns an error if a scenario names objects that a fabric of this size does not have, without starting one.
 // The error has a line for each.
 func Check(o Options, s *Scenario) error {
-	p, err := newPlan(o)
+	p, o, err := newPlan(o)
 	if err != nil {
 		return err
 	}
-	return (&Fabric{model: newModel(p)}).Check(s)
+	return (&Fabric{model: newModel(p.Fabric), options: o}).Check(s)
 }

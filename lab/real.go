@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/rtnl"
 	"github.com/fared/fared/topo"
 )
 
@@ -25,26 +26,16 @@ const SpeedScale = topo.LabSpeedScale
 // real is the common part of fabrics whose nodes have network namespaces and separate processes, created by the lab or
 // by containerlab.
 type real struct {
-	*model
+	*plan
 	log     *slog.Logger
-	rate    int // packets per second of each server
-	flow    *traffic
-	moving  *transfer              // nil without queue pairs
+	fail    func(error)
 	clients map[*topo.Node]*client // clients of the nodes that run fared
 	conns   []*grpc.ClientConn
-	// captures are the running captures.
-	captures []*process
-
-	mu  sync.Mutex         // guards the fields below
-	lit map[*topo.Node]int // number of a leaf's cables that are up
+	mu      sync.Mutex // guards the records of processes
 }
 
-func newReal(m *model, log *slog.Logger, rate int) *real {
-	b := &real{model: m, log: log, rate: rate, clients: map[*topo.Node]*client{}, lit: map[*topo.Node]int{}}
-	for _, n := range m.Leaf {
-		b.lit[n] = len(m.At(n))
-	}
-	return b
+func newReal(p *plan, log *slog.Logger) *real {
+	return &real{plan: p, log: log, clients: map[*topo.Node]*client{}}
 }
 
 // namespace returns a node's network namespace.
@@ -147,23 +138,31 @@ func (b *real) cables(ctx context.Context, set []cable) error {
 	for n, batch := range lines {
 		errs = append(errs, b.namespace(n.Name).batch(ctx, "ip", batch))
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, n := range b.Leaf {
-		b.lit[n] = 0
-		for _, c := range b.At(n) {
-			if b.cable(c).up {
-				b.lit[n]++
-			}
-		}
-	}
 	return errors.Join(errs...)
 }
 
+// light reads the leaf's kernel. A leaf whose kernel cannot be read has no device that is up.
 func (b *real) light(leaf *topo.Node) (up, all int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.lit[leaf], len(b.At(leaf))
+	ports := b.At(leaf)
+	var links []rtnl.Link
+	if err := b.namespace(leaf.Name).do(func() error {
+		conn, err := rtnl.Dial()
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		links, err = conn.Links()
+		return err
+	}); err != nil {
+		return 0, len(ports)
+	}
+	for _, c := range ports {
+		here, _ := c.At(leaf)
+		if slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Name == here.Device && l.Usable() }) {
+			up++
+		}
+	}
+	return up, len(ports)
 }
 
 // lose makes the upper end of a cable drop all packets in both directions, by a filter of one instruction: return
@@ -179,20 +178,11 @@ func (b *real) lose(ctx context.Context, c *topo.Cable, on bool) error {
 	return b.namespace(c.Up.Node.Name).batch(ctx, "tc", lines)
 }
 
-func (b *real) packets() *traffic   { return b.flow }
-func (b *real) transfer() *transfer { return b.moving }
+// slotsMoved returns 0: the daemons run in other processes.
+func (b *real) slotsMoved() uint64 { return 0 }
 
-func (b *real) slotsMoved() uint64 { return b.flow.moved.Load() }
-
-// quiet stops this process's own activity in the fabric.
-func (b *real) quiet() {
-	b.endCaptures()
-	if b.flow != nil {
-		b.flow.close()
-	}
-	if b.moving != nil {
-		b.moving.close()
-	}
+// hangUp closes the connections to the daemons.
+func (b *real) hangUp() {
 	for _, c := range b.conns {
 		c.Close()
 	}
@@ -254,4 +244,32 @@ func (c *client) ListPlanes(ctx context.Context, r *farev1.ListPlanesRequest) (*
 
 func (c *client) ListSessions(ctx context.Context, r *farev1.ListSessionsRequest) (*farev1.ListSessionsResponse, error) {
 	return ask(ctx, c, c.fabric.ListSessions, r)
+}
+
+// follow applies a subscription again after each crash by faults: the subscriber keeps the last weights until it
+// receives new ones, as queue pairs do.
+func (c *client) follow(ctx context.Context, r *farev1.WatchWeightsRequest, take func(*farev1.WatchWeightsResponse) error) error {
+	for {
+		crashes := c.crashes.Load()
+		if err := c.watch(ctx, r, take); c.crashes.Load() == crashes {
+			return err
+		}
+	}
+}
+
+// watch calls take with every message of WatchWeights until the stream ends.
+func (c *client) watch(ctx context.Context, r *farev1.WatchWeightsRequest, take func(*farev1.WatchWeightsResponse) error) error {
+	stream, err := c.weights.WatchWeights(ctx, r)
+	if err != nil {
+		return err
+	}
+	for {
+		message, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if err := take(message); err != nil {
+			return err
+		}
+	}
 }

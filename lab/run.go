@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,14 +20,22 @@ import (
 type Fabric struct {
 	*model
 	backend
-	alive  context.Context // until Close, or until a node exits by itself
-	cancel context.CancelFunc
-	closed sync.Once
-	ended  error // result of Close
+	plan      *plan
+	options   Options
+	hosts     hosts       // nil in one process
+	captures  captures    // while packets are recorded
+	flow      *traffic    // nil in one process
+	transfer  *transfer   // nil without queue pairs
+	followers []*follower // one per server; nil if weights are not followed
+	following sync.WaitGroup
+	alive     context.Context // until Close, or until a node exits by itself
+	cancel    context.CancelFunc
+	closed    sync.Once
+	ended     error // result of Close
 	// note is called when weights may have changed, during a step.
 	note func()
 	// said holds the rows of each server's daemon from its last correct state with both processes alive.
-	said   []map[way]*farev1.DestinationWeights
+	said   []map[topo.Way]*row
 	mu     sync.Mutex
 	failed error // error of a node that exited by itself
 	wrong  bool  // an expectation was not met
@@ -72,21 +82,23 @@ func (p *plan) startTimeout() time.Duration {
 
 // Start builds the fabric and waits until every pair has its weights.
 func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err error) {
-	p, err := newPlan(o)
+	p, o, err := newPlan(o)
 	if err != nil {
 		return nil, err
 	}
-	f := &Fabric{model: newModel(p), said: make([]map[way]*farev1.DestinationWeights, p.Servers)}
+	f := &Fabric{model: newModel(p.Fabric), plan: p, options: o, said: make([]map[topo.Way]*row, p.Servers)}
 	switch {
 	case o.Netns != nil:
-		f.backend = newNetns(f.model, log)
+		b := newNetns(p, *o.Netns, log)
+		f.backend, f.hosts = b, b
 	case o.Containerlab != nil:
-		f.backend = newContainers(f.model, log)
+		b := newContainers(p, *o.Containerlab, log)
+		f.backend, f.hosts = b, b
 	default:
 		if p.site.Port, err = freePort(); err != nil {
 			return nil, err
 		}
-		f.backend = &inProcess{model: f.model, log: log}
+		f.backend = &inProcess{plan: p, log: log}
 	}
 	inner, cancel := context.WithCancel(ctx)
 	f.alive, f.cancel = inner, cancel
@@ -99,18 +111,84 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err err
 			err = errors.Join(err, f.giveUp(ctx.Err() == nil))
 		}
 	}()
-	if err := f.start(inner, f.fail); err != nil {
+	if err := f.raise(inner, log); err != nil {
 		return nil, err
 	}
-	limit := f.startTimeout()
+	limit := p.startTimeout()
 	if wrong := f.settleTelling(inner, limit, o.Progress); len(wrong) > 0 {
 		return nil, fmt.Errorf("the fabric is not ready after %v: %d of %d nodes are not in the expected state: %s", limit, len(wrong), len(f.Nodes()), wrong[0])
 	}
-	if t := f.packets(); t != nil {
-		t.roll() // packets sent until now belong to no step
+	if f.flow != nil {
+		f.flow.roll() // packets sent until now belong to no step
 	}
 	up = true
 	return f, nil
+}
+
+// raise starts the nodes, and then the probes: captures before any packet, senders and counters once sessions are
+// established.
+func (f *Fabric) raise(ctx context.Context, log *slog.Logger) (err error) {
+	if err := f.build(ctx, f.fail); err != nil {
+		return err
+	}
+	if f.hosts == nil {
+		return errors.Join(f.start(ctx), f.followAll(ctx))
+	}
+	carried := f.options.Transport != ""
+	if f.captures, err = startCaptures(f.hosts, slices.Concat(f.Leaf, f.Spine), carried, f.logs(), log); err != nil {
+		return err
+	}
+	if err := f.start(ctx); err != nil {
+		return err
+	}
+	c := trafficConfig{Fabric: f.Fabric, hosts: f.hosts, api: f.api, rate: f.options.rate(), carried: carried}
+	if f.flow, err = startTraffic(ctx, c, f.fail); err != nil {
+		return err
+	}
+	for _, o := range f.flow.senders {
+		f.followers = append(f.followers, o.weights)
+	}
+	if carried {
+		f.transfer, err = startTransfer(ctx, f.Fabric, f.hosts)
+	}
+	return err
+}
+
+// followAll subscribes to the weights of every daemon in this process, if timelines are on.
+func (f *Fabric) followAll(ctx context.Context) error {
+	if !f.options.Timeline {
+		return nil
+	}
+	for _, n := range f.Server {
+		w := newFollower(f.Fabric, n.Index)
+		f.followers = append(f.followers, w)
+		f.following.Go(func() {
+			if err := w.watch(ctx, f.api(n)); err != nil && ctx.Err() == nil {
+				f.fail(fmt.Errorf("weights of %s: %w", n.Name, err))
+			}
+		})
+	}
+	return nil
+}
+
+// quiet stops the probes.
+func (f *Fabric) quiet() {
+	f.captures.close()
+	if f.flow != nil {
+		f.flow.close()
+	}
+	if f.transfer != nil {
+		f.transfer.close()
+	}
+	f.following.Wait()
+}
+
+// moves returns the number of slots that have left their place since the start, over all servers.
+func (f *Fabric) moves() uint64 {
+	if f.flow != nil {
+		return f.flow.moved.Load()
+	}
+	return f.slotsMoved()
 }
 
 // giveUp closes a fabric that did not start.
@@ -136,6 +214,7 @@ func (f *Fabric) fail(err error) {
 func (f *Fabric) Close() error {
 	f.closed.Do(func() {
 		f.cancel()
+		f.quiet()
 		err := f.close(f.bad())
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -149,6 +228,7 @@ func (f *Fabric) Close() error {
 func (f *Fabric) Leave() (lines []string, err error) {
 	f.closed.Do(func() {
 		f.cancel()
+		f.quiet()
 		lines, f.ended = f.leave()
 	})
 	return lines, f.ended
@@ -303,9 +383,9 @@ func (f *Fabric) setCut(ctx context.Context, set []*topo.Cable, cut bool) error 
 func (f *Fabric) wire(ctx context.Context, set []*topo.Cable) error {
 	states := make([]cable, len(set))
 	for i, c := range set {
-		states[i] = f.cable(c)
+		states[i] = cable{c, f.up(c)}
 	}
-	f.darkened(states)
+	f.darkened(set)
 	if f.note != nil { // a change that an action makes and reverts counts too
 		f.note()
 	}
@@ -391,10 +471,14 @@ func (f *Fabric) resolvePower(off bool, args []string) (func(ctx context.Context
 		f.dark[n] = off
 		if off {
 			f.crashed(server, bothParts)
-			return errors.Join(f.wire(ctx, f.At(n)), f.power(ctx, n, false))
+			err := f.wire(ctx, f.At(n))
+			f.flow.mute(server, true)
+			return errors.Join(err, f.power(ctx, n, false))
 		}
 		f.revived(server, bothParts)
-		return errors.Join(f.wire(ctx, f.At(n)), f.power(ctx, n, true))
+		err := f.wire(ctx, f.At(n))
+		f.flow.mute(server, false)
+		return errors.Join(err, f.power(ctx, n, true))
 	}, nil
 }
 
@@ -495,6 +579,25 @@ func (f *Fabric) Run(ctx context.Context, s *Scenario, each func(Result)) (bool,
 	return all, nil
 }
 
+// beginTransfer starts a step's transfer. It returns nil without queue pairs, or if a pair is unreachable.
+func (f *Fabric) beginTransfer(ctx context.Context) *flight {
+	if f.transfer == nil || f.severed() {
+		return nil
+	}
+	return f.transfer.begin(ctx)
+}
+
+// allowed returns the rate that the cables allow all pairs together, bit/s, or 0 if cables are not shaped.
+func (f *Fabric) allowed() uint64 {
+	if f.transfer == nil || f.plan.site.Speeds != "tbf" {
+		return 0
+	}
+	return uint64(math.Round(f.allows() / SpeedScale))
+}
+
+// pairs returns the number of pairs of GPUs on different servers.
+func (f *Fabric) pairs() int { n := f.Servers * f.GPUs; return n * (f.Servers - 1) * f.GPUs }
+
 // shown returns the source group that represents a name in a step: the first one of a server.
 func (f *Fabric) shown(name string) int {
 	found, err := f.groups(name)
@@ -505,13 +608,13 @@ func (f *Fabric) shown(name string) int {
 }
 
 func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, error) {
-	before := f.slotsMoved()
+	before := f.moves()
 	changes := newChanges(f.model)
 	f.note = changes.note
-	t := f.packets()
+	t := f.flow
 	var idle *tally
 	var events []Event
-	x := f.transfer().begin(ctx)
+	x := f.beginTransfer(ctx)
 	defer func() { x.abandon() }()
 	start := time.Now() // no packet of the next tally is sent before
 	if t != nil {
@@ -535,7 +638,7 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 	took := time.Since(start)
 	r := Result{
 		Scenario: s.Name, Step: step.Text, Source: f.subst(step.Source), Destination: f.subst(step.Destination),
-		ElapsedNS: took.Nanoseconds(), Pairs: f.pairs(), SlotsMoved: f.slotsMoved() - before, Wrong: wrong,
+		ElapsedNS: took.Nanoseconds(), Pairs: f.pairs(), SlotsMoved: f.moves() - before, Wrong: wrong,
 	}
 	if step.Source == "" {
 		r.Source, r.Destination = f.Server[0].Name, f.Server[1].Name
@@ -559,9 +662,9 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 		r.Wrong = append(r.Wrong, wrong...)
 	}
 	if x == nil { // a server could not reach another, which may have changed
-		x = f.transfer().begin(ctx)
+		x = f.beginTransfer(ctx)
 	}
-	moved, failures := x.end(start)
+	moved, failures := x.end(start, f.severed(), f.allowed())
 	r.Transfer, r.Wrong = moved, append(r.Wrong, failures...)
 	if f.options.Timeline {
 		f.timeline(&r, start, events)

@@ -3,15 +3,13 @@ package lab
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/topo"
 )
 
 // The kinds of Event, in their causal order.
@@ -48,10 +46,10 @@ type Event struct {
 
 // follower receives the weights of a server's daemon (WatchWeights) and records their changes.
 type follower struct {
-	plan   *plan
+	fabric *topo.Fabric
 	server int
 	mu     sync.Mutex // guards the fields below
-	toward map[way]*heard
+	toward map[topo.Way]*heard
 }
 
 // heard is a follower's state of a destination.
@@ -63,8 +61,8 @@ type heard struct {
 	changed, effective, adopted time.Time
 }
 
-func newFollower(p *plan, server int) *follower {
-	return &follower{plan: p, server: server, toward: map[way]*heard{}}
+func newFollower(f *topo.Fabric, server int) *follower {
+	return &follower{fabric: f, server: server, toward: map[topo.Way]*heard{}}
 }
 
 // forget discards everything, for a daemon that restarts.
@@ -76,7 +74,7 @@ func (w *follower) forget() {
 
 // note records the daemon's row for a way. at is the time of receipt, adopted the time at which the row changed the
 // sending slots, zero if it did not.
-func (w *follower) note(to way, d *farev1.DestinationWeights, at, adopted time.Time) {
+func (w *follower) note(to topo.Way, d *farev1.DestinationWeights, at, adopted time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	h := w.toward[to]
@@ -84,7 +82,7 @@ func (w *follower) note(to way, d *farev1.DestinationWeights, at, adopted time.T
 		h = &heard{}
 		w.toward[to] = h
 	}
-	weights := w.plan.planeWeights(d)
+	weights := planeWeights(w.fabric, d)
 	h.inEffect = d.Reachable
 	for _, p := range d.Planes {
 		h.inEffect = h.inEffect && p.InEffect
@@ -101,7 +99,7 @@ func (w *follower) note(to way, d *farev1.DestinationWeights, at, adopted time.T
 }
 
 // heard returns the state of a way, or the zero value if there is none.
-func (w *follower) heard(to way) heard {
+func (w *follower) heard(to topo.Way) heard {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if h := w.toward[to]; h != nil {
@@ -110,53 +108,19 @@ func (w *follower) heard(to way) heard {
 	return heard{}
 }
 
-// behind returns a description of the first expected weights that a server's daemon has not yet reported, or "". With
-// inEffect they must also be reported as in effect.
-func (w *follower) behind(to way, want []uint32, inEffect bool) string {
-	h := w.heard(to)
-	positive := func(w uint32) bool { return w > 0 }
-	reachable := slices.ContainsFunc(want, positive)
-	switch {
-	case reachable && !slices.Equal(h.weights, want), !reachable && slices.ContainsFunc(h.weights, positive):
-		return fmt.Sprintf("WatchWeights reports the weights %q, want %s", Ratio(h.weights), Ratio(want))
-	case reachable && inEffect && !h.inEffect:
-		return fmt.Sprintf("WatchWeights does not report the weights %s as in effect", Ratio(want))
-	}
-	return ""
-}
-
-// weightStream is the stream of WatchWeights from a daemon in this process.
-type weightStream struct {
-	grpc.ServerStream // WatchWeights uses only the methods below
-	ctx               context.Context
-	take              func(*farev1.WatchWeightsResponse) error
-}
-
-func (s *weightStream) Context() context.Context                  { return s.ctx }
-func (s *weightStream) Send(m *farev1.WatchWeightsResponse) error { return s.take(m) }
-
-// watch follows a daemon in this process until ctx or the daemon ends.
-func (w *follower) watch(ctx context.Context, service farev1.WeightServiceServer) error {
-	take := func(m *farev1.WatchWeightsResponse) error {
+// watch follows a server's daemon until ctx or the daemon ends.
+func (w *follower) watch(ctx context.Context, daemon api) error {
+	request := &farev1.WatchWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}}
+	return daemon.follow(ctx, request, func(m *farev1.WatchWeightsResponse) error {
 		at := time.Now()
 		return eachRow(m, func(d *farev1.DestinationWeights) error {
-			ways, err := w.plan.waysOf(w.server, d)
+			ways, err := waysOf(w.fabric, w.server, d)
 			for _, to := range ways {
 				w.note(to, d, at, time.Time{})
 			}
 			return err
 		})
-	}
-	request := &farev1.WatchWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}}
-	return service.WatchWeights(request, &weightStream{ctx: ctx, take: take})
-}
-
-func (b *real) followers() []*follower {
-	all := make([]*follower, b.Servers)
-	for s, o := range b.flow.senders {
-		all[s] = o.weights
-	}
-	return all
+	})
 }
 
 // eachRow calls f for every row of a message, and with a row without planes for every removed one.
@@ -199,12 +163,12 @@ func (f *Fabric) timeline(r *Result, start time.Time, events []Event) {
 			events = append(events, Event{at.Sub(start).Nanoseconds(), event, f.Server[server].Name, detail})
 		}
 	}
-	t := f.packets()
-	for src, w := range f.followers() {
+	t := f.flow
+	for src, w := range f.followers {
 		var weights, adopted, effective, left moment
 		moved := map[int]bool{} // by source group of the destination
 		for way := range f.toward(src) {
-			h, to := w.heard(way.way), "toward "+f.Groups()[way.group].Name
+			h, to := w.heard(way.Way), "toward "+f.Groups()[way.group].Name
 			moved[way.group] = moved[way.group] || !h.adopted.Before(start)
 			weights.later(h.changed, Ratio(h.weights)+" "+to)
 			adopted.later(h.adopted, to)
@@ -228,7 +192,7 @@ func (f *Fabric) timeline(r *Result, start time.Time, events []Event) {
 		o := r.Traffic.outage
 		lost := func(event string, at lane, sent int64) {
 			src, dst := t.ends(at.pair)
-			add(t.epoch.Add(time.Duration(sent)), event, f.host(src), f.PlaneName(at.plane)+" toward "+f.Groups()[dst].Name)
+			add(t.epoch.Add(time.Duration(sent)), event, f.Host(src), f.PlaneName(at.plane)+" toward "+f.Groups()[dst].Name)
 		}
 		lost(EventFirstLost, o.first, o.firstSent)
 		lost(EventLastLost, o.last, o.lastSent)

@@ -24,15 +24,19 @@ func said(inEffect bool, weights ...uint32) *farev1.DestinationWeights {
 // TestFollower verifies that only a change of weights counts as a change, that the first report of a state in effect
 // counts, and that an unknown destination is behind.
 func TestFollower(t *testing.T) {
-	dst := way{0, netip.MustParseAddr("10.255.0.2")}
+	dst := topo.Way{Source: 0, Destination: netip.MustParseAddr("10.255.0.2")}
 	at := func(n int) time.Time {
 		if n == 0 {
 			return time.Time{}
 		}
 		return time.Unix(int64(n), 0)
 	}
-	w := newFollower(transferModel(t, topo.Spec{Planes: 2, Servers: 2}).plan, 0)
-	if got := w.behind(dst, []uint32{1, 1}, false); got != `WatchWeights reports the weights "", want 1:1` {
+	w := newFollower(transferModel(t, topo.Spec{Planes: 2, Servers: 2}).Fabric, 0)
+	behind := func(want []uint32, inEffect bool) string {
+		h := w.heard(dst)
+		return checkFollowed(h.weights, h.inEffect, want, inEffect)
+	}
+	if got := behind([]uint32{1, 1}, false); got != `WatchWeights reports the weights "", want 1:1` {
 		t.Error(got)
 	}
 	for i, step := range []struct {
@@ -60,7 +64,7 @@ func TestFollower(t *testing.T) {
 		if h := w.heard(dst); !h.changed.Equal(at(step.changed)) || !h.effective.Equal(at(step.effective)) || !h.adopted.Equal(at(step.adopted)) {
 			t.Errorf("message %d: changed at %v, in effect at %v, adopted at %v", i+1, h.changed, h.effective, h.adopted)
 		}
-		if got := w.behind(dst, step.want, true); got != step.behind {
+		if got := behind(step.want, true); got != step.behind {
 			t.Errorf("message %d: %q, want %q", i+1, got, step.behind)
 		}
 	}
@@ -166,7 +170,7 @@ func TestNetnsTimeline(t *testing.T) {
 	t.Logf("%+v\n%+v", r.Timeline, p)
 
 	// The tallies before the open one: the steady time, and the time of change.
-	flow := f.packets()
+	flow := f.flow
 	var missed uint64
 	for back := range uint32(2) {
 		n, known := flow.all.Load(flow.now.number - 1 - back)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/topo"
 )
 
 // rocePort is the destination port of the traffic: RoCEv2's, which the data plane steers.
@@ -34,11 +35,10 @@ const (
 // count the packets that arrive. A witness on each leaf counts the packets from servers by cable, so that each packet's
 // sub-port is known.
 type traffic struct {
-	*plan
+	*topo.Fabric
 	loopbacks int // number of loopbacks in the fabric
 	lanes     int // the maximum number of cables of a source group
 	rate      int
-	ready     func(context.Context) // waits for state that weights do not cover, before packets are judged; nil disables the wait
 	cancel    context.CancelFunc
 	done      sync.WaitGroup
 	closers   []func() error
@@ -155,21 +155,29 @@ func (t *traffic) pair(src, srcGPU, dst, dstGPU int) int {
 	return (src*t.GPUs+srcGPU)*t.loopbacks + dst*t.GPUs + dstGPU
 }
 
+// trafficConfig describes a fabric's packet traffic.
+type trafficConfig struct {
+	*topo.Fabric
+	hosts   hosts
+	api     func(*topo.Node) api
+	rate    int  // packets per second of each server
+	carried bool // queue pairs send
+}
+
 // startTraffic subscribes to every server's weights and starts sending by them.
-func startTraffic(ctx context.Context, b *real, fail func(error)) (*traffic, error) {
+func startTraffic(ctx context.Context, c trafficConfig, fail func(error)) (*traffic, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &traffic{plan: b.plan, loopbacks: b.Servers * b.GPUs, rate: b.rate, carried: b.options.Transport != "", cancel: cancel, epoch: time.Now()}
-	for _, g := range b.Groups() {
+	t := &traffic{Fabric: c.Fabric, loopbacks: c.Servers * c.GPUs, rate: c.rate, carried: c.carried, cancel: cancel, epoch: time.Now()}
+	for _, g := range c.Groups() {
 		t.lanes = max(t.lanes, len(g.Cables))
 	}
-	t.ready = b.leavesForward
 	t.now = t.newTally(0)
 	for s := range t.Servers { // receivers use all of them
-		t.senders = append(t.senders, newSender(t, s, b.namespace(t.Server[s].Name)))
+		t.senders = append(t.senders, newSender(t, s, c.hosts.namespace(t.Server[s].Name)))
 	}
 	ends := func() error {
 		for _, leaf := range t.Leaf {
-			w, err := newWitness(b.namespace(leaf.Name), t.serverCables(leaf))
+			w, err := newWitness(c.hosts.namespace(leaf.Name), serverCables(t.Fabric, leaf))
 			if err != nil {
 				return fmt.Errorf("watch packets on %s: %w", leaf.Name, err)
 			}
@@ -178,7 +186,7 @@ func startTraffic(ctx context.Context, b *real, fail func(error)) (*traffic, err
 		}
 		for s := range t.Servers {
 			for g := range t.GPUs {
-				conn, err := listenUDP(b.namespace(t.Server[s].Name), netip.AddrPortFrom(t.Loopback(s, g).Addr(), rocePort))
+				conn, err := listenUDP(c.hosts.namespace(t.Server[s].Name), netip.AddrPortFrom(t.Loopback(s, g).Addr(), rocePort))
 				if err != nil {
 					return fmt.Errorf("receive on %s: %w", t.Server[s].Name, err)
 				}
@@ -190,7 +198,7 @@ func startTraffic(ctx context.Context, b *real, fail func(error)) (*traffic, err
 	}
 	open := func() error {
 		var err error
-		if t.gauge, err = newGauge(b); err != nil { // before the witnesses, which count in it
+		if t.gauge, err = newGauge(c.Fabric, c.hosts); err != nil { // before the witnesses, which count in it
 			return err
 		}
 		if !t.carried {
@@ -201,7 +209,7 @@ func startTraffic(ctx context.Context, b *real, fail func(error)) (*traffic, err
 		t.closers = append(t.closers, t.gauge.close)
 		t.spawn(ctx, fail, "gauge", func() error { return t.gauge.run(ctx, t) })
 		for s, o := range t.senders {
-			t.spawn(ctx, fail, "subscription to "+o.name, func() error { return o.follow(ctx, b.clients[b.Server[s]]) })
+			t.spawn(ctx, fail, "subscription to "+o.name, func() error { return o.follow(ctx, c.api(c.Server[s])) })
 			t.spawn(ctx, fail, "sender of "+o.name, func() error { return o.send(ctx) })
 		}
 		return nil
@@ -234,7 +242,7 @@ func (t *traffic) mute(server int, on bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.muted = on
-	o.outlets, o.order, o.slots = map[int]*outlet{}, nil, map[way][]string{}
+	o.outlets, o.order, o.slots = map[int]*outlet{}, nil, map[topo.Way][]string{}
 	o.weights.forget()
 }
 
@@ -298,7 +306,7 @@ func (t *traffic) receive(conn *net.UDPConn) error {
 			continue
 		}
 		src, _ := t.ends(pair)
-		switch t.senders[t.host(src)].ledger.arrive(binary.BigEndian.Uint32(buf[12:])) {
+		switch t.senders[t.Host(src)].ledger.arrive(binary.BigEndian.Uint32(buf[12:])) {
 		case firstTime:
 			c.received[pair].Add(1)
 		case duplicate:
@@ -334,9 +342,9 @@ type sender struct {
 	weights *follower
 	ledger  *ledger
 
-	mu      sync.Mutex       // guards the fields below, and the sender's part of the ledger
-	slots   map[way][]string // last known place of each slot
-	outlets map[int]*outlet  // by pair
+	mu      sync.Mutex            // guards the fields below, and the sender's part of the ledger
+	slots   map[topo.Way][]string // last known place of each slot
+	outlets map[int]*outlet       // by pair
 	order   []*outlet
 	uses    map[use]*int64 // time of the last packet by use, ns since the epoch; -1: never
 	muted   bool
@@ -372,9 +380,9 @@ type use struct {
 }
 
 func newSender(t *traffic, server int, ns namespace) *sender {
-	return &sender{traffic: t, name: t.Server[server].Name, server: server, ns: ns, weights: newFollower(t.plan, server), ledger: newLedger(t.rate),
+	return &sender{traffic: t, name: t.Server[server].Name, server: server, ns: ns, weights: newFollower(t.Fabric, server), ledger: newLedger(t.rate),
 		sockets: map[netip.AddrPort]*net.UDPConn{},
-		slots:   map[way][]string{}, outlets: map[int]*outlet{}, uses: map[use]*int64{}}
+		slots:   map[topo.Way][]string{}, outlets: map[int]*outlet{}, uses: map[use]*int64{}}
 }
 
 func (o *sender) close() {
@@ -383,45 +391,23 @@ func (o *sender) close() {
 	}
 }
 
-// follow applies the weights and slots of the server's daemon. It survives a crash that the script ordered: the sender
-// continues with the last slots until it receives new ones, as queue pairs do.
-func (o *sender) follow(ctx context.Context, c *client) error {
-	for {
-		crashes := c.crashes.Load()
-		if err := o.listen(ctx, c); c.crashes.Load() == crashes {
-			return err
-		}
-	}
-}
-
-// listen applies the daemon's rows until the stream ends.
-func (o *sender) listen(ctx context.Context, c *client) error {
-	stream, err := c.weights.WatchWeights(ctx, &farev1.WatchWeightsRequest{})
-	if err != nil {
-		return err
-	}
-	for {
-		message, err := stream.Recv()
-		if err != nil {
-			return err
-		}
+// follow applies the weights and slots of the server's daemon.
+func (o *sender) follow(ctx context.Context, daemon api) error {
+	return daemon.follow(ctx, &farev1.WatchWeightsRequest{}, func(message *farev1.WatchWeightsResponse) error {
 		at := time.Now()
-		err = eachRow(message, func(d *farev1.DestinationWeights) error {
-			ways, err := o.waysOf(o.server, d)
+		return eachRow(message, func(d *farev1.DestinationWeights) error {
+			ways, err := waysOf(o.Fabric, o.server, d)
 			for _, to := range ways {
 				err = errors.Join(err, o.take(to, d, at))
 			}
 			return err
 		})
-		if err != nil {
-			return err
-		}
-	}
+	})
 }
 
 // take makes the slots of a row, received at a moment, the sending slots of a way.
-func (o *sender) take(toward way, d *farev1.DestinationWeights, at time.Time) error {
-	to, group := o.index(toward.dst), o.Groups()[toward.src]
+func (o *sender) take(toward topo.Way, d *farev1.DestinationWeights, at time.Time) error {
+	to, group := o.index(toward.Destination), o.Groups()[toward.Source]
 	if to < 0 || to/o.GPUs == o.server {
 		return nil
 	}
@@ -450,7 +436,7 @@ func (o *sender) take(toward way, d *farev1.DestinationWeights, at time.Time) er
 			outlets[pair] = known // queue pairs are not recreated just because the daemon has yet to query its data plane
 			continue
 		}
-		out := &outlet{pair: pair, to: netip.AddrPortFrom(toward.dst, rocePort), placed: p.PortPlacement != unplaced}
+		out := &outlet{pair: pair, to: netip.AddrPortFrom(toward.Destination, rocePort), placed: p.PortPlacement != unplaced}
 		for _, s := range p.Slots {
 			if s.SharePpb == 0 {
 				continue
@@ -544,7 +530,7 @@ func (o *sender) outlet(pair int) *outlet {
 }
 
 // countMoves counts slots whose place differs from the last known one. The caller holds mu.
-func (o *sender) countMoves(to way, d *farev1.DestinationWeights) {
+func (o *sender) countMoves(to topo.Way, d *farev1.DestinationWeights) {
 	if len(d.Pairs) == 0 || len(d.Pairs[0].Slots) == 0 {
 		return // unreachable: when it comes back, its slots are compared with their previous places
 	}
@@ -563,9 +549,9 @@ func (o *sender) countMoves(to way, d *farev1.DestinationWeights) {
 }
 
 // planeIndex returns a plane's number, or -1.
-func (p *plan) planeIndex(name string) int {
-	for i := range p.Planes {
-		if p.PlaneName(i) == name {
+func (t *traffic) planeIndex(name string) int {
+	for i := range t.Planes {
+		if t.PlaneName(i) == name {
 			return i
 		}
 	}
@@ -573,7 +559,7 @@ func (p *plan) planeIndex(name string) int {
 }
 
 // groupOf returns the source group of a loopback, given by its number in the fabric.
-func (p *plan) groupOf(loopback int) int { return p.GroupOf(loopback/p.GPUs, loopback%p.GPUs).Index }
+func (t *traffic) groupOf(loopback int) int { return t.GroupOf(loopback/t.GPUs, loopback%t.GPUs).Index }
 
 // index returns a loopback's number in the fabric, or -1.
 func (t *traffic) index(a netip.Addr) int {

@@ -64,7 +64,7 @@ func (o Options) hasPlane(name string) bool {
 
 // transfer is the queue pair traffic of a fabric: verified WRITEs from every loopback to every other.
 type transfer struct {
-	*model
+	*topo.Fabric
 	servers []verbs.Server
 	conns   []*grpc.ClientConn
 	before  uint64 // goodput of the last step with a transfer, and the rate that the cables allowed then, bit/s
@@ -76,28 +76,24 @@ const nameTraffic = "traffic"
 
 // nodeArgs returns the arguments of `fared` that start a server's traffic node.
 func (p *plan) nodeArgs(listen string) []string {
-	args := []string{nameTraffic, "node", "--transport", p.options.Transport, "--listen", "unix:" + listen}
-	if plane := p.options.MemoryPlane; plane != "" {
+	args := []string{nameTraffic, "node", "--transport", p.transport, "--listen", "unix:" + listen}
+	if plane := p.memoryPlane; plane != "" {
 		args = append(args, "--plane", plane+"=nupa", "--nupa-file", filepath.Join(p.dir, plane+".memory"))
 	}
 	return args
 }
 
-// startTransfer starts every server's traffic node by start and waits until it responds at the socket that at returns.
-func (b *real) startTransfer(ctx context.Context, at func(n *topo.Node) string, start func(n *topo.Node) error) error {
-	if b.options.Transport == "" {
-		return nil
-	}
-	t := &transfer{model: b.model}
-	b.moving = t
-	for _, n := range b.Server {
-		if err := start(n); err != nil {
-			return err
+// startTransfer starts every server's traffic node and waits until it responds. The transfer is valid with an error, too.
+func startTransfer(ctx context.Context, f *topo.Fabric, h hosts) (*transfer, error) {
+	t := &transfer{Fabric: f}
+	for _, n := range f.Server {
+		if err := h.startTraffic(n); err != nil {
+			return t, err
 		}
-		conn, err := grpc.NewClient("unix:"+at(n), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		conn, err := grpc.NewClient("unix:"+h.trafficSocket(n), grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithDefaultCallOptions(grpc.WaitForReady(true)), grpc.WithConnectParams(impatient()), grpc.WithIdleTimeout(0))
 		if err != nil {
-			return err
+			return t, err
 		}
 		t.conns = append(t.conns, conn)
 		t.servers = append(t.servers, verbs.Server{Name: n.Name, Client: farev1.NewTrafficServiceClient(conn)})
@@ -106,21 +102,16 @@ func (b *real) startTransfer(ctx context.Context, at func(n *topo.Node) string, 
 	defer cancel()
 	for _, s := range t.servers {
 		if _, err := s.Client.DescribeTraffic(ctx, &farev1.DescribeTrafficRequest{}); err != nil {
-			return errors.Join(ctx.Err(), fmt.Errorf("%s: its traffic node: %w", s.Name, err))
+			return t, errors.Join(ctx.Err(), fmt.Errorf("%s: its traffic node: %w", s.Name, err))
 		}
 	}
-	return nil
+	return t, nil
 }
 
 func (t *transfer) close() {
 	for _, c := range t.conns {
 		c.Close()
 	}
-}
-
-// trafficSocket returns the path of a server's traffic node's socket, in the server's folder.
-func (p *plan) trafficSocket(n *topo.Node) string {
-	return filepath.Join(p.dir, n.Name, "traffic.sock")
 }
 
 // Parameters of a run of a step's transfer. A pair has at most 512 KiB in transit, less than the queues of a slow cable
@@ -189,12 +180,8 @@ type flight struct {
 	err    error
 }
 
-// begin starts a step's transfer and returns once the first bytes have arrived. It returns nil if a pair is unreachable
-// or t is nil.
+// begin starts a step's transfer and returns once the first bytes have arrived.
 func (t *transfer) begin(ctx context.Context) *flight {
-	if t == nil || t.severed() {
-		return nil
-	}
 	ctx, cancel := context.WithCancel(ctx)
 	f := &flight{transfer: t, cancel: cancel, settled: make(chan time.Time, 1), done: make(chan struct{})}
 	flowing := make(chan struct{})
@@ -227,13 +214,12 @@ func (t *transfer) begin(ctx context.Context) *flight {
 	return f
 }
 
-// end stops a step's transfer (start: time of its first action) and returns its result and any failures. If a pair has
-// become unreachable, only that is reported.
-func (f *flight) end(start time.Time) (*Transfer, []string) {
+// end stops a step's transfer (start: time of its first action) and returns its result and any failures, or nothing if
+// a pair has become unreachable: severed. allowed is the rate that the cables allow, bit/s; 0 means any.
+func (f *flight) end(start time.Time, severed bool, allowed uint64) (*Transfer, []string) {
 	if f == nil {
 		return nil, nil
 	}
-	severed := f.severed()
 	if severed {
 		f.cancel()
 	}
@@ -243,7 +229,7 @@ func (f *flight) end(start time.Time) (*Transfer, []string) {
 	if severed {
 		return nil, nil
 	}
-	r := f.report(start)
+	r := f.report(start, allowed)
 	var wrong []string
 	if f.err != nil {
 		wrong = append(wrong, "the transfer: "+f.err.Error())
@@ -262,16 +248,4 @@ func (f *flight) abandon() {
 		f.cancel()
 		<-f.done
 	}
-}
-
-// severed reports whether a server cannot reach another, so that a transfer from all to all cannot succeed.
-func (m *model) severed() bool {
-	for src := range m.Groups() {
-		for dst := range m.others(src) {
-			if slices.Max(m.inForce(src, dst)) == 0 || m.moved(src, dst) && !m.carries(src, dst) {
-				return true
-			}
-		}
-	}
-	return false
 }

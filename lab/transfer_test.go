@@ -113,7 +113,7 @@ func (o *outages) begin(bytes uint64) {
 	o.Helper()
 	done, flowing := make(chan struct{}), make(chan struct{})
 	o.done = done
-	q, d := o.transfer(), max(leastRun, time.Duration(float64(bytes)*8/expected*float64(time.Second)))
+	q, d := o.transfer, max(leastRun, time.Duration(float64(bytes)*8/expected*float64(time.Second)))
 	go func() {
 		defer close(done)
 		o.run, o.err = q.play(o.Context(), q.config(0, d), func() { close(flowing) })
@@ -369,9 +369,9 @@ func TestTransferFails(t *testing.T) {
 	}
 	defer f.Close()
 	b := f.backend.(*netns)
-	x := b.moving.begin(t.Context())
+	x := f.transfer.begin(t.Context())
 	b.kill(b.Server[1], func(p *process) bool { return p.program == nameTraffic })
-	if _, wrong := x.end(time.Now()); len(wrong) != 1 || !strings.Contains(wrong[0], "the transfer: node server2 is unreachable") {
+	if _, wrong := x.end(time.Now(), false, 0); len(wrong) != 1 || !strings.Contains(wrong[0], "the transfer: node server2 is unreachable") {
 		t.Errorf("%q", wrong)
 	}
 	victim := b.processes[b.Server[0]][2]

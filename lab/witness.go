@@ -20,9 +20,9 @@ import (
 
 // serverPorts returns a leaf's devices toward servers. Packets that arrive at the others, from spines, were counted at
 // another leaf.
-func (p *plan) serverPorts(leaf *topo.Node) []string {
+func serverPorts(f *topo.Fabric, leaf *topo.Node) []string {
 	var devices []string
-	for _, c := range p.At(leaf) {
+	for _, c := range f.At(leaf) {
 		if !c.Uplink() {
 			devices = append(devices, c.Up.Device)
 		}
@@ -31,9 +31,9 @@ func (p *plan) serverPorts(leaf *topo.Node) []string {
 }
 
 // serverCables returns a leaf's cables to servers, by device.
-func (p *plan) serverCables(leaf *topo.Node) map[string]*topo.Cable {
+func serverCables(f *topo.Fabric, leaf *topo.Node) map[string]*topo.Cable {
 	all := map[string]*topo.Cable{}
-	for _, c := range p.At(leaf) {
+	for _, c := range f.At(leaf) {
 		if !c.Uplink() {
 			all[c.Up.Device] = c
 		}
@@ -165,7 +165,7 @@ func (t *traffic) lane(c *topo.Cable, pair int) (int, bool) {
 
 // gauge measures the rates of the last second.
 type gauge struct {
-	*plan
+	*topo.Fabric
 	ports []*os.File // /proc/net/dev of each leaf
 	pairs int
 
@@ -186,14 +186,14 @@ const (
 	gaugeSamples = 6 // so that the first and the last are one second apart
 )
 
-func newGauge(b *real) (*gauge, error) {
-	g := &gauge{plan: b.plan, pairs: b.Servers * b.GPUs * b.Servers * b.GPUs}
+func newGauge(f *topo.Fabric, h hosts) (*gauge, error) {
+	g := &gauge{Fabric: f, pairs: f.Servers * f.GPUs * f.Servers * f.GPUs}
 	for range g.Planes {
 		g.packets = append(g.packets, make([]uint64, g.pairs))
 	}
 	for _, leaf := range g.Leaf {
 		// A file opened inside the namespace shows its devices also to threads outside.
-		err := b.namespace(leaf.Name).do(func() error {
+		err := h.namespace(leaf.Name).do(func() error {
 			f, err := os.Open("/proc/thread-self/net/dev")
 			if err == nil {
 				g.ports = append(g.ports, f)
@@ -241,7 +241,7 @@ func (g *gauge) sample() {
 	for i, f := range g.ports {
 		text := make([]byte, 64<<10)
 		n, _ := f.ReadAt(text, 0) // the error is EOF
-		s.ports[g.Leaf[i].Plane] += receivedPackets(text[:n], g.serverPorts(g.Leaf[i]))
+		s.ports[g.Leaf[i].Plane] += receivedPackets(text[:n], serverPorts(g.Fabric, g.Leaf[i]))
 	}
 	g.samples = append(g.samples, s)
 	if len(g.samples) > gaugeSamples {
@@ -263,30 +263,36 @@ func receivedPackets(text []byte, devices []string) (n uint64) {
 	return n
 }
 
-// picture adds the rates of the last second.
-func (t *traffic) picture(p *Picture, src, dst int) {
+// planeRate is the traffic of a plane in the last second: the packets per second received at the leaves' ports, and the
+// plane's fraction of a pair's packets.
+type planeRate struct{ packets, share float64 }
+
+// rates returns the traffic of each plane, and its part of the packets from one source group to another. It returns nil
+// before the second sample.
+func (t *traffic) rates(src, dst int) []planeRate {
 	g := t.gauge
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	p.Packets = t.rate > 0
 	if len(g.samples) < 2 {
-		return
+		return nil
 	}
 	first, last := g.samples[0], g.samples[len(g.samples)-1]
 	span := last.at.Sub(first.at).Seconds()
-	var all float64
-	for plane := range p.Planes {
-		if plane < len(first.ports) && last.ports[plane] > first.ports[plane] {
-			p.Planes[plane].Rate = float64(last.ports[plane]-first.ports[plane]) / span
+	all := make([]planeRate, g.Planes)
+	var sum float64
+	for plane := range all {
+		if last.ports[plane] > first.ports[plane] {
+			all[plane].packets = float64(last.ports[plane]-first.ports[plane]) / span
 		}
 		for _, pair := range t.pairsOf(src, dst) {
-			p.Planes[plane].Share += float64(last.packets[plane][pair] - first.packets[plane][pair])
+			all[plane].share += float64(last.packets[plane][pair] - first.packets[plane][pair])
 		}
-		all += p.Planes[plane].Share
+		sum += all[plane].share
 	}
-	for plane := range p.Planes {
-		if all > 0 {
-			p.Planes[plane].Share /= all
+	for plane := range all {
+		if sum > 0 {
+			all[plane].share /= sum
 		}
 	}
+	return all
 }

@@ -146,7 +146,7 @@ Exit code 1 if an expectation is not met.`,
 				}
 			}
 			if inNamespaces {
-				err = real.Require(o)
+				err = real.Require(o.Spec)
 			} else if clab.File != "" {
 				err = clab.Require()
 			}
