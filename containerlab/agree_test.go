@@ -9,6 +9,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/lab"
+	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
 
@@ -54,7 +55,7 @@ func matrix(groups []*topo.Group, weights func(src, dst int) []uint32) string {
 	for _, src := range groups {
 		for _, dst := range groups {
 			if src.Server != dst.Server {
-				fmt.Fprintf(&b, "%s>%s %s ", src.Name, dst.Name, lab.Ratio(weights(src.Index, dst.Index)))
+				fmt.Fprintf(&b, "%s>%s %s ", src.Name, dst.Name, judge.Ratio(weights(src.Index, dst.Index)))
 			}
 		}
 	}

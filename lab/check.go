@@ -8,21 +8,22 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
 
 // demand checks the weights that a script states.
 func (f *Fabric) demand(e Expectation) []string {
 	var wrong []string
-	sources, _ := f.groups(f.subst(e.Source)) // Check has verified the names
-	destinations, _ := f.groups(f.subst(e.Destination))
+	sources, _ := f.GroupsNamed(f.subst(e.Source)) // Check has verified the names
+	destinations, _ := f.GroupsNamed(f.subst(e.Destination))
 	for _, src := range sources {
 		for _, dst := range destinations {
 			if f.Host(src) == f.Host(dst) {
 				continue
 			}
 			if got := f.observed(src, dst); !slices.Equal(got, e.Weights) {
-				wrong = append(wrong, fmt.Sprintf("line %d: %s -> %s has %s, the script expects %s", e.Line, f.Groups()[src].Name, f.Groups()[dst].Name, Ratio(got), Ratio(e.Weights)))
+				wrong = append(wrong, fmt.Sprintf("line %d: %s -> %s has %s, the script expects %s", e.Line, f.Groups()[src].Name, f.Groups()[dst].Name, judge.Ratio(got), judge.Ratio(e.Weights)))
 			}
 		}
 	}
@@ -43,7 +44,7 @@ func (f *Fabric) observed(src, dst int) []uint32 {
 	resp, err := f.api(f.Server[f.Host(src)]).GetWeights(context.Background(),
 		&farev1.GetWeightsRequest{Destination: f.Address(dst).String(), Sources: []string{f.Address(src).String()}})
 	if errors.Is(err, errDead) {
-		return f.inForce(src, dst) // the checks have verified the kernel
+		return f.InForce(src, dst) // the checks have verified the kernel
 	}
 	if err != nil || len(resp.Weights) != 1 {
 		return make([]uint32, f.Planes)
@@ -120,7 +121,7 @@ func (f *Fabric) settleTelling(ctx context.Context, limit time.Duration, progres
 // checkNode checks a node of any kind. A node without power passes.
 func (f *Fabric) checkNode(ctx context.Context, n *topo.Node) string {
 	switch {
-	case f.dark[n]:
+	case f.Dark[n]:
 		return ""
 	case n.Kind == topo.KindServer:
 		return f.checkServer(ctx, n.Index)
@@ -133,14 +134,14 @@ func (f *Fabric) checkNode(ctx context.Context, n *topo.Node) string {
 func (f *Fabric) checkServer(ctx context.Context, src int) string {
 	n := f.Server[src]
 	name := n.Name
-	dead := f.dead[src]
-	if f.absent(src) {
+	dead := f.Dead[src]
+	if f.Absent(src) {
 		return f.checkFrozen(ctx, src, f.said[src])
 	}
 	if text := f.checkCables(ctx, n); text != "" {
 		return fmt.Sprintf("%s: %s", name, text)
 	}
-	seen := map[topo.Way]*row{}
+	seen := map[topo.Way]*judge.Row{}
 	for token := ""; ; {
 		page, err := f.api(n).ListWeights(ctx, &farev1.ListWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}, PageSize: 10000, PageToken: token})
 		if err != nil {
@@ -160,19 +161,19 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 			break
 		}
 	}
-	for to, want := range f.toward(src) {
-		if text := f.checkWeights(to, seen[to.Way], want, !dead.dataplane); text != "" {
+	for to, want := range f.Toward(src) {
+		if text := f.CheckWeights(to, seen[to.Way], want, !dead.Dataplane); text != "" {
 			return fmt.Sprintf("%s -> %s%s", f.Groups()[to.Source].Name, to.Destination, text)
 		}
 	}
-	if dead.dataplane {
+	if dead.Dataplane {
 		return f.checkFrozen(ctx, src, f.said[src])
 	}
 	forwarding, err := f.forwarding(ctx, src)
 	if err != nil {
 		return fmt.Sprintf("%s: data plane: %v", name, err)
 	}
-	for to, want := range f.toward(src) {
+	for to, want := range f.Toward(src) {
 		if text := f.checkForwarding(forwarding, src, to, want, seen[to.Way]); text != "" {
 			return fmt.Sprintf("%s -> %s: %s", f.Groups()[to.Source].Name, to.Destination, text)
 		}
@@ -183,33 +184,33 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 
 // checkForwarding compares a data plane's state toward a destination with the model and with the daemon's weights for it
 // (nil if it has none), and the weights that the server's subscriber has received, because packets are judged by them.
-func (f *Fabric) checkForwarding(state forwarding, server int, to destination, want vector, said *row) string {
+func (f *Fabric) checkForwarding(state forwarding, server int, to judge.Destination, want judge.Vector, said *judge.Row) string {
 	if f.hosts == nil {
 		r := state.toward(f.Address(to.Source), to.Destination)
-		if r.err != nil && slices.Max(want.planes) > 0 {
+		if r.err != nil && slices.Max(want.Planes) > 0 {
 			return fmt.Sprintf("data plane: %v", r.err)
 		}
-		if text := f.checkMembers(to.Source, r.planes, r.devices, want); text != "" || f.followers == nil {
+		if text := f.CheckMembers(to.Source, r.planes, r.devices, want); text != "" || f.followers == nil {
 			return text
 		}
 		h := f.followers[server].heard(to.Way)
-		return checkFollowed(h.weights, h.inEffect, want.planes, true)
+		return judge.CheckFollowed(h.weights, h.inEffect, want.Planes, true)
 	}
 	for _, src := range f.LoopbacksOf(f.Groups()[to.Source]) {
 		r := state.toward(src.Addr(), to.Destination)
-		if text := checkBuckets(r.err == nil, r.nexthop, r.devices, said.devices()); text != "" {
+		if text := judge.CheckBuckets(r.err == nil, r.nexthop, r.devices, said.Devices()); text != "" {
 			return text
 		}
 	}
 	h := f.followers[server].heard(to.Way)
-	return checkFollowed(h.weights, h.inEffect, want.planes, !f.dead[server].any())
+	return judge.CheckFollowed(h.weights, h.inEffect, want.Planes, !f.Dead[server].Any())
 }
 
 // checkLeaf verifies that a leaf's daemon reports the actual state of its links. Weights alone may already, or again,
 // have their expected values while the step's updates are still in transit: if half of a cable comes back and the other
 // half fails, the weights before and after are equal.
 func (f *Fabric) checkLeaf(ctx context.Context, n *topo.Node) string {
-	if f.api(n) == nil || f.asleep[n] {
+	if f.api(n) == nil || f.Asleep[n] {
 		return ""
 	}
 	if text := f.checkCables(ctx, n); text != "" {
@@ -229,10 +230,10 @@ func (f *Fabric) checkCables(ctx context.Context, n *topo.Node) string {
 	lit, heard := map[string]bool{}, map[string]bool{}
 	for _, c := range f.At(n) {
 		here, there := c.At(n)
-		if there.Node.Kind == topo.KindServer && !f.dark[there.Node] && f.absent(there.Node.Index) {
+		if there.Node.Kind == topo.KindServer && !f.Dark[there.Node] && f.Absent(there.Node.Index) {
 			continue // the carrier may be up or down, but the far end has no daemon
 		}
-		lit[here.Device], heard[here.Device] = f.up(c), f.session(c)
+		lit[here.Device], heard[here.Device] = f.Up(c), f.Session(c)
 	}
 	planes, err := daemon.ListPlanes(ctx, &farev1.ListPlanesRequest{})
 	if err != nil {
@@ -270,7 +271,7 @@ func (f *Fabric) leavesForward(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	for _, n := range slices.Concat(f.Leaf, f.Spine) {
-		for f.Software(n) != topo.Fared && !f.dark[n] && !f.asleep[n] && !f.forwards(ctx, n) {
+		for f.Software(n) != topo.Fared && !f.Dark[n] && !f.Asleep[n] && !f.forwards(ctx, n) {
 			if sleep(ctx, 10*time.Millisecond) != nil {
 				return
 			}
@@ -286,7 +287,7 @@ func (f *Fabric) forwards(ctx context.Context, n *topo.Node) bool {
 	}
 	for _, g := range f.Groups() {
 		for _, l := range f.LoopbacksOf(g) {
-			if f.reaches(n, g.Index) && !there[l.Addr().String()] {
+			if f.Reaches(n, g.Index) && !there[l.Addr().String()] {
 				return false
 			}
 		}

@@ -2,18 +2,19 @@ package lab
 
 import (
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
 
 // newRow returns a daemon's weights for a destination, or nil if it has none.
-func newRow(f *topo.Fabric, d *farev1.DestinationWeights) *row {
+func newRow(f *topo.Fabric, d *farev1.DestinationWeights) *judge.Row {
 	if !d.GetReachable() {
 		return nil
 	}
-	r := &row{planes: planeWeights(f, d), subPorts: subPortWeights(d)}
+	r := &judge.Row{Planes: planeWeights(f, d), SubPorts: subPortWeights(d)}
 	for _, p := range d.Planes {
-		if !p.InEffect && r.pending == "" {
-			r.pending = p.Plane
+		if !p.InEffect && r.Pending == "" {
+			r.Pending = p.Plane
 		}
 	}
 	return r
@@ -33,7 +34,7 @@ func subPortWeights(d *farev1.DestinationWeights) map[string]uint64 {
 			sums[i] += uint64(s.Weight)
 		}
 		if p.Weight > 0 && sums[i] > 0 {
-			common = common / gcd(common, sums[i]) * sums[i]
+			common = common / judge.GCD(common, sums[i]) * sums[i]
 		}
 	}
 	weights := map[string]uint64{}

@@ -10,50 +10,17 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
 
-func transferModel(t *testing.T, s topo.Spec) *model {
+func transferModel(t *testing.T, s topo.Spec) *judge.Model {
 	t.Helper()
 	p, _, err := newPlan(Options{Spec: s, Transport: "roce", Netns: &Netns{}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newModel(p.Fabric)
-}
-
-// TestAllows verifies the rate that cables allow all pairs together against figures computed by hand: max-min fair,
-// split by weights.
-func TestAllows(t *testing.T) {
-	const speed = 100 * fare.Gigabit
-	for name, test := range map[string]struct {
-		spec topo.Spec
-		cut  [][2]string
-		want float64 // in units of a cable's speed
-	}{
-		"whole":                  {topo.Spec{Planes: 4, Servers: 4, SubPorts: 2}, nil, 4 * 4 * 2},
-		"a leaf is dead":         {topo.Spec{Planes: 4, Servers: 4, SubPorts: 2}, [][2]string{{"server1", "p2"}, {"server2", "p2"}, {"server3", "p2"}, {"server4", "p2"}}, 4 * 3 * 2},
-		"a port of two servers":  {topo.Spec{Planes: 2, Servers: 2, SubPorts: 1}, [][2]string{{"server2", "p0"}}, 2},
-		"half a Y-cable":         {topo.Spec{Planes: 2, Servers: 2, SubPorts: 2}, [][2]string{{"server2", "p1.0"}}, 2 * 3},
-		"the others go on":       {topo.Spec{Planes: 2, Servers: 3, SubPorts: 1}, [][2]string{{"server3", "p0"}}, 4*0.5 + 2*1},
-		"one cannot be reached":  {topo.Spec{Planes: 2, Servers: 3, SubPorts: 1}, [][2]string{{"server3", "p0"}, {"server3", "p1"}}, 2 * 2},
-		"nobody can reach other": {topo.Spec{Planes: 1, Servers: 2, SubPorts: 1}, [][2]string{{"server2", "p0"}}, 0},
-	} {
-		test.spec.Speed = speed
-		m := transferModel(t, test.spec)
-		for _, c := range test.cut {
-			set, err := m.cablesOf(c[0], c[1])
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, c := range set {
-				m.cut[c.Index] = true
-			}
-		}
-		if got := m.allows() / float64(speed); math.Abs(got-test.want) > 1e-6 {
-			t.Errorf("%s: %.3f cables' speed, want %.3f", name, got, test.want)
-		}
-	}
+	return judge.NewModel(p.Fabric)
 }
 
 // TestTransferReport verifies a step's goodput, lowest interval and sums over runs of which only the last is steady.
@@ -73,7 +40,7 @@ func TestTransferReport(t *testing.T) {
 	// Two intervals of the second run, which begins after 2 s, are steady: those from 2.15 s on.
 	f := &flight{transfer: x, steady: began.Add(2050 * time.Millisecond), runs: []transferRun{
 		run(began, 1, 900, 7, 900), run(began.Add(2*time.Second), 2, 800, 10, 300, 500)}}
-	got := f.report(began.Add(100*time.Millisecond), uint64(math.Round(m.allows()/SpeedScale)))
+	got := f.report(began.Add(100*time.Millisecond), uint64(math.Round(m.Allows()/SpeedScale)))
 	want := Transfer{Bytes: 200, Messages: 4, Lost: 2, Duplicated: 6, WrongBytes: 10, Retransmitted: 14, GoodputBps: 500, LowestBps: 7, AllowedBps: 400e6, OfBefore: 1.25, AllowedOfBefore: 2}
 	planes := got.Planes
 	got.Planes = nil

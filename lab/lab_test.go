@@ -266,7 +266,7 @@ step all is well again
 // TestTheModelCanFail verifies that every affected pair is reported if the fabric differs from the model.
 func TestTheModelCanFail(t *testing.T) {
 	f := fabric(t, Options{Spec: topo.Spec{Servers: 3}})
-	f.cut[f.Groups()[2].Planes[1][0].Index] = true // the model assumes a cut that was not made
+	f.Cut[f.Groups()[2].Planes[1][0].Index] = true // the model assumes a cut that was not made
 	ctx, cancel := context.WithTimeout(t.Context(), 300e6)
 	defer cancel()
 	wrong := f.settle(ctx, settleTimeout)

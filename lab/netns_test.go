@@ -18,6 +18,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/race"
+	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
 
@@ -371,7 +372,7 @@ func TestPacketsAreTheJudge(t *testing.T) {
 	if err := leaf.batch(t.Context(), "ip", []string{"link set dev s1.0 down"}); err != nil {
 		t.Fatal(err)
 	}
-	if up, all := f.light(f.Leaf[1]); up != all-1 || !f.up(f.At(f.Leaf[1])[0]) {
+	if up, all := f.light(f.Leaf[1]); up != all-1 || !f.Up(f.At(f.Leaf[1])[0]) {
 		t.Errorf("with a device down, %d of %d cables are up", up, all)
 	}
 }
@@ -402,14 +403,14 @@ func TestKernelIsRead(t *testing.T) {
 	one := netip.MustParseAddr("10.255.0.1")
 	check := func(src, dst netip.Addr, weights map[string]uint64) string {
 		r := table.toward(src, dst)
-		return checkBuckets(r.err == nil, r.nexthop, r.devices, weights)
+		return judge.CheckBuckets(r.err == nil, r.nexthop, r.devices, weights)
 	}
 	for _, src := range []string{"10.255.0.9", "10.255.7.4"} {
 		from := netip.MustParseAddr(src)
 		if got := check(from, netip.MustParseAddr("10.255.0.2"), map[string]uint64{"p1.0": 1}); got != "" {
 			t.Errorf("from %s: %q", src, got)
 		}
-		if got, want := checkAvoided(table.toward(from, netip.MustParseAddr("10.255.0.2")).devices, []string{"p1.0"}), "the kernel gives p1.0 1 buckets, but its link is down"; got != want {
+		if got, want := judge.CheckAvoided(table.toward(from, netip.MustParseAddr("10.255.0.2")).devices, []string{"p1.0"}), "the kernel gives p1.0 1 buckets, but its link is down"; got != want {
 			t.Errorf("from %s: %q", src, got)
 		}
 		if got := check(from, netip.MustParseAddr("10.255.0.3"), map[string]uint64{"p0.0": 6, "p1.0": 4}); got != "" {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
 
@@ -89,7 +90,7 @@ func (f *Fabric) watchPackets(ctx context.Context, t *traffic, w watched) (*Traf
 		counts[f.Groups()[w.src].Cables[i].Plane] += n
 		seen += n
 	}
-	for p, part := range fractions(f.inForce(w.src, w.dst)) {
+	for p, part := range judge.Fractions(f.InForce(w.src, w.dst)) {
 		name := f.PlaneName(p)
 		r.Measured[name], r.Wanted[name], r.Share[name] = counts[p], part, 0
 		if seen > 0 {
@@ -137,8 +138,8 @@ func (f *Fabric) undisturbed(t *traffic, w watched, tallies ...*tally) (wrong []
 		late += n.late.Load()
 	}
 	for src := range f.Groups() {
-		for dst := range f.others(src) {
-			if w.changed[src][dst] || f.moved(src, dst) && !f.carries(src, dst) {
+		for dst := range f.Others(src) {
+			if w.changed[src][dst] || f.Moved(src, dst) && !f.Carries(src, dst) {
 				continue
 			}
 			var sent, received uint64
@@ -206,9 +207,9 @@ func (t *traffic) counts(n *tally, src, dst int) []uint64 {
 func (f *Fabric) judge(t *traffic, n *tally) []string {
 	var wrong []string
 	for src, from := range f.Groups() {
-		for dst, want := range f.others(src) {
-			moved := f.moved(src, dst) // by a server with a dead process, which forwards by the last state of its kernel
-			if moved && !f.carries(src, dst) {
+		for dst, want := range f.Others(src) {
+			moved := f.Moved(src, dst) // by a server with a dead process, which forwards by the last state of its kernel
+			if moved && !f.Carries(src, dst) {
 				continue
 			}
 			sent, received := t.between(n, src, dst)
@@ -232,14 +233,14 @@ func (f *Fabric) judge(t *traffic, n *tally) []string {
 }
 
 // judgePair checks the packets between two source groups by plane and by sub-port.
-func (f *Fabric) judgePair(t *traffic, name string, src int, want vector, counts []uint64, sent float64) (wrong []string) {
+func (f *Fabric) judgePair(t *traffic, name string, src int, want judge.Vector, counts []uint64, sent float64) (wrong []string) {
 	from := f.Groups()[src]
 	inPlane, inLane := t.senders[f.Host(src)].slack(from)
 	planes := make([]uint64, f.Planes)
 	for i, k := range counts {
 		c := from.Cables[i]
 		planes[c.Plane] += k
-		due, slack := want.lanes[i]*sent, inLane
+		due, slack := want.Lanes[i]*sent, inLane
 		if f.Mode == "per-packet" { // sprayed at random over a plane's sub-ports: six standard deviations of a binomial
 			slack += 6 * math.Sqrt(due)
 		}
@@ -247,9 +248,9 @@ func (f *Fabric) judgePair(t *traffic, name string, src int, want vector, counts
 			wrong = append(wrong, fmt.Sprintf("%s: %d of %.0f packets took %s, want %.0f by its share", name, k, sent, c.Down.Device, due))
 		}
 	}
-	for p, part := range fractions(want.planes) {
+	for p, part := range judge.Fractions(want.Planes) {
 		if due := part * sent; math.Abs(float64(planes[p])-due) > inPlane {
-			wrong = append(wrong, fmt.Sprintf("%s: %d of %.0f packets took %s, the weights %s give %.0f", name, planes[p], sent, f.PlaneName(p), Ratio(want.planes), due))
+			wrong = append(wrong, fmt.Sprintf("%s: %d of %.0f packets took %s, the weights %s give %.0f", name, planes[p], sent, f.PlaneName(p), judge.Ratio(want.Planes), due))
 		}
 	}
 	return wrong

@@ -35,10 +35,10 @@ const pictureTimeout = time.Second
 // affect it.
 func (f *Fabric) Picture(step *Step) Picture {
 	src, dst := 0, f.GroupsEach()
-	if s, err := f.groups(f.subst(step.Source)); err == nil {
+	if s, err := f.GroupsNamed(f.subst(step.Source)); err == nil {
 		src = s[0]
 	}
-	if d, err := f.groups(f.subst(step.Destination)); err == nil {
+	if d, err := f.GroupsNamed(f.subst(step.Destination)); err == nil {
 		dst = d[0]
 	}
 	p := Picture{Source: f.Groups()[src].Name, Destination: f.Groups()[dst].Name}

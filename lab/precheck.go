@@ -1,6 +1,10 @@
 package lab
 
-import "github.com/fared/fared/topo"
+import (
+	"github.com/fared/fared/topo"
+
+	"github.com/fared/fared/lab/judge"
+)
 
 // Resolve returns the description of a lab's fabric with the defaults of that kind of lab.
 func Resolve(o Options) (topo.Spec, error) {
@@ -18,5 +22,5 @@ func Check(o Options, s *Scenario) error {
 	if err != nil {
 		return err
 	}
-	return (&Fabric{model: newModel(p.Fabric), options: o}).Check(s)
+	return (&Fabric{Model: judge.NewModel(p.Fabric), options: o}).Check(s)
 }

@@ -13,12 +13,13 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
 
 // Fabric is a running lab.
 type Fabric struct {
-	*model
+	*judge.Model
 	backend
 	plan      *plan
 	options   Options
@@ -35,7 +36,7 @@ type Fabric struct {
 	// note is called when weights may have changed, during a step.
 	note func()
 	// said holds the rows of each server's daemon from its last correct state with both processes alive.
-	said   []map[topo.Way]*row
+	said   []map[topo.Way]*judge.Row
 	mu     sync.Mutex
 	failed error // error of a node that exited by itself
 	wrong  bool  // an expectation was not met
@@ -86,7 +87,7 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err err
 	if err != nil {
 		return nil, err
 	}
-	f := &Fabric{model: newModel(p.Fabric), plan: p, options: o, said: make([]map[topo.Way]*row, p.Servers)}
+	f := &Fabric{Model: judge.NewModel(p.Fabric), plan: p, options: o, said: make([]map[topo.Way]*judge.Row, p.Servers)}
 	switch {
 	case o.Netns != nil:
 		b := newNetns(p, *o.Netns, log)
@@ -274,7 +275,7 @@ func (f *Fabric) Check(s *Scenario) error {
 				if name == "*" {
 					continue
 				}
-				if _, err := f.groups(f.subst(name)); err != nil {
+				if _, err := f.GroupsNamed(f.subst(name)); err != nil {
 					errs = append(errs, fmt.Errorf("%s:%d: %w", s.Name, e.Line, err))
 				}
 			}
@@ -284,7 +285,7 @@ func (f *Fabric) Check(s *Scenario) error {
 		}
 		for _, name := range []string{step.Source, step.Destination} {
 			if name != "" {
-				if _, err := f.groups(f.subst(name)); err != nil {
+				if _, err := f.GroupsNamed(f.subst(name)); err != nil {
 					errs = append(errs, fmt.Errorf("%s: step %q: %w", s.Name, step.Text, err))
 				}
 			}
@@ -342,7 +343,7 @@ func (f *Fabric) resolve(a Action) (func(ctx context.Context) error, error) {
 	args := f.substArgs(a.Args)
 	switch a.Verb {
 	case "cut", "mend":
-		set, err := f.cablesOf(args[0], args[1])
+		set, err := f.CablesNamed(args[0], args[1])
 		if err != nil {
 			return nil, err
 		}
@@ -352,14 +353,14 @@ func (f *Fabric) resolve(a Action) (func(ctx context.Context) error, error) {
 	case "blackhole", "heal":
 		return f.resolveLoss(a.Verb == "blackhole", args)
 	case "kill", "restart":
-		n, err := f.leaf(args[0])
+		n, err := f.LeafNamed(args[0])
 		if err != nil {
 			return nil, err
 		}
 		return func(ctx context.Context) error {
-			f.dark[n] = a.Verb == "kill"
+			f.Dark[n] = a.Verb == "kill"
 			err := f.wire(ctx, f.At(n))
-			return errors.Join(err, f.power(ctx, n, !f.dark[n]))
+			return errors.Join(err, f.power(ctx, n, !f.Dark[n]))
 		}, nil
 	case "freeze", "thaw":
 		return f.resolveFreeze(a.Verb == "freeze", args)
@@ -374,7 +375,7 @@ func (f *Fabric) resolve(a Action) (func(ctx context.Context) error, error) {
 
 func (f *Fabric) setCut(ctx context.Context, set []*topo.Cable, cut bool) error {
 	for _, c := range set {
-		f.cut[c.Index] = cut
+		f.Cut[c.Index] = cut
 	}
 	return f.wire(ctx, set)
 }
@@ -383,9 +384,9 @@ func (f *Fabric) setCut(ctx context.Context, set []*topo.Cable, cut bool) error 
 func (f *Fabric) wire(ctx context.Context, set []*topo.Cable) error {
 	states := make([]cable, len(set))
 	for i, c := range set {
-		states[i] = cable{c, f.up(c)}
+		states[i] = cable{c, f.Up(c)}
 	}
-	f.darkened(set)
+	f.Darkened(set)
 	if f.note != nil { // a change that an action makes and reverts counts too
 		f.note()
 	}
@@ -394,7 +395,7 @@ func (f *Fabric) wire(ctx context.Context, set []*topo.Cable) error {
 
 // resolveFlap cuts a cable and mends it n times, each state for the given time.
 func (f *Fabric) resolveFlap(args []string) (func(ctx context.Context) error, error) {
-	set, err := f.cablesOf(args[0], args[1])
+	set, err := f.CablesNamed(args[0], args[1])
 	if err != nil {
 		return nil, err
 	}
@@ -421,13 +422,13 @@ func (f *Fabric) resolveLoss(on bool, args []string) (func(ctx context.Context) 
 	if !f.options.real() {
 		return nil, errNoProcesses
 	}
-	set, err := f.cablesOf(args[0], args[1])
+	set, err := f.CablesNamed(args[0], args[1])
 	if err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) error {
 		for _, c := range set {
-			f.lossy[c.Index] = on
+			f.Lossy[c.Index] = on
 			if err := f.lose(ctx, c, on); err != nil {
 				return err
 			}
@@ -441,12 +442,12 @@ func (f *Fabric) resolveFreeze(on bool, args []string) (func(ctx context.Context
 	if !f.options.real() {
 		return nil, errNoProcesses
 	}
-	n, err := f.leaf(args[0])
+	n, err := f.LeafNamed(args[0])
 	if err != nil {
 		return nil, err
 	}
 	return func(context.Context) error {
-		f.asleep[n] = on
+		f.Asleep[n] = on
 		return f.freeze(n, on)
 	}, nil
 }
@@ -459,23 +460,23 @@ func (f *Fabric) resolvePower(off bool, args []string) (func(ctx context.Context
 	if f.options.Transport != "" {
 		return nil, errors.New("a server without power loses its queue pairs too: leave out --transport")
 	}
-	server, err := f.server(args[0])
+	server, err := f.ServerNamed(args[0])
 	if err != nil {
 		return nil, err
 	}
 	n := f.Server[server]
 	return func(ctx context.Context) error {
-		if off == f.dark[n] {
+		if off == f.Dark[n] {
 			return fmt.Errorf("%s: the power is %s already", n.Name, map[bool]string{true: "off", false: "on"}[off])
 		}
-		f.dark[n] = off
+		f.Dark[n] = off
 		if off {
-			f.crashed(server, bothParts)
+			f.Crashed(server, judge.BothParts)
 			err := f.wire(ctx, f.At(n))
 			f.flow.mute(server, true)
 			return errors.Join(err, f.power(ctx, n, false))
 		}
-		f.revived(server, bothParts)
+		f.Revived(server, judge.BothParts)
 		err := f.wire(ctx, f.At(n))
 		f.flow.mute(server, false)
 		return errors.Join(err, f.power(ctx, n, true))
@@ -488,19 +489,19 @@ func (f *Fabric) drainTarget(server *topo.Node, kind, word string) ([]*topo.Cabl
 	name := f.substAt(server, word)
 	switch kind {
 	case "plane":
-		set, err := f.cablesOf(server.Name, name)
+		set, err := f.CablesNamed(server.Name, name)
 		if err == nil && name != f.PlaneName(set[0].Plane) {
 			err = fmt.Errorf("%q is not a plane: planes are %s to %s", name, f.PlaneName(0), f.PlaneName(f.Planes-1))
 		}
 		return set, &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: name}}, err
 	case "sub-port":
-		set, err := f.cablesOf(server.Name, name)
+		set, err := f.CablesNamed(server.Name, name)
 		if err == nil && name != set[0].Down.Device {
 			err = fmt.Errorf("%q is not a sub-port: name a device such as %s", name, set[0].Down.Device)
 		}
 		return set, &farev1.DrainTarget{Target: &farev1.DrainTarget_SubPort{SubPort: name}}, err
 	case "leaf":
-		leaf, err := f.leaf(name)
+		leaf, err := f.LeafNamed(name)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -518,7 +519,7 @@ func (f *Fabric) drainTarget(server *topo.Node, kind, word string) ([]*topo.Cabl
 // resolveDrain drains or undrains the same target at one server or at all. Its words are as in the script: $plane.0 is
 // a device of each server.
 func (f *Fabric) resolveDrain(on bool, words []string) (func(ctx context.Context) error, error) {
-	servers, err := f.servers(f.subst(words[0]))
+	servers, err := f.ServersNamed(f.subst(words[0]))
 	if err != nil {
 		return nil, err
 	}
@@ -538,7 +539,7 @@ func (f *Fabric) resolveDrain(on bool, words []string) (func(ctx context.Context
 		for i, server := range servers {
 			n, target := f.Server[server], targets[i]
 			for _, c := range sets[i] {
-				f.drained[c.Index] = on
+				f.Drained[c.Index] = on
 				set = append(set, c)
 			}
 			var err error
@@ -581,7 +582,7 @@ func (f *Fabric) Run(ctx context.Context, s *Scenario, each func(Result)) (bool,
 
 // beginTransfer starts a step's transfer. It returns nil without queue pairs, or if a pair is unreachable.
 func (f *Fabric) beginTransfer(ctx context.Context) *flight {
-	if f.transfer == nil || f.severed() {
+	if f.transfer == nil || f.Severed() {
 		return nil
 	}
 	return f.transfer.begin(ctx)
@@ -592,7 +593,7 @@ func (f *Fabric) allowed() uint64 {
 	if f.transfer == nil || f.plan.site.Speeds != "tbf" {
 		return 0
 	}
-	return uint64(math.Round(f.allows() / SpeedScale))
+	return uint64(math.Round(f.Allows() / SpeedScale))
 }
 
 // pairs returns the number of pairs of GPUs on different servers.
@@ -600,7 +601,7 @@ func (f *Fabric) pairs() int { n := f.Servers * f.GPUs; return n * (f.Servers - 
 
 // shown returns the source group that represents a name in a step: the first one of a server.
 func (f *Fabric) shown(name string) int {
-	found, err := f.groups(name)
+	found, err := f.GroupsNamed(name)
 	if err != nil { // Check has verified the name
 		return 0
 	}
@@ -609,8 +610,8 @@ func (f *Fabric) shown(name string) int {
 
 func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, error) {
 	before := f.moves()
-	changes := newChanges(f.model)
-	f.note = changes.note
+	changes := judge.NewChanges(f.Model)
+	f.note = changes.Note
 	t := f.flow
 	var idle *tally
 	var events []Event
@@ -628,7 +629,7 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 		if err != nil {
 			return Result{}, fmt.Errorf("%s:%d: %w", s.Name, a.Line, err)
 		}
-		changes.note()
+		changes.Note()
 		events = append(events, Event{AtNS: time.Since(start).Nanoseconds(), Event: EventAction, Detail: f.words(a)})
 	}
 	wrong := f.settle(ctx, settleTimeout)
@@ -646,7 +647,7 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 	src, dst := f.shown(r.Source), f.shown(r.Destination)
 	r.Source, r.Destination = f.Groups()[src].Name, f.Groups()[dst].Name
 	r.Weights = f.named(f.observed(src, dst))
-	r.Expected = f.named(f.inForce(src, dst))
+	r.Expected = f.named(f.InForce(src, dst))
 	for _, e := range step.Expect {
 		r.Wrong = append(r.Wrong, f.demand(e)...)
 	}
@@ -655,7 +656,7 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 	}
 	if t != nil {
 		var wrong []string
-		w := watched{idle: idle, src: src, dst: dst, judge: len(r.Wrong) == 0, most: step.Lost, changed: changes.changed}
+		w := watched{idle: idle, src: src, dst: dst, judge: len(r.Wrong) == 0, most: step.Lost, changed: changes.Changed}
 		if r.Traffic, wrong = f.watchPackets(ctx, t, w); ctx.Err() != nil {
 			return Result{}, ctx.Err()
 		}
@@ -664,7 +665,7 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 	if x == nil { // a server could not reach another, which may have changed
 		x = f.beginTransfer(ctx)
 	}
-	moved, failures := x.end(start, f.severed(), f.allowed())
+	moved, failures := x.end(start, f.Severed(), f.allowed())
 	r.Transfer, r.Wrong = moved, append(r.Wrong, failures...)
 	if f.options.Timeline {
 		f.timeline(&r, start, events)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/lab/judge"
 )
 
 func checkConfig(f File) error {
@@ -52,7 +53,7 @@ func TestParse(t *testing.T) {
 	}
 	one := s.Steps[0]
 	if one.Text != "one" || one.Moved != 3 || one.Source != "server1" || one.Destination != "server2" ||
-		len(one.Actions) != 1 || one.Actions[0].Line != 4 || Ratio(one.Expect[0].Weights) != "2:2:1:2" || one.Expect[0].Line != 6 {
+		len(one.Actions) != 1 || one.Actions[0].Line != 4 || judge.Ratio(one.Expect[0].Weights) != "2:2:1:2" || one.Expect[0].Line != 6 {
 		t.Fatalf("%+v", one)
 	}
 }

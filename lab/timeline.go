@@ -9,6 +9,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
 
@@ -167,10 +168,10 @@ func (f *Fabric) timeline(r *Result, start time.Time, events []Event) {
 	for src, w := range f.followers {
 		var weights, adopted, effective, left moment
 		moved := map[int]bool{} // by source group of the destination
-		for way := range f.toward(src) {
-			h, to := w.heard(way.Way), "toward "+f.Groups()[way.group].Name
-			moved[way.group] = moved[way.group] || !h.adopted.Before(start)
-			weights.later(h.changed, Ratio(h.weights)+" "+to)
+		for way := range f.Toward(src) {
+			h, to := w.heard(way.Way), "toward "+f.Groups()[way.Group].Name
+			moved[way.Group] = moved[way.Group] || !h.adopted.Before(start)
+			weights.later(h.changed, judge.Ratio(h.weights)+" "+to)
 			adopted.later(h.adopted, to)
 			effective.later(h.effective, to)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
 
@@ -34,7 +35,7 @@ func TestFollower(t *testing.T) {
 	w := newFollower(transferModel(t, topo.Spec{Planes: 2, Servers: 2}).Fabric, 0)
 	behind := func(want []uint32, inEffect bool) string {
 		h := w.heard(dst)
-		return checkFollowed(h.weights, h.inEffect, want, inEffect)
+		return judge.CheckFollowed(h.weights, h.inEffect, want, inEffect)
 	}
 	if got := behind([]uint32{1, 1}, false); got != `WatchWeights reports the weights "", want 1:1` {
 		t.Error(got)

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/lab"
+	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
 
@@ -141,7 +142,7 @@ func TestBars(t *testing.T) {
 		{[]uint32{2, 2, 1, 2}, "2:2:1:2 █████ █████ ██··· █████"},
 		{[]uint32{0, 0}, "0:0     ········ ········"},
 		{[]uint32{1, 1000}, "1:1000  █······· ████████"},
-		{slices.Repeat([]uint32{1}, 24), lab.Ratio(slices.Repeat([]uint32{1}, 24))},
+		{slices.Repeat([]uint32{1}, 24), judge.Ratio(slices.Repeat([]uint32{1}, 24))},
 	} {
 		if got := bars(test.weights); got != test.want {
 			t.Errorf("bars(%v) = %q, want %q", test.weights, got, test.want)

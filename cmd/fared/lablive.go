@@ -13,6 +13,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/lab"
+	"github.com/fared/fared/lab/judge"
 )
 
 // labLive is the live table of a lab in a terminal: a picture of the fabric above the finished steps. It draws on
@@ -103,7 +104,7 @@ func (s *labLive) result(r lab.Result) {
 	s.change(func() {
 		s.last = &r
 		s.steps++
-		s.done = append(s.done, fmt.Sprintf("  %s %-*s %-7s %8s  %d slots moved", s.e.mark(r.OK), stepColumn, r.Step, lab.Ratio(inOrder(s.o, r.Weights)), took(r), r.SlotsMoved))
+		s.done = append(s.done, fmt.Sprintf("  %s %-*s %-7s %8s  %d slots moved", s.e.mark(r.OK), stepColumn, r.Step, judge.Ratio(inOrder(s.o, r.Weights)), took(r), r.SlotsMoved))
 		if r.Traffic != nil {
 			s.done = append(s.done, "        "+packets(s.o, r.Traffic))
 		}

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/fared/fared/lab"
+	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
 
@@ -277,7 +278,7 @@ func took(r lab.Result) time.Duration { return time.Duration(r.ElapsedNS).Round(
 func bars(weights []uint32) string {
 	const wide = 23 // of all bars, in columns
 	width := (wide+1)/max(1, len(weights)) - 1
-	text := fmt.Sprintf("%-7s", lab.Ratio(weights))
+	text := fmt.Sprintf("%-7s", judge.Ratio(weights))
 	if width < 1 {
 		return strings.TrimRight(text, " ")
 	}

@@ -40,6 +40,12 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/topo", module + "/lab", "", "a lab is made from the model of a fabric"},
 }
 
+// limits allow packages whose path begins with From to import, outside the standard library, only packages of this module
+// whose path begins with one of Only.
+var limits = []struct{ From, Only, Why string }{
+	{"/lab/judge", "/topo /fare /wecmp /api", "the judge of a lab computes from cables alone: it runs and asks nothing"},
+}
+
 type pkg struct {
 	ImportPath string
 	Standard   bool
@@ -62,6 +68,11 @@ func TestImports(t *testing.T) {
 		seen++
 		own := strings.TrimPrefix(p.ImportPath, module)
 		for _, imp := range p.Imports {
+			for _, l := range limits {
+				if inModule := strings.TrimPrefix(imp, module); under(own, l.From) && external(imp) && (inModule == imp || !exempt(inModule, l.Only)) {
+					t.Errorf("%s imports %s: %s", p.ImportPath, imp, l.Why)
+				}
+			}
 			for _, r := range rules {
 				if under(own, r.From) && !exempt(own, r.Except) && forbidden(imp, r.To, own, r.From) {
 					t.Errorf("%s imports %s: %s", p.ImportPath, imp, r.Why)
@@ -80,8 +91,13 @@ func forbidden(imp, to, own, from string) bool {
 	if to != "" {
 		return imp == to || strings.HasPrefix(imp, to+"/") && !under(strings.TrimPrefix(imp, module), own)
 	}
+	return external(imp) && !strings.HasPrefix(imp, module+from+"/")
+}
+
+// external reports whether an import is not of the standard library.
+func external(imp string) bool {
 	first, _, _ := strings.Cut(imp, "/")
-	return strings.Contains(first, ".") && !strings.HasPrefix(imp, module+from+"/")
+	return strings.Contains(first, ".")
 }
 
 func under(path, root string) bool {

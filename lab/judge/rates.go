@@ -1,15 +1,15 @@
-package lab
+package judge
 
 import (
 	"math"
 	"slices"
 )
 
-// allows returns the rate at which all pairs of source groups together can send, bit/s before scaling. It is the sum of
+// Allows returns the rate at which all pairs of source groups together can send, bit/s before scaling. It is the sum of
 // max-min fair rates (Bertsekas and Gallager, Data Networks, Section 6.5.2), where each pair splits by the weights in
 // force and every plane of a source group carries the sum of its usable cables, in each direction. Capacity between
 // leaves and spines is not considered.
-func (m *model) allows() float64 {
+func (m *Model) Allows() float64 {
 	type way struct {
 		group, plane int
 		in           bool
@@ -28,9 +28,9 @@ func (m *model) allows() float64 {
 	}
 	var flows []*flow
 	for src := range m.Groups() {
-		for dst := range m.others(src) {
+		for dst := range m.Others(src) {
 			f := &flow{parts: map[way]float64{}}
-			for p, part := range fractions(m.inForce(src, dst)) {
+			for p, part := range Fractions(m.InForce(src, dst)) {
 				if part > 0 {
 					f.parts[way{src, p, false}], f.parts[way{dst, p, true}] = part, part
 				}
@@ -76,11 +76,11 @@ func (m *model) allows() float64 {
 	return all
 }
 
-// severed reports whether a server cannot reach another, so that a transfer from all to all cannot succeed.
-func (m *model) severed() bool {
+// Severed reports whether a server cannot reach another, so that a transfer from all to all cannot succeed.
+func (m *Model) Severed() bool {
 	for src := range m.Groups() {
-		for dst := range m.others(src) {
-			if slices.Max(m.inForce(src, dst)) == 0 || m.moved(src, dst) && !m.carries(src, dst) {
+		for dst := range m.Others(src) {
+			if slices.Max(m.InForce(src, dst)) == 0 || m.Moved(src, dst) && !m.Carries(src, dst) {
 				return true
 			}
 		}
@@ -88,8 +88,8 @@ func (m *model) severed() bool {
 	return false
 }
 
-// fractions divides weights by their sum.
-func fractions(weights []uint32) []float64 {
+// Fractions divides weights by their sum.
+func Fractions(weights []uint32) []float64 {
 	out := make([]float64, len(weights))
 	var all float64
 	for _, w := range weights {

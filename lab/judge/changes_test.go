@@ -1,4 +1,4 @@
-package lab
+package judge
 
 import (
 	"slices"
@@ -12,30 +12,30 @@ import (
 // be lost in a step.
 func TestChanges(t *testing.T) {
 	for name, test := range map[string]struct {
-		before, step func(m *model)
+		before, step func(m *Model)
 		want         []string
 	}{
-		"a cable is cut": {nil, func(m *model) { dim(t, m, "server1", "p0.0") },
+		"a cable is cut": {nil, func(m *Model) { dim(t, m, "server1", "p0.0") },
 			[]string{"server1 -> server2", "server1 -> server3", "server2 -> server1", "server3 -> server1"}},
 		// The forwarding of server1 stays, and so do its routes at the others; leaf0 still loses the packets in transit
 		// to the cable.
-		"a cable of a dead control plane is cut": {func(m *model) { m.crashed(0, parts{fared: true}) }, func(m *model) { dim(t, m, "server1", "p0.0") },
+		"a cable of a dead control plane is cut": {func(m *Model) { m.Crashed(0, Parts{Fared: true}) }, func(m *Model) { dim(t, m, "server1", "p0.0") },
 			[]string{"server1 -> server2", "server1 -> server3", "server2 -> server1", "server3 -> server1"}},
-		"a control plane crashes": {nil, func(m *model) { m.crashed(0, parts{fared: true}) }, nil},
-		"nobody uses the cable":   {func(m *model) { drainAll(m, 0) }, func(m *model) { dim(t, m, "server1", "p0") }, nil},
-		"light returns to a cable that nobody uses": {func(m *model) { drainAll(m, 0); dim(t, m, "server1", "p0") },
-			func(m *model) { clear(m.cut) }, nil},
+		"a control plane crashes": {nil, func(m *Model) { m.Crashed(0, Parts{Fared: true}) }, nil},
+		"nobody uses the cable":   {func(m *Model) { drainAll(m, 0) }, func(m *Model) { dim(t, m, "server1", "p0") }, nil},
+		"light returns to a cable that nobody uses": {func(m *Model) { drainAll(m, 0); dim(t, m, "server1", "p0") },
+			func(m *Model) { clear(m.Cut) }, nil},
 	} {
-		m := transferModel(t, topo.Spec{Planes: 2, Servers: 3, Leaf: topo.BIRD, RestartTime: time.Minute})
+		m := testModel(t, topo.Spec{Planes: 2, Servers: 3, Leaf: topo.BIRD, RestartTime: time.Minute})
 		if test.before != nil {
 			test.before(m)
 		}
-		c := newChanges(m)
-		c.note()
+		c := NewChanges(m)
+		c.Note()
 		test.step(m)
-		c.note()
+		c.Note()
 		var got []string
-		for src, all := range c.changed {
+		for src, all := range c.Changed {
 			for dst, changed := range all {
 				if changed && src != dst {
 					got = append(got, m.Server[src].Name+" -> "+m.Server[dst].Name)
@@ -49,22 +49,22 @@ func TestChanges(t *testing.T) {
 }
 
 // dim cuts cables of a server.
-func dim(t *testing.T, m *model, server, port string) {
+func dim(t *testing.T, m *Model, server, port string) {
 	t.Helper()
-	set, err := m.cablesOf(server, port)
+	set, err := m.CablesNamed(server, port)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range set {
-		m.cut[c.Index] = true
+		m.Cut[c.Index] = true
 	}
 }
 
 // drainAll drains a plane at every server.
-func drainAll(m *model, plane int) {
+func drainAll(m *Model, plane int) {
 	for server := range m.Servers {
 		for sub := range m.SubPorts {
-			m.drained[m.Groups()[server].Planes[plane][sub].Index] = true
+			m.Drained[m.Groups()[server].Planes[plane][sub].Index] = true
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package lab
+package judge
 
 import (
 	"fmt"
@@ -10,9 +10,9 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// others yields the source groups of other servers, with the model's vector toward each.
-func (m *model) others(src int) iter.Seq2[int, vector] {
-	return func(yield func(int, vector) bool) {
+// Others yields the source groups of other servers, with the model's vector toward each.
+func (m *Model) Others(src int) iter.Seq2[int, Vector] {
+	return func(yield func(int, Vector) bool) {
 		for dst := range m.Groups() {
 			if m.Host(dst) != m.Host(src) && !yield(dst, m.vector(src, dst)) {
 				return
@@ -21,19 +21,19 @@ func (m *model) others(src int) iter.Seq2[int, vector] {
 	}
 }
 
-// destination is a loopback with its source group, and the source group that sends to it.
-type destination struct {
+// Destination is a loopback with its source group, and the source group that sends to it.
+type Destination struct {
 	topo.Way
-	group int
+	Group int
 }
 
-// toward yields all ways from a server, with the model's vector of each.
-func (m *model) toward(server int) iter.Seq2[destination, vector] {
-	return func(yield func(destination, vector) bool) {
+// Toward yields all ways from a server, with the model's vector of each.
+func (m *Model) Toward(server int) iter.Seq2[Destination, Vector] {
+	return func(yield func(Destination, Vector) bool) {
 		for _, src := range m.GroupsAt(server) {
-			for dst, want := range m.others(src) {
+			for dst, want := range m.Others(src) {
 				for _, l := range m.LoopbacksOf(m.Groups()[dst]) {
-					if !yield(destination{topo.Way{Source: src, Destination: l.Addr()}, dst}, want) {
+					if !yield(Destination{topo.Way{Source: src, Destination: l.Addr()}, dst}, want) {
 						return
 					}
 				}
@@ -42,47 +42,47 @@ func (m *model) toward(server int) iter.Seq2[destination, vector] {
 	}
 }
 
-// row holds a daemon's weights for a destination.
-type row struct {
-	planes []uint32 // by plane
-	// subPorts holds the weights of all sub-ports, by device, on one scale for all planes.
-	subPorts map[string]uint64
-	// pending is the first plane whose weight is not in effect, "" if there is none.
-	pending string
+// Row holds a daemon's weights for a destination.
+type Row struct {
+	Planes []uint32 // by plane
+	// SubPorts holds the weights of all sub-ports, by device, on one scale for all planes.
+	SubPorts map[string]uint64
+	// Pending is the first plane whose weight is not in effect, "" if there is none.
+	Pending string
 }
 
-// devices returns the weights of sub-ports, or nil without a row.
-func (r *row) devices() map[string]uint64 {
+// Devices returns the weights of sub-ports, or nil without a row.
+func (r *Row) Devices() map[string]uint64 {
 	if r == nil {
 		return nil
 	}
-	return r.subPorts
+	return r.SubPorts
 }
 
-// checkWeights compares a daemon's weights for a destination (nil if it has none) with the model. With inEffect they
+// CheckWeights compares a daemon's weights for a destination (nil if it has none) with the model. With inEffect they
 // must also be in effect.
-func (m *model) checkWeights(to destination, d *row, want vector, inEffect bool) string {
+func (m *Model) CheckWeights(to Destination, d *Row, want Vector, inEffect bool) string {
 	if d == nil {
-		if slices.Max(want.planes) > 0 {
-			return " is unreachable, want " + Ratio(want.planes)
+		if slices.Max(want.Planes) > 0 {
+			return " is unreachable, want " + Ratio(want.Planes)
 		}
 		return ""
 	}
-	if !slices.Equal(d.planes, want.planes) {
-		return fmt.Sprintf(" has %s, want %s", Ratio(d.planes), Ratio(want.planes))
+	if !slices.Equal(d.Planes, want.Planes) {
+		return fmt.Sprintf(" has %s, want %s", Ratio(d.Planes), Ratio(want.Planes))
 	}
-	if text := m.checkLanes(to.Source, d.subPorts, want); text != "" {
+	if text := m.checkLanes(to.Source, d.SubPorts, want); text != "" {
 		return text
 	}
-	if inEffect && d.pending != "" {
-		return fmt.Sprintf(": the weight of %s is not in effect", d.pending)
+	if inEffect && d.Pending != "" {
+		return fmt.Sprintf(": the weight of %s is not in effect", d.Pending)
 	}
 	return ""
 }
 
 // checkLanes compares the weights of a source group's sub-ports with the model; devices without a weight are absent
 // from weights.
-func (m *model) checkLanes(src int, weights map[string]uint64, want vector) string {
+func (m *Model) checkLanes(src int, weights map[string]uint64, want Vector) string {
 	var sum float64
 	for _, w := range weights {
 		sum += float64(w)
@@ -93,8 +93,8 @@ func (m *model) checkLanes(src int, weights map[string]uint64, want vector) stri
 		if there {
 			left--
 		}
-		if got := float64(w) / max(sum, 1); math.Abs(got-want.lanes[i]) > 1e-6*want.lanes[i] {
-			return fmt.Sprintf(" gives %s %.4f %%, want %.4f %%", c.Down.Device, 100*got, 100*want.lanes[i])
+		if got := float64(w) / max(sum, 1); math.Abs(got-want.Lanes[i]) > 1e-6*want.Lanes[i] {
+			return fmt.Sprintf(" gives %s %.4f %%, want %.4f %%", c.Down.Device, 100*got, 100*want.Lanes[i])
 		}
 	}
 	if left > 0 {
@@ -115,10 +115,10 @@ func Ratio(w []uint32) string {
 	return string(b)
 }
 
-// checkBuckets compares the kernel's route to a destination with the weights of sub-ports: routed is false without a
+// CheckBuckets compares the kernel's route to a destination with the weights of sub-ports: routed is false without a
 // route that forwards, nexthop is the number of the route's group, and have the number of its buckets by device. No
 // weights mean that the destination is unreachable.
-func checkBuckets(routed bool, nexthop int, have, weights map[string]uint64) string {
+func CheckBuckets(routed bool, nexthop int, have, weights map[string]uint64) string {
 	if len(weights) == 0 {
 		if routed {
 			return fmt.Sprintf("the kernel has a route, over nexthop %d, to an unreachable destination", nexthop)
@@ -151,8 +151,8 @@ func checkBuckets(routed bool, nexthop int, have, weights map[string]uint64) str
 	return ""
 }
 
-// checkAvoided returns a description of the first of some devices that still has buckets of a destination, or "".
-func checkAvoided(have map[string]uint64, devices []string) string {
+// CheckAvoided returns a description of the first of some devices that still has buckets of a destination, or "".
+func CheckAvoided(have map[string]uint64, devices []string) string {
 	for _, d := range devices {
 		if n := have[d]; n > 0 {
 			return fmt.Sprintf("the kernel gives %s %d buckets, but its link is down", d, n)
@@ -161,18 +161,18 @@ func checkAvoided(have map[string]uint64, devices []string) string {
 	return ""
 }
 
-// checkMembers compares the weights by which a data plane in memory forwards, by plane and by device, with the model.
-func (m *model) checkMembers(src int, planes, devices map[string]uint64, want vector) string {
+// CheckMembers compares the weights by which a data plane in memory forwards, by plane and by device, with the model.
+func (m *Model) CheckMembers(src int, planes, devices map[string]uint64, want Vector) string {
 	got := make([]uint64, m.Planes)
 	for p := range got {
 		got[p] = planes[m.PlaneName(p)]
 	}
-	if terms := lowestTerms(got); !slices.Equal(terms, want.planes) {
+	if terms := lowestTerms(got); !slices.Equal(terms, want.Planes) {
 		all := make([]uint32, len(got))
 		for p, w := range got {
 			all[p] = uint32(w)
 		}
-		return fmt.Sprintf("the data plane forwards by %s, want %s", Ratio(all), Ratio(want.planes))
+		return fmt.Sprintf("the data plane forwards by %s, want %s", Ratio(all), Ratio(want.Planes))
 	}
 	if text := m.checkLanes(src, devices, want); text != "" {
 		return "the data plane" + text
@@ -180,10 +180,10 @@ func (m *model) checkMembers(src int, planes, devices map[string]uint64, want ve
 	return ""
 }
 
-// checkFollowed returns a description of the first expected weights that a daemon has not yet reported over
+// CheckFollowed returns a description of the first expected weights that a daemon has not yet reported over
 // WatchWeights, or "": got are its last reported weights, effective is true if it has reported them as in effect. With
 // inEffect they must be.
-func checkFollowed(got []uint32, effective bool, want []uint32, inEffect bool) string {
+func CheckFollowed(got []uint32, effective bool, want []uint32, inEffect bool) string {
 	positive := func(w uint32) bool { return w > 0 }
 	reachable := slices.ContainsFunc(want, positive)
 	switch {

@@ -1,4 +1,4 @@
-package lab
+package judge
 
 import (
 	"fmt"
@@ -12,6 +12,16 @@ import (
 	"github.com/fared/fared/topo"
 )
 
+// testModel returns the model of a whole fabric.
+func testModel(t *testing.T, s topo.Spec) *Model {
+	t.Helper()
+	f, err := topo.New(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return NewModel(f)
+}
+
 // TestModelAndSimulationAgree builds random fabrics, whose servers, GPUs and planes differ in number and speed of their
 // sub-ports, and applies random failures and drains. The model and the simulation, which share no arithmetic, must have
 // the same weights of planes and sub-ports between all source groups.
@@ -24,7 +34,7 @@ func TestModelAndSimulationAgree(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, s := newModel(p), topo.Simulate(p)
+		m, s := NewModel(p), topo.Simulate(p)
 		names := p.Single()
 		for range 5 {
 			name := names[random.IntN(len(names))]
@@ -87,7 +97,7 @@ func different(t *testing.T, random *rand.Rand) *topo.Fabric {
 }
 
 // fail applies to a model the failure that a simulation applies to itself.
-func fail(t *testing.T, m *model, name string) {
+func fail(t *testing.T, m *Model, name string) {
 	t.Helper()
 	at, drain := strings.CutPrefix(name, "drain:")
 	set, err := m.Find(at)
@@ -96,28 +106,28 @@ func fail(t *testing.T, m *model, name string) {
 	}
 	for _, c := range set {
 		if drain {
-			m.drained[c.Index] = true
+			m.Drained[c.Index] = true
 		} else {
-			m.cut[c.Index] = true
+			m.Cut[c.Index] = true
 		}
 	}
 }
 
 // compare compares a model with a simulation.
-func compare(t *testing.T, m *model, s *topo.Simulation) {
+func compare(t *testing.T, m *Model, s *topo.Simulation) {
 	t.Helper()
 	for src, g := range m.Groups() {
-		for dst, want := range m.others(src) {
+		for dst, want := range m.Others(src) {
 			planes, subPorts := s.Weights(src, dst), s.SubPortWeights(src, dst)
-			if !slices.Equal(planes, want.planes) {
-				t.Errorf("%s -> %s: the simulation has %v, the model %v", g.Name, m.Groups()[dst].Name, planes, want.planes)
+			if !slices.Equal(planes, want.Planes) {
+				t.Errorf("%s -> %s: the simulation has %v, the model %v", g.Name, m.Groups()[dst].Name, planes, want.Planes)
 				continue
 			}
-			parts := fractions(planes)
+			parts := Fractions(planes)
 			for i, c := range g.Cables {
-				part := fractions(subPorts[c.Plane])[c.Sub] * parts[c.Plane]
-				if math.Abs(part-want.lanes[i]) > 1e-6 {
-					t.Errorf("%s -> %s: the simulation gives %s %.6f, the model %.6f", g.Name, m.Groups()[dst].Name, c.Down.Device, part, want.lanes[i])
+				part := Fractions(subPorts[c.Plane])[c.Sub] * parts[c.Plane]
+				if math.Abs(part-want.Lanes[i]) > 1e-6 {
+					t.Errorf("%s -> %s: the simulation gives %s %.6f, the model %.6f", g.Name, m.Groups()[dst].Name, c.Down.Device, part, want.Lanes[i])
 				}
 			}
 		}
