@@ -6,21 +6,18 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/reflection"
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/journal"
+	"github.com/fared/fared/internal/grpcserve"
 	"github.com/fared/fared/internal/unixsocket"
 )
 
@@ -31,10 +28,6 @@ const (
 	// maxRequestBytes fits a request with the largest number of operations that the contract allows, each with 8 sources of
 	// 128 slots.
 	maxRequestBytes = 16 << 20
-	// maxResponseBytes is the default limit of gRPC clients.
-	maxResponseBytes = 4 << 20
-	// maxStreams limits concurrent calls per connection.
-	maxStreams = 128
 	// pulse is the interval of health checks and of retries of the journal.
 	pulse = 500 * time.Millisecond
 	// silence is the pause after which a control plane counts as having resent its whole state.
@@ -198,39 +191,20 @@ func (a *Agent) bind() error {
 		a.endpoints = append(a.endpoints, endpoint{l, a.c.Socket, a.newGRPC()})
 	}
 	if a.c.Listen != "" {
-		var options []grpc.ServerOption
-		if a.c.TLS != nil {
-			options = append(options, grpc.Creds(credentials.NewTLS(a.c.TLS)))
+		l, options, err := grpcserve.Listen(a.c.Listen, a.c.TLS)
+		if errors.Is(err, grpcserve.ErrReachable) {
+			return &FieldError{"TLS", fmt.Errorf("missing, and %s %w: listen on 127.0.0.1 to do without", a.c.Listen, err)}
 		}
-		l, err := net.Listen("tcp", a.c.Listen)
 		if err != nil {
 			return &FieldError{"Listen", err}
 		}
 		a.endpoints = append(a.endpoints, endpoint{l, l.Addr().String(), a.newGRPC(options...)})
-		if a.c.TLS == nil && !loopback(l.Addr()) {
-			return &FieldError{"TLS", fmt.Errorf("missing, and %s is reachable from other hosts: listen on 127.0.0.1 to do without", a.c.Listen)}
-		}
 	}
 	return nil
 }
 
-// loopback checks the bound address, so that host names count as their addresses.
-func loopback(a net.Addr) bool {
-	ap, err := netip.ParseAddrPort(a.String())
-	return err == nil && ap.Addr().Unmap().IsLoopback()
-}
-
 func (a *Agent) newGRPC(options ...grpc.ServerOption) *grpc.Server {
-	g := grpc.NewServer(append(options,
-		grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxSendMsgSize(maxResponseBytes), grpc.MaxConcurrentStreams(maxStreams), grpc.ConnectionTimeout(10*time.Second),
-		// A control plane that vanished is detected after 40 s; connections that ping too often are closed.
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.StreamInterceptor(a.describe), grpc.WaitForHandlers(true),
-	)...)
-	healthpb.RegisterHealthServer(g, a.health)
-	reflection.Register(g)
-	return g
+	return grpcserve.New(maxRequestBytes, a.health, append(options, grpc.StreamInterceptor(a.describe), grpc.WaitForHandlers(true))...)
 }
 
 // describe adds DescriptionHeader to Snapshot.
@@ -373,23 +347,12 @@ func (a *Agent) serving(yes bool) {
 func (a *Agent) stop() {
 	a.health.Shutdown()
 	a.server.BreakStream("the data-plane agent stops; the programmed state remains, reconnect")
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for _, e := range a.endpoints {
-			e.grpc.GracefulStop()
-		}
-	}()
-	timer := time.NewTimer(a.c.StopTimeout)
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
-		a.log.Warn("canceling calls that did not finish in time", "timeout", a.c.StopTimeout)
-		for _, e := range a.endpoints {
-			e.grpc.Stop()
-		}
-		<-done
+	servers := make([]*grpc.Server, len(a.endpoints))
+	for i, e := range a.endpoints {
+		servers[i] = e.grpc
+	}
+	if !grpcserve.Stop(a.c.StopTimeout, servers...) {
+		a.log.Warn("canceled calls that did not finish in time", "timeout", a.c.StopTimeout)
 	}
 	if a.metrics != nil {
 		a.metrics.stop(a.c.StopTimeout)

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/fared/fared/dataplane/bpf"
 	"github.com/fared/fared/dataplane/linux"
+	"github.com/fared/fared/internal/grpcserve"
 )
 
 // Drivers.
@@ -98,8 +98,10 @@ func (c *Config) complete() error {
 	default:
 		return fmt.Errorf("unknown driver %q: use auto, bpf, linux or memory", c.Driver)
 	}
-	if c.TLS != nil && (c.TLS.ClientAuth != tls.RequireAndVerifyClientCert || c.TLS.ClientCAs == nil || c.TLS.MinVersion < tls.VersionTLS13) {
-		return &FieldError{"TLS", errors.New("clients would not need a certificate, or could use a version before TLS 1.3")}
+	if c.TLS != nil {
+		if err := grpcserve.CheckTLS(c.TLS); err != nil {
+			return &FieldError{"TLS", err}
+		}
 	}
 	return nil
 }

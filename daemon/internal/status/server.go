@@ -7,33 +7,26 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"runtime/debug"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/reflection"
 	grpcstatus "google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/grpcserve"
 	"github.com/fared/fared/internal/unixsocket"
 )
 
 const (
 	// maxRequestBytes is enough for a filter of more than 20,000 prefixes.
 	maxRequestBytes = 1 << 20
-	// maxResponseBytes is the default limit of gRPC clients. Pages and chunks end at maxMessageBytes.
-	maxResponseBytes = 4 << 20
 	// maxReaders bounds the open connections to the read-only socket, so that a local user cannot exhaust the process's file descriptors.
 	maxReaders = 256
-	// maxStreams bounds concurrent calls on one connection.
-	maxStreams = 128
 	// unaryTimeout ends a call whose client set no deadline.
 	unaryTimeout = 30 * time.Second
 	// DefaultStopTimeout limits how long calls may continue after a stop was requested.
@@ -119,47 +112,33 @@ func NewServer(c ServerConfig, service *Service, log *slog.Logger) (_ *Server, e
 		s.add(&endpoint{Listener: &limitedListener{Listener: l, free: make(chan struct{}, maxReaders), closed: make(chan struct{})}, name: c.ReadOnlySocket, access: accessRead, operate: operate}, grpc.Creds(newPeerCredentials()))
 	}
 	if c.Listen != "" {
-		var options []grpc.ServerOption
-		right := accessRead
 		if c.TLS != nil {
-			right = accessOperate
-			if c.TLS.ClientAuth != tls.RequireAndVerifyClientCert || c.TLS.ClientCAs == nil {
-				return nil, errors.New("api.tls: clients would not need a certificate: set client_ca_file")
+			if err := grpcserve.CheckTLS(c.TLS); err != nil {
+				return nil, fmt.Errorf("api.tls: %w: set client_ca_file", err)
 			}
-			options = append(options, grpc.Creds(credentials.NewTLS(c.TLS)))
 		}
-		l, err := net.Listen("tcp", c.Listen)
+		l, options, err := grpcserve.Listen(c.Listen, c.TLS)
+		if errors.Is(err, grpcserve.ErrReachable) {
+			return nil, fmt.Errorf("api.listen: %s %w: set api.tls, or listen on 127.0.0.1", c.Listen, err)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("api.listen: %w", err)
 		}
-		s.add(&endpoint{Listener: l, name: l.Addr().String(), access: right, operate: operate}, options...)
-		if c.TLS == nil && !loopback(l.Addr()) {
-			return nil, fmt.Errorf("api.listen: %s is reachable from other hosts: set api.tls, or listen on 127.0.0.1", c.Listen)
+		right := accessRead
+		if c.TLS != nil {
+			right = accessOperate
 		}
+		s.add(&endpoint{Listener: l, name: l.Addr().String(), access: right, operate: operate}, options...)
 	}
 	return s, nil
 }
 
-// loopback examines the bound address, so that names count by their resolved addresses.
-func loopback(a net.Addr) bool {
-	ap, err := netip.ParseAddrPort(a.String())
-	return err == nil && ap.Addr().Unmap().IsLoopback()
-}
-
 // add creates an endpoint's gRPC server.
 func (s *Server) add(e *endpoint, options ...grpc.ServerOption) {
-	g := grpc.NewServer(append(options,
-		grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxSendMsgSize(maxResponseBytes),
-		grpc.MaxConcurrentStreams(maxStreams), grpc.ConnectionTimeout(10*time.Second),
-		// A vanished watcher is detected after 40 s; a client that pings too often is disconnected.
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.ChainUnaryInterceptor(s.unary, e.allowUnary), grpc.ChainStreamInterceptor(s.stream, e.allowStream),
-	)...)
+	g := grpcserve.New(maxRequestBytes, s.health, append(options,
+		grpc.ChainUnaryInterceptor(s.unary, e.allowUnary), grpc.ChainStreamInterceptor(s.stream, e.allowStream))...)
 	farev1.RegisterWeightServiceServer(g, s.service.Weights())
 	farev1.RegisterFabricServiceServer(g, s.service.Fabric())
-	healthpb.RegisterHealthServer(g, s.health)
-	reflection.Register(g)
 	e.grpc = g
 	s.endpoints = append(s.endpoints, e)
 }
@@ -204,23 +183,12 @@ func (s *Server) Serve(ctx context.Context) error {
 func (s *Server) stop() {
 	s.health.Shutdown()
 	s.service.stop()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for _, e := range s.endpoints {
-			e.grpc.GracefulStop()
-		}
-	}()
-	timer := time.NewTimer(s.c.StopTimeout)
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
-		s.log.Warn("canceling calls that did not finish in time", "timeout", s.c.StopTimeout)
-		for _, e := range s.endpoints {
-			e.grpc.Stop()
-		}
-		<-done
+	servers := make([]*grpc.Server, len(s.endpoints))
+	for i, e := range s.endpoints {
+		servers[i] = e.grpc
+	}
+	if !grpcserve.Stop(s.c.StopTimeout, servers...) {
+		s.log.Warn("canceled calls that did not finish in time", "timeout", s.c.StopTimeout)
 	}
 }
 
