@@ -81,9 +81,9 @@ func (d *Device) Connect(ctx context.Context, conn grpc.ClientConnInterface, rem
 // Patience, the set ends: the peer gave up before it received the answer or while handling it. Any other set checks once per Patience that
 // its peer is alive, so that a set that only receives does not outlast a killed peer.
 func hear(s *Set, recv func() (*farev1.Goodbye, error), send func(*farev1.Goodbye) error) {
-	heard := make(chan struct{})
+	received := make(chan struct{})
 	go func() {
-		defer close(heard)
+		defer close(received)
 		for {
 			g, err := recv()
 			if err != nil {
@@ -96,7 +96,7 @@ func hear(s *Set, recv func() (*farev1.Goodbye, error), send func(*farev1.Goodby
 	}()
 	select {
 	case <-s.done:
-	case <-heard:
+	case <-received:
 		ask := time.NewTicker(s.cfg.Patience)
 		defer ask.Stop()
 		for ended := false; !ended; {
@@ -105,7 +105,7 @@ func hear(s *Set, recv func() (*farev1.Goodbye, error), send func(*farev1.Goodby
 				ended = true
 			case <-ask.C:
 				s.device.Do(func() {
-					if s.heard {
+					if s.peerReady {
 						s.ask()
 						return
 					}
@@ -119,7 +119,7 @@ func hear(s *Set, recv func() (*farev1.Goodbye, error), send func(*farev1.Goodby
 		reason = err.Error()
 	}
 	if send(&farev1.Goodbye{Reason: reason}) == nil {
-		<-heard // recv fails once the peer ends its stream
+		<-received // recv fails once the peer ends its stream
 	}
 }
 

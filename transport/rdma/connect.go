@@ -135,7 +135,7 @@ func (s *Set) join(ends []*farev1.ChannelEnd, finish bool) (err error) {
 			s.fail(err)
 			return
 		}
-		s.state, s.heard = connected, s.heard || finish
+		s.state, s.peerReady = connected, s.peerReady || finish
 		s.device.stir(s)
 	})
 	return err

@@ -17,7 +17,7 @@ const (
 
 // pump cuts work requests into operations and posts them on channels until the channels are full.
 func (s *Set) pump() {
-	if !s.heard {
+	if !s.peerReady {
 		return
 	}
 	s.useCredit()
@@ -350,7 +350,7 @@ func (s *Set) returned(op *Op) {
 // again.
 func (s *Set) spent(op *Op) {
 	if op == s.credits.op {
-		s.credits.op, s.credits.said = nil, false
+		s.credits.op, s.credits.sentAny = nil, false
 	}
 	s.tunnels.spare(op)
 }

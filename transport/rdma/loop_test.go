@@ -280,7 +280,7 @@ func (c *loopChannel) Close() {
 
 func (l *loops) dump(sets ...*Set) {
 	for _, s := range sets {
-		l.t.Logf("state %d heard %v credit %d allowed %d message %d work %d next %d made %d gated %d streams %d loose %v uncredited %v told %d op %v first %d queue %d", s.state, s.heard, s.credit, s.allowed, s.message, len(s.work), s.next, s.made, len(s.gated), len(s.streams), s.loose, s.uncredited, s.credits.told, s.credits.op, s.receives.first, len(s.receives.queue))
+		l.t.Logf("state %d peerReady %v credit %d allowed %d message %d work %d next %d made %d gated %d streams %d loose %v uncredited %v lastSent %d op %v first %d queue %d", s.state, s.peerReady, s.credit, s.allowed, s.message, len(s.work), s.next, s.made, len(s.gated), len(s.streams), s.loose, s.uncredited, s.credits.lastSent, s.credits.op, s.receives.first, len(s.receives.queue))
 		for key, st := range s.streams {
 			l.t.Logf(" stream %x lane %d out %d waiting %d uncredited %v", key, st.lane, st.out, len(st.waiting), st.uncredited)
 			for _, op := range st.waiting {

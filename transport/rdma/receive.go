@@ -22,9 +22,9 @@ type receive struct {
 
 // credits is the state of the credit that this end sends.
 type credits struct {
-	told uint32 // value of the latest credit: the first message without a receive, as far as the peer knows
-	op   *Op    // the credit operation in flight, or nil
-	said bool   // at least one credit has been sent
+	lastSent uint32 // value of the latest credit: the first message without a receive, as far as the peer knows
+	op       *Op    // the credit operation in flight, or nil
+	sentAny  bool   // at least one credit has been sent; cleared to repeat it
 }
 
 // grant sends a credit, which announces the posted receives to the peer. It does so when the peer has used up half of its credit, and once
@@ -32,8 +32,8 @@ type credits struct {
 func (s *Set) grant() {
 	c, r := &s.credits, &s.receives
 	posted := r.first + uint32(len(r.queue))
-	left, all := c.told-r.first, uint32(len(r.queue))
-	if c.op != nil || c.said && (posted == c.told || left > all/2) {
+	left, all := c.lastSent-r.first, uint32(len(r.queue))
+	if c.op != nil || c.sentAny && (posted == c.lastSent || left > all/2) {
 		return
 	}
 	lane := slices.IndexFunc(s.lanes, func(l *lane) bool { return l.share > 0 })
@@ -44,14 +44,14 @@ func (s *Set) grant() {
 	h := header{kind: kindCredit, message: posted}
 	h.marshal(&op.head)
 	op.Set, op.Kind, op.Head, op.lane = s, OpSend, op.head[:], lane
-	c.op, c.told, c.said = op, posted, true
+	c.op, c.lastSent, c.sentAny = op, posted, true
 	// At the head of the backlog: operations that wait there may depend on the peer, which may be waiting for this credit.
 	s.lanes[lane].backlog = slices.Insert(s.lanes[lane].backlog, 0, op)
 }
 
 // ask repeats the credit as a liveness check: the channel fails if the peer does not acknowledge it.
 func (s *Set) ask() {
-	s.credits.said = false
+	s.credits.sentAny = false
 	s.device.stir(s)
 }
 
@@ -112,8 +112,8 @@ func (s *Set) admit(ch Channel, head []byte, n int) ([]byte, Verdict) {
 	if s.state >= failing {
 		return nil, NotReady
 	}
-	if !s.heard {
-		s.heard = true
+	if !s.peerReady {
+		s.peerReady = true
 		s.device.stir(s)
 	}
 	var h header

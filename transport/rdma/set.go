@@ -140,8 +140,8 @@ type Set struct {
 	gated           map[uint32][]*Op
 	uncredited      []uint64
 	loose           []uint64 // streams with waiting operations of which an earlier operation has completed
-	// heard: the peer has connected its end. The set sends nothing before, since the peer would drop it.
-	heard      bool
+	// peerReady: the peer has connected its end. The set sends nothing before, since the peer would drop it.
+	peerReady  bool
 	spareWork  []*work
 	spareOps   []*Op
 	notifying  []*work // WRITEs with immediate whose payload is in place and whose announcement is due

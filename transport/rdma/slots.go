@@ -136,7 +136,7 @@ func (s *Set) share() {
 		s.displaced = true
 	}
 	if op := s.credits.op; op != nil && s.lanes[op.lane].share == 0 && !s.parked(s.lanes[op.lane]) {
-		s.credits.op, s.credits.said = nil, false // the credit waits on a stalled lane: send it by another
+		s.credits.op, s.credits.sentAny = nil, false // the credit waits on a stalled lane: send it by another
 	}
 	s.device.stir(s)
 }

@@ -60,7 +60,7 @@ func (q *queuePair) progress(to seq) {
 		q.window = min(q.window+growth, q.most)
 	}
 	now := q.core.host.Now()
-	q.since, q.heard = now, now
+	q.since, q.lastProgress = now, now
 	q.timeout = q.core.cfg.Timing.Retransmit
 	q.back = none
 	q.core.activate(q)
@@ -115,7 +115,7 @@ func (q *queuePair) acknowledged(s seq, syndrome uint8) {
 		}
 		// RNR proves that the peer is alive; the number of RNR retries is not limited.
 		now := c.host.Now()
-		q.heard = now
+		q.lastProgress = now
 		q.timeout = c.cfg.Timing.Retransmit
 		q.pause = now + max(rnrWait(syndrome), c.cfg.Timing.NotReady)
 		q.goBack()

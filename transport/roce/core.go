@@ -25,7 +25,7 @@ type Core struct {
 	// which is not later than queuePair.due.
 	active []*queuePair
 	timers timers
-	asked  time.Duration // latest argument of WakeAt
+	wakeAt time.Duration // latest argument of WakeAt
 
 	checker checker
 	// scratch and tail are buffers to build a packet: headers, and the payload of READ responses; padding and ICRC.
@@ -78,8 +78,8 @@ func (c *Core) Flush() {
 	if len(c.timers) > 0 {
 		at = max(c.timers[0].wake, 1) // 0 would mean never
 	}
-	if at != c.asked {
-		c.asked = at
+	if at != c.wakeAt {
+		c.wakeAt = at
 		c.out.WakeAt(at)
 	}
 }
@@ -116,7 +116,7 @@ func (c *Core) unwatch(q *queuePair) {
 // Tick implements wire.Core.
 func (c *Core) Tick() {
 	now := c.host.Now()
-	c.asked = -1 // the timer has fired
+	c.wakeAt = -1 // the timer has fired
 	for len(c.timers) > 0 && c.timers[0].wake <= now {
 		q := c.timers[0]
 		c.unwatch(q)

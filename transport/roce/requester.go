@@ -51,12 +51,12 @@ type requester struct {
 	lossUntil    seq // losses below this number belong to an earlier loss that has shrunk the window
 	back         seq // una at the latest goBack on a NAK; no further goBack until una advances
 
-	since   time.Duration // start of the retransmission timer
-	timeout time.Duration // duration of the retransmission timer
-	heard   time.Duration // time at which the peer last made progress, or received a request after idleness; shifted by the delay of late timers
-	pause   time.Duration // time until which RNR suspends sending; 0: not suspended
-	quiet   time.Duration // time of the latest response, or of the first request after idleness
-	stalled bool          // value in the latest call of Host.Stalled
+	since        time.Duration // start of the retransmission timer
+	timeout      time.Duration // duration of the retransmission timer
+	lastProgress time.Duration // time at which the peer last made progress, or received a request after idleness; shifted by the delay of late timers
+	pause        time.Duration // time until which RNR suspends sending; 0: not suspended
+	quiet        time.Duration // time of the latest response, or of the first request after idleness
+	stalled      bool          // value in the latest call of Host.Stalled
 }
 
 func (r *requester) init(cfg *Config, first seq) {
@@ -128,7 +128,7 @@ func (q *queuePair) pump() {
 			now := q.core.host.Now()
 			q.since = now
 			if q.una == q.high {
-				q.heard, q.quiet = now, now
+				q.lastProgress, q.quiet = now, now
 			}
 		}
 		switch kind := r.op.Kind; {
@@ -289,8 +289,8 @@ func (q *queuePair) silent(now time.Duration) {
 func (q *queuePair) timedOut(now time.Duration) {
 	timing := &q.core.cfg.Timing
 	// For the time by which the timer is late, the process did not run: responses that arrived meanwhile are still unread.
-	q.heard += now - (q.since + q.timeout)
-	if silent := now - q.heard; silent >= timing.GiveUp {
+	q.lastProgress += now - (q.since + q.timeout)
+	if silent := now - q.lastProgress; silent >= timing.GiveUp {
 		q.fail(fmt.Errorf("%w: no acknowledgement in %v", rdma.ErrRetryExceeded, silent), rdma.ErrRetryExceeded, q.una, nakOperational)
 		return
 	}

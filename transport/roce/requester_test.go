@@ -34,14 +34,14 @@ func TestMessagesAreCut(t *testing.T) {
 
 func TestAcksAreAskedFor(t *testing.T) {
 	h := newHand(t, Config{})
-	var asked []int
+	var requesting []int
 	for i, p := range h.post(writeOp(100 * full)) {
 		if p.ackReq {
-			asked = append(asked, i)
+			requesting = append(requesting, i)
 		}
 	}
-	if want := []int{31, 63, 95, 99}; !slices.Equal(asked, want) {
-		t.Errorf("asked with %v, want %v", asked, want)
+	if want := []int{31, 63, 95, 99}; !slices.Equal(requesting, want) {
+		t.Errorf("requested with %v, want %v", requesting, want)
 	}
 }
 

@@ -28,9 +28,9 @@ type responder struct {
 	expected seq    // the next to be executed
 	msn      uint32 // number of executed messages, modulo 2^24
 	answered bool   // at least one request was executed, so that an ACK is meaningful
-	// told: a NAK has reported expected as missing; no further NAK is sent until it arrives (Section 9.7.5). Meanwhile later requests are
+	// nakSent: a NAK has reported expected as missing; no further NAK is sent until it arrives (Section 9.7.5). Meanwhile later requests are
 	// dropped.
-	told bool
+	nakSent bool
 
 	ackNow bool          // acknowledge at the next flush
 	ackAt  time.Duration // time of a delayed acknowledgement; 0: none
@@ -52,15 +52,15 @@ func (q *queuePair) request(h *header, payload []byte) {
 	switch s := q.expected.near(h.psn); {
 	case s > q.expected:
 		q.core.outOfSequence++
-		if !q.told {
-			q.told = true
+		if !q.nakSent {
+			q.nakSent = true
 			q.nak(nakSequence, q.expected)
 		}
 	case s < q.expected:
 		q.core.duplicates++
 		q.repeat(s, h, payload)
 	default:
-		q.told = false
+		q.nakSent = false
 		q.execute(h, payload)
 	}
 }
@@ -129,7 +129,7 @@ func (q *queuePair) executeSend(h *header, t has, payload []byte) {
 			return
 		case verdict == rdma.NotReady:
 			c.rnrSent++
-			q.told = true
+			q.nakSent = true
 			q.nak(syndromeRNR|rnrCode(c.cfg.Timing.NotReady), q.expected)
 			return
 		case verdict != rdma.Accepted:

@@ -41,8 +41,8 @@ type Agent struct {
 
 // agreed is a connection of the configuration.
 type agreed struct {
-	said *farev1.SuperpConnection
-	conn *Connection
+	config *farev1.SuperpConnection
+	conn   *Connection
 }
 
 // NewAgent returns an agent without a configuration.
@@ -57,7 +57,7 @@ func NewAgent(cfg AgentConfig) *Agent {
 
 // Connection returns the connection with a local cid, or nil if there is none. The caller holds the device's lock.
 func (a *Agent) Connection(cid uint16) *Connection {
-	i, ok := slices.BinarySearchFunc(a.conns, uint32(cid), func(x *agreed, cid uint32) int { return cmp.Compare(x.said.LocalCid, cid) })
+	i, ok := slices.BinarySearchFunc(a.conns, uint32(cid), func(x *agreed, cid uint32) int { return cmp.Compare(x.config.LocalCid, cid) })
 	if !ok {
 		return nil
 	}
@@ -103,7 +103,7 @@ func (a *Agent) configure(r *farev1.ConfigureSuperpRequest) error {
 		}
 		made = append(made, &agreed{x, conn})
 	}
-	slices.SortFunc(made, func(x, y *agreed) int { return cmp.Compare(x.said.LocalCid, y.said.LocalCid) })
+	slices.SortFunc(made, func(x, y *agreed) int { return cmp.Compare(x.config.LocalCid, y.config.LocalCid) })
 	a.current, a.started, a.conns = proto.CloneOf(r), false, made
 	a.notifyAll()
 	return nil
@@ -318,7 +318,7 @@ func (a *Agent) status() *farev1.SuperpStatus {
 	s := &farev1.SuperpStatus{Generation: a.current.GetGeneration(), Started: a.started, Counters: a.cfg.Core.Counters()}
 	for _, x := range a.conns {
 		c := x.conn
-		one := &farev1.SuperpConnectionStatus{Connection: x.said, State: farev1.SuperpConnectionState_SUPERP_CONNECTION_STATE_STARTED,
+		one := &farev1.SuperpConnectionStatus{Connection: x.config, State: farev1.SuperpConnectionState_SUPERP_CONNECTION_STATE_STARTED,
 			NextPsn: c.tx.nxt, UnackedPsn: c.tx.una, ExpectedPsn: c.rx.next, NextXid: uint32(c.outNext), PeerXid: uint32(c.inNext),
 			Outstanding: uint32(c.pending())}
 		switch {

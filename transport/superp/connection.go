@@ -48,26 +48,26 @@ type Connection struct {
 	full        bool         // Post has returned false: a call of Room is due
 
 	// The peer's transactions (this end is the target).
-	in        []incoming
-	inNext    uint16 // oldest incomplete one: the local ack_xid is inNext-1
-	told      uint16 // ack_xid of the latest new packet
-	confirmed uint16 // latest ack_xid that the peer is known to have
-	open      int
-	waiters   int    // messages that wait for Ready
-	waiter    uint16 // xid of the latest one
-	ready     bool   // Ready was called
-	reading   int    // unacknowledged read responses plus unanswered reads
-	reads     fifo[read]
-	answers   fifo[*answer]
-	blocked   fifo[[]byte] // ordered: packets that wait for an earlier message or read
-	turn      int
+	in         []incoming
+	inNext     uint16 // oldest incomplete one: the local ack_xid is inNext-1
+	lastAckXID uint16 // ack_xid of the latest new packet
+	confirmed  uint16 // latest ack_xid that the peer is known to have
+	open       int
+	waiters    int    // messages that wait for Ready
+	waiter     uint16 // xid of the latest one
+	ready      bool   // Ready was called
+	reading    int    // unacknowledged read responses plus unanswered reads
+	reads      fifo[read]
+	answers    fifo[*answer]
+	blocked    fifo[[]byte] // ordered: packets that wait for an earlier message or read
+	turn       int
 
 	ackAt  time.Duration // time at which a delayed acknowledgement is due; 0: none
 	ackNow bool
 
 	// A transaction may wait at the peer although every packet is acknowledged: a probe then checks that the peer is alive.
-	heard time.Duration // time of the latest received packet or sent probe
-	probe bool
+	lastActivity time.Duration // time of the latest received packet or sent probe
+	probe        bool
 
 	// State of a shutdown.
 	draining  bool          // no new operations are accepted
@@ -93,7 +93,7 @@ func newConnection(core *Core, remote netip.Addr, cid uint16, ordered bool) *Con
 	n := ceilPow2(p.Transactions)
 	c := &Connection{core: core, cfg: &core.cfg, remote: remote, cid: cid, ordered: ordered, payload: core.cfg.Payload,
 		transactions: p.Transactions, opsPerPacket: p.OpsPerPacket, tx: newSender(*p), rx: newReceiver(p.ReceiveWindow),
-		out: make([]transaction, n), in: make([]incoming, n), told: 0xffff, confirmed: 0xffff, index: -1}
+		out: make([]transaction, n), in: make([]incoming, n), lastAckXID: 0xffff, confirmed: 0xffff, index: -1}
 	words := (p.PacketsPerTransaction + 63) / 64
 	seen := make([]uint64, n*words)
 	for i := range c.in {
@@ -228,7 +228,7 @@ func (c *Connection) touch() {
 
 // receive handles a decoded packet.
 func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
-	c.heard = now
+	c.lastActivity = now
 	if !c.tx.ack(&p.PDL, now, c) {
 		c.core.count.badAcks++
 		return // its psn cannot be trusted either

@@ -21,7 +21,7 @@ type Core struct {
 	nextCID uint16
 	dirty   []*Connection
 	timers  timers
-	asked   time.Duration // latest argument of wire.Out.WakeAt
+	wakeAt  time.Duration // latest argument of wire.Out.WakeAt
 	count   counters
 
 	scratch []byte    // buffer for a packet's headers
@@ -128,7 +128,7 @@ func (c *Core) Receive(from netip.AddrPort, p []byte) {
 // Tick handles the connections whose timer has expired.
 func (c *Core) Tick() {
 	now := c.host.Now()
-	c.asked = 0
+	c.wakeAt = 0
 	for len(c.timers) > 0 && c.timers[0].wake <= now {
 		x := heap.Pop(&c.timers).(*Connection)
 		x.wake = 0
@@ -160,9 +160,9 @@ func (c *Core) Flush() {
 	clear(c.dirty)
 	c.dirty = c.dirty[:0]
 	// An obsolete timer fires without effect and is not rearmed: this costs less than tracking every deadline.
-	if len(c.timers) > 0 && c.timers[0].wake != c.asked {
-		c.asked = c.timers[0].wake
-		c.out.WakeAt(c.asked)
+	if len(c.timers) > 0 && c.timers[0].wake != c.wakeAt {
+		c.wakeAt = c.timers[0].wake
+		c.out.WakeAt(c.wakeAt)
 	}
 }
 

@@ -22,13 +22,13 @@ type path struct {
 	acked  uint64 // highest number of a transmission that is known to have arrived
 	gone   bool   // removed from the connection; kept until its packets are acknowledged
 
-	asked   uint64        // number of the latest transmission that requests an acknowledgement
-	quiet   time.Duration // time at which it was last known to work, or began to carry packets that request acknowledgements
-	losses  int           // packets detected as lost on it since quiet
-	stalled bool
-	told    bool          // value of stalled in the latest call of Host.Stalled
-	probe   time.Duration // stalled: time of the next probe packet
-	wait    time.Duration // stalled: interval from that probe to the next
+	ackRequested uint64        // number of the latest transmission that requests an acknowledgement
+	quiet        time.Duration // time at which it was last known to work, or began to carry packets that request acknowledgements
+	losses       int           // packets detected as lost on it since quiet
+	stalled      bool
+	reported     bool          // value of stalled in the latest call of Host.Stalled
+	probe        time.Duration // stalled: time of the next probe packet
+	wait         time.Duration // stalled: interval from that probe to the next
 }
 
 // living reports whether the path is in use and has a share.

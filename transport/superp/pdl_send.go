@@ -123,10 +123,10 @@ func (s *sender) went(r *sent, p *path, now time.Duration) {
 	}
 	r.path, r.number, r.at = p, p.sent, now
 	if r.asks {
-		if p.asked <= p.acked {
+		if p.ackRequested <= p.acked {
 			p.quiet, p.losses = now, 0
 		}
-		p.asked = p.sent
+		p.ackRequested = p.sent
 	}
 	r.times++
 }

@@ -99,22 +99,22 @@ func TestReceiverIsItsTwin(t *testing.T) {
 
 // line is a sender and a receiver, and between them a channel of datagrams that a script controls.
 type line struct {
-	t      testing.TB
-	s      sender
-	r      receiver
-	now    time.Duration
-	timing rdma.Timing
-	paths  []*path
-	flying []uint32 // psns
-	acks   []PDL
-	got    map[uint32]bool // psns that the receiver has
-	told   map[uint32]bool // psns that the sender considers acknowledged
-	base   uint32
+	t            testing.TB
+	s            sender
+	r            receiver
+	now          time.Duration
+	timing       rdma.Timing
+	paths        []*path
+	flying       []uint32 // psns
+	acks         []PDL
+	got          map[uint32]bool // psns that the receiver has
+	acknowledged map[uint32]bool // psns that the sender considers acknowledged
+	base         uint32
 }
 
 func newLine(t testing.TB, window, receive int, base uint32) *line {
 	l := &line{t: t, s: newSender(Parameters{Window: window, Reorder: 3}), r: newReceiver(receive), base: base,
-		timing: rdma.Timing{}.WithDefaults(), got: map[uint32]bool{}, told: map[uint32]bool{}}
+		timing: rdma.Timing{}.WithDefaults(), got: map[uint32]bool{}, acknowledged: map[uint32]bool{}}
 	l.s.una, l.s.nxt, l.s.until, l.s.high = base, base, base, base
 	l.r.next, l.r.high = base, base
 	l.s.offered = uint32(receive)
@@ -133,10 +133,10 @@ func (l *line) acked(c *content) {
 	if !l.got[psn] {
 		l.t.Fatalf("psn %d is acknowledged and has not been received", psn)
 	}
-	if l.told[psn] {
+	if l.acknowledged[psn] {
 		l.t.Fatalf("psn %d is acknowledged twice", psn)
 	}
-	l.told[psn] = true
+	l.acknowledged[psn] = true
 }
 
 func (l *line) went(psn uint32, r *sent, p int) {
@@ -224,8 +224,8 @@ func (l *line) finish() {
 		l.s.expire(8, l.now)
 		l.again(0)
 	}
-	if l.s.una != l.s.nxt || uint32(len(l.told)) != l.s.nxt-l.base || l.s.lost != 0 {
-		l.t.Fatalf("%d of %d packets were acknowledged, %d count as lost", len(l.told), l.s.nxt-l.base, l.s.lost)
+	if l.s.una != l.s.nxt || uint32(len(l.acknowledged)) != l.s.nxt-l.base || l.s.lost != 0 {
+		l.t.Fatalf("%d of %d packets were acknowledged, %d count as lost", len(l.acknowledged), l.s.nxt-l.base, l.s.lost)
 	}
 }
 
@@ -334,8 +334,8 @@ func TestSenderRefusesLies(t *testing.T) {
 			t.Errorf("%+v is believed", h)
 		}
 	}
-	if h := (PDL{AckPSN: 98, SACK: 0xfffffffe}); !l.s.ack(&h, 1, l) || len(l.told) > 0 {
-		t.Errorf("an old acknowledgement counts: %v", l.told)
+	if h := (PDL{AckPSN: 98, SACK: 0xfffffffe}); !l.s.ack(&h, 1, l) || len(l.acknowledged) > 0 {
+		t.Errorf("an old acknowledgement counts: %v", l.acknowledged)
 	}
 	l.finish()
 }

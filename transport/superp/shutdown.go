@@ -90,8 +90,8 @@ func (c *Connection) drained(now time.Duration) {
 
 // end ends the connection at once: operations complete with err, the host receives why.
 func (c *Connection) end(err, why error) {
-	told := c.failed != nil // drained has already called Host.Failed
-	if !told {
+	reported := c.failed != nil // drained has already called Host.Failed
+	if !reported {
 		c.failed = why
 	}
 	c.draining = true
@@ -119,7 +119,7 @@ func (c *Connection) end(err, why error) {
 		return
 	}
 	c.drain()
-	if !c.closed && !told && why != nil {
+	if !c.closed && !reported && why != nil {
 		c.why = nil
 		c.core.host.Failed(c, why)
 	}
@@ -182,7 +182,7 @@ func (c *Connection) probeAt() time.Duration {
 	if !owed || c.tx.waiting() || !c.connected || c.removed {
 		return 0
 	}
-	return max(c.heard, c.tx.progress) + c.cfg.Timing.GiveUp/4
+	return max(c.lastActivity, c.tx.progress) + c.cfg.Timing.GiveUp/4
 }
 
 // tick handles the timers that are due.

@@ -162,7 +162,7 @@ func (c *Connection) works(p *path) { c.paths.restored(p, c.core.host.Now()) }
 // only paths that have lost packets or carry the oldest unacknowledged one, since sack_bitmap does not show packets far behind the oldest
 // one.
 func (c *Connection) stallAt(p *path) time.Duration {
-	if p.stalled || !p.living() || p.asked <= p.acked {
+	if p.stalled || !p.living() || p.ackRequested <= p.acked {
 		return 0
 	}
 	from := p.quiet
@@ -209,8 +209,8 @@ func (c *Connection) stall(now time.Duration) {
 // tellStalls reports stalled and recovered paths to the host.
 func (c *Connection) tellStalls() {
 	for _, p := range c.paths.changed {
-		if p.stalled != p.told && !c.closed {
-			p.told = p.stalled
+		if p.stalled != p.reported && !c.closed {
+			p.reported = p.stalled
 			c.core.host.Stalled(c, p.Slot, p.stalled)
 		}
 	}
@@ -218,7 +218,7 @@ func (c *Connection) tellStalls() {
 }
 
 // newAck reports whether the next packet would carry a new acknowledgement.
-func (c *Connection) newAck() bool { return c.rx.moved || c.inNext-1 != c.told }
+func (c *Connection) newAck() bool { return c.rx.moved || c.inNext-1 != c.lastAckXID }
 
 // transmitNew sends new packets as the windows allow. Replies and requests alternate by run, so that neither direction starves the other.
 func (c *Connection) transmitNew(now time.Duration) {
@@ -273,7 +273,7 @@ func (c *Connection) repeat(now time.Duration) {
 func (c *Connection) send(x content, now time.Duration) {
 	x.carried = c.inNext - 1
 	psn, r := c.tx.push(x, x.kind != noOp || x.probe || x.carried != c.confirmed, now)
-	c.told = x.carried
+	c.lastAckXID = x.carried
 	c.transmit(psn, r, false, now)
 }
 
@@ -328,8 +328,8 @@ func (c *Connection) transmit(psn uint32, r *sent, again bool, now time.Duration
 	p.count(data, again)
 	c.tx.went(r, p, now)
 	c.rx.moved, c.rx.pending = false, 0
-	// told is the ack_xid of new packets only: if the first transmission has arrived, the loss of a retransmission goes unnoticed.
-	if c.told == c.inNext-1 {
+	// lastAckXID is that of new packets only: if the first transmission has arrived, the loss of a retransmission goes unnoticed.
+	if c.lastAckXID == c.inNext-1 {
 		c.ackAt, c.ackNow = 0, false
 	}
 	c.core.count.sent++
@@ -391,7 +391,7 @@ func (c *Connection) buildAnswer(b []byte, t TAL, a *answer) (head, payload []by
 // requests an acknowledgement only if its ack_xid is new; otherwise the two ends would acknowledge each other forever. If the window is
 // full, a retransmission of the oldest packet carries the acknowledgement.
 func (c *Connection) acknowledge(now time.Duration) {
-	if c.told != c.inNext-1 && !c.ackNow {
+	if c.lastAckXID != c.inNext-1 && !c.ackNow {
 		// Transactions are complete: acknowledge at once if no other is open, else after AckDelay.
 		c.ackNow = c.open == 0
 		if c.ackAt == 0 {
@@ -400,7 +400,7 @@ func (c *Connection) acknowledge(now time.Duration) {
 	}
 	room := c.tx.room(true)
 	if c.probe {
-		c.probe, c.heard = false, now
+		c.probe, c.lastActivity = false, now
 		if room {
 			c.send(content{kind: noOp, probe: true}, now)
 			return

@@ -76,9 +76,9 @@ func (i *initiator) attach(k *conn) {
 
 // lost handles the end of the connection. After a HOLD the timer of GiveUp restarts here.
 func (i *initiator) lost() {
-	asked := i.opened && i.held
+	requested := i.opened && i.held
 	i.conn, i.opened, i.held, i.needOpen, i.c.out.queued = nil, false, false, false, false
-	if asked {
+	if requested {
 		i.patient()
 	}
 }

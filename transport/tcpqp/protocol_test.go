@@ -65,8 +65,8 @@ func (l *lone) feed(k *conn, hs ...header) {
 	}
 }
 
-// said returns the outgoing frames, which have no data.
-func (l *lone) said(k *conn) (hs []header) {
+// headers returns the outgoing frames, which have no data.
+func (l *lone) headers(k *conn) (hs []header) {
 	l.t.Helper()
 	l.host.Do(func() {
 		var b []byte
@@ -106,7 +106,7 @@ func TestEveryChannelIsRefused(t *testing.T) {
 			l.feed(k, header{op: opOpen, channel: 77, from: 1 + i, epoch: 1})
 		}
 	})
-	if hs := l.said(k); len(hs) != many || hs[many-1].op != opRefuse || hs[many-1].channel != many {
+	if hs := l.headers(k); len(hs) != many || hs[many-1].op != opRefuse || hs[many-1].channel != many {
 		t.Errorf("%d of %d were refused", len(hs), many)
 	}
 }
@@ -125,8 +125,8 @@ func TestReadyBeforeAccept(t *testing.T) {
 	k := l.accept()
 	send := header{op: opSend, channel: 1, length: 20}
 	l.host.Do(func() { l.feed(k, header{op: opOpen, channel: 1, from: 9, epoch: 1}, send) })
-	if got := opcodes(l.said(k)); !slices.Equal(got, []opcode{opAccept, opHold}) {
-		t.Fatalf("said %#x", got)
+	if got := opcodes(l.headers(k)); !slices.Equal(got, []opcode{opAccept, opHold}) {
+		t.Fatalf("headers %#x", got)
 	}
 	k = l.accept()
 	l.host.Do(func() {
@@ -134,12 +134,12 @@ func TestReadyBeforeAccept(t *testing.T) {
 		ready = true
 		l.ch.Ready()
 	})
-	if got := l.said(k); !slices.Equal(opcodes(got), []opcode{opAccept}) || got[0].status != statusNone {
-		t.Errorf("said %+v", got)
+	if got := l.headers(k); !slices.Equal(opcodes(got), []opcode{opAccept}) || got[0].status != statusNone {
+		t.Errorf("headers %+v", got)
 	}
 	l.host.Do(func() { l.feed(k, send) })
-	if got := l.said(k); !slices.Equal(opcodes(got), []opcode{opAck}) || k.dead != nil {
-		t.Errorf("said %+v, %v", got, k.dead)
+	if got := l.headers(k); !slices.Equal(opcodes(got), []opcode{opAck}) || k.dead != nil {
+		t.Errorf("headers %+v, %v", got, k.dead)
 	}
 	l.host.Do(func() { l.host.Close(l.ch) })
 }
@@ -155,8 +155,8 @@ func TestOvertakenBeforeConnect(t *testing.T) {
 		}
 		l.host.Do(func() { k[1].fail(errReset) })
 		l.connect()
-		if got := l.said(k[2]); len(got) != 1 || got[0].op != opAccept || got[0].epoch != 2 {
-			t.Errorf("%v: said %+v", order, got)
+		if got := l.headers(k[2]); len(got) != 1 || got[0].op != opAccept || got[0].epoch != 2 {
+			t.Errorf("%v: headers %+v", order, got)
 		}
 		l.host.Do(func() { l.host.Close(l.ch) })
 	}

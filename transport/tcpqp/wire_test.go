@@ -125,7 +125,7 @@ func TestPlacedByOption(t *testing.T) {
 	for _, kernel := range []string{"1", "0"} {
 		t.Run("tcp_timestamps="+kernel, func(t *testing.T) {
 			var mu sync.Mutex
-			told := map[uint32]Option{} // by offset in host 0's stream
+			byOffset := map[uint32]Option{} // by offset in host 0's stream
 			spaces, addresses := veths(t)
 			var configs [2]Config
 			for i, n := range spaces {
@@ -140,7 +140,7 @@ func TestPlacedByOption(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				if s.Port == Port && s.Remote.Port() == 61500 {
-					told[s.Offset] = s.Option
+					byOffset[s.Offset] = s.Option
 				}
 			}
 			p := newPair(t, addresses, configs)
@@ -232,7 +232,7 @@ func TestPlacedByOption(t *testing.T) {
 				defer mu.Unlock()
 				for _, x := range segments {
 					o, _ := FindOption(x.options)
-					is := told[x.seq-origin]
+					is := byOffset[x.seq-origin]
 					is.Timestamp, is.Echo = o.Timestamp, o.Echo // a retransmission has others
 					if x.to.Port() == Port && is != o {
 						return false

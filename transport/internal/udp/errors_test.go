@@ -11,14 +11,14 @@ import (
 )
 
 // flood queues n numbered datagrams of a size, and returns the results of Next.
-func flood(d *device, to netip.AddrPort, port uint16, n, size int) (told []uint16) {
+func flood(d *device, to netip.AddrPort, port uint16, n, size int) (identifications []uint16) {
 	d.do(func() {
 		for i := range n {
-			told = append(told, d.endpoint.Next(to, port, size))
+			identifications = append(identifications, d.endpoint.Next(to, port, size))
 			d.endpoint.Send(to, port, nil, numbered(i, size), nil)
 		}
 	})
-	return told
+	return identifications
 }
 
 // changed checks that exactly the counters in want have changed, by the given amounts.
@@ -125,13 +125,13 @@ func TestWithoutKernelHelp(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := accounted(t, &a)
-	if told := flood(&a, to, 61500, 10, 100); told[9] != 9 {
-		t.Errorf("announced %v before anybody knew", told)
+	if sent := flood(&a, to, 61500, 10, 100); sent[9] != 9 {
+		t.Errorf("announced %v before anybody knew", sent)
 	}
 	after := accounted(t, &a)
 	changed(t, before, after, map[string]uint64{"queued": 10, "sent": 1, "sent_batches": 1, "sent_bytes": 100, "dropped_no_gso": 9})
-	if told := flood(&a, to, 61500, 10, 100); told[9] != 0 {
-		t.Errorf("announced %v afterwards", told)
+	if sent := flood(&a, to, 61500, 10, 100); sent[9] != 0 {
+		t.Errorf("announced %v afterwards", sent)
 	}
 	changed(t, after, accounted(t, &a), map[string]uint64{"queued": 10, "sent": 10, "sent_batches": 10, "sent_bytes": 1000})
 	b.until(t, waitFor(&b, 12))

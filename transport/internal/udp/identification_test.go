@@ -155,9 +155,9 @@ func TestIdentificationIsAsAnnounced(t *testing.T) {
 					}
 					seen[number] = true
 					left--
-					told, id, flags := binary.BigEndian.Uint16(ip[32:]), binary.BigEndian.Uint16(ip[4:]), binary.BigEndian.Uint16(ip[6:])
-					if told != id || flags != 0x4000 {
-						t.Errorf("datagram %d of %d bytes: identification %d, announced %d; flags %#x", number, size-28, id, told, flags)
+					announced, id, flags := binary.BigEndian.Uint16(ip[32:]), binary.BigEndian.Uint16(ip[4:]), binary.BigEndian.Uint16(ip[6:])
+					if announced != id || flags != 0x4000 {
+						t.Errorf("datagram %d of %d bytes: identification %d, announced %d; flags %#x", number, size-28, id, announced, flags)
 					}
 				}
 			}

@@ -38,8 +38,8 @@ type batch struct {
 	closed      bool  // accepts no more datagrams
 }
 
-// lane holds the batches of one source port.
-type lane struct {
+// portQueue holds the batches of one source port.
+type portQueue struct {
 	port        uint16
 	first, last int32
 }
@@ -53,10 +53,10 @@ type queue struct {
 	max       int  // maximum bytes of a batch
 	datagrams []datagram
 	batches   []batch
-	lanes     []lane
+	ports     []portQueue
 	arena     []byte
 	open      map[flow]int32   // newest batch of each flow
-	byPort    map[uint16]int32 // index in lanes
+	byPort    map[uint16]int32 // index in ports
 	// The most recent flow and its newest batch, or none. They avoid the map lookup in the most common case.
 	recent      flow
 	recentBatch int32
@@ -67,7 +67,7 @@ func newQueue(max int, whole bool) *queue {
 		whole: whole, max: max,
 		datagrams: make([]datagram, 0, maxQueued),
 		batches:   make([]batch, 0, maxQueued),
-		lanes:     make([]lane, 0, maxQueued),
+		ports:     make([]portQueue, 0, maxQueued),
 		arena:     make([]byte, 0, 128*maxQueued),
 		open:      make(map[flow]int32),
 		byPort:    make(map[uint16]int32),
@@ -120,18 +120,18 @@ func (q *queue) add(f flow, head, payload, tail []byte) {
 	q.recent, q.recentBatch = f, i
 }
 
-// begin starts a batch and appends it to the lane of its port.
+// begin starts a batch and appends it to the queue of its port.
 func (q *queue) begin(f flow, length int, d int32) int32 {
 	i := int32(len(q.batches))
 	q.batches = append(q.batches, batch{flow: f, segment: length, first: d, next: none})
 	q.open[f] = i
 	at, ok := q.byPort[f.port]
 	if !ok {
-		q.byPort[f.port] = int32(len(q.lanes))
-		q.lanes = append(q.lanes, lane{port: f.port, first: i, last: i})
+		q.byPort[f.port] = int32(len(q.ports))
+		q.ports = append(q.ports, portQueue{port: f.port, first: i, last: i})
 		return i
 	}
-	l := &q.lanes[at]
+	l := &q.ports[at]
 	q.batches[l.last].next = i
 	l.last = i
 	return i
@@ -145,10 +145,10 @@ func (q *queue) reset() {
 	for i := range q.batches {
 		delete(q.open, q.batches[i].flow)
 	}
-	for i := range q.lanes {
-		delete(q.byPort, q.lanes[i].port)
+	for i := range q.ports {
+		delete(q.byPort, q.ports[i].port)
 	}
 	clear(q.datagrams)
-	q.datagrams, q.batches, q.lanes, q.arena = q.datagrams[:0], q.batches[:0], q.lanes[:0], q.arena[:0]
+	q.datagrams, q.batches, q.ports, q.arena = q.datagrams[:0], q.batches[:0], q.ports[:0], q.arena[:0]
 	q.recent, q.recentBatch = flow{}, none
 }

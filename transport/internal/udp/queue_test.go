@@ -59,8 +59,8 @@ func gathered(t *testing.T, e *Endpoint) []message {
 	t.Helper()
 	q, s := e.queue, &e.sender
 	var all []message
-	for i := range q.lanes {
-		for b := q.lanes[i].first; b != none; {
+	for i := range q.ports {
+		for b := q.ports[i].first; b != none; {
 			b = s.gather(q, b)
 			for k := range s.batches {
 				m := &s.messages[k]
@@ -68,7 +68,7 @@ func gathered(t *testing.T, e *Endpoint) []message {
 				if !ok {
 					t.Fatalf("message %d: a name of family %d", k, s.names[k].Family)
 				}
-				out := message{to: to, port: q.lanes[i].port}
+				out := message{to: to, port: q.ports[i].port}
 				for _, v := range unsafe.Slice(m.Iov, int(m.Iovlen)) {
 					out.data = append(out.data, unsafe.Slice(v.Base, int(v.Len))...)
 				}

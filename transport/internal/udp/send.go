@@ -65,8 +65,8 @@ func (s *sender) init(e *Endpoint, space netns.Namespace, receiveFD int) {
 // send sends all queued datagrams, one source port after the other.
 func (s *sender) send(q *queue) {
 	now := s.e.config.Now()
-	for i := range q.lanes {
-		l := &q.lanes[i]
+	for i := range q.ports {
+		l := &q.ports[i]
 		fd := s.socket(l.port, now)
 		for b := l.first; b != none; {
 			b = s.gather(q, b)

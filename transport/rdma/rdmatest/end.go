@@ -34,11 +34,11 @@ type End struct {
 	scheduled time.Duration // time of the scheduled event; 0: none
 
 	busy  []time.Duration // per plane: time at which the wire is free
-	order map[lane]*time.Duration
+	order map[flowKey]*time.Duration
 }
 
-// lane is a flow in which datagrams stay in order.
-type lane struct {
+// flowKey identifies a flow in which datagrams stay in order.
+type flowKey struct {
 	to    netip.Addr
 	plane int
 }
@@ -60,7 +60,7 @@ func (n *Net) Transport(at netip.AddrPort, construct Constructor) *End {
 	if n.ends[at] != nil {
 		panic(fmt.Sprintf("rdmatest: %v is taken", at))
 	}
-	e := &End{net: n, at: at, order: map[lane]*time.Duration{}}
+	e := &End{net: n, at: at, order: map[flowKey]*time.Duration{}}
 	e.busy = slices.Repeat([]time.Duration{0}, len(n.planes))
 	e.turn = e.receiveInbox
 	e.Core = construct(e)
@@ -183,7 +183,7 @@ func (e *End) serialize(d *datagram, p *planeState) (time.Duration, bool) {
 }
 
 func (e *End) last(d *datagram) *time.Duration {
-	l := lane{d.to.Addr(), d.plane}
+	l := flowKey{d.to.Addr(), d.plane}
 	t := e.order[l]
 	if t == nil {
 		t = new(time.Duration)

@@ -120,7 +120,7 @@ func (m *model) tell(plane int) {
 	for side := range m.hosts {
 		m.after(time.Duration(m.rng.Int64N(int64(m.o.Notice))), func() {
 			m.beliefs[side][plane] = m.o.Blind || !m.down[plane]
-			m.told(side)
+			m.planeLearned(side)
 		})
 	}
 }

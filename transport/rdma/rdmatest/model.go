@@ -29,29 +29,29 @@ const (
 // model is two hosts with channels between them, and the expected contents of their memory. It posts operations, checks each completion and
 // delivery, and compares all memory in the end.
 type model struct {
-	o       Options
-	bed     Bed
-	rng     *rand.Rand
-	hosts   [2]*Host
-	ends    [2][]*end
-	of      map[rdma.Channel]*end
-	tasks   map[*rdma.Op]*task
-	memory  [2][]byte // areas of each host, which its peer's ends use
-	words   [2][]byte
-	adds    [2][words]map[uint64]uint64 // per word: previous value -> addend
-	left    int                         // operations to post
-	done    uint64                      // operations completed
-	nextID  uint64
-	pattern []byte
-	remote  [2]remote // addresses and keys under which peers use each host's memory
-	beliefs [2][]bool // each host's belief about which planes are up
-	down    []bool    // planes that are down
-	shares  []uint32
-	flaps   int
-	refuse  func() bool    // decides about each message whether to delay its admission; nil: random
-	told    func(side int) // called when a host has learned about a plane
-	lenient bool           // after a forgery: contents and errors are not checked
-	err     error
+	o            Options
+	bed          Bed
+	rng          *rand.Rand
+	hosts        [2]*Host
+	ends         [2][]*end
+	of           map[rdma.Channel]*end
+	tasks        map[*rdma.Op]*task
+	memory       [2][]byte // areas of each host, which its peer's ends use
+	words        [2][]byte
+	adds         [2][words]map[uint64]uint64 // per word: previous value -> addend
+	left         int                         // operations to post
+	done         uint64                      // operations completed
+	nextID       uint64
+	pattern      []byte
+	remote       [2]remote // addresses and keys under which peers use each host's memory
+	beliefs      [2][]bool // each host's belief about which planes are up
+	down         []bool    // planes that are down
+	shares       []uint32
+	flaps        int
+	refuse       func() bool    // decides about each message whether to delay its admission; nil: random
+	planeLearned func(side int) // called when a host has learned about a plane
+	lenient      bool           // after a forgery: contents and errors are not checked
+	err          error
 }
 
 // remote is a host's memory as seen by its peer.
@@ -155,7 +155,7 @@ func newModel(bed Bed, o Options) (*model, error) {
 			return nil, err
 		}
 	}
-	m.told = func(side int) {
+	m.planeLearned = func(side int) {
 		for _, e := range m.ends[side] {
 			e.retarget()
 		}

@@ -121,8 +121,8 @@ func (m *setModel) reshare(s *setSide) {
 	}
 }
 
-// told applies a host's new beliefs to its set.
-func (m *setModel) told(side int) {
+// applyBeliefs applies a host's new beliefs to its set.
+func (m *setModel) applyBeliefs(side int) {
 	s := m.sides[side]
 	m.reshare(s)
 	if err := s.set.SetSlots(append([]rdma.Slot(nil), s.slots...)); err != nil {

@@ -117,7 +117,7 @@ func newSetModel(construct Constructor, o SetOptions) (*setModel, error) {
 	n := NewNet(o.net())
 	bed := &virtual{Net: n}
 	m := &setModel{model: bareModel(bed, o.Options), o: o, net: n, polled: make([]rdma.Completion, 64)}
-	m.model.told = m.told
+	m.model.planeLearned = m.applyBeliefs
 	for i := range m.devices {
 		end := n.Transport(netip.AddrPortFrom(n.address(i), 0), construct)
 		var err error
