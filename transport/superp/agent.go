@@ -319,15 +319,15 @@ func (a *Agent) status() *farev1.SuperpStatus {
 	for _, x := range a.conns {
 		c := x.conn
 		one := &farev1.SuperpConnectionStatus{Connection: x.config, State: farev1.SuperpConnectionState_SUPERP_CONNECTION_STATE_STARTED,
-			NextPsn: c.tx.nxt, UnackedPsn: c.tx.una, ExpectedPsn: c.rx.next, NextXid: uint32(c.outNext), PeerXid: uint32(c.inNext),
-			Outstanding: uint32(c.pending())}
+			NextPsn: c.tx.nxt, UnackedPsn: c.tx.una, ExpectedPsn: c.rx.next, NextXid: uint32(c.initiator.outNext), PeerXid: uint32(c.target.inNext),
+			Outstanding: uint32(c.initiator.pending())}
 		switch {
 		case c.over():
 			one.State = farev1.SuperpConnectionState_SUPERP_CONNECTION_STATE_ENDED
 			if c.failed != nil && !errors.Is(c.failed, ErrShutdown) {
 				one.Error = c.failed.Error()
 			}
-		case c.draining:
+		case c.shutdown.draining:
 			one.State = farev1.SuperpConnectionState_SUPERP_CONNECTION_STATE_ENDING
 		case c.held:
 			one.State = farev1.SuperpConnectionState_SUPERP_CONNECTION_STATE_CONFIGURED

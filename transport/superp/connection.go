@@ -12,92 +12,69 @@ import (
 
 // Connection is a SUPERp connection, an rdma.Channel. It is identified by local address, remote address, local cid and remote cid. The
 // caller holds the device's lock in all methods.
+//
+// Its parts are the two halves of the packet delivery layer (sender and receiver), the two roles of the transaction layer (initiator and
+// target), the paths, the schedule of acknowledgements and the state of a shutdown. The connection builds and sends packets for them.
 type Connection struct {
-	core      *Core
-	cfg       *Config // the core's, without the peer's limits
+	common
 	remote    netip.Addr
-	cid       uint16
-	remoteCID uint16
-	ordered   bool
 	connected bool
 	held      bool   // configured by an agent, not started yet
 	observe   func() // notifies the agent of a change of state
 	failed    error  // the error that ended it
-	closed    bool   // by Close: no further calls to the host
-	removed   bool
-	broken    error // the error with which the next flush ends it
 
-	// Negotiated limits: the minimum of both ends; the local values until Connect.
-	payload      int
-	transactions int
-	opsPerPacket int
+	paths     paths
+	tx        sender
+	rx        receiver
+	early     [][]byte // ordered: packets received ahead of a missing one, by psn
+	initiator initiator
+	target    target
+	acks      acks
+	shutdown  shutdown
 
-	paths paths
-	tx    sender
-	rx    receiver
-	early [][]byte // ordered: packets received ahead of a missing one, by psn
-
-	// Local transactions (this end is the initiator).
-	queue       fifo[*rdma.Op]
-	out         []transaction // by xid; its length is a power of two
-	outUna      uint16        // oldest that ack_xid does not cover
-	outNext     uint16
-	head        uint16 // ordered: oldest not completely reported to the host
-	outstanding int
-	current     *transaction // partly sent
-	full        bool         // Post has returned false: a call of Room is due
-
-	// The peer's transactions (this end is the target).
-	in         []incoming
-	inNext     uint16 // oldest incomplete one: the local ack_xid is inNext-1
-	lastAckXID uint16 // ack_xid of the latest new packet
-	confirmed  uint16 // latest ack_xid that the peer is known to have
-	open       int
-	waiters    int    // messages that wait for Ready
-	waiter     uint16 // xid of the latest one
-	ready      bool   // Ready was called
-	reading    int    // unacknowledged read responses plus unanswered reads
-	reads      fifo[read]
-	answers    fifo[*answer]
-	blocked    fifo[[]byte] // ordered: packets that wait for an earlier message or read
-	turn       int
-
-	ackAt  time.Duration // time at which a delayed acknowledgement is due; 0: none
-	ackNow bool
+	full bool // Post has returned false: a call of Room is due
+	turn int  // consecutive packets of replies, then of requests
 
 	// A transaction may wait at the peer although every packet is acknowledged: a probe then checks that the peer is alive.
 	lastActivity time.Duration // time of the latest received packet or sent probe
 	probe        bool
 
-	// State of a shutdown.
-	draining  bool          // no new operations are accepted
-	lastSent  bool          // Last NULL has been sent
-	lastAcked bool          // the peer has acknowledged it
-	peerLast  bool          // the peer's Last NULL has arrived
-	why       error         // argument of Host.Failed once all operations have completed; nil: already called, or not needed
-	until     time.Duration // time at which a closed connection is removed
-
-	done  fifo[completion]
 	dirty bool
 	wake  time.Duration // time of its timer in the core; 0: none
 	index int           // in the core's timers; -1: not there
 }
 
-type completion struct {
-	op  *rdma.Op
-	err error
+// common is the state that the parts of a connection share.
+type common struct {
+	core      *Core
+	cfg       *Config // the core's, without the peer's limits
+	cid       uint16
+	remoteCID uint16
+	ordered   bool
+	closed    bool // by Close: no further calls to the host
+	removed   bool
+	broken    error // the error with which the next flush ends the connection
+
+	// Negotiated limits: the minimum of both ends; the local values until Connect.
+	payload      int
+	transactions int
+	opsPerPacket int
 }
 
 func newConnection(core *Core, remote netip.Addr, cid uint16, ordered bool) *Connection {
 	p := &core.cfg.Parameters
 	n := ceilPow2(p.Transactions)
-	c := &Connection{core: core, cfg: &core.cfg, remote: remote, cid: cid, ordered: ordered, payload: core.cfg.Payload,
-		transactions: p.Transactions, opsPerPacket: p.OpsPerPacket, tx: newSender(*p), rx: newReceiver(p.ReceiveWindow),
-		out: make([]transaction, n), in: make([]incoming, n), lastAckXID: 0xffff, confirmed: 0xffff, index: -1}
+	c := &Connection{
+		common: common{core: core, cfg: &core.cfg, cid: cid, ordered: ordered, payload: core.cfg.Payload, transactions: p.Transactions,
+			opsPerPacket: p.OpsPerPacket},
+		remote: remote, tx: newSender(*p), rx: newReceiver(p.ReceiveWindow), acks: acks{lastXID: 0xffff, confirmed: 0xffff}, index: -1,
+	}
+	c.initiator = initiator{common: &c.common, tx: &c.tx, deliveries: c, out: make([]transaction, n)}
+	c.target = target{common: &c.common, channel: c, in: make([]incoming, n)}
 	words := (p.PacketsPerTransaction + 63) / 64
 	seen := make([]uint64, n*words)
-	for i := range c.in {
-		c.in[i].seen = seen[i*words : (i+1)*words : (i+1)*words]
+	for i := range c.target.in {
+		c.target.in[i].seen = seen[i*words : (i+1)*words : (i+1)*words]
 	}
 	if ordered {
 		c.early = make([][]byte, ceilPow2(p.ReceiveWindow))
@@ -188,32 +165,30 @@ func (c *Connection) Post(op *rdma.Op) bool {
 	if op.Kind == rdma.OpSend && len(op.Head) != c.cfg.HeadSize {
 		panic(fmt.Sprintf("superp: head of %d bytes instead of the configured %d", len(op.Head), c.cfg.HeadSize))
 	}
-	if c.draining || c.removed {
-		c.complete(op, rdma.ErrFlushed)
+	if c.shutdown.draining || c.removed {
+		c.initiator.complete(op, rdma.ErrFlushed)
 		c.touch()
 		return true
 	}
-	if c.held || c.queue.n >= c.transactions {
+	if c.held || c.initiator.full() {
 		c.full = true
 		return false
 	}
-	c.queue.push(op)
+	c.initiator.queue.push(op)
 	c.touch()
 	return true
 }
 
 // Ready notifies the connection that a message for which Host.Admit returned NotReady may be admitted now.
 func (c *Connection) Ready() {
-	c.ready = true
+	c.target.ready = true
 	c.touch()
 }
 
-func (c *Connection) complete(op *rdma.Op, err error) { c.done.push(completion{op, err}) }
-
 // drain reports completions to the host. It may be reentered, since the host may close the connection meanwhile.
 func (c *Connection) drain() {
-	for c.done.n > 0 {
-		x := c.done.pop()
+	for c.initiator.done.n > 0 {
+		x := c.initiator.done.pop()
 		c.core.host.Complete(x.op, x.err)
 	}
 }
@@ -233,26 +208,24 @@ func (c *Connection) receive(p *Packet, raw []byte, now time.Duration) {
 		c.core.count.badAcks++
 		return // its psn cannot be trusted either
 	}
-	news := c.acknowledged(p.TAL.AckXID)
+	news := c.initiator.acknowledged(p.TAL.AckXID)
 	switch c.rx.judge(p.PDL.PSN) {
 	case outside:
 		c.core.count.outside++
 		return
 	case duplicate:
 		c.core.count.duplicates++
-		c.ackNow, c.rx.plain = true, true // the peer does not know that the packet has arrived
+		c.acks.now, c.rx.plain = true, true // the peer does not know that the packet has arrived
 		return
 	}
 	gap := c.rx.holes()
 	inOrder := c.rx.take(p.PDL.PSN)
 	if p.TAL.Opcode != OpcodeNoOp || news {
 		c.rx.pending++
-		if c.ackAt == 0 {
-			c.ackAt = now + c.cfg.Timing.AckDelay
-		}
+		c.acks.schedule(now + c.cfg.Timing.AckDelay)
 		// A new hole is reported at once, older ones every few packets.
 		if c.rx.pending >= c.cfg.Parameters.Stretch || c.rx.holes() && (!gap || c.rx.pending >= 4) {
-			c.ackNow = true
+			c.acks.now = true
 		}
 	}
 	switch o := p.TAL.Opcode; {
@@ -286,32 +259,30 @@ func (c *Connection) packet(p *Packet, raw []byte) {
 	switch {
 	case p.TAL.Opcode == OpcodeNoOp:
 	case p.TAL.Opcode == OpcodeLast:
-		c.peerLast, c.ackNow = true, true // this may be the last packet that this end sends
+		c.shutdown.peerLast, c.acks.now = true, true // this may be the last packet that this end sends
 		c.shut(fmt.Errorf("%w by the peer", ErrShutdown))
 		c.noticed()
 	case p.TAL.Opcode.reply():
-		c.reply(p)
-	case c.ordered && (c.blocked.n > 0 || c.mustWait(p)):
-		c.block(p, raw)
+		c.initiator.reply(p)
 	default:
-		c.request(p)
+		c.target.receive(p, raw)
 	}
 }
 
 // flush sends all that is due, and reports to the host.
 func (c *Connection) flush(now time.Duration) {
-	if c.ready && !c.closed && !c.removed {
-		c.ready = false
-		c.retry()
+	if c.target.ready && !c.closed && !c.removed {
+		c.target.ready = false
+		c.target.retry()
 	}
 	if !c.closed {
-		c.unblock()
+		c.target.unblock()
 	}
-	c.tellStalls()
+	c.reportStalls()
 	c.drain()
 	if c.broken != nil && !c.removed {
-		if c.connected && c.answers.n > 0 && c.tx.room(true) {
-			c.send(content{kind: reply, answer: c.nextAnswer()}, now) // if this packet arrives, the peer learns the reason
+		if c.connected && c.target.answers.n > 0 && c.tx.room(true) {
+			c.send(content{kind: reply, answer: c.target.nextAnswer()}, now) // if this packet arrives, the peer learns the reason
 		}
 		err := rdma.ErrFlushed
 		if errors.Is(c.broken, rdma.ErrRetryExceeded) {
@@ -329,7 +300,7 @@ func (c *Connection) flush(now time.Duration) {
 	}
 	c.transmitNew(now)
 	c.acknowledge(now)
-	if c.full && c.queue.n < c.transactions && !c.draining && !c.held {
+	if c.full && !c.initiator.full() && !c.shutdown.draining && !c.held {
 		c.full = false
 		c.core.host.Room(c)
 	}

@@ -2,8 +2,8 @@
 // UDP/IP. An unordered connection has many paths and spreads its packets over them: fared provides the source ports and shares.
 //
 //	rdma.Op        one transaction each; small ones that are queued together share one (initiator.go)
-//	transaction    packets, numbered by seqno; replies and ack_xid come back (target.go)
-//	packet         psn, window, acknowledgement, retransmission (pdl_send.go, pdl_receive.go)
+//	transaction    packets, numbered by seqno; replies and ack_xid come back (target.go, reply.go)
+//	packet         psn, window, acknowledgement, retransmission (pdl_send.go, pdl_receive.go, acks.go)
 //	path           UDP source port, chosen by share (path.go)
 //
 // # Operations

@@ -6,6 +6,28 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
+// initiator is the state of the local transactions.
+type initiator struct {
+	*common
+	tx         *sender
+	deliveries acker // receives the packets that a reply proves to have arrived
+
+	queue       fifo[*rdma.Op]
+	out         []transaction // by xid; its length is a power of two
+	outUna      uint16        // oldest that ack_xid does not cover
+	outNext     uint16
+	head        uint16 // ordered: oldest not completely reported to the host
+	outstanding int
+	current     *transaction // partly sent
+	done        fifo[completion]
+}
+
+// completion is the result of an operation that the host has not received yet.
+type completion struct {
+	op  *rdma.Op
+	err error
+}
+
 // transaction is a local transaction: one operation, or several small ones in a single packet.
 type transaction struct {
 	xid        uint16
@@ -57,32 +79,68 @@ func opcodeOf(op *rdma.Op) Opcode {
 	return OpcodeSend
 }
 
+// full reports whether the queue has reached the limit of outstanding transactions.
+func (ini *initiator) full() bool { return ini.queue.n >= ini.transactions }
+
+// idle reports whether no operation is incomplete.
+func (ini *initiator) idle() bool { return ini.outstanding == 0 && ini.queue.n == 0 }
+
+func (ini *initiator) complete(op *rdma.Op, err error) { ini.done.push(completion{op, err}) }
+
+// pending returns the number of incomplete operations.
+func (ini *initiator) pending() int {
+	n := ini.queue.n
+	for i := range ini.out {
+		if ini.out[i].active {
+			n += ini.out[i].unreported
+		}
+	}
+	return n
+}
+
+// nextRequest returns the next packet of a transaction, or false if none is queued or tal_trans_window is full.
+func (ini *initiator) nextRequest() (content, bool) {
+	t := ini.current
+	if t == nil {
+		if t = ini.begin(); t == nil {
+			return content{}, false
+		}
+	}
+	n := t.next
+	t.next++
+	t.flying++
+	if ini.current = t; t.next == t.packets {
+		ini.current = nil
+	}
+	return content{kind: request, tx: t, seqno: n}, true
+}
+
 // begin starts the next transaction from queued operations. It returns nil if the queue is empty or tal_trans_window is full.
-func (c *Connection) begin() *transaction {
-	if c.queue.n == 0 || int(c.outNext-c.outUna) >= c.transactions {
+func (ini *initiator) begin() *transaction {
+	if ini.queue.n == 0 || int(ini.outNext-ini.outUna) >= ini.transactions {
 		return nil
 	}
-	t := &c.out[int(c.outNext)&(len(c.out)-1)]
+	t := &ini.out[int(ini.outNext)&(len(ini.out)-1)]
 	if t.active {
 		return nil // complete at the target, but some of its replies are missing
 	}
-	first := c.queue.pop()
-	*t = transaction{xid: c.outNext, active: true, opcode: opcodeOf(first), n: 1, packets: 1}
+	first := ini.queue.pop()
+	*t = transaction{xid: ini.outNext, active: true, opcode: opcodeOf(first), n: 1, packets: 1}
 	t.ops[0].op = first
-	c.outNext++
-	c.outstanding++
+	ini.outNext++
+	ini.outstanding++
 	switch size := len(first.Local); t.opcode {
 	case OpcodeSend:
 		size += len(first.Head)
-		if t.packets = max(1, (size+c.payload-1)/c.payload); t.packets == 1 {
+		if t.packets = max(1, (size+ini.payload-1)/ini.payload); t.packets == 1 {
 			t.opcode = OpcodeSendQP // a whole message; longer ones are Sends, which have offsets
 		}
 	case OpcodeWrite, OpcodeKeyedWrite:
-		if t.packets = max(1, (size+c.payload-1)/c.payload); t.packets == 1 {
-			c.gather(t, size)
+		if t.packets = max(1, (size+ini.payload-1)/ini.payload); t.packets == 1 {
+			ini.gather(t, size)
 		}
 	default:
-		c.gather(t, 0)
+		ini.gather(t, 0)
 	}
 	t.left, t.unreported = t.n, t.n
 	return t
@@ -90,40 +148,40 @@ func (c *Connection) begin() *transaction {
 
 // gather adds queued operations to a transaction's packet. They must be next in the queue, have the same opcode, and WRITEs the same size,
 // since the blocks of a packet have equal lengths.
-func (c *Connection) gather(t *transaction, block int) {
+func (ini *initiator) gather(t *transaction, block int) {
 	form, _ := t.opcode.form()
-	for c.queue.n > 0 && t.n < c.opsPerPacket && (t.n+1)*(block+form.header) <= c.payload {
-		op := *c.queue.at(0)
+	for ini.queue.n > 0 && t.n < ini.opsPerPacket && (t.n+1)*(block+form.header) <= ini.payload {
+		op := *ini.queue.at(0)
 		if opcodeOf(op) != t.opcode || block > 0 && len(op.Local) != block || form.data && len(op.Local) != block {
 			return
 		}
-		t.ops[t.n].op = c.queue.pop()
+		t.ops[t.n].op = ini.queue.pop()
 		t.n++
 	}
 }
 
 // buildRequest appends a request's operation headers to b, and returns the data that follows them.
-func (c *Connection) buildRequest(b []byte, t *transaction, seqno int) (head, payload []byte) {
+func (ini *initiator) buildRequest(b []byte, t *transaction, seqno int) (head, payload []byte) {
 	keyed := t.opcode&0x40 != 0
 	op := t.ops[0].op
 	switch t.opcode {
 	case OpcodeSendQP:
-		o := SendQPOp{QP: uint32(c.remoteCID)}
+		o := SendQPOp{QP: uint32(ini.remoteCID)}
 		return append(o.append(b), op.Head...), op.Local
 	case OpcodeSend:
-		start := seqno * c.payload
+		start := seqno * ini.payload
 		o := SendOp{Offset: uint32(start)}
 		b = o.append(b)
-		from, to := start-len(op.Head), min(start-len(op.Head)+c.payload, len(op.Local))
+		from, to := start-len(op.Head), min(start-len(op.Head)+ini.payload, len(op.Local))
 		if seqno == 0 {
 			b, from = append(b, op.Head...), 0
 		}
 		return b, op.Local[from:to]
 	case OpcodeWrite, OpcodeKeyedWrite:
 		if t.n == 1 {
-			from := seqno * c.payload
+			from := seqno * ini.payload
 			o := WriteOp{Address: op.Remote + uint64(from), Key: op.Key}
-			return o.append(b, keyed), op.Local[from:min(from+c.payload, len(op.Local))]
+			return o.append(b, keyed), op.Local[from:min(from+ini.payload, len(op.Local))]
 		}
 		for i := range t.n {
 			o := WriteOp{Address: t.ops[i].op.Remote, Key: t.ops[i].op.Key}
@@ -149,7 +207,7 @@ func (c *Connection) buildRequest(b []byte, t *transaction, seqno int) (head, pa
 }
 
 // dataBytes returns the number of bytes of operations' data in a request's packet.
-func (c *Connection) dataBytes(t *transaction, seqno int) int {
+func (ini *initiator) dataBytes(t *transaction, seqno int) int {
 	size := 0
 	switch t.opcode {
 	case OpcodeSend, OpcodeSendQP:
@@ -160,27 +218,27 @@ func (c *Connection) dataBytes(t *transaction, seqno int) int {
 	if t.packets == 1 {
 		return size
 	}
-	return min(c.payload, size-seqno*c.payload)
+	return min(ini.payload, size-seqno*ini.payload)
 }
 
 // acknowledged handles an ack_xid of the peer. It reports whether the ack_xid is new.
-func (c *Connection) acknowledged(xid uint16) (news bool) {
-	n := xid + 1 - c.outUna
-	if n == 0 || int(n) > int(c.outNext-c.outUna) {
+func (ini *initiator) acknowledged(xid uint16) (news bool) {
+	n := xid + 1 - ini.outUna
+	if n == 0 || int(n) > int(ini.outNext-ini.outUna) {
 		return false // old, or for a transaction that was never sent
 	}
 	for ; n > 0; n-- {
-		t := &c.out[int(c.outUna)&(len(c.out)-1)]
-		if t.active && t.xid == c.outUna && t.next < t.packets {
-			c.core.count.stale++ // acknowledged before it was sent: a protocol violation
+		t := &ini.out[int(ini.outUna)&(len(ini.out)-1)]
+		if t.active && t.xid == ini.outUna && t.next < t.packets {
+			ini.core.count.stale++ // acknowledged before it was sent: a protocol violation
 			return true
 		}
-		c.outUna++
+		ini.outUna++
 		if !t.active || t.opcode.answered() {
 			continue
 		}
 		for i := range t.n {
-			c.finish(t, i, t.ops[i].err)
+			ini.finish(t, i, t.ops[i].err)
 		}
 	}
 	return true
@@ -188,69 +246,69 @@ func (c *Connection) acknowledged(xid uint16) (news bool) {
 
 // finish completes a local operation, once. On an ordered connection operations are reported in the order of posting, since an ack_xid may
 // overtake the reply to an earlier read.
-func (c *Connection) finish(t *transaction, i int, err error) {
+func (ini *initiator) finish(t *transaction, i int, err error) {
 	x := &t.ops[i]
 	if x.op == nil || x.finished {
 		return
 	}
 	x.finished, x.err = true, err
 	if t.left--; t.left == 0 {
-		c.landed(t)
+		ini.landed(t)
 	}
-	if !c.ordered {
-		c.report(t, i)
+	if !ini.ordered {
+		ini.report(t, i)
 		return
 	}
-	for c.head != c.outNext {
-		t := &c.out[int(c.head)&(len(c.out)-1)]
+	for ini.head != ini.outNext {
+		t := &ini.out[int(ini.head)&(len(ini.out)-1)]
 		for i := range t.n {
 			switch x := &t.ops[i]; {
 			case x.op == nil:
 			case x.finished:
-				c.report(t, i)
+				ini.report(t, i)
 			default:
 				return
 			}
 		}
-		c.head++
+		ini.head++
 	}
 }
 
 // report reports an operation to the host, and frees the transaction after its last operation.
-func (c *Connection) report(t *transaction, i int) {
+func (ini *initiator) report(t *transaction, i int) {
 	x := t.ops[i]
 	t.ops[i] = outgoing{}
 	if t.unreported--; t.unreported == 0 {
 		t.active = false
-		c.outstanding--
+		ini.outstanding--
 	}
-	c.complete(x.op, x.err)
+	ini.complete(x.op, x.err)
 }
 
 // landed marks all packets of a transaction as received by the target, so that they are not retransmitted. The packet delivery layer may
 // not know this yet (its bitmap has 32 bits).
-func (c *Connection) landed(t *transaction) {
-	for psn := c.tx.una; t.flying > 0 && psn != c.tx.nxt; psn++ {
-		if r := c.tx.at(psn); !r.acked && r.content.tx == t {
-			c.tx.arrived(r, c)
+func (ini *initiator) landed(t *transaction) {
+	for psn := ini.tx.una; t.flying > 0 && psn != ini.tx.nxt; psn++ {
+		if r := ini.tx.at(psn); !r.acked && r.content.tx == t {
+			ini.tx.arrived(r, ini.deliveries)
 		}
 	}
-	c.tx.advance()
+	ini.tx.advance()
 }
 
 // reply handles a packet that answers a local transaction.
-func (c *Connection) reply(p *Packet) {
-	t := &c.out[int(p.TAL.XID)&(len(c.out)-1)]
+func (ini *initiator) reply(p *Packet) {
+	t := &ini.out[int(p.TAL.XID)&(len(ini.out)-1)]
 	if !t.active || t.xid != p.TAL.XID {
-		c.core.count.stale++
+		ini.core.count.stale++
 		return
 	}
 	if t.opcode.answered() && t.next > 0 {
-		c.landed(t) // operations may complete one by one, after which the request must not be rebuilt
+		ini.landed(t) // operations may complete one by one, after which the request must not be rebuilt
 	}
 	for i := range int(p.TAL.NumOps) {
-		if !c.replyOp(t, p, i) {
-			c.core.count.malformed++
+		if !ini.replyOp(t, p, i) {
+			ini.core.count.malformed++
 		}
 		if !t.active {
 			return
@@ -259,7 +317,7 @@ func (c *Connection) reply(p *Packet) {
 }
 
 // replyOp handles one operation of a reply. It returns false if the operation is invalid.
-func (c *Connection) replyOp(t *transaction, p *Packet, i int) bool {
+func (ini *initiator) replyOp(t *transaction, p *Packet, i int) bool {
 	switch p.TAL.Opcode {
 	case OpcodeError:
 		e := p.Error(i)
@@ -268,7 +326,7 @@ func (c *Connection) replyOp(t *transaction, p *Packet, i int) bool {
 			return false
 		}
 		if t.opcode.answered() {
-			c.finish(t, n, remoteError(e.Major, e.Minor))
+			ini.finish(t, n, remoteError(e.Major, e.Minor))
 		} else if t.ops[n].err == nil {
 			t.ops[n].err = remoteError(e.Major, e.Minor)
 		}
@@ -287,7 +345,7 @@ func (c *Connection) replyOp(t *transaction, p *Packet, i int) bool {
 		}
 		copy(x.op.Local[o.Offset:], block)
 		if x.got += len(block); x.got >= len(x.op.Local) {
-			c.finish(t, n, nil)
+			ini.finish(t, n, nil)
 		}
 	case OpcodeAtomicResponse:
 		o := p.AtomicResponse(i)
@@ -297,16 +355,16 @@ func (c *Connection) replyOp(t *transaction, p *Packet, i int) bool {
 		}
 		if op := t.ops[n].op; op != nil && !t.ops[n].finished {
 			binary.NativeEndian.PutUint64(op.Local, o.Was)
-			c.finish(t, n, nil)
+			ini.finish(t, n, nil)
 		}
 	}
 	return true
 }
 
 // abandon completes all incomplete operations: sent ones with err, the others with ErrFlushed.
-func (c *Connection) abandon(err error) {
-	for xid := c.outNext - uint16(len(c.out)); xid != c.outNext; xid++ {
-		t := &c.out[int(xid)&(len(c.out)-1)]
+func (ini *initiator) abandon(err error) {
+	for xid := ini.outNext - uint16(len(ini.out)); xid != ini.outNext; xid++ {
+		t := &ini.out[int(xid)&(len(ini.out)-1)]
 		if !t.active || t.xid != xid {
 			continue
 		}
@@ -315,20 +373,20 @@ func (c *Connection) abandon(err error) {
 				if !x.finished {
 					x.err = err
 				}
-				c.complete(x.op, x.err)
+				ini.complete(x.op, x.err)
 			}
 			t.ops[i] = outgoing{}
 		}
 		t.active = false
 	}
-	c.outstanding, c.current = 0, nil
-	for c.queue.n > 0 {
-		c.complete(c.queue.pop(), rdma.ErrFlushed)
+	ini.outstanding, ini.current = 0, nil
+	for ini.queue.n > 0 {
+		ini.complete(ini.queue.pop(), rdma.ErrFlushed)
 	}
-	c.outUna, c.head = c.outNext, c.outNext
+	ini.outUna, ini.head = ini.outNext, ini.outNext
 	// Packets in flight must not be rebuilt from memory that has been returned to its owners: No-ops take their psns.
-	for psn := c.tx.una; psn != c.tx.nxt; psn++ {
-		if r := c.tx.at(psn); r.content.tx != nil {
+	for psn := ini.tx.una; psn != ini.tx.nxt; psn++ {
+		if r := ini.tx.at(psn); r.content.tx != nil {
 			r.content.tx, r.content.kind = nil, noOp
 		}
 	}

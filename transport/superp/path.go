@@ -127,6 +127,54 @@ func (s *paths) stall(p *path, now time.Duration, t *rdma.Timing) {
 	s.changed = append(s.changed, p)
 }
 
+// stallAt returns the time at which a path counts as stalled if none of its packets is acknowledged until then; 0 means never. It considers
+// only paths that have lost packets or carry the oldest unacknowledged one, since sack_bitmap does not show packets far behind the oldest
+// one.
+func (s *paths) stallAt(p *path, tx *sender, t *rdma.Timing) time.Duration {
+	if p.stalled || !p.living() || p.ackRequested <= p.acked {
+		return 0
+	}
+	from := p.quiet
+	if r := tx.oldest(); p.losses == 0 {
+		if r == nil || r.path != p {
+			return 0
+		}
+		from = max(from, r.at)
+	}
+	return from + t.Stall
+}
+
+// probeLostAt returns the time at which the probe packet of a stalled path counts as lost, if the window waits for it; 0 means never.
+func (s *paths) probeLostAt(tx *sender, t *rdma.Timing) time.Duration {
+	r := tx.oldest()
+	if r == nil || r.lost || s.usable(r.path) {
+		return 0
+	}
+	return r.at + tx.rtt.late(t.AckDelay)
+}
+
+// detectStalls detects stalled paths and returns their number. Their packets in flight move to other paths, if any works.
+func (s *paths) detectStalls(tx *sender, timing *rdma.Timing, now time.Duration) (n uint64) {
+	if t := s.probeLostAt(tx, timing); t != 0 && now >= t {
+		r := tx.oldest()
+		tx.lose(r)
+		r.expired = true
+	}
+	for _, p := range s.all {
+		t := s.stallAt(p, tx, timing)
+		switch {
+		case t == 0 || now < t:
+		case now-t > timing.Stall/4:
+			p.quiet = now - timing.Stall*3/4 // the process did not run: acknowledgements may be waiting in the socket
+		default:
+			n++
+			s.stall(p, now, timing)
+			tx.strand(s.usable)
+		}
+	}
+	return n
+}
+
 // restored readmits a path after a stall. It gets no extra traffic for the time of the stall.
 func (s *paths) restored(p *path, now time.Duration) {
 	p.quiet, p.losses = now, 0

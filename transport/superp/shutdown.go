@@ -6,6 +6,29 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
+// shutdown is the state of a shutdown.
+type shutdown struct {
+	draining  bool          // no new operations are accepted
+	lastSent  bool          // Last NULL has been sent
+	lastAcked bool          // the peer has acknowledged it
+	peerLast  bool          // the peer's Last NULL has arrived
+	why       error         // argument of Host.Failed once all operations have completed; nil: already called, or not needed
+	until     time.Duration // time at which a closed connection is removed
+}
+
+// exchanged reports whether both ends have received the other's Last NULL.
+func (s *shutdown) exchanged() bool { return s.lastAcked && s.peerLast }
+
+// takeReason returns the argument of Host.Failed once, as soon as the peer has sent its Last NULL, and otherwise nil.
+func (s *shutdown) takeReason() error {
+	if !s.peerLast {
+		return nil
+	}
+	why := s.why
+	s.why = nil
+	return why
+}
+
 // Shutdown ends the connection from this side. A soft shutdown accepts no new operations, lets outstanding operations of both directions
 // finish and exchanges Last NULLs; then it calls Host.Failed with ErrShutdown. A hard shutdown completes all pending operations with
 // rdma.ErrFlushed at once and calls Host.Failed. It does not notify the peer, which has its own agent for that.
@@ -20,9 +43,9 @@ func (c *Connection) Shutdown(soft bool) {
 
 // shut stops accepting operations; why goes to the host once all have completed.
 func (c *Connection) shut(why error) {
-	if !c.draining && !c.removed {
-		c.draining = true
-		c.why = why
+	if !c.shutdown.draining && !c.removed {
+		c.shutdown.draining = true
+		c.shutdown.why = why
 		c.noticed()
 	}
 }
@@ -36,55 +59,41 @@ func (c *Connection) Close() {
 	}
 	if c.removed || !c.connected {
 		c.closed = true
-		c.abandon(rdma.ErrFlushed)
+		c.initiator.abandon(rdma.ErrFlushed)
 		c.drain()
 		c.core.remove(c)
 		return
 	}
-	c.abandon(rdma.ErrFlushed)
+	c.initiator.abandon(rdma.ErrFlushed)
 	c.drain()
-	c.closed, c.draining, c.why = true, true, nil
-	c.until = c.core.host.Now() + c.cfg.Timing.GiveUp
-	for i := range c.in {
-		s := &c.in[i]
-		begun := s.opcode == OpcodeSend && !s.msg.refused && !s.msg.delivered || s.opcode == OpcodeSendQP && s.msg.waiting
-		if s.open && !s.done && begun {
-			s.msg.refused, s.msg.waiting, s.msg.body = true, false, nil
-			c.refuse(s, s.msg.seqno, s.msg.op, rdma.ErrFlushed)
-			c.dropHeld(&s.msg)
-			c.refuseMore(s, rdma.ErrFlushed)
-			c.settle(s)
-		}
-	}
-	c.waiters, c.reading = 0, 0
-	c.unblock()
+	c.closed, c.shutdown.draining, c.shutdown.why = true, true, nil
+	c.shutdown.until = c.core.host.Now() + c.cfg.Timing.GiveUp
+	c.target.refuseIncomplete()
 	c.touch()
 }
 
 // drained advances a shutdown once no operation is outstanding.
 func (c *Connection) drained(now time.Duration) {
-	if !c.draining || c.outstanding > 0 || c.queue.n > 0 || c.removed {
+	if !c.shutdown.draining || !c.initiator.idle() || c.removed {
 		return
 	}
 	switch {
-	case c.lastSent:
+	case c.shutdown.lastSent:
 	case c.tx.room(true):
-		c.lastSent = true
+		c.shutdown.lastSent = true
 		c.send(content{kind: last}, now)
 	default:
 		c.ask(now)
 	}
 	// With its Last NULL the peer confirms that its own operations have finished.
-	if c.peerLast && c.why != nil {
-		why := c.why
-		c.why = nil
+	if why := c.shutdown.takeReason(); why != nil {
 		c.failed = why
 		c.drain()
 		c.core.host.Failed(c, why)
 	}
-	if c.peerLast && c.lastAcked && c.closed {
+	if c.shutdown.exchanged() && c.closed {
 		// The peer may not have the acknowledgement of its Last NULL: stay for its retransmissions.
-		c.until = min(c.until, now+8*c.cfg.Timing.Retransmit)
+		c.shutdown.until = min(c.shutdown.until, now+8*c.cfg.Timing.Retransmit)
 	}
 }
 
@@ -94,21 +103,11 @@ func (c *Connection) end(err, why error) {
 	if !reported {
 		c.failed = why
 	}
-	c.draining = true
-	c.abandon(err)
+	c.shutdown.draining = true
+	c.initiator.abandon(err)
 	c.core.remove(c)
 	c.noticed()
-	for i := range c.in {
-		s := &c.in[i]
-		c.dropHeld(&s.msg)
-		for _, w := range s.more {
-			c.core.release(w.data)
-		}
-		s.more = nil
-	}
-	for c.blocked.n > 0 {
-		c.core.release(c.blocked.pop())
-	}
+	c.target.releaseBuffers()
 	for i, b := range c.early {
 		if b != nil {
 			c.core.release(b)
@@ -120,24 +119,13 @@ func (c *Connection) end(err, why error) {
 	}
 	c.drain()
 	if !c.closed && !reported && why != nil {
-		c.why = nil
+		c.shutdown.why = nil
 		c.core.host.Failed(c, why)
 	}
 }
 
 // over reports whether the connection is finished: both Last NULLs have arrived, or it has ended otherwise.
-func (c *Connection) over() bool { return c.removed || c.lastAcked && c.peerLast }
-
-// pending returns the number of incomplete operations.
-func (c *Connection) pending() int {
-	n := c.queue.n
-	for i := range c.out {
-		if c.out[i].active {
-			n += c.out[i].unreported
-		}
-	}
-	return n
-}
+func (c *Connection) over() bool { return c.removed || c.shutdown.exchanged() }
 
 // release starts a connection that its agent has configured.
 func (c *Connection) release() {
@@ -153,7 +141,7 @@ func (c *Connection) noticed() {
 
 // deadline returns the time of the connection's next timer; 0 means none.
 func (c *Connection) deadline() time.Duration {
-	d := c.ackAt
+	d := c.acks.at
 	earlier := func(t time.Duration) {
 		if t != 0 && (d == 0 || t < d) {
 			d = t
@@ -165,12 +153,12 @@ func (c *Connection) deadline() time.Duration {
 	if t := c.probeAt(); t != 0 {
 		earlier(t)
 	}
-	earlier(c.probeLostAt())
+	earlier(c.paths.probeLostAt(&c.tx, &c.cfg.Timing))
 	for _, p := range c.paths.all {
-		earlier(c.stallAt(p))
+		earlier(c.paths.stallAt(p, &c.tx, &c.cfg.Timing))
 	}
 	if c.closed {
-		earlier(c.until)
+		earlier(c.shutdown.until)
 	}
 	return d
 }
@@ -178,7 +166,7 @@ func (c *Connection) deadline() time.Duration {
 // probeAt returns the time at which to probe a silent peer. The peer holds local operations or owes its Last NULL, but has no packet to
 // acknowledge. 0 means never.
 func (c *Connection) probeAt() time.Duration {
-	owed := c.outstanding > 0 || c.lastAcked && !c.peerLast && !c.closed
+	owed := c.initiator.outstanding > 0 || c.shutdown.lastAcked && !c.shutdown.peerLast && !c.closed
 	if !owed || c.tx.waiting() || !c.connected || c.removed {
 		return 0
 	}
@@ -187,17 +175,17 @@ func (c *Connection) probeAt() time.Duration {
 
 // tick handles the timers that are due.
 func (c *Connection) tick(now time.Duration) {
-	if c.closed && now >= c.until {
+	if c.closed && now >= c.shutdown.until {
 		c.end(rdma.ErrFlushed, nil)
 		return
 	}
-	if c.ackAt != 0 && now >= c.ackAt {
-		c.ackNow = true
+	if c.acks.at != 0 && now >= c.acks.at {
+		c.acks.now = true
 	}
 	if t := c.probeAt(); t != 0 && now >= t {
 		c.probe = true
 	}
-	c.stall(now)
+	c.core.count.stalls += c.paths.detectStalls(&c.tx, &c.cfg.Timing, now)
 	if t := c.tx.deadline(&c.cfg.Timing); t != 0 && now >= min(t, c.tx.progress+c.cfg.Timing.GiveUp) {
 		// For the time by which the timer is late, the process did not run: acknowledgements that arrived meanwhile are still unread.
 		c.tx.progress += now - min(t, c.tx.progress+c.cfg.Timing.GiveUp)

@@ -7,6 +7,23 @@ import (
 	"github.com/fared/fared/transport/rdma"
 )
 
+// target is the state of the peer's transactions and of the replies to them.
+type target struct {
+	*common
+	channel rdma.Channel // the connection, for calls of the host
+
+	in      []incoming
+	inNext  uint16 // oldest incomplete one
+	open    int
+	waiters int    // messages that wait for Ready
+	waiter  uint16 // xid of the latest one
+	ready   bool   // Ready was called
+	reading int    // unacknowledged read responses plus unanswered reads
+	reads   fifo[read]
+	answers fifo[*answer]
+	blocked fifo[[]byte] // ordered: packets that wait for an earlier message or read
+}
+
 // incoming is a transaction of the peer.
 type incoming struct {
 	xid    uint16
@@ -62,24 +79,37 @@ type read struct {
 	offset, n  int // bytes sent so far, of n
 }
 
-// request handles a packet of a transaction of the peer. On an ordered connection packets arrive here in the order of psns.
-func (c *Connection) request(p *Packet) {
-	if int(p.TAL.XID-c.inNext) >= c.cfg.Parameters.Transactions {
-		c.core.count.stale++
+// ackXID returns the local ack_xid.
+func (tgt *target) ackXID() uint16 { return tgt.inNext - 1 }
+
+// receive handles a packet of a transaction of the peer. On an ordered connection packets arrive here in the order of psns, and those that
+// may not be executed yet are kept.
+func (tgt *target) receive(p *Packet, raw []byte) {
+	if tgt.ordered && (tgt.blocked.n > 0 || tgt.mustWait(p)) {
+		tgt.block(p, raw)
 		return
 	}
-	s := &c.in[int(p.TAL.XID)&(len(c.in)-1)]
+	tgt.request(p)
+}
+
+// request executes a packet of a transaction of the peer.
+func (tgt *target) request(p *Packet) {
+	if int(p.TAL.XID-tgt.inNext) >= tgt.cfg.Parameters.Transactions {
+		tgt.core.count.stale++
+		return
+	}
+	s := &tgt.in[int(p.TAL.XID)&(len(tgt.in)-1)]
 	if !s.open {
 		seen, pieces, more := s.seen, s.msg.held[:0], s.more[:0]
 		clear(seen)
 		*s = incoming{xid: p.TAL.XID, open: true, opcode: p.TAL.Opcode, seen: seen, more: more}
 		s.msg.held, s.msg.length = pieces, -1
-		c.open++
+		tgt.open++
 	}
 	n := int(p.TAL.Seqno)
-	if s.opcode != p.TAL.Opcode || n >= c.cfg.Parameters.PacketsPerTransaction || s.seen[n/64]>>(n%64)&1 != 0 ||
+	if s.opcode != p.TAL.Opcode || n >= tgt.cfg.Parameters.PacketsPerTransaction || s.seen[n/64]>>(n%64)&1 != 0 ||
 		s.total > 0 && (p.TAL.EOM || n >= s.total) || p.TAL.EOM && n < s.top {
-		c.core.count.malformed++
+		tgt.core.count.malformed++
 		return
 	}
 	s.seen[n/64] |= 1 << (n % 64)
@@ -88,22 +118,22 @@ func (c *Connection) request(p *Packet) {
 	if p.TAL.EOM {
 		s.total = n + 1
 	}
-	if c.closed || !c.executes(p.TAL.Opcode) {
+	if tgt.closed || !tgt.executes(p.TAL.Opcode) {
 		err := rdma.ErrRemoteInvalid
-		if c.closed {
+		if tgt.closed {
 			err = rdma.ErrFlushed
 		}
 		s.msg.refused = true
 		for i := range max(1, int(p.TAL.NumOps)) {
-			c.refuse(s, p.TAL.Seqno, i, err)
+			tgt.refuse(s, p.TAL.Seqno, i, err)
 		}
 	} else {
-		c.execute(s, p)
+		tgt.execute(s, p)
 	}
-	c.settle(s)
+	tgt.settle(s)
 }
 
-func (c *Connection) executes(o Opcode) bool {
+func (tgt *target) executes(o Opcode) bool {
 	switch o {
 	case OpcodeRead, OpcodeKeyedRead, OpcodeWrite, OpcodeKeyedWrite, OpcodeSend, OpcodeSendQP, OpcodeCompareSwap, OpcodeFetchAdd:
 		return true
@@ -112,23 +142,23 @@ func (c *Connection) executes(o Opcode) bool {
 }
 
 // execute executes the operations of a packet, and checks each separately.
-func (c *Connection) execute(s *incoming, p *Packet) {
-	host := c.core.host
+func (tgt *target) execute(s *incoming, p *Packet) {
+	host := tgt.core.host
 	for i := range int(p.TAL.NumOps) {
 		var err error
 		switch p.TAL.Opcode {
 		case OpcodeWrite, OpcodeKeyedWrite:
 			o, block := p.Write(i), p.Block(i)
 			var to []byte
-			if to, err = host.Memory(c, o.Key, o.Address, len(block), rdma.RemoteWrite); err == nil {
+			if to, err = host.Memory(tgt.channel, o.Key, o.Address, len(block), rdma.RemoteWrite); err == nil {
 				copy(to, block)
 			}
 		case OpcodeRead, OpcodeKeyedRead:
 			o := p.Read(i)
-			if _, err = host.Memory(c, o.Key, o.Address, int(o.Length), rdma.RemoteRead); err == nil {
+			if _, err = host.Memory(tgt.channel, o.Key, o.Address, int(o.Length), rdma.RemoteRead); err == nil {
 				s.jobs++
-				c.reading++
-				c.reads.push(read{xid: s.xid, seqno: p.TAL.Seqno, op: uint8(i), key: o.Key, address: o.Address, n: int(o.Length)})
+				tgt.reading++
+				tgt.reads.push(read{xid: s.xid, seqno: p.TAL.Seqno, op: uint8(i), key: o.Key, address: o.Address, n: int(o.Length)})
 			}
 		case OpcodeCompareSwap, OpcodeFetchAdd:
 			o, kind := p.Atomic(i), rdma.OpFetchAdd
@@ -136,57 +166,57 @@ func (c *Connection) execute(s *incoming, p *Packet) {
 				kind = rdma.OpCompareSwap
 			}
 			var was uint64
-			if was, err = host.Atomic(c, kind, o.Key, o.Address, o.Compare, o.Swap); err == nil {
-				c.answer(s, OpcodeAtomicResponse, answerOp{seqno: p.TAL.Seqno, op: uint8(i), was: was})
+			if was, err = host.Atomic(tgt.channel, kind, o.Key, o.Address, o.Compare, o.Swap); err == nil {
+				tgt.answer(s, OpcodeAtomicResponse, answerOp{seqno: p.TAL.Seqno, op: uint8(i), was: was})
 			}
 		case OpcodeSendQP:
 			switch {
-			case p.SendQP(i).QP != uint32(c.cid):
+			case p.SendQP(i).QP != uint32(tgt.cid):
 				err = rdma.ErrRemoteInvalid
 			case s.msg.waiting: // the messages behind it wait too
-				s.more = append(s.more, whole{p.TAL.Seqno, i, c.core.copyOf(p.Block(i))})
+				s.more = append(s.more, whole{p.TAL.Seqno, i, tgt.core.copyOf(p.Block(i))})
 			default:
-				c.whole(s, p.TAL.Seqno, i, p.Block(i))
+				tgt.whole(s, p.TAL.Seqno, i, p.Block(i))
 			}
 		case OpcodeSend:
-			c.piece(s, int(p.Send(i).Offset), p.Block(i), p.TAL.EOM && i == int(p.TAL.NumOps)-1)
+			tgt.piece(s, int(p.Send(i).Offset), p.Block(i), p.TAL.EOM && i == int(p.TAL.NumOps)-1)
 		}
 		if err != nil {
-			c.refuse(s, p.TAL.Seqno, i, err)
+			tgt.refuse(s, p.TAL.Seqno, i, err)
 		}
-		if c.broken != nil || c.closed {
+		if tgt.broken != nil || tgt.closed {
 			return
 		}
 	}
 }
 
 // refuse answers an operation with a Transaction error.
-func (c *Connection) refuse(s *incoming, seqno uint16, op int, err error) {
-	c.answer(s, OpcodeError, answerOp{seqno: seqno, op: uint8(op), major: majorOf(err)})
+func (tgt *target) refuse(s *incoming, seqno uint16, op int, err error) {
+	tgt.answer(s, OpcodeError, answerOp{seqno: seqno, op: uint8(op), major: majorOf(err)})
 }
 
 // whole handles a message of one block.
-func (c *Connection) whole(s *incoming, seqno uint16, op int, data []byte) {
+func (tgt *target) whole(s *incoming, seqno uint16, op int, data []byte) {
 	s.msg = message{seqno: seqno, op: op, held: s.msg.held, length: -1}
-	c.piece(s, 0, data, true)
-	c.deliver(s)
+	tgt.piece(s, 0, data, true)
+	tgt.deliver(s)
 }
 
 // deliver delivers the message to the host once it is complete.
-func (c *Connection) deliver(s *incoming) {
+func (tgt *target) deliver(s *incoming) {
 	m := &s.msg
 	switch {
-	case !m.admitted || m.delivered || c.broken != nil || c.closed:
+	case !m.admitted || m.delivered || tgt.broken != nil || tgt.closed:
 	case m.have != len(m.body):
-		c.malformed(s)
+		tgt.malformed(s)
 	default:
 		m.delivered, m.body = true, nil
-		c.core.host.Deliver(c, m.head[:c.cfg.HeadSize])
+		tgt.core.host.Deliver(tgt.channel, m.head[:tgt.cfg.HeadSize])
 	}
 }
 
 // piece handles a part of a message, in any order; last is true for the final one.
-func (c *Connection) piece(s *incoming, offset int, data []byte, last bool) {
+func (tgt *target) piece(s *incoming, offset int, data []byte, last bool) {
 	m := &s.msg
 	if last {
 		m.length = offset + len(data)
@@ -195,66 +225,66 @@ func (c *Connection) piece(s *incoming, offset int, data []byte, last bool) {
 	case m.refused:
 		return
 	case offset == 0 && !m.begun:
-		if len(data) < c.cfg.HeadSize {
+		if len(data) < tgt.cfg.HeadSize {
 			m.refused = true
-			c.refuse(s, m.seqno, m.op, fmt.Errorf("%w: message without head", rdma.ErrRemoteInvalid))
-			c.dropHeld(m)
+			tgt.refuse(s, m.seqno, m.op, fmt.Errorf("%w: message without head", rdma.ErrRemoteInvalid))
+			tgt.dropHeld(m)
 			return
 		}
 		m.begun = true
-		copy(m.head[:], data[:c.cfg.HeadSize])
-		c.admit(s)
-		data, offset = data[c.cfg.HeadSize:], c.cfg.HeadSize
+		copy(m.head[:], data[:tgt.cfg.HeadSize])
+		tgt.admit(s)
+		data, offset = data[tgt.cfg.HeadSize:], tgt.cfg.HeadSize
 	}
 	switch {
-	case c.broken != nil || c.closed || m.refused:
+	case tgt.broken != nil || tgt.closed || m.refused:
 	case m.admitted:
-		c.place(s, offset, data)
+		tgt.place(s, offset, data)
 	default:
-		m.held = append(m.held, held{offset: offset, data: c.core.copyOf(data)})
+		m.held = append(m.held, held{offset: offset, data: tgt.core.copyOf(data)})
 	}
 }
 
 // admit requests the destination of the message from the host.
-func (c *Connection) admit(s *incoming) {
+func (tgt *target) admit(s *incoming) {
 	m, n := &s.msg, -1
 	if m.length >= 0 {
-		n = m.length - c.cfg.HeadSize
+		n = m.length - tgt.cfg.HeadSize
 	}
-	body, verdict := c.core.host.Admit(c, m.head[:c.cfg.HeadSize], n)
+	body, verdict := tgt.core.host.Admit(tgt.channel, m.head[:tgt.cfg.HeadSize], n)
 	waited := m.waiting
-	m.waiting = verdict == rdma.NotReady && !c.closed
+	m.waiting = verdict == rdma.NotReady && !tgt.closed
 	switch {
 	case m.waiting && !waited:
-		c.waiters++
-		c.waiter = s.xid
+		tgt.waiters++
+		tgt.waiter = s.xid
 	case !m.waiting && waited:
-		c.waiters--
+		tgt.waiters--
 	}
-	if m.waiting || c.closed {
+	if m.waiting || tgt.closed {
 		return
 	}
 	if verdict != rdma.Accepted {
 		m.refused = true
-		c.refuse(s, m.seqno, m.op, rdma.ErrRemoteInvalid)
-		c.dropHeld(m)
+		tgt.refuse(s, m.seqno, m.op, rdma.ErrRemoteInvalid)
+		tgt.dropHeld(m)
 		return
 	}
 	m.admitted, m.body = true, body
 	for _, h := range m.held {
-		if c.broken == nil {
-			c.place(s, h.offset, h.data)
+		if tgt.broken == nil {
+			tgt.place(s, h.offset, h.data)
 		}
 	}
-	c.dropHeld(m)
+	tgt.dropHeld(m)
 }
 
 // place copies a piece of a message to its place.
-func (c *Connection) place(s *incoming, offset int, data []byte) {
+func (tgt *target) place(s *incoming, offset int, data []byte) {
 	m := &s.msg
-	at := offset - c.cfg.HeadSize
+	at := offset - tgt.cfg.HeadSize
 	if at < 0 || at+len(data) > len(m.body) {
-		c.malformed(s)
+		tgt.malformed(s)
 		return
 	}
 	copy(m.body[at:], data)
@@ -262,33 +292,33 @@ func (c *Connection) place(s *incoming, offset int, data []byte) {
 }
 
 // malformed ends the connection: a message that the host has admitted cannot be delivered, and its receive stays occupied.
-func (c *Connection) malformed(s *incoming) {
-	c.refuse(s, s.msg.seqno, s.msg.op, rdma.ErrRemoteInvalid)
-	c.broken = fmt.Errorf("%w: the length of a message differs from its header", rdma.ErrRemoteInvalid)
+func (tgt *target) malformed(s *incoming) {
+	tgt.refuse(s, s.msg.seqno, s.msg.op, rdma.ErrRemoteInvalid)
+	tgt.broken = fmt.Errorf("%w: the length of a message differs from its header", rdma.ErrRemoteInvalid)
 }
 
 // dropHeld releases the buffers of held pieces.
-func (c *Connection) dropHeld(m *message) {
+func (tgt *target) dropHeld(m *message) {
 	for i, h := range m.held {
-		c.core.release(h.data)
+		tgt.core.release(h.data)
 		m.held[i] = held{}
 	}
 	m.held = m.held[:0]
 }
 
 // refuseMore refuses the messages that wait behind a refused one.
-func (c *Connection) refuseMore(s *incoming, err error) {
+func (tgt *target) refuseMore(s *incoming, err error) {
 	for i, w := range s.more {
-		c.refuse(s, w.seqno, w.op, err)
-		c.core.release(w.data)
+		tgt.refuse(s, w.seqno, w.op, err)
+		tgt.core.release(w.data)
 		s.more[i] = whole{}
 	}
 	s.more = s.more[:0]
 }
 
 // settle ends a transaction that is complete, delivers its message, and advances ack_xid.
-func (c *Connection) settle(s *incoming) {
-	if !s.open || s.done || s.total == 0 || s.got < s.total || c.broken != nil {
+func (tgt *target) settle(s *incoming) {
+	if !s.open || s.done || s.total == 0 || s.got < s.total || tgt.broken != nil {
 		return
 	}
 	if s.opcode == OpcodeSendQP && (s.msg.waiting || len(s.more) > 0) {
@@ -297,11 +327,11 @@ func (c *Connection) settle(s *incoming) {
 	if s.opcode == OpcodeSend && !s.msg.refused && !s.msg.delivered {
 		m := &s.msg
 		if !m.begun {
-			c.core.count.malformed++
+			tgt.core.count.malformed++
 			m.refused = true
-			c.refuse(s, 0, 0, rdma.ErrRemoteInvalid)
-			c.dropHeld(m)
-		} else if c.deliver(s); !m.delivered {
+			tgt.refuse(s, 0, 0, rdma.ErrRemoteInvalid)
+			tgt.dropHeld(m)
+		} else if tgt.deliver(s); !m.delivered {
 			return
 		}
 	}
@@ -309,70 +339,102 @@ func (c *Connection) settle(s *incoming) {
 		return
 	}
 	s.done = true
-	c.open--
-	for x := &c.in[int(c.inNext)&(len(c.in)-1)]; x.open && x.done; x = &c.in[int(c.inNext)&(len(c.in)-1)] {
+	tgt.open--
+	for x := &tgt.in[int(tgt.inNext)&(len(tgt.in)-1)]; x.open && x.done; x = &tgt.in[int(tgt.inNext)&(len(tgt.in)-1)] {
 		x.open = false
-		c.inNext++
+		tgt.inNext++
 	}
 }
 
 // retry retries the admission of waiting messages, oldest first, until one has to keep waiting.
-func (c *Connection) retry() {
-	if c.waiters == 0 {
+func (tgt *target) retry() {
+	if tgt.waiters == 0 {
 		return
 	}
-	for i := range len(c.in) {
-		s := &c.in[(int(c.inNext)+i)&(len(c.in)-1)]
+	for i := range len(tgt.in) {
+		s := &tgt.in[(int(tgt.inNext)+i)&(len(tgt.in)-1)]
 		if !s.open || !s.msg.waiting {
 			continue
 		}
-		c.admit(s)
+		tgt.admit(s)
 		if s.opcode == OpcodeSendQP {
-			c.deliver(s)
+			tgt.deliver(s)
 		}
-		for len(s.more) > 0 && !s.msg.waiting && c.broken == nil && !c.closed {
+		for len(s.more) > 0 && !s.msg.waiting && tgt.broken == nil && !tgt.closed {
 			next := s.more[0]
 			s.more = slices.Delete(s.more, 0, 1)
-			c.whole(s, next.seqno, next.op, next.data)
-			c.core.release(next.data)
+			tgt.whole(s, next.seqno, next.op, next.data)
+			tgt.core.release(next.data)
 		}
-		if s.msg.waiting || c.broken != nil || c.closed {
+		if s.msg.waiting || tgt.broken != nil || tgt.closed {
 			return
 		}
-		c.settle(s)
+		tgt.settle(s)
 	}
 }
 
 // mustWait reports whether an ordered connection may not execute a request yet: an earlier message waits for the host; or the response to
 // an earlier read is unacknowledged, and the request might change the bytes to be read.
-func (c *Connection) mustWait(p *Packet) bool {
-	if o := p.TAL.Opcode; c.reading > 0 && o != OpcodeRead && o != OpcodeKeyedRead {
+func (tgt *target) mustWait(p *Packet) bool {
+	if o := p.TAL.Opcode; tgt.reading > 0 && o != OpcodeRead && o != OpcodeKeyedRead {
 		return true
 	}
-	return c.waiters > 0 && c.waiter != p.TAL.XID
+	return tgt.waiters > 0 && tgt.waiter != p.TAL.XID
 }
 
 // block keeps a packet of an ordered connection until it may be executed. The peer's tal_trans_window limits the number of such packets:
 // those of transactions outside the window are dropped.
-func (c *Connection) block(p *Packet, raw []byte) {
-	par := &c.cfg.Parameters
-	if int(p.TAL.XID-c.inNext) >= par.Transactions || c.blocked.n >= par.Transactions*par.PacketsPerTransaction {
-		c.core.count.stale++
+func (tgt *target) block(p *Packet, raw []byte) {
+	par := &tgt.cfg.Parameters
+	if int(p.TAL.XID-tgt.inNext) >= par.Transactions || tgt.blocked.n >= par.Transactions*par.PacketsPerTransaction {
+		tgt.core.count.stale++
 		return
 	}
-	c.blocked.push(c.core.copyOf(raw))
+	tgt.blocked.push(tgt.core.copyOf(raw))
 }
 
 // unblock executes blocked packets that no longer have to wait.
-func (c *Connection) unblock() {
-	for c.blocked.n > 0 && c.broken == nil {
-		raw := *c.blocked.at(0)
+func (tgt *target) unblock() {
+	for tgt.blocked.n > 0 && tgt.broken == nil {
+		raw := *tgt.blocked.at(0)
 		p, _ := Decode(raw) // cannot fail: decoded on arrival
-		if c.mustWait(&p) {
+		if tgt.mustWait(&p) {
 			return
 		}
-		c.blocked.pop()
-		c.request(&p)
-		c.core.release(raw)
+		tgt.blocked.pop()
+		tgt.request(&p)
+		tgt.core.release(raw)
+	}
+}
+
+// refuseIncomplete refuses the messages that are incomplete or wait for Ready, after Close.
+func (tgt *target) refuseIncomplete() {
+	for i := range tgt.in {
+		s := &tgt.in[i]
+		begun := s.opcode == OpcodeSend && !s.msg.refused && !s.msg.delivered || s.opcode == OpcodeSendQP && s.msg.waiting
+		if s.open && !s.done && begun {
+			s.msg.refused, s.msg.waiting, s.msg.body = true, false, nil
+			tgt.refuse(s, s.msg.seqno, s.msg.op, rdma.ErrFlushed)
+			tgt.dropHeld(&s.msg)
+			tgt.refuseMore(s, rdma.ErrFlushed)
+			tgt.settle(s)
+		}
+	}
+	tgt.waiters, tgt.reading = 0, 0
+	tgt.unblock()
+}
+
+// releaseBuffers returns the buffers of all packets to the core.
+func (tgt *target) releaseBuffers() {
+	for i := range tgt.in {
+		s := &tgt.in[i]
+		tgt.dropHeld(&s.msg)
+		for _, w := range s.more {
+			tgt.core.release(w.data)
+		}
+		s.more = nil
+	}
+	for tgt.blocked.n > 0 {
+		tgt.core.release(tgt.blocked.pop())
 	}
 }
