@@ -27,7 +27,7 @@ func (h *host) nexthops(index int) (n int) {
 func (d *Driver) device(name string) rtnl.Link {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.links[d.names[name]]
+	return d.have.links[d.have.names[name]]
 }
 
 // TestSecondCableIsNotLate lets both cables of a port fail while the kernel delays the event of the second cable, and

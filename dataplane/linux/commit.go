@@ -21,14 +21,14 @@ func (d *Driver) Commit(changes []contract.Change) error {
 	defer d.mu.Unlock()
 	groups, routes := map[groupKey]bool{}, map[routeKey]bool{}
 	for _, c := range changes {
-		d.want(c, groups, routes)
+		d.applyChange(c, groups, routes)
 	}
 	err := d.relevant(d.sync(), groups, routes)
 	if err == nil {
 		return nil
 	}
 	for i := len(changes) - 1; i >= 0; i-- {
-		d.want(changes[i].Inverse(), groups, routes)
+		d.applyChange(changes[i].Inverse(), groups, routes)
 	}
 	if again := d.relevant(d.sync(), groups, routes); again != nil {
 		d.log.Error("linux data plane: cannot restore the state before a refused change; retrying", "error", again)
@@ -37,12 +37,12 @@ func (d *Driver) Commit(changes []contract.Change) error {
 	return err
 }
 
-// want adds a change to the wanted state, and records the affected groups and routes.
-func (d *Driver) want(c contract.Change, groups map[groupKey]bool, routes map[routeKey]bool) {
+// applyChange adds a change to the desired state, and records the affected groups and routes.
+func (d *Driver) applyChange(c contract.Change, groups map[groupKey]bool, routes map[routeKey]bool) {
 	touch := func(wanted uint32) {
-		for f := range d.drop {
+		for f := range d.have.drop {
 			key := groupKey{wanted, family(f)}
-			if d.groups[key] != nil {
+			if d.have.groups[key] != nil {
 				groups[key] = true
 				d.staleGroups[key] = true
 			}
@@ -50,7 +50,7 @@ func (d *Driver) want(c contract.Change, groups map[groupKey]bool, routes map[ro
 	}
 	switch c.Kind {
 	case contract.SubPortChange:
-		if sp := d.byDevice[c.Device]; sp != nil {
+		if sp := d.want.byDevice[c.Device]; sp != nil {
 			sp.down = !c.Up
 			if sp.down {
 				d.watch.Start() // the control plane may learn of a failure before the kernel's event arrives
@@ -61,12 +61,12 @@ func (d *Driver) want(c contract.Change, groups map[groupKey]bool, routes map[ro
 		}
 	case contract.GroupChange:
 		if c.After == nil {
-			delete(d.wanted, c.Group)
+			delete(d.want.vectors, c.Group)
 		} else {
-			d.wanted[c.Group] = c.After
+			d.want.vectors[c.Group] = c.After
 		}
 		for _, f := range []family{v4, v6} {
-			if g := d.groups[groupKey{c.Group, f}]; g != nil {
+			if g := d.have.groups[groupKey{c.Group, f}]; g != nil {
 				g.answered = g.moved
 			}
 		}
@@ -75,30 +75,28 @@ func (d *Driver) want(c contract.Change, groups map[groupKey]bool, routes map[ro
 		f := familyOf(c.Prefix.Addr())
 		if c.From.Group != 0 {
 			key := groupKey{c.From.Group, f}
-			if g := d.groups[key]; g != nil {
-				if g.users--; g.users == 0 {
-					d.staleGroups[key] = true
-				}
+			if d.want.use(key, -1) == 0 {
+				d.staleGroups[key] = true
 			}
-			delete(d.destinations, c.Key())
+			delete(d.want.destinations, c.Key())
 			d.count(c.Key(), -1)
 		}
 		if c.To.Group != 0 {
 			key := groupKey{c.To.Group, f}
-			g := d.groups[key]
+			g := d.have.groups[key]
 			if g == nil {
 				g = &group{key: key, source: c.Source}
-				d.groups[key] = g
+				d.have.groups[key] = g
 			}
 			if g.source != c.Source { // the id was reused by another source group before the kernel group of the first one was removed
 				d.renew(g, c.Source)
 			}
-			g.users++
-			d.destinations[c.Key()] = c.To.Group
+			d.want.use(key, 1)
+			d.want.destinations[c.Key()] = c.To.Group
 			d.count(c.Key(), 1)
 			groups[key] = true
 		}
-		if at, ok := d.place(c.Key()); ok {
+		if at, ok := d.want.place(c.Key()); ok {
 			routes[at] = true
 			d.staleRoutes[at] = true
 		}
@@ -109,7 +107,7 @@ func (d *Driver) want(c contract.Change, groups map[groupKey]bool, routes map[ro
 // status, or nil.
 func (d *Driver) relevant(failures []failure, groups map[groupKey]bool, routes map[routeKey]bool) error {
 	for _, f := range failures {
-		ours := f.op.group != nil && groups[f.op.group.key]
+		ours := f.op.key.wanted != 0 && groups[f.op.key]
 		if f.op.at.prefix.IsValid() { // one route of a group does not concern the group's others
 			ours = routes[f.op.at]
 		}
@@ -209,7 +207,7 @@ func (d *Driver) forward(forwarding *farev1.Forwarding) error {
 	structure := false
 	for _, plane := range forwarding.Planes {
 		for _, wire := range plane.SubPorts {
-			sp := d.byDevice[wire.Device]
+			sp := d.want.byDevice[wire.Device]
 			if sp == nil {
 				sp = &subPort{device: wire.Device}
 			}
@@ -223,26 +221,26 @@ func (d *Driver) forward(forwarding *farev1.Forwarding) error {
 			}
 		}
 	}
-	for device, sp := range d.byDevice {
+	for device, sp := range d.want.byDevice {
 		if byDevice[device] == nil {
 			for _, q := range sp.pools {
 				if q != nil {
-					d.retire(q)
+					d.have.retire(q)
 				}
 			}
 		}
 	}
-	d.subPorts, d.byDevice = subPorts, byDevice
+	d.want.subPorts, d.want.byDevice = subPorts, byDevice
 	if d.setSources(forwarding) || structure {
-		d.generation++
+		d.want.generation++
 		d.staleEverywhere()
 	}
 	if err := d.rereadAddresses(); err != nil { // the loopbacks among the addresses were unknown until now
 		return kernelStatus(err)
 	}
-	clear(d.unfit)
+	clear(d.have.unfit)
 	d.staleSources()
-	for key := range d.groups {
+	for key := range d.have.groups {
 		d.staleGroups[key] = true
 	}
 	// Refusals here concern groups that were set before; only a shortage of resources is caused by Hello.
@@ -264,16 +262,16 @@ func (d *Driver) forward(forwarding *farev1.Forwarding) error {
 // staleEverywhere marks all existing and all wanted routes.
 func (d *Driver) staleEverywhere() {
 	if d.settled {
-		for at := range d.routes {
+		for at := range d.have.routes {
 			d.staleRoutes[at] = true
 		}
 	}
-	for key := range d.destinations {
-		if at, ok := d.place(key); ok {
+	for key := range d.want.destinations {
+		if at, ok := d.want.place(key); ok {
 			d.staleRoutes[at] = true
 		}
 	}
-	for _, at := range d.closedRoutes() {
+	for _, at := range d.want.closedRoutes() {
 		d.staleRoutes[at] = true
 	}
 }
@@ -293,16 +291,16 @@ func (d *Driver) buckets(subPorts int) int {
 // resize sets the number of buckets, for source groups of up to subPorts. The kernel cannot change the number of buckets of
 // a group: existing groups are replaced by new ones, to which their routes are moved one by one.
 func (d *Driver) resize(buckets, subPorts int) {
-	other := d.size != buckets
-	d.size, d.lasting, d.scaling = buckets, layout{buckets, subPorts}.lasting(), newScaling(buckets, d.maxWeight)
+	other := d.want.size != buckets
+	d.want.size, d.want.lasting, d.want.scaling = buckets, layout{buckets, subPorts}.lasting(), newScaling(buckets, d.maxWeight)
 	d.capabilities.MaxVectors = uint32(min(d.config.Memory/uint64(bucketSize*buckets*len(families(d.ipv6))), math.MaxUint32))
-	for _, s := range d.sources {
+	for _, s := range d.want.sources {
 		s.layout = layout{buckets, len(s.subPorts)}
 	}
 	if !other {
 		return
 	}
-	for _, g := range d.groups {
+	for _, g := range d.have.groups {
 		d.renew(g, g.source)
 	}
 	d.staleEverywhere()
@@ -311,9 +309,9 @@ func (d *Driver) resize(buckets, subPorts int) {
 // renew schedules a new kernel group for a source group; the old one is removed once no route uses it.
 func (d *Driver) renew(g *group, source netip.Prefix) {
 	if g.exists {
-		d.strays[g.id] = stray{Nexthop: rtnl.Nexthop{ID: g.id, Members: g.members}}
+		d.have.strays[g.id] = stray{Nexthop: rtnl.Nexthop{ID: g.id, Members: g.members}}
 	}
-	*g = group{key: g.key, source: source, users: g.users}
+	*g = group{key: g.key, source: source}
 	d.staleGroups[g.key] = true
 }
 
@@ -322,12 +320,12 @@ func (d *Driver) renew(g *group, source netip.Prefix) {
 func (d *Driver) Approximate(group uint32) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	wanted := d.wanted[group]
+	wanted := d.want.vectors[group]
 	name, _ := netip.ParsePrefix(wanted.GetSource()) // not valid without source groups
-	s := d.sourceOf(name)
+	s := d.want.sourceOf(name)
 	weights := make([]uint32, len(s.subPorts))
 	for _, m := range wanted.GetMembers() {
-		if i := s.index(d.byDevice[m.Device]); i >= 0 {
+		if i := s.index(d.want.byDevice[m.Device]); i >= 0 {
 			weights[i] = m.Weight
 		}
 	}
@@ -335,17 +333,17 @@ func (d *Driver) Approximate(group uint32) string {
 	if math.Abs(part) <= tolerance {
 		return ""
 	}
-	return fmt.Sprintf("the share of %s is off by %+.1f %% of itself: %d buckets allow no smaller steps", s.subPorts[i].device, 100*part, d.size)
+	return fmt.Sprintf("the share of %s is off by %+.1f %% of itself: %d buckets allow no smaller steps", s.subPorts[i].device, 100*part, d.want.size)
 }
 
 // setHop updates the pool of a sub-port from its next hop and link, and reports whether the pool was added, removed or
 // moved to another device.
 func (d *Driver) setHop(sp *subPort, f family) (other bool) {
 	q, hop := sp.pools[f], sp.hops[f]
-	device := d.names[sp.device] // 0 without a device
+	device := d.have.names[sp.device] // 0 without a device
 	if !hop.IsValid() {
 		if q != nil {
-			d.retire(q)
+			d.have.retire(q)
 			sp.pools[f] = nil
 		}
 		return q != nil
@@ -357,13 +355,13 @@ func (d *Driver) setHop(sp *subPort, f family) (other bool) {
 		return true
 	}
 	if q.device != device {
-		d.retire(q)
+		d.have.retire(q)
 		q.device, q.gateway, q.broken = device, hop, nil
 		return true
 	}
 	if q.gateway != hop {
 		q.gateway, q.broken = hop, nil
-		d.changed = append(d.changed, q)
+		d.have.changed = append(d.have.changed, q)
 	}
 	return false
 }

@@ -33,6 +33,13 @@
 // only other source groups have. These routes are added before, and removed after, the routes in Config.Table that such
 // packets would take.
 //
+// # Planning
+//
+// The Driver holds the desired state (desired.go) and a mirror of the kernel (mirror.go). newPlan computes the messages that
+// turn one into the other as a pure function (plan.go). sync.go sends them, and changes the mirror with each acknowledgement.
+// Link events, changes by other programs and read-backs change the mirror too, and mark the groups and routes that the next
+// plan has to visit.
+//
 // # The kernel moves first
 //
 // When a device loses its carrier, the kernel removes the device's nexthops from all groups and gives their buckets to the

@@ -73,51 +73,25 @@ type Driver struct {
 	made   map[rtnl.Rule]bool      // rules found or added by the last setUpRules
 	ruled  map[netip.Prefix]uint32 // table per loopback, from the rules of an earlier run
 
-	// Wanted state.
-	forwarding   *farev1.Forwarding
-	subPorts     []*subPort
-	byDevice     map[string]*subPort
-	size         int // buckets of each group
-	lasting      int // buckets of each sub-port
-	sources      map[netip.Prefix]*source
-	order        []*source                 // in the order of Forwarding
-	claimants    map[uint32][]netip.Prefix // by table, names of the source groups whose routes are in it, those of Forwarding first
-	tables       map[uint32]*source        // by own table; empty if there is only one source group
-	named        map[netip.Prefix]int      // by prefix, the number of source groups that have it as a destination
-	generation   uint64                    // of all inputs of the bucket layout except weights
-	wanted       map[uint32]*farev1.Vector
-	destinations map[contract.DestinationKey]uint32 // group ids in wanted
+	want desired
+	have mirror
+
+	forwarding   *farev1.Forwarding // of the last accepted Hello
 	capabilities *farev1.Capabilities
 	hash         wecmp.LinuxL4
 	misplace     func(hash uint32) uint32 // set by tests to disagree with the kernel
-
-	// Kernel state.
+	// exchange sends ops to the kernel in one batch and returns the results in their order; tests replace it.
+	exchange  func(ops []op) []error
 	maxWeight int // largest member weight that the kernel accepts
-	scaling   scaling
-	links     map[int]rtnl.Link
-	names     map[string]int
 	// linkNews counts link changes that affect nexthops.
 	linkNews uint64
 	// dark holds devices without a carrier on which packets may be queued for a next hop.
-	dark   map[int]bool
-	used   map[uint32]bool // ids of nexthop objects in use, by any program
-	next   uint32          // id to try next
-	owners map[uint32]*pool
-	drop   [2]*pool // drops packets while the kernel has removed every other member
-	hole   [2]*pool // drops packets of a group without usable members
-	groups map[groupKey]*group
-	routes map[routeKey]routeState
-	// addresses holds the addresses of the host; the value is true if packets can be sent from the address. unfit holds
-	// those that the kernel refused as the source of a route, missing the loopbacks for which a warning was logged.
-	addresses, unfit, missing map[netip.Addr]bool
-	// Marked objects that no wanted state has claimed; Settle removes them.
-	strays       map[uint32]stray
-	loose        map[uint32]rtnl.Nexthop
+	dark map[int]bool
+	// missing holds the loopbacks for which a warning was logged.
+	missing      map[netip.Addr]bool
 	strangeRoute []rtnl.Route
-	retired      []uint32 // nexthops to delete once no group has them
-	changed      []*pool  // pools whose objects need a new next hop
 	settled      bool
-	// Parts of the wanted state that may differ from the kernel.
+	// Parts of the desired state that may differ from the mirror.
 	staleGroups map[groupKey]bool
 	staleRoutes map[routeKey]bool
 }
@@ -159,17 +133,7 @@ func Open(config Config) (*Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("linux data plane: %w", err)
 	}
-	d := &Driver{
-		config: config, log: config.Logger, stop: make(chan struct{}), repair: time.NewTimer(time.Hour),
-		byDevice: map[string]*subPort{}, wanted: map[uint32]*farev1.Vector{}, destinations: map[contract.DestinationKey]uint32{},
-		links: map[int]rtnl.Link{}, names: map[string]int{}, used: map[uint32]bool{}, next: config.FirstID,
-		owners: map[uint32]*pool{}, groups: map[groupKey]*group{}, routes: map[routeKey]routeState{}, unfit: map[netip.Addr]bool{}, missing: map[netip.Addr]bool{},
-		strays: map[uint32]stray{}, loose: map[uint32]rtnl.Nexthop{},
-		staleGroups: map[groupKey]bool{}, staleRoutes: map[routeKey]bool{}, sources: map[netip.Prefix]*source{}, tables: map[uint32]*source{}, named: map[netip.Prefix]int{}, made: map[rtnl.Rule]bool{}, ruled: map[netip.Prefix]uint32{}, dark: map[int]bool{},
-	}
-	for f := range d.drop {
-		d.drop[f], d.hole[f] = &pool{family: family(f), loopback: true}, &pool{family: family(f), blackhole: true}
-	}
+	d := newDriver(config)
 	if err := d.open(); err != nil {
 		d.release()
 		return nil, fmt.Errorf("linux data plane: %w", err)
@@ -178,6 +142,17 @@ func Open(config Config) (*Driver, error) {
 	d.working.Go(d.attend)
 	d.working.Go(d.keep)
 	return d, nil
+}
+
+// newDriver returns a Driver with empty state and without resources.
+func newDriver(config Config) *Driver {
+	d := &Driver{
+		config: config, log: config.Logger, stop: make(chan struct{}), repair: time.NewTimer(time.Hour), want: newDesired(), have: newMirror(config.FirstID),
+		missing: map[netip.Addr]bool{}, staleGroups: map[groupKey]bool{}, staleRoutes: map[routeKey]bool{}, made: map[rtnl.Rule]bool{},
+		ruled: map[netip.Prefix]uint32{}, dark: map[int]bool{},
+	}
+	d.exchange = d.exchangeNetlink
+	return d
 }
 
 // open does the work of Open except for starting the goroutines.
@@ -268,15 +243,15 @@ func (d *Driver) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := d.stats
-	s.RouteObjects = len(d.routes)
-	s.GroupObjects = len(d.strays)
-	for _, g := range d.groups {
+	s.RouteObjects = len(d.have.routes)
+	s.GroupObjects = len(d.have.strays)
+	for _, g := range d.have.groups {
 		if g.exists {
 			s.GroupObjects++
 		}
 	}
-	s.NexthopObjects = len(d.owners) + len(d.loose)
-	for _, sp := range d.subPorts {
+	s.NexthopObjects = len(d.have.owners) + len(d.have.loose)
+	for _, sp := range d.want.subPorts {
 		for _, pool := range sp.pools {
 			if pool != nil && pool.broken != nil {
 				s.Broken++

@@ -16,14 +16,14 @@ import (
 func TestEventsThatConcern(t *testing.T) {
 	d := offline(t, 2)
 	d.config.Table = 7000
-	d.sources[netip.Prefix{}].table = 7000
-	d.claimants = map[uint32][]netip.Prefix{7000: {netip.Prefix{}}}
-	d.sources[netip.Prefix{}].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32"), mustPrefix("10.255.0.9/32")}
-	d.addresses[netip.MustParseAddr("10.255.0.1")] = true
+	d.want.sources[netip.Prefix{}].table = 7000
+	d.want.claimants = map[uint32][]netip.Prefix{7000: {netip.Prefix{}}}
+	d.want.sources[netip.Prefix{}].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32"), mustPrefix("10.255.0.9/32")}
+	d.have.addresses[netip.MustParseAddr("10.255.0.1")] = true
 	d.set(1, 1, 1)
 	d.leads(target4(0), 0, 1)
 	d.obey(t)
-	g := d.groups[groupKey{1, v4}]
+	g := d.have.groups[groupKey{1, v4}]
 	address := func(a string, usable, gone bool) rtnl.ObjectEvent {
 		return rtnl.ObjectEvent{Gone: gone, Address: &rtnl.Address{Addr: netip.MustParseAddr(a), Usable: usable}}
 	}
@@ -40,7 +40,7 @@ func TestEventsThatConcern(t *testing.T) {
 		want  bool
 	}{
 		{"a nexthop of others", nexthop(5, 11), false}, {"a nexthop with the mark", nexthop(5, 179), true},
-		{"a nexthop in our place", nexthop(d.subPorts[0].pools[v4].ids[0], 11), true},
+		{"a nexthop in our place", nexthop(d.want.subPorts[0].pools[v4].ids[0], 11), true},
 		{"a rule of others", rule(90), false}, {"a rule to the table", rule(7000), true}, {"a rule to a source group's", rule(DefaultSourceTable + 3), true},
 		{"a route elsewhere", route(target4(0), 254, 179, 20), false}, {"a route with the mark", route("10.9.9.9/32", 7000, 179, 1), true},
 		{"a route with the mark of a source group", route("10.9.9.9/32", DefaultSourceTable, 179, 1), true},
@@ -58,9 +58,9 @@ func TestEventsThatConcern(t *testing.T) {
 		t.Errorf("%+v, %+v", g, d.stats)
 	}
 	unfit := netip.MustParseAddr("10.255.0.1")
-	d.unfit[unfit] = true
-	if !d.concerns(address("10.255.0.1", true, false)) || d.unfit[unfit] {
-		t.Errorf("a loopback that the kernel had refused: %v", d.unfit)
+	d.have.unfit[unfit] = true
+	if !d.concerns(address("10.255.0.1", true, false)) || d.have.unfit[unfit] {
+		t.Errorf("a loopback that the kernel had refused: %v", d.have.unfit)
 	}
 	// A group that another program changed, with or without the mark.
 	for _, protocol := range []uint8{11, 179} {
@@ -74,8 +74,8 @@ func TestEventsThatConcern(t *testing.T) {
 		}
 	}
 	// A group that does not exist yet has no changes; its id belongs to another program.
-	d.groups[groupKey{2, v4}] = &group{key: groupKey{2, v4}, id: 555}
-	if d.concerns(nexthop(555, 11)) || d.groups[groupKey{2, v4}].moved {
+	d.have.groups[groupKey{2, v4}] = &group{key: groupKey{2, v4}, id: 555}
+	if d.concerns(nexthop(555, 11)) || d.have.groups[groupKey{2, v4}].moved {
 		t.Error("a group that is not there was changed")
 	}
 }

@@ -161,7 +161,7 @@ func TestKilledWhileAsking(t *testing.T) {
 	clean := h.Objects()
 	d.mu.Lock()
 	for f, check := range []netip.Addr{checkV4, checkV6} {
-		target, device := []run{{0, d.size}}, d.probeDevice(family(f))
+		target, device := []run{{0, d.want.size}}, d.probeDevice(family(f))
 		for _, asked := range []rtnl.Route{
 			{Prefix: netip.PrefixFrom(check, check.BitLen()), Table: d.config.Table, Metric: d.config.Metric},
 			{Prefix: netip.PrefixFrom(check, 0).Masked(), Table: d.config.ProbeTable, Metric: d.config.Metric},

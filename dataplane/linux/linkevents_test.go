@@ -31,12 +31,12 @@ func TestLinksByHand(t *testing.T) {
 	mtu := link(10, "p0")
 	mtu.MTU = 9000
 	take("an MTU", 0, false, rtnl.LinkEvent{Link: mtu})
-	if d.links[10].MTU != 9000 {
+	if d.have.links[10].MTU != 9000 {
 		t.Error("the MTU is not known")
 	}
 	take("a device of another program", 1, false, rtnl.LinkEvent{Link: link(30, "eth0")})
 	take("the device of another program is removed", 1, false, rtnl.LinkEvent{Link: link(30, "eth0"), Gone: true})
-	if _, ok := d.links[30]; ok || d.names["eth0"] != 0 {
+	if _, ok := d.have.links[30]; ok || d.have.names["eth0"] != 0 {
 		t.Error("a device that is gone is known")
 	}
 	if want := map[int]bool{30: true}; !maps.Equal(d.dark, want) {
@@ -45,22 +45,22 @@ func TestLinksByHand(t *testing.T) {
 	clear(d.dark)
 	// Another device has the name by the time that the end of the first one is reported.
 	take("the name goes on", 2, true, rtnl.LinkEvent{Link: link(40, "p0")}, rtnl.LinkEvent{Link: link(10, "p0"), Gone: true})
-	if d.names["p0"] != 40 || d.subPorts[0].pools[v4].device != 40 || !maps.Equal(d.dark, map[int]bool{10: true}) {
-		t.Errorf("p0 is #%d, its nexthops are on #%d, dark %v", d.names["p0"], d.subPorts[0].pools[v4].device, d.dark)
+	if d.have.names["p0"] != 40 || d.want.subPorts[0].pools[v4].device != 40 || !maps.Equal(d.dark, map[int]bool{10: true}) {
+		t.Errorf("p0 is #%d, its nexthops are on #%d, dark %v", d.have.names["p0"], d.want.subPorts[0].pools[v4].device, d.dark)
 	}
 	clear(d.dark)
-	generation := d.generation
+	generation := d.want.generation
 	take("renamed", 1, true, rtnl.LinkEvent{Link: link(40, "other")})
-	if _, ok := d.names["p0"]; ok || d.names["other"] != 40 || d.subPorts[0].pools[v4].device != 0 || d.generation == generation || len(d.dark) != 0 {
-		t.Errorf("%v, %+v", d.names, d.subPorts[0].pools[v4])
+	if _, ok := d.have.names["p0"]; ok || d.have.names["other"] != 40 || d.want.subPorts[0].pools[v4].device != 0 || d.want.generation == generation || len(d.dark) != 0 {
+		t.Errorf("%v, %+v", d.have.names, d.want.subPorts[0].pools[v4])
 	}
 	take("renamed again", 1, true, rtnl.LinkEvent{Link: link(40, "p0")})
-	d.subPorts[0].pools[v4].broken, d.subPorts[1].pools[v4].broken = unix.EINVAL, unix.EINVAL
+	d.want.subPorts[0].pools[v4].broken, d.want.subPorts[1].pools[v4].broken = unix.EINVAL, unix.EINVAL
 	down := link(40, "p0")
 	down.Carrier = false
 	take("no carrier", 1, true, rtnl.LinkEvent{Link: down})
-	if d.usable(d.subPorts[0]) || !d.dark[40] || d.subPorts[0].pools[v4].broken != nil || d.subPorts[1].pools[v4].broken == nil {
-		t.Errorf("dark %v, %+v, %+v", d.dark, d.subPorts[0].pools[v4], d.subPorts[1].pools[v4])
+	if d.have.usable(d.want.subPorts[0]) || !d.dark[40] || d.want.subPorts[0].pools[v4].broken != nil || d.want.subPorts[1].pools[v4].broken == nil {
+		t.Errorf("dark %v, %+v, %+v", d.dark, d.want.subPorts[0].pools[v4], d.want.subPorts[1].pools[v4])
 	}
 	clear(d.dark)
 	take("no carrier still", 0, false, rtnl.LinkEvent{Link: down})
@@ -76,16 +76,16 @@ func TestLinksByHand(t *testing.T) {
 		t.Errorf("asks for %v", got)
 	}
 	// A read-back equals events.
-	d.rereadLinks([]rtnl.Link{d.links[loIndex], link(40, "p0"), link(50, "p1")})
-	if d.names["p1"] != 50 || len(d.links) != 3 {
-		t.Errorf("%v", d.links)
+	d.rereadLinks([]rtnl.Link{d.have.links[loIndex], link(40, "p0"), link(50, "p1")})
+	if d.have.names["p1"] != 50 || len(d.have.links) != 3 {
+		t.Errorf("%v", d.have.links)
 	}
 	news := d.linkNews
-	d.rereadLinks([]rtnl.Link{d.links[loIndex], link(40, "p0")})
-	if _, ok := d.links[50]; ok || d.linkNews != news+1 {
-		t.Errorf("%v", d.links)
+	d.rereadLinks([]rtnl.Link{d.have.links[loIndex], link(40, "p0")})
+	if _, ok := d.have.links[50]; ok || d.linkNews != news+1 {
+		t.Errorf("%v", d.have.links)
 	}
-	if d.rereadLinks([]rtnl.Link{d.links[loIndex], link(40, "p0")}); d.linkNews != news+1 {
+	if d.rereadLinks([]rtnl.Link{d.have.links[loIndex], link(40, "p0")}); d.linkNews != news+1 {
 		t.Error("the same links are news")
 	}
 }
@@ -101,13 +101,13 @@ func TestLoseByHand(t *testing.T) {
 		d.leads(target4(1), 0, 2)
 		d.leads(target6(2), 0, 3)
 		d.obey(t)
-		return d, d.groups[groupKey{1, v4}], d.groups[groupKey{2, v4}], d.groups[groupKey{3, v6}]
+		return d, d.have.groups[groupKey{1, v4}], d.have.groups[groupKey{2, v4}], d.have.groups[groupKey{3, v6}]
 	}
 	d, a, b, c := setUp()
 	of := func(q *pool) uint32 { return q.ids[0] }
-	one, two := of(d.subPorts[1].pools[v4]), of(d.subPorts[0].pools[v4])
-	d.loose = map[uint32]rtnl.Nexthop{70: {ID: 70, Device: 11}, 71: {ID: 71, Device: 10}}
-	d.strays = map[uint32]stray{
+	one, two := of(d.want.subPorts[1].pools[v4]), of(d.want.subPorts[0].pools[v4])
+	d.have.loose = map[uint32]rtnl.Nexthop{70: {ID: 70, Device: 11}, 71: {ID: 71, Device: 10}}
+	d.have.strays = map[uint32]stray{
 		80: {rtnl.Nexthop{ID: 80, Members: []rtnl.Member{{ID: 5}, {ID: 70}}}, []segment{{5, 1}}}, 81: {rtnl.Nexthop{ID: 81, Members: []rtnl.Member{{ID: 71}}}, []segment{{71, 1}}},
 		82: {rtnl.Nexthop{ID: 82, Members: []rtnl.Member{{ID: one}}}, []segment{{one, 1}}},
 	}
@@ -117,14 +117,14 @@ func TestLoseByHand(t *testing.T) {
 			t.Errorf("%d is not lost: %v", id, lost)
 		}
 	}
-	if _, ok := lost[two]; ok || len(lost) != 3 || d.owners[one] != nil || len(d.subPorts[1].pools[v4].ids) != 0 || len(d.subPorts[0].pools[v4].ids) == 0 {
+	if _, ok := lost[two]; ok || len(lost) != 3 || d.have.owners[one] != nil || len(d.want.subPorts[1].pools[v4].ids) != 0 || len(d.want.subPorts[0].pools[v4].ids) == 0 {
 		t.Errorf("lost %v", lost)
 	}
-	if _, ok := d.loose[70]; ok || len(d.loose) != 1 {
-		t.Errorf("loose %v", d.loose)
+	if _, ok := d.have.loose[70]; ok || len(d.have.loose) != 1 {
+		t.Errorf("loose %v", d.have.loose)
 	}
-	if d.strays[80].segments != nil || d.strays[81].segments == nil || d.strays[82].segments != nil {
-		t.Errorf("strays %v", d.strays)
+	if d.have.strays[80].segments != nil || d.have.strays[81].segments == nil || d.have.strays[82].segments != nil {
+		t.Errorf("strays %v", d.have.strays)
 	}
 	if !a.moved || a.movedAt.IsZero() || a.segments != nil || !slices.Equal(a.weights, []uint32{1, 0, 1}) || !d.staleGroups[a.key] || a.rejecting {
 		t.Errorf("a group that lost a member: %+v", a)
@@ -158,8 +158,8 @@ func TestLoseByHand(t *testing.T) {
 	// The loopback: every group has a member on it, which has no bucket.
 	d, a, b, c = setUp()
 	d.obey(t)
-	drop := of(d.drop[v4])
-	if lost := d.lose(loIndex); lost[drop] != d.drop[v4] || len(d.drop[v4].ids) != 0 || len(lost) != 2 || !a.moved || !b.moved || !c.moved ||
+	drop := of(d.have.drop[v4])
+	if lost := d.lose(loIndex); lost[drop] != d.have.drop[v4] || len(d.have.drop[v4].ids) != 0 || len(lost) != 2 || !a.moved || !b.moved || !c.moved ||
 		!slices.Equal(a.weights, []uint32{1, 1, 1}) || a.rejecting || c.rejecting {
 		t.Errorf("the loopback: lost %v, %+v", lost, a)
 	}

@@ -29,9 +29,9 @@ func (d *Driver) listen() {
 
 // carriers returns the interface indexes of the sub-ports that have a device.
 func (d *Driver) carriers() []int {
-	indexes := make([]int, 0, len(d.subPorts))
-	for _, sp := range d.subPorts {
-		if index, ok := d.names[sp.device]; ok {
+	indexes := make([]int, 0, len(d.want.subPorts))
+	for _, sp := range d.want.subPorts {
+		if index, ok := d.have.names[sp.device]; ok {
 			indexes = append(indexes, index)
 		}
 	}
@@ -126,12 +126,12 @@ func (d *Driver) audit() {
 	if !d.readBack() {
 		return
 	}
-	for _, g := range slices.Collect(maps.Values(d.groups)) {
+	for _, g := range slices.Collect(maps.Values(d.have.groups)) {
 		d.auditGroup(g)
 		d.mu.Unlock() // reading a large group takes milliseconds, and there may be many
 		d.mu.Lock()
 	}
-	for _, sp := range d.subPorts {
+	for _, sp := range d.want.subPorts {
 		for _, q := range sp.pools {
 			if q != nil && q.broken != nil {
 				q.broken = nil // the kernel may accept it now
@@ -144,7 +144,7 @@ func (d *Driver) audit() {
 
 // auditGroup compares the buckets of a group with the kernel. The caller holds mu and calls sync.
 func (d *Driver) auditGroup(g *group) {
-	if !g.exists || d.groups[g.key] != g {
+	if !g.exists || d.have.groups[g.key] != g {
 		return
 	}
 	same, err := d.sameBuckets(g)
@@ -162,15 +162,15 @@ func (d *Driver) auditGroup(g *group) {
 // takeLinks applies link events to all state that depends on links. The caller holds mu and calls sync.
 func (d *Driver) takeLinks(events []rtnl.LinkEvent) {
 	for _, e := range events {
-		old, had := d.links[e.Index]
-		if had && d.names[old.Name] == e.Index {
-			delete(d.names, old.Name)
+		old, had := d.have.links[e.Index]
+		if had && d.have.names[old.Name] == e.Index {
+			delete(d.have.names, old.Name)
 		}
 		if e.Gone {
-			delete(d.links, e.Index)
+			delete(d.have.links, e.Index)
 		} else {
-			d.links[e.Index] = e.Link
-			d.names[e.Name] = e.Index
+			d.have.links[e.Index] = e.Link
+			d.have.names[e.Name] = e.Index
 		}
 		if had && old.Usable() && (e.Gone || !e.Usable()) {
 			lost := d.lose(e.Index)
@@ -183,7 +183,7 @@ func (d *Driver) takeLinks(events []rtnl.LinkEvent) {
 			continue // irrelevant to nexthops, e.g. the MTU
 		}
 		d.linkNews++
-		for _, sp := range d.subPorts {
+		for _, sp := range d.want.subPorts {
 			if sp.device == e.Name || had && sp.device == old.Name {
 				d.relink(sp)
 			}
@@ -195,7 +195,7 @@ func (d *Driver) takeLinks(events []rtnl.LinkEvent) {
 func (d *Driver) relink(sp *subPort) {
 	for f := range sp.pools {
 		if d.setHop(sp, family(f)) {
-			d.generation++
+			d.want.generation++
 		}
 		if q := sp.pools[f]; q != nil {
 			q.broken = nil
@@ -210,7 +210,7 @@ func (d *Driver) abandon() {
 	if len(d.dark) == 0 {
 		return
 	}
-	for _, g := range d.groups {
+	for _, g := range d.have.groups {
 		if g.moved {
 			return // its repair is due
 		}
@@ -242,30 +242,30 @@ func (d *Driver) remove(nexthops map[uint32]*pool) {
 func (d *Driver) lose(device int) map[uint32]*pool {
 	lost := map[uint32]*pool{}
 	for _, q := range d.pools() {
-		if q.device == device || q.loopback && d.loopback() == device {
+		if q.device == device || q.loopback && d.have.loopback() == device {
 			for _, id := range q.ids {
 				lost[id] = q
 			}
-			d.forget(q, func(uint32) bool { return true })
+			d.have.forget(q, func(uint32) bool { return true })
 		}
 	}
-	for id, n := range d.loose {
+	for id, n := range d.have.loose {
 		if n.Device == device {
 			lost[id] = nil
-			delete(d.loose, id)
+			delete(d.have.loose, id)
 		}
 	}
 	has := func(members []rtnl.Member) bool {
 		return slices.ContainsFunc(members, func(m rtnl.Member) bool { _, is := lost[m.ID]; return is })
 	}
-	for id, s := range d.strays {
+	for id, s := range d.have.strays {
 		if has(s.Members) {
 			s.segments = nil
-			d.strays[id] = s
+			d.have.strays[id] = s
 		}
 	}
 	now := time.Now()
-	for key, g := range d.groups {
+	for key, g := range d.have.groups {
 		if !g.exists || !has(g.members) {
 			continue
 		}
@@ -286,7 +286,7 @@ func (d *Driver) lose(device int) map[uint32]*pool {
 		}
 		for _, m := range g.members {
 			if q := lost[m.ID]; q != nil && q.subPort != nil {
-				if i := d.sourceOf(g.source).index(q.subPort); i >= 0 && i < len(g.weights) {
+				if i := d.want.sourceOf(g.source).index(q.subPort); i >= 0 && i < len(g.weights) {
 					g.weights[i] = 0
 				}
 			}

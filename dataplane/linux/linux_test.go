@@ -456,7 +456,7 @@ func rest(t *testing.T, d *Driver) {
 	netnstest.Eventually(t, time.Minute, func() error {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		for key, g := range d.groups {
+		for key, g := range d.have.groups {
 			if _, waits := g.since(); waits {
 				return fmt.Errorf("group %v will change", key)
 			}

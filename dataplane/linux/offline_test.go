@@ -27,25 +27,15 @@ func offline(t *testing.T, subPorts int) *Driver {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &Driver{
-		config: config, log: config.Logger, ipv6: true, maxWeight: 65535, next: config.FirstID, capabilities: &farev1.Capabilities{},
-		byDevice: map[string]*subPort{}, wanted: map[uint32]*farev1.Vector{}, destinations: map[contract.DestinationKey]uint32{},
-		links: map[int]rtnl.Link{loIndex: {Index: loIndex, Name: "lo", Up: true, Carrier: true, Loopback: true}}, names: map[string]int{"lo": loIndex},
-		used: map[uint32]bool{}, owners: map[uint32]*pool{}, groups: map[groupKey]*group{}, routes: map[routeKey]routeState{},
-		unfit: map[netip.Addr]bool{}, missing: map[netip.Addr]bool{}, addresses: map[netip.Addr]bool{},
-		strays: map[uint32]stray{}, loose: map[uint32]rtnl.Nexthop{}, staleGroups: map[groupKey]bool{}, staleRoutes: map[routeKey]bool{},
-		sources: map[netip.Prefix]*source{}, tables: map[uint32]*source{}, named: map[netip.Prefix]int{}, made: map[rtnl.Rule]bool{},
-		ruled: map[netip.Prefix]uint32{}, dark: map[int]bool{},
-	}
-	for f := range d.drop {
-		d.drop[f], d.hole[f] = &pool{family: family(f), loopback: true}, &pool{family: family(f), blackhole: true}
-	}
+	d := newDriver(config)
+	d.ipv6, d.maxWeight, d.capabilities = true, 65535, &farev1.Capabilities{}
+	d.have.links[loIndex], d.have.names["lo"] = rtnl.Link{Index: loIndex, Name: "lo", Up: true, Carrier: true, Loopback: true}, loIndex
 	f := &farev1.Forwarding{}
 	for i := range subPorts {
 		l := rtnl.Link{Index: 10 + i, Name: fmt.Sprintf("p%d", i), Up: true, Carrier: true}
-		d.links[l.Index], d.names[l.Name] = l, l.Index
+		d.have.links[l.Index], d.have.names[l.Name] = l, l.Index
 		sp := &subPort{device: l.Name, hops: [2]netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i), 2}), netip.MustParseAddr(fmt.Sprintf("fd01:%d::2", i))}}
-		d.subPorts, d.byDevice[l.Name] = append(d.subPorts, sp), sp
+		d.want.subPorts, d.want.byDevice[l.Name] = append(d.want.subPorts, sp), sp
 		d.setHop(sp, v4)
 		d.setHop(sp, v6)
 		f.Planes = append(f.Planes, &farev1.ForwardingPlane{Plane: l.Name, SubPorts: []*farev1.ForwardingSubPort{{Device: l.Name}}})
@@ -60,17 +50,17 @@ func (d *Driver) set(id uint32, weights ...uint32) {
 	g := &farev1.Vector{Id: id}
 	for i, w := range weights {
 		if w > 0 {
-			g.Members = append(g.Members, &farev1.VectorMember{Plane: d.subPorts[i].device, Device: d.subPorts[i].device, Weight: w})
+			g.Members = append(g.Members, &farev1.VectorMember{Plane: d.want.subPorts[i].device, Device: d.want.subPorts[i].device, Weight: w})
 		}
 	}
-	d.want(contract.Change{Kind: contract.GroupChange, Group: id, After: g}, map[groupKey]bool{}, map[routeKey]bool{})
+	d.applyChange(contract.Change{Kind: contract.GroupChange, Group: id, After: g}, map[groupKey]bool{}, map[routeKey]bool{})
 }
 
 // leads moves a destination from one group to another; 0 is no group.
 func (d *Driver) leads(prefix string, from, to uint32) {
 	c := contract.Change{Kind: contract.DestinationChange, Prefix: mustPrefix(prefix)}
 	c.From.Group, c.To.Group = from, to
-	d.want(c, map[groupKey]bool{}, map[routeKey]bool{})
+	d.applyChange(c, map[groupKey]bool{}, map[routeKey]bool{})
 }
 
 // obey plans and calls done for all ops until a plan is empty, and returns the ops in order.
@@ -84,9 +74,6 @@ func (d *Driver) obey(t *testing.T) (all []op) {
 		}
 		ops := slices.Concat(pl.nexthopOps, pl.groupOps, pl.closeOps, pl.routeOps, pl.lastOps, pl.openOps)
 		for i := range ops {
-			if ops[i].kind == setRoute {
-				ops[i].source = d.preferred(ops[i].at)
-			}
 			d.done(&ops[i])
 		}
 		all = append(all, ops...)
@@ -109,7 +96,7 @@ func countOps(ops []op, kind opKind) (n int) {
 func (d *Driver) devices(g *group) (table []string) {
 	for _, s := range g.segments {
 		name := ""
-		if q := d.owners[s.id]; q != nil && q.subPort != nil {
+		if q := d.have.owners[s.id]; q != nil && q.subPort != nil {
 			name = q.subPort.device
 		}
 		table = append(table, slices.Repeat([]string{name}, s.size)...)
@@ -125,3 +112,6 @@ func (d *Driver) sharesOf(g *group) map[string]int {
 	}
 	return n
 }
+
+// planner returns a planner for the stale groups and routes.
+func (d *Driver) planner() *planner { return newPlanner(&d.want, &d.have, d.scope()) }

@@ -71,9 +71,9 @@ func TestWhenAgain(t *testing.T) {
 	base := time.Now()
 	at := routeKey{mustPrefix(target4(0)), 254}
 	key := func(i uint32) groupKey { return groupKey{i, v4} }
-	d.groups[key(1)] = &group{key: key(1), moved: true, movedAt: base.Add(3 * time.Second), dealtAt: base}
-	d.groups[key(2)] = &group{key: key(2), witnesses: []uint32{7}, dealtAt: base.Add(2 * time.Second)}
-	d.groups[key(3)] = &group{key: key(3), dealtAt: base}
+	d.have.groups[key(1)] = &group{key: key(1), moved: true, movedAt: base.Add(3 * time.Second), dealtAt: base}
+	d.have.groups[key(2)] = &group{key: key(2), witnesses: []uint32{7}, dealtAt: base.Add(2 * time.Second)}
+	d.have.groups[key(3)] = &group{key: key(3), dealtAt: base}
 	for _, order := range []struct {
 		stale, keeps []uint32
 		due          time.Time
@@ -101,7 +101,7 @@ func TestWhenAgain(t *testing.T) {
 	clear(d.staleGroups)
 	d.staleGroups[key(2)] = true
 	before := time.Now()
-	due := d.await([]failure{{op{kind: setGroup, group: d.groups[key(3)]}, unix.EINVAL}, {op{kind: setRoute, at: at}, unix.EINVAL}, {op{kind: deleteNexthop}, unix.EINVAL}})
+	due := d.await([]failure{{op{kind: setGroup, key: key(3)}, unix.EINVAL}, {op{kind: setRoute, at: at}, unix.EINVAL}, {op{kind: deleteNexthop}, unix.EINVAL}})
 	if wait := due.Sub(before); wait < retryDelay || wait > retryDelay+time.Minute {
 		t.Errorf("after refusals the next attempt is in %v", wait)
 	}
@@ -121,16 +121,16 @@ func TestWhatConcernsAnOperation(t *testing.T) {
 		errno unix.Errno
 		want  bool
 	}{
-		{"its group", op{kind: setGroup, group: g}, unix.EINVAL, true},
-		{"another group", op{kind: setGroup, group: other}, unix.EINVAL, false},
-		{"its route", op{kind: setRoute, group: g, at: at}, unix.EINVAL, true},
-		{"its route to another group", op{kind: setRoute, group: other, at: at}, unix.EINVAL, true},
+		{"its group", op{kind: setGroup, key: g.key}, unix.EINVAL, true},
+		{"another group", op{kind: setGroup, key: other.key}, unix.EINVAL, false},
+		{"its route", op{kind: setRoute, key: g.key, at: at}, unix.EINVAL, true},
+		{"its route to another group", op{kind: setRoute, key: other.key, at: at}, unix.EINVAL, true},
 		{"its route, without a group", op{kind: deleteRoute, at: at}, unix.EINVAL, true},
-		{"another route of its group", op{kind: setRoute, group: g, at: otherAt}, unix.EINVAL, false},
+		{"another route of its group", op{kind: setRoute, key: g.key, at: otherAt}, unix.EINVAL, false},
 		{"another route", op{kind: deleteRoute, at: otherAt}, unix.EINVAL, false},
 		{"a next hop", op{kind: makeNexthop}, unix.EINVAL, false},
 		{"room for a next hop", op{kind: makeNexthop}, unix.ENOMEM, true},
-		{"room for another group", op{kind: setGroup, group: other}, unix.ENOMEM, false},
+		{"room for another group", op{kind: setGroup, key: other.key}, unix.ENOMEM, false},
 	} {
 		err := d.relevant([]failure{{c.op, c.errno}}, map[groupKey]bool{g.key: true}, map[routeKey]bool{at: true})
 		if (err != nil) != c.want {
@@ -155,7 +155,7 @@ func TestWhatAChangeTouches(t *testing.T) {
 		clear(d.staleGroups)
 		clear(d.staleRoutes)
 		touched, places := map[groupKey]bool{}, map[routeKey]bool{}
-		d.want(c, touched, places)
+		d.applyChange(c, touched, places)
 		want := map[groupKey]bool{}
 		for _, k := range keys {
 			want[k] = true
@@ -175,24 +175,24 @@ func TestWhatAChangeTouches(t *testing.T) {
 	check("a sub-port", contract.Change{Kind: contract.SubPortChange, Device: "p0", Up: true}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
 	check("another sub-port", contract.Change{Kind: contract.SubPortChange, Device: "p2", Up: true}, []groupKey{v(2, v4), v(3, v4)}, nil, nil)
 	check("an unknown sub-port", contract.Change{Kind: contract.SubPortChange, Device: "p9", Up: true}, nil, nil, nil)
-	check("a group", contract.Change{Kind: contract.GroupChange, Group: 1, After: d.wanted[1]}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
-	check("a group that nothing uses", contract.Change{Kind: contract.GroupChange, Group: 8, After: d.wanted[1]}, nil, nil, nil)
-	if d.wanted[8] == nil {
+	check("a group", contract.Change{Kind: contract.GroupChange, Group: 1, After: d.want.vectors[1]}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
+	check("a group that nothing uses", contract.Change{Kind: contract.GroupChange, Group: 8, After: d.want.vectors[1]}, nil, nil, nil)
+	if d.want.vectors[8] == nil {
 		t.Error("a group is not wanted")
 	}
 	check("its removal", contract.Change{Kind: contract.GroupChange, Group: 8}, nil, nil, nil)
-	if d.wanted[8] != nil {
+	if d.want.vectors[8] != nil {
 		t.Error("a removed group is wanted")
 	}
-	d.subPorts[1].down = true
+	d.want.subPorts[1].down = true
 	check("held down no more", contract.Change{Kind: contract.SubPortChange, Device: "p1", Up: true}, []groupKey{v(1, v4), v(1, v6), v(2, v4)}, nil, nil)
-	if d.subPorts[1].down {
+	if d.want.subPorts[1].down {
 		t.Error("a sub-port is held down")
 	}
 	// Answered is what the kernel had moved.
-	d.groups[v(1, v4)].moved = true
-	check("an answer", contract.Change{Kind: contract.GroupChange, Group: 1, After: d.wanted[1]}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
-	if !d.groups[v(1, v4)].answered || d.groups[v(1, v6)].answered {
+	d.have.groups[v(1, v4)].moved = true
+	check("an answer", contract.Change{Kind: contract.GroupChange, Group: 1, After: d.want.vectors[1]}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
+	if !d.have.groups[v(1, v4)].answered || d.have.groups[v(1, v6)].answered {
 		t.Error("answered is not what had moved")
 	}
 
@@ -202,26 +202,26 @@ func TestWhatAChangeTouches(t *testing.T) {
 		return c
 	}
 	clear(d.staleGroups)
-	d.want(destination(target4(3), 0, 2), map[groupKey]bool{}, map[routeKey]bool{})
-	if g := d.groups[v(2, v4)]; g.users != 2 || len(d.staleGroups) != 0 || d.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(3))}] != 2 {
-		t.Errorf("another user: %+v, %v", g, d.staleGroups)
+	d.applyChange(destination(target4(3), 0, 2), map[groupKey]bool{}, map[routeKey]bool{})
+	if d.want.users[v(2, v4)] != 2 || len(d.staleGroups) != 0 || d.want.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(3))}] != 2 {
+		t.Errorf("another user: %v, %v", d.want.users, d.staleGroups)
 	}
-	d.want(destination(target4(3), 2, 3), map[groupKey]bool{}, map[routeKey]bool{})
-	if d.groups[v(2, v4)].users != 1 || d.groups[v(3, v4)].users != 2 || len(d.staleGroups) != 0 {
+	d.applyChange(destination(target4(3), 2, 3), map[groupKey]bool{}, map[routeKey]bool{})
+	if d.want.users[v(2, v4)] != 1 || d.want.users[v(3, v4)] != 2 || len(d.staleGroups) != 0 {
 		t.Errorf("a user less: %v", d.staleGroups)
 	}
 	touched, places := map[groupKey]bool{}, map[routeKey]bool{}
-	d.want(destination(target4(1), 2, 0), touched, places)
-	if d.groups[v(2, v4)].users != 0 || !maps.Equal(d.staleGroups, map[groupKey]bool{v(2, v4): true}) || len(touched) != 0 ||
+	d.applyChange(destination(target4(1), 2, 0), touched, places)
+	if d.want.users[v(2, v4)] != 0 || !maps.Equal(d.staleGroups, map[groupKey]bool{v(2, v4): true}) || len(touched) != 0 ||
 		!maps.Equal(places, map[routeKey]bool{{mustPrefix(target4(1)), 254}: true}) {
 		t.Errorf("the last user: %v, %v, %v", d.staleGroups, touched, places)
 	}
-	if _, ok := d.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(1))}]; ok {
+	if _, ok := d.want.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(1))}]; ok {
 		t.Error("a removed destination is wanted")
 	}
 	clear(touched)
-	d.want(destination(target6(5), 0, 3), touched, places)
-	if g := d.groups[v(3, v6)]; g == nil || g.users != 1 || !touched[v(3, v6)] || !d.staleRoutes[routeKey{mustPrefix(target6(5)), 254}] {
+	d.applyChange(destination(target6(5), 0, 3), touched, places)
+	if g := d.have.groups[v(3, v6)]; g == nil || d.want.users[g.key] != 1 || !touched[v(3, v6)] || !d.staleRoutes[routeKey{mustPrefix(target6(5)), 254}] {
 		t.Errorf("a first user: %+v, %v, %v", g, touched, d.staleRoutes)
 	}
 }
@@ -247,12 +247,13 @@ func TestUndone(t *testing.T) {
 	} {
 		d := offline(t, 1)
 		g := &group{key: c.key}
-		d.undone(&op{kind: setRoute, group: g, source: c.source, flags: c.flags}, c.errno, true)
-		if d.unfit[c.source] != c.unfit || len(d.unfit) > 1 || len(d.unfit) == 1 != c.unfit || g.rejecting != c.rejecting {
-			t.Errorf("%s: unfit %v, rejecting %v", c.what, d.unfit, g.rejecting)
+		d.have.groups[c.key] = g
+		d.undone(&op{kind: setRoute, key: g.key, source: c.source, flags: c.flags}, c.errno, true)
+		if d.have.unfit[c.source] != c.unfit || len(d.have.unfit) > 1 || len(d.have.unfit) == 1 != c.unfit || g.rejecting != c.rejecting {
+			t.Errorf("%s: unfit %v, rejecting %v", c.what, d.have.unfit, g.rejecting)
 		}
 		g.rejecting = true
-		if d.undone(&op{kind: setRoute, group: g, flags: rtnl.Create}, c.errno, true); !g.rejecting {
+		if d.undone(&op{kind: setRoute, key: g.key, flags: rtnl.Create}, c.errno, true); !g.rejecting {
 			t.Errorf("%s: a refusal ends that routes reject", c.what)
 		}
 		d.undone(&op{kind: setRoute, flags: rtnl.Create}, c.errno, true) // of a route that drops: it has no group
@@ -280,22 +281,22 @@ func TestUndone(t *testing.T) {
 		d := offline(t, 2)
 		d.set(1, 1, 1)
 		d.set(2, 0, 1)
-		d.groups[groupKey{1, v4}], d.groups[groupKey{2, v4}] = &group{}, &group{}
+		d.have.groups[groupKey{1, v4}], d.have.groups[groupKey{2, v4}] = &group{}, &group{}
 		clear(d.staleGroups)
-		q := d.subPorts[0].pools[v4]
+		q := d.want.subPorts[0].pools[v4]
 		if c.hole {
-			q = d.hole[v4]
+			q = d.have.hole[v4]
 		}
 		q.ids, q.broken = []uint32{7, 8}, c.broken
-		d.owners[7], d.owners[8] = q, q
+		d.have.owners[7], d.have.owners[8] = q, q
 		d.undone(&op{kind: c.kind, pool: q, id: 8}, c.errno, c.again)
-		owned := slices.Sorted(maps.Keys(d.owners))
+		owned := slices.Sorted(maps.Keys(d.have.owners))
 		if !errors.Is(q.broken, c.want) || (q.broken == nil) != (c.want == nil) || !slices.Equal(q.ids, c.ids) || !slices.Equal(owned, c.ids) {
 			t.Errorf("%s: broken %v, want %v; ids %v, owned %v, want %v", c.what, q.broken, c.want, q.ids, owned, c.ids)
 		}
 		breaks := c.want != nil && c.broken == nil
-		if stale := d.staleGroups[groupKey{1, v4}]; stale != breaks || len(d.staleGroups) > 1 || breaks != (len(d.retired) > 0) {
-			t.Errorf("%s: stale groups %v, retired %v", c.what, d.staleGroups, d.retired)
+		if stale := d.staleGroups[groupKey{1, v4}]; stale != breaks || len(d.staleGroups) > 1 || breaks != (len(d.have.retired) > 0) {
+			t.Errorf("%s: stale groups %v, retired %v", c.what, d.staleGroups, d.have.retired)
 		}
 	}
 }

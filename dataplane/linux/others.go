@@ -66,8 +66,8 @@ func (d *Driver) concerns(e rtnl.ObjectEvent) bool {
 // touchedNexthop reports whether a nexthop object that another program changed is the Driver's. If it is a group, the owners
 // of its buckets are unknown afterwards: the kernel deals them again even for equal members.
 func (d *Driver) touchedNexthop(n rtnl.Nexthop) bool {
-	ours := n.Protocol == d.config.Protocol || d.owners[n.ID] != nil
-	for key, g := range d.groups {
+	ours := n.Protocol == d.config.Protocol || d.have.owners[n.ID] != nil
+	for key, g := range d.have.groups {
 		if g.id == n.ID && g.exists {
 			ours = true
 			d.differs("group %d was changed", g.id)
@@ -83,7 +83,7 @@ func (d *Driver) concernsRoute(r rtnl.Route) bool {
 	if r.Table != d.config.Table && !d.config.ofSource(r.Table) {
 		return false
 	}
-	_, wanted := d.wantedAt(routeKey{r.Prefix, r.Table})
+	_, wanted := d.want.wantedAt(routeKey{r.Prefix, r.Table})
 	return r.Protocol == d.config.Protocol || wanted && r.Metric == d.config.Metric
 }
 

@@ -22,10 +22,10 @@ func TestUnrejectSetsTheGroupsRoutes(t *testing.T) {
 		d.leads(target4(i), 0, 1)
 	}
 	d.obey(t)
-	g := d.groups[groupKey{1, v6}]
+	g := d.have.groups[groupKey{1, v6}]
 	// A route that leads to it by mistake is another's.
-	d.routes[routeKey{mustPrefix(target4(1)), 254}] = routeState{nexthop: g.id}
-	d.routes[routeKey{mustPrefix(target6(3)), 254}] = routeState{nexthop: g.id}
+	d.have.routes[routeKey{mustPrefix(target4(1)), 254}] = routeState{nexthop: g.id}
+	d.have.routes[routeKey{mustPrefix(target6(3)), 254}] = routeState{nexthop: g.id}
 	for _, c := range []struct {
 		rejecting, live bool
 		want            []string
@@ -33,12 +33,14 @@ func TestUnrejectSetsTheGroupsRoutes(t *testing.T) {
 		{false, true, nil}, {true, false, nil}, {true, true, []string{target6(0), target6(1)}}, {false, true, nil},
 	} {
 		g.rejecting = c.rejecting
-		pl := &plan{Driver: d}
+		pl := d.planner()
 		pl.unreject(g, c.live)
+		pl.planUnrejected()
+		d.adoptPlan(&pl.plan)
 		var got []string
 		for _, o := range pl.routeOps {
 			got = append(got, o.at.prefix.String())
-			if o.kind != setRoute || o.id != g.id || o.group != g || o.flags != rtnl.Change || o.at.table != 254 {
+			if o.kind != setRoute || o.id != g.id || o.key != g.key || o.flags != rtnl.Change || o.at.table != 254 {
 				t.Errorf("%+v", o)
 			}
 		}
@@ -58,7 +60,7 @@ func TestPlansByHand(t *testing.T) {
 	if countOps(ops, makeNexthop) != 5 || countOps(ops, setGroup) != 1 || countOps(ops, setRoute) != 1 || len(ops) != 7 {
 		t.Errorf("the first destination: %+v", ops)
 	}
-	g := d.groups[groupKey{1, v4}]
+	g := d.have.groups[groupKey{1, v4}]
 	quarters := map[string]int{"p0": 16, "p1": 16, "p2": 16, "p3": 16}
 	if got := d.sharesOf(g); !maps.Equal(got, quarters) || !g.exists || g.dropping || g.rejecting {
 		t.Errorf("%v, %+v", got, g)
@@ -98,12 +100,12 @@ func TestPlansByHand(t *testing.T) {
 	d.config.RepairDelay = time.Hour
 	// Nothing left.
 	d.set(1)
-	if ops = d.obey(t); countOps(ops, setGroup) != 1 || !g.dropping || g.segments != nil || len(g.members) != 1 || d.owners[g.members[0].ID] != d.hole[v4] {
+	if ops = d.obey(t); countOps(ops, setGroup) != 1 || !g.dropping || g.segments != nil || len(g.members) != 1 || d.have.owners[g.members[0].ID] != d.have.hole[v4] {
 		t.Errorf("no members: %+v, %+v", ops, g)
 	}
-	d.generation++
+	d.want.generation++
 	d.staleGroups[g.key] = true
-	if ops = d.obey(t); len(ops) != 0 || g.generation != d.generation {
+	if ops = d.obey(t); len(ops) != 0 || g.generation != d.want.generation {
 		t.Errorf("no members still: %+v, %+v", ops, g)
 	}
 	// It drops, and another program has changed it.
@@ -151,41 +153,41 @@ func TestPlansByHand(t *testing.T) {
 
 	// A sub-port that gets another next hop for the family leaves the nexthops of the first.
 	for i := range 4 {
-		d.subPorts[i].hops[v4] = netip.Addr{}
-		d.setHop(d.subPorts[i], v4)
+		d.want.subPorts[i].hops[v4] = netip.Addr{}
+		d.setHop(d.want.subPorts[i], v4)
 	}
-	d.generation++
+	d.want.generation++
 	d.staleGroups[g.key] = true
 	d.obey(t)
 	for _, s := range g.segments {
-		if q := d.owners[s.id]; q == nil || q.family != v6 {
+		if q := d.have.owners[s.id]; q == nil || q.family != v6 {
 			t.Errorf("without IPv4 next hops: %+v", s)
 		}
 	}
 	for i := range 4 {
-		d.subPorts[i].hops[v4] = netip.AddrFrom4([4]byte{10, 1, byte(i), 2})
-		d.setHop(d.subPorts[i], v4)
+		d.want.subPorts[i].hops[v4] = netip.AddrFrom4([4]byte{10, 1, byte(i), 2})
+		d.setHop(d.want.subPorts[i], v4)
 	}
-	d.generation++
+	d.want.generation++
 	d.staleGroups[g.key] = true
 	d.obey(t)
 	for _, s := range g.segments {
-		if q := d.owners[s.id]; q == nil || q.family != v4 {
+		if q := d.have.owners[s.id]; q == nil || q.family != v4 {
 			t.Errorf("with IPv4 next hops again: %+v", s)
 		}
 	}
-	if len(d.retired) != 0 {
-		t.Errorf("nexthops of no next hop are left: %v", d.retired)
+	if len(d.have.retired) != 0 {
+		t.Errorf("nexthops of no next hop are left: %v", d.have.retired)
 	}
 	// A segment whose device is unknown is replaced.
-	d.owners[g.segments[0].id] = &pool{}
+	d.have.owners[g.segments[0].id] = &pool{}
 	d.set(1, 1, 1, 1, 2)
 	d.obey(t)
 	if got := d.sharesOf(g); got["p3"] != 25 || got[""] != 0 {
 		t.Errorf("%v", got)
 	}
 	d.leads(target4(0), 1, 0)
-	if ops = d.obey(t); countOps(ops, deleteRoute) != 1 || countOps(ops, deleteGroup) != 1 || len(ops) != 2 || len(d.groups) != 0 || len(d.routes) != 0 {
+	if ops = d.obey(t); countOps(ops, deleteRoute) != 1 || countOps(ops, deleteGroup) != 1 || len(ops) != 2 || len(d.have.groups) != 0 || len(d.have.routes) != 0 {
 		t.Errorf("the end: %+v", ops)
 	}
 }
@@ -198,7 +200,7 @@ func TestPiecesStayFew(t *testing.T) {
 	d.set(1, 1, 1, 1, 1, 1, 1, 1, 1)
 	d.leads(target4(0), 0, 1)
 	d.obey(t)
-	g := d.groups[groupKey{1, v4}]
+	g := d.have.groups[groupKey{1, v4}]
 	for round := range 200 {
 		weights := make([]uint32, 8)
 		for i := range weights {
@@ -206,8 +208,8 @@ func TestPiecesStayFew(t *testing.T) {
 		}
 		d.set(1, weights...)
 		d.obey(t)
-		target := d.sources[netip.Prefix{}].layout.runs(weights)
-		if most := 2*d.scaling.pieces(target) + 2*8 + 1; len(g.members) > most {
+		target := d.want.sources[netip.Prefix{}].layout.runs(weights)
+		if most := 2*d.want.scaling.pieces(target) + 2*8 + 1; len(g.members) > most {
 			t.Fatalf("round %d: %d members, above %d", round, len(g.members), most)
 		}
 		at := 0
@@ -250,10 +252,10 @@ func TestPiecesStayFew(t *testing.T) {
 // TestAsDealt checks which groups are recognized as dealt by an earlier run.
 func TestAsDealt(t *testing.T) {
 	d := offline(t, 3)
-	scale := uint32(d.scaling.scale)
-	d.owners[90] = d.drop[v4]
-	d.owners[91] = d.drop[v4]
-	d.owners[92] = d.drop[v6]
+	scale := uint32(d.want.scaling.scale)
+	d.have.owners[90] = d.have.drop[v4]
+	d.have.owners[91] = d.have.drop[v4]
+	d.have.owners[92] = d.have.drop[v6]
 	segments := []segment{{1, 20}, {2, 24}, {1, 4}, {3, 16}}
 	right := []rtnl.Member{{ID: 3, Weight: 16 * scale}, {ID: 1, Weight: 24 * scale}, {ID: 2, Weight: 24 * scale}, {ID: 90, Weight: 1}}
 	with := func(change func(m []rtnl.Member) []rtnl.Member) []rtnl.Member { return change(slices.Clone(right)) }
@@ -272,7 +274,7 @@ func TestAsDealt(t *testing.T) {
 		{"a member without buckets, and a weight", with(func(m []rtnl.Member) []rtnl.Member { return append(m, rtnl.Member{ID: 7, Weight: 2}) }), false},
 		{"no member for a segment", right[1:], false},
 	} {
-		if got := d.asDealt(&group{key: groupKey{1, v4}, members: c.members, segments: segments}); got != c.want {
+		if got := d.planner().asDealt(&group{key: groupKey{1, v4}, members: c.members, segments: segments}); got != c.want {
 			t.Errorf("%s: %v", c.what, got)
 		}
 	}
@@ -280,7 +282,7 @@ func TestAsDealt(t *testing.T) {
 
 // TestClaim checks which groups of an earlier run are claimed, and the state of a claimed group.
 func TestClaim(t *testing.T) {
-	scale := func(d *Driver) uint32 { return uint32(d.scaling.scale) }
+	scale := func(d *Driver) uint32 { return uint32(d.want.scaling.scale) }
 	for _, c := range []struct {
 		what                                     string
 		key                                      groupKey
@@ -292,7 +294,7 @@ func TestClaim(t *testing.T) {
 		{"of another size", groupKey{1, v4}, func(_ *Driver, s *stray) { s.Buckets = 63 }, false, false, false, false, false},
 		{"not resilient", groupKey{1, v4}, func(_ *Driver, s *stray) { s.Resilient = false }, false, false, false, false, false},
 		{"with an idle timer", groupKey{1, v4}, func(_ *Driver, s *stray) { s.IdleTimer = 1 }, false, false, false, false, false},
-		{"not there", groupKey{1, v4}, func(d *Driver, _ *stray) { clear(d.strays) }, false, false, false, false, false},
+		{"not there", groupKey{1, v4}, func(d *Driver, _ *stray) { clear(d.have.strays) }, false, false, false, false, false},
 		{"dropping", groupKey{1, v4}, func(_ *Driver, s *stray) {
 			s.Members, s.segments = []rtnl.Member{{ID: 80, Weight: 1}}, []segment{{80, 64}}
 		}, true, true, false, false, false},
@@ -306,31 +308,34 @@ func TestClaim(t *testing.T) {
 		{"two members, the first a blackhole", groupKey{1, v4}, func(_ *Driver, s *stray) { s.Members[0].ID = 80 }, true, false, true, false, false},
 	} {
 		d := offline(t, 2)
-		d.owners[80], d.owners[82], d.owners[90], d.owners[92] = d.hole[v4], d.hole[v6], d.drop[v4], d.drop[v6]
+		d.have.owners[80], d.have.owners[82], d.have.owners[90], d.have.owners[92] = d.have.hole[v4], d.have.hole[v6], d.have.drop[v4], d.have.drop[v6]
 		at := routeKey{mustPrefix(target4(0)), 254}
 		s := stray{rtnl.Nexthop{ID: 500, Members: []rtnl.Member{{ID: 1, Weight: 64 * scale(d)}, {ID: 90, Weight: 1}}, Resilient: true, Buckets: 64}, []segment{{1, 64}}}
-		d.strays[500] = stray{}
-		d.routes[at] = routeState{nexthop: 500}
+		d.have.strays[500] = stray{}
+		d.have.routes[at] = routeState{nexthop: 500}
 		if c.change != nil {
 			c.change(d, &s)
 		}
-		if _, ok := d.strays[500]; ok {
-			d.strays[500] = s
+		if _, ok := d.have.strays[500]; ok {
+			d.have.strays[500] = s
 		}
-		d.groups[c.key] = &group{key: c.key}
-		g := d.claim(c.key, at)
+		d.have.groups[c.key] = &group{key: c.key}
+		pl := d.planner()
+		pl.claim(c.key, at)
+		d.adoptPlan(&pl.plan)
+		g := d.have.groups[c.key]
 		if claimed := g.id == 500; claimed != c.claimed || g.exists != claimed || g.dropping != c.dropping || g.moved != c.moved || g.rejecting != c.rejecting ||
 			d.staleGroups[c.key] != claimed || (g.segments != nil) != c.all || claimed && !slices.Equal(g.members, s.Members) {
 			t.Errorf("%s: %+v", c.what, g)
 		}
-		if _, ok := d.strays[500]; ok == c.claimed && c.what != "not there" {
+		if _, ok := d.have.strays[500]; ok == c.claimed && c.what != "not there" {
 			t.Errorf("%s: among what nothing has claimed: %v", c.what, ok)
 		}
 		if g.id == 0 {
 			t.Errorf("%s: no id", c.what)
 		}
-		clear(d.staleGroups)
-		if again := d.claim(c.key, at); again != g || len(d.staleGroups) != 0 {
+		pl = d.planner()
+		if again := pl.claim(c.key, at); again != g || len(pl.groups)+len(pl.incomplete) != 0 {
 			t.Errorf("%s: claimed twice", c.what)
 		}
 	}

@@ -3,11 +3,9 @@ package linux
 import (
 	"errors"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
-	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/rtnl"
 )
 
@@ -41,7 +39,7 @@ func (q *pool) nexthop(d *Driver, id uint32) rtnl.Nexthop {
 	case q.blackhole:
 		n.Blackhole = true
 	case q.loopback:
-		n.Device = d.loopback()
+		n.Device = d.have.loopback()
 	default:
 		n.Gateway, n.Device = q.gateway, q.device
 		// The next hop may be outside the prefixes of the device; link-local next hops never are.
@@ -57,21 +55,6 @@ func (q *pool) is(d *Driver, n rtnl.Nexthop) bool {
 		(n.Device == want.Device || n.Blackhole) && n.OnLink == want.OnLink && len(n.Members) == 0 && !n.Foreign
 }
 
-func (d *Driver) loopback() int {
-	for index, l := range d.links {
-		if l.Loopback {
-			return index
-		}
-	}
-	return 1
-}
-
-// usable reports whether packets can leave through a sub-port.
-func (d *Driver) usable(sp *subPort) bool {
-	index, ok := d.names[sp.device]
-	return ok && d.links[index].Usable()
-}
-
 // pool returns the next hop for traffic of a family on a sub-port, or nil. IPv4 uses the IPv6 next hop if there is no IPv4
 // one (RFC 8950).
 func (sp *subPort) pool(f family) *pool {
@@ -81,79 +64,12 @@ func (sp *subPort) pool(f family) *pool {
 	return sp.pools[v6]
 }
 
-// live returns the weights of the group members that can carry traffic of a family, indexed by sub-port of the source
-// group.
-func (d *Driver) live(s *source, wanted *farev1.Vector, f family) []uint32 {
-	weights := make([]uint32, len(s.subPorts))
-	for _, m := range wanted.GetMembers() {
-		sp := d.byDevice[m.Device]
-		if sp == nil || sp.down || !d.usable(sp) || s.index(sp) < 0 {
-			continue
-		}
-		if pool := sp.pool(f); pool != nil && pool.broken == nil {
-			weights[s.index(sp)] = m.Weight
-		}
-	}
-	return weights
-}
-
-// newID returns an unused id and marks it as used.
-func (d *Driver) newID() uint32 {
-	for {
-		id := d.next
-		d.next++
-		if d.next == 0 {
-			d.next = d.config.FirstID
-		}
-		if id != 0 && !d.used[id] {
-			d.used[id] = true
-			return id
-		}
-	}
-}
-
-// take returns a nexthop object of a pool that is not in taken, and plans its creation if there is none.
-func (pl *plan) take(q *pool, taken map[uint32]bool) uint32 {
-	for _, id := range q.ids {
-		if !taken[id] {
-			taken[id] = true
-			return id
-		}
-	}
-	id := pl.newID()
-	q.ids = append(q.ids, id)
-	pl.owners[id] = q
-	taken[id] = true
-	pl.nexthopOps = append(pl.nexthopOps, op{kind: makeNexthop, pool: q, id: id})
-	return id
-}
-
-// forget removes ids from a pool whose objects no longer exist in the kernel.
-func (d *Driver) forget(q *pool, gone func(id uint32) bool) {
-	q.ids = slices.DeleteFunc(q.ids, func(id uint32) bool {
-		if !gone(id) {
-			return false
-		}
-		delete(d.owners, id)
-		return true
-	})
-}
-
-// retire empties a pool; its objects are deleted once no group uses them.
-func (d *Driver) retire(q *pool) {
-	for _, id := range q.ids {
-		delete(d.owners, id)
-		d.retired = append(d.retired, id)
-	}
-	q.ids = nil
-}
-
 // pools returns all pools.
 func (d *Driver) pools() (all []*pool) {
-	for f := range d.drop {
-		all = append(all, d.drop[f], d.hole[f])
+	for f := range d.have.drop {
+		all = append(all, d.have.drop[f], d.have.hole[f])
 	}
-	for _, sp := range d.subPorts {
+	for _, sp := range d.want.subPorts {
 		for _, q := range sp.pools {
 			if q != nil {
 				all = append(all, q)
@@ -165,10 +81,10 @@ func (d *Driver) pools() (all []*pool) {
 
 // adopt adds loose objects that equal the pool's objects to the pool.
 func (d *Driver) adopt(q *pool) {
-	for id, n := range d.loose {
+	for id, n := range d.have.loose {
 		if q.is(d, n) {
-			delete(d.loose, id)
-			d.owners[id] = q
+			delete(d.have.loose, id)
+			d.have.owners[id] = q
 			q.ids = append(q.ids, id)
 		}
 	}

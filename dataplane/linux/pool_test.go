@@ -15,8 +15,8 @@ import (
 // TestNexthopsMean checks the nexthop objects that are sent, and which objects are recognized as equal.
 func TestNexthopsMean(t *testing.T) {
 	d := offline(t, 1)
-	d.links[loIndex] = rtnl.Link{Index: loIndex, Name: "lo", Loopback: true}
-	sp := d.subPorts[0]
+	d.have.links[loIndex] = rtnl.Link{Index: loIndex, Name: "lo", Loopback: true}
+	sp := d.want.subPorts[0]
 	over := func(hop string, f family) *pool {
 		return &pool{subPort: sp, family: f, gateway: netip.MustParseAddr(hop), device: 10}
 	}
@@ -29,8 +29,8 @@ func TestNexthopsMean(t *testing.T) {
 		{"IPv4, of the link", over("169.254.0.2", v4), rtnl.Nexthop{ID: 7, Protocol: 179, Family: unix.AF_INET, Gateway: netip.MustParseAddr("169.254.0.2"), Device: 10, OnLink: true}},
 		{"IPv6", over("fd01::2", v6), rtnl.Nexthop{ID: 7, Protocol: 179, Family: unix.AF_INET6, Gateway: netip.MustParseAddr("fd01::2"), Device: 10, OnLink: true}},
 		{"IPv6, of the link", over("fe80::2", v6), rtnl.Nexthop{ID: 7, Protocol: 179, Family: unix.AF_INET6, Gateway: netip.MustParseAddr("fe80::2"), Device: 10}},
-		{"drop", d.drop[v6], rtnl.Nexthop{ID: 7, Protocol: 179, Family: unix.AF_INET6, Device: loIndex}},
-		{"hole", d.hole[v4], rtnl.Nexthop{ID: 7, Protocol: 179, Family: unix.AF_INET, Blackhole: true}},
+		{"drop", d.have.drop[v6], rtnl.Nexthop{ID: 7, Protocol: 179, Family: unix.AF_INET6, Device: loIndex}},
+		{"hole", d.have.hole[v4], rtnl.Nexthop{ID: 7, Protocol: 179, Family: unix.AF_INET, Blackhole: true}},
 	} {
 		if got := c.q.nexthop(d, 7); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %+v, want %+v", c.what, got, c.want)
@@ -51,17 +51,17 @@ func TestNexthopsMean(t *testing.T) {
 			}
 		}
 	}
-	if d.loopback() != loIndex {
-		t.Error("the loopback is", d.loopback())
+	if d.have.loopback() != loIndex {
+		t.Error("the loopback is", d.have.loopback())
 	}
-	d.links[33] = rtnl.Link{Index: 33, Loopback: true}
-	delete(d.links, loIndex)
-	if d.loopback() != 33 {
-		t.Error("the loopback is", d.loopback())
+	d.have.links[33] = rtnl.Link{Index: 33, Loopback: true}
+	delete(d.have.links, loIndex)
+	if d.have.loopback() != 33 {
+		t.Error("the loopback is", d.have.loopback())
 	}
-	clear(d.links)
-	if d.loopback() != 1 {
-		t.Error("without links the loopback is", d.loopback())
+	clear(d.have.links)
+	if d.have.loopback() != 1 {
+		t.Error("without links the loopback is", d.have.loopback())
 	}
 }
 
@@ -71,41 +71,41 @@ func TestPools(t *testing.T) {
 	if got := len(d.pools()); got != 8 {
 		t.Errorf("%d pools, want those of two next hops of two sub-ports, two that drop and two holes", got)
 	}
-	sp := d.subPorts[0]
+	sp := d.want.subPorts[0]
 	q := sp.pools[v4]
 	// Found, and adopted once a next hop means the same.
-	d.loose = map[uint32]rtnl.Nexthop{70: q.nexthop(d, 70), 71: q.nexthop(d, 71), 72: d.subPorts[1].pools[v4].nexthop(d, 72)}
+	d.have.loose = map[uint32]rtnl.Nexthop{70: q.nexthop(d, 70), 71: q.nexthop(d, 71), 72: d.want.subPorts[1].pools[v4].nexthop(d, 72)}
 	d.adopt(q)
-	if slices.Sort(q.ids); !slices.Equal(q.ids, []uint32{70, 71}) || d.owners[70] != q || d.owners[71] != q || len(d.loose) != 1 {
-		t.Errorf("adopted %v, loose %v", q.ids, d.loose)
+	if slices.Sort(q.ids); !slices.Equal(q.ids, []uint32{70, 71}) || d.have.owners[70] != q || d.have.owners[71] != q || len(d.have.loose) != 1 {
+		t.Errorf("adopted %v, loose %v", q.ids, d.have.loose)
 	}
-	d.forget(q, func(id uint32) bool { return id == 71 })
-	if !slices.Equal(q.ids, []uint32{70}) || d.owners[71] != nil || d.owners[70] != q {
-		t.Errorf("forgotten: %v, %v", q.ids, d.owners)
+	d.have.forget(q, func(id uint32) bool { return id == 71 })
+	if !slices.Equal(q.ids, []uint32{70}) || d.have.owners[71] != nil || d.have.owners[70] != q {
+		t.Errorf("forgotten: %v, %v", q.ids, d.have.owners)
 	}
 	// The same, another gateway, another device, none.
-	if d.setHop(sp, v4) || len(d.changed) != 0 || len(d.retired) != 0 {
+	if d.setHop(sp, v4) || len(d.have.changed) != 0 || len(d.have.retired) != 0 {
 		t.Error("the same next hop is another one")
 	}
 	sp.hops[v4] = netip.MustParseAddr("10.1.0.7")
 	q.broken = unix.EINVAL
-	if d.setHop(sp, v4) || !slices.Equal(d.changed, []*pool{q}) || q.gateway != sp.hops[v4] || q.broken != nil || len(d.retired) != 0 {
-		t.Errorf("another gateway: %v, %+v, %v", d.changed, q, d.retired)
+	if d.setHop(sp, v4) || !slices.Equal(d.have.changed, []*pool{q}) || q.gateway != sp.hops[v4] || q.broken != nil || len(d.have.retired) != 0 {
+		t.Errorf("another gateway: %v, %+v, %v", d.have.changed, q, d.have.retired)
 	}
 	pl := d.plan()
-	if len(pl.nexthopOps) != 1 || pl.nexthopOps[0].kind != changeNexthop || pl.nexthopOps[0].id != 70 || pl.nexthopOps[0].pool != q || len(d.changed) != 0 {
+	if len(pl.nexthopOps) != 1 || pl.nexthopOps[0].kind != changeNexthop || pl.nexthopOps[0].id != 70 || pl.nexthopOps[0].pool != q || len(d.have.changed) != 0 {
 		t.Errorf("%+v", pl.nexthopOps)
 	}
-	d.names["p0"] = 99
+	d.have.names["p0"] = 99
 	q.broken = unix.EINVAL
-	if !d.setHop(sp, v4) || q.device != 99 || q.broken != nil || !slices.Equal(d.retired, []uint32{70}) || len(q.ids) != 0 || d.owners[70] != nil {
-		t.Errorf("another device: %+v, retired %v", q, d.retired)
+	if !d.setHop(sp, v4) || q.device != 99 || q.broken != nil || !slices.Equal(d.have.retired, []uint32{70}) || len(q.ids) != 0 || d.have.owners[70] != nil {
+		t.Errorf("another device: %+v, retired %v", q, d.have.retired)
 	}
 	q.ids = []uint32{75}
-	d.owners[75] = q
+	d.have.owners[75] = q
 	sp.hops[v4] = netip.Addr{}
-	if !d.setHop(sp, v4) || sp.pools[v4] != nil || !slices.Equal(d.retired, []uint32{70, 75}) {
-		t.Errorf("no next hop: %+v, retired %v", sp.pools[v4], d.retired)
+	if !d.setHop(sp, v4) || sp.pools[v4] != nil || !slices.Equal(d.have.retired, []uint32{70, 75}) {
+		t.Errorf("no next hop: %+v, retired %v", sp.pools[v4], d.have.retired)
 	}
 	if d.setHop(sp, v4) {
 		t.Error("no next hop is another one than none")
@@ -114,30 +114,37 @@ func TestPools(t *testing.T) {
 		t.Error("IPv4 does not leave by the IPv6 next hop")
 	}
 	sp.hops[v4] = netip.MustParseAddr("10.1.0.2")
-	d.loose[77] = rtnl.Nexthop{ID: 77, Protocol: 179, Family: unix.AF_INET, Gateway: sp.hops[v4], Device: 99, OnLink: true}
+	d.have.loose[77] = rtnl.Nexthop{ID: 77, Protocol: 179, Family: unix.AF_INET, Gateway: sp.hops[v4], Device: 99, OnLink: true}
 	if !d.setHop(sp, v4) || !slices.Equal(sp.pools[v4].ids, []uint32{77}) || sp.pool(v4) != sp.pools[v4] {
 		t.Errorf("a next hop: %+v", sp.pools[v4])
 	}
 	// Retired ones go when no group has them.
-	d.groups[groupKey{1, v4}] = &group{key: groupKey{1, v4}, users: 1, members: []rtnl.Member{{ID: 70}}, exists: true}
+	d.have.groups[groupKey{1, v4}] = &group{key: groupKey{1, v4}, members: []rtnl.Member{{ID: 70}}, exists: true}
 	pl = d.plan()
 	if len(pl.lastOps) != 1 || pl.lastOps[0].kind != deleteNexthop || pl.lastOps[0].id != 75 {
 		t.Errorf("%+v", pl.lastOps)
 	}
 	d.done(&pl.lastOps[0])
-	if !slices.Equal(d.retired, []uint32{70}) {
-		t.Errorf("retired %v", d.retired)
+	if !slices.Equal(d.have.retired, []uint32{70}) {
+		t.Errorf("retired %v", d.have.retired)
 	}
 	// A plan takes what there is and makes what there is not.
-	pl = &plan{Driver: d}
+	made := d.planner()
 	taken := map[uint32]bool{}
-	if id := pl.take(sp.pools[v4], taken); id != 77 || !taken[77] || len(pl.nexthopOps) != 0 {
-		t.Errorf("took %d, %+v", id, pl.nexthopOps)
+	if id := made.take(sp.pools[v4], taken); id != 77 || !taken[77] || len(made.nexthopOps) != 0 {
+		t.Errorf("took %d, %+v", id, made.nexthopOps)
 	}
-	id := pl.take(sp.pools[v4], taken)
-	if id == 77 || len(pl.nexthopOps) != 1 || pl.nexthopOps[0].kind != makeNexthop || pl.nexthopOps[0].id != id || d.owners[id] != sp.pools[v4] || !taken[id] ||
-		!slices.Equal(sp.pools[v4].ids, []uint32{77, id}) {
-		t.Errorf("made %d: %+v", id, pl.nexthopOps)
+	id := made.take(sp.pools[v4], taken)
+	if id == 77 || len(made.nexthopOps) != 1 || made.nexthopOps[0].kind != makeNexthop || made.nexthopOps[0].id != id || !taken[id] ||
+		d.have.owners[id] != nil || !slices.Equal(sp.pools[v4].ids, []uint32{77}) {
+		t.Errorf("made %d: %+v", id, made.nexthopOps)
+	}
+	if again := made.take(sp.pools[v4], map[uint32]bool{77: true}); again != id || len(made.nexthopOps) != 1 {
+		t.Errorf("another group of the plan takes %d, want %d", again, id)
+	}
+	d.adoptPlan(&made.plan)
+	if d.have.owners[id] != sp.pools[v4] || !d.have.used[id] || !slices.Equal(sp.pools[v4].ids, []uint32{77, id}) {
+		t.Errorf("adopted %d: %v", id, sp.pools[v4].ids)
 	}
 }
 
@@ -145,12 +152,12 @@ func TestPools(t *testing.T) {
 func TestIDs(t *testing.T) {
 	d := offline(t, 1)
 	first := d.config.FirstID
-	d.used[first+1] = true
-	if a, b := d.newID(), d.newID(); a != first || b != first+2 || !d.used[a] || !d.used[b] {
+	d.have.used[first+1] = true
+	if a, b := d.have.newID(), d.have.newID(); a != first || b != first+2 || !d.have.used[a] || !d.have.used[b] {
 		t.Errorf("%d, %d", a, b)
 	}
-	d.next = math.MaxUint32
-	if a, b := d.newID(), d.newID(); a != math.MaxUint32 || b != first+3 {
+	d.have.next = math.MaxUint32
+	if a, b := d.have.newID(), d.have.newID(); a != math.MaxUint32 || b != first+3 {
 		t.Errorf("at the end: %d, %d", a, b)
 	}
 }
@@ -163,20 +170,20 @@ func TestWeightsThatLive(t *testing.T) {
 		want   []uint32 // of IPv4
 	}{
 		{"all", func(*Driver) {}, []uint32{5, 6, 7}},
-		{"held down", func(d *Driver) { d.subPorts[0].down = true }, []uint32{0, 6, 7}},
-		{"no carrier", func(d *Driver) { d.links[11] = rtnl.Link{Index: 11, Name: "p1", Up: true} }, []uint32{5, 0, 7}},
-		{"no device", func(d *Driver) { delete(d.names, "p2") }, []uint32{5, 6, 0}},
-		{"broken", func(d *Driver) { d.subPorts[1].pools[v4].broken = unix.EINVAL }, []uint32{5, 0, 7}},
-		{"broken for IPv6", func(d *Driver) { d.subPorts[1].pools[v6].broken = unix.EINVAL }, []uint32{5, 6, 7}},
-		{"by IPv6", func(d *Driver) { d.subPorts[1].pools[v4] = nil }, []uint32{5, 6, 7}},
-		{"no next hop", func(d *Driver) { d.subPorts[1].pools = [2]*pool{} }, []uint32{5, 0, 7}},
-		{"no sub-port", func(d *Driver) { delete(d.byDevice, "p0") }, []uint32{0, 6, 7}},
-		{"of another source group", func(d *Driver) { d.sources[netip.Prefix{}].setSubPorts(d.subPorts[1:]) }, []uint32{6, 7}},
+		{"held down", func(d *Driver) { d.want.subPorts[0].down = true }, []uint32{0, 6, 7}},
+		{"no carrier", func(d *Driver) { d.have.links[11] = rtnl.Link{Index: 11, Name: "p1", Up: true} }, []uint32{5, 0, 7}},
+		{"no device", func(d *Driver) { delete(d.have.names, "p2") }, []uint32{5, 6, 0}},
+		{"broken", func(d *Driver) { d.want.subPorts[1].pools[v4].broken = unix.EINVAL }, []uint32{5, 0, 7}},
+		{"broken for IPv6", func(d *Driver) { d.want.subPorts[1].pools[v6].broken = unix.EINVAL }, []uint32{5, 6, 7}},
+		{"by IPv6", func(d *Driver) { d.want.subPorts[1].pools[v4] = nil }, []uint32{5, 6, 7}},
+		{"no next hop", func(d *Driver) { d.want.subPorts[1].pools = [2]*pool{} }, []uint32{5, 0, 7}},
+		{"no sub-port", func(d *Driver) { delete(d.want.byDevice, "p0") }, []uint32{0, 6, 7}},
+		{"of another source group", func(d *Driver) { d.want.sources[netip.Prefix{}].setSubPorts(d.want.subPorts[1:]) }, []uint32{6, 7}},
 	} {
 		d := offline(t, 3)
 		d.set(1, 5, 6, 7)
 		c.change(d)
-		if got := d.live(d.sources[netip.Prefix{}], d.wanted[1], v4); !slices.Equal(got, c.want) {
+		if got := d.want.live(d.want.sources[netip.Prefix{}], d.want.vectors[1], v4, &d.have); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", c.what, got, c.want)
 		}
 	}
@@ -198,27 +205,27 @@ func TestSizes(t *testing.T) {
 	d.set(1, 1, 1, 1, 1)
 	d.leads(target4(0), 0, 1)
 	d.obey(t)
-	g := d.groups[groupKey{1, v4}]
+	g := d.have.groups[groupKey{1, v4}]
 	old, members := g.id, g.members
 	d.config.Memory = 1 << 20
 	d.resize(64, 4)
-	if d.capabilities.MaxVectors != 1<<20/(32*64*2) || g.id != old || len(d.strays) != 0 || d.lasting != 2 {
-		t.Errorf("%v, %+v, lasting %d", d.capabilities, g, d.lasting)
+	if d.capabilities.MaxVectors != 1<<20/(32*64*2) || g.id != old || len(d.have.strays) != 0 || d.want.lasting != 2 {
+		t.Errorf("%v, %+v, lasting %d", d.capabilities, g, d.want.lasting)
 	}
 	d.config.Memory = math.MaxUint64
 	d.ipv6 = false
 	d.resize(128, 4)
-	if d.capabilities.MaxVectors != math.MaxUint32 || g.id != 0 || g.users != 1 || g.exists || !slices.Equal(d.strays[old].Members, members) || d.lasting != 4 ||
-		d.sources[netip.Prefix{}].layout != (layout{128, 4}) || !d.staleGroups[g.key] || !d.staleRoutes[routeKey{mustPrefix(target4(0)), 254}] {
-		t.Errorf("%v, %+v, strays %v, lasting %d", d.capabilities, g, d.strays, d.lasting)
+	if d.capabilities.MaxVectors != math.MaxUint32 || g.id != 0 || d.want.users[g.key] != 1 || g.exists || !slices.Equal(d.have.strays[old].Members, members) || d.want.lasting != 4 ||
+		d.want.sources[netip.Prefix{}].layout != (layout{128, 4}) || !d.staleGroups[g.key] || !d.staleRoutes[routeKey{mustPrefix(target4(0)), 254}] {
+		t.Errorf("%v, %+v, strays %v, lasting %d", d.capabilities, g, d.have.strays, d.want.lasting)
 	}
 	d.config.Memory = 1 << 20
 	if d.resize(256, 4); d.capabilities.MaxVectors != 1<<20/(32*256) {
 		t.Errorf("IPv4 alone: %v", d.capabilities)
 	}
-	clear(d.strays)
+	clear(d.have.strays)
 	d.renew(g, netip.Prefix{})
-	if len(d.strays) != 0 {
+	if len(d.have.strays) != 0 {
 		t.Error("a group that is not there is to be removed")
 	}
 }
@@ -249,13 +256,13 @@ func TestApproximate(t *testing.T) {
 // TestStatsCountObjects compares the object counters with figures by hand.
 func TestStatsCountObjects(t *testing.T) {
 	d := offline(t, 3)
-	d.routes = map[routeKey]routeState{{mustPrefix(target4(0)), 254}: {}, {mustPrefix(target4(1)), 254}: {}}
-	d.strays = map[uint32]stray{1: {}, 2: {}, 3: {}}
-	d.groups = map[groupKey]*group{{1, v4}: {exists: true}, {1, v6}: {exists: true}, {2, v4}: {}}
-	d.owners = map[uint32]*pool{5: nil, 6: nil, 7: nil, 8: nil}
-	d.loose = map[uint32]rtnl.Nexthop{9: {}, 10: {}}
-	d.subPorts[0].pools[v4].broken, d.subPorts[0].pools[v6].broken = unix.EINVAL, unix.EINVAL
-	d.subPorts[2].pools[v6].broken, d.subPorts[2].pools[v4] = unix.EINVAL, nil
+	d.have.routes = map[routeKey]routeState{{mustPrefix(target4(0)), 254}: {}, {mustPrefix(target4(1)), 254}: {}}
+	d.have.strays = map[uint32]stray{1: {}, 2: {}, 3: {}}
+	d.have.groups = map[groupKey]*group{{1, v4}: {exists: true}, {1, v6}: {exists: true}, {2, v4}: {}}
+	d.have.owners = map[uint32]*pool{5: nil, 6: nil, 7: nil, 8: nil}
+	d.have.loose = map[uint32]rtnl.Nexthop{9: {}, 10: {}}
+	d.want.subPorts[0].pools[v4].broken, d.want.subPorts[0].pools[v6].broken = unix.EINVAL, unix.EINVAL
+	d.want.subPorts[2].pools[v6].broken, d.want.subPorts[2].pools[v4] = unix.EINVAL, nil
 	s := d.Stats()
 	if s.RouteObjects != 2 || s.GroupObjects != 5 || s.NexthopObjects != 6 || s.Broken != 2 {
 		t.Errorf("%+v, want 2 routes, 5 groups, 6 nexthops, 2 broken sub-ports", s)

@@ -35,8 +35,8 @@ func (d *Driver) findMaxWeight() error {
 	most := d.config.maxWeight
 	if most == 0 {
 		b := d.conn.Begin()
-		hole, group := d.newID(), d.newID()
-		b.SetNexthop(d.hole[v4].nexthop(d, hole), rtnl.Create)
+		hole, group := d.have.newID(), d.have.newID()
+		b.SetNexthop(d.have.hole[v4].nexthop(d, hole), rtnl.Create)
 		b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: d.config.Protocol, Members: []rtnl.Member{{ID: hole, Weight: 257}}, Resilient: true, Buckets: 1}, rtnl.Create)
 		b.DelNexthop(group)
 		b.DelNexthop(hole)
@@ -72,7 +72,7 @@ func (d *Driver) findHash() error {
 		d.capabilities.FlowHash = nil
 		return nil
 	}
-	hash := &farev1.FlowHash{Algorithm: asked, Buckets: uint32(d.size), LastingBuckets: uint32(d.lasting)}
+	hash := &farev1.FlowHash{Algorithm: asked, Buckets: uint32(d.want.size), LastingBuckets: uint32(d.want.lasting)}
 	var seed uint32
 	var ok bool
 	var err error
@@ -106,7 +106,7 @@ func (d *Driver) tryHash() (seed uint32, ok bool, err error) {
 		seed, seeded, err = setUpSeed(d.config.Seed)
 		return err
 	})
-	d.hash = wecmp.LinuxL4{Seed: seed, Buckets: d.size}
+	d.hash = wecmp.LinuxL4{Seed: seed, Buckets: d.want.size}
 	switch {
 	case err != nil:
 		return 0, false, fmt.Errorf("set the hash seed: %w", err)
@@ -147,10 +147,10 @@ func (d *Driver) checkHash() (wrong int, err error) {
 		if device == 0 || f == v6 && !d.ipv6 {
 			continue // no IPv6 next hop can be created now; both families use the same seed
 		}
-		parts := min(d.size, 64)
+		parts := min(d.want.size, 64)
 		var target []run
 		for i := range parts {
-			target = append(target, run{i, d.size*(i+1)/parts - d.size*i/parts})
+			target = append(target, run{i, d.want.size*(i+1)/parts - d.want.size*i/parts})
 		}
 		destination := checkV4
 		if f == v6 {
@@ -165,7 +165,7 @@ func (d *Driver) checkHash() (wrong int, err error) {
 		}
 		if err := errors.Join(err, undo()); f == v6 && disabled(err) {
 			d.log.Warn("linux data plane: the hash of IPv6 flows is not checked, because the kernel refuses an IPv6 next hop on this device",
-				"device", d.links[device].Name, "error", err)
+				"device", d.have.links[device].Name, "error", err)
 		} else if err != nil {
 			return wrong, err
 		}
@@ -237,7 +237,7 @@ func (d *Driver) bucket(hash uint32) int {
 	if d.misplace != nil {
 		hash = d.misplace(hash)
 	}
-	return int(hash % uint32(d.size))
+	return int(hash % uint32(d.want.size))
 }
 
 // at returns the owner of a bucket.
@@ -253,15 +253,15 @@ func at(runs []run, bucket int) int {
 
 // probeDevice returns a device for probe nexthops, which carry no packets. 0 means that there is none.
 func (d *Driver) probeDevice(f family) int {
-	for _, sp := range d.subPorts {
-		if d.usable(sp) {
-			return d.names[sp.device]
+	for _, sp := range d.want.subPorts {
+		if d.have.usable(sp) {
+			return d.have.names[sp.device]
 		}
 	}
 	if f == v6 {
 		return 0 // the kernel drops the gateway of an IPv6 nexthop on the loopback device
 	}
-	return d.loopback()
+	return d.have.loopback()
 }
 
 // probeGateway returns the address that identifies owner i of a probe's buckets. It is from the benchmarking network (RFC
@@ -294,14 +294,14 @@ func (d *Driver) probe(f family, device int, target []run, route rtnl.Route, mar
 	}
 	b := d.conn.Begin()
 	var leaves []uint32
-	dealt := d.scaling.dealAll(target, func(owner int) uint32 {
-		id := d.newID()
+	dealt := d.want.scaling.dealAll(target, func(owner int) uint32 {
+		id := d.have.newID()
 		leaves = append(leaves, id)
 		b.SetNexthop(rtnl.Nexthop{ID: id, Protocol: d.config.Protocol, Gateway: probeGateway(f, owner), Device: device, OnLink: f == v4}, rtnl.Create)
 		return id
 	})
-	group := d.newID()
-	b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: d.config.Protocol, Members: dealt.members, Resilient: true, Buckets: uint16(d.size)}, rtnl.Create)
+	group := d.have.newID()
+	b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: d.config.Protocol, Members: dealt.members, Resilient: true, Buckets: uint16(d.want.size)}, rtnl.Create)
 	route.Nexthop = group
 	b.SetRoute(route, rtnl.Create)
 	if marked {
@@ -338,7 +338,7 @@ func first(errs []error) error {
 
 // unprobe removes the route and the rule of a process that was killed during a probe.
 func (d *Driver) unprobe(rule rtnl.Rule, route rtnl.Route, marked bool) error {
-	if _, wanted := d.wantedAt(routeKey{route.Prefix, route.Table}); wanted {
+	if _, wanted := d.want.wantedAt(routeKey{route.Prefix, route.Table}); wanted {
 		return nil
 	}
 	b := d.conn.Begin()
@@ -379,11 +379,11 @@ func (d *Driver) Landing(request *farev1.LandingRequest) (*farev1.LandingRespons
 	source, destination = source.Unmap().WithZone(""), destination.Unmap().WithZone("")
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.order == nil {
+	if d.want.order == nil {
 		return nil, status.Error(codes.FailedPrecondition, "no Hello yet; send a Hello with the forwarding first")
 	}
-	from := d.sourceFrom(source)
-	if _, ok := d.destinations[contract.DestinationKey{Source: from.name, Prefix: netip.PrefixFrom(destination, destination.BitLen())}]; !ok {
+	from := d.want.sourceFrom(source)
+	if _, ok := d.want.destinations[contract.DestinationKey{Source: from.name, Prefix: netip.PrefixFrom(destination, destination.BitLen())}]; !ok {
 		return nil, status.Errorf(codes.NotFound, "destination %v is not programmed; set it first", destination)
 	}
 	f := familyOf(destination)
@@ -393,7 +393,7 @@ func (d *Driver) Landing(request *farev1.LandingRequest) (*farev1.LandingRespons
 	}
 	var target []run
 	for i := range from.subPorts {
-		target = append(target, run{0, from.layout.size(i) - d.lasting}, run{i + 1, d.lasting})
+		target = append(target, run{0, from.layout.size(i) - d.want.lasting}, run{i + 1, d.want.lasting})
 	}
 	everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if f == v6 {

@@ -158,7 +158,7 @@ func TestHeldDownIsAskedFor(t *testing.T) {
 			break
 		}
 	}
-	d.want(contract.Change{Kind: contract.SubPortChange, Device: "p0"}, map[groupKey]bool{}, map[routeKey]bool{})
+	d.applyChange(contract.Change{Kind: contract.SubPortChange, Device: "p0"}, map[groupKey]bool{}, map[routeKey]bool{})
 	events, err := d.watch.Ask(d.carriers())
 	if err != nil || len(events) != 2 || !events[0].Asked {
 		t.Errorf("%v, %v; want the carriers of both sub-ports", events, err)

@@ -82,11 +82,11 @@ func TestProbeDevice(t *testing.T) {
 	if d.probeDevice(v4) != 10 || d.probeDevice(v6) != 10 {
 		t.Error("not the first sub-port")
 	}
-	d.links[10] = rtnl.Link{Index: 10, Name: "p0"}
+	d.have.links[10] = rtnl.Link{Index: 10, Name: "p0"}
 	if d.probeDevice(v4) != 11 || d.probeDevice(v6) != 11 {
 		t.Error("not the one with a carrier")
 	}
-	d.links[11] = rtnl.Link{Index: 11, Name: "p1"}
+	d.have.links[11] = rtnl.Link{Index: 11, Name: "p1"}
 	if d.probeDevice(v4) != loIndex || d.probeDevice(v6) != 0 {
 		t.Error("without carriers:", d.probeDevice(v4), d.probeDevice(v6))
 	}

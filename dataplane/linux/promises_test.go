@@ -124,7 +124,7 @@ func TestNothingRejectsForEver(t *testing.T) {
 	carries("restarted without links", target6(0), target6(1), target6(2))
 	// Another program leaves only the dropping member in the group, and then sets a route.
 	d.mu.Lock()
-	id, hole := d.groups[groupKey{1, v6}].id, d.drop[v6].ids[0]
+	id, hole := d.have.groups[groupKey{1, v6}].id, d.have.drop[v6].ids[0]
 	h.IP("nexthop", "replace", "id", fmt.Sprint(id), "group", fmt.Sprint(hole), "type", "resilient", "proto", "179")
 	h.IP("route", "replace", target6(3), "nhid", fmt.Sprint(id), "metric", "20", "proto", "179")
 	h.IP("route", "replace", target6(0), "nhid", fmt.Sprint(id), "metric", "20", "proto", "179")
@@ -381,8 +381,8 @@ func TestRoutesAreSetAgain(t *testing.T) {
 		defer d.mu.Unlock()
 		b := h.conn.Begin()
 		b.SetNexthop(rtnl.Nexthop{
-			ID: d.groups[groupKey{1, v6}].id, Protocol: DefaultProtocol, Resilient: true,
-			Members: []rtnl.Member{{ID: d.drop[v6].ids[0], Weight: 1}},
+			ID: d.have.groups[groupKey{1, v6}].id, Protocol: DefaultProtocol, Resilient: true,
+			Members: []rtnl.Member{{ID: d.have.drop[v6].ids[0], Weight: 1}},
 		}, rtnl.Change)
 		for _, err := range h.conn.Do(b) {
 			if err != nil {

@@ -17,13 +17,13 @@ func (d *Driver) Recover() *farev1.SnapshotResponse {
 	defer d.mu.Unlock()
 	ids := map[uint32]uint32{} // contract group id by kernel group id
 	found := &farev1.SnapshotResponse{}
-	for _, at := range slices.SortedFunc(maps.Keys(d.routes), routeKey.compare) {
-		id := d.routes[at].nexthop
-		s, ok := d.strays[id]
-		if !ok || len(d.claimants[at.table]) == 0 {
+	for _, at := range slices.SortedFunc(maps.Keys(d.have.routes), routeKey.compare) {
+		id := d.have.routes[at].nexthop
+		s, ok := d.have.strays[id]
+		if !ok || len(d.want.claimants[at.table]) == 0 {
 			continue
 		}
-		source := d.sources[d.claimants[at.table][0]]
+		source := d.want.sources[d.want.claimants[at.table][0]]
 		if ids[id] == 0 {
 			ids[id] = uint32(len(ids) + 1)
 			found.Vectors = append(found.Vectors, &farev1.Vector{Id: ids[id], Members: d.recoverMembers(source, s), Source: source.text()})
@@ -41,7 +41,7 @@ func (d *Driver) recoverMembers(from *source, s stray) (members []*farev1.Vector
 	buckets := map[*subPort]uint32{}
 	var all uint32
 	for _, segment := range s.segments {
-		if q := d.owners[segment.id]; q != nil && q.subPort != nil && from.index(q.subPort) >= 0 {
+		if q := d.have.owners[segment.id]; q != nil && q.subPort != nil && from.index(q.subPort) >= 0 {
 			buckets[q.subPort] += uint32(segment.size)
 		}
 	}
@@ -52,7 +52,7 @@ func (d *Driver) recoverMembers(from *source, s stray) (members []*farev1.Vector
 		members = append(members, &farev1.VectorMember{Plane: d.planeOf(sp.device), Device: sp.device, Weight: n / all})
 	}
 	slices.SortFunc(members, func(a, b *farev1.VectorMember) int {
-		return cmp.Compare(from.index(d.byDevice[a.Device]), from.index(d.byDevice[b.Device]))
+		return cmp.Compare(from.index(d.want.byDevice[a.Device]), from.index(d.want.byDevice[b.Device]))
 	})
 	return members
 }

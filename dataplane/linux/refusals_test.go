@@ -74,7 +74,7 @@ func TestGoneAlready(t *testing.T) {
 	h.IP("-6", "route", "del", target6(0))
 	s.do(deleteDestination(target4(0)), deleteDestination(target6(0)), deleteGroupOp(1))
 	d.mu.Lock()
-	failures := d.execute(&plan{Driver: d, lastOps: []op{{kind: deleteGroup, id: 4711}, {kind: deleteNexthop, id: 4712}}}, false)
+	failures := d.execute(&plan{lastOps: []op{{kind: deleteGroup, id: 4711}, {kind: deleteNexthop, id: 4712}}}, false)
 	d.mu.Unlock()
 	if len(failures) != 0 {
 		t.Errorf("%v", failures)
@@ -97,7 +97,7 @@ func TestMessagesAreCounted(t *testing.T) {
 		switch words := strings.Fields(what); {
 		case words[1] == "route":
 			seen.routes++
-		case strings.Contains(what, "group") || what == fmt.Sprint("delete nexthop ", d.groups[groupKey{1, v4}].idOf()):
+		case strings.Contains(what, "group") || what == fmt.Sprint("delete nexthop ", d.have.groups[groupKey{1, v4}].idOf()):
 			seen.groups++
 		default:
 			seen.nexthops++
@@ -209,7 +209,7 @@ func TestNoWayBack(t *testing.T) {
 	s.do(h.group(1, 1, 1), h.group(2, 1, 3), destination(target4(0), 1), destination(target4(1), 2), destination(target4(2), 2))
 	before := h.state()
 	d.mu.Lock()
-	was := d.wanted[1]
+	was := d.want.vectors[1]
 	d.mu.Unlock()
 	other := proto.CloneOf(was)
 	other.Members[0].Weight = 7
@@ -261,7 +261,7 @@ func TestRefusedMoveKeepsTheRoute(t *testing.T) {
 	s.do(h.group(1, 1, 1), h.group(2, 1, 3), destination(target4(0), 1), destination(target4(1), 2))
 	before := h.state()
 	d.mu.Lock()
-	group := d.routes[routeKey{mustPrefix(target4(1)), 254}].nexthop
+	group := d.have.routes[routeKey{mustPrefix(target4(1)), 254}].nexthop
 	d.mu.Unlock()
 	move := contract.Change{Kind: contract.DestinationChange, Prefix: mustPrefix(target4(1))}
 	move.From.Group, move.To.Group = 2, 1
@@ -316,7 +316,7 @@ func TestHelloWithoutRoom(t *testing.T) {
 	}{{true, 0}, {false, 1}} {
 		lines := len(log.lines("cannot restore the forwarding before"))
 		refusing(d, func(what string) unix.Errno {
-			if (strings.HasPrefix(what, "set nexthop") || strings.HasPrefix(what, "add nexthop")) && (len(d.subPorts) == 1 || !c.back) {
+			if (strings.HasPrefix(what, "set nexthop") || strings.HasPrefix(what, "add nexthop")) && (len(d.want.subPorts) == 1 || !c.back) {
 				return unix.ENOMEM
 			}
 			return 0
@@ -332,8 +332,8 @@ func TestHelloWithoutRoom(t *testing.T) {
 			t.Errorf("%+v: %s", c, d)
 		}
 		d.mu.Lock()
-		if len(d.subPorts) != 2 || !proto.Equal(d.forwarding, h.forwarding) {
-			t.Errorf("%+v: %d sub-ports, %v", c, len(d.subPorts), d.forwarding)
+		if len(d.want.subPorts) != 2 || !proto.Equal(d.forwarding, h.forwarding) {
+			t.Errorf("%+v: %d sub-ports, %v", c, len(d.want.subPorts), d.forwarding)
 		}
 		d.mu.Unlock()
 	}
@@ -353,7 +353,7 @@ func TestHelloWithoutRoom(t *testing.T) {
 	// A loopback that the kernel refused once is tried again.
 	h.sends("10.255.0.1", "fd00:255::1")
 	d.mu.Lock()
-	d.unfit[mustPrefix("10.255.0.1/32").Addr()] = true
+	d.have.unfit[mustPrefix("10.255.0.1/32").Addr()] = true
 	d.mu.Unlock()
 	s.do(deleteDestination(target4(0)), destination(target4(0), 1))
 	h.sends("", "fd00:255::1")
@@ -378,7 +378,7 @@ func TestDroppingRouteRefused(t *testing.T) {
 		return 0
 	}, nil, func() { s.do(of(sourceA, destination(target4(5), 1))) })
 	for _, source := range []string{sourceB, sourceC} {
-		table := fmt.Sprint(d.sources[mustPrefix(source)].own)
+		table := fmt.Sprint(d.want.sources[mustPrefix(source)].own)
 		if text := h.IP("route", "show", "table", table, "to", target4(5)); n != 1 || text == "" {
 			t.Errorf("%d refusals; table %s: %q", n, table, text)
 		}
@@ -411,7 +411,7 @@ func TestNexthopsThatCannotGo(t *testing.T) {
 	// Packets that wait are given up once no group sends more of them.
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	g := d.groups[groupKey{1, v4}]
+	g := d.have.groups[groupKey{1, v4}]
 	d.dark[4711] = true
 	g.moved = true
 	if d.abandon(); !d.dark[4711] {

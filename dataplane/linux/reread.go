@@ -11,13 +11,7 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
-// stray is a marked group that no wanted state has claimed.
-type stray struct {
-	rtnl.Nexthop
-	segments []segment
-}
-
-// reread reads back the kernel state and marks the parts that differ from the wanted state. If buckets is set, it also
+// reread reads back the kernel state and marks the parts that differ from the desired state. If buckets is set, it also
 // compares the owner of every bucket. The caller holds mu.
 func (d *Driver) reread(buckets bool) error {
 	d.stats.Resyncs++
@@ -39,24 +33,24 @@ func (d *Driver) reread(buckets bool) error {
 	}
 	d.rereadLinks(links)
 	ours := map[uint32]rtnl.Nexthop{}
-	clear(d.used)
+	clear(d.have.used)
 	for _, n := range nexthops {
-		d.used[n.ID] = true
+		d.have.used[n.ID] = true
 		if n.Protocol == d.config.Protocol {
 			ours[n.ID] = n
 		}
 	}
-	for key, g := range d.groups {
+	for key, g := range d.have.groups {
 		if g.id == 0 {
 			continue
 		}
-		if _, mine := ours[g.id]; d.used[g.id] && !mine {
+		if _, mine := ours[g.id]; d.have.used[g.id] && !mine {
 			d.differs("group %d now belongs to another program", g.id)
 			g.exists, g.segments, g.members, g.weights, g.moved, g.id = false, nil, nil, nil, false, 0
 			d.staleGroups[key] = true
 			continue
 		}
-		d.used[g.id] = true
+		d.have.used[g.id] = true
 		if err := d.rereadGroup(g, ours, buckets); err != nil {
 			return err
 		}
@@ -65,7 +59,7 @@ func (d *Driver) reread(buckets bool) error {
 		}
 		delete(ours, g.id)
 	}
-	clear(d.strays)
+	clear(d.have.strays)
 	for id, n := range ours {
 		if len(n.Members) == 0 {
 			continue
@@ -78,11 +72,11 @@ func (d *Driver) reread(buckets bool) error {
 			}
 			s.segments = segmentsOf(table)
 		}
-		d.strays[id] = s
+		d.have.strays[id] = s
 		delete(ours, id)
 	}
 	for _, q := range d.pools() {
-		d.forget(q, func(id uint32) bool {
+		d.have.forget(q, func(id uint32) bool {
 			n, ok := ours[id]
 			return !ok || !q.is(d, n)
 		})
@@ -90,12 +84,12 @@ func (d *Driver) reread(buckets bool) error {
 			delete(ours, id)
 		}
 	}
-	d.retired = slices.DeleteFunc(d.retired, func(id uint32) bool {
+	d.have.retired = slices.DeleteFunc(d.have.retired, func(id uint32) bool {
 		_, there := ours[id]
 		delete(ours, id)
 		return !there
 	})
-	d.loose = ours
+	d.have.loose = ours
 	for _, q := range d.pools() {
 		d.adopt(q)
 	}
@@ -158,13 +152,13 @@ func (d *Driver) rereadLinks(links []rtnl.Link) {
 		now[l.Index] = l
 	}
 	var events []rtnl.LinkEvent
-	for index, l := range d.links {
+	for index, l := range d.have.links {
 		if _, ok := now[index]; !ok {
 			events = append(events, rtnl.LinkEvent{Link: l, Gone: true})
 		}
 	}
 	for _, l := range links {
-		if d.links[l.Index] != l {
+		if d.have.links[l.Index] != l {
 			events = append(events, rtnl.LinkEvent{Link: l})
 		}
 	}
@@ -174,7 +168,7 @@ func (d *Driver) rereadLinks(links []rtnl.Link) {
 // rereadGroup compares the recorded state of a group with the kernel.
 func (d *Driver) rereadGroup(g *group, ours map[uint32]rtnl.Nexthop, buckets bool) error {
 	n, ok := ours[g.id]
-	if !ok || len(n.Members) == 0 || !n.Resilient || int(n.Buckets) != d.size || n.IdleTimer != 0 {
+	if !ok || len(n.Members) == 0 || !n.Resilient || int(n.Buckets) != d.want.size || n.IdleTimer != 0 {
 		if g.exists {
 			d.differs("group %d is gone, or was changed", g.id)
 		}
@@ -224,7 +218,7 @@ func (d *Driver) sameBuckets(g *group) (bool, error) {
 func (d *Driver) lead(members []rtnl.Member, ours map[uint32]rtnl.Nexthop) bool {
 	return !slices.ContainsFunc(members, func(m rtnl.Member) bool {
 		n, ok := ours[m.ID]
-		q := d.owners[m.ID]
+		q := d.have.owners[m.ID]
 		return !ok || q != nil && !q.is(d, n)
 	})
 }
@@ -239,30 +233,30 @@ func weightsOf(members []rtnl.Member) map[uint32]uint32 {
 
 func (d *Driver) rereadRoutes(routes map[routeKey]routeState, strange []rtnl.Route) {
 	d.strangeRoute = strange
-	before := d.routes
-	d.routes = routes
-	for key := range d.destinations {
-		at, ok := d.place(key)
+	before := d.have.routes
+	d.have.routes = routes
+	for key := range d.want.destinations {
+		at, ok := d.want.place(key)
 		if !ok || d.staleRoutes[at] {
 			continue
 		}
-		wanted, _ := d.wantedAt(at)
-		g := d.groups[groupKey{wanted, familyOf(key.Prefix.Addr())}]
+		wanted, _ := d.want.wantedAt(at)
+		g := d.have.groups[groupKey{wanted, familyOf(key.Prefix.Addr())}]
 		switch r, there := routes[at]; {
 		case !there || r.nexthop != g.id:
 			if g.exists {
 				d.differs("the route to %v is gone, or leads elsewhere", key)
 			}
 			d.staleRoutes[at] = true
-		case r.source != d.preferred(at):
+		case r.source != d.want.preferred(at, &d.have):
 			if r.source != before[at].source { // otherwise the host's addresses have changed, not the route
 				d.differs("the route to %v has another source address", key)
 			}
 			d.staleRoutes[at] = true
 		}
 	}
-	for _, at := range d.closedRoutes() {
-		if d.owners[routes[at].nexthop] != d.hole[familyOf(at.prefix.Addr())] && !d.staleRoutes[at] {
+	for _, at := range d.want.closedRoutes() {
+		if d.have.owners[routes[at].nexthop] != d.have.hole[familyOf(at.prefix.Addr())] && !d.staleRoutes[at] {
 			d.differs("the route that makes %v unreachable in table %d is gone, or leads elsewhere", at.prefix, at.table)
 			d.staleRoutes[at] = true
 		}
@@ -271,15 +265,15 @@ func (d *Driver) rereadRoutes(routes map[routeKey]routeState, strange []rtnl.Rou
 		return
 	}
 	for at := range routes {
-		if _, ok := d.wantedAt(at); !ok && !d.staleRoutes[at] {
+		if _, ok := d.want.wantedAt(at); !ok && !d.staleRoutes[at] {
 			d.differs("an unexpected route to %v exists", at.prefix)
 			d.staleRoutes[at] = true
 		}
 	}
 }
 
-// Settle removes the leftovers of an earlier run that no wanted state has claimed: marked routes, groups and nexthop
-// objects in the tables of this Driver. Call it once, when the whole wanted state has been programmed: after
+// Settle removes the leftovers of an earlier run that no desired state has claimed: marked routes, groups and nexthop
+// objects in the tables of this Driver. Call it once, when the whole desired state has been programmed: after
 // contract.Server.Restore or, without a journal, after the first Hello, for which Recover has restored the forwarding that
 // was found. Until then the leftovers keep forwarding. Afterwards, any other object that appears with the mark is removed
 // as soon as it is noticed.
@@ -287,8 +281,8 @@ func (d *Driver) Settle() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.settled = true
-	for at := range d.routes {
-		if _, ok := d.wantedAt(at); !ok {
+	for at := range d.have.routes {
+		if _, ok := d.want.wantedAt(at); !ok {
 			d.staleRoutes[at] = true
 		}
 	}
@@ -304,29 +298,29 @@ func (d *Driver) Settle() error {
 
 // removeStrays removes the leftovers of Settle except for routes in Driver.routes.
 func (d *Driver) removeStrays() {
-	pl := &plan{Driver: d}
+	pl := &plan{}
 	for _, r := range d.strangeRoute {
 		pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, at: routeKey{r.Prefix, r.Table}, route: &r})
 	}
 	d.strangeRoute = nil
 	inUse := map[uint32]bool{}
-	for _, r := range d.routes {
+	for _, r := range d.have.routes {
 		inUse[r.nexthop] = true
 	}
-	for id := range d.strays {
+	for id := range d.have.strays {
 		if !inUse[id] {
 			pl.lastOps = append(pl.lastOps, op{kind: deleteGroup, id: id})
 		}
 	}
-	for id := range d.loose {
+	for id := range d.have.loose {
 		pl.lastOps = append(pl.lastOps, op{kind: deleteNexthop, id: id})
 	}
-	routes := maps.Clone(d.routes)
+	routes := maps.Clone(d.have.routes)
 	for _, f := range d.execute(pl, false) {
 		d.log.Error("linux data plane: cannot remove the objects of an earlier run", "error", f.err)
 	}
 	// A strange route may have the same prefix as a regular one.
-	d.routes = routes
+	d.have.routes = routes
 }
 
 // Removed holds the numbers of objects that Flush removed.

@@ -91,9 +91,9 @@ func TestUnreadIsReadAgain(t *testing.T) {
 	}
 	d.mu.Lock()
 	d.auditGroup(&group{key: groupKey{1, v4}, exists: true, id: 1}) // one that is none of the Driver's by now
-	d.groups[groupKey{9, v4}] = &group{key: groupKey{9, v4}, id: 1}
-	d.auditGroup(d.groups[groupKey{9, v4}]) // one that is not there yet
-	delete(d.groups, groupKey{9, v4})
+	d.have.groups[groupKey{9, v4}] = &group{key: groupKey{9, v4}, id: 1}
+	d.auditGroup(d.have.groups[groupKey{9, v4}]) // one that is not there yet
+	delete(d.have.groups, groupKey{9, v4})
 	d.mu.Unlock()
 	if s := d.Stats(); s.Differences != differences+2 {
 		t.Errorf("groups that cannot differ: %+v", s)
@@ -175,10 +175,10 @@ func TestStraysThatCannotBeRead(t *testing.T) {
 		})
 	}
 	d.mu.Lock()
-	if err := d.reread(false); err != nil || len(d.strays) != 2 {
-		t.Errorf("%v, %v", err, d.strays)
+	if err := d.reread(false); err != nil || len(d.have.strays) != 2 {
+		t.Errorf("%v, %v", err, d.have.strays)
 	}
-	for id, stray := range d.strays {
+	for id, stray := range d.have.strays {
 		if n := len(stray.segments); n != 2 {
 			t.Errorf("group %d has %d segments, want one for each sub-port", id, n)
 		}
@@ -194,7 +194,7 @@ func TestStraysThatCannotBeRead(t *testing.T) {
 	if err := errors.Join(h.conn.Do(b)...); err != nil {
 		t.Error(err)
 	}
-	d.used[99], d.retired, d.hole[v4].ids = true, []uint32{4711, 5001}, nil
+	d.have.used[99], d.have.retired, d.have.hole[v4].ids = true, []uint32{4711, 5001}, nil
 	if err := d.reread(false); err != nil {
 		t.Error(err)
 	}
@@ -206,8 +206,8 @@ func TestStraysThatCannotBeRead(t *testing.T) {
 	for _, n := range all {
 		used[n.ID] = true
 	}
-	if _, loose := d.loose[5001]; !maps.Equal(d.used, used) || !slices.Equal(d.retired, []uint32{5001}) || loose || !slices.Contains(d.hole[v4].ids, 5000) {
-		t.Errorf("used %v, the kernel has %v; retired %v, loose %v, holes %v", d.used, used, d.retired, d.loose, d.hole[v4].ids)
+	if _, loose := d.have.loose[5001]; !maps.Equal(d.have.used, used) || !slices.Equal(d.have.retired, []uint32{5001}) || loose || !slices.Contains(d.have.hole[v4].ids, 5000) {
+		t.Errorf("used %v, the kernel has %v; retired %v, loose %v, holes %v", d.have.used, used, d.have.retired, d.have.loose, d.have.hole[v4].ids)
 	}
 	d.mu.Unlock()
 	h.IP("nexthop", "del", "id", "5002")
@@ -228,7 +228,7 @@ func TestStraysThatCannotBeRead(t *testing.T) {
 	log := h.captured()
 	d.mu.Lock()
 	d.log = h.config.Logger
-	d.loose = map[uint32]rtnl.Nexthop{4711: {ID: 4711}}
+	d.have.loose = map[uint32]rtnl.Nexthop{4711: {ID: 4711}}
 	d.mu.Unlock()
 	refusing(d, beginning(unix.EPERM, "delete"), nil, func() {
 		d.mu.Lock()

@@ -65,134 +65,60 @@ func (s *source) text() string {
 	return s.name.String()
 }
 
-// sourceOf returns the source group with a name, or an empty one without sub-ports.
-func (d *Driver) sourceOf(name netip.Prefix) *source {
-	if s := d.sources[name]; s != nil {
-		return s
-	}
-	return &source{name: name}
-}
-
-// place returns the key of the route of a destination, or false if its source group does not exist.
-func (d *Driver) place(key contract.DestinationKey) (routeKey, bool) {
-	s := d.sources[key.Source]
-	if s == nil {
-		return routeKey{}, false
-	}
-	return routeKey{key.Prefix, s.table}, true
-}
-
-// wantedAt returns the group that a route has to use, or 0 if it has to drop packets. It returns false if no route is
-// wanted.
-func (d *Driver) wantedAt(at routeKey) (uint32, bool) {
-	wanted, ok := d.programmedAt(at)
-	return wanted, ok || d.closedAt(at)
-}
-
-// programmedAt returns the group of the destination of a route, or false if there is none.
-func (d *Driver) programmedAt(at routeKey) (uint32, bool) {
-	_, wanted, ok := d.claimant(at)
-	return wanted, ok
-}
-
-// claimant returns the source group and the group of the destination of a route.
-func (d *Driver) claimant(at routeKey) (name netip.Prefix, wanted uint32, ok bool) {
-	for _, name := range d.claimants[at.table] {
-		if wanted, ok := d.destinations[contract.DestinationKey{Source: name, Prefix: at.prefix}]; ok {
-			return name, wanted, true
-		}
-	}
-	return netip.Prefix{}, 0, false
-}
-
-// closedAt reports whether a route has to drop packets: its table is a source group's own, and only other source groups
-// have the destination. Without such a route, those packets would continue to Config.Table and leave through the sub-ports
-// of the first source group, or by a default route. Packets from other addresses or to other destinations never match it.
-func (d *Driver) closedAt(at routeKey) bool {
-	s := d.tables[at.table]
-	if s == nil || d.named[at.prefix] == 0 {
-		return false
-	}
-	_, has := d.programmedAt(routeKey{at.prefix, s.table})
-	return !has
-}
-
-// closedRoutes returns the keys of all routes that have to drop packets.
-func (d *Driver) closedRoutes() (all []routeKey) {
-	for own := range d.tables {
-		for prefix := range d.named {
-			if at := (routeKey{prefix, own}); d.closedAt(at) {
-				all = append(all, at)
-			}
-		}
-	}
-	return all
-}
-
 // count adds by (1 or -1) to the number of source groups that have a destination, and marks the routes in the tables where
 // the destination may have become reachable or unreachable.
 func (d *Driver) count(key contract.DestinationKey, by int) {
-	before := d.named[key.Prefix]
-	if d.named[key.Prefix] += by; d.named[key.Prefix] == 0 {
-		delete(d.named, key.Prefix)
+	before := d.want.named[key.Prefix]
+	if d.want.named[key.Prefix] += by; d.want.named[key.Prefix] == 0 {
+		delete(d.want.named, key.Prefix)
 	}
 	crossed := before == 0 || before+by == 0
-	at, _ := d.place(key)
-	for own, s := range d.tables {
+	at, _ := d.want.place(key)
+	for own, s := range d.want.tables {
 		if crossed || s.table == at.table {
 			d.staleRoutes[routeKey{key.Prefix, own}] = true
 		}
 	}
 }
 
-// sourceFrom returns the source group of packets from an address.
-func (d *Driver) sourceFrom(address netip.Addr) *source {
-	for _, s := range d.order {
-		if slices.ContainsFunc(s.loopbacks, func(l netip.Prefix) bool { return l.Addr() == address }) {
-			return s
-		}
-	}
-	return d.order[0]
-}
-
 // setSources applies the source groups of a Forwarding, whose sub-ports are already in byDevice, and reports whether they
 // differ from the previous ones. A source group that is no longer in the Forwarding stays while destinations refer to it.
 func (d *Driver) setSources(forwarding *farev1.Forwarding) (other bool) {
-	before := d.sources
-	for _, at := range d.closedRoutes() { // they may not exist in the new state
+	before := d.want.sources
+	for _, at := range d.want.closedRoutes() { // they may not exist in the new state
 		d.staleRoutes[at] = true
 	}
-	d.sources, d.order, d.claimants = map[netip.Prefix]*source{}, nil, map[uint32][]netip.Prefix{}
+	d.want.sources, d.want.order, d.want.claimants = map[netip.Prefix]*source{}, nil, map[uint32][]netip.Prefix{}
 	groups := contract.SourceGroups(forwarding)
 	most := 0
 	for _, g := range groups {
 		s := &source{name: g.Name, loopbacks: g.Loopbacks}
 		var subPorts []*subPort
 		for _, device := range g.Devices {
-			subPorts = append(subPorts, d.byDevice[device])
+			subPorts = append(subPorts, d.want.byDevice[device])
 		}
 		s.setSubPorts(subPorts)
 		most = max(most, len(subPorts))
-		d.sources[s.name] = s
-		d.order = append(d.order, s)
+		d.want.sources[s.name] = s
+		d.want.order = append(d.want.order, s)
 	}
 	referred := map[netip.Prefix]bool{}
-	for key := range d.destinations {
+	for key := range d.want.destinations {
 		referred[key.Source] = true
 	}
 	for name, s := range before {
-		if d.sources[name] == nil && referred[name] {
+		if d.want.sources[name] == nil && referred[name] {
 			s.gone = true
-			s.setSubPorts(slices.DeleteFunc(slices.Clone(s.subPorts), func(sp *subPort) bool { return d.byDevice[sp.device] != sp }))
-			d.sources[name] = s
+			s.setSubPorts(slices.DeleteFunc(slices.Clone(s.subPorts), func(sp *subPort) bool { return d.want.byDevice[sp.device] != sp }))
+			d.want.sources[name] = s
 		}
 	}
 	d.setTables(before)
 	d.resize(d.buckets(most), most)
-	if len(before) != len(d.sources) {
+	if len(before) != len(d.want.sources) {
 		return true
 	}
-	for name, s := range d.sources {
+	for name, s := range d.want.sources {
 		if b := before[name]; b == nil || b.table != s.table || b.own != s.own || !slices.Equal(b.subPorts, s.subPorts) || b.gone != s.gone {
 			return true
 		}
@@ -204,41 +130,41 @@ func (d *Driver) setSources(forwarding *farev1.Forwarding) (other bool) {
 // known from the rules, or a free one. The routes of the first source group are in Config.Table, those of the others in
 // their own tables.
 func (d *Driver) setTables(before map[netip.Prefix]*source) {
-	clear(d.tables)
+	clear(d.want.tables)
 	taken := map[uint32]bool{}
-	for name, s := range d.sources {
-		if b := before[name]; b != nil && (s.gone || len(d.order) > 1) {
+	for name, s := range d.want.sources {
+		if b := before[name]; b != nil && (s.gone || len(d.want.order) > 1) {
 			s.own = b.own
 		}
 		taken[s.own] = true
 	}
-	for i, s := range d.order {
-		if ruled := d.ruled[s.name]; s.own == 0 && len(d.order) > 1 && !taken[ruled] {
+	for i, s := range d.want.order {
+		if ruled := d.ruled[s.name]; s.own == 0 && len(d.want.order) > 1 && !taken[ruled] {
 			s.own, taken[ruled] = ruled, true
 		}
-		for free := d.config.SourceTable; s.own == 0 && len(d.order) > 1; free++ {
+		for free := d.config.SourceTable; s.own == 0 && len(d.want.order) > 1; free++ {
 			if !taken[free] {
 				s.own, taken[free] = free, true
 			}
 		}
 		if s.own != 0 {
-			d.tables[s.own] = s
+			d.want.tables[s.own] = s
 		}
 		s.table = s.own
 		if i == 0 {
 			s.table = d.config.Table
 		}
-		d.claimants[s.table] = append(d.claimants[s.table], s.name)
+		d.want.claimants[s.table] = append(d.want.claimants[s.table], s.name)
 	}
 	var gone []netip.Prefix
-	for name, s := range d.sources {
+	for name, s := range d.want.sources {
 		if s.gone {
 			gone = append(gone, name)
 		}
 	}
 	slices.SortFunc(gone, netip.Prefix.Compare)
 	for _, name := range gone {
-		d.claimants[d.sources[name].table] = append(d.claimants[d.sources[name].table], name)
+		d.want.claimants[d.want.sources[name].table] = append(d.want.claimants[d.want.sources[name].table], name)
 	}
 }
 
@@ -266,7 +192,7 @@ func (d *Driver) wantedRules() (rules []rtnl.Rule) {
 			rules = append(rules, rule)
 		}
 		rule.Priority--
-		for _, s := range d.order {
+		for _, s := range d.want.order {
 			if s.own == 0 {
 				continue
 			}
@@ -303,7 +229,7 @@ func (d *Driver) setUpRules() error {
 			if rule.Protocol != d.config.Protocol || !d.config.ofSource(rule.Table) || slices.Contains(wanted, rule) {
 				continue
 			}
-			if d.order == nil {
+			if d.want.order == nil {
 				d.ruled[rule.Source] = rule.Table
 			} else {
 				b.DelRule(rule)

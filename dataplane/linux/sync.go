@@ -3,7 +3,6 @@ package linux
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -11,82 +10,6 @@ import (
 
 	"github.com/fared/fared/internal/rtnl"
 )
-
-// groupKey identifies a kernel group: the part of a group of the contract for one family.
-type groupKey struct {
-	wanted uint32
-	family family
-}
-
-// group is a resilient kernel group, shared by all destinations of one family that have the same wanted group.
-type group struct {
-	key    groupKey
-	source netip.Prefix
-	id     uint32
-	users  int // number of destinations that want it
-	exists bool
-	// members is the last member list sent to the kernel, segments the resulting bucket layout, or nil if it is unknown or
-	// no member carries packets.
-	members  []rtnl.Member
-	segments []segment
-	// weights and generation are the inputs that the members were computed from; nil weights are unknown.
-	weights    []uint32
-	generation uint64
-	// witnesses are members without a bucket that the last change (at dealtAt) needed, see deal.
-	witnesses []uint32
-	dealtAt   time.Time
-	// dropping is true if the only member is a blackhole.
-	dropping bool
-	// moved is true if the kernel has removed members, at movedAt, and given their buckets to other members.
-	moved   bool
-	movedAt time.Time // zero unless a lost carrier was the reason
-	// answered is true if the control plane has set the group since the move, even to the same weights.
-	answered bool
-	// rejecting is true if routes of the group may reject packets: an IPv6 route that was set while the first member was on
-	// the loopback device rejects packets permanently, whatever the group becomes (fib6_is_reject). Such routes are set
-	// again when the group carries packets.
-	rejecting bool
-}
-
-type opKind uint8
-
-const (
-	makeNexthop opKind = iota
-	changeNexthop
-	setGroup
-	setRoute
-	deleteRoute
-	deleteGroup
-	deleteNexthop
-)
-
-// op is one message to the kernel, together with the state that holds once the kernel has acknowledged it.
-type op struct {
-	kind  opKind
-	pool  *pool
-	id    uint32
-	group *group
-	at    routeKey
-	route *rtnl.Route // for deleteRoute: a route that differs from those of the Driver
-	// source is the address in the message of setRoute.
-	source netip.Addr
-
-	members   []rtnl.Member
-	witnesses []uint32
-	segments  []segment
-	weights   []uint32
-	flags     uint16
-	repair    bool
-}
-
-// plan holds the ops that turn the kernel state into the wanted state, in order.
-type plan struct {
-	*Driver
-	nexthopOps, groupOps, routeOps, lastOps []op
-	// closeOps set routes that drop packets of other source groups; they run before the ops for routes that these packets
-	// would take. openOps remove such routes, after those ops.
-	closeOps, openOps []op
-}
 
 // failure is a refused op.
 type failure struct {
@@ -103,7 +26,7 @@ const passes = 16
 // retryDelay is the pause before the next sync after the last refused attempt.
 const retryDelay = time.Second
 
-// sync brings the kernel in line with the wanted state, wherever the two may differ, and returns the ops that the kernel
+// sync brings the kernel in line with the desired state, wherever the two may differ, and returns the ops that the kernel
 // refused in the last round. The caller holds mu.
 func (d *Driver) sync() []failure {
 	var failures []failure
@@ -144,7 +67,7 @@ func (d *Driver) sync() []failure {
 func (d *Driver) await(failures []failure) (due time.Time) {
 	clear(d.staleRoutes)
 	for key := range d.staleGroups {
-		since, waits := d.groups[key].since()
+		since, waits := d.have.groups[key].since()
 		if !waits {
 			delete(d.staleGroups, key)
 		} else if at := since.Add(d.config.RepairDelay); due.IsZero() || at.Before(due) {
@@ -152,8 +75,8 @@ func (d *Driver) await(failures []failure) (due time.Time) {
 		}
 	}
 	for _, f := range failures {
-		if f.op.group != nil {
-			d.staleGroups[f.op.group.key] = true
+		if f.op.key.wanted != 0 {
+			d.staleGroups[f.op.key] = true
 		}
 		if f.op.at.prefix.IsValid() {
 			d.staleRoutes[f.op.at] = true
@@ -175,212 +98,43 @@ func (g *group) since() (at time.Time, waits bool) {
 	}
 }
 
-func (pl *plan) empty() bool {
-	return len(pl.nexthopOps)+len(pl.groupOps)+len(pl.closeOps)+len(pl.routeOps)+len(pl.lastOps)+len(pl.openOps) == 0
+// plan computes and adopts a plan for the stale groups and routes.
+func (d *Driver) plan() *plan {
+	pl := newPlan(&d.want, &d.have, d.scope())
+	d.adoptPlan(pl)
+	return pl
 }
 
-func (d *Driver) plan() *plan {
-	pl := &plan{Driver: d, routeOps: make([]op, 0, len(d.staleRoutes))}
-	for _, q := range d.changed {
-		for _, id := range q.ids {
-			pl.nexthopOps = append(pl.nexthopOps, op{kind: changeNexthop, pool: q, id: id})
+// scope returns the scope of a plan at this time.
+func (d *Driver) scope() scope {
+	return scope{groups: d.staleGroups, routes: d.staleRoutes, now: time.Now(), repairDelay: d.config.RepairDelay}
+}
+
+// adoptPlan records the part of a plan that needs no message: claimed groups, and the ids of new objects. An op that is
+// refused later releases its id.
+func (d *Driver) adoptPlan(pl *plan) {
+	d.have.changed, d.have.next = nil, pl.next
+	for _, o := range pl.nexthopOps {
+		if o.kind == makeNexthop {
+			o.pool.ids = append(o.pool.ids, o.id)
+			d.have.owners[o.id], d.have.used[o.id] = o.pool, true
 		}
 	}
-	d.changed = nil
-	for at := range d.staleRoutes {
-		wanted, ok := d.wantedAt(at)
-		standing, there := d.routes[at]
-		id := standing.nexthop
-		flags := uint16(rtnl.Create)
-		if there {
-			flags = rtnl.Change
-		}
-		hole := d.hole[familyOf(at.prefix.Addr())]
-		closed := there && d.owners[id] == hole
-		switch {
-		case !ok && closed:
-			pl.openOps = append(pl.openOps, op{kind: deleteRoute, at: at, id: id})
-		case !ok && there:
-			pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, at: at, id: id})
-		case ok && wanted == 0 && !closed:
-			pl.closeOps = append(pl.closeOps, op{kind: setRoute, at: at, id: pl.take(hole, map[uint32]bool{}), flags: flags})
-		}
-		if wanted == 0 {
-			continue
-		}
-		g := d.claim(groupKey{wanted, familyOf(at.prefix.Addr())}, at)
-		if !g.exists {
-			d.staleGroups[g.key] = true
-		}
-		if !there || id != g.id || standing.source != d.preferred(at) {
-			pl.routeOps = append(pl.routeOps, op{kind: setRoute, at: at, id: g.id, group: g, flags: flags})
-		}
+	for key, g := range pl.groups {
+		*d.have.groups[key] = *g
+		delete(d.have.strays, g.id)
+		d.have.used[g.id] = true
 	}
-	var unused []op
-	for key := range d.staleGroups {
-		switch g := d.groups[key]; {
-		case g == nil:
-		case g.users == 0 && g.exists:
-			unused = append(unused, op{kind: deleteGroup, id: g.id, group: g})
-		case g.users == 0:
-			delete(d.groups, key)
-		default:
-			pl.planGroup(g)
-		}
+	for _, key := range pl.unused {
+		delete(d.have.groups, key)
 	}
-	pl.lastOps = append(pl.lastOps, unused...)
-	if len(d.retired) > 0 {
-		inUse := map[uint32]bool{}
-		for _, g := range d.groups {
-			for _, m := range g.members {
-				inUse[m.ID] = true
-			}
-		}
-		for _, id := range d.retired {
-			if !inUse[id] {
-				pl.lastOps = append(pl.lastOps, op{kind: deleteNexthop, id: id})
-			}
-		}
+	for key := range pl.incomplete {
+		d.staleGroups[key] = true
 	}
-	return pl
 }
 
 func (d *Driver) route(at routeKey, id uint32) rtnl.Route {
 	return rtnl.Route{Prefix: at.prefix, Table: at.table, Protocol: d.config.Protocol, Metric: d.config.Metric, Nexthop: id}
-}
-
-// claim returns the group for a key. A group without an id adopts the kernel group that an earlier run left for the
-// destination or, if there is none, gets a new id.
-func (d *Driver) claim(key groupKey, at routeKey) *group {
-	g := d.groups[key]
-	if g.id != 0 {
-		return g
-	}
-	if s, ok := d.strays[d.routes[at].nexthop]; ok && int(s.Buckets) == d.size && s.Resilient && s.IdleTimer == 0 {
-		delete(d.strays, s.ID)
-		g.id, g.exists, g.members, g.segments = s.ID, true, s.Members, s.segments
-		g.dropping = len(s.Members) == 1 && d.owners[s.Members[0].ID] == d.hole[key.family]
-		if g.dropping {
-			g.segments = nil
-		} else if !d.asDealt(g) {
-			g.moved, g.segments = true, nil
-		}
-		g.rejecting = key.family == v6 && (g.dropping || g.moved)
-		d.staleGroups[key] = true
-		return g
-	}
-	g.id = d.newID()
-	return g
-}
-
-// asDealt reports whether the weights of a group's members match the segments.
-func (d *Driver) asDealt(g *group) bool {
-	size := map[uint32]int{}
-	for _, s := range g.segments {
-		size[s.id] += s.size
-	}
-	drops := 0
-	for _, m := range g.members {
-		switch {
-		case size[m.ID] == 0 && m.Weight == 1:
-			if d.owners[m.ID] == d.drop[g.key.family] {
-				drops++
-			}
-		case size[m.ID] == 0 || int(m.Weight) != size[m.ID]*d.scaling.scale:
-			return false
-		}
-		delete(size, m.ID)
-	}
-	return drops == 1 && len(size) == 0
-}
-
-// planGroup plans one group that destinations use.
-func (pl *plan) planGroup(g *group) {
-	s := pl.sourceOf(g.source)
-	weights := pl.live(s, pl.wanted[g.key.wanted], g.key.family)
-	target := s.layout.runs(weights)
-	same := g.exists && g.generation == pl.generation && slices.Equal(weights, g.weights)
-	if same {
-		switch {
-		case !g.moved:
-			pl.dismiss(g)
-			pl.unreject(g, target != nil)
-			return
-		case target != nil && !g.answered && time.Since(g.movedAt) < pl.config.RepairDelay:
-			return // the kernel has moved the flows; new weights from the control plane are due shortly
-		}
-	}
-	next := op{kind: setGroup, id: g.id, group: g, weights: weights, flags: rtnl.Change}
-	next.repair = same && target != nil && !g.answered && !g.movedAt.IsZero()
-	if !g.exists {
-		next.flags = rtnl.Create
-	}
-	if target == nil {
-		if g.exists && g.dropping && !g.moved {
-			g.weights, g.generation = weights, pl.generation
-			return
-		}
-		next.members = []rtnl.Member{{ID: pl.take(pl.hole[g.key.family], map[uint32]bool{}), Weight: 1}}
-		pl.groupOps = append(pl.groupOps, next)
-		return
-	}
-	taken := map[uint32]bool{}
-	for _, m := range g.members {
-		taken[m.ID] = true
-	}
-	owner := func(id uint32) int {
-		q := pl.owners[id]
-		if q == nil || q.subPort == nil || q.subPort.pool(g.key.family) != q {
-			return -1
-		}
-		return s.index(q.subPort)
-	}
-	device := func(id uint32) int {
-		if q := pl.owners[id]; q != nil && q.subPort != nil {
-			return q.device
-		}
-		return 0
-	}
-	fresh := func(subPort int) uint32 { return pl.take(s.subPorts[subPort].pool(g.key.family), taken) }
-	current := g.segments // nil unless the division in the kernel is known
-	d := pl.scaling.deal(current, target, owner, device, fresh)
-	if d.moved == 0 {
-		g.weights, g.generation = weights, pl.generation
-		pl.unreject(g, true)
-		return
-	}
-	if current != nil && (len(d.members) > 2*pl.scaling.pieces(target)+2*s.layout.subPorts || !s.layout.firm(d.segments, target)) {
-		d = pl.scaling.dealAll(target, fresh) // too many pieces, or too small ones
-	}
-	drop := pl.take(pl.drop[g.key.family], map[uint32]bool{})
-	next.members, next.witnesses, next.segments = append(d.members, rtnl.Member{ID: drop, Weight: 1}), d.witnesses, d.segments
-	pl.groupOps = append(pl.groupOps, next)
-	pl.unreject(g, true)
-}
-
-// dismiss plans the removal of witnesses from a group once the control plane has had time to change the group. If all other
-// sub-ports failed, witnesses would receive their packets.
-func (pl *plan) dismiss(g *group) {
-	if len(g.witnesses) == 0 || time.Since(g.dealtAt) < pl.config.RepairDelay {
-		return
-	}
-	members := slices.DeleteFunc(slices.Clone(g.members), func(m rtnl.Member) bool { return slices.Contains(g.witnesses, m.ID) })
-	pl.groupOps = append(pl.groupOps, op{
-		kind: setGroup, id: g.id, group: g, members: members, segments: g.segments, weights: g.weights, flags: rtnl.Change,
-	})
-}
-
-// unreject plans to set routes again that may reject packets although their group carries packets.
-func (pl *plan) unreject(g *group, live bool) {
-	if !g.rejecting || !live {
-		return
-	}
-	for at, r := range pl.routes {
-		if wanted, _ := pl.wantedAt(at); r.nexthop == g.id && familyOf(at.prefix.Addr()) == g.key.family && wanted == g.key.wanted {
-			pl.routeOps = append(pl.routeOps, op{kind: setRoute, at: at, id: g.id, group: g, flags: rtnl.Change})
-		}
-	}
-	g.rejecting = false
 }
 
 // execute sends a plan and records the acknowledged ops. again is true if the plan was made from state that was read back.
@@ -392,7 +146,7 @@ func (d *Driver) execute(pl *plan, again bool) (failures []failure) {
 		if f.op.kind != setRoute {
 			continue
 		}
-		used := d.routes[f.op.at].nexthop
+		used := d.have.routes[f.op.at].nexthop
 		if i := slices.IndexFunc(last, func(o op) bool { return o.kind == deleteGroup && o.id == used }); i >= 0 {
 			failures = append(failures, failure{last[i], f.err})
 			last = slices.Delete(last, i, i+1)
@@ -406,11 +160,7 @@ func (d *Driver) send(ops []op, again bool) (failures []failure) {
 	if len(ops) == 0 {
 		return nil
 	}
-	b := d.conn.Begin()
-	for i := range ops {
-		d.put(b, &ops[i])
-	}
-	for i, err := range d.conn.Do(b) {
+	for i, err := range d.exchange(ops) {
 		o := &ops[i]
 		if err == nil || o.kind >= deleteRoute && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)) {
 			d.done(o)
@@ -421,6 +171,15 @@ func (d *Driver) send(ops []op, again bool) (failures []failure) {
 		failures = append(failures, failure{*o, err})
 	}
 	return failures
+}
+
+// exchangeNetlink implements exchange over the Driver's socket.
+func (d *Driver) exchangeNetlink(ops []op) []error {
+	b := d.conn.Begin()
+	for i := range ops {
+		d.put(b, &ops[i])
+	}
+	return d.conn.Do(b)
 }
 
 func (d *Driver) put(b *rtnl.Batch, o *op) {
@@ -434,13 +193,11 @@ func (d *Driver) put(b *rtnl.Batch, o *op) {
 		d.stats.Nexthops++
 	case setGroup:
 		b.SetNexthop(rtnl.Nexthop{
-			ID: o.id, Protocol: d.config.Protocol, Members: o.members, Resilient: true, Buckets: uint16(d.size),
+			ID: o.id, Protocol: d.config.Protocol, Members: o.members, Resilient: true, Buckets: uint16(d.want.size),
 		}, o.flags)
 		d.stats.Groups++
 	case setRoute:
-		r := d.wantedRoute(o.at, o.id)
-		o.source = r.Source
-		b.SetRoute(r, o.flags)
+		b.SetRoute(d.routeOf(o), o.flags)
 		d.stats.Routes++
 	case deleteRoute:
 		if o.route != nil {
@@ -460,27 +217,25 @@ func (d *Driver) put(b *rtnl.Batch, o *op) {
 
 // done records the state after an acknowledged op.
 func (d *Driver) done(o *op) {
-	switch g := o.group; o.kind {
+	switch g := d.have.groups[o.key]; o.kind {
 	case setGroup:
 		if o.repair {
 			d.stats.Repairs++
 		}
 		g.exists, g.moved, g.movedAt, g.answered, g.dropping = true, false, time.Time{}, false, o.segments == nil
-		g.members, g.segments, g.weights, g.generation = o.members, o.segments, o.weights, d.generation
+		g.members, g.segments, g.weights, g.generation = o.members, o.segments, o.weights, d.want.generation
 		g.witnesses, g.dealtAt = o.witnesses, time.Now()
 		g.rejecting = g.rejecting || g.dropping && g.key.family == v6
 	case setRoute:
-		d.routes[o.at] = routeState{o.id, o.source}
+		d.have.routes[o.at] = routeState{o.id, o.source}
 	case deleteRoute:
-		delete(d.routes, o.at)
+		delete(d.have.routes, o.at)
 	case deleteGroup:
-		delete(d.strays, o.id)
-		if g != nil {
-			delete(d.groups, g.key)
-		}
+		delete(d.have.strays, o.id)
+		delete(d.have.groups, o.key)
 	case deleteNexthop:
-		delete(d.loose, o.id)
-		d.retired = slices.DeleteFunc(d.retired, func(id uint32) bool { return id == o.id })
+		delete(d.have.loose, o.id)
+		d.have.retired = slices.DeleteFunc(d.have.retired, func(id uint32) bool { return id == o.id })
 	}
 }
 
@@ -488,14 +243,15 @@ func (d *Driver) done(o *op) {
 func (d *Driver) undone(o *op, err error, again bool) {
 	switch o.kind {
 	case setRoute:
-		if o.group == nil {
+		g := d.have.groups[o.key]
+		if g == nil {
 			return
 		}
 		if o.source.IsValid() && errors.Is(err, unix.EINVAL) {
 			// The address is no longer an address of the host, or belongs to another VRF.
-			d.unfit[o.source] = true
+			d.have.unfit[o.source] = true
 		}
-		o.group.rejecting = o.group.rejecting || o.flags == rtnl.Change && o.group.key.family == v6
+		g.rejecting = g.rejecting || o.flags == rtnl.Change && o.key.family == v6
 		return
 	case makeNexthop, changeNexthop:
 	default:
@@ -503,7 +259,7 @@ func (d *Driver) undone(o *op, err error, again bool) {
 	}
 	q := o.pool
 	if o.kind == makeNexthop {
-		d.forget(q, func(id uint32) bool { return id == o.id })
+		d.have.forget(q, func(id uint32) bool { return id == o.id })
 		if errors.Is(err, unix.EEXIST) {
 			return // the id belongs to another program; newID counts it as used
 		}
@@ -516,14 +272,14 @@ func (d *Driver) undone(o *op, err error, again bool) {
 	q.broken = err
 	d.log.Error("linux data plane: the kernel refuses a next hop; its traffic goes over the other sub-ports until the kernel accepts it",
 		"device", q.subPort.device, "next_hop", q.gateway, "error", err)
-	d.retire(q)
+	d.have.retire(q)
 	d.stale(q.subPort)
 }
 
 // stale marks the groups that have a sub-port as a member, and returns their keys.
 func (d *Driver) stale(sp *subPort) (keys []groupKey) {
-	for key := range d.groups {
-		for _, m := range d.wanted[key.wanted].GetMembers() {
+	for key := range d.have.groups {
+		for _, m := range d.want.vectors[key.wanted].GetMembers() {
 			if m.Device == sp.device {
 				d.staleGroups[key] = true
 				keys = append(keys, key)
