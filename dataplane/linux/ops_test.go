@@ -246,11 +246,15 @@ func TestUndone(t *testing.T) {
 		{"an IPv4 route that stays", netip.Addr{}, unix.EINVAL, rtnl.Change, groupKey{1, v4}, false, false},
 	} {
 		d := offline(t, 1)
-		g := &group{key: c.key}
+		g := &group{key: c.key, exists: true}
 		d.have.groups[c.key] = g
 		d.undone(&op{kind: setRoute, key: g.key, source: c.source, flags: c.flags}, c.errno, true)
 		if d.have.unfit[c.source] != c.unfit || len(d.have.unfit) > 1 || len(d.have.unfit) == 1 != c.unfit || g.rejecting != c.rejecting {
 			t.Errorf("%s: unfit %v, rejecting %v", c.what, d.have.unfit, g.rejecting)
+		}
+		g.exists = false
+		if d.undone(&op{kind: setRoute, key: g.key, source: netip.MustParseAddr("10.255.0.9"), flags: rtnl.Create}, unix.EINVAL, true); d.have.unfit[netip.MustParseAddr("10.255.0.9")] {
+			t.Errorf("%s: the address of a route to a refused group is unfit", c.what)
 		}
 		g.rejecting = true
 		if d.undone(&op{kind: setRoute, key: g.key, flags: rtnl.Create}, c.errno, true); !g.rejecting {

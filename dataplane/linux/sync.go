@@ -247,7 +247,7 @@ func (d *Driver) undone(o *op, err error, again bool) {
 		if g == nil {
 			return
 		}
-		if o.source.IsValid() && errors.Is(err, unix.EINVAL) {
+		if o.source.IsValid() && errors.Is(err, unix.EINVAL) && g.exists { // without a group the kernel refuses any route to it
 			// The address is no longer an address of the host, or belongs to another VRF.
 			d.have.unfit[o.source] = true
 		}
