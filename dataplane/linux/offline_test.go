@@ -1,8 +1,10 @@
 package linux
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -115,3 +117,19 @@ func (d *Driver) sharesOf(g *group) map[string]int {
 
 // planner returns a planner for the stale groups and routes.
 func (d *Driver) planner() *planner { return newPlanner(&d.want, &d.have, d.scope()) }
+
+// planInputs describes the state that planning reads and must not change.
+func (d *Driver) planInputs() string {
+	var b []byte
+	for _, key := range slices.SortedFunc(maps.Keys(d.have.groups), func(a, b groupKey) int {
+		return cmp.Or(cmp.Compare(a.wanted, b.wanted), cmp.Compare(a.family, b.family))
+	}) {
+		b = fmt.Appendf(b, "%+v\n", *d.have.groups[key])
+	}
+	for _, q := range d.pools() {
+		b = fmt.Appendf(b, "pool %v %v %v\n", q.gateway, q.ids, q.broken)
+	}
+	h := &d.have
+	return string(fmt.Appendf(b, "%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v", h.routes, h.used, h.next, len(h.owners), h.strays, h.loose, h.retired,
+		len(h.changed), d.staleGroups, d.staleRoutes, d.want.users))
+}

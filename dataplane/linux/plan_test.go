@@ -340,3 +340,70 @@ func TestClaim(t *testing.T) {
 		}
 	}
 }
+
+// TestNewPlan checks the ops of single plans, from a driver at rest with four sub-ports, vector 1 and a destination of each
+// family, and that planning changes none of its inputs.
+func TestNewPlan(t *testing.T) {
+	type kinds struct{ makeNexthop, changeNexthop, setGroup, setRoute, deleteRoute, deleteGroup, deleteNexthop int }
+	lose := func(d *Driver) { d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 12, Name: "p2", Up: true}}}) }
+	at := routeKey{mustPrefix(target4(0)), offlineTable}
+	for _, c := range []struct {
+		name   string
+		change func(d *Driver)
+		later  time.Duration
+		want   kinds
+	}{
+		{"at rest", func(*Driver) {}, 0, kinds{}},
+		{"all stale", func(d *Driver) { d.staleEverywhere(); d.stale(d.want.subPorts[0]) }, 0, kinds{}},
+		{"same weights", func(d *Driver) { d.set(1, 2, 2, 2, 2) }, 0, kinds{}},
+		{"a weight of 0", func(d *Driver) { d.set(1, 1, 1, 0, 1) }, 0, kinds{makeNexthop: 6, setGroup: 2}},
+		{"no weight", func(d *Driver) { d.set(1) }, 0, kinds{makeNexthop: 2, setGroup: 2}},
+		{"a destination", func(d *Driver) { d.leads(target4(1), 0, 1) }, 0, kinds{setRoute: 1}},
+		{"a destination less", func(d *Driver) { d.leads(target4(0), 1, 0) }, 0, kinds{deleteRoute: 1, deleteGroup: 1}},
+		{"another vector", func(d *Driver) { d.set(2, 1, 1, 1, 1); d.leads(target4(0), 1, 2) }, 0, kinds{setGroup: 1, setRoute: 1, deleteGroup: 1}},
+		{"a destination that comes and goes", func(d *Driver) { d.leads(target4(1), 0, 3); d.leads(target4(1), 3, 0) }, 0, kinds{}},
+		{"a failed link, before the repair delay", lose, 0, kinds{}},
+		{"a failed link, after the repair delay", lose, 2 * time.Hour, kinds{makeNexthop: 10, setGroup: 2}},
+		{"a failed link, with new weights", func(d *Driver) { lose(d); d.set(1, 1, 1, 1, 1) }, 0, kinds{makeNexthop: 10, setGroup: 2}},
+		{"another gateway", func(d *Driver) {
+			d.want.subPorts[0].hops[v4] = netip.MustParseAddr("10.1.0.9")
+			d.setHop(d.want.subPorts[0], v4)
+		}, 0, kinds{changeNexthop: 1}},
+		{"another source address", func(d *Driver) {
+			d.want.order[0].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32")}
+			d.have.addresses[netip.MustParseAddr("10.255.0.1")] = true
+			d.staleSources()
+		}, 0, kinds{setRoute: 1}},
+		{"a route that is gone", func(d *Driver) { delete(d.have.routes, at); d.staleRoutes[at] = true }, 0, kinds{setRoute: 1}},
+		{"an unwanted route", func(d *Driver) {
+			d.have.routes[routeKey{mustPrefix(target4(9)), offlineTable}] = d.have.routes[at]
+			d.staleRoutes[routeKey{mustPrefix(target4(9)), offlineTable}] = true
+		}, 0, kinds{deleteRoute: 1}},
+		{"routes that may reject", func(d *Driver) {
+			g := d.have.groups[groupKey{1, v6}]
+			g.rejecting, d.staleGroups[g.key] = true, true
+		}, 0, kinds{setRoute: 1}},
+		{"a retired nexthop", func(d *Driver) { d.have.retired = []uint32{4711, d.have.groups[groupKey{1, v4}].members[0].ID} }, 0, kinds{deleteNexthop: 1}},
+	} {
+		d := offline(t, 4)
+		d.set(1, 1, 1, 1, 1)
+		d.leads(target4(0), 0, 1)
+		d.leads(target6(0), 0, 1)
+		d.obey(t)
+		c.change(d)
+		s := d.scope()
+		s.now = s.now.Add(c.later)
+		before := d.planInputs()
+		pl := newPlan(&d.want, &d.have, s)
+		if after := d.planInputs(); after != before {
+			t.Errorf("%s: planning changed\n%s\nto\n%s", c.name, before, after)
+		}
+		var got kinds
+		for _, o := range slices.Concat(pl.nexthopOps, pl.groupOps, pl.closeOps, pl.routeOps, pl.lastOps, pl.openOps) {
+			*[]*int{&got.makeNexthop, &got.changeNexthop, &got.setGroup, &got.setRoute, &got.deleteRoute, &got.deleteGroup, &got.deleteNexthop}[o.kind]++
+		}
+		if got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}
