@@ -101,7 +101,7 @@ func (s *Steering) applyLinks(events []rtnl.LinkEvent, lost error) error {
 
 // mend restores an anchor that another program has removed or set down, and the routes that the kernel has removed with it.
 func (s *Steering) mend() error {
-	if err := s.inNamespace(s.attach); err != nil {
+	if err := s.netns.Do(s.attach); err != nil {
 		return err
 	}
 	if err := s.readLinks(); err != nil {

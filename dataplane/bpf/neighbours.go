@@ -53,7 +53,7 @@ func (n *neighbors) open(s *Steering) error {
 
 func (n *neighbors) subscribe(quit chan struct{}) (chan netlink.NeighUpdate, error) {
 	updates := make(chan netlink.NeighUpdate, 64)
-	namespace := netns.NsHandle(n.s.netns.Fd())
+	namespace := netns.NsHandle(n.s.netns.FD())
 	err := netlink.NeighSubscribeWithOptions(updates, quit, netlink.NeighSubscribeOptions{Namespace: &namespace, ListExisting: true})
 	if err != nil {
 		return nil, fmt.Errorf("bpf: watch the neighbor table: %w", err)

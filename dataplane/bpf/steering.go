@@ -18,6 +18,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/carrier"
 	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/netns"
 	"github.com/fared/fared/internal/rtnl"
 )
 
@@ -31,7 +32,7 @@ const (
 type Steering struct {
 	cfg   Config
 	ipv6  bool
-	netns *os.File
+	netns netns.Namespace
 	watch *carrier.Watch
 	// objects reports changes of rules and routes by other programs.
 	objects *rtnl.ObjectWatch
@@ -97,7 +98,7 @@ func Open(config Config) (_ *Steering, err error) {
 			err = errors.Join(err, s.release())
 		}
 	}()
-	if s.netns, err = os.Open("/proc/thread-self/ns/net"); err != nil {
+	if s.netns, err = netns.Current(); err != nil {
 		return nil, fmt.Errorf("bpf: %w", err)
 	}
 	_, noIPv6 := os.Stat("/proc/sys/net/ipv6")
@@ -356,9 +357,7 @@ func (s *Steering) release() (err error) {
 	if s.handle != nil {
 		s.handle.Close()
 	}
-	if s.netns != nil {
-		err = errors.Join(err, s.netns.Close())
-	}
+	s.netns.Close()
 	return err
 }
 
@@ -367,7 +366,7 @@ func (s *Steering) Detach() error {
 	if !s.end() {
 		return nil
 	}
-	return errors.Join(s.inNamespace(func() error { return Flush(s.cfg) }), s.release())
+	return errors.Join(s.netns.Do(func() error { return Flush(s.cfg) }), s.release())
 }
 
 // end marks Steering as closed; it returns false if it already was.
@@ -403,18 +402,4 @@ func Flush(config Config) error {
 	r.anchor = -1 // an invalid device, so that read removes all routes
 	_, unread := r.read()
 	return errors.Join(err, unread, r.close(), unpin(cfg.PinDir), removeAnchor(h, cfg.Device))
-}
-
-// inNamespace calls f on a separate thread in the network namespace.
-func (s *Steering) inNamespace(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err := unix.Setns(int(s.netns.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("bpf: enter the network namespace: %w", err)
-			return
-		}
-		done <- f()
-	}()
-	return <-done
 }

@@ -2,17 +2,15 @@ package netnstest
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/fared/fared/internal/netns"
 )
 
 // RequireAll is the environment variable that, set to 1, turns a skip into a failure.
@@ -66,24 +64,12 @@ func missing(tools []string) string {
 			return fmt.Sprintf("%s is not installed: %v", tool, err)
 		}
 	}
-	if err := inNew(func() error { return nil }); err != nil {
+	own, err := netns.New()
+	if err != nil {
 		return fmt.Sprintf("making network namespaces needs CAP_SYS_ADMIN: %v", err)
 	}
+	own.Close()
 	return ""
-}
-
-// inNew calls f in a new namespace on a thread that ends afterwards.
-func inNew(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // without an unlock the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- err
-			return
-		}
-		done <- f()
-	}()
-	return <-done
 }
 
 var (
@@ -180,35 +166,7 @@ func Veth(t testing.TB, a *Namespace, deviceA string, b *Namespace, deviceB stri
 // Do calls f on a thread inside the namespace and returns f's error. A thread that
 // cannot return to its namespace ends. f must not call t.FailNow or t.Skip.
 func (n *Namespace) Do(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		err := errors.New("the function ended its goroutine")
-		defer func() { done <- err }()
-		runtime.LockOSThread()
-		home, openErr := os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
-		if openErr != nil {
-			err = openErr
-			return
-		}
-		defer home.Close()
-		target, openErr := os.Open(n.Path())
-		if openErr != nil {
-			err = openErr
-			return
-		}
-		defer target.Close()
-		if err = unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
-			return
-		}
-		defer func() {
-			if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
-				runtime.UnlockOSThread()
-			}
-		}()
-		err = errors.New("the function ended its goroutine")
-		err = f()
-	}()
-	return <-done
+	return netns.In(n.Path(), f)
 }
 
 // Output runs a program in the namespace to its end and returns its standard output;

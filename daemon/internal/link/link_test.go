@@ -322,18 +322,6 @@ func TestTakeFoldsEvents(t *testing.T) {
 	}
 }
 
-func TestInNamespaceErrors(t *testing.T) {
-	netnstest.Require(t)
-	err := InNamespace("fared-no-such-netns", func() error { return nil })
-	if err == nil || !strings.Contains(err.Error(), "fared-no-such-netns") {
-		t.Errorf("missing: %v", err)
-	}
-	err = InNamespace("/proc/self/ns/uts", func() error { return nil })
-	if err == nil || !strings.Contains(err.Error(), "not a network namespace") {
-		t.Errorf("another kind: %v", err)
-	}
-}
-
 // BenchmarkFarEndDown measures the time from setting the far end down until
 // Take returns the state, and reports percentiles in microseconds.
 func BenchmarkFarEndDown(b *testing.B) {

@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/netns"
 )
 
 // sockets are the open sockets of the watch of one namespace.
@@ -27,13 +29,13 @@ const skipStatistics = 1 << 3
 const groups = unix.RTMGRP_LINK | unix.RTMGRP_TC | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR
 
 // openSockets opens the sockets inside the namespace.
-func openSockets(netns string, receiveBuffer int) (*sockets, error) {
-	id, err := identify(netns)
+func openSockets(name string, receiveBuffer int) (*sockets, error) {
+	id, err := identify(name)
 	if err != nil {
 		return nil, err
 	}
 	s := &sockets{control: -1, id: id}
-	err = InNamespace(netns, func() error {
+	err = netns.In(name, func() error {
 		fd, err := netlinkSocket(unix.SOCK_NONBLOCK, groups)
 		if err != nil {
 			return err

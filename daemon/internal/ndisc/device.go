@@ -16,7 +16,7 @@ import (
 	"github.com/mdlayher/ndp"
 	"golang.org/x/net/ipv6"
 
-	"github.com/fared/fared/daemon/internal/link"
+	"github.com/fared/fared/internal/netns"
 )
 
 const (
@@ -151,7 +151,7 @@ func (d *device) look() (face, error) {
 
 // open reads the device and opens a socket on it.
 func (d *device) open() (conn *ndp.Conn, f face, err error) {
-	err = link.InNamespace(d.netns, func() (err error) {
+	err = netns.In(d.netns, func() (err error) {
 		if f, err = d.look(); err != nil {
 			return err
 		}
@@ -242,7 +242,7 @@ func (d *device) speak(ctx context.Context) error {
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			then := now
-			err := link.InNamespace(d.netns, func() (err error) { then, err = d.look(); return err })
+			err := netns.In(d.netns, func() (err error) { then, err = d.look(); return err })
 			if err != nil {
 				return d.explain(err)
 			}

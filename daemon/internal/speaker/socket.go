@@ -7,13 +7,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"strconv"
 	"syscall"
 	"time"
 
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/netns"
 )
 
 // dial opens the TCP connection of an active session.
@@ -30,7 +30,7 @@ func (s *session) dial(ctx context.Context, peer netip.Addr) (*net.TCPConn, erro
 	}
 	d.SetMultipathTCP(false) // multipath TCP has no MD5 signatures
 	var conn net.Conn
-	err := inNetns(s.conf.Netns, func() error {
+	err := netns.In(s.conf.Netns, func() error {
 		to, err := scoped(peer, s.conf.Device)
 		if err != nil {
 			return err
@@ -90,7 +90,7 @@ func listen(ctx context.Context, key listenAddr) (*net.TCPListener, error) {
 		}
 	}
 	var l net.Listener
-	err := inNetns(key.netns, func() error {
+	err := netns.In(key.netns, func() error {
 		host := ""
 		if key.addr.IsValid() {
 			a, err := scoped(key.addr, key.device)
@@ -210,46 +210,6 @@ func sockaddr(family int, peer netip.Addr) (sa unix.SockaddrStorage, bits uint8)
 		copy(sa.Data[6:], a[:])
 	}
 	return sa, uint8(peer.BitLen())
-}
-
-// inNetns runs f, which opens sockets, inside a network namespace, given by
-// name or path; empty is the current one.
-func inNetns(name string, f func() error) error {
-	if name == "" {
-		return f()
-	}
-	// A thread that cannot return to its namespace must not be reused: the
-	// goroutine ends while locked to it, which destroys the thread.
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		done <- func() error {
-			here, err := netns.Get()
-			if err != nil {
-				return fmt.Errorf("current network namespace: %w", err)
-			}
-			defer here.Close()
-			var there netns.NsHandle
-			if name[0] == '/' {
-				there, err = netns.GetFromPath(name)
-			} else {
-				there, err = netns.GetFromName(name)
-			}
-			if err != nil {
-				return fmt.Errorf("network namespace %s: %w", name, err)
-			}
-			defer there.Close()
-			if err := netns.Set(there); err != nil {
-				return fmt.Errorf("enter network namespace %s: %w", name, err)
-			}
-			err = f()
-			if back := netns.Set(here); back == nil {
-				runtime.UnlockOSThread()
-			}
-			return err
-		}()
-	}()
-	return <-done
 }
 
 // sendQueue returns the number of octets written to a connection that its other end has not acknowledged (tcp(7), SIOCOUTQ).

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fared/fared/daemon/internal/bfd"
 	"github.com/fared/fared/daemon/internal/guard"
+	"github.com/fared/fared/internal/netns"
 )
 
 // Speaker runs all BGP sessions of one server or leaf.
@@ -40,7 +41,7 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 		return nil, err
 	}
 	s := &Speaker{conf: conf.withDefaults(), deps: deps, queue: newQueue(len(conf.Sessions)), openTimeout: openTimeout,
-		responder: bfd.NewResponder(inNetns),
+		responder: bfd.NewResponder(netns.In),
 		budget:    newBudget(conf.maxPrefixes()),
 		bulk:      make(chan struct{}, bulkers)}
 	password := localPassword()

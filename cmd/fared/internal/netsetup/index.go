@@ -3,9 +3,7 @@ package netsetup
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path"
-	"runtime"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -13,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/internal/netns"
 )
 
 // matching returns the devices of this network namespace's sub-ports that match one of the shell patterns (path.Match),
@@ -71,21 +70,14 @@ func matchIndexes(devices []string) error {
 	if len(wrong) == 0 {
 		return errors.Join(errs...)
 	}
-	home, err := os.Open(threadNamespace)
+	home, err := netns.Current()
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
 	defer home.Close()
-	var away *os.File
-	err = onThread(func() (err error) {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("make a temporary network namespace: %w", err)
-		}
-		away, err = os.Open(threadNamespace)
-		return err
-	})
+	away, err := netns.New()
 	if err != nil {
-		return errors.Join(append(errs, err)...)
+		return errors.Join(append(errs, fmt.Errorf("make a temporary network namespace: %w", err))...)
 	}
 	defer away.Close()
 	var left []netlink.Link
@@ -96,10 +88,7 @@ func matchIndexes(devices []string) error {
 		}
 		left = append(left, link)
 	}
-	errs = append(errs, onThread(func() error {
-		if err := unix.Setns(int(away.Fd()), unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("enter the temporary network namespace: %w", err)
-		}
+	errs = append(errs, away.Do(func() error {
 		var errs []error
 		for _, link := range left {
 			errs = append(errs, bringBack(link, home))
@@ -122,7 +111,7 @@ func matched(link netlink.Link) bool {
 // bringBack moves a device from the calling thread's network namespace to home, with the index of its far end. If the
 // kernel refuses this index, the device returns with one that the kernel chooses: a device that stays in the temporary
 // namespace is removed with it, and so is the cable.
-func bringBack(link netlink.Link, home *os.File) error {
+func bringBack(link netlink.Link, home netns.Namespace) error {
 	name := link.Attrs().Name
 	here, err := netlink.LinkByName(name)
 	if err != nil {
@@ -157,40 +146,15 @@ func verifyIndex(device string) error {
 
 // move moves a device of the calling thread's network namespace to another one. index is the interface index there; 0
 // lets the kernel choose, which keeps the index if it is free.
-func move(link netlink.Link, to *os.File, index int) error {
+func move(link netlink.Link, to netns.Namespace, index int) error {
 	request := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
 	message := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	message.Index = int32(link.Attrs().Index)
 	request.AddData(message)
-	request.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(to.Fd()))))
+	request.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(to.FD()))))
 	if index != 0 {
 		request.AddData(nl.NewRtAttr(unix.IFLA_NEW_IFINDEX, nl.Uint32Attr(uint32(index))))
 	}
 	_, err := request.Execute(unix.NETLINK_ROUTE, 0)
 	return err
-}
-
-// threadNamespace is the file of the calling thread's network namespace.
-const threadNamespace = "/proc/thread-self/ns/net"
-
-// onThread calls f on another thread, so that f may change the thread's network namespace. A thread that cannot return to
-// its own namespace ends with f.
-func onThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		own, err := os.Open(threadNamespace)
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- err
-			return
-		}
-		defer own.Close()
-		err = f()
-		if unix.Setns(int(own.Fd()), unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	return <-done
 }

@@ -1,0 +1,109 @@
+package netns
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	n, err := New()
+	if err != nil {
+		t.Skipf("making a network namespace: %v", err)
+	}
+	n.Close()
+}
+
+func current(t *testing.T) (dev, ino uint64) {
+	t.Helper()
+	n, err := Current()
+	if err != nil {
+		t.Error(err)
+	}
+	defer n.Close()
+	return n.dev, n.ino
+}
+
+// TestDo checks that a function runs in the namespace, and the caller outside it, and that an error and the end of the goroutine are returned.
+func TestDo(t *testing.T) {
+	needRoot(t)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	_, home := current(t)
+	n, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if n.ino == home {
+		t.Fatal("New returned the current namespace")
+	}
+	wrong := errors.New("wrong")
+	for range 3 {
+		if err := n.Do(func() error {
+			if _, ino := current(t); ino != n.ino {
+				t.Error("Do calls the function outside the namespace")
+			}
+			return wrong
+		}); err != wrong {
+			t.Errorf("Do returned %v", err)
+		}
+		if _, ino := current(t); ino != home {
+			t.Fatal("the caller is in another namespace")
+		}
+	}
+	if err := n.Do(func() error { runtime.Goexit(); return nil }); err == nil {
+		t.Error("no error although the function ended its goroutine")
+	}
+	own, err := Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	tid, err := os.Readlink("/proc/thread-self")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := own.Do(func() error {
+		if at, err := os.Readlink("/proc/thread-self"); err != nil || at != tid {
+			t.Errorf("Do changed the thread (%s, was %s, %v) although the namespace is the current one", at, tid, err)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestIn checks names, paths, and the errors for a missing file and for another kind of namespace.
+func TestIn(t *testing.T) {
+	needRoot(t)
+	called := 0
+	count := func() error { called++; return nil }
+	if err := In("", count); err != nil {
+		t.Error(err)
+	}
+	if err := In("/proc/self/ns/net", count); err != nil {
+		t.Error(err)
+	}
+	if called != 2 {
+		t.Errorf("%d calls", called)
+	}
+	if err := In("fared-no-such-netns", count); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "fared-no-such-netns") {
+		t.Errorf("missing: %v", err)
+	}
+	if err := In("/proc/self/ns/uts", count); err == nil || !strings.Contains(err.Error(), "not a network namespace") {
+		t.Errorf("another kind: %v", err)
+	}
+	if called != 2 {
+		t.Error("the function was called in spite of an error")
+	}
+	for name, want := range map[string]string{"": "/proc/self/ns/net", "a": "/run/netns/a", "/x/../y": "/y"} {
+		if got := Path(name); got != filepath.Clean(want) {
+			t.Errorf("Path(%q) = %q", name, got)
+		}
+	}
+}
