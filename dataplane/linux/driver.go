@@ -65,13 +65,13 @@ type Driver struct {
 	handle *netlink.Handle // for neighbors
 	stats  Stats
 	repair *time.Timer // fires when a repair is due
-	// tell reports integrity. torn describes the current difference from the acknowledged state; "" means none. unread is
-	// true if the kernel could not be read back.
-	tell   func(*farev1.Integrity)
-	torn   string
-	unread bool
-	made   map[rtnl.Rule]bool      // rules found or added by the last setUpRules
-	ruled  map[netip.Prefix]uint32 // table per loopback, from the rules of an earlier run
+	// onIntegrity reports integrity; nil disables reports. torn describes the current difference from the acknowledged state;
+	// "" means none. unread is true if the kernel could not be read back.
+	onIntegrity func(*farev1.Integrity)
+	torn        string
+	unread      bool
+	made        map[rtnl.Rule]bool      // rules found or added by the last setUpRules
+	ruled       map[netip.Prefix]uint32 // table per loopback, from the rules of an earlier run
 
 	want desired
 	have mirror

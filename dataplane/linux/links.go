@@ -18,8 +18,8 @@ import (
 func (d *Driver) listen() {
 	for d.watch.Wait() == nil {
 		d.mu.Lock()
-		d.hear()
-		d.heard(d.watch.Ask(d.carriers()))
+		d.pollLinks()
+		d.handleLinks(d.watch.Ask(d.carriers()))
 		if len(d.staleGroups) > 0 || len(d.staleRoutes) > 0 { // Ask is due often, and a plan visits all groups while nexthops are retired
 			d.report(d.sync())
 		}
@@ -38,11 +38,11 @@ func (d *Driver) carriers() []int {
 	return indexes
 }
 
-// hear handles pending link events. The caller holds mu and calls sync.
-func (d *Driver) hear() { d.heard(d.watch.Poll()) }
+// pollLinks handles pending link events. The caller holds mu and calls sync.
+func (d *Driver) pollLinks() { d.handleLinks(d.watch.Poll()) }
 
-// heard handles link events, or the error of reading them.
-func (d *Driver) heard(events []rtnl.LinkEvent, err error) {
+// handleLinks handles link events, or the error of reading them.
+func (d *Driver) handleLinks(events []rtnl.LinkEvent, err error) {
 	if err == nil {
 		d.takeLinks(events)
 		return

@@ -14,7 +14,7 @@ import (
 func (d *Driver) Guard(report func(*farev1.Integrity)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.tell = report
+	d.onIntegrity = report
 }
 
 // attend repairs changes that other programs make to the Driver's objects, until Close. After each repair it pauses for as
@@ -134,7 +134,7 @@ func (d *Driver) mended(failures []failure) {
 }
 
 func (d *Driver) integrity(intact bool, message string) {
-	if d.tell != nil {
-		d.tell(&farev1.Integrity{Intact: intact, Message: message, Repairs: d.stats.Differences})
+	if d.onIntegrity != nil {
+		d.onIntegrity(&farev1.Integrity{Intact: intact, Message: message, Repairs: d.stats.Differences})
 	}
 }

@@ -106,7 +106,7 @@ func TestUnreadIsReadAgain(t *testing.T) {
 	}{{os.ErrClosed, 0, 0, 0}, {rtnl.ErrOverrun, 1, 1, 0}, {errors.New("a broken socket"), 1, 1, 1}} {
 		d.mu.Lock()
 		stats, lines := d.stats, len(log.lines("cannot receive link events"))
-		d.heard(nil, c.err)
+		d.handleLinks(nil, c.err)
 		overruns, resyncs := int(d.stats.Overruns-stats.Overruns), int(d.stats.Resyncs-stats.Resyncs)
 		d.mu.Unlock()
 		if n := len(log.lines("cannot receive link events")) - lines; overruns != c.overruns || resyncs != c.resyncs || n != c.logged {
@@ -117,7 +117,7 @@ func TestUnreadIsReadAgain(t *testing.T) {
 	refusing(d, nil, beginning(unix.EPERM, "dump"), func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.heard(nil, rtnl.ErrOverrun)
+		d.handleLinks(nil, rtnl.ErrOverrun)
 		if !d.unread {
 			t.Error("nothing was read, and it counts as read")
 		}

@@ -31,7 +31,7 @@ const retryDelay = time.Second
 func (d *Driver) sync() []failure {
 	var failures []failure
 	news := false // links have changed since the plan was made
-	d.hear()
+	d.pollLinks()
 	for try, pass := 0, 0; try < tries && pass < passes; pass++ {
 		again := len(failures) > 0 && !news
 		if len(failures) > 0 {
@@ -49,7 +49,7 @@ func (d *Driver) sync() []failure {
 		}
 		generation := d.linkNews
 		failures = d.execute(pl, again)
-		d.hear()
+		d.pollLinks()
 		if news = d.linkNews != generation; len(failures) > 0 && !news { // link changes explain a refusal
 			try++
 		}
