@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -73,7 +72,7 @@ recognizes by their marks.`,
 	f.StringVar(&o.tlsCA, "tls-client-ca", "", "PEM file of the authorities that sign the certificates of permitted clients")
 	f.StringVar(&o.config.MetricsListen, "metrics-listen", "", "serve Prometheus at host:port/metrics, and /healthz")
 	f.StringVar(&o.journal, "journal", "", "file of the state that a restarted agent reads, on a file system that a reboot empties; 'none' disables it (default dataplane.journal in the socket's directory)")
-	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	levelFlag(c, &o.logLevel, "info", "")
 	f.StringVar(&o.logStyle, "log-format", "text", "text or json")
 	f.BoolVar(&o.flush, "flush", false, "remove all of the agent's objects from the kernel, print them, and exit; no agent may be running")
 	f.Uint8Var(&o.config.Linux.Protocol, "protocol", linux.DefaultProtocol, "protocol number that marks the agent's objects in the kernel ('proto' of ip route): 5 to 255, used by no other program")
@@ -93,7 +92,6 @@ recognizes by their marks.`,
 	f.BoolVar(&o.config.BPF.PreferSource, "prefer-source", false, "bpf: sockets bound to no address send from the first local loopback")
 	f.StringVar(&o.sunh, "sunh", "", "bpf: also steer SUNH frames with this address prefix, whose last 16 bits identify the host")
 	choices(c, "driver", agent.Auto, agent.BPF, agent.Linux, agent.Memory)
-	choices(c, "log-level", "debug", "info", "warn", "error")
 	choices(c, "log-format", "text", "json")
 	for _, name := range []string{"tls-cert", "tls-key", "tls-client-ca"} {
 		_ = c.MarkFlagFilename(name, "pem", "crt", "key")
@@ -179,9 +177,9 @@ func (o *dataplaneOptions) complete(e *env) error {
 	if err := oneOf("log-format", o.logStyle, "text", "json"); err != nil {
 		return err
 	}
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
-		return &exitError{exitUsage, fmt.Errorf("--log-level %q: no such level", o.logLevel), "use debug, info, warn or error"}
+	level, err := parseLevel(o.logLevel)
+	if err != nil {
+		return err
 	}
 	mode, err := strconv.ParseUint(o.socketMode, 8, 32)
 	if err != nil || mode == 0 || mode > 0o777 {

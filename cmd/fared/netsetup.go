@@ -55,9 +55,8 @@ and Linux 5.13, and a device whose index changes loses the addresses that it has
 			return nil
 		},
 	}
-	c.Flags().StringVarP(&file, "config", "c", defaultConfig, "configuration file")
+	configFlag(c, &file)
 	c.Flags().BoolVar(&o.Limit, "limit", false, "limit the sending rate of sub-ports to their configured speed")
 	c.Flags().StringSliceVar(&o.MatchIndex, "match-index", nil, "give devices that match a shell pattern the interface index of their far ends")
-	_ = c.MarkFlagFilename("config", "yaml", "yml")
 	return c
 }

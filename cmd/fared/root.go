@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -185,6 +186,26 @@ func oneOf(flag, value string, known ...string) error {
 // choices completes a flag with fixed words.
 func choices(c *cobra.Command, flag string, words ...string) {
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// configFlag adds --config to a command.
+func configFlag(c *cobra.Command, file *string) {
+	c.Flags().StringVarP(file, "config", "c", defaultConfig, "configuration file")
+	_ = c.MarkFlagFilename("config", "yaml", "yml")
+}
+
+// levelFlag adds --log-level to a command; parseLevel reads its value.
+func levelFlag(c *cobra.Command, level *string, byDefault, more string) {
+	c.Flags().StringVar(level, "log-level", byDefault, "debug, info, warn or error"+more)
+	choices(c, "log-level", "debug", "info", "warn", "error")
+}
+
+// parseLevel parses the value of --log-level.
+func parseLevel(text string) (level slog.Level, err error) {
+	if level.UnmarshalText([]byte(text)) != nil {
+		return level, &exitError{exitUsage, fmt.Errorf("--log-level %q: no such level", text), "use debug, info, warn or error"}
+	}
+	return level, nil
 }
 
 // readFlags adds -o to a command that prints data.

@@ -67,9 +67,9 @@ file. SIGTERM and SIGINT end the daemon; the data plane keeps forwarding.`,
 			logLevel := new(slog.LevelVar)
 			logLevel.Set(cfg.Log.Level)
 			if level != "" {
-				var l slog.Level
-				if err := l.UnmarshalText([]byte(level)); err != nil {
-					return &exitError{exitUsage, fmt.Errorf("--log-level %q: no such level", level), "use debug, info, warn or error"}
+				l, err := parseLevel(level)
+				if err != nil {
+					return err
 				}
 				logLevel.Set(l)
 			}
@@ -78,13 +78,11 @@ file. SIGTERM and SIGINT end the daemon; the data plane keeps forwarding.`,
 			})
 		},
 	}
-	c.Flags().StringVarP(&file, "config", "c", defaultConfig, "configuration file")
-	c.Flags().StringVar(&level, "log-level", "", "debug, info, warn or error, instead of the configured level")
+	configFlag(c, &file)
+	levelFlag(c, &level, "", ", instead of the configured level")
 	if role == fare.RoleServer {
 		c.Flags().StringVar(&dataplane, "dataplane", "", "address of the data plane, instead of the configured address; memory: is a data plane inside the process, for experiments")
 	}
-	_ = c.MarkFlagFilename("config", "yaml", "yml")
-	choices(c, "log-level", "debug", "info", "warn", "error")
 	return c
 }
 
@@ -191,7 +189,6 @@ func checkCommand(e *env) *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().StringVarP(&file, "config", "c", defaultConfig, "configuration file")
-	_ = c.MarkFlagFilename("config", "yaml", "yml")
+	configFlag(c, &file)
 	return c
 }

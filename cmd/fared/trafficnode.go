@@ -40,9 +40,9 @@ FARED_TLS_KEY and FARED_TLS_CA set, coordinators at host:port must present a cer
 ends the node with exit code 0.`,
 		Example: "  fared traffic node --listen 192.0.2.1:4795\n  fared traffic node --transport superp --plane p3=nupa --nupa-file /dev/shm/p3\n  fared traffic node --source 10.0.0.1 --slot p0=49152 --slot p1=49153*2 --listen unix:/tmp/a.sock",
 		RunE: func(c *cobra.Command, _ []string) error {
-			var level slog.Level
-			if err := level.UnmarshalText([]byte(logLevel)); err != nil {
-				return &exitError{exitUsage, fmt.Errorf("--log-level %q: no such level", logLevel), "use debug, info, warn or error"}
+			level, err := parseLevel(logLevel)
+			if err != nil {
+				return err
 			}
 			log := newLogger(e.err, "text", level)
 			planes, err := t.resolve()
@@ -103,8 +103,7 @@ ends the node with exit code 0.`,
 	f.Var(&nupaSize, "nupa-size", "size of --nupa-file if the node creates it")
 	f.IntVar(&o.NupaChannels, "nupa-channels", o.NupaChannels, "number of channel ends in --nupa-file if the node creates it: at most 1024")
 	f.BoolVar(&o.Option, "tcp-option", false, "tcp: add the message framing option to segments; it needs CAP_BPF and disables segmentation offload")
-	f.StringVar(&logLevel, "log-level", "warn", "debug, info, warn or error")
-	choices(c, "log-level", "debug", "info", "warn", "error")
+	levelFlag(c, &logLevel, "warn", "")
 	_ = c.RegisterFlagCompletionFunc("source", e.completer(localLoopbacks))
 	return c
 }
