@@ -59,7 +59,7 @@ func TestBulkEventsAreTakenOnce(t *testing.T) {
 	l := forwarding(t, s, 1)
 	l.bulkEvents = append(l.bulkEvents, speaker.Route{Session: 1, Generation: 1, Prefix: destination(1), Attrs: says(400e9, s.peerAS(1), 65001)})
 	l.bulk()
-	if _, ok := l.effects.destinations[l.core.layout.key(0, destination(1))]; !ok {
+	if _, ok := l.effects.destinations[l.key(0, destination(1))]; !ok {
 		t.Error("the destination of a bulk route is not declared")
 	}
 	if len(l.bulkEvents) != 0 || l.bulkEvents[:1][0] != nil {

@@ -111,11 +111,11 @@ planes:
 	if got[0].Peer != "" || got[0].PeerAS != 65100 || got[1].Peer != "192.0.2.1" || got[1].PeerAS != 0 {
 		t.Errorf("before the first connection: %+v", got)
 	}
-	if got := l.core.forwarding().Planes[0].SubPorts[0]; got.NextHopV6 != "" || got.NextHopV4 != "192.0.2.1" {
+	if got := forwardingOf(l.core).Planes[0].SubPorts[0]; got.NextHopV6 != "" || got.NextHopV4 != "192.0.2.1" {
 		t.Errorf("next hops %v", got)
 	}
 	l.learnNextHop(0, netip.MustParseAddr("fe80::7%lo"))
-	if got := l.core.forwarding().Planes[0].SubPorts[0]; got.NextHopV6 != "fe80::7" {
+	if got := forwardingOf(l.core).Planes[0].SubPorts[0]; got.NextHopV6 != "fe80::7" {
 		t.Errorf("next hops once it is known: %v", got)
 	}
 }
@@ -231,7 +231,7 @@ func TestForwardingMode(t *testing.T) {
 		{shape{planes: 1, subPorts: 1, leaf: true, extra: leafDataplane + perPacket}, farev1.Mode_MODE_PER_FLOW},
 	} {
 		core := c.s.core(t)
-		if got := core.forwarding().Mode; got != c.want {
+		if got := forwardingOf(core).Mode; got != c.want {
 			t.Errorf("leaf %v, %q: mode %v, want %v", c.s.leaf, c.s.extra, got, c.want)
 		}
 	}

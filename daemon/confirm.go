@@ -43,15 +43,15 @@ func (l *loop) confirmDrains() {
 func (l *loop) drainedDevices(t DrainTarget) []string {
 	var out []string
 	for i := range l.core.sessions {
-		if device := l.core.layout.subPorts[l.core.sessions[i].subPort].Device; l.core.covers(t, i) && !slices.Contains(out, device) {
+		if device := l.core.Layout().subPorts[l.core.Layout().sessions[i].subPort].Device; l.core.covers(t, i) && !slices.Contains(out, device) {
 			out = append(out, device)
 		}
 	}
 	return out
 }
 
-// status converts the target to the status's type.
-func (t DrainTarget) status() status.DrainTarget {
+// shownTarget converts a target to the status's type.
+func shownTarget(t DrainTarget) status.DrainTarget {
 	out := status.DrainTarget{Plane: t.Plane, SubPort: t.SubPort}
 	if t.Leaf.IsValid() {
 		out.Leaf = t.Leaf.String()
@@ -69,7 +69,7 @@ const drainSessions = 3
 func (l *loop) drains() []status.Drain {
 	var out []status.Drain
 	l.core.Drains(func(t DrainTarget, s DrainStage) {
-		d := status.Drain{Target: t.status(), Stage: s.String()}
+		d := status.Drain{Target: shownTarget(t), Stage: s.String()}
 		if e := l.evacuations[t]; s == DrainShares && e != nil {
 			d.Waiting, d.WaitsFor = e.Waiting(drainReasons)
 		}
@@ -89,7 +89,7 @@ func (l *loop) unwritten(t DrainTarget, routes string) []string {
 	var out []string
 	sessions := l.core.unsettled(t)
 	for _, i := range sessions[:min(len(sessions), drainSessions)] {
-		text := "session " + l.core.layout.sessions[i].Name + ": " + routes + " not acknowledged by the leaf's TCP yet"
+		text := "session " + l.core.Layout().sessions[i].Name + ": " + routes + " not acknowledged by the leaf's TCP yet"
 		if l.d.speaker.Status(i).Untaken {
 			text += ", the leaf reads nothing from its connection"
 		}

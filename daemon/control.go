@@ -32,16 +32,16 @@ func (d *Daemon) drain(ctx context.Context, target status.DrainTarget, on, force
 				return
 			}
 		}
-		target = t.status()
+		target = shownTarget(t)
 		d.loop.step(DrainRequest{Target: t, On: on})
 		kind := status.EventUndrain
 		if on {
 			kind = status.EventDrain
 		}
 		d.loop.event(kind, t.String(), by(ctx))
-		for i := range d.loop.core.sessions {
+		for i := range d.loop.core.Layout().sessions {
 			if d.loop.core.covers(t, i) {
-				sessions = append(sessions, d.loop.core.layout.sessions[i].Name)
+				sessions = append(sessions, d.loop.core.Layout().sessions[i].Name)
 			}
 		}
 	}
@@ -69,9 +69,9 @@ func (l *loop) drainTarget(t status.DrainTarget) (DrainTarget, error) {
 	if err != nil {
 		return DrainTarget{}, err
 	}
-	for i := range l.core.sessions {
-		if l.core.layout.sessions[i].Peer.WithZone("") == addr && l.core.sessions[i].node.IsValid() {
-			return DrainTarget{Leaf: l.core.sessions[i].node}, nil
+	for i := range l.core.Layout().sessions {
+		if node := l.core.SessionState(i).Node; l.core.Layout().sessions[i].Peer.WithZone("") == addr && node.IsValid() {
+			return DrainTarget{Leaf: node}, nil
 		}
 	}
 	return DrainTarget{Leaf: addr}, nil
@@ -100,7 +100,7 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 	var lines []string
 	var rerr error
 	run := func() {
-		changes, err := config.Diff(d.loop.core.cfg, next)
+		changes, err := config.Diff(d.loop.core.Config(), next)
 		if err != nil {
 			rerr = &status.Problem{Kind: status.Refused, Subject: d.deps.ConfigPath, Remedy: "restart fared to apply the file; nothing was changed", Err: err}
 			return
@@ -126,7 +126,7 @@ func (d *Daemon) Reload(ctx context.Context, dryRun bool) ([]string, error) {
 
 // explain describes how a destination's weights were derived; it runs on the loop's goroutine.
 func (l *loop) explain(key status.Key) (status.Explanation, bool) {
-	desc := l.core.sources[key.Source].table.Describe(key.Prefix)
+	desc := l.core.Explain(key.Source, key.Prefix)
 	if !desc.Known {
 		return status.Explanation{}, false
 	}

@@ -108,8 +108,8 @@ func TestCallersAreNamed(t *testing.T) {
 	// The command line's changes are applied each time the file is read.
 	l.d.deps.Override = func(cfg *config.Config) { cfg.DrainDelay = 9 * time.Second }
 	changes, err := l.d.Reload(t.Context(), false)
-	if err != nil || !slices.Equal(changes, []string{"drain_delay: 5s -> 9s"}) || l.core.cfg.DrainDelay != 9*time.Second {
-		t.Errorf("with a flag: changes %q, %v, delay %v", changes, err, l.core.cfg.DrainDelay)
+	if err != nil || !slices.Equal(changes, []string{"drain_delay: 5s -> 9s"}) || l.core.Config().DrainDelay != 9*time.Second {
+		t.Errorf("with a flag: changes %q, %v, delay %v", changes, err, l.core.Config().DrainDelay)
 	}
 	if changes, err = l.d.Reload(t.Context(), false); err != nil || len(changes) != 0 {
 		t.Errorf("the same file and flag: changes %q, %v", changes, err)

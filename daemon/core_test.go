@@ -23,11 +23,7 @@ func describe(c *Core) string {
 
 // weightsOf returns a destination's weights; nil when it is unreachable.
 func weightsOf(c *Core, d netip.Prefix) []uint32 {
-	id, ok := c.sources[0].engine.Destination(d)
-	if !ok {
-		return nil
-	}
-	if v, ok := c.sources[0].engine.Vector(id); ok && v.Reachable {
+	if v, ok := vectorFrom(c, 0, d); ok {
 		return slices.Clone(v.Weights)
 	}
 	return nil

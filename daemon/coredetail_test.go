@@ -285,8 +285,8 @@ func TestSessionDrain(t *testing.T) {
 // ends any is not reported.
 func TestIgnoredBandwidthIsForgotten(t *testing.T) {
 	s := shape{planes: 2, subPorts: 1, extra: bounds}
-	l := forwarding(t, s, 1)
-	g := &l.core.unbelieved
+	c := s.core(t)
+	bring(t, s, c, 1, func(int, int) fare.Bandwidth { return 400e9 })
 	route := func(session int, generation uint64, d int, b fare.Bandwidth) Event {
 		return Fabric{fare.RouteUpdate{Session: session, Generation: generation, Prefix: destination(d), Attrs: says(b, s.peerAS(session), 65001)}}
 	}
@@ -304,14 +304,12 @@ func TestIgnoredBandwidthIsForgotten(t *testing.T) {
 		{"a destination that is its alone", route(1, 2, 9, 1e9), 1, true},
 		{"is withdrawn", Fabric{fare.RouteWithdraw{Session: 1, Generation: 2, Prefix: destination(9)}}, 0, true},
 	} {
-		do(t, l.core, step.ev)
-		l.handOut()
-		l.ignoredReport.dirty = false
-		if l.markIgnored(); len(g.groups) != step.groups || l.ignoredReport.dirty != step.changes {
-			t.Errorf("%s: %d groups, to be reported: %v; want %d, %v", step.what, len(g.groups), l.ignoredReport.dirty, step.groups, step.changes)
+		do(t, c, step.ev)
+		if changed := c.takeIgnored(func(int, netip.Prefix) {}); len(c.unbelieved.groups) != step.groups || changed != step.changes {
+			t.Errorf("%s: %d groups, to be reported: %v; want %d, %v", step.what, len(c.unbelieved.groups), changed, step.groups, step.changes)
 		}
-		if len(g.changed) != 0 || g.dirty {
-			t.Errorf("%s: %d changes are kept, %v", step.what, len(g.changed), g.dirty)
+		if again := c.takeIgnored(func(_ int, d netip.Prefix) { t.Errorf("%s: a change of %s is kept", step.what, d) }); again {
+			t.Errorf("%s: to be reported again", step.what)
 		}
 	}
 }

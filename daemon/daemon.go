@@ -93,14 +93,14 @@ func (d *Daemon) build() error {
 	}
 	d.loop = newLoop(d, core)
 	if d.links = d.deps.Links; d.links == nil {
-		if d.links, err = newNetlinkLinks(&core.layout, d.log); err != nil {
+		if d.links, err = newNetlinkLinks(core.Layout(), d.log); err != nil {
 			return err
 		}
 	}
-	if err := d.buildSpeaker(&core.layout); err != nil {
+	if err := d.buildSpeaker(core.Layout()); err != nil {
 		return err
 	}
-	for i := range core.sessions {
+	for i := range core.Layout().sessions {
 		d.loop.admit(i)
 	}
 	if d.cfg.Forwards() {
@@ -210,7 +210,7 @@ func (d *Daemon) buildDataplane() error {
 	d.loop.ports.client = farev1.NewDataplaneServiceClient(conn)
 	var err error
 	d.client, err = dpclient.New(dpclient.Config{
-		Conn: conn, Forwarding: d.loop.core.forwarding(), Instance: d.deps.Instance, Version: version.String(), Logger: d.log,
+		Conn: conn, Forwarding: forwardingOf(d.loop.core), Instance: d.deps.Instance, Version: version.String(), Logger: d.log,
 		Ports: d.loop.pairPorts,
 	})
 	return err

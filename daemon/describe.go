@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"slices"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -66,27 +67,18 @@ func (s *sourceGroup) describe(w io.Writer, role fare.Role) {
 	}
 }
 
-// Weights returns every destination's weights, sorted by address, in the form of WeightService. No weight is shown as in effect, because there
-// is no data plane.
-func (c *Core) Weights() ([]*farev1.DestinationWeights, error) {
+// Weights returns the weights that a replay ends with, sorted by address, in the form of WeightService. No weight is shown as in effect, because
+// there is no data plane.
+func Weights(c *Core) ([]*farev1.DestinationWeights, error) {
 	l := newLoop(&Daemon{}, c)
 	if l.ports != nil {
 		l.ports.use(c.planners(c.landing))
 	}
-	for i := range c.sources {
-		s := &c.sources[i]
-		for prefix := range s.table.Destinations {
-			if s.engine == nil {
-				break
-			}
-			if id, ok := s.engine.Destination(prefix); ok {
-				id = c.vectorID(i, id)
-				l.effects.assign(c.layout.key(i, prefix), id, 0, nil)
-				l.builder.MarkVector(id)
-				l.builder.MarkDestination(status.Key{Prefix: prefix, Source: i})
-			}
-		}
-	}
+	c.Destinations(func(source int, prefix netip.Prefix, vector uint32) {
+		l.effects.assign(l.key(source, prefix), vector, 0, nil)
+		l.builder.MarkVector(vector)
+		l.builder.MarkDestination(status.Key{Prefix: prefix, Source: source})
+	})
 	l.builder.Commit()
 	here := func(_ context.Context, fn func()) error { fn(); return nil }
 	service, err := status.NewService(status.ServiceConfig{Reader: l.builder.Reader(here), Explain: l.explain, Drain: noDrain, Reload: noReload})
@@ -163,6 +155,14 @@ func (l *layout) describe(ev Event) string {
 	return ev.event()
 }
 
+// destination names a destination of a source group: "10.255.1.0/32 from 10.255.0.1/32", or the prefix alone if there is one source group.
+func (l *layout) destination(source int, prefix netip.Prefix) string {
+	if name := l.sources[source].name; name.IsValid() {
+		return prefix.String() + " from " + name.String()
+	}
+	return prefix.String()
+}
+
 // changedWeights returns the vectors and destinations that an event changed, for a replay's timeline.
 func (c *Core) changedWeights(updates []Update) []string {
 	var out []string
@@ -173,9 +173,9 @@ func (c *Core) changedWeights(updates []Update) []string {
 				out = append(out, fmt.Sprintf("vector %d: weights %v, %d slots moved", u.Vector, v.Weights, u.SlotsMoved))
 			}
 		case wecmp.DestinationSet:
-			out = append(out, fmt.Sprintf("%s: vector %d", c.layout.key(u.Source, u.Destination), u.Vector))
+			out = append(out, fmt.Sprintf("%s: vector %d", c.layout.destination(u.Source, u.Destination), u.Vector))
 		case wecmp.DestinationDelete:
-			out = append(out, fmt.Sprintf("%s: gone", c.layout.key(u.Source, u.Destination)))
+			out = append(out, fmt.Sprintf("%s: gone", c.layout.destination(u.Source, u.Destination)))
 		}
 	}
 	return slices.Clip(out)

@@ -179,8 +179,8 @@ func TestWeightsOfAReplay(t *testing.T) {
 		}
 		return 400e9
 	})
-	c.settle()
-	weights, err := c.Weights()
+	discard(c)
+	weights, err := Weights(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,8 +206,8 @@ func TestWeightsOfAReplay(t *testing.T) {
 	c = many.core(t)
 	const n = 10001 // a page has 10,000
 	bring(t, many, c, n, func(int, int) fare.Bandwidth { return 400e9 })
-	c.settle()
-	if weights, err = c.Weights(); err != nil || len(weights) != n {
+	discard(c)
+	if weights, err = Weights(c); err != nil || len(weights) != n {
 		t.Fatalf("%d destinations, %v; want %d", len(weights), err, n)
 	}
 	for i, w := range weights {
@@ -221,7 +221,7 @@ func TestWeightsOfAReplay(t *testing.T) {
 	c = leaf.core(t)
 	do(t, c, up(0, 0), Fabric{fare.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: leaf.peerAS(0)}})
 	do(t, c, Fabric{fare.RouteUpdate{Generation: 1, Prefix: netip.MustParsePrefix("10.255.1.0/32"), Attrs: says(400e9, 65100)}})
-	if weights, err = c.Weights(); err != nil || len(weights) != 0 {
+	if weights, err = Weights(c); err != nil || len(weights) != 0 {
 		t.Errorf("a leaf has the weights %v, %v", weights, err)
 	}
 }

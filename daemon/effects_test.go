@@ -63,7 +63,7 @@ func TestNothingStaysOfADestination(t *testing.T) {
 		}
 		users := func(what string) {
 			t.Helper()
-			vector := l.effects.destinations[l.core.layout.key(0, destination(0))].vector
+			vector := l.effects.destinations[l.key(0, destination(0))].vector
 			if got, want := fmt.Sprint(l.effects.users), fmt.Sprintf("map[%d:2]", vector); got != want {
 				t.Errorf("%v, %s: destinations by vector %s, want %s", answer, what, got, want)
 			}
@@ -123,7 +123,7 @@ func TestAcknowledgementsAreTimed(t *testing.T) {
 	var object dpclient.Object
 	var change uint64
 	r.inside(func(l *loop) {
-		object = dpclient.Object{Kind: dpclient.KindDestination, Destination: l.core.layout.key(0, destination(0))}
+		object = dpclient.Object{Kind: dpclient.KindDestination, Destination: l.key(0, destination(0))}
 		change = l.effects.objects[object].change
 	})
 	for _, step := range []struct {

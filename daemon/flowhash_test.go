@@ -21,7 +21,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/wecmp"
 )
@@ -150,31 +149,31 @@ func (r *rig) checkLanding(d netip.Prefix, hash *farev1.FlowHash, protocol uint8
 func TestForwardingOrderIsTheEngines(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 7))
 	for range 50 {
-		cfg := &config.Config{}
-		cfg.Dataplane.UDPPorts = []uint16{4791}
+		var b strings.Builder
+		b.WriteString("as: 4200001000\nloopbacks: [10.255.0.1/32]\naccept: [10.255.0.0/16]\ndataplane: {address: \"memory:\"}\nplanes:\n")
 		names := r.Perm(200)
 		for p := range 1 + r.IntN(8) {
-			plane := config.Plane{Name: fmt.Sprintf("p%d", 9-p)}
+			fmt.Fprintf(&b, "- name: p%d\n  sub_ports:\n", 9-p)
 			for range 1 + r.IntN(8) {
-				plane.SubPorts = append(plane.SubPorts, config.SubPort{Device: fmt.Sprintf("eth%d", names[0])})
+				fmt.Fprintf(&b, "  - {device: eth%d, speed: 400G, sessions: [{peer: 10.8.0.%d}]}\n", names[0], names[0])
 				names = names[1:]
 			}
-			cfg.Planes = append(cfg.Planes, plane)
 		}
-		l := newLayout(cfg)
+		c := coreOf(t, b.String())
+		l := c.Layout()
 		var programmed, planned []string
-		for _, p := range (&Core{cfg: cfg, layout: l}).forwarding().Planes {
+		for _, p := range forwardingOf(c).Planes {
 			for _, sp := range p.SubPorts {
 				programmed = append(programmed, p.Plane+" "+sp.Device)
 			}
 		}
-		engine := l.engineConfig(cfg)
+		engine := l.engineConfig(c.Config())
 		for _, p := range engine.Planes {
 			for _, sp := range p.SubPorts {
 				planned = append(planned, p.Name+" "+sp.Name)
 			}
 		}
-		if !slices.Equal(programmed, planned) || len(planned) < len(cfg.Planes) {
+		if !slices.Equal(programmed, planned) || len(planned) < len(l.planes) {
 			t.Fatalf("Forwarding has %q, the engine %q", programmed, planned)
 		}
 		for i, device := range l.devices() {
@@ -305,7 +304,7 @@ func TestFlowHashChanges(t *testing.T) {
 	dp.BreakStream()
 	eventually(t, "ports by the other hash", func() bool {
 		var now FlowHash
-		r.inside(func(l *loop) { now = l.core.flowHash })
+		r.inside(func(l *loop) { now = l.core.FlowHash() })
 		return now == flowHash(other)
 	})
 	r.checkLanding(destination(1), other, wecmp.ProtocolUDP, 4791)
@@ -320,7 +319,7 @@ func TestFlowHashChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := core.Weights()
+	all, err := Weights(core)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -383,7 +382,7 @@ func TestAskedPortsOfTCP(t *testing.T) {
 	}
 	r.checkLanding(d, lasting, wecmp.ProtocolTCP, 4793)
 	r.inside(func(l *loop) {
-		if f := l.core.forwarding(); len(f.UdpPorts) != 0 || !slices.Equal(f.TcpPorts, []uint32{4793, 4794}) {
+		if f := forwardingOf(l.core); len(f.UdpPorts) != 0 || !slices.Equal(f.TcpPorts, []uint32{4793, 4794}) {
 			t.Errorf("the data plane is told %v", f)
 		}
 	})
@@ -510,7 +509,15 @@ func TestReplayHasAnswersAndNextHops(t *testing.T) {
 	learned := netip.MustParseAddr("192.0.2.77")
 	r.inside(func(l *loop) { l.learnNextHop(1, learned) })
 	eventually(t, "the core has two landings", func() (two bool) {
-		r.inside(func(l *loop) { two = len(l.core.landings) == 2 })
+		r.inside(func(l *loop) {
+			n := 0
+			for _, d := range destinations(4) {
+				if l.core.landing(own.Addr(), d.Addr()) != nil {
+					n++
+				}
+			}
+			two = n == 2
+		})
 		return two
 	})
 	r.stop()
@@ -523,10 +530,10 @@ func TestReplayHasAnswersAndNextHops(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := core.sessions[1].nextHop; got != learned {
+	if got := core.SessionState(1).NextHop; got != learned {
 		t.Errorf("next hop %s, want %s", got, learned)
 	}
-	all, err := core.Weights()
+	all, err := Weights(core)
 	if err != nil || len(all) != 3 {
 		t.Fatalf("%d destinations, %v", len(all), err)
 	}
@@ -556,7 +563,7 @@ func TestForeignLandingIsNotTaken(t *testing.T) {
 func TestLandingsAreBounded(t *testing.T) {
 	s := shape{planes: 2, subPorts: 1}
 	log := &lines{}
-	p := newSourcePorts(s.core(t).cfg, &s.core(t).layout, slog.New(slog.NewTextHandler(log, nil)))
+	p := newSourcePorts(s.core(t).Config(), s.core(t).Layout(), slog.New(slog.NewTextHandler(log, nil)))
 	p.client = fixedLanding{}
 	p.connected(true)
 	src := netip.MustParseAddr("10.255.0.1")
@@ -577,7 +584,7 @@ func TestLandingsAreBounded(t *testing.T) {
 	if p.pairs[pair{src, address(maxLandings)}] == nil {
 		t.Error("one was forgotten, and there is no room for another")
 	}
-	p.keep(&s.core(t).layout)
+	p.keep(s.core(t).Layout())
 	if len(p.pairs) != maxLandings {
 		t.Errorf("%d pairs of our loopback, want all", len(p.pairs))
 	}

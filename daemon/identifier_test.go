@@ -18,16 +18,16 @@ func TestOneIdentifierTwoLeaves(t *testing.T) {
 				t.Errorf("session %d of a sound fabric: %q", i, fault)
 			}
 		}
-		own := l.core.sessions[1]
+		own := l.core.SessionState(1)
 		for _, c := range []struct {
 			name string
 			up   speaker.SessionUp
 			want bool
 		}{
-			{"the node of session 0, another AS", speaker.SessionUp{Session: 1, Node: l.core.sessions[0].node, PeerAS: own.peerAS + 7}, true},
-			{"the same node", speaker.SessionUp{Session: 1, Node: own.node, PeerAS: own.peerAS}, false},
-			{"a node of its own", speaker.SessionUp{Session: 1, Node: own.node.Next().Next(), PeerAS: own.peerAS + 7}, false},
-			{"another plane's node", speaker.SessionUp{Session: 1, Node: l.core.sessions[2].node, PeerAS: own.peerAS}, false},
+			{"the node of session 0, another AS", speaker.SessionUp{Session: 1, Node: l.core.SessionState(0).Node, PeerAS: own.PeerAS + 7}, true},
+			{"the same node", speaker.SessionUp{Session: 1, Node: own.Node, PeerAS: own.PeerAS}, false},
+			{"a node of its own", speaker.SessionUp{Session: 1, Node: own.Node.Next().Next(), PeerAS: own.PeerAS + 7}, false},
+			{"another plane's node", speaker.SessionUp{Session: 1, Node: l.core.SessionState(2).Node, PeerAS: own.PeerAS}, false},
 		} {
 			l.faults[1] = ""
 			shown := during(l, func() { l.checkIdentifier(c.up) })

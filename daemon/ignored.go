@@ -20,7 +20,7 @@ const (
 	ignoredLines = 8 // lines per ignoredEvery; further lines follow later
 )
 
-// ignoredKey identifies a fault: a session with routes whose bandwidth is ignored for a reason.
+// ignoredKey identifies a session with routes whose bandwidth is ignored for a reason.
 type ignoredKey struct {
 	session int
 	reason  fare.Reason
@@ -107,16 +107,22 @@ func (c *Core) takeIgnored(destination func(source int, prefix netip.Prefix)) bo
 // markIgnored marks the vectors whose ignored bandwidth has changed for the status.
 func (l *loop) markIgnored() {
 	changed := l.core.takeIgnored(func(source int, prefix netip.Prefix) {
-		if a, ok := l.effects.destinations[l.core.layout.key(source, prefix)]; ok {
+		if a, ok := l.effects.destinations[l.key(source, prefix)]; ok {
 			l.builder.MarkVector(a.vector)
 		}
 	})
 	l.ignoredReport.dirty = l.ignoredReport.dirty || changed
 }
 
+// faultKey identifies a reported fault of ignored bandwidth.
+type faultKey struct {
+	session int
+	reason  fare.Reason
+}
+
 // ignoredReport is the set of reported faults of ignored bandwidth.
 type ignoredReport struct {
-	reported map[ignoredKey]bool
+	reported map[faultKey]bool
 	dirty    bool      // ignored bandwidth has changed since the last report
 	last     time.Time // of the last report
 }
@@ -138,23 +144,23 @@ func (l *loop) reportIgnored() {
 		}
 		lines++
 		r.last = now
-		name, detail := l.core.layout.sessions[session].Name, fmt.Sprintf(format, args...)
+		name, detail := l.core.Layout().sessions[session].Name, fmt.Sprintf(format, args...)
 		l.builder.Event(status.Event{Time: now, Kind: status.EventFault, Subject: name, Detail: detail})
 		l.log.Warn("path bandwidth", "session", name, "detail", detail)
 		return true
 	}
-	current := map[ignoredKey]bool{}
+	current := map[faultKey]bool{}
 	for _, x := range l.core.ignoredRoutes() {
-		key := ignoredKey{x.Session, x.Reason}
+		key := faultKey{x.Session, x.Reason}
 		current[key] = true
 		if !r.reported[key] && line(x.Session, "bandwidth of %d routes ignored, %s, such as %s: %s", x.Routes, x.Reason, x.Example, remedyFor(x.Reason)) {
 			if r.reported == nil {
-				r.reported = map[ignoredKey]bool{}
+				r.reported = map[faultKey]bool{}
 			}
 			r.reported[key] = true
 		}
 	}
-	ended := slices.SortedFunc(maps.Keys(r.reported), func(a, b ignoredKey) int {
+	ended := slices.SortedFunc(maps.Keys(r.reported), func(a, b faultKey) int {
 		return cmp.Or(cmp.Compare(a.session, b.session), cmp.Compare(a.reason, b.reason))
 	})
 	for _, key := range ended {
@@ -172,7 +178,7 @@ func (l *loop) ignoredText(source int, list []fare.IgnoredBandwidth) string {
 		var names []string
 		for _, x := range list {
 			if x.Reason == reason {
-				names = append(names, l.core.layout.sources[source].sessions[x.Session].Name)
+				names = append(names, l.core.Layout().sources[source].sessions[x.Session].Name)
 			}
 		}
 		if len(names) == 0 {
@@ -191,9 +197,9 @@ func (l *loop) ignoredText(source int, list []fare.IgnoredBandwidth) string {
 func (l *loop) ignoredFaults() []status.Fault {
 	var out []status.Fault
 	for _, x := range l.core.ignoredRoutes() {
-		s := &l.core.layout.sessions[x.Session]
+		s := &l.core.Layout().sessions[x.Session]
 		out = append(out, status.Fault{
-			Kind: status.FaultBandwidthIgnored, Plane: l.core.layout.planes[s.plane], Session: s.Name, Reason: x.Reason.String(), Routes: x.Routes,
+			Kind: status.FaultBandwidthIgnored, Plane: l.core.Layout().planes[s.plane], Session: s.Name, Reason: x.Reason.String(), Routes: x.Routes,
 			Example: x.Example, Remedy: remedyFor(x.Reason),
 		})
 	}

@@ -153,25 +153,25 @@ func TestFlapWhileHeldUp(t *testing.T) {
 	reason("held up", "link up again, held down by increase_hold_up")
 	l.link(&LinkEvent{Speed: 100e9, Reason: "no carrier again", Transitions: 4})
 	reason("down while held up", "no carrier again")
-	l.wokenAt = l.wokenAt.Add(l.core.cfg.PathBandwidth.IncreaseHoldUp)
+	l.wokenAt = l.wokenAt.Add(l.core.Config().PathBandwidth.IncreaseHoldUp)
 	l.timers()
-	if l.core.subPorts[0].link {
+	if l.core.subPort(0).Up {
 		t.Error("a link counts that fell while it was held up")
 	}
 	l.link(&LinkEvent{Up: true, Speed: 100e9, SpeedSource: "ethtool", Transitions: 5})
-	l.wokenAt = l.wokenAt.Add(l.core.cfg.PathBandwidth.IncreaseHoldUp)
+	l.wokenAt = l.wokenAt.Add(l.core.Config().PathBandwidth.IncreaseHoldUp)
 	l.timers() // exactly at the end of the hold-up
 	reason("after the hold-up", "")
 	// A faster link is shown with the speed in use until the increase has lasted.
 	l.link(&LinkEvent{Up: true, Speed: 400e9, SpeedSource: "ethtool", Transitions: 5})
-	if got := l.core.subPorts[0].speed; got != fare.Bandwidth(100e9) {
+	if got := l.core.subPort(0).Speed; got != fare.Bandwidth(100e9) {
 		t.Errorf("the faster link counts at once: %v", got)
 	}
 	// A decrease counts immediately, and cancels the pending increase.
 	l.link(&LinkEvent{Up: true, Speed: 50e9, SpeedSource: "ethtool", Transitions: 5})
-	l.wokenAt = l.wokenAt.Add(l.core.cfg.PathBandwidth.IncreaseHoldUp)
+	l.wokenAt = l.wokenAt.Add(l.core.Config().PathBandwidth.IncreaseHoldUp)
 	l.timers()
-	if got := l.core.subPorts[0].speed; got != fare.Bandwidth(50e9) {
+	if got := l.core.subPort(0).Speed; got != fare.Bandwidth(50e9) {
 		t.Errorf("the slower link counts with %v", got)
 	}
 }

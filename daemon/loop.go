@@ -72,17 +72,17 @@ func newLoop(d *Daemon, core *Core) *loop {
 	l := &loop{
 		d: d, core: core, log: d.log, started: time.Now(),
 		calls: make(chan func()), stopped: make(chan struct{}),
-		lanes: make([]lane, len(core.layout.subPorts)), faults: make([]string, len(core.layout.sessions)),
-		allowances: make([]allowance, len(core.layout.sessions)),
-		dpReady:    !core.cfg.Forwards(),
-		places:     map[uint32][]wecmp.Place{}, loopbacks: core.layout.loopbacks(),
+		lanes: make([]lane, len(core.Layout().subPorts)), faults: make([]string, len(core.Layout().sessions)),
+		allowances: make([]allowance, len(core.Layout().sessions)),
+		dpReady:    !core.Config().Forwards(),
+		places:     map[uint32][]wecmp.Place{}, loopbacks: core.Layout().loopbacks(),
 	}
 	for i := range l.lanes {
 		l.lanes[i].SubPort, l.lanes[i].Reason = i, "no link state yet"
 	}
 	l.effects = newEffects()
-	if core.cfg.Forwards() {
-		l.ports = newSourcePorts(core.cfg, &core.layout, l.log)
+	if core.Config().Forwards() {
+		l.ports = newSourcePorts(core.Config(), core.Layout(), l.log)
 		l.ports.use(core.planners(l.ports.asked))
 	}
 	l.notifier = newNotifier(!d.deps.Embedded, l.log)
@@ -109,7 +109,7 @@ func (l *loop) run(ctx context.Context) error {
 	defer close(l.stopped)
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	if d := l.core.cfg.Start.Deadline; l.core.cfg.Forwards() {
+	if d := l.core.Config().Start.Deadline; l.core.Config().Forwards() {
 		l.deadline = l.started.Add(d)
 	} else {
 		l.builder.Started()
@@ -196,8 +196,8 @@ func (l *loop) handOut() {
 	if l.d.client != nil {
 		l.subPortOps = l.core.SubPortOps(l.subPortOps)
 		for _, op := range l.subPortOps {
-			change := l.d.client.SetSubPort(l.core.layout.subPorts[op.SubPort].Device, op.Up)
-			l.effects.want(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: l.core.layout.subPorts[op.SubPort].Device}, change, now)
+			change := l.d.client.SetSubPort(l.core.Layout().subPorts[op.SubPort].Device, op.Up)
+			l.effects.want(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: l.core.Layout().subPorts[op.SubPort].Device}, change, now)
 		}
 		for _, u := range l.core.Updates() {
 			l.update(u, now)
@@ -221,7 +221,7 @@ func (l *loop) handOut() {
 
 // update declares one of the engine's decisions to the data plane and to the status.
 func (l *loop) update(u Update, now time.Time) {
-	key := l.core.layout.key(u.Source, u.Destination)
+	key := l.key(u.Source, u.Destination)
 	shown := status.Key{Prefix: u.Destination, Source: u.Source}
 	switch u.Kind {
 	case wecmp.VectorSet:
@@ -248,7 +248,7 @@ func (l *loop) update(u Update, now time.Time) {
 		l.d.client.DeleteDestination(key)
 		l.effects.forget(dpclient.Object{Kind: dpclient.KindDestination, Destination: key})
 		l.effects.assign(key, 0, 0, nil)
-		l.ports.forget(u.Destination.Addr(), l.core.layout.sources[u.Source].loopbacks)
+		l.ports.forget(u.Destination.Addr(), l.core.Layout().sources[u.Source].loopbacks)
 		l.builder.MarkDestination(shown)
 	}
 }
@@ -259,7 +259,7 @@ func (l *loop) link(ev *LinkEvent) {
 	if ev.Speed != 0 {
 		l.lanes[ev.SubPort].known = ev.Speed
 	}
-	sp := &l.core.layout.subPorts[ev.SubPort]
+	sp := &l.core.Layout().subPorts[ev.SubPort]
 	if sp.Speed != 0 {
 		ev.Speed, ev.SpeedSource = sp.Speed, "config"
 	}
@@ -270,7 +270,7 @@ func (l *loop) link(ev *LinkEvent) {
 		down.Up, down.Reason = false, "carrier down for a moment"
 		l.applyLink(&down)
 	}
-	holdUp := l.core.cfg.PathBandwidth.IncreaseHoldUp
+	holdUp := l.core.Config().PathBandwidth.IncreaseHoldUp
 	if cur.seen && rises(&cur.LinkEvent, ev) && holdUp > 0 {
 		if !cur.held || ev.Transitions > cur.rising.Transitions { // the increase must last without interruption
 			cur.held, cur.holdUntil = true, l.wokenAt.Add(holdUp)
@@ -288,7 +288,7 @@ func (l *loop) link(ev *LinkEvent) {
 // applyLink applies a device's state.
 func (l *loop) applyLink(ev *LinkEvent) {
 	cur := &l.lanes[ev.SubPort]
-	sp := &l.core.layout.subPorts[ev.SubPort]
+	sp := &l.core.Layout().subPorts[ev.SubPort]
 	switch {
 	case !cur.seen || cur.Up != ev.Up:
 		kind := status.EventLinkDown
@@ -301,8 +301,8 @@ func (l *loop) applyLink(ev *LinkEvent) {
 	}
 	cur.LinkEvent, cur.seen = *ev, true
 	l.step(Fabric{fare.LinkState{SubPort: ev.SubPort, Up: ev.Up, Speed: ev.Speed}})
-	for i := range l.core.sessions {
-		if l.core.sessions[i].subPort == ev.SubPort {
+	for i := range l.core.Layout().sessions {
+		if l.core.Layout().sessions[i].subPort == ev.SubPort {
 			l.admit(i)
 		}
 	}
@@ -312,8 +312,8 @@ func (l *loop) applyLink(ev *LinkEvent) {
 // admit lets a session connect when its link is up. With graceful restart it also waits for the data plane: leaves keep our routes until our
 // End-of-RIB, which without a data plane would announce that there are none.
 func (l *loop) admit(session int) {
-	cur := &l.lanes[l.core.sessions[session].subPort]
-	if !l.dpReady && l.core.cfg.BGP.RestartTime > 0 {
+	cur := &l.lanes[l.core.Layout().sessions[session].subPort]
+	if !l.dpReady && l.core.Config().BGP.RestartTime > 0 {
 		l.d.speaker.SetAdminState(session, false, "waiting for the data plane")
 		return
 	}
@@ -329,11 +329,11 @@ func (l *loop) bgp(ev speaker.Event) {
 		l.checkIdentifier(ev)
 		l.learnNextHop(ev.Session, l.d.speaker.Status(ev.Session).Remote.Addr())
 		l.skipFamilies(ev)
-		l.event(status.EventSessionUp, l.core.layout.sessions[ev.Session].Name, "node "+ev.Node.String())
+		l.event(status.EventSessionUp, l.core.Layout().sessions[ev.Session].Name, "node "+ev.Node.String())
 	case speaker.SessionDown:
 		l.d.links.Poll() // BFD or TCP may detect a failure before the kernel reports the lost carrier
 		l.step(Fabric{fare.SessionDown{Session: ev.Session, Generation: ev.Generation}})
-		l.event(status.EventSessionDown, l.core.layout.sessions[ev.Session].Name, ev.Reason)
+		l.event(status.EventSessionDown, l.core.Layout().sessions[ev.Session].Name, ev.Reason)
 		l.handOut() // one plane-level operation, before all other pending work
 	case speaker.Route:
 		l.step(Fabric{fare.RouteUpdate{Session: ev.Session, Generation: ev.Generation, Prefix: ev.Prefix, Attrs: ev.Attrs}})
@@ -343,20 +343,20 @@ func (l *loop) bgp(ev speaker.Event) {
 		l.builder.MarkFabric()
 	case speaker.EndOfRIB:
 		l.step(EndOfRIB{Session: ev.Session, Generation: ev.Generation, IPv6: ev.Family == speaker.IPv6})
-		l.event(status.EventEndOfRIB, l.core.layout.sessions[ev.Session].Name, ev.Family.String())
+		l.event(status.EventEndOfRIB, l.core.Layout().sessions[ev.Session].Name, ev.Family.String())
 	case speaker.Written:
 		l.step(RoutesWritten{Session: ev.Session, Generation: ev.Generation, Mark: ev.Mark})
 		l.builder.MarkFabric()
 	case speaker.Fault:
 		l.faults[ev.Session] = ev.Reason
-		l.event(status.EventFault, l.core.layout.sessions[ev.Session].Name, ev.Reason)
+		l.event(status.EventFault, l.core.Layout().sessions[ev.Session].Name, ev.Reason)
 	}
 }
 
 // skipFamilies marks End-of-RIB as received for configured families that were not negotiated.
 func (l *loop) skipFamilies(ev speaker.SessionUp) {
 	for i, family := range []speaker.Family{speaker.IPv4, speaker.IPv6} {
-		if l.core.layout.sessions[ev.Session].families[i] && !ev.Families.Has(family) {
+		if l.core.Layout().sessions[ev.Session].families[i] && !ev.Families.Has(family) {
 			l.step(EndOfRIB{Session: ev.Session, Generation: ev.Generation, IPv6: family == speaker.IPv6})
 		}
 	}
@@ -364,9 +364,9 @@ func (l *loop) skipFamilies(ev speaker.SessionUp) {
 
 // learnNextHop passes the address of a session's neighbor to the data plane if the configuration does not contain it.
 func (l *loop) learnNextHop(session int, peer netip.Addr) {
-	if l.d.client != nil && peer.IsValid() && l.core.sessions[session].nextHop != peer {
+	if l.d.client != nil && peer.IsValid() && l.core.SessionState(session).NextHop != peer {
 		l.step(NextHop{Session: session, Address: peer})
-		l.d.client.SetForwarding(l.core.forwarding())
+		l.d.client.SetForwarding(forwardingOf(l.core))
 	}
 }
 
@@ -379,16 +379,16 @@ func (l *loop) plane(ev *dpclient.Event) {
 		first := !l.dpReady
 		l.dpReady = true
 		caps := ev.Capabilities
-		before := l.core.flowHash
+		before := l.core.FlowHash()
 		l.step(DataplaneReady{MaxWeight: caps.GetMaxWeight(), MaxWeightSum: caps.GetMaxWeightSum(), FlowHash: flowHash(caps.GetFlowHash())})
 		l.event(status.EventDataplane, ev.Name, "connected")
-		l.ports.connected(l.core.flowHash.Algorithm == flowHashAsk)
-		if l.core.flowHash != before {
+		l.ports.connected(l.core.FlowHash().Algorithm == flowHashAsk)
+		if l.core.FlowHash() != before {
 			l.replan(before, first)
 		}
 		if first {
 			l.handOut() // routes come before the sessions that wait for the data plane
-			for i := range l.core.sessions {
+			for i := range l.core.Layout().sessions {
 				l.admit(i)
 			}
 		}
@@ -450,10 +450,10 @@ func (l *loop) replan(before FlowHash, first bool) {
 	for key, a := range l.effects.destinations {
 		l.repin(key, a.vector)
 	}
-	detail := "flow hash " + l.core.flowHash.String()
+	detail := "flow hash " + l.core.FlowHash().String()
 	if !first {
 		detail += ", before " + before.String() + ": source ports have changed; reconnect queue pairs, because packets with the previous ports may leave over other sub-ports than their slots'"
-		l.log.Warn("the data plane's flow hash changed", "before", before, "now", l.core.flowHash)
+		l.log.Warn("the data plane's flow hash changed", "before", before, "now", l.core.FlowHash())
 	}
 	l.event(status.EventDataplane, l.dpConnected.Name, detail)
 }
@@ -473,7 +473,7 @@ func (l *loop) landed() {
 			continue
 		}
 		prefix := netip.PrefixFrom(news.dst, news.dst.BitLen())
-		key := l.core.layout.key(news.source, prefix)
+		key := l.key(news.source, prefix)
 		if a, ok := l.effects.destinations[key]; ok {
 			l.repin(key, a.vector)
 			l.builder.MarkDestination(status.Key{Prefix: prefix, Source: news.source})
@@ -487,7 +487,7 @@ func (l *loop) markObject(o dpclient.Object) {
 	case dpclient.KindVector:
 		l.builder.MarkVector(o.Vector)
 	case dpclient.KindDestination:
-		l.builder.MarkDestination(status.Key{Prefix: o.Destination.Prefix, Source: l.core.layout.sourceNamed(o.Destination.Source)})
+		l.builder.MarkDestination(status.Key{Prefix: o.Destination.Prefix, Source: l.core.Layout().sourceNamed(o.Destination.Source)})
 	case dpclient.KindSubPort:
 		// A vector's planes are in effect only when their sub-ports are, so all vectors may have changed.
 		for id := range l.effects.users {
@@ -500,7 +500,7 @@ func (l *loop) markObject(o dpclient.Object) {
 func (l *loop) timers() {
 	now := l.wokenAt
 	if !l.deadline.IsZero() && !now.Before(l.deadline) {
-		l.log.Warn("not every session has sent End-of-RIB; continuing with the routes received so far", "deadline", l.core.cfg.Start.Deadline)
+		l.log.Warn("not every session has sent End-of-RIB; continuing with the routes received so far", "deadline", l.core.Config().Start.Deadline)
 		l.step(StartDeadline{})
 	}
 	for i := range l.lanes {
@@ -539,7 +539,7 @@ func (l *loop) armDrains() {
 			}
 			return
 		}
-		at := l.wokenAt.Add(l.core.cfg.DrainDelay)
+		at := l.wokenAt.Add(l.core.Config().DrainDelay)
 		if i < 0 {
 			l.drainTimers = append(l.drainTimers, drainTimer{t, s, at})
 		} else if l.drainTimers[i].stage != s {

@@ -98,12 +98,12 @@ func TestWeightsAreNotInEffectBeforeTheirAcknowledgement(t *testing.T) {
 	shows("a sub-port's state that the data plane lost", "2?:1")
 	acknowledge(l)
 	shows("sent again", "2:1")
-	vector := l.effects.destinations[l.core.layout.key(0, destination(0))].vector
+	vector := l.effects.destinations[l.key(0, destination(0))].vector
 	l.plane(&dpclient.Event{Kind: dpclient.Pending, Object: dpclient.Object{Kind: dpclient.KindVector, Vector: vector}})
 	shows("weights that the data plane lost", "2?:1?")
 	acknowledge(l)
 	shows("sent again", "2:1")
-	l.plane(&dpclient.Event{Kind: dpclient.Pending, Object: dpclient.Object{Kind: dpclient.KindDestination, Destination: l.core.layout.key(0, destination(0))}})
+	l.plane(&dpclient.Event{Kind: dpclient.Pending, Object: dpclient.Object{Kind: dpclient.KindDestination, Destination: l.key(0, destination(0))}})
 	shows("a destination that the data plane lost", "2?:1?")
 	acknowledge(l)
 	shows("sent again", "2:1")
@@ -257,7 +257,7 @@ func TestSlotsMovedAreCounted(t *testing.T) {
 	l := forwarding(t, s, 3)
 	at := func() (out []string) {
 		for _, d := range destinations(3) {
-			for _, slot := range l.group(l.effects.destinations[l.core.layout.key(0, d)].vector).Slots {
+			for _, slot := range l.group(l.effects.destinations[l.key(0, d)].vector).Slots {
 				out = append(out, slot.Plane+" "+slot.Device)
 			}
 		}
@@ -358,7 +358,7 @@ func TestReloadShowsLoopbacks(t *testing.T) {
 	if got := fmt.Sprint(sources()); got != "[10.255.0.1/32 10.255.0.9/32]" {
 		t.Errorf("after the reload: %s", got)
 	}
-	pins := l.pairPorts(dpclient.Destination{Prefix: destination(0)}, l.effects.destinations[l.core.layout.key(0, destination(0))].vector)
+	pins := l.pairPorts(dpclient.Destination{Prefix: destination(0)}, l.effects.destinations[l.key(0, destination(0))].vector)
 	if len(pins) != 2 || pins[1].Source != "10.255.0.9/32" || len(pins[1].SourcePorts) == 0 {
 		t.Errorf("the data plane is given the pairs %v", pins)
 	}

@@ -97,8 +97,8 @@ func TestOrderOfAStep(t *testing.T) {
 	if got := weightsOf(l.core, destination(0)); fmt.Sprint(got) != "[4 1 0]" || l.reweighed.vectors != 3 {
 		t.Errorf("weights %v after %d changes, want [4 1 0] after 3: without p2, with p0, with less of p1", got, l.reweighed.vectors)
 	}
-	if len(l.core.drains)+len(l.drainTimers) != 0 {
-		t.Errorf("drains %v, timers %v", l.core.drains, l.drainTimers)
+	if got := stages(l.core); len(got)+len(l.drainTimers) != 0 {
+		t.Errorf("drains %v, timers %v", got, l.drainTimers)
 	}
 }
 
@@ -118,15 +118,20 @@ func TestLostSessionIsDeclaredAtOnce(t *testing.T) {
 // TestFirstConnectionHandsOut checks that the sessions get their routes before those that wait for the data plane may connect.
 func TestFirstConnectionHandsOut(t *testing.T) {
 	l := idle(t, shape{planes: 2, subPorts: 1}.text())
-	l.core.advertDirty = true
-	if l.handOut(); !l.core.advertDirty {
+	due := func() { l.step(Reload{Config: l.core.Config().Text()}) }
+	left := func() (n int) { // takes the routes that are still due
+		l.core.Advertise(func(int, []Route) { n++ })
+		return n
+	}
+	due()
+	if l.handOut(); left() != 2 {
 		t.Error("routes are handed out without a data plane")
 	}
-	if l.plane(&dpclient.Event{Kind: dpclient.Connected}); l.core.advertDirty {
+	if l.plane(&dpclient.Event{Kind: dpclient.Connected}); left() != 0 {
 		t.Error("nothing is handed out")
 	}
-	l.core.advertDirty = true
-	if l.plane(&dpclient.Event{Kind: dpclient.Connected}); !l.core.advertDirty {
+	due()
+	if l.plane(&dpclient.Event{Kind: dpclient.Connected}); left() != 2 {
 		t.Error("the second connection is taken for the first")
 	}
 }
@@ -247,8 +252,8 @@ func TestDrainsOfALeafAreConfirmed(t *testing.T) {
 	if !revises(l, l.confirmDrains) {
 		t.Error("the status has no new revision")
 	}
-	if len(l.core.drains) != 1 || l.core.drains[0].stage != DrainRoutes || len(l.drainTimers) != 1 || l.drainTimers[0].stage != DrainRoutes {
-		t.Errorf("drains %v, timers %v", l.core.drains, l.drainTimers)
+	if got := stages(l.core); !slices.Equal(got, []DrainStage{DrainRoutes}) || len(l.drainTimers) != 1 || l.drainTimers[0].stage != DrainRoutes {
+		t.Errorf("drains %v, timers %v", got, l.drainTimers)
 	}
 	events := l.recorder.events
 	if l.confirmDrains(); l.recorder.events != events {
@@ -357,8 +362,8 @@ func TestReloadWhileHeldUp(t *testing.T) {
 		l.reload(next)
 		l.wokenAt = l.wokenAt.Add(time.Hour)
 		l.timers()
-		if got := l.lanes[0]; !got.Up || got.Speed != c.want || got.SpeedSource != c.source || l.core.subPorts[0].speed != c.want {
-			t.Errorf("%v of %s, the core has %v; want %v of %s", got.Speed, got.SpeedSource, l.core.subPorts[0].speed, c.want, c.source)
+		if got := l.lanes[0]; !got.Up || got.Speed != c.want || got.SpeedSource != c.source || l.core.subPort(0).Speed != c.want {
+			t.Errorf("%v of %s, the core has %v; want %v of %s", got.Speed, got.SpeedSource, l.core.subPort(0).Speed, c.want, c.source)
 		}
 	}
 }
@@ -368,7 +373,7 @@ func TestReloadForgetsLandings(t *testing.T) {
 	s := shape{planes: 2, subPorts: 1, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}
 	l := idle(t, s.text())
 	l.ports.connected(true)
-	for _, lo := range l.core.cfg.Loopbacks {
+	for _, lo := range l.core.Config().Loopbacks {
 		l.ports.asked(lo.Addr(), destination(0).Addr())
 	}
 	s.loopbacks = s.loopbacks[:1]
@@ -382,7 +387,7 @@ func TestReloadForgetsLandings(t *testing.T) {
 // reason, and that a session counts its unused routes by reason.
 func TestReasonsOfPlanes(t *testing.T) {
 	l := forwarding(t, shape{planes: 2, subPorts: 1}, 1)
-	id := l.effects.destinations[l.core.layout.key(0, destination(0))].vector
+	id := l.effects.destinations[l.key(0, destination(0))].vector
 	l.step(DrainRequest{DrainTarget{Plane: "p1"}, true})
 	v, ok := (source{l}).Vector(id)
 	if !ok || !v.Reachable || v.Reason != "" || v.Planes[0].Reason != "" || v.Planes[1].Reason != "drained" {
@@ -408,10 +413,10 @@ func TestReasonsOfPlanes(t *testing.T) {
 func TestNextHopsAreLearnedFromSessions(t *testing.T) {
 	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1)
-	r.inside(func(l *loop) { l.step(NextHop{Session: 1, Address: l.core.sessions[0].nextHop}) })
+	r.inside(func(l *loop) { l.step(NextHop{Session: 1, Address: l.core.SessionState(0).NextHop}) })
 	r.leaves[1].drop()
 	eventually(t, "the next hop is learned", func() (learned bool) {
-		r.inside(func(l *loop) { learned = l.core.sessions[1].nextHop == r.s.there(1) })
+		r.inside(func(l *loop) { learned = l.core.SessionState(1).NextHop == r.s.there(1) })
 		return learned
 	})
 	r.inside(func(l *loop) {

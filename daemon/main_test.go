@@ -162,7 +162,7 @@ func do(t testing.TB, c *Core, events ...Event) {
 	t.Helper()
 	for _, ev := range events {
 		if err := c.Step(ev); err != nil {
-			t.Fatalf("%s: %v", new(layout).describe(ev), err)
+			t.Fatalf("%+v: %v", ev, err)
 		}
 	}
 }

@@ -77,8 +77,8 @@ func TestFlapIsHeldUp(t *testing.T) {
 		t.Helper()
 		l.wokenAt = began.Add(after)
 		l.timers()
-		if l.core.subPorts[0].link != up {
-			t.Errorf("%v, %s: the link counts: %v, want %v", after, what, l.core.subPorts[0].link, up)
+		if l.core.subPort(0).Up != up {
+			t.Errorf("%v, %s: the link counts: %v, want %v", after, what, l.core.subPort(0).Up, up)
 		}
 	}
 	l.link(&LinkEvent{Up: true, Speed: 100e9, Transitions: 1})
@@ -191,14 +191,14 @@ func TestLearnedNextHops(t *testing.T) {
 	r.inside(func(l *loop) { l.learnNextHop(1, learned) })
 	eventually(t, "the data plane has the learned next hop", func() bool { return nextHop(spy.last.Load()) == learned.String() })
 	r.inside(func(l *loop) {
-		before := proto.CloneOf(l.core.forwarding())
+		before := proto.CloneOf(forwardingOf(l.core))
 		next, err := config.Parse("next", []byte(strings.Replace(r.s.text(), "as:", "drain_delay: 7s\nas:", 1)))
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		l.reload(next)
-		if after := l.core.forwarding(); !proto.Equal(after, before) {
+		if after := forwardingOf(l.core); !proto.Equal(after, before) {
 			t.Errorf("after a reload the data plane is given %v, before %v", after, before)
 		}
 	})
@@ -305,8 +305,18 @@ func TestSkippedFamilies(t *testing.T) {
 			want[map[speaker.Family]int{speaker.IPv4: 0, speaker.IPv6: 1}[f]] = false
 		}
 		l.bgp(ev)
-		if got := l.core.sessions[0].eor; got != want {
-			t.Errorf("agreed %v: End-of-RIB counts as come %v, want %v", agreed, got, want)
+		// The families that are left count as come with one more End-of-RIB each, and not before.
+		for i, come := range want {
+			if come {
+				continue
+			}
+			if l.core.SessionState(0).EndOfRIB {
+				t.Errorf("agreed %v: family %d counts as come", agreed, i)
+			}
+			l.step(EndOfRIB{Generation: 1, IPv6: i == 1})
+		}
+		if !l.core.SessionState(0).EndOfRIB {
+			t.Errorf("agreed %v: the others do not count as come", agreed)
 		}
 	}
 }

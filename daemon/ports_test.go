@@ -20,7 +20,7 @@ import (
 func askingPorts(t *testing.T) (*sourcePorts, *Core) {
 	t.Helper()
 	c := shape{planes: 2, subPorts: 1, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}.core(t)
-	p := newSourcePorts(c.cfg, &c.layout, slog.New(slog.DiscardHandler))
+	p := newSourcePorts(c.Config(), c.Layout(), slog.New(slog.DiscardHandler))
 	p.client = fixedLanding{}
 	p.use(c.planners(nil))
 	p.connected(true)
@@ -31,7 +31,7 @@ func askingPorts(t *testing.T) (*sourcePorts, *Core) {
 // nothing of the landing is kept.
 func TestLandingsEndWithTheQuestion(t *testing.T) {
 	p, c := askingPorts(t)
-	src, dst := c.cfg.Loopbacks[0].Addr(), destination(0).Addr()
+	src, dst := c.Config().Loopbacks[0].Addr(), destination(0).Addr()
 	p.asked(src, dst)
 	waited := make(chan struct{})
 	go func() {
@@ -48,14 +48,14 @@ func TestLandingsEndWithTheQuestion(t *testing.T) {
 // TestForgottenPairsAreNotAsked checks that a destination that is removed before its query was sent is not queried.
 func TestForgottenPairsAreNotAsked(t *testing.T) {
 	p, c := askingPorts(t)
-	src := c.cfg.Loopbacks[0].Addr()
+	src := c.Config().Loopbacks[0].Addr()
 	p.asked(src, destination(0).Addr())
 	p.asked(src, destination(1).Addr())
-	p.forget(destination(0).Addr(), c.cfg.Loopbacks)
+	p.forget(destination(0).Addr(), c.Config().Loopbacks)
 	if key, l, _ := p.next(); l == nil || key.dst != destination(1).Addr() {
 		t.Errorf("the next question is for %v, want the destination that is there", key)
 	}
-	p.forget(destination(1).Addr(), c.cfg.Loopbacks)
+	p.forget(destination(1).Addr(), c.Config().Loopbacks)
 	if key, l, _ := p.next(); l != nil {
 		t.Errorf("the next question is for %v, want none", key)
 	}
@@ -65,7 +65,7 @@ func TestForgottenPairsAreNotAsked(t *testing.T) {
 // removed in between, nor one whose destination is not programmed, which is queried once it is in effect.
 func TestFailedLandingsAreAskedAgain(t *testing.T) {
 	p, c := askingPorts(t)
-	src := c.cfg.Loopbacks[0].Addr()
+	src := c.Config().Loopbacks[0].Addr()
 	log := &lines{}
 	p.log = slog.New(slog.NewTextHandler(log, nil))
 	for i, code := range []codes.Code{codes.Unavailable, codes.Unavailable, codes.NotFound, codes.Canceled, codes.DeadlineExceeded} {
@@ -77,7 +77,7 @@ func TestFailedLandingsAreAskedAgain(t *testing.T) {
 		t.Errorf("%d log lines, %d and %d of the two reasons; want one of each", all, first, second)
 	}
 	for _, i := range []int{1, 4} {
-		p.forget(destination(i).Addr(), c.cfg.Loopbacks)
+		p.forget(destination(i).Addr(), c.Config().Loopbacks)
 	}
 	if p.retry(); len(p.failed) != 0 {
 		t.Errorf("%d failed questions are kept", len(p.failed))
@@ -108,7 +108,7 @@ func TestFailedLandingsAreAskedAgain(t *testing.T) {
 // that the query is sent immediately.
 func TestOldLandingsAreAskedAgain(t *testing.T) {
 	p, c := askingPorts(t)
-	src, dst := c.cfg.Loopbacks[0].Addr(), destination(0).Addr()
+	src, dst := c.Config().Loopbacks[0].Addr(), destination(0).Addr()
 	p.asked(src, dst)
 	key, l, round := p.next()
 	p.connected(true)
@@ -138,15 +138,15 @@ func TestOldLandingsAreAskedAgain(t *testing.T) {
 // TestFailedLandingsOfOthersAreNotAskedAgain checks that a failed query is not retried for a loopback that a reload has removed.
 func TestFailedLandingsOfOthersAreNotAskedAgain(t *testing.T) {
 	p, c := askingPorts(t)
-	for _, lo := range c.cfg.Loopbacks {
+	for _, lo := range c.Config().Loopbacks {
 		p.asked(lo.Addr(), destination(0).Addr())
 		key, l, round := p.next()
 		p.answered(key, l, round, nil, status.Error(codes.Unavailable, "not now"))
 	}
 	one := shape{planes: 2, subPorts: 1, loopbacks: []string{"10.255.0.1/32"}}.core(t)
-	p.keep(&one.layout)
+	p.keep(one.Layout())
 	p.retry()
-	if key, l, _ := p.next(); l == nil || key.src != c.cfg.Loopbacks[0].Addr() {
+	if key, l, _ := p.next(); l == nil || key.src != c.Config().Loopbacks[0].Addr() {
 		t.Errorf("the next question is for %v, want that of the loopback that is left", key)
 	}
 	if key, l, _ := p.next(); l != nil {
@@ -157,9 +157,9 @@ func TestFailedLandingsOfOthersAreNotAskedAgain(t *testing.T) {
 // TestPairsThatReturnAreAskedOnce checks that a destination that is removed and returns while its query is queued is queried once.
 func TestPairsThatReturnAreAskedOnce(t *testing.T) {
 	p, c := askingPorts(t)
-	src, dst := c.cfg.Loopbacks[0].Addr(), destination(0).Addr()
+	src, dst := c.Config().Loopbacks[0].Addr(), destination(0).Addr()
 	p.asked(src, dst)
-	p.forget(dst, c.cfg.Loopbacks)
+	p.forget(dst, c.Config().Loopbacks)
 	p.asked(src, dst)
 	key, l, round := p.next()
 	p.answered(key, l, round, []byte{1}, nil)
@@ -171,7 +171,7 @@ func TestPairsThatReturnAreAskedOnce(t *testing.T) {
 // TestPortsOfAFormerPlanner checks that ports of a planner that was replaced meanwhile do not count as slots without a landing port.
 func TestPortsOfAFormerPlanner(t *testing.T) {
 	p, c := askingPorts(t)
-	engine := c.layout.sources[0].engineConfig(c.cfg)
+	engine := c.Layout().sources[0].engineConfig(c.Config())
 	nowhere := make([]byte, wecmp.MaxPort-wecmp.MinPort+1) // no port lands anywhere
 	replace := false
 	engine.Hash = wecmp.Asked(func(netip.Addr, netip.Addr) []byte {
@@ -187,7 +187,7 @@ func TestPortsOfAFormerPlanner(t *testing.T) {
 	places := []wecmp.Place{{Plane: 0, SubPort: 0}, {Plane: 1, SubPort: 0}}
 	for _, replace = range []bool{false, true} {
 		p.use([]*wecmp.Planner{planner})
-		_, placement := p.choose(c.cfg.Loopbacks[0].Addr(), destination(0).Addr(), places, nil)
+		_, placement := p.choose(c.Config().Loopbacks[0].Addr(), destination(0).Addr(), places, nil)
 		want := placement.Missed
 		if replace {
 			want = 0
@@ -223,7 +223,7 @@ func TestQuestionsAreRepeatedEverySecond(t *testing.T) {
 	for _, busy := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			p, c := askingPorts(t)
-			src, first := c.cfg.Loopbacks[0].Addr(), destination(0).Addr()
+			src, first := c.Config().Loopbacks[0].Addr(), destination(0).Addr()
 			client := &slowLanding{takes: 300 * time.Millisecond, asked: map[string]int{}}
 			client.fails = func(destination string, times int) bool { return destination == first.String() && times == 1 }
 			n := 0
@@ -256,7 +256,7 @@ func TestQuestionsEndWithTheDaemon(t *testing.T) {
 		client := &slowLanding{takes: time.Millisecond, asked: map[string]int{}, fails: func(string, int) bool { return false }, then: cancel}
 		p.client = client
 		for i := range 3 {
-			p.asked(c.cfg.Loopbacks[0].Addr(), destination(i).Addr())
+			p.asked(c.Config().Loopbacks[0].Addr(), destination(i).Addr())
 		}
 		if err := p.run(ctx); err != nil || len(client.asked) != 1 {
 			t.Errorf("%v; %d questions, want the one during which it ended", err, len(client.asked))
@@ -270,7 +270,7 @@ func TestSlotsWithoutALandingPortOfPairsThatAreGone(t *testing.T) {
 	p, c := askingPorts(t)
 	p.connected(false)
 	dst := destination(0).Addr()
-	first, second := pair{c.cfg.Loopbacks[0].Addr(), dst}, pair{c.cfg.Loopbacks[1].Addr(), dst}
+	first, second := pair{c.Config().Loopbacks[0].Addr(), dst}, pair{c.Config().Loopbacks[1].Addr(), dst}
 	p.missed[first], p.missed[second], p.misses = 3, 4, 7
 	p.choose(first.src, dst, []wecmp.Place{{Plane: 0, SubPort: 0}}, nil) // with uniform ports no slot lacks one
 	if n, kept := p.withoutLanding(), len(p.missed); n != 4 || kept != 1 {
@@ -278,7 +278,7 @@ func TestSlotsWithoutALandingPortOfPairsThatAreGone(t *testing.T) {
 	}
 	p.missed[first], p.misses = 3, 7
 	one := shape{planes: 2, subPorts: 1, loopbacks: []string{"10.255.0.1/32"}}.core(t)
-	p.keep(&one.layout)
+	p.keep(one.Layout())
 	if n, kept := p.withoutLanding(), len(p.missed); n != 3 || kept != 1 || p.missed[first] != 3 {
 		t.Errorf("%d slots of %d pairs, want the 3 of the loopback that is left", n, kept)
 	}
@@ -303,12 +303,12 @@ planes:
     sessions: [{peer: 192.0.2.1}, {peer: 192.0.2.3}, {peer: "fd99::1", families: [ipv4]}, {peer: "fd99::3", families: [ipv4]}]
   - {device: b, speed: 400G, sessions: [{peer: "fd99::5", families: [ipv4]}]}
 `)
-	got := c.forwarding().Planes[0].SubPorts
+	got := forwardingOf(c).Planes[0].SubPorts
 	if got[0].NextHopV4 != "192.0.2.1" || got[0].NextHopV6 != "fd99::1" || got[1].NextHopV4 != "" || got[1].NextHopV6 != "fd99::5" {
 		t.Errorf("next hops %v", got)
 	}
 	do(t, c, NextHop{Session: 0}, NextHop{Session: 2, Address: netip.MustParseAddr("fe80::1%a")})
-	got = c.forwarding().Planes[0].SubPorts
+	got = forwardingOf(c).Planes[0].SubPorts
 	if got[0].NextHopV4 != "192.0.2.3" || got[0].NextHopV6 != "fe80::1" {
 		t.Errorf("with one that is not known and a link-local one: next hops %v", got)
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// forwarding returns the description of planes and loopbacks that a data plane needs before any operation.
-func (c *Core) forwarding() *farev1.Forwarding {
-	cfg, l := c.cfg, &c.layout
+// forwardingOf returns the description of planes and loopbacks that a data plane needs before any operation.
+func forwardingOf(c *Core) *farev1.Forwarding {
+	cfg, l := c.Config(), c.Layout()
 	out := &farev1.Forwarding{Mode: farev1.Mode_MODE_PER_FLOW}
 	if cfg.Role == fare.RoleServer { // a leaf has no loopbacks, steers nothing and keeps flows in order
 		if cfg.Weights.Mode == wecmp.PerPacket {
@@ -35,12 +35,17 @@ func (c *Core) forwarding() *farev1.Forwarding {
 		plane := &farev1.ForwardingPlane{Plane: name}
 		for i := range l.subPorts {
 			if l.subPorts[i].plane == p {
-				plane.SubPorts = append(plane.SubPorts, c.forwardingSubPort(i))
+				plane.SubPorts = append(plane.SubPorts, forwardingSubPort(c, i))
 			}
 		}
 		out.Planes = append(out.Planes, plane)
 	}
 	return out
+}
+
+// key returns the data plane's key of a destination of a source group.
+func (l *loop) key(source int, prefix netip.Prefix) dpclient.Destination {
+	return dpclient.Destination{Prefix: prefix, Source: l.core.Layout().sources[source].name}
 }
 
 // words formats prefixes.
@@ -54,11 +59,11 @@ func words(prefixes []netip.Prefix) []string {
 
 // forwardingSubPort returns a sub-port with its next hops: the peers of its sessions. A link-local or unnumbered peer serves both families (RFC
 // 8950).
-func (c *Core) forwardingSubPort(i int) *farev1.ForwardingSubPort {
-	l := &c.layout
+func forwardingSubPort(c *Core, i int) *farev1.ForwardingSubPort {
+	l := c.Layout()
 	out := &farev1.ForwardingSubPort{Device: l.subPorts[i].Device, Netns: l.subPorts[i].Netns}
 	for s := range l.sessions {
-		peer := c.sessions[s].nextHop
+		peer := c.SessionState(s).NextHop
 		if l.sessions[s].subPort != i || !peer.IsValid() {
 			continue
 		}
@@ -75,7 +80,7 @@ func (c *Core) forwardingSubPort(i int) *farev1.ForwardingSubPort {
 func (l *loop) group(id uint32) *farev1.Vector {
 	v, _ := l.core.vector(id)
 	source, _ := l.core.ownerOf(id)
-	at := &l.core.layout.sources[source]
+	at := &l.core.Layout().sources[source]
 	out := &farev1.Vector{Id: id}
 	if at.name.IsValid() {
 		out.Source = at.name.String()
@@ -85,7 +90,7 @@ func (l *loop) group(id uint32) *farev1.Vector {
 			Plane: at.planes[m.Plane], Device: at.device(m.Plane, m.SubPort), Weight: m.Weight,
 		})
 	}
-	if l.core.cfg.Role == fare.RoleLeaf {
+	if l.core.Config().Role == fare.RoleLeaf {
 		return out // without slots
 	}
 	for i, s := range v.Slots {

@@ -80,7 +80,7 @@ func newRecorder(cfg config.Record, version string, core *Core) (*recorder, erro
 
 // header writes the first line of a file; it does not count toward the file's limit.
 func (r *recorder) header() {
-	r.append(recordLine{Fared: r.files.version, Config: r.files.core.cfg.Text(), Continues: r.events})
+	r.append(recordLine{Fared: r.files.version, Config: r.files.core.Config().Text(), Continues: r.events})
 }
 
 // line writes a line, in another file if the current one has no room for it. Lines that wait for room on the file system belong to the full
@@ -201,7 +201,7 @@ func (l *loop) record(ev Event) {
 	}
 	_ = l.recorder.end() // err is the more useful reason
 	l.recorder = nil
-	l.log.Warn("recording stopped", "file", l.core.cfg.Record.File, "error", err)
+	l.log.Warn("recording stopped", "file", l.core.Config().Record.File, "error", err)
 	l.event(status.EventFault, "recording", err.Error())
 }
 
@@ -319,7 +319,7 @@ func Replay(in io.Reader, each func(Replayed)) (*Core, error) {
 			events++
 			changed := core.settle()
 			if each != nil {
-				each(Replayed{Line: n, TimeNS: l.TimeNS, Event: ev, Text: core.layout.describe(ev), Changed: changed})
+				each(Replayed{Line: n, TimeNS: l.TimeNS, Event: ev, Text: core.Layout().describe(ev), Changed: changed})
 			}
 		default:
 			return nil, fmt.Errorf("line %d: neither an event nor a digest", n)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/fare"
 )
 
 // TestRecordingFaultsAreEvents checks that a recording that cannot be written causes one event at the begin and one at the end, regardless of
@@ -65,7 +66,7 @@ func TestRecordingFaultsAreEvents(t *testing.T) {
 	if got := during(l, func() { l.step(up(0, 400e9)) }); !strings.Contains(got, "fault, recording: record.file: open ") || !strings.Contains(got, "no such file") {
 		t.Errorf("no other file can be made: events %q", got)
 	}
-	if got := during(l, func() { l.step(up(0, 400e9)) }); l.recorder != nil || got != "" || !l.core.subPorts[0].link {
+	if got := during(l, func() { l.step(up(0, 400e9)) }); l.recorder != nil || got != "" || !l.core.subPort(0).Up {
 		t.Errorf("after its end: recorder %v, events %q", l.recorder, got)
 	}
 }
@@ -87,7 +88,7 @@ func TestRecordingRotatesOnAFullDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		do(t, c, up(i, 400e9))
-		c.settle()
+		discard(c)
 	}
 	if r.failure == nil {
 		t.Fatal("the disk is not full: the test does not try what it is for")
@@ -400,4 +401,107 @@ func TestEndOfARecordingIsWritten(t *testing.T) {
 	if err := r.close(c); err != nil || !strings.Contains(disk.String(), "start-deadline") || !strings.Contains(disk.String(), c.Digest()) {
 		t.Errorf("%v; written: %q", err, disk.String())
 	}
+}
+
+// feed generates events of links, sessions and routes for recordings.
+type feed struct {
+	s          shape
+	n          int
+	generation []uint64 // by session
+}
+
+func newFeed(s shape) *feed { return &feed{s: s, generation: make([]uint64, s.planes*s.subPorts)} }
+
+// prologue brings every link and session up.
+func (f *feed) prologue() (out []Event) {
+	for i := range f.s.planes * f.s.subPorts {
+		out = append(out, up(i, 400e9), f.session(i))
+	}
+	return out
+}
+
+func (f *feed) session(i int) Event {
+	f.generation[i]++
+	return Fabric{fare.SessionUp{Session: i, Generation: f.generation[i], Node: leafNode(i / f.s.subPorts), PeerAS: f.s.peerAS(i)}}
+}
+
+// next returns the next event: mostly a route.
+func (f *feed) next() Event {
+	f.n++
+	i := f.n % (f.s.planes * f.s.subPorts)
+	switch {
+	case f.n%29 == 0:
+		return Fabric{fare.LinkState{SubPort: i, Up: f.n%2 == 0, Speed: 400e9}}
+	case f.n%31 == 0:
+		return f.session(i)
+	}
+	value := fare.Bandwidth(1+f.n%4) * 100e9
+	return Fabric{fare.RouteUpdate{Session: i, Generation: f.generation[i], Prefix: destination(f.n % 4), Attrs: says(value, f.s.peerAS(i), 65001)}}
+}
+
+// record plays events into a core and into a recording, as the loop does.
+func record(t testing.TB, path string, s shape, n int) *Core {
+	t.Helper()
+	c := s.core(t)
+	r, err := newRecorder(config.Record{File: path, MaxBytes: 1 << 40, Keep: 1}, "test", c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newFeed(s)
+	events := p.prologue()
+	for len(events) < n {
+		events = append(events, p.next())
+	}
+	for i, ev := range events {
+		if err := r.event(time.Unix(0, int64(i+1)), ev, c); err != nil {
+			t.Fatal(err)
+		}
+		do(t, c, ev)
+		discard(c)
+	}
+	if err := r.close(c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// recording returns a short recording's lines.
+func recording(t testing.TB) [][]byte {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "recording")
+	record(t, path, shape{planes: 2, subPorts: 1, noSpeed: true}, 40)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.SplitAfter(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
+}
+
+// TestRecorderWritesDigests checks that a recording has a digest every digestEvery events and one at its end, with which it replays.
+func TestRecorderWritesDigests(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "recording")
+	c := record(t, path, shape{planes: 2, subPorts: 2, noSpeed: true}, digestEvery+500)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if digests := bytes.Count(text, []byte(`"digest"`)); digests != 2 {
+		t.Errorf("%d digests, want one on the way and one at the end", digests)
+	}
+	if got, err := Replay(bytes.NewReader(text), nil); err != nil || got.Digest() != c.Digest() {
+		t.Errorf("replayed: %v", err)
+	}
+}
+
+// discard drains a core's outputs as a loop does.
+func discard(c *Core) {
+	c.SubPortOps(nil)
+	c.Updates()
+	c.Advertise(func(int, []Route) {})
+}
+
+// stages returns the stages of a core's drains, sorted by target.
+func stages(c *Core) (out []DrainStage) {
+	c.Drains(func(_ DrainTarget, s DrainStage) { out = append(out, s) })
+	return out
 }

@@ -113,11 +113,11 @@ func (l *loop) reload(next *config.Config) {
 		l.d.deps.LogLevel.Set(next.Log.Level)
 	}
 	l.placesMu.Lock()
-	l.loopbacks = l.core.layout.loopbacks()
+	l.loopbacks = l.core.Layout().loopbacks()
 	l.placesMu.Unlock()
 	if l.d.client != nil {
-		l.ports.keep(&l.core.layout)
-		l.d.client.SetForwarding(l.core.forwarding())
+		l.ports.keep(l.core.Layout())
+		l.d.client.SetForwarding(forwardingOf(l.core))
 	}
 	l.builder.SetLayout(l.statusLayout())
 }
@@ -126,7 +126,7 @@ func (l *loop) reload(next *config.Config) {
 // configured. The hold-up time does not apply to a reload.
 func (l *loop) rediscoverSpeeds() {
 	for i := range l.lanes {
-		lane, speed := &l.lanes[i], l.core.layout.subPorts[i].Speed
+		lane, speed := &l.lanes[i], l.core.Layout().subPorts[i].Speed
 		switch {
 		case !lane.seen:
 		case speed != 0:
@@ -136,7 +136,7 @@ func (l *loop) rediscoverSpeeds() {
 			lane.Speed, lane.SpeedSource = lane.told.Speed, lane.told.SpeedSource
 			lane.rising.Speed, lane.rising.SpeedSource = lane.Speed, lane.SpeedSource
 			if lane.known != 0 {
-				l.step(Fabric{fare.LinkState{SubPort: i, Up: l.core.subPorts[i].link, Speed: lane.known}})
+				l.step(Fabric{fare.LinkState{SubPort: i, Up: l.core.subPort(i).Up, Speed: lane.known}})
 			}
 		}
 	}
@@ -150,9 +150,9 @@ func (l *loop) shortenTimers() {
 		}
 	}
 	for i := range l.lanes {
-		latest(&l.lanes[i].holdUntil, l.core.cfg.PathBandwidth.IncreaseHoldUp)
+		latest(&l.lanes[i].holdUntil, l.core.Config().PathBandwidth.IncreaseHoldUp)
 	}
 	for i := range l.drainTimers {
-		latest(&l.drainTimers[i].at, l.core.cfg.DrainDelay)
+		latest(&l.drainTimers[i].at, l.core.Config().DrainDelay)
 	}
 }

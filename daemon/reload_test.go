@@ -135,11 +135,26 @@ func anyInputs(r *rand.Rand, s shape, n int) (out []func(*loop)) {
 // made returns a loop's results of its inputs.
 func made(l *loop) string {
 	var b strings.Builder
-	b.WriteString(outcome(l.core))
+	for i := range l.core.Layout().subPorts {
+		view := l.core.subPort(i)
+		fmt.Fprintf(&b, "sub-port %d %v %s\n", i, view.Up, view.Speed)
+	}
+	l.core.Drains(func(t DrainTarget, s DrainStage) { fmt.Fprintf(&b, "drain %s %s\n", t, s) })
+	l.core.Destinations(func(source int, prefix netip.Prefix, vector uint32) {
+		if v, ok := l.core.vector(vector); ok && v.Reachable {
+			fmt.Fprintf(&b, "%d %s %v %v %v %v\n", source, prefix, v.Weights, v.Bandwidths, v.SubPortWeights, v.Slots)
+		}
+	})
+	_ = l.core.Step(Reload{Config: l.core.Config().Text()}) // makes all routes due
+	l.core.Advertise(func(session int, routes []Route) {
+		if l.core.SessionState(session).Up {
+			fmt.Fprintf(&b, "session %d %v\n", session, routes)
+		}
+	})
 	for i := range l.lanes {
 		fmt.Fprintf(&b, "lane %d %v %s %q\n", i, l.lanes[i].Up, l.lanes[i].Speed, l.lanes[i].SpeedSource)
 	}
-	fmt.Fprintf(&b, "%s\n%v\n%v\n%v\n%v", l.core.cfg.Text(), l.d.deps.LogLevel, l.core.forwarding(), l.loopbacks, l.statusLayout().Groups)
+	fmt.Fprintf(&b, "%s\n%v\n%v\n%v\n%v", l.core.Config().Text(), l.d.deps.LogLevel, forwardingOf(l.core), l.loopbacks, l.statusLayout().Groups)
 	return b.String()
 }
 
@@ -165,7 +180,7 @@ func TestReloadEqualsAFreshStart(t *testing.T) {
 				reloaded.reload(between)
 			}
 			if i == at {
-				reloaded.reload(fresh.core.cfg)
+				reloaded.reload(fresh.core.Config())
 			}
 			for _, l := range []*loop{reloaded, fresh} {
 				input(l)
@@ -174,7 +189,7 @@ func TestReloadEqualsAFreshStart(t *testing.T) {
 			}
 		}
 		if at == len(inputs) {
-			reloaded.reload(fresh.core.cfg)
+			reloaded.reload(fresh.core.Config())
 		}
 		if diff := cmp.Diff(made(fresh), made(reloaded)); diff != "" {
 			t.Fatalf("seed %d, reload after %d of %d inputs, from\n%s\nto\n%s\nfresh (-), reloaded (+):\n%s", seed, at, len(inputs), from, to, diff)
@@ -183,7 +198,7 @@ func TestReloadEqualsAFreshStart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		changes, err := config.Diff(before, fresh.core.cfg)
+		changes, err := config.Diff(before, fresh.core.Config())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -227,11 +242,11 @@ func TestReloadShortensWhatWaits(t *testing.T) {
 	l.reload(next)
 	l.wokenAt = time.Now()
 	l.timers()
-	if l.lanes[0].held || l.core.subPorts[0].speed != 400e9 {
+	if l.lanes[0].held || l.core.subPort(0).Speed != 400e9 {
 		t.Errorf("the faster link is held up until %v", l.lanes[0].holdUntil)
 	}
-	if l.core.drains[0].stage != Drained {
-		t.Errorf("the drain is in stage %v", l.core.drains[0].stage)
+	if got := stages(l.core); !slices.Equal(got, []DrainStage{Drained}) {
+		t.Errorf("the drain is in stage %v", got)
 	}
 }
 
@@ -308,7 +323,7 @@ func TestReloadIsRefusedWhole(t *testing.T) {
 			t.Errorf("the leaf has %s, weights %s", said, r.weights(destination(0)))
 		}
 		var text string
-		r.inside(func(l *loop) { text = l.core.cfg.Text() })
+		r.inside(func(l *loop) { text = l.core.Config().Text() })
 		if text != r.s.config(t).Text() {
 			t.Errorf("the configuration is now\n%s", text)
 		}

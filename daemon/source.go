@@ -19,8 +19,8 @@ type source struct{ *loop }
 // statusLayout returns the part of the status that the configuration determines.
 func (l *loop) statusLayout() status.Layout {
 	var out status.Layout
-	for i := range l.core.layout.sources {
-		s := &l.core.layout.sources[i]
+	for i := range l.core.Layout().sources {
+		s := &l.core.Layout().sources[i]
 		group := status.LayoutGroup{Sources: slices.Clone(s.loopbacks)}
 		for p, name := range s.planes {
 			plane := status.LayoutPlane{Name: name}
@@ -31,7 +31,7 @@ func (l *loop) statusLayout() status.Layout {
 		}
 		out.Groups = append(out.Groups, group)
 	}
-	if l.core.cfg.Forwards() {
+	if l.core.Config().Forwards() {
 		out.Await = l.ports.await
 		out.Ports = func(src, dst netip.Addr, v *status.Vector, buf []uint16) ([]uint16, string) {
 			places := make([]wecmp.Place, len(v.Slots))
@@ -52,7 +52,7 @@ func (s source) Vector(id uint32) (status.Vector, bool) {
 		return status.Vector{}, false
 	}
 	source, _ := s.core.ownerOf(id)
-	view := s.core.sources[source].table.Group(fare.GroupID(v.Group))
+	view := s.core.Group(source, fare.GroupID(v.Group))
 	out := status.Vector{Reachable: v.Reachable, Planes: make([]status.VectorPlane, len(v.Weights))}
 	if !v.Reachable {
 		out.Reason = view.Reason.String()
@@ -79,7 +79,7 @@ func (s source) Vector(id uint32) (status.Vector, bool) {
 
 // subPortsInEffect reports whether the state of all sub-ports of a source group's plane is in effect.
 func (l *loop) subPortsInEffect(source, plane int) bool {
-	at := &l.core.layout.sources[source]
+	at := &l.core.Layout().sources[source]
 	for _, i := range at.ofPlane[plane] {
 		if !l.effects.inEffect(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: at.subPorts[i].Device}) {
 			return false
@@ -90,7 +90,7 @@ func (l *loop) subPortsInEffect(source, plane int) bool {
 
 // subPortRefusal returns the first sub-port of a source group whose state the data plane refused, with the reason, or "" if there is none.
 func (l *loop) subPortRefusal(source int) string {
-	for _, sp := range l.core.layout.sources[source].subPorts {
+	for _, sp := range l.core.Layout().sources[source].subPorts {
 		if reason := l.effects.reason(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: sp.Device}); reason != "" {
 			return "sub-port " + sp.Device + " " + reason
 		}
@@ -113,7 +113,7 @@ func (l *loop) subPortReason(i int, view fare.SubPortView) string {
 
 // Destination implements status.Source.
 func (s source) Destination(shown status.Key) (status.Destination, bool) {
-	key := s.core.layout.key(shown.Source, shown.Prefix)
+	key := s.key(shown.Source, shown.Prefix)
 	a, ok := s.effects.destinations[key]
 	if !ok {
 		return status.Destination{}, false
@@ -127,13 +127,13 @@ func (s source) Destination(shown status.Key) (status.Destination, bool) {
 
 // Planes implements status.Source.
 func (s source) Planes() []status.Plane {
-	out := make([]status.Plane, len(s.core.layout.planes))
-	for p, name := range s.core.layout.planes {
+	out := make([]status.Plane, len(s.core.Layout().planes))
+	for p, name := range s.core.Layout().planes {
 		view := s.core.plane(p)
 		out[p] = status.Plane{Name: name, Up: view.Up, Drained: view.Drained}
 	}
-	for i := range s.core.layout.subPorts {
-		sp, view := &s.core.layout.subPorts[i], s.core.subPort(i)
+	for i := range s.core.Layout().subPorts {
+		sp, view := &s.core.Layout().subPorts[i], s.core.subPort(i)
 		drained := view.Drained || view.Reason == fare.ReasonDrained
 		draining := drained && !s.core.isOut(i)
 		if plane := &out[sp.plane]; draining && (plane.Drained || plane.Draining) {
@@ -143,9 +143,9 @@ func (s source) Planes() []status.Plane {
 			Device: sp.Device, Carrier: view.Up, Drained: drained && !draining, Draining: draining, Speed: uint64(view.Speed),
 			SpeedSource: s.lanes[i].SpeedSource, Reason: s.subPortReason(i, view),
 		}
-		for k := range s.core.layout.sessions {
-			if s.core.layout.sessions[k].subPort == i {
-				shown.Sessions = append(shown.Sessions, s.core.layout.sessions[k].Name)
+		for k := range s.core.Layout().sessions {
+			if s.core.Layout().sessions[k].subPort == i {
+				shown.Sessions = append(shown.Sessions, s.core.Layout().sessions[k].Name)
 			}
 		}
 		out[sp.plane].SubPorts = append(out[sp.plane].SubPorts, shown)
@@ -158,13 +158,13 @@ func (s source) Sessions() []status.Session {
 	views := s.core.sessionViews()
 	out := make([]status.Session, len(views))
 	for i := range out {
-		l, view := &s.core.layout.sessions[i], &views[i]
+		l, view := &s.core.Layout().sessions[i], &views[i]
 		st := s.d.speaker.Status(i)
 		v := status.Session{
-			Name: l.Name, Plane: s.core.layout.planes[l.plane], Device: s.core.layout.subPorts[l.subPort].Device,
+			Name: l.Name, Plane: s.core.Layout().planes[l.plane], Device: s.core.Layout().subPorts[l.subPort].Device,
 			PeerAS: st.PeerAS, PeerID: st.PeerID, State: st.State.String(), Since: st.Since, Generation: st.Generation, Flaps: st.Flaps,
 			Received: view.Routes.Received, Used: view.Routes.Used, Ignored: counts(&view.Routes), Advertised: uint64(st.Advertised),
-			Reason: st.Reason, BFD: st.BFD.State, BFDDetection: st.BFD.DetectionTime, EndOfRIB: view.Up && s.core.sessions[i].eorDone(l),
+			Reason: st.Reason, BFD: st.BFD.State, BFDDetection: st.BFD.DetectionTime, EndOfRIB: view.Up && s.core.SessionState(i).EndOfRIB,
 			Dropped: drops(st.Counters),
 		}
 		if v.Peer = l.Peer.String(); st.Remote.IsValid() {
@@ -208,15 +208,20 @@ func drops(counters []speaker.Counter) []status.Count {
 // Process implements status.Source.
 func (s source) Process() status.Process {
 	out := status.Process{
-		Role: s.core.cfg.Role.String(), RouterID: s.core.cfg.RouterID, AS: s.core.cfg.AS, Converged: s.core.Converged(), Ignored: s.core.ignored(),
+		Role: s.core.Config().Role.String(), RouterID: s.core.Config().RouterID, AS: s.core.Config().AS, Converged: s.core.Converged(),
+	}
+	for r := range fare.Reasons {
+		if n := s.core.Ignored(r); n > 0 {
+			out.Ignored = append(out.Ignored, status.Count{Name: r.String(), Value: n})
+		}
 	}
 	out.Drains, out.Faults = s.drains(), s.ignoredFaults()
 	if s.recorder != nil {
 		out.Unrecorded = s.recorder.lost
 	}
-	out.Conflicts, out.ClaimedLoopbacks = uint64(len(s.core.claims.conflicts)), uint64(len(s.core.claims.own))
-	if s.core.ownLoopbacks > 0 {
-		out.Ignored = append(out.Ignored, status.Count{Name: "own-loopback", Value: s.core.ownLoopbacks})
+	out.Conflicts, out.ClaimedLoopbacks = uint64(s.core.Conflicts()), uint64(s.core.ClaimedLoopbacks())
+	if n := s.core.OwnLoopbacks(); n > 0 {
+		out.Ignored = append(out.Ignored, status.Count{Name: "own-loopback", Value: n})
 	}
 	if s.d.client == nil {
 		return out
@@ -224,7 +229,7 @@ func (s source) Process() status.Process {
 	out.WithoutLanding = uint64(s.ports.withoutLanding())
 	st := s.d.client.Status()
 	out.Dataplane = status.Dataplane{
-		Connected: st.Connected, Name: st.Name, Version: st.Version, Address: s.core.cfg.Dataplane.Address, LastError: s.dpError,
+		Connected: st.Connected, Name: st.Name, Version: st.Version, Address: s.core.Config().Dataplane.Address, LastError: s.dpError,
 		Pending: uint64(s.effects.counts[effectPending]), Approximate: uint64(s.effects.counts[effectApproximate]),
 		Refused: uint64(s.effects.counts[effectRefused]), Damage: s.damage, Repairs: st.Repairs,
 	}

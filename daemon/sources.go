@@ -4,7 +4,6 @@ import (
 	"net/netip"
 
 	"github.com/fared/fared/daemon/config"
-	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
@@ -98,11 +97,6 @@ func (s *sourceLayout) localize(ev fare.Event) fare.Event {
 		return ev
 	}
 	return nil
-}
-
-// key returns the data plane's key of a destination of a source group.
-func (l *layout) key(source int, prefix netip.Prefix) dpclient.Destination {
-	return dpclient.Destination{Prefix: prefix, Source: l.sources[source].name}
 }
 
 // loopbacks returns the loopbacks of each source group by its name.

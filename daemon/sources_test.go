@@ -37,8 +37,13 @@ func weightsFrom(c *Core, source int, d netip.Prefix) []uint32 {
 }
 
 func vectorFrom(c *Core, source int, d netip.Prefix) (wecmp.VectorView, bool) {
-	id, _ := c.sources[source].engine.Destination(d)
-	v, ok := c.vector(c.vectorID(source, id))
+	var id uint32
+	c.Destinations(func(i int, prefix netip.Prefix, vector uint32) {
+		if i == source && prefix == d {
+			id = vector
+		}
+	})
+	v, ok := c.vector(id)
 	return v, ok && v.Reachable
 }
 
@@ -498,7 +503,7 @@ func TestPortsOfSources(t *testing.T) {
 			t.Fatalf("GPU %d: %d ports by %s for %d sub-ports", g, len(ports), placement, len(own))
 		}
 		for i, port := range ports {
-			device := c.layout.sources[g].device(v.Slots[i].Plane, v.Slots[i].SubPort)
+			device := c.Layout().sources[g].device(v.Slots[i].Plane, v.Slots[i].SubPort)
 			place, n := slices.Index(own, device), len(own)
 			value, _ := wecmp.LinuxL4{Seed: hash.Seed}.Hash(gpu(g).Addr(), destination(0).Addr(), wecmp.ProtocolUDP, port, 4791)
 			bucket, end := int(value%1024), (2*1024*(place+1)+n)/(2*n)
@@ -507,7 +512,7 @@ func TestPortsOfSources(t *testing.T) {
 			}
 		}
 	}
-	if got := c.forwarding().SourceGroups; len(got) != 2 || !slices.Equal(got[0].Devices, devices[0]) || !slices.Equal(got[1].Devices, devices[1]) ||
+	if got := forwardingOf(c).SourceGroups; len(got) != 2 || !slices.Equal(got[0].Devices, devices[0]) || !slices.Equal(got[1].Devices, devices[1]) ||
 		!slices.Equal(got[1].Loopbacks, []string{gpu(1).String()}) {
 		t.Errorf("the data plane is given %v", got)
 	}

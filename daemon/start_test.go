@@ -156,7 +156,7 @@ func TestLeafForwards(t *testing.T) {
 		}
 	}
 	r.inside(func(l *loop) {
-		if f := l.core.forwarding(); len(f.Loopbacks)+len(f.UdpPorts)+len(f.TcpPorts) != 0 || f.Mode != farev1.Mode_MODE_PER_FLOW {
+		if f := forwardingOf(l.core); len(f.Loopbacks)+len(f.UdpPorts)+len(f.TcpPorts) != 0 || f.Mode != farev1.Mode_MODE_PER_FLOW {
 			t.Errorf("the data plane is told %v", f)
 		}
 	})

@@ -1,7 +1,9 @@
 package daemon
 
 import (
-	"github.com/fared/fared/daemon/internal/status"
+	"net/netip"
+
+	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
 )
 
@@ -36,18 +38,69 @@ func (c *Core) sessionViews() []fare.SessionView {
 	return out
 }
 
-// ignored counts the inputs that tables did not use, by reason, once for each source group that they concern.
-func (c *Core) ignored() []status.Count {
-	var out []status.Count
-	for r := range fare.Reasons {
-		var n uint64
-		for i := range c.sources {
-			stats := c.sources[i].table.Stats()
-			n += stats.Events.Reason(r)
+// Ignored counts the inputs that tables did not use for a reason, once for each source group that they concern.
+func (c *Core) Ignored(r fare.Reason) (n uint64) {
+	for i := range c.sources {
+		stats := c.sources[i].table.Stats()
+		n += stats.Events.Reason(r)
+	}
+	return n
+}
+
+// Config returns the current configuration, which the caller must not modify.
+func (c *Core) Config() *config.Config { return c.cfg }
+
+// Layout returns the numbers of the current configuration, which the caller must not modify.
+func (c *Core) Layout() *layout { return &c.layout }
+
+// FlowHash returns the data plane's flow hash that source ports follow.
+func (c *Core) FlowHash() FlowHash { return c.flowHash }
+
+// SessionState is the core's state of a session.
+type SessionState struct {
+	Up       bool
+	Node     netip.Addr // the last neighbor's; zero before the first
+	PeerAS   uint32     // the last neighbor's
+	NextHop  netip.Addr // the neighbor's address, once it is known
+	EndOfRIB bool       // End-of-RIB has arrived for every family that the session carries
+}
+
+// SessionState returns the state of a session.
+func (c *Core) SessionState(i int) SessionState {
+	s := &c.sessions[i]
+	return SessionState{Up: s.up, Node: s.node, PeerAS: s.peerAS, NextHop: s.nextHop, EndOfRIB: s.eorDone(&c.layout.sessions[i])}
+}
+
+// Group returns the table's view of a source group's group of destinations.
+func (c *Core) Group(source int, id fare.GroupID) fare.GroupView {
+	return c.sources[source].table.Group(id)
+}
+
+// Explain describes how the path bandwidth of a source group's destination was derived.
+func (c *Core) Explain(source int, prefix netip.Prefix) fare.Description {
+	return c.sources[source].table.Describe(prefix)
+}
+
+// Destinations yields the destinations of all source groups with their vectors.
+func (c *Core) Destinations(yield func(source int, prefix netip.Prefix, vector uint32)) {
+	for i := range c.sources {
+		s := &c.sources[i]
+		if s.engine == nil {
+			return
 		}
-		if n > 0 {
-			out = append(out, status.Count{Name: r.String(), Value: n})
+		for prefix := range s.table.Destinations {
+			if vector, ok := s.engine.Destination(prefix); ok {
+				yield(i, prefix, c.vectorID(i, vector))
+			}
 		}
 	}
-	return out
 }
+
+// Conflicts returns the number of destinations that several origins announce.
+func (c *Core) Conflicts() int { return len(c.claims.conflicts) }
+
+// ClaimedLoopbacks returns the number of own loopbacks that another AS announces.
+func (c *Core) ClaimedLoopbacks() int { return len(c.claims.own) }
+
+// OwnLoopbacks returns the number of received routes to own loopbacks, which are rejected.
+func (c *Core) OwnLoopbacks() uint64 { return c.ownLoopbacks }
