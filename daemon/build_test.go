@@ -14,6 +14,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/guard"
 	"github.com/fared/fared/daemon/internal/speaker"
 )
@@ -41,7 +42,7 @@ planes:
 	one, four := &cfg.Planes[0].SubPorts[0].Sessions[0], &cfg.Planes[1].SubPorts[1].Sessions[0]
 	one.Password = "secret"
 	four.TCPAO = &config.TCPAO{Key: "key", SendID: 3, ReceiveID: 4, Algorithm: config.AES128CMAC}
-	l := newLayout(cfg)
+	l := core.NewLayout(cfg)
 	got := speakerConfig(cfg, &l)
 	v4, v6 := speaker.IPv4, speaker.IPv6
 	want := speaker.Config{
@@ -67,12 +68,12 @@ planes:
 		}
 	}
 	plain := parsed(t, shape{planes: 1, subPorts: 1}.text())
-	l = newLayout(plain)
+	l = core.NewLayout(plain)
 	if got := speakerConfig(plain, &l); got.BFD != (speaker.BFD{}) || got.Sessions[0].AO != (speaker.AO{}) || got.Sessions[0].NonTransitive {
 		t.Errorf("without bfd, tcp_ao and transitive: false: %+v", got)
 	}
 	four.TCPAO.Algorithm = "hmac-sha-1-96"
-	l = newLayout(cfg)
+	l = core.NewLayout(cfg)
 	if ao := speakerConfig(cfg, &l).Sessions[3].AO; ao != (speaker.AO{Key: "key", SendID: 3, ReceiveID: 4}) {
 		t.Errorf("HMAC-SHA-1-96: %+v", ao)
 	}
@@ -176,7 +177,7 @@ func TestProcessIsShown(t *testing.T) {
 	if n := len((source{l}).Process().Ignored); n != 2 {
 		t.Errorf("the withdrawal of our loopback counts too: %v", (source{l}).Process().Ignored)
 	}
-	l.step(DrainRequest{DrainTarget{Plane: "p1"}, true})
+	l.step(core.DrainRequest{Target: core.DrainTarget{Plane: "p1"}, On: true})
 	got := (source{l}).Process()
 	if got.Role != "server" || got.RouterID.String() != "10.255.0.1" || got.AS != 4200001000 || got.Converged {
 		t.Errorf("the daemon: %+v", got)
@@ -190,7 +191,7 @@ func TestProcessIsShown(t *testing.T) {
 	if dp := got.Dataplane; dp.Connected || dp.Address != "unix:/run/somewhere.sock" || dp.Approximate != 0 || dp.Refused != 0 {
 		t.Errorf("data plane %+v", dp)
 	}
-	l.step(StartDeadline{})
+	l.step(core.StartDeadline{})
 	if !(source{l}).Process().Converged {
 		t.Error("the start is over, and not shown as such")
 	}
@@ -230,8 +231,7 @@ func TestForwardingMode(t *testing.T) {
 		{shape{planes: 1, subPorts: 1}, farev1.Mode_MODE_PER_FLOW}, {shape{planes: 1, subPorts: 1, extra: perPacket}, farev1.Mode_MODE_PER_PACKET},
 		{shape{planes: 1, subPorts: 1, leaf: true, extra: leafDataplane + perPacket}, farev1.Mode_MODE_PER_FLOW},
 	} {
-		core := c.s.core(t)
-		if got := forwardingOf(core).Mode; got != c.want {
+		if got := forwardingOf(c.s.core(t)).Mode; got != c.want {
 			t.Errorf("leaf %v, %q: mode %v, want %v", c.s.leaf, c.s.extra, got, c.want)
 		}
 	}
@@ -241,22 +241,22 @@ func TestForwardingMode(t *testing.T) {
 // the wait; a restarted drain waits for the data plane, not for an earlier delay.
 func TestDrainDelayStartsOver(t *testing.T) {
 	l := idle(t, shape{planes: 2, subPorts: 1, extra: "drain_delay: 1h\n"}.text())
-	began, target := l.wokenAt, DrainTarget{Plane: "p1"}
+	began, target := l.wokenAt, core.DrainTarget{Plane: "p1"}
 	at := func(after time.Duration, what, want string) {
 		t.Helper()
 		l.wokenAt = began.Add(after)
 		l.timers()
 		got := "none"
-		l.core.Drains(func(_ DrainTarget, s DrainStage) { got = s.String() })
+		l.core.Drains(func(_ core.DrainTarget, s core.DrainStage) { got = s.String() })
 		if got != want {
 			t.Errorf("after %v, %s: stage %s, want %s", after, what, got, want)
 		}
 	}
-	request := func(on bool) { l.step(DrainRequest{target, on}) }
+	request := func(on bool) { l.step(core.DrainRequest{Target: target, On: on}) }
 	request(true)
 	at(0, "drained", "shares")
 	at(5*time.Hour, "without the data plane's word", "shares")
-	l.step(DrainStep{target, true})
+	l.step(core.DrainStep{Target: target, Confirmed: true})
 	at(5*time.Hour, "confirmed", "routes")
 	at(5*time.Hour+30*time.Minute, "half the delay", "routes")
 	request(false)
@@ -264,7 +264,7 @@ func TestDrainDelayStartsOver(t *testing.T) {
 	at(6*time.Hour+20*time.Minute, "within the second delay", "undraining")
 	request(true)
 	at(6*time.Hour+20*time.Minute, "drained again", "shares")
-	l.step(DrainStep{target, true})
+	l.step(core.DrainStep{Target: target, Confirmed: true})
 	at(6*time.Hour+20*time.Minute, "confirmed again", "routes")
 	at(6*time.Hour+40*time.Minute, "within the third delay", "routes")
 	at(7*time.Hour+20*time.Minute, "to the end of it", "drained")
@@ -276,12 +276,12 @@ func TestDrainDelayStartsOver(t *testing.T) {
 	}
 	// Reversed and drained again immediately: the earlier delay no longer counts.
 	request(true)
-	l.step(DrainStep{target, true})
+	l.step(core.DrainStep{Target: target, Confirmed: true})
 	at(10*time.Hour, "confirmed", "routes")
 	request(false)
 	request(true)
 	at(10*time.Hour+10*time.Minute, "drained again at once", "shares")
-	l.step(DrainStep{target, true})
+	l.step(core.DrainStep{Target: target, Confirmed: true})
 	at(10*time.Hour+20*time.Minute, "confirmed again", "routes")
 	at(11*time.Hour+10*time.Minute, "after the end of the first delay", "routes")
 	at(11*time.Hour+20*time.Minute, "after the end of the second", "drained")
@@ -290,9 +290,9 @@ func TestDrainDelayStartsOver(t *testing.T) {
 	l = idle(t, shape{planes: 2, subPorts: 1, extra: "drain_delay: 1h\n"}.text())
 	establish(l, shape{planes: 2, subPorts: 1}, 1)
 	began = l.wokenAt
-	written := func() { l.step(RoutesWritten{Session: 1, Generation: 1, Mark: l.core.Mark(1)}) }
+	written := func() { l.step(core.RoutesWritten{Session: 1, Generation: 1, Mark: l.core.Mark(1)}) }
 	request(true)
-	l.step(DrainStep{target, true})
+	l.step(core.DrainStep{Target: target, Confirmed: true})
 	at(0, "confirmed", "routes")
 	at(5*time.Hour, "before the zero bandwidth is carried", "routes")
 	written()
@@ -300,7 +300,7 @@ func TestDrainDelayStartsOver(t *testing.T) {
 	request(false)
 	at(5*time.Hour, "reversed", "undraining")
 	request(true)
-	l.step(DrainStep{target, true})
+	l.step(core.DrainStep{Target: target, Confirmed: true})
 	at(5*time.Hour+30*time.Minute, "drained again and confirmed", "routes")
 	at(8*time.Hour, "before the zero bandwidth is carried again", "routes")
 	written()

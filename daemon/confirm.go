@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/status"
 )
@@ -11,10 +12,10 @@ import (
 // confirmDrains advances drains in their first stage once the data plane sends nothing over the drained target. It does not wait for other
 // changes that the data plane has not acknowledged or has refused. A leaf without a data plane has nothing to wait for.
 func (l *loop) confirmDrains() {
-	var confirmed []DrainTarget
-	waiting := map[DrainTarget]*dpclient.Evacuation{}
-	l.core.Drains(func(t DrainTarget, s DrainStage) {
-		if s != DrainShares {
+	var confirmed []core.DrainTarget
+	waiting := map[core.DrainTarget]*dpclient.Evacuation{}
+	l.core.Drains(func(t core.DrainTarget, s core.DrainStage) {
+		if s != core.DrainShares {
 			return
 		}
 		if l.d.client == nil {
@@ -33,17 +34,17 @@ func (l *loop) confirmDrains() {
 	})
 	l.evacuations = waiting
 	for _, t := range confirmed {
-		l.step(DrainStep{Target: t, Confirmed: true})
+		l.step(core.DrainStep{Target: t, Confirmed: true})
 		l.builder.MarkFabric()
 	}
 	l.armDrains()
 }
 
 // drainedDevices returns the devices of the sub-ports that lead to a drain's target.
-func (l *loop) drainedDevices(t DrainTarget) []string {
+func (l *loop) drainedDevices(t core.DrainTarget) []string {
 	var out []string
-	for i := range l.core.sessions {
-		if device := l.core.Layout().subPorts[l.core.Layout().sessions[i].subPort].Device; l.core.covers(t, i) && !slices.Contains(out, device) {
+	for i := range l.core.Layout().Sessions {
+		if device := l.core.Layout().SubPorts[l.core.Layout().Sessions[i].SubPort].Device; l.core.Covers(t, i) && !slices.Contains(out, device) {
 			out = append(out, device)
 		}
 	}
@@ -51,7 +52,7 @@ func (l *loop) drainedDevices(t DrainTarget) []string {
 }
 
 // shownTarget converts a target to the status's type.
-func shownTarget(t DrainTarget) status.DrainTarget {
+func shownTarget(t core.DrainTarget) status.DrainTarget {
 	out := status.DrainTarget{Plane: t.Plane, SubPort: t.SubPort}
 	if t.Leaf.IsValid() {
 		out.Leaf = t.Leaf.String()
@@ -68,15 +69,15 @@ const drainSessions = 3
 // drains returns every drain, with the objects that it waits for.
 func (l *loop) drains() []status.Drain {
 	var out []status.Drain
-	l.core.Drains(func(t DrainTarget, s DrainStage) {
+	l.core.Drains(func(t core.DrainTarget, s core.DrainStage) {
 		d := status.Drain{Target: shownTarget(t), Stage: s.String()}
-		if e := l.evacuations[t]; s == DrainShares && e != nil {
+		if e := l.evacuations[t]; s == core.DrainShares && e != nil {
 			d.Waiting, d.WaitsFor = e.Waiting(drainReasons)
 		}
 		switch s {
-		case DrainRoutes:
+		case core.DrainRoutes:
 			d.WaitsFor = l.unwritten(t, "zero bandwidth")
-		case DrainWithdrawing:
+		case core.DrainWithdrawing:
 			d.WaitsFor = l.unwritten(t, "withdrawals")
 		}
 		out = append(out, d)
@@ -85,11 +86,11 @@ func (l *loop) drains() []status.Drain {
 }
 
 // unwritten describes the sessions of a drain's target that have not carried the routes of its stage yet, and why, if that is known.
-func (l *loop) unwritten(t DrainTarget, routes string) []string {
+func (l *loop) unwritten(t core.DrainTarget, routes string) []string {
 	var out []string
-	sessions := l.core.unsettled(t)
+	sessions := l.core.Unsettled(t)
 	for _, i := range sessions[:min(len(sessions), drainSessions)] {
-		text := "session " + l.core.Layout().sessions[i].Name + ": " + routes + " not acknowledged by the leaf's TCP yet"
+		text := "session " + l.core.Layout().Sessions[i].Name + ": " + routes + " not acknowledged by the leaf's TCP yet"
 		if l.d.speaker.Status(i).Untaken {
 			text += ", the leaf reads nothing from its connection"
 		}

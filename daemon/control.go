@@ -8,6 +8,7 @@ import (
 	"net/netip"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/fare"
 )
@@ -19,29 +20,29 @@ func (d *Daemon) drain(ctx context.Context, target status.DrainTarget, on, force
 	run := func() {
 		t, terr := d.loop.drainTarget(target)
 		if terr == nil {
-			terr = d.loop.core.checkTarget(t)
+			terr = d.loop.core.CheckTarget(t)
 		}
 		if terr != nil {
 			err = &status.Problem{Kind: status.NotFound, Subject: t.String(), Remedy: "name one of these", Err: terr}
 			return
 		}
 		if on && !force {
-			if serr := d.loop.core.checkStranded(t); serr != nil {
+			if serr := d.loop.core.CheckStranded(t); serr != nil {
 				err = &status.Problem{Kind: status.Refused, Subject: "drain of " + t.String(), Err: serr,
 					Remedy: "return another plane to service first, or force the drain (fared drain --force)"}
 				return
 			}
 		}
 		target = shownTarget(t)
-		d.loop.step(DrainRequest{Target: t, On: on})
+		d.loop.step(core.DrainRequest{Target: t, On: on})
 		kind := status.EventUndrain
 		if on {
 			kind = status.EventDrain
 		}
 		d.loop.event(kind, t.String(), by(ctx))
-		for i := range d.loop.core.Layout().sessions {
-			if d.loop.core.covers(t, i) {
-				sessions = append(sessions, d.loop.core.Layout().sessions[i].Name)
+		for i := range d.loop.core.Layout().Sessions {
+			if d.loop.core.Covers(t, i) {
+				sessions = append(sessions, d.loop.core.Layout().Sessions[i].Name)
 			}
 		}
 	}
@@ -61,20 +62,20 @@ func by(ctx context.Context) string {
 }
 
 // drainTarget resolves a target; a leaf may be named by its router ID or by the address of one of its sessions.
-func (l *loop) drainTarget(t status.DrainTarget) (DrainTarget, error) {
+func (l *loop) drainTarget(t status.DrainTarget) (core.DrainTarget, error) {
 	if t.Leaf == "" {
-		return DrainTarget{Plane: t.Plane, SubPort: t.SubPort}, nil
+		return core.DrainTarget{Plane: t.Plane, SubPort: t.SubPort}, nil
 	}
 	addr, err := netip.ParseAddr(t.Leaf)
 	if err != nil {
-		return DrainTarget{}, err
+		return core.DrainTarget{}, err
 	}
-	for i := range l.core.Layout().sessions {
-		if node := l.core.SessionState(i).Node; l.core.Layout().sessions[i].Peer.WithZone("") == addr && node.IsValid() {
-			return DrainTarget{Leaf: node}, nil
+	for i := range l.core.Layout().Sessions {
+		if node := l.core.SessionState(i).Node; l.core.Layout().Sessions[i].Peer.WithZone("") == addr && node.IsValid() {
+			return core.DrainTarget{Leaf: node}, nil
 		}
 	}
-	return DrainTarget{Leaf: addr}, nil
+	return core.DrainTarget{Leaf: addr}, nil
 }
 
 // Reload reads the configuration file again and applies the difference, or rejects it as a whole. It returns a line for every change; with
@@ -155,7 +156,7 @@ func (l *loop) explain(key status.Key) (status.Explanation, bool) {
 	}
 	out.Rules = []string{desc.Rule.Sentence()}
 	if desc.Origins > 1 {
-		out.Rules = append(out.Rules, conflictText(desc))
+		out.Rules = append(out.Rules, core.ConflictText(desc))
 	}
 	if !desc.Reachable {
 		out.Rules = append(out.Rules, "unreachable: "+desc.Reason.String())

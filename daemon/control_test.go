@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/fare"
@@ -178,42 +179,10 @@ func TestExplanation(t *testing.T) {
 		t.Errorf("%d routes, %d planes, rules %q", len(got.Routes), len(got.Planes), got.Rules)
 	}
 	for _, device := range []string{"p0.0", "p1.0"} {
-		l.step(DrainRequest{DrainTarget{SubPort: device}, true})
+		l.step(core.DrainRequest{Target: core.DrainTarget{SubPort: device}, On: true})
 	}
 	if got, _ = l.explain(key); got.Rules[len(got.Rules)-1] != "unreachable: drained" || got.Planes[0].Rule != "drained" {
 		t.Errorf("drained: rules %q, the plane's %q", got.Rules, got.Planes[0].Rule)
-	}
-}
-
-// TestASOverride checks that a leaf with as_override replaces every occurrence of the peer's AS by its own; a peer without it receives no path
-// with its own AS; the other peers receive the path unchanged.
-func TestASOverride(t *testing.T) {
-	c := coreOf(t, `
-role: leaf
-as: 65000
-router_id: 10.9.0.1
-accept: [10.255.0.0/16]
-planes:
-- name: p0
-  sub_ports:
-  - {device: a, speed: 400G, sessions: [{peer: 192.0.2.1}]}
-  - {device: b, speed: 400G, sessions: [{peer: 192.0.2.3, as_override: true}]}
-  - {device: c, speed: 400G, sessions: [{peer: 192.0.2.5}]}
-  - {device: d, speed: 400G, sessions: [{peer: 192.0.2.7}]}
-`)
-	for i, as := range []uint32{65001, 65002, 65002, 65003} {
-		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: as}})
-	}
-	do(t, c, Fabric{fare.RouteUpdate{Session: 0, Generation: 1, Prefix: destination(0), Attrs: says(400e9, 65001, 65002, 64900, 65002)}})
-	got := map[int]string{}
-	c.Advertise(func(session int, routes []Route) {
-		for _, r := range routes {
-			got[session] = fmt.Sprint(r.ASPath)
-		}
-	})
-	want := map[int]string{1: "[65001 65000 64900 65000]", 3: "[65001 65002 64900 65002]"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("AS paths by session: want (-), got (+)\n%s", diff)
 	}
 }
 

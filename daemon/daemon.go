@@ -13,11 +13,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fared/fared/fare"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/guard"
 	"github.com/fared/fared/daemon/internal/ndisc"
@@ -87,20 +90,20 @@ func New(cfg *config.Config, deps Deps) (*Daemon, error) {
 
 // build creates the daemon's parts. After an error Close releases the parts created so far.
 func (d *Daemon) build() error {
-	core, err := NewCore(d.cfg)
+	c, err := core.New(d.cfg)
 	if err != nil {
 		return err
 	}
-	d.loop = newLoop(d, core)
+	d.loop = newLoop(d, c)
 	if d.links = d.deps.Links; d.links == nil {
-		if d.links, err = newNetlinkLinks(core.Layout(), d.log); err != nil {
+		if d.links, err = newNetlinkLinks(c.Layout(), d.log); err != nil {
 			return err
 		}
 	}
-	if err := d.buildSpeaker(core.Layout()); err != nil {
+	if err := d.buildSpeaker(c.Layout()); err != nil {
 		return err
 	}
-	for i := range core.Layout().sessions {
+	for i := range c.Layout().Sessions {
 		d.loop.admit(i)
 	}
 	if d.cfg.Forwards() {
@@ -109,7 +112,7 @@ func (d *Daemon) build() error {
 		}
 	}
 	if r := d.cfg.Record; r.File != "" {
-		if d.loop.recorder, err = newRecorder(r, version.String(), core); err != nil {
+		if d.loop.recorder, err = newRecorder(r, version.String(), c); err != nil {
 			return err
 		}
 	}
@@ -117,7 +120,7 @@ func (d *Daemon) build() error {
 }
 
 // speakerConfig returns the speaker's part of a configuration; sessions are in the order of the layout.
-func speakerConfig(cfg *config.Config, l *layout) speaker.Config {
+func speakerConfig(cfg *config.Config, l *core.Layout) speaker.Config {
 	out := speaker.Config{
 		AS: cfg.AS, RouterID: cfg.RouterID, HoldTime: cfg.BGP.HoldTime, KeepaliveInterval: cfg.BGP.KeepaliveInterval,
 		ConnectRetry: cfg.BGP.ConnectRetry, RestartTime: cfg.BGP.RestartTime, MaxPrefixes: cfg.BGP.MaxPrefixes, Accept: cfg.Accept, AllowOwnAS: cfg.BGP.AllowOwnAS,
@@ -127,20 +130,20 @@ func speakerConfig(cfg *config.Config, l *layout) speaker.Config {
 	if b := cfg.BFD; b != nil {
 		out.BFD = speaker.BFD{Interval: b.Interval, Multiplier: b.Multiplier}
 	}
-	for i := range l.sessions {
-		s := &l.sessions[i]
-		sp := &l.subPorts[s.subPort]
+	for i := range l.Sessions {
+		s := &l.Sessions[i]
+		sp := &l.SubPorts[s.SubPort]
 		families := []speaker.Family{}
-		if s.families[0] {
+		if s.FamilySet[0] {
 			families = append(families, speaker.IPv4)
 		}
-		if s.families[1] {
+		if s.FamilySet[1] {
 			families = append(families, speaker.IPv6)
 		}
 		out.Sessions = append(out.Sessions, speaker.Session{
 			Name: s.Name, Peer: s.Peer, Port: s.Port, Local: s.Local, PeerAS: s.PeerAS, Device: sp.Device, Netns: sp.Netns,
 			Unnumbered: s.Unnumbered, Passive: s.Passive, Password: s.Password, AO: signing(s.TCPAO), GTSMHops: s.GTSMHops, Families: families,
-			ExtendedNextHop: s.ExtendedNextHop, Accept: s.Accept, Deciding: deciding(s.codec), NonTransitive: s.codec.NonTransitive,
+			ExtendedNextHop: s.ExtendedNextHop, Accept: s.Accept, Deciding: deciding(s.Codec), NonTransitive: s.Codec.NonTransitive,
 		})
 	}
 	return out
@@ -155,7 +158,7 @@ func (d *Daemon) fatal(err error) {
 	exit(1)
 }
 
-func (d *Daemon) buildSpeaker(l *layout) error {
+func (d *Daemon) buildSpeaker(l *core.Layout) error {
 	cfg := speakerConfig(d.cfg, l)
 	deps := speaker.Deps{Log: d.log, Fatal: d.fatal}
 	if slices.ContainsFunc(cfg.Sessions, func(s speaker.Session) bool { return s.Unnumbered }) {
@@ -371,4 +374,15 @@ func (d *Daemon) Close() error {
 		d.loop.recorder = nil
 	}
 	return errors.Join(errs...)
+}
+
+// deciding returns the guard's callback for a route with too many communities.
+func deciding(codec fare.Codec) func([][8]byte) int {
+	return func(raw [][8]byte) int {
+		communities := make([]fare.Community, len(raw))
+		for i := range raw {
+			communities[i] = raw[i]
+		}
+		return codec.Deciding(communities)
+	}
 }

@@ -13,6 +13,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 )
 
 var own = netip.MustParsePrefix("10.255.0.1/32")
@@ -106,7 +107,7 @@ func TestRecordedRunReplays(t *testing.T) {
 	eventually(t, "the session is back", func() bool { return r.leaves[3].count() == 2 })
 	r.drain("p0", true)
 	r.wait(d, "0:1")
-	eventually(t, "drained", func() bool { return r.stage(DrainTarget{Plane: "p0"}) == "drained" })
+	eventually(t, "drained", func() bool { return r.stage(core.DrainTarget{Plane: "p0"}) == "drained" })
 	r.stop()
 	f, err := os.Open(path)
 	if err != nil {
@@ -114,7 +115,7 @@ func TestRecordedRunReplays(t *testing.T) {
 	}
 	defer f.Close()
 	events := 0
-	got, err := Replay(f, func(Replayed) { events++ })
+	got, err := core.Replay(f, func(core.Replayed) { events++ })
 	if err != nil {
 		t.Fatal(err)
 	}

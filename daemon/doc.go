@@ -2,7 +2,7 @@
 //
 // # Structure
 //
-// One goroutine, the loop, makes every decision. Every input reaches it as an Event; every decision leaves it as a desired state that another
+// One goroutine, the loop, makes every decision, by daemon/internal/core. Every input reaches it as a core.Event; every decision leaves it as a desired state that another
 // component applies:
 //
 //	leaf UPDATE -> guard -> speaker (GoBGP) --ready--+
@@ -13,7 +13,8 @@
 // Source ports are chosen on whichever goroutine displays or pins them. If the data plane must be queried for its flow hash, a separate
 // goroutine sends the queries and notifies the loop when an answer has arrived.
 //
-// The Core has no goroutine, socket or clock: the same events give the same state and the same bytes. Recording and `fared replay` rely on this.
+// The core has no goroutine, socket or clock, and only Step changes it: the same events give the same state and the same bytes. Recording and
+// `fared replay` rely on this.
 //
 // # Roles
 //

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/dataplane/memory"
 )
 
@@ -15,7 +16,7 @@ import (
 // shares.
 func TestDrainInOrder(t *testing.T) {
 	r := newRig(t, shape{planes: 2, subPorts: 1, extra: "drain_delay: 100ms\n"}, rigOptions{leaves: announceAll(400e9, 1)})
-	d, target := destination(0), DrainTarget{Plane: "p1"}
+	d, target := destination(0), core.DrainTarget{Plane: "p1"}
 	r.wait(d, "1:1")
 	r.waitHeard(1, own, "400G")
 	n := r.journal.len()
@@ -67,7 +68,7 @@ func TestDrainWaitsForTheDataPlane(t *testing.T) {
 			// A later change passes through the whole loop and reaches the leaves: a new speed.
 			r.leaves[0].announce(400e9, destination(5))
 			eventually(t, "a later UPDATE at the data plane", func() bool { return r.journal.index(n, "dataplane: destination 10.255.1.5/32") >= 0 })
-			if s := r.stage(DrainTarget{Plane: "p1"}); s != "shares" {
+			if s := r.stage(core.DrainTarget{Plane: "p1"}); s != "shares" {
 				t.Errorf("stage %s", s)
 			}
 			if said := r.leaves[1].has(own); said != "400G" {

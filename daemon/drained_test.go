@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/internal/core"
 )
 
 // shown returns plane p1, its sub-port and its session in the status: "drained", "draining" or "in service", and the session's state.
@@ -54,7 +55,7 @@ func TestDrainedIsTrue(t *testing.T) {
 			t.Fatal(err)
 		}
 	}})
-	target := DrainTarget{Plane: "p1"}
+	target := core.DrainTarget{Plane: "p1"}
 	r.wait(destination(0), "1:1")
 	r.waitHeard(1, own, "400G")
 	if got := r.shown(); got != "in service, in service, established" {
@@ -121,7 +122,7 @@ func TestDrainedSurvivesTheSession(t *testing.T) {
 			eventually(t, "the neighbor has a route", func() bool {
 				return r.leaves[1].has(announced) != "nothing" && r.leaves[1].has(announced) != "no session"
 			})
-			target := DrainTarget{SubPort: r.s.device(1)}
+			target := core.DrainTarget{SubPort: r.s.device(1)}
 			drain := func() {
 				t.Helper()
 				_, err := r.d.FabricService().Drain(t.Context(), &farev1.DrainRequest{Force: true, Target: &farev1.DrainTarget{Target: &farev1.DrainTarget_SubPort{SubPort: target.SubPort}}})

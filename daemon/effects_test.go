@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/dataplane/memory"
@@ -37,7 +38,7 @@ func TestNothingStaysOfADestination(t *testing.T) {
 	for i := range 2 {
 		establish(l, s, i)
 	}
-	l.plane(&dpclient.Event{Kind: dpclient.Connected, Capabilities: &farev1.Capabilities{FlowHash: &farev1.FlowHash{Algorithm: flowHashAsk}}})
+	l.plane(&dpclient.Event{Kind: dpclient.Connected, Capabilities: &farev1.Capabilities{FlowHash: &farev1.FlowHash{Algorithm: core.FlowHashAsk}}})
 	l.handOut()
 	empty := kept(l)
 	for _, answer := range []dpclient.EventKind{0, dpclient.InEffect, dpclient.Approximate, dpclient.Refused, dpclient.Pending} {

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/wecmp"
 )
@@ -167,18 +168,18 @@ func TestForwardingOrderIsTheEngines(t *testing.T) {
 				programmed = append(programmed, p.Plane+" "+sp.Device)
 			}
 		}
-		engine := l.engineConfig(c.Config())
+		engine := l.EngineConfig(c.Config())
 		for _, p := range engine.Planes {
 			for _, sp := range p.SubPorts {
 				planned = append(planned, p.Name+" "+sp.Name)
 			}
 		}
-		if !slices.Equal(programmed, planned) || len(planned) < len(l.planes) {
+		if !slices.Equal(programmed, planned) || len(planned) < len(l.Planes) {
 			t.Fatalf("Forwarding has %q, the engine %q", programmed, planned)
 		}
-		for i, device := range l.devices() {
-			if !strings.HasSuffix(planned[i], " "+device) || len(l.devices()) != len(planned) {
-				t.Fatalf("the layout has %q, the engine %q", l.devices(), planned)
+		for i, device := range l.Devices() {
+			if !strings.HasSuffix(planned[i], " "+device) || len(l.Devices()) != len(planned) {
+				t.Fatalf("the layout has %q, the engine %q", l.Devices(), planned)
 			}
 		}
 	}
@@ -303,7 +304,7 @@ func TestFlowHashChanges(t *testing.T) {
 	dp.set(other, nil)
 	dp.BreakStream()
 	eventually(t, "ports by the other hash", func() bool {
-		var now FlowHash
+		var now core.FlowHash
 		r.inside(func(l *loop) { now = l.core.FlowHash() })
 		return now == flowHash(other)
 	})
@@ -315,11 +316,11 @@ func TestFlowHashChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	core, err := Replay(f, nil)
+	c, err := core.Replay(f, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := Weights(core)
+	all, err := Weights(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -512,7 +513,7 @@ func TestReplayHasAnswersAndNextHops(t *testing.T) {
 		r.inside(func(l *loop) {
 			n := 0
 			for _, d := range destinations(4) {
-				if l.core.landing(own.Addr(), d.Addr()) != nil {
+				if l.core.Landing(own.Addr(), d.Addr()) != nil {
 					n++
 				}
 			}
@@ -526,14 +527,14 @@ func TestReplayHasAnswersAndNextHops(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	core, err := Replay(f, nil)
+	c, err := core.Replay(f, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := core.SessionState(1).NextHop; got != learned {
+	if got := c.SessionState(1).NextHop; got != learned {
 		t.Errorf("next hop %s, want %s", got, learned)
 	}
-	all, err := Weights(core)
+	all, err := Weights(c)
 	if err != nil || len(all) != 3 {
 		t.Fatalf("%d destinations, %v", len(all), err)
 	}
@@ -588,7 +589,7 @@ func TestLandingsAreBounded(t *testing.T) {
 	if len(p.pairs) != maxLandings {
 		t.Errorf("%d pairs of our loopback, want all", len(p.pairs))
 	}
-	p.keep(&layout{})
+	p.keep(&core.Layout{})
 	if len(p.pairs) != 0 {
 		t.Errorf("%d pairs of what is no loopback any more", len(p.pairs))
 	}

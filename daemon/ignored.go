@@ -20,65 +20,6 @@ const (
 	ignoredLines = 8 // lines per ignoredEvery; further lines follow later
 )
 
-// ignoredKey identifies a session with routes whose bandwidth is ignored for a reason.
-type ignoredKey struct {
-	session int
-	reason  fare.Reason
-}
-
-// ignored tracks the ignored bandwidth of all source groups. The zero value is empty.
-type ignored struct {
-	groups  map[sourceKey[fare.GroupID]][]fare.IgnoredBandwidth // groups with ignored bandwidth
-	changed []sourceKey[fare.GroupID]                           // since the last call of takeIgnored; it omits deleted groups
-	dirty   bool                                                // a table has changed since that call
-}
-
-// noteIgnored updates the ignored bandwidth after a change of a table, in O(1) for groups without any before and after.
-func (c *Core) noteIgnored(source int, ch fare.Change) {
-	g := &c.unbelieved
-	key := sourceKey[fare.GroupID]{source, ch.Group}
-	switch ch.Kind {
-	case fare.GroupSet:
-		now := c.sources[source].table.Group(ch.Group).Ignored
-		if slices.Equal(now, g.groups[key]) {
-			return
-		}
-		g.dirty = true
-		g.changed = append(g.changed, key)
-		if len(now) == 0 {
-			delete(g.groups, key)
-			return
-		}
-		if g.groups == nil {
-			g.groups = map[sourceKey[fare.GroupID]][]fare.IgnoredBandwidth{}
-		}
-		g.groups[key] = slices.Clone(now)
-	case fare.GroupDelete:
-		if _, ok := g.groups[key]; ok {
-			g.dirty = true
-			delete(g.groups, key)
-		}
-	}
-}
-
-// ignoredRoutes counts routes with ignored bandwidth by session and reason, sorted. A session that serves several source groups has its routes
-// in each; its count is the largest of these.
-func (c *Core) ignoredRoutes() []fare.IgnoredRoutes {
-	all := map[ignoredKey]fare.IgnoredRoutes{}
-	for i := range c.sources {
-		at := c.layout.sources[i].at.sessions
-		for _, x := range c.sources[i].table.Ignored() {
-			x.Session = slices.Index(at, x.Session)
-			if key := (ignoredKey{x.Session, x.Reason}); x.Routes > all[key].Routes {
-				all[key] = x
-			}
-		}
-	}
-	return slices.SortedFunc(maps.Values(all), func(a, b fare.IgnoredRoutes) int {
-		return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Reason, b.Reason))
-	})
-}
-
 // remedyFor returns the remedy for ignored bandwidth.
 func remedyFor(reason fare.Reason) string {
 	switch reason {
@@ -90,23 +31,9 @@ func remedyFor(reason fare.Reason) string {
 	return "correct the leaf's export policy or software: the value is not a bandwidth"
 }
 
-// takeIgnored calls destination for the destinations whose ignored bandwidth has changed since the last call. It reports whether any ignored
-// bandwidth has changed, that of removed destinations included.
-func (c *Core) takeIgnored(destination func(source int, prefix netip.Prefix)) bool {
-	g := &c.unbelieved
-	for _, key := range g.changed {
-		for prefix := range c.sources[key.source].table.Members(key.of) {
-			destination(key.source, prefix)
-		}
-	}
-	dirty := g.dirty
-	g.changed, g.dirty = g.changed[:0], false
-	return dirty
-}
-
 // markIgnored marks the vectors whose ignored bandwidth has changed for the status.
 func (l *loop) markIgnored() {
-	changed := l.core.takeIgnored(func(source int, prefix netip.Prefix) {
+	changed := l.core.TakeIgnored(func(source int, prefix netip.Prefix) {
 		if a, ok := l.effects.destinations[l.key(source, prefix)]; ok {
 			l.builder.MarkVector(a.vector)
 		}
@@ -144,13 +71,13 @@ func (l *loop) reportIgnored() {
 		}
 		lines++
 		r.last = now
-		name, detail := l.core.Layout().sessions[session].Name, fmt.Sprintf(format, args...)
+		name, detail := l.core.Layout().Sessions[session].Name, fmt.Sprintf(format, args...)
 		l.builder.Event(status.Event{Time: now, Kind: status.EventFault, Subject: name, Detail: detail})
 		l.log.Warn("path bandwidth", "session", name, "detail", detail)
 		return true
 	}
 	current := map[faultKey]bool{}
-	for _, x := range l.core.ignoredRoutes() {
+	for _, x := range l.core.IgnoredRoutes() {
 		key := faultKey{x.Session, x.Reason}
 		current[key] = true
 		if !r.reported[key] && line(x.Session, "bandwidth of %d routes ignored, %s, such as %s: %s", x.Routes, x.Reason, x.Example, remedyFor(x.Reason)) {
@@ -178,7 +105,7 @@ func (l *loop) ignoredText(source int, list []fare.IgnoredBandwidth) string {
 		var names []string
 		for _, x := range list {
 			if x.Reason == reason {
-				names = append(names, l.core.Layout().sources[source].sessions[x.Session].Name)
+				names = append(names, l.core.Layout().Sources[source].Sessions[x.Session].Name)
 			}
 		}
 		if len(names) == 0 {
@@ -196,10 +123,10 @@ func (l *loop) ignoredText(source int, list []fare.IgnoredBandwidth) string {
 // ignoredFaults returns every fault of ignored bandwidth.
 func (l *loop) ignoredFaults() []status.Fault {
 	var out []status.Fault
-	for _, x := range l.core.ignoredRoutes() {
-		s := &l.core.Layout().sessions[x.Session]
+	for _, x := range l.core.IgnoredRoutes() {
+		s := &l.core.Layout().Sessions[x.Session]
 		out = append(out, status.Fault{
-			Kind: status.FaultBandwidthIgnored, Plane: l.core.Layout().planes[s.plane], Session: s.Name, Reason: x.Reason.String(), Routes: x.Routes,
+			Kind: status.FaultBandwidthIgnored, Plane: l.core.Layout().Planes[s.Plane], Session: s.Name, Reason: x.Reason.String(), Routes: x.Routes,
 			Example: x.Example, Remedy: remedyFor(x.Reason),
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/link"
 	"github.com/fared/fared/fare"
 )
@@ -60,10 +61,10 @@ type netlinkLinks struct {
 	ready   chan struct{}
 }
 
-func newNetlinkLinks(l *layout, log *slog.Logger) (*netlinkLinks, error) {
+func newNetlinkLinks(l *core.Layout, log *slog.Logger) (*netlinkLinks, error) {
 	n := &netlinkLinks{ready: make(chan struct{}, 1)}
 	cfg := link.Config{Logger: log}
-	for i, sp := range l.subPorts {
+	for i, sp := range l.SubPorts {
 		if sp.LinkState == config.LinkAssumeUp {
 			n.assumed = append(n.assumed, LinkEvent{SubPort: i, Up: true})
 			continue

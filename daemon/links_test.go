@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/fare"
 )
@@ -36,7 +37,7 @@ func TestAssumedLinks(t *testing.T) {
 		"none":   {assumed(), []string{"0 false", "1 true", "2 false"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLayout(parsed(t, c.text))
+			l := core.NewLayout(parsed(t, c.text))
 			n, err := newNetlinkLinks(&l, slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
@@ -155,7 +156,7 @@ func TestFlapWhileHeldUp(t *testing.T) {
 	reason("down while held up", "no carrier again")
 	l.wokenAt = l.wokenAt.Add(l.core.Config().PathBandwidth.IncreaseHoldUp)
 	l.timers()
-	if l.core.subPort(0).Up {
+	if l.core.SubPort(0).Up {
 		t.Error("a link counts that fell while it was held up")
 	}
 	l.link(&LinkEvent{Up: true, Speed: 100e9, SpeedSource: "ethtool", Transitions: 5})
@@ -164,14 +165,14 @@ func TestFlapWhileHeldUp(t *testing.T) {
 	reason("after the hold-up", "")
 	// A faster link is shown with the speed in use until the increase has lasted.
 	l.link(&LinkEvent{Up: true, Speed: 400e9, SpeedSource: "ethtool", Transitions: 5})
-	if got := l.core.subPort(0).Speed; got != fare.Bandwidth(100e9) {
+	if got := l.core.SubPort(0).Speed; got != fare.Bandwidth(100e9) {
 		t.Errorf("the faster link counts at once: %v", got)
 	}
 	// A decrease counts immediately, and cancels the pending increase.
 	l.link(&LinkEvent{Up: true, Speed: 50e9, SpeedSource: "ethtool", Transitions: 5})
 	l.wokenAt = l.wokenAt.Add(l.core.Config().PathBandwidth.IncreaseHoldUp)
 	l.timers()
-	if got := l.core.subPort(0).Speed; got != fare.Bandwidth(50e9) {
+	if got := l.core.SubPort(0).Speed; got != fare.Bandwidth(50e9) {
 		t.Errorf("the slower link counts with %v", got)
 	}
 }

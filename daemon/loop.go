@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
@@ -22,7 +23,7 @@ var errStopped = errors.New("the daemon is stopping")
 // loop makes all decisions. Only its goroutine accesses its fields, except the channels of do.
 type loop struct {
 	d        *Daemon
-	core     *Core
+	core     *core.Core
 	log      *slog.Logger
 	builder  *status.Builder
 	metrics  *status.Metrics
@@ -43,14 +44,14 @@ type loop struct {
 	damage        string    // damage of the layer below the data plane; "" if it is intact
 	deadline      time.Time // of the start; zero after convergence
 	drainTimers   []drainTimer
-	evacuations   map[DrainTarget]*dpclient.Evacuation // of drains that wait for the data plane
-	wokenAt       time.Time                            // when the inputs of the current step were drained
+	evacuations   map[core.DrainTarget]*dpclient.Evacuation // of drains that wait for the data plane
+	wokenAt       time.Time                                 // when the inputs of the current step were drained
 	speakerEvents []speaker.Event
 	bulkEvents    []speaker.Event // events of sessions beyond their allowance
 	allowances    []allowance     // by session
 	linkEvents    []LinkEvent
 	planeEvents   []dpclient.Event
-	subPortOps    []SubPortOp
+	subPortOps    []core.SubPortOp
 	reweighed     reweighed
 	ignoredReport ignoredReport
 
@@ -63,27 +64,27 @@ type loop struct {
 
 // drainTimer is a drain whose next step waits for the drain delay.
 type drainTimer struct {
-	target DrainTarget
-	stage  DrainStage
+	target core.DrainTarget
+	stage  core.DrainStage
 	at     time.Time
 }
 
-func newLoop(d *Daemon, core *Core) *loop {
+func newLoop(d *Daemon, c *core.Core) *loop {
 	l := &loop{
-		d: d, core: core, log: d.log, started: time.Now(),
+		d: d, core: c, log: d.log, started: time.Now(),
 		calls: make(chan func()), stopped: make(chan struct{}),
-		lanes: make([]lane, len(core.Layout().subPorts)), faults: make([]string, len(core.Layout().sessions)),
-		allowances: make([]allowance, len(core.Layout().sessions)),
-		dpReady:    !core.Config().Forwards(),
-		places:     map[uint32][]wecmp.Place{}, loopbacks: core.Layout().loopbacks(),
+		lanes: make([]lane, len(c.Layout().SubPorts)), faults: make([]string, len(c.Layout().Sessions)),
+		allowances: make([]allowance, len(c.Layout().Sessions)),
+		dpReady:    !c.Config().Forwards(),
+		places:     map[uint32][]wecmp.Place{}, loopbacks: c.Layout().Loopbacks(),
 	}
 	for i := range l.lanes {
 		l.lanes[i].SubPort, l.lanes[i].Reason = i, "no link state yet"
 	}
 	l.effects = newEffects()
-	if core.Config().Forwards() {
-		l.ports = newSourcePorts(core.Config(), core.Layout(), l.log)
-		l.ports.use(core.planners(l.ports.asked))
+	if c.Config().Forwards() {
+		l.ports = newSourcePorts(c.Config(), c.Layout(), l.log)
+		l.ports.use(c.Planners(l.ports.asked))
 	}
 	l.notifier = newNotifier(!d.deps.Embedded, l.log)
 	l.builder = status.NewBuilder(source{l}, l.statusLayout(), d.deps.Instance)
@@ -178,7 +179,7 @@ func (l *loop) turn() {
 }
 
 // step records an event and passes it to the core.
-func (l *loop) step(ev Event) {
+func (l *loop) step(ev core.Event) {
 	l.record(ev)
 	if err := l.core.Step(ev); err != nil {
 		// Adapters only produce events in range, and requests of people were checked before.
@@ -196,8 +197,8 @@ func (l *loop) handOut() {
 	if l.d.client != nil {
 		l.subPortOps = l.core.SubPortOps(l.subPortOps)
 		for _, op := range l.subPortOps {
-			change := l.d.client.SetSubPort(l.core.Layout().subPorts[op.SubPort].Device, op.Up)
-			l.effects.want(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: l.core.Layout().subPorts[op.SubPort].Device}, change, now)
+			change := l.d.client.SetSubPort(l.core.Layout().SubPorts[op.SubPort].Device, op.Up)
+			l.effects.want(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: l.core.Layout().SubPorts[op.SubPort].Device}, change, now)
 		}
 		for _, u := range l.core.Updates() {
 			l.update(u, now)
@@ -209,7 +210,7 @@ func (l *loop) handOut() {
 		}
 	}
 	if l.dpReady {
-		l.core.Advertise(func(session int, routes []Route) {
+		l.core.Advertise(func(session int, routes []core.Route) {
 			ads := make([]speaker.Advertisement, len(routes))
 			for i, r := range routes {
 				ads[i] = speaker.Advertisement{Prefix: r.Prefix, Communities: r.Communities, ASPath: r.ASPath}
@@ -220,7 +221,7 @@ func (l *loop) handOut() {
 }
 
 // update declares one of the engine's decisions to the data plane and to the status.
-func (l *loop) update(u Update, now time.Time) {
+func (l *loop) update(u core.Update, now time.Time) {
 	key := l.key(u.Source, u.Destination)
 	shown := status.Key{Prefix: u.Destination, Source: u.Source}
 	switch u.Kind {
@@ -248,7 +249,7 @@ func (l *loop) update(u Update, now time.Time) {
 		l.d.client.DeleteDestination(key)
 		l.effects.forget(dpclient.Object{Kind: dpclient.KindDestination, Destination: key})
 		l.effects.assign(key, 0, 0, nil)
-		l.ports.forget(u.Destination.Addr(), l.core.Layout().sources[u.Source].loopbacks)
+		l.ports.forget(u.Destination.Addr(), l.core.Layout().Sources[u.Source].Loopbacks)
 		l.builder.MarkDestination(shown)
 	}
 }
@@ -259,7 +260,7 @@ func (l *loop) link(ev *LinkEvent) {
 	if ev.Speed != 0 {
 		l.lanes[ev.SubPort].known = ev.Speed
 	}
-	sp := &l.core.Layout().subPorts[ev.SubPort]
+	sp := &l.core.Layout().SubPorts[ev.SubPort]
 	if sp.Speed != 0 {
 		ev.Speed, ev.SpeedSource = sp.Speed, "config"
 	}
@@ -288,7 +289,7 @@ func (l *loop) link(ev *LinkEvent) {
 // applyLink applies a device's state.
 func (l *loop) applyLink(ev *LinkEvent) {
 	cur := &l.lanes[ev.SubPort]
-	sp := &l.core.Layout().subPorts[ev.SubPort]
+	sp := &l.core.Layout().SubPorts[ev.SubPort]
 	switch {
 	case !cur.seen || cur.Up != ev.Up:
 		kind := status.EventLinkDown
@@ -300,9 +301,9 @@ func (l *loop) applyLink(ev *LinkEvent) {
 		l.event(status.EventSpeed, sp.Device, cur.Speed.String()+" to "+ev.Speed.String())
 	}
 	cur.LinkEvent, cur.seen = *ev, true
-	l.step(Fabric{fare.LinkState{SubPort: ev.SubPort, Up: ev.Up, Speed: ev.Speed}})
-	for i := range l.core.Layout().sessions {
-		if l.core.Layout().sessions[i].subPort == ev.SubPort {
+	l.step(core.Fabric{Event: fare.LinkState{SubPort: ev.SubPort, Up: ev.Up, Speed: ev.Speed}})
+	for i := range l.core.Layout().Sessions {
+		if l.core.Layout().Sessions[i].SubPort == ev.SubPort {
 			l.admit(i)
 		}
 	}
@@ -312,7 +313,7 @@ func (l *loop) applyLink(ev *LinkEvent) {
 // admit lets a session connect when its link is up. With graceful restart it also waits for the data plane: leaves keep our routes until our
 // End-of-RIB, which without a data plane would announce that there are none.
 func (l *loop) admit(session int) {
-	cur := &l.lanes[l.core.Layout().sessions[session].subPort]
+	cur := &l.lanes[l.core.Layout().Sessions[session].SubPort]
 	if !l.dpReady && l.core.Config().BGP.RestartTime > 0 {
 		l.d.speaker.SetAdminState(session, false, "waiting for the data plane")
 		return
@@ -324,40 +325,40 @@ func (l *loop) admit(session int) {
 func (l *loop) bgp(ev speaker.Event) {
 	switch ev := ev.(type) {
 	case speaker.SessionUp:
-		l.step(Fabric{fare.SessionUp{Session: ev.Session, Generation: ev.Generation, Node: ev.Node, PeerAS: ev.PeerAS}})
+		l.step(core.Fabric{Event: fare.SessionUp{Session: ev.Session, Generation: ev.Generation, Node: ev.Node, PeerAS: ev.PeerAS}})
 		l.faults[ev.Session] = ""
 		l.checkIdentifier(ev)
 		l.learnNextHop(ev.Session, l.d.speaker.Status(ev.Session).Remote.Addr())
 		l.skipFamilies(ev)
-		l.event(status.EventSessionUp, l.core.Layout().sessions[ev.Session].Name, "node "+ev.Node.String())
+		l.event(status.EventSessionUp, l.core.Layout().Sessions[ev.Session].Name, "node "+ev.Node.String())
 	case speaker.SessionDown:
 		l.d.links.Poll() // BFD or TCP may detect a failure before the kernel reports the lost carrier
-		l.step(Fabric{fare.SessionDown{Session: ev.Session, Generation: ev.Generation}})
-		l.event(status.EventSessionDown, l.core.Layout().sessions[ev.Session].Name, ev.Reason)
+		l.step(core.Fabric{Event: fare.SessionDown{Session: ev.Session, Generation: ev.Generation}})
+		l.event(status.EventSessionDown, l.core.Layout().Sessions[ev.Session].Name, ev.Reason)
 		l.handOut() // one plane-level operation, before all other pending work
 	case speaker.Route:
-		l.step(Fabric{fare.RouteUpdate{Session: ev.Session, Generation: ev.Generation, Prefix: ev.Prefix, Attrs: ev.Attrs}})
+		l.step(core.Fabric{Event: fare.RouteUpdate{Session: ev.Session, Generation: ev.Generation, Prefix: ev.Prefix, Attrs: ev.Attrs}})
 		l.builder.MarkFabric()
 	case speaker.Withdraw:
-		l.step(Fabric{fare.RouteWithdraw{Session: ev.Session, Generation: ev.Generation, Prefix: ev.Prefix}})
+		l.step(core.Fabric{Event: fare.RouteWithdraw{Session: ev.Session, Generation: ev.Generation, Prefix: ev.Prefix}})
 		l.builder.MarkFabric()
 	case speaker.EndOfRIB:
-		l.step(EndOfRIB{Session: ev.Session, Generation: ev.Generation, IPv6: ev.Family == speaker.IPv6})
-		l.event(status.EventEndOfRIB, l.core.Layout().sessions[ev.Session].Name, ev.Family.String())
+		l.step(core.EndOfRIB{Session: ev.Session, Generation: ev.Generation, IPv6: ev.Family == speaker.IPv6})
+		l.event(status.EventEndOfRIB, l.core.Layout().Sessions[ev.Session].Name, ev.Family.String())
 	case speaker.Written:
-		l.step(RoutesWritten{Session: ev.Session, Generation: ev.Generation, Mark: ev.Mark})
+		l.step(core.RoutesWritten{Session: ev.Session, Generation: ev.Generation, Mark: ev.Mark})
 		l.builder.MarkFabric()
 	case speaker.Fault:
 		l.faults[ev.Session] = ev.Reason
-		l.event(status.EventFault, l.core.Layout().sessions[ev.Session].Name, ev.Reason)
+		l.event(status.EventFault, l.core.Layout().Sessions[ev.Session].Name, ev.Reason)
 	}
 }
 
 // skipFamilies marks End-of-RIB as received for configured families that were not negotiated.
 func (l *loop) skipFamilies(ev speaker.SessionUp) {
 	for i, family := range []speaker.Family{speaker.IPv4, speaker.IPv6} {
-		if l.core.Layout().sessions[ev.Session].families[i] && !ev.Families.Has(family) {
-			l.step(EndOfRIB{Session: ev.Session, Generation: ev.Generation, IPv6: family == speaker.IPv6})
+		if l.core.Layout().Sessions[ev.Session].FamilySet[i] && !ev.Families.Has(family) {
+			l.step(core.EndOfRIB{Session: ev.Session, Generation: ev.Generation, IPv6: family == speaker.IPv6})
 		}
 	}
 }
@@ -365,7 +366,7 @@ func (l *loop) skipFamilies(ev speaker.SessionUp) {
 // learnNextHop passes the address of a session's neighbor to the data plane if the configuration does not contain it.
 func (l *loop) learnNextHop(session int, peer netip.Addr) {
 	if l.d.client != nil && peer.IsValid() && l.core.SessionState(session).NextHop != peer {
-		l.step(NextHop{Session: session, Address: peer})
+		l.step(core.NextHop{Session: session, Address: peer})
 		l.d.client.SetForwarding(forwardingOf(l.core))
 	}
 }
@@ -380,15 +381,15 @@ func (l *loop) plane(ev *dpclient.Event) {
 		l.dpReady = true
 		caps := ev.Capabilities
 		before := l.core.FlowHash()
-		l.step(DataplaneReady{MaxWeight: caps.GetMaxWeight(), MaxWeightSum: caps.GetMaxWeightSum(), FlowHash: flowHash(caps.GetFlowHash())})
+		l.step(core.DataplaneReady{MaxWeight: caps.GetMaxWeight(), MaxWeightSum: caps.GetMaxWeightSum(), FlowHash: flowHash(caps.GetFlowHash())})
 		l.event(status.EventDataplane, ev.Name, "connected")
-		l.ports.connected(l.core.FlowHash().Algorithm == flowHashAsk)
+		l.ports.connected(l.core.FlowHash().Algorithm == core.FlowHashAsk)
 		if l.core.FlowHash() != before {
 			l.replan(before, first)
 		}
 		if first {
 			l.handOut() // routes come before the sessions that wait for the data plane
-			for i := range l.core.Layout().sessions {
+			for i := range l.core.Layout().Sessions {
 				l.admit(i)
 			}
 		}
@@ -444,8 +445,8 @@ func (l *loop) integrity(damage string) {
 }
 
 // replan recomputes and republishes source ports after the data plane's flow hash has changed.
-func (l *loop) replan(before FlowHash, first bool) {
-	l.ports.use(l.core.planners(l.ports.asked))
+func (l *loop) replan(before core.FlowHash, first bool) {
+	l.ports.use(l.core.Planners(l.ports.asked))
 	l.builder.SetLayout(l.statusLayout())
 	for key, a := range l.effects.destinations {
 		l.repin(key, a.vector)
@@ -468,7 +469,7 @@ func (l *loop) repin(key dpclient.Destination, vector uint32) {
 // landed passes changed landings to the core, and updates the status of destinations whose landing has arrived.
 func (l *loop) landed() {
 	for _, news := range l.ports.take() {
-		l.step(Landing{Source: news.src, Destination: news.dst, Table: news.table})
+		l.step(core.Landing{Source: news.src, Destination: news.dst, Table: news.table})
 		if news.table == nil {
 			continue
 		}
@@ -487,7 +488,7 @@ func (l *loop) markObject(o dpclient.Object) {
 	case dpclient.KindVector:
 		l.builder.MarkVector(o.Vector)
 	case dpclient.KindDestination:
-		l.builder.MarkDestination(status.Key{Prefix: o.Destination.Prefix, Source: l.core.Layout().sourceNamed(o.Destination.Source)})
+		l.builder.MarkDestination(status.Key{Prefix: o.Destination.Prefix, Source: l.core.Layout().SourceNamed(o.Destination.Source)})
 	case dpclient.KindSubPort:
 		// A vector's planes are in effect only when their sub-ports are, so all vectors may have changed.
 		for id := range l.effects.users {
@@ -501,7 +502,7 @@ func (l *loop) timers() {
 	now := l.wokenAt
 	if !l.deadline.IsZero() && !now.Before(l.deadline) {
 		l.log.Warn("not every session has sent End-of-RIB; continuing with the routes received so far", "deadline", l.core.Config().Start.Deadline)
-		l.step(StartDeadline{})
+		l.step(core.StartDeadline{})
 	}
 	for i := range l.lanes {
 		if p := &l.lanes[i]; p.held && !now.Before(p.holdUntil) {
@@ -516,7 +517,7 @@ func (l *loop) timers() {
 			continue
 		}
 		l.drainTimers = slices.Delete(l.drainTimers, i, i+1)
-		l.step(DrainStep{Target: t.target})
+		l.step(core.DrainStep{Target: t.target})
 		l.builder.MarkFabric()
 	}
 	l.armDrains()
@@ -525,15 +526,15 @@ func (l *loop) timers() {
 // armDrains starts a timer for every drain whose stage waits for one. In stage DrainRoutes the delay begins when the sessions' connections have
 // carried the zero bandwidth; a session that comes up later does not restart it.
 func (l *loop) armDrains() {
-	l.core.Drains(func(t DrainTarget, s DrainStage) {
+	l.core.Drains(func(t core.DrainTarget, s core.DrainStage) {
 		i := slices.IndexFunc(l.drainTimers, func(d drainTimer) bool { return d.target == t })
-		if s != DrainRoutes && s != Undraining {
+		if s != core.DrainRoutes && s != core.Undraining {
 			if i >= 0 {
 				l.drainTimers = slices.Delete(l.drainTimers, i, i+1)
 			}
 			return
 		}
-		if s == DrainRoutes && (i < 0 || l.drainTimers[i].stage != s) && len(l.core.unsettled(t)) > 0 {
+		if s == core.DrainRoutes && (i < 0 || l.drainTimers[i].stage != s) && len(l.core.Unsettled(t)) > 0 {
 			if i >= 0 {
 				l.drainTimers = slices.Delete(l.drainTimers, i, i+1)
 			}

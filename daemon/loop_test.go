@@ -11,6 +11,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
@@ -243,10 +244,10 @@ func TestSessionEvents(t *testing.T) {
 // TestRefusedEventsAreFaults checks that an event that the core rejects, and a decision that it cannot carry out, is an event with its reason.
 func TestRefusedEventsAreFaults(t *testing.T) {
 	l := idle(t, shape{planes: 2, subPorts: 1}.text())
-	if got := during(l, func() { l.step(DrainRequest{DrainTarget{Plane: "p7"}, true}) }); got != `fault, loop: no plane "p7": the planes are p0, p1` {
+	if got := during(l, func() { l.step(core.DrainRequest{Target: core.DrainTarget{Plane: "p7"}, On: true}) }); got != `fault, loop: no plane "p7": the planes are p0, p1` {
 		t.Errorf("a drain of nothing: %q", got)
 	}
-	if got := during(l, func() { l.step(DataplaneReady{FlowHash: FlowHash{Algorithm: "crc"}}) }); !strings.HasPrefix(got, `fault, the data plane's flow hash: this version of fared does not recognize "crc"`) {
+	if got := during(l, func() { l.step(core.DataplaneReady{FlowHash: core.FlowHash{Algorithm: "crc"}}) }); !strings.HasPrefix(got, `fault, the data plane's flow hash: this version of fared does not recognize "crc"`) {
 		t.Errorf("an unknown flow hash: %q", got)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/fare"
@@ -84,9 +85,9 @@ func TestOrderOfAStep(t *testing.T) {
 	links := newTestLinks(3, 400e9)
 	links.Take(nil)
 	l.d.links = links
-	target := DrainTarget{Plane: "p0"}
-	l.step(DrainRequest{target, true})
-	l.step(DrainRequest{target, false})
+	target := core.DrainTarget{Plane: "p0"}
+	l.step(core.DrainRequest{Target: target, On: true})
+	l.step(core.DrainRequest{Target: target, On: false})
 	l.handOut()
 	l.armDrains()
 	l.reweighed = reweighed{last: time.Now()} // none is reported meanwhile
@@ -118,9 +119,9 @@ func TestLostSessionIsDeclaredAtOnce(t *testing.T) {
 // TestFirstConnectionHandsOut checks that the sessions get their routes before those that wait for the data plane may connect.
 func TestFirstConnectionHandsOut(t *testing.T) {
 	l := idle(t, shape{planes: 2, subPorts: 1}.text())
-	due := func() { l.step(Reload{Config: l.core.Config().Text()}) }
+	due := func() { l.step(core.Reload{Config: l.core.Config().Text()}) }
 	left := func() (n int) { // takes the routes that are still due
-		l.core.Advertise(func(int, []Route) { n++ })
+		l.core.Advertise(func(int, []core.Route) { n++ })
 		return n
 	}
 	due()
@@ -208,7 +209,7 @@ func revises(l *loop, f func()) bool {
 func TestRevisions(t *testing.T) {
 	s := shape{planes: 2, subPorts: 1, extra: "drain_delay: 1h\n"}
 	l := forwarding(t, s, 1)
-	target := DrainTarget{Plane: "p1"}
+	target := core.DrainTarget{Plane: "p1"}
 	for _, step := range []struct {
 		what string
 		do   func()
@@ -218,9 +219,9 @@ func TestRevisions(t *testing.T) {
 		{"a link that fails", func() { l.link(&LinkEvent{SubPort: 1, Reason: "no carrier", Transitions: 2}) }, true},
 		{"with another reason", func() { l.link(&LinkEvent{SubPort: 1, Reason: "not present", Transitions: 2}) }, true},
 		{"a drain, whose caller has an event", func() {
-			l.step(DrainRequest{target, true})
-			l.step(DrainStep{target, true})
-			l.step(RoutesWritten{Session: 1, Generation: 1, Mark: l.core.Mark(1)})
+			l.step(core.DrainRequest{Target: target, On: true})
+			l.step(core.DrainStep{Target: target, Confirmed: true})
+			l.step(core.RoutesWritten{Session: 1, Generation: 1, Mark: l.core.Mark(1)})
 			l.armDrains()
 		}, false},
 		{"its delay is not over", func() { l.timers() }, false},
@@ -247,12 +248,12 @@ func TestDrainsOfALeafAreConfirmed(t *testing.T) {
 	l := idle(t, shape{planes: 2, subPorts: 1, leaf: true, extra: "drain_delay: 1h\n"}.text())
 	l.recorder = &recorder{f: &fullDisk{room: 1 << 20}, keep: 1 << 20, left: 1 << 40}
 	defer func() { l.recorder = nil }()
-	target := DrainTarget{Plane: "p1"}
-	l.step(DrainRequest{target, true})
+	target := core.DrainTarget{Plane: "p1"}
+	l.step(core.DrainRequest{Target: target, On: true})
 	if !revises(l, l.confirmDrains) {
 		t.Error("the status has no new revision")
 	}
-	if got := stages(l.core); !slices.Equal(got, []DrainStage{DrainRoutes}) || len(l.drainTimers) != 1 || l.drainTimers[0].stage != DrainRoutes {
+	if got := stages(l.core); !slices.Equal(got, []core.DrainStage{core.DrainRoutes}) || len(l.drainTimers) != 1 || l.drainTimers[0].stage != core.DrainRoutes {
 		t.Errorf("drains %v, timers %v", got, l.drainTimers)
 	}
 	events := l.recorder.events
@@ -278,7 +279,7 @@ planes:
   sub_ports:
   - {device: c, speed: 400G, sessions: [{peer: 192.0.2.7}]}
 `)
-	for target, want := range map[DrainTarget][]string{{Plane: "p0"}: {"a", "b"}, {Plane: "p1"}: {"c"}, {SubPort: "a"}: {"a"}} {
+	for target, want := range map[core.DrainTarget][]string{{Plane: "p0"}: {"a", "b"}, {Plane: "p1"}: {"c"}, {SubPort: "a"}: {"a"}} {
 		if got := l.drainedDevices(target); !slices.Equal(got, want) {
 			t.Errorf("%v: devices %v, want %v", target, got, want)
 		}
@@ -292,7 +293,7 @@ func TestDrainNamesThreeSessions(t *testing.T) {
 	for i := range 5 {
 		establish(l, s, i)
 	}
-	target := DrainTarget{Plane: "p0"}
+	target := core.DrainTarget{Plane: "p0"}
 	waitsFor := func(what, routes string, sessions []int, more ...string) {
 		t.Helper()
 		var want []string
@@ -305,18 +306,18 @@ func TestDrainNamesThreeSessions(t *testing.T) {
 	}
 	written := func(sessions ...int) {
 		for _, i := range sessions {
-			l.step(RoutesWritten{Session: i, Generation: 1, Mark: l.core.Mark(i)})
+			l.step(core.RoutesWritten{Session: i, Generation: 1, Mark: l.core.Mark(i)})
 		}
 	}
-	l.step(DrainRequest{target, true})
+	l.step(core.DrainRequest{Target: target, On: true})
 	waitsFor("shares", "", nil)
-	l.step(DrainStep{target, true})
+	l.step(core.DrainStep{Target: target, Confirmed: true})
 	waitsFor("routes", "zero bandwidth", []int{0, 1, 2}, "and 2 more sessions")
 	written(1)
 	waitsFor("four", "zero bandwidth", []int{0, 2, 3}, "and 1 more sessions")
 	written(0)
 	waitsFor("three", "zero bandwidth", []int{2, 3, 4})
-	l.step(DrainStep{Target: target})
+	l.step(core.DrainStep{Target: target})
 	waitsFor("withdrawing", "withdrawals", []int{0, 1, 2}, "and 2 more sessions")
 	written(0, 1, 2, 3)
 	waitsFor("one", "withdrawals", []int{4})
@@ -362,8 +363,8 @@ func TestReloadWhileHeldUp(t *testing.T) {
 		l.reload(next)
 		l.wokenAt = l.wokenAt.Add(time.Hour)
 		l.timers()
-		if got := l.lanes[0]; !got.Up || got.Speed != c.want || got.SpeedSource != c.source || l.core.subPort(0).Speed != c.want {
-			t.Errorf("%v of %s, the core has %v; want %v of %s", got.Speed, got.SpeedSource, l.core.subPort(0).Speed, c.want, c.source)
+		if got := l.lanes[0]; !got.Up || got.Speed != c.want || got.SpeedSource != c.source || l.core.SubPort(0).Speed != c.want {
+			t.Errorf("%v of %s, the core has %v; want %v of %s", got.Speed, got.SpeedSource, l.core.SubPort(0).Speed, c.want, c.source)
 		}
 	}
 }
@@ -388,7 +389,7 @@ func TestReloadForgetsLandings(t *testing.T) {
 func TestReasonsOfPlanes(t *testing.T) {
 	l := forwarding(t, shape{planes: 2, subPorts: 1}, 1)
 	id := l.effects.destinations[l.key(0, destination(0))].vector
-	l.step(DrainRequest{DrainTarget{Plane: "p1"}, true})
+	l.step(core.DrainRequest{Target: core.DrainTarget{Plane: "p1"}, On: true})
 	v, ok := (source{l}).Vector(id)
 	if !ok || !v.Reachable || v.Reason != "" || v.Planes[0].Reason != "" || v.Planes[1].Reason != "drained" {
 		t.Errorf("one plane is drained: %+v", v)
@@ -413,7 +414,7 @@ func TestReasonsOfPlanes(t *testing.T) {
 func TestNextHopsAreLearnedFromSessions(t *testing.T) {
 	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1)
-	r.inside(func(l *loop) { l.step(NextHop{Session: 1, Address: l.core.SessionState(0).NextHop}) })
+	r.inside(func(l *loop) { l.step(core.NextHop{Session: 1, Address: l.core.SessionState(0).NextHop}) })
 	r.leaves[1].drop()
 	eventually(t, "the next hop is learned", func() (learned bool) {
 		r.inside(func(l *loop) { learned = l.core.SessionState(1).NextHop == r.s.there(1) })

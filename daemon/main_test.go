@@ -1,9 +1,11 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/fare"
 )
 
@@ -135,9 +138,9 @@ func parsed(t testing.TB, text string) *config.Config {
 	return cfg
 }
 
-func (s shape) core(t testing.TB) *Core {
+func (s shape) core(t testing.TB) *core.Core {
 	t.Helper()
-	c, err := NewCore(s.config(t))
+	c, err := core.New(s.config(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +161,7 @@ func says(b fare.Bandwidth, path ...uint32) *fare.Attributes {
 }
 
 // do steps the core and fails the test on an error.
-func do(t testing.TB, c *Core, events ...Event) {
+func do(t testing.TB, c *core.Core, events ...core.Event) {
 	t.Helper()
 	for _, ev := range events {
 		if err := c.Step(ev); err != nil {
@@ -167,20 +170,19 @@ func do(t testing.TB, c *Core, events ...Event) {
 	}
 }
 
-func up(i int, speed fare.Bandwidth) Event {
-	return Fabric{fare.LinkState{SubPort: i, Up: true, Speed: speed}}
+func up(i int, speed fare.Bandwidth) core.Event {
+	return core.Fabric{Event: fare.LinkState{SubPort: i, Up: true, Speed: speed}}
 }
-func down(i int) Event { return Fabric{fare.LinkState{SubPort: i}} }
 
 // bring brings up every link and session of a server, with one leaf per plane, and announces n destinations on all of them.
-func bring(t testing.TB, s shape, c *Core, n int, value func(destination, subPort int) fare.Bandwidth) {
+func bring(t testing.TB, s shape, c *core.Core, n int, value func(destination, subPort int) fare.Bandwidth) {
 	t.Helper()
 	for i := range s.planes * s.subPorts {
-		do(t, c, up(i, 400e9), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i / s.subPorts), PeerAS: s.peerAS(i)}})
+		do(t, c, up(i, 400e9), core.Fabric{Event: fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i / s.subPorts), PeerAS: s.peerAS(i)}})
 		for d := range n {
-			do(t, c, Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(d), Attrs: says(value(d, i), s.peerAS(i), 65001)}})
+			do(t, c, core.Fabric{Event: fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(d), Attrs: says(value(d, i), s.peerAS(i), 65001)}})
 		}
-		do(t, c, EndOfRIB{Session: i, Generation: 1})
+		do(t, c, core.EndOfRIB{Session: i, Generation: 1})
 	}
 }
 
@@ -230,4 +232,45 @@ func (l *testLinks) Take(buf []LinkEvent) []LinkEvent {
 	}
 	clear(l.dirty)
 	return buf
+}
+
+func describe(c *core.Core) string {
+	var b bytes.Buffer
+	c.Describe(&b)
+	return b.String()
+}
+
+// weightsOf returns a destination's weights; nil when it is unreachable.
+func weightsOf(c *core.Core, d netip.Prefix) []uint32 {
+	if v, ok := vectorFrom(c, 0, d); ok {
+		return slices.Clone(v.Weights)
+	}
+	return nil
+}
+
+// drainTo returns the events of a drain that has reached stage.
+func drainTo(t core.DrainTarget, stage core.DrainStage) []core.Event {
+	out := []core.Event{core.DrainRequest{Target: t, On: true}}
+	switch stage {
+	case core.Drained:
+		out = append(out, core.DrainStep{Target: t, Confirmed: true}, core.DrainStep{Target: t, Confirmed: false})
+	case core.DrainRoutes:
+		out = append(out, core.DrainStep{Target: t, Confirmed: true})
+	case core.Undraining:
+		out = append(out, core.DrainRequest{Target: t, On: false})
+	}
+	return out
+}
+
+func coreOf(t *testing.T, text string) *core.Core {
+	t.Helper()
+	cfg, err := config.Parse("test.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := core.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }

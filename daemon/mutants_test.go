@@ -16,6 +16,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
@@ -77,8 +78,8 @@ func TestFlapIsHeldUp(t *testing.T) {
 		t.Helper()
 		l.wokenAt = began.Add(after)
 		l.timers()
-		if l.core.subPort(0).Up != up {
-			t.Errorf("%v, %s: the link counts: %v, want %v", after, what, l.core.subPort(0).Up, up)
+		if l.core.SubPort(0).Up != up {
+			t.Errorf("%v, %s: the link counts: %v, want %v", after, what, l.core.SubPort(0).Up, up)
 		}
 	}
 	l.link(&LinkEvent{Up: true, Speed: 100e9, Transitions: 1})
@@ -117,9 +118,9 @@ func TestDrainBeforeMoveIsProgrammed(t *testing.T) {
 		bring(t, s.defaults(), l.core, 1, func(int, int) fare.Bandwidth { return 400e9 })
 		l.core.Updates()
 		for _, value := range []fare.Bandwidth{100e9, 400e9, 200e9} {
-			do(t, l.core, Fabric{fare.RouteUpdate{Session: 0, Generation: 1, Prefix: destination(0), Attrs: says(value, s.peerAS(0), 65001)}})
+			do(t, l.core, core.Fabric{Event: fare.RouteUpdate{Session: 0, Generation: 1, Prefix: destination(0), Attrs: says(value, s.peerAS(0), 65001)}})
 			for _, u := range l.core.Updates() {
-				v, ok := l.core.vector(u.Vector)
+				v, ok := l.core.Vector(u.Vector)
 				if !ok {
 					continue
 				}
@@ -138,24 +139,6 @@ func TestDrainBeforeMoveIsProgrammed(t *testing.T) {
 	}
 	if marked == 0 || unmarked == 0 {
 		t.Errorf("%d slots marked, %d not: the test does not try what it is for", marked, unmarked)
-	}
-}
-
-// TestTheTighterLimitHolds checks that the lower of the configuration's limit and the data plane's applies, and that 0 is no limit.
-func TestTheTighterLimitHolds(t *testing.T) {
-	for _, c := range []struct {
-		config string
-		plane  uint32
-		want   uint32
-	}{{"", 0, 8}, {"max_weight: 4", 0, 4}, {"max_weight: 4", 100, 4}, {"max_weight: 100", 4, 4}, {"", 4, 4}, {"max_weight: 100", 50, 8}} {
-		s := shape{planes: 2, subPorts: 1, noSpeed: true, extra: "weights: {" + c.config + "}\n"}
-		core := s.core(t)
-		do(t, core, DataplaneReady{MaxWeight: c.plane})
-		bring(t, s, core, 1, func(_, subPort int) fare.Bandwidth { return []fare.Bandwidth{400e9, 50e9}[subPort] })
-		core.Updates()
-		if got := weightsOf(core, destination(0)); len(got) != 2 || got[0] > c.want || (got[0] == 8) != (c.want == 8) {
-			t.Errorf("configured %q, the data plane's %d: weights %v, want 8:1 within %d", c.config, c.plane, got, c.want)
-		}
 	}
 }
 
@@ -211,48 +194,6 @@ func TestLearnedNextHops(t *testing.T) {
 		l.reload(next)
 	})
 	eventually(t, "the data plane has the new loopback", func() bool { return slices.Contains(spy.last.Load().GetLoopbacks(), "10.255.0.9/32") })
-}
-
-// TestEndOfRIBOfBothFamilies checks that the routes of an earlier incarnation of a session are kept until End-of-RIB has arrived for each of the
-// session's families, in the current incarnation.
-func TestEndOfRIBOfBothFamilies(t *testing.T) {
-	prefixes := []netip.Prefix{destination(0), netip.MustParsePrefix("fd00::9/128")}
-	for _, c := range []struct {
-		families string
-		last     int // the End-of-RIB below that ends it
-	}{{"ipv4, ipv6", 3}, {"ipv6, ipv4", 3}, {"ipv4", 2}, {"ipv6", 3}} {
-		s := shape{planes: 1, subPorts: 1, session: "families: [" + c.families + "], "}
-		s.loopbacks = []string{"10.255.0.1/32", "\"fd00::1/128\""}
-		switch c.families {
-		case "ipv4":
-			s.loopbacks = s.loopbacks[:1]
-		case "ipv6":
-			s.loopbacks = s.loopbacks[1:]
-		}
-		text := strings.NewReplacer("accept: [", "accept: [\"fd00::/16\", ", s.defaults().there(0).String(), "\"fd99::1\"", s.defaults().here(0).String(), "\"fd99::2\"")
-		core, err := NewCore(parsed(t, text.Replace(s.text())))
-		if err != nil {
-			t.Fatal(err)
-		}
-		peer := fare.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: s.peerAS(0)}
-		do(t, core, up(0, 400e9), Fabric{peer})
-		for _, p := range prefixes {
-			do(t, core, Fabric{fare.RouteUpdate{Generation: 1, Prefix: p, Attrs: says(400e9, s.peerAS(0), 65001)}})
-		}
-		do(t, core, EndOfRIB{Generation: 1}, EndOfRIB{Generation: 1, IPv6: true}, Fabric{fare.SessionDown{Generation: 1}})
-		peer.Generation = 2
-		do(t, core, Fabric{peer})
-		for i, ev := range []EndOfRIB{{Generation: 1}, {Generation: 1, IPv6: true}, {Generation: 2}, {Generation: 2, IPv6: true}} {
-			do(t, core, ev)
-			want := len(prefixes)
-			if i >= c.last {
-				want = 0
-			}
-			if got := core.sources[0].table.Stats().Leftovers; got != want {
-				t.Errorf("families %s: after %+v %d leftovers, want %d", c.families, ev, got, want)
-			}
-		}
-	}
 }
 
 // TestLinkEvents checks that a link's first state, its failure and its return are events, that another speed is an event of that kind, and that
@@ -313,7 +254,7 @@ func TestSkippedFamilies(t *testing.T) {
 			if l.core.SessionState(0).EndOfRIB {
 				t.Errorf("agreed %v: family %d counts as come", agreed, i)
 			}
-			l.step(EndOfRIB{Generation: 1, IPv6: i == 1})
+			l.step(core.EndOfRIB{Generation: 1, IPv6: i == 1})
 		}
 		if !l.core.SessionState(0).EndOfRIB {
 			t.Errorf("agreed %v: the others do not count as come", agreed)

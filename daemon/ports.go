@@ -16,6 +16,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/wecmp"
 )
 
@@ -76,13 +77,13 @@ type landing struct {
 	open  chan struct{} // closed when the pending query is answered; nil if none is pending
 }
 
-func newSourcePorts(cfg *config.Config, l *layout, log *slog.Logger) *sourcePorts {
+func newSourcePorts(cfg *config.Config, l *core.Layout, log *slog.Logger) *sourcePorts {
 	p := &sourcePorts{
 		log: log, work: make(chan struct{}, 1), ready: make(chan struct{}, 1),
-		pairs: map[pair]*landing{}, failed: map[pair]bool{}, missed: map[pair]int{}, sources: l.sourceOfLoopback(),
+		pairs: map[pair]*landing{}, failed: map[pair]bool{}, missed: map[pair]int{}, sources: l.SourceOfLoopback(),
 	}
-	for i := range l.sources {
-		p.devices = append(p.devices, l.sources[i].devices())
+	for i := range l.Sources {
+		p.devices = append(p.devices, l.Sources[i].Devices())
 	}
 	p.protocol, p.port = cfg.Dataplane.Flows()
 	return p
@@ -161,10 +162,10 @@ func (p *sourcePorts) forget(dst netip.Addr, loopbacks []netip.Prefix) {
 }
 
 // keep drops the pairs of all sources except our loopbacks, which a reload may have changed.
-func (p *sourcePorts) keep(l *layout) {
+func (p *sourcePorts) keep(l *core.Layout) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.sources = l.sourceOfLoopback()
+	p.sources = l.SourceOfLoopback()
 	gone := func(src netip.Addr) bool {
 		_, ours := p.sources[src]
 		return !ours

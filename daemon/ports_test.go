@@ -13,16 +13,17 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/wecmp"
 )
 
 // askingPorts returns the source ports of a server with two loopbacks, whose data plane must be queried for landings; no query is sent.
-func askingPorts(t *testing.T) (*sourcePorts, *Core) {
+func askingPorts(t *testing.T) (*sourcePorts, *core.Core) {
 	t.Helper()
 	c := shape{planes: 2, subPorts: 1, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}.core(t)
 	p := newSourcePorts(c.Config(), c.Layout(), slog.New(slog.DiscardHandler))
 	p.client = fixedLanding{}
-	p.use(c.planners(nil))
+	p.use(c.Planners(nil))
 	p.connected(true)
 	return p, c
 }
@@ -171,12 +172,12 @@ func TestPairsThatReturnAreAskedOnce(t *testing.T) {
 // TestPortsOfAFormerPlanner checks that ports of a planner that was replaced meanwhile do not count as slots without a landing port.
 func TestPortsOfAFormerPlanner(t *testing.T) {
 	p, c := askingPorts(t)
-	engine := c.Layout().sources[0].engineConfig(c.Config())
+	engine := c.Layout().Sources[0].EngineConfig(c.Config())
 	nowhere := make([]byte, wecmp.MaxPort-wecmp.MinPort+1) // no port lands anywhere
 	replace := false
 	engine.Hash = wecmp.Asked(func(netip.Addr, netip.Addr) []byte {
 		if replace {
-			p.use(c.planners(nil))
+			p.use(c.Planners(nil))
 		}
 		return nowhere
 	})
@@ -282,7 +283,7 @@ func TestSlotsWithoutALandingPortOfPairsThatAreGone(t *testing.T) {
 	if n, kept := p.withoutLanding(), len(p.missed); n != 3 || kept != 1 || p.missed[first] != 3 {
 		t.Errorf("%d slots of %d pairs, want the 3 of the loopback that is left", n, kept)
 	}
-	p.use(one.planners(nil))
+	p.use(one.Planners(nil))
 	if n := p.withoutLanding(); n != 0 || len(p.missed) != 0 {
 		t.Errorf("%d slots after the planners were replaced", n)
 	}
@@ -307,7 +308,7 @@ planes:
 	if got[0].NextHopV4 != "192.0.2.1" || got[0].NextHopV6 != "fd99::1" || got[1].NextHopV4 != "" || got[1].NextHopV6 != "fd99::5" {
 		t.Errorf("next hops %v", got)
 	}
-	do(t, c, NextHop{Session: 0}, NextHop{Session: 2, Address: netip.MustParseAddr("fe80::1%a")})
+	do(t, c, core.NextHop{Session: 0}, core.NextHop{Session: 2, Address: netip.MustParseAddr("fe80::1%a")})
 	got = forwardingOf(c).Planes[0].SubPorts
 	if got[0].NextHopV4 != "192.0.2.3" || got[0].NextHopV6 != "fe80::1" {
 		t.Errorf("with one that is not known and a link-local one: next hops %v", got)

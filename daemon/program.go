@@ -5,13 +5,14 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
 
 // forwardingOf returns the description of planes and loopbacks that a data plane needs before any operation.
-func forwardingOf(c *Core) *farev1.Forwarding {
+func forwardingOf(c *core.Core) *farev1.Forwarding {
 	cfg, l := c.Config(), c.Layout()
 	out := &farev1.Forwarding{Mode: farev1.Mode_MODE_PER_FLOW}
 	if cfg.Role == fare.RoleServer { // a leaf has no loopbacks, steers nothing and keeps flows in order
@@ -19,9 +20,9 @@ func forwardingOf(c *Core) *farev1.Forwarding {
 			out.Mode = farev1.Mode_MODE_PER_PACKET
 		}
 		out.Loopbacks = words(cfg.Loopbacks)
-		for i := range l.sources {
-			if s := &l.sources[i]; s.name.IsValid() {
-				out.SourceGroups = append(out.SourceGroups, &farev1.SourceGroup{Loopbacks: words(s.loopbacks), Devices: s.devices()})
+		for i := range l.Sources {
+			if s := &l.Sources[i]; s.Name.IsValid() {
+				out.SourceGroups = append(out.SourceGroups, &farev1.SourceGroup{Loopbacks: words(s.Loopbacks), Devices: s.Devices()})
 			}
 		}
 		for _, port := range cfg.Dataplane.UDPPorts {
@@ -31,10 +32,10 @@ func forwardingOf(c *Core) *farev1.Forwarding {
 			out.TcpPorts = append(out.TcpPorts, uint32(port))
 		}
 	}
-	for p, name := range l.planes {
+	for p, name := range l.Planes {
 		plane := &farev1.ForwardingPlane{Plane: name}
-		for i := range l.subPorts {
-			if l.subPorts[i].plane == p {
+		for i := range l.SubPorts {
+			if l.SubPorts[i].Plane == p {
 				plane.SubPorts = append(plane.SubPorts, forwardingSubPort(c, i))
 			}
 		}
@@ -45,7 +46,7 @@ func forwardingOf(c *Core) *farev1.Forwarding {
 
 // key returns the data plane's key of a destination of a source group.
 func (l *loop) key(source int, prefix netip.Prefix) dpclient.Destination {
-	return dpclient.Destination{Prefix: prefix, Source: l.core.Layout().sources[source].name}
+	return dpclient.Destination{Prefix: prefix, Source: l.core.Layout().Sources[source].Name}
 }
 
 // words formats prefixes.
@@ -59,12 +60,12 @@ func words(prefixes []netip.Prefix) []string {
 
 // forwardingSubPort returns a sub-port with its next hops: the peers of its sessions. A link-local or unnumbered peer serves both families (RFC
 // 8950).
-func forwardingSubPort(c *Core, i int) *farev1.ForwardingSubPort {
+func forwardingSubPort(c *core.Core, i int) *farev1.ForwardingSubPort {
 	l := c.Layout()
-	out := &farev1.ForwardingSubPort{Device: l.subPorts[i].Device, Netns: l.subPorts[i].Netns}
-	for s := range l.sessions {
+	out := &farev1.ForwardingSubPort{Device: l.SubPorts[i].Device, Netns: l.SubPorts[i].Netns}
+	for s := range l.Sessions {
 		peer := c.SessionState(s).NextHop
-		if l.sessions[s].subPort != i || !peer.IsValid() {
+		if l.Sessions[s].SubPort != i || !peer.IsValid() {
 			continue
 		}
 		if peer.Is4() && out.NextHopV4 == "" {
@@ -78,25 +79,25 @@ func forwardingSubPort(c *Core, i int) *farev1.ForwardingSubPort {
 
 // group converts a vector to the data plane's type.
 func (l *loop) group(id uint32) *farev1.Vector {
-	v, _ := l.core.vector(id)
-	source, _ := l.core.ownerOf(id)
-	at := &l.core.Layout().sources[source]
+	v, _ := l.core.Vector(id)
+	source, _ := l.core.OwnerOf(id)
+	at := &l.core.Layout().Sources[source]
 	out := &farev1.Vector{Id: id}
-	if at.name.IsValid() {
-		out.Source = at.name.String()
+	if at.Name.IsValid() {
+		out.Source = at.Name.String()
 	}
 	for _, m := range v.Members {
 		out.Members = append(out.Members, &farev1.VectorMember{
-			Plane: at.planes[m.Plane], Device: at.device(m.Plane, m.SubPort), Weight: m.Weight,
+			Plane: at.Planes[m.Plane], Device: at.Device(m.Plane, m.SubPort), Weight: m.Weight,
 		})
 	}
 	if l.core.Config().Role == fare.RoleLeaf {
 		return out // without slots
 	}
 	for i, s := range v.Slots {
-		slot := &farev1.VectorSlot{Slot: uint32(i), Plane: at.planes[s.Plane], SharePpb: s.SharePPB, DrainBeforeMove: s.Drain}
+		slot := &farev1.VectorSlot{Slot: uint32(i), Plane: at.Planes[s.Plane], SharePpb: s.SharePPB, DrainBeforeMove: s.Drain}
 		if s.SubPort >= 0 {
-			slot.Device = at.device(s.Plane, s.SubPort)
+			slot.Device = at.Device(s.Plane, s.SubPort)
 		}
 		out.Slots = append(out.Slots, slot)
 	}
@@ -104,11 +105,6 @@ func (l *loop) group(id uint32) *farev1.Vector {
 	l.places[id] = v.Places()
 	l.placesMu.Unlock()
 	return out
-}
-
-// device returns the device of a plane's sub-port by its index within the plane.
-func (l *layout) device(plane, inPlane int) string {
-	return l.subPorts[l.ofPlane[plane][inPlane]].Device
 }
 
 // pairPorts computes a destination's source ports for a data plane with flow pins. It runs on the client's goroutine and reads a copy of the
@@ -131,4 +127,9 @@ func (l *loop) pairPorts(destination dpclient.Destination, group uint32) []*fare
 		out = append(out, pair)
 	}
 	return out
+}
+
+// flowHash converts the data plane's description of its hash.
+func flowHash(h *farev1.FlowHash) core.FlowHash {
+	return core.FlowHash{Algorithm: h.GetAlgorithm(), Seed: h.GetSeed(), Buckets: h.GetBuckets(), Lasting: h.GetLastingBuckets()}
 }

@@ -10,10 +10,10 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"testing/iotest"
 	"time"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/fare"
 )
 
@@ -66,7 +66,7 @@ func TestRecordingFaultsAreEvents(t *testing.T) {
 	if got := during(l, func() { l.step(up(0, 400e9)) }); !strings.Contains(got, "fault, recording: record.file: open ") || !strings.Contains(got, "no such file") {
 		t.Errorf("no other file can be made: events %q", got)
 	}
-	if got := during(l, func() { l.step(up(0, 400e9)) }); l.recorder != nil || got != "" || !l.core.subPort(0).Up {
+	if got := during(l, func() { l.step(up(0, 400e9)) }); l.recorder != nil || got != "" || !l.core.SubPort(0).Up {
 		t.Errorf("after its end: recorder %v, events %q", l.recorder, got)
 	}
 }
@@ -103,7 +103,7 @@ func TestRecordingRotatesOnAFullDisk(t *testing.T) {
 	}
 	defer in.Close()
 	events := 0
-	got, err := Replay(in, func(Replayed) { events++ })
+	got, err := core.Replay(in, func(core.Replayed) { events++ })
 	if err != nil || events != 2 || got.Digest() != c.Digest() {
 		t.Errorf("%d of 2 events replayed: %v", events, err)
 	}
@@ -181,7 +181,7 @@ func TestOpenRecording(t *testing.T) {
 				t.Fatal(err)
 			}
 			var lines []string
-			if _, err := Replay(in, func(r Replayed) {
+			if _, err := core.Replay(in, func(r core.Replayed) {
 				switch {
 				case r.Missing > 0:
 					lines = append(lines, "-")
@@ -299,7 +299,7 @@ func TestOpenRecordingReadsWhatItNeeds(t *testing.T) {
 			continue
 		}
 		events := 0
-		if _, err := Replay(in, func(r Replayed) {
+		if _, err := core.Replay(in, func(r core.Replayed) {
 			if r.Missing == 0 {
 				events++
 			}
@@ -312,20 +312,12 @@ func TestOpenRecordingReadsWhatItNeeds(t *testing.T) {
 	}
 }
 
-// TestReplayOfABrokenDisk checks that a read error ends a replay with that error.
-func TestReplayOfABrokenDisk(t *testing.T) {
-	broken := errors.New("the disk is broken")
-	if _, err := Replay(iotest.ErrReader(broken), nil); !errors.Is(err, broken) || !strings.HasPrefix(err.Error(), "line 1: ") {
-		t.Errorf("%v", err)
-	}
-}
-
 // TestRecordingFillsItsFiles checks that a file takes as many lines as fit into record.max_bytes, apart from its header, up to the limit
 // exactly, and that the next file begins with the first line that does not fit.
 func TestRecordingFillsItsFiles(t *testing.T) {
 	dir := t.TempDir()
 	c := shape{planes: 2, subPorts: 1}.core(t)
-	line := recordLine{TimeNS: 1, Digest: strings.Repeat("x", 60)}
+	line := core.RecordLine{TimeNS: 1, Digest: strings.Repeat("x", 60)}
 	probe := &recorder{left: 1 << 40}
 	probe.append(line)
 	size := len(probe.buf)
@@ -369,7 +361,7 @@ func TestRecorderWritesAndKeepsSoMuch(t *testing.T) {
 	for _, waiting := range []int{recordFlush - 1, recordFlush} {
 		disk := &fullDisk{room: 1 << 20}
 		r := &recorder{f: disk, keep: 1 << 20, left: 1 << 40, buf: bytes.Repeat([]byte("x"), waiting)}
-		if err := r.event(time.Unix(1, 0), StartDeadline{}, c); err != nil {
+		if err := r.event(time.Unix(1, 0), core.StartDeadline{}, c); err != nil {
 			t.Fatal(err)
 		}
 		if got, want := disk.Len(), waiting/recordFlush*waiting; got != want || r.events != 1 {
@@ -378,7 +370,7 @@ func TestRecorderWritesAndKeepsSoMuch(t *testing.T) {
 	}
 	for _, waiting := range []int{999, 1000} {
 		r := &recorder{f: &fullDisk{}, keep: 1000, left: 1 << 40, buf: bytes.Repeat([]byte("x"), waiting)}
-		if err := r.event(time.Unix(1, 0), StartDeadline{}, c); err != nil {
+		if err := r.event(time.Unix(1, 0), core.StartDeadline{}, c); err != nil {
 			t.Fatal(err)
 		}
 		if want := uint64(waiting / 1000); r.lost != want || r.gap != want || r.events != 1-want {
@@ -391,7 +383,7 @@ func TestRecorderWritesAndKeepsSoMuch(t *testing.T) {
 func TestEndOfARecordingIsWritten(t *testing.T) {
 	c, disk := shape{planes: 1, subPorts: 1}.core(t), &fullDisk{}
 	r := &recorder{f: disk, keep: 1 << 20, left: 1 << 40}
-	if err := r.event(time.Now(), StartDeadline{}, c); err != nil {
+	if err := r.event(time.Now(), core.StartDeadline{}, c); err != nil {
 		t.Fatal(err)
 	}
 	if r.flush(time.Now()); r.failure == nil {
@@ -413,34 +405,34 @@ type feed struct {
 func newFeed(s shape) *feed { return &feed{s: s, generation: make([]uint64, s.planes*s.subPorts)} }
 
 // prologue brings every link and session up.
-func (f *feed) prologue() (out []Event) {
+func (f *feed) prologue() (out []core.Event) {
 	for i := range f.s.planes * f.s.subPorts {
 		out = append(out, up(i, 400e9), f.session(i))
 	}
 	return out
 }
 
-func (f *feed) session(i int) Event {
+func (f *feed) session(i int) core.Event {
 	f.generation[i]++
-	return Fabric{fare.SessionUp{Session: i, Generation: f.generation[i], Node: leafNode(i / f.s.subPorts), PeerAS: f.s.peerAS(i)}}
+	return core.Fabric{Event: fare.SessionUp{Session: i, Generation: f.generation[i], Node: leafNode(i / f.s.subPorts), PeerAS: f.s.peerAS(i)}}
 }
 
 // next returns the next event: mostly a route.
-func (f *feed) next() Event {
+func (f *feed) next() core.Event {
 	f.n++
 	i := f.n % (f.s.planes * f.s.subPorts)
 	switch {
 	case f.n%29 == 0:
-		return Fabric{fare.LinkState{SubPort: i, Up: f.n%2 == 0, Speed: 400e9}}
+		return core.Fabric{Event: fare.LinkState{SubPort: i, Up: f.n%2 == 0, Speed: 400e9}}
 	case f.n%31 == 0:
 		return f.session(i)
 	}
 	value := fare.Bandwidth(1+f.n%4) * 100e9
-	return Fabric{fare.RouteUpdate{Session: i, Generation: f.generation[i], Prefix: destination(f.n % 4), Attrs: says(value, f.s.peerAS(i), 65001)}}
+	return core.Fabric{Event: fare.RouteUpdate{Session: i, Generation: f.generation[i], Prefix: destination(f.n % 4), Attrs: says(value, f.s.peerAS(i), 65001)}}
 }
 
 // record plays events into a core and into a recording, as the loop does.
-func record(t testing.TB, path string, s shape, n int) *Core {
+func record(t testing.TB, path string, s shape, n int) *core.Core {
 	t.Helper()
 	c := s.core(t)
 	r, err := newRecorder(config.Record{File: path, MaxBytes: 1 << 40, Keep: 1}, "test", c)
@@ -465,18 +457,6 @@ func record(t testing.TB, path string, s shape, n int) *Core {
 	return c
 }
 
-// recording returns a short recording's lines.
-func recording(t testing.TB) [][]byte {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "recording")
-	record(t, path, shape{planes: 2, subPorts: 1, noSpeed: true}, 40)
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return bytes.SplitAfter(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
-}
-
 // TestRecorderWritesDigests checks that a recording has a digest every digestEvery events and one at its end, with which it replays.
 func TestRecorderWritesDigests(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "recording")
@@ -488,20 +468,32 @@ func TestRecorderWritesDigests(t *testing.T) {
 	if digests := bytes.Count(text, []byte(`"digest"`)); digests != 2 {
 		t.Errorf("%d digests, want one on the way and one at the end", digests)
 	}
-	if got, err := Replay(bytes.NewReader(text), nil); err != nil || got.Digest() != c.Digest() {
+	if got, err := core.Replay(bytes.NewReader(text), nil); err != nil || got.Digest() != c.Digest() {
 		t.Errorf("replayed: %v", err)
 	}
 }
 
 // discard drains a core's outputs as a loop does.
-func discard(c *Core) {
+func discard(c *core.Core) {
 	c.SubPortOps(nil)
 	c.Updates()
-	c.Advertise(func(int, []Route) {})
+	c.Advertise(func(int, []core.Route) {})
 }
 
 // stages returns the stages of a core's drains, sorted by target.
-func stages(c *Core) (out []DrainStage) {
-	c.Drains(func(_ DrainTarget, s DrainStage) { out = append(out, s) })
+func stages(c *core.Core) (out []core.DrainStage) {
+	c.Drains(func(_ core.DrainTarget, s core.DrainStage) { out = append(out, s) })
 	return out
+}
+
+// TestEventsThatCannotBeWritten checks that an event without a type is an error of the recording and not a line of it.
+func TestEventsThatCannotBeWritten(t *testing.T) {
+	if b, err := core.MarshalEvent(core.Fabric{}); err == nil {
+		t.Errorf("written as %s", b)
+	}
+	c, disk := shape{planes: 1, subPorts: 1}.core(t), &fullDisk{room: 1 << 20}
+	r := &recorder{f: disk, keep: 1 << 20, left: 1 << 20}
+	if err := r.event(time.Unix(1, 0), core.Fabric{}, c); err == nil || r.events != 0 || len(r.buf) != 0 {
+		t.Errorf("%v; %d events, %d bytes", err, r.events, len(r.buf))
+	}
 }

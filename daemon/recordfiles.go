@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 )
 
 // recordFiles are the files of a recording: record.file, and older files with the suffixes .1, .2, ... A lock on FILE.lock excludes other
@@ -22,12 +23,12 @@ import (
 type recordFiles struct {
 	cfg     config.Record
 	version string
-	core    *Core
+	core    *core.Core
 	lock    *os.File
 }
 
 // lockRecording takes the lock. It changes no recording.
-func lockRecording(cfg config.Record, version string, core *Core) (*recordFiles, error) {
+func lockRecording(cfg config.Record, version string, c *core.Core) (*recordFiles, error) {
 	lock, err := os.OpenFile(cfg.File+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("record.file: %w", err)
@@ -39,7 +40,7 @@ func lockRecording(cfg config.Record, version string, core *Core) (*recordFiles,
 		}
 		return nil, fmt.Errorf("record.file: lock %s.lock: %w", cfg.File, err)
 	}
-	return &recordFiles{cfg: cfg, version: version, core: core, lock: lock}, nil
+	return &recordFiles{cfg: cfg, version: version, core: c, lock: lock}, nil
 }
 
 func (f *recordFiles) close() error { return f.lock.Close() }
@@ -94,7 +95,7 @@ func OpenRecording(name string) (io.ReadCloser, error) {
 		if err != nil && !errors.Is(err, io.EOF) {
 			return nil, errors.Join(fmt.Errorf("%s: %w", file, err), f.Close(), r.Close())
 		}
-		var header recordLine
+		var header core.RecordLine
 		if json.Unmarshal([]byte(first), &header) != nil { // Replay reports the error
 			header.Continues = 0
 		}

@@ -19,6 +19,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/fare"
 )
@@ -135,18 +136,18 @@ func anyInputs(r *rand.Rand, s shape, n int) (out []func(*loop)) {
 // made returns a loop's results of its inputs.
 func made(l *loop) string {
 	var b strings.Builder
-	for i := range l.core.Layout().subPorts {
-		view := l.core.subPort(i)
+	for i := range l.core.Layout().SubPorts {
+		view := l.core.SubPort(i)
 		fmt.Fprintf(&b, "sub-port %d %v %s\n", i, view.Up, view.Speed)
 	}
-	l.core.Drains(func(t DrainTarget, s DrainStage) { fmt.Fprintf(&b, "drain %s %s\n", t, s) })
+	l.core.Drains(func(t core.DrainTarget, s core.DrainStage) { fmt.Fprintf(&b, "drain %s %s\n", t, s) })
 	l.core.Destinations(func(source int, prefix netip.Prefix, vector uint32) {
-		if v, ok := l.core.vector(vector); ok && v.Reachable {
+		if v, ok := l.core.Vector(vector); ok && v.Reachable {
 			fmt.Fprintf(&b, "%d %s %v %v %v %v\n", source, prefix, v.Weights, v.Bandwidths, v.SubPortWeights, v.Slots)
 		}
 	})
-	_ = l.core.Step(Reload{Config: l.core.Config().Text()}) // makes all routes due
-	l.core.Advertise(func(session int, routes []Route) {
+	_ = l.core.Step(core.Reload{Config: l.core.Config().Text()}) // makes all routes due
+	l.core.Advertise(func(session int, routes []core.Route) {
 		if l.core.SessionState(session).Up {
 			fmt.Fprintf(&b, "session %d %v\n", session, routes)
 		}
@@ -229,8 +230,8 @@ func TestReloadShortensWhatWaits(t *testing.T) {
 	l := idle(t, text("1h", "1h"))
 	l.link(&LinkEvent{Up: true, Speed: 100e9})
 	l.link(&LinkEvent{Up: true, Speed: 400e9})
-	l.step(DrainRequest{DrainTarget{Plane: "p0"}, true})
-	l.step(DrainStep{DrainTarget{Plane: "p0"}, true})
+	l.step(core.DrainRequest{Target: core.DrainTarget{Plane: "p0"}, On: true})
+	l.step(core.DrainStep{Target: core.DrainTarget{Plane: "p0"}, Confirmed: true})
 	l.timers()
 	if !l.lanes[0].held || len(l.drainTimers) != 1 {
 		t.Fatalf("held %v, timers %v", l.lanes[0].held, l.drainTimers)
@@ -242,10 +243,10 @@ func TestReloadShortensWhatWaits(t *testing.T) {
 	l.reload(next)
 	l.wokenAt = time.Now()
 	l.timers()
-	if l.lanes[0].held || l.core.subPort(0).Speed != 400e9 {
+	if l.lanes[0].held || l.core.SubPort(0).Speed != 400e9 {
 		t.Errorf("the faster link is held up until %v", l.lanes[0].holdUntil)
 	}
-	if got := stages(l.core); !slices.Equal(got, []DrainStage{Drained}) {
+	if got := stages(l.core); !slices.Equal(got, []core.DrainStage{core.Drained}) {
 		t.Errorf("the drain is in stage %v", got)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
 )
@@ -215,10 +216,10 @@ func (r *rig) inside(f func(*loop)) {
 	}
 }
 
-func (r *rig) stage(t DrainTarget) string {
+func (r *rig) stage(t core.DrainTarget) string {
 	stage := "none"
 	r.inside(func(l *loop) {
-		l.core.Drains(func(is DrainTarget, s DrainStage) {
+		l.core.Drains(func(is core.DrainTarget, s core.DrainStage) {
 			if is == t {
 				stage = s.String()
 			}

@@ -19,13 +19,13 @@ type source struct{ *loop }
 // statusLayout returns the part of the status that the configuration determines.
 func (l *loop) statusLayout() status.Layout {
 	var out status.Layout
-	for i := range l.core.Layout().sources {
-		s := &l.core.Layout().sources[i]
-		group := status.LayoutGroup{Sources: slices.Clone(s.loopbacks)}
-		for p, name := range s.planes {
+	for i := range l.core.Layout().Sources {
+		s := &l.core.Layout().Sources[i]
+		group := status.LayoutGroup{Sources: slices.Clone(s.Loopbacks)}
+		for p, name := range s.Planes {
 			plane := status.LayoutPlane{Name: name}
-			for _, at := range s.ofPlane[p] {
-				plane.SubPorts = append(plane.SubPorts, s.subPorts[at].Device)
+			for _, at := range s.OfPlane[p] {
+				plane.SubPorts = append(plane.SubPorts, s.SubPorts[at].Device)
 			}
 			group.Planes = append(group.Planes, plane)
 		}
@@ -47,11 +47,11 @@ func (l *loop) statusLayout() status.Layout {
 
 // Vector implements status.Source.
 func (s source) Vector(id uint32) (status.Vector, bool) {
-	v, ok := s.core.vector(id)
+	v, ok := s.core.Vector(id)
 	if !ok {
 		return status.Vector{}, false
 	}
-	source, _ := s.core.ownerOf(id)
+	source, _ := s.core.OwnerOf(id)
 	view := s.core.Group(source, fare.GroupID(v.Group))
 	out := status.Vector{Reachable: v.Reachable, Planes: make([]status.VectorPlane, len(v.Weights))}
 	if !v.Reachable {
@@ -79,9 +79,9 @@ func (s source) Vector(id uint32) (status.Vector, bool) {
 
 // subPortsInEffect reports whether the state of all sub-ports of a source group's plane is in effect.
 func (l *loop) subPortsInEffect(source, plane int) bool {
-	at := &l.core.Layout().sources[source]
-	for _, i := range at.ofPlane[plane] {
-		if !l.effects.inEffect(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: at.subPorts[i].Device}) {
+	at := &l.core.Layout().Sources[source]
+	for _, i := range at.OfPlane[plane] {
+		if !l.effects.inEffect(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: at.SubPorts[i].Device}) {
 			return false
 		}
 	}
@@ -90,7 +90,7 @@ func (l *loop) subPortsInEffect(source, plane int) bool {
 
 // subPortRefusal returns the first sub-port of a source group whose state the data plane refused, with the reason, or "" if there is none.
 func (l *loop) subPortRefusal(source int) string {
-	for _, sp := range l.core.Layout().sources[source].subPorts {
+	for _, sp := range l.core.Layout().Sources[source].SubPorts {
 		if reason := l.effects.reason(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: sp.Device}); reason != "" {
 			return "sub-port " + sp.Device + " " + reason
 		}
@@ -127,41 +127,41 @@ func (s source) Destination(shown status.Key) (status.Destination, bool) {
 
 // Planes implements status.Source.
 func (s source) Planes() []status.Plane {
-	out := make([]status.Plane, len(s.core.Layout().planes))
-	for p, name := range s.core.Layout().planes {
-		view := s.core.plane(p)
+	out := make([]status.Plane, len(s.core.Layout().Planes))
+	for p, name := range s.core.Layout().Planes {
+		view := s.core.Plane(p)
 		out[p] = status.Plane{Name: name, Up: view.Up, Drained: view.Drained}
 	}
-	for i := range s.core.Layout().subPorts {
-		sp, view := &s.core.Layout().subPorts[i], s.core.subPort(i)
+	for i := range s.core.Layout().SubPorts {
+		sp, view := &s.core.Layout().SubPorts[i], s.core.SubPort(i)
 		drained := view.Drained || view.Reason == fare.ReasonDrained
-		draining := drained && !s.core.isOut(i)
-		if plane := &out[sp.plane]; draining && (plane.Drained || plane.Draining) {
+		draining := drained && !s.core.OutOfService(i)
+		if plane := &out[sp.Plane]; draining && (plane.Drained || plane.Draining) {
 			plane.Drained, plane.Draining = false, true
 		}
 		shown := status.SubPort{
 			Device: sp.Device, Carrier: view.Up, Drained: drained && !draining, Draining: draining, Speed: uint64(view.Speed),
 			SpeedSource: s.lanes[i].SpeedSource, Reason: s.subPortReason(i, view),
 		}
-		for k := range s.core.Layout().sessions {
-			if s.core.Layout().sessions[k].subPort == i {
-				shown.Sessions = append(shown.Sessions, s.core.Layout().sessions[k].Name)
+		for k := range s.core.Layout().Sessions {
+			if s.core.Layout().Sessions[k].SubPort == i {
+				shown.Sessions = append(shown.Sessions, s.core.Layout().Sessions[k].Name)
 			}
 		}
-		out[sp.plane].SubPorts = append(out[sp.plane].SubPorts, shown)
+		out[sp.Plane].SubPorts = append(out[sp.Plane].SubPorts, shown)
 	}
 	return out
 }
 
 // Sessions implements status.Source.
 func (s source) Sessions() []status.Session {
-	views := s.core.sessionViews()
+	views := s.core.SessionViews()
 	out := make([]status.Session, len(views))
 	for i := range out {
-		l, view := &s.core.Layout().sessions[i], &views[i]
+		l, view := &s.core.Layout().Sessions[i], &views[i]
 		st := s.d.speaker.Status(i)
 		v := status.Session{
-			Name: l.Name, Plane: s.core.Layout().planes[l.plane], Device: s.core.Layout().subPorts[l.subPort].Device,
+			Name: l.Name, Plane: s.core.Layout().Planes[l.Plane], Device: s.core.Layout().SubPorts[l.SubPort].Device,
 			PeerAS: st.PeerAS, PeerID: st.PeerID, State: st.State.String(), Since: st.Since, Generation: st.Generation, Flaps: st.Flaps,
 			Received: view.Routes.Received, Used: view.Routes.Used, Ignored: counts(&view.Routes), Advertised: uint64(st.Advertised),
 			Reason: st.Reason, BFD: st.BFD.State, BFDDetection: st.BFD.DetectionTime, EndOfRIB: view.Up && s.core.SessionState(i).EndOfRIB,
@@ -176,7 +176,7 @@ func (s source) Sessions() []status.Session {
 			v.PeerAS = l.PeerAS
 		}
 		if st.State == speaker.Established {
-			switch draining, drained := s.core.sessionDrain(i); {
+			switch draining, drained := s.core.SessionDrain(i); {
 			case drained:
 				v.State = status.StateDrained
 			case draining:

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
 )
@@ -33,12 +34,12 @@ func TestPlanesAreShown(t *testing.T) {
 	for i := range 2 {
 		establish(l, s, 6+i)
 	}
-	for _, ev := range drainTo(DrainTarget{SubPort: "p1.0"}, Drained) {
+	for _, ev := range drainTo(core.DrainTarget{SubPort: "p1.0"}, core.Drained) {
 		l.step(ev)
 	}
-	l.step(DrainRequest{Target: DrainTarget{Plane: "p2"}, On: true})
-	l.step(DrainRequest{Target: DrainTarget{Leaf: leafNode(3)}, On: true})
-	l.step(RoutesWritten{Session: 2, Generation: 1, Mark: l.core.Mark(2)}) // the end of this drain; the others begin
+	l.step(core.DrainRequest{Target: core.DrainTarget{Plane: "p2"}, On: true})
+	l.step(core.DrainRequest{Target: core.DrainTarget{Leaf: leafNode(3)}, On: true})
+	l.step(core.RoutesWritten{Session: 2, Generation: 1, Mark: l.core.Mark(2)}) // the end of this drain; the others begin
 	subPort := func(i int, sp status.SubPort) status.SubPort {
 		sp.Device, sp.Sessions = s.device(i), []string{fmt.Sprintf("p%d/%s", i/2, s.device(i))}
 		if sp.Speed != 0 {

@@ -69,7 +69,7 @@ func (e *env) replay(in io.Reader, name string, timeline bool) error {
 			}
 		}
 	}
-	core, err := daemon.Replay(in, each)
+	final, err := daemon.Replay(in, each)
 	if err != nil {
 		return &exitError{exitFailed, fmt.Errorf("%s: %w", name, err), "replay the unmodified recording with the version that wrote it: the first line names that version"}
 	}
@@ -79,7 +79,7 @@ func (e *env) replay(in io.Reader, name string, timeline bool) error {
 	if timeline && e.output == "table" {
 		fmt.Fprintln(e.out)
 	}
-	all, err := core.Weights()
+	all, err := daemon.Weights(final)
 	if err != nil {
 		return &exitError{code: exitFailed, err: err}
 	}

@@ -1,4 +1,4 @@
-package daemon
+package core
 
 import (
 	"fmt"
@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
@@ -184,10 +183,10 @@ func TestStrandedAreNamed(t *testing.T) {
 		for _, d := range destinations(n) {
 			do(t, c, Fabric{fare.RouteUpdate{Session: 1, Generation: 1, Prefix: d, Attrs: says(400e9, s.peerAS(1), 65001)}})
 		}
-		if err := c.checkStranded(DrainTarget{Plane: "p1"}); err == nil || err.Error() != want {
+		if err := c.CheckStranded(DrainTarget{Plane: "p1"}); err == nil || err.Error() != want {
 			t.Errorf("%d destinations: %v\nwant %s", n, err, want)
 		}
-		if err := c.checkStranded(DrainTarget{Plane: "p0"}); err != nil {
+		if err := c.CheckStranded(DrainTarget{Plane: "p0"}); err != nil {
 			t.Errorf("a plane that carries nothing: %v", err)
 		}
 	}
@@ -204,10 +203,10 @@ func TestStrandedAreNamed(t *testing.T) {
 	}
 	want := "it would leave 4 destinations without any plane: 10.255.1.0/32 from 10.255.0.2/32 (by p0 now; p1: no-route), " +
 		"10.255.1.0/32 from 10.255.0.3/32 (by p0 now; p1: no-route), 10.255.1.1/32 from 10.255.0.3/32 (by p0 now; p1: no-route) and 1 more"
-	if err := c.checkStranded(DrainTarget{Plane: "p0"}); err == nil || err.Error() != want {
+	if err := c.CheckStranded(DrainTarget{Plane: "p0"}); err == nil || err.Error() != want {
 		t.Errorf("GPUs with ports of their own: %v\nwant %s", err, want)
 	}
-	if err := c.checkStranded(DrainTarget{SubPort: "p0.0"}); err != nil {
+	if err := c.CheckStranded(DrainTarget{SubPort: "p0.0"}); err != nil {
 		t.Errorf("a port of the first GPU: %v", err)
 	}
 }
@@ -219,7 +218,7 @@ func TestLeavesAreListedOnce(t *testing.T) {
 	for _, i := range []int{0, 1, 3} {
 		do(t, c, Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i / 2), PeerAS: s.peerAS(i)}})
 	}
-	if err := c.checkTarget(DrainTarget{Leaf: leafNode(9)}); err == nil || err.Error() != "no leaf 10.1.0.10: the known leaves are 10.1.0.1, 10.1.0.2" {
+	if err := c.CheckTarget(DrainTarget{Leaf: leafNode(9)}); err == nil || err.Error() != "no leaf 10.1.0.10: the known leaves are 10.1.0.1, 10.1.0.2" {
 		t.Error(err)
 	}
 }
@@ -250,7 +249,7 @@ func TestOutOfService(t *testing.T) {
 		core := s.core(t)
 		bring(t, s, core, 0, nil)
 		do(t, core, c.events...)
-		if got := fmt.Sprint(core.isOut(2), " ", core.isOut(3)); got != c.want {
+		if got := fmt.Sprint(core.OutOfService(2), " ", core.OutOfService(3)); got != c.want {
 			t.Errorf("%s: out of service %s, want %s", what, got, c.want)
 		}
 	}
@@ -271,11 +270,11 @@ func TestSessionDrain(t *testing.T) {
 		{RoutesWritten{Session: 1, Generation: 1, Mark: 2}, "false true"}, {DrainRequest{target, false}, "false false"},
 	} {
 		do(t, c, step.ev)
-		draining, drained := c.sessionDrain(1)
+		draining, drained := c.SessionDrain(1)
 		if got := fmt.Sprint(draining, " ", drained); got != step.want {
 			t.Errorf("%v: draining and drained %s, want %s", step.ev, got, step.want)
 		}
-		if draining, drained = c.sessionDrain(0); draining || drained {
+		if draining, drained = c.SessionDrain(0); draining || drained {
 			t.Errorf("%v: the other session is shown as drained", step.ev)
 		}
 	}
@@ -305,24 +304,12 @@ func TestIgnoredBandwidthIsForgotten(t *testing.T) {
 		{"is withdrawn", Fabric{fare.RouteWithdraw{Session: 1, Generation: 2, Prefix: destination(9)}}, 0, true},
 	} {
 		do(t, c, step.ev)
-		if changed := c.takeIgnored(func(int, netip.Prefix) {}); len(c.unbelieved.groups) != step.groups || changed != step.changes {
+		if changed := c.TakeIgnored(func(int, netip.Prefix) {}); len(c.unbelieved.groups) != step.groups || changed != step.changes {
 			t.Errorf("%s: %d groups, to be reported: %v; want %d, %v", step.what, len(c.unbelieved.groups), changed, step.groups, step.changes)
 		}
-		if again := c.takeIgnored(func(_ int, d netip.Prefix) { t.Errorf("%s: a change of %s is kept", step.what, d) }); again {
+		if again := c.TakeIgnored(func(_ int, d netip.Prefix) { t.Errorf("%s: a change of %s is kept", step.what, d) }); again {
 			t.Errorf("%s: to be reported again", step.what)
 		}
-	}
-}
-
-// TestEventsThatCannotBeWritten checks that an event without a type is an error of the recording and not a line of it.
-func TestEventsThatCannotBeWritten(t *testing.T) {
-	if b, err := marshalEvent(Fabric{}); err == nil {
-		t.Errorf("written as %s", b)
-	}
-	c, disk := shape{planes: 1, subPorts: 1}.core(t), &fullDisk{room: 1 << 20}
-	r := &recorder{f: disk, keep: 1 << 20, left: 1 << 20}
-	if err := r.event(time.Unix(1, 0), Fabric{}, c); err == nil || r.events != 0 || len(r.buf) != 0 {
-		t.Errorf("%v; %d events, %d bytes", err, r.events, len(r.buf))
 	}
 }
 
@@ -336,18 +323,18 @@ func TestOneSourceGroupHasNoName(t *testing.T) {
 		{shape{planes: 2, subPorts: 2}, []string{"invalid Prefix"}},
 		{ownPorts(2, 2), []string{"10.255.0.1/32", "10.255.0.2/32"}},
 	} {
-		l := newLayout(c.s.config(t))
+		l := NewLayout(c.s.config(t))
 		var got []string
-		for i := range l.sources {
-			got = append(got, l.sources[i].name.String())
-			if at := l.sourceNamed(l.sources[i].name); at != i {
+		for i := range l.Sources {
+			got = append(got, l.Sources[i].Name.String())
+			if at := l.SourceNamed(l.Sources[i].Name); at != i {
 				t.Errorf("source group %d is found as %d", i, at)
 			}
 		}
 		if !slices.Equal(got, c.want) {
 			t.Errorf("source groups %q, want %q", got, c.want)
 		}
-		for i := range l.subPorts {
+		for i := range l.SubPorts {
 			if got := l.sourceOf(i); got != i%len(c.want) {
 				t.Errorf("sub-port %d is of source group %d, want %d", i, got, i%len(c.want))
 			}
@@ -389,14 +376,74 @@ func TestVectorsHaveOneNumber(t *testing.T) {
 			}
 			for vector := uint32(1); vector < 20; vector++ {
 				id := c.vectorID(source, vector)
-				if gotSource, gotVector := c.ownerOf(id); id == 0 || seen[id] || gotSource != source || gotVector != vector {
+				if gotSource, gotVector := c.OwnerOf(id); id == 0 || seen[id] || gotSource != source || gotVector != vector {
 					t.Errorf("%d source groups: vector %d of %d has the number %d, which is vector %d of %d", n+1, vector, source, id, gotVector, gotSource)
 				}
 				seen[id] = true
 			}
 		}
-		if source, vector := c.ownerOf(0); source != 0 || vector != 0 {
+		if source, vector := c.OwnerOf(0); source != 0 || vector != 0 {
 			t.Errorf("%d source groups: the number 0 is vector %d of %d", n+1, vector, source)
+		}
+	}
+}
+
+// TestTheTighterLimitHolds checks that the lower of the configuration's limit and the data plane's applies, and that 0 is no limit.
+func TestTheTighterLimitHolds(t *testing.T) {
+	for _, c := range []struct {
+		config string
+		plane  uint32
+		want   uint32
+	}{{"", 0, 8}, {"max_weight: 4", 0, 4}, {"max_weight: 4", 100, 4}, {"max_weight: 100", 4, 4}, {"", 4, 4}, {"max_weight: 100", 50, 8}} {
+		s := shape{planes: 2, subPorts: 1, noSpeed: true, extra: "weights: {" + c.config + "}\n"}
+		core := s.core(t)
+		do(t, core, DataplaneReady{MaxWeight: c.plane})
+		bring(t, s, core, 1, func(_, subPort int) fare.Bandwidth { return []fare.Bandwidth{400e9, 50e9}[subPort] })
+		core.Updates()
+		if got := weightsOf(core, destination(0)); len(got) != 2 || got[0] > c.want || (got[0] == 8) != (c.want == 8) {
+			t.Errorf("configured %q, the data plane's %d: weights %v, want 8:1 within %d", c.config, c.plane, got, c.want)
+		}
+	}
+}
+
+// TestEndOfRIBOfBothFamilies checks that the routes of an earlier incarnation of a session are kept until End-of-RIB has arrived for each of the
+// session's families, in the current incarnation.
+func TestEndOfRIBOfBothFamilies(t *testing.T) {
+	prefixes := []netip.Prefix{destination(0), netip.MustParsePrefix("fd00::9/128")}
+	for _, c := range []struct {
+		families string
+		last     int // the End-of-RIB below that ends it
+	}{{"ipv4, ipv6", 3}, {"ipv6, ipv4", 3}, {"ipv4", 2}, {"ipv6", 3}} {
+		s := shape{planes: 1, subPorts: 1, session: "families: [" + c.families + "], "}
+		s.loopbacks = []string{"10.255.0.1/32", "\"fd00::1/128\""}
+		switch c.families {
+		case "ipv4":
+			s.loopbacks = s.loopbacks[:1]
+		case "ipv6":
+			s.loopbacks = s.loopbacks[1:]
+		}
+		text := strings.NewReplacer("accept: [", "accept: [\"fd00::/16\", ", s.defaults().there(0).String(), "\"fd99::1\"", s.defaults().here(0).String(), "\"fd99::2\"")
+		core, err := New(parsed(t, text.Replace(s.text())))
+		if err != nil {
+			t.Fatal(err)
+		}
+		peer := fare.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: s.peerAS(0)}
+		do(t, core, up(0, 400e9), Fabric{peer})
+		for _, p := range prefixes {
+			do(t, core, Fabric{fare.RouteUpdate{Generation: 1, Prefix: p, Attrs: says(400e9, s.peerAS(0), 65001)}})
+		}
+		do(t, core, EndOfRIB{Generation: 1}, EndOfRIB{Generation: 1, IPv6: true}, Fabric{fare.SessionDown{Generation: 1}})
+		peer.Generation = 2
+		do(t, core, Fabric{peer})
+		for i, ev := range []EndOfRIB{{Generation: 1}, {Generation: 1, IPv6: true}, {Generation: 2}, {Generation: 2, IPv6: true}} {
+			do(t, core, ev)
+			want := len(prefixes)
+			if i >= c.last {
+				want = 0
+			}
+			if got := core.sources[0].table.Stats().Leftovers; got != want {
+				t.Errorf("families %s: after %+v %d leftovers, want %d", c.families, ev, got, want)
+			}
 		}
 	}
 }

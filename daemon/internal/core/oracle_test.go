@@ -1,4 +1,4 @@
-package daemon
+package core
 
 import (
 	"encoding/binary"
@@ -390,7 +390,7 @@ func (m *model) compare(t *testing.T, c *Core, said map[int][]string) {
 	if fmt.Sprint(stages) != fmt.Sprint(m.drains) {
 		t.Fatalf("drains %v, want %v", stages, m.drains)
 	}
-	owner := c.layout.sourceOfLoopback()
+	owner := c.layout.SourceOfLoopback()
 	for _, lo := range m.loopbacks {
 		for _, dst := range []netip.Prefix{destination(0), destination(1), netip.MustParsePrefix("fd00::77/128"), m.loopbacks[0]} {
 			want, zero := m.weights(lo, dst)
@@ -447,7 +447,7 @@ func playModel(t *testing.T, r *rand.Rand, seed uint64) *model {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, m.text())
 	}
-	c, err := NewCore(cfg)
+	c, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package daemon
+package core
 
 import (
 	"bytes"
@@ -11,15 +11,14 @@ import (
 	"net/netip"
 	"sync"
 
-	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/wecmp"
 )
 
 // The values of FlowHash.Algorithm; all others are unsupported.
 const (
-	flowHashLinux = "linux-l4"
-	flowHashAsk   = "ask"
+	FlowHashLinux = "linux-l4"
+	FlowHashAsk   = "ask"
 )
 
 // FlowHash is a data plane's description of the hash by which it places flows (fare.v1.FlowHash). The zero value means that the data plane has
@@ -31,16 +30,12 @@ type FlowHash struct {
 	Lasting   uint32 `json:"lasting,omitempty"`
 }
 
-func flowHash(h *farev1.FlowHash) FlowHash {
-	return FlowHash{Algorithm: h.GetAlgorithm(), Seed: h.GetSeed(), Buckets: h.GetBuckets(), Lasting: h.GetLastingBuckets()}
-}
-
 // String returns the hash in readable form: "unknown", "ask", "linux-l4 (seed 7, 16 lasting of 1024 buckets)".
 func (h FlowHash) String() string {
 	switch h.Algorithm {
 	case "":
 		return "unknown"
-	case flowHashLinux:
+	case FlowHashLinux:
 		return fmt.Sprintf("%s (seed %d, %d lasting of %d buckets)", h.Algorithm, h.Seed, h.Lasting, h.Buckets)
 	}
 	return h.Algorithm
@@ -53,13 +48,13 @@ func (h FlowHash) hasher(n int, asked wecmp.Asked) (wecmp.Hasher, error) {
 	switch h.Algorithm {
 	case "":
 		return nil, nil
-	case flowHashLinux:
+	case FlowHashLinux:
 		if h.Lasting == 0 || int64(h.Buckets) < int64(n) {
 			return nil, fmt.Errorf("%s: the data plane reports %d buckets for %d sub-ports, %d lasting each, which is not possible: "+uniform+"give each sub-port at least one bucket",
 				h.Algorithm, h.Buckets, n, h.Lasting)
 		}
 		return wecmp.LinuxL4{Seed: h.Seed, Buckets: int(h.Buckets), Lasting: int(min(h.Lasting, h.Buckets))}, nil
-	case flowHashAsk:
+	case FlowHashAsk:
 		if n > maxAskedSubPorts {
 			return nil, fmt.Errorf("%s: an answer can distinguish %d sub-ports, but there are %d: "+uniform+"set weights.hash",
 				h.Algorithm, maxAskedSubPorts, n)
@@ -82,21 +77,21 @@ func (c *Core) setFlowHash(h FlowHash) {
 	}
 	c.flowHash = h
 	for i := range c.sources {
-		_, err := h.hasher(len(c.layout.sources[i].subPorts), nil)
+		_, err := h.hasher(len(c.layout.Sources[i].SubPorts), nil)
 		c.fault("the data plane's flow hash", err)
 	}
 }
 
-// planners returns the source groups' planners, which choose source ports; they are safe for any goroutine. asked resolves flow placement if the
+// Planners returns the source groups' planners, which choose source ports; they are safe for any goroutine. asked resolves flow placement if the
 // data plane must be queried; nil makes such ports uniform.
-func (c *Core) planners(asked wecmp.Asked) []*wecmp.Planner {
+func (c *Core) Planners(asked wecmp.Asked) []*wecmp.Planner {
 	var out []*wecmp.Planner
 	for i := range c.sources {
 		planner := c.sources[i].engine.Planner()
 		if c.flowHash != (FlowHash{}) {
-			l := &c.layout.sources[i]
-			engine := l.engineConfig(c.cfg)
-			engine.Hash, _ = c.flowHash.hasher(len(l.subPorts), asked) // the error is a fault since setFlowHash
+			l := &c.layout.Sources[i]
+			engine := l.EngineConfig(c.cfg)
+			engine.Hash, _ = c.flowHash.hasher(len(l.SubPorts), asked) // the error is a fault since setFlowHash
 			if p, err := wecmp.NewPlanner(engine); err == nil {        // always: the same configuration was accepted at the start
 				planner = p
 			}
@@ -131,8 +126,8 @@ func (c *Core) land(ev Landing) {
 	c.landings[key] = placement{ev.Table, [8]byte(sum[:])}
 }
 
-// landing returns the data plane's last answer for a pair of addresses, or nil; it is a wecmp.Asked for the core's goroutine.
-func (c *Core) landing(src, dst netip.Addr) []byte { return c.landings[flow{src, dst}].table }
+// Landing returns the data plane's last answer for a pair of addresses, or nil; it is a wecmp.Asked for the core's goroutine.
+func (c *Core) Landing(src, dst netip.Addr) []byte { return c.landings[flow{src, dst}].table }
 
 // LandingTable is the content of a Landing. Its text is Huffman-coded, because few values of a byte occur.
 type LandingTable []byte

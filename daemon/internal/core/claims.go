@@ -1,4 +1,4 @@
-package daemon
+package core
 
 import (
 	"fmt"
@@ -93,15 +93,15 @@ func (k *claims) destination(source int, prefix netip.Prefix, now bool, table *f
 	k.members[member] = true
 	if k.conflicts[prefix]++; k.conflicts[prefix] == 1 {
 		if len(k.news) < newsPerStep {
-			k.report(prefix, "%s", conflictText(table.Describe(prefix)))
+			k.report(prefix, "%s", ConflictText(table.Describe(prefix)))
 		} else {
 			k.more++
 		}
 	}
 }
 
-// conflictText describes the origins of a destination and the policy that applies.
-func conflictText(d fare.Description) string {
+// ConflictText describes the origins of a destination and the policy that applies.
+func ConflictText(d fare.Description) string {
 	var origins []string
 	for _, r := range d.Routes {
 		if text := fmt.Sprintf("AS %d over %s", r.Origin, r.Name); r.Origin != 0 && r.Reason != fare.ReasonSessionDown {
@@ -136,7 +136,7 @@ func (c *Core) noteOwn(prefixes ...netip.Prefix) {
 				k.own = map[netip.Prefix]bool{}
 			}
 			k.own[prefix] = true
-			k.report(prefix, "AS %d announces this local loopback over %s: find the owner of the AS; this is a mistake or a hijack", by, c.layout.sessions[session].Name)
+			k.report(prefix, "AS %d announces this local loopback over %s: find the owner of the AS; this is a mistake or a hijack", by, c.layout.Sessions[session].Name)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package daemon
+package core
 
 import (
 	"bytes"
@@ -172,7 +172,7 @@ func TestConvergence(t *testing.T) {
 		for i := range 3 { // sessions over IPv6 addresses carry both families
 			text = strings.NewReplacer(s.there(i).String(), fmt.Sprintf("\"fd99::%d:1\"", i), s.here(i).String(), fmt.Sprintf("\"fd99::%d:2\"", i)).Replace(text)
 		}
-		c, err := NewCore(parsed(t, strings.Replace(text, "accept: [", "accept: [\"fd00::/16\", ", 1)))
+		c, err := New(parsed(t, strings.Replace(text, "accept: [", "accept: [\"fd00::/16\", ", 1)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -439,14 +439,14 @@ func (p *player) facts() []Event {
 
 // drainTo returns the events of a drain that has reached stage.
 func drainTo(t DrainTarget, stage DrainStage) []Event {
-	out := []Event{DrainRequest{t, true}}
+	out := []Event{DrainRequest{Target: t, On: true}}
 	switch stage {
 	case Drained:
-		out = append(out, DrainStep{t, true}, DrainStep{t, false})
+		out = append(out, DrainStep{Target: t, Confirmed: true}, DrainStep{Target: t, Confirmed: false})
 	case DrainRoutes:
-		out = append(out, DrainStep{t, true})
+		out = append(out, DrainStep{Target: t, Confirmed: true})
 	case Undraining:
-		out = append(out, DrainRequest{t, false})
+		out = append(out, DrainRequest{Target: t, On: false})
 	}
 	return out
 }

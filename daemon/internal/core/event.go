@@ -1,4 +1,4 @@
-package daemon
+package core
 
 import (
 	"encoding/json"
@@ -110,8 +110,8 @@ type taggedEvent struct {
 	Event json.RawMessage `json:"event,omitempty"`
 }
 
-// marshalEvent encodes an event as one JSON object.
-func marshalEvent(ev Event) ([]byte, error) {
+// MarshalEvent encodes an event as one JSON object.
+func MarshalEvent(ev Event) ([]byte, error) {
 	var body []byte
 	var err error
 	if f, ok := ev.(Fabric); ok {

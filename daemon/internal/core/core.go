@@ -1,4 +1,4 @@
-package daemon
+package core
 
 import (
 	"fmt"
@@ -34,7 +34,7 @@ type SubPortOp struct {
 // Core makes the decisions. It is deterministic and does no I/O; its methods are for one goroutine.
 type Core struct {
 	cfg      *config.Config
-	layout   layout
+	layout   Layout
 	sources  []sourceGroup      // in the order of layout.sources
 	ready    bool               // a data plane has connected
 	flowHash FlowHash           // of the data plane, if source ports follow it
@@ -94,8 +94,8 @@ type session struct {
 func (s *session) settled() bool { return !s.up || s.mark == 0 || s.written == s.mark }
 
 // eorDone reports whether End-of-RIB has arrived for every family that the session carries.
-func (s *session) eorDone(l *layoutSession) bool {
-	return (s.eor[0] || !l.families[0]) && (s.eor[1] || !l.families[1])
+func (s *session) eorDone(l *LayoutSession) bool {
+	return (s.eor[0] || !l.FamilySet[0]) && (s.eor[1] || !l.FamilySet[1])
 }
 
 // advertStage is the effect of the drains on a session's advertisements.
@@ -136,23 +136,23 @@ func (s DrainStage) String() string {
 	return [...]string{"shares", "routes", "withdrawing", "drained", "undraining"}[s]
 }
 
-// NewCore returns the core for a resolved configuration.
-func NewCore(cfg *config.Config) (*Core, error) {
-	c := &Core{cfg: cfg, layout: newLayout(cfg)}
-	for i := range c.layout.sources {
-		s, err := newSourceGroup(cfg, &c.layout.sources[i])
+// New returns the core for a resolved configuration.
+func New(cfg *config.Config) (*Core, error) {
+	c := &Core{cfg: cfg, layout: NewLayout(cfg)}
+	for i := range c.layout.Sources {
+		s, err := newSourceGroup(cfg, &c.layout.Sources[i])
 		if err != nil {
 			return nil, err
 		}
 		c.sources = append(c.sources, s)
 	}
-	c.subPorts = make([]subPort, len(c.layout.subPorts))
+	c.subPorts = make([]subPort, len(c.layout.SubPorts))
 	for i := range c.subPorts {
-		c.subPorts[i].speed = c.layout.subPorts[i].Speed
+		c.subPorts[i].speed = c.layout.SubPorts[i].Speed
 	}
-	c.sessions = make([]session, len(c.layout.sessions))
+	c.sessions = make([]session, len(c.layout.Sessions))
 	for i := range c.sessions {
-		c.sessions[i].subPort, c.sessions[i].nextHop = c.layout.sessions[i].subPort, c.layout.sessions[i].Peer
+		c.sessions[i].subPort, c.sessions[i].nextHop = c.layout.Sessions[i].SubPort, c.layout.Sessions[i].Peer
 	}
 	c.advertOf = make([]uint64, len(c.sessions))
 	return c, nil
@@ -185,7 +185,7 @@ func (c *Core) Step(ev Event) error {
 				family = 1
 			}
 			s.eor[family] = true
-			if s.eorDone(&c.layout.sessions[ev.Session]) {
+			if s.eorDone(&c.layout.Sessions[ev.Session]) {
 				c.step(fare.EndOfRIB{Session: ev.Session, Generation: ev.Generation})
 			}
 			c.checkConverged()
@@ -295,7 +295,7 @@ func (c *Core) usableChanged() {
 // step passes an event to the tables of the source groups that it concerns, and their changes to the engines.
 func (c *Core) step(ev fare.Event) {
 	for i := range c.sources {
-		if local := c.layout.sources[i].localize(ev); local != nil {
+		if local := c.layout.Sources[i].localize(ev); local != nil {
 			c.apply(i, c.sources[i].table.Step(local))
 		}
 	}
@@ -311,7 +311,7 @@ func (c *Core) apply(source int, changes []fare.Change) {
 			c.advertDirty = true
 		case s.engine == nil:
 		case ch.Kind == fare.GroupSet:
-			c.fault("weight engine", s.setGroup(&c.layout.sources[source], ch.Group))
+			c.fault("weight engine", s.setGroup(&c.layout.Sources[source], ch.Group))
 		case ch.Kind == fare.GroupDelete:
 			c.fault("weight engine", s.engine.DeleteGroup(uint32(ch.Group)))
 		case ch.Kind == fare.DestinationSet:
@@ -398,7 +398,7 @@ func (c *Core) wanted(i int) []Route {
 	if s.advert == advertNone {
 		return routes
 	}
-	codec := c.layout.sessions[i].codec
+	codec := c.layout.Sessions[i].Codec
 	with := func(b fare.Bandwidth, known bool) []fare.Community {
 		if !known {
 			return nil
@@ -407,7 +407,7 @@ func (c *Core) wanted(i int) []Route {
 	}
 	if c.cfg.Role == fare.RoleServer {
 		for _, lo := range c.cfg.Loopbacks {
-			if l := &c.layout.sessions[i]; l.carries(lo) && c.layout.subPorts[l.subPort].Serves(lo) {
+			if l := &c.layout.Sessions[i]; l.carries(lo) && c.layout.SubPorts[l.SubPort].Serves(lo) {
 				routes = append(routes, Route{Prefix: lo, Communities: with(c.ownBandwidth(i, lo))})
 			}
 		}
@@ -416,7 +416,7 @@ func (c *Core) wanted(i int) []Route {
 	part, whole := c.part(i)
 	table := c.sources[0].table // a leaf has one source group
 	for prefix := range table.Destinations {
-		if !c.layout.sessions[i].carries(prefix) {
+		if !c.layout.Sessions[i].carries(prefix) {
 			continue
 		}
 		bandwidth, path, ok := table.Readvertise(prefix)
@@ -425,7 +425,7 @@ func (c *Core) wanted(i int) []Route {
 		}
 		if slices.Contains(path, s.peerAS) {
 			// The peer would drop a path with its own AS (RFC 4271, Section 9.1.2), so it is not sent.
-			if !c.layout.sessions[i].ASOverride {
+			if !c.layout.Sessions[i].ASOverride {
 				continue
 			}
 			path = overrideAS(path, s.peerAS, c.cfg.AS)
@@ -433,8 +433,8 @@ func (c *Core) wanted(i int) []Route {
 		if s.advert == advertZero {
 			bandwidth = 0
 		}
-		communities := with(bandwidth.Part(part, whole), c.layout.sessions[i].Bandwidth != config.BandwidthRemove)
-		if c.layout.sessions[i].Bandwidth == config.BandwidthKeep && s.advert != advertZero {
+		communities := with(bandwidth.Part(part, whole), c.layout.Sessions[i].Bandwidth != config.BandwidthRemove)
+		if c.layout.Sessions[i].Bandwidth == config.BandwidthKeep && s.advert != advertZero {
 			communities = table.ReadvertisedCommunities(prefix)
 		}
 		routes = append(routes, Route{Prefix: prefix, Communities: communities, ASPath: path})
@@ -457,14 +457,14 @@ func overrideAS(path []uint32, as, by uint32) []uint32 {
 // on each uplink of a plane, because the far leaves sum the values that they receive from all spines. Shares are computed over all configured
 // uplinks, including failed ones, so that the loss of an uplink lowers the sum at the far end. An unknown speed counts as the fastest known one.
 func (c *Core) part(session int) (part, whole fare.Bandwidth) {
-	at, plane := c.sessions[session].subPort, c.layout.sessions[session].plane
-	group := c.layout.subPorts[at].ShareGroup()
+	at, plane := c.sessions[session].subPort, c.layout.Sessions[session].Plane
+	group := c.layout.SubPorts[at].ShareGroup()
 	if group == "" {
 		return 1, 1
 	}
 	fastest, unknown := fare.Bandwidth(1), fare.Bandwidth(0)
-	for i := range c.layout.subPorts {
-		if l := &c.layout.subPorts[i]; l.ShareGroup() == group && l.plane == plane {
+	for i := range c.layout.SubPorts {
+		if l := &c.layout.SubPorts[i]; l.ShareGroup() == group && l.Plane == plane {
 			speed := c.subPorts[i].speed
 			if speed == 0 {
 				unknown++
@@ -483,19 +483,19 @@ func (c *Core) part(session int) (part, whole fare.Bandwidth) {
 // serves the loopback and has an established session to the same node that carries it. Before a session is established its node is unknown, so
 // only its own sub-port counts, which is never too much. Drained sub-ports add nothing.
 func (c *Core) ownBandwidth(session int, loopback netip.Prefix) (sum fare.Bandwidth, known bool) {
-	s, plane := &c.sessions[session], c.layout.sessions[session].plane
+	s, plane := &c.sessions[session], c.layout.Sessions[session].Plane
 	node := s.up && c.cfg.PathBandwidth.Advertise == config.AdvertiseNode
 	counted := -1
 	for i := range c.sessions {
-		o, l := &c.sessions[i], &c.layout.sessions[i]
-		with := node && o.up && o.node == s.node && o.peerAS == s.peerAS && l.plane == plane && l.carries(loopback) &&
-			c.layout.subPorts[o.subPort].Serves(loopback) && c.subPorts[o.subPort].link
+		o, l := &c.sessions[i], &c.layout.Sessions[i]
+		with := node && o.up && o.node == s.node && o.peerAS == s.peerAS && l.Plane == plane && l.carries(loopback) &&
+			c.layout.SubPorts[o.subPort].Serves(loopback) && c.subPorts[o.subPort].link
 		if i != session && !with || o.advert != advertNormal || o.subPort == counted { // sessions of a sub-port are adjacent
 			continue
 		}
 		counted = o.subPort
 		speed := c.subPorts[counted].speed
-		if configured := c.layout.subPorts[counted].Advertise; configured != 0 {
+		if configured := c.layout.SubPorts[counted].Advertise; configured != 0 {
 			speed = configured
 		}
 		if speed == 0 {
@@ -521,7 +521,7 @@ func (c *Core) checkConverged() {
 		if p.known && !p.link {
 			continue
 		}
-		if !c.sessions[i].eorDone(&c.layout.sessions[i]) {
+		if !c.sessions[i].eorDone(&c.layout.Sessions[i]) {
 			return
 		}
 		any = true

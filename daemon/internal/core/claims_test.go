@@ -1,4 +1,4 @@
-package daemon
+package core
 
 import (
 	"fmt"
@@ -61,7 +61,7 @@ func TestTwoOrigins(t *testing.T) {
 		if got := weights(); got != want || len(c.claims.conflicts) != 1 {
 			t.Errorf("%s: weights %s, want %s, %d conflicts", policy, got, want, len(c.claims.conflicts))
 		}
-		if text := conflictText(c.sources[0].table.Describe(dst)); !strings.Contains(text, "AS 64666 over "+c.layout.sessions[2].Name) {
+		if text := ConflictText(c.sources[0].table.Describe(dst)); !strings.Contains(text, "AS 64666 over "+c.layout.Sessions[2].Name) {
 			t.Errorf("explained: %s", text)
 		}
 		do(t, c, Fabric{fare.SessionDown{Session: 2, Generation: 1}})
@@ -111,7 +111,7 @@ func TestManyConflictsAreBounded(t *testing.T) {
 // TestConflictTextNamesWhoAnnounces checks that the text of a conflict names each origin that announces the destination now, and neither
 // unknown origins nor those of closed sessions.
 func TestConflictTextNamesWhoAnnounces(t *testing.T) {
-	got := conflictText(fare.Description{Origins: 2, Routes: []fare.RouteDescription{
+	got := ConflictText(fare.Description{Origins: 2, Routes: []fare.RouteDescription{
 		{Name: "a", Origin: 64001}, {Name: "b"}, {Name: "c", Origin: 64003, Reason: fare.ReasonSessionDown}, {Name: "d", Reason: fare.ReasonSessionDown},
 		{Name: "e", Origin: 64005, Reason: fare.ReasonOtherOrigin},
 	}})
@@ -252,7 +252,7 @@ func TestAClaimEndsWithItsRoutes(t *testing.T) {
 	} {
 		s, c := claimCore(t, "")
 		do(t, c, claim(s, 1, c.cfg.Loopbacks[0], 64666))
-		if text := faultsOf(c); !strings.Contains(text, "AS 64666 announces this local loopback over "+c.layout.sessions[1].Name+":") {
+		if text := faultsOf(c); !strings.Contains(text, "AS 64666 announces this local loopback over "+c.layout.Sessions[1].Name+":") {
 			t.Errorf("%s: a theft: %q", what, text)
 		}
 		// Events of an earlier incarnation of the session, or of another prefix, end no claim.

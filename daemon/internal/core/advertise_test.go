@@ -1,4 +1,4 @@
-package daemon
+package core
 
 import (
 	"fmt"
@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
@@ -115,7 +117,7 @@ planes:
 		}
 		return cfg
 	}
-	c, err := NewCore(parse(text))
+	c, err := New(parse(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +201,7 @@ planes:
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := NewCore(cfg)
+	c, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +241,7 @@ func TestLargestLeafForwards(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := NewCore(cfg)
+	c, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,5 +275,37 @@ func TestLargestLeafForwards(t *testing.T) {
 	do(t, c, down(1023))
 	if updates, ops := c.Updates(), c.SubPortOps(nil); len(updates) != 1 || len(ops) != 1 {
 		t.Errorf("a lost sub-port: %v, %v; want one of each", updates, ops)
+	}
+}
+
+// TestASOverride checks that a leaf with as_override replaces every occurrence of the peer's AS by its own; a peer without it receives no path
+// with its own AS; the other peers receive the path unchanged.
+func TestASOverride(t *testing.T) {
+	c := coreOf(t, `
+role: leaf
+as: 65000
+router_id: 10.9.0.1
+accept: [10.255.0.0/16]
+planes:
+- name: p0
+  sub_ports:
+  - {device: a, speed: 400G, sessions: [{peer: 192.0.2.1}]}
+  - {device: b, speed: 400G, sessions: [{peer: 192.0.2.3, as_override: true}]}
+  - {device: c, speed: 400G, sessions: [{peer: 192.0.2.5}]}
+  - {device: d, speed: 400G, sessions: [{peer: 192.0.2.7}]}
+`)
+	for i, as := range []uint32{65001, 65002, 65002, 65003} {
+		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: as}})
+	}
+	do(t, c, Fabric{fare.RouteUpdate{Session: 0, Generation: 1, Prefix: destination(0), Attrs: says(400e9, 65001, 65002, 64900, 65002)}})
+	got := map[int]string{}
+	c.Advertise(func(session int, routes []Route) {
+		for _, r := range routes {
+			got[session] = fmt.Sprint(r.ASPath)
+		}
+	})
+	want := map[int]string{1: "[65001 65000 64900 65000]", 3: "[65001 65002 64900 65002]"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("AS paths by session: want (-), got (+)\n%s", diff)
 	}
 }

@@ -1,4 +1,4 @@
-package daemon
+package core
 
 import (
 	"net/netip"
@@ -8,37 +8,37 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// sourceLayout is the part of a layout that serves a source group, with its own indexes. It omits planes without a sub-port of the source group.
-type sourceLayout struct {
-	layout
-	loopbacks []netip.Prefix
-	// name identifies the source group toward the data plane: its first loopback, or the zero value if there is only one source group.
-	name netip.Prefix
+// SourceLayout is the part of a layout that serves a source group, with its own indexes. It omits planes without a sub-port of the source group.
+type SourceLayout struct {
+	Layout
+	Loopbacks []netip.Prefix
+	// Name identifies the source group toward the data plane: its first loopback, or the zero value if there is only one source group.
+	Name netip.Prefix
 	// at maps indexes of planes, sub-ports and sessions of the whole layout to those of the source group; -1 means absent.
 	at struct{ planes, subPorts, sessions []int }
 }
 
 // serving returns the part of a layout that serves a source group.
-func (l *layout) serving(g config.SourceGroup) sourceLayout {
-	s := sourceLayout{loopbacks: g.Loopbacks}
-	s.at.planes, s.at.subPorts, s.at.sessions = absent(len(l.planes)), absent(len(l.subPorts)), absent(len(l.sessions))
+func (l *Layout) serving(g config.SourceGroup) SourceLayout {
+	s := SourceLayout{Loopbacks: g.Loopbacks}
+	s.at.planes, s.at.subPorts, s.at.sessions = absent(len(l.Planes)), absent(len(l.SubPorts)), absent(len(l.Sessions))
 	for _, i := range g.SubPorts {
-		sp := l.subPorts[i]
-		if s.at.planes[sp.plane] < 0 {
-			s.at.planes[sp.plane] = len(s.planes)
-			s.planes, s.ofPlane = append(s.planes, l.planes[sp.plane]), append(s.ofPlane, nil)
+		sp := l.SubPorts[i]
+		if s.at.planes[sp.Plane] < 0 {
+			s.at.planes[sp.Plane] = len(s.Planes)
+			s.Planes, s.OfPlane = append(s.Planes, l.Planes[sp.Plane]), append(s.OfPlane, nil)
 		}
-		sp.plane = s.at.planes[sp.plane]
-		sp.inPlane = len(s.ofPlane[sp.plane])
-		s.at.subPorts[i] = len(s.subPorts)
-		s.ofPlane[sp.plane] = append(s.ofPlane[sp.plane], len(s.subPorts))
-		s.subPorts = append(s.subPorts, sp)
+		sp.Plane = s.at.planes[sp.Plane]
+		sp.inPlane = len(s.OfPlane[sp.Plane])
+		s.at.subPorts[i] = len(s.SubPorts)
+		s.OfPlane[sp.Plane] = append(s.OfPlane[sp.Plane], len(s.SubPorts))
+		s.SubPorts = append(s.SubPorts, sp)
 	}
-	for i, ses := range l.sessions {
-		if at := s.at.subPorts[ses.subPort]; at >= 0 {
-			ses.subPort, ses.plane = at, s.at.planes[ses.plane]
-			s.at.sessions[i] = len(s.sessions)
-			s.sessions = append(s.sessions, ses)
+	for i, ses := range l.Sessions {
+		if at := s.at.subPorts[ses.SubPort]; at >= 0 {
+			ses.SubPort, ses.Plane = at, s.at.planes[ses.Plane]
+			s.at.sessions[i] = len(s.Sessions)
+			s.Sessions = append(s.Sessions, ses)
 		}
 	}
 	return s
@@ -54,8 +54,8 @@ func absent(n int) []int {
 }
 
 // localize translates an event of the whole server into one of the source group, or returns nil if it does not concern the source group.
-func (s *sourceLayout) localize(ev fare.Event) fare.Event {
-	if !s.name.IsValid() {
+func (s *SourceLayout) localize(ev fare.Event) fare.Event {
+	if !s.Name.IsValid() {
 		return ev // the only source group has the same indexes
 	}
 	move := func(index *int, at []int) bool {
@@ -99,30 +99,30 @@ func (s *sourceLayout) localize(ev fare.Event) fare.Event {
 	return nil
 }
 
-// loopbacks returns the loopbacks of each source group by its name.
-func (l *layout) loopbacks() map[netip.Prefix][]netip.Prefix {
+// Loopbacks returns the loopbacks of each source group by its name.
+func (l *Layout) Loopbacks() map[netip.Prefix][]netip.Prefix {
 	out := map[netip.Prefix][]netip.Prefix{}
-	for i := range l.sources {
-		out[l.sources[i].name] = l.sources[i].loopbacks
+	for i := range l.Sources {
+		out[l.Sources[i].Name] = l.Sources[i].Loopbacks
 	}
 	return out
 }
 
-// sourceOfLoopback returns the source group of each loopback.
-func (l *layout) sourceOfLoopback() map[netip.Addr]int {
+// SourceOfLoopback returns the source group of each loopback.
+func (l *Layout) SourceOfLoopback() map[netip.Addr]int {
 	out := map[netip.Addr]int{}
-	for i := range l.sources {
-		for _, lo := range l.sources[i].loopbacks {
+	for i := range l.Sources {
+		for _, lo := range l.Sources[i].Loopbacks {
 			out[lo.Addr()] = i
 		}
 	}
 	return out
 }
 
-// sourceNamed returns the index of the source group with a name.
-func (l *layout) sourceNamed(name netip.Prefix) int {
-	for i := range l.sources {
-		if l.sources[i].name == name {
+// SourceNamed returns the index of the source group with a name.
+func (l *Layout) SourceNamed(name netip.Prefix) int {
+	for i := range l.Sources {
+		if l.Sources[i].Name == name {
 			return i
 		}
 	}
@@ -130,9 +130,9 @@ func (l *layout) sourceNamed(name netip.Prefix) int {
 }
 
 // sourceOf returns the index of the first source group that a sub-port serves.
-func (l *layout) sourceOf(subPort int) int {
-	for i := range l.sources {
-		if l.sources[i].at.subPorts[subPort] >= 0 {
+func (l *Layout) sourceOf(subPort int) int {
+	for i := range l.Sources {
+		if l.Sources[i].at.subPorts[subPort] >= 0 {
 			return i
 		}
 	}
@@ -146,11 +146,11 @@ type sourceGroup struct {
 	planes []wecmp.Capacity // scratch space of setGroup
 }
 
-func newSourceGroup(cfg *config.Config, l *sourceLayout) (s sourceGroup, err error) {
+func newSourceGroup(cfg *config.Config, l *SourceLayout) (s sourceGroup, err error) {
 	if s.table, err = fare.NewTable(l.fareConfig(cfg)); err != nil || !cfg.Forwards() {
 		return s, err
 	}
-	engine := l.engineConfig(cfg)
+	engine := l.EngineConfig(cfg)
 	if s.engine, err = wecmp.NewEngine(engine); err != nil {
 		return sourceGroup{}, err
 	}
@@ -161,7 +161,7 @@ func newSourceGroup(cfg *config.Config, l *sourceLayout) (s sourceGroup, err err
 }
 
 // setGroup translates a group's path bandwidths into the engine's unit-free capacities.
-func (s *sourceGroup) setGroup(l *sourceLayout, id fare.GroupID) error {
+func (s *sourceGroup) setGroup(l *SourceLayout, id fare.GroupID) error {
 	view := s.table.Group(id)
 	for p := range s.planes {
 		in := &view.Planes[p]
@@ -169,7 +169,7 @@ func (s *sourceGroup) setGroup(l *sourceLayout, id fare.GroupID) error {
 		out.Capacity, out.Bandwidth = in.Capacity, uint64(in.Bandwidth)
 		clear(out.SubPorts)
 		for _, sp := range in.SubPorts {
-			out.SubPorts[l.subPorts[sp.SubPort].inPlane] = sp.Weight
+			out.SubPorts[l.SubPorts[sp.SubPort].inPlane] = sp.Weight
 		}
 	}
 	return s.engine.SetGroup(uint32(id), s.planes)
@@ -184,8 +184,8 @@ func (c *Core) vectorID(source int, vector uint32) uint32 {
 	return (vector-1)*uint32(len(c.sources)) + uint32(source) + 1
 }
 
-// ownerOf is the inverse of vectorID.
-func (c *Core) ownerOf(id uint32) (source int, vector uint32) {
+// OwnerOf is the inverse of vectorID.
+func (c *Core) OwnerOf(id uint32) (source int, vector uint32) {
 	if id == 0 {
 		return 0, 0
 	}
@@ -193,8 +193,8 @@ func (c *Core) ownerOf(id uint32) (source int, vector uint32) {
 	return int((id - 1) % n), (id-1)/n + 1
 }
 
-// vector returns a vector by its unique number.
-func (c *Core) vector(id uint32) (wecmp.VectorView, bool) {
-	source, vector := c.ownerOf(id)
+// Vector returns a vector by its unique number.
+func (c *Core) Vector(id uint32) (wecmp.VectorView, bool) {
+	source, vector := c.OwnerOf(id)
 	return c.sources[source].engine.Vector(vector)
 }

@@ -1,4 +1,4 @@
-package daemon
+package core
 
 import (
 	"fmt"
@@ -17,7 +17,7 @@ func coreOf(t *testing.T, text string) *Core {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := NewCore(cfg)
+	c, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

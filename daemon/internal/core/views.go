@@ -1,4 +1,4 @@
-package daemon
+package core
 
 import (
 	"net/netip"
@@ -7,10 +7,10 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// plane returns the combined view of a plane over its source groups.
-func (c *Core) plane(index int) (out fare.PlaneView) {
+// Plane returns the combined view of a plane over its source groups.
+func (c *Core) Plane(index int) (out fare.PlaneView) {
 	for i := range c.sources {
-		if at := c.layout.sources[i].at.planes[index]; at >= 0 {
+		if at := c.layout.Sources[i].at.planes[index]; at >= 0 {
 			view := c.sources[i].table.Plane(at)
 			out.Up, out.Drained = out.Up || view.Up, view.Drained // a drain concerns all source groups
 		}
@@ -18,18 +18,18 @@ func (c *Core) plane(index int) (out fare.PlaneView) {
 	return out
 }
 
-// subPort returns the view of a sub-port, which is the same in all source groups that it serves.
-func (c *Core) subPort(index int) fare.SubPortView {
+// SubPort returns the view of a sub-port, which is the same in all source groups that it serves.
+func (c *Core) SubPort(index int) fare.SubPortView {
 	i := c.layout.sourceOf(index)
-	return c.sources[i].table.SubPort(c.layout.sources[i].at.subPorts[index])
+	return c.sources[i].table.SubPort(c.layout.Sources[i].at.subPorts[index])
 }
 
-// sessionViews returns every session; its routes are evaluated by the first source group that its sub-port serves.
-func (c *Core) sessionViews() []fare.SessionView {
+// SessionViews returns every session; its routes are evaluated by the first source group that its sub-port serves.
+func (c *Core) SessionViews() []fare.SessionView {
 	out := make([]fare.SessionView, len(c.sessions))
 	for i := len(c.sources) - 1; i >= 0; i-- {
 		views := c.sources[i].table.Sessions(nil)
-		for k, at := range c.layout.sources[i].at.sessions {
+		for k, at := range c.layout.Sources[i].at.sessions {
 			if at >= 0 {
 				out[k] = views[at]
 			}
@@ -51,7 +51,7 @@ func (c *Core) Ignored(r fare.Reason) (n uint64) {
 func (c *Core) Config() *config.Config { return c.cfg }
 
 // Layout returns the numbers of the current configuration, which the caller must not modify.
-func (c *Core) Layout() *layout { return &c.layout }
+func (c *Core) Layout() *Layout { return &c.layout }
 
 // FlowHash returns the data plane's flow hash that source ports follow.
 func (c *Core) FlowHash() FlowHash { return c.flowHash }
@@ -68,7 +68,7 @@ type SessionState struct {
 // SessionState returns the state of a session.
 func (c *Core) SessionState(i int) SessionState {
 	s := &c.sessions[i]
-	return SessionState{Up: s.up, Node: s.node, PeerAS: s.peerAS, NextHop: s.nextHop, EndOfRIB: s.eorDone(&c.layout.sessions[i])}
+	return SessionState{Up: s.up, Node: s.node, PeerAS: s.peerAS, NextHop: s.nextHop, EndOfRIB: s.eorDone(&c.layout.Sessions[i])}
 }
 
 // Group returns the table's view of a source group's group of destinations.

@@ -1,15 +1,12 @@
-package daemon
+package core
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"maps"
 	"net/netip"
 	"slices"
 
-	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/daemon/internal/status"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
@@ -19,12 +16,12 @@ func (c *Core) Describe(w io.Writer) {
 	fmt.Fprintf(w, "converged %v\n", c.converged)
 	for i := range c.subPorts {
 		p := &c.subPorts[i]
-		fmt.Fprintf(w, "sub-port %s link %v speed %s established %d\n", c.layout.subPorts[i].Device, p.link, p.speed, p.established)
+		fmt.Fprintf(w, "sub-port %s link %v speed %s established %d\n", c.layout.SubPorts[i].Device, p.link, p.speed, p.established)
 	}
 	for i := range c.sessions {
 		s := &c.sessions[i]
 		fmt.Fprintf(w, "session %s up %v generation %d node %s eor %v advert %d settled %v\n",
-			c.layout.sessions[i].Name, s.up, s.generation, s.node, s.eor, s.advert, s.settled())
+			c.layout.Sessions[i].Name, s.up, s.generation, s.node, s.eor, s.advert, s.settled())
 	}
 	for _, d := range c.drains {
 		fmt.Fprintf(w, "drain %s %s\n", d.target, d.stage)
@@ -34,8 +31,8 @@ func (c *Core) Describe(w io.Writer) {
 	}
 	// Recordings of versions before these events have neither, so their digests stay as they were.
 	for i := range c.sessions {
-		if hop := c.sessions[i].nextHop; hop != c.layout.sessions[i].Peer {
-			fmt.Fprintf(w, "session %s next hop %s\n", c.layout.sessions[i].Name, hop)
+		if hop := c.sessions[i].nextHop; hop != c.layout.Sessions[i].Peer {
+			fmt.Fprintf(w, "session %s next hop %s\n", c.layout.Sessions[i].Name, hop)
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(c.landings), flow.compare) {
@@ -43,7 +40,7 @@ func (c *Core) Describe(w io.Writer) {
 	}
 	for i := range c.sources {
 		if len(c.sources) > 1 {
-			fmt.Fprintf(w, "source %s\n", c.layout.sources[i].name)
+			fmt.Fprintf(w, "source %s\n", c.layout.Sources[i].Name)
 		}
 		c.sources[i].describe(w, c.cfg.Role)
 	}
@@ -67,52 +64,19 @@ func (s *sourceGroup) describe(w io.Writer, role fare.Role) {
 	}
 }
 
-// Weights returns the weights that a replay ends with, sorted by address, in the form of WeightService. No weight is shown as in effect, because
-// there is no data plane.
-func Weights(c *Core) ([]*farev1.DestinationWeights, error) {
-	l := newLoop(&Daemon{}, c)
-	if l.ports != nil {
-		l.ports.use(c.planners(c.landing))
-	}
-	c.Destinations(func(source int, prefix netip.Prefix, vector uint32) {
-		l.effects.assign(l.key(source, prefix), vector, 0, nil)
-		l.builder.MarkVector(vector)
-		l.builder.MarkDestination(status.Key{Prefix: prefix, Source: source})
-	})
-	l.builder.Commit()
-	here := func(_ context.Context, fn func()) error { fn(); return nil }
-	service, err := status.NewService(status.ServiceConfig{Reader: l.builder.Reader(here), Explain: l.explain, Drain: noDrain, Reload: noReload})
-	var all []*farev1.DestinationWeights
-	for token := ""; err == nil; {
-		var page *farev1.ListWeightsResponse
-		if page, err = service.Weights().ListWeights(context.Background(), &farev1.ListWeightsRequest{PageSize: 10000, PageToken: token}); err == nil {
-			all = append(all, page.Weights...)
-			if token = page.NextPageToken; token == "" {
-				return all, nil
-			}
-		}
-	}
-	return nil, err
-}
-
-func noDrain(context.Context, status.DrainTarget, bool, bool) (status.DrainTarget, []string, error) {
-	return status.DrainTarget{}, nil, errStopped
-}
-func noReload(context.Context, bool) ([]string, error) { return nil, errStopped }
-
 // describe returns an event as text, with the names of the configuration.
-func (l *layout) describe(ev Event) string {
+func (l *Layout) describe(ev Event) string {
 	session := func(i int) string {
-		if i < 0 || i >= len(l.sessions) {
+		if i < 0 || i >= len(l.Sessions) {
 			return fmt.Sprintf("session %d", i)
 		}
-		return "session " + l.sessions[i].Name
+		return "session " + l.Sessions[i].Name
 	}
 	subPort := func(i int) string {
-		if i < 0 || i >= len(l.subPorts) {
+		if i < 0 || i >= len(l.SubPorts) {
 			return fmt.Sprintf("sub-port %d", i)
 		}
-		return "sub-port " + l.subPorts[i].Device
+		return "sub-port " + l.SubPorts[i].Device
 	}
 	switch ev := ev.(type) {
 	case Fabric:
@@ -156,8 +120,8 @@ func (l *layout) describe(ev Event) string {
 }
 
 // destination names a destination of a source group: "10.255.1.0/32 from 10.255.0.1/32", or the prefix alone if there is one source group.
-func (l *layout) destination(source int, prefix netip.Prefix) string {
-	if name := l.sources[source].name; name.IsValid() {
+func (l *Layout) destination(source int, prefix netip.Prefix) string {
+	if name := l.Sources[source].Name; name.IsValid() {
 		return prefix.String() + " from " + name.String()
 	}
 	return prefix.String()
@@ -169,7 +133,7 @@ func (c *Core) changedWeights(updates []Update) []string {
 	for _, u := range updates {
 		switch u.Kind {
 		case wecmp.VectorSet:
-			if v, ok := c.vector(u.Vector); ok {
+			if v, ok := c.Vector(u.Vector); ok {
 				out = append(out, fmt.Sprintf("vector %d: weights %v, %d slots moved", u.Vector, v.Weights, u.SlotsMoved))
 			}
 		case wecmp.DestinationSet:

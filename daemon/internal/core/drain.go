@@ -1,4 +1,4 @@
-package daemon
+package core
 
 import (
 	"cmp"
@@ -12,7 +12,7 @@ import (
 
 // drainRequest starts or reverses a drain. A request for the current state is not an error.
 func (c *Core) drainRequest(ev DrainRequest) error {
-	if err := c.checkTarget(ev.Target); err != nil {
+	if err := c.CheckTarget(ev.Target); err != nil {
 		return err
 	}
 	i, found := c.findDrain(ev.Target)
@@ -54,13 +54,13 @@ func (c *Core) drainStep(ev DrainStep) {
 // strandedNamed is the greatest number of stranded destinations that an error names.
 const strandedNamed = 3
 
-// checkStranded returns an error for a drain that would leave a currently reachable destination of some source group without a plane. It takes
+// CheckStranded returns an error for a drain that would leave a currently reachable destination of some source group without a plane. It takes
 // all current drains, failures and missing routes into account; a drain that is being reversed still counts.
-func (c *Core) checkStranded(t DrainTarget) error {
+func (c *Core) CheckStranded(t DrainTarget) error {
 	var named []string
 	stranded := 0
 	for i := range c.sources {
-		l, table := &c.layout.sources[i], c.sources[i].table
+		l, table := &c.layout.Sources[i], c.sources[i].table
 		local, ok := l.localize(c.tableDrain(t, true)).(fare.Drain)
 		if !ok {
 			continue // no part of the target serves the source group
@@ -70,8 +70,8 @@ func (c *Core) checkStranded(t DrainTarget) error {
 			stranded += len(members)
 			for _, prefix := range members[:min(len(members), strandedNamed-len(named))] {
 				text := prefix.String()
-				if l.name.IsValid() {
-					text += " from " + l.name.String()
+				if l.Name.IsValid() {
+					text += " from " + l.Name.String()
 				}
 				named = append(named, text+" ("+planesOf(l, table.Group(id))+")")
 			}
@@ -88,9 +88,9 @@ func (c *Core) checkStranded(t DrainTarget) error {
 }
 
 // planesOf describes which planes carry a group, and why the others do not: "by p1; p0: drained".
-func planesOf(l *sourceLayout, view fare.GroupView) string {
+func planesOf(l *SourceLayout, view fare.GroupView) string {
 	var carry, rest []string
-	for p, name := range l.planes {
+	for p, name := range l.Planes {
 		if plane := &view.Planes[p]; plane.Capacity > 0 {
 			carry = append(carry, name)
 		} else {
@@ -108,7 +108,7 @@ func (c *Core) tableDrain(t DrainTarget, on bool) fare.Drain {
 	ev := fare.Drain{On: on}
 	switch {
 	case t.Plane != "":
-		ev.Scope, ev.Index = fare.DrainPlane, slices.Index(c.layout.planes, t.Plane)
+		ev.Scope, ev.Index = fare.DrainPlane, slices.Index(c.layout.Planes, t.Plane)
 	case t.Leaf.IsValid():
 		ev.Scope, ev.Node = fare.DrainNode, t.Leaf
 	default:
@@ -122,7 +122,7 @@ func (c *Core) restage() {
 	for i := range c.sessions {
 		stage := advertNormal
 		for _, d := range c.drains {
-			if !c.covers(d.target, i) {
+			if !c.Covers(d.target, i) {
 				continue
 			}
 			switch d.stage {
@@ -149,7 +149,7 @@ func (c *Core) restage() {
 func (c *Core) settleDrains() {
 	for i := range c.drains {
 		d := &c.drains[i]
-		switch settled := len(c.unsettled(d.target)) == 0; {
+		switch settled := len(c.Unsettled(d.target)) == 0; {
 		case d.stage == DrainWithdrawing && settled:
 			d.stage = Drained
 		case d.stage == Drained && !settled:
@@ -158,37 +158,37 @@ func (c *Core) settleDrains() {
 	}
 }
 
-// unsettled returns the sessions of a target whose connections have not carried the routes of their stage.
-func (c *Core) unsettled(t DrainTarget) (sessions []int) {
+// Unsettled returns the sessions of a target whose connections have not carried the routes of their stage.
+func (c *Core) Unsettled(t DrainTarget) (sessions []int) {
 	for i := range c.sessions {
-		if c.covers(t, i) && !c.sessions[i].settled() {
+		if c.Covers(t, i) && !c.sessions[i].settled() {
 			sessions = append(sessions, i)
 		}
 	}
 	return sessions
 }
 
-// sessionDrain returns the progress of the drains that cover a session: draining if a drain is under way, drained if the session has carried the
+// SessionDrain returns the progress of the drains that cover a session: draining if a drain is under way, drained if the session has carried the
 // withdrawals. A drain that is being reversed does not count.
-func (c *Core) sessionDrain(session int) (draining, drained bool) {
+func (c *Core) SessionDrain(session int) (draining, drained bool) {
 	s := &c.sessions[session]
 	if s.advert == advertNone && s.settled() {
 		return false, true
 	}
-	return slices.ContainsFunc(c.drains, func(d drain) bool { return d.stage != Undraining && c.covers(d.target, session) }), false
+	return slices.ContainsFunc(c.drains, func(d drain) bool { return d.stage != Undraining && c.Covers(d.target, session) }), false
 }
 
-// isOut reports whether a sub-port that the tables treat as drained is fully drained: no established session over it has a route of ours, and no
+// OutOfService reports whether a sub-port that the tables treat as drained is fully drained: no established session over it has a route of ours, and no
 // drain or undrain of it is under way.
-func (c *Core) isOut(subPort int) bool {
+func (c *Core) OutOfService(subPort int) bool {
 	for i := range c.sessions {
 		if c.sessions[i].subPort != subPort {
 			continue
 		}
-		if _, drained := c.sessionDrain(i); drained {
+		if _, drained := c.SessionDrain(i); drained {
 			continue
 		}
-		if c.sessions[i].up || slices.ContainsFunc(c.drains, func(d drain) bool { return c.covers(d.target, i) }) {
+		if c.sessions[i].up || slices.ContainsFunc(c.drains, func(d drain) bool { return c.Covers(d.target, i) }) {
 			return false
 		}
 	}
@@ -202,16 +202,16 @@ func (c *Core) applyLeafDrains() {
 	}
 }
 
-// covers reports whether a drain target includes a session.
-func (c *Core) covers(t DrainTarget, session int) bool {
-	l := &c.layout.sessions[session]
+// Covers reports whether a drain target includes a session.
+func (c *Core) Covers(t DrainTarget, session int) bool {
+	l := &c.layout.Sessions[session]
 	switch {
 	case t.Plane != "":
-		return c.layout.planes[l.plane] == t.Plane
+		return c.layout.Planes[l.Plane] == t.Plane
 	case t.Leaf.IsValid():
 		return c.sessions[session].node == t.Leaf
 	default:
-		return c.layout.subPorts[l.subPort].Device == t.SubPort
+		return c.layout.SubPorts[l.SubPort].Device == t.SubPort
 	}
 }
 
@@ -226,16 +226,16 @@ func (c *Core) findDrain(t DrainTarget) (int, bool) {
 	return slices.BinarySearchFunc(c.drains, t, func(d drain, t DrainTarget) int { return cmp.Compare(d.target.String(), t.String()) })
 }
 
-// checkTarget returns an error for a target that does not exist, with the existing ones. A drained target can be undrained even when its
+// CheckTarget returns an error for a target that does not exist, with the existing ones. A drained target can be undrained even when its
 // sessions have since found another leaf.
-func (c *Core) checkTarget(t DrainTarget) error {
+func (c *Core) CheckTarget(t DrainTarget) error {
 	if _, found := c.findDrain(t); found {
 		return nil
 	}
 	switch {
 	case t.Plane != "":
-		if !slices.Contains(c.layout.planes, t.Plane) {
-			return fmt.Errorf("no plane %q: the planes are %s", t.Plane, strings.Join(c.layout.planes, ", "))
+		if !slices.Contains(c.layout.Planes, t.Plane) {
+			return fmt.Errorf("no plane %q: the planes are %s", t.Plane, strings.Join(c.layout.Planes, ", "))
 		}
 	case t.Leaf.IsValid():
 		var nodes []string
@@ -252,7 +252,7 @@ func (c *Core) checkTarget(t DrainTarget) error {
 		return fmt.Errorf("no leaf %s: the known leaves are %s", t.Leaf, strings.Join(nodes, ", "))
 	case t.SubPort != "":
 		if c.layout.subPortByDevice(t.SubPort) < 0 {
-			return fmt.Errorf("no sub-port %q: the sub-ports are %s", t.SubPort, strings.Join(c.layout.devices(), ", "))
+			return fmt.Errorf("no sub-port %q: the sub-ports are %s", t.SubPort, strings.Join(c.layout.Devices(), ", "))
 		}
 	default:
 		return fmt.Errorf("the drain has no target: name a plane, a leaf or a sub-port")

@@ -1,0 +1,337 @@
+package core
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/fared/fared/fare"
+	"github.com/fared/fared/wecmp"
+)
+
+// everyEvent returns one value of every type of the sealed sets Event and, inside Fabric, fare.Event.
+func everyEvent() []Event {
+	return []Event{
+		Fabric{fare.SessionUp{Session: 1, Generation: 3, Node: leafNode(0), PeerAS: 65100}},
+		Fabric{fare.SessionDown{Session: 1, Generation: 3}},
+		Fabric{fare.EndOfRIB{Session: 1, Generation: 3}},
+		Fabric{fare.RouteUpdate{Session: 1, Generation: 3, Prefix: destination(1), Attrs: says(400e9, 65100, 65001)}},
+		Fabric{fare.RouteUpdate{Session: 1, Generation: 3, Prefix: destination(1)}},
+		Fabric{fare.RouteWithdraw{Session: 1, Generation: 3, Prefix: destination(1)}},
+		Fabric{fare.LinkState{SubPort: 1, Up: true, Speed: 400e9}},
+		Fabric{fare.Drain{Scope: fare.DrainNode, Node: leafNode(1), On: true}},
+		Fabric{fare.PolicyChange{Missing: fare.MissingSkip, AllZero: fare.ZeroUnreachable}},
+		EndOfRIB{Session: 1, Generation: 3, IPv6: true},
+		StartDeadline{},
+		DataplaneReady{MaxWeight: 8, MaxWeightSum: 64},
+		DataplaneReady{FlowHash: FlowHash{Algorithm: "linux-l4", Seed: 7, Buckets: 1024, Lasting: 16}},
+		DataplaneReady{FlowHash: FlowHash{Algorithm: "ask"}},
+		DrainRequest{DrainTarget{Plane: "p1"}, true},
+		DrainRequest{DrainTarget{Leaf: leafNode(1)}, false},
+		DrainStep{DrainTarget{SubPort: "p1.0"}, true},
+		RoutesWritten{Session: 1, Generation: 3, Mark: 7},
+		NextHop{Session: 1, Address: netip.MustParseAddr("fe80::7%p1.0")},
+		Landing{Source: own.Addr(), Destination: destination(1).Addr(), Table: slices.Repeat([]byte{0, 1, 2, 255}, (wecmp.MaxPort-wecmp.MinPort+1)/4)},
+		Landing{Source: own.Addr(), Destination: destination(1).Addr()},
+		Reload{Config: "a: 1\n"},
+	}
+}
+
+// TestEveryEventIsRecorded checks that each event survives encoding to JSON unchanged, and that everyEvent omits no type.
+func TestEveryEventIsRecorded(t *testing.T) {
+	covered := map[string]bool{}
+	for _, ev := range everyEvent() {
+		b, err := MarshalEvent(ev)
+		if err != nil {
+			t.Errorf("%T: %v", ev, err)
+			continue
+		}
+		got, err := unmarshalEvent(b)
+		if err != nil {
+			t.Errorf("%s: %v", b, err)
+			continue
+		}
+		if !reflect.DeepEqual(got, ev) {
+			t.Errorf("%s: came back as %#v, was %#v", b, got, ev)
+		}
+		if again, err := MarshalEvent(got); err != nil || !bytes.Equal(again, b) {
+			t.Errorf("%s: written again as %s, %v", b, again, err)
+		}
+		covered["core."+reflect.TypeOf(ev).Name()] = true
+		if f, ok := ev.(Fabric); ok {
+			covered["fare."+reflect.TypeOf(f.Event).Name()] = true
+		}
+		if new(Layout).describe(ev) == "" {
+			t.Errorf("%T has no description", ev)
+		}
+	}
+	for _, sealed := range []struct{ pkg, dir, method string }{{"core", ".", "event"}, {"fare", "../../../fare", "fareEvent"}} {
+		types := receivers(t, sealed.dir, sealed.method)
+		if len(types) < 5 {
+			t.Fatalf("only %v have the method %s: this test has lost its subject", types, sealed.method)
+		}
+		for _, name := range types {
+			if !covered[sealed.pkg+"."+name] {
+				t.Errorf("no test records and reads %s.%s", sealed.pkg, name)
+			}
+		}
+	}
+}
+
+// receivers returns the types of a package directory that have a method.
+func receivers(t *testing.T, dir, method string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no source in %s: %v", dir, err)
+	}
+	var out []string
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, decl := range file.Decls {
+			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv != nil && f.Name.Name == method {
+				if id, ok := f.Recv.List[0].Type.(*ast.Ident); ok {
+					out = append(out, id.Name)
+				}
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// written returns the recording of events with a digest in the middle and one at the end, and the core that they lead to.
+func written(t testing.TB, s shape, events []Event) (text []byte, c *Core) {
+	t.Helper()
+	c = s.core(t)
+	line := func(l RecordLine) {
+		b, err := json.Marshal(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = append(append(text, b...), '\n')
+	}
+	line(RecordLine{Fared: "test", Config: c.Config().Text()})
+	for i, ev := range events {
+		if i == len(events)/2 {
+			line(RecordLine{Digest: c.Digest()})
+		}
+		b, err := MarshalEvent(ev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		line(RecordLine{TimeNS: int64(i + 1), Event: b})
+		do(t, c, ev)
+		if i%3 == 0 { // the loop applies outputs after some events, not after each
+			c.settle()
+		}
+	}
+	line(RecordLine{Digest: c.Digest()})
+	return text, c
+}
+
+// anyEvents returns the first n events of a random sequence.
+func anyEvents(s shape, seed uint64, n int) []Event {
+	p := newPlayer(s, seed)
+	events := p.prologue()
+	for len(events) < n {
+		events = append(events, p.next())
+	}
+	return events
+}
+
+// TestReplayReproduces checks that a recording with intermediate digests replays to the recorded state.
+func TestReplayReproduces(t *testing.T) {
+	for _, s := range []shape{
+		{planes: 2, subPorts: 2, noSpeed: true},
+		{planes: 2, subPorts: 2, noSpeed: true, extra: "weights: {policy: remap}\n"},
+		{planes: 1, subPorts: 3, noSpeed: true, leaf: true},
+		{planes: 1, subPorts: 3, noSpeed: true, leaf: true, uplinks: 2},
+	} {
+		const n = 4500
+		text, c := written(t, s, anyEvents(s, 7, n))
+		lines, lastTime := 0, int64(0)
+		got, err := Replay(bytes.NewReader(text), func(r Replayed) {
+			if r.TimeNS <= lastTime || r.Line < 2 || r.Event == nil || r.Text == "" {
+				t.Errorf("after time %d: %+v", lastTime, r)
+			}
+			lines, lastTime = lines+1, r.TimeNS
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if lines != n {
+			t.Errorf("%d events replayed, %d recorded", lines, n)
+		}
+		if a, b := describe(got), describe(c); a != b {
+			t.Errorf("replayed\n%s\nrecorded\n%s", a, b)
+		}
+	}
+}
+
+// shortRecording returns a short recording's lines.
+func shortRecording(t testing.TB) [][]byte {
+	t.Helper()
+	s := shape{planes: 2, subPorts: 1, noSpeed: true}
+	text, _ := written(t, s, anyEvents(s, 3, 40))
+	return bytes.SplitAfter(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
+}
+
+// TestReplayOfDamagedRecordings checks that each kind of damage is an error with the line number.
+func TestReplayOfDamagedRecordings(t *testing.T) {
+	lines := shortRecording(t)
+	end := len(lines)
+	replace := func(n int, text string) string {
+		changed := slices.Clone(lines)
+		changed[n-1] = []byte(text + "\n")
+		return string(bytes.Join(changed, nil))
+	}
+	event := func(text string) string { return replace(3, `{"time_ns":1,"event":`+text+`}`) }
+	whole := string(bytes.Join(lines, nil)) + "\n"
+	if _, err := Replay(strings.NewReader(whole), nil); err != nil {
+		t.Fatalf("undamaged: %v", err)
+	}
+	cut := bytes.Join(lines[:end-2], nil)
+	cut = append(cut, lines[end-2][:20]...)
+	if _, err := Replay(bytes.NewReader(cut), nil); err != nil {
+		t.Errorf("cut off in a line, as by a kill: %v", err)
+	}
+	cases := map[string]struct{ text, want string }{
+		"empty":             {"", "line 1: no header"},
+		"no header":         {string(lines[2]), "line 1: no header"},
+		"not JSON":          {replace(3, "hello"), "line 3: invalid character"},
+		"two values":        {replace(3, `{"digest":"00"} {}`), "line 3: "},
+		"unknown key":       {replace(3, `{"color":1}`), `line 3: json: unknown field "color"`},
+		"nothing":           {replace(3, `{}`), "line 3: neither an event nor a digest"},
+		"wrong digest":      {replace(3, `{"digest":"00"}`), "line 3: the state differs from the recorded one"},
+		"a lost event":      {string(bytes.Join(slices.Delete(slices.Clone(lines), 1, end-10), nil)) + "\n", "the state differs"},
+		"null event":        {event(`null`), "line 3: "},
+		"a number":          {event(`7`), "line 3: json: cannot unmarshal number"},
+		"unknown type":      {event(`{"type":"weather"}`), `line 3: unknown event type "weather"; the recording was made by fared test`},
+		"no body":           {event(`{"type":"drain"}`), "line 3: "},
+		"unknown fabric":    {event(`{"type":"fabric","event":{"type":"weather","event":{}}}`), "line 3: "},
+		"session too large": {event(`{"type":"end-of-rib","event":{"session":99,"generation":1}}`), "line 3: session 99: the configuration has 2"},
+		"session negative":  {event(`{"type":"end-of-rib","event":{"session":-1,"generation":1}}`), "line 3: session -1"},
+		"sub-port":          {event(`{"type":"fabric","event":{"type":"link-state","event":{"sub_port":64,"up":true}}}`), "line 3: sub-port 64: the configuration has 2"},
+		"internal drain":    {event(`{"type":"fabric","event":{"type":"drain","event":{"scope":"plane","index":0,"node":"","on":true}}}`), "line 3: fare.Drain is an event of the core"},
+		"drain of nothing":  {event(`{"type":"drain","event":{"target":{},"on":true}}`), "line 3: the drain has no target"},
+		"drain elsewhere":   {event(`{"type":"drain","event":{"target":{"plane":"p7"},"on":true}}`), `line 3: no plane "p7"`},
+		"short landing":     {event(`{"type":"landing","event":{"source":"10.255.0.1","destination":"10.255.1.0","table":"AQAA//8="}}`), "line 3: landing table: it is not of 16384"},
+		"broken landing":    {event(`{"type":"landing","event":{"source":"10.255.0.1","destination":"10.255.1.0","table":"AQAA"}}`), "line 3: landing table: unexpected EOF"},
+		"landing in plain":  {event(`{"type":"landing","event":{"source":"10.255.0.1","destination":"10.255.1.0","table":"1:2"}}`), "line 3: landing table: illegal base64"},
+		"broken reload":     {event(`{"type":"reload","event":{"config":"as: x"}}`), "line 3: "},
+		"forbidden reload":  {event(`{"type":"reload","event":{"config":` + quoted(shape{planes: 1, subPorts: 1}.text()) + `}}`), "line 3: nothing was changed"},
+		"broken config":     {replace(1, `{"fared":"x","config":"as: x\n"}`), "line 1: configuration: "},
+	}
+	for name, tc := range cases {
+		if _, err := Replay(strings.NewReader(tc.text), nil); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, want %q", name, err, tc.want)
+		}
+	}
+}
+
+// TestReplayRefusesWhatIsNotThere checks that an event of a session or sub-port beyond the configuration's is rejected by its number, and that
+// an event of the last one is accepted.
+func TestReplayRefusesWhatIsNotThere(t *testing.T) {
+	c := shape{planes: 2, subPorts: 2}.core(t) // four of each
+	for name, event := range map[string]func(int) Event{
+		"session-up":   func(i int) Event { return Fabric{fare.SessionUp{Session: i, Generation: 1}} },
+		"session-down": func(i int) Event { return Fabric{fare.SessionDown{Session: i, Generation: 1}} },
+		"route":        func(i int) Event { return Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0)}} },
+		"withdrawal": func(i int) Event {
+			return Fabric{fare.RouteWithdraw{Session: i, Generation: 1, Prefix: destination(0)}}
+		},
+		"end-of-rib": func(i int) Event { return EndOfRIB{Session: i, Generation: 1} },
+		"written":    func(i int) Event { return RoutesWritten{Session: i, Generation: 1} },
+		"next-hop":   func(i int) Event { return NextHop{Session: i} },
+		"link":       func(i int) Event { return Fabric{fare.LinkState{SubPort: i}} },
+	} {
+		kind := "session"
+		if name == "link" {
+			kind = "sub-port"
+		}
+		for _, i := range []int{-1, 4} {
+			if err := c.check(event(i)); err == nil || err.Error() != fmt.Sprintf("%s %d: the configuration has 4", kind, i) {
+				t.Errorf("%s of %s %d: %v", name, kind, i, err)
+			}
+		}
+		for _, i := range []int{0, 3} {
+			if err := c.check(event(i)); err != nil {
+				t.Errorf("%s of %s %d: %v", name, kind, i, err)
+			}
+		}
+	}
+}
+
+// TestOldRecordingsReplay checks that a recording by commit 2fe2d8d, whose events do not include NextHop and Landing, replays with its digest.
+func TestOldRecordingsReplay(t *testing.T) {
+	f, err := os.Open("testdata/recording-2fe2d8d.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	events := 0
+	c, err := Replay(f, func(Replayed) { events++ })
+	if err != nil || events != 60 || c.flowHash.Algorithm != FlowHashAsk {
+		t.Errorf("%v; %d events", err, events)
+	}
+}
+
+func quoted(s string) string {
+	b, err := json.Marshal(s)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// FuzzReplay checks that no input makes the replay panic, and that every error contains a line number.
+func FuzzReplay(f *testing.F) {
+	lines := shortRecording(f)
+	f.Add(bytes.Join(lines, nil))
+	for _, ev := range everyEvent() {
+		b, err := MarshalEvent(ev)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(fmt.Appendf(slices.Clone(lines[0]), "{\"time_ns\":1,\"event\":%s}\n{\"time_ns\":2,\"event\":%s}\n", b, b))
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		core, err := Replay(bytes.NewReader(in), nil)
+		if (core == nil) == (err == nil) {
+			t.Fatalf("%v, %v", core, err)
+		}
+		if err != nil && !strings.HasPrefix(err.Error(), "line ") {
+			t.Fatalf("an error without a line: %v", err)
+		}
+		if core != nil {
+			describe(core)
+		}
+	})
+}
+
+// TestReplayOfABrokenDisk checks that a read error ends a replay with that error.
+func TestReplayOfABrokenDisk(t *testing.T) {
+	broken := errors.New("the disk is broken")
+	if _, err := Replay(iotest.ErrReader(broken), nil); !errors.Is(err, broken) || !strings.HasPrefix(err.Error(), "line 1: ") {
+		t.Errorf("%v", err)
+	}
+}
