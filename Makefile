@@ -4,6 +4,9 @@ GO         ?= go
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 LDFLAGS    := -X github.com/fared/fared/internal/version.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.0
+ERRORLINT   := github.com/polyfloyd/go-errorlint@v1.8.0
+UNPARAM     := mvdan.cc/unparam@v0.0.0-20260823230713-2fa3d841b0c8
+REVIVE      := github.com/mgechev/revive@v1.16.0
 MISSPELL    := github.com/golangci/misspell/cmd/misspell@v0.6.0
 BUF         := github.com/bufbuild/buf/cmd/buf@v1.50.0
 FUZZTIME   ?= 20s
@@ -65,6 +68,10 @@ lint:
 	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "not formatted (gofmt -w):"; echo "$$out"; exit 1; fi
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
+	$(GO) run $(ERRORLINT) -test=false ./...
+	@# Without lab: its probes and starts share one signature, whether or not they use all of it.
+	$(GO) run $(UNPARAM) $$($(GO) list ./... | grep -v '/lab$$')
+	$(GO) run $(REVIVE) -config .revive.toml -set_exit_status ./...
 	$(GO) run $(BUF) lint
 	$(GO) run $(BUF) breaking --against api/baseline.binpb.gz
 	$(GO) run ./internal/prose

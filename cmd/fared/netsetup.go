@@ -12,7 +12,7 @@ import (
 	"github.com/fared/fared/daemon/config"
 )
 
-func netsetupCommand(e *env) *cobra.Command {
+func netsetupCommand() *cobra.Command {
 	var file string
 	var o netsetup.Options
 	c := &cobra.Command{

@@ -142,7 +142,7 @@ leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`,
 	}
 	root.SetHelpCommandGroupID("other")
 	root.SetCompletionCommandGroupID("other")
-	for _, c := range []*cobra.Command{superviseCommand(e), netsetupCommand(e)} {
+	for _, c := range []*cobra.Command{superviseCommand(e), netsetupCommand()} {
 		c.Hidden = true // plumbing of containers, which images and generated labs call (docs/operations.md, "The command line")
 		root.AddCommand(c)
 	}

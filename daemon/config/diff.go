@@ -97,7 +97,7 @@ func (d *differ) structure(old, new reflect.Value, path string) {
 		ov, nv, where := old.Field(f.Index), new.Field(f.Index), join(path, f.Key)
 		switch {
 		case f.Object != nil && f.List:
-			d.list(&f, ov, nv, where)
+			d.list(ov, nv, where)
 		case f.Object != nil && f.Optional:
 			if ov.IsNil() != nv.IsNil() {
 				d.restart = append(d.restart, Change{Path: where, Old: presence(!ov.IsNil()), New: presence(!nv.IsNil())})
@@ -133,7 +133,7 @@ func (d *differ) secret(same bool, old, new, path, noun string) {
 }
 
 // list compares by index, because all other parts identify a plane, sub-port or session by its index.
-func (d *differ) list(f *model.Field, old, new reflect.Value, path string) {
+func (d *differ) list(old, new reflect.Value, path string) {
 	for i := range max(old.Len(), new.Len()) {
 		switch where := item(path, i); {
 		case i >= old.Len():

@@ -61,11 +61,10 @@ func (n *neighbors) subscribe(quit chan struct{}) (chan netlink.NeighUpdate, err
 	return updates, nil
 }
 
-func (n *neighbors) close() error {
+func (n *neighbors) close() {
 	if n.quit != nil {
 		close(n.quit)
 	}
-	return nil
 }
 
 func (n *neighbors) follow(updates chan netlink.NeighUpdate) {

@@ -343,7 +343,7 @@ func (s *Steering) release() (err error) {
 	if s.objects != nil {
 		err = errors.Join(err, s.objects.Close())
 	}
-	err = errors.Join(err, s.neighbor.close())
+	s.neighbor.close()
 	s.done.Wait()
 	if s.watch != nil {
 		err = errors.Join(err, s.watch.Release())

@@ -13,16 +13,18 @@ const (
 	// Window is the time for which a Schedule polls quickly after its last Start: the second by which the kernel may delay an event (HZ in
 	// linkwatch_schedule_work), and a tenth for timer ticks.
 	Window = 1100 * time.Millisecond
-	// Period is the shortest interval of polls within Window, Idle at other times. Idle polls are necessary because the event that delays all others may
-	// belong to another device in another network namespace, so that this process is not notified.
+	// Period is the shortest interval of polls within Window.
 	Period = 5 * time.Millisecond
-	Idle   = 20 * time.Millisecond
+	// Idle is the shortest interval at other times. Idle polls are necessary because the event that delays all others may belong to another device
+	// in another network namespace, so that this process is not notified.
+	Idle = 20 * time.Millisecond
 	// A poll begins this many times the previous one's duration after its end, if that is longer: polls take at most a fifth of one
 	// processor within Window, and at most a hundredth at other times.
 	share, shareIdle = 4, 99
-	// MostPeriod and MostIdle bound that: on a busy machine a poll takes long because it waits, not because it uses the processor.
+	// MostPeriod bounds that within Window: on a busy machine a poll takes long because it waits, not because it uses the processor.
 	MostPeriod = 20 * time.Millisecond
-	MostIdle   = 60 * time.Millisecond
+	// MostIdle bounds that at other times.
+	MostIdle = 60 * time.Millisecond
 )
 
 // Schedule decides when to poll. The zero value never polls; Start begins. It is not safe for concurrent use.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"go/parser"
 	"go/scanner"
@@ -133,7 +134,7 @@ func goComments(content []byte) ([]line, error) {
 	files := token.NewFileSet()
 	f, err := parser.ParseFile(files, "", content, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
-		if list, ok := err.(scanner.ErrorList); ok && len(list) > 0 {
+		if list := (scanner.ErrorList)(nil); errors.As(err, &list) && len(list) > 0 {
 			return nil, list[0]
 		}
 		return nil, err

@@ -25,11 +25,18 @@ func PartsOf(name string) (Parts, error) {
 	return Parts{}, fmt.Errorf("%q cannot crash: name fared, dataplane or both", name)
 }
 
-func (p Parts) Any() bool           { return p.Fared || p.Dataplane }
-func (p Parts) And(q Parts) Parts   { return Parts{p.Fared && q.Fared, p.Dataplane && q.Dataplane} }
-func (p Parts) or(q Parts) Parts    { return Parts{p.Fared || q.Fared, p.Dataplane || q.Dataplane} }
+// Any reports whether any process is selected.
+func (p Parts) Any() bool { return p.Fared || p.Dataplane }
+
+// And returns the processes in both.
+func (p Parts) And(q Parts) Parts { return Parts{p.Fared && q.Fared, p.Dataplane && q.Dataplane} }
+
+func (p Parts) or(q Parts) Parts { return Parts{p.Fared || q.Fared, p.Dataplane || q.Dataplane} }
+
+// Minus returns the processes of p that are not in q.
 func (p Parts) Minus(q Parts) Parts { return Parts{p.Fared && !q.Fared, p.Dataplane && !q.Dataplane} }
 
+// String returns the processes as in a script's errors.
 func (p Parts) String() string {
 	switch p {
 	case Parts{Fared: true}:

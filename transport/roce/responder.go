@@ -58,7 +58,7 @@ func (q *queuePair) request(h *header, payload []byte) {
 		}
 	case s < q.expected:
 		q.core.duplicates++
-		q.repeat(s, h, payload)
+		q.repeat(s, h)
 	default:
 		q.nakSent = false
 		q.execute(h, payload)
@@ -258,7 +258,7 @@ func (q *queuePair) answerAtomic(r *result) {
 }
 
 // repeat answers a request that has already been executed (Section 9.7.4).
-func (q *queuePair) repeat(s seq, h *header, payload []byte) {
+func (q *queuePair) repeat(s seq, h *header) {
 	switch {
 	case h.opcode.isSend() || h.opcode.isWrite():
 		q.ackNow = true

@@ -101,7 +101,7 @@ func (e *endpoint) accept(x edge) *conn {
 // gone handles the end of a connection.
 func (e *endpoint) gone(k *conn) {
 	e.conns = slices.DeleteFunc(e.conns, func(x *conn) bool { return x == k })
-	if k.dead != errUnused {
+	if !errors.Is(k.dead, errUnused) {
 		e.stats.lost++
 	}
 	if k.flow != nil {

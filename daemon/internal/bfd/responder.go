@@ -1,6 +1,7 @@
 package bfd
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -148,7 +149,7 @@ func (r *receiver) read(fd int) {
 	var b, control [256]byte
 	for {
 		n, m, _, from, err := unix.Recvmsg(fd, b[:], control[:], unix.MSG_DONTWAIT)
-		if err == unix.EINTR {
+		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {

@@ -69,22 +69,22 @@ func (o Object) String() string {
 type EventKind uint8
 
 const (
-	// Connected: the data plane was read back, and the difference is being sent. Name, Version and Capabilities are set.
+	// Connected means that the data plane was read back, and the difference is being sent. Name, Version and Capabilities are set.
 	Connected EventKind = iota + 1
-	// Disconnected: the stream ended; Err is the reason. The data plane keeps forwarding unchanged.
+	// Disconnected means that the stream ended; Err is the reason. The data plane keeps forwarding unchanged.
 	Disconnected
-	// InEffect: every change of Object up to Change is in effect.
+	// InEffect means that every change of Object up to Change is in effect.
 	InEffect
-	// Refused: the data plane refused Change of Object, or it cannot be sent; Code and Message give the reason. It is retried when the object
+	// Refused means that the data plane refused Change of Object, or it cannot be sent; Code and Message give the reason. It is retried when the object
 	// changes, when the missing vector arrives, and after a reconnect.
 	Refused
-	// Pending: a change of Object that was in effect no longer is (the data plane disconnected it); it is being sent again.
+	// Pending means that a change of Object that was in effect no longer is (the data plane disconnected it); it is being sent again.
 	Pending
 	// Approximate is InEffect for a vector with a member whose share deviates by more than 1 % of itself. Message names the member.
 	Approximate
-	// Damaged: the layer below lacks acknowledged state; nothing is in effect until Intact. Message describes it.
+	// Damaged means that the layer below lacks acknowledged state; nothing is in effect until Intact. Message describes it.
 	Damaged
-	// Intact: the damage is repaired. A stream begins intact.
+	// Intact means that the damage is repaired. A stream begins intact.
 	Intact
 )
 

@@ -2,6 +2,7 @@ package dpclient
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
@@ -36,7 +37,7 @@ func readBack(stream grpc.ServerStreamingClient[farev1.SnapshotResponse], order 
 	}
 	for {
 		chunk, err := stream.Recv()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return state, nil
 		}
 		if err != nil {

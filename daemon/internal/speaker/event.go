@@ -84,9 +84,10 @@ func (EndOfRIB) speakerEvent()    {}
 func (Written) speakerEvent()     {}
 func (Fault) speakerEvent()       {}
 
-// Family is an address family of routes, FamilySet a set of families.
 type (
-	Family    = guard.Family
+	// Family is an address family of routes.
+	Family = guard.Family
+	// FamilySet is a set of families.
 	FamilySet = guard.FamilySet
 )
 

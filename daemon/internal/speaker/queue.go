@@ -145,16 +145,15 @@ func (q *queue) sessionUp(e SessionUp, silent uint64) bool {
 	return true
 }
 
-// sessionDown ends a generation, drops its pending routes and reports whether
-// the generation was up. If the owner has not yet taken its SessionUp, the
+// sessionDown ends a generation, and drops its pending routes. If the owner has not yet taken its SessionUp, the
 // owner receives neither event.
-func (q *queue) sessionDown(e SessionDown) bool {
+func (q *queue) sessionDown(e SessionDown) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	sq := &q.sessions[e.Session]
 	sq.closed = max(sq.closed, e.Generation)
 	if !sq.up || sq.gen != e.Generation {
-		return false
+		return
 	}
 	sq.up = false
 	untaken := sq.upSlot >= 0
@@ -164,7 +163,6 @@ func (q *queue) sessionDown(e SessionDown) bool {
 		sq.push(slot{event: e})
 		q.wake()
 	}
-	return true
 }
 
 // drop cancels the pending events of the current generation. Only a Fault and
@@ -192,17 +190,15 @@ func (sq *sessionQueue) reset() {
 	sq.routes, sq.present, sq.eor, sq.mark = nil, 0, [2]int{-1, -1}, -1
 }
 
-// route records the peer's announcement. It reports false if the incarnation is
-// not the current one.
-func (q *queue) route(e Route) bool {
+// route records the peer's announcement, if the incarnation is the current one.
+func (q *queue) route(e Route) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	sq := &q.sessions[e.Session]
 	if !sq.up || sq.gen != e.Generation {
-		return false
+		return
 	}
 	q.setRoute(sq, e)
-	return true
 }
 
 func (q *queue) setRoute(sq *sessionQueue, e Route) {
@@ -221,16 +217,15 @@ func (q *queue) setRoute(sq *sessionQueue, e Route) {
 	q.put(sq, k, e)
 }
 
-// withdraw records that the peer no longer announces the prefix. It reports false if the incarnation is not the current one.
-func (q *queue) withdraw(e Withdraw) bool {
+// withdraw records that the peer no longer announces the prefix, if the incarnation is the current one.
+func (q *queue) withdraw(e Withdraw) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	sq := &q.sessions[e.Session]
 	if !sq.up || sq.gen != e.Generation {
-		return false
+		return
 	}
 	q.setWithdraw(sq, e)
-	return true
 }
 
 func (q *queue) setWithdraw(sq *sessionQueue, e Withdraw) {

@@ -151,7 +151,7 @@ func newModel(bed Bed, o Options) (*model, error) {
 	for i := range m.hosts {
 		m.remote[i] = remote{areaBegin, wordsBegin, areaKey, wordsKey}
 		var err error
-		if m.hosts[i], err = bed.Open(i, m.hooks(i)); err != nil {
+		if m.hosts[i], err = bed.Open(i, m.hooks()); err != nil {
 			return nil, err
 		}
 	}
@@ -267,7 +267,7 @@ func (m *model) failure() error {
 	return errors.Join(m.err, m.hosts[0].Err(), m.hosts[1].Err(), m.bed.Err())
 }
 
-func (m *model) hooks(side int) Hooks {
+func (m *model) hooks() Hooks {
 	return Hooks{
 		Admit:    m.admit,
 		Deliver:  m.deliver,
