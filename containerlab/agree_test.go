@@ -9,6 +9,7 @@ import (
 
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/lab"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
@@ -78,7 +79,7 @@ func TestAllAgree(t *testing.T) {
 			inside.Leaf, inside.Spine = topo.Fared, topo.Fared
 			for kind, o := range map[string]lab.Options{
 				"one process": {Spec: inside, Quick: true},
-				"namespaces":  {Spec: spec, Netns: &lab.Netns{Driver: "linux", Binary: fared, Rate: -1}, Quick: true},
+				"namespaces":  {Spec: spec, Netns: &backend.Netns{Driver: "linux", Binary: fared, Rate: -1}, Quick: true},
 			} {
 				f := start(t, o)
 				compare(t, kind, want, tell(t, f, story), story)

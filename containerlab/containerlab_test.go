@@ -21,6 +21,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/lab"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
 
@@ -67,7 +68,7 @@ func options(t *testing.T, folder string) lab.Options {
 			}
 		}
 	})
-	clab := &lab.Containerlab{File: filepath.Join(folder, spec.Name+".clab.yml"), Binary: path, Progress: func(text string) { t.Log(text) }}
+	clab := &backend.Containerlab{File: filepath.Join(folder, spec.Name+".clab.yml"), Binary: path, Progress: func(text string) { t.Log(text) }}
 	if err := clab.Matches(spec); err != nil {
 		t.Fatal(err)
 	}

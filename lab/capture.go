@@ -7,16 +7,17 @@ import (
 	"os/exec"
 	"path/filepath"
 
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
 
 // captures are the running captures of a fabric.
-type captures []*process
+type captures []*backend.Process
 
 // startCaptures records the packets at nodes, BGP and the lab's own, into a folder, the last 20 MB of each, to explain
 // a failure later. Queue pair traffic is too much to record: carried leaves it out. Without tcpdump there are no
 // captures. The captures are valid with an error, too.
-func startCaptures(h hosts, nodes []*topo.Node, carried bool, dir string, log *slog.Logger) (captures, error) {
+func startCaptures(h backend.Hosts, nodes []*topo.Node, carried bool, dir string, log *slog.Logger) (captures, error) {
 	tcpdump, err := exec.LookPath("tcpdump")
 	if err != nil {
 		log.Info("no captures: tcpdump is not installed")
@@ -33,7 +34,7 @@ func startCaptures(h hosts, nodes []*topo.Node, carried bool, dir string, log *s
 		if err := os.MkdirAll(own, 0o755); err != nil {
 			return all, err
 		}
-		p, err := startProcess(h.namespace(n.Name), n.Name, "tcpdump", filepath.Join(own, "tcpdump.log"), ended, tcpdump,
+		p, err := backend.StartProcess(h.Namespace(n.Name), n.Name, "tcpdump", filepath.Join(own, "tcpdump.log"), ended, tcpdump,
 			"-i", "any", "-n", "-s", "160", "-B", "4096", "-C", "10", "-W", "2", "-Z", "root", "-w", filepath.Join(own, "capture.pcap"), filter)
 		if err != nil {
 			return all, err
@@ -46,9 +47,9 @@ func startCaptures(h hosts, nodes []*topo.Node, carried bool, dir string, log *s
 // close stops the captures, so that each flushes its buffer.
 func (c captures) close() {
 	for _, p := range c {
-		p.ask()
+		p.Ask()
 	}
 	for _, p := range c {
-		p.wait(patience)
+		p.Wait(backend.Patience)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
@@ -41,9 +42,9 @@ func (f *Fabric) named(w []uint32) map[string]uint32 {
 // observed queries a server's daemon for a source group's weights toward another group's first GPU. The weights are
 // zero if the daemon has none.
 func (f *Fabric) observed(src, dst int) []uint32 {
-	resp, err := f.api(f.Server[f.Host(src)]).GetWeights(context.Background(),
+	resp, err := f.backend.API(f.Server[f.Host(src)]).GetWeights(context.Background(),
 		&farev1.GetWeightsRequest{Destination: f.Address(dst).String(), Sources: []string{f.Address(src).String()}})
-	if errors.Is(err, errDead) {
+	if errors.Is(err, backend.ErrDead) {
 		return f.InForce(src, dst) // the checks have verified the kernel
 	}
 	if err != nil || len(resp.Weights) != 1 {
@@ -143,7 +144,7 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 	}
 	seen := map[topo.Way]*judge.Row{}
 	for token := ""; ; {
-		page, err := f.api(n).ListWeights(ctx, &farev1.ListWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}, PageSize: 10000, PageToken: token})
+		page, err := f.backend.API(n).ListWeights(ctx, &farev1.ListWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}, PageSize: 10000, PageToken: token})
 		if err != nil {
 			return fmt.Sprintf("%s: %v", name, err)
 		}
@@ -169,7 +170,7 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 	if dead.Dataplane {
 		return f.checkFrozen(ctx, src, f.said[src])
 	}
-	forwarding, err := f.forwarding(ctx, src)
+	forwarding, err := f.backend.Forwarding(ctx, src)
 	if err != nil {
 		return fmt.Sprintf("%s: data plane: %v", name, err)
 	}
@@ -184,21 +185,21 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 
 // checkForwarding compares a data plane's state toward a destination with the model and with the daemon's weights for it
 // (nil if it has none), and the weights that the server's subscriber has received, because packets are judged by them.
-func (f *Fabric) checkForwarding(state forwarding, server int, to judge.Destination, want judge.Vector, said *judge.Row) string {
+func (f *Fabric) checkForwarding(state backend.Forwarding, server int, to judge.Destination, want judge.Vector, said *judge.Row) string {
 	if f.hosts == nil {
-		r := state.toward(f.Address(to.Source), to.Destination)
-		if r.err != nil && slices.Max(want.Planes) > 0 {
-			return fmt.Sprintf("data plane: %v", r.err)
+		r := state.Toward(f.Address(to.Source), to.Destination)
+		if r.Err != nil && slices.Max(want.Planes) > 0 {
+			return fmt.Sprintf("data plane: %v", r.Err)
 		}
-		if text := f.CheckMembers(to.Source, r.planes, r.devices, want); text != "" || f.followers == nil {
+		if text := f.CheckMembers(to.Source, r.Planes, r.Devices, want); text != "" || f.followers == nil {
 			return text
 		}
 		h := f.followers[server].heard(to.Way)
 		return judge.CheckFollowed(h.weights, h.inEffect, want.Planes, true)
 	}
 	for _, src := range f.LoopbacksOf(f.Groups()[to.Source]) {
-		r := state.toward(src.Addr(), to.Destination)
-		if text := judge.CheckBuckets(r.err == nil, r.nexthop, r.devices, said.Devices()); text != "" {
+		r := state.Toward(src.Addr(), to.Destination)
+		if text := judge.CheckBuckets(r.Err == nil, r.Nexthop, r.Devices, said.Devices()); text != "" {
 			return text
 		}
 	}
@@ -210,7 +211,7 @@ func (f *Fabric) checkForwarding(state forwarding, server int, to judge.Destinat
 // have their expected values while the step's updates are still in transit: if half of a cable comes back and the other
 // half fails, the weights before and after are equal.
 func (f *Fabric) checkLeaf(ctx context.Context, n *topo.Node) string {
-	if f.api(n) == nil || f.Asleep[n] {
+	if f.backend.API(n) == nil || f.Asleep[n] {
 		return ""
 	}
 	if text := f.checkCables(ctx, n); text != "" {
@@ -219,14 +220,11 @@ func (f *Fabric) checkLeaf(ctx context.Context, n *topo.Node) string {
 	return ""
 }
 
-// established is the API's name of a session state in which both ends exchange messages.
-const established = "established"
-
 // checkCables verifies that a node's daemon sees the actual carrier of its devices, that sessions have received
 // End-of-RIB over cables on which the model has one (and BFD is up, if configured), and that there is no session on the
 // other cables. It returns the first difference, or "".
 func (f *Fabric) checkCables(ctx context.Context, n *topo.Node) string {
-	daemon := f.api(n)
+	daemon := f.backend.API(n)
 	lit, heard := map[string]bool{}, map[string]bool{}
 	for _, c := range f.At(n) {
 		here, there := c.At(n)
@@ -256,7 +254,7 @@ func (f *Fabric) checkCables(ctx context.Context, n *topo.Node) string {
 			return fmt.Sprintf("%s is %s and has not sent everything: %s", s.Name, s.State, s.Reason)
 		case known && speaks && f.BFD > 0 && s.BfdState != "up":
 			return fmt.Sprintf("%s has BFD %s: the next failure would not be detected", s.Name, s.BfdState)
-		case known && !speaks && s.State == established:
+		case known && !speaks && s.State == backend.Established:
 			return fmt.Sprintf("%s is still %s", s.Name, s.State)
 		}
 	}
@@ -272,7 +270,7 @@ func (f *Fabric) leavesForward(ctx context.Context) {
 	defer cancel()
 	for _, n := range slices.Concat(f.Leaf, f.Spine) {
 		for f.Software(n) != topo.Fared && !f.Dark[n] && !f.Asleep[n] && !f.forwards(ctx, n) {
-			if sleep(ctx, 10*time.Millisecond) != nil {
+			if backend.Sleep(ctx, 10*time.Millisecond) != nil {
 				return
 			}
 		}
@@ -281,7 +279,7 @@ func (f *Fabric) leavesForward(ctx context.Context) {
 
 // forwards reports whether a leaf's kernel has a route to every loopback that the model's leaf reaches.
 func (f *Fabric) forwards(ctx context.Context, n *topo.Node) bool {
-	there, err := f.hosts.routes(ctx, n)
+	there, err := f.hosts.Routes(ctx, n)
 	if err != nil {
 		return false
 	}

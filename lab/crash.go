@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
@@ -11,7 +12,7 @@ import (
 // resolveCrash returns the function for crash and revive.
 func (f *Fabric) resolveCrash(crash bool, args []string) (func(ctx context.Context) error, error) {
 	if !f.options.real() {
-		return nil, errNoProcesses
+		return nil, backend.ErrNoProcesses
 	}
 	server, err := f.ServerNamed(args[0])
 	if err != nil {
@@ -30,10 +31,10 @@ func (f *Fabric) resolveCrash(crash bool, args []string) (func(ctx context.Conte
 		}
 		if crash {
 			f.Crashed(server, p)
-			return f.crash(server, programs{p.Fared, p.Dataplane})
+			return f.backend.Crash(server, backend.Programs{Fared: p.Fared, Dataplane: p.Dataplane})
 		}
 		f.Revived(server, p)
-		if err := f.revive(server, programs{p.Fared, p.Dataplane}); err != nil {
+		if err := f.backend.Revive(server, backend.Programs{Fared: p.Fared, Dataplane: p.Dataplane}); err != nil {
 			return err
 		}
 		return f.wire(ctx, f.At(f.Server[server])) // leaves forward by drains, too
@@ -43,7 +44,7 @@ func (f *Fabric) resolveCrash(crash bool, args []string) (func(ctx context.Conte
 // checkFrozen checks a server with a dead process: its kernel must be unchanged toward every destination with unchanged
 // weights, and must use no cable that is down. said holds its daemon's rows from before the crash.
 func (f *Fabric) checkFrozen(ctx context.Context, server int, said map[topo.Way]*judge.Row) string {
-	forwarding, err := f.forwarding(ctx, server)
+	forwarding, err := f.backend.Forwarding(ctx, server)
 	if err != nil {
 		return fmt.Sprintf("%s: data plane: %v", f.Server[server].Name, err)
 	}
@@ -56,7 +57,7 @@ func (f *Fabric) checkFrozen(ctx context.Context, server int, said map[topo.Way]
 	for to, want := range f.Toward(server) {
 		text := ""
 		if f.Moved(to.Source, to.Group) {
-			text = judge.CheckAvoided(forwarding.toward(f.Address(to.Source), to.Destination).devices, dark)
+			text = judge.CheckAvoided(forwarding.Toward(f.Address(to.Source), to.Destination).Devices, dark)
 		} else {
 			text = f.checkForwarding(forwarding, server, to, want, said[to.Way])
 		}

@@ -4,7 +4,7 @@
 // A topo.Spec describes the fabric. By default it consists of daemons in this process, on 127.0.0.0/8, with in-memory
 // data planes, and needs no root. With Options.Netns it consists of network namespaces, veth pairs, processes and the
 // kernel's forwarding, and packets flow all the time. With Options.Containerlab it consists of containers that
-// containerlab deploys, also with packets. Small interfaces (backend.go) hide the difference; scenarios, model and checks
+// containerlab deploys, also with packets. Package backend hides the difference; scenarios, model and checks
 // are the same.
 //
 // A scenario is a text of steps. After each step every pair of GPUs in the fabric must have exactly the weights that an

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
 
@@ -18,8 +19,8 @@ type Options struct {
 	topo.Spec
 	// Netns selects network namespaces and processes, Containerlab containers; if both are nil, the fabric runs in this
 	// process.
-	Netns        *Netns
-	Containerlab *Containerlab
+	Netns        *backend.Netns
+	Containerlab *backend.Containerlab
 	// Transport makes every server run a traffic node: queue pairs of "roce", "superp" or "tcp", which take their slots
 	// from fared, carry verified WRITEs from every loopback to every other while scenarios are played. The lab itself
 	// sends no packets then. "" disables traffic nodes.
@@ -64,11 +65,11 @@ func (o Options) withDefaults() Options {
 		if o.Servers == 0 {
 			o.Servers = NetnsServers
 		}
-		n := o.Netns.withDefaults()
+		n := o.Netns.WithDefaults()
 		o.Netns = &n
 	}
 	if o.Containerlab != nil {
-		c := o.Containerlab.withDefaults()
+		c := o.Containerlab.WithDefaults()
 		o.Containerlab = &c
 	}
 	if !o.real() {
@@ -95,9 +96,9 @@ func (o Options) validate() error {
 	}
 	switch {
 	case o.Netns != nil:
-		return o.Netns.validate(o)
+		return o.validateNetns()
 	case o.Containerlab != nil:
-		return o.Containerlab.validate(o)
+		return o.validateReal()
 	}
 	for _, software := range []struct{ flag, value string }{{"leaf", o.Leaf}, {"spine", o.Spine}} {
 		if software.value != topo.Fared {
@@ -107,21 +108,8 @@ func (o Options) validate() error {
 	return nil
 }
 
-// plan is a numbered fabric with the places of its nodes.
-type plan struct {
-	*topo.Fabric
-	// transport is the transport of traffic nodes, "" without them; memoryPlane is Options.MemoryPlane.
-	transport, memoryPlane string
-	// site holds the parts of configurations that depend on the kind of lab.
-	site topo.Site
-	// dir holds a folder for each node with separate processes.
-	dir string
-	// prefix is the prefix of the nodes' network namespaces.
-	prefix string
-}
-
 // newPlan numbers a fabric whose leaves listen on port 179. It returns the options with their defaults.
-func newPlan(o Options) (*plan, Options, error) {
+func newPlan(o Options) (*backend.Plan, Options, error) {
 	o = o.withDefaults()
 	fabric, err := topo.New(o.Spec)
 	if err != nil {
@@ -130,24 +118,24 @@ func newPlan(o Options) (*plan, Options, error) {
 	if err := o.validate(); err != nil {
 		return nil, o, err
 	}
-	p := &plan{Fabric: fabric, transport: o.Transport, memoryPlane: o.MemoryPlane, dir: "/run/fared"}
+	p := &backend.Plan{Fabric: fabric, Transport: o.Transport, MemoryPlane: o.MemoryPlane, Dir: "/run/fared"}
 	switch {
 	case o.Netns != nil:
-		p.site = fabric.Site(topo.Containerlab) // the same, except for resources that all nodes of a machine share
-		p.site.Speeds, p.site.Socket = "tbf", p.socket
-		p.site.Dataplane = func(node string) string { return "unix:" + filepath.Join(p.dir, node, "dataplane.sock") }
-		steer(&p.site, o.Transport)
+		p.Site = fabric.Site(topo.Containerlab) // the same, except for resources that all nodes of a machine share
+		p.Site.Speeds, p.Site.Socket = "tbf", p.Socket
+		p.Site.Dataplane = func(node string) string { return "unix:" + filepath.Join(p.Dir, node, "dataplane.sock") }
+		steer(&p.Site, o.Transport)
 	case o.Containerlab != nil:
-		p.site = fabric.Site(topo.Containerlab)
+		p.Site = fabric.Site(topo.Containerlab)
 	default:
-		p.site = topo.Site{AssumeUp: true, Dataplane: func(node string) string {
+		p.Site = topo.Site{AssumeUp: true, Dataplane: func(node string) string {
 			if fabric.Node(node).Kind != topo.KindServer {
 				return ""
 			}
 			return "memory:"
 		}}
 	}
-	p.site.Quick = o.Quick
+	p.Site.Quick = o.Quick
 	return p, o, nil
 }
 
@@ -165,24 +153,6 @@ func flagErrors(err error) error {
 		lines = append(lines, p.Error())
 	}
 	return errors.New(strings.Join(lines, "\n"))
-}
-
-// socket returns the path of the daemon's socket of a node.
-func (p *plan) socket(node string) string { return filepath.Join(p.dir, node, "fared.sock") }
-
-// dataplane returns the path of the data plane's socket of a server.
-func (p *plan) dataplane(node string) string {
-	return strings.TrimPrefix(p.site.Dataplane(node), "unix:")
-}
-
-// port returns a cable's index among those of a node, which equals the index of its sub-port in the configuration.
-func (p *plan) port(n *topo.Node, c *topo.Cable) int {
-	for i, at := range p.At(n) {
-		if at == c {
-			return i
-		}
-	}
-	panic("a cable of another node")
 }
 
 // freePort returns a TCP port on which no process listens at any IPv4 address; the leaves' addresses all use it. The
@@ -208,7 +178,7 @@ func Configs(o Options) ([]File, error) {
 	}
 	var files []File
 	for _, n := range p.Nodes() {
-		own := p.Files(n, p.site)
+		own := p.Files(n, p.Site)
 		for _, f := range own {
 			name := n.Name + filepath.Ext(f.Name)
 			if len(own) > 1 {

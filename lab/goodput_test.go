@@ -10,13 +10,14 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
 
 func transferModel(t *testing.T, s topo.Spec) *judge.Model {
 	t.Helper()
-	p, _, err := newPlan(Options{Spec: s, Transport: "roce", Netns: &Netns{}})
+	p, _, err := newPlan(Options{Spec: s, Transport: "roce", Netns: &backend.Netns{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +41,7 @@ func TestTransferReport(t *testing.T) {
 	// Two intervals of the second run, which begins after 2 s, are steady: those from 2.15 s on.
 	f := &flight{transfer: x, steady: began.Add(2050 * time.Millisecond), runs: []transferRun{
 		run(began, 1, 900, 7, 900), run(began.Add(2*time.Second), 2, 800, 10, 300, 500)}}
-	got := f.report(began.Add(100*time.Millisecond), uint64(math.Round(m.Allows()/SpeedScale)))
+	got := f.report(began.Add(100*time.Millisecond), uint64(math.Round(m.Allows()/backend.SpeedScale)))
 	want := Transfer{Bytes: 200, Messages: 4, Lost: 2, Duplicated: 6, WrongBytes: 10, Retransmitted: 14, GoodputBps: 500, LowestBps: 7, AllowedBps: 400e6, OfBefore: 1.25, AllowedOfBefore: 2}
 	planes := got.Planes
 	got.Planes = nil
@@ -68,7 +69,7 @@ func TestSummarizeTransfers(t *testing.T) {
 func TestTransportOptions(t *testing.T) {
 	for transport, want := range map[string]string{"": "dataplane.sock\"}", "none": "dataplane.sock\"}", "roce": "dataplane.sock\"}", "superp": "dataplane.sock\", udp_ports: [4444]}",
 		"tcp": "dataplane.sock\", udp_ports: [], tcp_ports: [4793]}"} {
-		files, err := Configs(Options{Transport: transport, Netns: &Netns{}})
+		files, err := Configs(Options{Transport: transport, Netns: &backend.Netns{}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,18 +86,18 @@ func TestTransportOptions(t *testing.T) {
 		}
 	}
 	for want, o := range map[string]Options{
-		`--transport "pigeon" is not known: use none, roce, superp, tcp`:      {Transport: "pigeon", Netns: &Netns{}},
+		`--transport "pigeon" is not known: use none, roce, superp, tcp`:      {Transport: "pigeon", Netns: &backend.Netns{}},
 		"--transport roce: a fabric in one process has no links to send over": {Transport: "roce"},
-		"--transport tcp: the servers of a fabric of containers steer":        {Transport: "tcp", Containerlab: &Containerlab{}},
+		"--transport tcp: the servers of a fabric of containers steer":        {Transport: "tcp", Containerlab: &backend.Containerlab{}},
 	} {
 		if _, err := Configs(o); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
-	if s, err := Resolve(Options{Transport: "roce", Netns: &Netns{}}); err != nil || s.Speed != transferSpeed {
+	if s, err := Resolve(Options{Transport: "roce", Netns: &backend.Netns{}}); err != nil || s.Speed != transferSpeed {
 		t.Errorf("%v, %v", s.Speed, err)
 	}
-	for _, o := range []Options{{Transport: "roce", Netns: &Netns{}}, {Transport: "none", Netns: &Netns{}}} {
+	for _, o := range []Options{{Transport: "roce", Netns: &backend.Netns{}}, {Transport: "none", Netns: &backend.Netns{}}} {
 		if got := o.playable("reboot"); got != (o.Transport == "none") {
 			t.Errorf("%q plays reboot: %v", o.Transport, got)
 		}

@@ -13,6 +13,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/race"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
 
@@ -385,7 +386,7 @@ func TestOptionsOutOfRange(t *testing.T) {
 		"--servers: 1 is out of range":                              {Spec: topo.Spec{Servers: 1}},
 		"--leaves: a leaf would have 4000 sessions, more than 1024": {Spec: topo.Spec{Planes: 4, Servers: 250, SubPorts: 16}},
 		"--addresses dual: labs send and check only IPv4 packets":   {Spec: topo.Spec{Addresses: topo.Dual}},
-		"--addresses ipv6: labs send and check only IPv4":           {Spec: topo.Spec{Addresses: topo.IPv6}, Netns: &Netns{}},
+		"--addresses ipv6: labs send and check only IPv4":           {Spec: topo.Spec{Addresses: topo.IPv6}, Netns: &backend.Netns{}},
 		"--leaf frr: a fabric in one process runs only fared":       {Spec: topo.Spec{Leaf: topo.FRR}},
 	} {
 		if _, err := Start(t.Context(), o, slog.New(slog.DiscardHandler)); err == nil || !strings.HasPrefix(err.Error(), want) {
@@ -430,13 +431,12 @@ func everything(t *testing.T, f *Fabric) string {
 	t.Helper()
 	var b strings.Builder
 	for _, at := range f.Server {
-		n := f.backend.(*inProcess).nodes[at]
-		page, err := n.daemon.WeightService().ListWeights(t.Context(), &farev1.ListWeightsRequest{PageSize: 10000})
+		page, err := f.backend.API(at).ListWeights(t.Context(), &farev1.ListWeightsRequest{PageSize: 10000})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, d := range page.Weights {
-			fmt.Fprintf(&b, "%s %s\n", n.name, d.Destination)
+			fmt.Fprintf(&b, "%s %s\n", at.Name, d.Destination)
 			for _, p := range d.Planes {
 				fmt.Fprintf(&b, "  %s %d %d\n", p.Plane, p.Weight, p.BandwidthBps)
 			}

@@ -5,20 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/race"
-	"github.com/fared/fared/lab/judge"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
 
@@ -48,9 +49,9 @@ func faredBinary(t testing.TB) string {
 }
 
 // smallest returns the smallest fabric of namespaces in which halves of Y-cables can fail.
-func smallest(t *testing.T, n Netns) Options {
+func smallest(t *testing.T, n backend.Netns) Options {
 	t.Helper()
-	netnstest.Require(t, "tc", "go", filepath.Join(frrDir, "zebra"), filepath.Join(frrDir, "bgpd"), birdPath)
+	netnstest.Require(t, "tc", "go", "/usr/lib/frr/zebra", "/usr/lib/frr/bgpd", "/usr/sbin/bird")
 	n.Binary = faredBinary(t)
 	ownFiles(t)
 	return Options{Spec: topo.Spec{Planes: 2, Servers: 2}, Netns: &n, Quick: true}
@@ -62,13 +63,59 @@ func ownFiles(t testing.TB) {
 	t.Helper()
 	dir := netnstest.Folder(t)
 	t.Cleanup(func() {
-		logs, _ := filepath.Glob(filepath.Join(dir, runDir+"*", "*", "*.log")) // no match is as good as an error
+		logs, _ := filepath.Glob(filepath.Join(dir, "fared-lab-*", "*", "*.log")) // no match is as good as an error
 		for _, log := range logs {
 			if t.Failed() {
-				t.Logf("%s ends with\n%s", log, lastLines(log, 10))
+				t.Logf("%s ends with\n%s", log, tail(log))
 			}
 		}
 	})
+}
+
+// tail returns the end of a file.
+func tail(file string) string {
+	text, _ := os.ReadFile(file) // a file that cannot be read is shown as empty
+	lines := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-10):], "\n")
+}
+
+// ip runs ip in a node's namespace.
+func ip(t *testing.T, f *Fabric, node, line string) {
+	t.Helper()
+	args := append([]string{"-n", string(f.plan.Namespace(node))}, strings.Fields(line)...)
+	if out, err := exec.CommandContext(t.Context(), "ip", args...).CombinedOutput(); err != nil {
+		t.Fatalf("ip %q: %v\n%s", args, err, out)
+	}
+}
+
+// killAll kills the processes of a node whose first argument is command, or all for "", and waits until they are gone.
+func killAll(t *testing.T, f *Fabric, n *topo.Node, command string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "ip", "netns", "pids", string(f.plan.Namespace(n.Name))).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed := 0
+	for _, pid := range strings.Fields(string(out)) {
+		line, _ := os.ReadFile(filepath.Join("/proc", pid, "cmdline")) // a process that has ended reads as empty
+		if args := strings.Split(string(line), "\x00"); len(args) < 2 || command != "" && !slices.Contains(args, command) {
+			continue
+		}
+		number, err := strconv.Atoi(pid)
+		if err != nil || number == os.Getpid() {
+			t.Fatalf("process %q of %s: %v", pid, n.Name, err)
+		}
+		if err := syscall.Kill(number, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		killed++
+		for _, err := os.Stat(filepath.Join("/proc", pid)); err == nil; _, err = os.Stat(filepath.Join("/proc", pid)) {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	if killed == 0 {
+		t.Fatalf("%s has no process %q", n.Name, command)
+	}
 }
 
 // leftovers returns namespaces, folders and processes of this process's runs.
@@ -76,7 +123,7 @@ func leftovers(t testing.TB) []string {
 	t.Helper()
 	run := fmt.Sprint(os.Getpid())
 	var all []string
-	for _, pattern := range []string{filepath.Join(netnsDir, "fared-"+run+"*-leaf*"), filepath.Join(netnsDir, "fared-"+run+"*-server*"), filepath.Join(os.TempDir(), runDir+run+"*"), pins(namespace("fared-" + run + "*-server*"))} {
+	for _, pattern := range []string{"/run/netns/fared-" + run + "*-leaf*", "/run/netns/fared-" + run + "*-server*", filepath.Join(os.TempDir(), "fared-lab-"+run+"*"), "/sys/fs/bpf/fared-" + run + "*-server*"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -89,7 +136,7 @@ func leftovers(t testing.TB) []string {
 	}
 	for _, file := range processes {
 		line, _ := os.ReadFile(file) // a process that has ended since reads as empty
-		if strings.Contains(string(line), filepath.Join(os.TempDir(), runDir+run)) {
+		if strings.Contains(string(line), filepath.Join(os.TempDir(), "fared-lab-"+run)) {
 			all = append(all, file+": "+strings.ReplaceAll(string(line), "\x00", " "))
 		}
 	}
@@ -121,7 +168,7 @@ func TestNetnsScenarios(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			o := smallest(t, Netns{Driver: test.driver})
+			o := smallest(t, backend.Netns{Driver: test.driver})
 			o.Spec, o.Quick = test.spec, false
 			var told []string
 			o.Netns.Progress = func(text string) { told = append(told, text) }
@@ -175,17 +222,17 @@ func TestNetnsScenarios(t *testing.T) {
 func TestNetnsDefaults(t *testing.T) {
 	for _, leaf := range []string{topo.Fared, topo.FRR, topo.BIRD} {
 		t.Run(leaf, func(t *testing.T) {
-			o := smallest(t, Netns{Driver: "linux"})
+			o := smallest(t, backend.Netns{Driver: "linux"})
 			o.Leaf, o.Quick = leaf, false
 			f := fabric(t, o) // it is up once every session has received End-of-RIB
 			for _, n := range f.Server {
-				file := f.Files(n, f.plan.site)[0].Text
+				file := f.Files(n, f.plan.Site)[0].Text
 				for _, key := range []string{"restart_time", "deadline", "drain_delay", "connect_retry", "hold_time"} {
 					if strings.Contains(file, key) {
 						t.Errorf("%s sets %s:\n%s", n.Name, key, file)
 					}
 				}
-				status, err := f.backend.(*netns).clients[n].fabric.GetStatus(t.Context(), &farev1.GetStatusRequest{})
+				status, err := f.backend.API(n).GetStatus(t.Context(), &farev1.GetStatusRequest{})
 				if err != nil || !status.Converged {
 					t.Errorf("%s has not converged: %v, %v", n.Name, status, err)
 				}
@@ -205,28 +252,13 @@ func TestNetnsDefaults(t *testing.T) {
 // TestNetnsProcessDies verifies that the exit of a node's process fails the lab with its last lines, and that its logs
 // remain.
 func TestNetnsProcessDies(t *testing.T) {
-	f, err := Start(t.Context(), smallest(t, Netns{}), slog.New(slog.DiscardHandler))
+	f, err := Start(t.Context(), smallest(t, backend.Netns{}), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := f.backend.(*netns)
-	b.mu.Lock()
-	victim := b.processes[b.Server[1]][0]
-	b.mu.Unlock()
-	if err := victim.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	<-victim.done
+	killAll(t, f, f.Server[1], "dataplane")
 	// A display goes on although the daemon that it queries has ended.
-	b.mu.Lock()
-	shown := b.processes[b.Server[0]]
-	b.mu.Unlock()
-	for _, p := range shown {
-		if err := p.cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		<-p.done
-	}
+	killAll(t, f, f.Server[0], "")
 	drawn := make(chan Picture)
 	go func() {
 		f.Picture(&Step{}) // may still use the connection, which fails at once
@@ -258,7 +290,7 @@ func TestNetnsProcessDies(t *testing.T) {
 func TestNetnsDoesNotStart(t *testing.T) {
 	netnstest.Require(t, "tc", "false")
 	ownFiles(t)
-	f, err := Start(t.Context(), Options{Spec: topo.Spec{Planes: 1, Servers: 2, SubPorts: 1}, Netns: &Netns{Binary: "false"}}, slog.New(slog.DiscardHandler))
+	f, err := Start(t.Context(), Options{Spec: topo.Spec{Planes: 1, Servers: 2, SubPorts: 1}, Netns: &backend.Netns{Binary: "false"}}, slog.New(slog.DiscardHandler))
 	if f != nil || err == nil || !strings.Contains(err.Error(), "ended unexpectedly (exit status 1)") {
 		t.Fatalf("%v, %v", f, err)
 	}
@@ -270,7 +302,7 @@ func TestNetnsDoesNotStart(t *testing.T) {
 
 // TestNetnsInterrupted verifies that an interrupt during the start leaves nothing behind.
 func TestNetnsInterrupted(t *testing.T) {
-	o := smallest(t, Netns{})
+	o := smallest(t, backend.Netns{})
 	ctx, cancel := context.WithCancel(t.Context())
 	o.Netns.Progress = func(text string) {
 		if strings.HasPrefix(text, "starting") {
@@ -287,25 +319,24 @@ func TestNetnsInterrupted(t *testing.T) {
 
 // TestNetnsLeave verifies that a fabric continues after Leave, and that Cleanup ends it, but not one that is in use.
 func TestNetnsLeave(t *testing.T) {
-	o := smallest(t, Netns{})
+	o := smallest(t, backend.Netns{})
 	left, err := Start(t.Context(), o, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := left.backend.(*netns)
 	lines, err := left.Leave()
 	if err != nil || len(lines) == 0 || !strings.Contains(strings.Join(lines, "\n"), "fared lab --netns --cleanup") {
 		t.Errorf("%q, %v", lines, err)
 	}
 	used := fabric(t, Options{Spec: topo.Spec{Planes: 1, Servers: 2, SubPorts: 1}, Netns: o.Netns})
-	out, err := exec.Command(b.Netns.Binary, "--socket", b.socket("server1"), "weights").Output()
+	out, err := exec.Command(o.Netns.Binary, "--socket", left.plan.Socket("server1"), "weights").Output()
 	if err != nil || !strings.Contains(string(out), "10.255.0.2") {
 		t.Errorf("the fabric that was left answers %q, %v", out, err)
 	}
-	removed, err := Cleanup(t.Context())
-	want := []string{b.dir}
-	for _, ns := range b.made {
-		want = append(want, string(ns))
+	removed, err := backend.Cleanup(t.Context())
+	want := []string{left.plan.Dir}
+	for _, n := range left.Nodes() {
+		want = append(want, string(left.plan.Namespace(n.Name)))
 	}
 	for _, name := range want {
 		if !slices.Contains(removed, name) { // other runs may have leftovers too
@@ -326,20 +357,14 @@ func TestNetnsLeave(t *testing.T) {
 // TestPacketsAreTheJudge verifies that packets override tables: a leaf that loses packets is found although every
 // weight is right, and so is a server that sends by other shares.
 func TestPacketsAreTheJudge(t *testing.T) {
-	f := fabric(t, smallest(t, Netns{}))
-	b := f.backend.(*netns)
-	leaf := b.namespace("leaf1")
-	if err := leaf.batch(t.Context(), "ip", []string{"route prepend blackhole 10.255.0.2/32"}); err != nil {
-		t.Fatal(err)
-	}
+	f := fabric(t, smallest(t, backend.Netns{}))
+	ip(t, f, "leaf1", "route prepend blackhole 10.255.0.2/32")
 	results, ok := play(t, f, script(t, "step a leaf that drops\n"))
 	if r := results[0]; ok || len(r.Wrong) != 1 || !strings.HasPrefix(r.Wrong[0], "server1 -> server2: ") || !strings.Contains(r.Wrong[0], "packets were lost while nothing changed") ||
 		r.Traffic.SteadyLost == 0 || r.Traffic.SteadyLost >= r.Traffic.SteadySent {
 		t.Errorf("%q, %+v", r.Wrong, r.Traffic)
 	}
-	if err := leaf.batch(t.Context(), "ip", []string{"route del blackhole 10.255.0.2/32"}); err != nil {
-		t.Fatal(err)
-	}
+	ip(t, f, "leaf1", "route del blackhole 10.255.0.2/32")
 	if results, ok := play(t, f, script(t, "step it is mended\n")); !ok {
 		t.Errorf("%q", results[0].Wrong)
 	}
@@ -366,78 +391,12 @@ func TestPacketsAreTheJudge(t *testing.T) {
 		t.Errorf("%q, %+v", r.Wrong, r.Traffic)
 	}
 	// A display shows the kernel's links, and not the links that the model expects.
-	if up, all := f.light(f.Leaf[1]); up != all || all != 4 {
+	if up, all := f.backend.Light(f.Leaf[1]); up != all || all != 4 {
 		t.Errorf("%d of %d cables are up", up, all)
 	}
-	if err := leaf.batch(t.Context(), "ip", []string{"link set dev s1.0 down"}); err != nil {
-		t.Fatal(err)
-	}
-	if up, all := f.light(f.Leaf[1]); up != all-1 || !f.Up(f.At(f.Leaf[1])[0]) {
+	ip(t, f, "leaf1", "link set dev s1.0 down")
+	if up, all := f.backend.Light(f.Leaf[1]); up != all-1 || !f.Up(f.At(f.Leaf[1])[0]) {
 		t.Errorf("with a device down, %d of %d cables are up", up, all)
-	}
-}
-
-// TestKernelIsRead verifies that buckets that differ from the weights are found; a difference of one is tolerated.
-func TestKernelIsRead(t *testing.T) {
-	nexthops := []kernelNexthop{{ID: 1, Dev: "p0.0"}, {ID: 2, Dev: "p0.0"}, {ID: 3, Dev: "p1.0"}, {ID: 9, Blackhole: &struct{}{}}}
-	routes := []kernelRoute{{Dst: "10.255.0.2", NHID: 10}, {Dst: "10.255.0.3", Type: "blackhole"}, {Dst: "10.255.0.4", NHID: 9}, {Dst: "10.255.0.5", NHID: 1}}
-	buckets := kernelBuckets{}
-	for i, id := range []int{1, 2, 1, 2, 1, 2, 3, 3, 3, 3} {
-		if err := buckets.parse(fmt.Appendf(nil, "id 10 index %d idle_time 0.32 nhid %d \n", i, id)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, line := range []string{"", "id 10", "id 10 nhid x", "Error: Invalid nexthop id."} {
-		if buckets.parse([]byte(line)) == nil {
-			t.Errorf("%q is no bucket", line)
-		}
-	}
-	// A GPU that owns its ports has a table by its source address, which precedes main; packets from another GPU do not
-	// use it.
-	routes = append(routes, kernelRoute{Dst: "10.255.0.2", Table: "500", NHID: 11}, kernelRoute{Dst: "10.255.0.3", Table: "500", NHID: 10}, kernelRoute{Dst: "10.255.0.2", Table: "501", NHID: 5})
-	mark, udp, two := "0x5", "udp", 24
-	rules := []kernelRule{{Src: "all", Table: "local"}, {Src: "10.255.0.9", Table: "500"}, {Src: "all", FWMark: &mark, Table: "501"}, {Src: "all", IPProto: &udp, Table: "501"},
-		{Src: "10.255.7.0", SrcLen: &two, Table: "500"}, {Src: "all", Table: "main"}}
-	buckets.add(11, 3)
-	table := newKernelTable(rules, routes, nexthops, buckets)
-	one := netip.MustParseAddr("10.255.0.1")
-	check := func(src, dst netip.Addr, weights map[string]uint64) string {
-		r := table.toward(src, dst)
-		return judge.CheckBuckets(r.err == nil, r.nexthop, r.devices, weights)
-	}
-	for _, src := range []string{"10.255.0.9", "10.255.7.4"} {
-		from := netip.MustParseAddr(src)
-		if got := check(from, netip.MustParseAddr("10.255.0.2"), map[string]uint64{"p1.0": 1}); got != "" {
-			t.Errorf("from %s: %q", src, got)
-		}
-		if got, want := judge.CheckAvoided(table.toward(from, netip.MustParseAddr("10.255.0.2")).devices, []string{"p1.0"}), "the kernel gives p1.0 1 buckets, but its link is down"; got != want {
-			t.Errorf("from %s: %q", src, got)
-		}
-		if got := check(from, netip.MustParseAddr("10.255.0.3"), map[string]uint64{"p0.0": 6, "p1.0": 4}); got != "" {
-			t.Errorf("from %s, blocked for others: %q", src, got)
-		}
-	}
-	for _, test := range []struct {
-		dst     string
-		weights map[string]uint64
-		want    string
-	}{
-		{"10.255.0.2", map[string]uint64{"p0.0": 6, "p1.0": 4}, ""},
-		{"10.255.0.2", map[string]uint64{"p0.0": 1, "p1.0": 1}, ""},
-		{"10.255.0.2", map[string]uint64{"p0.0": 3, "p1.0": 1}, "the kernel gives p0.0 6 of 10 buckets, want 7.5"},
-		{"10.255.0.2", map[string]uint64{"p0.0": 1}, "the kernel gives p0.0 6 of 10 buckets, want 10.0"},
-		{"10.255.0.2", map[string]uint64{"p0.0": 6, "p1.0": 4, "p2.0": 5}, "the kernel gives p0.0 6 of 10 buckets, want 4.0"},
-		{"10.255.0.2", nil, "the kernel has a route, over nexthop 10, to an unreachable destination"},
-		{"10.255.0.3", nil, ""},
-		{"10.255.0.4", nil, ""},
-		{"10.255.0.9", nil, ""},
-		{"10.255.0.9", map[string]uint64{"p0.0": 1}, "the kernel has no route"},
-		{"10.255.0.3", map[string]uint64{"p0.0": 1}, "the kernel has no route"},
-		{"10.255.0.5", map[string]uint64{"p0.0": 1}, "the kernel's nexthop 1 is not a resilient group"},
-	} {
-		if got := check(one, netip.MustParseAddr(test.dst), test.weights); got != test.want {
-			t.Errorf("%s by %v: %q, want %q", test.dst, test.weights, got, test.want)
-		}
 	}
 }
 
@@ -498,62 +457,21 @@ func TestReceivedPackets(t *testing.T) {
 	}
 }
 
-func TestFailedLine(t *testing.T) {
-	if got := failedLine("link set a up\nlink set b up\n", "Cannot find device \"b\"\nCommand failed -:2\n"); !strings.HasSuffix(got, "(link set b up)") {
-		t.Errorf("%q", got)
-	}
-	if got := failedLine("x\n", "no such thing\n"); got != "no such thing" {
-		t.Errorf("%q", got)
-	}
-}
-
-// TestRunsAreTold verifies which namespaces belong to a lab, and when their lab has ended.
-func TestRunsAreTold(t *testing.T) {
-	for name, run := range map[string]string{"fared-12-server1": "12", "fared-12_3-leaf0": "12_3", "fared-12-3": "", "fared-x-server1": "", "fared-12-server1x": "", "clab-12-server1": ""} {
-		got := ""
-		if m := nodeNamespace.FindStringSubmatch(name); m != nil {
-			got = m[1]
-		}
-		if got != run {
-			t.Errorf("%s is of run %q, want %q", name, got, run)
-		}
-	}
-	ownFiles(t)
-	dir, lock, err := newRun()
-	if err != nil {
-		t.Fatal(err)
-	}
-	run := strings.TrimPrefix(filepath.Base(dir), runDir)
-	if abandoned(run) {
-		t.Error("a run whose lock is held counts as abandoned")
-	}
-	lock.Close()
-	if !abandoned(run) {
-		t.Error("a run whose lock nobody holds does not count as abandoned")
-	}
-	if !abandoned("4194305") { // above the largest process id
-		t.Error("a run whose process is gone does not count as abandoned")
-	}
-	if abandoned("1") {
-		t.Error("a process without a lock counts as gone")
-	}
-}
-
 // TestNetnsOptions verifies that options that a fabric of namespaces does not support are rejected with the flag.
 func TestNetnsOptions(t *testing.T) {
 	for want, o := range map[string]Options{
-		`--leaf: "cisco" is not known; use fared, frr, bird`:                                                        {Spec: topo.Spec{Leaf: "cisco"}, Netns: &Netns{}},
-		`--driver "dpdk" is not known: use auto, linux, bpf`:                                                        {Netns: &Netns{Driver: "dpdk"}},
-		"--mode per-packet with --driver linux: the kernel's nexthop groups do not spray packets, use --driver bpf": {Spec: topo.Spec{Mode: "per-packet"}, Netns: &Netns{Driver: "linux"}},
-		"--rate 1000000 is not within 0 to 200000":                                                                  {Netns: &Netns{Rate: 1e6}},
-		"--planes 4, --servers 200 and --sub-ports 2: 1600 cables, more than the 1024 of a fabric of namespaces":    {Spec: topo.Spec{Servers: 200}, Netns: &Netns{}},
-		"--speed 100M: below 1G, a cable would be too slow for its BGP session":                                     {Spec: topo.Spec{Speed: 100e6}, Netns: &Netns{}},
+		`--leaf: "cisco" is not known; use fared, frr, bird`:                                                        {Spec: topo.Spec{Leaf: "cisco"}, Netns: &backend.Netns{}},
+		`--driver "dpdk" is not known: use auto, linux, bpf`:                                                        {Netns: &backend.Netns{Driver: "dpdk"}},
+		"--mode per-packet with --driver linux: the kernel's nexthop groups do not spray packets, use --driver bpf": {Spec: topo.Spec{Mode: "per-packet"}, Netns: &backend.Netns{Driver: "linux"}},
+		"--rate 1000000 is not within 0 to 200000":                                                                  {Netns: &backend.Netns{Rate: 1e6}},
+		"--planes 4, --servers 200 and --sub-ports 2: 1600 cables, more than the 1024 of a fabric of namespaces":    {Spec: topo.Spec{Servers: 200}, Netns: &backend.Netns{}},
+		"--speed 100M: below 1G, a cable would be too slow for its BGP session":                                     {Spec: topo.Spec{Speed: 100e6}, Netns: &backend.Netns{}},
 	} {
 		if _, err := Configs(o); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
-	files, err := Configs(Options{Netns: &Netns{}})
+	files, err := Configs(Options{Netns: &backend.Netns{}})
 	if err != nil || len(files) != 8 {
 		t.Fatalf("%d files, %v", len(files), err)
 	}

@@ -6,6 +6,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
@@ -67,7 +68,7 @@ func (f *Fabric) watchPackets(ctx context.Context, t *traffic, w watched) (*Traf
 	f.leavesForward(ctx)
 	change := t.roll()
 	if w.judge {
-		if sleep(ctx, max(steadyAtLeast, min(steadyPackets*t.gap(), steadyAtMost))) != nil {
+		if backend.Sleep(ctx, max(steadyAtLeast, min(steadyPackets*t.gap(), steadyAtMost))) != nil {
 			return nil, nil
 		}
 	}

@@ -47,7 +47,7 @@ func (f *Fabric) Picture(step *Step) Picture {
 		var names []string
 		for _, leaf := range f.Leaf[plane*f.Leaves : (plane+1)*f.Leaves] {
 			names = append(names, leaf.Name)
-			up, cables := f.light(leaf)
+			up, cables := f.backend.Light(leaf)
 			show.Up, show.Cables = show.Up+up, show.Cables+cables
 		}
 		show.Leaf = strings.Join(names, ",")
@@ -61,7 +61,7 @@ func (f *Fabric) Picture(step *Step) Picture {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), pictureTimeout)
 	defer cancel()
-	resp, err := f.api(f.Server[f.Host(src)]).GetWeights(ctx,
+	resp, err := f.backend.API(f.Server[f.Host(src)]).GetWeights(ctx,
 		&farev1.GetWeightsRequest{Destination: f.Address(dst).String(), Sources: []string{f.Address(src).String()}})
 	if err == nil && len(resp.Weights) == 1 {
 		p.Weights = resp.Weights[0]

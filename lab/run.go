@@ -13,6 +13,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
@@ -20,14 +21,14 @@ import (
 // Fabric is a running lab.
 type Fabric struct {
 	*judge.Model
-	backend
-	plan      *plan
+	backend   backend.Backend
+	plan      *backend.Plan
 	options   Options
-	hosts     hosts       // nil in one process
-	captures  captures    // while packets are recorded
-	flow      *traffic    // nil in one process
-	transfer  *transfer   // nil without queue pairs
-	followers []*follower // one per server; nil if weights are not followed
+	hosts     backend.Hosts // nil in one process
+	captures  captures      // while packets are recorded
+	flow      *traffic      // nil in one process
+	transfer  *transfer     // nil without queue pairs
+	followers []*follower   // one per server; nil if weights are not followed
 	following sync.WaitGroup
 	alive     context.Context // until Close, or until a node exits by itself
 	cancel    context.CancelFunc
@@ -75,12 +76,6 @@ type Result struct {
 // give the fabric a small part of its processors.
 const settleTimeout = 90 * time.Second
 
-// startTimeout returns the time limit for starting a fabric; it grows with the cables, because every session costs
-// processor time at both ends.
-func (p *plan) startTimeout() time.Duration {
-	return time.Minute + time.Duration(len(p.Cables))*time.Second/2
-}
-
 // Start builds the fabric and waits until every pair has its weights.
 func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err error) {
 	p, o, err := newPlan(o)
@@ -90,16 +85,16 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err err
 	f := &Fabric{Model: judge.NewModel(p.Fabric), plan: p, options: o, said: make([]map[topo.Way]*judge.Row, p.Servers)}
 	switch {
 	case o.Netns != nil:
-		b := newNetns(p, *o.Netns, log)
+		b := backend.NewNetns(p, *o.Netns, log)
 		f.backend, f.hosts = b, b
 	case o.Containerlab != nil:
-		b := newContainers(p, *o.Containerlab, log)
+		b := backend.NewContainers(p, *o.Containerlab, log)
 		f.backend, f.hosts = b, b
 	default:
-		if p.site.Port, err = freePort(); err != nil {
+		if p.Site.Port, err = freePort(); err != nil {
 			return nil, err
 		}
-		f.backend = &inProcess{plan: p, log: log}
+		f.backend = backend.NewInProcess(p, log)
 	}
 	inner, cancel := context.WithCancel(ctx)
 	f.alive, f.cancel = inner, cancel
@@ -115,7 +110,7 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err err
 	if err := f.raise(inner, log); err != nil {
 		return nil, err
 	}
-	limit := p.startTimeout()
+	limit := p.StartTimeout()
 	if wrong := f.settleTelling(inner, limit, o.Progress); len(wrong) > 0 {
 		return nil, fmt.Errorf("the fabric is not ready after %v: %d of %d nodes are not in the expected state: %s", limit, len(wrong), len(f.Nodes()), wrong[0])
 	}
@@ -129,20 +124,20 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err err
 // raise starts the nodes, and then the probes: captures before any packet, senders and counters once sessions are
 // established.
 func (f *Fabric) raise(ctx context.Context, log *slog.Logger) (err error) {
-	if err := f.build(ctx, f.fail); err != nil {
+	if err := f.backend.Build(ctx, f.fail); err != nil {
 		return err
 	}
 	if f.hosts == nil {
-		return errors.Join(f.start(ctx), f.followAll(ctx))
+		return errors.Join(f.backend.Start(ctx), f.followAll(ctx))
 	}
 	carried := f.options.Transport != ""
-	if f.captures, err = startCaptures(f.hosts, slices.Concat(f.Leaf, f.Spine), carried, f.logs(), log); err != nil {
+	if f.captures, err = startCaptures(f.hosts, slices.Concat(f.Leaf, f.Spine), carried, f.backend.Logs(), log); err != nil {
 		return err
 	}
-	if err := f.start(ctx); err != nil {
+	if err := f.backend.Start(ctx); err != nil {
 		return err
 	}
-	c := trafficConfig{Fabric: f.Fabric, hosts: f.hosts, api: f.api, rate: f.options.rate(), carried: carried}
+	c := trafficConfig{Fabric: f.Fabric, hosts: f.hosts, api: f.backend.API, rate: f.options.rate(), carried: carried}
 	if f.flow, err = startTraffic(ctx, c, f.fail); err != nil {
 		return err
 	}
@@ -164,7 +159,7 @@ func (f *Fabric) followAll(ctx context.Context) error {
 		w := newFollower(f.Fabric, n.Index)
 		f.followers = append(f.followers, w)
 		f.following.Go(func() {
-			if err := w.watch(ctx, f.api(n)); err != nil && ctx.Err() == nil {
+			if err := w.watch(ctx, f.backend.API(n)); err != nil && ctx.Err() == nil {
 				f.fail(fmt.Errorf("weights of %s: %w", n.Name, err))
 			}
 		})
@@ -189,7 +184,7 @@ func (f *Fabric) moves() uint64 {
 	if f.flow != nil {
 		return f.flow.moved.Load()
 	}
-	return f.slotsMoved()
+	return f.backend.SlotsMoved()
 }
 
 // giveUp closes a fabric that did not start.
@@ -216,7 +211,7 @@ func (f *Fabric) Close() error {
 	f.closed.Do(func() {
 		f.cancel()
 		f.quiet()
-		err := f.close(f.bad())
+		err := f.backend.Close(f.bad())
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.ended = errors.Join(f.failed, err)
@@ -230,7 +225,7 @@ func (f *Fabric) Leave() (lines []string, err error) {
 	f.closed.Do(func() {
 		f.cancel()
 		f.quiet()
-		lines, f.ended = f.leave()
+		lines, f.ended = f.backend.Leave()
 	})
 	return lines, f.ended
 }
@@ -239,7 +234,7 @@ func (f *Fabric) Leave() (lines []string, err error) {
 // remains after Close. "" means that there is none.
 func (f *Fabric) Logs() string {
 	if f.bad() {
-		return f.logs()
+		return f.backend.Logs()
 	}
 	return ""
 }
@@ -260,7 +255,7 @@ func (f *Fabric) Check(s *Scenario) error {
 	for _, step := range s.Steps {
 		for _, a := range step.Actions {
 			_, err := f.resolve(a)
-			if errors.Is(err, errNoProcesses) {
+			if errors.Is(err, backend.ErrNoProcesses) {
 				return fmt.Errorf("%s:%d: %s: %w", s.Name, a.Line, a.Verb, err) // all such lines would have the same error
 			}
 			if err != nil {
@@ -360,7 +355,7 @@ func (f *Fabric) resolve(a Action) (func(ctx context.Context) error, error) {
 		return func(ctx context.Context) error {
 			f.Dark[n] = a.Verb == "kill"
 			err := f.wire(ctx, f.At(n))
-			return errors.Join(err, f.power(ctx, n, !f.Dark[n]))
+			return errors.Join(err, f.backend.Power(ctx, n, !f.Dark[n]))
 		}, nil
 	case "freeze", "thaw":
 		return f.resolveFreeze(a.Verb == "freeze", args)
@@ -382,15 +377,15 @@ func (f *Fabric) setCut(ctx context.Context, set []*topo.Cable, cut bool) error 
 
 // wire applies the model's state to both ends of cables.
 func (f *Fabric) wire(ctx context.Context, set []*topo.Cable) error {
-	states := make([]cable, len(set))
+	states := make([]backend.Cable, len(set))
 	for i, c := range set {
-		states[i] = cable{c, f.Up(c)}
+		states[i] = backend.Cable{Cable: c, Connected: f.Up(c)}
 	}
 	f.Darkened(set)
 	if f.note != nil { // a change that an action makes and reverts counts too
 		f.note()
 	}
-	return f.cables(ctx, states)
+	return f.backend.SetCables(ctx, states)
 }
 
 // resolveFlap cuts a cable and mends it n times, each state for the given time.
@@ -409,7 +404,7 @@ func (f *Fabric) resolveFlap(args []string) (func(ctx context.Context) error, er
 	}
 	return func(ctx context.Context) error {
 		for range times {
-			if err := errors.Join(f.setCut(ctx, set, true), sleep(ctx, period), f.setCut(ctx, set, false), sleep(ctx, period)); err != nil {
+			if err := errors.Join(f.setCut(ctx, set, true), backend.Sleep(ctx, period), f.setCut(ctx, set, false), backend.Sleep(ctx, period)); err != nil {
 				return err
 			}
 		}
@@ -420,7 +415,7 @@ func (f *Fabric) resolveFlap(args []string) (func(ctx context.Context) error, er
 // resolveLoss makes cables drop packets silently, or ends that.
 func (f *Fabric) resolveLoss(on bool, args []string) (func(ctx context.Context) error, error) {
 	if !f.options.real() {
-		return nil, errNoProcesses
+		return nil, backend.ErrNoProcesses
 	}
 	set, err := f.CablesNamed(args[0], args[1])
 	if err != nil {
@@ -429,7 +424,7 @@ func (f *Fabric) resolveLoss(on bool, args []string) (func(ctx context.Context) 
 	return func(ctx context.Context) error {
 		for _, c := range set {
 			f.Lossy[c.Index] = on
-			if err := f.lose(ctx, c, on); err != nil {
+			if err := f.backend.Lose(ctx, c, on); err != nil {
 				return err
 			}
 		}
@@ -440,7 +435,7 @@ func (f *Fabric) resolveLoss(on bool, args []string) (func(ctx context.Context) 
 // resolveFreeze stops all processes of a leaf or a spine, or continues them.
 func (f *Fabric) resolveFreeze(on bool, args []string) (func(ctx context.Context) error, error) {
 	if !f.options.real() {
-		return nil, errNoProcesses
+		return nil, backend.ErrNoProcesses
 	}
 	n, err := f.LeafNamed(args[0])
 	if err != nil {
@@ -448,14 +443,14 @@ func (f *Fabric) resolveFreeze(on bool, args []string) (func(ctx context.Context
 	}
 	return func(context.Context) error {
 		f.Asleep[n] = on
-		return f.freeze(n, on)
+		return f.backend.Freeze(n, on)
 	}, nil
 }
 
 // resolvePower powers a server off, or on again: a reboot, which no state survives.
 func (f *Fabric) resolvePower(off bool, args []string) (func(ctx context.Context) error, error) {
 	if !f.options.real() {
-		return nil, errNoProcesses
+		return nil, backend.ErrNoProcesses
 	}
 	if f.options.Transport != "" {
 		return nil, errors.New("a server without power loses its queue pairs too: leave out --transport")
@@ -474,12 +469,12 @@ func (f *Fabric) resolvePower(off bool, args []string) (func(ctx context.Context
 			f.Crashed(server, judge.BothParts)
 			err := f.wire(ctx, f.At(n))
 			f.flow.mute(server, true)
-			return errors.Join(err, f.power(ctx, n, false))
+			return errors.Join(err, f.backend.Power(ctx, n, false))
 		}
 		f.Revived(server, judge.BothParts)
 		err := f.wire(ctx, f.At(n))
 		f.flow.mute(server, false)
-		return errors.Join(err, f.power(ctx, n, true))
+		return errors.Join(err, f.backend.Power(ctx, n, true))
 	}, nil
 }
 
@@ -544,9 +539,9 @@ func (f *Fabric) resolveDrain(on bool, words []string) (func(ctx context.Context
 			}
 			var err error
 			if on {
-				_, err = f.api(n).Drain(ctx, &farev1.DrainRequest{Target: target, Force: true}) // scenarios also drain the last plane
+				_, err = f.backend.API(n).Drain(ctx, &farev1.DrainRequest{Target: target, Force: true}) // scenarios also drain the last plane
 			} else {
-				_, err = f.api(n).Undrain(ctx, &farev1.UndrainRequest{Target: target})
+				_, err = f.backend.API(n).Undrain(ctx, &farev1.UndrainRequest{Target: target})
 			}
 			errs = append(errs, err)
 		}
@@ -590,10 +585,10 @@ func (f *Fabric) beginTransfer(ctx context.Context) *flight {
 
 // allowed returns the rate that the cables allow all pairs together, bit/s, or 0 if cables are not shaped.
 func (f *Fabric) allowed() uint64 {
-	if f.transfer == nil || f.plan.site.Speeds != "tbf" {
+	if f.transfer == nil || f.plan.Site.Speeds != "tbf" {
 		return 0
 	}
-	return uint64(math.Round(f.Allows() / SpeedScale))
+	return uint64(math.Round(f.Allows() / backend.SpeedScale))
 }
 
 // pairs returns the number of pairs of GPUs on different servers.

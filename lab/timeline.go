@@ -9,6 +9,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
@@ -110,9 +111,9 @@ func (w *follower) heard(to topo.Way) heard {
 }
 
 // watch follows a server's daemon until ctx or the daemon ends.
-func (w *follower) watch(ctx context.Context, daemon api) error {
+func (w *follower) watch(ctx context.Context, daemon backend.API) error {
 	request := &farev1.WatchWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}}
-	return daemon.follow(ctx, request, func(m *farev1.WatchWeightsResponse) error {
+	return daemon.Follow(ctx, request, func(m *farev1.WatchWeightsResponse) error {
 		at := time.Now()
 		return eachRow(m, func(d *farev1.DestinationWeights) error {
 			ways, err := waysOf(w.fabric, w.server, d)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
@@ -159,7 +160,7 @@ step all of server1
 // began and before the data planes acknowledged the new weights, and their number equals the difference of the
 // counters.
 func TestNetnsTimeline(t *testing.T) {
-	o := smallest(t, Netns{Driver: "linux", Rate: 20_000})
+	o := smallest(t, backend.Netns{Driver: "linux", Rate: 20_000})
 	// FRR gathers changes for 50 ms before it advertises them, so packets are lost whenever senders are scheduled.
 	o.Timeline, o.Leaf = true, topo.FRR
 	f := fabric(t, o)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
 
@@ -128,7 +129,7 @@ func (t *traffic) gather(ctx context.Context, n *tally) {
 			}
 			since = time.Now()
 		}
-		if sleep(ctx, 2*time.Millisecond) != nil {
+		if backend.Sleep(ctx, 2*time.Millisecond) != nil {
 			return
 		}
 	}
@@ -158,8 +159,8 @@ func (t *traffic) pair(src, srcGPU, dst, dstGPU int) int {
 // trafficConfig describes a fabric's packet traffic.
 type trafficConfig struct {
 	*topo.Fabric
-	hosts   hosts
-	api     func(*topo.Node) api
+	hosts   backend.Hosts
+	api     func(*topo.Node) backend.API
 	rate    int  // packets per second of each server
 	carried bool // queue pairs send
 }
@@ -173,11 +174,11 @@ func startTraffic(ctx context.Context, c trafficConfig, fail func(error)) (*traf
 	}
 	t.now = t.newTally(0)
 	for s := range t.Servers { // receivers use all of them
-		t.senders = append(t.senders, newSender(t, s, c.hosts.namespace(t.Server[s].Name)))
+		t.senders = append(t.senders, newSender(t, s, c.hosts.Namespace(t.Server[s].Name)))
 	}
 	ends := func() error {
 		for _, leaf := range t.Leaf {
-			w, err := newWitness(c.hosts.namespace(leaf.Name), serverCables(t.Fabric, leaf))
+			w, err := newWitness(c.hosts.Namespace(leaf.Name), serverCables(t.Fabric, leaf))
 			if err != nil {
 				return fmt.Errorf("watch packets on %s: %w", leaf.Name, err)
 			}
@@ -186,7 +187,7 @@ func startTraffic(ctx context.Context, c trafficConfig, fail func(error)) (*traf
 		}
 		for s := range t.Servers {
 			for g := range t.GPUs {
-				conn, err := listenUDP(c.hosts.namespace(t.Server[s].Name), netip.AddrPortFrom(t.Loopback(s, g).Addr(), rocePort))
+				conn, err := listenUDP(c.hosts.Namespace(t.Server[s].Name), netip.AddrPortFrom(t.Loopback(s, g).Addr(), rocePort))
 				if err != nil {
 					return fmt.Errorf("receive on %s: %w", t.Server[s].Name, err)
 				}
@@ -261,8 +262,8 @@ func (t *traffic) close() {
 const socketBytes = 8 << 20
 
 // listenUDP opens a UDP socket in a namespace.
-func listenUDP(ns namespace, at netip.AddrPort) (conn *net.UDPConn, err error) {
-	err = ns.do(func() error {
+func listenUDP(ns backend.Namespace, at netip.AddrPort) (conn *net.UDPConn, err error) {
+	err = ns.Do(func() error {
 		var inner error
 		conn, inner = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at))
 		return inner
@@ -335,7 +336,7 @@ type sender struct {
 	*traffic
 	name   string
 	server int
-	ns     namespace
+	ns     backend.Namespace
 
 	sockets map[netip.AddrPort]*net.UDPConn // by source; used by follow alone, and by close after follow has ended
 
@@ -379,7 +380,7 @@ type use struct {
 	conn *net.UDPConn
 }
 
-func newSender(t *traffic, server int, ns namespace) *sender {
+func newSender(t *traffic, server int, ns backend.Namespace) *sender {
 	return &sender{traffic: t, name: t.Server[server].Name, server: server, ns: ns, weights: newFollower(t.Fabric, server), ledger: newLedger(t.rate),
 		sockets: map[netip.AddrPort]*net.UDPConn{},
 		slots:   map[topo.Way][]string{}, outlets: map[int]*outlet{}, uses: map[use]*int64{}}
@@ -392,8 +393,8 @@ func (o *sender) close() {
 }
 
 // follow applies the weights and slots of the server's daemon.
-func (o *sender) follow(ctx context.Context, daemon api) error {
-	return daemon.follow(ctx, &farev1.WatchWeightsRequest{}, func(message *farev1.WatchWeightsResponse) error {
+func (o *sender) follow(ctx context.Context, daemon backend.API) error {
+	return daemon.Follow(ctx, &farev1.WatchWeightsRequest{}, func(message *farev1.WatchWeightsResponse) error {
 		at := time.Now()
 		return eachRow(message, func(d *farev1.DestinationWeights) error {
 			ways, err := waysOf(o.Fabric, o.server, d)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 	verbs "github.com/fared/fared/traffic"
 	"github.com/fared/fared/transport/superp"
@@ -71,27 +71,15 @@ type transfer struct {
 	allowed uint64
 }
 
-// nameTraffic is the name of the traffic node among a server's processes.
-const nameTraffic = "traffic"
-
-// nodeArgs returns the arguments of `fared` that start a server's traffic node.
-func (p *plan) nodeArgs(listen string) []string {
-	args := []string{nameTraffic, "node", "--transport", p.transport, "--listen", "unix:" + listen}
-	if plane := p.memoryPlane; plane != "" {
-		args = append(args, "--plane", plane+"=nupa", "--nupa-file", filepath.Join(p.dir, plane+".memory"))
-	}
-	return args
-}
-
 // startTransfer starts every server's traffic node and waits until it responds. The transfer is valid with an error, too.
-func startTransfer(ctx context.Context, f *topo.Fabric, h hosts) (*transfer, error) {
+func startTransfer(ctx context.Context, f *topo.Fabric, h backend.Hosts) (*transfer, error) {
 	t := &transfer{Fabric: f}
 	for _, n := range f.Server {
-		if err := h.startTraffic(n); err != nil {
+		if err := h.StartTraffic(n); err != nil {
 			return t, err
 		}
-		conn, err := grpc.NewClient("unix:"+h.trafficSocket(n), grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithDefaultCallOptions(grpc.WaitForReady(true)), grpc.WithConnectParams(impatient()), grpc.WithIdleTimeout(0))
+		conn, err := grpc.NewClient("unix:"+h.TrafficSocket(n), grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithDefaultCallOptions(grpc.WaitForReady(true)), grpc.WithConnectParams(backend.Impatient()), grpc.WithIdleTimeout(0))
 		if err != nil {
 			return t, err
 		}

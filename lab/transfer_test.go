@@ -11,6 +11,7 @@ import (
 
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
 
@@ -73,7 +74,7 @@ func startOutages(t testing.TB, transport, driver string) *outages {
 	binary := faredBinary(t)
 	ownFiles(t)
 	return &outages{TB: t, Fabric: fabric(t, Options{Spec: topo.Spec{Planes: 4, Servers: 4, Speed: 100 * fare.Gigabit}, Transport: transport,
-		Netns: &Netns{Driver: driver, Binary: binary}, Quick: true})}
+		Netns: &backend.Netns{Driver: driver, Binary: binary}, Quick: true})}
 }
 
 // outages is a transfer with the failures of the fabric meanwhile. Its runs end by time and not by size, so all pairs
@@ -330,7 +331,7 @@ func TestTransferInScenarios(t *testing.T) {
 		"a plane of memory":   {topo.Fared, "roce", "p1", "step a leaf fails\n kill leaf1\n expect server1 -> server2 1:0\nstep it returns\n restart leaf1\n expect server1 -> server2 1:1\n", []bool{true, true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := smallest(t, Netns{Driver: "linux"})
+			o := smallest(t, backend.Netns{Driver: "linux"})
 			o.Transport, o.Leaf, o.MemoryPlane, o.RestartTime = test.transport, test.leaf, test.memory, 10*time.Minute
 			f := fabric(t, o)
 			results, ok := play(t, f, script(t, test.script))
@@ -361,24 +362,19 @@ func TestTransferInScenarios(t *testing.T) {
 
 // TestTransferFails verifies that a step's transfer detects the exit of a traffic node, which ends the lab.
 func TestTransferFails(t *testing.T) {
-	o := smallest(t, Netns{})
+	o := smallest(t, backend.Netns{})
 	o.Transport = "roce"
 	f, err := Start(t.Context(), o, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	b := f.backend.(*netns)
 	x := f.transfer.begin(t.Context())
-	b.kill(b.Server[1], func(p *process) bool { return p.program == nameTraffic })
+	killAll(t, f, f.Server[1], "traffic")
 	if _, wrong := x.end(time.Now(), false, 0); len(wrong) != 1 || !strings.Contains(wrong[0], "the transfer: node server2 is unreachable") {
 		t.Errorf("%q", wrong)
 	}
-	victim := b.processes[b.Server[0]][2]
-	if err := victim.cmd.Process.Kill(); err != nil || victim.program != nameTraffic {
-		t.Fatalf("%s: %v", victim.program, err)
-	}
-	<-victim.done
+	killAll(t, f, f.Server[0], "traffic")
 	if err := f.Close(); err == nil || !strings.Contains(err.Error(), "server1: traffic ended unexpectedly (signal: killed)") {
 		t.Error(err)
 	}

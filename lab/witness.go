@@ -15,6 +15,7 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
 
@@ -49,7 +50,7 @@ type witness struct {
 
 // newWitness opens a packet socket on a leaf that reads the first bytes, from the IPv4 header on, of every UDP packet
 // to the traffic's port that arrives at one of some devices.
-func newWitness(ns namespace, cables map[string]*topo.Cable) (*witness, error) {
+func newWitness(ns backend.Namespace, cables map[string]*topo.Cable) (*witness, error) {
 	w := &witness{cables: map[int]*topo.Cable{}}
 	filter := []bpf.Instruction{
 		bpf.LoadAbsolute{Off: 9, Size: 1}, // protocol
@@ -62,7 +63,7 @@ func newWitness(ns namespace, cables map[string]*topo.Cable) (*witness, error) {
 		bpf.LoadExtension{Num: bpf.ExtInterfaceIndex},
 	}
 	fd := -1
-	err := ns.do(func() error {
+	err := ns.Do(func() error {
 		for name, cable := range cables {
 			device, err := net.InterfaceByName(name)
 			if err != nil {
@@ -186,14 +187,14 @@ const (
 	gaugeSamples = 6 // so that the first and the last are one second apart
 )
 
-func newGauge(f *topo.Fabric, h hosts) (*gauge, error) {
+func newGauge(f *topo.Fabric, h backend.Hosts) (*gauge, error) {
 	g := &gauge{Fabric: f, pairs: f.Servers * f.GPUs * f.Servers * f.GPUs}
 	for range g.Planes {
 		g.packets = append(g.packets, make([]uint64, g.pairs))
 	}
 	for _, leaf := range g.Leaf {
 		// A file opened inside the namespace shows its devices also to threads outside.
-		err := h.namespace(leaf.Name).do(func() error {
+		err := h.Namespace(leaf.Name).Do(func() error {
 			f, err := os.Open("/proc/thread-self/net/dev")
 			if err == nil {
 				g.ports = append(g.ports, f)
@@ -224,7 +225,7 @@ func (g *gauge) count(plane, pair int) {
 }
 
 func (g *gauge) run(ctx context.Context, t *traffic) error {
-	for sleep(ctx, gaugeBeat) == nil {
+	for backend.Sleep(ctx, gaugeBeat) == nil {
 		g.sample()
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fared/fared/lab"
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
 
@@ -28,8 +29,8 @@ func labCommand(e *env) *cobra.Command {
 	var verbose bool
 	var play labPlay
 	var inNamespaces, cleanup bool
-	var real lab.Netns
-	var clab lab.Containerlab
+	var real backend.Netns
+	var clab backend.Containerlab
 	var fabric *fabricArgs
 	c := &cobra.Command{
 		Use: "lab", Short: "Watch weights follow failures in a fabric of real BGP sessions",
@@ -179,7 +180,7 @@ Exit code 1 if an expectation is not met.`,
 	f.BoolVar(&o.Quick, "quick", false, "shorten drain_delay, start.deadline and connect_retry instead of using fared's defaults")
 	f.BoolVar(&play.timelines, "timeline", false, "show the times at which weights and packets followed each step (default with --netns and --containerlab)")
 	f.BoolVar(&inNamespaces, "netns", false, "use network namespaces, processes and the kernel's forwarding (needs root)")
-	f.StringVar(&real.Driver, "driver", "auto", "with --netns: the data plane's driver, "+strings.Join(lab.Drivers, ", "))
+	f.StringVar(&real.Driver, "driver", "auto", "with --netns: the data plane's driver, "+strings.Join(backend.Drivers, ", "))
 	f.StringVar(&clab.File, "containerlab", "", "use containers, deployed by containerlab from this topology file (needs root)")
 	f.StringVar(&clab.Binary, "containerlab-binary", "containerlab", "with --containerlab: path of the containerlab program")
 	f.StringVar(&o.Transport, "transport", lab.Transports[0], "with --netns or --containerlab: transport of the queue pairs for verified traffic, "+strings.Join(lab.Transports, ", "))
@@ -187,7 +188,7 @@ Exit code 1 if an expectation is not met.`,
 	f.IntVar(&real.Rate, "rate", 2000, "with --netns or --containerlab: packets per second of each server, 0 for none")
 	f.BoolVar(&play.keep, "keep", false, "with --netns or --containerlab: leave the fabric running at the end")
 	f.BoolVar(&cleanup, "cleanup", false, "with --netns: only remove the leftovers of earlier runs, including the logs of failed runs")
-	choices(c, "driver", lab.Drivers...)
+	choices(c, "driver", backend.Drivers...)
 	choices(c, "transport", lab.Transports...)
 	choices(c, "memory-plane")
 	choices(c, "scenario", append(lab.Names(), "all")...)
@@ -201,7 +202,7 @@ Exit code 1 if an expectation is not met.`,
 }
 
 // containerFabric reads the description of a fabric of containers, which is next to its topology file.
-func (e *env) containerFabric(c *cobra.Command, args []string, o *lab.Options, clab *lab.Containerlab) error {
+func (e *env) containerFabric(c *cobra.Command, args []string, o *lab.Options, clab *backend.Containerlab) error {
 	if len(args) > 0 {
 		return &exitError{exitUsage, fmt.Errorf("--containerlab %s already has a description, in addition to %s", clab.File, args[0]), "leave one of them out"}
 	}
@@ -233,7 +234,7 @@ func firstSet(c *cobra.Command, names ...string) string {
 
 // cleanLab removes the leftovers of earlier fabrics of namespaces.
 func (e *env) cleanLab(ctx context.Context) error {
-	removed, err := lab.Cleanup(ctx)
+	removed, err := backend.Cleanup(ctx)
 	for _, name := range removed {
 		fmt.Fprintf(e.out, "removed %s\n", name)
 	}

@@ -39,6 +39,7 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/topo", module + "/api", "", "the model of a fabric describes and computes: it runs and asks nothing"},
 	{"/topo", module + "/dataplane", "", "the model of a fabric describes and computes: it runs and asks nothing"},
 	{"/topo", module + "/lab", "", "a lab is made from the model of a fabric"},
+	{"/lab/backend", module + "/lab", "", "a backend receives states and reports them: it knows no judge, no probe and no scenario"},
 }
 
 // limits allow packages whose path begins with From to import, outside the standard library, only packages of this module

@@ -1,4 +1,4 @@
-package lab
+package backend
 
 import (
 	"context"
@@ -26,7 +26,7 @@ const SpeedScale = topo.LabSpeedScale
 // real is the common part of fabrics whose nodes have network namespaces and separate processes, created by the lab or
 // by containerlab.
 type real struct {
-	*plan
+	*Plan
 	log     *slog.Logger
 	fail    func(error)
 	clients map[*topo.Node]*client // clients of the nodes that run fared
@@ -34,18 +34,12 @@ type real struct {
 	mu      sync.Mutex // guards the records of processes
 }
 
-func newReal(p *plan, log *slog.Logger) *real {
-	return &real{plan: p, log: log, clients: map[*topo.Node]*client{}}
+func newReal(p *Plan, log *slog.Logger) *real {
+	return &real{Plan: p, log: log, clients: map[*topo.Node]*client{}}
 }
 
-// namespace returns a node's network namespace.
-func (p *plan) namespace(node string) namespace { return namespace(p.prefix + node) }
-
-// leavesFirst returns all nodes in the order in which they start.
-func (p *plan) leavesFirst() []*topo.Node { return slices.Concat(p.Spine, p.Leaf, p.Server) }
-
-// impatient returns connect parameters for servers on this machine that are about to listen.
-func impatient() grpc.ConnectParams {
+// Impatient returns connect parameters for servers on this machine that are about to listen.
+func Impatient() grpc.ConnectParams {
 	retry := backoff.DefaultConfig
 	retry.BaseDelay, retry.MaxDelay = 20*time.Millisecond, 100*time.Millisecond
 	return grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Second}
@@ -57,9 +51,9 @@ func (b *real) dial() error {
 		if b.Software(n) != topo.Fared {
 			continue
 		}
-		conn, err := grpc.NewClient("unix:"+b.site.Socket(n.Name), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		conn, err := grpc.NewClient("unix:"+b.Site.Socket(n.Name), grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20), grpc.WaitForReady(true)),
-			grpc.WithConnectParams(impatient()), grpc.WithIdleTimeout(0))
+			grpc.WithConnectParams(Impatient()), grpc.WithIdleTimeout(0))
 		if err != nil {
 			return err
 		}
@@ -71,7 +65,7 @@ func (b *real) dial() error {
 
 // establish waits until every session of every server is established; progress receives the count.
 func (b *real) establish(ctx context.Context, progress func(string)) error {
-	ctx, cancel := context.WithTimeout(ctx, b.startTimeout())
+	ctx, cancel := context.WithTimeout(ctx, b.StartTimeout())
 	defer cancel()
 	var wanted, told uint32
 	for _, n := range b.Server {
@@ -93,7 +87,7 @@ func (b *real) establish(ctx context.Context, progress func(string)) error {
 		if up == wanted {
 			return nil
 		}
-		if err := sleep(ctx, 50*time.Millisecond); err != nil {
+		if err := Sleep(ctx, 50*time.Millisecond); err != nil {
 			return fmt.Errorf("%d of %d BGP sessions are established%s: %w", up, wanted, b.missing(), err)
 		}
 	}
@@ -109,7 +103,7 @@ func (b *real) missing() string {
 			continue // another server may respond
 		}
 		for _, s := range list.Sessions {
-			if s.State != established {
+			if s.State != Established {
 				return fmt.Sprintf(" (%s: %s is %s: %s)", n.Name, s.Name, s.State, s.Reason)
 			}
 		}
@@ -117,35 +111,35 @@ func (b *real) missing() string {
 	return ""
 }
 
-func (b *real) api(n *topo.Node) api {
+func (b *real) API(n *topo.Node) API {
 	if c := b.clients[n]; c != nil {
 		return c
 	}
 	return nil
 }
 
-// cables sets the upper ends of cables up or down, which changes the carrier at both ends.
-func (b *real) cables(ctx context.Context, set []cable) error {
+// SetCables sets the upper ends of cables up or down, which changes the carrier at both ends.
+func (b *real) SetCables(ctx context.Context, set []Cable) error {
 	lines := map[*topo.Node][]string{}
 	for _, c := range set {
 		state := "down"
-		if c.up {
+		if c.Connected {
 			state = "up"
 		}
 		lines[c.Up.Node] = append(lines[c.Up.Node], fmt.Sprintf("link set dev %s %s", c.Up.Device, state))
 	}
 	var errs []error
 	for n, batch := range lines {
-		errs = append(errs, b.namespace(n.Name).batch(ctx, "ip", batch))
+		errs = append(errs, b.Namespace(n.Name).batch(ctx, "ip", batch))
 	}
 	return errors.Join(errs...)
 }
 
-// light reads the leaf's kernel. A leaf whose kernel cannot be read has no device that is up.
-func (b *real) light(leaf *topo.Node) (up, all int) {
+// Light reads the leaf's kernel. A leaf whose kernel cannot be read has no device that is up.
+func (b *real) Light(leaf *topo.Node) (up, all int) {
 	ports := b.At(leaf)
 	var links []rtnl.Link
-	if err := b.namespace(leaf.Name).do(func() error {
+	if err := b.Namespace(leaf.Name).Do(func() error {
 		conn, err := rtnl.Dial()
 		if err != nil {
 			return err
@@ -165,9 +159,9 @@ func (b *real) light(leaf *topo.Node) (up, all int) {
 	return up, len(ports)
 }
 
-// lose makes the upper end of a cable drop all packets in both directions, by a filter of one instruction: return
+// Lose makes the upper end of a cable drop all packets in both directions, by a filter of one instruction: return
 // TC_ACT_SHOT.
-func (b *real) lose(ctx context.Context, c *topo.Cable, on bool) error {
+func (b *real) Lose(ctx context.Context, c *topo.Cable, on bool) error {
 	lines := []string{fmt.Sprintf("qdisc del dev %s clsact", c.Up.Device)}
 	if on {
 		lines = []string{fmt.Sprintf("qdisc add dev %s clsact", c.Up.Device)}
@@ -175,11 +169,11 @@ func (b *real) lose(ctx context.Context, c *topo.Cable, on bool) error {
 			lines = append(lines, fmt.Sprintf(`filter add dev %s %s bpf da bytecode "1,6 0 0 2,"`, c.Up.Device, way))
 		}
 	}
-	return b.namespace(c.Up.Node.Name).batch(ctx, "tc", lines)
+	return b.Namespace(c.Up.Node.Name).batch(ctx, "tc", lines)
 }
 
-// slotsMoved returns 0: the daemons run in other processes.
-func (b *real) slotsMoved() uint64 { return 0 }
+// SlotsMoved returns 0: the daemons run in other processes.
+func (b *real) SlotsMoved() uint64 { return 0 }
 
 // hangUp closes the connections to the daemons.
 func (b *real) hangUp() {
@@ -206,8 +200,8 @@ type client struct {
 	crashes atomic.Uint32
 }
 
-// errDead is the error of calls to a daemon that has crashed.
-var errDead = errors.New("fared has crashed here: revive it first")
+// ErrDead is the error of calls to a daemon that has crashed.
+var ErrDead = errors.New("fared has crashed here: revive it first")
 
 // callTimeout bounds a call to a daemon. Calls wait until the daemon listens, so one that ended without a crash of the scenario would never return.
 const callTimeout = 20 * time.Second
@@ -215,7 +209,7 @@ const callTimeout = 20 * time.Second
 // ask calls a daemon, or returns errDead.
 func ask[Q, R any](ctx context.Context, c *client, call func(context.Context, Q, ...grpc.CallOption) (R, error), question Q) (answer R, err error) {
 	if c.dead.Load() {
-		return answer, errDead
+		return answer, ErrDead
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -246,9 +240,13 @@ func (c *client) ListSessions(ctx context.Context, r *farev1.ListSessionsRequest
 	return ask(ctx, c, c.fabric.ListSessions, r)
 }
 
-// follow applies a subscription again after each crash by faults: the subscriber keeps the last weights until it
+func (c *client) GetStatus(ctx context.Context, r *farev1.GetStatusRequest) (*farev1.GetStatusResponse, error) {
+	return ask(ctx, c, c.fabric.GetStatus, r)
+}
+
+// Follow applies a subscription again after each crash by faults: the subscriber keeps the last weights until it
 // receives new ones, as queue pairs do.
-func (c *client) follow(ctx context.Context, r *farev1.WatchWeightsRequest, take func(*farev1.WatchWeightsResponse) error) error {
+func (c *client) Follow(ctx context.Context, r *farev1.WatchWeightsRequest, take func(*farev1.WatchWeightsResponse) error) error {
 	for {
 		crashes := c.crashes.Load()
 		if err := c.watch(ctx, r, take); c.crashes.Load() == crashes {

@@ -1,4 +1,4 @@
-package lab
+package backend
 
 import (
 	"fmt"
@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is a program of a node.
-type process struct {
+// Process is a program of a node.
+type Process struct {
 	program string        // its name at the node, such as "run"
 	log     string        // path of its log
 	cmd     *exec.Cmd     // the started command
@@ -22,19 +22,19 @@ type process struct {
 	stopping atomic.Bool
 }
 
-// startProcess starts a program in a namespace, in a separate process group, so that an interrupt at the terminal ends
+// StartProcess starts a program in a namespace, in a separate process group, so that an interrupt at the terminal ends
 // only the lab, which then ends the program. Its output is appended to a file, so it never blocks. fail is called if it
 // ends unexpectedly.
-func startProcess(ns namespace, node, name, log string, fail func(error), program string, args ...string) (*process, error) {
+func StartProcess(ns Namespace, node, name, log string, fail func(error), program string, args ...string) (*Process, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	p := &process{program: name, log: log, cmd: exec.Command(program, args...), done: make(chan struct{})}
+	p := &Process{program: name, log: log, cmd: exec.Command(program, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Dir = file, file, filepath.Dir(log)
 	p.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
-	if err := ns.do(p.cmd.Start); err != nil {
+	if err := ns.Do(p.cmd.Start); err != nil {
 		return nil, fmt.Errorf("%s: %s: %w", node, name, err)
 	}
 	go func() {
@@ -51,14 +51,14 @@ func startProcess(ns namespace, node, name, log string, fail func(error), progra
 	return p, nil
 }
 
-// ask asks the process to end.
-func (p *process) ask() {
+// Ask asks the process to end.
+func (p *Process) Ask() {
 	p.stopping.Store(true)
 	_ = p.cmd.Process.Signal(unix.SIGTERM) // an error means that it has already ended
 }
 
-// wait waits for a process that was asked to end, and kills it after the patience.
-func (p *process) wait(patience time.Duration) {
+// Wait waits for a process that was asked to end, and kills it after the patience.
+func (p *Process) Wait(patience time.Duration) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
@@ -69,13 +69,13 @@ func (p *process) wait(patience time.Duration) {
 }
 
 // kill kills the process, like a crash.
-func (p *process) kill() {
+func (p *Process) kill() {
 	p.strike()
 	<-p.done
 }
 
 // strike is kill without waiting for the end.
-func (p *process) strike() {
+func (p *Process) strike() {
 	p.stopping.Store(true)
 	_ = p.cmd.Process.Kill() // an error means that it has already ended
 }

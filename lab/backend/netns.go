@@ -1,4 +1,4 @@
-package lab
+package backend
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fared/fared/fare"
 	"github.com/fared/fared/topo"
 )
 
@@ -32,31 +31,11 @@ type Netns struct {
 	Progress func(string)
 }
 
-// NetnsServers is the default of Options.Servers in a fabric of namespaces. It is small, because everything runs on one
-// machine.
-const NetnsServers = 4
-
-// maxCables limits the number of cables on one machine.
-const maxCables = 1024
-
 // Drivers lists the valid values of Netns.Driver.
 var Drivers = []string{"auto", "linux", "bpf"}
 
-// defaultRate is the default number of packets per second that each server sends; maxRate is the maximum.
-const (
-	defaultRate = 2000
-	maxRate     = 200_000
-)
-
-// rateOf converts the Rate option to packets per second.
-func rateOf(option int) int {
-	if option == 0 {
-		return defaultRate
-	}
-	return max(option, 0)
-}
-
-func (n Netns) withDefaults() Netns {
+// WithDefaults returns the options with defaults in fields without a value.
+func (n Netns) WithDefaults() Netns {
 	if n.Driver == "" {
 		n.Driver = Drivers[0]
 	}
@@ -65,33 +44,6 @@ func (n Netns) withDefaults() Netns {
 	}
 	return n
 }
-
-func (n *Netns) validate(o Options) error {
-	if !slices.Contains(Drivers, n.Driver) {
-		return fmt.Errorf("--driver %q is not known: use %s", n.Driver, strings.Join(Drivers, ", "))
-	}
-	if o.Mode == "per-packet" && n.Driver == "linux" {
-		return errors.New("--mode per-packet with --driver linux: the kernel's nexthop groups do not spray packets, use --driver bpf")
-	}
-	if f, err := topo.New(o.Spec); err == nil && len(f.Cables) > maxCables {
-		return fmt.Errorf("--planes %d, --servers %d and --sub-ports %d: %d cables, more than the %d of a fabric of namespaces", o.Planes, o.Servers, o.SubPorts, len(f.Cables), maxCables)
-	}
-	return validateReal(o)
-}
-
-// validateReal rejects options that no fabric with separate processes supports.
-func validateReal(o Options) error {
-	if rate := o.rate(); rate > maxRate {
-		return fmt.Errorf("--rate %d is not within 0 to %d", rate, maxRate)
-	}
-	if o.Speed < minSpeed {
-		return fmt.Errorf("--speed %s: below %s, a cable would be too slow for its BGP session", o.Speed, minSpeed)
-	}
-	return nil
-}
-
-// minSpeed leaves 1 Mbit/s after scaling.
-const minSpeed fare.Bandwidth = 1e6 * SpeedScale
 
 // birdPath is the path of BIRD in Debian's package.
 const birdPath = "/usr/sbin/bird"
@@ -126,15 +78,16 @@ type netns struct {
 	Netns
 	lock *os.File // lock of dir; nil until build has created dir
 	// Guarded by real.mu:
-	made      []namespace
-	processes map[*topo.Node][]*process
+	made      []Namespace
+	processes map[*topo.Node][]*Process
 }
 
-func newNetns(p *plan, o Netns, log *slog.Logger) *netns {
-	return &netns{real: newReal(p, log), Netns: o, processes: map[*topo.Node][]*process{}}
+// NewNetns returns a fabric of network namespaces; Build creates its nodes.
+func NewNetns(p *Plan, o Netns, log *slog.Logger) Separate {
+	return &netns{real: newReal(p, log), Netns: o, processes: map[*topo.Node][]*Process{}}
 }
 
-func (b *netns) build(ctx context.Context, fail func(error)) error {
+func (b *netns) Build(ctx context.Context, fail func(error)) error {
 	if err := b.Require(b.Spec); err != nil {
 		return err
 	}
@@ -149,15 +102,15 @@ func (b *netns) build(ctx context.Context, fail func(error)) error {
 	if err != nil {
 		return err
 	}
-	b.dir, b.lock, b.fail = dir, lock, fail
+	b.Dir, b.lock, b.fail = dir, lock, fail
 	b.prefix = "fared-" + strings.TrimPrefix(filepath.Base(dir), runDir) + "-"
 	nodes := b.leavesFirst()
 	b.Progress(fmt.Sprintf("%d network namespaces, %d cables", len(nodes), len(b.Cables)))
 	return b.connect(ctx, nodes)
 }
 
-func (b *netns) start(ctx context.Context) error {
-	b.Progress(fmt.Sprintf("starting %d leaves (%s) and %d servers; logs are in %s", len(b.Leaf), b.Spec.Leaf, b.Servers, b.dir))
+func (b *netns) Start(ctx context.Context) error {
+	b.Progress(fmt.Sprintf("starting %d leaves (%s) and %d servers; logs are in %s", len(b.Leaf), b.Spec.Leaf, b.Servers, b.Dir))
 	for _, n := range b.leavesFirst() {
 		if err := b.boot(ctx, n, allPrograms); err != nil {
 			return err
@@ -169,31 +122,31 @@ func (b *netns) start(ctx context.Context) error {
 	return b.establish(ctx, b.Progress)
 }
 
-func (b *netns) trafficSocket(n *topo.Node) string {
-	return filepath.Join(b.dir, n.Name, "traffic.sock")
+func (b *netns) TrafficSocket(n *topo.Node) string {
+	return filepath.Join(b.Dir, n.Name, "traffic.sock")
 }
 
-func (b *netns) startTraffic(n *topo.Node) error {
-	return b.spawn(n, nameTraffic, b.Binary, append([]string{"--socket", b.socket(n.Name)}, b.nodeArgs(b.trafficSocket(n))...)...)
+func (b *netns) StartTraffic(n *topo.Node) error {
+	return b.spawn(n, nameTraffic, b.Binary, append([]string{"--socket", b.Socket(n.Name)}, b.nodeArgs(b.TrafficSocket(n))...)...)
 }
 
 // connect creates the namespaces, connects them and gives every device its address and rate.
 func (b *netns) connect(ctx context.Context, nodes []*topo.Node) error {
 	for _, n := range nodes {
-		if err := os.Mkdir(filepath.Join(b.dir, n.Name), 0o755); err != nil {
+		if err := os.Mkdir(filepath.Join(b.Dir, n.Name), 0o755); err != nil {
 			return err
 		}
-		ns := b.namespace(n.Name)
+		ns := b.Namespace(n.Name)
 		if _, err := run(ctx, "", "ip", "netns", "add", string(ns)); err != nil {
 			return err
 		}
 		b.made = append(b.made, ns)
 	}
-	if err := batch(ctx, b.Pairs(func(node string) string { return string(b.namespace(node)) }), "ip"); err != nil {
+	if err := batch(ctx, b.Pairs(func(node string) string { return string(b.Namespace(node)) }), "ip"); err != nil {
 		return err
 	}
-	for _, w := range b.Wiring(b.site) {
-		ns := b.namespace(w.Node.Name)
+	for _, w := range b.Wiring(b.Site) {
+		ns := b.Namespace(w.Node.Name)
 		if err := errors.Join(ns.sysctl(w.Sysctls), ns.batch(ctx, "ip", w.IP()), ns.batch(ctx, "tc", w.TC())); err != nil {
 			return err
 		}
@@ -208,9 +161,9 @@ const (
 )
 
 // boot starts a node's programs; for fared, only the parts in p.
-func (b *netns) boot(ctx context.Context, n *topo.Node, p programs) error {
-	dir := filepath.Join(b.dir, n.Name)
-	for _, f := range b.Files(n, b.site) {
+func (b *netns) boot(ctx context.Context, n *topo.Node, p Programs) error {
+	dir := filepath.Join(b.Dir, n.Name)
+	for _, f := range b.Files(n, b.Site) {
 		if err := os.WriteFile(filepath.Join(dir, f.Name), []byte(f.Text), 0o644); err != nil {
 			return err
 		}
@@ -225,31 +178,31 @@ func (b *netns) boot(ctx context.Context, n *topo.Node, p programs) error {
 	if n.Kind != topo.KindServer {
 		command, driver = "leaf", "linux" // steering applies only to the host's own packets, and a leaf sends none
 	}
-	if p.dataplane {
-		if err := b.spawn(n, nameDataplane, b.Binary, "dataplane", "--driver", driver, "--socket", b.dataplane(n.Name), "--pin-dir", pins(b.namespace(n.Name))); err != nil {
+	if p.Dataplane {
+		if err := b.spawn(n, nameDataplane, b.Binary, "dataplane", "--driver", driver, "--socket", b.dataplane(n.Name), "--pin-dir", pins(b.Namespace(n.Name))); err != nil {
 			return err
 		}
 	}
-	if !p.fared {
+	if !p.Fared {
 		return nil
 	}
 	return b.spawn(n, nameFared, b.Binary, command, "--config", filepath.Join(dir, topo.ConfigFile))
 }
 
-func (b *netns) crash(server int, p programs) error {
-	if p.fared {
+func (b *netns) Crash(server int, p Programs) error {
+	if p.Fared {
 		b.died(server, true)
 	}
-	b.kill(b.Server[server], func(q *process) bool {
-		return p.fared && q.program == nameFared || p.dataplane && q.program == nameDataplane
+	b.kill(b.Server[server], func(q *Process) bool {
+		return p.Fared && q.program == nameFared || p.Dataplane && q.program == nameDataplane
 	})
 	return nil
 }
 
 // kill kills the processes of a node that chosen selects.
-func (b *netns) kill(n *topo.Node, chosen func(*process) bool) {
+func (b *netns) kill(n *topo.Node, chosen func(*Process) bool) {
 	b.mu.Lock()
-	var killed, left []*process
+	var killed, left []*Process
 	for _, q := range b.processes[n] {
 		if chosen(q) {
 			killed = append(killed, q)
@@ -268,22 +221,22 @@ func (b *netns) kill(n *topo.Node, chosen func(*process) bool) {
 	}
 }
 
-func (b *netns) revive(server int, p programs) error {
+func (b *netns) Revive(server int, p Programs) error {
 	if err := b.boot(context.Background(), b.Server[server], p); err != nil {
 		return err
 	}
-	if p.fared {
+	if p.Fared {
 		b.died(server, false)
 	}
 	return nil
 }
 
 // pins returns the folder for BPF objects that outlive their data plane's process.
-func pins(ns namespace) string { return filepath.Join("/sys/fs/bpf", string(ns)) }
+func pins(ns Namespace) string { return filepath.Join("/sys/fs/bpf", string(ns)) }
 
 // spawn starts a program of a node.
 func (b *netns) spawn(n *topo.Node, name, program string, args ...string) error {
-	p, err := startProcess(b.namespace(n.Name), n.Name, name, filepath.Join(b.dir, n.Name, name+".log"), b.fail, program, args...)
+	p, err := StartProcess(b.Namespace(n.Name), n.Name, name, filepath.Join(b.Dir, n.Name, name+".log"), b.fail, program, args...)
 	if err != nil {
 		return err
 	}
@@ -294,29 +247,29 @@ func (b *netns) spawn(n *topo.Node, name, program string, args ...string) error 
 	return nil
 }
 
-// power starts a node's processes, or kills them. The state in the memory and the kernel of a node without power is
+// Power starts a node's processes, or kills them. The state in the memory and the kernel of a node without power is
 // discarded.
-func (b *netns) power(ctx context.Context, n *topo.Node, on bool) error {
+func (b *netns) Power(ctx context.Context, n *topo.Node, on bool) error {
 	switch {
 	case on && n.Kind == topo.KindServer:
-		return b.revive(n.Index, allPrograms)
+		return b.Revive(n.Index, allPrograms)
 	case on:
 		return b.boot(ctx, n, allPrograms)
 	case n.Kind == topo.KindServer:
 		b.died(n.Index, true)
 	}
-	b.kill(n, func(*process) bool { return true })
-	return errors.Join(b.namespace(n.Name).forget(ctx), b.emptyFolder(n))
+	b.kill(n, func(*Process) bool { return true })
+	return errors.Join(b.Namespace(n.Name).forget(ctx), b.emptyFolder(n))
 }
 
 // forget removes a data plane's objects from a kernel.
-func (ns namespace) forget(ctx context.Context) error {
+func (ns Namespace) forget(ctx context.Context) error {
 	return errors.Join(ns.batch(ctx, "ip", []string{"nexthop flush"}), os.RemoveAll(pins(ns)))
 }
 
 // emptyFolder removes a node's runtime files, except its logs.
 func (b *netns) emptyFolder(n *topo.Node) error {
-	dir := filepath.Join(b.dir, n.Name)
+	dir := filepath.Join(b.Dir, n.Name)
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		if filepath.Ext(e.Name()) != ".log" {
@@ -326,7 +279,7 @@ func (b *netns) emptyFolder(n *topo.Node) error {
 	return err
 }
 
-func (b *netns) freeze(n *topo.Node, on bool) error {
+func (b *netns) Freeze(n *topo.Node, on bool) error {
 	signal := unix.SIGCONT
 	if on {
 		signal = unix.SIGSTOP
@@ -340,8 +293,8 @@ func (b *netns) freeze(n *topo.Node, on bool) error {
 	return errors.Join(errs...)
 }
 
-// patience is the time that a process has to end after a request.
-const patience = 3 * time.Second
+// Patience is the time that a process has to end after a request.
+const Patience = 3 * time.Second
 
 // release ends this process's part in the fabric. The fabric's processes continue, and their end is no longer an error.
 func (b *netns) release() {
@@ -355,18 +308,18 @@ func (b *netns) release() {
 	}
 }
 
-func (b *netns) close(failed bool) error {
+func (b *netns) Close(failed bool) error {
 	b.release()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, all := range b.processes {
 		for _, p := range all {
-			p.ask()
+			p.Ask()
 		}
 	}
 	for _, all := range b.processes {
 		for _, p := range all {
-			p.wait(patience)
+			p.Wait(Patience)
 		}
 	}
 	var errs []error
@@ -374,7 +327,7 @@ func (b *netns) close(failed bool) error {
 		errs = append(errs, remove(context.Background(), ns))
 	}
 	if b.lock != nil && !failed {
-		errs = append(errs, os.RemoveAll(b.dir))
+		errs = append(errs, os.RemoveAll(b.Dir))
 	}
 	if b.lock != nil {
 		b.lock.Close()
@@ -382,21 +335,21 @@ func (b *netns) close(failed bool) error {
 	return errors.Join(errs...)
 }
 
-func (b *netns) logs() string {
+func (b *netns) Logs() string {
 	if b.lock == nil {
 		return ""
 	}
-	return b.dir
+	return b.Dir
 }
 
-func (b *netns) leave() ([]string, error) {
+func (b *netns) Leave() ([]string, error) {
 	b.release()
 	b.lock.Close()
 	server := b.Server[0].Name
 	return []string{
-		"the fabric keeps running, without the lab's packets; the logs are in " + b.dir + ". To inspect the fabric:",
-		"  ip netns exec " + string(b.namespace(server)) + " ip nexthop",
-		"  " + b.Binary + " --socket " + b.socket(server) + " weights",
+		"the fabric keeps running, without the lab's packets; the logs are in " + b.Dir + ". To inspect the fabric:",
+		"  ip netns exec " + string(b.Namespace(server)) + " ip nexthop",
+		"  " + b.Binary + " --socket " + b.Socket(server) + " weights",
 		"To remove the fabric:",
 		"  " + b.Binary + " lab --netns --cleanup",
 	}, nil

@@ -1,4 +1,4 @@
-package lab
+package backend
 
 import (
 	"context"
@@ -19,7 +19,7 @@ const frrDir = "/usr/lib/frr"
 // startFRR starts zebra and bgpd on a node, without watchfrr, both with the node's frr.conf: each ignores the lines for
 // the other.
 func (b *netns) startFRR(ctx context.Context, n *topo.Node) error {
-	dir := filepath.Join(b.dir, n.Name)
+	dir := filepath.Join(b.Dir, n.Name)
 	sockets := filepath.Join(dir, "frr")
 	if err := os.MkdirAll(sockets, 0o755); err != nil {
 		return err
@@ -64,7 +64,7 @@ func appears(ctx context.Context, path string) error {
 		if _, err := os.Stat(path); err == nil {
 			return nil
 		}
-		if err := sleep(ctx, 10*time.Millisecond); err != nil {
+		if err := Sleep(ctx, 10*time.Millisecond); err != nil {
 			return fmt.Errorf("no %s: %w", path, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package lab
+package backend
 
 import (
 	"context"
@@ -19,13 +19,16 @@ import (
 
 // inProcess is a fabric whose nodes are daemons in this process, with in-memory data planes and simulated cables.
 type inProcess struct {
-	*plan
+	*Plan
 	log    *slog.Logger
 	nodes  map[*topo.Node]*node
 	fail   func(error)
 	cancel context.CancelFunc // nil until start
 	done   sync.WaitGroup
 }
+
+// NewInProcess returns a fabric in this process; build creates its nodes.
+func NewInProcess(p *Plan, log *slog.Logger) Backend { return &inProcess{Plan: p, log: log} }
 
 // node is one daemon of the fabric.
 type node struct {
@@ -36,7 +39,7 @@ type node struct {
 	conn      *memory.Conn
 }
 
-func (b *inProcess) start(ctx context.Context) error {
+func (b *inProcess) Start(ctx context.Context) error {
 	ctx, b.cancel = context.WithCancel(ctx)
 	for _, at := range b.leavesFirst() {
 		n := b.nodes[at]
@@ -49,8 +52,8 @@ func (b *inProcess) start(ctx context.Context) error {
 	return nil
 }
 
-// build creates every daemon without running any.
-func (b *inProcess) build(_ context.Context, fail func(error)) error {
+// Build creates every daemon without running any.
+func (b *inProcess) Build(_ context.Context, fail func(error)) error {
 	b.fail = fail
 	b.nodes = map[*topo.Node]*node{}
 	for _, at := range b.leavesFirst() {
@@ -59,7 +62,7 @@ func (b *inProcess) build(_ context.Context, fail func(error)) error {
 			n.dataplane = memory.New(memory.Config{})
 		}
 		b.nodes[at] = n
-		if err := n.create(b.Files(at, b.site)[0].Text, b.log); err != nil {
+		if err := n.create(b.Files(at, b.Site)[0].Text, b.log); err != nil {
 			return err
 		}
 	}
@@ -82,7 +85,7 @@ func (n *node) create(text string, log *slog.Logger) error {
 	return err
 }
 
-func (b *inProcess) close(bool) error {
+func (b *inProcess) Close(bool) error {
 	if b.cancel != nil {
 		b.cancel()
 	}
@@ -98,10 +101,10 @@ func (b *inProcess) close(bool) error {
 	return nil
 }
 
-func (b *inProcess) logs() string { return "" }
+func (b *inProcess) Logs() string { return "" }
 
-func (b *inProcess) leave() ([]string, error) {
-	return nil, errors.Join(errors.New("a fabric inside this process cannot outlive the process"), b.close(false))
+func (b *inProcess) Leave() ([]string, error) {
+	return nil, errors.Join(errors.New("a fabric inside this process cannot outlive the process"), b.Close(false))
 }
 
 // services gives access to a daemon's services without a network in between.
@@ -110,7 +113,7 @@ type services struct {
 	farev1.FabricServiceServer
 }
 
-func (s services) follow(ctx context.Context, r *farev1.WatchWeightsRequest, take func(*farev1.WatchWeightsResponse) error) error {
+func (s services) Follow(ctx context.Context, r *farev1.WatchWeightsRequest, take func(*farev1.WatchWeightsResponse) error) error {
 	return s.WatchWeights(r, &weightStream{ctx: ctx, take: take})
 }
 
@@ -124,34 +127,34 @@ type weightStream struct {
 func (s *weightStream) Context() context.Context                  { return s.ctx }
 func (s *weightStream) Send(m *farev1.WatchWeightsResponse) error { return s.take(m) }
 
-func (b *inProcess) api(n *topo.Node) api {
+func (b *inProcess) API(n *topo.Node) API {
 	d := b.nodes[n].daemon
 	return services{d.WeightService(), d.FabricService()}
 }
 
-// errNoProcesses is returned for faults of processes and packets.
-var errNoProcesses = errors.New("a fabric inside one process has no separate processes and no packets: use network namespaces (--netns) or containers (--containerlab)")
+// ErrNoProcesses is returned for faults of processes and packets.
+var ErrNoProcesses = errors.New("a fabric inside one process has no separate processes and no packets: use network namespaces (--netns) or containers (--containerlab)")
 
-func (b *inProcess) crash(int, programs) error                     { return errNoProcesses }
-func (b *inProcess) revive(int, programs) error                    { return errNoProcesses }
-func (b *inProcess) freeze(*topo.Node, bool) error                 { return errNoProcesses }
-func (b *inProcess) lose(context.Context, *topo.Cable, bool) error { return errNoProcesses }
+func (b *inProcess) Crash(int, Programs) error                     { return ErrNoProcesses }
+func (b *inProcess) Revive(int, Programs) error                    { return ErrNoProcesses }
+func (b *inProcess) Freeze(*topo.Node, bool) error                 { return ErrNoProcesses }
+func (b *inProcess) Lose(context.Context, *topo.Cable, bool) error { return ErrNoProcesses }
 
-func (b *inProcess) cables(_ context.Context, set []cable) error {
+func (b *inProcess) SetCables(_ context.Context, set []Cable) error {
 	for _, c := range set {
 		for _, n := range []*topo.Node{c.Down.Node, c.Up.Node} {
-			b.nodes[n].links.set(b.port(n, c.Cable), c.up)
+			b.nodes[n].links.set(b.port(n, c.Cable), c.Connected)
 		}
 	}
 	return nil
 }
 
-// power does nothing: a daemon whose cables are all down has the same effect as one without power.
-func (b *inProcess) power(context.Context, *topo.Node, bool) error { return nil }
+// Power does nothing: a daemon whose cables are all down has the same effect as one without power.
+func (b *inProcess) Power(context.Context, *topo.Node, bool) error { return nil }
 
-func (b *inProcess) light(leaf *topo.Node) (up, all int) { return b.nodes[leaf].links.count() }
+func (b *inProcess) Light(leaf *topo.Node) (up, all int) { return b.nodes[leaf].links.count() }
 
-func (b *inProcess) slotsMoved() uint64 {
+func (b *inProcess) SlotsMoved() uint64 {
 	var n uint64
 	for _, s := range b.Server {
 		n += b.nodes[s].daemon.SlotsMoved()
@@ -159,19 +162,19 @@ func (b *inProcess) slotsMoved() uint64 {
 	return n
 }
 
-func (b *inProcess) forwarding(_ context.Context, server int) (forwarding, error) {
+func (b *inProcess) Forwarding(_ context.Context, server int) (Forwarding, error) {
 	return memoryTable{b.nodes[b.Server[server]].dataplane}, nil
 }
 
 // memoryTable is the forwarding state of a data plane in memory.
 type memoryTable struct{ *memory.Dataplane }
 
-func (t memoryTable) toward(src, dst netip.Addr) route {
+func (t memoryTable) Toward(src, dst netip.Addr) Route {
 	live, err := t.WeightsFrom(src, dst)
-	r := route{err: err, planes: map[string]uint64{}, devices: map[string]uint64{}}
+	r := Route{Err: err, Planes: map[string]uint64{}, Devices: map[string]uint64{}}
 	for _, m := range live {
-		r.planes[m.Plane] += uint64(m.Weight)
-		r.devices[m.Device] += uint64(m.Weight)
+		r.Planes[m.Plane] += uint64(m.Weight)
+		r.Devices[m.Device] += uint64(m.Weight)
 	}
 	return r
 }

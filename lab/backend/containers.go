@@ -1,4 +1,4 @@
-package lab
+package backend
 
 import (
 	"context"
@@ -34,7 +34,8 @@ type Containerlab struct {
 	Progress func(string)
 }
 
-func (c Containerlab) withDefaults() Containerlab {
+// WithDefaults returns the options with defaults in fields without a value.
+func (c Containerlab) WithDefaults() Containerlab {
 	if c.Binary == "" {
 		c.Binary = "containerlab"
 	}
@@ -44,14 +45,12 @@ func (c Containerlab) withDefaults() Containerlab {
 	return c
 }
 
-func (c *Containerlab) validate(o Options) error { return validateReal(o) }
-
 // Require returns an error that names a missing requirement of a fabric of containers on this machine, or nil.
 func (c Containerlab) Require() error {
 	if os.Geteuid() != 0 {
 		return errors.New("a fabric of containers needs root")
 	}
-	c = c.withDefaults()
+	c = c.WithDefaults()
 	for _, tool := range []string{"ip", "tc", "docker", c.Binary} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return fmt.Errorf("a fabric of containers needs %s, which is not installed: %w", tool, err)
@@ -116,24 +115,25 @@ type containers struct {
 	cancel   context.CancelFunc
 	watching sync.WaitGroup
 	pid      map[*topo.Node]int // PID of the container's PID 1 in this machine's PID namespace
-	nodes    map[*topo.Node]*process
+	nodes    map[*topo.Node]*Process
 	own      string // folder for files that are kept after a failure
 	// The failures that are applied: cables that drop packets, nodes that are paused or whose processes do not restart,
 	// and the processes of servers that faults have killed.
 	lossy          map[*topo.Cable]bool
 	paused, struck map[*topo.Node]bool
-	crashed        map[*topo.Node]programs
+	crashed        map[*topo.Node]Programs
 }
 
-func newContainers(p *plan, o Containerlab, log *slog.Logger) *containers {
-	return &containers{real: newReal(p, log), Containerlab: o, pid: map[*topo.Node]int{}, nodes: map[*topo.Node]*process{},
-		lossy: map[*topo.Cable]bool{}, paused: map[*topo.Node]bool{}, struck: map[*topo.Node]bool{}, crashed: map[*topo.Node]programs{}}
+// NewContainers returns a fabric of containers; Build deploys it or finds it running.
+func NewContainers(p *Plan, o Containerlab, log *slog.Logger) Separate {
+	return &containers{real: newReal(p, log), Containerlab: o, pid: map[*topo.Node]int{}, nodes: map[*topo.Node]*Process{},
+		lossy: map[*topo.Cable]bool{}, paused: map[*topo.Node]bool{}, struck: map[*topo.Node]bool{}, crashed: map[*topo.Node]Programs{}}
 }
 
 // container returns a node's container name in Docker; its network namespace has the same name.
 func (b *containers) container(n *topo.Node) string { return b.prefix + n.Name }
 
-func (b *containers) build(ctx context.Context, fail func(error)) error {
+func (b *containers) Build(ctx context.Context, fail func(error)) error {
 	b.fail = fail
 	if err := b.Require(); err != nil {
 		return err
@@ -170,15 +170,15 @@ func (b *containers) build(ctx context.Context, fail func(error)) error {
 		}
 		sockets[n.Name] = filepath.Join(b.root(n), "run/fared/fared.sock")
 	}
-	b.site.Socket = func(node string) string { return sockets[node] }
+	b.Site.Socket = func(node string) string { return sockets[node] }
 	inner, cancel := context.WithCancel(ctx)
 	b.cancel = cancel
 	b.watch(inner)
 	return nil
 }
 
-// start connects to the daemons: containers start them by themselves.
-func (b *containers) start(ctx context.Context) error {
+// Start connects to the daemons: containers start them by themselves.
+func (b *containers) Start(ctx context.Context) error {
 	if err := b.dial(); err != nil {
 		return err
 	}
@@ -206,15 +206,15 @@ func (b *containers) deploy(ctx context.Context) error {
 // trafficInside is the socket of a server's traffic node, as a path in its container.
 const trafficInside = "/run/fared/traffic.sock"
 
-func (b *containers) trafficSocket(n *topo.Node) string { return b.root(n) + trafficInside }
+func (b *containers) TrafficSocket(n *topo.Node) string { return b.root(n) + trafficInside }
 
-// startTraffic starts a server's traffic node in its container, in addition to the container's own processes.
-func (b *containers) startTraffic(n *topo.Node) error {
+// StartTraffic starts a server's traffic node in its container, in addition to the container's own processes.
+func (b *containers) StartTraffic(n *topo.Node) error {
 	dir := filepath.Join(b.own, n.Name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	p, err := startProcess(b.namespace(n.Name), n.Name, nameTraffic, filepath.Join(dir, nameTraffic+".log"), b.fail,
+	p, err := StartProcess(b.Namespace(n.Name), n.Name, nameTraffic, filepath.Join(dir, nameTraffic+".log"), b.fail,
 		"docker", append([]string{"exec", b.container(n), "/fared"}, b.nodeArgs(trafficInside)...)...)
 	if err == nil {
 		b.nodes[n] = p
@@ -242,7 +242,7 @@ func (b *containers) endNodes() error {
 		}
 	}
 	for _, p := range b.nodes {
-		p.wait(patience)
+		p.Wait(Patience)
 	}
 	clear(b.nodes)
 	return errors.Join(errs...)
@@ -388,36 +388,36 @@ func (b *containers) restore(n *topo.Node) error {
 	return err
 }
 
-func (b *containers) crash(server int, p programs) error {
-	if p.fared {
+func (b *containers) Crash(server int, p Programs) error {
+	if p.Fared {
 		b.died(server, true)
 	}
 	n := b.Server[server]
 	dead := b.crashed[n]
-	b.crashed[n] = programs{dead.fared || p.fared, dead.dataplane || p.dataplane}
+	b.crashed[n] = Programs{dead.Fared || p.Fared, dead.Dataplane || p.Dataplane}
 	return b.strike(n, func(args []string) bool {
-		return len(args) > 1 && (p.fared && args[1] == nameFared || p.dataplane && args[1] == nameDataplane)
+		return len(args) > 1 && (p.Fared && args[1] == nameFared || p.Dataplane && args[1] == nameDataplane)
 	})
 }
 
-// revive restarts all dead processes of a server together; in a container they cannot return one by one.
-func (b *containers) revive(server int, p programs) error {
+// Revive restarts all dead processes of a server together; in a container they cannot return one by one.
+func (b *containers) Revive(server int, p Programs) error {
 	dead := b.crashed[b.Server[server]]
-	if dead = (programs{dead.fared && !p.fared, dead.dataplane && !p.dataplane}); dead.fared || dead.dataplane {
+	if dead = (Programs{dead.Fared && !p.Fared, dead.Dataplane && !p.Dataplane}); dead.Fared || dead.Dataplane {
 		return fmt.Errorf("%s: %v is down too, and a container restarts both at once: revive both", b.Server[server].Name, dead)
 	}
 	if err := b.restore(b.Server[server]); err != nil {
 		return err
 	}
-	if p.fared {
+	if p.Fared {
 		b.died(server, false)
 	}
 	return nil
 }
 
-// power kills a node's processes, or lets them restart. The container keeps running, because its cables would disappear
+// Power kills a node's processes, or lets them restart. The container keeps running, because its cables would disappear
 // with it. The state in a server's memory and kernel is discarded.
-func (b *containers) power(ctx context.Context, n *topo.Node, on bool) error {
+func (b *containers) Power(ctx context.Context, n *topo.Node, on bool) error {
 	all := func([]string) bool { return true }
 	switch {
 	case on && n.Kind == topo.KindServer:
@@ -437,11 +437,11 @@ func (b *containers) power(ctx context.Context, n *topo.Node, on bool) error {
 	for _, file := range kept {
 		err = errors.Join(err, os.RemoveAll(file))
 	}
-	return errors.Join(err, b.namespace(n.Name).forget(ctx))
+	return errors.Join(err, b.Namespace(n.Name).forget(ctx))
 }
 
-// freeze uses docker pause: the freezer of the container's control group.
-func (b *containers) freeze(n *topo.Node, on bool) error {
+// Freeze uses docker pause: the freezer of the container's control group.
+func (b *containers) Freeze(n *topo.Node, on bool) error {
 	command := "unpause"
 	if on {
 		command = "pause"
@@ -453,12 +453,12 @@ func (b *containers) freeze(n *topo.Node, on bool) error {
 	return err
 }
 
-func (b *containers) lose(ctx context.Context, c *topo.Cable, on bool) error {
+func (b *containers) Lose(ctx context.Context, c *topo.Cable, on bool) error {
 	b.lossy[c] = on
-	return b.real.lose(ctx, c, on)
+	return b.real.Lose(ctx, c, on)
 }
 
-func (b *containers) close(failed bool) error {
+func (b *containers) Close(failed bool) error {
 	b.hangUp()
 	if b.cancel != nil {
 		b.cancel()
@@ -486,7 +486,7 @@ func (b *containers) destroy() error {
 	defer cancel()
 	for n, paused := range b.paused {
 		if paused {
-			_ = b.freeze(n, false) // Docker does not remove a paused container; an error means that it is not paused
+			_ = b.Freeze(n, false) // Docker does not remove a paused container; an error means that it is not paused
 		}
 	}
 	return b.containerlab(ctx, "destroy", "--cleanup")
@@ -499,20 +499,20 @@ func (b *containers) tidy() error {
 	var errs []error
 	for n, paused := range b.paused {
 		if paused {
-			errs = append(errs, b.freeze(n, false))
+			errs = append(errs, b.Freeze(n, false))
 		}
 	}
 	for n := range b.struck {
 		errs = append(errs, b.restore(n))
 	}
-	var set []cable
+	var set []Cable
 	for _, c := range b.Cables {
 		if b.lossy[c] {
-			errs = append(errs, b.lose(ctx, c, false))
+			errs = append(errs, b.Lose(ctx, c, false))
 		}
-		set = append(set, cable{c, true})
+		set = append(set, Cable{c, true})
 	}
-	return errors.Join(append(errs, b.cables(ctx, set))...)
+	return errors.Join(append(errs, b.SetCables(ctx, set))...)
 }
 
 // keepLogs copies the containers' input files and logs to the kept folder.
@@ -523,7 +523,7 @@ func (b *containers) keepLogs() error {
 	for _, n := range b.Nodes() {
 		dir := filepath.Join(b.own, n.Name)
 		errs = append(errs, os.MkdirAll(dir, 0o755))
-		for _, f := range b.Files(n, b.site) {
+		for _, f := range b.Files(n, b.Site) {
 			text, err := os.ReadFile(filepath.Join(from, "nodes", n.Name, f.Name))
 			errs = append(errs, err, os.WriteFile(filepath.Join(dir, f.Name), text, 0o644))
 		}
@@ -536,9 +536,9 @@ func (b *containers) keepLogs() error {
 	return errors.Join(errs...)
 }
 
-func (b *containers) logs() string { return b.own }
+func (b *containers) Logs() string { return b.own }
 
-func (b *containers) leave() ([]string, error) {
+func (b *containers) Leave() ([]string, error) {
 	b.hangUp()
 	b.cancel()
 	b.watching.Wait()

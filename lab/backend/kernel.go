@@ -1,4 +1,4 @@
-package lab
+package backend
 
 import (
 	"bytes"
@@ -57,7 +57,7 @@ func (b kernelBuckets) add(group, nexthop int) {
 
 // askKernel makes ip print objects of a namespace, one query per line of a batch, and decodes each answer into its
 // element of into.
-func askKernel(ctx context.Context, ns namespace, questions string, into ...any) error {
+func askKernel(ctx context.Context, ns Namespace, questions string, into ...any) error {
 	out, err := run(ctx, questions, "ip", "-n", string(ns), "-j", "-batch", "-")
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func askKernel(ctx context.Context, ns namespace, questions string, into ...any)
 	return nil
 }
 
-func readKernel(ctx context.Context, ns namespace) (*kernelTable, error) {
+func readKernel(ctx context.Context, ns Namespace) (*kernelTable, error) {
 	var rules []kernelRule
 	var routes []kernelRoute
 	var nexthops []kernelNexthop
@@ -97,7 +97,7 @@ func readKernel(ctx context.Context, ns namespace) (*kernelTable, error) {
 
 // readBuckets counts the buckets of groups. A group has up to 65,535 of them, so ip prints them as lines: decoding JSON
 // takes several times as long.
-func readBuckets(ctx context.Context, ns namespace, groups []int) (kernelBuckets, error) {
+func readBuckets(ctx context.Context, ns Namespace, groups []int) (kernelBuckets, error) {
 	var questions strings.Builder
 	for _, id := range groups {
 		fmt.Fprintf(&questions, "nexthop bucket show id %d\n", id)
@@ -202,27 +202,27 @@ func (t *kernelTable) lookup(src, dst netip.Addr) (id int, blocked, routed bool)
 	return 0, false, false
 }
 
-// toward returns the kernel's forwarding state for packets from src to dst.
-func (t *kernelTable) toward(src, dst netip.Addr) route {
+// Toward returns the kernel's forwarding state for packets from src to dst.
+func (t *kernelTable) Toward(src, dst netip.Addr) Route {
 	id, blocked, routed := t.lookup(src, dst)
-	r := route{nexthop: id, devices: map[string]uint64{}}
+	r := Route{Nexthop: id, Devices: map[string]uint64{}}
 	if !routed || blocked {
-		r.err = errNoRoute
+		r.Err = errNoRoute
 	}
 	for device, n := range t.buckets[id] {
-		r.devices[device] = uint64(n)
+		r.Devices[device] = uint64(n)
 	}
 	return r
 }
 
-func (b *real) forwarding(ctx context.Context, server int) (forwarding, error) {
-	return readKernel(ctx, b.namespace(b.Server[server].Name))
+func (b *real) Forwarding(ctx context.Context, server int) (Forwarding, error) {
+	return readKernel(ctx, b.Namespace(b.Server[server].Name))
 }
 
-// routes returns the destinations in a node's main routing table.
-func (b *real) routes(ctx context.Context, n *topo.Node) (map[string]bool, error) {
+// Routes returns the destinations in a node's main routing table.
+func (b *real) Routes(ctx context.Context, n *topo.Node) (map[string]bool, error) {
 	var routes []kernelRoute
-	if err := askKernel(ctx, b.namespace(n.Name), "route show\n", &routes); err != nil {
+	if err := askKernel(ctx, b.Namespace(n.Name), "route show\n", &routes); err != nil {
 		return nil, err
 	}
 	there := map[string]bool{}

@@ -1,4 +1,4 @@
-package lab
+package backend
 
 import (
 	"bytes"
@@ -19,12 +19,12 @@ import (
 // netnsDir is the folder in which `ip netns` keeps namespaces by name.
 const netnsDir = "/run/netns"
 
-// namespace is a network namespace by its name in `ip netns`.
-type namespace string
+// Namespace is a network namespace by its name in `ip netns`.
+type Namespace string
 
-// do calls f on a thread inside the namespace. A thread that cannot return to its own namespace is
+// Do calls f on a thread inside the namespace. A thread that cannot return to its own namespace is
 // terminated.
-func (n namespace) do(f func() error) error {
+func (n Namespace) Do(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -54,8 +54,8 @@ func (n namespace) do(f func() error) error {
 }
 
 // sysctl writes settings of the namespace's kernel.
-func (n namespace) sysctl(settings []topo.Sysctl) error {
-	return n.do(func() error {
+func (n Namespace) sysctl(settings []topo.Sysctl) error {
+	return n.Do(func() error {
 		var errs []error
 		for _, s := range settings {
 			err := os.WriteFile(filepath.Join("/proc/sys", strings.ReplaceAll(s.Name, ".", "/")), []byte(s.Value), 0)
@@ -69,7 +69,7 @@ func (n namespace) sysctl(settings []topo.Sysctl) error {
 }
 
 // batch runs lines by ip or tc in the namespace.
-func (n namespace) batch(ctx context.Context, tool string, lines []string) error {
+func (n Namespace) batch(ctx context.Context, tool string, lines []string) error {
 	return batch(ctx, lines, tool, "-n", string(n))
 }
 

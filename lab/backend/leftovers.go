@@ -1,4 +1,4 @@
-package lab
+package backend
 
 import (
 	"context"
@@ -80,14 +80,14 @@ func abandoned(run string) bool {
 // Cleanup removes the leftovers of fabrics of namespaces that have failed or whose process has ended, by a crash or by
 // Leave: processes, namespaces and files. It returns the removed namespaces and folders, sorted.
 func Cleanup(ctx context.Context) ([]string, error) {
-	runs := map[string][]namespace{}
+	runs := map[string][]Namespace{}
 	entries, err := os.ReadDir(netnsDir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	for _, e := range entries {
 		if m := nodeNamespace.FindStringSubmatch(e.Name()); m != nil {
-			runs[m[1]] = append(runs[m[1]], namespace(e.Name()))
+			runs[m[1]] = append(runs[m[1]], Namespace(e.Name()))
 		}
 	}
 	folders, err := filepath.Glob(filepath.Join(os.TempDir(), runDir+"*"))
@@ -127,7 +127,7 @@ func Cleanup(ctx context.Context) ([]string, error) {
 }
 
 // remove kills every process in a namespace and removes the namespace, with its BPF pins.
-func remove(ctx context.Context, ns namespace) error {
+func remove(ctx context.Context, ns Namespace) error {
 	for deadline := time.Now().Add(5 * time.Second); ; {
 		out, err := run(ctx, "", "ip", "netns", "pids", string(ns))
 		if err != nil {
@@ -145,7 +145,7 @@ func remove(ctx context.Context, ns namespace) error {
 				_ = unix.Kill(pid, unix.SIGKILL) // an error means that it has already ended
 			}
 		}
-		if err := sleep(ctx, 10*time.Millisecond); err != nil {
+		if err := Sleep(ctx, 10*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -153,8 +153,8 @@ func remove(ctx context.Context, ns namespace) error {
 	return errors.Join(err, os.RemoveAll(pins(ns)))
 }
 
-// sleep waits for d, or returns the context's error if that ends first.
-func sleep(ctx context.Context, d time.Duration) error {
+// Sleep waits for d, or returns the context's error if that ends first.
+func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
