@@ -1,12 +1,9 @@
 package lab
 
 import (
-	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
-	"strings"
 
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/lab/backend"
@@ -86,13 +83,13 @@ const transferSpeed = 50 * fare.Gigabit
 // validate rejects options that this kind of lab does not support.
 func (o Options) validate() error {
 	if o.Addresses != topo.IPv4 {
-		return fmt.Errorf("--addresses %s: labs send and check only IPv4 packets: use ipv4, or run the files of fared topo generate", o.Addresses)
+		return backend.NewOptionError("{Addresses} %s: labs send and check only IPv4 packets: use ipv4, or run the files of fared topo generate", o.Addresses)
 	}
 	if err := o.validateTransport(); err != nil {
 		return err
 	}
 	if o.Quick && o.Containerlab != nil {
-		return errors.New("--quick: the configurations of a fabric of containers exist already, use --netns")
+		return backend.NewOptionError("{Quick}: the configurations of a fabric of containers exist already, use {Netns}")
 	}
 	switch {
 	case o.Netns != nil:
@@ -100,9 +97,9 @@ func (o Options) validate() error {
 	case o.Containerlab != nil:
 		return o.validateReal()
 	}
-	for _, software := range []struct{ flag, value string }{{"leaf", o.Leaf}, {"spine", o.Spine}} {
+	for _, software := range []struct{ field, value string }{{"Leaf", o.Leaf}, {"Spine", o.Spine}} {
 		if software.value != topo.Fared {
-			return fmt.Errorf("--%s %s: a fabric in one process runs only fared, use --netns", software.flag, software.value)
+			return backend.NewOptionError("{"+software.field+"} %s: a fabric in one process runs only fared, use {Netns}", software.value)
 		}
 	}
 	return nil
@@ -113,7 +110,7 @@ func newPlan(o Options) (*backend.Plan, Options, error) {
 	o = o.withDefaults()
 	fabric, err := topo.New(o.Spec)
 	if err != nil {
-		return nil, o, flagErrors(err)
+		return nil, o, err
 	}
 	if err := o.validate(); err != nil {
 		return nil, o, err
@@ -137,22 +134,6 @@ func newPlan(o Options) (*backend.Plan, Options, error) {
 	}
 	p.Site.Quick = o.Quick
 	return p, o, nil
-}
-
-// flagErrors rewrites the keys in a fabric's errors as the command's flags.
-func flagErrors(err error) error {
-	var problems topo.Problems
-	if !errors.As(err, &problems) {
-		return err
-	}
-	var lines []string
-	for _, p := range problems {
-		if p.Key != "" {
-			p.Key = "--" + strings.ReplaceAll(p.Key, "_", "-")
-		}
-		lines = append(lines, p.Error())
-	}
-	return errors.New(strings.Join(lines, "\n"))
 }
 
 // freePort returns a TCP port on which no process listens at any IPv4 address; the leaves' addresses all use it. The

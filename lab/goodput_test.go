@@ -86,9 +86,9 @@ func TestTransportOptions(t *testing.T) {
 		}
 	}
 	for want, o := range map[string]Options{
-		`--transport "pigeon" is not known: use none, roce, superp, tcp`:      {Transport: "pigeon", Netns: &backend.Netns{}},
-		"--transport roce: a fabric in one process has no links to send over": {Transport: "roce"},
-		"--transport tcp: the servers of a fabric of containers steer":        {Transport: "tcp", Containerlab: &backend.Containerlab{}},
+		`Transport "pigeon" is not known: use none, roce, superp, tcp`:      {Transport: "pigeon", Netns: &backend.Netns{}},
+		"Transport roce: a fabric in one process has no links to send over": {Transport: "roce"},
+		"Transport tcp: the servers of a fabric of containers steer":        {Transport: "tcp", Containerlab: &backend.Containerlab{}},
 	} {
 		if _, err := Configs(o); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)

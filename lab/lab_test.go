@@ -379,15 +379,15 @@ test:6: no plane or sub-port "g1 p2 sub-port 0": planes are p0 to p2, sub-ports 
 	}
 }
 
-// TestOptionsOutOfRange verifies that a size beyond the address plan is rejected with the flag and its bounds.
+// TestOptionsOutOfRange verifies that a size beyond the address plan is rejected with the option and its bounds.
 func TestOptionsOutOfRange(t *testing.T) {
 	for want, o := range map[string]Options{
-		"--planes: 65 is out of range":                              {Spec: topo.Spec{Planes: 65}},
-		"--servers: 1 is out of range":                              {Spec: topo.Spec{Servers: 1}},
-		"--leaves: a leaf would have 4000 sessions, more than 1024": {Spec: topo.Spec{Planes: 4, Servers: 250, SubPorts: 16}},
-		"--addresses dual: labs send and check only IPv4 packets":   {Spec: topo.Spec{Addresses: topo.Dual}},
-		"--addresses ipv6: labs send and check only IPv4":           {Spec: topo.Spec{Addresses: topo.IPv6}, Netns: &backend.Netns{}},
-		"--leaf frr: a fabric in one process runs only fared":       {Spec: topo.Spec{Leaf: topo.FRR}},
+		"planes: 65 is out of range":                              {Spec: topo.Spec{Planes: 65}},
+		"servers: 1 is out of range":                              {Spec: topo.Spec{Servers: 1}},
+		"leaves: a leaf would have 4000 sessions, more than 1024": {Spec: topo.Spec{Planes: 4, Servers: 250, SubPorts: 16}},
+		"Addresses dual: labs send and check only IPv4 packets":   {Spec: topo.Spec{Addresses: topo.Dual}},
+		"Addresses ipv6: labs send and check only IPv4":           {Spec: topo.Spec{Addresses: topo.IPv6}, Netns: &backend.Netns{}},
+		"Leaf frr: a fabric in one process runs only fared":       {Spec: topo.Spec{Leaf: topo.FRR}},
 	} {
 		if _, err := Start(t.Context(), o, slog.New(slog.DiscardHandler)); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("Start(%+v): %v, want %s", o, err, want)

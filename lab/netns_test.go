@@ -457,15 +457,15 @@ func TestReceivedPackets(t *testing.T) {
 	}
 }
 
-// TestNetnsOptions verifies that options that a fabric of namespaces does not support are rejected with the flag.
+// TestNetnsOptions verifies that options that a fabric of namespaces does not support are rejected with the option.
 func TestNetnsOptions(t *testing.T) {
 	for want, o := range map[string]Options{
-		`--leaf: "cisco" is not known; use fared, frr, bird`:                                                        {Spec: topo.Spec{Leaf: "cisco"}, Netns: &backend.Netns{}},
-		`--driver "dpdk" is not known: use auto, linux, bpf`:                                                        {Netns: &backend.Netns{Driver: "dpdk"}},
-		"--mode per-packet with --driver linux: the kernel's nexthop groups do not spray packets, use --driver bpf": {Spec: topo.Spec{Mode: "per-packet"}, Netns: &backend.Netns{Driver: "linux"}},
-		"--rate 1000000 is not within 0 to 200000":                                                                  {Netns: &backend.Netns{Rate: 1e6}},
-		"--planes 4, --servers 200 and --sub-ports 2: 1600 cables, more than the 1024 of a fabric of namespaces":    {Spec: topo.Spec{Servers: 200}, Netns: &backend.Netns{}},
-		"--speed 100M: below 1G, a cable would be too slow for its BGP session":                                     {Spec: topo.Spec{Speed: 100e6}, Netns: &backend.Netns{}},
+		`leaf: "cisco" is not known; use fared, frr, bird`:                                                    {Spec: topo.Spec{Leaf: "cisco"}, Netns: &backend.Netns{}},
+		`Driver "dpdk" is not known: use auto, linux, bpf`:                                                    {Netns: &backend.Netns{Driver: "dpdk"}},
+		"Mode per-packet with Driver linux: the kernel's nexthop groups do not spray packets, use Driver bpf": {Spec: topo.Spec{Mode: "per-packet"}, Netns: &backend.Netns{Driver: "linux"}},
+		"Rate 1000000 is not within 0 to 200000":                                                              {Netns: &backend.Netns{Rate: 1e6}},
+		"Planes 4, Servers 200 and SubPorts 2: 1600 cables, more than the 1024 of a fabric of namespaces":     {Spec: topo.Spec{Servers: 200}, Netns: &backend.Netns{}},
+		"Speed 100M: below 1G, a cable would be too slow for its BGP session":                                 {Spec: topo.Spec{Speed: 100e6}, Netns: &backend.Netns{}},
 	} {
 		if _, err := Configs(o); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)

@@ -263,7 +263,7 @@ func (f *Fabric) Check(s *Scenario) error {
 			}
 		}
 		if step.Lost >= 0 && f.options.rate() == 0 && f.options.Transport == "" { // a transfer must not lose anything in any case
-			errs = append(errs, fmt.Errorf("%s: step %q: lost needs packets, and this fabric sends none: use network namespaces (--netns) or containers (--containerlab), with a --rate above 0", s.Name, step.Text))
+			errs = append(errs, backend.NewOptionError("%s: step %q: lost needs packets, and this fabric sends none: use network namespaces ({Netns}) or containers ({Containerlab}), with a {Rate} above 0", s.Name, step.Text))
 		}
 		for _, e := range step.Expect {
 			for _, name := range []string{e.Source, e.Destination} {
@@ -453,7 +453,7 @@ func (f *Fabric) resolvePower(off bool, args []string) (func(ctx context.Context
 		return nil, backend.ErrNoProcesses
 	}
 	if f.options.Transport != "" {
-		return nil, errors.New("a server without power loses its queue pairs too: leave out --transport")
+		return nil, backend.NewOptionError("a server without power loses its queue pairs too: leave out {Transport}")
 	}
 	server, err := f.ServerNamed(args[0])
 	if err != nil {

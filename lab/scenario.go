@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 )
 
@@ -81,7 +82,7 @@ func Load(name string, o Options) ([]*Scenario, error) {
 	if name == "all" {
 		names = slices.DeleteFunc(Names(), func(name string) bool { return !o.playable(name) })
 	} else if !slices.Contains(Names(), name) {
-		return nil, fmt.Errorf("no scenario %q: use %s or all, or name a script with --script", name, strings.Join(Names(), ", "))
+		return nil, backend.NewOptionError("no scenario %q: use %s or all, or name a script with {Script}", name, strings.Join(Names(), ", "))
 	}
 	var out []*Scenario
 	for _, n := range names {

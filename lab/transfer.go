@@ -38,17 +38,17 @@ func steer(site *topo.Site, transport string) {
 func (o Options) validateTransport() error {
 	switch {
 	case o.MemoryPlane != "" && (o.Transport == "" || o.Netns == nil):
-		return fmt.Errorf("--memory-plane %s needs a fabric of network namespaces with a --transport for the other planes", o.MemoryPlane)
+		return backend.NewOptionError("{MemoryPlane} %s needs a fabric of network namespaces with a {Transport} for the other planes", o.MemoryPlane)
 	case o.Transport == "":
 		return nil
 	case !slices.Contains(Transports, o.Transport):
-		return fmt.Errorf("--transport %q is not known: use %s", o.Transport, strings.Join(Transports, ", "))
+		return backend.NewOptionError("{Transport} %q is not known: use %s", o.Transport, strings.Join(Transports, ", "))
 	case !o.real():
-		return fmt.Errorf("--transport %s: a fabric in one process has no links to send over, use --netns or --containerlab", o.Transport)
+		return backend.NewOptionError("{Transport} %s: a fabric in one process has no links to send over, use {Netns} or {Containerlab}", o.Transport)
 	case o.MemoryPlane != "" && !o.hasPlane(o.MemoryPlane):
-		return fmt.Errorf("--memory-plane %s: planes are p0 to p%d", o.MemoryPlane, o.Planes-1)
+		return backend.NewOptionError("{MemoryPlane} %s: planes are p0 to p%d", o.MemoryPlane, o.Planes-1)
 	case o.Containerlab != nil && o.Transport != "roce":
-		return fmt.Errorf("--transport %s: the servers of a fabric of containers steer only the port of roce, use --netns", o.Transport)
+		return backend.NewOptionError("{Transport} %s: the servers of a fabric of containers steer only the port of roce, use {Netns}", o.Transport)
 	}
 	return nil
 }

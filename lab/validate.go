@@ -1,8 +1,6 @@
 package lab
 
 import (
-	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -36,13 +34,13 @@ func rateOf(option int) int {
 func (o Options) validateNetns() error {
 	n := o.Netns
 	if !slices.Contains(backend.Drivers, n.Driver) {
-		return fmt.Errorf("--driver %q is not known: use %s", n.Driver, strings.Join(backend.Drivers, ", "))
+		return backend.NewOptionError("{Driver} %q is not known: use %s", n.Driver, strings.Join(backend.Drivers, ", "))
 	}
 	if o.Mode == "per-packet" && n.Driver == "linux" {
-		return errors.New("--mode per-packet with --driver linux: the kernel's nexthop groups do not spray packets, use --driver bpf")
+		return backend.NewOptionError("{Mode} per-packet with {Driver} linux: the kernel's nexthop groups do not spray packets, use {Driver} bpf")
 	}
 	if f, err := topo.New(o.Spec); err == nil && len(f.Cables) > maxCables {
-		return fmt.Errorf("--planes %d, --servers %d and --sub-ports %d: %d cables, more than the %d of a fabric of namespaces", o.Planes, o.Servers, o.SubPorts, len(f.Cables), maxCables)
+		return backend.NewOptionError("{Planes} %d, {Servers} %d and {SubPorts} %d: %d cables, more than the %d of a fabric of namespaces", o.Planes, o.Servers, o.SubPorts, len(f.Cables), maxCables)
 	}
 	return o.validateReal()
 }
@@ -50,10 +48,10 @@ func (o Options) validateNetns() error {
 // validateReal rejects options that no fabric with separate processes supports.
 func (o Options) validateReal() error {
 	if rate := o.rate(); rate > maxRate {
-		return fmt.Errorf("--rate %d is not within 0 to %d", rate, maxRate)
+		return backend.NewOptionError("{Rate} %d is not within 0 to %d", rate, maxRate)
 	}
 	if o.Speed < minSpeed {
-		return fmt.Errorf("--speed %s: below %s, a cable would be too slow for its BGP session", o.Speed, minSpeed)
+		return backend.NewOptionError("{Speed} %s: below %s, a cable would be too slow for its BGP session", o.Speed, minSpeed)
 	}
 	return nil
 }

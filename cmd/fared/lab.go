@@ -23,15 +23,19 @@ import (
 // livePace lets a reader follow the live table: most steps take a few milliseconds.
 const livePace = 600 * time.Millisecond
 
+// labOptions are the flags of the command.
+type labOptions struct {
+	lab.Options
+	scenario, script, configs      string
+	verbose, inNamespaces, cleanup bool
+	play                           labPlay
+	real                           backend.Netns
+	clab                           backend.Containerlab
+	fabric                         *fabricArgs
+}
+
 func labCommand(e *env) *cobra.Command {
-	var o lab.Options
-	var scenario, script, configs string
-	var verbose bool
-	var play labPlay
-	var inNamespaces, cleanup bool
-	var real backend.Netns
-	var clab backend.Containerlab
-	var fabric *fabricArgs
+	var a labOptions
 	c := &cobra.Command{
 		Use: "lab", Short: "Watch weights follow failures in a fabric of real BGP sessions",
 		Long: `Starts leaves and GPU servers with real BGP sessions on 127.0.0.0/8 and in-memory data
@@ -62,132 +66,33 @@ them there.
 Scenarios: ` + strings.Join(lab.Names(), ", ") + `, all; or a script, with --script.
 Exit code 1 if an expectation is not met.`,
 		Example: "  fared lab\n  fared lab --scenario sub-cable -o json\n  fared lab --servers 64 --scenario leaf\n  fared lab --script scenario.txt\n  sudo fared lab --netns --leaf frr\n  sudo fared lab --netns --transport roce --scenario leaf",
-		RunE: func(c *cobra.Command, args []string) error {
-			if cleanup && inNamespaces {
-				return e.cleanLab(c.Context())
-			}
-			if play.pace < 0 {
-				return &exitError{exitUsage, fmt.Errorf("--pace %s is negative", play.pace), "for example --pace 1s"}
-			}
-			if play.runs < 1 || play.runs > maxLabRuns {
-				return &exitError{exitUsage, fmt.Errorf("--runs %d is not within 1 to %d", play.runs, maxLabRuns), "for example --runs 5"}
-			}
-			var err error
-			if clab.File != "" {
-				if err := e.containerFabric(c, args, &o, &clab); err != nil {
-					return err
-				}
-			} else if o.Spec, err = fabric.spec(args); err != nil {
-				return err
-			}
-			if real.Rate == 0 {
-				real.Rate = -1 // -1 sends no packets, as requested
-			}
-			clab.Rate = real.Rate
-			if err := oneOf("transport", o.Transport, lab.Transports...); err != nil {
-				return err
-			}
-			if o.MemoryPlane != "" && (!inNamespaces || o.Transport == lab.Transports[0]) {
-				return &exitError{exitUsage, errors.New("--memory-plane needs a fabric of network namespaces whose other planes have a transport"), "add --netns --transport roce, or leave it out"}
-			}
-			if o.Transport != lab.Transports[0] && !inNamespaces && clab.File == "" {
-				return &exitError{exitUsage, errors.New("--transport needs a fabric of network namespaces or containers"), "add --netns or --containerlab, or leave it out"}
-			}
-			if o.Transport != lab.Transports[0] && firstSet(c, "rate") != "" {
-				return &exitError{exitUsage, errors.New("--rate has no effect with --transport: queue pairs send, not the lab"), "leave one of them out"}
-			}
-			if o.Transport == lab.Transports[0] {
-				o.Transport = ""
-			}
-			if inNamespaces {
-				o.Netns = &real
-				if name := firstSet(c, "containerlab-binary"); name != "" {
-					return &exitError{exitUsage, fmt.Errorf("--%s needs a fabric of containers", name), "add --containerlab FILE, or leave it out"}
-				}
-			} else if name := firstSet(c, "driver", "cleanup"); name != "" {
-				return &exitError{exitUsage, fmt.Errorf("--%s needs a fabric of network namespaces", name), "add --netns, or leave it out"}
-			} else if name := firstSet(c, "rate", "keep", "containerlab-binary"); name != "" && clab.File == "" {
-				return &exitError{exitUsage, fmt.Errorf("--%s needs a fabric of network namespaces or containers", name), "add --netns or --containerlab, or leave it out"}
-			}
-			if !c.Flags().Changed("timeline") {
-				play.timelines = inNamespaces || clab.File != ""
-			}
-			o.Timeline = play.timelines || play.runs > 1 // the summary needs timelines
-			if !inNamespaces && clab.File == "" {
-				e.onlyFared(c, &o.Spec)
-			}
-			if _, err := lab.Configs(o); err != nil {
-				return &exitError{exitUsage, err, "docs/labs.md lists the limits of each kind of lab"}
-			}
-			if o.Spec, err = lab.Resolve(o); err != nil {
-				return err
-			}
-			scenarios, err := lab.Load(scenario, o)
-			if err != nil {
-				return &exitError{exitUsage, err, "'fared lab --help' describes each scenario"}
-			}
-			if script != "" {
-				f, err := os.Open(script)
-				if err != nil {
-					return &exitError{exitUsage, err, "name a file with --script"}
-				}
-				defer f.Close()
-				s, err := lab.Parse(filepath.Base(script), f)
-				if err != nil {
-					return &exitError{exitUsage, err, "docs/labs.md describes scripts"}
-				}
-				scenarios = []*lab.Scenario{s}
-			}
-			if configs != "" {
-				return e.writeLabConfigs(o, configs)
-			}
-			for _, s := range scenarios {
-				if err := lab.Check(o, s); err != nil {
-					return &exitError{exitUsage, err, "change the fabric's size with flags, or correct the script: docs/labs.md"}
-				}
-			}
-			if inNamespaces {
-				err = real.Require(o.Spec)
-			} else if clab.File != "" {
-				err = clab.Require()
-			}
-			if err != nil {
-				return &exitError{exitFailed, err, "run the command with sudo where its tools are installed; without --netns and --containerlab the lab needs neither"}
-			}
-			log := slog.New(slog.DiscardHandler)
-			if verbose {
-				log = newLogger(e.err, "text", slog.LevelInfo)
-			}
-			show, live := e.labShow(o, scenarios, play.runs, verbose)
-			real.Progress, clab.Progress, o.Progress = show.progress, show.progress, show.progress
-			if live && !c.Flags().Changed("pace") {
-				play.pace = livePace
-			}
-			// When the terminal closes, the lab has to stop its processes.
-			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGHUP)
-			defer stop()
-			return e.playLab(ctx, o, scenarios, play, show, log)
-		},
+		RunE:    func(c *cobra.Command, args []string) error { return flagErrors(a.run(e, c, args)) },
 	}
-	fabric = addFabricArgs(c)
+	a.addFlags(c)
+	return readFlags(e, c)
+}
+
+// addFlags adds the command's flags.
+func (a *labOptions) addFlags(c *cobra.Command) {
+	a.fabric = addFabricArgs(c)
 	f := c.Flags()
-	f.StringVar(&scenario, "scenario", "all", strings.Join(lab.Names(), ", ")+" or all")
-	f.StringVar(&script, "script", "", "file with a scenario, instead of a built-in scenario")
-	f.BoolVarP(&verbose, "verbose", "v", false, "write the daemons' logs to standard error")
-	f.StringVar(&configs, "write-configs", "", "only write every node's configuration file into this directory; play no scenario")
-	f.DurationVar(&play.pace, "pace", 0, "delay after each step (default 600ms with the live table in a terminal)")
-	f.IntVar(&play.runs, "runs", 1, "number of times to play the scenarios on the same fabric, with a summary at the end")
-	f.BoolVar(&o.Quick, "quick", false, "shorten drain_delay, start.deadline and connect_retry instead of using fared's defaults")
-	f.BoolVar(&play.timelines, "timeline", false, "show the times at which weights and packets followed each step (default with --netns and --containerlab)")
-	f.BoolVar(&inNamespaces, "netns", false, "use network namespaces, processes and the kernel's forwarding (needs root)")
-	f.StringVar(&real.Driver, "driver", "auto", "with --netns: the data plane's driver, "+strings.Join(backend.Drivers, ", "))
-	f.StringVar(&clab.File, "containerlab", "", "use containers, deployed by containerlab from this topology file (needs root)")
-	f.StringVar(&clab.Binary, "containerlab-binary", "containerlab", "with --containerlab: path of the containerlab program")
-	f.StringVar(&o.Transport, "transport", lab.Transports[0], "with --netns or --containerlab: transport of the queue pairs for verified traffic, "+strings.Join(lab.Transports, ", "))
-	f.StringVar(&o.MemoryPlane, "memory-plane", "", "with --netns and --transport: a plane whose queue pairs use shared memory (nupa), such as p3")
-	f.IntVar(&real.Rate, "rate", 2000, "with --netns or --containerlab: packets per second of each server, 0 for none")
-	f.BoolVar(&play.keep, "keep", false, "with --netns or --containerlab: leave the fabric running at the end")
-	f.BoolVar(&cleanup, "cleanup", false, "with --netns: only remove the leftovers of earlier runs, including the logs of failed runs")
+	f.StringVar(&a.scenario, "scenario", "all", strings.Join(lab.Names(), ", ")+" or all")
+	f.StringVar(&a.script, "script", "", "file with a scenario, instead of a built-in scenario")
+	f.BoolVarP(&a.verbose, "verbose", "v", false, "write the daemons' logs to standard error")
+	f.StringVar(&a.configs, "write-configs", "", "only write every node's configuration file into this directory; play no scenario")
+	f.DurationVar(&a.play.pace, "pace", 0, "delay after each step (default 600ms with the live table in a terminal)")
+	f.IntVar(&a.play.runs, "runs", 1, "number of times to play the scenarios on the same fabric, with a summary at the end")
+	f.BoolVar(&a.Quick, "quick", false, "shorten drain_delay, start.deadline and connect_retry instead of using fared's defaults")
+	f.BoolVar(&a.play.timelines, "timeline", false, "show the times at which weights and packets followed each step (default with --netns and --containerlab)")
+	f.BoolVar(&a.inNamespaces, "netns", false, "use network namespaces, processes and the kernel's forwarding (needs root)")
+	f.StringVar(&a.real.Driver, "driver", "auto", "with --netns: the data plane's driver, "+strings.Join(backend.Drivers, ", "))
+	f.StringVar(&a.clab.File, "containerlab", "", "use containers, deployed by containerlab from this topology file (needs root)")
+	f.StringVar(&a.clab.Binary, "containerlab-binary", "containerlab", "with --containerlab: path of the containerlab program")
+	f.StringVar(&a.Transport, "transport", lab.Transports[0], "with --netns or --containerlab: transport of the queue pairs for verified traffic, "+strings.Join(lab.Transports, ", "))
+	f.StringVar(&a.MemoryPlane, "memory-plane", "", "with --netns and --transport: a plane whose queue pairs use shared memory (nupa), such as p3")
+	f.IntVar(&a.real.Rate, "rate", 2000, "with --netns or --containerlab: packets per second of each server, 0 for none")
+	f.BoolVar(&a.play.keep, "keep", false, "with --netns or --containerlab: leave the fabric running at the end")
+	f.BoolVar(&a.cleanup, "cleanup", false, "with --netns: only remove the leftovers of earlier runs, including the logs of failed runs")
 	choices(c, "driver", backend.Drivers...)
 	choices(c, "transport", lab.Transports...)
 	choices(c, "memory-plane")
@@ -198,7 +103,157 @@ Exit code 1 if an expectation is not met.`,
 	c.MarkFlagsMutuallyExclusive("keep", "cleanup")
 	c.MarkFlagsMutuallyExclusive("netns", "containerlab")
 	_ = c.MarkFlagFilename("containerlab", "yml", "yaml")
-	return readFlags(e, c)
+}
+
+// run plays the scenarios, or does one of the command's other tasks.
+func (a *labOptions) run(e *env, c *cobra.Command, args []string) error {
+	if a.cleanup && a.inNamespaces {
+		return e.cleanLab(c.Context())
+	}
+	if err := a.resolve(e, c, args); err != nil {
+		return err
+	}
+	scenarios, err := a.load()
+	if err != nil {
+		return err
+	}
+	if a.configs != "" {
+		return e.writeLabConfigs(a.Options, a.configs)
+	}
+	for _, s := range scenarios {
+		if err := lab.Check(a.Options, s); err != nil {
+			return &exitError{exitUsage, err, "change the fabric's size with flags, or correct the script: docs/labs.md"}
+		}
+	}
+	if err := a.require(); err != nil {
+		return &exitError{exitFailed, err, "run the command with sudo where its tools are installed; without --netns and --containerlab the lab needs neither"}
+	}
+	log := slog.New(slog.DiscardHandler)
+	if a.verbose {
+		log = newLogger(e.err, "text", slog.LevelInfo)
+	}
+	show, live := e.labShow(a.Options, scenarios, a.play.runs, a.verbose)
+	a.real.Progress, a.clab.Progress, a.Progress = show.progress, show.progress, show.progress
+	if live && !c.Flags().Changed("pace") {
+		a.play.pace = livePace
+	}
+	// When the terminal closes, the lab has to stop its processes.
+	ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGHUP)
+	defer stop()
+	return e.playLab(ctx, a.Options, scenarios, a.play, show, log)
+}
+
+// resolve completes the lab's options by the flags, and rejects flags that contradict each other or that the kind of lab
+// does not support.
+func (a *labOptions) resolve(e *env, c *cobra.Command, args []string) error {
+	if err := a.play.validate(); err != nil {
+		return err
+	}
+	var err error
+	if a.clab.File != "" {
+		if err := e.containerFabric(c, args, &a.Options, &a.clab); err != nil {
+			return err
+		}
+	} else if a.Spec, err = a.fabric.spec(args); err != nil {
+		return err
+	}
+	if a.real.Rate == 0 {
+		a.real.Rate = -1 // -1 sends no packets, as requested
+	}
+	a.clab.Rate = a.real.Rate
+	if err := a.validateTransport(c); err != nil {
+		return err
+	}
+	if a.Transport == lab.Transports[0] {
+		a.Transport = ""
+	}
+	if err := a.validateKind(c); err != nil {
+		return err
+	}
+	if a.inNamespaces {
+		a.Netns = &a.real
+	}
+	if !c.Flags().Changed("timeline") {
+		a.play.timelines = a.separate()
+	}
+	a.Timeline = a.play.timelines || a.play.runs > 1 // the summary needs timelines
+	if !a.separate() {
+		e.onlyFared(c, &a.Spec)
+	}
+	if _, err := lab.Configs(a.Options); err != nil {
+		return &exitError{exitUsage, err, "docs/labs.md lists the limits of each kind of lab"}
+	}
+	a.Spec, err = lab.Resolve(a.Options)
+	return err
+}
+
+// separate reports whether nodes have separate processes.
+func (a *labOptions) separate() bool { return a.inNamespaces || a.clab.File != "" }
+
+// validateTransport rejects flags of queue pair traffic that contradict others.
+func (a *labOptions) validateTransport(c *cobra.Command) error {
+	if err := oneOf("transport", a.Transport, lab.Transports...); err != nil {
+		return err
+	}
+	none := a.Transport == lab.Transports[0]
+	switch {
+	case a.MemoryPlane != "" && (!a.inNamespaces || none):
+		return &exitError{exitUsage, errors.New("--memory-plane needs a fabric of network namespaces whose other planes have a transport"), "add --netns --transport roce, or leave it out"}
+	case !none && !a.separate():
+		return &exitError{exitUsage, errors.New("--transport needs a fabric of network namespaces or containers"), "add --netns or --containerlab, or leave it out"}
+	case !none && firstSet(c, "rate") != "":
+		return &exitError{exitUsage, errors.New("--rate has no effect with --transport: queue pairs send, not the lab"), "leave one of them out"}
+	}
+	return nil
+}
+
+// validateKind rejects flags that only another kind of lab has.
+func (a *labOptions) validateKind(c *cobra.Command) error {
+	if a.inNamespaces {
+		if name := firstSet(c, "containerlab-binary"); name != "" {
+			return &exitError{exitUsage, fmt.Errorf("--%s needs a fabric of containers", name), "add --containerlab FILE, or leave it out"}
+		}
+		return nil
+	}
+	if name := firstSet(c, "driver", "cleanup"); name != "" {
+		return &exitError{exitUsage, fmt.Errorf("--%s needs a fabric of network namespaces", name), "add --netns, or leave it out"}
+	}
+	if name := firstSet(c, "rate", "keep", "containerlab-binary"); name != "" && a.clab.File == "" {
+		return &exitError{exitUsage, fmt.Errorf("--%s needs a fabric of network namespaces or containers", name), "add --netns or --containerlab, or leave it out"}
+	}
+	return nil
+}
+
+// load returns the scenarios to play.
+func (a *labOptions) load() ([]*lab.Scenario, error) {
+	scenarios, err := lab.Load(a.scenario, a.Options)
+	if err != nil {
+		return nil, &exitError{exitUsage, err, "'fared lab --help' describes each scenario"}
+	}
+	if a.script == "" {
+		return scenarios, nil
+	}
+	f, err := os.Open(a.script)
+	if err != nil {
+		return nil, &exitError{exitUsage, err, "name a file with --script"}
+	}
+	defer f.Close()
+	s, err := lab.Parse(filepath.Base(a.script), f)
+	if err != nil {
+		return nil, &exitError{exitUsage, err, "docs/labs.md describes scripts"}
+	}
+	return []*lab.Scenario{s}, nil
+}
+
+// require returns an error that names a missing requirement of this kind of lab, or nil.
+func (a *labOptions) require() error {
+	switch {
+	case a.inNamespaces:
+		return a.real.Require(a.Spec)
+	case a.clab.File != "":
+		return a.clab.Require()
+	}
+	return nil
 }
 
 // containerFabric reads the description of a fabric of containers, which is next to its topology file.
@@ -270,6 +325,17 @@ type labPlay struct {
 	pace      time.Duration // pause after each step
 	timelines bool          // print timelines
 	keep      bool          // leave the fabric running
+}
+
+// validate rejects values out of range.
+func (p labPlay) validate() error {
+	if p.pace < 0 {
+		return &exitError{exitUsage, fmt.Errorf("--pace %s is negative", p.pace), "for example --pace 1s"}
+	}
+	if p.runs < 1 || p.runs > maxLabRuns {
+		return &exitError{exitUsage, fmt.Errorf("--runs %d is not within 1 to %d", p.runs, maxLabRuns), "for example --runs 5"}
+	}
+	return nil
 }
 
 // maxLabRuns limits the memory of the summary.

@@ -133,7 +133,7 @@ func (b *inProcess) API(n *topo.Node) API {
 }
 
 // ErrNoProcesses is returned for faults of processes and packets.
-var ErrNoProcesses = errors.New("a fabric inside one process has no separate processes and no packets: use network namespaces (--netns) or containers (--containerlab)")
+var ErrNoProcesses error = NewOptionError("a fabric inside one process has no separate processes and no packets: use network namespaces ({Netns}) or containers ({Containerlab})")
 
 func (b *inProcess) Crash(int, Programs) error                     { return ErrNoProcesses }
 func (b *inProcess) Revive(int, Programs) error                    { return ErrNoProcesses }

@@ -59,7 +59,7 @@ func newRun() (dir string, lock *os.File, err error) {
 		}
 	}
 	lock.Close()
-	return "", nil, fmt.Errorf("%w; remove the leftovers of earlier runs: fared lab --netns --cleanup", err)
+	return "", nil, errors.Join(err, NewOptionError("remove the leftovers of earlier runs: {Cleanup}"))
 }
 
 // abandoned reports whether the lab that created a run has ended: its process does not exist, or another process has

@@ -66,7 +66,7 @@ func (n Netns) Require(s topo.Spec) error {
 	}
 	for _, tool := range tools {
 		if _, err := exec.LookPath(tool); err != nil {
-			return fmt.Errorf("a fabric of namespaces needs %s, which is not installed (packages iproute2, frr for --leaf frr, bird2 for --leaf bird): %w", tool, err)
+			return fmt.Errorf("a fabric of namespaces needs %s, which is not installed (packages iproute2, frr for leaves with FRR, bird2 for leaves with BIRD): %w", tool, err)
 		}
 	}
 	return nil
