@@ -5,57 +5,26 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/sdnotify"
 )
 
-// notifier informs systemd that the loop is ready and running (sd_notify(3)). The loop itself sends the notifications, so that systemd restarts
-// a hung loop while the data plane keeps forwarding.
-type notifier struct {
-	on     bool
-	ticker *time.Ticker
-	log    *slog.Logger
-}
+// notifier informs systemd that the loop is ready and running. The loop itself sends the notifications, so that systemd restarts a hung loop
+// while the data plane keeps forwarding.
+type notifier struct{ *sdnotify.Notifier }
 
-func newNotifier(on bool, log *slog.Logger) *notifier {
-	n := &notifier{on: on, log: log}
-	if !on {
-		return n
-	}
-	if interval, err := daemon.SdWatchdogEnabled(false); err != nil {
-		log.Warn("cannot read the watchdog's interval", "error", err)
-	} else if interval > 0 {
-		n.ticker = time.NewTicker(interval / 3)
-	}
-	return n
-}
+func newNotifier(on bool, log *slog.Logger) *notifier { return &notifier{sdnotify.New(on, log)} }
 
-func (n *notifier) tick() <-chan time.Time {
-	if n.ticker == nil {
-		return nil
-	}
-	return n.ticker.C
-}
+func (n *notifier) tick() <-chan time.Time { return n.Watchdog() }
 
-func (n *notifier) say(state string) {
-	if !n.on {
-		return
-	}
-	if _, err := daemon.SdNotify(false, state); err != nil {
-		n.log.Warn("cannot notify systemd", "state", state, "error", err)
-	}
-}
-
-func (n *notifier) ready() { n.say(daemon.SdNotifyReady) }
-func (n *notifier) alive() { n.say(daemon.SdNotifyWatchdog) }
-
-func (n *notifier) stopping() {
-	n.say(daemon.SdNotifyStopping)
-}
+func (n *notifier) ready()    { n.Send(sdnotify.Ready) }
+func (n *notifier) alive()    { n.Send(sdnotify.Alive) }
+func (n *notifier) stopping() { n.Send(sdnotify.Stopping) }
 
 // reloading announces a reload: systemd's notify-reload type waits for the READY=1 that follows.
 func (n *notifier) reloading() {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // every Linux has this clock
-	n.say(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, now.Nano()/1000))
+	n.Send(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", sdnotify.Reloading, now.Nano()/1000))
 }

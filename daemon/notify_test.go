@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -84,39 +83,4 @@ func TestNotify(t *testing.T) {
 	}
 	n.ready() // the next notification is this one, not the silent notifier's
 	heard("READY=1")
-}
-
-// TestWatchdogInterval checks that the watchdog is notified three times in its interval, or never without one, and that an invalid interval and
-// a missing socket are logged.
-func TestWatchdogInterval(t *testing.T) {
-	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "missing"))
-	t.Setenv("WATCHDOG_PID", "")
-	for _, c := range []struct {
-		usec string
-		want time.Duration // between ticks; 0: none
-	}{{"30000000", 10 * time.Second}, {"", 0}, {"soon", 0}} {
-		t.Setenv("WATCHDOG_USEC", c.usec)
-		log := &lines{}
-		synctest.Test(t, func(t *testing.T) {
-			n := newNotifier(true, slog.New(slog.NewTextHandler(log, nil)))
-			if ticks := n.tick() != nil; ticks != (c.want > 0) {
-				t.Errorf("%q: ticks: %v", c.usec, ticks)
-			}
-			if c.want > 0 {
-				began := time.Now()
-				<-n.tick()
-				if after := time.Since(began); after != c.want {
-					t.Errorf("%q: a tick after %v, want %v", c.usec, after, c.want)
-				}
-				n.ticker.Stop()
-			}
-			n.ready()
-		})
-		if got := log.count("cannot read the watchdog's interval"); got > 0 != (c.usec == "soon") {
-			t.Errorf("%q: %d log lines about the interval", c.usec, got)
-		}
-		if log.count("cannot notify systemd", "READY=1") != 1 {
-			t.Errorf("%q: nothing is logged about the socket that is not there", c.usec)
-		}
-	}
 }

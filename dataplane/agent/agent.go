@@ -18,6 +18,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/journal"
 	"github.com/fared/fared/internal/grpcserve"
+	"github.com/fared/fared/internal/sdnotify"
 	"github.com/fared/fared/internal/unixsocket"
 )
 
@@ -255,12 +256,12 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.log.Info("serving metrics", "address", a.metrics.listener.Addr().String())
 		left++
 	}
-	notify := newNotifier(a.c.Notify, a.log)
+	notify := &notifier{Notifier: sdnotify.New(a.c.Notify, a.log)}
 	a.look(notify)
-	notify.say("READY=1")
+	notify.Send(sdnotify.Ready)
 	tick := time.NewTicker(pulse)
 	defer tick.Stop()
-	watchdog := notify.watchdog()
+	watchdog := notify.Watchdog()
 	var errs []error
 	for running := true; running; {
 		select {
@@ -274,11 +275,11 @@ func (a *Agent) Run(ctx context.Context) error {
 			a.look(notify)
 		case <-watchdog:
 			a.server.Tally() // blocks while a commit hangs, so that systemd restarts the process
-			notify.say("WATCHDOG=1")
+			notify.Send(sdnotify.Alive)
 		}
 	}
-	notify.say("STOPPING=1")
-	notify.stop()
+	notify.Send(sdnotify.Stopping)
+	notify.Close()
 	a.stop()
 	for range left {
 		if err := <-results; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
@@ -308,7 +309,7 @@ func (a *Agent) look(notify *notifier) {
 		a.log.Info("the driver works again", "driver", a.driver.name)
 	}
 	a.broken = err
-	if !notify.on {
+	if !notify.On() {
 		return
 	}
 	text := fmt.Sprintf("STATUS=%s: ", a.driver.name)
