@@ -128,7 +128,13 @@ func (f *Fabric) raise(ctx context.Context, log *slog.Logger) (err error) {
 		return err
 	}
 	if f.hosts == nil {
-		return errors.Join(f.backend.Start(ctx), f.followAll(ctx))
+		if err := f.backend.Start(ctx); err != nil {
+			return err
+		}
+		if f.options.Timeline {
+			f.followAll(ctx)
+		}
+		return nil
 	}
 	carried := f.options.Transport != ""
 	if f.captures, err = startCaptures(f.hosts, slices.Concat(f.Leaf, f.Spine), carried, f.backend.Logs(), log); err != nil {
@@ -150,11 +156,8 @@ func (f *Fabric) raise(ctx context.Context, log *slog.Logger) (err error) {
 	return err
 }
 
-// followAll subscribes to the weights of every daemon in this process, if timelines are on.
-func (f *Fabric) followAll(ctx context.Context) error {
-	if !f.options.Timeline {
-		return nil
-	}
+// followAll subscribes to the weights of every daemon in this process.
+func (f *Fabric) followAll(ctx context.Context) {
 	for _, n := range f.Server {
 		w := newFollower(f.Fabric, n.Index)
 		f.followers = append(f.followers, w)
@@ -164,7 +167,6 @@ func (f *Fabric) followAll(ctx context.Context) error {
 			}
 		})
 	}
-	return nil
 }
 
 // quiet stops the probes.

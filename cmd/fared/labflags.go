@@ -14,7 +14,7 @@ func flagErrors(err error) error {
 	if err == nil {
 		return nil
 	}
-	if exit, ok := err.(*exitError); ok {
+	if exit := (*exitError)(nil); errors.As(err, &exit) {
 		with := *exit
 		with.err = flagErrors(exit.err)
 		return &with

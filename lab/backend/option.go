@@ -31,10 +31,10 @@ func Named(err error, name func(field string) string) error {
 	text := err.Error()
 	var walk func(error)
 	walk = func(err error) {
-		if e, ok := err.(*OptionError); ok {
+		if e, ok := any(err).(*OptionError); ok { // not errors.As: walk visits each error of the tree
 			text = strings.ReplaceAll(text, e.Error(), e.text(name))
 		}
-		switch e := err.(type) {
+		switch e := any(err).(type) {
 		case interface{ Unwrap() error }:
 			if inner := e.Unwrap(); inner != nil {
 				walk(inner)
