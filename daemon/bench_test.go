@@ -357,7 +357,7 @@ func BenchmarkMemoryChild(t *testing.B) {
 	for _, p := range cfg.Planes {
 		subPorts += len(p.SubPorts)
 	}
-	d, err := New(cfg, Deps{Links: newTestLinks(subPorts, 400e9), Embedded: true})
+	d, err := New(cfg, Deps{Memory: dialMemory, Links: newTestLinks(subPorts, 400e9), Embedded: true})
 	if err != nil {
 		t.Fatal(err)
 	}

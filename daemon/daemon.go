@@ -26,7 +26,6 @@ import (
 	"github.com/fared/fared/daemon/internal/ndisc"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
-	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/internal/tlsfiles"
 	"github.com/fared/fared/internal/version"
 )
@@ -43,6 +42,8 @@ type Deps struct {
 	Links LinkSource
 	// Dataplane is a connection to the data plane; nil dials the configured address.
 	Dataplane grpc.ClientConnInterface
+	// Memory connects to a new data plane inside this process, for the address "memory:"; nil rejects that address.
+	Memory func() (Conn, error)
 	// Instance names this run; empty means the start time.
 	Instance string
 	// ConfigPath is the file that a reload reads; empty rejects reloads. Override, if not nil, applies the command line's changes to the
@@ -51,6 +52,12 @@ type Deps struct {
 	Override   func(*config.Config)
 	// Embedded daemons open no sockets for the API and metrics, and send no notifications to systemd.
 	Embedded bool
+}
+
+// Conn is a connection to a data plane.
+type Conn interface {
+	grpc.ClientConnInterface
+	Close() error
 }
 
 // Daemon is one fared: a server or a leaf.
@@ -224,7 +231,10 @@ func (d *Daemon) buildDataplane() error {
 func (d *Daemon) dialDataplane() (grpc.ClientConnInterface, error) {
 	address := d.cfg.Dataplane.Address
 	if address == "memory:" {
-		conn, err := memory.Dial(memory.New(memory.Config{}))
+		if d.deps.Memory == nil {
+			return nil, errors.New("dataplane.address: memory: is not available in this program")
+		}
+		conn, err := d.deps.Memory()
 		if err != nil {
 			return nil, err
 		}

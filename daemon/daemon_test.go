@@ -186,7 +186,7 @@ func TestSecuredSessions(t *testing.T) {
 		leaf += fmt.Sprintf("      - {device: b%d, speed: 400G, sessions: [{peer: 127.98.1.%d, local: 127.98.0.%d, port: %d, password_file: %s, gtsm_hops: 1, passive: true}]}\n", i, i+1, i+1, port, pw)
 	}
 	start := func(cfg *config.Config) *Daemon {
-		d, err := New(cfg, Deps{Links: newTestLinks(2, 400e9), Embedded: true})
+		d, err := New(cfg, Deps{Memory: dialMemory, Links: newTestLinks(2, 400e9), Embedded: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -112,7 +112,7 @@ func TestRunEndsWithWhatFails(t *testing.T) {
 		checkLeaks(t)
 		s := shape{planes: 1, subPorts: 1, port: freePort(t), net: 96}
 		links := failingLinks{newTestLinks(1, 400e9), make(chan error, 1)}
-		d, err := New(s.config(t), Deps{Links: links, Embedded: true})
+		d, err := New(s.config(t), Deps{Memory: dialMemory, Links: links, Embedded: true})
 		if err != nil {
 			t.Fatal(err)
 		}

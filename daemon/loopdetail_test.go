@@ -457,7 +457,7 @@ func TestWatchesBeginAtALeaf(t *testing.T) {
 func TestASecondCloseDoesNothing(t *testing.T) {
 	checkLeaks(t)
 	text := shape{planes: 1, subPorts: 1, extra: "record: {file: " + filepath.Join(t.TempDir(), "recording") + "}\n"}.text()
-	d, err := New(parsed(t, text), Deps{Links: newTestLinks(1, 400e9), Embedded: true})
+	d, err := New(parsed(t, text), Deps{Memory: dialMemory, Links: newTestLinks(1, 400e9), Embedded: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,14 +32,14 @@ func TestNewNamesWhatFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := shape{planes: 2, subPorts: 1, port: freePort(t)}
 			if name == "metrics" {
-				other, err := New(s.config(t), Deps{Registry: taken, Links: newTestLinks(2, 400e9)})
+				other, err := New(s.config(t), Deps{Memory: dialMemory, Registry: taken, Links: newTestLinks(2, 400e9)})
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer other.Close()
 			}
 			checkLeaks(t)
-			cfg, deps := *s.config(t), Deps{Links: newTestLinks(2, 400e9), Embedded: true}
+			cfg, deps := *s.config(t), Deps{Memory: dialMemory, Links: newTestLinks(2, 400e9), Embedded: true}
 			c.change(&cfg, &deps)
 			d, err := New(&cfg, deps)
 			if d != nil || err == nil || !strings.Contains(err.Error(), c.want) {

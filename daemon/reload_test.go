@@ -31,7 +31,7 @@ func idle(t *testing.T, text string) *loop {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	d, err := New(cfg, Deps{Links: newTestLinks(0, 0), Embedded: true, LogLevel: &slog.LevelVar{}})
+	d, err := New(cfg, Deps{Memory: dialMemory, Links: newTestLinks(0, 0), Embedded: true, LogLevel: &slog.LevelVar{}})
 	if err != nil {
 		t.Fatal(err)
 	}

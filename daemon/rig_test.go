@@ -89,6 +89,9 @@ func newRig(t testing.TB, s shape, o rigOptions) *rig {
 	return r
 }
 
+// dialMemory is a Deps.Memory.
+func dialMemory() (Conn, error) { return memory.Dial(memory.New(memory.Config{})) }
+
 // running runs a daemon until the test ends or the result is called.
 func running(t testing.TB, d *Daemon) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())

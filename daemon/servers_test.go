@@ -183,7 +183,7 @@ func TestInstances(t *testing.T) {
 	if err != nil || began.Before(before) || began.After(time.Now()) {
 		t.Errorf("instance %q, %v", d.deps.Instance, err)
 	}
-	named, err := New(parsed(t, shape{planes: 1, subPorts: 1}.text()), Deps{Links: newTestLinks(1, 400e9), Embedded: true, Instance: "seven"})
+	named, err := New(parsed(t, shape{planes: 1, subPorts: 1}.text()), Deps{Memory: dialMemory, Links: newTestLinks(1, 400e9), Embedded: true, Instance: "seven"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fared/fared/daemon"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
 )
 
@@ -98,6 +99,7 @@ func newLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
 func serve(ctx context.Context, cfg *config.Config, deps daemon.Deps) error {
 	deps.Registry = prometheus.NewRegistry()
 	deps.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	deps.Memory = func() (daemon.Conn, error) { return memory.Dial(memory.New(memory.Config{})) }
 	log, file := deps.Logger, deps.ConfigPath
 	const remedy = "correct the error and start again; see the messages above"
 	d, err := daemon.New(cfg, deps)

@@ -25,6 +25,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/lab"
 	"github.com/fared/fared/topo"
 )
@@ -50,7 +51,10 @@ func runDaemon(file string) error {
 	if err != nil {
 		return err
 	}
-	d, err := daemon.New(cfg, daemon.Deps{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	d, err := daemon.New(cfg, daemon.Deps{
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Memory: func() (daemon.Conn, error) { return memory.Dial(memory.New(memory.Config{})) },
+	})
 	if err != nil {
 		return err
 	}

@@ -27,6 +27,7 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/daemon/config", module + "/daemon/internal", "", "the configuration is read by others than the daemon"},
 	{"/api", module + "/daemon", "", "the contract does not depend on who keeps it"},
 	{"/dataplane", module + "/daemon", "", "a data plane is another process"},
+	{"/daemon", module + "/dataplane", "", "a data plane is another process"},
 	{"/transport/rdma", module + "/transport/roce", "/transport/rdma/rdmatest", "the verbs know transports by their contract only"},
 	{"/transport/rdma", module + "/transport/superp", "/transport/rdma/rdmatest", "the verbs know transports by their contract only"},
 	{"/transport/rdma", module + "/transport/tcpqp", "/transport/rdma/rdmatest", "the verbs know transports by their contract only"},
