@@ -271,13 +271,14 @@ func (b *bed) usable(want bool, devices ...string) error {
 }
 
 // TestTCPIsNotSprayed checks that in mode per-packet UDP uses all sub-ports of its slot's plane, and a TCP connection one
-// of them; one without a slot uses one of all sub-ports. Connections of many ports use all of them.
+// of them; one without a slot uses one of all sub-ports. Connections of 64 ports use all of them; by chance they miss one
+// in one of 8,192 runs (16 connections in a plane of two sub-ports).
 func TestTCPIsNotSprayed(t *testing.T) {
 	b, _ := newTCPBed(t, families[0])
 	b.open()
 	b.greet(farev1.Mode_MODE_PER_PACKET)
-	ports := sequence(32, 9, 10127)
-	b.commit(setGroup(testGroup(1, 32, true, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
+	ports := sequence(64, 9, 10127)
+	b.commit(setGroup(testGroup(1, 64, true, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, ports))
 	used := map[string]bool{}
 	const size = 256 << 10
 	check := func(what string, port uint32, plane int) {
@@ -302,7 +303,7 @@ func TestTCPIsNotSprayed(t *testing.T) {
 		check(fmt.Sprint("slot ", slot), port, p)
 	}
 	if len(used) != testPlanes*testSubPorts {
-		t.Errorf("32 connections used %d sub-ports", len(used))
+		t.Errorf("64 connections used %d sub-ports", len(used))
 	}
 	check("no slot", 1024, -1)
 	flow := b.flow(ports[1])
