@@ -62,7 +62,12 @@ func TestSupervise(t *testing.T) {
 		}
 		return pids
 	}
-	within(t, 20*time.Second, answers)
+	within(t, 20*time.Second, func() error {
+		if len(pids()) == 0 { // the data plane may answer before its line is read from the pipe
+			return fmt.Errorf("not started")
+		}
+		return answers()
+	})
 	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
