@@ -15,7 +15,7 @@ BENCHTIME  ?= 1s
 MUTANTS    ?= 40
 SEED       ?= 1
 THRESHOLD  ?= 90
-MUTATED    ?= ./fare ./wecmp ./daemon ./daemon/internal/guard ./daemon/internal/speaker ./daemon/internal/bfd ./dataplane/internal/contract ./dataplane/linux
+MUTATED    ?= ./fare ./wecmp ./daemon ./daemon/internal/core ./daemon/internal/guard ./daemon/internal/speaker ./daemon/internal/bfd ./dataplane/internal/contract ./dataplane/linux
 
 CHAOS_MINUTES ?= 10
 CHAOS_SEED ?=

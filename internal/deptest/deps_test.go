@@ -21,19 +21,19 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/", "github.com/osrg/gobgp", "/daemon/internal/speaker", "GoBGP is behind the speaker; what it can do to the process stays in one place"},
 	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /dataplane/linux /dataplane/bpf /internal/rtnl /dataplane/internal/neighbor /internal/netnstest /cmd/fared/internal/netsetup /lab", "the kernel is reached in few places"},
 	{"/", "github.com/cilium/ebpf", "/dataplane/bpf /transport/tcpqp /internal/bpftest /internal/packettap", "BPF is the steering's, that of options of TCP, and that of tests which count packets"},
-	{"/internal/rtnl", module, "", "a message is a message, whoever sends it"},
-	{"/daemon/internal/guard", module + "/daemon", "", "the guard judges bytes and knows nobody"},
+	{"/internal/rtnl", module, "", "messages do not depend on their senders"},
+	{"/daemon/internal/guard", module + "/daemon", "", "the guard judges bytes and needs nothing of the daemon"},
 	{"/daemon/internal/bfd", module, "", "BFD knows its neighbor, and no BGP"},
-	{"/daemon/config", module + "/daemon/internal", "", "the configuration is read by others than the daemon"},
-	{"/api", module + "/daemon", "", "the contract does not depend on who keeps it"},
+	{"/daemon/config", module + "/daemon/internal", "", "programs other than the daemon read the configuration"},
+	{"/api", module + "/daemon", "", "the contract does not depend on its implementations"},
 	{"/dataplane", module + "/daemon", "", "a data plane is another process"},
 	{"/daemon", module + "/dataplane", "", "a data plane is another process"},
 	{"/transport/rdma", module + "/transport/roce", "/transport/rdma/rdmatest", "the verbs know transports by their contract only"},
 	{"/transport/rdma", module + "/transport/superp", "/transport/rdma/rdmatest", "the verbs know transports by their contract only"},
 	{"/transport/rdma", module + "/transport/tcpqp", "/transport/rdma/rdmatest", "the verbs know transports by their contract only"},
 	{"/transport/rdma", module + "/transport/nupa", "/transport/rdma/rdmatest", "the verbs know transports by their contract only"},
-	{"/transport/roce", module + "/api", "", "a protocol core speaks its protocol, and gRPC is not it"},
-	{"/transport/internal/wire", module, "", "a seam holds nothing"},
+	{"/transport/roce", module + "/api", "", "a protocol core implements its protocol alone"},
+	{"/transport/internal/wire", module, "", "an interface has no dependency"},
 	{"/examples", module + "/daemon", "", "an example does what a program outside the repository can do, with the API alone"},
 	{"/examples", module + "/dataplane", "", "an example does what a program outside the repository can do, with the API alone"},
 	{"/examples", module + "/internal", "", "an example does what a program outside the repository can do, with the API alone"},
@@ -119,8 +119,8 @@ func exempt(path, list string) bool {
 	return false
 }
 
-// TestEveryPackageSaysWhatItIs fails for a package without a doc comment.
-func TestEveryPackageSaysWhatItIs(t *testing.T) {
+// TestEveryPackageHasAComment fails for a package without a doc comment.
+func TestEveryPackageHasAComment(t *testing.T) {
 	out, err := exec.Command("go", "list", "-f", "{{if .GoFiles}}{{.ImportPath}}\t{{.Doc}}{{end}}", module+"/...").Output()
 	if err != nil {
 		t.Fatal(err)

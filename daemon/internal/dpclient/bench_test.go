@@ -76,8 +76,8 @@ func wait(b *testing.B, client *Client, change uint64, buf []Event) []Event {
 	}
 }
 
-// BenchmarkKnockToInEffect measures the time from a declared change to the owner's event that it is in effect, over a unix socket.
-func BenchmarkKnockToInEffect(b *testing.B) {
+// BenchmarkProgramToInEffect measures the time from a declared change to the owner's event that it is in effect, over a unix socket.
+func BenchmarkProgramToInEffect(b *testing.B) {
 	client, _ := startOverSocket(b, 0)
 	buf := wait(b, client, client.SetVector(vector(1, 1, 1, 1, 1)), nil)
 	var times []time.Duration

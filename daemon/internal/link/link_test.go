@@ -314,7 +314,7 @@ func TestTakeFoldsEvents(t *testing.T) {
 	w.report(Event{SubPort: 0, Up: true, Speed: 1}) // no change
 	select {
 	case <-w.Ready():
-		t.Error("an equal state knocked")
+		t.Error("an equal state sent a notification")
 	default:
 	}
 	if got := w.Take(nil); len(got) != 0 {
