@@ -10,6 +10,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
+	"github.com/fared/fared/lab/probe"
 	"github.com/fared/fared/topo"
 )
 
@@ -50,7 +51,7 @@ func (f *Fabric) observed(src, dst int) []uint32 {
 	if err != nil || len(resp.Weights) != 1 {
 		return make([]uint32, f.Planes)
 	}
-	return planeWeights(f.Fabric, resp.Weights[0])
+	return probe.PlaneWeights(f.Fabric, resp.Weights[0])
 }
 
 // Weights queries a server's daemon for a source group's weights toward another group's first GPU, by plane and in
@@ -149,7 +150,7 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 			return fmt.Sprintf("%s: %v", name, err)
 		}
 		for _, d := range page.Weights {
-			ways, err := waysOf(f.Fabric, src, d)
+			ways, err := probe.WaysOf(f.Fabric, src, d)
 			if err != nil {
 				return fmt.Sprintf("%s: %v", name, err)
 			}
@@ -194,8 +195,8 @@ func (f *Fabric) checkForwarding(state backend.Forwarding, server int, to judge.
 		if text := f.CheckMembers(to.Source, r.Planes, r.Devices, want); text != "" || f.followers == nil {
 			return text
 		}
-		h := f.followers[server].heard(to.Way)
-		return judge.CheckFollowed(h.weights, h.inEffect, want.Planes, true)
+		h := f.followers[server].Followed(to.Way)
+		return judge.CheckFollowed(h.Weights, h.InEffect, want.Planes, true)
 	}
 	for _, src := range f.LoopbacksOf(f.Groups()[to.Source]) {
 		r := state.Toward(src.Addr(), to.Destination)
@@ -203,8 +204,8 @@ func (f *Fabric) checkForwarding(state backend.Forwarding, server int, to judge.
 			return text
 		}
 	}
-	h := f.followers[server].heard(to.Way)
-	return judge.CheckFollowed(h.weights, h.inEffect, want.Planes, !f.Dead[server].Any())
+	h := f.followers[server].Followed(to.Way)
+	return judge.CheckFollowed(h.Weights, h.InEffect, want.Planes, !f.Dead[server].Any())
 }
 
 // checkLeaf verifies that a leaf's daemon reports the actual state of its links. Weights alone may already, or again,

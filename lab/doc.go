@@ -4,8 +4,8 @@
 // A topo.Spec describes the fabric. By default it consists of daemons in this process, on 127.0.0.0/8, with in-memory
 // data planes, and needs no root. With Options.Netns it consists of network namespaces, veth pairs, processes and the
 // kernel's forwarding, and packets flow all the time. With Options.Containerlab it consists of containers that
-// containerlab deploys, also with packets. Package backend hides the difference; scenarios, model and checks
-// are the same.
+// containerlab deploys, also with packets. Package backend hides the difference, package probe measures packets and
+// weights, and package judge computes the weights that must hold; the three do not know each other's results.
 //
 // A scenario is a text of steps. After each step every pair of GPUs in the fabric must have exactly the weights that an
 // independent, simple model computes from the state of the cables: no pair may differ, also none that the step does not

@@ -3,6 +3,7 @@ package lab
 import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/lab/judge"
+	"github.com/fared/fared/lab/probe"
 	"github.com/fared/fared/topo"
 )
 
@@ -11,7 +12,7 @@ func newRow(f *topo.Fabric, d *farev1.DestinationWeights) *judge.Row {
 	if !d.GetReachable() {
 		return nil
 	}
-	r := &judge.Row{Planes: planeWeights(f, d), SubPorts: subPortWeights(d)}
+	r := &judge.Row{Planes: probe.PlaneWeights(f, d), SubPorts: subPortWeights(d)}
 	for _, p := range d.Planes {
 		if !p.InEffect && r.Pending == "" {
 			r.Pending = p.Plane

@@ -368,24 +368,14 @@ func TestPacketsAreTheJudge(t *testing.T) {
 	if results, ok := play(t, f, script(t, "step it is mended\n")); !ok {
 		t.Errorf("%q", results[0].Wrong)
 	}
-	o := f.flow.senders[0]
-	scale := func(of func(f flow) int64) {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		for _, out := range o.order {
-			for i := range out.slots {
-				out.slots[i].share *= of(out.slots[i])
-			}
-		}
-	}
 	// p0.0 sends three times as much as p0.1, and the other sub-ports so that both planes carry their part: 3:1 of 4,
 	// and 2:2.
-	scale(func(f flow) int64 { return map[string]int64{"p0.0": 3, "p0.1": 1, "p1.0": 2, "p1.1": 2}[f.device] })
+	f.flow.ScaleShares(0, map[string]int64{"p0.0": 3, "p0.1": 1, "p1.0": 2, "p1.1": 2})
 	results, ok = play(t, f, script(t, "step a server that sends by other shares of sub-ports\n"))
 	if r := results[0]; ok || len(r.Wrong) != 2 || !strings.Contains(r.Wrong[0], "packets took p0.0, want ") || !strings.Contains(r.Wrong[1], "packets took p0.1") {
 		t.Errorf("%q, %+v", r.Wrong, r.Traffic)
 	}
-	scale(func(f flow) int64 { return map[string]int64{"p0.0": 2, "p0.1": 6, "p1.0": 1, "p1.1": 1}[f.device] })
+	f.flow.ScaleShares(0, map[string]int64{"p0.0": 2, "p0.1": 6, "p1.0": 1, "p1.1": 1})
 	results, ok = play(t, f, script(t, "step a server that sends by other shares of planes\n"))
 	if r := results[0]; ok || len(r.Wrong) != 6 || !strings.Contains(r.Wrong[4], "packets took p0, the weights 1:1 give ") {
 		t.Errorf("%q, %+v", r.Wrong, r.Traffic)
@@ -416,44 +406,6 @@ func TestSubPortWeights(t *testing.T) {
 	d.Reachable = false
 	if got := subPortWeights(d); got != nil {
 		t.Errorf("unreachable: %v", got)
-	}
-}
-
-// TestSlotsTakeTurns verifies that slots send in proportion to their shares, evenly at any moment.
-func TestSlotsTakeTurns(t *testing.T) {
-	shares := []int64{285714286, 285714286, 142857142, 285714286}
-	o := outlet{}
-	for _, s := range shares {
-		o.slots = append(o.slots, flow{share: s})
-	}
-	counts := make([]int, len(shares))
-	for n := 1; n <= 7000; n++ {
-		before := make([]int64, len(shares))
-		for i := range o.slots {
-			before[i] = o.slots[i].credit + o.slots[i].share
-		}
-		o.next()
-		for i := range o.slots {
-			if o.slots[i].credit < before[i] {
-				counts[i]++
-			}
-			if want := float64(n) * float64(shares[i]) / 1e9; float64(counts[i]) < want-1.001 || float64(counts[i]) > want+1.001 {
-				t.Fatalf("after %d packets slot %d has sent %d, its share is %.1f", n, i, counts[i], want)
-			}
-		}
-	}
-}
-
-func TestReceivedPackets(t *testing.T) {
-	const text = `Inter-|   Receive                                                |  Transmit
- face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
-    lo:    1000      77    0    0    0     0          0         0     1000      77    0    0    0     0       0          0
-  s1.0:   14900     100    0    0    0     0          0         0    25130     217    0    0    0     0       0          0
-  up0:   24500     160    0    0    0     0          0         0    25130     217    0    0    0     0       0          0
-  s2.0:123456789    23    0    0    0     0          0         0    25130     217    0    0    0     0       0          0
-`
-	if got := receivedPackets([]byte(text), []string{"s1.0", "s2.0"}); got != 123 {
-		t.Errorf("%d packets, want 123", got)
 	}
 }
 

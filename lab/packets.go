@@ -8,7 +8,7 @@ import (
 
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
-	"github.com/fared/fared/topo"
+	"github.com/fared/fared/lab/probe"
 )
 
 // Traffic describes the packets that were sent between the end of the previous step and the end of this one.
@@ -41,7 +41,7 @@ type Traffic struct {
 	LossPairs  int               `json:"loss_pairs"`
 	LossPlanes map[string]uint64 `json:"loss_planes"`
 
-	outage outage
+	outage probe.Outage
 }
 
 // A step's steady time lasts until each pair has sent steadyPackets, within bounds.
@@ -53,41 +53,41 @@ const (
 
 // watched describes a step whose packets are checked.
 type watched struct {
-	idle     *tally // packets between the previous step and this one's first action
-	src, dst int    // the pair whose shares are reported
-	judge    bool   // false if the weights are already wrong
-	most     int    // maximum number of packets lost during the step; -1: no limit
+	idle     *probe.Tally // packets between the previous step and this one's first action
+	src, dst int          // the pair whose shares are reported
+	judge    bool         // false if the weights are already wrong
+	most     int          // maximum number of packets lost during the step; -1: no limit
 	changed  [][]bool
 }
 
 // watchPackets ends a step's time of change, watches packets while nothing changes, and returns the faults found.
-func (f *Fabric) watchPackets(ctx context.Context, t *traffic, w watched) (*Traffic, []string) {
-	if t.rate == 0 {
+func (f *Fabric) watchPackets(ctx context.Context, t *probe.Traffic, w watched) (*Traffic, []string) {
+	if !t.Sends() {
 		return nil, nil
 	}
 	f.leavesForward(ctx)
-	change := t.roll()
+	change := t.Roll()
 	if w.judge {
-		if backend.Sleep(ctx, max(steadyAtLeast, min(steadyPackets*t.gap(), steadyAtMost))) != nil {
+		if backend.Sleep(ctx, max(steadyAtLeast, min(steadyPackets*t.Gap(), steadyAtMost))) != nil {
 			return nil, nil
 		}
 	}
-	steady := t.roll()
-	all := []*tally{w.idle, change, steady}
-	r := &Traffic{SteadySent: sum(steady.sent),
+	steady := t.Roll()
+	all := []*probe.Tally{w.idle, change, steady}
+	r := &Traffic{SteadySent: steady.Sent(),
 		Measured: map[string]uint64{}, Share: map[string]float64{}, Wanted: map[string]float64{}}
 	for _, n := range all {
-		t.gather(ctx, n)
-		r.Sent += sum(n.sent)
-		r.Lost += lost(n)
-		r.Duplicated += n.duplicated.Load()
-		r.Late += n.late.Load()
+		t.Gather(ctx, n)
+		r.Sent += n.Sent()
+		r.Lost += n.Lost()
+		r.Duplicated += n.Duplicated()
+		r.Late += n.Late()
 	}
-	r.lay(t, newOutage(f.Planes, t.gap().Nanoseconds(), change, steady))
-	r.SteadyLost = lost(steady)
+	r.lay(t, probe.NewOutage(f.Planes, t.Gap().Nanoseconds(), change, steady))
+	r.SteadyLost = steady.Lost()
 	counts := make([]uint64, f.Planes)
 	var seen uint64
-	for i, n := range t.counts(steady, w.src, w.dst) {
+	for i, n := range t.Counts(steady, w.src, w.dst) {
 		counts[f.Groups()[w.src].Cables[i].Plane] += n
 		seen += n
 	}
@@ -108,35 +108,25 @@ func (f *Fabric) watchPackets(ctx context.Context, t *traffic, w watched) (*Traf
 	return r, wrong
 }
 
-// gap returns the time between two packets of a pair of loopbacks while all of them are reachable.
-func (t *traffic) gap() time.Duration {
-	return time.Duration(float64((t.Servers-1)*t.GPUs*t.GPUs) / float64(t.rate) * float64(time.Second))
-}
-
 // lay copies an outage to the result.
-func (r *Traffic) lay(t *traffic, o outage) {
+func (r *Traffic) lay(t *probe.Traffic, o probe.Outage) {
 	r.outage = o
-	r.LossIntervalNS, r.LossSpanNS, r.LossPairs, r.LossPlanes = o.interval, o.span, o.pairs, map[string]uint64{}
-	for p, n := range o.byPlane {
+	r.LossIntervalNS, r.LossSpanNS, r.LossPairs, r.LossPlanes = o.Interval, o.Span, o.Pairs, map[string]uint64{}
+	for p, n := range o.ByPlane {
 		r.LossPlanes[t.PlaneName(p)] = n
 	}
-	if o.pairs > 0 {
-		src, dst := t.ends(o.worst)
+	if o.Pairs > 0 {
+		src, dst := t.Ends(o.Worst)
 		r.LossWorst = t.Groups()[src].Name + " -> " + t.Groups()[dst].Name
 	}
 }
 
-// ends returns the source groups of a pair of loopbacks.
-func (t *traffic) ends(pair int) (src, dst int) {
-	return t.groupOf(pair / t.loopbacks), t.groupOf(pair % t.loopbacks)
-}
-
 // undisturbed lists the source groups that lost packets although the step changed neither weights nor cables in use
 // between them, if the loss exceeds the limit.
-func (f *Fabric) undisturbed(t *traffic, w watched, tallies ...*tally) (wrong []string) {
+func (f *Fabric) undisturbed(t *probe.Traffic, w watched, tallies ...*probe.Tally) (wrong []string) {
 	all, late := 0, uint64(0)
 	for _, n := range tallies {
-		late += n.late.Load()
+		late += n.Late()
 	}
 	for src := range f.Groups() {
 		for dst := range f.Others(src) {
@@ -145,7 +135,7 @@ func (f *Fabric) undisturbed(t *traffic, w watched, tallies ...*tally) (wrong []
 			}
 			var sent, received uint64
 			for _, n := range tallies {
-				s, r := t.between(n, src, dst)
+				s, r := t.Between(n, src, dst)
 				sent, received = sent+s, received+r
 			}
 			if received < sent {
@@ -160,52 +150,10 @@ func (f *Fabric) undisturbed(t *traffic, w watched, tallies ...*tally) (wrong []
 	return wrong
 }
 
-// pairsOf returns the pairs of loopbacks of two source groups.
-func (t *traffic) pairsOf(src, dst int) (all []int) {
-	from, to := t.Groups()[src], t.Groups()[dst]
-	for a := range from.GPUs {
-		for b := range to.GPUs {
-			all = append(all, t.pair(from.Server.Index, from.GPU+a, to.Server.Index, to.GPU+b))
-		}
-	}
-	return all
-}
-
-// between returns the numbers of packets sent from one source group to another, and of those that arrived.
-func (t *traffic) between(n *tally, src, dst int) (sent, received uint64) {
-	for _, pair := range t.pairsOf(src, dst) {
-		sent += n.sent[pair].Load()
-		received += n.received[pair].Load()
-	}
-	return sent, received
-}
-
-// lost returns the number of packets of a tally that have not arrived.
-func lost(n *tally) (lost uint64) {
-	for pair := range n.sent {
-		if sent, received := n.sent[pair].Load(), n.received[pair].Load(); sent > received {
-			lost += sent - received
-		}
-	}
-	return lost
-}
-
-// counts returns the number of packets from one source group to another that the leaves have seen, by cable of the
-// source group.
-func (t *traffic) counts(n *tally, src, dst int) []uint64 {
-	counts := make([]uint64, len(t.Groups()[src].Cables))
-	for i := range counts {
-		for _, pair := range t.pairsOf(src, dst) {
-			counts[i] += n.seen[pair*t.lanes+i].Load()
-		}
-	}
-	return counts
-}
-
 // judge returns the faults in packets of a time without change: none may be lost, none may leave by a sub-port that
 // does not serve its source, and every plane and every sub-port must carry its part, within the tolerance of slots that
 // take turns.
-func (f *Fabric) judge(t *traffic, n *tally) []string {
+func (f *Fabric) judge(t *probe.Traffic, n *probe.Tally) []string {
 	var wrong []string
 	for src, from := range f.Groups() {
 		for dst, want := range f.Others(src) {
@@ -213,10 +161,10 @@ func (f *Fabric) judge(t *traffic, n *tally) []string {
 			if moved && !f.Carries(src, dst) {
 				continue
 			}
-			sent, received := t.between(n, src, dst)
+			sent, received := t.Between(n, src, dst)
 			name := fmt.Sprintf("%s -> %s", from.Name, f.Groups()[dst].Name)
-			for _, pair := range t.pairsOf(src, dst) {
-				if k := n.astray[pair].Load(); k > 0 {
+			for _, pair := range t.PairsOf(src, dst) {
+				if k := n.Astray(pair); k > 0 {
 					wrong = append(wrong, fmt.Sprintf("%s: %d of %d packets left by ports of another GPU or server", name, k, sent))
 				}
 			}
@@ -227,16 +175,16 @@ func (f *Fabric) judge(t *traffic, n *tally) []string {
 			if moved {
 				continue
 			}
-			wrong = append(wrong, f.judgePair(t, name, src, want, t.counts(n, src, dst), float64(sent))...)
+			wrong = append(wrong, f.judgePair(t, name, src, want, t.Counts(n, src, dst), float64(sent))...)
 		}
 	}
 	return wrong
 }
 
 // judgePair checks the packets between two source groups by plane and by sub-port.
-func (f *Fabric) judgePair(t *traffic, name string, src int, want judge.Vector, counts []uint64, sent float64) (wrong []string) {
+func (f *Fabric) judgePair(t *probe.Traffic, name string, src int, want judge.Vector, counts []uint64, sent float64) (wrong []string) {
 	from := f.Groups()[src]
-	inPlane, inLane := t.senders[f.Host(src)].slack(from)
+	inPlane, inLane := t.Slack(src)
 	planes := make([]uint64, f.Planes)
 	for i, k := range counts {
 		c := from.Cables[i]
@@ -255,23 +203,4 @@ func (f *Fabric) judgePair(t *traffic, name string, src int, want judge.Vector, 
 		}
 	}
 	return wrong
-}
-
-// slack returns the tolerance of a plane's packet count, and of a sub-port's, within a span of time: two packets for
-// each of its slots, because one may be due at either end of the span, and one for rounding. A sub-port has no more
-// slots than its plane.
-func (o *sender) slack(g *topo.Group) (inPlane, inLane float64) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	plane, device := 0, 0
-	for _, out := range o.order {
-		inPlane, onDevice := map[int]int{}, map[string]int{}
-		for _, s := range out.slots {
-			inPlane[s.lane.plane]++
-			onDevice[s.device]++
-			plane, device = max(plane, inPlane[s.lane.plane]), max(device, onDevice[s.device])
-		}
-	}
-	pairs := 2 * g.GPUs * g.GPUs
-	return float64(plane*pairs) + 1, float64(device*pairs) + 1
 }

@@ -54,9 +54,9 @@ func (f *Fabric) Picture(step *Step) Picture {
 		p.Planes = append(p.Planes, show)
 	}
 	if f.flow != nil {
-		p.Packets = f.flow.rate > 0
-		for plane, r := range f.flow.rates(src, dst) {
-			p.Planes[plane].Rate, p.Planes[plane].Share = r.packets, r.share
+		p.Packets = f.flow.Sends()
+		for plane, r := range f.flow.Rates(src, dst) {
+			p.Planes[plane].Rate, p.Planes[plane].Share = r.Packets, r.Share
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), pictureTimeout)

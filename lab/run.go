@@ -15,6 +15,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
+	"github.com/fared/fared/lab/probe"
 	"github.com/fared/fared/topo"
 )
 
@@ -24,11 +25,11 @@ type Fabric struct {
 	backend   backend.Backend
 	plan      *backend.Plan
 	options   Options
-	hosts     backend.Hosts // nil in one process
-	captures  captures      // while packets are recorded
-	flow      *traffic      // nil in one process
-	transfer  *transfer     // nil without queue pairs
-	followers []*follower   // one per server; nil if weights are not followed
+	hosts     backend.Hosts     // nil in one process
+	captures  probe.Captures    // while packets are recorded
+	flow      *probe.Traffic    // nil in one process
+	transfer  *transfer         // nil without queue pairs
+	followers []*probe.Follower // one per server; nil if weights are not followed
 	following sync.WaitGroup
 	alive     context.Context // until Close, or until a node exits by itself
 	cancel    context.CancelFunc
@@ -115,7 +116,7 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err err
 		return nil, fmt.Errorf("the fabric is not ready after %v: %d of %d nodes are not in the expected state: %s", limit, len(wrong), len(f.Nodes()), wrong[0])
 	}
 	if f.flow != nil {
-		f.flow.roll() // packets sent until now belong to no step
+		f.flow.Roll() // packets sent until now belong to no step
 	}
 	up = true
 	return f, nil
@@ -137,19 +138,17 @@ func (f *Fabric) raise(ctx context.Context, log *slog.Logger) (err error) {
 		return nil
 	}
 	carried := f.options.Transport != ""
-	if f.captures, err = startCaptures(f.hosts, slices.Concat(f.Leaf, f.Spine), carried, f.backend.Logs(), log); err != nil {
+	if f.captures, err = probe.StartCaptures(f.hosts, slices.Concat(f.Leaf, f.Spine), carried, f.backend.Logs(), log); err != nil {
 		return err
 	}
 	if err := f.backend.Start(ctx); err != nil {
 		return err
 	}
-	c := trafficConfig{Fabric: f.Fabric, hosts: f.hosts, api: f.backend.API, rate: f.options.rate(), carried: carried}
-	if f.flow, err = startTraffic(ctx, c, f.fail); err != nil {
+	c := probe.Config{Fabric: f.Fabric, Hosts: f.hosts, API: f.backend.API, Rate: f.options.rate(), Carried: carried}
+	if f.flow, err = probe.Start(ctx, c, f.fail); err != nil {
 		return err
 	}
-	for _, o := range f.flow.senders {
-		f.followers = append(f.followers, o.weights)
-	}
+	f.followers = f.flow.Followers()
 	if carried {
 		f.transfer, err = startTransfer(ctx, f.Fabric, f.hosts)
 	}
@@ -159,10 +158,10 @@ func (f *Fabric) raise(ctx context.Context, log *slog.Logger) (err error) {
 // followAll subscribes to the weights of every daemon in this process.
 func (f *Fabric) followAll(ctx context.Context) {
 	for _, n := range f.Server {
-		w := newFollower(f.Fabric, n.Index)
+		w := probe.NewFollower(f.Fabric, n.Index)
 		f.followers = append(f.followers, w)
 		f.following.Go(func() {
-			if err := w.watch(ctx, f.backend.API(n)); err != nil && ctx.Err() == nil {
+			if err := w.Watch(ctx, f.backend.API(n)); err != nil && ctx.Err() == nil {
 				f.fail(fmt.Errorf("weights of %s: %w", n.Name, err))
 			}
 		})
@@ -171,9 +170,9 @@ func (f *Fabric) followAll(ctx context.Context) {
 
 // quiet stops the probes.
 func (f *Fabric) quiet() {
-	f.captures.close()
+	f.captures.Close()
 	if f.flow != nil {
-		f.flow.close()
+		f.flow.Close()
 	}
 	if f.transfer != nil {
 		f.transfer.close()
@@ -184,7 +183,7 @@ func (f *Fabric) quiet() {
 // moves returns the number of slots that have left their place since the start, over all servers.
 func (f *Fabric) moves() uint64 {
 	if f.flow != nil {
-		return f.flow.moved.Load()
+		return f.flow.SlotsMoved()
 	}
 	return f.backend.SlotsMoved()
 }
@@ -470,12 +469,12 @@ func (f *Fabric) resolvePower(off bool, args []string) (func(ctx context.Context
 		if off {
 			f.Crashed(server, judge.BothParts)
 			err := f.wire(ctx, f.At(n))
-			f.flow.mute(server, true)
+			f.flow.Mute(server, true)
 			return errors.Join(err, f.backend.Power(ctx, n, false))
 		}
 		f.Revived(server, judge.BothParts)
 		err := f.wire(ctx, f.At(n))
-		f.flow.mute(server, false)
+		f.flow.Mute(server, false)
 		return errors.Join(err, f.backend.Power(ctx, n, true))
 	}, nil
 }
@@ -610,13 +609,13 @@ func (f *Fabric) step(ctx context.Context, s *Scenario, step *Step) (Result, err
 	changes := judge.NewChanges(f.Model)
 	f.note = changes.Note
 	t := f.flow
-	var idle *tally
+	var idle *probe.Tally
 	var events []Event
 	x := f.beginTransfer(ctx)
 	defer func() { x.abandon() }()
 	start := time.Now() // no packet of the next tally is sent before
 	if t != nil {
-		idle = t.roll()
+		idle = t.Roll()
 	}
 	for _, a := range step.Actions {
 		do, err := f.resolve(a)

@@ -2,16 +2,12 @@ package lab
 
 import (
 	"cmp"
-	"context"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	farev1 "github.com/fared/fared/api/fare/v1"
-	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/lab/judge"
-	"github.com/fared/fared/topo"
+	"github.com/fared/fared/lab/probe"
 )
 
 // The kinds of Event, in their causal order.
@@ -46,100 +42,6 @@ type Event struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-// follower receives the weights of a server's daemon (WatchWeights) and records their changes.
-type follower struct {
-	fabric *topo.Fabric
-	server int
-	mu     sync.Mutex // guards the fields below
-	toward map[topo.Way]*heard
-}
-
-// heard is a follower's state of a destination.
-type heard struct {
-	weights  []uint32 // by plane
-	inEffect bool
-	// changed is the time of the last change of the weights, effective the time when they were first reported in effect
-	// after it, adopted the time of the last change of the sending slots. Zero means never.
-	changed, effective, adopted time.Time
-}
-
-func newFollower(f *topo.Fabric, server int) *follower {
-	return &follower{fabric: f, server: server, toward: map[topo.Way]*heard{}}
-}
-
-// forget discards everything, for a daemon that restarts.
-func (w *follower) forget() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	clear(w.toward)
-}
-
-// note records the daemon's row for a way. at is the time of receipt, adopted the time at which the row changed the
-// sending slots, zero if it did not.
-func (w *follower) note(to topo.Way, d *farev1.DestinationWeights, at, adopted time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	h := w.toward[to]
-	if h == nil {
-		h = &heard{}
-		w.toward[to] = h
-	}
-	weights := planeWeights(w.fabric, d)
-	h.inEffect = d.Reachable
-	for _, p := range d.Planes {
-		h.inEffect = h.inEffect && p.InEffect
-	}
-	if !slices.Equal(weights, h.weights) {
-		h.weights, h.changed, h.effective = weights, at, time.Time{}
-	}
-	if h.inEffect && h.effective.IsZero() {
-		h.effective = at
-	}
-	if !adopted.IsZero() {
-		h.adopted = adopted
-	}
-}
-
-// heard returns the state of a way, or the zero value if there is none.
-func (w *follower) heard(to topo.Way) heard {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if h := w.toward[to]; h != nil {
-		return *h
-	}
-	return heard{}
-}
-
-// watch follows a server's daemon until ctx or the daemon ends.
-func (w *follower) watch(ctx context.Context, daemon backend.API) error {
-	request := &farev1.WatchWeightsRequest{Filter: &farev1.WeightFilter{OmitPairs: true}}
-	return daemon.Follow(ctx, request, func(m *farev1.WatchWeightsResponse) error {
-		at := time.Now()
-		return eachRow(m, func(d *farev1.DestinationWeights) error {
-			ways, err := waysOf(w.fabric, w.server, d)
-			for _, to := range ways {
-				w.note(to, d, at, time.Time{})
-			}
-			return err
-		})
-	})
-}
-
-// eachRow calls f for every row of a message, and with a row without planes for every removed one.
-func eachRow(m *farev1.WatchWeightsResponse, f func(*farev1.DestinationWeights) error) error {
-	for _, d := range m.Weights {
-		if err := f(d); err != nil {
-			return err
-		}
-	}
-	for _, gone := range m.Removed {
-		if err := f(&farev1.DestinationWeights{Destination: gone.Destination, Sources: gone.Sources}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // words returns an action with its names substituted.
 func (f *Fabric) words(a Action) string {
 	return strings.Join(append([]string{a.Verb}, f.substArgs(a.Args)...), " ")
@@ -170,18 +72,18 @@ func (f *Fabric) timeline(r *Result, start time.Time, events []Event) {
 		var weights, adopted, effective, left moment
 		moved := map[int]bool{} // by source group of the destination
 		for way := range f.Toward(src) {
-			h, to := w.heard(way.Way), "toward "+f.Groups()[way.Group].Name
-			moved[way.Group] = moved[way.Group] || !h.adopted.Before(start)
-			weights.later(h.changed, judge.Ratio(h.weights)+" "+to)
-			adopted.later(h.adopted, to)
-			effective.later(h.effective, to)
+			h, to := w.Followed(way.Way), "toward "+f.Groups()[way.Group].Name
+			moved[way.Group] = moved[way.Group] || !h.Adopted.Before(start)
+			weights.later(h.Changed, judge.Ratio(h.Weights)+" "+to)
+			adopted.later(h.Adopted, to)
+			effective.later(h.Effective, to)
 		}
 		for dst := range f.Groups() {
 			if !moved[dst] {
 				continue
 			}
-			if last, in := t.senders[src].left(dst); last >= 0 {
-				left.later(t.epoch.Add(time.Duration(last)), f.PlaneName(in.plane)+" toward "+f.Groups()[dst].Name)
+			if last, plane, found := t.Left(src, dst); found {
+				left.later(last, f.PlaneName(plane)+" toward "+f.Groups()[dst].Name)
 			}
 		}
 		add(weights.at, EventWeights, src, weights.detail)
@@ -190,14 +92,14 @@ func (f *Fabric) timeline(r *Result, start time.Time, events []Event) {
 		add(left.at, EventLeft, src, left.detail)
 		r.WeightsFollowedNS = max(r.WeightsFollowedNS, weights.at.Sub(start).Nanoseconds())
 	}
-	if r.Traffic != nil && r.Traffic.outage.packets > 0 {
+	if r.Traffic != nil && r.Traffic.outage.Packets > 0 {
 		o := r.Traffic.outage
-		lost := func(event string, at lane, sent int64) {
-			src, dst := t.ends(at.pair)
-			add(t.epoch.Add(time.Duration(sent)), event, f.Host(src), f.PlaneName(at.plane)+" toward "+f.Groups()[dst].Name)
+		lost := func(event string, at probe.Lane, sent int64) {
+			src, dst := t.Ends(at.Pair)
+			add(t.Time(sent), event, f.Host(src), f.PlaneName(at.Plane)+" toward "+f.Groups()[dst].Name)
 		}
-		lost(EventFirstLost, o.first, o.firstSent)
-		lost(EventLastLost, o.last, o.lastSent)
+		lost(EventFirstLost, o.First, o.FirstSent)
+		lost(EventLastLost, o.Last, o.LastSent)
 	}
 	sortEvents(events)
 	r.Timeline = events

@@ -1,80 +1,13 @@
 package lab
 
 import (
-	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
-	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/lab/backend"
-	"github.com/fared/fared/lab/judge"
 	"github.com/fared/fared/topo"
 )
-
-// said returns a daemon's row for a destination; without weights, a removed row.
-func said(inEffect bool, weights ...uint32) *farev1.DestinationWeights {
-	d := &farev1.DestinationWeights{Reachable: len(weights) > 0 && slices.Max(weights) > 0}
-	for i, w := range weights {
-		d.Planes = append(d.Planes, &farev1.PlaneWeight{Plane: fmt.Sprintf("p%d", i), Weight: w, InEffect: inEffect})
-	}
-	return d
-}
-
-// TestFollower verifies that only a change of weights counts as a change, that the first report of a state in effect
-// counts, and that an unknown destination is behind.
-func TestFollower(t *testing.T) {
-	dst := topo.Way{Source: 0, Destination: netip.MustParseAddr("10.255.0.2")}
-	at := func(n int) time.Time {
-		if n == 0 {
-			return time.Time{}
-		}
-		return time.Unix(int64(n), 0)
-	}
-	w := newFollower(transferModel(t, topo.Spec{Planes: 2, Servers: 2}).Fabric, 0)
-	behind := func(want []uint32, inEffect bool) string {
-		h := w.heard(dst)
-		return judge.CheckFollowed(h.weights, h.inEffect, want, inEffect)
-	}
-	if got := behind([]uint32{1, 1}, false); got != `WatchWeights reports the weights "", want 1:1` {
-		t.Error(got)
-	}
-	for i, step := range []struct {
-		says                        *farev1.DestinationWeights
-		adopt                       bool
-		changed, effective, adopted int // index of the event, from 1; 0: never
-		want                        []uint32
-		behind                      string
-	}{
-		{said(false, 1, 1), true, 1, 0, 1, []uint32{1, 1}, "WatchWeights does not report the weights 1:1 as in effect"},
-		{said(true, 1, 1), false, 1, 2, 1, []uint32{1, 1}, ""},
-		{said(true, 1, 1), true, 1, 2, 3, []uint32{1, 1}, ""}, // other slots, the same weights
-		{said(false, 2, 1), true, 4, 0, 4, []uint32{2, 1}, "WatchWeights does not report the weights 2:1 as in effect"},
-		{said(true, 2, 1), false, 4, 5, 4, []uint32{1, 2}, `WatchWeights reports the weights "2:1", want 1:2`},
-		{said(true, 0, 0), false, 6, 0, 4, []uint32{0, 0}, ""}, // unreachable: no weights to be in effect
-		{said(true, 0, 0), false, 6, 0, 4, []uint32{1, 1}, `WatchWeights reports the weights "0:0", want 1:1`},
-		{said(true, 1, 1), false, 8, 8, 4, []uint32{0, 0}, `WatchWeights reports the weights "1:1", want 0:0`},
-		{said(true), false, 9, 0, 4, []uint32{0, 0}, ""}, // removed
-	} {
-		adopted := time.Time{}
-		if step.adopt {
-			adopted = at(i + 1)
-		}
-		w.note(dst, step.says, at(i+1), adopted)
-		if h := w.heard(dst); !h.changed.Equal(at(step.changed)) || !h.effective.Equal(at(step.effective)) || !h.adopted.Equal(at(step.adopted)) {
-			t.Errorf("message %d: changed at %v, in effect at %v, adopted at %v", i+1, h.changed, h.effective, h.adopted)
-		}
-		if got := behind(step.want, true); got != step.behind {
-			t.Errorf("message %d: %q, want %q", i+1, got, step.behind)
-		}
-	}
-	w.forget()
-	if h := w.heard(dst); h.weights != nil {
-		t.Errorf("after it was forgotten: %+v", h)
-	}
-}
 
 // TestEventsInOrder verifies the order by time, then by causal order, then by server, whatever the order of the input.
 func TestEventsInOrder(t *testing.T) {
@@ -175,11 +108,11 @@ func TestNetnsTimeline(t *testing.T) {
 	flow := f.flow
 	var missed uint64
 	for back := range uint32(2) {
-		n, known := flow.all.Load(flow.now.number - 1 - back)
-		if !known {
+		n := flow.Ended(back)
+		if n == nil {
 			t.Fatal("the step's tallies are gone")
 		}
-		missed += lost(n.(*tally))
+		missed += n.Lost()
 	}
 	if missed == 0 || p.LossPlanes["p0"] != 0 || p.LossPlanes["p1"] != missed || p.Lost < missed {
 		t.Errorf("lost by plane %v and %d in all, the counters miss %d", p.LossPlanes, p.Lost, missed)
@@ -206,7 +139,7 @@ func TestNetnsTimeline(t *testing.T) {
 			}
 		}
 	}
-	if gap := flow.gap().Nanoseconds(); p.LossSpanNS > latest+gap {
+	if gap := flow.Gap().Nanoseconds(); p.LossSpanNS > latest+gap {
 		t.Errorf("packets were lost for %d ns, but weights were in effect after %d", p.LossSpanNS, latest)
 	}
 	if _, ok := play(t, f, script(t, "step it is mended\n mend server2 p1\n")); !ok {

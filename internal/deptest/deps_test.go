@@ -41,6 +41,7 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/topo", module + "/dataplane", "", "the model of a fabric describes and computes: it runs and asks nothing"},
 	{"/topo", module + "/lab", "", "a lab is made from the model of a fabric"},
 	{"/lab/backend", module + "/lab", "", "a backend receives states and reports them: it knows no judge, no probe and no scenario"},
+	{"/lab/probe", module + "/lab/judge", "", "a probe reports numbers and knows no expectation"},
 }
 
 // limits allow packages whose path begins with From to import, outside the standard library, only packages of this module

@@ -1,4 +1,4 @@
-package lab
+package probe
 
 import (
 	"fmt"
@@ -9,30 +9,30 @@ import (
 
 // packet is one packet of a random sequence that is passed to ledgers and to the reference model.
 type packet struct {
-	at      lane
+	at      Lane
 	sent    int64
 	tally   int
 	arrives int // number of arrivals
 }
 
 // twin is a reference model: it computes an outage from every packet of some tallies.
-func twin(planes int, gap int64, packets []packet, tallies ...int) outage {
-	o := outage{byPlane: make([]uint64, planes)}
+func twin(planes int, gap int64, packets []packet, tallies ...int) Outage {
+	o := Outage{ByPlane: make([]uint64, planes)}
 	lost := slices.DeleteFunc(slices.Clone(packets), func(p packet) bool { return p.arrives > 0 || !slices.Contains(tallies, p.tally) })
 	if len(lost) == 0 {
 		return o
 	}
 	ofPair := map[int][]packet{}
 	for _, p := range lost {
-		o.packets++
-		o.byPlane[p.at.plane]++
-		ofPair[p.at.pair] = append(ofPair[p.at.pair], p)
+		o.Packets++
+		o.ByPlane[p.at.Plane]++
+		ofPair[p.at.Pair] = append(ofPair[p.at.Pair], p)
 	}
-	o.pairs = len(ofPair)
+	o.Pairs = len(ofPair)
 	for pair := range 1000 { // from the lowest pair
 		if all := ofPair[pair]; len(all) > 0 {
-			if took := all[len(all)-1].sent - all[0].sent + gap; took > o.interval {
-				o.interval, o.worst = took, pair
+			if took := all[len(all)-1].sent - all[0].sent + gap; took > o.Interval {
+				o.Interval, o.Worst = took, pair
 			}
 		}
 	}
@@ -40,13 +40,13 @@ func twin(planes int, gap int64, packets []packet, tallies ...int) outage {
 		if a.sent != b.sent {
 			return int(a.sent - b.sent)
 		}
-		return 1000*(a.at.pair-b.at.pair) + a.at.plane - b.at.plane
+		return 1000*(a.at.Pair-b.at.Pair) + a.at.Plane - b.at.Plane
 	}
 	slices.SortFunc(lost, inOrder)
-	o.first, o.firstSent = lost[0].at, lost[0].sent
-	o.lastSent = lost[len(lost)-1].sent
-	o.last = lost[slices.IndexFunc(lost, func(p packet) bool { return p.sent == o.lastSent })].at
-	o.span = o.lastSent - o.firstSent + gap
+	o.First, o.FirstSent = lost[0].at, lost[0].sent
+	o.LastSent = lost[len(lost)-1].sent
+	o.Last = lost[slices.IndexFunc(lost, func(p packet) bool { return p.sent == o.LastSent })].at
+	o.Span = o.LastSent - o.FirstSent + gap
 	return o
 }
 
@@ -61,20 +61,20 @@ func TestOutage(t *testing.T) {
 			ledgers = append(ledgers, &ledger{entries: make([]entry, 8<<r.IntN(4)), next: ^uint32(0) - uint32(r.IntN(200))})
 			ledgers[len(ledgers)-1].settled = ledgers[len(ledgers)-1].next
 		}
-		tallies := []*tally{{losses: map[lane]loss{}}, {number: 1, losses: map[lane]loss{}}, {number: 2, losses: map[lane]loss{}}}
+		tallies := []*Tally{{losses: map[Lane]loss{}}, {number: 1, losses: map[Lane]loss{}}, {number: 2, losses: map[Lane]loss{}}}
 		var packets []packet
 		now := int64(0)
 		fate := r.IntN(20) // n of 20 packets are lost
 		for n := range r.IntN(400) {
 			now += int64(r.IntN(3))
-			p := packet{at: lane{r.IntN(servers)*10 + r.IntN(4), r.IntN(planes)}, sent: now, tally: min(2, n/100), arrives: 1}
+			p := packet{at: Lane{r.IntN(servers)*10 + r.IntN(4), r.IntN(planes)}, sent: now, tally: min(2, n/100), arrives: 1}
 			switch {
 			case r.IntN(20) < fate:
 				p.arrives = 0
 			case r.IntN(10) == 0:
 				p.arrives = 2
 			}
-			l := ledgers[p.at.pair/10]
+			l := ledgers[p.at.Pair/10]
 			number := l.send(tallies[p.tally], p.at, p.sent)
 			for nth := range p.arrives {
 				if got, want := l.arrive(number), []arrival{firstTime, duplicate}[nth]; got != want {
@@ -90,11 +90,11 @@ func TestOutage(t *testing.T) {
 			if seed%2 == 0 {
 				continue // checked all at once, below
 			}
-			if got, want := fmt.Sprintf("%+v", newOutage(planes, gap, n)), fmt.Sprintf("%+v", twin(planes, gap, packets, int(n.number))); got != want {
+			if got, want := fmt.Sprintf("%+v", NewOutage(planes, gap, n)), fmt.Sprintf("%+v", twin(planes, gap, packets, int(n.number))); got != want {
 				t.Fatalf("seed %d, tally %d:\n%s, want\n%s", seed, n.number, got, want)
 			}
 		}
-		if got, want := fmt.Sprintf("%+v", newOutage(planes, gap, tallies[1:]...)), fmt.Sprintf("%+v", twin(planes, gap, packets, 1, 2)); got != want {
+		if got, want := fmt.Sprintf("%+v", NewOutage(planes, gap, tallies[1:]...)), fmt.Sprintf("%+v", twin(planes, gap, packets, 1, 2)); got != want {
 			t.Fatalf("seed %d:\n%s, want\n%s", seed, got, want)
 		}
 	}
@@ -103,16 +103,16 @@ func TestOutage(t *testing.T) {
 // TestOneLostPacket verifies that the interval of a single lost packet is one packet's gap, and that no loss gives
 // zero.
 func TestOneLostPacket(t *testing.T) {
-	l, n := newLedger(0), &tally{losses: map[lane]loss{}}
-	arrived := l.send(n, lane{4, 1}, 100)
+	l, n := newLedger(0), &Tally{losses: map[Lane]loss{}}
+	arrived := l.send(n, Lane{4, 1}, 100)
 	l.arrive(arrived)
 	l.settle(n)
-	if o := newOutage(2, 50, n); o.packets != 0 || o.interval != 0 || o.span != 0 || o.pairs != 0 {
+	if o := NewOutage(2, 50, n); o.Packets != 0 || o.Interval != 0 || o.Span != 0 || o.Pairs != 0 {
 		t.Errorf("nothing was lost: %+v", o)
 	}
-	l.send(n, lane{4, 1}, 200)
+	l.send(n, Lane{4, 1}, 200)
 	l.settle(n)
-	if o := newOutage(2, 50, n); o.packets != 1 || o.interval != 50 || o.span != 50 || o.pairs != 1 || o.worst != 4 || o.firstSent != 200 || o.lastSent != 200 || !slices.Equal(o.byPlane, []uint64{0, 1}) {
+	if o := NewOutage(2, 50, n); o.Packets != 1 || o.Interval != 50 || o.Span != 50 || o.Pairs != 1 || o.Worst != 4 || o.FirstSent != 200 || o.LastSent != 200 || !slices.Equal(o.ByPlane, []uint64{0, 1}) {
 		t.Errorf("one packet was lost: %+v", o)
 	}
 }
@@ -120,9 +120,9 @@ func TestOneLostPacket(t *testing.T) {
 // TestLatePackets verifies that a packet that arrives after it was settled, or after its entry was reused, remains
 // lost, and that another copy of one that arrived before still counts as a duplicate while its entry exists.
 func TestLatePackets(t *testing.T) {
-	l, n := newLedger(0), &tally{losses: map[lane]loss{}}
-	lost := l.send(n, lane{}, 1)
-	there := l.send(n, lane{}, 2)
+	l, n := newLedger(0), &Tally{losses: map[Lane]loss{}}
+	lost := l.send(n, Lane{}, 1)
+	there := l.send(n, Lane{}, 2)
 	if got := l.arrive(there); got != firstTime {
 		t.Errorf("%d", got)
 	}
@@ -134,15 +134,15 @@ func TestLatePackets(t *testing.T) {
 		t.Errorf("a packet that has arrived before: %d", got)
 	}
 	for i := range len(l.entries) {
-		l.arrive(l.send(n, lane{}, int64(3+i)))
+		l.arrive(l.send(n, Lane{}, int64(3+i)))
 	}
 	for _, number := range []uint32{lost, there} {
 		if got := l.arrive(number); got != late {
 			t.Errorf("a packet whose entry is another's: %d", got)
 		}
 	}
-	if o := newOutage(1, 1, n); o.packets != 1 {
-		t.Errorf("%d packets are lost, want the one that was late", o.packets)
+	if o := NewOutage(1, 1, n); o.Packets != 1 {
+		t.Errorf("%d packets are lost, want the one that was late", o.Packets)
 	}
 }
 

@@ -1,4 +1,4 @@
-package lab
+package probe
 
 import (
 	"sync/atomic"
@@ -25,15 +25,15 @@ type entry struct {
 	// Receivers modify it.
 	state atomic.Uint64
 	// The other fields belong to the sender.
-	tally *tally
-	lane  lane
+	tally *Tally
+	lane  Lane
 	sent  int64 // ns since the traffic's epoch
 }
 
 const settledBit = 1 << 31
 
-// lane is a pair's path through a plane, the plane of the slot that sends the packet.
-type lane struct{ pair, plane int }
+// Lane is a pair's path through a plane, the plane of the slot that sends the packet.
+type Lane struct{ Pair, Plane int }
 
 func newLedger(rate int) *ledger {
 	size := 1024
@@ -46,7 +46,7 @@ func newLedger(rate int) *ledger {
 func (l *ledger) entry(number uint32) *entry { return &l.entries[int(number)&(len(l.entries)-1)] }
 
 // send enters a packet and returns its number. Calls of send and settle must not overlap.
-func (l *ledger) send(t *tally, at lane, sent int64) uint32 {
+func (l *ledger) send(t *Tally, at Lane, sent int64) uint32 {
 	number := l.next
 	if int(number-l.settled) == len(l.entries) {
 		l.settleOldest()
@@ -86,7 +86,7 @@ func (l *ledger) arrive(number uint32) arrival {
 }
 
 // settle settles all packets of a tally and of earlier ones.
-func (l *ledger) settle(t *tally) {
+func (l *ledger) settle(t *Tally) {
 	for l.settled != l.next && l.entry(l.settled).tally.number <= t.number {
 		l.settleOldest()
 	}
@@ -107,7 +107,7 @@ type loss struct {
 }
 
 // lose records a lost packet. The packets of a lane must come in the order of sending.
-func (t *tally) lose(at lane, sent int64) {
+func (t *Tally) lose(at Lane, sent int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	l, known := t.losses[at]
@@ -119,57 +119,57 @@ func (t *tally) lose(at lane, sent int64) {
 	t.losses[at] = l
 }
 
-// outage is the sum of the losses of some tallies. The zero value means that nothing was lost.
-type outage struct {
-	packets uint64
-	byPlane []uint64
-	pairs   int // number of pairs that have lost packets
+// Outage is the sum of the losses of some tallies. The zero value means that nothing was lost.
+type Outage struct {
+	Packets uint64
+	ByPlane []uint64
+	Pairs   int // number of pairs that have lost packets
 	// interval is the longest time for which a pair lost packets, worst that pair (the lowest of equals), and span the
 	// time for which any pair lost packets. Both count from the sending of the first lost packet to that of the last,
 	// plus the gap between two packets of a pair, so that a single lost packet does not count as zero; ns.
-	interval, span int64
-	worst          int
+	Interval, Span int64
+	Worst          int
 	// first and last are the lanes of the first and the last lost packet (the lowest of equals), firstSent and lastSent
 	// their sending times.
-	first, last         lane
-	firstSent, lastSent int64
+	First, Last         Lane
+	FirstSent, LastSent int64
 }
 
-// newOutage sums the losses of tallies. gap is the time between two packets of a pair, ns.
-func newOutage(planes int, gap int64, tallies ...*tally) outage {
-	o := outage{byPlane: make([]uint64, planes)}
+// NewOutage sums the losses of tallies. gap is the time between two packets of a pair, ns.
+func NewOutage(planes int, gap int64, tallies ...*Tally) Outage {
+	o := Outage{ByPlane: make([]uint64, planes)}
 	pairs := map[int]loss{}
 	for _, t := range tallies {
 		t.mu.Lock()
 		for at, l := range t.losses {
-			p, known := pairs[at.pair]
+			p, known := pairs[at.Pair]
 			if !known {
 				p.first, p.last = l.first, l.last
 			}
-			pairs[at.pair] = loss{first: min(p.first, l.first), last: max(p.last, l.last)}
-			o.byPlane[at.plane] += l.packets
-			if o.packets == 0 || l.first < o.firstSent || l.first == o.firstSent && at.before(o.first) {
-				o.first, o.firstSent = at, l.first
+			pairs[at.Pair] = loss{first: min(p.first, l.first), last: max(p.last, l.last)}
+			o.ByPlane[at.Plane] += l.packets
+			if o.Packets == 0 || l.first < o.FirstSent || l.first == o.FirstSent && at.before(o.First) {
+				o.First, o.FirstSent = at, l.first
 			}
-			if o.packets == 0 || l.last > o.lastSent || l.last == o.lastSent && at.before(o.last) {
-				o.last, o.lastSent = at, l.last
+			if o.Packets == 0 || l.last > o.LastSent || l.last == o.LastSent && at.before(o.Last) {
+				o.Last, o.LastSent = at, l.last
 			}
-			o.packets += l.packets
+			o.Packets += l.packets
 		}
 		t.mu.Unlock()
 	}
-	o.pairs = len(pairs)
+	o.Pairs = len(pairs)
 	for pair, l := range pairs {
-		if took := l.last - l.first + gap; took > o.interval || took == o.interval && pair < o.worst {
-			o.interval, o.worst = took, pair
+		if took := l.last - l.first + gap; took > o.Interval || took == o.Interval && pair < o.Worst {
+			o.Interval, o.Worst = took, pair
 		}
 	}
-	if o.packets > 0 {
-		o.span = o.lastSent - o.firstSent + gap
+	if o.Packets > 0 {
+		o.Span = o.LastSent - o.FirstSent + gap
 	}
 	return o
 }
 
-func (l lane) before(m lane) bool {
-	return l.pair < m.pair || l.pair == m.pair && l.plane < m.plane
+func (l Lane) before(m Lane) bool {
+	return l.Pair < m.Pair || l.Pair == m.Pair && l.Plane < m.Plane
 }

@@ -1,4 +1,4 @@
-package lab
+package probe
 
 import (
 	"bytes"
@@ -126,7 +126,7 @@ func (w *witness) read(buf []byte) (n int, cable *topo.Cable, err error) {
 }
 
 // witness counts the packets that arrive at a leaf until the socket is closed.
-func (t *traffic) witness(ctx context.Context, w *witness) error {
+func (t *Traffic) witness(ctx context.Context, w *witness) error {
 	buf := make([]byte, witnessBytes)
 	for {
 		n, cable, err := w.read(buf)
@@ -156,8 +156,8 @@ func (t *traffic) witness(ctx context.Context, w *witness) error {
 
 // lane returns the index in tally.seen of a pair's packets on a cable, or false if the cable does not serve the pair's
 // source.
-func (t *traffic) lane(c *topo.Cable, pair int) (int, bool) {
-	src, _ := t.ends(pair)
+func (t *Traffic) lane(c *topo.Cable, pair int) (int, bool) {
+	src, _ := t.Ends(pair)
 	if c.Group.Index != src {
 		return 0, false
 	}
@@ -224,7 +224,7 @@ func (g *gauge) count(plane, pair int) {
 	g.mu.Unlock()
 }
 
-func (g *gauge) run(ctx context.Context, t *traffic) error {
+func (g *gauge) run(ctx context.Context, t *Traffic) error {
 	for backend.Sleep(ctx, gaugeBeat) == nil {
 		g.sample()
 	}
@@ -264,13 +264,13 @@ func receivedPackets(text []byte, devices []string) (n uint64) {
 	return n
 }
 
-// planeRate is the traffic of a plane in the last second: the packets per second received at the leaves' ports, and the
+// PlaneRate is the traffic of a plane in the last second: the packets per second received at the leaves' ports, and the
 // plane's fraction of a pair's packets.
-type planeRate struct{ packets, share float64 }
+type PlaneRate struct{ Packets, Share float64 }
 
-// rates returns the traffic of each plane, and its part of the packets from one source group to another. It returns nil
+// Rates returns the traffic of each plane, and its part of the packets from one source group to another. It returns nil
 // before the second sample.
-func (t *traffic) rates(src, dst int) []planeRate {
+func (t *Traffic) Rates(src, dst int) []PlaneRate {
 	g := t.gauge
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -279,20 +279,20 @@ func (t *traffic) rates(src, dst int) []planeRate {
 	}
 	first, last := g.samples[0], g.samples[len(g.samples)-1]
 	span := last.at.Sub(first.at).Seconds()
-	all := make([]planeRate, g.Planes)
+	all := make([]PlaneRate, g.Planes)
 	var sum float64
 	for plane := range all {
 		if last.ports[plane] > first.ports[plane] {
-			all[plane].packets = float64(last.ports[plane]-first.ports[plane]) / span
+			all[plane].Packets = float64(last.ports[plane]-first.ports[plane]) / span
 		}
-		for _, pair := range t.pairsOf(src, dst) {
-			all[plane].share += float64(last.packets[plane][pair] - first.packets[plane][pair])
+		for _, pair := range t.PairsOf(src, dst) {
+			all[plane].Share += float64(last.packets[plane][pair] - first.packets[plane][pair])
 		}
-		sum += all[plane].share
+		sum += all[plane].Share
 	}
 	for plane := range all {
 		if sum > 0 {
-			all[plane].share /= sum
+			all[plane].Share /= sum
 		}
 	}
 	return all

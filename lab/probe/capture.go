@@ -1,4 +1,4 @@
-package lab
+package probe
 
 import (
 	"fmt"
@@ -11,13 +11,13 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// captures are the running captures of a fabric.
-type captures []*backend.Process
+// Captures are the running captures of a fabric.
+type Captures []*backend.Process
 
-// startCaptures records the packets at nodes, BGP and the lab's own, into a folder, the last 20 MB of each, to explain
+// StartCaptures records the packets at nodes, BGP and the lab's own, into a folder, the last 20 MB of each, to explain
 // a failure later. Queue pair traffic is too much to record: carried leaves it out. Without tcpdump there are no
 // captures. The captures are valid with an error, too.
-func startCaptures(h backend.Hosts, nodes []*topo.Node, carried bool, dir string, log *slog.Logger) (captures, error) {
+func StartCaptures(h backend.Hosts, nodes []*topo.Node, carried bool, dir string, log *slog.Logger) (Captures, error) {
 	tcpdump, err := exec.LookPath("tcpdump")
 	if err != nil {
 		log.Info("no captures: tcpdump is not installed")
@@ -28,7 +28,7 @@ func startCaptures(h backend.Hosts, nodes []*topo.Node, carried bool, dir string
 		filter += fmt.Sprintf(" or udp port %d", rocePort)
 	}
 	ended := func(err error) { log.Warn("a packet capture ended early", "error", err) } // the fabric has not failed
-	var all captures
+	var all Captures
 	for _, n := range nodes {
 		own := filepath.Join(dir, n.Name)
 		if err := os.MkdirAll(own, 0o755); err != nil {
@@ -44,8 +44,8 @@ func startCaptures(h backend.Hosts, nodes []*topo.Node, carried bool, dir string
 	return all, nil
 }
 
-// close stops the captures, so that each flushes its buffer.
-func (c captures) close() {
+// Close stops the captures, so that each flushes its buffer.
+func (c Captures) Close() {
 	for _, p := range c {
 		p.Ask()
 	}

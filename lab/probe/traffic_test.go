@@ -1,4 +1,4 @@
-package lab
+package probe
 
 import (
 	"net"
@@ -19,7 +19,7 @@ func TestUnread(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer from.Close()
-	tr := &traffic{readers: []syscall.Conn{from, to}}
+	tr := &Traffic{readers: []syscall.Conn{from, to}}
 	if tr.unread() {
 		t.Error("unread before a packet was sent")
 	}

@@ -1,4 +1,4 @@
-package lab
+package probe
 
 import (
 	"context"
@@ -31,11 +31,11 @@ const (
 	payloadUsed  = 16
 )
 
-// traffic is the packet traffic of a fabric. Each server sends UDP from each of its loopbacks to every other server's
+// Traffic is the packet traffic of a fabric. Each server sends UDP from each of its loopbacks to every other server's
 // loopbacks, from every slot's source port in proportion to the slot's share, like its queue pairs would. Receivers
 // count the packets that arrive. A witness on each leaf counts the packets from servers by cable, so that each packet's
 // sub-port is known.
-type traffic struct {
+type Traffic struct {
 	*topo.Fabric
 	loopbacks int // number of loopbacks in the fabric
 	lanes     int // the maximum number of cables of a source group
@@ -53,13 +53,13 @@ type traffic struct {
 	epoch   time.Time // epoch of packets' times
 
 	mu  sync.RWMutex // held for reading by senders while they send and count; guards now
-	now *tally
+	now *Tally
 	// all holds the tallies whose packets may still arrive, by number.
 	all sync.Map
 }
 
-// tally counts the packets of one span of time. A pair is source loopback * loopbacks + destination loopback.
-type tally struct {
+// Tally counts the packets of one span of time. A pair is source loopback * loopbacks + destination loopback.
+type Tally struct {
 	number uint32
 	sent   []atomic.Uint64 // by pair
 	// received counts each packet once; duplicated and late packets have separate counters.
@@ -69,12 +69,12 @@ type tally struct {
 	duplicated, late atomic.Uint64
 
 	mu     sync.Mutex // guards the fields below
-	losses map[lane]loss
+	losses map[Lane]loss
 }
 
-func (t *traffic) newTally(number uint32) *tally {
+func (t *Traffic) newTally(number uint32) *Tally {
 	pairs := t.loopbacks * t.loopbacks
-	n := &tally{number: number, sent: make([]atomic.Uint64, pairs), received: make([]atomic.Uint64, pairs), losses: map[lane]loss{},
+	n := &Tally{number: number, sent: make([]atomic.Uint64, pairs), received: make([]atomic.Uint64, pairs), losses: map[Lane]loss{},
 		seen: make([]atomic.Uint64, pairs*t.lanes), astray: make([]atomic.Uint64, pairs)}
 	t.all.Store(number, n)
 	return n
@@ -88,10 +88,10 @@ func sum(counters []atomic.Uint64) (n uint64) {
 	return n
 }
 
-func (t *tally) witnessed() uint64 { return sum(t.seen) + sum(t.astray) }
+func (t *Tally) witnessed() uint64 { return sum(t.seen) + sum(t.astray) }
 
-// roll starts a new tally and returns the previous one, for which nothing more is sent.
-func (t *traffic) roll() *tally {
+// Roll starts a new tally and returns the previous one, for which nothing more is sent.
+func (t *Traffic) Roll() *Tally {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	last := t.now
@@ -104,8 +104,8 @@ func (t *traffic) roll() *tally {
 // a packet for 50 ms at most.
 const quiet = 150 * time.Millisecond
 
-// gather waits until every packet of a tally has arrived or is lost, and settles them.
-func (t *traffic) gather(ctx context.Context, n *tally) {
+// Gather waits until every packet of a tally has arrived or is lost, and settles them.
+func (t *Traffic) Gather(ctx context.Context, n *Tally) {
 	defer func() {
 		for _, o := range t.senders {
 			o.mu.Lock()
@@ -137,7 +137,7 @@ func (t *traffic) gather(ctx context.Context, n *tally) {
 
 // unread reports whether a receiver or a witness has unread packets in its socket: a busy machine may delay its
 // goroutine for longer than quiet.
-func (t *traffic) unread() bool {
+func (t *Traffic) unread() bool {
 	for _, c := range t.readers {
 		raw, err := c.SyscallConn()
 		if err != nil {
@@ -152,33 +152,33 @@ func (t *traffic) unread() bool {
 	return false
 }
 
-func (t *traffic) pair(src, srcGPU, dst, dstGPU int) int {
+func (t *Traffic) pair(src, srcGPU, dst, dstGPU int) int {
 	return (src*t.GPUs+srcGPU)*t.loopbacks + dst*t.GPUs + dstGPU
 }
 
-// trafficConfig describes a fabric's packet traffic.
-type trafficConfig struct {
+// Config describes a fabric's packet traffic.
+type Config struct {
 	*topo.Fabric
-	hosts   backend.Hosts
-	api     func(*topo.Node) backend.API
-	rate    int  // packets per second of each server
-	carried bool // queue pairs send
+	Hosts   backend.Hosts
+	API     func(*topo.Node) backend.API
+	Rate    int  // packets per second of each server
+	Carried bool // queue pairs send
 }
 
-// startTraffic subscribes to every server's weights and starts sending by them.
-func startTraffic(ctx context.Context, c trafficConfig, fail func(error)) (*traffic, error) {
+// Start subscribes to every server's weights and starts sending by them.
+func Start(ctx context.Context, c Config, fail func(error)) (*Traffic, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &traffic{Fabric: c.Fabric, loopbacks: c.Servers * c.GPUs, rate: c.rate, carried: c.carried, cancel: cancel, epoch: time.Now()}
+	t := &Traffic{Fabric: c.Fabric, loopbacks: c.Servers * c.GPUs, rate: c.Rate, carried: c.Carried, cancel: cancel, epoch: time.Now()}
 	for _, g := range c.Groups() {
 		t.lanes = max(t.lanes, len(g.Cables))
 	}
 	t.now = t.newTally(0)
 	for s := range t.Servers { // receivers use all of them
-		t.senders = append(t.senders, newSender(t, s, c.hosts.Namespace(t.Server[s].Name)))
+		t.senders = append(t.senders, newSender(t, s, c.Hosts.Namespace(t.Server[s].Name)))
 	}
 	ends := func() error {
 		for _, leaf := range t.Leaf {
-			w, err := newWitness(c.hosts.Namespace(leaf.Name), serverCables(t.Fabric, leaf))
+			w, err := newWitness(c.Hosts.Namespace(leaf.Name), serverCables(t.Fabric, leaf))
 			if err != nil {
 				return fmt.Errorf("watch packets on %s: %w", leaf.Name, err)
 			}
@@ -187,7 +187,7 @@ func startTraffic(ctx context.Context, c trafficConfig, fail func(error)) (*traf
 		}
 		for s := range t.Servers {
 			for g := range t.GPUs {
-				conn, err := listenUDP(c.hosts.Namespace(t.Server[s].Name), netip.AddrPortFrom(t.Loopback(s, g).Addr(), rocePort))
+				conn, err := listenUDP(c.Hosts.Namespace(t.Server[s].Name), netip.AddrPortFrom(t.Loopback(s, g).Addr(), rocePort))
 				if err != nil {
 					return fmt.Errorf("receive on %s: %w", t.Server[s].Name, err)
 				}
@@ -199,7 +199,7 @@ func startTraffic(ctx context.Context, c trafficConfig, fail func(error)) (*traf
 	}
 	open := func() error {
 		var err error
-		if t.gauge, err = newGauge(c.Fabric, c.hosts); err != nil { // before the witnesses, which count in it
+		if t.gauge, err = newGauge(c.Fabric, c.Hosts); err != nil { // before the witnesses, which count in it
 			return err
 		}
 		if !t.carried {
@@ -210,13 +210,13 @@ func startTraffic(ctx context.Context, c trafficConfig, fail func(error)) (*traf
 		t.closers = append(t.closers, t.gauge.close)
 		t.spawn(ctx, fail, "gauge", func() error { return t.gauge.run(ctx, t) })
 		for s, o := range t.senders {
-			t.spawn(ctx, fail, "subscription to "+o.name, func() error { return o.follow(ctx, c.api(c.Server[s])) })
+			t.spawn(ctx, fail, "subscription to "+o.name, func() error { return o.follow(ctx, c.API(c.Server[s])) })
 			t.spawn(ctx, fail, "sender of "+o.name, func() error { return o.send(ctx) })
 		}
 		return nil
 	}
 	if err := open(); err != nil {
-		t.close()
+		t.Close()
 		return nil, err
 	}
 	return t, nil
@@ -224,7 +224,7 @@ func startTraffic(ctx context.Context, c trafficConfig, fail func(error)) (*traf
 
 // spawn runs f until it ends, which it does after t.cancel. A panic ends the lab like an error, because the processes
 // in the namespaces would outlive this process.
-func (t *traffic) spawn(ctx context.Context, fail func(error), name string, f func() error) {
+func (t *Traffic) spawn(ctx context.Context, fail func(error), name string, f func() error) {
 	t.done.Go(func() {
 		defer func() {
 			if r := recover(); r != nil {
@@ -237,8 +237,8 @@ func (t *traffic) spawn(ctx context.Context, fail func(error), name string, f fu
 	})
 }
 
-// mute stops a server's sending, or lets it start with empty state.
-func (t *traffic) mute(server int, on bool) {
+// Mute stops a server's sending, or lets it start with empty state.
+func (t *Traffic) Mute(server int, on bool) {
 	o := t.senders[server]
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -247,7 +247,7 @@ func (t *traffic) mute(server int, on bool) {
 	o.weights.forget()
 }
 
-func (t *traffic) close() {
+func (t *Traffic) Close() {
 	t.cancel()
 	for _, c := range t.closers {
 		_ = c() // nothing is written, so nothing can be lost
@@ -292,7 +292,7 @@ func enlarge(conn *net.UDPConn) error {
 }
 
 // receive counts the packets that arrive at a loopback until the socket is closed.
-func (t *traffic) receive(conn *net.UDPConn) error {
+func (t *Traffic) receive(conn *net.UDPConn) error {
 	buf := make([]byte, 2*payloadBytes)
 	for {
 		n, err := conn.Read(buf)
@@ -306,7 +306,7 @@ func (t *traffic) receive(conn *net.UDPConn) error {
 		if c == nil {
 			continue
 		}
-		src, _ := t.ends(pair)
+		src, _ := t.Ends(pair)
 		switch t.senders[t.Host(src)].ledger.arrive(binary.BigEndian.Uint32(buf[12:])) {
 		case firstTime:
 			c.received[pair].Add(1)
@@ -319,7 +319,7 @@ func (t *traffic) receive(conn *net.UDPConn) error {
 }
 
 // counted returns the tally and the pair of a payload, or nil for packets that are foreign or too old.
-func (t *traffic) counted(payload []byte) (*tally, int) {
+func (t *Traffic) counted(payload []byte) (*Tally, int) {
 	if len(payload) < payloadUsed || binary.BigEndian.Uint32(payload) != payloadMark {
 		return nil, 0
 	}
@@ -328,19 +328,19 @@ func (t *traffic) counted(payload []byte) (*tally, int) {
 	if !ok || pair >= t.loopbacks*t.loopbacks {
 		return nil, 0
 	}
-	return n.(*tally), pair
+	return n.(*Tally), pair
 }
 
 // sender sends a server's traffic.
 type sender struct {
-	*traffic
+	*Traffic
 	name   string
 	server int
 	ns     backend.Namespace
 
 	sockets map[netip.AddrPort]*net.UDPConn // by source; used by follow alone, and by close after follow has ended
 
-	weights *follower
+	weights *Follower
 	ledger  *ledger
 
 	mu      sync.Mutex            // guards the fields below, and the sender's part of the ledger
@@ -367,7 +367,7 @@ const unplaced = "uniform"
 // flow is a sending slot: its credit grows by its share with every packet of the pair, and the slot with the most
 // credit sends.
 type flow struct {
-	lane          lane
+	lane          Lane
 	device        string // device of the sub-port; "" if packets are sprayed over a plane's
 	conn          *net.UDPConn
 	share, credit int64
@@ -376,12 +376,12 @@ type flow struct {
 
 // use identifies the sending of a pair's packets from a source port.
 type use struct {
-	lane lane
+	lane Lane
 	conn *net.UDPConn
 }
 
-func newSender(t *traffic, server int, ns backend.Namespace) *sender {
-	return &sender{traffic: t, name: t.Server[server].Name, server: server, ns: ns, weights: newFollower(t.Fabric, server), ledger: newLedger(t.rate),
+func newSender(t *Traffic, server int, ns backend.Namespace) *sender {
+	return &sender{Traffic: t, name: t.Server[server].Name, server: server, ns: ns, weights: NewFollower(t.Fabric, server), ledger: newLedger(t.rate),
 		sockets: map[netip.AddrPort]*net.UDPConn{},
 		slots:   map[topo.Way][]string{}, outlets: map[int]*outlet{}, uses: map[use]*int64{}}
 }
@@ -397,7 +397,7 @@ func (o *sender) follow(ctx context.Context, daemon backend.API) error {
 	return daemon.Follow(ctx, &farev1.WatchWeightsRequest{}, func(message *farev1.WatchWeightsResponse) error {
 		at := time.Now()
 		return eachRow(message, func(d *farev1.DestinationWeights) error {
-			ways, err := waysOf(o.Fabric, o.server, d)
+			ways, err := WaysOf(o.Fabric, o.server, d)
 			for _, to := range ways {
 				err = errors.Join(err, o.take(to, d, at))
 			}
@@ -450,7 +450,7 @@ func (o *sender) take(toward topo.Way, d *farev1.DestinationWeights, at time.Tim
 			if plane < 0 {
 				return fmt.Errorf("a slot in plane %q, which the fabric does not have", s.Plane)
 			}
-			out.slots = append(out.slots, flow{lane: lane{pair, plane}, device: s.Device, conn: conn, share: int64(s.SharePpb)})
+			out.slots = append(out.slots, flow{lane: Lane{pair, plane}, device: s.Device, conn: conn, share: int64(s.SharePpb)})
 		}
 		outlets[out.pair] = out
 	}
@@ -508,15 +508,15 @@ func (o *sender) remember(out *outlet) {
 
 // left returns the time and lane of the last packet toward a source group from a slot that is no longer used; -1 if
 // there was none.
-func (o *sender) left(dst int) (last int64, in lane) {
+func (o *sender) left(dst int) (last int64, in Lane) {
 	last = -1
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for u, at := range o.uses {
-		if _, to := o.ends(u.lane.pair); to != dst || *at < last || *at == last && !u.lane.before(in) {
+		if _, to := o.Ends(u.lane.Pair); to != dst || *at < last || *at == last && !u.lane.before(in) {
 			continue
 		}
-		if out := o.outlets[u.lane.pair]; out == nil || !slices.ContainsFunc(out.slots, func(s flow) bool { return s.conn == u.conn && s.lane == u.lane }) {
+		if out := o.outlets[u.lane.Pair]; out == nil || !slices.ContainsFunc(out.slots, func(s flow) bool { return s.conn == u.conn && s.lane == u.lane }) {
 			last, in = *at, u.lane
 		}
 	}
@@ -550,7 +550,7 @@ func (o *sender) countMoves(to topo.Way, d *farev1.DestinationWeights) {
 }
 
 // planeIndex returns a plane's number, or -1.
-func (t *traffic) planeIndex(name string) int {
+func (t *Traffic) planeIndex(name string) int {
 	for i := range t.Planes {
 		if t.PlaneName(i) == name {
 			return i
@@ -560,10 +560,10 @@ func (t *traffic) planeIndex(name string) int {
 }
 
 // groupOf returns the source group of a loopback, given by its number in the fabric.
-func (t *traffic) groupOf(loopback int) int { return t.GroupOf(loopback/t.GPUs, loopback%t.GPUs).Index }
+func (t *Traffic) groupOf(loopback int) int { return t.GroupOf(loopback/t.GPUs, loopback%t.GPUs).Index }
 
 // index returns a loopback's number in the fabric, or -1.
-func (t *traffic) index(a netip.Addr) int {
+func (t *Traffic) index(a netip.Addr) int {
 	for s := range t.Servers {
 		for g := range t.GPUs {
 			if t.Loopback(s, g).Addr() == a {
@@ -617,8 +617,8 @@ func (o *sender) send(ctx context.Context) error {
 
 // burst sends n packets and returns n. All of them belong to one tally.
 func (o *sender) burst(payload []byte, n int, turn *int) int {
-	o.traffic.mu.RLock()
-	defer o.traffic.mu.RUnlock()
+	o.Traffic.mu.RLock()
+	defer o.Traffic.mu.RUnlock()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	t := o.now
