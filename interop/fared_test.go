@@ -152,7 +152,7 @@ type destination struct {
 	Pairs            []struct {
 		Slots []struct {
 			Plane    string
-			SubPort  string `json:"sub_port"`
+			SubPort  string `json:"device"`
 			Port     uint16 `json:"source_port"`
 			SharePpb uint64 `json:"share_ppb"`
 		}
