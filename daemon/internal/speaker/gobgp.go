@@ -150,10 +150,8 @@ func (s *bgpServer) watch(ctx context.Context, f func(*api.WatchEventResponse)) 
 	request := &api.WatchEventRequest{
 		Peer: &api.WatchEventRequest_Peer{},
 		Table: &api.WatchEventRequest_Table{Filters: []*api.WatchEventRequest_Table_Filter{
-			// One event per UPDATE. POST_POLICY has one per prefix, each with a
-			// copy of the neighbor's configuration, and the withdrawals of a
-			// closed session, which queue.sessionDown makes unnecessary.
-			{Type: api.WatchEventRequest_Table_Filter_ADJIN},
+			// Adj-in would miss the withdrawals of a closed session.
+			{Type: api.WatchEventRequest_Table_Filter_POST_POLICY},
 			{Type: api.WatchEventRequest_Table_Filter_EOR},
 		}},
 	}
