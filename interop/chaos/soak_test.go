@@ -30,17 +30,30 @@ const (
 // perSample is the number of changes between two measurements.
 const perSample = 5
 
+// shortRun is the number of changes below which a run allows memory to grow by shortGrowth more, KiB. Go returns freed
+// memory to the kernel in its own time: on a busy machine the resident memory of one agent went from 34 to 52 MiB within
+// 15 changes and stayed near 34 MiB in eight other runs. A leak of that size in thousands of changes is still found.
+const (
+	shortRun    = 500
+	shortGrowth = 32 << 10
+)
+
 // quantity is a resource of a process that must not grow.
 type quantity struct {
 	name string
-	// allowed returns the permitted growth from the first judged change to the last, for a mean.
-	allowed func(mean float64) float64
+	// allowed returns the permitted growth from the first judged change to the last, for a mean and the number of changes.
+	allowed func(mean float64, changes int) float64
 }
 
 var quantities = []quantity{
-	{"memory, KiB", func(mean float64) float64 { return 4096 + mean/10 }},
-	{"descriptors", func(float64) float64 { return 4 }},
-	{"goroutines", func(float64) float64 { return 24 }},
+	{"memory, KiB", func(mean float64, changes int) float64 {
+		if changes < shortRun {
+			return 4096 + mean/10 + shortGrowth
+		}
+		return 4096 + mean/10
+	}},
+	{"descriptors", func(float64, int) float64 { return 4 }},
+	{"goroutines", func(float64, int) float64 { return 24 }},
 }
 
 // TestSoak changes cables and leaves thousands of times, and watches every process of fared: no quantity may grow with
@@ -102,7 +115,7 @@ func TestSoak(t *testing.T) {
 			}
 			growth, mean := grown(series)
 			t.Logf("%-20s %-12s %10.0f (mean) %+8.1f over %d changes", name, q.name, mean, growth, done)
-			if growth > q.allowed(mean) {
+			if growth > q.allowed(mean, done) {
 				t.Errorf("%s: %s grow by %.0f: %v", name, q.name, growth, series)
 			}
 		}
@@ -264,10 +277,10 @@ func TestGrown(t *testing.T) {
 		leak = append(leak, noise[i]+float64(i)*100)
 	}
 	q := quantities[0]
-	if growth, mean := grown(leak); growth < q.allowed(mean) || growth < 13500 || growth > 16500 {
-		t.Errorf("a leak of 14,900 in the judged part: %.0f, allowed %.0f", growth, q.allowed(mean))
+	if growth, mean := grown(leak); growth < q.allowed(mean, shortRun) || growth < 13500 || growth > 16500 {
+		t.Errorf("a leak of 14,900 in the judged part: %.0f, allowed %.0f", growth, q.allowed(mean, shortRun))
 	}
-	if growth, mean := grown(noise); growth > q.allowed(mean)/2 {
-		t.Errorf("noise: %.0f, allowed %.0f", growth, q.allowed(mean))
+	if growth, mean := grown(noise); growth > q.allowed(mean, shortRun)/2 {
+		t.Errorf("noise: %.0f, allowed %.0f", growth, q.allowed(mean, shortRun))
 	}
 }
