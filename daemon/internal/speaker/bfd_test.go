@@ -70,8 +70,10 @@ func TestBFDPortTaken(t *testing.T) {
 	}
 	defer taken.Close()
 	c.BFD = BFD{Interval: time.Second, Multiplier: 3}
-	server, _ := startPair(t, c, l)
-	server.until("established", func() bool { return server.state(0).up })
+	server, leaf := startPair(t, c, l)
+	for _, r := range []*running{server, leaf} { // both, because GoBGP races with itself when it is stopped in state OpenSent
+		r.until("established", func() bool { return r.state(0).up })
+	}
 	if st := server.Status(0).BFD; st != (BFDStatus{State: "failed"}) {
 		t.Errorf("BFD %+v", st)
 	}
