@@ -208,7 +208,7 @@ func Start(ctx context.Context, c Config, fail func(error)) (*Traffic, error) {
 			}
 		}
 		t.closers = append(t.closers, t.gauge.close)
-		t.spawn(ctx, fail, "gauge", func() error { return t.gauge.run(ctx, t) })
+		t.spawn(ctx, fail, "gauge", func() error { return t.gauge.run(ctx) })
 		for s, o := range t.senders {
 			t.spawn(ctx, fail, "subscription to "+o.name, func() error { return o.follow(ctx, c.API(c.Server[s])) })
 			t.spawn(ctx, fail, "sender of "+o.name, func() error { return o.send(ctx) })

@@ -224,7 +224,7 @@ func (g *gauge) count(plane, pair int) {
 	g.mu.Unlock()
 }
 
-func (g *gauge) run(ctx context.Context, t *Traffic) error {
+func (g *gauge) run(ctx context.Context) error {
 	for backend.Sleep(ctx, gaugeBeat) == nil {
 		g.sample()
 	}
