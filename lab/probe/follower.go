@@ -30,6 +30,7 @@ type Followed struct {
 	Changed, Effective, Adopted time.Time
 }
 
+// NewFollower returns a follower of a server's daemon that has received nothing.
 func NewFollower(f *topo.Fabric, server int) *Follower {
 	return &Follower{fabric: f, server: server, toward: map[topo.Way]*Followed{}}
 }

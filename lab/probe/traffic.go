@@ -247,6 +247,7 @@ func (t *Traffic) Mute(server int, on bool) {
 	o.weights.forget()
 }
 
+// Close stops senders, counters and followers, and waits for them.
 func (t *Traffic) Close() {
 	t.cancel()
 	for _, c := range t.closers {
