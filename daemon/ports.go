@@ -51,7 +51,7 @@ type sourcePorts struct {
 	queue    []pair
 	failed   map[pair]bool // to be retried after landingRetry
 	news     []landed
-	said     codes.Code   // code of the last failed query in this round
+	lastCode codes.Code   // code of the last failed query in this round
 	full     bool         // a pair was rejected because of maxLandings
 	missed   map[pair]int // number of slots without a landing port, for pairs that have any
 	misses   int          // their sum
@@ -135,7 +135,7 @@ func (p *sourcePorts) use(planners []*wecmp.Planner) {
 func (p *sourcePorts) connected(asking bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.asking, p.said, p.full = asking, codes.OK, false
+	p.asking, p.lastCode, p.full = asking, codes.OK, false
 	p.round++
 	for key, l := range p.pairs {
 		if p.asking {
@@ -352,8 +352,8 @@ func (p *sourcePorts) answered(key pair, l *landing, round uint64, table []byte,
 		if code != codes.NotFound && code != codes.Canceled {
 			p.failed[key] = true
 		}
-		if code != codes.NotFound && code != p.said && code != codes.Canceled {
-			p.said = code
+		if code != codes.NotFound && code != p.lastCode && code != codes.Canceled {
+			p.lastCode = code
 			p.log.Warn("the data plane does not report where flows land: their source ports are spread evenly, or stay unchanged",
 				"source", key.src, "destination", key.dst, "error", err)
 		}

@@ -57,10 +57,10 @@ func TestStartTakesNothingAway(t *testing.T) {
 				t.Errorf("before the end of the start the data plane has %v, want the three and the new one", got)
 			}
 			if got := r.forwards(destination(2)); got != "p0.0=1 p1.0=1" && name != "deadline" {
-				t.Errorf("a destination that nobody has announced yet goes by %q", got)
+				t.Errorf("a destination without an announcement goes by %q", got)
 			}
 			end.finish(r)
-			eventually(t, "what nobody announces is gone", func() bool { return len(programmed(r.dp)) == 2 })
+			eventually(t, "destinations without an announcement are gone", func() bool { return len(programmed(r.dp)) == 2 })
 			if got := <-told; got.err != nil || !got.converged || !got.first.Snapshot || !got.first.Complete || len(got.first.Weights) != 2 {
 				t.Errorf("a watch begins with %v when converged is %v (%v)", got.first, got.converged, got.err)
 			}

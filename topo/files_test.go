@@ -217,7 +217,7 @@ func sessions(t *testing.T, f *Fabric, n *Node, file File) (all []session, passi
 			all = append(all, session{netip.MustParseAddr(m[1]), netip.MustParseAddr(m[3]), as(m[2]), as(m[4])})
 		}
 	default:
-		t.Fatalf("%s: nobody reads it", file.Name)
+		t.Fatalf("%s: no test parses it", file.Name)
 	}
 	return all, passive
 }

@@ -63,7 +63,7 @@ func TestFairness(t *testing.T) {
 		{"a port", Spec{}, "server2/p2", "server1 x7: 7.7143/8.0000, server2 x1: 6.0000/6.0000"},
 		// Two servers: nothing replaces the failed capacity.
 		{"two servers", Spec{Servers: 2}, "server2/p2.0", "server1 x1: 7.0000/7.0000, server2 x1: 7.0000/7.0000"},
-		{"nobody there", Spec{Servers: 3}, "server2", "server1 x2: 8.0000/8.0000"},
+		{"no traffic", Spec{Servers: 3}, "server2", "server1 x2: 8.0000/8.0000"},
 		{"split cables", Spec{Leaves: 2}, "leaf1-0", "server1 x8: 7.0000/7.0000"},
 		{"split cables, opposite halves", Spec{Leaves: 2, Servers: 2}, "server1/p0.0 server2/p0.1", "server1 x1: 6.0000/6.0000, server2 x1: 6.0000/6.0000"},
 		{"two tiers, intact", Spec{Planes: 2, Leaves: 2, Spines: 2, Servers: 4}, "", "server1 x4: 4.0000/4.0000"},

@@ -32,7 +32,7 @@ func TestPairs(t *testing.T) {
 		}
 	}
 	if got, err := Pattern("star").Pairs(4); err == nil {
-		t.Errorf("a pattern nobody knows: %v", got)
+		t.Errorf("an unknown pattern: %v", got)
 	}
 }
 

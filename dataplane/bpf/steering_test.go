@@ -467,13 +467,13 @@ func TestDetach(t *testing.T) {
 		}
 		return err
 	}); err == nil || !strings.Contains(err.Error(), "use another name") {
-		t.Errorf("Open on somebody else's device: %v", err)
+		t.Errorf("Open on a device of another program: %v", err)
 	}
 	if err := b.server.Do(func() error { return Flush(b.cfg) }); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(b.server.IP("link"), "fared0") {
-		t.Error("somebody else's device was removed")
+		t.Error("the device of another program was removed")
 	}
 }
 

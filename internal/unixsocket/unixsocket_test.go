@@ -91,7 +91,7 @@ func TestInTheWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Listen(c, quiet()); !errors.As(err, &inUse) {
-		t.Errorf("a socket that somebody else serves: %v", err)
+		t.Errorf("a socket of another server: %v", err)
 	}
 	// A crash leaves the file behind.
 	foreign.(*net.UnixListener).SetUnlinkOnClose(false)

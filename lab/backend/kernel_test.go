@@ -87,7 +87,7 @@ func TestRunsAreTold(t *testing.T) {
 	}
 	lock.Close()
 	if !abandoned(run) {
-		t.Error("a run whose lock nobody holds does not count as abandoned")
+		t.Error("a run without a holder of its lock does not count as abandoned")
 	}
 	if !abandoned("4194305") { // above the largest process id
 		t.Error("a run whose process is gone does not count as abandoned")

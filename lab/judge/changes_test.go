@@ -22,8 +22,8 @@ func TestChanges(t *testing.T) {
 		"a cable of a dead control plane is cut": {func(m *Model) { m.Crashed(0, Parts{Fared: true}) }, func(m *Model) { dim(t, m, "server1", "p0.0") },
 			[]string{"server1 -> server2", "server1 -> server3", "server2 -> server1", "server3 -> server1"}},
 		"a control plane crashes": {nil, func(m *Model) { m.Crashed(0, Parts{Fared: true}) }, nil},
-		"nobody uses the cable":   {func(m *Model) { drainAll(m, 0) }, func(m *Model) { dim(t, m, "server1", "p0") }, nil},
-		"light returns to a cable that nobody uses": {func(m *Model) { drainAll(m, 0); dim(t, m, "server1", "p0") },
+		"the cable is unused":     {func(m *Model) { drainAll(m, 0) }, func(m *Model) { dim(t, m, "server1", "p0") }, nil},
+		"light returns to an unused cable": {func(m *Model) { drainAll(m, 0); dim(t, m, "server1", "p0") },
 			func(m *Model) { clear(m.Cut) }, nil},
 	} {
 		m := testModel(t, topo.Spec{Planes: 2, Servers: 3, Leaf: topo.BIRD, RestartTime: time.Minute})

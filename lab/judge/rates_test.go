@@ -23,7 +23,7 @@ func TestAllows(t *testing.T) {
 		"half a Y-cable":         {topo.Spec{Planes: 2, Servers: 2, SubPorts: 2}, [][2]string{{"server2", "p1.0"}}, 2 * 3},
 		"the others go on":       {topo.Spec{Planes: 2, Servers: 3, SubPorts: 1}, [][2]string{{"server3", "p0"}}, 4*0.5 + 2*1},
 		"one cannot be reached":  {topo.Spec{Planes: 2, Servers: 3, SubPorts: 1}, [][2]string{{"server3", "p0"}, {"server3", "p1"}}, 2 * 2},
-		"nobody can reach other": {topo.Spec{Planes: 1, Servers: 2, SubPorts: 1}, [][2]string{{"server2", "p0"}}, 0},
+		"no server is reachable": {topo.Spec{Planes: 1, Servers: 2, SubPorts: 1}, [][2]string{{"server2", "p0"}}, 0},
 	} {
 		test.spec.Speed = speed
 		m := testModel(t, test.spec)

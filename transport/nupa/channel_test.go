@@ -399,7 +399,7 @@ func TestDeregisteredWaits(t *testing.T) {
 	b.tr.Deregistered(8)
 	b.tr.Free(again)
 	if b.tr.count.lost != 1 || bed.area.page(1).Load() != 0 {
-		t.Error("memory that nobody touches is lost")
+		t.Error("untouched memory is lost")
 	}
 }
 

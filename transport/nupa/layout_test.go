@@ -134,7 +134,7 @@ func TestMapFile(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if left, _ := os.ReadFile(other); !bytes.Equal(left, text) {
-		t.Error("somebody else's file was changed")
+		t.Error("the file of another program was changed")
 	}
 	if _, _, err := mapFile(filepath.Join(t.TempDir(), "small"), 1000, 2, time.Second); !errors.Is(err, ErrFile) {
 		t.Errorf("got %v", err)

@@ -350,7 +350,7 @@ func TestTwoEndpoints(t *testing.T) {
 		}
 		a.Do(func() {
 			if a.tr.Counters()["wakes"] == 0 || b.tr.sleeps.Load() == 0 {
-				t.Error("nobody has slept")
+				t.Error("no process has slept")
 			}
 		})
 		if second := New(Config{File: path, Size: planeSize}); second.Start(newHost(t, addressA)) == nil {

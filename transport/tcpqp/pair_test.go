@@ -272,7 +272,7 @@ func TestClosedPeer(t *testing.T) {
 	p.until("failure", func() bool { return errors.Is(p.failures[0], rdma.ErrFlushed) })
 	for i := range p.transports {
 		if c := p.counters(i); c["malformed"] != 0 {
-			t.Errorf("somebody is blamed: %v", c)
+			t.Errorf("an end is blamed: %v", c)
 		}
 	}
 }

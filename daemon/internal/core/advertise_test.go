@@ -155,7 +155,7 @@ planes:
 		want   string // at server 2, the three uplinks | the other plane's
 	}{
 		{"no routes", nil, "nothing nothing nothing nothing | nothing"},
-		{"a server whose uplinks nobody knows", []Event{route(0, 400e9), route(1, 400e9)}, "800G 266666672k 266666672k 266666672k | 800G"},
+		{"a server without known uplinks", []Event{route(0, 400e9), route(1, 400e9)}, "800G 266666672k 266666672k 266666672k | 800G"},
 		{"one is known, so all are as fast", []Event{up(3, 400e9)}, "800G 266666672k 266666672k 266666672k | 800G"},
 		{"one is faster, and the last one as fast as that", []Event{up(4, 800e9)}, "800G 160G 320G 320G | 800G"},
 		{"it is slower", []Event{up(5, 400e9)}, "800G 200G 400G 200G | 800G"},

@@ -37,7 +37,7 @@ func TestQueueCoalesces(t *testing.T) {
 		{"withdrawn after it was taken", []Event{up(1), route(1, p, 1), take, gone(1, p), take, gone(1, p)}, []Event{up(1), route(1, p, 1), gone(1, p)}},
 		{"equal again", []Event{up(1), route(1, p, 1), take, route(1, p, 1)}, []Event{up(1), route(1, p, 1)}},
 		{"withdraw of the unknown", []Event{up(1), gone(1, p)}, []Event{up(1)}},
-		{"nobody saw it", []Event{up(1), route(1, p, 1), eor(1), down(1)}, nil},
+		{"never delivered", []Event{up(1), route(1, p, 1), eor(1), down(1)}, nil},
 		{"down drops what was pending", []Event{up(1), take, route(1, p, 1), down(1)}, []Event{up(1), down(1)}},
 		{"down and up again", []Event{up(1), take, down(1), up(2), route(2, p, 1)}, []Event{up(1), down(1), up(2), route(2, p, 1)}},
 		{"flap in between", []Event{up(1), take, down(1), up(2), route(2, p, 1), down(2), up(3)}, []Event{up(1), down(1), up(3)}},

@@ -67,7 +67,7 @@ func TestAbandon(t *testing.T) {
 	for i := range 2 {
 		netnstest.Eventually(t, 2*time.Second, func() error {
 			if said := states(fmt.Sprint("p", i)); strings.Count(said, "INCOMPLETE") != 2 {
-				return fmt.Errorf("nobody is asked for:\n%s", said)
+				return fmt.Errorf("no neighbor is queried:\n%s", said)
 			}
 			return nil
 		})
