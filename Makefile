@@ -24,9 +24,14 @@ SUITE ?= trixie
 SOAK_CHANGES ?= 6000
 SOAK_MINUTES ?=
 
+PEERS_ROWS ?=
+PEERS_CONTESTANTS ?=
+PEERS_SIZES ?=
+PEERS_REPETITIONS ?=
+
 VM_KERNELS ?= 6.12 6.1
 
-.PHONY: build demo test unit mutate chaos soak vm bench lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
+.PHONY: build demo test unit mutate chaos soak vm bench bench-peers lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/fared ./cmd/fared
@@ -89,6 +94,12 @@ check-generated:
 
 bench:
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./...
+
+# The contest with FRR and BIRD (docs/benchmarks.md), alone on the machine. PEERS_ROWS=update1,degrade, PEERS_CONTESTANTS=bird,fared-linux, PEERS_SIZES=1,10000 and
+# PEERS_REPETITIONS=5 choose a part. Writes out/bench-peers.json. Needs root, FRR, BIRD.
+bench-peers:
+	FARED_REQUIRE_ALL=1 FARED_PEERS=1 FARED_PEERS_OUT=$(CURDIR)/out FARED_PEERS_ROWS='$(PEERS_ROWS)' FARED_PEERS_CONTESTANTS='$(PEERS_CONTESTANTS)' FARED_PEERS_SIZES='$(PEERS_SIZES)' FARED_PEERS_REPETITIONS='$(PEERS_REPETITIONS)' \
+	  $(GO) test -count=1 -v -timeout 0 -run 'TestContest$$' ./interop/peers
 
 # Every fuzzer for FUZZTIME each.
 fuzz:

@@ -22,7 +22,7 @@ packages() { for p in "$@"; do echo "$module/$p"; done; }
 
 # Without the race detector, next to the others: tests that drive other processes alone, with code that other packages run under the detector; the labs of
 # all scenarios in namespaces, for the same reason; and tests that the detector makes too slow to be complete.
-processes="interop/packets interop/chaos interop systemd"
+processes="interop/packets interop/chaos interop interop/peers systemd"
 go test -count=1 -timeout 80m -v ./containerlab >out/containers.log 2>&1 &
 containers=$!
 # shellcheck disable=SC2046,SC2086 # one word a package

@@ -20,7 +20,7 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/wecmp", "", "", "the weight engine is pure: standard library only, and knows no BGP"},
 	{"/", "github.com/osrg/gobgp", "/daemon/internal/speaker", "GoBGP is behind the speaker; what it can do to the process stays in one place"},
 	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /dataplane/linux /dataplane/bpf /internal/rtnl /dataplane/internal/neighbor /internal/netnstest /cmd/fared/internal/netsetup /lab", "the kernel is reached in few places"},
-	{"/", "github.com/cilium/ebpf", "/dataplane/bpf /transport/tcpqp /internal/bpftest /internal/packettap", "BPF is the steering's, that of options of TCP, and that of tests which count packets"},
+	{"/", "github.com/cilium/ebpf", "/dataplane/bpf /transport/tcpqp /internal/bpftest /internal/packettap /interop/peers", "BPF is the steering's, that of options of TCP, and that of tests which count packets or stamp messages"},
 	{"/internal/rtnl", module, "", "messages do not depend on their senders"},
 	{"/daemon/internal/guard", module + "/daemon", "", "the guard judges bytes and needs nothing of the daemon"},
 	{"/daemon/internal/bfd", module, "", "BFD knows its neighbor, and no BGP"},

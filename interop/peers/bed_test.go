@@ -1,0 +1,168 @@
+package peers
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// bed is one contestant and its leaves.
+type bed struct {
+	t            testing.TB
+	name         string // of the contestant
+	contestant   contestant
+	destinations int
+	bfd          time.Duration // interval of BFD on all sessions; 0 disables it
+	server       *netnstest.Namespace
+	far          *netnstest.Namespace // of all leaves
+	dir          string               // for files, short enough for sockets
+	leaves       [planes]*leaf
+	gate         gate
+	judge        *judge
+	processes    []*netnstest.Process
+	out          error // why the contestant takes no further part at this size; nil while it does
+}
+
+func device(plane int) string { return fmt.Sprintf("p%d", plane) }
+
+// newBed wires a contestant, starts its leaves and its processes.
+func newBed(t testing.TB, c contestant, destinations int, bfd time.Duration) *bed {
+	t.Helper()
+	netnstest.Require(t, c.tools()...)
+	dir, err := os.MkdirTemp("/tmp", "fared-")
+	if err == nil {
+		err = os.Chmod(dir, 0o755) // FRR's processes run as another user
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	b := &bed{t: t, name: c.name(), contestant: c, destinations: destinations, bfd: bfd, server: netnstest.New(t), far: netnstest.New(t), dir: dir}
+	// The same for all: flows are placed by their ports, and routes avoid a sub-port without a carrier at once.
+	for _, s := range []string{"net.ipv4.fib_multipath_hash_policy=1", "net.ipv4.conf.all.ignore_routes_with_linkdown=1", "net.ipv4.conf.default.ignore_routes_with_linkdown=1"} {
+		if _, err := b.server.Output("sysctl", "-qw", s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.server.Addr("lo", loopback.String()+"/32")
+	for p := range planes {
+		netnstest.Veth(t, b.server, device(p), b.far, device(p))
+		b.server.Addr(device(p), serverAddress(p).String()+"/31")
+		b.far.Addr(device(p), leafAddress(p).String()+"/31")
+	}
+	index := map[int32]int{}
+	err = b.server.Do(func() error {
+		for p := range planes {
+			d, err := net.InterfaceByName(device(p))
+			if err != nil {
+				return err
+			}
+			index[int32(d.Index)] = p
+		}
+		var err error
+		b.judge, err = newJudge(index, destinations)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.judge.close)
+	for p := range planes {
+		b.leaves[p] = newLeaf(b.far, p, destinations, &b.gate)
+		if err := b.leaves[p].start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(b.leaves[p].stop)
+	}
+	c.start(b)
+	return b
+}
+
+// run starts a process of the contestant.
+func (b *bed) run(name string, args ...string) *netnstest.Process {
+	b.t.Helper()
+	p := b.server.Start(b.t, name, args...)
+	b.processes = append(b.processes, p)
+	return p
+}
+
+// runUntil starts a process and waits for a file that it makes.
+func (b *bed) runUntil(file, name string, args ...string) {
+	b.t.Helper()
+	p := b.run(name, args...)
+	netnstest.Eventually(b.t, time.Minute, func() error {
+		if err := p.Running(); err != nil {
+			b.t.Fatal(err)
+		}
+		_, err := os.Stat(file)
+		return err
+	})
+}
+
+// file writes a file of the contestant and returns its path.
+func (b *bed) file(name, content string) string {
+	b.t.Helper()
+	path := filepath.Join(b.dir, name)
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		b.t.Fatal(err)
+	}
+	return path
+}
+
+func (b *bed) pids() (all []int) {
+	for _, p := range b.processes {
+		all = append(all, p.Pid())
+	}
+	return all
+}
+
+// running returns the result of a process that has ended.
+func (b *bed) running() error {
+	var errs []error
+	for _, p := range b.processes {
+		errs = append(errs, p.Running())
+	}
+	return errors.Join(errs...)
+}
+
+// even are the weights when all leaves advertise the full speed.
+var even = weights{1, 1, 1, 1}
+
+// settle waits until all destinations have even weights, for some time.
+func (b *bed) settle(quiet time.Duration) error {
+	if err := b.judge.want(even, even); err != nil {
+		return err
+	}
+	_, err := b.judge.await(time.Minute, quiet)
+	return errors.Join(err, b.running())
+}
+
+// every returns the numbers of all destinations.
+func (b *bed) every() []int {
+	all := make([]int, b.destinations)
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+// link sets a sub-port's own end, or the leaf's end, up or down, and returns the time before it.
+func (b *bed) link(far bool, plane int, up bool) moment {
+	b.t.Helper()
+	ns, state := b.server, "down"
+	if far {
+		ns = b.far
+	}
+	if up {
+		state = "up"
+	}
+	began := now()
+	ns.IP("link", "set", device(plane), state)
+	return began
+}

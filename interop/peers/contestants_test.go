@@ -1,0 +1,158 @@
+package peers
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// contestant is a router that can be the server of a bed.
+type contestant interface {
+	name() string
+	version() string
+	tools() []string
+	start(*bed)
+}
+
+var contestants = []contestant{frr{}, bird{}, fared{driver: "linux"}}
+
+// output returns the first line that a program prints.
+func output(name string, args ...string) string {
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		return err.Error()
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	return strings.TrimSpace(line)
+}
+
+// bird is BIRD 2: its filter gives a route the weight of its community, and the kernel protocol merges the routes of the planes.
+type bird struct{}
+
+func (bird) name() string    { return "bird" }
+func (bird) version() string { return output("bird", "--version") }
+func (bird) tools() []string { return []string{"bird"} }
+
+func (bird) start(b *bed) {
+	var c strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&c, format+"\n", args...) }
+	line("log stderr { error, fatal, bug };\nrouter id %s;\nprotocol device {}", loopback)
+	line("protocol static own { ipv4; route %s/32 via \"lo\"; }", loopback)
+	line("protocol kernel { merge paths on; ipv4 { import none; export where source = RTS_BGP; }; }")
+	if b.bfd > 0 {
+		line("protocol bfd { interface \"*\" { interval %d ms; multiplier 3; }; }", b.bfd.Milliseconds())
+	}
+	// A filter cannot compute with the value of a community, so it has a case for each speed.
+	line("filter from_leaf {\n  weight = 1;")
+	for gbps := half / 2; gbps <= full; gbps += half / 2 {
+		value := community(gbps)
+		line("  if (generic, 0x4%04x, 0x%x) ~ bgp_ext_community then weight = %d;", administrator, value[4:], gbps/(half/2))
+	}
+	line("  accept;\n}")
+	for p := range planes {
+		line("protocol bgp leaf%d {\n  local %s as %d; neighbor %s as %d;", p, serverAddress(p), serverAS, leafAddress(p), firstLeafAS+p)
+		line("  hold time %d; connect delay time 0; connect retry time 1; error wait time 1, 1;", holdTime)
+		if b.bfd > 0 {
+			line("  bfd on;")
+		}
+		line("  ipv4 { import filter from_leaf; export where source = RTS_STATIC; };\n}")
+	}
+	control := filepath.Join(b.dir, "bird.ctl")
+	b.runUntil(control, "bird", "-f", "-c", b.file("bird.conf", c.String()), "-s", control, "-P", filepath.Join(b.dir, "bird.pid"))
+}
+
+// frr is FRR: bgpd computes weights of multipath routes from the communities, zebra writes them.
+type frr struct{}
+
+const frrDir = "/usr/lib/frr"
+
+func (frr) name() string { return "frr" }
+func (frr) version() string {
+	return output(filepath.Join(frrDir, "bgpd"), "--version")
+}
+func (frr) tools() []string {
+	return []string{filepath.Join(frrDir, "zebra"), filepath.Join(frrDir, "bgpd"), filepath.Join(frrDir, "bfdd")}
+}
+
+func (frr) start(b *bed) {
+	run := filepath.Join(b.dir, "run")
+	owner, err := user.Lookup("frr")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	uid, _ := strconv.Atoi(owner.Uid)
+	gid, _ := strconv.Atoi(owner.Gid)
+	if err := os.Mkdir(run, 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.Chown(run, uid, gid); err != nil {
+		b.t.Fatal(err)
+	}
+	daemon := func(name, ready, config string, more ...string) {
+		b.runUntil(filepath.Join(run, ready), filepath.Join(frrDir, name), append([]string{"-u", "frr", "-g", "frr", "-f", b.file(name+".conf", config),
+			"-i", filepath.Join(run, name+".pid"), "-z", filepath.Join(run, "zserv"), "--vty_socket", run, "-A", "127.0.0.1", "-P", "0", "--log", "stdout"}, more...)...)
+	}
+	// Without nexthop objects, which this version loses members of after a flap on recent kernels (interop).
+	daemon("zebra", "zserv", "no zebra nexthop kernel enable\nzebra work-queue 0\n")
+	if b.bfd > 0 {
+		daemon("bfdd", "bfdd.vty", fmt.Sprintf("bfd\n profile fast\n  detect-multiplier 3\n  receive-interval %[1]d\n  transmit-interval %[1]d\n exit\nexit\n", b.bfd.Milliseconds()),
+			"--bfdctl", filepath.Join(run, "bfdd.sock"))
+	}
+	var c strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&c, format+"\n", args...) }
+	line("frr defaults datacenter\nbgp route-map delay-timer 0\nrouter bgp %d\n bgp router-id %s", serverAS, loopback)
+	line(" no bgp ebgp-requires-policy\n no bgp default ipv4-unicast\n bgp bestpath as-path multipath-relax\n coalesce-time 0\n timers bgp %d %d", holdTime/3, holdTime)
+	for p := range planes {
+		line(" neighbor %s remote-as %d\n neighbor %[1]s timers connect 1\n neighbor %[1]s advertisement-interval 0", leafAddress(p), firstLeafAS+p)
+		if b.bfd > 0 {
+			line(" neighbor %s bfd\n neighbor %[1]s bfd profile fast", leafAddress(p))
+		}
+	}
+	line(" address-family ipv4 unicast\n  maximum-paths %d\n  network %s/32", planes, loopback)
+	for p := range planes {
+		line("  neighbor %s activate", leafAddress(p))
+	}
+	line(" exit-address-family\nexit")
+	daemon("bgpd", "bgpd.vty", c.String())
+}
+
+// fared is the daemon and the agent with a driver.
+type fared struct{ driver string }
+
+// faredBinary is built by TestMain.
+var faredBinary string
+
+func (f fared) name() string { return "fared-" + f.driver }
+func (fared) version() string {
+	return "fared " + output("git", "describe", "--tags", "--always", "--dirty")
+}
+func (fared) tools() []string { return nil }
+
+func (f fared) start(b *bed) {
+	socket := filepath.Join(b.dir, "dataplane.sock")
+	args := []string{"dataplane", "--driver", f.driver, "--socket", socket, "--pin-dir", "/sys/fs/bpf/" + b.server.Name, "--log-level", "warn"}
+	b.t.Cleanup(func() {
+		// Pinned objects outlive the namespace; the agent, which started later, has ended by now.
+		if out, err := b.server.Output(faredBinary, append(args, "--flush")...); err != nil {
+			b.t.Errorf("%v\n%s", err, out)
+		}
+	})
+	b.server.SetApart()
+	b.runUntil(socket, faredBinary, args...)
+	var c strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&c, format+"\n", args...) }
+	line("as: %d\nrouter_id: %s\nloopbacks: [%[2]s/32]\naccept: [10.0.0.0/8]", serverAS, loopback)
+	line("bgp: {hold_time: %ds, connect_retry: 1s, max_prefixes: %d}", holdTime, max(16384, b.destinations))
+	if b.bfd > 0 {
+		line("bfd: {interval: %v, multiplier: 3}", b.bfd)
+	}
+	line("dataplane: {address: %q}\napi: {socket: %q}\nlog: {level: warn}\nplanes:", "unix:"+socket, filepath.Join(b.dir, "fared.sock"))
+	for p := range planes {
+		line("- name: %s\n  sub_ports: [{device: %[1]s, speed: %[2]dG, sessions: [{peer: %[3]s, peer_as: %[4]d}]}]", device(p), full, leafAddress(p), firstLeafAS+p)
+	}
+	b.run(faredBinary, "run", "--config", b.file("fared.yaml", c.String()))
+}
