@@ -32,7 +32,7 @@ func TestAllowance(t *testing.T) {
 // TestBulkKeepsOrder checks that after a bulk route each later event of the same session in this step is bulk too, and that events of other
 // sessions and of the next step are prompt.
 func TestBulkKeepsOrder(t *testing.T) {
-	l := idle(t, shape{planes: 2, subPorts: 1}.text())
+	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	prompt := func(what string, ev speaker.Event, want bool) {
 		t.Helper()
 		if got := l.allows(ev); got != want {
@@ -55,9 +55,9 @@ func TestBulkKeepsOrder(t *testing.T) {
 
 // TestBulkEventsAreTakenOnce checks that the events beyond the allowances are applied at the end of the step, and that none of them is kept.
 func TestBulkEventsAreTakenOnce(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1}
+	s := shape{Planes: 2, SubPorts: 1}
 	l := forwarding(t, s, 1)
-	l.bulkEvents = append(l.bulkEvents, speaker.Route{Session: 1, Generation: 1, Prefix: destination(1), Attrs: says(400e9, s.peerAS(1), 65001)})
+	l.bulkEvents = append(l.bulkEvents, speaker.Route{Session: 1, Generation: 1, Prefix: destination(1), Attrs: attributes(400e9, s.PeerAS(1), 65001)})
 	l.bulk()
 	if _, ok := l.effects.destinations[l.key(0, destination(1))]; !ok {
 		t.Error("the destination of a bulk route is not declared")

@@ -23,7 +23,7 @@ import (
 func standalone(t *testing.T, extra string) (r *rig, socket string) {
 	t.Helper()
 	socket = filepath.Join(shortDir(t), "fared.sock")
-	r = newRig(t, shape{planes: 2, subPorts: 1, extra: "api: {socket: " + socket + "}\n" + extra}, rigOptions{
+	r = newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "api: {socket: " + socket + "}\n" + extra}, rigOptions{
 		leaves: announceAll(400e9, 1), deps: func(d *Deps) { d.Embedded = false },
 	})
 	r.wait(destination(0), "1:1")
@@ -133,7 +133,7 @@ func second(t *testing.T, s shape) error {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	d, err := New(s.config(t), Deps{Links: newTestLinks(s.planes*s.subPorts, 400e9), Dataplane: conn})
+	d, err := New(s.Config(t), Deps{Links: newTestLinks(s.Planes*s.SubPorts, 400e9), Dataplane: conn})
 	if err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func TestMetricsAddressInUse(t *testing.T) {
 	}
 	defer l.Close()
 	socket := filepath.Join(t.TempDir(), "s")
-	s := shape{planes: 1, subPorts: 1, port: freePort(t), net: 97, extra: "api: {socket: " + socket + "}\nmetrics: {listen: \"" + l.Addr().String() + "\"}\n"}
+	s := shape{Planes: 1, SubPorts: 1, Port: freePort(t), Net: 97, Extra: "api: {socket: " + socket + "}\nmetrics: {listen: \"" + l.Addr().String() + "\"}\n"}
 	if err := second(t, s); err == nil || !strings.Contains(err.Error(), "metrics.listen") || !strings.Contains(err.Error(), l.Addr().String()) {
 		t.Errorf("%v", err)
 	}

@@ -190,7 +190,7 @@ func report(b *testing.B, name string, took []time.Duration) {
 func BenchmarkUpdateToInEffect(b *testing.B) {
 	for _, n := range []int{1, 1024} {
 		b.Run(fmt.Sprintf("destinations=%d", n), func(b *testing.B) {
-			r, a := measured(b, shape{planes: 4, subPorts: 2}, rigOptions{leaves: announceAll(800e9, n)})
+			r, a := measured(b, shape{Planes: 4, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, n)})
 			r.settled(n)
 			d := destination(0)
 			var took []time.Duration
@@ -238,7 +238,7 @@ func BenchmarkLossToInEffect(b *testing.B) {
 	} {
 		b.Run(fmt.Sprintf("%s/destinations=%d", loss.name, loss.n), func(b *testing.B) {
 			n := loss.n
-			r, a := measured(b, shape{planes: 4, subPorts: 2}, rigOptions{leaves: announceAll(800e9, n)})
+			r, a := measured(b, shape{Planes: 4, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, n)})
 			r.settled(n)
 			var subPort, weights []time.Duration
 			b.ResetTimer()
@@ -265,7 +265,7 @@ func BenchmarkLossToInEffect(b *testing.B) {
 // destinations.
 func BenchmarkPlaneLost(b *testing.B) {
 	const n = 16384
-	r, a := measured(b, shape{planes: 4, subPorts: 1}, rigOptions{leaves: announceAll(400e9, n)})
+	r, a := measured(b, shape{Planes: 4, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, n)})
 	settled := func() {
 		r.settled(n)
 		r.uniform("1:1:1:1", n)
@@ -304,7 +304,7 @@ func BenchmarkMemory(b *testing.B) {
 	for _, c := range []struct{ planes, subPorts, prefixes int }{{8, 8, 1024}, {4, 1, 10000}} {
 		b.Run(fmt.Sprintf("sessions=%d/prefixes=%d", c.planes*c.subPorts, c.prefixes), func(b *testing.B) {
 			for range b.N {
-				rss, peak := measureMemory(b, shape{planes: c.planes, subPorts: c.subPorts}, c.prefixes)
+				rss, peak := measureMemory(b, shape{Planes: c.planes, SubPorts: c.subPorts}, c.prefixes)
 				b.ReportMetric(rss, "resident-MiB")
 				b.ReportMetric(peak, "peak-MiB")
 			}
@@ -314,15 +314,15 @@ func BenchmarkMemory(b *testing.B) {
 }
 
 func measureMemory(b testing.TB, s shape, prefixes int) (rss, peak float64) {
-	s.port, s.net = freePort(b), 96
-	s.extra = "dataplane: {address: \"" + serveDataplane(b, memory.New(memory.Config{})) + "\"}\n"
-	s = s.defaults()
-	for i := range s.planes * s.subPorts {
-		l := newRawLeaf(b, s.device(i), uint16(s.peerAS(i)), leafNode(i/s.subPorts), netip.AddrPortFrom(s.there(i), uint16(s.port)), &journal{})
+	s.Port, s.Net = freePort(b), 96
+	s.Extra = "dataplane: {address: \"" + serveDataplane(b, memory.New(memory.Config{})) + "\"}\n"
+	s = s.Defaults()
+	for i := range s.Planes * s.SubPorts {
+		l := newRawLeaf(b, s.Device(i), uint16(s.PeerAS(i)), leafNode(i/s.SubPorts), netip.AddrPortFrom(s.There(i), uint16(s.Port)), &journal{})
 		announceAll(800e9, prefixes)(l)
 	}
 	file := filepath.Join(b.TempDir(), "fared.yaml")
-	if err := os.WriteFile(file, []byte(s.text()), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(s.Text()), 0o600); err != nil {
 		b.Fatal(err)
 	}
 	child := exec.Command(os.Args[0], "-test.run=^$", "-test.bench=^BenchmarkMemoryChild$", "-test.benchtime=1x")

@@ -15,13 +15,14 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/daemon/internal/guard"
 	"github.com/fared/fared/daemon/internal/speaker"
 )
 
 // TestSpeakerConfig checks that every key of the configuration that concerns a BGP session reaches its session.
 func TestSpeakerConfig(t *testing.T) {
-	cfg := parsed(t, `
+	cfg := coretest.Parse(t, `
 as: 4200001000
 router_id: 10.9.0.1
 loopbacks: [10.255.0.9/32]
@@ -67,7 +68,7 @@ planes:
 			t.Errorf("session %d has nothing to decide between communities", i)
 		}
 	}
-	plain := parsed(t, shape{planes: 1, subPorts: 1}.text())
+	plain := coretest.Parse(t, shape{Planes: 1, SubPorts: 1}.Text())
 	l = core.NewLayout(plain)
 	if got := speakerConfig(plain, &l); got.BFD != (speaker.BFD{}) || got.Sessions[0].AO != (speaker.AO{}) || got.Sessions[0].NonTransitive {
 		t.Errorf("without bfd, tcp_ao and transitive: false: %+v", got)
@@ -82,7 +83,7 @@ planes:
 // TestCheckKernelNamesTheSession checks that the error for a key that the kernel does not support contains its place; there is no error if the
 // kernel supports it.
 func TestCheckKernelNamesTheSession(t *testing.T) {
-	cfg := parsed(t, shape{planes: 2, subPorts: 1}.text())
+	cfg := coretest.Parse(t, shape{Planes: 2, SubPorts: 1}.Text())
 	if err := CheckKernel(cfg); err != nil {
 		t.Errorf("without TCP-AO: %v", err)
 	}
@@ -123,12 +124,12 @@ planes:
 
 // TestSessionsBeforeTheyAreEstablished checks that a session is shown from the start with its configured values, and its fault.
 func TestSessionsBeforeTheyAreEstablished(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1}
-	l := idle(t, s.text())
+	s := shape{Planes: 2, SubPorts: 1}
+	l := idle(t, s.Text())
 	l.faults[1] = "a fault"
 	for i, got := range (source{l}).Sessions() {
-		name := s.device(i)
-		if got.Name != name[:2]+"/"+name || got.Plane != name[:2] || got.Device != name || got.Peer != s.defaults().there(i).String() || got.PeerAS != s.peerAS(i) {
+		name := s.Device(i)
+		if got.Name != name[:2]+"/"+name || got.Plane != name[:2] || got.Device != name || got.Peer != s.Defaults().There(i).String() || got.PeerAS != s.PeerAS(i) {
 			t.Errorf("session %d: %+v", i, got)
 		}
 		if got.State != "idle" || got.EndOfRIB || got.Generation != 0 || got.Received != 0 || len(got.Dropped) != 0 || got.Reason != []string{"", "a fault"}[i] {
@@ -155,7 +156,7 @@ func TestDropsAreShown(t *testing.T) {
 // TestProcessIsShown checks that the status identifies the daemon, counts the inputs ignored by its tables and its returned loopbacks, and shows
 // drains and the data plane.
 func TestProcessIsShown(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1, extra: "dataplane: {address: \"unix:/run/somewhere.sock\"}\n"}
+	s := shape{Planes: 2, SubPorts: 1, Extra: "dataplane: {address: \"unix:/run/somewhere.sock\"}\n"}
 	l := forwarding(t, s, 1)
 	count := func(name string) (n uint64) {
 		for _, c := range (source{l}).Process().Ignored {
@@ -168,8 +169,8 @@ func TestProcessIsShown(t *testing.T) {
 	if n := len((source{l}).Process().Ignored); n != 0 {
 		t.Errorf("%d reasons before anything was ignored", n)
 	}
-	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: own, Attrs: says(400e9, s.peerAS(1))})
-	l.bgp(speaker.Route{Session: 1, Generation: 7, Prefix: destination(3), Attrs: says(400e9, s.peerAS(1))}) // of no existing session
+	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: own, Attrs: attributes(400e9, s.PeerAS(1))})
+	l.bgp(speaker.Route{Session: 1, Generation: 7, Prefix: destination(3), Attrs: attributes(400e9, s.PeerAS(1))}) // of no existing session
 	if count("own-loopback") != 1 || count("old-generation") != 1 {
 		t.Errorf("ignored %v", (source{l}).Process().Ignored)
 	}
@@ -196,7 +197,7 @@ func TestProcessIsShown(t *testing.T) {
 		t.Error("the start is over, and not shown as such")
 	}
 	// A leaf without a data plane shows none.
-	leaf := idle(t, shape{planes: 1, subPorts: 1, leaf: true}.text())
+	leaf := idle(t, shape{Planes: 1, SubPorts: 1, Leaf: true}.Text())
 	if got := (source{leaf}).Process(); got.Role != "leaf" || got.Dataplane.Address != "" || got.Queues != nil {
 		t.Errorf("a leaf: %+v", got)
 	}
@@ -204,7 +205,7 @@ func TestProcessIsShown(t *testing.T) {
 
 // TestDataplaneConnectionEnds checks that the connection to the configured data plane is closed with the daemon.
 func TestDataplaneConnectionEnds(t *testing.T) {
-	l := idle(t, strings.Replace(shape{planes: 1, subPorts: 1}.text(), "memory:", "unix:/nowhere", 1))
+	l := idle(t, strings.Replace(shape{Planes: 1, SubPorts: 1}.Text(), "memory:", "unix:/nowhere", 1))
 	conn, err := l.d.dialDataplane()
 	if err != nil {
 		t.Fatal(err)
@@ -228,11 +229,11 @@ func TestForwardingMode(t *testing.T) {
 		s    shape
 		want farev1.Mode
 	}{
-		{shape{planes: 1, subPorts: 1}, farev1.Mode_MODE_PER_FLOW}, {shape{planes: 1, subPorts: 1, extra: perPacket}, farev1.Mode_MODE_PER_PACKET},
-		{shape{planes: 1, subPorts: 1, leaf: true, extra: leafDataplane + perPacket}, farev1.Mode_MODE_PER_FLOW},
+		{shape{Planes: 1, SubPorts: 1}, farev1.Mode_MODE_PER_FLOW}, {shape{Planes: 1, SubPorts: 1, Extra: perPacket}, farev1.Mode_MODE_PER_PACKET},
+		{shape{Planes: 1, SubPorts: 1, Leaf: true, Extra: coretest.LeafDataplane + perPacket}, farev1.Mode_MODE_PER_FLOW},
 	} {
-		if got := forwardingOf(c.s.core(t)).Mode; got != c.want {
-			t.Errorf("leaf %v, %q: mode %v, want %v", c.s.leaf, c.s.extra, got, c.want)
+		if got := forwardingOf(coreOf(t, c.s.Text())).Mode; got != c.want {
+			t.Errorf("leaf %v, %q: mode %v, want %v", c.s.Leaf, c.s.Extra, got, c.want)
 		}
 	}
 }
@@ -240,7 +241,7 @@ func TestForwardingMode(t *testing.T) {
 // TestDrainDelayStartsOver checks that each stage of a drain that waits for the drain delay waits for all of it, even after a reversal during
 // the wait; a restarted drain waits for the data plane, not for an earlier delay.
 func TestDrainDelayStartsOver(t *testing.T) {
-	l := idle(t, shape{planes: 2, subPorts: 1, extra: "drain_delay: 1h\n"}.text())
+	l := idle(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 1h\n"}.Text())
 	began, target := l.wokenAt, core.DrainTarget{Plane: "p1"}
 	at := func(after time.Duration, what, want string) {
 		t.Helper()
@@ -287,8 +288,8 @@ func TestDrainDelayStartsOver(t *testing.T) {
 	at(11*time.Hour+20*time.Minute, "after the end of the second", "drained")
 
 	// With a session the delay begins when its connection has carried the zero bandwidth, regardless of earlier waits.
-	l = idle(t, shape{planes: 2, subPorts: 1, extra: "drain_delay: 1h\n"}.text())
-	establish(l, shape{planes: 2, subPorts: 1}, 1)
+	l = idle(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 1h\n"}.Text())
+	establish(l, shape{Planes: 2, SubPorts: 1}, 1)
 	began = l.wokenAt
 	written := func() { l.step(core.RoutesWritten{Session: 1, Generation: 1, Mark: l.core.Mark(1)}) }
 	request(true)
@@ -312,13 +313,13 @@ func TestDrainDelayStartsOver(t *testing.T) {
 
 // TestFaultsAreSorted checks that faults of ignored bandwidth are listed by session, then by reason, with plane, routes and remedy.
 func TestFaultsAreSorted(t *testing.T) {
-	s := shape{planes: 8, subPorts: 1, extra: bounds}
-	l := idle(t, s.text())
+	s := shape{Planes: 8, SubPorts: 1, Extra: bounds}
+	l := idle(t, s.Text())
 	for i := range 8 {
 		establish(l, s, i)
-		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(0), Attrs: says(1e9, s.peerAS(i), 65001)})
-		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(1), Attrs: says(9e12, s.peerAS(i), 65001)})
-		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(2), Attrs: says(1e9, s.peerAS(i), 65001)})
+		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(0), Attrs: attributes(1e9, s.PeerAS(i), 65001)})
+		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(1), Attrs: attributes(9e12, s.PeerAS(i), 65001)})
+		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(2), Attrs: attributes(1e9, s.PeerAS(i), 65001)})
 	}
 	var got []string
 	for _, f := range l.ignoredFaults() {

@@ -27,7 +27,7 @@ func (r *rig) drainStatus() *farev1.DrainStatus {
 // TestDrainPassesRefusalsAndChurn checks that neither an object that the data plane refused and that does not lead to the drained plane, nor
 // endless changes of another destination, delay a drain.
 func TestDrainPassesRefusalsAndChurn(t *testing.T) {
-	r := newRig(t, shape{planes: 3, subPorts: 1, extra: "drain_delay: 0s\n"}, rigOptions{leaves: func(l *rawLeaf) {
+	r := newRig(t, shape{Planes: 3, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: func(l *rawLeaf) {
 		if l.name != "p2.0" { // p2 carries only the last destination
 			l.table[destination(0)] = 400e9
 			l.table[destination(1)] = 400e9
@@ -63,7 +63,7 @@ func TestDrainPassesRefusalsAndChurn(t *testing.T) {
 // TestDrainShowsWhatItWaitsFor checks that a refused group that still leads to the drained plane keeps the drain in its first stage; the status
 // shows the destination and the data plane's reason. An accepted change ends the wait.
 func TestDrainShowsWhatItWaitsFor(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 1, extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.wait(destination(0), "1:1")
 	r.dp.RefuseNext(1, codes.ResourceExhausted, "table full")
 	r.drain("p1", true)
@@ -81,7 +81,7 @@ func TestDrainShowsWhatItWaitsFor(t *testing.T) {
 
 // TestDrainWithoutADataPlane checks that a leaf that forwards nothing waits for no data plane, and passes through all stages.
 func TestDrainWithoutADataPlane(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 1, leaf: true, extra: "drain_delay: 100ms\n"}, rigOptions{leaves: func(l *rawLeaf) {
+	r := newRig(t, shape{Planes: 2, SubPorts: 1, Leaf: true, Extra: "drain_delay: 100ms\n"}, rigOptions{leaves: func(l *rawLeaf) {
 		if l.as == 65100 {
 			l.table[destination(0)] = 400e9
 		}

@@ -44,8 +44,8 @@ func answering(t *testing.T, l *loop) {
 
 // TestCallersAreNamed checks that events of drain, undrain and reload contain the caller of the RPC; a call inside the process has none.
 func TestCallersAreNamed(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1}
-	l := idle(t, s.text())
+	s := shape{Planes: 2, SubPorts: 1}
+	l := idle(t, s.Text())
 	answering(t, l)
 	establish(l, s, 0)
 	establish(l, s, 1)
@@ -92,10 +92,10 @@ func TestCallersAreNamed(t *testing.T) {
 		{drain(status.DrainTarget{Plane: "p1"}, false, sessions("p1/p1.0")), call, "undrain, plane p1: by 192.0.2.9:1234"},
 		{drain(status.DrainTarget{SubPort: "p0.0"}, true, sessions("p0/p0.0")), t.Context(), "drain, sub-port p0.0: "},
 		{drain(status.DrainTarget{Leaf: "10.1.0.1"}, true, sessions("p0/p0.0")), call, "drain, leaf 10.1.0.1: by 192.0.2.9:1234"},
-		{drain(status.DrainTarget{Leaf: s.defaults().there(0).String()}, false, sessions("p0/p0.0")), t.Context(), "undrain, leaf 10.1.0.1: "},
-		{reload("drain_delay: 7s\n" + s.text()), call, "reload, " + l.d.deps.ConfigPath + ": 1 changes by 192.0.2.9:1234"},
-		{reload("drain_delay: 7s\n" + s.text()), call, ""},
-		{reload(s.text()), t.Context(), "reload, " + l.d.deps.ConfigPath + ": 1 changes"},
+		{drain(status.DrainTarget{Leaf: s.Defaults().There(0).String()}, false, sessions("p0/p0.0")), t.Context(), "undrain, leaf 10.1.0.1: "},
+		{reload("drain_delay: 7s\n" + s.Text()), call, "reload, " + l.d.deps.ConfigPath + ": 1 changes by 192.0.2.9:1234"},
+		{reload("drain_delay: 7s\n" + s.Text()), call, ""},
+		{reload(s.Text()), t.Context(), "reload, " + l.d.deps.ConfigPath + ": 1 changes"},
 	} {
 		revision := l.builder.Commit()
 		var err error
@@ -119,7 +119,7 @@ func TestCallersAreNamed(t *testing.T) {
 
 // TestCallsEndWithTheDaemon checks that a call after the end of the loop, or whose caller gives up, ends with that reason.
 func TestCallsEndWithTheDaemon(t *testing.T) {
-	l := idle(t, shape{planes: 2, subPorts: 1}.text())
+	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	gone := errors.New("the caller is gone")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(gone)
@@ -139,8 +139,8 @@ func TestCallsEndWithTheDaemon(t *testing.T) {
 // TestExplanation checks that an explanation has every route with its communities, every plane with its nodes, and the rules, also for two
 // origins and without any plane.
 func TestExplanation(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1}
-	l := idle(t, s.text())
+	s := shape{Planes: 2, SubPorts: 1}
+	l := idle(t, s.Text())
 	key := status.Key{Prefix: destination(0)}
 	if _, known := l.explain(key); known {
 		t.Error("a destination that no leaf announces is explained")
@@ -150,19 +150,19 @@ func TestExplanation(t *testing.T) {
 			t.Errorf("with one origin: rules %q", one.Rules)
 		}
 		establish(l, s, i)
-		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(0), Attrs: says(100e9*fare.Bandwidth(i+1), s.peerAS(i), origin)})
+		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(0), Attrs: attributes(100e9*fare.Bandwidth(i+1), s.PeerAS(i), origin)})
 	}
 	got, known := l.explain(key)
 	if !known {
 		t.Fatal("not known")
 	}
 	for i := range 2 {
-		raw := says(100e9 * fare.Bandwidth(i+1)).Communities[0]
-		name, node, value := s.device(i), leafNode(i).String(), uint64(100e9*(i+1))
+		raw := attributes(100e9 * fare.Bandwidth(i+1)).Communities[0]
+		name, node, value := s.Device(i), leafNode(i).String(), uint64(100e9*(i+1))
 		plane := name[:2]
 		if diff := cmp.Diff(status.ExplainedRoute{
 			Session: plane + "/" + name, Plane: plane, Device: name, Node: node, Advertised: value, Known: true,
-			ASPath:      []uint32{s.peerAS(i), []uint32{64001, 64666}[i]},
+			ASPath:      []uint32{s.PeerAS(i), []uint32{64001, 64666}[i]},
 			Communities: []status.ExplainedCommunity{{Raw: hex.EncodeToString(raw[:]), Meaning: fmt.Sprintf("link-bandwidth %d00G", i+1)}},
 		}, got.Routes[i]); diff != "" {
 			t.Errorf("route %d: want (-), got (+)\n%s", i, diff)
@@ -200,8 +200,8 @@ func TestRemediesOfIgnoredBandwidth(t *testing.T) {
 
 // TestIgnoredBandwidthNamesFourSessions checks that the text about ignored bandwidth names four sessions and counts the others.
 func TestIgnoredBandwidthNamesFourSessions(t *testing.T) {
-	s := shape{planes: 6, subPorts: 1}
-	l := idle(t, s.text())
+	s := shape{Planes: 6, SubPorts: 1}
+	l := idle(t, s.Text())
 	var list []fare.IgnoredBandwidth
 	for i, want := range []string{
 		"below-minimum from p0/p0.0", "below-minimum from p0/p0.0, p1/p1.0", "below-minimum from p0/p0.0, p1/p1.0, p2/p2.0",

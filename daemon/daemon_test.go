@@ -14,13 +14,14 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/daemon/internal/coretest"
 )
 
 var own = netip.MustParsePrefix("10.255.0.1/32")
 
 // TestWeightsFollowTheLeaves follows an UPDATE, a withdrawal, a session and a link from the leaf's octets to the data plane's members.
 func TestWeightsFollowTheLeaves(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 2)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 2)})
 	d := destination(0)
 	r.wait(d, "1:1")
 	r.waitHeard(0, own, "400G")
@@ -46,7 +47,7 @@ func TestWeightsFollowTheLeaves(t *testing.T) {
 
 // TestFlapInOneEvent checks that a carrier that failed and returned between two readings still ends the session.
 func TestFlapInOneEvent(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.wait(destination(0), "1:1")
 	r.links.change(1, func(e *LinkEvent) { e.Transitions += 2 })
 	eventually(t, "the session over it is a new one", func() bool { return r.leaves[1].count() == 2 })
@@ -59,7 +60,7 @@ func TestFlapInOneEvent(t *testing.T) {
 // TestIncreaseIsHeldUp checks that a decrease counts immediately and an increase after increase_hold_up, also after a flap.
 func TestIncreaseIsHeldUp(t *testing.T) {
 	const hold = 2 * time.Second // longer than any delay of a busy machine without the hold-up
-	r := newRig(t, shape{planes: 2, subPorts: 1, noSpeed: true, extra: "path_bandwidth: {increase_hold_up: 2s}\n"}, rigOptions{leaves: announceAll(400e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1, NoSpeed: true, Extra: "path_bandwidth: {increase_hold_up: 2s}\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 	d := destination(0)
 	r.wait(d, "1:1") // the first state is not an increase
 	rise := func(what string, weights string, change func(*LinkEvent)) {
@@ -97,7 +98,7 @@ func TestIncreaseIsHeldUp(t *testing.T) {
 // TestRecordedRunReplays checks that a recording of a daemon with failures replays to the daemon's final state.
 func TestRecordedRunReplays(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "recording")
-	r := newRig(t, shape{planes: 2, subPorts: 2, extra: "drain_delay: 0s\nrecord: {file: " + path + "}\n"}, rigOptions{leaves: announceAll(800e9, 20)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 2, Extra: "drain_delay: 0s\nrecord: {file: " + path + "}\n"}, rigOptions{leaves: announceAll(800e9, 20)})
 	d := destination(3)
 	r.wait(d, "1:1")
 	r.links.change(0, func(e *LinkEvent) { e.Up = false })
@@ -120,7 +121,7 @@ func TestRecordedRunReplays(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.Digest() != r.d.loop.core.Digest() {
-		t.Errorf("replayed\n%s\nrecorded\n%s", describe(got), describe(r.d.loop.core))
+		t.Errorf("replayed\n%s\nrecorded\n%s", coretest.Describe(got), coretest.Describe(r.d.loop.core))
 	}
 	if events < 4+4+4*20+4 {
 		t.Errorf("only %d events were recorded", events)
@@ -129,7 +130,7 @@ func TestRecordedRunReplays(t *testing.T) {
 
 // TestStopTakesNothingAway checks that a stopping daemon closes its sessions without any effect on its data plane, however busy it was.
 func TestStopTakesNothingAway(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 2}, rigOptions{leaves: announceAll(800e9, 4)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 4)})
 	r.settled(4)
 	var digest string
 	forwarded := r.forwards(destination(1))
@@ -146,7 +147,7 @@ func TestStopTakesNothingAway(t *testing.T) {
 	})
 	<-stopped
 	if r.d.loop.core.Digest() != digest {
-		t.Errorf("it stopped as\n%s", describe(r.d.loop.core))
+		t.Errorf("it stopped as\n%s", coretest.Describe(r.d.loop.core))
 	}
 	if now := r.forwards(destination(1)); now != forwarded {
 		t.Errorf("it left %s, forwarded before %s", now, forwarded)
@@ -215,7 +216,7 @@ func TestSecuredSessions(t *testing.T) {
 // destinations.
 func TestDeclaredFast(t *testing.T) {
 	const n = 1000
-	r := newRig(t, shape{planes: 2, subPorts: 2}, rigOptions{leaves: announceAll(800e9, n)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, n)})
 	r.settled(n)
 	eventually(t, "nothing is left of the way here", func() bool { groups, _ := r.dp.Size(); return groups == 1 })
 	before := r.journal.len()
@@ -237,7 +238,7 @@ func TestDeclaredFast(t *testing.T) {
 // TestRefusalsAreShown checks that weights that the data plane refused, and those of a plane with a sub-port whose state it refused, are shown
 // with the data plane's reason.
 func TestRefusalsAreShown(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 2}, rigOptions{leaves: announceAll(800e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 1)})
 	d := destination(0)
 	r.wait(d, "1:1")
 	shown := func(want string) {

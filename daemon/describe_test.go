@@ -8,14 +8,15 @@ import (
 	"testing"
 
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/fare"
 )
 
 // TestWeightsOfAReplay checks that fared replay lists every destination's weights once for each source group, sorted by address, across any
 // number of pages. Without a data plane nothing is in effect.
 func TestWeightsOfAReplay(t *testing.T) {
-	s := ownPorts(2, 2)
-	c := s.core(t)
+	s := coretest.OwnPorts(2, 2)
+	c := coreOf(t, s.Text())
 	bring(t, s, c, 2, func(d, subPort int) fare.Bandwidth {
 		if d == 1 && subPort == 3 { // of the second GPU, in plane p1
 			return 100e9
@@ -45,8 +46,8 @@ func TestWeightsOfAReplay(t *testing.T) {
 		t.Errorf("weights\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 
-	many := shape{planes: 1, subPorts: 1}
-	c = many.core(t)
+	many := shape{Planes: 1, SubPorts: 1}
+	c = coreOf(t, many.Text())
 	const n = 10001 // a page has 10,000
 	bring(t, many, c, n, func(int, int) fare.Bandwidth { return 400e9 })
 	discard(c)
@@ -60,10 +61,10 @@ func TestWeightsOfAReplay(t *testing.T) {
 	}
 
 	// A leaf without a data plane weighs nothing.
-	leaf := shape{planes: 1, subPorts: 2, leaf: true}
-	c = leaf.core(t)
-	do(t, c, up(0, 0), core.Fabric{Event: fare.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: leaf.peerAS(0)}})
-	do(t, c, core.Fabric{Event: fare.RouteUpdate{Generation: 1, Prefix: netip.MustParsePrefix("10.255.1.0/32"), Attrs: says(400e9, 65100)}})
+	leaf := shape{Planes: 1, SubPorts: 2, Leaf: true}
+	c = coreOf(t, leaf.Text())
+	do(t, c, up(0, 0), core.Fabric{Event: fare.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: leaf.PeerAS(0)}})
+	do(t, c, core.Fabric{Event: fare.RouteUpdate{Generation: 1, Prefix: netip.MustParsePrefix("10.255.1.0/32"), Attrs: attributes(400e9, 65100)}})
 	if weights, err = Weights(c); err != nil || len(weights) != 0 {
 		t.Errorf("a leaf has the weights %v, %v", weights, err)
 	}

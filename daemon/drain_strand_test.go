@@ -14,7 +14,7 @@ import (
 // TestDrainOfTheLastPlaneIsRefused checks that a drain that would leave a destination without any plane is refused with the destination, the
 // planes and the remedy, unless it is forced; existing drains and failed links count.
 func TestDrainOfTheLastPlaneIsRefused(t *testing.T) {
-	r := newRig(t, shape{planes: 3, subPorts: 1, extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 2)})
+	r := newRig(t, shape{Planes: 3, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 2)})
 	r.wait(destination(0), "1:1:1")
 	drain := func(plane string, force bool) error {
 		_, err := r.d.FabricService().Drain(t.Context(), &farev1.DrainRequest{Force: force, Target: &farev1.DrainTarget{Target: &farev1.DrainTarget_Plane{Plane: plane}}})

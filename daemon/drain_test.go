@@ -15,7 +15,7 @@ import (
 // TestDrainInOrder checks the order of a drain: acknowledged shares, then zero bandwidth, then no route; and of an undrain: the route, then the
 // shares.
 func TestDrainInOrder(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 1, extra: "drain_delay: 100ms\n"}, rigOptions{leaves: announceAll(400e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 100ms\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 	d, target := destination(0), core.DrainTarget{Plane: "p1"}
 	r.wait(d, "1:1")
 	r.waitHeard(1, own, "400G")
@@ -58,7 +58,7 @@ func TestDrainWaitsForTheDataPlane(t *testing.T) {
 		"refuses": func(dp *memory.Dataplane) { dp.RefuseNext(1, codes.ResourceExhausted, "table full") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, shape{planes: 2, subPorts: 1, extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 1)})
+			r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 			r.wait(destination(0), "1:1")
 			r.waitHeard(1, own, "400G")
 			n := r.journal.len()
@@ -80,7 +80,7 @@ func TestDrainWaitsForTheDataPlane(t *testing.T) {
 
 // TestDrainOfWhatIsNotThere checks that a drain of an unknown target is an error that lists the existing ones.
 func TestDrainOfWhatIsNotThere(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.wait(destination(0), "1:1")
 	for _, target := range []*farev1.DrainTarget{
 		{Target: &farev1.DrainTarget_Plane{Plane: "p7"}},
@@ -93,7 +93,7 @@ func TestDrainOfWhatIsNotThere(t *testing.T) {
 		}
 	}
 	// A leaf is identified by its router ID and by the address of a session.
-	for _, name := range []string{leafNode(1).String(), r.s.there(1).String()} {
+	for _, name := range []string{leafNode(1).String(), r.s.There(1).String()} {
 		target := &farev1.DrainTarget{Target: &farev1.DrainTarget_Leaf{Leaf: name}}
 		resp, err := r.d.FabricService().Drain(t.Context(), &farev1.DrainRequest{Target: target})
 		if err != nil || fmt.Sprint(resp.Sessions) != "[p1/p1.0]" || resp.Target.GetLeaf() != leafNode(1).String() {

@@ -41,7 +41,7 @@ func (r *rig) shown() string {
 // completes once the leaf reads.
 func TestDrainedIsTrue(t *testing.T) {
 	var stalled *rawLeaf
-	r := newRig(t, shape{planes: 2, subPorts: 1, extra: "drain_delay: 0s\n"}, rigOptions{leaves: func(l *rawLeaf) {
+	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: func(l *rawLeaf) {
 		l.table[destination(0)] = 400e9
 		if l.name != "p1.0" {
 			return
@@ -106,23 +106,23 @@ func TestDrainedIsTrue(t *testing.T) {
 // for a leaf, whose routes depend on the neighbor.
 func TestDrainedSurvivesTheSession(t *testing.T) {
 	for name, s := range map[string]shape{
-		"server": {planes: 2, subPorts: 1, extra: "drain_delay: 0s\n"},
-		"leaf":   {planes: 2, subPorts: 1, leaf: true, extra: "drain_delay: 0s\n"},
+		"server": {Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"},
+		"leaf":   {Planes: 2, SubPorts: 1, Leaf: true, Extra: "drain_delay: 0s\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			announced := own
 			r := newRig(t, s, rigOptions{leaves: func(l *rawLeaf) {
-				if !s.leaf || l.name == "p0.0" {
+				if !s.Leaf || l.name == "p0.0" {
 					l.table[destination(0)] = 400e9
 				}
 			}})
-			if s.leaf {
+			if s.Leaf {
 				announced = destination(0)
 			}
 			eventually(t, "the neighbor has a route", func() bool {
 				return r.leaves[1].has(announced) != "nothing" && r.leaves[1].has(announced) != "no session"
 			})
-			target := core.DrainTarget{SubPort: r.s.device(1)}
+			target := core.DrainTarget{SubPort: r.s.Device(1)}
 			drain := func() {
 				t.Helper()
 				_, err := r.d.FabricService().Drain(t.Context(), &farev1.DrainRequest{Force: true, Target: &farev1.DrainTarget{Target: &farev1.DrainTarget_SubPort{SubPort: target.SubPort}}})
@@ -139,9 +139,9 @@ func TestDrainedSurvivesTheSession(t *testing.T) {
 			r.links.change(1, func(ev *LinkEvent) { ev.Up = true })
 			eventually(t, "the session is back", func() bool {
 				stages[r.stage(target)] = true
-				return r.leaves[1].count() == 2 && r.journal.index(n, r.s.device(1)+": End-of-RIB") >= 0
+				return r.leaves[1].count() == 2 && r.journal.index(n, r.s.Device(1)+": End-of-RIB") >= 0
 			})
-			if i := r.journal.index(n, r.s.device(1)+": "+announced.String()); i >= 0 {
+			if i := r.journal.index(n, r.s.Device(1)+": "+announced.String()); i >= 0 {
 				t.Errorf("the session came up with %s", r.journal.since(i)[0])
 			}
 			if len(stages) != 1 || !stages["drained"] {

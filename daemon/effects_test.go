@@ -33,8 +33,8 @@ func kept(l *loop) string {
 // TestNothingStaysOfADestination checks that, whatever the data plane has answered, a withdrawn destination leaves nothing behind: no state for
 // itself or its vector, no landing, and nothing that the status counts.
 func TestNothingStaysOfADestination(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1}
-	l := idle(t, s.text())
+	s := shape{Planes: 2, SubPorts: 1}
+	l := idle(t, s.Text())
 	for i := range 2 {
 		establish(l, s, i)
 	}
@@ -49,7 +49,7 @@ func TestNothingStaysOfADestination(t *testing.T) {
 					if i == 1 {
 						b = 400e9
 					}
-					l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(d), Attrs: says(b, s.peerAS(i), 65001)})
+					l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(d), Attrs: attributes(b, s.PeerAS(i), 65001)})
 				}
 			}
 			l.handOut()
@@ -112,7 +112,7 @@ func gathered(t *testing.T, r *prometheus.Registry, name string) uint64 {
 // TestAcknowledgementsAreTimed checks that fared_update_acknowledged_seconds has one observation for each change that the data plane accepts,
 // exactly or not, and none for an answer to an earlier change or for a second one. A share that becomes approximate is one event.
 func TestAcknowledgementsAreTimed(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1)
 	r.uniform("1:1", 1)
 	const name = "fared_update_acknowledged_seconds"
@@ -155,7 +155,7 @@ func TestAcknowledgementsAreTimed(t *testing.T) {
 // TestDamageIsReported checks that damage, other damage and the repair are one event each, and a repeated report none; during damage no vector
 // is shown as in effect.
 func TestDamageIsReported(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1)
 	r.uniform("1:1", 1)
 	for _, step := range []struct {
@@ -223,7 +223,7 @@ func during(l *loop, f func()) string {
 
 // TestDataplaneRestarts checks that after a broken stream, with and without a loss of the data plane's memory, everything is in effect again.
 func TestDataplaneRestarts(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 2}, rigOptions{leaves: announceAll(800e9, 50)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 50)})
 	r.settled(50)
 	for i := range r.leaves {
 		r.waitHeard(i, own, "400G")
@@ -250,7 +250,7 @@ func TestDataplaneRestarts(t *testing.T) {
 
 // TestRefusalIsShown checks that a refused change is not in effect, and that the status shows the object and the reason.
 func TestRefusalIsShown(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.wait(destination(0), "1:1")
 	r.dp.RefuseNext(1, codes.ResourceExhausted, "table full")
 	r.leaves[1].announce(200e9, destination(0))
@@ -281,7 +281,7 @@ func TestApproximateIsNotInEffect(t *testing.T) {
 		}
 		return ""
 	}})
-	r := newRig(t, shape{planes: 2, subPorts: 1, extra: "drain_delay: 0s\n"}, rigOptions{dp: dp, leaves: announceAll(400e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{dp: dp, leaves: announceAll(400e9, 1)})
 	d := destination(0)
 	r.wait(d, "1:1")
 	off.Store(true)

@@ -55,7 +55,7 @@ func newFlooded(t testing.TB, n int, cost time.Duration) *flooded {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	f.rig = newRig(t, shape{planes: 3, subPorts: 1}, rigOptions{checked: true, dp: dp, conn: conn, leaves: func(l *rawLeaf) {
+	f.rig = newRig(t, shape{Planes: 3, SubPorts: 1}, rigOptions{checked: true, dp: dp, conn: conn, leaves: func(l *rawLeaf) {
 		announceAll(400e9, n)(l)
 		if l.name != "p0.0" {
 			l.table[destination(n)] = 400e9

@@ -22,6 +22,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/wecmp"
 )
@@ -126,12 +127,12 @@ func (r *rig) placement(d netip.Prefix) string { return r.pairs(d)[0].PortPlacem
 // checkLanding verifies every source port of a destination against the definition of fare.v1.FlowHash, for flows to a port.
 func (r *rig) checkLanding(d netip.Prefix, hash *farev1.FlowHash, protocol uint8, dport uint16) {
 	r.t.Helper()
-	n := r.s.planes * r.s.subPorts
+	n := r.s.Planes * r.s.SubPorts
 	for _, p := range r.pairs(d) {
 		for _, slot := range p.Slots {
 			place := -1
 			for i := range n {
-				if r.s.device(i) == slot.Device {
+				if r.s.Device(i) == slot.Device {
 					place = i
 				}
 			}
@@ -209,7 +210,7 @@ func TestPortsLandByTheDataPlanesHash(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var log safeBuffer
-			r := hashRig(t, shape{planes: 2, subPorts: 2, extra: tc.extra, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}, newHashPlane(tc.hash, false),
+			r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: tc.extra, Loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}, newHashPlane(tc.hash, false),
 				func(d *Deps) { d.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 			r.settled(4)
 			d := destination(2)
@@ -261,7 +262,7 @@ func TestFlowHashChanges(t *testing.T) {
 	path, socket := filepath.Join(dir, "recording"), filepath.Join(dir, "s")
 	var log safeBuffer
 	dp := newHashPlane(nil, false)
-	r := hashRig(t, shape{planes: 2, subPorts: 2, extra: "record: {file: " + path + "}\napi: {socket: " + socket + "}\n"}, dp, func(d *Deps) {
+	r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: "record: {file: " + path + "}\napi: {socket: " + socket + "}\n"}, dp, func(d *Deps) {
 		d.Logger, d.Embedded = slog.New(slog.NewTextHandler(&log, nil)), false
 	})
 	r.settled(4)
@@ -341,7 +342,7 @@ func TestFlowPins(t *testing.T) {
 	for _, hash := range []*farev1.FlowHash{nil, lasting, {Algorithm: "ask"}} {
 		dp := newHashPlane(hash, true)
 		dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
-		r := hashRig(t, shape{planes: 2, subPorts: 2, extra: "weights: {slots: 12}\n"}, dp, nil)
+		r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: "weights: {slots: 12}\n"}, dp, nil)
 		r.settled(4)
 		d := destination(3)
 		eventually(t, fmt.Sprintf("%v: what is pinned is what is shown", hash), func() bool {
@@ -375,7 +376,7 @@ func TestAskedPortsOfTCP(t *testing.T) {
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)
 	dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
 	extra := "weights: {slots: 16}\ndataplane: {address: \"memory:\", udp_ports: [], tcp_ports: [4793, 4794]}\n"
-	r := hashRig(t, shape{planes: 2, subPorts: 2, extra: extra}, dp, nil)
+	r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: extra}, dp, nil)
 	r.settled(4)
 	d := destination(1)
 	if got := r.placement(d); got != "asked" {
@@ -394,7 +395,7 @@ func TestAskedPortsOfTCP(t *testing.T) {
 func TestAskedPorts(t *testing.T) {
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)
 	dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
-	r := hashRig(t, shape{planes: 2, subPorts: 2, extra: "weights: {slots: 16}\n"}, dp, nil)
+	r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: "weights: {slots: 16}\n"}, dp, nil)
 	r.settled(4)
 	d := destination(1)
 	if got := r.placement(d); got != "asked" {
@@ -422,7 +423,7 @@ func TestAskedPorts(t *testing.T) {
 		return out
 	}
 	got := list()
-	for _, other := range destinations(4) {
+	for _, other := range coretest.Destinations(4) {
 		want := "uniform"
 		if other == d {
 			want = "asked"
@@ -496,10 +497,10 @@ func TestReplayHasAnswersAndNextHops(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "recording")
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)
 	dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
-	r := hashRig(t, shape{planes: 2, subPorts: 2, extra: "record: {file: " + path + "}\n"}, dp, nil)
+	r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: "record: {file: " + path + "}\n"}, dp, nil)
 	r.settled(4)
 	shown := map[string][]*farev1.PairSlots{}
-	for _, d := range destinations(3) {
+	for _, d := range coretest.Destinations(3) {
 		if shown[d.String()] = r.pairs(d); shown[d.String()][0].PortPlacement != "asked" {
 			t.Fatalf("%s: placement %s", d, shown[d.String()][0].PortPlacement)
 		}
@@ -512,7 +513,7 @@ func TestReplayHasAnswersAndNextHops(t *testing.T) {
 	eventually(t, "the core has two landings", func() (two bool) {
 		r.inside(func(l *loop) {
 			n := 0
-			for _, d := range destinations(4) {
+			for _, d := range coretest.Destinations(4) {
 				if l.core.Landing(own.Addr(), d.Addr()) != nil {
 					n++
 				}
@@ -562,9 +563,9 @@ func TestForeignLandingIsNotTaken(t *testing.T) {
 
 // TestLandingsAreBounded checks that beyond the limit ports are uniform, and that no landing is evicted for another.
 func TestLandingsAreBounded(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1}
+	s := shape{Planes: 2, SubPorts: 1}
 	log := &lines{}
-	p := newSourcePorts(s.core(t).Config(), s.core(t).Layout(), slog.New(slog.NewTextHandler(log, nil)))
+	p := newSourcePorts(coreOf(t, s.Text()).Config(), coreOf(t, s.Text()).Layout(), slog.New(slog.NewTextHandler(log, nil)))
 	p.client = fixedLanding{}
 	p.connected(true)
 	src := netip.MustParseAddr("10.255.0.1")
@@ -585,7 +586,7 @@ func TestLandingsAreBounded(t *testing.T) {
 	if p.pairs[pair{src, address(maxLandings)}] == nil {
 		t.Error("one was forgotten, and there is no room for another")
 	}
-	p.keep(s.core(t).Layout())
+	p.keep(coreOf(t, s.Text()).Layout())
 	if len(p.pairs) != maxLandings {
 		t.Errorf("%d pairs of our loopback, want all", len(p.pairs))
 	}
@@ -598,7 +599,7 @@ func TestLandingsAreBounded(t *testing.T) {
 // TestSlotsWithoutALandingPort checks that these slots are counted as long as a client has been given them.
 func TestSlotsWithoutALandingPort(t *testing.T) {
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "linux-l4", Seed: 9, Buckets: 4096, LastingBuckets: 1}, false)
-	r := hashRig(t, shape{planes: 2, subPorts: 1, extra: "weights: {slots: 128}\n"}, dp, nil)
+	r := hashRig(t, shape{Planes: 2, SubPorts: 1, Extra: "weights: {slots: 128}\n"}, dp, nil)
 	r.settled(4)
 	metric := func() float64 {
 		families, err := r.d.registry.Gather()

@@ -10,7 +10,7 @@ import (
 // TestOneIdentifierTwoLeaves checks the warning about two leaves of a plane with one BGP identifier and different AS numbers; both halves of a
 // Y-cable, and leaves of other planes, cause none.
 func TestOneIdentifierTwoLeaves(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 2}, rigOptions{leaves: announceAll(800e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 1)})
 	r.settled(1)
 	r.inside(func(l *loop) {
 		for i, fault := range l.faults {

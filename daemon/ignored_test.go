@@ -103,7 +103,7 @@ func (r *rig) metric(name, reason string) (sum float64) {
 // weights and events, from begin to end; one event for each session and reason. A fabric without any bandwidth is not a fault.
 func TestIgnoredBandwidthIsAFault(t *testing.T) {
 	log := &lines{}
-	r := newRig(t, shape{planes: 2, subPorts: 1, extra: bounds}, rigOptions{leaves: announceAll(400e9, 2), deps: func(d *Deps) {
+	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: bounds}, rigOptions{leaves: announceAll(400e9, 2), deps: func(d *Deps) {
 		d.Logger = slog.New(slog.NewTextHandler(log, nil))
 	}})
 	r.wait(destination(0), "1:1")
@@ -155,13 +155,13 @@ func TestIgnoredBandwidthIsAFault(t *testing.T) {
 // TestIgnoredBandwidthIsReportedAtABoundedRate checks that, of many simultaneous faults, ignoredLines are reported per ignoredEvery, and the
 // others after that, each once.
 func TestIgnoredBandwidthIsReportedAtABoundedRate(t *testing.T) {
-	s := shape{planes: 5, subPorts: 4, extra: bounds}
-	l := idle(t, s.text())
+	s := shape{Planes: 5, SubPorts: 4, Extra: bounds}
+	l := idle(t, s.Text())
 	log := &lines{}
 	l.log = slog.New(slog.NewTextHandler(log, nil))
 	for i := range 20 {
 		establish(l, s, i)
-		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(0), Attrs: says(1e9, s.peerAS(i), 65001)})
+		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(0), Attrs: attributes(1e9, s.PeerAS(i), 65001)})
 	}
 	const line = "routes ignored"
 	l.markIgnored()

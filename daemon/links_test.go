@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/fare"
 )
@@ -19,9 +20,9 @@ import (
 // TestAssumedLinks checks that a sub-port with link_state: assume-up is up from the start and stays up; the kernel is queried only for the other
 // sub-ports. The loopback device is up wherever tests run.
 func TestAssumedLinks(t *testing.T) {
-	s := shape{planes: 3, subPorts: 1}
+	s := shape{Planes: 3, SubPorts: 1}
 	assumed := func(devices ...string) string {
-		text := s.text()
+		text := s.Text()
 		for _, device := range devices {
 			text = strings.Replace(text, "- device: "+device+"\n", "- device: "+device+"\n        link_state: assume-up\n", 1)
 		}
@@ -37,7 +38,7 @@ func TestAssumedLinks(t *testing.T) {
 		"none":   {assumed(), []string{"0 false", "1 true", "2 false"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := core.NewLayout(parsed(t, c.text))
+			l := core.NewLayout(coretest.Parse(t, c.text))
 			n, err := newNetlinkLinks(&l, slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
@@ -110,9 +111,9 @@ func (l failingLinks) Run(ctx context.Context) error {
 func TestRunEndsWithWhatFails(t *testing.T) {
 	for _, want := range []error{nil, errors.New("netlink is gone")} {
 		checkLeaks(t)
-		s := shape{planes: 1, subPorts: 1, port: freePort(t), net: 96}
+		s := shape{Planes: 1, SubPorts: 1, Port: freePort(t), Net: 96}
 		links := failingLinks{newTestLinks(1, 400e9), make(chan error, 1)}
-		d, err := New(s.config(t), Deps{Memory: dialMemory, Links: links, Embedded: true})
+		d, err := New(s.Config(t), Deps{Memory: dialMemory, Links: links, Embedded: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -137,8 +138,8 @@ func TestRunEndsWithWhatFails(t *testing.T) {
 
 // TestFlapWhileHeldUp checks that a held increase shows the reason, and that a decrease ends the wait.
 func TestFlapWhileHeldUp(t *testing.T) {
-	s := shape{planes: 1, subPorts: 1, noSpeed: true, extra: "path_bandwidth: {increase_hold_up: 1h}\n"}
-	l := idle(t, s.text())
+	s := shape{Planes: 1, SubPorts: 1, NoSpeed: true, Extra: "path_bandwidth: {increase_hold_up: 1h}\n"}
+	l := idle(t, s.Text())
 	reason := func(what, want string) {
 		t.Helper()
 		if got := (source{l}).Planes()[0].SubPorts[0].Reason; got != want {
@@ -146,7 +147,7 @@ func TestFlapWhileHeldUp(t *testing.T) {
 		}
 	}
 	l.link(&LinkEvent{Up: true, Speed: 100e9, SpeedSource: "ethtool", Transitions: 1})
-	l.bgp(speaker.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: s.peerAS(0), Families: speaker.FamilySet(speaker.IPv4)})
+	l.bgp(speaker.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: s.PeerAS(0), Families: speaker.FamilySet(speaker.IPv4)})
 	reason("up", "")
 	l.link(&LinkEvent{Speed: 100e9, Reason: "no carrier", Transitions: 2})
 	reason("down", "no carrier")
@@ -180,7 +181,7 @@ func TestFlapWhileHeldUp(t *testing.T) {
 // TestLostSessionPollsLinks checks that a closed session triggers a reading of the sub-ports: BFD and TCP may detect a failed cable before the
 // kernel reports it.
 func TestLostSessionPollsLinks(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 2}, rigOptions{leaves: announceAll(800e9, 4)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 4)})
 	r.settled(4)
 	if n := r.links.polls.Load(); n != 0 {
 		t.Fatalf("%d polls while nothing failed", n)

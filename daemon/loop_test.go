@@ -12,6 +12,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
@@ -58,11 +59,11 @@ func acknowledge(l *loop) {
 // forwarding returns a daemon with all sessions up, n destinations at 400G, and everything in effect.
 func forwarding(t *testing.T, s shape, n int) *loop {
 	t.Helper()
-	l := idle(t, s.text())
-	for i := range s.planes * s.subPorts {
+	l := idle(t, s.Text())
+	for i := range s.Planes * s.SubPorts {
 		establish(l, s, i)
-		for _, d := range destinations(n) {
-			l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: d, Attrs: says(400e9*fare.Bandwidth(s.subPorts), s.peerAS(i), 65001)})
+		for _, d := range coretest.Destinations(n) {
+			l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: d, Attrs: attributes(400e9*fare.Bandwidth(s.SubPorts), s.PeerAS(i), 65001)})
 		}
 	}
 	l.plane(&dpclient.Event{Kind: dpclient.Connected, Name: "a test"})
@@ -75,7 +76,7 @@ func forwarding(t *testing.T, s shape, n int) *loop {
 // plane whose sub-port's state is not acknowledged, are shown immediately, and as not in effect until the data plane has acknowledged all of
 // them.
 func TestWeightsAreNotInEffectBeforeTheirAcknowledgement(t *testing.T) {
-	s := shape{planes: 2, subPorts: 2}
+	s := shape{Planes: 2, SubPorts: 2}
 	l := forwarding(t, s, 1)
 	shows := func(what, want string) {
 		t.Helper()
@@ -121,7 +122,7 @@ func TestWeightsAreNotInEffectBeforeTheirAcknowledgement(t *testing.T) {
 // after a crash the events before it are the relevant ones.
 func TestRecordingIsWrittenWhenIdle(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "recording")
-	r := newRig(t, shape{planes: 2, subPorts: 1, extra: "record: {file: " + path + "}\n"}, rigOptions{leaves: announceAll(400e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "record: {file: " + path + "}\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.wait(destination(0), "1:1")
 	recorded := func(text string) func() bool {
 		return func() bool {
@@ -170,7 +171,7 @@ func TestTheLoopWakesForWhatIsDue(t *testing.T) {
 			l.ignoredReport.dirty, l.ignoredReport.last = !at.IsZero(), at.Add(-ignoredEvery)
 		}},
 	}
-	l := idle(t, shape{planes: 1, subPorts: 2}.text())
+	l := idle(t, shape{Planes: 1, SubPorts: 2}.Text())
 	defer func() { l.recorder = nil }()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -210,16 +211,16 @@ func TestTheLoopWakesForWhatIsDue(t *testing.T) {
 
 // TestSessionEvents checks that events of a session contain its name, and that its state shows a fault until it is established again.
 func TestSessionEvents(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1}
-	l := idle(t, s.text())
+	s := shape{Planes: 2, SubPorts: 1}
+	l := idle(t, s.Text())
 	polls := func() int64 { return l.d.links.(*testLinks).polls.Load() }
 	for _, step := range []struct {
 		ev           speaker.Event
 		shown, fault string
 	}{
 		{speaker.Fault{Session: 1, Reason: "wrong AS"}, "fault, p1/p1.0: wrong AS", "wrong AS"},
-		{speaker.SessionUp{Session: 1, Generation: 1, Node: leafNode(1), PeerAS: s.peerAS(1), Families: speaker.FamilySet(speaker.IPv4)}, "session-up, p1/p1.0: node 10.1.0.2", ""},
-		{speaker.Route{Session: 1, Generation: 1, Prefix: destination(0), Attrs: says(400e9, s.peerAS(1), 65001)}, "", ""},
+		{speaker.SessionUp{Session: 1, Generation: 1, Node: leafNode(1), PeerAS: s.PeerAS(1), Families: speaker.FamilySet(speaker.IPv4)}, "session-up, p1/p1.0: node 10.1.0.2", ""},
+		{speaker.Route{Session: 1, Generation: 1, Prefix: destination(0), Attrs: attributes(400e9, s.PeerAS(1), 65001)}, "", ""},
 		{speaker.EndOfRIB{Session: 1, Generation: 1, Family: speaker.IPv4}, "end-of-rib, p1/p1.0: " + speaker.IPv4.String(), ""},
 		{speaker.Withdraw{Session: 1, Generation: 1, Prefix: destination(0)}, "", ""},
 		{speaker.Written{Session: 1, Generation: 1}, "", ""},
@@ -243,7 +244,7 @@ func TestSessionEvents(t *testing.T) {
 
 // TestRefusedEventsAreFaults checks that an event that the core rejects, and a decision that it cannot carry out, is an event with its reason.
 func TestRefusedEventsAreFaults(t *testing.T) {
-	l := idle(t, shape{planes: 2, subPorts: 1}.text())
+	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	if got := during(l, func() { l.step(core.DrainRequest{Target: core.DrainTarget{Plane: "p7"}, On: true}) }); got != `fault, loop: no plane "p7": the planes are p0, p1` {
 		t.Errorf("a drain of nothing: %q", got)
 	}
@@ -254,10 +255,10 @@ func TestRefusedEventsAreFaults(t *testing.T) {
 
 // TestSlotsMovedAreCounted checks that SlotsMoved is the number of queue pair slots, over all destinations, that have moved to another sub-port.
 func TestSlotsMovedAreCounted(t *testing.T) {
-	s := shape{planes: 2, subPorts: 2, extra: "weights: {policy: remap}\n"}
+	s := shape{Planes: 2, SubPorts: 2, Extra: "weights: {policy: remap}\n"}
 	l := forwarding(t, s, 3)
 	at := func() (out []string) {
-		for _, d := range destinations(3) {
+		for _, d := range coretest.Destinations(3) {
 			for _, slot := range l.group(l.effects.destinations[l.key(0, d)].vector).Slots {
 				out = append(out, slot.Plane+" "+slot.Device)
 			}
@@ -273,14 +274,14 @@ func TestSlotsMovedAreCounted(t *testing.T) {
 		func() { l.link(&LinkEvent{SubPort: 3, Transitions: 2}) }, // the vector that all destinations use changes
 		func() { l.link(&LinkEvent{SubPort: 3, Up: true, Speed: 400e9, Transitions: 3}) },
 		func() { // one destination gets another vector
-			l.bgp(speaker.SessionUp{Session: 3, Generation: 2, Node: leafNode(1), PeerAS: s.peerAS(3), Families: speaker.FamilySet(speaker.IPv4)})
-			for _, d := range destinations(3) {
-				l.bgp(speaker.Route{Session: 3, Generation: 2, Prefix: d, Attrs: says(800e9, s.peerAS(3), 65001)})
+			l.bgp(speaker.SessionUp{Session: 3, Generation: 2, Node: leafNode(1), PeerAS: s.PeerAS(3), Families: speaker.FamilySet(speaker.IPv4)})
+			for _, d := range coretest.Destinations(3) {
+				l.bgp(speaker.Route{Session: 3, Generation: 2, Prefix: d, Attrs: attributes(800e9, s.PeerAS(3), 65001)})
 			}
 		},
 		func() {
 			for k := range 2 {
-				l.bgp(speaker.Route{Session: k, Generation: 1, Prefix: destination(1), Attrs: says(200e9, s.peerAS(k), 65001)})
+				l.bgp(speaker.Route{Session: k, Generation: 1, Prefix: destination(1), Attrs: attributes(200e9, s.PeerAS(k), 65001)})
 			}
 		},
 	} {
@@ -307,7 +308,7 @@ func TestSlotsMovedAreCounted(t *testing.T) {
 
 // TestVectorsThatAreGoneAreNotCounted checks that the status counts the current destinations and distinct weight vectors.
 func TestVectorsThatAreGoneAreNotCounted(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1}
+	s := shape{Planes: 2, SubPorts: 1}
 	l := forwarding(t, s, 2)
 	counts := func(what string, destinations, vectors uint32) {
 		t.Helper()
@@ -322,9 +323,9 @@ func TestVectorsThatAreGoneAreNotCounted(t *testing.T) {
 		}
 	}
 	counts("two alike", 2, 1)
-	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: destination(1), Attrs: says(100e9, s.peerAS(1), 65001)})
+	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: destination(1), Attrs: attributes(100e9, s.PeerAS(1), 65001)})
 	counts("one with less bandwidth", 2, 2)
-	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: destination(1), Attrs: says(400e9, s.peerAS(1), 65001)})
+	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: destination(1), Attrs: attributes(400e9, s.PeerAS(1), 65001)})
 	counts("alike again", 2, 1)
 	for d := range 2 {
 		for i := range 2 {
@@ -337,7 +338,7 @@ func TestVectorsThatAreGoneAreNotCounted(t *testing.T) {
 // TestReloadShowsLoopbacks checks that after a reload with another loopback each destination's weights are shown for it too, with its queue
 // pairs.
 func TestReloadShowsLoopbacks(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1}
+	s := shape{Planes: 2, SubPorts: 1}
 	l := forwarding(t, s, 1)
 	sources := func() []string {
 		l.builder.Commit()
@@ -354,8 +355,8 @@ func TestReloadShowsLoopbacks(t *testing.T) {
 	if got := fmt.Sprint(sources()); got != "[10.255.0.1/32]" {
 		t.Errorf("before: %s", got)
 	}
-	s.loopbacks = []string{"10.255.0.1/32", "10.255.0.9/32"}
-	l.reload(s.config(t))
+	s.Loopbacks = []string{"10.255.0.1/32", "10.255.0.9/32"}
+	l.reload(s.Config(t))
 	if got := fmt.Sprint(sources()); got != "[10.255.0.1/32 10.255.0.9/32]" {
 		t.Errorf("after the reload: %s", got)
 	}
@@ -368,7 +369,7 @@ func TestReloadShowsLoopbacks(t *testing.T) {
 // TestStepsAreTimed checks that fared_loop_step_seconds has one observation for each step of the loop, of the time since its inputs were
 // drained.
 func TestStepsAreTimed(t *testing.T) {
-	l := idle(t, shape{planes: 1, subPorts: 1}.text())
+	l := idle(t, shape{Planes: 1, SubPorts: 1}.Text())
 	answering(t, l)
 	const name = "fared_loop_step_seconds"
 	before := gathered(t, l.d.registry, name)

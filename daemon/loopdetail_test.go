@@ -14,6 +14,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/fare"
@@ -47,10 +48,10 @@ func remembered(t *testing.T, l *loop) []string {
 // TestEventsAreRemembered checks that link events, changes of weights and ignored bandwidth are events of WatchEvents, not only lines of the
 // log.
 func TestEventsAreRemembered(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1, extra: bounds}
+	s := shape{Planes: 2, SubPorts: 1, Extra: bounds}
 	l := forwarding(t, s, 3)
 	l.reportWeights()
-	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: destination(0), Attrs: says(1e9, s.peerAS(1), 65001)})
+	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: destination(0), Attrs: attributes(1e9, s.PeerAS(1), 65001)})
 	l.markIgnored()
 	l.reportIgnored()
 	l.link(&LinkEvent{SubPort: 1, Reason: "no carrier", Transitions: 2})
@@ -80,7 +81,7 @@ func TestChangesOfWeightsAreCounted(t *testing.T) {
 // TestOrderOfAStep checks that a step applies the loss of a failed link before the due timers, and these before the events beyond the
 // allowances: each is a separate change of the weights.
 func TestOrderOfAStep(t *testing.T) {
-	s := shape{planes: 3, subPorts: 1, extra: "drain_delay: 1h\n"}
+	s := shape{Planes: 3, SubPorts: 1, Extra: "drain_delay: 1h\n"}
 	l := forwarding(t, s, 1)
 	links := newTestLinks(3, 400e9)
 	links.Take(nil)
@@ -93,10 +94,10 @@ func TestOrderOfAStep(t *testing.T) {
 	l.reweighed = reweighed{last: time.Now()} // none is reported meanwhile
 	links.change(2, func(ev *LinkEvent) { ev.Up = false })
 	l.wokenAt = l.wokenAt.Add(time.Hour)
-	l.bulkEvents = append(l.bulkEvents, speaker.Route{Session: 1, Generation: 1, Prefix: destination(0), Attrs: says(100e9, s.peerAS(1), 65001)})
+	l.bulkEvents = append(l.bulkEvents, speaker.Route{Session: 1, Generation: 1, Prefix: destination(0), Attrs: attributes(100e9, s.PeerAS(1), 65001)})
 	l.turn()
-	if got := weightsOf(l.core, destination(0)); fmt.Sprint(got) != "[4 1 0]" || l.reweighed.vectors != 3 {
-		t.Errorf("weights %v after %d changes, want [4 1 0] after 3: without p2, with p0, with less of p1", got, l.reweighed.vectors)
+	if v, _ := coretest.VectorFrom(l.core, 0, destination(0)); fmt.Sprint(v.Weights) != "[4 1 0]" || l.reweighed.vectors != 3 {
+		t.Errorf("weights %v after %d changes, want [4 1 0] after 3: without p2, with p0, with less of p1", v.Weights, l.reweighed.vectors)
 	}
 	if got := stages(l.core); len(got)+len(l.drainTimers) != 0 {
 		t.Errorf("drains %v, timers %v", got, l.drainTimers)
@@ -105,7 +106,7 @@ func TestOrderOfAStep(t *testing.T) {
 
 // TestLostSessionIsDeclaredAtOnce checks that a closed session's sub-port is declared down before later events are processed.
 func TestLostSessionIsDeclaredAtOnce(t *testing.T) {
-	l := forwarding(t, shape{planes: 2, subPorts: 1}, 1)
+	l := forwarding(t, shape{Planes: 2, SubPorts: 1}, 1)
 	object := dpclient.Object{Kind: dpclient.KindSubPort, SubPort: "p1.0"}
 	if !l.effects.inEffect(object) {
 		t.Fatal("the sub-port is not in effect")
@@ -118,7 +119,7 @@ func TestLostSessionIsDeclaredAtOnce(t *testing.T) {
 
 // TestFirstConnectionHandsOut checks that the sessions get their routes before those that wait for the data plane may connect.
 func TestFirstConnectionHandsOut(t *testing.T) {
-	l := idle(t, shape{planes: 2, subPorts: 1}.text())
+	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	due := func() { l.step(core.Reload{Config: l.core.Config().Text()}) }
 	left := func() (n int) { // takes the routes that are still due
 		l.core.Advertise(func(int, []core.Route) { n++ })
@@ -139,7 +140,7 @@ func TestFirstConnectionHandsOut(t *testing.T) {
 
 // TestStartEndsAtItsDeadline checks that the start ends at its deadline, once.
 func TestStartEndsAtItsDeadline(t *testing.T) {
-	l := idle(t, shape{planes: 2, subPorts: 1}.text())
+	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	began := l.wokenAt
 	l.deadline = began.Add(time.Minute)
 	for _, step := range []struct {
@@ -158,8 +159,8 @@ func TestStartEndsAtItsDeadline(t *testing.T) {
 // TestSecondLeafIsNoticedAtItsSession checks that a session that comes up with the identifier of another leaf of its plane has a fault that
 // names it.
 func TestSecondLeafIsNoticedAtItsSession(t *testing.T) {
-	s := shape{planes: 2, subPorts: 2}
-	l := idle(t, s.text())
+	s := shape{Planes: 2, SubPorts: 2}
+	l := idle(t, s.Text())
 	establish(l, s, 0)
 	another := speaker.SessionUp{Session: 1, Generation: 1, Node: leafNode(0), PeerAS: 64999, Families: speaker.FamilySet(speaker.IPv4)}
 	shown := during(l, func() { l.bgp(another) })
@@ -176,7 +177,7 @@ func TestSecondLeafIsNoticedAtItsSession(t *testing.T) {
 // TestFlowHashIsAnEvent checks that the first flow hash of a data plane is an event, and that the event of another hash names the previous one
 // and the remedy.
 func TestFlowHashIsAnEvent(t *testing.T) {
-	l := idle(t, shape{planes: 2, subPorts: 1}.text())
+	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	connect := func(seed uint32) string {
 		return during(l, func() {
 			l.plane(&dpclient.Event{Kind: dpclient.Connected, Name: "a", Capabilities: &farev1.Capabilities{
@@ -207,7 +208,7 @@ func revises(l *loop, f func()) bool {
 
 // TestRevisions checks that each change of what the status shows has a new revision, and that nothing else has.
 func TestRevisions(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1, extra: "drain_delay: 1h\n"}
+	s := shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 1h\n"}
 	l := forwarding(t, s, 1)
 	target := core.DrainTarget{Plane: "p1"}
 	for _, step := range []struct {
@@ -245,7 +246,7 @@ func TestRevisions(t *testing.T) {
 // TestDrainsOfALeafAreConfirmed checks that without a data plane a drain passes its first stage at once, which changes the status and starts
 // the drain delay, and that later stages need no confirmation.
 func TestDrainsOfALeafAreConfirmed(t *testing.T) {
-	l := idle(t, shape{planes: 2, subPorts: 1, leaf: true, extra: "drain_delay: 1h\n"}.text())
+	l := idle(t, shape{Planes: 2, SubPorts: 1, Leaf: true, Extra: "drain_delay: 1h\n"}.Text())
 	l.recorder = &recorder{f: &fullDisk{room: 1 << 20}, keep: 1 << 20, left: 1 << 40}
 	defer func() { l.recorder = nil }()
 	target := core.DrainTarget{Plane: "p1"}
@@ -288,8 +289,8 @@ planes:
 
 // TestDrainNamesThreeSessions checks that the status of a drain names three of the sessions that it waits for and counts the others.
 func TestDrainNamesThreeSessions(t *testing.T) {
-	s := shape{planes: 1, subPorts: 5}
-	l := idle(t, s.text())
+	s := shape{Planes: 1, SubPorts: 5}
+	l := idle(t, s.Text())
 	for i := range 5 {
 		establish(l, s, i)
 	}
@@ -327,7 +328,7 @@ func TestDrainNamesThreeSessions(t *testing.T) {
 
 // TestEqualLinkIsNotHeldUp checks that the hold-up delays increases only: a report of the same speed counts at once.
 func TestEqualLinkIsNotHeldUp(t *testing.T) {
-	l := idle(t, shape{planes: 1, subPorts: 1, noSpeed: true, extra: "path_bandwidth: {increase_hold_up: 1h}\n"}.text())
+	l := idle(t, shape{Planes: 1, SubPorts: 1, NoSpeed: true, Extra: "path_bandwidth: {increase_hold_up: 1h}\n"}.Text())
 	for _, step := range []struct {
 		speed fare.Bandwidth
 		held  bool
@@ -342,8 +343,8 @@ func TestEqualLinkIsNotHeldUp(t *testing.T) {
 // TestReloadWhileHeldUp checks that a held-up link counts afterwards with the speed of the new configuration, or with that of the device if
 // none is configured.
 func TestReloadWhileHeldUp(t *testing.T) {
-	s := shape{planes: 1, subPorts: 1, noSpeed: true, extra: "path_bandwidth: {increase_hold_up: 1h}\n"}
-	device := s.text()
+	s := shape{Planes: 1, SubPorts: 1, NoSpeed: true, Extra: "path_bandwidth: {increase_hold_up: 1h}\n"}
+	device := s.Text()
 	configured := strings.Replace(device, "- device: p0.0\n", "- device: p0.0\n        speed: 200G\n", 1)
 	for _, c := range []struct {
 		from, to, source string
@@ -371,14 +372,14 @@ func TestReloadWhileHeldUp(t *testing.T) {
 
 // TestReloadForgetsLandings checks that the removal of a loopback by a reload discards its landings.
 func TestReloadForgetsLandings(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}
-	l := idle(t, s.text())
+	s := shape{Planes: 2, SubPorts: 1, Loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}
+	l := idle(t, s.Text())
 	l.ports.connected(true)
 	for _, lo := range l.core.Config().Loopbacks {
 		l.ports.asked(lo.Addr(), destination(0).Addr())
 	}
-	s.loopbacks = s.loopbacks[:1]
-	l.reload(s.config(t))
+	s.Loopbacks = s.Loopbacks[:1]
+	l.reload(s.Config(t))
 	if _, kept := l.ports.pairs[pair{own.Addr(), destination(0).Addr()}]; !kept || len(l.ports.pairs) != 1 {
 		t.Errorf("%d landings, that of the loopback that is left: %v", len(l.ports.pairs), kept)
 	}
@@ -387,7 +388,7 @@ func TestReloadForgetsLandings(t *testing.T) {
 // TestReasonsOfPlanes checks that a plane without weight has a reason and one with weight has none, that an unreachable destination has a
 // reason, and that a session counts its unused routes by reason.
 func TestReasonsOfPlanes(t *testing.T) {
-	l := forwarding(t, shape{planes: 2, subPorts: 1}, 1)
+	l := forwarding(t, shape{Planes: 2, SubPorts: 1}, 1)
 	id := l.effects.destinations[l.key(0, destination(0))].vector
 	l.step(core.DrainRequest{Target: core.DrainTarget{Plane: "p1"}, On: true})
 	v, ok := (source{l}).Vector(id)
@@ -412,12 +413,12 @@ func TestReasonsOfPlanes(t *testing.T) {
 // TestNextHopsAreLearnedFromSessions checks that the next hop of a session is its neighbor's address, and that the loop keeps no event of an
 // earlier step.
 func TestNextHopsAreLearnedFromSessions(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 1)})
 	r.settled(1)
 	r.inside(func(l *loop) { l.step(core.NextHop{Session: 1, Address: l.core.SessionState(0).NextHop}) })
 	r.leaves[1].drop()
 	eventually(t, "the next hop is learned", func() (learned bool) {
-		r.inside(func(l *loop) { learned = l.core.SessionState(1).NextHop == r.s.there(1) })
+		r.inside(func(l *loop) { learned = l.core.SessionState(1).NextHop == r.s.There(1) })
 		return learned
 	})
 	r.inside(func(l *loop) {
@@ -441,7 +442,7 @@ func TestNextHopsAreLearnedFromSessions(t *testing.T) {
 // TestWatchesBeginAtALeaf checks that a watch of weights begins at once at a leaf without a data plane, which has no start to wait for.
 func TestWatchesBeginAtALeaf(t *testing.T) {
 	socket := filepath.Join(shortDir(t), "s")
-	newRig(t, shape{planes: 1, subPorts: 2, leaf: true, extra: "api: {socket: " + socket + "}\n"}, rigOptions{deps: func(d *Deps) { d.Embedded = false }})
+	newRig(t, shape{Planes: 1, SubPorts: 2, Leaf: true, Extra: "api: {socket: " + socket + "}\n"}, rigOptions{deps: func(d *Deps) { d.Embedded = false }})
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	watch, err := farev1.NewWeightServiceClient(dial(t, socket)).WatchWeights(ctx, &farev1.WatchWeightsRequest{})
@@ -456,8 +457,8 @@ func TestWatchesBeginAtALeaf(t *testing.T) {
 // TestASecondCloseDoesNothing checks that a second Close closes nothing again.
 func TestASecondCloseDoesNothing(t *testing.T) {
 	checkLeaks(t)
-	text := shape{planes: 1, subPorts: 1, extra: "record: {file: " + filepath.Join(t.TempDir(), "recording") + "}\n"}.text()
-	d, err := New(parsed(t, text), Deps{Memory: dialMemory, Links: newTestLinks(1, 400e9), Embedded: true})
+	text := shape{Planes: 1, SubPorts: 1, Extra: "record: {file: " + filepath.Join(t.TempDir(), "recording") + "}\n"}.Text()
+	d, err := New(coretest.Parse(t, text), Deps{Memory: dialMemory, Links: newTestLinks(1, 400e9), Embedded: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -71,8 +71,8 @@ func TestOldAnswersDecideNothing(t *testing.T) {
 
 // TestFlapIsHeldUp checks that after a flap a link counts once it has lasted increase_hold_up; another flap in between restarts the time.
 func TestFlapIsHeldUp(t *testing.T) {
-	s := shape{planes: 1, subPorts: 1, noSpeed: true, extra: "path_bandwidth: {increase_hold_up: 1h}\n"}
-	l := idle(t, s.text())
+	s := shape{Planes: 1, SubPorts: 1, NoSpeed: true, Extra: "path_bandwidth: {increase_hold_up: 1h}\n"}
+	l := idle(t, s.Text())
 	began := l.wokenAt
 	at := func(after time.Duration, what string, up bool) {
 		t.Helper()
@@ -96,8 +96,8 @@ func TestFlapIsHeldUp(t *testing.T) {
 
 // TestPinsOfOneFamily checks that a destination's pairs are those of the loopbacks of its own family.
 func TestPinsOfOneFamily(t *testing.T) {
-	s := shape{planes: 1, subPorts: 1, loopbacks: []string{"10.255.0.1/32", "\"fd00::1/128\"", "10.255.0.2/32"}}
-	l := idle(t, strings.Replace(s.text(), "accept: [", "accept: [\"fd00::/16\", ", 1))
+	s := shape{Planes: 1, SubPorts: 1, Loopbacks: []string{"10.255.0.1/32", "\"fd00::1/128\"", "10.255.0.2/32"}}
+	l := idle(t, strings.Replace(s.Text(), "accept: [", "accept: [\"fd00::/16\", ", 1))
 	for destination, want := range map[string]string{"10.255.9.9/32": "10.255.0.1/32 10.255.0.2/32", "fd00::9/128": "fd00::1/128"} {
 		var got []string
 		for _, p := range l.pairPorts(dpclient.Destination{Prefix: netip.MustParsePrefix(destination)}, 1) {
@@ -111,14 +111,14 @@ func TestPinsOfOneFamily(t *testing.T) {
 
 // TestDrainBeforeMoveIsProgrammed checks that slots that lose addresses, and no others, are marked toward the data plane.
 func TestDrainBeforeMoveIsProgrammed(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1, extra: "weights: {ordering: ORDERING}\n"}
+	s := shape{Planes: 2, SubPorts: 1, Extra: "weights: {ordering: ORDERING}\n"}
 	marked, unmarked := 0, 0
 	for _, ordering := range []string{"partial", "strong"} {
-		l := idle(t, strings.Replace(s.text(), "ORDERING", ordering, 1))
-		bring(t, s.defaults(), l.core, 1, func(int, int) fare.Bandwidth { return 400e9 })
+		l := idle(t, strings.Replace(s.Text(), "ORDERING", ordering, 1))
+		bring(t, s.Defaults(), l.core, 1, func(int, int) fare.Bandwidth { return 400e9 })
 		l.core.Updates()
 		for _, value := range []fare.Bandwidth{100e9, 400e9, 200e9} {
-			do(t, l.core, core.Fabric{Event: fare.RouteUpdate{Session: 0, Generation: 1, Prefix: destination(0), Attrs: says(value, s.peerAS(0), 65001)}})
+			do(t, l.core, core.Fabric{Event: fare.RouteUpdate{Session: 0, Generation: 1, Prefix: destination(0), Attrs: attributes(value, s.PeerAS(0), 65001)}})
 			for _, u := range l.core.Updates() {
 				v, ok := l.core.Vector(u.Vector)
 				if !ok {
@@ -163,7 +163,7 @@ func TestLearnedNextHops(t *testing.T) {
 		t.Fatal(err)
 	}
 	spy := &helloSpy{ClientConnInterface: conn}
-	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{dp: dp, conn: spy, leaves: announceAll(400e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{dp: dp, conn: spy, leaves: announceAll(400e9, 1)})
 	t.Cleanup(func() {
 		r.stop()
 		conn.Close()
@@ -175,7 +175,7 @@ func TestLearnedNextHops(t *testing.T) {
 	eventually(t, "the data plane has the learned next hop", func() bool { return nextHop(spy.last.Load()) == learned.String() })
 	r.inside(func(l *loop) {
 		before := proto.CloneOf(forwardingOf(l.core))
-		next, err := config.Parse("next", []byte(strings.Replace(r.s.text(), "as:", "drain_delay: 7s\nas:", 1)))
+		next, err := config.Parse("next", []byte(strings.Replace(r.s.Text(), "as:", "drain_delay: 7s\nas:", 1)))
 		if err != nil {
 			t.Error(err)
 			return
@@ -186,7 +186,7 @@ func TestLearnedNextHops(t *testing.T) {
 		}
 	})
 	r.inside(func(l *loop) {
-		next, err := config.Parse("next", []byte(strings.Replace(r.s.text(), "loopbacks: [", "loopbacks: [10.255.0.9/32, ", 1)))
+		next, err := config.Parse("next", []byte(strings.Replace(r.s.Text(), "loopbacks: [", "loopbacks: [10.255.0.9/32, ", 1)))
 		if err != nil {
 			t.Error(err)
 			return
@@ -199,7 +199,7 @@ func TestLearnedNextHops(t *testing.T) {
 // TestLinkEvents checks that a link's first state, its failure and its return are events, that another speed is an event of that kind, and that
 // an unchanged state is none.
 func TestLinkEvents(t *testing.T) {
-	l := idle(t, shape{planes: 1, subPorts: 1, noSpeed: true}.text())
+	l := idle(t, shape{Planes: 1, SubPorts: 1, NoSpeed: true}.Text())
 	var log strings.Builder
 	l.log = slog.New(slog.NewTextHandler(&log, nil))
 	for _, step := range []struct {
@@ -225,7 +225,7 @@ func TestLinkEvents(t *testing.T) {
 
 // TestReloadWithoutAFile checks that the error of a daemon without a configuration file contains the remedy.
 func TestReloadWithoutAFile(t *testing.T) {
-	l := idle(t, shape{planes: 1, subPorts: 1}.text())
+	l := idle(t, shape{Planes: 1, SubPorts: 1}.Text())
 	_, err := l.d.Reload(t.Context(), true)
 	var problem *status.Problem
 	if !errors.As(err, &problem) || problem.Subject != "reload" || !strings.Contains(problem.Remedy, "--config") {
@@ -235,12 +235,12 @@ func TestReloadWithoutAFile(t *testing.T) {
 
 // TestSkippedFamilies checks that a configured family that was not negotiated needs no End-of-RIB.
 func TestSkippedFamilies(t *testing.T) {
-	s := shape{planes: 1, subPorts: 1, session: "families: [ipv4, ipv6], "}.defaults()
-	text := strings.NewReplacer(s.there(0).String(), "\"fd99::1\"", s.here(0).String(), "\"fd99::2\"")
+	s := shape{Planes: 1, SubPorts: 1, Session: "families: [ipv4, ipv6], "}.Defaults()
+	text := strings.NewReplacer(s.There(0).String(), "\"fd99::1\"", s.Here(0).String(), "\"fd99::2\"")
 	for _, agreed := range [][]speaker.Family{{}, {speaker.IPv4}, {speaker.IPv6}, {speaker.IPv4, speaker.IPv6}} {
-		l := idle(t, text.Replace(s.text()))
+		l := idle(t, text.Replace(s.Text()))
 		do(t, l.core, up(0, 400e9))
-		ev, want := speaker.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: s.peerAS(0)}, [2]bool{true, true}
+		ev, want := speaker.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: s.PeerAS(0)}, [2]bool{true, true}
 		for _, f := range agreed {
 			ev.Families |= speaker.FamilySet(f)
 			want[map[speaker.Family]int{speaker.IPv4: 0, speaker.IPv6: 1}[f]] = false

@@ -30,16 +30,16 @@ func TestNewNamesWhatFails(t *testing.T) {
 		"metrics":   {func(_ *config.Config, d *Deps) { d.Registry = taken }, "metrics"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := shape{planes: 2, subPorts: 1, port: freePort(t)}
+			s := shape{Planes: 2, SubPorts: 1, Port: freePort(t)}
 			if name == "metrics" {
-				other, err := New(s.config(t), Deps{Memory: dialMemory, Registry: taken, Links: newTestLinks(2, 400e9)})
+				other, err := New(s.Config(t), Deps{Memory: dialMemory, Registry: taken, Links: newTestLinks(2, 400e9)})
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer other.Close()
 			}
 			checkLeaks(t)
-			cfg, deps := *s.config(t), Deps{Memory: dialMemory, Links: newTestLinks(2, 400e9), Embedded: true}
+			cfg, deps := *s.Config(t), Deps{Memory: dialMemory, Links: newTestLinks(2, 400e9), Embedded: true}
 			c.change(&cfg, &deps)
 			d, err := New(&cfg, deps)
 			if d != nil || err == nil || !strings.Contains(err.Error(), c.want) {

@@ -20,7 +20,7 @@ import (
 // askingPorts returns the source ports of a server with two loopbacks, whose data plane must be queried for landings; no query is sent.
 func askingPorts(t *testing.T) (*sourcePorts, *core.Core) {
 	t.Helper()
-	c := shape{planes: 2, subPorts: 1, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}.core(t)
+	c := coreOf(t, shape{Planes: 2, SubPorts: 1, Loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}.Text())
 	p := newSourcePorts(c.Config(), c.Layout(), slog.New(slog.DiscardHandler))
 	p.client = fixedLanding{}
 	p.use(c.Planners(nil))
@@ -144,7 +144,7 @@ func TestFailedLandingsOfOthersAreNotAskedAgain(t *testing.T) {
 		key, l, round := p.next()
 		p.answered(key, l, round, nil, status.Error(codes.Unavailable, "not now"))
 	}
-	one := shape{planes: 2, subPorts: 1, loopbacks: []string{"10.255.0.1/32"}}.core(t)
+	one := coreOf(t, shape{Planes: 2, SubPorts: 1, Loopbacks: []string{"10.255.0.1/32"}}.Text())
 	p.keep(one.Layout())
 	p.retry()
 	if key, l, _ := p.next(); l == nil || key.src != c.Config().Loopbacks[0].Addr() {
@@ -278,7 +278,7 @@ func TestSlotsWithoutALandingPortOfPairsThatAreGone(t *testing.T) {
 		t.Errorf("%d slots of %d pairs, want 4 of 1", n, kept)
 	}
 	p.missed[first], p.misses = 3, 7
-	one := shape{planes: 2, subPorts: 1, loopbacks: []string{"10.255.0.1/32"}}.core(t)
+	one := coreOf(t, shape{Planes: 2, SubPorts: 1, Loopbacks: []string{"10.255.0.1/32"}}.Text())
 	p.keep(one.Layout())
 	if n, kept := p.withoutLanding(), len(p.missed); n != 3 || kept != 1 || p.missed[first] != 3 {
 		t.Errorf("%d slots of %d pairs, want the 3 of the loopback that is left", n, kept)

@@ -14,13 +14,14 @@ import (
 
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/fare"
 )
 
 // TestRecordingFaultsAreEvents checks that a recording that cannot be written causes one event at the begin and one at the end, regardless of
 // the number of attempts; one that ends permanently causes another, and the daemon continues without it.
 func TestRecordingFaultsAreEvents(t *testing.T) {
-	l := idle(t, shape{planes: 2, subPorts: 1}.text())
+	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
 	disk := &fullDisk{}
 	l.recorder = &recorder{f: disk, keep: 1 << 20, left: 1 << 40}
 	events := func(what, want string) {
@@ -73,9 +74,9 @@ func TestRecordingFaultsAreEvents(t *testing.T) {
 
 // TestRecordingRotatesOnAFullDisk checks that a file that reaches its limit while the file system is full loses no event.
 func TestRecordingRotatesOnAFullDisk(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1, noSpeed: true}
+	s := shape{Planes: 2, SubPorts: 1, NoSpeed: true}
 	path := filepath.Join(t.TempDir(), "recording")
-	c := s.core(t)
+	c := coreOf(t, s.Text())
 	r, err := newRecorder(config.Record{File: path, MaxBytes: 1 << 20, Keep: 2}, "test", c)
 	if err != nil {
 		t.Fatal(err)
@@ -113,7 +114,7 @@ func TestRecordingRotatesOnAFullDisk(t *testing.T) {
 // is removed.
 func TestRecorderReleasesItsLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "recording")
-	c := shape{planes: 1, subPorts: 1}.core(t)
+	c := coreOf(t, shape{Planes: 1, SubPorts: 1}.Text())
 	cfg := config.Record{File: path, MaxBytes: 1 << 20, Keep: 1}
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -141,7 +142,7 @@ func TestRecorderReleasesItsLock(t *testing.T) {
 // tried as a literal name first.
 func TestOpenRecording(t *testing.T) {
 	dir := t.TempDir()
-	text := quoted(shape{planes: 2, subPorts: 1}.text())
+	text := coretest.Quoted(shape{Planes: 2, SubPorts: 1}.Text())
 	header := func(continues string) string { return `{"fared":"x","config":` + text + continues + "}\n" }
 	event := func(n string) string {
 		return `{"time_ns":` + n + `,"event":{"type":"end-of-rib","event":{"session":0,"generation":1}}}` + "\n"
@@ -227,7 +228,7 @@ func openBelow(t *testing.T, dir string) (n int) {
 func TestRecordingsLeaveNoFilesOpen(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "recording")
-	c := shape{planes: 1, subPorts: 1}.core(t)
+	c := coreOf(t, shape{Planes: 1, SubPorts: 1}.Text())
 	cfg := config.Record{File: path, MaxBytes: 1 << 20, Keep: 2}
 	for range 2 { // two recordings, one after the other
 		r, err := newRecorder(cfg, "test", c)
@@ -281,7 +282,7 @@ func TestRecordingsLeaveNoFilesOpen(t *testing.T) {
 // name.
 func TestOpenRecordingReadsWhatItNeeds(t *testing.T) {
 	t.Chdir(t.TempDir())
-	text := quoted(shape{planes: 2, subPorts: 1}.text())
+	text := coretest.Quoted(shape{Planes: 2, SubPorts: 1}.Text())
 	event := `{"time_ns":1,"event":{"type":"end-of-rib","event":{"session":0,"generation":1}}}` + "\n"
 	first, second := `{"fared":"x","config":`+text+"}\n"+event, `{"fared":"x","config":`+text+`,"continues":1}`+"\n"+event
 	for name, text := range map[string]string{"r": first, ".5": second, ".5.1": first} {
@@ -316,7 +317,7 @@ func TestOpenRecordingReadsWhatItNeeds(t *testing.T) {
 // exactly, and that the next file begins with the first line that does not fit.
 func TestRecordingFillsItsFiles(t *testing.T) {
 	dir := t.TempDir()
-	c := shape{planes: 2, subPorts: 1}.core(t)
+	c := coreOf(t, shape{Planes: 2, SubPorts: 1}.Text())
 	line := core.RecordLine{TimeNS: 1, Digest: strings.Repeat("x", 60)}
 	probe := &recorder{left: 1 << 40}
 	probe.append(line)
@@ -357,7 +358,7 @@ func TestRecordingFillsItsFiles(t *testing.T) {
 // TestRecorderWritesAndKeepsSoMuch checks that 64 KiB of lines are written with the next event, not before, and that lines that cannot be
 // written are kept up to the limit.
 func TestRecorderWritesAndKeepsSoMuch(t *testing.T) {
-	c := shape{planes: 1, subPorts: 1}.core(t)
+	c := coreOf(t, shape{Planes: 1, SubPorts: 1}.Text())
 	for _, waiting := range []int{recordFlush - 1, recordFlush} {
 		disk := &fullDisk{room: 1 << 20}
 		r := &recorder{f: disk, keep: 1 << 20, left: 1 << 40, buf: bytes.Repeat([]byte("x"), waiting)}
@@ -381,7 +382,7 @@ func TestRecorderWritesAndKeepsSoMuch(t *testing.T) {
 
 // TestEndOfARecordingIsWritten checks that the end of a recording retries a failed write, regardless of the time since the last attempt.
 func TestEndOfARecordingIsWritten(t *testing.T) {
-	c, disk := shape{planes: 1, subPorts: 1}.core(t), &fullDisk{}
+	c, disk := coreOf(t, shape{Planes: 1, SubPorts: 1}.Text()), &fullDisk{}
 	r := &recorder{f: disk, keep: 1 << 20, left: 1 << 40}
 	if err := r.event(time.Now(), core.StartDeadline{}, c); err != nil {
 		t.Fatal(err)
@@ -402,11 +403,11 @@ type feed struct {
 	generation []uint64 // by session
 }
 
-func newFeed(s shape) *feed { return &feed{s: s, generation: make([]uint64, s.planes*s.subPorts)} }
+func newFeed(s shape) *feed { return &feed{s: s, generation: make([]uint64, s.Planes*s.SubPorts)} }
 
 // prologue brings every link and session up.
 func (f *feed) prologue() (out []core.Event) {
-	for i := range f.s.planes * f.s.subPorts {
+	for i := range f.s.Planes * f.s.SubPorts {
 		out = append(out, up(i, 400e9), f.session(i))
 	}
 	return out
@@ -414,13 +415,13 @@ func (f *feed) prologue() (out []core.Event) {
 
 func (f *feed) session(i int) core.Event {
 	f.generation[i]++
-	return core.Fabric{Event: fare.SessionUp{Session: i, Generation: f.generation[i], Node: leafNode(i / f.s.subPorts), PeerAS: f.s.peerAS(i)}}
+	return core.Fabric{Event: fare.SessionUp{Session: i, Generation: f.generation[i], Node: leafNode(i / f.s.SubPorts), PeerAS: f.s.PeerAS(i)}}
 }
 
 // next returns the next event: mostly a route.
 func (f *feed) next() core.Event {
 	f.n++
-	i := f.n % (f.s.planes * f.s.subPorts)
+	i := f.n % (f.s.Planes * f.s.SubPorts)
 	switch {
 	case f.n%29 == 0:
 		return core.Fabric{Event: fare.LinkState{SubPort: i, Up: f.n%2 == 0, Speed: 400e9}}
@@ -428,13 +429,13 @@ func (f *feed) next() core.Event {
 		return f.session(i)
 	}
 	value := fare.Bandwidth(1+f.n%4) * 100e9
-	return core.Fabric{Event: fare.RouteUpdate{Session: i, Generation: f.generation[i], Prefix: destination(f.n % 4), Attrs: says(value, f.s.peerAS(i), 65001)}}
+	return core.Fabric{Event: fare.RouteUpdate{Session: i, Generation: f.generation[i], Prefix: destination(f.n % 4), Attrs: attributes(value, f.s.PeerAS(i), 65001)}}
 }
 
 // record plays events into a core and into a recording, as the loop does.
 func record(t testing.TB, path string, s shape, n int) *core.Core {
 	t.Helper()
-	c := s.core(t)
+	c := coreOf(t, s.Text())
 	r, err := newRecorder(config.Record{File: path, MaxBytes: 1 << 40, Keep: 1}, "test", c)
 	if err != nil {
 		t.Fatal(err)
@@ -460,7 +461,7 @@ func record(t testing.TB, path string, s shape, n int) *core.Core {
 // TestRecorderWritesDigests checks that a recording has a digest every digestEvery events and one at its end, with which it replays.
 func TestRecorderWritesDigests(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "recording")
-	c := record(t, path, shape{planes: 2, subPorts: 2, noSpeed: true}, digestEvery+500)
+	c := record(t, path, shape{Planes: 2, SubPorts: 2, NoSpeed: true}, digestEvery+500)
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -491,7 +492,7 @@ func TestEventsThatCannotBeWritten(t *testing.T) {
 	if b, err := core.MarshalEvent(core.Fabric{}); err == nil {
 		t.Errorf("written as %s", b)
 	}
-	c, disk := shape{planes: 1, subPorts: 1}.core(t), &fullDisk{room: 1 << 20}
+	c, disk := coreOf(t, shape{Planes: 1, SubPorts: 1}.Text()), &fullDisk{room: 1 << 20}
 	r := &recorder{f: disk, keep: 1 << 20, left: 1 << 20}
 	if err := r.event(time.Unix(1, 0), core.Fabric{}, c); err == nil || r.events != 0 || len(r.buf) != 0 {
 		t.Errorf("%v; %d events, %d bytes", err, r.events, len(r.buf))

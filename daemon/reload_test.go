@@ -69,23 +69,23 @@ func reloadable(of reflect.Type, path string) (out []string) {
 // loopbacks; changing these needs a restart.
 func anyConfig(r *rand.Rand, s shape, owned bool) string {
 	pick := func(words ...string) string { return words[r.IntN(len(words))] }
-	s.noSpeed = true
-	s.loopbacks = []string{pick("10.255.0.1/32", "10.255.0.1/32, 10.255.1.0/32", "10.255.0.9/32, 10.255.1.1/32", "10.255.0.1/32, 10.255.0.9/32")}
-	s.extra = fmt.Sprintf("drain_delay: %s\nlog: {level: %s}\npath_bandwidth: {advertise: %s, missing: %s, all_missing: %s, all_zero: %s, conflict: %s, increase_hold_up: %s}\n",
+	s.NoSpeed = true
+	s.Loopbacks = []string{pick("10.255.0.1/32", "10.255.0.1/32, 10.255.1.0/32", "10.255.0.9/32, 10.255.1.1/32", "10.255.0.1/32, 10.255.0.9/32")}
+	s.Extra = fmt.Sprintf("drain_delay: %s\nlog: {level: %s}\npath_bandwidth: {advertise: %s, missing: %s, all_missing: %s, all_zero: %s, conflict: %s, increase_hold_up: %s}\n",
 		pick("1s", "5s"), pick("info", "debug"), pick("sub-port", "node"), pick("equal", "local", "skip"), pick("equal", "local"),
 		pick("equal", "unreachable"), pick("weigh", "prefer-first", "drop"), pick("0s", "1h"))
 	if owned {
-		s.loopbacks = []string{"10.255.0.1/32, 10.255.0.2/32"}
+		s.Loopbacks = []string{"10.255.0.1/32, 10.255.0.2/32"}
 	}
-	text := s.text()
-	for i := range s.planes * s.subPorts {
-		if device := "- device: " + s.device(i) + "\n"; owned {
+	text := s.Text()
+	for i := range s.Planes * s.SubPorts {
+		if device := "- device: " + s.Device(i) + "\n"; owned {
 			text = strings.Replace(text, device, fmt.Sprintf("%s        loopbacks: [10.255.0.%d/32]\n", device, 1+i%2), 1)
 		}
 	}
-	for i := range s.planes * s.subPorts {
+	for i := range s.Planes * s.SubPorts {
 		if speed := pick("", "", "100G", "400G"); speed != "" {
-			device := "- device: " + s.device(i) + "\n"
+			device := "- device: " + s.Device(i) + "\n"
 			text = strings.Replace(text, device, device+"        speed: "+speed+"\n", 1)
 		}
 	}
@@ -94,7 +94,7 @@ func anyConfig(r *rand.Rand, s shape, owned bool) string {
 
 // anyInputs returns random inputs of a loop: links, sessions, routes (some to a possible own loopback), End-of-RIB.
 func anyInputs(r *rand.Rand, s shape, n int) (out []func(*loop)) {
-	count := s.planes * s.subPorts
+	count := s.Planes * s.SubPorts
 	generation, transitions := make([]uint64, count), make([]uint64, count)
 	prefixes := []netip.Prefix{destination(0), destination(1), destination(2), netip.MustParsePrefix("10.255.0.9/32")}
 	up := make([]bool, count)
@@ -111,7 +111,7 @@ func anyInputs(r *rand.Rand, s shape, n int) (out []func(*loop)) {
 			out = append(out, func(l *loop) { copied := ev; l.link(&copied) })
 		case 2:
 			generation[i]++
-			ev := speaker.SessionUp{Session: i, Generation: generation[i], Node: leafNode(i / s.subPorts), PeerAS: s.peerAS(i), Families: speaker.FamilySet(3)}
+			ev := speaker.SessionUp{Session: i, Generation: generation[i], Node: leafNode(i / s.SubPorts), PeerAS: s.PeerAS(i), Families: speaker.FamilySet(3)}
 			out = append(out, func(l *loop) { l.bgp(ev) })
 		case 3:
 			if r.IntN(3) == 0 {
@@ -122,7 +122,7 @@ func anyInputs(r *rand.Rand, s shape, n int) (out []func(*loop)) {
 			ev := speaker.Withdraw{Session: i, Generation: generation[i], Prefix: prefixes[r.IntN(len(prefixes))]}
 			out = append(out, func(l *loop) { l.bgp(ev) })
 		default:
-			attrs := &fare.Attributes{ASPath: []uint32{s.peerAS(i), uint32(65001 + r.IntN(2))}}
+			attrs := &fare.Attributes{ASPath: []uint32{s.PeerAS(i), uint32(65001 + r.IntN(2))}}
 			if r.IntN(4) > 0 {
 				attrs.Communities = append(attrs.Communities, fare.Codec{}.Encode([]fare.Bandwidth{0, 100e9, 200e9, 800e9}[r.IntN(4)], netip.Addr{}))
 			}
@@ -164,7 +164,7 @@ func made(l *loop) string {
 func TestReloadEqualsAFreshStart(t *testing.T) {
 	seen := map[string]bool{}
 	index := regexp.MustCompile(`\[\d+\]`)
-	s := shape{planes: 2, subPorts: 2}
+	s := shape{Planes: 2, SubPorts: 2}
 	for seed := range uint64(150) {
 		r := rand.New(rand.NewPCG(seed, 12))
 		from, over, to := anyConfig(r, s, seed%3 == 0), anyConfig(r, s, seed%3 == 0), anyConfig(r, s, seed%3 == 0)
@@ -221,11 +221,11 @@ func TestReloadEqualsAFreshStart(t *testing.T) {
 
 // TestReloadShortensWhatWaits checks that a pending hold-up and drain delay end no later than the new time.
 func TestReloadShortensWhatWaits(t *testing.T) {
-	s := shape{planes: 1, subPorts: 1, noSpeed: true}
+	s := shape{Planes: 1, SubPorts: 1, NoSpeed: true}
 	text := func(hold, delay string) string {
 		s := s
-		s.extra = "path_bandwidth: {increase_hold_up: " + hold + "}\ndrain_delay: " + delay + "\n"
-		return s.text()
+		s.Extra = "path_bandwidth: {increase_hold_up: " + hold + "}\ndrain_delay: " + delay + "\n"
+		return s.Text()
 	}
 	l := idle(t, text("1h", "1h"))
 	l.link(&LinkEvent{Up: true, Speed: 100e9})
@@ -254,7 +254,7 @@ func TestReloadShortensWhatWaits(t *testing.T) {
 // reloadRig returns a rig whose configuration is a file.
 func reloadRig(t *testing.T) (r *rig, write func(func(shape) string)) {
 	path := filepath.Join(t.TempDir(), "fared.yaml")
-	s := shape{planes: 2, subPorts: 1}
+	s := shape{Planes: 2, SubPorts: 1}
 	r = newRig(t, s, rigOptions{leaves: announceAll(800e9, 1), deps: func(d *Deps) { d.ConfigPath = path }})
 	write = func(text func(shape) string) {
 		t.Helper()
@@ -262,7 +262,7 @@ func reloadRig(t *testing.T) (r *rig, write func(func(shape) string)) {
 			t.Fatal(err)
 		}
 	}
-	write(shape.text)
+	write(shape.Text)
 	r.wait(destination(0), "1:1")
 	r.waitHeard(1, own, "400G")
 	return r, write
@@ -270,7 +270,7 @@ func reloadRig(t *testing.T) (r *rig, write func(func(shape) string)) {
 
 // slower returns the configuration with another speed of p1.0.
 func slower(s shape) string {
-	return strings.Replace(s.text(), "device: p1.0\n        speed: 400G", "device: p1.0\n        speed: 200G", 1)
+	return strings.Replace(s.Text(), "device: p1.0\n        speed: 400G", "device: p1.0\n        speed: 200G", 1)
 }
 
 func (r *rig) reload(dryRun bool) (string, error) {
@@ -285,7 +285,7 @@ func TestReload(t *testing.T) {
 		t.Fatalf("an equal file: %q, %v", changes, err)
 	}
 	write(func(s shape) string {
-		s.extra += "path_bandwidth: {missing: skip}\ndrain_delay: 1s\n"
+		s.Extra += "path_bandwidth: {missing: skip}\ndrain_delay: 1s\n"
 		return slower(s)
 	})
 	want := "drain_delay: 5s -> 1s; path_bandwidth.missing: local -> skip; planes[1].sub_ports[0].speed: 400G -> 200G"
@@ -325,7 +325,7 @@ func TestReloadIsRefusedWhole(t *testing.T) {
 		}
 		var text string
 		r.inside(func(l *loop) { text = l.core.Config().Text() })
-		if text != r.s.config(t).Text() {
+		if text != r.s.Config(t).Text() {
 			t.Errorf("the configuration is now\n%s", text)
 		}
 	}

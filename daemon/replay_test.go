@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -16,23 +15,15 @@ import (
 	"github.com/fared/fared/daemon/internal/core"
 )
 
-func quoted(s string) string {
-	b, err := json.Marshal(s)
-	if err != nil {
-		panic(err)
-	}
-	return string(b)
-}
-
 // TestRecordingRotates checks that the size limits each file, that a start and a full file preserve the earlier files, and that a recording
 // replays from its first file to its final state; without that file, from the oldest one, with a gap.
 func TestRecordingRotates(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1, noSpeed: true}
+	s := shape{Planes: 2, SubPorts: 1, NoSpeed: true}
 	path := filepath.Join(t.TempDir(), "recording")
 	cfg := config.Record{File: path, MaxBytes: 4096, Keep: 3}
 	var ends []string
 	run := func(files int) { // records until the recording has begun its nth file
-		c := s.core(t)
+		c := coreOf(t, s.Text())
 		r, err := newRecorder(cfg, "test", c)
 		if err != nil {
 			t.Fatal(err)
@@ -87,7 +78,7 @@ func TestRecordingRotates(t *testing.T) {
 	if _, err := os.Stat(path + ".4"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("more files than %d are kept: %v", cfg.Keep, err)
 	}
-	header := int64(len(s.core(t).Config().Text())) + 1024
+	header := int64(len(coreOf(t, s.Text()).Config().Text())) + 1024
 	for n := range cfg.Keep + 1 {
 		if info, err := os.Stat(recordName(path, n)); err != nil || info.Size() > cfg.MaxBytes+2*header {
 			t.Errorf("file %d: %v, %v", n, info, err)
@@ -129,9 +120,9 @@ func fill(t *testing.T, r *recorder, p *feed, c *core.Core, now time.Time, n int
 // TestRecordingSurvivesAFullDisk checks that a failed write, even in the middle of a line, loses nothing as long as the pending lines can be
 // kept; that attempts are made once a second; and that the recording replays to the final state.
 func TestRecordingSurvivesAFullDisk(t *testing.T) {
-	s := shape{planes: 2, subPorts: 2, noSpeed: true}
+	s := shape{Planes: 2, SubPorts: 2, NoSpeed: true}
 	for room := range 40 {
-		c, disk := s.core(t), &fullDisk{room: 8000 + 97*room}
+		c, disk := coreOf(t, s.Text()), &fullDisk{room: 8000 + 97*room}
 		r := &recorder{f: disk, keep: 1 << 20, left: 1 << 40}
 		if err := r.line(core.RecordLine{Fared: "test", Config: c.Config().Text()}); err != nil {
 			t.Fatal(err)
@@ -176,8 +167,8 @@ func TestRecordingSurvivesAFullDisk(t *testing.T) {
 // TestRecordingNamesItsGap checks that events beyond the limit are counted, that the recording continues when there is room, and that a replay
 // continues after the gap without verifying digests.
 func TestRecordingNamesItsGap(t *testing.T) {
-	s := shape{planes: 2, subPorts: 2, noSpeed: true}
-	c, disk := s.core(t), &fullDisk{room: 5000}
+	s := shape{Planes: 2, SubPorts: 2, NoSpeed: true}
+	c, disk := coreOf(t, s.Text()), &fullDisk{room: 5000}
 	r := &recorder{f: disk, keep: 1 << 20, left: 1 << 40}
 	if err := r.line(core.RecordLine{Fared: "test", Config: c.Config().Text()}); err != nil {
 		t.Fatal(err)

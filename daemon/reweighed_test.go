@@ -9,7 +9,7 @@ import (
 
 // TestOperationsAreCountedByClass checks that operations in effect are counted in the class in which they were sent.
 func TestOperationsAreCountedByClass(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 5)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 5)})
 	r.settled(5)
 	r.leaves[0].announce(100e9, destination(3))
 	r.wait(destination(3), "1:4")
@@ -36,7 +36,7 @@ func TestOperationsAreCountedByClass(t *testing.T) {
 
 // TestWeightsAreEvents checks that a change of weights is an event, and that thousands of changes are at most one event per second.
 func TestWeightsAreEvents(t *testing.T) {
-	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 5)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 5)})
 	r.settled(5)
 	began := time.Now()
 	r.inside(func(l *loop) {

@@ -13,6 +13,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
 )
@@ -48,21 +49,21 @@ func newRig(t testing.TB, s shape, o rigOptions) *rig {
 	if !o.checked {
 		checkLeaks(t)
 	}
-	s.port, s.net = freePort(t), nextNet
+	s.Port, s.Net = freePort(t), nextNet
 	if nextNet++; nextNet > 250 {
 		nextNet = 100
 	}
-	s = s.defaults()
+	s = s.Defaults()
 	r := &rig{t: t, s: s, journal: &journal{}, dp: o.dp, links: o.links}
 	if r.dp == nil {
 		r.dp = memory.New(memory.Config{Observe: r.observe})
 	}
-	n := s.planes * s.subPorts
+	n := s.Planes * s.SubPorts
 	if r.links == nil {
 		r.links = newTestLinks(n, 400e9)
 	}
 	for i := range n {
-		l := newRawLeaf(t, s.device(i), uint16(s.peerAS(i)), leafNode(i/s.subPorts), netip.AddrPortFrom(s.there(i), uint16(s.port)), r.journal)
+		l := newRawLeaf(t, s.Device(i), uint16(s.PeerAS(i)), leafNode(i/s.SubPorts), netip.AddrPortFrom(s.There(i), uint16(s.Port)), r.journal)
 		if o.leaves != nil {
 			o.leaves(l)
 		}
@@ -80,7 +81,7 @@ func newRig(t testing.TB, s shape, o rigOptions) *rig {
 	if o.deps != nil {
 		o.deps(&deps)
 	}
-	d, err := New(s.config(t), deps)
+	d, err := New(s.Config(t), deps)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -258,19 +259,10 @@ func (r *rig) inOrder(n int, prefixes ...string) {
 	}
 }
 
-// destinations returns the first n destinations.
-func destinations(n int) []netip.Prefix {
-	out := make([]netip.Prefix, n)
-	for i := range out {
-		out[i] = destination(i)
-	}
-	return out
-}
-
 // announceAll makes every leaf announce destinations from the start.
 func announceAll(b fare.Bandwidth, n int) func(*rawLeaf) {
 	return func(l *rawLeaf) {
-		for _, d := range destinations(n) {
+		for _, d := range coretest.Destinations(n) {
 			l.table[d] = b
 		}
 	}

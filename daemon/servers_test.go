@@ -23,6 +23,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/internal/tlsfiles"
 )
 
@@ -63,7 +64,7 @@ func TestSocketsOfADaemon(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Chdir(shortDir(t))
-			l := idle(t, shape{planes: 1, subPorts: 1}.text())
+			l := idle(t, shape{Planes: 1, SubPorts: 1}.Text())
 			l.d.cfg.API.Socket, l.d.cfg.API.ReadOnlySocket, l.d.cfg.Metrics.Listen = "a.sock", c.readOnly, c.metrics
 			if got := serving(t, l); got != c.servers {
 				t.Errorf("%d servers, want %d", got, c.servers)
@@ -118,7 +119,7 @@ func certificate(t *testing.T) (cert, key string) {
 // TestAPIWithTLS checks that the API over TCP uses the configured certificates.
 func TestAPIWithTLS(t *testing.T) {
 	cert, key := certificate(t)
-	l := idle(t, shape{planes: 1, subPorts: 1}.text())
+	l := idle(t, shape{Planes: 1, SubPorts: 1}.Text())
 	probe, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +167,7 @@ func TestMetricsThatEndAreAnError(t *testing.T) {
 
 // TestBrokenGoBGPEndsTheProcess checks that a fatal report of GoBGP ends the process with an error.
 func TestBrokenGoBGPEndsTheProcess(t *testing.T) {
-	l := idle(t, shape{planes: 1, subPorts: 1}.text())
+	l := idle(t, shape{Planes: 1, SubPorts: 1}.Text())
 	code := 0
 	exit = func(c int) { code = c }
 	defer func() { exit = os.Exit }()
@@ -178,12 +179,12 @@ func TestBrokenGoBGPEndsTheProcess(t *testing.T) {
 // TestInstances checks that a run is named by its start unless it is given a name.
 func TestInstances(t *testing.T) {
 	before := time.Now().Add(-time.Second)
-	d := idle(t, shape{planes: 1, subPorts: 1}.text()).d
+	d := idle(t, shape{Planes: 1, SubPorts: 1}.Text()).d
 	began, err := time.Parse("20060102T150405.000000000Z", d.deps.Instance)
 	if err != nil || began.Before(before) || began.After(time.Now()) {
 		t.Errorf("instance %q, %v", d.deps.Instance, err)
 	}
-	named, err := New(parsed(t, shape{planes: 1, subPorts: 1}.text()), Deps{Memory: dialMemory, Links: newTestLinks(1, 400e9), Embedded: true, Instance: "seven"})
+	named, err := New(coretest.Parse(t, shape{Planes: 1, SubPorts: 1}.Text()), Deps{Memory: dialMemory, Links: newTestLinks(1, 400e9), Embedded: true, Instance: "seven"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,45 +3,20 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
 
-// gpu returns the loopback of the n-th GPU of this server.
-func gpu(n int) netip.Prefix {
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, 0, byte(n + 1)}), 32)
-}
-
-// ownPorts returns a server whose n GPUs have one sub-port each in every plane: sub-port n*plane + GPU.
-func ownPorts(planes, n int) shape {
-	s := shape{planes: planes, subPorts: n, serves: func(i int) string { return gpu(i % n).String() }}
-	for g := range n {
-		s.loopbacks = append(s.loopbacks, gpu(g).String())
-	}
-	return s
-}
-
-func vectorFrom(c *core.Core, source int, d netip.Prefix) (wecmp.VectorView, bool) {
-	var id uint32
-	c.Destinations(func(i int, prefix netip.Prefix, vector uint32) {
-		if i == source && prefix == d {
-			id = vector
-		}
-	})
-	v, ok := c.Vector(id)
-	return v, ok && v.Reachable
-}
-
 // TestOwnPortsEndToEnd covers sessions, data plane and API of a daemon whose two GPUs have a port each in two planes.
 func TestOwnPortsEndToEnd(t *testing.T) {
-	s := ownPorts(2, 2)
+	s := coretest.OwnPorts(2, 2)
 	r := newRig(t, s, rigOptions{leaves: announceAll(400e9, 1)})
 	d := destination(0)
 	rows := func(sources ...string) string {
@@ -80,7 +55,7 @@ func TestOwnPortsEndToEnd(t *testing.T) {
 			if i%2 == g {
 				want = "400G"
 			}
-			eventually(t, fmt.Sprintf("sub-port %d carries GPU %d: %q", i, g, want), func() bool { return l.has(gpu(g)) == want })
+			eventually(t, fmt.Sprintf("sub-port %d carries GPU %d: %q", i, g, want), func() bool { return l.has(coretest.GPU(g)) == want })
 		}
 	}
 	r.links.change(3, func(e *LinkEvent) { e.Up = false })
@@ -111,23 +86,23 @@ func TestOwnPortsEndToEnd(t *testing.T) {
 // TestPortsOfSources checks that a source port lands in the home of its slot's sub-port, and that homes are counted over the sub-ports of the
 // source group: the first GPU has 4 of 6, the second 2.
 func TestPortsOfSources(t *testing.T) {
-	s := shape{planes: 2, subPorts: 3, loopbacks: []string{gpu(0).String(), gpu(1).String()}}
-	s.serves = func(i int) string { return gpu(i % 3 / 2).String() }
-	c := s.core(t)
+	s := shape{Planes: 2, SubPorts: 3, Loopbacks: []string{coretest.GPU(0).String(), coretest.GPU(1).String()}}
+	s.Serves = func(i int) string { return coretest.GPU(i % 3 / 2).String() }
+	c := coreOf(t, s.Text())
 	bring(t, s, c, 1, func(int, int) fare.Bandwidth { return 1200e9 })
 	hash := core.FlowHash{Algorithm: core.FlowHashLinux, Seed: 7, Buckets: 1024, Lasting: 16}
 	do(t, c, core.DataplaneReady{FlowHash: hash})
 	devices := [][]string{{"p0.0", "p0.1", "p1.0", "p1.1"}, {"p0.2", "p1.2"}}
 	for g, own := range devices {
-		v, ok := vectorFrom(c, g, destination(0))
-		ports, placement := c.Planners(nil)[g].Ports(gpu(g).Addr(), destination(0).Addr(), v.Places(), nil)
+		v, ok := coretest.VectorFrom(c, g, destination(0))
+		ports, placement := c.Planners(nil)[g].Ports(coretest.GPU(g).Addr(), destination(0).Addr(), v.Places(), nil)
 		if !ok || len(ports) != len(own) || placement.String() != "hash" {
 			t.Fatalf("GPU %d: %d ports by %s for %d sub-ports", g, len(ports), placement, len(own))
 		}
 		for i, port := range ports {
 			device := c.Layout().Sources[g].Device(v.Slots[i].Plane, v.Slots[i].SubPort)
 			place, n := slices.Index(own, device), len(own)
-			value, _ := wecmp.LinuxL4{Seed: hash.Seed}.Hash(gpu(g).Addr(), destination(0).Addr(), wecmp.ProtocolUDP, port, 4791)
+			value, _ := wecmp.LinuxL4{Seed: hash.Seed}.Hash(coretest.GPU(g).Addr(), destination(0).Addr(), wecmp.ProtocolUDP, port, 4791)
 			bucket, end := int(value%1024), (2*1024*(place+1)+n)/(2*n)
 			if place < 0 || bucket >= end || bucket < end-16 {
 				t.Errorf("GPU %d, slot %d: port %d is in bucket %d, the home of %s ends at %d", g, i, port, bucket, device, end)
@@ -135,7 +110,7 @@ func TestPortsOfSources(t *testing.T) {
 		}
 	}
 	if got := forwardingOf(c).SourceGroups; len(got) != 2 || !slices.Equal(got[0].Devices, devices[0]) || !slices.Equal(got[1].Devices, devices[1]) ||
-		!slices.Equal(got[1].Loopbacks, []string{gpu(1).String()}) {
+		!slices.Equal(got[1].Loopbacks, []string{coretest.GPU(1).String()}) {
 		t.Errorf("the data plane is given %v", got)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/dataplane/memory"
@@ -25,14 +26,14 @@ func TestStartTakesNothingAway(t *testing.T) {
 		"deadline":   {"1s", func(*rig) {}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			first := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: announceAll(400e9, 3)})
+			first := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 3)})
 			first.wait(destination(2), "1:1")
 			first.stop()
 			if got := programmed(first.dp); len(got) != 3 {
 				t.Fatalf("after the first run the data plane has %v", got)
 			}
 			socket := filepath.Join(shortDir(t), "s")
-			r := newRig(t, shape{planes: 2, subPorts: 1, extra: "start: {deadline: " + end.deadline + "}\napi: {socket: " + socket + "}\n"}, rigOptions{dp: first.dp, deps: func(d *Deps) { d.Embedded = false }, leaves: func(l *rawLeaf) {
+			r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "start: {deadline: " + end.deadline + "}\napi: {socket: " + socket + "}\n"}, rigOptions{dp: first.dp, deps: func(d *Deps) { d.Embedded = false }, leaves: func(l *rawLeaf) {
 				l.table[destination(0)] = 400e9
 				l.table[destination(3)] = 400e9
 				l.holdEOR = l.name == "p1.0"
@@ -76,7 +77,7 @@ func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{conn: conn, leaves: announceAll(400e9, 1)})
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{conn: conn, leaves: announceAll(400e9, 1)})
 	t.Cleanup(func() { conn.Close() })
 	eventually(t, "both sessions have sent all", func() bool {
 		resp, err := r.d.FabricService().GetStatus(t.Context(), &farev1.GetStatusRequest{})
@@ -117,7 +118,7 @@ func TestLeafForwards(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Two nodes: one announces the destination; the other announces the same destination with half the bandwidth.
-	r := newRig(t, shape{planes: 2, subPorts: 1, leaf: true, extra: leafDataplane + "weights: {mode: per-packet}\n"}, rigOptions{dp: dp, conn: conn, leaves: func(l *rawLeaf) {
+	r := newRig(t, shape{Planes: 2, SubPorts: 1, Leaf: true, Extra: coretest.LeafDataplane + "weights: {mode: per-packet}\n"}, rigOptions{dp: dp, conn: conn, leaves: func(l *rawLeaf) {
 		if l.as == 65100 {
 			l.table[destination(0)] = 400e9
 		}
@@ -179,7 +180,7 @@ func TestRestartSaysEverythingBeforeItsEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	r := newRig(t, shape{planes: 2, subPorts: 1, extra: "bgp: {restart_time: 60s}\n"},
+	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "bgp: {restart_time: 60s}\n"},
 		rigOptions{dp: dp, conn: conn, leaves: announceAll(400e9, 1), checked: true})
 	eventually(t, "the sessions wait", func() bool {
 		for i := range r.leaves {

@@ -10,6 +10,7 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/core"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
 )
@@ -17,14 +18,14 @@ import (
 // establish brings up a link and the session over it in a daemon that does not run.
 func establish(l *loop, s shape, i int) {
 	l.link(&LinkEvent{SubPort: i, Up: true, Speed: 400e9, SpeedSource: "ethtool", Transitions: 1})
-	l.bgp(speaker.SessionUp{Session: i, Generation: 1, Node: leafNode(i / s.subPorts), PeerAS: s.peerAS(i), Families: speaker.FamilySet(speaker.IPv4)})
+	l.bgp(speaker.SessionUp{Session: i, Generation: 1, Node: leafNode(i / s.SubPorts), PeerAS: s.PeerAS(i), Families: speaker.FamilySet(speaker.IPv4)})
 }
 
 // TestPlanesAreShown checks that every plane and sub-port is listed once, in the order of the configuration, with its state, its sessions and
 // the reason if it does not count.
 func TestPlanesAreShown(t *testing.T) {
-	s := shape{planes: 4, subPorts: 2, noSpeed: true}
-	l := idle(t, s.text())
+	s := shape{Planes: 4, SubPorts: 2, NoSpeed: true}
+	l := idle(t, s.Text())
 	establish(l, s, 0)
 	l.link(&LinkEvent{SubPort: 1, Up: true, Transitions: 1})
 	establish(l, s, 2)
@@ -34,14 +35,14 @@ func TestPlanesAreShown(t *testing.T) {
 	for i := range 2 {
 		establish(l, s, 6+i)
 	}
-	for _, ev := range drainTo(core.DrainTarget{SubPort: "p1.0"}, core.Drained) {
-		l.step(ev)
-	}
+	l.step(core.DrainRequest{Target: core.DrainTarget{SubPort: "p1.0"}, On: true})
+	l.step(core.DrainStep{Target: core.DrainTarget{SubPort: "p1.0"}, Confirmed: true})
+	l.step(core.DrainStep{Target: core.DrainTarget{SubPort: "p1.0"}, Confirmed: false})
 	l.step(core.DrainRequest{Target: core.DrainTarget{Plane: "p2"}, On: true})
 	l.step(core.DrainRequest{Target: core.DrainTarget{Leaf: leafNode(3)}, On: true})
 	l.step(core.RoutesWritten{Session: 2, Generation: 1, Mark: l.core.Mark(2)}) // the end of this drain; the others begin
 	subPort := func(i int, sp status.SubPort) status.SubPort {
-		sp.Device, sp.Sessions = s.device(i), []string{fmt.Sprintf("p%d/%s", i/2, s.device(i))}
+		sp.Device, sp.Sessions = s.Device(i), []string{fmt.Sprintf("p%d/%s", i/2, s.Device(i))}
 		if sp.Speed != 0 {
 			sp.SpeedSource = "ethtool"
 		}
@@ -69,7 +70,7 @@ func TestPlanesAreShown(t *testing.T) {
 		t.Errorf("want (-), shown (+):\n%s", diff)
 	}
 	// A device without a link state has this reason.
-	if got := (source{idle(t, s.text())}).Planes()[0].SubPorts[0].Reason; got != "no link state yet" {
+	if got := (source{idle(t, s.Text())}).Planes()[0].SubPorts[0].Reason; got != "no link state yet" {
 		t.Errorf("before the first link state the reason is %q", got)
 	}
 }
@@ -77,8 +78,8 @@ func TestPlanesAreShown(t *testing.T) {
 // TestSessionsAreShown checks that a session's names, neighbor, counts and drops are those of its leaf.
 func TestSessionsAreShown(t *testing.T) {
 	foreign := netip.MustParsePrefix("192.0.2.1/32")
-	r := newRig(t, shape{planes: 2, subPorts: 1}, rigOptions{leaves: func(l *rawLeaf) {
-		for _, d := range destinations(3) {
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: func(l *rawLeaf) {
+		for _, d := range coretest.Destinations(3) {
 			l.table[d] = 400e9
 		}
 		if l.name == "p1.0" {
@@ -104,8 +105,8 @@ func TestSessionsAreShown(t *testing.T) {
 		return out
 	}
 	const dropped = `[name:"guard_dropped{reason=\"route_outside_accept\"}" value:1]`
-	first := fmt.Sprintf("p0/p0.0 p0 p0.0, %s AS 65100 10.1.0.1, established generation 1, 3 received, 3 used, 1 advertised, End-of-RIB true, \"\" []", r.s.there(0))
-	second := fmt.Sprintf("p1/p1.0 p1 p1.0, %s AS 65101 10.1.0.2, established generation 1, 3 received, 3 used, 1 advertised, End-of-RIB true, \"\" ", r.s.there(1))
+	first := fmt.Sprintf("p0/p0.0 p0 p0.0, %s AS 65100 10.1.0.1, established generation 1, 3 received, 3 used, 1 advertised, End-of-RIB true, \"\" []", r.s.There(0))
+	second := fmt.Sprintf("p1/p1.0 p1 p1.0, %s AS 65101 10.1.0.2, established generation 1, 3 received, 3 used, 1 advertised, End-of-RIB true, \"\" ", r.s.There(1))
 	spaces := func(lines []string) string { return strings.ReplaceAll(strings.Join(lines, "\n"), "  ", " ") } // protobuf's text varies them
 	if got, want := spaces(shown()), first+"\n"+second+dropped; got != want {
 		t.Errorf("shown:\n%s\nwant:\n%s", got, want)

@@ -57,7 +57,7 @@ func TestRunReportsToSystemd(t *testing.T) {
 
 // TestServersNameTheirKey checks that the error for unreadable certificates of the API contains the key.
 func TestServersNameTheirKey(t *testing.T) {
-	l := idle(t, shape{planes: 1, subPorts: 1}.text())
+	l := idle(t, shape{Planes: 1, SubPorts: 1}.Text())
 	missing := filepath.Join(t.TempDir(), "missing")
 	l.d.cfg.API.TLS = &config.TLS{CertFile: missing, KeyFile: missing, ClientCAFile: missing}
 	if tasks, err := l.d.servers(); err == nil || tasks != nil || !strings.HasPrefix(err.Error(), "api.tls: ") {

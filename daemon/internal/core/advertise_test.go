@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
@@ -18,8 +19,8 @@ import (
 // TestAdvertiseNode checks that with path_bandwidth.advertise: node every session to a leaf advertises the bandwidth of all sub-ports to that
 // leaf, and that a change is advertised after the very event that caused it.
 func TestAdvertiseNode(t *testing.T) {
-	s := shape{planes: 2, subPorts: 3, noSpeed: true, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}, extra: "path_bandwidth: {advertise: node}\n"}
-	c := s.core(t)
+	s := shape{Planes: 2, SubPorts: 3, NoSpeed: true, Loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}, Extra: "path_bandwidth: {advertise: node}\n"}
+	c := coreOf(t, s.Text())
 	heard := make([]string, 6)
 	listen := func() string {
 		c.Advertise(func(session int, routes []Route) {
@@ -35,14 +36,14 @@ func TestAdvertiseNode(t *testing.T) {
 		return strings.Join(heard[:3], " ") + " | " + strings.Join(heard[3:], " ")
 	}
 	session := func(i int, generation uint64, node netip.Addr) Event {
-		return Fabric{fare.SessionUp{Session: i, Generation: generation, Node: node, PeerAS: s.peerAS(i)}}
+		return Fabric{fare.SessionUp{Session: i, Generation: generation, Node: node, PeerAS: s.PeerAS(i)}}
 	}
 	lost := func(i int, generation uint64) Event {
 		return Fabric{fare.SessionDown{Session: i, Generation: generation}}
 	}
 	a, b := leafNode(0), leafNode(9)
 	lane, plane := DrainTarget{SubPort: "p0.1"}, DrainTarget{Plane: "p0"}
-	subPort := strings.Replace(s.text(), "advertise: node", "advertise: sub-port", 1)
+	subPort := strings.Replace(s.Text(), "advertise: node", "advertise: sub-port", 1)
 	for _, st := range []struct {
 		name  string
 		event Event
@@ -79,7 +80,7 @@ func TestAdvertiseNode(t *testing.T) {
 		{"routes follow", DrainStep{plane, true}, "0 0 0 | 100G 100G nothing"},
 		{"and return", DrainRequest{plane, false}, "1T 1T 1T | 100G 100G nothing"},
 		{"another policy", Reload{Config: subPort}, "400G 400G 200G | 100G 100G nothing"},
-		{"and back", Reload{Config: s.text()}, "1T 1T 1T | 100G 100G nothing"},
+		{"and back", Reload{Config: s.Text()}, "1T 1T 1T | 100G 100G nothing"},
 	} {
 		do(t, c, st.event)
 		if got := listen(); got != st.want {
@@ -139,7 +140,7 @@ planes:
 		return Fabric{fare.SessionDown{Session: i, Generation: generation}}
 	}
 	route := func(i int, b fare.Bandwidth) Event {
-		return Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0), Attrs: says(b, 65100)}}
+		return Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0), Attrs: attributes(b, 65100)}}
 	}
 	for i := range 2 { // both lead to one server
 		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(0), PeerAS: 65100}})
@@ -233,7 +234,7 @@ planes:
 // TestLargestLeafForwards has 512 servers with two sub-ports each in one plane, and a data plane with just enough room for them.
 func TestLargestLeafForwards(t *testing.T) {
 	var b strings.Builder
-	b.WriteString("role: leaf\nas: 65000\nrouter_id: 10.9.0.1\naccept: [10.255.0.0/16]\n" + leafDataplane + "planes:\n- name: p0\n  sub_ports:\n")
+	b.WriteString("role: leaf\nas: 65000\nrouter_id: 10.9.0.1\naccept: [10.255.0.0/16]\n" + coretest.LeafDataplane + "planes:\n- name: p0\n  sub_ports:\n")
 	for i := range config.MaxLeafSubPorts {
 		fmt.Fprintf(&b, "  - {device: s%d, speed: 400G, sessions: [{peer: 10.0.%d.%d}]}\n", i, i>>7, i&127*2+1)
 	}
@@ -251,7 +252,7 @@ func TestLargestLeafForwards(t *testing.T) {
 		as := uint32(4200000000 + server)
 		node := netip.AddrFrom4([4]byte{10, 255, byte(server >> 8), byte(server)})
 		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: node, PeerAS: as}},
-			Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: netip.PrefixFrom(node, 32), Attrs: says(fare.Bandwidth(100e9*(1+i%2)), as)}})
+			Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: netip.PrefixFrom(node, 32), Attrs: attributes(fare.Bandwidth(100e9*(1+i%2)), as)}})
 	}
 	if faults := c.Faults(); len(faults) != 0 {
 		t.Fatal(faults)
@@ -297,7 +298,7 @@ planes:
 	for i, as := range []uint32{65001, 65002, 65002, 65003} {
 		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: as}})
 	}
-	do(t, c, Fabric{fare.RouteUpdate{Session: 0, Generation: 1, Prefix: destination(0), Attrs: says(400e9, 65001, 65002, 64900, 65002)}})
+	do(t, c, Fabric{fare.RouteUpdate{Session: 0, Generation: 1, Prefix: destination(0), Attrs: attributes(400e9, 65001, 65002, 64900, 65002)}})
 	got := map[int]string{}
 	c.Advertise(func(session int, routes []Route) {
 		for _, r := range routes {

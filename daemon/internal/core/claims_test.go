@@ -21,14 +21,14 @@ func faultsOf(c *Core) string {
 // claim returns a route with a path of the leaf's AS and others.
 func claim(s *shape, session int, prefix netip.Prefix, path ...uint32) Event {
 	return Fabric{fare.RouteUpdate{Session: session, Generation: 1, Prefix: prefix, Attrs: &fare.Attributes{
-		Communities: []fare.Community{fare.Codec{}.Encode(400e9, netip.Addr{})}, ASPath: append([]uint32{s.peerAS(session)}, path...)}}}
+		Communities: []fare.Community{fare.Codec{}.Encode(400e9, netip.Addr{})}, ASPath: append([]uint32{s.PeerAS(session)}, path...)}}}
 }
 
 func claimCore(t *testing.T, extra string) (*shape, *Core) {
-	s := &shape{planes: 3, subPorts: 1, extra: extra}
-	c := s.core(t)
+	s := &shape{Planes: 3, SubPorts: 1, Extra: extra}
+	c := coreOf(t, s.Text())
 	for i := range 3 {
-		do(t, c, up(i, 400e9), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.peerAS(i)}})
+		do(t, c, up(i, 400e9), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.PeerAS(i)}})
 	}
 	if text := faultsOf(c); text != "" {
 		t.Fatal(text)
@@ -125,7 +125,7 @@ func TestConflictTextNamesWhoAnnounces(t *testing.T) {
 func TestClaimsOfAReload(t *testing.T) {
 	s, c := claimCore(t, "")
 	mine, added := c.cfg.Loopbacks[0], netip.MustParsePrefix("10.255.0.9/32")
-	do(t, c, Fabric{fare.RouteUpdate{Session: 1, Generation: 0, Prefix: mine, Attrs: says(400e9, s.peerAS(1), 64666)}})
+	do(t, c, Fabric{fare.RouteUpdate{Session: 1, Generation: 0, Prefix: mine, Attrs: attributes(400e9, s.PeerAS(1), 64666)}})
 	if text := faultsOf(c); text != "" || len(c.claims.own)+len(c.own) != 0 {
 		t.Errorf("a route of no session: %q, %d routes are kept", text, len(c.own))
 	}
@@ -133,8 +133,8 @@ func TestClaimsOfAReload(t *testing.T) {
 	faultsOf(c) // two origins of what is not ours yet
 	with := func(loopbacks ...string) Event {
 		form := *s
-		form.loopbacks = loopbacks
-		return Reload{Config: form.text()}
+		form.Loopbacks = loopbacks
+		return Reload{Config: form.Text()}
 	}
 	do(t, c, with(mine.String(), added.String()))
 	if text := faultsOf(c); strings.Count(text, "this local loopback") != 1 || !strings.Contains(text, added.String()+": AS 64666 announces this local loopback over p1/p1.0:") {
@@ -161,7 +161,7 @@ func TestConflictsReturn(t *testing.T) {
 		}
 		for generation := uint64(1); generation <= 3; generation++ {
 			for i := range many {
-				do(t, c, Fabric{fare.RouteUpdate{Session: 2, Generation: generation, Prefix: destination(i), Attrs: says(400e9, s.peerAS(2), 64666)}})
+				do(t, c, Fabric{fare.RouteUpdate{Session: 2, Generation: generation, Prefix: destination(i), Attrs: attributes(400e9, s.PeerAS(2), 64666)}})
 			}
 			if n, text := len(c.claims.conflicts), faultsOf(c); n != many || strings.Count(text, "origins announce it") != many {
 				t.Errorf("generation %d of %d routes: %d conflicts, %q", generation, many, n, text)
@@ -170,7 +170,7 @@ func TestConflictsReturn(t *testing.T) {
 			if n, text := len(c.claims.conflicts), faultsOf(c); n != 0 || strings.Count(text, "again") != many {
 				t.Errorf("generation %d of %d routes has ended: %d conflicts, %q", generation, many, n, text)
 			}
-			do(t, c, Fabric{fare.SessionUp{Session: 2, Generation: generation + 1, Node: leafNode(2), PeerAS: s.peerAS(2)}})
+			do(t, c, Fabric{fare.SessionUp{Session: 2, Generation: generation + 1, Node: leafNode(2), PeerAS: s.PeerAS(2)}})
 		}
 	}
 }
@@ -180,7 +180,7 @@ func TestConflictsReturn(t *testing.T) {
 func TestOurLoopbackClaimed(t *testing.T) {
 	s, c := claimCore(t, "")
 	own := c.cfg.Loopbacks[0]
-	do(t, c, claim(s, 0, own, c.cfg.AS), claim(s, 1, own), claim(s, 1, own, s.peerAS(1)))
+	do(t, c, claim(s, 0, own, c.cfg.AS), claim(s, 1, own), claim(s, 1, own, s.PeerAS(1)))
 	if text := faultsOf(c); text != "" || len(c.claims.own) != 0 {
 		t.Fatalf("our own routes: %q", text)
 	}
@@ -218,7 +218,7 @@ func TestClaimsAreCountedOnce(t *testing.T) {
 			t.Errorf("%s: %q, %d conflicts, want %d", what, text, len(c.claims.conflicts), conflicts)
 		}
 	}
-	do(t, c, Fabric{fare.RouteUpdate{Session: 0, Generation: 1, Prefix: dst, Attrs: says(100e9, s.peerAS(0), 64001)}})
+	do(t, c, Fabric{fare.RouteUpdate{Session: 0, Generation: 1, Prefix: dst, Attrs: attributes(100e9, s.PeerAS(0), 64001)}})
 	quiet("another value", 1)
 	do(t, c, down(0), up(0, 400e9))
 	quiet("a link that fails and returns", 1)
@@ -241,7 +241,7 @@ func TestAClaimEndsWithItsRoutes(t *testing.T) {
 	for what, end := range map[string]func(*shape, *Core) Event{
 		"the session ends": func(*shape, *Core) Event { return Fabric{fare.SessionDown{Session: 1, Generation: 1}} },
 		"a new session": func(s *shape, _ *Core) Event {
-			return Fabric{fare.SessionUp{Session: 1, Generation: 2, Node: leafNode(1), PeerAS: s.peerAS(1)}}
+			return Fabric{fare.SessionUp{Session: 1, Generation: 2, Node: leafNode(1), PeerAS: s.PeerAS(1)}}
 		},
 		"an update without attributes": func(_ *shape, c *Core) Event {
 			return Fabric{fare.RouteUpdate{Session: 1, Generation: 1, Prefix: c.cfg.Loopbacks[0]}}

@@ -1,7 +1,6 @@
 package core
 
 import (
-	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -10,20 +9,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/internal/race"
 	"github.com/fared/fared/wecmp"
 )
 
-func describe(c *Core) string {
-	var b bytes.Buffer
-	c.Describe(&b)
-	return b.String()
-}
-
 // weightsOf returns a destination's weights; nil when it is unreachable.
 func weightsOf(c *Core, d netip.Prefix) []uint32 {
-	if v, ok := vectorFrom(c, 0, d); ok {
+	if v, ok := coretest.VectorFrom(c, 0, d); ok {
 		return slices.Clone(v.Weights)
 	}
 	return nil
@@ -32,12 +26,12 @@ func weightsOf(c *Core, d netip.Prefix) []uint32 {
 // TestFiguresOfTheDraft checks the table of draft-xu-rtgwg-fare-in-sun-02, Section 1, at the core: UPDATEs and links are the input, weights the
 // output.
 func TestFiguresOfTheDraft(t *testing.T) {
-	s := shape{planes: 4, subPorts: 2}
+	s := shape{Planes: 4, SubPorts: 2}
 	full := func(int, int) fare.Bandwidth { return 800e9 }
 	receiver := func(b fare.Bandwidth) []Event {
 		var out []Event
 		for i := 4; i < 6; i++ {
-			out = append(out, Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0), Attrs: says(b, s.peerAS(i), 65001)}})
+			out = append(out, Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0), Attrs: attributes(b, s.PeerAS(i), 65001)}})
 		}
 		return out
 	}
@@ -47,10 +41,10 @@ func TestFiguresOfTheDraft(t *testing.T) {
 	}
 	leafDown := []Event{Fabric{fare.SessionDown{Session: 4, Generation: 1}}, Fabric{fare.SessionDown{Session: 5, Generation: 1}}}
 	leafBack := []Event{
-		Fabric{fare.SessionUp{Session: 4, Generation: 2, Node: leafNode(2), PeerAS: s.peerAS(4)}},
-		Fabric{fare.SessionUp{Session: 5, Generation: 2, Node: leafNode(2), PeerAS: s.peerAS(5)}},
-		Fabric{fare.RouteUpdate{Session: 4, Generation: 2, Prefix: destination(0), Attrs: says(800e9, s.peerAS(4), 65001)}},
-		Fabric{fare.RouteUpdate{Session: 5, Generation: 2, Prefix: destination(0), Attrs: says(800e9, s.peerAS(5), 65001)}},
+		Fabric{fare.SessionUp{Session: 4, Generation: 2, Node: leafNode(2), PeerAS: s.PeerAS(4)}},
+		Fabric{fare.SessionUp{Session: 5, Generation: 2, Node: leafNode(2), PeerAS: s.PeerAS(5)}},
+		Fabric{fare.RouteUpdate{Session: 4, Generation: 2, Prefix: destination(0), Attrs: attributes(800e9, s.PeerAS(4), 65001)}},
+		Fabric{fare.RouteUpdate{Session: 5, Generation: 2, Prefix: destination(0), Attrs: attributes(800e9, s.PeerAS(5), 65001)}},
 	}
 	cases := []struct {
 		name   string
@@ -66,7 +60,7 @@ func TestFiguresOfTheDraft(t *testing.T) {
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
-			c := s.core(t)
+			c := coreOf(t, s.Text())
 			bring(t, s, c, 1, full)
 			c.Updates()
 			if got := fmt.Sprint(weightsOf(c, destination(0))); got != "[1 1 1 1]" {
@@ -89,11 +83,11 @@ func TestFiguresOfTheDraft(t *testing.T) {
 
 // TestLostSubPortCostsOneOperation checks that the cost of a failed sub-port depends on the number of distinct vectors, not of destinations.
 func TestLostSubPortCostsOneOperation(t *testing.T) {
-	s := shape{planes: 4, subPorts: 2}
+	s := shape{Planes: 4, SubPorts: 2}
 	values := []fare.Bandwidth{800e9, 400e9, 200e9}
 	for _, n := range []int{1, 1024, 16384} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			c := s.core(t)
+			c := coreOf(t, s.Text())
 			bring(t, s, c, n, func(d, sub int) fare.Bandwidth {
 				if sub < 2 {
 					return values[d%3]
@@ -138,9 +132,9 @@ func TestLostSubPortCostsOneOperation(t *testing.T) {
 
 // TestSubPortOpsBeforeConvergence checks that a sub-port that has not been up is not declared down until the start is complete.
 func TestSubPortOpsBeforeConvergence(t *testing.T) {
-	s := shape{planes: 1, subPorts: 3}
-	c := s.core(t)
-	do(t, c, up(0, 0), Fabric{fare.SessionUp{Session: 0, Generation: 1, Node: leafNode(0), PeerAS: s.peerAS(0)}}, up(1, 0))
+	s := shape{Planes: 1, SubPorts: 3}
+	c := coreOf(t, s.Text())
+	do(t, c, up(0, 0), Fabric{fare.SessionUp{Session: 0, Generation: 1, Node: leafNode(0), PeerAS: s.PeerAS(0)}}, up(1, 0))
 	if ops := c.SubPortOps(nil); !slices.Equal(ops, []SubPortOp{{0, true}}) {
 		t.Errorf("at the start %v, want sub-port 0 up alone", ops)
 	}
@@ -161,23 +155,23 @@ func TestConvergence(t *testing.T) {
 		for i, ipv6 := range families {
 			names[i] = map[bool]string{false: "ipv4", true: "ipv6"}[ipv6]
 		}
-		s := shape{planes: 3, subPorts: 1, session: "families: [" + strings.Join(names, ", ") + "], ", loopbacks: []string{"10.255.0.1/32", "\"fd00::1/128\""}}.defaults()
+		s := shape{Planes: 3, SubPorts: 1, Session: "families: [" + strings.Join(names, ", ") + "], ", Loopbacks: []string{"10.255.0.1/32", "\"fd00::1/128\""}}.Defaults()
 		if len(families) == 1 {
-			s.loopbacks = s.loopbacks[:1]
+			s.Loopbacks = s.Loopbacks[:1]
 			if families[0] {
-				s.loopbacks = []string{"\"fd00::1/128\""}
+				s.Loopbacks = []string{"\"fd00::1/128\""}
 			}
 		}
-		text := s.text()
+		text := s.Text()
 		for i := range 3 { // sessions over IPv6 addresses carry both families
-			text = strings.NewReplacer(s.there(i).String(), fmt.Sprintf("\"fd99::%d:1\"", i), s.here(i).String(), fmt.Sprintf("\"fd99::%d:2\"", i)).Replace(text)
+			text = strings.NewReplacer(s.There(i).String(), fmt.Sprintf("\"fd99::%d:1\"", i), s.Here(i).String(), fmt.Sprintf("\"fd99::%d:2\"", i)).Replace(text)
 		}
-		c, err := New(parsed(t, strings.Replace(text, "accept: [", "accept: [\"fd00::/16\", ", 1)))
+		c, err := New(coretest.Parse(t, strings.Replace(text, "accept: [", "accept: [\"fd00::/16\", ", 1)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for i := range 3 {
-			do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.peerAS(i)}})
+			do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.PeerAS(i)}})
 		}
 		end := func(session int, generation uint64, ipv6 bool) {
 			t.Helper()
@@ -198,10 +192,10 @@ func TestConvergence(t *testing.T) {
 			t.Errorf("%v: not converged when every family of all sessions has ended", names)
 		}
 	}
-	s := shape{planes: 2, subPorts: 1}
-	c := s.core(t)
+	s := shape{Planes: 2, SubPorts: 1}
+	c := coreOf(t, s.Text())
 	for i := range 2 {
-		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.peerAS(i)}})
+		do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.PeerAS(i)}})
 	}
 	do(t, c, EndOfRIB{Session: 0, Generation: 1})
 	if c.Converged() {
@@ -231,7 +225,7 @@ type player struct {
 }
 
 func newPlayer(s shape, seed uint64) *player {
-	n := s.planes * s.subPorts
+	n := s.Planes * s.SubPorts
 	p := &player{s: s, r: rand.New(rand.NewPCG(seed, 1)), sessions: n, drains: map[DrainTarget]DrainStage{}}
 	p.links, p.speeds, p.up, p.gen = make([]bool, n), make([]fare.Bandwidth, n), make([]fare.SessionUp, n), make([]uint64, n)
 	p.node, p.config = make([]netip.Addr, n), make([]fare.Bandwidth, n)
@@ -243,7 +237,7 @@ func newPlayer(s shape, seed uint64) *player {
 
 // nodes returns the two possible leaves of a session.
 func (p *player) nodes(session int) [2]netip.Addr {
-	return [2]netip.Addr{leafNode(session / p.s.subPorts), leafNode(100 + session/p.s.subPorts)}
+	return [2]netip.Addr{leafNode(session / p.s.SubPorts), leafNode(100 + session/p.s.SubPorts)}
 }
 
 // prologue makes every node known, so that every drain can be requested.
@@ -251,7 +245,7 @@ func (p *player) prologue() []Event {
 	var out []Event
 	for i := range p.sessions {
 		for k, node := range p.nodes(i) {
-			out = append(out, Fabric{fare.SessionUp{Session: i, Generation: uint64(k + 1), Node: node, PeerAS: p.s.peerAS(i)}})
+			out = append(out, Fabric{fare.SessionUp{Session: i, Generation: uint64(k + 1), Node: node, PeerAS: p.s.PeerAS(i)}})
 		}
 		out = append(out, Fabric{fare.SessionDown{Session: i, Generation: 2}})
 		p.gen[i], p.node[i] = 2, p.nodes(i)[1]
@@ -272,11 +266,11 @@ func (p *player) reload() Event {
 
 func (p *player) yaml() string {
 	s := p.s
-	s.extra += p.policy
-	text := s.text()
+	s.Extra += p.policy
+	text := s.Text()
 	for i, speed := range p.config {
 		if speed != 0 {
-			device := fmt.Sprintf("- device: %s\n", s.device(i))
+			device := fmt.Sprintf("- device: %s\n", s.Device(i))
 			text = strings.Replace(text, device, device+"        speed: "+speed.String()+"\n", 1)
 		}
 	}
@@ -287,20 +281,20 @@ func (p *player) target() DrainTarget {
 	i := p.r.IntN(p.sessions)
 	switch p.r.IntN(3) {
 	case 0:
-		return DrainTarget{Plane: fmt.Sprintf("p%d", i/p.s.subPorts)}
+		return DrainTarget{Plane: fmt.Sprintf("p%d", i/p.s.SubPorts)}
 	case 1:
 		return DrainTarget{Leaf: p.node[i]}
 	default:
-		return DrainTarget{SubPort: p.s.device(i)}
+		return DrainTarget{SubPort: p.s.Device(i)}
 	}
 }
 
 func (p *player) attrs(session int) *fare.Attributes {
-	path := []uint32{p.s.peerAS(session), uint32(65001 + p.r.IntN(2))}
+	path := []uint32{p.s.PeerAS(session), uint32(65001 + p.r.IntN(2))}
 	if p.r.IntN(3) == 0 {
 		path = path[:1]
 	} else if p.r.IntN(3) == 0 {
-		path = append(path, p.s.peerAS(p.r.IntN(p.sessions)))
+		path = append(path, p.s.PeerAS(p.r.IntN(p.sessions)))
 	}
 	a := &fare.Attributes{ASPath: path}
 	for range []int{0, 1, 1, 1, 2}[p.r.IntN(5)] {
@@ -324,7 +318,7 @@ func (p *player) next() Event {
 		return Fabric{fare.LinkState{SubPort: i, Up: p.links[i], Speed: speed}}
 	case 2, 3, 4:
 		p.gen[i] += uint64(1 + p.r.IntN(3))
-		p.up[i] = fare.SessionUp{Session: i, Generation: p.gen[i], Node: p.nodes(i)[p.r.IntN(8)/7], PeerAS: p.s.peerAS(i)}
+		p.up[i] = fare.SessionUp{Session: i, Generation: p.gen[i], Node: p.nodes(i)[p.r.IntN(8)/7], PeerAS: p.s.PeerAS(i)}
 		p.node[i] = p.up[i].Node
 		clear(p.routes[i])
 		return Fabric{p.up[i]}
@@ -405,7 +399,7 @@ func (p *player) facts() []Event {
 	var out []Event
 	for k := range 2 { // a leaf can be drained while a session to it is known
 		for i := range p.sessions {
-			out = append(out, Fabric{fare.SessionUp{Session: i, Generation: uint64(k + 1), Node: p.nodes(i)[k], PeerAS: p.s.peerAS(i)}})
+			out = append(out, Fabric{fare.SessionUp{Session: i, Generation: uint64(k + 1), Node: p.nodes(i)[k], PeerAS: p.s.PeerAS(i)}})
 		}
 		for t, stage := range p.drains { // drains are independent of each other
 			second := !t.Leaf.IsValid() || t.Leaf.As4()[3] > 100 // see nodes
@@ -486,13 +480,13 @@ func outcome(c *Core) string {
 // (F2), and a leaf never passes a route to an AS that is in its path.
 func TestRandomEventsAgainstFacts(t *testing.T) {
 	shapes := []shape{
-		{planes: 2, subPorts: 2, noSpeed: true},
-		{planes: 3, subPorts: 1, noSpeed: true},
-		{planes: 1, subPorts: 2, noSpeed: true, extra: "weights: {mode: per-packet}\n"},
-		{planes: 1, subPorts: 4, noSpeed: true, leaf: true},
-		{planes: 2, subPorts: 2, noSpeed: true, leaf: true},
-		{planes: 2, subPorts: 2, noSpeed: true, leaf: true, extra: leafDataplane},
-		{planes: 2, subPorts: 3, noSpeed: true, leaf: true, uplinks: 2},
+		{Planes: 2, SubPorts: 2, NoSpeed: true},
+		{Planes: 3, SubPorts: 1, NoSpeed: true},
+		{Planes: 1, SubPorts: 2, NoSpeed: true, Extra: "weights: {mode: per-packet}\n"},
+		{Planes: 1, SubPorts: 4, NoSpeed: true, Leaf: true},
+		{Planes: 2, SubPorts: 2, NoSpeed: true, Leaf: true},
+		{Planes: 2, SubPorts: 2, NoSpeed: true, Leaf: true, Extra: coretest.LeafDataplane},
+		{Planes: 2, SubPorts: 3, NoSpeed: true, Leaf: true, Uplinks: 2},
 	}
 	sequences := 4000
 	if testing.Short() || race.Enabled {
@@ -501,7 +495,7 @@ func TestRandomEventsAgainstFacts(t *testing.T) {
 	for n := range sequences {
 		s, seed := shapes[n%len(shapes)], uint64(n)
 		p := newPlayer(s, seed)
-		c := s.core(t)
+		c := coreOf(t, s.Text())
 		own := c.cfg.Loopbacks
 		handed := map[int][]Route{}
 		do(t, c, p.prologue()...)
@@ -514,10 +508,10 @@ func TestRandomEventsAgainstFacts(t *testing.T) {
 			c.Advertise(func(session int, routes []Route) {
 				handed[session] = routes
 				for _, r := range routes {
-					if !s.leaf && (!slices.Contains(own, r.Prefix) || len(r.ASPath) != 0) {
+					if !s.Leaf && (!slices.Contains(own, r.Prefix) || len(r.ASPath) != 0) {
 						t.Fatalf("seed %d: session %d: a server advertises %v", seed, session, r)
 					}
-					if s.leaf && slices.Contains(r.ASPath, c.sessions[session].peerAS) {
+					if s.Leaf && slices.Contains(r.ASPath, c.sessions[session].peerAS) {
 						t.Fatalf("seed %d: session %d: a leaf sends %v to AS %d", seed, session, r, c.sessions[session].peerAS)
 					}
 				}
@@ -528,7 +522,7 @@ func TestRandomEventsAgainstFacts(t *testing.T) {
 				t.Fatalf("seed %d: session %d advertises %v, wanted is %v", seed, i, handed[i], want)
 			}
 		}
-		fresh := s.core(t)
+		fresh := coreOf(t, s.Text())
 		do(t, fresh, p.facts()...)
 		if got, want := outcome(c), outcome(fresh); got != want {
 			t.Fatalf("seed %d: after the sequence\n%s\na fresh core with the final facts\n%s", seed, got, want)
@@ -539,10 +533,10 @@ func TestRandomEventsAgainstFacts(t *testing.T) {
 // TestSameEventsSameBytes checks that no map order, time or chance affects the core's decisions.
 func TestSameEventsSameBytes(t *testing.T) {
 	for _, policy := range []string{"reweight", "remap"} {
-		s := shape{planes: 3, subPorts: 2, noSpeed: true, extra: "weights: {policy: " + policy + "}\n"}
+		s := shape{Planes: 3, SubPorts: 2, NoSpeed: true, Extra: "weights: {policy: " + policy + "}\n"}
 		for seed := range uint64(50) {
 			run := func() string {
-				p, c := newPlayer(s, seed), s.core(t)
+				p, c := newPlayer(s, seed), coreOf(t, s.Text())
 				var b strings.Builder
 				do(t, c, p.prologue()...)
 				for range 80 {
@@ -550,7 +544,7 @@ func TestSameEventsSameBytes(t *testing.T) {
 					fmt.Fprintln(&b, c.SubPortOps(nil), c.Updates())
 					c.Advertise(func(session int, routes []Route) { fmt.Fprintln(&b, session, routes) })
 				}
-				return b.String() + describe(c)
+				return b.String() + coretest.Describe(c)
 			}
 			if a, b := run(), run(); a != b {
 				t.Fatalf("%s, seed %d: two runs of the same events\n%s\n%s", policy, seed, a, b)
@@ -562,9 +556,9 @@ func TestSameEventsSameBytes(t *testing.T) {
 // TestDrainStagesAtTheCore checks the effect of each stage on shares and routes, in order. Only the established connection completes a drain,
 // and only by carrying the routes of the last stage.
 func TestDrainStagesAtTheCore(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1}
+	s := shape{Planes: 2, SubPorts: 1}
 	target := DrainTarget{Plane: "p1"}
-	c := s.core(t)
+	c := coreOf(t, s.Text())
 	bring(t, s, c, 1, func(int, int) fare.Bandwidth { return 400e9 })
 	advertised := func() string {
 		var out string
@@ -598,13 +592,13 @@ func TestDrainStagesAtTheCore(t *testing.T) {
 		{"carried by an earlier connection", RoutesWritten{Session: 1, Generation: 0, Mark: 2}, "[1 0]", "none", "withdrawing"},
 		{"withdrawals carried", RoutesWritten{Session: 1, Generation: 1, Mark: 2}, "[1 0]", "none", "drained"},
 		{"session lost", Fabric{fare.SessionDown{Session: 1, Generation: 1}}, "[1 0]", "none", "drained"},
-		{"session back", Fabric{fare.SessionUp{Session: 1, Generation: 2, Node: leafNode(1), PeerAS: s.peerAS(1)}}, "[1 0]", "none", "withdrawing"},
+		{"session back", Fabric{fare.SessionUp{Session: 1, Generation: 2, Node: leafNode(1), PeerAS: s.PeerAS(1)}}, "[1 0]", "none", "withdrawing"},
 		{"session lost again", Fabric{fare.SessionDown{Session: 1, Generation: 2}}, "[1 0]", "none", "drained"},
-		{"session back again", Fabric{fare.SessionUp{Session: 1, Generation: 3, Node: leafNode(1), PeerAS: s.peerAS(1)}}, "[1 0]", "none", "withdrawing"},
+		{"session back again", Fabric{fare.SessionUp{Session: 1, Generation: 3, Node: leafNode(1), PeerAS: s.PeerAS(1)}}, "[1 0]", "none", "withdrawing"},
 		{"it carries nothing", RoutesWritten{Session: 1, Generation: 3, Mark: 2}, "[1 0]", "none", "drained"},
 		{"back", DrainRequest{target, false}, "[1 0]", "400G", "undraining"},
 		{"back again", DrainRequest{target, false}, "[1 0]", "400G", "undraining"},
-		{"a route of the leaf", Fabric{fare.RouteUpdate{Session: 1, Generation: 3, Prefix: destination(0), Attrs: says(400e9, s.peerAS(1), 65001)}}, "[1 0]", "400G", "undraining"},
+		{"a route of the leaf", Fabric{fare.RouteUpdate{Session: 1, Generation: 3, Prefix: destination(0), Attrs: attributes(400e9, s.PeerAS(1), 65001)}}, "[1 0]", "400G", "undraining"},
 		{"delay passed", DrainStep{target, false}, "[1 1]", "400G", "none"},
 		{"back from nothing", DrainRequest{target, false}, "[1 1]", "400G", "none"},
 	}
@@ -620,7 +614,7 @@ func TestDrainStagesAtTheCore(t *testing.T) {
 
 // TestDrainRefusesWhatIsNotThere checks that the error for an unknown target lists the existing ones.
 func TestDrainRefusesWhatIsNotThere(t *testing.T) {
-	c := shape{planes: 2, subPorts: 1}.core(t)
+	c := coreOf(t, shape{Planes: 2, SubPorts: 1}.Text())
 	for target, want := range map[DrainTarget]string{
 		{Plane: "p9"}:                            `no plane "p9": the planes are p0, p1`,
 		{SubPort: "eth9"}:                        `no sub-port "eth9": the sub-ports are p0.0, p1.0`,

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
@@ -21,8 +22,8 @@ func handedOut(c *Core) map[int]int {
 // TestRoutesAreHandedOutOnce checks that routes are applied when they may have changed, and for a session in each of its generations, but not
 // again.
 func TestRoutesAreHandedOutOnce(t *testing.T) {
-	s := shape{planes: 3, subPorts: 1}
-	c := s.core(t)
+	s := shape{Planes: 3, SubPorts: 1}
+	c := coreOf(t, s.Text())
 	is := func(what string, want map[int]int) {
 		t.Helper()
 		if got := handedOut(c); fmt.Sprint(got) != fmt.Sprint(want) {
@@ -30,7 +31,7 @@ func TestRoutesAreHandedOutOnce(t *testing.T) {
 		}
 	}
 	session := func(i int, generation uint64) Event {
-		return Fabric{fare.SessionUp{Session: i, Generation: generation, Node: leafNode(i), PeerAS: s.peerAS(i)}}
+		return Fabric{fare.SessionUp{Session: i, Generation: generation, Node: leafNode(i), PeerAS: s.PeerAS(i)}}
 	}
 	is("before anything", map[int]int{})
 	do(t, c, up(0, 200e9))
@@ -45,9 +46,9 @@ func TestRoutesAreHandedOutOnce(t *testing.T) {
 	is("its next generation", map[int]int{1: 1})
 
 	// A leaf emits nothing before a session is up, except for a drain, which withdraws routes from before it.
-	s = shape{planes: 2, subPorts: 1, leaf: true}
-	c = s.core(t)
-	do(t, c, up(0, 0), up(1, 0), session(0, 1), Fabric{fare.RouteUpdate{Session: 0, Generation: 1, Prefix: destination(0), Attrs: says(400e9, s.peerAS(0))}})
+	s = shape{Planes: 2, SubPorts: 1, Leaf: true}
+	c = coreOf(t, s.Text())
+	do(t, c, up(0, 0), up(1, 0), session(0, 1), Fabric{fare.RouteUpdate{Session: 0, Generation: 1, Prefix: destination(0), Attrs: attributes(400e9, s.PeerAS(0))}})
 	is("a leaf with one session", map[int]int{0: 0})
 	do(t, c, session(1, 1))
 	is("a second session", map[int]int{1: 1})
@@ -63,9 +64,9 @@ func TestRoutesAreHandedOutOnce(t *testing.T) {
 
 // TestUnknownSpeed checks that a link whose speed is reported as unknown no longer counts with its former speed.
 func TestUnknownSpeed(t *testing.T) {
-	s := shape{planes: 1, subPorts: 1, noSpeed: true}
-	c := s.core(t)
-	do(t, c, Fabric{fare.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: s.peerAS(0)}})
+	s := shape{Planes: 1, SubPorts: 1, NoSpeed: true}
+	c := coreOf(t, s.Text())
+	do(t, c, Fabric{fare.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: s.PeerAS(0)}})
 	for _, step := range []struct {
 		link fare.LinkState
 		want string
@@ -88,7 +89,7 @@ func TestUnknownSpeed(t *testing.T) {
 
 // TestFaultsAreReportedOnce checks that an unknown flow hash is one fault, not one for each connection of the data plane.
 func TestFaultsAreReportedOnce(t *testing.T) {
-	c := shape{planes: 2, subPorts: 1}.core(t)
+	c := coreOf(t, shape{Planes: 2, SubPorts: 1}.Text())
 	unknown := DataplaneReady{FlowHash: FlowHash{Algorithm: "crc"}}
 	for i, want := range []int{1, 0, 0} {
 		do(t, c, unknown)
@@ -177,11 +178,11 @@ func TestStrandedAreNamed(t *testing.T) {
 		3: "it would leave 3 destinations without any plane: 10.255.1.0/32 (by p1 now; p0: no-route), 10.255.1.1/32 (by p1 now; p0: no-route), 10.255.1.2/32 (by p1 now; p0: no-route)",
 		5: "it would leave 5 destinations without any plane: 10.255.1.0/32 (by p1 now; p0: no-route), 10.255.1.1/32 (by p1 now; p0: no-route), 10.255.1.2/32 (by p1 now; p0: no-route) and 2 more",
 	} {
-		s := shape{planes: 2, subPorts: 1}
-		c := s.core(t)
+		s := shape{Planes: 2, SubPorts: 1}
+		c := coreOf(t, s.Text())
 		bring(t, s, c, 0, nil)
-		for _, d := range destinations(n) {
-			do(t, c, Fabric{fare.RouteUpdate{Session: 1, Generation: 1, Prefix: d, Attrs: says(400e9, s.peerAS(1), 65001)}})
+		for _, d := range coretest.Destinations(n) {
+			do(t, c, Fabric{fare.RouteUpdate{Session: 1, Generation: 1, Prefix: d, Attrs: attributes(400e9, s.PeerAS(1), 65001)}})
 		}
 		if err := c.CheckStranded(DrainTarget{Plane: "p1"}); err == nil || err.Error() != want {
 			t.Errorf("%d destinations: %v\nwant %s", n, err, want)
@@ -190,16 +191,16 @@ func TestStrandedAreNamed(t *testing.T) {
 			t.Errorf("a plane that carries nothing: %v", err)
 		}
 	}
-	s := ownPorts(2, 3)
-	c := s.core(t)
+	s := coretest.OwnPorts(2, 3)
+	c := coreOf(t, s.Text())
 	bring(t, s, c, 0, nil)
 	for g := range 2 { // the second GPU has one destination and the third three, all by p0
 		for d := range 1 + 2*g {
-			do(t, c, Fabric{fare.RouteUpdate{Session: 1 + g, Generation: 1, Prefix: destination(d), Attrs: says(400e9, s.peerAS(0), 65001)}})
+			do(t, c, Fabric{fare.RouteUpdate{Session: 1 + g, Generation: 1, Prefix: destination(d), Attrs: attributes(400e9, s.PeerAS(0), 65001)}})
 		}
 	}
 	for plane := range 2 { // the first GPU has both planes
-		do(t, c, Fabric{fare.RouteUpdate{Session: 3 * plane, Generation: 1, Prefix: destination(0), Attrs: says(400e9, s.peerAS(3*plane), 65001)}})
+		do(t, c, Fabric{fare.RouteUpdate{Session: 3 * plane, Generation: 1, Prefix: destination(0), Attrs: attributes(400e9, s.PeerAS(3*plane), 65001)}})
 	}
 	want := "it would leave 4 destinations without any plane: 10.255.1.0/32 from 10.255.0.2/32 (by p0 now; p1: no-route), " +
 		"10.255.1.0/32 from 10.255.0.3/32 (by p0 now; p1: no-route), 10.255.1.1/32 from 10.255.0.3/32 (by p0 now; p1: no-route) and 1 more"
@@ -213,10 +214,10 @@ func TestStrandedAreNamed(t *testing.T) {
 
 // TestLeavesAreListedOnce checks that the error about an unknown leaf lists each known leaf once, in the order of the sessions.
 func TestLeavesAreListedOnce(t *testing.T) {
-	s := shape{planes: 3, subPorts: 2}
-	c := s.core(t)
+	s := shape{Planes: 3, SubPorts: 2}
+	c := coreOf(t, s.Text())
 	for _, i := range []int{0, 1, 3} {
-		do(t, c, Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i / 2), PeerAS: s.peerAS(i)}})
+		do(t, c, Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i / 2), PeerAS: s.PeerAS(i)}})
 	}
 	if err := c.CheckTarget(DrainTarget{Leaf: leafNode(9)}); err == nil || err.Error() != "no leaf 10.1.0.10: the known leaves are 10.1.0.1, 10.1.0.2" {
 		t.Error(err)
@@ -226,7 +227,7 @@ func TestLeavesAreListedOnce(t *testing.T) {
 // TestOutOfService checks that a sub-port is out of service if each covered session has carried the withdrawals or is closed, and no drain is
 // in progress or being reversed.
 func TestOutOfService(t *testing.T) {
-	s := shape{planes: 2, subPorts: 2}
+	s := shape{Planes: 2, SubPorts: 2}
 	target, other := DrainTarget{Plane: "p1"}, DrainTarget{Plane: "p0"}
 	lost := Fabric{fare.SessionDown{Session: 2, Generation: 1}}
 	shares := DrainRequest{target, true}
@@ -246,7 +247,7 @@ func TestOutOfService(t *testing.T) {
 		"on the way back, lost":          {[]Event{lost, shares, routes, withdrawals, DrainRequest{target, false}}, "false false"},
 		"lost, another is drained":       {[]Event{lost, DrainRequest{other, true}}, "true false"},
 	} {
-		core := s.core(t)
+		core := coreOf(t, s.Text())
 		bring(t, s, core, 0, nil)
 		do(t, core, c.events...)
 		if got := fmt.Sprint(core.OutOfService(2), " ", core.OutOfService(3)); got != c.want {
@@ -258,8 +259,8 @@ func TestOutOfService(t *testing.T) {
 // TestSessionDrain checks that a session is draining from the first stage of a drain on, drained when it has carried the withdrawals, and in
 // service with the reversal.
 func TestSessionDrain(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1}
-	c := s.core(t)
+	s := shape{Planes: 2, SubPorts: 1}
+	c := coreOf(t, s.Text())
 	bring(t, s, c, 0, nil)
 	target := DrainTarget{Plane: "p1"}
 	for _, step := range []struct {
@@ -283,11 +284,11 @@ func TestSessionDrain(t *testing.T) {
 // TestIgnoredBandwidthIsForgotten checks that the records of ignored bandwidth end with the routes, and that a change that neither begins nor
 // ends any is not reported.
 func TestIgnoredBandwidthIsForgotten(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1, extra: bounds}
-	c := s.core(t)
+	s := shape{Planes: 2, SubPorts: 1, Extra: bounds}
+	c := coreOf(t, s.Text())
 	bring(t, s, c, 1, func(int, int) fare.Bandwidth { return 400e9 })
 	route := func(session int, generation uint64, d int, b fare.Bandwidth) Event {
-		return Fabric{fare.RouteUpdate{Session: session, Generation: generation, Prefix: destination(d), Attrs: says(b, s.peerAS(session), 65001)}}
+		return Fabric{fare.RouteUpdate{Session: session, Generation: generation, Prefix: destination(d), Attrs: attributes(b, s.PeerAS(session), 65001)}}
 	}
 	for _, step := range []struct {
 		what    string
@@ -299,7 +300,7 @@ func TestIgnoredBandwidthIsForgotten(t *testing.T) {
 		{"one below the minimum", route(1, 1, 0, 1e9), 1, true},
 		{"a valid value of another destination", route(0, 1, 5, 200e9), 1, false},
 		{"the session is lost", Fabric{fare.SessionDown{Session: 1, Generation: 1}}, 0, true},
-		{"it returns", Fabric{fare.SessionUp{Session: 1, Generation: 2, Node: leafNode(1), PeerAS: s.peerAS(1)}}, 0, false},
+		{"it returns", Fabric{fare.SessionUp{Session: 1, Generation: 2, Node: leafNode(1), PeerAS: s.PeerAS(1)}}, 0, false},
 		{"a destination that is its alone", route(1, 2, 9, 1e9), 1, true},
 		{"is withdrawn", Fabric{fare.RouteWithdraw{Session: 1, Generation: 2, Prefix: destination(9)}}, 0, true},
 	} {
@@ -320,10 +321,10 @@ func TestOneSourceGroupHasNoName(t *testing.T) {
 		s    shape
 		want []string
 	}{
-		{shape{planes: 2, subPorts: 2}, []string{"invalid Prefix"}},
-		{ownPorts(2, 2), []string{"10.255.0.1/32", "10.255.0.2/32"}},
+		{shape{Planes: 2, SubPorts: 2}, []string{"invalid Prefix"}},
+		{coretest.OwnPorts(2, 2), []string{"10.255.0.1/32", "10.255.0.2/32"}},
 	} {
-		l := NewLayout(c.s.config(t))
+		l := NewLayout(c.s.Config(t))
 		var got []string
 		for i := range l.Sources {
 			got = append(got, l.Sources[i].Name.String())
@@ -338,8 +339,8 @@ func TestOneSourceGroupHasNoName(t *testing.T) {
 			if got := l.sourceOf(i); got != i%len(c.want) {
 				t.Errorf("sub-port %d is of source group %d, want %d", i, got, i%len(c.want))
 			}
-			if got := l.subPortByDevice(c.s.device(i)); got != i {
-				t.Errorf("%s is sub-port %d, want %d", c.s.device(i), got, i)
+			if got := l.subPortByDevice(c.s.Device(i)); got != i {
+				t.Errorf("%s is sub-port %d, want %d", c.s.Device(i), got, i)
 			}
 		}
 		if got := l.subPortByDevice("eth9"); got != -1 {
@@ -350,15 +351,15 @@ func TestOneSourceGroupHasNoName(t *testing.T) {
 
 // TestPoliciesReachEverySourceGroup checks that a policy that a reload changes applies to the traffic of each GPU.
 func TestPoliciesReachEverySourceGroup(t *testing.T) {
-	s := ownPorts(2, 2)
-	c := s.core(t)
+	s := coretest.OwnPorts(2, 2)
+	c := coreOf(t, s.Text())
 	bring(t, s, c, 1, func(int, int) fare.Bandwidth { return 0 })
 	weights := func() string { return fmt.Sprint(weightsFrom(c, 0, destination(0)), weightsFrom(c, 1, destination(0))) }
 	if got := weights(); got != "[1 1] [1 1]" {
 		t.Errorf("of routes that all advertise zero: weights %s, want equal ones", got)
 	}
-	s.extra = "path_bandwidth: {all_zero: unreachable}\n"
-	do(t, c, Reload{Config: s.text()})
+	s.Extra = "path_bandwidth: {all_zero: unreachable}\n"
+	do(t, c, Reload{Config: s.Text()})
 	if got := weights(); got != "[] []" {
 		t.Errorf("with all_zero: unreachable: weights %s, want none", got)
 	}
@@ -395,8 +396,8 @@ func TestTheTighterLimitHolds(t *testing.T) {
 		plane  uint32
 		want   uint32
 	}{{"", 0, 8}, {"max_weight: 4", 0, 4}, {"max_weight: 4", 100, 4}, {"max_weight: 100", 4, 4}, {"", 4, 4}, {"max_weight: 100", 50, 8}} {
-		s := shape{planes: 2, subPorts: 1, noSpeed: true, extra: "weights: {" + c.config + "}\n"}
-		core := s.core(t)
+		s := shape{Planes: 2, SubPorts: 1, NoSpeed: true, Extra: "weights: {" + c.config + "}\n"}
+		core := coreOf(t, s.Text())
 		do(t, core, DataplaneReady{MaxWeight: c.plane})
 		bring(t, s, core, 1, func(_, subPort int) fare.Bandwidth { return []fare.Bandwidth{400e9, 50e9}[subPort] })
 		core.Updates()
@@ -414,23 +415,23 @@ func TestEndOfRIBOfBothFamilies(t *testing.T) {
 		families string
 		last     int // the End-of-RIB below that ends it
 	}{{"ipv4, ipv6", 3}, {"ipv6, ipv4", 3}, {"ipv4", 2}, {"ipv6", 3}} {
-		s := shape{planes: 1, subPorts: 1, session: "families: [" + c.families + "], "}
-		s.loopbacks = []string{"10.255.0.1/32", "\"fd00::1/128\""}
+		s := shape{Planes: 1, SubPorts: 1, Session: "families: [" + c.families + "], "}
+		s.Loopbacks = []string{"10.255.0.1/32", "\"fd00::1/128\""}
 		switch c.families {
 		case "ipv4":
-			s.loopbacks = s.loopbacks[:1]
+			s.Loopbacks = s.Loopbacks[:1]
 		case "ipv6":
-			s.loopbacks = s.loopbacks[1:]
+			s.Loopbacks = s.Loopbacks[1:]
 		}
-		text := strings.NewReplacer("accept: [", "accept: [\"fd00::/16\", ", s.defaults().there(0).String(), "\"fd99::1\"", s.defaults().here(0).String(), "\"fd99::2\"")
-		core, err := New(parsed(t, text.Replace(s.text())))
+		text := strings.NewReplacer("accept: [", "accept: [\"fd00::/16\", ", s.Defaults().There(0).String(), "\"fd99::1\"", s.Defaults().Here(0).String(), "\"fd99::2\"")
+		core, err := New(coretest.Parse(t, text.Replace(s.Text())))
 		if err != nil {
 			t.Fatal(err)
 		}
-		peer := fare.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: s.peerAS(0)}
+		peer := fare.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: s.PeerAS(0)}
 		do(t, core, up(0, 400e9), Fabric{peer})
 		for _, p := range prefixes {
-			do(t, core, Fabric{fare.RouteUpdate{Generation: 1, Prefix: p, Attrs: says(400e9, s.peerAS(0), 65001)}})
+			do(t, core, Fabric{fare.RouteUpdate{Generation: 1, Prefix: p, Attrs: attributes(400e9, s.PeerAS(0), 65001)}})
 		}
 		do(t, core, EndOfRIB{Generation: 1}, EndOfRIB{Generation: 1, IPv6: true}, Fabric{fare.SessionDown{Generation: 1}})
 		peer.Generation = 2

@@ -6,13 +6,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/fare"
 )
 
 // TestReplayNamesEvents checks that a replay describes every event with the names of the configuration, and an index outside the configuration
 // by its number.
 func TestReplayNamesEvents(t *testing.T) {
-	c := shape{planes: 2, subPorts: 1}.core(t)
+	c := coreOf(t, shape{Planes: 2, SubPorts: 1}.Text())
 	const prefix = "10.255.1.0/32"
 	for want, ev := range map[string]Event{
 		"session p0/p0.0 up, generation 3, node 10.1.0.1":                   Fabric{fare.SessionUp{Session: 0, Generation: 3, Node: leafNode(0), PeerAS: 65100}},
@@ -47,14 +48,14 @@ func TestReplayNamesEvents(t *testing.T) {
 
 // TestReplayShowsChanges checks that each event of a replay contains the weights, destinations and slots that it changed.
 func TestReplayShowsChanges(t *testing.T) {
-	s := shape{planes: 2, subPorts: 1}
-	c := s.core(t)
+	s := shape{Planes: 2, SubPorts: 1}
+	c := coreOf(t, s.Text())
 	for i := range 2 {
-		do(t, c, up(i, 400e9), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.peerAS(i)}})
+		do(t, c, up(i, 400e9), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: s.PeerAS(i)}})
 	}
 	c.settle()
 	route := func(session int, b fare.Bandwidth) Event {
-		return Fabric{fare.RouteUpdate{Session: session, Generation: 1, Prefix: destination(0), Attrs: says(b, s.peerAS(session), 65001)}}
+		return Fabric{fare.RouteUpdate{Session: session, Generation: 1, Prefix: destination(0), Attrs: attributes(b, s.PeerAS(session), 65001)}}
 	}
 	for _, step := range []struct {
 		what string
@@ -75,14 +76,14 @@ func TestReplayShowsChanges(t *testing.T) {
 // TestDigestTellsStatesApart checks that any change of a fact of the state, decided or received, changes the digest; otherwise a replay could
 // differ from the recorded daemon unnoticed.
 func TestDigestTellsStatesApart(t *testing.T) {
-	s := shape{planes: 2, subPorts: 2}
+	s := shape{Planes: 2, SubPorts: 2}
 	hash := FlowHash{Algorithm: FlowHashLinux, Seed: 7, Buckets: 1024, Lasting: 16}
 	// Not yet converged: session 3 has not sent End-of-RIB.
 	made := func(more ...Event) string {
-		c := s.core(t)
+		c := coreOf(t, s.Text())
 		for i := range 4 {
-			do(t, c, up(i, 400e9), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i / 2), PeerAS: s.peerAS(i)}})
-			do(t, c, Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0), Attrs: says(400e9, s.peerAS(i), 65001)}})
+			do(t, c, up(i, 400e9), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i / 2), PeerAS: s.PeerAS(i)}})
+			do(t, c, Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0), Attrs: attributes(400e9, s.PeerAS(i), 65001)}})
 		}
 		do(t, c, EndOfRIB{Session: 0, Generation: 1}, EndOfRIB{Session: 1, Generation: 1})
 		do(t, c, more...)
@@ -99,11 +100,11 @@ func TestDigestTellsStatesApart(t *testing.T) {
 		"link":                {down(3)},
 		"speed":               {up(3, 200e9)},
 		"session":             {Fabric{fare.SessionDown{Session: 3, Generation: 1}}},
-		"generation":          {Fabric{fare.SessionUp{Session: 3, Generation: 2, Node: leafNode(1), PeerAS: s.peerAS(3)}}},
-		"node":                {Fabric{fare.SessionUp{Session: 3, Generation: 2, Node: leafNode(5), PeerAS: s.peerAS(3)}}},
+		"generation":          {Fabric{fare.SessionUp{Session: 3, Generation: 2, Node: leafNode(1), PeerAS: s.PeerAS(3)}}},
+		"node":                {Fabric{fare.SessionUp{Session: 3, Generation: 2, Node: leafNode(5), PeerAS: s.PeerAS(3)}}},
 		"End-of-RIB":          {EndOfRIB{Session: 2, Generation: 1}},
-		"bandwidth":           {Fabric{fare.RouteUpdate{Session: 3, Generation: 1, Prefix: destination(0), Attrs: says(100e9, s.peerAS(3), 65001)}}},
-		"another destination": {Fabric{fare.RouteUpdate{Session: 3, Generation: 1, Prefix: destination(1), Attrs: says(400e9, s.peerAS(3), 65001)}}},
+		"bandwidth":           {Fabric{fare.RouteUpdate{Session: 3, Generation: 1, Prefix: destination(0), Attrs: attributes(100e9, s.PeerAS(3), 65001)}}},
+		"another destination": {Fabric{fare.RouteUpdate{Session: 3, Generation: 1, Prefix: destination(1), Attrs: attributes(400e9, s.PeerAS(3), 65001)}}},
 		"drain":               {drained},
 		"drain of another":    {DrainRequest{DrainTarget{SubPort: "p1.0"}, true}, DrainRequest{DrainTarget{SubPort: "p1.1"}, true}},
 		"zero bandwidth":      {drained, DrainStep{target, true}},
@@ -116,7 +117,7 @@ func TestDigestTellsStatesApart(t *testing.T) {
 		"landing":             {landing(0, 1)},
 		"another landing":     {landing(0, 2)},
 		"landing of another":  {landing(1, 1)},
-		"limit of weights":    {DataplaneReady{MaxWeight: 1}, Fabric{fare.RouteUpdate{Session: 3, Generation: 1, Prefix: destination(0), Attrs: says(100e9, s.peerAS(3), 65001)}}},
+		"limit of weights":    {DataplaneReady{MaxWeight: 1}, Fabric{fare.RouteUpdate{Session: 3, Generation: 1, Prefix: destination(0), Attrs: attributes(100e9, s.PeerAS(3), 65001)}}},
 	}
 	seen := map[string]string{}
 	for what, events := range states {
@@ -131,11 +132,11 @@ func TestDigestTellsStatesApart(t *testing.T) {
 	}
 
 	// The routes that a leaf passes on are facts too: their bandwidth and their AS path.
-	leaf := shape{planes: 1, subPorts: 2, leaf: true}
+	leaf := shape{Planes: 1, SubPorts: 2, Leaf: true}
 	passed := func(b fare.Bandwidth, path ...uint32) string {
-		c := leaf.core(t)
-		do(t, c, up(0, 0), Fabric{fare.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: leaf.peerAS(0)}})
-		do(t, c, Fabric{fare.RouteUpdate{Generation: 1, Prefix: destination(0), Attrs: says(b, path...)}})
+		c := coreOf(t, leaf.Text())
+		do(t, c, up(0, 0), Fabric{fare.SessionUp{Generation: 1, Node: leafNode(0), PeerAS: leaf.PeerAS(0)}})
+		do(t, c, Fabric{fare.RouteUpdate{Generation: 1, Prefix: destination(0), Attrs: attributes(b, path...)}})
 		return c.Digest()
 	}
 	all := []string{passed(400e9, 65100), passed(200e9, 65100), passed(400e9, 65100, 65001), passed(400e9, 65100, 65002)}
@@ -145,15 +146,15 @@ func TestDigestTellsStatesApart(t *testing.T) {
 	}
 
 	// On a server whose GPUs have their own ports, the digest covers which GPU reaches a destination.
-	gpus := ownPorts(2, 2)
+	gpus := coretest.OwnPorts(2, 2)
 	reached := func(g int) string {
-		c := gpus.core(t)
+		c := coreOf(t, gpus.Text())
 		bring(t, gpus, c, 0, nil)
 		for plane := range 2 {
 			i := 2*plane + g
-			do(t, c, Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0), Attrs: says(400e9, gpus.peerAS(i), 65001)}})
+			do(t, c, Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(0), Attrs: attributes(400e9, gpus.PeerAS(i), 65001)}})
 		}
-		return describe(c)
+		return coretest.Describe(c)
 	}
 	first, second := reached(0), reached(1)
 	if first == second {
@@ -162,7 +163,7 @@ func TestDigestTellsStatesApart(t *testing.T) {
 	if !strings.Contains(first, "source 10.255.0.1/32\ndestination ") || !strings.Contains(second, "source 10.255.0.2/32\ndestination ") {
 		t.Errorf("the sources are not named before their destinations:\n%s\n%s", first, second)
 	}
-	if one := describe(s.core(t)); strings.Contains(one, "source") {
+	if one := coretest.Describe(coreOf(t, s.Text())); strings.Contains(one, "source") {
 		t.Errorf("a server without ports of single GPUs has sources:\n%s", one)
 	}
 }

@@ -16,19 +16,19 @@ func TestStrandedIsWhatADrainDoes(t *testing.T) {
 	refused := 0
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		s := shape{planes: 3, subPorts: 2, loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}, serves: func(i int) string {
+		s := shape{Planes: 3, SubPorts: 2, Loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}, Serves: func(i int) string {
 			return []string{"10.255.0.1/32", "10.255.0.2/32", "10.255.0.1/32, 10.255.0.2/32"}[(i+int(seed))%3]
 		}}
-		c := s.core(t)
+		c := coreOf(t, s.Text())
 		for i := range 6 {
-			do(t, c, up(i, 400e9), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i / 2), PeerAS: s.peerAS(i)}})
+			do(t, c, up(i, 400e9), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i / 2), PeerAS: s.PeerAS(i)}})
 			for d := range 3 {
 				if random.IntN(3) > 0 {
 					value := fare.Bandwidth(400e9)
 					if random.IntN(4) == 0 {
 						value = 0
 					}
-					do(t, c, Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(d), Attrs: says(value, s.peerAS(i), 65001)}})
+					do(t, c, Fabric{fare.RouteUpdate{Session: i, Generation: 1, Prefix: destination(d), Attrs: attributes(value, s.PeerAS(i), 65001)}})
 				}
 			}
 			if random.IntN(4) == 0 {
@@ -45,7 +45,7 @@ func TestStrandedIsWhatADrainDoes(t *testing.T) {
 			return out
 		}
 		for range 5 {
-			target := []DrainTarget{{Plane: fmt.Sprint("p", random.IntN(3))}, {SubPort: s.device(random.IntN(6))}, {Leaf: leafNode(random.IntN(3))}}[random.IntN(3)]
+			target := []DrainTarget{{Plane: fmt.Sprint("p", random.IntN(3))}, {SubPort: s.Device(random.IntN(6))}, {Leaf: leafNode(random.IntN(3))}}[random.IntN(3)]
 			before := reachable()
 			err := c.CheckStranded(target)
 			if now := reachable(); fmt.Sprint(now) != fmt.Sprint(before) {

@@ -7,22 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/fare"
 )
-
-func coreOf(t *testing.T, text string) *Core {
-	t.Helper()
-	cfg, err := config.Parse("test.yaml", []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
 
 // heardBy returns a core's advertisement of a prefix on each session, as the bytes of its communities.
 func heardBy(c *Core, prefix netip.Prefix) map[int]string {
@@ -245,7 +231,7 @@ func (f *switches) host(name string, k int, prefix netip.Prefix, b fare.Bandwidt
 	session := len(f.wires[i]) + k
 	f.gen++
 	do(f.t, f.cores[i], up(session, 0), Fabric{fare.SessionUp{Session: session, Generation: f.gen, Node: netip.MustParseAddr("10.8.0.1"), PeerAS: 64001}},
-		Fabric{fare.RouteUpdate{Session: session, Generation: f.gen, Prefix: prefix, Attrs: says(b, 64001)}})
+		Fabric{fare.RouteUpdate{Session: session, Generation: f.gen, Prefix: prefix, Attrs: attributes(b, 64001)}})
 	f.settle()
 }
 

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
@@ -27,7 +28,7 @@ func everyEvent() []Event {
 		Fabric{fare.SessionUp{Session: 1, Generation: 3, Node: leafNode(0), PeerAS: 65100}},
 		Fabric{fare.SessionDown{Session: 1, Generation: 3}},
 		Fabric{fare.EndOfRIB{Session: 1, Generation: 3}},
-		Fabric{fare.RouteUpdate{Session: 1, Generation: 3, Prefix: destination(1), Attrs: says(400e9, 65100, 65001)}},
+		Fabric{fare.RouteUpdate{Session: 1, Generation: 3, Prefix: destination(1), Attrs: attributes(400e9, 65100, 65001)}},
 		Fabric{fare.RouteUpdate{Session: 1, Generation: 3, Prefix: destination(1)}},
 		Fabric{fare.RouteWithdraw{Session: 1, Generation: 3, Prefix: destination(1)}},
 		Fabric{fare.LinkState{SubPort: 1, Up: true, Speed: 400e9}},
@@ -121,7 +122,7 @@ func receivers(t *testing.T, dir, method string) []string {
 // written returns the recording of events with a digest in the middle and one at the end, and the core that they lead to.
 func written(t testing.TB, s shape, events []Event) (text []byte, c *Core) {
 	t.Helper()
-	c = s.core(t)
+	c = coreOf(t, s.Text())
 	line := func(l RecordLine) {
 		b, err := json.Marshal(l)
 		if err != nil {
@@ -161,10 +162,10 @@ func anyEvents(s shape, seed uint64, n int) []Event {
 // TestReplayReproduces checks that a recording with intermediate digests replays to the recorded state.
 func TestReplayReproduces(t *testing.T) {
 	for _, s := range []shape{
-		{planes: 2, subPorts: 2, noSpeed: true},
-		{planes: 2, subPorts: 2, noSpeed: true, extra: "weights: {policy: remap}\n"},
-		{planes: 1, subPorts: 3, noSpeed: true, leaf: true},
-		{planes: 1, subPorts: 3, noSpeed: true, leaf: true, uplinks: 2},
+		{Planes: 2, SubPorts: 2, NoSpeed: true},
+		{Planes: 2, SubPorts: 2, NoSpeed: true, Extra: "weights: {policy: remap}\n"},
+		{Planes: 1, SubPorts: 3, NoSpeed: true, Leaf: true},
+		{Planes: 1, SubPorts: 3, NoSpeed: true, Leaf: true, Uplinks: 2},
 	} {
 		const n = 4500
 		text, c := written(t, s, anyEvents(s, 7, n))
@@ -181,7 +182,7 @@ func TestReplayReproduces(t *testing.T) {
 		if lines != n {
 			t.Errorf("%d events replayed, %d recorded", lines, n)
 		}
-		if a, b := describe(got), describe(c); a != b {
+		if a, b := coretest.Describe(got), coretest.Describe(c); a != b {
 			t.Errorf("replayed\n%s\nrecorded\n%s", a, b)
 		}
 	}
@@ -190,7 +191,7 @@ func TestReplayReproduces(t *testing.T) {
 // shortRecording returns a short recording's lines.
 func shortRecording(t testing.TB) [][]byte {
 	t.Helper()
-	s := shape{planes: 2, subPorts: 1, noSpeed: true}
+	s := shape{Planes: 2, SubPorts: 1, NoSpeed: true}
 	text, _ := written(t, s, anyEvents(s, 3, 40))
 	return bytes.SplitAfter(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
 }
@@ -238,7 +239,7 @@ func TestReplayOfDamagedRecordings(t *testing.T) {
 		"broken landing":    {event(`{"type":"landing","event":{"source":"10.255.0.1","destination":"10.255.1.0","table":"AQAA"}}`), "line 3: landing table: unexpected EOF"},
 		"landing in plain":  {event(`{"type":"landing","event":{"source":"10.255.0.1","destination":"10.255.1.0","table":"1:2"}}`), "line 3: landing table: illegal base64"},
 		"broken reload":     {event(`{"type":"reload","event":{"config":"as: x"}}`), "line 3: "},
-		"forbidden reload":  {event(`{"type":"reload","event":{"config":` + quoted(shape{planes: 1, subPorts: 1}.text()) + `}}`), "line 3: nothing was changed"},
+		"forbidden reload":  {event(`{"type":"reload","event":{"config":` + coretest.Quoted(shape{Planes: 1, SubPorts: 1}.Text()) + `}}`), "line 3: nothing was changed"},
 		"broken config":     {replace(1, `{"fared":"x","config":"as: x\n"}`), "line 1: configuration: "},
 	}
 	for name, tc := range cases {
@@ -251,7 +252,7 @@ func TestReplayOfDamagedRecordings(t *testing.T) {
 // TestReplayRefusesWhatIsNotThere checks that an event of a session or sub-port beyond the configuration's is rejected by its number, and that
 // an event of the last one is accepted.
 func TestReplayRefusesWhatIsNotThere(t *testing.T) {
-	c := shape{planes: 2, subPorts: 2}.core(t) // four of each
+	c := coreOf(t, shape{Planes: 2, SubPorts: 2}.Text()) // four of each
 	for name, event := range map[string]func(int) Event{
 		"session-up":   func(i int) Event { return Fabric{fare.SessionUp{Session: i, Generation: 1}} },
 		"session-down": func(i int) Event { return Fabric{fare.SessionDown{Session: i, Generation: 1}} },
@@ -295,14 +296,6 @@ func TestOldRecordingsReplay(t *testing.T) {
 	}
 }
 
-func quoted(s string) string {
-	b, err := json.Marshal(s)
-	if err != nil {
-		panic(err)
-	}
-	return string(b)
-}
-
 // FuzzReplay checks that no input makes the replay panic, and that every error contains a line number.
 func FuzzReplay(f *testing.F) {
 	lines := shortRecording(f)
@@ -323,7 +316,7 @@ func FuzzReplay(f *testing.F) {
 			t.Fatalf("an error without a line: %v", err)
 		}
 		if core != nil {
-			describe(core)
+			coretest.Describe(core)
 		}
 	})
 }

@@ -8,48 +8,23 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fared/fared/daemon/internal/coretest"
 	"github.com/fared/fared/fare"
-	"github.com/fared/fared/wecmp"
 )
-
-// gpu returns the loopback of the n-th GPU of this server.
-func gpu(n int) netip.Prefix {
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, 0, byte(n + 1)}), 32)
-}
-
-// ownPorts returns a server whose n GPUs have one sub-port each in every plane: sub-port n*plane + GPU.
-func ownPorts(planes, n int) shape {
-	s := shape{planes: planes, subPorts: n, serves: func(i int) string { return gpu(i % n).String() }}
-	for g := range n {
-		s.loopbacks = append(s.loopbacks, gpu(g).String())
-	}
-	return s
-}
 
 // weightsFrom returns a destination's weights from a source group; nil when it is unreachable.
 func weightsFrom(c *Core, source int, d netip.Prefix) []uint32 {
-	if v, ok := vectorFrom(c, source, d); ok {
+	if v, ok := coretest.VectorFrom(c, source, d); ok {
 		return slices.Clone(v.Weights)
 	}
 	return nil
 }
 
-func vectorFrom(c *Core, source int, d netip.Prefix) (wecmp.VectorView, bool) {
-	var id uint32
-	c.Destinations(func(i int, prefix netip.Prefix, vector uint32) {
-		if i == source && prefix == d {
-			id = vector
-		}
-	})
-	v, ok := c.Vector(id)
-	return v, ok && v.Reachable
-}
-
 // TestOwnPorts checks that on a server with 8 GPUs the failure of one GPU's port shifts only that GPU's traffic, costs the others nothing, and
 // on the remote side concerns only the destination.
 func TestOwnPorts(t *testing.T) {
-	s := ownPorts(4, 8)
-	c := s.core(t)
+	s := coretest.OwnPorts(4, 8)
+	c := coreOf(t, s.Text())
 	bring(t, s, c, 3, func(int, int) fare.Bandwidth { return 400e9 })
 	c.Updates()
 	c.SubPortOps(nil)
@@ -101,11 +76,11 @@ func TestOwnPorts(t *testing.T) {
 func TestOwnPortsAreAdvertised(t *testing.T) {
 	for _, mode := range []string{"sub-port", "node"} {
 		// Each GPU has half a Y-cable to itself, and they share a third cable: 400G alone, 400G shared.
-		s := shape{planes: 1, subPorts: 3, extra: "path_bandwidth: {advertise: " + mode + "}\n", loopbacks: []string{gpu(0).String(), gpu(1).String()}}
-		s.serves = func(i int) string {
-			return []string{gpu(0).String(), gpu(1).String(), gpu(0).String() + ", " + gpu(1).String()}[i]
+		s := shape{Planes: 1, SubPorts: 3, Extra: "path_bandwidth: {advertise: " + mode + "}\n", Loopbacks: []string{coretest.GPU(0).String(), coretest.GPU(1).String()}}
+		s.Serves = func(i int) string {
+			return []string{coretest.GPU(0).String(), coretest.GPU(1).String(), coretest.GPU(0).String() + ", " + coretest.GPU(1).String()}[i]
 		}
-		c := s.core(t)
+		c := coreOf(t, s.Text())
 		bring(t, s, c, 0, nil)
 		got := map[string]string{}
 		c.Advertise(func(session int, routes []Route) {
@@ -118,7 +93,7 @@ func TestOwnPortsAreAdvertised(t *testing.T) {
 		if mode == "node" {
 			each = "800G" // its own and the shared one
 		}
-		want := map[string]string{"0 " + gpu(0).String(): each, "1 " + gpu(1).String(): each, "2 " + gpu(0).String(): each, "2 " + gpu(1).String(): each}
+		want := map[string]string{"0 " + coretest.GPU(0).String(): each, "1 " + coretest.GPU(1).String(): each, "2 " + coretest.GPU(0).String(): each, "2 " + coretest.GPU(1).String(): each}
 		if fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("%s: advertised %v, want %v", mode, got, want)
 		}
@@ -177,7 +152,7 @@ func randomServer(t *testing.T, random *rand.Rand) (*cableModel, *Core, int) {
 	var b strings.Builder
 	b.WriteString("as: 4200001000\naccept: [10.255.0.0/16]\ndataplane: {address: \"memory:\"}\nloopbacks: [")
 	for g := range gpus {
-		fmt.Fprintf(&b, "%s, ", gpu(g))
+		fmt.Fprintf(&b, "%s, ", coretest.GPU(g))
 	}
 	b.WriteString("]\nplanes:\n")
 	for plane := range m.planes {
@@ -194,14 +169,14 @@ func randomServer(t *testing.T, random *rand.Rand) (*cableModel, *Core, int) {
 			}
 			var names []string
 			for _, g := range c.gpus {
-				names = append(names, gpu(g).String())
+				names = append(names, coretest.GPU(g).String())
 			}
 			n := len(m.cables)
 			fmt.Fprintf(&b, "      - {device: e%d, speed: %d00G, loopbacks: [%s], sessions: [{peer: 10.0.%d.0}]}\n", n, c.speed, strings.Join(names, ", "), n)
 			m.cables = append(m.cables, c)
 		}
 	}
-	core, err := New(parsed(t, b.String()))
+	core, err := New(coretest.Parse(t, b.String()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +190,7 @@ func (m *cableModel) announce(t *testing.T, c *Core, i, dst int) {
 		return
 	}
 	if v, ok := m.values[[3]int{k.plane, k.leaf, dst}]; ok {
-		do(t, c, Fabric{fare.RouteUpdate{Session: i, Generation: c.sessions[i].generation, Prefix: destination(dst), Attrs: says(fare.Bandwidth(v)*100e9, 65100, 65001)}})
+		do(t, c, Fabric{fare.RouteUpdate{Session: i, Generation: c.sessions[i].generation, Prefix: destination(dst), Attrs: attributes(fare.Bandwidth(v)*100e9, 65100, 65001)}})
 	} else {
 		do(t, c, Fabric{fare.RouteWithdraw{Session: i, Generation: c.sessions[i].generation, Prefix: destination(dst)}})
 	}
@@ -323,12 +298,12 @@ func TestSourcesAgainstCables(t *testing.T) {
 
 // compare returns the error of a pair's weights over all cables, or "".
 func (m *cableModel) compare(c *Core, gpuIndex, dst int, want []uint64) string {
-	source := c.layout.SourceOfLoopback()[gpu(gpuIndex).Addr()]
+	source := c.layout.SourceOfLoopback()[coretest.GPU(gpuIndex).Addr()]
 	var total uint64
 	for _, b := range want {
 		total += b
 	}
-	v, ok := vectorFrom(c, source, destination(dst))
+	v, ok := coretest.VectorFrom(c, source, destination(dst))
 	if ok != (total > 0) {
 		return fmt.Sprintf("reachable: %v", ok)
 	}
@@ -354,27 +329,29 @@ func (m *cableModel) compare(c *Core, gpuIndex, dst int, want []uint64) string {
 // TestReloadOfSources checks that a loopback that joins a source group at run time is advertised over the source group's sub-ports, and that the
 // core's decisions equal those of a fresh start with the new configuration.
 func TestReloadOfSources(t *testing.T) {
-	form := shape{planes: 2, subPorts: 1, serves: func(i int) string { return []string{gpu(0).String() + "," + gpu(1).String(), gpu(0).String()}[i] }}
+	form := shape{Planes: 2, SubPorts: 1, Serves: func(i int) string {
+		return []string{coretest.GPU(0).String() + "," + coretest.GPU(1).String(), coretest.GPU(0).String()}[i]
+	}}
 	s := form
-	s.loopbacks = []string{gpu(0).String(), gpu(1).String()}
+	s.Loopbacks = []string{coretest.GPU(0).String(), coretest.GPU(1).String()}
 	// The first plane has no such key, so it serves a loopback that joins.
 	text := func(s shape) string {
-		return strings.Replace(s.text(), "        loopbacks: ["+form.serves(0)+"]\n", "", 1)
+		return strings.Replace(s.Text(), "        loopbacks: ["+form.Serves(0)+"]\n", "", 1)
 	}
-	c, err := New(parsed(t, text(s)))
+	c, err := New(coretest.Parse(t, text(s)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	bring(t, s, c, 2, func(int, int) fare.Bandwidth { return 400e9 })
-	do(t, c, Fabric{fare.RouteUpdate{Session: 0, Generation: 1, Prefix: gpu(2), Attrs: says(400e9, s.peerAS(0), 65001)}})
-	s.loopbacks = append(s.loopbacks, gpu(2).String())
+	do(t, c, Fabric{fare.RouteUpdate{Session: 0, Generation: 1, Prefix: coretest.GPU(2), Attrs: attributes(400e9, s.PeerAS(0), 65001)}})
+	s.Loopbacks = append(s.Loopbacks, coretest.GPU(2).String())
 	do(t, c, Reload{Config: text(s)})
-	fresh, err := New(parsed(t, text(s)))
+	fresh, err := New(coretest.Parse(t, text(s)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	bring(t, s, fresh, 2, func(int, int) fare.Bandwidth { return 400e9 })
-	if got, want := describe(c), describe(fresh); got != want {
+	if got, want := coretest.Describe(c), coretest.Describe(fresh); got != want {
 		t.Errorf("after the reload:\n%s\nafter a start:\n%s", got, want)
 	}
 	advertised := func(c *Core) string {
@@ -390,7 +367,7 @@ func TestReloadOfSources(t *testing.T) {
 	if got := advertised(c); got != want {
 		t.Errorf("advertised after the reload: %s, want %s", got, want)
 	}
-	if got := fmt.Sprint(c.layout.Loopbacks()[gpu(1)]); got != "[10.255.0.2/32 10.255.0.3/32]" {
+	if got := fmt.Sprint(c.layout.Loopbacks()[coretest.GPU(1)]); got != "[10.255.0.2/32 10.255.0.3/32]" {
 		t.Errorf("the second source group has %s", got)
 	}
 }
@@ -399,8 +376,8 @@ func TestReloadOfSources(t *testing.T) {
 func BenchmarkOwnPortLost(b *testing.B) {
 	for _, gpus := range []int{1, 8} {
 		b.Run(fmt.Sprintf("gpus=%d", gpus), func(b *testing.B) {
-			s := ownPorts(8, gpus)
-			c := s.core(b)
+			s := coretest.OwnPorts(8, gpus)
+			c := coreOf(b, s.Text())
 			bring(b, s, c, 1024, func(int, int) fare.Bandwidth { return 400e9 })
 			c.Updates()
 			lost, back := down(0), up(0, 400e9)
