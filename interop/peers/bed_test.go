@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fared/fared/internal/netnstest"
 )
 
@@ -25,8 +27,13 @@ type bed struct {
 	leaves       [planes]*leaf
 	gate         gate
 	judge        *judge
+	traffic      *traffic
+	watched      map[string]watched
+	state        [2]weights // of the first destination, and of all others
+	control      [2]int     // sockets for requests to devices, of the server's namespace and of the leaves'
 	processes    []*netnstest.Process
-	out          error // why the contestant takes no further part at this size; nil while it does
+	idle         time.Duration // before an event
+	out          error         // why the contestant takes no further part at this size; nil while it does
 }
 
 func device(plane int) string { return fmt.Sprintf("p%d", plane) }
@@ -43,7 +50,7 @@ func newBed(t testing.TB, c contestant, destinations int, bfd time.Duration) *be
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	b := &bed{t: t, name: c.name(), contestant: c, destinations: destinations, bfd: bfd, server: netnstest.New(t), far: netnstest.New(t), dir: dir}
+	b := &bed{t: t, name: c.name(), contestant: c, destinations: destinations, bfd: bfd, server: netnstest.New(t), far: netnstest.New(t), dir: dir, watched: map[string]watched{}}
 	// The same for all: flows are placed by their ports, and routes avoid a sub-port without a carrier at once.
 	for _, s := range []string{"net.ipv4.fib_multipath_hash_policy=1", "net.ipv4.conf.all.ignore_routes_with_linkdown=1", "net.ipv4.conf.default.ignore_routes_with_linkdown=1"} {
 		if _, err := b.server.Output("sysctl", "-qw", s); err != nil {
@@ -73,6 +80,20 @@ func newBed(t testing.TB, c contestant, destinations int, bfd time.Duration) *be
 		t.Fatal(err)
 	}
 	t.Cleanup(b.judge.close)
+	if b.traffic, err = newTraffic(b); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.traffic.close)
+	for i, ns := range []*netnstest.Namespace{b.server, b.far} {
+		err := ns.Do(func() (err error) {
+			b.control[i], err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(b.control[i]) })
+	}
 	for p := range planes {
 		b.leaves[p] = newLeaf(b.far, p, destinations, &b.gate)
 		if err := b.leaves[p].start(); err != nil {
@@ -136,11 +157,17 @@ var even = weights{1, 1, 1, 1}
 
 // settle waits until all destinations have even weights, for some time.
 func (b *bed) settle(quiet time.Duration) error {
-	if err := b.judge.want(even, even); err != nil {
+	if !b.contestant.inKernel() {
+		if err := b.awaitPackets(b.every(), even, time.Minute); err != nil {
+			return err
+		}
+	} else if err := b.judge.want(even, even); err != nil {
 		return err
+	} else if _, err := b.judge.await(time.Minute, quiet); err != nil {
+		return errors.Join(err, b.running())
 	}
-	_, err := b.judge.await(time.Minute, quiet)
-	return errors.Join(err, b.running())
+	b.state = [2]weights{even, even}
+	return b.running()
 }
 
 // every returns the numbers of all destinations.
@@ -153,16 +180,22 @@ func (b *bed) every() []int {
 }
 
 // link sets a sub-port's own end, or the leaf's end, up or down, and returns the time before it.
-func (b *bed) link(far bool, plane int, up bool) moment {
-	b.t.Helper()
-	ns, state := b.server, "down"
+func (b *bed) link(far bool, plane int, up bool) (moment, error) {
+	control := b.control[0]
 	if far {
-		ns = b.far
+		control = b.control[1]
 	}
+	r, err := unix.NewIfreq(device(plane))
+	if err != nil {
+		return 0, err
+	}
+	if err := unix.IoctlIfreq(control, unix.SIOCGIFFLAGS, r); err != nil {
+		return 0, err
+	}
+	r.SetUint16(r.Uint16() &^ unix.IFF_UP)
 	if up {
-		state = "up"
+		r.SetUint16(r.Uint16() | unix.IFF_UP)
 	}
 	began := now()
-	ns.IP("link", "set", device(plane), state)
-	return began
+	return began, unix.IoctlIfreq(control, unix.SIOCSIFFLAGS, r)
 }

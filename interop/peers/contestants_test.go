@@ -16,9 +16,11 @@ type contestant interface {
 	version() string
 	tools() []string
 	start(*bed)
+	// inKernel reports whether the weights are in the kernel's routes and nexthops. If not, packets show them.
+	inKernel() bool
 }
 
-var contestants = []contestant{frr{}, bird{}, fared{driver: "linux"}}
+var contestants = []contestant{frr{}, bird{}, fared{driver: "linux"}, fared{driver: "bpf"}}
 
 // output returns the first line that a program prints.
 func output(name string, args ...string) string {
@@ -35,6 +37,7 @@ type bird struct{}
 
 func (bird) name() string    { return "bird" }
 func (bird) version() string { return output("bird", "--version") }
+func (bird) inKernel() bool  { return true }
 func (bird) tools() []string { return []string{"bird"} }
 
 func (bird) start(b *bed) {
@@ -74,6 +77,7 @@ func (frr) name() string { return "frr" }
 func (frr) version() string {
 	return output(filepath.Join(frrDir, "bgpd"), "--version")
 }
+func (frr) inKernel() bool { return true }
 func (frr) tools() []string {
 	return []string{filepath.Join(frrDir, "zebra"), filepath.Join(frrDir, "bgpd"), filepath.Join(frrDir, "bfdd")}
 }
@@ -130,7 +134,8 @@ func (f fared) name() string { return "fared-" + f.driver }
 func (fared) version() string {
 	return "fared " + output("git", "describe", "--tags", "--always", "--dirty")
 }
-func (fared) tools() []string { return nil }
+func (f fared) inKernel() bool { return f.driver == "linux" }
+func (fared) tools() []string  { return nil }
 
 func (f fared) start(b *bed) {
 	socket := filepath.Join(b.dir, "dataplane.sock")

@@ -38,6 +38,9 @@ const (
 // degraded are the weights when the leaf of the first plane advertises half of the full speed.
 var degraded = weights{1, 2, 2, 2}
 
+// without are the weights when the first plane is lost.
+var without = weights{0, 1, 1, 1}
+
 // idle leaves all processes without an event for a moment, as they are most of the time.
 func idle(d time.Duration) {
 	runtime.GC()
@@ -50,11 +53,19 @@ func rowsAt(n int, s settings) (all []row) {
 	numbered := func(name string) string { return fmt.Sprintf("%s%d", name, n) }
 	destinations := count(n)
 
+	if !one {
+		all = append(all, row{name: numbered("memory"), rounds: 1,
+			figures: []figure{{numbered("memory"), "resident memory of all processes, " + destinations, "MB"}},
+			measure: func(b *bed) (samples, error) {
+				mb, err := resident(b.pids())
+				return samples{numbered("memory"): {mb}}, err
+			}})
+	}
 	all = append(all, row{name: numbered("update"), rounds: 15,
 		figures: []figure{{numbered("update"), "UPDATE of one destination to kernel weights, " + destinations, "ms"}},
 		measure: func(b *bed) (samples, error) {
 			down, err := event(b, degraded, even, func() (moment, error) { return b.leaves[0].announce(half, []int{0}) })
-			if err != nil {
+			if err != nil && !errors.Is(err, errLearned) {
 				return nil, err
 			}
 			idle(s.idle)
@@ -76,6 +87,18 @@ func rowsAt(n int, s settings) (all []row) {
 				return err
 			}})
 	}
+	if last {
+		all = append(all, row{name: "traffic", rounds: 10,
+			figures: []figure{{"traffic", "the same to packets at all leaves, at 50,000 packets/s", "ms"}},
+			measure: func(b *bed) (samples, error) {
+				took, err := packetEvent(b, "traffic", b.every(), even, degraded, func() (moment, error) { return b.leaves[0].announce(half, b.every()) })
+				return samples{"traffic": {took}}, err
+			},
+			mend: func(b *bed) error {
+				_, err := b.leaves[0].announce(full, b.every())
+				return err
+			}})
+	}
 	rounds := 10
 	if one {
 		rounds = 30
@@ -83,25 +106,34 @@ func rowsAt(n int, s settings) (all []row) {
 	all = append(all, row{name: numbered("kill"), rounds: rounds,
 		figures: []figure{{numbered("kill"), "leaf killed (FIN) to kernel weights, " + destinations, "ms"}},
 		measure: func(b *bed) (samples, error) {
-			lost := weights{0, 1, 1, 1}
-			took, err := event(b, lost, lost, func() (moment, error) { return b.leaves[0].kill(), nil })
+			took, err := event(b, without, without, func() (moment, error) { return b.leaves[0].kill(), nil })
 			return samples{numbered("kill"): {took}}, err
 		},
 		mend: func(b *bed) error { return b.leaves[0].start() }})
+	if one {
+		all = append(all, links(s, "own", false), links(s, "far", true))
+	}
+	if last && !one {
+		all = append(all, row{name: "links", rounds: 8,
+			figures: []figure{
+				{numbered("rewrite"), "own carrier lost, the kernel's routes rewritten, " + destinations, "ms"},
+				{numbered("back"), "own carrier back to weights restored, " + destinations, "ms"}},
+			measure: func(b *bed) (samples, error) {
+				down, err := event(b, without, without, func() (moment, error) { return b.link(false, 0, false) })
+				if err != nil && !errors.Is(err, errLearned) {
+					return nil, err
+				}
+				idle(s.idle)
+				up, err := event(b, even, even, func() (moment, error) { return b.link(false, 0, true) })
+				return samples{numbered("rewrite"): {down}, numbered("back"): {up}}, err
+			}})
+	}
 	if last {
 		all = append(all, row{name: "load", rounds: 8,
 			figures: []figure{
 				{"load", destinations + " loaded, OPEN to all in the kernel", "ms"},
 				{"load-cpu", "processor time of it", "ms"}},
 			measure: load})
-	}
-	if !one {
-		all = append(all, row{name: numbered("memory"), rounds: 1,
-			figures: []figure{{numbered("memory"), "resident memory of all processes, " + destinations, "MB"}},
-			measure: func(b *bed) (samples, error) {
-				mb, err := resident(b.pids())
-				return samples{numbered("memory"): {mb}}, err
-			}})
 	}
 	for i := range all {
 		all[i].size = n
@@ -123,8 +155,17 @@ func count(n int) string {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// event makes a change, and returns the milliseconds until the kernel has the weights.
-func event(b *bed, first, rest weights, change func() (moment, error)) (float64, error) {
+// event makes a change, and returns the milliseconds until all destinations have the weights: in the kernel, or by packets where the kernel does not show them.
+func event(b *bed, first, rest weights, change func() (moment, error)) (took float64, err error) {
+	before := b.state
+	b.state = [2]weights{first, rest}
+	if !b.contestant.inKernel() {
+		destinations := b.every()
+		if before[1] == rest {
+			destinations = destinations[:1]
+		}
+		return packetEvent(b, fmt.Sprint("kernel ", before, b.state), destinations, before[0], first, change)
+	}
 	if err := b.judge.want(first, rest); err != nil {
 		return 0, err
 	}
@@ -142,34 +183,73 @@ func event(b *bed, first, rest weights, change func() (moment, error)) (float64,
 	return at.since(began), nil
 }
 
-// load closes all sessions, waits until no route is left, and measures the sessions' return.
-func load(b *bed) (samples, error) {
-	if err := b.judge.want(weights{}, weights{}); err != nil {
-		return nil, err
-	}
-	for _, l := range b.leaves {
-		l.kill()
-	}
-	if _, err := b.judge.await(eventLimit, quiet); err != nil {
-		return nil, err
-	}
-	if err := b.judge.want(even, even); err != nil {
-		return nil, err
-	}
-	b.gate.arm()
-	defer b.gate.release()
-	for _, l := range b.leaves {
-		if err := l.start(); err != nil {
+// links returns the row of a sub-port that loses its carrier, by its own end or by the leaf's, and gets it back.
+func links(s settings, name string, far bool) row {
+	end := map[bool]string{false: "own", true: "the leaf's"}[far]
+	figures := []figure{
+		{name, "carrier lost at " + end + " end, to corrected weights, by packets", "ms"},
+		{name + "-rewrite1", "the same to the kernel's routes rewritten", "ms"},
+		{name + "-back1", "carrier back at " + end + " end, to weights restored", "ms"}}
+	return row{name: name, rounds: 20, figures: figures, measure: func(b *bed) (samples, error) {
+		got := samples{}
+		if err := b.judge.want(without, without); err != nil {
 			return nil, err
 		}
-	}
-	began, err := b.gate.await(eventLimit)
-	if err != nil {
+		var began moment
+		took, err := packetEvent(b, name, b.every(), even, without, func() (at moment, err error) {
+			began, err = b.link(far, 0, false)
+			return began, err
+		})
+		learned := errors.Is(err, errLearned)
+		if err != nil && !learned {
+			return nil, err
+		}
+		got[name] = []float64{took}
+		if b.contestant.inKernel() {
+			at, err := b.judge.await(eventLimit, quiet)
+			if err != nil {
+				return nil, err
+			}
+			got[name+"-rewrite1"] = []float64{at.since(began)}
+		}
+		b.state = [2]weights{without, without}
+		idle(s.idle)
+		up, err := event(b, even, even, func() (moment, error) { return b.link(far, 0, true) })
+		if err != nil && !errors.Is(err, errLearned) {
+			return nil, err
+		}
+		got[name+"-back1"] = []float64{up}
+		return got, nil
+	}}
+}
+
+// load closes all sessions, waits until no route is left, and measures the sessions' return.
+func load(b *bed) (samples, error) {
+	none := weights{}
+	if _, err := event(b, none, none, func() (moment, error) {
+		began := now()
+		for _, l := range b.leaves {
+			l.kill()
+		}
+		return began, nil
+	}); err != nil && !errors.Is(err, errLearned) {
 		return nil, err
 	}
-	before := processorTime(b.pids())
-	at, err := b.judge.await(time.Minute, quiet)
-	return samples{"load": {at.since(began)}, "load-cpu": {milliseconds(processorTime(b.pids()) - before)}}, err
+	idle(b.idle)
+	b.gate.arm()
+	defer b.gate.release()
+	var before time.Duration
+	took, err := event(b, even, even, func() (moment, error) {
+		for _, l := range b.leaves {
+			if err := l.start(); err != nil {
+				return 0, err
+			}
+		}
+		began, err := b.gate.await(eventLimit)
+		before = processorTime(b.pids())
+		return began, err
+	})
+	return samples{"load": {took}, "load-cpu": {milliseconds(processorTime(b.pids()) - before)}}, err
 }
 
 // selected reports whether a row's name is chosen: by itself, or by its beginning without the number of destinations.

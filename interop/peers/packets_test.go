@@ -1,0 +1,108 @@
+package peers
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// watched are the flows that show a change of weights, and the places to which they move.
+type watched struct {
+	flows  []flow
+	places []int8
+}
+
+// errLearned reports that an event was used to learn its flows.
+var errLearned = errors.New("the first event of its kind shows which flows move")
+
+// most is the largest number of flows that are probed to see whether a change is over.
+const most = 4096
+
+// sample returns flows to destinations, at most a number of them.
+func (b *bed) sample(destinations []int) []flow {
+	all := b.traffic.every(destinations)
+	step := (len(all) + most - 1) / most
+	var some []flow
+	for i := 0; i < len(all); i += step {
+		some = append(some, all[i])
+	}
+	return some
+}
+
+// awaitPackets waits until flows follow weights, and have kept their places for some time.
+func (b *bed) awaitPackets(destinations []int, want weights, limit time.Duration) error {
+	const still = 200 * time.Millisecond
+	flows := b.sample(destinations)
+	deadline := now() + moment(limit)
+	var before []int8
+	since := now()
+	for {
+		places := b.traffic.probe(flows)
+		err := shares(places, want)
+		if err != nil || !slices.Equal(places, before) {
+			since = now()
+		}
+		before = places
+		switch t := now(); {
+		case err == nil && t > since+moment(still):
+			return nil
+		case t > deadline:
+			return errors.Join(fmt.Errorf("packets do not follow the weights within %v", limit), err, b.running())
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// paceOf returns how packets are sent to a number of destinations. One flow is sent in an interval, so that the interval is the resolution of a
+// figure; packets to all of many destinations take turns.
+func paceOf(destinations int) pace {
+	if destinations == 1 {
+		return pace{1, 50 * time.Microsecond}
+	}
+	return pace{25, 500 * time.Microsecond}
+}
+
+// packetEvent makes a change of the weights of destinations, and returns the milliseconds until every flow had its new place. The first event of a key
+// returns errLearned. before are the weights before the change.
+func packetEvent(b *bed, key string, destinations []int, before, want weights, change func() (moment, error)) (float64, error) {
+	x := b.traffic
+	w, known := b.watched[key]
+	if !known {
+		flows := x.every(destinations)
+		from := x.probe(flows)
+		if err := shares(from, before); err != nil {
+			return 0, fmt.Errorf("before the event: %w", err)
+		}
+		if _, err := change(); err != nil {
+			return 0, err
+		}
+		if err := b.awaitPackets(destinations, want, eventLimit); err != nil {
+			return 0, err
+		}
+		to := x.probe(flows)
+		if err := shares(to, want); err != nil {
+			return 0, err
+		}
+		w.flows, w.places = moving(flows, from, to)
+		if len(w.flows) == 0 {
+			return 0, errors.New("no flow shows the change")
+		}
+		b.watched[key] = w
+		return 0, errLearned
+	}
+	x.start(w.flows, paceOf(len(destinations)))
+	time.Sleep(20 * time.Millisecond)
+	began, err := change()
+	for err == nil && !x.settled(w.places, quiet) {
+		if now() > began+moment(eventLimit) {
+			err = fmt.Errorf("packets of %d flows are not at their places within %v", len(w.flows), eventLimit)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	sent := x.stop()
+	if err != nil {
+		return 0, errors.Join(err, b.running())
+	}
+	return x.lastWrong(sent, began, w.places).since(began), nil
+}
