@@ -128,7 +128,7 @@ func (d *Driver) SetForwarding(forwarding *farev1.Forwarding) error {
 		return err
 	}
 	if transit(forwarding) {
-		err := d.space.do(func() error {
+		err := d.space.Do(func() error {
 			_, err := setUpTransit(d.hopsV6(forwarding))
 			return err
 		})
@@ -169,7 +169,7 @@ func (d *Driver) judge(forwarding *farev1.Forwarding) error {
 				return status.Errorf(codes.InvalidArgument, "forwarding: planes[%d].sub_ports[%d]: "+format, append([]any{i, j}, args...)...)
 			}
 			if sp.Netns != "" {
-				if own, err := d.space.is(sp.Netns); err != nil {
+				if own, err := d.space.Is(sp.Netns); err != nil {
 					return at("netns %q: %v; leave it empty, or run the data plane in it", sp.Netns, err)
 				} else if !own {
 					return at("netns %q is not the data plane's network namespace; run one data plane in each network namespace", sp.Netns)

@@ -17,6 +17,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/carrier"
 	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/netns"
 	"github.com/fared/fared/internal/rtnl"
 	"github.com/fared/fared/wecmp"
 )
@@ -50,7 +51,7 @@ func familyOf(a netip.Addr) family {
 type Driver struct {
 	config  Config
 	log     *slog.Logger
-	space   namespace
+	space   netns.Namespace
 	watch   *carrier.Watch
 	news    *rtnl.ObjectWatch
 	ipv6    bool
@@ -157,8 +158,8 @@ func newDriver(config Config) *Driver {
 
 // open does the work of Open except for starting the goroutines.
 func (d *Driver) open() (err error) {
-	if d.space, err = openNamespace(); err != nil {
-		return err
+	if d.space, err = netns.Current(); err != nil {
+		return fmt.Errorf("network namespace: %w", err)
 	}
 	if _, err = setUp(); err != nil {
 		return err
@@ -210,9 +211,7 @@ func (d *Driver) release() {
 	if d.handle != nil {
 		d.handle.Close()
 	}
-	if d.space.file != nil {
-		_ = d.space.Close()
-	}
+	d.space.Close()
 }
 
 // Close stops the goroutines and releases all resources. The kernel continues to forward; Open finds the objects again, and
@@ -223,7 +222,8 @@ func (d *Driver) Close() error {
 		err := errors.Join(d.watch.Close(), d.news.Close())
 		d.working.Wait()
 		d.handle.Close()
-		d.closed = errors.Join(err, d.watch.Release(), d.conn.Close(), d.space.Close())
+		d.closed = errors.Join(err, d.watch.Release(), d.conn.Close())
+		d.space.Close()
 	})
 	return d.closed
 }

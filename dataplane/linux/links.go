@@ -100,7 +100,7 @@ func (d *Driver) audit() {
 	d.mu.Lock()
 	forwarding := d.forwarding // nil before the first Hello, when the other required sysctls are unknown
 	d.mu.Unlock()
-	err := d.space.do(func() (err error) {
+	err := d.space.Do(func() (err error) {
 		if changed, err = setUp(); err != nil || forwarding == nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fared/fared/internal/netns"
 	"github.com/fared/fared/internal/netnstest"
 )
 
@@ -66,15 +67,15 @@ func TestOpenFails(t *testing.T) {
 	if _, err := h.Output("sysctl", "-qw", "net.ipv4.nexthop_compat_mode=1"); err != nil {
 		t.Fatal(err)
 	}
-	n := namespace{}
+	var n netns.Namespace
 	if err := h.Do(func() (err error) {
-		n, err = openNamespace()
+		n, err = netns.Current()
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
 	var openErr error
-	if err := n.do(func() error {
+	if err := n.Do(func() error {
 		err := readOnly()
 		if err == nil {
 			_, openErr = Open(h.config)
@@ -83,74 +84,21 @@ func TestOpenFails(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Close(); err != nil {
-		t.Error(err)
-	}
+	n.Close()
 	if openErr == nil || !strings.Contains(openErr.Error(), "net.ipv4.nexthop_compat_mode to 0") {
 		t.Errorf("below a read-only /proc/sys: %v", openErr)
 	}
 	unchanged("below a read-only /proc/sys")
 	d := h.open()
-	if err := d.space.Close(); err != nil {
+	if err := d.conn.Close(); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := d.Close(); !errors.Is(err, os.ErrClosed) {
+		if err := d.Close(); !errors.Is(err, unix.EBADF) {
 			t.Errorf("Close of what is closed: %v", err)
 		}
 	}
 	unchanged("after Close of what is closed")
-}
-
-// TestNamespaceDo: the function runs inside the namespace, and no thread of the process stays there.
-func TestNamespaceDo(t *testing.T) {
-	netnstest.Require(t)
-	home, err := openNamespace()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer home.Close()
-	var away namespace
-	if err := netnstest.New(t).Do(func() (err error) {
-		away, err = openNamespace()
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	defer away.Close()
-	if home.id == away.id {
-		t.Fatal("one namespace")
-	}
-	mine := errors.New("the function's own")
-	for range 50 {
-		for _, n := range []namespace{away, home} {
-			var at fileID
-			if err := n.do(func() (err error) {
-				runtime.Gosched()
-				if at, err = identify(threadNamespace); err != nil {
-					return err
-				}
-				return mine
-			}); err != mine || at != n.id {
-				t.Fatalf("in %v: at %v, %v", n.id, at, err)
-			}
-			for range 4 {
-				ids := make(chan fileID)
-				go func() {
-					runtime.LockOSThread()
-					defer runtime.UnlockOSThread()
-					id, _ := identify(threadNamespace)
-					ids <- id
-				}()
-				if id := <-ids; id != home.id {
-					t.Fatalf("a thread of the process is in %v, want %v", id, home.id)
-				}
-			}
-		}
-	}
-	if _, err := identify("/no/such/file"); !errors.Is(err, os.ErrNotExist) {
-		t.Error(err)
-	}
 }
 
 // settings runs f on a thread whose /proc/sys has these files alone, and returns their contents afterwards.

@@ -101,7 +101,7 @@ func (d *Driver) findHash() error {
 // error if this kernel or its settings use another hash.
 func (d *Driver) tryHash() (seed uint32, ok bool, err error) {
 	var seeded, fields bool
-	err = d.space.do(func() (err error) {
+	err = d.space.Do(func() (err error) {
 		fields = hashesFields(hashPolicyV4) || hashesFields(hashPolicyV6)
 		seed, seeded, err = setUpSeed(d.config.Seed)
 		return err

@@ -2,14 +2,18 @@ package linux
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/netns"
 )
 
-// readOnly makes everything below /proc/sys read-only for the calling thread, as in containers.
+// readOnly makes everything below /proc/sys read-only for the calling thread, as in containers. The thread ends with its goroutine.
 func readOnly() error {
+	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("unshare: %w", err)
 	}
@@ -65,9 +69,9 @@ func TestSettingsThatCannotBeMade(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			var n namespace
+			var n netns.Namespace
 			if err := h.Do(func() (err error) {
-				n, err = openNamespace()
+				n, err = netns.Current()
 				return err
 			}); err != nil {
 				t.Fatal(err)
@@ -75,7 +79,7 @@ func TestSettingsThatCannotBeMade(t *testing.T) {
 			defer n.Close()
 			var changed int
 			var setUpErr error
-			if err := n.do(func() error {
+			if err := n.Do(func() error {
 				err := readOnly()
 				if err == nil {
 					changed, setUpErr = all()

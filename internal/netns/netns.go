@@ -46,7 +46,10 @@ func New() (n Namespace, err error) {
 	return n, err
 }
 
-// Path returns the file of a namespace: a name is a file in the directory of `ip netns`, an absolute path is returned unchanged, and "" is the
+// Dir is the directory in which `ip netns` keeps namespaces by name.
+const Dir = "/run/netns"
+
+// Path returns the file of a namespace: a name is a file in Dir, an absolute path is returned unchanged, and "" is the
 // process's own.
 func Path(name string) string {
 	switch {
@@ -55,7 +58,7 @@ func Path(name string) string {
 	case filepath.IsAbs(name):
 		return filepath.Clean(name)
 	}
-	return filepath.Join("/run/netns", name)
+	return filepath.Join(Dir, name)
 }
 
 // In calls f on a thread in the namespace of a name or path, as in Path: sockets that f opens belong to it wherever they are used later. With
@@ -95,6 +98,17 @@ func (n *Namespace) Close() {
 // FD returns the file descriptor, which is valid until Close.
 func (n Namespace) FD() int { return n.fd }
 
+// Is reports whether the namespace of a name or path, as in Path, is this one. It fails if the file does not exist.
+func (n Namespace) Is(name string) (bool, error) {
+	var s unix.Stat_t
+	if err := unix.Stat(Path(name), &s); err != nil {
+		return false, &fs.PathError{Op: "stat", Path: Path(name), Err: err}
+	}
+	return n.same(&s), nil
+}
+
+func (n Namespace) same(s *unix.Stat_t) bool { return s.Dev == n.dev && s.Ino == n.ino }
+
 func (n Namespace) enter() error {
 	if err := unix.Setns(n.fd, unix.CLONE_NEWNET); err != nil {
 		return os.NewSyscallError("setns", err)
@@ -111,7 +125,7 @@ func (n Namespace) Do(f func() error) error {
 	if err := unix.Stat(threadNamespace, &s); err != nil {
 		return err
 	}
-	if s.Dev == n.dev && s.Ino == n.ino {
+	if n.same(&s) {
 		return f()
 	}
 	return onThread(n.enter, f)

@@ -2,6 +2,7 @@ package netns
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -42,9 +43,19 @@ func TestDo(t *testing.T) {
 	if n.ino == home {
 		t.Fatal("New returned the current namespace")
 	}
+	if here, err := n.Is("/proc/thread-self/ns/net"); here || err != nil {
+		t.Errorf("the new namespace is the current one: %v, %v", here, err)
+	}
+	if here, err := n.Is(fmt.Sprintf("/proc/self/fd/%d", n.FD())); !here || err != nil {
+		t.Errorf("the new namespace is not itself: %v, %v", here, err)
+	}
+	if _, err := n.Is("fared-no-such-netns"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a missing namespace: %v", err)
+	}
 	wrong := errors.New("wrong")
-	for range 3 {
+	for range 50 {
 		if err := n.Do(func() error {
+			runtime.Gosched()
 			if _, ino := current(t); ino != n.ino {
 				t.Error("Do calls the function outside the namespace")
 			}
@@ -54,6 +65,18 @@ func TestDo(t *testing.T) {
 		}
 		if _, ino := current(t); ino != home {
 			t.Fatal("the caller is in another namespace")
+		}
+		for range 4 {
+			there := make(chan uint64)
+			go func() {
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				_, ino := current(t)
+				there <- ino
+			}()
+			if ino := <-there; ino != home {
+				t.Fatal("a thread of the process stays in the other namespace")
+			}
 		}
 	}
 	if err := n.Do(func() error { runtime.Goexit(); return nil }); err == nil {

@@ -18,7 +18,7 @@ const frrDir = "/usr/lib/frr"
 
 // startFRR starts zebra and bgpd on a node, without watchfrr, both with the node's frr.conf: each ignores the lines for
 // the other.
-func (b *netns) startFRR(ctx context.Context, n *topo.Node) error {
+func (b *namespaces) startFRR(ctx context.Context, n *topo.Node) error {
 	dir := filepath.Join(b.Dir, n.Name)
 	sockets := filepath.Join(dir, "frr")
 	if err := os.MkdirAll(sockets, 0o755); err != nil {

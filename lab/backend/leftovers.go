@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/netns"
 )
 
 // nodeNamespace matches the name of a node's namespace: fared-<run>-<node>. A run is the lab's process id, with a
@@ -81,7 +83,7 @@ func abandoned(run string) bool {
 // Leave: processes, namespaces and files. It returns the removed namespaces and folders, sorted.
 func Cleanup(ctx context.Context) ([]string, error) {
 	runs := map[string][]Namespace{}
-	entries, err := os.ReadDir(netnsDir)
+	entries, err := os.ReadDir(netns.Dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}

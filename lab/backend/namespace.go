@@ -8,50 +8,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/fared/fared/internal/netns"
 	"github.com/fared/fared/topo"
 )
-
-// netnsDir is the folder in which `ip netns` keeps namespaces by name.
-const netnsDir = "/run/netns"
 
 // Namespace is a network namespace by its name in `ip netns`.
 type Namespace string
 
-// Do calls f on a thread inside the namespace. A thread that cannot return to its own namespace is
-// terminated.
-func (n Namespace) Do(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		home, err := os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
-		if err != nil {
-			done <- err
-			return
-		}
-		defer home.Close()
-		target, err := os.Open(filepath.Join(netnsDir, string(n)))
-		if err != nil {
-			done <- err
-			return
-		}
-		defer target.Close()
-		if err := unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("enter the namespace %s: %w", n, err)
-			return
-		}
-		err = f()
-		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	return <-done
-}
+// Do calls f on a thread inside the namespace. A thread that cannot return to its own namespace is terminated.
+func (n Namespace) Do(f func() error) error { return netns.In(string(n), f) }
 
 // sysctl writes settings of the namespace's kernel.
 func (n Namespace) sysctl(settings []topo.Sysctl) error {

@@ -72,8 +72,8 @@ func (n Netns) Require(s topo.Spec) error {
 	return nil
 }
 
-// netns is a fabric of network namespaces.
-type netns struct {
+// namespaces is a fabric of network namespaces.
+type namespaces struct {
 	*real
 	Netns
 	lock *os.File // lock of dir; nil until build has created dir
@@ -84,10 +84,10 @@ type netns struct {
 
 // NewNetns returns a fabric of network namespaces; Build creates its nodes.
 func NewNetns(p *Plan, o Netns, log *slog.Logger) Separate {
-	return &netns{real: newReal(p, log), Netns: o, processes: map[*topo.Node][]*Process{}}
+	return &namespaces{real: newReal(p, log), Netns: o, processes: map[*topo.Node][]*Process{}}
 }
 
-func (b *netns) Build(ctx context.Context, fail func(error)) error {
+func (b *namespaces) Build(ctx context.Context, fail func(error)) error {
 	if err := b.Require(b.Spec); err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (b *netns) Build(ctx context.Context, fail func(error)) error {
 	return b.connect(ctx, nodes)
 }
 
-func (b *netns) Start(ctx context.Context) error {
+func (b *namespaces) Start(ctx context.Context) error {
 	b.Progress(fmt.Sprintf("starting %d leaves (%s) and %d servers; logs are in %s", len(b.Leaf), b.Spec.Leaf, b.Servers, b.Dir))
 	for _, n := range b.leavesFirst() {
 		if err := b.boot(ctx, n, allPrograms); err != nil {
@@ -122,16 +122,16 @@ func (b *netns) Start(ctx context.Context) error {
 	return b.establish(ctx, b.Progress)
 }
 
-func (b *netns) TrafficSocket(n *topo.Node) string {
+func (b *namespaces) TrafficSocket(n *topo.Node) string {
 	return filepath.Join(b.Dir, n.Name, "traffic.sock")
 }
 
-func (b *netns) StartTraffic(n *topo.Node) error {
+func (b *namespaces) StartTraffic(n *topo.Node) error {
 	return b.spawn(n, nameTraffic, b.Binary, append([]string{"--socket", b.Socket(n.Name)}, b.nodeArgs(b.TrafficSocket(n))...)...)
 }
 
 // connect creates the namespaces, connects them and gives every device its address and rate.
-func (b *netns) connect(ctx context.Context, nodes []*topo.Node) error {
+func (b *namespaces) connect(ctx context.Context, nodes []*topo.Node) error {
 	for _, n := range nodes {
 		if err := os.Mkdir(filepath.Join(b.Dir, n.Name), 0o755); err != nil {
 			return err
@@ -161,7 +161,7 @@ const (
 )
 
 // boot starts a node's programs; for fared, only the parts in p.
-func (b *netns) boot(ctx context.Context, n *topo.Node, p Programs) error {
+func (b *namespaces) boot(ctx context.Context, n *topo.Node, p Programs) error {
 	dir := filepath.Join(b.Dir, n.Name)
 	for _, f := range b.Files(n, b.Site) {
 		if err := os.WriteFile(filepath.Join(dir, f.Name), []byte(f.Text), 0o644); err != nil {
@@ -189,7 +189,7 @@ func (b *netns) boot(ctx context.Context, n *topo.Node, p Programs) error {
 	return b.spawn(n, nameFared, b.Binary, command, "--config", filepath.Join(dir, topo.ConfigFile))
 }
 
-func (b *netns) Crash(server int, p Programs) error {
+func (b *namespaces) Crash(server int, p Programs) error {
 	if p.Fared {
 		b.died(server, true)
 	}
@@ -200,7 +200,7 @@ func (b *netns) Crash(server int, p Programs) error {
 }
 
 // kill kills the processes of a node that chosen selects.
-func (b *netns) kill(n *topo.Node, chosen func(*Process) bool) {
+func (b *namespaces) kill(n *topo.Node, chosen func(*Process) bool) {
 	b.mu.Lock()
 	var killed, left []*Process
 	for _, q := range b.processes[n] {
@@ -221,7 +221,7 @@ func (b *netns) kill(n *topo.Node, chosen func(*Process) bool) {
 	}
 }
 
-func (b *netns) Revive(server int, p Programs) error {
+func (b *namespaces) Revive(server int, p Programs) error {
 	if err := b.boot(context.Background(), b.Server[server], p); err != nil {
 		return err
 	}
@@ -235,7 +235,7 @@ func (b *netns) Revive(server int, p Programs) error {
 func pins(ns Namespace) string { return filepath.Join("/sys/fs/bpf", string(ns)) }
 
 // spawn starts a program of a node.
-func (b *netns) spawn(n *topo.Node, name, program string, args ...string) error {
+func (b *namespaces) spawn(n *topo.Node, name, program string, args ...string) error {
 	p, err := StartProcess(b.Namespace(n.Name), n.Name, name, filepath.Join(b.Dir, n.Name, name+".log"), b.fail, program, args...)
 	if err != nil {
 		return err
@@ -249,7 +249,7 @@ func (b *netns) spawn(n *topo.Node, name, program string, args ...string) error 
 
 // Power starts a node's processes, or kills them. The state in the memory and the kernel of a node without power is
 // discarded.
-func (b *netns) Power(ctx context.Context, n *topo.Node, on bool) error {
+func (b *namespaces) Power(ctx context.Context, n *topo.Node, on bool) error {
 	switch {
 	case on && n.Kind == topo.KindServer:
 		return b.Revive(n.Index, allPrograms)
@@ -268,7 +268,7 @@ func (ns Namespace) forget(ctx context.Context) error {
 }
 
 // emptyFolder removes a node's runtime files, except its logs.
-func (b *netns) emptyFolder(n *topo.Node) error {
+func (b *namespaces) emptyFolder(n *topo.Node) error {
 	dir := filepath.Join(b.Dir, n.Name)
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -279,7 +279,7 @@ func (b *netns) emptyFolder(n *topo.Node) error {
 	return err
 }
 
-func (b *netns) Freeze(n *topo.Node, on bool) error {
+func (b *namespaces) Freeze(n *topo.Node, on bool) error {
 	signal := unix.SIGCONT
 	if on {
 		signal = unix.SIGSTOP
@@ -297,7 +297,7 @@ func (b *netns) Freeze(n *topo.Node, on bool) error {
 const Patience = 3 * time.Second
 
 // release ends this process's part in the fabric. The fabric's processes continue, and their end is no longer an error.
-func (b *netns) release() {
+func (b *namespaces) release() {
 	b.hangUp()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -308,7 +308,7 @@ func (b *netns) release() {
 	}
 }
 
-func (b *netns) Close(failed bool) error {
+func (b *namespaces) Close(failed bool) error {
 	b.release()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -335,14 +335,14 @@ func (b *netns) Close(failed bool) error {
 	return errors.Join(errs...)
 }
 
-func (b *netns) Logs() string {
+func (b *namespaces) Logs() string {
 	if b.lock == nil {
 		return ""
 	}
 	return b.Dir
 }
 
-func (b *netns) Leave() ([]string, error) {
+func (b *namespaces) Leave() ([]string, error) {
 	b.release()
 	b.lock.Close()
 	server := b.Server[0].Name

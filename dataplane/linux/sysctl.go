@@ -6,77 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
-
-// namespace is the network namespace of a Driver.
-type namespace struct {
-	file *os.File
-	id   fileID
-}
-
-type fileID struct{ device, inode uint64 }
-
-const threadNamespace = "/proc/thread-self/ns/net"
-
-func identify(path string) (fileID, error) {
-	var stat unix.Stat_t
-	if err := unix.Stat(path, &stat); err != nil {
-		return fileID{}, &fs.PathError{Op: "stat", Path: path, Err: err}
-	}
-	return fileID{stat.Dev, stat.Ino}, nil
-}
-
-// openNamespace returns the namespace of the calling thread.
-func openNamespace() (n namespace, err error) {
-	if n.id, err = identify(threadNamespace); err == nil {
-		n.file, err = os.Open(threadNamespace)
-	}
-	if err != nil {
-		return n, fmt.Errorf("network namespace: %w", err)
-	}
-	return n, nil
-}
-
-func (n namespace) Close() error { return n.file.Close() }
-
-// do runs f on a thread inside the namespace, because /proc/sys/net shows the namespace of the thread that opens a file in
-// it.
-func (n namespace) do(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		at, err := identify(threadNamespace)
-		if err == nil && at != n.id {
-			// The thread is never unlocked, so that the runtime ends it together with the goroutine.
-			if err = unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err == nil {
-				err = f()
-			}
-			done <- err
-			return
-		}
-		if err == nil {
-			err = f()
-		}
-		runtime.UnlockOSThread()
-		done <- err
-	}()
-	return <-done
-}
-
-// is reports whether name, as in ForwardingSubPort.netns, is this namespace. name is an `ip netns` name or a path.
-func (n namespace) is(name string) (bool, error) {
-	path := name
-	if !filepath.IsAbs(name) {
-		path = filepath.Join("/run/netns", name)
-	}
-	id, err := identify(path)
-	return id == n.id, err
-}
 
 // Sysctls that forwarding by nexthop groups depends on.
 const (
