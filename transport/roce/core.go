@@ -250,8 +250,8 @@ func (c *Core) Receive(from netip.AddrPort, p []byte) {
 	case q.state != ready:
 		c.unknownPair++
 	case h.opcode.isResponse():
-		q.response(&h, payload)
+		q.requester.response(&h, payload)
 	default:
-		q.request(&h, payload)
+		q.responder.request(&h, payload)
 	}
 }

@@ -9,9 +9,9 @@
 //	psn.go aeth.go          24-bit sequence numbers; syndromes and RNR timers
 //	core.go                 Core: queue pairs by number, counters, time; rdma.Transport without sockets
 //	qp.go                   queuePair: rdma.Channel; states, parameters, paths, failure
-//	requester.go            local operations: cut into packets, sent inside a window, retransmitted
-//	completer.go            responses of the peer: ACK, NAK, READ responses
-//	responder.go            the peer's operations: executed once, in order, and answered
+//	requester.go window.go  requester: local operations, cut into packets, sent inside a window, retransmitted
+//	completer.go            the requester's part for responses: ACK, NAK, READ responses
+//	responder.go            responder: the peer's operations, executed once, in order, and answered
 //	grave.go                answers for closed and broken queue pairs
 //	transport.go            Transport: a Core on sockets
 //

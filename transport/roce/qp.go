@@ -19,23 +19,32 @@ const (
 	closed
 )
 
-// queuePair is a channel: a requester and a responder that share a link, timers and their end.
+// queuePair is a channel: a requester, which sends the local operations, and a responder, which executes the peer's.
 type queuePair struct {
-	core  *Core
-	state state
-	link
-	qpn      uint32
-	mtu      int
-	path     rdma.Path
+	common
 	received seed
 
 	active bool          // in core.active
 	timer  int           // index in core.timers; -1: not there
 	wake   time.Duration // its time in core.timers
 
-	requester
-	responder
+	requester requester
+	responder responder
 }
+
+// common is the state that the parts of a queue pair share.
+type common struct {
+	core  *Core
+	pair  *queuePair // for calls of the core and the host, and to fail
+	state state
+	link
+	qpn  uint32
+	mtu  int
+	path rdma.Path
+}
+
+// touch schedules the queue pair for the next Flush.
+func (c *common) touch() { c.core.activate(c.pair) }
 
 var _ rdma.Channel = (*queuePair)(nil)
 
@@ -45,10 +54,10 @@ func (c *Core) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
 	if !remote.IsValid() || remote.Is4() != c.address.Is4() {
 		return nil, fmt.Errorf("roce: no path from %v to %v", c.address, cfg.Remote)
 	}
-	q := &queuePair{core: c, link: link{remote: remote}, qpn: c.number(), timer: -1}
-	first := seq(c.cfg.Random() & mask24)
-	q.requester.init(&c.cfg, first)
-	q.responder.atomics = make([]result, c.cfg.MaxReadAtomic)
+	q := &queuePair{common: common{core: c, link: link{remote: remote}, qpn: c.number()}, timer: -1}
+	q.pair = q
+	q.requester = newRequester(&q.common, seq(c.cfg.Random()&mask24))
+	q.responder = responder{common: &q.common, atomics: make([]result, c.cfg.MaxReadAtomic)}
 	c.pairs[q.qpn] = q
 	return q, nil
 }
@@ -109,8 +118,7 @@ func (q *queuePair) Connect(remote []byte, paths []rdma.Path) error {
 	q.mtu = min(cfg.MTU, mtu)
 	q.requester.limit = min(cfg.MaxReadAtomic, reads)
 	// The window starts with room for all operations that may be posted; losses shrink it.
-	q.requester.most = cfg.Window/q.mtu + cfg.Depth
-	q.requester.window = q.requester.most
+	q.requester.window.open(cfg.Window/q.mtu + cfg.Depth)
 	q.responder.expected = seq(first)
 	q.link.peer = peer
 	q.path, q.link.port, q.link.tunnel = paths[0], paths[0].Port, paths[0].Tunnel
@@ -122,25 +130,24 @@ func (q *queuePair) Connect(remote []byte, paths []rdma.Path) error {
 // retransmits on that one until the plane is up.
 func (q *queuePair) SetPaths(paths []rdma.Path) {
 	if q.state == ready && (q.link.port != paths[0].Port || q.link.tunnel != paths[0].Tunnel) {
-		q.answers() // restarts the stall timer for the new path
+		q.requester.answers() // restarts the stall timer for the new path
 	}
 	q.path = paths[0]
 	if q.state != ready || q.link.port == q.path.Port && q.link.tunnel == q.path.Tunnel {
 		return
 	}
 	q.link.port, q.link.tunnel = q.path.Port, q.path.Tunnel
-	if q.una < q.high {
-		q.back = none
-		q.goBack()
-		q.timeout = q.core.cfg.Timing.Retransmit
-	}
+	q.requester.rewind()
 	// Responses were on the old path too. An ACK reports the executed requests, and makes the peer request READs again whose responses it
 	// lacks.
-	if q.answered {
-		q.ackNow = true
+	if q.responder.answered {
+		q.responder.ackNow = true
 	}
-	q.core.activate(q)
+	q.touch()
 }
+
+// Post implements rdma.Channel.
+func (q *queuePair) Post(op *rdma.Op) bool { return q.requester.post(op) }
 
 // Ready implements rdma.Channel. It does nothing, since the responder keeps no messages: the requester retransmits after the RNR timer.
 func (q *queuePair) Ready() {}
@@ -150,18 +157,18 @@ func (q *queuePair) Close() {
 	if q.state == closed {
 		return
 	}
-	if q.state == ready && (q.ackNow || q.ackAt != 0) {
-		q.acknowledge()
+	if q.state == ready && q.responder.owes() {
+		q.responder.acknowledge()
 	}
 	q.leave(closed, nakOperational)
-	q.flushOps(nil, 0)
+	q.requester.flushOps(nil, 0)
 }
 
 // fail moves the queue pair to the error state. The operation with the PSN at completes with err, all others with ErrFlushed; further
 // requests of the peer are answered with syndrome.
 func (q *queuePair) fail(cause, err error, at seq, syndrome uint8) {
 	q.leave(broken, syndrome)
-	q.flushOps(err, at)
+	q.requester.flushOps(err, at)
 	if q.state == broken { // not closed by a callback
 		q.core.host.Failed(q, fmt.Errorf("roce: queue pair %#06x to %v: %w", q.qpn, q.remote, cause))
 	}
@@ -174,11 +181,11 @@ func (q *queuePair) leave(to state, syndrome uint8) {
 	if c := q.core; c.pairs[q.qpn] == q {
 		delete(c.pairs, q.qpn)
 		if was == ready {
-			c.graves.add(&grave{link: q.link, qpn: q.qpn, expected: q.expected, msn: q.msn, syndrome: syndrome})
+			c.graves.add(&grave{link: q.link, qpn: q.qpn, expected: q.responder.expected, msn: q.responder.msn, syndrome: syndrome})
 		}
 	}
 	q.core.unwatch(q)
-	q.body = nil
+	q.responder.body = nil
 }
 
 // flush sends pending ACKs, then requests.
@@ -186,10 +193,10 @@ func (q *queuePair) flush() {
 	if q.state != ready {
 		return
 	}
-	if q.ackNow {
-		q.acknowledge()
+	if q.responder.ackNow {
+		q.responder.acknowledge()
 	}
-	q.pump()
+	q.requester.pump()
 }
 
 // due returns the time of the next expire; 0 means never.
@@ -197,34 +204,21 @@ func (q *queuePair) due() time.Duration {
 	if q.state != ready {
 		return 0
 	}
-	at := q.ackAt
-	earlier := func(t time.Duration) {
-		if t != 0 && (at == 0 || t < at) {
-			at = t
-		}
-	}
-	earlier(q.pause)
-	if q.una < q.next {
-		earlier(q.since + q.timeout)
-		if !q.requester.stalled {
-			earlier(q.quiet + q.core.cfg.Timing.Stall)
-		}
-	}
-	return at
+	return earlier(q.responder.ackAt, q.requester.due())
 }
 
 // expire handles the timers that are due.
 func (q *queuePair) expire(now time.Duration) {
-	if q.ackAt != 0 && q.ackAt <= now {
-		q.ackNow = true
+	if q.responder.ackAt != 0 && q.responder.ackAt <= now {
+		q.responder.ackNow = true
 	}
-	if q.pause != 0 && q.pause <= now {
-		q.pause = 0
+	q.requester.expire(now)
+}
+
+// earlier returns the earlier of two times, of which 0 means never.
+func earlier(a, b time.Duration) time.Duration {
+	if a == 0 || b != 0 && b < a {
+		return b
 	}
-	if q.una < q.next && !q.requester.stalled && q.quiet+q.core.cfg.Timing.Stall <= now {
-		q.silent(now)
-	}
-	if q.una < q.next && q.since+q.timeout <= now {
-		q.timedOut(now)
-	}
+	return a
 }

@@ -10,9 +10,6 @@ import (
 const (
 	// ackEvery is the interval of acknowledgement requests in a long message, in packets. The last packet of a message always requests one.
 	ackEvery = 32
-	// leastWindow is the minimum window after losses, growth the increase for each fully acknowledged window, in packets.
-	leastWindow = 16
-	growth      = 16
 	// maxTimeout is the maximum retransmission timeout after doubling (rdma.Timing.Retransmit).
 	maxTimeout = time.Second
 )
@@ -32,6 +29,7 @@ type request struct {
 // Invariants: una <= next <= high <= posted; head <= cursor <= tail; una is in ring[head] unless the ring is empty; next is in
 // ring[cursor], or equals posted if cursor equals tail.
 type requester struct {
+	*common
 	ring               []request // its length is a power of two
 	head, cursor, tail uint64    // the oldest, the next to send, the next to post: index modulo len(ring)
 	first              seq       // of the queue pair
@@ -46,10 +44,8 @@ type requester struct {
 	limit               int // limit of outstanding READs and atomics
 	readsAtomics, reads int // counts in [head, cursor): both kinds, and READs alone
 
-	window, most int // limit of packets in flight, and its maximum
-	grown        int // packets acknowledged since the window grew
-	lossUntil    seq // losses below this number belong to an earlier loss that has shrunk the window
-	back         seq // una at the latest goBack on a NAK; no further goBack until una advances
+	window window
+	back   seq // una at the latest goBack on a NAK; no further goBack until una advances
 
 	since        time.Duration // start of the retransmission timer
 	timeout      time.Duration // duration of the retransmission timer
@@ -59,25 +55,26 @@ type requester struct {
 	stalled      bool          // value in the latest call of Host.Stalled
 }
 
-func (r *requester) init(cfg *Config, first seq) {
-	*r = requester{ring: make([]request, cfg.Depth), first: first, una: first, next: first, high: first, posted: first,
-		back: none, lossUntil: none, timeout: cfg.Timing.Retransmit}
+func newRequester(c *common, first seq) requester {
+	cfg := &c.core.cfg
+	return requester{common: c, ring: make([]request, cfg.Depth), first: first, una: first, next: first, high: first, posted: first,
+		back: none, window: window{lossUntil: none}, timeout: cfg.Timing.Retransmit}
 }
 
-func (r *requester) at(i uint64) *request { return &r.ring[i&uint64(len(r.ring)-1)] }
+func (req *requester) at(i uint64) *request { return &req.ring[i&uint64(len(req.ring)-1)] }
 
 // isReadAtomic reports whether an operation is answered by a response other than an ACK.
 func isReadAtomic(k rdma.OpKind) bool { return k >= rdma.OpRead }
 
 // hasRoom reports whether an operation of n bytes may be posted.
-func (q *queuePair) hasRoom(n int) bool {
-	outstanding := q.tail - q.head
-	return outstanding == 0 || outstanding < uint64(len(q.ring)) && q.requester.bytes+n <= q.core.cfg.Window
+func (req *requester) hasRoom(n int) bool {
+	outstanding := req.tail - req.head
+	return outstanding == 0 || outstanding < uint64(len(req.ring)) && req.bytes+n <= req.core.cfg.Window
 }
 
-// Post implements rdma.Channel.
-func (q *queuePair) Post(op *rdma.Op) bool {
-	cfg := &q.core.cfg
+// post is queuePair.Post.
+func (req *requester) post(op *rdma.Op) bool {
+	cfg := &req.core.cfg
 	n, packets := len(op.Local), 1
 	switch {
 	case n > cfg.MaxOp:
@@ -90,82 +87,82 @@ func (q *queuePair) Post(op *rdma.Op) bool {
 	case op.Kind > rdma.OpRead && n != 8:
 		panic(fmt.Sprintf("roce: an atomic of %d bytes", n))
 	}
-	if q.state != ready {
+	if req.state != ready {
 		return false
 	}
-	if !q.hasRoom(n) {
-		q.refused = n + 1
+	if !req.hasRoom(n) {
+		req.refused = n + 1
 		return false
 	}
 	if n > 0 {
-		packets = (n + q.mtu - 1) / q.mtu
+		packets = (n + req.mtu - 1) / req.mtu
 	}
-	*q.at(q.tail) = request{op: op, first: q.posted, end: q.posted + seq(packets), bytes: n}
-	q.tail++
-	q.posted += seq(packets)
-	q.requester.bytes += n
-	q.core.activate(q)
+	*req.at(req.tail) = request{op: op, first: req.posted, end: req.posted + seq(packets), bytes: n}
+	req.tail++
+	req.posted += seq(packets)
+	req.bytes += n
+	req.touch()
 	return true
 }
 
 // room calls Host.Room once there is space for the refused operation.
-func (q *queuePair) room() {
-	if q.refused != 0 && q.state == ready && q.hasRoom(q.refused-1) {
-		q.refused = 0
-		q.core.host.Room(q)
+func (req *requester) room() {
+	if req.refused != 0 && req.state == ready && req.hasRoom(req.refused-1) {
+		req.refused = 0
+		req.core.host.Room(req.pair)
 	}
 }
 
 // pump sends requests while the window has room.
-func (q *queuePair) pump() {
-	if q.pause != 0 {
+func (req *requester) pump() {
+	if req.pause != 0 {
 		return
 	}
-	for q.cursor < q.tail {
-		r := q.at(q.cursor)
-		inFlight := int(q.next - q.una)
+	for req.cursor < req.tail {
+		r := req.at(req.cursor)
+		inFlight := int(req.next - req.una)
 		if inFlight == 0 {
-			now := q.core.host.Now()
-			q.since = now
-			if q.una == q.high {
-				q.lastProgress, q.quiet = now, now
+			now := req.core.host.Now()
+			req.since = now
+			if req.una == req.high {
+				req.lastProgress, req.quiet = now, now
 			}
 		}
 		switch kind := r.op.Kind; {
 		case isReadAtomic(kind):
-			n := int(r.end - q.next)
-			if q.readsAtomics == q.limit || inFlight > 0 && inFlight+n > q.window || kind != rdma.OpRead && q.reads > 0 {
+			n := int(r.end - req.next)
+			if req.readsAtomics == req.limit || inFlight > 0 && inFlight+n > req.window.size || kind != rdma.OpRead && req.reads > 0 {
 				return
 			}
-			q.sendReadAtomic(r)
-			q.readsAtomics++
+			req.sendReadAtomic(r)
+			req.readsAtomics++
 			if kind == rdma.OpRead {
-				q.reads++
+				req.reads++
 			}
-			q.next = r.end
-		case q.reads > 0: // see "Order" in the package comment
+			req.next = r.end
+		case req.reads > 0: // see "Order" in the package comment
 			return
 		default:
-			for ; q.next < r.end; q.next++ {
-				left := q.window - int(q.next-q.una)
+			for ; req.next < r.end; req.next++ {
+				left := req.window.size - int(req.next-req.una)
 				if left <= 0 {
-					q.high = max(q.high, q.next)
+					req.high = max(req.high, req.next)
 					return
 				}
-				q.sendPacket(r, left == 1)
+				req.sendPacket(r, left == 1)
 			}
 		}
-		q.high = max(q.high, q.next)
-		q.cursor++
+		req.high = max(req.high, req.next)
+		req.cursor++
 	}
 }
 
 // sendPacket sends the packet of a SEND or WRITE with sequence number next.
-func (q *queuePair) sendPacket(r *request, ask bool) {
-	i := int(q.next - r.first)
-	from, to := i*q.mtu, min((i+1)*q.mtu, r.bytes)
-	first, last := i == 0, q.next+1 == r.end
-	h := header{psn: q.next.psn(), ackReq: ask || last || (i+1)%ackEvery == 0}
+func (req *requester) sendPacket(r *request, ask bool) {
+	i := int(req.next - r.first)
+	from, to := i*req.mtu, min((i+1)*req.mtu, r.bytes)
+	first, last := i == 0, req.next+1 == r.end
+	h := header{psn: req.next.psn(), ackReq: ask || last || (i+1)%ackEvery == 0}
 	send := r.op.Kind == rdma.OpSend
 	switch {
 	case first && last && send:
@@ -197,17 +194,17 @@ func (q *queuePair) sendPacket(r *request, ask bool) {
 		from, to = max(from-len(r.op.Head), 0), to-len(r.op.Head)
 	}
 	payload := r.op.Local[from:to]
-	q.count(len(head) + len(payload))
-	q.core.send(&q.link, &h, head, payload)
+	req.count(len(head) + len(payload))
+	req.core.send(&req.link, &h, head, payload)
 }
 
 // sendReadAtomic sends the request of an atomic or of a READ, which starts after the received responses.
-func (q *queuePair) sendReadAtomic(r *request) {
+func (req *requester) sendReadAtomic(r *request) {
 	op := r.op
-	h := header{psn: q.next.psn(), address: op.Remote, key: op.Key}
+	h := header{psn: req.next.psn(), address: op.Remote, key: op.Key}
 	switch op.Kind {
 	case rdma.OpRead:
-		done := int(q.next-r.first) * q.mtu
+		done := int(req.next-r.first) * req.mtu
 		h.opcode = readRequest
 		h.address += uint64(done)
 		h.length = uint32(r.bytes - done)
@@ -216,88 +213,118 @@ func (q *queuePair) sendReadAtomic(r *request) {
 	default:
 		h.opcode, h.swap = fetchAdd, op.Swap
 	}
-	q.count(0)
-	q.core.send(&q.link, &h, nil, nil)
+	req.count(0)
+	req.core.send(&req.link, &h, nil, nil)
 }
 
 // count counts a request packet with n bytes of payload.
-func (q *queuePair) count(n int) {
-	if q.next < q.high {
-		q.core.retransmitted++
-		q.path.Again.Add(uint64(n))
+func (req *requester) count(n int) {
+	if req.next < req.high {
+		req.core.retransmitted++
+		req.path.Again.Add(uint64(n))
 	} else {
-		q.path.Sent.Add(uint64(n))
+		req.path.Sent.Add(uint64(n))
 	}
 }
 
 // goBack rewinds to una: everything from there on is sent again.
-func (q *queuePair) goBack() {
-	q.next, q.cursor = q.una, q.head
-	q.readsAtomics, q.reads = 0, 0
-	q.core.activate(q)
+func (req *requester) goBack() {
+	req.next, req.cursor = req.una, req.head
+	req.readsAtomics, req.reads = 0, 0
+	req.touch()
 }
 
 // lost handles a loss that the peer has reported: it rewinds once for each una, and shrinks the window once per flight.
-func (q *queuePair) lost() {
-	if q.back == q.una {
+func (req *requester) lost() {
+	if req.back == req.una {
 		return
 	}
-	q.back = q.una
-	q.shrink()
-	q.goBack()
+	req.back = req.una
+	req.shrinkWindow()
+	req.goBack()
 }
 
-func (q *queuePair) shrink() {
-	if q.una < q.lossUntil {
-		return
+func (req *requester) shrinkWindow() {
+	if req.window.shrink(req.una, req.high) {
+		req.core.windowCuts++
 	}
-	q.lossUntil = q.high
-	q.core.windowCuts++
-	q.window = max(q.window/2, min(leastWindow, q.most))
-	q.grown = 0
 }
 
 // answers notes a response, which proves that the path works in both directions.
-func (q *queuePair) answers() {
-	q.quiet = q.core.host.Now()
-	q.setStalled(false)
+func (req *requester) answers() {
+	req.quiet = req.core.host.Now()
+	req.setStalled(false)
 }
 
 // setStalled reports a change of the path's state to the host.
-func (q *queuePair) setStalled(stalled bool) {
-	if q.requester.stalled == stalled {
+func (req *requester) setStalled(stalled bool) {
+	if req.stalled == stalled {
 		return
 	}
-	if q.requester.stalled = stalled; stalled {
-		q.core.stalls++
+	if req.stalled = stalled; stalled {
+		req.core.stalls++
 	}
-	q.core.host.Stalled(q, q.path.Slot, stalled)
-	q.core.activate(q) // its next timer has changed
+	req.core.host.Stalled(req.pair, req.path.Slot, stalled)
+	req.touch() // its next timer has changed
 }
 
 // silent handles Timing.Stall without a response.
-func (q *queuePair) silent(now time.Duration) {
-	stall := q.core.cfg.Timing.Stall
-	if late := now - (q.quiet + stall); late > stall/4 {
-		q.quiet = now - stall*3/4 // the process did not run: responses may be waiting in the socket
+func (req *requester) silent(now time.Duration) {
+	stall := req.core.cfg.Timing.Stall
+	if late := now - (req.quiet + stall); late > stall/4 {
+		req.quiet = now - stall*3/4 // the process did not run: responses may be waiting in the socket
 		return
 	}
-	q.setStalled(true)
+	req.setStalled(true)
 }
 
 // timedOut retransmits everything, or gives up.
-func (q *queuePair) timedOut(now time.Duration) {
-	timing := &q.core.cfg.Timing
+func (req *requester) timedOut(now time.Duration) {
+	timing := &req.core.cfg.Timing
 	// For the time by which the timer is late, the process did not run: responses that arrived meanwhile are still unread.
-	q.lastProgress += now - (q.since + q.timeout)
-	if silent := now - q.lastProgress; silent >= timing.GiveUp {
-		q.fail(fmt.Errorf("%w: no acknowledgement in %v", rdma.ErrRetryExceeded, silent), rdma.ErrRetryExceeded, q.una, nakOperational)
+	req.lastProgress += now - (req.since + req.timeout)
+	if silent := now - req.lastProgress; silent >= timing.GiveUp {
+		req.pair.fail(fmt.Errorf("%w: no acknowledgement in %v", rdma.ErrRetryExceeded, silent), rdma.ErrRetryExceeded, req.una, nakOperational)
 		return
 	}
-	q.core.timeouts++
-	q.timeout = max(q.timeout, min(2*q.timeout, maxTimeout))
+	req.core.timeouts++
+	req.timeout = max(req.timeout, min(2*req.timeout, maxTimeout))
 	// The retransmission itself may be lost: the next NAK counts as a new loss.
-	q.back, q.lossUntil = none, none
-	q.shrink()
-	q.goBack()
+	req.back, req.window.lossUntil = none, none
+	req.shrinkWindow()
+	req.goBack()
+}
+
+// rewind restarts transmission for a new path.
+func (req *requester) rewind() {
+	if req.una < req.high {
+		req.back = none
+		req.goBack()
+		req.timeout = req.core.cfg.Timing.Retransmit
+	}
+}
+
+// due returns the time of the next expire; 0 means never.
+func (req *requester) due() time.Duration {
+	at := req.pause
+	if req.una < req.next {
+		at = earlier(at, req.since+req.timeout)
+		if !req.stalled {
+			at = earlier(at, req.quiet+req.core.cfg.Timing.Stall)
+		}
+	}
+	return at
+}
+
+// expire handles the timers that are due.
+func (req *requester) expire(now time.Duration) {
+	if req.pause != 0 && req.pause <= now {
+		req.pause = 0
+	}
+	if req.una < req.next && !req.stalled && req.quiet+req.core.cfg.Timing.Stall <= now {
+		req.silent(now)
+	}
+	if req.una < req.next && req.since+req.timeout <= now {
+		req.timedOut(now)
+	}
 }
