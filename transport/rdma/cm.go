@@ -106,7 +106,7 @@ func hear(s *Set, recv func() (*farev1.Goodbye, error), send func(*farev1.Goodby
 			case <-ask.C:
 				s.device.Do(func() {
 					if s.peerReady {
-						s.ask()
+						s.receiver.ask()
 						return
 					}
 					s.fail(fmt.Errorf("%w: the connection to %v is not complete, and its stream has broken", ErrFlushed, s.remote))

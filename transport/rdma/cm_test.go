@@ -310,7 +310,7 @@ func TestStreamBreaks(t *testing.T) {
 		}()
 		// The set checks its peer, and the peer's channel must acknowledge that.
 		eventually(t, "the set does not ask for its peer", func() (asked bool) {
-			s.device.Do(func() { asked = s.credits.op != nil })
+			s.device.Do(func() { asked = s.receiver.credit != nil })
 			return asked
 		})
 		if err := s.Err(); err != nil {

@@ -23,7 +23,7 @@ func (d *Device) Offer(remote netip.Addr, cfg SetConfig, slots []Slot) (*Set, *f
 	}
 	s.id = rand.Uint64()
 	return s, &farev1.ConnectOffer{Source: d.address.String(), Destination: s.remote.String(), Connection: s.id,
-		Ordering: farev1.MemoryOrdering(cfg.Ordering) + farev1.MemoryOrdering_MEMORY_ORDERING_WEAK, Channels: s.ends()}, nil
+		Ordering: farev1.MemoryOrdering(cfg.Ordering) + farev1.MemoryOrdering_MEMORY_ORDERING_WEAK, Channels: s.lanes.ends()}, nil
 }
 
 // Answer makes the set that an offer requests and connects it. It returns the set with the answer for the peer's Finish.
@@ -37,7 +37,7 @@ func (d *Device) Answer(offer *farev1.ConnectOffer, cfg SetConfig, slots []Slot)
 	if err != nil {
 		return nil, nil, err
 	}
-	answer := &farev1.ConnectAnswer{Channels: s.ends()}
+	answer := &farev1.ConnectAnswer{Channels: s.lanes.ends()}
 	s.id = offer.GetConnection()
 	if err := s.join(offer.GetChannels(), false); err != nil {
 		return nil, nil, err
@@ -56,10 +56,7 @@ func (d *Device) newSet(remote netip.Addr, cfg SetConfig, slots []Slot) (*Set, e
 	if cfg.PD.device != d {
 		return nil, errors.New("the PD belongs to another device")
 	}
-	s := &Set{device: d, cfg: cfg, remote: remote.Unmap(), keyed: cfg.Ordering != wecmp.Weak, done: make(chan struct{}), streams: map[uint64]*stream{}, gated: map[uint32][]*Op{}}
-	if cfg.Ordering == wecmp.Strong {
-		s.addressing = uint64(cfg.Granule) - 1
-	}
+	s := makeSet(d, cfg, remote.Unmap())
 	d.Do(func() {
 		if d.closed {
 			err = errClosed
@@ -73,9 +70,9 @@ func (d *Device) newSet(remote netip.Addr, cfg SetConfig, slots []Slot) (*Set, e
 			return
 		}
 		for _, is := range slots {
-			s.slots = append(s.slots, &slot{Slot: is, transport: d.transportOf(is.Plane)})
+			s.lanes.slots = append(s.lanes.slots, &slot{Slot: is, transport: d.transportOf(is.Plane)})
 		}
-		if err = s.makeLanes(); err != nil {
+		if err = s.lanes.open(); err != nil {
 			s.fail(err)
 			return
 		}
@@ -87,24 +84,39 @@ func (d *Device) newSet(remote netip.Addr, cfg SetConfig, slots []Slot) (*Set, e
 	return s, nil
 }
 
-func (s *Set) makeLanes() error {
-	for _, slots := range layout(s.slots, s.keyed) {
-		t := s.slots[slots[0]].transport
+func makeSet(d *Device, cfg SetConfig, remote netip.Addr) *Set {
+	s := &Set{common: common{device: d, cfg: cfg, remote: remote, keyed: cfg.Ordering != wecmp.Weak}, done: make(chan struct{})}
+	s.set = s
+	s.lanes = lanes{common: &s.common, tunnels: &s.tunnels}
+	s.sender = sender{common: &s.common, lanes: &s.lanes, streams: map[uint64]*stream{}, gated: map[uint32][]*Op{}}
+	s.receiver = receiver{common: &s.common, lanes: &s.lanes, tunnels: &s.tunnels}
+	s.tunnels = tunnels{common: &s.common, lanes: &s.lanes}
+	if cfg.Ordering == wecmp.Strong {
+		s.sender.addressing = uint64(cfg.Granule) - 1
+	}
+	return s
+}
+
+// open makes the channels of the slots.
+func (ls *lanes) open() error {
+	for _, slots := range layout(ls.slots, ls.keyed) {
+		t := ls.slots[slots[0]].transport
 		limits := t.Limits()
-		ch, err := t.Channel(ChannelConfig{Remote: s.remote, Ordered: s.keyed})
+		ch, err := t.Channel(ChannelConfig{Remote: ls.remote, Ordered: ls.keyed})
 		if err != nil {
 			return fmt.Errorf("transport %s: %w", t.Name(), err)
 		}
-		s.cfg.SegmentSize = min(s.cfg.SegmentSize, limits.MaxOp)
-		s.lanes = append(s.lanes, &lane{Channel: ch, transport: t, limits: limits, ordered: s.keyed || limits.Ordered, slots: slots})
-		s.device.channels[ch] = s
+		ls.cfg.SegmentSize = min(ls.cfg.SegmentSize, limits.MaxOp)
+		ls.all = append(ls.all, &lane{Channel: ch, transport: t, limits: limits, ordered: ls.keyed || limits.Ordered, slots: slots})
+		ls.device.channels[ch] = ls.set
 	}
 	return nil
 }
 
-func (s *Set) ends() (out []*farev1.ChannelEnd) {
-	s.device.Do(func() {
-		for _, l := range s.lanes {
+// ends describes the channels to the peer.
+func (ls *lanes) ends() (out []*farev1.ChannelEnd) {
+	ls.device.Do(func() {
+		for _, l := range ls.all {
 			end := &farev1.ChannelEnd{Transport: l.transport.Name(), Parameters: l.Local()}
 			for _, at := range l.slots {
 				end.Slots = append(end.Slots, uint32(at))
@@ -122,9 +134,9 @@ func (s *Set) join(ends []*farev1.ChannelEnd, finish bool) (err error) {
 			err = errors.New("the set is connected, or has ended")
 			return
 		}
-		if err = s.fits(ends); err == nil {
+		if err = s.lanes.fits(ends); err == nil {
 			s.share()
-			for i, l := range s.lanes {
+			for i, l := range s.lanes.all {
 				if err = l.Connect(ends[i].GetParameters(), slices.Clone(l.paths)); err != nil {
 					err = fmt.Errorf("channel %d (%s): %w", i, l.transport.Name(), err)
 					break
@@ -136,23 +148,23 @@ func (s *Set) join(ends []*farev1.ChannelEnd, finish bool) (err error) {
 			return
 		}
 		s.state, s.peerReady = connected, s.peerReady || finish
-		s.device.stir(s)
+		s.stir()
 	})
 	return err
 }
 
 // fits returns an error unless the peer's channels are the other ends of the set's channels.
-func (s *Set) fits(ends []*farev1.ChannelEnd) error {
-	if len(ends) != len(s.lanes) {
-		return fmt.Errorf("%v has %d channels and %v has %d: configure the same planes, mode and slots in both daemons, and the same transports at both ends", s.remote, len(ends), s.device.address, len(s.lanes))
+func (ls *lanes) fits(ends []*farev1.ChannelEnd) error {
+	if len(ends) != len(ls.all) {
+		return fmt.Errorf("%v has %d channels and %v has %d: configure the same planes, mode and slots in both daemons, and the same transports at both ends", ls.remote, len(ends), ls.device.address, len(ls.all))
 	}
-	for i, l := range s.lanes {
+	for i, l := range ls.all {
 		if t := ends[i].GetTransport(); t != l.transport.Name() {
-			return fmt.Errorf("channel %d is %s at %v and %s at %v: configure the same transports at both ends", i, t, s.remote, l.transport.Name(), s.device.address)
+			return fmt.Errorf("channel %d is %s at %v and %s at %v: configure the same transports at both ends", i, t, ls.remote, l.transport.Name(), ls.device.address)
 		}
 		same := slices.EqualFunc(ends[i].GetSlots(), l.slots, func(a uint32, b int) bool { return int(a) == b })
 		if !same {
-			return fmt.Errorf("channel %d has slots %v at %v and %v at %v: configure the same transports for the same planes at both ends", i, ends[i].GetSlots(), s.remote, l.slots, s.device.address)
+			return fmt.Errorf("channel %d has slots %v at %v and %v at %v: configure the same transports for the same planes at both ends", i, ends[i].GetSlots(), ls.remote, l.slots, ls.device.address)
 		}
 	}
 	return nil

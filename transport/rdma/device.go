@@ -236,7 +236,7 @@ func (h host) Room(ch Channel) {
 
 func (h host) Stalled(ch Channel, slot int, stalled bool) {
 	if s := h.d.channels[ch]; s != nil {
-		s.stalled(ch, slot, stalled)
+		s.lanes.stalled(ch, slot, stalled)
 	}
 }
 

@@ -30,9 +30,11 @@
 // # Files
 //
 //	memory.go completion.go     PD, MR, SGE; CQ
-//	set.go issue.go stripe.go   Set; from work requests to operations on lanes; shares
-//	receive.go header.go        receives and credit; the header of every SEND
-//	slots.go tunnel.go          from slots to paths; one transport's datagrams by another
+//	set.go                      Set: the application's calls, and the parts in turn
+//	sender.go                   from work requests to operations on lanes, in order; completions
+//	slots.go stripe.go          lanes: channels with their slots, paths and shares
+//	receive.go header.go        receiver: receives and credit; the header of every SEND
+//	tunnel.go                   tunnels: one transport's datagrams by another
 //	device.go watch.go          Device; slots from fared
 //	connect.go cm.go            offers and answers; Connect and Listener over gRPC
 //	channel.go                  the interface of a transport

@@ -280,14 +280,15 @@ func (c *loopChannel) Close() {
 
 func (l *loops) dump(sets ...*Set) {
 	for _, s := range sets {
-		l.t.Logf("state %d peerReady %v credit %d allowed %d message %d work %d next %d made %d gated %d streams %d loose %v uncredited %v lastSent %d op %v first %d queue %d", s.state, s.peerReady, s.credit, s.allowed, s.message, len(s.work), s.next, s.made, len(s.gated), len(s.streams), s.loose, s.uncredited, s.credits.lastSent, s.credits.op, s.receives.first, len(s.receives.queue))
-		for key, st := range s.streams {
+		snd, rcv := &s.sender, &s.receiver
+		l.t.Logf("state %d peerReady %v credit %d allowed %d message %d work %d next %d made %d gated %d streams %d loose %v uncredited %v lastSent %d op %v first %d queue %d", s.state, s.peerReady, snd.credit, snd.allowed, snd.message, len(snd.work), snd.next, snd.made, len(snd.gated), len(snd.streams), snd.loose, snd.uncredited, rcv.lastSent, rcv.credit, rcv.first, len(rcv.queue))
+		for key, st := range snd.streams {
 			l.t.Logf(" stream %x lane %d out %d waiting %d uncredited %v", key, st.lane, st.out, len(st.waiting), st.uncredited)
 			for _, op := range st.waiting {
 				l.t.Logf("    %d kind %d message %d", op.number, op.Kind, op.work.message)
 			}
 		}
-		for i, x := range s.lanes {
+		for i, x := range s.lanes.all {
 			l.t.Logf(" lane %d share %d backlog %d %+v", i, x.share, len(x.backlog), x.Channel)
 		}
 	}

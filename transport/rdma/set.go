@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"sync/atomic"
 	"time"
 
 	"github.com/fared/fared/wecmp"
@@ -104,52 +103,37 @@ var ErrQueueFull = errors.New("queue full: poll completions first")
 
 // Set connects two loopbacks: it has queue pairs in all slots of the pair and uses them as one. Its methods may be called from any
 // goroutine.
+//
+// Its parts are the lanes with their slots, the sender of the local work requests, the receiver of the peer's messages, and the tunnels.
 type Set struct {
+	common
+	done chan struct{}
+
+	// The device's lock guards the remaining fields.
+	id    uint64 // of the connection; the same at both ends
+	dirty bool   // in Device.dirty
+	// peerReady: the peer has connected its end. The set sends nothing before, since the peer would drop it.
+	peerReady bool
+	lanes     lanes
+	sender    sender
+	receiver  receiver
+	tunnels   tunnels
+}
+
+// common is the state that the parts of a set share. The device's lock guards state and err; the other fields do not change after the
+// connection.
+type common struct {
+	set    *Set // for completions, and for calls of the device
 	device *Device
 	cfg    SetConfig
 	remote netip.Addr
 	keyed  bool // Partial or Strong: operations with the same key are executed in order
-
-	sendOut, recvOut atomic.Int32 // posted work requests without a polled completion
-	done             chan struct{}
-
-	// The device's lock guards the remaining fields.
-	state   state
-	err     error
-	id      uint64 // of the connection; the same at both ends
-	lanes   []*lane
-	slots   []*slot
-	stripe  stripe
-	streams map[uint64]*stream
-	dirty   bool // in Device.dirty
-	// keyShares are the lanes' shares in the form that wecmp.Rendezvous takes. displaced: queued operations need a new lane.
-	keyShares []uint32
-	displaced bool
-	stalls    bool // a slot has stalled or has recovered: share must run
-
-	work    []*work // incomplete work requests in the order of posting; all segments of work[:next] have been cut
-	next    int
-	made    int    // operations that have been cut and not completed
-	held    int    // the part of made that waits for operations of the same key on a lane without a share
-	number  uint64 // of the next operation
-	message uint32 // of the next message that consumes a receive at the peer
-	// credit is the first message for which no operation may be issued yet; allowed is the latest credit from the peer. No piece of message
-	// credit or of a later one goes to a channel, so no channel ever waits for a receive and blocks the operations behind it. Without
-	// order, such pieces wait in gated; with order, in their stream. uncredited lists the waiting streams.
-	credit, allowed uint32
-	gated           map[uint32][]*Op
-	uncredited      []uint64
-	loose           []uint64 // streams with waiting operations of which an earlier operation has completed
-	// peerReady: the peer has connected its end. The set sends nothing before, since the peer would drop it.
-	peerReady  bool
-	spareWork  []*work
-	spareOps   []*Op
-	notifying  []*work // WRITEs with immediate whose payload is in place and whose announcement is due
-	receives   receives
-	tunnels    tunnels
-	credits    credits
-	addressing uint64 // Strong: Granule-1; else 0
+	state  state
+	err    error
 }
+
+// stir schedules the set for settle.
+func (c *common) stir() { c.device.stir(c.set) }
 
 type state uint8
 
@@ -159,28 +143,6 @@ const (
 	failing // the next settle ends the set
 	ended
 )
-
-// lane is a channel and its queue.
-type lane struct {
-	Channel
-	transport Transport
-	limits    Limits
-	ordered   bool
-	slots     []int
-	paths     []Path // the last argument of SetPaths
-	share     int64  // share of new operations: the sum over slots that are neither parked nor stalled
-	backlog   []*Op  // assigned to this lane, not yet posted
-	closed    bool
-}
-
-// stream keeps the order of operations with the same key: it uses one lane at a time.
-type stream struct {
-	lane       int
-	out        int   // operations assigned to lane and not complete
-	waiting    []*Op // operations without a lane: they wait for credit, or for out to reach 0 so that the stream can change its lane
-	uncredited bool  // listed in Set.uncredited
-	held       int   // the part of waiting that Set.held counts
-}
 
 // work is a posted work request.
 type work struct {
@@ -218,77 +180,66 @@ func (s *Set) Err() (err error) {
 func (s *Set) PostSend(wrs ...SendWR) (posted int, err error) {
 	s.device.Do(func() {
 		for i := range wrs {
-			if err = s.post(&wrs[i]); err != nil {
+			if err = s.sender.post(&wrs[i]); err != nil {
 				err = fmt.Errorf("work request %d: %w", wrs[i].ID, err)
 				break
 			}
 			posted++
 		}
-		s.device.stir(s)
+		s.stir()
 	})
 	return posted, err
-}
-
-func (s *Set) post(wr *SendWR) error {
-	if s.state >= failing {
-		return fmt.Errorf("the set has ended: %w", s.err)
-	}
-	if int(s.sendOut.Load()) >= s.cfg.SendDepth {
-		return ErrQueueFull
-	}
-	need := Access(0)
-	switch wr.Opcode {
-	case Read, CompareSwap, FetchAdd:
-		need = LocalWrite
-		if wr.Inline != nil {
-			return fmt.Errorf("%v: Inline is only for operations that send data", wr.Opcode)
-		}
-	case Send, SendImmediate, Write, WriteImmediate:
-	default:
-		return fmt.Errorf("opcode %v cannot be posted", wr.Opcode)
-	}
-	local, err := wr.Local.bytes(s.cfg.PD, need)
-	if err != nil {
-		return err
-	}
-	if wr.Inline != nil {
-		local = append([]byte(nil), wr.Inline...)
-	}
-	if len(local) > maxMessage {
-		return fmt.Errorf("%d bytes: a message has at most %d", len(local), maxMessage)
-	}
-	if atomically := wr.Opcode == CompareSwap || wr.Opcode == FetchAdd; atomically && (len(local) != 8 || wr.RemoteAddress%8 != 0) {
-		return fmt.Errorf("%v: use 8 bytes at a multiple of 8 instead of %d at %#x", wr.Opcode, len(local), wr.RemoteAddress)
-	}
-	w := s.newWork()
-	*w = work{SendWR: *wr, local: local}
-	w.Inline = nil
-	switch wr.Opcode {
-	case Send, SendImmediate, WriteImmediate:
-		w.message = s.message
-		s.message++
-		w.announce = wr.Opcode == WriteImmediate
-	}
-	s.work = append(s.work, w)
-	s.sendOut.Add(1)
-	return nil
 }
 
 // PostRecv posts receives and returns the number of accepted ones; the error is about the next one.
 func (s *Set) PostRecv(wrs ...RecvWR) (posted int, err error) {
 	s.device.Do(func() {
 		for i := range wrs {
-			if err = s.postRecv(&wrs[i]); err != nil {
+			if err = s.receiver.post(&wrs[i]); err != nil {
 				err = fmt.Errorf("receive %d: %w", wrs[i].ID, err)
 				break
 			}
 			posted++
 		}
 		if posted > 0 {
-			s.device.stir(s)
+			s.stir()
 		}
 	})
 	return posted, err
+}
+
+// SetSlots replaces the slots of the set. Their number must stay the same; planes, ports and shares may differ. A slot that moves to a
+// plane of another transport is parked until it returns, since its channel cannot follow; the other slots carry its traffic by their
+// shares. A set of a device with Config.Weights gets its slots from fared automatically.
+func (s *Set) SetSlots(slots []Slot) (err error) {
+	s.device.Do(func() { err = s.setSlots(slots) })
+	return err
+}
+
+func (s *Set) setSlots(slots []Slot) error {
+	if err := s.lanes.setSlots(slots); err != nil {
+		return err
+	}
+	s.share()
+	return nil
+}
+
+// Slots returns the set's slots with their counters.
+func (s *Set) Slots() (out []SlotStatus) {
+	s.device.Do(func() { out = s.lanes.status() })
+	return out
+}
+
+// SlotFor returns the slot of operations on an address (Strong) or with an OrderKey (Partial). It returns -1 if no slot is live or the set
+// keeps no order.
+func (s *Set) SlotFor(key uint64) (slot int) {
+	slot = -1
+	s.device.Do(func() {
+		if lane := s.lanes.of(key &^ s.sender.addressing); s.keyed && lane >= 0 {
+			slot = s.lanes.all[lane].slots[0]
+		}
+	})
+	return slot
 }
 
 // Close ends the set: outstanding work requests complete with ErrFlushed, at the peer too. It returns after the local ones have completed.
@@ -304,75 +255,123 @@ func (s *Set) fail(err error) {
 		return
 	}
 	s.state, s.err = failing, err
-	s.device.stir(s)
+	s.stir()
 }
 
 // settle makes all progress that has become possible. The device calls it after every event that may have changed the set.
 func (s *Set) settle() {
 	switch s.state {
 	case connected:
-		if s.stalls {
-			s.stalls = false
+		if s.lanes.stalls {
+			s.lanes.stalls = false
 			s.share()
 		}
-		if s.displaced {
-			s.displaced = false
-			s.replace()
+		if s.lanes.displaced {
+			s.lanes.displaced = false
+			s.sender.replace()
 		}
-		s.pump()
+		if s.peerReady {
+			s.sender.resume()
+			s.receiver.grant()
+			s.lanes.offerAll()
+			s.sender.cut()
+		}
 	case failing:
 		s.end()
 	}
 }
 
-func (s *Set) end() {
-	s.state = ended
-	for _, l := range s.lanes {
-		if !l.closed {
-			l.closed = true
-			l.Close()
-		}
-		delete(s.device.channels, l.Channel)
-	}
-	for _, w := range s.work {
-		err := w.err
-		if err == nil {
-			err = fmt.Errorf("%w: %w", ErrFlushed, s.err)
-		}
-		if w.complete {
-			err = nil
-		}
-		s.report(w, err)
-	}
-	s.work, s.next = nil, 0
-	s.receives.flush(s)
-	s.device.forget(s)
-	close(s.done)
+// share applies the slots' shares to the lanes.
+func (s *Set) share() {
+	s.lanes.share()
+	s.receiver.moveCredit()
+	s.stir()
 }
 
-// report pushes a work request's completion to the application.
-func (s *Set) report(w *work, err error) {
-	if w.Silent && err == nil {
-		s.sendOut.Add(-1)
-		return
-	}
-	s.cfg.SendCQ.push(queued{Completion{Set: s, ID: w.ID, Opcode: w.Opcode, Err: err, Bytes: len(w.local)}, true})
+func (s *Set) end() {
+	s.state = ended
+	s.lanes.close()
+	s.sender.flush()
+	s.receiver.flush()
+	s.device.forget(s)
+	close(s.done)
 }
 
 // polled frees the place of a work request whose completion the application has polled.
 func (s *Set) polled(send bool) {
 	if send {
-		s.sendOut.Add(-1)
+		s.sender.posted.Add(-1)
 	} else {
-		s.recvOut.Add(-1)
+		s.receiver.posted.Add(-1)
 	}
 }
 
-func (s *Set) newWork() *work {
-	if n := len(s.spareWork); n > 0 {
-		w := s.spareWork[n-1]
-		s.spareWork = s.spareWork[:n-1]
-		return w
+// admit returns the destination of a piece of a message (see Host.Admit).
+func (s *Set) admit(ch Channel, head []byte, n int) ([]byte, Verdict) {
+	if s.state >= failing {
+		return nil, NotReady
 	}
-	return new(work)
+	if !s.peerReady {
+		s.peerReady = true
+		s.stir()
+	}
+	var h header
+	if err := h.unmarshal(head); err != nil {
+		s.device.count.malformed.Add(1)
+		return nil, Refused
+	}
+	switch h.kind {
+	case kindTunnel:
+		return s.tunnels.admit(ch, &h)
+	case kindCredit:
+		return nil, Accepted
+	}
+	return s.receiver.admit(&h, n)
+}
+
+// delivered accounts for a piece that is in place (see Host.Deliver).
+func (s *Set) delivered(head []byte) {
+	if s.state >= failing {
+		return
+	}
+	var h header
+	if h.unmarshal(head) != nil {
+		return // unreachable: admit has parsed the same header
+	}
+	switch h.kind {
+	case kindTunnel:
+		s.tunnels.delivered(&h)
+	case kindCredit:
+		s.sender.granted(h.message)
+	default:
+		s.receiver.delivered(&h)
+	}
+}
+
+// completed handles an operation that has been executed or has failed.
+func (s *Set) completed(op *Op, err error) {
+	if op.work != nil {
+		s.sender.completed(op, err)
+		return
+	}
+	s.receiver.creditArrived(op)
+	s.tunnels.spare(op)
+	s.stir()
+}
+
+// returned requeues an operation that a channel has not executed and never will.
+func (s *Set) returned(op *Op) {
+	if op.work != nil {
+		s.sender.returned(op)
+	} else {
+		s.spent(op)
+	}
+	s.stir()
+}
+
+// spent handles an internal operation that will not be executed. A datagram of a tunnel is dropped, as on a network; a credit is sent
+// again.
+func (s *Set) spent(op *Op) {
+	s.receiver.creditLost(op)
+	s.tunnels.spare(op)
 }

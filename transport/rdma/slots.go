@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+
+	"github.com/fared/fared/wecmp"
 )
 
 // Slot is a queue pair slot from fared (fare.v1.Slot).
@@ -41,6 +43,32 @@ type slot struct {
 	stalls      uint64
 }
 
+// lanes are a set's channels, with the slots and their shares, which spread the operations.
+type lanes struct {
+	*common
+	tunnels *tunnels
+	all     []*lane
+	slots   []*slot
+	stripe  stripe
+	// keyShares are the lanes' shares in the form that wecmp.Rendezvous takes. displaced: queued operations need a new lane.
+	keyShares []uint32
+	displaced bool
+	stalls    bool // a slot has stalled or has recovered: share must run
+}
+
+// lane is a channel and its queue.
+type lane struct {
+	Channel
+	transport Transport
+	limits    Limits
+	ordered   bool
+	slots     []int
+	paths     []Path // the last argument of SetPaths
+	share     int64  // share of new operations: the sum over slots that are neither parked nor stalled
+	backlog   []*Op  // assigned to this lane, not yet posted
+	closed    bool
+}
+
 func checkSlots(slots []Slot) error {
 	if len(slots) == 0 {
 		return fmt.Errorf("no slots")
@@ -53,26 +81,19 @@ func checkSlots(slots []Slot) error {
 	return nil
 }
 
-// SetSlots replaces the slots of the set. Their number must stay the same; planes, ports and shares may differ. A slot that moves to a
-// plane of another transport is parked until it returns, since its channel cannot follow; the other slots carry its traffic by their
-// shares. A set of a device with Config.Weights gets its slots from fared automatically.
-func (s *Set) SetSlots(slots []Slot) (err error) {
-	s.device.Do(func() { err = s.setSlots(slots) })
-	return err
-}
-
-func (s *Set) setSlots(slots []Slot) error {
+// setSlots replaces the slots, as Set.SetSlots. The caller calls share afterwards.
+func (ls *lanes) setSlots(slots []Slot) error {
 	if err := checkSlots(slots); err != nil {
 		return err
 	}
-	if len(slots) != len(s.slots) {
-		return fmt.Errorf("%d slots for a set that has %d: reconnect", len(slots), len(s.slots))
+	if len(slots) != len(ls.slots) {
+		return fmt.Errorf("%d slots for a set that has %d: reconnect", len(slots), len(ls.slots))
 	}
 	for i, is := range slots {
-		o := s.slots[i]
-		if t := s.device.transportOf(is.Plane); t != o.transport {
+		o := ls.slots[i]
+		if t := ls.device.transportOf(is.Plane); t != o.transport {
 			if !o.elsewhere {
-				s.device.log.Warn("a slot has moved to a plane of another transport: parked until it returns", "destination", s.remote,
+				ls.device.log.Warn("a slot has moved to a plane of another transport: parked until it returns", "destination", ls.remote,
 					"slot", i, "plane", is.Plane, "carried_by", t.Name(), "channel", o.transport.Name())
 			}
 			o.elsewhere, o.Share = true, 0
@@ -80,85 +101,80 @@ func (s *Set) setSlots(slots []Slot) error {
 		}
 		o.elsewhere, o.Slot = false, is
 	}
-	s.share()
 	return nil
 }
 
 // stalled handles a report that a channel's path has stalled or has recovered. It ignores reports on a lent path: the slot belongs to
 // another channel, and only that channel can detect when the path works again.
-func (s *Set) stalled(ch Channel, slot int, stalled bool) {
-	own := slices.ContainsFunc(s.lanes, func(l *lane) bool { return l.Channel == ch && slices.Contains(l.slots, slot) })
-	if !own || s.slots[slot].stalled == stalled {
+func (ls *lanes) stalled(ch Channel, slot int, stalled bool) {
+	own := slices.ContainsFunc(ls.all, func(l *lane) bool { return l.Channel == ch && slices.Contains(l.slots, slot) })
+	if !own || ls.slots[slot].stalled == stalled {
 		return
 	}
-	o := s.slots[slot]
+	o := ls.slots[slot]
 	o.stalled = stalled
 	if stalled {
 		o.stalls++
 	}
-	s.stalls = true
-	s.device.stir(s)
+	ls.stalls = true
+	ls.stir()
 }
 
 // share applies the slots to the lanes. The other slots share the traffic of a stalled slot in proportion to their shares. If all slots
 // have stalled, the weights hold unchanged, since the peer or this host is the likelier cause.
-func (s *Set) share() {
-	shares := make([]int64, len(s.lanes))
-	s.keyShares = s.keyShares[:0]
-	all := !slices.ContainsFunc(s.slots, func(o *slot) bool { return o.Share > 0 && !o.stalled })
-	for _, o := range s.slots {
+func (ls *lanes) share() {
+	shares := make([]int64, len(ls.all))
+	ls.keyShares = ls.keyShares[:0]
+	all := !slices.ContainsFunc(ls.slots, func(o *slot) bool { return o.Share > 0 && !o.stalled })
+	for _, o := range ls.slots {
 		if o.part = o.Share; o.stalled && !all {
 			o.part = 0
 		}
 	}
-	for i, l := range s.lanes {
+	for i, l := range ls.all {
 		for _, at := range l.slots {
-			shares[i] += int64(s.slots[at].part)
+			shares[i] += int64(ls.slots[at].part)
 		}
-		s.keyShares = append(s.keyShares, uint32(shares[i]))
+		ls.keyShares = append(ls.keyShares, uint32(shares[i]))
 	}
 	changed := false
-	for i, l := range s.lanes {
+	for i, l := range ls.all {
 		changed = changed || l.share != shares[i]
 		l.share = shares[i]
 	}
-	for i, l := range s.lanes {
-		paths := s.pathsOf(i, l)
+	for i, l := range ls.all {
+		paths := ls.pathsOf(i, l)
 		if !slices.Equal(paths, l.paths) {
 			l.paths = paths
-			if s.state == connected {
+			if ls.state == connected {
 				l.SetPaths(slices.Clone(paths))
 			}
 		}
 	}
 	if changed {
-		s.stripe.set(shares)
-		s.displaced = true
+		ls.stripe.set(shares)
+		ls.displaced = true
 	}
-	if op := s.credits.op; op != nil && s.lanes[op.lane].share == 0 && !s.parked(s.lanes[op.lane]) {
-		s.credits.op, s.credits.sentAny = nil, false // the credit waits on a stalled lane: send it by another
-	}
-	s.device.stir(s)
 }
 
 // parked reports whether every slot of a lane is parked.
-func (s *Set) parked(l *lane) bool {
-	return !slices.ContainsFunc(l.slots, func(at int) bool { return s.slots[at].Share > 0 })
+func (ls *lanes) parked(l *lane) bool {
+	return !slices.ContainsFunc(l.slots, func(at int) bool { return ls.slots[at].Share > 0 })
 }
 
 // pathsOf returns the paths a lane may send on. A lane whose slots are all parked borrows a live slot (a different one per lane, as far as
 // possible) to finish its outstanding operations.
-func (s *Set) pathsOf(number int, l *lane) []Path {
+func (ls *lanes) pathsOf(number int, l *lane) []Path {
 	paths := make([]Path, 0, len(l.slots))
 	for _, at := range l.slots {
-		o := s.slots[at]
+		o := ls.slots[at]
 		paths = append(paths, o.path(o.Share))
 	}
-	if !s.parked(l) {
+	if !ls.parked(l) {
 		return paths
 	}
 	var living, stalled []*slot
-	for _, o := range s.slots {
+	for _, o := range ls.slots {
 		switch {
 		case o.transport != l.transport:
 		case o.part > 0:
@@ -171,7 +187,7 @@ func (s *Set) pathsOf(number int, l *lane) []Path {
 		living = stalled
 	}
 	if len(living) == 0 {
-		return s.tunnelFor(number, l, paths)
+		return ls.tunnels.pathsFor(number, l, paths)
 	}
 	lent := living[number%len(living)].path(0)
 	lent.Lent = true
@@ -183,38 +199,74 @@ func (o *slot) path(share uint32) Path {
 }
 
 // booked adds n bytes that a channel has accepted to the due bytes of each slot, in proportion to their shares.
-func (s *Set) booked(n int) {
+func (ls *lanes) booked(n int) {
 	sum := 0.0
-	for _, o := range s.slots {
+	for _, o := range ls.slots {
 		sum += float64(o.part)
 	}
-	for _, o := range s.slots {
+	for _, o := range ls.slots {
 		if o.part > 0 {
 			o.due += float64(n) * float64(o.part) / sum
 		}
 	}
 }
 
-// Slots returns the set's slots with their counters.
-func (s *Set) Slots() (out []SlotStatus) {
-	s.device.Do(func() {
-		for _, o := range s.slots {
-			out = append(out, SlotStatus{Slot: o.Slot, Sent: o.sent.Load(), Again: o.again.Load(), Due: uint64(o.due), Stalls: o.stalls, Stalled: o.stalled})
-		}
-	})
+// status returns the slots with their counters.
+func (ls *lanes) status() (out []SlotStatus) {
+	for _, o := range ls.slots {
+		out = append(out, SlotStatus{Slot: o.Slot, Sent: o.sent.Load(), Again: o.again.Load(), Due: uint64(o.due), Stalls: o.stalls, Stalled: o.stalled})
+	}
 	return out
 }
 
-// SlotFor returns the slot of operations on an address (Strong) or with an OrderKey (Partial). It returns -1 if no slot is live or the set
-// keeps no order.
-func (s *Set) SlotFor(key uint64) (slot int) {
-	slot = -1
-	s.device.Do(func() {
-		if lane := s.laneOf(key &^ s.addressing); s.keyed && lane >= 0 {
-			slot = s.lanes[lane].slots[0]
+// offer posts a lane's backlog on its channel.
+func (ls *lanes) offer(l *lane) {
+	for len(l.backlog) > 0 && l.share > 0 {
+		op := l.backlog[0]
+		n := len(op.Local)
+		if op.work == nil {
+			n = 0 // operation of a tunnel: its bytes belong to no message
 		}
-	})
-	return slot
+		if !l.Post(op) {
+			return
+		}
+		// The operation may have completed already: shared memory completes inside Post.
+		l.backlog = slices.Delete(l.backlog, 0, 1)
+		ls.booked(n)
+	}
+}
+
+// offerAll posts the backlog of all lanes.
+func (ls *lanes) offerAll() {
+	for _, l := range ls.all {
+		ls.offer(l)
+	}
+}
+
+func (ls *lanes) enqueue(lane int, op *Op) {
+	l := ls.all[lane]
+	op.lane = lane
+	l.backlog = append(l.backlog, op)
+	ls.offer(l)
+}
+
+// of returns the lane of a key, -1 if no slot is live.
+func (ls *lanes) of(key uint64) int {
+	if i := wecmp.Rendezvous(ls.keyShares, key); i >= 0 {
+		return i
+	}
+	return -1
+}
+
+// close closes the channels.
+func (ls *lanes) close() {
+	for _, l := range ls.all {
+		if !l.closed {
+			l.closed = true
+			l.Close()
+		}
+		delete(ls.device.channels, l.Channel)
+	}
 }
 
 // layout assigns slots to lanes: one lane per slot, but without order a single lane for all slots of a transport that spreads packets

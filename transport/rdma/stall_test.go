@@ -86,7 +86,7 @@ func TestEverySlotStalled(t *testing.T) {
 			return !slices.ContainsFunc(p.set[0].Slots(), func(s SlotStatus) bool { return !s.Stalled })
 		})
 		p.a.Do(func() {
-			for i, l := range p.set[0].lanes {
+			for i, l := range p.set[0].lanes.all {
 				if l.share != even {
 					t.Errorf("%v: lane %d has share %d while all are stalled, want %d", ordering, i, l.share, even)
 				}
@@ -138,8 +138,8 @@ func TestHeldKeysLeaveRoom(t *testing.T) {
 		t.Errorf("the last WRITE of the key left %d", got)
 	}
 	p.a.Do(func() {
-		if s := p.set[0]; s.held != 0 || s.made != 0 {
-			t.Errorf("%d operations are counted as held, %d as made, after all have completed", s.held, s.made)
+		if s := p.set[0]; s.sender.held != 0 || s.sender.made != 0 {
+			t.Errorf("%d operations are counted as held, %d as made, after all have completed", s.sender.held, s.sender.made)
 		}
 	})
 }
@@ -149,7 +149,7 @@ func TestCreditGoesAround(t *testing.T) {
 	p := connectPair(t, 34, SetConfig{SegmentSize: 1024}, fourPlanes(), ordered)
 	p.stalls = true
 	p.run(func() bool { return len(p.events) == 0 })
-	muted := p.set[1].lanes[0].Channel.(*loopChannel)
+	muted := p.set[1].lanes.all[0].Channel.(*loopChannel)
 	muted.mute = true // data that the receiver sends on its first slot is lost, data that it receives is not
 	for i := range 8 {
 		if _, err := p.set[1].PostRecv(RecvWR{ID: uint64(i), Local: SGE{p.mr[1], 1024 * i, 1024}}); err != nil {

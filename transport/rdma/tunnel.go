@@ -19,6 +19,8 @@ const (
 
 // tunnels is the tunnel state of a set.
 type tunnels struct {
+	*common
+	lanes       *lanes
 	count       uint32
 	ops         []*Op // free list of operations with their buffers
 	arriving    map[uint32][]byte
@@ -34,24 +36,24 @@ type tunneled struct {
 
 // tunnel carries the datagrams of one lane over another lane, the carrier.
 type tunnel struct {
-	set           *Set
+	*tunnels
 	lane, carrier int
 }
 
-// tunnelFor returns the paths of a lane without a live slot of its transport: a tunnel, if the transport is Tunneled and a lane of another
-// transport is live; otherwise the lane's own slots, on which its operations wait.
-func (s *Set) tunnelFor(number int, l *lane, own []Path) []Path {
+// pathsFor returns the paths of a lane without a live slot of its transport: a tunnel, if the transport is Tunneled and a lane of another
+// transport is live; otherwise the lane's own paths, on which its operations wait.
+func (t *tunnels) pathsFor(number int, l *lane, own []Path) []Path {
 	if _, ok := l.transport.(Tunneled); !ok || number >= 256 {
 		return own
 	}
-	for i := range s.lanes {
-		carrier := (number + i) % len(s.lanes)
-		if s.lanes[carrier].share == 0 {
+	for i := range t.lanes.all {
+		carrier := (number + i) % len(t.lanes.all)
+		if t.lanes.all[carrier].share == 0 {
 			continue
 		}
 		by := own[0]
-		by.Lent, by.Sent, by.Again = true, &s.tunnels.sent, &s.tunnels.again
-		by.Tunnel = tunnel{s, number, carrier}
+		by.Lent, by.Sent, by.Again = true, &t.sent, &t.again
+		by.Tunnel = tunnel{t, number, carrier}
 		return []Path{by}
 	}
 	return own
@@ -59,25 +61,24 @@ func (s *Set) tunnelFor(number int, l *lane, own []Path) []Path {
 
 // Carry implements Tunnel.
 func (t tunnel) Carry(port uint16, datagram ...[]byte) {
-	s := t.set
-	l := s.lanes[t.carrier]
-	if s.state != connected || len(l.backlog) >= maxTunneled {
+	l := t.lanes.all[t.carrier]
+	if t.state != connected || len(l.backlog) >= maxTunneled {
 		return
 	}
-	op := s.tunnels.op()
+	op := t.op()
 	for _, piece := range datagram {
 		op.Local = append(op.Local, piece...)
 	}
 	if len(op.Local) > l.limits.MaxOp {
-		s.tunnels.spare(op)
+		t.spare(op)
 		return
 	}
-	s.tunnels.count = (s.tunnels.count + 1) % tunnelCounts
-	h := header{kind: kindTunnel, length: uint32(len(op.Local)), total: uint32(len(op.Local)), message: uint32(t.lane)<<24 | s.tunnels.count, immediate: uint32(port)}
+	t.count = (t.count + 1) % tunnelCounts
+	h := header{kind: kindTunnel, length: uint32(len(op.Local)), total: uint32(len(op.Local)), message: uint32(t.lane)<<24 | t.count, immediate: uint32(port)}
 	h.marshal(&op.head)
-	op.Set, op.Kind, op.Head, op.lane = s, OpSend, op.head[:], t.carrier
+	op.Set, op.Kind, op.Head, op.lane = t.set, OpSend, op.head[:], t.carrier
 	l.backlog = append(l.backlog, op)
-	s.device.stir(s)
+	t.stir()
 }
 
 func (t *tunnels) op() *Op {
@@ -98,18 +99,18 @@ func (t *tunnels) spare(op *Op) {
 }
 
 // admit admits a datagram of a local lane that the peer has sent over another lane.
-func (t *tunnels) admit(s *Set, by Channel, h *header) ([]byte, Verdict) {
+func (t *tunnels) admit(by Channel, h *header) ([]byte, Verdict) {
 	number := int(h.message / tunnelCounts)
-	fine := number < len(s.lanes) && h.immediate <= 1<<16-1 && len(t.arriving) < maxArriving
+	fine := number < len(t.lanes.all) && h.immediate <= 1<<16-1 && len(t.arriving) < maxArriving
 	if fine {
-		l := s.lanes[number]
+		l := t.lanes.all[number]
 		_, fine = l.transport.(Tunneled)
-		for _, other := range s.lanes {
+		for _, other := range t.lanes.all {
 			fine = fine && (other.Channel != by || other.transport != l.transport)
 		}
 	}
 	if !fine {
-		s.device.count.malformed.Add(1)
+		t.device.count.malformed.Add(1)
 		return nil, Refused
 	}
 	if t.arriving == nil {
@@ -121,12 +122,12 @@ func (t *tunnels) admit(s *Set, by Channel, h *header) ([]byte, Verdict) {
 }
 
 // delivered queues a complete datagram for its transport.
-func (t *tunnels) delivered(s *Set, h *header) {
+func (t *tunnels) delivered(h *header) {
 	b, ok := t.arriving[h.message]
 	if !ok {
 		return
 	}
 	delete(t.arriving, h.message)
-	s.device.tunneled = append(s.device.tunneled, tunneled{s.lanes[h.message/tunnelCounts].transport.(Tunneled),
-		netip.AddrPortFrom(s.remote, uint16(h.immediate)), b})
+	t.device.tunneled = append(t.device.tunneled, tunneled{t.lanes.all[h.message/tunnelCounts].transport.(Tunneled),
+		netip.AddrPortFrom(t.remote, uint16(h.immediate)), b})
 }
