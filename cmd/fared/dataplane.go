@@ -83,7 +83,6 @@ recognizes by their marks.`,
 	f.Uint64Var(&o.config.Linux.Memory, "bucket-memory", linux.DefaultMemory, "limit of the kernel memory for the buckets of all groups, in bytes (32 for each bucket); it limits the number of groups")
 	f.Uint32Var(&o.config.Linux.FirstID, "first-id", linux.DefaultFirstID, "first id of nexthop objects")
 	f.Uint32Var(&o.config.Linux.Seed, "hash-seed", linux.DefaultSeed, "value to set for net.ipv4.fib_multipath_hash_seed if the kernel has none")
-	f.DurationVar(&o.config.Linux.RepairDelay, "repair-delay", linux.DefaultRepairDelay, "how long the agent waits for new weights after a link failure before it rebalances on its own")
 	f.DurationVar(&o.config.Linux.AuditInterval, "audit-interval", linux.DefaultAuditInterval, "interval between comparisons of all objects with the kernel")
 	f.StringVar(&o.config.BPF.Device, "steering-device", bpf.DefaultDevice, "bpf: name of the device that steers packets")
 	f.Uint32Var(&o.config.BPF.Table, "steering-table", bpf.DefaultTable, "bpf: routing table that leads to --steering-device")

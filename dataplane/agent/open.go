@@ -122,8 +122,7 @@ func collectLinux(sample sampler, s linux.Stats) {
 	}{
 		{"fared_agent_kernel_errors_total", "Changes that the kernel refused.", s.Errors},
 		{"fared_agent_kernel_retries_total", "Batches planned again after a refusal.", s.Retries},
-		{"fared_agent_kernel_moved_total", "Groups that lost members with a carrier before the control plane sent new weights.", s.MovedByKernel},
-		{"fared_agent_kernel_repairs_total", "Groups that the agent repaired itself, because the control plane did not send new weights in time.", s.Repairs},
+		{"fared_agent_kernel_moved_total", "Groups that lost members with a carrier. The agent redistributes their flows at once, by the remaining weights.", s.MovedByKernel},
 		{"fared_agent_kernel_audits_total", "Comparisons of all objects with the kernel.", s.Audits},
 		{"fared_agent_kernel_differences_total", "Repaired objects that other programs had changed.", s.Differences},
 		{"fared_agent_kernel_overruns_total", "Times the kernel dropped link events.", s.Overruns},

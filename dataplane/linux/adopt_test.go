@@ -346,7 +346,7 @@ func TestAnyOrderEndsEqual(t *testing.T) {
 // the last carrier is lost.
 func TestNoWayOut(t *testing.T) {
 	h := newHost(t, 3)
-	h.config.RepairDelay = time.Hour
+	h.config.witnessTime = time.Hour
 	h.forwarding.Planes = h.forwarding.Planes[:2]
 	h.IP("route", "add", "default", "via", "10.1.2.2")
 	h.IP("-6", "route", "add", "default", "via", "fd01:2::2")
@@ -617,7 +617,7 @@ func TestConfig(t *testing.T) {
 		config Config
 		names  string
 	}{
-		{Config{Protocol: 4}, "protocol 4"}, {Config{RepairDelay: -1}, "repair delay"},
+		{Config{Protocol: 4}, "protocol 4"}, {Config{AuditInterval: -1}, "audit interval"},
 		{Config{Table: 9, ProbeTable: 9}, "probe table"},
 	} {
 		if _, err := Open(c.config); err == nil || !strings.Contains(err.Error(), c.names) {

@@ -47,7 +47,7 @@ func TestSecondCableIsNotLate(t *testing.T) {
 // still forwards to the device. The Driver then removes the nexthop objects itself.
 func TestAskedCarrier(t *testing.T) {
 	h := newHost(t, 4)
-	h.config.RepairDelay = time.Hour
+	h.config.witnessTime = time.Hour
 	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))

@@ -65,11 +65,6 @@ func (d *Driver) applyChange(c contract.Change, groups map[groupKey]bool, routes
 		} else {
 			d.want.vectors[c.Group] = c.After
 		}
-		for _, f := range []family{v4, v6} {
-			if g := d.have.groups[groupKey{c.Group, f}]; g != nil {
-				g.answered = g.moved
-			}
-		}
 		touch(c.Group)
 	case contract.DestinationChange:
 		f := familyOf(c.Prefix.Addr())

@@ -20,7 +20,6 @@ const (
 	DefaultProbeTable    = 0x66617265
 	DefaultSourceTable   = 0x66617300 // first of a range of tables
 	DefaultProbeMark     = 0x66617265
-	DefaultRepairDelay   = 50 * time.Millisecond
 	DefaultAuditInterval = time.Minute
 
 	// MaxBuckets is the largest value of Config.Buckets, a limit of the kernel.
@@ -30,6 +29,9 @@ const (
 	DefaultBuckets = 2048
 	// DefaultMemory bounds the kernel memory of all groups, in bytes.
 	DefaultMemory = 1 << 30
+
+	// defaultWitnessTime is above the time in which the control plane usually changes a group again after a failure.
+	defaultWitnessTime = 50 * time.Millisecond
 
 	bucketSize = 32 // kernel memory of a bucket in bytes (struct nh_res_bucket)
 	// mostNarrow replaces MaxBuckets on kernels with 8-bit weights: before Linux 6.12 the kernel multiplies buckets and
@@ -66,9 +68,6 @@ type Config struct {
 	// ProbeTable and ProbeMark are used for milliseconds while the Driver queries the flow hash of the kernel: a rule for
 	// packets with the mark leads to the table. 0 selects DefaultProbeTable and DefaultProbeMark.
 	ProbeTable, ProbeMark uint32
-	// RepairDelay is how long the Driver waits for new weights from the control plane after a sub-port has lost its carrier
-	// and the kernel has moved its flows. 0 selects DefaultRepairDelay.
-	RepairDelay time.Duration
 	// AuditInterval is the interval of complete comparisons with the kernel, with repair. 0 selects DefaultAuditInterval.
 	AuditInterval time.Duration
 	// Logger receives log messages; nil selects slog.Default().
@@ -78,6 +77,8 @@ type Config struct {
 	watchBuffer int
 	// maxWeight simulates a kernel with smaller weights; 0 probes the kernel.
 	maxWeight int
+	// witnessTime is how long a witness stays in a group that does not change; 0 selects defaultWitnessTime.
+	witnessTime time.Duration
 }
 
 // withDefaults checks a configuration and replaces zero values with defaults.
@@ -85,8 +86,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Protocol > 0 && c.Protocol <= unix.RTPROT_STATIC {
 		return c, fmt.Errorf("protocol %d is reserved for the kernel or the administrator; use an unused one from 5 to 255", c.Protocol)
 	}
-	if c.RepairDelay < 0 || c.AuditInterval < 0 {
-		return c, fmt.Errorf("repair delay %v, audit interval %v; neither can be below 0", c.RepairDelay, c.AuditInterval)
+	if c.AuditInterval < 0 {
+		return c, fmt.Errorf("audit interval %v; it cannot be below 0", c.AuditInterval)
 	}
 	or(&c.Protocol, DefaultProtocol)
 	or(&c.Table, DefaultTable)
@@ -98,7 +99,7 @@ func (c Config) withDefaults() (Config, error) {
 	or(&c.ProbeTable, DefaultProbeTable)
 	or(&c.SourceTable, DefaultSourceTable)
 	or(&c.ProbeMark, DefaultProbeMark)
-	or(&c.RepairDelay, DefaultRepairDelay)
+	or(&c.witnessTime, defaultWitnessTime)
 	or(&c.AuditInterval, DefaultAuditInterval)
 	if c.Logger == nil {
 		c.Logger = slog.Default()

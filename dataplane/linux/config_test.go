@@ -25,14 +25,15 @@ func TestConfigJudged(t *testing.T) {
 	got.Logger = nil
 	want := Config{
 		Protocol: 179, Table: 254, RulePriority: 10000, SourceTable: 0x66617300, Metric: 20, Memory: 1 << 30, Seed: 0x66617265, FirstID: 0x66617265,
-		ProbeTable: 0x66617265, ProbeMark: 0x66617265, RepairDelay: 50 * time.Millisecond, AuditInterval: time.Minute,
+		ProbeTable: 0x66617265, ProbeMark: 0x66617265, AuditInterval: time.Minute,
+		witnessTime: 50 * time.Millisecond,
 	}
 	if !reflect.DeepEqual(got, want) || logger == nil {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	set := Config{
-		Protocol: 5, Table: 7, RulePriority: 3, SourceTable: 1000, Metric: 1, Memory: 2, Seed: 3, FirstID: 4, ProbeTable: 8, ProbeMark: 9, RepairDelay: 1,
-		AuditInterval: 1, Buckets: 1, Logger: slog.New(slog.DiscardHandler),
+		Protocol: 5, Table: 7, RulePriority: 3, SourceTable: 1000, Metric: 1, Memory: 2, Seed: 3, FirstID: 4, ProbeTable: 8, ProbeMark: 9,
+		AuditInterval: 1, witnessTime: 1, Buckets: 1, Logger: slog.New(slog.DiscardHandler),
 	}
 	if got, err := set.withDefaults(); err != nil || !reflect.DeepEqual(got, set) {
 		t.Errorf("%+v, %v; want it as it was", got, err)
@@ -42,7 +43,7 @@ func TestConfigJudged(t *testing.T) {
 		names  string // "": valid
 	}{
 		{func(c *Config) { c.Protocol = 4 }, "protocol 4"}, {func(c *Config) { c.Protocol = 1 }, "protocol 1"},
-		{func(c *Config) { c.RepairDelay = -1 }, "repair delay"}, {func(c *Config) { c.AuditInterval = -1 }, "audit interval"},
+		{func(c *Config) { c.AuditInterval = -1 }, "audit interval"},
 		{func(c *Config) { c.Table, c.ProbeTable = 9, 9 }, "probe table"},
 		{func(c *Config) { c.Table = 1000 }, "source groups"}, {func(c *Config) { c.Table = 1255 }, "source groups"},
 		{func(c *Config) { c.Table = 999 }, ""}, {func(c *Config) { c.Table = 1256 }, ""},

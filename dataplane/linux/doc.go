@@ -43,10 +43,9 @@
 // # The kernel moves first
 //
 // When a device loses its carrier, the kernel removes the device's nexthops from all groups and gives their buckets to the
-// other members, without a notification. The Driver infers this from the link event and waits RepairDelay for new weights
-// from the control plane, which cost one message per group; it then redistributes the groups that the control plane did not
-// set. When the kernel takes buckets from a member to make room, it takes the first ones; the lasting buckets are the last
-// ones.
+// other members, without a notification. The Driver infers this from the link event and redistributes the groups at once, by
+// the weights of their remaining members. The control plane usually computes equal weights, which then cost no message. When
+// the kernel takes buckets from a member to make room, it takes the first ones; the lasting buckets are the last ones.
 //
 // Packets that are queued for the next hop on such a device are dropped as soon as no group sends packets there: while the
 // kernel holds a packet of a TCP connection in the queue, TCP does not retransmit it, and the kernel solicits a neighbor
@@ -56,7 +55,7 @@
 // partial replacement of such a group could have any result. Each message therefore names at least one nexthop of every
 // device that is known to have buckets in the group, if necessary as a witness, a member with weight 1 that receives no
 // bucket. The kernel refuses the message if the nexthops of that device are gone. Witnesses leave the group with its next
-// change, or after RepairDelay.
+// change, or after witnessTime.
 //
 // # Ownership
 //

@@ -104,9 +104,8 @@ type Stats struct {
 	Errors                          uint64
 	// Retries counts batches that were planned again after a refusal.
 	Retries uint64
-	// MovedByKernel counts groups that lost members with a carrier. Repairs counts those that the control plane did not set
-	// within the repair delay, so that they were redistributed by their previous weights.
-	MovedByKernel, Repairs uint64
+	// MovedByKernel counts groups that lost members with a carrier.
+	MovedByKernel uint64
 	// Audits counts periodic comparisons with the kernel, Disturbances comparisons because another program changed an
 	// object, and Differences the deviations that either found and repaired.
 	Audits, Disturbances, Differences uint64

@@ -76,74 +76,88 @@ func TestLinksComeAndGo(t *testing.T) {
 	})
 }
 
-func TestControlPlaneAnswersALostCarrier(t *testing.T) {
+// TestLostCarrierIsRedistributedAtOnce checks that a lost carrier costs one message for each group, without the control plane, and
+// that the control plane's answer costs one more only if its weights differ from the remaining ones.
+func TestLostCarrierIsRedistributedAtOnce(t *testing.T) {
 	h := newHost(t, 4)
-	h.config.RepairDelay = time.Hour
 	d, c := h.start()
 	s := program(t, c.server)
-	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1))
-	h.leaf.IP("link", "set", "p0", "down")
-	netnstest.Eventually(t, time.Minute, func() error {
-		if d.Stats().MovedByKernel != 1 {
-			return fmt.Errorf("%+v", d.Stats())
-		}
-		return nil
-	})
-	before := d.Stats().Groups
-	s.do(subPortOp("p0", false))
-	if after := d.Stats().Groups; after != before {
-		t.Errorf("%d groups sent for what the kernel has done", after-before)
+	s.do(h.group(1, 1, 2, 3, 2), destination(target4(0), 1), destination(target6(0), 1))
+	rest(t, d)
+	before := d.Stats()
+	h.leaf.IP("link", "set", "p1", "down")
+	left := map[string]int{"p0": 171, "p2": 512, "p3": 341}
+	h.wants(target4(0), left)
+	h.wants(target6(0), left)
+	rest(t, d)
+	if s := d.Stats(); s.MovedByKernel != before.MovedByKernel+2 || s.Groups != before.Groups+2 || s.Errors != 0 {
+		t.Errorf("%+v after %+v", s, before)
 	}
-	s.do(h.group(1, 0, 2, 1, 1))
-	h.wants(target4(0), map[string]int{"p1": 512, "p2": 256, "p3": 256})
-	if s := d.Stats(); s.Groups != before+1 || s.Repairs != 0 {
-		t.Errorf("%+v", s)
+	if d.audit(); d.Stats().Differences != 0 {
+		t.Errorf("the kernel has other buckets than the plan: %+v", d.Stats())
 	}
-	// The sub-port returns, but the control plane gives it no weight.
-	h.leaf.IP("link", "set", "p0", "up")
+	before = d.Stats()
+	s.do(subPortOp("p1", false), h.group(1, 2, 0, 6, 4))
+	if s := d.Stats(); sent(s) != sent(before) {
+		t.Errorf("equal weights cost %d messages", sent(s)-sent(before))
+	}
+	s.do(h.group(1, 1, 0, 2, 1))
+	h.wants(target4(0), map[string]int{"p0": 256, "p2": 512, "p3": 256})
+	if s := d.Stats(); s.Groups != before.Groups+2 {
+		t.Errorf("other weights cost %d messages for 2 groups", s.Groups-before.Groups)
+	}
+	// The sub-port returns, but the control plane does not use it yet.
+	h.leaf.IP("link", "set", "p1", "up")
 	h.carriers(4)
 	s.do(h.group(1, 1, 1, 1, 1))
-	h.wants(target4(0), equal("p1", "p2", "p3"))
-	s.do(subPortOp("p0", true))
+	h.wants(target4(0), equal("p0", "p2", "p3"))
+	s.do(subPortOp("p1", true))
 	h.wants(target4(0), equal("p0", "p1", "p2", "p3"))
 }
 
-// TestControlPlaneAnswersWithTheWeightsThatAreLeft checks that new weights in the ratio that the remaining members already
-// have also count as an answer: they are applied immediately and are not a repair.
-func TestControlPlaneAnswersWithTheWeightsThatAreLeft(t *testing.T) {
+// TestLostCarriersOfAllSubPorts loses and restores the carriers of all sub-ports, one by one and together.
+func TestLostCarriersOfAllSubPorts(t *testing.T) {
 	h := newHost(t, 4)
-	h.config.RepairDelay = time.Hour
 	d, c := h.start()
 	s := program(t, c.server)
-	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1))
-	h.leaf.IP("link", "set", "p0", "down")
-	netnstest.Eventually(t, time.Minute, func() error {
-		if d.Stats().MovedByKernel != 1 {
-			return fmt.Errorf("%+v", d.Stats())
+	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
+	all := []string{"p0", "p1", "p2", "p3"}
+	set := func(state string, devices ...string) {
+		var lines []string
+		for _, device := range devices {
+			lines = append(lines, fmt.Sprintf("link set %s %s", device, state))
 		}
-		return nil
-	})
-	before := d.Stats().Groups
-	s.do(h.group(1, 0, 1, 1, 1))
-	h.wants(target4(0), equal("p1", "p2", "p3"))
-	if s := d.Stats(); s.Groups != before+1 || s.Repairs != 0 {
-		t.Errorf("%+v", s)
+		batch(t, h.leaf, lines)
 	}
-}
-
-func TestRepairWithoutControlPlane(t *testing.T) {
-	h := newHost(t, 4)
-	d, c := h.start()
-	s := program(t, c.server)
-	s.do(h.group(1, 1, 2, 3, 4), destination(target4(0), 1))
-	h.leaf.IP("link", "set", "p1", "down")
-	h.wants(target4(0), map[string]int{"p0": 128, "p2": 384, "p3": 512})
-	netnstest.Eventually(t, time.Minute, func() error {
-		if s := d.Stats(); s.MovedByKernel != 1 || s.Repairs != 1 {
-			return fmt.Errorf("%+v", s)
+	wants := func(shares map[string]int) {
+		t.Helper()
+		h.wants(target4(0), shares)
+		h.wants(target6(0), shares)
+		rest(t, d)
+	}
+	for range 3 {
+		for i, device := range all[:3] {
+			set("down", device)
+			wants(equal(all[i+1:]...))
 		}
-		return nil
-	})
+		set("down", "p3")
+		wants(map[string]int{"blackhole": testBuckets})
+		set("up", all...)
+		wants(equal(all...))
+		set("down", "p0", "p2", "p3")
+		wants(equal("p1"))
+		set("up", "p2", "p3", "p0")
+		set("down", all...)
+		wants(map[string]int{"blackhole": testBuckets})
+		set("up", all...)
+		wants(equal(all...))
+		for _, dst := range []string{target4(0), target6(0)} { // an IPv6 route may reject packets although its group carries them
+			address, _, _ := strings.Cut(dst, "/")
+			if text := h.IP("route", "get", address); !strings.Contains(text, "dev p") {
+				t.Errorf("%s", text)
+			}
+		}
+	}
 }
 
 func TestDrainMovesAtOnce(t *testing.T) {
@@ -175,9 +189,9 @@ func TestLostNewsOfLinks(t *testing.T) {
 			lines = append(lines, fmt.Sprintf("link set p%d mtu %d", i%4, 1400+i%97))
 		}
 		lines = append(lines, "link set p2 down", "link set p2 up", "link set p1 down")
-		h.batch(lines)
+		batch(h.t, h.Namespace, lines)
 		h.wants(target4(0), equal("p0", "p2", "p3"))
-		h.batch([]string{"link set p1 up"})
+		batch(h.t, h.Namespace, []string{"link set p1 up"})
 		netnstest.Eventually(t, time.Minute, func() error {
 			if d := diff(h.state(), before); d != "" {
 				return fmt.Errorf("%s", d)
@@ -187,11 +201,11 @@ func TestLostNewsOfLinks(t *testing.T) {
 	}
 }
 
-// batch runs lines of `ip -batch` in one process.
-func (h *host) batch(lines []string) {
-	h.t.Helper()
-	if _, err := h.Output("sh", "-c", "ip -batch - <<'EOF'\n"+strings.Join(lines, "\n")+"\nEOF"); err != nil {
-		h.t.Fatal(err)
+// batch runs lines of `ip -batch` in a namespace, in one process.
+func batch(t testing.TB, n *netnstest.Namespace, lines []string) {
+	t.Helper()
+	if _, err := n.Output("sh", "-c", "ip -batch - <<'EOF'\n"+strings.Join(lines, "\n")+"\nEOF"); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -331,7 +345,7 @@ func (h *host) witnesses() (n int) {
 // TestDrainCostsOneMessageAGroup also checks that weights equivalent to the kernel's current division cost no message.
 func TestDrainCostsOneMessageAGroup(t *testing.T) {
 	h := newHost(t, 4)
-	h.config.RepairDelay = time.Hour
+	h.config.witnessTime = time.Hour
 	d, c := h.start()
 	s := program(t, c.server)
 	for g := range 5 {
@@ -390,7 +404,7 @@ func TestWitnessesLeave(t *testing.T) {
 // TestRestartWithWitnesses checks that a process recognizes the witnesses of a killed one.
 func TestRestartWithWitnesses(t *testing.T) {
 	h := newHost(t, 4)
-	h.config.RepairDelay = time.Hour
+	h.config.witnessTime = time.Hour
 	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), h.group(2, 5, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1), destination(target4(1), 2))

@@ -19,11 +19,17 @@ func (d *Driver) listen() {
 	for d.watch.Wait() == nil {
 		d.mu.Lock()
 		d.pollLinks()
+		d.follow() // before Ask: every event makes Ask due, which takes a tenth of a millisecond
 		d.handleLinks(d.watch.Ask(d.carriers()))
-		if len(d.staleGroups) > 0 || len(d.staleRoutes) > 0 { // Ask is due often, and a plan visits all groups while nexthops are retired
-			d.report(d.sync())
-		}
+		d.follow()
 		d.mu.Unlock()
+	}
+}
+
+// follow brings the kernel in line after link events, if they concern any group or route. The caller holds mu.
+func (d *Driver) follow() {
+	if len(d.staleGroups) > 0 || len(d.staleRoutes) > 0 { // Ask is due often, and a plan visits all groups while nexthops are retired
+		d.report(d.sync())
 	}
 }
 
@@ -155,7 +161,7 @@ func (d *Driver) auditGroup(g *group) {
 		d.log.Error("linux data plane: cannot read the buckets of a group; replacing its buckets", "error", err)
 	}
 	d.differs("group %d has other buckets", g.id)
-	g.moved, g.movedAt, g.weights, g.segments = true, time.Time{}, nil, nil
+	g.moved, g.weights, g.segments = true, nil, nil
 	d.staleGroups[g.key] = true
 }
 
@@ -264,7 +270,6 @@ func (d *Driver) lose(device int) map[uint32]*pool {
 			d.have.strays[id] = s
 		}
 	}
-	now := time.Now()
 	for key, g := range d.have.groups {
 		if !g.exists || !has(g.members) {
 			continue
@@ -281,7 +286,7 @@ func (d *Driver) lose(device int) map[uint32]*pool {
 			continue
 		}
 		if !g.moved {
-			g.moved, g.movedAt, g.answered, g.segments = true, now, false, nil
+			g.moved, g.segments = true, nil
 			d.stats.MovedByKernel++
 		}
 		for _, m := range g.members {

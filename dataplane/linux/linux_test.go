@@ -450,14 +450,14 @@ func (h *host) wants(dst string, want map[string]int) {
 	})
 }
 
-// rest waits until groups are final: witnesses leave a group RepairDelay after the change that needed them.
+// rest waits until groups are final: witnesses leave a group some time after the change that needed them.
 func rest(t *testing.T, d *Driver) {
 	t.Helper()
 	netnstest.Eventually(t, time.Minute, func() error {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		for key, g := range d.have.groups {
-			if _, waits := g.since(); waits {
+			if !g.settled() {
 				return fmt.Errorf("group %v will change", key)
 			}
 		}

@@ -66,11 +66,9 @@ type group struct {
 	dealtAt   time.Time
 	// dropping is true if the only member is a blackhole.
 	dropping bool
-	// moved is true if the kernel has removed members, at movedAt, and given their buckets to other members.
-	moved   bool
-	movedAt time.Time // zero unless a lost carrier was the reason
-	// answered is true if the control plane has set the group since the move, even to the same weights.
-	answered bool
+	// moved is true if the kernel has removed members and given their buckets to other members, or if another program has
+	// changed the group.
+	moved bool
 	// rejecting is true if routes of the group may reject packets: an IPv6 route that was set while the first member was on
 	// the loopback device rejects packets permanently, whatever the group becomes (fib6_is_reject). Such routes are set
 	// again when the group carries packets.

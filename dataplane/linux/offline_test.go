@@ -25,7 +25,7 @@ const (
 // The test calls done for the ops of its plans.
 func offline(t *testing.T, subPorts int) *Driver {
 	t.Helper()
-	config, err := Config{Buckets: 64, Logger: slog.New(slog.DiscardHandler), RepairDelay: time.Hour}.withDefaults()
+	config, err := Config{Buckets: 64, Logger: slog.New(slog.DiscardHandler), witnessTime: time.Hour}.withDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,11 +67,11 @@ func TestPlanIsEmpty(t *testing.T) {
 // TestWhenAgain: the next sync is due when the first waiting group is, and after a refusal in the retry delay.
 func TestWhenAgain(t *testing.T) {
 	d := offline(t, 2)
-	d.config.RepairDelay = 10 * time.Second
+	d.config.witnessTime = 10 * time.Second
 	base := time.Now()
 	at := routeKey{mustPrefix(target4(0)), 254}
 	key := func(i uint32) groupKey { return groupKey{i, v4} }
-	d.have.groups[key(1)] = &group{key: key(1), moved: true, movedAt: base.Add(3 * time.Second), dealtAt: base}
+	d.have.groups[key(1)] = &group{key: key(1), moved: true, dealtAt: base.Add(3 * time.Second)}
 	d.have.groups[key(2)] = &group{key: key(2), witnesses: []uint32{7}, dealtAt: base.Add(2 * time.Second)}
 	d.have.groups[key(3)] = &group{key: key(3), dealtAt: base}
 	for _, order := range []struct {
@@ -188,12 +188,6 @@ func TestWhatAChangeTouches(t *testing.T) {
 	check("held down no more", contract.Change{Kind: contract.SubPortChange, Device: "p1", Up: true}, []groupKey{v(1, v4), v(1, v6), v(2, v4)}, nil, nil)
 	if d.want.subPorts[1].down {
 		t.Error("a sub-port is held down")
-	}
-	// Answered is what the kernel had moved.
-	d.have.groups[v(1, v4)].moved = true
-	check("an answer", contract.Change{Kind: contract.GroupChange, Group: 1, After: d.want.vectors[1]}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
-	if !d.have.groups[v(1, v4)].answered || d.have.groups[v(1, v6)].answered {
-		t.Error("answered is not what had moved")
 	}
 
 	destination := func(prefix string, from, to uint32) contract.Change {

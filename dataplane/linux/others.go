@@ -71,7 +71,7 @@ func (d *Driver) touchedNexthop(n rtnl.Nexthop) bool {
 		if g.id == n.ID && g.exists {
 			ours = true
 			d.differs("group %d was changed", g.id)
-			g.moved, g.movedAt, g.weights, g.segments = true, time.Time{}, nil, nil
+			g.moved, g.weights, g.segments = true, nil, nil
 			d.staleGroups[key] = true
 		}
 	}

@@ -54,7 +54,7 @@ func (h *host) tap() *ends {
 			}
 		}
 	}
-	h.batch(lines)
+	batch(h.t, h.Namespace, lines)
 	return e
 }
 

@@ -36,7 +36,6 @@ type op struct {
 	segments  []segment
 	weights   []uint32
 	flags     uint16
-	repair    bool
 }
 
 // plan holds the ops that turn the mirror into the desired state, in order.
@@ -63,7 +62,7 @@ type scope struct {
 	groups      map[groupKey]bool
 	routes      map[routeKey]bool
 	now         time.Time
-	repairDelay time.Duration
+	witnessTime time.Duration
 }
 
 // planner computes a plan. It changes neither its inputs nor anything that they refer to.
@@ -246,19 +245,12 @@ func (pl *planner) planGroup(g *group) {
 	s := pl.want.sourceOf(g.source)
 	weights := pl.want.live(s, pl.want.vectors[g.key.wanted], g.key.family, pl.have)
 	target := s.layout.runs(weights)
-	same := g.exists && g.generation == pl.want.generation && slices.Equal(weights, g.weights)
-	if same {
-		switch {
-		case !g.moved:
-			pl.dismiss(g)
-			pl.unreject(g, target != nil)
-			return
-		case target != nil && !g.answered && pl.scope.now.Sub(g.movedAt) < pl.scope.repairDelay:
-			return // the kernel has moved the flows; new weights from the control plane are due shortly
-		}
+	if g.exists && !g.moved && g.generation == pl.want.generation && slices.Equal(weights, g.weights) {
+		pl.dismiss(g)
+		pl.unreject(g, target != nil)
+		return
 	}
 	next := op{kind: setGroup, id: g.id, key: g.key, weights: weights, flags: rtnl.Change}
-	next.repair = same && target != nil && !g.answered && !g.movedAt.IsZero()
 	if !g.exists {
 		next.flags = rtnl.Create
 	}
@@ -311,10 +303,10 @@ func (pl *planner) confirm(g *group, weights []uint32) {
 	e.weights, e.generation = weights, pl.want.generation
 }
 
-// dismiss plans the removal of witnesses from a group once the control plane has had time to change the group. If all other
-// sub-ports failed, witnesses would receive their packets.
+// dismiss plans the removal of witnesses from a group that has not changed for witnessTime. If all other sub-ports failed,
+// witnesses would receive their packets.
 func (pl *planner) dismiss(g *group) {
-	if len(g.witnesses) == 0 || pl.scope.now.Sub(g.dealtAt) < pl.scope.repairDelay {
+	if len(g.witnesses) == 0 || pl.scope.now.Sub(g.dealtAt) < pl.scope.witnessTime {
 		return
 	}
 	members := slices.DeleteFunc(slices.Clone(g.members), func(m rtnl.Member) bool { return slices.Contains(g.witnesses, m.ID) })

@@ -165,7 +165,7 @@ func newPlanTest(t *testing.T, random *rand.Rand) *planTest {
 
 func (p *planTest) driver() *Driver {
 	d := offline(p.t, planSubPorts)
-	d.config.RepairDelay = 1
+	d.config.witnessTime = 1
 	d.setSources(partition(d, "ABC"))
 	for _, s := range d.want.order[:2] { // the host lacks the loopbacks of C
 		for _, l := range s.loopbacks {

@@ -86,8 +86,8 @@ func TestPlansByHand(t *testing.T) {
 	if ops = d.obey(t); len(ops) != 0 {
 		t.Errorf("weights in the same ratio: %+v", ops)
 	}
-	// The witness goes when the control plane had its time.
-	d.config.RepairDelay = 1
+	// The witness goes some time later.
+	d.config.witnessTime = 1
 	d.staleGroups[g.key] = true
 	members := len(g.members)
 	if ops = d.obey(t); len(ops) != 1 || ops[0].kind != setGroup || len(g.witnesses) != 0 || len(g.members) != members-1 || g.segments == nil || g.dropping {
@@ -97,7 +97,7 @@ func TestPlansByHand(t *testing.T) {
 	if ops = d.obey(t); len(ops) != 0 {
 		t.Errorf("at rest: %+v", ops)
 	}
-	d.config.RepairDelay = time.Hour
+	d.config.witnessTime = time.Hour
 	// Nothing left.
 	d.set(1)
 	if ops = d.obey(t); countOps(ops, setGroup) != 1 || !g.dropping || g.segments != nil || len(g.members) != 1 || d.have.owners[g.members[0].ID] != d.have.hole[v4] {
@@ -121,27 +121,30 @@ func TestPlansByHand(t *testing.T) {
 	d.set(1, 1, 1, 1, 1)
 	d.obey(t)
 
-	// A lost carrier: the control plane has its time, unless it answers.
+	// A lost carrier costs one message, and the equal weights of the control plane none.
 	d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 12, Name: "p2", Up: true}}})
-	if ops = d.obey(t); len(ops) != 0 || !g.moved || !slices.Equal(g.weights, []uint32{1, 1, 0, 1}) {
-		t.Errorf("a lost carrier: %+v, %+v", ops, g)
+	if !g.moved || !slices.Equal(g.weights, []uint32{1, 1, 0, 1}) {
+		t.Errorf("a lost carrier: %+v", g)
 	}
-	repairs := d.stats.Repairs
-	d.set(1, 1, 1, 1, 1)
-	if ops = d.obey(t); countOps(ops, setGroup) != 1 || d.stats.Repairs != repairs {
-		t.Errorf("the answer: %+v, %d repairs", ops, d.stats.Repairs-repairs)
+	if ops = d.obey(t); countOps(ops, setGroup) != 1 || g.moved || !maps.Equal(d.sharesOf(g), map[string]int{"p0": 22, "p1": 21, "p3": 21}) {
+		t.Errorf("a lost carrier: %+v, %v", ops, d.sharesOf(g))
 	}
+	d.set(1, 2, 2, 0, 2)
+	if ops = d.obey(t); len(ops) != 0 {
+		t.Errorf("equal weights: %+v", ops)
+	}
+	// Weights and a lost carrier together cost one message.
 	d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 11, Name: "p1", Up: true}}})
-	d.config.RepairDelay = 1
-	if ops = d.obey(t); countOps(ops, setGroup) != 1 || d.stats.Repairs != repairs+1 || !maps.Equal(d.sharesOf(g), map[string]int{"p0": 32, "p3": 32}) {
-		t.Errorf("no answer: %+v, %d repairs, %v", ops, d.stats.Repairs-repairs, d.sharesOf(g))
+	d.set(1, 3, 0, 0, 1)
+	if ops = d.obey(t); countOps(ops, setGroup) != 1 || !maps.Equal(d.sharesOf(g), map[string]int{"p0": 48, "p3": 16}) {
+		t.Errorf("weights and a lost carrier: %+v, %v", ops, d.sharesOf(g))
 	}
-	d.config.RepairDelay = time.Hour
-	// Another change in that time is no repair.
+	d.set(1, 1, 1, 1, 1)
+	d.obey(t)
 	d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 10, Name: "p0", Up: true}}})
 	d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 11, Name: "p1", Up: true, Carrier: true}}})
-	if ops = d.obey(t); countOps(ops, setGroup) != 1 || d.stats.Repairs != repairs+1 || !maps.Equal(d.sharesOf(g), map[string]int{"p1": 32, "p3": 32}) {
-		t.Errorf("a carrier returns meanwhile: %+v, %d repairs, %v", ops, d.stats.Repairs-repairs, d.sharesOf(g))
+	if ops = d.obey(t); countOps(ops, setGroup) != 1 || !maps.Equal(d.sharesOf(g), map[string]int{"p1": 32, "p3": 32}) {
+		t.Errorf("a carrier returns meanwhile: %+v, %v", ops, d.sharesOf(g))
 	}
 	for i := range 4 {
 		d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 10 + i, Name: fmt.Sprintf("p%d", i), Up: true, Carrier: true}}})
@@ -350,40 +353,38 @@ func TestNewPlan(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(d *Driver)
-		later  time.Duration
 		want   kinds
 	}{
-		{"at rest", func(*Driver) {}, 0, kinds{}},
-		{"all stale", func(d *Driver) { d.staleEverywhere(); d.stale(d.want.subPorts[0]) }, 0, kinds{}},
-		{"same weights", func(d *Driver) { d.set(1, 2, 2, 2, 2) }, 0, kinds{}},
-		{"a weight of 0", func(d *Driver) { d.set(1, 1, 1, 0, 1) }, 0, kinds{makeNexthop: 6, setGroup: 2}},
-		{"no weight", func(d *Driver) { d.set(1) }, 0, kinds{makeNexthop: 2, setGroup: 2}},
-		{"a destination", func(d *Driver) { d.leads(target4(1), 0, 1) }, 0, kinds{setRoute: 1}},
-		{"a destination less", func(d *Driver) { d.leads(target4(0), 1, 0) }, 0, kinds{deleteRoute: 1, deleteGroup: 1}},
-		{"another vector", func(d *Driver) { d.set(2, 1, 1, 1, 1); d.leads(target4(0), 1, 2) }, 0, kinds{setGroup: 1, setRoute: 1, deleteGroup: 1}},
-		{"a destination that comes and goes", func(d *Driver) { d.leads(target4(1), 0, 3); d.leads(target4(1), 3, 0) }, 0, kinds{}},
-		{"a failed link, before the repair delay", lose, 0, kinds{}},
-		{"a failed link, after the repair delay", lose, 2 * time.Hour, kinds{makeNexthop: 10, setGroup: 2}},
-		{"a failed link, with new weights", func(d *Driver) { lose(d); d.set(1, 1, 1, 1, 1) }, 0, kinds{makeNexthop: 10, setGroup: 2}},
+		{"at rest", func(*Driver) {}, kinds{}},
+		{"all stale", func(d *Driver) { d.staleEverywhere(); d.stale(d.want.subPorts[0]) }, kinds{}},
+		{"same weights", func(d *Driver) { d.set(1, 2, 2, 2, 2) }, kinds{}},
+		{"a weight of 0", func(d *Driver) { d.set(1, 1, 1, 0, 1) }, kinds{makeNexthop: 6, setGroup: 2}},
+		{"no weight", func(d *Driver) { d.set(1) }, kinds{makeNexthop: 2, setGroup: 2}},
+		{"a destination", func(d *Driver) { d.leads(target4(1), 0, 1) }, kinds{setRoute: 1}},
+		{"a destination less", func(d *Driver) { d.leads(target4(0), 1, 0) }, kinds{deleteRoute: 1, deleteGroup: 1}},
+		{"another vector", func(d *Driver) { d.set(2, 1, 1, 1, 1); d.leads(target4(0), 1, 2) }, kinds{setGroup: 1, setRoute: 1, deleteGroup: 1}},
+		{"a destination that comes and goes", func(d *Driver) { d.leads(target4(1), 0, 3); d.leads(target4(1), 3, 0) }, kinds{}},
+		{"a failed link", lose, kinds{makeNexthop: 10, setGroup: 2}},
+		{"a failed link, with new weights", func(d *Driver) { lose(d); d.set(1, 1, 1, 1, 1) }, kinds{makeNexthop: 10, setGroup: 2}},
 		{"another gateway", func(d *Driver) {
 			d.want.subPorts[0].hops[v4] = netip.MustParseAddr("10.1.0.9")
 			d.setHop(d.want.subPorts[0], v4)
-		}, 0, kinds{changeNexthop: 1}},
+		}, kinds{changeNexthop: 1}},
 		{"another source address", func(d *Driver) {
 			d.want.order[0].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32")}
 			d.have.addresses[netip.MustParseAddr("10.255.0.1")] = true
 			d.staleSources()
-		}, 0, kinds{setRoute: 1}},
-		{"a route that is gone", func(d *Driver) { delete(d.have.routes, at); d.staleRoutes[at] = true }, 0, kinds{setRoute: 1}},
+		}, kinds{setRoute: 1}},
+		{"a route that is gone", func(d *Driver) { delete(d.have.routes, at); d.staleRoutes[at] = true }, kinds{setRoute: 1}},
 		{"an unwanted route", func(d *Driver) {
 			d.have.routes[routeKey{mustPrefix(target4(9)), offlineTable}] = d.have.routes[at]
 			d.staleRoutes[routeKey{mustPrefix(target4(9)), offlineTable}] = true
-		}, 0, kinds{deleteRoute: 1}},
+		}, kinds{deleteRoute: 1}},
 		{"routes that may reject", func(d *Driver) {
 			g := d.have.groups[groupKey{1, v6}]
 			g.rejecting, d.staleGroups[g.key] = true, true
-		}, 0, kinds{setRoute: 1}},
-		{"a retired nexthop", func(d *Driver) { d.have.retired = []uint32{4711, d.have.groups[groupKey{1, v4}].members[0].ID} }, 0, kinds{deleteNexthop: 1}},
+		}, kinds{setRoute: 1}},
+		{"a retired nexthop", func(d *Driver) { d.have.retired = []uint32{4711, d.have.groups[groupKey{1, v4}].members[0].ID} }, kinds{deleteNexthop: 1}},
 	} {
 		d := offline(t, 4)
 		d.set(1, 1, 1, 1, 1)
@@ -392,7 +393,6 @@ func TestNewPlan(t *testing.T) {
 		d.obey(t)
 		c.change(d)
 		s := d.scope()
-		s.now = s.now.Add(c.later)
 		before := d.planInputs()
 		pl := newPlan(&d.want, &d.have, s)
 		if after := d.planInputs(); after != before {

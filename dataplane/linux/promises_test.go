@@ -192,7 +192,7 @@ func TestForeignIDsInTheWay(t *testing.T) {
 			lines = append(lines, fmt.Sprintf("nexthop add id %d blackhole proto 11", DefaultFirstID+i))
 		}
 	}
-	h.batch(lines)
+	batch(h.t, h.Namespace, lines)
 	foreign := func() string {
 		var text strings.Builder
 		for line := range strings.Lines(h.IP("nexthop")) {

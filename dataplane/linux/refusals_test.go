@@ -88,7 +88,7 @@ func TestGoneAlready(t *testing.T) {
 func TestMessagesAreCounted(t *testing.T) {
 	h := newHost(t, 3)
 	h.captured()
-	h.config.RepairDelay = time.Hour
+	h.config.witnessTime = time.Hour
 	d, c := h.start()
 	s := program(t, c.server)
 	type counts struct{ nexthops, groups, routes uint64 }

@@ -148,7 +148,7 @@ func TestLostNewsOfObjects(t *testing.T) {
 	d.mu.Lock()
 	d.disturbed()
 	overruns := d.stats.Overruns
-	h.batch(slices.Repeat([]string{"route add 10.99.0.1/32 via 10.1.0.2 proto 11", "route del 10.99.0.1/32"}, 200))
+	batch(h.t, h.Namespace, slices.Repeat([]string{"route add 10.99.0.1/32 via 10.1.0.2 proto 11", "route del 10.99.0.1/32"}, 200))
 	concerned := d.disturbed()
 	if !concerned || d.stats.Overruns != overruns+1 {
 		t.Errorf("concerned is %v, %d overruns", concerned, d.stats.Overruns-overruns)

@@ -62,15 +62,15 @@ func (d *Driver) sync() []failure {
 	return failures
 }
 
-// await marks as stale the groups and routes of refused ops, in addition to groups that wait for the control plane, and clears all
-// other marks. It returns when the next sync is due, or the zero time if nothing is stale.
+// await marks as stale the groups and routes of refused ops, in addition to groups that have to change later, and clears all other
+// marks. It returns when the next sync is due, or the zero time if nothing is stale.
 func (d *Driver) await(failures []failure) (due time.Time) {
 	clear(d.staleRoutes)
 	for key := range d.staleGroups {
-		since, waits := d.have.groups[key].since()
-		if !waits {
+		g := d.have.groups[key]
+		if g.settled() {
 			delete(d.staleGroups, key)
-		} else if at := since.Add(d.config.RepairDelay); due.IsZero() || at.Before(due) {
+		} else if at := g.dealtAt.Add(d.config.witnessTime); due.IsZero() || at.Before(due) {
 			due = at
 		}
 	}
@@ -86,17 +86,8 @@ func (d *Driver) await(failures []failure) (due time.Time) {
 	return due
 }
 
-// since reports whether the group waits for the control plane, and since when.
-func (g *group) since() (at time.Time, waits bool) {
-	switch {
-	case g == nil:
-		return at, false
-	case g.moved:
-		return g.movedAt, true
-	default:
-		return g.dealtAt, len(g.witnesses) > 0
-	}
-}
+// settled reports whether a group needs no change while the desired state and links stay the same.
+func (g *group) settled() bool { return g == nil || !g.moved && len(g.witnesses) == 0 }
 
 // plan computes and adopts a plan for the stale groups and routes.
 func (d *Driver) plan() *plan {
@@ -107,7 +98,7 @@ func (d *Driver) plan() *plan {
 
 // scope returns the scope of a plan at this time.
 func (d *Driver) scope() scope {
-	return scope{groups: d.staleGroups, routes: d.staleRoutes, now: time.Now(), repairDelay: d.config.RepairDelay}
+	return scope{groups: d.staleGroups, routes: d.staleRoutes, now: time.Now(), witnessTime: d.config.witnessTime}
 }
 
 // adoptPlan records the part of a plan that needs no message: claimed groups, and the ids of new objects. An op that is
@@ -219,10 +210,7 @@ func (d *Driver) put(b *rtnl.Batch, o *op) {
 func (d *Driver) done(o *op) {
 	switch g := d.have.groups[o.key]; o.kind {
 	case setGroup:
-		if o.repair {
-			d.stats.Repairs++
-		}
-		g.exists, g.moved, g.movedAt, g.answered, g.dropping = true, false, time.Time{}, false, o.segments == nil
+		g.exists, g.moved, g.dropping = true, false, o.segments == nil
 		g.members, g.segments, g.weights, g.generation = o.members, o.segments, o.weights, d.want.generation
 		g.witnesses, g.dealtAt = o.witnesses, time.Now()
 		g.rejecting = g.rejecting || g.dropping && g.key.family == v6
