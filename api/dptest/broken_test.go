@@ -27,6 +27,7 @@ type broken struct {
 	onHello   func(*farev1.HelloRequest, *farev1.HelloResponse, error) error
 	operation func(*farev1.Operation)
 	request   func(*farev1.ProgramRequest)
+	gather    bool // requests wait for the one that they announce
 	acks      func([]*farev1.Ack) []*farev1.Ack
 	state     func(*farev1.SnapshotResponse)
 	end       func(context.Context, error) error
@@ -73,6 +74,14 @@ type brokenStream struct {
 
 func (s *brokenStream) Recv() (*farev1.ProgramRequest, error) {
 	request, err := s.BidiStreamingServer.Recv()
+	var held []*farev1.Operation
+	for err == nil && s.b.gather && request.More { // such requests have one operation
+		held = append(held, request.Operation)
+		request, err = s.BidiStreamingServer.Recv()
+	}
+	if err == nil && len(held) > 0 {
+		request = &farev1.ProgramRequest{Operations: append(held, request.Operation)}
+	}
 	if err == nil {
 		s.b.mu.Lock()
 		defer s.b.mu.Unlock()
@@ -270,6 +279,7 @@ func TestSuiteCatches(t *testing.T) {
 				}
 			}
 		}, "operations-in-one-request"},
+		{"waits for the announced request", func(b *broken) { b.gather = true }, "announced-request-may-not-follow"},
 		{"cannot set twice", func(b *broken) {
 			var before *farev1.Operation
 			b.operation = func(op *farev1.Operation) {

@@ -23,6 +23,7 @@ func Tests() []Test {
 		{"ids-must-grow", "Operation.id", room, idsMustGrow},
 		{"ids-may-skip", "Operation.id", room, idsMaySkip},
 		{"operations-in-one-request", "ProgramRequest", with(Gathering), operationsInOneRequest},
+		{"announced-request-may-not-follow", "ProgramRequest.more", room, announcedRequestMayNotFollow},
 		{"snapshot-is-what-was-programmed", "DataplaneService.Snapshot", room, snapshotIsWhatWasProgrammed},
 		{"snapshot-is-canonical", "DataplaneService.Snapshot", room, snapshotIsCanonical},
 		{"idempotent", "Operation", room, idempotent},
@@ -214,6 +215,20 @@ func operationsInOneRequest(d *Driver) error {
 		}
 	}
 	return d.holds(d.state([]*farev1.Vector{d.vector(1, 1, 2)}, []*farev1.Destination{to(target(1), 1)}, d.device(1)))
+}
+
+// announcedRequestMayNotFollow checks that operations do not wait for the request that theirs announces.
+func announcedRequestMayNotFollow(d *Driver) error {
+	for _, op := range []*farev1.Operation{setVector(d.vector(1, 1, 2)), setDestination(target(1), 1)} {
+		id, err := d.stream.send(op, true)
+		if err != nil {
+			return err
+		}
+		if err := d.stream.await(id); err != nil {
+			return err
+		}
+	}
+	return d.holds(d.state([]*farev1.Vector{d.vector(1, 1, 2)}, []*farev1.Destination{to(target(1), 1)}))
 }
 
 func snapshotIsWhatWasProgrammed(d *Driver) error {

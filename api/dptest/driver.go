@@ -174,10 +174,10 @@ func (s *Stream) number(op *farev1.Operation) {
 	s.vectors[op.Id] = op.GetSetVector() != nil
 }
 
-// send numbers an operation and sends it, without waiting.
-func (s *Stream) send(op *farev1.Operation) (uint64, error) {
+// send numbers an operation and sends it, without waiting. more announces another request.
+func (s *Stream) send(op *farev1.Operation, more bool) (uint64, error) {
 	s.number(op)
-	if err := s.Send(&farev1.ProgramRequest{Operation: op}); err != nil {
+	if err := s.Send(&farev1.ProgramRequest{Operation: op, More: more}); err != nil {
 		_, received := s.Recv()
 		return op.Id, errors.Join(err, received)
 	}
@@ -191,7 +191,7 @@ const window = 256
 func (s *Stream) run(ops ...*farev1.Operation) ([]*farev1.Ack, error) {
 	first := s.next
 	for i, op := range ops {
-		if _, err := s.send(op); err != nil {
+		if _, err := s.send(op, i+1 < len(ops)); err != nil {
 			return nil, err
 		}
 		if i >= window {

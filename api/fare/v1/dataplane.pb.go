@@ -729,7 +729,9 @@ type ProgramRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Operation *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
 	// For data planes whose capabilities allow several operations. They are applied in order; each is checked and acknowledged separately.
-	Operations    []*Operation `protobuf:"bytes,2,rep,name=operations,proto3" json:"operations,omitempty"`
+	Operations []*Operation `protobuf:"bytes,2,rep,name=operations,proto3" json:"operations,omitempty"`
+	// True if another request follows immediately. A data plane may then apply this one while it reads the next one; it does not wait for it.
+	More          bool `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -776,6 +778,13 @@ func (x *ProgramRequest) GetOperations() []*Operation {
 		return x.Operations
 	}
 	return nil
+}
+
+func (x *ProgramRequest) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
 }
 
 // Operation changes one object. Operations are applied in the order sent. All are idempotent: setting an equal value,
@@ -2121,12 +2130,13 @@ const file_fare_v1_dataplane_proto_rawDesc = "" +
 	"\talgorithm\x18\x01 \x01(\tR\talgorithm\x12\x12\n" +
 	"\x04seed\x18\x02 \x01(\rR\x04seed\x12\x18\n" +
 	"\abuckets\x18\x03 \x01(\rR\abuckets\x12'\n" +
-	"\x0flasting_buckets\x18\x04 \x01(\rR\x0elastingBuckets\"v\n" +
+	"\x0flasting_buckets\x18\x04 \x01(\rR\x0elastingBuckets\"\x8a\x01\n" +
 	"\x0eProgramRequest\x120\n" +
 	"\toperation\x18\x01 \x01(\v2\x12.fare.v1.OperationR\toperation\x122\n" +
 	"\n" +
 	"operations\x18\x02 \x03(\v2\x12.fare.v1.OperationR\n" +
-	"operations\"\xbf\x02\n" +
+	"operations\x12\x12\n" +
+	"\x04more\x18\x03 \x01(\bR\x04more\"\xbf\x02\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x122\n" +
 	"\bsub_port\x18\x02 \x01(\v2\x15.fare.v1.SubPortStateH\x00R\asubPort\x120\n" +

@@ -561,3 +561,85 @@ func TestChangedCapabilitiesAreReadAgain(t *testing.T) {
 		return s.Connected && s.Counters.Connects == 2 && s.Capabilities.GetFlowHash().GetAlgorithm() == "ask"
 	})
 }
+
+// moreConn records ProgramRequest.more of all requests.
+type moreConn struct {
+	grpc.ClientConnInterface
+	mu   sync.Mutex
+	sent []bool
+}
+
+type moreStream struct {
+	grpc.ClientStream
+	conn *moreConn
+}
+
+func (c *moreConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	s, err := c.ClientConnInterface.NewStream(ctx, desc, method, opts...)
+	return &moreStream{s, c}, err
+}
+
+func (s *moreStream) SendMsg(m any) error {
+	if request, ok := m.(*farev1.ProgramRequest); ok {
+		s.conn.mu.Lock()
+		s.conn.sent = append(s.conn.sent, request.More)
+		s.conn.mu.Unlock()
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+// TestMoreIsAnnounced checks that each request of a burst, except the last one, announces that another request follows; and that a request which
+// fills the window, or is alone, does not.
+func TestMoreIsAnnounced(t *testing.T) {
+	var conn *moreConn
+	const window = 4
+	r := newRig(t, func(c *Config) {
+		conn = &moreConn{ClientConnInterface: c.Conn}
+		c.Conn, c.Window = conn, window
+	})
+	sent := func() []bool {
+		conn.mu.Lock()
+		defer conn.mu.Unlock()
+		all := conn.sent
+		conn.sent = nil
+		return all
+	}
+	r.connected()
+	for n := range uint32(window) {
+		r.dp.DelayAcks(time.Hour)
+		r.client.mu.Lock() // the sender sees all changes at once
+		for i := range n + 1 {
+			r.client.book.setVector(vector(i+1, n+1))
+		}
+		r.client.mu.Unlock()
+		ring(r.client.work)
+		r.until("sent", func() bool {
+			conn.mu.Lock()
+			defer conn.mu.Unlock()
+			return len(conn.sent) == int(n+1)
+		})
+		want := make([]bool, n+1)
+		for i := range n {
+			want[i] = true
+		}
+		if got := sent(); !slices.Equal(got, want) {
+			t.Errorf("burst of %d: more %v, want %v", n+1, got, want)
+		}
+		r.dp.DelayAcks(0)
+		r.dp.BreakStream() // drops the delayed acknowledgements
+		r.until("reconnect", func() bool { return r.client.Status().Counters.Connects == uint64(n+2) })
+		r.quiet()
+		sent()
+	}
+	r.dp.DelayAcks(time.Hour)
+	r.client.mu.Lock()
+	for i := range uint32(2 * window) {
+		r.client.book.setVector(vector(i+1, 100))
+	}
+	r.client.mu.Unlock()
+	ring(r.client.work)
+	r.until("a full window", func() bool { return r.client.Status().InFlight == window })
+	if got, want := sent(), []bool{true, true, true, false}; !slices.Equal(got, want) {
+		t.Errorf("with a window of %d: more %v, want %v", window, got, want)
+	}
+}

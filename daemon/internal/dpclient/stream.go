@@ -157,7 +157,23 @@ func (c *Client) compose(message *message) *farev1.ProgramRequest {
 	if message.count == 0 && len(c.book.events) > 0 {
 		ring(c.ready)
 	}
-	return message.finish()
+	request := message.finish()
+	if request != nil {
+		request.More = c.book.sendable()
+	}
+	return request
+}
+
+// sendable reports whether operations are queued that may be sent now. A few of them may turn out to be unnecessary.
+func (b *book) sendable() bool {
+	for lane := range b.queues {
+		for class := range b.queues[lane] {
+			if b.queues[lane][class].len() > 0 && (Class(class) == SubPortSet || b.flights.len() < b.window) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // next returns the next operation with its source ports and their fingerprint, or false if there is none now. The caller holds mu; next releases

@@ -13,8 +13,8 @@ import (
 type integrity struct {
 	mu      sync.Mutex // guards everything below
 	last    *farev1.Integrity
-	version uint64  // of last; 0 is intact, without a report
-	stream  *outbox // of the last Program stream, nil before the first
+	version uint64        // of last; 0 is intact, without a report
+	ready   chan struct{} // notifies the last Program stream; nil before the first
 }
 
 // ReportIntegrity publishes the integrity of the layer below: to the current Program stream if it differs from the last
@@ -28,9 +28,7 @@ func (s *Server) ReportIntegrity(now *farev1.Integrity) {
 	}
 	i.last = proto.CloneOf(now)
 	i.version++
-	if i.stream != nil {
-		ring(i.stream.ready)
-	}
+	ring(i.ready)
 }
 
 // Integrity returns the last report, or an intact one before the first.
@@ -49,10 +47,10 @@ func (i *integrity) value() *farev1.Integrity {
 }
 
 // attach directs reports to a stream, which starts with version 0.
-func (i *integrity) attach(stream *outbox) {
+func (i *integrity) attach(ready chan struct{}) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.stream = stream
+	i.ready = ready
 }
 
 // since returns the last report, or nil if the stream has it, and its version.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -15,25 +16,57 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
+type programStream = grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse]
+
 // session is one Program stream.
+//
+// Two goroutines serve it. The reader receives requests. A request that is followed by no other one is committed and
+// acknowledged by the reader itself, so that no goroutine has to be woken before packets follow it. Requests of a burst are
+// queued for the stream's handler, which commits all operations that have arrived while the reader decodes the next
+// request. The handler also sends integrity reports and delayed acknowledgements.
 type session struct {
+	stream programStream
 	ended  chan struct{} // closed by end
 	once   sync.Once
-	reason error // why the stream ended; read after ended is closed
-	outbox *outbox
+	reason error         // why the stream ended; read after ended is closed
+	ready  chan struct{} // notifies the handler of integrity reports and delayed acknowledgements
+
+	inbox  chan *farev1.Operation // from the reader to the handler
+	queued atomic.Int64           // operations that were queued and are not yet acknowledged
+	last   uint64                 // id of the last operation received; the reader's
+	single [1]*farev1.Operation   // the reader's
+
+	mu       sync.Mutex // guards everything below, and is held for commits and sends
+	response farev1.ProgramResponse
+	acks     []*farev1.Ack // reused for response
+	later    []ack         // IN_EFFECT or APPROXIMATE, in the order of operations; each waits until those before it are due
+	version  uint64        // of the last integrity report sent
+}
+
+func newSession(stream programStream) *session {
+	return &session{
+		stream: stream, ended: make(chan struct{}), ready: make(chan struct{}, 1), inbox: make(chan *farev1.Operation, batchLimit),
+	}
 }
 
 // end makes the stream return reason. Only the first call counts.
-func (s *session) end(reason error) {
-	s.once.Do(func() {
-		s.reason = reason
-		close(s.ended)
+func (se *session) end(reason error) {
+	se.once.Do(func() {
+		se.reason = reason
+		close(se.ended)
 	})
 }
 
+func ring(bell chan struct{}) {
+	select {
+	case bell <- struct{}{}:
+	default:
+	}
+}
+
 // Program implements farev1.DataplaneServiceServer.
-func (s *Server) Program(stream grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse]) error {
-	se := &session{ended: make(chan struct{}), outbox: newOutbox()}
+func (s *Server) Program(stream programStream) error {
+	se := newSession(stream)
 	s.mu.Lock()
 	if s.state.Forwarding == nil {
 		s.mu.Unlock()
@@ -44,90 +77,154 @@ func (s *Server) Program(stream grpc.BidiStreamingServer[farev1.ProgramRequest, 
 		s.counters.StreamsReplaced++
 	}
 	s.current = se
-	s.integrity.attach(se.outbox)
+	s.integrity.attach(se.ready)
 	s.counters.Streams++
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
-		defer s.mu.Unlock()
 		if s.current == se {
 			s.current = nil
 		}
-		se.end(nil) // acknowledgements are no longer read, so put stops waiting for room
+		s.mu.Unlock()
+		se.end(nil)
+		se.mu.Lock() // the reader sends nothing after this method
+		defer se.mu.Unlock()
 	}()
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
 	}
-	// Both goroutines end no later than this method: when it returns, gRPC cancels the stream's context and with it Recv.
-	inbox := make(chan *farev1.Operation, batchLimit)
-	finished := make(chan error, 1)
+	// The reader ends soon after this method: when it returns, gRPC cancels the stream's context and with it Recv.
 	var cause error // why the reader ended; read after inbox is closed
 	go func() {
-		cause = s.read(stream, inbox)
-		close(inbox)
+		cause = s.read(se)
+		close(se.inbox)
 	}()
-	go func() {
-		s.apply(se, inbox)
-		finished <- cause
-	}()
-	return se.send(stream, &s.integrity, finished)
+	return s.handle(se, &cause)
 }
 
 // read receives operations until the stream ends; nil means that the client has closed its side.
-func (s *Server) read(stream grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse], inbox chan<- *farev1.Operation) error {
-	var last uint64
+func (s *Server) read(se *session) error {
 	for {
-		request, err := stream.Recv()
+		request, err := se.stream.Recv()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		operations := request.GetOperations()
-		if first := request.GetOperation(); first != nil || len(operations) == 0 {
-			operations = append([]*farev1.Operation{first}, operations...)
-		}
-		for _, operation := range operations {
-			if operation.GetId() <= last {
-				return status.Errorf(codes.InvalidArgument, "operation id %d follows %d; use ids that start at 1 and grow", operation.GetId(), last)
-			}
-			last = operation.Id
-			if s.config.Observe != nil {
-				s.config.Observe(operation)
-			}
-			select {
-			case inbox <- operation:
-			case <-stream.Context().Done():
-				return stream.Context().Err()
-			}
+		if err := s.receive(se, request); err != nil {
+			return err
 		}
 	}
 }
 
-// apply commits received operations, in batches of all that are pending, until inbox is closed. After the end of the stream
-// it commits nothing.
-func (s *Server) apply(se *session, inbox <-chan *farev1.Operation) {
-	var batch []*farev1.Operation
-	for operation := range inbox {
-		batch = append(batch[:0], operation)
-	gather:
-		for len(batch) < batchLimit {
-			select {
-			case more, ok := <-inbox:
-				if !ok {
-					break gather
-				}
-				batch = append(batch, more)
-			default:
-				break gather
-			}
-		}
-		outcomes, delay := s.take(se, batch)
-		for i, o := range outcomes {
-			se.outbox.put(se.ended, batch[i].Id, delay, o)
+// receive commits the operations of a request, or queues them for the handler.
+func (s *Server) receive(se *session, request *farev1.ProgramRequest) error {
+	operations, err := se.number(request)
+	for _, operation := range operations {
+		if s.config.Observe != nil {
+			s.config.Observe(operation)
 		}
 	}
+	if !request.More && se.queued.Load() == 0 {
+		for batch := range slices.Chunk(operations, batchLimit) {
+			if err := s.apply(se, batch); err != nil {
+				return err
+			}
+		}
+		return err
+	}
+	se.queued.Add(int64(len(operations)))
+	for _, operation := range operations {
+		select {
+		case se.inbox <- operation:
+		case <-se.ended:
+			return se.reason
+		}
+	}
+	return err
+}
+
+// number returns the operations of a request whose ids grow, and an error for the first other one.
+func (se *session) number(request *farev1.ProgramRequest) ([]*farev1.Operation, error) {
+	operations := request.GetOperations()
+	if first := request.GetOperation(); first != nil || len(operations) == 0 {
+		if len(operations) == 0 {
+			se.single[0] = first
+			operations = se.single[:]
+		} else {
+			operations = append([]*farev1.Operation{first}, operations...)
+		}
+	}
+	for i, operation := range operations {
+		if operation.GetId() <= se.last {
+			return operations[:i], status.Errorf(codes.InvalidArgument, "operation id %d follows %d; use ids that start at 1 and grow", operation.GetId(), se.last)
+		}
+		se.last = operation.Id
+	}
+	return operations, nil
+}
+
+// handle commits the operations of bursts, and sends integrity reports and delayed acknowledgements, until the stream ends.
+func (s *Server) handle(se *session, cause *error) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	inbox := se.inbox
+	var batch []*farev1.Operation
+	for {
+		wait, later, err := s.flush(se)
+		if err != nil {
+			return err
+		}
+		// After the reader has ended, its operations are acknowledged before the stream ends. That includes delayed
+		// acknowledgements, unless an error ended the reader.
+		if inbox == nil && (*cause != nil || !later) {
+			return *cause
+		}
+		timer.Reset(wait)
+		select {
+		case <-se.ended:
+			return se.reason
+		case <-se.stream.Context().Done():
+			return status.FromContextError(se.stream.Context().Err()).Err()
+		case <-se.ready:
+		case <-timer.C:
+		case operation, open := <-inbox:
+			if !open {
+				inbox = nil
+				continue
+			}
+			batch = append(batch[:0], operation)
+			for more := true; more && len(batch) < batchLimit; {
+				select {
+				case operation, more = <-inbox:
+					if more {
+						batch = append(batch, operation)
+					}
+				default:
+					more = false
+				}
+			}
+			if err := s.apply(se, batch); err != nil {
+				return err
+			}
+			se.queued.Add(-int64(len(batch)))
+		}
+	}
+}
+
+// apply commits operations and sends their acknowledgements.
+func (s *Server) apply(se *session, batch []*farev1.Operation) error {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	outcomes, delay := s.take(se, batch)
+	for i, o := range outcomes {
+		se.add(batch[i].Id, delay, o)
+	}
+	if len(se.later) > 0 {
+		ring(se.ready)
+	}
+	return se.send(&s.integrity)
 }
 
 // take commits operations of the current stream, and none of a replaced stream.
@@ -140,159 +237,86 @@ func (s *Server) take(se *session, batch []*farev1.Operation) ([]outcome, time.D
 	return s.commit(batch), s.delay
 }
 
-// send sends acknowledgements and integrity reports until the stream ends.
-func (s *session) send(stream grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse], below *integrity, finished <-chan error) error {
-	var response farev1.ProgramResponse
-	var version uint64 // of the last integrity report sent
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	// After the reader has ended, its operations are acknowledged before the stream ends. That includes delayed
-	// acknowledgements, unless an error ended the reader.
-	drain, cause := false, error(nil)
-	for {
-		wait, more := s.outbox.take(&response)
-		// Read after the acknowledgements, which are valid to the extent of the report in the same message.
-		response.Integrity, version = below.since(version)
-		if len(response.Acks) > 0 || response.Integrity != nil {
-			select {
-			case <-s.ended:
-				return s.reason
-			default:
-			}
-			if err := stream.Send(&response); err != nil {
-				return err
-			}
-			continue
-		}
-		if drain && (cause != nil || !more) {
-			return cause
-		}
-		timer.Reset(wait)
-		select {
-		case <-s.ended:
-			return s.reason
-		case <-stream.Context().Done():
-			return status.FromContextError(stream.Context().Err()).Err()
-		case cause = <-finished:
-			finished, drain = nil, true
-		case <-s.outbox.ready:
-		case <-timer.C:
-		}
-	}
-}
-
-// outboxLimit bounds the acknowledgements that a client has not read; beyond it the receiver waits.
-const outboxLimit = 16384
-
-// batchLimit bounds one message: far below gRPC's 4 MiB, even if every acknowledgement explains a refusal.
+// batchLimit bounds one commit, and one response: far below gRPC's 4 MiB, even if every acknowledgement explains a refusal.
 const batchLimit = 1024
 
-// idle is how long a sender without a due acknowledgement sleeps; any acknowledgement wakes it.
+// idle is how long a handler without a delayed acknowledgement sleeps.
 const idle = time.Hour
 
-// ack is a pending acknowledgement.
+// ack is a delayed acknowledgement.
 type ack struct {
 	id    uint64
 	level farev1.AckLevel
-	code  codes.Code
 	text  string
-	due   time.Time // in later only
-}
-
-// outbox collects acknowledgements while the previous message is being sent.
-type outbox struct {
-	ready chan struct{} // notifies of new acknowledgements
-	room  chan struct{} // notifies of new room
-
-	mu    sync.Mutex // guards everything below
-	now   []ack
-	later []ack // IN_EFFECT or APPROXIMATE, in the order of operations; each waits until those before it are due
-	reuse []*farev1.Ack
-}
-
-func newOutbox() *outbox {
-	return &outbox{ready: make(chan struct{}, 1), room: make(chan struct{}, 1)}
-}
-
-func ring(bell chan struct{}) {
-	select {
-	case bell <- struct{}{}:
-	default:
-	}
-}
-
-// put adds the acknowledgement of one operation, and blocks while the client is too far behind.
-func (o *outbox) put(ended <-chan struct{}, id uint64, delay time.Duration, result outcome) {
-	for {
-		o.mu.Lock()
-		full := len(o.now)+len(o.later) >= outboxLimit
-		if !full {
-			o.add(id, delay, result)
-		}
-		o.mu.Unlock()
-		if !full {
-			ring(o.ready)
-			return
-		}
-		select {
-		case <-o.room:
-		case <-ended:
-			return
-		}
-	}
+	due   time.Time
 }
 
 // add queues the acknowledgements of an operation. The caller holds mu.
-func (o *outbox) add(id uint64, delay time.Duration, result outcome) {
-	final := ack{id: id, level: farev1.AckLevel_ACK_LEVEL_IN_EFFECT, text: result.deviation}
+func (se *session) add(id uint64, delay time.Duration, result outcome) {
+	final := farev1.AckLevel_ACK_LEVEL_IN_EFFECT
 	if result.deviation != "" {
-		final.level = farev1.AckLevel_ACK_LEVEL_APPROXIMATE
+		final = farev1.AckLevel_ACK_LEVEL_APPROXIMATE
 	}
 	switch {
 	case result.err != nil:
 		why := status.Convert(result.err)
-		o.now = append(o.now, ack{id: id, level: farev1.AckLevel_ACK_LEVEL_REFUSED, code: why.Code(), text: why.Message()})
-	case delay == 0 && len(o.later) == 0:
-		o.now = append(o.now, final)
+		se.put(id, farev1.AckLevel_ACK_LEVEL_REFUSED, why.Code(), why.Message())
+	case delay == 0 && len(se.later) == 0:
+		se.put(id, final, codes.OK, result.deviation)
 	default:
-		final.due = time.Now().Add(delay)
-		o.now = append(o.now, ack{id: id, level: farev1.AckLevel_ACK_LEVEL_ACCEPTED})
-		o.later = append(o.later, final)
+		se.put(id, farev1.AckLevel_ACK_LEVEL_ACCEPTED, codes.OK, "")
+		se.later = append(se.later, ack{id, final, result.deviation, time.Now().Add(delay)})
 	}
 }
 
-// take moves all due acknowledgements into response, reusing its messages. wait is the time until the next one is due, and
-// more reports whether there is a next one.
-func (o *outbox) take(response *farev1.ProgramResponse) (wait time.Duration, more bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	now := min(len(o.now), batchLimit)
-	due := 0
-	if len(o.later) > 0 {
-		for at := time.Now(); due < min(len(o.later), batchLimit-now) && !o.later[due].due.After(at); due++ {
+// put appends an acknowledgement to the response, and reuses the messages of earlier responses. The caller holds mu.
+func (se *session) put(id uint64, level farev1.AckLevel, code codes.Code, text string) {
+	n := len(se.response.Acks)
+	if n == len(se.acks) {
+		se.acks = append(se.acks, new(farev1.Ack))
+	}
+	a := se.acks[n]
+	a.Id, a.Level, a.Code, a.Message = id, level, uint32(code), text
+	se.response.Acks = se.acks[:n+1]
+}
+
+// flush sends due acknowledgements and integrity reports. It returns whether acknowledgements are still delayed, and the
+// time until the next one is due.
+func (s *Server) flush(se *session) (wait time.Duration, later bool, err error) {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	for {
+		due := 0
+		for now := time.Now(); due < min(len(se.later), batchLimit) && !se.later[due].due.After(now); due++ {
+			se.put(se.later[due].id, se.later[due].level, codes.OK, se.later[due].text)
+		}
+		se.later = slices.Delete(se.later, 0, due)
+		if err := se.send(&s.integrity); err != nil {
+			return 0, false, err
+		}
+		switch {
+		case len(se.later) == 0:
+			return idle, false, nil
+		case due < batchLimit:
+			return time.Until(se.later[0].due), true, nil
 		}
 	}
-	for len(o.reuse) < now+due {
-		o.reuse = append(o.reuse, new(farev1.Ack))
+}
+
+// send sends the response if it contains an acknowledgement or an unsent integrity report. It blocks while the client does
+// not read, and so delays the stream's next commit. The caller holds mu.
+func (se *session) send(below *integrity) error {
+	// Read after the commit: acknowledgements are valid to the extent of the report in the same message.
+	se.response.Integrity, se.version = below.since(se.version)
+	if len(se.response.Acks) == 0 && se.response.Integrity == nil {
+		return nil
 	}
-	batch := o.reuse[:now+due]
-	for i := range batch {
-		var a ack
-		if i < now {
-			a = o.now[i]
-		} else {
-			a = o.later[i-now]
-		}
-		batch[i].Id, batch[i].Level, batch[i].Code, batch[i].Message = a.id, a.level, uint32(a.code), a.text
+	select {
+	case <-se.ended:
+		return se.reason
+	default:
 	}
-	response.Acks = batch
-	o.now = slices.Delete(o.now, 0, now)
-	o.later = slices.Delete(o.later, 0, due)
-	if len(batch) > 0 {
-		ring(o.room)
-	}
-	if len(o.later) == 0 {
-		return idle, false
-	}
-	return time.Until(o.later[0].due), true
+	err := se.stream.Send(&se.response)
+	se.response.Acks = nil
+	return err
 }

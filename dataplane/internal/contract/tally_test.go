@@ -1,6 +1,7 @@
 package contract
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -115,24 +117,40 @@ func TestSourceOf(t *testing.T) {
 	}
 }
 
-// brokenStream is a stream whose client has gone, which only Send detects.
+// brokenStream is a stream with one request, whose client has gone, which only Send detects.
 type brokenStream struct {
 	grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse]
-	err error
+	ctx      context.Context
+	requests chan *farev1.ProgramRequest
+	err      error
 }
 
+func (b *brokenStream) Context() context.Context           { return b.ctx }
+func (b *brokenStream) SendHeader(metadata.MD) error       { return nil }
 func (b *brokenStream) Send(*farev1.ProgramResponse) error { return b.err }
 
-// TestSendFails checks that the error of sending an acknowledgement ends the stream.
+func (b *brokenStream) Recv() (*farev1.ProgramRequest, error) {
+	select {
+	case r := <-b.requests:
+		return r, nil
+	case <-b.ctx.Done():
+		return nil, b.ctx.Err()
+	}
+}
+
+// TestSendFails checks that the error of sending an acknowledgement ends the stream, of a single request and of a burst.
 func TestSendFails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // a bubble in which all goroutines wait fails
-		gone := errors.New("gone")
-		se := &session{ended: make(chan struct{}), outbox: newOutbox()}
-		se.outbox.add(1, 0, outcome{})
-		finished := make(chan error, 1)
-		finished <- nil
-		if err := se.send(&brokenStream{err: gone}, &integrity{}, finished); !errors.Is(err, gone) {
-			t.Errorf("send = %v, want the stream's error", err)
-		}
-	})
+	for _, more := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) { // a bubble in which all goroutines wait fails
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			s := New(Config{Forwarder: newStrict(t)})
+			greet(t, s, forwarding())
+			b := &brokenStream{ctx: ctx, requests: make(chan *farev1.ProgramRequest, 1), err: errors.New("gone")}
+			b.requests <- &farev1.ProgramRequest{Operation: &farev1.Operation{Id: 1}, More: more}
+			if err := s.Program(b); !errors.Is(err, b.err) {
+				t.Errorf("Program = %v, want the stream's error", err)
+			}
+		})
+	}
 }
