@@ -14,14 +14,14 @@ import (
 	"github.com/fared/fared/topo"
 )
 
-// event is one step of a story, in the languages of the lab's scripts and of the simulation.
+// event is one step of a sequence, in the languages of the lab's scripts and of the simulation.
 type event struct {
 	script     string
 	fail, heal string // names of topo.Fabric.Find, separated by spaces
 }
 
-// stories are sequences of failures, by the folder of their fabric.
-var stories = map[string][]event{
+// sequences are failures and repairs in order, by the folder of their fabric.
+var sequences = map[string][]event{
 	"fared": {
 		{"cut server2 p2.0", "server2/p2.0", ""},
 		{"cut server1 p2.1", "server1/p2.1", ""},
@@ -71,10 +71,10 @@ func TestAllAgree(t *testing.T) {
 	if out, err := exec.Command("go", "build", "-o", fared, "../cmd/fared").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	for folder, story := range stories {
+	for folder, events := range sequences {
 		t.Run(folder, func(t *testing.T) {
 			spec := described(t, folder)
-			want := simulate(t, spec, story)
+			want := simulate(t, spec, events)
 			inside := spec
 			inside.Leaf, inside.Spine = topo.Fared, topo.Fared
 			for kind, o := range map[string]lab.Options{
@@ -82,7 +82,7 @@ func TestAllAgree(t *testing.T) {
 				"namespaces":  {Spec: spec, Netns: &backend.Netns{Driver: "linux", Binary: fared, Rate: -1}, Quick: true},
 			} {
 				f := start(t, o)
-				compare(t, kind, want, tell(t, f, story), story)
+				compare(t, kind, want, observe(t, f, events), events)
 				if err := f.Close(); err != nil { // before the next fabric starts
 					t.Error(err)
 				}
@@ -91,21 +91,21 @@ func TestAllAgree(t *testing.T) {
 			for _, w := range want {
 				distinct[w] = true
 			}
-			if len(distinct) < len(story)/2 {
-				t.Errorf("only %d different states after %d failures: this test has lost its subject", len(distinct), len(story))
+			if len(distinct) < len(events)/2 {
+				t.Errorf("only %d different states after %d failures: this test has lost its subject", len(distinct), len(events))
 			}
 		})
 	}
 }
 
-// tell plays a story on a fabric and returns the weights after each event.
-func tell(t *testing.T, f *lab.Fabric, story []event) (seen []string) {
+// observe plays events on a fabric and returns the weights after each event.
+func observe(t *testing.T, f *lab.Fabric, events []event) (seen []string) {
 	t.Helper()
 	var script strings.Builder
-	for i, e := range story {
+	for i, e := range events {
 		fmt.Fprintf(&script, "step %d\n%s\n", i, e.script)
 	}
-	s, err := lab.Parse("story", strings.NewReader(script.String()))
+	s, err := lab.Parse("events", strings.NewReader(script.String()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,9 +121,9 @@ func tell(t *testing.T, f *lab.Fabric, story []event) (seen []string) {
 }
 
 // compare compares the weights of one kind of fabric after each event with those of the simulation.
-func compare(t *testing.T, kind string, want, seen []string, story []event) {
+func compare(t *testing.T, kind string, want, seen []string, events []event) {
 	t.Helper()
-	for i, e := range story {
+	for i, e := range events {
 		if i >= len(seen) || seen[i] != want[i] {
 			t.Errorf("after %q, %s:\n%q\nthe simulation:\n%s", e.script, kind, seen[min(i, len(seen)):min(i+1, len(seen))], want[i])
 		}
@@ -131,14 +131,14 @@ func compare(t *testing.T, kind string, want, seen []string, story []event) {
 }
 
 // simulate returns the weights after each event.
-func simulate(t *testing.T, spec topo.Spec, story []event) (seen []string) {
+func simulate(t *testing.T, spec topo.Spec, events []event) (seen []string) {
 	t.Helper()
 	fabric, err := topo.New(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := topo.Simulate(fabric)
-	for _, e := range story {
+	for _, e := range events {
 		if e.fail != "" {
 			if _, err := s.Fail(strings.Fields(e.fail)...); err != nil {
 				t.Fatal(err)

@@ -249,7 +249,7 @@ func leftovers(t *testing.T, name string) (left []string) {
 }
 
 // TestScenarios checks, after each step of each fabric's scenarios, that the daemons and the kernels of the servers' containers have the model's
-// weights, and that packets took the planes in that ratio, without loss once the state was stable. After each event of the fabric's story the
+// weights, and that packets took the planes in that ratio, without loss once the state was stable. After each event of the fabric's sequence the
 // weights equal the simulation's. Both ends of a cable have the same interface index, and the second failed cable of a port is noticed before the
 // kernel announces it. The fabric leaves no leftovers.
 func TestScenarios(t *testing.T) {
@@ -283,8 +283,8 @@ func TestScenarios(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if story := stories[folder]; story != nil {
-				compare(t, "containers", simulate(t, o.Spec, story), tell(t, f, story), story)
+			if events := sequences[folder]; events != nil {
+				compare(t, "containers", simulate(t, o.Spec, events), observe(t, f, events), events)
 			}
 			checkSecondCable(t, f, o.Name)
 			if err := f.Close(); err != nil {
@@ -311,7 +311,7 @@ func TestTransfer(t *testing.T) {
 	o := options(t, "fared")
 	o.Transport = "roce"
 	f := start(t, o)
-	story, err := lab.Parse("planes die", strings.NewReader(`
+	steps, err := lab.Parse("planes die", strings.NewReader(`
 step half a Y-cable
   cut server2 p2.0
   expect * -> server2 2:2:1:2
@@ -336,7 +336,7 @@ step it returns
 	sent, due := map[string]float64{}, map[string]float64{}
 	for verified < bytes {
 		before := verified
-		if _, err := f.Run(t.Context(), story, func(r lab.Result) {
+		if _, err := f.Run(t.Context(), steps, func(r lab.Result) {
 			x := r.Transfer
 			if !r.OK || x == nil || x.Bytes == 0 || x.Lost+x.Duplicated+x.WrongBytes > 0 {
 				t.Fatalf("%s: %+v, %q", r.Step, x, r.Wrong)

@@ -86,7 +86,7 @@ func TestDrainWithoutADataPlane(t *testing.T) {
 			l.table[destination(0)] = 400e9
 		}
 	}})
-	r.waitHeard(1, destination(0), "400G")
+	r.waitAnnounced(1, destination(0), "400G")
 	n := r.journal.len()
 	began := time.Now()
 	r.drain("p1", true)
@@ -94,6 +94,6 @@ func TestDrainWithoutADataPlane(t *testing.T) {
 	if took := time.Since(began); took < 100*time.Millisecond {
 		t.Errorf("drained after %v, before the drain delay", took)
 	}
-	r.waitHeard(1, destination(0), "nothing")
+	r.waitAnnounced(1, destination(0), "nothing")
 	r.inOrder(n, "p1.0: 10.255.1.0/32 0", "p1.0: 10.255.1.0/32 withdrawn")
 }

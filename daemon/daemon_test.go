@@ -24,7 +24,7 @@ func TestWeightsFollowTheLeaves(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, 2)})
 	d := destination(0)
 	r.wait(d, "1:1")
-	r.waitHeard(0, own, "400G")
+	r.waitAnnounced(0, own, "400G")
 	r.leaves[1].announce(200e9, d)
 	r.wait(d, "2:1")
 	if got := r.forwards(d); got != "p0.0=2 p1.0=1" {
@@ -82,9 +82,9 @@ func TestIncreaseIsHeldUp(t *testing.T) {
 		}
 	}
 	fall("a slower link", "4:1", func(e *LinkEvent) { e.Speed = 100e9 })
-	r.waitHeard(1, own, "100G")
+	r.waitAnnounced(1, own, "100G")
 	rise("a faster link", "1:1", func(e *LinkEvent) { e.Speed = 400e9 })
-	r.waitHeard(1, own, "400G")
+	r.waitAnnounced(1, own, "400G")
 	fall("carrier lost", "1:0", func(e *LinkEvent) { e.Up = false })
 	rise("carrier found", "1:1", func(e *LinkEvent) { e.Up = true })
 	began := time.Now()

@@ -18,20 +18,20 @@ func TestDrainInOrder(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 100ms\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 	d, target := destination(0), core.DrainTarget{Plane: "p1"}
 	r.wait(d, "1:1")
-	r.waitHeard(1, own, "400G")
+	r.waitAnnounced(1, own, "400G")
 	n := r.journal.len()
 	r.dp.DelayAcks(200 * time.Millisecond)
 	r.drain("p1", true)
 	eventually(t, "zero shares at the data plane", func() bool { return r.journal.index(n, "dataplane: group p0.0=1") >= 0 })
 	// The operation has arrived and is not acknowledged: the leaf must not have received anything yet.
-	if said := r.leaves[1].has(own); said != "400G" || r.stage(target) != "shares" {
-		t.Errorf("before the acknowledgement the leaf has %s, the stage is %s", said, r.stage(target))
+	if value := r.leaves[1].has(own); value != "400G" || r.stage(target) != "shares" {
+		t.Errorf("before the acknowledgement the leaf has %s, the stage is %s", value, r.stage(target))
 	}
-	r.waitHeard(1, own, "nothing")
+	r.waitAnnounced(1, own, "nothing")
 	eventually(t, "drained", func() bool { return r.stage(target) == "drained" })
 	r.inOrder(n, "dataplane: group p0.0=1", "p1.0: 10.255.0.1/32 0", "p1.0: 10.255.0.1/32 withdrawn")
-	if said := r.leaves[0].has(own); said != "400G" {
-		t.Errorf("the other plane's leaf has %s", said)
+	if value := r.leaves[0].has(own); value != "400G" {
+		t.Errorf("the other plane's leaf has %s", value)
 	}
 	if resp, err := r.d.FabricService().ListSessions(t.Context(), &farev1.ListSessionsRequest{}); err != nil || resp.Sessions[1].State != "DRAINED" && resp.Sessions[1].State != "drained" {
 		t.Errorf("the session is shown as %v, %v", resp.GetSessions(), err)
@@ -60,7 +60,7 @@ func TestDrainWaitsForTheDataPlane(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, shape{Planes: 2, SubPorts: 1, Extra: "drain_delay: 0s\n"}, rigOptions{leaves: announceAll(400e9, 1)})
 			r.wait(destination(0), "1:1")
-			r.waitHeard(1, own, "400G")
+			r.waitAnnounced(1, own, "400G")
 			n := r.journal.len()
 			spoil(r.dp)
 			r.drain("p1", true)

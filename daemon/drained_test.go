@@ -57,7 +57,7 @@ func TestDrainedIsTrue(t *testing.T) {
 	}})
 	target := core.DrainTarget{Plane: "p1"}
 	r.wait(destination(0), "1:1")
-	r.waitHeard(1, own, "400G")
+	r.waitAnnounced(1, own, "400G")
 	if got := r.shown(); got != "in service, in service, established" {
 		t.Errorf("before the drain: %s", got)
 	}
@@ -96,7 +96,7 @@ func TestDrainedIsTrue(t *testing.T) {
 	if got := r.shown(); got != "drained, drained, drained" {
 		t.Errorf("at the end: %s", got)
 	}
-	r.waitHeard(1, own, "nothing")
+	r.waitAnnounced(1, own, "nothing")
 	if n := stalled.count(); n != 1 {
 		t.Errorf("the session came up %d times", n)
 	}

@@ -226,7 +226,7 @@ func TestDataplaneRestarts(t *testing.T) {
 	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 50)})
 	r.settled(50)
 	for i := range r.leaves {
-		r.waitHeard(i, own, "400G")
+		r.waitAnnounced(i, own, "400G")
 	}
 	eventually(t, "nothing is left of the way here", func() bool { groups, _ := r.dp.Size(); return groups == 1 })
 	n := r.journal.len()

@@ -54,13 +54,13 @@ type rawLeaf struct {
 	ln      *net.TCPListener
 	wg      sync.WaitGroup
 
-	mu       sync.Mutex
-	conn     *net.TCPConn                    // the established one
-	sessions int                             // number of sessions so far
-	heard    map[netip.Prefix]string         // the server's current announcements
-	table    map[netip.Prefix]fare.Bandwidth // announced to every new session
-	holdEOR  bool                            // withholds End-of-RIB
-	stalled  chan struct{}                   // closed when it reads again; nil while it reads
+	mu        sync.Mutex
+	conn      *net.TCPConn                    // the established one
+	sessions  int                             // number of sessions so far
+	announced map[netip.Prefix]string         // the server's current announcements
+	table     map[netip.Prefix]fare.Bandwidth // announced to every new session
+	holdEOR   bool                            // withholds End-of-RIB
+	stalled   chan struct{}                   // closed when it reads again; nil while it reads
 }
 
 func newRawLeaf(t testing.TB, name string, as uint16, id netip.Addr, at netip.AddrPort, j *journal) *rawLeaf {
@@ -69,7 +69,7 @@ func newRawLeaf(t testing.TB, name string, as uint16, id netip.Addr, at netip.Ad
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &rawLeaf{name: name, as: as, id: id, at: at.Addr(), journal: j, ln: ln, heard: map[netip.Prefix]string{}, table: map[netip.Prefix]fare.Bandwidth{}}
+	l := &rawLeaf{name: name, as: as, id: id, at: at.Addr(), journal: j, ln: ln, announced: map[netip.Prefix]string{}, table: map[netip.Prefix]fare.Bandwidth{}}
 	l.wg.Go(func() {
 		for {
 			conn, err := ln.AcceptTCP()
@@ -147,7 +147,7 @@ func (l *rawLeaf) serve(conn *net.TCPConn) {
 	l.mu.Lock()
 	l.conn = conn
 	l.sessions++
-	clear(l.heard)
+	clear(l.announced)
 	l.journal.add("%s: up", l.name)
 	var first []byte
 	// Routes of one value share an UPDATE.
@@ -184,7 +184,7 @@ func (l *rawLeaf) serve(conn *net.TCPConn) {
 		if m[18] != 2 {
 			continue
 		}
-		if err := l.hear(m[19:]); err != nil {
+		if err := l.readUpdate(m[19:]); err != nil {
 			l.journal.add("%s: %v", l.name, err)
 		}
 	}
@@ -196,8 +196,8 @@ func (l *rawLeaf) serve(conn *net.TCPConn) {
 	l.journal.add("%s: down", l.name)
 }
 
-// hear records the content of an UPDATE.
-func (l *rawLeaf) hear(body []byte) error {
+// readUpdate records the content of an UPDATE.
+func (l *rawLeaf) readUpdate(body []byte) error {
 	bad := errors.New("an UPDATE that cannot be read")
 	if len(body) == 4 {
 		l.journal.add("%s: End-of-RIB", l.name)
@@ -214,10 +214,10 @@ func (l *rawLeaf) hear(body []byte) error {
 	defer l.mu.Unlock()
 	for ; len(withdrawn) >= 5; withdrawn = withdrawn[5:] {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte(withdrawn[1:5])), int(withdrawn[0]))
-		delete(l.heard, p)
+		delete(l.announced, p)
 		l.journal.add("%s: %s withdrawn", l.name, p)
 	}
-	said := "no bandwidth"
+	value := "no bandwidth"
 	for len(attrs) > 3 {
 		kind, size, head := attrs[1], int(attrs[2]), 3
 		if attrs[0]&0x10 != 0 {
@@ -225,14 +225,14 @@ func (l *rawLeaf) hear(body []byte) error {
 		}
 		if kind == 16 && size == 8 {
 			a, _ := fare.Codec{}.Judge([]fare.Community{fare.Community(attrs[head : head+8])}, nil)
-			said = a.String()
+			value = a.String()
 		}
 		attrs = attrs[head+size:]
 	}
 	for ; len(nlri) >= 5; nlri = nlri[5:] {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte(nlri[1:5])), int(nlri[0]))
-		l.heard[p] = said
-		l.journal.add("%s: %s %s", l.name, p, said)
+		l.announced[p] = value
+		l.journal.add("%s: %s %s", l.name, p, value)
 	}
 	return nil
 }
@@ -301,8 +301,8 @@ func (l *rawLeaf) has(p netip.Prefix) string {
 	if l.conn == nil {
 		return "no session"
 	}
-	if said, ok := l.heard[p]; ok {
-		return said
+	if value, ok := l.announced[p]; ok {
+		return value
 	}
 	return "nothing"
 }

@@ -25,7 +25,7 @@ func TestNotify(t *testing.T) {
 	t.Setenv("WATCHDOG_PID", "")
 
 	n := newNotifier(true, slog.New(slog.DiscardHandler))
-	heard := func(want string) string {
+	received := func(want string) string {
 		t.Helper()
 		if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
 			t.Fatal(err)
@@ -42,14 +42,14 @@ func TestNotify(t *testing.T) {
 		return got
 	}
 	n.ready()
-	heard("READY=1")
+	received("READY=1")
 	select { // a third of the watchdog's interval
 	case <-n.tick():
 		n.alive()
 	case <-time.After(10 * time.Second):
 		t.Fatal("the watchdog's ticker does not tick")
 	}
-	heard("WATCHDOG=1")
+	received("WATCHDOG=1")
 	monotonic := func() int64 {
 		var now unix.Timespec
 		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -59,7 +59,7 @@ func TestNotify(t *testing.T) {
 	}
 	before := monotonic()
 	n.reloading()
-	at, err := strconv.ParseInt(strings.TrimPrefix(heard("RELOADING=1\nMONOTONIC_USEC="), "RELOADING=1\nMONOTONIC_USEC="), 10, 64)
+	at, err := strconv.ParseInt(strings.TrimPrefix(received("RELOADING=1\nMONOTONIC_USEC="), "RELOADING=1\nMONOTONIC_USEC="), 10, 64)
 	if after := monotonic(); err != nil || at < before || at > after {
 		t.Errorf("the reload is of %d µs, %v; want %d to %d", at, err, before, after)
 	}
@@ -68,10 +68,10 @@ func TestNotify(t *testing.T) {
 	if _, err := d.Reload(t.Context(), false); err == nil {
 		t.Error("a daemon without a configuration file was reloaded")
 	}
-	heard("RELOADING=1\nMONOTONIC_USEC=")
-	heard("READY=1")
+	received("RELOADING=1\nMONOTONIC_USEC=")
+	received("READY=1")
 	n.stopping()
-	heard("STOPPING=1")
+	received("STOPPING=1")
 
 	// An embedded daemon is not a unit and sends no notification.
 	silent := newNotifier(false, slog.New(slog.DiscardHandler))
@@ -82,5 +82,5 @@ func TestNotify(t *testing.T) {
 		t.Error("an embedded daemon has a watchdog")
 	}
 	n.ready() // the next notification is this one, not the silent notifier's
-	heard("READY=1")
+	received("READY=1")
 }

@@ -264,7 +264,7 @@ func reloadRig(t *testing.T) (r *rig, write func(func(shape) string)) {
 	}
 	write(shape.Text)
 	r.wait(destination(0), "1:1")
-	r.waitHeard(1, own, "400G")
+	r.waitAnnounced(1, own, "400G")
 	return r, write
 }
 
@@ -292,13 +292,13 @@ func TestReload(t *testing.T) {
 	if changes, err := r.reload(true); err != nil || changes != want {
 		t.Fatalf("dry run: %q, %v", changes, err)
 	}
-	if said := r.leaves[1].has(own); said != "400G" || r.weights(destination(0)) != "1:1" {
-		t.Fatalf("after a dry run the leaf has %s, weights %s", said, r.weights(destination(0)))
+	if value := r.leaves[1].has(own); value != "400G" || r.weights(destination(0)) != "1:1" {
+		t.Fatalf("after a dry run the leaf has %s, weights %s", value, r.weights(destination(0)))
 	}
 	if changes, err := r.reload(false); err != nil || changes != want {
 		t.Fatalf("reload: %q, %v", changes, err)
 	}
-	r.waitHeard(1, own, "200G")
+	r.waitAnnounced(1, own, "200G")
 	r.wait(destination(0), "2:1")
 	write(func(s shape) string {
 		return strings.Replace(slower(s), "loopbacks: [10.255.0.1/32]", "loopbacks: [10.255.0.1/32, 10.255.0.9/32]", 1)
@@ -306,8 +306,8 @@ func TestReload(t *testing.T) {
 	if _, err := r.reload(false); err != nil {
 		t.Fatal(err)
 	}
-	r.waitHeard(0, netip.MustParsePrefix("10.255.0.9/32"), "400G")
-	r.waitHeard(1, netip.MustParsePrefix("10.255.0.9/32"), "200G")
+	r.waitAnnounced(0, netip.MustParsePrefix("10.255.0.9/32"), "400G")
+	r.waitAnnounced(1, netip.MustParsePrefix("10.255.0.9/32"), "200G")
 	for i := range r.leaves {
 		if n := r.leaves[i].count(); n != 1 {
 			t.Errorf("leaf %d: %d sessions, a reload loses none", i, n)
@@ -320,8 +320,8 @@ func TestReloadIsRefusedWhole(t *testing.T) {
 	r, write := reloadRig(t)
 	unchanged := func() {
 		t.Helper()
-		if said := r.leaves[1].has(own); said != "400G" || r.weights(destination(0)) != "1:1" {
-			t.Errorf("the leaf has %s, weights %s", said, r.weights(destination(0)))
+		if value := r.leaves[1].has(own); value != "400G" || r.weights(destination(0)) != "1:1" {
+			t.Errorf("the leaf has %s, weights %s", value, r.weights(destination(0)))
 		}
 		var text string
 		r.inside(func(l *loop) { text = l.core.Config().Text() })

@@ -207,7 +207,7 @@ func (r *rig) uniform(weights string, n int) {
 	r.wait(destination(n-1), weights)
 }
 
-func (r *rig) waitHeard(i int, p netip.Prefix, want string) {
+func (r *rig) waitAnnounced(i int, p netip.Prefix, want string) {
 	r.t.Helper()
 	eventually(r.t, fmt.Sprintf("leaf %d has %s of %s", i, want, p), func() bool { return r.leaves[i].has(p) == want })
 }

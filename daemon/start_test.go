@@ -47,11 +47,11 @@ func TestStartTakesNothingAway(t *testing.T) {
 				converged bool
 				err       error
 			}
-			told := make(chan begun, 1)
+			seen := make(chan begun, 1)
 			go func() {
 				first, err := watch.Recv()
 				resp, statusErr := r.d.FabricService().GetStatus(t.Context(), &farev1.GetStatusRequest{})
-				told <- begun{first, resp.GetConverged(), errors.Join(err, statusErr)}
+				seen <- begun{first, resp.GetConverged(), errors.Join(err, statusErr)}
 			}()
 			r.wait(destination(3), "1:1")
 			if got := programmed(r.dp); len(got) != 4 && name != "deadline" {
@@ -62,7 +62,7 @@ func TestStartTakesNothingAway(t *testing.T) {
 			}
 			end.finish(r)
 			eventually(t, "destinations without an announcement are gone", func() bool { return len(programmed(r.dp)) == 2 })
-			if got := <-told; got.err != nil || !got.converged || !got.first.Snapshot || !got.first.Complete || len(got.first.Weights) != 2 {
+			if got := <-seen; got.err != nil || !got.converged || !got.first.Snapshot || !got.first.Complete || len(got.first.Weights) != 2 {
 				t.Errorf("a watch begins with %v when converged is %v (%v)", got.first, got.converged, got.err)
 			}
 		})
@@ -103,8 +103,8 @@ func TestLoopbacksWaitForTheDataPlane(t *testing.T) {
 		server.Stop()
 		<-served
 	})
-	r.waitHeard(0, own, "400G")
-	r.waitHeard(1, own, "400G")
+	r.waitAnnounced(0, own, "400G")
+	r.waitAnnounced(1, own, "400G")
 	r.wait(destination(0), "1:1")
 }
 
@@ -144,7 +144,7 @@ func TestLeafForwards(t *testing.T) {
 		server.Stop()
 		<-served
 	})
-	r.waitHeard(1, d, "400G")
+	r.waitAnnounced(1, d, "400G")
 	r.wait(d, "1:0")
 	r.leaves[1].announce(200e9, d)
 	r.wait(d, "2:1")

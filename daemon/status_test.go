@@ -89,7 +89,7 @@ func TestSessionsAreShown(t *testing.T) {
 	}})
 	r.settled(3)
 	for i := range r.leaves {
-		r.waitHeard(i, own, "400G")
+		r.waitAnnounced(i, own, "400G")
 	}
 	shown := func() []string {
 		resp, err := r.d.FabricService().ListSessions(t.Context(), &farev1.ListSessionsRequest{})

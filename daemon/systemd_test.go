@@ -22,7 +22,7 @@ func TestRunReportsToSystemd(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", path)
 	t.Setenv("WATCHDOG_USEC", "30000")
 	t.Setenv("WATCHDOG_PID", "")
-	heard := func() string {
+	received := func() string {
 		t.Helper()
 		if err := conn.SetReadDeadline(time.Now().Add(waitLimit)); err != nil {
 			t.Fatal(err)
@@ -35,17 +35,17 @@ func TestRunReportsToSystemd(t *testing.T) {
 		return string(buf[:n])
 	}
 	r, _ := standalone(t, "")
-	if got := heard(); got != "READY=1" {
+	if got := received(); got != "READY=1" {
 		t.Errorf("first %q", got)
 	}
 	for range 3 {
-		if got := heard(); got != "WATCHDOG=1" {
+		if got := received(); got != "WATCHDOG=1" {
 			t.Errorf("while it runs %q", got)
 		}
 	}
 	r.stop()
 	for {
-		got := heard()
+		got := received()
 		if got == "STOPPING=1" {
 			return
 		}

@@ -29,11 +29,11 @@ var forgeries = map[string][]Community{
 
 // TestHostileLeafHarmsItsOwnPlaneAlone has one leaf of a server's fabric forge
 // arbitrary values. The ratio of the other planes must remain that of their
-// honest values, and the forger's plane must never exceed the links toward it.
+// true values, and the forger's plane must never exceed the links toward it.
 // With missing: equal this holds for valid values only, because RFC 10005 lets
 // one path without a value make all paths equal.
 func TestHostileLeafHarmsItsOwnPlaneAlone(t *testing.T) {
-	honest := []Bandwidth{800e9, 400e9, 100e9} // planes 0 to 2; plane 3 is the forger's
+	trueValues := []Bandwidth{800e9, 400e9, 100e9} // planes 0 to 2; plane 3 is the forger's
 	const forger, speed = 3, 800e9
 	dst := netip.MustParsePrefix("10.255.0.9/32")
 	r := rand.New(rand.NewPCG(1, 1))
@@ -66,16 +66,16 @@ func TestHostileLeafHarmsItsOwnPlaneAlone(t *testing.T) {
 				table.Step(SessionUp{i, 1, netip.AddrFrom4([4]byte{10, 0, 0, byte(p)}), uint32(65000 + p)})
 				communities := forged
 				if p != forger {
-					communities = []Community{Codec{}.Encode(honest[p], netip.Addr{})}
+					communities = []Community{Codec{}.Encode(trueValues[p], netip.Addr{})}
 				}
 				table.Step(RouteUpdate{i, 1, dst, &Attributes{Communities: communities, ASPath: []uint32{uint32(65000 + p)}}})
 			}
 			id, _ := table.Destination(dst)
 			v := table.Group(id)
-			for p := range honest {
+			for p := range trueValues {
 				// Cross-multiplied, so that common factors cancel.
-				if v.Planes[p].Capacity == 0 || v.Planes[p].Capacity*uint64(honest[0]) != v.Planes[0].Capacity*uint64(honest[p]) {
-					t.Errorf("%s, forged %s: plane %d has %d beside %d, honest values are %v", policy, name, p, v.Planes[p].Capacity, v.Planes[0].Capacity, honest)
+				if v.Planes[p].Capacity == 0 || v.Planes[p].Capacity*uint64(trueValues[0]) != v.Planes[0].Capacity*uint64(trueValues[p]) {
+					t.Errorf("%s, forged %s: plane %d has %d beside %d, honest values are %v", policy, name, p, v.Planes[p].Capacity, v.Planes[0].Capacity, trueValues)
 				}
 			}
 			if v.Planes[forger].Bandwidth > speed || v.Planes[forger].Capacity > v.Planes[0].Capacity {

@@ -16,7 +16,7 @@ import (
 type follower struct {
 	groups       map[GroupID]GroupView
 	destinations map[netip.Prefix]GroupID
-	told         map[netip.Prefix]string
+	readvertised map[netip.Prefix]string
 }
 
 func (f *follower) apply(t *testing.T, table *Table, changes []Change) {
@@ -47,10 +47,10 @@ func (f *follower) apply(t *testing.T, table *Table, changes []Change) {
 			delete(f.destinations, c.Destination)
 		case Readvertise:
 			now := readvertisedText(table, c.Destination)
-			if f.told[c.Destination] == now {
+			if f.readvertised[c.Destination] == now {
 				t.Fatalf("%s readvertised without a change: %s", c.Destination, now)
 			}
-			f.told[c.Destination] = now
+			f.readvertised[c.Destination] = now
 		}
 	}
 }
@@ -162,12 +162,12 @@ func compare(t *testing.T, table *Table, f *follower, want twinView, prefix neti
 		}
 	}
 	if table.config.Role == RoleLeaf {
-		told := ""
+		readvertised := ""
 		if want.reachable {
-			told = fmt.Sprint(Bandwidth(want.total.Num().Uint64()), want.path, want.communities)
+			readvertised = fmt.Sprint(Bandwidth(want.total.Num().Uint64()), want.path, want.communities)
 		}
-		if f.told[prefix] != told || readvertisedText(table, prefix) != told {
-			t.Fatalf("%s: readvertised %q, is %q, want %q", prefix, f.told[prefix], readvertisedText(table, prefix), told)
+		if f.readvertised[prefix] != readvertised || readvertisedText(table, prefix) != readvertised {
+			t.Fatalf("%s: readvertised %q, is %q, want %q", prefix, f.readvertised[prefix], readvertisedText(table, prefix), readvertised)
 		}
 	}
 }

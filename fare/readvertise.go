@@ -38,9 +38,9 @@ func (t *Table) ReadvertisedCommunities(prefix netip.Prefix) []Community {
 	return nil
 }
 
-// tell computes the readvertisement of d and appends a [Change] if it differs from the
+// updateReadvertisement computes the readvertisement of d and appends a [Change] if it differs from the
 // previous one.
-func (t *Table) tell(d *destination) {
+func (t *Table) updateReadvertisement(d *destination) {
 	var now readvertised
 	g := d.group
 	if g.view.Reachable {
@@ -75,7 +75,7 @@ func (t *Table) tellTouched(r rankRange) {
 			continue
 		}
 		for d := g.members; d != nil; d = d.next {
-			t.tell(d)
+			t.updateReadvertisement(d)
 		}
 	}
 	slices.SortFunc(t.changes[from:], func(a, b Change) int { return a.Destination.Compare(b.Destination) })

@@ -29,7 +29,7 @@ const (
 	ReasonInfinite      // Community: infinity: ignored as invalid (RFC 10005 does not mention it)
 	ReasonBelowMinimum  // Community: below the configured sanity bound
 	ReasonAboveMaximum  // Community: above the configured sanity bound
-	ReasonNotLowest     // Community: another one on the route has the same or a lower value (RFC 10005, Section 4: the lowest counts)
+	ReasonNotLowest     // Community: another community on the route has the same or a lower value (RFC 10005, Section 4: the lowest counts)
 	ReasonOverridden    // Community: a FARE community on the route overrides Link Bandwidth
 	ReasonOldGeneration // Event: it names an earlier incarnation of the session, or the session is not up
 	ReasonInvalidEvent  // Event: it names an impossible session, sub-port, plane or prefix

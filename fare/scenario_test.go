@@ -47,7 +47,7 @@ func TestScenarios(t *testing.T) {
 // output.
 func runScenario(t *testing.T, text string) string {
 	var out strings.Builder
-	story := &story{t: t}
+	run := &scenario{t: t}
 	lines := strings.Split(text, "\n")
 	steps := 0
 	for i := 0; i < len(lines); {
@@ -70,7 +70,7 @@ func runScenario(t *testing.T, text string) string {
 		}
 		out.WriteString("----\n")
 		for _, c := range commands {
-			out.WriteString(story.do(c))
+			out.WriteString(run.do(c))
 		}
 		steps++
 	}
@@ -80,9 +80,9 @@ func runScenario(t *testing.T, text string) string {
 	return out.String()
 }
 
-// story is the state that the commands of one file work on: a whole fabric, or
+// scenario is the state that the commands of one file work on: a whole fabric, or
 // one table.
-type story struct {
+type scenario struct {
 	t      *testing.T
 	fabric *fabric
 	config Config
@@ -125,7 +125,7 @@ func mustBandwidth(t *testing.T, s string) Bandwidth {
 	return b
 }
 
-func (s *story) do(command string) string {
+func (s *scenario) do(command string) string {
 	a := args{named: map[string]string{}}
 	for _, w := range strings.Fields(command) {
 		if k, v, ok := strings.Cut(w, "="); ok {
@@ -149,7 +149,7 @@ func (s *story) do(command string) string {
 	return s.tableCommand(a)
 }
 
-func (s *story) sessionIndex(name string) int {
+func (s *scenario) sessionIndex(name string) int {
 	for i, c := range s.config.Sessions {
 		if c.Name == name {
 			return i
@@ -159,7 +159,7 @@ func (s *story) sessionIndex(name string) int {
 	return 0
 }
 
-func (s *story) subPortIndex(name string) int {
+func (s *scenario) subPortIndex(name string) int {
 	for i, c := range s.config.SubPorts {
 		if c.Device == name {
 			return i
@@ -169,7 +169,7 @@ func (s *story) subPortIndex(name string) int {
 	return 0
 }
 
-func (s *story) planeIndex(name string) int {
+func (s *scenario) planeIndex(name string) int {
 	for i, p := range s.config.Planes {
 		if p == name {
 			return i
@@ -192,7 +192,7 @@ func enum[T any, P interface {
 	return v
 }
 
-func (s *story) tableCommand(a args) string {
+func (s *scenario) tableCommand(a args) string {
 	t := s.t
 	switch a.words[0] {
 	case "table": // table planes...
@@ -252,7 +252,7 @@ func (s *story) tableCommand(a args) string {
 	return s.changes(s.table.Step(e))
 }
 
-func (s *story) event(a args) Event {
+func (s *scenario) event(a args) Event {
 	t := s.t
 	on := a.words[len(a.words)-1]
 	switch a.words[0] {
@@ -311,7 +311,7 @@ func (s *story) event(a args) Event {
 	return nil
 }
 
-func (s *story) changes(changes []Change) string {
+func (s *scenario) changes(changes []Change) string {
 	if len(changes) == 0 {
 		return "no change\n"
 	}
@@ -337,7 +337,7 @@ func (s *story) changes(changes []Change) string {
 	return b.String()
 }
 
-func (s *story) view(v GroupView) string {
+func (s *scenario) view(v GroupView) string {
 	text := weightsOf(v) + " " + v.Rule.String()
 	if !v.Reachable {
 		text += " unreachable: " + v.Reason.String()

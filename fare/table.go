@@ -467,7 +467,7 @@ func (t *Table) place(d *destination) {
 		t.move(d, g)
 	}
 	if t.config.Role == RoleLeaf {
-		t.tell(d)
+		t.updateReadvertisement(d)
 	}
 }
 

@@ -36,7 +36,7 @@ func TestASPaths(t *testing.T) {
 			}
 			f := newFabric(t, tc.opt)
 			f.up()
-			f.told()
+			f.checkAdvertised()
 			for p := range planes {
 				f.learned(p, sum)
 			}

@@ -132,7 +132,7 @@ func birdPaths(out string, names map[string]string) ([]path, error) {
 }
 
 func TestReadBIRD(t *testing.T) {
-	const said = `BIRD 2.0.12 ready.
+	const output = `BIRD 2.0.12 ready.
 Table master4:
 10.255.0.1/32        unicast [srv0_1_ipv4 05:42:46.561] * (100) [AS65101i]
 	via 10.0.0.3 on srv0-1
@@ -142,7 +142,7 @@ Table master4:
 	via 10.0.0.1 on srv0-0
 	BGP.ext_community: (unknown 0x4004, 23456, 1299082024)
 `
-	got, err := birdPaths(said, map[string]string{"srv0_0_ipv4": "10.0.0.1", "srv0_1_ipv4": "10.0.0.3"})
+	got, err := birdPaths(output, map[string]string{"srv0_0_ipv4": "10.0.0.1", "srv0_1_ipv4": "10.0.0.3"})
 	want := "[10.0.0.1 [AS 23456, 2000000000 bit/s, type 0x40] [] 10.0.0.3 [AS 65101, 4000000000 bit/s, type 0x0] [(rt, 1, 2)]]"
 	if fmt.Sprint(got) != want || err != nil {
 		t.Errorf("got  %v, %v\nwant %s", got, err, want)

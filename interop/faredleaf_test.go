@@ -196,7 +196,7 @@ const leafBuckets = 4 * 2048
 func TestFaredLeaf(t *testing.T) {
 	f := newFabric(t, options{daemons: both(faredLeaf{}), each: idle(t)})
 	f.up()
-	f.told()
+	f.checkAdvertised()
 	for p := range planes {
 		f.learned(p, sum)
 	}
@@ -227,7 +227,7 @@ func TestFaredLeaf(t *testing.T) {
 func TestFaredLeafToLeaf(t *testing.T) {
 	f := newFabric(t, options{daemons: both(faredLeaf{}), leaves: 2, each: idle(t)})
 	f.up()
-	f.told()
+	f.checkAdvertised()
 	for p := range planes {
 		// The cable between the leaves is as fast as one of a server's two cables.
 		f.learned(p, single)

@@ -205,12 +205,12 @@ func (r frrRoute) paths() ([]path, error) {
 }
 
 func TestReadFRR(t *testing.T) {
-	const said = `{"prefix":"10.255.0.1/32","paths":[
+	const output = `{"prefix":"10.255.0.1/32","paths":[
 		{"peer":{"peerId":"fe80::2","interface":"srv0-1"},"extendedCommunity":{"string":"RT:1:2 LB:23456:250000000 (2.000 Gbps)"}},
 		{"peer":{"peerId":"10.0.0.1"},"extendedCommunity":{"string":"LB:65101:500000000 (4.000 Gbps)"}},
 		{"peer":{"peerId":"10.0.0.3"}}]}`
 	var r frrRoute
-	if err := json.Unmarshal([]byte(said), &r); err != nil {
+	if err := json.Unmarshal([]byte(output), &r); err != nil {
 		t.Fatal(err)
 	}
 	got, err := r.paths()

@@ -160,12 +160,12 @@ func gobgpNexthop(p gobgpPath) string {
 }
 
 func TestReadGoBGP(t *testing.T) {
-	const said = `{"10.255.0.1/32":[{"nlri":{"prefix":"10.255.0.1/32"},"best":true,"attrs":[{"type":1,"value":0},
+	const output = `{"10.255.0.1/32":[{"nlri":{"prefix":"10.255.0.1/32"},"best":true,"attrs":[{"type":1,"value":0},
 		{"type":2,"as_paths":[{"segment_type":2,"num":1,"asns":[65101]}]},{"type":3,"nexthop":"10.0.0.1"},
 		{"type":16,"value":[{"type":64,"subtype":4,"asn":65101,"bandwidth":500000000},{"type":0,"subtype":2,"value":"1:2"}]}],
 		"stale":false,"source-id":"10.255.0.1","neighbor-ip":"10.0.0.1"}]}`
 	var table gobgpTable
-	if err := json.Unmarshal([]byte(said), &table); err != nil {
+	if err := json.Unmarshal([]byte(output), &table); err != nil {
 		t.Fatal(err)
 	}
 	in := table["10.255.0.1/32"]

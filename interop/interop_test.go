@@ -14,10 +14,10 @@ import (
 
 func both(d daemon) [planes]daemon { return [planes]daemon{d, d} }
 
-// told verifies the servers' advertisements to the leaves: each loopback on each session with the sub-port's speed, or
+// checkAdvertised verifies the servers' advertisements to the leaves: each loopback on each session with the sub-port's speed, or
 // with advertise: node that of all sub-ports, transitive if the daemon shows it, and with AS_TRANS in place of a
 // four-byte AS number (RFC 6793, Section 9).
-func (f *fabric) told() {
+func (f *fabric) checkAdvertised() {
 	f.t.Helper()
 	for p := range planes {
 		for _, l := range f.leaves[p] {
@@ -194,7 +194,7 @@ func (f *fabric) halves() {
 func TestFRR(t *testing.T) {
 	f := newFabric(t, options{daemons: both(frr{}), each: func(l *leaf) { l.cumulative = true }})
 	f.up()
-	f.told()
+	f.checkAdvertised()
 	for p := range planes {
 		f.learned(p, sum)
 	}
@@ -207,7 +207,7 @@ func TestFRR(t *testing.T) {
 func TestFRRWithoutCumulative(t *testing.T) {
 	f := newFabric(t, options{daemons: both(frr{})})
 	f.up()
-	f.told()
+	f.checkAdvertised()
 	for p := range planes {
 		f.learned(p, sum)
 	}
@@ -241,7 +241,7 @@ func TestFRRStripsBandwidth(t *testing.T) {
 func TestFRRUint32(t *testing.T) {
 	f := newFabric(t, options{daemons: both(frr{}), each: func(l *leaf) { l.uint32, l.cumulative = true, true }})
 	f.up()
-	f.told()
+	f.checkAdvertised()
 	for p := range planes {
 		f.learned(p, received{bps: lanes * laneSpeed, raw: lanes * laneSpeed / 8})
 	}
@@ -273,7 +273,7 @@ func TestStartEndsWithEndOfRIB(t *testing.T) {
 func TestFRRUnnumbered(t *testing.T) {
 	f := newFabric(t, options{daemons: both(frr{}), unnumbered: true, each: func(l *leaf) { l.cumulative = true }})
 	f.up()
-	f.told()
+	f.checkAdvertised()
 	for p := range planes {
 		f.learned(p, sum)
 	}
@@ -286,7 +286,7 @@ func TestFRRUnnumbered(t *testing.T) {
 func TestFRRLeafToLeaf(t *testing.T) {
 	f := newFabric(t, options{daemons: both(frr{}), leaves: 2, each: func(l *leaf) { l.cumulative = true }})
 	f.up()
-	f.told()
+	f.checkAdvertised()
 	for p := range planes {
 		f.learned(p, sum)
 	}
@@ -300,7 +300,7 @@ func TestFRRLeafToLeaf(t *testing.T) {
 func TestBIRD(t *testing.T) {
 	f := newFabric(t, options{daemons: both(bird{})})
 	f.up()
-	f.told()
+	f.checkAdvertised()
 	for p := range planes {
 		f.learned(p, single)
 	}
@@ -313,7 +313,7 @@ func TestBIRD(t *testing.T) {
 func TestBIRDNode(t *testing.T) {
 	f := newFabric(t, options{daemons: both(bird{}), advertise: "node"})
 	f.up()
-	f.told()
+	f.checkAdvertised()
 	for p := range planes {
 		f.learned(p, sum)
 	}
@@ -326,7 +326,7 @@ func TestBIRDNode(t *testing.T) {
 func TestBIRDNodeLeafToLeaf(t *testing.T) {
 	f := newFabric(t, options{daemons: both(bird{}), advertise: "node", leaves: 2})
 	f.up()
-	f.told()
+	f.checkAdvertised()
 	for p := range planes {
 		f.learned(p, sum)
 	}
@@ -349,7 +349,7 @@ func TestBIRDRewrites(t *testing.T) {
 func TestBIRDLeafToLeaf(t *testing.T) {
 	f := newFabric(t, options{daemons: both(bird{}), leaves: 2})
 	f.up()
-	f.told()
+	f.checkAdvertised()
 	f.reaches()
 	f.weigh("all up", "1:1")
 }
@@ -360,7 +360,7 @@ func TestGoBGP(t *testing.T) {
 	d := gobgp{}
 	f := newFabric(t, options{daemons: both(d)})
 	f.up()
-	f.told()
+	f.checkAdvertised()
 	for p := range planes {
 		f.learned(p, received{bps: single.bps, kind: 0x40, raw: single.raw})
 	}
@@ -374,7 +374,7 @@ func TestGoBGP(t *testing.T) {
 func TestGoBGPNode(t *testing.T) {
 	f := newFabric(t, options{daemons: both(gobgp{}), advertise: "node"})
 	f.up()
-	f.told()
+	f.checkAdvertised()
 	for p := range planes {
 		f.learned(p, received{bps: sum.bps, kind: 0x40, raw: sum.raw})
 	}

@@ -138,7 +138,7 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 	name := n.Name
 	dead := f.Dead[src]
 	if f.Absent(src) {
-		return f.checkFrozen(ctx, src, f.said[src])
+		return f.checkFrozen(ctx, src, f.lastRows[src])
 	}
 	if text := f.checkCables(ctx, n); text != "" {
 		return fmt.Sprintf("%s: %s", name, text)
@@ -169,7 +169,7 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 		}
 	}
 	if dead.Dataplane {
-		return f.checkFrozen(ctx, src, f.said[src])
+		return f.checkFrozen(ctx, src, f.lastRows[src])
 	}
 	forwarding, err := f.backend.Forwarding(ctx, src)
 	if err != nil {
@@ -180,7 +180,7 @@ func (f *Fabric) checkServer(ctx context.Context, src int) string {
 			return fmt.Sprintf("%s -> %s: %s", f.Groups()[to.Source].Name, to.Destination, text)
 		}
 	}
-	f.said[src] = seen
+	f.lastRows[src] = seen
 	return ""
 }
 
@@ -226,13 +226,13 @@ func (f *Fabric) checkLeaf(ctx context.Context, n *topo.Node) string {
 // other cables. It returns the first difference, or "".
 func (f *Fabric) checkCables(ctx context.Context, n *topo.Node) string {
 	daemon := f.backend.API(n)
-	lit, heard := map[string]bool{}, map[string]bool{}
+	lit, established := map[string]bool{}, map[string]bool{}
 	for _, c := range f.At(n) {
 		here, there := c.At(n)
 		if there.Node.Kind == topo.KindServer && !f.Dark[there.Node] && f.Absent(there.Node.Index) {
 			continue // the carrier may be up or down, but the far end has no daemon
 		}
-		lit[here.Device], heard[here.Device] = f.Up(c), f.Session(c)
+		lit[here.Device], established[here.Device] = f.Up(c), f.Session(c)
 	}
 	planes, err := daemon.ListPlanes(ctx, &farev1.ListPlanesRequest{})
 	if err != nil {
@@ -250,7 +250,7 @@ func (f *Fabric) checkCables(ctx context.Context, n *topo.Node) string {
 		return err.Error()
 	}
 	for _, s := range sessions.Sessions {
-		switch speaks, known := heard[s.Device]; {
+		switch speaks, known := established[s.Device]; {
 		case known && speaks && !s.EndOfRib:
 			return fmt.Sprintf("%s is %s and has not sent everything: %s", s.Name, s.State, s.Reason)
 		case known && speaks && f.BFD > 0 && s.BfdState != "up":

@@ -42,8 +42,8 @@ func (f *Fabric) resolveCrash(crash bool, args []string) (func(ctx context.Conte
 }
 
 // checkFrozen checks a server with a dead process: its kernel must be unchanged toward every destination with unchanged
-// weights, and must use no cable that is down. said holds its daemon's rows from before the crash.
-func (f *Fabric) checkFrozen(ctx context.Context, server int, said map[topo.Way]*judge.Row) string {
+// weights, and must use no cable that is down. before holds its daemon's rows from before the crash.
+func (f *Fabric) checkFrozen(ctx context.Context, server int, before map[topo.Way]*judge.Row) string {
 	forwarding, err := f.backend.Forwarding(ctx, server)
 	if err != nil {
 		return fmt.Sprintf("%s: data plane: %v", f.Server[server].Name, err)
@@ -59,7 +59,7 @@ func (f *Fabric) checkFrozen(ctx context.Context, server int, said map[topo.Way]
 		if f.Moved(to.Source, to.Group) {
 			text = judge.CheckAvoided(forwarding.Toward(f.Address(to.Source), to.Destination).Devices, dark)
 		} else {
-			text = f.checkForwarding(forwarding, server, to, want, said[to.Way])
+			text = f.checkForwarding(forwarding, server, to, want, before[to.Way])
 		}
 		if text != "" {
 			return fmt.Sprintf("%s -> %s: %s", f.Groups()[to.Source].Name, to.Destination, text)

@@ -170,11 +170,11 @@ func TestNetnsScenarios(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := smallest(t, backend.Netns{Driver: test.driver})
 			o.Spec, o.Quick = test.spec, false
-			var told []string
-			o.Netns.Progress = func(text string) { told = append(told, text) }
+			var progress []string
+			o.Netns.Progress = func(text string) { progress = append(progress, text) }
 			f := fabric(t, o)
-			if len(told) < 3 || !strings.HasSuffix(told[0], fmt.Sprintf(" network namespaces, %d cables", f.Sessions())) || !strings.HasSuffix(told[len(told)-1], " BGP sessions") {
-				t.Errorf("the start says %q", told)
+			if len(progress) < 3 || !strings.HasSuffix(progress[0], fmt.Sprintf(" network namespaces, %d cables", f.Sessions())) || !strings.HasSuffix(progress[len(progress)-1], " BGP sessions") {
+				t.Errorf("the start reports %q", progress)
 			}
 			scenarios, err := Load("all", o)
 			if err != nil {
@@ -237,9 +237,9 @@ func TestNetnsDefaults(t *testing.T) {
 					t.Errorf("%s has not converged: %v, %v", n.Name, status, err)
 				}
 			}
-			story := "step half a Y-cable\n cut server2 p1.0\n expect server1 -> server2 2:1\n moved 0\nstep it returns\n mend server2 p1.0\n expect * -> * 1:1\n" +
+			steps := "step half a Y-cable\n cut server2 p1.0\n expect server1 -> server2 2:1\n moved 0\nstep it returns\n mend server2 p1.0\n expect * -> * 1:1\n" +
 				"step a leaf fails\n kill leaf0\n expect * -> * 0:1\nstep it returns\n restart leaf0\n expect * -> * 1:1\n moved 0\n"
-			results, _ := play(t, f, script(t, story))
+			results, _ := play(t, f, script(t, steps))
 			for _, r := range results {
 				if t.Logf("%s: %v", r.Step, time.Duration(r.ElapsedNS)); !r.OK {
 					t.Errorf("%s: %q", r.Step, r.Wrong)

@@ -37,11 +37,11 @@ type Fabric struct {
 	ended     error // result of Close
 	// note is called when weights may have changed, during a step.
 	note func()
-	// said holds the rows of each server's daemon from its last correct state with both processes alive.
-	said   []map[topo.Way]*judge.Row
-	mu     sync.Mutex
-	failed error // error of a node that exited by itself
-	wrong  bool  // an expectation was not met
+	// lastRows holds the rows of each server's daemon from its last correct state with both processes alive.
+	lastRows []map[topo.Way]*judge.Row
+	mu       sync.Mutex
+	failed   error // error of a node that exited by itself
+	wrong    bool  // an expectation was not met
 }
 
 // Result is the result of a step; `fared lab -o json` prints one object per step.
@@ -83,7 +83,7 @@ func Start(ctx context.Context, o Options, log *slog.Logger) (_ *Fabric, err err
 	if err != nil {
 		return nil, err
 	}
-	f := &Fabric{Model: judge.NewModel(p.Fabric), plan: p, options: o, said: make([]map[topo.Way]*judge.Row, p.Servers)}
+	f := &Fabric{Model: judge.NewModel(p.Fabric), plan: p, options: o, lastRows: make([]map[topo.Way]*judge.Row, p.Servers)}
 	switch {
 	case o.Netns != nil:
 		b := backend.NewNetns(p, *o.Netns, log)

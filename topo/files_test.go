@@ -232,7 +232,7 @@ func TestPeersAgree(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, target := range Targets()[i%3 : i%3+1] {
-			said := map[session]int{}
+			seen := map[session]int{}
 			total := 0
 			for _, n := range f.Nodes() {
 				all, passive := sessions(t, f, n, f.Files(n, f.Site(target))[0])
@@ -258,12 +258,12 @@ func TestPeersAgree(t *testing.T) {
 					t.Fatalf("%+v: %s waits on %d sessions, and has %d below it", f.Spec, n.Name, passive, down)
 				}
 				for _, s := range all {
-					said[s]++
+					seen[s]++
 					total++
 				}
 			}
-			for s := range said {
-				if said[s] != 1 || said[session{s.peer, s.local, s.peerAS, s.as}] != 1 {
+			for s := range seen {
+				if seen[s] != 1 || seen[session{s.peer, s.local, s.peerAS, s.as}] != 1 {
 					t.Fatalf("%+v: %+v is not what the other end says", f.Spec, s)
 				}
 			}

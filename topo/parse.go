@@ -143,15 +143,15 @@ var yamlLine = regexp.MustCompile(`^yaml: (?:unmarshal errors:\s*)?line (\d+): `
 
 // syntax reports an error of the YAML parser, which contains at most the line.
 func (p *parser) syntax(err error) {
-	said, at := err.Error(), &yaml.Node{Line: 1, Column: 1}
-	if m := yamlLine.FindStringSubmatch(said); m != nil {
-		said = said[len(m[0]):]
+	text, at := err.Error(), &yaml.Node{Line: 1, Column: 1}
+	if m := yamlLine.FindStringSubmatch(text); m != nil {
+		text = text[len(m[0]):]
 		if line, err := strconv.Atoi(m[1]); err == nil {
 			at.Line = max(line, 1)
 		}
 	}
-	said = strings.ReplaceAll(strings.TrimPrefix(said, "yaml: "), "\n", " ")
-	p.refuse(at, "", "is not YAML: "+said, "correct this line or the previous line")
+	text = strings.ReplaceAll(strings.TrimPrefix(text, "yaml: "), "\n", " ")
+	p.refuse(at, "", "is not YAML: "+text, "correct this line or the previous line")
 }
 
 // Marshal returns a valid Spec as a file that Parse accepts, with its name and all values that are not the default.

@@ -213,7 +213,7 @@ func state(s *Simulation) string {
 			if n.Kind == KindServer {
 				continue
 			}
-			if what := n.told[s.net.classes[s.net.classOf[g.Server.Index]].reps[0]+i%f.owners()]; what.attrs != nil {
+			if what := n.adverts[s.net.classes[s.net.classOf[g.Server.Index]].reps[0]+i%f.owners()]; what.attrs != nil {
 				fmt.Fprintln(&b, n.Name, g.Name, what.bandwidth(), len(what.attrs.ASPath))
 			}
 		}
@@ -236,7 +236,7 @@ func model(s *Simulation, src, dst int) ([]uint32, []uint64) {
 		var sum uint64
 		for i := range f.Leaves {
 			leaf := f.Leaf[p*f.Leaves+i]
-			sum += min(toLeaf(s, leaf, src), says(s, leaf, dst))
+			sum += min(toLeaf(s, leaf, src), advertised(s, leaf, dst))
 		}
 		sums = append(sums, sum)
 	}
@@ -265,7 +265,7 @@ func laneWeights(s *Simulation, src, dst, plane int) []uint32 {
 	for _, c := range f.groups[src].Planes[plane] {
 		part := new(big.Rat)
 		if there := toLeaf(s, c.Up.Node, src); s.speedOf(c) > 0 {
-			part.SetFrac64(int64(min(there, says(s, c.Up.Node, dst))), int64(there))
+			part.SetFrac64(int64(min(there, advertised(s, c.Up.Node, dst))), int64(there))
 			part.Mul(part, big.NewRat(int64(c.Speed), 1))
 		}
 		all = append(all, part)
@@ -305,15 +305,15 @@ func toLeaf(s *Simulation, leaf *Node, host int) (sum uint64) {
 	return sum
 }
 
-func says(s *Simulation, leaf *Node, server int) (sum uint64) {
+func advertised(s *Simulation, leaf *Node, server int) (sum uint64) {
 	if n := toLeaf(s, leaf, server); n > 0 {
 		return n
 	}
-	through := func(n *Node, c *Cable, told uint64) uint64 {
+	through := func(n *Node, c *Cable, advertised uint64) uint64 {
 		if s.fabric.Software(n) == Fared {
-			return min(told, uint64(c.Speed)*parts(s.fabric))
+			return min(advertised, uint64(c.Speed)*parts(s.fabric))
 		}
-		return told
+		return advertised
 	}
 	for _, near := range s.fabric.At(leaf) {
 		if !near.Uplink() || s.state[near.Index]&dark != 0 {

@@ -55,7 +55,7 @@ func (v Violation) String() string {
 func (s *Simulation) Check() []Violation {
 	var all []Violation
 	for _, sn := range s.net.nodes {
-		for d, what := range sn.told {
+		for d, what := range sn.adverts {
 			if what.attrs == nil {
 				continue
 			}

@@ -69,10 +69,10 @@ type simNode struct {
 	planes []wecmp.Capacity // scratch memory of setGroup
 	rib    *rib             // nil with fared
 
-	told  []said // by destination, of leaves and spines: last advertisement
-	dirty []bool // by destination: may have changed
-	any   bool   // some element of dirty is set
-	inbox []message
+	adverts []advert // by destination, of leaves and spines: last advertisement
+	dirty   []bool   // by destination: may have changed
+	any     bool     // some element of dirty is set
+	inbox   []message
 }
 
 // simSession is one end of a BGP session; each cable has one session.
@@ -188,7 +188,7 @@ func (n *network) connect(c *Cable, down, up *simNode, state cableState) {
 // make creates a node's table and engine, or its rib.
 func (sn *simNode) make(n *network) {
 	if sn.Kind != KindServer {
-		sn.told, sn.dirty = make([]said, len(n.dests)), make([]bool, len(n.dests))
+		sn.adverts, sn.dirty = make([]advert, len(n.dests)), make([]bool, len(n.dests))
 	}
 	if sn.software != Fared {
 		sn.rib = newRIB(len(sn.sessions), len(n.dests))
@@ -423,7 +423,7 @@ func (sn *simNode) speak(n *network) {
 	}
 	type change struct {
 		dest     int
-		old, now said
+		old, now advert
 	}
 	var changes []change
 	if sn.any {
@@ -433,9 +433,9 @@ func (sn *simNode) speak(n *network) {
 			}
 			sn.dirty[d] = false
 			now := sn.say(n, d)
-			if !now.equal(sn.told[d]) {
-				changes = append(changes, change{d, sn.told[d], now})
-				sn.told[d] = now
+			if !now.equal(sn.adverts[d]) {
+				changes = append(changes, change{d, sn.adverts[d], now})
+				sn.adverts[d] = now
 			}
 		}
 		sn.any = false
@@ -447,9 +447,9 @@ func (sn *simNode) speak(n *network) {
 		t := teller{n: n, from: sn, session: s}
 		if s.fresh {
 			s.fresh = false
-			for d := range sn.told {
-				if sn.allowed(i, sn.told[d]) {
-					t.announce(d, sn.on(s, sn.told[d]), true)
+			for d := range sn.adverts {
+				if sn.allowed(i, sn.adverts[d]) {
+					t.announce(d, sn.on(s, sn.adverts[d]), true)
 				}
 			}
 			t.endOfRIB()

@@ -7,15 +7,15 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// said is a leaf's or spine's advertisement of a destination; the zero value means none.
-type said struct {
+// advert is a leaf's or spine's advertisement of a destination; the zero value means none.
+type advert struct {
 	attrs  *fare.Attributes // as sent, with its own AS in front; nil: none
 	share  *fare.Attributes // advertisement of a leaf with fared to each spine, its share; nil: attrs
 	uplink bool             // learned from a spine
 	only   int              // BIRD: 1 plus the session from which it came, on which it is not sent
 }
 
-func (s said) equal(o said) bool {
+func (s advert) equal(o advert) bool {
 	if s.attrs == nil || o.attrs == nil {
 		return s.attrs == o.attrs
 	}
@@ -24,7 +24,7 @@ func (s said) equal(o said) bool {
 }
 
 // on returns the advertisement on a session.
-func (sn *simNode) on(s *simSession, what said) *fare.Attributes {
+func (sn *simNode) on(s *simSession, what advert) *fare.Attributes {
 	attrs := what.attrs
 	if what.share != nil && s.uplink {
 		attrs = what.share
@@ -42,7 +42,7 @@ func (sn *simNode) on(s *simSession, what said) *fare.Attributes {
 }
 
 // bandwidth returns the advertised bandwidth, over all spines together.
-func (s said) bandwidth() fare.Bandwidth {
+func (s advert) bandwidth() fare.Bandwidth {
 	if s.attrs == nil {
 		return 0
 	}
@@ -51,15 +51,15 @@ func (s said) bandwidth() fare.Bandwidth {
 }
 
 // say computes a leaf's or spine's advertisement of a destination.
-func (sn *simNode) say(n *network, dest int) said {
+func (sn *simNode) say(n *network, dest int) advert {
 	if sn.rib != nil {
 		return sn.rib.say(sn, dest)
 	}
 	bandwidth, path, ok := sn.table.Readvertise(n.dests[dest].prefix)
 	if !ok {
-		return said{}
+		return advert{}
 	}
-	s := said{attrs: sn.pass(fare.Codec{AS: sn.AS}.Encode(bandwidth, sn.ID), path), uplink: sn.Kind == KindLeaf && len(path) > 1}
+	s := advert{attrs: sn.pass(fare.Codec{AS: sn.AS}.Encode(bandwidth, sn.ID), path), uplink: sn.Kind == KindLeaf && len(path) > 1}
 	if sn.Kind == KindLeaf && sn.uplinks > 0 { // equally fast, including failed ones
 		s.share = sn.pass(fare.Codec{AS: sn.AS}.Encode(bandwidth.Part(1, sn.uplinks), sn.ID), path)
 	}
@@ -74,7 +74,7 @@ func (sn *simNode) pass(c fare.Community, path []uint32) *fare.Attributes {
 // allowed reports whether an advertisement is sent on a session. No node sends a spine's route to a spine. fared omits
 // routes that the neighbor would drop because of its own AS in the path, BIRD routes that came over the same session;
 // FRR omits neither.
-func (sn *simNode) allowed(session int, what said) bool {
+func (sn *simNode) allowed(session int, what advert) bool {
 	s := sn.sessions[session]
 	switch {
 	case what.attrs == nil || what.uplink && s.uplink:
@@ -130,13 +130,13 @@ func (r *rib) paths(sn *simNode, dest int) []int {
 // say returns the advertisement of FRR or BIRD. FRR sums the values of all paths that it uses ("set extcommunity
 // bandwidth cumulative", draft-ietf-bess-ebgp-dmz) and does not compare the sum with its links. BIRD does not know the
 // community and passes on its best route's unchanged.
-func (r *rib) say(sn *simNode, dest int) said {
+func (r *rib) say(sn *simNode, dest int) advert {
 	paths := r.paths(sn, dest)
 	if len(paths) == 0 {
-		return said{}
+		return advert{}
 	}
 	best := r.routes[paths[0]][dest]
-	s := said{uplink: sn.sessions[paths[0]].uplink}
+	s := advert{uplink: sn.sessions[paths[0]].uplink}
 	if sn.software == BIRD {
 		s.only = paths[0] + 1
 		s.attrs = sn.pass(best.Communities[0], best.ASPath)
@@ -150,7 +150,7 @@ func (r *rib) say(sn *simNode, dest int) said {
 func (r *rib) values(paths []int, dest int) []fare.Bandwidth {
 	values := make([]fare.Bandwidth, len(paths))
 	for k, i := range paths {
-		values[k] = said{attrs: r.routes[i][dest]}.bandwidth()
+		values[k] = advert{attrs: r.routes[i][dest]}.bandwidth()
 	}
 	return values
 }

@@ -354,8 +354,8 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// asked starts a run at one node with the test as its coordinator.
-func asked(t *testing.T, l *Local, node int, run *farev1.PrepareTraffic) (ask func(*farev1.RunTrafficRequest), told func() (*farev1.RunTrafficResponse, error), end func()) {
+// startAt starts a run at one node with the test as its coordinator.
+func startAt(t *testing.T, l *Local, node int, run *farev1.PrepareTraffic) (ask func(*farev1.RunTrafficRequest), next func() (*farev1.RunTrafficResponse, error), end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	stream, err := l.Servers[node].Client.RunTraffic(ctx)
@@ -363,7 +363,7 @@ func asked(t *testing.T, l *Local, node int, run *farev1.PrepareTraffic) (ask fu
 		t.Fatal(err)
 	}
 	ask = func(m *farev1.RunTrafficRequest) { stream.Send(m) }
-	told = func() (*farev1.RunTrafficResponse, error) {
+	next = func() (*farev1.RunTrafficResponse, error) {
 		for {
 			if m, err := stream.Recv(); err != nil || m.GetSample() == nil {
 				return m, err
@@ -371,16 +371,16 @@ func asked(t *testing.T, l *Local, node int, run *farev1.PrepareTraffic) (ask fu
 		}
 	}
 	ask(&farev1.RunTrafficRequest{Message: &farev1.RunTrafficRequest_Prepare{Prepare: run}})
-	if m, err := told(); m.GetPrepared() == nil {
+	if m, err := next(); m.GetPrepared() == nil {
 		t.Fatalf("%v, %v", m, err)
 	}
-	return ask, told, cancel
+	return ask, next, cancel
 }
 
 var connect = &farev1.RunTrafficRequest{Message: &farev1.RunTrafficRequest_Connect{Connect: &farev1.ConnectTraffic{}}}
 
-// TestTooMuchSaid verifies that a coordinator that keeps sending after the end does not block the node forever.
-func TestTooMuchSaid(t *testing.T) {
+// TestMessagesAfterTheEnd verifies that a coordinator that keeps sending after the end does not block the node forever.
+func TestMessagesAfterTheEnd(t *testing.T) {
 	l, err := StartLocal(LocalConfig{Nodes: 2, Transport: "tcp"})
 	if err != nil {
 		t.Fatal(err)
@@ -390,17 +390,17 @@ func TestTooMuchSaid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask, told, end := asked(t, l, 0, run)
+	ask, next, end := startAt(t, l, 0, run)
 	defer end()
 	finish := &farev1.RunTrafficRequest{Message: &farev1.RunTrafficRequest_Finish{Finish: &farev1.FinishTraffic{}}}
 	for _, m := range []*farev1.RunTrafficRequest{connect, {Message: &farev1.RunTrafficRequest_Start{Start: &farev1.StartTraffic{}}}, finish} {
 		ask(m)
-		if m, err := told(); err != nil {
+		if m, err := next(); err != nil {
 			t.Fatalf("%v, %v", m, err)
 		}
 	}
 	ask(finish)
-	if m, err := told(); status.Code(err) != codes.InvalidArgument {
+	if m, err := next(); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("%v, %v", m, err)
 	}
 	if r, err := Coordinate(t.Context(), Config{Size: 1}, l.Servers, nil); err != nil || !r.Ok {
@@ -435,7 +435,7 @@ func TestWhyNotConnected(t *testing.T) {
 	l.nodes[1].static.reach(here) // without slots it would not answer
 	// No node listens at the first destination; the second does not know the run.
 	run.Pairs = []*farev1.TrafficPair{{Pair: 0, Source: here.String(), Destination: there.Next().String()}, {Pair: 1, Source: here.String(), Destination: there.String()}}
-	ask, told, end := asked(t, l, 0, run)
+	ask, told, end := startAt(t, l, 0, run)
 	defer end()
 	ask(connect)
 	if _, err := told(); err == nil || !strings.Contains(err.Error(), "pair 1") || !strings.Contains(err.Error(), "the run is unknown to this node") {

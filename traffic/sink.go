@@ -12,12 +12,12 @@ import (
 type receiver struct {
 	*end
 	notes
-	buffers *rdma.MR
-	seq     sequence
-	told    uint64 // number of messages whose buffers were returned to the source
-	crc     uint32
-	wrong   uint64
-	again   []rdma.RecvWR // receives to be posted
+	buffers  *rdma.MR
+	seq      sequence
+	returned uint64 // number of messages whose buffers were returned to the source
+	crc      uint32
+	wrong    uint64
+	again    []rdma.RecvWR // receives to be posted
 }
 
 func (r *receiver) prepare() (err error) {
@@ -102,11 +102,11 @@ func (r *receiver) advance(time.Duration) error {
 		}
 	}
 	free := r.seq.free(uint64(r.run.outstanding))
-	if r.told == free || !r.room() {
+	if r.returned == free || !r.room() {
 		return nil
 	}
-	r.told = free
-	return r.send(r.end, r.told, 0)
+	r.returned = free
+	return r.send(r.end, r.returned, 0)
 }
 
 func (r *receiver) idle() bool          { return false }

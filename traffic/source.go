@@ -76,10 +76,10 @@ type sender struct {
 	*end
 	initiation
 	notes
-	block *rdma.MR
-	freed uint64 // number of messages whose buffers the sink has returned
-	told  uint64 // WRITE: number of messages announced to the sink
-	crc   uint32
+	block     *rdma.MR
+	freed     uint64 // number of messages whose buffers the sink has returned
+	announced uint64 // WRITE: number of messages announced to the sink
+	crc       uint32
 }
 
 func (s *sender) prepare() (err error) {
@@ -137,16 +137,16 @@ func (s *sender) advance(now time.Duration) error {
 	if err := s.post(s.end, now); err != nil {
 		return err
 	}
-	if r.op == farev1.TrafficOp_TRAFFIC_OP_WRITE && s.told < s.completed && s.room() {
-		first := s.told
-		s.told = s.completed
-		return s.send(s.end, first, s.told-first)
+	if r.op == farev1.TrafficOp_TRAFFIC_OP_WRITE && s.announced < s.completed && s.room() {
+		first := s.announced
+		s.announced = s.completed
+		return s.send(s.end, first, s.announced-first)
 	}
 	return nil
 }
 
 func (s *sender) idle() bool {
-	return s.finished(s.run) && (s.run.op != farev1.TrafficOp_TRAFFIC_OP_WRITE || s.told == s.completed && s.flying == 0)
+	return s.finished(s.run) && (s.run.op != farev1.TrafficOp_TRAFFIC_OP_WRITE || s.announced == s.completed && s.flying == 0)
 }
 
 func (s *sender) wake() time.Duration { return s.run.duration }

@@ -60,10 +60,10 @@ type port struct {
 }
 
 type destination struct {
-	prefix netip.Prefix
-	vector uint32 // 0: deleted
-	told   uint32 // vector last reported to the caller; 0: none
-	dirty  bool
+	prefix   netip.Prefix
+	vector   uint32 // 0: deleted
+	reported uint32 // vector last reported to the caller; 0: none
+	dirty    bool
 }
 
 // NewEngine returns an engine without groups, or an error with all faults of the configuration.

@@ -73,7 +73,7 @@ func (e *Engine) drain(was, is *vector) []uint16 {
 	// weight(slot) = rate/live, as fractions; gain(slot) = now/then = (rate·thenLive) / (live·thenRate).
 	top, appeared := -1, false
 	for s := range is.slots {
-		a, b := &was.toldSlots[s], &is.slots[s]
+		a, b := &was.reportedSlots[s], &is.slots[s]
 		switch {
 		case b.Parked:
 		case a.Parked:
@@ -83,7 +83,7 @@ func (e *Engine) drain(was, is *vector) []uint16 {
 		}
 	}
 	for s := range is.slots {
-		a, b := &was.toldSlots[s], &is.slots[s]
+		a, b := &was.reportedSlots[s], &is.slots[s]
 		if a.Parked {
 			continue
 		}
@@ -101,13 +101,13 @@ func (e *Engine) drain(was, is *vector) []uint16 {
 // gains compares the factors by which two slots' weights grew; both are live in both states. The rates of the two
 // states may have different units, which cancel out.
 func (e *Engine) gains(was, is *vector, g *group, s, t int) int {
-	ps, qs := e.placeOf(&was.toldSlots[s]), is.place[s]
-	pt, qt := e.placeOf(&was.toldSlots[t]), is.place[t]
+	ps, qs := e.placeOf(&was.reportedSlots[s]), is.place[s]
+	pt, qt := e.placeOf(&was.reportedSlots[t]), is.place[t]
 	if ps == pt && qs == qt {
 		return 0
 	}
-	return mul4(g.rate[qs], uint64(was.toldLive[ps]), uint64(is.live[qt]), was.toldRate[pt]).
-		cmp(mul4(g.rate[qt], uint64(was.toldLive[pt]), uint64(is.live[qs]), was.toldRate[ps]))
+	return mul4(g.rate[qs], uint64(was.reportedLive[ps]), uint64(is.live[qt]), was.reportedRate[pt]).
+		cmp(mul4(g.rate[qt], uint64(was.reportedLive[pt]), uint64(is.live[qs]), was.reportedRate[ps]))
 }
 
 // placeOf returns the index of a slot's place.

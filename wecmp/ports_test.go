@@ -326,14 +326,14 @@ func TestEnginePorts(t *testing.T) {
 	}
 }
 
-// told records whether every query was for one protocol and port.
-type told struct {
+// queried records whether every query was for one protocol and port.
+type queried struct {
 	CRC32
 	service
 	wrong *int
 }
 
-func (h told) Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) (uint32, bool) {
+func (h queried) Hash(src, dst netip.Addr, protocol uint8, sport, dport uint16) (uint32, bool) {
 	if (service{protocol, dport}) != h.service {
 		*h.wrong++
 	}
@@ -355,7 +355,7 @@ func TestPortsAreTowardTheService(t *testing.T) {
 		{ProtocolTCP, 4793, service{ProtocolTCP, 4793}},
 	} {
 		cfg, wrong := square(4, 2), 0
-		cfg.Protocol, cfg.Port, cfg.Hash = c.protocol, c.port, told{service: c.want, wrong: &wrong}
+		cfg.Protocol, cfg.Port, cfg.Hash = c.protocol, c.port, queried{service: c.want, wrong: &wrong}
 		p := mustPlanner(t, cfg)
 		ports, how := p.Ports(src, dst, homePlaces(p), nil)
 		checkPorts(t, p, src, dst, homePlaces(p), ports, how)

@@ -29,7 +29,7 @@ var update = flag.Bool("update", false, "rewrite testdata with what the engine s
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
-		t.Fatalf("no stories in testdata: %v", err)
+		t.Fatalf("no scenarios in testdata: %v", err)
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
@@ -37,7 +37,7 @@ func TestScenarios(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := &story{m: newMirror()}
+			s := &scenario{m: newMirror()}
 			var out []string
 			checked := 0
 			for block := range strings.SplitSeq(strings.TrimSpace(string(data)), "\n\n") {
@@ -58,7 +58,7 @@ func TestScenarios(t *testing.T) {
 					t.Fatalf("a block prints and has no ----:\n%s", block)
 				}
 				if !*update && commands != block {
-					t.Errorf("story:\n%s\n\nthe engine says:\n%s", block, commands)
+					t.Errorf("scenario:\n%s\n\nthe engine says:\n%s", block, commands)
 				}
 				out = append(out, commands)
 			}
@@ -72,12 +72,12 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-type story struct {
+type scenario struct {
 	e *Engine
 	m *mirror
 }
 
-func (s *story) command(t *testing.T, out *strings.Builder, f []string) {
+func (s *scenario) command(t *testing.T, out *strings.Builder, f []string) {
 	t.Helper()
 	number := func(text string) uint64 {
 		n, err := strconv.ParseUint(text, 10, 64)
@@ -101,7 +101,7 @@ func (s *story) command(t *testing.T, out *strings.Builder, f []string) {
 	}
 	switch f[0] {
 	case "config":
-		s.e, s.m = mustEngine(t, storyConfig(t, f[1:])), newMirror()
+		s.e, s.m = mustEngine(t, scenarioConfig(t, f[1:])), newMirror()
 	case "group":
 		var planes []Capacity
 		for p, text := range f[2:] {
@@ -159,7 +159,7 @@ func (s *story) command(t *testing.T, out *strings.Builder, f []string) {
 	}
 }
 
-func storyConfig(t *testing.T, settings []string) Config {
+func scenarioConfig(t *testing.T, settings []string) Config {
 	t.Helper()
 	value := map[string]string{}
 	for _, s := range settings {

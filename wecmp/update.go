@@ -45,7 +45,7 @@ func (e *Engine) Updates() []Update {
 		}
 		v.dirty = false
 		u := Update{Kind: VectorSet, Vector: id}
-		if v.told {
+		if v.reported {
 			u.SlotsMoved, u.Drain = e.compare(v, v)
 			for _, s := range u.Drain {
 				v.slots[s].Drain = true
@@ -57,15 +57,15 @@ func (e *Engine) Updates() []Update {
 	set := len(e.updates)
 	for _, i := range e.dirtyDests {
 		d := &e.destinations[i]
-		if d.vector == 0 || d.vector == d.told {
+		if d.vector == 0 || d.vector == d.reported {
 			continue
 		}
 		u := Update{Kind: DestinationSet, Vector: d.vector, Destination: d.prefix}
-		if d.told != 0 {
-			u.SlotsMoved, u.Drain = e.compare(e.vectors[d.told], e.vectors[d.vector])
+		if d.reported != 0 {
+			u.SlotsMoved, u.Drain = e.compare(e.vectors[d.reported], e.vectors[d.vector])
 		}
 		e.updates = append(e.updates, u)
-		d.told = d.vector
+		d.reported = d.vector
 	}
 	for _, i := range e.dirtyDests {
 		d := &e.destinations[i]
@@ -73,7 +73,7 @@ func (e *Engine) Updates() []Update {
 		if d.vector != 0 {
 			continue
 		}
-		if d.told != 0 {
+		if d.reported != 0 {
 			e.updates = append(e.updates, Update{Kind: DestinationDelete, Destination: d.prefix})
 		}
 		delete(e.index, d.prefix)
@@ -93,13 +93,13 @@ func (e *Engine) Updates() []Update {
 
 // remember stores the parts of a reported vector with which the next report is compared.
 func (e *Engine) remember(v *vector) {
-	v.told = true
+	v.reported = true
 	if e.cfg.Policy == Remap || e.cfg.Ordering != Weak {
-		copy(v.toldSlots, v.slots)
+		copy(v.reportedSlots, v.slots)
 	}
 	if e.cfg.Ordering != Weak {
-		copy(v.toldRate, e.groups[v.group].rate)
-		copy(v.toldLive, v.live)
+		copy(v.reportedRate, e.groups[v.group].rate)
+		copy(v.reportedLive, v.live)
 	}
 }
 
@@ -108,7 +108,7 @@ func (e *Engine) remember(v *vector) {
 func (e *Engine) compare(was, is *vector) (moved int, drain []uint16) {
 	if e.cfg.Policy == Remap {
 		for s := range is.slots {
-			if a, b := &was.toldSlots[s], &is.slots[s]; a.Plane != b.Plane || a.SubPort != b.SubPort {
+			if a, b := &was.reportedSlots[s], &is.slots[s]; a.Plane != b.Plane || a.SubPort != b.SubPort {
 				moved++
 			}
 		}

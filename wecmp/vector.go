@@ -16,12 +16,12 @@ type vector struct {
 	hash       uint64 // of (group, place): the key of the intern table
 	chain      uint32 // next in the intern table's bucket
 
-	dirty bool
-	told  bool // reported to the caller; the fields below hold the last report
-	// These are stored only if needed: toldSlots under Remap or an ordering, toldRate and toldLive under an ordering.
-	toldSlots []Slot
-	toldRate  []uint64
-	toldLive  []uint16
+	dirty    bool
+	reported bool // reported to the caller; the fields below hold the last report
+	// These are stored only if needed: reportedSlots under Remap or an ordering, reportedRate and reportedLive under an ordering.
+	reportedSlots []Slot
+	reportedRate  []uint64
+	reportedLive  []uint16
 }
 
 // VectorView is a view of a vector. Its slices belong to the engine and are valid until its next input.
@@ -86,15 +86,15 @@ func (e *Engine) newVector(group uint32, place []uint16) *vector {
 		small := make([]uint16, slots+2*e.places)
 		v = &vector{
 			id: uint32(len(e.vectors)), slots: make([]Slot, slots),
-			place: cut(&small, slots), live: cut(&small, e.places), toldLive: small,
+			place: cut(&small, slots), live: cut(&small, e.places), reportedLive: small,
 		}
 		if e.cfg.Policy == Remap || e.cfg.Ordering != Weak {
-			v.toldSlots, v.toldRate = make([]Slot, slots), make([]uint64, e.places)
+			v.reportedSlots, v.reportedRate = make([]Slot, slots), make([]uint64, e.places)
 		}
 		e.vectors = append(e.vectors, v)
 	}
 	g := e.groups[group]
-	v.group, v.uses, v.told = group, 0, false
+	v.group, v.uses, v.reported = group, 0, false
 	copy(v.place, place)
 	v.prev, v.next = 0, g.first
 	if g.first != 0 {
@@ -122,7 +122,7 @@ func (e *Engine) release(v *vector) {
 	}
 	e.forget(v)
 	v.group, v.dirty = 0, false
-	if v.told {
+	if v.reported {
 		e.deleted = append(e.deleted, v.id) // the id is reused only after the deletion has been reported
 	} else {
 		e.freeVectors = append(e.freeVectors, v.id)

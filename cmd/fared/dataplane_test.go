@@ -207,7 +207,7 @@ func TestDataplaneCounters(t *testing.T) {
 
 func TestDataplaneUsage(t *testing.T) {
 	dir := shortDir(t)
-	nobody := filepath.Join(dir, "nobody")
+	unserved := filepath.Join(dir, "nobody")
 	for _, c := range []struct {
 		code int
 		want string
@@ -229,10 +229,10 @@ func TestDataplaneUsage(t *testing.T) {
 		{exitFailed, "fared: --socket: " + dir + " exists and is not a socket", "--driver memory --journal none --socket " + dir},
 		{exitFailed, "fared: --socket: " + dir + " exists and is not a socket", "--driver memory --journal none --flush --socket " + dir},
 		{exitFailed, "no-such-owner", "--driver memory --socket-owner no-such-owner"},
-		{exitUnreachable, "no data plane answers at " + nobody, "show"},
+		{exitUnreachable, "no data plane answers at " + unserved, "show"},
 		{exitUnreachable, "is the agent running", "counters"},
 	} {
-		args := append([]string{"dataplane", "--socket", nobody}, strings.Fields(c.args)...)
+		args := append([]string{"dataplane", "--socket", unserved}, strings.Fields(c.args)...)
 		if text := refused(t, c.code, args...); !strings.Contains(text, c.want) {
 			t.Errorf("fared %v: no %q in\n%s", args, c.want, text)
 		}

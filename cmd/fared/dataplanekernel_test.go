@@ -349,7 +349,7 @@ func TestDataplaneKernelAuto(t *testing.T) {
 		if err != nil || view.description.Name != want || view.health != "SERVING" {
 			t.Errorf("%v, %v; want %s", view, err, want)
 		}
-		if said := strings.Contains(p.Log(), "steering by BPF is not possible on this host"); said != (want == "linux") {
+		if logged := strings.Contains(p.Log(), "steering by BPF is not possible on this host"); logged != (want == "linux") {
 			t.Errorf("driver %s: log\n%s", want, p.Log())
 		}
 		if c := view.description.Capabilities; c.FlowPins != (want == "bpf") || c.FlowHash != nil && want == "bpf" {

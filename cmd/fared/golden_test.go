@@ -60,10 +60,10 @@ func playGolden(t *testing.T, text string) (got string, commands int) {
 		}
 		commands++
 		socket, _ := startFake(t) // a new daemon for each command, so that their order does not matter
-		nobody := filepath.Join(filepath.Dir(socket), "nobody")
+		unserved := filepath.Join(filepath.Dir(socket), "nobody")
 		args := []string{"--socket", socket}
 		for _, word := range strings.Fields(command) {
-			args = append(args, strings.NewReplacer("NOBODY", nobody, "TESTDATA", "testdata", "''", "").Replace(word))
+			args = append(args, strings.NewReplacer("NOBODY", unserved, "TESTDATA", "testdata", "''", "").Replace(word))
 		}
 		if len(args) > 2 && strings.HasPrefix(args[2], "__complete") { // cobra requires this as the first word
 			args = append(append([]string{args[2]}, args[:2]...), args[3:]...)
@@ -79,7 +79,7 @@ func playGolden(t *testing.T, text string) (got string, commands int) {
 			b.WriteString("\n")
 		}
 		fmt.Fprintf(&b, "%s\n", line)
-		names := strings.NewReplacer(nobody, "NOBODY", socket, "SOCKET")
+		names := strings.NewReplacer(unserved, "NOBODY", socket, "SOCKET")
 		b.WriteString(names.Replace(o.out))
 		for text := range strings.Lines(names.Replace(o.err)) {
 			if !progressLine.MatchString(text) { // only a slow machine prints it

@@ -185,16 +185,16 @@ func TestLabNetnsCleanup(t *testing.T) {
 		}
 		return cmd, out.String
 	}
-	kept, said := start(args...)
+	kept, output := start(args...)
 	if err := kept.Wait(); err != nil {
-		t.Fatalf("%v\n%s", err, said())
+		t.Fatalf("%v\n%s", err, output())
 	}
-	socket := regexp.MustCompile(`--socket (\S+) weights`).FindStringSubmatch(said())
+	socket := regexp.MustCompile(`--socket (\S+) weights`).FindStringSubmatch(output())
 	if socket == nil || len(nodesOf(t, kept.Process.Pid)) != 4 {
-		t.Fatalf("kept %q, said\n%s", nodesOf(t, kept.Process.Pid), said())
+		t.Fatalf("kept %q, printed\n%s", nodesOf(t, kept.Process.Pid), output())
 	}
 	if out := must(t, "weights", "--socket", socket[1]); !strings.Contains(out, "10.255.0.2") {
-		t.Errorf("the fabric that was kept says\n%s", out)
+		t.Errorf("the fabric that was kept prints\n%s", out)
 	}
 
 	killed, _ := start("lab", "--netns", "--planes", "2", "--servers", "2", "--pace", "1h")

@@ -18,7 +18,7 @@ import (
 func TestSuperviseUsage(t *testing.T) {
 	for _, test := range []struct {
 		args string
-		says string
+		want string
 	}{
 		{"", "each after a --"},
 		{"run", "each after a --"},
@@ -30,8 +30,8 @@ func TestSuperviseUsage(t *testing.T) {
 		{"-- run -- supervise", `command 2: "supervise" is not a command that runs until a signal`},
 		{"-- /none/such", "/none/such"},
 	} {
-		if text := refused(t, exitUsage, append([]string{"supervise"}, strings.Fields(test.args)...)...); !strings.Contains(text, test.says) {
-			t.Errorf("fared supervise %s: no %q in:\n%s", test.args, test.says, text)
+		if text := refused(t, exitUsage, append([]string{"supervise"}, strings.Fields(test.args)...)...); !strings.Contains(text, test.want) {
+			t.Errorf("fared supervise %s: no %q in:\n%s", test.args, test.want, text)
 		}
 	}
 }

@@ -106,8 +106,8 @@ func TestTopoErrors(t *testing.T) {
 		{[]string{"generate", "--out", "x", "--for", "kubernetes"}, `--for: "kubernetes" is not a target`},
 		{[]string{"paint"}, `unknown command "topo paint"`},
 	} {
-		if said := refused(t, exitUsage, append([]string{"topo"}, c.args...)...); !strings.Contains(said, c.want) {
-			t.Errorf("%v: %q", c.args, said)
+		if text := refused(t, exitUsage, append([]string{"topo"}, c.args...)...); !strings.Contains(text, c.want) {
+			t.Errorf("%v: %q", c.args, text)
 		}
 	}
 }
@@ -158,8 +158,8 @@ func TestTopoGenerate(t *testing.T) {
 	if err := os.WriteFile(spec, []byte("changed"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if said := refused(t, exitUsage, args...); !strings.Contains(said, "is not empty\n  name another directory, or add --force") {
-		t.Errorf("%s", said)
+	if text := refused(t, exitUsage, args...); !strings.Contains(text, "is not empty\n  name another directory, or add --force") {
+		t.Errorf("%s", text)
 	}
 	if text, err := os.ReadFile(spec); err != nil || string(text) != "changed" {
 		t.Errorf("%q, %v", text, err)

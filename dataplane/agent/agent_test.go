@@ -201,8 +201,8 @@ func program(t *testing.T, conn *grpc.ClientConn, operations ...*farev1.Operatio
 	}
 }
 
-// story returns operations that create a typical state.
-func story() []*farev1.Operation {
+// typicalState returns operations that create a typical state.
+func typicalState() []*farev1.Operation {
 	return []*farev1.Operation{
 		{Op: &farev1.Operation_SetVector{SetVector: &farev1.Vector{Id: 1, Members: []*farev1.VectorMember{{Plane: "p0", Device: "dp0a", Weight: 2}, {Plane: "p1", Device: "dp1a", Weight: 1}}}}},
 		{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: "10.0.0.1/32", Vector: 1}}},
@@ -237,7 +237,7 @@ func TestRestart(t *testing.T) {
 	c := Config{Socket: filepath.Join(dir, "s"), Journal: filepath.Join(dir, "journal")}
 	first := &recorder{}
 	_, stop := run(t, c, first)
-	if refused := program(t, plain(t, c.Socket), story()...); len(refused) > 0 {
+	if refused := program(t, plain(t, c.Socket), typicalState()...); len(refused) > 0 {
 		t.Fatal(refused)
 	}
 	want := snapshot(t, plain(t, c.Socket))
@@ -254,7 +254,7 @@ func TestRestart(t *testing.T) {
 	if got := snapshot(t, conn); !proto.Equal(got, want) {
 		t.Errorf("after the restart %v, before %v", got, want)
 	}
-	program(t, conn, story()...)
+	program(t, conn, typicalState()...)
 	if second.changes != 4 {
 		t.Errorf("what was restored was changed again: %d changes", second.changes)
 	}
@@ -377,7 +377,7 @@ func TestSettles(t *testing.T) {
 	if settled(r) {
 		t.Error("settled before anybody said what is promised")
 	}
-	program(t, conn, story()...)
+	program(t, conn, typicalState()...)
 	netnstest.Eventually(t, time.Minute, func() error {
 		if !settled(r) {
 			return errors.New("not settled")
@@ -414,13 +414,13 @@ func TestPanic(t *testing.T) {
 	r := &recorder{panics: true}
 	a, _ := run(t, Config{Socket: socket}, r)
 	conn := plain(t, socket)
-	if refused := program(t, conn, story()[:1]...); len(refused) != 1 || codes.Code(refused[0].Code) != codes.Internal {
+	if refused := program(t, conn, typicalState()[:1]...); len(refused) != 1 || codes.Code(refused[0].Code) != codes.Internal {
 		t.Errorf("refused %v, want INTERNAL", refused)
 	}
 	r.mu.Lock()
 	r.panics = false
 	r.mu.Unlock()
-	if refused := program(t, conn, story()...); len(refused) != 0 {
+	if refused := program(t, conn, typicalState()...); len(refused) != 0 {
 		t.Errorf("refused %v", refused)
 	}
 	if n := a.watched.panics.Load(); n != 1 {
@@ -453,7 +453,7 @@ func TestMetrics(t *testing.T) {
 	dir := t.TempDir()
 	c := Config{Socket: filepath.Join(dir, "s"), Journal: filepath.Join(dir, "journal"), MetricsListen: "127.0.0.1:0", Version: "v9"}
 	a, _ := run(t, c, &recorder{})
-	program(t, plain(t, c.Socket), append(story(), &farev1.Operation{Op: &farev1.Operation_DeleteVector{DeleteVector: 1}})...)
+	program(t, plain(t, c.Socket), append(typicalState(), &farev1.Operation{Op: &farev1.Operation_DeleteVector{DeleteVector: 1}})...)
 	answer, err := http.Get("http://" + a.metrics.listener.Addr().String() + "/metrics")
 	if err != nil {
 		t.Fatal(err)
@@ -507,7 +507,7 @@ func TestNotify(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", filepath.Join(dir, "notify"))
 	t.Setenv("WATCHDOG_USEC", "90000")
 	_, stop := run(t, Config{Socket: filepath.Join(dir, "s"), Notify: true}, &recorder{})
-	hear := func() string {
+	receive := func() string {
 		b := make([]byte, 512)
 		_ = l.SetReadDeadline(time.Now().Add(10 * time.Second))
 		n, err := l.Read(b)
@@ -517,12 +517,12 @@ func TestNotify(t *testing.T) {
 		return string(b[:n])
 	}
 	for _, want := range []string{"STATUS=recorder: 0 groups, 0 destinations", "READY=1", "WATCHDOG=1"} {
-		if got := hear(); got != want {
+		if got := receive(); got != want {
 			t.Errorf("systemd hears %q, want %q", got, want)
 		}
 	}
 	stop()
-	for got := hear(); got != "STOPPING=1"; got = hear() {
+	for got := receive(); got != "STOPPING=1"; got = receive() {
 		if got != "WATCHDOG=1" {
 			t.Fatalf("systemd hears %q", got)
 		}

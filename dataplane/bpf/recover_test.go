@@ -13,8 +13,8 @@ import (
 	"github.com/fared/fared/internal/netnstest"
 )
 
-// told returns a whole state: groups of each mode, parked slots, pins of both kinds, and a sub-port that is down.
-func told(b *bed, mode farev1.Mode, gpus []gpu) *farev1.SnapshotResponse {
+// wholeState returns a whole state: groups of each mode, parked slots, pins of both kinds, and a sub-port that is down.
+func wholeState(b *bed, mode farev1.Mode, gpus []gpu) *farev1.SnapshotResponse {
 	all := &farev1.SnapshotResponse{SubPorts: []*farev1.SubPortState{{Device: "p2.1"}}}
 	for i, g := range gpus {
 		v := g.group(uint32(7 + i))
@@ -63,7 +63,7 @@ func TestRecover(t *testing.T) {
 			b.open()
 			forwarding := b.forwardingOf(mode, gpus[:]...)
 			server := contract.New(contract.Config{Forwarder: b.s})
-			if refused, err := server.Restore(forwarding, told(b, mode, gpus[:])); err != nil || len(refused) > 0 {
+			if refused, err := server.Restore(forwarding, wholeState(b, mode, gpus[:])); err != nil || len(refused) > 0 {
 				t.Fatal(refused, err)
 			}
 			snapshot := func(s *contract.Server) (all *farev1.SnapshotResponse) {

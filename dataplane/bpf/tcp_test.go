@@ -112,8 +112,8 @@ func TestTCPMeetsTheMTU(t *testing.T) {
 	b.server.IP("link", "set", "p2.0", "mtu", "1300")
 	b.leaves[2].IP("link", "set", "server0", "mtu", "1300")
 	netnstest.Eventually(t, time.Minute, func() error {
-		if said := b.server.IP("link", "show", "fared0"); !strings.Contains(said, "mtu 1300 ") {
-			return fmt.Errorf("the anchor is %s", said)
+		if link := b.server.IP("link", "show", "fared0"); !strings.Contains(link, "mtu 1300 ") {
+			return fmt.Errorf("the anchor is %s", link)
 		}
 		return nil
 	})
@@ -326,8 +326,8 @@ func TestProtocolsHavePortsOfTheirOwn(t *testing.T) {
 	b.commit(setGroup(testGroup(1, 8, false, 1, 1, 1, 1)), setDestination(b.family.destination, 1, b.family.source, sequence(8, 0, 10127)))
 	anchor := b.raw()
 	defer unix.Close(anchor)
-	// tell checks both the rules and the program for a port.
-	tell := func(protocol byte, name string, port int, steered bool) {
+	// check checks both the rules and the program for a port.
+	check := func(protocol byte, name string, port int, steered bool) {
 		t.Helper()
 		out, err := b.server.Output("ip", "route", "get", "10.255.0.2", "from", "10.255.0.1", "ipproto", name, "dport", fmt.Sprint(port))
 		if got := err == nil && strings.Contains(string(out), "fared0"); got != steered {
@@ -345,8 +345,8 @@ func TestProtocolsHavePortsOfTheirOwn(t *testing.T) {
 	all := func(udp, tcp []uint32) {
 		t.Helper()
 		for _, port := range []int{roce, tcpPort, 4444, 4445} {
-			tell(unix.IPPROTO_UDP, "udp", port, slices.Contains(udp, uint32(port)))
-			tell(unix.IPPROTO_TCP, "tcp", port, slices.Contains(tcp, uint32(port)))
+			check(unix.IPPROTO_UDP, "udp", port, slices.Contains(udp, uint32(port)))
+			check(unix.IPPROTO_TCP, "tcp", port, slices.Contains(tcp, uint32(port)))
 		}
 		for _, family := range []string{"-4", "-6"} {
 			if n := strings.Count(b.server.IP(family, "rule", "show", "protocol", "179"), "dport"); n != len(udp)+len(tcp) {

@@ -117,24 +117,24 @@ func TestNexthopsAreWhatIPSays(t *testing.T) {
 		}
 	}
 
-	said := map[float64]map[string]any{}
+	shown := map[float64]map[string]any{}
 	for _, o := range ipJSON(t, s, "nexthop") {
-		said[o["id"].(float64)] = o
+		shown[o["id"].(float64)] = o
 		if o["protocol"] != "179" && o["protocol"] != float64(protocol) {
 			t.Errorf("protocol %v", o["protocol"])
 		}
 	}
-	if o := said[1001]; o["gateway"] != "192.0.2.9" || o["dev"] != "p1" || !strings.Contains(fmt.Sprint(o["flags"]), "onlink") {
-		t.Errorf("ip says %v", o)
+	if o := shown[1001]; o["gateway"] != "192.0.2.9" || o["dev"] != "p1" || !strings.Contains(fmt.Sprint(o["flags"]), "onlink") {
+		t.Errorf("ip shows %v", o)
 	}
-	if o := said[1003]; o["gateway"] != "fe80::9" || o["dev"] != "p1" {
-		t.Errorf("ip says %v", o)
+	if o := shown[1003]; o["gateway"] != "fe80::9" || o["dev"] != "p1" {
+		t.Errorf("ip shows %v", o)
 	}
-	if _, ok := said[1005]["blackhole"]; !ok {
-		t.Errorf("ip says %v", said[1005])
+	if _, ok := shown[1005]["blackhole"]; !ok {
+		t.Errorf("ip shows %v", shown[1005])
 	}
-	if o := said[2001]; o["type"] != "resilient" || !strings.Contains(fmt.Sprint(o["resilient_args"]), "buckets:1024") {
-		t.Errorf("ip says %v", o)
+	if o := shown[2001]; o["type"] != "resilient" || !strings.Contains(fmt.Sprint(o["resilient_args"]), "buckets:1024") {
+		t.Errorf("ip shows %v", o)
 	}
 
 	buckets, err := s.conn.Buckets(2001)
@@ -219,12 +219,12 @@ func TestRoutesAreWhatIPSays(t *testing.T) {
 			t.Errorf("table %d has %v", table, routes)
 		}
 	}
-	said := ipJSON(t, s, "route", "show", "10.255.0.2")
-	if len(said) != 1 || said[0]["nhid"] != float64(10) || said[0]["prefsrc"] != "10.255.0.1" || said[0]["metric"] != float64(20) {
-		t.Errorf("ip says %v", said)
+	shown := ipJSON(t, s, "route", "show", "10.255.0.2")
+	if len(shown) != 1 || shown[0]["nhid"] != float64(10) || shown[0]["prefsrc"] != "10.255.0.1" || shown[0]["metric"] != float64(20) {
+		t.Errorf("ip shows %v", shown)
 	}
-	if said := ipJSON(t, s, "route", "show", "table", "70000"); len(said) != 1 || said[0]["dst"] != "10.255.0.0/24" || said[0]["dev"] != "p1" {
-		t.Errorf("ip says %v", said)
+	if shown := ipJSON(t, s, "route", "show", "table", "70000"); len(shown) != 1 || shown[0]["dst"] != "10.255.0.0/24" || shown[0]["dev"] != "p1" {
+		t.Errorf("ip shows %v", shown)
 	}
 
 	b = s.conn.Begin()
@@ -284,10 +284,10 @@ func TestRulesAreWhatIPSays(t *testing.T) {
 		t.Error("an inverted rule passes for one of ours")
 	}
 	if said := ipJSON(t, s, "rule", "show", "priority", "100"); len(said) != 1 || said[0]["ipproto"] != "udp" || said[0]["dport"] != float64(4791) || said[0]["table"] != "70000" {
-		t.Errorf("ip says %v", said)
+		t.Errorf("ip shows %v", said)
 	}
 	if said := ipJSON(t, s, "rule", "show", "priority", "101"); len(said) != 1 || said[0]["fwmark"] != "0x10" || said[0]["fwmask"] != "0xf0" || said[0]["iif"] != "lo" {
-		t.Errorf("ip says %v", said)
+		t.Errorf("ip shows %v", said)
 	}
 	b = s.conn.Begin()
 	for _, r := range want {
@@ -383,7 +383,7 @@ func TestPathsAreWhatIPSays(t *testing.T) {
 			q := queries[i]
 			said := ipJSON(t, s, "route", "get", q.Destination.String(), "from", q.Source.String(), "ipproto", "udp", "sport", fmt.Sprint(q.Sport), "dport", "4791")
 			if len(said) != 1 || said[0]["dev"] != fmt.Sprintf("p%d", slices.Index(s.devices[:], int(p.Device))) {
-				t.Errorf("%+v: %+v, ip says %v", q, p, said)
+				t.Errorf("%+v: %+v, ip shows %v", q, p, said)
 			}
 		}
 	}

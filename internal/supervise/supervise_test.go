@@ -292,7 +292,7 @@ func TestEndWhileWaiting(t *testing.T) {
 func TestCannotStart(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	said, w := io.Pipe()
+	log, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
 		done <- Run(ctx, Config{
@@ -301,7 +301,7 @@ func TestCannotStart(t *testing.T) {
 		})
 		w.Close()
 	}()
-	in := bufio.NewScanner(said)
+	in := bufio.NewScanner(log)
 	for range 3 {
 		if !in.Scan() || !strings.Contains(in.Text(), "cannot start") || !strings.Contains(in.Text(), "/none/such") {
 			t.Fatalf("said %q", in.Text())

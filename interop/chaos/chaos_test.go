@@ -223,7 +223,7 @@ func (c *chaos) settle(since time.Time, limit time.Duration) (took time.Duration
 				problem = text
 			}
 			if began.Sub(since) > grace {
-				c.honest(b, src, dst, before[src][dst], after[src][dst])
+				c.checkStable(b, src, dst, before[src][dst], after[src][dst])
 			}
 		}
 		if took = time.Since(since).Round(time.Millisecond); problem == "" || took > limit {
@@ -240,8 +240,8 @@ func (c *chaos) offset() int {
 	return int(c.firsts*2654435761>>16) % (65536 - firstPort - mostFlows)
 }
 
-// honest records a fault if a row was shown as in effect before and after a burst, but the packets did not obey it.
-func (c *chaos) honest(b *burst, src, dst int, before, after *farev1.DestinationWeights) {
+// checkStable records a fault if a row was shown as in effect before and after a burst, but the packets did not obey it.
+func (c *chaos) checkStable(b *burst, src, dst int, before, after *farev1.DestinationWeights) {
 	if before == nil || after == nil || !proto.Equal(before, after) {
 		return
 	}

@@ -27,7 +27,7 @@ func compare(b *testing.B, driver string, f family) {
 	bed.start()
 	bed.resolve()
 	c := bed.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 1000)
-	c.weigh(story[0]...)
+	c.weigh(draftWeights[0]...)
 	dst := c.dst[0]
 	plain, hop := netip.MustParsePrefix("10.254.0.1/32"), "172.16.0.1"
 	if !f.source.Addr().Is4() {

@@ -86,7 +86,7 @@ func TestForeignObjectsStay(t *testing.T) {
 		}
 		b.start()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 20)
-		for _, weights := range story {
+		for _, weights := range draftWeights {
 			c.weigh(weights...)
 			same("weights " + ratio(weights))
 		}

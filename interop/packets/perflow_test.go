@@ -139,8 +139,8 @@ func strays(a arrivals, ports []uint16, places []wecmp.Place, only func(slot int
 
 func all(int) bool { return true }
 
-// story lists the draft's weights in order: healthy, half a Y-cable failed at the receiver, a plane failed, and back.
-var story = [][]uint64{{2, 2, 2, 2}, {2, 2, 1, 2}, {1, 1, 0, 1}, {2, 2, 2, 2}}
+// draftWeights lists the draft's weights in order: healthy, half a Y-cable failed at the receiver, a plane failed, and back.
+var draftWeights = [][]uint64{{2, 2, 2, 2}, {2, 2, 1, 2}, {1, 1, 0, 1}, {2, 2, 2, 2}}
 
 // TestSlotsLand stripes a million packets (over IPv6 a tenth) over 64 slots by share and checks that each leaf port
 // receives exactly the packets sent for its slots, and no other packet arrives anywhere. While the weights change, the
@@ -150,7 +150,7 @@ func TestSlotsLand(t *testing.T) {
 		b.start()
 		b.resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 3)
-		c.weigh(story[0]...)
+		c.weigh(draftWeights[0]...)
 		dst := c.dst[1]
 		ports, places := c.ports(dst), c.view().Places()
 		flows := b.flows(t, dst, ports)
@@ -165,7 +165,7 @@ func TestSlotsLand(t *testing.T) {
 			packets /= 10 // the same with other headers
 		}
 		start := b.arrivals()
-		for step, weights := range story {
+		for step, weights := range draftWeights {
 			bg := send(t.Context(), unaffected)
 			busy(t, unaffected, 200)
 			c.weigh(weights...)
@@ -183,10 +183,10 @@ func TestSlotsLand(t *testing.T) {
 			for _, s := range c.view().Slots {
 				shares = append(shares, uint64(s.SharePPB))
 			}
-			parts := wecmp.Apportion(nil, shares, packets/uint64(len(story)))
+			parts := wecmp.Apportion(nil, shares, packets/uint64(len(draftWeights)))
 			before := b.arrivals()
 			stripe(t, flows, parts)
-			got := b.settled(before, packets/uint64(len(story)))
+			got := b.settled(before, packets/uint64(len(draftWeights)))
 			var perPlane [planes]uint64
 			for slot, port := range ports {
 				at := places[slot]
@@ -211,7 +211,7 @@ func TestStorm(t *testing.T) {
 		b.start()
 		b.resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 3)
-		c.weigh(story[0]...)
+		c.weigh(draftWeights[0]...)
 		dst := c.dst[2]
 		ports, places := c.ports(dst), c.view().Places()
 		flows := b.flows(t, dst, ports)
@@ -248,7 +248,7 @@ func TestCableCut(t *testing.T) {
 		b.start()
 		b.resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 3)
-		c.weigh(story[0]...)
+		c.weigh(draftWeights[0]...)
 		dst := c.dst[0]
 		ports, places := c.ports(dst), c.view().Places()
 		flows := b.flows(t, dst, ports)
@@ -262,11 +262,11 @@ func TestCableCut(t *testing.T) {
 		}
 		before := b.arrivals()
 		bg := send(t.Context(), others)
-		for _, told := range []bool{true, false} {
+		for _, reported := range []bool{true, false} {
 			for s := range subPorts {
 				b.leaves[2].IP("link", "set", fmt.Sprintf("server.%d", s), "down")
 				busy(t, others, 400)
-				if told {
+				if reported {
 					c.subPort(2, s, false)
 					c.weigh(2, 2, uint64(1-s), 2)
 					busy(t, others, 400)
@@ -277,7 +277,7 @@ func TestCableCut(t *testing.T) {
 				// The leaf's IPv6 address was removed with the carrier, and would be tentative after its return.
 				b.leaves[2].IP("addr", "replace", fmt.Sprintf("fd00:16:2:%d::2/64", s), "dev", fmt.Sprintf("server.%d", s), "nodad")
 				busy(t, others, 400)
-				if told {
+				if reported {
 					c.subPort(2, s, true)
 					c.weigh(2, 2, uint64(1+s), 2)
 					busy(t, others, 400)
@@ -316,7 +316,7 @@ func TestSubPortDown(t *testing.T) {
 		b.start()
 		b.resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 2)
-		c.weigh(story[0]...)
+		c.weigh(draftWeights[0]...)
 		dst := c.dst[0]
 		ports, places := c.ports(dst), c.view().Places()
 		flows := b.flows(t, dst, ports)
@@ -357,10 +357,10 @@ func TestRemap(t *testing.T) {
 		b.start()
 		b.resolve()
 		c := b.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Remap, 2)
-		c.weigh(story[0]...)
+		c.weigh(draftWeights[0]...)
 		dst := c.dst[0]
 		home := c.ports(dst)
-		for _, weights := range story {
+		for _, weights := range draftWeights {
 			c.weigh(weights...)
 			b.atRest()
 			ports, places := c.ports(dst), c.view().Places()

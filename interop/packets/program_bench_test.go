@@ -20,7 +20,7 @@ func BenchmarkProgram(b *testing.B) {
 				bed := newBed(b, driver, families[0])
 				bed.start()
 				c := bed.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 1)
-				c.weigh(story[0]...)
+				c.weigh(draftWeights[0]...)
 				var set, remove [][]*farev1.Operation
 				for i := range n {
 					if i%gather == 0 {
@@ -59,7 +59,7 @@ func BenchmarkSubPortLost(b *testing.B) {
 			bed := newBed(b, driver, families[0])
 			bed.start()
 			c := bed.connect(farev1.Mode_MODE_PER_FLOW, wecmp.Reweight, 16_384)
-			c.weigh(story[0]...)
+			c.weigh(draftWeights[0]...)
 			var took []time.Duration
 			b.ResetTimer()
 			for b.Loop() {

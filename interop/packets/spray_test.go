@@ -21,12 +21,12 @@ func TestSpray(t *testing.T) {
 			b.start()
 			b.resolve()
 			c := b.connect(farev1.Mode_MODE_PER_PACKET, wecmp.Reweight, 2)
-			c.weigh(story[0]...)
+			c.weigh(draftWeights[0]...)
 			dst := c.dst[0]
 			ports := c.ports(dst)
 			flows := b.flows(t, dst, ports)
 			stray := b.flows(t, dst, []uint16{1024})
-			for _, weights := range story {
+			for _, weights := range draftWeights {
 				c.weigh(weights...)
 				v := c.view()
 				var shares []uint64

@@ -92,11 +92,11 @@ func dial(address string) (*grpc.ClientConn, error) {
 
 // receiver is the end of a set in this process; another process has the other.
 type receiver struct {
-	set   *rdma.Set
-	cq    *rdma.CQ
-	child *exec.Cmd
-	stdin io.WriteCloser
-	said  *bufio.Reader
+	set    *rdma.Set
+	cq     *rdma.CQ
+	child  *exec.Cmd
+	stdin  io.WriteCloser
+	stdout *bufio.Reader
 }
 
 // receive starts another process, which connects to a device with memory for its WRITEs, and waits until the process has sent a message.
@@ -145,7 +145,7 @@ func receive(t *testing.T, name string, giveUp time.Duration, goOn bool) *receiv
 
 	where := []string{victim + "=" + name, file, strings.TrimPrefix(conn.Target(), "passthrough:///")}
 	r.child.Env, r.child.Stderr = append(os.Environ(), strings.Join(where, " ")), os.Stderr
-	said, err := r.child.StdoutPipe()
+	stdout, err := r.child.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,8 +159,8 @@ func receive(t *testing.T, name string, giveUp time.Duration, goOn bool) *receiv
 		_ = r.child.Process.Kill()
 		_ = r.child.Wait()
 	})
-	r.said = bufio.NewReader(said)
-	if line, err := r.said.ReadString('\n'); err != nil || line != "sent\n" {
+	r.stdout = bufio.NewReader(stdout)
+	if line, err := r.stdout.ReadString('\n'); err != nil || line != "sent\n" {
 		t.Fatalf("the peer said %q, %v", line, err)
 	}
 	r.set = <-sets
@@ -216,7 +216,7 @@ func TestStoppedProcess(t *testing.T) {
 			if err := r.stdin.Close(); err != nil {
 				t.Fatal(err)
 			}
-			line, err := r.said.ReadString('\n')
+			line, err := r.stdout.ReadString('\n')
 			if err != nil || !strings.HasSuffix(line, " written\n") {
 				t.Errorf("the peer said %q, %v", line, err)
 			}

@@ -62,14 +62,14 @@ func run(ctx context.Context, in, tool string, args ...string) ([]byte, error) {
 
 // failedLine appends to an error of ip or tc the batch line that the error refers to ("Command failed
 // -:3").
-func failedLine(in, said string) string {
-	said = strings.TrimSpace(said)
-	if _, at, ok := strings.Cut(said, "Command failed -:"); ok {
+func failedLine(in, output string) string {
+	output = strings.TrimSpace(output)
+	if _, at, ok := strings.Cut(output, "Command failed -:"); ok {
 		var n int
 		lines := strings.Split(in, "\n")
 		if _, err := fmt.Sscan(at, &n); err == nil && n >= 1 && n <= len(lines) {
-			return fmt.Sprintf("%s (%s)", said, lines[n-1])
+			return fmt.Sprintf("%s (%s)", output, lines[n-1])
 		}
 	}
-	return said
+	return output
 }

@@ -38,7 +38,8 @@ func newReal(p *Plan, log *slog.Logger) *real {
 	return &real{Plan: p, log: log, clients: map[*topo.Node]*client{}}
 }
 
-// Impatient returns connect parameters for servers on this machine that are about to listen.
+// Impatient returns gRPC connection parameters with short delays between attempts, for a server on this machine that is about to
+// listen.
 func Impatient() grpc.ConnectParams {
 	retry := backoff.DefaultConfig
 	retry.BaseDelay, retry.MaxDelay = 20*time.Millisecond, 100*time.Millisecond
@@ -67,7 +68,7 @@ func (b *real) dial() error {
 func (b *real) establish(ctx context.Context, progress func(string)) error {
 	ctx, cancel := context.WithTimeout(ctx, b.StartTimeout())
 	defer cancel()
-	var wanted, told uint32
+	var wanted, shown uint32
 	for _, n := range b.Server {
 		wanted += uint32(len(b.At(n)))
 	}
@@ -80,9 +81,9 @@ func (b *real) establish(ctx context.Context, progress func(string)) error {
 			}
 			up += status.SessionsEstablished
 		}
-		if up != told {
+		if up != shown {
 			progress(fmt.Sprintf("%d of %d BGP sessions", up, wanted))
-			told = up
+			shown = up
 		}
 		if up == wanted {
 			return nil

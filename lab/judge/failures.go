@@ -63,7 +63,7 @@ func (m *Model) Crashed(server int, p Parts) {
 		leaf  *topo.Node
 		group int
 	}
-	told := map[place]uint64{}
+	advertised := map[place]uint64{}
 	for _, g := range m.GroupsAt(server) {
 		if !m.Dead[server].Any() {
 			m.frozen[g] = make([]Vector, len(m.Groups()))
@@ -72,13 +72,13 @@ func (m *Model) Crashed(server int, p Parts) {
 			}
 		}
 		for _, leaf := range m.Leaf {
-			told[place{leaf, g}] = m.direct(leaf, g)
+			advertised[place{leaf, g}] = m.direct(leaf, g)
 		}
 	}
 	m.Dead[server] = m.Dead[server].or(p)
 	m.waiting[server] = m.waiting[server] && !p.Fared
 	for _, c := range m.At(m.Server[server]) {
-		m.told[c.Index] = told[place{c.Up.Node, c.Group.Index}]
+		m.lastAdvertised[c.Index] = advertised[place{c.Up.Node, c.Group.Index}]
 		if p.Fared && !m.keepsRoutes(c.Up.Node) {
 			m.silent[c.Index] = true
 		}

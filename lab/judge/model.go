@@ -30,15 +30,15 @@ type Model struct {
 	// silent is true for a cable whose leaf has removed the server's routes and cannot learn them again while a process
 	// of the server is dead.
 	silent []bool
-	// told is the bandwidth, in bit/s, that a crashed control plane last advertised over a cable for its own server. A
+	// lastAdvertised is the bandwidth, in bit/s, that a crashed control plane last advertised over a cable for its own server. A
 	// leaf that does not sum passes it on as long as it keeps the route.
-	told []uint64
+	lastAdvertised []uint64
 }
 
 // NewModel returns the model of a fabric without failures.
 func NewModel(f *topo.Fabric) *Model {
 	n := len(f.Cables)
-	return &Model{Fabric: f, Cut: make([]bool, n), Lossy: make([]bool, n), Drained: make([]bool, n), silent: make([]bool, n), told: make([]uint64, n),
+	return &Model{Fabric: f, Cut: make([]bool, n), Lossy: make([]bool, n), Drained: make([]bool, n), silent: make([]bool, n), lastAdvertised: make([]uint64, n),
 		Dark: map[*topo.Node]bool{}, Asleep: map[*topo.Node]bool{},
 		Dead: make([]Parts, f.Servers), waiting: make([]bool, f.Servers), frozen: make([][]Vector, len(f.Groups()))}
 }
@@ -72,7 +72,7 @@ func (m *Model) direct(leaf *topo.Node, group int) (speed uint64) {
 	for _, c := range m.Groups()[group].Cables {
 		if c.Up.Node == leaf && m.announces(c) {
 			if m.Software(leaf) == topo.BIRD && m.Absent(m.Host(group)) {
-				return m.told[c.Index]
+				return m.lastAdvertised[c.Index]
 			}
 			speed += uint64(c.Speed)
 		}

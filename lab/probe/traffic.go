@@ -33,7 +33,7 @@ const (
 
 // Traffic is the packet traffic of a fabric. Each server sends UDP from each of its loopbacks to every other server's
 // loopbacks, from every slot's source port in proportion to the slot's share, like its queue pairs would. Receivers
-// count the packets that arrive. A witness on each leaf counts the packets from servers by cable, so that each packet's
+// count the packets that arrive. A packet socket on each leaf counts the packets from servers by cable, so that each packet's
 // sub-port is known.
 type Traffic struct {
 	*topo.Fabric
@@ -43,7 +43,7 @@ type Traffic struct {
 	cancel    context.CancelFunc
 	done      sync.WaitGroup
 	closers   []func() error
-	readers   []syscall.Conn // sockets of receivers and witnesses
+	readers   []syscall.Conn // sockets of receivers and leaves
 	// carried is true if queue pairs use the slots' source ports and RoCEv2's port: then this traffic only follows
 	// weights and sends nothing.
 	carried bool
@@ -88,7 +88,7 @@ func sum(counters []atomic.Uint64) (n uint64) {
 	return n
 }
 
-func (t *Tally) witnessed() uint64 { return sum(t.seen) + sum(t.astray) }
+func (t *Tally) passed() uint64 { return sum(t.seen) + sum(t.astray) }
 
 // Roll starts a new tally and returns the previous one, for which nothing more is sent.
 func (t *Traffic) Roll() *Tally {
@@ -116,7 +116,7 @@ func (t *Traffic) Gather(ctx context.Context, n *Tally) {
 	sent := sum(n.sent)
 	last, since := uint64(0), time.Now()
 	for {
-		received, witnessed := sum(n.received), n.witnessed()
+		received, witnessed := sum(n.received), n.passed()
 		if received >= sent && witnessed >= sent {
 			return
 		}
@@ -135,7 +135,7 @@ func (t *Traffic) Gather(ctx context.Context, n *Tally) {
 	}
 }
 
-// unread reports whether a receiver or a witness has unread packets in its socket: a busy machine may delay its
+// unread reports whether a receiver or a counter has unread packets in its socket: a busy machine may delay its
 // goroutine for longer than quiet.
 func (t *Traffic) unread() bool {
 	for _, c := range t.readers {
@@ -178,12 +178,12 @@ func Start(ctx context.Context, c Config, fail func(error)) (*Traffic, error) {
 	}
 	ends := func() error {
 		for _, leaf := range t.Leaf {
-			w, err := newWitness(c.Hosts.Namespace(leaf.Name), serverCables(t.Fabric, leaf))
+			w, err := newCounterSocket(c.Hosts.Namespace(leaf.Name), serverCables(t.Fabric, leaf))
 			if err != nil {
 				return fmt.Errorf("watch packets on %s: %w", leaf.Name, err)
 			}
 			t.closers, t.readers = append(t.closers, w.Close), append(t.readers, w)
-			t.spawn(ctx, fail, "counter of "+leaf.Name, func() error { return t.witness(ctx, w) })
+			t.spawn(ctx, fail, "counter of "+leaf.Name, func() error { return t.countAtLeaf(ctx, w) })
 		}
 		for s := range t.Servers {
 			for g := range t.GPUs {
@@ -199,7 +199,7 @@ func Start(ctx context.Context, c Config, fail func(error)) (*Traffic, error) {
 	}
 	open := func() error {
 		var err error
-		if t.gauge, err = newGauge(c.Fabric, c.Hosts); err != nil { // before the witnesses, which count in it
+		if t.gauge, err = newGauge(c.Fabric, c.Hosts); err != nil { // before the counters, which count in it
 			return err
 		}
 		if !t.carried {

@@ -28,7 +28,7 @@ type channel struct {
 	wantRoom  bool // Post has refused an operation since the latest Room
 	holding   bool // the host is not ready for the next operation, and has not called Ready since
 	heldUp    bool // ring.held informs the peer of this
-	telling   bool // listed in transport.telling
+	notifying bool // listed in transport.notifying
 
 	outstanding int           // operations in the ring that have not been returned or completed
 	progress    time.Duration // time of the latest completion, or of the first post of the outstanding operations
@@ -144,7 +144,7 @@ func (c *channel) park() {
 			c.t.count.revoked++
 		}
 	}
-	c.tell() // the peer frees the slots by skipping them
+	c.scheduleNotify() // the peer frees the slots by skipping them
 }
 
 func (c *channel) Post(op *rdma.Op) bool {
@@ -177,7 +177,7 @@ func (c *channel) Post(op *rdma.Op) bool {
 		c.progress = c.t.host.Now()
 	}
 	c.outstanding++
-	c.tell()
+	c.scheduleNotify()
 	return true
 }
 
@@ -257,11 +257,11 @@ func (c *channel) Close() {
 // push queues an event for the host.
 func (t *transport) push(e event) { t.events = append(t.events, e) }
 
-// tell schedules a notification of the peer for the next Flush.
-func (c *channel) tell() {
-	if !c.telling {
-		c.telling = true
-		c.t.telling = append(c.t.telling, c)
+// scheduleNotify schedules a notification of the peer for the next Flush.
+func (c *channel) scheduleNotify() {
+	if !c.notifying {
+		c.notifying = true
+		c.t.notifying = append(c.t.notifying, c)
 	}
 }
 

@@ -57,7 +57,7 @@ func (c *channel) receive() {
 		}
 		what, passed := c.in.take()
 		if passed > 0 {
-			c.tell()
+			c.scheduleNotify()
 		}
 		switch what {
 		case nothing:
@@ -96,7 +96,7 @@ func (c *channel) execute() bool {
 			c.t.count.notReady++
 			c.holding, c.heldUp = true, true
 			in.held().Store(in.start)
-			c.tell() // a parked sender revokes it
+			c.scheduleNotify() // a parked sender revokes it
 			if !in.putBack() {
 				in.end(skipped, 0)
 			}
@@ -129,7 +129,7 @@ func (c *channel) execute() bool {
 		was, err = host.Atomic(c, d.kind, d.key, d.remote, d.compare, d.swap)
 	}
 	c.goOn()
-	c.tell()
+	c.scheduleNotify()
 	if err != nil {
 		c.t.count.refused++
 		in.end(statusOf(err), 0)
@@ -255,7 +255,7 @@ func (c *channel) end(err error) {
 	}
 	c.outstanding = 0
 	c.in.leave()
-	c.tell()
+	c.scheduleNotify()
 }
 
 // check fails the channel if its peer is gone, or has executed nothing for too long. A peer that is not ready proves with its beat that it

@@ -51,9 +51,9 @@ type transport struct {
 	lingering      []ring     // closed, but their receivers still work on an operation
 	published      map[uint32]int
 
-	events  []event // for the host, from at on
-	at      int
-	telling []*channel // Flush notifies their peers
+	events    []event // for the host, from at on
+	at        int
+	notifying []*channel // Flush notifies their peers
 
 	count counters
 

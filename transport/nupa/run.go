@@ -49,11 +49,11 @@ func (t *transport) drain() {
 
 // Flush notifies the peers with new work. It does not call the host.
 func (t *transport) Flush() {
-	for _, c := range t.telling {
-		c.telling = false
+	for _, c := range t.notifying {
+		c.notifying = false
 		c.notifyPeer()
 	}
-	t.telling = t.telling[:0]
+	t.notifying = t.notifying[:0]
 }
 
 // run is the endpoint's goroutine: it waits for notifications, and works under the device's lock.

@@ -65,7 +65,7 @@ func (d *Device) Connect(ctx context.Context, conn grpc.ClientConnInterface, rem
 	}
 	go func() {
 		defer end()
-		hear(s, func() (*farev1.Goodbye, error) {
+		awaitGoodbye(s, func() (*farev1.Goodbye, error) {
 			r, err := stream.Recv()
 			return r.GetGoodbye(), err
 		}, func(g *farev1.Goodbye) error {
@@ -75,12 +75,12 @@ func (d *Device) Connect(ctx context.Context, conn grpc.ClientConnInterface, rem
 	return s, first.GetAnswer().GetPrivateData(), nil
 }
 
-// hear ends a set when the peer says goodbye, and says goodbye when the set ends. It returns once the set has ended.
+// awaitGoodbye ends a set when the peer says goodbye, and says goodbye when the set ends. It returns once the set has ended.
 //
 // A broken stream alone does not end the set, since its channels may still work. If no channel has received anything from the peer within
 // Patience, the set ends: the peer gave up before it received the answer or while handling it. Any other set checks once per Patience that
 // its peer is alive, so that a set that only receives does not outlast a killed peer.
-func hear(s *Set, recv func() (*farev1.Goodbye, error), send func(*farev1.Goodbye) error) {
+func awaitGoodbye(s *Set, recv func() (*farev1.Goodbye, error), send func(*farev1.Goodbye) error) {
 	received := make(chan struct{})
 	go func() {
 		defer close(received)
@@ -195,7 +195,7 @@ func (l *Listener) Connect(stream grpc.BidiStreamingServer[farev1.ConnectRequest
 		s.Close()
 		return err
 	}
-	hear(s, func() (*farev1.Goodbye, error) {
+	awaitGoodbye(s, func() (*farev1.Goodbye, error) {
 		r, err := stream.Recv()
 		return r.GetGoodbye(), err
 	}, func(g *farev1.Goodbye) error {

@@ -294,8 +294,8 @@ func TestCloseEndsWaiting(t *testing.T) {
 func TestStreamBreaks(t *testing.T) {
 	p := connectPair(t, 2, SetConfig{Patience: time.Millisecond}, fourPlanes(), ordered)
 	broken := func() (*farev1.Goodbye, error) { return nil, errors.New("broken") }
-	unsaid := func(*farev1.Goodbye) error { return errors.New("broken") }
-	hear(p.set[1], broken, unsaid) // no message has arrived: the set has not heard from its peer
+	unsent := func(*farev1.Goodbye) error { return errors.New("broken") }
+	awaitGoodbye(p.set[1], broken, unsent) // no message has arrived: the set has received nothing from its peer
 	if err := p.set[1].Err(); !errors.Is(err, ErrFlushed) || !strings.Contains(err.Error(), "is not complete") {
 		t.Errorf("the set without a peer ended with %v", err)
 	}
@@ -306,7 +306,7 @@ func TestStreamBreaks(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			hear(s, broken, unsaid)
+			awaitGoodbye(s, broken, unsent)
 		}()
 		// The set checks its peer, and the peer's channel must acknowledge that.
 		eventually(t, "the set does not ask for its peer", func() (asked bool) {

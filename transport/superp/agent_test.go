@@ -235,7 +235,7 @@ func TestConfigureRefuses(t *testing.T) {
 				{LocalAddress: own, RemoteAddress: peer, LocalCid: 2, RemoteCid: 2}}}
 	}
 	for _, x := range []struct {
-		says   string
+		want   string
 		change func(r *farev1.ConfigureSuperpRequest)
 	}{
 		{"generation: is 0; use 1 or higher", func(r *farev1.ConfigureSuperpRequest) { r.Generation = 0 }},
@@ -261,11 +261,11 @@ func TestConfigureRefuses(t *testing.T) {
 		r := good()
 		x.change(r)
 		_, err := m.agent.ConfigureSuperp(t.Context(), r)
-		if status.Code(err) != codes.InvalidArgument || !strings.Contains(status.Convert(err).Message(), x.says) {
-			t.Errorf("%v\nwant %s", err, x.says)
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(status.Convert(err).Message(), x.want) {
+			t.Errorf("%v\nwant %s", err, x.want)
 		}
 		if s := m.status(t); s.Generation != 0 || len(s.Connections) > 0 {
-			t.Fatalf("%s: something was applied: %v", x.says, s)
+			t.Fatalf("%s: something was applied: %v", x.want, s)
 		}
 	}
 	if _, err := m.agent.ConfigureSuperp(t.Context(), good()); err != nil {

@@ -603,9 +603,9 @@ func TestStrangers(t *testing.T) {
 	above := bytes.Clone(packet)
 	binary.LittleEndian.PutUint32(above[4:], 1024)
 	inject(from, above)
-	liar := bytes.Clone(packet)
-	binary.LittleEndian.PutUint32(liar[8:], 5)
-	inject(from, liar)
+	forged := bytes.Clone(packet)
+	binary.LittleEndian.PutUint32(forged[8:], 5)
+	inject(from, forged)
 	b.quiet(time.Second)
 	got := b.cores[0].Counters()
 	for _, name := range []string{"malformed", "unknown_address", "unknown_cid", "outside_window", "bad_acks"} {

@@ -428,9 +428,9 @@ func TestPathsSet(t *testing.T) {
 	}
 	var s paths
 	for _, x := range []struct {
-		to    []rdma.Path
-		died  bool
-		lives []bool
+		to   []rdma.Path
+		died bool
+		live []bool
 	}{
 		{[]rdma.Path{path(0, 1, false), path(1, 2, false)}, false, []bool{true, true}},
 		{[]rdma.Path{path(0, 3, false), path(1, 2, false)}, false, []bool{true, true}},
@@ -444,7 +444,7 @@ func TestPathsSet(t *testing.T) {
 			t.Errorf("%+v: died: %v", x.to, died)
 		}
 		for i, p := range s.all {
-			if p.living() != x.lives[i] {
+			if p.living() != x.live[i] {
 				t.Errorf("%+v: path %d lives: %v", x.to, i, p.living())
 			}
 			p.count(1, false)

@@ -215,7 +215,7 @@ func (s *socket) segmentSize() (n int) {
 }
 
 // read calls its argument for each received segment.
-func (f *framer) read(tell func(Segment)) {
+func (f *framer) read(report func(Segment)) {
 	defer f.readers.Done()
 	var record ringbuf.Record
 	for {
@@ -223,7 +223,7 @@ func (f *framer) read(tell func(Segment)) {
 			return // closed: there is no other reason to fail
 		}
 		if s, ok := segment(record.RawSample); ok {
-			tell(s)
+			report(s)
 		}
 	}
 }

@@ -21,19 +21,19 @@ import (
 func TestAdvertiseNode(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 3, NoSpeed: true, Loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}, Extra: "path_bandwidth: {advertise: node}\n"}
 	c := coreOf(t, s.Text())
-	heard := make([]string, 6)
+	advertised := make([]string, 6)
 	listen := func() string {
 		c.Advertise(func(session int, routes []Route) {
-			heard[session] = "-"
+			advertised[session] = "-"
 			for i, r := range routes {
 				a, _ := fare.Codec{}.Judge(r.Communities, nil)
-				if i > 0 && a.String() != heard[session] {
-					t.Errorf("session %d says %s of %s, and %s of another loopback", session, a, r.Prefix, heard[session])
+				if i > 0 && a.String() != advertised[session] {
+					t.Errorf("session %d advertises %s for %s, and %s for another loopback", session, a, r.Prefix, advertised[session])
 				}
-				heard[session] = a.String()
+				advertised[session] = a.String()
 			}
 		})
-		return strings.Join(heard[:3], " ") + " | " + strings.Join(heard[3:], " ")
+		return strings.Join(advertised[:3], " ") + " | " + strings.Join(advertised[3:], " ")
 	}
 	session := func(i int, generation uint64, node netip.Addr) Event {
 		return Fabric{fare.SessionUp{Session: i, Generation: generation, Node: node, PeerAS: s.PeerAS(i)}}
@@ -122,16 +122,16 @@ planes:
 	if err != nil {
 		t.Fatal(err)
 	}
-	heard := make([]string, 8)
+	advertised := make([]string, 8)
 	listen := func() string {
 		c.Advertise(func(session int, routes []Route) {
-			heard[session] = "nothing"
+			advertised[session] = "nothing"
 			for _, r := range routes {
 				a, _ := fare.Codec{}.Judge(r.Communities, nil)
-				heard[session] = a.String()
+				advertised[session] = a.String()
 			}
 		})
-		return strings.Join(heard[2:6], " ") + " | " + heard[7]
+		return strings.Join(advertised[2:6], " ") + " | " + advertised[7]
 	}
 	session := func(i int, generation uint64) Event {
 		return Fabric{fare.SessionUp{Session: i, Generation: generation, Node: leafNode(i), PeerAS: uint32(65100 + i)}}

@@ -164,7 +164,7 @@ planes:
 	}{{DrainRequest{target, true}, fmt.Sprint([]fare.Community{kept})}, {DrainStep{target, true}, "[0004fde800000000]"}, {DrainRequest{target, false}, fmt.Sprint([]fare.Community{kept})}} {
 		do(t, c, step.ev)
 		c.advertDirty = true
-		if got := heardBy(c, destination(0))[1]; got != step.want {
+		if got := advertisedBy(c, destination(0))[1]; got != step.want {
 			t.Errorf("%v: advertised %s, want %s", step.ev, got, step.want)
 		}
 	}

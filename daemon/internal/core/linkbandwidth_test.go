@@ -10,17 +10,17 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// heardBy returns a core's advertisement of a prefix on each session, as the bytes of its communities.
-func heardBy(c *Core, prefix netip.Prefix) map[int]string {
-	heard := map[int]string{}
+// advertisedBy returns a core's advertisement of a prefix on each session, as the bytes of its communities.
+func advertisedBy(c *Core, prefix netip.Prefix) map[int]string {
+	advertised := map[int]string{}
 	c.Advertise(func(session int, routes []Route) {
 		for _, r := range routes {
 			if r.Prefix == prefix {
-				heard[session] = fmt.Sprint(r.Communities)
+				advertised[session] = fmt.Sprint(r.Communities)
 			}
 		}
 	})
-	return heard
+	return advertised
 }
 
 // TestLinkBandwidthBySession checks that a leaf removes, keeps or regenerates the value on each session, as RFC 10005 permits.
@@ -54,12 +54,12 @@ planes:
 		3: fmt.Sprint([]fare.Community{all}),
 		4: "[]",
 	}
-	if got := heardBy(c, destination(0)); fmt.Sprint(got) != fmt.Sprint(want) {
+	if got := advertisedBy(c, destination(0)); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("advertised %v, want %v", got, want)
 	}
 	do(t, c, Fabric{fare.RouteWithdraw{Session: 0, Generation: 1, Prefix: destination(0)}})
 	want[2], want[3] = "[0004fde8503a43b7]", fmt.Sprint([]fare.Community{quarter})
-	if got := heardBy(c, destination(0)); fmt.Sprint(got) != fmt.Sprint(want) {
+	if got := advertisedBy(c, destination(0)); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("with the other half: advertised %v, want %v", got, want)
 	}
 }
@@ -88,9 +88,9 @@ planes:
 		for i := range 2 { // two leaves
 			do(t, c, up(i, 0), Fabric{fare.SessionUp{Session: i, Generation: 1, Node: leafNode(i), PeerAS: uint32(65100 + i)}})
 		}
-		heard := heardBy(c, own)
-		if heard[0] != want[0] || heard[1] != want[1] {
-			t.Errorf("%q: %v, want %v", keys, heard, want)
+		advertised := advertisedBy(c, own)
+		if advertised[0] != want[0] || advertised[1] != want[1] {
+			t.Errorf("%q: %v, want %v", keys, advertised, want)
 		}
 	}
 }

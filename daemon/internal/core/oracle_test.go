@@ -156,8 +156,8 @@ func (m *model) advertised(session int) []string {
 		}
 		if m.node && m.up[session] { // every other sub-port over which the same leaf receives the loopback
 			for i := range m.link {
-				heard := m.up[2*i] && m.carries(2*i, lo) || m.up[2*i+1]
-				if i != here && i/m.subPorts == here/m.subPorts && m.link[i] && heard && normal(i) && m.serves(i, lo) {
+				received := m.up[2*i] && m.carries(2*i, lo) || m.up[2*i+1]
+				if i != here && i/m.subPorts == here/m.subPorts && m.link[i] && received && normal(i) && m.serves(i, lo) {
 					sum += m.speed[i]
 				}
 			}
@@ -363,7 +363,7 @@ func (m *model) drainEvent(r *rand.Rand, i int) []Event {
 }
 
 // compare compares a core with the model after an event.
-func (m *model) compare(t *testing.T, c *Core, said map[int][]string) {
+func (m *model) compare(t *testing.T, c *Core, advertised map[int][]string) {
 	t.Helper()
 	if got, want := c.SubPortOps(nil), m.operations(); !slices.Equal(got, want) {
 		t.Fatalf("sub-port operations %v, want %v", got, want)
@@ -375,11 +375,11 @@ func (m *model) compare(t *testing.T, c *Core, said map[int][]string) {
 			list = append(list, fmt.Sprintf("%s %x", r.Prefix, r.Communities[0][:]))
 		}
 		slices.Sort(list)
-		said[session] = list
+		advertised[session] = list
 	})
 	for s := range m.up {
-		if want := m.advertised(s); !slices.Equal(said[s], want) {
-			t.Fatalf("session %d advertises %v, want %v", s, said[s], want)
+		if want := m.advertised(s); !slices.Equal(advertised[s], want) {
+			t.Fatalf("session %d advertises %v, want %v", s, advertised[s], want)
 		}
 	}
 	if c.Converged() != m.converged {
@@ -453,7 +453,7 @@ func playModel(t *testing.T, r *rand.Rand, seed uint64) *model {
 	}
 	c.advertDirty = true // as when the data plane is ready
 	m.mark = c.Mark
-	said := map[int][]string{}
+	advertised := map[int][]string{}
 	var log []string
 	defer func() {
 		if t.Failed() {
@@ -467,7 +467,7 @@ func playModel(t *testing.T, r *rand.Rand, seed uint64) *model {
 		}
 		m.start()
 		m.settle()
-		m.compare(t, c, said)
+		m.compare(t, c, advertised)
 	}
 	return m
 }

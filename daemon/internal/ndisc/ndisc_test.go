@@ -142,8 +142,8 @@ func listen(t *testing.T, server, leaf *netnstest.Namespace) *ear {
 // patience is below every interval that a test makes long on purpose.
 const patience = 30 * time.Second
 
-// hear returns the next advertisement.
-func (e *ear) hear() *ndp.RouterAdvertisement {
+// receive returns the next advertisement.
+func (e *ear) receive() *ndp.RouterAdvertisement {
 	e.Helper()
 	ra := e.hearWithin(patience)
 	if ra == nil {
@@ -203,7 +203,7 @@ func TestWhatTheLeafHears(t *testing.T) {
 		t.Errorf("Peer with a canceled context: %v", err)
 	}
 	for range initialAdvertisements + 1 { // and on, as long as nobody is known
-		ra := e.hear()
+		ra := e.receive()
 		if ra.RouterLifetime != 0 || ra.ManagedConfiguration || ra.OtherConfiguration || len(ra.Options) != 1 {
 			t.Errorf("advertised %+v", ra)
 		}
@@ -214,7 +214,7 @@ func TestWhatTheLeafHears(t *testing.T) {
 	peer(t, r, "eth0", server)
 	e.drain()
 	peer(t, r, "eth0", server)
-	e.hear()
+	e.receive()
 	// No router was advertised, so the kernel of the leaf knows none either.
 	if routes := leaf.IP("-6", "route", "show", "default"); strings.TrimSpace(routes) != "" {
 		t.Errorf("the leaf took us for a default router: %s", routes)
@@ -231,7 +231,7 @@ func TestLeafIsAnswered(t *testing.T) {
 	defer r.Close()
 	go r.Peer(context.Background(), "eth0", server.Name) // ends with Close
 	for range initialAdvertisements {
-		e.hear()
+		e.receive()
 	}
 	e.advertise()
 	peer(t, r, "eth0", server)
@@ -251,7 +251,7 @@ func TestLeafIsAnswered(t *testing.T) {
 		e.drain()
 		peer(t, r, "eth0", server)
 		e.advertise()
-		e.hear()
+		e.receive()
 	}
 }
 

@@ -77,12 +77,12 @@ func TestBFDPortTaken(t *testing.T) {
 	if st := server.Status(0).BFD; st != (BFDStatus{State: "failed"}) {
 		t.Errorf("BFD %+v", st)
 	}
-	told := false
+	reported := false
 	for _, e := range server.events {
 		f, ok := e.(Fault)
-		told = told || ok && strings.Contains(f.Reason, "bfd: ") && strings.Contains(f.Reason, "address already in use")
+		reported = reported || ok && strings.Contains(f.Reason, "bfd: ") && strings.Contains(f.Reason, "address already in use")
 	}
-	if !told {
+	if !reported {
 		t.Errorf("events %v", server.events)
 	}
 }
@@ -117,8 +117,8 @@ func newBFDPeer(t *testing.T, s *Session) *bfdPeer {
 	return p
 }
 
-// hear waits for a packet of the server in a state.
-func (p *bfdPeer) hear(want bfd.State) {
+// receive waits for a packet of the server in a state.
+func (p *bfdPeer) receive(want bfd.State) {
 	p.t.Helper()
 	if err := p.in.SetReadDeadline(time.Now().Add(deadline)); err != nil {
 		p.t.Fatal(err)
@@ -161,19 +161,19 @@ func TestBFDDown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server, leaf, conf := bfdPair(t, false)
 			p := newBFDPeer(t, &conf.Sessions[0])
-			p.hear(bfd.Down)
+			p.receive(bfd.Down)
 			minTx := 10 * time.Second // longer than any silence in this test
 			if name == "silence" {
 				minTx = time.Millisecond // three times the server's 200 ms applies
 			}
 			p.say(bfd.Init, 0, minTx)
-			p.hear(bfd.Up)
+			p.receive(bfd.Up)
 			c.end(p)
-			p.hear(c.state)
+			p.receive(c.state)
 			if c.lost == "" {
 				// The session is still the same one after BFD has come up again: no SessionDown is pending.
 				p.say(bfd.Down, 0, minTx)
-				p.hear(bfd.Init)
+				p.receive(bfd.Init)
 				p.say(bfd.Up, 0, minTx)
 				server.until("BFD up again", func() bool { return server.Status(0).BFD.State == "up" })
 				if st := server.state(0); st.downs != 0 || st.ups != 1 || server.Status(0).Generation != 1 {

@@ -100,10 +100,10 @@ func TestGoBGPLeaf(t *testing.T) {
 
 func TestFatalNeverReturns(t *testing.T) {
 	var out strings.Builder
-	told := make(chan error, 2)
+	reported := make(chan error, 2)
 	l := &logger{
 		log: slog.New(slog.NewTextHandler(&out, nil)), session: "p0",
-		fatal: func(err error) { told <- err },
+		fatal: func(err error) { reported <- err },
 	}
 	for _, end := range []func(string, gobgplog.Fields){l.Fatal, l.Panic} {
 		done := make(chan bool, 1)
@@ -116,7 +116,7 @@ func TestFatalNeverReturns(t *testing.T) {
 		if <-done {
 			t.Error("it returned")
 		}
-		if err := <-told; !strings.Contains(err.Error(), "table is broken") {
+		if err := <-reported; !strings.Contains(err.Error(), "table is broken") {
 			t.Errorf("told %v", err)
 		}
 	}

@@ -146,7 +146,7 @@ func BenchmarkWatchFanOut(b *testing.B) {
 				l.builder.Commit()
 				v := l.builder.build()
 				for range watchers {
-					if err := v.tell(&got, "bench", f, since, false); err != nil {
+					if err := v.sendChanges(&got, "bench", f, since, false); err != nil {
 						b.Fatal(err)
 					}
 				}

@@ -50,7 +50,7 @@ func (w *weightService) WatchWeights(req *farev1.WatchWeightsRequest, stream far
 				return toRPC(err)
 			}
 		}
-		if err := view.tell(stream, reader.Instance(), f, since, first); err != nil {
+		if err := view.sendChanges(stream, reader.Instance(), f, since, first); err != nil {
 			return err
 		}
 		since = view.revision
@@ -64,9 +64,9 @@ func (w *weightService) WatchWeights(req *farev1.WatchWeightsRequest, stream far
 	}
 }
 
-// tell sends the selected destinations that changed after the revision since; without changes it sends nothing, unless always. It sends a
+// sendChanges sends the selected destinations that changed after the revision since; without changes it sends nothing, unless always. It sends a
 // snapshot if since is 0, in the future, before a change of the loopbacks (which identify rows), or too old.
-func (v *View) tell(to weightSender, instance string, f *filter, since uint64, always bool) error {
+func (v *View) sendChanges(to weightSender, instance string, f *filter, since uint64, always bool) error {
 	c := chunker{to: to, revision: v.revision, instance: instance, always: always}
 	removed, known := v.removed(f, since)
 	var weights iter.Seq[*destination]

@@ -142,7 +142,7 @@ func TestWatchReplay(t *testing.T) {
 					if v.Revision() != l.builder.Revision() {
 						t.Fatalf("view of %d at revision %d", v.Revision(), l.builder.Revision())
 					}
-					if err := v.tell(c, "fake", c.f, c.since, c.messages == 0); err != nil {
+					if err := v.sendChanges(c, "fake", c.f, c.since, c.messages == 0); err != nil {
 						t.Fatal(err)
 					}
 					c.compare(t, l.picture(c.f))
@@ -172,7 +172,7 @@ func TestViewsAreImmutable(t *testing.T) {
 	}
 	for _, k := range all {
 		var got replica
-		if err := k.view.tell(&got, "", &filter{}, 0, true); err != nil {
+		if err := k.view.sendChanges(&got, "", &filter{}, 0, true); err != nil {
 			t.Fatal(err)
 		}
 		got.compare(t, k.want)
@@ -190,7 +190,7 @@ func TestWatchTombstonesOverflow(t *testing.T) {
 	}
 	l.builder.Commit()
 	var early replica
-	if err := l.builder.build().tell(&early, "", &filter{}, 0, true); err != nil {
+	if err := l.builder.build().sendChanges(&early, "", &filter{}, 0, true); err != nil {
 		t.Fatal(err)
 	}
 	var late replica
@@ -199,7 +199,7 @@ func TestWatchTombstonesOverflow(t *testing.T) {
 		l.builder.MarkDestination(prefixAt(i))
 		l.builder.Commit()
 		if v := l.builder.build(); i == 200 {
-			if err := v.tell(&late, "", &filter{}, 0, true); err != nil {
+			if err := v.sendChanges(&late, "", &filter{}, 0, true); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -213,7 +213,7 @@ func TestWatchTombstonesOverflow(t *testing.T) {
 		client    *replica
 		snapshots int
 	}{{"early", &early, 2}, {"late", &late, 1}} {
-		if err := v.tell(c.client, "", &filter{}, c.client.since, false); err != nil {
+		if err := v.sendChanges(c.client, "", &filter{}, c.client.since, false); err != nil {
 			t.Fatal(err)
 		}
 		if c.client.snapshots != c.snapshots {
@@ -323,9 +323,9 @@ func TestWatchWaitsForTheStart(t *testing.T) {
 		l.builder.Commit()
 		want = l.picture(&filter{})
 	})
-	eventually(t, "a message", func() (told bool) {
-		stream.read(func(r *replica) { told = r.messages > 0 })
-		return told
+	eventually(t, "a message", func() (received bool) {
+		stream.read(func(r *replica) { received = r.messages > 0 })
+		return received
 	})
 	stream.read(func(r *replica) {
 		r.compare(t, want)

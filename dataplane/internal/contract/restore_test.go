@@ -145,17 +145,17 @@ func (f *finder) Recover() *farev1.SnapshotResponse {
 func TestRecover(t *testing.T) {
 	_, all := restored()
 	f := &finder{strict: *newStrict(t), found: all}
-	told := 0
+	reports := 0
 	s := New(Config{Forwarder: f, Journal: newNotebook(), Recovered: func(found *farev1.SnapshotResponse, refused []error) {
-		told++
+		reports++
 		if found != all || len(refused) != 2 { // group 1 has a member that is not in Hello
 			t.Errorf("recovered %v, refused %v", found, refused)
 		}
 	}})
 	greet(t, s, forwarding())
 	greet(t, s, forwarding())
-	if f.asked != 1 || told != 1 || len(s.state.Groups) != 1 || len(s.state.Destinations) != 1 {
-		t.Errorf("asked %d times, told %d times, state %v", f.asked, told, s.state.Snapshot())
+	if f.asked != 1 || reports != 1 || len(s.state.Groups) != 1 || len(s.state.Destinations) != 1 {
+		t.Errorf("asked %d times, reported %d times, state %v", f.asked, reports, s.state.Snapshot())
 	}
 	f = &finder{strict: *newStrict(t), found: all}
 	s = New(Config{Forwarder: f})

@@ -66,8 +66,8 @@ func TestAbandon(t *testing.T) {
 	}
 	for i := range 2 {
 		netnstest.Eventually(t, 2*time.Second, func() error {
-			if said := states(fmt.Sprint("p", i)); strings.Count(said, "INCOMPLETE") != 2 {
-				return fmt.Errorf("no neighbor is queried:\n%s", said)
+			if text := states(fmt.Sprint("p", i)); strings.Count(text, "INCOMPLETE") != 2 {
+				return fmt.Errorf("no neighbor is queried:\n%s", text)
 			}
 			return nil
 		})
@@ -75,8 +75,8 @@ func TestAbandon(t *testing.T) {
 	if err := Abandon(h, device); err != nil {
 		t.Fatal(err)
 	}
-	if said := states("p0"); strings.Contains(said, "INCOMPLETE") || !strings.Contains(said, "10.0.0.77 lladdr 02:00:00:00:00:77 PERMANENT") || !strings.Contains(said, "fd00:0::77") && !strings.Contains(said, "fd00::77") {
-		t.Errorf("on the device:\n%s", said)
+	if text := states("p0"); strings.Contains(text, "INCOMPLETE") || !strings.Contains(text, "10.0.0.77 lladdr 02:00:00:00:00:77 PERMANENT") || !strings.Contains(text, "fd00:0::77") && !strings.Contains(text, "fd00::77") {
+		t.Errorf("on the device:\n%s", text)
 	}
 	if said := states("p1"); strings.Count(said, "INCOMPLETE") != 2 {
 		t.Errorf("on the other:\n%s", said)

@@ -109,7 +109,7 @@ func TestIdentificationIsAsAnnounced(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 2))
 			t.Logf("seed %d", seed)
 			const n = 5000
-			toldAbove, left := 0, 0
+			aboveZero, left := 0, 0
 			buffer := make([]byte, 1<<16)
 			seen := make([]bool, n)
 			for i := 0; i < n; {
@@ -124,7 +124,7 @@ func TestIdentificationIsAsAnnounced(t *testing.T) {
 						}
 						id := ea.Next(to, port, length)
 						if id > 0 {
-							toldAbove++
+							aboveZero++
 						}
 						d := numbered(i, length)
 						binary.BigEndian.PutUint16(d[4:], id)
@@ -161,8 +161,8 @@ func TestIdentificationIsAsAnnounced(t *testing.T) {
 					}
 				}
 			}
-			if plain != (toldAbove == 0) {
-				t.Fatalf("%d datagrams were announced with an identification above 0", toldAbove)
+			if plain != (aboveZero == 0) {
+				t.Fatalf("%d datagrams were announced with an identification above 0", aboveZero)
 			}
 		})
 	}

@@ -86,7 +86,7 @@ func (m *model) flap() {
 	if m.rng.IntN(3) == 0 {
 		m.flaps++
 		m.shares[plane] = 1 + uint32(m.rng.IntN(4))
-		m.tell(plane)
+		m.updateHosts(plane)
 		return
 	}
 	if m.down[plane] {
@@ -100,7 +100,7 @@ func (m *model) flap() {
 	}
 	m.flaps++
 	m.bed.SetPlane(plane, false)
-	m.tell(plane)
+	m.updateHosts(plane)
 	outage := time.Duration(m.rng.Int64N(int64(cmp.Or(m.o.Outage, 4*m.o.Flap))))
 	if m.o.Outage == 0 && m.rng.IntN(20) == 0 {
 		outage += time.Duration(m.rng.Int64N(int64(5 * time.Second)))
@@ -111,12 +111,12 @@ func (m *model) flap() {
 	m.after(outage, func() {
 		m.down[plane] = false
 		m.bed.SetPlane(plane, true)
-		m.tell(plane)
+		m.updateHosts(plane)
 	})
 }
 
-// tell updates each host's belief about a plane after a random delay, with the state at that time.
-func (m *model) tell(plane int) {
+// updateHosts updates each host's belief about a plane after a random delay, with the state at that time.
+func (m *model) updateHosts(plane int) {
 	for side := range m.hosts {
 		m.after(time.Duration(m.rng.Int64N(int64(m.o.Notice))), func() {
 			m.beliefs[side][plane] = m.o.Blind || !m.down[plane]

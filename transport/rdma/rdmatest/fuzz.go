@@ -182,7 +182,7 @@ func (p *player) act() {
 		p.refusals = how % 8
 	case actShares:
 		p.shares[how%len(p.shares)] = uint32(1 + how/64)
-		p.tell(how % len(p.shares))
+		p.updateHosts(how % len(p.shares))
 	}
 }
 
@@ -218,7 +218,7 @@ func (p *player) setPlane(plane int, up bool) {
 	}
 	p.down[plane] = !up
 	p.net.SetPlane(plane, up)
-	p.tell(plane)
+	p.updateHosts(plane)
 }
 
 func (p *player) fate(Datagram) (f Fate) {

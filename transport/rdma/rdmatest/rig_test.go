@@ -31,7 +31,7 @@ func TestChannelsSoundToyHolding(t *testing.T) {
 
 // TestChannelsCatchesFaults runs transports that each have one fault.
 func TestChannelsCatchesFaults(t *testing.T) {
-	says := map[toyFault]string{
+	reports := map[toyFault]string{
 		loses:           "is not in memory|has not been delivered|was seen twice|the word was",
 		executesTwice:   "admitted again|was seen twice|the word was|is not outstanding",
 		completesEarly:  "is not in memory",
@@ -67,13 +67,13 @@ func TestChannelsCatchesFaults(t *testing.T) {
 			if err == nil {
 				t.Fatal("it was not noticed")
 			}
-			for _, want := range strings.Split(says[fault], "|") {
+			for _, want := range strings.Split(reports[fault], "|") {
 				if strings.Contains(err.Error(), want) {
 					t.Log(err)
 					return
 				}
 			}
-			t.Errorf("noticed as: %v; want %q", err, says[fault])
+			t.Errorf("noticed as: %v; want %q", err, reports[fault])
 		})
 	}
 }

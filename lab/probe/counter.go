@@ -42,16 +42,16 @@ func serverCables(f *topo.Fabric, leaf *topo.Node) map[string]*topo.Cable {
 	return all
 }
 
-// witness is a packet socket on a leaf that counts packets by cable.
-type witness struct {
+// counterSocket is a packet socket on a leaf that counts packets by cable.
+type counterSocket struct {
 	*os.File
 	cables map[int]*topo.Cable // by index of the leaf's device
 }
 
-// newWitness opens a packet socket on a leaf that reads the first bytes, from the IPv4 header on, of every UDP packet
+// newCounterSocket opens a packet socket on a leaf that reads the first bytes, from the IPv4 header on, of every UDP packet
 // to the traffic's port that arrives at one of some devices.
-func newWitness(ns backend.Namespace, cables map[string]*topo.Cable) (*witness, error) {
-	w := &witness{cables: map[int]*topo.Cable{}}
+func newCounterSocket(ns backend.Namespace, cables map[string]*topo.Cable) (*counterSocket, error) {
+	w := &counterSocket{cables: map[int]*topo.Cable{}}
 	filter := []bpf.Instruction{
 		bpf.LoadAbsolute{Off: 9, Size: 1}, // protocol
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_UDP, SkipTrue: 1},
@@ -70,7 +70,7 @@ func newWitness(ns backend.Namespace, cables map[string]*topo.Cable) (*witness, 
 				return err
 			}
 			w.cables[device.Index] = cable
-			filter = append(filter, bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(device.Index), SkipFalse: 1}, bpf.RetConstant{Val: witnessBytes})
+			filter = append(filter, bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(device.Index), SkipFalse: 1}, bpf.RetConstant{Val: countedBytes})
 		}
 		filter = append(filter, bpf.RetConstant{Val: 0})
 		// Protocol 0 receives nothing until the filter is attached and bind sets the protocol.
@@ -104,11 +104,11 @@ func newWitness(ns backend.Namespace, cables map[string]*topo.Cable) (*witness, 
 	return w, nil
 }
 
-// witnessBytes is the number of bytes read of each packet: the headers and the payload that counted needs.
-const witnessBytes = 60 + 8 + payloadUsed
+// countedBytes is the number of bytes read of each packet: the headers and the payload that counted needs.
+const countedBytes = 60 + 8 + payloadUsed
 
 // read reads a packet and returns the cable that it arrived on, or nil if that does not lead to a server.
-func (w *witness) read(buf []byte) (n int, cable *topo.Cable, err error) {
+func (w *counterSocket) read(buf []byte) (n int, cable *topo.Cable, err error) {
 	conn, err := w.SyscallConn()
 	if err != nil {
 		return 0, nil, err
@@ -125,9 +125,9 @@ func (w *witness) read(buf []byte) (n int, cable *topo.Cable, err error) {
 	return n, cable, errors.Join(err, inner)
 }
 
-// witness counts the packets that arrive at a leaf until the socket is closed.
-func (t *Traffic) witness(ctx context.Context, w *witness) error {
-	buf := make([]byte, witnessBytes)
+// countAtLeaf counts the packets that arrive at a leaf until the socket is closed.
+func (t *Traffic) countAtLeaf(ctx context.Context, w *counterSocket) error {
+	buf := make([]byte, countedBytes)
 	for {
 		n, cable, err := w.read(buf)
 		if err != nil {
