@@ -28,10 +28,11 @@ PEERS_ROWS ?=
 PEERS_CONTESTANTS ?=
 PEERS_SIZES ?=
 PEERS_REPETITIONS ?=
+PEERS_BUSY ?=
 
 VM_KERNELS ?= 6.12 6.1
 
-.PHONY: build demo test unit mutate chaos soak vm bench bench-peers lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
+.PHONY: build demo test unit mutate chaos soak vm bench bench-peers bench-peers-busy lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/fared ./cmd/fared
@@ -96,10 +97,14 @@ bench:
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./...
 
 # The contest with FRR and BIRD (docs/benchmarks.md), alone on the machine. PEERS_ROWS=update1,degrade, PEERS_CONTESTANTS=bird,fared-linux, PEERS_SIZES=1,10000 and
-# PEERS_REPETITIONS=5 choose a part. Writes out/bench-peers.json. Needs root, FRR, BIRD.
+# PEERS_REPETITIONS=5 choose a part; PEERS_BUSY=2 runs that many other processes. Writes out/bench-peers.json and .svg. Needs root, FRR, BIRD.
 bench-peers:
-	FARED_REQUIRE_ALL=1 FARED_PEERS=1 FARED_PEERS_OUT=$(CURDIR)/out FARED_PEERS_ROWS='$(PEERS_ROWS)' FARED_PEERS_CONTESTANTS='$(PEERS_CONTESTANTS)' FARED_PEERS_SIZES='$(PEERS_SIZES)' FARED_PEERS_REPETITIONS='$(PEERS_REPETITIONS)' \
-	  $(GO) test -count=1 -v -timeout 0 -run 'TestContest$$' ./interop/peers
+	FARED_REQUIRE_ALL=1 FARED_PEERS=1 FARED_PEERS_OUT=$(CURDIR)/out FARED_PEERS_ROWS='$(PEERS_ROWS)' FARED_PEERS_CONTESTANTS='$(PEERS_CONTESTANTS)' FARED_PEERS_SIZES='$(PEERS_SIZES)' \
+	  FARED_PEERS_REPETITIONS='$(PEERS_REPETITIONS)' FARED_PEERS_BUSY='$(PEERS_BUSY)' $(GO) test -count=1 -v -timeout 0 -run 'TestContest$$' ./interop/peers
+
+# The contest on a busy machine; the table shows the figures next to those of out/bench-peers.json.
+bench-peers-busy:
+	$(MAKE) bench-peers PEERS_BUSY=$(shell nproc)
 
 # Every fuzzer for FUZZTIME each.
 fuzz:

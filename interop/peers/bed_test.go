@@ -23,7 +23,7 @@ type bed struct {
 	bfd          time.Duration // interval of BFD on all sessions; 0 disables it
 	server       *netnstest.Namespace
 	far          *netnstest.Namespace // of all leaves
-	dir          string               // for files, short enough for sockets
+	dir          string               // for files, in base
 	leaves       [planes]*leaf
 	gate         gate
 	judge        *judge
@@ -33,6 +33,7 @@ type bed struct {
 	control      [2]int     // sockets for requests to devices, of the server's namespace and of the leaves'
 	processes    []*netnstest.Process
 	idle         time.Duration // before an event
+	limit        time.Duration // of an event
 	out          error         // why the contestant takes no further part at this size; nil while it does
 }
 
@@ -42,15 +43,15 @@ func device(plane int) string { return fmt.Sprintf("p%d", plane) }
 func newBed(t testing.TB, c contestant, destinations int, bfd time.Duration) *bed {
 	t.Helper()
 	netnstest.Require(t, c.tools()...)
-	dir, err := os.MkdirTemp("/tmp", "fared-")
+	dir, err := os.MkdirTemp(base, "")
 	if err == nil {
-		err = os.Chmod(dir, 0o755) // FRR's processes run as another user
+		err = os.Chmod(dir, 0o755)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	b := &bed{t: t, name: c.name(), contestant: c, destinations: destinations, bfd: bfd, server: netnstest.New(t), far: netnstest.New(t), dir: dir, watched: map[string]watched{}}
+	b := &bed{t: t, name: c.name(), contestant: c, destinations: destinations, bfd: bfd, server: netnstest.New(t), far: netnstest.New(t), dir: dir,
+		limit: eventLimit, watched: map[string]watched{}}
 	// The same for all: flows are placed by their ports, and routes avoid a sub-port without a carrier at once.
 	for _, s := range []string{"net.ipv4.fib_multipath_hash_policy=1", "net.ipv4.conf.all.ignore_routes_with_linkdown=1", "net.ipv4.conf.default.ignore_routes_with_linkdown=1"} {
 		if _, err := b.server.Output("sysctl", "-qw", s); err != nil {
@@ -100,6 +101,11 @@ func newBed(t testing.TB, c contestant, destinations int, bfd time.Duration) *be
 			t.Fatal(err)
 		}
 		t.Cleanup(b.leaves[p].stop)
+		if bfd > 0 {
+			if err := b.leaves[p].startBFD(bfd); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	c.start(b)
 	return b
@@ -155,18 +161,25 @@ func (b *bed) running() error {
 // even are the weights when all leaves advertise the full speed.
 var even = weights{1, 1, 1, 1}
 
-// settle waits until all destinations have even weights, for some time.
-func (b *bed) settle(quiet time.Duration) error {
+// settle waits until all destinations have even weights, and keep them.
+func (b *bed) settle() error { return b.settleWithin(settleLimit) }
+
+func (b *bed) settleWithin(limit time.Duration) error {
 	if !b.contestant.inKernel() {
-		if err := b.awaitPackets(b.every(), even, time.Minute); err != nil {
+		if err := b.awaitPackets(b.every(), even, limit); err != nil {
 			return err
 		}
 	} else if err := b.judge.want(even, even); err != nil {
 		return err
-	} else if _, err := b.judge.await(time.Minute, quiet); err != nil {
+	} else if _, err := b.judge.await(limit, quiet); err != nil {
 		return errors.Join(err, b.running())
 	}
 	b.state = [2]weights{even, even}
+	if b.bfd > 0 {
+		if err := b.bfdUp(); err != nil {
+			return err
+		}
+	}
 	return b.running()
 }
 
@@ -179,13 +192,13 @@ func (b *bed) every() []int {
 	return all
 }
 
-// link sets a sub-port's own end, or the leaf's end, up or down, and returns the time before it.
-func (b *bed) link(far bool, plane int, up bool) (moment, error) {
+// link sets the own end of the first plane's sub-port, or the leaf's end, up or down, and returns the time before it.
+func (b *bed) link(far, up bool) (moment, error) {
 	control := b.control[0]
 	if far {
 		control = b.control[1]
 	}
-	r, err := unix.NewIfreq(device(plane))
+	r, err := unix.NewIfreq(device(0))
 	if err != nil {
 		return 0, err
 	}

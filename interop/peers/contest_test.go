@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
@@ -12,22 +13,57 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/netnstest"
 )
 
+// base has the binary under test and the files of all beds. Its path is short enough for sockets.
+var base string
+
 func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "fared-peers-")
+	var err error
+	if base, err = os.MkdirTemp("/tmp", "fared-"); err == nil {
+		err = os.Chmod(base, 0o755) // FRR's processes run as another user
+	}
 	if err != nil {
 		panic(err)
 	}
-	faredBinary = filepath.Join(dir, "fared")
+	faredBinary = filepath.Join(base, "fared")
 	build := exec.Command("go", "build", "-trimpath", "-o", faredBinary, "github.com/fared/fared/cmd/fared")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		panic(fmt.Sprintf("%v\n%s", err, out))
 	}
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, os.Interrupt, unix.SIGTERM)
+	go func() {
+		<-interrupted
+		sweep()
+		os.Exit(1)
+	}()
 	code := m.Run()
-	os.RemoveAll(dir)
+	os.RemoveAll(base)
 	os.Exit(code)
+}
+
+// sweep removes the namespaces of this process, with the processes in them and their files.
+func sweep() {
+	all, _ := filepath.Glob(fmt.Sprintf("/run/netns/fared-%d-*", os.Getpid()))
+	for _, path := range all {
+		name := filepath.Base(path)
+		if out, err := exec.Command("ip", "netns", "pids", name).Output(); err == nil {
+			for _, word := range strings.Fields(string(out)) {
+				if pid, err := strconv.Atoi(word); err == nil {
+					_ = unix.Kill(pid, unix.SIGKILL)
+				}
+			}
+		}
+		_ = exec.Command("ip", "netns", "del", name).Run() // what remains is shown by ip netns
+		os.RemoveAll("/sys/fs/bpf/" + name)
+	}
+	os.RemoveAll(base)
 }
 
 // settings choose the parts of a contest.
@@ -38,7 +74,9 @@ type settings struct {
 	sizes       []int // numbers of destinations, ascending
 	repetitions int   // rounds of every row; 0 means the row's own number
 	idle        time.Duration
-	out         string // directory of the report
+	flap        time.Duration // duration of flaps
+	busy        int           // processes that use processor time all the time
+	out         string        // directory of the report
 }
 
 // settingsOf reads the settings from the environment. Without FARED_PEERS the contest is a short one that shows only that each row works.
@@ -46,9 +84,9 @@ func settingsOf(env func(string) string) (s settings, err error) {
 	list := func(name string) []string {
 		return strings.FieldsFunc(env("FARED_PEERS_"+name), func(r rune) bool { return r == ',' || r == ' ' })
 	}
-	s = settings{full: env("FARED_PEERS") != "", sizes: []int{1, 64}, repetitions: 1, out: env("FARED_PEERS_OUT")}
+	s = settings{full: env("FARED_PEERS") != "", sizes: []int{1, 64}, repetitions: 1, flap: 500 * time.Millisecond, out: env("FARED_PEERS_OUT")}
 	if s.full {
-		s.sizes, s.repetitions, s.idle = []int{1, 1024, 10000}, 0, 300*time.Millisecond
+		s.sizes, s.repetitions, s.idle, s.flap = []int{1, 1024, 10000}, 0, 300*time.Millisecond, 10*time.Second
 	}
 	s.rows = list("ROWS")
 	s.contestants = contestants
@@ -78,6 +116,11 @@ func settingsOf(env func(string) string) (s settings, err error) {
 			return s, fmt.Errorf("%q is not a number of repetitions", n)
 		}
 	}
+	if n := env("FARED_PEERS_BUSY"); n != "" {
+		if s.busy, err = strconv.Atoi(n); err != nil || s.busy < 0 {
+			return s, fmt.Errorf("%q is not a number of busy processes", n)
+		}
+	}
 	known := false
 	for _, n := range s.sizes {
 		for _, r := range rowsAt(n, s) {
@@ -92,19 +135,29 @@ func settingsOf(env func(string) string) (s settings, err error) {
 
 // TestContest measures the chosen rows for the chosen contestants.
 func TestContest(t *testing.T) {
+	t.Parallel()
 	s, err := settingsOf(os.Getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Between two events the garbage is collected explicitly.
-	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	if s.full { // between two events the garbage is collected explicitly
+		defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	}
 	r := newReport(s)
+	for range s.busy {
+		netnstest.New(t).Start(t, "sh", "-c", "while :; do :; done")
+	}
 	for _, n := range s.sizes {
 		rows := slices.DeleteFunc(rowsAt(n, s), func(x row) bool { return !selected(x.name, s.rows) })
 		if len(rows) == 0 {
 			continue
 		}
-		t.Run(strings.ReplaceAll(count(n), " ", "-"), func(t *testing.T) { contest(t, s, r, rows, n) })
+		for _, bfd := range []time.Duration{0, bfdInterval} {
+			some := slices.DeleteFunc(slices.Clone(rows), func(x row) bool { return x.bfd != bfd })
+			if len(some) > 0 {
+				t.Run(fmt.Sprintf("%d/bfd=%v", n, bfd), func(t *testing.T) { contest(t, s, r, some, n, bfd) })
+			}
+		}
 	}
 	if err := r.finish(); err != nil {
 		t.Fatal(err)
@@ -115,32 +168,36 @@ func TestContest(t *testing.T) {
 }
 
 // contest measures rows with one number of destinations.
-func contest(t *testing.T, s settings, r *report, rows []row, n int) {
+func contest(t *testing.T, s settings, r *report, rows []row, n int, bfd time.Duration) {
 	var beds []*bed
 	for _, c := range s.contestants {
-		b := newBed(t, c, n, 0)
+		b := newBed(t, c, n, bfd)
 		b.idle = s.idle
 		beds = append(beds, b)
 	}
 	for _, b := range beds {
-		if err := b.settle(quiet); err != nil {
+		if err := b.settle(); err != nil {
 			r.fail(b, "start", err)
 		}
 	}
 	for _, x := range rows {
 		r.begin(x)
 		rounds := x.rounds
-		if s.repetitions > 0 {
-			rounds = min(s.repetitions, max(rounds, s.repetitions))
+		if s.repetitions > 0 && rounds > 1 {
+			rounds = s.repetitions
 		}
 		warm := 1
 		if x.rounds == 1 {
 			warm = 0
 		}
+		// The first event of a kind shows which flows move. In a full contest it also warms all others up.
+		takesPart := func(b *bed, round int) bool {
+			return b.out == nil && (round >= 0 || s.full || x.packets || !b.contestant.inKernel())
+		}
 		for round := -warm; round < rounds; round++ {
 			for i := range beds {
 				b := beds[(i+round+warm)%len(beds)]
-				if b.out != nil {
+				if !takesPart(b, round) {
 					continue
 				}
 				idle(s.idle)
@@ -155,7 +212,7 @@ func contest(t *testing.T, s settings, r *report, rows []row, n int) {
 				continue
 			}
 			for _, b := range beds {
-				if b.out == nil {
+				if takesPart(b, round) {
 					if err := x.mend(b); err != nil {
 						r.fail(b, x.name, err)
 					}
@@ -163,7 +220,7 @@ func contest(t *testing.T, s settings, r *report, rows []row, n int) {
 			}
 			for _, b := range beds {
 				if b.out == nil {
-					if err := b.settle(quiet); err != nil {
+					if err := b.settle(); err != nil {
 						r.fail(b, x.name+", way back", err)
 					}
 				}

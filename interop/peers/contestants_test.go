@@ -20,6 +20,8 @@ type contestant interface {
 	inKernel() bool
 }
 
+// contestants take part unless others are chosen. GoBGP does not: gobgpd writes no routes itself, its client of zebra ends with a panic at the interfaces that FRR 8.4
+// sends (gobgpd 3.10, with each of its names for versions of FRR), and newer versions give zebra no weights (pkg/server/zclient.go).
 var contestants = []contestant{frr{}, bird{}, fared{driver: "linux"}, fared{driver: "bpf"}}
 
 // output returns the first line that a program prints.
@@ -40,7 +42,11 @@ func (bird) version() string { return output("bird", "--version") }
 func (bird) inKernel() bool  { return true }
 func (bird) tools() []string { return []string{"bird"} }
 
-func (bird) start(b *bed) {
+func (bird) start(b *bed) { b.startBIRD(true) }
+
+// startBIRD starts BIRD with or without weights.
+func (b *bed) startBIRD(weighted bool) {
+	b.t.Helper()
 	var c strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&c, format+"\n", args...) }
 	line("log stderr { error, fatal, bug };\nrouter id %s;\nprotocol device {}", loopback)
@@ -51,7 +57,7 @@ func (bird) start(b *bed) {
 	}
 	// A filter cannot compute with the value of a community, so it has a case for each speed.
 	line("filter from_leaf {\n  weight = 1;")
-	for gbps := half / 2; gbps <= full; gbps += half / 2 {
+	for gbps := half / 2; weighted && gbps <= full; gbps += half / 2 {
 		value := community(gbps)
 		line("  if (generic, 0x4%04x, 0x%x) ~ bgp_ext_community then weight = %d;", administrator, value[4:], gbps/(half/2))
 	}
@@ -82,7 +88,15 @@ func (frr) tools() []string {
 	return []string{filepath.Join(frrDir, "zebra"), filepath.Join(frrDir, "bgpd"), filepath.Join(frrDir, "bfdd")}
 }
 
-func (frr) start(b *bed) {
+// daemon starts a process of FRR, and waits for the file in run that shows that it is ready.
+func (frr) daemon(b *bed, run, name, ready, config string, more ...string) {
+	b.t.Helper()
+	b.runUntil(filepath.Join(run, ready), filepath.Join(frrDir, name), append([]string{"-u", "frr", "-g", "frr", "-f", b.file(name+".conf", config),
+		"-i", filepath.Join(run, name+".pid"), "-z", filepath.Join(run, "zserv"), "--vty_socket", run, "-A", "127.0.0.1", "-P", "0", "--log", "stdout"}, more...)...)
+}
+
+func (f frr) start(b *bed) {
+	b.t.Helper()
 	run := filepath.Join(b.dir, "run")
 	owner, err := user.Lookup("frr")
 	if err != nil {
@@ -96,14 +110,10 @@ func (frr) start(b *bed) {
 	if err := os.Chown(run, uid, gid); err != nil {
 		b.t.Fatal(err)
 	}
-	daemon := func(name, ready, config string, more ...string) {
-		b.runUntil(filepath.Join(run, ready), filepath.Join(frrDir, name), append([]string{"-u", "frr", "-g", "frr", "-f", b.file(name+".conf", config),
-			"-i", filepath.Join(run, name+".pid"), "-z", filepath.Join(run, "zserv"), "--vty_socket", run, "-A", "127.0.0.1", "-P", "0", "--log", "stdout"}, more...)...)
-	}
 	// Without nexthop objects, which this version loses members of after a flap on recent kernels (interop).
-	daemon("zebra", "zserv", "no zebra nexthop kernel enable\nzebra work-queue 0\n")
+	f.daemon(b, run, "zebra", "zserv", "no zebra nexthop kernel enable\nzebra work-queue 0\n")
 	if b.bfd > 0 {
-		daemon("bfdd", "bfdd.vty", fmt.Sprintf("bfd\n profile fast\n  detect-multiplier 3\n  receive-interval %[1]d\n  transmit-interval %[1]d\n exit\nexit\n", b.bfd.Milliseconds()),
+		f.daemon(b, run, "bfdd", "bfdd.vty", fmt.Sprintf("bfd\n profile fast\n  detect-multiplier 3\n  receive-interval %[1]d\n  transmit-interval %[1]d\n exit\nexit\n", b.bfd.Milliseconds()),
 			"--bfdctl", filepath.Join(run, "bfdd.sock"))
 	}
 	var c strings.Builder
@@ -121,7 +131,7 @@ func (frr) start(b *bed) {
 		line("  neighbor %s activate", leafAddress(p))
 	}
 	line(" exit-address-family\nexit")
-	daemon("bgpd", "bgpd.vty", c.String())
+	f.daemon(b, run, "bgpd", "bgpd.vty", c.String())
 }
 
 // fared is the daemon and the agent with a driver.

@@ -63,10 +63,10 @@ type judge struct {
 	matching int     // of the others, those with own weights that match; those by nexthop are counted by the nexthop
 	all      bool    // all destinations match
 	since    moment  // time at which all matched; valid if all
-	changed  moment  // time of the last change of a destination's weights
 	changes  int     // of the last destination's weights
 	last     weights // the last destination's weights
-	messages int
+	other    bool    // the second plane has less than the third toward the first destination
+	turned   moment  // time of the last change of other
 }
 
 // stamps are the times at which the kernel queued the messages of a socket.
@@ -223,6 +223,9 @@ func (j *judge) judge(at moment) {
 		j.since = at
 	}
 	j.all = all
+	if w := j.at(0); w[1] != w[2] && 4*w[1] < 3*w[2] != j.other || w[1] == w[2] && j.other {
+		j.other, j.turned = !j.other, at
+	}
 	if w := j.at(len(j.routes) - 1); w != j.last {
 		j.last = w
 		j.changes++
@@ -245,7 +248,6 @@ func (j *judge) drain() error {
 		if err != nil {
 			return err
 		}
-		j.messages++
 		if n >= unix.NLMSG_HDRLEN {
 			j.read(binary.NativeEndian.Uint16(j.buf[4:]), j.buf[unix.NLMSG_HDRLEN:n], at)
 		}
@@ -362,7 +364,6 @@ func (j *judge) readRoute(gone bool, body []byte, at moment) {
 		j.count(r, 1)
 	}
 	j.routes[i] = r
-	j.changed = at
 	j.judge(at)
 }
 
@@ -403,7 +404,6 @@ func (j *judge) readNexthop(gone bool, body []byte, at moment) {
 		n.device, n.members = -1, nil
 	}
 	n.matches = j.weigh(n).match(j.rest)
-	j.changed = at
 	j.judge(at)
 	if gone && n.refs == 0 && j.routes[0].nexthop != id {
 		delete(j.nexthops, id)

@@ -38,12 +38,6 @@ func leafAddress(plane int) netip.Addr   { return netip.AddrFrom4([4]byte{172, 1
 // firstDestination is 10.128.0.0; destination i has the address firstDestination + i.
 const firstDestination = 10<<24 | 128<<16
 
-func destination(i int) netip.Addr {
-	var a [4]byte
-	binary.BigEndian.PutUint32(a[:], firstDestination+uint32(i))
-	return netip.AddrFrom4(a)
-}
-
 // loopback is the server's own address.
 var loopback = netip.MustParseAddr("10.255.0.1")
 
@@ -93,6 +87,7 @@ type leaf struct {
 	speeds []int // of the destinations, in Gbit/s
 	frozen bool  // reads and writes nothing
 	thaw   *sync.Cond
+	bfd    *bfdSession // nil without BFD
 }
 
 // gate holds back the OPEN of all leaves of a bed until each one has a connection, so that a load begins at one moment.
@@ -207,15 +202,37 @@ func (l *leaf) stop() {
 	l.freeze(false)
 	l.gate.release()
 	l.kill()
+	l.mu.Lock()
+	if l.bfd != nil {
+		l.bfd.conn.Close()
+	}
+	l.mu.Unlock()
 	l.wg.Wait()
 }
 
-// freeze stops all reading and writing, as SIGSTOP does to a process, or continues.
-func (l *leaf) freeze(on bool) {
+// freeze stops all reading and writing, as SIGSTOP does to a process, or continues. It returns the time before it.
+func (l *leaf) freeze(on bool) moment {
+	began := now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.frozen = on
 	l.thaw.Broadcast()
+	return began
+}
+
+// awaitThaw returns when the leaf is not frozen.
+func (l *leaf) awaitThaw() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.frozen {
+		l.thaw.Wait()
+	}
+}
+
+func (l *leaf) isFrozen() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.frozen
 }
 
 func (l *leaf) open() []byte {
@@ -280,6 +297,7 @@ func (l *leaf) announce(gbps int, destinations []int) (moment, error) {
 func (l *leaf) serve(conn *net.TCPConn) {
 	defer conn.Close()
 	l.gate.pass(l.plane)
+	l.awaitThaw()
 	if _, err := conn.Write(append(l.open(), keepalive...)); err != nil {
 		return
 	}
@@ -335,11 +353,6 @@ func (l *leaf) serve(conn *net.TCPConn) {
 
 // read reads a message and returns its kind.
 func (l *leaf) read(conn *net.TCPConn) (kind byte, err error) {
-	l.mu.Lock()
-	for l.frozen {
-		l.thaw.Wait()
-	}
-	l.mu.Unlock()
 	var header [19]byte
 	if _, err := io.ReadFull(conn, header[:]); err != nil {
 		return 0, err
@@ -349,12 +362,6 @@ func (l *leaf) read(conn *net.TCPConn) (kind byte, err error) {
 		return 0, errors.New("a message that is too short")
 	}
 	_, err = io.CopyN(io.Discard, conn, int64(n))
+	l.awaitThaw()
 	return header[18], err
-}
-
-// up reports whether the session is established.
-func (l *leaf) up() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.conn != nil
 }

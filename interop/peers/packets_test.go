@@ -11,6 +11,7 @@ import (
 type watched struct {
 	flows  []flow
 	places []int8
+	spared float64 // per cent of the flows of planes that remain that move nevertheless
 }
 
 // errLearned reports that an event was used to learn its flows.
@@ -77,7 +78,7 @@ func packetEvent(b *bed, key string, destinations []int, before, want weights, c
 		if _, err := change(); err != nil {
 			return 0, err
 		}
-		if err := b.awaitPackets(destinations, want, eventLimit); err != nil {
+		if err := b.awaitPackets(destinations, want, b.limit); err != nil {
 			return 0, err
 		}
 		to := x.probe(flows)
@@ -88,6 +89,16 @@ func packetEvent(b *bed, key string, destinations []int, before, want weights, c
 		if len(w.flows) == 0 {
 			return 0, errors.New("no flow shows the change")
 		}
+		remain, moved := 0, 0
+		for i := range flows {
+			if from[i] != lost && want[from[i]] > 0 {
+				remain++
+				if from[i] != to[i] {
+					moved++
+				}
+			}
+		}
+		w.spared = 100 * float64(moved) / float64(max(remain, 1))
 		b.watched[key] = w
 		return 0, errLearned
 	}
@@ -95,8 +106,8 @@ func packetEvent(b *bed, key string, destinations []int, before, want weights, c
 	time.Sleep(20 * time.Millisecond)
 	began, err := change()
 	for err == nil && !x.settled(w.places, quiet) {
-		if now() > began+moment(eventLimit) {
-			err = fmt.Errorf("packets of %d flows are not at their places within %v", len(w.flows), eventLimit)
+		if now() > began+moment(b.limit) {
+			err = fmt.Errorf("packets of %d flows are not at their places within %v", len(w.flows), b.limit)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -104,5 +115,5 @@ func packetEvent(b *bed, key string, destinations []int, before, want weights, c
 	if err != nil {
 		return 0, errors.Join(err, b.running())
 	}
-	return x.lastWrong(sent, began, w.places).since(began), nil
+	return x.settledAt(sent, began, w.places).since(began), nil
 }

@@ -20,6 +20,7 @@ type report struct {
 	Time        time.Time         `json:"time"`
 	Seconds     float64           `json:"seconds"` // duration of the contest
 	Machine     machine           `json:"machine"`
+	Busy        int               `json:"busy"`        // processes that did nothing but use processor time
 	Contestants map[string]string `json:"contestants"` // version by name
 	Figures     []result          `json:"figures"`
 	Failures    []string          `json:"failures,omitempty"`
@@ -40,9 +41,10 @@ type machine struct {
 type result struct {
 	Key          string                  `json:"key"`
 	Title        string                  `json:"title"`
-	Unit         string                  `json:"unit"` // ms, MB
+	Unit         string                  `json:"unit"` // ms, MB (10^6 bytes), %, packets, changes
 	Destinations int                     `json:"destinations"`
 	By           map[string]distribution `json:"by"` // contestant
+	label        string
 	values       map[string][]float64
 }
 
@@ -58,7 +60,7 @@ type distribution struct {
 }
 
 func newReport(s settings) *report {
-	r := &report{Time: time.Now(), settings: s, Contestants: map[string]string{}, Machine: machine{Processors: runtime.NumCPU()}}
+	r := &report{Time: time.Now(), settings: s, Busy: s.busy, Contestants: map[string]string{}, Machine: machine{Processors: runtime.NumCPU()}}
 	for _, c := range s.contestants {
 		r.Contestants[c.name()] = c.version()
 	}
@@ -91,7 +93,7 @@ func (r *report) fail(b *bed, when string, err error) {
 func (r *report) begin(x row) {
 	r.rowBegan = time.Now()
 	for _, f := range x.figures {
-		r.Figures = append(r.Figures, result{Key: f.key, Title: f.title, Unit: f.unit, Destinations: x.size, By: map[string]distribution{}, values: map[string][]float64{}})
+		r.Figures = append(r.Figures, result{Key: f.key, Title: f.title, Unit: f.unit, label: f.label, Destinations: x.size, By: map[string]distribution{}, values: map[string][]float64{}})
 	}
 }
 
@@ -146,29 +148,46 @@ func number(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// table writes the figures in Markdown.
+// file is the name of a report without its ending; a busy machine's has another one.
+func (r *report) file(busy bool) string {
+	name := "bench-peers"
+	if busy {
+		name += "-busy"
+	}
+	return filepath.Join(r.settings.out, name)
+}
+
+// table writes the figures in Markdown. Next to those of a busy machine are those of the idle one, if there is a report of it.
 func (r *report) table() string {
+	idle := map[string]result{}
+	if r.Busy > 0 {
+		var other report
+		if text, err := os.ReadFile(r.file(false) + ".json"); err == nil && json.Unmarshal(text, &other) == nil {
+			for _, f := range other.Figures {
+				idle[f.Key] = f
+			}
+		}
+	}
 	var b strings.Builder
-	b.WriteString("\n| p50 (p99), n | unit |")
+	fmt.Fprintf(&b, "\n| p50 (p99) x ratio%s | unit | n |", map[bool]string{true: ", idle / busy machine"}[len(idle) > 0])
 	for _, c := range r.settings.contestants {
 		fmt.Fprintf(&b, " %s |", c.name())
 	}
-	b.WriteString("\n|---|---|" + strings.Repeat("---|", len(r.settings.contestants)) + "\n")
+	b.WriteString("\n|---|---|---|" + strings.Repeat("---|", len(r.settings.contestants)) + "\n")
 	for _, f := range r.Figures {
 		n := 0
 		for _, d := range f.By {
 			n = max(n, d.N)
 		}
-		fmt.Fprintf(&b, "| %s, n %d | %s |", f.Title, n, f.Unit)
+		fmt.Fprintf(&b, "| %s | %s | %d |", f.Title, f.Unit, n)
 		for _, c := range r.settings.contestants {
-			d, ok := f.By[c.name()]
-			switch {
-			case !ok:
+			if d, ok := idle[f.Key].By[c.name()]; ok {
+				fmt.Fprintf(&b, " %s /", d)
+			}
+			if d, ok := f.By[c.name()]; ok {
+				fmt.Fprintf(&b, " %s |", d)
+			} else {
 				b.WriteString(" - |")
-			case d.N == 1:
-				fmt.Fprintf(&b, " %s%s |", number(d.P50), d.relative())
-			default:
-				fmt.Fprintf(&b, " %s (%s)%s |", number(d.P50), number(d.P99), d.relative())
 			}
 		}
 		b.WriteString("\n")
@@ -176,12 +195,20 @@ func (r *report) table() string {
 	return b.String()
 }
 
-// relative writes the ratio to the best of BIRD and FRR.
-func (d distribution) relative() string {
-	if d.Ratio == 0 || d.Ratio == 1 {
-		return ""
+// String writes p50, p99 and the ratio to the best of BIRD and FRR.
+func (d distribution) String() string {
+	text := number(d.P50)
+	if d.N > 1 {
+		text += " (" + number(d.P99) + ")"
 	}
-	return fmt.Sprintf(" ×%.2g", d.Ratio)
+	switch {
+	case d.Ratio == 0, d.Ratio == 1:
+	case d.Ratio < 10:
+		text += fmt.Sprintf(" x%.2g", d.Ratio)
+	default:
+		text += fmt.Sprintf(" x%.0f", d.Ratio)
+	}
+	return text
 }
 
 // finish prints the table and writes the files.
@@ -195,8 +222,11 @@ func (r *report) finish() error {
 		return err
 	}
 	text, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
+	if err == nil {
+		err = os.WriteFile(r.file(r.Busy > 0)+".json", append(text, '\n'), 0o644)
 	}
-	return os.WriteFile(filepath.Join(r.settings.out, "bench-peers.json"), append(text, '\n'), 0o644)
+	if err == nil {
+		err = os.WriteFile(r.file(r.Busy > 0)+".svg", []byte(r.drawing()), 0o644)
+	}
+	return err
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 )
@@ -12,7 +13,8 @@ import (
 type figure struct {
 	key   string
 	title string
-	unit  string // ms or MB
+	unit  string // ms, MB, %, packets or changes
+	label string // in the drawing; "" leaves the figure out
 }
 
 // samples are values by key of the figure.
@@ -22,7 +24,9 @@ type samples map[string][]float64
 type row struct {
 	name    string
 	size    int
-	rounds  int // by default
+	bfd     time.Duration // interval of BFD; 0 disables it
+	packets bool          // all contestants are judged by packets, not only those without kernel routes
+	rounds  int           // by default
 	figures []figure
 	// measure makes one or more events at a contestant whose destinations all have even weights. mend starts the way back, in which all contestants
 	// take part at the same time; nil if measure ends with even weights.
@@ -31,8 +35,11 @@ type row struct {
 }
 
 const (
-	eventLimit = 20 * time.Second       // of an event
-	quiet      = 100 * time.Millisecond // without a change, after which an event is over
+	eventLimit  = 20 * time.Second       // of an event
+	settleLimit = time.Minute            // of the way back
+	quiet       = 100 * time.Millisecond // without a change, after which an event is over
+
+	bfdInterval = 50 * time.Millisecond
 )
 
 // degraded are the weights when the leaf of the first plane advertises half of the full speed.
@@ -55,14 +62,14 @@ func rowsAt(n int, s settings) (all []row) {
 
 	if !one {
 		all = append(all, row{name: numbered("memory"), rounds: 1,
-			figures: []figure{{numbered("memory"), "resident memory of all processes, " + destinations, "MB"}},
+			figures: []figure{{numbered("memory"), "resident memory of all processes, " + destinations, "MB", ""}},
 			measure: func(b *bed) (samples, error) {
 				mb, err := resident(b.pids())
 				return samples{numbered("memory"): {mb}}, err
 			}})
 	}
 	all = append(all, row{name: numbered("update"), rounds: 15,
-		figures: []figure{{numbered("update"), "UPDATE of one destination to kernel weights, " + destinations, "ms"}},
+		figures: []figure{{numbered("update"), "UPDATE of one destination to kernel weights, " + destinations, "ms", "UPDATE, " + destinations}},
 		measure: func(b *bed) (samples, error) {
 			down, err := event(b, degraded, even, func() (moment, error) { return b.leaves[0].announce(half, []int{0}) })
 			if err != nil && !errors.Is(err, errLearned) {
@@ -75,8 +82,8 @@ func rowsAt(n int, s settings) (all []row) {
 	if last {
 		all = append(all, row{name: "degrade", rounds: 20,
 			figures: []figure{
-				{"degrade", "one plane degraded for each of " + destinations + ", first UPDATE to all in the kernel", "ms"},
-				{"degrade-cpu", "processor time of it", "ms"}},
+				{"degrade", "one plane degraded for each of " + destinations + ", first UPDATE to all in the kernel", "ms", "plane degraded, " + destinations},
+				{"degrade-cpu", "processor time of it", "ms", ""}},
 			measure: func(b *bed) (samples, error) {
 				before := processorTime(b.pids())
 				took, err := event(b, degraded, degraded, func() (moment, error) { return b.leaves[0].announce(half, b.every()) })
@@ -88,8 +95,8 @@ func rowsAt(n int, s settings) (all []row) {
 			}})
 	}
 	if last {
-		all = append(all, row{name: "traffic", rounds: 10,
-			figures: []figure{{"traffic", "the same to packets at all leaves, at 50,000 packets/s", "ms"}},
+		all = append(all, row{name: "traffic", rounds: 10, packets: true,
+			figures: []figure{{"traffic", "the same to packets at all leaves, at 50,000 packets/s", "ms", "the same, by packets"}},
 			measure: func(b *bed) (samples, error) {
 				took, err := packetEvent(b, "traffic", b.every(), even, degraded, func() (moment, error) { return b.leaves[0].announce(half, b.every()) })
 				return samples{"traffic": {took}}, err
@@ -104,36 +111,55 @@ func rowsAt(n int, s settings) (all []row) {
 		rounds = 30
 	}
 	all = append(all, row{name: numbered("kill"), rounds: rounds,
-		figures: []figure{{numbered("kill"), "leaf killed (FIN) to kernel weights, " + destinations, "ms"}},
+		figures: []figure{{numbered("kill"), "leaf killed (FIN) to kernel weights, " + destinations, "ms", "leaf killed, " + destinations}},
 		measure: func(b *bed) (samples, error) {
 			took, err := event(b, without, without, func() (moment, error) { return b.leaves[0].kill(), nil })
 			return samples{numbered("kill"): {took}}, err
 		},
 		mend: func(b *bed) error { return b.leaves[0].start() }})
 	if one {
-		all = append(all, links(s, "own", false), links(s, "far", true))
+		all = append(all, links(s, "own", false), links(s, "far", true), linkFlap(s), row{name: "bfd", rounds: 15, bfd: bfdInterval, packets: true,
+			figures: []figure{{"bfd", "leaf frozen, BFD 3 x 50 ms, by packets", "ms", "leaf frozen, BFD, by packets"}},
+			measure: func(b *bed) (samples, error) {
+				took, err := packetEvent(b, "bfd", b.every(), even, without, func() (moment, error) { return b.leaves[0].freeze(true), nil })
+				return samples{"bfd": {took}}, err
+			},
+			mend: func(b *bed) error {
+				b.leaves[0].freeze(false)
+				return nil
+			}})
 	}
 	if last && !one {
 		all = append(all, row{name: "links", rounds: 8,
 			figures: []figure{
-				{numbered("rewrite"), "own carrier lost, the kernel's routes rewritten, " + destinations, "ms"},
-				{numbered("back"), "own carrier back to weights restored, " + destinations, "ms"}},
+				{numbered("rewrite"), "own carrier lost, the kernel's routes rewritten, " + destinations, "ms", "carrier lost, " + destinations},
+				{numbered("back"), "own carrier back to weights restored, " + destinations, "ms", "carrier back, " + destinations}},
 			measure: func(b *bed) (samples, error) {
-				down, err := event(b, without, without, func() (moment, error) { return b.link(false, 0, false) })
+				down, err := event(b, without, without, func() (moment, error) { return b.link(false, false) })
 				if err != nil && !errors.Is(err, errLearned) {
 					return nil, err
 				}
 				idle(s.idle)
-				up, err := event(b, even, even, func() (moment, error) { return b.link(false, 0, true) })
+				up, err := event(b, even, even, func() (moment, error) { return b.link(false, true) })
 				return samples{numbered("rewrite"): {down}, numbered("back"): {up}}, err
 			}})
 	}
 	if last {
 		all = append(all, row{name: "load", rounds: 8,
 			figures: []figure{
-				{"load", destinations + " loaded, OPEN to all in the kernel", "ms"},
-				{"load-cpu", "processor time of it", "ms"}},
-			measure: load})
+				{"load", destinations + " loaded, OPEN to all in the kernel", "ms", destinations + " loaded"},
+				{"load-cpu", "processor time of it", "ms", ""}},
+			measure: load}, row{name: "flap", rounds: 1,
+			figures: []figure{
+				{"flap-cpu", fmt.Sprintf("one plane of %s alternates at 10 Hz for %v, processor time", destinations, s.flap), "ms", ""},
+				{"flap-states", "changes of the last destination in the kernel meanwhile", "changes", ""},
+				{"flap-last", "the last change to all in the kernel", "ms", ""},
+				{"flap-other", "meanwhile: UPDATE of one destination by another leaf to kernel weights", "ms", ""}},
+			measure: func(b *bed) (samples, error) { return flap(b, s.flap) },
+			mend: func(b *bed) error {
+				_, err := b.leaves[0].announce(full, b.every())
+				return err
+			}})
 	}
 	for i := range all {
 		all[i].size = n
@@ -176,7 +202,7 @@ func event(b *bed, first, rest weights, change func() (moment, error)) (took flo
 	if err != nil {
 		return 0, err
 	}
-	at, err := b.judge.await(eventLimit, quiet)
+	at, err := b.judge.await(b.limit, quiet)
 	if err != nil {
 		return 0, errors.Join(err, b.running())
 	}
@@ -187,26 +213,27 @@ func event(b *bed, first, rest weights, change func() (moment, error)) (took flo
 func links(s settings, name string, far bool) row {
 	end := map[bool]string{false: "own", true: "the leaf's"}[far]
 	figures := []figure{
-		{name, "carrier lost at " + end + " end, to corrected weights, by packets", "ms"},
-		{name + "-rewrite1", "the same to the kernel's routes rewritten", "ms"},
-		{name + "-back1", "carrier back at " + end + " end, to weights restored", "ms"}}
-	return row{name: name, rounds: 20, figures: figures, measure: func(b *bed) (samples, error) {
+		{name, "carrier lost at " + end + " end, to corrected weights, by packets", "ms", "carrier lost at " + end + " end, by packets"},
+		{name + "-moved1", "flows of the other planes moved by it", "%", ""},
+		{name + "-rewrite1", "the same to the kernel's routes rewritten", "ms", ""},
+		{name + "-back1", "carrier back at " + end + " end, to weights restored", "ms", "carrier back at " + end + " end"}}
+	return row{name: name, rounds: 20, packets: true, figures: figures, measure: func(b *bed) (samples, error) {
 		got := samples{}
 		if err := b.judge.want(without, without); err != nil {
 			return nil, err
 		}
 		var began moment
 		took, err := packetEvent(b, name, b.every(), even, without, func() (at moment, err error) {
-			began, err = b.link(far, 0, false)
+			began, err = b.link(far, false)
 			return began, err
 		})
 		learned := errors.Is(err, errLearned)
 		if err != nil && !learned {
 			return nil, err
 		}
-		got[name] = []float64{took}
+		got[name], got[name+"-moved1"] = []float64{took}, []float64{b.watched[name].spared}
 		if b.contestant.inKernel() {
-			at, err := b.judge.await(eventLimit, quiet)
+			at, err := b.judge.await(b.limit, quiet)
 			if err != nil {
 				return nil, err
 			}
@@ -214,13 +241,148 @@ func links(s settings, name string, far bool) row {
 		}
 		b.state = [2]weights{without, without}
 		idle(s.idle)
-		up, err := event(b, even, even, func() (moment, error) { return b.link(far, 0, true) })
+		up, err := event(b, even, even, func() (moment, error) { return b.link(far, true) })
 		if err != nil && !errors.Is(err, errLearned) {
 			return nil, err
 		}
 		got[name+"-back1"] = []float64{up}
 		return got, nil
 	}}
+}
+
+// period is the time between two changes of a flap.
+const period = 100 * time.Millisecond
+
+// flap changes the speed of all destinations at one leaf at 10 Hz, and that of one destination at another leaf every second.
+func flap(b *bed, duration time.Duration) (samples, error) {
+	const key = "flap"
+	one := []int{b.destinations - 1}
+	announce := func(gbps int) (moment, error) { return b.leaves[0].announce(gbps, b.every()) }
+	if !b.contestant.inKernel() {
+		if _, err := packetEvent(b, key, one, even, degraded, func() (moment, error) { return announce(half) }); !errors.Is(err, errLearned) {
+			return nil, err
+		}
+		if _, err := announce(full); err != nil {
+			return nil, err
+		}
+		if err := b.settle(); err != nil {
+			return nil, err
+		}
+		idle(b.idle)
+		w := b.watched[key]
+		b.traffic.start(w.flows[:1], pace{1, time.Millisecond})
+	} else if err := b.judge.want(degraded, degraded); err != nil {
+		return nil, err
+	}
+	before, changes := processorTime(b.pids()), b.judge.changes
+	type result struct {
+		began moment
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		var r result
+		tick := time.NewTicker(period)
+		defer tick.Stop()
+		for i := range 2*int(duration/(2*period)) + 1 { // an odd number: the last state differs from the first
+			if r.began, r.err = announce([]int{half, full}[i%2]); r.err != nil {
+				break
+			}
+			<-tick.C
+		}
+		done <- r
+	}()
+	var r result
+	got := samples{}
+	sent, slow, turns := moment(0), false, 0
+	other := time.NewTicker(duration / 10)
+	defer other.Stop()
+	for running := true; running; {
+		if err := b.judge.drain(); err != nil {
+			return nil, err
+		}
+		if sent != 0 && b.judge.other == slow {
+			got["flap-other"], sent = append(got["flap-other"], b.judge.turned.since(sent)), 0
+		}
+		select {
+		case r = <-done:
+			running = false
+		case <-other.C:
+			const most = 8 // even, so that the other leaf ends with its first speed before the last change
+			if sent == 0 && turns < most && b.contestant.inKernel() {
+				slow = !slow
+				turns++
+				var err error
+				if sent, err = b.leaves[1].announce(map[bool]int{true: half, false: full}[slow], []int{0}); err != nil {
+					return nil, err
+				}
+			}
+		case <-time.After(readInterval):
+		}
+	}
+	if slow {
+		if _, err := b.leaves[1].announce(full, []int{0}); err != nil {
+			return nil, err
+		}
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	if b.contestant.inKernel() {
+		at, err := b.judge.await(b.limit, quiet)
+		if err != nil {
+			return nil, err
+		}
+		got["flap-last"], got["flap-states"] = []float64{at.since(r.began)}, []float64{float64(b.judge.changes - changes)}
+	} else {
+		for deadline := now() + moment(b.limit); !b.traffic.settled(b.watched[key].places[:1], time.Second); time.Sleep(10 * time.Millisecond) {
+			if now() > deadline {
+				return nil, fmt.Errorf("packets are not at their places within %v", b.limit)
+			}
+		}
+		packets := b.traffic.stop()
+		got["flap-last"] = []float64{b.traffic.settledAt(packets, r.began, b.watched[key].places[:1]).since(r.began)}
+		moved, place := 0, lost
+		for i, p := range packets {
+			at := b.traffic.place(b.traffic.from+uint32(i), p.at)
+			if at != lost && place != lost && at != place {
+				moved++
+			}
+			place = at
+		}
+		got["flap-states"] = []float64{float64(moved)}
+	}
+	got["flap-cpu"] = []float64{milliseconds(processorTime(b.pids()) - before)}
+	return got, nil
+}
+
+// linkFlap returns the row of a leaf's end of a link that goes down and up at 10 Hz.
+func linkFlap(s settings) row {
+	return row{name: "linkflap", rounds: 1,
+		figures: []figure{
+			{"linkflap-lost", fmt.Sprintf("a link goes down and up at 10 Hz for %v: packets lost of 6,000/s", s.flap), "packets", ""},
+			{"linkflap-cpu", "processor time of it", "ms", ""}},
+		measure: func(b *bed) (samples, error) {
+			flows := b.traffic.every(b.every())
+			before := processorTime(b.pids())
+			b.traffic.start(flows, pace{1, time.Second / 6000})
+			var err error
+			tick := time.NewTicker(period / 2)
+			defer tick.Stop()
+			for i := 0; i < 2*int(s.flap/period) && err == nil; i++ {
+				<-tick.C
+				_, err = b.link(true, i%2 == 1)
+			}
+			packets := b.traffic.stop()
+			missing := 0
+			for i, p := range packets {
+				if b.traffic.place(b.traffic.from+uint32(i), p.at) == lost {
+					missing++
+				}
+			}
+			return samples{"linkflap-lost": {float64(missing)}, "linkflap-cpu": {milliseconds(processorTime(b.pids()) - before)}}, err
+		},
+		mend: func(*bed) error { return nil }}
 }
 
 // load closes all sessions, waits until no route is left, and measures the sessions' return.
@@ -245,19 +407,14 @@ func load(b *bed) (samples, error) {
 				return 0, err
 			}
 		}
-		began, err := b.gate.await(eventLimit)
+		began, err := b.gate.await(b.limit)
 		before = processorTime(b.pids())
 		return began, err
 	})
 	return samples{"load": {took}, "load-cpu": {milliseconds(processorTime(b.pids()) - before)}}, err
 }
 
-// selected reports whether a row's name is chosen: by itself, or by its beginning without the number of destinations.
+// selected reports whether a row's name is chosen: as a whole, or without the number of destinations.
 func selected(name string, chosen []string) bool {
-	for _, c := range chosen {
-		if c == name || strings.HasPrefix(name, c) && strings.Trim(name[len(c):], "0123456789") == "" {
-			return true
-		}
-	}
-	return len(chosen) == 0
+	return len(chosen) == 0 || slices.Contains(chosen, name) || slices.Contains(chosen, strings.TrimRight(name, "0123456789"))
 }

@@ -225,17 +225,14 @@ func (x *traffic) settled(places []int8, while time.Duration) bool {
 	return seen >= len(x.flows)
 }
 
-// lastWrong returns the time from which all packets arrived at their flows' places: that of the packet after the last one that did not.
-func (x *traffic) lastWrong(sent []packet, began moment, places []int8) moment {
-	for i := len(sent) - 1; i >= 0; i-- {
-		if sent[i].at < began {
-			break
-		}
-		if x.place(x.from+uint32(i), sent[i].at) != int(places[sent[i].flow]) {
-			return sent[min(i+1, len(sent)-1)].at
-		}
+// settledAt returns the time from which all packets arrived at their flows' places: that of the first such packet, so that it is late by at most the
+// interval between packets.
+func (x *traffic) settledAt(sent []packet, began moment, places []int8) moment {
+	right := now()
+	for i := len(sent) - 1; i >= 0 && sent[i].at >= began && x.place(x.from+uint32(i), sent[i].at) == int(places[sent[i].flow]); i-- {
+		right = sent[i].at
 	}
-	return began
+	return right
 }
 
 // shares checks that the places of flows follow weights, as far as their number tells, and that no packet is lost, or with weights of zero every one.
