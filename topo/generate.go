@@ -33,7 +33,7 @@ const LabSpeedScale = 1000
 // dataplaneSocket is the address of `fared dataplane` on a separate machine.
 const dataplaneSocket = "unix:/run/fared-dataplane/dataplane.sock"
 
-// Site returns the site of a target.
+// Site returns the environment in which the nodes of a target run: speed scale, and paths of sockets.
 func (f *Fabric) Site(target Target) Site {
 	switch target {
 	case Netns: // the nodes share a file system

@@ -356,7 +356,7 @@ type Hash struct {
 	Key string `yaml:"key"`
 }
 
-// The values of Hash.Algorithm.
+// The values of Hash.Algorithm, where each is described.
 const (
 	HashDataplane   = "dataplane"
 	HashUniform     = "uniform"

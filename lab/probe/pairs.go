@@ -117,7 +117,8 @@ func (t *Traffic) Counts(n *Tally, src, dst int) []uint64 {
 	return counts
 }
 
-// Slack returns the tolerance of the packets counted of a source group: see sender.slack.
+// Slack returns the number of packets by which the counts of a source group may differ from the shares of its slots, for a
+// plane and for a sub-port: see sender.slack.
 func (t *Traffic) Slack(src int) (inPlane, inLane float64) {
 	g := t.Groups()[src]
 	return t.senders[g.Server.Index].slack(g)

@@ -165,7 +165,7 @@ func (c *Core) fault(subject string, err error) {
 	}
 }
 
-// Faults returns the faults since the last call.
+// Faults returns the rejected operations, and the conflicts of origins that began or ended, since the last call.
 func (c *Core) Faults() []Fault {
 	faults := append(c.faults, c.claims.takeNews()...)
 	c.faults = nil

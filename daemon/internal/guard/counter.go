@@ -77,9 +77,9 @@ const (
 	AttributeMisplaced // LOCAL_PREF over eBGP, AS4_PATH of a 4-octet speaker, stray NEXT_HOP
 	AttributeFamily    // MP_REACH or MP_UNREACH of a family not negotiated
 
-	CommunityUnlisted      // neither Link Bandwidth nor the FARE code point
-	CommunityExcess        // more than MaxCommunities on one route
-	CommunityNonTransitive // 0x40 Link Bandwidth must not go to another AS
+	CommunityUnlisted      // an extended community other than Link Bandwidth and the FARE code point
+	CommunityExcess        // communities beyond MaxCommunities on one route
+	CommunityNonTransitive // non-transitive Link Bandwidth (type 0x40), which must not go to another AS
 
 	CapabilityUnlisted  // not used by this speaker
 	CapabilityFamily    // multiprotocol of a family not configured
