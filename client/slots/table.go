@@ -1,0 +1,576 @@
+package slots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"net/netip"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/slotlayout"
+)
+
+// DefaultPath is the path of the table that fared publishes with the shipped unit.
+const DefaultPath = "/run/fared/slots"
+
+// Errors of the package. Open returns a *LayoutError for a table of another layout.
+var (
+	// ErrNoTable means that there is no file at the path: fared has not published a table yet.
+	ErrNoTable = errors.New("no slot table")
+	// ErrNotFound means that the table does not have the pair.
+	ErrNotFound = errors.New("the slot table has no such pair")
+	// ErrBusy means that the record changed during every attempt to read it, or that its writer stopped in the middle of a change. Retry later, and use the
+	// last result meanwhile.
+	ErrBusy = errors.New("the slot table's record is being changed")
+	// ErrFormat means that the file is not a slot table.
+	ErrFormat = slotlayout.ErrFormat
+	// ErrTruncated means that the file is shorter than its header states.
+	ErrTruncated = slotlayout.ErrTruncated
+)
+
+// LayoutError reports a table of another layout than this package reads.
+type LayoutError = slotlayout.VersionError
+
+// Placement is the method by which the source ports of a pair were chosen.
+type Placement uint8
+
+// The placements, as in fare.v1.PairSlots.port_placement.
+const (
+	Uniform = Placement(slotlayout.PlacementUniform) // evenly spread: the hash of the data plane is unknown
+	Hash    = Placement(slotlayout.PlacementHash)    // each port lands on the slot's sub-port by a known hash
+	None    = Placement(slotlayout.PlacementNone)    // the addressing needs no distinct ports
+	Asked   = Placement(slotlayout.PlacementAsked)   // each port lands on the slot's sub-port by the data plane's answer
+)
+
+// String returns the word of the API: "uniform", "hash", "none" or "asked".
+func (p Placement) String() string {
+	if int(p) < len(slotlayout.Placements) {
+		return slotlayout.Placements[p]
+	}
+	return fmt.Sprintf("placement %d", uint8(p))
+}
+
+// Slot is a queue pair slot of a pair.
+type Slot struct {
+	// Plane is an index of Table.Planes.
+	Plane int
+	// SubPort is an index of Table.SubPorts, or -1 if packets are sprayed over the plane.
+	SubPort int
+	// Share is in parts per billion of the pair's traffic. The shares of a reachable pair sum to exactly 1,000,000,000.
+	Share uint32
+	// SourcePort is the UDP or TCP source port of the slot's packets, 49152 to 65535.
+	SourcePort uint16
+	// Parked slots send nothing; their share is 0.
+	Parked bool
+	// Drain means that the slot has lost addresses to other slots. Transactions of these addresses may start there only when every transaction outstanding on
+	// this slot is complete (draft-xu-rtgwg-fare-in-sun-02, Section 4).
+	Drain bool
+	// InEffect means that the data plane forwards by the weight of the slot's plane.
+	InEffect bool
+}
+
+// Pair is the state of a pair at one moment.
+type Pair struct {
+	Source, Destination netip.Addr
+	// Revision is the revision of fare.v1.WeightService at the last change of the pair or of its weights.
+	Revision uint64
+	// Vector is the number of the weight vector; 0: none.
+	Vector uint32
+	// Reachable means that a plane has capacity toward the destination.
+	Reachable bool
+	// InEffect means that the data plane forwards by the weights of every plane.
+	InEffect bool
+	// Owned means that a process maintained the table at its last heartbeat or change of state. Table.Status also judges the age of the heartbeat.
+	Owned     bool
+	Placement Placement
+	Slots     []Slot
+
+	from *mapping
+	// The records and their sequence numbers at the time of reading; vector is 0 without one.
+	record, sequence, vector, vectorSequence uint32
+}
+
+// SubPort is a netdev of a plane.
+type SubPort struct {
+	Device string
+	Plane  int
+	// RDMADevice and RDMAPort are the RDMA device of the netdev and its port, from 1; empty and 0 if it has none.
+	RDMADevice string
+	RDMAPort   int
+	// GIDs has, for each of Table.Sources, the index in the port's GID table of the RoCEv2 GID of the source, or -1.
+	GIDs []int
+}
+
+// Status is the state of the table as a whole.
+type Status struct {
+	// Instance names the run of fared; it is the instance of fare.v1.WatchWeightsResponse.
+	Instance string
+	// Run is the number of the file: it increases when another file replaces it.
+	Run uint64
+	// Revision counts publications. StatusRevision is the revision of fare.v1.WeightService up to which the table is current.
+	Revision, StatusRevision uint64
+	// Live means that fared maintains the table: its state is live and its heartbeat is at most five seconds old.
+	Live bool
+	// Pairs is the number of pairs.
+	Pairs int
+}
+
+// Table is an open slot table. Its methods may be called by several goroutines at once.
+type Table struct {
+	path string
+	mem  atomic.Pointer[mapping]
+	mu   sync.Mutex // one Refresh at a time
+}
+
+// mapping is a mapped file. The garbage collector unmaps it.
+type mapping struct {
+	mem slotlayout.Memory
+	h   slotlayout.Header // the constant fields
+	dev uint64
+	ino uint64
+
+	planes  []string
+	sources []netip.Addr
+}
+
+// Open opens the table at a path; "" means the environment variable FARED_SLOTS, or else DefaultPath.
+func Open(path string) (*Table, error) {
+	if path == "" {
+		path = os.Getenv("FARED_SLOTS")
+	}
+	if path == "" {
+		path = DefaultPath
+	}
+	m, err := openMapping(path)
+	if err != nil {
+		return nil, fmt.Errorf("open the slot table %s: %w", path, err)
+	}
+	t := &Table{path: path}
+	t.mem.Store(m)
+	return t, nil
+}
+
+func openMapping(path string) (*mapping, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: fared does not publish one there", ErrNoTable)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, err
+	}
+	// The header decides about the rest, so it is read before the file is mapped whole.
+	head := make(slotlayout.Memory, slotlayout.HeaderSize)
+	if _, err := f.ReadAt(head, 0); err != nil {
+		if st.Size < int64(slotlayout.HeaderSize) {
+			return nil, ErrTruncated
+		}
+		return nil, err
+	}
+	m := &mapping{h: head.Header(), dev: st.Dev, ino: st.Ino}
+	if err := m.h.Check(uint64(st.Size)); err != nil {
+		return nil, err
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(m.h.Size), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map: %w", err)
+	}
+	m.mem = mem
+	runtime.AddCleanup(m, func(mem []byte) { unix.Munmap(mem) }, mem)
+	for i := range m.h.Planes {
+		m.planes = append(m.planes, text(mem[m.h.PlanesAt+uint64(i)*uint64(m.h.PlaneSize):][:slotlayout.PlaneSize]))
+	}
+	for i := range m.h.Sources {
+		m.sources = append(m.sources, slotlayout.Addr(m.mem.Bytes16(m.h.SourcesAt+uint64(i)*uint64(m.h.SourceSize))))
+	}
+	return m, nil
+}
+
+// text returns the bytes before the first zero.
+func text(b []byte) string {
+	for i, c := range b {
+		if c == 0 {
+			return string(b[:i])
+		}
+	}
+	return string(b)
+}
+
+// Close releases the table. Results of earlier calls stay valid.
+func (t *Table) Close() error {
+	t.mem.Store(nil)
+	return nil
+}
+
+// Planes returns the names of the planes, in the configured order. Do not modify the result.
+func (t *Table) Planes() []string {
+	if m := t.mem.Load(); m != nil {
+		return m.planes
+	}
+	return nil
+}
+
+// Sources returns the local loopbacks. Do not modify the result.
+func (t *Table) Sources() []netip.Addr {
+	if m := t.mem.Load(); m != nil {
+		return m.sources
+	}
+	return nil
+}
+
+// attempts bounds the readings of a record that changes meanwhile. A change takes less than a microsecond unless its writer is interrupted.
+const attempts = 2000
+
+// Offsets.
+const (
+	headerState     = uint64(unsafe.Offsetof(slotlayout.Header{}.State))
+	headerWake      = uint64(unsafe.Offsetof(slotlayout.Header{}.Wake))
+	headerRevision  = uint64(unsafe.Offsetof(slotlayout.Header{}.Revision))
+	headerStatus    = uint64(unsafe.Offsetof(slotlayout.Header{}.StatusRevision))
+	headerHeartbeat = uint64(unsafe.Offsetof(slotlayout.Header{}.Heartbeat))
+	headerUsed      = uint64(unsafe.Offsetof(slotlayout.Header{}.UsedPairs))
+
+	subPortPlane  = uint64(unsafe.Offsetof(slotlayout.SubPort{}.Plane))
+	subPortDevice = uint64(unsafe.Offsetof(slotlayout.SubPort{}.Device))
+	subPortRDMA   = uint64(unsafe.Offsetof(slotlayout.SubPort{}.RDMADevice))
+	subPortPort   = uint64(unsafe.Offsetof(slotlayout.SubPort{}.RDMAPort))
+
+	vectorSlots    = uint64(unsafe.Offsetof(slotlayout.Vector{}.Slots))
+	vectorRevision = uint64(unsafe.Offsetof(slotlayout.Vector{}.Revision))
+	vectorFlags    = uint64(unsafe.Offsetof(slotlayout.Vector{}.Flags))
+	vectorID       = uint64(unsafe.Offsetof(slotlayout.Vector{}.ID))
+
+	pairVector      = uint64(unsafe.Offsetof(slotlayout.Pair{}.Vector))
+	pairRevision    = uint64(unsafe.Offsetof(slotlayout.Pair{}.Revision))
+	pairSource      = uint64(unsafe.Offsetof(slotlayout.Pair{}.Source))
+	pairDestination = uint64(unsafe.Offsetof(slotlayout.Pair{}.Destination))
+	pairFlags       = uint64(unsafe.Offsetof(slotlayout.Pair{}.Flags))
+)
+
+// current returns the mapping to read. If another file has replaced it, current continues with that file: one of the few cases in which a look-up makes
+// system calls.
+func (t *Table) current() *mapping {
+	m := t.mem.Load()
+	if m != nil && m.mem.Load32(headerState) == slotlayout.StateReplaced {
+		t.Refresh() // a failure keeps the mapping
+		m = t.mem.Load()
+	}
+	return m
+}
+
+// Lookup returns the state of a pair. The result's slots reuse the array of buf. The error is ErrNotFound or ErrBusy.
+func (t *Table) Lookup(src, dst netip.Addr, buf []Slot) (Pair, error) {
+	m := t.current()
+	if m == nil {
+		return Pair{}, fs.ErrClosed
+	}
+	defer runtime.KeepAlive(m)
+	a, b := src.As16(), dst.As16()
+	mask := uint64(m.h.IndexEntries - 1)
+	at := slotlayout.Hash(m.h.Seed, &a, &b) & mask
+	for range m.h.IndexEntries {
+		switch n := m.mem.Load32(m.h.IndexAt + 4*at); {
+		case n == 0:
+			return Pair{}, ErrNotFound
+		case n == slotlayout.IndexDeleted:
+		case n > m.h.Pairs:
+			return Pair{}, ErrFormat
+		default:
+			p, err := m.read(n-1, &a, &b, buf)
+			if !errors.Is(err, ErrNotFound) {
+				return p, err
+			}
+		}
+		at = (at + 1) & mask
+	}
+	return Pair{}, ErrNotFound
+}
+
+// read reads the record of a pair. It returns ErrNotFound if the record is not that of src and dst, where these are not nil, or is not in use.
+func (m *mapping) read(record uint32, src, dst *[16]byte, buf []Slot) (Pair, error) {
+	at := m.h.PairsAt + uint64(record)*uint64(m.h.PairSize)
+	for range attempts {
+		sequence := m.mem.Load32(at)
+		if sequence&1 != 0 {
+			continue
+		}
+		a, b := m.mem.Bytes16(at+pairSource), m.mem.Bytes16(at+pairDestination)
+		flags := m.mem.Load32(at + pairFlags)
+		if flags&slotlayout.PairUsed == 0 || src != nil && (a != *src || b != *dst) {
+			if m.mem.Load32(at) == sequence {
+				return Pair{}, ErrNotFound
+			}
+			continue
+		}
+		p := Pair{
+			Source: slotlayout.Addr(a), Destination: slotlayout.Addr(b), Placement: Placement(flags >> slotlayout.PlacementShift),
+			Revision: m.mem.Load64(at + pairRevision), Owned: m.mem.Load32(headerState) == slotlayout.StateLive, Slots: buf[:0],
+			from: m, record: record, sequence: sequence,
+		}
+		whole, err := m.readVector(&p, at, flags&slotlayout.PairInEffect != 0)
+		if err != nil {
+			return Pair{}, err
+		}
+		if whole && m.mem.Load32(at) == sequence {
+			return p, nil
+		}
+	}
+	return Pair{}, ErrBusy
+}
+
+// readVector reads the vector of a pair, with the pair's ports and drains. It returns false if the record changes meanwhile.
+func (m *mapping) readVector(p *Pair, pair uint64, inEffect bool) (bool, error) {
+	n := m.mem.Load32(pair + pairVector)
+	if n == 0 {
+		return true, nil
+	}
+	if n > m.h.Vectors {
+		return false, ErrFormat
+	}
+	at := m.h.VectorsAt + uint64(n-1)*uint64(m.h.VectorSize)
+	sequence := m.mem.Load32(at)
+	if sequence&1 != 0 {
+		return false, nil
+	}
+	slots, flags := m.mem.Load32(at+vectorSlots), m.mem.Load32(at+vectorFlags)
+	if slots > m.h.MaxSlots {
+		return false, m.format(at, sequence)
+	}
+	p.Vector, p.Revision = m.mem.Load32(at+vectorID), max(p.Revision, m.mem.Load64(at+vectorRevision))
+	p.Reachable, p.InEffect = flags&slotlayout.VectorReachable != 0, inEffect && flags&slotlayout.VectorInEffect != 0
+	ports := pair + slotlayout.PortsAt(m.h.MaxSlots)
+	var drains, four uint64
+	for i := range uint64(slots) {
+		if i%64 == 0 {
+			drains = m.mem.Load64(pair + slotlayout.PairSize + i/8)
+		}
+		if i%4 == 0 {
+			four = m.mem.Load64(ports + 2*i)
+		}
+		s := slotlayout.SlotOf(m.mem.Load64(at + slotlayout.VectorSize + 8*i))
+		out := Slot{
+			Plane: int(s.Plane), SubPort: int(s.SubPort), Share: s.Share, SourcePort: port(four, i%4),
+			Parked: s.Flags&slotlayout.SlotParked != 0, InEffect: inEffect && s.Flags&slotlayout.SlotInEffect != 0,
+			Drain: s.Flags&slotlayout.SlotDrain != 0 || drains>>(i%64)&1 != 0,
+		}
+		if s.SubPort == slotlayout.NoSubPort {
+			out.SubPort = -1
+		} else if uint32(s.SubPort) >= m.h.SubPorts || uint32(s.Plane) >= m.h.Planes {
+			return false, m.format(at, sequence)
+		}
+		p.Slots = append(p.Slots, out)
+	}
+	p.vector, p.vectorSequence = n, sequence
+	return m.mem.Load32(at) == sequence, nil
+}
+
+// format returns ErrFormat if a record with impossible content has not changed while it was read.
+func (m *mapping) format(at uint64, sequence uint32) error {
+	if m.mem.Load32(at) == sequence {
+		return ErrFormat
+	}
+	return nil
+}
+
+// port returns one of the four ports of a word.
+func port(word uint64, i uint64) uint16 {
+	return (*[4]uint16)(unsafe.Pointer(&word))[i]
+}
+
+// Current reports whether a pair that Lookup or Pairs returned is still the state of the table. It reads three words.
+func (t *Table) Current(p *Pair) bool {
+	m := t.mem.Load()
+	if m == nil || m != p.from {
+		return false
+	}
+	defer runtime.KeepAlive(m)
+	if m.mem.Load32(m.h.PairsAt+uint64(p.record)*uint64(m.h.PairSize)) != p.sequence {
+		return false
+	}
+	if p.vector != 0 && m.mem.Load32(m.h.VectorsAt+uint64(p.vector-1)*uint64(m.h.VectorSize)) != p.vectorSequence {
+		return false
+	}
+	return p.Owned == (m.mem.Load32(headerState) == slotlayout.StateLive)
+}
+
+// Pairs yields every pair, in no order. A pair that changes meanwhile is yielded in one of its states; a pair that is added or removed meanwhile may be
+// missing. The error is ErrBusy or ErrFormat, for one pair.
+func (t *Table) Pairs() iter.Seq2[Pair, error] {
+	return func(yield func(Pair, error) bool) {
+		m := t.current()
+		if m == nil {
+			yield(Pair{}, fs.ErrClosed)
+			return
+		}
+		defer runtime.KeepAlive(m)
+		for n := range m.h.Pairs {
+			p, err := m.read(n, nil, nil, nil)
+			if !errors.Is(err, ErrNotFound) && !yield(p, err) {
+				return
+			}
+		}
+	}
+}
+
+// SubPorts returns the sub-ports, in the configured order. The error is ErrBusy.
+func (t *Table) SubPorts() ([]SubPort, error) {
+	m := t.mem.Load()
+	if m == nil {
+		return nil, fs.ErrClosed
+	}
+	defer runtime.KeepAlive(m)
+	out := make([]SubPort, m.h.SubPorts)
+	for i := range out {
+		if !m.subPort(m.h.SubPortsAt+uint64(i)*uint64(m.h.SubPortSize), &out[i]) {
+			return nil, ErrBusy
+		}
+	}
+	return out, nil
+}
+
+func (m *mapping) subPort(at uint64, out *SubPort) bool {
+	for range attempts {
+		sequence := m.mem.Load32(at)
+		if sequence&1 != 0 {
+			continue
+		}
+		device, name := m.mem.Bytes16(at+subPortDevice), [64]byte{}
+		for i := uint64(0); i < 64; i += 16 {
+			*(*[16]byte)(name[i:]) = m.mem.Bytes16(at + subPortRDMA + i)
+		}
+		*out = SubPort{
+			Device: text(device[:]), Plane: int(m.mem.Load32(at + subPortPlane)), RDMADevice: text(name[:]), RDMAPort: int(m.mem.Load32(at + subPortPort)),
+			GIDs: make([]int, m.h.Sources),
+		}
+		for i := range out.GIDs {
+			out.GIDs[i] = int(int32(m.mem.Load32(at + slotlayout.SubPortSize + 4*uint64(i))))
+		}
+		if m.mem.Load32(at) == sequence {
+			return true
+		}
+	}
+	return false
+}
+
+// Status returns the state of the table as a whole.
+func (t *Table) Status() Status {
+	m := t.mem.Load()
+	if m == nil {
+		return Status{}
+	}
+	defer runtime.KeepAlive(m)
+	heartbeat := m.mem.Load64(headerHeartbeat) // before the clock, which is then later
+	return Status{
+		Instance: text(m.h.Instance[:]), Run: m.h.Run,
+		Revision: m.mem.Load64(headerRevision), StatusRevision: m.mem.Load64(headerStatus), Pairs: int(m.mem.Load32(headerUsed)),
+		Live: m.mem.Load32(headerState) == slotlayout.StateLive && monotonic()-heartbeat < slotlayout.HeartbeatLimit,
+	}
+}
+
+// monotonic returns CLOCK_MONOTONIC in ns.
+func monotonic() uint64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0 // impossible: every Linux has this clock
+	}
+	return uint64(ts.Nano())
+}
+
+// Refresh continues with the file that is now at the path, and reports whether it is another one. Without a usable file the table keeps the last one, and
+// returns the error of Open. Wait calls Refresh.
+func (t *Table) Refresh() (replaced bool, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := t.mem.Load()
+	if m == nil {
+		return false, fs.ErrClosed
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(t.path, &st); err == nil && st.Dev == m.dev && st.Ino == m.ino && uint64(st.Size) >= m.h.Size {
+		return false, nil
+	}
+	next, err := openMapping(t.path)
+	if err != nil {
+		return false, fmt.Errorf("open the slot table %s: %w", t.path, err)
+	}
+	t.mem.Store(next)
+	return true, nil
+}
+
+// Mark is a moment of a table.
+type Mark struct {
+	from *mapping
+	wake uint32
+}
+
+// Mark returns the present moment, for Wait.
+func (t *Table) Mark() Mark {
+	m := t.mem.Load()
+	if m == nil {
+		return Mark{}
+	}
+	defer runtime.KeepAlive(m)
+	return Mark{m, m.mem.Load32(headerWake)}
+}
+
+// recheck is the greatest time for which Wait does not notice that another file has appeared at the path without a mark in the previous one.
+const recheck = time.Second
+
+// Wait waits until the table has changed since a mark, or ctx ends, and returns the mark of that moment. It blocks a thread. A missing or unusable file is
+// not an error: Wait waits for another one. The error is that of ctx.
+func (t *Table) Wait(ctx context.Context, since Mark) (Mark, error) {
+	stop := context.AfterFunc(ctx, func() { t.wakeOwn(since) })
+	defer stop()
+	for {
+		if now := t.Mark(); now != since {
+			t.current()
+			return t.Mark(), nil
+		}
+		if ctx.Err() != nil {
+			return since, context.Cause(ctx)
+		}
+		if since.from == nil {
+			return since, fs.ErrClosed
+		}
+		slice := recheck
+		if since.from.mem.Load32(headerState) != slotlayout.StateLive {
+			slice /= 10 // another file is expected
+		}
+		if deadline, ok := ctx.Deadline(); ok {
+			slice = min(slice, max(time.Until(deadline), 0))
+		}
+		futexWait(since.from, since.wake, slice)
+		if now := t.Mark(); now == since {
+			t.Refresh() // a failure leaves the table unchanged
+		}
+	}
+}
+
+// wakeOwn ends the system call of a Wait. The mapping is read-only, which is enough for FUTEX_WAKE.
+func (t *Table) wakeOwn(since Mark) {
+	if since.from != nil {
+		const futexWake, all = 1, 1<<31 - 1
+		unix.Syscall(unix.SYS_FUTEX, uintptr(since.from.mem.Word(headerWake)), futexWake, all)
+	}
+}
+
+// futexWait waits until the word differs from value, a wake, or the end of the timeout. Spurious returns are possible.
+func futexWait(m *mapping, value uint32, timeout time.Duration) {
+	const wait = 0
+	ts := unix.NsecToTimespec(int64(timeout))
+	unix.Syscall6(unix.SYS_FUTEX, uintptr(m.mem.Word(headerWake)), wait, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0)
+	runtime.KeepAlive(m)
+}

@@ -1,0 +1,563 @@
+package slotfile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/slotlayout"
+)
+
+// DefaultMode lets every user read the table.
+const DefaultMode os.FileMode = 0o644
+
+// ErrGone reports that the published file is no longer at its path.
+var ErrGone = errors.New("the slot table was removed, or replaced by another program")
+
+// InUseError reports that another process publishes at the path.
+type InUseError struct{ Path string }
+
+// Error names the path.
+func (e *InUseError) Error() string {
+	return e.Path + " is published by another fared: stop the other fared, or use another file"
+}
+
+// PairKey is a pair of addresses: a local and a remote loopback. IPv4 is written as ::ffff:a.b.c.d.
+type PairKey struct{ Source, Destination [16]byte }
+
+// Key returns the key of two addresses.
+func Key(src, dst netip.Addr) PairKey { return PairKey{src.As16(), dst.As16()} }
+
+// Pair is a pair's state. The vector is named by its number.
+type Pair struct {
+	PairKey
+	Vector   uint32 // 0: none
+	InEffect bool
+	// Drain lists the slots that drain for this pair alone.
+	Drain []uint16
+}
+
+// SubPort is a netdev of a plane.
+type SubPort struct {
+	Device string // at most 15 bytes
+	Plane  int
+}
+
+// Source is a local loopback.
+type Source struct {
+	Address netip.Addr
+	Group   int
+}
+
+// Shape is the part of a table that is constant while a file exists.
+type Shape struct {
+	// Instance names the run of the process; at most 63 bytes are stored.
+	Instance string
+	Planes   []string // each at most 63 bytes
+	SubPorts []SubPort
+	Sources  []Source
+	// MaxSlots is the greatest number of slots of a pair.
+	MaxSlots int
+	// Vectors and Pairs are the expected numbers of records. The file has room for more.
+	Vectors, Pairs int
+}
+
+// Writer publishes a table at a path. Its methods are called by one goroutine.
+type Writer struct {
+	path string
+	mode os.FileMode
+	lock *os.File
+	// shown is the file at the path, next the one that Publish will put there; both are nil before the first, and equal between growths.
+	shown, next *file
+	// numbers has the record of each vector.
+	numbers map[uint32]uint32
+	// users counts the pairs of each record of a vector.
+	users []uint32
+	// run and revision are the last used ones.
+	run, revision uint64
+	seed          func() uint64
+	now           func() time.Time
+	clock         func() uint64 // CLOCK_MONOTONIC, ns
+}
+
+// Open takes possession of a path. A table that a previous process has left there stays readable until the first Publish, and is marked as one without
+// an owner. The directory is made (0755) if it is missing. A mode of 0 means DefaultMode.
+func Open(path string, mode os.FileMode) (*Writer, error) {
+	if mode == 0 {
+		mode = DefaultMode
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("make the directory of %s: %w", path, err)
+	}
+	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	if err := ignoringEINTR(func() error { return unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) }); err != nil {
+		lock.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, &InUseError{path}
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	w := &Writer{path: path, mode: mode, lock: lock, seed: randomSeed, now: time.Now, clock: monotonic}
+	if err := Guard(w.inherit); err != nil {
+		lock.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+// inherit continues the numbers of the table that is at the path, and marks the table as one without an owner. A file that is not a table of this layout
+// is an error unless it is one of another version: the path may be misspelled.
+func (w *Writer) inherit() error {
+	fd, err := os.OpenFile(w.path, os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("replace %s: %w", w.path, err)
+	}
+	defer fd.Close()
+	info, err := fd.Stat()
+	if err != nil {
+		return fmt.Errorf("inspect %s: %w", w.path, err)
+	}
+	size := info.Size()
+	if !info.Mode().IsRegular() || size != 0 && size < int64(slotlayout.HeaderSize) {
+		return fmt.Errorf("%s exists and is not a slot table: move it away, or use another file", w.path)
+	}
+	if size == 0 {
+		return nil // truncated
+	}
+	mem, err := unix.Mmap(int(fd.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map %s: %w", w.path, err)
+	}
+	defer unix.Munmap(mem)
+	old := &file{mem: mem, h: slotlayout.Memory(mem).Header()}
+	var other *slotlayout.VersionError
+	switch err := old.h.Check(uint64(size)); {
+	case errors.As(err, &other), errors.Is(err, slotlayout.ErrTruncated):
+		return nil
+	case err != nil:
+		return fmt.Errorf("%s exists: %w: move it away, or use another file", w.path, err)
+	}
+	w.run, w.revision = old.h.Run, old.h.Revision
+	old.mem.Store32(headerState, slotlayout.StateEnded)
+	old.wake()
+	return nil
+}
+
+// Guard runs fn, and returns an error if it accesses memory of a file that another program has truncated.
+func Guard(fn func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case interface {
+			runtime.Error
+			Addr() uintptr
+		}:
+			err = fmt.Errorf("the slot table was truncated: %w", r)
+		default:
+			panic(r)
+		}
+	}()
+	return fn()
+}
+
+// Begin starts an empty file, which replaces the published one at the next Publish.
+func (w *Writer) Begin(s Shape) error {
+	h := slotlayout.Header{
+		Seed: w.seed(), MaxSlots: uint32(s.MaxSlots), Planes: uint32(len(s.Planes)), SubPorts: uint32(len(s.SubPorts)), Sources: uint32(len(s.Sources)),
+		Vectors: uint32(2*s.Vectors + 32), Pairs: uint32(s.Pairs + s.Pairs/4 + 64),
+	}
+	if s.MaxSlots > slotlayout.MaxSlots || len(s.SubPorts) >= slotlayout.NoSubPort || len(s.Planes) > 256 {
+		return fmt.Errorf("%d slots, %d sub-ports and %d planes do not fit in a slot table", s.MaxSlots, len(s.SubPorts), len(s.Planes))
+	}
+	copy(h.Instance[:len(h.Instance)-1], s.Instance)
+	f, err := w.create(h)
+	if err != nil {
+		return err
+	}
+	for i, name := range s.Planes {
+		copy(f.mem[f.h.PlanesAt+uint64(i)*slotlayout.PlaneSize:][:slotlayout.PlaneSize-1], name)
+	}
+	for i, source := range s.Sources {
+		at := f.h.SourcesAt + uint64(i)*slotlayout.SourceSize
+		f.mem.SetBytes16(at, source.Address.As16())
+		f.mem.Store32(at+16, uint32(source.Group))
+	}
+	for i, sp := range s.SubPorts {
+		at := f.subPort(uint32(i))
+		f.mem.Store32(at+4, uint32(sp.Plane))
+		copy(f.mem[at+8:][:15], sp.Device)
+		for source := range s.Sources {
+			f.mem.Store32(at+slotlayout.SubPortSize+4*uint64(source), noGID)
+		}
+	}
+	w.use(f)
+	w.numbers, w.users = map[uint32]uint32{}, nil
+	return nil
+}
+
+// noGID is slotlayout.NoGID as four bytes.
+const noGID = 1<<32 + slotlayout.NoGID
+
+// create makes a file next to the path.
+func (w *Writer) create(h slotlayout.Header) (*file, error) {
+	if h.Vectors > slotlayout.MaxRecords || h.Pairs > slotlayout.MaxRecords {
+		return nil, fmt.Errorf("a slot table of %d vectors and %d pairs is too large: at most %d", h.Vectors, h.Pairs, slotlayout.MaxRecords)
+	}
+	h.IndexEntries = 1
+	for h.IndexEntries < 2*h.Pairs {
+		h.IndexEntries *= 2
+	}
+	h.Run = max(w.run+1, uint64(w.now().UnixNano()))
+	w.run = h.Run
+	if err := os.Remove(w.temporary()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("remove an incomplete slot table: %w", err)
+	}
+	return create(w.temporary(), w.mode, h)
+}
+
+// temporary returns the name of a file before its publication. The lock makes this process its only user.
+func (w *Writer) temporary() string { return w.path + ".new" }
+
+// use makes f the file to change.
+func (w *Writer) use(f *file) {
+	if w.next != nil && w.next != w.shown {
+		w.next.close() // an error is impossible: the mapping is whole
+	}
+	w.next = f
+}
+
+// Change is a set of changes that readers may see in part, but each pair only in the state before or after.
+type Change struct {
+	// Revision is the StatusRevision of the state after the change.
+	Revision uint64
+	// Remove lists pairs to remove.
+	Remove []PairKey
+	// Vectors yields vectors to set; nil removes one, to which no pair points after the change. A vector that no pair of the table uses is ignored.
+	Vectors iter.Seq2[uint32, *Vector]
+	// Pairs yields pairs to set; it is called twice. A pair whose ports change is among them, so those of a vector whose places change.
+	Pairs iter.Seq[*Pair]
+	// Vector returns the state of the vector of one of Pairs, whose Vector is not 0.
+	Vector func(p *Pair) *Vector
+	// Ports returns the source ports of the slots of one of Pairs, whose Vector is not 0, appended to buf, and their placement: an index of
+	// slotlayout.Placements.
+	Ports func(p *Pair, buf []uint16) ([]uint16, uint32)
+}
+
+// keepsPlaces reports whether a vector in a record has the places of v.
+func (w *Writer) keepsPlaces(n uint32, v *Vector) bool {
+	old, _ := w.next.vectorAt(n)
+	return samePlaces(old.Slots, v.Slots)
+}
+
+// Apply changes the table. Readers see changes of a published file at once, and are notified by Publish. After an error the table is incomplete: call
+// Abandon, or Begin.
+func (w *Writer) Apply(c Change) error {
+	for _, key := range c.Remove {
+		if n, entry, ok := w.next.find(key); ok {
+			w.leave(n)
+			w.next.remove(n, entry, c.Revision)
+		}
+	}
+	// A record of a vector changes in place only if none of its pairs changes too: a reader would see the one without the other.
+	touched := map[uint32]uint32{} // number of changed pairs by their present vector's record
+	for p := range c.Pairs {
+		if n, _, ok := w.next.find(p.PairKey); ok {
+			if v, ok := w.next.vectorOf(n); ok {
+				touched[v]++
+			}
+		}
+	}
+	moved := map[uint32]uint32{} // records: from, to
+	follow := false
+	var deleted []uint32
+	for id, v := range c.Vectors {
+		n, ok := w.numbers[id]
+		switch {
+		case !ok:
+		case v == nil:
+			deleted = append(deleted, id)
+		case touched[n] == 0 && w.keepsPlaces(n, v):
+			w.next.setVector(n, id, v, c.Revision)
+		default:
+			to, err := w.newVector(id, v, c.Revision)
+			if err != nil {
+				return err
+			}
+			moved[n], follow = to, follow || w.users[n] > touched[n]
+		}
+	}
+	if err := w.setPairs(c); err != nil {
+		return err
+	}
+	if follow {
+		w.follow(moved, c.Revision)
+	}
+	for n := range moved {
+		w.next.freeVector(n)
+	}
+	for _, id := range deleted {
+		n := w.numbers[id]
+		if w.users[n] != 0 {
+			return fmt.Errorf("vector %d is removed, and %d pairs use it", id, w.users[n])
+		}
+		w.next.freeVector(n)
+		delete(w.numbers, id)
+	}
+	w.next.mem.Store64(headerStatus, c.Revision)
+	return nil
+}
+
+// leave counts a pair off the vector of its record.
+func (w *Writer) leave(n uint32) {
+	if v, ok := w.next.vectorOf(n); ok {
+		w.users[v]--
+	}
+}
+
+// newVector writes a vector to a free record.
+func (w *Writer) newVector(id uint32, v *Vector, revision uint64) (uint32, error) {
+	n, err := w.next.newVector()
+	if errors.Is(err, errFull) {
+		if err = w.grow(); err == nil {
+			n, err = w.next.newVector()
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	w.next.setVector(n, id, v, revision)
+	w.numbers[id] = n
+	for len(w.users) <= int(n) {
+		w.users = append(w.users, 0)
+	}
+	return n, nil
+}
+
+// setPairs sets the pairs of a change.
+func (w *Writer) setPairs(c Change) error {
+	state, old := w.next.newState(), w.next.newState()
+	var ports []uint16
+	for p := range c.Pairs {
+		state.vector, state.flags = 0, slotlayout.PairUsed
+		clear(state.drain)
+		clear(state.ports)
+		if p.Vector != 0 {
+			n, ok := w.numbers[p.Vector]
+			if !ok {
+				var err error
+				if n, err = w.newVector(p.Vector, c.Vector(p), c.Revision); err != nil {
+					return err
+				}
+			}
+			state.vector = n + 1
+			var placement uint32
+			ports, placement = c.Ports(p, ports[:0])
+			copy(state.ports[:w.next.h.MaxSlots], ports)
+			state.flags |= placement << slotlayout.PlacementShift
+		}
+		if p.InEffect {
+			state.flags |= slotlayout.PairInEffect
+		}
+		for _, slot := range p.Drain {
+			if int(slot) < 64*len(state.drain) {
+				state.drain[slot/64] |= 1 << (slot % 64)
+			}
+		}
+		if state.vector != 0 {
+			w.users[state.vector-1]++
+		}
+		n, entry, ok := w.next.find(p.PairKey)
+		if ok {
+			w.leave(n)
+			if w.next.state(n, &old); !state.equal(&old) {
+				w.next.setState(n, p.PairKey, &state, c.Revision)
+			}
+			continue
+		}
+		err := w.next.insert(p.PairKey, entry, &state, c.Revision)
+		if errors.Is(err, errFull) {
+			if err = w.grow(); err == nil {
+				_, entry, _ = w.next.find(p.PairKey)
+				err = w.next.insert(p.PairKey, entry, &state, c.Revision)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// follow points the pairs of moved vectors to their records.
+func (w *Writer) follow(moved map[uint32]uint32, revision uint64) {
+	state := w.next.newState()
+	for n := range w.next.pairs.next {
+		if !w.next.used(n) {
+			continue
+		}
+		if v, ok := w.next.vectorOf(n); ok {
+			if to, ok := moved[v]; ok {
+				w.next.state(n, &state)
+				state.vector = to + 1
+				w.next.setState(n, w.next.keyOf(n), &state, revision)
+				w.users[v]--
+				w.users[to]++
+			}
+		}
+	}
+}
+
+// Pairs yields the pairs of the table. The table must not change meanwhile.
+func (w *Writer) Pairs() iter.Seq[PairKey] {
+	return func(yield func(PairKey) bool) {
+		for n := range w.next.pairs.next {
+			if w.next.used(n) && !yield(w.next.keyOf(n)) {
+				return
+			}
+		}
+	}
+}
+
+// grow copies the file to one with twice the records of the sections that are full. If only removed pairs fill the index, the sizes stay.
+func (w *Writer) grow() error {
+	h := w.next.h
+	if w.next.vectors.full(h.Vectors) {
+		h.Vectors *= 2
+	}
+	if w.next.pairs.full(h.Pairs) {
+		h.Pairs *= 2
+	}
+	f, err := w.create(h)
+	if err != nil {
+		return err
+	}
+	f.h.UsedPairs, f.h.UsedVectors = 0, 0
+	if err := f.copyFrom(w.next); err != nil {
+		return errors.Join(err, f.close())
+	}
+	w.use(f)
+	return nil
+}
+
+// RDMA is the RDMA device of a sub-port.
+type RDMA struct {
+	Device string // at most 63 bytes; empty: none
+	Port   uint32
+	// GIDs has the GID index of each source, slotlayout.NoGID if there is none.
+	GIDs []int32
+}
+
+// SetRDMA sets the RDMA device of a sub-port, and reports whether it has changed.
+func (w *Writer) SetRDMA(subPort int, r RDMA) bool {
+	f, at := w.next, w.next.subPort(uint32(subPort))
+	words := slotlayout.SubPort{RDMAPort: r.Port}
+	copy(words.RDMADevice[:len(words.RDMADevice)-1], r.Device)
+	same := f.mem.Load32(at+subPortRDMAPort) == r.Port
+	for i := 0; i < len(words.RDMADevice); i += 16 {
+		same = same && f.mem.Bytes16(at+subPortRDMADevice+uint64(i)) == [16]byte(words.RDMADevice[i:])
+	}
+	gids := at + slotlayout.SubPortSize
+	for i, gid := range r.GIDs {
+		same = same && f.mem.Load32(gids+4*uint64(i)) == uint32(gid)
+	}
+	if same {
+		return false
+	}
+	f.change(at, func() {
+		f.mem.Store32(at+subPortRDMAPort, r.Port)
+		for i := 0; i < len(words.RDMADevice); i += 16 {
+			f.mem.SetBytes16(at+subPortRDMADevice+uint64(i), [16]byte(words.RDMADevice[i:]))
+		}
+		for i, gid := range r.GIDs {
+			f.mem.Store32(gids+4*uint64(i), uint32(gid))
+		}
+	})
+	return true
+}
+
+// Publish makes the changes known: it renames a file that is not at the path yet, counts a revision, and wakes the processes that wait.
+func (w *Writer) Publish() error {
+	f := w.next
+	w.revision++
+	f.mem.Store64(headerRevision, w.revision)
+	if f == w.shown {
+		f.wake()
+		return nil
+	}
+	f.mem.Store64(headerHeartbeat, w.clock())
+	f.mem.Store32(headerState, slotlayout.StateLive)
+	if err := os.Rename(w.temporary(), w.path); err != nil {
+		return fmt.Errorf("put the slot table at its path: %w", err)
+	}
+	old := w.shown
+	w.shown = f
+	if old == nil {
+		return nil
+	}
+	return retire(old, slotlayout.StateReplaced)
+}
+
+// retire releases a file after marking it.
+func retire(f *file, state uint32) (err error) {
+	defer func() { err = f.close() }() // also if the file was truncated
+	f.mem.Store32(headerState, state)
+	f.wake()
+	return nil
+}
+
+// Beat advances the heartbeat of the published file. It returns ErrGone if the file is no longer at the path, or was truncated.
+func (w *Writer) Beat() error {
+	if w.shown == nil {
+		return nil
+	}
+	w.shown.mem.Store64(headerHeartbeat, w.clock())
+	var st unix.Stat_t
+	if err := ignoringEINTR(func() error { return unix.Stat(w.path, &st) }); err != nil || idOf(&st) != w.shown.id || uint64(st.Size) < w.shown.h.Size {
+		return ErrGone
+	}
+	return nil
+}
+
+// Abandon marks the published file as one without an owner, and drops the table; Begin starts another one.
+func (w *Writer) Abandon() error {
+	shown, next := w.shown, w.next
+	w.shown, w.next, w.numbers = nil, nil, nil
+	var errs []error
+	if next != nil && next != shown {
+		errs = append(errs, next.close(), os.Remove(w.temporary()))
+	}
+	if shown != nil {
+		errs = append(errs, retire(shown, slotlayout.StateEnded))
+	}
+	return errors.Join(errs...)
+}
+
+// Close abandons the table, which stays at the path with its last state, and releases the path.
+func (w *Writer) Close() error {
+	return errors.Join(Guard(w.Abandon), w.lock.Close())
+}
+
+// monotonic returns CLOCK_MONOTONIC in ns.
+func monotonic() uint64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0 // impossible: every Linux has this clock
+	}
+	return uint64(ts.Nano())
+}
