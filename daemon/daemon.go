@@ -24,8 +24,10 @@ import (
 	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/guard"
 	"github.com/fared/fared/daemon/internal/ndisc"
+	"github.com/fared/fared/daemon/internal/publish"
 	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/tlsfiles"
 	"github.com/fared/fared/internal/version"
 )
@@ -344,16 +346,42 @@ func (d *Daemon) servers() ([]func(context.Context) error, error) {
 		return nil, err
 	}
 	tasks := []func(context.Context) error{s.Serve}
+	table, err := d.slotTable()
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	if table != nil {
+		tasks = append(tasks, table.Run)
+	}
 	if d.cfg.Metrics.Listen == "" {
 		return tasks, nil
 	}
 	l, err := net.Listen("tcp", d.cfg.Metrics.Listen)
 	if err != nil {
 		s.Close()
+		if table != nil {
+			err = errors.Join(err, table.Close())
+		}
 		return nil, fmt.Errorf("metrics.listen: %w", err)
 	}
 	handler := status.Handler(d.registry, d.loop.builder.Reader(d.loop.do))
 	return append(tasks, func(ctx context.Context) error { return serveMetrics(ctx, l, handler) }), nil
+}
+
+// slotTable opens the slot table, or returns nil if it is disabled.
+func (d *Daemon) slotTable() (*publish.Publisher, error) {
+	if d.cfg.SlotTable.File == config.NoSlotTable || d.cfg.SlotTable.File == "" {
+		return nil, nil
+	}
+	layout := d.loop.core.Layout()
+	c := publish.Config{
+		Reader: d.loop.builder.Reader(d.loop.do), Path: d.cfg.SlotTable.File, Mode: d.cfg.SlotTable.Mode, Planes: layout.Planes, Log: d.log,
+	}
+	for i := range layout.SubPorts {
+		c.SubPorts = append(c.SubPorts, slotfile.SubPort{Device: layout.SubPorts[i].Device, Plane: layout.SubPorts[i].Plane})
+	}
+	return publish.New(c)
 }
 
 // serveMetrics serves HTTP on l until ctx ends, which is not an error.

@@ -54,18 +54,20 @@ func serving(t *testing.T, l *loop) int {
 // TestSocketsOfADaemon checks that a daemon opens the configured sockets and no others, and serves no metrics without an address.
 func TestSocketsOfADaemon(t *testing.T) {
 	for what, c := range map[string]struct {
-		readOnly, metrics string
-		want              string
-		servers           int
+		readOnly, metrics, slots string
+		want                     string
+		servers                  int
 	}{
-		"none":      {"none", "", "a.sock", 1},
-		"read only": {"b.sock", "", "a.sock b.sock", 1},
-		"metrics":   {"none", "127.0.0.1:0", "a.sock", 2},
+		"none":       {"none", "", "none", "a.sock", 1},
+		"read only":  {"b.sock", "", "none", "a.sock b.sock", 1},
+		"metrics":    {"none", "127.0.0.1:0", "none", "a.sock", 2},
+		"slot table": {"none", "", "slots", "a.sock", 2},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Chdir(shortDir(t))
 			l := idle(t, shape{Planes: 1, SubPorts: 1}.Text())
 			l.d.cfg.API.Socket, l.d.cfg.API.ReadOnlySocket, l.d.cfg.Metrics.Listen = "a.sock", c.readOnly, c.metrics
+			l.d.cfg.SlotTable.File = c.slots
 			if got := serving(t, l); got != c.servers {
 				t.Errorf("%d servers, want %d", got, c.servers)
 			}
@@ -129,6 +131,7 @@ func TestAPIWithTLS(t *testing.T) {
 	api := &l.d.cfg.API
 	api.Socket, api.ReadOnlySocket, api.Listen = filepath.Join(shortDir(t), "s"), config.NoSocket, address
 	api.TLS = &config.TLS{CertFile: cert, KeyFile: key, ClientCAFile: cert}
+	l.d.cfg.SlotTable.File = config.NoSlotTable
 	serving(t, l)
 	secure, err := tlsfiles.Client(cert, key, cert)
 	if err != nil {

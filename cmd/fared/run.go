@@ -60,6 +60,9 @@ file. SIGTERM and SIGINT end the daemon; the data plane keeps forwarding.`,
 					if cfg.API.ReadOnlySocket == config.ReadOnlySocketOf(cfg.API.Socket) {
 						cfg.API.ReadOnlySocket = config.ReadOnlySocketOf(e.socket)
 					}
+					if cfg.SlotTable.File == config.SlotTableOf(cfg.API.Socket) {
+						cfg.SlotTable.File = config.SlotTableOf(e.socket)
+					}
 					cfg.API.Socket = e.socket
 				}
 			}

@@ -61,6 +61,7 @@ bgp.hold_time: 9s -> 30s
 bgp.keepalive_interval: 3s -> 10s
 log.format: text -> json
 router_id: 10.255.0.1 -> 10.255.0.9
+slots.file: /run/fared/slots -> /run/other.slots
 weights.mode: per-flow -> per-packet
 weights.slots: 0 -> 4`},
 		{name: "sub-port removed", old: "      - {device: eth1, sessions: [{peer: 10.0.0.2}]}\n", fixed: "planes[0].sub_ports[1]: present -> none"},
@@ -84,7 +85,7 @@ planes[0].sub_ports[1].sessions[0].unnumbered: false -> true`},
 			}
 			if test.name == "role" { // a leaf has no loopbacks: the only live difference is not applied
 				text = strings.Replace(text, "loopbacks: [10.255.0.1/32]\n", "", 1)
-				test.fixed = "role: server -> leaf"
+				test.fixed = "role: server -> leaf\nslots.file: /run/fared/slots -> none"
 			}
 			changes, err := Diff(old, parsed(t, text+test.add))
 			if test.fixed != "" {

@@ -84,6 +84,12 @@ func derive(c *Config, written func(string) bool) {
 	if c.API.ReadOnlySocket == "" && !written("api.read_only_socket") {
 		c.API.ReadOnlySocket = ReadOnlySocketOf(c.API.Socket)
 	}
+	if c.SlotTable.File == "" && !written("slots.file") {
+		c.SlotTable.File = SlotTableOf(c.API.Socket)
+		if c.Role == fare.RoleLeaf {
+			c.SlotTable.File = NoSlotTable
+		}
+	}
 	for i := range c.Planes {
 		p, path := &c.Planes[i], item("planes", i)
 		if p.Minimum == 0 && !written(path+".minimum") {

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -59,6 +60,8 @@ type Config struct {
 	Dataplane Dataplane `yaml:"dataplane"`
 	// The gRPC services of fared itself.
 	API API `yaml:"api"`
+	// The slot table: a file of shared memory from which programs read the slots of all pairs. Only a server has one.
+	SlotTable SlotTable `yaml:"slots"`
 	// Prometheus metrics over HTTP.
 	Metrics Metrics `yaml:"metrics"`
 	// The log, which is written to standard error.
@@ -423,6 +426,27 @@ func ReadOnlySocketOf(socket string) string {
 		return name + "-ro.sock"
 	}
 	return name + "-ro"
+}
+
+// SlotTable configures the slot table (docs/slots.md).
+type SlotTable struct {
+	// Path of the file, on a tmpfs. none disables the slot table.
+	File string `yaml:"file" derived:"slots next to api.socket"`
+	// Permission bits of the file, octal, quoted. The default lets every local user read. Group and others cannot have write permission, because a
+	// program that truncates the file ends its readers.
+	Mode os.FileMode `yaml:"mode" default:"0644" min:"0400" max:"0755"`
+}
+
+// NoSlotTable is the value of SlotTable.File that disables the slot table.
+const NoSlotTable = "none"
+
+// SlotTableOf returns the default path of the slot table of a daemon with a socket: slots in the directory of the socket. If the socket is not
+// named fared.sock, ".sock" of its name becomes ".slots", so that daemons that share a directory have separate tables.
+func SlotTableOf(socket string) string {
+	if dir, name := filepath.Split(socket); name == "fared.sock" {
+		return dir + "slots"
+	}
+	return strings.TrimSuffix(socket, ".sock") + ".slots"
 }
 
 // TLS names the files of mutual TLS 1.3. A relative path is relative to the configuration file's directory; credential:NAME is a credential of

@@ -59,6 +59,7 @@ func (p *problems) services(c *Config) {
 			p.add("api.read_only_socket", ro+" is dataplane.address too", "give each service a separate socket")
 		}
 	}
+	p.slotTable(c, socket)
 	if api.Listen == "" {
 		p.unusedTLS("api.tls", api.TLS, "api.listen is not set")
 	} else if host, ok := p.endpoint("api.listen", api.Listen, "use host:port, such as 127.0.0.1:7778"); ok && !loopbackHost(host) && api.TLS == nil {
@@ -74,6 +75,22 @@ func (p *problems) services(c *Config) {
 func (p *problems) unusedTLS(path string, t *TLS, why string) {
 	if t != nil {
 		p.add(path, "is set, but "+why, "remove it")
+	}
+}
+
+// slotTable checks the path of the slot table. A derived path is as good as that of the socket.
+func (p *problems) slotTable(c *Config, socket bool) {
+	if mode := c.SlotTable.Mode; mode&0o022 != 0 {
+		p.add("slots.mode", fmt.Sprintf("%04o lets group or others write", mode), fmt.Sprintf("use \"%04o\"", mode&^0o022))
+	}
+	switch file := c.SlotTable.File; {
+	case file == "" || file == NoSlotTable, !socket && file == SlotTableOf(c.API.Socket):
+	case c.Role == fare.RoleLeaf:
+		p.add("slots.file", file+" is set, but no queue pair begins at a leaf", "remove it")
+	case !filepath.IsAbs(file):
+		p.add("slots.file", model.Show(file)+" is not an absolute path", "use one such as /run/fared/slots, or none")
+	case file == c.API.Socket || file == c.API.ReadOnlySocket:
+		p.add("slots.file", file+" is a socket of api too", "give the slot table a separate path, or write none")
 	}
 }
 

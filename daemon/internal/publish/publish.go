@@ -1,0 +1,299 @@
+// Package publish keeps the slot table up to date: it follows the views of the status, like a watcher, and writes their changes by internal/slotfile. The
+// daemon's loop does no work for it other than building views.
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/internal/slotfile"
+	"github.com/fared/fared/internal/slotlayout"
+)
+
+// retryDelay is the time after which a failed publication is repeated.
+const retryDelay = time.Second
+
+// Config configures a publisher.
+type Config struct {
+	Reader *status.Reader
+	// Path is the path of the table, Mode its permission bits.
+	Path string
+	Mode os.FileMode
+	// Planes and SubPorts are those of the whole server, in the configured order.
+	Planes   []string
+	SubPorts []slotfile.SubPort
+	Log      *slog.Logger
+}
+
+// Publisher publishes the slots of all pairs. Use New.
+type Publisher struct {
+	c Config
+	w *slotfile.Writer
+	// planes and subPorts have the indexes of the names.
+	planes, subPorts map[string]int
+
+	// shown is the view that the table shows; nil means that the table has to be written whole.
+	shown    *status.View
+	maxSlots int
+	// owners has the source group of each vector that pairs use, groups that of each loopback.
+	owners map[uint32]int
+	groups map[netip.Addr]int
+	// failure is the text of the last error, "" after a success; next is the time of the next attempt.
+	failure string
+	next    time.Time
+}
+
+// New takes possession of the path. The error has a remedy.
+func New(c Config) (*Publisher, error) {
+	w, err := slotfile.Open(c.Path, c.Mode)
+	if err != nil {
+		return nil, fmt.Errorf("slots.file: %w; slots.file: none disables the slot table", err)
+	}
+	p := &Publisher{c: c, w: w, planes: map[string]int{}, subPorts: map[string]int{}}
+	for i, name := range c.Planes {
+		p.planes[name] = i
+	}
+	for i, sp := range c.SubPorts {
+		p.subPorts[sp.Device] = i
+	}
+	return p, nil
+}
+
+// Close ends the publication without a Run.
+func (p *Publisher) Close() error { return p.w.Close() }
+
+// Run publishes until ctx ends. The table stays at its path, marked as one without an owner.
+func (p *Publisher) Run(ctx context.Context) error {
+	defer p.w.Close()
+	select {
+	case <-p.c.Reader.Started():
+	case <-ctx.Done():
+		return nil
+	}
+	beat := time.NewTicker(slotlayout.HeartbeatPeriod)
+	defer beat.Stop()
+	for {
+		changed := p.c.Reader.Changed()
+		view, err := p.c.Reader.View(ctx)
+		if err != nil {
+			<-ctx.Done() // the loop has ended first
+			return nil
+		}
+		p.attempt(func() error { return p.show(view) })
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-beat.C:
+			p.attempt(p.w.Beat)
+		}
+	}
+}
+
+// attempt calls fn. After an error it abandons the table, which the next attempt writes whole.
+func (p *Publisher) attempt(fn func() error) {
+	if time.Now().Before(p.next) {
+		return
+	}
+	err := slotfile.Guard(fn)
+	if err == nil {
+		if p.failure != "" && p.shown != nil {
+			p.c.Log.Info("the slot table is published again", "file", p.c.Path)
+			p.failure = ""
+		}
+		return
+	}
+	if text := err.Error(); text != p.failure {
+		p.c.Log.Warn("the slot table cannot be published", "file", p.c.Path, "error", err, "retry", retryDelay)
+		p.failure = text
+	}
+	p.shown = nil
+	if !errors.Is(err, slotfile.ErrGone) {
+		p.next = time.Now().Add(retryDelay)
+	}
+	if err := slotfile.Guard(p.w.Abandon); err != nil {
+		p.c.Log.Debug("the slot table was not marked as abandoned", "file", p.c.Path, "error", err)
+	}
+}
+
+// show publishes a view.
+func (p *Publisher) show(view *status.View) error {
+	if p.shown != nil && !sameSources(p.shown.Layout(), view.Layout()) {
+		p.shown = nil
+	}
+	var removed []status.Key
+	if p.shown != nil {
+		if view.Revision() == p.shown.Revision() {
+			return nil
+		}
+		var known bool
+		if removed, known = view.RemovedSince(p.shown); !known || p.slots(view) > p.maxSlots {
+			p.shown = nil
+		}
+	}
+	if p.shown == nil {
+		if err := p.begin(view); err != nil {
+			return err
+		}
+		removed = nil
+	}
+	if err := p.w.Apply(p.change(view, removed)); err != nil {
+		return err
+	}
+	if err := p.w.Publish(); err != nil {
+		return err
+	}
+	p.shown = view
+	return nil
+}
+
+// sameSources reports whether two layouts have the same source groups. Planes and sub-ports never change.
+func sameSources(a, b *status.Layout) bool {
+	return a == b || slices.EqualFunc(a.Groups, b.Groups, func(a, b status.LayoutGroup) bool { return slices.Equal(a.Sources, b.Sources) })
+}
+
+// slots returns the greatest number of slots among the vectors that have changed.
+func (p *Publisher) slots(view *status.View) int {
+	n := 0
+	for _, v := range view.VectorsSince(p.shown) {
+		if v != nil {
+			n = max(n, len(v.Slots))
+		}
+	}
+	return n
+}
+
+// begin starts an empty table for a view.
+func (p *Publisher) begin(view *status.View) error {
+	p.owners, p.groups, p.maxSlots = map[uint32]int{}, map[netip.Addr]int{}, max(p.slots(view), 1)
+	s := slotfile.Shape{
+		Instance: p.c.Reader.Instance(), Planes: p.c.Planes, SubPorts: p.c.SubPorts, MaxSlots: p.maxSlots, Vectors: view.Vectors(),
+	}
+	for i := range view.Layout().Groups {
+		for _, source := range view.Layout().Groups[i].Sources {
+			s.Sources = append(s.Sources, slotfile.Source{Address: source.Addr(), Group: i})
+			p.groups[source.Addr()] = i
+		}
+	}
+	for key := range view.DestinationsSince(nil, nil) {
+		s.Pairs += len(view.Layout().Groups[key.Source].PairSources(key.Addr()))
+	}
+	return p.w.Begin(s)
+}
+
+// change returns the difference between the table and a view.
+func (p *Publisher) change(view *status.View, removed []status.Key) slotfile.Change {
+	layout := view.Layout()
+	c := slotfile.Change{Revision: view.Revision()}
+	for _, key := range removed {
+		for _, source := range layout.Groups[key.Source].PairSources(key.Addr()) {
+			c.Remove = append(c.Remove, slotfile.Key(source.Addr(), key.Addr()))
+		}
+	}
+	// The ports of a slot depend on its place, so that all pairs of a vector with other places change.
+	var moved map[uint32]bool
+	if p.shown != nil {
+		for id, v := range view.VectorsSince(p.shown) {
+			if old := p.shown.Find(id); v != nil && old != nil && !samePlaces(old, v) {
+				if moved == nil {
+					moved = map[uint32]bool{}
+				}
+				moved[id] = true
+			}
+		}
+	}
+	c.Vectors = func(yield func(uint32, *slotfile.Vector) bool) {
+		for id, v := range view.VectorsSince(p.shown) {
+			owner, ok := p.owners[id]
+			if !ok {
+				continue
+			}
+			var out *slotfile.Vector
+			if v != nil {
+				out = p.vector(layout, owner, v)
+			} else {
+				delete(p.owners, id)
+			}
+			if !yield(id, out) {
+				return
+			}
+		}
+	}
+	c.Pairs = p.pairs(view, moved)
+	c.Vector = func(pair *slotfile.Pair) *slotfile.Vector {
+		group := p.groups[slotlayout.Addr(pair.Source)]
+		p.owners[pair.Vector] = group
+		return p.vector(layout, group, view.Find(pair.Vector))
+	}
+	c.Ports = func(pair *slotfile.Pair, buf []uint16) ([]uint16, uint32) {
+		if layout.Ports == nil {
+			return buf, slotlayout.PlacementUniform
+		}
+		src, dst := slotlayout.Addr(pair.Source), slotlayout.Addr(pair.Destination)
+		ports, placement := layout.Ports(src, dst, view.Find(pair.Vector), buf)
+		return ports, uint32(max(slices.Index(slotlayout.Placements[:], placement), 0))
+	}
+	return c
+}
+
+// samePlaces reports whether the slots of two vectors have equal planes and sub-ports.
+func samePlaces(a, b *status.Vector) bool {
+	return slices.EqualFunc(a.Slots, b.Slots, func(a, b status.Slot) bool { return a.Plane == b.Plane && a.SubPort == b.SubPort })
+}
+
+// pairs yields the pairs of the destinations that have changed, and of those whose vector is among the moved ones.
+func (p *Publisher) pairs(view *status.View, moved map[uint32]bool) iter.Seq[*slotfile.Pair] {
+	layout := view.Layout()
+	return func(yield func(*slotfile.Pair) bool) {
+		for key, d := range view.DestinationsSince(p.shown, moved) {
+			out := slotfile.Pair{InEffect: d.InEffect, Drain: d.Drain}
+			if view.Find(d.Vector) != nil {
+				out.Vector = d.Vector
+			}
+			for _, source := range layout.Groups[key.Source].PairSources(key.Addr()) {
+				out.PairKey = slotfile.Key(source.Addr(), key.Addr())
+				if !yield(&out) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// vector converts a vector of a source group.
+func (p *Publisher) vector(layout *status.Layout, group int, v *status.Vector) *slotfile.Vector {
+	g := &layout.Groups[group]
+	out := &slotfile.Vector{Slots: make([]slotlayout.Slot, len(v.Slots))}
+	if v.Reachable {
+		out.Flags |= slotlayout.VectorReachable
+	}
+	if !slices.ContainsFunc(v.Planes, func(p status.VectorPlane) bool { return !p.InEffect }) {
+		out.Flags |= slotlayout.VectorInEffect
+	}
+	for i, s := range v.Slots {
+		plane := &g.Planes[s.Plane]
+		slot := slotlayout.Slot{Share: s.Share, Plane: uint8(p.planes[plane.Name]), SubPort: slotlayout.NoSubPort}
+		if s.SubPort >= 0 {
+			slot.SubPort = uint16(p.subPorts[plane.SubPorts[s.SubPort]])
+		}
+		if s.Share == 0 {
+			slot.Flags |= slotlayout.SlotParked
+		}
+		if s.Drain {
+			slot.Flags |= slotlayout.SlotDrain
+		}
+		if v.Planes[s.Plane].InEffect {
+			slot.Flags |= slotlayout.SlotInEffect
+		}
+		out.Slots[i] = slot
+	}
+	return out
+}

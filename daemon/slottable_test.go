@@ -1,0 +1,208 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/client/slots"
+	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/coretest"
+	"github.com/fared/fared/dataplane/memory"
+	"github.com/fared/fared/fare"
+)
+
+// publishing runs the publication of a rig's slot table until the test ends, and returns the open table.
+func publishing(t testing.TB, r *rig) *slots.Table {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "slots")
+	r.d.cfg.SlotTable.File = path
+	p, err := r.d.slotTable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	var table *slots.Table
+	eventually(t, "a slot table", func() bool {
+		table, err = slots.Open(path)
+		return err == nil
+	})
+	return table
+}
+
+// tableText describes every pair of a slot table, sorted.
+func tableText(t testing.TB, table *slots.Table) string {
+	t.Helper()
+	subPorts, err := table.SubPorts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for p, err := range table.Pairs() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		line := fmt.Sprintf("%s to %s %t %t %s", p.Source, p.Destination, p.Reachable, p.InEffect, p.Placement)
+		for _, s := range p.Slots {
+			device := ""
+			if s.SubPort >= 0 {
+				device = subPorts[s.SubPort].Device
+			}
+			line += fmt.Sprintf("; %s %s %d %d %t %t %t", table.Planes()[s.Plane], device, s.SourcePort, s.Share, s.Drain, s.Parked, s.InEffect)
+		}
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// serviceText describes every pair of the gRPC service in the same way.
+func serviceText(t testing.TB, r *rig) string {
+	t.Helper()
+	list, err := r.d.WeightService().ListWeights(context.Background(), &farev1.ListWeightsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	host := func(s string) string { s, _, _ = strings.Cut(s, "/"); return s }
+	for _, w := range list.Weights {
+		effect := map[string]bool{}
+		all := true
+		for _, p := range w.Planes {
+			effect[p.Plane] = p.InEffect
+			all = all && p.InEffect
+		}
+		for _, pair := range w.Pairs {
+			line := fmt.Sprintf("%s to %s %t %t %s", host(pair.Source), host(w.Destination), w.Reachable, all, pair.PortPlacement)
+			for _, s := range pair.Slots {
+				line += fmt.Sprintf("; %s %s %d %d %t %t %t", s.Plane, s.Device, s.SourcePort, s.SharePpb, s.DrainBeforeMove, s.SharePpb == 0, effect[s.Plane])
+			}
+			lines = append(lines, line)
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// TestSlotTableIsTheService compares the slot table with fare.v1.WeightService in every mode, while cables, leaves, routes and loopbacks change.
+func TestSlotTableIsTheService(t *testing.T) {
+	hash := &farev1.Capabilities{FlowHash: &farev1.FlowHash{Algorithm: "linux-l4", Seed: 7, Buckets: 16384, LastingBuckets: 64}}
+	for name, c := range map[string]struct {
+		s  shape
+		dp *memory.Dataplane
+	}{
+		"reweight":   {shape{Planes: 3, SubPorts: 2, Loopbacks: []string{"10.255.0.1/32", "10.255.0.2/32"}}, nil},
+		"remap":      {shape{Planes: 3, SubPorts: 2, Extra: "weights: {policy: remap, ordering: strong, slots: 12}\n"}, nil},
+		"per packet": {shape{Planes: 3, SubPorts: 2, Extra: "weights: {mode: per-packet, slots: 6}\n"}, nil},
+		"own ports":  {coretest.OwnPorts(3, 2), nil},
+		"hash":       {shape{Planes: 3, SubPorts: 2}, memory.New(memory.Config{Capabilities: hash})},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const n = 5
+			r := newRig(t, c.s, rigOptions{leaves: announceAll(800e9, n), dp: c.dp})
+			table := publishing(t, r)
+			same := func(step string) {
+				t.Helper()
+				eventually(t, "the table agrees with the service: "+step, func() bool { return tableText(t, table) == serviceText(t, r) })
+			}
+			ready := func(w string) {
+				t.Helper()
+				for i := range n {
+					r.wait(destination(i), w)
+				}
+			}
+			ready("1:1:1")
+			same("start")
+			if text := tableText(t, table); strings.Count(text, "\n")+1 < n || strings.Count(text, "true true") < n {
+				t.Errorf("the table is not in effect:\n%s", text)
+			}
+			r.links.change(2, func(e *LinkEvent) { e.Up = false })
+			same("a cable fails")
+			r.leaves[4].announce(fare.Bandwidth(100e9), destination(1))
+			r.leaves[5].announce(fare.Bandwidth(100e9), destination(1))
+			same("a route changes")
+			r.drain("p0", true)
+			same("a drain")
+			r.drain("p0", false)
+			r.links.change(2, func(e *LinkEvent) { e.Up = true })
+			same("all return")
+			for _, l := range r.leaves {
+				l.withdraw(destination(3))
+			}
+			eventually(t, "the destination is gone", func() bool { return !strings.Contains(tableText(t, table), destination(3).Addr().String()+" ") })
+			same("a destination goes")
+		})
+	}
+}
+
+// TestSlotTableAcrossReload changes the loopbacks by a reload: readers continue with another file.
+func TestSlotTableAcrossReload(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "fared.yaml")
+	s := shape{Planes: 2, SubPorts: 1}
+	var r *rig
+	write := func(loopbacks string) {
+		t.Helper()
+		text := strings.Replace(r.s.Text(), "[10.255.0.1/32]", "["+loopbacks+"]", 1)
+		text += fmt.Sprintf("slots: {file: %s}\n", r.d.cfg.SlotTable.File)
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r = newRig(t, s, rigOptions{leaves: announceAll(800e9, 2), deps: func(d *Deps) { d.ConfigPath = file }})
+	table := publishing(t, r)
+	r.settled(2)
+	for _, loopbacks := range []string{"10.255.0.1/32, 10.255.0.7/32", "10.255.0.1/32"} {
+		write(loopbacks)
+		if _, err := r.d.Reload(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the table agrees with the service", func() bool {
+			return tableText(t, table) == serviceText(t, r) && len(table.Sources()) == strings.Count(loopbacks, ",")+1
+		})
+		if text := tableText(t, table); !strings.Contains(text, destination(1).Addr().String()) {
+			t.Errorf("%s:\n%s", loopbacks, text)
+		}
+	}
+}
+
+// TestSlotTableOfADaemon checks which daemons publish a slot table, and the error for a path in use.
+func TestSlotTableOfADaemon(t *testing.T) {
+	for what, c := range map[string]struct {
+		text, file string
+		publishes  bool
+	}{
+		"server":   {shape{Planes: 1, SubPorts: 1}.Text(), "slots", true},
+		"disabled": {shape{Planes: 1, SubPorts: 1}.Text(), config.NoSlotTable, false},
+	} {
+		l := idle(t, c.text)
+		if l.d.cfg.SlotTable.File = c.file; c.publishes {
+			l.d.cfg.SlotTable.File = filepath.Join(t.TempDir(), c.file)
+		}
+		p, err := l.d.slotTable()
+		if err != nil || (p != nil) != c.publishes {
+			t.Errorf("%s: %v, %v", what, p, err)
+		}
+		if p == nil {
+			continue
+		}
+		if _, err := l.d.slotTable(); err == nil || !strings.Contains(err.Error(), "slots.file: none") {
+			t.Errorf("%s: a second table at the path: %v", what, err)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
