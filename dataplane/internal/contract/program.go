@@ -14,16 +14,18 @@ import (
 	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/inprocess"
 )
 
 type programStream = grpc.BidiStreamingServer[farev1.ProgramRequest, farev1.ProgramResponse]
 
 // session is one Program stream.
 //
-// Two goroutines serve it. The reader receives requests. A request that is followed by no other one is committed and
-// acknowledged by the reader itself, so that no goroutine has to be woken before packets follow it. Requests of a burst are
-// queued for the stream's handler, which commits all operations that have arrived while the reader decodes the next
-// request. The handler also sends integrity reports and delayed acknowledgements.
+// Two goroutines serve it. The reader receives requests; for a client in this process it is the goroutine that sends them.
+// A request that is followed by no other one is committed and acknowledged by the reader itself, so that no goroutine has
+// to be woken before packets follow it. Requests of a burst are queued for the stream's handler, which commits all
+// operations that have arrived while the reader decodes the next request. The handler also sends integrity reports and
+// delayed acknowledgements.
 type session struct {
 	stream programStream
 	ended  chan struct{} // closed by end
@@ -31,10 +33,12 @@ type session struct {
 	reason error         // why the stream ended; read after ended is closed
 	ready  chan struct{} // notifies the handler of integrity reports and delayed acknowledgements
 
-	inbox  chan *farev1.Operation // from the reader to the handler
-	queued atomic.Int64           // operations that were queued and are not yet acknowledged
-	last   uint64                 // id of the last operation received; the reader's
-	single [1]*farev1.Operation   // the reader's
+	inbox  chan *farev1.Operation // from the reader to the handler; closed by close
+	closed sync.Once
+	cause  error                // why requests ended; read after inbox is closed
+	queued atomic.Int64         // operations that were queued and are not yet acknowledged
+	last   uint64               // id of the last operation received; the reader's
+	single [1]*farev1.Operation // the reader's
 
 	mu       sync.Mutex // guards everything below, and is held for commits and sends
 	response farev1.ProgramResponse
@@ -93,13 +97,28 @@ func (s *Server) Program(stream programStream) error {
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
 	}
-	// The reader ends soon after this method: when it returns, gRPC cancels the stream's context and with it Recv.
-	var cause error // why the reader ended; read after inbox is closed
-	go func() {
-		cause = s.read(se)
+	over := false
+	if !inprocess.Push(stream, func(request *farev1.ProgramRequest) {
+		if over {
+			return
+		}
+		if err := s.receive(se, request); err != nil {
+			over = true
+			se.close(err)
+		}
+	}, func() { se.close(nil) }) {
+		// The reader ends soon after this method: when it returns, gRPC cancels the stream's context and with it Recv.
+		go func() { se.close(s.read(se)) }()
+	}
+	return s.handle(se)
+}
+
+// close ends the requests. cause is why, nil if the client has closed its side. Only the first call counts.
+func (se *session) close(cause error) {
+	se.closed.Do(func() {
+		se.cause = cause
 		close(se.inbox)
-	}()
-	return s.handle(se, &cause)
+	})
 }
 
 // read receives operations until the stream ends; nil means that the client has closed its side.
@@ -166,7 +185,7 @@ func (se *session) number(request *farev1.ProgramRequest) ([]*farev1.Operation, 
 }
 
 // handle commits the operations of bursts, and sends integrity reports and delayed acknowledgements, until the stream ends.
-func (s *Server) handle(se *session, cause *error) error {
+func (s *Server) handle(se *session) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	inbox := se.inbox
@@ -178,8 +197,8 @@ func (s *Server) handle(se *session, cause *error) error {
 		}
 		// After the reader has ended, its operations are acknowledged before the stream ends. That includes delayed
 		// acknowledgements, unless an error ended the reader.
-		if inbox == nil && (*cause != nil || !later) {
-			return *cause
+		if inbox == nil && (se.cause != nil || !later) {
+			return se.cause
 		}
 		timer.Reset(wait)
 		select {
