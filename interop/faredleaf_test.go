@@ -187,9 +187,9 @@ func idle(t *testing.T) func(*leaf) {
 	}
 }
 
-// leafBuckets is the number of buckets of each group of a leaf with four sub-ports: 2,048 per sub-port
+// leafBuckets is the number of buckets of each group of a leaf with four sub-ports: 512 per sub-port
 // (docs/dataplane.md).
-const leafBuckets = 4 * 2048
+const leafBuckets = 4 * 512
 
 // TestFaredLeaf verifies that a fared leaf forwards by itself: packets cross it, by weights that follow cables and
 // drains.

@@ -24,9 +24,9 @@ const (
 
 	// MaxBuckets is the largest value of Config.Buckets, a limit of the kernel.
 	MaxBuckets = 65535
-	// DefaultBuckets is the number of buckets per sub-port while MaxBuckets allows it: a share of a fortieth of the average
-	// is then accurate to 1 %.
-	DefaultBuckets = 2048
+	// DefaultBuckets is the number of buckets per sub-port while MaxBuckets allows it: a share of a tenth of the average is
+	// then accurate to 1 %. The time that the kernel takes to change a group grows with its buckets.
+	DefaultBuckets = 512
 	// DefaultMemory bounds the kernel memory of all groups, in bytes.
 	DefaultMemory = 1 << 30
 

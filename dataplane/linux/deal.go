@@ -106,10 +106,11 @@ func (s scaling) deal(current []segment, target []run, owner, device func(id uin
 	if len(out.witnesses) > s.spare {
 		return s.dealAll(target, fresh)
 	}
-	out.list(newcomers, s.scale)
-	for _, id := range order {
+	// The kernel searches the list for the owner of every bucket, from its start.
+	for _, id := range slices.Backward(order) {
 		out.members = append(out.members, rtnl.Member{ID: id, Weight: uint32(stay[id] * s.scale)})
 	}
+	out.list(newcomers, s.scale)
 	for _, id := range out.witnesses {
 		out.members = append(out.members, rtnl.Member{ID: id, Weight: 1})
 	}

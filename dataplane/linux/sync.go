@@ -183,9 +183,11 @@ func (d *Driver) put(b *rtnl.Batch, o *op) {
 		b.SetNexthop(o.pool.nexthop(d, o.id), flags)
 		d.stats.Nexthops++
 	case setGroup:
-		b.SetNexthop(rtnl.Nexthop{
-			ID: o.id, Protocol: d.config.Protocol, Members: o.members, Resilient: true, Buckets: uint16(d.want.size),
-		}, o.flags)
+		n := rtnl.Nexthop{ID: o.id, Protocol: d.config.Protocol, Members: o.members, Resilient: true}
+		if o.flags == rtnl.Create { // otherwise the kernel would allocate a second table, and free it
+			n.Buckets = uint16(d.want.size)
+		}
+		b.SetNexthop(n, o.flags)
 		d.stats.Groups++
 	case setRoute:
 		b.SetRoute(d.routeOf(o), o.flags)
