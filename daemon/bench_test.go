@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -17,11 +18,14 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
+	"github.com/fared/fared/daemon/internal/coretest"
+	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
 )
@@ -293,6 +297,72 @@ func BenchmarkPlaneLost(b *testing.B) {
 	b.StopTimer()
 	report(b, "", took)
 	b.ReportMetric(float64(operations)/float64(b.N), "operations/loss")
+}
+
+// processTime returns the processor time of this process.
+func processTime() time.Duration {
+	var usage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		panic(err)
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+// BenchmarkDegraded measures a change of one plane's bandwidth toward each of 10,000 destinations, until the new weights are in effect: "update"
+// from a leaf's UPDATEs, "loop" from the routes at the loop, without BGP. Processor time is that of the process, which contains the leaves and
+// the data plane. A burst that arrives in parts takes more operations.
+func BenchmarkDegraded(b *testing.B) {
+	const n = 10000
+	for _, from := range []string{"update", "loop"} {
+		b.Run(from, func(b *testing.B) {
+			r, a := measured(b, shape{Planes: 4, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, n)})
+			all := coretest.Destinations(n)
+			r.settled(n)
+			var took []time.Duration
+			var cpu time.Duration
+			var allocated uint64
+			operations := 0
+			b.ResetTimer()
+			for i := range b.N {
+				value, want := []fare.Bandwidth{200e9, 400e9}[i%2], []string{"1:2:2:2", "1:1:1:1"}[i%2]
+				a.quiet(b)
+				runtime.GC()
+				var before, after runtime.MemStats
+				runtime.ReadMemStats(&before)
+				counts, began, spent := a.counts(), time.Now(), processTime()
+				if from == "update" {
+					r.leaves[0].announce(value, all...)
+				} else {
+					r.inside(func(l *loop) {
+						l.wokenAt = time.Now()
+						for _, d := range all {
+							l.bgp(speaker.Route{Session: 0, Generation: 1, Prefix: d, Attrs: coretest.Attributes(value, r.s.PeerAS(0), 65001)})
+						}
+						l.handOut()
+						l.builder.Commit()
+					})
+				}
+				r.uniform(want, n)
+				took, cpu = append(took, time.Since(began)), cpu+processTime()-spent
+				runtime.ReadMemStats(&after)
+				allocated += after.TotalAlloc - before.TotalAlloc
+				a.quiet(b)
+				for kind, count := range a.counts() {
+					operations += count - counts[kind]
+				}
+				for _, d := range []int{0, n / 2, n - 1} {
+					if got := r.weights(destination(d)); got != want {
+						b.Fatalf("weights %s of %s, want %s", got, destination(d), want)
+					}
+				}
+			}
+			b.StopTimer()
+			report(b, "", took)
+			b.ReportMetric(float64(cpu.Microseconds())/1000/float64(b.N), "cpu-ms/change")
+			b.ReportMetric(float64(operations)/float64(b.N), "operations/change")
+			b.ReportMetric(float64(allocated)/float64(b.N)/(1<<20), "MiB/change")
+		})
+	}
 }
 
 // memoryChild is the environment variable with the configuration file of a child process and the expected number of destinations.

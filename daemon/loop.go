@@ -193,21 +193,8 @@ func (l *loop) step(ev core.Event) {
 
 // handOut applies the results of the steps so far: sub-ports first, then vectors and destinations in the engine's order, then advertisements.
 func (l *loop) handOut() {
-	now := l.wokenAt
 	if l.d.client != nil {
-		l.subPortOps = l.core.SubPortOps(l.subPortOps)
-		for _, op := range l.subPortOps {
-			change := l.d.client.SetSubPort(l.core.Layout().SubPorts[op.SubPort].Device, op.Up)
-			l.effects.want(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: l.core.Layout().SubPorts[op.SubPort].Device}, change, now)
-		}
-		for _, u := range l.core.Updates() {
-			l.update(u, now)
-		}
-		if !l.deadline.IsZero() && l.core.Converged() {
-			l.deadline = time.Time{}
-			l.d.client.ReleaseRemovals(true)
-			l.builder.Started()
-		}
+		l.d.client.Transaction(l.declare)
 	}
 	if l.dpReady {
 		l.core.Advertise(func(session int, routes []core.Route) {
@@ -220,19 +207,37 @@ func (l *loop) handOut() {
 	}
 }
 
+// declare declares the results of the steps so far to the data plane.
+func (l *loop) declare(t *dpclient.Transaction) {
+	l.subPortOps = l.core.SubPortOps(l.subPortOps)
+	for _, op := range l.subPortOps {
+		device := l.core.Layout().SubPorts[op.SubPort].Device
+		l.effects.want(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: device}, t.SetSubPort(device, op.Up), l.wokenAt)
+	}
+	for _, u := range l.core.Updates() {
+		l.update(t, u)
+	}
+	if !l.deadline.IsZero() && l.core.Converged() {
+		l.deadline = time.Time{}
+		t.ReleaseRemovals(true)
+		l.builder.Started()
+	}
+}
+
 // update declares one of the engine's decisions to the data plane and to the status.
-func (l *loop) update(u core.Update, now time.Time) {
+func (l *loop) update(t *dpclient.Transaction, u core.Update) {
+	now := l.wokenAt
 	key := l.key(u.Source, u.Destination)
 	shown := status.Key{Prefix: u.Destination, Source: u.Source}
 	switch u.Kind {
 	case wecmp.VectorSet:
 		l.reweighed.vectors++
-		change := l.d.client.SetVector(l.group(u.Vector))
+		change := t.SetVector(l.group(u.Vector))
 		l.effects.want(dpclient.Object{Kind: dpclient.KindVector, Vector: u.Vector}, change, now)
 		l.builder.MarkVector(u.Vector)
 		l.d.moved.Add(uint64(u.SlotsMoved) * uint64(l.effects.users[u.Vector]))
 	case wecmp.VectorDelete:
-		l.d.client.DeleteVector(u.Vector)
+		t.DeleteVector(u.Vector)
 		l.effects.forget(dpclient.Object{Kind: dpclient.KindVector, Vector: u.Vector})
 		l.placesMu.Lock()
 		delete(l.places, u.Vector)
@@ -241,12 +246,12 @@ func (l *loop) update(u core.Update, now time.Time) {
 	case wecmp.DestinationSet:
 		object := dpclient.Object{Kind: dpclient.KindDestination, Destination: key}
 		l.reweighed.destinations++
-		l.effects.want(object, l.d.client.SetDestination(key, u.Vector, u.Drain...), now)
+		l.effects.want(object, t.SetDestination(key, u.Vector, u.Drain...), now)
 		l.effects.assign(key, u.Vector, uint32(u.SlotsMoved), u.Drain)
 		l.builder.MarkDestination(shown)
 		l.d.moved.Add(uint64(u.SlotsMoved))
 	case wecmp.DestinationDelete:
-		l.d.client.DeleteDestination(key)
+		t.DeleteDestination(key)
 		l.effects.forget(dpclient.Object{Kind: dpclient.KindDestination, Destination: key})
 		l.effects.assign(key, 0, 0, nil)
 		l.ports.forget(u.Destination.Addr(), l.core.Layout().Sources[u.Source].Loopbacks)

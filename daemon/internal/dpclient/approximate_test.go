@@ -77,7 +77,7 @@ func TestApproximate(t *testing.T) {
 func TestApproximateIsForVectors(t *testing.T) {
 	b := connectedBook()
 	b.setSubPort(device(0, 0), true)
-	op, _ := b.pop()
+	op, _ := popCommitted(b)
 	b.send(&op, 0)
 	if err := b.acknowledge(&farev1.Ack{Id: op.id, Level: farev1.AckLevel_ACK_LEVEL_APPROXIMATE}); err == nil || !strings.Contains(err.Error(), "sub-port") {
 		t.Errorf("acknowledged with %v", err)

@@ -23,6 +23,7 @@ type book struct {
 	vectors      map[uint32]*object // by the owner's number
 	destinations map[Destination]*object
 	wires        map[uint32]*wire
+	cohorts      cohorts
 	recognized   map[string]uint32 // content of vectors that were read back without an owner
 	lowest       uint32            // every smaller number on the wire is in use
 	blocked      int               // destinations refused because their vector is missing
@@ -43,6 +44,9 @@ type book struct {
 	connection []Event   // pending Connected/Disconnected events; only the last two are kept
 	integrity  *Event    // the last report of this stream that Take has not returned; nil if there is none
 	events     []*object // objects with news
+	moved      []*object // destinations that the open transaction has declared
+	taken      []*wire   // places on the wire with taken set, and some that no longer have it
+	candidates []*cohort // scratch space of takeChanged
 
 	counters Counters
 }
@@ -59,7 +63,7 @@ func newBook(order order, window int) *book {
 	return &book{
 		order: order, window: window, held: true,
 		subPorts: map[string]*object{}, vectors: map[uint32]*object{}, destinations: map[Destination]*object{},
-		wires: map[uint32]*wire{}, recognized: map[string]uint32{}, lowest: 1,
+		wires: map[uint32]*wire{}, cohorts: newCohorts(), recognized: map[string]uint32{}, lowest: 1,
 		base: 1, next: 1,
 	}
 }
@@ -109,7 +113,7 @@ func (b *book) setVector(vector *farev1.Vector) uint64 {
 		b.mark(o)
 		b.unblock(o)
 		if moved {
-			for _, d := range o.wanting() {
+			for _, d := range o.wanters {
 				d.repin = true
 				b.mark(d)
 			}
@@ -130,6 +134,7 @@ func (b *book) deleteVector(id uint32) uint64 {
 	change := b.touch(o)
 	b.orphan(o)
 	b.settle(o)
+	b.drop(o)
 	return change
 }
 
@@ -139,13 +144,13 @@ func (b *book) orphan(o *object) {
 	if w == nil {
 		return
 	}
-	o.wire, w.owner = nil, nil
+	o.wire, w.owner, w.taken = nil, nil, false
 	if w.content == nil { // never sent, or refused
 		b.forget(w)
 		return
 	}
 	if !o.wanted {
-		w.setFormer(o)
+		b.setFormer(w, o)
 	}
 	b.markWire(w)
 }
@@ -158,7 +163,7 @@ func (b *book) setDestination(key Destination, vector uint32, drain ...uint16) u
 	if o.wanted && o.wantTo == vector {
 		if b.pinning { // the owner reports that the ports may have changed
 			o.repin = true
-			b.mark(o)
+			b.move(o)
 		}
 		return o.change
 	}
@@ -166,10 +171,9 @@ func (b *book) setDestination(key Destination, vector uint32, drain ...uint16) u
 	for _, slot := range drain { // in addition to the slots that an unsent operation would have drained
 		o.drains([]uint32{uint32(slot)})
 	}
-	o.repin = b.pinning
-	change := b.touch(o)
-	b.mark(o)
-	return change
+	o.cohort.drains = o.cohort.drains || len(o.drain) > 0
+	b.move(o)
+	return b.touch(o)
 }
 
 func (b *book) deleteDestination(key Destination) uint64 {
@@ -181,9 +185,8 @@ func (b *book) deleteDestination(key Destination) uint64 {
 		return o.change
 	}
 	b.want(o, 0)
-	change := b.touch(o)
-	b.mark(o)
-	return change
+	b.move(o)
+	return b.touch(o)
 }
 
 func (b *book) destination(key Destination) *object {
@@ -202,6 +205,9 @@ func (o *object) drains(slots []uint32) {
 			o.drain = append(o.drain, slot)
 		}
 	}
+	if o.cohort != nil && len(slots) > 0 {
+		o.cohort.drains = true
+	}
 }
 
 // want assigns a destination to a vector and updates the vectors' lists of destinations.
@@ -214,7 +220,8 @@ func (b *book) want(o *object, vector uint32) {
 		g.wanters = g.wanters[:last]
 		b.drop(g)
 	}
-	o.wantTo, o.wanted, o.repin = vector, vector != 0, false
+	o.wantTo, o.wanted = vector, vector != 0
+	b.cohorts.place(o)
 	if vector == 0 {
 		return
 	}
@@ -225,11 +232,6 @@ func (b *book) want(o *object, vector uint32) {
 	}
 	o.place = len(g.wanters)
 	g.wanters = append(g.wanters, o)
-}
-
-// wanting returns the destinations that want a vector, sorted.
-func (o *object) wanting() []*object {
-	return slices.SortedFunc(slices.Values(o.wanters), byDestination)
 }
 
 func byDestination(x, y *object) int { return x.Destination.Compare(y.Destination) }
@@ -246,7 +248,7 @@ func (b *book) place(o *object) {
 		w = b.allocate(o.Vector)
 	}
 	b.own(o, w)
-	for _, d := range o.wanting() {
+	for _, d := range o.wanters {
 		b.mark(d)
 	}
 }
@@ -257,10 +259,38 @@ func (b *book) replaceable(w *wire, o *object) bool {
 	return sameVector(w.content, o.wantVector) || (!b.held || !w.foreign) && (w.content == nil || w.content.Source == o.wantVector.Source)
 }
 
-// own makes o the owner of a place on the wire.
+// own makes o the owner of a place on the wire. A place that exists is taken, unless its confirmed content is o's, and all destinations want o.
 func (b *book) own(o *object, w *wire) {
-	w.setFormer(nil)
 	w.owner, o.wire = o, w
+	if w.content == nil {
+		b.setFormer(w, nil)
+		return
+	}
+	w.taken, w.bulk = true, b.bulk
+	if w.closed = !w.open(); !w.closed {
+		b.setFormer(w, nil)
+		w.taken = !b.clear(w, o)
+	}
+	if w.taken && !slices.Contains(b.taken, w) {
+		b.taken = append(b.taken, w)
+	}
+}
+
+// setFormer replaces the object whose deletion is reported when a place on the wire is cleared; nil means none. The previous one no longer waits
+// for this place.
+func (b *book) setFormer(w *wire, o *object) {
+	prev := w.former
+	if prev == o {
+		return
+	}
+	if w.former = o; o != nil {
+		o.formers++
+	}
+	if prev != nil {
+		prev.formers--
+		b.settle(prev)
+		b.drop(prev)
+	}
 }
 
 // recognize finds a vector on the wire that has no owner and o's wanted content; nil if there is none.
@@ -298,10 +328,10 @@ func (b *book) allocate(wish uint32) *wire {
 	return w
 }
 
-// free reports whether a number on the wire may be assigned to another vector.
+// free reports whether a number on the wire may be assigned to another vector: its deletion, if there was one, is confirmed.
 func (b *book) free(id uint32) bool {
 	w := b.wires[id]
-	return w == nil || w.owner == nil && w.content == nil
+	return w == nil || w.owner == nil && w.content == nil && w.effect == nil
 }
 
 // vacate records that a place on the wire may have become free.
@@ -330,7 +360,7 @@ func (b *book) class(o *object) Class {
 			return SubPortSet
 		}
 	case KindVector:
-		if o.wanted && !sameVector(o.wire.content, o.wantVector) {
+		if o.wanted && !sameVector(o.wire.content, o.wantVector) && (!o.wire.taken || b.clear(o.wire, o)) {
 			return VectorSet
 		}
 	case KindDestination:
@@ -345,6 +375,8 @@ func (b *book) class(o *object) Class {
 		case w == nil:
 			return DestinationSet // blocks when its turn comes
 		case b.held && !o.touched && o.sent.to != 0 && o.sent.to != w.id:
+			return classes
+		case o.sent.to != w.id && !w.open():
 			return classes
 		case o.sent.to != w.id || o.repin:
 			return DestinationSet
@@ -368,6 +400,17 @@ func (b *book) mark(o *object) {
 		o.queued |= bit
 		b.queues[lane][c].push(o)
 	}
+}
+
+// queued returns the number of objects in the queues.
+func (b *book) queued() int {
+	n := b.deletes.len()
+	for lane := range b.queues {
+		for class := range b.queues[lane] {
+			n += b.queues[lane][class].len()
+		}
+	}
+	return n
 }
 
 // queuedBit returns the bit of object.queued for a queue. An object may be in both queues of a class: the second one finds nothing to do.
@@ -426,6 +469,9 @@ func (b *book) report(o *object) {
 // refuse records that the current change of o was refused.
 func (b *book) refuse(o *object, code codes.Code, message string) {
 	o.refusal = &refusal{code: code, message: message}
+	if w := b.wires[o.sent.to]; o.Kind == KindDestination && w != nil {
+		b.cling(w, o)
+	}
 	if o.Kind == KindDestination && o.wanted && code == codes.FailedPrecondition {
 		b.block(o, true)
 	}
@@ -449,7 +495,7 @@ func (b *book) unblock(g *object) {
 	if b.blocked == 0 {
 		return
 	}
-	for _, o := range g.wanting() {
+	for _, o := range g.wanters {
 		if o.blocked {
 			o.refusal = nil
 			b.block(o, false)
@@ -467,6 +513,7 @@ func (b *book) release(on bool) {
 	if !on || !b.connected {
 		return
 	}
+	b.takeAll()
 	for _, o := range b.sorted() {
 		b.mark(o)
 	}

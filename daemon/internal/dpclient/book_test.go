@@ -26,7 +26,7 @@ func TestReusedNumbersUnderSlowAcknowledgements(t *testing.T) {
 			unanswered = unanswered[1:]
 		}
 		send := func() bool {
-			op, ok := b.pop()
+			op, ok := popCommitted(b)
 			if ok {
 				b.send(&op, 0)
 				unanswered = append(unanswered, op.id)
@@ -101,7 +101,7 @@ func TestSuccessorOfADroppedVector(t *testing.T) {
 	send := func(n int) {
 		t.Helper()
 		for range n {
-			op, ok := b.pop()
+			op, ok := popCommitted(b)
 			if !ok {
 				t.Fatal("nothing to send")
 			}
@@ -135,7 +135,7 @@ func TestSuccessorOfADroppedVector(t *testing.T) {
 	answer(1) // its predecessor's delete
 	b.setDestination(d2, 2)
 	for sent > answered || b.queues[0][VectorSet].len()+b.queues[0][DestinationSet].len()+b.queues[0][DestinationDelete].len() > 0 {
-		if op, ok := b.pop(); ok {
+		if op, ok := popCommitted(b); ok {
 			b.send(&op, 0)
 			sent = op.id
 		}
@@ -168,7 +168,7 @@ func TestDrainGoesWithTheChange(t *testing.T) {
 	sent := newPart()
 	next := func() *farev1.Operation {
 		t.Helper()
-		op, ok := b.pop()
+		op, ok := popCommitted(b)
 		if !ok {
 			t.Fatal("nothing to send")
 		}
@@ -198,7 +198,7 @@ func TestDrainGoesWithTheChange(t *testing.T) {
 		Vectors:      map[uint32]*farev1.Vector{1: b.vectors[1].wantVector, 2: b.vectors[2].wantVector, 3: b.vectors[3].wantVector},
 		Destinations: map[Destination]uint32{d: 2},
 	})
-	if op, ok := b.pop(); ok {
+	if op, ok := popCommitted(b); ok {
 		t.Fatalf("%v is sent although everything is there", op.class)
 	}
 	b.setDestination(d, 3)

@@ -128,54 +128,85 @@ func ring(bell chan struct{}) {
 	}
 }
 
-// declare applies one change of the wanted state.
-func (c *Client) declare(change func(*book) uint64) uint64 {
+// Transaction is a set of changes of the wanted state. Its methods are those of Client.
+type Transaction struct{ book *book }
+
+// Transaction applies all changes that declare makes as one: no operation is sent before the last, so the data plane receives the difference
+// alone. declare must not call methods of the client, nor wait for the data plane.
+func (c *Client) Transaction(declare func(*Transaction)) {
 	c.mu.Lock()
-	number := change(c.book)
-	news := len(c.book.events) > 0
+	declare(&Transaction{c.book})
+	c.book.commit()
+	work, news := c.book.queued() > 0, len(c.book.events) > 0
 	c.mu.Unlock()
-	ring(c.work)
+	if work {
+		ring(c.work)
+	}
 	if news {
 		ring(c.ready)
 	}
+}
+
+// declare applies one change.
+func (c *Client) declare(change func(*Transaction) uint64) (number uint64) {
+	c.Transaction(func(t *Transaction) { number = change(t) })
 	return number
 }
+
+// SetSubPort is Client.SetSubPort.
+func (t *Transaction) SetSubPort(device string, up bool) uint64 { return t.book.setSubPort(device, up) }
+
+// SetVector is Client.SetVector.
+func (t *Transaction) SetVector(vector *farev1.Vector) uint64 { return t.book.setVector(vector) }
+
+// DeleteVector is Client.DeleteVector.
+func (t *Transaction) DeleteVector(id uint32) uint64 { return t.book.deleteVector(id) }
+
+// SetDestination is Client.SetDestination.
+func (t *Transaction) SetDestination(destination Destination, vector uint32, drain ...uint16) uint64 {
+	return t.book.setDestination(destination, vector, drain...)
+}
+
+// DeleteDestination is Client.DeleteDestination.
+func (t *Transaction) DeleteDestination(destination Destination) uint64 {
+	return t.book.deleteDestination(destination)
+}
+
+// ReleaseRemovals is Client.ReleaseRemovals.
+func (t *Transaction) ReleaseRemovals(release bool) { t.book.release(release) }
 
 // SetSubPort declares a sub-port up or down. It overtakes all queued operations. It returns the number of the change, or that of the last one if
 // nothing changes.
 func (c *Client) SetSubPort(device string, up bool) uint64 {
-	return c.declare(func(b *book) uint64 { return b.setSubPort(device, up) })
+	return c.declare(func(t *Transaction) uint64 { return t.SetSubPort(device, up) })
 }
 
 // SetVector declares a vector, by its number (1 or higher). The vector is copied. It returns the change number, like SetSubPort.
 func (c *Client) SetVector(vector *farev1.Vector) uint64 {
-	return c.declare(func(b *book) uint64 { return b.setVector(vector) })
+	return c.declare(func(t *Transaction) uint64 { return t.SetVector(vector) })
 }
 
 // DeleteVector withdraws a vector. The vector is deleted once no destination uses it. It returns the change number, like SetSubPort, or 0 if the
 // vector was never declared.
 func (c *Client) DeleteVector(id uint32) uint64 {
-	return c.declare(func(b *book) uint64 { return b.deleteVector(id) })
+	return c.declare(func(t *Transaction) uint64 { return t.DeleteVector(id) })
 }
 
 // SetDestination declares the vector of a destination, a vector of the same source, and the slots that must be drained because of the change
 // (copied). Vector 0 deletes the destination. With flow pins, declaring the same vector again recomputes the source ports. It returns the change
 // number, like SetSubPort.
 func (c *Client) SetDestination(destination Destination, vector uint32, drain ...uint16) uint64 {
-	return c.declare(func(b *book) uint64 { return b.setDestination(destination, vector, drain...) })
+	return c.declare(func(t *Transaction) uint64 { return t.SetDestination(destination, vector, drain...) })
 }
 
 // DeleteDestination withdraws a destination. It returns the change number, like DeleteVector.
 func (c *Client) DeleteDestination(destination Destination) uint64 {
-	return c.declare(func(b *book) uint64 { return b.deleteDestination(destination) })
+	return c.declare(func(t *Transaction) uint64 { return t.DeleteDestination(destination) })
 }
 
 // ReleaseRemovals releases removals (true), or holds them (false, the initial state): see the package comment.
 func (c *Client) ReleaseRemovals(release bool) {
-	c.declare(func(b *book) uint64 {
-		b.release(release)
-		return 0
-	})
+	c.Transaction(func(t *Transaction) { t.ReleaseRemovals(release) })
 }
 
 // Bulk declares whether subsequent changes are bulk: they are sent in turn with the others, however many wait. The owner marks the changes of a
@@ -214,12 +245,7 @@ func (c *Client) Status() Status {
 	defer c.mu.Unlock()
 	s := c.status
 	s.Removals, s.Counters, s.InFlight = !c.book.held, c.book.counters, c.book.flights.len()
-	s.Queued = c.book.deletes.len()
-	for lane := range c.book.queues {
-		for class := range c.book.queues[lane] {
-			s.Queued += c.book.queues[lane][class].len()
-		}
-	}
+	s.Queued = c.book.queued()
 	return s
 }
 

@@ -292,18 +292,18 @@ func TestReusedNumber(t *testing.T) {
 	r.connected()
 	r.quiet()
 	r.log.take()
-	r.client.mu.Lock() // one burst, whatever the sender does
-	b := r.client.book
-	b.setVector(vector(2, 0, 1))
-	b.setDestination(dst(1), 2)
-	b.deleteVector(1)
-	b.setVector(vector(1, 0, 0, 1))
-	b.setDestination(dst(2), 1)
-	r.client.mu.Unlock()
+	r.client.Transaction(func(tx *Transaction) {
+		tx.SetVector(vector(2, 0, 1))
+		tx.SetDestination(dst(1), 2)
+		tx.DeleteVector(1)
+		tx.SetVector(vector(1, 0, 0, 1))
+		tx.SetDestination(dst(2), 1)
+	})
 	last := r.client.SetVector(vector(4, 1))
 	r.until("in effect", r.has(InEffect, last))
 	r.quiet()
-	want := []string{"set-vector 2", "set-vector 3", "set-vector 4", "set 10.200.0.1/32 2", "set 10.200.0.2/32 3", "delete-vector 1"}
+	// Vector 2 takes the place of the old vector 1 with its destination; the number 1 gets an unused one.
+	want := []string{"set-vector 1", "set-vector 3", "set-vector 4", "set 10.200.0.2/32 3"}
 	if got := r.log.take(); !slices.Equal(got, want) {
 		t.Errorf("sent %v, want %v", got, want)
 	}
@@ -506,11 +506,11 @@ func TestOperationsAreGathered(t *testing.T) {
 		r.client.ReleaseRemovals(true)
 		r.until("the vector", r.has(InEffect, r.client.SetVector(vector(1, 1))))
 		const size = 1000
-		r.client.declare(func(b *book) uint64 { // one call: no operation is sent before the last is declared
+		r.client.Transaction(func(tx *Transaction) {
 			for n := range size {
-				b.setDestination(dst(n), 1)
+				tx.SetDestination(dst(n), 1)
 			}
-			return b.setSubPort(device(0, 0), false)
+			tx.SetSubPort(device(0, 0), false)
 		})
 		r.quiet()
 		if got := r.destinations(); got != size {

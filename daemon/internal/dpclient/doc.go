@@ -23,6 +23,11 @@
 // back is recognized by its content, any other vector gets an unused number, preferably the owner's number (so that without a restart the numbers
 // are equal).
 //
+// # Bulk changes
+//
+// The changes of a Transaction are sent as one difference. If nearly all destinations of a vector change to the same other vector, that vector
+// takes the number on the wire instead: one operation, however many destinations (take.go).
+//
 // # Start
 //
 // Until ReleaseRemovals(true), state that was read back and that this client did not program stays unchanged: the client sends additions but

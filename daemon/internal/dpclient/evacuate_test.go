@@ -21,7 +21,7 @@ type peerPlane struct {
 }
 
 func (p *peerPlane) send(b *book) bool {
-	op, ok := b.pop()
+	op, ok := popCommitted(b)
 	if !ok {
 		return false
 	}
@@ -196,7 +196,7 @@ func TestEvacuationSaysWhy(t *testing.T) {
 		b.setVector(vector(id+1, 0, id+1, 1))
 	}
 	e := &Evacuation{devices: map[string]bool{device(0, 0): true}}
-	op, _ := b.pop()
+	op, _ := popCommitted(b)
 	b.send(&op, 0)
 	if err := b.acknowledge(&farev1.Ack{Id: op.id, Level: farev1.AckLevel_ACK_LEVEL_REFUSED, Code: uint32(codes.ResourceExhausted), Message: "table full"}); err != nil {
 		t.Fatal(err)
@@ -205,7 +205,7 @@ func TestEvacuationSaysWhy(t *testing.T) {
 	if n != 3 || len(reasons) != 2 || reasons[0] != "destination 10.200.0.0/32: vector 1 was refused: table full" || reasons[1] != "destination 10.200.0.1/32: not acknowledged yet" {
 		t.Errorf("waits for %d: %q", n, reasons)
 	}
-	for op, ok := b.pop(); ok; op, ok = b.pop() {
+	for op, ok := popCommitted(b); ok; op, ok = popCommitted(b) {
 		b.send(&op, 0)
 		if err := b.acknowledge(&farev1.Ack{Id: op.id, Level: farev1.AckLevel_ACK_LEVEL_IN_EFFECT}); err != nil {
 			t.Fatal(err)

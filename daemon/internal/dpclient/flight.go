@@ -93,7 +93,7 @@ func (b *book) send(op *operation, pins uint64) {
 		b.paces[op.class].send(op.id, b.now)
 	}
 	o := op.object
-	if o != nil {
+	if o != nil && (op.class != VectorDelete || !o.wanted) { // a vector that is declared again has another place
 		o.op, o.refusal, f.change = op.id, nil, o.change
 	}
 	switch op.class {
@@ -107,33 +107,39 @@ func (b *book) send(op *operation, pins uint64) {
 	case DestinationSet:
 		f.value, f.drain = value{to: op.wire.id, pins: pins}, o.drain
 		o.touched, o.repin = true, false
-		b.setSent(o, f.value)
+		f.from = b.setSent(o, f.value)
 	case DestinationDelete:
-		b.setSent(o, value{})
+		f.from = b.setSent(o, value{})
 	case VectorDelete:
 		op.wire.content, op.wire.op = nil, op.id
 		b.vacate(op.wire)
 	}
+	if op.class == VectorSet || op.class == VectorDelete {
+		op.wire.unanswered++
+	}
 	b.flights.push(f)
 }
 
-// setSent moves a destination between vectors on the wire.
-func (b *book) setSent(o *object, v value) {
+// setSent moves a destination between vectors on the wire, and returns the place that it leaves, nil if there is none.
+func (b *book) setSent(o *object, v value) *wire {
 	before := o.sent.to
 	o.sent = v
 	if v.to == before {
-		return
+		return nil
 	}
+	b.cohorts.place(o)
 	if w := b.wires[v.to]; w != nil {
 		w.users++
 	}
-	if w := b.wires[before]; w != nil {
+	w := b.wires[before]
+	if w != nil {
 		w.users--
 		if w.users == 0 {
-			w.refused = false
+			w.refused, w.clings = false, false
 			b.markWire(w)
 		}
 	}
+	return w
 }
 
 // acknowledge processes one acknowledgement. An error means that the data plane violates the protocol.
@@ -148,6 +154,9 @@ func (b *book) acknowledge(ack *farev1.Ack) error {
 	f := b.flights.at(int(id - b.base))
 	if f.bulk && ack.Level != farev1.AckLevel_ACK_LEVEL_ACCEPTED {
 		b.paces[f.class].answer(id, b.now, b.window)
+	}
+	if ack.Level != farev1.AckLevel_ACK_LEVEL_ACCEPTED && (f.class == VectorSet || f.class == VectorDelete) {
+		f.wire.unanswered--
 	}
 	switch ack.Level {
 	case farev1.AckLevel_ACK_LEVEL_ACCEPTED:
@@ -178,6 +187,7 @@ func (b *book) acknowledge(ack *farev1.Ack) error {
 		b.flights.pop()
 		b.base++
 	}
+	b.review()
 	return nil
 }
 
@@ -192,7 +202,7 @@ func (b *book) confirm(f *flight) {
 	case VectorDelete:
 		f.wire.effect = nil
 		if f.wire.former == o && f.wire.content == nil {
-			f.wire.setFormer(nil)
+			b.setFormer(f.wire, nil)
 		}
 		b.forget(f.wire)
 	}
@@ -211,8 +221,8 @@ func (b *book) confirm(f *flight) {
 func (b *book) forget(w *wire) {
 	b.vacate(w)
 	if w.owner == nil && w.content == nil && w.effect == nil && w.users == 0 && b.wires[w.id] == w {
-		w.setFormer(nil)
 		delete(b.wires, w.id)
+		b.setFormer(w, nil)
 	}
 }
 
@@ -250,6 +260,7 @@ func (b *book) revert(f *flight, id uint64, ack *farev1.Ack) {
 			}
 			b.setSent(o, before)
 		}
+		b.stays(f, id)
 	case VectorSet, VectorDelete:
 		if w.op == id {
 			w.content = w.effect
@@ -261,13 +272,12 @@ func (b *book) revert(f *flight, id uint64, ack *farev1.Ack) {
 			if f.class == VectorDelete {
 				w.refused = true
 			}
-			if former := w.former; w.content == nil && w.owner == nil { // deleted before it ever existed
-				w.setFormer(nil)
+			if w.owner != nil && w.owner != o { // it expected the content of o
+				b.mark(w.owner)
+			}
+			if w.content == nil && w.owner == nil { // deleted before it ever existed
+				b.setFormer(w, nil)
 				b.forget(w)
-				if former != nil {
-					b.settle(former)
-					b.drop(former)
-				}
 			}
 		}
 	}

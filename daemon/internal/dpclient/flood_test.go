@@ -26,7 +26,7 @@ func flood(tb testing.TB, b *book, size int) {
 // carryOut sends all queued operations and acknowledges them.
 func carryOut(tb testing.TB, b *book) {
 	tb.Helper()
-	for op, ok := b.pop(); ok; op, ok = b.pop() {
+	for op, ok := popCommitted(b); ok; op, ok = popCommitted(b) {
 		b.send(&op, 0)
 		if err := b.acknowledge(&farev1.Ack{Id: op.id, Level: farev1.AckLevel_ACK_LEVEL_IN_EFFECT}); err != nil {
 			tb.Fatal(err)
@@ -164,4 +164,10 @@ func TestFloodIsLinear(t *testing.T) {
 			}
 		})
 	}
+}
+
+// popCommitted ends the open transaction and returns the next operation.
+func popCommitted(b *book) (operation, bool) {
+	b.commit()
+	return b.pop()
 }

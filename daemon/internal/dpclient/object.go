@@ -23,6 +23,7 @@ type object struct {
 	place        int       // index of a destination in its vector's wanters
 	formers      int       // places on the wire that belonged to this vector and still have to be cleared
 	drain        []uint32  // a destination's slots to drain with its next operation
+	cohort       *cohort   // of a destination
 
 	change uint64 // number of the last change of the wanted state; 0 if it was never declared
 	done   uint64 // newest change that is in effect; 0 if there is none
@@ -33,6 +34,7 @@ type object struct {
 	approximate string
 	queued      uint8 // queuedBit of each queue that contains it
 	reported    bool  // is in the event queue
+	moved       bool  // is in book.moved
 	touched     bool  // this client programmed it: it may be changed while removals are held
 	repin       bool  // its source ports must be recomputed
 	blocked     bool  // a destination refused because its vector is missing
@@ -61,21 +63,17 @@ type wire struct {
 	former  *object        // object whose deletion is reported when the vector is deleted
 	users   int            // number of destinations sent with this vector
 	op      uint64         // last operation sent
-	foreign bool           // was read back, and never set by this client
-	refused bool           // its deletion was refused
-	queued  bool
+	// unanswered is the number of operations on the vector in flight.
+	unanswered int
+	foreign    bool // was read back, and never set by this client
+	refused    bool // its deletion was refused
+	clings     bool // the data plane refused to move a destination to another place, and some destination has not left since
+	taken      bool // the owner has the place from another vector, whose content or destinations may still be there: see takePlace
+	closed     bool // while taken: destinations may have waited for the owner's content
+	bulk       bool // while taken: the operations that wait for the place are bulk
+	queued     bool
 	// approximate describes how effect deviates from the weights, "" if it does not.
 	approximate string
-}
-
-// setFormer replaces the object whose deletion is reported when the place is cleared; nil means none.
-func (w *wire) setFormer(o *object) {
-	if w.former != nil {
-		w.former.formers--
-	}
-	if w.former = o; o != nil {
-		o.formers++
-	}
 }
 
 // flight is an operation that waits for its acknowledgement.
@@ -83,6 +81,7 @@ type flight struct {
 	class   Class
 	object  *object // nil for the deletion of a vector that was never declared
 	wire    *wire
+	from    *wire // the place that a destination leaves with it, nil if it is the same
 	value   value
 	content *farev1.Vector
 	drain   []uint32 // slots to drain that were sent with it

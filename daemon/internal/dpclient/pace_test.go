@@ -24,7 +24,7 @@ type serialFlight struct {
 // send sends the permitted operations.
 func (s *serial) send() {
 	s.b.now = s.now
-	for op, ok := s.b.pop(); ok; op, ok = s.b.pop() {
+	for op, ok := popCommitted(s.b); ok; op, ok = popCommitted(s.b) {
 		s.b.send(&op, 0)
 		if s.free.Before(s.now) {
 			s.free = s.now
@@ -72,6 +72,7 @@ func TestPromptDelayIsBounded(t *testing.T) {
 				for n := range size {
 					b.deleteVector(uint32((round+1)%2*size + n + 1))
 				}
+				b.commit()
 				b.bulk = false
 			}
 			var worst time.Duration

@@ -21,6 +21,7 @@ func (b *book) resetStream() {
 		}
 	}
 	b.flights.reset()
+	b.taken = b.taken[:0]
 	b.paces = [classes]pace{}
 	b.base, b.next, b.effect = 1, 1, 0
 	for lane := range b.queues {
@@ -49,6 +50,7 @@ func (b *book) resync(have State) {
 	b.adoptSubPorts(have)
 	b.adoptDestinations(have)
 	b.adoptVectors(have)
+	b.takeAll()
 	for _, o := range b.sorted() {
 		if o.done != 0 && !b.obeyed(o) {
 			o.done = 0
@@ -99,6 +101,7 @@ func (b *book) adoptDestinations(have State) {
 	for _, o := range b.destinations {
 		o.repin = b.pinning && o.wanted
 	}
+	b.countCohorts()
 }
 
 // adoptVectors assigns a place on the wire to every wanted vector: its previous one, one with the same content, or a new one.
@@ -109,11 +112,11 @@ func (b *book) adoptVectors(have State) {
 		old := before[id]
 		b.wires[id] = &wire{id: id, content: content, effect: content, foreign: old == nil || old.foreign, approximate: have.Approximate[id]}
 		if old != nil && old.owner == nil {
-			b.wires[id].setFormer(old.former)
+			b.setFormer(b.wires[id], old.former)
 		}
 	}
 	for _, w := range before {
-		w.setFormer(nil)
+		b.setFormer(w, nil)
 	}
 	for _, o := range b.destinations {
 		if w := b.wires[o.sent.to]; w != nil {
