@@ -166,7 +166,7 @@ func (b *bed) settle() error { return b.settleWithin(settleLimit) }
 
 func (b *bed) settleWithin(limit time.Duration) error {
 	if !b.contestant.inKernel() {
-		if err := b.awaitPackets(b.every(), even, limit); err != nil {
+		if err := b.awaitPackets(b.every(), even, nil, limit); err != nil {
 			return err
 		}
 	} else if err := b.judge.want(even, even); err != nil {

@@ -34,7 +34,7 @@ type bfdSession struct {
 	leaf     *leaf
 	conn     *net.UDPConn
 	interval time.Duration
-	up       atomic.Bool
+	up       atomic.Int64 // moment of the latest packet from a server that is up, while this end is
 }
 
 // startBFD speaks BFD until the leaf stops. While the leaf is frozen it is silent.
@@ -115,7 +115,9 @@ func (s *bfdSession) run(send *net.UDPConn) {
 			case state == bfdUp && theirs == bfdDown:
 				state = bfdDown
 			}
-			s.up.Store(state == bfdUp)
+			if s.up.Store(0); state == bfdUp && int(buf[1]>>6) == bfdUp {
+				s.up.Store(int64(now()))
+			}
 			if buf[1]&bfdPoll != 0 {
 				transmit(bfdFinal)
 			} else if state != before {
@@ -125,12 +127,12 @@ func (s *bfdSession) run(send *net.UDPConn) {
 	}
 }
 
-// bfdUp waits until BFD is up with all leaves.
+// bfdUp waits until BFD is up with all leaves. The server may have ended a session without a word, and begin another one.
 func (b *bed) bfdUp() error {
 	for deadline := now() + moment(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		up := 0
 		for _, l := range b.leaves {
-			if l.bfd.up.Load() {
+			if moment(l.bfd.up.Load()) > now()-moment(2*b.bfd) {
 				up++
 			}
 		}

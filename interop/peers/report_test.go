@@ -26,7 +26,6 @@ type report struct {
 	Failures    []string          `json:"failures,omitempty"`
 
 	settings settings
-	failures []error
 	rowBegan time.Time
 }
 
@@ -85,9 +84,9 @@ func newReport(s settings) *report {
 // fail records that a contestant takes no further part with this number of destinations.
 func (r *report) fail(b *bed, when string, err error) {
 	b.out = fmt.Errorf("%s, %s, %s: %w", b.name, count(b.destinations), when, err)
-	r.failures = append(r.failures, b.out)
 	r.Failures = append(r.Failures, b.out.Error())
 	fmt.Println(b.out)
+	b.t.Error(b.out) // its processes' output is shown at the end of the subtest
 }
 
 func (r *report) begin(x row) {

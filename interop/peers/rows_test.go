@@ -68,7 +68,11 @@ func rowsAt(n int, s settings) (all []row) {
 				return samples{numbered("memory"): {mb}}, err
 			}})
 	}
-	all = append(all, row{name: numbered("update"), rounds: 15,
+	updates, kills := 10, 8
+	if one {
+		updates, kills = 15, 20
+	}
+	all = append(all, row{name: numbered("update"), rounds: updates,
 		figures: []figure{{numbered("update"), "UPDATE of one destination to kernel weights, " + destinations, "ms", "UPDATE, " + destinations}},
 		measure: func(b *bed) (samples, error) {
 			down, err := event(b, degraded, even, func() (moment, error) { return b.leaves[0].announce(half, []int{0}) })
@@ -80,7 +84,7 @@ func rowsAt(n int, s settings) (all []row) {
 			return samples{numbered("update"): {down, up}}, err
 		}})
 	if last {
-		all = append(all, row{name: "degrade", rounds: 20,
+		all = append(all, row{name: "degrade", rounds: 15,
 			figures: []figure{
 				{"degrade", "one plane degraded for each of " + destinations + ", first UPDATE to all in the kernel", "ms", "plane degraded, " + destinations},
 				{"degrade-cpu", "processor time of it", "ms", ""}},
@@ -95,7 +99,7 @@ func rowsAt(n int, s settings) (all []row) {
 			}})
 	}
 	if last {
-		all = append(all, row{name: "traffic", rounds: 10, packets: true,
+		all = append(all, row{name: "traffic", rounds: 8, packets: true,
 			figures: []figure{{"traffic", "the same to packets at all leaves, at 50,000 packets/s", "ms", "the same, by packets"}},
 			measure: func(b *bed) (samples, error) {
 				took, err := packetEvent(b, "traffic", b.every(), even, degraded, func() (moment, error) { return b.leaves[0].announce(half, b.every()) })
@@ -106,11 +110,7 @@ func rowsAt(n int, s settings) (all []row) {
 				return err
 			}})
 	}
-	rounds := 10
-	if one {
-		rounds = 30
-	}
-	all = append(all, row{name: numbered("kill"), rounds: rounds,
+	all = append(all, row{name: numbered("kill"), rounds: kills,
 		figures: []figure{{numbered("kill"), "leaf killed (FIN) to kernel weights, " + destinations, "ms", "leaf killed, " + destinations}},
 		measure: func(b *bed) (samples, error) {
 			took, err := event(b, without, without, func() (moment, error) { return b.leaves[0].kill(), nil })
@@ -118,7 +118,7 @@ func rowsAt(n int, s settings) (all []row) {
 		},
 		mend: func(b *bed) error { return b.leaves[0].start() }})
 	if one {
-		all = append(all, links(s, "own", false), links(s, "far", true), linkFlap(s), row{name: "bfd", rounds: 15, bfd: bfdInterval, packets: true,
+		all = append(all, links(s, "own", false), links(s, "far", true), linkFlap(s), row{name: "bfd", rounds: 12, bfd: bfdInterval, packets: true,
 			figures: []figure{{"bfd", "leaf frozen, BFD 3 x 50 ms, by packets", "ms", "leaf frozen, BFD, by packets"}},
 			measure: func(b *bed) (samples, error) {
 				took, err := packetEvent(b, "bfd", b.every(), even, without, func() (moment, error) { return b.leaves[0].freeze(true), nil })
@@ -130,7 +130,7 @@ func rowsAt(n int, s settings) (all []row) {
 			}})
 	}
 	if last && !one {
-		all = append(all, row{name: "links", rounds: 8,
+		all = append(all, row{name: "links", rounds: 6,
 			figures: []figure{
 				{numbered("rewrite"), "own carrier lost, the kernel's routes rewritten, " + destinations, "ms", "carrier lost, " + destinations},
 				{numbered("back"), "own carrier back to weights restored, " + destinations, "ms", "carrier back, " + destinations}},
@@ -145,7 +145,7 @@ func rowsAt(n int, s settings) (all []row) {
 			}})
 	}
 	if last {
-		all = append(all, row{name: "load", rounds: 8,
+		all = append(all, row{name: "load", rounds: 6,
 			figures: []figure{
 				{"load", destinations + " loaded, OPEN to all in the kernel", "ms", destinations + " loaded"},
 				{"load-cpu", "processor time of it", "ms", ""}},
@@ -217,7 +217,7 @@ func links(s settings, name string, far bool) row {
 		{name + "-moved1", "flows of the other planes moved by it", "%", ""},
 		{name + "-rewrite1", "the same to the kernel's routes rewritten", "ms", ""},
 		{name + "-back1", "carrier back at " + end + " end, to weights restored", "ms", "carrier back at " + end + " end"}}
-	return row{name: name, rounds: 20, packets: true, figures: figures, measure: func(b *bed) (samples, error) {
+	return row{name: name, rounds: 12, packets: true, figures: figures, measure: func(b *bed) (samples, error) {
 		got := samples{}
 		if err := b.judge.want(without, without); err != nil {
 			return nil, err

@@ -3,6 +3,7 @@ package peers
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"sync/atomic"
@@ -258,9 +259,10 @@ func shares(places []int8, want weights) error {
 	if arrived < len(places) {
 		return fmt.Errorf("%d of %d packets arrived", arrived, len(places))
 	}
+	within := 0.02 + 1.3/math.Sqrt(float64(len(places))) // three standard deviations of a quarter
 	for p := range planes {
 		share, wanted := count[p]/float64(len(places)), float64(want[p])/sum
-		if d := share - wanted; wanted == 0 && share > 0 || d > 0.11 || d < -0.11 {
+		if d := share - wanted; wanted == 0 && share > 0 || d > within || d < -within {
 			return fmt.Errorf("packets by plane %v, want %v", count, want)
 		}
 	}
