@@ -7,7 +7,7 @@ type cohort struct {
 	cohortKey
 	n       int
 	changed bool // is in cohorts.changed
-	drains  bool // a destination that joined it has slots to drain, which takes an operation of its own
+	drains  bool // a destination that joined it has slots to drain, which takes a separate operation
 }
 
 // cohortKey identifies a cohort. Wire is the place of the last operation sent, 0 before the first. Vector is the owner's number, 0 for
