@@ -18,49 +18,53 @@ type allowance struct {
 	late time.Time // begin of the step from which on the session's events are bulk, so that they keep their order
 }
 
-// spend consumes one unit of the allowance in a step that began at now, and reports whether one was left.
-func (a *allowance) spend(now time.Time) bool {
+// spend consumes up to n units of the allowance in a step that began at now, and returns the number of consumed ones.
+func (a *allowance) spend(now time.Time, n int) int {
 	a.used = max(0, a.used-promptRoutes*now.Sub(a.at).Seconds())
 	a.at = now
-	if a.used+1 > promptRoutes {
-		return false
-	}
-	a.used++
-	return true
+	n = min(n, int(promptRoutes-a.used))
+	a.used += float64(n)
+	return n
 }
 
-// allows reports whether an event is prompt: a route or withdrawal within the session's allowance, or any other event that no bulk event of its
-// session precedes in this step.
-func (l *loop) allows(ev speaker.Event) bool {
-	session, route := subject(ev)
-	a := &l.allowances[session]
+// divide splits an event into a prompt and a bulk part; one of them may be nil. Changed routes within the session's allowance are prompt, and so
+// is any other event that no bulk event of its session precedes in this step.
+func (l *loop) divide(ev speaker.Event) (prompt, bulk speaker.Event) {
+	a := &l.allowances[sessionOf(ev)]
 	if a.late.Equal(l.wokenAt) {
-		return false
+		return nil, ev
 	}
-	if !route || a.spend(l.wokenAt) {
-		return true
+	routes, ok := ev.(speaker.Routes)
+	if !ok {
+		return ev, nil
+	}
+	n := a.spend(l.wokenAt, len(routes.Changes))
+	if n == len(routes.Changes) {
+		return ev, nil
 	}
 	a.late = l.wokenAt
-	return false
+	rest := routes
+	if routes.Changes, rest.Changes = routes.Changes[:n], routes.Changes[n:]; n == 0 {
+		return nil, rest
+	}
+	return routes, rest
 }
 
-// subject returns an event's session, and whether the event is a route or a withdrawal.
-func subject(ev speaker.Event) (session int, route bool) {
+// sessionOf returns an event's session.
+func sessionOf(ev speaker.Event) int {
 	switch ev := ev.(type) {
 	case speaker.SessionUp:
-		return ev.Session, false
+		return ev.Session
 	case speaker.SessionDown:
-		return ev.Session, false
+		return ev.Session
 	case speaker.EndOfRIB:
-		return ev.Session, false
+		return ev.Session
 	case speaker.Written:
-		return ev.Session, false
+		return ev.Session
 	case speaker.Fault:
-		return ev.Session, false
-	case speaker.Route:
-		return ev.Session, true
-	case speaker.Withdraw:
-		return ev.Session, true
+		return ev.Session
+	case speaker.Routes:
+		return ev.Session
 	}
 	panic("daemon: an event of an unknown session")
 }

@@ -18,10 +18,8 @@ func TestAllowance(t *testing.T) {
 	}{{0, 256}, {0, 0}, {500 * time.Millisecond, 128}, {125 * time.Millisecond, 32}, {time.Hour, 256}, {2 * time.Second, 256}, {0, 0}} {
 		now = now.Add(step.pause)
 		prompt := 0
-		for range 300 {
-			if a.spend(now) {
-				prompt++
-			}
+		for _, n := range []int{0, 1, 100, 99, 100} {
+			prompt += a.spend(now, n)
 		}
 		if prompt != step.prompt {
 			t.Errorf("after a pause of %v: %d of 300 are prompt, want %d", step.pause, prompt, step.prompt)
@@ -29,35 +27,66 @@ func TestAllowance(t *testing.T) {
 	}
 }
 
-// TestBulkKeepsOrder checks that after a bulk route each later event of the same session in this step is bulk too, and that events of other
-// sessions and of the next step are prompt.
+// TestBulkKeepsOrder checks that after a bulk route each later event of the same session in this step is bulk too, that a batch of routes is
+// divided where the allowance ends, and that events of other sessions and of the next step are prompt.
 func TestBulkKeepsOrder(t *testing.T) {
 	l := idle(t, shape{Planes: 2, SubPorts: 1}.Text())
-	prompt := func(what string, ev speaker.Event, want bool) {
+	sizes := func(ev speaker.Event) (routes, others int) {
+		switch ev := ev.(type) {
+		case nil:
+			return 0, 0
+		case speaker.Routes:
+			return len(ev.Changes), 0
+		}
+		return 0, 1
+	}
+	next := 0
+	check := func(what string, ev speaker.Event, prompt, bulk int) {
 		t.Helper()
-		if got := l.allows(ev); got != want {
-			t.Errorf("%s: prompt %v, want %v", what, got, want)
+		p, b := l.divide(ev)
+		promptRoutes, promptOthers := sizes(p)
+		bulkRoutes, bulkOthers := sizes(b)
+		if promptRoutes+promptOthers != prompt || bulkRoutes+bulkOthers != bulk {
+			t.Errorf("%s: %d prompt and %d bulk, want %d and %d", what, promptRoutes+promptOthers, bulkRoutes+bulkOthers, prompt, bulk)
+		}
+		for _, part := range []speaker.Event{p, b} {
+			if r, ok := part.(speaker.Routes); ok && r.Session == 0 {
+				for _, c := range r.Changes {
+					if c.Prefix != destination(next) {
+						t.Fatalf("%s: %v, want %v", what, c.Prefix, destination(next))
+					}
+					next++
+				}
+			}
 		}
 	}
-	route, end := speaker.Route{Prefix: destination(0)}, speaker.EndOfRIB{}
-	for range promptRoutes {
-		prompt("within the allowance", route, true)
+	given := 0
+	routes := func(n int) speaker.Routes {
+		r := speaker.Routes{}
+		for range n {
+			r.Changes = append(r.Changes, speaker.Change{Prefix: destination(given)})
+			given++
+		}
+		return r
 	}
-	prompt("End-of-RIB after prompt routes", end, true)
-	prompt("a route beyond the allowance", route, false)
-	prompt("End-of-RIB after it", end, false)
-	prompt("End-of-RIB of another session", speaker.EndOfRIB{Session: 1}, true)
-	prompt("a route of another session", speaker.Withdraw{Session: 1, Prefix: destination(0)}, true)
+	end := speaker.EndOfRIB{}
+	check("within the allowance", routes(promptRoutes-2), promptRoutes-2, 0)
+	check("End-of-RIB after prompt routes", end, 1, 0)
+	check("a batch in which the allowance ends", routes(5), 2, 3)
+	check("End-of-RIB after it", end, 0, 1)
+	check("more of the session", routes(1), 0, 1)
+	check("End-of-RIB of another session", speaker.EndOfRIB{Session: 1}, 1, 0)
+	check("a route of another session", oneWithdrawal(1, 1, destination(0)), 1, 0)
 	l.wokenAt = l.wokenAt.Add(time.Microsecond)
-	prompt("End-of-RIB in the next step", end, true)
-	prompt("a route in the next step", route, false)
+	check("End-of-RIB in the next step", end, 1, 0)
+	check("a route in the next step", routes(1), 0, 1)
 }
 
 // TestBulkEventsAreTakenOnce checks that the events beyond the allowances are applied at the end of the step, and that none of them is kept.
 func TestBulkEventsAreTakenOnce(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1}
 	l := forwarding(t, s, 1)
-	l.bulkEvents = append(l.bulkEvents, speaker.Route{Session: 1, Generation: 1, Prefix: destination(1), Attrs: attributes(400e9, s.PeerAS(1), 65001)})
+	l.bulkEvents = append(l.bulkEvents, oneRoute(1, 1, destination(1), attributes(400e9, s.PeerAS(1), 65001)))
 	l.bulk()
 	if _, ok := l.effects.destinations[l.key(0, destination(1))]; !ok {
 		t.Error("the destination of a bulk route is not declared")

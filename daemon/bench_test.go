@@ -25,7 +25,6 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/coretest"
-	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
 )
@@ -336,7 +335,7 @@ func BenchmarkDegraded(b *testing.B) {
 					r.inside(func(l *loop) {
 						l.wokenAt = time.Now()
 						for _, d := range all {
-							l.bgp(speaker.Route{Session: 0, Generation: 1, Prefix: d, Attrs: coretest.Attributes(value, r.s.PeerAS(0), 65001)})
+							l.bgp(oneRoute(0, 1, d, coretest.Attributes(value, r.s.PeerAS(0), 65001)))
 						}
 						l.handOut()
 						l.builder.Commit()

@@ -169,12 +169,12 @@ func TestProcessIsShown(t *testing.T) {
 	if n := len((source{l}).Process().Ignored); n != 0 {
 		t.Errorf("%d reasons before anything was ignored", n)
 	}
-	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: own, Attrs: attributes(400e9, s.PeerAS(1))})
-	l.bgp(speaker.Route{Session: 1, Generation: 7, Prefix: destination(3), Attrs: attributes(400e9, s.PeerAS(1))}) // of no existing session
+	l.bgp(oneRoute(1, 1, own, attributes(400e9, s.PeerAS(1))))
+	l.bgp(oneRoute(1, 7, destination(3), attributes(400e9, s.PeerAS(1)))) // of no existing session
 	if count("own-loopback") != 1 || count("old-generation") != 1 {
 		t.Errorf("ignored %v", (source{l}).Process().Ignored)
 	}
-	l.bgp(speaker.Withdraw{Session: 1, Generation: 1, Prefix: own})
+	l.bgp(oneWithdrawal(1, 1, own))
 	if n := len((source{l}).Process().Ignored); n != 2 {
 		t.Errorf("the withdrawal of our loopback counts too: %v", (source{l}).Process().Ignored)
 	}
@@ -317,9 +317,9 @@ func TestFaultsAreSorted(t *testing.T) {
 	l := idle(t, s.Text())
 	for i := range 8 {
 		establish(l, s, i)
-		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(0), Attrs: attributes(1e9, s.PeerAS(i), 65001)})
-		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(1), Attrs: attributes(9e12, s.PeerAS(i), 65001)})
-		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(2), Attrs: attributes(1e9, s.PeerAS(i), 65001)})
+		l.bgp(oneRoute(i, 1, destination(0), attributes(1e9, s.PeerAS(i), 65001)))
+		l.bgp(oneRoute(i, 1, destination(1), attributes(9e12, s.PeerAS(i), 65001)))
+		l.bgp(oneRoute(i, 1, destination(2), attributes(1e9, s.PeerAS(i), 65001)))
 	}
 	var got []string
 	for _, f := range l.ignoredFaults() {

@@ -16,7 +16,6 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/dpclient"
-	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
@@ -49,7 +48,7 @@ func TestNothingStaysOfADestination(t *testing.T) {
 					if i == 1 {
 						b = 400e9
 					}
-					l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(d), Attrs: attributes(b, s.PeerAS(i), 65001)})
+					l.bgp(oneRoute(i, 1, destination(d), attributes(b, s.PeerAS(i), 65001)))
 				}
 			}
 			l.handOut()
@@ -83,7 +82,7 @@ func TestNothingStaysOfADestination(t *testing.T) {
 		}
 		for i := range 2 {
 			for d := range 2 {
-				l.bgp(speaker.Withdraw{Session: i, Generation: 1, Prefix: destination(d)})
+				l.bgp(oneWithdrawal(i, 1, destination(d)))
 			}
 		}
 		l.handOut()

@@ -161,7 +161,7 @@ func TestIgnoredBandwidthIsReportedAtABoundedRate(t *testing.T) {
 	l.log = slog.New(slog.NewTextHandler(log, nil))
 	for i := range 20 {
 		establish(l, s, i)
-		l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: destination(0), Attrs: attributes(1e9, s.PeerAS(i), 65001)})
+		l.bgp(oneRoute(i, 1, destination(0), attributes(1e9, s.PeerAS(i), 65001)))
 	}
 	const line = "routes ignored"
 	l.markIgnored()

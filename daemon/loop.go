@@ -151,10 +151,12 @@ func (l *loop) turn() {
 	l.handOut() // the fast path does not wait for the other inputs
 	l.speakerEvents = l.d.speaker.Take(l.speakerEvents[:0])
 	for _, ev := range l.speakerEvents {
-		if l.allows(ev) {
-			l.bgp(ev)
-		} else {
-			l.bulkEvents = append(l.bulkEvents, ev)
+		prompt, bulk := l.divide(ev)
+		if prompt != nil {
+			l.bgp(prompt)
+		}
+		if bulk != nil {
+			l.bulkEvents = append(l.bulkEvents, bulk)
 		}
 	}
 	clear(l.speakerEvents) // release the attributes
@@ -341,11 +343,14 @@ func (l *loop) bgp(ev speaker.Event) {
 		l.step(core.Fabric{Event: fare.SessionDown{Session: ev.Session, Generation: ev.Generation}})
 		l.event(status.EventSessionDown, l.core.Layout().Sessions[ev.Session].Name, ev.Reason)
 		l.handOut() // one plane-level operation, before all other pending work
-	case speaker.Route:
-		l.step(core.Fabric{Event: fare.RouteUpdate{Session: ev.Session, Generation: ev.Generation, Prefix: ev.Prefix, Attrs: ev.Attrs}})
-		l.builder.MarkFabric()
-	case speaker.Withdraw:
-		l.step(core.Fabric{Event: fare.RouteWithdraw{Session: ev.Session, Generation: ev.Generation, Prefix: ev.Prefix}})
+	case speaker.Routes:
+		for _, c := range ev.Changes {
+			if c.Attrs != nil {
+				l.step(core.Fabric{Event: fare.RouteUpdate{Session: ev.Session, Generation: ev.Generation, Prefix: c.Prefix, Attrs: c.Attrs}})
+			} else {
+				l.step(core.Fabric{Event: fare.RouteWithdraw{Session: ev.Session, Generation: ev.Generation, Prefix: c.Prefix}})
+			}
+		}
 		l.builder.MarkFabric()
 	case speaker.EndOfRIB:
 		l.step(core.EndOfRIB{Session: ev.Session, Generation: ev.Generation, IPv6: ev.Family == speaker.IPv6})

@@ -63,7 +63,7 @@ func forwarding(t *testing.T, s shape, n int) *loop {
 	for i := range s.Planes * s.SubPorts {
 		establish(l, s, i)
 		for _, d := range coretest.Destinations(n) {
-			l.bgp(speaker.Route{Session: i, Generation: 1, Prefix: d, Attrs: attributes(400e9*fare.Bandwidth(s.SubPorts), s.PeerAS(i), 65001)})
+			l.bgp(oneRoute(i, 1, d, attributes(400e9*fare.Bandwidth(s.SubPorts), s.PeerAS(i), 65001)))
 		}
 	}
 	l.plane(&dpclient.Event{Kind: dpclient.Connected, Name: "a test"})
@@ -110,7 +110,7 @@ func TestWeightsAreNotInEffectBeforeTheirAcknowledgement(t *testing.T) {
 	acknowledge(l)
 	shows("sent again", "2:1")
 	for i := range 4 {
-		l.bgp(speaker.Withdraw{Session: i, Generation: 1, Prefix: destination(0)})
+		l.bgp(oneWithdrawal(i, 1, destination(0)))
 	}
 	l.handOut()
 	if got := row(t, l, 0); !strings.Contains(got, "NotFound") {
@@ -220,9 +220,9 @@ func TestSessionEvents(t *testing.T) {
 	}{
 		{speaker.Fault{Session: 1, Reason: "wrong AS"}, "fault, p1/p1.0: wrong AS", "wrong AS"},
 		{speaker.SessionUp{Session: 1, Generation: 1, Node: leafNode(1), PeerAS: s.PeerAS(1), Families: speaker.FamilySet(speaker.IPv4)}, "session-up, p1/p1.0: node 10.1.0.2", ""},
-		{speaker.Route{Session: 1, Generation: 1, Prefix: destination(0), Attrs: attributes(400e9, s.PeerAS(1), 65001)}, "", ""},
+		{oneRoute(1, 1, destination(0), attributes(400e9, s.PeerAS(1), 65001)), "", ""},
 		{speaker.EndOfRIB{Session: 1, Generation: 1, Family: speaker.IPv4}, "end-of-rib, p1/p1.0: " + speaker.IPv4.String(), ""},
-		{speaker.Withdraw{Session: 1, Generation: 1, Prefix: destination(0)}, "", ""},
+		{oneWithdrawal(1, 1, destination(0)), "", ""},
 		{speaker.Written{Session: 1, Generation: 1}, "", ""},
 		{speaker.SessionDown{Session: 1, Generation: 1, Reason: "hold timer expired"}, "session-down, p1/p1.0: hold timer expired", ""},
 	} {
@@ -276,12 +276,12 @@ func TestSlotsMovedAreCounted(t *testing.T) {
 		func() { // one destination gets another vector
 			l.bgp(speaker.SessionUp{Session: 3, Generation: 2, Node: leafNode(1), PeerAS: s.PeerAS(3), Families: speaker.FamilySet(speaker.IPv4)})
 			for _, d := range coretest.Destinations(3) {
-				l.bgp(speaker.Route{Session: 3, Generation: 2, Prefix: d, Attrs: attributes(800e9, s.PeerAS(3), 65001)})
+				l.bgp(oneRoute(3, 2, d, attributes(800e9, s.PeerAS(3), 65001)))
 			}
 		},
 		func() {
 			for k := range 2 {
-				l.bgp(speaker.Route{Session: k, Generation: 1, Prefix: destination(1), Attrs: attributes(200e9, s.PeerAS(k), 65001)})
+				l.bgp(oneRoute(k, 1, destination(1), attributes(200e9, s.PeerAS(k), 65001)))
 			}
 		},
 	} {
@@ -323,13 +323,13 @@ func TestVectorsThatAreGoneAreNotCounted(t *testing.T) {
 		}
 	}
 	counts("two alike", 2, 1)
-	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: destination(1), Attrs: attributes(100e9, s.PeerAS(1), 65001)})
+	l.bgp(oneRoute(1, 1, destination(1), attributes(100e9, s.PeerAS(1), 65001)))
 	counts("one with less bandwidth", 2, 2)
-	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: destination(1), Attrs: attributes(400e9, s.PeerAS(1), 65001)})
+	l.bgp(oneRoute(1, 1, destination(1), attributes(400e9, s.PeerAS(1), 65001)))
 	counts("alike again", 2, 1)
 	for d := range 2 {
 		for i := range 2 {
-			l.bgp(speaker.Withdraw{Session: i, Generation: 1, Prefix: destination(d)})
+			l.bgp(oneWithdrawal(i, 1, destination(d)))
 		}
 		counts("withdrawn", uint32(1-d), uint32(1-d))
 	}

@@ -51,7 +51,7 @@ func TestEventsAreRemembered(t *testing.T) {
 	s := shape{Planes: 2, SubPorts: 1, Extra: bounds}
 	l := forwarding(t, s, 3)
 	l.reportWeights()
-	l.bgp(speaker.Route{Session: 1, Generation: 1, Prefix: destination(0), Attrs: attributes(1e9, s.PeerAS(1), 65001)})
+	l.bgp(oneRoute(1, 1, destination(0), attributes(1e9, s.PeerAS(1), 65001)))
 	l.markIgnored()
 	l.reportIgnored()
 	l.link(&LinkEvent{SubPort: 1, Reason: "no carrier", Transitions: 2})
@@ -94,7 +94,7 @@ func TestOrderOfAStep(t *testing.T) {
 	l.reweighed = reweighed{last: time.Now()} // none is reported meanwhile
 	links.change(2, func(ev *LinkEvent) { ev.Up = false })
 	l.wokenAt = l.wokenAt.Add(time.Hour)
-	l.bulkEvents = append(l.bulkEvents, speaker.Route{Session: 1, Generation: 1, Prefix: destination(0), Attrs: attributes(100e9, s.PeerAS(1), 65001)})
+	l.bulkEvents = append(l.bulkEvents, oneRoute(1, 1, destination(0), attributes(100e9, s.PeerAS(1), 65001)))
 	l.turn()
 	if v, _ := coretest.VectorFrom(l.core, 0, destination(0)); fmt.Sprint(v.Weights) != "[4 1 0]" || l.reweighed.vectors != 3 {
 		t.Errorf("weights %v after %d changes, want [4 1 0] after 3: without p2, with p0, with less of p1", v.Weights, l.reweighed.vectors)

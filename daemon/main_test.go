@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/fared/fared/daemon/internal/core"
 	"github.com/fared/fared/daemon/internal/coretest"
+	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/fare"
 )
 
@@ -57,6 +59,16 @@ var (
 	leafNode    = coretest.LeafNode
 	attributes  = coretest.Attributes
 )
+
+// oneRoute returns the speaker's event of one announced route.
+func oneRoute(session int, generation uint64, prefix netip.Prefix, attrs *fare.Attributes) speaker.Routes {
+	return speaker.Routes{Session: session, Generation: generation, Changes: []speaker.Change{{Prefix: prefix, Attrs: attrs}}}
+}
+
+// oneWithdrawal returns the speaker's event of one withdrawn route.
+func oneWithdrawal(session int, generation uint64, prefix netip.Prefix) speaker.Routes {
+	return oneRoute(session, generation, prefix, nil)
+}
 
 func up(i int, speed fare.Bandwidth) core.Event {
 	return core.Fabric{Event: fare.LinkState{SubPort: i, Up: true, Speed: speed}}

@@ -119,14 +119,14 @@ func anyInputs(r *rand.Rand, s shape, n int) (out []func(*loop)) {
 				out = append(out, func(l *loop) { l.bgp(ev) })
 			}
 		case 4:
-			ev := speaker.Withdraw{Session: i, Generation: generation[i], Prefix: prefixes[r.IntN(len(prefixes))]}
+			ev := oneWithdrawal(i, generation[i], prefixes[r.IntN(len(prefixes))])
 			out = append(out, func(l *loop) { l.bgp(ev) })
 		default:
 			attrs := &fare.Attributes{ASPath: []uint32{s.PeerAS(i), uint32(65001 + r.IntN(2))}}
 			if r.IntN(4) > 0 {
 				attrs.Communities = append(attrs.Communities, fare.Codec{}.Encode([]fare.Bandwidth{0, 100e9, 200e9, 800e9}[r.IntN(4)], netip.Addr{}))
 			}
-			ev := speaker.Route{Session: i, Generation: generation[i], Prefix: prefixes[r.IntN(len(prefixes))], Attrs: attrs}
+			ev := oneRoute(i, generation[i], prefixes[r.IntN(len(prefixes))], attrs)
 			out = append(out, func(l *loop) { l.bgp(ev) })
 		}
 	}

@@ -22,7 +22,6 @@ var rules = []struct{ From, To, Except, Why string }{
 	{"/", "github.com/vishvananda/netlink", "/daemon/internal/link /dataplane/linux /dataplane/bpf /internal/rtnl /dataplane/internal/neighbor /internal/netnstest /cmd/fared/internal/netsetup /lab", "the kernel is reached in few places"},
 	{"/", "github.com/cilium/ebpf", "/dataplane/bpf /transport/tcpqp /internal/bpftest /internal/packettap /interop/peers", "BPF is the steering's, that of options of TCP, and that of tests which count packets or stamp messages"},
 	{"/internal/rtnl", module, "", "messages do not depend on their senders"},
-	{"/daemon/internal/guard", module + "/daemon", "", "the guard judges bytes and needs nothing of the daemon"},
 	{"/daemon/internal/bfd", module, "", "BFD knows its neighbor, and no BGP"},
 	{"/daemon/config", module + "/daemon/internal", "", "programs other than the daemon read the configuration"},
 	{"/api", module + "/daemon", "", "the contract does not depend on its implementations"},
@@ -51,6 +50,7 @@ var rules = []struct{ From, To, Except, Why string }{
 // whose path begins with one of Only, and of the standard library not the packages Not.
 var limits = []struct{ From, Only, Not, Why string }{
 	{"/daemon/internal/core", "/fare /wecmp /daemon/config", "context log/slog net os syscall time", "the core decides: it has no goroutine, socket, file or clock"},
+	{"/daemon/internal/guard", "/fare", "context log/slog net os syscall", "the guard judges bytes: it has no socket, file or clock, and needs of the module the type of a route's attributes alone"},
 	{"/lab/judge", "/topo /fare /wecmp /api", "", "the judge of a lab computes from cables alone: it runs and asks nothing"},
 }
 

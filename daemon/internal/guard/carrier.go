@@ -6,7 +6,7 @@ package guard
 // pass.
 const MaxCommunities = 64
 
-// carrierType is the type octet under which a community passes through the
+// carrierType is the type octet under which an own community passes through the
 // speaker. GoBGP decodes 0x00-0x03, 0x06, 0x0c, 0x40-0x43 and 0x80-0x82 into
 // its own structures, which for Link Bandwidth do not preserve transitivity.
 // 0x8f belongs to the experimental range of RFC 9184, Section 2.1, and is
@@ -31,8 +31,8 @@ const (
 // CodePoint is the type and sub-type octet of an extended community.
 type CodePoint struct{ Type, SubType byte }
 
-// Carrier maps the extended communities that fared reads, and only those, to a
-// form that passes through the speaker unchanged, and back. Any [8]byte type,
+// Carrier maps the extended communities that fared reads and sends, and only
+// those, to a form that passes through the speaker unchanged, and back. Any [8]byte type,
 // such as fare.Community, can be passed and assigned. The zero value supports
 // Link Bandwidth only.
 type Carrier struct {

@@ -51,7 +51,7 @@ const (
 	MessageUnexpected   // not permitted in this state: NOTIFICATION 5/x
 	MessageLimit        // more prefixes than allowed: NOTIFICATION 6/1
 	MessageNotification // NOTIFICATION of the peer: reported instead
-	MessageEmpty        // UPDATE without any remaining part; replaced by a KEEPALIVE
+	MessageEmpty        // UPDATE without any remaining part
 	MessageRefresh      // ROUTE-REFRESH for a family or sub-type not in use
 	MessageRepeated     // repeated End-of-RIB, or ROUTE-REFRESH too soon after the last: deferred
 

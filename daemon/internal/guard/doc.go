@@ -1,11 +1,14 @@
-// Package guard filters the messages between a leaf, which is not trusted, and the embedded BGP speaker, which a single malformed packet could
-// crash. The speaker never parses an octet from the network: it receives only messages that the guard has composed from the parsed input.
+// Package guard reads the messages of a leaf, which is not trusted, on behalf of the owner of the routes and of the embedded BGP speaker, which a
+// single malformed packet could crash. The speaker never parses an octet from the network: it receives only messages that the guard has composed
+// from the parsed input, and no UPDATE at all.
 //
-//	leaf  --FromPeer-->  frame, judge, compose  -->  speaker
+//	leaf  --FromPeer-->  frame, judge  --OPEN, ROUTE-REFRESH-->  speaker
+//	                               \---changes of routes------>  owner
 //	leaf  <--FromSpeaker--  next hops, communities, capabilities  --  speaker
 //
 // The guard processes octets only: it has no sockets, no goroutines, no clock, no BGP library. One Guard serves one connection; the Counters
-// outlive it. Passing a message allocates nothing.
+// outlive it. Passing a message allocates nothing, except the attributes of an announcement that differ from the previous ones: one object,
+// which all its prefixes share.
 //
 // # From the peer
 //
@@ -21,31 +24,24 @@
 //     and value checked. A route that RFC 7606 treats as withdrawn becomes a
 //     withdrawal, an attribute that it discards is dropped, and an error for
 //     which it resets the session ends the session. Prefixes are host routes
-//     inside the accepted ranges; the next hop must be the peer's and is replaced
-//     by a placeholder, because the speaker's user knows the peer anyway. AS_PATH
+//     inside the accepted ranges; the next hop must be the peer's. AS_PATH
 //     has sequences only (RFC 9774), starts with the peer's AS, has no AS 0
-//     (RFC 7607), contains ours at most as often as permitted (never by default),
-//     and is always written with four octets. Prefixes of IPv4 are written in the
-//     classic field, those of IPv6 in MP_REACH, in as many messages as necessary.
-//   - An UPDATE without any remaining part becomes a KEEPALIVE, because the
-//     speaker's hold timer must restart nevertheless. End-of-RIB passes.
-//   - ROUTE-REFRESH passes for a family in use, one at a time (see Refresh), as
-//     does the first End-of-RIB of a family. A NOTIFICATION is reported as
-//     PeerClosed; the speaker gets its code without the data.
+//     (RFC 7607), and contains ours at most as often as permitted (never by
+//     default).
+//   - ROUTE-REFRESH passes for a family in use, one at a time (see Refresh). A
+//     NOTIFICATION is reported as PeerClosed.
 //
-// The guard keeps the set of prefixes that it passed. It drops withdrawals of other prefixes, because the speaker would remember each of them
-// forever; growth beyond Config.MaxPrefixes ends the session with Cease (RFC 4486, Section 4). So the memory of neither grows with the peer's
-// messages. Only attributes with a reader pass: communities (RFC 1997, RFC 8092) are checked and dropped, and an AS_PATH of more than MaxASPath
-// numbers withdraws the route, so a route takes at most about a kilobyte.
-//
-// Whenever a session ends here, the speaker gets a NOTIFICATION: after a connection that closes without one it would keep the session's routes
-// for a graceful restart.
+// The guard keeps the peer's table: the prefixes that passed, with their attributes. From an UPDATE it reports the changes of this table and the
+// first End-of-RIB of each family (TakeChanges); an announcement that is equal to the previous one is no change, and neither is a withdrawal of
+// an unknown prefix. Growth beyond Config.MaxPrefixes ends the session with Cease (RFC 4486, Section 4), so its memory does not grow with the
+// peer's messages. Only attributes with a reader are kept: communities (RFC 1997, RFC 8092) are checked and dropped, and an AS_PATH of more than
+// MaxASPath numbers withdraws the route, so a route takes at most about a kilobyte.
 //
 // # Extended communities
 //
 // Link Bandwidth (RFC 10005) in both forms and the configured FARE code point pass, at most MaxCommunities per route, including the one that
-// decides the bandwidth. The speaker would decode Link Bandwidth without preserving transitivity, so all these communities pass through it as a
-// type that is unknown to it; see Carrier.
+// decides the bandwidth. The speaker would encode Link Bandwidth without preserving transitivity, so on the way to the peer all these
+// communities pass through it as a type that is unknown to it; see Carrier.
 //
 // # From the speaker
 //

@@ -166,6 +166,30 @@ func checkSums(t testing.TB, c *Counters) {
 	}
 }
 
+// show formats changes: "+prefix AS AS... community...", "-prefix" or "end family", separated by ", ".
+func show(changes []Change) string {
+	var all []string
+	for _, c := range changes {
+		var s strings.Builder
+		switch {
+		case c.Ended != 0:
+			fmt.Fprintf(&s, "end %v", c.Ended)
+		case c.Attrs == nil:
+			fmt.Fprintf(&s, "-%v", c.Prefix)
+		default:
+			fmt.Fprintf(&s, "+%v", c.Prefix)
+			for _, as := range c.Attrs.ASPath {
+				fmt.Fprintf(&s, " %d", as)
+			}
+			for _, community := range c.Attrs.Communities {
+				fmt.Fprintf(&s, " %x", community[:])
+			}
+		}
+		all = append(all, s.String())
+	}
+	return strings.Join(all, ", ")
+}
+
 // attributes of a good route, field by field
 const (
 	origin   = "40 01 01 00 "

@@ -3,18 +3,11 @@ package guard
 import (
 	"encoding/binary"
 	"net/netip"
+
+	"github.com/fared/fared/fare"
 )
 
-// placeholders replace the next hop, which the speaker never uses because it is
-// always the peer. They are from the documentation ranges of RFC 5737 and RFC
-// 3849. The actual next hop may be an address that the speaker rejects, such as
-// a loopback.
-var placeholders = hops{
-	v4: octets(netip.AddrFrom4([4]byte{192, 0, 2, 1})),
-	v6: octets(netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1})),
-}
-
-// inbound is the state of the direction from the peer to the speaker.
+// inbound is the state of the direction from the peer.
 type inbound struct {
 	framer  Framer
 	state   state
@@ -22,9 +15,10 @@ type inbound struct {
 	peerAS  uint32
 	tally   tally
 	update  update
-	emitter emitter
 	accept  ranges
 	held    held
+	changes []Change         // since the last call of TakeChanges
+	last    *fare.Attributes // newest attributes, shared with the next route if it has equal ones
 
 	ended     FamilySet // End-of-RIB has passed
 	refreshed FamilySet // ROUTE-REFRESH has passed since the last call of Refresh
@@ -36,26 +30,26 @@ func (in *inbound) init(g *Guard) {
 	in.held = newHeld(g.config.MaxPrefixes)
 	carrier, deciding := g.config.Carrier, g.config.Deciding
 	if deciding != nil {
-		in.update.deciding = func(carried []byte) int {
-			raw := make([][8]byte, len(carried)/8)
-			for i := range raw {
-				raw[i], _ = carrier.Unwrap([8]byte(carried[8*i:]))
+		in.update.deciding = func(communities []byte) int {
+			list := make([][8]byte, len(communities)/8)
+			for i := range list {
+				list[i] = [8]byte(communities[8*i:])
 			}
-			return deciding(raw)
+			return deciding(list)
 		}
 	}
 	in.update.carrier = func(c [8]byte) ([8]byte, Reason) {
-		if wrapped, ok := carrier.Wrap(c); ok {
-			return wrapped, None
+		if _, ok := carrier.Wrap(c); ok {
+			return c, None
 		}
 		return c, CommunityUnlisted
 	}
 }
 
-// FromPeer processes octets of the peer, cut anywhere, and appends the
-// canonical messages for the speaker to b. An error ends the session: first
-// write the appended octets, which end with a NOTIFICATION for the speaker,
-// then
+// FromPeer processes octets of the peer, cut anywhere. It appends the messages
+// that the speaker must have to b: the OPEN, and each ROUTE-REFRESH that passes.
+// TakeChanges returns the changes of the peer's routes. An error ends the
+// session:
 //   - *Notification: send it to the peer and close;
 //   - *PeerClosed: close.
 //
@@ -71,7 +65,7 @@ func (g *Guard) FromPeer(chunk, b []byte) ([]byte, error) {
 			in.tally.judge(Messages, bad.Reason)
 			in.tally.flush(g.counters, Inbound)
 			in.err = bad
-			return appendSpeakerNotification(b, CodeCease, 0), bad
+			return b, bad
 		}
 		if msg == nil {
 			return b, nil
@@ -86,6 +80,10 @@ func (g *Guard) FromPeer(chunk, b []byte) ([]byte, error) {
 	}
 }
 
+// Established reports whether the peer has confirmed our OPEN, and its UPDATEs
+// are permitted. It is for the goroutine that calls FromPeer.
+func (g *Guard) Established() bool { return g.in.state == established }
+
 // message processes one framed message of the peer.
 func (g *Guard) message(msg, b []byte) ([]byte, Reason, error) {
 	in := &g.in
@@ -95,8 +93,7 @@ func (g *Guard) message(msg, b []byte) ([]byte, Reason, error) {
 	switch {
 	case kind == TypeNotification:
 		// RFC 4271, Section 6.4: never answered.
-		closed := peerClosed(body)
-		return appendSpeakerNotification(b, closed.Code, closed.Subcode), MessageNotification, closed
+		return b, MessageNotification, peerClosed(body)
 	case kind == TypeOpen && in.state == openSent:
 		if b, bad = g.openFromPeer(body, b, &in.tally); bad == nil {
 			in.state = openConfirm
@@ -109,9 +106,8 @@ func (g *Guard) message(msg, b []byte) ([]byte, Reason, error) {
 		}
 	case kind == TypeKeepalive && in.state != openSent:
 		in.state = established
-		b = appendKeepalive(b)
 	case kind == TypeUpdate && in.state == established:
-		b, reason, bad = g.updateFromPeer(body, b)
+		reason, bad = g.updateFromPeer(body)
 	case kind == TypeRouteRefresh && in.state == established:
 		// RFC 2918, Section 4; the sub-types of RFC 7313 are not announced.
 		family := familyOf(binary.BigEndian.Uint16(body), body[3])
@@ -130,7 +126,7 @@ func (g *Guard) message(msg, b []byte) ([]byte, Reason, error) {
 		bad = notify(CodeFSMError, byte(in.state)+1, []byte{kind}, MessageUnexpected, "message is out of order")
 	}
 	if bad != nil {
-		return appendSpeakerNotification(b, CodeCease, 0), bad.Reason, bad
+		return b, bad.Reason, bad
 	}
 	return b, reason, nil
 }
@@ -158,45 +154,41 @@ func appendRefresh(b []byte, family Family) []byte {
 	return endMessage(append(beginMessage(b, TypeRouteRefresh), 0, family.afi(), 0, 1), start)
 }
 
-// updateFromPeer checks one UPDATE and appends the remaining part of it. If
-// nothing remains it appends a KEEPALIVE: an UPDATE restarts the hold timer
-// (RFC 4271, Section 8.2.2), also that of the speaker, which does not receive
-// the UPDATE.
-func (g *Guard) updateFromPeer(body, b []byte) ([]byte, Reason, *Notification) {
+// updateFromPeer checks one UPDATE and records the changes that it makes.
+func (g *Guard) updateFromPeer(body []byte) (Reason, *Notification) {
 	in := &g.in
-	u, e := &in.update, &in.emitter
+	u := &in.update
 	if bad := u.parse(body, &in.tally); bad != nil {
-		return b, None, bad
+		return None, bad
 	}
 	if family := u.endOfRIB(); u.families.Has(family) {
 		if in.ended.Has(family) {
 			// The first one ended the initial update (RFC 4724, Section 2).
-			return appendKeepalive(b), MessageRepeated, nil
+			return MessageRepeated, nil
 		}
 		in.ended = in.ended.with(family)
-		return appendEndOfRIB(b, family), None, nil
+		in.changes = append(in.changes, Change{Ended: family})
+		return None, nil
 	}
-	e.reset()
-	in.withdraw(u.withdrawn, IPv4Unicast)
-	in.withdraw(u.unreach.nlri, u.unreach.family)
+	// RFC 4271, Section 3.1: a prefix in both fields is announced.
+	passed := in.withdraw(u.withdrawn, IPv4Unicast)
+	passed += in.withdraw(u.unreach.nlri, u.unreach.family)
 	if len(u.nlri) > 0 || len(u.reach.nlri) > 0 {
 		g.judgePath(u)
-		if u.fault == None {
-			e.describe(u, 4)
-		}
-		bad := g.announce(u.nlri, IPv4Unicast, u.hop)
+		n, bad := g.announce(u.nlri, IPv4Unicast, u.hop)
 		if bad == nil {
-			bad = g.announce(u.reach.nlri, u.reach.family, u.reach.hop)
+			passed += n
+			n, bad = g.announce(u.reach.nlri, u.reach.family, u.reach.hop)
 		}
 		if bad != nil {
-			return b, None, bad
+			return None, bad
 		}
+		passed += n
 	}
-	before := len(b)
-	if b = e.appendUpdates(b, placeholders); len(b) == before {
-		return appendKeepalive(b), MessageEmpty, nil
+	if passed == 0 {
+		return MessageEmpty, nil
 	}
-	return b, None, nil
+	return None, nil
 }
 
 // judgePath checks the AS_PATH of an announcement.
@@ -222,35 +214,39 @@ func (g *Guard) judgePath(u *update) {
 	}
 }
 
-// withdraw passes the withdrawals of held prefixes and drops the others: the
-// speaker would keep a trace of each of them forever.
-func (in *inbound) withdraw(nlri []byte, family Family) {
+// withdraw removes the held ones among the prefixes and returns their number;
+// it drops the others.
+func (in *inbound) withdraw(nlri []byte, family Family) (passed int) {
 	if len(nlri) > 0 && !in.update.families.Has(family) {
 		for ; len(nlri) > 0; nlri = nlri[prefixLen(nlri[0]):] {
 			in.tally.judge(Withdrawals, WithdrawFamily)
 		}
-		return
+		return 0
 	}
 	for len(nlri) > 0 {
 		n := prefixLen(nlri[0])
 		reason := WithdrawUnknown
 		if in.held.remove(nlri[:n], family) {
-			in.emitter.withdraw(nlri[:n], family)
+			in.changes = append(in.changes, Change{Prefix: hostRoute(nlri[:n])})
 			reason = None
+			passed++
 		}
 		in.tally.judge(Withdrawals, reason)
 		nlri = nlri[n:]
 	}
+	return passed
 }
 
 // announce checks each announced prefix: it passes it, drops it, or treats it
-// as withdrawn. A Notification means that the session exceeds its limit.
-func (g *Guard) announce(nlri []byte, family Family, hop []byte) *Notification {
+// as withdrawn. It returns the number of prefixes that it passed or withdrew. A
+// Notification means that the session exceeds its limit.
+func (g *Guard) announce(nlri []byte, family Family, hop []byte) (passed int, bad *Notification) {
 	in := &g.in
 	fault := in.update.fault
 	if fault == None && len(nlri) > 0 && !g.isPeer(hop) {
 		fault = RouteNextHop
 	}
+	var attrs *fare.Attributes // those of the UPDATE, once a route needs them
 	for len(nlri) > 0 {
 		n := prefixLen(nlri[0])
 		prefix := nlri[:n]
@@ -262,19 +258,30 @@ func (g *Guard) announce(nlri []byte, family Family, hop []byte) *Notification {
 		if reason == None && fault != None {
 			reason = fault
 			if in.held.remove(prefix, family) {
-				in.emitter.withdraw(prefix, family)
+				in.changes = append(in.changes, Change{Prefix: hostRoute(prefix)})
+				passed++
 			}
 		}
 		if reason == None {
-			if !in.held.add(prefix) {
+			before := in.held.get(prefix)
+			switch {
+			case before == nil && in.held.full():
 				in.tally.judge(Routes, RouteLimit)
-				return g.tooMany(family)
+				return passed, g.tooMany(family)
+			case before == nil || attrs != before && !in.update.describes(before):
+				if attrs == nil {
+					attrs = in.attributes()
+				}
+				in.held.set(prefix, attrs)
+				in.changes = append(in.changes, Change{Prefix: hostRoute(prefix), Attrs: attrs, New: before == nil})
+			case attrs == nil:
+				attrs = before
 			}
-			in.emitter.announce(prefix, family)
+			passed++
 		}
 		in.tally.judge(Routes, reason)
 	}
-	return nil
+	return passed, nil
 }
 
 // isPeer reports whether a next hop of 4, 16 or 32 octets is the peer. If it

@@ -28,7 +28,7 @@ func TestMemoryFlatUnderUnknownWithdrawals(t *testing.T) {
 				next++
 			}
 			var err error
-			if out, err = g.FromPeer(msg, out[:0]); err != nil || len(out) != HeaderLen {
+			if out, err = g.FromPeer(msg, out[:0]); err != nil || len(out)+len(g.TakeChanges()) > 0 {
 				t.Fatalf("%d octets pass, %v", len(out), err)
 			}
 		}
@@ -69,7 +69,7 @@ func TestMemoryFlatUnderChurn(t *testing.T) {
 			binary.BigEndian.PutUint32(down[len(down)-6:], 0x0a000000+uint32(i))
 			for _, m := range [][]byte{up, down} {
 				var err error
-				if out, err = g.FromPeer(m, out[:0]); err != nil {
+				if out, err = g.FromPeer(m, out[:0]); err != nil || len(g.TakeChanges()) != 1 {
 					t.Fatal(err)
 				}
 			}
@@ -112,18 +112,46 @@ func TestPassThroughAllocatesNothing(t *testing.T) {
 	}
 }
 
-func benchmarkUpdate(b *testing.B, in []byte) {
+// TestChangesAllocateOnce checks that an UPDATE with other attributes takes one allocation, whatever the number of its prefixes, and that routes
+// share the attributes.
+func TestChangesAllocateOnce(t *testing.T) {
+	for _, n := range []int{1, 200} {
+		g, _ := session(t, nil, newLeaf)
+		in := [2][]byte{updateOf(nil, octetsOf(good4, lb400), prefixes4(n)), updateOf(nil, octetsOf(good4, "c0 10 08 0004 fde9 51b9a6e5"), prefixes4(n))}
+		round := 0
+		var changes []Change
+		allocs := testing.AllocsPerRun(100, func() {
+			if _, err := g.FromPeer(in[round%2], nil); err != nil {
+				t.Fatal(err)
+			}
+			round++
+			changes = g.TakeChanges()
+		})
+		if allocs > 1 || len(changes) != n {
+			t.Errorf("%d prefixes: %d changes, %v allocations, want one", n, len(changes), allocs)
+		}
+		for _, c := range changes {
+			if c.Attrs != changes[0].Attrs {
+				t.Errorf("%v has its own attributes", c.Prefix)
+			}
+		}
+	}
+}
+
+// benchmarkUpdate measures the way of messages in turn.
+func benchmarkUpdate(b *testing.B, in ...[]byte) {
 	c := testConfig()
 	c.Accept = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
 	g := establish(b, c, newLeaf)
 	out := make([]byte, 0, 2*MaxMessage)
-	b.SetBytes(int64(len(in)))
+	b.SetBytes(int64(len(in[0])))
 	b.ReportAllocs()
-	for b.Loop() {
+	for i := 0; b.Loop(); i++ {
 		var err error
-		if out, err = g.FromPeer(in, out[:0]); err != nil {
+		if out, err = g.FromPeer(in[i%len(in)], out[:0]); err != nil {
 			b.Fatal(err)
 		}
+		g.TakeChanges()
 	}
 }
 
@@ -136,11 +164,11 @@ func prefixes4(n int) []byte {
 }
 
 func BenchmarkUpdate1(b *testing.B) {
-	benchmarkUpdate(b, updateOf(nil, octetsOf(good4, lb400), prefixes4(1)))
+	benchmarkUpdate(b, updateOf(nil, octetsOf(good4, lb400), prefixes4(1)), updateOf(nil, octetsOf(good4), prefixes4(1)))
 }
 
 func BenchmarkUpdate100(b *testing.B) {
-	benchmarkUpdate(b, updateOf(nil, octetsOf(good4, lb400), prefixes4(100)))
+	benchmarkUpdate(b, updateOf(nil, octetsOf(good4, lb400), prefixes4(100)), updateOf(nil, octetsOf(good4), prefixes4(100)))
 }
 
 func BenchmarkUpdateIPv6(b *testing.B) {

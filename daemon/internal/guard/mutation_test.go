@@ -3,6 +3,7 @@ package guard
 import (
 	"encoding/binary"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"strconv"
@@ -175,16 +176,16 @@ func variants(counters *Counters) []func(testing.TB) *Guard {
 }
 
 // TestMutationsFromPeer checks that no input from a peer makes the guard panic,
-// or emit messages that the speaker's parser panics on or rejects; and that
-// everything is counted.
+// or emit messages that the speaker's parser panics on or rejects; that the
+// changes of routes are changes; and that everything is counted.
 func TestMutationsFromPeer(t *testing.T) {
 	counters := new(Counters)
 	makers := variants(counters)
-	guards := make([]*Guard, len(makers))
+	guards, owners := make([]*Guard, len(makers)), make([]owner, len(makers))
 	m := &mutator{Rand: rand.New(rand.NewPCG(1, 2)), seeds: seeds()}
 	var out []byte
 	var err error
-	resets, updates, total := 0, 0, mutations(t)
+	resets, changed, total := 0, 0, mutations(t)
 	for i := range total {
 		// mostly established sessions: the last two are not
 		k := m.IntN(len(makers) - 2)
@@ -192,23 +193,22 @@ func TestMutationsFromPeer(t *testing.T) {
 			k = len(makers) - 1 - m.IntN(2)
 		}
 		if guards[k] == nil {
-			guards[k] = makers[k](t)
+			guards[k], owners[k] = makers[k](t), owner{}
 		}
 		msg := m.next()
 		before := counters.Received(Inbound, Messages)
 		out, err = guards[k].FromPeer(msg, out[:0])
 		after := counters.Received(Inbound, Messages)
-		messages, bad := parsed(out)
-		if bad != nil {
+		if _, bad := parsed(out); bad != nil {
 			t.Fatalf("message %d: %x\nmakes %x\nof which the speaker says %v", i, msg, out, bad)
 		}
 		if after > before+uint64(len(msg)/HeaderLen) {
 			t.Fatalf("message %d: %x counts %d times", i, msg, after-before)
 		}
-		for _, m := range messages {
-			if _, ok := m.Body.(*bgp.BGPUpdate); ok {
-				updates++
-			}
+		changes := guards[k].TakeChanges()
+		changed += len(changes)
+		if bad := owners[k].apply(changes); bad != nil {
+			t.Fatalf("message %d: %x\n%v", i, msg, bad)
 		}
 		if err != nil {
 			resets++
@@ -222,9 +222,6 @@ func TestMutationsFromPeer(t *testing.T) {
 					t.Fatal(bad)
 				}
 			}
-			if len(messages) == 0 || messages[len(messages)-1].Header.Type != bgp.BGP_MSG_NOTIFICATION {
-				t.Fatalf("message %d: %x: the speaker is not told of the end", i, msg)
-			}
 		}
 		// An unrepaired length may leave half a message behind.
 		if err != nil || guards[k].in.framer.n != 0 {
@@ -232,15 +229,15 @@ func TestMutationsFromPeer(t *testing.T) {
 		}
 	}
 	checkSums(t, counters)
-	if resets < total/10 || updates < total/8 {
-		t.Errorf("%d resets, %d updates: the mutations exercise too little", resets, updates)
+	if resets < total/10 || changed < total/8 {
+		t.Errorf("%d resets, %d changes: the mutations exercise too little", resets, changed)
 	}
 	for _, r := range Reasons() {
 		if r != CommunityExcess && r != CommunityNonTransitive && r != RouteOversize && counters.Dropped(Inbound, r) == 0 {
 			t.Errorf("no mutation was dropped as %v", r)
 		}
 	}
-	t.Logf("%d messages: %d ends of a session, %d UPDATEs to the speaker", total, resets, updates)
+	t.Logf("%d messages: %d ends of a session, %d changes of routes", total, resets, changed)
 }
 
 // TestMutationsFromSpeaker is the same for the direction to the peer: the
@@ -345,19 +342,33 @@ func FuzzFromPeer(f *testing.F) {
 		counters := new(Counters)
 		makers := variants(counters)
 		whole := makers[int(variant)%len(makers)](t)
+		second := newTwin(whole)
 		out, err := whole.FromPeer(stream, nil)
 		if _, bad := parsed(out); bad != nil {
 			t.Fatal(bad)
 		}
 		checkSums(t, counters)
+		changes := show(whole.TakeChanges())
 		// octet by octet the result is the same
 		single, got := makers[int(variant)%len(makers)](t), []byte(nil)
+		all, held := []Change(nil), owner{}
 		var err2 error
 		for i := 0; i < len(stream) && err2 == nil; i++ {
 			got, err2 = single.FromPeer(stream[i:i+1], got)
+			all = append(all, single.TakeChanges()...)
 		}
-		if string(got) != string(out) || (err == nil) != (err2 == nil) {
-			t.Fatalf("whole: %x %v\nin octets: %x %v", out, err, got, err2)
+		if string(got) != string(out) || (err == nil) != (err2 == nil) || show(all) != changes {
+			t.Fatalf("whole: %x %v %s\nin octets: %x %v %s", out, err, changes, got, err2, show(all))
+		}
+		if bad := held.apply(all); bad != nil {
+			t.Fatal(bad)
+		}
+		// a single UPDATE has the twin's effect
+		if !isUpdate(stream) || int(variant)%len(makers) >= 5 {
+			return
+		}
+		if fine := second.update(stream[HeaderLen:]); fine != (err == nil) || fine && !maps.Equal(held, owner(second.table)) {
+			t.Fatalf("guard: %v, %v\ntwin goes on: %v, %v", err, held, fine, second.table)
 		}
 	})
 }

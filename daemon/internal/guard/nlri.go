@@ -1,6 +1,10 @@
 package guard
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"github.com/fared/fared/fare"
+)
 
 // hostLen4 is the number of octets of an IPv4 host route in NLRI, including the length octet.
 const hostLen4 = 5
@@ -22,39 +26,35 @@ func wellFormed(nlri []byte, bits int) bool {
 // the length octet.
 func prefixLen(bits byte) int { return 1 + (int(bits)+7)/8 }
 
-// held is the set of host routes that were passed to the speaker and not
+// held is the peer's table: the host routes that have passed and were not
 // withdrawn since. The limit bounds its size, whatever the peer sends.
 type held struct {
-	v4    map[[4]byte]struct{}
-	v6    map[[16]byte]struct{}
+	v4    map[[4]byte]*fare.Attributes
+	v6    map[[16]byte]*fare.Attributes
 	limit int
 }
 
 func newHeld(limit int) held {
-	return held{v4: make(map[[4]byte]struct{}), v6: make(map[[16]byte]struct{}), limit: limit}
+	return held{v4: make(map[[4]byte]*fare.Attributes), v6: make(map[[16]byte]*fare.Attributes), limit: limit}
 }
 
-// add adds a host route; it returns false if that would exceed the limit.
-func (h *held) add(prefix []byte) bool {
-	full := len(h.v4)+len(h.v6) >= h.limit
+func (h *held) full() bool { return len(h.v4)+len(h.v6) >= h.limit }
+
+// get returns the attributes of a host route, or nil if it is not held.
+func (h *held) get(prefix []byte) *fare.Attributes {
 	if len(prefix) == hostLen4 {
-		key := [4]byte(prefix[1:])
-		if _, there := h.v4[key]; !there {
-			if full {
-				return false
-			}
-			h.v4[key] = struct{}{}
-		}
-		return true
+		return h.v4[[4]byte(prefix[1:])]
 	}
-	key := [16]byte(prefix[1:])
-	if _, there := h.v6[key]; !there {
-		if full {
-			return false
-		}
-		h.v6[key] = struct{}{}
+	return h.v6[[16]byte(prefix[1:])]
+}
+
+// set adds or replaces a host route.
+func (h *held) set(prefix []byte, attrs *fare.Attributes) {
+	if len(prefix) == hostLen4 {
+		h.v4[[4]byte(prefix[1:])] = attrs
+	} else {
+		h.v6[[16]byte(prefix[1:])] = attrs
 	}
-	return true
 }
 
 // remove removes a prefix; it returns false if the set did not contain it,
@@ -108,6 +108,11 @@ func (r *ranges) judge(prefix []byte, family Family) Reason {
 	}
 	if addr.IsMulticast() {
 		return RouteMulticast
+	}
+	if addr.Is4In6() {
+		// RFC 4291, Section 2.5.5.2: it stands for an IPv4 address, which
+		// belongs to the other family.
+		return RouteOutside
 	}
 	for _, p := range within {
 		if p.Contains(addr) {

@@ -106,16 +106,3 @@ func printable(text []byte) string {
 		return ' '
 	}, string(text))
 }
-
-// appendSpeakerNotification appends the NOTIFICATION that ends the session at
-// the speaker: no data, and no code that it might not know. Without it the
-// speaker would detect a closed connection and keep the routes of the session
-// for a graceful restart, which RFC 4724, Section 4 reserves for sessions that
-// end without NOTIFICATION.
-func appendSpeakerNotification(b []byte, code, subcode byte) []byte {
-	if code < CodeMessageHeaderError || code > CodeCease {
-		code, subcode = CodeCease, 0
-	}
-	start := len(b)
-	return endMessage(append(beginMessage(b, TypeNotification), code, subcode), start)
-}

@@ -75,6 +75,16 @@ func (w *wanted) carriedOut(serial, silent uint64) {
 	}
 }
 
+// silence returns the mark of the newest set if GoBGP has received it and holds no route, else 0.
+func (w *wanted) silence() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.done != w.serial {
+		return 0
+	}
+	return w.silent
+}
+
 // wait returns when GoBGP has received the newest set, or ctx ends. silent is the mark of that set if GoBGP holds no route, else 0.
 func (w *wanted) wait(ctx context.Context) (silent uint64, err error) {
 	for {

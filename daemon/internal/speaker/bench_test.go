@@ -45,10 +45,10 @@ func BenchmarkUpdateLatency(b *testing.B) {
 		}
 		for got := false; !got; {
 			<-r.Ready()
-			buf = r.Take(buf[:0])
+			buf = r.Speaker.Take(buf[:0])
 			for _, e := range buf {
-				_, route := e.(Route)
-				got = got || route
+				_, routes := e.(Routes)
+				got = got || routes
 			}
 		}
 		taken = append(taken, time.Since(began))

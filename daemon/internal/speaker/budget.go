@@ -11,8 +11,8 @@ import (
 	"github.com/fared/fared/daemon/internal/guard"
 )
 
-// The messages of a peer cost this host time and memory in GoBGP, which queues
-// without limit, and in the owner's loop. Each session has a budget: bursts up
+// The messages of a peer cost this host time in the reader, in the owner's loop
+// and in the data plane. Each session has a budget: bursts up
 // to its capacity pass at full speed; beyond it the speaker reads the peer at
 // the budget's rate, and TCP flow control holds the peer back. A peer that
 // exceeds the budget for overloadPatience receives Cease, Out of Resources, and
@@ -91,9 +91,9 @@ func (s *session) cost() uint64 {
 }
 
 // spend charges the octets and messages just read, and waits as the budget requires.
-func (in *incarnation) spend(ctx context.Context, octets int) error {
+func (in *incarnation) spend(ctx context.Context, now time.Time, octets int) error {
 	total := in.s.cost()
-	wait, over := in.budget.spend(time.Now(), total-in.costed+uint64(octets))
+	wait, over := in.budget.spend(now, total-in.costed+uint64(octets))
 	in.costed = total
 	if over {
 		return &overload{in.budget.patience}

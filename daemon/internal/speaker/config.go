@@ -15,7 +15,6 @@ import (
 const (
 	DefaultHoldTime     = 9 * time.Second
 	DefaultConnectRetry = 5 * time.Second
-	DefaultReread       = time.Minute
 	DefaultPort         = 179
 )
 
@@ -54,9 +53,6 @@ type Config struct {
 	IncreaseInterval time.Duration
 	// BFD protects every established session; the zero value disables it. See bfd.go.
 	BFD BFD
-	// Reread is the interval between comparisons of GoBGP's table with the
-	// delivered routes; 0 means DefaultReread, a negative value disables them.
-	Reread time.Duration
 
 	Sessions []Session
 }
@@ -145,9 +141,6 @@ func (c Config) withDefaults() Config {
 	}
 	if c.ConnectRetry == 0 {
 		c.ConnectRetry = DefaultConnectRetry
-	}
-	if c.Reread == 0 {
-		c.Reread = DefaultReread
 	}
 	sessions := make([]Session, len(c.Sessions))
 	copy(sessions, c.Sessions)

@@ -3,10 +3,13 @@
 // # Structure
 //
 // Every session has its own BgpServer, so that a route of one leaf cannot reach another leaf (FARE-in-SUN: a server is a stub) and each session
-// announces its own bandwidth. GoBGP never parses an octet from the network: the speaker owns the TCP connection to the leaf. Received octets
-// pass through package guard and a loopback connection to the session's BgpServer, which listens there and has one passive neighbor.
+// announces its own bandwidth. GoBGP never parses an octet from the network: the speaker owns the TCP connection to the leaf. Package guard reads
+// the received octets. Changes of routes go from it to the owner; GoBGP receives the leaf's OPEN, ROUTE-REFRESHes and KEEPALIVEs, by a loopback
+// connection to the session's BgpServer, which listens there and has one passive neighbor. So GoBGP holds no route of a leaf, and its part is
+// the session's timers and the announcements to the leaf.
 //
-//	leaf <--TCP--> incarnation <--guard--> 127.0.0.1 <--> BgpServer --watch--> queue --Take--> owner
+//	leaf --TCP--> incarnation --guard--> queue --Take--> owner
+//	leaf <--TCP-- incarnation <--guard--> 127.0.0.1 <--> BgpServer
 //
 //	speaker.go      the API: New, Run, Take, Advertise, SetAdminState, Status
 //	session.go      one session across its incarnations: when to connect
@@ -19,11 +22,10 @@
 //	gobgp.go        the calls of GoBGP; world.go: starting its servers
 //	budget.go       limits of a peer's cost in time and memory
 //	liveness.go     replacing a GoBGP that failed
-//	convert.go      conversion between GoBGP's paths and our routes
+//	convert.go      conversion of our routes to GoBGP's paths
 //	advertise.go    the wanted set and the originated set
 //	pace.go         how often a bandwidth may rise
 //	queue.go        events that the owner has not drained yet
-//	reread.go       comparison of GoBGP's table with the delivered routes
 //
 // # Incarnations and generations
 //
@@ -31,21 +33,19 @@
 // after it (so that GoBGP's idle time of 5 s never delays the next incarnation), and a watch whose callback knows the generation. The component
 // that detects a failure first reports it, before any teardown. From then on the queue accepts no event of that generation.
 //
-// An incarnation exchanges OPEN and the first KEEPALIVE itself. GoBGP receives the peer, whose AS is known by then, only after both ends have
-// confirmed. The guard drops GoBGP's own OPEN and forwards its KEEPALIVEs, UPDATEs and NOTIFICATIONs. GoBGP's hold timer is the session's hold
-// timer. A peer that offers hold time 0 is refused, because its silence would never be detected.
+// An incarnation exchanges OPEN and the first KEEPALIVE itself. When both ends have confirmed, the session is established: the owner receives
+// SessionUp and the peer's routes. GoBGP receives the peer, whose AS is known by then, meanwhile. The guard drops GoBGP's own OPEN and forwards
+// its KEEPALIVEs, UPDATEs and NOTIFICATIONs. GoBGP's hold timer is the session's hold timer: a KEEPALIVE tells GoBGP of the peer's messages, a
+// thirtieth of the hold time after the first of them. A peer that offers hold time 0 is refused, because its silence would never be detected.
 //
 // After a failure the session reconnects immediately, then after 50 ms, doubling up to Config.ConnectRetry. SetAdminState takes effect without a
 // timer in both directions.
 //
 // # Bounds
 //
-// All queues of GoBGP are unbounded. After a long UPDATE, and after every 4 KiB of short ones, the speaker sends GoBGP an additional End-of-RIB
-// as a mark, and the watch reports it once GoBGP has processed everything before it. The next long UPDATE waits for that report; short UPDATEs
-// continue until a second mark is outstanding. Beyond that the speaker stops reading from the leaf, and TCP flow control holds the leaf back.
-// The queue toward the owner holds one event per prefix, and Take returns at most quota routes of a session per call. Each session has a budget
-// (budget.go): a peer that exceeds its budget is read slowly, then receives Cease, and the pause before its next session grows. A peer that does
-// not read receives no further routes until it reads again.
+// The queue toward the owner holds one change per prefix, and Take returns at most quota changed routes of a session per call. Each session has
+// a budget (budget.go): a peer that exceeds its budget is read slowly, then receives Cease, and the pause before its next session grows. All
+// queues of GoBGP are unbounded: a peer that does not read receives no further routes until it reads again.
 //
 // # Confirmation of advertisements
 //
@@ -58,8 +58,8 @@
 // # When GoBGP fails
 //
 // GoBGP's goroutines can end or hang: one EMFILE in accept ends its listener permanently. The speaker detects such a failure by GoBGP's log, by
-// calls that do not return, by marks that the watch does not report (an idle session occasionally sends one with a KEEPALIVE) and by a silent
-// local hop. The speaker then replaces the BgpServer of this session alone and reports this host, not the peer, as the cause. See liveness.go.
+// calls that do not return (an established session occasionally makes one), by a hold timer that ignores messages and by a silent local hop.
+// The speaker then replaces the BgpServer of this session alone and reports this host, not the peer, as the cause. See liveness.go.
 //
 // # Several servers in a process
 //

@@ -9,7 +9,7 @@ import (
 )
 
 // Event is an event on a session. The set of events is sealed: [SessionUp],
-// [SessionDown], [Route], [Withdraw], [EndOfRIB], [Written] and [Fault].
+// [SessionDown], [Routes], [EndOfRIB], [Written] and [Fault].
 //
 // Session is an index into [Config.Sessions]. Generation numbers the
 // incarnations of a session, from 1; an event of an incarnation that has ended
@@ -27,28 +27,28 @@ type SessionUp struct {
 }
 
 // SessionDown reports that the incarnation has ended, and with it every route
-// that it brought. No Withdraw events follow.
+// that it brought. No withdrawals follow.
 type SessionDown struct {
 	Session    int
 	Generation uint64
 	Reason     string
 }
 
-// Route reports the peer's current announcement of a prefix. Attrs is never nil
-// and must not be changed: routes with equal attributes may share it.
-type Route struct {
+// Routes reports changes of the peer's routes, with at most one change of a
+// prefix. Changes is valid until the next call of [Speaker.Take].
+type Routes struct {
 	Session    int
 	Generation uint64
-	Prefix     netip.Prefix
-	Attrs      *fare.Attributes
+	Changes    []Change
 }
 
-// Withdraw reports that the peer no longer announces the prefix. It is only
-// sent for a prefix whose Route the owner has taken.
-type Withdraw struct {
-	Session    int
-	Generation uint64
-	Prefix     netip.Prefix
+// Change is the peer's current announcement of a host route. Attrs must not be
+// changed: routes with equal attributes may share it. It is nil if the peer no
+// longer announces the prefix, which is only reported for a prefix whose
+// announcement the owner has taken.
+type Change struct {
+	Prefix netip.Prefix
+	Attrs  *fare.Attributes
 }
 
 // EndOfRIB reports that the peer has sent all its routes of a family (RFC 4724,
@@ -78,8 +78,7 @@ type Fault struct {
 
 func (SessionUp) speakerEvent()   {}
 func (SessionDown) speakerEvent() {}
-func (Route) speakerEvent()       {}
-func (Withdraw) speakerEvent()    {}
+func (Routes) speakerEvent()      {}
 func (EndOfRIB) speakerEvent()    {}
 func (Written) speakerEvent()     {}
 func (Fault) speakerEvent()       {}

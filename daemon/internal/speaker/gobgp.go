@@ -14,16 +14,11 @@ import (
 
 	api "github.com/osrg/gobgp/v3/api"
 	"github.com/osrg/gobgp/v3/pkg/server"
-
-	"github.com/fared/fared/fare"
 )
 
 // loopback is the address on which every BgpServer listens; the local hop goes
 // from a neighbor address to it.
 var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-
-// everyLoop makes GoBGP accept our AS in any path: the guard has already rejected loops.
-const everyLoop = 255
 
 // bgpServer is the embedded GoBGP of one session. It has at most one neighbor,
 // that of the current incarnation, which connects from neighbor.addr in
@@ -113,7 +108,7 @@ type neighbor struct {
 
 func (s *bgpServer) addPeer(n neighbor) error {
 	peer := &api.Peer{
-		Conf:      &api.PeerConf{NeighborAddress: n.addr.String(), PeerAsn: n.as, AuthPassword: s.password, AllowOwnAsn: everyLoop},
+		Conf:      &api.PeerConf{NeighborAddress: n.addr.String(), PeerAsn: n.as, AuthPassword: s.password},
 		Transport: &api.Transport{PassiveMode: true, LocalAddress: loopback.String()},
 		Timers: &api.Timers{Config: &api.TimersConfig{
 			HoldTime: uint64(n.hold / time.Second), KeepaliveInterval: uint64(n.keepalive / time.Second),
@@ -145,16 +140,9 @@ func (s *bgpServer) deletePeer(addr netip.Addr) error {
 	return nil
 }
 
-// watch calls f for every event, from one goroutine, until ctx ends.
+// watch calls f for every change of a neighbor's state, from one goroutine, until ctx ends.
 func (s *bgpServer) watch(ctx context.Context, f func(*api.WatchEventResponse)) error {
-	request := &api.WatchEventRequest{
-		Peer: &api.WatchEventRequest_Peer{},
-		Table: &api.WatchEventRequest_Table{Filters: []*api.WatchEventRequest_Table_Filter{
-			// Adj-in would miss the withdrawals of a closed session.
-			{Type: api.WatchEventRequest_Table_Filter_POST_POLICY},
-			{Type: api.WatchEventRequest_Table_Filter_EOR},
-		}},
-	}
+	request := &api.WatchEventRequest{Peer: &api.WatchEventRequest_Peer{}}
 	return s.call(func(b *server.BgpServer) error { return b.WatchEvent(ctx, request, f) })
 }
 
@@ -171,44 +159,6 @@ func (s *bgpServer) retract(p *api.Path) error {
 	return s.call(func(b *server.BgpServer) error {
 		return b.DeletePath(context.Background(), &api.DeletePathRequest{TableType: api.TableType_GLOBAL, Path: p})
 	})
-}
-
-// received reads the routes that GoBGP holds from the neighbor.
-func (s *bgpServer) received(ctx context.Context, addr netip.Addr, c *converter) (map[netip.Prefix]*fare.Attributes, error) {
-	world.mu.RLock()
-	defer world.mu.RUnlock()
-	var routes map[netip.Prefix]*fare.Attributes
-	err := s.call(func(b *server.BgpServer) error {
-		all := make(map[netip.Prefix]*fare.Attributes)
-		for _, f := range [...]Family{IPv4, IPv6} {
-			if err := listReceived(ctx, b, addr, f, c, all); err != nil {
-				return fmt.Errorf("read back %v routes: %w", f, err)
-			}
-		}
-		routes = all
-		return ctx.Err()
-	})
-	if err != nil {
-		return nil, err
-	}
-	return routes, nil
-}
-
-// listReceived adds the routes of one family that GoBGP holds from the neighbor to routes.
-func listReceived(ctx context.Context, b *server.BgpServer, addr netip.Addr, f Family, c *converter, routes map[netip.Prefix]*fare.Attributes) error {
-	var bad error
-	err := b.ListPath(ctx, &api.ListPathRequest{TableType: api.TableType_ADJ_IN, Name: addr.String(), Family: apiFamily(f)},
-		func(d *api.Destination) {
-			for _, path := range d.Paths {
-				prefix, attrs, err := c.route(path)
-				if err != nil {
-					bad = err
-					continue
-				}
-				routes[prefix] = attrs
-			}
-		})
-	return errors.Join(err, bad)
 }
 
 func apiFamily(f Family) *api.Family {

@@ -1,6 +1,7 @@
 package speaker
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -16,25 +17,15 @@ import (
 	"github.com/fared/fared/daemon/internal/guard"
 )
 
-// All of GoBGP's queues are unbounded, and every queued prefix takes kilobytes.
-// After an UPDATE longer than bulk octets, the speaker waits until GoBGP has
-// processed it, and at most bulkers sessions of a Speaker pass such UPDATEs at
-// a time. Shorter UPDATEs pass without waiting until window octets are in
-// GoBGP, at most twice this.
-const (
-	window  = 4096
-	bulk    = 512
-	bulkers = 4
-)
-
 // incarnation is one TCP connection of a session with the objects that belong
 // to it: the guard, the connection to GoBGP, GoBGP's neighbor, and a watch
 // whose callback knows its generation, so that an event of another incarnation
 // is never attributed to this one.
 //
-//	leaf <--conn--> fromPeer   --guard--> forward --local--> GoBGP
-//	                fromSpeaker <-guard----------- local <--/   | watch
-//	                queue <--------------------------------- event
+//	leaf --conn--> fromPeer --guard--> queue
+//	               fromPeer --KEEPALIVE, ROUTE-REFRESH--> local --> GoBGP
+//	leaf <--conn-- fromSpeaker <--guard------------------ local <--   | watch
+//	               active, settled, idle <---------------------- event
 type incarnation struct {
 	s      *session
 	gen    uint64
@@ -42,17 +33,15 @@ type incarnation struct {
 	conn   *net.TCPConn
 	guard  *guard.Guard
 	server *bgpServer
-	conv   converter
 
-	stop      context.CancelCauseFunc
-	over      atomic.Bool // set by fail
-	wasUp     atomic.Bool
-	handed    atomic.Bool // both ends have confirmed; GoBGP is responsible for the rest
-	pumps     sync.WaitGroup
-	peered    bool      // GoBGP has the neighbor; used by fromPeer, and by incarnate after fromPeer has returned
-	confirmed bool      // the peer's OPEN was answered; used only by fromPeer
-	inside    int       // octets of UPDATEs since the last mark; used only by fromPeer
-	marked    time.Time // time of the last mark; used only by fromPeer
+	stop    context.CancelCauseFunc
+	over    atomic.Bool // set by fail
+	wasUp   atomic.Bool // both ends have confirmed
+	served  atomic.Bool // GoBGP has established its side
+	tooSlow *time.Timer
+	pumps   sync.WaitGroup
+	peered  bool   // GoBGP has the neighbor; used by serve, and by incarnate after the pumps have ended
+	opening []byte // the peer's OPEN for GoBGP; used by fromPeer until it starts serve
 
 	budget    budget    // used only by fromPeer
 	costed    uint64    // the session's cost when the budget was last charged; used only by fromPeer
@@ -64,18 +53,18 @@ type incarnation struct {
 	phase   int           // number of closed channels among the three above; used only by the watch
 	unwatch context.CancelFunc
 
+	heard   atomic.Int64 // when the peer's octets last arrived, Unix nanoseconds
+	beating atomic.Bool  // beat is running
 	writing atomic.Int64 // start of the current write to the peer, Unix nanoseconds; 0 if none
 	sendMu  sync.Mutex   // serializes writes of whole messages to conn
 	sent    atomic.Int64 // octets written to conn
 	unacked atomic.Int64 // start of a mark's wait for the peer's acknowledgement, Unix nanoseconds; 0 if no mark waits
 	acking  atomic.Int64 // number of waiting marks
 
-	mu     sync.Mutex // guards the fields below
-	local  *net.TCPConn
-	silent uint64        // mark of GoBGP's set at the time its neighbor was added, if that set was empty; else 0
-	ended  bool          // no further local connection may be opened
-	marks  []bool        // End-of-RIBs inside GoBGP, oldest first; true for the speaker's marks
-	credit chan struct{} // one slot, filled when the watch reports one of the speaker's marks
+	mu    sync.Mutex // guards the fields below
+	local *net.TCPConn
+	beat  *time.Timer // sends GoBGP a KEEPALIVE; nil before there is a connection to it
+	ended bool        // no further local connection may be opened
 }
 
 // errReplaced ends an incarnation whose peer has opened another connection: it
@@ -90,8 +79,6 @@ func (s *session) incarnate(parent context.Context, conn *net.TCPConn) (bool, er
 	in := &incarnation{
 		s: s, conn: conn, stop: stop, server: s.server.Load(),
 		active: make(chan struct{}), settled: make(chan struct{}), idle: make(chan struct{}),
-		credit: make(chan struct{}, 1),
-		conv:   converter{carrier: s.speaker.conf.Carrier},
 		budget: s.speaker.budget, costed: s.cost(), refreshed: time.Now(),
 	}
 	in.gen = s.begin(in)
@@ -99,22 +86,13 @@ func (s *session) incarnate(parent context.Context, conn *net.TCPConn) (bool, er
 	in.guard = guard.New(s.guardConfig(conn))
 
 	watching, unwatch := context.WithCancel(context.WithoutCancel(parent))
-	tooSlow := time.AfterFunc(s.speaker.openTimeout, in.slow)
+	in.tooSlow = time.AfterFunc(s.speaker.openTimeout, in.slow)
 	in.pumps.Go(func() { in.fail(in.fromPeer(ctx, watching)) })
 	in.end(ctx)
-	tooSlow.Stop()
 	in.fail(context.Cause(ctx)) // no effect if a pump called it
-	if in.wasUp.Load() {
-		// GoBGP withdraws route by route. Reactions to the failure go first, because there may be no spare core.
-		timer := time.NewTimer(aftermath)
-		select {
-		case <-timer.C:
-		case <-parent.Done():
-			timer.Stop()
-		}
-	}
 	in.closeLocal()
 	in.pumps.Wait()
+	in.tooSlow.Stop()
 	s.unprotect(parent.Err() != nil && s.speaker.conf.RestartTime > 0)
 	s.drain()
 	s.draining, in.unwatch = in, unwatch
@@ -171,6 +149,7 @@ func (in *incarnation) closeLocal() {
 	if local == nil {
 		return
 	}
+	in.beat.Stop()
 	if in.abandoned() {
 		local.Close()
 		return
@@ -198,8 +177,8 @@ func (in *incarnation) send(b []byte, limit time.Duration) error {
 	return err
 }
 
-// fromPeer sends our OPEN, then forwards the peer's messages until an error. It
-// adds GoBGP's neighbor once the peer has confirmed.
+// fromPeer sends our OPEN, then processes the peer's messages until an error:
+// changes of routes go to the owner's queue, GoBGP receives the rest.
 func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 	opening, err := in.guard.FromSpeaker(in.s.openMessage(), nil)
 	if err != nil {
@@ -213,34 +192,27 @@ func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 	for {
 		n, err := in.conn.Read(chunk)
 		if n > 0 {
+			now := time.Now()
+			in.heard.Store(now.UnixNano())
 			var bad error
-			if out, bad = in.guard.FromPeer(chunk[:n], out); bad != nil {
+			if out, bad = in.guard.FromPeer(chunk[:n], out[:0]); bad != nil {
 				return bad // GoBGP notices when its neighbor is deleted
 			}
-			if !in.peered && len(out) > 0 {
-				if err := in.confirm(); err != nil {
+			if !in.wasUp.Load() {
+				if err := in.confirm(ctx, watching, &out); err != nil {
 					return err
 				}
-				// The peer's KEEPALIVE confirms our OPEN: earlier failures
-				// never reach GoBGP.
-				if length := int(binary.BigEndian.Uint16(out[16:])); len(out) > length {
-					if err := in.open(ctx, watching); err != nil {
-						return err
-					}
-					out = withRestart(out)
-					in.s.protect(in)
-				}
 			}
-			if in.peered {
-				if time.Since(in.refreshed) > refreshPause && !in.isUnread() {
-					out, in.refreshed = in.guard.Refresh(out), time.Now()
-				}
-				if err := in.forward(ctx, out); err != nil {
-					return err
-				}
-				out = out[:0]
+			if changes := in.guard.TakeChanges(); len(changes) > 0 {
+				in.s.speaker.queue.change(in.s.index, in.gen, changes, false)
 			}
-			if err := in.spend(ctx, n); err != nil {
+			if now.Sub(in.refreshed) > refreshPause && !in.isUnread() {
+				out, in.refreshed = in.guard.Refresh(out), now
+			}
+			if err := in.forward(out); err != nil {
+				return err
+			}
+			if err := in.spend(ctx, now, n); err != nil {
 				return err
 			}
 		}
@@ -250,44 +222,63 @@ func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 	}
 }
 
-// confirm answers an acceptable OPEN with KEEPALIVE, once. GoBGP is not
-// involved: it receives the peer only after the peer has confirmed our OPEN,
-// too.
-func (in *incarnation) confirm() error {
-	if in.confirmed {
+// confirm answers an acceptable OPEN, the first of messages, with KEEPALIVE.
+// Once the peer has confirmed ours, too, the session is established, and GoBGP
+// receives the peer: failures before that never reach GoBGP.
+func (in *incarnation) confirm(ctx, watching context.Context, messages *[]byte) error {
+	if in.opening == nil {
+		if len(*messages) == 0 {
+			return nil
+		}
+		info, _ := in.guard.Info()
+		if info.HoldTime == 0 {
+			// RFC 4271, Section 6.2: a hold time may be rejected. Without a hold
+			// time a silent peer would never be detected.
+			return &guard.Notification{Code: guard.CodeOpenMessageError, Subcode: guard.OpenUnacceptableHoldTime, Reason: guard.MessageOpen, Detail: "peer proposes no hold timer"}
+		}
+		in.s.opened(info)
+		b, err := in.guard.FromSpeaker(keepalive, nil)
+		if err != nil {
+			return err
+		}
+		if err := in.send(b, in.s.speaker.openTimeout); err != nil {
+			return fmt.Errorf("send KEEPALIVE: %w", plain(err))
+		}
+		length := int(binary.BigEndian.Uint16((*messages)[16:]))
+		in.opening = withRestart((*messages)[:length])
+		*messages = (*messages)[length:]
+	}
+	if !in.guard.Established() {
 		return nil
 	}
-	in.confirmed = true
 	info, _ := in.guard.Info()
-	if info.HoldTime == 0 {
-		// RFC 4271, Section 6.2: a hold time may be rejected. Without a hold
-		// time a silent peer would never be detected.
-		return &guard.Notification{Code: guard.CodeOpenMessageError, Subcode: guard.OpenUnacceptableHoldTime, Reason: guard.MessageOpen, Detail: "peer proposes no hold timer"}
-	}
-	in.s.opened(info)
-	b, err := in.guard.FromSpeaker(keepalive, nil)
-	if err != nil {
-		return err
-	}
-	if err := in.send(b, in.s.speaker.openTimeout); err != nil {
-		return fmt.Errorf("send KEEPALIVE: %w", plain(err))
-	}
+	in.wasUp.Store(true)
+	in.tooSlow.Reset(in.s.speaker.openTimeout) // from now on the delay is GoBGP's
+	in.s.established(in.gen)
+	silent := in.s.wanted.silence()
+	in.s.speaker.queue.sessionUp(SessionUp{
+		Session: in.s.index, Generation: in.gen, Node: info.RouterID, PeerAS: info.PeerAS, Families: info.Families,
+	}, silent)
+	in.pumps.Go(func() { in.fail(in.serve(ctx, watching, info, silent)) })
+	in.s.protect(in)
 	return nil
 }
 
-// open adds the peer to GoBGP and connects to GoBGP.
-func (in *incarnation) open(ctx, watching context.Context) error {
-	in.handed.Store(true)
-	info, _ := in.guard.Info()
+// serve adds the peer to GoBGP, connects to GoBGP, and forwards its messages to
+// the peer until an error. silent is the mark that was reported with SessionUp.
+func (in *incarnation) serve(ctx, watching context.Context, info guard.Info, silent uint64) error {
 	s := in.server
 	if err := s.watch(watching, in.event); err != nil {
 		return fmt.Errorf("watch gobgp: %w", err)
 	}
 	// GoBGP sends End-of-RIB behind the routes that it holds when the neighbor is added: a leaf that kept our routes during a restart drops
 	// those that have not arrived by then (RFC 4724, Section 4.2).
-	silent, err := in.s.wanted.wait(ctx)
+	mark, err := in.s.wanted.wait(ctx)
 	if err != nil {
 		return err
+	}
+	if mark != 0 && mark != silent {
+		in.s.speaker.queue.written(Written{Session: in.s.index, Generation: in.gen, Mark: mark})
 	}
 	if err := s.addPeer(neighbor{
 		addr: in.addr, as: info.PeerAS, hold: in.s.speaker.conf.HoldTime,
@@ -303,15 +294,24 @@ func (in *incarnation) open(ctx, watching context.Context) error {
 	if err != nil {
 		return in.localFault("connect to gobgp", err)
 	}
+	// Before the connection is known, the watch takes none for ours.
 	in.mu.Lock()
-	defer in.mu.Unlock()
 	if in.ended {
+		in.mu.Unlock()
 		local.Close()
 		return context.Cause(ctx)
 	}
-	in.local, in.silent, in.marked = local, silent, time.Now()
-	in.pumps.Go(func() { in.fail(in.fromSpeaker(ctx)) })
-	return nil
+	in.local = local
+	in.beat = time.AfterFunc(time.Hour, func() {
+		in.beating.Store(false)
+		_, _ = local.Write(keepalive) // the reader notices the end of the connection
+	})
+	in.beat.Stop()
+	in.mu.Unlock()
+	if _, err := local.Write(append(in.opening, keepalive...)); err != nil {
+		return in.localFault("connection to gobgp", plain(err))
+	}
+	return in.fromSpeaker(ctx)
 }
 
 func (in *incarnation) dialLocal(ctx context.Context) (*net.TCPConn, error) {
@@ -334,140 +334,39 @@ func (in *incarnation) dialLocal(ctx context.Context) (*net.TCPConn, error) {
 	return conn.(*net.TCPConn), nil
 }
 
-// forward writes canonical messages to GoBGP. After a long UPDATE and after
-// every window of short ones it inserts a mark, an additional End-of-RIB. The
-// watch reports the mark when GoBGP has processed all messages before it;
-// forward waits for this mark or the previous one.
-func (in *incarnation) forward(ctx context.Context, out []byte) error {
-	for len(out) > 0 {
-		n, inside := in.cut(out)
-		if inside == 0 {
-			select {
-			case in.s.speaker.bulk <- struct{}{}:
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
-		}
-		err := in.pass(ctx, out[:n], inside)
-		if inside == 0 {
-			<-in.s.speaker.bulk
-		}
-		if err != nil {
-			return err
-		}
-		out = out[n:]
+// forward writes messages to GoBGP, and makes it notice that the peer is alive:
+// GoBGP's hold timer, which is the session's, must restart with every message of
+// the peer (RFC 4271, Section 8.2.2). One KEEPALIVE stands for all messages of
+// an interval, and follows them after that interval.
+func (in *incarnation) forward(messages []byte) error {
+	in.mu.Lock()
+	local, beat := in.local, in.beat
+	in.mu.Unlock()
+	if local == nil {
+		return nil // GoBGP sends all routes to a new neighbor, which no ROUTE-REFRESH needs to request
 	}
-	return nil
-}
-
-// pass writes messages to GoBGP, then a mark if cut has entered one, and waits
-// until at most inside marks are outstanding.
-func (in *incarnation) pass(ctx context.Context, messages []byte, inside int) error {
-	if _, err := in.local.Write(messages); err != nil {
-		return in.localFault("connection to gobgp", plain(err))
+	if !in.beating.Swap(true) {
+		info, _ := in.guard.Info()
+		beat.Reset(info.HoldTime / beats)
 	}
-	if inside == unmarked {
+	if len(messages) == 0 {
 		return nil
 	}
-	if _, err := in.local.Write(endOfRIB); err != nil {
+	if _, err := local.Write(messages); err != nil {
 		return in.localFault("connection to gobgp", plain(err))
-	}
-	for in.outstanding() > inside {
-		if err := in.await(ctx, in.credit, "it did not pass the sent messages on"); err != nil {
-			return err
-		}
 	}
 	return nil
 }
 
-// endOfRIB is an End-of-RIB of IPv4 unicast (RFC 4724, Section 2).
-var endOfRIB = []byte{
-	0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
-	0, 23, 2, 0, 0, 0, 0,
-}
+// beats is the greatest number of KEEPALIVEs that GoBGP receives in a hold time.
+const beats = 30
 
 // keepalive is the whole message (RFC 4271, Section 4.4).
-var keepalive = append(append([]byte(nil), endOfRIB[:16]...), 0, 19, 4)
-
-// unmarked exceeds the number of outstanding marks at any time: pass does not wait.
-const unmarked = 1 << 30
-
-// cut returns the number of octets of out to write next, and the number of
-// marks that may be outstanding afterwards: none after a long UPDATE, one after
-// a window of short ones, and unmarked if no mark follows. It records the
-// End-of-RIBs among these octets, and the mark, in marks.
-func (in *incarnation) cut(out []byte) (n, inside int) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	for n < len(out) {
-		length, kind := int(binary.BigEndian.Uint16(out[n+16:])), out[n+18]
-		if kind == guard.TypeUpdate && length > bulk {
-			if n > 0 {
-				return n, unmarked
-			}
-			in.enterMark()
-			return length, 0
-		}
-		n += length
-		if kind != 2 && time.Since(in.marked) > in.server.patience {
-			// An idle session: check that GoBGP still processes messages.
-			in.enterMark()
-			return n, 1
-		}
-		if kind != 2 {
-			continue
-		}
-		if length == len(endOfRIB) {
-			in.marks = append(in.marks, false)
-		}
-		if in.inside += length; in.inside >= window {
-			in.enterMark()
-			return n, 1
-		}
-	}
-	return n, unmarked
-}
-
-// enterMark records that a mark is written next. The caller holds mu.
-func (in *incarnation) enterMark() {
-	in.inside, in.marked = 0, time.Now()
-	in.marks = append(in.marks, true)
-}
-
-// outstanding returns the number of the speaker's marks inside GoBGP.
-func (in *incarnation) outstanding() int {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	count := 0
-	for _, ours := range in.marks {
-		if ours {
-			count++
-		}
-	}
-	return count
-}
-
-// cameOut records that GoBGP has reported an IPv4 End-of-RIB, and returns
-// whether it was one of the speaker's marks.
-func (in *incarnation) cameOut() bool {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	if len(in.marks) == 0 {
-		return false
-	}
-	ours := in.marks[0]
-	in.marks = append(in.marks[:0], in.marks[1:]...)
-	if ours {
-		select {
-		case in.credit <- struct{}{}:
-		default:
-		}
-	}
-	return ours
-}
+var keepalive = append(bytes.Repeat([]byte{0xff}, 16), 0, guard.HeaderLen, guard.TypeKeepalive)
 
 // fromSpeaker forwards GoBGP's messages to the peer, except its OPEN: ours went out before.
 func (in *incarnation) fromSpeaker(ctx context.Context) error {
+	probed := time.Now()
 	var first [guard.MaxMessage]byte
 	if msg, err := guard.ReadMessage(localReader{in, in.server.patience}, &first); err != nil || msg[18] != guard.TypeOpen {
 		return in.localFault("gobgp did not answer with OPEN", plain(err))
@@ -480,9 +379,16 @@ func (in *incarnation) fromSpeaker(ctx context.Context) error {
 	for {
 		n, err := in.readLocal(chunk, limit)
 		if n > 0 {
+			if now := time.Now(); now.Sub(probed) > in.server.patience {
+				probed = now
+				in.pumps.Go(in.server.probe)
+			}
 			var bad error
 			out, bad = in.guard.FromSpeaker(chunk[:n], out[:0])
 			if c := closing(out); c != nil {
+				if err := in.premature(c); err != nil {
+					return err
+				}
 				last = c
 			}
 			if len(out) > 0 {

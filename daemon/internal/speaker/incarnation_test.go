@@ -14,49 +14,20 @@ import (
 )
 
 // bare returns an incarnation without connections, of a session that is established for the owner.
-func bare(t *testing.T) (*incarnation, *Speaker) {
+func bare(t *testing.T) *incarnation {
 	t.Helper()
 	s := &Speaker{queue: newQueue(1), deps: testDeps(t)}
-	x := &session{speaker: s, conf: &Session{Name: "p0"}, log: s.deps.Log}
+	x := &session{speaker: s, conf: &Session{Name: "p0"}, log: s.deps.Log, wanted: wanted{ready: make(chan struct{}, 1)}}
 	in := &incarnation{
 		s: x, gen: 1, addr: netip.MustParseAddr("127.255.0.1"), guard: guard.New(guard.Config{}),
 		active: make(chan struct{}), settled: make(chan struct{}), idle: make(chan struct{}), stop: func(error) {},
 	}
 	x.gen, x.current = 1, in
-	return in, s
-}
-
-// TestUnreadableRouteIsWithdrawn checks that a route that GoBGP reports without attributes does not keep its previous value.
-func TestUnreadableRouteIsWithdrawn(t *testing.T) {
-	in, s := bare(t)
-	s.queue.sessionUp(SessionUp{Generation: 1}, 0)
-	s.queue.route(Route{Generation: 1, Prefix: prefix(1), Attrs: attrs(7)})
-	s.queue.route(Route{Generation: 1, Prefix: prefix(2), Attrs: attrs(7)})
-	s.queue.take(nil)
-	p, err := destination(prefix(1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	in.path(p)
-	var withdrawn []netip.Prefix
-	faults := 0
-	for _, e := range s.queue.take(nil) {
-		switch e := e.(type) {
-		case Withdraw:
-			withdrawn = append(withdrawn, e.Prefix)
-		case Fault:
-			faults++
-		default:
-			t.Errorf("%T %+v", e, e)
-		}
-	}
-	if !slices.Equal(withdrawn, []netip.Prefix{prefix(1)}) || faults != 1 || s.queue.present(0) != 1 {
-		t.Errorf("withdrawn %v, %d faults, %d routes left; want the unreadable one, one and one", withdrawn, faults, s.queue.present(0))
-	}
+	return in
 }
 
 // TestForeignConnectionIsNotOurs lets another local process reach GoBGP's port first, from the neighbor's address. The session does not become
-// established with it, and ends; with the own connection it becomes established.
+// carry marks with it, and ends; with the own connection it carries them.
 func TestForeignConnectionIsNotOurs(t *testing.T) {
 	ln, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: loopback.AsSlice()})
 	if err != nil {
@@ -64,7 +35,7 @@ func TestForeignConnectionIsNotOurs(t *testing.T) {
 	}
 	defer ln.Close()
 	for _, foreign := range []bool{true, false} {
-		in, s := bare(t)
+		in := bare(t)
 		if in.local, err = net.DialTCP("tcp4", nil, ln.Addr().(*net.TCPAddr)); err != nil {
 			t.Fatal(err)
 		}
@@ -79,9 +50,9 @@ func TestForeignConnectionIsNotOurs(t *testing.T) {
 			State:     &api.PeerState{NeighborAddress: in.addr.String(), SessionState: api.PeerState_ESTABLISHED},
 			Transport: &api.Transport{RemotePort: from},
 		}}}})
-		up := slices.ContainsFunc(s.queue.take(nil), func(e Event) bool { _, ok := e.(SessionUp); return ok })
-		if up == foreign || (ctx.Err() != nil) != foreign {
-			t.Errorf("foreign %v: up %v, ended by %v", foreign, up, context.Cause(ctx))
+		carries, _ := in.s.carrying()
+		if (carries == in.gen) == foreign || in.served.Load() == foreign || (ctx.Err() != nil) != foreign {
+			t.Errorf("foreign %v: generation %d carries marks, ended by %v", foreign, carries, context.Cause(ctx))
 		}
 		if foreign && !strings.Contains(context.Cause(ctx).Error(), "belongs to another process") {
 			t.Errorf("ended by %v", context.Cause(ctx))
@@ -90,7 +61,7 @@ func TestForeignConnectionIsNotOurs(t *testing.T) {
 }
 
 // TestFirstTableWaitsForTheFullSet announces a set before the session exists and before GoBGP has received it. The leaf receives nothing, not
-// even End-of-RIB, until GoBGP holds the whole set; then all routes, followed by End-of-RIB.
+// even End-of-RIB, until GoBGP holds the whole set; then all routes, followed by End-of-RIB. The session does not wait to be up.
 func TestFirstTableWaitsForTheFullSet(t *testing.T) {
 	at := hosts(2)
 	confirmed, updates := make(chan struct{}, 1), make(chan []byte, 64)
@@ -127,9 +98,10 @@ func TestFirstTableWaitsForTheFullSet(t *testing.T) {
 	<-confirmed
 	r.SetAdminState(1, true, "")
 	r.until("another session, begun later, is up", func() bool { return r.state(1).up })
-	if r.state(0).up {
-		t.Error("the session is up before GoBGP has its routes")
+	if len(updates) > 0 {
+		t.Error("the leaf has received a table before GoBGP has the routes")
 	}
+	r.until("the session is up meanwhile", func() bool { return r.state(0).up })
 	w.ready <- struct{}{}
 	for seen := 0; ; seen++ {
 		if u := <-updates; len(u) == len(endOfRIB) {

@@ -19,10 +19,11 @@ import (
 // GoBGP's goroutines may end or hang: its listener, for instance, ends with the
 // first error of accept. The failure of any of them shows on the local hop:
 //
-//	listener        GoBGP logs it; no OPEN comes from GoBGP
-//	server          a call does not return, or a mark does not come back
-//	receiver, watch the watch does not report a mark
-//	sender          no KEEPALIVE comes from GoBGP
+//	listener  GoBGP logs it; no OPEN comes from GoBGP
+//	server    a call does not return: an established session makes one occasionally
+//	watch     the neighbor does not become active
+//	receiver  the hold timer expires although the peer has sent messages
+//	sender    no KEEPALIVE comes from GoBGP
 //
 // The goroutine that detects the failure calls bgpServer.fail. The incarnation
 // ends with a localFault, and the session replaces its server before the next
@@ -108,6 +109,26 @@ func (s *bgpServer) call(f func(*server.BgpServer) error) error {
 	return s.failure()
 }
 
+// probe makes a call that has no effect.
+func (s *bgpServer) probe() {
+	_ = s.call(func(b *server.BgpServer) error { // a failure is recorded
+		_, err := b.GetBgp(context.Background(), &api.GetBgpRequest{})
+		return err
+	})
+}
+
+// premature fails the server, and returns its failure, if it ends the session
+// because of a silent peer that was not silent.
+func (in *incarnation) premature(end *spoken) error {
+	silence := time.Since(time.Unix(0, in.heard.Load()))
+	info, _ := in.guard.Info()
+	if end.code != guard.CodeHoldTimerExpired || silence >= info.HoldTime {
+		return nil
+	}
+	in.server.fail(fmt.Errorf("gobgp's hold timer of %v expired %v after a message of the peer", info.HoldTime, silence.Round(time.Millisecond)))
+	return in.server.failure()
+}
+
 // patiently receives from c, or reports false after d. It waits for d in two
 // halves: after a suspension of the process, the timer of the first half has
 // expired, and the second half gives the sender a full d/2.
@@ -139,7 +160,7 @@ func acceptFailed(msg string, fields map[string]any) error {
 // incarnation.
 func (in *incarnation) abandoned() bool {
 	err := in.server.failure()
-	return err != nil && !(in.wasUp.Load() && errors.Is(err, errListener))
+	return err != nil && !(in.served.Load() && errors.Is(err, errListener))
 }
 
 // end returns when the incarnation is to end: because of ctx, or because its server has failed.
@@ -185,19 +206,19 @@ func (in *incarnation) localFault(what string, err error) error {
 	}
 	err = fmt.Errorf("%s: %w", what, err)
 	var short *localFault
-	if !errors.As(blame(err), &short) && !in.wasUp.Load() && !in.over.Load() {
+	if !errors.As(blame(err), &short) && !in.served.Load() && !in.over.Load() {
 		in.server.fail(err)
 	}
 	return &localFault{err}
 }
 
-// slow ends an incarnation that was not established in time. Once the peer has
-// confirmed, the delay is GoBGP's fault.
+// slow ends an incarnation that was not established in time: by the peer, or
+// then by GoBGP.
 func (in *incarnation) slow() {
 	limit := in.s.speaker.openTimeout
 	switch {
+	case in.served.Load():
 	case in.wasUp.Load():
-	case in.handed.Load():
 		in.server.fail(fmt.Errorf("gobgp did not establish the session within %v", limit))
 	default:
 		// RFC 4271, Section 8.2.2: the hold timer of OpenSent and OpenConfirm.

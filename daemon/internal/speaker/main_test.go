@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -99,6 +100,19 @@ func start(t testing.TB, s *Speaker) *running {
 	return r
 }
 
+// Take is Speaker.Take, but its events remain valid.
+func (r *running) Take(buf []Event) []Event {
+	before := len(buf)
+	buf = r.Speaker.Take(buf)
+	for i, e := range buf[before:] {
+		if routes, ok := e.(Routes); ok {
+			routes.Changes = slices.Clone(routes.Changes)
+			buf[before+i] = routes
+		}
+	}
+	return buf
+}
+
 // until takes events until ok returns true, and fails after the deadline.
 func (r *running) until(what string, ok func() bool) {
 	r.t.Helper()
@@ -162,22 +176,21 @@ func (r *running) state(session int) state {
 			}
 			s.up, s.routes = false, nil
 			s.downs++
-		case Route:
+		case Routes:
 			if e.Session != session {
 				continue
 			}
-			if !s.up || e.Generation != s.gen || e.Attrs == nil {
+			if !s.up || e.Generation != s.gen || len(e.Changes) == 0 {
 				wrong(e)
 			}
-			s.routes[e.Prefix] = e.Attrs
-		case Withdraw:
-			if e.Session != session {
-				continue
+			for _, c := range e.Changes {
+				if c.Attrs == nil && s.routes[c.Prefix] == nil {
+					wrong(e)
+				}
+				if delete(s.routes, c.Prefix); c.Attrs != nil {
+					s.routes[c.Prefix] = c.Attrs
+				}
 			}
-			if !s.up || e.Generation != s.gen || s.routes[e.Prefix] == nil {
-				wrong(e)
-			}
-			delete(s.routes, e.Prefix)
 		case EndOfRIB:
 			if e.Session != session {
 				continue

@@ -58,9 +58,6 @@ func (in *incarnation) farewell(cause error) {
 	_, _ = io.CopyN(io.Discard, in.conn, 1<<20)
 }
 
-// aftermath is the delay of GoBGP's own cleanup after a failure: several times the time that the data plane needs to react to the failure.
-const aftermath = 3 * time.Millisecond
-
 // patience is how long to wait for a peer to receive a final NOTIFICATION.
 const patience = 50 * time.Millisecond
 
@@ -75,7 +72,7 @@ func (s *spoken) Error() string {
 }
 
 // closing returns the first NOTIFICATION among whole messages, or nil.
-func closing(out []byte) error {
+func closing(out []byte) *spoken {
 	for len(out) > 0 {
 		length := int(binary.BigEndian.Uint16(out[16:]))
 		if out[18] == guard.TypeNotification {

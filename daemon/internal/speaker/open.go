@@ -20,7 +20,7 @@ func (s *session) openMessage() []byte {
 	if c.AS <= 0xffff {
 		as = uint16(c.AS)
 	}
-	b := append([]byte(nil), endOfRIB[:16]...)
+	b := append([]byte(nil), keepalive[:16]...)
 	b = binary.BigEndian.AppendUint16(b, uint16(31+len(caps)))
 	b = append(b, guard.TypeOpen, 4) // BGP version 4
 	b = binary.BigEndian.AppendUint16(b, as)

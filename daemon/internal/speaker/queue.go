@@ -5,18 +5,22 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/fared/fared/fare"
+	"github.com/fared/fared/daemon/internal/guard"
 )
 
-// quota is the number of routes and withdrawals of one session that take
-// returns per call: a session whose peer changes thousands of routes at once
-// delays the events of other sessions by at most this many.
-const quota = 512
+// quota is the number of changed routes of one session that take returns per
+// call: a session whose peer changes more routes at once delays the events of
+// other sessions by at most this many.
+const quota = 16384
+
+// keptChanges is the number of changes up to which a session's memory for them
+// is reused: a table of thousands of routes arrives once.
+const keptChanges = 256
 
 // queue holds the events that the owner has not taken yet: for every session
-// the last state per (generation, prefix), in the order in which the prefix
-// first became pending. Session events keep their place relative to the routes
-// of their session.
+// the last state per prefix of the current generation, in the order in which
+// the prefix first became pending. Session events keep their place relative to
+// the routes of their session.
 //
 // The number of routes that the sessions hold bounds its memory, whatever the
 // peers send: a route that is announced and withdrawn before the owner takes it
@@ -29,41 +33,34 @@ type queue struct {
 	first    int // the session with which take begins
 }
 
-// slot is one pending event. known is set for Route and Withdraw.
-type slot struct {
-	event Event // nil if canceled
-	known *known
-}
-
-// known is the state of one prefix in the current incarnation.
-type known struct {
-	attrs *fare.Attributes // nil while a withdrawal is pending
-	slot  int              // index into pending, -1 if no event is pending
-	taken bool             // the owner has taken a Route for the prefix
-}
-
+// sessionQueue holds the pending events of one session.
 type sessionQueue struct {
-	pending []slot // slots before head are taken
-	head    int
-	dead    int // canceled slots from head on
+	events  []placed
+	changes []Change // a canceled change has no prefix
+	taken   []Change // returned by the latest take
+	pending map[netip.Addr]pending
+	dead    int // canceled changes
 
 	gen     uint64 // newest generation that was established
 	closed  uint64 // generations up to this one have ended
 	up      bool
-	upSlot  int    // pending SessionUp, -1 if none
-	fault   int    // pending Fault, -1 if none
-	eor     [2]int // pending EndOfRIB by family, -1 if none
-	mark    int    // pending Written, -1 if none
-	routes  map[netip.Prefix]*known
-	present int // number of routes with attributes
+	present int // number of routes that the peer announces
+}
+
+// placed is a session event and its place.
+type placed struct {
+	event Event
+	at    int // number of changes that precede it
+}
+
+// pending is the pending change of an address.
+type pending struct {
+	at    int  // index into changes
+	owned bool // the owner has taken a route for the address, and no withdrawal since
 }
 
 func newQueue(sessions int) *queue {
-	q := &queue{ready: make(chan struct{}, 1), sessions: make([]sessionQueue, sessions)}
-	for i := range q.sessions {
-		q.sessions[i] = sessionQueue{upSlot: -1, fault: -1, eor: [2]int{-1, -1}, mark: -1}
-	}
-	return q
+	return &queue{ready: make(chan struct{}, 1), sessions: make([]sessionQueue, sessions)}
 }
 
 // wake fills the channel of Ready unless it is full.
@@ -74,55 +71,20 @@ func (q *queue) wake() {
 	}
 }
 
-// push appends a pending event and returns its index.
-func (sq *sessionQueue) push(s slot) int {
-	if gone := sq.head + sq.dead; gone > 1024 && gone > len(sq.pending)/2 {
-		sq.compact()
-	}
-	sq.pending = append(sq.pending, s)
-	return len(sq.pending) - 1
+// push appends a session event behind the pending changes.
+func (sq *sessionQueue) push(e Event) {
+	sq.events = append(sq.events, placed{e, len(sq.changes)})
 }
 
-// compact removes taken and canceled slots and keeps the order of the others.
-func (sq *sessionQueue) compact() {
-	n := 0
-	for i := sq.head; i < len(sq.pending); i++ {
-		s := sq.pending[i]
-		if s.event == nil {
-			continue
-		}
-		sq.moved(s, i, n)
-		sq.pending[n] = s
-		n++
-	}
-	clear(sq.pending[n:])
-	sq.pending, sq.head, sq.dead = sq.pending[:n], 0, 0
-}
-
-// moved updates the index that refers to a slot after its move (-1 for a taken slot).
-func (sq *sessionQueue) moved(s slot, from, to int) {
-	switch {
-	case s.known != nil:
-		s.known.slot = to
-	case sq.upSlot == from:
-		sq.upSlot = to
-	case sq.fault == from:
-		sq.fault = to
-	case sq.mark == from:
-		sq.mark = to
-	default:
-		for i := range sq.eor {
-			if sq.eor[i] == from {
-				sq.eor[i] = to
-			}
+// replace puts e in the place of the pending event of its type, if there is one.
+func replace[E Event](sq *sessionQueue, e E) bool {
+	for i := range sq.events {
+		if _, ok := sq.events[i].event.(E); ok {
+			sq.events[i].event = e
+			return true
 		}
 	}
-}
-
-// kill cancels a pending slot.
-func (sq *sessionQueue) kill(i int) {
-	sq.pending[i] = slot{}
-	sq.dead++
+	return false
 }
 
 // sessionUp starts a generation. If silent is not 0, a Written with this mark follows immediately. It reports false for a generation that has
@@ -135,18 +97,15 @@ func (q *queue) sessionUp(e SessionUp, silent uint64) bool {
 		return false
 	}
 	sq.gen, sq.up = e.Generation, true
-	sq.reset()
-	sq.routes = make(map[netip.Prefix]*known)
-	sq.upSlot = sq.push(slot{event: e})
+	sq.push(e)
 	if silent != 0 {
-		sq.mark = sq.push(slot{event: Written{Session: e.Session, Generation: e.Generation, Mark: silent}})
+		sq.push(Written{Session: e.Session, Generation: e.Generation, Mark: silent})
 	}
 	q.wake()
 	return true
 }
 
-// sessionDown ends a generation, and drops its pending routes. If the owner has not yet taken its SessionUp, the
-// owner receives neither event.
+// sessionDown ends a generation, and drops its pending events. If the owner has not yet taken its SessionUp, the owner receives neither event.
 func (q *queue) sessionDown(e SessionDown) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -155,167 +114,150 @@ func (q *queue) sessionDown(e SessionDown) {
 	if !sq.up || sq.gen != e.Generation {
 		return
 	}
-	sq.up = false
-	untaken := sq.upSlot >= 0
-	sq.drop()
-	sq.reset()
+	sq.up, sq.present = false, 0
+	sq.changes, sq.pending, sq.dead = nil, nil, 0
+	untaken := false
+	// A Fault, and the SessionDown of the previous generation, belong to no generation and stay.
+	sq.events = slices.DeleteFunc(sq.events, func(p placed) bool {
+		switch p.event.(type) {
+		case Fault, SessionDown:
+			return false
+		case SessionUp:
+			untaken = true
+		}
+		return true
+	})
+	for i := range sq.events {
+		sq.events[i].at = 0
+	}
 	if !untaken {
-		sq.push(slot{event: e})
+		sq.push(e)
 		q.wake()
 	}
 }
 
-// drop cancels the pending events of the current generation. Only a Fault and
-// the SessionDown of the previous generation belong to no generation and stay.
-func (sq *sessionQueue) drop() {
-	n := 0
-	for i := sq.head; i < len(sq.pending); i++ {
-		s := sq.pending[i]
-		switch s.event.(type) {
-		case Fault:
-			sq.fault = n
-		case SessionDown:
-		default:
-			continue
-		}
-		sq.pending[n] = s
-		n++
-	}
-	clear(sq.pending[n:])
-	sq.pending, sq.head, sq.dead, sq.upSlot = sq.pending[:n], 0, 0, -1
-}
-
-// reset drops the routes of a generation.
-func (sq *sessionQueue) reset() {
-	sq.routes, sq.present, sq.eor, sq.mark = nil, 0, [2]int{-1, -1}, -1
-}
-
-// route records the peer's announcement, if the incarnation is the current one.
-func (q *queue) route(e Route) {
+// change records the changes of the peer's routes, and its End-of-RIBs, if the incarnation is the current one. It wakes the owner unless more
+// changes follow soon.
+func (q *queue) change(session int, gen uint64, changes []guard.Change, more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	sq := &q.sessions[e.Session]
-	if !sq.up || sq.gen != e.Generation {
+	sq := &q.sessions[session]
+	if !sq.up || sq.gen != gen {
 		return
 	}
-	q.setRoute(sq, e)
+	for i := range changes {
+		c := &changes[i]
+		switch {
+		case c.Ended != 0:
+			sq.push(EndOfRIB{Session: session, Generation: gen, Family: c.Ended})
+		case c.Attrs != nil:
+			sq.announce(c)
+		default:
+			sq.withdraw(c.Prefix)
+		}
+	}
+	if !more && (len(sq.changes) > sq.dead || len(sq.events) > 0) {
+		q.wake()
+	}
 }
 
-func (q *queue) setRoute(sq *sessionQueue, e Route) {
-	k := sq.routes[e.Prefix]
-	switch {
-	case k == nil:
-		k = &known{slot: -1}
-		sq.routes[e.Prefix] = k
-	case k.attrs != nil && equalAttributes(k.attrs, e.Attrs):
-		return // delivered already, or pending
-	}
-	if k.attrs == nil {
+// announce records an announcement that changes the peer's table.
+func (sq *sessionQueue) announce(c *guard.Change) {
+	if c.New {
 		sq.present++
 	}
-	k.attrs = e.Attrs
-	q.put(sq, k, e)
-}
-
-// withdraw records that the peer no longer announces the prefix, if the incarnation is the current one.
-func (q *queue) withdraw(e Withdraw) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	sq := &q.sessions[e.Session]
-	if !sq.up || sq.gen != e.Generation {
+	if p, ok := sq.pending[c.Prefix.Addr()]; ok {
+		sq.changes[p.at].Attrs = c.Attrs
 		return
 	}
-	q.setWithdraw(sq, e)
+	sq.put(Change{c.Prefix, c.Attrs}, !c.New)
 }
 
-func (q *queue) setWithdraw(sq *sessionQueue, e Withdraw) {
-	k := sq.routes[e.Prefix]
-	if k == nil || k.attrs == nil {
-		return // never announced, or withdrawn already
-	}
-	k.attrs = nil
+// withdraw records the withdrawal of a prefix that the peer had announced.
+func (sq *sessionQueue) withdraw(prefix netip.Prefix) {
 	sq.present--
-	if !k.taken {
-		sq.kill(k.slot)
-		delete(sq.routes, e.Prefix)
-		return
+	p, ok := sq.pending[prefix.Addr()]
+	switch {
+	case !ok:
+		sq.put(Change{Prefix: prefix}, true)
+	case p.owned:
+		sq.changes[p.at].Attrs = nil
+	default: // the owner never saw the route
+		sq.changes[p.at] = Change{}
+		sq.dead++
+		delete(sq.pending, prefix.Addr())
 	}
-	q.put(sq, k, e)
 }
 
-// put makes e the pending event of a prefix and replaces the previous pending event.
-func (q *queue) put(sq *sessionQueue, k *known, e Event) {
-	if k.slot >= 0 {
-		sq.pending[k.slot].event = e
-		return
+// put appends a change of an address without a pending one.
+func (sq *sessionQueue) put(c Change, owned bool) {
+	if sq.dead > 1024 && sq.dead > len(sq.changes)/2 {
+		sq.compact()
 	}
-	k.slot = sq.push(slot{event: e, known: k})
-	q.wake()
+	if sq.pending == nil {
+		sq.pending = make(map[netip.Addr]pending)
+	}
+	sq.pending[c.Prefix.Addr()] = pending{len(sq.changes), owned}
+	sq.changes = append(sq.changes, c)
 }
 
-func (q *queue) endOfRIB(e EndOfRIB) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	sq := &q.sessions[e.Session]
-	if !sq.up || sq.gen != e.Generation {
-		return false
+// compact removes canceled changes and keeps the order of the others.
+func (sq *sessionQueue) compact() {
+	n, event := 0, 0
+	for i, c := range sq.changes {
+		for ; event < len(sq.events) && sq.events[event].at <= i; event++ {
+			sq.events[event].at = n
+		}
+		if !c.Prefix.IsValid() {
+			continue
+		}
+		p := sq.pending[c.Prefix.Addr()]
+		p.at = n
+		sq.pending[c.Prefix.Addr()] = p
+		sq.changes[n] = c
+		n++
 	}
-	at := &sq.eor[eorIndex(e.Family)]
-	if *at >= 0 {
-		sq.kill(*at) // the later End-of-RIB follows more routes
+	for ; event < len(sq.events); event++ {
+		sq.events[event].at = n
 	}
-	*at = sq.push(slot{event: e})
-	q.wake()
-	return true
+	clear(sq.changes[n:])
+	sq.changes, sq.dead = sq.changes[:n], 0
 }
 
 // written records that the connection has carried everything up to a mark. Only the latest pending Written is kept.
-func (q *queue) written(e Written) bool {
+func (q *queue) written(e Written) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	sq := &q.sessions[e.Session]
 	if !sq.up || sq.gen != e.Generation {
-		return false
+		return
 	}
-	if sq.mark >= 0 {
-		sq.pending[sq.mark].event = e
-		return true
+	if !replace(sq, e) {
+		sq.push(e)
 	}
-	sq.mark = sq.push(slot{event: e})
 	q.wake()
-	return true
-}
-
-func eorIndex(f Family) int {
-	if f == IPv6 {
-		return 1
-	}
-	return 0
 }
 
 func (q *queue) fault(e Fault) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	sq := &q.sessions[e.Session]
-	if sq.fault >= 0 {
-		sq.pending[sq.fault].event = e
-		return
+	if !replace(sq, e) {
+		sq.push(e)
 	}
-	sq.fault = sq.push(slot{event: e})
 	q.wake()
 }
 
-// take appends the pending events to buf, at most quota routes per session. The
-// session that comes first changes from call to call. If events remain, take
-// refills the channel of Ready.
+// take appends the pending events to buf, at most quota changed routes per session. The session that comes first changes from call to call. If
+// events remain, take refills the channel of Ready. The changes of the previous call become invalid.
 func (q *queue) take(buf []Event) []Event {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	more := false
 	for i := range q.sessions {
-		sq := &q.sessions[(q.first+i)%len(q.sessions)]
-		buf = sq.take(buf)
-		more = more || len(sq.pending) > 0
+		at := (q.first + i) % len(q.sessions)
+		buf = q.sessions[at].take(buf, at)
+		more = more || len(q.sessions[at].events) > 0 || len(q.sessions[at].changes) > 0
 	}
 	q.first = (q.first + 1) % len(q.sessions)
 	if more {
@@ -324,29 +266,50 @@ func (q *queue) take(buf []Event) []Event {
 	return buf
 }
 
-func (sq *sessionQueue) take(buf []Event) []Event {
-	routes := 0
-	for ; sq.head < len(sq.pending) && routes < quota; sq.head++ {
-		s := sq.pending[sq.head]
-		if s.event == nil {
-			sq.dead--
-			continue
-		}
-		buf = append(buf, s.event)
-		sq.moved(s, sq.head, -1)
-		sq.pending[sq.head] = slot{}
-		if s.known == nil {
-			continue
-		}
-		routes++
-		s.known.taken = true
-		if s.known.attrs == nil {
-			delete(sq.routes, s.event.(Withdraw).Prefix)
+func (sq *sessionQueue) take(buf []Event, session int) []Event {
+	clear(sq.taken) // release the attributes
+	if sq.taken = sq.taken[:0]; cap(sq.taken) > keptChanges {
+		sq.taken = nil
+	}
+	if len(sq.events) == 0 && len(sq.changes) == 0 {
+		return buf
+	}
+	if sq.dead > 0 {
+		sq.compact()
+	}
+	n := min(len(sq.changes), quota)
+	from, events := 0, 0
+	emit := func(to int) {
+		if to > from {
+			buf = append(buf, Routes{Session: session, Generation: sq.gen, Changes: sq.changes[from:to:to]})
+			from = to
 		}
 	}
-	if sq.head == len(sq.pending) {
-		sq.pending, sq.head, sq.dead = sq.pending[:0], 0, 0
+	for ; events < len(sq.events) && sq.events[events].at <= n; events++ {
+		emit(sq.events[events].at)
+		buf = append(buf, sq.events[events].event)
 	}
+	emit(n)
+	sq.events = slices.Delete(sq.events, 0, events)
+	if n == len(sq.changes) {
+		sq.changes, sq.taken = sq.taken[:0], sq.changes
+		if n > keptChanges {
+			sq.pending = nil
+		}
+		clear(sq.pending)
+		return buf
+	}
+	for _, c := range sq.changes[:n] {
+		delete(sq.pending, c.Prefix.Addr())
+	}
+	for a, p := range sq.pending {
+		p.at -= n
+		sq.pending[a] = p
+	}
+	for i := range sq.events {
+		sq.events[i].at -= n
+	}
+	sq.taken, sq.changes = nil, sq.changes[n:]
 	return buf
 }
 
@@ -355,32 +318,4 @@ func (q *queue) present(session int) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.sessions[session].present
-}
-
-// difference compares the recorded routes with is and returns the prefixes that
-// differ, in order. It reports false if the incarnation has ended.
-func (q *queue) difference(session int, gen uint64, is map[netip.Prefix]*fare.Attributes) ([]netip.Prefix, bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	sq := &q.sessions[session]
-	if !sq.up || sq.gen != gen {
-		return nil, false
-	}
-	var d []netip.Prefix
-	for p, attrs := range is {
-		if k := sq.routes[p]; k == nil || k.attrs == nil || !equalAttributes(k.attrs, attrs) {
-			d = append(d, p)
-		}
-	}
-	for p, k := range sq.routes {
-		if _, ok := is[p]; !ok && k.attrs != nil {
-			d = append(d, p)
-		}
-	}
-	slices.SortFunc(d, netip.Prefix.Compare)
-	return d, true
-}
-
-func equalAttributes(a, b *fare.Attributes) bool {
-	return a == b || slices.Equal(a.Communities, b.Communities) && slices.Equal(a.ASPath, b.ASPath)
 }

@@ -2,11 +2,13 @@ package speaker
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
 
+	"github.com/fared/fared/daemon/internal/guard"
 	"github.com/fared/fared/fare"
 )
 
@@ -16,86 +18,128 @@ func prefix(n int) netip.Prefix {
 
 func attrs(as uint32) *fare.Attributes { return &fare.Attributes{ASPath: []uint32{as}} }
 
-func TestQueueCoalesces(t *testing.T) {
-	p, r := prefix(1), prefix(2)
-	up := func(g uint64) SessionUp { return SessionUp{Generation: g} }
-	down := func(g uint64) SessionDown { return SessionDown{Generation: g} }
-	route := func(g uint64, p netip.Prefix, as uint32) Route {
-		return Route{Generation: g, Prefix: p, Attrs: attrs(as)}
-	}
-	gone := func(g uint64, p netip.Prefix) Withdraw { return Withdraw{Generation: g, Prefix: p} }
-	eor := func(g uint64) EndOfRIB { return EndOfRIB{Generation: g, Family: IPv4} }
-	take := Event(nil) // a marker in a script: take here
-	for _, c := range []struct {
-		name   string
-		script []Event
-		want   []Event
-	}{
-		{"last value of a prefix", []Event{up(1), route(1, p, 1), route(1, r, 1), route(1, p, 2)}, []Event{up(1), route(1, p, 2), route(1, r, 1)}},
-		{"comes and goes untaken", []Event{up(1), route(1, p, 1), gone(1, p)}, []Event{up(1)}},
-		{"goes and comes after it was taken", []Event{up(1), route(1, p, 1), take, gone(1, p), route(1, p, 2)}, []Event{up(1), route(1, p, 1), route(1, p, 2)}},
-		{"withdrawn after it was taken", []Event{up(1), route(1, p, 1), take, gone(1, p), take, gone(1, p)}, []Event{up(1), route(1, p, 1), gone(1, p)}},
-		{"equal again", []Event{up(1), route(1, p, 1), take, route(1, p, 1)}, []Event{up(1), route(1, p, 1)}},
-		{"withdraw of the unknown", []Event{up(1), gone(1, p)}, []Event{up(1)}},
-		{"never delivered", []Event{up(1), route(1, p, 1), eor(1), down(1)}, nil},
-		{"down drops what was pending", []Event{up(1), take, route(1, p, 1), down(1)}, []Event{up(1), down(1)}},
-		{"down and up again", []Event{up(1), take, down(1), up(2), route(2, p, 1)}, []Event{up(1), down(1), up(2), route(2, p, 1)}},
-		{"flap in between", []Event{up(1), take, down(1), up(2), route(2, p, 1), down(2), up(3)}, []Event{up(1), down(1), up(3)}},
-		{"old generation", []Event{up(1), take, down(1), up(2), route(1, p, 1), gone(1, p), eor(1)}, []Event{up(1), down(1), up(2)}},
-		{"down came first", []Event{down(1), up(1), route(1, p, 1)}, nil},
-		{"end-of-RIB stands behind", []Event{up(1), route(1, p, 1), eor(1), route(1, r, 1), eor(1)}, []Event{up(1), route(1, p, 1), route(1, r, 1), eor(1)}},
-		{"latest fault", []Event{Fault{Reason: "a"}, Fault{Reason: "b"}, take, Fault{Reason: "c"}}, []Event{Fault{Reason: "b"}, Fault{Reason: "c"}}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			q := newQueue(1)
-			var got []Event
-			for _, e := range c.script {
-				if e == nil {
-					got = q.take(got)
-					continue
-				}
-				q.add(e)
-			}
-			got = q.take(got)
-			if g, w := fmt.Sprintf("%+v", plainEvents(got)), fmt.Sprintf("%+v", plainEvents(c.want)); g != w {
-				t.Errorf("got  %s\nwant %s", g, w)
-			}
-			if again := q.take(nil); len(again) != 0 {
-				t.Errorf("left behind: %v", again)
-			}
-		})
-	}
+// feed is the reader's end of a queue: it keeps the peers' tables, as guards do, and reports only changes of them.
+type feed struct {
+	*queue
+	tables map[[2]uint64]map[netip.Prefix]uint32 // by session and generation
 }
 
-// add enqueues any event.
-func (q *queue) add(e Event) {
-	switch e := e.(type) {
-	case SessionUp:
-		q.sessionUp(e, 0)
-	case SessionDown:
-		q.sessionDown(e)
-	case Route:
-		q.route(e)
-	case Withdraw:
-		q.withdraw(e)
-	case EndOfRIB:
-		q.endOfRIB(e)
-	case Fault:
-		q.fault(e)
-	}
+func newFeed(sessions int) *feed {
+	return &feed{newQueue(sessions), map[[2]uint64]map[netip.Prefix]uint32{}}
 }
 
-// plainEvents formats events with their attributes instead of pointers.
-func plainEvents(events []Event) []string {
+func (f *feed) table(session int, gen uint64) map[netip.Prefix]uint32 {
+	key := [2]uint64{uint64(session), gen}
+	if f.tables[key] == nil {
+		f.tables[key] = map[netip.Prefix]uint32{}
+	}
+	return f.tables[key]
+}
+
+func (f *feed) announce(session int, gen uint64, p netip.Prefix, as uint32) {
+	table := f.table(session, gen)
+	if before, ok := table[p]; !ok || before != as {
+		f.change(session, gen, []guard.Change{{Prefix: p, Attrs: attrs(as), New: !ok}}, false)
+	}
+	table[p] = as
+}
+
+func (f *feed) withdraw(session int, gen uint64, p netip.Prefix) {
+	table := f.table(session, gen)
+	if _, ok := table[p]; ok {
+		f.change(session, gen, []guard.Change{{Prefix: p}}, false)
+	}
+	delete(table, p)
+}
+
+func (f *feed) endOfRIB(session int, gen uint64, family Family) {
+	f.change(session, gen, []guard.Change{{Ended: family}}, false)
+}
+
+// texts formats events, and each changed route.
+func texts(events []Event) []string {
 	var s []string
 	for _, e := range events {
-		if r, ok := e.(Route); ok {
-			s = append(s, fmt.Sprintf("route %d/%d %v %v", r.Session, r.Generation, r.Prefix, r.Attrs.ASPath))
-		} else {
-			s = append(s, fmt.Sprintf("%T %+v", e, e))
+		switch e := e.(type) {
+		case Routes:
+			for _, c := range e.Changes {
+				if c.Attrs != nil {
+					s = append(s, fmt.Sprintf("%d/%d +%v %v", e.Session, e.Generation, c.Prefix, c.Attrs.ASPath[0]))
+				} else {
+					s = append(s, fmt.Sprintf("%d/%d -%v", e.Session, e.Generation, c.Prefix))
+				}
+			}
+		case SessionUp:
+			s = append(s, fmt.Sprintf("%d/%d up", e.Session, e.Generation))
+		case SessionDown:
+			s = append(s, fmt.Sprintf("%d/%d down", e.Session, e.Generation))
+		case EndOfRIB:
+			s = append(s, fmt.Sprintf("%d/%d end %v", e.Session, e.Generation, e.Family))
+		case Written:
+			s = append(s, fmt.Sprintf("%d/%d written %d", e.Session, e.Generation, e.Mark))
+		case Fault:
+			s = append(s, fmt.Sprintf("%d fault %s", e.Session, e.Reason))
 		}
 	}
 	return s
+}
+
+func TestQueueCoalesces(t *testing.T) {
+	type do = func(f *feed)
+	up := func(g uint64) do { return func(f *feed) { f.sessionUp(SessionUp{Generation: g}, 0) } }
+	down := func(g uint64) do { return func(f *feed) { f.sessionDown(SessionDown{Generation: g}) } }
+	route := func(g uint64, n int, as uint32) do { return func(f *feed) { f.announce(0, g, prefix(n), as) } }
+	gone := func(g uint64, n int) do { return func(f *feed) { f.withdraw(0, g, prefix(n)) } }
+	end := func(g uint64) do { return func(f *feed) { f.endOfRIB(0, g, IPv4) } }
+	written := func(g, mark uint64) do { return func(f *feed) { f.written(Written{Generation: g, Mark: mark}) } }
+	fault := func(reason string) do { return func(f *feed) { f.fault(Fault{Reason: reason}) } }
+	take := do(nil)
+	for _, c := range []struct {
+		name   string
+		script []do
+		want   []string
+	}{
+		{"last value of a prefix", []do{up(1), route(1, 1, 1), route(1, 2, 1), route(1, 1, 2)}, []string{"0/1 up", "0/1 +10.0.0.1/32 2", "0/1 +10.0.0.2/32 1"}},
+		{"comes and goes untaken", []do{up(1), route(1, 1, 1), gone(1, 1)}, []string{"0/1 up"}},
+		{"comes, goes and comes untaken", []do{up(1), route(1, 1, 1), gone(1, 1), route(1, 1, 2)}, []string{"0/1 up", "0/1 +10.0.0.1/32 2"}},
+		{"goes and comes after it was taken", []do{up(1), route(1, 1, 1), take, gone(1, 1), route(1, 1, 2)}, []string{"0/1 up", "0/1 +10.0.0.1/32 1", "0/1 +10.0.0.1/32 2"}},
+		{"goes, comes and goes after it was taken", []do{up(1), route(1, 1, 1), take, gone(1, 1), route(1, 1, 2), gone(1, 1)}, []string{"0/1 up", "0/1 +10.0.0.1/32 1", "0/1 -10.0.0.1/32"}},
+		{"changes and goes after it was taken", []do{up(1), route(1, 1, 1), take, route(1, 1, 2), gone(1, 1)}, []string{"0/1 up", "0/1 +10.0.0.1/32 1", "0/1 -10.0.0.1/32"}},
+		{"withdrawn after it was taken", []do{up(1), route(1, 1, 1), take, gone(1, 1), take, gone(1, 1)}, []string{"0/1 up", "0/1 +10.0.0.1/32 1", "0/1 -10.0.0.1/32"}},
+		{"never delivered", []do{up(1), route(1, 1, 1), end(1), down(1)}, nil},
+		{"down drops the pending", []do{up(1), take, route(1, 1, 1), down(1)}, []string{"0/1 up", "0/1 down"}},
+		{"down and up again", []do{up(1), take, down(1), up(2), route(2, 1, 1)}, []string{"0/1 up", "0/1 down", "0/2 up", "0/2 +10.0.0.1/32 1"}},
+		{"flap in between", []do{up(1), take, down(1), up(2), route(2, 1, 1), down(2), up(3)}, []string{"0/1 up", "0/1 down", "0/3 up"}},
+		{"old generation", []do{up(1), route(1, 1, 1), take, down(1), up(2), route(1, 1, 2), gone(1, 1), end(1), written(1, 7)},
+			[]string{"0/1 up", "0/1 +10.0.0.1/32 1", "0/1 down", "0/2 up"}},
+		{"down came first", []do{down(1), up(1), route(1, 1, 1)}, nil},
+		{"End-of-RIB keeps its place", []do{up(1), route(1, 1, 1), end(1), route(1, 2, 1), route(1, 1, 2)},
+			[]string{"0/1 up", "0/1 +10.0.0.1/32 2", "0/1 end ipv4", "0/1 +10.0.0.2/32 1"}},
+		{"End-of-RIB among canceled routes", []do{up(1), route(1, 1, 1), route(1, 2, 1), end(1), route(1, 3, 1), gone(1, 1), gone(1, 3)},
+			[]string{"0/1 up", "0/1 +10.0.0.2/32 1", "0/1 end ipv4"}},
+		{"latest fault", []do{fault("a"), fault("b"), take, fault("c")}, []string{"0 fault b", "0 fault c"}},
+		{"a fault outlives its session", []do{up(1), take, route(1, 1, 1), fault("a"), down(1)}, []string{"0/1 up", "0 fault a", "0/1 down"}},
+		{"latest mark", []do{up(1), written(1, 7), route(1, 1, 1), written(1, 8)}, []string{"0/1 up", "0/1 written 8", "0/1 +10.0.0.1/32 1"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFeed(1)
+			var got []string
+			for _, step := range c.script {
+				if step == nil {
+					got = append(got, texts(f.take(nil))...)
+					continue
+				}
+				step(f)
+			}
+			got = append(got, texts(f.take(nil))...)
+			if !slices.Equal(got, c.want) {
+				t.Errorf("got  %q\nwant %q", got, c.want)
+			}
+			if again := f.take(nil); len(again) != 0 {
+				t.Errorf("left behind: %q", texts(again))
+			}
+		})
+	}
 }
 
 // TestQueueAgainstDumbTwin drives the queue at random: whenever all events are
@@ -105,7 +149,7 @@ func TestQueueAgainstDumbTwin(t *testing.T) {
 	const sessions, prefixes = 3, 40
 	for seed := range uint64(6) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		q := newQueue(sessions)
+		f := newFeed(sessions)
 		type side struct {
 			up     bool
 			gen    uint64
@@ -121,24 +165,24 @@ func TestQueueAgainstDumbTwin(t *testing.T) {
 			case n < 3 && !x.up:
 				next++
 				*x = side{up: true, gen: next, routes: map[netip.Prefix]uint32{}}
-				q.add(SessionUp{Session: s, Generation: next})
+				f.sessionUp(SessionUp{Session: s, Generation: next}, 0)
 			case n < 5 && x.up:
 				x.up, x.routes = false, nil
-				q.add(SessionDown{Session: s, Generation: x.gen})
+				f.sessionDown(SessionDown{Session: s, Generation: x.gen})
 			case n < 8:
-				q.add(Route{Session: s, Generation: x.gen - min(x.gen, 1), Prefix: prefix(1), Attrs: attrs(666)})
+				f.announce(s, x.gen-min(x.gen, 1), prefix(1), 666)
 			case n < 60:
 				p, as := prefix(rng.IntN(prefixes)), rng.Uint32N(4)
 				if x.up {
 					x.routes[p] = as
 				}
-				q.add(Route{Session: s, Generation: x.gen, Prefix: p, Attrs: attrs(as)})
+				f.announce(s, x.gen, p, as)
 			case n < 95:
 				p := prefix(rng.IntN(prefixes))
 				delete(x.routes, p)
-				q.add(Withdraw{Session: s, Generation: x.gen, Prefix: p})
+				f.withdraw(s, x.gen, p)
 			default:
-				buf = q.take(buf[:0])
+				buf = f.take(buf[:0])
 				for _, e := range buf {
 					switch e := e.(type) {
 					case SessionUp:
@@ -148,35 +192,34 @@ func TestQueueAgainstDumbTwin(t *testing.T) {
 							t.Fatalf("seed %d: %+v after %+v", seed, e, *o)
 						}
 						owner[e.Session].up, owner[e.Session].routes = false, nil
-					case Route:
-						if o := &owner[e.Session]; !o.up || o.gen != e.Generation {
+					case Routes:
+						o := &owner[e.Session]
+						if !o.up || o.gen != e.Generation || len(e.Changes) == 0 {
 							t.Fatalf("seed %d: %+v after %+v", seed, e, *o)
 						}
-						owner[e.Session].routes[e.Prefix] = e.Attrs.ASPath[0]
-					case Withdraw:
-						if _, ok := owner[e.Session].routes[e.Prefix]; !ok {
-							t.Fatalf("seed %d: withdraw of the unknown %v", seed, e.Prefix)
+						for _, c := range e.Changes {
+							if _, ok := o.routes[c.Prefix]; !ok && c.Attrs == nil {
+								t.Fatalf("seed %d: withdrawal of the unknown %v", seed, c.Prefix)
+							}
+							if delete(o.routes, c.Prefix); c.Attrs != nil {
+								o.routes[c.Prefix] = c.Attrs.ASPath[0]
+							}
 						}
-						delete(owner[e.Session].routes, e.Prefix)
-					}
-				}
-				if g, w := fmt.Sprint(owner), fmt.Sprint(truth); g != w {
-					for i := range truth {
-						if !truth[i].up {
-							truth[i].gen = owner[i].gen // a generation that the owner never received
-						}
-					}
-					if g, w := fmt.Sprint(owner), fmt.Sprint(truth); g != w {
-						t.Fatalf("seed %d:\nowner %s\ntruth %s", seed, g, w)
 					}
 				}
 				for i := range truth {
-					if truth[i].up && q.present(i) != len(truth[i].routes) {
-						t.Fatalf("seed %d: %d present, want %d", seed, q.present(i), len(truth[i].routes))
+					if !truth[i].up {
+						truth[i].gen = owner[i].gen // a generation that the owner never received
+					}
+					if o, w := owner[i], truth[i]; o.up != w.up || o.gen != w.gen || !maps.Equal(o.routes, w.routes) {
+						t.Fatalf("seed %d:\nowner %v\ntruth %v", seed, owner, truth)
+					}
+					if truth[i].up && f.present(i) != len(truth[i].routes) {
+						t.Fatalf("seed %d: %d present, want %d", seed, f.present(i), len(truth[i].routes))
 					}
 				}
 			}
-			if n := q.slots(); n > 2*(sessions*(prefixes+4))+2048 {
+			if n := f.slots(); n > 2*(sessions*(prefixes+4))+2048 {
 				t.Fatalf("seed %d: %d slots pending", seed, n)
 			}
 		}
@@ -185,139 +228,150 @@ func TestQueueAgainstDumbTwin(t *testing.T) {
 
 // TestQueueIsBounded flaps sessions without end while the owner never takes.
 func TestQueueIsBounded(t *testing.T) {
-	q := newQueue(2)
-	q.sessionUp(SessionUp{Session: 1, Generation: 1}, 0)
+	f := newFeed(2)
+	f.sessionUp(SessionUp{Session: 1, Generation: 1}, 0)
 	for g := uint64(1); g <= 2000; g++ {
-		q.sessionUp(SessionUp{Generation: g}, 0)
+		f.sessionUp(SessionUp{Generation: g}, 0)
 		for i := range 100 {
-			q.route(Route{Generation: g, Prefix: prefix(i), Attrs: attrs(1)})
-			q.route(Route{Session: 1, Generation: 1, Prefix: prefix(int(g)*100 + i), Attrs: attrs(1)})
-			q.withdraw(Withdraw{Session: 1, Generation: 1, Prefix: prefix(int(g)*100 + i)})
+			f.announce(0, g, prefix(i), 1)
+			f.announce(1, 1, prefix(int(g)*100+i), 1)
+			f.withdraw(1, 1, prefix(int(g)*100+i))
 		}
-		q.endOfRIB(EndOfRIB{Generation: g, Family: IPv6})
-		q.sessionDown(SessionDown{Generation: g})
-		if n := q.slots(); n > 4096 {
+		f.endOfRIB(0, g, IPv6)
+		f.fault(Fault{Reason: "again"})
+		f.sessionDown(SessionDown{Generation: g})
+		delete(f.tables, [2]uint64{0, g})
+		if n := f.slots(); n > 4096 {
 			t.Fatalf("%d slots after %d flaps", n, g)
 		}
 	}
-	if got := q.take(nil); !slices.Equal(got, []Event{SessionUp{Session: 1, Generation: 1}}) {
-		t.Errorf("got %v", got)
+	if got := texts(f.take(nil)); !slices.Equal(got, []string{"0 fault again", "1/1 up"}) {
+		t.Errorf("got %q", got)
 	}
 }
 
-func TestTakeDoesNotAllocate(t *testing.T) {
+// TestChangesDoNotAllocate checks that the way of changes through the queue allocates nothing for a route, and one event for a session.
+func TestChangesDoNotAllocate(t *testing.T) {
 	q := newQueue(1)
 	q.sessionUp(SessionUp{Generation: 1}, 0)
-	events := make([][2]Route, 100)
-	for i := range events {
-		events[i] = [2]Route{{Generation: 1, Prefix: prefix(i), Attrs: attrs(1)}, {Generation: 1, Prefix: prefix(i), Attrs: attrs(2)}}
-	}
-	boxed := make([]Event, 0, 256)
-	round := 0
-	fill := func() {
-		for i := range events {
-			q.route(events[i][round%2])
+	const n = 100
+	var sets [2][]guard.Change
+	for i := range n {
+		for k := range sets {
+			sets[k] = append(sets[k], guard.Change{Prefix: prefix(i), Attrs: attrs(uint32(k)), New: false})
 		}
+	}
+	events := make([]Event, 0, 4)
+	round, taken := 0, 0
+	allocs := testing.AllocsPerRun(100, func() {
+		q.change(0, 1, sets[round%2], false)
 		round++
-	}
-	fill()
-	boxed = q.take(boxed[:0])
-	taken, runs := 0, 0
-	both := testing.AllocsPerRun(100, func() { fill(); boxed = q.take(boxed[:0]); taken += len(boxed); runs++ })
-	alone := testing.AllocsPerRun(100, func() { fill(); q.discard() })
-	if taken != 100*runs {
-		t.Fatalf("%d events taken in %d runs", taken, runs)
-	}
-	if both > alone {
-		t.Errorf("Take allocates %.1f times for 100 events", both-alone)
+		if events = q.take(events[:0]); len(events) > 0 {
+			taken += len(events[len(events)-1].(Routes).Changes)
+		}
+	})
+	if taken != n*round || allocs > 1 {
+		t.Errorf("%d routes of %d taken, %.0f allocations for %d", taken, n*round, allocs, n)
 	}
 }
 
-// slots returns the number of slots in the queue, including taken and canceled ones.
+// slots returns the number of places in the queue, including canceled ones.
 func (q *queue) slots() (n int) {
 	for i := range q.sessions {
-		n += len(q.sessions[i].pending)
+		n += len(q.sessions[i].changes) + len(q.sessions[i].events)
 	}
 	return n
 }
 
-// discard empties the queue as take does, without returning events.
-func (q *queue) discard() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	sq := &q.sessions[0]
-	for i := range sq.pending {
-		if k := sq.pending[i].known; k != nil {
-			k.slot, k.taken = -1, true
+// TestTakenChangesStay checks that taken changes keep their content until the next call, whatever arrives meanwhile.
+func TestTakenChangesStay(t *testing.T) {
+	f := newFeed(1)
+	f.sessionUp(SessionUp{Generation: 1}, 0)
+	for round := range uint32(20) {
+		for i := range 50 * (1 + int(round)%3*10) {
+			f.announce(0, 1, prefix(i), 2*round)
+		}
+		events := f.take(nil)
+		before := texts(events)
+		for i := range 2000 {
+			f.announce(0, 1, prefix(i), 2*round+1)
+		}
+		if after := texts(events); !slices.Equal(before, after) {
+			t.Fatalf("round %d: taken changes were overwritten", round)
 		}
 	}
-	clear(sq.pending)
-	sq.pending, sq.head = sq.pending[:0], 0
 }
 
 // TestTakeIsFair checks that a session with thousands of changes leaves room for other sessions in every call, keeps its own order, and is fully
 // taken in the end.
 func TestTakeIsFair(t *testing.T) {
 	const routes = 5*quota + 7
-	q := newQueue(3)
+	f := newFeed(3)
 	for s := range 3 {
-		q.sessionUp(SessionUp{Session: s, Generation: 1}, 0)
+		f.sessionUp(SessionUp{Session: s, Generation: 1}, 0)
 	}
 	for i := range routes {
-		q.route(Route{Session: 1, Generation: 1, Prefix: prefix(i), Attrs: attrs(1)})
+		f.announce(1, 1, prefix(i), 1)
 	}
-	q.endOfRIB(EndOfRIB{Session: 1, Generation: 1, Family: IPv4})
-	next, turns, ended := 0, 0, false
-	for !ended {
+	f.endOfRIB(1, 1, IPv4)
+	f.announce(1, 1, prefix(routes), 1)
+	next, turns, ended := 0, 0, -1
+	for next < routes {
 		select {
-		case <-q.ready:
+		case <-f.ready:
 		default:
 			t.Fatalf("no ready although %d of %d routes were taken", next, routes)
 		}
 		turns++
-		late := prefix(100000 + turns)
-		q.route(Route{Session: 2, Generation: 1, Prefix: late, Attrs: attrs(2)})
-		q.withdraw(Withdraw{Session: 1, Generation: 1, Prefix: prefix(routes - 1)}) // canceled before its turn
-		events := q.take(nil)
+		late := prefix(1<<20 + turns)
+		f.announce(2, 1, late, 2)
+		if turns == 1 {
+			f.withdraw(1, 1, prefix(routes-1)) // canceled before its turn
+		}
+		if i := next + quota; i < routes-1 {
+			f.announce(1, 1, prefix(i), uint32(turns+1)) // changed before its turn
+		}
 		count, sawLate := 0, false
-		for _, e := range events {
+		for _, e := range f.take(nil) {
 			switch e := e.(type) {
-			case Route:
+			case Routes:
 				if e.Session == 2 {
-					sawLate = sawLate || e.Prefix == late
+					sawLate = len(e.Changes) == 1 && e.Changes[0].Prefix == late
 					continue
 				}
-				if e.Prefix != prefix(next) {
-					t.Fatalf("turn %d: %v, want %v", turns, e.Prefix, prefix(next))
+				for _, c := range e.Changes {
+					if want := prefix(next); c.Prefix != want && (next != routes-1 || c.Prefix != prefix(routes)) {
+						t.Fatalf("turn %d: %v, want %v", turns, c.Prefix, want)
+					}
+					next++
+					count++
 				}
-				next++
-				count++
 			case EndOfRIB:
-				ended = true
+				ended = next
 			}
 		}
 		if count > quota || !sawLate {
 			t.Fatalf("turn %d: %d routes of the busy session, the other's seen: %v", turns, count, sawLate)
 		}
 	}
-	if next != routes-1 || turns != 6 {
-		t.Errorf("%d routes in %d turns, want %d in 6", next, turns, routes-1)
+	if turns != 6 || ended != routes-1 {
+		t.Errorf("%d routes in %d turns, End-of-RIB behind %d; want %d in 6, behind %d", next, turns, ended, routes, routes-1)
 	}
 }
 
 // TestTakeBeginsElsewhere checks that no session always comes last.
 func TestTakeBeginsElsewhere(t *testing.T) {
-	q := newQueue(3)
+	f := newFeed(3)
 	for s := range 3 {
-		q.sessionUp(SessionUp{Session: s, Generation: 1}, 0)
+		f.sessionUp(SessionUp{Session: s, Generation: 1}, 0)
 	}
-	q.take(nil)
+	f.take(nil)
 	var firsts []int
 	for i := range 6 {
 		for s := range 3 {
-			q.route(Route{Session: s, Generation: 1, Prefix: prefix(1), Attrs: attrs(uint32(i))})
+			f.announce(s, 1, prefix(1), uint32(i))
 		}
-		firsts = append(firsts, q.take(nil)[0].(Route).Session)
+		firsts = append(firsts, f.take(nil)[0].(Routes).Session)
 	}
 	if want := []int{1, 2, 0, 1, 2, 0}; !slices.Equal(firsts, want) {
 		t.Errorf("sessions that came first: %v, want %v", firsts, want)

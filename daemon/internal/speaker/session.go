@@ -46,7 +46,6 @@ type session struct {
 	flaps      uint64
 	everUp     bool // an incarnation of this process was established
 	attempts   uint64
-	differed   uint64 // differences found by rereading
 	rebuilt    uint64 // replaced GoBGP servers
 	strikes    int    // consecutive offenses
 	offenses   uint64

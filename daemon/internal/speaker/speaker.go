@@ -24,7 +24,6 @@ type Speaker struct {
 	responder   *bfd.Responder
 	openTimeout time.Duration // limit of the OPEN exchange
 	budget      budget        // initial budget of each incarnation
-	bulk        chan struct{} // semaphore of sessions that pass long UPDATEs to GoBGP
 }
 
 // New starts a BgpServer for every session. The servers have no neighbors, and
@@ -42,8 +41,7 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 	}
 	s := &Speaker{conf: conf.withDefaults(), deps: deps, queue: newQueue(len(conf.Sessions)), openTimeout: openTimeout,
 		responder: bfd.NewResponder(netns.In),
-		budget:    newBudget(conf.maxPrefixes()),
-		bulk:      make(chan struct{}, bulkers)}
+		budget:    newBudget(conf.maxPrefixes())}
 	password := localPassword()
 	if password == "" {
 		deps.Log.Warn("the connections to gobgp on the loopback have no TCP MD5 signatures; " +
@@ -102,9 +100,6 @@ func (s *Speaker) Run(ctx context.Context) error {
 	for _, session := range s.sessions {
 		wg.Go(func() { session.run(ctx) })
 		wg.Go(func() { session.advertise(ctx) })
-	}
-	if s.conf.Reread > 0 {
-		wg.Go(func() { s.reread(ctx) })
 	}
 	wg.Wait()
 	s.responder.Close()
@@ -181,7 +176,6 @@ func (x *session) countersLocked() []Counter {
 			add(fmt.Sprintf("%s_dropped_%s", d, r), x.counters.Dropped(d, r))
 		}
 	}
-	add("reread_differences", x.differed)
 	add("speaker_replaced", x.rebuilt)
 	add("throttled_reads", x.throttled.Load())
 	add("offenses", x.offenses)

@@ -14,13 +14,13 @@ import (
 // world holds every running BgpServer of this process.
 //
 // StartBgp writes two package variables of GoBGP, table.SelectionOptions and
-// table.UseMultiplePaths, without a lock. Their only readers are every server's
-// own goroutine, whenever it handles a message or a call, and ListPath in the
-// goroutine of its caller. So a server is started while all other servers wait
-// at their gates, and callers of ListPath hold mu. All servers always write the
-// same value; only the access must be ordered.
+// table.UseMultiplePaths, without a lock. Their readers are every server's own
+// goroutine, whenever it handles a message or a call, and ListPath, which the
+// speaker does not call, in the goroutine of its caller. So a server is started
+// while all other servers wait at their gates. All servers always write the same
+// value; only the access must be ordered.
 var world struct {
-	mu      sync.RWMutex // held while a server starts; read-held by ListPath
+	mu      sync.Mutex // held while a server starts
 	running []*bgpServer
 }
 
