@@ -54,6 +54,9 @@ var limits = []struct{ From, Only, Not, Why string }{
 	{"/lab/judge", "/topo /fare /wecmp /api", "", "the judge of a lab computes from cables alone: it runs and asks nothing"},
 }
 
+// order lists the top folders so that every import leads to an earlier one: no arrow runs up.
+var order = strings.Fields("internal fare wecmp api client transport dataplane daemon topo traffic lab examples containerlab interop systemd cmd")
+
 type pkg struct {
 	ImportPath string
 	Standard   bool
@@ -74,8 +77,14 @@ func TestImports(t *testing.T) {
 			t.Fatal(err)
 		}
 		seen++
+		if !slices.Contains(order, top(p.ImportPath)) {
+			t.Errorf("%s: its top folder has no place in order", p.ImportPath)
+		}
 		own := strings.TrimPrefix(p.ImportPath, module)
 		for _, imp := range p.Imports {
+			if from, to := top(p.ImportPath), top(imp); to != "" && from != to && slices.Index(order, from) <= slices.Index(order, to) {
+				t.Errorf("%s imports %s: in the order of the top folders (order), %s must come before %s", p.ImportPath, imp, to, from)
+			}
 			for _, l := range limits {
 				inModule := strings.TrimPrefix(imp, module)
 				foreign := external(imp) && (inModule == imp || !exempt(inModule, l.Only))
@@ -102,6 +111,16 @@ func forbidden(imp, to, own, from string) bool {
 		return imp == to || strings.HasPrefix(imp, to+"/") && !under(strings.TrimPrefix(imp, module), own)
 	}
 	return external(imp) && !strings.HasPrefix(imp, module+from+"/")
+}
+
+// top returns the top folder of a package of this module, or "".
+func top(path string) string {
+	inside, ok := strings.CutPrefix(path, module+"/")
+	if !ok {
+		return ""
+	}
+	folder, _, _ := strings.Cut(inside, "/")
+	return folder
 }
 
 // external reports whether an import is not of the standard library.
