@@ -69,7 +69,12 @@ func sessionOf(ev speaker.Event) int {
 	panic("daemon: an event of an unknown session")
 }
 
-// bulk processes the events beyond the allowances, after all prompt changes were declared.
+// late reports whether the session of an event has bulk events in this step.
+func (l *loop) late(ev speaker.Event) bool {
+	return l.allowances[sessionOf(ev)].late.Equal(l.wokenAt)
+}
+
+// bulk processes the events beyond the allowances, after the prompt ones.
 func (l *loop) bulk() {
 	if len(l.bulkEvents) == 0 {
 		return

@@ -4,7 +4,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fared/fared/daemon/internal/coretest"
+	"github.com/fared/fared/daemon/internal/dpclient"
 	"github.com/fared/fared/daemon/internal/speaker"
+	"github.com/fared/fared/fare"
 )
 
 // TestAllowance checks that 256 routes of a session are prompt in a burst and 256 in each second, and that unused ones do not accumulate beyond
@@ -93,5 +96,34 @@ func TestBulkEventsAreTakenOnce(t *testing.T) {
 	}
 	if len(l.bulkEvents) != 0 || l.bulkEvents[:1][0] != nil {
 		t.Errorf("kept: %v", l.bulkEvents[:1])
+	}
+}
+
+// TestBurstIsOneTransaction checks that the data plane gets one operation for a burst beyond the allowance, also if another session has changed
+// something in the same step.
+func TestBurstIsOneTransaction(t *testing.T) {
+	const n = 2000
+	r := newRig(t, shape{Planes: 2, SubPorts: 1}, rigOptions{leaves: announceAll(400e9, n+1)})
+	r.settled(n + 1)
+	r.uniform("1:1", n+1)
+	all := coretest.Destinations(n + 1)
+	for i, other := range []bool{false, true, false} {
+		value, want := []fare.Bandwidth{200e9, 400e9}[i%2], []string{"1:2", "1:1"}[i%2]
+		before := r.d.client.Status().Counters.Sent
+		r.inside(func(l *loop) {
+			l.wokenAt, l.allowances[0] = time.Now(), allowance{}
+			events := []speaker.Event{burst(r, value, all)}
+			if other {
+				events = append(events, speaker.EndOfRIB{Session: 1, Generation: 1, Family: speaker.IPv4})
+			}
+			l.sessions(events)
+			l.builder.Commit()
+		})
+		r.wait(destination(n), want)
+		after := r.d.client.Status().Counters.Sent
+		vectors, moves := after[dpclient.VectorSet]-before[dpclient.VectorSet], after[dpclient.DestinationSet]-before[dpclient.DestinationSet]
+		if !other && (vectors != 1 || moves != 0) || other && moves > 2*promptRoutes {
+			t.Errorf("another session changed %v: %d vectors and %d destinations set", other, vectors, moves)
+		}
 	}
 }

@@ -25,6 +25,7 @@ import (
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/daemon/internal/coretest"
+	"github.com/fared/fared/daemon/internal/speaker"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
 )
@@ -307,6 +308,15 @@ func processTime() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
+// burst returns the event of a leaf that advertises a bandwidth for each of some destinations in the first plane.
+func burst(r *rig, b fare.Bandwidth, destinations []netip.Prefix) speaker.Event {
+	ev, attrs := speaker.Routes{Session: 0, Generation: 1}, coretest.Attributes(b, r.s.PeerAS(0), 65001)
+	for _, d := range destinations {
+		ev.Changes = append(ev.Changes, speaker.Change{Prefix: d, Attrs: attrs})
+	}
+	return ev
+}
+
 // BenchmarkDegraded measures a change of one plane's bandwidth toward each of 10,000 destinations, until the new weights are in effect: "update"
 // from a leaf's UPDATEs, "loop" from the routes at the loop, without BGP. Processor time is that of the process, which contains the leaves and
 // the data plane. A burst that arrives in parts takes more operations.
@@ -334,10 +344,7 @@ func BenchmarkDegraded(b *testing.B) {
 				} else {
 					r.inside(func(l *loop) {
 						l.wokenAt = time.Now()
-						for _, d := range all {
-							l.bgp(oneRoute(0, 1, d, coretest.Attributes(value, r.s.PeerAS(0), 65001)))
-						}
-						l.handOut()
+						l.sessions([]speaker.Event{burst(r, value, all)})
 						l.builder.Commit()
 					})
 				}

@@ -150,19 +150,8 @@ func (l *loop) turn() {
 	}
 	l.handOut() // the fast path does not wait for the other inputs
 	l.speakerEvents = l.d.speaker.Take(l.speakerEvents[:0])
-	for _, ev := range l.speakerEvents {
-		prompt, bulk := l.divide(ev)
-		if prompt != nil {
-			l.bgp(prompt)
-		}
-		if bulk != nil {
-			l.bulkEvents = append(l.bulkEvents, bulk)
-		}
-	}
+	l.sessions(l.speakerEvents)
 	clear(l.speakerEvents) // release the attributes
-	l.timers()
-	l.handOut()
-	l.bulk()
 	if l.d.client != nil {
 		l.planeEvents = l.d.client.Take(l.planeEvents[:0])
 		for i := range l.planeEvents {
@@ -178,6 +167,25 @@ func (l *loop) turn() {
 	l.reportIgnored()
 	l.builder.Commit()
 	l.metrics.ObserveStep(time.Since(l.wokenAt))
+}
+
+// sessions handles the events of sessions: prompt ones first, then bulk ones. The prompt changes are declared separately only if another session
+// than those with bulk events waits for them. So the data plane gets a session's burst as one transaction.
+func (l *loop) sessions(events []speaker.Event) {
+	for _, ev := range events {
+		prompt, bulk := l.divide(ev)
+		if prompt != nil {
+			l.bgp(prompt)
+		}
+		if bulk != nil {
+			l.bulkEvents = append(l.bulkEvents, bulk)
+		}
+	}
+	l.timers()
+	if len(l.bulkEvents) == 0 || slices.ContainsFunc(events, func(ev speaker.Event) bool { return !l.late(ev) }) {
+		l.handOut()
+	}
+	l.bulk()
 }
 
 // step records an event and passes it to the core.
