@@ -32,10 +32,18 @@ PEERS_BUSY ?=
 
 VM_KERNELS ?= 6.12 6.1
 
-.PHONY: build demo test unit mutate chaos soak vm bench bench-peers bench-peers-busy lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
+.PHONY: build demo test unit mutate chaos soak vm bench bench-peers bench-peers-busy lib install-lib lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/fared ./cmd/fared
+
+# libfared, static and shared, in bin/lib; the C library that reads the slot table (docs/slots.md).
+lib:
+	$(MAKE) -C lib OUT=$(CURDIR)/bin/lib
+
+# Installs libfared: DESTDIR, PREFIX (/usr/local), LIBDIR, INCLUDEDIR, MANDIR.
+install-lib:
+	$(MAKE) -C lib OUT=$(CURDIR)/bin/lib install
 
 # The draft's failures on a fabric of real BGP sessions inside one process: no root, no containers.
 demo: build

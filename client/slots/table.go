@@ -140,6 +140,8 @@ type mapping struct {
 
 	planes  []string
 	sources []netip.Addr
+	// err is ErrTruncated for a file that was truncated: mem is then an empty header.
+	err error
 }
 
 // Open opens the table at a path; "" means the environment variable FARED_SLOTS, or else DefaultPath.
@@ -276,6 +278,9 @@ func (t *Table) Lookup(src, dst netip.Addr, buf []Slot) (Pair, error) {
 	m := t.current()
 	if m == nil {
 		return Pair{}, fs.ErrClosed
+	}
+	if m.err != nil {
+		return Pair{}, m.err
 	}
 	defer runtime.KeepAlive(m)
 	a, b := src.As16(), dst.As16()
@@ -415,6 +420,10 @@ func (t *Table) Pairs() iter.Seq2[Pair, error] {
 			yield(Pair{}, fs.ErrClosed)
 			return
 		}
+		if m.err != nil {
+			yield(Pair{}, m.err)
+			return
+		}
 		defer runtime.KeepAlive(m)
 		for n := range m.h.Pairs {
 			p, err := m.read(n, nil, nil, nil)
@@ -490,7 +499,7 @@ func monotonic() uint64 {
 }
 
 // Refresh continues with the file that is now at the path, and reports whether it is another one. Without a usable file the table keeps the last one, and
-// returns the error of Open. Wait calls Refresh.
+// returns the error of Open. If the file was truncated, look-ups fail with ErrTruncated until there is another one. Wait calls Refresh.
 func (t *Table) Refresh() (replaced bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -499,7 +508,11 @@ func (t *Table) Refresh() (replaced bool, err error) {
 		return false, fs.ErrClosed
 	}
 	var st unix.Stat_t
-	if err := unix.Stat(t.path, &st); err == nil && st.Dev == m.dev && st.Ino == m.ino && uint64(st.Size) >= m.h.Size {
+	if err := unix.Stat(t.path, &st); err == nil && st.Dev == m.dev && st.Ino == m.ino {
+		if uint64(st.Size) < m.h.Size { // an access to the missing part would end the process
+			t.mem.Store(&mapping{mem: make(slotlayout.Memory, slotlayout.HeaderSize), err: ErrTruncated})
+			return false, fmt.Errorf("open the slot table %s: %w", t.path, ErrTruncated)
+		}
 		return false, nil
 	}
 	next, err := openMapping(t.path)
@@ -532,8 +545,9 @@ const recheck = time.Second
 // Wait waits until the table has changed since a mark, or ctx ends, and returns the mark of that moment. It blocks a thread. A missing or unusable file is
 // not an error: Wait waits for another one. The error is that of ctx.
 func (t *Table) Wait(ctx context.Context, since Mark) (Mark, error) {
-	stop := context.AfterFunc(ctx, func() { t.wakeOwn(since) })
+	stop := context.AfterFunc(ctx, func() { wakeAll(since.from) })
 	defer stop()
+	t.Refresh() // a failure leaves the table unchanged
 	for {
 		if now := t.Mark(); now != since {
 			t.current()
@@ -552,25 +566,26 @@ func (t *Table) Wait(ctx context.Context, since Mark) (Mark, error) {
 		if deadline, ok := ctx.Deadline(); ok {
 			slice = min(slice, max(time.Until(deadline), 0))
 		}
-		futexWait(since.from, since.wake, slice)
-		if now := t.Mark(); now == since {
+		// No process wakes the readers of a truncated file: its size is checked before an access, unless the writer has just changed it.
+		if timedOut := futexWait(since.from, since.wake, slice); timedOut {
 			t.Refresh() // a failure leaves the table unchanged
 		}
 	}
 }
 
-// wakeOwn ends the system call of a Wait. The mapping is read-only, which is enough for FUTEX_WAKE.
-func (t *Table) wakeOwn(since Mark) {
-	if since.from != nil {
+// wakeAll ends the system calls of every Wait for a file. The mapping is read-only, which is enough for FUTEX_WAKE.
+func wakeAll(m *mapping) {
+	if m != nil {
 		const futexWake, all = 1, 1<<31 - 1
-		unix.Syscall(unix.SYS_FUTEX, uintptr(since.from.mem.Word(headerWake)), futexWake, all)
+		unix.Syscall(unix.SYS_FUTEX, uintptr(m.mem.Word(headerWake)), futexWake, all)
 	}
 }
 
-// futexWait waits until the word differs from value, a wake, or the end of the timeout. Spurious returns are possible.
-func futexWait(m *mapping, value uint32, timeout time.Duration) {
+// futexWait waits until the word differs from value, a wake, or the end of the timeout, which it reports. Spurious returns are possible.
+func futexWait(m *mapping, value uint32, timeout time.Duration) (timedOut bool) {
 	const wait = 0
 	ts := unix.NsecToTimespec(int64(timeout))
-	unix.Syscall6(unix.SYS_FUTEX, uintptr(m.mem.Word(headerWake)), wait, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(m.mem.Word(headerWake)), wait, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0)
 	runtime.KeepAlive(m)
+	return errno == unix.ETIMEDOUT
 }

@@ -55,7 +55,7 @@ var limits = []struct{ From, Only, Not, Why string }{
 }
 
 // order lists the top folders so that every import leads to an earlier one: no arrow runs up.
-var order = strings.Fields("internal fare wecmp api client transport dataplane daemon topo traffic lab examples containerlab interop systemd cmd")
+var order = strings.Fields("internal fare wecmp api client lib transport dataplane daemon topo traffic lab examples containerlab interop systemd cmd")
 
 type pkg struct {
 	ImportPath string

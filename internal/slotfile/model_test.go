@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/fared/fared/client/slots"
+	"github.com/fared/fared/client/slots/slotstest"
 	"github.com/fared/fared/internal/slotlayout"
 )
 
@@ -161,28 +162,7 @@ func (m *model) text(key PairKey) string {
 }
 
 // describe describes a pair of a reader.
-func describe(p slots.Pair) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s vector=%d %s", p.Source, p.Destination, p.Vector, p.Placement)
-	if p.Reachable {
-		b.WriteString(" reachable")
-	}
-	if p.InEffect {
-		b.WriteString(" in-effect")
-	}
-	for _, s := range p.Slots {
-		fmt.Fprintf(&b, "; %d.%d %d:%d", s.Plane, s.SubPort, s.Share, s.SourcePort)
-		for _, f := range []struct {
-			on   bool
-			name string
-		}{{s.Parked, " parked"}, {s.Drain, " drain"}, {s.InEffect, " in-effect"}} {
-			if f.on {
-				b.WriteString(f.name)
-			}
-		}
-	}
-	return b.String()
-}
+func describe(p slots.Pair) string { return slotstest.Describe(&p) }
 
 // check compares a reader with the model, by look-up and by iteration.
 func (m *model) check(t *testing.T, r *slots.Table) {
@@ -333,20 +313,4 @@ func TestRandomChanges(t *testing.T) {
 			}
 		}
 	}
-}
-
-// order returns the pairs of a reader in a stable order.
-func order(t testing.TB, r *slots.Table) []slots.Pair {
-	t.Helper()
-	var out []slots.Pair
-	for p, err := range r.Pairs() {
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, p)
-	}
-	slices.SortFunc(out, func(a, b slots.Pair) int {
-		return cmp.Or(a.Source.Compare(b.Source), a.Destination.Compare(b.Destination))
-	})
-	return out
 }

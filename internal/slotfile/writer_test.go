@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"net/netip"
@@ -21,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/client/slots"
+	"github.com/fared/fared/client/slots/slotstest"
 	"github.com/fared/fared/internal/slotlayout"
 )
 
@@ -59,34 +59,13 @@ func writeGolden(t testing.TB, w *Writer) {
 	step(t, w, newModel(), golden(), 42)
 }
 
-// dump describes a whole table, one line a fact.
 func dump(t testing.TB, r *slots.Table) string {
 	t.Helper()
-	var b strings.Builder
-	for i, name := range r.Planes() {
-		fmt.Fprintf(&b, "plane %d %s\n", i, name)
-	}
-	for i, a := range r.Sources() {
-		fmt.Fprintf(&b, "source %d %s\n", i, a)
-	}
-	subPorts, err := r.SubPorts()
+	text, err := slotstest.Dump(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, sp := range subPorts {
-		fmt.Fprintf(&b, "sub-port %d %s plane=%d rdma=%s port=%d gids=", i, sp.Device, sp.Plane, sp.RDMADevice, sp.RDMAPort)
-		for j, gid := range sp.GIDs {
-			if j > 0 {
-				b.WriteByte(',')
-			}
-			fmt.Fprint(&b, gid)
-		}
-		b.WriteByte('\n')
-	}
-	for _, p := range order(t, r) {
-		fmt.Fprintf(&b, "pair %s\n", describe(p))
-	}
-	return b.String()
+	return text
 }
 
 // TestGolden compares the writer with the committed file, byte by byte, and the reader's view of that file with the committed text. Readers in other
@@ -377,6 +356,36 @@ func TestTruncated(t *testing.T) {
 			golden().check(t, table)
 		})
 	}
+}
+
+// TestTruncatedReader truncates a file without an owner: readers that refresh or wait do not touch it, and continue with the next file.
+func TestTruncatedReader(t *testing.T) {
+	w, path := open(t)
+	writeGolden(t, w)
+	table := reader(t, path)
+	mark := table.Mark()
+	w.lock.Close()
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	if now, err := table.Wait(t.Context(), mark); err != nil || now == mark {
+		t.Errorf("wait: %v", err)
+	}
+	if replaced, err := table.Refresh(); replaced || !errors.Is(err, slots.ErrTruncated) {
+		t.Errorf("refresh: %t, %v", replaced, err)
+	}
+	if _, err := table.Lookup(netip.IPv6Loopback(), netip.IPv6Loopback(), nil); !errors.Is(err, slots.ErrTruncated) {
+		t.Errorf("look-up: %v", err)
+	}
+	if _, err := slotstest.Dump(table); !errors.Is(err, slots.ErrTruncated) || table.Status().Live {
+		t.Errorf("%v, live: %t", err, table.Status().Live)
+	}
+	mark = table.Mark()
+	writeGolden(t, reopen(t, path))
+	if _, err := table.Wait(t.Context(), mark); err != nil {
+		t.Error(err)
+	}
+	golden().check(t, table)
 }
 
 // TestNoRoom fills the file system: Begin fails, and succeeds later.

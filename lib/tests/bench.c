@@ -1,0 +1,117 @@
+/* Measures libfared on a table: bench PATH. Prints ns per call: each call is timed by the processor's counter, whose cost is subtracted. */
+#include <fared.h>
+
+#include <string.h>
+#include <time.h>
+
+#include "check.h"
+
+static uint64_t now(void)
+{
+	struct timespec ts;
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+#if defined(__x86_64__)
+#include <x86intrin.h>
+static inline uint64_t ticks(void)
+{
+	_mm_lfence();
+	uint64_t t = __rdtsc();
+	_mm_lfence();
+	return t;
+}
+#else
+static inline uint64_t ticks(void) { return now(); }
+#endif
+
+#define N 1000000
+static uint32_t took[N];
+
+static int compare(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+	return (x > y) - (x < y);
+}
+
+static double scale;    /* ns per tick */
+static uint32_t empty;  /* ticks of an empty measurement */
+
+static void report(const char *name)
+{
+	qsort(took, N, sizeof *took, compare);
+#define AT(p) ((took[(size_t)((N - 1) * p)] > empty ? took[(size_t)((N - 1) * p)] - empty : 0) * scale)
+	printf("%-28s p50 %5.1f ns  p99 %5.1f ns  p99.9 %6.1f ns\n", name, AT(0.5), AT(0.99), AT(0.999));
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 2);
+	uint64_t t0 = now(), c0 = ticks();
+	while (now() - t0 < 50000000)
+		;
+	scale = (double)(now() - t0) / (double)(ticks() - c0);
+	for (int i = 0; i < N; i++) {
+		uint64_t start = ticks();
+		took[i] = (uint32_t)(ticks() - start);
+	}
+	qsort(took, N, sizeof *took, compare);
+	empty = took[N / 2];
+
+	struct fared_table *t;
+	CHECK(fared_open(&t, argv[1]) == 0);
+	struct fared_status s;
+	CHECK(fared_get_status(t, &s) == 0 && s.pairs);
+	struct {
+		struct fared_address source, destination;
+	} *keys = calloc(s.pairs, sizeof *keys);
+	struct fared_pair pair;
+	struct fared_slot *slots = calloc(s.max_slots, sizeof *slots);
+	int64_t *credit = calloc(s.max_slots, sizeof *credit);
+	uint32_t cursor = 0, n = 0;
+	while (n < s.pairs && fared_next_pair(t, &cursor, &keys[n].source, &keys[n].destination, &pair, slots, s.max_slots) == 0)
+		n++;
+	CHECK(n == s.pairs);
+	printf("%u pairs, %u slots\n", n, pair.slots);
+	uint64_t random = 1;
+	volatile int sink = 0;
+	for (int pass = 0; pass < 2; pass++) /* the first pass maps the pages */
+		for (int i = 0; i < N; i++) {
+			random = random * 6364136223846793005u + 1442695040888963407u;
+			uint32_t k = (uint32_t)(random >> 33) % n;
+			uint64_t start = ticks();
+			sink += fared_lookup(t, &keys[k].source, &keys[k].destination, &pair, slots, s.max_slots);
+			took[i] = (uint32_t)(ticks() - start);
+		}
+	report("look-up of a random pair");
+	for (int i = 0; i < N; i++) {
+		uint64_t start = ticks();
+		sink += fared_lookup(t, &keys[0].source, &keys[0].destination, &pair, slots, s.max_slots);
+		took[i] = (uint32_t)(ticks() - start);
+	}
+	report("look-up of one pair");
+	for (int i = 0; i < N; i++) {
+		uint64_t start = ticks();
+		sink += fared_is_current(t, &pair);
+		took[i] = (uint32_t)(ticks() - start);
+	}
+	report("is it current?");
+	for (int i = 0; i < N; i++) {
+		uint64_t start = ticks();
+		sink += fared_choose(slots, pair.slots, credit);
+		took[i] = (uint32_t)(ticks() - start);
+	}
+	report("choice by share");
+	for (int i = 0; i < N; i++) {
+		uint64_t start = ticks();
+		sink += fared_choose_key(slots, pair.slots, (uint64_t)i);
+		took[i] = (uint32_t)(ticks() - start);
+	}
+	report("choice by key");
+	fared_close(t);
+	free(keys);
+	free(slots);
+	free(credit);
+	return 0;
+}
