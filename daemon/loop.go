@@ -169,8 +169,8 @@ func (l *loop) turn() {
 	l.metrics.ObserveStep(time.Since(l.wokenAt))
 }
 
-// sessions handles the events of sessions: prompt ones first, then bulk ones. The prompt changes are declared separately only if another session
-// than those with bulk events waits for them. So the data plane gets a session's burst as one transaction.
+// sessions handles the events of sessions and the due timers: prompt ones first, then bulk ones. The prompt changes are declared separately only
+// if a timer, or another session than those with bulk events, has caused some. So the data plane gets a session's burst as one transaction.
 func (l *loop) sessions(events []speaker.Event) {
 	for _, ev := range events {
 		prompt, bulk := l.divide(ev)
@@ -181,8 +181,7 @@ func (l *loop) sessions(events []speaker.Event) {
 			l.bulkEvents = append(l.bulkEvents, bulk)
 		}
 	}
-	l.timers()
-	if len(l.bulkEvents) == 0 || slices.ContainsFunc(events, func(ev speaker.Event) bool { return !l.late(ev) }) {
+	if l.timers() || len(l.bulkEvents) == 0 || slices.ContainsFunc(events, func(ev speaker.Event) bool { return !l.late(ev) }) {
 		l.handOut()
 	}
 	l.bulk()
@@ -515,16 +514,17 @@ func (l *loop) markObject(o dpclient.Object) {
 	}
 }
 
-// timers runs the actions that are due.
-func (l *loop) timers() {
+// timers runs the actions that are due, and reports whether there were any.
+func (l *loop) timers() (due bool) {
 	now := l.wokenAt
 	if !l.deadline.IsZero() && !now.Before(l.deadline) {
 		l.log.Warn("not every session has sent End-of-RIB; continuing with the routes received so far", "deadline", l.core.Config().Start.Deadline)
 		l.step(core.StartDeadline{})
+		due = true
 	}
 	for i := range l.lanes {
 		if p := &l.lanes[i]; p.held && !now.Before(p.holdUntil) {
-			p.held = false
+			p.held, due = false, true
 			l.applyLink(&p.rising)
 		}
 	}
@@ -536,9 +536,11 @@ func (l *loop) timers() {
 		}
 		l.drainTimers = slices.Delete(l.drainTimers, i, i+1)
 		l.step(core.DrainStep{Target: t.target})
+		due = true
 		l.builder.MarkFabric()
 	}
 	l.armDrains()
+	return due
 }
 
 // armDrains starts a timer for every drain whose stage waits for one. In stage DrainRoutes the delay begins when the sessions' connections have
