@@ -44,6 +44,9 @@ type Deps struct {
 	Links LinkSource
 	// Dataplane is a connection to the data plane; nil dials the configured address.
 	Dataplane grpc.ClientConnInterface
+	// Alive, if not nil, reports whether the data plane inside this process works. While it does not, systemd's watchdog is not notified. It must not
+	// block.
+	Alive func() bool
 	// Memory connects to a new data plane inside this process, for the address "memory:"; nil rejects that address.
 	Memory func() (Conn, error)
 	// Instance names this run; empty means the start time.
@@ -232,6 +235,9 @@ func (d *Daemon) buildDataplane() error {
 // experiments.
 func (d *Daemon) dialDataplane() (grpc.ClientConnInterface, error) {
 	address := d.cfg.Dataplane.Address
+	if address == config.InsideDataplane {
+		return nil, errors.New("dataplane.address: inside: is not available in this program")
+	}
 	if address == "memory:" {
 		if d.deps.Memory == nil {
 			return nil, errors.New("dataplane.address: memory: is not available in this program")

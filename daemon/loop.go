@@ -86,7 +86,7 @@ func newLoop(d *Daemon, c *core.Core) *loop {
 		l.ports = newSourcePorts(c.Config(), c.Layout(), l.log)
 		l.ports.use(c.Planners(l.ports.asked))
 	}
-	l.notifier = newNotifier(!d.deps.Embedded, l.log)
+	l.notifier = newNotifier(!d.deps.Embedded, d.deps.Alive, l.log)
 	l.builder = status.NewBuilder(source{l}, l.statusLayout(), d.deps.Instance)
 	return l
 }

@@ -24,7 +24,8 @@ func TestNotify(t *testing.T) {
 	t.Setenv("WATCHDOG_USEC", "30000")
 	t.Setenv("WATCHDOG_PID", "")
 
-	n := newNotifier(true, slog.New(slog.DiscardHandler))
+	works := true
+	n := newNotifier(true, func() bool { return works }, slog.New(slog.DiscardHandler))
 	received := func(want string) string {
 		t.Helper()
 		if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
@@ -70,11 +71,13 @@ func TestNotify(t *testing.T) {
 	}
 	received("RELOADING=1\nMONOTONIC_USEC=")
 	received("READY=1")
+	works = false // the data plane in this process hangs: the watchdog is not notified
+	n.alive()
 	n.stopping()
 	received("STOPPING=1")
 
 	// An embedded daemon is not a unit and sends no notification.
-	silent := newNotifier(false, slog.New(slog.DiscardHandler))
+	silent := newNotifier(false, nil, slog.New(slog.DiscardHandler))
 	silent.ready()
 	silent.reloading()
 	silent.stopping()

@@ -47,6 +47,7 @@ type options struct {
 	leaves        int         // per plane: 1, or 2 with a server at each
 	each          func(*leaf) // adapts a leaf before it starts
 	driver        string      // driver of the servers' data planes: fared dataplane's --driver; "": in memory
+	inside        bool        // the data planes run in the processes of the daemons
 }
 
 // fabric is the leaves and servers of one test.
@@ -64,6 +65,7 @@ type server struct {
 	as        uint32
 	loopbacks []netip.Prefix
 	fared     *fared
+	dir       string // folder of the agent in the daemon's process, "" before the first start
 }
 
 // leaf is a switch of a plane.

@@ -61,9 +61,12 @@ func startFared(t *testing.T, f *fabric, s *server) *fared {
 	t.Helper()
 	dir := shortDir(t)
 	d := &fared{binary: faredBinary(t), socket: filepath.Join(dir, "fared.sock")}
-	dataplane := "memory:"
-	if f.opt.driver != "" {
-		dataplane = "unix:" + startDataplane(t, f, s, dir)
+	dataplane := `address: "memory:"`
+	switch {
+	case f.opt.inside:
+		dataplane = fmt.Sprintf(`address: "inside:", flags: [--%s]`, strings.Join(insideFlags(t, f, s), ", --"))
+	case f.opt.driver != "":
+		dataplane = fmt.Sprintf("address: %q", "unix:"+startDataplane(t, f, s, dir))
 	}
 	config := writeFile(t, dir, "fared.yaml", faredConfig(f, s, dataplane, d.socket))
 	if out, err := exec.Command(d.binary, "check", "--config", config).CombinedOutput(); err != nil {
@@ -90,6 +93,31 @@ func startDataplane(t *testing.T, f *fabric, s *server, dir string) string {
 	return socket
 }
 
+// insideFlags returns the flags of an agent in the daemon's process, without their dashes.
+func insideFlags(t *testing.T, f *fabric, s *server) []string {
+	t.Helper()
+	first := s.dir == ""
+	if first {
+		s.dir = shortDir(t)
+		s.ns.SetApart()
+	}
+	flags := []string{"driver=" + f.opt.driver, "socket=" + filepath.Join(s.dir, "dataplane.sock"), "pin-dir=/sys/fs/bpf/" + s.ns.Name}
+	if first {
+		t.Cleanup(func() {
+			s.fared.Stop()
+			// Pinned objects outlive the namespace.
+			args := []string{"dataplane", "--flush"}
+			for _, flag := range flags {
+				args = append(args, "--"+flag)
+			}
+			if out, err := s.ns.Output(faredBinary(t), args...); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+	return flags
+}
+
 func faredConfig(f *fabric, s *server, dataplane, socket string) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -108,7 +136,7 @@ func faredConfig(f *fabric, s *server, dataplane, socket string) string {
 		line("metrics: {listen: 127.0.0.1:9469}")
 	}
 	line("weights: {slots: %d}", slots)
-	line("dataplane: {address: %q}\napi: {socket: %q}\nstart: {deadline: %s}\ndrain_delay: 1s\nplanes:", dataplane, socket, f.opt.deadline)
+	line("dataplane: {%s}\napi: {socket: %q}\nstart: {deadline: %s}\ndrain_delay: 1s\nplanes:", dataplane, socket, f.opt.deadline)
 	for p := range planes {
 		l := f.leafOf(p, s.index)
 		line("- name: p%d\n  sub_ports:", p)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -346,6 +347,58 @@ func TestFRRUnnumberedPackets(t *testing.T) {
 				c.change(what, 1, server, 1, true)
 				c.obeys(what)
 			}
+		})
+	}
+}
+
+// TestInsideKilled verifies that a server whose agent is in the daemon's process forwards by the weights, continues while the process is killed and
+// restarted, without a packet lost or astray, and recovers its state from the journal.
+func TestInsideKilled(t *testing.T) {
+	for _, driver := range []string{"linux", "bpf"} {
+		t.Run(driver, func(t *testing.T) {
+			c := count(newFabric(t, options{daemons: both(frr{}), driver: driver, inside: true, each: func(l *leaf) { l.cumulative = true }}))
+			c.up()
+			c.obeys("all up")
+			s := c.servers[0]
+			routes := func() string {
+				out, err := s.ns.Output("ip", "route", "show", "proto", "179")
+				if err != nil || len(out) == 0 {
+					t.Fatalf("no routes: %v", err)
+				}
+				return string(out)
+			}
+			programmed := routes()
+			all := c.open(c.servers[1].loopbacks[0])
+			before, arrived := c.tally(), c.arrived()
+			ctx, stop := context.WithCancel(t.Context())
+			var sending sync.WaitGroup
+			sending.Go(func() {
+				for ctx.Err() == nil {
+					for _, x := range all {
+						if err := x.send(1); err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				}
+			})
+			s.fared.Kill()
+			if got := routes(); got != programmed {
+				t.Errorf("after the kill the kernel has the routes\n%s, want\n%s", got, programmed)
+			}
+			s.fared = startFared(t, c.fabric, s)
+			c.up()
+			c.weigh("after the restart", c.cables.weights())
+			c.inEffect(c.servers[1].loopbacks[0])
+			stop()
+			sending.Wait()
+			c.settled("during the restart", all, before, arrived)
+			closeAll(all)
+			if log := s.fared.Log(); !strings.Contains(log, "msg=restored groups=2 destinations=2 sub_ports_down=0 refused=0") {
+				t.Errorf("the journal did not restore both loopbacks of server 1:\n%s", log)
+			}
+			c.change("half a Y-cable of plane 1 cut", 1, 1, 1, false)
+			c.obeys("after the cut")
 		})
 	}
 }

@@ -340,3 +340,42 @@ func TestAccess(t *testing.T) {
 	}
 	m.run(as("drainer", "fared undrain plane p0"))
 }
+
+// TestInside checks the drop-in for an agent in the daemon's process: systemd accepts it, one process with the agent's capabilities serves both sockets and
+// programs the kernel's objects, operators keep their access, and a killed process reads its journal when systemd restarts it.
+func TestInside(t *testing.T) {
+	m := boot(t)
+	m.run("mkdir /etc/systemd/system/fared.service.d")
+	m.copy("fared-inside.conf", "/etc/systemd/system/fared.service.d/inside.conf")
+	m.write("/etc/fared/fared.yaml", config+"dataplane: {address: \"inside:\", flags: [--driver=linux]}\n")
+	if out, err := m.try("systemd-analyze verify /etc/systemd/system/fared.service"); err != nil || out != "" {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+	// The unit file is in /etc, where systemctl mask puts its link.
+	m.run("rm /etc/systemd/system/fared-dataplane.service && systemctl mask fared-dataplane && systemctl daemon-reload")
+	m.run("useradd --no-user-group --groups fared drainer && systemctl start fared")
+	m.eventually("fared status >/tmp/status && ! grep 'NOT CONNECTED' /tmp/status")
+	if out := m.run("cat /tmp/status"); !strings.Contains(out, "inside:") {
+		t.Errorf("fared status does not show where the data plane runs:\n%s", out)
+	}
+	pid := m.show("fared", "MainPID")
+	if got, want := m.show("fared", "CapabilityBoundingSet"), "cap_net_admin cap_net_raw cap_perfmon cap_bpf"; got != want {
+		t.Errorf("capabilities %s, want %s", got, want)
+	}
+	if out := m.run("fared dataplane show"); !strings.Contains(out, "linux") {
+		t.Errorf("the agent's socket does not show driver linux:\n%s", out)
+	}
+	if out := m.run("stat --format '%a %G %n' /run/fared/fared.sock /run/fared/fared-ro.sock"); out != "660 fared /run/fared/fared.sock\n666 fared /run/fared/fared-ro.sock" {
+		t.Errorf("the sockets: %s", out)
+	}
+	m.run(as("drainer", "fared undrain plane p0"))
+	m.run(as("nobody", "fared weights"))
+	m.fails(as("nobody", "fared dataplane show"))
+	m.run("systemctl reload fared")
+
+	m.run("kill -KILL " + pid)
+	m.eventually(fmt.Sprintf(`p=$(systemctl show --value --property MainPID fared); test "$p" != 0 -a "$p" != %s && fared status >/tmp/status && ! grep 'NOT CONNECTED' /tmp/status`, pid))
+	if out := m.run("journalctl --no-pager --output cat --unit fared"); !strings.Contains(out, "msg=restored") {
+		t.Errorf("the journal was not read after the restart:\n%s", out)
+	}
+}

@@ -35,8 +35,10 @@ type dataplaneOptions struct {
 	flush                       bool
 }
 
-func dataplaneCommand(e *env) *cobra.Command {
-	o := &dataplaneOptions{}
+func dataplaneCommand(e *env) *cobra.Command { return newDataplaneCommand(e, &dataplaneOptions{}) }
+
+// newDataplaneCommand returns the command, whose flags are written to o.
+func newDataplaneCommand(e *env, o *dataplaneOptions) *cobra.Command {
 	c := &cobra.Command{
 		Use: "dataplane", Short: "Run the agent that programs weighted forwarding into this server's kernel", Args: noArgs,
 		Long: `Runs the data-plane agent: it receives the operations of 'fared run' on a socket and applies
@@ -122,15 +124,9 @@ func (e *env) runDataplane(c *cobra.Command, o *dataplaneOptions) error {
 		}
 		return nil
 	}
-	if cfg.Socket != "" {
-		// Outside of a systemd unit the agent has to create the runtime directory.
-		if err := os.MkdirAll(filepath.Dir(cfg.Socket), 0o755); err != nil {
-			return &exitError{exitFailed, err, "run as root, or name a socket in a directory of your own with --socket"}
-		}
-	}
 	// A supervisor passes SIGHUP to all its children; the agent has no file to reload.
 	signal.Ignore(unix.SIGHUP)
-	a, err := agent.New(cfg)
+	a, err := newAgent(cfg)
 	if err != nil {
 		return dataplaneFailed(err, remedy)
 	}
@@ -140,9 +136,22 @@ func (e *env) runDataplane(c *cobra.Command, o *dataplaneOptions) error {
 	return nil
 }
 
+// newAgent returns an agent. Outside of a systemd unit it creates the runtime directory.
+func newAgent(cfg agent.Config) (*agent.Agent, error) {
+	if cfg.Socket != "" {
+		if err := os.MkdirAll(filepath.Dir(cfg.Socket), 0o755); err != nil {
+			return nil, &exitError{exitFailed, err, "run as root, or name a socket in a directory of your own with --socket"}
+		}
+	}
+	return agent.New(cfg)
+}
+
 // dataplaneFailed adds a remedy to an error of the agent.
 func dataplaneFailed(err error, remedy string) error {
+	var known *exitError
 	switch {
+	case errors.As(err, &known):
+		return known
 	case errors.Is(err, context.Canceled):
 		return interrupted()
 	case agent.InUse(err):

@@ -68,6 +68,11 @@ file. SIGTERM and SIGINT end the daemon; the data plane keeps forwarding.`,
 			}
 			effective := *cfg
 			override(&effective)
+			if effective.Dataplane.Address == config.InsideDataplane {
+				if _, err := insideConfig(effective.Dataplane.Flags, slog.New(slog.DiscardHandler)); err != nil {
+					return &exitError{exitConfig, fmt.Errorf("%s: %w", file, err), insideRemedy}
+				}
+			}
 			logLevel := new(slog.LevelVar)
 			logLevel.Set(cfg.Log.Level)
 			if level != "" {
@@ -85,7 +90,7 @@ file. SIGTERM and SIGINT end the daemon; the data plane keeps forwarding.`,
 	configFlag(c, &file)
 	levelFlag(c, &level, "", ", instead of the configured level")
 	if role == fare.RoleServer {
-		c.Flags().StringVar(&dataplane, "dataplane", "", "address of the data plane, instead of the configured address; memory: is a data plane inside the process, for experiments")
+		c.Flags().StringVar(&dataplane, "dataplane", "", "address of the data plane, instead of the configured address; inside: is an agent in this process, memory: forwards nothing")
 	}
 	return c
 }
@@ -105,15 +110,23 @@ func serve(ctx context.Context, cfg *config.Config, deps daemon.Deps) error {
 	deps.Memory = func() (daemon.Conn, error) { return memory.Dial(memory.New(memory.Config{})) }
 	log, file := deps.Logger, deps.ConfigPath
 	const remedy = "correct the error and start again; see the messages above"
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := func() error { return nil }
+	if cfg.Dataplane.Address == config.InsideDataplane {
+		inside, err := startInside(cfg.Dataplane.Flags, log, cancel)
+		if err != nil {
+			return &exitError{exitFailed, err, insideRemedy}
+		}
+		deps.Dataplane, deps.Alive, stop = inside.agent.Conn(), inside.alive, inside.stop
+	}
 	d, err := daemon.New(cfg, deps)
 	if err != nil {
-		return &exitError{exitFailed, err, remedy}
+		return &exitError{exitFailed, errors.Join(err, stop()), remedy}
 	}
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	reloads := make(chan struct{})
 	go func() {
 		defer close(reloads)
@@ -135,7 +148,8 @@ func serve(ctx context.Context, cfg *config.Config, deps daemon.Deps) error {
 	err = d.Run(ctx)
 	cancel()
 	<-reloads
-	if err := errors.Join(err, d.Close()); err != nil {
+	// The agent ends last: the end of a session removes nothing from the data plane.
+	if err := errors.Join(err, d.Close(), stop()); err != nil {
 		return &exitError{exitFailed, err, remedy}
 	}
 	return nil
@@ -183,6 +197,11 @@ func checkCommand(e *env) *cobra.Command {
 			loopbacks := several(len(cfg.Loopbacks), "loopback")
 			if n := len(cfg.SourceGroups()); n > 1 {
 				loopbacks += fmt.Sprintf(" in %d source groups", n)
+			}
+			if cfg.Dataplane.Address == config.InsideDataplane {
+				if _, err := insideConfig(cfg.Dataplane.Flags, slog.New(slog.DiscardHandler)); err != nil {
+					return &exitError{exitUsage, fmt.Errorf("%s: %w", file, err), insideRemedy}
+				}
 			}
 			if err := daemon.CheckKernel(cfg); err != nil {
 				if _, err := fmt.Fprintf(e.err, "warning: %s: not on this machine: %v\n", file, err); err != nil {

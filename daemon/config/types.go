@@ -373,9 +373,13 @@ const (
 
 // Dataplane configures the connection to the process that forwards.
 type Dataplane struct {
-	// unix:/path, host:port, or memory: for one inside this process that forwards nothing. A leaf with memory: is only a control plane; with
-	// another address, the data plane forwards by the bandwidth of the next nodes, and the leaf passes no routes on before it is connected.
+	// unix:/path, host:port, inside: for an agent inside this process, or memory: for a data plane inside this process that forwards nothing. A
+	// leaf with memory: is only a control plane; with another address, the data plane forwards by the bandwidth of the next nodes, and the leaf
+	// passes no routes on before it is connected.
 	Address string `yaml:"address" derived:"unix:/run/fared-dataplane/dataplane.sock, or memory: for a leaf"`
+	// Flags of fared dataplane for the agent inside this process, such as --driver=linux; only with inside:. --flush, --log-level and --log-format
+	// are not available: the agent logs as the daemon does.
+	Flags []string `yaml:"flags" default:"[]" items:"0..64"`
 	// Mutual TLS; required when address is host:port and the host is not a loopback.
 	TLS *TLS `yaml:"tls"`
 	// The UDP destination ports to steer; RoCEv2 uses 4791. Source ports are chosen for flows to the first of them or, if the list is empty, to

@@ -13,8 +13,11 @@ import (
 	"github.com/fared/fared/wecmp"
 )
 
-// MemoryDataplane is the Dataplane.Address of a data plane inside the process.
-const MemoryDataplane = "memory:"
+// Values of Dataplane.Address for data planes inside the process.
+const (
+	MemoryDataplane = "memory:" // forwards nothing
+	InsideDataplane = "inside:" // an agent
+)
 
 // Forwards reports whether fared drives a data plane: always at a server, and at a leaf that configures one. Without one a leaf only passes
 // routes on, and its operator makes the kernel forward.

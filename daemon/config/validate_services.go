@@ -18,15 +18,25 @@ func (p *problems) services(c *Config) {
 	switch {
 	case d.Address == "" || d.Address == MemoryDataplane:
 		p.unusedTLS("dataplane.tls", d.TLS, "dataplane.address is memory:, in this process")
+	case d.Address == InsideDataplane:
+		p.unusedTLS("dataplane.tls", d.TLS, "dataplane.address is inside:, in this process")
 	case strings.HasPrefix(d.Address, "unix:"):
 		p.socket("dataplane.address", strings.TrimPrefix(d.Address, "unix:"), "unix:/run/fared-dataplane/dataplane.sock")
 		p.unusedTLS("dataplane.tls", d.TLS, "dataplane.address is a unix socket")
 	default:
-		host, ok := p.endpoint("dataplane.address", d.Address, "use unix:/path, memory: or host:port, such as 192.0.2.1:7777")
+		host, ok := p.endpoint("dataplane.address", d.Address, "use unix:/path, inside:, memory: or host:port, such as 192.0.2.1:7777")
 		if ok && host == "" {
 			p.add("dataplane.address", d.Address+" has no host", "write the data plane's host, such as 192.0.2.1"+d.Address)
 		} else if ok && !loopbackHost(host) && d.TLS == nil {
 			p.add("dataplane.tls", "is missing, but "+d.Address+" is not a loopback", "write cert_file, key_file and client_ca_file")
+		}
+	}
+	if len(d.Flags) > 0 && d.Address != InsideDataplane {
+		p.add("dataplane.flags", "is set, but dataplane.address is not inside:", "remove it, or write address: \"inside:\"")
+	}
+	for i, flag := range d.Flags {
+		if !strings.HasPrefix(flag, "--") || strings.ContainsAny(flag, " \t\n") {
+			p.add(item("dataplane.flags", i), fmt.Sprintf("%q is not a flag", flag), "write one such as --driver=linux")
 		}
 	}
 	for _, list := range []struct {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,6 +19,7 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/dataplane/internal/journal"
 	"github.com/fared/fared/internal/grpcserve"
+	"github.com/fared/fared/internal/inprocess"
 	"github.com/fared/fared/internal/sdnotify"
 	"github.com/fared/fared/internal/unixsocket"
 )
@@ -47,8 +49,10 @@ type Agent struct {
 	server    *contract.Server
 	health    *health.Server
 	endpoints []endpoint
-	metrics   *metricsServer // nil without metrics
-	broken    error          // result of the last health check
+	conn      *inprocess.Conn // nil unless the agent serves its own process
+	metrics   *metricsServer  // nil without metrics
+	broken    error           // result of the last health check
+	looked    atomic.Int64    // time of the last health check, in nanoseconds of the Unix time
 
 	settled    bool  // leftovers of earlier runs are removed
 	unsettled  error // why settling failed
@@ -74,7 +78,7 @@ func New(c Config) (*Agent, error) {
 }
 
 func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
-	if c.Socket == "" && c.Listen == "" {
+	if c.Socket == "" && c.Listen == "" && !c.InProcess {
 		return nil, &FieldError{"Socket", errors.New("both the socket and the listen address are missing")}
 	}
 	a := &Agent{c: c, log: c.Log, health: health.NewServer()}
@@ -111,9 +115,14 @@ func start(c Config, open func() (*driver, error)) (_ *Agent, err error) {
 	if forwarding != nil && a.restore(forwarding, state) {
 		a.settle()
 	}
+	if c.InProcess {
+		a.conn = inprocess.New()
+		farev1.RegisterDataplaneServiceServer(a.conn, a.server)
+	}
 	for i := range a.endpoints {
 		farev1.RegisterDataplaneServiceServer(a.endpoints[i].grpc, a.server)
 	}
+	a.looked.Store(time.Now().UnixNano())
 	if c.MetricsListen != "" {
 		if a.metrics, err = newMetricsServer(c.MetricsListen, a); err != nil {
 			return nil, err
@@ -233,6 +242,15 @@ func Describe(header metadata.MD) (*farev1.HelloResponse, error) {
 	return &d, nil
 }
 
+// Conn returns the connection for a control plane in this process; the agent needs Config.InProcess. An operation is
+// committed in the goroutine that sends it. Calls end with UNAVAILABLE when the agent stops.
+func (a *Agent) Conn() grpc.ClientConnInterface { return a.conn }
+
+// Alive reports whether health checks have run within the last limit. They do not while the driver hangs.
+func (a *Agent) Alive(limit time.Duration) bool {
+	return time.Since(time.Unix(0, a.looked.Load())) < limit
+}
+
 // Addr returns the bound TCP address, or nil.
 func (a *Agent) Addr() net.Addr {
 	if a.c.Listen == "" {
@@ -300,6 +318,8 @@ func (a *Agent) look(notify *notifier) {
 			a.log.Debug("the network namespace is still claimed", "error", err)
 		}
 	}
+	a.server.Tally() // blocks while a commit hangs
+	a.looked.Store(time.Now().UnixNano())
 	err := errors.Join(a.driver.healthy(), a.unsettled, a.damage())
 	a.serving(err == nil)
 	switch {
@@ -348,6 +368,9 @@ func (a *Agent) serving(yes bool) {
 func (a *Agent) stop() {
 	a.health.Shutdown()
 	a.server.BreakStream("the data-plane agent stops; the programmed state remains, reconnect")
+	if a.conn != nil {
+		_ = a.conn.Close() // always nil
+	}
 	servers := make([]*grpc.Server, len(a.endpoints))
 	for i, e := range a.endpoints {
 		servers[i] = e.grpc
@@ -363,6 +386,9 @@ func (a *Agent) stop() {
 // Close releases all resources; the forwarding state of the kernel stays. It may be called after Run.
 func (a *Agent) Close() error {
 	var errs []error
+	if a.conn != nil {
+		errs = append(errs, a.conn.Close())
+	}
 	for _, e := range a.endpoints {
 		e.grpc.Stop()
 		if err := e.Listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {

@@ -11,6 +11,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/big"
@@ -69,6 +70,7 @@ type recorder struct {
 	settled, closed    bool
 	sick, set, settles error
 	panics             bool
+	hang               chan struct{} // if not nil, commits wait until it is closed
 	note               string
 	report             func(*farev1.Integrity)
 }
@@ -78,6 +80,9 @@ func (r *recorder) Guard(report func(*farev1.Integrity)) { r.report = report }
 func (r *recorder) SetForwarding(*farev1.Forwarding) error { return r.set }
 
 func (r *recorder) Commit(changes []contract.Change) error {
+	if r.hang != nil {
+		<-r.hang
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.panics {
@@ -146,7 +151,7 @@ func plain(t *testing.T, socket string) *grpc.ClientConn {
 	return connect(t, "unix:"+socket, insecure.NewCredentials())
 }
 
-func snapshot(t *testing.T, conn *grpc.ClientConn) *farev1.SnapshotResponse {
+func snapshot(t *testing.T, conn grpc.ClientConnInterface) *farev1.SnapshotResponse {
 	t.Helper()
 	all := &farev1.SnapshotResponse{}
 	stream, err := farev1.NewDataplaneServiceClient(conn).Snapshot(t.Context(), &farev1.SnapshotRequest{})
@@ -660,5 +665,76 @@ func writePEM(t *testing.T, path, kind string, der []byte) {
 	t.Helper()
 	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestInProcess checks an agent in the process of its control plane, without a socket: it passes the conformance suite, a later agent restores its journal,
+// and the end of the agent ends calls with UNAVAILABLE.
+func TestInProcess(t *testing.T) {
+	c := Config{Driver: Memory, InProcess: true, Journal: filepath.Join(t.TempDir(), "journal")}
+	a, stop := run(t, c, &recorder{})
+	dptest.Run(t, a.Conn(), dptest.Options{})
+	client := farev1.NewDataplaneServiceClient(a.Conn())
+	if _, err := client.Hello(t.Context(), &farev1.HelloRequest{Forwarding: dptest.DefaultForwarding()}); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := client.Program(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	vector := &farev1.Vector{Id: 1, Members: []*farev1.VectorMember{{Plane: "p0", Device: "dp0a", Weight: 1}}}
+	if err := stream.Send(&farev1.ProgramRequest{Operation: &farev1.Operation{Id: 1, Op: &farev1.Operation_SetVector{SetVector: vector}}}); err != nil {
+		t.Fatal(err)
+	}
+	if response, err := stream.Recv(); err != nil || response.Acks[0].Level != farev1.AckLevel_ACK_LEVEL_IN_EFFECT {
+		t.Fatalf("%v, %v", response, err)
+	}
+	stop()
+	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("the stream ended with %v, want UNAVAILABLE", err)
+	}
+	if _, err := client.Snapshot(t.Context(), &farev1.SnapshotRequest{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("after the end: %v, want UNAVAILABLE", err)
+	}
+	a, _ = run(t, c, &recorder{})
+	if all := snapshot(t, a.Conn()); len(all.Vectors) != 1 || !proto.Equal(all.Vectors[0], vector) {
+		t.Errorf("restored %v, want %v", all.Vectors, vector)
+	}
+}
+
+// TestAlive checks that an agent whose driver hangs in a commit is not alive, and is again when the commit returns.
+func TestAlive(t *testing.T) {
+	r := &recorder{hang: make(chan struct{})}
+	a, _ := run(t, Config{InProcess: true}, r)
+	alive := func(want bool) {
+		t.Helper()
+		netnstest.Eventually(t, 20*time.Second, func() error {
+			if got := a.Alive(2 * pulse); got != want {
+				return fmt.Errorf("alive: %v, want %v", got, want)
+			}
+			return nil
+		})
+	}
+	alive(true)
+	client := farev1.NewDataplaneServiceClient(a.Conn())
+	if _, err := client.Hello(t.Context(), &farev1.HelloRequest{Forwarding: dptest.DefaultForwarding()}); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := client.Program(t.Context())
+	if err == nil {
+		_, err = stream.Header()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := make(chan error, 1)
+	go func() {
+		sent <- stream.Send(&farev1.ProgramRequest{Operation: &farev1.Operation{Id: 1, Op: &farev1.Operation_SubPort{SubPort: &farev1.SubPortState{Device: "dp0a"}}}})
+	}()
+	alive(false)
+	close(r.hang)
+	alive(true)
+	if err := <-sent; err != nil {
+		t.Error(err)
 	}
 }

@@ -27,7 +27,7 @@ const (
 // DefaultStopTimeout is the default of Config.StopTimeout.
 const DefaultStopTimeout = 2 * time.Second
 
-// Config configures an agent. At least one of Socket and Listen is required.
+// Config configures an agent. At least one of Socket, Listen and InProcess is required.
 type Config struct {
 	// Driver is one of the constants; "" selects Auto.
 	Driver string
@@ -41,6 +41,8 @@ type Config struct {
 	// and verify client certificates.
 	Listen string
 	TLS    *tls.Config
+	// InProcess serves Agent.Conn, for a control plane in this process.
+	InProcess bool
 	// MetricsListen is the address of /metrics and /healthz, host:port; "" disables them.
 	MetricsListen string
 
