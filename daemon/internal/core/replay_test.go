@@ -282,17 +282,39 @@ func TestReplayRefusesWhatIsNotThere(t *testing.T) {
 	}
 }
 
-// TestOldRecordingsReplay checks that a recording by commit 2fe2d8d, whose events do not include NextHop and Landing, replays with its digest.
-func TestOldRecordingsReplay(t *testing.T) {
-	f, err := os.Open("testdata/recording-2fe2d8d.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	events := 0
-	c, err := Replay(f, func(Replayed) { events++ })
-	if err != nil || events != 60 || c.flowHash.Algorithm != FlowHashAsk {
-		t.Errorf("%v; %d events", err, events)
+// TestOldRecordings checks recordings of earlier commits, which their file names contain. Two replay with all of their digests. The digest of
+// the third, 120 commits older than this test, covers less: the replay makes all of its decisions, and refuses the digest with that version.
+func TestOldRecordings(t *testing.T) {
+	for _, test := range []struct {
+		commit, algorithm string
+		events            int
+		weights           string // toward destination 0 and 1
+		refused           string // by the last line, a digest
+	}{
+		{"2fe2d8d", FlowHashAsk, 60, "[] []", ""}, // without the events NextHop and Landing
+		{"66b364c", "linux-l4", 58, "[1 0 1 0] [1 0 2 0]", ""},
+		{"0ce34d1", "linux-l4", 58, "[1 0 1 0] [1 0 2 0]", "replay with the fared version that recorded: 0ce34d1"},
+	} {
+		text, err := os.ReadFile("testdata/recording-" + test.commit + ".jsonl")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if test.refused != "" {
+			if _, err := Replay(bytes.NewReader(text), nil); err == nil || !strings.Contains(err.Error(), test.refused) {
+				t.Errorf("%s: %v, want %q", test.commit, err, test.refused)
+			}
+			text = text[:bytes.LastIndex(text, []byte("{\"digest\""))]
+		}
+		events := 0
+		c, err := Replay(bytes.NewReader(text), func(Replayed) { events++ })
+		if err != nil {
+			t.Errorf("%s: %v", test.commit, err)
+			continue
+		}
+		weights := fmt.Sprint(weightsOf(c, destination(0)), weightsOf(c, destination(1)))
+		if events != test.events || c.flowHash.Algorithm != test.algorithm || weights != test.weights {
+			t.Errorf("%s: %d events, flow hash %s, weights %s; want %d, %s, %s", test.commit, events, c.flowHash.Algorithm, weights, test.events, test.algorithm, test.weights)
+		}
 	}
 }
 
