@@ -379,9 +379,20 @@ func (p *published) dump(t testing.TB) string {
 	return text
 }
 
+// TestPython runs the tests of the Python module.
+func TestPython(t *testing.T) {
+	tool(t, "python3")
+	cmd := exec.Command("python3", "-B", "-m", "unittest", "test_fared_slots")
+	cmd.Dir = "../python"
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // readers are the programs that describe a table in other languages, as commands that the path follows.
 func readers(t *testing.T) map[string][]string {
-	return map[string][]string{"C": {compile(t, "dump", memorySanitizers)}}
+	tool(t, "python3")
+	return map[string][]string{"C": {compile(t, "dump", memorySanitizers)}, "Python": {"python3", "-B", "../python/fared_slots.py"}}
 }
 
 // TestReadersAgree compares the readers of all languages on the golden file and on random tables.
@@ -408,6 +419,24 @@ func TestReadersAgree(t *testing.T) {
 		}
 	}
 }
+
+// underChange reads a table for three seconds; the shares of a pair are equal and its ports consecutive.
+const underChange = `
+import sys, time
+sys.path.insert(0, "../python")
+import fared_slots as fs
+table, end, readings, busy = fs.open(sys.argv[1]), time.monotonic() + 3, 0, 0
+while time.monotonic() < end:
+    try:
+        for pair in table.pairs():
+            for i, slot in enumerate(pair.slots):
+                assert slot.share == pair.slots[0].share and slot.source_port == pair.slots[0].source_port + i & 0xffff, pair
+            readings += 1
+    except fs.Busy:
+        busy += 1
+    table.wait(0.001)
+print(readings, "readings,", busy, "busy")
+`
 
 // TestReadersUnderChange lets readers of all kinds read while the writer changes the table and replaces its file: none sees a mixture, and attaching 10,000
 // times and killing 1,000 readers at random moments harms nothing.
@@ -455,6 +484,11 @@ func TestReadersUnderChange(t *testing.T) {
 		}
 		time.AfterFunc(3*time.Second, func() { input.Close() })
 		report(cmd.CombinedOutput())
+	}()
+	all.Add(1)
+	go func() {
+		defer all.Done()
+		report(exec.Command("python3", "-B", "-c", underChange, p.path).CombinedOutput())
 	}()
 	descriptors := func() int {
 		entries, err := os.ReadDir("/proc/self/fd")

@@ -27,13 +27,13 @@ func TestDocumentedMetrics(t *testing.T) {
 	if len(exported) < 50 {
 		t.Fatalf("only %d metrics were found in the code", len(exported))
 	}
-	library := text(t, filepath.Join(root, "lib/include/fared.h")) // its functions and types have the same prefix
+	library := text(t, filepath.Join(root, "lib/include/fared.h")) // its functions and types, and the Python module, have the same prefix
 	documented := map[string]bool{}
 	pages := slices.Concat(files(t, filepath.Join(root, "docs/*.md")), files(t, filepath.Join(root, "docs/operations/*.md")), files(t, filepath.Join(root, "README.md")))
 	for _, page := range pages {
 		for n, line := range strings.Split(text(t, page), "\n") {
 			for _, name := range written.FindAllString(line, -1) {
-				if !exported[name] && !strings.Contains(library, name+"(") && !strings.Contains(library, "struct "+name) {
+				if !exported[name] && name != "fared_slots" && !strings.Contains(library, name+"(") && !strings.Contains(library, "struct "+name) {
 					t.Errorf("%s:%d: no metric %s is exported", page, n+1, name)
 				}
 				if filepath.Base(page) == "metrics.md" {

@@ -36,34 +36,28 @@
 #define L_HEADER_USED_PAIRS 288
 #define L_HEADER_USED_VECTORS 292
 #define L_HEADER_BYTES 320
-
 #define L_PLANE_NAME 0
 #define L_PLANE_BYTES 64
-
 #define L_SOURCE_ADDRESS 0
 #define L_SOURCE_GROUP 16
 #define L_SOURCE_BYTES 24
-
 #define L_SUB_PORT_SEQUENCE 0
 #define L_SUB_PORT_PLANE 4
 #define L_SUB_PORT_DEVICE 8
 #define L_SUB_PORT_RDMA_PORT 24
 #define L_SUB_PORT_RDMA_DEVICE 32
 #define L_SUB_PORT_BYTES 96
-
 #define L_VECTOR_SEQUENCE 0
 #define L_VECTOR_SLOTS 4
 #define L_VECTOR_REVISION 8
 #define L_VECTOR_FLAGS 16
 #define L_VECTOR_ID 20
 #define L_VECTOR_BYTES 32
-
 #define L_SLOT_SHARE 0
 #define L_SLOT_SUB_PORT 4
 #define L_SLOT_PLANE 6
 #define L_SLOT_FLAGS 7
 #define L_SLOT_BYTES 8
-
 #define L_PAIR_SEQUENCE 0
 #define L_PAIR_VECTOR 4
 #define L_PAIR_REVISION 8
@@ -71,7 +65,6 @@
 #define L_PAIR_DESTINATION 32
 #define L_PAIR_FLAGS 48
 #define L_PAIR_BYTES 56
-
 #define L_ORDER 16909060u /* Order of a file of this machine's byte order */
 #define L_LAYOUT 1u /* Layout */
 #define L_STATE_LIVE 1u /* State: the table has an owner while Heartbeat advances */

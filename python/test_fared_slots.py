@@ -1,0 +1,142 @@
+"""Tests of fared_slots, by python3 -m unittest. lib/lib_test.go runs them, and compares the module with the readers in Go and C."""
+
+import os
+import pathlib
+import random
+import struct
+import tempfile
+import threading
+import time
+import unittest
+
+import fared_slots as fs
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+GOLDEN = ROOT / "internal/slotfile/testdata/v1.slots"
+
+
+class Slots(unittest.TestCase):
+    def setUp(self):
+        self.directory = tempfile.TemporaryDirectory()
+        self.addCleanup(self.directory.cleanup)
+        self.path = os.path.join(self.directory.name, "slots")
+        self.golden = GOLDEN.read_bytes()
+        self.write(self.golden)
+
+    def write(self, data):
+        with open(self.path + ".new", "wb") as f:
+            f.write(data)
+        os.rename(self.path + ".new", self.path)
+
+    def poke(self, at, value, form="I"):
+        fd = os.open(self.path, os.O_WRONLY)
+        os.pwrite(fd, struct.pack("=" + form, value), at)
+        os.close(fd)
+
+    def test_golden(self):
+        self.assertEqual(fs.dump(fs.open(self.path)), (ROOT / "internal/slotfile/testdata/v1.txt").read_text())
+
+    def test_keys(self):
+        lines = [line.split() for line in (ROOT / "lib/testdata/keys.txt").read_text().splitlines() if line[0] != "#"]
+        self.assertGreaterEqual(len(lines), 500)
+        for key, want, *shares in lines:
+            self.assertEqual(fs.rendezvous([int(s) for s in shares], int(key, 0)), int(want), key)
+
+    def test_shares(self):
+        rng = random.Random(1)
+        for _ in range(30):
+            shares = [rng.randrange(20) * (rng.random() < 0.8) for _ in range(rng.randrange(1, 12))]
+            slots = [fs.Slot(0, 0, s, 0, s == 0, False, True) for s in shares]
+            chooser, total, count = fs.Chooser(), sum(shares), [0] * len(shares)
+            if total == 0:
+                self.assertEqual(chooser.next(slots), -1)
+                continue
+            for k in range(1, 2 * total + 1):
+                count[chooser.next(slots)] += 1
+                for n, share in zip(count, shares):
+                    self.assertLess(abs(n * total - k * share), total * len(shares))
+            self.assertEqual(count, [2 * s for s in shares])
+
+    def test_lookup(self):
+        table = fs.open(self.path)
+        pair = table.lookup("10.255.0.1", "10.255.0.2")
+        self.assertTrue(pair.owned and pair.in_effect and table.is_current(pair))
+        self.assertEqual([s.source_port for s in pair.slots], [50000, 50001, 50002, 50003])
+        with self.assertRaises(fs.NotFound):
+            table.lookup("10.255.0.1", "10.255.9.9")
+        at, vector = pair._at[1], pair._at[3]
+        for record, sequence in ((at, pair._at[2]), (vector, pair._at[4])):
+            self.poke(record, sequence | 1)
+            with self.assertRaises(fs.Busy):
+                table.lookup("10.255.0.1", "10.255.0.2")
+            self.assertFalse(table.is_current(pair))
+            self.poke(record, sequence)
+        self.assertTrue(table.is_current(pair))
+        self.poke(fs.L_HEADER_STATE, fs.L_STATE_ENDED)
+        self.assertFalse(table.is_current(pair) or table.lookup("10.255.0.1", "10.255.0.2").owned)
+        status = table.status()
+        self.assertEqual((status.instance, status.live, status.pairs, status.status_revision), ("test", False, 6, 42))
+
+    def test_open(self):
+        for data, at, value in ((b"", 0, None), (b"root:x:0:0", 0, None), (self.golden[:100], 0, None), (self.golden[:-1], 0, None),
+                                (self.golden, fs.L_HEADER_LAYOUT, 2), (self.golden, fs.L_HEADER_ORDER, 9), (self.golden, fs.L_HEADER_PAIRS, 1 << 30)):
+            self.write(data)
+            if value is not None:
+                self.poke(at, value)
+            with self.assertRaises(fs.BadTable):
+                fs.open(self.path)
+        os.remove(self.path)
+        with self.assertRaises(fs.NoTable):
+            fs.open(self.path)
+        with self.assertRaises(fs.BadTable):
+            fs.open(self.directory.name)
+
+    def test_damage(self):
+        rng = random.Random(2)
+        opened = 0
+        for _ in range(1500):
+            data = bytearray(self.golden)
+            for _ in range(rng.randrange(1, 5)):
+                data[rng.randrange(rng.choice((fs.L_HEADER_BYTES, len(data))))] = rng.randrange(256)
+            self.write(data)
+            try:
+                table = fs.open(self.path)
+                opened += 1
+                table.lookup("10.255.0.1", "10.255.0.2")
+                fs.dump(table)
+            except fs.Error:
+                pass
+        self.assertGreater(opened, 100)
+
+    def test_wait(self):
+        table = fs.open(self.path)
+        self.assertFalse(table.wait(0))
+        start = time.monotonic()
+        self.assertFalse(table.wait(0.03))
+        self.assertGreaterEqual(time.monotonic() - start, 0.03)
+        self.poke(fs.L_HEADER_WAKE, 77)
+        self.assertTrue(table.wait())
+        pair = table.lookup("10.255.0.1", "10.255.0.2")
+        timer = threading.Timer(0.02, self.write, (self.golden,))
+        timer.start()
+        self.assertTrue(table.wait(60))
+        self.assertFalse(table.is_current(pair))
+        timer.join()
+        os.remove(self.path)
+        with self.assertRaises(fs.NoTable):
+            table.refresh()
+        table.lookup("10.255.0.1", "10.255.0.2")
+        self.write(self.golden)
+        self.assertTrue(table.refresh())
+        os.truncate(self.path, 0)
+        self.assertFalse(table.wait(0.05))
+        for call in (table.status, table.refresh, lambda: table.lookup("::1", "::2")):
+            with self.assertRaises(fs.BadTable):
+                call()
+        self.write(self.golden)
+        self.assertTrue(table.wait(60))
+        table.lookup("10.255.0.1", "10.255.0.2")
+
+
+if __name__ == "__main__":
+    unittest.main()
