@@ -199,6 +199,9 @@ func (b *book) confirm(f *flight) {
 		o.effect = f.value
 	case VectorSet:
 		f.wire.effect, f.wire.approximate = f.content, f.approximate
+		if owner := f.wire.owner; owner != nil && owner != o { // it has the place, and wants the content, of an operation of o
+			b.settle(owner)
+		}
 	case VectorDelete:
 		f.wire.effect = nil
 		if f.wire.former == o && f.wire.content == nil {

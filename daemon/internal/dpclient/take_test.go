@@ -597,6 +597,41 @@ func TestBulkChangeIsOneOperation(t *testing.T) {
 	}
 }
 
+// TestPlaceTakenBeforeItsContentIsInEffect checks that a vector is reported in effect if it takes a place whose content, equal to its own, another
+// vector has sent and the data plane has not acknowledged.
+func TestPlaceTakenBeforeItsContentIsInEffect(t *testing.T) {
+	e := newExpander(t, 0)
+	e.b.resync(State{})
+	e.b.release(true)
+	declare := func(id uint32) {
+		e.content[id] = vector(id, 2, 1)
+		e.b.setVector(e.content[id])
+		for n := range 3 {
+			e.want[dst(n)] = id
+			e.b.setDestination(dst(n), id)
+		}
+	}
+	declare(1)
+	e.note()
+	e.b.commit()
+	for e.send() {
+	}
+	declare(2)
+	e.b.deleteVector(1)
+	delete(e.content, 1)
+	e.note()
+	e.b.commit()
+	if w := e.b.vectors[2].wire; w == nil || w.id != 1 {
+		t.Fatalf("vector 2 has not taken the place of vector 1: %+v", w)
+	}
+	e.finish()
+	for _, o := range e.b.sorted() {
+		if o.change > 0 && o.done != o.change {
+			t.Errorf("%s: change %d is not in effect, the last one that is: %d", o.Object, o.change, o.done)
+		}
+	}
+}
+
 // TestSupersededChangesCostNothing checks that the changes that a slow data plane has not been sent yet are replaced by the last one.
 func TestSupersededChangesCostNothing(t *testing.T) {
 	const size, changes = 1000, 50
