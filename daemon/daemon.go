@@ -385,7 +385,8 @@ func (d *Daemon) slotTable() (*publish.Publisher, error) {
 		Reader: d.loop.builder.Reader(d.loop.do), Path: d.cfg.SlotTable.File, Mode: d.cfg.SlotTable.Mode, Planes: layout.Planes, Log: d.log,
 	}
 	for i := range layout.SubPorts {
-		c.SubPorts = append(c.SubPorts, slotfile.SubPort{Device: layout.SubPorts[i].Device, Plane: layout.SubPorts[i].Plane})
+		sp := &layout.SubPorts[i]
+		c.SubPorts = append(c.SubPorts, publish.SubPort{SubPort: slotfile.SubPort{Device: sp.Device, Plane: sp.Plane}, Netns: sp.Netns})
 	}
 	return publish.New(c)
 }

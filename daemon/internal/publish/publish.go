@@ -3,6 +3,7 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,16 +11,21 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"reflect"
 	"slices"
 	"time"
 
 	"github.com/fared/fared/daemon/internal/status"
+	"github.com/fared/fared/internal/rdmadev"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotlayout"
 )
 
 // retryDelay is the time after which a failed publication is repeated.
 const retryDelay = time.Second
+
+// scanPeriod is the period of scans for RDMA devices, GIDs among them, which appear when addresses are added.
+const scanPeriod = 10 * time.Second
 
 // Config configures a publisher.
 type Config struct {
@@ -29,8 +35,17 @@ type Config struct {
 	Mode os.FileMode
 	// Planes and SubPorts are those of the whole server, in the configured order.
 	Planes   []string
-	SubPorts []slotfile.SubPort
-	Log      *slog.Logger
+	SubPorts []SubPort
+	// Sysfs is the root of sysfs, from which the RDMA devices of sub-ports are read; empty means rdmadev.Sysfs.
+	Sysfs string
+	Log   *slog.Logger
+}
+
+// SubPort is a sub-port of the server.
+type SubPort struct {
+	slotfile.SubPort
+	// Netns is the network namespace of the device; empty means that of this process. RDMA devices of other namespaces are not visible here.
+	Netns string
 }
 
 // Publisher publishes the slots of all pairs. Use New.
@@ -39,6 +54,9 @@ type Publisher struct {
 	w *slotfile.Writer
 	// planes and subPorts have the indexes of the names.
 	planes, subPorts map[string]int
+
+	// ports are the RDMA ports of the last scan.
+	ports []rdmadev.Port
 
 	// shown is the view that the table shows; nil means that the table has to be written whole.
 	shown    *status.View
@@ -80,6 +98,23 @@ func (p *Publisher) Run(ctx context.Context) error {
 	}
 	beat := time.NewTicker(slotlayout.HeartbeatPeriod)
 	defer beat.Stop()
+	// A scan reads thousands of files, so it has a separate goroutine.
+	scans := make(chan []rdmadev.Port)
+	ctx, cancel := context.WithCancel(ctx)
+	scanned := make(chan struct{})
+	go func() {
+		defer close(scanned)
+		p.scan(ctx, scans)
+	}()
+	defer func() {
+		cancel()
+		<-scanned
+	}()
+	select {
+	case p.ports = <-scans:
+	case <-ctx.Done():
+		return nil
+	}
 	for {
 		changed := p.c.Reader.Changed()
 		view, err := p.c.Reader.View(ctx)
@@ -94,8 +129,69 @@ func (p *Publisher) Run(ctx context.Context) error {
 		case <-changed:
 		case <-beat.C:
 			p.attempt(p.w.Beat)
+		case p.ports = <-scans:
+			p.attempt(p.refreshRDMA)
 		}
 	}
+}
+
+// scan sends the RDMA ports of this machine, at first and whenever they have changed, until ctx ends.
+func (p *Publisher) scan(ctx context.Context, out chan<- []rdmadev.Port) {
+	root := cmp.Or(p.c.Sysfs, rdmadev.Sysfs)
+	tick := time.NewTicker(scanPeriod)
+	defer tick.Stop()
+	var last []rdmadev.Port
+	for first := true; ; first = false {
+		ports, err := rdmadev.Scan(root)
+		if err != nil {
+			p.c.Log.Debug("RDMA devices cannot be listed", "error", err)
+		}
+		if first || !reflect.DeepEqual(ports, last) {
+			select {
+			case out <- ports:
+				last = ports
+			case <-ctx.Done():
+				return
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// refreshRDMA publishes changed RDMA devices.
+func (p *Publisher) refreshRDMA() error {
+	if p.shown == nil || !p.setRDMA(p.shown.Layout()) {
+		return nil
+	}
+	return p.w.Publish()
+}
+
+// setRDMA writes the RDMA device of every sub-port to the table, and reports whether one has changed.
+func (p *Publisher) setRDMA(layout *status.Layout) (changed bool) {
+	for i, sp := range p.c.SubPorts {
+		var r slotfile.RDMA
+		port := rdmadev.PortOf(p.ports, sp.Device)
+		if port != nil && sp.Netns == "" {
+			r.Device, r.Port = port.Device, uint32(port.Port)
+		}
+		for g := range layout.Groups {
+			for _, source := range layout.Groups[g].Sources {
+				gid := int32(slotlayout.NoGID)
+				if r.Device != "" {
+					if n, ok := port.GIDOf(source.Addr(), sp.Device); ok {
+						gid = int32(n)
+					}
+				}
+				r.GIDs = append(r.GIDs, gid)
+			}
+		}
+		changed = p.w.SetRDMA(i, r) || changed
+	}
+	return changed
 }
 
 // attempt calls fn. After an error it abandons the table, which the next attempt writes whole.
@@ -175,7 +271,10 @@ func (p *Publisher) slots(view *status.View) int {
 func (p *Publisher) begin(view *status.View) error {
 	p.owners, p.groups, p.maxSlots = map[uint32]int{}, map[netip.Addr]int{}, max(p.slots(view), 1)
 	s := slotfile.Shape{
-		Instance: p.c.Reader.Instance(), Planes: p.c.Planes, SubPorts: p.c.SubPorts, MaxSlots: p.maxSlots, Vectors: view.Vectors(),
+		Instance: p.c.Reader.Instance(), Planes: p.c.Planes, MaxSlots: p.maxSlots, Vectors: view.Vectors(),
+	}
+	for _, sp := range p.c.SubPorts {
+		s.SubPorts = append(s.SubPorts, sp.SubPort)
 	}
 	for i := range view.Layout().Groups {
 		for _, source := range view.Layout().Groups[i].Sources {
@@ -186,7 +285,11 @@ func (p *Publisher) begin(view *status.View) error {
 	for key := range view.DestinationsSince(nil, nil) {
 		s.Pairs += len(view.Layout().Groups[key.Source].PairSources(key.Addr()))
 	}
-	return p.w.Begin(s)
+	if err := p.w.Begin(s); err != nil {
+		return err
+	}
+	p.setRDMA(view.Layout())
+	return nil
 }
 
 // change returns the difference between the table and a view.

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -253,10 +254,18 @@ func have(t testing.TB, table *slots.Table) map[string]bool {
 // start runs a publisher until the test ends or stop is called.
 func start(t *testing.T, l *loop, path string) (stop func()) {
 	t.Helper()
-	p, err := New(Config{
-		Reader: l.builder.Reader(l.do), Path: path, Planes: []string{"p0", "p1", "p2"}, Log: slog.New(slog.DiscardHandler),
-		SubPorts: []slotfile.SubPort{{Device: "a"}, {Device: "b"}, {Device: "c", Plane: 1}, {Device: "d", Plane: 1}, {Device: "e", Plane: 2}, {Device: "f", Plane: 2}},
-	})
+	return startAt(t, l, path, t.TempDir())
+}
+
+// startAt is start with a root of sysfs.
+func startAt(t *testing.T, l *loop, path, sysfs string) (stop func()) {
+	t.Helper()
+	c := Config{Reader: l.builder.Reader(l.do), Path: path, Planes: []string{"p0", "p1", "p2"}, Log: slog.New(slog.DiscardHandler), Sysfs: sysfs}
+	for i, device := range []string{"a", "b", "c", "d", "e", "f"} {
+		c.SubPorts = append(c.SubPorts, SubPort{SubPort: slotfile.SubPort{Device: device, Plane: i / 2}})
+	}
+	c.SubPorts[5].Netns = "other"
+	p, err := New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -427,5 +436,38 @@ func TestOccupied(t *testing.T) {
 	var used *slotfile.InUseError
 	if !errors.As(err, &used) || !strings.Contains(err.Error(), "slots.file") {
 		t.Errorf("a second publisher: %v", err)
+	}
+}
+
+// TestRDMA checks the RDMA devices and GID indexes of the sub-ports: of a device with an address of a loopback, one without, and one of another namespace.
+func TestRDMA(t *testing.T) {
+	sysfs := t.TempDir()
+	for file, text := range map[string]string{
+		"mlx5_0/ports/1/gids/3": "0000:0000:0000:0000:0000:ffff:0aff:0001", "mlx5_0/ports/1/gid_attrs/types/3": "RoCE v2", "mlx5_0/ports/1/gid_attrs/ndevs/3": "a",
+		"mlx5_0/ports/1/gids/2": "0000:0000:0000:0000:0000:ffff:0aff:0001", "mlx5_0/ports/1/gid_attrs/types/2": "IB/RoCE v1", "mlx5_0/ports/1/gid_attrs/ndevs/2": "a",
+		"mlx5_1/ports/1/gids/0": "fe80:0000:0000:0000:0000:0000:0000:0001", "mlx5_1/ports/1/gid_attrs/types/0": "RoCE v2", "mlx5_1/ports/1/gid_attrs/ndevs/0": "b",
+		"mlx5_2/ports/1/gids/0": "0000:0000:0000:0000:0000:ffff:0aff:0005", "mlx5_2/ports/1/gid_attrs/types/0": "RoCE v2", "mlx5_2/ports/1/gid_attrs/ndevs/0": "f",
+	} {
+		file = filepath.Join(sysfs, "class/infiniband", file)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text+"\n"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "slots")
+	l := newLoop(1)
+	l.builder.Started()
+	startAt(t, l, path, sysfs)
+	table := opened(t, path)
+	got, err := table.SubPorts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	none := []int{-1, -1, -1, -1} // sources 10.255.0.1, 10.255.0.9, fd00::1, 10.255.0.5
+	want := []slots.SubPort{
+		{Device: "a", RDMADevice: "mlx5_0", RDMAPort: 1, GIDs: []int{3, -1, -1, -1}}, {Device: "b", RDMADevice: "mlx5_1", RDMAPort: 1, GIDs: none},
+		{Device: "c", Plane: 1, GIDs: none}, {Device: "d", Plane: 1, GIDs: none}, {Device: "e", Plane: 2, GIDs: none}, {Device: "f", Plane: 2, GIDs: none},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("sub-ports\n%+v, want\n%+v", got, want)
 	}
 }
