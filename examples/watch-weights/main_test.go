@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -17,10 +16,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/daemon"
@@ -109,21 +104,14 @@ func (b *buffer) lines(from int) (lines []string) {
 // run runs a watch on a socket until the test ends.
 func run(t *testing.T, socket string) *buffer {
 	t.Helper()
-	conn, err := dial(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var out, log buffer
 	ended := make(chan error, 1)
-	go func() { ended <- newWatch(&out, &log).follow(ctx, farev1.NewWeightServiceClient(conn)) }()
+	go func() { ended <- follow(ctx, socket, &farev1.WeightFilter{OmitPairs: true}, &out, &log) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Errorf("the watch ended: %v", err)
-		}
-		if err := conn.Close(); err != nil {
-			t.Error(err)
 		}
 		if t.Failed() {
 			t.Logf("printed:\n%slogged:\n%s", &out, &log)
@@ -217,118 +205,3 @@ func freePort(t *testing.T) int {
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).Port
 }
-
-// script is a WeightService whose streams send prepared messages and then fail.
-type script struct {
-	farev1.UnimplementedWeightServiceServer
-
-	streams  [][]*farev1.WatchWeightsResponse
-	requests chan *farev1.WatchWeightsRequest
-}
-
-func (s *script) WatchWeights(request *farev1.WatchWeightsRequest, stream grpc.ServerStreamingServer[farev1.WatchWeightsResponse]) error {
-	s.requests <- request
-	if len(s.streams) == 0 {
-		<-stream.Context().Done()
-		return stream.Context().Err()
-	}
-	messages := s.streams[0]
-	s.streams = s.streams[1:] // one stream at a time
-	for _, m := range messages {
-		if err := stream.Send(m); err != nil {
-			return err
-		}
-	}
-	return status.Error(codes.Unavailable, "the daemon stops")
-}
-
-// TestResume checks the position of each new stream, and that repeated rows and incomplete snapshots print no line.
-func TestResume(t *testing.T) {
-	row := func(n, weight int) *farev1.DestinationWeights {
-		return &farev1.DestinationWeights{
-			Destination: fmt.Sprintf("10.255.0.%d/32", n), Sources: []string{"10.255.0.1/32"}, Reachable: true,
-			Planes: []*farev1.PlaneWeight{{Plane: "p0", Weight: uint32(weight), InEffect: true}},
-		}
-	}
-	rows := func(r ...*farev1.DestinationWeights) []*farev1.DestinationWeights { return r }
-	removed := []*farev1.WeightKey{{Destination: "10.255.0.2/32", Sources: []string{"10.255.0.1/32"}}}
-	s := &script{requests: make(chan *farev1.WatchWeightsRequest, 16), streams: [][]*farev1.WatchWeightsResponse{
-		{
-			{Revision: 4, Instance: "a", Snapshot: true, Weights: rows(row(2, 1))},
-			{Revision: 4, Instance: "a", Complete: true, Weights: rows(row(3, 1), row(4, 1))},
-			{Revision: 5, Instance: "a", Complete: true, Weights: rows(row(3, 2))},
-			{Revision: 6, Instance: "a", Removed: removed}, // the stream fails before the rest of revision 6
-		},
-		{
-			{Revision: 6, Instance: "a", Removed: removed},
-			{Revision: 6, Instance: "a", Complete: true, Weights: rows(row(4, 2))},
-		},
-		// The next run of the daemon; its first snapshot is interrupted.
-		{{Revision: 1, Instance: "b", Snapshot: true, Weights: rows(row(3, 2))}},
-		{
-			{Revision: 1, Instance: "b", Snapshot: true, Weights: rows(row(3, 2))},
-			{Revision: 1, Instance: "b", Complete: true, Weights: rows(row(5, 1))},
-		},
-	}}
-	socket := filepath.Join(socketDir(t), "socket")
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	farev1.RegisterWeightServiceServer(server, s)
-	go server.Serve(listener)
-	defer server.Stop()
-
-	out := run(t, socket)
-	for i, want := range []struct {
-		revision uint64
-		instance string
-	}{{0, ""}, {5, "a"}, {6, "a"}, {6, "a"}, {1, "b"}} {
-		select {
-		case r := <-s.requests:
-			if r.SinceRevision != want.revision || r.Instance != want.instance {
-				t.Errorf("stream %d resumes after revision %d of instance %q, want %d of %q", i, r.SinceRevision, r.Instance, want.revision, want.instance)
-			}
-		case <-time.After(time.Minute):
-			t.Fatalf("stream %d was not opened", i)
-		}
-	}
-	const from = " from 10.255.0.1/32 "
-	if got, want := out.String(), "4 10.255.0.2/32"+from+"p0=1 in effect\n"+
-		"4 10.255.0.3/32"+from+"p0=1 in effect\n"+
-		"4 10.255.0.4/32"+from+"p0=1 in effect\n"+
-		"5 10.255.0.3/32"+from+"p0=2 in effect\n"+
-		"6 10.255.0.2/32"+from+"removed\n"+
-		"6 10.255.0.4/32"+from+"p0=2 in effect\n"+
-		"1 10.255.0.5/32"+from+"p0=1 in effect\n"+
-		"1 10.255.0.4/32"+from+"removed\n"; got != want {
-		t.Errorf("printed:\n%swant:\n%s", got, want)
-	}
-}
-
-// TestEnds checks that an error that a new stream cannot remedy ends the watch.
-func TestEnds(t *testing.T) {
-	refused := status.Error(codes.InvalidArgument, "no such source")
-	err := newWatch(io.Discard, io.Discard).follow(t.Context(), failing{refused})
-	if !errors.Is(err, refused) {
-		t.Errorf("the watch ended with %v, want %v", err, refused)
-	}
-}
-
-// failing is a client whose calls fail.
-type failing struct{ err error }
-
-func (f failing) WatchWeights(context.Context, *farev1.WatchWeightsRequest, ...grpc.CallOption) (grpc.ServerStreamingClient[farev1.WatchWeightsResponse], error) {
-	return nil, f.err
-}
-
-func (f failing) GetWeights(context.Context, *farev1.GetWeightsRequest, ...grpc.CallOption) (*farev1.GetWeightsResponse, error) {
-	return nil, f.err
-}
-
-func (f failing) ListWeights(context.Context, *farev1.ListWeightsRequest, ...grpc.CallOption) (*farev1.ListWeightsResponse, error) {
-	return nil, f.err
-}
-
-var _ farev1.WeightServiceClient = failing{}
