@@ -344,11 +344,12 @@ func TestUnknownMethod(t *testing.T) {
 
 // TestClose checks that Close ends calls with UNAVAILABLE, waits for their handlers, and refuses later calls.
 func TestClose(t *testing.T) {
-	returned := make(chan string, 2)
+	entered, returned := make(chan struct{}), make(chan string, 2)
 	f := &fake{
 		hello: func(ctx context.Context, _ *farev1.HelloRequest) (*farev1.HelloResponse, error) {
+			close(entered)
 			<-ctx.Done()
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) // a Close that does not wait for handlers returns meanwhile
 			returned <- "hello"
 			return nil, ctx.Err()
 		},
@@ -375,9 +376,12 @@ func TestClose(t *testing.T) {
 		_, err := client.Hello(t.Context(), &farev1.HelloRequest{})
 		unary <- err
 	}()
-	time.Sleep(10 * time.Millisecond) // either order passes
+	<-entered
 	if err := conn.Close(); err != nil {
 		t.Fatal(err)
+	}
+	if n := len(returned); n != 2 {
+		t.Errorf("%d of 2 handlers had returned when Close did", n)
 	}
 	if err := <-unary; status.Code(err) != codes.Unavailable {
 		t.Errorf("unary call: %v", err)
