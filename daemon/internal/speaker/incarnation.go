@@ -46,6 +46,7 @@ type incarnation struct {
 	budget    budget    // used only by fromPeer
 	costed    uint64    // the session's cost when the budget was last charged; used only by fromPeer
 	refreshed time.Time // when ROUTE-REFRESH could last pass; used only by fromPeer
+	burst     time.Time // start of the burst whose changes wait in the queue; zero if none does; used only by fromPeer
 
 	active  chan struct{} // closed when GoBGP waits for the connection
 	settled chan struct{} // closed when GoBGP has processed the OPENs
@@ -203,9 +204,7 @@ func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 					return err
 				}
 			}
-			if changes := in.guard.TakeChanges(); len(changes) > 0 {
-				in.s.speaker.queue.change(in.s.index, in.gen, changes, false)
-			}
+			in.deliver(now)
 			if now.Sub(in.refreshed) > refreshPause && !in.isUnread() {
 				out, in.refreshed = in.guard.Refresh(out), now
 			}
@@ -219,6 +218,38 @@ func (in *incarnation) fromPeer(ctx, watching context.Context) error {
 		if err != nil {
 			return fmt.Errorf("connection to the peer: %w", plain(err))
 		}
+	}
+}
+
+// A burst is a sequence of changes of routes with at least burstSize of them in
+// one read. The owner is not notified before the peer pauses for burstPause, or
+// the burst lasts for burstLimit: weights that many routes change alike cost the
+// data plane least if it receives them at once.
+const (
+	burstSize  = 64
+	burstPause = 500 * time.Microsecond
+	burstLimit = 20 * time.Millisecond
+)
+
+// deliver puts the changes of the last read into the queue.
+func (in *incarnation) deliver(now time.Time) {
+	changes := in.guard.TakeChanges()
+	if in.burst.IsZero() && len(changes) >= burstSize {
+		in.burst = now
+	}
+	if len(changes) > 0 {
+		in.s.speaker.queue.change(in.s.index, in.gen, changes, !in.burst.IsZero())
+	}
+	if !in.burst.IsZero() && (now.Sub(in.burst) >= burstLimit || !readable(in.conn, burstPause)) {
+		in.release()
+	}
+}
+
+// release notifies the owner of the changes of a burst.
+func (in *incarnation) release() {
+	if !in.burst.IsZero() {
+		in.burst = time.Time{}
+		in.s.speaker.queue.change(in.s.index, in.gen, nil, false)
 	}
 }
 

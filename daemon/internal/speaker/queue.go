@@ -6,12 +6,19 @@ import (
 	"sync"
 
 	"github.com/fared/fared/daemon/internal/guard"
+	"github.com/fared/fared/fare"
 )
 
-// quota is the number of changed routes of one session that take returns per
-// call: a session whose peer changes more routes at once delays the events of
-// other sessions by at most this many.
-const quota = 16384
+// quota bounds the cost of the changed routes of one session that take returns
+// per call: a session whose peer changes more routes at once delays the events
+// of other sessions by at most this much. A route with other communities than the
+// route before it costs distinct, because the owner computes and programs other
+// weights for it; a route with equal ones costs 1. So take returns up to 16
+// routes that all differ, and up to 30,721 that change alike.
+const (
+	quota    = 32768
+	distinct = 2048
+)
 
 // keptChanges is the number of changes up to which a session's memory for them
 // is reused: a table of thousands of routes arrives once.
@@ -37,6 +44,7 @@ type queue struct {
 type sessionQueue struct {
 	events  []placed
 	changes []Change // a canceled change has no prefix
+	base    int      // number of changes taken from the front of changes since it was empty
 	taken   []Change // returned by the latest take
 	pending map[netip.Addr]pending
 	dead    int // canceled changes
@@ -50,12 +58,12 @@ type sessionQueue struct {
 // placed is a session event and its place.
 type placed struct {
 	event Event
-	at    int // number of changes that precede it
+	at    int // number of changes that precede it, including base
 }
 
 // pending is the pending change of an address.
 type pending struct {
-	at    int  // index into changes
+	at    int  // index into changes, plus base
 	owned bool // the owner has taken a route for the address, and no withdrawal since
 }
 
@@ -73,7 +81,7 @@ func (q *queue) wake() {
 
 // push appends a session event behind the pending changes.
 func (sq *sessionQueue) push(e Event) {
-	sq.events = append(sq.events, placed{e, len(sq.changes)})
+	sq.events = append(sq.events, placed{e, sq.base + len(sq.changes)})
 }
 
 // replace puts e in the place of the pending event of its type, if there is one.
@@ -115,7 +123,7 @@ func (q *queue) sessionDown(e SessionDown) {
 		return
 	}
 	sq.up, sq.present = false, 0
-	sq.changes, sq.pending, sq.dead = nil, nil, 0
+	sq.changes, sq.base, sq.pending, sq.dead = nil, 0, nil, 0
 	untaken := false
 	// A Fault, and the SessionDown of the previous generation, belong to no generation and stay.
 	sq.events = slices.DeleteFunc(sq.events, func(p placed) bool {
@@ -167,7 +175,7 @@ func (sq *sessionQueue) announce(c *guard.Change) {
 		sq.present++
 	}
 	if p, ok := sq.pending[c.Prefix.Addr()]; ok {
-		sq.changes[p.at].Attrs = c.Attrs
+		sq.changes[p.at-sq.base].Attrs = c.Attrs
 		return
 	}
 	sq.put(Change{c.Prefix, c.Attrs}, !c.New)
@@ -181,9 +189,9 @@ func (sq *sessionQueue) withdraw(prefix netip.Prefix) {
 	case !ok:
 		sq.put(Change{Prefix: prefix}, true)
 	case p.owned:
-		sq.changes[p.at].Attrs = nil
+		sq.changes[p.at-sq.base].Attrs = nil
 	default: // the owner never saw the route
-		sq.changes[p.at] = Change{}
+		sq.changes[p.at-sq.base] = Change{}
 		sq.dead++
 		delete(sq.pending, prefix.Addr())
 	}
@@ -197,7 +205,7 @@ func (sq *sessionQueue) put(c Change, owned bool) {
 	if sq.pending == nil {
 		sq.pending = make(map[netip.Addr]pending)
 	}
-	sq.pending[c.Prefix.Addr()] = pending{len(sq.changes), owned}
+	sq.pending[c.Prefix.Addr()] = pending{sq.base + len(sq.changes), owned}
 	sq.changes = append(sq.changes, c)
 }
 
@@ -205,20 +213,20 @@ func (sq *sessionQueue) put(c Change, owned bool) {
 func (sq *sessionQueue) compact() {
 	n, event := 0, 0
 	for i, c := range sq.changes {
-		for ; event < len(sq.events) && sq.events[event].at <= i; event++ {
-			sq.events[event].at = n
+		for ; event < len(sq.events) && sq.events[event].at <= sq.base+i; event++ {
+			sq.events[event].at = sq.base + n
 		}
 		if !c.Prefix.IsValid() {
 			continue
 		}
 		p := sq.pending[c.Prefix.Addr()]
-		p.at = n
+		p.at = sq.base + n
 		sq.pending[c.Prefix.Addr()] = p
 		sq.changes[n] = c
 		n++
 	}
 	for ; event < len(sq.events); event++ {
-		sq.events[event].at = n
+		sq.events[event].at = sq.base + n
 	}
 	clear(sq.changes[n:])
 	sq.changes, sq.dead = sq.changes[:n], 0
@@ -248,8 +256,8 @@ func (q *queue) fault(e Fault) {
 	q.wake()
 }
 
-// take appends the pending events to buf, at most quota changed routes per session. The session that comes first changes from call to call. If
-// events remain, take refills the channel of Ready. The changes of the previous call become invalid.
+// take appends the pending events to buf, of each session changed routes of a cost up to quota. The session that comes first changes from call
+// to call. If events remain, take refills the channel of Ready. The changes of the previous call become invalid.
 func (q *queue) take(buf []Event) []Event {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -277,7 +285,7 @@ func (sq *sessionQueue) take(buf []Event, session int) []Event {
 	if sq.dead > 0 {
 		sq.compact()
 	}
-	n := min(len(sq.changes), quota)
+	n := sq.affordable()
 	from, events := 0, 0
 	emit := func(to int) {
 		if to > from {
@@ -285,32 +293,46 @@ func (sq *sessionQueue) take(buf []Event, session int) []Event {
 			from = to
 		}
 	}
-	for ; events < len(sq.events) && sq.events[events].at <= n; events++ {
-		emit(sq.events[events].at)
+	for ; events < len(sq.events) && sq.events[events].at-sq.base <= n; events++ {
+		emit(sq.events[events].at - sq.base)
 		buf = append(buf, sq.events[events].event)
 	}
 	emit(n)
 	sq.events = slices.Delete(sq.events, 0, events)
 	if n == len(sq.changes) {
-		sq.changes, sq.taken = sq.taken[:0], sq.changes
-		if n > keptChanges {
+		if sq.base+n > keptChanges {
 			sq.pending = nil
 		}
 		clear(sq.pending)
+		sq.changes, sq.taken, sq.base = sq.taken[:0], sq.changes, 0
 		return buf
 	}
 	for _, c := range sq.changes[:n] {
 		delete(sq.pending, c.Prefix.Addr())
 	}
-	for a, p := range sq.pending {
-		p.at -= n
-		sq.pending[a] = p
-	}
-	for i := range sq.events {
-		sq.events[i].at -= n
-	}
-	sq.taken, sq.changes = nil, sq.changes[n:]
+	sq.taken, sq.changes, sq.base = nil, sq.changes[n:], sq.base+n
 	return buf
+}
+
+// affordable returns the number of pending changes, from the first, whose cost is within quota.
+func (sq *sessionQueue) affordable() int {
+	cost := 0
+	for i := range sq.changes {
+		if i > 0 && alike(sq.changes[i].Attrs, sq.changes[i-1].Attrs) {
+			cost++
+		} else {
+			cost += distinct
+		}
+		if cost > quota {
+			return i
+		}
+	}
+	return len(sq.changes)
+}
+
+// alike reports whether routes have equal communities, or are both withdrawn.
+func alike(a, b *fare.Attributes) bool {
+	return a == b || a != nil && b != nil && slices.Equal(a.Communities, b.Communities)
 }
 
 // present returns the number of routes held from a session's peer.

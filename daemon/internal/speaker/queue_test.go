@@ -16,7 +16,10 @@ func prefix(n int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}), 32)
 }
 
-func attrs(as uint32) *fare.Attributes { return &fare.Attributes{ASPath: []uint32{as}} }
+// attrs returns attributes with a path of one AS number, and a community that differs for each number.
+func attrs(as uint32) *fare.Attributes {
+	return &fare.Attributes{ASPath: []uint32{as}, Communities: []fare.Community{{0, 4, 0, 0, byte(as >> 24), byte(as >> 16), byte(as >> 8), byte(as)}}}
+}
 
 // feed is the reader's end of a queue: it keeps the peers' tables, as guards do, and reports only changes of them.
 type feed struct {
@@ -305,16 +308,17 @@ func TestTakenChangesStay(t *testing.T) {
 // TestTakeIsFair checks that a session with thousands of changes leaves room for other sessions in every call, keeps its own order, and is fully
 // taken in the end.
 func TestTakeIsFair(t *testing.T) {
-	const routes = 5*quota + 7
+	const most = quota / distinct // distinct routes in a turn
+	const routes = 5*most + 7
 	f := newFeed(3)
 	for s := range 3 {
 		f.sessionUp(SessionUp{Session: s, Generation: 1}, 0)
 	}
 	for i := range routes {
-		f.announce(1, 1, prefix(i), 1)
+		f.announce(1, 1, prefix(i), uint32(i))
 	}
 	f.endOfRIB(1, 1, IPv4)
-	f.announce(1, 1, prefix(routes), 1)
+	f.announce(1, 1, prefix(routes), routes)
 	next, turns, ended := 0, 0, -1
 	for next < routes {
 		select {
@@ -328,8 +332,8 @@ func TestTakeIsFair(t *testing.T) {
 		if turns == 1 {
 			f.withdraw(1, 1, prefix(routes-1)) // canceled before its turn
 		}
-		if i := next + quota; i < routes-1 {
-			f.announce(1, 1, prefix(i), uint32(turns+1)) // changed before its turn
+		if i := next + most; i < routes-1 {
+			f.announce(1, 1, prefix(i), uint32(1<<20+turns)) // changed before its turn
 		}
 		count, sawLate := 0, false
 		for _, e := range f.take(nil) {
@@ -350,12 +354,73 @@ func TestTakeIsFair(t *testing.T) {
 				ended = next
 			}
 		}
-		if count > quota || !sawLate {
+		if count > most || !sawLate {
 			t.Fatalf("turn %d: %d routes of the busy session, the other's seen: %v", turns, count, sawLate)
 		}
 	}
 	if turns != 6 || ended != routes-1 {
 		t.Errorf("%d routes in %d turns, End-of-RIB behind %d; want %d in 6, behind %d", next, turns, ended, routes, routes-1)
+	}
+}
+
+// TestTakeIsGenerousToEqualRoutes checks that a table of equal bandwidths is taken in one call, whatever the paths, and so are withdrawals. The
+// same routes with bandwidths that alternate are not.
+func TestTakeIsGenerousToEqualRoutes(t *testing.T) {
+	const routes = 16384
+	equal, other := attrs(1), attrs(2)
+	longer := &fare.Attributes{ASPath: []uint32{1, 2, 3}, Communities: equal.Communities}
+	for _, c := range []struct {
+		name  string
+		attrs [2]*fare.Attributes
+		most  int
+	}{
+		{"equal", [2]*fare.Attributes{equal, equal}, routes},
+		{"equal, with different paths", [2]*fare.Attributes{equal, longer}, routes},
+		{"different", [2]*fare.Attributes{equal, other}, quota / distinct},
+	} {
+		q := newQueue(1)
+		q.sessionUp(SessionUp{Generation: 1}, 0)
+		q.take(nil)
+		take := func(what string, want int) {
+			t.Helper()
+			if got := len(q.take(nil)[0].(Routes).Changes); got != want {
+				t.Errorf("%s, %s: %d of %d routes in a call, want %d", c.name, what, got, routes, want)
+			}
+		}
+		var changes []guard.Change
+		for i := range routes {
+			changes = append(changes, guard.Change{Prefix: prefix(i), Attrs: c.attrs[i%2], New: true})
+		}
+		q.change(0, 1, changes, false)
+		take("announced", c.most)
+		for len(q.sessions[0].changes) > 0 {
+			q.take(nil)
+		}
+		for i := range changes {
+			changes[i] = guard.Change{Prefix: changes[i].Prefix}
+		}
+		q.change(0, 1, changes, false)
+		take("withdrawn", routes)
+	}
+}
+
+// TestBurstNotifiesOnce checks that changes to which more will follow do not notify the owner.
+func TestBurstNotifiesOnce(t *testing.T) {
+	q := newQueue(1)
+	q.sessionUp(SessionUp{Generation: 1}, 0)
+	q.take(nil)
+	for len(q.ready) > 0 {
+		<-q.ready
+	}
+	for i := range 10 {
+		q.change(0, 1, []guard.Change{{Prefix: prefix(i), Attrs: attrs(1), New: true}}, true)
+	}
+	if len(q.ready) != 0 {
+		t.Error("the owner was notified during the burst")
+	}
+	q.change(0, 1, nil, false)
+	if len(q.ready) != 1 || len(q.take(nil)[0].(Routes).Changes) != 10 {
+		t.Error("the owner was not notified of all changes after the burst")
 	}
 }
 

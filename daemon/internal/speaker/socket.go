@@ -212,6 +212,21 @@ func sockaddr(family int, peer netip.Addr) (sa unix.SockaddrStorage, bits uint8)
 	return sa, uint8(peer.BitLen())
 }
 
+// readable reports whether a connection has octets, or an end, to read within d.
+func readable(conn *net.TCPConn, d time.Duration) bool {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return true // the next read returns the error
+	}
+	n := 0
+	wait := unix.NsecToTimespec(d.Nanoseconds())
+	err = controlRaw(raw, func(fd int) (err error) {
+		n, err = unix.Ppoll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, &wait, nil)
+		return err
+	})
+	return err == nil && n > 0
+}
+
 // sendQueue returns the number of octets written to a connection that its other end has not acknowledged (tcp(7), SIOCOUTQ).
 func sendQueue(conn *net.TCPConn) (octets int, err error) {
 	raw, err := conn.SyscallConn()
