@@ -18,6 +18,7 @@ import (
 
 	"github.com/fared/fared/client/slots"
 	"github.com/fared/fared/client/slots/slotstest"
+	"github.com/fared/fared/internal/netnstest"
 	"github.com/fared/fared/internal/slotfile"
 	"github.com/fared/fared/internal/slotlayout"
 	"github.com/fared/fared/wecmp"
@@ -26,19 +27,11 @@ import (
 var update = flag.Bool("update", false, "rewrite the golden files")
 
 const (
-	goldenTable = "../internal/slotfile/testdata/v1.slots"
-	goldenText  = "../internal/slotfile/testdata/v1.txt"
+	goldenTable = "../internal/slotfile/testdata/v2.slots"
+	goldenText  = "../internal/slotfile/testdata/v2.txt"
 	goldenKeys  = "testdata/keys.txt"
 	goldenABI   = "testdata/abi.txt"
 )
-
-// tool skips the test if a program is missing.
-func tool(t testing.TB, name string) {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		t.Skipf("%s is missing: make deps installs it", name)
-	}
-}
 
 // run runs a command and returns its output.
 func run(t testing.TB, name string, args ...string) string {
@@ -58,7 +51,7 @@ const (
 // compile compiles a program of lib/tests with the library's source, and returns its path.
 func compile(t testing.TB, program string, flags ...string) string {
 	t.Helper()
-	tool(t, "gcc")
+	netnstest.Tools(t, "gcc")
 	out := filepath.Join(t.TempDir(), program)
 	args := append([]string{"-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all"}, flags...)
 	run(t, "gcc", append(args, "-o", out, "-Iinclude", filepath.Join("tests", program+".c"), "src/fared.c", "-lpthread")...)
@@ -95,7 +88,7 @@ func TestUnit(t *testing.T) {
 
 // TestValgrind reads the golden file under valgrind: no access to uninitialized memory, no leak.
 func TestValgrind(t *testing.T) {
-	tool(t, "valgrind")
+	netnstest.Tools(t, "valgrind")
 	got := run(t, "valgrind", "-q", "--error-exitcode=3", "--leak-check=full", compile(t, "dump"), goldenTable)
 	if got != content(t, goldenText) {
 		t.Errorf("the table is\n%s", got)
@@ -149,7 +142,7 @@ func TestKeys(t *testing.T) {
 
 // TestABI compares symbols, sizes, offsets and constants with the golden file: a change of a line that exists breaks programs.
 func TestABI(t *testing.T) {
-	tool(t, "make")
+	netnstest.Tools(t, "make")
 	out := t.TempDir()
 	run(t, "make", "OUT="+out)
 	text := run(t, compile(t, "abi"))
@@ -175,8 +168,8 @@ func TestABI(t *testing.T) {
 
 // TestInstall installs the library below a directory, and compiles the examples by pkg-config in C and in C++ mode.
 func TestInstall(t *testing.T) {
-	tool(t, "pkg-config")
-	tool(t, "gcc")
+	netnstest.Tools(t, "pkg-config")
+	netnstest.Tools(t, "gcc")
 	out, root := t.TempDir(), t.TempDir()
 	run(t, "make", "OUT="+out, "DESTDIR="+root, "PREFIX=/usr", "install")
 	for _, file := range []string{"lib/libfared.a", "lib/libfared.so", "lib/libfared.so.1", "lib/pkgconfig/libfared.pc", "include/fared.h", "share/man/man3/libfared.3"} {
@@ -381,7 +374,7 @@ func (p *published) dump(t testing.TB) string {
 
 // TestPython runs the tests of the Python module.
 func TestPython(t *testing.T) {
-	tool(t, "python3")
+	netnstest.Tools(t, "python3")
 	cmd := exec.Command("python3", "-B", "-m", "unittest", "test_fared_slots")
 	cmd.Dir = "../python"
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -391,7 +384,7 @@ func TestPython(t *testing.T) {
 
 // readers are the programs that describe a table in other languages, as commands that the path follows.
 func readers(t *testing.T) map[string][]string {
-	tool(t, "python3")
+	netnstest.Tools(t, "python3")
 	return map[string][]string{"C": {compile(t, "dump", memorySanitizers)}, "Python": {"python3", "-B", "../python/fared_slots.py"}}
 }
 
@@ -543,7 +536,7 @@ func TestReadersUnderChange(t *testing.T) {
 
 // BenchmarkLibfared prints the times of calls in C, on tables of several sizes.
 func BenchmarkLibfared(b *testing.B) {
-	tool(b, "gcc")
+	netnstest.Tools(b, "gcc")
 	out := filepath.Join(b.TempDir(), "bench")
 	run(b, "gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-Iinclude", "-o", out, "tests/bench.c", "src/fared.c")
 	for _, c := range []struct{ pairs, slots int }{{64, 8}, {16384, 16}, {131072, 16}} {

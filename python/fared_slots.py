@@ -91,7 +91,7 @@ L_PAIR_DESTINATION = 32
 L_PAIR_FLAGS = 48
 L_PAIR_BYTES = 56
 L_ORDER = 16909060
-L_LAYOUT = 1
+L_LAYOUT = 2
 L_STATE_LIVE = 1
 L_STATE_ENDED = 2
 L_STATE_REPLACED = 3
@@ -433,11 +433,13 @@ class Table:
         for word in memoryview(key).cast("Q"):
             hashed = _mix(hashed ^ word)
         entries, _, start = f.index
+        tag = (hashed >> 32) & -entries
         for probe in range(entries):
-            n = f.w[start // 4 + (hashed + probe) % entries]
-            if n == 0:
+            entry = f.w[start // 4 + (hashed + probe) % entries]
+            if entry == 0:
                 break
-            if n == L_INDEX_DELETED:
+            n = entry & (entries - 1)
+            if entry == L_INDEX_DELETED or entry - n != tag or n == 0:
                 continue
             if n > f.pairs[0]:
                 raise BadTable(f"{self.path} is a damaged slot table")

@@ -12,7 +12,7 @@ import unittest
 import fared_slots as fs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-GOLDEN = ROOT / "internal/slotfile/testdata/v1.slots"
+GOLDEN = ROOT / "internal/slotfile/testdata/v2.slots"
 
 
 class Slots(unittest.TestCase):
@@ -34,7 +34,7 @@ class Slots(unittest.TestCase):
         os.close(fd)
 
     def test_golden(self):
-        self.assertEqual(fs.dump(fs.open(self.path)), (ROOT / "internal/slotfile/testdata/v1.txt").read_text())
+        self.assertEqual(fs.dump(fs.open(self.path)), (ROOT / "internal/slotfile/testdata/v2.txt").read_text())
 
     def test_keys(self):
         lines = [line.split() for line in (ROOT / "lib/testdata/keys.txt").read_text().splitlines() if line[0] != "#"]
@@ -79,7 +79,7 @@ class Slots(unittest.TestCase):
 
     def test_open(self):
         for data, at, value in ((b"", 0, None), (b"root:x:0:0", 0, None), (self.golden[:100], 0, None), (self.golden[:-1], 0, None),
-                                (self.golden, fs.L_HEADER_LAYOUT, 2), (self.golden, fs.L_HEADER_ORDER, 9), (self.golden, fs.L_HEADER_PAIRS, 1 << 30)):
+                                (self.golden, fs.L_HEADER_LAYOUT, 99), (self.golden, fs.L_HEADER_ORDER, 9), (self.golden, fs.L_HEADER_PAIRS, 1 << 30)):
             self.write(data)
             if value is not None:
                 self.poke(at, value)

@@ -59,6 +59,29 @@ func (p Placement) String() string {
 	return fmt.Sprintf("placement %d", uint8(p))
 }
 
+// State is the state of a table's file.
+type State uint32
+
+// The states.
+const (
+	Live     = State(slotlayout.StateLive)     // the table has an owner while its heartbeat advances
+	Ended    = State(slotlayout.StateEnded)    // the owner has ended; the table has its last state
+	Replaced = State(slotlayout.StateReplaced) // another file at the path replaces this one
+)
+
+// String returns "live", "ended" or "replaced".
+func (s State) String() string {
+	switch s {
+	case Live:
+		return "live"
+	case Ended:
+		return "ended"
+	case Replaced:
+		return "replaced"
+	}
+	return fmt.Sprintf("state %d", uint32(s))
+}
+
 // Slot is a queue pair slot of a pair.
 type Slot struct {
 	// Plane is an index of Table.Planes.
@@ -118,6 +141,9 @@ type Status struct {
 	Run uint64
 	// Revision counts publications. StatusRevision is the revision of fare.v1.WeightService up to which the table is current.
 	Revision, StatusRevision uint64
+	State                    State
+	// HeartbeatAge is the time since the owner's last heartbeat. It is negative for a table of an earlier boot of the machine.
+	HeartbeatAge time.Duration
 	// Live means that fared maintains the table: its state is live and its heartbeat is at most five seconds old.
 	Live bool
 	// Pairs is the number of pairs.
@@ -211,6 +237,9 @@ func text(b []byte) string {
 	return string(b)
 }
 
+// Path returns the path at which the table was opened.
+func (t *Table) Path() string { return t.path }
+
 // Close releases the table. Results of earlier calls stay valid.
 func (t *Table) Close() error {
 	t.mem.Store(nil)
@@ -285,15 +314,16 @@ func (t *Table) Lookup(src, dst netip.Addr, buf []Slot) (Pair, error) {
 	defer runtime.KeepAlive(m)
 	a, b := src.As16(), dst.As16()
 	mask := uint64(m.h.IndexEntries - 1)
-	at := slotlayout.Hash(m.h.Seed, &a, &b) & mask
+	hash := slotlayout.Hash(m.h.Seed, &a, &b)
+	at := hash & mask
 	for range m.h.IndexEntries {
-		switch n := m.mem.Load32(m.h.IndexAt + 4*at); {
-		case n == 0:
+		entry := m.mem.Load32(m.h.IndexAt + 4*at)
+		if entry == 0 {
 			return Pair{}, ErrNotFound
-		case n == slotlayout.IndexDeleted:
-		case n > m.h.Pairs:
+		}
+		if n := m.h.Record(hash, entry); n > m.h.Pairs {
 			return Pair{}, ErrFormat
-		default:
+		} else if n != 0 {
 			p, err := m.read(n-1, &a, &b, buf)
 			if !errors.Is(err, ErrNotFound) {
 				return p, err
@@ -482,10 +512,11 @@ func (t *Table) Status() Status {
 	}
 	defer runtime.KeepAlive(m)
 	heartbeat := m.mem.Load64(headerHeartbeat) // before the clock, which is then later
+	age, state := monotonic()-heartbeat, State(m.mem.Load32(headerState))
 	return Status{
-		Instance: text(m.h.Instance[:]), Run: m.h.Run,
+		Instance: text(m.h.Instance[:]), Run: m.h.Run, State: state, HeartbeatAge: time.Duration(age),
 		Revision: m.mem.Load64(headerRevision), StatusRevision: m.mem.Load64(headerStatus), Pairs: int(m.mem.Load32(headerUsed)),
-		Live: m.mem.Load32(headerState) == slotlayout.StateLive && monotonic()-heartbeat < slotlayout.HeartbeatLimit,
+		Live: state == Live && age < slotlayout.HeartbeatLimit,
 	}
 }
 

@@ -211,7 +211,8 @@ func (f *file) count(at uint64, n *uint32, by int) {
 func (f *file) find(key PairKey) (record uint32, entry uint64, ok bool) {
 	mask := uint64(f.h.IndexEntries - 1)
 	free, none := uint64(0), true // the first entry of a removed pair
-	i := slotlayout.Hash(f.h.Seed, &key.Source, &key.Destination) & mask
+	hash := f.hash(key)
+	i := hash & mask
 	for ; ; i = (i + 1) & mask {
 		switch n := f.mem.Load32(f.entry(i)); n {
 		case 0:
@@ -224,11 +225,21 @@ func (f *file) find(key PairKey) (record uint32, entry uint64, ok bool) {
 				free, none = i, false
 			}
 		default:
-			if f.keyOf(n-1) == key {
-				return n - 1, i, true
+			if r := f.h.Record(hash, n); r != 0 && f.keyOf(r-1) == key {
+				return r - 1, i, true
 			}
 		}
 	}
+}
+
+// hash returns the hash of a pair's addresses.
+func (f *file) hash(key PairKey) uint64 {
+	return slotlayout.Hash(f.h.Seed, &key.Source, &key.Destination)
+}
+
+// setEntry points an entry of the index to the record of a pair.
+func (f *file) setEntry(entry uint64, key PairKey, record uint32) {
+	f.mem.Store32(f.entry(entry), f.h.Entry(f.hash(key), record))
 }
 
 // keyOf reads the addresses of a pair.
@@ -320,7 +331,7 @@ func (f *file) insert(key PairKey, entry uint64, s *pairState, revision uint64) 
 		return err
 	}
 	f.setState(n, key, s, revision)
-	f.mem.Store32(f.entry(entry), n+1)
+	f.setEntry(entry, key, n)
 	if reused {
 		f.deleted--
 	}
@@ -365,11 +376,12 @@ func (f *file) copyFrom(old *file) error {
 		if !f.used(n) {
 			continue
 		}
-		_, entry, found := f.find(f.keyOf(n))
+		key := f.keyOf(n)
+		_, entry, found := f.find(key)
 		if found {
 			return fmt.Errorf("the slot table has a pair twice")
 		}
-		f.mem.Store32(f.entry(entry), n+1)
+		f.setEntry(entry, key, n)
 	}
 	return nil
 }

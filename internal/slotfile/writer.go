@@ -219,7 +219,7 @@ func (w *Writer) create(h slotlayout.Header) (*file, error) {
 	if h.Vectors > slotlayout.MaxRecords || h.Pairs > slotlayout.MaxRecords {
 		return nil, fmt.Errorf("a slot table of %d vectors and %d pairs is too large: at most %d", h.Vectors, h.Pairs, slotlayout.MaxRecords)
 	}
-	h.IndexEntries = 1
+	h.IndexEntries = 4 // at least: no record has the number of IndexDeleted
 	for h.IndexEntries < 2*h.Pairs {
 		h.IndexEntries *= 2
 	}

@@ -392,6 +392,7 @@ static inline int read_vector(const struct fared_table *t, const unsigned char *
 		pair->flags |= FARED_PAIR_IN_EFFECT;
 	const unsigned char *drains = p + L_PAIR_BYTES, *ports = drains + 8 * (size_t)t->drain_words;
 	uint32_t last = valid ? (count < room ? count : room) : 0;
+	uint32_t keep = L_SLOT_PARKED | L_SLOT_DRAIN | (in_effect ? L_SLOT_IN_EFFECT : 0);
 	uint64_t drain = 0;
 	uint16_t four[4] = {0};
 	for (uint32_t i = 0; i < last; i++) {
@@ -415,8 +416,7 @@ static inline int read_vector(const struct fared_table *t, const unsigned char *
 		out->slot = (uint16_t)i;
 		out->plane = s.plane;
 		out->sub_port = s.sub_port;
-		out->flags = (s.flags & (L_SLOT_PARKED | L_SLOT_DRAIN)) | (drain >> i % 64 & 1 ? FARED_SLOT_DRAIN : 0) |
-			(in_effect ? s.flags & L_SLOT_IN_EFFECT : 0);
+		out->flags = (s.flags & keep) | (uint32_t)(drain >> i % 64 & 1) * FARED_SLOT_DRAIN;
 	}
 	if (load32(v + L_VECTOR_SEQUENCE) != sequence)
 		return 0;
@@ -428,6 +428,7 @@ static inline int read_pair(const struct fared_table *t, uint32_t n, const struc
 	struct fared_pair *pair, struct fared_slot *slots, uint32_t room)
 {
 	const unsigned char *p = record(t, &t->pairs, n);
+	__builtin_prefetch(p + L_PAIR_BYTES + 8 * (size_t)t->drain_words); /* the ports, in another cache line than the addresses */
 	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
 		uint32_t sequence = load32(p + L_PAIR_SEQUENCE);
 		if (sequence & 1) {
@@ -482,12 +483,12 @@ EXPORT int fared_lookup(const struct fared_table *table, const struct fared_addr
 	uint64_t hash = table->seed;
 	for (int i = 0; i < 4; i++)
 		hash = mix(hash ^ key.word[i]);
-	uint32_t mask = table->index.count - 1, at = (uint32_t)hash & mask;
+	uint32_t mask = table->index.count - 1, at = (uint32_t)hash & mask, tag = (uint32_t)(hash >> 32) & ~mask;
 	for (uint32_t probes = 0; probes < table->index.count; probes++, at = (at + 1) & mask) {
-		uint32_t n = load32(table->mem + table->index.at + 4 * (uint64_t)at);
-		if (n == 0)
+		uint32_t entry = load32(table->mem + table->index.at + 4 * (uint64_t)at), n = entry & mask;
+		if (entry == 0)
 			break;
-		if (n == L_INDEX_DELETED)
+		if (entry == L_INDEX_DELETED || (entry & ~mask) != tag || n == 0)
 			continue;
 		if (n > table->pairs.count)
 			return FARED_E_FORMAT;

@@ -66,7 +66,7 @@
 #define L_PAIR_FLAGS 48
 #define L_PAIR_BYTES 56
 #define L_ORDER 16909060u /* Order of a file of this machine's byte order */
-#define L_LAYOUT 1u /* Layout */
+#define L_LAYOUT 2u /* Layout */
 #define L_STATE_LIVE 1u /* State: the table has an owner while Heartbeat advances */
 #define L_STATE_ENDED 2u /* State: the owner has ended */
 #define L_STATE_REPLACED 3u /* State: another file at the path replaces this one */

@@ -1,4 +1,4 @@
-/* Tests of libfared in one process: unit GOLDEN KEYS. GOLDEN is internal/slotfile/testdata/v1.slots, KEYS is testdata/keys.txt. */
+/* Tests of libfared in one process: unit GOLDEN KEYS. GOLDEN is internal/slotfile/testdata/v2.slots, KEYS is testdata/keys.txt. */
 #include <fared.h>
 
 #include <arpa/inet.h>
@@ -100,7 +100,7 @@ static void test_open(void)
 		unsigned char value;
 		int error;
 	} faults[] = {
-		{0, 'X', FARED_E_FORMAT}, {L_HEADER_ORDER, 9, FARED_E_FORMAT}, {L_HEADER_LAYOUT, 2, FARED_E_LAYOUT}, {L_HEADER_SIZE + 4, 1, FARED_E_TRUNCATED},
+		{0, 'X', FARED_E_FORMAT}, {L_HEADER_ORDER, 9, FARED_E_FORMAT}, {L_HEADER_LAYOUT, 99, FARED_E_LAYOUT}, {L_HEADER_SIZE + 4, 1, FARED_E_TRUNCATED},
 		{L_HEADER_INDEX_ENTRIES, 3, FARED_E_FORMAT}, {L_HEADER_MAX_SLOTS + 1, 0xff, FARED_E_FORMAT}, {L_HEADER_PAIRS + 2, 0xff, FARED_E_FORMAT},
 		{L_HEADER_PAIRS_AT + 7, 0xff, FARED_E_FORMAT}, {L_HEADER_VECTOR_SIZE, 33, FARED_E_FORMAT}, {L_HEADER_PLANES_AT, 1, FARED_E_FORMAT},
 	};

@@ -1,0 +1,335 @@
+package rdma
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/packettap"
+	"github.com/fared/fared/internal/slotfile"
+	"github.com/fared/fared/internal/slotlayout"
+)
+
+const (
+	planes = 4
+	slots  = 16
+	// Slot i has port first + i of its server, and is on plane i mod planes.
+	firstPort  = 50000
+	portStride = 1000 // between the servers
+	roce       = 4791
+)
+
+// server is a host whose RDMA device, rdma_rxe in the initial namespace (Linux 6.12 has sockets for it only there), is below the namespace that steers.
+type server struct {
+	n        int // 1 or 2
+	loopback netip.Addr
+	rdma     string // device
+	netdev   string // of the device
+	host     *netnstest.Namespace
+	taps     [planes]*packettap.Tap // of the packets from the other server
+	table    *slotfile.Writer
+	path     string // of the table
+	stream   farev1.DataplaneService_ProgramClient
+	step     uint64
+}
+
+type bed struct {
+	t testing.TB
+	s [2]*server
+}
+
+// sysctl sets a variable of the initial namespace, or of the server's one.
+func sysctl(t testing.TB, n *netnstest.Namespace, name, value string) {
+	t.Helper()
+	write := func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0o644)
+	}
+	set := write
+	if n != nil {
+		set = func() error { return n.Do(write) }
+	}
+	if err := set(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newBed makes two servers with planes between them, an agent on each, and equal weights.
+func newBed(t testing.TB) *bed {
+	t.Helper()
+	netnstest.Require(t, "rdma")
+	b := &bed{t: t}
+	sysctl(t, nil, "conf/all/rp_filter", "0")
+	sysctl(t, nil, "conf/default/rp_filter", "0")
+	for i := range b.s {
+		b.s[i] = &server{n: i + 1, loopback: netip.AddrFrom4([4]byte{10, 255, 0, byte(i + 1)}), rdma: fmt.Sprintf("rxe%d", i+1), netdev: fmt.Sprintf("nic%d", i+1), host: netnstest.New(t)}
+		b.s[i].attach(t)
+	}
+	// The addresses of both servers are local, so the tables that keep them apart come before the local one.
+	netnstest.IP(t, "rule", "add", "pref", "50", "lookup", "local")
+	netnstest.IP(t, "rule", "del", "pref", "0")
+	for p := range planes {
+		device := fmt.Sprintf("p%d", p)
+		netnstest.Veth(t, b.s[0].host, device, b.s[1].host, device)
+		for _, s := range b.s {
+			s.host.Addr(device, fmt.Sprintf("10.100.%d.%d/24", p, s.n))
+			sysctl(t, s.host, "conf/"+device+"/rp_filter", "0")
+			s.taps[p] = packettap.New(t, s.host, device, roce, packettap.Pass)
+		}
+	}
+	for i, s := range b.s {
+		s.start(t, b.s[1-i])
+	}
+	b.weigh(1, 1, 1, 1)
+	return b
+}
+
+// attach connects the RDMA device's netdev in the initial namespace with the server's namespace, which forwards its packets.
+func (s *server) attach(t testing.TB) {
+	t.Helper()
+	const gateway = "169.254.1.1"
+	table := fmt.Sprint(100 + s.n)
+	netnstest.IP(t, "link", "add", s.netdev, "type", "veth", "peer", "name", "nic", "netns", s.host.Name)
+	netnstest.IP(t, "addr", "add", s.loopback.String()+"/32", "dev", s.netdev)
+	netnstest.IP(t, "link", "set", s.netdev, "up")
+	sysctl(t, nil, "conf/"+s.netdev+"/accept_local", "1")
+	s.host.Addr("nic", gateway+"/32")
+	s.host.IP("route", "add", s.loopback.String(), "dev", "nic")
+	sysctl(t, s.host, "ip_forward", "1")
+	sysctl(t, s.host, "conf/all/rp_filter", "0")
+	sysctl(t, s.host, "conf/nic/rp_filter", "0")
+	netnstest.IP(t, "route", "add", "local", s.loopback.String(), "dev", s.netdev, "table", table)
+	netnstest.IP(t, "route", "add", "default", "via", gateway, "dev", s.netdev, "onlink", "table", table)
+	for _, end := range []string{"iif", "oif"} {
+		netnstest.IP(t, "rule", "add", "pref", "5", end, s.netdev, "lookup", table)
+	}
+	if out, err := exec.Command("rdma", "link", "add", s.rdma, "type", "rxe", "netdev", s.netdev).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// start starts the agent, which steers by BPF, and creates the slot table.
+func (s *server) start(t testing.TB, other *server) {
+	t.Helper()
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "dataplane.sock")
+	agent := s.host.Start(t, filepath.Join(folder, "fared"), "dataplane", "--driver", "bpf", "--socket", socket, "--pin-dir", "/sys/fs/bpf/"+s.host.Name)
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	client := farev1.NewDataplaneServiceClient(conn)
+	hello := &farev1.HelloRequest{Instance: "test", Forwarding: &farev1.Forwarding{Mode: farev1.Mode_MODE_PER_FLOW, Loopbacks: []string{s.loopback.String() + "/32"}, UdpPorts: []uint32{roce}}}
+	shape := slotfile.Shape{Instance: "test", MaxSlots: slots, Sources: []slotfile.Source{{Address: s.loopback}}}
+	for p := range planes {
+		name, device := fmt.Sprintf("p%d", p), fmt.Sprintf("p%d", p)
+		hello.Forwarding.Planes = append(hello.Forwarding.Planes, &farev1.ForwardingPlane{Plane: name, SubPorts: []*farev1.ForwardingSubPort{{Device: device, NextHopV4: fmt.Sprintf("10.100.%d.%d", p, other.n)}}})
+		shape.Planes = append(shape.Planes, name)
+		shape.SubPorts = append(shape.SubPorts, slotfile.SubPort{Device: device, Plane: p})
+	}
+	netnstest.Eventually(t, time.Minute, func() error {
+		if err := agent.Running(); err != nil {
+			t.Fatal(err)
+		}
+		_, err := client.Hello(t.Context(), hello)
+		return err
+	})
+	if s.stream, err = client.Program(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.path = filepath.Join(dir, "slots")
+	if s.table, err = slotfile.Open(s.path, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.table.Close() })
+	if err := s.table.Begin(shape); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// port is the source port of a slot.
+func (s *server) port(slot int) uint16 { return uint16(firstPort + portStride*s.n + slot) }
+
+// weigh programs the weights of planes on both servers, and publishes them.
+func (b *bed) weigh(weights ...uint32) {
+	b.t.Helper()
+	for i, s := range b.s {
+		if err := s.weigh(b.s[1-i].loopback, weights); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+func (s *server) weigh(destination netip.Addr, weights []uint32) error {
+	vector := &farev1.Vector{Id: 1}
+	published := &slotfile.Vector{Flags: slotlayout.VectorReachable | slotlayout.VectorInEffect}
+	pair := &farev1.PairPorts{Source: s.loopback.String() + "/32"}
+	var sum uint32
+	for p, w := range weights {
+		sum += w
+		if w > 0 {
+			vector.Members = append(vector.Members, &farev1.VectorMember{Plane: fmt.Sprintf("p%d", p), Device: fmt.Sprintf("p%d", p), Weight: w})
+		}
+	}
+	left := uint32(1_000_000_000)
+	for i := range slots {
+		p := i % planes
+		slot := slotlayout.Slot{Share: uint32(uint64(1_000_000_000) * uint64(weights[p]) / uint64(sum) * planes / slots), SubPort: uint16(p), Plane: uint8(p), Flags: slotlayout.SlotInEffect}
+		left -= slot.Share
+		published.Slots = append(published.Slots, slot)
+		pair.SourcePorts = append(pair.SourcePorts, uint32(s.port(i)))
+	}
+	for i := range published.Slots {
+		slot := &published.Slots[i]
+		if slot.Share == 0 {
+			slot.Flags |= slotlayout.SlotParked
+		} else if left > 0 {
+			slot.Share++
+			left--
+		}
+		device := fmt.Sprintf("p%d", slot.Plane)
+		vector.Slots = append(vector.Slots, &farev1.VectorSlot{Slot: uint32(i), Plane: device, Device: device, SharePpb: slot.Share})
+	}
+	for _, op := range []*farev1.Operation{
+		{Op: &farev1.Operation_SetVector{SetVector: vector}},
+		{Op: &farev1.Operation_SetDestination{SetDestination: &farev1.Destination{Prefix: destination.String() + "/32", Vector: 1, Pairs: []*farev1.PairPorts{pair}}}},
+	} {
+		if err := s.program(op); err != nil {
+			return err
+		}
+	}
+	if err := s.table.Apply(slotfile.Change{
+		Revision: s.step, Vectors: maps.All(map[uint32]*slotfile.Vector{1: published}), Vector: func(*slotfile.Pair) *slotfile.Vector { return published },
+		Pairs: slices.Values([]*slotfile.Pair{{PairKey: slotfile.Key(s.loopback, destination), Vector: 1, InEffect: true}}),
+		Ports: func(_ *slotfile.Pair, buf []uint16) ([]uint16, uint32) {
+			for i := range slots {
+				buf = append(buf, s.port(i))
+			}
+			return buf, slotlayout.PlacementAsked
+		},
+	}); err != nil {
+		return err
+	}
+	return s.table.Publish()
+}
+
+// program returns when an operation is in effect.
+func (s *server) program(op *farev1.Operation) error {
+	s.step++
+	op.Id = s.step
+	if err := s.stream.Send(&farev1.ProgramRequest{Operation: op}); err != nil && err != io.EOF {
+		return err
+	}
+	for {
+		response, err := s.stream.Recv()
+		if err != nil {
+			return err
+		}
+		for _, ack := range response.Acks {
+			switch {
+			case ack.Level == farev1.AckLevel_ACK_LEVEL_REFUSED:
+				return fmt.Errorf("operation %d refused: %s", ack.Id, ack.Message)
+			case ack.Level == farev1.AckLevel_ACK_LEVEL_IN_EFFECT && ack.Id == op.Id:
+				return nil
+			}
+		}
+	}
+}
+
+// counts are the numbers of packets that arrived at a server, by plane and source port.
+type counts [planes]map[int]uint64
+
+func (b *bed) read() (c [2]counts) {
+	for i, s := range b.s {
+		for p := range planes {
+			c[i][p] = map[int]uint64{}
+			for port, n := range s.taps[p].Read(b.t) {
+				if n > 0 {
+					c[i][p][port] = n
+				}
+			}
+		}
+	}
+	return c
+}
+
+// since subtracts earlier numbers.
+func (c counts) since(before counts) counts {
+	for p := range planes {
+		for port, n := range before[p] {
+			if c[p][port] -= n; c[p][port] == 0 {
+				delete(c[p], port)
+			}
+		}
+	}
+	return c
+}
+
+// environment is that of a program on a server, with or without the interposer.
+func (s *server) environment(with bool) []string {
+	env := os.Environ()
+	if with {
+		env = append(env, "LD_PRELOAD="+filepath.Join(folder, "libfared-verbs.so"), "FARED_SLOTS="+s.path, "FARED_VERBS_LOG=1", "FARED_VERBS_STATS="+s.path+".stats")
+	}
+	return env
+}
+
+// pair runs a program on both servers, the second one first, and returns the output of the first one. Their results must be 0.
+func (b *bed) pair(with bool, during func(), second, first []string) string {
+	b.t.Helper()
+	var output [2]strings.Builder
+	var commands [2]*exec.Cmd
+	for i, args := range [][]string{first, second} {
+		commands[i] = exec.Command("timeout", append([]string{"120"}, args...)...)
+		commands[i].Stdout, commands[i].Stderr = &output[i], &output[i]
+		commands[i].Env = b.s[i].environment(with)
+	}
+	if err := commands[1].Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	b.listening(commands[1])
+	if err := commands[0].Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	if during != nil {
+		during()
+	}
+	errs := [2]error{commands[0].Wait(), commands[1].Wait()}
+	for i, err := range errs {
+		if err != nil {
+			b.t.Errorf("server %d, %v: %v", i+1, commands[i].Args, err)
+		}
+	}
+	if b.t.Failed() {
+		b.t.Fatalf("%s\n---\n%s", output[0].String(), output[1].String())
+	}
+	return output[0].String()
+}
+
+// listening waits until a program listens by TCP.
+func (b *bed) listening(cmd *exec.Cmd) {
+	b.t.Helper()
+	netnstest.Eventually(b.t, time.Minute, func() error {
+		out, err := exec.Command("ss", "-tlnH").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		if !strings.Contains(string(out), "LISTEN") {
+			return fmt.Errorf("%v does not listen", cmd.Args)
+		}
+		return nil
+	})
+}

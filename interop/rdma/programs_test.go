@@ -1,0 +1,165 @@
+package rdma
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// strays compares the counted packets with the slots: each source port is that of a slot, and only on the slot's plane. It returns the number of source ports
+// on each plane.
+func (b *bed) strays(before [2]counts) (ports [2][planes]int) {
+	b.t.Helper()
+	after := b.read()
+	for i, c := range after {
+		from := b.s[1-i]
+		for p, byPort := range c.since(before[i]) {
+			for port, n := range byPort {
+				slot := port - int(from.port(0))
+				if slot < 0 || slot >= slots || slot%planes != p {
+					b.t.Errorf("server %d: %d packets with source port %d arrived on plane %d", i+1, n, port, p)
+				}
+				ports[i][p]++
+			}
+		}
+	}
+	return ports
+}
+
+func sum(numbers [planes]int) (n int) {
+	for _, x := range numbers {
+		n += x
+	}
+	return n
+}
+
+// TestPrograms requires that every packet of every queue pair of Debian's programs arrives by the plane of its slot, from both servers.
+func TestPrograms(t *testing.T) {
+	b := newBed(t)
+	perftest := func(program string, args ...string) (second, first []string) {
+		with := func(s *server, more ...string) []string {
+			return slices.Concat([]string{program, "-d", s.rdma, "-x", "1"}, args, more)
+		}
+		return with(b.s[1]), with(b.s[0], "127.0.0.1")
+	}
+	for _, test := range []struct {
+		name    string
+		qps     int // queue pairs of each server, 0: unknown
+		program string
+		args    []string
+	}{
+		{"ib_write_bw", 16, "ib_write_bw", []string{"-q", "16", "-n", "20", "-s", "4096"}},
+		{"ib_send_lat", 1, "ib_send_lat", []string{"-n", "50"}},
+		{"ib_read_bw", 4, "ib_read_bw", []string{"-q", "4", "-n", "20", "-s", "4096"}},
+		{"ib_atomic_lat", 1, "ib_atomic_lat", []string{"-n", "50"}},
+		{"ib_write_bw UC", 4, "ib_write_bw", []string{"-c", "UC", "-q", "4", "-n", "20", "-s", "4096"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			b.t = t
+			before := b.read()
+			second, first := perftest(test.program, test.args...)
+			b.pair(true, nil, second, first)
+			ports := b.strays(before)
+			t.Logf("source ports by plane: %v", ports)
+			for i, byPlane := range ports {
+				if i == 0 && test.name == "ib_write_bw UC" {
+					continue // UC has no acknowledgements
+				}
+				for _, n := range byPlane {
+					if test.qps >= planes && n != test.qps/planes {
+						t.Errorf("server %d receives from %v queue pairs by plane, want %d each", i+1, byPlane, test.qps/planes)
+						break
+					}
+				}
+				if n := sum(byPlane); n != test.qps {
+					t.Errorf("server %d receives from %d queue pairs, want %d", i+1, n, test.qps)
+				}
+			}
+			stats, err := os.ReadFile(b.s[0].path + ".stats")
+			if err != nil || !strings.HasPrefix(string(stats), fmt.Sprintf("dealt %d\n", test.qps)) {
+				t.Errorf("the statistics, %v:\n%s", err, stats)
+			}
+		})
+	}
+	t.Run("without", func(t *testing.T) {
+		b.t = t
+		before := b.read()
+		second, first := perftest("ib_write_bw", "-q", "16", "-n", "5", "-s", "4096")
+		b.pair(false, nil, second, first)
+		after := b.read()
+		strange := 0
+		for p, byPort := range after[1].since(before[1]) {
+			for port := range byPort {
+				if slot := port - int(b.s[0].port(0)); slot < 0 || slot >= slots || slot%planes != p {
+					strange++
+				}
+			}
+		}
+		if strange == 0 {
+			t.Error("without the interposer all packets have the source ports of slots: this test has lost its subject")
+		}
+	})
+	t.Run("plane fails", func(t *testing.T) {
+		b.t = t
+		second, first := perftest("ib_write_bw", "-q", "8", "-D", "40", "-s", "4096")
+		start := b.read()
+		const failed = 2
+		b.pair(true, func() { b.fail(start, failed) }, second, first)
+		b.s[1].host.IP("link", "set", fmt.Sprintf("p%d", failed), "up")
+		stats, err := os.ReadFile(b.s[0].path + ".stats")
+		if err != nil || !strings.Contains(string(stats), "dealt 8\n") || !strings.Contains(string(stats), "moved 0\nunsupported 2\n") {
+			t.Errorf("the statistics, %v:\n%s", err, stats)
+		}
+	})
+}
+
+// poll calls check until it returns nil, for a minute, and reports its last error. The programs then still run to their end.
+func (b *bed) poll(check func() error) {
+	b.t.Helper()
+	err := check()
+	for deadline := time.Now().Add(time.Minute); err != nil && time.Now().Before(deadline); err = check() {
+		time.Sleep(100 * time.Millisecond)
+	}
+	if err != nil {
+		b.t.Error(err)
+	}
+}
+
+// fail takes a plane out while queue pairs send, and requires that the packets of its slots then arrive on other planes, and all others as before.
+func (b *bed) fail(start [2]counts, failed int) {
+	b.t.Helper()
+	b.poll(func() error {
+		for p, byPort := range b.read()[1].since(start[1]) {
+			if len(byPort) != 2 {
+				return fmt.Errorf("%d queue pairs send on plane %d", len(byPort), p)
+			}
+		}
+		return nil
+	})
+	b.s[1].host.IP("link", "set", fmt.Sprintf("p%d", failed), "down")
+	weights := []uint32{1, 1, 1, 1}
+	weights[failed] = 0
+	b.weigh(weights...)
+	before := b.read()
+	b.poll(func() error {
+		arrived := b.read()[1].since(before[1])
+		diverted := map[int]bool{}
+		for p, byPort := range arrived {
+			for port, n := range byPort {
+				switch slot := port - int(b.s[0].port(0)); {
+				case slot >= 0 && slot < slots && slot%planes == failed && p != failed:
+					diverted[port] = true
+				case slot < 0 || slot >= slots || slot%planes != p:
+					return fmt.Errorf("%d packets with source port %d arrive on plane %d", n, port, p)
+				}
+			}
+		}
+		if len(diverted) != 2 {
+			return fmt.Errorf("%d queue pairs of the failed plane send; packets by plane and port: %v", len(diverted), arrived)
+		}
+		return nil
+	})
+}

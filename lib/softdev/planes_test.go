@@ -1,0 +1,241 @@
+package softdev
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/slotfile"
+	"github.com/fared/fared/internal/slotlayout"
+)
+
+const (
+	planes        = 4
+	slotsOfAPlane = 2
+	firstPort     = 60000
+)
+
+// table is the slot table of one end, with one pair.
+type table struct {
+	path        string
+	w           *slotfile.Writer
+	source, far netip.Addr
+	step        uint64
+}
+
+func newTable(t testing.TB, source, far string) *table {
+	t.Helper()
+	x := &table{path: filepath.Join(t.TempDir(), "slots"), source: netip.MustParseAddr(source), far: netip.MustParseAddr(far)}
+	var err error
+	if x.w, err = slotfile.Open(x.path, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { x.w.Close() })
+	s := slotfile.Shape{Instance: "test", MaxSlots: planes * slotsOfAPlane, Sources: []slotfile.Source{{Address: x.source}}}
+	for p := range planes {
+		s.Planes = append(s.Planes, fmt.Sprint("p", p))
+		s.SubPorts = append(s.SubPorts, slotfile.SubPort{Device: fmt.Sprint("plane", p), Plane: p})
+	}
+	if err := x.w.Begin(s); err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// set publishes the weights of the planes. The slots of a plane with weight 0 are parked.
+func (x *table) set(t testing.TB, weights ...int) {
+	t.Helper()
+	sum := 0
+	for _, w := range weights {
+		sum += w
+	}
+	v := &slotfile.Vector{Flags: slotlayout.VectorReachable | slotlayout.VectorInEffect}
+	for i := range planes * slotsOfAPlane {
+		w := weights[i/slotsOfAPlane]
+		slot := slotlayout.Slot{Share: uint32(1e9 * w / sum / slotsOfAPlane), SubPort: uint16(i / slotsOfAPlane), Plane: uint8(i / slotsOfAPlane), Flags: slotlayout.SlotInEffect}
+		if w == 0 {
+			slot.Flags |= slotlayout.SlotParked
+		}
+		v.Slots = append(v.Slots, slot)
+	}
+	x.step++
+	if err := x.w.Apply(slotfile.Change{
+		Revision: x.step, Vectors: func(yield func(uint32, *slotfile.Vector) bool) { yield(1, v) }, Vector: func(*slotfile.Pair) *slotfile.Vector { return v },
+		Pairs: slices.Values([]*slotfile.Pair{{PairKey: slotfile.Key(x.source, x.far), Vector: 1, InEffect: true}}),
+		Ports: func(_ *slotfile.Pair, buf []uint16) ([]uint16, uint32) {
+			for i := range v.Slots {
+				buf = append(buf, firstPort+uint16(i))
+			}
+			return buf, slotlayout.PlacementHash
+		},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.w.Publish(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const serverLoopback, clientLoopback = "10.255.0.1", "10.255.0.2"
+
+// fabric is two namespaces whose loopbacks are connected by planes: rules lead the packets of each slot's source port to its plane.
+type fabric struct {
+	*ends
+	tables [2]*table
+}
+
+func newFabric(t testing.TB) *fabric {
+	t.Helper()
+	f := &fabric{ends: newEnds(t, "ip")}
+	f.tables[0], f.tables[1] = newTable(t, serverLoopback, clientLoopback), newTable(t, clientLoopback, serverLoopback)
+	for p := range planes {
+		device := fmt.Sprint("plane", p)
+		netnstest.Veth(t, f.server, device, f.client, device)
+	}
+	for i, ns := range f.namespaces() {
+		ns.IP("addr", "add", []string{serverLoopback, clientLoopback}[i]+"/32", "dev", "lo")
+		ns.IP("route", "add", []string{clientLoopback, serverLoopback}[i]+"/32", "via", []string{clientAddress, serverAddress}[i])
+		for p := range planes {
+			ns.Addr(fmt.Sprint("plane", p), fmt.Sprintf("10.1.%d.%d/24", p, 1+i))
+			ns.IP("route", "add", "unreachable", "default", "table", fmt.Sprint(100+p), "metric", "1000")
+			for s := range slotsOfAPlane {
+				ns.IP("rule", "add", "ipproto", "udp", "sport", fmt.Sprint(firstPort+p*slotsOfAPlane+s), "table", fmt.Sprint(100+p))
+			}
+			f.route(i, p)
+		}
+	}
+	return f
+}
+
+func (f *fabric) namespaces() [2]*netnstest.Namespace {
+	return [2]*netnstest.Namespace{f.server, f.client}
+}
+
+// route adds the route of a plane, which the kernel removes with the link.
+func (f *fabric) route(end, plane int) {
+	f.namespaces()[end].IP("route", "replace", []string{clientLoopback, serverLoopback}[end]+"/32", "via", fmt.Sprintf("10.1.%d.%d", plane, 2-end),
+		"src", []string{serverLoopback, clientLoopback}[end], "table", fmt.Sprint(100+plane))
+}
+
+func (f *fabric) setWeights(t testing.TB, weights ...int) {
+	t.Helper()
+	for _, x := range f.tables {
+		x.set(t, weights...)
+	}
+}
+
+// start begins a transfer between the ends and returns its processes.
+func (f *fabric) start(t testing.TB, program string, qps, messages, size int) [2]*netnstest.Process {
+	t.Helper()
+	var running [2]*netnstest.Process
+	for i, ns := range f.namespaces() {
+		command := f.environment("", "env", "FARED_SLOTS="+f.tables[i].path, program, "fared0", "7777")
+		if i == 1 {
+			command = append(command, serverAddress, fmt.Sprint(qps), fmt.Sprint(messages), fmt.Sprint(size))
+		}
+		running[i] = ns.Start(t, command[0], command[1:]...)
+	}
+	return running
+}
+
+// finish waits for the end of a transfer, which must have verified every message.
+func finish(t testing.TB, running [2]*netnstest.Process, messages int) {
+	t.Helper()
+	for _, p := range running {
+		netnstest.Eventually(t, 90*time.Second, func() error {
+			if p.Running() == nil {
+				return fmt.Errorf("the transfer runs still:\n%s", p.Log())
+			}
+			return nil
+		})
+		if !strings.Contains(p.Log(), fmt.Sprintf("verified %d messages", messages)) {
+			t.Errorf("the transfer has failed:\n%s", p.Log())
+		}
+	}
+}
+
+// received returns the bytes that each plane has delivered to the server.
+func (f *fabric) received(t testing.TB) (sums [planes]float64, total float64) {
+	t.Helper()
+	for p := range planes {
+		out, err := f.server.Output("ip", "-j", "-s", "link", "show", "dev", fmt.Sprint("plane", p))
+		var links []struct {
+			Stats64 struct {
+				Rx struct{ Bytes float64 }
+			}
+		}
+		if err == nil {
+			err = json.Unmarshal(out, &links)
+		}
+		if err != nil || len(links) != 1 {
+			t.Fatal(err, string(out))
+		}
+		sums[p] = links[0].Stats64.Rx.Bytes
+		total += sums[p]
+	}
+	return sums, total
+}
+
+// flows waits until 8 MB more have arrived at the server, or the transfer has ended.
+func (f *fabric) flows(t testing.TB, transfer *netnstest.Process) {
+	t.Helper()
+	_, before := f.received(t)
+	netnstest.Eventually(t, 30*time.Second, func() error {
+		if _, now := f.received(t); now < before+8e6 && transfer.Running() == nil {
+			return fmt.Errorf("%.0f bytes have arrived", now-before)
+		}
+		return nil
+	})
+}
+
+// TestPlanes checks that queue pairs are dealt to planes by weight, and that the packets of each arrive by its plane.
+func TestPlanes(t *testing.T) {
+	f := newFabric(t)
+	program := compile(t, "traffic", []string{"-O2"}, "-libverbs")
+	weights := []int{4, 2, 1, 1}
+	f.setWeights(t, weights...)
+	finish(t, f.start(t, program, 16, 200, 65536), 16*200)
+	sums, total := f.received(t)
+	for p, w := range weights {
+		share := 100 * sums[p] / total
+		t.Logf("plane %d: %.2f %%", p, share)
+		if math.Abs(share-100*float64(w)/8) > 1 {
+			t.Errorf("plane %d carried %.2f %%, want %.2f", p, share, 100*float64(w)/8)
+		}
+	}
+}
+
+// TestPlanesFail takes planes out while messages are in flight: queue pairs move when the table parks their slots. Every message arrives once and is right.
+func TestPlanesFail(t *testing.T) {
+	f := newFabric(t)
+	program := compile(t, "traffic", []string{"-O2"}, "-libverbs")
+	f.setWeights(t, 1, 1, 1, 1)
+	const qps, messages = 8, 3000
+	running := f.start(t, program, qps, messages, 65536)
+	for p := 1; running[1].Running() == nil; p = p%3 + 1 {
+		weights := []int{1, 1, 1, 1}
+		weights[p] = 0
+		f.server.IP("link", "set", fmt.Sprint("plane", p), "down")
+		time.Sleep(50 * time.Millisecond) // the plane drops everything until fared would have noticed
+		f.setWeights(t, weights...)
+		f.flows(t, running[1])
+		f.server.IP("link", "set", fmt.Sprint("plane", p), "up")
+		for end := range 2 {
+			f.route(end, p)
+		}
+		f.setWeights(t, 1, 1, 1, 1)
+		f.flows(t, running[1])
+	}
+	finish(t, running, qps*messages)
+	if !strings.Contains(running[1].Log(), "moved ") || strings.Contains(running[1].Log(), "moved 0") {
+		t.Errorf("no queue pair has moved:\n%s", running[1].Log())
+	}
+	t.Log(running[1].Log())
+}

@@ -1,0 +1,239 @@
+// Package softdev tests fared0, the software verbs device: its parts alone, unmodified programs over it, and its packets.
+package softdev
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+const memorySanitizers = "-fsanitize=address,undefined"
+
+// run runs a command and returns its output.
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// needs skips the test if a program or the headers of libibverbs are missing.
+func needs(t testing.TB, tools ...string) {
+	t.Helper()
+	netnstest.Tools(t, append(tools, "gcc", "make", "/usr/include/infiniband/verbs.h")...)
+}
+
+// library makes libfared-softdev.so, once for all tests, and returns its path.
+var library = sync.OnceValues(func() (string, error) {
+	out, err := exec.Command("make", "OUT="+buildFolder, "CFLAGS=-O2 -g").CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w\n%s", err, out)
+	}
+	return filepath.Join(buildFolder, "libfared-softdev.so"), err
+})
+
+var buildFolder string
+
+func TestMain(m *testing.M) {
+	var err error
+	if buildFolder, err = os.MkdirTemp("", "softdev"); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	os.RemoveAll(buildFolder)
+	os.Exit(code)
+}
+
+// compile compiles a program of tests with sources of the device, and returns its path.
+func compile(t testing.TB, program string, flags []string, sources ...string) string {
+	t.Helper()
+	needs(t)
+	out := filepath.Join(t.TempDir(), program)
+	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all", "-Isrc", "-I../include"}, flags...)
+	args = append(append(args, "-o", out, filepath.Join("tests", program+".c")), sources...)
+	run(t, "gcc", append(args, "-lpthread")...)
+	return out
+}
+
+// TestWire compares the CRC with its definition bit by bit, and checks that the ICRC's check finds any IPv4 identification.
+func TestWire(t *testing.T) {
+	run(t, compile(t, "wire_unit", []string{memorySanitizers}, "src/wire.c", "src/icrc.c"))
+}
+
+// TestEngine compares random operations with a model while the wire loses, duplicates, delays and reorders packets, in virtual time.
+func TestEngine(t *testing.T) {
+	var sources []string
+	for _, name := range []string{"wire", "icrc", "mr", "cq", "engine", "requester", "responder", "datagram", "slots", "verbs", "qp", "builder"} {
+		sources = append(sources, "src/"+name+".c")
+	}
+	program := compile(t, "engine", []string{memorySanitizers, "-Wno-unused-function"}, append(sources, "../src/fared.c", "-libverbs")...)
+	operations := 20000
+	if os.Getenv("FARED_OPERATIONS") != "" {
+		operations = 500000
+	}
+	for _, loss := range []string{"0", "20", "100"} {
+		t.Log(run(t, program, fmt.Sprint(rand.Uint32()), fmt.Sprint(operations), loss))
+	}
+}
+
+// ends are two namespaces, connected by a veth pair, and the device's library.
+type ends struct {
+	server, client *netnstest.Namespace
+	library        string
+}
+
+const serverAddress, clientAddress = "192.0.2.1", "192.0.2.2"
+
+func newEnds(t testing.TB, tools ...string) *ends {
+	t.Helper()
+	needs(t, tools...)
+	netnstest.Require(t, tools...)
+	path, err := library()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &ends{server: netnstest.New(t), client: netnstest.New(t), library: path}
+	netnstest.Veth(t, e.server, "eth0", e.client, "eth0")
+	e.server.Addr("eth0", serverAddress+"/24")
+	e.client.Addr("eth0", clientAddress+"/24")
+	return e
+}
+
+// environment returns a command that runs another one over fared0.
+func (e *ends) environment(address string, command ...string) []string {
+	return append([]string{"timeout", "60", "env", "LD_PRELOAD=" + e.library, "FARED0_ADDRESS=" + address, "FARED0_COUNTERS=1"}, command...)
+}
+
+// play runs a program as server and as client, and returns the client's output.
+func (e *ends) play(t testing.TB, command ...string) string {
+	t.Helper()
+	s := e.environment(serverAddress, command...)
+	server := e.server.Start(t, s[0], s[1:]...)
+	var out []byte
+	var err error
+	// The server needs a moment until it listens; a client without a listener ends at once.
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
+		c := e.environment(clientAddress, append(command, serverAddress)...)
+		out, err = e.client.Output(c[0], c[1:]...)
+		if err == nil || !regexp.MustCompile("ouldn't connect|onnection refused").MatchString(fmt.Sprintf("%s%v", out, err)) {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if err != nil {
+		t.Fatalf("%s: %v\n%s\nserver:\n%s", strings.Join(command, " "), err, out, server.Log())
+	}
+	netnstest.Eventually(t, 30*time.Second, func() error {
+		if server.Running() == nil {
+			return fmt.Errorf("the server runs still:\n%s", server.Log())
+		}
+		return nil
+	})
+	for _, bad := range []string{"bad_icrc", "malformed", "wrong_source", "refused"} {
+		if regexp.MustCompile(` ` + bad + ` [1-9]`).MatchString(server.Log() + string(out)) {
+			t.Errorf("%s: %s is above 0\n%s\n%s", strings.Join(command, " "), bad, out, server.Log())
+		}
+	}
+	return string(out)
+}
+
+// TestUCX runs unmodified ucx_perftest over reliable connections, with the datagrams that set them up, and over datagrams alone.
+func TestUCX(t *testing.T) {
+	e := newEnds(t, "ucx_perftest")
+	for transport, tests := range map[string][]string{
+		"rc_v,ud_v": {"tag_lat -n 500", "tag_bw -s 65536 -n 500", "ucp_put_bw -s 100000 -n 300", "ucp_get -s 100000 -n 300", "ucp_fadd -s 8 -n 300"},
+		"ud_v":      {"tag_lat -n 500", "stream_bw -s 30000 -n 300"},
+	} {
+		for _, test := range tests {
+			t.Run(transport+" "+test, func(t *testing.T) {
+				words := append([]string{"env", "UCX_TLS=" + transport, "UCX_NET_DEVICES=fared0:1", "ucx_perftest", "-p", fmt.Sprint(20000 + rand.IntN(20000)), "-w", "10", "-t"}, strings.Fields(test)...)
+				e.play(t, words...)
+			})
+		}
+	}
+}
+
+// TestPrograms runs unmodified programs of rdma-core and perftest over two devices.
+func TestPrograms(t *testing.T) {
+	e := newEnds(t, "ibv_rc_pingpong", "ib_write_bw")
+	if out, err := e.server.Output("env", "LD_PRELOAD="+e.library, "FARED0_ADDRESS="+serverAddress, "ibv_devinfo", "-d", "fared0"); err != nil ||
+		!strings.Contains(string(out), "active_mtu:		1024") || !strings.Contains(string(out), "PORT_ACTIVE") {
+		t.Errorf("ibv_devinfo: %v\n%s", err, out)
+	}
+	for _, command := range []string{
+		"ibv_rc_pingpong -g 0 -c", "ibv_rc_pingpong -g 0 -c -e -s 100000", "ibv_ud_pingpong -g 0 -c -s 1024", "ibv_srq_pingpong -g 0",
+		"ib_write_bw -n 1000", "ib_write_bw -a -n 20", "ib_write_bw -b -q 8 -n 200", "ib_write_bw --use_old_post_send -I 64 -s 64 -n 1000", "ib_write_lat -s 8 -n 200",
+		"ib_send_bw -n 1000", "ib_send_bw -e -n 1000", "ib_send_bw --use-srq -n 1000", "ib_send_bw -c UD -n 1000", "ib_send_lat -n 1000", "ib_send_lat -c UD -n 1000",
+		"ib_read_bw -n 500", "ib_read_bw -a -n 20", "ib_read_lat -n 1000", "ib_read_lat -e -n 200", "ib_atomic_bw -n 1000", "ib_atomic_lat -n 1000", "ib_atomic_lat -A CMP_AND_SWAP -n 1000",
+	} {
+		t.Run(command, func(t *testing.T) {
+			words := strings.Fields(command)
+			port := fmt.Sprint(20000 + rand.IntN(20000))
+			e.play(t, append(words, "-d", "fared0", "-p", port)...)
+		})
+	}
+}
+
+// sources returns the device's sources, for programs that contain the device.
+func sources(t testing.TB) []string {
+	t.Helper()
+	files, err := filepath.Glob("src/*.c")
+	if err != nil || len(files) < 10 {
+		t.Fatal(err, files)
+	}
+	return append(files, "../src/fared.c", "-libverbs", "-ldl")
+}
+
+// TestSanitizers transfers messages between programs that contain the device, under the sanitizers of threads, addresses and undefined behavior, and valgrind.
+func TestSanitizers(t *testing.T) {
+	e := newEnds(t, "valgrind")
+	for name, command := range map[string][]string{
+		"thread":   {compile(t, "traffic", append([]string{"-fsanitize=thread"}, "-O1"), sources(t)...)},
+		"memory":   {compile(t, "traffic", []string{memorySanitizers}, sources(t)...)},
+		"valgrind": {"valgrind", "-q", "--error-exitcode=9", "--leak-check=full", compile(t, "traffic", nil, sources(t)...)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ends := *e
+			ends.library = ""
+			port := fmt.Sprint(20000 + rand.IntN(20000))
+			s := ends.environment(serverAddress, append(command, "fared0", port)...)
+			server := e.server.Start(t, s[0], s[1:]...)
+			c := ends.environment(clientAddress, append(command, "fared0", port, serverAddress, "4", "100", "20000")...)
+			if out, err := e.client.Output(c[0], c[1:]...); err != nil || !strings.Contains(string(out), "verified 400 messages") {
+				t.Errorf("%v\n%s", err, out)
+			}
+			netnstest.Eventually(t, 30*time.Second, func() error {
+				if server.Running() == nil {
+					return fmt.Errorf("the server runs still")
+				}
+				return nil
+			})
+			if !strings.Contains(server.Log(), "verified 400 messages") || strings.Contains(server.Log(), "WARNING") {
+				t.Errorf("server:\n%s", server.Log())
+			}
+		})
+	}
+}
+
+// TestWithInterposer preloads libfared-verbs.so, too, in both orders: it leaves fared0's queue pairs to the device.
+func TestWithInterposer(t *testing.T) {
+	e := newEnds(t, "ib_write_bw")
+	run(t, "make", "-C", "..", "OUT="+buildFolder, buildFolder+"/libfared-verbs.so")
+	verbs := filepath.Join(buildFolder, "libfared-verbs.so")
+	for i, both := range []string{verbs + ":" + e.library, e.library + ":" + verbs} {
+		ends := *e
+		ends.library = both
+		ends.play(t, "ib_write_bw", "-d", "fared0", "-n", "100", "-p", fmt.Sprint(22000+i))
+	}
+}

@@ -1,0 +1,192 @@
+#include "wire.h"
+
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+/* The CRC-32 of Ethernet, in the reflected form: bit 31 of the register is the coefficient of x^0. */
+#define POLYNOMIAL 0xedb88320u
+
+/* crc_table[k][b] is the register after byte b and k zero bytes, from a register of 0. */
+static uint32_t crc_table[8][256];
+
+__attribute__((constructor)) static void make_tables(void)
+{
+	for (uint32_t b = 0; b < 256; b++) {
+		uint32_t r = b;
+		for (int i = 0; i < 8; i++)
+			r = r >> 1 ^ (r & 1 ? POLYNOMIAL : 0);
+		crc_table[0][b] = r;
+	}
+	for (int k = 1; k < 8; k++)
+		for (int b = 0; b < 256; b++)
+			crc_table[k][b] = crc_table[k - 1][b] >> 8 ^ crc_table[0][crc_table[k - 1][b] & 0xff];
+}
+
+static uint32_t crc_words(uint32_t state, const uint8_t *p, size_t n)
+{
+	for (; n >= 8; p += 8, n -= 8) {
+		uint64_t w;
+		memcpy(&w, p, 8);
+		w ^= state; /* little-endian machines: see the assertion below */
+		state = crc_table[7][w & 0xff] ^ crc_table[6][w >> 8 & 0xff] ^ crc_table[5][w >> 16 & 0xff] ^ crc_table[4][w >> 24 & 0xff] ^
+			crc_table[3][w >> 32 & 0xff] ^ crc_table[2][w >> 40 & 0xff] ^ crc_table[1][w >> 48 & 0xff] ^ crc_table[0][w >> 56];
+	}
+	for (; n > 0; p++, n--)
+		state = state >> 8 ^ crc_table[0][(state ^ *p) & 0xff];
+	return state;
+}
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "crc_words reads words of little-endian machines");
+
+/* times_x multiplies a register by x modulo the polynomial. */
+static uint32_t times_x(uint32_t a)
+{
+	return a >> 1 ^ (a & 1 ? POLYNOMIAL : 0);
+}
+
+/* multiply returns the product of two registers modulo the polynomial. */
+static uint32_t multiply(uint32_t a, uint32_t b)
+{
+	uint32_t product = 0;
+	for (uint32_t bit = 1u << 31; bit; bit >>= 1, b = times_x(b))
+		if (a & bit)
+			product ^= b;
+	return product;
+}
+
+#if defined(__x86_64__)
+/* fold multiplies the two halves of a by the constants of k and adds b: it moves a forward by the distance that k stands for. */
+__attribute__((target("pclmul,sse4.1"))) static inline __m128i fold(__m128i a, __m128i k, __m128i b)
+{
+	return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(a, k, 0x00), _mm_clmulepi64_si128(a, k, 0x11)), b);
+}
+
+/* power returns the register of x^n, shifted left by one as folding needs it: the reflected product of 64-bit operands is off by one bit. */
+static uint64_t power(unsigned n)
+{
+	uint32_t r = 1u << 31;
+	while (n-- > 0)
+		r = times_x(r);
+	return (uint64_t)r << 1;
+}
+
+static uint64_t by64[2], by16[2];
+
+__attribute__((constructor)) static void make_powers(void)
+{
+	by64[0] = power(512 + 32);
+	by64[1] = power(512 - 32);
+	by16[0] = power(128 + 32);
+	by16[1] = power(128 - 32);
+}
+
+/* crc_folded folds 64 bytes at a time by carry-less multiplication (Gopal et al., Fast CRC Computation Using PCLMULQDQ, 2009). The last 16 bytes go
+ * through the tables, which takes the place of a reduction. n is at least 64. */
+__attribute__((target("pclmul,sse4.1"))) static uint32_t crc_folded(uint32_t state, const uint8_t *p, size_t n)
+{
+	const __m128i *q = (const __m128i *)p;
+	__m128i k = _mm_loadu_si128((const __m128i *)by64);
+	__m128i a = _mm_xor_si128(_mm_loadu_si128(q), _mm_cvtsi32_si128((int)state));
+	__m128i b = _mm_loadu_si128(q + 1), c = _mm_loadu_si128(q + 2), d = _mm_loadu_si128(q + 3);
+	for (q += 4, n -= 64; n >= 64; q += 4, n -= 64) {
+		a = fold(a, k, _mm_loadu_si128(q));
+		b = fold(b, k, _mm_loadu_si128(q + 1));
+		c = fold(c, k, _mm_loadu_si128(q + 2));
+		d = fold(d, k, _mm_loadu_si128(q + 3));
+	}
+	k = _mm_loadu_si128((const __m128i *)by16);
+	a = fold(a, k, b);
+	a = fold(a, k, c);
+	a = fold(a, k, d);
+	for (; n >= 16; q++, n -= 16)
+		a = fold(a, k, _mm_loadu_si128(q));
+	uint8_t rest[16];
+	_mm_storeu_si128((__m128i *)rest, a);
+	return crc_words(crc_words(0, rest, 16), (const uint8_t *)q, n);
+}
+#endif
+
+uint32_t sd_crc(uint32_t state, const void *data, size_t n)
+{
+#if defined(__x86_64__)
+	if (n >= 64 && __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
+		return crc_folded(state, data, n);
+#endif
+	return crc_words(state, data, n);
+}
+
+/* pseudo_header writes the covered bytes before the BTH, at most 56, and returns their number. */
+static size_t pseudo_header(const struct sd_flow *flow, size_t n, uint16_t id, uint8_t *b)
+{
+	uint16_t udp_length = (uint16_t)(8 + n);
+	size_t size = 8;
+	memset(b, 0xff, 56);
+	if (sd_is_ipv4(&flow->source)) {
+		uint8_t *ip = b + 8;
+		uint16_t total = (uint16_t)(20 + udp_length);
+		ip[0] = 0x45;
+		ip[2] = (uint8_t)(total >> 8), ip[3] = (uint8_t)total;
+		ip[4] = (uint8_t)(id >> 8), ip[5] = (uint8_t)id;
+		ip[6] = 0x40, ip[7] = 0;
+		ip[9] = IPPROTO_UDP;
+		memcpy(ip + 12, &flow->source.s6_addr[12], 4);
+		memcpy(ip + 16, &flow->destination.s6_addr[12], 4);
+		size += 20;
+	} else {
+		uint8_t *ip = b + 8;
+		ip[0] = 0x6f;
+		ip[4] = (uint8_t)(udp_length >> 8), ip[5] = (uint8_t)udp_length;
+		ip[6] = IPPROTO_UDP;
+		memcpy(ip + 8, &flow->source, 16);
+		memcpy(ip + 24, &flow->destination, 16);
+		size += 40;
+	}
+	uint8_t *udp = b + size;
+	udp[0] = (uint8_t)(flow->source_port >> 8), udp[1] = (uint8_t)flow->source_port;
+	udp[2] = (uint8_t)(flow->destination_port >> 8), udp[3] = (uint8_t)flow->destination_port;
+	udp[4] = (uint8_t)(udp_length >> 8), udp[5] = (uint8_t)udp_length;
+	return size + 8;
+}
+
+uint32_t sd_icrc_begin(const struct sd_flow *flow, size_t n, uint16_t id, const uint8_t *headers, size_t header_size)
+{
+	uint8_t b[56 + SD_MAX_HEADER];
+	size_t size = pseudo_header(flow, n, id, b);
+	memcpy(b + size, headers, header_size);
+	b[size + 4] = 0xff; /* FECN, BECN and reserved bits */
+	return sd_crc(~0u, b, size + header_size);
+}
+
+/* inverse_power returns the register of x^-bits, bits being a multiple of 8. The caller's cache holds the results for UDP payloads by their number of words. */
+static uint32_t inverse_power(size_t bytes)
+{
+	uint32_t r = 1u << 31;
+	for (size_t i = 0; i < 8 * bytes; i++)
+		r = r & (1u << 31) ? (r ^ POLYNOMIAL) << 1 | 1 : r << 1;
+	return r;
+}
+
+bool sd_icrc_check(const struct sd_flow *flow, const uint8_t *p, size_t n, uint16_t *id)
+{
+	/* Bytes that follow the identification: flags to destination address, UDP header. */
+	enum { AFTER_ID = 14 + 8 };
+	static _Thread_local uint32_t inverses[SD_MAX_DATAGRAM / 4 + 1];
+	size_t covered = n - SD_ICRC_SIZE, head = covered < SD_MAX_HEADER ? covered : SD_MAX_HEADER;
+	uint32_t want, state = sd_crc(sd_icrc_begin(flow, n, 0, p, head), p + head, covered - head);
+	memcpy(&want, p + covered, 4);
+	uint32_t difference = ~state ^ want;
+	*id = 0;
+	if (difference == 0)
+		return true;
+	if (!sd_is_ipv4(&flow->source))
+		return false;
+	uint32_t *inverse = &inverses[n / 4];
+	if (*inverse == 0)
+		*inverse = inverse_power(2 + AFTER_ID + covered);
+	/* The difference, moved back to before the identification, is the identification itself if it is no longer than 16 bits. */
+	uint32_t at = multiply(difference, *inverse);
+	*id = (uint16_t)((at & 0xff) << 8 | at >> 8);
+	return at >> 16 == 0;
+}

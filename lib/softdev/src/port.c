@@ -1,0 +1,496 @@
+#include "port.h"
+
+#include <linux/filter.h>
+#include <netinet/udp.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef SOL_UDP
+#define SOL_UDP 17
+#endif
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
+#ifndef UDP_GRO
+#define UDP_GRO 104
+#endif
+
+enum {
+	QUEUE = 256,            /* packets that one flush sends */
+	MAX_SEGMENTS = 64,      /* packets of a batch that every kernel with UDP_SEGMENT accepts */
+	MAX_BATCH = 65000,      /* bytes of a batch */
+	PIECES = QUEUE * 4,     /* buffers of a flush; a packet has at least two, those with many force an early flush */
+	MESSAGES = 16,          /* messages of a receiving system call */
+	RECEIVE_CALLS = 4,      /* receiving system calls of one sd_port_receive */
+	MESSAGE_SIZE = 65536,
+	SOCKET_BUFFER = 16 << 20,
+	SEND_PATIENCE_MS = 10, /* wait for room in a socket's buffer */
+	CONTROL_SIZE = 128,
+};
+
+/* A socket that sends from one address and port, shared by paths. */
+struct sender {
+	struct sender *next;
+	struct in6_addr source;
+	uint16_t port;
+	unsigned users;
+	int fd;
+};
+
+struct receiver {
+	struct receiver *next;
+	struct in6_addr address;
+	int fd;
+};
+
+struct queued {
+	struct sender *socket;
+	struct sd_flow flow;
+	uint8_t tos;
+	uint8_t header[SD_MAX_HEADER], trailer[8];
+	size_t header_size, payload_size, size; /* size of the whole datagram */
+	struct iovec payload[SD_MAX_SGE];
+	int pieces;
+};
+
+struct sd_port {
+	struct sd_link link;
+	int epoll, wake;
+	struct sender *senders;
+	struct receiver *receivers;
+	bool segment; /* the kernel segments batches */
+	uint64_t refused;
+	unsigned queued, queued_pieces;
+	struct queued queue[QUEUE];
+	struct mmsghdr out[QUEUE];
+	struct iovec out_pieces[PIECES];
+	struct sockaddr_in6 out_names[QUEUE];
+	uint8_t out_control[QUEUE][CONTROL_SIZE];
+	struct mmsghdr in[MESSAGES];
+	struct iovec in_pieces[MESSAGES];
+	struct sockaddr_in6 in_names[MESSAGES];
+	uint8_t in_control[MESSAGES][CONTROL_SIZE];
+	uint8_t (*buffers)[MESSAGE_SIZE];
+};
+
+/* to_sockaddr writes an address for a socket of its family, and returns its size. */
+static socklen_t to_sockaddr(const struct in6_addr *a, uint16_t port, struct sockaddr_in6 *out)
+{
+	memset(out, 0, sizeof *out);
+	if (!sd_is_ipv4(a)) {
+		out->sin6_family = AF_INET6;
+		out->sin6_port = htons(port);
+		out->sin6_addr = *a;
+		return sizeof *out;
+	}
+	struct sockaddr_in *in = (struct sockaddr_in *)out;
+	in->sin_family = AF_INET;
+	in->sin_port = htons(port);
+	memcpy(&in->sin_addr, &a->s6_addr[12], 4);
+	return sizeof *in;
+}
+
+static void from_sockaddr(const struct sockaddr_in6 *in, struct in6_addr *a, uint16_t *port)
+{
+	*port = ntohs(in->sin6_port);
+	if (in->sin6_family == AF_INET6) {
+		*a = in->sin6_addr;
+		return;
+	}
+	memset(a, 0, sizeof *a);
+	a->s6_addr[10] = a->s6_addr[11] = 0xff;
+	memcpy(&a->s6_addr[12], &((const struct sockaddr_in *)in)->sin_addr, 4);
+}
+
+static void set(int fd, int level, int name, int value)
+{
+	setsockopt(fd, level, name, &value, sizeof value);
+}
+
+/* open_socket returns a bound socket that sets DF and ECT(0), or -1. */
+static int open_socket(const struct in6_addr *a, uint16_t port, bool share)
+{
+	struct sockaddr_in6 name;
+	socklen_t size = to_sockaddr(a, port, &name);
+	int fd = socket(name.sin6_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return -1;
+	if (sd_is_ipv4(a)) {
+		set(fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO);
+		set(fd, IPPROTO_IP, IP_RECVTOS, 1);
+	} else {
+		set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+		set(fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO);
+		set(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, 1);
+	}
+	for (int i = 0; i < 2; i++) {
+		set(fd, SOL_SOCKET, i ? SO_SNDBUF : SO_RCVBUF, SOCKET_BUFFER);
+		set(fd, SOL_SOCKET, i ? SO_SNDBUFFORCE : SO_RCVBUFFORCE, SOCKET_BUFFER); /* with CAP_NET_ADMIN beyond the system's limit */
+	}
+	set(fd, SOL_SOCKET, SO_REUSEADDR, share);
+	if (bind(fd, (struct sockaddr *)&name, size) != 0) {
+		int err = errno;
+		close(fd);
+		errno = err;
+		return -1;
+	}
+	return fd;
+}
+
+/* open_path finds or opens the socket of a path's source port. It shares the port with sockets of other processes, and discards datagrams that arrive there:
+ * peers answer to the port of RoCEv2. */
+static int open_path(struct sd_link *link, struct sd_path *path)
+{
+	struct sd_port *p = (struct sd_port *)link;
+	struct sender *s;
+	for (s = p->senders; s; s = s->next)
+		if (s->port == path->flow.source_port && memcmp(&s->source, &path->flow.source, sizeof s->source) == 0)
+			break;
+	if (!s) {
+		s = calloc(1, sizeof *s);
+		if (!s)
+			return ENOMEM;
+		s->source = path->flow.source;
+		s->port = path->flow.source_port;
+		s->fd = open_socket(&s->source, s->port, true);
+		if (s->fd < 0) {
+			free(s);
+			return errno;
+		}
+		struct sock_filter nothing = BPF_STMT(BPF_RET | BPF_K, 0);
+		struct sock_fprog program = {1, &nothing};
+		setsockopt(s->fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
+		s->next = p->senders;
+		p->senders = s;
+	}
+	s->users++;
+	path->socket = s;
+	return 0;
+}
+
+static void flush(struct sd_link *link);
+
+static void close_path(struct sd_link *link, struct sd_path *path)
+{
+	struct sd_port *p = (struct sd_port *)link;
+	struct sender *s = path->socket;
+	path->socket = NULL;
+	if (!s || --s->users > 0)
+		return;
+	flush(link); /* queued packets refer to the socket */
+	struct sender **at = &p->senders;
+	while (*at != s)
+		at = &(*at)->next;
+	*at = s->next;
+	close(s->fd);
+	free(s);
+}
+
+static void send_packet(struct sd_link *link, const struct sd_path *path, const struct sd_packet *packet)
+{
+	struct sd_port *p = (struct sd_port *)link;
+	if (!path->socket)
+		return;
+	if (p->queued == QUEUE || p->queued_pieces + (unsigned)packet->pieces + 2 > PIECES)
+		flush(link);
+	struct queued *q = &p->queue[p->queued++];
+	q->socket = path->socket;
+	q->flow = path->flow;
+	q->tos = path->tos;
+	memcpy(q->header, packet->header, sizeof q->header);
+	q->header_size = packet->header_size;
+	q->payload_size = packet->payload_size;
+	q->pieces = packet->pieces;
+	memcpy(q->payload, packet->payload, (size_t)packet->pieces * sizeof *q->payload);
+	q->size = (q->header_size + q->payload_size + 3) / 4 * 4 + SD_ICRC_SIZE;
+	p->queued_pieces += (unsigned)packet->pieces + 2;
+}
+
+/* close_packet adds padding and the ICRC for an IPv4 identification. */
+static void close_packet(struct queued *q, uint16_t id, struct iovec *trailer)
+{
+	size_t pad = -q->payload_size & 3;
+	uint32_t crc = sd_icrc_begin(&q->flow, q->size, id, q->header, q->header_size);
+	for (int i = 0; i < q->pieces; i++)
+		crc = sd_crc(crc, q->payload[i].iov_base, q->payload[i].iov_len);
+	memset(q->trailer, 0, sizeof q->trailer);
+	crc = ~sd_crc(crc, q->trailer, pad);
+	memcpy(q->trailer + pad, &crc, SD_ICRC_SIZE);
+	*trailer = (struct iovec){q->trailer, pad + SD_ICRC_SIZE};
+}
+
+/* batch returns the number of packets from i on that one message can carry: the same socket, destination and size, except for a shorter last one. */
+static unsigned batch(const struct sd_port *p, unsigned i)
+{
+	const struct queued *first = &p->queue[i];
+	size_t bytes = first->size;
+	unsigned n = 1;
+	if (!p->segment)
+		return 1;
+	for (; i + n < p->queued && n < MAX_SEGMENTS; n++) {
+		const struct queued *q = &p->queue[i + n];
+		if (q->socket != first->socket || q->tos != first->tos || q->size > first->size || bytes + q->size > MAX_BATCH ||
+			memcmp(&q->flow, &first->flow, sizeof q->flow) != 0)
+			break;
+		bytes += q->size;
+		if (q->size < first->size)
+			return n + 1;
+	}
+	return n;
+}
+
+/* make_message prepares the message for n packets from i on. The sockets set DF and are not connected: Linux gives the identification 0, and counts up
+ * from 0 when it segments a batch. */
+static unsigned make_message(struct sd_port *p, unsigned i, unsigned n, unsigned message, unsigned piece)
+{
+	const struct queued *first = &p->queue[i];
+	struct msghdr *m = &p->out[message].msg_hdr;
+	struct iovec *begin = &p->out_pieces[piece], *at = begin;
+	for (unsigned k = 0; k < n; k++) {
+		struct queued *q = &p->queue[i + k];
+		*at++ = (struct iovec){q->header, q->header_size};
+		for (int j = 0; j < q->pieces; j++)
+			*at++ = q->payload[j];
+		close_packet(q, (uint16_t)k, at++);
+	}
+	*m = (struct msghdr){.msg_name = &p->out_names[message], .msg_iov = begin, .msg_iovlen = (size_t)(at - begin), .msg_control = p->out_control[message]};
+	m->msg_namelen = to_sockaddr(&first->flow.destination, first->flow.destination_port, m->msg_name);
+	m->msg_controllen = CONTROL_SIZE;
+	memset(m->msg_control, 0, CONTROL_SIZE);
+	struct cmsghdr *c = CMSG_FIRSTHDR(m);
+	bool v4 = sd_is_ipv4(&first->flow.source);
+	int tos = first->tos;
+	c->cmsg_level = v4 ? IPPROTO_IP : IPPROTO_IPV6;
+	c->cmsg_type = v4 ? IP_TOS : IPV6_TCLASS;
+	c->cmsg_len = CMSG_LEN(sizeof tos);
+	memcpy(CMSG_DATA(c), &tos, sizeof tos);
+	size_t control = CMSG_SPACE(sizeof tos);
+	if (n > 1) {
+		uint16_t size = (uint16_t)first->size;
+		c = CMSG_NXTHDR(m, c);
+		c->cmsg_level = SOL_UDP;
+		c->cmsg_type = UDP_SEGMENT;
+		c->cmsg_len = CMSG_LEN(sizeof size);
+		memcpy(CMSG_DATA(c), &size, sizeof size);
+		control += CMSG_SPACE(sizeof size);
+	}
+	m->msg_controllen = control;
+	return (unsigned)(at - p->out_pieces);
+}
+
+/* transmit sends messages of one socket. A message that the kernel refuses is dropped, as by a network. */
+static void transmit(struct sd_port *p, int fd, struct mmsghdr *m, unsigned n)
+{
+	while (n > 0) {
+		int sent = sendmmsg(fd, m, n, 0);
+		if (sent > 0) {
+			m += sent;
+			n -= (unsigned)sent;
+			continue;
+		}
+		if (errno == EINTR)
+			continue;
+		struct pollfd room = {.fd = fd, .events = POLLOUT};
+		if ((errno == EAGAIN || errno == ENOBUFS) && poll(&room, 1, SEND_PATIENCE_MS) > 0 && errno == EAGAIN)
+			continue;
+		if (m->msg_hdr.msg_iovlen > 3 && (errno == EIO || errno == EINVAL || errno == EOPNOTSUPP))
+			p->segment = false; /* the device or the kernel cannot segment: later packets go one by one */
+		p->refused++;
+		m++;
+		n--;
+	}
+}
+
+static void flush(struct sd_link *link)
+{
+	struct sd_port *p = (struct sd_port *)link;
+	unsigned messages = 0, piece = 0, from = 0;
+	int fd = -1;
+	for (unsigned i = 0; i < p->queued;) {
+		unsigned n = batch(p, i);
+		if (p->queue[i].socket->fd != fd) {
+			transmit(p, fd, p->out + from, messages - from);
+			fd = p->queue[i].socket->fd;
+			from = messages;
+		}
+		piece = make_message(p, i, n, messages++, piece);
+		i += n;
+	}
+	transmit(p, fd, p->out + from, messages - from);
+	p->queued = p->queued_pieces = 0;
+}
+
+static uint64_t monotonic(struct sd_link *link)
+{
+	(void)link;
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void watch(struct sd_port *p, int fd)
+{
+	struct epoll_event e = {.events = EPOLLIN, .data.fd = fd};
+	epoll_ctl(p->epoll, EPOLL_CTL_ADD, fd, &e);
+}
+
+int sd_port_open(struct sd_port **port)
+{
+	struct sd_port *p = calloc(1, sizeof *p);
+	if (!p)
+		return ENOMEM;
+	p->link = (struct sd_link){open_path, close_path, send_packet, flush, monotonic};
+	p->segment = true;
+	p->buffers = malloc(sizeof *p->buffers * MESSAGES);
+	p->epoll = epoll_create1(EPOLL_CLOEXEC);
+	p->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	*port = p;
+	if (!p->buffers || p->epoll < 0 || p->wake < 0) {
+		int err = errno;
+		sd_port_close(p);
+		return err;
+	}
+	watch(p, p->wake);
+	return 0;
+}
+
+void sd_port_close(struct sd_port *p)
+{
+	while (p->receivers) {
+		struct receiver *r = p->receivers;
+		p->receivers = r->next;
+		close(r->fd);
+		free(r);
+	}
+	while (p->senders) {
+		struct sender *s = p->senders;
+		p->senders = s->next;
+		close(s->fd);
+		free(s);
+	}
+	if (p->epoll >= 0)
+		close(p->epoll);
+	if (p->wake >= 0)
+		close(p->wake);
+	free(p->buffers);
+	free(p);
+}
+
+struct sd_link *sd_port_link(struct sd_port *port)
+{
+	return &port->link;
+}
+
+int sd_port_listen(struct sd_port *p, const struct in6_addr *address)
+{
+	for (struct receiver *r = p->receivers; r; r = r->next)
+		if (memcmp(&r->address, address, sizeof *address) == 0)
+			return 0;
+	struct receiver *r = calloc(1, sizeof *r);
+	if (!r)
+		return ENOMEM;
+	r->address = *address;
+	r->fd = open_socket(address, SD_UDP_PORT, false);
+	if (r->fd < 0) {
+		free(r);
+		return errno;
+	}
+	set(r->fd, SOL_UDP, UDP_GRO, 1);
+	r->next = p->receivers;
+	p->receivers = r;
+	watch(p, r->fd);
+	return 0;
+}
+
+/* deliver cuts a message that the kernel has coalesced into its datagrams. */
+static void deliver(struct sd_dev *dev, const struct in6_addr *address, struct msghdr *m, const uint8_t *data, size_t n)
+{
+	struct sd_flow flow = {.destination = *address, .destination_port = SD_UDP_PORT};
+	size_t size = n;
+	uint8_t tos = 0;
+	from_sockaddr(m->msg_name, &flow.source, &flow.source_port);
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
+		if (c->cmsg_level == SOL_UDP && c->cmsg_type == UDP_GRO) {
+			int v;
+			memcpy(&v, CMSG_DATA(c), sizeof v);
+			size = v > 0 ? (size_t)v : n;
+		} else if (c->cmsg_type == (c->cmsg_level == IPPROTO_IP ? IP_TOS : IPV6_TCLASS)) {
+			tos = *CMSG_DATA(c);
+		}
+	}
+	for (size_t at = 0; at < n; at += size)
+		sd_input(dev, &flow, tos, data + at, n - at < size ? n - at : size);
+}
+
+static int receive(struct sd_port *p, struct receiver *r, struct sd_dev *dev)
+{
+	for (int i = 0; i < MESSAGES; i++) {
+		p->in_pieces[i] = (struct iovec){p->buffers[i], MESSAGE_SIZE};
+		p->in[i].msg_hdr = (struct msghdr){.msg_name = &p->in_names[i], .msg_namelen = sizeof p->in_names[i], .msg_iov = &p->in_pieces[i], .msg_iovlen = 1};
+		p->in[i].msg_hdr.msg_control = p->in_control[i];
+		p->in[i].msg_hdr.msg_controllen = CONTROL_SIZE;
+	}
+	int n = recvmmsg(r->fd, p->in, MESSAGES, MSG_DONTWAIT, NULL);
+	for (int i = 0; i < n; i++)
+		deliver(dev, &r->address, &p->in[i].msg_hdr, p->buffers[i], p->in[i].msg_len);
+	return n;
+}
+
+int sd_port_receive(struct sd_port *p, struct sd_dev *dev)
+{
+	int calls = 0;
+	for (struct receiver *r = p->receivers; r; r = r->next)
+		for (int i = 0; i < RECEIVE_CALLS; i++) {
+			int n = receive(p, r, dev);
+			calls += n > 0;
+			if (n < MESSAGES)
+				break;
+		}
+	return calls;
+}
+
+void sd_port_wait(struct sd_port *p, bool packets, uint64_t timeout_ns)
+{
+	struct timespec t = {(time_t)(timeout_ns / 1000000000), (long)(timeout_ns % 1000000000)};
+	struct pollfd fd = {.fd = packets ? p->epoll : p->wake, .events = POLLIN};
+	uint64_t n;
+	if (ppoll(&fd, 1, &t, NULL) > 0 && read(p->wake, &n, sizeof n) < 0)
+		return; /* packets alone */
+}
+
+void sd_port_wake(struct sd_port *p)
+{
+	uint64_t one = 1;
+	if (write(p->wake, &one, sizeof one) < 0)
+		return; /* the counter is at its maximum */
+}
+
+uint32_t sd_port_mtu(const struct in6_addr *source, const struct in6_addr *destination)
+{
+	struct sockaddr_in6 name;
+	bool v4 = sd_is_ipv4(source);
+	int mtu = 0, fd = socket(v4 ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	socklen_t size = to_sockaddr(source, 0, &name);
+	if (fd < 0)
+		return 0;
+	if (bind(fd, (struct sockaddr *)&name, size) == 0) {
+		size = to_sockaddr(destination, SD_UDP_PORT, &name);
+		if (connect(fd, (struct sockaddr *)&name, size) == 0) {
+			size = sizeof mtu;
+			getsockopt(fd, v4 ? IPPROTO_IP : IPPROTO_IPV6, v4 ? IP_MTU : IPV6_MTU, &mtu, &size);
+		}
+	}
+	close(fd);
+	return mtu > 0 ? (uint32_t)mtu : 0;
+}
+
+uint64_t sd_port_refused(const struct sd_port *port)
+{
+	return port->refused;
+}

@@ -1,0 +1,69 @@
+package softdev
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// TestPacketsAgreeWithTheSpecification captures the packets of programs and checks each by a separate implementation of the specification. The kernel of the
+// sender cuts batches, so the capture has the identifications that receivers see.
+func TestPacketsAgreeWithTheSpecification(t *testing.T) {
+	e := newEnds(t, "tcpdump", "ethtool", "python3", "ib_write_bw")
+	for _, ns := range []*netnstest.Namespace{e.server, e.client} {
+		if out, err := ns.Output("ethtool", "-K", "eth0", "tx-udp-segmentation", "off"); err != nil {
+			t.Fatal(err, string(out))
+		}
+	}
+	capture := filepath.Join(t.TempDir(), "packets.pcap")
+	tcpdump := e.server.Start(t, "tcpdump", "-i", "eth0", "-Z", "root", "-B", "65536", "-U", "-w", capture, "udp", "port", "4791")
+	netnstest.Eventually(t, 10*time.Second, func() error {
+		if !strings.Contains(tcpdump.Log(), "listening") {
+			return fmt.Errorf("tcpdump: %s", tcpdump.Log())
+		}
+		return nil
+	})
+	for i, command := range []string{
+		"ib_write_bw -s 10001 -n 50", "ib_send_bw -s 10001 -n 50", "ib_read_bw -s 10001 -n 50", "ib_atomic_lat -n 20", "ib_atomic_lat -A CMP_AND_SWAP -n 20", "ib_send_lat -s 3 -n 20",
+		"ib_send_lat -c UD -s 7 -n 20", "ib_write_lat -s 5 -n 20",
+	} {
+		e.play(t, append(strings.Fields(command), "-d", "fared0", "-p", fmt.Sprint(21000+i))...)
+	}
+	program := compile(t, "traffic", []string{"-O2"}, "-libverbs")
+	server := e.server.Start(t, "env", e.environment(serverAddress, program, "fared0", "7777")[2:]...)
+	c := e.environment(clientAddress, program, "fared0", "7777", serverAddress, "2", "40", "4999")
+	if out, err := e.client.Output(c[0], c[1:]...); err != nil {
+		t.Fatalf("%v\n%s\n%s", err, out, server.Log())
+	}
+	tcpdump.Stop()
+	out := run(t, "python3", "-B", "tests/check_icrc.py", capture)
+	t.Log(out)
+	for _, want := range []int{0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 17, 18, 19, 20, 0x64} {
+		if !strings.Contains(out, fmt.Sprintf(" %d:", want)) {
+			t.Errorf("no packet has opcode %d", want)
+		}
+	}
+	if regexp.MustCompile("numbered 0 ").MatchString(out) {
+		t.Error("no packet has an identification above 0")
+	}
+	// The check notices one wrong bit.
+	b, err := os.ReadFile(capture)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = bytes.Clone(b)
+	b[24+16+14+20+8+12] ^= 1
+	if err := os.WriteFile(capture, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := e.server.Output("python3", "-B", "tests/check_icrc.py", capture); err == nil {
+		t.Errorf("a wrong packet is not noticed:\n%s", out)
+	}
+}

@@ -1,0 +1,82 @@
+/* The state that slots.c, move.c and watch.c share. */
+#ifndef FARED_VERBS_SLOTS_H
+#define FARED_VERBS_SLOTS_H
+
+#include <fared.h>
+#include <pthread.h>
+
+#include "deal.h"
+#include "internal.h"
+
+/* The first of the source ports that a flow label can select. */
+#define FIRST_PORT 49152
+
+/* A port of an RDMA device. */
+struct device {
+	struct device *next;
+	char name[64];
+	uint32_t port;
+	bool fixed; /* the driver cannot change source ports */
+};
+
+/* The queue pairs of one process, from one address of a port to another. */
+struct key {
+	struct fared_address source, destination;
+	struct device *device;
+};
+
+struct set {
+	struct set *next;
+	struct key key;
+	struct fared_pair pair;
+	uint32_t n; /* slots */
+	struct fared_slot *slots; /* of the pair */
+	struct deal_slot *deal;   /* the same slots; a slot that the device cannot use has no share */
+	uint32_t *want;
+	struct queue_pair *members;
+	bool waiting; /* a member must move as soon as it is in RTS */
+};
+
+struct queue_pair {
+	struct queue_pair *next; /* of the set */
+	struct ibv_qp *qp;
+	struct ibv_context *context;
+	struct set *set;
+	int slot; /* -1: the table has no slot with the port any more */
+	uint16_t port;
+	bool ready; /* in RTS */
+	bool was_ready;
+};
+
+struct state {
+	pthread_mutex_t lock;
+	char *path;
+	struct fared_table *table; /* NULL: none yet */
+	void *queue_pairs, *by_key; /* trees of tsearch */
+	struct set *sets;
+	struct device *devices;
+	uint64_t count; /* queue pairs */
+	uint64_t dealt[DEAL_PLANES];
+	bool changed; /* since the statistics were written */
+	bool watching;
+};
+
+extern struct state state;
+
+/* The caller of the following functions holds the lock. */
+
+/* Reads the slots of a set, and counts its queue pairs. Returns false, and leaves the last ones, if the table does not have the pair. */
+bool slots_load(struct set *s);
+/* Forgets all queue pairs. */
+void slots_clear(void);
+/* Does the same as slots_load, then changes the source ports of the queue pairs that must move. */
+bool move_set(struct set *s);
+/* Starts the thread that waits for changes of the table, unless it runs. It ends by itself when no queue pair has been there for a second. */
+void watch_start(void);
+
+/* Must run before the lock is taken for the first queue pair: makes fork safe, finds the function that changes source ports. */
+void watch_prepare(void);
+/* Finds the function that changes source ports if its library is loaded. */
+void move_prepare(void);
+
+#endif

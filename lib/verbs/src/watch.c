@@ -1,0 +1,112 @@
+/* The thread that waits for changes of the slot table while queue pairs have slots. */
+#include <signal.h>
+
+#include "slots.h"
+
+/* The longest time without a look at the queue pairs. */
+#define TICK_MS 1000
+
+static void write_statistics(void)
+{
+	struct fared_status status;
+	if (!state.changed || !report_wanted() || fared_get_status(state.table, &status))
+		return;
+	uint64_t present[DEAL_PLANES] = {0};
+	const char *names[DEAL_PLANES];
+	uint32_t planes = status.planes < DEAL_PLANES ? status.planes : DEAL_PLANES;
+	for (uint32_t i = 0; i < planes; i++)
+		names[i] = fared_plane_name(state.table, i);
+	for (struct set *s = state.sets; s; s = s->next) {
+		for (struct queue_pair *q = s->members; q; q = q->next) {
+			if (q->slot >= 0)
+				present[s->deal[q->slot].plane]++;
+		}
+	}
+	report_write(names, state.dealt, present, planes);
+	state.changed = false;
+}
+
+static void follow(void)
+{
+	fared_refresh(state.table);
+	for (struct set *s = state.sets; s; s = s->next) {
+		if (!fared_is_current(state.table, &s->pair))
+			move_set(s);
+	}
+}
+
+static void *watch(void *path)
+{
+	struct fared_table *table = NULL;
+	fared_open(&table, path);
+	for (;;) {
+		pthread_mutex_lock(&state.lock);
+		follow();
+		write_statistics();
+		bool end = !table || !state.count;
+		state.watching = !end;
+		pthread_mutex_unlock(&state.lock);
+		if (end)
+			break;
+		fared_wait(table, TICK_MS);
+	}
+	fared_close(table);
+	return NULL;
+}
+
+void watch_start(void)
+{
+	if (state.watching)
+		return;
+	pthread_attr_t attributes;
+	if (pthread_attr_init(&attributes))
+		return;
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	/* The program's signals are handled by the program's threads. */
+	sigset_t all, before;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	pthread_t thread;
+	state.watching = pthread_create(&thread, &attributes, watch, state.path) == 0;
+	if (state.watching)
+		pthread_setname_np(thread, "fared-verbs");
+	else
+		report(1, "no thread that follows changes of weights: queue pairs keep their slots");
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attributes);
+}
+
+static void before_fork(void) { pthread_mutex_lock(&state.lock); }
+
+static void in_parent(void) { pthread_mutex_unlock(&state.lock); }
+
+/* The queue pairs are the parent's: the child has neither the thread nor any reason to change their source ports. */
+static void in_child(void)
+{
+	slots_clear();
+	state.watching = state.changed = false;
+	pthread_mutex_unlock(&state.lock);
+}
+
+static void prepare(void)
+{
+	pthread_atfork(before_fork, in_parent, in_child);
+	report_prepare();
+}
+
+void watch_prepare(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, prepare);
+	move_prepare();
+}
+
+/* The last statistics of a program that ends before the thread's next look. */
+__attribute__((destructor)) static void at_exit(void)
+{
+	if (pthread_mutex_trylock(&state.lock))
+		return;
+	if (state.table)
+		write_statistics();
+	pthread_mutex_unlock(&state.lock);
+}

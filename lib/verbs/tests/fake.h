@@ -1,0 +1,31 @@
+/* The records of the libraries that stand in for libibverbs and libmlx5. */
+#ifndef FAKE_H
+#define FAKE_H
+
+#include <stdint.h>
+
+struct fake {
+	int fail;        /* error of the next call; 0: none */
+	int modified;    /* calls of ibv_modify_qp */
+	int queried;     /* calls of ibv_query_gid */
+	uint32_t label;  /* of the last address vector */
+	const void *closed;
+};
+
+extern struct fake fake;
+
+#define FAKE_CALLS 65536
+
+struct fake_call {
+	uint32_t qp_num;
+	uint16_t port;
+	int64_t ns; /* CLOCK_MONOTONIC */
+};
+
+struct fake_mlx5 {
+	int error;          /* result of mlx5dv_modify_qp_udp_sport */
+	_Atomic int calls; /* of it, FAKE_CALLS of which are recorded */
+	struct fake_call call[FAKE_CALLS];
+};
+
+#endif

@@ -1,0 +1,22 @@
+/* A libmlx5.so.1 of one function, which records its calls. */
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#include "fake.h"
+
+struct fake_mlx5 fake_mlx5;
+
+int mlx5dv_modify_qp_udp_sport(struct ibv_qp *qp, uint16_t port)
+{
+	if (qp->state != IBV_QPS_RTS || (qp->qp_type != IBV_QPT_RC && qp->qp_type != IBV_QPT_UC))
+		return EINVAL;
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	int n = atomic_load(&fake_mlx5.calls);
+	if (n < FAKE_CALLS)
+		fake_mlx5.call[n] = (struct fake_call){qp->qp_num, port, (int64_t)now.tv_sec * 1000000000 + now.tv_nsec};
+	atomic_store(&fake_mlx5.calls, n + 1);
+	return fake_mlx5.error;
+}
