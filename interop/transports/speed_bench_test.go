@@ -48,13 +48,13 @@ func (p *pair) write(b *testing.B, n, ahead int, enough func(done int) bool) (do
 	b.Helper()
 	var posted []time.Time
 	post := func() {
-		const at = 0 // a single buffer, which stays in the caches, as with iperf3
-		_, err := p.set.PostSend(rdma.SendWR{ID: uint64(len(posted)), Opcode: rdma.Write, Local: rdma.SGE{MR: p.local, Offset: at, Length: n},
+		const at = 0                        // a single buffer, which stays in the caches, as with iperf3
+		posted = append(posted, time.Now()) // before PostSend, which may send the packet and even complete the operation
+		_, err := p.set.PostSend(rdma.SendWR{ID: uint64(len(posted) - 1), Opcode: rdma.Write, Local: rdma.SGE{MR: p.local, Offset: at, Length: n},
 			RemoteAddress: p.remote.Address() + at, RemoteKey: p.remote.Key()})
 		if err != nil {
 			b.Fatal(err)
 		}
-		posted = append(posted, time.Now())
 	}
 	for range ahead {
 		post()

@@ -29,11 +29,14 @@ type Op struct {
 	Key    uint32 // of the peer's memory region; unused by OpSend
 	Remote uint64 // the peer's address; unused by OpSend. Atomics: a multiple of 8
 	// Local is the data to send (OpSend, OpWrite) or the destination of the result (OpRead: as many bytes as it reads; atomics: 8 bytes).
-	// It has at most Limits.MaxOp bytes and may be empty.
+	// It has at most Limits.MaxOp bytes (OpSend and OpWrite on a plain channel: MaxPlain) and may be empty.
 	Local []byte
-	// Head precedes Local in the message to the peer's set: at most MaxHead bytes. OpSend only.
+	// Head precedes Local in the message to the peer's set: at most MaxHead bytes. OpSend only; empty on a plain channel.
 	Head          []byte
 	Compare, Swap uint64 // operands of atomics
+	// Immediate reaches the peer with the data if HasImmediate is set. OpSend and OpWrite on plain channels only.
+	Immediate    uint32
+	HasImmediate bool
 
 	Set *Set // the set that owns the operation; nil in tests of a single channel
 	// The set owns the remaining fields.
@@ -123,13 +126,21 @@ type Limits struct {
 	Ordered bool
 	// Spread: one unordered channel may have many paths and spreads its packets over them by share.
 	Spread bool
+	// Plain: the transport has plain channels.
+	Plain bool
 }
+
+// MaxPlain is the maximum length of a message on a plain channel, in bytes.
+const MaxPlain = maxMessage
 
 // ChannelConfig is the configuration of a new channel.
 type ChannelConfig struct {
 	Remote netip.Addr // the peer's loopback
 	// Ordered requests a channel that executes operations in the order of posting (Limits.Ordered transports always do).
 	Ordered bool
+	// Plain requests a channel whose messages are the protocol's own, as of any other implementation: an OpSend has no head, and is one
+	// message with its own receive at the peer, and immediate data has its place in the protocol. Limits.Plain transports only.
+	Plain bool
 }
 
 // Transport makes channels: it is an endpoint of roce, superp, tcpqp or nupa on one loopback. The caller holds the device's lock in all
@@ -223,10 +234,30 @@ type Host interface {
 	Failed(ch Channel, err error)
 }
 
+// PlainHost is a Host for plain channels, whose messages have no heads. A message that consumes a receive uses Receive and Received in
+// place of Admit and Deliver.
+type PlainHost interface {
+	Host
+	// Receive returns the buffer of the oldest posted receive. The transport calls it on the first packet of an OpSend, and on the packet of
+	// an OpWrite that has the immediate data; a message that is longer than body is malformed (the peer gets ErrRemoteInvalid).
+	Receive(ch Channel) (body []byte, v Verdict)
+	// Received reports that the whole message is in place. The transport calls it exactly once for each Accepted Receive, before the next
+	// Receive of the channel, unless it closes the channel first.
+	Received(ch Channel, m Arrival)
+}
+
+// Arrival describes a complete message of a plain channel that has consumed a receive.
+type Arrival struct {
+	Bytes        int
+	Written      bool // an OpWrite: its bytes are in the memory that the peer named
+	Immediate    uint32
+	HasImmediate bool
+}
+
 // Timing holds the timeouts of transports that retransmit. A zero field means its default.
 type Timing struct {
 	// Retransmit is the first retransmission timeout: 50 ms by default. It doubles with each retransmission, to at most 1 s, and an
-	// acknowledgement of new data resets it.
+	// acknowledgement of new data resets it. Transports that measure round trips use it until the first measurement.
 	Retransmit time.Duration
 	// Stall is the time without acknowledgement after which a path with data in flight counts as stalled (Host.Stalled): 100 ms by default,
 	// which is longer than a busy host delays a peer's process.

@@ -23,6 +23,9 @@ const (
 
 var opcodeNames = [...]string{"SEND", "SEND with immediate", "RDMA WRITE", "RDMA WRITE with immediate", "RDMA READ", "compare and swap", "fetch and add", "receive", "receive of RDMA WRITE with immediate"}
 
+// consumes reports whether a work request consumes a receive of the peer.
+func (o Opcode) consumes() bool { return o == Send || o == SendImmediate || o == WriteImmediate }
+
 // String returns the name of the operation in verbs terminology.
 func (o Opcode) String() string {
 	if int(o) < len(opcodeNames) {

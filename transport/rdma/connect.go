@@ -76,6 +76,7 @@ func (d *Device) newSet(remote netip.Addr, cfg SetConfig, slots []Slot) (*Set, e
 			s.fail(err)
 			return
 		}
+		s.receiver.sentAny = s.plain
 		d.sets[s] = true
 	})
 	if err != nil {
@@ -97,12 +98,14 @@ func makeSet(d *Device, cfg SetConfig, remote netip.Addr) *Set {
 	return s
 }
 
-// open makes the channels of the slots.
+// open makes the channels of the slots. A single one needs no header that puts messages together, and is plain where the transport can.
 func (ls *lanes) open() error {
-	for _, slots := range layout(ls.slots, ls.keyed) {
+	layout := layout(ls.slots, ls.keyed)
+	for _, slots := range layout {
 		t := ls.slots[slots[0]].transport
 		limits := t.Limits()
-		ch, err := t.Channel(ChannelConfig{Remote: ls.remote, Ordered: ls.keyed})
+		ls.plain = limits.Plain && len(layout) == 1
+		ch, err := t.Channel(ChannelConfig{Remote: ls.remote, Ordered: ls.keyed, Plain: ls.plain})
 		if err != nil {
 			return fmt.Errorf("transport %s: %w", t.Name(), err)
 		}
@@ -147,7 +150,8 @@ func (s *Set) join(ends []*farev1.ChannelEnd, finish bool) (err error) {
 			s.fail(err)
 			return
 		}
-		s.state, s.peerReady = connected, s.peerReady || finish
+		// A plain channel has no message that reports the end of the exchange: early packets are retransmitted.
+		s.state, s.peerReady = connected, s.peerReady || finish || s.plain
 		s.stir()
 	})
 	return err

@@ -190,7 +190,7 @@ func (d *Device) transportOf(plane string) Transport {
 // host implements Host for a device.
 type host struct{ d *Device }
 
-var _ Host = host{}
+var _ PlainHost = host{}
 
 func (h host) Address() netip.Addr { return h.d.address }
 func (h host) Now() time.Duration  { return h.d.clock() }
@@ -222,6 +222,19 @@ func (h host) Admit(ch Channel, head []byte, n int) ([]byte, Verdict) {
 func (h host) Deliver(ch Channel, head []byte) {
 	if s := h.d.channels[ch]; s != nil {
 		s.delivered(head)
+	}
+}
+
+func (h host) Receive(ch Channel) ([]byte, Verdict) {
+	if s := h.d.channels[ch]; s != nil {
+		return s.receiver.oldest()
+	}
+	return nil, NotReady
+}
+
+func (h host) Received(ch Channel, m Arrival) {
+	if s := h.d.channels[ch]; s != nil {
+		s.receiver.received(m)
 	}
 }
 

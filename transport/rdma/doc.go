@@ -24,8 +24,9 @@
 // operation once. No operation waits for a new connection, and no message is segmented a second time. If no slot of the channel's transport
 // is live, its datagrams go through a tunnel (tunnel.go), and operations in shared memory come back to the set (Host.Return).
 //
-// A message that consumes a receive waits for credit: the peer announces the number of receives that it has posted (receive.go). A channel
-// therefore never holds a message without a receive, which would block the operations behind it.
+// A set of one channel uses a plain one, if the transport can: with the protocol's messages alone, and its answer to a missing receive. In
+// any other set a message that consumes a receive waits for credit: the peer announces the number of receives that it has posted
+// (receive.go). A channel therefore never holds a message without a receive, which would block the operations behind it.
 //
 // # Files
 //

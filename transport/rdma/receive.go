@@ -18,7 +18,7 @@ type receiver struct {
 
 	lastSent uint32 // value of the latest credit: the first message without a receive, as far as the peer knows
 	credit   *Op    // the credit operation in flight, or nil
-	sentAny  bool   // at least one credit has been sent; cleared to repeat it
+	sentAny  bool   // at least one credit has been sent; cleared to repeat it; set from the beginning on a plain channel
 }
 
 type receive struct {
@@ -35,7 +35,7 @@ type receive struct {
 func (rcv *receiver) grant() {
 	posted := rcv.first + uint32(len(rcv.queue))
 	left, all := rcv.lastSent-rcv.first, uint32(len(rcv.queue))
-	if rcv.credit != nil || rcv.sentAny && (posted == rcv.lastSent || left > all/2) {
+	if rcv.credit != nil || rcv.sentAny && (rcv.plain || posted == rcv.lastSent || left > all/2) {
 		return
 	}
 	lane := slices.IndexFunc(rcv.lanes.all, func(l *lane) bool { return l.share > 0 })
@@ -43,13 +43,41 @@ func (rcv *receiver) grant() {
 		return
 	}
 	op := rcv.tunnels.op()
-	h := header{kind: kindCredit, message: posted}
-	h.marshal(&op.head)
-	op.Set, op.Kind, op.Head, op.lane = rcv.set, OpSend, op.head[:], lane
+	op.Set, op.lane = rcv.set, lane
+	if op.Kind = OpWrite; !rcv.plain { // a plain channel has no credit: a WRITE of no bytes is the liveness check of ask
+		h := header{kind: kindCredit, message: posted}
+		h.marshal(&op.head)
+		op.Kind, op.Head = OpSend, op.head[:]
+	}
 	rcv.credit, rcv.lastSent, rcv.sentAny = op, posted, true
 	// At the head of the backlog: operations that wait there may depend on the peer, which may be waiting for this credit.
 	l := rcv.lanes.all[lane]
 	l.backlog = slices.Insert(l.backlog, 0, op)
+}
+
+// oldest returns the buffer of the oldest receive (see PlainHost.Receive).
+func (rcv *receiver) oldest() ([]byte, Verdict) {
+	if rcv.state >= failing || len(rcv.queue) == 0 {
+		return nil, NotReady
+	}
+	return rcv.queue[0].local, Accepted
+}
+
+// received completes the oldest receive (see PlainHost.Received).
+func (rcv *receiver) received(m Arrival) {
+	if rcv.state >= failing {
+		return
+	}
+	r := &rcv.queue[0]
+	r.header = header{kind: kindSend, immediate: m.Immediate, total: uint32(m.Bytes)}
+	switch {
+	case m.Written:
+		r.header.kind = kindWrite
+	case m.HasImmediate:
+		r.header.kind = kindSendImmediate
+	}
+	rcv.report(r, nil)
+	rcv.queue = slices.Delete(rcv.queue, 0, 1)
 }
 
 // ask repeats the credit as a liveness check: the channel fails if the peer does not acknowledge it.

@@ -86,11 +86,10 @@ func (snd *sender) post(wr *SendWR) error {
 	w := snd.newWork()
 	*w = work{SendWR: *wr, local: local}
 	w.Inline = nil
-	switch wr.Opcode {
-	case Send, SendImmediate, WriteImmediate:
+	if wr.Opcode.consumes() {
 		w.message = snd.message
 		snd.message++
-		w.announce = wr.Opcode == WriteImmediate
+		w.announce = wr.Opcode == WriteImmediate && !snd.plain
 	}
 	snd.work = append(snd.work, w)
 	snd.posted.Add(1)
@@ -158,6 +157,9 @@ func (snd *sender) cutOne(w *work) bool {
 			key = ^uint64(0) // sends have no address: they share one stream
 		}
 	}
+	if snd.plain && w.Opcode.consumes() {
+		n = len(w.local)
+	}
 	lane := -1
 	if snd.keyed {
 		lane = snd.lanes.of(key)
@@ -179,12 +181,16 @@ func (snd *sender) cutOne(w *work) bool {
 	op.Key, op.Remote = w.RemoteKey, w.RemoteAddress+uint64(w.cursor)
 	switch w.Opcode {
 	case Send, SendImmediate:
+		op.Kind = OpSend
+		if snd.plain {
+			break
+		}
 		h := header{kind: kindSend, length: uint32(n), message: w.message, offset: uint32(w.cursor), total: uint32(len(w.local))}
 		if w.Opcode == SendImmediate {
 			h.kind, h.immediate = kindSendImmediate, w.Immediate
 		}
 		h.marshal(&op.head)
-		op.Kind, op.Head = OpSend, op.head[:]
+		op.Head = op.head[:]
 	case Write, WriteImmediate:
 		op.Kind = OpWrite
 	case Read:
@@ -193,6 +199,9 @@ func (snd *sender) cutOne(w *work) bool {
 		op.Kind, op.Compare, op.Swap = OpCompareSwap, w.Compare, w.Swap
 	case FetchAdd:
 		op.Kind, op.Swap = OpFetchAdd, w.Add
+	}
+	if snd.plain && (w.Opcode == SendImmediate || w.Opcode == WriteImmediate) {
+		op.HasImmediate, op.Immediate = true, w.Immediate
 	}
 	w.cursor += n
 	w.cut = w.cursor == len(w.local)
@@ -515,7 +524,8 @@ func (snd *sender) useCredit() {
 	}
 }
 
-// credited reports whether the credit allows posting an operation on a channel.
+// credited reports whether the credit allows posting an operation on a channel. A plain channel has no credit: the peer answers "receiver
+// not ready".
 func (snd *sender) credited(op *Op) bool {
-	return op.Kind != OpSend || int32(op.work.message-snd.credit) < 0
+	return snd.plain || op.Kind != OpSend || int32(op.work.message-snd.credit) < 0
 }

@@ -128,6 +128,7 @@ type common struct {
 	cfg    SetConfig
 	remote netip.Addr
 	keyed  bool // Partial or Strong: operations with the same key are executed in order
+	plain  bool // the only lane is a plain channel: messages are not cut and have no header, and receives have no credit
 	state  state
 	err    error
 }

@@ -57,7 +57,11 @@ func (req *requester) progress(to seq) {
 	req.una = to
 	now := req.core.host.Now()
 	req.since, req.lastProgress = now, now
-	req.timeout = req.core.cfg.Timing.Retransmit
+	if req.timed != none && req.timed < to {
+		req.trip.Sample(now - req.sent)
+		req.timed = none
+	}
+	req.timeout = req.firstTimeout()
 	req.back = none
 	req.touch()
 	if req.next < req.una {
@@ -112,7 +116,7 @@ func (req *requester) acknowledged(s seq, syndrome uint8) {
 		// RNR proves that the peer is alive; the number of RNR retries is not limited.
 		now := c.host.Now()
 		req.lastProgress = now
-		req.timeout = c.cfg.Timing.Retransmit
+		req.timeout = req.firstTimeout()
 		req.pause = now + max(rnrWait(syndrome), c.cfg.Timing.NotReady)
 		req.goBack()
 		return

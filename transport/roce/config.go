@@ -3,6 +3,7 @@ package roce
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/fared/fared/transport/rdma"
 )
@@ -18,8 +19,9 @@ const maxRead = 1 << 20
 type Config struct {
 	// Port is the UDP destination port at both ends: 4791 by default.
 	Port uint16
-	// MTU is the path MTU, the maximum payload of a packet in bytes: 256, 512, 1024 (the default), 2048 or 4096. A queue pair uses the
-	// lower value of both ends. IP packets are up to 84 bytes longer, with IPv6.
+	// MTU limits the path MTU, the maximum payload of a packet in bytes: 256, 512, 1024, 2048 or 4096; 0 means 4096. A queue pair uses the
+	// highest of these values that the route to its peer carries, and at most the peer's. Where the carrier of datagrams does not report its
+	// routes, 0 means 1024. IP packets are up to 84 bytes longer, with IPv6.
 	MTU int
 	// MaxOp is rdma.Limits.MaxOp in bytes: 64 KiB by default, at most 1 MiB.
 	MaxOp int
@@ -31,15 +33,10 @@ type Config struct {
 	// MaxReadAtomic limits the outstanding READs and atomics of a queue pair, and the results of atomics that it keeps for repeated
 	// requests of its peer: 16 by default, at most 128. A queue pair uses the lower value of both ends.
 	MaxReadAtomic int
-	// HeadSize is the length of rdma.Op.Head of every SEND: rdma.HeadSize bytes by default, at most rdma.MaxHead. Both ends must agree,
-	// since packets do not contain it.
+	// HeadSize is the length of rdma.Op.Head of every SEND, except on plain channels: rdma.HeadSize bytes by default, at most rdma.MaxHead.
+	// Both ends must agree, since packets do not contain it.
 	HeadSize int
-	// AnyID accepts IPv4 packets with any identification, as NICs send them. A socket does not report the identification, so the core
-	// derives it from the difference of the ICRCs. This costs the ICRC half of its strength: 1 in 2^16 corrupted packets passes (only the
-	// UDP checksum remains, if the peer sets it), instead of 1 in 2^25 with identifications 0 to 127, which packets of sockets have. IPv6
-	// packets are checked in full.
-	AnyID  bool
-	Timing rdma.Timing
+	Timing   rdma.Timing
 	// Random returns 32 random bits, for queue pair numbers and first PSNs; nil means math/rand/v2's Uint32.
 	Random func() uint32
 }
@@ -55,7 +52,6 @@ func (c Config) withDefaults() Config {
 	if c.Port == 0 {
 		c.Port = DefaultPort
 	}
-	set(&c.MTU, 1024)
 	set(&c.MaxOp, 64<<10)
 	set(&c.Window, 512<<10)
 	set(&c.Depth, 256)
@@ -66,7 +62,7 @@ func (c Config) withDefaults() Config {
 		c.Random = rand.Uint32
 	}
 	switch {
-	case !validMTU(c.MTU):
+	case c.MTU != 0 && !validMTU(c.MTU):
 		panic(fmt.Sprintf("roce: invalid MTU %d", c.MTU))
 	case c.MaxOp < 1 || c.MaxOp > maxRead || c.Window < c.MaxOp || c.Window > 64<<20:
 		panic(fmt.Sprintf("roce: invalid MaxOp %d or window %d", c.MaxOp, c.Window))
@@ -83,6 +79,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-func validMTU(n int) bool {
-	return n == 256 || n == 512 || n == 1024 || n == 2048 || n == 4096
-}
+// mtus are the path MTUs of InfiniBand, in bytes.
+var mtus = []int{4096, 2048, 1024, 512, 256}
+
+func validMTU(n int) bool { return slices.Contains(mtus, n) }

@@ -16,6 +16,7 @@ import (
 type Core struct {
 	cfg     Config
 	host    rdma.Host
+	plain   rdma.PlainHost // host; nil: no plain channels
 	out     wire.Out
 	address netip.Addr
 
@@ -31,34 +32,33 @@ type Core struct {
 	// scratch and tail are buffers to build a packet: headers, and the payload of READ responses; padding and ICRC.
 	scratch [maxHeader + 4096]byte
 	tail    [3 + icrcSize]byte
-	stray   seed   // for packets without a queue pair
-	mostID  uint16 // the highest accepted IPv4 identification
+	stray   seed // for packets without a queue pair
+	marked  bool // the packet of the present Receive arrived with "congestion experienced"
 	counters
 }
 
 var (
 	_ rdma.Transport = (*Core)(nil)
-	_ wire.Core      = (*Core)(nil)
+	_ wire.Marked    = (*Core)(nil)
 )
 
 // NewCore makes a core that sends through out.
 func NewCore(cfg Config, out wire.Out) *Core {
-	c := &Core{cfg: cfg.withDefaults(), out: out, pairs: make(map[uint32]*queuePair), mostID: maxBatch - 1}
-	if cfg.AnyID {
-		c.mostID = 0xffff
-	}
-	return c
+	return &Core{cfg: cfg.withDefaults(), out: out, pairs: make(map[uint32]*queuePair)}
 }
 
 // Name implements rdma.Transport.
 func (c *Core) Name() string { return "roce" }
 
 // Limits implements rdma.Transport.
-func (c *Core) Limits() rdma.Limits { return rdma.Limits{MaxOp: c.cfg.MaxOp, Ordered: true} }
+func (c *Core) Limits() rdma.Limits {
+	return rdma.Limits{MaxOp: c.cfg.MaxOp, Ordered: true, Plain: c.plain != nil}
+}
 
 // Start implements rdma.Transport.
 func (c *Core) Start(h rdma.Host) error {
 	c.host, c.address = h, h.Address().Unmap()
+	c.plain, _ = h.(rdma.PlainHost)
 	return nil
 }
 
@@ -221,20 +221,24 @@ func (c *Core) Receive(from netip.AddrPort, p []byte) {
 	}
 	// Before the ICRC is checked, the number only selects the seed that is likely to fit.
 	qpn := binary.BigEndian.Uint32(p[4:]) & mask24
-	q, s := c.pairs[qpn], &c.stray
+	q, s, mostID := c.pairs[qpn], &c.stray, uint16(anyID)
 	if q != nil && q.remote == source {
-		s = &q.received
+		s, mostID = &q.received, q.mostID
 	} else {
 		c.stray = seed{}
 	}
 	e := endpoints{source: source, destination: c.address, sourcePort: from.Port(), destinationPort: c.cfg.Port}
-	id, ok := c.checker.check(s, &e, p, c.mostID)
+	id, ok := c.checker.check(s, &e, p, mostID)
 	if !ok {
 		c.badICRC++
 		return
 	}
 	if id != 0 {
 		c.identified++
+	}
+	if isNotification(p) {
+		c.notification(q, qpn, source)
+		return
 	}
 	var h header
 	payload, err := h.unmarshal(p[:len(p)-icrcSize])
@@ -249,9 +253,28 @@ func (c *Core) Receive(from netip.AddrPort, p []byte) {
 		c.wrongSource++
 	case q.state != ready:
 		c.unknownPair++
-	case h.opcode.isResponse():
-		q.requester.response(&h, payload)
 	default:
-		q.responder.request(&h, payload)
+		if c.marked {
+			q.notify()
+		}
+		if h.opcode.isResponse() {
+			q.requester.response(&h, payload)
+		} else {
+			q.responder.request(&h, payload)
+		}
+	}
+}
+
+// notification handles a CNP.
+func (c *Core) notification(q *queuePair, qpn uint32, source netip.Addr) {
+	switch {
+	case q == nil && c.graves.byNumber[qpn] != nil: // late
+	case q == nil || q.state != ready:
+		c.unknownPair++
+	case q.remote != source:
+		c.wrongSource++
+	default:
+		c.cnpsReceived++
+		q.requester.congested()
 	}
 }

@@ -15,6 +15,11 @@ type counters struct {
 	rnrReceived     uint64
 	readsAgain      uint64 // packets of READ responses to requests that had been executed before
 
+	packetsMarked uint64 // packets received with "congestion experienced"
+	cnpsSent      uint64
+	cnpsReceived  uint64
+	mtuLimited    uint64 // queue pairs whose route carries less than Config.MTU
+
 	malformed     uint64 // not an RC packet, or not of the default partition
 	badICRC       uint64
 	identified    uint64 // packets whose ICRC matches an IPv4 identification other than 0; not an error
@@ -41,6 +46,10 @@ func (c *Core) Counters() map[string]uint64 {
 		"rnr_sent":              c.rnrSent,
 		"rnr_received":          c.rnrReceived,
 		"read_responses_again":  c.readsAgain,
+		"packets_marked":        c.packetsMarked,
+		"cnps_sent":             c.cnpsSent,
+		"cnps_received":         c.cnpsReceived,
+		"mtu_limited_by_route":  c.mtuLimited,
 		"malformed":             c.malformed,
 		"bad_icrc":              c.badICRC,
 		"nonzero_ip_id":         c.identified,

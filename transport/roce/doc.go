@@ -6,12 +6,15 @@
 //
 //	header.go opcode.go     packets: BTH, RETH, AETH, AtomicETH, AtomicAckETH, ImmDt
 //	icrc.go identify.go     the invariant CRC, and its check without the IPv4 identification, which sockets do not report
+//	mtu.go                  the path MTU, from the route
 //	psn.go aeth.go          24-bit sequence numbers; syndromes and RNR timers
 //	core.go                 Core: queue pairs by number, counters, time; rdma.Transport without sockets
+//	parameters.go           Parameters: the parameters that two ends exchange before the first packet
 //	qp.go                   queuePair: rdma.Channel; states, parameters, paths, failure
 //	requester.go window.go  requester: local operations, cut into packets, sent inside a window, retransmitted
 //	completer.go            the requester's part for responses: ACK, NAK, READ responses
 //	responder.go            responder: the peer's operations, executed once, in order, and answered
+//	congestion.go           ECN marks, CNPs, DCQCN's reaction point
 //	grave.go                answers for closed and broken queue pairs
 //	transport.go            Transport: a Core on sockets
 //
@@ -30,8 +33,19 @@
 // # Loss
 //
 // Recovery is go-back-N, as in RC. It starts from the PSN of a NAK, from a READ whose responses have a gap, or from the oldest
-// unacknowledged PSN when Timing.Retransmit expires. A window limits the packets in flight: each loss halves it, and each fully
+// unacknowledged PSN when the retransmission timer expires, whose time follows from measured round trips. A window limits the packets in flight: each loss halves it, and each fully
 // acknowledged window adds growth packets, since socket buffers are small and the network is not lossless.
+//
+// # Congestion
+//
+// All packets are ECN-capable. A packet that arrives marked causes a CNP, and a CNP shrinks the requester's window by the factor of DCQCN. A
+// window takes the place of DCQCN's rate, because software sends bursts. A flight is reduced once, since later CNPs report the same queue.
+//
+// # Plain channels
+//
+// The SENDs of a channel start with rdma.Op.Head, by which a set puts the pieces of a message together. A plain channel
+// (rdma.ChannelConfig.Plain) has no such head: its SENDs are the application's, immediate data is in ImmDt, and a message without a receive
+// is answered by an RNR NAK. Its peer may be any implementation of RoCEv2, except that READs of more than 1 MiB are refused.
 //
 // # Differences from a NIC
 //

@@ -6,6 +6,9 @@ import "hash/crc32"
 // identifications are 0 to maxBatch-1.
 const maxBatch = 128
 
+// anyID is the highest identification that a packet can have.
+const anyID = 0xffff
+
 // pivot is one step of the elimination that solves for an identification: if a difference contains bit, vector is subtracted from it, and
 // id added to the identification.
 type pivot struct {

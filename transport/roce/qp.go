@@ -1,7 +1,6 @@
 package roce
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -23,6 +22,9 @@ const (
 type queuePair struct {
 	common
 	received seed
+	mostID   uint16 // the highest IPv4 identification of the peer's packets
+	// notifiedAt is the time of the latest CNP sent; 0: none.
+	notifiedAt time.Duration
 
 	active bool          // in core.active
 	timer  int           // index in core.timers; -1: not there
@@ -38,9 +40,10 @@ type common struct {
 	pair  *queuePair // for calls of the core and the host, and to fail
 	state state
 	link
-	qpn  uint32
-	mtu  int
-	path rdma.Path
+	qpn      uint32
+	mtu      int
+	headSize int // length of rdma.Op.Head of every SEND; 0: the channel is plain
+	path     rdma.Path
 }
 
 // touch schedules the queue pair for the next Flush.
@@ -54,7 +57,18 @@ func (c *Core) Channel(cfg rdma.ChannelConfig) (rdma.Channel, error) {
 	if !remote.IsValid() || remote.Is4() != c.address.Is4() {
 		return nil, fmt.Errorf("roce: no path from %v to %v", c.address, cfg.Remote)
 	}
-	q := &queuePair{common: common{core: c, link: link{remote: remote}, qpn: c.number()}, timer: -1}
+	head := c.cfg.HeadSize
+	if cfg.Plain {
+		head = 0
+	}
+	if cfg.Plain && c.plain == nil {
+		return nil, errors.New("roce: the host has no plain channels")
+	}
+	mtu, err := c.pathMTU(remote)
+	if err != nil {
+		return nil, err
+	}
+	q := &queuePair{common: common{core: c, link: link{remote: remote}, qpn: c.number(), mtu: mtu, headSize: head}, mostID: anyID, timer: -1}
 	q.pair = q
 	q.requester = newRequester(&q.common, seq(c.cfg.Random()&mask24))
 	q.responder = responder{common: &q.common, atomics: make([]result, c.cfg.MaxReadAtomic)}
@@ -72,27 +86,9 @@ func (c *Core) number() uint32 {
 	}
 }
 
-// localSize and localVersion are the size and version of Local's result, in network byte order:
-//
-//	0  version u8 · head size u8 · MTU u16
-//	4  limit of outstanding READs and atomics at the responder u16 · reserved u16 (zero)
-//	8  queue pair number u32
-//	12 first PSN u32
-const (
-	localSize    = 16
-	localVersion = 1
-)
-
 // Local implements rdma.Channel.
 func (q *queuePair) Local() []byte {
-	cfg := &q.core.cfg
-	b := make([]byte, localSize)
-	b[0], b[1] = localVersion, uint8(cfg.HeadSize)
-	binary.BigEndian.PutUint16(b[2:], uint16(cfg.MTU))
-	binary.BigEndian.PutUint16(b[4:], uint16(cfg.MaxReadAtomic))
-	binary.BigEndian.PutUint32(b[8:], q.qpn)
-	binary.BigEndian.PutUint32(b[12:], q.requester.first.psn())
-	return b
+	return Parameters{QPN: q.qpn, PSN: q.requester.first.psn(), MTU: q.mtu, ReadAtomic: q.core.cfg.MaxReadAtomic, head: uint8(q.headSize), socket: true}.Bytes()
 }
 
 // Connect implements rdma.Channel.
@@ -101,26 +97,24 @@ func (q *queuePair) Connect(remote []byte, paths []rdma.Path) error {
 	if q.state != initial {
 		return errors.New("roce: the queue pair is connected already")
 	}
-	if len(remote) != localSize || remote[0] != localVersion {
-		return fmt.Errorf("roce: parameters %x of the peer's queue pair: want %d bytes of version %d", remote, localSize, localVersion)
-	}
-	mtu := int(binary.BigEndian.Uint16(remote[2:]))
-	reads := int(binary.BigEndian.Uint16(remote[4:]))
-	peer, first := binary.BigEndian.Uint32(remote[8:]), binary.BigEndian.Uint32(remote[12:])
+	p, err := ParseParameters(remote)
 	switch {
-	case int(remote[1]) != cfg.HeadSize:
-		return fmt.Errorf("roce: the peer's heads have %d bytes, the local ones %d", remote[1], cfg.HeadSize)
-	case !validMTU(mtu) || reads < 1 || peer < 2 || peer > mask24 || first > mask24:
-		return fmt.Errorf("roce: parameters of the peer's queue pair: MTU %d, READs and atomics %d, number %d, first PSN %d", mtu, reads, peer, first)
+	case err != nil:
+		return err
+	case int(p.head) != q.headSize:
+		return fmt.Errorf("roce: the peer's heads have %d bytes, the local ones %d: use as many slots at both ends (a single one has none)", p.head, q.headSize)
 	case len(paths) == 0:
 		return errors.New("roce: the queue pair has no path")
 	}
-	q.mtu = min(cfg.MTU, mtu)
-	q.requester.limit = min(cfg.MaxReadAtomic, reads)
+	q.mtu = min(q.mtu, p.MTU)
+	if p.socket {
+		q.mostID = maxBatch - 1
+	}
+	q.requester.limit = min(cfg.MaxReadAtomic, p.ReadAtomic)
 	// The window starts with room for all operations that may be posted; losses shrink it.
 	q.requester.window.open(cfg.Window/q.mtu + cfg.Depth)
-	q.responder.expected = seq(first)
-	q.link.peer = peer
+	q.responder.expected = seq(p.PSN)
+	q.link.peer = p.QPN
 	q.path, q.link.port, q.link.tunnel = paths[0], paths[0].Port, paths[0].Tunnel
 	q.state = ready
 	return nil

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/fared/fared/transport/internal/rtt"
 	"github.com/fared/fared/transport/rdma"
 )
 
@@ -12,6 +13,8 @@ const (
 	ackEvery = 32
 	// maxTimeout is the maximum retransmission timeout after doubling (rdma.Timing.Retransmit).
 	maxTimeout = time.Second
+	// minTimeout is the minimum retransmission timeout, longer than a busy host delays a process that is ready to run.
+	minTimeout = 5 * time.Millisecond
 )
 
 // none is an invalid sequence number, lower than all valid ones.
@@ -44,8 +47,13 @@ type requester struct {
 	limit               int // limit of outstanding READs and atomics
 	readsAtomics, reads int // counts in [head, cursor): both kinds, and READs alone
 
-	window window
-	back   seq // una at the latest goBack on a NAK; no further goBack until una advances
+	window     window
+	congestion congestion
+	back       seq // una at the latest goBack on a NAK; no further goBack until una advances
+
+	trip  rtt.Estimate
+	timed seq           // the packet whose round trip is being measured; none: none
+	sent  time.Duration // its time of transmission
 
 	since        time.Duration // start of the retransmission timer
 	timeout      time.Duration // duration of the retransmission timer
@@ -58,7 +66,24 @@ type requester struct {
 func newRequester(c *common, first seq) requester {
 	cfg := &c.core.cfg
 	return requester{common: c, ring: make([]request, cfg.Depth), first: first, una: first, next: first, high: first, posted: first,
-		back: none, window: window{lossUntil: none}, timeout: cfg.Timing.Retransmit}
+		back: none, timed: none, window: window{lossUntil: none}, timeout: cfg.Timing.Retransmit}
+}
+
+// firstTimeout returns the retransmission timeout before it doubles: from the measured round trips (RFC 6298), else Timing.Retransmit.
+func (req *requester) firstTimeout() time.Duration {
+	timing := &req.core.cfg.Timing
+	if !req.trip.Known() {
+		return timing.Retransmit
+	}
+	return min(max(req.trip.Late(timing.AckDelay), minTimeout), maxTimeout)
+}
+
+// measure begins to measure the round trip of a packet that requests an answer, unless another measurement is in progress. Packets that
+// were transmitted before are not measured, since an answer does not name the transmission (Karn's algorithm).
+func (req *requester) measure(h *header) {
+	if req.timed == none && req.next >= req.high && (h.ackReq || traits[h.opcode]&hasPayload == 0) {
+		req.timed, req.sent = req.next, req.core.host.Now()
+	}
 }
 
 func (req *requester) at(i uint64) *request { return &req.ring[i&uint64(len(req.ring)-1)] }
@@ -74,16 +99,17 @@ func (req *requester) hasRoom(n int) bool {
 
 // post is queuePair.Post.
 func (req *requester) post(op *rdma.Op) bool {
-	cfg := &req.core.cfg
 	n, packets := len(op.Local), 1
 	switch {
-	case n > cfg.MaxOp:
-		panic(fmt.Sprintf("roce: an operation of %d bytes, above the limit of %d", n, cfg.MaxOp))
+	case n > req.longest(op.Kind):
+		panic(fmt.Sprintf("roce: an operation of %d bytes, above the limit of %d", n, req.longest(op.Kind)))
+	case op.HasImmediate && (req.headSize > 0 || op.Kind > rdma.OpWrite):
+		panic("roce: immediate data outside a SEND or WRITE of a plain channel")
 	case op.Kind == rdma.OpSend:
-		if len(op.Head) != cfg.HeadSize {
-			panic(fmt.Sprintf("roce: a head of %d bytes instead of %d", len(op.Head), cfg.HeadSize))
+		if len(op.Head) != req.headSize {
+			panic(fmt.Sprintf("roce: a head of %d bytes instead of %d", len(op.Head), req.headSize))
 		}
-		n += cfg.HeadSize
+		n += req.headSize
 	case op.Kind > rdma.OpRead && n != 8:
 		panic(fmt.Sprintf("roce: an atomic of %d bytes", n))
 	}
@@ -103,6 +129,14 @@ func (req *requester) post(op *rdma.Op) bool {
 	req.bytes += n
 	req.touch()
 	return true
+}
+
+// longest returns the maximum length of an operation.
+func (req *requester) longest(k rdma.OpKind) int {
+	if req.headSize == 0 && !isReadAtomic(k) {
+		return rdma.MaxPlain
+	}
+	return req.core.cfg.MaxOp
 }
 
 // room calls Host.Room once there is space for the refused operation.
@@ -182,6 +216,10 @@ func (req *requester) sendPacket(r *request, ask bool) {
 	default:
 		h.opcode = writeMiddle
 	}
+	if last && r.op.HasImmediate {
+		h.opcode++ // the opcodes with immediate data follow those without
+		h.immediate = r.op.Immediate
+	}
 	if !send && first {
 		h.address, h.key, h.length = r.op.Remote, r.op.Key, uint32(r.bytes)
 	}
@@ -194,6 +232,7 @@ func (req *requester) sendPacket(r *request, ask bool) {
 		from, to = max(from-len(r.op.Head), 0), to-len(r.op.Head)
 	}
 	payload := r.op.Local[from:to]
+	req.measure(&h)
 	req.count(len(head) + len(payload))
 	req.core.send(&req.link, &h, head, payload)
 }
@@ -213,6 +252,7 @@ func (req *requester) sendReadAtomic(r *request) {
 	default:
 		h.opcode, h.swap = fetchAdd, op.Swap
 	}
+	req.measure(&h)
 	req.count(0)
 	req.core.send(&req.link, &h, nil, nil)
 }
@@ -231,6 +271,7 @@ func (req *requester) count(n int) {
 func (req *requester) goBack() {
 	req.next, req.cursor = req.una, req.head
 	req.readsAtomics, req.reads = 0, 0
+	req.timed = none
 	req.touch()
 }
 
@@ -284,7 +325,7 @@ func (req *requester) timedOut(now time.Duration) {
 	// For the time by which the timer is late, the process did not run: responses that arrived meanwhile are still unread.
 	req.lastProgress += now - (req.since + req.timeout)
 	if silent := now - req.lastProgress; silent >= timing.GiveUp {
-		req.pair.fail(fmt.Errorf("%w: no acknowledgement in %v", rdma.ErrRetryExceeded, silent), rdma.ErrRetryExceeded, req.una, nakOperational)
+		req.pair.fail(fmt.Errorf("%w: no acknowledgement in %v%s", rdma.ErrRetryExceeded, silent, req.pair.shrunk()), rdma.ErrRetryExceeded, req.una, nakOperational)
 		return
 	}
 	req.core.timeouts++
@@ -300,7 +341,7 @@ func (req *requester) rewind() {
 	if req.una < req.high {
 		req.back = none
 		req.goBack()
-		req.timeout = req.core.cfg.Timing.Retransmit
+		req.timeout = req.firstTimeout()
 	}
 }
 

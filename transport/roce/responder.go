@@ -38,7 +38,7 @@ type responder struct {
 
 	message message
 	begun   [rdma.MaxHead]byte // head of a SEND
-	body    []byte             // destination of a SEND
+	body    []byte             // destination of a SEND; on a plain channel, the buffer of its receive
 	offset  int                // bytes of the message in place
 	key     uint32             // of a WRITE
 	address uint64
@@ -78,11 +78,13 @@ func (rsp *responder) execute(h *header, payload []byte) {
 		}
 	}
 	// All packets of a message but the last are full, and the last of several is not empty (Section 9.7.4).
-	wrong := rsp.message != want || len(payload) > rsp.mtu || t&hasImm != 0 ||
+	wrong := rsp.message != want || len(payload) > rsp.mtu || t&hasImm != 0 && rsp.headSize > 0 ||
 		t&isLast == 0 && len(payload) != rsp.mtu || t&(isFirst|isLast) == isLast && len(payload) == 0
 	switch {
-	case wrong: // immediate data is invalid: package rdma carries it in the head
+	case wrong: // with heads, immediate data is invalid: package rdma carries it in the head
 		rsp.refuse(nakInvalid, fmt.Errorf("%w: opcode %d with %d bytes", rdma.ErrRemoteInvalid, h.opcode, len(payload)))
+	case h.opcode.isSend() && rsp.headSize == 0:
+		rsp.executePlainSend(h, t, payload)
 	case h.opcode.isSend():
 		rsp.executeSend(h, t, payload)
 	case h.opcode.isWrite():
@@ -110,9 +112,49 @@ func (rsp *responder) executed(h *header, n seq, last bool) {
 	rsp.touch()
 }
 
+// admitted answers the expected request unless the host has accepted its message.
+func (rsp *responder) admitted(verdict rdma.Verdict) bool {
+	c := rsp.core
+	switch {
+	case rsp.state != ready:
+		return false
+	case verdict == rdma.NotReady:
+		c.rnrSent++
+		rsp.nakSent = true
+		rsp.nak(syndromeRNR|rnrCode(c.cfg.Timing.NotReady), rsp.expected)
+		return false
+	case verdict != rdma.Accepted:
+		rsp.refuse(nakInvalid, fmt.Errorf("%w: a message was refused", rdma.ErrRemoteInvalid))
+		return false
+	}
+	return true
+}
+
+// executePlainSend executes a packet of a SEND without head, which goes to the oldest receive.
+func (rsp *responder) executePlainSend(h *header, t has, payload []byte) {
+	if t&isFirst != 0 {
+		body, verdict := rsp.core.plain.Receive(rsp.pair)
+		if !rsp.admitted(verdict) {
+			return
+		}
+		rsp.message, rsp.body, rsp.offset = sending, body, 0
+	}
+	if rsp.offset+len(payload) > len(rsp.body) {
+		rsp.refuse(nakInvalid, fmt.Errorf("%w: a SEND of more than %d bytes, the length of its receive", rdma.ErrRemoteInvalid, len(rsp.body)))
+		return
+	}
+	rsp.offset += copy(rsp.body[rsp.offset:], payload)
+	last := t&isLast != 0
+	rsp.executed(h, 1, last)
+	if last {
+		rsp.body = nil
+		rsp.core.plain.Received(rsp.pair, rdma.Arrival{Bytes: rsp.offset, HasImmediate: t&hasImm != 0, Immediate: h.immediate})
+	}
+}
+
 func (rsp *responder) executeSend(h *header, t has, payload []byte) {
 	c := rsp.core
-	size := c.cfg.HeadSize
+	size := rsp.headSize
 	last := t&isLast != 0
 	if t&isFirst != 0 {
 		if len(payload) < size {
@@ -125,16 +167,7 @@ func (rsp *responder) executeSend(h *header, t has, payload []byte) {
 		}
 		copy(rsp.begun[:], payload[:size])
 		body, verdict := c.host.Admit(rsp.pair, rsp.begun[:size], n)
-		switch {
-		case rsp.state != ready:
-			return
-		case verdict == rdma.NotReady:
-			c.rnrSent++
-			rsp.nakSent = true
-			rsp.nak(syndromeRNR|rnrCode(c.cfg.Timing.NotReady), rsp.expected)
-			return
-		case verdict != rdma.Accepted:
-			rsp.refuse(nakInvalid, fmt.Errorf("%w: a SEND was refused", rdma.ErrRemoteInvalid))
+		if !rsp.admitted(verdict) {
 			return
 		}
 		rsp.message, rsp.body, rsp.offset = sending, body, 0
@@ -152,8 +185,15 @@ func (rsp *responder) executeSend(h *header, t has, payload []byte) {
 	}
 }
 
+// memory returns n bytes of local memory. Operations of no bytes access none, so that their R_Key is not checked (C9-88).
+func (rsp *responder) memory(key uint32, address uint64, n int, need rdma.Access) ([]byte, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	return rsp.core.host.Memory(rsp.pair, key, address, n, need)
+}
+
 func (rsp *responder) executeWrite(h *header, t has, payload []byte) {
-	host := rsp.core.host
 	last := t&isLast != 0
 	if t&isFirst != 0 {
 		rsp.message, rsp.key, rsp.address, rsp.length, rsp.offset = writing, h.key, h.address, int(h.length), 0
@@ -162,7 +202,7 @@ func (rsp *responder) executeWrite(h *header, t has, payload []byte) {
 			rsp.refuse(nakInvalid, fmt.Errorf("%w: a WRITE of %d bytes", rdma.ErrRemoteInvalid, h.length))
 			return
 		}
-		if _, err := host.Memory(rsp.pair, rsp.key, rsp.address, rsp.length, rdma.RemoteWrite); err != nil {
+		if _, err := rsp.memory(rsp.key, rsp.address, rsp.length, rdma.RemoteWrite); err != nil {
 			rsp.refuse(nakAccess, err)
 			return
 		}
@@ -172,13 +212,24 @@ func (rsp *responder) executeWrite(h *header, t has, payload []byte) {
 		return
 	}
 	// Checked for each packet: the region may be deregistered while the message arrives.
-	to, err := host.Memory(rsp.pair, rsp.key, rsp.address+uint64(rsp.offset), len(payload), rdma.RemoteWrite)
+	to, err := rsp.memory(rsp.key, rsp.address+uint64(rsp.offset), len(payload), rdma.RemoteWrite)
 	if err != nil {
 		rsp.refuse(nakAccess, err)
 		return
 	}
+	if t&hasImm != 0 {
+		if _, verdict := rsp.core.plain.Receive(rsp.pair); !rsp.admitted(verdict) {
+			if t&isFirst != 0 {
+				rsp.message = noMessage // the whole message follows again
+			}
+			return
+		}
+	}
 	rsp.offset += copy(to, payload)
 	rsp.executed(h, 1, last)
+	if t&hasImm != 0 {
+		rsp.core.plain.Received(rsp.pair, rdma.Arrival{Bytes: rsp.length, Written: true, HasImmediate: true, Immediate: h.immediate})
+	}
 }
 
 // responses returns the number of packets that answer a READ of n bytes.
@@ -191,7 +242,7 @@ func (rsp *responder) executeRead(h *header) {
 		rsp.refuse(nakInvalid, fmt.Errorf("%w: a READ of %d bytes", rdma.ErrRemoteInvalid, h.length))
 		return
 	}
-	b, err := rsp.core.host.Memory(rsp.pair, h.key, h.address, int(h.length), rdma.RemoteRead)
+	b, err := rsp.memory(h.key, h.address, int(h.length), rdma.RemoteRead)
 	if err != nil {
 		rsp.refuse(nakAccess, err)
 		return
@@ -269,7 +320,7 @@ func (rsp *responder) repeat(s seq, h *header) {
 			rsp.core.malformed++
 			return
 		}
-		b, err := rsp.core.host.Memory(rsp.pair, h.key, h.address, int(h.length), rdma.RemoteRead)
+		b, err := rsp.memory(h.key, h.address, int(h.length), rdma.RemoteRead)
 		if err != nil {
 			// A late duplicate of an old request must not break the connection; the requester ignores the NAK of an old PSN.
 			rsp.nak(nakAccess, s)

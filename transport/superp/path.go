@@ -3,6 +3,7 @@ package superp
 import (
 	"time"
 
+	"github.com/fared/fared/transport/internal/rtt"
 	"github.com/fared/fared/transport/rdma"
 )
 
@@ -150,7 +151,7 @@ func (s *paths) probeLostAt(tx *sender, t *rdma.Timing) time.Duration {
 	if r == nil || r.lost || s.usable(r.path) {
 		return 0
 	}
-	return r.at + tx.rtt.late(t.AckDelay)
+	return r.at + late(&tx.rtt, t.AckDelay)
 }
 
 // detectStalls detects stalled paths and returns their number. Their packets in flight move to other paths, if any works.
@@ -255,23 +256,10 @@ func (p *path) count(n int, again bool) {
 	}
 }
 
-// rtt is a connection's round trip estimate (RFC 6298, Section 2), over all its paths. The zero value has no samples.
-type rtt struct{ smooth, variance, least time.Duration }
-
-func (r *rtt) sample(d time.Duration) {
-	if r.smooth == 0 {
-		r.smooth, r.variance, r.least = d, d/2, d
-		return
-	}
-	r.variance += ((r.smooth - d).Abs() - r.variance) / 4
-	r.smooth += (d - r.smooth) / 8
-	r.least = min(r.least, d)
-}
-
-// late returns the time within which an acknowledgement arrives unless a packet was lost.
-func (r *rtt) late(delay time.Duration) time.Duration {
-	if r.smooth == 0 {
+// late returns the time within which an acknowledgement arrives unless a packet was lost; an hour without an estimate.
+func late(r *rtt.Estimate, delay time.Duration) time.Duration {
+	if !r.Known() {
 		return time.Hour
 	}
-	return r.smooth + 4*r.variance + delay + time.Millisecond
+	return r.Late(delay) + time.Millisecond
 }

@@ -3,6 +3,7 @@ package superp
 import (
 	"time"
 
+	"github.com/fared/fared/transport/internal/rtt"
 	"github.com/fared/fared/transport/rdma"
 )
 
@@ -39,7 +40,7 @@ type sender struct {
 	high    uint32 // psn after the highest acknowledged one
 	ring    []sent // by psn; its length is a power of two
 	lost    int    // number of packets to be retransmitted
-	rtt     rtt
+	rtt     rtt.Estimate
 	reorder uint64
 	// progress is the time of the latest new acknowledgement, or of the start of waiting; timeouts counts from there.
 	progress time.Duration
@@ -189,13 +190,13 @@ func (s *sender) mark(psn uint32, now time.Duration, to acker) bool {
 		return false
 	}
 	s.arrived(r, to)
-	if r.path != nil && (r.times == 1 || now-r.at >= s.rtt.least) {
+	if r.path != nil && (r.times == 1 || now-r.at >= s.rtt.Least()) {
 		// The acknowledgement of a packet with several transmissions may be for the first (Karn's algorithm). It counts for the latest only
 		// if at least the minimum round trip time has passed since.
 		r.path.acked = max(r.path.acked, r.number)
 		to.works(r.path)
 		if r.times == 1 {
-			s.rtt.sample(now - r.at)
+			s.rtt.Sample(now - r.at)
 		}
 	}
 	if int32(psn+1-s.high) > 0 {
@@ -222,7 +223,7 @@ func (s *sender) arrived(r *sent, to acker) {
 // sent later on the same path have arrived. On any path, a packet is lost if an acknowledgement shows it missing for longer than
 // acknowledgements take.
 func (s *sender) detect(shown uint32, now time.Duration) {
-	late := s.rtt.late(time.Millisecond)
+	wait := late(&s.rtt, time.Millisecond)
 	for psn := s.una; int32(psn-s.high) < 0; psn++ {
 		r := s.at(psn)
 		if r.acked || r.lost || r.path == nil {
@@ -230,7 +231,7 @@ func (s *sender) detect(shown uint32, now time.Duration) {
 		}
 		p := r.path
 		later := p.acked > r.number && (p.acked-r.number >= s.reorder || p.acked == p.sent)
-		if later || int32(psn-shown) < 0 && now-r.at > late {
+		if later || int32(psn-shown) < 0 && now-r.at > wait {
 			s.lose(r)
 			p.losses++
 		}

@@ -42,11 +42,26 @@ func (c *control) setSegment(length int) {
 	*(*uint16)(unsafe.Pointer(&c.data)) = uint16(length)
 }
 
-// segment returns the length in bytes of the datagrams that the kernel has coalesced, or 0 without coalescing. size is the
-// length of the received control data.
-func (c *control) segment(size int) int {
-	if size < unix.CmsgLen(4) || c.header.Level != unix.IPPROTO_UDP || c.header.Type != unix.UDP_GRO {
-		return 0
+// received has space for the control messages of a received message: UDP_GRO, and IP_TOS or IPV6_TCLASS. All have the size of a control.
+type received [2]control
+
+// parse returns the length in bytes of the datagrams that the kernel has coalesced, 0 without coalescing, and whether they are marked with
+// "congestion experienced". size is the length of the received control data.
+func (r *received) parse(size int) (each int, marked bool) {
+	const congestionExperienced = 3
+	for i := range r {
+		c := &r[i]
+		if size < (i+1)*int(unsafe.Sizeof(*c)) && size < i*int(unsafe.Sizeof(*c))+unix.CmsgLen(1) {
+			break
+		}
+		switch {
+		case c.header.Level == unix.IPPROTO_UDP && c.header.Type == unix.UDP_GRO:
+			each = int(*(*int32)(unsafe.Pointer(&c.data)))
+		case c.header.Level == unix.IPPROTO_IP && c.header.Type == unix.IP_TOS:
+			marked = c.data[0]&3 == congestionExperienced
+		case c.header.Level == unix.IPPROTO_IPV6 && c.header.Type == unix.IPV6_TCLASS:
+			marked = *(*int32)(unsafe.Pointer(&c.data))&3 == congestionExperienced
+		}
 	}
-	return int(*(*int32)(unsafe.Pointer(&c.data)))
+	return each, marked
 }

@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/transport/internal/wire"
 )
 
 const (
@@ -20,14 +22,18 @@ type receiver struct {
 	messages [readMessages]mmsghdr
 	iovs     [readMessages]unix.Iovec
 	names    [readMessages]address
-	controls [readMessages]control
-	buffers  []byte // readBytes each
-	n        int    // number of messages of the last call
+	controls [readMessages]received
+	marked   func(netip.AddrPort, []byte) // wire.Marked.ReceiveMarked, or Receive of a core that does not distinguish
+	buffers  []byte                       // readBytes each
+	n        int                          // number of messages of the last call
 	errno    unix.Errno
 }
 
 func newReceiver(e *Endpoint) *receiver {
-	r := &receiver{e: e, buffers: make([]byte, readMessages*readBytes)}
+	r := &receiver{e: e, buffers: make([]byte, readMessages*readBytes), marked: e.config.Core.Receive}
+	if m, ok := e.config.Core.(wire.Marked); ok {
+		r.marked = m.ReceiveMarked
+	}
 	for i := range r.messages {
 		r.iovs[i].Base = &r.buffers[i*readBytes]
 		r.iovs[i].SetLen(readBytes)
@@ -106,8 +112,12 @@ func (r *receiver) deliver() {
 		e.count.receivedBatches++
 		e.count.receivedBytes += uint64(m.n)
 		b := r.buffers[i*readBytes:][:m.n:m.n]
-		each := r.controls[i].segment(int(m.Controllen))
-		e.count.received += uint64(split(b, each, from, e.config.Core.Receive))
+		each, marked := r.controls[i].parse(int(m.Controllen))
+		to := e.config.Core.Receive
+		if marked {
+			to = r.marked
+		}
+		e.count.received += uint64(split(b, each, from, to))
 	}
 }
 

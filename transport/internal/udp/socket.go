@@ -7,6 +7,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/transport/internal/wire"
 )
 
 // family is AF_INET or AF_INET6.
@@ -48,11 +50,28 @@ func (f family) name(to *address, a netip.AddrPort) uint32 {
 
 type option struct{ level, name, value int }
 
+// capable returns the option that sets ECT(0) in all packets.
+func (f family) capable() option {
+	const ect0 = 2
+	if f == unix.AF_INET {
+		return option{unix.IPPROTO_IP, unix.IP_TOS, ect0}
+	}
+	return option{unix.IPPROTO_IPV6, unix.IPV6_TCLASS, ect0}
+}
+
 // receiver opens the receiving socket. It has no SO_REUSEADDR, so that no other socket can receive its datagrams.
 func (f family) receiver(c *Config) (int, error) {
 	options := make([]option, 0, 1)
 	if !c.NoGSO {
 		options = append(options, option{unix.IPPROTO_UDP, unix.UDP_GRO, 1})
+	}
+	if _, ok := c.Core.(wire.Marked); ok {
+		options = append(options, f.capable())
+		if f == unix.AF_INET {
+			options = append(options, option{unix.IPPROTO_IP, unix.IP_RECVTOS, 1})
+		} else {
+			options = append(options, option{unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1})
+		}
 	}
 	fd, err := f.socket(netip.AddrPortFrom(c.Address, c.Port), options...)
 	if err == nil {
@@ -64,7 +83,11 @@ func (f family) receiver(c *Config) (int, error) {
 
 // sender opens a socket that only sends from a source port.
 func (f family) sender(c *Config, port uint16) (int, error) {
-	fd, err := f.socket(netip.AddrPortFrom(c.Address, port), option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1})
+	options := []option{{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}}
+	if _, ok := c.Core.(wire.Marked); ok {
+		options = append(options, f.capable())
+	}
+	fd, err := f.socket(netip.AddrPortFrom(c.Address, port), options...)
 	if err != nil {
 		return -1, err
 	}

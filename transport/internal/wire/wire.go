@@ -28,3 +28,17 @@ type Out interface {
 	// WakeAt requests a call of Core.Tick at a time of Host.Now, and replaces any earlier request; 0 cancels it.
 	WakeAt(time.Duration)
 }
+
+// Marked is a Core whose datagrams are ECN-capable (RFC 3168): carriers send them with ECT(0).
+type Marked interface {
+	Core
+	// ReceiveMarked handles a datagram that arrived with "congestion experienced", in place of Receive.
+	ReceiveMarked(from netip.AddrPort, p []byte)
+}
+
+// Routes is an Out that reports the routes of its destinations.
+type Routes interface {
+	// PathMTU returns the size in bytes of the largest IP packet that the route to an address carries. The error is the kernel's if there
+	// is no route.
+	PathMTU(to netip.Addr) (int, error)
+}

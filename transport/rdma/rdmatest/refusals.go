@@ -47,7 +47,6 @@ const (
 
 var refusals = []refusal{
 	{"unknown key", access(rdma.OpWrite, 0xbad, areaBegin, 100), rdma.ErrRemoteAccess},
-	{"unknown key, no bytes", access(rdma.OpWrite, 0xbad, areaBegin, 0), rdma.ErrRemoteAccess},
 	{"unknown key, READ", access(rdma.OpRead, 0xbad, areaBegin, 100), rdma.ErrRemoteAccess},
 	{"unknown key, atomic", access(rdma.OpFetchAdd, 0xbad, areaBegin, 8), rdma.ErrRemoteAccess},
 	{"before the region", access(rdma.OpWrite, writeOnlyKey, otherBegin-1, 2), rdma.ErrRemoteAccess},
