@@ -1,6 +1,8 @@
 package lab
 
 import (
+	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -28,15 +30,18 @@ type Transfer struct {
 	// means that there is no previous step.
 	OfBefore        float64 `json:"goodput_of_before"`
 	AllowedOfBefore float64 `json:"allowed_of_before"`
-	// Planes holds the payload bytes that each plane carried.
+	// Planes holds the bytes that each plane carried.
 	Planes map[string]PlaneBytes `json:"planes"`
 }
 
-// PlaneBytes counts the payload bytes that one plane carried in a transfer: Sent for the first time, and Due by the
-// shares of the weights.
+// PlaneBytes counts the bytes of one plane in a transfer.
 type PlaneBytes struct {
+	// Sent counts payload bytes that slots of the plane sent for the first time, Due those that are due by the shares of the weights.
 	Sent uint64 `json:"sent_bytes"`
 	Due  uint64 `json:"due_bytes"`
+	// Wire counts all bytes that the servers' sub-ports in the plane have sent, by the kernel's counters, whatever slot they belong to. 0
+	// means that they are not counted: in a plane of memory, or in mode per-packet, whose slots have no sub-port.
+	Wire uint64 `json:"wire_bytes"`
 }
 
 // report sums the runs of a step.
@@ -57,6 +62,7 @@ func (f *flight) report(start time.Time, allowed uint64) *Transfer {
 			sum := r.Planes[p.GetPlane()]
 			sum.Sent += p.GetSent()
 			sum.Due += p.GetDue()
+			sum.Wire += p.GetWire()
 			r.Planes[p.GetPlane()] = sum
 			r.Retransmitted += p.GetAgain()
 		}
@@ -81,6 +87,35 @@ func (f *flight) report(start time.Time, allowed uint64) *Transfer {
 	f.before, f.allowed = r.GoodputBps, r.AllowedBps
 	return r
 }
+
+// offWeights returns a fault for each plane whose part on the wire differs from that of the weights by more than planeTolerance and the
+// part of the retransmissions, which may take any plane. Planes that are not counted are compared with nothing.
+func (r *Transfer) offWeights() (wrong []string) {
+	var sent, due, wire float64
+	for _, p := range r.Planes {
+		if p.Wire > 0 {
+			sent, due, wire = sent+float64(p.Sent), due+float64(p.Due), wire+float64(p.Wire)
+		}
+	}
+	if sent < judgedBytes || due == 0 {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Planes)) {
+		p := r.Planes[name]
+		carried, wanted := float64(p.Wire)/wire, float64(p.Due)/due
+		if p.Wire > 0 && math.Abs(carried-wanted) > planeTolerance+float64(r.Retransmitted)/sent {
+			wrong = append(wrong, fmt.Sprintf("the transfer: %s carried %.1f %% of the bytes on the wire, the weights give %.1f %%", name, 100*carried, 100*wanted))
+		}
+	}
+	return wrong
+}
+
+const (
+	// planeTolerance is the maximum difference between a plane's parts by the wire and by the weights.
+	planeTolerance = 0.03
+	// judgedBytes is the minimum number of payload bytes of a transfer whose planes are compared with the weights.
+	judgedBytes = 8 << 20
+)
 
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
@@ -125,7 +160,7 @@ func SummarizeTransfers(runs [][]Result) *TransferSummary {
 			s.WrongBytes += t.WrongBytes
 			for name, p := range t.Planes {
 				sum := s.Planes[name]
-				s.Planes[name] = PlaneBytes{sum.Sent + p.Sent, sum.Due + p.Due}
+				s.Planes[name] = PlaneBytes{sum.Sent + p.Sent, sum.Due + p.Due, sum.Wire + p.Wire}
 			}
 		}
 	}

@@ -48,7 +48,7 @@ func TestTransferReport(t *testing.T) {
 	if diff := cmp.Diff(want, *got); diff != "" {
 		t.Error(diff)
 	}
-	if planes["p0"] != (PlaneBytes{120, 100}) || planes["p1"] != (PlaneBytes{80, 100}) || x.before != 500 || x.allowed != 400e6 {
+	if planes["p0"] != (PlaneBytes{Sent: 120, Due: 100}) || planes["p1"] != (PlaneBytes{Sent: 80, Due: 100}) || x.before != 500 || x.allowed != 400e6 {
 		t.Errorf("%+v, remembered %d and %d", planes, x.before, x.allowed)
 	}
 }
@@ -57,9 +57,9 @@ func TestSummarizeTransfers(t *testing.T) {
 	if s := SummarizeTransfers([][]Result{{{}, {}}}); s != nil {
 		t.Errorf("%+v of nothing", s)
 	}
-	step := Result{Transfer: &Transfer{Bytes: 5, Lost: 1, Duplicated: 2, WrongBytes: 3, Planes: map[string]PlaneBytes{"p0": {4, 6}}}}
+	step := Result{Transfer: &Transfer{Bytes: 5, Lost: 1, Duplicated: 2, WrongBytes: 3, Planes: map[string]PlaneBytes{"p0": {4, 6, 5}}}}
 	s := SummarizeTransfers([][]Result{{step, {}}, {step}})
-	if s.Steps != 2 || s.Bytes != 10 || s.Lost != 2 || s.Duplicated != 4 || s.WrongBytes != 6 || s.Planes["p0"] != (PlaneBytes{8, 12}) {
+	if s.Steps != 2 || s.Bytes != 10 || s.Lost != 2 || s.Duplicated != 4 || s.WrongBytes != 6 || s.Planes["p0"] != (PlaneBytes{8, 12, 10}) {
 		t.Errorf("%+v", s)
 	}
 }
@@ -67,7 +67,7 @@ func TestSummarizeTransfers(t *testing.T) {
 // TestTransportOptions verifies that servers steer the transport's port first, that leaves steer nothing, and that
 // unsupported options are rejected.
 func TestTransportOptions(t *testing.T) {
-	for transport, want := range map[string]string{"": "dataplane.sock\"}", "none": "dataplane.sock\"}", "roce": "dataplane.sock\"}", "superp": "dataplane.sock\", udp_ports: [4444]}",
+	for transport, want := range map[string]string{"": "dataplane.sock\"}", "none": "dataplane.sock\"}", "roce": "dataplane.sock\", udp_ports: [4791]}", "superp": "dataplane.sock\", udp_ports: [4444]}",
 		"tcp": "dataplane.sock\", udp_ports: [], tcp_ports: [4793]}"} {
 		files, err := Configs(Options{Transport: transport, Netns: &backend.Netns{}})
 		if err != nil {
@@ -100,6 +100,27 @@ func TestTransportOptions(t *testing.T) {
 	for _, o := range []Options{{Transport: "roce", Netns: &backend.Netns{}}, {Transport: "none", Netns: &backend.Netns{}}} {
 		if got := o.playable("reboot"); got != (o.Transport == "none") {
 			t.Errorf("%q plays reboot: %v", o.Transport, got)
+		}
+	}
+}
+
+// TestOffWeights checks which planes carried another part on the wire than the weights give.
+func TestOffWeights(t *testing.T) {
+	const mega = 1 << 20
+	for name, test := range map[string]struct {
+		a, b   PlaneBytes
+		resent uint64
+		want   int
+	}{
+		"as weighted":        {PlaneBytes{100 * mega, 100 * mega, 107 * mega}, PlaneBytes{200 * mega, 200 * mega, 215 * mega}, 0, 0},
+		"slots hide it":      {PlaneBytes{100 * mega, 100 * mega, 160 * mega}, PlaneBytes{200 * mega, 200 * mega, 160 * mega}, 0, 2},
+		"retransmissions":    {PlaneBytes{100 * mega, 100 * mega, 130 * mega}, PlaneBytes{200 * mega, 200 * mega, 205 * mega}, 30 * mega, 0},
+		"a plane of memory":  {PlaneBytes{100 * mega, 100 * mega, 107 * mega}, PlaneBytes{200 * mega, 200 * mega, 0}, 0, 0},
+		"too few to compare": {PlaneBytes{mega, mega, 2 * mega}, PlaneBytes{mega, mega, mega}, 0, 0},
+	} {
+		r := &Transfer{Planes: map[string]PlaneBytes{"p0": test.a, "p1": test.b}, Retransmitted: test.resent}
+		if wrong := r.offWeights(); len(wrong) != test.want {
+			t.Errorf("%s: %q", name, wrong)
 		}
 	}
 }

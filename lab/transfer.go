@@ -16,6 +16,7 @@ import (
 	"github.com/fared/fared/lab/backend"
 	"github.com/fared/fared/topo"
 	verbs "github.com/fared/fared/traffic"
+	"github.com/fared/fared/transport/roce"
 	"github.com/fared/fared/transport/superp"
 	"github.com/fared/fared/transport/tcpqp"
 )
@@ -23,14 +24,18 @@ import (
 // Transports lists the valid values of Options.Transport.
 var Transports = []string{"none", "roce", "superp", "tcp"}
 
-// steer makes servers steer a transport's port. Source ports are chosen for the first steered port, so it must be the
-// transport's.
+// steeredPorts holds the destination ports that servers steer for each transport. Source ports are chosen for the first steered port, so
+// it must be the transport's.
+var steeredPorts = map[string]struct{ udp, tcp []uint16 }{
+	"roce":   {[]uint16{roce.DefaultPort}, nil},
+	"superp": {[]uint16{superp.DefaultPort}, nil},
+	"tcp":    {[]uint16{}, []uint16{tcpqp.Port}},
+}
+
+// steer makes servers steer a transport's port.
 func steer(site *topo.Site, transport string) {
-	switch transport {
-	case "superp":
-		site.UDPPorts = []uint16{superp.DefaultPort}
-	case "tcp":
-		site.UDPPorts, site.TCPPorts = []uint16{}, []uint16{tcpqp.Port}
+	if ports, ok := steeredPorts[transport]; ok {
+		site.UDPPorts, site.TCPPorts = ports.udp, ports.tcp
 	}
 }
 
@@ -227,7 +232,7 @@ func (f *flight) end(start time.Time, severed bool, allowed uint64) (*Transfer, 
 			wrong = append(wrong, "the transfer: "+text)
 		}
 	}
-	return r, wrong
+	return r, append(wrong, r.offWeights()...)
 }
 
 // abandon stops the transfer of a step that is not played to its end.

@@ -50,6 +50,29 @@ func TestTransfer(t *testing.T) {
 	}
 }
 
+// TestTransferWithoutSteering verifies that a transfer whose destination port servers do not steer fails: by the slots every plane carries
+// its part, by the wire it does not.
+func TestTransferWithoutSteering(t *testing.T) {
+	was := steeredPorts["superp"]
+	t.Cleanup(func() { steeredPorts["superp"] = was })
+	steeredPorts["superp"] = steeredPorts["roce"]
+	o := startOutages(t, "superp", "linux")
+	r, err := o.transfer.play(t.Context(), o.transfer.config(0, runTime), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range r.report.GetPlanes() {
+		if off := int64(p.GetSentPpb()) - int64(p.GetDuePpb()); off > 1e7 || off < -1e7 {
+			t.Errorf("%s: slots sent %d ppb, due are %d ppb", p.GetPlane(), p.GetSentPpb(), p.GetDuePpb())
+		}
+	}
+	complaint := "is the transport's destination port steered"
+	if r.report.GetOk() || !slices.ContainsFunc(r.report.GetErrors(), func(text string) bool { return strings.Contains(text, complaint) }) {
+		t.Errorf("ok is %v, errors %q, want one with %q", r.report.GetOk(), r.report.GetErrors(), complaint)
+	}
+	t.Logf("%q", r.report.GetErrors())
+}
+
 // BenchmarkOutages compares the goodput of RoCEv2 at the beginning of outages of leaves with the goodput later in the
 // same outages. b.N is the minimum number of leaf outages, 10 by default.
 func BenchmarkOutages(b *testing.B) {
@@ -252,9 +275,18 @@ func (o *outages) judge() {
 	var again, sent uint64
 	for _, p := range r.GetPlanes() {
 		again, sent = again+p.GetAgain(), sent+p.GetSent()
-		o.Logf("%s: %d bytes, %.3f %% of all, %.3f %% by weights", p.GetPlane(), p.GetSent(), float64(p.GetSentPpb())/1e7, float64(p.GetDuePpb())/1e7)
-		if d := p.GetDeviationPpb(); d > 1e7 || d < -1e7 {
-			o.Errorf("%s carried %.3f %% of all, by weights it is %.3f %%", p.GetPlane(), float64(p.GetSentPpb())/1e7, float64(p.GetDuePpb())/1e7)
+		o.Logf("%s: slots sent %d bytes, %.3f %% of all, the wire has %d, %.3f %%; by weights it is %.3f %%", p.GetPlane(), p.GetSent(), float64(p.GetSentPpb())/1e7,
+			p.GetWire(), float64(p.GetWirePpb())/1e7, float64(p.GetDuePpb())/1e7)
+		off := int64(p.GetWirePpb()) - int64(p.GetDuePpb())
+		if p.Wire == nil || off > 1e7 || off < -1e7 {
+			o.Errorf("%s carried %.3f %% of all, by weights it is %.3f %%", p.GetPlane(), float64(p.GetWirePpb())/1e7, float64(p.GetDuePpb())/1e7)
+		}
+	}
+	for _, n := range r.GetNodes() {
+		for _, p := range n.GetPlanes() {
+			if d := p.GetDeviationPpb(); p.Wire == nil || d > 2e7 || d < -2e7 {
+				o.Errorf("node %s, %s: slots sent %.3f %%, the wire has %.3f %%, by weights it is %.3f %%", n.GetLoopback(), p.GetPlane(), float64(p.GetSentPpb())/1e7, float64(p.GetWirePpb())/1e7, float64(p.GetDuePpb())/1e7)
+			}
 		}
 	}
 	if len(r.GetPlanes()) != o.Planes || sent < total.GetBytes() {
@@ -346,14 +378,20 @@ func TestTransferInScenarios(t *testing.T) {
 				if x.Bytes == 0 || x.Messages == 0 || x.Lost+x.Duplicated+x.WrongBytes > 0 || x.GoodputBps == 0 || x.GoodputBps < x.LowestBps || x.AllowedBps == 0 {
 					t.Errorf("%s: %+v", r.Step, x)
 				}
-				var sent, due uint64
+				var sent, due, wire uint64
 				for _, p := range x.Planes {
-					sent, due = sent+p.Sent, due+p.Due
+					sent, due, wire = sent+p.Sent, due+p.Due, wire+p.Wire
 				}
 				for p, part := range x.Planes {
 					if d := float64(part.Sent)/float64(sent) - float64(part.Due)/float64(due); d > 0.01 || d < -0.01 {
 						t.Errorf("%s: %s carried %d of %d, %d of %d were due", r.Step, p, part.Sent, sent, part.Due, due)
 					}
+					if counted := part.Wire > 0; counted == (p == test.memory) {
+						t.Errorf("%s: %s has %d bytes on the wire", r.Step, p, part.Wire)
+					}
+				}
+				if wire < sent && test.memory == "" {
+					t.Errorf("%s: slots sent %d bytes, the wire has %d", r.Step, sent, wire)
 				}
 			}
 		})

@@ -18,6 +18,11 @@
 //	send       SEND with the same immediate
 //	read       the sink READs from the source's block and compares; all-reduce rings grant messages by SENDs
 //
+// # Planes
+//
+// The slots' counters show the planes by which packets should have left. The kernel's counters of the sub-ports' devices
+// show the planes by which they left (wire.go), and a run in which the two differ fails.
+//
 // # Flow control
 //
 // A sink has one message buffer for each message that may be outstanding; message m uses buffer m modulo their number.

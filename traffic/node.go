@@ -50,6 +50,7 @@ type Node struct {
 	current atomic.Pointer[run] // run to which peers may connect
 	static  *static             // nil if Weights provides the slots
 	wrap    func(*end) posting  // tests: wraps the set of an end
+	wire    *wire
 }
 
 var _ farev1.TrafficServiceServer = (*Node)(nil)
@@ -73,6 +74,9 @@ func newNode(cfg NodeConfig, open func(string, TransportOptions) (rdma.Transport
 			return nil, err
 		}
 		cfg.Weights = n.static
+	}
+	if n.wire, err = openWire(); err != nil {
+		return nil, fmt.Errorf("counters of network devices: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -118,6 +122,7 @@ func (n *Node) Close() {
 	for _, d := range n.devices {
 		d.Close()
 	}
+	n.wire.close()
 }
 
 // DescribeTraffic implements fare.v1.TrafficService.
@@ -243,6 +248,8 @@ func (c *conversation) play(ctx context.Context) error {
 	if missing := r.unconnected(); missing != nil {
 		return status.Errorf(codes.FailedPrecondition, "pair %d has not been connected by its other end", missing.pair.GetPair())
 	}
+	r.findDevices()
+	r.wireBefore = r.node.wire.read()
 	r.started = time.Now()
 	for _, e := range r.ends {
 		go e.serve(ctx) // Run waits for it
@@ -250,7 +257,7 @@ func (c *conversation) play(ctx context.Context) error {
 	if err := c.sampled(ctx); err != nil {
 		return err
 	}
-	result := &farev1.TrafficResult{Counters: r.counters()}
+	result := &farev1.TrafficResult{Counters: r.counters(), Loopback: r.node.devices[0].Address().String(), Wire: r.wireBytes()}
 	for _, e := range r.ends {
 		result.Ends = append(result.Ends, e.result())
 	}

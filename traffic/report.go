@@ -89,10 +89,20 @@ func makeReport(cfg Config, transport string, pairs []*farev1.TrafficPair, t *ta
 	slices.SortStableFunc(out.Counters, func(a, b *farev1.TrafficCounter) int {
 		return strings.Compare(a.GetLoopback()+" "+a.GetTransport()+" "+a.GetName(), b.GetLoopback()+" "+b.GetTransport()+" "+b.GetName())
 	})
-	planes := map[string]*farev1.TrafficPlaneReport{}
+	planes := planeReports{}
+	nodes := make([]planeReports, len(results)) // by result
+	nodeOf := make([]planeReports, len(pairs))  // of the source
+	for i, r := range results {
+		nodes[i] = planeReports{}
+		for _, e := range r.GetEnds() {
+			if !e.GetDestination() && int(e.GetPair()) < len(pairs) {
+				nodeOf[e.GetPair()] = nodes[i]
+			}
+		}
+	}
 	var latency histogram
 	for i, p := range pairs {
-		r, last, h := pairReport(cfg, p, sources[i], destinations[i], planes)
+		r, last, h := pairReport(cfg, p, sources[i], destinations[i], planes, nodeOf[i])
 		out.Pairs = append(out.Pairs, r)
 		f := r.GetFigures()
 		f.GoodputBps = bitRate(f.GetBytes(), last)
@@ -113,7 +123,18 @@ func makeReport(cfg Config, transport string, pairs []*farev1.TrafficPair, t *ta
 	out.Total.GoodputBps = bitRate(out.Total.Bytes, elapsed)
 	out.Total.GoodputMinBps, out.Total.GoodputMedianBps, out.Total.GoodputMaxBps = t.total.spread(elapsed)
 	out.Total.Latency = latencies(&latency)
-	out.Planes = shares(planes)
+	for i, r := range results {
+		for _, w := range r.GetWire() {
+			planes.wired(w)
+			nodes[i].wired(w)
+		}
+		out.Nodes = append(out.Nodes, &farev1.TrafficNodeReport{Loopback: r.GetLoopback(), Planes: nodes[i].shares()})
+	}
+	slices.SortStableFunc(out.Nodes, func(a, b *farev1.TrafficNodeReport) int { return strings.Compare(a.GetLoopback(), b.GetLoopback()) })
+	for _, n := range out.Nodes {
+		out.Errors = append(out.Errors, wrongPlanes(n)...)
+	}
+	out.Planes = planes.shares()
 	for i := 0; time.Duration(i)*t.interval < elapsed && i < maxIntervals; i++ {
 		out.Series = append(out.Series, t.at(i, elapsed))
 	}
@@ -125,8 +146,8 @@ func makeReport(cfg Config, transport string, pairs []*farev1.TrafficPair, t *ta
 }
 
 // pairReport returns a pair's part of the report, the time at which its last message was verified, and its latencies.
-// It adds the bytes of the pair's slots to planes.
-func pairReport(cfg Config, p *farev1.TrafficPair, source, destination *farev1.TrafficEnd, planes map[string]*farev1.TrafficPlaneReport) (*farev1.TrafficPairReport, time.Duration, *histogram) {
+// It adds the bytes of the pair's slots to each of sums.
+func pairReport(cfg Config, p *farev1.TrafficPair, source, destination *farev1.TrafficEnd, sums ...planeReports) (*farev1.TrafficPairReport, time.Duration, *histogram) {
 	f := &farev1.TrafficFigures{Bytes: destination.GetBytes(), Messages: destination.GetArrived(), Duplicated: destination.GetDuplicated(),
 		Reordered: destination.GetReordered(), WrongBytes: destination.GetWrongBytes()}
 	r := &farev1.TrafficPairReport{Pair: p.GetPair(), Source: p.GetSource(), Destination: p.GetDestination(), Figures: f,
@@ -162,19 +183,19 @@ func pairReport(cfg Config, p *farev1.TrafficPair, source, destination *farev1.T
 	}
 	h.max = initiator.GetLatencyMaxNs()
 	f.Latency = latencies(h)
-	plane := func(name string) *farev1.TrafficPlaneReport {
-		if planes[name] == nil {
-			planes[name] = &farev1.TrafficPlaneReport{Plane: name}
+	for _, planes := range sums {
+		if planes == nil {
+			continue // the node of the source has not reported
 		}
-		return planes[name]
-	}
-	for _, s := range source.GetSlots() {
-		plane(s.GetPlane()).Sent += s.GetSent()
-		plane(s.GetPlane()).Again += s.GetAgain()
-		plane(s.GetPlane()).Stalls += s.GetStalls()
-	}
-	for _, s := range initiator.GetSlots() {
-		plane(s.GetPlane()).Due += s.GetDue()
+		for _, s := range source.GetSlots() {
+			plane := planes.of(s.GetPlane())
+			plane.Sent += s.GetSent()
+			plane.Again += s.GetAgain()
+			plane.Stalls += s.GetStalls()
+		}
+		for _, s := range initiator.GetSlots() {
+			planes.of(s.GetPlane()).Due += s.GetDue()
+		}
 	}
 	return r, time.Duration(destination.GetLastNs()), h
 }
@@ -183,23 +204,43 @@ func latencies(h *histogram) *farev1.TrafficLatency {
 	return &farev1.TrafficLatency{P50Ns: h.quantile(5000), P90Ns: h.quantile(9000), P99Ns: h.quantile(9900), P999Ns: h.quantile(9990), MaxNs: h.max}
 }
 
-// shares sets each plane's part of all bytes, sent and due.
-func shares(planes map[string]*farev1.TrafficPlaneReport) (out []*farev1.TrafficPlaneReport) {
-	var sent, due uint64
-	for _, name := range slices.Sorted(maps.Keys(planes)) {
-		out = append(out, planes[name])
-		sent += planes[name].GetSent()
-		due += planes[name].GetDue()
+// planeReports are sums by plane.
+type planeReports map[string]*farev1.TrafficPlaneReport
+
+func (p planeReports) of(name string) *farev1.TrafficPlaneReport {
+	if p[name] == nil {
+		p[name] = &farev1.TrafficPlaneReport{Plane: name}
 	}
-	part := func(n, of uint64) uint64 {
-		if of == 0 {
-			return 0
+	return p[name]
+}
+
+// wired adds the bytes that a plane's devices have sent.
+func (p planeReports) wired(w *farev1.TrafficWire) {
+	plane := p.of(w.GetPlane())
+	sum := plane.GetWire() + w.GetBytes()
+	plane.Wire = &sum
+}
+
+// shares sets each plane's parts of all bytes: sent, due and on the wire.
+func (p planeReports) shares() (out []*farev1.TrafficPlaneReport) {
+	var sent, due, wire, counted uint64
+	for _, name := range slices.Sorted(maps.Keys(p)) {
+		plane := p[name]
+		out = append(out, plane)
+		sent += plane.GetSent()
+		due += plane.GetDue()
+		if plane.Wire != nil {
+			wire += plane.GetWire()
+			counted += plane.GetSent()
 		}
-		return uint64(float64(n)/float64(of)*1e9 + 0.5)
 	}
-	for _, p := range out {
-		p.SentPpb, p.DuePpb = part(p.GetSent(), sent), part(p.GetDue(), due)
-		p.DeviationPpb = int64(p.SentPpb) - int64(p.DuePpb)
+	for _, plane := range out {
+		plane.SentPpb, plane.DuePpb = ppb(plane.GetSent(), sent), ppb(plane.GetDue(), due)
+		plane.DeviationPpb = int64(plane.SentPpb) - int64(plane.DuePpb)
+		if plane.Wire != nil {
+			plane.WirePpb = uint64(float64(ppb(plane.GetWire(), wire))*float64(counted)/float64(max(sent, 1)) + 0.5)
+			plane.DeviationPpb = int64(plane.WirePpb) - int64(plane.DuePpb)
+		}
 	}
 	return out
 }

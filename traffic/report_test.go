@@ -34,11 +34,11 @@ func results(t *testing.T) ([]*farev1.TrafficPair, *tally, []*farev1.TrafficResu
 		{Ends: []*farev1.TrafficEnd{
 			{Pair: 0, Posted: 3, Crc32C: 0xabcd, Latency: quick, LatencyMaxNs: quickest, Slots: slots(1600, 1400, 1500)},
 			{Pair: 1, Destination: true, Arrived: 2, Bytes: 1000, Duplicated: 1, Reordered: 1, WrongBytes: 7, Crc32C: 0x11, LastNs: 2500e6, Error: "receive: flushed"},
-		}, Counters: []*farev1.TrafficCounter{{Loopback: "10.0.0.1", Transport: "roce", Name: "packets_sent", Value: 9}}},
+		}, Counters: []*farev1.TrafficCounter{{Loopback: "10.0.0.1", Transport: "roce", Name: "packets_sent", Value: 9}}, Loopback: "10.0.0.1", Wire: []*farev1.TrafficWire{{Plane: "p0", Bytes: 3000}}},
 		{Ends: []*farev1.TrafficEnd{
 			{Pair: 0, Destination: true, Arrived: 3, Bytes: 3000, Crc32C: 0xabcd, LastNs: 1500e6},
 			{Pair: 1, Posted: 4, Crc32C: 0x22, Latency: slow, LatencyMaxNs: slowest, Slots: slots(500, 500, 500)},
-		}, Counters: []*farev1.TrafficCounter{{Loopback: "10.0.0.2", Transport: "roce", Name: "packets_sent", Value: 8}}},
+		}, Counters: []*farev1.TrafficCounter{{Loopback: "10.0.0.2", Transport: "roce", Name: "packets_sent", Value: 8}}, Loopback: "10.0.0.2", Wire: []*farev1.TrafficWire{{Plane: "p0", Bytes: 600}, {Plane: "p1", Bytes: 600}}},
 	}
 	tl := newTally(time.Second, len(pairs), len(all))
 	shown := 0

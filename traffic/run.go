@@ -44,7 +44,10 @@ type run struct {
 	regions []*rdma.MR
 	ends    []*end
 	before  map[netip.Addr]map[string]map[string]uint64 // counters at the start
-	started time.Time
+	// wired maps the devices that slots have named to their planes; wireBefore has the devices' counters at the start.
+	wired      map[string]string
+	wireBefore map[string]uint64
+	started    time.Time
 
 	mu    sync.Mutex // guards the fields below
 	sets  []*rdma.Set
@@ -61,7 +64,7 @@ func (n *Node) newRun(p *farev1.PrepareTraffic) (*run, error) {
 	r := &run{node: n, id: p.GetRun(), op: p.GetOp(), ordering: orderingOf(p.GetOrdering()), outstanding: p.GetOutstanding(), messages: p.GetMessages(),
 		duration: time.Duration(p.GetDurationNs()), interval: time.Duration(p.GetIntervalNs()), stall: time.Duration(p.GetStallNs()),
 		drain: time.Duration(p.GetDrainNs()), domains: map[*rdma.Device]*rdma.PD{}, blocks: map[*rdma.Device]*rdma.MR{},
-		before: map[netip.Addr]map[string]map[string]uint64{}}
+		before: map[netip.Addr]map[string]map[string]uint64{}, wired: map[string]string{}}
 	if err := checkPrepare(p); err != nil {
 		return r, &invalid{err}
 	}
