@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -381,4 +382,16 @@ func (b *bed) resolve() {
 			}
 		}
 	}
+}
+
+// awaitLive waits until a sub-port is usable, or is not.
+func (b *bed) awaitLive(device string, want bool) {
+	b.Helper()
+	netnstest.Eventually(b, time.Minute, func() error {
+		stats, err := b.s.Stats()
+		if err == nil && slices.Contains(stats.Live, device) != want {
+			err = fmt.Errorf("live: %v", stats.Live)
+		}
+		return err
+	})
 }

@@ -18,7 +18,7 @@ const (
 	DefaultPriority        = 1790
 	DefaultSUNHType        = 0x885b
 	DefaultMaxGroups       = 65536
-	DefaultMaxDestinations = 65536
+	DefaultMaxDestinations = 262144
 	DefaultMaxPairs        = 262144
 	DefaultMaxSlotCounters = 131072
 	DefaultAuditInterval   = time.Minute

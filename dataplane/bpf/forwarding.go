@@ -63,9 +63,23 @@ func (s *Steering) adopt(f *farev1.Forwarding, l layout) error {
 // packets.
 func (s *Steering) groupValue(g *farev1.Vector) (steerGroup, bool) {
 	if l := s.layout.source(sourceName(g.Source)); l != nil {
-		return l.value(g), true
+		return l.value(s.alight(g)), true
 	}
 	return steerGroup{}, false
+}
+
+// alight returns a group without the members that have no carrier, which are the weights that the control plane in most cases sets
+// next: the flows of those members then move once. A group with no other members is returned as it is.
+func (s *Steering) alight(g *farev1.Vector) *farev1.Vector {
+	usable := make(map[string]bool, len(s.links))
+	for _, l := range s.links {
+		usable[l.Name] = l.Usable()
+	}
+	left := slices.DeleteFunc(slices.Clone(g.Members), func(m *farev1.VectorMember) bool { return !usable[m.Device] })
+	if len(left) == 0 || len(left) == len(g.Members) {
+		return g
+	}
+	return &farev1.Vector{Id: g.Id, Source: g.Source, Members: left, Slots: g.Slots}
 }
 
 // sourceName parses the name of a source group.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/neighbor"
 	"github.com/fared/fared/internal/rtnl"
 )
@@ -68,18 +69,23 @@ func (s *Steering) applyLinks(events []rtnl.LinkEvent, lost error) error {
 		}
 	}
 	var dark []int
+	changed := map[string]bool{} // devices whose carrier comes or goes
 	for _, e := range events {
+		if old := s.links[e.Index]; e.Gone || e.Usable() != old.Usable() || e.Name != old.Name {
+			changed[old.Name], changed[e.Name] = true, true
+		}
 		if s.links[e.Index].Usable() && !e.Gone && !e.Usable() {
 			dark = append(dark, e.Index)
+		} else { // a lost carrier changes no address, and a request of the address would wait for the kernel's work on the loss
+			s.neighbor.linkChanged(e.Index)
 		}
 		if e.Gone {
 			delete(s.links, e.Index)
 		} else {
 			s.links[e.Index] = e.Link
 		}
-		s.neighbor.linkChanged(e.Index)
 	}
-	err := s.refresh()
+	err := errors.Join(s.refresh(), s.regroup(changed, lost != nil))
 	for _, device := range dark {
 		err = errors.Join(err, neighbor.Abandon(s.handle, device)) // no more packets are sent there
 	}
@@ -98,6 +104,17 @@ func (s *Steering) applyLinks(events []rtnl.LinkEvent, lost error) error {
 		return s.mend()
 	})
 	return nil
+}
+
+// regroup writes the groups that have members on devices, or all groups.
+func (s *Steering) regroup(devices map[string]bool, all bool) error {
+	var t touched
+	for id, g := range s.groups {
+		if all || slices.ContainsFunc(g.Members, func(m *farev1.VectorMember) bool { return devices[m.Device] }) {
+			t.group(id)
+		}
+	}
+	return s.sync(&t)
 }
 
 // mend restores an anchor that another program has removed or set down, and the routes that the kernel has removed with it.

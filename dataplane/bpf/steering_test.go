@@ -214,16 +214,7 @@ func TestFailover(t *testing.T) {
 		}
 		return where
 	}
-	up := func(want bool) {
-		t.Helper()
-		netnstest.Eventually(t, time.Minute, func() error {
-			stats, err := b.s.Stats()
-			if err == nil && slices.Contains(stats.Live, "p1.0") != want {
-				err = fmt.Errorf("live: %v", stats.Live)
-			}
-			return err
-		})
-	}
+	up := func(want bool) { t.Helper(); b.awaitLive("p1.0", want) }
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
 			diverted := b.slot(1).DivertedPackets

@@ -3,19 +3,15 @@ package linux
 import (
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -66,6 +62,7 @@ func TestRestartWithJournalChangesNothing(t *testing.T) {
 	h := newHost(t, 4)
 	d, c := h.start()
 	h.some(program(t, c.server))
+	rest(t, d)
 	before, text, journal := h.state(), h.IP("-d", "nexthop"), c.snapshot()
 	crash(t, d)
 	d, c = h.restart(journal)
@@ -87,6 +84,7 @@ func TestRestartWithoutJournalChangesNothing(t *testing.T) {
 	h := newHost(t, 4)
 	d, c := h.start()
 	h.some(program(t, c.server))
+	rest(t, d)
 	before, text := h.state(), h.IP("-d", "nexthop")
 	crash(t, d)
 	d, c = h.restart(nil)
@@ -421,194 +419,6 @@ func TestNetworkNamespaceOfASubPort(t *testing.T) {
 		if !ok && (!strings.Contains(err.Error(), "planes[1].sub_ports[0]") || !strings.Contains(err.Error(), "InvalidArgument")) {
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-}
-
-func TestSettings(t *testing.T) {
-	h := newHost(t, 2)
-	var log logged
-	h.config.Logger, h.config.AuditInterval = slog.New(slog.NewTextHandler(&log, nil)), time.Hour
-	read := func(name string) string {
-		out, err := h.Output("sysctl", "-n", name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return strings.TrimSpace(string(out))
-	}
-	d, _ := h.start()
-	for name, want := range map[string]string{
-		"net.ipv4.nexthop_compat_mode": "0", "net.ipv4.fib_multipath_hash_policy": "1", "net.ipv6.fib_multipath_hash_policy": "1",
-		"net.ipv4.fib_multipath_hash_seed": fmt.Sprint(DefaultSeed),
-	} {
-		if got := read(name); got != want {
-			t.Errorf("%s is %s, want %s", name, got, want)
-		}
-	}
-	changes := func(differences uint64, lines int) {
-		t.Helper()
-		before, logs := d.Stats(), len(log.lines("fib_multipath_hash_seed was changed"))
-		d.audit()
-		if s := d.Stats(); s.Differences-before.Differences != differences || s.Audits != before.Audits+1 || len(log.lines("fib_multipath_hash_seed was changed"))-logs != lines {
-			t.Errorf("an audit: %+v, before %+v; logged %v; want %d differences and %d lines", s, before, log.lines("level="), differences, lines)
-		}
-	}
-	changes(0, 0)
-	if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_policy=0", "net.ipv4.nexthop_compat_mode=1", "net.ipv4.fib_multipath_hash_seed=42"); err != nil {
-		t.Fatal(err)
-	}
-	changes(2, 1)
-	release := exhaustDescriptors(t)
-	d.audit()
-	release()
-	if lines := log.lines("cannot restore settings of the kernel"); len(lines) != 1 {
-		t.Errorf("without descriptors: logged %q", lines)
-	}
-	if got := read("net.ipv4.fib_multipath_hash_policy"); got != "1" {
-		t.Errorf("after an audit the policy is %s", got)
-	}
-	if err := d.SetForwarding(h.forwarding); err != nil {
-		t.Fatal(err)
-	}
-	if f := d.Capabilities().FlowHash; f.Algorithm != computed || f.Seed != 42 {
-		t.Errorf("with the seed of another program: %v", f)
-	}
-	// Policy 3 with the same fields was chosen by an administrator and stays; its hash differs from the one of policy 1.
-	for _, set := range []struct{ fields, policy, algorithm string }{{"0x07", "1", computed}, {"0x37", "3", asked}} {
-		if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_fields="+set.fields, "net.ipv4.fib_multipath_hash_policy=3"); err != nil {
-			t.Fatal(err)
-		}
-		d.audit()
-		if got := read("net.ipv4.fib_multipath_hash_policy"); got != set.policy {
-			t.Errorf("hash policy 3 of the fields %s became %s, want %s", set.fields, got, set.policy)
-		}
-		if err := d.SetForwarding(h.forwarding); err != nil {
-			t.Fatal(err)
-		}
-		if f := d.Capabilities().FlowHash; f.Algorithm != set.algorithm {
-			t.Errorf("with hash policy 3 of the fields %s: %v", set.fields, f)
-		}
-	}
-}
-
-// TestHashSurvivesATransientError checks that a Hello without a free file descriptor is refused as UNAVAILABLE and keeps
-// the hash, and that the next Hello succeeds without writing the seed.
-func TestHashSurvivesATransientError(t *testing.T) {
-	h := newHost(t, 2)
-	if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_seed=42"); err != nil {
-		t.Fatal(err)
-	}
-	d, _ := h.start()
-	before := d.Capabilities().FlowHash
-	if before.Algorithm != computed || before.Seed != 42 {
-		t.Fatalf("the hash is %v", before)
-	}
-	release := exhaustDescriptors(t)
-	err := d.SetForwarding(h.forwarding)
-	release()
-	if status.Code(err) != codes.Unavailable || !proto.Equal(d.Capabilities().FlowHash, before) {
-		t.Errorf("without a descriptor: %v, the hash is %v", err, d.Capabilities().FlowHash)
-	}
-	if err := d.SetForwarding(h.forwarding); err != nil || !proto.Equal(d.Capabilities().FlowHash, before) {
-		t.Errorf("with descriptors again: %v, the hash is %v", err, d.Capabilities().FlowHash)
-	}
-}
-
-// exhaustDescriptors leaves the process without a free file descriptor until release is called.
-func exhaustDescriptors(t *testing.T) (release func()) {
-	t.Helper()
-	return leaveDescriptors(t, 0)
-}
-
-// leaveDescriptors leaves the process that number of free file descriptors until release is called.
-func leaveDescriptors(t *testing.T, free int) (release func()) {
-	t.Helper()
-	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: before.Max}); err != nil {
-		t.Fatal(err)
-	}
-	var held []int
-	for {
-		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err == unix.EMFILE {
-			break
-		}
-		if err != nil {
-			t.Error(err)
-			break
-		}
-		held = append(held, fd)
-	}
-	for range free {
-		unix.Close(held[len(held)-1])
-		held = held[:len(held)-1]
-	}
-	return sync.OnceFunc(func() {
-		for _, fd := range held {
-			unix.Close(fd)
-		}
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-// TestTransitSettings checks that a node without loopbacks forwards transit packets and keeps its own hash seed.
-func TestTransitSettings(t *testing.T) {
-	h := newHost(t, 2)
-	const v4, v6, seed = "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", "net.ipv4.fib_multipath_hash_seed"
-	settings := func() string {
-		out, err := h.Output("sysctl", "-n", v4, v6, seed)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return strings.Join(strings.Fields(string(out)), " ")
-	}
-	if _, err := h.Output("sysctl", "-qw", v4+"=0", v6+"=0"); err != nil {
-		t.Fatal(err)
-	}
-	d := h.open()
-	leaf := proto.CloneOf(h.forwarding)
-	leaf.Loopbacks, leaf.UdpPorts = nil, nil
-	onlyV4 := proto.CloneOf(leaf)
-	for _, plane := range onlyV4.Planes {
-		for _, sp := range plane.SubPorts {
-			sp.NextHopV6 = ""
-		}
-	}
-	d.audit()
-	if got := settings(); got != "0 0 0" {
-		t.Errorf("before anything is known: %s", got)
-	}
-	for _, step := range []struct {
-		name       string
-		forwarding *farev1.Forwarding
-		want       string
-	}{{"IPv4 alone", onlyV4, "1 0 0"}, {"both families", leaf, "1 1 0"}} {
-		if err := d.SetForwarding(step.forwarding); err != nil {
-			t.Fatal(err)
-		}
-		if got := settings(); got != step.want {
-			t.Errorf("%s: %s, want %s", step.name, got, step.want)
-		}
-		if hash := d.Capabilities().FlowHash; hash != nil {
-			t.Errorf("%s: source ports are to land by %v", step.name, hash)
-		}
-	}
-	if _, err := h.Output("sysctl", "-qw", v4+"=0"); err != nil {
-		t.Fatal(err)
-	}
-	d.audit()
-	if got := settings(); got != "1 1 0" || d.Stats().Differences != 1 {
-		t.Errorf("after an audit: %s, %+v", got, d.Stats())
-	}
-	if err := d.SetForwarding(h.forwarding); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := settings(), fmt.Sprint("1 1 ", DefaultSeed); got != want || d.Capabilities().FlowHash.GetAlgorithm() != computed {
-		t.Errorf("with loopbacks: %s, want %s; %v", got, want, d.Capabilities().FlowHash)
 	}
 }
 

@@ -17,7 +17,7 @@ const (
 	benchBatch  = 1024
 )
 
-// bench is a Driver whose Commit is called directly.
+// bench is a Driver whose Commit is called directly, after Settle.
 type bench struct {
 	b       *testing.B
 	h       *host
@@ -27,12 +27,15 @@ type bench struct {
 	took    []time.Duration // durations of single Commits
 }
 
-func newBench(b *testing.B, vectors int) *bench {
-	h := newHost(b, benchPlanes)
+func newBench(b *testing.B, vectors, planes, moveRoutes int) *bench {
+	h := newHost(b, planes)
 	h.config.Logger = slog.New(slog.DiscardHandler)
-	h.config.AuditInterval, h.config.Buckets = time.Hour, 0 // as in production
+	h.config.AuditInterval, h.config.Buckets, h.config.moveRoutes = time.Hour, 0, moveRoutes // as in production
 	n := &bench{b: b, h: h, p: h.open(), vectors: vectors, groups: make([]*farev1.Vector, vectors+1)}
 	if err := n.p.SetForwarding(h.forwarding); err != nil {
+		b.Fatal(err)
+	}
+	if err := n.p.Settle(); err != nil {
 		b.Fatal(err)
 	}
 	return n
@@ -50,11 +53,11 @@ func (n *bench) commit(changes []contract.Change) {
 
 // vector returns group i of a state; the weights differ between groups and between states.
 func (n *bench) vector(i, state int) *farev1.Vector {
-	weights := make([]uint32, benchPlanes)
+	weights := make([]uint32, len(n.h.forwarding.Planes))
 	for j := range weights {
 		weights[j] = uint32(4 + (i*7+j*j+state)%13)
 	}
-	weights[i%benchPlanes] += uint32(i)
+	weights[i%len(weights)] += uint32(i)
 	return n.h.group(uint32(i), weights...).GetSetVector()
 }
 
@@ -105,7 +108,7 @@ func (n *bench) report(before, after Stats, times int) {
 func BenchmarkProgram(b *testing.B) {
 	for _, c := range []struct{ destinations, vectors int }{{16384, 1}, {16384, 16}, {16384, 256}, {10000, 1}} {
 		b.Run(fmt.Sprintf("destinations=%d/vectors=%d", c.destinations, c.vectors), func(b *testing.B) {
-			n := newBench(b, c.vectors)
+			n := newBench(b, c.vectors, benchPlanes, 0)
 			var whole []time.Duration
 			var before, after Stats
 			for b.Loop() {
@@ -133,7 +136,7 @@ func BenchmarkProgram(b *testing.B) {
 func BenchmarkPlaneLost(b *testing.B) {
 	for _, vectors := range []int{1, 4, 16, 256} {
 		b.Run(fmt.Sprintf("vectors=%d", vectors), func(b *testing.B) {
-			n := newBench(b, vectors)
+			n := newBench(b, vectors, benchPlanes, 0)
 			n.commit(append(n.setGroups(nil, 0, ""), n.destinations(16384, true)...))
 			n.took = nil
 			var down, whole []time.Duration
@@ -162,5 +165,28 @@ func BenchmarkPlaneLost(b *testing.B) {
 			b.ReportMetric(float64(down[len(down)/2].Microseconds()), "down-p50-us")
 			b.ReportMetric(float64(down[len(down)*99/100].Microseconds()), "down-p99-us")
 		})
+	}
+}
+
+// BenchmarkSetVector changes the weights of one vector, between the same two states, with a change of its group in place and
+// with a new group to which its routes move. A pause lets the Driver remove the replaced group.
+func BenchmarkSetVector(b *testing.B) {
+	for _, planes := range []int{2, benchPlanes, 32} {
+		for _, routes := range []int{1, 4, 16, 64} {
+			for name, limit := range map[string]int{"place": -1, "move": 1 << 20} {
+				b.Run(fmt.Sprintf("buckets=%d/routes=%d/%s", planes*DefaultBuckets, routes, name), func(b *testing.B) {
+					n := newBench(b, 1, planes, limit)
+					n.commit(append(n.setGroups(nil, 0, ""), n.destinations(routes, true)...))
+					n.took = nil
+					for state := 0; b.Loop(); state++ {
+						n.commit(n.setGroups(nil, state%2, ""))
+						b.StopTimer()
+						time.Sleep(5 * time.Millisecond)
+						b.StartTimer()
+					}
+					n.report(n.p.Stats(), n.p.Stats(), 1)
+				})
+			}
+		}
 	}
 }

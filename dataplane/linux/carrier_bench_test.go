@@ -65,7 +65,7 @@ func (o *observer) await(b *testing.B, kind uint16, match func(body []byte) bool
 func BenchmarkCarrierLost(b *testing.B) {
 	for _, destinations := range []int{1, 10000} {
 		b.Run(fmt.Sprintf("destinations=%d", destinations), func(b *testing.B) {
-			n := newBench(b, 1)
+			n := newBench(b, 1, benchPlanes, 0)
 			n.commit(append(n.setGroups(nil, 0, ""), n.destinations(destinations, true)...))
 			o := observe(b, n.h)
 			var leaf *netlink.Handle
@@ -87,7 +87,7 @@ func BenchmarkCarrierLost(b *testing.B) {
 				}
 			}
 			group := func([]byte) bool { return true }
-			if g := n.p.have.groups[groupKey{1, v4}]; g != nil {
+			if g := n.p.state.have.groups[groupKey{1, v4}]; g != nil {
 				id := binary.NativeEndian.AppendUint32(nil, g.id)
 				group = func(body []byte) bool { return slices.Equal(body[12:16], id) } // NHA_ID is the first attribute
 			}

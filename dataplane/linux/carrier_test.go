@@ -27,7 +27,7 @@ func (h *host) nexthops(index int) (n int) {
 func (d *Driver) device(name string) rtnl.Link {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.have.links[d.have.names[name]]
+	return d.state.have.links[d.state.have.names[name]]
 }
 
 // TestSecondCableIsNotLate lets both cables of a port fail while the kernel delays the event of the second cable, and
@@ -60,7 +60,7 @@ func TestAskedCarrier(t *testing.T) {
 		d.mu.Lock() // prevents the Driver from requesting the link state, which would show a carrier
 		defer d.mu.Unlock()
 		l.Carrier = false
-		d.takeLinks([]rtnl.LinkEvent{{Link: l, Asked: true}})
+		d.links.takeLinks([]rtnl.LinkEvent{{Link: l, Asked: true}})
 		d.sync()
 		if n := h.nexthops(l.Index); n != 0 {
 			t.Errorf("%d nexthop objects are left on p1", n)
@@ -70,7 +70,7 @@ func TestAskedCarrier(t *testing.T) {
 				t.Errorf("%s is divided %v", target, share)
 			}
 		}
-		if s := d.stats; s.Errors != 0 || s.MovedByKernel != 2 {
+		if s := d.state.stats; s.Errors != 0 || s.MovedByKernel != 2 {
 			t.Errorf("%+v", s)
 		}
 	}()

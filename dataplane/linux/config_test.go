@@ -26,14 +26,14 @@ func TestConfigJudged(t *testing.T) {
 	want := Config{
 		Protocol: 179, Table: 254, RulePriority: 10000, SourceTable: 0x66617300, Metric: 20, Memory: 1 << 30, Seed: 0x66617265, FirstID: 0x66617265,
 		ProbeTable: 0x66617265, ProbeMark: 0x66617265, AuditInterval: time.Minute,
-		witnessTime: 50 * time.Millisecond,
+		witnessTime: 50 * time.Millisecond, moveRoutes: defaultMoveRoutes,
 	}
 	if !reflect.DeepEqual(got, want) || logger == nil {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	set := Config{
 		Protocol: 5, Table: 7, RulePriority: 3, SourceTable: 1000, Metric: 1, Memory: 2, Seed: 3, FirstID: 4, ProbeTable: 8, ProbeMark: 9,
-		AuditInterval: 1, witnessTime: 1, Buckets: 1, Logger: slog.New(slog.DiscardHandler),
+		AuditInterval: 1, witnessTime: 1, moveRoutes: -1, Buckets: 1, Logger: slog.New(slog.DiscardHandler),
 	}
 	if got, err := set.withDefaults(); err != nil || !reflect.DeepEqual(got, set) {
 		t.Errorf("%+v, %v; want it as it was", got, err)
@@ -92,11 +92,11 @@ func TestForwardingJudged(t *testing.T) {
 			t.Errorf("%v: %v", f, err)
 		}
 	}
-	d.config.Buckets = 2
+	d.state.config.Buckets = 2
 	if err := d.judge(hops("", "")); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "3 sub-ports exceed 2 buckets") {
 		t.Errorf("more sub-ports than buckets: %v", err)
 	}
-	d.config.Buckets = 3
+	d.state.config.Buckets = 3
 	if err := d.judge(hops("", "")); err != nil {
 		t.Errorf("as many sub-ports as buckets: %v", err)
 	}
@@ -116,12 +116,12 @@ func TestForwardingJudged(t *testing.T) {
 	if !transit(hops("", "")) || transit(f) {
 		t.Error("a node without loopbacks is not the one that forwards for others")
 	}
-	d.ipv6 = true
-	if d.hopsV6(hops("10.1.0.2", "")) || !d.hopsV6(hops("", "fd01::2")) {
+	d.state.ipv6 = true
+	if d.state.hopsV6(hops("10.1.0.2", "")) || !d.state.hopsV6(hops("", "fd01::2")) {
 		t.Error("IPv6 is not where the next hops are")
 	}
-	d.ipv6 = false
-	if d.hopsV6(hops("", "fd01::2")) {
+	d.state.ipv6 = false
+	if d.state.hopsV6(hops("", "fd01::2")) {
 		t.Error("IPv6 next hops without IPv6")
 	}
 }

@@ -23,24 +23,32 @@ type desired struct {
 	named        map[netip.Prefix]int // by prefix, the number of source groups that have it as a destination
 	generation   uint64               // of all inputs of the bucket layout except weights
 	vectors      map[uint32]*farev1.Vector
-	destinations map[contract.DestinationKey]uint32 // ids in vectors
-	users        map[groupKey]int                   // number of destinations of each group; no entry for 0
+	destinations map[contract.DestinationKey]uint32            // ids in vectors
+	users        map[groupKey]map[contract.DestinationKey]bool // destinations of each group; no entry for none
 }
 
 func newDesired() desired {
 	return desired{
 		byDevice: map[string]*subPort{}, sources: map[netip.Prefix]*source{}, tables: map[uint32]*source{}, named: map[netip.Prefix]int{},
-		vectors: map[uint32]*farev1.Vector{}, destinations: map[contract.DestinationKey]uint32{}, users: map[groupKey]int{},
+		vectors: map[uint32]*farev1.Vector{}, destinations: map[contract.DestinationKey]uint32{}, users: map[groupKey]map[contract.DestinationKey]bool{},
 	}
 }
 
-// use adds by (1 or -1) to the number of destinations of a group and returns the new number.
-func (w *desired) use(key groupKey, by int) int {
-	n := w.users[key] + by
-	if w.users[key] = n; n == 0 {
-		delete(w.users, key)
+// use adds a destination to those of a group.
+func (w *desired) use(key groupKey, destination contract.DestinationKey) {
+	if w.users[key] == nil {
+		w.users[key] = map[contract.DestinationKey]bool{}
 	}
-	return n
+	w.users[key][destination] = true
+}
+
+// unuse removes a destination from those of a group, and reports whether it was the last one.
+func (w *desired) unuse(key groupKey, destination contract.DestinationKey) (last bool) {
+	if delete(w.users[key], destination); len(w.users[key]) > 0 {
+		return false
+	}
+	delete(w.users, key)
+	return true
 }
 
 // sourceOf returns the source group with a name, or an empty one without sub-ports.

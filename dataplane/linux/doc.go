@@ -16,6 +16,11 @@
 // change of a group uses objects that are not yet in the group for the runs of buckets that move. Each bucket changes
 // atomically: no packet finds a bucket empty.
 //
+// While the kernel replaces a group, the request waits until no packet uses the previous buckets. A group with few routes
+// (defaultMoveRoutes) is therefore not replaced: a new group is created with the same sub-port in every bucket as a
+// replacement would have, and the routes move to it, each one atomically. The previous group is removed afterwards, when no
+// request waits. A process that is killed meanwhile leaves two groups; the next one continues with the group of the routes.
+//
 // When a group with IPv6 routes is replaced, the kernel releases the cached routes of all its members (net/ipv4/nexthop.c,
 // nh_rt_cache_flush) and discards a packet that is between its lookup and its output at that instant. The agent cannot
 // detect these losses. A handful of packets in tens of thousands were lost while a group was replaced hundreds of times
@@ -35,10 +40,12 @@
 //
 // # Planning
 //
-// The Driver holds the desired state (desired.go) and a mirror of the kernel (mirror.go). newPlan computes the messages that
-// turn one into the other as a pure function (plan.go). sync.go sends them, and changes the mirror with each acknowledgement.
-// Link events, changes by other programs and read-backs change the mirror too, and mark the groups and routes that the next
-// plan has to visit.
+// state holds the desired state (desired.go), a mirror of the kernel (mirror.go), and marks of the groups and routes in which
+// the two may differ. newPlan computes the messages that turn one into the other as a pure function (plan.go). kernel sends
+// them, and every acknowledgement changes the mirror (outcome.go). Link events (links), changes by other programs (others)
+// and read-backs (reader) change the mirror too, and mark what the next plan has to visit. rules leads packets to the tables,
+// prober determines the flow hash, integrity reports differences. The Driver owns them all: the lock, the goroutines, and the
+// order of the work (sync.go, loops.go).
 //
 // # The kernel moves first
 //

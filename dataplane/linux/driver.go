@@ -3,7 +3,6 @@ package linux
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"sync"
 	"time"
@@ -19,7 +18,6 @@ import (
 	"github.com/fared/fared/dataplane/internal/contract"
 	"github.com/fared/fared/internal/netns"
 	"github.com/fared/fared/internal/rtnl"
-	"github.com/fared/fared/wecmp"
 )
 
 var (
@@ -48,53 +46,29 @@ func familyOf(a netip.Addr) family {
 
 // Driver forwards with the kernel of the network namespace in which Open was called; callers of its methods may be in
 // another namespace. Methods are safe for concurrent use. The owner must call Close.
+//
+// Driver has the lock, the goroutines and the order of the work; each part of the work has its own type and state.
 type Driver struct {
-	config  Config
-	log     *slog.Logger
 	space   netns.Namespace
-	watch   *carrier.Watch
-	news    *rtnl.ObjectWatch
-	ipv6    bool
-	noIPv6  string // why ipv6 is false
+	noIPv6  string // why the kernel cannot forward IPv6; "" if it can
 	stop    chan struct{}
 	once    sync.Once // of Close
 	closed  error
 	working sync.WaitGroup
 
-	mu     sync.Mutex // guards everything below
-	conn   *rtnl.Conn
-	handle *netlink.Handle // for neighbors
-	stats  Stats
-	repair *time.Timer // fires when a repair is due
-	// onIntegrity reports integrity; nil disables reports. torn describes the current difference from the acknowledged state;
-	// "" means none. unread is true if the kernel could not be read back.
-	onIntegrity func(*farev1.Integrity)
-	torn        string
-	unread      bool
-	made        map[rtnl.Rule]bool      // rules found or added by the last setUpRules
-	ruled       map[netip.Prefix]uint32 // table per loopback, from the rules of an earlier run
+	mu        sync.Mutex // guards everything below
+	state     *state
+	kernel    *kernel
+	links     *links
+	reader    *reader
+	rules     *rules
+	prober    *prober
+	others    *others
+	integrity *integrity
 
-	want desired
-	have mirror
-
+	repair       *time.Timer        // fires when a repair is due
 	forwarding   *farev1.Forwarding // of the last accepted Hello
 	capabilities *farev1.Capabilities
-	hash         wecmp.LinuxL4
-	misplace     func(hash uint32) uint32 // set by tests to disagree with the kernel
-	// exchange sends ops to the kernel in one batch and returns the results in their order; tests replace it.
-	exchange  func(ops []op) []error
-	maxWeight int // largest member weight that the kernel accepts
-	// linkNews counts link changes that affect nexthops.
-	linkNews uint64
-	// dark holds devices without a carrier on which packets may be queued for a next hop.
-	dark map[int]bool
-	// missing holds the loopbacks for which a warning was logged.
-	missing      map[netip.Addr]bool
-	strangeRoute []rtnl.Route
-	settled      bool
-	// Parts of the desired state that may differ from the mirror.
-	staleGroups map[groupKey]bool
-	staleRoutes map[routeKey]bool
 }
 
 // Stats holds counters since Open; the *Objects fields and Broken are current values.
@@ -146,13 +120,17 @@ func Open(config Config) (*Driver, error) {
 
 // newDriver returns a Driver with empty state and without resources.
 func newDriver(config Config) *Driver {
-	d := &Driver{
-		config: config, log: config.Logger, stop: make(chan struct{}), repair: time.NewTimer(time.Hour), want: newDesired(), have: newMirror(config.FirstID),
-		missing: map[netip.Addr]bool{}, staleGroups: map[groupKey]bool{}, staleRoutes: map[routeKey]bool{}, made: map[rtnl.Rule]bool{},
-		ruled: map[netip.Prefix]uint32{}, dark: map[int]bool{},
+	st := newState(config)
+	in := &integrity{state: st}
+	k := newKernel(st)
+	l := &links{state: st, kernel: k, dark: map[int]bool{}}
+	return &Driver{
+		stop: make(chan struct{}), repair: time.NewTimer(time.Hour), state: st, kernel: k, links: l, integrity: in,
+		reader: &reader{state: st, kernel: k, links: l, integrity: in},
+		rules:  &rules{state: st, kernel: k, integrity: in, made: map[rtnl.Rule]bool{}},
+		prober: &prober{state: st, kernel: k},
+		others: &others{state: st, integrity: in},
 	}
-	d.exchange = d.exchangeNetlink
-	return d
 }
 
 // open does the work of Open except for starting the goroutines.
@@ -164,51 +142,52 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	if d.noIPv6 = lacksIPv6(); d.noIPv6 != "" {
-		d.log.Warn("linux data plane: IPv6 is disabled; IPv6 destinations are refused, IPv4 is forwarded", "why", d.noIPv6)
+		d.state.log.Warn("linux data plane: IPv6 is disabled; IPv6 destinations are refused, IPv4 is forwarded", "why", d.noIPv6)
 	}
-	d.ipv6 = d.noIPv6 == ""
-	if d.conn, err = rtnl.Dial(); err != nil {
+	d.state.ipv6 = d.noIPv6 == ""
+	if d.kernel.conn, err = rtnl.Dial(); err != nil {
 		return err
 	}
-	if d.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+	if d.links.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
 	// The watch starts before links are read, so that it reports changes in between.
-	if d.watch, err = carrier.Open(d.config.watchBuffer); err != nil {
+	if d.links.watch, err = carrier.Open(d.state.config.watchBuffer); err != nil {
 		return err
 	}
-	port, err := d.conn.Port()
+	port, err := d.kernel.conn.Port()
 	if err != nil {
 		return err
 	}
-	if d.news, err = rtnl.WatchObjects(d.config.watchBuffer, d.config.Protocol, port); err != nil {
+	if d.others.news, err = rtnl.WatchObjects(d.state.config.watchBuffer, d.state.config.Protocol, port); err != nil {
 		return err
 	}
 	d.capabilities = &farev1.Capabilities{
-		Ipv6: d.ipv6, ConfirmsInEffect: true,
+		Ipv6: d.state.ipv6, ConfirmsInEffect: true,
 	}
-	if err := d.reread(false); err != nil {
+	if err := d.reader.reread(false); err != nil {
 		return err
 	}
-	if err := d.findMaxWeight(); err != nil {
+	d.prober.space = &d.space
+	if err := d.prober.findMaxWeight(); err != nil {
 		return err
 	}
-	return d.setUpRules()
+	return d.rules.setUp()
 }
 
 // release closes the resources that open acquired before it failed. Errors of closing do not matter: Open returns that of open.
 func (d *Driver) release() {
-	if d.watch != nil {
-		_, _ = d.watch.Close(), d.watch.Release()
+	if d.links.watch != nil {
+		_, _ = d.links.watch.Close(), d.links.watch.Release()
 	}
-	if d.news != nil {
-		_ = d.news.Close()
+	if d.others.news != nil {
+		_ = d.others.news.Close()
 	}
-	if d.conn != nil {
-		_ = d.conn.Close()
+	if d.kernel.conn != nil {
+		_ = d.kernel.conn.Close()
 	}
-	if d.handle != nil {
-		d.handle.Close()
+	if d.links.handle != nil {
+		d.links.handle.Close()
 	}
 	d.space.Close()
 }
@@ -218,10 +197,10 @@ func (d *Driver) release() {
 func (d *Driver) Close() error {
 	d.once.Do(func() {
 		close(d.stop)
-		err := errors.Join(d.watch.Close(), d.news.Close())
+		err := errors.Join(d.links.watch.Close(), d.others.news.Close())
 		d.working.Wait()
-		d.handle.Close()
-		d.closed = errors.Join(err, d.watch.Release(), d.conn.Close())
+		d.links.handle.Close()
+		d.closed = errors.Join(err, d.links.watch.Release(), d.kernel.conn.Close())
 		d.space.Close()
 	})
 	return d.closed
@@ -231,7 +210,9 @@ func (d *Driver) Close() error {
 func (d *Driver) Capabilities() *farev1.Capabilities {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return proto.CloneOf(d.capabilities)
+	c := proto.CloneOf(d.capabilities)
+	c.MaxVectors = d.state.maxVectors()
+	return c
 }
 
 // WithoutIPv6 implements contract.Explainer.
@@ -241,16 +222,16 @@ func (d *Driver) WithoutIPv6() string { return d.noIPv6 }
 func (d *Driver) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := d.stats
-	s.RouteObjects = len(d.have.routes)
-	s.GroupObjects = len(d.have.strays)
-	for _, g := range d.have.groups {
+	s := d.state.stats
+	s.RouteObjects = len(d.state.have.routes)
+	s.GroupObjects = len(d.state.have.strays)
+	for _, g := range d.state.have.groups {
 		if g.exists {
 			s.GroupObjects++
 		}
 	}
-	s.NexthopObjects = len(d.have.owners) + len(d.have.loose)
-	for _, sp := range d.want.subPorts {
+	s.NexthopObjects = len(d.state.have.owners) + len(d.state.have.loose)
+	for _, sp := range d.state.want.subPorts {
 		for _, pool := range sp.pools {
 			if pool != nil && pool.broken != nil {
 				s.Broken++

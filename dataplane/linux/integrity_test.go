@@ -14,15 +14,15 @@ import (
 // TestEventsThatConcern checks which changes by other programs make the Driver read the kernel back.
 func TestEventsThatConcern(t *testing.T) {
 	d := offline(t, 2)
-	d.config.Table = 7000
-	d.want.sources[netip.Prefix{}].table = 7000
-	d.want.claimants = map[uint32][]netip.Prefix{7000: {netip.Prefix{}}}
-	d.want.sources[netip.Prefix{}].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32"), mustPrefix("10.255.0.9/32")}
-	d.have.addresses[netip.MustParseAddr("10.255.0.1")] = true
+	d.state.config.Table = 7000
+	d.state.want.sources[netip.Prefix{}].table = 7000
+	d.state.want.claimants = map[uint32][]netip.Prefix{7000: {netip.Prefix{}}}
+	d.state.want.sources[netip.Prefix{}].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32"), mustPrefix("10.255.0.9/32")}
+	d.state.have.addresses[netip.MustParseAddr("10.255.0.1")] = true
 	d.set(1, 1, 1)
 	d.leads(target4(0), 0, 1)
 	d.obey(t)
-	g := d.have.groups[groupKey{1, v4}]
+	g := d.state.have.groups[groupKey{1, v4}]
 	address := func(a string, usable, gone bool) rtnl.ObjectEvent {
 		return rtnl.ObjectEvent{Gone: gone, Address: &rtnl.Address{Addr: netip.MustParseAddr(a), Usable: usable}}
 	}
@@ -39,7 +39,7 @@ func TestEventsThatConcern(t *testing.T) {
 		want  bool
 	}{
 		{"a nexthop of others", nexthop(5, 11), false}, {"a nexthop with the mark", nexthop(5, 179), true},
-		{"a nexthop in our place", nexthop(d.want.subPorts[0].pools[v4].ids[0], 11), true},
+		{"a nexthop in our place", nexthop(d.state.want.subPorts[0].pools[v4].ids[0], 11), true},
 		{"a rule of others", rule(90), false}, {"a rule to the table", rule(7000), true}, {"a rule to a source group's", rule(DefaultSourceTable + 3), true},
 		{"a route elsewhere", route(target4(0), 254, 179, 20), false}, {"a route with the mark", route("10.9.9.9/32", 7000, 179, 1), true},
 		{"a route with the mark of a source group", route("10.9.9.9/32", DefaultSourceTable, 179, 1), true},
@@ -49,32 +49,32 @@ func TestEventsThatConcern(t *testing.T) {
 		{"a loopback that cannot be used", address("10.255.0.1", false, false), true}, {"a loopback that goes", address("10.255.0.1", true, true), true},
 		{"a loopback that comes", address("10.255.0.9", true, false), true},
 	} {
-		if got := d.concerns(c.event); got != c.want {
+		if got := d.others.concerns(c.event); got != c.want {
 			t.Errorf("%s: %v", c.what, got)
 		}
 	}
-	if g.moved || d.stats.Differences != 0 {
-		t.Errorf("%+v, %+v", g, d.stats)
+	if g.moved || d.state.stats.Differences != 0 {
+		t.Errorf("%+v, %+v", g, d.state.stats)
 	}
 	unfit := netip.MustParseAddr("10.255.0.1")
-	d.have.unfit[unfit] = true
-	if !d.concerns(address("10.255.0.1", true, false)) || d.have.unfit[unfit] {
-		t.Errorf("a loopback that the kernel had refused: %v", d.have.unfit)
+	d.state.have.unfit[unfit] = true
+	if !d.others.concerns(address("10.255.0.1", true, false)) || d.state.have.unfit[unfit] {
+		t.Errorf("a loopback that the kernel had refused: %v", d.state.have.unfit)
 	}
 	// A group that another program changed, with or without the mark.
 	for _, protocol := range []uint8{11, 179} {
-		g.moved, d.torn, d.stats.Differences = false, "", 0
-		d.staleGroups[g.key] = true
+		g.moved, d.integrity.torn, d.state.stats.Differences = false, "", 0
+		d.state.staleGroups[g.key] = true
 		d.obey(t)
 		g.segments, g.weights = []segment{{1, 64}}, []uint32{1, 1}
-		clear(d.staleGroups)
-		if !d.concerns(nexthop(g.id, protocol)) || !g.moved || g.weights != nil || g.segments != nil || !d.staleGroups[g.key] || d.stats.Differences != 1 {
-			t.Errorf("protocol %d: %+v, %+v", protocol, g, d.stats)
+		clear(d.state.staleGroups)
+		if !d.others.concerns(nexthop(g.id, protocol)) || !g.moved || g.weights != nil || g.segments != nil || !d.state.staleGroups[g.key] || d.state.stats.Differences != 1 {
+			t.Errorf("protocol %d: %+v, %+v", protocol, g, d.state.stats)
 		}
 	}
 	// A group that does not exist yet has no changes; its id belongs to another program.
-	d.have.groups[groupKey{2, v4}] = &group{key: groupKey{2, v4}, id: 555}
-	if d.concerns(nexthop(555, 11)) || d.have.groups[groupKey{2, v4}].moved {
+	d.state.have.groups[groupKey{2, v4}] = &group{key: groupKey{2, v4}, id: 555}
+	if d.others.concerns(nexthop(555, 11)) || d.state.have.groups[groupKey{2, v4}].moved {
 		t.Error("a group that is not there was changed")
 	}
 }
@@ -83,9 +83,9 @@ func TestEventsThatConcern(t *testing.T) {
 func TestIntegrityReports(t *testing.T) {
 	d := offline(t, 1)
 	var received reports
-	d.mended(nil)
-	d.differs("before %s", "Guard")
-	d.mended(nil)
+	d.integrity.mended(nil)
+	d.integrity.differs("before %s", "Guard")
+	d.integrity.mended(nil)
 	d.Guard(received.report)
 	want := func(what string, list ...string) {
 		t.Helper()
@@ -97,18 +97,18 @@ func TestIntegrityReports(t *testing.T) {
 			t.Errorf("%s: %q, want %q", what, got, list)
 		}
 	}
-	d.mended(nil)
+	d.integrity.mended(nil)
 	want("nothing differs")
-	d.differs("group %d", 7)
-	d.differs("group %d", 8)
+	d.integrity.differs("group %d", 7)
+	d.integrity.differs("group %d", 8)
 	want("two differ", "false 2 group 7")
-	d.mended([]failure{{}})
-	d.unread = true
-	d.mended(nil)
-	d.unread = false
+	d.integrity.mended([]failure{{}})
+	d.integrity.unread = true
+	d.integrity.mended(nil)
+	d.integrity.unread = false
 	want("not repaired")
-	d.mended(nil)
-	d.mended(nil)
+	d.integrity.mended(nil)
+	d.integrity.mended(nil)
 	want("repaired", "true 3 group 7")
 	d.report([]failure{{op{kind: setGroup}, unix.EINVAL}, {op{kind: setGroup}, unix.ENOMEM}})
 	want("refused", "false 3 the kernel refused: invalid argument")

@@ -25,12 +25,13 @@ const (
 	killedEnv       = "FARED_TEST_FORWARDING"
 	killedGroups    = 6
 	killedPerFamily = 600
+	killedSmall     = 2 // vectors of three destinations of each family
 )
 
 // killedState is state i of the endless sequence that the killed process programs.
 func killedState(f *farev1.Forwarding, i int) *farev1.SnapshotResponse {
 	all := &farev1.SnapshotResponse{}
-	for g := range killedGroups {
+	for g := range killedGroups + killedSmall {
 		set := &farev1.Vector{Id: uint32(g + 1)}
 		for j, plane := range f.Planes {
 			if weight := (i*3 + g + j*j) % 4; weight > 0 {
@@ -46,7 +47,29 @@ func killedState(f *farev1.Forwarding, i int) *farev1.SnapshotResponse {
 				&farev1.Destination{Prefix: target6(d), Vector: uint32(1 + d%killedGroups)})
 		}
 	}
+	for d := range 3 * killedSmall {
+		vector := uint32(killedGroups + 1 + d%killedSmall)
+		all.Destinations = append(all.Destinations,
+			&farev1.Destination{Prefix: target4(killedPerFamily + d), Vector: vector}, &farev1.Destination{Prefix: target6(killedPerFamily + d), Vector: vector})
+	}
 	return all
+}
+
+// moving changes the vectors of few destinations, which move to a new group each time.
+func moving(d *Driver, f *farev1.Forwarding) error {
+	before := killedState(f, 0).Vectors[killedGroups:]
+	for i := range 24 {
+		after := killedState(f, i).Vectors[killedGroups:]
+		var changes []contract.Change
+		for j, g := range after {
+			changes = append(changes, contract.Change{Kind: contract.GroupChange, Group: g.Id, Before: before[j], After: g})
+		}
+		if err := d.Commit(changes); err != nil {
+			return err
+		}
+		before = after
+	}
+	return nil
 }
 
 // killed is the process that TestKilled kills; TestMain runs it instead of the tests. It returns only on failure.
@@ -64,7 +87,7 @@ func killed(text string) error {
 		if refused, err := server.Restore(f, killedState(f, i)); err != nil || len(refused) > 0 {
 			return fmt.Errorf("%v, %w", refused, err)
 		}
-		if err := errors.Join(d.Settle(), d.Close()); err != nil {
+		if err := errors.Join(d.Settle(), moving(d, f), d.Close()); err != nil {
 			return err
 		}
 		fmt.Println("programmed")
@@ -161,12 +184,12 @@ func TestKilledWhileAsking(t *testing.T) {
 	clean := h.Objects()
 	d.mu.Lock()
 	for f, check := range []netip.Addr{checkV4, checkV6} {
-		target, device := []run{{0, d.want.size}}, d.probeDevice(family(f))
+		target, device := []run{{0, d.state.want.size}}, d.prober.probeDevice(family(f))
 		for _, asked := range []rtnl.Route{
-			{Prefix: netip.PrefixFrom(check, check.BitLen()), Table: d.config.Table, Metric: d.config.Metric},
-			{Prefix: netip.PrefixFrom(check, 0).Masked(), Table: d.config.ProbeTable, Metric: d.config.Metric},
+			{Prefix: netip.PrefixFrom(check, check.BitLen()), Table: d.state.config.Table, Metric: d.state.config.Metric},
+			{Prefix: netip.PrefixFrom(check, 0).Masked(), Table: d.state.config.ProbeTable, Metric: d.state.config.Metric},
 		} {
-			if _, err := d.probe(family(f), device, target, asked, asked.Table == d.config.ProbeTable); err != nil {
+			if _, err := d.prober.probe(family(f), device, target, asked, asked.Table == d.state.config.ProbeTable); err != nil {
 				t.Error(err)
 			}
 		}

@@ -137,11 +137,12 @@ func TestSharesAreHeld(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	d := &Driver{maxWeight: 65535}
+	st := newState(Config{})
+	st.maxWeight = 65535
 	reported := 0
 	for range 3000 {
 		n := 1 + random.IntN(64)
-		l := layout{d.buckets(n), n}
+		l := layout{st.buckets(n), n}
 		weights, sum, least := make([]uint32, n), int64(0), int64(0)
 		most := []int{2, 10, 100, 1 << 20}[random.IntN(4)]
 		for i := range weights {

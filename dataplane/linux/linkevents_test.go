@@ -21,71 +21,71 @@ func TestLinksByHand(t *testing.T) {
 	}
 	take := func(what string, news uint64, stale bool, events ...rtnl.LinkEvent) {
 		t.Helper()
-		before := d.linkNews
-		clear(d.staleGroups)
-		d.takeLinks(events)
-		if got := d.linkNews - before; got != news || d.staleGroups[groupKey{1, v4}] != stale {
-			t.Errorf("%s: %d news of links, want %d; stale groups %v", what, got, news, d.staleGroups)
+		before := d.links.changes
+		clear(d.state.staleGroups)
+		d.links.takeLinks(events)
+		if got := d.links.changes - before; got != news || d.state.staleGroups[groupKey{1, v4}] != stale {
+			t.Errorf("%s: %d news of links, want %d; stale groups %v", what, got, news, d.state.staleGroups)
 		}
 	}
 	mtu := link(10, "p0")
 	mtu.MTU = 9000
 	take("an MTU", 0, false, rtnl.LinkEvent{Link: mtu})
-	if d.have.links[10].MTU != 9000 {
+	if d.state.have.links[10].MTU != 9000 {
 		t.Error("the MTU is not known")
 	}
 	take("a device of another program", 1, false, rtnl.LinkEvent{Link: link(30, "eth0")})
 	take("the device of another program is removed", 1, false, rtnl.LinkEvent{Link: link(30, "eth0"), Gone: true})
-	if _, ok := d.have.links[30]; ok || d.have.names["eth0"] != 0 {
+	if _, ok := d.state.have.links[30]; ok || d.state.have.names["eth0"] != 0 {
 		t.Error("a device that is gone is known")
 	}
-	if want := map[int]bool{30: true}; !maps.Equal(d.dark, want) {
-		t.Errorf("dark %v, want %v", d.dark, want)
+	if want := map[int]bool{30: true}; !maps.Equal(d.links.dark, want) {
+		t.Errorf("dark %v, want %v", d.links.dark, want)
 	}
-	clear(d.dark)
+	clear(d.links.dark)
 	// Another device has the name by the time that the end of the first one is reported.
 	take("the name goes on", 2, true, rtnl.LinkEvent{Link: link(40, "p0")}, rtnl.LinkEvent{Link: link(10, "p0"), Gone: true})
-	if d.have.names["p0"] != 40 || d.want.subPorts[0].pools[v4].device != 40 || !maps.Equal(d.dark, map[int]bool{10: true}) {
-		t.Errorf("p0 is #%d, its nexthops are on #%d, dark %v", d.have.names["p0"], d.want.subPorts[0].pools[v4].device, d.dark)
+	if d.state.have.names["p0"] != 40 || d.state.want.subPorts[0].pools[v4].device != 40 || !maps.Equal(d.links.dark, map[int]bool{10: true}) {
+		t.Errorf("p0 is #%d, its nexthops are on #%d, dark %v", d.state.have.names["p0"], d.state.want.subPorts[0].pools[v4].device, d.links.dark)
 	}
-	clear(d.dark)
-	generation := d.want.generation
+	clear(d.links.dark)
+	generation := d.state.want.generation
 	take("renamed", 1, true, rtnl.LinkEvent{Link: link(40, "other")})
-	if _, ok := d.have.names["p0"]; ok || d.have.names["other"] != 40 || d.want.subPorts[0].pools[v4].device != 0 || d.want.generation == generation || len(d.dark) != 0 {
-		t.Errorf("%v, %+v", d.have.names, d.want.subPorts[0].pools[v4])
+	if _, ok := d.state.have.names["p0"]; ok || d.state.have.names["other"] != 40 || d.state.want.subPorts[0].pools[v4].device != 0 || d.state.want.generation == generation || len(d.links.dark) != 0 {
+		t.Errorf("%v, %+v", d.state.have.names, d.state.want.subPorts[0].pools[v4])
 	}
 	take("renamed again", 1, true, rtnl.LinkEvent{Link: link(40, "p0")})
-	d.want.subPorts[0].pools[v4].broken, d.want.subPorts[1].pools[v4].broken = unix.EINVAL, unix.EINVAL
+	d.state.want.subPorts[0].pools[v4].broken, d.state.want.subPorts[1].pools[v4].broken = unix.EINVAL, unix.EINVAL
 	down := link(40, "p0")
 	down.Carrier = false
 	take("no carrier", 1, true, rtnl.LinkEvent{Link: down})
-	if d.have.usable(d.want.subPorts[0]) || !d.dark[40] || d.want.subPorts[0].pools[v4].broken != nil || d.want.subPorts[1].pools[v4].broken == nil {
-		t.Errorf("dark %v, %+v, %+v", d.dark, d.want.subPorts[0].pools[v4], d.want.subPorts[1].pools[v4])
+	if d.state.have.usable(d.state.want.subPorts[0]) || !d.links.dark[40] || d.state.want.subPorts[0].pools[v4].broken != nil || d.state.want.subPorts[1].pools[v4].broken == nil {
+		t.Errorf("dark %v, %+v, %+v", d.links.dark, d.state.want.subPorts[0].pools[v4], d.state.want.subPorts[1].pools[v4])
 	}
-	clear(d.dark)
+	clear(d.links.dark)
 	take("no carrier still", 0, false, rtnl.LinkEvent{Link: down})
-	if len(d.dark) != 0 {
-		t.Errorf("dark again: %v", d.dark)
+	if len(d.links.dark) != 0 {
+		t.Errorf("dark again: %v", d.links.dark)
 	}
 	take("a carrier", 1, true, rtnl.LinkEvent{Link: link(40, "p0")})
-	if got := slices.Sorted(slices.Values(d.carriers())); !slices.Equal(got, []int{11, 40}) {
+	if got := slices.Sorted(slices.Values(d.links.carriers())); !slices.Equal(got, []int{11, 40}) {
 		t.Errorf("asks for %v", got)
 	}
 	take("gone", 1, true, rtnl.LinkEvent{Link: link(11, "p1"), Gone: true})
-	if got := d.carriers(); !slices.Equal(got, []int{40}) {
+	if got := d.links.carriers(); !slices.Equal(got, []int{40}) {
 		t.Errorf("asks for %v", got)
 	}
 	// A read-back equals events.
-	d.rereadLinks([]rtnl.Link{d.have.links[loIndex], link(40, "p0"), link(50, "p1")})
-	if d.have.names["p1"] != 50 || len(d.have.links) != 3 {
-		t.Errorf("%v", d.have.links)
+	d.reader.rereadLinks([]rtnl.Link{d.state.have.links[loIndex], link(40, "p0"), link(50, "p1")})
+	if d.state.have.names["p1"] != 50 || len(d.state.have.links) != 3 {
+		t.Errorf("%v", d.state.have.links)
 	}
-	news := d.linkNews
-	d.rereadLinks([]rtnl.Link{d.have.links[loIndex], link(40, "p0")})
-	if _, ok := d.have.links[50]; ok || d.linkNews != news+1 {
-		t.Errorf("%v", d.have.links)
+	news := d.links.changes
+	d.reader.rereadLinks([]rtnl.Link{d.state.have.links[loIndex], link(40, "p0")})
+	if _, ok := d.state.have.links[50]; ok || d.links.changes != news+1 {
+		t.Errorf("%v", d.state.have.links)
 	}
-	if d.rereadLinks([]rtnl.Link{d.have.links[loIndex], link(40, "p0")}); d.linkNews != news+1 {
+	if d.reader.rereadLinks([]rtnl.Link{d.state.have.links[loIndex], link(40, "p0")}); d.links.changes != news+1 {
 		t.Error("the same links are news")
 	}
 }
@@ -101,44 +101,44 @@ func TestLoseByHand(t *testing.T) {
 		d.leads(target4(1), 0, 2)
 		d.leads(target6(2), 0, 3)
 		d.obey(t)
-		return d, d.have.groups[groupKey{1, v4}], d.have.groups[groupKey{2, v4}], d.have.groups[groupKey{3, v6}]
+		return d, d.state.have.groups[groupKey{1, v4}], d.state.have.groups[groupKey{2, v4}], d.state.have.groups[groupKey{3, v6}]
 	}
 	d, a, b, c := setUp()
 	of := func(q *pool) uint32 { return q.ids[0] }
-	one, two := of(d.want.subPorts[1].pools[v4]), of(d.want.subPorts[0].pools[v4])
-	d.have.loose = map[uint32]rtnl.Nexthop{70: {ID: 70, Device: 11}, 71: {ID: 71, Device: 10}}
-	d.have.strays = map[uint32]stray{
+	one, two := of(d.state.want.subPorts[1].pools[v4]), of(d.state.want.subPorts[0].pools[v4])
+	d.state.have.loose = map[uint32]rtnl.Nexthop{70: {ID: 70, Device: 11}, 71: {ID: 71, Device: 10}}
+	d.state.have.strays = map[uint32]stray{
 		80: {rtnl.Nexthop{ID: 80, Members: []rtnl.Member{{ID: 5}, {ID: 70}}}, []segment{{5, 1}}}, 81: {rtnl.Nexthop{ID: 81, Members: []rtnl.Member{{ID: 71}}}, []segment{{71, 1}}},
 		82: {rtnl.Nexthop{ID: 82, Members: []rtnl.Member{{ID: one}}}, []segment{{one, 1}}},
 	}
-	lost := d.lose(11)
+	lost := d.state.lose(11)
 	for _, id := range []uint32{one, of6(c), 70} {
 		if _, ok := lost[id]; !ok {
 			t.Errorf("%d is not lost: %v", id, lost)
 		}
 	}
-	if _, ok := lost[two]; ok || len(lost) != 3 || d.have.owners[one] != nil || len(d.want.subPorts[1].pools[v4].ids) != 0 || len(d.want.subPorts[0].pools[v4].ids) == 0 {
+	if _, ok := lost[two]; ok || len(lost) != 3 || d.state.have.owners[one] != nil || len(d.state.want.subPorts[1].pools[v4].ids) != 0 || len(d.state.want.subPorts[0].pools[v4].ids) == 0 {
 		t.Errorf("lost %v", lost)
 	}
-	if _, ok := d.have.loose[70]; ok || len(d.have.loose) != 1 {
-		t.Errorf("loose %v", d.have.loose)
+	if _, ok := d.state.have.loose[70]; ok || len(d.state.have.loose) != 1 {
+		t.Errorf("loose %v", d.state.have.loose)
 	}
-	if d.have.strays[80].segments != nil || d.have.strays[81].segments == nil || d.have.strays[82].segments != nil {
-		t.Errorf("strays %v", d.have.strays)
+	if d.state.have.strays[80].segments != nil || d.state.have.strays[81].segments == nil || d.state.have.strays[82].segments != nil {
+		t.Errorf("strays %v", d.state.have.strays)
 	}
-	if !a.moved || a.segments != nil || !slices.Equal(a.weights, []uint32{1, 0, 1}) || !d.staleGroups[a.key] || a.rejecting {
+	if !a.moved || a.segments != nil || !slices.Equal(a.weights, []uint32{1, 0, 1}) || !d.state.staleGroups[a.key] || a.rejecting {
 		t.Errorf("a group that lost a member: %+v", a)
 	}
-	if b.moved || b.segments == nil || d.staleGroups[b.key] || !slices.Equal(b.weights, []uint32{1, 0, 1}) {
+	if b.moved || b.segments == nil || d.state.staleGroups[b.key] || !slices.Equal(b.weights, []uint32{1, 0, 1}) {
 		t.Errorf("another group: %+v", b)
 	}
-	if !c.moved || !c.rejecting || !d.staleGroups[c.key] || d.stats.MovedByKernel != 2 {
-		t.Errorf("an IPv6 group that lost all: %+v, %+v", c, d.stats)
+	if !c.moved || !c.rejecting || !d.state.staleGroups[c.key] || d.state.stats.MovedByKernel != 2 {
+		t.Errorf("an IPv6 group that lost all: %+v, %+v", c, d.state.stats)
 	}
 	// Another device soon afterwards.
-	d.lose(10)
-	if d.stats.MovedByKernel != 3 || !slices.Equal(a.weights, []uint32{0, 0, 1}) || a.rejecting || !b.moved {
-		t.Errorf("two devices: %+v, %+v", a, d.stats)
+	d.state.lose(10)
+	if d.state.stats.MovedByKernel != 3 || !slices.Equal(a.weights, []uint32{0, 0, 1}) || a.rejecting || !b.moved {
+		t.Errorf("two devices: %+v, %+v", a, d.state.stats)
 	}
 
 	// Members without a bucket go without a move.
@@ -148,17 +148,17 @@ func TestLoseByHand(t *testing.T) {
 	if len(a.witnesses) != 1 {
 		t.Fatalf("%+v", a)
 	}
-	clear(d.staleGroups)
+	clear(d.state.staleGroups)
 	members := len(a.members)
-	if d.lose(11); a.moved || len(a.witnesses) != 0 || len(a.members) != members-1 || a.segments == nil || d.staleGroups[a.key] {
+	if d.state.lose(11); a.moved || len(a.witnesses) != 0 || len(a.members) != members-1 || a.segments == nil || d.state.staleGroups[a.key] {
 		t.Errorf("the carrier of a witness: %+v", a)
 	}
 
 	// The loopback: every group has a member on it, which has no bucket.
 	d, a, b, c = setUp()
 	d.obey(t)
-	drop := of(d.have.drop[v4])
-	if lost := d.lose(loIndex); lost[drop] != d.have.drop[v4] || len(d.have.drop[v4].ids) != 0 || len(lost) != 2 || !a.moved || !b.moved || !c.moved ||
+	drop := of(d.state.have.drop[v4])
+	if lost := d.state.lose(loIndex); lost[drop] != d.state.have.drop[v4] || len(d.state.have.drop[v4].ids) != 0 || len(lost) != 2 || !a.moved || !b.moved || !c.moved ||
 		!slices.Equal(a.weights, []uint32{1, 1, 1}) || a.rejecting || c.rejecting {
 		t.Errorf("the loopback: lost %v, %+v", lost, a)
 	}

@@ -35,7 +35,7 @@ func TestIPv6Disabled(t *testing.T) {
 			}
 			d := h.open()
 			if errno := map[string]unix.Errno{"EAFNOSUPPORT": unix.EAFNOSUPPORT, "EOPNOTSUPP": unix.EOPNOTSUPP}[where]; errno != 0 {
-				d.conn.Refuse(func(what string) unix.Errno {
+				d.kernel.conn.Refuse(func(what string) unix.Errno {
 					if strings.Contains(what, "nexthop") && strings.Contains(what, "fe80::") {
 						return errno
 					}

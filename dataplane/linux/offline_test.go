@@ -25,25 +25,25 @@ const (
 // The test calls done for the ops of its plans.
 func offline(t *testing.T, subPorts int) *Driver {
 	t.Helper()
-	config, err := Config{Buckets: 64, Logger: slog.New(slog.DiscardHandler), witnessTime: time.Hour}.withDefaults()
+	config, err := Config{Buckets: 64, Logger: slog.New(slog.DiscardHandler), witnessTime: time.Hour, moveRoutes: -1}.withDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}
 	d := newDriver(config)
-	d.ipv6, d.maxWeight, d.capabilities = true, 65535, &farev1.Capabilities{}
-	d.have.links[loIndex], d.have.names["lo"] = rtnl.Link{Index: loIndex, Name: "lo", Up: true, Carrier: true, Loopback: true}, loIndex
+	d.state.ipv6, d.state.maxWeight, d.capabilities = true, 65535, &farev1.Capabilities{}
+	d.state.have.links[loIndex], d.state.have.names["lo"] = rtnl.Link{Index: loIndex, Name: "lo", Up: true, Carrier: true, Loopback: true}, loIndex
 	f := &farev1.Forwarding{}
 	for i := range subPorts {
 		l := rtnl.Link{Index: 10 + i, Name: fmt.Sprintf("p%d", i), Up: true, Carrier: true}
-		d.have.links[l.Index], d.have.names[l.Name] = l, l.Index
+		d.state.have.links[l.Index], d.state.have.names[l.Name] = l, l.Index
 		sp := &subPort{device: l.Name, hops: [2]netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i), 2}), netip.MustParseAddr(fmt.Sprintf("fd01:%d::2", i))}}
-		d.want.subPorts, d.want.byDevice[l.Name] = append(d.want.subPorts, sp), sp
-		d.setHop(sp, v4)
-		d.setHop(sp, v6)
+		d.state.want.subPorts, d.state.want.byDevice[l.Name] = append(d.state.want.subPorts, sp), sp
+		d.state.setHop(sp, v4)
+		d.state.setHop(sp, v6)
 		f.Planes = append(f.Planes, &farev1.ForwardingPlane{Plane: l.Name, SubPorts: []*farev1.ForwardingSubPort{{Device: l.Name}}})
 	}
 	d.forwarding = f
-	d.setSources(f)
+	d.state.setSources(f)
 	return d
 }
 
@@ -52,31 +52,31 @@ func (d *Driver) set(id uint32, weights ...uint32) {
 	g := &farev1.Vector{Id: id}
 	for i, w := range weights {
 		if w > 0 {
-			g.Members = append(g.Members, &farev1.VectorMember{Plane: d.want.subPorts[i].device, Device: d.want.subPorts[i].device, Weight: w})
+			g.Members = append(g.Members, &farev1.VectorMember{Plane: d.state.want.subPorts[i].device, Device: d.state.want.subPorts[i].device, Weight: w})
 		}
 	}
-	d.applyChange(contract.Change{Kind: contract.GroupChange, Group: id, After: g}, map[groupKey]bool{}, map[routeKey]bool{})
+	d.state.applyChange(contract.Change{Kind: contract.GroupChange, Group: id, After: g}, map[groupKey]bool{}, map[routeKey]bool{})
 }
 
 // leads moves a destination from one group to another; 0 is no group.
 func (d *Driver) leads(prefix string, from, to uint32) {
 	c := contract.Change{Kind: contract.DestinationChange, Prefix: mustPrefix(prefix)}
 	c.From.Group, c.To.Group = from, to
-	d.applyChange(c, map[groupKey]bool{}, map[routeKey]bool{})
+	d.state.applyChange(c, map[groupKey]bool{}, map[routeKey]bool{})
 }
 
 // obey plans and calls done for all ops until a plan is empty, and returns the ops in order.
 func (d *Driver) obey(t *testing.T) (all []op) {
 	t.Helper()
 	for range 5 {
-		pl := d.plan()
+		pl := d.state.plan(false)
 		if pl.empty() {
-			d.await(nil)
+			d.state.await(nil)
 			return all
 		}
 		ops := slices.Concat(pl.nexthopOps, pl.groupOps, pl.closeOps, pl.routeOps, pl.lastOps, pl.openOps)
 		for i := range ops {
-			d.done(&ops[i])
+			d.state.done(&ops[i])
 		}
 		all = append(all, ops...)
 	}
@@ -98,7 +98,7 @@ func countOps(ops []op, kind opKind) (n int) {
 func (d *Driver) devices(g *group) (table []string) {
 	for _, s := range g.segments {
 		name := ""
-		if q := d.have.owners[s.id]; q != nil && q.subPort != nil {
+		if q := d.state.have.owners[s.id]; q != nil && q.subPort != nil {
 			name = q.subPort.device
 		}
 		table = append(table, slices.Repeat([]string{name}, s.size)...)
@@ -116,20 +116,20 @@ func (d *Driver) sharesOf(g *group) map[string]int {
 }
 
 // planner returns a planner for the stale groups and routes.
-func (d *Driver) planner() *planner { return newPlanner(&d.want, &d.have, d.scope()) }
+func (d *Driver) planner() *planner { return newPlanner(&d.state.want, &d.state.have, d.state.scope()) }
 
 // planInputs describes the state that planning reads and must not change.
 func (d *Driver) planInputs() string {
 	var b []byte
-	for _, key := range slices.SortedFunc(maps.Keys(d.have.groups), func(a, b groupKey) int {
+	for _, key := range slices.SortedFunc(maps.Keys(d.state.have.groups), func(a, b groupKey) int {
 		return cmp.Or(cmp.Compare(a.wanted, b.wanted), cmp.Compare(a.family, b.family))
 	}) {
-		b = fmt.Appendf(b, "%+v\n", *d.have.groups[key])
+		b = fmt.Appendf(b, "%+v\n", *d.state.have.groups[key])
 	}
-	for _, q := range d.pools() {
+	for _, q := range d.state.pools() {
 		b = fmt.Appendf(b, "pool %v %v %v\n", q.gateway, q.ids, q.broken)
 	}
-	h := &d.have
+	h := &d.state.have
 	return string(fmt.Appendf(b, "%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v\n%v", h.routes, h.used, h.next, len(h.owners), h.strays, h.loose, h.retired,
-		len(h.changed), d.staleGroups, d.staleRoutes, d.want.users))
+		len(h.changed), d.state.staleGroups, d.state.staleRoutes, d.state.want.users))
 }

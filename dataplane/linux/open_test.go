@@ -90,7 +90,7 @@ func TestOpenFails(t *testing.T) {
 	}
 	unchanged("below a read-only /proc/sys")
 	d := h.open()
-	if err := d.conn.Close(); err != nil {
+	if err := d.kernel.conn.Close(); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {

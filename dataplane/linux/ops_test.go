@@ -67,13 +67,13 @@ func TestPlanIsEmpty(t *testing.T) {
 // TestWhenAgain: the next sync is due when the first waiting group is, and after a refusal in the retry delay.
 func TestWhenAgain(t *testing.T) {
 	d := offline(t, 2)
-	d.config.witnessTime = 10 * time.Second
+	d.state.config.witnessTime = 10 * time.Second
 	base := time.Now()
 	at := routeKey{mustPrefix(target4(0)), 254}
 	key := func(i uint32) groupKey { return groupKey{i, v4} }
-	d.have.groups[key(1)] = &group{key: key(1), moved: true, dealtAt: base.Add(3 * time.Second)}
-	d.have.groups[key(2)] = &group{key: key(2), witnesses: []uint32{7}, dealtAt: base.Add(2 * time.Second)}
-	d.have.groups[key(3)] = &group{key: key(3), dealtAt: base}
+	d.state.have.groups[key(1)] = &group{key: key(1), moved: true, dealtAt: base.Add(3 * time.Second)}
+	d.state.have.groups[key(2)] = &group{key: key(2), witnesses: []uint32{7}, dealtAt: base.Add(2 * time.Second)}
+	d.state.have.groups[key(3)] = &group{key: key(3), dealtAt: base}
 	for _, order := range []struct {
 		stale, keeps []uint32
 		due          time.Time
@@ -82,31 +82,31 @@ func TestWhenAgain(t *testing.T) {
 		{[]uint32{3, 4}, nil, time.Time{}}, {nil, nil, time.Time{}},
 	} {
 		for range 8 { // the order of a map
-			clear(d.staleGroups)
+			clear(d.state.staleGroups)
 			for _, i := range order.stale {
-				d.staleGroups[key(i)] = true
+				d.state.staleGroups[key(i)] = true
 			}
-			d.staleRoutes[at] = true
-			due := d.await(nil)
+			d.state.staleRoutes[at] = true
+			due := d.state.await(nil)
 			var keeps []uint32
-			for k := range d.staleGroups {
+			for k := range d.state.staleGroups {
 				keeps = append(keeps, k.wanted)
 			}
 			slices.Sort(keeps)
-			if !due.Equal(order.due) || !slices.Equal(keeps, order.keeps) || len(d.staleRoutes) != 0 {
-				t.Fatalf("stale %v: due %v, want %v; keeps %v, want %v; routes %v", order.stale, due.Sub(base), order.due.Sub(base), keeps, order.keeps, d.staleRoutes)
+			if !due.Equal(order.due) || !slices.Equal(keeps, order.keeps) || len(d.state.staleRoutes) != 0 {
+				t.Fatalf("stale %v: due %v, want %v; keeps %v, want %v; routes %v", order.stale, due.Sub(base), order.due.Sub(base), keeps, order.keeps, d.state.staleRoutes)
 			}
 		}
 	}
-	clear(d.staleGroups)
-	d.staleGroups[key(2)] = true
+	clear(d.state.staleGroups)
+	d.state.staleGroups[key(2)] = true
 	before := time.Now()
-	due := d.await([]failure{{op{kind: setGroup, key: key(3)}, unix.EINVAL}, {op{kind: setRoute, at: at}, unix.EINVAL}, {op{kind: deleteNexthop}, unix.EINVAL}})
+	due := d.state.await([]failure{{op{kind: setGroup, key: key(3)}, unix.EINVAL}, {op{kind: setRoute, at: at}, unix.EINVAL}, {op{kind: deleteNexthop}, unix.EINVAL}})
 	if wait := due.Sub(before); wait < retryDelay || wait > retryDelay+time.Minute {
 		t.Errorf("after refusals the next attempt is in %v", wait)
 	}
-	if want := map[groupKey]bool{key(2): true, key(3): true}; !maps.Equal(d.staleGroups, want) || !maps.Equal(d.staleRoutes, map[routeKey]bool{at: true}) {
-		t.Errorf("stale %v, %v; want what was refused, and what waits", d.staleGroups, d.staleRoutes)
+	if want := map[groupKey]bool{key(2): true, key(3): true}; !maps.Equal(d.state.staleGroups, want) || !maps.Equal(d.state.staleRoutes, map[routeKey]bool{at: true}) {
+		t.Errorf("stale %v, %v; want what was refused, and what waits", d.state.staleGroups, d.state.staleRoutes)
 	}
 }
 
@@ -152,10 +152,10 @@ func TestWhatAChangeTouches(t *testing.T) {
 	d.obey(t)
 	check := func(what string, c contract.Change, keys []groupKey, routes, staleRoutes []string) {
 		t.Helper()
-		clear(d.staleGroups)
-		clear(d.staleRoutes)
+		clear(d.state.staleGroups)
+		clear(d.state.staleRoutes)
 		touched, places := map[groupKey]bool{}, map[routeKey]bool{}
-		d.applyChange(c, touched, places)
+		d.state.applyChange(c, touched, places)
 		want := map[groupKey]bool{}
 		for _, k := range keys {
 			want[k] = true
@@ -167,26 +167,26 @@ func TestWhatAChangeTouches(t *testing.T) {
 			}
 			return all
 		}
-		if !maps.Equal(touched, want) || !maps.Equal(d.staleGroups, want) || !maps.Equal(places, at(routes)) || !maps.Equal(d.staleRoutes, at(staleRoutes)) {
-			t.Errorf("%s: groups %v, looked at %v, want %v; routes %v, looked at %v, want %v and %v", what, touched, d.staleGroups, want, places, d.staleRoutes, routes, staleRoutes)
+		if !maps.Equal(touched, want) || !maps.Equal(d.state.staleGroups, want) || !maps.Equal(places, at(routes)) || !maps.Equal(d.state.staleRoutes, at(staleRoutes)) {
+			t.Errorf("%s: groups %v, looked at %v, want %v; routes %v, looked at %v, want %v and %v", what, touched, d.state.staleGroups, want, places, d.state.staleRoutes, routes, staleRoutes)
 		}
 	}
 	v := func(id uint32, f family) groupKey { return groupKey{id, f} }
 	check("a sub-port", contract.Change{Kind: contract.SubPortChange, Device: "p0", Up: true}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
 	check("another sub-port", contract.Change{Kind: contract.SubPortChange, Device: "p2", Up: true}, []groupKey{v(2, v4), v(3, v4)}, nil, nil)
 	check("an unknown sub-port", contract.Change{Kind: contract.SubPortChange, Device: "p9", Up: true}, nil, nil, nil)
-	check("a group", contract.Change{Kind: contract.GroupChange, Group: 1, After: d.want.vectors[1]}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
-	check("a group that nothing uses", contract.Change{Kind: contract.GroupChange, Group: 8, After: d.want.vectors[1]}, nil, nil, nil)
-	if d.want.vectors[8] == nil {
+	check("a group", contract.Change{Kind: contract.GroupChange, Group: 1, After: d.state.want.vectors[1]}, []groupKey{v(1, v4), v(1, v6)}, nil, nil)
+	check("a group that nothing uses", contract.Change{Kind: contract.GroupChange, Group: 8, After: d.state.want.vectors[1]}, nil, nil, nil)
+	if d.state.want.vectors[8] == nil {
 		t.Error("a group is not wanted")
 	}
 	check("its removal", contract.Change{Kind: contract.GroupChange, Group: 8}, nil, nil, nil)
-	if d.want.vectors[8] != nil {
+	if d.state.want.vectors[8] != nil {
 		t.Error("a removed group is wanted")
 	}
-	d.want.subPorts[1].down = true
+	d.state.want.subPorts[1].down = true
 	check("held down no more", contract.Change{Kind: contract.SubPortChange, Device: "p1", Up: true}, []groupKey{v(1, v4), v(1, v6), v(2, v4)}, nil, nil)
-	if d.want.subPorts[1].down {
+	if d.state.want.subPorts[1].down {
 		t.Error("a sub-port is held down")
 	}
 
@@ -195,28 +195,28 @@ func TestWhatAChangeTouches(t *testing.T) {
 		c.From.Group, c.To.Group = from, to
 		return c
 	}
-	clear(d.staleGroups)
-	d.applyChange(destination(target4(3), 0, 2), map[groupKey]bool{}, map[routeKey]bool{})
-	if d.want.users[v(2, v4)] != 2 || len(d.staleGroups) != 0 || d.want.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(3))}] != 2 {
-		t.Errorf("another user: %v, %v", d.want.users, d.staleGroups)
+	clear(d.state.staleGroups)
+	d.state.applyChange(destination(target4(3), 0, 2), map[groupKey]bool{}, map[routeKey]bool{})
+	if len(d.state.want.users[v(2, v4)]) != 2 || len(d.state.staleGroups) != 0 || d.state.want.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(3))}] != 2 {
+		t.Errorf("another user: %v, %v", d.state.want.users, d.state.staleGroups)
 	}
-	d.applyChange(destination(target4(3), 2, 3), map[groupKey]bool{}, map[routeKey]bool{})
-	if d.want.users[v(2, v4)] != 1 || d.want.users[v(3, v4)] != 2 || len(d.staleGroups) != 0 {
-		t.Errorf("a user less: %v", d.staleGroups)
+	d.state.applyChange(destination(target4(3), 2, 3), map[groupKey]bool{}, map[routeKey]bool{})
+	if len(d.state.want.users[v(2, v4)]) != 1 || len(d.state.want.users[v(3, v4)]) != 2 || len(d.state.staleGroups) != 0 {
+		t.Errorf("a user less: %v", d.state.staleGroups)
 	}
 	touched, places := map[groupKey]bool{}, map[routeKey]bool{}
-	d.applyChange(destination(target4(1), 2, 0), touched, places)
-	if d.want.users[v(2, v4)] != 0 || !maps.Equal(d.staleGroups, map[groupKey]bool{v(2, v4): true}) || len(touched) != 0 ||
+	d.state.applyChange(destination(target4(1), 2, 0), touched, places)
+	if len(d.state.want.users[v(2, v4)]) != 0 || !maps.Equal(d.state.staleGroups, map[groupKey]bool{v(2, v4): true}) || len(touched) != 0 ||
 		!maps.Equal(places, map[routeKey]bool{{mustPrefix(target4(1)), 254}: true}) {
-		t.Errorf("the last user: %v, %v, %v", d.staleGroups, touched, places)
+		t.Errorf("the last user: %v, %v, %v", d.state.staleGroups, touched, places)
 	}
-	if _, ok := d.want.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(1))}]; ok {
+	if _, ok := d.state.want.destinations[contract.DestinationKey{Prefix: mustPrefix(target4(1))}]; ok {
 		t.Error("a removed destination is wanted")
 	}
 	clear(touched)
-	d.applyChange(destination(target6(5), 0, 3), touched, places)
-	if g := d.have.groups[v(3, v6)]; g == nil || d.want.users[g.key] != 1 || !touched[v(3, v6)] || !d.staleRoutes[routeKey{mustPrefix(target6(5)), 254}] {
-		t.Errorf("a first user: %+v, %v, %v", g, touched, d.staleRoutes)
+	d.state.applyChange(destination(target6(5), 0, 3), touched, places)
+	if g := d.state.have.groups[v(3, v6)]; g == nil || len(d.state.want.users[g.key]) != 1 || !touched[v(3, v6)] || !d.state.staleRoutes[routeKey{mustPrefix(target6(5)), 254}] {
+		t.Errorf("a first user: %+v, %v, %v", g, touched, d.state.staleRoutes)
 	}
 }
 
@@ -241,20 +241,20 @@ func TestUndone(t *testing.T) {
 	} {
 		d := offline(t, 1)
 		g := &group{key: c.key, exists: true}
-		d.have.groups[c.key] = g
-		d.undone(&op{kind: setRoute, key: g.key, source: c.source, flags: c.flags}, c.errno, true)
-		if d.have.unfit[c.source] != c.unfit || len(d.have.unfit) > 1 || len(d.have.unfit) == 1 != c.unfit || g.rejecting != c.rejecting {
-			t.Errorf("%s: unfit %v, rejecting %v", c.what, d.have.unfit, g.rejecting)
+		d.state.have.groups[c.key] = g
+		d.state.undone(&op{kind: setRoute, key: g.key, source: c.source, flags: c.flags}, c.errno, true)
+		if d.state.have.unfit[c.source] != c.unfit || len(d.state.have.unfit) > 1 || len(d.state.have.unfit) == 1 != c.unfit || g.rejecting != c.rejecting {
+			t.Errorf("%s: unfit %v, rejecting %v", c.what, d.state.have.unfit, g.rejecting)
 		}
 		g.exists = false
-		if d.undone(&op{kind: setRoute, key: g.key, source: netip.MustParseAddr("10.255.0.9"), flags: rtnl.Create}, unix.EINVAL, true); d.have.unfit[netip.MustParseAddr("10.255.0.9")] {
+		if d.state.undone(&op{kind: setRoute, key: g.key, source: netip.MustParseAddr("10.255.0.9"), flags: rtnl.Create}, unix.EINVAL, true); d.state.have.unfit[netip.MustParseAddr("10.255.0.9")] {
 			t.Errorf("%s: the address of a route to a refused group is unfit", c.what)
 		}
 		g.rejecting = true
-		if d.undone(&op{kind: setRoute, key: g.key, flags: rtnl.Create}, c.errno, true); !g.rejecting {
+		if d.state.undone(&op{kind: setRoute, key: g.key, flags: rtnl.Create}, c.errno, true); !g.rejecting {
 			t.Errorf("%s: a refusal ends that routes reject", c.what)
 		}
-		d.undone(&op{kind: setRoute, flags: rtnl.Create}, c.errno, true) // of a route that drops: it has no group
+		d.state.undone(&op{kind: setRoute, flags: rtnl.Create}, c.errno, true) // of a route that drops: it has no group
 	}
 	for _, c := range []struct {
 		what   string
@@ -279,22 +279,22 @@ func TestUndone(t *testing.T) {
 		d := offline(t, 2)
 		d.set(1, 1, 1)
 		d.set(2, 0, 1)
-		d.have.groups[groupKey{1, v4}], d.have.groups[groupKey{2, v4}] = &group{}, &group{}
-		clear(d.staleGroups)
-		q := d.want.subPorts[0].pools[v4]
+		d.state.have.groups[groupKey{1, v4}], d.state.have.groups[groupKey{2, v4}] = &group{}, &group{}
+		clear(d.state.staleGroups)
+		q := d.state.want.subPorts[0].pools[v4]
 		if c.hole {
-			q = d.have.hole[v4]
+			q = d.state.have.hole[v4]
 		}
 		q.ids, q.broken = []uint32{7, 8}, c.broken
-		d.have.owners[7], d.have.owners[8] = q, q
-		d.undone(&op{kind: c.kind, pool: q, id: 8}, c.errno, c.again)
-		owned := slices.Sorted(maps.Keys(d.have.owners))
+		d.state.have.owners[7], d.state.have.owners[8] = q, q
+		d.state.undone(&op{kind: c.kind, pool: q, id: 8}, c.errno, c.again)
+		owned := slices.Sorted(maps.Keys(d.state.have.owners))
 		if !errors.Is(q.broken, c.want) || (q.broken == nil) != (c.want == nil) || !slices.Equal(q.ids, c.ids) || !slices.Equal(owned, c.ids) {
 			t.Errorf("%s: broken %v, want %v; ids %v, owned %v, want %v", c.what, q.broken, c.want, q.ids, owned, c.ids)
 		}
 		breaks := c.want != nil && c.broken == nil
-		if stale := d.staleGroups[groupKey{1, v4}]; stale != breaks || len(d.staleGroups) > 1 || breaks != (len(d.have.retired) > 0) {
-			t.Errorf("%s: stale groups %v, retired %v", c.what, d.staleGroups, d.have.retired)
+		if stale := d.state.staleGroups[groupKey{1, v4}]; stale != breaks || len(d.state.staleGroups) > 1 || breaks != (len(d.state.have.retired) > 0) {
+			t.Errorf("%s: stale groups %v, retired %v", c.what, d.state.staleGroups, d.state.have.retired)
 		}
 	}
 }

@@ -22,10 +22,10 @@ func TestUnrejectSetsTheGroupsRoutes(t *testing.T) {
 		d.leads(target4(i), 0, 1)
 	}
 	d.obey(t)
-	g := d.have.groups[groupKey{1, v6}]
+	g := d.state.have.groups[groupKey{1, v6}]
 	// A route that leads to it by mistake is another's.
-	d.have.routes[routeKey{mustPrefix(target4(1)), 254}] = routeState{nexthop: g.id}
-	d.have.routes[routeKey{mustPrefix(target6(3)), 254}] = routeState{nexthop: g.id}
+	d.state.have.routes[routeKey{mustPrefix(target4(1)), 254}] = routeState{nexthop: g.id}
+	d.state.have.routes[routeKey{mustPrefix(target6(3)), 254}] = routeState{nexthop: g.id}
 	for _, c := range []struct {
 		rejecting, live bool
 		want            []string
@@ -36,7 +36,7 @@ func TestUnrejectSetsTheGroupsRoutes(t *testing.T) {
 		pl := d.planner()
 		pl.unreject(g, c.live)
 		pl.planUnrejected()
-		d.adoptPlan(&pl.plan)
+		d.state.adoptPlan(&pl.plan)
 		var got []string
 		for _, o := range pl.routeOps {
 			got = append(got, o.at.prefix.String())
@@ -60,7 +60,7 @@ func TestPlansByHand(t *testing.T) {
 	if countOps(ops, makeNexthop) != 5 || countOps(ops, setGroup) != 1 || countOps(ops, setRoute) != 1 || len(ops) != 7 {
 		t.Errorf("the first destination: %+v", ops)
 	}
-	g := d.have.groups[groupKey{1, v4}]
+	g := d.state.have.groups[groupKey{1, v4}]
 	quarters := map[string]int{"p0": 16, "p1": 16, "p2": 16, "p3": 16}
 	if got := d.sharesOf(g); !maps.Equal(got, quarters) || !g.exists || g.dropping || g.rejecting {
 		t.Errorf("%v, %+v", got, g)
@@ -87,30 +87,30 @@ func TestPlansByHand(t *testing.T) {
 		t.Errorf("weights in the same ratio: %+v", ops)
 	}
 	// The witness goes some time later.
-	d.config.witnessTime = 1
-	d.staleGroups[g.key] = true
+	d.state.config.witnessTime = 1
+	d.state.staleGroups[g.key] = true
 	members := len(g.members)
 	if ops = d.obey(t); len(ops) != 1 || ops[0].kind != setGroup || len(g.witnesses) != 0 || len(g.members) != members-1 || g.segments == nil || g.dropping {
 		t.Errorf("the witness: %+v, %+v", ops, g)
 	}
-	d.staleGroups[g.key] = true
+	d.state.staleGroups[g.key] = true
 	if ops = d.obey(t); len(ops) != 0 {
 		t.Errorf("at rest: %+v", ops)
 	}
-	d.config.witnessTime = time.Hour
+	d.state.config.witnessTime = time.Hour
 	// Nothing left.
 	d.set(1)
-	if ops = d.obey(t); countOps(ops, setGroup) != 1 || !g.dropping || g.segments != nil || len(g.members) != 1 || d.have.owners[g.members[0].ID] != d.have.hole[v4] {
+	if ops = d.obey(t); countOps(ops, setGroup) != 1 || !g.dropping || g.segments != nil || len(g.members) != 1 || d.state.have.owners[g.members[0].ID] != d.state.have.hole[v4] {
 		t.Errorf("no members: %+v, %+v", ops, g)
 	}
-	d.want.generation++
-	d.staleGroups[g.key] = true
-	if ops = d.obey(t); len(ops) != 0 || g.generation != d.want.generation {
+	d.state.want.generation++
+	d.state.staleGroups[g.key] = true
+	if ops = d.obey(t); len(ops) != 0 || g.generation != d.state.want.generation {
 		t.Errorf("no members still: %+v, %+v", ops, g)
 	}
 	// It drops, and another program has changed it.
 	g.moved = true
-	d.staleGroups[g.key] = true
+	d.state.staleGroups[g.key] = true
 	if ops = d.obey(t); countOps(ops, setGroup) != 1 || g.moved || !g.dropping {
 		t.Errorf("a group that drops was changed: %+v", ops)
 	}
@@ -122,7 +122,7 @@ func TestPlansByHand(t *testing.T) {
 	d.obey(t)
 
 	// A lost carrier costs one message, and the equal weights of the control plane none.
-	d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 12, Name: "p2", Up: true}}})
+	d.links.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 12, Name: "p2", Up: true}}})
 	if !g.moved || !slices.Equal(g.weights, []uint32{1, 1, 0, 1}) {
 		t.Errorf("a lost carrier: %+v", g)
 	}
@@ -134,20 +134,20 @@ func TestPlansByHand(t *testing.T) {
 		t.Errorf("equal weights: %+v", ops)
 	}
 	// Weights and a lost carrier together cost one message.
-	d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 11, Name: "p1", Up: true}}})
+	d.links.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 11, Name: "p1", Up: true}}})
 	d.set(1, 3, 0, 0, 1)
 	if ops = d.obey(t); countOps(ops, setGroup) != 1 || !maps.Equal(d.sharesOf(g), map[string]int{"p0": 48, "p3": 16}) {
 		t.Errorf("weights and a lost carrier: %+v, %v", ops, d.sharesOf(g))
 	}
 	d.set(1, 1, 1, 1, 1)
 	d.obey(t)
-	d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 10, Name: "p0", Up: true}}})
-	d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 11, Name: "p1", Up: true, Carrier: true}}})
+	d.links.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 10, Name: "p0", Up: true}}})
+	d.links.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 11, Name: "p1", Up: true, Carrier: true}}})
 	if ops = d.obey(t); countOps(ops, setGroup) != 1 || !maps.Equal(d.sharesOf(g), map[string]int{"p1": 32, "p3": 32}) {
 		t.Errorf("a carrier returns meanwhile: %+v, %v", ops, d.sharesOf(g))
 	}
 	for i := range 4 {
-		d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 10 + i, Name: fmt.Sprintf("p%d", i), Up: true, Carrier: true}}})
+		d.links.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 10 + i, Name: fmt.Sprintf("p%d", i), Up: true, Carrier: true}}})
 	}
 	d.obey(t)
 	if got := d.sharesOf(g); !maps.Equal(got, quarters) {
@@ -156,41 +156,41 @@ func TestPlansByHand(t *testing.T) {
 
 	// A sub-port that gets another next hop for the family leaves the nexthops of the first.
 	for i := range 4 {
-		d.want.subPorts[i].hops[v4] = netip.Addr{}
-		d.setHop(d.want.subPorts[i], v4)
+		d.state.want.subPorts[i].hops[v4] = netip.Addr{}
+		d.state.setHop(d.state.want.subPorts[i], v4)
 	}
-	d.want.generation++
-	d.staleGroups[g.key] = true
+	d.state.want.generation++
+	d.state.staleGroups[g.key] = true
 	d.obey(t)
 	for _, s := range g.segments {
-		if q := d.have.owners[s.id]; q == nil || q.family != v6 {
+		if q := d.state.have.owners[s.id]; q == nil || q.family != v6 {
 			t.Errorf("without IPv4 next hops: %+v", s)
 		}
 	}
 	for i := range 4 {
-		d.want.subPorts[i].hops[v4] = netip.AddrFrom4([4]byte{10, 1, byte(i), 2})
-		d.setHop(d.want.subPorts[i], v4)
+		d.state.want.subPorts[i].hops[v4] = netip.AddrFrom4([4]byte{10, 1, byte(i), 2})
+		d.state.setHop(d.state.want.subPorts[i], v4)
 	}
-	d.want.generation++
-	d.staleGroups[g.key] = true
+	d.state.want.generation++
+	d.state.staleGroups[g.key] = true
 	d.obey(t)
 	for _, s := range g.segments {
-		if q := d.have.owners[s.id]; q == nil || q.family != v4 {
+		if q := d.state.have.owners[s.id]; q == nil || q.family != v4 {
 			t.Errorf("with IPv4 next hops again: %+v", s)
 		}
 	}
-	if len(d.have.retired) != 0 {
-		t.Errorf("nexthops of no next hop are left: %v", d.have.retired)
+	if len(d.state.have.retired) != 0 {
+		t.Errorf("nexthops of no next hop are left: %v", d.state.have.retired)
 	}
 	// A segment whose device is unknown is replaced.
-	d.have.owners[g.segments[0].id] = &pool{}
+	d.state.have.owners[g.segments[0].id] = &pool{}
 	d.set(1, 1, 1, 1, 2)
 	d.obey(t)
 	if got := d.sharesOf(g); got["p3"] != 25 || got[""] != 0 {
 		t.Errorf("%v", got)
 	}
 	d.leads(target4(0), 1, 0)
-	if ops = d.obey(t); countOps(ops, deleteRoute) != 1 || countOps(ops, deleteGroup) != 1 || len(ops) != 2 || len(d.have.groups) != 0 || len(d.have.routes) != 0 {
+	if ops = d.obey(t); countOps(ops, deleteRoute) != 1 || countOps(ops, deleteGroup) != 1 || len(ops) != 2 || len(d.state.have.groups) != 0 || len(d.state.have.routes) != 0 {
 		t.Errorf("the end: %+v", ops)
 	}
 }
@@ -199,11 +199,11 @@ func TestPlansByHand(t *testing.T) {
 // change their owner.
 func TestPiecesStayFew(t *testing.T) {
 	d := offline(t, 8)
-	d.resize(1024, 8)
+	d.state.resize(1024, 8)
 	d.set(1, 1, 1, 1, 1, 1, 1, 1, 1)
 	d.leads(target4(0), 0, 1)
 	d.obey(t)
-	g := d.have.groups[groupKey{1, v4}]
+	g := d.state.have.groups[groupKey{1, v4}]
 	for round := range 200 {
 		weights := make([]uint32, 8)
 		for i := range weights {
@@ -211,8 +211,8 @@ func TestPiecesStayFew(t *testing.T) {
 		}
 		d.set(1, weights...)
 		d.obey(t)
-		target := d.want.sources[netip.Prefix{}].layout.runs(weights)
-		if most := 2*d.want.scaling.pieces(target) + 2*8 + 1; len(g.members) > most {
+		target := d.state.want.sources[netip.Prefix{}].layout.runs(weights)
+		if most := 2*d.state.want.scaling.pieces(target) + 2*8 + 1; len(g.members) > most {
 			t.Fatalf("round %d: %d members, above %d", round, len(g.members), most)
 		}
 		at := 0
@@ -230,7 +230,7 @@ func TestPiecesStayFew(t *testing.T) {
 	d.obey(t)
 	g.segments = nil // all buckets are dealt
 	g.weights = nil
-	d.staleGroups[g.key] = true
+	d.state.staleGroups[g.key] = true
 	d.obey(t)
 	before := map[uint32]bool{}
 	for _, s := range g.segments {
@@ -255,10 +255,10 @@ func TestPiecesStayFew(t *testing.T) {
 // TestAsDealt checks which groups are recognized as dealt by an earlier run.
 func TestAsDealt(t *testing.T) {
 	d := offline(t, 3)
-	scale := uint32(d.want.scaling.scale)
-	d.have.owners[90] = d.have.drop[v4]
-	d.have.owners[91] = d.have.drop[v4]
-	d.have.owners[92] = d.have.drop[v6]
+	scale := uint32(d.state.want.scaling.scale)
+	d.state.have.owners[90] = d.state.have.drop[v4]
+	d.state.have.owners[91] = d.state.have.drop[v4]
+	d.state.have.owners[92] = d.state.have.drop[v6]
 	segments := []segment{{1, 20}, {2, 24}, {1, 4}, {3, 16}}
 	right := []rtnl.Member{{ID: 3, Weight: 16 * scale}, {ID: 1, Weight: 24 * scale}, {ID: 2, Weight: 24 * scale}, {ID: 90, Weight: 1}}
 	with := func(change func(m []rtnl.Member) []rtnl.Member) []rtnl.Member { return change(slices.Clone(right)) }
@@ -285,7 +285,7 @@ func TestAsDealt(t *testing.T) {
 
 // TestClaim checks which groups of an earlier run are claimed, and the state of a claimed group.
 func TestClaim(t *testing.T) {
-	scale := func(d *Driver) uint32 { return uint32(d.want.scaling.scale) }
+	scale := func(d *Driver) uint32 { return uint32(d.state.want.scaling.scale) }
 	for _, c := range []struct {
 		what                                     string
 		key                                      groupKey
@@ -297,7 +297,7 @@ func TestClaim(t *testing.T) {
 		{"of another size", groupKey{1, v4}, func(_ *Driver, s *stray) { s.Buckets = 63 }, false, false, false, false, false},
 		{"not resilient", groupKey{1, v4}, func(_ *Driver, s *stray) { s.Resilient = false }, false, false, false, false, false},
 		{"with an idle timer", groupKey{1, v4}, func(_ *Driver, s *stray) { s.IdleTimer = 1 }, false, false, false, false, false},
-		{"not there", groupKey{1, v4}, func(d *Driver, _ *stray) { clear(d.have.strays) }, false, false, false, false, false},
+		{"not there", groupKey{1, v4}, func(d *Driver, _ *stray) { clear(d.state.have.strays) }, false, false, false, false, false},
 		{"dropping", groupKey{1, v4}, func(_ *Driver, s *stray) {
 			s.Members, s.segments = []rtnl.Member{{ID: 80, Weight: 1}}, []segment{{80, 64}}
 		}, true, true, false, false, false},
@@ -311,27 +311,27 @@ func TestClaim(t *testing.T) {
 		{"two members, the first a blackhole", groupKey{1, v4}, func(_ *Driver, s *stray) { s.Members[0].ID = 80 }, true, false, true, false, false},
 	} {
 		d := offline(t, 2)
-		d.have.owners[80], d.have.owners[82], d.have.owners[90], d.have.owners[92] = d.have.hole[v4], d.have.hole[v6], d.have.drop[v4], d.have.drop[v6]
+		d.state.have.owners[80], d.state.have.owners[82], d.state.have.owners[90], d.state.have.owners[92] = d.state.have.hole[v4], d.state.have.hole[v6], d.state.have.drop[v4], d.state.have.drop[v6]
 		at := routeKey{mustPrefix(target4(0)), 254}
 		s := stray{rtnl.Nexthop{ID: 500, Members: []rtnl.Member{{ID: 1, Weight: 64 * scale(d)}, {ID: 90, Weight: 1}}, Resilient: true, Buckets: 64}, []segment{{1, 64}}}
-		d.have.strays[500] = stray{}
-		d.have.routes[at] = routeState{nexthop: 500}
+		d.state.have.strays[500] = stray{}
+		d.state.have.routes[at] = routeState{nexthop: 500}
 		if c.change != nil {
 			c.change(d, &s)
 		}
-		if _, ok := d.have.strays[500]; ok {
-			d.have.strays[500] = s
+		if _, ok := d.state.have.strays[500]; ok {
+			d.state.have.strays[500] = s
 		}
-		d.have.groups[c.key] = &group{key: c.key}
+		d.state.have.groups[c.key] = &group{key: c.key}
 		pl := d.planner()
 		pl.claim(c.key, at)
-		d.adoptPlan(&pl.plan)
-		g := d.have.groups[c.key]
+		d.state.adoptPlan(&pl.plan)
+		g := d.state.have.groups[c.key]
 		if claimed := g.id == 500; claimed != c.claimed || g.exists != claimed || g.dropping != c.dropping || g.moved != c.moved || g.rejecting != c.rejecting ||
-			d.staleGroups[c.key] != claimed || (g.segments != nil) != c.all || claimed && !slices.Equal(g.members, s.Members) {
+			d.state.staleGroups[c.key] != claimed || (g.segments != nil) != c.all || claimed && !slices.Equal(g.members, s.Members) {
 			t.Errorf("%s: %+v", c.what, g)
 		}
-		if _, ok := d.have.strays[500]; ok == c.claimed && c.what != "not there" {
+		if _, ok := d.state.have.strays[500]; ok == c.claimed && c.what != "not there" {
 			t.Errorf("%s: among what nothing has claimed: %v", c.what, ok)
 		}
 		if g.id == 0 {
@@ -348,7 +348,9 @@ func TestClaim(t *testing.T) {
 // family, and that planning changes none of its inputs.
 func TestNewPlan(t *testing.T) {
 	type kinds struct{ makeNexthop, changeNexthop, setGroup, setRoute, deleteRoute, deleteGroup, deleteNexthop int }
-	lose := func(d *Driver) { d.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 12, Name: "p2", Up: true}}}) }
+	lose := func(d *Driver) {
+		d.links.takeLinks([]rtnl.LinkEvent{{Link: rtnl.Link{Index: 12, Name: "p2", Up: true}}})
+	}
 	at := routeKey{mustPrefix(target4(0)), offlineTable}
 	for _, c := range []struct {
 		name   string
@@ -356,7 +358,7 @@ func TestNewPlan(t *testing.T) {
 		want   kinds
 	}{
 		{"at rest", func(*Driver) {}, kinds{}},
-		{"all stale", func(d *Driver) { d.staleEverywhere(); d.stale(d.want.subPorts[0]) }, kinds{}},
+		{"all stale", func(d *Driver) { d.state.staleEverywhere(); d.state.stale(d.state.want.subPorts[0]) }, kinds{}},
 		{"same weights", func(d *Driver) { d.set(1, 2, 2, 2, 2) }, kinds{}},
 		{"a weight of 0", func(d *Driver) { d.set(1, 1, 1, 0, 1) }, kinds{makeNexthop: 6, setGroup: 2}},
 		{"no weight", func(d *Driver) { d.set(1) }, kinds{makeNexthop: 2, setGroup: 2}},
@@ -367,24 +369,26 @@ func TestNewPlan(t *testing.T) {
 		{"a failed link", lose, kinds{makeNexthop: 10, setGroup: 2}},
 		{"a failed link, with new weights", func(d *Driver) { lose(d); d.set(1, 1, 1, 1, 1) }, kinds{makeNexthop: 10, setGroup: 2}},
 		{"another gateway", func(d *Driver) {
-			d.want.subPorts[0].hops[v4] = netip.MustParseAddr("10.1.0.9")
-			d.setHop(d.want.subPorts[0], v4)
+			d.state.want.subPorts[0].hops[v4] = netip.MustParseAddr("10.1.0.9")
+			d.state.setHop(d.state.want.subPorts[0], v4)
 		}, kinds{changeNexthop: 1}},
 		{"another source address", func(d *Driver) {
-			d.want.order[0].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32")}
-			d.have.addresses[netip.MustParseAddr("10.255.0.1")] = true
-			d.staleSources()
+			d.state.want.order[0].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32")}
+			d.state.have.addresses[netip.MustParseAddr("10.255.0.1")] = true
+			d.state.staleSources()
 		}, kinds{setRoute: 1}},
-		{"a route that is gone", func(d *Driver) { delete(d.have.routes, at); d.staleRoutes[at] = true }, kinds{setRoute: 1}},
+		{"a route that is gone", func(d *Driver) { delete(d.state.have.routes, at); d.state.staleRoutes[at] = true }, kinds{setRoute: 1}},
 		{"an unwanted route", func(d *Driver) {
-			d.have.routes[routeKey{mustPrefix(target4(9)), offlineTable}] = d.have.routes[at]
-			d.staleRoutes[routeKey{mustPrefix(target4(9)), offlineTable}] = true
+			d.state.have.routes[routeKey{mustPrefix(target4(9)), offlineTable}] = d.state.have.routes[at]
+			d.state.staleRoutes[routeKey{mustPrefix(target4(9)), offlineTable}] = true
 		}, kinds{deleteRoute: 1}},
 		{"routes that may reject", func(d *Driver) {
-			g := d.have.groups[groupKey{1, v6}]
-			g.rejecting, d.staleGroups[g.key] = true, true
+			g := d.state.have.groups[groupKey{1, v6}]
+			g.rejecting, d.state.staleGroups[g.key] = true, true
 		}, kinds{setRoute: 1}},
-		{"a retired nexthop", func(d *Driver) { d.have.retired = []uint32{4711, d.have.groups[groupKey{1, v4}].members[0].ID} }, kinds{deleteNexthop: 1}},
+		{"a retired nexthop", func(d *Driver) {
+			d.state.have.retired = []uint32{4711, d.state.have.groups[groupKey{1, v4}].members[0].ID}
+		}, kinds{deleteNexthop: 1}},
 	} {
 		d := offline(t, 4)
 		d.set(1, 1, 1, 1, 1)
@@ -392,9 +396,9 @@ func TestNewPlan(t *testing.T) {
 		d.leads(target6(0), 0, 1)
 		d.obey(t)
 		c.change(d)
-		s := d.scope()
+		s := d.state.scope()
 		before := d.planInputs()
-		pl := newPlan(&d.want, &d.have, s)
+		pl := newPlan(&d.state.want, &d.state.have, s)
 		if after := d.planInputs(); after != before {
 			t.Errorf("%s: planning changed\n%s\nto\n%s", c.name, before, after)
 		}
@@ -405,5 +409,101 @@ func TestNewPlan(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
+	}
+}
+
+// TestFewRoutesMove checks that a vector with few routes gets a new group, with the same sub-port in every bucket as a group
+// that is changed in place, and that no other group does.
+func TestFewRoutesMove(t *testing.T) {
+	key := groupKey{1, v4}
+	with := func(limit int, settled bool, destinations int) *Driver {
+		d := offline(t, 4)
+		d.state.config.moveRoutes, d.state.settled = limit, settled
+		d.set(1, 1, 1, 1, 1)
+		for i := range destinations {
+			d.leads(target4(i), 0, 1)
+		}
+		d.obey(t)
+		return d
+	}
+	for _, c := range []struct {
+		name         string
+		limit        int
+		settled      bool
+		destinations int
+		routes       int // that move
+	}{
+		{"few", 3, true, 3, 3}, {"one too many", 3, true, 4, 0}, {"never", -1, true, 1, 0}, {"before Settle", 3, false, 1, 0},
+	} {
+		d, twin := with(c.limit, c.settled, c.destinations), with(-1, true, c.destinations)
+		for _, weights := range [][]uint32{{1, 2, 1, 1}, {5, 2, 0, 1}, {1, 1, 1, 1}} {
+			g := d.state.have.groups[key]
+			old := g.id
+			d.set(1, weights...)
+			twin.set(1, weights...)
+			ops := d.obey(t)
+			twin.obey(t)
+			if n := countOps(ops, setRoute); n != c.routes || countOps(ops, setGroup) != 1 || countOps(ops, deleteGroup) != 0 || (g.id != old) != (n > 0) {
+				t.Errorf("%s: %d routes moved from group %d to %d", c.name, n, old, g.id)
+			}
+			if got, want := d.devices(g), twin.devices(twin.state.have.groups[key]); !slices.Equal(got, want) {
+				t.Errorf("%s, %v: %v, want %v", c.name, weights, got, want)
+			}
+			_, left := d.state.have.strays[old]
+			if _, spent := d.state.have.spent[old]; left != (c.routes > 0) || spent != left || !d.state.have.idle(old) {
+				t.Errorf("%s: group %d is left: %v, spent %v", c.name, old, left, d.state.have.spent)
+			}
+		}
+	}
+	d := with(3, true, 1)
+	d.set(1, 1, 2, 1, 1)
+	d.leads(target4(1), 0, 1)
+	if ops := d.obey(t); countOps(ops, setRoute) != 1 || len(d.state.have.spent) != 0 { // the route that is set does not move
+		t.Errorf("a destination more, and other weights: %+v", ops)
+	}
+	d = with(3, true, 1)
+	for i := range mostSpent + 1 {
+		d.set(1, 1, uint32(2+i%2), 1, 1)
+		if n := countOps(d.obey(t), setRoute); (n == 1) != (i < mostSpent) {
+			t.Errorf("%d routes moved with %d replaced groups", n, i)
+		}
+	}
+}
+
+// TestReplacedGroupsGo checks that a replaced group is deleted some time after its last route has left, and not earlier.
+func TestReplacedGroupsGo(t *testing.T) {
+	d := offline(t, 4)
+	d.state.config.moveRoutes, d.state.settled = 1, true
+	d.set(1, 1, 1, 1, 1)
+	d.leads(target4(0), 0, 1)
+	d.obey(t)
+	old := d.state.have.groups[groupKey{1, v4}].id
+	d.set(1, 1, 2, 1, 1)
+	pl := d.state.plan(false)
+	var sent []op
+	d.kernel.exchange = func(ops []op) []error {
+		sent = append(sent, ops...)
+		return make([]error, len(ops))
+	}
+	now := time.Now()
+	for _, step := range []struct {
+		what    string
+		ops     []op
+		after   time.Duration
+		deletes int
+	}{
+		{"the route has not left", pl.groupOps, time.Hour, 0}, {"it has", pl.routeOps, time.Hour, 0}, {"later", nil, 2 * time.Hour, 1}, {"again", nil, 3 * time.Hour, 0},
+	} {
+		for i := range step.ops {
+			d.state.done(&step.ops[i])
+		}
+		sent = nil
+		d.kernel.discard(now.Add(step.after))
+		if len(sent) != step.deletes || step.deletes > 0 && (sent[0].kind != deleteGroup || sent[0].id != old) {
+			t.Errorf("%s: sent %+v, want %d deletions of group %d", step.what, sent, step.deletes, old)
+		}
+	}
+	if _, left := d.state.have.strays[old]; left || len(d.state.have.spent) != 0 {
+		t.Errorf("group %d is left", old)
 	}
 }

@@ -30,8 +30,9 @@ type pool struct {
 	broken    error // error with which the kernel refused the next hop
 }
 
-func (q *pool) nexthop(d *Driver, id uint32) rtnl.Nexthop {
-	n := rtnl.Nexthop{ID: id, Protocol: d.config.Protocol, Family: unix.AF_INET}
+// nexthop returns an object of the pool.
+func (q *pool) nexthop(st *state, id uint32) rtnl.Nexthop {
+	n := rtnl.Nexthop{ID: id, Protocol: st.config.Protocol, Family: unix.AF_INET}
 	if q.family == v6 {
 		n.Family = unix.AF_INET6
 	}
@@ -39,7 +40,7 @@ func (q *pool) nexthop(d *Driver, id uint32) rtnl.Nexthop {
 	case q.blackhole:
 		n.Blackhole = true
 	case q.loopback:
-		n.Device = d.have.loopback()
+		n.Device = st.have.loopback()
 	default:
 		n.Gateway, n.Device = q.gateway, q.device
 		// The next hop may be outside the prefixes of the device; link-local next hops never are.
@@ -49,8 +50,8 @@ func (q *pool) nexthop(d *Driver, id uint32) rtnl.Nexthop {
 }
 
 // is reports whether a nexthop object read from the kernel equals the objects of the pool.
-func (q *pool) is(d *Driver, n rtnl.Nexthop) bool {
-	want := q.nexthop(d, n.ID)
+func (q *pool) is(st *state, n rtnl.Nexthop) bool {
+	want := q.nexthop(st, n.ID)
 	return n.Family == want.Family && n.Protocol == want.Protocol && n.Blackhole == want.Blackhole && n.Gateway == want.Gateway &&
 		(n.Device == want.Device || n.Blackhole) && n.OnLink == want.OnLink && len(n.Members) == 0 && !n.Foreign
 }
@@ -62,32 +63,6 @@ func (sp *subPort) pool(f family) *pool {
 		return sp.pools[v4]
 	}
 	return sp.pools[v6]
-}
-
-// pools returns all pools.
-func (d *Driver) pools() (all []*pool) {
-	for f := range d.have.drop {
-		all = append(all, d.have.drop[f], d.have.hole[f])
-	}
-	for _, sp := range d.want.subPorts {
-		for _, q := range sp.pools {
-			if q != nil {
-				all = append(all, q)
-			}
-		}
-	}
-	return all
-}
-
-// adopt adds loose objects that equal the pool's objects to the pool.
-func (d *Driver) adopt(q *pool) {
-	for id, n := range d.have.loose {
-		if q.is(d, n) {
-			delete(d.have.loose, id)
-			d.have.owners[id] = q
-			q.ids = append(q.ids, id)
-		}
-	}
 }
 
 func exhausted(err error) bool {

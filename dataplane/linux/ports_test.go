@@ -301,7 +301,7 @@ func TestKernelThatDisagrees(t *testing.T) {
 	h := newHost(t, 4)
 	d := h.open()
 	d.mu.Lock()
-	d.misplace = func(hash uint32) uint32 { return hash + 512 }
+	d.prober.misplace = func(hash uint32) uint32 { return hash + 512 }
 	d.mu.Unlock()
 	if err := d.SetForwarding(h.forwarding); err != nil {
 		t.Fatal(err)
@@ -314,7 +314,7 @@ func TestKernelThatDisagrees(t *testing.T) {
 		t.Errorf("%d flows left elsewhere", got)
 	}
 	d.mu.Lock()
-	d.misplace = nil
+	d.prober.misplace = nil
 	d.mu.Unlock()
 	if err := d.SetForwarding(h.forwarding); err != nil || d.Capabilities().FlowHash.Algorithm != computed {
 		t.Errorf("%v, %v", d.Capabilities(), err)

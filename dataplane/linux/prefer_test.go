@@ -96,7 +96,7 @@ func TestUnboundSocketsSendFromLoopback(t *testing.T) {
 	for i, route := range []string{"route", "-6 route"} {
 		to, other := []string{target4(0), target6(0)}[i], []string{"10.1.1.1", "fd01:1::1"}[i]
 		repairs := d.Stats().Differences
-		h.IP(strings.Fields(fmt.Sprintf("%s replace %s nhid %d proto 179 metric 20 src %s", route, to, d.have.groups[groupKey{1, family(i)}].id, other))...)
+		h.IP(strings.Fields(fmt.Sprintf("%s replace %s nhid %d proto 179 metric 20 src %s", route, to, d.state.have.groups[groupKey{1, family(i)}].id, other))...)
 		netnstest.Eventually(t, time.Minute, func() error {
 			if d.Stats().Differences == repairs {
 				return fmt.Errorf("the route to %s with another source address is not noticed", to)
@@ -209,7 +209,7 @@ func TestUnboundSocketsOfSourceGroups(t *testing.T) {
 	d, c := h.start()
 	h.someSources(program(t, c.server))
 	h.sends("10.255.0.1", "fd00:255::1")
-	for i, g := range d.want.order[1:] {
+	for i, g := range d.state.want.order[1:] {
 		for f, to := range []string{target4(0), target6(0)} {
 			want := strings.Split(h.forwarding.SourceGroups[i+1].Loopbacks[f], "/")[0]
 			text := h.IP([]string{"-4", "-6"}[f], "route", "show", "table", fmt.Sprint(g.own), "to", to)

@@ -14,9 +14,20 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
+	"github.com/fared/fared/internal/netns"
 	"github.com/fared/fared/internal/rtnl"
 	"github.com/fared/fared/wecmp"
 )
+
+// prober asks the kernel which flow takes which bucket.
+type prober struct {
+	state     *state
+	kernel    *kernel
+	space     *netns.Namespace
+	loopbacks []string // of the last Forwarding
+	hash      wecmp.LinuxL4
+	misplace  func(hash uint32) uint32 // set by tests to disagree with the kernel
+}
 
 // Values of FlowHash.Algorithm.
 const (
@@ -31,16 +42,16 @@ var (
 )
 
 // findMaxWeight probes the largest weight that the kernel accepts: 16 bits since Linux 6.12, 8 bits before.
-func (d *Driver) findMaxWeight() error {
-	most := d.config.maxWeight
+func (p *prober) findMaxWeight() error {
+	most := p.state.config.maxWeight
 	if most == 0 {
-		b := d.conn.Begin()
-		hole, group := d.have.newID(), d.have.newID()
-		b.SetNexthop(d.have.hole[v4].nexthop(d, hole), rtnl.Create)
-		b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: d.config.Protocol, Members: []rtnl.Member{{ID: hole, Weight: 257}}, Resilient: true, Buckets: 1}, rtnl.Create)
+		b := p.kernel.conn.Begin()
+		hole, group := p.state.have.newID(), p.state.have.newID()
+		b.SetNexthop(p.state.have.hole[v4].nexthop(p.state, hole), rtnl.Create)
+		b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: p.state.config.Protocol, Members: []rtnl.Member{{ID: hole, Weight: 257}}, Resilient: true, Buckets: 1}, rtnl.Create)
 		b.DelNexthop(group)
 		b.DelNexthop(hole)
-		errs := d.conn.Do(b)
+		errs := p.kernel.conn.Do(b)
 		switch {
 		case errors.Is(errs[0], unix.ENETDOWN):
 			return fmt.Errorf("%w; the loopback device must be up: ip link set lo up", errs[0])
@@ -52,7 +63,7 @@ func (d *Driver) findMaxWeight() error {
 			most = 256
 		}
 	}
-	d.maxWeight = most
+	p.state.maxWeight = most
 	return nil
 }
 
@@ -64,21 +75,20 @@ const (
 	hashPause    = 10 * time.Millisecond
 )
 
-// findHash determines how the kernel places the flows of this node, and stores the result in Capabilities. A transient
-// error keeps the previous hash and returns UNAVAILABLE, so that the control plane repeats Hello: a different hash would
+// findHash determines how the kernel places the flows of this node; nil for a node without flows. A transient error keeps the
+// previous hash and returns UNAVAILABLE, so that the control plane repeats Hello: a different hash would
 // move every source port.
-func (d *Driver) findHash() error {
-	if transit(d.forwarding) {
-		d.capabilities.FlowHash = nil
-		return nil
+func (p *prober) findHash(forwarding *farev1.Forwarding) (*farev1.FlowHash, error) {
+	if p.loopbacks = forwarding.GetLoopbacks(); transit(forwarding) {
+		return nil, nil
 	}
-	hash := &farev1.FlowHash{Algorithm: asked, Buckets: uint32(d.want.size), LastingBuckets: uint32(d.want.lasting)}
+	hash := &farev1.FlowHash{Algorithm: asked, Buckets: uint32(p.state.want.size), LastingBuckets: uint32(p.state.want.lasting)}
 	var seed uint32
 	var ok bool
 	var err error
-	before := d.hash
+	before := p.hash
 	for range hashAttempts {
-		if seed, ok, err = d.tryHash(); ok || err == nil {
+		if seed, ok, err = p.tryHash(); ok || err == nil {
 			break
 		}
 		time.Sleep(hashPause)
@@ -87,38 +97,37 @@ func (d *Driver) findHash() error {
 	case ok:
 		hash.Algorithm, hash.Seed = computed, seed
 	case transient(err):
-		d.hash = before
-		d.log.Warn("linux data plane: the flow hash cannot be determined now", "error", err)
-		return status.Errorf(codes.Unavailable, "flow hash: %v; the next Hello retries", err)
+		p.hash = before
+		p.state.log.Warn("linux data plane: the flow hash cannot be determined now", "error", err)
+		return nil, status.Errorf(codes.Unavailable, "flow hash: %v; the next Hello retries", err)
 	case err != nil:
-		d.log.Error("linux data plane: the computed flow hash cannot be relied on; source ports are queried from the kernel", "error", err)
+		p.state.log.Error("linux data plane: the computed flow hash cannot be relied on; source ports are queried from the kernel", "error", err)
 	}
-	d.capabilities.FlowHash = hash
-	return nil
+	return hash, nil
 }
 
 // tryHash returns the hash seed if the hash computed here matches the placement of the kernel. It returns false without an
 // error if this kernel or its settings use another hash.
-func (d *Driver) tryHash() (seed uint32, ok bool, err error) {
+func (p *prober) tryHash() (seed uint32, ok bool, err error) {
 	var seeded, fields bool
-	err = d.space.Do(func() (err error) {
+	err = p.space.Do(func() (err error) {
 		fields = hashesFields(hashPolicyV4) || hashesFields(hashPolicyV6)
-		seed, seeded, err = setUpSeed(d.config.Seed)
+		seed, seeded, err = setUpSeed(p.state.config.Seed)
 		return err
 	})
-	d.hash = wecmp.LinuxL4{Seed: seed, Buckets: d.want.size}
+	p.hash = wecmp.LinuxL4{Seed: seed, Buckets: p.state.want.size}
 	switch {
 	case err != nil:
 		return 0, false, fmt.Errorf("set the hash seed: %w", err)
 	case fields:
-		d.log.Info("linux data plane: fib_multipath_hash_policy is 3, which hashes differently from 1; source ports are queried from the kernel")
+		p.state.log.Info("linux data plane: fib_multipath_hash_policy is 3, which hashes differently from 1; source ports are queried from the kernel")
 		return 0, false, nil
 	case !seeded:
-		d.log.Warn("linux data plane: this kernel has no net.ipv4.fib_multipath_hash_seed (Linux 6.11); source ports are queried from the kernel")
+		p.state.log.Warn("linux data plane: this kernel has no net.ipv4.fib_multipath_hash_seed (Linux 6.11); source ports are queried from the kernel")
 		return 0, false, nil
 	}
-	wrong, err := d.checkHash()
-	d.stats.HashMismatches += uint64(wrong)
+	wrong, err := p.checkHash()
+	p.state.stats.HashMismatches += uint64(wrong)
 	if err == nil && wrong > 0 {
 		err = fmt.Errorf("the kernel places %d flows differently from the computation", wrong)
 	}
@@ -141,31 +150,31 @@ const checkPorts = 512
 
 // checkHash queries the egress of flows of both families and returns the number of flows whose egress differs from the
 // computed one.
-func (d *Driver) checkHash() (wrong int, err error) {
+func (p *prober) checkHash() (wrong int, err error) {
 	for _, f := range []family{v4, v6} {
-		device := d.probeDevice(f)
-		if device == 0 || f == v6 && !d.ipv6 {
+		device := p.probeDevice(f)
+		if device == 0 || f == v6 && !p.state.ipv6 {
 			continue // no IPv6 next hop can be created now; both families use the same seed
 		}
-		parts := min(d.want.size, 64)
+		parts := min(p.state.want.size, 64)
 		var target []run
 		for i := range parts {
-			target = append(target, run{i, d.want.size*(i+1)/parts - d.want.size*i/parts})
+			target = append(target, run{i, p.state.want.size*(i+1)/parts - p.state.want.size*i/parts})
 		}
 		destination := checkV4
 		if f == v6 {
 			destination = checkV6
 		}
 		prefix := netip.PrefixFrom(destination, destination.BitLen())
-		undo, err := d.probe(f, device, target, rtnl.Route{Prefix: prefix, Table: d.config.Table, Metric: d.config.Metric}, false)
+		undo, err := p.probe(f, device, target, rtnl.Route{Prefix: prefix, Table: p.state.config.Table, Metric: p.state.config.Metric}, false)
 		if err == nil {
 			var n int
-			n, err = d.compare(f, destination, target)
+			n, err = p.compare(f, destination, target)
 			wrong += n
 		}
 		if err := errors.Join(err, undo()); f == v6 && disabled(err) {
-			d.log.Warn("linux data plane: the hash of IPv6 flows is not checked, because the kernel refuses an IPv6 next hop on this device",
-				"device", d.have.links[device].Name, "error", err)
+			p.state.log.Warn("linux data plane: the hash of IPv6 flows is not checked, because the kernel refuses an IPv6 next hop on this device",
+				"device", p.state.have.links[device].Name, "error", err)
 		} else if err != nil {
 			return wrong, err
 		}
@@ -181,12 +190,12 @@ func disabled(err error) bool {
 
 // compare queries the flows of a check, half of them UDP and half TCP, without a source address and from a loopback, if the
 // loopback is an address of the host.
-func (d *Driver) compare(f family, destination netip.Addr, target []run) (wrong int, err error) {
+func (p *prober) compare(f family, destination netip.Addr, target []run) (wrong int, err error) {
 	sources := []netip.Addr{netip.IPv4Unspecified()}
 	if f == v6 {
 		sources[0] = netip.IPv6Unspecified()
 	}
-	for _, text := range d.forwarding.Loopbacks {
+	for _, text := range p.loopbacks {
 		if prefix, err := netip.ParsePrefix(text); err == nil && familyOf(prefix.Addr()) == f {
 			sources = append(sources, prefix.Addr())
 			break
@@ -194,7 +203,7 @@ func (d *Driver) compare(f family, destination netip.Addr, target []run) (wrong 
 	}
 	for _, source := range sources {
 		queries := checkQueries(source, destination)
-		paths, err := d.conn.Paths(queries)
+		paths, err := p.kernel.conn.Paths(queries)
 		if err != nil {
 			return wrong, err
 		}
@@ -206,8 +215,8 @@ func (d *Driver) compare(f family, destination netip.Addr, target []run) (wrong 
 				return wrong, fmt.Errorf("query the path of a flow to %v: %w", destination, path.Errno)
 			}
 			q := queries[i]
-			h, _ := d.hash.Hash(source, destination, q.IPProto, q.Sport, q.Dport)
-			if probeOwner(path.Gateway) != at(target, d.bucket(h)) {
+			h, _ := p.hash.Hash(source, destination, q.IPProto, q.Sport, q.Dport)
+			if probeOwner(path.Gateway) != at(target, p.bucket(h)) {
 				wrong++
 			}
 		}
@@ -233,11 +242,11 @@ func checkQueries(source, destination netip.Addr) (queries []rtnl.Query) {
 	return queries
 }
 
-func (d *Driver) bucket(hash uint32) int {
-	if d.misplace != nil {
-		hash = d.misplace(hash)
+func (p *prober) bucket(hash uint32) int {
+	if p.misplace != nil {
+		hash = p.misplace(hash)
 	}
-	return int(hash % uint32(d.want.size))
+	return int(hash % uint32(p.state.want.size))
 }
 
 // at returns the owner of a bucket.
@@ -252,16 +261,16 @@ func at(runs []run, bucket int) int {
 }
 
 // probeDevice returns a device for probe nexthops, which carry no packets. 0 means that there is none.
-func (d *Driver) probeDevice(f family) int {
-	for _, sp := range d.want.subPorts {
-		if d.have.usable(sp) {
-			return d.have.names[sp.device]
+func (p *prober) probeDevice(f family) int {
+	for _, sp := range p.state.want.subPorts {
+		if p.state.have.usable(sp) {
+			return p.state.have.names[sp.device]
 		}
 	}
 	if f == v6 {
 		return 0 // the kernel drops the gateway of an IPv6 nexthop on the loopback device
 	}
-	return d.have.loopback()
+	return p.state.have.loopback()
 }
 
 // probeGateway returns the address that identifies owner i of a probe's buckets. It is from the benchmarking network (RFC
@@ -283,33 +292,33 @@ func probeOwner(gateway netip.Addr) int {
 
 // probe creates a group whose buckets are divided as in target, and a route to it, in the main table or, if marked, in the
 // probe table. undo removes all of it.
-func (d *Driver) probe(f family, device int, target []run, route rtnl.Route, marked bool) (undo func() error, err error) {
+func (p *prober) probe(f family, device int, target []run, route rtnl.Route, marked bool) (undo func() error, err error) {
 	rule := rtnl.Rule{
-		Family: families(true)[f], Priority: d.config.RulePriority - 2, Table: d.config.ProbeTable, Protocol: d.config.Protocol,
-		Mark: d.config.ProbeMark, Mask: ^uint32(0),
+		Family: families(true)[f], Priority: p.state.config.RulePriority - 2, Table: p.state.config.ProbeTable, Protocol: p.state.config.Protocol,
+		Mark: p.state.config.ProbeMark, Mask: ^uint32(0),
 	}
-	route.Protocol = d.config.Protocol
-	if err := d.unprobe(rule, route, marked); err != nil {
+	route.Protocol = p.state.config.Protocol
+	if err := p.unprobe(rule, route, marked); err != nil {
 		return func() error { return nil }, err
 	}
-	b := d.conn.Begin()
+	b := p.kernel.conn.Begin()
 	var leaves []uint32
-	dealt := d.want.scaling.dealAll(target, func(owner int) uint32 {
-		id := d.have.newID()
+	dealt := p.state.want.scaling.dealAll(target, func(owner int) uint32 {
+		id := p.state.have.newID()
 		leaves = append(leaves, id)
-		b.SetNexthop(rtnl.Nexthop{ID: id, Protocol: d.config.Protocol, Gateway: probeGateway(f, owner), Device: device, OnLink: f == v4}, rtnl.Create)
+		b.SetNexthop(rtnl.Nexthop{ID: id, Protocol: p.state.config.Protocol, Gateway: probeGateway(f, owner), Device: device, OnLink: f == v4}, rtnl.Create)
 		return id
 	})
-	group := d.have.newID()
-	b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: d.config.Protocol, Members: dealt.members, Resilient: true, Buckets: uint16(d.want.size)}, rtnl.Create)
+	group := p.state.have.newID()
+	b.SetNexthop(rtnl.Nexthop{ID: group, Protocol: p.state.config.Protocol, Members: dealt.members, Resilient: true, Buckets: uint16(p.state.want.size)}, rtnl.Create)
 	route.Nexthop = group
 	b.SetRoute(route, rtnl.Create)
 	if marked {
 		b.SetRule(rule)
 	}
-	err = first(d.conn.Do(b))
+	err = first(p.kernel.conn.Do(b))
 	return func() error {
-		b := d.conn.Begin()
+		b := p.kernel.conn.Begin()
 		if marked {
 			b.DelRule(rule)
 		}
@@ -319,7 +328,7 @@ func (d *Driver) probe(f family, device int, target []run, route rtnl.Route, mar
 			b.DelNexthop(id)
 		}
 		var errs []error
-		for _, err := range d.conn.Do(b) {
+		for _, err := range p.kernel.conn.Do(b) {
 			if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESRCH) {
 				errs = append(errs, err)
 			}
@@ -337,17 +346,17 @@ func first(errs []error) error {
 }
 
 // unprobe removes the route and the rule of a process that was killed during a probe.
-func (d *Driver) unprobe(rule rtnl.Rule, route rtnl.Route, marked bool) error {
-	if _, wanted := d.want.wantedAt(routeKey{route.Prefix, route.Table}); wanted {
+func (p *prober) unprobe(rule rtnl.Rule, route rtnl.Route, marked bool) error {
+	if _, wanted := p.state.want.wantedAt(routeKey{route.Prefix, route.Table}); wanted {
 		return nil
 	}
-	b := d.conn.Begin()
+	b := p.kernel.conn.Begin()
 	b.DelRoute(route)
 	if marked {
 		b.DelRule(rule)
 	}
 	var errs []error
-	for _, err := range d.conn.Do(b) {
+	for _, err := range p.kernel.conn.Do(b) {
 		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESRCH) {
 			errs = append(errs, err)
 		}
@@ -379,31 +388,31 @@ func (d *Driver) Landing(request *farev1.LandingRequest) (*farev1.LandingRespons
 	source, destination = source.Unmap().WithZone(""), destination.Unmap().WithZone("")
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.want.order == nil {
+	if d.state.want.order == nil {
 		return nil, status.Error(codes.FailedPrecondition, "no Hello yet; send a Hello with the forwarding first")
 	}
-	from := d.want.sourceFrom(source)
-	if _, ok := d.want.destinations[contract.DestinationKey{Source: from.name, Prefix: netip.PrefixFrom(destination, destination.BitLen())}]; !ok {
+	from := d.state.want.sourceFrom(source)
+	if _, ok := d.state.want.destinations[contract.DestinationKey{Source: from.name, Prefix: netip.PrefixFrom(destination, destination.BitLen())}]; !ok {
 		return nil, status.Errorf(codes.NotFound, "destination %v is not programmed; set it first", destination)
 	}
 	f := familyOf(destination)
-	device := d.probeDevice(f)
+	device := d.prober.probeDevice(f)
 	if device == 0 {
 		return nil, status.Error(codes.Unavailable, "no sub-port has a carrier, so the kernel cannot be queried; retry when one has a carrier")
 	}
 	var target []run
 	for i := range from.subPorts {
-		target = append(target, run{0, from.layout.size(i) - d.want.lasting}, run{i + 1, d.want.lasting})
+		target = append(target, run{0, from.layout.size(i) - d.state.want.lasting}, run{i + 1, d.state.want.lasting})
 	}
 	everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if f == v6 {
 		everything = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
-	undo, err := d.probe(f, device, target, rtnl.Route{Prefix: everything, Table: d.config.ProbeTable, Metric: d.config.Metric}, true)
+	undo, err := d.prober.probe(f, device, target, rtnl.Route{Prefix: everything, Table: d.state.config.ProbeTable, Metric: d.state.config.Metric}, true)
 	response := &farev1.LandingResponse{}
 	if err == nil {
-		err = d.land(response, rtnl.Query{
-			Source: source, Destination: destination, IPProto: protocol, Dport: uint16(port), Mark: d.config.ProbeMark,
+		err = d.prober.land(response, rtnl.Query{
+			Source: source, Destination: destination, IPProto: protocol, Dport: uint16(port), Mark: d.state.config.ProbeMark,
 		})
 	}
 	if err := errors.Join(err, undo()); err != nil {
@@ -416,13 +425,13 @@ func (d *Driver) Landing(request *farev1.LandingRequest) (*farev1.LandingRespons
 }
 
 // land fills in sub_port_of_port. One byte holds sub-port numbers up to 255; ports of sub-ports beyond 255 stay 0.
-func (d *Driver) land(response *farev1.LandingResponse, q rtnl.Query) error {
+func (p *prober) land(response *farev1.LandingResponse, q rtnl.Query) error {
 	queries := make([]rtnl.Query, 1<<16-wecmp.MinPort)
 	for i := range queries {
 		queries[i] = q
 		queries[i].Sport = uint16(wecmp.MinPort + i)
 	}
-	paths, err := d.conn.Paths(queries)
+	paths, err := p.kernel.conn.Paths(queries)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ func TestHashAttempts(t *testing.T) {
 	log := h.captured()
 	d, _ := h.start()
 	d.mu.Lock()
-	hash, flow := d.hash, proto.CloneOf(d.capabilities.FlowHash)
+	hash, flow := d.prober.hash, proto.CloneOf(d.capabilities.FlowHash)
 	d.mu.Unlock()
 	if _, err := h.Output("sysctl", "-qw", "net.ipv4.fib_multipath_hash_seed=42"); err != nil {
 		t.Fatal(err)
@@ -39,7 +39,7 @@ func TestHashAttempts(t *testing.T) {
 			return 0
 		}, nil, func() { err = d.SetForwarding(h.forwarding) })
 		d.mu.Lock()
-		now, nowFlow := d.hash, proto.CloneOf(d.capabilities.FlowHash)
+		now, nowFlow := d.prober.hash, proto.CloneOf(d.capabilities.FlowHash)
 		d.mu.Unlock()
 		if refusals == hashAttempts {
 			if status.Code(err) != codes.Unavailable || now != hash || !proto.Equal(nowFlow, flow) || n != hashAttempts || len(log.lines("cannot be determined now")) != 1 {
@@ -101,9 +101,9 @@ func TestLargestWeight(t *testing.T) {
 		refusing(d, c.refuse, nil, func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			d.maxWeight = 0
-			if err := d.findMaxWeight(); !errors.Is(err, c.err) || d.maxWeight != c.want {
-				t.Errorf("%s: %d, %v", c.what, d.maxWeight, err)
+			d.state.maxWeight = 0
+			if err := d.prober.findMaxWeight(); !errors.Is(err, c.err) || d.state.maxWeight != c.want {
+				t.Errorf("%s: %d, %v", c.what, d.state.maxWeight, err)
 			}
 		})
 		if after := h.Objects(); after != before {
@@ -150,7 +150,7 @@ func TestHeldDownIsAskedFor(t *testing.T) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for {
-		events, err := d.watch.Ask(d.carriers())
+		events, err := d.links.watch.Ask(d.links.carriers())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -158,8 +158,8 @@ func TestHeldDownIsAskedFor(t *testing.T) {
 			break
 		}
 	}
-	d.applyChange(contract.Change{Kind: contract.SubPortChange, Device: "p0"}, map[groupKey]bool{}, map[routeKey]bool{})
-	events, err := d.watch.Ask(d.carriers())
+	d.apply(contract.Change{Kind: contract.SubPortChange, Device: "p0"}, map[groupKey]bool{}, map[routeKey]bool{})
+	events, err := d.links.watch.Ask(d.links.carriers())
 	if err != nil || len(events) != 2 || !events[0].Asked {
 		t.Errorf("%v, %v; want the carriers of both sub-ports", events, err)
 	}

@@ -19,7 +19,7 @@ import (
 // TestLandingJudged checks the request of Landing, and how owners are encoded in gateways and bytes.
 func TestLandingJudged(t *testing.T) {
 	ask := func(source string, protocol uint32) codes.Code {
-		_, err := (&Driver{}).Landing(&farev1.LandingRequest{Source: source, Destination: "10.255.1.1", DestinationPort: 65535, Protocol: protocol})
+		_, err := newDriver(Config{}).Landing(&farev1.LandingRequest{Source: source, Destination: "10.255.1.1", DestinationPort: 65535, Protocol: protocol})
 		return status.Code(err)
 	}
 	for _, protocol := range []uint32{0, 6, 17} {
@@ -79,19 +79,19 @@ func TestCheckQueries(t *testing.T) {
 // TestProbeDevice: probes use a device with a carrier, and IPv4 probes the loopback otherwise.
 func TestProbeDevice(t *testing.T) {
 	d := offline(t, 2)
-	if d.probeDevice(v4) != 10 || d.probeDevice(v6) != 10 {
+	if d.prober.probeDevice(v4) != 10 || d.prober.probeDevice(v6) != 10 {
 		t.Error("not the first sub-port")
 	}
-	d.have.links[10] = rtnl.Link{Index: 10, Name: "p0"}
-	if d.probeDevice(v4) != 11 || d.probeDevice(v6) != 11 {
+	d.state.have.links[10] = rtnl.Link{Index: 10, Name: "p0"}
+	if d.prober.probeDevice(v4) != 11 || d.prober.probeDevice(v6) != 11 {
 		t.Error("not the one with a carrier")
 	}
-	d.have.links[11] = rtnl.Link{Index: 11, Name: "p1"}
-	if d.probeDevice(v4) != loIndex || d.probeDevice(v6) != 0 {
-		t.Error("without carriers:", d.probeDevice(v4), d.probeDevice(v6))
+	d.state.have.links[11] = rtnl.Link{Index: 11, Name: "p1"}
+	if d.prober.probeDevice(v4) != loIndex || d.prober.probeDevice(v6) != 0 {
+		t.Error("without carriers:", d.prober.probeDevice(v4), d.prober.probeDevice(v6))
 	}
 	for bucket, hash := range map[int]uint32{0: 64, 1: 65, 63: 127} {
-		if got := d.bucket(hash); got != bucket {
+		if got := d.prober.bucket(hash); got != bucket {
 			t.Errorf("hash %d is in bucket %d of 64", hash, got)
 		}
 	}

@@ -37,7 +37,7 @@ func refuse(d *Driver, times int, begins ...string) (refused func() int) {
 	n := 0
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.conn.Refuse(func(what string) unix.Errno {
+	d.kernel.conn.Refuse(func(what string) unix.Errno {
 		for _, b := range begins {
 			if strings.HasPrefix(what, b) && strings.Contains(what, "group") == strings.HasSuffix(b, "nexthop ") && n < times {
 				n++
@@ -124,7 +124,7 @@ func TestNothingRejectsForEver(t *testing.T) {
 	carries("restarted without links", target6(0), target6(1), target6(2))
 	// Another program leaves only the dropping member in the group, and then sets a route.
 	d.mu.Lock()
-	id, hole := d.have.groups[groupKey{1, v6}].id, d.have.drop[v6].ids[0]
+	id, hole := d.state.have.groups[groupKey{1, v6}].id, d.state.have.drop[v6].ids[0]
 	h.IP("nexthop", "replace", "id", fmt.Sprint(id), "group", fmt.Sprint(hole), "type", "resilient", "proto", "179")
 	h.IP("route", "replace", target6(3), "nhid", fmt.Sprint(id), "metric", "20", "proto", "179")
 	h.IP("route", "replace", target6(0), "nhid", fmt.Sprint(id), "metric", "20", "proto", "179")
@@ -225,6 +225,7 @@ func TestForeignIDsInTheWay(t *testing.T) {
 func TestNexthopsInUseStay(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.Logger = slog.New(slog.DiscardHandler)
+	h.config.moveRoutes = -1
 	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1))
@@ -240,7 +241,7 @@ func TestNexthopsInUseStay(t *testing.T) {
 		t.Errorf("the kernel refused another division, and\n%s", d)
 	}
 	d.mu.Lock()
-	d.conn.Refuse(nil)
+	d.kernel.conn.Refuse(nil)
 	d.mu.Unlock()
 	h.wants(target4(0), map[string]int{"p0": 341, "p1": 342, "p2": 341})
 	netnstest.Eventually(t, 10*time.Second, func() error {
@@ -257,6 +258,7 @@ func TestRefusedOnce(t *testing.T) {
 	h := newHost(t, 4)
 	h.config.Logger = slog.New(slog.DiscardHandler)
 	h.config.AuditInterval = time.Hour
+	h.config.moveRoutes = -1
 	d, c := h.start()
 	var received reports
 	d.Guard(received.report)
@@ -285,7 +287,7 @@ func TestRefusedOnce(t *testing.T) {
 		return nil
 	})
 	d.mu.Lock()
-	d.conn.Refuse(nil)
+	d.kernel.conn.Refuse(nil)
 	d.mu.Unlock()
 	received.settled(t)
 	h.wants(target4(0), map[string]int{"p0": 128, "p2": 384, "p3": 512})
@@ -299,7 +301,7 @@ func TestRefusedOnce(t *testing.T) {
 		return nil
 	})
 	d.mu.Lock()
-	d.conn.Refuse(nil)
+	d.kernel.conn.Refuse(nil)
 	d.mu.Unlock()
 	received.settled(t)
 	h.wants(target4(0), map[string]int{"p0": 128, "p2": 384, "p3": 512})
@@ -381,8 +383,8 @@ func TestRoutesAreSetAgain(t *testing.T) {
 		defer d.mu.Unlock()
 		b := h.conn.Begin()
 		b.SetNexthop(rtnl.Nexthop{
-			ID: d.have.groups[groupKey{1, v6}].id, Protocol: DefaultProtocol, Resilient: true,
-			Members: []rtnl.Member{{ID: d.have.drop[v6].ids[0], Weight: 1}},
+			ID: d.state.have.groups[groupKey{1, v6}].id, Protocol: DefaultProtocol, Resilient: true,
+			Members: []rtnl.Member{{ID: d.state.have.drop[v6].ids[0], Weight: 1}},
 		}, rtnl.Change)
 		for _, err := range h.conn.Do(b) {
 			if err != nil {
@@ -407,7 +409,7 @@ func TestAuditFindsMovedBuckets(t *testing.T) {
 		t.Fatal(err)
 	}
 	rest(t, d)
-	if err := d.news.Close(); err != nil { // no further events arrive
+	if err := d.others.news.Close(); err != nil { // no further events arrive
 		t.Fatal(err)
 	}
 	before := h.state()
@@ -440,4 +442,55 @@ func TestAuditFindsMovedBuckets(t *testing.T) {
 	if got := d.Stats().Differences; got != 2 {
 		t.Errorf("%d differences, want the two groups", got)
 	}
+}
+
+// TestRefusedMove checks that weights are refused while the kernel refuses to move their route to a new group, that the route
+// then keeps its weights, and that replaced groups are removed.
+func TestRefusedMove(t *testing.T) {
+	h := newHost(t, 4)
+	h.config.Logger = slog.New(slog.DiscardHandler)
+	d, c := h.start()
+	s := program(t, c.server)
+	s.do(h.group(1, 1, 1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
+	moved := func(what string, weights []uint32, want map[string]int) {
+		t.Helper()
+		before := d.Stats()
+		s.do(h.group(1, weights...))
+		if after := d.Stats(); after.Routes == before.Routes {
+			t.Errorf("%s: no route moved", what)
+		}
+		h.wants(target4(0), want)
+		h.wants(target6(0), want)
+		rest(t, d)
+		if groups, _ := h.marked(); groups != 2 {
+			t.Errorf("%s: %d groups, want 2", what, groups)
+		}
+		h.counted(d)
+	}
+	moved("not refused", []uint32{1, 2, 2, 3}, map[string]int{"p0": 128, "p1": 256, "p2": 256, "p3": 384})
+	for _, begins := range []string{"set route ", "add nexthop "} {
+		refused := refuse(d, 1, begins)
+		s.do(h.group(1, 1, 1, 1, 5))
+		if refused() != 1 {
+			t.Errorf("%s: %d refused", begins, refused())
+		}
+		h.wants(target4(0), map[string]int{"p0": 128, "p1": 128, "p2": 128, "p3": 640})
+		h.wants(target6(0), map[string]int{"p0": 128, "p1": 128, "p2": 128, "p3": 640})
+		s.do(h.group(1, 1, 1, 1, 1))
+	}
+	refused := refuse(d, 1<<30, "set route ")
+	if acks := s.try(h.group(1, 1, 1, 2, 4)); len(acks) != 1 || refused() == 0 {
+		t.Errorf("refused %v, %d messages", acks, refused())
+	}
+	h.wants(target4(0), map[string]int{"p0": 256, "p1": 256, "p2": 256, "p3": 256})
+	d.mu.Lock()
+	d.kernel.conn.Refuse(nil)
+	d.mu.Unlock()
+	netnstest.Eventually(t, 10*time.Second, func() error {
+		if groups, _ := h.marked(); groups != 2 {
+			return fmt.Errorf("%d groups, want 2", groups)
+		}
+		return nil
+	})
+	moved("no longer refused", []uint32{1, 1, 2, 4}, map[string]int{"p0": 128, "p1": 128, "p2": 256, "p3": 512})
 }

@@ -17,16 +17,16 @@ func (d *Driver) Recover() *farev1.SnapshotResponse {
 	defer d.mu.Unlock()
 	ids := map[uint32]uint32{} // contract group id by kernel group id
 	found := &farev1.SnapshotResponse{}
-	for _, at := range slices.SortedFunc(maps.Keys(d.have.routes), routeKey.compare) {
-		id := d.have.routes[at].nexthop
-		s, ok := d.have.strays[id]
-		if !ok || len(d.want.claimants[at.table]) == 0 {
+	for _, at := range slices.SortedFunc(maps.Keys(d.state.have.routes), routeKey.compare) {
+		id := d.state.have.routes[at].nexthop
+		s, ok := d.state.have.strays[id]
+		if !ok || len(d.state.want.claimants[at.table]) == 0 {
 			continue
 		}
-		source := d.want.sources[d.want.claimants[at.table][0]]
+		source := d.state.want.sources[d.state.want.claimants[at.table][0]]
 		if ids[id] == 0 {
 			ids[id] = uint32(len(ids) + 1)
-			found.Vectors = append(found.Vectors, &farev1.Vector{Id: ids[id], Members: d.recoverMembers(source, s), Source: source.text()})
+			found.Vectors = append(found.Vectors, &farev1.Vector{Id: ids[id], Members: d.state.recoverMembers(source, s, d.forwarding), Source: source.text()})
 		}
 		found.Destinations = append(found.Destinations, &farev1.Destination{Prefix: at.prefix.String(), Vector: ids[id], Source: source.text()})
 	}
@@ -37,11 +37,11 @@ func (d *Driver) Recover() *farev1.SnapshotResponse {
 }
 
 // recoverMembers converts the buckets of a group into weights.
-func (d *Driver) recoverMembers(from *source, s stray) (members []*farev1.VectorMember) {
+func (st *state) recoverMembers(from *source, s stray, forwarding *farev1.Forwarding) (members []*farev1.VectorMember) {
 	buckets := map[*subPort]uint32{}
 	var all uint32
 	for _, segment := range s.segments {
-		if q := d.have.owners[segment.id]; q != nil && q.subPort != nil && from.index(q.subPort) >= 0 {
+		if q := st.have.owners[segment.id]; q != nil && q.subPort != nil && from.index(q.subPort) >= 0 {
 			buckets[q.subPort] += uint32(segment.size)
 		}
 	}
@@ -49,16 +49,17 @@ func (d *Driver) recoverMembers(from *source, s stray) (members []*farev1.Vector
 		all = gcd(all, n)
 	}
 	for sp, n := range buckets {
-		members = append(members, &farev1.VectorMember{Plane: d.planeOf(sp.device), Device: sp.device, Weight: n / all})
+		members = append(members, &farev1.VectorMember{Plane: planeOf(forwarding, sp.device), Device: sp.device, Weight: n / all})
 	}
 	slices.SortFunc(members, func(a, b *farev1.VectorMember) int {
-		return cmp.Compare(from.index(d.want.byDevice[a.Device]), from.index(d.want.byDevice[b.Device]))
+		return cmp.Compare(from.index(st.want.byDevice[a.Device]), from.index(st.want.byDevice[b.Device]))
 	})
 	return members
 }
 
-func (d *Driver) planeOf(device string) string {
-	for _, plane := range d.forwarding.GetPlanes() {
+// planeOf returns the plane of a device, or "".
+func planeOf(forwarding *farev1.Forwarding, device string) string {
+	for _, plane := range forwarding.GetPlanes() {
 		for _, sp := range plane.SubPorts {
 			if sp.Device == device {
 				return plane.Plane

@@ -33,8 +33,8 @@ func refusing(d *Driver, messages, dumps func(what string) unix.Errno, do func()
 	set := func(messages, dumps func(what string) unix.Errno) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.conn.Refuse(messages)
-		d.conn.RefuseDumps(dumps)
+		d.kernel.conn.Refuse(messages)
+		d.kernel.conn.RefuseDumps(dumps)
 	}
 	set(messages, dumps)
 	defer set(nil, nil)
@@ -68,14 +68,14 @@ func TestGoneAlready(t *testing.T) {
 	d, c := h.start()
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1), destination(target6(0), 1))
-	if err := d.news.Close(); err != nil { // no events are received from here on
+	if err := d.others.news.Close(); err != nil { // no events are received from here on
 		t.Fatal(err)
 	}
 	h.IP("route", "del", target4(0))
 	h.IP("-6", "route", "del", target6(0))
 	s.do(deleteDestination(target4(0)), deleteDestination(target6(0)), deleteGroupOp(1))
 	d.mu.Lock()
-	failures := d.execute(&plan{lastOps: []op{{kind: deleteGroup, id: 4711}, {kind: deleteNexthop, id: 4712}}}, false)
+	failures := d.kernel.execute(&plan{lastOps: []op{{kind: deleteGroup, id: 4711}, {kind: deleteNexthop, id: 4712}}}, false)
 	d.mu.Unlock()
 	if len(failures) != 0 {
 		t.Errorf("%v", failures)
@@ -90,6 +90,7 @@ func TestMessagesAreCounted(t *testing.T) {
 	h := newHost(t, 3)
 	h.captured()
 	h.config.witnessTime = time.Hour
+	h.config.moveRoutes = -1
 	d, c := h.start()
 	s := program(t, c.server)
 	type counts struct{ nexthops, groups, routes uint64 }
@@ -98,7 +99,7 @@ func TestMessagesAreCounted(t *testing.T) {
 		switch words := strings.Fields(what); {
 		case words[1] == "route":
 			seen.routes++
-		case strings.Contains(what, "group") || what == fmt.Sprint("delete nexthop ", d.have.groups[groupKey{1, v4}].idOf()):
+		case strings.Contains(what, "group") || what == fmt.Sprint("delete nexthop ", d.state.have.groups[groupKey{1, v4}].idOf()):
 			seen.groups++
 		default:
 			seen.nexthops++
@@ -210,7 +211,7 @@ func TestNoWayBack(t *testing.T) {
 	s.do(h.group(1, 1, 1), h.group(2, 1, 3), destination(target4(0), 1), destination(target4(1), 2), destination(target4(2), 2))
 	before := h.state()
 	d.mu.Lock()
-	was := d.want.vectors[1]
+	was := d.state.want.vectors[1]
 	d.mu.Unlock()
 	other := proto.CloneOf(was)
 	other.Members[0].Weight = 7
@@ -262,7 +263,7 @@ func TestRefusedMoveKeepsTheRoute(t *testing.T) {
 	s.do(h.group(1, 1, 1), h.group(2, 1, 3), destination(target4(0), 1), destination(target4(1), 2))
 	before := h.state()
 	d.mu.Lock()
-	group := d.have.routes[routeKey{mustPrefix(target4(1)), 254}].nexthop
+	group := d.state.have.routes[routeKey{mustPrefix(target4(1)), 254}].nexthop
 	d.mu.Unlock()
 	move := contract.Change{Kind: contract.DestinationChange, Prefix: mustPrefix(target4(1))}
 	move.From.Group, move.To.Group = 2, 1
@@ -317,7 +318,7 @@ func TestHelloWithoutRoom(t *testing.T) {
 	}{{true, 0}, {false, 1}} {
 		lines := len(log.lines("cannot restore the forwarding before"))
 		refusing(d, func(what string) unix.Errno {
-			if (strings.HasPrefix(what, "set nexthop") || strings.HasPrefix(what, "add nexthop")) && (len(d.want.subPorts) == 1 || !c.back) {
+			if (strings.HasPrefix(what, "set nexthop") || strings.HasPrefix(what, "add nexthop")) && (len(d.state.want.subPorts) == 1 || !c.back) {
 				return unix.ENOMEM
 			}
 			return 0
@@ -336,8 +337,8 @@ func TestHelloWithoutRoom(t *testing.T) {
 			return nil
 		})
 		d.mu.Lock()
-		if len(d.want.subPorts) != 2 || !proto.Equal(d.forwarding, h.forwarding) {
-			t.Errorf("%+v: %d sub-ports, %v", c, len(d.want.subPorts), d.forwarding)
+		if len(d.state.want.subPorts) != 2 || !proto.Equal(d.forwarding, h.forwarding) {
+			t.Errorf("%+v: %d sub-ports, %v", c, len(d.state.want.subPorts), d.forwarding)
 		}
 		d.mu.Unlock()
 	}
@@ -357,7 +358,7 @@ func TestHelloWithoutRoom(t *testing.T) {
 	// A loopback that the kernel refused once is tried again.
 	h.sends("10.255.0.1", "fd00:255::1")
 	d.mu.Lock()
-	d.have.unfit[mustPrefix("10.255.0.1/32").Addr()] = true
+	d.state.have.unfit[mustPrefix("10.255.0.1/32").Addr()] = true
 	d.mu.Unlock()
 	s.do(deleteDestination(target4(0)), destination(target4(0), 1))
 	h.sends("", "fd00:255::1")
@@ -382,7 +383,7 @@ func TestDroppingRouteRefused(t *testing.T) {
 		return 0
 	}, nil, func() { s.do(of(sourceA, destination(target4(5), 1))) })
 	for _, source := range []string{sourceB, sourceC} {
-		table := fmt.Sprint(d.want.sources[mustPrefix(source)].own)
+		table := fmt.Sprint(d.state.want.sources[mustPrefix(source)].own)
 		if text := h.IP("route", "show", "table", table, "to", target4(5)); n != 1 || text == "" {
 			t.Errorf("%d refusals; table %s: %q", n, table, text)
 		}
@@ -399,7 +400,7 @@ func TestNexthopsThatCannotGo(t *testing.T) {
 	s.do(h.group(1, 1, 1), destination(target4(0), 1))
 	lines := func() int { return len(log.lines("packets go to a device without a carrier")) }
 	d.mu.Lock()
-	d.remove(map[uint32]*pool{4711: nil})
+	d.kernel.remove(map[uint32]*pool{4711: nil})
 	d.mu.Unlock()
 	if lines() != 0 {
 		t.Errorf("logged %q", log.lines("level="))
@@ -407,7 +408,7 @@ func TestNexthopsThatCannotGo(t *testing.T) {
 	refusing(d, beginning(unix.EPERM, "delete nexthop"), nil, func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.remove(map[uint32]*pool{4711: nil})
+		d.kernel.remove(map[uint32]*pool{4711: nil})
 	})
 	if lines() != 1 {
 		t.Errorf("logged %q", log.lines("level="))
@@ -415,15 +416,15 @@ func TestNexthopsThatCannotGo(t *testing.T) {
 	// Packets that wait are given up once no group sends more of them.
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	g := d.have.groups[groupKey{1, v4}]
-	d.dark[4711] = true
+	g := d.state.have.groups[groupKey{1, v4}]
+	d.links.dark[4711] = true
 	g.moved = true
-	if d.abandon(); !d.dark[4711] {
+	if d.links.abandon(); !d.links.dark[4711] {
 		t.Error("given up while a group may send more")
 	}
 	g.moved = false
-	if d.abandon(); len(d.dark) != 0 || len(log.lines("connections may stall")) != 0 {
-		t.Errorf("dark %v; logged %q", d.dark, log.lines("level="))
+	if d.links.abandon(); len(d.links.dark) != 0 || len(log.lines("connections may stall")) != 0 {
+		t.Errorf("dark %v; logged %q", d.links.dark, log.lines("level="))
 	}
 }
 

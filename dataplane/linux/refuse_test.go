@@ -48,7 +48,7 @@ func TestRefusedInTheMiddle(t *testing.T) {
 		}
 		d.mu.Lock()
 		n := 0
-		d.conn.Refuse(func(string) unix.Errno {
+		d.kernel.conn.Refuse(func(string) unix.Errno {
 			if n++; n == k || lasts && n > k {
 				hit = true
 				return errno
@@ -58,7 +58,7 @@ func TestRefusedInTheMiddle(t *testing.T) {
 		d.mu.Unlock()
 		refused := s.try(ops...)
 		d.mu.Lock()
-		d.conn.Refuse(nil)
+		d.kernel.conn.Refuse(nil)
 		d.mu.Unlock()
 		not := map[uint64]bool{}
 		for _, ack := range refused {

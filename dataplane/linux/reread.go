@@ -2,7 +2,6 @@ package linux
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -11,110 +10,120 @@ import (
 	"github.com/fared/fared/internal/rtnl"
 )
 
+// reader reads the kernel back, and marks the parts that differ from the state.
+type reader struct {
+	state     *state
+	kernel    *kernel
+	links     *links
+	integrity *integrity
+	strange   []rtnl.Route // marked routes that a Driver cannot have set; removeStrays removes them
+}
+
 // reread reads back the kernel state and marks the parts that differ from the desired state. If buckets is set, it also
 // compares the owner of every bucket. The caller holds mu.
-func (d *Driver) reread(buckets bool) error {
-	d.stats.Resyncs++
-	d.unread = true // until everything is read
-	links, err := d.conn.Links()
+func (rd *reader) reread(buckets bool) error {
+	rd.state.stats.Resyncs++
+	rd.integrity.unread = true // until everything is read
+	links, err := rd.kernel.conn.Links()
 	if err != nil {
 		return err
 	}
-	nexthops, err := d.conn.Nexthops()
+	nexthops, err := rd.kernel.conn.Nexthops()
 	if err != nil {
 		return err
 	}
-	routes, strange, err := d.readRoutes()
+	routes, strange, err := rd.readRoutes()
 	if err != nil {
 		return err
 	}
-	if err := d.rereadAddresses(); err != nil {
+	if err := rd.rereadAddresses(); err != nil {
 		return err
 	}
-	d.rereadLinks(links)
+	rd.rereadLinks(links)
 	ours := map[uint32]rtnl.Nexthop{}
-	clear(d.have.used)
+	clear(rd.state.have.used)
 	for _, n := range nexthops {
-		d.have.used[n.ID] = true
-		if n.Protocol == d.config.Protocol {
+		rd.state.have.used[n.ID] = true
+		if n.Protocol == rd.state.config.Protocol {
 			ours[n.ID] = n
 		}
 	}
-	for key, g := range d.have.groups {
+	for key, g := range rd.state.have.groups {
 		if g.id == 0 {
 			continue
 		}
-		if _, mine := ours[g.id]; d.have.used[g.id] && !mine {
-			d.differs("group %d now belongs to another program", g.id)
+		if _, mine := ours[g.id]; rd.state.have.used[g.id] && !mine {
+			rd.integrity.differs("group %d now belongs to another program", g.id)
 			g.exists, g.segments, g.members, g.weights, g.moved, g.id = false, nil, nil, nil, false, 0
-			d.staleGroups[key] = true
+			rd.state.staleGroups[key] = true
 			continue
 		}
-		d.have.used[g.id] = true
-		if err := d.rereadGroup(g, ours, buckets); err != nil {
+		rd.state.have.used[g.id] = true
+		if err := rd.rereadGroup(g, ours, buckets); err != nil {
 			return err
 		}
 		if g.moved { // the routes of a group that is gone are gone with it, so that they mark it
-			d.staleGroups[key] = true
+			rd.state.staleGroups[key] = true
 		}
 		delete(ours, g.id)
 	}
-	clear(d.have.strays)
+	clear(rd.state.have.strays)
 	for id, n := range ours {
 		if len(n.Members) == 0 {
 			continue
 		}
 		s := stray{Nexthop: n}
-		if n.Resilient && !d.settled {
-			table, err := d.conn.Buckets(id)
+		if n.Resilient && !rd.state.settled {
+			table, err := rd.kernel.conn.Buckets(id)
 			if err != nil && !errors.Is(err, unix.ENOENT) {
 				return err
 			}
 			s.segments = segmentsOf(table)
 		}
-		d.have.strays[id] = s
+		rd.state.have.strays[id] = s
 		delete(ours, id)
 	}
-	for _, q := range d.pools() {
-		d.have.forget(q, func(id uint32) bool {
+	maps.DeleteFunc(rd.state.have.spent, func(id uint32, _ spent) bool { _, left := rd.state.have.strays[id]; return !left })
+	for _, q := range rd.state.pools() {
+		rd.state.have.forget(q, func(id uint32) bool {
 			n, ok := ours[id]
-			return !ok || !q.is(d, n)
+			return !ok || !q.is(rd.state, n)
 		})
 		for _, id := range q.ids {
 			delete(ours, id)
 		}
 	}
-	d.have.retired = slices.DeleteFunc(d.have.retired, func(id uint32) bool {
+	rd.state.have.retired = slices.DeleteFunc(rd.state.have.retired, func(id uint32) bool {
 		_, there := ours[id]
 		delete(ours, id)
 		return !there
 	})
-	d.have.loose = ours
-	for _, q := range d.pools() {
-		d.adopt(q)
+	rd.state.have.loose = ours
+	for _, q := range rd.state.pools() {
+		rd.state.adopt(q)
 	}
-	d.rereadRoutes(routes, strange)
-	if d.settled {
-		d.removeStrays()
+	rd.rereadRoutes(routes, strange)
+	if rd.state.settled {
+		rd.removeStrays()
 	}
-	d.unread = false
+	rd.integrity.unread = false
 	return nil
 }
 
 // readRoutes returns the marked routes of the Driver's tables: routes that a Driver can have set, and strange ones.
-func (d *Driver) readRoutes() (routes map[routeKey]routeState, strange []rtnl.Route, err error) {
+func (rd *reader) readRoutes() (routes map[routeKey]routeState, strange []rtnl.Route, err error) {
 	routes = map[routeKey]routeState{}
-	for _, f := range families(d.ipv6) {
-		found, err := d.conn.RoutesBy(f, 0, d.config.Protocol)
+	for _, f := range families(rd.state.ipv6) {
+		found, err := rd.kernel.conn.RoutesBy(f, 0, rd.state.config.Protocol)
 		if err != nil {
 			return nil, nil, err
 		}
 		for _, r := range found {
-			if r.Table != d.config.Table && !d.config.ofSource(r.Table) {
+			if r.Table != rd.state.config.Table && !rd.state.config.ofSource(r.Table) {
 				continue // of another data plane with the same mark
 			}
 			r = byNexthop(r)
-			if r.Nexthop != 0 && r.Metric == d.config.Metric && r.Prefix.IsSingleIP() {
+			if r.Nexthop != 0 && r.Metric == rd.state.config.Metric && r.Prefix.IsSingleIP() {
 				routes[routeKey{r.Prefix, r.Table}] = routeState{r.Nexthop, r.Source}
 			} else {
 				strange = append(strange, r)
@@ -146,36 +155,36 @@ func hasIPv6() bool {
 	return err == nil
 }
 
-func (d *Driver) rereadLinks(links []rtnl.Link) {
+func (rd *reader) rereadLinks(links []rtnl.Link) {
 	now := map[int]rtnl.Link{}
 	for _, l := range links {
 		now[l.Index] = l
 	}
 	var events []rtnl.LinkEvent
-	for index, l := range d.have.links {
+	for index, l := range rd.state.have.links {
 		if _, ok := now[index]; !ok {
 			events = append(events, rtnl.LinkEvent{Link: l, Gone: true})
 		}
 	}
 	for _, l := range links {
-		if d.have.links[l.Index] != l {
+		if rd.state.have.links[l.Index] != l {
 			events = append(events, rtnl.LinkEvent{Link: l})
 		}
 	}
-	d.takeLinks(events)
+	rd.links.takeLinks(events)
 }
 
 // rereadGroup compares the recorded state of a group with the kernel.
-func (d *Driver) rereadGroup(g *group, ours map[uint32]rtnl.Nexthop, buckets bool) error {
+func (rd *reader) rereadGroup(g *group, ours map[uint32]rtnl.Nexthop, buckets bool) error {
 	n, ok := ours[g.id]
-	if !ok || len(n.Members) == 0 || !n.Resilient || int(n.Buckets) != d.want.size || n.IdleTimer != 0 {
+	if !ok || len(n.Members) == 0 || !n.Resilient || int(n.Buckets) != rd.state.want.size || n.IdleTimer != 0 {
 		if g.exists {
-			d.differs("group %d is gone, or was changed", g.id)
+			rd.integrity.differs("group %d is gone, or was changed", g.id)
 		}
 		g.exists, g.segments, g.members, g.weights, g.moved = false, nil, nil, nil, false
 		if ok {
 			// The group has the mark but not the expected form: it is removed as a stray, and a new group replaces it.
-			d.staleGroups[g.key] = true
+			rd.state.staleGroups[g.key] = true
 			g.id = 0
 		}
 		return nil
@@ -184,16 +193,16 @@ func (d *Driver) rereadGroup(g *group, ours map[uint32]rtnl.Nexthop, buckets boo
 		// The group was created by a batch whose answers were lost.
 		g.exists, g.members, g.moved = true, n.Members, true
 	}
-	same := maps.Equal(weightsOf(n.Members), weightsOf(g.members)) && d.lead(g.members, ours)
+	same := maps.Equal(weightsOf(n.Members), weightsOf(g.members)) && rd.lead(g.members, ours)
 	if same && buckets {
 		var err error
-		if same, err = d.sameBuckets(g); err != nil {
+		if same, err = rd.sameBuckets(g); err != nil {
 			return err
 		}
 	}
 	if !same {
 		if !g.moved {
-			d.differs("group %d has other members or buckets", g.id)
+			rd.integrity.differs("group %d has other members or buckets", g.id)
 			// The weights behind the members are unknown, so the group is redistributed immediately.
 			g.weights = nil
 		}
@@ -206,20 +215,20 @@ func (d *Driver) rereadGroup(g *group, ours map[uint32]rtnl.Nexthop, buckets boo
 }
 
 // sameBuckets compares the owner of every bucket of a group with the kernel.
-func (d *Driver) sameBuckets(g *group) (bool, error) {
+func (rd *reader) sameBuckets(g *group) (bool, error) {
 	if g.moved || g.dropping {
 		return true, nil // the owners are unknown, or one nexthop owns all
 	}
-	table, err := d.conn.Buckets(g.id)
+	table, err := rd.kernel.conn.Buckets(g.id)
 	return slices.Equal(segmentsOf(table), g.segments), err
 }
 
 // lead reports whether members have the next hops that the Driver gave them.
-func (d *Driver) lead(members []rtnl.Member, ours map[uint32]rtnl.Nexthop) bool {
+func (rd *reader) lead(members []rtnl.Member, ours map[uint32]rtnl.Nexthop) bool {
 	return !slices.ContainsFunc(members, func(m rtnl.Member) bool {
 		n, ok := ours[m.ID]
-		q := d.have.owners[m.ID]
-		return !ok || q != nil && !q.is(d, n)
+		q := rd.state.have.owners[m.ID]
+		return !ok || q != nil && !q.is(rd.state, n)
 	})
 }
 
@@ -231,43 +240,43 @@ func weightsOf(members []rtnl.Member) map[uint32]uint32 {
 	return weights
 }
 
-func (d *Driver) rereadRoutes(routes map[routeKey]routeState, strange []rtnl.Route) {
-	d.strangeRoute = strange
-	before := d.have.routes
-	d.have.routes = routes
-	for key := range d.want.destinations {
-		at, ok := d.want.place(key)
-		if !ok || d.staleRoutes[at] {
+func (rd *reader) rereadRoutes(routes map[routeKey]routeState, strange []rtnl.Route) {
+	rd.strange = strange
+	before := rd.state.have.routes
+	rd.state.have.routes = routes
+	for key := range rd.state.want.destinations {
+		at, ok := rd.state.want.place(key)
+		if !ok || rd.state.staleRoutes[at] {
 			continue
 		}
-		wanted, _ := d.want.wantedAt(at)
-		g := d.have.groups[groupKey{wanted, familyOf(key.Prefix.Addr())}]
+		wanted, _ := rd.state.want.wantedAt(at)
+		g := rd.state.have.groups[groupKey{wanted, familyOf(key.Prefix.Addr())}]
 		switch r, there := routes[at]; {
 		case !there || r.nexthop != g.id:
 			if g.exists {
-				d.differs("the route to %v is gone, or leads elsewhere", key)
+				rd.integrity.differs("the route to %v is gone, or leads elsewhere", key)
 			}
-			d.staleRoutes[at] = true
-		case r.source != d.want.preferred(at, &d.have):
+			rd.state.staleRoutes[at] = true
+		case r.source != rd.state.want.preferred(at, &rd.state.have):
 			if r.source != before[at].source { // otherwise the host's addresses have changed, not the route
-				d.differs("the route to %v has another source address", key)
+				rd.integrity.differs("the route to %v has another source address", key)
 			}
-			d.staleRoutes[at] = true
+			rd.state.staleRoutes[at] = true
 		}
 	}
-	for _, at := range d.want.closedRoutes() {
-		if d.have.owners[routes[at].nexthop] != d.have.hole[familyOf(at.prefix.Addr())] && !d.staleRoutes[at] {
-			d.differs("the route that makes %v unreachable in table %d is gone, or leads elsewhere", at.prefix, at.table)
-			d.staleRoutes[at] = true
+	for _, at := range rd.state.want.closedRoutes() {
+		if rd.state.have.owners[routes[at].nexthop] != rd.state.have.hole[familyOf(at.prefix.Addr())] && !rd.state.staleRoutes[at] {
+			rd.integrity.differs("the route that makes %v unreachable in table %d is gone, or leads elsewhere", at.prefix, at.table)
+			rd.state.staleRoutes[at] = true
 		}
 	}
-	if !d.settled {
+	if !rd.state.settled {
 		return
 	}
 	for at := range routes {
-		if _, ok := d.want.wantedAt(at); !ok && !d.staleRoutes[at] {
-			d.differs("an unexpected route to %v exists", at.prefix)
-			d.staleRoutes[at] = true
+		if _, ok := rd.state.want.wantedAt(at); !ok && !rd.state.staleRoutes[at] {
+			rd.integrity.differs("an unexpected route to %v exists", at.prefix)
+			rd.state.staleRoutes[at] = true
 		}
 	}
 }
@@ -280,14 +289,14 @@ func (d *Driver) rereadRoutes(routes map[routeKey]routeState, strange []rtnl.Rou
 func (d *Driver) Settle() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.settled = true
-	for at := range d.have.routes {
-		if _, ok := d.want.wantedAt(at); !ok {
-			d.staleRoutes[at] = true
+	d.state.settled = true
+	for at := range d.state.have.routes {
+		if _, ok := d.state.want.wantedAt(at); !ok {
+			d.state.staleRoutes[at] = true
 		}
 	}
 	failures := d.sync()
-	d.removeStrays()
+	d.reader.removeStrays()
 	failures = append(failures, d.sync()...)
 	var errs []error
 	for _, f := range failures {
@@ -296,117 +305,29 @@ func (d *Driver) Settle() error {
 	return errors.Join(errs...)
 }
 
-// removeStrays removes the leftovers of Settle except for routes in Driver.routes.
-func (d *Driver) removeStrays() {
+// removeStrays removes the leftovers of Settle except for routes in mirror.routes.
+func (rd *reader) removeStrays() {
 	pl := &plan{}
-	for _, r := range d.strangeRoute {
+	for _, r := range rd.strange {
 		pl.lastOps = append(pl.lastOps, op{kind: deleteRoute, at: routeKey{r.Prefix, r.Table}, route: &r})
 	}
-	d.strangeRoute = nil
+	rd.strange = nil
 	inUse := map[uint32]bool{}
-	for _, r := range d.have.routes {
+	for _, r := range rd.state.have.routes {
 		inUse[r.nexthop] = true
 	}
-	for id := range d.have.strays {
+	for id := range rd.state.have.strays {
 		if !inUse[id] {
 			pl.lastOps = append(pl.lastOps, op{kind: deleteGroup, id: id})
 		}
 	}
-	for id := range d.have.loose {
+	for id := range rd.state.have.loose {
 		pl.lastOps = append(pl.lastOps, op{kind: deleteNexthop, id: id})
 	}
-	routes := maps.Clone(d.have.routes)
-	for _, f := range d.execute(pl, false) {
-		d.log.Error("linux data plane: cannot remove the objects of an earlier run", "error", f.err)
+	routes := maps.Clone(rd.state.have.routes)
+	for _, f := range rd.kernel.execute(pl, false) {
+		rd.state.log.Error("linux data plane: cannot remove the objects of an earlier run", "error", f.err)
 	}
 	// A strange route may have the same prefix as a regular one.
-	d.have.routes = routes
-}
-
-// Removed holds the numbers of objects that Flush removed.
-type Removed struct{ Routes, Rules, Groups, Nexthops int }
-
-// Flush removes every marked route, rule and nexthop object from the network namespace of the calling thread, in all
-// tables, and nothing else. It needs no Driver, and must not run while a Driver is open. Sysctls stay.
-func Flush(config Config) (removed Removed, err error) {
-	config, err = config.withDefaults()
-	if err != nil {
-		return removed, fmt.Errorf("flush the linux data plane: %w", err)
-	}
-	conn, err := rtnl.Dial()
-	if err != nil {
-		return removed, fmt.Errorf("flush the linux data plane: %w", err)
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	// The kinds are processed in sequence, each read just before its removal: removing a nexthop removes the routes that use
-	// it.
-	for _, kind := range []func(*rtnl.Conn, uint8, *rtnl.Batch) (*int, error){removed.rules, removed.routes, removed.groups, removed.nexthops} {
-		b := conn.Begin()
-		count, err := kind(conn, config.Protocol, b)
-		if err != nil {
-			return removed, fmt.Errorf("flush the linux data plane: %w", err)
-		}
-		var errs []error
-		for _, err := range conn.Do(b) {
-			switch {
-			case err == nil:
-				*count++
-			case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESRCH):
-				errs = append(errs, err)
-			}
-		}
-		if err := errors.Join(errs...); err != nil {
-			return removed, fmt.Errorf("flush the linux data plane: %w", err)
-		}
-	}
-	return removed, nil
-}
-
-func (r *Removed) rules(conn *rtnl.Conn, protocol uint8, b *rtnl.Batch) (*int, error) {
-	for _, f := range families(hasIPv6()) {
-		rules, err := conn.Rules(f)
-		if err != nil {
-			return nil, err
-		}
-		for _, rule := range rules {
-			if rule.Protocol == protocol {
-				b.DelRule(rule)
-			}
-		}
-	}
-	return &r.Rules, nil
-}
-
-func (r *Removed) routes(conn *rtnl.Conn, protocol uint8, b *rtnl.Batch) (*int, error) {
-	for _, f := range families(hasIPv6()) {
-		routes, err := conn.RoutesBy(f, 0, protocol)
-		if err != nil {
-			return nil, err
-		}
-		for _, route := range routes {
-			b.DelRoute(byNexthop(route))
-		}
-	}
-	return &r.Routes, nil
-}
-
-func (r *Removed) groups(conn *rtnl.Conn, protocol uint8, b *rtnl.Batch) (*int, error) {
-	return &r.Groups, delNexthops(conn, protocol, b, true)
-}
-
-func (r *Removed) nexthops(conn *rtnl.Conn, protocol uint8, b *rtnl.Batch) (*int, error) {
-	return &r.Nexthops, delNexthops(conn, protocol, b, false)
-}
-
-func delNexthops(conn *rtnl.Conn, protocol uint8, b *rtnl.Batch, groups bool) error {
-	all, err := conn.Nexthops()
-	if err != nil {
-		return err
-	}
-	for _, n := range all {
-		if n.Protocol == protocol && len(n.Members) > 0 == groups {
-			b.DelNexthop(n.ID)
-		}
-	}
-	return nil
+	rd.state.have.routes = routes
 }

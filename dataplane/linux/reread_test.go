@@ -49,8 +49,8 @@ func TestUnreadIsReadAgain(t *testing.T) {
 		}, func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			if read, due := d.readBack(), d.repair.Stop(); read || !d.unread || !due {
-				t.Errorf("%s is refused: read is %v, unread is %v, another attempt is due is %v", names[k], read, d.unread, due)
+			if read, due := d.readBack(), d.repair.Stop(); read || !d.integrity.unread || !due {
+				t.Errorf("%s is refused: read is %v, unread is %v, another attempt is due is %v", names[k], read, d.integrity.unread, due)
 			}
 		})
 		all := received.take()
@@ -66,7 +66,7 @@ func TestUnreadIsReadAgain(t *testing.T) {
 		d.mu.Unlock()
 		received.settled(t)
 		d.mu.Lock()
-		unread := d.unread
+		unread := d.integrity.unread
 		d.mu.Unlock()
 		if unread {
 			t.Errorf("%s: read, and still unread", names[k])
@@ -90,10 +90,10 @@ func TestUnreadIsReadAgain(t *testing.T) {
 		t.Error(d)
 	}
 	d.mu.Lock()
-	d.auditGroup(&group{key: groupKey{1, v4}, exists: true, id: 1}) // one that is none of the Driver's by now
-	d.have.groups[groupKey{9, v4}] = &group{key: groupKey{9, v4}, id: 1}
-	d.auditGroup(d.have.groups[groupKey{9, v4}]) // one that is not there yet
-	delete(d.have.groups, groupKey{9, v4})
+	d.reader.auditGroup(&group{key: groupKey{1, v4}, exists: true, id: 1}) // one that is none of the Driver's by now
+	d.state.have.groups[groupKey{9, v4}] = &group{key: groupKey{9, v4}, id: 1}
+	d.reader.auditGroup(d.state.have.groups[groupKey{9, v4}]) // one that is not there yet
+	delete(d.state.have.groups, groupKey{9, v4})
 	d.mu.Unlock()
 	if s := d.Stats(); s.Differences != differences+2 {
 		t.Errorf("groups that cannot differ: %+v", s)
@@ -105,9 +105,9 @@ func TestUnreadIsReadAgain(t *testing.T) {
 		overruns, resyncs, logged int
 	}{{os.ErrClosed, 0, 0, 0}, {rtnl.ErrOverrun, 1, 1, 0}, {errors.New("a broken socket"), 1, 1, 1}} {
 		d.mu.Lock()
-		stats, lines := d.stats, len(log.lines("cannot receive link events"))
+		stats, lines := d.state.stats, len(log.lines("cannot receive link events"))
 		d.handleLinks(nil, c.err)
-		overruns, resyncs := int(d.stats.Overruns-stats.Overruns), int(d.stats.Resyncs-stats.Resyncs)
+		overruns, resyncs := int(d.state.stats.Overruns-stats.Overruns), int(d.state.stats.Resyncs-stats.Resyncs)
 		d.mu.Unlock()
 		if n := len(log.lines("cannot receive link events")) - lines; overruns != c.overruns || resyncs != c.resyncs || n != c.logged {
 			t.Errorf("%v: %d overruns, %d resyncs, %d lines; want %+v", c.err, overruns, resyncs, n, c)
@@ -118,7 +118,7 @@ func TestUnreadIsReadAgain(t *testing.T) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.handleLinks(nil, rtnl.ErrOverrun)
-		if !d.unread {
+		if !d.integrity.unread {
 			t.Error("nothing was read, and it counts as read")
 		}
 	})
@@ -146,12 +146,12 @@ func TestLostNewsOfObjects(t *testing.T) {
 	s := program(t, c.server)
 	s.do(h.group(1, 1, 1), destination(target4(0), 1))
 	d.mu.Lock()
-	d.disturbed()
-	overruns := d.stats.Overruns
+	d.others.disturbed()
+	overruns := d.state.stats.Overruns
 	batch(h.t, h.Namespace, slices.Repeat([]string{"route add 10.99.0.1/32 via 10.1.0.2 proto 11", "route del 10.99.0.1/32"}, 200))
-	concerned := d.disturbed()
-	if !concerned || d.stats.Overruns != overruns+1 {
-		t.Errorf("concerned is %v, %d overruns", concerned, d.stats.Overruns-overruns)
+	concerned := d.others.disturbed()
+	if !concerned || d.state.stats.Overruns != overruns+1 {
+		t.Errorf("concerned is %v, %d overruns", concerned, d.state.stats.Overruns-overruns)
 	}
 	d.mu.Unlock()
 }
@@ -169,16 +169,16 @@ func TestStraysThatCannotBeRead(t *testing.T) {
 		refusing(d, nil, beginning(errno, "dump buckets"), func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			if err := d.reread(false); errors.Is(err, errno) != fails || (err != nil) != fails || d.unread != fails {
-				t.Errorf("%v: %v, unread is %v", errno, err, d.unread)
+			if err := d.reader.reread(false); errors.Is(err, errno) != fails || (err != nil) != fails || d.integrity.unread != fails {
+				t.Errorf("%v: %v, unread is %v", errno, err, d.integrity.unread)
 			}
 		})
 	}
 	d.mu.Lock()
-	if err := d.reread(false); err != nil || len(d.have.strays) != 2 {
-		t.Errorf("%v, %v", err, d.have.strays)
+	if err := d.reader.reread(false); err != nil || len(d.state.have.strays) != 2 {
+		t.Errorf("%v, %v", err, d.state.have.strays)
 	}
-	for id, stray := range d.have.strays {
+	for id, stray := range d.state.have.strays {
 		if n := len(stray.segments); n != 2 {
 			t.Errorf("group %d has %d segments, want one for each sub-port", id, n)
 		}
@@ -194,8 +194,8 @@ func TestStraysThatCannotBeRead(t *testing.T) {
 	if err := errors.Join(h.conn.Do(b)...); err != nil {
 		t.Error(err)
 	}
-	d.have.used[99], d.have.retired, d.have.hole[v4].ids = true, []uint32{4711, 5001}, nil
-	if err := d.reread(false); err != nil {
+	d.state.have.used[99], d.state.have.retired, d.state.have.hole[v4].ids = true, []uint32{4711, 5001}, nil
+	if err := d.reader.reread(false); err != nil {
 		t.Error(err)
 	}
 	all, err := h.conn.Nexthops()
@@ -206,8 +206,8 @@ func TestStraysThatCannotBeRead(t *testing.T) {
 	for _, n := range all {
 		used[n.ID] = true
 	}
-	if _, loose := d.have.loose[5001]; !maps.Equal(d.have.used, used) || !slices.Equal(d.have.retired, []uint32{5001}) || loose || !slices.Contains(d.have.hole[v4].ids, 5000) {
-		t.Errorf("used %v, the kernel has %v; retired %v, loose %v, holes %v", d.have.used, used, d.have.retired, d.have.loose, d.have.hole[v4].ids)
+	if _, loose := d.state.have.loose[5001]; !maps.Equal(d.state.have.used, used) || !slices.Equal(d.state.have.retired, []uint32{5001}) || loose || !slices.Contains(d.state.have.hole[v4].ids, 5000) {
+		t.Errorf("used %v, the kernel has %v; retired %v, loose %v, holes %v", d.state.have.used, used, d.state.have.retired, d.state.have.loose, d.state.have.hole[v4].ids)
 	}
 	d.mu.Unlock()
 	h.IP("nexthop", "del", "id", "5002")
@@ -227,13 +227,13 @@ func TestStraysThatCannotBeRead(t *testing.T) {
 	// What cannot be removed is logged.
 	log := h.captured()
 	d.mu.Lock()
-	d.log = h.config.Logger
-	d.have.loose = map[uint32]rtnl.Nexthop{4711: {ID: 4711}}
+	d.state.log = h.config.Logger
+	d.state.have.loose = map[uint32]rtnl.Nexthop{4711: {ID: 4711}}
 	d.mu.Unlock()
 	refusing(d, beginning(unix.EPERM, "delete"), nil, func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.removeStrays()
+		d.reader.removeStrays()
 	})
 	if lines := log.lines("cannot remove the objects of an earlier run"); len(lines) != 1 {
 		t.Errorf("logged %q", lines)

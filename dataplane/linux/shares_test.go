@@ -94,7 +94,7 @@ func TestPacketsFollowWeights(t *testing.T) {
 				}
 				t.Logf("%s: %v %s", to, ack.Level, ack.Message)
 			}
-			t.Logf("%d buckets, %+v", d.want.size, d.Stats())
+			t.Logf("%d buckets, %+v", d.state.want.size, d.Stats())
 		})
 	}
 }

@@ -2,8 +2,6 @@ package linux
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -12,7 +10,6 @@ import (
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/dataplane/internal/contract"
-	"github.com/fared/fared/internal/rtnl"
 )
 
 // routeKey identifies a route.
@@ -65,60 +62,44 @@ func (s *source) text() string {
 	return s.name.String()
 }
 
-// count adds by (1 or -1) to the number of source groups that have a destination, and marks the routes in the tables where
-// the destination may have become reachable or unreachable.
-func (d *Driver) count(key contract.DestinationKey, by int) {
-	before := d.want.named[key.Prefix]
-	if d.want.named[key.Prefix] += by; d.want.named[key.Prefix] == 0 {
-		delete(d.want.named, key.Prefix)
-	}
-	crossed := before == 0 || before+by == 0
-	at, _ := d.want.place(key)
-	for own, s := range d.want.tables {
-		if crossed || s.table == at.table {
-			d.staleRoutes[routeKey{key.Prefix, own}] = true
-		}
-	}
-}
-
 // setSources applies the source groups of a Forwarding, whose sub-ports are already in byDevice, and reports whether they
 // differ from the previous ones. A source group that is no longer in the Forwarding stays while destinations refer to it.
-func (d *Driver) setSources(forwarding *farev1.Forwarding) (other bool) {
-	before := d.want.sources
-	for _, at := range d.want.closedRoutes() { // they may not exist in the new state
-		d.staleRoutes[at] = true
+func (st *state) setSources(forwarding *farev1.Forwarding) (other bool) {
+	before := st.want.sources
+	for _, at := range st.want.closedRoutes() { // they may not exist in the new state
+		st.staleRoutes[at] = true
 	}
-	d.want.sources, d.want.order, d.want.claimants = map[netip.Prefix]*source{}, nil, map[uint32][]netip.Prefix{}
+	st.want.sources, st.want.order, st.want.claimants = map[netip.Prefix]*source{}, nil, map[uint32][]netip.Prefix{}
 	groups := contract.SourceGroups(forwarding)
 	most := 0
 	for _, g := range groups {
 		s := &source{name: g.Name, loopbacks: g.Loopbacks}
 		var subPorts []*subPort
 		for _, device := range g.Devices {
-			subPorts = append(subPorts, d.want.byDevice[device])
+			subPorts = append(subPorts, st.want.byDevice[device])
 		}
 		s.setSubPorts(subPorts)
 		most = max(most, len(subPorts))
-		d.want.sources[s.name] = s
-		d.want.order = append(d.want.order, s)
+		st.want.sources[s.name] = s
+		st.want.order = append(st.want.order, s)
 	}
 	referred := map[netip.Prefix]bool{}
-	for key := range d.want.destinations {
+	for key := range st.want.destinations {
 		referred[key.Source] = true
 	}
 	for name, s := range before {
-		if d.want.sources[name] == nil && referred[name] {
+		if st.want.sources[name] == nil && referred[name] {
 			s.gone = true
-			s.setSubPorts(slices.DeleteFunc(slices.Clone(s.subPorts), func(sp *subPort) bool { return d.want.byDevice[sp.device] != sp }))
-			d.want.sources[name] = s
+			s.setSubPorts(slices.DeleteFunc(slices.Clone(s.subPorts), func(sp *subPort) bool { return st.want.byDevice[sp.device] != sp }))
+			st.want.sources[name] = s
 		}
 	}
-	d.setTables(before)
-	d.resize(d.buckets(most), most)
-	if len(before) != len(d.want.sources) {
+	st.setTables(before)
+	st.resize(st.buckets(most), most)
+	if len(before) != len(st.want.sources) {
 		return true
 	}
-	for name, s := range d.want.sources {
+	for name, s := range st.want.sources {
 		if b := before[name]; b == nil || b.table != s.table || b.own != s.own || !slices.Equal(b.subPorts, s.subPorts) || b.gone != s.gone {
 			return true
 		}
@@ -129,47 +110,47 @@ func (d *Driver) setSources(forwarding *farev1.Forwarding) (other bool) {
 // setTables assigns an own table to each source group if there are several: the previous table, which after a restart is
 // known from the rules, or a free one. The routes of the first source group are in Config.Table, those of the others in
 // their own tables.
-func (d *Driver) setTables(before map[netip.Prefix]*source) {
-	clear(d.want.tables)
+func (st *state) setTables(before map[netip.Prefix]*source) {
+	clear(st.want.tables)
 	taken := map[uint32]bool{}
-	for name, s := range d.want.sources {
-		if b := before[name]; b != nil && (s.gone || len(d.want.order) > 1) {
+	for name, s := range st.want.sources {
+		if b := before[name]; b != nil && (s.gone || len(st.want.order) > 1) {
 			s.own = b.own
 		}
 		taken[s.own] = true
 	}
-	for i, s := range d.want.order {
-		if ruled := d.ruled[s.name]; s.own == 0 && len(d.want.order) > 1 && !taken[ruled] {
+	for i, s := range st.want.order {
+		if ruled := st.have.ruled[s.name]; s.own == 0 && len(st.want.order) > 1 && !taken[ruled] {
 			s.own, taken[ruled] = ruled, true
 		}
-		for free := d.config.SourceTable; s.own == 0 && len(d.want.order) > 1; free++ {
+		for free := st.config.SourceTable; s.own == 0 && len(st.want.order) > 1; free++ {
 			if !taken[free] {
 				s.own, taken[free] = free, true
 			}
 		}
 		if s.own != 0 {
-			d.want.tables[s.own] = s
+			st.want.tables[s.own] = s
 		}
 		s.table = s.own
 		if i == 0 {
-			s.table = d.config.Table
+			s.table = st.config.Table
 		}
-		d.want.claimants[s.table] = append(d.want.claimants[s.table], s.name)
+		st.want.claimants[s.table] = append(st.want.claimants[s.table], s.name)
 	}
 	var gone []netip.Prefix
-	for name, s := range d.want.sources {
+	for name, s := range st.want.sources {
 		if s.gone {
 			gone = append(gone, name)
 		}
 	}
 	slices.SortFunc(gone, netip.Prefix.Compare)
 	for _, name := range gone {
-		d.want.claimants[d.want.sources[name].table] = append(d.want.claimants[d.want.sources[name].table], name)
+		st.want.claimants[st.want.sources[name].table] = append(st.want.claimants[st.want.sources[name].table], name)
 	}
 }
 
 // judgeSources checks the requirements of this data plane on source groups that exceed the contract.
-func (d *Driver) judgeSources(forwarding *farev1.Forwarding) error {
+func (st *state) judgeSources(forwarding *farev1.Forwarding) error {
 	groups := contract.SourceGroups(forwarding)
 	if len(groups) > maxSources/2 { // removed source groups keep their tables for a while
 		return status.Errorf(codes.InvalidArgument, "forwarding: %d source groups, above the limit of %d; merge some", len(groups), maxSources/2)
@@ -178,71 +159,8 @@ func (d *Driver) judgeSources(forwarding *farev1.Forwarding) error {
 	for _, g := range groups {
 		most = max(most, len(g.Devices))
 	}
-	if buckets := d.buckets(most); most > buckets {
+	if buckets := st.buckets(most); most > buckets {
 		return status.Errorf(codes.InvalidArgument, "forwarding: %d sub-ports exceed %d buckets; set more buckets", most, buckets)
-	}
-	return nil
-}
-
-// wantedRules returns the rules that lead to the Driver's tables.
-func (d *Driver) wantedRules() (rules []rtnl.Rule) {
-	for _, f := range families(d.ipv6) {
-		rule := rtnl.Rule{Family: f, Priority: d.config.RulePriority, Table: d.config.Table, Protocol: d.config.Protocol}
-		if !isMain(d.config.Table) {
-			rules = append(rules, rule)
-		}
-		rule.Priority--
-		for _, s := range d.want.order {
-			if s.own == 0 {
-				continue
-			}
-			for _, loopback := range s.loopbacks {
-				if families(true)[familyOf(loopback.Addr())] == f {
-					rule.Table, rule.Source = s.own, loopback
-					rules = append(rules, rule)
-				}
-			}
-		}
-	}
-	return rules
-}
-
-// setUpRules adds the rules that lead to the Driver's tables and removes those of former source groups. Before the source
-// groups are known, it records the rules in ruled.
-func (d *Driver) setUpRules() error {
-	b := d.conn.Begin()
-	wanted := d.wantedRules()
-	for _, f := range families(d.ipv6) {
-		rules, err := d.conn.Rules(f)
-		if err != nil {
-			return err
-		}
-		for _, want := range wanted {
-			if want.Family == f && !slices.Contains(rules, want) {
-				if d.made[want] {
-					d.differs("%v from %v is gone", want, want.Source)
-				}
-				b.SetRule(want)
-			}
-		}
-		for _, rule := range rules {
-			if rule.Protocol != d.config.Protocol || !d.config.ofSource(rule.Table) || slices.Contains(wanted, rule) {
-				continue
-			}
-			if d.want.order == nil {
-				d.ruled[rule.Source] = rule.Table
-			} else {
-				b.DelRule(rule)
-			}
-		}
-	}
-	d.stats.Rules += uint64(b.Len())
-	if err := errors.Join(d.conn.Do(b)...); err != nil {
-		return fmt.Errorf("rules: %w", err)
-	}
-	clear(d.made)
-	for _, rule := range wanted {
-		d.made[rule] = true
 	}
 	return nil
 }

@@ -169,7 +169,7 @@ func TestSourceGroups(t *testing.T) {
 		must(e.sourcesSplit(splitA, splitB, splitC))
 	}
 	received.take()
-	table := d.want.sources[mustPrefix(sourceC)].table
+	table := d.state.want.sources[mustPrefix(sourceC)].table
 	h.IP("route", "flush", "table", fmt.Sprint(table))
 	received.settled(t)
 	netnstest.Eventually(t, 10*time.Second, func() error { return e.sourcesSplit(splitA, splitB, splitC) })

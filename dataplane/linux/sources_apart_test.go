@@ -102,7 +102,7 @@ func sourcesKeepApart(t *testing.T, table uint32) {
 	s.do(set(sourceA, ofA, 1)...)
 
 	// Another program changes the routes and rules behind this.
-	tableA, tableB := fmt.Sprint(d.want.sources[mustPrefix(sourceA)].own), fmt.Sprint(d.want.sources[mustPrefix(sourceB)].own)
+	tableA, tableB := fmt.Sprint(d.state.want.sources[mustPrefix(sourceA)].own), fmt.Sprint(d.state.want.sources[mustPrefix(sourceB)].own)
 	for _, line := range []string{
 		"route del " + target4(ofA) + " table " + tableB,
 		"-6 route del " + target6(ofA) + " table " + tableB,
@@ -125,7 +125,7 @@ func sourcesKeepApart(t *testing.T, table uint32) {
 	check("after the repairs")
 
 	d.mu.Lock()
-	unfit := len(d.have.unfit) > 0 // the kernel refused source addresses during these changes; a restart sets them again
+	unfit := len(d.state.have.unfit) > 0 // the kernel refused source addresses during these changes; a restart sets them again
 	d.mu.Unlock()
 	if unfit {
 		journal := c.snapshot()

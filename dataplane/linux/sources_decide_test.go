@@ -35,7 +35,7 @@ func partition(d *Driver, groups string) *farev1.Forwarding {
 func (d *Driver) serves(source netip.Prefix, prefix string, from, to uint32) {
 	c := contract.Change{Kind: contract.DestinationChange, Source: source, Prefix: mustPrefix(prefix)}
 	c.From.Group, c.To.Group = from, to
-	d.applyChange(c, map[groupKey]bool{}, map[routeKey]bool{})
+	d.state.applyChange(c, map[groupKey]bool{}, map[routeKey]bool{})
 }
 
 // TestTablesOfSources checks the tables of source groups through a sequence of Hellos.
@@ -44,44 +44,44 @@ func TestTablesOfSources(t *testing.T) {
 	d := offline(t, 4)
 	tables := func() map[netip.Prefix][2]uint32 {
 		all := map[netip.Prefix][2]uint32{}
-		for name, s := range d.want.sources {
+		for name, s := range d.state.want.sources {
 			all[name] = [2]uint32{s.table, s.own}
 		}
 		return all
 	}
 	hello := func(groups string, other bool, want map[netip.Prefix][2]uint32, claimants map[uint32][]netip.Prefix) {
 		t.Helper()
-		if got := d.setSources(partition(d, groups)); got != other {
+		if got := d.state.setSources(partition(d, groups)); got != other {
 			t.Errorf("%q: differs from before is %v", groups, got)
 		}
-		if got := tables(); !maps.Equal(got, want) || !maps.EqualFunc(d.want.claimants, claimants, slices.Equal) {
-			t.Errorf("%q: tables %v, want %v; claimants %v, want %v", groups, got, want, d.want.claimants, claimants)
+		if got := tables(); !maps.Equal(got, want) || !maps.EqualFunc(d.state.want.claimants, claimants, slices.Equal) {
+			t.Errorf("%q: tables %v, want %v; claimants %v, want %v", groups, got, want, d.state.want.claimants, claimants)
 		}
-		for own, s := range d.want.tables {
+		for own, s := range d.state.want.tables {
 			if s.own != own {
 				t.Errorf("%q: table %d is %v's", groups, own, s.name)
 			}
 		}
 		n := 0
-		for _, s := range d.want.sources {
+		for _, s := range d.state.want.sources {
 			if s.own != 0 && !s.gone {
 				n++
 			}
 		}
-		if len(d.want.tables) != n {
-			t.Errorf("%q: tables %v, want %d", groups, d.want.tables, n)
+		if len(d.state.want.tables) != n {
+			t.Errorf("%q: tables %v, want %d", groups, d.state.want.tables, n)
 		}
 	}
 	hello("", false, map[netip.Prefix][2]uint32{noName: {main, 0}}, map[uint32][]netip.Prefix{main: {noName}})
 	d.leads(target4(0), 0, 1)
 	// B's table is known from the rules of an earlier run, and C's rule leads to a table that another source group has.
-	d.ruled = map[netip.Prefix]uint32{nameB: first + 1, nameC: first + 1}
+	d.state.have.ruled = map[netip.Prefix]uint32{nameB: first + 1, nameC: first + 1}
 	hello("ABC", true, map[netip.Prefix][2]uint32{noName: {main, 0}, nameA: {main, first}, nameB: {first + 1, first + 1}, nameC: {first + 2, first + 2}},
 		map[uint32][]netip.Prefix{main: {nameA, noName}, first + 1: {nameB}, first + 2: {nameC}})
-	if !d.want.sources[noName].gone || len(d.want.sources[noName].subPorts) != 4 || d.want.sources[nameA].gone {
-		t.Errorf("%+v", d.want.sources[noName])
+	if !d.state.want.sources[noName].gone || len(d.state.want.sources[noName].subPorts) != 4 || d.state.want.sources[nameA].gone {
+		t.Errorf("%+v", d.state.want.sources[noName])
 	}
-	hello("ABC", false, tables(), maps.Clone(d.want.claimants))
+	hello("ABC", false, tables(), maps.Clone(d.state.want.claimants))
 	d.leads(target4(0), 1, 0)
 	hello("ABC", true, map[netip.Prefix][2]uint32{nameA: {main, first}, nameB: {first + 1, first + 1}, nameC: {first + 2, first + 2}},
 		map[uint32][]netip.Prefix{main: {nameA}, first + 1: {nameB}, first + 2: {nameC}})
@@ -93,25 +93,25 @@ func TestTablesOfSources(t *testing.T) {
 	d.serves(nameC, target4(1), 0, 3)
 	hello("BA", true, map[netip.Prefix][2]uint32{nameB: {main, first + 1}, nameA: {first, first}, nameC: {first + 2, first + 2}},
 		map[uint32][]netip.Prefix{main: {nameB}, first: {nameA}, first + 2: {nameC}})
-	if s := d.want.sources[nameC]; !s.gone || len(s.subPorts) != 1 || d.want.sources[nameA].gone {
+	if s := d.state.want.sources[nameC]; !s.gone || len(s.subPorts) != 1 || d.state.want.sources[nameA].gone {
 		t.Errorf("%+v", s)
 	}
-	delete(d.want.byDevice, "p3")
+	delete(d.state.want.byDevice, "p3")
 	f := partition(d, "BA")
 	f.Planes = f.Planes[:3]
 	f.SourceGroups[0].Devices = []string{"p1", "p2"}
-	if !d.setSources(f) || len(d.want.sources[nameC].subPorts) != 0 || d.want.sources[nameC].index(d.want.subPorts[3]) != -1 || len(d.want.sources[nameB].subPorts) != 2 ||
-		d.want.sources[nameB].index(d.want.subPorts[2]) != 1 || d.want.sources[nameB].index(d.want.subPorts[0]) != -1 {
-		t.Errorf("without p3: %+v, %+v", d.want.sources[nameB], d.want.sources[nameC])
+	if !d.state.setSources(f) || len(d.state.want.sources[nameC].subPorts) != 0 || d.state.want.sources[nameC].index(d.state.want.subPorts[3]) != -1 || len(d.state.want.sources[nameB].subPorts) != 2 ||
+		d.state.want.sources[nameB].index(d.state.want.subPorts[2]) != 1 || d.state.want.sources[nameB].index(d.state.want.subPorts[0]) != -1 {
+		t.Errorf("without p3: %+v, %+v", d.state.want.sources[nameB], d.state.want.sources[nameC])
 	}
-	if d.want.sources[nameB].layout != (layout{64, 2}) || d.want.lasting != 4 {
-		t.Errorf("%+v, lasting %d", d.want.sources[nameB].layout, d.want.lasting)
+	if d.state.want.sources[nameB].layout != (layout{64, 2}) || d.state.want.lasting != 4 {
+		t.Errorf("%+v, lasting %d", d.state.want.sources[nameB].layout, d.state.want.lasting)
 	}
 	// One that is alone needs no table.
 	d.serves(nameC, target4(1), 3, 0)
-	d.setSources(partition(d, "")) // as Server has it: none is listed, so that all loopbacks are in one
-	if got := tables(); !maps.Equal(got, map[netip.Prefix][2]uint32{noName: {main, 0}}) || len(d.want.tables) != 0 {
-		t.Errorf("alone: %v, %v", got, d.want.tables)
+	d.state.setSources(partition(d, "")) // as Server has it: none is listed, so that all loopbacks are in one
+	if got := tables(); !maps.Equal(got, map[netip.Prefix][2]uint32{noName: {main, 0}}) || len(d.state.want.tables) != 0 {
+		t.Errorf("alone: %v, %v", got, d.state.want.tables)
 	}
 }
 
@@ -119,17 +119,17 @@ func TestTablesOfSources(t *testing.T) {
 func TestOrderOfSubPorts(t *testing.T) {
 	d := offline(t, 3)
 	f := &farev1.Forwarding{Planes: slices.Clone(d.forwarding.Planes)}
-	if d.setSources(f) {
+	if d.state.setSources(f) {
 		t.Error("the same is another one")
 	}
 	f.Planes[0], f.Planes[1] = f.Planes[1], f.Planes[0]
-	if !d.setSources(f) {
+	if !d.state.setSources(f) {
 		t.Error("another order is the same")
 	}
-	if s := d.want.sources[noName]; s.index(d.want.subPorts[1]) != 0 || s.index(d.want.subPorts[0]) != 1 || s.index(d.want.subPorts[2]) != 2 || s.index(&subPort{}) != -1 {
+	if s := d.state.want.sources[noName]; s.index(d.state.want.subPorts[1]) != 0 || s.index(d.state.want.subPorts[0]) != 1 || s.index(d.state.want.subPorts[2]) != 2 || s.index(&subPort{}) != -1 {
 		t.Errorf("%+v", s)
 	}
-	if s := d.want.sourceOf(nameA); s == nil || s.name != nameA || len(s.subPorts) != 0 || s.index(d.want.subPorts[0]) != -1 {
+	if s := d.state.want.sourceOf(nameA); s == nil || s.name != nameA || len(s.subPorts) != 0 || s.index(d.state.want.subPorts[0]) != -1 {
 		t.Errorf("a source group that is not there: %+v", s)
 	}
 	if (&source{}).text() != "" || (&source{name: nameA}).text() != "10.255.0.1/32" {
@@ -141,7 +141,7 @@ func TestOrderOfSubPorts(t *testing.T) {
 // destinations that only other source groups have.
 func TestRoutesOfSources(t *testing.T) {
 	d := offline(t, 4)
-	d.setSources(partition(d, "ABC"))
+	d.state.setSources(partition(d, "ABC"))
 	d.set(1, 1, 1)
 	d.set(2, 0, 1, 1, 1)
 	d.set(3, 0, 0, 0, 1)
@@ -158,9 +158,9 @@ func TestRoutesOfSources(t *testing.T) {
 				anywhere = anywhere || has[name][i]
 			}
 			for k, name := range order {
-				own := d.want.sources[name].own
+				own := d.state.want.sources[name].own
 				at := routeKey{prefix, own}
-				wanted, ok := d.want.wantedAt(at)
+				wanted, ok := d.state.want.wantedAt(at)
 				switch {
 				case k > 0 && has[name][i]:
 					if !ok || wanted != groups[name] {
@@ -168,7 +168,7 @@ func TestRoutesOfSources(t *testing.T) {
 					}
 				case anywhere && !(has[name][i]):
 					closed[at] = true
-					if !ok || wanted != 0 || !d.want.closedAt(at) {
+					if !ok || wanted != 0 || !d.state.want.closedAt(at) {
 						t.Fatalf("step %d: %v, which %v does not have: %d, %v", step, prefix, name, wanted, ok)
 					}
 				default: // no source group has it, or the first one, in the main table
@@ -177,13 +177,13 @@ func TestRoutesOfSources(t *testing.T) {
 					}
 				}
 			}
-			wanted, ok := d.want.wantedAt(routeKey{prefix, offlineTable})
+			wanted, ok := d.state.want.wantedAt(routeKey{prefix, offlineTable})
 			if ok != has[nameA][i] || ok && wanted != 1 {
 				t.Fatalf("step %d: %v in the main table: %d, %v", step, prefix, wanted, ok)
 			}
 		}
 		got := map[routeKey]bool{}
-		for _, at := range d.want.closedRoutes() {
+		for _, at := range d.state.want.closedRoutes() {
 			got[at] = true
 		}
 		if !maps.Equal(got, closed) {
@@ -191,9 +191,9 @@ func TestRoutesOfSources(t *testing.T) {
 		}
 		// Plans brought about exactly that.
 		d.obey(t)
-		for at, r := range d.have.routes {
-			wanted, ok := d.want.wantedAt(at)
-			if g := d.have.groups[groupKey{wanted, v4}]; !ok || wanted == 0 && d.have.owners[r.nexthop] != d.have.hole[v4] || wanted != 0 && r.nexthop != g.id {
+		for at, r := range d.state.have.routes {
+			wanted, ok := d.state.want.wantedAt(at)
+			if g := d.state.have.groups[groupKey{wanted, v4}]; !ok || wanted == 0 && d.state.have.owners[r.nexthop] != d.state.have.hole[v4] || wanted != 0 && r.nexthop != g.id {
 				t.Fatalf("step %d: at %v stands %v, want %d, %v", step, at, r, wanted, ok)
 			}
 		}
@@ -201,8 +201,8 @@ func TestRoutesOfSources(t *testing.T) {
 		for _, name := range order {
 			n += len(has[name])
 		}
-		if len(d.have.routes) != n || len(d.want.destinations) != n-len(closed) {
-			t.Fatalf("step %d: %d routes, want %d", step, len(d.have.routes), n)
+		if len(d.state.have.routes) != n || len(d.state.want.destinations) != n-len(closed) {
+			t.Fatalf("step %d: %d routes, want %d", step, len(d.state.have.routes), n)
 		}
 	}
 	check(-1)
@@ -218,16 +218,16 @@ func TestRoutesOfSources(t *testing.T) {
 		d.serves(name, target4(i), from, to)
 		check(step)
 	}
-	for key := range d.want.destinations {
-		if place, ok := d.want.place(key); !ok || place != (routeKey{key.Prefix, d.want.sources[key.Source].table}) {
+	for key := range d.state.want.destinations {
+		if place, ok := d.state.want.place(key); !ok || place != (routeKey{key.Prefix, d.state.want.sources[key.Source].table}) {
 			t.Errorf("%v is at %v, %v", key, place, ok)
 		}
 	}
-	if _, ok := d.want.place(contract.DestinationKey{Source: noName, Prefix: mustPrefix(target4(0))}); ok {
+	if _, ok := d.state.want.place(contract.DestinationKey{Source: noName, Prefix: mustPrefix(target4(0))}); ok {
 		t.Error("a source group that is not there has a place")
 	}
 	for address, want := range map[string]netip.Prefix{"10.255.0.1": nameA, "10.255.0.2": nameB, "fd00:255::3": nameC, "10.1.0.1": nameA} {
-		if got := d.want.sourceFrom(netip.MustParseAddr(address)).name; got != want {
+		if got := d.state.want.sourceFrom(netip.MustParseAddr(address)).name; got != want {
 			t.Errorf("packets from %s are %v's, want %v", address, got, want)
 		}
 	}
@@ -236,7 +236,7 @@ func TestRoutesOfSources(t *testing.T) {
 // TestOrderOfAPlan: routes that drop packets are set before, and removed after, the routes that these packets would take.
 func TestOrderOfAPlan(t *testing.T) {
 	d := offline(t, 4)
-	d.setSources(partition(d, "AB"))
+	d.state.setSources(partition(d, "AB"))
 	d.set(1, 1, 1)
 	d.serves(nameA, target4(0), 0, 1)
 	index := func(ops []op, kind opKind, table uint32) int {
@@ -246,14 +246,14 @@ func TestOrderOfAPlan(t *testing.T) {
 		}
 		return i
 	}
-	own := d.want.sources[nameB].own
+	own := d.state.want.sources[nameB].own
 	ops := d.obey(t)
-	if index(ops, setRoute, own) > index(ops, setRoute, offlineTable) || len(d.have.routes) != 2 {
+	if index(ops, setRoute, own) > index(ops, setRoute, offlineTable) || len(d.state.have.routes) != 2 {
 		t.Errorf("set: %+v", ops)
 	}
 	d.serves(nameA, target4(0), 1, 0)
 	ops = d.obey(t)
-	if index(ops, deleteRoute, own) < index(ops, deleteRoute, offlineTable) || len(d.have.routes) != 0 {
+	if index(ops, deleteRoute, own) < index(ops, deleteRoute, offlineTable) || len(d.state.have.routes) != 0 {
 		t.Errorf("removed: %+v", ops)
 	}
 	if i := slices.IndexFunc(ops, func(o op) bool { return o.kind == deleteGroup }); i < index(ops, deleteRoute, offlineTable) {
@@ -262,22 +262,22 @@ func TestOrderOfAPlan(t *testing.T) {
 	// A Hello without source groups has no place for routes that drop.
 	d.serves(nameA, target4(0), 0, 1)
 	d.obey(t)
-	d.setSources(partition(d, ""))
-	if at := (routeKey{mustPrefix(target4(0)), own}); !d.staleRoutes[at] || d.have.routes[at].nexthop == 0 {
-		t.Errorf("%v is not looked at: %v", at, d.staleRoutes)
+	d.state.setSources(partition(d, ""))
+	if at := (routeKey{mustPrefix(target4(0)), own}); !d.state.staleRoutes[at] || d.state.have.routes[at].nexthop == 0 {
+		t.Errorf("%v is not looked at: %v", at, d.state.staleRoutes)
 	}
-	if d.obey(t); len(d.have.routes) != 1 {
-		t.Errorf("%v", d.have.routes)
+	if d.obey(t); len(d.state.have.routes) != 1 {
+		t.Errorf("%v", d.state.have.routes)
 	}
 }
 
 // TestRulesOfSources: a rule for each loopback of each source group that has a table, before the one for a table outside main.
 func TestRulesOfSources(t *testing.T) {
 	d := offline(t, 4)
-	if got := d.wantedRules(); len(got) != 0 {
+	if got := d.rules.wanted(); len(got) != 0 {
 		t.Errorf("nothing but the main table: %v", got)
 	}
-	d.setSources(partition(d, "AB"))
+	d.state.setSources(partition(d, "AB"))
 	rule := func(family uint8, priority, table uint32, source string) rtnl.Rule {
 		r := rtnl.Rule{Family: family, Priority: priority, Table: table, Protocol: 179}
 		if source != "" {
@@ -288,11 +288,11 @@ func TestRulesOfSources(t *testing.T) {
 	const a, b = DefaultSourceTable, DefaultSourceTable + 1
 	four := []rtnl.Rule{rule(unix.AF_INET, 9999, a, "10.255.0.1/32"), rule(unix.AF_INET, 9999, b, "10.255.0.2/32")}
 	six := []rtnl.Rule{rule(unix.AF_INET6, 9999, a, "fd00:255::1/128"), rule(unix.AF_INET6, 9999, b, "fd00:255::2/128")}
-	if got := d.wantedRules(); !slices.Equal(got, slices.Concat(four, six)) {
+	if got := d.rules.wanted(); !slices.Equal(got, slices.Concat(four, six)) {
 		t.Errorf("%v", got)
 	}
-	d.ipv6, d.config.Table = false, 7000
-	if got := d.wantedRules(); !slices.Equal(got, slices.Concat([]rtnl.Rule{rule(unix.AF_INET, 10000, 7000, "")}, four)) {
+	d.state.ipv6, d.state.config.Table = false, 7000
+	if got := d.rules.wanted(); !slices.Equal(got, slices.Concat([]rtnl.Rule{rule(unix.AF_INET, 10000, 7000, "")}, four)) {
 		t.Errorf("IPv4 alone, another table: %v", got)
 	}
 }
@@ -302,7 +302,7 @@ func TestPreferredSources(t *testing.T) {
 	d := offline(t, 4)
 	f := partition(d, "AB")
 	f.SourceGroups[0].Loopbacks = append(f.SourceGroups[0].Loopbacks, "10.255.0.11/32", "fd00:255::11/128")
-	d.setSources(f)
+	d.state.setSources(f)
 	d.set(1, 1, 1)
 	for _, to := range []string{target4(0), target6(0)} {
 		d.serves(nameA, to, 0, 1)
@@ -317,41 +317,41 @@ func TestPreferredSources(t *testing.T) {
 		{[]string{"10.255.0.11", "fd00:255::11"}, nil, "10.255.0.11", "fd00:255::11"}, {[]string{"10.255.0.2", "fd00:255::2"}, nil, "", ""},
 		{[]string{"10.255.0.1", "10.255.0.11"}, []string{"10.255.0.1"}, "10.255.0.11", ""},
 	} {
-		clear(d.have.addresses)
-		clear(d.have.unfit)
+		clear(d.state.have.addresses)
+		clear(d.state.have.unfit)
 		for _, a := range c.has {
-			d.have.addresses[addr(a)] = true
+			d.state.have.addresses[addr(a)] = true
 		}
 		for _, a := range c.unfit {
-			d.have.unfit[addr(a)] = true
+			d.state.have.unfit[addr(a)] = true
 		}
 		for at, want := range map[routeKey]string{four: c.four, six: c.six} {
 			first := map[bool]string{true: "10.255.0.1", false: "fd00:255::1"}[at.prefix.Addr().Is4()]
-			got, could := d.want.loopbackFor(at, &d.have)
-			if got.IsValid() != (want != "") || want != "" && got != addr(want) || could != addr(first) || d.want.preferred(at, &d.have) != got {
+			got, could := d.state.want.loopbackFor(at, &d.state.have)
+			if got.IsValid() != (want != "") || want != "" && got != addr(want) || could != addr(first) || d.state.want.preferred(at, &d.state.have) != got {
 				t.Errorf("%+v: %v names %v, want %q; the first is %v", c, at, got, want, could)
 			}
 		}
 		// One that names another is to be set again, and what drops is none of it.
 		for f, at := range []routeKey{four, six} {
-			clear(d.staleRoutes)
-			clear(d.have.routes)
-			closed := routeKey{at.prefix, d.want.sources[nameB].own}
-			d.have.routes[at], d.have.routes[closed] = routeState{source: d.want.preferred(at, &d.have)}, routeState{source: addr("10.9.9.9")}
-			if d.staleSources(); len(d.staleRoutes) != 0 {
-				t.Errorf("%+v, family %d: %v", c, f, d.staleRoutes)
+			clear(d.state.staleRoutes)
+			clear(d.state.have.routes)
+			closed := routeKey{at.prefix, d.state.want.sources[nameB].own}
+			d.state.have.routes[at], d.state.have.routes[closed] = routeState{source: d.state.want.preferred(at, &d.state.have)}, routeState{source: addr("10.9.9.9")}
+			if d.state.staleSources(); len(d.state.staleRoutes) != 0 {
+				t.Errorf("%+v, family %d: %v", c, f, d.state.staleRoutes)
 			}
-			d.have.routes[at] = routeState{source: addr("10.9.9.9")}
-			if d.staleSources(); !maps.Equal(d.staleRoutes, map[routeKey]bool{at: true}) {
-				t.Errorf("%+v, family %d, another address: %v", c, f, d.staleRoutes)
+			d.state.have.routes[at] = routeState{source: addr("10.9.9.9")}
+			if d.state.staleSources(); !maps.Equal(d.state.staleRoutes, map[routeKey]bool{at: true}) {
+				t.Errorf("%+v, family %d, another address: %v", c, f, d.state.staleRoutes)
 			}
 		}
 	}
-	if got, first := d.want.loopbackFor(routeKey{mustPrefix(target4(0)), d.want.sources[nameB].own}, &d.have); got.IsValid() || first.IsValid() {
+	if got, first := d.state.want.loopbackFor(routeKey{mustPrefix(target4(0)), d.state.want.sources[nameB].own}, &d.state.have); got.IsValid() || first.IsValid() {
 		t.Errorf("a route that drops names %v", got)
 	}
 	for a, want := range map[string]bool{"10.255.0.1": true, "fd00:255::2": true, "10.255.0.11": true, "10.1.0.1": false} {
-		if d.want.isLoopback(addr(a)) != want {
+		if d.state.want.isLoopback(addr(a)) != want {
 			t.Errorf("%s: is a loopback is %v", a, !want)
 		}
 	}
@@ -360,20 +360,20 @@ func TestPreferredSources(t *testing.T) {
 // TestRecoverByHand checks the weights, source groups and destinations recovered from an earlier run, and their order.
 func TestRecoverByHand(t *testing.T) {
 	d := offline(t, 4)
-	d.setSources(partition(d, "AB"))
-	own := d.want.sources[nameB].own
-	for i, sp := range d.want.subPorts {
+	d.state.setSources(partition(d, "AB"))
+	own := d.state.want.sources[nameB].own
+	for i, sp := range d.state.want.subPorts {
 		for f := range sp.pools {
 			id := uint32(10 + 2*i + f)
-			d.have.owners[id] = sp.pools[f]
+			d.state.have.owners[id] = sp.pools[f]
 		}
 	}
-	d.have.owners[90] = d.have.drop[v4]
-	d.have.strays[500] = stray{segments: []segment{{10, 8}, {12, 12}, {10, 12}, {90, 1}, {99, 31}}}
-	d.have.strays[501] = stray{segments: []segment{{13, 21}, {15, 21}, {17, 22}, {11, 3}}} // p0 is none of B's
-	d.have.strays[502] = stray{}
+	d.state.have.owners[90] = d.state.have.drop[v4]
+	d.state.have.strays[500] = stray{segments: []segment{{10, 8}, {12, 12}, {10, 12}, {90, 1}, {99, 31}}}
+	d.state.have.strays[501] = stray{segments: []segment{{13, 21}, {15, 21}, {17, 22}, {11, 3}}} // p0 is none of B's
+	d.state.have.strays[502] = stray{}
 	at := func(prefix string, table uint32) routeKey { return routeKey{mustPrefix(prefix), table} }
-	d.have.routes = map[routeKey]routeState{
+	d.state.have.routes = map[routeKey]routeState{
 		at(target6(0), own): {nexthop: 501}, at(target4(2), offlineTable): {nexthop: 500}, at(target4(1), offlineTable): {nexthop: 502},
 		at(target4(0), offlineTable): {nexthop: 500}, at(target4(4), offlineTable): {nexthop: 77}, at(target4(5), own+7): {nexthop: 500},
 	}
@@ -401,12 +401,12 @@ func TestRecoverByHand(t *testing.T) {
 	if !slices.Equal(text, want) {
 		t.Errorf("%q\nwant\n%q", text, want)
 	}
-	clear(d.have.strays)
+	clear(d.state.have.strays)
 	if got := d.Recover(); got != nil {
 		t.Errorf("nothing is left: %v", got)
 	}
-	if d.planeOf("p3") != "p3" || d.planeOf("p9") != "" {
-		t.Error("planes", d.planeOf("p3"), d.planeOf("p9"))
+	if planeOf(d.forwarding, "p3") != "p3" || planeOf(d.forwarding, "p9") != "" {
+		t.Error("planes", planeOf(d.forwarding, "p3"), planeOf(d.forwarding, "p9"))
 	}
 	for _, c := range [][3]uint32{{12, 18, 6}, {0, 5, 5}, {5, 0, 5}, {7, 3, 1}, {8, 8, 8}} {
 		if got := gcd(c[0], c[1]); got != c[2] {
@@ -461,7 +461,7 @@ func TestGroupsReadBack(t *testing.T) {
 		{"a member that leads elsewhere", v4, func(d *Driver, g *group, ours map[uint32]rtnl.Nexthop) {
 			edit(ours, g.members[1].ID, func(n *rtnl.Nexthop) { n.Gateway = netip.MustParseAddr("10.9.9.9") })
 		}, result{exists: true, moved: true, keepsID: true, differences: 1}},
-		{"a member without an owner", v4, func(d *Driver, g *group, _ map[uint32]rtnl.Nexthop) { delete(d.have.owners, g.members[1].ID) }, intact},
+		{"a member without an owner", v4, func(d *Driver, g *group, _ map[uint32]rtnl.Nexthop) { delete(d.state.have.owners, g.members[1].ID) }, intact},
 		{"it drops", v6, func(d *Driver, g *group, ours map[uint32]rtnl.Nexthop) { g.dropping = true }, result{exists: true, dropping: true, knowsWeights: true, knowsSegments: true, keepsID: true}},
 		{"it no longer drops", v6, func(d *Driver, g *group, ours map[uint32]rtnl.Nexthop) {
 			g.dropping = true
@@ -479,22 +479,22 @@ func TestGroupsReadBack(t *testing.T) {
 		d.set(1, 1, 2, 3)
 		d.leads([]string{target4(0), target6(0)}[c.f], 0, 1)
 		d.obey(t)
-		g := d.have.groups[groupKey{1, c.f}]
+		g := d.state.have.groups[groupKey{1, c.f}]
 		id := g.id
 		ours := map[uint32]rtnl.Nexthop{id: {ID: id, Protocol: 179, Members: slices.Clone(g.members), Resilient: true, Buckets: 64}}
-		for _, q := range d.pools() {
+		for _, q := range d.state.pools() {
 			for _, id := range q.ids {
-				ours[id] = q.nexthop(d, id)
+				ours[id] = q.nexthop(d.state, id)
 			}
 		}
 		if c.change != nil {
 			c.change(d, g, ours)
 		}
 		n := ours[id]
-		if err := d.rereadGroup(g, ours, false); err != nil {
+		if err := d.reader.rereadGroup(g, ours, false); err != nil {
 			t.Error(err)
 		}
-		got := result{g.exists, g.moved, g.dropping, g.rejecting, g.weights != nil, g.segments != nil, g.id == id, d.staleGroups[g.key], d.stats.Differences}
+		got := result{g.exists, g.moved, g.dropping, g.rejecting, g.weights != nil, g.segments != nil, g.id == id, d.state.staleGroups[g.key], d.state.stats.Differences}
 		if got != c.want {
 			t.Errorf("%s: %+v\nwant %+v", c.what, got, c.want)
 		}
@@ -529,80 +529,80 @@ func TestRoutesReadBack(t *testing.T) {
 		}, false, []string{target4(0)}, nil, 1},
 		{"its group is gone too", func(d *Driver, r map[routeKey]routeState) {
 			delete(r, routeKey{mustPrefix(target4(0)), offlineTable})
-			d.have.groups[groupKey{1, v4}].exists = false
+			d.state.have.groups[groupKey{1, v4}].exists = false
 		}, true, []string{target4(0)}, nil, 0},
 		{"known to be looked at", func(d *Driver, r map[routeKey]routeState) {
 			delete(r, routeKey{mustPrefix(target4(0)), offlineTable})
-			d.staleRoutes[routeKey{mustPrefix(target4(0)), offlineTable}] = true
+			d.state.staleRoutes[routeKey{mustPrefix(target4(0)), offlineTable}] = true
 		}, true, []string{target4(0)}, nil, 0},
 		{"another source address", func(_ *Driver, r map[routeKey]routeState) {
 			at := routeKey{mustPrefix(target4(0)), offlineTable}
 			r[at] = routeState{r[at].nexthop, addr("10.9.9.9")}
 		}, true, []string{target4(0)}, nil, 1},
-		{"the host has another address", func(d *Driver, _ map[routeKey]routeState) { delete(d.have.addresses, addr("10.255.0.1")) }, true, []string{target4(0)}, nil, 0},
+		{"the host has another address", func(d *Driver, _ map[routeKey]routeState) { delete(d.state.have.addresses, addr("10.255.0.1")) }, true, []string{target4(0)}, nil, 0},
 		{"one that drops is gone", func(d *Driver, r map[routeKey]routeState) {
-			delete(r, routeKey{mustPrefix(target4(0)), d.want.sources[nameB].own})
+			delete(r, routeKey{mustPrefix(target4(0)), d.state.want.sources[nameB].own})
 		}, true, nil, []string{target4(0)}, 1},
 		{"one that drops carries", func(d *Driver, r map[routeKey]routeState) {
-			r[routeKey{mustPrefix(target4(0)), d.want.sources[nameB].own}] = routeState{nexthop: d.have.groups[groupKey{2, v4}].id}
+			r[routeKey{mustPrefix(target4(0)), d.state.want.sources[nameB].own}] = routeState{nexthop: d.state.have.groups[groupKey{2, v4}].id}
 		}, true, nil, []string{target4(0)}, 1},
 		{"one that drops is known to be looked at", func(d *Driver, r map[routeKey]routeState) {
-			at := routeKey{mustPrefix(target4(0)), d.want.sources[nameB].own}
+			at := routeKey{mustPrefix(target4(0)), d.state.want.sources[nameB].own}
 			delete(r, at)
-			d.staleRoutes[at] = true
+			d.state.staleRoutes[at] = true
 		}, true, nil, []string{target4(0)}, 0},
 		{"one too many", func(_ *Driver, r map[routeKey]routeState) {
 			r[routeKey{mustPrefix(target4(9)), offlineTable}] = routeState{nexthop: 77}
 		}, true, []string{target4(9)}, nil, 1},
 		{"one too many, known", func(d *Driver, r map[routeKey]routeState) {
 			r[routeKey{mustPrefix(target4(9)), offlineTable}] = routeState{nexthop: 77}
-			d.staleRoutes[routeKey{mustPrefix(target4(9)), offlineTable}] = true
+			d.state.staleRoutes[routeKey{mustPrefix(target4(9)), offlineTable}] = true
 		}, true, []string{target4(9)}, nil, 0},
 		{"one of an earlier run", func(_ *Driver, r map[routeKey]routeState) {
 			r[routeKey{mustPrefix(target4(9)), offlineTable}] = routeState{nexthop: 77}
 		}, false, nil, nil, 0},
 	} {
 		d := offline(t, 4)
-		d.setSources(partition(d, "AB"))
-		d.have.addresses[addr("10.255.0.1")] = true
+		d.state.setSources(partition(d, "AB"))
+		d.state.have.addresses[addr("10.255.0.1")] = true
 		d.set(1, 1, 1)
 		d.set(2, 0, 1, 1)
 		d.serves(nameA, target4(0), 0, 1)
 		d.serves(nameB, target4(1), 0, 2)
 		d.obey(t)
-		d.settled = c.settled
-		routes := maps.Clone(d.have.routes)
+		d.state.settled = c.settled
+		routes := maps.Clone(d.state.have.routes)
 		c.change(d, routes)
-		d.rereadRoutes(routes, nil)
+		d.reader.rereadRoutes(routes, nil)
 		want := map[routeKey]bool{}
 		for _, prefix := range c.stale {
 			want[routeKey{mustPrefix(prefix), offlineTable}] = true
 		}
 		for _, prefix := range c.staleB {
-			want[routeKey{mustPrefix(prefix), d.want.sources[nameB].own}] = true
+			want[routeKey{mustPrefix(prefix), d.state.want.sources[nameB].own}] = true
 		}
-		if !maps.Equal(d.staleRoutes, want) || d.stats.Differences != c.differences || !maps.Equal(d.have.routes, routes) {
-			t.Errorf("%s: looks at %v, want %v; %d differences, want %d", c.what, d.staleRoutes, want, d.stats.Differences, c.differences)
+		if !maps.Equal(d.state.staleRoutes, want) || d.state.stats.Differences != c.differences || !maps.Equal(d.state.have.routes, routes) {
+			t.Errorf("%s: looks at %v, want %v; %d differences, want %d", c.what, d.state.staleRoutes, want, d.state.stats.Differences, c.differences)
 		}
 	}
 	// A change of source groups marks all existing routes, once Settle has been called, and all wanted ones.
 	for _, settled := range []bool{false, true} {
 		d := offline(t, 4)
-		d.setSources(partition(d, "AB"))
+		d.state.setSources(partition(d, "AB"))
 		d.set(1, 1, 1)
 		d.serves(nameA, target4(0), 0, 1)
-		d.settled = settled
-		own := d.want.sources[nameB].own
+		d.state.settled = settled
+		own := d.state.want.sources[nameB].own
 		stranger := routeKey{mustPrefix(target4(9)), offlineTable}
-		d.have.routes = map[routeKey]routeState{stranger: {nexthop: 77}}
-		clear(d.staleRoutes)
-		d.staleEverywhere()
+		d.state.have.routes = map[routeKey]routeState{stranger: {nexthop: 77}}
+		clear(d.state.staleRoutes)
+		d.state.staleEverywhere()
 		want := map[routeKey]bool{{mustPrefix(target4(0)), offlineTable}: true, {mustPrefix(target4(0)), own}: true}
 		if settled {
 			want[stranger] = true
 		}
-		if !maps.Equal(d.staleRoutes, want) {
-			t.Errorf("settled %v: %v, want %v", settled, d.staleRoutes, want)
+		if !maps.Equal(d.state.staleRoutes, want) {
+			t.Errorf("settled %v: %v, want %v", settled, d.state.staleRoutes, want)
 		}
 	}
 	if r := byNexthop(rtnl.Route{Nexthop: 7, Type: unix.RTN_BLACKHOLE}); r.Type != 0 {
@@ -619,26 +619,26 @@ func TestRoutesReadBack(t *testing.T) {
 // TestWarnsOnce: a missing loopback is logged once until the host has had it.
 func TestWarnsOnce(t *testing.T) {
 	d := offline(t, 2)
-	d.want.sources[noName].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32")}
+	d.state.want.sources[noName].loopbacks = []netip.Prefix{mustPrefix("10.255.0.1/32")}
 	d.set(1, 1, 1)
 	d.leads(target4(0), 0, 1)
 	d.leads(target6(0), 0, 1)
 	loopback := netip.MustParseAddr("10.255.0.1")
 	four, six := routeKey{mustPrefix(target4(0)), offlineTable}, routeKey{mustPrefix(target6(0)), offlineTable}
 	routeOf := func(at routeKey) rtnl.Route {
-		return d.routeOf(&op{kind: setRoute, at: at, id: 7, source: d.want.preferred(at, &d.have)})
+		return d.state.routeOf(&op{kind: setRoute, at: at, id: 7, source: d.state.want.preferred(at, &d.state.have)})
 	}
-	if r := routeOf(six); r.Source.IsValid() || len(d.missing) != 0 {
-		t.Errorf("no loopback of the family: %+v, %v", r, d.missing)
+	if r := routeOf(six); r.Source.IsValid() || len(d.state.missing) != 0 {
+		t.Errorf("no loopback of the family: %+v, %v", r, d.state.missing)
 	}
 	want := rtnl.Route{Prefix: four.prefix, Table: offlineTable, Protocol: 179, Metric: 20, Nexthop: 7}
-	if r := routeOf(four); r != want || !d.missing[loopback] {
-		t.Errorf("%+v, want %+v; %v", r, want, d.missing)
+	if r := routeOf(four); r != want || !d.state.missing[loopback] {
+		t.Errorf("%+v, want %+v; %v", r, want, d.state.missing)
 	}
-	delete(d.missing, loopback)
-	d.have.addresses[loopback] = true
+	delete(d.state.missing, loopback)
+	d.state.have.addresses[loopback] = true
 	want.Source = loopback
-	if r := routeOf(four); r != want || len(d.missing) != 0 {
-		t.Errorf("%+v, want %+v; %v", r, want, d.missing)
+	if r := routeOf(four); r != want || len(d.state.missing) != 0 {
+		t.Errorf("%+v, want %+v; %v", r, want, d.state.missing)
 	}
 }

@@ -22,7 +22,7 @@ func TestStrangeRoutes(t *testing.T) {
 	}
 	rest(t, d)
 	want := strings.TrimSpace(h.IP("route", "show", "proto", "179"))
-	group := fmt.Sprint(d.have.groups[groupKey{1, v4}].id)
+	group := fmt.Sprint(d.state.have.groups[groupKey{1, v4}].id)
 	h.IP("route", "add", "10.9.0.1/32", "nhid", group, "proto", "179", "metric", "20", "table", "5555")
 	for _, line := range []string{
 		"route add 10.254.0.1/32 nhid " + group + " proto 179 metric 30",

@@ -6,8 +6,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
 )
 
 // Sysctls that forwarding by nexthop groups depends on.
@@ -114,6 +117,43 @@ func setUpTransit(ipv6 bool) (changed int, err error) {
 		}
 	}
 	return changed, nil
+}
+
+// The kernel repeats a request for the address of a next hop every resolveEvery ms, resolveTimes times, in place of 3 times a second apart: it gives up
+// as late, and finds a neighbor sooner. The first request after a link came up is often too early for the far end, which drops its answer until its
+// queues are active. The kernel rounds resolveEvery up to its tick, and allows no less than 10 ms.
+const (
+	resolveEvery = 10
+	resolveTimes = 300
+)
+
+// setUpNeighbors sets resolveEvery and resolveTimes on the devices of sub-ports, and keeps values that make the kernel faster or more patient. It
+// returns the number of changed sysctls. The caller runs inside the namespace.
+func setUpNeighbors(forwarding *farev1.Forwarding) (changed int, err error) {
+	set := func(name string, value uint64, keep func(at uint64) bool) {
+		at, unreadable := readSysctl(name)
+		if unreadable != nil || keep(at) { // an absent device has no values
+			return
+		}
+		did, failed := setSysctl(name, value)
+		if err = errors.Join(err, failed); did {
+			changed++
+		}
+	}
+	for _, plane := range forwarding.GetPlanes() {
+		for _, sp := range plane.SubPorts {
+			if slices.Contains([]string{"all", "default", ".", ".."}, sp.Device) || strings.Contains(sp.Device, "/") {
+				continue // not a device, but a file elsewhere
+			}
+			for _, family := range []string{"ipv4", "ipv6"} {
+				of := "net/" + family + "/neigh/" + sp.Device
+				set(of+"/mcast_solicit", resolveTimes, func(at uint64) bool { return at >= resolveTimes })
+				set(of+"/ucast_solicit", resolveTimes, func(at uint64) bool { return at >= resolveTimes })
+				set(of+"/retrans_time_ms", resolveEvery, func(at uint64) bool { return at <= 2*resolveEvery })
+			}
+		}
+	}
+	return changed, err
 }
 
 // hashesFields reports whether a hash policy is 3 with the fields 0x37. An administrator has set it, and it hashes the same

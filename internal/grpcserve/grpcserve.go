@@ -22,6 +22,9 @@ const (
 	maxResponseBytes = 4 << 20
 	// maxStreams limits concurrent calls on one connection.
 	maxStreams = 128
+	// Window is the size in bytes of the flow-control windows of a connection and of its streams: more than the operations that a control plane has
+	// in flight. gRPC sends a PING for nearly every message of a connection whose windows may grow, and each PING wakes both processes.
+	Window = 4 << 20
 )
 
 // ErrReachable means that an address without TLS is not a loopback address.
@@ -64,7 +67,7 @@ func loopback(a net.Addr) bool {
 func New(maxRequestBytes int, checks *health.Server, options ...grpc.ServerOption) *grpc.Server {
 	s := grpc.NewServer(append(options,
 		grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxSendMsgSize(maxResponseBytes),
-		grpc.MaxConcurrentStreams(maxStreams), grpc.ConnectionTimeout(10*time.Second),
+		grpc.MaxConcurrentStreams(maxStreams), grpc.StaticStreamWindowSize(Window), grpc.StaticConnWindowSize(Window), grpc.ConnectionTimeout(10*time.Second),
 		// A vanished client is detected after 40 s; a client that pings too often is disconnected.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),

@@ -60,7 +60,7 @@ type Counter interface {
 type Journal interface {
 	// Forwarding is called after a Hello has been accepted.
 	Forwarding(forwarding *farev1.Forwarding)
-	// Operations is called before operations are committed. If they are then refused, it is called with operations that undo
-	// them.
+	// Operations is called with committed operations before they are acknowledged, in the order of the commits. For refused
+	// operations it is called with operations that undo them, because those of Restore are in the journal.
 	Operations(operations []*farev1.Operation)
 }

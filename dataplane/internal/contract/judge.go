@@ -106,10 +106,10 @@ func (s *Server) attempt(operations []*farev1.Operation) ([]outcome, error) {
 	if len(s.changes) == 0 {
 		return results, nil
 	}
-	s.journal(s.changes)
 	s.counters.Batches++
 	err := s.config.Forwarder.Commit(s.changes)
 	if err == nil {
+		s.journal(s.changes)
 		return results, nil
 	}
 	slices.Reverse(s.changes)
@@ -117,7 +117,7 @@ func (s *Server) attempt(operations []*farev1.Operation) ([]outcome, error) {
 		s.changes[i] = s.changes[i].Inverse()
 		s.state.do(s.changes[i])
 	}
-	s.journal(s.changes)
+	s.journal(s.changes) // in Restore the journal has the refused changes
 	return results, err
 }
 

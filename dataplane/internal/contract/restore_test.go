@@ -241,3 +241,29 @@ func TestHelloRefuses(t *testing.T) {
 		}
 	}
 }
+
+// TestJournalFollowsTheCommit checks that the journal receives an operation after its commit, and has it when the commit's outcomes are known, from
+// which the acknowledgements are made. A refused operation leaves no trace.
+func TestJournalFollowsTheCommit(t *testing.T) {
+	book, f := newNotebook(), newStrict(t)
+	s := New(Config{Forwarder: f, Journal: book})
+	greet(t, s, forwarding())
+	commits := 0
+	var refusal error
+	f.fail = func([]Change) error {
+		commits++
+		if len(book.groups) != 0 {
+			t.Error("the journal has a change before its commit")
+		}
+		return refusal
+	}
+	set := []*farev1.Operation{{Id: 1, Op: &farev1.Operation_SetVector{SetVector: &farev1.Vector{Id: 7, Members: []*farev1.VectorMember{{Plane: "p0", Device: "a", Weight: 1}}}}}}
+	refusal = status.Error(codes.Unavailable, "not now")
+	if got := s.commit(set); got[0].err == nil || commits == 0 || len(book.groups) != 0 {
+		t.Errorf("refused: %+v after %d commits, the journal has %v", got, commits, book.groups)
+	}
+	refusal = nil
+	if got := s.commit(set); got[0].err != nil || !got[0].changed || book.groups[7] == nil {
+		t.Errorf("committed: %+v, the journal has %v", got, book.groups)
+	}
+}

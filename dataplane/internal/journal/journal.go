@@ -250,10 +250,10 @@ func (j *Journal) CatchUp() {
 func (j *Journal) rewrite() {
 	done := make(chan struct{})
 	j.rewriting, j.since = done, nil
-	forwarding, operations := j.image.forwarding, j.image.operations()
+	forwarding, items := j.image.forwarding, j.image.items()
 	go func() {
 		defer close(done)
-		temp, size, err := writeAll(j.path+".new", forwarding, operations)
+		temp, size, err := writeAll(j.path+".new", forwarding, items)
 		j.mu.Lock()
 		defer j.mu.Unlock()
 		j.rewriting = nil
@@ -289,7 +289,7 @@ func (j *Journal) replace(temp *os.File, size int64) (int64, error) {
 }
 
 // writeAll writes a whole state to a file.
-func writeAll(path string, forwarding *farev1.Forwarding, operations []*farev1.Operation) (_ *os.File, size int64, err error) {
+func writeAll(path string, forwarding *farev1.Forwarding, items []item) (_ *os.File, size int64, err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, 0, err
@@ -312,8 +312,8 @@ func writeAll(path string, forwarding *farev1.Forwarding, operations []*farev1.O
 		}
 		write(b)
 	}
-	for _, operation := range operations {
-		if b, err = appendRecord(b[:0], operationRecord, operation); err != nil {
+	for i := range items {
+		if b, err = appendRecord(b[:0], operationRecord, items[i].set()); err != nil {
 			return nil, 0, err
 		}
 		write(b)
@@ -347,7 +347,7 @@ func (j *Journal) Close() error {
 	if j.stats.Behind {
 		var temp *os.File
 		var size int64
-		if temp, size, err = writeAll(j.path+".new", j.image.forwarding, j.image.operations()); err == nil {
+		if temp, size, err = writeAll(j.path+".new", j.image.forwarding, j.image.items()); err == nil {
 			j.stats.Bytes, err = j.replace(temp, size)
 		}
 		if err != nil {

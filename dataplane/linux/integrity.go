@@ -1,0 +1,54 @@
+package linux
+
+import (
+	"fmt"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// integrity reports whether packets follow the acknowledged state.
+type integrity struct {
+	state  *state
+	notify func(*farev1.Integrity) // nil disables reports
+	torn   string                  // the current difference from the acknowledged state; "" means none
+	unread bool                    // the kernel could not be read back
+}
+
+// Guard implements contract.Guardian. report is called when acknowledged state is found missing or changed in the kernel,
+// and when it is restored. Guard must be called before all other methods.
+func (d *Driver) Guard(report func(*farev1.Integrity)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.integrity.notify = report
+}
+
+// differs counts a difference between the kernel and the acknowledged state, and reports the first one.
+func (in *integrity) differs(format string, args ...any) {
+	in.state.stats.Differences++
+	if in.torn == "" {
+		in.tear(fmt.Sprintf(format, args...))
+	}
+}
+
+// tear reports that packets do not follow the acknowledged state.
+func (in *integrity) tear(what string) {
+	in.torn = what
+	in.report(false, what)
+}
+
+// mended reports that packets follow the acknowledged state again, after a sync without failures.
+func (in *integrity) mended(failures []failure) {
+	if in.torn == "" || len(failures) > 0 || in.unread {
+		return
+	}
+	in.state.log.Warn("linux data plane: another program changed objects of the agent; they are repaired", "what", in.torn)
+	in.report(true, in.torn)
+	in.torn = ""
+}
+
+// report calls notify.
+func (in *integrity) report(intact bool, message string) {
+	if in.notify != nil {
+		in.notify(&farev1.Integrity{Intact: intact, Message: message, Repairs: in.state.stats.Differences})
+	}
+}

@@ -1,0 +1,181 @@
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/fared/fared/internal/rtnl"
+)
+
+// listen handles link events until Close.
+func (d *Driver) listen() {
+	for d.links.watch.Wait() == nil {
+		d.mu.Lock()
+		d.pollLinks()
+		d.follow() // before Ask: every event makes Ask due, which takes a tenth of a millisecond
+		d.handleLinks(d.links.watch.Ask(d.links.carriers()))
+		d.follow()
+		d.mu.Unlock()
+	}
+}
+
+// follow brings the kernel in line after link events, if they concern any group or route. The caller holds mu.
+func (d *Driver) follow() {
+	if len(d.state.staleGroups) > 0 || len(d.state.staleRoutes) > 0 { // Ask is due often, and a plan visits all groups while nexthops are retired
+		d.report(d.sync())
+	}
+}
+
+// keep repairs and audits until Close.
+func (d *Driver) keep() {
+	audit := time.NewTicker(d.state.config.AuditInterval)
+	defer audit.Stop()
+	defer d.repair.Stop()
+	for {
+		select {
+		case <-d.stop:
+			return
+		case <-d.repair.C:
+			d.mu.Lock()
+			d.kernel.discard(time.Now())
+			if d.integrity.unread {
+				d.mend()
+			} else {
+				d.report(d.sync())
+			}
+			d.mu.Unlock()
+		case <-audit.C:
+			d.audit()
+		}
+	}
+}
+
+// attend repairs changes that other programs make to the Driver's objects, until Close. After each repair it pauses for as
+// long as the repair took, so that a program that keeps removing objects costs at most half a processor.
+func (d *Driver) attend() {
+	for d.others.news.Wait() == nil {
+		began := time.Now()
+		d.mu.Lock()
+		if d.others.disturbed() {
+			d.state.stats.Disturbances++
+			d.mend()
+		}
+		d.mu.Unlock()
+		select {
+		case <-d.stop:
+			return
+		case <-time.After(time.Since(began)):
+		}
+	}
+}
+
+// pollLinks handles pending link events. The caller holds mu and calls sync.
+func (d *Driver) pollLinks() { d.handleLinks(d.links.watch.Poll()) }
+
+// handleLinks handles link events, or the error of reading them.
+func (d *Driver) handleLinks(events []rtnl.LinkEvent, err error) {
+	if err == nil {
+		d.links.takeLinks(events)
+		return
+	}
+	if errors.Is(err, os.ErrClosed) {
+		return
+	}
+	d.state.stats.Overruns++
+	if !errors.Is(err, rtnl.ErrOverrun) {
+		d.state.log.Error("linux data plane: cannot receive link events", "error", err)
+	}
+	// Buckets too: the kernel may have moved some before it executed the last messages of this Driver.
+	if err := d.reader.reread(true); err != nil {
+		d.state.log.Error("linux data plane: cannot read the kernel's objects back", "error", err)
+	}
+}
+
+func (d *Driver) report(failures []failure) {
+	for _, f := range failures {
+		d.state.log.Error("linux data plane: the kernel refused a change; retrying", "error", f.err)
+	}
+	if len(failures) > 0 {
+		d.integrity.tear(status.Convert(failures[0].refusal()).Message())
+	}
+}
+
+// audit compares all state with the kernel and repairs the differences.
+func (d *Driver) audit() {
+	var changed int
+	var seed uint32
+	var seeded bool
+	d.mu.Lock()
+	forwarding := d.forwarding // nil before the first Hello, when the other required sysctls are unknown
+	d.mu.Unlock()
+	err := d.space.Do(func() (err error) {
+		if changed, err = setUp(); err != nil || forwarding == nil {
+			return err
+		}
+		resolving, _ := setUpNeighbors(forwarding) // forwarding does not depend on it; SetForwarding has reported an error
+		changed += resolving
+		if transit(forwarding) {
+			more, err := setUpTransit(d.state.hopsV6(forwarding))
+			changed += more
+			return err
+		}
+		seed, seeded, err = setUpSeed(d.state.config.Seed)
+		return err
+	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.state.stats.Audits++
+	if err != nil {
+		d.state.log.Error("linux data plane: cannot restore settings of the kernel", "error", err)
+	}
+	d.state.stats.Differences += uint64(changed)
+	if hash := d.capabilities.FlowHash; hash.GetAlgorithm() == computed && seeded && seed != d.prober.hash.Seed {
+		d.state.log.Error("linux data plane: net.ipv4.fib_multipath_hash_seed was changed; source ports land elsewhere until the next Hello",
+			"was", d.prober.hash.Seed, "is", seed)
+	}
+	if !d.readBack() {
+		return
+	}
+	for _, g := range slices.Collect(maps.Values(d.state.have.groups)) {
+		d.reader.auditGroup(g)
+		d.mu.Unlock() // reading a large group takes milliseconds, and there may be many
+		d.mu.Lock()
+	}
+	for _, sp := range d.state.want.subPorts {
+		for _, q := range sp.pools {
+			if q != nil && q.broken != nil {
+				q.broken = nil // the kernel may accept it now
+				d.state.stale(sp)
+			}
+		}
+	}
+	d.report(d.sync())
+}
+
+// mend compares the Driver's state with the kernel and repairs the differences. The caller holds mu.
+func (d *Driver) mend() {
+	if d.readBack() {
+		d.report(d.sync())
+	}
+}
+
+// readBack reads back the kernel state, except for buckets, and restores rules. It returns false if that failed; a retry is
+// then scheduled.
+func (d *Driver) readBack() bool {
+	// Pending events are covered by this read-back; if they stayed, attend would repair a state that is already correct.
+	d.others.disturbed()
+	err := errors.Join(d.reader.reread(false), d.rules.setUp())
+	if err != nil {
+		d.state.log.Error("linux data plane: cannot read the kernel's objects back", "error", err)
+		d.integrity.tear(fmt.Sprintf("the kernel cannot be read back: %v", err))
+		d.integrity.unread = true
+		d.repair.Reset(retryDelay)
+	}
+	return err == nil
+}

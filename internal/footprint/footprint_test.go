@@ -1,0 +1,117 @@
+package footprint
+
+import (
+	"context"
+	"os"
+	"runtime/debug"
+	"strings"
+	"testing"
+	"time"
+)
+
+// sink keeps allocations on the heap.
+var sink [][]byte
+
+// residentKiB returns the process's resident set as the kernel reports it.
+func residentKiB(t *testing.T, key string) (kib uint64) {
+	t.Helper()
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if value(line, key, &kib) {
+			return kib
+		}
+	}
+	t.Fatalf("no %s", key)
+	return 0
+}
+
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !cond(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// TestKeepReturnsGarbage requires that the garbage of a burst leaves the resident set, which the runtime alone would keep for minutes.
+func TestKeepReturnsGarbage(t *testing.T) {
+	const mib = 64
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the runtime itself collects nothing
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	defer func() { cancel(); <-done }()
+	for range mib {
+		b := make([]byte, 1<<20)
+		for i := 0; i < len(b); i += 4096 {
+			b[i] = 1
+		}
+		sink = append(sink, b)
+	}
+	full := residentKiB(t, "RssAnon:")
+	sink = nil
+	go func() { defer close(done); Keep(ctx) }()
+	eventually(t, "the garbage is returned", func() bool { return residentKiB(t, "RssAnon:")+mib*1024*3/4 < full })
+}
+
+// TestUnmap requires that the binary's pages leave the resident set, and that its code still runs.
+func TestUnmap(t *testing.T) {
+	before, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(before) < 2 {
+		t.Fatalf("%d mappings, want code and tables: %v", len(before), before)
+	}
+	if err := unmap(); err != nil {
+		t.Fatal(err)
+	}
+	after, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if total(after)*2 > total(before) {
+		t.Errorf("%d KiB of the binary are resident, before %d KiB", total(after), total(before))
+	}
+}
+
+func total(list []mapping) (kib uint64) {
+	for _, m := range list {
+		kib += m.resident
+	}
+	return kib
+}
+
+// TestKeeper requires releases only of idle processes, for enough memory, and not more often than their cost allows.
+func TestKeeper(t *testing.T) {
+	begin := time.Now()
+	at := func(ms int) time.Time { return begin.Add(time.Duration(ms) * time.Millisecond) }
+	var k keeper
+	if k.idle(heap{allocated: 1}, at(0)) {
+		t.Error("idle at the first reading")
+	}
+	if k.idle(heap{allocated: 1 + busy}, at(100)) {
+		t.Error("idle after a busy period")
+	}
+	if !k.idle(heap{allocated: busy + 2, objects: 40 << 20, live: 38 << 20, free: 1 << 20}, at(200)) {
+		t.Error("not idle after a quiet period")
+	}
+	if k.worthwhile() {
+		t.Error("a release of 3 MiB next to 38 MiB is worthwhile")
+	}
+	k.idle(heap{allocated: busy + 2, objects: 40 << 20, live: 38 << 20, free: 4 << 20}, at(300))
+	if !k.worthwhile() {
+		t.Error("a release of 6 MiB next to 38 MiB is not worthwhile")
+	}
+	k.idle(heap{allocated: busy + 2, objects: 1 << 20, live: 2 << 20, free: 1 << 19}, at(400))
+	if k.worthwhile() {
+		t.Error("a release of half a MiB is worthwhile")
+	}
+	k.released(heap{allocated: busy + 2}, at(500), at(510))
+	if k.idle(heap{allocated: busy + 3}, at(1500)) || !k.idle(heap{allocated: busy + 3}, at(1520)) {
+		t.Error("the next release does not wait for a hundred durations of the previous one")
+	}
+}

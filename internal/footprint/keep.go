@@ -1,0 +1,94 @@
+// Package footprint keeps the resident memory of a daemon near the memory that it uses.
+//
+// Two parts of a resident set outlast their use. A burst, for example the first load of all destinations, leaves garbage and free heap: the runtime
+// collects garbage at the next doubling of the heap, and returns free pages at 1 % of a processor. Start-up executes and reads nearly the whole
+// binary, and a fault maps 64 KiB around the touched page (fault_around_bytes), so that code and tables stay mapped that never run again.
+package footprint
+
+import (
+	"context"
+	"runtime/debug"
+	"runtime/metrics"
+	"time"
+)
+
+const (
+	// period is the interval between two readings of the runtime's metrics, which take microseconds.
+	period = 100 * time.Millisecond
+	// busy is the allocation in a period, in bytes, from which on the process is not idle. A collection would compete with the burst.
+	busy = 1 << 20
+	// worth is the fraction of the heap in use, and least the number of bytes, that a release must promise to return.
+	worth, least = 8, 1 << 20
+	// share bounds releases to one part in share of the time: the next one begins this many durations of the previous one after its end.
+	share = 100
+)
+
+// Keep returns unused memory to the operating system whenever the process is idle, until ctx ends. The first time it also unmaps the pages of
+// start-up. At most one call per process is useful.
+func Keep(ctx context.Context) {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	var k keeper
+	for unmapped := false; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			if !k.idle(read(), now) {
+				continue
+			}
+			if !unmapped {
+				unmapped = true
+				// An error leaves pages mapped, as without Keep.
+				_ = unmap()
+			}
+			if k.worthwhile() {
+				start := time.Now()
+				debug.FreeOSMemory()
+				k.released(read(), start, time.Now())
+			}
+		}
+	}
+}
+
+// heap is a reading of the runtime's metrics, in bytes.
+type heap struct {
+	allocated uint64 // since the start of the process
+	objects   uint64 // in use, or garbage that is not collected
+	live      uint64 // after the last collection
+	free      uint64 // neither in use nor returned to the operating system
+}
+
+func read() heap {
+	s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}, {Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/free:bytes"}}
+	metrics.Read(s)
+	return heap{allocated: s[0].Value.Uint64(), objects: s[1].Value.Uint64(), live: s[2].Value.Uint64(), free: s[3].Value.Uint64()}
+}
+
+// keeper decides when to release memory.
+type keeper struct {
+	last  heap
+	after time.Time // of the earliest next release
+}
+
+// idle records a reading, and reports whether the process was idle since the previous one.
+func (k *keeper) idle(h heap, now time.Time) bool {
+	idle := k.last.allocated != 0 && h.allocated-k.last.allocated < busy && now.After(k.after)
+	k.last = h
+	return idle
+}
+
+// worthwhile reports whether a release promises enough memory. Objects allocated after the last collection count as garbage; if they are in use,
+// the collection of this release corrects that.
+func (k *keeper) worthwhile() bool {
+	garbage := uint64(0)
+	if k.last.objects > k.last.live {
+		garbage = k.last.objects - k.last.live
+	}
+	return garbage+k.last.free > max(least, k.last.live/worth)
+}
+
+// released records the reading after a release.
+func (k *keeper) released(h heap, start, end time.Time) {
+	k.last, k.after = h, end.Add(share*end.Sub(start))
+}
