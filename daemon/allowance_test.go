@@ -91,7 +91,7 @@ func TestBulkEventsAreTakenOnce(t *testing.T) {
 	l := forwarding(t, s, 1)
 	l.bulkEvents = append(l.bulkEvents, oneRoute(1, 1, destination(1), attributes(400e9, s.PeerAS(1), 65001)))
 	l.bulk()
-	if _, ok := l.effects.destinations[l.key(0, destination(1))]; !ok {
+	if l.shown.destination(l.key(0, destination(1))) == nil {
 		t.Error("the destination of a bulk route is not declared")
 	}
 	if len(l.bulkEvents) != 0 || l.bulkEvents[:1][0] != nil {

@@ -377,7 +377,7 @@ const memoryChild = "FARED_TEST_MEMORY_CHILD"
 // BenchmarkMemory measures the resident memory of a daemon in a separate process, with all changes in effect and garbage collected. Aims: 256
 // MiB for 64 sessions x 1,024 prefixes, 96 MiB for 4 x 10,000.
 func BenchmarkMemory(b *testing.B) {
-	for _, c := range []struct{ planes, subPorts, prefixes int }{{8, 8, 1024}, {4, 1, 10000}} {
+	for _, c := range []struct{ planes, subPorts, prefixes int }{{8, 8, 1024}, {4, 1, 10000}, {8, 2, 131072}} {
 		b.Run(fmt.Sprintf("sessions=%d/prefixes=%d", c.planes*c.subPorts, c.prefixes), func(b *testing.B) {
 			for range b.N {
 				rss, peak := measureMemory(b, shape{Planes: c.planes, SubPorts: c.subPorts}, c.prefixes)
@@ -391,7 +391,7 @@ func BenchmarkMemory(b *testing.B) {
 
 func measureMemory(b testing.TB, s shape, prefixes int) (rss, peak float64) {
 	s.Port, s.Net = freePort(b), 96
-	s.Extra = "dataplane: {address: \"" + serveDataplane(b, memory.New(memory.Config{})) + "\"}\n"
+	s.Extra = "bgp: {max_prefixes: 262144}\ndataplane: {address: \"" + serveDataplane(b, memory.New(memory.Config{})) + "\"}\n"
 	s = s.Defaults()
 	for i := range s.Planes * s.SubPorts {
 		l := newRawLeaf(b, s.Device(i), uint16(s.PeerAS(i)), leafNode(i/s.SubPorts), netip.AddrPortFrom(s.There(i), uint16(s.Port)), &journal{})

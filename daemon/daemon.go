@@ -77,6 +77,7 @@ type Daemon struct {
 	service  *status.Service
 	metrics  *status.Metrics
 	registry *prometheus.Registry
+	table    *publish.Publisher // nil if the slot table is disabled
 	closers  []func() error
 	moved    atomic.Uint64
 	ran      bool
@@ -388,7 +389,9 @@ func (d *Daemon) slotTable() (*publish.Publisher, error) {
 		sp := &layout.SubPorts[i]
 		c.SubPorts = append(c.SubPorts, publish.SubPort{SubPort: slotfile.SubPort{Device: sp.Device, Plane: sp.Plane}, Netns: sp.Netns})
 	}
-	return publish.New(c)
+	var err error
+	d.table, err = publish.New(c)
+	return d.table, err
 }
 
 // serveMetrics serves HTTP on l until ctx ends, which is not an error.

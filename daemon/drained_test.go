@@ -134,6 +134,8 @@ func TestDrainedSurvivesTheSession(t *testing.T) {
 			eventually(t, "the session is lost", func() bool { return r.leaves[1].has(announced) == "no session" })
 			drain()
 			eventually(t, "a drain without sessions is at its end", func() bool { return r.stage(target) == "drained" })
+			// A session that comes up before GoBGP has removed the routes is withdrawing until then.
+			eventually(t, "GoBGP has no route for the session", func() bool { return r.d.speaker.Status(1).Advertised == 0 })
 			n := r.journal.len()
 			stages := map[string]bool{}
 			r.links.change(1, func(ev *LinkEvent) { ev.Up = true })

@@ -371,6 +371,31 @@ func TestFlowPins(t *testing.T) {
 	}
 }
 
+// TestPortsWithoutSlotsAreReported checks the warning about steered ports for which a data plane's hash gives slots no source ports.
+func TestPortsWithoutSlotsAreReported(t *testing.T) {
+	for name, test := range map[string]struct {
+		hash  *farev1.FlowHash
+		pins  bool
+		extra string
+		want  bool
+	}{
+		"defaults, a hash":  {lasting, false, "", true},
+		"defaults, pins":    {lasting, true, "", false},
+		"defaults, no hash": {nil, false, "", false},
+		"one port, a hash":  {lasting, false, "dataplane: {address: \"memory:\", udp_ports: [4444], tcp_ports: []}\n", false},
+	} {
+		var log safeBuffer
+		r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: test.extra}, newHashPlane(test.hash, test.pins), func(d *Deps) {
+			d.Logger, d.Embedded = slog.New(slog.NewTextHandler(&log, nil)), false
+		})
+		r.settled(4)
+		if got := strings.Contains(log.String(), `slots_hold_for="UDP 4791" others="UDP 4444, TCP 4793"`); got != test.want {
+			t.Errorf("%s: reported: %v", name, got)
+		}
+		r.stop()
+	}
+}
+
 // TestAskedPortsOfTCP checks that without UDP ports the data plane is queried for the landing of TCP flows, and configured to steer them.
 func TestAskedPortsOfTCP(t *testing.T) {
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)

@@ -34,7 +34,7 @@ func remedyFor(reason fare.Reason) string {
 // markIgnored marks the vectors whose ignored bandwidth has changed for the status.
 func (l *loop) markIgnored() {
 	changed := l.core.TakeIgnored(func(source int, prefix netip.Prefix) {
-		if a, ok := l.effects.destinations[l.key(source, prefix)]; ok {
+		if a := l.shown.destination(l.key(source, prefix)); a != nil {
 			l.builder.MarkVector(a.vector)
 		}
 	})

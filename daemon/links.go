@@ -133,10 +133,12 @@ type lane struct {
 	told LinkEvent
 	// known is the last known speed of the device, 0 if it never had one.
 	known fare.Bandwidth
-	// held reports that rising, an increase, waits for path_bandwidth.increase_hold_up, until holdUntil.
+	// held reports that rising, an increase, waits until holdUntil: for damping if damped, otherwise for path_bandwidth.increase_hold_up.
 	held      bool
+	damped    bool
 	rising    LinkEvent
 	holdUntil time.Time
+	damping   damping
 }
 
 // rises reports whether b is better than a: up instead of down, or faster.

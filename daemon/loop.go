@@ -3,9 +3,11 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +18,9 @@ import (
 	"github.com/fared/fared/fare"
 	"github.com/fared/fared/wecmp"
 )
+
+// keptEvents is the number of events from which on their memory is not kept for the next turn.
+const keptEvents = 1 << 12
 
 // errStopped is returned to callers after the loop has ended.
 var errStopped = errors.New("the daemon is stopping")
@@ -33,10 +38,10 @@ type loop struct {
 	calls    chan func()
 	stopped  chan struct{}
 
-	lanes   []lane
-	faults  []string // by session: a fault in addition to its state
-	effects effects
-	ports   *sourcePorts
+	lanes  []lane
+	faults []string // by session: a fault in addition to its state
+	shown  shown
+	ports  *sourcePorts
 	// dpReady is set once a data plane has been ready, so that loopbacks may be advertised.
 	dpReady       bool
 	dpConnected   dpclient.Event
@@ -81,7 +86,7 @@ func newLoop(d *Daemon, c *core.Core) *loop {
 	for i := range l.lanes {
 		l.lanes[i].SubPort, l.lanes[i].Reason = i, "no link state yet"
 	}
-	l.effects = newEffects()
+	l.shown = newShown(l.started)
 	if c.Config().Forwards() {
 		l.ports = newSourcePorts(c.Config(), c.Layout(), l.log)
 		l.ports.use(c.Planners(l.ports.asked))
@@ -157,7 +162,9 @@ func (l *loop) turn() {
 		for i := range l.planeEvents {
 			l.plane(&l.planeEvents[i])
 		}
-		clear(l.planeEvents)
+		if clear(l.planeEvents); cap(l.planeEvents) > keptEvents {
+			l.planeEvents = nil
+		}
 		l.landed()
 	}
 	l.confirmDrains()
@@ -221,7 +228,7 @@ func (l *loop) declare(t *dpclient.Transaction) {
 	l.subPortOps = l.core.SubPortOps(l.subPortOps)
 	for _, op := range l.subPortOps {
 		device := l.core.Layout().SubPorts[op.SubPort].Device
-		l.effects.want(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: device}, t.SetSubPort(device, op.Up), l.wokenAt)
+		l.shown.want(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: device}, t.SetSubPort(device, op.Up), l.wokenAt)
 	}
 	for _, u := range l.core.Updates() {
 		l.update(t, u)
@@ -242,34 +249,34 @@ func (l *loop) update(t *dpclient.Transaction, u core.Update) {
 	case wecmp.VectorSet:
 		l.reweighed.vectors++
 		change := t.SetVector(l.group(u.Vector))
-		l.effects.want(dpclient.Object{Kind: dpclient.KindVector, Vector: u.Vector}, change, now)
+		l.shown.want(dpclient.Object{Kind: dpclient.KindVector, Vector: u.Vector}, change, now)
 		l.builder.MarkVector(u.Vector)
-		l.d.moved.Add(uint64(u.SlotsMoved) * uint64(l.effects.users[u.Vector]))
+		l.d.moved.Add(uint64(u.SlotsMoved) * uint64(l.shown.users[u.Vector]))
 	case wecmp.VectorDelete:
 		t.DeleteVector(u.Vector)
-		l.effects.forget(dpclient.Object{Kind: dpclient.KindVector, Vector: u.Vector})
+		l.shown.forget(dpclient.Object{Kind: dpclient.KindVector, Vector: u.Vector})
 		l.placesMu.Lock()
 		delete(l.places, u.Vector)
 		l.placesMu.Unlock()
 		l.builder.MarkVector(u.Vector)
 	case wecmp.DestinationSet:
-		object := dpclient.Object{Kind: dpclient.KindDestination, Destination: key}
 		l.reweighed.destinations++
-		l.effects.want(object, t.SetDestination(key, u.Vector, u.Drain...), now)
-		l.effects.assign(key, u.Vector, uint32(u.SlotsMoved), u.Drain)
+		l.shown.assign(key, t.SetDestination(key, u.Vector, u.Drain...), now, u.Vector, uint32(u.SlotsMoved), u.Drain)
 		l.builder.MarkDestination(shown)
 		l.d.moved.Add(uint64(u.SlotsMoved))
 	case wecmp.DestinationDelete:
 		t.DeleteDestination(key)
-		l.effects.forget(dpclient.Object{Kind: dpclient.KindDestination, Destination: key})
-		l.effects.assign(key, 0, 0, nil)
+		l.shown.unassign(key)
 		l.ports.forget(u.Destination.Addr(), l.core.Layout().Sources[u.Source].Loopbacks)
 		l.builder.MarkDestination(shown)
 	}
 }
 
-// link handles a device's state. A decrease counts immediately; an increase waits for the hold-up time, if one is configured.
+// link handles a device's state. A decrease counts immediately; an increase waits for the hold-up time, if one is configured, and the rise of a
+// link that flaps for its damping.
 func (l *loop) link(ev *LinkEvent) {
+	damping := &l.core.Config().Links.Damping
+	l.lanes[ev.SubPort].damping.fail(damping, failures(&l.lanes[ev.SubPort].told, ev), l.wokenAt)
 	l.lanes[ev.SubPort].told = *ev
 	if ev.Speed != 0 {
 		l.lanes[ev.SubPort].known = ev.Speed
@@ -285,19 +292,29 @@ func (l *loop) link(ev *LinkEvent) {
 		down.Up, down.Reason = false, "carrier down for a moment"
 		l.applyLink(&down)
 	}
-	holdUp := l.core.Config().PathBandwidth.IncreaseHoldUp
-	if cur.seen && rises(&cur.LinkEvent, ev) && holdUp > 0 {
-		if !cur.held || ev.Transitions > cur.rising.Transitions { // the increase must last without interruption
-			cur.held, cur.holdUntil = true, l.wokenAt.Add(holdUp)
-		}
+	hold, damped := l.holdOf(ev.SubPort)
+	switch rise := cur.seen && rises(&cur.LinkEvent, ev); {
+	case rise && cur.held && ev.Transitions == cur.rising.Transitions:
 		cur.rising = *ev
-		if !cur.Up {
-			cur.Reason = "link up again, held down by increase_hold_up"
-		}
-	} else {
+	case rise && hold > 0: // also of a held link that has failed meanwhile: an increase must last without interruption
+		l.holdRise(ev, hold, damped)
+	default:
 		l.applyLink(ev)
 		cur.held = false
 	}
+}
+
+// holdOf returns the time for which an increase that begins now is held, 0 if it is not, and whether damping is the reason.
+func (l *loop) holdOf(subPort int) (hold time.Duration, damped bool) {
+	cur, c := &l.lanes[subPort], l.core.Config()
+	hold = c.PathBandwidth.IncreaseHoldUp
+	if cur.Up { // a faster link has not failed
+		return hold, false
+	}
+	if d := cur.damping.hold(&c.Links.Damping, l.wokenAt); d > hold {
+		return d, true
+	}
+	return hold, false
 }
 
 // applyLink applies a device's state.
@@ -315,13 +332,21 @@ func (l *loop) applyLink(ev *LinkEvent) {
 		l.event(status.EventSpeed, sp.Device, cur.Speed.String()+" to "+ev.Speed.String())
 	}
 	cur.LinkEvent, cur.seen = *ev, true
+	if ev.Up {
+		cur.damping.reported = false
+	}
 	l.step(core.Fabric{Event: fare.LinkState{SubPort: ev.SubPort, Up: ev.Up, Speed: ev.Speed}})
+	l.admitSubPort(ev.SubPort)
+	l.builder.MarkFabric()
+}
+
+// admitSubPort lets the sessions over a sub-port connect when its link is up.
+func (l *loop) admitSubPort(subPort int) {
 	for i := range l.core.Layout().Sessions {
-		if l.core.Layout().Sessions[i].SubPort == ev.SubPort {
+		if l.core.Layout().Sessions[i].SubPort == subPort {
 			l.admit(i)
 		}
 	}
-	l.builder.MarkFabric()
 }
 
 // admit lets a session connect when its link is up. With graceful restart it also waits for the data plane: leaves keep our routes until our
@@ -403,6 +428,7 @@ func (l *loop) plane(ev *dpclient.Event) {
 		l.ports.connected(l.core.FlowHash().Algorithm == core.FlowHashAsk)
 		if l.core.FlowHash() != before {
 			l.replan(before, first)
+			l.warnUnplaced()
 		}
 		if first {
 			l.handOut() // routes come before the sessions that wait for the data plane
@@ -424,22 +450,22 @@ func (l *loop) plane(ev *dpclient.Event) {
 	case dpclient.Intact:
 		l.integrity("")
 	case dpclient.Refused:
-		l.effects.answered(ev.Object, ev.Change, effectRefused, "refused: "+ev.Message)
+		l.shown.answered(ev.Object, ev.Change, effectRefused, "refused: "+ev.Message)
 		l.dpError = ev.Object.String() + ": " + ev.Message
 		l.log.Warn("the data plane refused an operation", "object", ev.Object, "code", ev.Code, "message", ev.Message)
 		l.event(status.EventFault, ev.Object.String(), "refused: "+ev.Message)
 		l.markObject(ev.Object)
 	case dpclient.Pending:
-		l.effects.lost(ev.Object)
+		l.shown.lost(ev.Object)
 		l.markObject(ev.Object)
 	}
 }
 
 // acknowledged records that an object's changes are in effect; reason is not empty if they are approximate.
 func (l *loop) acknowledged(ev *dpclient.Event, state effectState, reason string) {
-	before, ok := l.effects.answered(ev.Object, ev.Change, state, reason)
+	before, ok := l.shown.answered(ev.Object, ev.Change, state, reason)
 	if ok && before.state != effectDone && before.state != effectApproximate {
-		l.metrics.ObserveAcknowledged(time.Since(before.since))
+		l.metrics.ObserveAcknowledged(time.Since(l.started.Add(before.since)))
 	}
 	if ok && state == effectApproximate && before.state != effectApproximate {
 		l.event(status.EventFault, ev.Object.String(), reason)
@@ -465,8 +491,8 @@ func (l *loop) integrity(damage string) {
 func (l *loop) replan(before core.FlowHash, first bool) {
 	l.ports.use(l.core.Planners(l.ports.asked))
 	l.builder.SetLayout(l.statusLayout())
-	for key, a := range l.effects.destinations {
-		l.repin(key, a.vector)
+	for key, a := range l.shown.destinations.All() {
+		l.repin(dpclient.Destination{Prefix: key.Prefix, Source: key.Group}, a.vector)
 	}
 	detail := "flow hash " + l.core.FlowHash().String()
 	if !first {
@@ -474,6 +500,24 @@ func (l *loop) replan(before core.FlowHash, first bool) {
 		l.log.Warn("the data plane's flow hash changed", "before", before, "now", l.core.FlowHash())
 	}
 	l.event(status.EventDataplane, l.dpConnected.Name, detail)
+}
+
+// warnUnplaced reports the steered ports to which flows may leave by any sub-port: a data plane that places flows by a hash of their ports
+// has source ports for one destination port alone. Flow pins hold for all.
+func (l *loop) warnUnplaced() {
+	d := &l.core.Config().Dataplane
+	if l.core.FlowHash() == (core.FlowHash{}) || l.dpConnected.Capabilities.GetFlowPins() || len(d.UDPPorts)+len(d.TCPPorts) < 2 {
+		return
+	}
+	names := make([]string, 0, len(d.UDPPorts)+len(d.TCPPorts))
+	for _, port := range d.UDPPorts {
+		names = append(names, fmt.Sprintf("UDP %d", port))
+	}
+	for _, port := range d.TCPPorts {
+		names = append(names, fmt.Sprintf("TCP %d", port))
+	}
+	l.log.Warn("the data plane places flows by a hash: slots hold for one destination port, and flows to the others may leave by any sub-port; use fared dataplane --driver bpf, or list the transport's port first",
+		"slots_hold_for", names[0], "others", strings.Join(names[1:], ", "))
 }
 
 // repin recomputes a destination's ports for a data plane with flow pins; other data planes need nothing.
@@ -492,7 +536,7 @@ func (l *loop) landed() {
 		}
 		prefix := netip.PrefixFrom(news.dst, news.dst.BitLen())
 		key := l.key(news.source, prefix)
-		if a, ok := l.effects.destinations[key]; ok {
+		if a := l.shown.destination(key); a != nil {
 			l.repin(key, a.vector)
 			l.builder.MarkDestination(status.Key{Prefix: prefix, Source: news.source})
 		}
@@ -508,7 +552,7 @@ func (l *loop) markObject(o dpclient.Object) {
 		l.builder.MarkDestination(status.Key{Prefix: o.Destination.Prefix, Source: l.core.Layout().SourceNamed(o.Destination.Source)})
 	case dpclient.KindSubPort:
 		// A vector's planes are in effect only when their sub-ports are, so all vectors may have changed.
-		for id := range l.effects.users {
+		for id := range l.shown.users {
 			l.builder.MarkVector(id)
 		}
 	}

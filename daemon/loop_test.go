@@ -49,10 +49,22 @@ func row(t *testing.T, l *loop, d int) string {
 	return strings.ReplaceAll(strings.Join(out, ":"), " ", "")
 }
 
+// declared returns the number of the last change of every declared object.
+func declared(l *loop) map[dpclient.Object]uint64 {
+	all := map[dpclient.Object]uint64{}
+	for o, x := range l.shown.objects {
+		all[o] = x.change
+	}
+	for key, d := range l.shown.destinations.All() {
+		all[dpclient.Object{Kind: dpclient.KindDestination, Destination: dpclient.Destination{Prefix: key.Prefix, Source: key.Group}}] = d.change
+	}
+	return all
+}
+
 // acknowledge acknowledges all requested changes as in effect.
 func acknowledge(l *loop) {
-	for o, x := range l.effects.objects {
-		l.plane(&dpclient.Event{Kind: dpclient.InEffect, Object: o, Change: x.change})
+	for o, change := range declared(l) {
+		l.plane(&dpclient.Event{Kind: dpclient.InEffect, Object: o, Change: change})
 	}
 }
 
@@ -88,9 +100,9 @@ func TestWeightsAreNotInEffectBeforeTheirAcknowledgement(t *testing.T) {
 	l.link(&LinkEvent{SubPort: 3, Reason: "no carrier", Transitions: 2})
 	l.handOut()
 	shows("a failed link", "2?:1?")
-	for o, x := range l.effects.objects {
+	for o, change := range declared(l) {
 		if o.Kind == dpclient.KindVector {
-			l.plane(&dpclient.Event{Kind: dpclient.InEffect, Object: o, Change: x.change})
+			l.plane(&dpclient.Event{Kind: dpclient.InEffect, Object: o, Change: change})
 		}
 	}
 	shows("the weights acknowledged, the sub-port not", "2:1?")
@@ -100,7 +112,7 @@ func TestWeightsAreNotInEffectBeforeTheirAcknowledgement(t *testing.T) {
 	shows("a sub-port's state that the data plane lost", "2?:1")
 	acknowledge(l)
 	shows("sent again", "2:1")
-	vector := l.effects.destinations[l.key(0, destination(0))].vector
+	vector := l.shown.destination(l.key(0, destination(0))).vector
 	l.plane(&dpclient.Event{Kind: dpclient.Pending, Object: dpclient.Object{Kind: dpclient.KindVector, Vector: vector}})
 	shows("weights that the data plane lost", "2?:1?")
 	acknowledge(l)
@@ -259,7 +271,7 @@ func TestSlotsMovedAreCounted(t *testing.T) {
 	l := forwarding(t, s, 3)
 	at := func() (out []string) {
 		for _, d := range coretest.Destinations(3) {
-			for _, slot := range l.group(l.effects.destinations[l.key(0, d)].vector).Slots {
+			for _, slot := range l.group(l.shown.destination(l.key(0, d)).vector).Slots {
 				out = append(out, slot.Plane+" "+slot.Device)
 			}
 		}
@@ -360,7 +372,7 @@ func TestReloadShowsLoopbacks(t *testing.T) {
 	if got := fmt.Sprint(sources()); got != "[10.255.0.1/32 10.255.0.9/32]" {
 		t.Errorf("after the reload: %s", got)
 	}
-	pins := l.pairPorts(dpclient.Destination{Prefix: destination(0)}, l.effects.destinations[l.key(0, destination(0))].vector)
+	pins := l.pairPorts(dpclient.Destination{Prefix: destination(0)}, l.shown.destination(l.key(0, destination(0))).vector)
 	if len(pins) != 2 || pins[1].Source != "10.255.0.9/32" || len(pins[1].SourcePorts) == 0 {
 		t.Errorf("the data plane is given the pairs %v", pins)
 	}

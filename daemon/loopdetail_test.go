@@ -108,11 +108,11 @@ func TestOrderOfAStep(t *testing.T) {
 func TestLostSessionIsDeclaredAtOnce(t *testing.T) {
 	l := forwarding(t, shape{Planes: 2, SubPorts: 1}, 1)
 	object := dpclient.Object{Kind: dpclient.KindSubPort, SubPort: "p1.0"}
-	if !l.effects.inEffect(object) {
+	if !l.shown.inEffect(object) {
 		t.Fatal("the sub-port is not in effect")
 	}
 	l.bgp(speaker.SessionDown{Session: 1, Generation: 1})
-	if l.effects.inEffect(object) {
+	if l.shown.inEffect(object) {
 		t.Error("its state of before is in effect still")
 	}
 }
@@ -389,7 +389,7 @@ func TestReloadForgetsLandings(t *testing.T) {
 // reason, and that a session counts its unused routes by reason.
 func TestReasonsOfPlanes(t *testing.T) {
 	l := forwarding(t, shape{Planes: 2, SubPorts: 1}, 1)
-	id := l.effects.destinations[l.key(0, destination(0))].vector
+	id := l.shown.destination(l.key(0, destination(0))).vector
 	l.step(core.DrainRequest{Target: core.DrainTarget{Plane: "p1"}, On: true})
 	v, ok := (source{l}).Vector(id)
 	if !ok || !v.Reachable || v.Reason != "" || v.Planes[0].Reason != "" || v.Planes[1].Reason != "drained" {

@@ -54,7 +54,8 @@ func (l *loop) shortenTimers() {
 		}
 	}
 	for i := range l.lanes {
-		latest(&l.lanes[i].holdUntil, l.core.Config().PathBandwidth.IncreaseHoldUp)
+		hold, _ := l.holdOf(i)
+		latest(&l.lanes[i].holdUntil, hold)
 	}
 	for i := range l.drainTimers {
 		latest(&l.drainTimers[i].at, l.core.Config().DrainDelay)

@@ -74,6 +74,8 @@ func anyConfig(r *rand.Rand, s shape, owned bool) string {
 	s.Extra = fmt.Sprintf("drain_delay: %s\nlog: {level: %s}\npath_bandwidth: {advertise: %s, missing: %s, all_missing: %s, all_zero: %s, conflict: %s, increase_hold_up: %s}\n",
 		pick("1s", "5s"), pick("info", "debug"), pick("sub-port", "node"), pick("equal", "local", "skip"), pick("equal", "local"),
 		pick("equal", "unreachable"), pick("weigh", "prefer-first", "drop"), pick("0s", "1h"))
+	s.Extra += fmt.Sprintf("links: {damping: {failures: %s, hold: %s, longest: %s, quiet: %s}}\n",
+		pick("0", "4"), pick("500ms", "1s"), pick("10s", "20s"), pick("30s", "1m"))
 	if owned {
 		s.Loopbacks = []string{"10.255.0.1/32, 10.255.0.2/32"}
 	}

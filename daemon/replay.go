@@ -24,7 +24,7 @@ func Weights(c *core.Core) ([]*farev1.DestinationWeights, error) {
 		l.ports.use(c.Planners(c.Landing))
 	}
 	c.Destinations(func(source int, prefix netip.Prefix, vector uint32) {
-		l.effects.assign(l.key(source, prefix), vector, 0, nil)
+		l.shown.assign(l.key(source, prefix), 0, l.started, vector, 0, nil)
 		l.builder.MarkVector(vector)
 		l.builder.MarkDestination(status.Key{Prefix: prefix, Source: source})
 	})

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -43,7 +44,7 @@ func publishing(t testing.TB, r *rig) *slots.Table {
 	return table
 }
 
-// tableText describes every pair of a slot table, sorted.
+// tableText describes every pair of a slot table, sorted. A pair whose writer is interrupted in the middle of a change makes it return the error's text.
 func tableText(t testing.TB, table *slots.Table) string {
 	t.Helper()
 	subPorts, err := table.SubPorts()
@@ -52,6 +53,9 @@ func tableText(t testing.TB, table *slots.Table) string {
 	}
 	var lines []string
 	for p, err := range table.Pairs() {
+		if errors.Is(err, slots.ErrBusy) {
+			return err.Error()
+		}
 		if err != nil {
 			t.Fatal(err)
 		}

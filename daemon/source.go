@@ -59,8 +59,8 @@ func (s source) Vector(id uint32) (status.Vector, bool) {
 	}
 	out.BandwidthIgnored = s.ignoredText(source, view.Ignored)
 	object := dpclient.Object{Kind: dpclient.KindVector, Vector: id}
-	group := s.damage == "" && s.effects.inEffect(object)
-	if out.NotInEffect = cmp.Or(s.subPortRefusal(source), s.effects.reason(object)); s.damage != "" {
+	group := s.damage == "" && s.shown.inEffect(object)
+	if out.NotInEffect = cmp.Or(s.subPortRefusal(source), s.shown.reason(object)); s.damage != "" {
 		out.NotInEffect = "damaged: " + s.damage
 	}
 	for p := range out.Planes {
@@ -81,7 +81,7 @@ func (s source) Vector(id uint32) (status.Vector, bool) {
 func (l *loop) subPortsInEffect(source, plane int) bool {
 	at := &l.core.Layout().Sources[source]
 	for _, i := range at.OfPlane[plane] {
-		if !l.effects.inEffect(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: at.SubPorts[i].Device}) {
+		if !l.shown.inEffect(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: at.SubPorts[i].Device}) {
 			return false
 		}
 	}
@@ -91,7 +91,7 @@ func (l *loop) subPortsInEffect(source, plane int) bool {
 // subPortRefusal returns the first sub-port of a source group whose state the data plane refused, with the reason, or "" if there is none.
 func (l *loop) subPortRefusal(source int) string {
 	for _, sp := range l.core.Layout().Sources[source].SubPorts {
-		if reason := l.effects.reason(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: sp.Device}); reason != "" {
+		if reason := l.shown.reason(dpclient.Object{Kind: dpclient.KindSubPort, SubPort: sp.Device}); reason != "" {
 			return "sub-port " + sp.Device + " " + reason
 		}
 	}
@@ -113,15 +113,12 @@ func (l *loop) subPortReason(i int, view fare.SubPortView) string {
 
 // Destination implements status.Source.
 func (s source) Destination(shown status.Key) (status.Destination, bool) {
-	key := s.key(shown.Source, shown.Prefix)
-	a, ok := s.effects.destinations[key]
-	if !ok {
+	a := s.shown.destination(s.key(shown.Source, shown.Prefix))
+	if a == nil {
 		return status.Destination{}, false
 	}
-	object := dpclient.Object{Kind: dpclient.KindDestination, Destination: key}
 	return status.Destination{
-		Vector: a.vector, SlotsMoved: a.moved, Drain: a.drain,
-		InEffect: s.effects.inEffect(object), NotInEffect: s.effects.reason(object),
+		Vector: a.vector, SlotsMoved: a.moved, Drain: a.drain, InEffect: a.state == effectDone, NotInEffect: a.reason,
 	}, true
 }
 
@@ -141,7 +138,10 @@ func (s source) Planes() []status.Plane {
 		}
 		shown := status.SubPort{
 			Device: sp.Device, Carrier: view.Up, Drained: drained && !draining, Draining: draining, Speed: uint64(view.Speed),
-			SpeedSource: s.lanes[i].SpeedSource, Reason: s.subPortReason(i, view),
+			SpeedSource: s.lanes[i].SpeedSource, Reason: s.subPortReason(i, view), HeldRises: s.lanes[i].damping.held,
+		}
+		if lane := &s.lanes[i]; lane.held && lane.damped {
+			shown.DampedUntil = lane.holdUntil
 		}
 		for k := range s.core.Layout().Sessions {
 			if s.core.Layout().Sessions[k].SubPort == i {
@@ -219,6 +219,9 @@ func (s source) Process() status.Process {
 	if s.recorder != nil {
 		out.Unrecorded = s.recorder.lost
 	}
+	if s.d.table != nil {
+		out.SlotTable = s.d.table.Health()
+	}
 	out.Conflicts, out.ClaimedLoopbacks = uint64(s.core.Conflicts()), uint64(s.core.ClaimedLoopbacks())
 	if n := s.core.OwnLoopbacks(); n > 0 {
 		out.Ignored = append(out.Ignored, status.Count{Name: "own-loopback", Value: n})
@@ -230,8 +233,8 @@ func (s source) Process() status.Process {
 	st := s.d.client.Status()
 	out.Dataplane = status.Dataplane{
 		Connected: st.Connected, Name: st.Name, Version: st.Version, Address: s.core.Config().Dataplane.Address, LastError: s.dpError,
-		Pending: uint64(s.effects.counts[effectPending]), Approximate: uint64(s.effects.counts[effectApproximate]),
-		Refused: uint64(s.effects.counts[effectRefused]), Damage: s.damage, Repairs: st.Repairs,
+		Pending: uint64(s.shown.counts[effectPending]), Approximate: uint64(s.shown.counts[effectApproximate]),
+		Refused: uint64(s.shown.counts[effectRefused]), Damage: s.damage, Repairs: st.Repairs,
 	}
 	if out.Dataplane.LastError == "" && st.LastError != nil {
 		out.Dataplane.LastError = st.LastError.Error()

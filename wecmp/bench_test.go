@@ -109,11 +109,11 @@ func Benchmark16384Recompute(b *testing.B) {
 	}
 }
 
-// BenchmarkLocalFailure fails and restores a plane for 1 group of 1 to 16,384 destinations, up to the update: two
+// BenchmarkLocalFailure fails and restores a plane for 1 group of 1 to 131,072 destinations, up to the update: two
 // changes per operation. The time must not depend on the destinations.
 func BenchmarkLocalFailure(b *testing.B) {
 	for _, policy := range []Policy{Reweight, Remap} {
-		for _, n := range []int{1, 1024, 16384} {
+		for _, n := range []int{1, 1024, 16384, 131072} {
 			b.Run(fmt.Sprintf("%v/destinations=%d", policy, n), func(b *testing.B) {
 				cfg := square(8, 4)
 				cfg.Policy = policy

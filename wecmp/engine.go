@@ -29,6 +29,7 @@ type Engine struct {
 	groups       []*group // by id; nil or not known means that there is none
 	vectors      []*vector
 	freeVectors  []uint32
+	dropped      int      // number of elements of freeVectors whose vectors are checked: beyond recycled they are nil
 	deleted      []uint32 // vectors whose deletion is not yet reported
 	dirtyVectors []uint32
 	buckets      []uint32 // intern table: first vector per bucket; the length is a power of two
@@ -117,6 +118,10 @@ func newLayout(cfg *Config) (l layout) {
 	return l
 }
 
+// recycled is the number of unused groups and vectors whose memory is kept for new ones. That of a burst, for example of groups that exist only while
+// a fabric loads, is left to the garbage collector. The lowest numbers are used first.
+const recycled = 1 << 10
+
 // group returns a known group, or nil.
 func (e *Engine) group(id uint32) *group {
 	if id == 0 || uint64(id) >= uint64(len(e.groups)) || e.groups[id] == nil || !e.groups[id].known {
@@ -183,6 +188,9 @@ func (e *Engine) DeleteGroup(id uint32) error {
 		e.release(e.vectors[g.first])
 	}
 	g.known = false
+	if id > recycled {
+		e.groups[id] = nil
+	}
 	return nil
 }
 

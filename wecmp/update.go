@@ -37,7 +37,7 @@ type Update struct {
 // set, destinations set, destinations deleted, vectors deleted. Within each kind the order is that of the inputs. The
 // slice is valid until the next input or call.
 func (e *Engine) Updates() []Update {
-	e.updates, e.drains = e.updates[:0], e.drains[:0]
+	e.updates, e.drains = emptied(e.updates), emptied(e.drains)
 	for _, id := range e.dirtyVectors {
 		v := e.vectors[id]
 		if !v.dirty {
@@ -53,7 +53,7 @@ func (e *Engine) Updates() []Update {
 		}
 		e.updates = append(e.updates, u)
 	}
-	e.dirtyVectors = e.dirtyVectors[:0]
+	e.dirtyVectors = emptied(e.dirtyVectors)
 	set := len(e.updates)
 	for _, i := range e.dirtyDests {
 		d := &e.destinations[i]
@@ -79,16 +79,31 @@ func (e *Engine) Updates() []Update {
 		delete(e.index, d.prefix)
 		e.freeDests = append(e.freeDests, i)
 	}
-	e.dirtyDests = e.dirtyDests[:0]
+	e.dirtyDests = emptied(e.dirtyDests)
 	for _, id := range e.deleted {
 		e.updates = append(e.updates, Update{Kind: VectorDelete, Vector: id})
 		e.freeVectors = append(e.freeVectors, id)
 	}
-	e.deleted = e.deleted[:0]
+	e.deleted = emptied(e.deleted)
 	for i := range e.updates[:set] {
 		e.remember(e.vectors[e.updates[i].Vector])
 	}
+	for i := max(e.dropped, recycled); i < len(e.freeVectors); i++ {
+		e.vectors[e.freeVectors[i]] = nil
+	}
+	e.dropped = len(e.freeVectors)
 	return e.updates
+}
+
+// burst is the number of elements from which on the memory of a list is not kept for the next step.
+const burst = 1 << 12
+
+// emptied returns a list without elements, with its memory unless that is a burst's.
+func emptied[T any](list []T) []T {
+	if cap(list) > burst {
+		return nil
+	}
+	return list[:0]
 }
 
 // remember stores the parts of a reported vector with which the next report is compared.

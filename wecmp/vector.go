@@ -69,7 +69,7 @@ func (e *Engine) Vector(id uint32) (VectorView, bool) {
 
 // vector returns a vector in use, or nil.
 func (e *Engine) vector(id uint32) *vector {
-	if id == 0 || uint64(id) >= uint64(len(e.vectors)) || e.vectors[id].group == 0 {
+	if id == 0 || uint64(id) >= uint64(len(e.vectors)) || e.vectors[id] == nil || e.vectors[id].group == 0 {
 		return nil
 	}
 	return e.vectors[id]
@@ -77,21 +77,26 @@ func (e *Engine) vector(id uint32) *vector {
 
 // newVector takes a free vector, the most recently freed first, and assigns it to the group with the given places.
 func (e *Engine) newVector(group uint32, place []uint16) *vector {
-	var v *vector
+	id := uint32(len(e.vectors))
 	if n := len(e.freeVectors); n > 0 {
-		v = e.vectors[e.freeVectors[n-1]]
+		id = e.freeVectors[n-1]
 		e.freeVectors = e.freeVectors[:n-1]
+		e.dropped = min(e.dropped, n-1)
 	} else {
+		e.vectors = append(e.vectors, nil)
+	}
+	v := e.vectors[id]
+	if v == nil {
 		slots := len(e.home)
 		small := make([]uint16, slots+2*e.places)
 		v = &vector{
-			id: uint32(len(e.vectors)), slots: make([]Slot, slots),
+			id: id, slots: make([]Slot, slots),
 			place: cut(&small, slots), live: cut(&small, e.places), reportedLive: small,
 		}
 		if e.cfg.Policy == Remap || e.cfg.Ordering != Weak {
 			v.reportedSlots, v.reportedRate = make([]Slot, slots), make([]uint64, e.places)
 		}
-		e.vectors = append(e.vectors, v)
+		e.vectors[id] = v
 	}
 	g := e.groups[group]
 	v.group, v.uses, v.reported = group, 0, false

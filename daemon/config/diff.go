@@ -19,6 +19,7 @@ const (
 	ChangeDrainDelay    ChangeKind = "drain-delay"
 	ChangePathBandwidth ChangeKind = "path-bandwidth" // advertise, missing, all_missing, all_zero, conflict, increase_hold_up
 	ChangeSpeed         ChangeKind = "speed"          // of a sub-port
+	ChangeLinks         ChangeKind = "links"          // damping
 	ChangeLogLevel      ChangeKind = "log-level"
 )
 

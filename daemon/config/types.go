@@ -50,6 +50,8 @@ type Config struct {
 	// Bidirectional Forwarding Detection for every session (RFC 5880, RFC 5881): it detects a silent neighbor or cable whose carrier stays on in
 	// a fraction of a second. If absent, BFD is disabled, and detection takes bgp.hold_time.
 	BFD *BFD `yaml:"bfd"`
+	// The treatment of links that fail again and again.
+	Links Links `yaml:"links"`
 	// The encoding of bandwidth in routes, its interpretation, and the rules for routes without bandwidth.
 	PathBandwidth PathBandwidth `yaml:"path_bandwidth"`
 	// The independent parallel networks. A plane's position in the list is its index everywhere.
@@ -79,7 +81,7 @@ type BGP struct {
 	HoldTime time.Duration `yaml:"hold_time" default:"9s" min:"3s" max:"65535s"`
 	// Interval between keepalives on an idle session; whole seconds, at most a third of hold_time. RFC 4271, Section 4.4.
 	KeepaliveInterval time.Duration `yaml:"keepalive_interval" derived:"a third of hold_time" min:"1s" max:"21845s"`
-	// Time to wait before the next attempt to connect. RFC 4271, Section 8.
+	// Longest time to wait before the next attempt to connect: the first attempts follow after 0, 1, 2, 4 ms and so on. RFC 4271, Section 8.
 	ConnectRetry time.Duration `yaml:"connect_retry" default:"1s" min:"100ms" max:"1h"`
 	// Time for which a leaf may keep our routes while fared restarts; whole seconds. A leaf then also keeps the routes of a dead server, so with
 	// the default, 0s, a leaf keeps none: graceful restart is announced without families, for End-of-RIB only. With a restart time, sessions
@@ -90,7 +92,7 @@ type BGP struct {
 	// as-override it is not needed. It cannot cause a loop at a server, which passes no routes on; at a leaf it is 0.
 	AllowOwnAS int `yaml:"allow_own_as" default:"0" min:"0" max:"10" unit:"times"`
 	// Number of prefixes that one session may announce before it is closed with Cease, Maximum Number of Prefixes Reached. RFC 4486, Section 4.
-	MaxPrefixes int `yaml:"max_prefixes" default:"16384" min:"1" max:"65536" unit:"prefixes"`
+	MaxPrefixes int `yaml:"max_prefixes" default:"16384" min:"1" max:"262144" unit:"prefixes"`
 }
 
 // BFD holds the timers of BFD, which is single-hop and asynchronous, without authentication or echo. It begins when a session is established.
@@ -382,11 +384,12 @@ type Dataplane struct {
 	Flags []string `yaml:"flags" default:"[]" items:"0..64"`
 	// Mutual TLS; required when address is host:port and the host is not a loopback.
 	TLS *TLS `yaml:"tls"`
-	// The UDP destination ports to steer; RoCEv2 uses 4791. Source ports are chosen for flows to the first of them or, if the list is empty, to
-	// the first of tcp_ports. A leaf steers nothing.
-	UDPPorts []uint16 `yaml:"udp_ports" default:"[4791]" items:"0..16" min:"1" max:"65535"`
-	// The TCP destination ports to steer in addition: those of queue pairs that are TCP connections, such as 4793.
-	TCPPorts []uint16 `yaml:"tcp_ports" default:"[]" items:"0..16" min:"1" max:"65535"`
+	// The UDP destination ports to steer; RoCEv2 uses 4791, SUPERp 4444. Driver bpf steers all of them. For driver linux, source ports are chosen
+	// for flows to the first of them or, if the list is empty, to the first of tcp_ports; flows to the others may leave by any sub-port. A leaf
+	// steers nothing.
+	UDPPorts []uint16 `yaml:"udp_ports" default:"[4791, 4444]" items:"0..16" min:"1" max:"65535"`
+	// The TCP destination ports to steer in addition: those of queue pairs that are TCP connections; fared's use 4793.
+	TCPPorts []uint16 `yaml:"tcp_ports" default:"[4793]" items:"0..16" min:"1" max:"65535"`
 }
 
 // Flows returns the IP protocol number (17: UDP, 6: TCP) and the destination port of the flows for which source ports are chosen. Both are 0
@@ -487,6 +490,25 @@ type Record struct {
 	MaxBytes int64 `yaml:"max_bytes" default:"64MiB" min:"64KiB" max:"1TiB"`
 	// Number of renamed files to keep; older ones are removed.
 	Keep int `yaml:"keep" default:"4" min:"1" max:"100" unit:"files"`
+}
+
+// Links configures the treatment of the sub-ports' links.
+type Links struct {
+	// The hold of links that flap. The fall of a link counts immediately in any case.
+	Damping Damping `yaml:"damping"`
+}
+
+// Damping holds the rises of a link that fails again and again: each cycle would move traffic to the link shortly before its next failure.
+type Damping struct {
+	// The number of failures in a row from which each rise of the link is held; 0 disables damping.
+	Failures int `yaml:"failures" default:"4" min:"0" max:"1000" unit:"failures" reload:"links"`
+	// The first hold: the link counts once it has been up for this time without interruption. It doubles with each further failure.
+	Hold time.Duration `yaml:"hold" default:"500ms" min:"1ms" max:"1h" reload:"links"`
+	// The longest hold.
+	Longest time.Duration `yaml:"longest" default:"10s" min:"1ms" max:"1h" reload:"links"`
+	// The time without a failure after which failures are no longer in a row. It must exceed longest, or a link that fails right after each hold
+	// would never be held for long.
+	Quiet time.Duration `yaml:"quiet" default:"30s" min:"1ms" max:"24h" reload:"links"`
 }
 
 // Start configures the behavior of fared until it knows the fabric.

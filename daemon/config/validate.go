@@ -36,6 +36,7 @@ func Validate(c *Config) error {
 func validate(c *Config, p *problems) {
 	p.fields(reflect.ValueOf(c).Elem(), "")
 	p.timers(c)
+	p.damping(&c.Links.Damping)
 	p.pathBandwidth(c)
 	if p.broken["role"] {
 		return // all checks below depend on the role
@@ -269,6 +270,16 @@ func (p *problems) timers(c *Config) {
 			p.add("bfd", fmt.Sprintf("would detect silence after %s, but bgp.hold_time already does after %s", silence, c.BGP.HoldTime),
 				"use a shorter interval or a smaller multiplier")
 		}
+	}
+}
+
+// damping checks the order of the times of damping.
+func (p *problems) damping(d *Damping) {
+	if d.Longest < d.Hold {
+		p.add("links.damping.longest", fmt.Sprintf("%s is below hold (%s)", d.Longest, d.Hold), "use at least "+d.Hold.String())
+	}
+	if d.Quiet <= d.Longest {
+		p.add("links.damping.quiet", fmt.Sprintf("%s is not above longest (%s)", d.Quiet, d.Longest), "use more, such as "+(3*d.Longest).String())
 	}
 }
 

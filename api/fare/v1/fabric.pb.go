@@ -87,9 +87,13 @@ type GetStatusResponse struct {
 	// Targets that are drained, or on their way there or back; sorted.
 	Drains []*DrainStatus `protobuf:"bytes,17,rep,name=drains,proto3" json:"drains,omitempty"`
 	// Present faults of the fabric, by session and reason; empty if none is known.
-	Faults        []*Fault `protobuf:"bytes,18,rep,name=faults,proto3" json:"faults,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Faults []*Fault `protobuf:"bytes,18,rep,name=faults,proto3" json:"faults,omitempty"`
+	// Failed publications of the slot table since start; each is repeated.
+	SlotTableFailures uint64 `protobuf:"varint,19,opt,name=slot_table_failures,json=slotTableFailures,proto3" json:"slot_table_failures,omitempty"`
+	// Why the slot table is not published now; empty if it is, or is disabled.
+	SlotTableError string `protobuf:"bytes,20,opt,name=slot_table_error,json=slotTableError,proto3" json:"slot_table_error,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -246,6 +250,20 @@ func (x *GetStatusResponse) GetFaults() []*Fault {
 		return x.Faults
 	}
 	return nil
+}
+
+func (x *GetStatusResponse) GetSlotTableFailures() uint64 {
+	if x != nil {
+		return x.SlotTableFailures
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetSlotTableError() string {
+	if x != nil {
+		return x.SlotTableError
+	}
+	return ""
 }
 
 // Fault is a present fault of the fabric. FabricEvents of kind "fault" report its begin and its end.
@@ -1067,7 +1085,9 @@ type SubPort struct {
 	Reason   string   `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	Sessions []string `protobuf:"bytes,7,rep,name=sessions,proto3" json:"sessions,omitempty"`
 	// See Plane.draining.
-	Draining      bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
+	Draining bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
+	// Unix time at which the link counts again if it stays up; 0 if it is not damped. A link that fails again and again is damped: its rises are held.
+	DampedUntilNs uint64 `protobuf:"varint,9,opt,name=damped_until_ns,json=dampedUntilNs,proto3" json:"damped_until_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1156,6 +1176,13 @@ func (x *SubPort) GetDraining() bool {
 		return x.Draining
 	}
 	return false
+}
+
+func (x *SubPort) GetDampedUntilNs() uint64 {
+	if x != nil {
+		return x.DampedUntilNs
+	}
+	return 0
 }
 
 type WatchEventsRequest struct {
@@ -1705,7 +1732,7 @@ var File_fare_v1_fabric_proto protoreflect.FileDescriptor
 const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\n" +
 	"\x14fare/v1/fabric.proto\x12\afare.v1\"\x12\n" +
-	"\x10GetStatusRequest\"\xa1\x05\n" +
+	"\x10GetStatusRequest\"\xfb\x05\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x12\n" +
@@ -1725,7 +1752,9 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\tloopbacks\x18\x0f \x03(\tR\tloopbacks\x12,\n" +
 	"\bcounters\x18\x10 \x03(\v2\x10.fare.v1.CounterR\bcounters\x12,\n" +
 	"\x06drains\x18\x11 \x03(\v2\x14.fare.v1.DrainStatusR\x06drains\x12&\n" +
-	"\x06faults\x18\x12 \x03(\v2\x0e.fare.v1.FaultR\x06faults\"\xad\x01\n" +
+	"\x06faults\x18\x12 \x03(\v2\x0e.fare.v1.FaultR\x06faults\x12.\n" +
+	"\x13slot_table_failures\x18\x13 \x01(\x04R\x11slotTableFailures\x12(\n" +
+	"\x10slot_table_error\x18\x14 \x01(\tR\x0eslotTableError\"\xad\x01\n" +
 	"\x05Fault\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05plane\x18\x02 \x01(\tR\x05plane\x12\x18\n" +
@@ -1795,7 +1824,7 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\adrained\x18\x03 \x01(\bR\adrained\x12#\n" +
 	"\rbandwidth_bps\x18\x04 \x01(\x04R\fbandwidthBps\x12-\n" +
 	"\tsub_ports\x18\x05 \x03(\v2\x10.fare.v1.SubPortR\bsubPorts\x12\x1a\n" +
-	"\bdraining\x18\x06 \x01(\bR\bdraining\"\xe5\x01\n" +
+	"\bdraining\x18\x06 \x01(\bR\bdraining\"\x8d\x02\n" +
 	"\aSubPort\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x18\n" +
 	"\acarrier\x18\x02 \x01(\bR\acarrier\x12\x18\n" +
@@ -1804,7 +1833,8 @@ const file_fare_v1_fabric_proto_rawDesc = "" +
 	"\fspeed_source\x18\x05 \x01(\tR\vspeedSource\x12\x16\n" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x1a\n" +
 	"\bsessions\x18\a \x03(\tR\bsessions\x12\x1a\n" +
-	"\bdraining\x18\b \x01(\bR\bdraining\",\n" +
+	"\bdraining\x18\b \x01(\bR\bdraining\x12&\n" +
+	"\x0fdamped_until_ns\x18\t \x01(\x04R\rdampedUntilNs\",\n" +
 	"\x12WatchEventsRequest\x12\x16\n" +
 	"\x06recent\x18\x01 \x01(\rR\x06recent\"\xa4\x01\n" +
 	"\vFabricEvent\x12\x17\n" +

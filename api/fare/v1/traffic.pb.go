@@ -1135,9 +1135,13 @@ func (x *TrafficSent) GetPosted() []*TrafficPosted {
 
 // TrafficResult is a node's part of the report.
 type TrafficResult struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Ends          []*TrafficEnd          `protobuf:"bytes,1,rep,name=ends,proto3" json:"ends,omitempty"`
-	Counters      []*TrafficCounter      `protobuf:"bytes,2,rep,name=counters,proto3" json:"counters,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Ends     []*TrafficEnd          `protobuf:"bytes,1,rep,name=ends,proto3" json:"ends,omitempty"`
+	Counters []*TrafficCounter      `protobuf:"bytes,2,rep,name=counters,proto3" json:"counters,omitempty"`
+	// The node's first loopback.
+	Loopback string `protobuf:"bytes,3,opt,name=loopback,proto3" json:"loopback,omitempty"`
+	// By plane, of the planes whose slots name their devices.
+	Wire          []*TrafficWire `protobuf:"bytes,4,rep,name=wire,proto3" json:"wire,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1186,6 +1190,74 @@ func (x *TrafficResult) GetCounters() []*TrafficCounter {
 	return nil
 }
 
+func (x *TrafficResult) GetLoopback() string {
+	if x != nil {
+		return x.Loopback
+	}
+	return ""
+}
+
+func (x *TrafficResult) GetWire() []*TrafficWire {
+	if x != nil {
+		return x.Wire
+	}
+	return nil
+}
+
+// TrafficWire is the number of bytes that the devices of a plane have sent during the run, by the kernel's counters: from any program and
+// source port, with headers, acknowledgements and retransmissions.
+type TrafficWire struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Plane         string                 `protobuf:"bytes,1,opt,name=plane,proto3" json:"plane,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrafficWire) Reset() {
+	*x = TrafficWire{}
+	mi := &file_fare_v1_traffic_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrafficWire) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrafficWire) ProtoMessage() {}
+
+func (x *TrafficWire) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_traffic_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrafficWire.ProtoReflect.Descriptor instead.
+func (*TrafficWire) Descriptor() ([]byte, []int) {
+	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *TrafficWire) GetPlane() string {
+	if x != nil {
+		return x.Plane
+	}
+	return ""
+}
+
+func (x *TrafficWire) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 // TrafficEnd is the state of one end of a pair at the end of the run.
 type TrafficEnd struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1217,7 +1289,7 @@ type TrafficEnd struct {
 
 func (x *TrafficEnd) Reset() {
 	*x = TrafficEnd{}
-	mi := &file_fare_v1_traffic_proto_msgTypes[17]
+	mi := &file_fare_v1_traffic_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1229,7 +1301,7 @@ func (x *TrafficEnd) String() string {
 func (*TrafficEnd) ProtoMessage() {}
 
 func (x *TrafficEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_traffic_proto_msgTypes[17]
+	mi := &file_fare_v1_traffic_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1242,7 +1314,7 @@ func (x *TrafficEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrafficEnd.ProtoReflect.Descriptor instead.
 func (*TrafficEnd) Descriptor() ([]byte, []int) {
-	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{17}
+	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TrafficEnd) GetPair() uint32 {
@@ -1353,7 +1425,7 @@ type TrafficBucket struct {
 
 func (x *TrafficBucket) Reset() {
 	*x = TrafficBucket{}
-	mi := &file_fare_v1_traffic_proto_msgTypes[18]
+	mi := &file_fare_v1_traffic_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1437,7 @@ func (x *TrafficBucket) String() string {
 func (*TrafficBucket) ProtoMessage() {}
 
 func (x *TrafficBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_traffic_proto_msgTypes[18]
+	mi := &file_fare_v1_traffic_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1450,7 @@ func (x *TrafficBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrafficBucket.ProtoReflect.Descriptor instead.
 func (*TrafficBucket) Descriptor() ([]byte, []int) {
-	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{18}
+	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TrafficBucket) GetBucket() uint32 {
@@ -1412,7 +1484,7 @@ type TrafficSlot struct {
 
 func (x *TrafficSlot) Reset() {
 	*x = TrafficSlot{}
-	mi := &file_fare_v1_traffic_proto_msgTypes[19]
+	mi := &file_fare_v1_traffic_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1496,7 @@ func (x *TrafficSlot) String() string {
 func (*TrafficSlot) ProtoMessage() {}
 
 func (x *TrafficSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_traffic_proto_msgTypes[19]
+	mi := &file_fare_v1_traffic_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1509,7 @@ func (x *TrafficSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrafficSlot.ProtoReflect.Descriptor instead.
 func (*TrafficSlot) Descriptor() ([]byte, []int) {
-	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{19}
+	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TrafficSlot) GetSlot() uint32 {
@@ -1496,7 +1568,7 @@ type TrafficCounter struct {
 
 func (x *TrafficCounter) Reset() {
 	*x = TrafficCounter{}
-	mi := &file_fare_v1_traffic_proto_msgTypes[20]
+	mi := &file_fare_v1_traffic_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1508,7 +1580,7 @@ func (x *TrafficCounter) String() string {
 func (*TrafficCounter) ProtoMessage() {}
 
 func (x *TrafficCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_traffic_proto_msgTypes[20]
+	mi := &file_fare_v1_traffic_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1521,7 +1593,7 @@ func (x *TrafficCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrafficCounter.ProtoReflect.Descriptor instead.
 func (*TrafficCounter) Descriptor() ([]byte, []int) {
-	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{20}
+	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TrafficCounter) GetLoopback() string {
@@ -1581,14 +1653,16 @@ type TrafficReport struct {
 	// By loopback, transport and name.
 	Counters []*TrafficCounter `protobuf:"bytes,15,rep,name=counters,proto3" json:"counters,omitempty"`
 	// The reasons why the run is not ok, for people; empty if it is.
-	Errors        []string `protobuf:"bytes,16,rep,name=errors,proto3" json:"errors,omitempty"`
+	Errors []string `protobuf:"bytes,16,rep,name=errors,proto3" json:"errors,omitempty"`
+	// By loopback: the planes of each node.
+	Nodes         []*TrafficNodeReport `protobuf:"bytes,17,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TrafficReport) Reset() {
 	*x = TrafficReport{}
-	mi := &file_fare_v1_traffic_proto_msgTypes[21]
+	mi := &file_fare_v1_traffic_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1600,7 +1674,7 @@ func (x *TrafficReport) String() string {
 func (*TrafficReport) ProtoMessage() {}
 
 func (x *TrafficReport) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_traffic_proto_msgTypes[21]
+	mi := &file_fare_v1_traffic_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1613,7 +1687,7 @@ func (x *TrafficReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrafficReport.ProtoReflect.Descriptor instead.
 func (*TrafficReport) Descriptor() ([]byte, []int) {
-	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{21}
+	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TrafficReport) GetOk() bool {
@@ -1728,6 +1802,68 @@ func (x *TrafficReport) GetErrors() []string {
 	return nil
 }
 
+func (x *TrafficReport) GetNodes() []*TrafficNodeReport {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// TrafficNodeReport has the bytes that a node has sent, by plane.
+type TrafficNodeReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node's first loopback.
+	Loopback string `protobuf:"bytes,1,opt,name=loopback,proto3" json:"loopback,omitempty"`
+	// By name.
+	Planes        []*TrafficPlaneReport `protobuf:"bytes,2,rep,name=planes,proto3" json:"planes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrafficNodeReport) Reset() {
+	*x = TrafficNodeReport{}
+	mi := &file_fare_v1_traffic_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrafficNodeReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrafficNodeReport) ProtoMessage() {}
+
+func (x *TrafficNodeReport) ProtoReflect() protoreflect.Message {
+	mi := &file_fare_v1_traffic_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrafficNodeReport.ProtoReflect.Descriptor instead.
+func (*TrafficNodeReport) Descriptor() ([]byte, []int) {
+	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *TrafficNodeReport) GetLoopback() string {
+	if x != nil {
+		return x.Loopback
+	}
+	return ""
+}
+
+func (x *TrafficNodeReport) GetPlanes() []*TrafficPlaneReport {
+	if x != nil {
+		return x.Planes
+	}
+	return nil
+}
+
 // TrafficFigures are the results of a pair, or of all pairs.
 type TrafficFigures struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1757,7 +1893,7 @@ type TrafficFigures struct {
 
 func (x *TrafficFigures) Reset() {
 	*x = TrafficFigures{}
-	mi := &file_fare_v1_traffic_proto_msgTypes[22]
+	mi := &file_fare_v1_traffic_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1769,7 +1905,7 @@ func (x *TrafficFigures) String() string {
 func (*TrafficFigures) ProtoMessage() {}
 
 func (x *TrafficFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_traffic_proto_msgTypes[22]
+	mi := &file_fare_v1_traffic_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1782,7 +1918,7 @@ func (x *TrafficFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrafficFigures.ProtoReflect.Descriptor instead.
 func (*TrafficFigures) Descriptor() ([]byte, []int) {
-	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{22}
+	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TrafficFigures) GetBytes() uint64 {
@@ -1883,7 +2019,7 @@ type TrafficLatency struct {
 
 func (x *TrafficLatency) Reset() {
 	*x = TrafficLatency{}
-	mi := &file_fare_v1_traffic_proto_msgTypes[23]
+	mi := &file_fare_v1_traffic_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +2031,7 @@ func (x *TrafficLatency) String() string {
 func (*TrafficLatency) ProtoMessage() {}
 
 func (x *TrafficLatency) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_traffic_proto_msgTypes[23]
+	mi := &file_fare_v1_traffic_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +2044,7 @@ func (x *TrafficLatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrafficLatency.ProtoReflect.Descriptor instead.
 func (*TrafficLatency) Descriptor() ([]byte, []int) {
-	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{23}
+	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *TrafficLatency) GetP50Ns() uint64 {
@@ -1963,7 +2099,7 @@ type TrafficPairReport struct {
 
 func (x *TrafficPairReport) Reset() {
 	*x = TrafficPairReport{}
-	mi := &file_fare_v1_traffic_proto_msgTypes[24]
+	mi := &file_fare_v1_traffic_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1975,7 +2111,7 @@ func (x *TrafficPairReport) String() string {
 func (*TrafficPairReport) ProtoMessage() {}
 
 func (x *TrafficPairReport) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_traffic_proto_msgTypes[24]
+	mi := &file_fare_v1_traffic_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1988,7 +2124,7 @@ func (x *TrafficPairReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrafficPairReport.ProtoReflect.Descriptor instead.
 func (*TrafficPairReport) Descriptor() ([]byte, []int) {
-	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{24}
+	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *TrafficPairReport) GetPair() uint32 {
@@ -2049,19 +2185,23 @@ type TrafficPlaneReport struct {
 	Again uint64 `protobuf:"varint,3,opt,name=again,proto3" json:"again,omitempty"`
 	// Payload bytes due by shares.
 	Due uint64 `protobuf:"varint,4,opt,name=due,proto3" json:"due,omitempty"`
-	// Parts of all planes' sent and due, and the first minus the second.
+	// Parts of all planes' sent and due. deviation_ppb is wire_ppb minus due_ppb, or sent_ppb minus due_ppb where the wire is not counted.
 	SentPpb      uint64 `protobuf:"varint,5,opt,name=sent_ppb,json=sentPpb,proto3" json:"sent_ppb,omitempty"`
 	DuePpb       uint64 `protobuf:"varint,6,opt,name=due_ppb,json=duePpb,proto3" json:"due_ppb,omitempty"`
 	DeviationPpb int64  `protobuf:"varint,7,opt,name=deviation_ppb,json=deviationPpb,proto3" json:"deviation_ppb,omitempty"`
 	// Stalls of the plane's slots, at the sending ends.
-	Stalls        uint64 `protobuf:"varint,8,opt,name=stalls,proto3" json:"stalls,omitempty"`
+	Stalls uint64 `protobuf:"varint,8,opt,name=stalls,proto3" json:"stalls,omitempty"`
+	// Bytes that the plane's devices have sent, by the kernel's counters (TrafficWire); absent if the slots do not name their devices.
+	Wire *uint64 `protobuf:"varint,9,opt,name=wire,proto3,oneof" json:"wire,omitempty"`
+	// Part of all counted planes' wire, multiplied by the counted planes' part of sent: 0 where wire is absent.
+	WirePpb       uint64 `protobuf:"varint,10,opt,name=wire_ppb,json=wirePpb,proto3" json:"wire_ppb,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TrafficPlaneReport) Reset() {
 	*x = TrafficPlaneReport{}
-	mi := &file_fare_v1_traffic_proto_msgTypes[25]
+	mi := &file_fare_v1_traffic_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2073,7 +2213,7 @@ func (x *TrafficPlaneReport) String() string {
 func (*TrafficPlaneReport) ProtoMessage() {}
 
 func (x *TrafficPlaneReport) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_traffic_proto_msgTypes[25]
+	mi := &file_fare_v1_traffic_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2086,7 +2226,7 @@ func (x *TrafficPlaneReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrafficPlaneReport.ProtoReflect.Descriptor instead.
 func (*TrafficPlaneReport) Descriptor() ([]byte, []int) {
-	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{25}
+	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *TrafficPlaneReport) GetPlane() string {
@@ -2145,6 +2285,20 @@ func (x *TrafficPlaneReport) GetStalls() uint64 {
 	return 0
 }
 
+func (x *TrafficPlaneReport) GetWire() uint64 {
+	if x != nil && x.Wire != nil {
+		return *x.Wire
+	}
+	return 0
+}
+
+func (x *TrafficPlaneReport) GetWirePpb() uint64 {
+	if x != nil {
+		return x.WirePpb
+	}
+	return 0
+}
+
 type TrafficInterval struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	FromNs uint64                 `protobuf:"varint,1,opt,name=from_ns,json=fromNs,proto3" json:"from_ns,omitempty"`
@@ -2159,7 +2313,7 @@ type TrafficInterval struct {
 
 func (x *TrafficInterval) Reset() {
 	*x = TrafficInterval{}
-	mi := &file_fare_v1_traffic_proto_msgTypes[26]
+	mi := &file_fare_v1_traffic_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2325,7 @@ func (x *TrafficInterval) String() string {
 func (*TrafficInterval) ProtoMessage() {}
 
 func (x *TrafficInterval) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_traffic_proto_msgTypes[26]
+	mi := &file_fare_v1_traffic_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2338,7 @@ func (x *TrafficInterval) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrafficInterval.ProtoReflect.Descriptor instead.
 func (*TrafficInterval) Descriptor() ([]byte, []int) {
-	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{26}
+	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TrafficInterval) GetFromNs() uint64 {
@@ -2226,7 +2380,7 @@ type TrafficPlaneRate struct {
 
 func (x *TrafficPlaneRate) Reset() {
 	*x = TrafficPlaneRate{}
-	mi := &file_fare_v1_traffic_proto_msgTypes[27]
+	mi := &file_fare_v1_traffic_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2238,7 +2392,7 @@ func (x *TrafficPlaneRate) String() string {
 func (*TrafficPlaneRate) ProtoMessage() {}
 
 func (x *TrafficPlaneRate) ProtoReflect() protoreflect.Message {
-	mi := &file_fare_v1_traffic_proto_msgTypes[27]
+	mi := &file_fare_v1_traffic_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2251,7 +2405,7 @@ func (x *TrafficPlaneRate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrafficPlaneRate.ProtoReflect.Descriptor instead.
 func (*TrafficPlaneRate) Descriptor() ([]byte, []int) {
-	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{27}
+	return file_fare_v1_traffic_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TrafficPlaneRate) GetPlane() string {
@@ -2344,10 +2498,15 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	"\x04sent\x18\x02 \x01(\x04R\x04sent\x12\x14\n" +
 	"\x05again\x18\x03 \x01(\x04R\x05again\"=\n" +
 	"\vTrafficSent\x12.\n" +
-	"\x06posted\x18\x01 \x03(\v2\x16.fare.v1.TrafficPostedR\x06posted\"m\n" +
+	"\x06posted\x18\x01 \x03(\v2\x16.fare.v1.TrafficPostedR\x06posted\"\xb3\x01\n" +
 	"\rTrafficResult\x12'\n" +
 	"\x04ends\x18\x01 \x03(\v2\x13.fare.v1.TrafficEndR\x04ends\x123\n" +
-	"\bcounters\x18\x02 \x03(\v2\x17.fare.v1.TrafficCounterR\bcounters\"\xb4\x03\n" +
+	"\bcounters\x18\x02 \x03(\v2\x17.fare.v1.TrafficCounterR\bcounters\x12\x1a\n" +
+	"\bloopback\x18\x03 \x01(\tR\bloopback\x12(\n" +
+	"\x04wire\x18\x04 \x03(\v2\x14.fare.v1.TrafficWireR\x04wire\"9\n" +
+	"\vTrafficWire\x12\x14\n" +
+	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\xb4\x03\n" +
 	"\n" +
 	"TrafficEnd\x12\x12\n" +
 	"\x04pair\x18\x01 \x01(\rR\x04pair\x12 \n" +
@@ -2382,7 +2541,7 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	"\bloopback\x18\x01 \x01(\tR\bloopback\x12\x1c\n" +
 	"\ttransport\x18\x02 \x01(\tR\ttransport\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x04 \x01(\x04R\x05value\"\xb3\x04\n" +
+	"\x05value\x18\x04 \x01(\x04R\x05value\"\xe5\x04\n" +
 	"\rTrafficReport\x12\x0e\n" +
 	"\x02ok\x18\x01 \x01(\bR\x02ok\x12\x18\n" +
 	"\apattern\x18\x02 \x01(\tR\apattern\x12\x0e\n" +
@@ -2402,7 +2561,11 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	"\x06planes\x18\r \x03(\v2\x1b.fare.v1.TrafficPlaneReportR\x06planes\x120\n" +
 	"\x06series\x18\x0e \x03(\v2\x18.fare.v1.TrafficIntervalR\x06series\x123\n" +
 	"\bcounters\x18\x0f \x03(\v2\x17.fare.v1.TrafficCounterR\bcounters\x12\x16\n" +
-	"\x06errors\x18\x10 \x03(\tR\x06errors\"\x9f\x03\n" +
+	"\x06errors\x18\x10 \x03(\tR\x06errors\x120\n" +
+	"\x05nodes\x18\x11 \x03(\v2\x1a.fare.v1.TrafficNodeReportR\x05nodes\"d\n" +
+	"\x11TrafficNodeReport\x12\x1a\n" +
+	"\bloopback\x18\x01 \x01(\tR\bloopback\x123\n" +
+	"\x06planes\x18\x02 \x03(\v2\x1b.fare.v1.TrafficPlaneReportR\x06planes\"\x9f\x03\n" +
 	"\x0eTrafficFigures\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x1a\n" +
 	"\bmessages\x18\x02 \x01(\x04R\bmessages\x12\x12\n" +
@@ -2434,7 +2597,7 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	"\afigures\x18\x04 \x01(\v2\x17.fare.v1.TrafficFiguresR\afigures\x12#\n" +
 	"\rposted_crc32c\x18\x05 \x01(\tR\fpostedCrc32c\x12%\n" +
 	"\x0earrived_crc32c\x18\x06 \x01(\tR\rarrivedCrc32c\x12\x16\n" +
-	"\x06errors\x18\a \x03(\tR\x06errors\"\xd7\x01\n" +
+	"\x06errors\x18\a \x03(\tR\x06errors\"\x94\x02\n" +
 	"\x12TrafficPlaneReport\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x12\n" +
 	"\x04sent\x18\x02 \x01(\x04R\x04sent\x12\x14\n" +
@@ -2443,7 +2606,11 @@ const file_fare_v1_traffic_proto_rawDesc = "" +
 	"\bsent_ppb\x18\x05 \x01(\x04R\asentPpb\x12\x17\n" +
 	"\adue_ppb\x18\x06 \x01(\x04R\x06duePpb\x12#\n" +
 	"\rdeviation_ppb\x18\a \x01(\x03R\fdeviationPpb\x12\x16\n" +
-	"\x06stalls\x18\b \x01(\x04R\x06stalls\"\x93\x01\n" +
+	"\x06stalls\x18\b \x01(\x04R\x06stalls\x12\x17\n" +
+	"\x04wire\x18\t \x01(\x04H\x00R\x04wire\x88\x01\x01\x12\x19\n" +
+	"\bwire_ppb\x18\n" +
+	" \x01(\x04R\awirePpbB\a\n" +
+	"\x05_wire\"\x93\x01\n" +
 	"\x0fTrafficInterval\x12\x17\n" +
 	"\afrom_ns\x18\x01 \x01(\x04R\x06fromNs\x12\x13\n" +
 	"\x05to_ns\x18\x02 \x01(\x04R\x04toNs\x12\x1f\n" +
@@ -2478,7 +2645,7 @@ func file_fare_v1_traffic_proto_rawDescGZIP() []byte {
 }
 
 var file_fare_v1_traffic_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_fare_v1_traffic_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_fare_v1_traffic_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_fare_v1_traffic_proto_goTypes = []any{
 	(TrafficOp)(0),                  // 0: fare.v1.TrafficOp
 	(*DescribeTrafficRequest)(nil),  // 1: fare.v1.DescribeTrafficRequest
@@ -2498,22 +2665,24 @@ var file_fare_v1_traffic_proto_goTypes = []any{
 	(*TrafficPlaneBytes)(nil),       // 15: fare.v1.TrafficPlaneBytes
 	(*TrafficSent)(nil),             // 16: fare.v1.TrafficSent
 	(*TrafficResult)(nil),           // 17: fare.v1.TrafficResult
-	(*TrafficEnd)(nil),              // 18: fare.v1.TrafficEnd
-	(*TrafficBucket)(nil),           // 19: fare.v1.TrafficBucket
-	(*TrafficSlot)(nil),             // 20: fare.v1.TrafficSlot
-	(*TrafficCounter)(nil),          // 21: fare.v1.TrafficCounter
-	(*TrafficReport)(nil),           // 22: fare.v1.TrafficReport
-	(*TrafficFigures)(nil),          // 23: fare.v1.TrafficFigures
-	(*TrafficLatency)(nil),          // 24: fare.v1.TrafficLatency
-	(*TrafficPairReport)(nil),       // 25: fare.v1.TrafficPairReport
-	(*TrafficPlaneReport)(nil),      // 26: fare.v1.TrafficPlaneReport
-	(*TrafficInterval)(nil),         // 27: fare.v1.TrafficInterval
-	(*TrafficPlaneRate)(nil),        // 28: fare.v1.TrafficPlaneRate
-	(MemoryOrdering)(0),             // 29: fare.v1.MemoryOrdering
+	(*TrafficWire)(nil),             // 18: fare.v1.TrafficWire
+	(*TrafficEnd)(nil),              // 19: fare.v1.TrafficEnd
+	(*TrafficBucket)(nil),           // 20: fare.v1.TrafficBucket
+	(*TrafficSlot)(nil),             // 21: fare.v1.TrafficSlot
+	(*TrafficCounter)(nil),          // 22: fare.v1.TrafficCounter
+	(*TrafficReport)(nil),           // 23: fare.v1.TrafficReport
+	(*TrafficNodeReport)(nil),       // 24: fare.v1.TrafficNodeReport
+	(*TrafficFigures)(nil),          // 25: fare.v1.TrafficFigures
+	(*TrafficLatency)(nil),          // 26: fare.v1.TrafficLatency
+	(*TrafficPairReport)(nil),       // 27: fare.v1.TrafficPairReport
+	(*TrafficPlaneReport)(nil),      // 28: fare.v1.TrafficPlaneReport
+	(*TrafficInterval)(nil),         // 29: fare.v1.TrafficInterval
+	(*TrafficPlaneRate)(nil),        // 30: fare.v1.TrafficPlaneRate
+	(MemoryOrdering)(0),             // 31: fare.v1.MemoryOrdering
 }
 var file_fare_v1_traffic_proto_depIdxs = []int32{
 	0,  // 0: fare.v1.PrepareTraffic.op:type_name -> fare.v1.TrafficOp
-	29, // 1: fare.v1.PrepareTraffic.ordering:type_name -> fare.v1.MemoryOrdering
+	31, // 1: fare.v1.PrepareTraffic.ordering:type_name -> fare.v1.MemoryOrdering
 	3,  // 2: fare.v1.PrepareTraffic.pairs:type_name -> fare.v1.TrafficPair
 	4,  // 3: fare.v1.RunTrafficRequest.prepare:type_name -> fare.v1.PrepareTraffic
 	6,  // 4: fare.v1.RunTrafficRequest.connect:type_name -> fare.v1.ConnectTraffic
@@ -2528,27 +2697,30 @@ var file_fare_v1_traffic_proto_depIdxs = []int32{
 	14, // 13: fare.v1.TrafficSample.pairs:type_name -> fare.v1.TrafficPairBytes
 	15, // 14: fare.v1.TrafficSample.planes:type_name -> fare.v1.TrafficPlaneBytes
 	9,  // 15: fare.v1.TrafficSent.posted:type_name -> fare.v1.TrafficPosted
-	18, // 16: fare.v1.TrafficResult.ends:type_name -> fare.v1.TrafficEnd
-	21, // 17: fare.v1.TrafficResult.counters:type_name -> fare.v1.TrafficCounter
-	19, // 18: fare.v1.TrafficEnd.latency:type_name -> fare.v1.TrafficBucket
-	20, // 19: fare.v1.TrafficEnd.slots:type_name -> fare.v1.TrafficSlot
-	23, // 20: fare.v1.TrafficReport.total:type_name -> fare.v1.TrafficFigures
-	25, // 21: fare.v1.TrafficReport.pairs:type_name -> fare.v1.TrafficPairReport
-	26, // 22: fare.v1.TrafficReport.planes:type_name -> fare.v1.TrafficPlaneReport
-	27, // 23: fare.v1.TrafficReport.series:type_name -> fare.v1.TrafficInterval
-	21, // 24: fare.v1.TrafficReport.counters:type_name -> fare.v1.TrafficCounter
-	24, // 25: fare.v1.TrafficFigures.latency:type_name -> fare.v1.TrafficLatency
-	23, // 26: fare.v1.TrafficPairReport.figures:type_name -> fare.v1.TrafficFigures
-	28, // 27: fare.v1.TrafficInterval.planes:type_name -> fare.v1.TrafficPlaneRate
-	1,  // 28: fare.v1.TrafficService.DescribeTraffic:input_type -> fare.v1.DescribeTrafficRequest
-	5,  // 29: fare.v1.TrafficService.RunTraffic:input_type -> fare.v1.RunTrafficRequest
-	2,  // 30: fare.v1.TrafficService.DescribeTraffic:output_type -> fare.v1.DescribeTrafficResponse
-	10, // 31: fare.v1.TrafficService.RunTraffic:output_type -> fare.v1.RunTrafficResponse
-	30, // [30:32] is the sub-list for method output_type
-	28, // [28:30] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	19, // 16: fare.v1.TrafficResult.ends:type_name -> fare.v1.TrafficEnd
+	22, // 17: fare.v1.TrafficResult.counters:type_name -> fare.v1.TrafficCounter
+	18, // 18: fare.v1.TrafficResult.wire:type_name -> fare.v1.TrafficWire
+	20, // 19: fare.v1.TrafficEnd.latency:type_name -> fare.v1.TrafficBucket
+	21, // 20: fare.v1.TrafficEnd.slots:type_name -> fare.v1.TrafficSlot
+	25, // 21: fare.v1.TrafficReport.total:type_name -> fare.v1.TrafficFigures
+	27, // 22: fare.v1.TrafficReport.pairs:type_name -> fare.v1.TrafficPairReport
+	28, // 23: fare.v1.TrafficReport.planes:type_name -> fare.v1.TrafficPlaneReport
+	29, // 24: fare.v1.TrafficReport.series:type_name -> fare.v1.TrafficInterval
+	22, // 25: fare.v1.TrafficReport.counters:type_name -> fare.v1.TrafficCounter
+	24, // 26: fare.v1.TrafficReport.nodes:type_name -> fare.v1.TrafficNodeReport
+	28, // 27: fare.v1.TrafficNodeReport.planes:type_name -> fare.v1.TrafficPlaneReport
+	26, // 28: fare.v1.TrafficFigures.latency:type_name -> fare.v1.TrafficLatency
+	25, // 29: fare.v1.TrafficPairReport.figures:type_name -> fare.v1.TrafficFigures
+	30, // 30: fare.v1.TrafficInterval.planes:type_name -> fare.v1.TrafficPlaneRate
+	1,  // 31: fare.v1.TrafficService.DescribeTraffic:input_type -> fare.v1.DescribeTrafficRequest
+	5,  // 32: fare.v1.TrafficService.RunTraffic:input_type -> fare.v1.RunTrafficRequest
+	2,  // 33: fare.v1.TrafficService.DescribeTraffic:output_type -> fare.v1.DescribeTrafficResponse
+	10, // 34: fare.v1.TrafficService.RunTraffic:output_type -> fare.v1.RunTrafficResponse
+	33, // [33:35] is the sub-list for method output_type
+	31, // [31:33] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_fare_v1_traffic_proto_init() }
@@ -2570,13 +2742,14 @@ func file_fare_v1_traffic_proto_init() {
 		(*RunTrafficResponse_Sent)(nil),
 		(*RunTrafficResponse_Result)(nil),
 	}
+	file_fare_v1_traffic_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fare_v1_traffic_proto_rawDesc), len(file_fare_v1_traffic_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   28,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -350,10 +350,15 @@ type Update struct {
 	wecmp.Update
 }
 
+// burst is the number of updates from which on their memory is not kept for the next step.
+const burst = 1 << 12
+
 // Updates returns the engines' decisions since the last call: vectors and destinations, for each source group in the order of programming. The
 // slice is valid until the next Step.
 func (c *Core) Updates() []Update {
-	c.updates = c.updates[:0]
+	if c.updates = c.updates[:0]; cap(c.updates) > burst {
+		c.updates = nil
+	}
 	for i := range c.sources {
 		if c.sources[i].engine == nil {
 			break

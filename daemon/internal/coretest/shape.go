@@ -66,7 +66,7 @@ func (s Shape) Text() string {
 			b.WriteString("dataplane: {address: \"memory:\"}\n")
 		}
 	}
-	b.WriteString("as: 4200001000\naccept: [10.255.0.0/16]\n" + s.Extra)
+	b.WriteString("as: 4200001000\naccept: [10.252.0.0/14]\n" + s.Extra)
 	b.WriteString("planes:\n")
 	for i := range s.Planes * s.SubPorts {
 		if i%s.SubPorts == 0 {

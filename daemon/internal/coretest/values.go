@@ -7,10 +7,10 @@ import (
 	"github.com/fared/fared/fare"
 )
 
-// Destination returns the n-th remote loopback.
+// Destination returns the n-th remote loopback: 10.255.1.0 and the next ones, from 65,280 on 10.254.0.0, and so on.
 func Destination(n int) netip.Prefix {
 	n += 256
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, byte(n >> 8), byte(n)}), 32)
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(255 - n>>16), byte(n >> 8), byte(n)}), 32)
 }
 
 // Destinations returns the first n destinations.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"sync"
 	"time"
 
@@ -139,11 +140,12 @@ func (c *Client) Transaction(declare func(*Transaction)) {
 	c.book.commit()
 	work, news := c.book.queued() > 0, len(c.book.events) > 0
 	c.mu.Unlock()
-	if work {
-		ring(c.work)
-	}
 	if news {
 		ring(c.ready)
+	}
+	if work {
+		ring(c.work)
+		runtime.Gosched() // the sender runs next on this thread; another thread would wait for a timer before it takes the sender
 	}
 }
 

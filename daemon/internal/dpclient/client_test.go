@@ -292,14 +292,15 @@ func TestReusedNumber(t *testing.T) {
 	r.connected()
 	r.quiet()
 	r.log.take()
+	var last uint64
 	r.client.Transaction(func(tx *Transaction) {
 		tx.SetVector(vector(2, 0, 1))
 		tx.SetDestination(dst(1), 2)
 		tx.DeleteVector(1)
 		tx.SetVector(vector(1, 0, 0, 1))
 		tx.SetDestination(dst(2), 1)
+		last = tx.SetVector(vector(4, 1))
 	})
-	last := r.client.SetVector(vector(4, 1))
 	r.until("in effect", r.has(InEffect, last))
 	r.quiet()
 	// Vector 2 takes the place of the old vector 1 with its destination; the number 1 gets an unused one.

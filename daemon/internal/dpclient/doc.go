@@ -35,7 +35,8 @@
 //
 // # Structure
 //
-// book is pure bookkeeping (no I/O, no goroutine, no clock): it records the wanted, sent and effective state, and determines the next operation.
+// book is pure bookkeeping (no I/O, no goroutine, no clock): it records the wanted, sent and confirmed state of the data plane, and determines the
+// next operation. It is the only basis of operations; the owner shows its readers the state that Take has reported.
 // Client wraps it in a mutex and transfers messages. Run's goroutine sends, one receives, one watches for a stall; Run returns after all have
 // ended.
 package dpclient

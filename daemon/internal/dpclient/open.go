@@ -11,6 +11,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
+// window is the size in bytes of the flow-control windows: several chunks of a Snapshot, whose destinations have up to 2 KiB of source ports.
+const window = 4 << 20
+
 // Open returns a connection to the data plane at address: "unix:/path" or "host:port", the latter with TLS unless config is nil. It does not
 // wait for the data plane. The caller closes the connection after Run.
 func Open(address string, config *tls.Config) (*grpc.ClientConn, error) {
@@ -20,6 +23,8 @@ func Open(address string, config *tls.Config) (*grpc.ClientConn, error) {
 	}
 	conn, err := grpc.NewClient(address,
 		grpc.WithTransportCredentials(transport),
+		// As the agent's server (internal/grpcserve.Window): no PINGs that look for larger windows.
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
 		// Run decides when to retry. The connection state at that time must not be older than Run's shortest pause. (gRPC's ResetConnectBackoff
 		// is intended for this, but it reads a map without a lock that the balancer may be writing, as of v1.85.)
 		grpc.WithConnectParams(grpc.ConnectParams{

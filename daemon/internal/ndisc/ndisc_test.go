@@ -202,7 +202,7 @@ func TestWhatTheLeafHears(t *testing.T) {
 	if _, err := r.Peer(ctx, "eth0", server.Name); !errors.Is(err, context.Canceled) {
 		t.Errorf("Peer with a canceled context: %v", err)
 	}
-	for range initialAdvertisements + 1 { // and on, as long as nobody is known
+	for range initialAdvertisements + 1 { // also after these, while no neighbor is known
 		ra := e.receive()
 		if ra.RouterLifetime != 0 || ra.ManagedConfiguration || ra.OtherConfiguration || len(ra.Options) != 1 {
 			t.Errorf("advertised %+v", ra)

@@ -13,6 +13,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/fared/fared/daemon/internal/status"
@@ -64,9 +65,29 @@ type Publisher struct {
 	// owners has the source group of each vector that pairs use, groups that of each loopback.
 	owners map[uint32]int
 	groups map[netip.Addr]int
-	// failure is the text of the last error, "" after a success; next is the time of the next attempt.
-	failure string
-	next    time.Time
+	next   time.Time // of the next attempt
+
+	mu     sync.Mutex // guards health
+	health status.SlotTable
+}
+
+// Health returns the counter of failed publications, and the present failure. It may be called from any goroutine.
+func (p *Publisher) Health() status.SlotTable {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.health
+}
+
+// note records the end of an attempt; nil is a success. It returns the failure before, "" if there was none.
+func (p *Publisher) note(err error) (before string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before = p.health.Failure
+	if p.health.Failure = ""; err != nil {
+		p.health.Failures++
+		p.health.Failure = err.Error()
+	}
+	return before
 }
 
 // New takes possession of the path. The error has a remedy.
@@ -116,7 +137,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 		return nil
 	}
 	for {
-		changed := p.c.Reader.Changed()
+		changed := p.c.Reader.Next()
 		view, err := p.c.Reader.View(ctx)
 		if err != nil {
 			<-ctx.Done() // the loop has ended first
@@ -201,15 +222,13 @@ func (p *Publisher) attempt(fn func() error) {
 	}
 	err := slotfile.Guard(fn)
 	if err == nil {
-		if p.failure != "" && p.shown != nil {
+		if p.shown != nil && p.note(nil) != "" {
 			p.c.Log.Info("the slot table is published again", "file", p.c.Path)
-			p.failure = ""
 		}
 		return
 	}
-	if text := err.Error(); text != p.failure {
+	if p.note(err) != err.Error() {
 		p.c.Log.Warn("the slot table cannot be published", "file", p.c.Path, "error", err, "retry", retryDelay)
-		p.failure = text
 	}
 	p.shown = nil
 	if !errors.Is(err, slotfile.ErrGone) {

@@ -254,11 +254,12 @@ func have(t testing.TB, table *slots.Table) map[string]bool {
 // start runs a publisher until the test ends or stop is called.
 func start(t *testing.T, l *loop, path string) (stop func()) {
 	t.Helper()
-	return startAt(t, l, path, t.TempDir())
+	_, stop = startAt(t, l, path, t.TempDir())
+	return stop
 }
 
-// startAt is start with a root of sysfs.
-func startAt(t *testing.T, l *loop, path, sysfs string) (stop func()) {
+// startAt is start with a root of sysfs. It also returns the publisher.
+func startAt(t *testing.T, l *loop, path, sysfs string) (p *Publisher, stop func()) {
 	t.Helper()
 	c := Config{Reader: l.builder.Reader(l.do), Path: path, Planes: []string{"p0", "p1", "p2"}, Log: slog.New(slog.DiscardHandler), Sysfs: sysfs}
 	for i, device := range []string{"a", "b", "c", "d", "e", "f"} {
@@ -279,7 +280,7 @@ func startAt(t *testing.T, l *loop, path, sysfs string) (stop func()) {
 		}
 	})
 	t.Cleanup(stop)
-	return stop
+	return p, stop
 }
 
 // opened opens the table at a path as soon as there is one.
@@ -469,5 +470,45 @@ func TestRDMA(t *testing.T) {
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("sub-ports\n%+v, want\n%+v", got, want)
+	}
+}
+
+// TestHealth checks that failed publications are counted, and the present failure is known, until the table is published again: the directory of the table
+// is away for some time.
+func TestHealth(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	path := filepath.Join(dir, "slots")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l := newLoop(1)
+	l.builder.Started()
+	p, _ := startAt(t, l, path, t.TempDir())
+	opened(t, path)
+	if got := p.Health(); got != (status.SlotTable{}) {
+		t.Errorf("a published table: %+v", got)
+	}
+	await := func(what string, ok func(status.SlotTable) bool) status.SlotTable {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			if got := p.Health(); ok(got) {
+				return got
+			} else if time.Now().After(deadline) {
+				t.Fatalf("%s: %+v", what, got)
+			}
+		}
+	}
+	if err := os.Rename(dir, dir+".away"); err != nil {
+		t.Fatal(err)
+	}
+	failed := await("without the directory", func(s status.SlotTable) bool { return s.Failures >= 2 && strings.Contains(s.Failure, "no such file") })
+	if err := os.Rename(dir+".away", dir); err != nil {
+		t.Fatal(err)
+	}
+	if got := await("with the directory", func(s status.SlotTable) bool { return s.Failure == "" }); got.Failures < failed.Failures {
+		t.Errorf("after a success %d failures, before %d", got.Failures, failed.Failures)
+	}
+	if table := opened(t, path); !table.Status().Live {
+		t.Error("the table is not live")
 	}
 }

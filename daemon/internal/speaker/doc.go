@@ -38,7 +38,7 @@
 // its KEEPALIVEs, UPDATEs and NOTIFICATIONs. GoBGP's hold timer is the session's hold timer: a KEEPALIVE tells GoBGP of the peer's messages, a
 // thirtieth of the hold time after the first of them. A peer that offers hold time 0 is refused, because its silence would never be detected.
 //
-// After a failure the session reconnects immediately, then after 50 ms, doubling up to Config.ConnectRetry. SetAdminState takes effect without a
+// After a failure the session reconnects immediately, then after 1 ms, doubling up to Config.ConnectRetry. SetAdminState takes effect without a
 // timer in both directions.
 //
 // # Bounds

@@ -157,7 +157,7 @@ func TestBackoffIsDeterministicAndBounded(t *testing.T) {
 	}
 	differ := false
 	for n := 1; n < 100; n++ {
-		base := min(50*time.Millisecond<<min(n-1, 20), 5*time.Second)
+		base := min(time.Millisecond<<min(n-1, 20), 5*time.Second)
 		d := s.backoff(n)
 		if d != s.backoff(n) || d < base*3/4 || d > base*5/4 {
 			t.Errorf("attempt %d: %v, base %v", n, d, base)

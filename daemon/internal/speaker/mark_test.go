@@ -70,13 +70,22 @@ func (w *wireTable) prefixes(b []byte) (out []netip.Prefix) {
 // TestWrittenIsTrue checks, for random sets, some of which replace each other immediately, over several connections, that when a mark is
 // reported, the peer's kernel has received every route and withdrawal of the set and of earlier ones.
 func TestWrittenIsTrue(t *testing.T) {
-	conns := make(chan *net.TCPConn)
+	conns, over := make(chan *net.TCPConn), make(chan struct{})
 	p := newRawPeer(t, hosts(1)[0], func(_ int, conn *net.TCPConn) {
-		if shake(conn, rawOpen(65100, 90, leafID)) == nil {
-			conns <- conn
-			<-conns // the test has finished with it
+		if shake(conn, rawOpen(65100, 90, leafID)) != nil {
+			return
+		}
+		select {
+		case conns <- conn:
+		case <-over:
+			return
+		}
+		select {
+		case <-conns: // the test has finished with it
+		case <-over:
 		}
 	})
+	t.Cleanup(func() { close(over) })
 	r := start(t, create(t, rawConfig(t, p)))
 	random := rand.New(rand.NewPCG(1, 2))
 	mark, reported := uint64(0), func(mark uint64) bool {

@@ -97,7 +97,7 @@ func (s *session) run(ctx context.Context) {
 			}
 		}
 		began := time.Now()
-		up, err := s.try(attempt)
+		up, err := s.try(attempt, failures)
 		pause := s.leave(err, up, time.Since(began))
 		if !wait(ctx, pause) {
 			return
@@ -123,19 +123,27 @@ func (s *session) run(ctx context.Context) {
 	}
 }
 
-// try makes one attempt: it repairs the GoBGP server if needed, connects, and runs the incarnation to its end.
-func (s *session) try(ctx context.Context) (up bool, err error) {
+// try makes one attempt after consecutive failures: it repairs the GoBGP server if needed, connects, and runs the incarnation to its end.
+func (s *session) try(ctx context.Context, failures int) (up bool, err error) {
 	if err := s.repair(); err != nil {
 		return false, err
 	}
-	conn, err := s.connect(ctx)
+	conn, err := s.connect(ctx, patienceToConnect(failures))
 	if err != nil {
 		return false, blame(err)
 	}
 	return s.incarnate(ctx, conn)
 }
 
-// backoff returns the wait after consecutive failures: none after 0, then 50
+// patienceToConnect returns the longest wait for a connection after consecutive
+// failures: 10 ms, doubling up to 3 s. A leaf is one hop away, and drops a SYN
+// that arrives before its end of the link is ready; TCP would repeat the SYN
+// only after a second (RFC 6298, Section 2), another connection sends it at once.
+func patienceToConnect(failures int) time.Duration {
+	return min(10*time.Millisecond<<min(failures, 20), 3*time.Second)
+}
+
+// backoff returns the wait after consecutive failures: none after 0, then 1
 // ms, doubling up to ConnectRetry, spread by up to a quarter either way so that
 // the sessions of a rebooted leaf do not reconnect in step. The spread is a
 // function of name and number of failures, not random.
@@ -144,7 +152,7 @@ func (s *session) backoff(failures int) time.Duration {
 		return 0
 	}
 	limit := s.speaker.conf.ConnectRetry
-	d := min(50*time.Millisecond<<min(failures-1, 20), limit)
+	d := min(time.Millisecond<<min(failures-1, 30), limit)
 	h := fnv.New32a()
 	fmt.Fprintf(h, "%s %d", s.conf.Name, failures)
 	spread := int64(h.Sum32()%1001) - 500 // 1/2000 of d
@@ -222,6 +230,12 @@ func (s *session) setAdmin(up bool, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if up == (s.held == nil) {
+		if !up && s.held.reason != reason {
+			s.held = &heldError{reason: reason}
+			if s.state == Held {
+				s.reason = s.held.Error()
+			}
+		}
 		return
 	}
 	close(s.changed)
@@ -304,8 +318,8 @@ func (s *session) written(gen uint64, number uint32) {
 	}
 }
 
-// connect opens or awaits the TCP connection of an incarnation.
-func (s *session) connect(ctx context.Context) (*net.TCPConn, error) {
+// connect opens the TCP connection of an incarnation within limit, or awaits the connection of a passive session.
+func (s *session) connect(ctx context.Context, limit time.Duration) (*net.TCPConn, error) {
 	if s.conf.Passive {
 		select {
 		case conn := <-s.accepted:
@@ -321,7 +335,7 @@ func (s *session) connect(ctx context.Context) (*net.TCPConn, error) {
 			return nil, fmt.Errorf("find the neighbor on %s: %w", s.conf.Device, err)
 		}
 	}
-	conn, err := s.dial(ctx, peer)
+	conn, err := s.dial(ctx, peer, limit)
 	if ctx.Err() != nil {
 		if conn != nil {
 			conn.Close()

@@ -16,12 +16,10 @@ import (
 	"github.com/fared/fared/internal/netns"
 )
 
-// dial opens the TCP connection of an active session.
-func (s *session) dial(ctx context.Context, peer netip.Addr) (*net.TCPConn, error) {
+// dial opens the TCP connection of an active session within limit.
+func (s *session) dial(ctx context.Context, peer netip.Addr, limit time.Duration) (*net.TCPConn, error) {
 	d := net.Dialer{
-		// A leaf is one hop away: an address that does not answer for this long
-		// is unreachable, and retries are cheap.
-		Timeout: 3 * time.Second,
+		Timeout: limit,
 		// BGP's keepalives (RFC 4271) replace TCP's.
 		KeepAlive: -1,
 		Control: func(_, _ string, c syscall.RawConn) error {

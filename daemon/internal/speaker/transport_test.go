@@ -3,6 +3,7 @@ package speaker
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -182,10 +183,44 @@ func TestNetns(t *testing.T) {
 	a.until("the route", func() bool { return a.state(0).routes[prefix(1)] != nil })
 	// Outside the namespace there is no listener.
 	conn, err := (&session{speaker: a.Speaker, conf: &Session{Name: "out", Port: server.Sessions[0].Port}}).
-		dial(context.Background(), server.Sessions[0].Peer)
+		dial(context.Background(), server.Sessions[0].Peer, time.Minute)
 	if err == nil {
 		conn.Close()
 		t.Error("the session is not in its namespace")
+	}
+}
+
+// TestUnansweredSYN checks that an attempt whose SYN is dropped ends within its limit, before TCP would repeat the SYN, and that the limit grows
+// with each failure, because a slow answer must arrive in the end.
+func TestUnansweredSYN(t *testing.T) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: loopback.As4()}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &session{speaker: &Speaker{}, conf: &Session{Name: "full", Port: uint16(name.(*unix.SockaddrInet4).Port)}}
+	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond) // TCP repeats a SYN after a second
+	defer cancel()
+	for err == nil { // a queue that no program empties holds one or two connections; the kernel drops further SYNs
+		var conn *net.TCPConn
+		if conn, err = s.dial(ctx, loopback, patienceToConnect(0)); err == nil {
+			defer conn.Close()
+		}
+	}
+	if ctx.Err() != nil || !os.IsTimeout(err) {
+		t.Errorf("the attempt ended with %v, its context: %v", err, ctx.Err())
+	}
+	for n, limit := 0, 10*time.Millisecond; n < 100; n, limit = n+1, min(2*limit, 3*time.Second) {
+		if got := patienceToConnect(n); got != limit {
+			t.Errorf("after %d failures: %v, want %v", n, got, limit)
+		}
 	}
 }
 

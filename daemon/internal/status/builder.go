@@ -11,16 +11,11 @@ const (
 	maxTombstones = 4096
 	// maxMarked bounds the marks that accumulate without a request for a view: beyond it, Commit builds a view.
 	maxMarked = 1 << 15
+	// keptMarks is the number of marks whose memory is kept for the next ones; that of a burst is released.
+	keptMarks = 1 << 8
 )
 
-// mark is the builder's state of a destination: whether the last view is outdated, and since which revision.
-type mark struct {
-	key      Key
-	revision uint64
-	marked   bool
-}
-
-// vectorMark is the same for a vector.
+// vectorMark is the builder's state of a vector: whether the last view is outdated, and since which revision.
 type vectorMark struct {
 	revision uint64
 	marked   bool
@@ -36,9 +31,9 @@ type Builder struct {
 	changed  bool   // the current step has marked an object
 	weights  bool   // the current step has marked an object that WeightService shows
 
-	destinations  map[Key]*mark
-	marked        []*mark
-	vectors       []vectorMark // by id
+	destinations  map[Key]uint64 // destinations that the last view is outdated for, and the revisions of their last changes
+	marked        []Key          // keys of destinations, in the order of their first marks
+	vectors       []vectorMark   // by id
 	markedVectors []uint32
 	// tombstones is appended to and cut at its front: views keep slices of it, which are never overwritten.
 	tombstones []tombstone
@@ -50,6 +45,7 @@ type Builder struct {
 	view    atomic.Pointer[View]
 	latest  atomic.Uint64 // revision of the last commit
 	wake    broadcast     // weights changed
+	eager   atomic.Bool   // a follower waits for the view of the next change of weights
 	started chan struct{} // closed when the start is complete
 	journal journal
 }
@@ -58,7 +54,7 @@ type Builder struct {
 func NewBuilder(source Source, layout Layout, instance string) *Builder {
 	b := &Builder{
 		source: source, instance: instance, layout: &layout,
-		revision: 1, destinations: make(map[Key]*mark), started: make(chan struct{}),
+		revision: 1, destinations: make(map[Key]uint64), started: make(chan struct{}),
 	}
 	b.view.Store(&View{revision: 1, layout: b.layout})
 	b.latest.Store(1)
@@ -67,16 +63,10 @@ func NewBuilder(source Source, layout Layout, instance string) *Builder {
 
 // MarkDestination reports that a destination was added, changed or removed; the source distinguishes the cases when a view is built.
 func (b *Builder) MarkDestination(key Key) {
-	m := b.destinations[key]
-	if m == nil {
-		m = &mark{key: key}
-		b.destinations[key] = m
+	if _, ok := b.destinations[key]; !ok {
+		b.marked = append(b.marked, key)
 	}
-	m.revision = b.revision + 1
-	if !m.marked {
-		m.marked = true
-		b.marked = append(b.marked, m)
-	}
+	b.destinations[key] = b.revision + 1
 	b.changed, b.weights = true, true
 }
 
@@ -139,7 +129,7 @@ func (b *Builder) Commit() uint64 {
 	weights := b.weights
 	b.changed, b.weights = false, false
 	b.revision++
-	if len(b.marked) > maxMarked {
+	if len(b.marked) > maxMarked || weights && b.eager.Swap(false) {
 		b.build()
 	}
 	b.latest.Store(b.revision)
@@ -208,19 +198,15 @@ func (b *Builder) buildVectors(next, last *View) {
 func (b *Builder) buildDestinations(next *View) {
 	e := edit{pages: next.pages, count: next.count, build: b.builds, shared: true}
 	gone := len(b.tombstones)
-	for i, m := range b.marked {
-		b.marked[i] = nil
-		m.marked = false
-		if data, ok := b.source.Destination(m.key); ok {
-			e.set(&destination{Destination: data, key: m.key, revision: m.revision})
-			continue
-		}
-		delete(b.destinations, m.key)
-		if e.remove(m.key) { // otherwise no view ever contained it
-			b.tombstones = append(b.tombstones, tombstone{m.key, m.revision})
+	for _, key := range b.marked {
+		revision := b.destinations[key]
+		if data, ok := b.source.Destination(key); ok {
+			e.set(&destination{Destination: data, key: key, revision: revision})
+		} else if e.remove(key) { // otherwise no view ever contained it
+			b.tombstones = append(b.tombstones, tombstone{key, revision})
 		}
 	}
-	b.marked = b.marked[:0]
+	b.clearMarks()
 	next.pages, next.count = e.pages, e.count
 
 	// Marks are in order of their first revision, but a later step may have raised a mark's revision, so sort the new tombstones.
@@ -236,4 +222,13 @@ func (b *Builder) buildDestinations(next *View) {
 	}
 	next.tombstones = b.tombstones[:len(b.tombstones):len(b.tombstones)]
 	next.forgotten = b.forgotten
+}
+
+func (b *Builder) clearMarks() {
+	if len(b.marked) > keptMarks { // clear would keep the size of the map
+		b.marked, b.destinations = nil, make(map[Key]uint64)
+		return
+	}
+	b.marked = b.marked[:0]
+	clear(b.destinations)
 }

@@ -150,6 +150,9 @@ type SubPort struct {
 	Reason string
 	// Sessions are the names of the sessions over it.
 	Sessions []string
+	// DampedUntil is when a link that flaps counts again if it stays up; zero if it is not damped. HeldRises counts the rises that damping has held.
+	DampedUntil time.Time
+	HeldRises   uint64
 }
 
 // Counts reports whether the sub-port's speed is part of its plane's bandwidth.
@@ -223,6 +226,7 @@ type Process struct {
 	WithoutLanding uint64
 	// Unrecorded counts the events missing in record.file because they could not be written.
 	Unrecorded uint64
+	SlotTable  SlotTable
 	// Conflicts is the number of destinations that several origins announce now; ClaimedLoopbacks is the number of our loopbacks that another AS
 	// announces now.
 	Conflicts, ClaimedLoopbacks uint64
@@ -246,6 +250,13 @@ type Fault struct {
 	Routes  uint64
 	Example netip.Prefix
 	Remedy  string
+}
+
+// SlotTable is the result of the publications of the slot table; the zero value is that of a table without failures, or of a disabled one.
+type SlotTable struct {
+	// Failures counts failed publications since start. Failure is the present failure, "" if the last publication succeeded.
+	Failures uint64
+	Failure  string
 }
 
 // Drain is a target that is drained, or is being drained or undrained.

@@ -30,7 +30,8 @@ func (f *fabricService) GetStatus(ctx context.Context, _ *farev1.GetStatusReques
 		UptimeNs:           uint64(max(0, f.s.c.Now().Sub(f.s.c.Started))),
 		SessionsConfigured: uint32(len(r.Sessions)), SessionsEstablished: uint32(r.Established()),
 		Destinations: uint32(tally.Destinations), DestinationsReachable: uint32(tally.Reachable), Vectors: uint32(r.View.Vectors()),
-		Dataplane: r.Process.Dataplane.render(),
+		Dataplane:         r.Process.Dataplane.render(),
+		SlotTableFailures: r.Process.SlotTable.Failures, SlotTableError: r.Process.SlotTable.Failure,
 		Counters: counters(
 			labeled{"guard_dropped", r.Dropped()}, labeled{"routes_ignored", r.Ignored()}, labeled{"inputs_ignored", r.Process.Ignored},
 			labeled{"recording_missing", nonzero(Count{"unwritten", r.Process.Unrecorded})},
@@ -182,10 +183,14 @@ func (f *fabricService) ListPlanes(ctx context.Context, _ *farev1.ListPlanesRequ
 	for _, p := range r.Planes {
 		m := &farev1.Plane{Plane: p.Name, Up: p.Up, Drained: p.Drained, Draining: p.Draining, BandwidthBps: p.Bandwidth()}
 		for _, s := range p.SubPorts {
-			m.SubPorts = append(m.SubPorts, &farev1.SubPort{
+			sp := &farev1.SubPort{
 				Device: s.Device, Carrier: s.Carrier, Drained: s.Drained, Draining: s.Draining, SpeedBps: s.Speed, SpeedSource: s.SpeedSource,
 				Reason: s.Reason, Sessions: s.Sessions,
-			})
+			}
+			if !s.DampedUntil.IsZero() {
+				sp.DampedUntilNs = uint64(s.DampedUntil.UnixNano())
+			}
+			m.SubPorts = append(m.SubPorts, sp)
 		}
 		out.Planes = append(out.Planes, m)
 	}

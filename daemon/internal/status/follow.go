@@ -11,6 +11,13 @@ func (r *Reader) Started() <-chan struct{} { return r.b.started }
 // Changed returns a channel that is closed by the next change of weights. Call it before View, so that no change is missed.
 func (r *Reader) Changed() <-chan struct{} { return r.b.wake.wait() }
 
+// Next is Changed for the follower of all views: the loop builds the view of that change before it closes the channel, so that View needs no further
+// answer of the loop.
+func (r *Reader) Next() <-chan struct{} {
+	r.b.eager.Store(true)
+	return r.b.wake.wait()
+}
+
 // Layout returns the names behind indexes. It must not be modified.
 func (v *View) Layout() *Layout { return v.layout }
 

@@ -68,12 +68,14 @@ var scraped = []metric{
 	{nameConflicts, "Destinations that several origins announce, as far as AS paths show.", gauge, nil},
 	{nameClaimed, "Local loopbacks that another AS announces.", gauge, nil},
 	{nameUnrecorded, "Events that are missing in record.file, because they could not be written.", counter, nil},
+	{nameSlotTableFailures, "Failed publications of the slot table; each is repeated within a second.", counter, nil},
 	{nameWithoutLanding, "Slots whose source port does not land on their sub-port, because the data plane's hash leaves none.", gauge, nil},
 	{namePlaneUp, "1 when the plane is up.", gauge, []string{"plane"}},
 	{namePlaneDrained, "1 when the plane is drained.", gauge, []string{"plane"}},
 	{namePlaneBandwidth, "Sum of the plane's sub-ports that count, bit/s.", gauge, []string{"plane"}},
 	{nameSubPortUp, "1 when the sub-port counts: it has a carrier, is not drained, and has no fault.", gauge, []string{"plane", "device"}},
 	{nameSubPortSpeed, "Speed of the sub-port, bit/s.", gauge, []string{"plane", "device"}},
+	{nameSubPortDamped, "Rises of the sub-port's link that damping has held.", counter, []string{"plane", "device"}},
 	{nameEvents, "Events by kind.", counter, []string{"kind"}},
 	{nameQueue, "Depth of a queue.", gauge, []string{"queue"}},
 	{nameDataplaneConnected, "1 when the data plane is connected.", gauge, nil},
@@ -204,6 +206,7 @@ func (s scrape) report(r *Report) {
 	s.put(nameConflicts, float64(r.Process.Conflicts))
 	s.put(nameClaimed, float64(r.Process.ClaimedLoopbacks))
 	s.put(nameUnrecorded, float64(r.Process.Unrecorded))
+	s.put(nameSlotTableFailures, float64(r.Process.SlotTable.Failures))
 	s.put(nameWithoutLanding, float64(r.Process.WithoutLanding))
 	s.sessions(r)
 	for _, p := range r.Planes {
@@ -213,6 +216,7 @@ func (s scrape) report(r *Report) {
 		for _, sp := range p.SubPorts {
 			s.flag(nameSubPortUp, sp.Counts(), p.Name, sp.Device)
 			s.put(nameSubPortSpeed, float64(sp.Speed), p.Name, sp.Device)
+			s.put(nameSubPortDamped, float64(sp.HeldRises), p.Name, sp.Device)
 		}
 	}
 	for _, c := range merge(nil, r.Process.Ignored) {

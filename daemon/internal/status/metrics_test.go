@@ -172,6 +172,7 @@ func TestMetricsValues(t *testing.T) {
 		{nameSubPortUp, "device=p0a,plane=p0", 1},
 		{nameSubPortUp, "device=p0b,plane=p0", 0},
 		{nameSubPortSpeed, "device=p0b,plane=p0", 400e9},
+		{nameSubPortDamped, "device=p0b,plane=p0", 3},
 		{nameEvents, "kind=drain", 2},
 		{nameEvents, "kind=reload", 0},
 		{nameQueue, "queue=speaker", 2},

@@ -47,6 +47,8 @@ const (
 
 	// Events that are missing in record.file, because they could not be written. Counter.
 	nameUnrecorded = "fared_recording_missing_events_total"
+	// Failed publications of the slot table; each is repeated within a second. Counter.
+	nameSlotTableFailures = "fared_slot_table_failures_total"
 	// Slots whose source port does not land on their sub-port, because the data plane's hash leaves none. Gauge.
 	nameWithoutLanding = "fared_slots_without_landing_port"
 
@@ -60,6 +62,8 @@ const (
 	nameSubPortUp = "fared_sub_port_up"
 	// Speed of the sub-port, bit/s. Gauge; labels: plane, device.
 	nameSubPortSpeed = "fared_sub_port_speed_bps"
+	// Rises of the sub-port's link that damping has held. Counter; labels: plane, device.
+	nameSubPortDamped = "fared_sub_port_damped_total"
 
 	// Events by kind. Counter; labels: kind.
 	nameEvents = "fared_events_total"

@@ -25,7 +25,7 @@ import (
 func kept(l *loop) string {
 	dp := source{l}.Process().Dataplane
 	return fmt.Sprintf("%d objects, %d destinations, vectors in use %v, %d places, %d landings, %d pairs with %d slots without landing; %d pending, %d approximate, %d refused",
-		len(l.effects.objects), len(l.effects.destinations), l.effects.users, len(l.places), len(l.ports.pairs), len(l.ports.missed), l.ports.misses,
+		len(l.shown.objects), l.shown.destinations.Len(), l.shown.users, len(l.places), len(l.ports.pairs), len(l.ports.missed), l.ports.misses,
 		dp.Pending, dp.Approximate, dp.Refused)
 }
 
@@ -54,17 +54,17 @@ func TestNothingStaysOfADestination(t *testing.T) {
 			l.handOut()
 		}
 		answered := func() {
-			for o, x := range l.effects.objects {
+			for o, change := range declared(l) {
 				if o.Kind != dpclient.KindSubPort && answer != 0 {
-					l.plane(&dpclient.Event{Kind: answer, Object: o, Change: x.change, Message: "as the test has it"})
+					l.plane(&dpclient.Event{Kind: answer, Object: o, Change: change, Message: "as the test has it"})
 				}
 			}
 			l.handOut()
 		}
 		users := func(what string) {
 			t.Helper()
-			vector := l.effects.destinations[l.key(0, destination(0))].vector
-			if got, want := fmt.Sprint(l.effects.users), fmt.Sprintf("map[%d:2]", vector); got != want {
+			vector := l.shown.destination(l.key(0, destination(0))).vector
+			if got, want := fmt.Sprint(l.shown.users), fmt.Sprintf("map[%d:2]", vector); got != want {
 				t.Errorf("%v, %s: destinations by vector %s, want %s", answer, what, got, want)
 			}
 		}
@@ -124,7 +124,7 @@ func TestAcknowledgementsAreTimed(t *testing.T) {
 	var change uint64
 	r.inside(func(l *loop) {
 		object = dpclient.Object{Kind: dpclient.KindDestination, Destination: l.key(0, destination(0))}
-		change = l.effects.objects[object].change
+		change = l.shown.of(object).change
 	})
 	for _, step := range []struct {
 		what  string

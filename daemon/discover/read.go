@@ -1,0 +1,188 @@
+package discover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/daemon/internal/link"
+	"github.com/fared/fared/daemon/internal/ndisc"
+	"github.com/fared/fared/internal/rdmadev"
+)
+
+// Read returns the state of this machine, in the network namespace of the process. On devices whose leaf has no other address it advertises this
+// host and listens for routers, for at most patience; without CAP_NET_RAW it does not, and Machine.Unheard gives the reason. Errors are the
+// kernel's.
+func Read(ctx context.Context, o Options, patience time.Duration) (*Machine, error) {
+	m := &Machine{}
+	m.Host, _ = os.Hostname() // empty in the header of the file if the kernel has none
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list of devices: %w", err)
+	}
+	byIndex := map[int]*Netdev{}
+	m.Netdevs = make([]Netdev, len(links))
+	names := map[int]string{}
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
+	}
+	for i, l := range links {
+		a := l.Attrs()
+		d := Netdev{
+			Name: a.Name, Kind: l.Type(), Ethernet: a.EncapType == "ether", Up: a.Flags&net.FlagUp != 0,
+			Carrier: a.RawFlags&unix.IFF_LOWER_UP != 0, Master: names[a.MasterIndex],
+		}
+		if a.Flags&net.FlagLoopback != 0 {
+			d.Kind = "loopback"
+		}
+		m.Netdevs[i] = d
+		byIndex[a.Index] = &m.Netdevs[i]
+	}
+	if err := errors.Join(m.readAddresses(byIndex), readDefaults(byIndex), m.readSpeeds(ctx)); err != nil {
+		return nil, err
+	}
+	m.readPorts(lldpNeighbors(ctx))
+	m.listen(ctx, m.Silent(o), patience)
+	return m, nil
+}
+
+// readAddresses reads the addresses of all devices, and the loopbacks.
+func (m *Machine) readAddresses(byIndex map[int]*Netdev) error {
+	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("list of addresses: %w", err)
+	}
+	for _, a := range all {
+		d, prefix := byIndex[a.LinkIndex], prefixOf(a.IPNet)
+		if d == nil || prefix.Addr().IsLoopback() || prefix.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		if d.Kind == "loopback" {
+			if prefix.IsSingleIP() {
+				m.Loopbacks = append(m.Loopbacks, prefix)
+			}
+			continue
+		}
+		next := Address{Prefix: prefix}
+		if a.Peer != nil {
+			if peer := prefixOf(a.Peer).Addr(); peer != prefix.Addr() {
+				next.Peer = peer
+			}
+		}
+		d.Addresses = append(d.Addresses, next)
+	}
+	return nil
+}
+
+func prefixOf(n *net.IPNet) netip.Prefix {
+	addr, _ := netip.AddrFromSlice(n.IP)
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(addr.Unmap(), bits)
+}
+
+// readDefaults marks the devices of default routes. Routes of router advertisements do not count: a leaf that finds its neighbors by them also
+// advertises itself as a router.
+func readDefaults(byIndex map[int]*Netdev) error {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("list of routes: %w", err)
+	}
+	for _, r := range routes {
+		if r.Protocol == unix.RTPROT_RA || r.Dst != nil && (prefixOf(r.Dst).Bits() != 0 || !r.Dst.IP.IsUnspecified()) {
+			continue
+		}
+		indexes := []int{r.LinkIndex}
+		for _, hop := range r.MultiPath {
+			indexes = append(indexes, hop.LinkIndex)
+		}
+		for _, index := range indexes {
+			if d := byIndex[index]; d != nil {
+				d.Default = true
+			}
+		}
+	}
+	return nil
+}
+
+// readSpeeds reads the speeds of all devices as the daemon does.
+func (m *Machine) readSpeeds(ctx context.Context) error {
+	var cfg link.Config
+	for i := range m.Netdevs {
+		cfg.SubPorts = append(cfg.SubPorts, link.SubPort{Device: m.Netdevs[i].Name})
+	}
+	w, err := link.New(cfg)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { w.Run(ctx) })
+	defer running.Wait()
+	defer cancel()
+	for seen := map[int]bool{}; len(seen) < len(m.Netdevs); {
+		select {
+		case <-w.Ready():
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		for _, e := range w.Take(nil) {
+			d := &m.Netdevs[e.SubPort]
+			d.Speed, d.SpeedSource = e.Speed, string(e.SpeedSource)
+			seen[e.SubPort] = true
+		}
+	}
+	return nil
+}
+
+// readPorts adds the neighbors of LLDP and the ports of RDMA devices.
+func (m *Machine) readPorts(neighbors map[string]Neighbor) {
+	ports, _ := rdmadev.Scan(rdmadev.Sysfs) // they appear in comments alone
+	for i := range m.Netdevs {
+		d := &m.Netdevs[i]
+		d.Neighbor = neighbors[d.Name]
+		if p := rdmadev.PortOf(ports, d.Name); p != nil {
+			d.RDMA = fmt.Sprintf("%s/%d", p.Device, p.Port)
+		}
+	}
+}
+
+// listen waits until a router has advertised itself on each device, at most for patience.
+func (m *Machine) listen(ctx context.Context, devices []string, patience time.Duration) {
+	if len(devices) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	resolver := ndisc.New(ndisc.Config{})
+	defer resolver.Close()
+	var (
+		running sync.WaitGroup
+		mu      sync.Mutex // guards m
+	)
+	for i := range m.Netdevs {
+		d := &m.Netdevs[i]
+		for _, name := range devices {
+			if d.Name != name {
+				continue
+			}
+			running.Go(func() {
+				_, err := resolver.Peer(ctx, name, "")
+				mu.Lock()
+				defer mu.Unlock()
+				d.Router = err == nil
+				if errors.Is(err, os.ErrPermission) {
+					m.Unheard = "router advertisements need CAP_NET_RAW: run the command as root"
+				}
+			})
+		}
+	}
+	running.Wait()
+}
