@@ -17,6 +17,7 @@ import (
 	"github.com/fared/fared/dataplane/agent"
 	"github.com/fared/fared/dataplane/bpf"
 	"github.com/fared/fared/dataplane/linux"
+	"github.com/fared/fared/internal/footprint"
 	"github.com/fared/fared/internal/tlsfiles"
 	"github.com/fared/fared/internal/unixsocket"
 	"github.com/fared/fared/internal/version"
@@ -130,6 +131,7 @@ func (e *env) runDataplane(c *cobra.Command, o *dataplaneOptions) error {
 	if err != nil {
 		return dataplaneFailed(err, remedy)
 	}
+	go footprint.Keep(c.Context())
 	if err := a.Run(c.Context()); err != nil {
 		return dataplaneFailed(err, remedy)
 	}

@@ -207,7 +207,7 @@ func TestDataplaneCounters(t *testing.T) {
 
 func TestDataplaneUsage(t *testing.T) {
 	dir := shortDir(t)
-	unserved := filepath.Join(dir, "nobody")
+	unserved := filepath.Join(dir, "unserved")
 	for _, c := range []struct {
 		code int
 		want string

@@ -67,6 +67,12 @@ func statusTable(w *tabwriter.Writer, st *farev1.GetStatusResponse) {
 			row(w, "", dp.LastError)
 		}
 	}
+	switch {
+	case st.SlotTableError != "":
+		row(w, "slot table", fmt.Sprintf("NOT PUBLISHED after %s: %s", several(int(st.SlotTableFailures), "failure"), st.SlotTableError))
+	case st.SlotTableFailures > 0:
+		row(w, "slot table", "published, after "+several(int(st.SlotTableFailures), "failure"))
+	}
 	faultRows(w, st.Faults)
 	for _, d := range st.Drains {
 		row(w, "drain", drainState(d))

@@ -228,6 +228,7 @@ func (f *fake) GetStatus(context.Context, *farev1.GetStatusRequest) (*farev1.Get
 		SessionsConfigured: 4, SessionsEstablished: 3, Destinations: 2, DestinationsReachable: 1, Vectors: 1, Loopbacks: []string{"10.255.0.1/32"},
 		Dataplane: &farev1.DataplaneStatus{Name: "linux", Address: "unix:/run/fared-dataplane/dataplane.sock", OperationsSent: 12, OperationsInEffect: 10, OperationsRefused: 1,
 			OperationsPending: 1, LastError: "operation 12: no memory left: raise the limit", Approximate: 1, Refused: 2, Damage: "2 routes of table 179 are gone", Repairs: 5},
+		SlotTableFailures: 3, SlotTableError: "write /run/fared/slots: no space left on device",
 		Counters: []*farev1.Counter{{Name: `guard_dropped{reason="not-accepted"}`, Value: 3}, {Name: `inputs_ignored{reason="old-generation"}`}},
 	}, nil
 }

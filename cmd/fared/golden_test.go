@@ -8,14 +8,16 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/fared/fared/internal/rdmadev/rdmadevtest"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/*.golden")
 
 // TestGolden plays the command lines in testdata/*.golden against a daemon with canned answers. A line "$ fared ..." is a
 // command line. Below it are its standard output, its standard error with "! " before each line, and its exit code.
-// SOCKET stands for the daemon's socket, NOBODY for a socket without a daemon, TESTDATA for the folder. Lines with "# "
-// before the first command are a comment.
+// SOCKET stands for the daemon's socket, UNSERVED for a path without a file, TESTDATA for the folder, TABLE for a slot table whose
+// daemon has ended, OTHERLAYOUT for a slot table of another layout, RXE and FOUR for roots of sysfs. Lines with "# " before the first command are a comment.
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.golden")
 	if err != nil || len(files) == 0 {
@@ -49,6 +51,8 @@ var progressLine = regexp.MustCompile(`^\d+ of \d+ after \d+`)
 
 func playGolden(t *testing.T, text string) (got string, commands int) {
 	var b strings.Builder
+	table, layout := endedTable(t)
+	rxe, four := rdmadevtest.Tree(t, "../../internal/rdmadev/testdata/rxe-faults.txt"), rdmadevtest.Tree(t, "../../internal/rdmadev/testdata/four.txt")
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
 		if commands == 0 && strings.HasPrefix(line, "# ") {
@@ -60,16 +64,16 @@ func playGolden(t *testing.T, text string) (got string, commands int) {
 		}
 		commands++
 		socket, _ := startFake(t) // a new daemon for each command, so that their order does not matter
-		unserved := filepath.Join(filepath.Dir(socket), "nobody")
+		unserved := filepath.Join(filepath.Dir(socket), "unserved")
 		args := []string{"--socket", socket}
 		for _, word := range strings.Fields(command) {
-			args = append(args, strings.NewReplacer("NOBODY", unserved, "TESTDATA", "testdata", "''", "").Replace(word))
+			args = append(args, strings.NewReplacer("UNSERVED", unserved, "TESTDATA", "testdata", "TABLE", table, "OTHERLAYOUT", layout, "RXE", rxe, "FOUR", four, "''", "").Replace(word))
 		}
 		if len(args) > 2 && strings.HasPrefix(args[2], "__complete") { // cobra requires this as the first word
 			args = append(append([]string{args[2]}, args[:2]...), args[3:]...)
 		}
 		o := fared(t, args...)
-		if o.code != exitOK && (o.out != "" && !strings.HasPrefix(command, " watch") || !explains(o.err)) {
+		if o.code != exitOK && (o.out != "" && !reports(command) || !explains(o.err)) {
 			t.Errorf("fared%s: exit %d with standard output %q and standard error %q", command, o.code, o.out, o.err)
 		}
 		if strings.Contains(o.out+o.err, "\x1b") {
@@ -79,7 +83,7 @@ func playGolden(t *testing.T, text string) (got string, commands int) {
 			b.WriteString("\n")
 		}
 		fmt.Fprintf(&b, "%s\n", line)
-		names := strings.NewReplacer(unserved, "NOBODY", socket, "SOCKET")
+		names := strings.NewReplacer(unserved, "UNSERVED", socket, "SOCKET", table, "TABLE", layout, "OTHERLAYOUT", rxe, "RXE", four, "FOUR")
 		b.WriteString(names.Replace(o.out))
 		for text := range strings.Lines(names.Replace(o.err)) {
 			if !progressLine.MatchString(text) { // only a slow machine prints it
@@ -89,6 +93,11 @@ func playGolden(t *testing.T, text string) (got string, commands int) {
 		fmt.Fprintf(&b, "exit %d\n", o.code)
 	}
 	return b.String(), commands
+}
+
+// reports reports whether a command line prints its output before it fails.
+func reports(command string) bool {
+	return strings.HasPrefix(command, " watch") || strings.HasPrefix(command, " rdma")
 }
 
 func firstDifference(got, want string) string {

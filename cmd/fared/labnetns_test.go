@@ -96,7 +96,7 @@ func TestLabTransfer(t *testing.T) {
 		t.Errorf("%v, %+v, the steps have %d bytes", err, end, bytes)
 	}
 	out = must(t, namespaces(t, "--transport", "roce", "--scenario", "none")...)
-	for _, want := range []string{" verified, 0 lost, 0 duplicated, 0 bytes wrong; goodput ", " verified in ", "\n  plane       carried  share %    due % difference\n  p0 "} {
+	for _, want := range []string{" verified, 0 lost, 0 duplicated, 0 bytes wrong; goodput ", " verified in ", "\n  plane         slots       wire  slots %   wire %    due % difference\n  p0 "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}

@@ -26,21 +26,30 @@ func transferred(t *lab.Transfer) string {
 	return text
 }
 
-// transferLines describe the sum of all transfers, and the planes' bytes next to their shares by weight; none without transfers.
+// transferLines describe the sum of all transfers, and the planes' bytes, by slots and on the wire, next to their shares by weight; none
+// without transfers.
 func transferLines(t *lab.TransferSummary) []string {
 	if t == nil {
 		return nil
 	}
 	lines := []string{"", fmt.Sprintf("%s verified in %s, %d messages lost, %d duplicated, %d bytes wrong", byteSize(t.Bytes), several(t.Steps, "step"), t.Lost, t.Duplicated, t.WrongBytes),
-		fmt.Sprintf("  %-8s %10s %8s %8s %10s", "plane", "carried", "share %", "due %", "difference")}
-	var sent, due float64
+		fmt.Sprintf("  %-8s %10s %10s %8s %8s %8s %10s", "plane", "slots", "wire", "slots %", "wire %", "due %", "difference")}
+	var sent, due, wire, counted float64
 	for _, p := range t.Planes {
-		sent, due = sent+float64(p.Sent), due+float64(p.Due)
+		sent, due, wire = sent+float64(p.Sent), due+float64(p.Due), wire+float64(p.Wire)
+		if p.Wire > 0 {
+			counted += float64(p.Sent)
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.Planes)) {
 		p := t.Planes[name]
 		part, wanted := 100*float64(p.Sent)/max(sent, 1), 100*float64(p.Due)/max(due, 1)
-		lines = append(lines, fmt.Sprintf("  %-8s %10s %8.3f %8.3f %+10.3f", name, byteSize(p.Sent), part, wanted, part-wanted))
+		size, onWire, difference := "-", "-", part-wanted
+		if p.Wire > 0 {
+			measured := 100 * float64(p.Wire) / wire * counted / max(sent, 1) // of all planes: planes of memory have no wire
+			size, onWire, difference = byteSize(p.Wire), fmt.Sprintf("%.3f", measured), measured-wanted
+		}
+		lines = append(lines, fmt.Sprintf("  %-8s %10s %10s %8.3f %8s %8.3f %+10.3f", name, byteSize(p.Sent), size, part, onWire, wanted, difference))
 	}
 	return lines
 }

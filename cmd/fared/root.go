@@ -128,8 +128,8 @@ leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`,
 		id, title string
 		commands  []*cobra.Command
 	}{
-		{"daemon", "Daemons:", []*cobra.Command{runCommand(e), leafCommand(e), dataplaneCommand(e), checkCommand(e)}},
-		{"inspect", "Inspect a running daemon:", []*cobra.Command{statusCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), watchCommand(e)}},
+		{"daemon", "Daemons:", []*cobra.Command{runCommand(e), leafCommand(e), dataplaneCommand(e), initCommand(e), checkCommand(e)}},
+		{"inspect", "Inspect a running daemon:", []*cobra.Command{statusCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), slotsCommand(e), watchCommand(e), rdmaCommand(e), envCommand(e)}},
 		{"operate", "Operate a running daemon:", []*cobra.Command{drainCommand(e), undrainCommand(e), reloadCommand(e)}},
 		{"lab", "Design, test and replay:", []*cobra.Command{labCommand(e), topoCommand(e), trafficCommand(e), replayCommand(e)}},
 		{"other", "Other commands:", []*cobra.Command{versionCommand(e)}},
@@ -142,8 +142,8 @@ leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`,
 	}
 	root.SetHelpCommandGroupID("other")
 	root.SetCompletionCommandGroupID("other")
-	for _, c := range []*cobra.Command{superviseCommand(e), netsetupCommand()} {
-		c.Hidden = true // plumbing of containers, which images and generated labs call (docs/operations.md, "The command line")
+	for _, c := range []*cobra.Command{superviseCommand(e), netsetupCommand(), manCommand(e)} {
+		c.Hidden = true // plumbing of containers, generated labs and packages (docs/operations.md, "The command line")
 		root.AddCommand(c)
 	}
 	root.InitDefaultCompletionCmd()

@@ -3,8 +3,11 @@ package main
 import (
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 )
 
 // TestCommandGroups checks that every command is either in a group of the help or hidden, and that operations.md has each one.
@@ -26,7 +29,7 @@ func TestCommandGroups(t *testing.T) {
 			t.Errorf("docs/operations.md does not name the command %s", c.Name())
 		}
 	}
-	for _, name := range []string{"supervise", "netsetup"} {
+	for _, name := range []string{"supervise", "netsetup", "man"} {
 		if c, _, err := root.Find([]string{name}); err != nil || !c.Hidden {
 			t.Errorf("fared %s is missing or not hidden", name)
 		}
@@ -39,5 +42,30 @@ func TestCommandGroups(t *testing.T) {
 		if !used {
 			t.Errorf("group %q has no command", g.ID)
 		}
+	}
+}
+
+// TestManualPages requires a page for every command that a user can call, and that pages of equal SOURCE_DATE_EPOCH are equal.
+func TestManualPages(t *testing.T) {
+	t.Setenv("SOURCE_DATE_EPOCH", "1767225600")
+	dir := t.TempDir()
+	must(t, "man", dir)
+	var check func(c *cobra.Command)
+	check = func(c *cobra.Command) {
+		if c.Hidden || c.Name() == "help" {
+			return
+		}
+		page, err := os.ReadFile(filepath.Join(dir, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1"))
+		if err != nil || !strings.Contains(string(page), "Jan 2026") {
+			t.Errorf("%s: %v\n%.300s", c.CommandPath(), err, page)
+		}
+		for _, sub := range c.Commands() {
+			check(sub)
+		}
+	}
+	check(newRoot(&env{out: io.Discard, err: io.Discard}))
+	t.Setenv("SOURCE_DATE_EPOCH", "yesterday")
+	if code := execute(t.Context(), []string{"man", dir}, strings.NewReader(""), io.Discard, io.Discard); code != exitUsage {
+		t.Errorf("an unusable SOURCE_DATE_EPOCH ends with %d", code)
 	}
 }

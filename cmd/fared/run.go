@@ -18,6 +18,7 @@ import (
 	"github.com/fared/fared/daemon/config"
 	"github.com/fared/fared/dataplane/memory"
 	"github.com/fared/fared/fare"
+	"github.com/fared/fared/internal/footprint"
 )
 
 const defaultConfig = "/etc/fared/fared.yaml"
@@ -145,6 +146,7 @@ func serve(ctx context.Context, cfg *config.Config, deps daemon.Deps) error {
 			}
 		}
 	}()
+	go footprint.Keep(ctx)
 	err = d.Run(ctx)
 	cancel()
 	<-reloads

@@ -51,7 +51,7 @@ func (t *transportFlags) add(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&t.transport, "transport", "roce", "transport of every plane that --plane does not name: "+strings.Join(traffic.Transports(), ", "))
 	f.StringArrayVar(&t.planes, "plane", nil, "PLANE=TRANSPORT: transport of this plane; repeatable")
-	f.IntVar(&t.mtu, "mtu", 0, "payload bytes of a packet: roce 256, 512, 1024, 2048 or 4096; superp 64 to 32768 (default 1024)")
+	f.IntVar(&t.mtu, "mtu", 0, "payload bytes of a packet: roce 256, 512, 1024, 2048 or 4096; superp 64 to 32768 (default: roce as the route allows, superp 1024)")
 	choices(c, "transport", traffic.Transports()...)
 }
 

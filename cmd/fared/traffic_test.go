@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
 	"github.com/fared/fared/traffic"
@@ -129,7 +130,7 @@ func TestTrafficTable(t *testing.T) {
 	r := &farev1.TrafficReport{Pattern: "p2p", Op: "send", Ordering: "strong", Transport: "roce", MessageBytes: 100, ElapsedNs: 2e9,
 		Total: &farev1.TrafficFigures{Bytes: 300, Messages: 3, Lost: 1, GoodputBps: 1200, GoodputMedianBps: 1300, GoodputMaxBps: 1400, Latency: &farev1.TrafficLatency{P50Ns: 15000, P99Ns: 2e6, P999Ns: 3e6, MaxNs: 4e9}},
 		Pairs: []*farev1.TrafficPairReport{{Source: "10.0.0.1", Destination: "10.0.0.2", Figures: &farev1.TrafficFigures{Bytes: 300, Messages: 3, Lost: 1, GoodputBps: 123456789}}},
-		Planes: []*farev1.TrafficPlaneReport{{Plane: "p0", Sent: 200, Due: 150, SentPpb: 666666667, DuePpb: 500000000, DeviationPpb: 166666667},
+		Planes: []*farev1.TrafficPlaneReport{{Plane: "p0", Sent: 200, Due: 150, Wire: proto.Uint64(260), SentPpb: 666666667, WirePpb: 650000000, DuePpb: 500000000, DeviationPpb: 150000000},
 			{Plane: "p1", Sent: 100, Due: 150, Again: 7, Stalls: 2, SentPpb: 333333333, DuePpb: 500000000, DeviationPpb: -166666667}},
 		Errors: []string{"pair 0, 10.0.0.1 to 10.0.0.2: 1 messages lost"}}
 	var out bytes.Buffer
@@ -141,9 +142,9 @@ func TestTrafficTable(t *testing.T) {
 10.0.0.1  10.0.0.2     300    123M     -    -       -     0s    0s   0s     0s      1     0           0          0      0
 all       1 pair       300    1.2k     0    1.3k    1.4k  15µs  2ms  3ms    4.0s    1     0           0          0      0
 
-PLANE  SENT  RESENT  DUE  SENT %  DUE %   DEVIATION  STALLS
-p0     200   0       150  66.667  50.000  +16.667    0
-p1     100   7       150  33.333  50.000  -16.667    2
+PLANE  SENT  RESENT  DUE  WIRE  SENT %  WIRE %  DUE %   DEVIATION  STALLS
+p0     200   0       150  260   66.667  65.000  50.000  +15.000    0
+p1     100   7       150  -     33.333  -       50.000  -16.667    2
 
 p2p, send by roce in order strong, 3 messages of 100 bytes in 2.0s: NOT every message arrived exactly once and intact
   pair 0, 10.0.0.1 to 10.0.0.2: 1 messages lost

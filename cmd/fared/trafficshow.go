@@ -184,9 +184,13 @@ func (e *env) trafficTable(w io.Writer, r *farev1.TrafficReport) {
 	}
 	figures("all", several(len(r.GetPairs()), "pair"), r.GetTotal())
 	row(w)
-	row(w, "PLANE", "SENT", "RESENT", "DUE", "SENT %", "DUE %", "DEVIATION", "STALLS")
+	row(w, "PLANE", "SENT", "RESENT", "DUE", "WIRE", "SENT %", "WIRE %", "DUE %", "DEVIATION", "STALLS")
 	for _, p := range r.GetPlanes() {
-		row(w, p.GetPlane(), fmt.Sprint(p.GetSent()), fmt.Sprint(p.GetAgain()), fmt.Sprint(p.GetDue()), partOf(int64(p.GetSentPpb())), partOf(int64(p.GetDuePpb())),
+		wire, wirePart := "-", "-"
+		if p.Wire != nil {
+			wire, wirePart = fmt.Sprint(p.GetWire()), partOf(int64(p.GetWirePpb()))
+		}
+		row(w, p.GetPlane(), fmt.Sprint(p.GetSent()), fmt.Sprint(p.GetAgain()), fmt.Sprint(p.GetDue()), wire, partOf(int64(p.GetSentPpb())), wirePart, partOf(int64(p.GetDuePpb())),
 			fmt.Sprintf("%+.3f", float64(p.GetDeviationPpb())/1e7), fmt.Sprint(p.GetStalls()))
 	}
 	row(w)

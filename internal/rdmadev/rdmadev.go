@@ -27,12 +27,12 @@ const (
 
 // GID is an entry of a port's GID table.
 type GID struct {
-	Index int
+	Index int `json:"index"`
 	// Address is the GID; that of an IPv4 address is IPv4.
-	Address netip.Addr
-	Type    Type
+	Address netip.Addr `json:"address"`
+	Type    Type       `json:"type"`
 	// Netdev is the device whose address the GID is; empty on InfiniBand.
-	Netdev string
+	Netdev string `json:"netdev"`
 }
 
 // Port is a port of an RDMA device.
@@ -130,7 +130,7 @@ func (p *Port) read(root, dir string) {
 		return
 	}
 	for _, d := range netdevs {
-		// Several ports of one function are told apart by the port number of their netdevs, from 0.
+		// The port number of the netdevs, from 0, distinguishes the ports of one function.
 		if number, err := strconv.Atoi(read(root, "class/net", d.Name(), "dev_port")); err != nil || number == p.Port-1 || len(netdevs) == 1 {
 			p.serve(d.Name())
 		}

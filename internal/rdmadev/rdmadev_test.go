@@ -3,52 +3,13 @@ package rdmadev
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
-)
 
-// tree makes a tree of sysfs from a file of testdata. Each line has a path and its content, or "!" for a file that cannot be read, which is absent here. A line of a GID table
-// may name several entries with equal content as FIRST-LAST.
-func tree(t *testing.T, name string) string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	root := t.TempDir()
-	write := func(path, content string) {
-		t.Helper()
-		if content == "!" {
-			return
-		}
-		path = filepath.Join(root, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for line := range strings.Lines(string(text)) {
-		path, content, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
-		if strings.HasPrefix(path, "#") {
-			continue
-		}
-		var first, last int
-		dir, base := filepath.Split(path)
-		if n, _ := fmt.Sscanf(base, "%d-%d", &first, &last); n == 2 && base == fmt.Sprintf("%d-%d", first, last) {
-			for i := first; i <= last; i++ {
-				write(fmt.Sprint(dir, i), content)
-			}
-			continue
-		}
-		write(path, content)
-	}
-	return root
-}
+	"github.com/fared/fared/internal/rdmadev/rdmadevtest"
+)
 
 // describe describes ports, one a line, each with its GIDs.
 func describe(ports []Port) string {
@@ -89,7 +50,7 @@ mlx5_0/1 serves p0,p1,p2,p3: 0=10.255.0.1,RoCE v2,p0 1=10.255.0.1,RoCE v2,p1 2=1
 `, map[string]string{"bond0": "mlx5_bond_0/1 1", "eth1": "mlx5_bond_0/1 none"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ports, err := Scan(tree(t, name))
+			ports, err := Scan(rdmadevtest.Tree(t, filepath.Join("testdata", name)))
 			if err != nil {
 				t.Fatal(err)
 			}

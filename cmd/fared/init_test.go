@@ -1,0 +1,86 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// initBed is a server in a network namespace, whose two sub-ports have addresses.
+func initBed(t *testing.T) *netnstest.Namespace {
+	t.Helper()
+	netnstest.Require(t)
+	t.Setenv(asFared, "1")
+	server, leaf := netnstest.New(t), netnstest.New(t)
+	for i, device := range []string{"eth0", "eth1"} {
+		netnstest.Veth(t, server, device, leaf, device)
+		server.Addr(device, "10."+string(rune('0'+i))+".0.1/31")
+		leaf.Addr(device)
+	}
+	return server
+}
+
+// inNamespace runs fared as a process in a namespace and returns its standard output, and the error with standard error.
+func inNamespace(t *testing.T, n *netnstest.Namespace, args ...string) (string, error) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := n.Output(self, args...)
+	return string(out), err
+}
+
+func TestInitKeepsFiles(t *testing.T) {
+	n := initBed(t)
+	file := filepath.Join(t.TempDir(), "etc", "fared.yaml")
+
+	if _, err := inNamespace(t, n, "init", "--output", file); err == nil || !strings.Contains(err.Error(), "exit status 1") || !strings.Contains(err.Error(), "name them with --loopback") {
+		t.Fatalf("without a loopback: %v", err)
+	}
+	n.Addr("lo", "10.255.0.1/32")
+	write := func(args ...string) (string, error) {
+		return inNamespace(t, n, append([]string{"init", "--output", file}, args...)...)
+	}
+	if out, err := write(); err != nil || out != "" {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	first := read(t, file)
+	if out, err := inNamespace(t, n, "check", "--config", file); err != nil || !strings.HasSuffix(out, ": a server with 2 planes, 2 sub-ports, 2 sessions, 1 loopback\n") {
+		t.Errorf("check: %v\n%s", err, out)
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o644 {
+		t.Errorf("mode %v, want 0644 for the daemon's user: %v", info.Mode(), err)
+	}
+	if _, err := write(); err == nil || !strings.Contains(err.Error(), "exit status 1") || !strings.Contains(err.Error(), "--force") || read(t, file) != first {
+		t.Errorf("the file is replaced without --force: %v", err)
+	}
+	if _, err := write("--force", "--as", "64512"); err != nil {
+		t.Fatal(err)
+	}
+	if again := read(t, file); again == first || !strings.Contains(again, "\nas: 64512\n") || read(t, file+".bak") != first {
+		t.Errorf("--force does not replace the file and keep the old one:\n%s", again)
+	}
+	if out, err := write("--output", "-"); err != nil || out != first {
+		t.Errorf("standard output differs from the first file: %v\n%s", err, out)
+	}
+	if _, err := write("--force", "--as", "23456"); err == nil || !strings.Contains(err.Error(), "exit status 2") || !strings.Contains(err.Error(), "as:") {
+		t.Errorf("a reserved AS number: %v", err)
+	}
+	entries, err := os.ReadDir(filepath.Dir(file))
+	if err != nil || len(entries) != 2 {
+		t.Errorf("other files are left: %v, %v", entries, err)
+	}
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

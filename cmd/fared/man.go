@@ -1,0 +1,50 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+
+	"github.com/fared/fared/internal/version"
+)
+
+// manCommand writes the manual pages that packages contain.
+func manCommand(e *env) *cobra.Command {
+	return &cobra.Command{
+		Use:   "man DIR",
+		Short: "Write a manual page for each command",
+		Long: `Writes a manual page of section 1 for each command to DIR, which it creates if needed. The
+date of the pages is SOURCE_DATE_EPOCH, in seconds since 1970, if it is set, and otherwise today.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			date := time.Now()
+			if epoch := os.Getenv("SOURCE_DATE_EPOCH"); epoch != "" {
+				seconds, err := strconv.ParseInt(epoch, 10, 64)
+				if err != nil {
+					return &exitError{exitUsage, fmt.Errorf("SOURCE_DATE_EPOCH %q is not a number of seconds", epoch), ""}
+				}
+				date = time.Unix(seconds, 0).UTC()
+			}
+			if err := os.MkdirAll(args[0], 0o755); err != nil {
+				return &exitError{exitFailed, err, ""}
+			}
+			root := c.Root()
+			root.DisableAutoGenTag = true
+			header := &doc.GenManHeader{Section: "1", Date: &date, Source: "fared " + version.String(), Manual: "fared"}
+			if err := doc.GenManTree(root, header, args[0]); err != nil {
+				return &exitError{exitFailed, err, ""}
+			}
+			pages, err := filepath.Glob(filepath.Join(args[0], "fared*.1"))
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(e.out, "%d pages in %s\n", len(pages), args[0])
+			return nil
+		},
+	}
+}
