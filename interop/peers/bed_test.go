@@ -20,27 +20,27 @@ type bed struct {
 	name         string // of the contestant
 	contestant   contestant
 	destinations int
-	bfd          time.Duration // interval of BFD on all sessions; 0 disables it
-	server       *netnstest.Namespace
-	far          *netnstest.Namespace // of all leaves
-	dir          string               // for files, in base
-	leaves       [planes]*leaf
-	gate         gate
-	judge        *judge
-	traffic      *traffic
-	watched      map[string]watched
-	state        [2]weights // of the first destination, and of all others
-	control      [2]int     // sockets for requests to devices, of the server's namespace and of the leaves'
-	processes    []*netnstest.Process
-	idle         time.Duration // before an event
-	limit        time.Duration // of an event
-	out          error         // why the contestant takes no further part at this size; nil while it does
+	variant
+	server    *netnstest.Namespace
+	far       *netnstest.Namespace // of all leaves
+	dir       string               // for files, in base
+	leaves    [planes]*leaf
+	gate      gate
+	judge     *judge
+	traffic   *traffic
+	watched   map[string]watched
+	state     [2]weights // of the first destination, and of all others
+	control   [2]int     // sockets for requests to devices, of the server's namespace and of the leaves'
+	processes []*netnstest.Process
+	idle      time.Duration // before an event
+	limit     time.Duration // of an event
+	out       error         // why the contestant takes no further part at this size; nil while it does
 }
 
 func device(plane int) string { return fmt.Sprintf("p%d", plane) }
 
 // newBed wires a contestant, starts its leaves and its processes.
-func newBed(t testing.TB, c contestant, destinations int, bfd time.Duration) *bed {
+func newBed(t testing.TB, c contestant, destinations int, v variant) *bed {
 	t.Helper()
 	netnstest.Require(t, c.tools()...)
 	dir, err := os.MkdirTemp(base, "")
@@ -50,7 +50,7 @@ func newBed(t testing.TB, c contestant, destinations int, bfd time.Duration) *be
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{t: t, name: c.name(), contestant: c, destinations: destinations, bfd: bfd, server: netnstest.New(t), far: netnstest.New(t), dir: dir,
+	b := &bed{t: t, name: c.name(), contestant: c, destinations: destinations, variant: v, server: netnstest.New(t), far: netnstest.New(t), dir: dir,
 		limit: eventLimit, watched: map[string]watched{}}
 	// The same for all: flows are placed by their ports, and routes avoid a sub-port without a carrier at once.
 	for _, s := range []string{"net.ipv4.fib_multipath_hash_policy=1", "net.ipv4.conf.all.ignore_routes_with_linkdown=1", "net.ipv4.conf.default.ignore_routes_with_linkdown=1"} {
@@ -101,8 +101,8 @@ func newBed(t testing.TB, c contestant, destinations int, bfd time.Duration) *be
 			t.Fatal(err)
 		}
 		t.Cleanup(b.leaves[p].stop)
-		if bfd > 0 {
-			if err := b.leaves[p].startBFD(bfd); err != nil {
+		if v.bfd > 0 {
+			if err := b.leaves[p].startBFD(v.bfd); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -67,7 +67,7 @@ func TestJudgesNoticeAStoppedContestant(t *testing.T) {
 	for _, byPackets := range []bool{false, true} {
 		for _, n := range []int{1, 8} {
 			s := settings{sizes: []int{1, 8}, flap: 2 * period}
-			b := newBed(t, broken{fault: "stopped", packets: byPackets}, n, 0)
+			b := newBed(t, broken{fault: "stopped", packets: byPackets}, n, variant{})
 			if err := b.settle(); err != nil {
 				t.Fatal(err)
 			}
@@ -97,7 +97,7 @@ func TestJudgesNoticeAStoppedContestant(t *testing.T) {
 func TestJudgesNoticeWrongWeights(t *testing.T) {
 	t.Parallel()
 	for _, byPackets := range []bool{false, true} {
-		b := newBed(t, broken{fault: "without weights", packets: byPackets}, 1, 0)
+		b := newBed(t, broken{fault: "without weights", packets: byPackets}, 1, variant{})
 		if err := b.settle(); err != nil {
 			t.Fatal(err)
 		}
@@ -113,7 +113,7 @@ func TestJudgesNoticeAnAbsentContestant(t *testing.T) {
 	t.Parallel()
 	netnstest.Require(t)
 	for _, byPackets := range []bool{false, true} {
-		b := newBed(t, broken{fault: "absent", packets: byPackets}, 1, 0)
+		b := newBed(t, broken{fault: "absent", packets: byPackets}, 1, variant{})
 		b.limit = shown
 		if err := b.settleWithin(shown); err == nil {
 			t.Errorf("by packets %v: even weights without a process", byPackets)

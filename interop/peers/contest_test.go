@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	faredBinary = filepath.Join(base, "fared")
-	build := exec.Command("go", "build", "-trimpath", "-o", faredBinary, "github.com/fared/fared/cmd/fared")
+	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-trimpath", "-o", faredBinary, "github.com/fared/fared/cmd/fared")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		panic(fmt.Sprintf("%v\n%s", err, out))
@@ -152,10 +152,10 @@ func TestContest(t *testing.T) {
 		if len(rows) == 0 {
 			continue
 		}
-		for _, bfd := range []time.Duration{0, bfdInterval} {
-			some := slices.DeleteFunc(slices.Clone(rows), func(x row) bool { return x.bfd != bfd })
+		for _, v := range variants {
+			some := slices.DeleteFunc(slices.Clone(rows), func(x row) bool { return x.bed != v })
 			if len(some) > 0 {
-				t.Run(fmt.Sprintf("%d/bfd=%v", n, bfd), func(t *testing.T) { contest(t, s, r, some, n, bfd) })
+				t.Run(fmt.Sprintf("%d/bfd=%v,damped=%v", n, v.bfd, v.damped), func(t *testing.T) { contest(t, s, r, some, n, v) })
 			}
 		}
 	}
@@ -165,10 +165,10 @@ func TestContest(t *testing.T) {
 }
 
 // contest measures rows with one number of destinations.
-func contest(t *testing.T, s settings, r *report, rows []row, n int, bfd time.Duration) {
+func contest(t *testing.T, s settings, r *report, rows []row, n int, v variant) {
 	var beds []*bed
 	for _, c := range s.contestants {
-		b := newBed(t, c, n, bfd)
+		b := newBed(t, c, n, v)
 		b.idle = s.idle
 		beds = append(beds, b)
 	}

@@ -22,7 +22,7 @@ type contestant interface {
 
 // contestants take part unless others are chosen. GoBGP does not: gobgpd writes no routes itself, its client of zebra ends with a panic at the interfaces that FRR 8.4
 // sends (gobgpd 3.10, with each of its names for versions of FRR), and newer versions give zebra no weights (pkg/server/zclient.go).
-var contestants = []contestant{frr{}, bird{}, fared{driver: "linux"}, fared{driver: "bpf"}}
+var contestants = []contestant{frr{}, bird{}, fared{driver: "linux"}, fared{driver: "bpf"}, fared{driver: "linux", inside: true}}
 
 // output returns the first line that a program prints.
 func output(name string, args ...string) string {
@@ -134,22 +134,34 @@ func (f frr) start(b *bed) {
 	f.daemon(b, run, "bgpd", "bgpd.vty", c.String())
 }
 
-// fared is the daemon and the agent with a driver.
-type fared struct{ driver string }
+// fared is the daemon and the agent with a driver. inside means that the agent is in the daemon's process.
+type fared struct {
+	driver string
+	inside bool
+}
 
 // faredBinary is built by TestMain.
 var faredBinary string
 
-func (f fared) name() string { return "fared-" + f.driver }
+func (f fared) name() string {
+	if f.inside {
+		return "fared-inside"
+	}
+	return "fared-" + f.driver
+}
 func (fared) version() string {
 	return "fared " + output("git", "describe", "--tags", "--always", "--dirty")
 }
 func (f fared) inKernel() bool { return f.driver == "linux" }
 func (fared) tools() []string  { return nil }
 
+// flags returns the agent's flags.
+func (f fared) flags(b *bed) []string {
+	return []string{"--driver=" + f.driver, "--socket=" + filepath.Join(b.dir, "dataplane.sock"), "--pin-dir=/sys/fs/bpf/" + b.server.Name}
+}
+
 func (f fared) start(b *bed) {
-	socket := filepath.Join(b.dir, "dataplane.sock")
-	args := []string{"dataplane", "--driver", f.driver, "--socket", socket, "--pin-dir", "/sys/fs/bpf/" + b.server.Name, "--log-level", "warn"}
+	args := append([]string{"dataplane", "--log-level", "warn"}, f.flags(b)...)
 	b.t.Cleanup(func() {
 		// Pinned objects outlive the namespace; the agent, which started later, has ended by now.
 		if out, err := b.server.Output(faredBinary, append(args, "--flush")...); err != nil {
@@ -157,7 +169,12 @@ func (f fared) start(b *bed) {
 		}
 	})
 	b.server.SetApart()
-	b.runUntil(socket, faredBinary, args...)
+	dataplane := fmt.Sprintf("{address: %q}", "unix:"+filepath.Join(b.dir, "dataplane.sock"))
+	if f.inside {
+		dataplane = fmt.Sprintf(`{address: "inside:", flags: [%s]}`, strings.Join(f.flags(b), ", "))
+	} else {
+		b.runUntil(filepath.Join(b.dir, "dataplane.sock"), faredBinary, args...)
+	}
 	var c strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&c, format+"\n", args...) }
 	line("as: %d\nrouter_id: %s\nloopbacks: [%[2]s/32]\naccept: [10.0.0.0/8]", serverAS, loopback)
@@ -165,7 +182,10 @@ func (f fared) start(b *bed) {
 	if b.bfd > 0 {
 		line("bfd: {interval: %v, multiplier: 3}", b.bfd)
 	}
-	line("dataplane: {address: %q}\napi: {socket: %q}\nlog: {level: warn}\nplanes:", "unix:"+socket, filepath.Join(b.dir, "fared.sock"))
+	if !b.damped {
+		line("links: {damping: {failures: 0}}")
+	}
+	line("dataplane: %s\napi: {socket: %q}\nlog: {level: warn}\nplanes:", dataplane, filepath.Join(b.dir, "fared.sock"))
 	for p := range planes {
 		line("- name: %s\n  sub_ports: [{device: %[1]s, speed: %[2]dG, sessions: [{peer: %[3]s, peer_as: %[4]d}]}]", device(p), full, leafAddress(p), firstLeafAS+p)
 	}

@@ -17,6 +17,16 @@ type figure struct {
 	label string // in the drawing; "" leaves the figure out
 }
 
+// variant is a setting of all contestants of a row.
+type variant struct {
+	bfd time.Duration // interval of BFD; 0 disables it
+	// damped leaves fared's damping of links at its default. Otherwise damping is disabled, because the rounds of a row fail the same link in a row.
+	damped bool
+}
+
+// variants lists the beds of a number of destinations.
+var variants = []variant{{}, {damped: true}, {bfd: bfdInterval}}
+
 // samples are values by key of the figure.
 type samples map[string][]float64
 
@@ -24,9 +34,9 @@ type samples map[string][]float64
 type row struct {
 	name    string
 	size    int
-	bfd     time.Duration // interval of BFD; 0 disables it
-	packets bool          // all contestants are judged by packets, not only those without kernel routes
-	rounds  int           // by default
+	bed     variant
+	packets bool // all contestants are judged by packets, not only those without kernel routes
+	rounds  int  // by default
 	figures []figure
 	// measure makes one or more events at a contestant whose destinations all have even weights. mend starts the way back, in which all contestants
 	// take part at the same time; nil if measure ends with even weights.
@@ -118,7 +128,7 @@ func rowsAt(n int, s settings) (all []row) {
 		},
 		mend: func(b *bed) error { return b.leaves[0].start() }})
 	if one {
-		all = append(all, links(s, "own", false), links(s, "far", true), linkFlap(s), row{name: "bfd", rounds: 12, bfd: bfdInterval, packets: true,
+		all = append(all, links(s, "own", false), links(s, "far", true), linkFlap(s), row{name: "bfd", rounds: 12, bed: variant{bfd: bfdInterval}, packets: true,
 			figures: []figure{{"bfd", "leaf frozen, BFD 3 x 50 ms, by packets", "ms", "leaf frozen, BFD, by packets"}},
 			measure: func(b *bed) (samples, error) {
 				took, err := packetEvent(b, "bfd", b.every(), even, without, func() (moment, error) { return b.leaves[0].freeze(true), nil })
@@ -358,7 +368,7 @@ func flap(b *bed, duration time.Duration) (samples, error) {
 
 // linkFlap returns the row of a leaf's end of a link that goes down and up at 10 Hz.
 func linkFlap(s settings) row {
-	return row{name: "linkflap", rounds: 1,
+	return row{name: "linkflap", rounds: 1, bed: variant{damped: true},
 		figures: []figure{
 			{"linkflap-lost", fmt.Sprintf("a link goes down and up at 10 Hz for %v: packets lost of 6,000/s", s.flap), "packets", ""},
 			{"linkflap-cpu", "processor time of it", "ms", ""}},

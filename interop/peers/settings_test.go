@@ -79,9 +79,9 @@ func TestReport(t *testing.T) {
 
 // TestSettings checks the choice of rows, contestants and sizes.
 func TestSettings(t *testing.T) {
-	env := map[string]string{"FARED_PEERS": "1", "FARED_PEERS_ROWS": "update,kill1", "FARED_PEERS_CONTESTANTS": "bird fared-bpf", "FARED_PEERS_SIZES": "100,1", "FARED_PEERS_REPETITIONS": "3"}
+	env := map[string]string{"FARED_PEERS": "1", "FARED_PEERS_ROWS": "update,kill1", "FARED_PEERS_CONTESTANTS": "bird fared-inside", "FARED_PEERS_SIZES": "100,1", "FARED_PEERS_REPETITIONS": "3"}
 	s, err := settingsOf(func(key string) string { return env[key] })
-	if err != nil || s.repetitions != 3 || len(s.contestants) != 2 || s.sizes[0] != 1 || s.sizes[1] != 100 {
+	if err != nil || s.repetitions != 3 || len(s.contestants) != 2 || s.contestants[1].name() != "fared-inside" || s.sizes[0] != 1 || s.sizes[1] != 100 {
 		t.Errorf("settings %+v, %v", s, err)
 	}
 	var names []string
