@@ -12,6 +12,9 @@ BUF         := github.com/bufbuild/buf/cmd/buf@v1.50.0
 FUZZTIME   ?= 20s
 BENCHTIME  ?= 1s
 
+# Without gRPC's traces for HTTP (golang.org/x/net/trace) the linker removes methods that only templates could call.
+TAGS       := grpcnotrace
+
 MUTANTS    ?= 40
 SEED       ?= 1
 THRESHOLD  ?= 90
@@ -32,18 +35,20 @@ PEERS_BUSY ?=
 
 VM_KERNELS ?= 6.12 6.1
 
-.PHONY: build demo test unit mutate chaos soak vm bench bench-peers bench-peers-busy lib install-lib lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
+.PHONY: packages release build demo test unit mutate chaos soak vm bench bench-peers bench-peers-busy lib install-lib lint generate baseline check-generated fuzz deps images labs containerlab systemd clean
 
 build:
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/fared ./cmd/fared
+	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/fared ./cmd/fared
 
-# libfared, static and shared, in bin/lib; the C library that reads the slot table (docs/slots.md).
+# libfared, static and shared, in bin/lib; the C library that reads the slot table (docs/slots.md). libfared-verbs.so too, if libibverbs-dev is installed.
 lib:
 	$(MAKE) -C lib OUT=$(CURDIR)/bin/lib
+	$(MAKE) -C lib/softdev OUT=$(CURDIR)/bin/lib
 
-# Installs libfared: DESTDIR, PREFIX (/usr/local), LIBDIR, INCLUDEDIR, MANDIR.
+# Installs libfared and libfared-verbs.so: DESTDIR, PREFIX (/usr/local), LIBDIR, INCLUDEDIR, MANDIR.
 install-lib:
 	$(MAKE) -C lib OUT=$(CURDIR)/bin/lib install
+	$(MAKE) -C lib/softdev OUT=$(CURDIR)/bin/lib install
 
 # The draft's failures on a fabric of real BGP sessions inside one process: no root, no containers.
 demo: build
@@ -78,6 +83,14 @@ systemd: deps
 containerlab:
 	./scripts/containerlab.sh
 
+# deb, rpm, OCI image, SBOM and SHA256SUMS in out/packages (docs/operations/install.md). VERSION=0.1.0 and ARCHS="amd64 arm64" choose.
+packages:
+	VERSION='$(if $(filter command line environment,$(origin VERSION)),$(VERSION))' GO='$(GO)' ./scripts/packages.sh
+
+# The packages of the tag v0.1.0 that is checked out, from a clean tree, built twice in separate clones and equal.
+release:
+	./scripts/release.sh
+
 lint:
 	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "not formatted (gofmt -w):"; echo "$$out"; exit 1; fi
 	$(GO) vet ./...
@@ -88,7 +101,7 @@ lint:
 	$(GO) run $(BUF) lint
 	$(GO) run $(BUF) breaking --against api/baseline.binpb.gz
 	$(GO) run ./internal/prose
-	@$(GO) run $(MISSPELL) -locale US -i weigths,cancelled -error $$(git ls-files '*.go' '*.md' '*.proto' '*.sh' | grep -v 'pb\.go$$')
+	@$(GO) run $(MISSPELL) -locale US -i weigths,cancelled,ect -error $$(git ls-files '*.go' '*.md' '*.proto' '*.sh' | grep -v 'pb\.go$$')
 
 generate:
 	./scripts/generate.sh
@@ -130,11 +143,12 @@ chaos:
 soak:
 	FARED_REQUIRE_ALL=1 FARED_SOAK_CHANGES=$(SOAK_CHANGES) FARED_SOAK_MINUTES=$(SOAK_MINUTES) $(GO) test -count=1 -v -timeout 0 -run 'TestSoak$$' ./interop/chaos
 
-# A first day with the shipped units, example and leaves of FRR in a virtual machine on each of Debian's kernels (docs/testing.md). Needs root, Docker, apt.
+# A first day with the shipped units, example and leaves of FRR in a virtual machine on each of Debian's kernels, and RDMA programs over rdma_rxe (docs/testing.md). Needs root, Docker, apt.
 vm: build
 	./scripts/deps.sh vm
 	./scripts/images.sh
 	for kernel in $(VM_KERNELS); do FARED_REQUIRE_ALL=1 FARED_VM_KERNEL=$$kernel $(GO) test -count=1 -v -timeout 30m -run 'TestMonday$$' ./systemd || exit 1; done
+	FARED_VM_KERNEL=6.12 $(GO) test -count=1 -v -timeout 30m ./interop/rdma
 
 clean:
 	rm -rf bin out

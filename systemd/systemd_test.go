@@ -39,17 +39,12 @@ type machine struct {
 	container string
 }
 
-// boot starts a machine with fared and its units installed, and one cable.
-func boot(t *testing.T) *machine {
+// bare starts a machine without fared.
+func bare(t *testing.T) *machine {
 	t.Helper()
 	m := &machine{t: t}
-	binary := vmBinary
 	if inVM == "" {
-		binary = filepath.Join(t.TempDir(), "fared")
 		requireImage(t)
-		if err := build(binary, "build", "../cmd/fared"); err != nil {
-			t.Fatal(err)
-		}
 		m.startContainer()
 	}
 	t.Cleanup(func() {
@@ -59,6 +54,20 @@ func boot(t *testing.T) *machine {
 		}
 	})
 	m.eventually("systemctl is-system-running | grep -E 'running|degraded'")
+	return m
+}
+
+// boot starts a machine with fared and its units installed, and one cable.
+func boot(t *testing.T) *machine {
+	t.Helper()
+	m := bare(t)
+	binary := vmBinary
+	if inVM == "" {
+		binary = filepath.Join(t.TempDir(), "fared")
+		if err := build(binary, "build", "../cmd/fared"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	files, err := filepath.Glob("*.service")
 	if err != nil || len(files) != 2 {
 		t.Fatalf("units %v, %v", files, err)

@@ -1,0 +1,11 @@
+#!/bin/sh
+# After an installation or upgrade, of deb ("configure", previous version) and rpm (number of installed versions). A first installation starts nothing, because
+# the configuration is missing. An upgrade restarts what runs, the agent first (Before= of its unit); the kernel forwards meanwhile.
+set -e
+[ "$1" = configure ] || [ "$1" = 1 ] || [ "$1" = 2 ] || exit 0
+if command -v systemd-sysusers >/dev/null; then
+  systemd-sysusers fared.conf
+fi
+[ -d /run/systemd/system ] || exit 0
+systemctl daemon-reload
+systemctl try-restart fared-dataplane.service fared.service

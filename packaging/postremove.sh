@@ -1,0 +1,14 @@
+#!/bin/sh
+# After a removal; a purge of a deb also removes configuration, state and groups.
+set -e
+if [ "$1" = purge ]; then
+  rm -rf /etc/fared /run/fared /run/fared-dataplane /var/lib/fared /var/lib/private/fared
+  for group in fared fared-dataplane; do
+    if getent group "$group" >/dev/null; then
+      groupdel "$group"
+    fi
+  done
+fi
+if [ -d /run/systemd/system ]; then
+  systemctl daemon-reload
+fi

@@ -1,0 +1,9 @@
+#!/bin/sh
+# Before a removal, not before an upgrade: ends both daemons, and takes their nexthops, routes and programs out of the kernel, which no process maintains from then on.
+set -e
+[ "$1" = remove ] || [ "$1" = 0 ] || exit 0
+if [ -d /run/systemd/system ]; then
+  systemctl disable --now fared.service fared-dataplane.service 2>/dev/null || true
+fi
+# The journal of the agent names all its objects. The flush fails without an agent's objects or rights, for example in a container.
+/usr/bin/fared dataplane --flush || echo "fared: objects of the agent may remain in the kernel" >&2

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Builds what a release consists of: for each architecture deb and rpm, a static binary's SBOM, and one image in OCI layout for all; libfared's packages for the
+# architecture of this machine; SHA256SUMS. Two runs on the same commit make equal bytes. No Docker, no root, no registry.
+#
+#   packages.sh [DIR]    DIR: out/packages by default
+#
+# VERSION   of the packages: by default that of the tag, or 0.1.0~dev.DATE.COMMIT between tags
+# ARCHS     "amd64 arm64" by default
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export LC_ALL=C TZ=UTC
+unset MAKEFLAGS MFLAGS # VERSION of a calling make is not that of libfared
+out=$(realpath -m "${1:-out/packages}")
+nfpm=github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2 # 2.46 and later need a module that the proxy lacks
+sbom=github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0
+go=${GO:-go}
+read -ra archs <<<"${ARCHS:-amd64 arm64}"
+host=$($go env GOHOSTARCH)
+
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+DATE=$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%dT%H:%M:%SZ)
+if [ -z "${VERSION:-}" ]; then
+  VERSION=$(git describe --tags --exact-match --match 'v[0-9]*' 2>/dev/null || true)
+  VERSION=${VERSION#v}
+  # "~" sorts before the release itself, in deb and in rpm.
+  VERSION=${VERSION:-0.1.0~dev.$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M).$(git rev-parse --short=10 HEAD)}
+fi
+if [[ ! $VERSION =~ ^[0-9]+\.[0-9]+\.[0-9]+([~+.][a-zA-Z0-9.~+]*)?$ ]]; then
+  echo "packages: VERSION $VERSION is not a version such as 0.1.0 or 0.1.0~rc1" >&2
+  exit 2
+fi
+MAINTAINER=${MAINTAINER:-"fared maintainers <maintainers@fared.invalid>"}
+export SOURCE_DATE_EPOCH DATE VERSION MAINTAINER ARCH STAGE UNITS=/usr/lib/systemd/system
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+rm -rf "$out" && mkdir -p "$out"
+
+# build ARCH FILE: the binary, which does not depend on the folder or the state of the checkout.
+build() {
+  CGO_ENABLED=0 GOARCH=$1 $go build -trimpath -buildvcs=false -tags grpcnotrace \
+    -ldflags "-s -w -buildid= -X github.com/fared/fared/internal/version.version=$VERSION" -o "$2" ./cmd/fared
+}
+
+# package CONFIG FORMAT...: packages of one configuration of nfpm.
+package() {
+  local format
+  for format in "${@:2}"; do
+    $go run "$nfpm" package --config "$1" --packager $format --target "$out" >"$work/nfpm.log" 2>&1 || { cat "$work/nfpm.log" >&2; exit 1; }
+  done
+}
+
+[ "$host" = "${archs[0]}" ] || echo "packages: pages and completions come from a binary of $host" >&2
+build "$host" "$work/fared-host"
+mkdir "$work/man"
+"$work/fared-host" man "$work/man" >/dev/null
+gzip -9n "$work"/man/*.1
+binaries=()
+for ARCH in "${archs[@]}"; do
+  STAGE=$work/$ARCH
+  mkdir "$STAGE"
+  cp -r "$work/man" "$STAGE/man"
+  if [ "$ARCH" = "$host" ]; then cp "$work/fared-host" "$STAGE/fared"; else build "$ARCH" "$STAGE/fared"; fi
+  "$work/fared-host" completion bash >"$STAGE/fared.bash"
+  "$work/fared-host" completion zsh >"$STAGE/_fared"
+  "$work/fared-host" completion fish >"$STAGE/fared.fish"
+  package packaging/fared.yaml deb rpm
+  $go run "$sbom" bin -json -std -noserial -notimestamp -version "v$VERSION" -output "$out/fared-$VERSION-linux-$ARCH.cdx.json" "$STAGE/fared" 2>"$work/sbom.log" ||
+    { cat "$work/sbom.log" >&2; exit 1; }
+  binaries+=("$ARCH=$STAGE/fared")
+  echo "packages: fared $VERSION for $ARCH"
+done
+$go run ./internal/ociimage -version "$VERSION" -created "$SOURCE_DATE_EPOCH" -out "$out/fared-$VERSION-oci.tar" "${binaries[@]}"
+
+ARCH=$host
+for format in deb rpm; do
+  STAGE=$work/libfared-$format
+  libdir=/usr/lib64
+  [ $format = rpm ] || libdir=/usr/lib/$(${CC:-cc} -dumpmachine)
+  make --no-print-directory -s -C lib OUT="$STAGE/build" CFLAGS="-O2 -g0 -ffile-prefix-map=$PWD=." PREFIX=/usr LIBDIR="$libdir" DESTDIR="$STAGE/lib" install
+  gzip -9n "$STAGE"/lib/usr/share/man/man*/*
+  package packaging/libfared.yaml $format
+done
+(cd "$out" && sha256sum -- * >"$work/sums" && mv "$work/sums" SHA256SUMS)
+echo "packages: $(wc -l <"$out/SHA256SUMS") files in $out, named in SHA256SUMS"

@@ -1,0 +1,238 @@
+package systemd
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fared/fared/internal/netnstest"
+)
+
+// packages builds the packages of a version for this machine's architecture, and returns their files by name.
+func packages(t *testing.T, version string) map[string]string {
+	t.Helper()
+	dir := t.TempDir()
+	cmd := exec.Command("../scripts/packages.sh", dir)
+	cmd.Env = append(os.Environ(), "VERSION="+version, "ARCHS="+runtime.GOARCH)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, out)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for _, e := range entries {
+		files[e.Name()] = filepath.Join(dir, e.Name())
+	}
+	return files
+}
+
+func digest(t *testing.T, file string) string {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%x", h.Sum(nil))
+}
+
+func output(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).Output()
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, stderr(err))
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// TestPackage installs the deb in a machine that has never had fared, behind four FRR leaves, upgrades it, goes back to the previous version, and purges it.
+// The kernel forwards over every port through upgrade and rollback, and the purge leaves no file, group or kernel object.
+func TestPackage(t *testing.T) {
+	netnstest.Require(t, "docker", "go", "cc", "dpkg-deb", "rpm")
+	before, after := packages(t, "0.1.0"), packages(t, "0.1.1")
+	t.Run("contents", func(t *testing.T) { contents(t, before) })
+	t.Run("reproducible", func(t *testing.T) {
+		for name, file := range packages(t, "0.1.0") {
+			if digest(t, file) != digest(t, before[name]) {
+				t.Errorf("two builds of %s differ", name)
+			}
+		}
+	})
+
+	deb := func(version string) string { return fmt.Sprintf("fared_%s-1_%s.deb", version, runtime.GOARCH) }
+	m := bare(t)
+	const traces = `find / -xdev \( -path /proc -o -path /sys -o -path /tmp \) -prune -o -iname '*fared*' -print; getent group | grep fared; ip nexthop show protocol 179; ip route show proto 179`
+	if out, _ := m.try(traces); out != "" {
+		t.Fatalf("the machine already has\n%s", out)
+	}
+	m.copy(before[deb("0.1.0")], "/tmp/"+deb("0.1.0"))
+	m.copy(after[deb("0.1.1")], "/tmp/"+deb("0.1.1"))
+	install := func(version string) { m.run("dpkg --install --force-downgrade /tmp/" + deb(version)) }
+
+	install("0.1.0")
+	if out := m.run("fared version"); !strings.Contains(out, "0.1.0") {
+		t.Errorf("fared version prints %q", out)
+	}
+	if out, _ := m.try("systemctl is-active fared fared-dataplane; systemctl is-enabled fared fared-dataplane"); out != "inactive\ninactive\ndisabled\ndisabled" {
+		t.Errorf("after the installation the units are %q", out)
+	}
+	if out, err := m.try("systemd-analyze verify /usr/lib/systemd/system/fared*.service"); err != nil || out != "" {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+	all := []int{0, 1, 2, 3, 4, 5, 6, 7}
+	m.run("systemctl stop frr")
+	m.leaves()
+	m.run("cp /usr/share/doc/fared/examples/server-8gpu.yaml /etc/fared/fared.yaml && fared check && fared netsetup && systemctl enable --now fared-dataplane fared")
+	m.forwards("start", patience(lossLimit*4), all...)
+
+	for _, change := range []struct{ name, version string }{{"upgrade", "0.1.1"}, {"rollback", "0.1.0"}} {
+		m.keeps(change.name, func() {
+			install(change.version)
+			m.eventually(fmt.Sprintf(`fared status -o json | grep -F '"version": "%s"'`, change.version))
+			m.eventually(fmt.Sprintf("fared dataplane show | grep -wF %s", change.version))
+			m.forwards(change.name, patience(lossLimit*4), all...)
+			m.eventually("fared sessions -o json | grep -c '\"established\"' | grep -x 8")
+		})
+	}
+
+	m.run("dpkg --remove fared")
+	if out := m.run("ip nexthop show protocol 179; ip route show proto 179; ip -6 route show proto 179"); out != "" {
+		t.Errorf("the removed package leaves in the kernel\n%s", out)
+	}
+	m.run("test -e /etc/fared/fared.yaml") // a removal keeps the configuration
+	m.run("dpkg --purge fared")
+	if out, _ := m.try(traces); out != "" {
+		t.Errorf("the purged package leaves\n%s", out)
+	}
+}
+
+// contents checks all files of the release; TestPackage installs the deb.
+func contents(t *testing.T, files map[string]string) {
+	sums, err := os.ReadFile(files["SHA256SUMS"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := 0
+	for line := range strings.Lines(string(sums)) {
+		sum, name, ok := strings.Cut(strings.TrimSpace(line), "  ")
+		if !ok || digest(t, files[name]) != sum {
+			t.Errorf("SHA256SUMS has %q for another content", line)
+		}
+		named++
+	}
+	if named != len(files)-1 || named < 6 {
+		t.Errorf("SHA256SUMS names %d of %d files", named, len(files)-1)
+	}
+
+	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
+	inRPM := strings.Fields(output(t, "rpm", "--query", "--list", "--package", files["fared-0.1.0-1."+arch+".rpm"]))
+	inDeb := output(t, "dpkg-deb", "--contents", files["fared_0.1.0-1_"+runtime.GOARCH+".deb"])
+	for _, name := range []string{"/usr/bin/fared", "/usr/lib/systemd/system/fared.service", "/usr/lib/systemd/system/fared-dataplane.service", "/usr/lib/sysusers.d/fared.conf",
+		"/usr/share/man/man1/fared-drain.1.gz", "/usr/share/bash-completion/completions/fared", "/usr/share/doc/fared/examples/server-8gpu.yaml", "/etc/fared"} {
+		if !slices.Contains(inRPM, name) {
+			t.Errorf("the rpm lacks %s", name)
+		}
+		if !strings.Contains(inDeb, " ."+name) {
+			t.Errorf("the deb lacks %s", name)
+		}
+	}
+	if out := output(t, "rpm", "--checksig", "--nosignature", files["fared-0.1.0-1."+arch+".rpm"]); !strings.Contains(out, "digests OK") {
+		t.Errorf("rpm --checksig: %s", out)
+	}
+
+	var bom struct {
+		BOMFormat  string
+		Components []struct{ Name string }
+	}
+	data, err := os.ReadFile(files["fared-0.1.0-linux-"+runtime.GOARCH+".cdx.json"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &bom); err != nil || bom.BOMFormat != "CycloneDX" {
+		t.Fatalf("the SBOM: %v, format %q", err, bom.BOMFormat)
+	}
+	// The program's modules as the Go toolchain lists them for this package.
+	for module := range strings.Lines(output(t, "go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}{{end}}{{end}}", "../cmd/fared")) {
+		if module = strings.TrimSpace(module); module != "" && !slices.ContainsFunc(bom.Components, func(c struct{ Name string }) bool { return c.Name == module }) {
+			t.Errorf("the SBOM lacks %s", module)
+		}
+	}
+
+	// Docker loads an archive in OCI layout only with its containerd store, so the test reads the layout as any tool would: by digests from the index on.
+	dir := t.TempDir()
+	output(t, "tar", "-x", "-f", files["fared-0.1.0-oci.tar"], "-C", dir)
+	var manifest struct {
+		Config struct{ Digest string }
+		Layers []struct{ Digest string }
+	}
+	blob(t, dir, blobIndex(t, dir), &manifest)
+	var config struct {
+		Config struct{ Entrypoint []string }
+	}
+	blob(t, dir, manifest.Config.Digest, &config)
+	if !slices.Equal(config.Config.Entrypoint, []string{"/usr/bin/fared"}) || len(manifest.Layers) != 1 {
+		t.Errorf("the image has entry point %q and %d layers", config.Config.Entrypoint, len(manifest.Layers))
+	}
+	root := t.TempDir()
+	output(t, "tar", "-x", "-z", "-f", filepath.Join(dir, "blobs", strings.Replace(manifest.Layers[0].Digest, ":", "/", 1)), "-C", root)
+	if out := output(t, filepath.Join(root, "usr/bin/fared"), "version"); !strings.Contains(out, "0.1.0") {
+		t.Errorf("the image's program prints version %q", out)
+	}
+}
+
+// blobIndex returns the digest of the manifest for this architecture.
+func blobIndex(t *testing.T, dir string) string {
+	t.Helper()
+	type index struct {
+		Manifests []struct {
+			Digest   string
+			Platform struct{ Architecture string }
+		}
+	}
+	var outer, inner index
+	data, err := os.ReadFile(filepath.Join(dir, "index.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &outer); err != nil || len(outer.Manifests) != 1 {
+		t.Fatalf("index.json: %v\n%s", err, data)
+	}
+	blob(t, dir, outer.Manifests[0].Digest, &inner)
+	for _, m := range inner.Manifests {
+		if m.Platform.Architecture == runtime.GOARCH {
+			return m.Digest
+		}
+	}
+	t.Fatalf("the index has no image for %s: %v", runtime.GOARCH, inner)
+	return ""
+}
+
+// blob reads a blob and verifies its digest.
+func blob(t *testing.T, dir, name string, into any) {
+	t.Helper()
+	file := filepath.Join(dir, "blobs", strings.Replace(name, ":", "/", 1))
+	if got := "sha256:" + digest(t, file); got != name {
+		t.Fatalf("blob %s has digest %s", name, got)
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		t.Fatal(err)
+	}
+}
