@@ -15,7 +15,7 @@ type Site struct {
 	// configured.
 	Port int
 	// SpeedScale is the factor by which the cables are slower than in the Spec, for labs; 0 means 1. Weights are
-	// ratios, so they stay the same.
+	// ratios, so they stay the same. Above 1 it shortens links.damping to a tenth, as AssumeUp does.
 	SpeedScale uint64
 	// Speeds is the source of a sub-port's speed for fared (speed_source): "" means its file, "tbf" the qdisc of a
 	// lab's device.
@@ -31,7 +31,7 @@ type Site struct {
 	// UDPPorts and TCPPorts are servers' dataplane.udp_ports and dataplane.tcp_ports: the destination ports that are
 	// steered. nil means the default, RoCEv2's port. Source ports are chosen for the first of them.
 	UDPPorts, TCPPorts []uint16
-	// Quick shortens drain_delay, start.deadline and bgp.connect_retry, for labs with short steps.
+	// Quick shortens drain_delay, start.deadline, bgp.connect_retry and links.damping, for labs with short steps.
 	Quick bool
 }
 
@@ -143,6 +143,9 @@ func (f *Fabric) faredConfig(n *Node, site Site) string {
 	}
 	if bgp != nil {
 		t.line("bgp: {%s}", strings.Join(bgp, ", "))
+	}
+	if site.Quick || site.SpeedScale > 1 || site.AssumeUp { // a lab fails the same cable every few seconds on purpose
+		t.line("links: {damping: {hold: 50ms, longest: 1s, quiet: 2s}}")
 	}
 	if f.BFD > 0 {
 		t.line("bfd: {interval: %s, multiplier: %d}", f.BFD, bfdMultiplier)
