@@ -257,5 +257,5 @@ func (gs *groups) remove(g *group) {
 	gs.hint = min(gs.hint, index/64)
 	g.id = 0
 	g.view = GroupView{Planes: g.view.Planes[:0]}
-	gs.free = append(gs.free, g)
+	gs.free = recycle(gs.free, g)
 }

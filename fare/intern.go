@@ -127,6 +127,17 @@ func (p *attributePool) release(a *attributeSet) {
 	if a.refs--; a.refs == 0 {
 		p.set.remove(a)
 		a.attrs = nil
-		p.free = append(p.free, a)
+		p.free = recycle(p.free, a)
 	}
+}
+
+// recycled is the greatest number of unused records of a kind that are kept for new ones. Most of those of a burst, for example of groups that exist
+// only while a fabric loads, are left to the garbage collector.
+const recycled = 1 << 10
+
+func recycle[T any](free []*T, x *T) []*T {
+	if len(free) == recycled {
+		return free
+	}
+	return append(free, x)
 }

@@ -145,7 +145,7 @@ func BenchmarkRouteUpdate(b *testing.B) {
 }
 
 func BenchmarkLocalFailure(b *testing.B) {
-	for _, n := range []int{1, 1024, 16384} {
+	for _, n := range []int{1, 1024, 16384, 131072} {
 		b.Run(fmt.Sprintf("planes=8/sub-ports=4/destinations=%d", n), func(b *testing.B) {
 			table, _ := bigTable(b, 8, 4, n)
 			b.ReportAllocs()

@@ -567,7 +567,7 @@ func (t *Table) deleteDestination(d *destination) {
 	delete(t.byPrefix, d.prefix)
 	t.resort = true
 	*d = destination{sets: d.sets[:0]}
-	t.free = append(t.free, d)
+	t.free = recycle(t.free, d)
 }
 
 // canonical reports whether p is valid as the prefix of a route: no host bits,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -54,14 +55,24 @@ func Lacks(t testing.TB, why string) {
 	t.Skip(why)
 }
 
+// Tools skips the test unless every tool exists: a name to look up in PATH, or an absolute path. Unlike Require it needs no namespaces.
+func Tools(t testing.TB, tools ...string) {
+	t.Helper()
+	for _, tool := range tools {
+		if why := missingTool(tool); why != "" {
+			Lacks(t, why)
+		}
+	}
+}
+
 // missing describes the first missing requirement, or returns "".
 func missing(tools []string) string {
 	if os.Geteuid() != 0 {
 		return "making network namespaces needs root"
 	}
 	for _, tool := range tools {
-		if _, err := exec.LookPath(tool); err != nil {
-			return fmt.Sprintf("%s is not installed: %v", tool, err)
+		if why := missingTool(tool); why != "" {
+			return why
 		}
 	}
 	own, err := netns.New()
@@ -69,6 +80,17 @@ func missing(tools []string) string {
 		return fmt.Sprintf("making network namespaces needs CAP_SYS_ADMIN: %v", err)
 	}
 	own.Close()
+	return ""
+}
+
+// missingTool describes why a program or a file cannot be used, or returns "".
+func missingTool(tool string) string {
+	if _, err := os.Stat(tool); err == nil && filepath.IsAbs(tool) {
+		return ""
+	}
+	if _, err := exec.LookPath(tool); err != nil {
+		return fmt.Sprintf("%s is not installed (make deps installs it): %v", tool, err)
+	}
 	return ""
 }
 

@@ -21,7 +21,7 @@ const (
 	Order = 0x01020304
 	// Version is the value of Header.Layout. A reader of another version rejects the file. Fields that are added to the end of a record keep the
 	// version, because readers take the size of every record from the header.
-	Version = 1
+	Version = 2
 )
 
 // Values of Header.State.
@@ -45,7 +45,7 @@ const (
 type Header struct {
 	Magic  [8]byte `doc:"the text FAREDSLT"`
 	Order  uint32  `doc:"0x01020304 in the byte order of the machine that wrote the file"`
-	Layout uint32  `doc:"version of the layout: 1"`
+	Layout uint32  `doc:"version of the layout: 2"`
 	Size   uint64  `doc:"bytes of the file, all of them allocated"`
 	Run    uint64  `doc:"number of this file: unique among the files that processes publish at the path, and increasing"`
 	Seed   uint64  `doc:"seed of the hash of the index"`
@@ -68,7 +68,7 @@ type Header struct {
 	Pairs        uint32 `doc:"number of records for pairs"`
 	PairSize     uint32 `doc:"bytes of a pair"`
 	PairsAt      uint64 `doc:"offset of the first pair"`
-	IndexEntries uint32 `doc:"number of entries of the index, a power of two"`
+	IndexEntries uint32 `doc:"number of entries of the index, a power of two, greater than the number of pairs"`
 	Reserved1    uint32 `doc:"0"`
 	IndexAt      uint64 `doc:"offset of the index"`
 
@@ -167,7 +167,7 @@ const (
 	NoSubPort = 0xffff
 	// NoGID is the GID index of a source whose address the RDMA device does not have.
 	NoGID = -1
-	// IndexDeleted is an index entry whose pair was removed. Probing continues after it, and ends at 0.
+	// IndexDeleted is an index entry whose pair was removed, and no entry of a pair. Probing continues after it, and ends at 0.
 	IndexDeleted = 0xffff_ffff
 	// MaxSlots is the greatest Header.MaxSlots.
 	MaxSlots = 4096
@@ -290,6 +290,21 @@ func Hash(seed uint64, src, dst *[16]byte) uint64 {
 	}
 	return h
 }
+
+// Entry returns the index entry of a record of a pair: the record number plus 1 in the bits below IndexEntries, and a tag in the others. The tag is that of
+// the pair's hash, so that readers rarely read the record of another pair.
+func (h *Header) Entry(hash uint64, record uint32) uint32 { return h.tag(hash) | (record + 1) }
+
+// Record returns the record plus 1 of an index entry, or 0 if the entry is not that of a pair with the hash.
+func (h *Header) Record(hash uint64, entry uint32) uint32 {
+	if entry == IndexDeleted || (entry^h.tag(hash))&^(h.IndexEntries-1) != 0 {
+		return 0
+	}
+	return entry & (h.IndexEntries - 1)
+}
+
+// tag returns the bits of an entry that are not part of the record number.
+func (h *Header) tag(hash uint64) uint32 { return uint32(hash>>32) &^ (h.IndexEntries - 1) }
 
 // mix is the finalizer of MurmurHash3 with Stafford's constants (variant 13), a permutation of 64-bit integers.
 func mix(x uint64) uint64 {
