@@ -141,8 +141,13 @@ func (g *Guard) Refresh(b []byte) []byte {
 		return b
 	}
 	in.refreshed, in.deferred = in.deferred, 0
+	return RequestRoutes(b, in.refreshed)
+}
+
+// RequestRoutes appends a ROUTE-REFRESH (RFC 2918, Section 3) for each family.
+func RequestRoutes(b []byte, families FamilySet) []byte {
 	for _, f := range [...]Family{IPv4Unicast, IPv6Unicast} {
-		if in.refreshed.Has(f) {
+		if families.Has(f) {
 			b = appendRefresh(b, f)
 		}
 	}

@@ -37,6 +37,9 @@ const (
 	// family that reach GoBGP, which answers each with its whole table.
 	refreshPause = 2 * time.Second
 
+	// rereadAfter is the least time from a session's start to the request of its routes a second time.
+	rereadAfter = 3 * time.Second
+
 	// pauseLimit is the longest pause after an offense, in units of
 	// Config.ConnectRetry. The first pause is one unit.
 	pauseLimit = 32

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync"
@@ -291,8 +292,27 @@ func (in *incarnation) confirm(ctx, watching context.Context, messages *[]byte) 
 		Session: in.s.index, Generation: in.gen, Node: info.RouterID, PeerAS: info.PeerAS, Families: info.Families,
 	}, silent)
 	in.pumps.Go(func() { in.fail(in.serve(ctx, watching, info, silent)) })
+	if info.RouteRefresh {
+		in.pumps.Go(func() { in.reread(ctx, info.Families) })
+	}
 	in.s.protect(in)
 	return nil
+}
+
+// reread requests the peer's routes a second time (RFC 2918), once, rereadAfter to twice as long after the session came up. FRR leaves out a route
+// on some sessions if many come up at once, as when a hung bgpd continues, and sends it with the next full table (docs/operations/leaves.md).
+// Routes that have not changed cost a comparison. The delay is random, so that the answers of many leaves do not coincide.
+func (in *incarnation) reread(ctx context.Context, families guard.FamilySet) {
+	timer := time.NewTimer(in.s.speaker.rereadAfter + rand.N(in.s.speaker.rereadAfter))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-timer.C:
+	}
+	if err := in.send(guard.RequestRoutes(nil, families), in.s.speaker.conf.HoldTime); err != nil {
+		in.stop(fmt.Errorf("connection to the peer: %w", plain(err)))
+	}
 }
 
 // serve adds the peer to GoBGP, connects to GoBGP, and forwards its messages to

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -220,6 +221,63 @@ func TestFullSetThenEndOfRIB(t *testing.T) {
 	if seen != 8 {
 		t.Errorf("%d UPDATEs before End-of-RIB, want 8", seen)
 	}
+}
+
+// TestRoutesAreReread withholds a route until the peer is asked for its routes a second time, as FRR does at times, and then has it in effect. A
+// peer without the capability is not asked.
+func TestRoutesAreReread(t *testing.T) {
+	refresh := message(5, 0, 1, 0, 1) // RFC 2918, Section 3
+	for _, able := range []bool{true, false} {
+		t.Run(fmt.Sprintf("capability %v", able), func(t *testing.T) {
+			at, asked := hosts(1)[0], make(chan []byte, 4)
+			open := rawOpen(65100, 90, leafID)
+			if able {
+				open = withCapability(open, 2) // RFC 2918, Section 2
+			}
+			p := newRawPeer(t, at, func(_ int, conn *net.TCPConn) {
+				if shake(conn, open) != nil {
+					return
+				}
+				_, _ = conn.Write(slices.Concat(rawUpdate(65100, at, bandwidth(t, "400G", 65100), prefix(1)), endOfRIB))
+				var buf [guard.MaxMessage]byte
+				for {
+					msg, err := guard.ReadMessage(conn, &buf)
+					if err != nil {
+						return
+					}
+					if msg[18] == 5 {
+						asked <- slices.Clone(msg)
+						_, _ = conn.Write(rawUpdate(65100, at, bandwidth(t, "400G", 65100), prefix(1), prefix(2)))
+					}
+				}
+			})
+			s := create(t, rawConfig(t, p))
+			s.rereadAfter = 20 * time.Millisecond
+			r := start(t, s)
+			if !able {
+				r.until("loaded", func() bool { return len(r.state(0).routes) == 1 })
+				select {
+				case m := <-asked:
+					t.Fatalf("% x", m)
+				case <-time.After(100 * time.Millisecond): // at most 40 ms are allowed
+				}
+				return
+			}
+			r.until("both routes", func() bool { return len(r.state(0).routes) == 2 })
+			if m := <-asked; !slices.Equal(m, refresh) {
+				t.Errorf("ROUTE-REFRESH % x, want % x", m, refresh)
+			}
+		})
+	}
+}
+
+// withCapability adds a capability without a value to the OPEN of rawOpen.
+func withCapability(open []byte, code byte) []byte {
+	open = append(slices.Clone(open), code, 0)
+	binary.BigEndian.PutUint16(open[16:], uint16(len(open)))
+	open[28] += 2 // optional parameters' length
+	open[30] += 2 // capabilities' length
+	return open
 }
 
 func TestSilentPeer(t *testing.T) {

@@ -24,6 +24,7 @@ type Speaker struct {
 	responder   *bfd.Responder
 	openTimeout time.Duration // limit of the OPEN exchange
 	budget      budget        // initial budget of each incarnation
+	rereadAfter time.Duration // see the constant
 }
 
 // New starts a BgpServer for every session. The servers have no neighbors, and
@@ -41,7 +42,7 @@ func New(conf Config, deps Deps) (*Speaker, error) {
 	}
 	s := &Speaker{conf: conf.withDefaults(), deps: deps, queue: newQueue(len(conf.Sessions)), openTimeout: openTimeout,
 		responder: bfd.NewResponder(netns.In),
-		budget:    newBudget(conf.maxPrefixes())}
+		budget:    newBudget(conf.maxPrefixes()), rereadAfter: rereadAfter}
 	password := localPassword()
 	if password == "" {
 		deps.Log.Warn("the connections to gobgp on the loopback have no TCP MD5 signatures; " +
