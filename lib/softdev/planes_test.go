@@ -212,6 +212,37 @@ func TestPlanes(t *testing.T) {
 	}
 }
 
+// TestUCXPlanes checks that the queue pairs of UCX, which gives every one the flow label 0xffffffff, take the slots' planes.
+func TestUCXPlanes(t *testing.T) {
+	f := newFabric(t)
+	netnstest.Tools(t, "ucx_perftest")
+	f.setWeights(t, 0, 0, 1, 0)
+	// UCX connects by addresses of the loopbacks, and ucx_perftest by TCP over eth0.
+	command := func(i int, more ...string) []string {
+		return append(f.environment("", "env", "FARED_SLOTS="+f.tables[i].path, "UCX_TLS=rc_v,ud_v", "UCX_NET_DEVICES=fared0:1", "ucx_perftest", "-t", "tag_bw", "-s", "65536", "-n", "200", "-w", "5"), more...)
+	}
+	s := command(0)
+	server := f.server.Start(t, s[0], s[1:]...)
+	netnstest.Eventually(t, time.Minute, func() error {
+		out, err := f.server.Output("ss", "-tlnH")
+		if err == nil && !strings.Contains(string(out), "LISTEN") {
+			err = fmt.Errorf("the server does not listen:\n%s", server.Log())
+		}
+		return err
+	})
+	c := command(1, serverAddress)
+	if out, err := f.client.Output(c[0], c[1:]...); err != nil {
+		t.Fatalf("%v\n%s\n%s", err, out, server.Log())
+	}
+	sums, _ := f.received(t)
+	t.Logf("bytes by plane: %.0f", sums)
+	for p, n := range sums {
+		if expected := p == 2; expected != (n > 200*65536) {
+			t.Errorf("plane %d has carried %.0f bytes", p, n)
+		}
+	}
+}
+
 // TestPlanesFail takes planes out while messages are in flight: queue pairs move when the table parks their slots. Every message arrives once and is right.
 func TestPlanesFail(t *testing.T) {
 	f := newFabric(t)

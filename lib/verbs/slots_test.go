@@ -55,6 +55,11 @@ func TestLabels(t *testing.T) {
 	if label := c.rtr("rtr 30 77 1 %d %s", gid, toThere); label != 77 {
 		t.Errorf("the program's label 77 became %d", label)
 	}
+	// UCX means by 32 ones that it has no label; a label has 20 bits.
+	c.ask("qp 32 %d 0", rc)
+	if port := portOf(c.rtr("rtr 32 -1 1 %d %s", gid, toThere)); port < 60000 || port >= 60016 {
+		t.Errorf("a queue pair of UCX has port %d", port)
+	}
 	// The label that librdmacm passes on is the kernel's choice.
 	c.ask("qp 31 %d 0", rc)
 	if port := portOf(c.rtr("cm 31 77 1 %d %s", gid, toThere)); port < 60000 || port >= 60016 {

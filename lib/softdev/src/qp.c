@@ -124,7 +124,7 @@ static int open_path(struct sd_qp *qp, const struct ibv_qp_attr *attr)
 	if (err)
 		return err;
 	qp->path.qp = qp;
-	if (attr->ah_attr.grh.flow_label) {
+	if (attr->ah_attr.grh.flow_label && attr->ah_attr.grh.flow_label <= SD_LABEL_MAX) {
 		qp->path.flow.source_port = ibv_flow_label_to_udp_sport(attr->ah_attr.grh.flow_label);
 		return dev->link->open(dev->link, &qp->path);
 	}

@@ -370,7 +370,7 @@ struct ibv_ah *softdev_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 	ah->base = (struct ibv_ah){.context = pd->context, .pd = pd};
 	int err = sd_resolve(dev, attr, &ah->path);
 	sd_enter(dev);
-	if (!err && attr->grh.flow_label) {
+	if (!err && attr->grh.flow_label && attr->grh.flow_label <= SD_LABEL_MAX) {
 		ah->path.flow.source_port = ibv_flow_label_to_udp_sport(attr->grh.flow_label);
 		err = dev->link->open(dev->link, &ah->path);
 	} else if (!err) {

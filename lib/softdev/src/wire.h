@@ -9,6 +9,8 @@
 
 /* UDP destination port of RoCEv2. */
 #define SD_UDP_PORT 4791
+/* Flow labels have 20 bits. A value above is no label: UCX means by 0xffffffff that none is chosen. */
+#define SD_LABEL_MAX 0xfffff
 /* Bytes of the longest headers (BTH and AtomicETH), and of the ICRC. */
 #define SD_MAX_HEADER 40
 #define SD_ICRC_SIZE 4

@@ -68,11 +68,11 @@ EXPORT void ibv_copy_qp_attr_from_kern(struct ibv_qp_attr *attr, struct ib_uverb
 	from_kernel.label = attr->ah_attr.grh.flow_label;
 }
 
-/* Returns whether the label is one that the program has chosen. */
+/* Returns whether the label is one that the program has chosen. A value above 20 bits is no label: UCX means by 0xffffffff that none is chosen. */
 static bool own_label(const struct ibv_qp_attr *attr)
 {
 	uint32_t label = attr->ah_attr.grh.flow_label;
-	return label && !(attr == from_kernel.attr && label == from_kernel.label);
+	return label && label <= 0xfffff && !(attr == from_kernel.attr && label == from_kernel.label);
 }
 
 EXPORT int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
