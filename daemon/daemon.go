@@ -361,19 +361,40 @@ func (d *Daemon) servers() ([]func(context.Context) error, error) {
 	if table != nil {
 		tasks = append(tasks, table.Run)
 	}
-	if d.cfg.Metrics.Listen == "" {
-		return tasks, nil
-	}
-	l, err := net.Listen("tcp", d.cfg.Metrics.Listen)
+	web, err := d.webServers()
 	if err != nil {
 		s.Close()
 		if table != nil {
 			err = errors.Join(err, table.Close())
 		}
-		return nil, fmt.Errorf("metrics.listen: %w", err)
+		return nil, err
 	}
-	handler := status.Handler(d.registry, d.loop.builder.Reader(d.loop.do))
-	return append(tasks, func(ctx context.Context) error { return serveMetrics(ctx, l, handler) }), nil
+	return append(tasks, web...), nil
+}
+
+// webServers opens the listeners of the metrics and of the page, as far as they are configured.
+func (d *Daemon) webServers() (tasks []func(context.Context) error, err error) {
+	if d.cfg.Metrics.Listen != "" {
+		l, err := net.Listen("tcp", d.cfg.Metrics.Listen)
+		if err != nil {
+			return nil, fmt.Errorf("metrics.listen: %w", err)
+		}
+		handler := status.Handler(d.registry, d.loop.builder.Reader(d.loop.do))
+		tasks = append(tasks, func(ctx context.Context) error { return serveMetrics(ctx, l, handler) })
+		defer func() {
+			if tasks == nil {
+				l.Close()
+			}
+		}()
+	}
+	if d.cfg.UI.Listen != "" {
+		serve, err := d.page()
+		if err != nil {
+			return nil, fmt.Errorf("ui.listen: %w", err)
+		}
+		tasks = append(tasks, serve)
+	}
+	return tasks, nil
 }
 
 // slotTable opens the slot table, or returns nil if it is disabled.

@@ -66,6 +66,8 @@ type Config struct {
 	SlotTable SlotTable `yaml:"slots"`
 	// Prometheus metrics over HTTP.
 	Metrics Metrics `yaml:"metrics"`
+	// The live page over HTTP.
+	UI UI `yaml:"ui"`
 	// The log, which is written to standard error.
 	Log Log `yaml:"log"`
 	// The recording of every input, which fared replay plays back.
@@ -470,6 +472,13 @@ type TLS struct {
 // Metrics configures the address of the Prometheus metrics.
 type Metrics struct {
 	// A host:port for GET /metrics; if absent, metrics are not served.
+	Listen string `yaml:"listen"`
+}
+
+// UI configures the address of the live page (docs/operations/page.md).
+type UI struct {
+	// A host:port for the page, whose host is a loopback, such as 127.0.0.1:9470; if absent, the page is not served. Every local user may read it, and
+	// it has no request that changes anything. Another machine reaches it by ssh -L.
 	Listen string `yaml:"listen"`
 }
 

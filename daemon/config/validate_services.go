@@ -80,6 +80,15 @@ func (p *problems) services(c *Config) {
 			p.add("metrics.listen", listen+" is api.listen too", "give each service a separate port")
 		}
 	}
+	if listen := c.UI.Listen; listen != "" {
+		host, ok := p.endpoint("ui.listen", listen, "use host:port, such as 127.0.0.1:9470")
+		switch {
+		case ok && !loopbackHost(host):
+			p.add("ui.listen", listen+" is not a loopback, and the page has no access control", "use 127.0.0.1, and from another machine ssh -L")
+		case ok && (listen == api.Listen || listen == c.Metrics.Listen):
+			p.add("ui.listen", listen+" is another service's address too", "give each service a separate port")
+		}
+	}
 }
 
 func (p *problems) unusedTLS(path string, t *TLS, why string) {

@@ -1,0 +1,103 @@
+package daemon
+
+import (
+	"bufio"
+	"context"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fared/fared/internal/chromium"
+)
+
+// paged serves the page of a rig's daemon until the test ends, and returns its address.
+func paged(t testing.TB, r *rig) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.d.cfg.UI.Listen = l.Addr().String()
+	l.Close()
+	serve, err := r.d.page()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return r.d.cfg.UI.Listen
+}
+
+// TestPageOfADaemon checks in Chromium that the page shows a daemon's sessions and weights, a failed link with the weights that follow, and the daemon's
+// explanation of them.
+func TestPageOfADaemon(t *testing.T) {
+	checkLeaks(t)
+	tab := chromium.Start(t)
+	r := newRig(t, shape{Planes: 2, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 3), checked: true})
+	r.settled(3)
+	p := tab.Open("http://" + paged(t, r))
+	const ratios = "[...document.querySelectorAll('#destinations .ratio')].map(e => e.textContent).join(' ')"
+	p.Wait(ratios, "1:1 1:1 1:1")
+	p.Wait("[...document.querySelectorAll('#sessions td:nth-child(3)')].map(e => e.textContent).join(' ')", "established established established established")
+	p.Wait("document.querySelectorAll('#destinations .good').length + ' in effect'", "3 in effect")
+	r.links.change(0, func(e *LinkEvent) { e.Up, e.Reason = false, "no carrier" })
+	p.Wait(ratios, "1:2 1:2 1:2")
+	p.Wait("document.querySelectorAll('#destinations .good').length + ' in effect'", "3 in effect")
+	p.Wait("document.querySelector('#planes li').textContent.includes('down') + ''", "true")
+	p.Wait("[...document.querySelectorAll('#timeline > .worse > strong')].some(e => e.textContent.startsWith('link down')) + ''", "true")
+	p.Wait("document.querySelector('#timeline').textContent.includes('weights of 3 rows changed: 3 from 1:1 to 1:2') + ''", "true")
+	p.Text("document.querySelector('#destinations button').click()")
+	p.Wait("String(document.querySelectorAll('#why-text tbody')[1]?.children.length)", "4")
+}
+
+// BenchmarkPageIdle measures the processor time of a process while ten pages of 2,048 destinations are open and nothing changes, in per cent of a core. The
+// process contains the daemon, its leaves, its data plane and the readers of the pages. "none" is the same process without pages.
+func BenchmarkPageIdle(b *testing.B) {
+	for name, pages := range map[string]int{"none": 0, "ten": 10} {
+		b.Run(name, func(b *testing.B) {
+			r := newRig(b, shape{Planes: 4, SubPorts: 2}, rigOptions{leaves: announceAll(800e9, 2048)})
+			r.settled(2048)
+			address := paged(b, r)
+			for range pages {
+				resp, err := http.Get("http://" + address + "/events")
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.Cleanup(func() { resp.Body.Close() })
+				lines := bufio.NewScanner(resp.Body)
+				lines.Buffer(nil, 1<<20)
+				for lines.Scan() && !strings.Contains(lines.Text(), `"total":2048`) {
+				}
+				go func() {
+					for lines.Scan() {
+					}
+				}()
+			}
+			time.Sleep(3 * time.Second) // the last changes of the start
+			used := func() time.Duration {
+				var u syscall.Rusage
+				if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+					b.Fatal(err)
+				}
+				return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+			}
+			const period = 10 * time.Second
+			b.ResetTimer()
+			before := used()
+			for range b.N {
+				time.Sleep(period)
+			}
+			b.ReportMetric(100*float64(used()-before)/float64(period)/float64(b.N), "%core")
+		})
+	}
+}
