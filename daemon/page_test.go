@@ -83,13 +83,17 @@ func BenchmarkPageIdle(b *testing.B) {
 					}
 				}()
 			}
-			time.Sleep(3 * time.Second) // the last changes of the start
 			used := func() time.Duration {
 				var u syscall.Rusage
 				if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 					b.Fatal(err)
 				}
 				return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+			}
+			// The last changes of the start end when a tenth of a second costs less than a hundredth of a core.
+			for from := time.Duration(-1); from < 0 || used()-from > time.Millisecond; {
+				from = used()
+				time.Sleep(100 * time.Millisecond)
 			}
 			const period = 10 * time.Second
 			b.ResetTimer()

@@ -7,5 +7,5 @@
 //
 // The server has no request that changes anything, listens on loopback addresses alone, and rejects requests whose Host is a name other than localhost:
 // a foreign page that rebinds its name to this machine (DNS rebinding) reads nothing. All assets are embedded; the Content Security Policy
-// forbids any other source. A lab adds its section and its requests around this package (Extra).
+// forbids any other source.
 package page

@@ -149,7 +149,7 @@ func (n *node) start() {
 	}
 }
 
-// poll queries the source every pollEvery, and after every change that the watches report.
+// poll queries the source every pollEvery, and within pace after a change that the watches report: a burst of changes costs the daemon one query in pace.
 func (n *node) poll(ctx context.Context, again <-chan struct{}, m *model, apply func(func(time.Time))) {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
@@ -168,6 +168,9 @@ func (n *node) poll(ctx context.Context, again <-chan struct{}, m *model, apply 
 		select {
 		case <-tick.C:
 		case <-again:
+			if !sleep(ctx, pace) {
+				return
+			}
 		case <-ctx.Done():
 			return
 		}

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/net/netutil"
 )
 
 const (
@@ -26,26 +28,16 @@ const (
 //go:embed assets
 var assets embed.FS
 
-// Extra adds tables to every page.
-type Extra interface {
-	// Tables returns the tables by name, and a channel that is closed by their next change. It may be called from any goroutine.
-	Tables() (map[string]Table, <-chan struct{})
-}
-
 // Config describes a page.
 type Config struct {
 	// Title is the title of the page.
 	Title string
 	// Nodes are the nodes to choose from, at least one; the first is shown at first.
 	Nodes []Node
-	// Extra is nil for a page of the nodes alone. Scripts are the paths of the scripts that show its tables.
-	Extra   Extra
-	Scripts []string
 }
 
 // Server serves a page.
 type Server struct {
-	c       Config
 	nodes   []*node
 	streams chan struct{} // contains an element for each open page
 	index   string
@@ -56,17 +48,14 @@ func New(c Config) (*Server, error) {
 	if len(c.Nodes) == 0 {
 		return nil, errors.New("page: Nodes is empty")
 	}
-	s := &Server{c: c, streams: make(chan struct{}, maxStreams)}
-	var options, scripts strings.Builder
+	s := &Server{streams: make(chan struct{}, maxStreams)}
+	var options strings.Builder
 	for _, n := range c.Nodes {
 		s.nodes = append(s.nodes, &node{Node: n})
 		fmt.Fprintf(&options, "<option>%s</option>", html.EscapeString(n.Name))
 	}
-	for _, path := range c.Scripts {
-		fmt.Fprintf(&scripts, `<script defer src="%s"></script>`, html.EscapeString(path))
-	}
 	text, err := assets.ReadFile("assets/index.html")
-	s.index = strings.NewReplacer("{{title}}", html.EscapeString(c.Title), "{{nodes}}", options.String(), "{{scripts}}", scripts.String()).Replace(string(text))
+	s.index = strings.NewReplacer("{{title}}", html.EscapeString(c.Title), "{{nodes}}", options.String()).Replace(string(text))
 	return s, err
 }
 
@@ -142,7 +131,7 @@ func Listen(address string) (net.Listener, error) {
 	if a, ok := l.Addr().(*net.TCPAddr); !ok || !a.IP.IsLoopback() {
 		return nil, errors.Join(fmt.Errorf("%s is reachable from other hosts: use 127.0.0.1, and ssh -L from another machine", address), l.Close())
 	}
-	return &bounded{Listener: l, free: make(chan struct{}, maxConnections), closed: make(chan struct{})}, nil
+	return netutil.LimitListener(l, maxConnections), nil
 }
 
 // Serve answers requests on l by handler, behind Guard, until ctx ends, which is not an error. It returns after every request and every goroutine of the
@@ -171,44 +160,4 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, handler http.Handler
 		return nil
 	}
 	return fmt.Errorf("page: %w", err)
-}
-
-// bounded limits the number of open connections.
-type bounded struct {
-	net.Listener
-	free   chan struct{} // contains an element for each open connection
-	closed chan struct{}
-	once   sync.Once
-}
-
-// Accept implements net.Listener.
-func (l *bounded) Accept() (net.Conn, error) {
-	select {
-	case l.free <- struct{}{}:
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-	c, err := l.Listener.Accept()
-	if err != nil {
-		<-l.free
-		return nil, err
-	}
-	return &boundedConn{Conn: c, release: sync.OnceFunc(func() { <-l.free })}, nil
-}
-
-// Close implements net.Listener.
-func (l *bounded) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return l.Listener.Close()
-}
-
-type boundedConn struct {
-	net.Conn
-	release func()
-}
-
-// Close implements net.Conn.
-func (c *boundedConn) Close() error {
-	defer c.release()
-	return c.Conn.Close()
 }

@@ -1,6 +1,7 @@
 package page
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -138,23 +139,14 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	known := sent{}
 	for {
 		tables, changed := n.view(section)
-		var more <-chan struct{}
-		if s.c.Extra != nil {
-			var extra map[string]Table
-			extra, more = s.c.Extra.Tables()
-			for name, t := range extra {
-				tables[name] = t
-			}
-		}
 		if d := known.update(tables); d != nil {
 			text, err := json.Marshal(d)
-			if err != nil || write("data: "+string(text)+"\n\n") != nil || !sleep(r, pace) {
+			if err != nil || write("data: "+string(text)+"\n\n") != nil || !sleep(r.Context(), pace) {
 				return
 			}
 		}
 		select {
 		case <-changed:
-		case <-more:
 		case <-time.After(heartbeat):
 			if write(": nothing changed\n\n") != nil {
 				return
@@ -165,12 +157,12 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// sleep waits, or returns false when the browser has left.
-func sleep(r *http.Request, d time.Duration) bool {
+// sleep waits, or returns false when ctx has ended.
+func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):
 		return true
-	case <-r.Context().Done():
+	case <-ctx.Done():
 		return false
 	}
 }
