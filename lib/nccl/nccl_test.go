@@ -1,0 +1,568 @@
+// Package nccl tests the net plugin of NCCL: nccl-net-check loads it as NCCL does, and runs collectives whose every element is checked.
+package nccl
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/netnstest"
+	"github.com/fared/fared/internal/slotfile"
+	"github.com/fared/fared/internal/slotlayout"
+)
+
+const (
+	planes        = 4
+	slotsOfAPlane = 2
+	firstPort     = 61000
+)
+
+// built is a directory with the plugin and nccl-net-check.
+type built struct{ folder string }
+
+func (b built) plugin() string { return filepath.Join(b.folder, "libnccl-net-fared.so") }
+func (b built) check() string  { return filepath.Join(b.folder, "nccl-net-check") }
+
+var buildFolder string
+
+func TestMain(m *testing.M) {
+	var err error
+	if buildFolder, err = os.MkdirTemp("", "nccl"); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	os.RemoveAll(buildFolder)
+	os.Exit(code)
+}
+
+func compile(t testing.TB, folder, flags string) built {
+	t.Helper()
+	netnstest.Tools(t, "gcc", "make")
+	if out, err := exec.Command("make", "OUT="+folder, "CFLAGS="+flags, "LDFLAGS="+flags).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return built{folder}
+}
+
+var once sync.Mutex
+
+// release compiles the plugin as users get it, once.
+func release(t testing.TB) built {
+	t.Helper()
+	once.Lock()
+	defer once.Unlock()
+	b := built{filepath.Join(buildFolder, "release")}
+	if _, err := os.Stat(b.check()); err == nil {
+		return b
+	}
+	return compile(t, b.folder, "-O2 -g")
+}
+
+// table is the slot table of a server with pairs to other servers.
+type table struct {
+	path   string
+	w      *slotfile.Writer
+	source netip.Addr
+	far    []netip.Addr
+	step   uint64
+}
+
+func newTable(t testing.TB, source netip.Addr, far ...netip.Addr) *table {
+	t.Helper()
+	x := &table{path: filepath.Join(t.TempDir(), "slots"), source: source, far: far}
+	var err error
+	if x.w, err = slotfile.Open(x.path, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { x.w.Close() })
+	s := slotfile.Shape{Instance: "test", MaxSlots: planes * slotsOfAPlane, Sources: []slotfile.Source{{Address: source}}}
+	for p := range planes {
+		s.Planes = append(s.Planes, fmt.Sprint("p", p))
+		s.SubPorts = append(s.SubPorts, slotfile.SubPort{Device: fmt.Sprint("plane", p), Plane: p})
+	}
+	if err := x.w.Begin(s); err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// set publishes the weights of planes toward all destinations. The slots of a plane with weight 0 are parked.
+func (x *table) set(t testing.TB, weights ...int) {
+	t.Helper()
+	sum := 0
+	for _, w := range weights {
+		sum += w
+	}
+	v := &slotfile.Vector{Flags: slotlayout.VectorReachable | slotlayout.VectorInEffect}
+	for i := range planes * slotsOfAPlane {
+		w := weights[i/slotsOfAPlane]
+		slot := slotlayout.Slot{Share: uint32(1e9 * w / sum / slotsOfAPlane), SubPort: uint16(i / slotsOfAPlane), Plane: uint8(i / slotsOfAPlane), Flags: slotlayout.SlotInEffect}
+		if w == 0 {
+			slot.Flags |= slotlayout.SlotParked
+		}
+		v.Slots = append(v.Slots, slot)
+	}
+	x.step++
+	var pairs []*slotfile.Pair
+	for _, far := range x.far {
+		pairs = append(pairs, &slotfile.Pair{PairKey: slotfile.Key(x.source, far), Vector: 1, InEffect: true})
+	}
+	if err := x.w.Apply(slotfile.Change{
+		Revision: x.step, Vectors: func(yield func(uint32, *slotfile.Vector) bool) { yield(1, v) }, Vector: func(*slotfile.Pair) *slotfile.Vector { return v },
+		Pairs: slices.Values(pairs),
+		Ports: func(_ *slotfile.Pair, buf []uint16) ([]uint16, uint32) {
+			for i := range v.Slots {
+				buf = append(buf, firstPort+uint16(i))
+			}
+			return buf, slotlayout.PlacementHash
+		},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.w.Publish(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rank is a process of nccl-net-check.
+type rank struct {
+	cmd *exec.Cmd
+	out bytes.Buffer
+}
+
+// start starts the ranks of a job; command returns the words before nccl-net-check's arguments, and the environment, of a rank.
+func start(t testing.TB, ranks int, command func(rank int) (words, environment []string), args ...string) []*rank {
+	t.Helper()
+	folder := t.TempDir()
+	var out []*rank
+	for i := range ranks {
+		words, environment := command(i)
+		words = append(words, "--rank", fmt.Sprint(i), "--ranks", fmt.Sprint(ranks), "--rendezvous", folder)
+		r := &rank{cmd: exec.Command(words[0], append(words[1:], args...)...)}
+		r.cmd.Env = append(os.Environ(), environment...)
+		r.cmd.Stdout, r.cmd.Stderr = &r.out, &r.out
+		if err := r.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, r)
+		t.Cleanup(func() {
+			if r.cmd.ProcessState == nil {
+				r.cmd.Process.Kill()
+				r.cmd.Wait()
+			}
+		})
+	}
+	return out
+}
+
+var rateText = regexp.MustCompile(`, ([0-9.]+) MB/s; .* wrong elements: 0\n`)
+
+// finish waits for the ranks, none of which may have found a wrong element, and returns their slowest rate in MB/s.
+func finish(t testing.TB, ranks []*rank) float64 {
+	t.Helper()
+	slowest := math.Inf(1)
+	for i, r := range ranks {
+		err := r.cmd.Wait()
+		m := rateText.FindStringSubmatch(r.out.String())
+		if err != nil || m == nil {
+			t.Errorf("rank %d: %v\n%s", i, err, r.out.String())
+			continue
+		}
+		rate, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			t.Error(err)
+		}
+		slowest = min(slowest, rate)
+	}
+	return slowest
+}
+
+func loopback(i int) netip.Addr { return netip.AddrFrom4([4]byte{127, 88, 0, byte(1 + i)}) }
+
+// local starts a job whose ranks have separate loopback addresses of this machine.
+func local(t testing.TB, b built, ranks int, environment []string, args ...string) []*rank {
+	t.Helper()
+	var tables []*table
+	for i := range ranks {
+		var far []netip.Addr
+		for k := range ranks {
+			if k != i {
+				far = append(far, loopback(k))
+			}
+		}
+		x := newTable(t, loopback(i), far...)
+		x.set(t, 4, 2, 1, 1)
+		tables = append(tables, x)
+	}
+	return start(t, ranks, func(i int) ([]string, []string) {
+		return []string{b.check(), "--plugin", b.plugin()}, append([]string{"FARED_SLOTS=" + tables[i].path}, environment...)
+	}, args...)
+}
+
+// TestVersions runs a host that offers only one version of the interface, with each of them.
+func TestVersions(t *testing.T) {
+	b := release(t)
+	for version := 8; version <= 12; version++ {
+		for _, op := range []string{"allreduce", "grouped"} {
+			ranks := local(t, b, 2, nil, "--abi", fmt.Sprint(version), "--op", op, "--bytes", "3000000", "--iterations", "2")
+			finish(t, ranks)
+			if want := fmt.Sprintf("v%d fared-127.88.0.1 ", version); !strings.Contains(ranks[0].out.String(), want) {
+				t.Errorf("version %d:\n%s", version, ranks[0].out.String())
+			}
+		}
+	}
+}
+
+// TestCollectives runs every collective with sizes around those of stripes, and devices of one plane.
+func TestCollectives(t *testing.T) {
+	b := release(t)
+	for _, op := range []string{"allreduce", "allgather", "alltoall", "sendrecv", "grouped"} {
+		for _, size := range []int{512, 65536 * 4, 65536*4*3 + 4, 5000000} {
+			finish(t, local(t, b, 4, []string{"NCCL_UNKNOWN=1"}, "--op", op, "--bytes", fmt.Sprint(size), "--iterations", "3"))
+		}
+	}
+	ranks := local(t, b, 2, []string{"FARED_NCCL_DEVICES=plane"}, "--device", "2", "--bytes", "1000000", "--verbose")
+	finish(t, ranks)
+	if !regexp.MustCompile(`bytes by plane 0 to 3: 0 0 [1-9][0-9]* 0;`).MatchString(ranks[0].out.String()) {
+		t.Errorf("a device of plane 2 has used other planes:\n%s", ranks[0].out.String())
+	}
+}
+
+// TestSanitizers runs collectives with memory checked, then with races detected.
+func TestSanitizers(t *testing.T) {
+	for _, flags := range []string{"-fsanitize=address,undefined -fno-sanitize-recover=all", "-fsanitize=thread"} {
+		b := compile(t, t.TempDir(), "-O1 -g "+flags)
+		for _, op := range []string{"allreduce", "alltoall", "grouped"} {
+			var tables []*table
+			for i := range 4 {
+				x := newTable(t, loopback(i), loopback((i+1)%4), loopback((i+2)%4), loopback((i+3)%4))
+				x.set(t, 4, 2, 1, 1)
+				tables = append(tables, x)
+			}
+			ranks := start(t, 4, func(i int) ([]string, []string) {
+				return []string{"setarch", "-R", b.check(), "--plugin", b.plugin()}, []string{"FARED_SLOTS=" + tables[i].path, "ASAN_OPTIONS=detect_leaks=1"}
+			}, "--op", op, "--bytes", "2000000", "--iterations", "8", "--timeout", "120")
+			for n := range 6 {
+				time.Sleep(50 * time.Millisecond)
+				for _, x := range tables {
+					x.set(t, 1, n%2, 1, (n+1)%2)
+				}
+			}
+			finish(t, ranks)
+		}
+	}
+}
+
+// TestBadEnvironment checks that a wrong setting is refused with a remedy.
+func TestBadEnvironment(t *testing.T) {
+	b := release(t)
+	for setting, want := range map[string]string{
+		"FARED_NCCL_STRIPE=12":       "write a number from 4096 to 1048576",
+		"FARED_NCCL_PORTS=5000":      "write FIRST-LAST, such as 4800-5055",
+		"FARED_NCCL_STRIPING=fair":   "write share or equal",
+		"FARED_NCCL_DEVICES=1":       "write gpu or plane",
+		"FARED_NCCL_LANES=0":         "write a number from 1 to 8",
+		"FARED_SLOTS=/no/such/table": "/no/such/table",
+	} {
+		r := local(t, b, 2, []string{setting}, "--verbose")[0]
+		if err := r.cmd.Wait(); err == nil || !strings.Contains(r.out.String(), want) {
+			t.Errorf("%s: %v\n%s", setting, err, r.out.String())
+		}
+	}
+}
+
+// TestPeerEnds kills a rank: the others end with an error within seconds.
+func TestPeerEnds(t *testing.T) {
+	b := release(t)
+	ranks := local(t, b, 4, nil, "--bytes", "2000000", "--seconds", "300")
+	time.Sleep(time.Second)
+	if err := ranks[3].cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	ranks[3].cmd.Wait()
+	for i, r := range ranks[:3] {
+		if i == 1 {
+			continue // it has no communicator with rank 3; it ends for lack of progress or because its neighbors end
+		}
+		if err := r.cmd.Wait(); err == nil || !strings.Contains(r.out.String(), "process has ended") {
+			t.Errorf("rank %d: %v\n%s", i, err, r.out.String())
+		}
+	}
+}
+
+// TestIdle checks that open communicators without messages use no processor time.
+func TestIdle(t *testing.T) {
+	ranks := local(t, release(t), 2, nil, "--idle", "2")
+	finish(t, ranks)
+	for _, r := range ranks {
+		m := regexp.MustCompile(`idle for 2.0 s: processor ([0-9.]+) s`).FindStringSubmatch(r.out.String())
+		if m == nil {
+			t.Fatal(r.out.String())
+		}
+		// An idle engine wakes up for nothing, the thread that follows the table once a second. 20 ms is 1 % of a core.
+		if used, err := strconv.ParseFloat(m[1], 64); err != nil || used > 0.02 {
+			t.Errorf("idle for 2 s, it used %s s of a processor", m[1])
+		}
+	}
+}
+
+const servers = 4
+
+// fabric is servers in namespaces, connected by a bridge for each plane. Rules lead the packets of each slot's source port to its plane.
+type fabric struct {
+	core   *netnstest.Namespace
+	nodes  [servers]*netnstest.Namespace
+	tables [servers]*table
+	down   [planes]bool
+}
+
+func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 255, 0, byte(1 + i)}) }
+
+// newFabric makes a fabric; a rate of 0 Mbit/s leaves a plane unlimited.
+func newFabric(t testing.TB, rates ...int) *fabric {
+	t.Helper()
+	netnstest.Require(t, "ip", "tc")
+	f := &fabric{core: netnstest.New(t)}
+	for p := range planes {
+		f.core.IP("link", "add", fmt.Sprint("br", p), "type", "bridge")
+		f.core.IP("link", "set", fmt.Sprint("br", p), "up")
+	}
+	for i := range servers {
+		ns := netnstest.New(t)
+		f.nodes[i] = ns
+		ns.IP("link", "set", "lo", "up")
+		ns.IP("addr", "add", address(i).String()+"/32", "dev", "lo")
+		var far []netip.Addr
+		for p := range planes {
+			device, port := fmt.Sprint("plane", p), fmt.Sprintf("s%dp%d", i, p)
+			netnstest.Veth(t, ns, device, f.core, port)
+			f.core.IP("link", "set", port, "master", fmt.Sprint("br", p), "up")
+			ns.Addr(device, fmt.Sprintf("10.1.%d.%d/24", p, 1+i))
+			ns.IP("route", "add", "unreachable", "default", "table", fmt.Sprint(100+p), "metric", "1000")
+			for s := range slotsOfAPlane {
+				ns.IP("rule", "add", "ipproto", "tcp", "sport", fmt.Sprint(firstPort+p*slotsOfAPlane+s), "table", fmt.Sprint(100+p))
+			}
+			if rates[p] > 0 {
+				for _, end := range []struct {
+					ns     *netnstest.Namespace
+					device string
+				}{{ns, device}, {f.core, port}} {
+					if out, err := end.ns.Output("tc", "qdisc", "add", "dev", end.device, "root", "tbf", "rate", fmt.Sprintf("%dmbit", rates[p]), "burst", "256k", "latency", "40ms"); err != nil {
+						t.Fatal(err, string(out))
+					}
+				}
+			}
+		}
+		for k := range servers {
+			if k != i {
+				far = append(far, address(k))
+			}
+		}
+		f.tables[i] = newTable(t, address(i), far...)
+	}
+	for i := range servers {
+		f.route(i)
+	}
+	return f
+}
+
+// route sets the routes of a server by the planes that are up: each slot's plane, or if that is down another one, and for answers all of them.
+func (f *fabric) route(i int) {
+	var up []int
+	for p := range planes {
+		if !f.down[p] {
+			up = append(up, p)
+		}
+	}
+	for k := range servers {
+		if k == i {
+			continue
+		}
+		via := func(p int) []string {
+			return []string{"via", fmt.Sprintf("10.1.%d.%d", p, 1+k), "dev", fmt.Sprint("plane", p)}
+		}
+		args := []string{"route", "replace", address(k).String() + "/32", "src", address(i).String()}
+		for _, p := range up {
+			args = append(append(args, "nexthop"), via(p)...)
+		}
+		f.nodes[i].IP(args...)
+		for p := range planes {
+			use := p
+			if f.down[p] {
+				use = up[p%len(up)]
+			}
+			f.nodes[i].IP(append([]string{"route", "replace", address(k).String() + "/32", "table", fmt.Sprint(100 + p), "src", address(i).String()}, via(use)...)...)
+		}
+	}
+}
+
+func (f *fabric) setWeights(t testing.TB, weights ...int) {
+	t.Helper()
+	for _, x := range f.tables {
+		x.set(t, weights...)
+	}
+}
+
+// setDown takes planes out or brings them back: first the wire, later the routes and weights, as a control plane would.
+func (f *fabric) setDown(t testing.TB, weights []int, down ...int) {
+	t.Helper()
+	now := [planes]bool{}
+	for _, p := range down {
+		now[p] = true
+	}
+	for p := range planes {
+		if now[p] && !f.down[p] {
+			f.core.IP("link", "set", fmt.Sprint("br", p), "down")
+		}
+		if !now[p] && f.down[p] {
+			f.core.IP("link", "set", fmt.Sprint("br", p), "up")
+		}
+	}
+	time.Sleep(20 * time.Millisecond) // packets vanish until the control plane would have noticed
+	f.down = now
+	for i := range servers {
+		f.route(i)
+	}
+	weights = slices.Clone(weights)
+	for _, p := range down {
+		weights[p] = 0
+	}
+	f.setWeights(t, weights...)
+}
+
+// run starts a job of two ranks on each server.
+func (f *fabric) run(t testing.TB, b built, environment []string, args ...string) []*rank {
+	t.Helper()
+	return start(t, 2*servers, func(i int) ([]string, []string) {
+		node := i * servers / (2 * servers)
+		return []string{"ip", "netns", "exec", f.nodes[node].Name, b.check(), "--plugin", b.plugin()}, append([]string{"FARED_SLOTS=" + f.tables[node].path}, environment...)
+	}, args...)
+}
+
+// sent returns the bytes that the servers have sent over each plane, by the counters of the far ends.
+func (f *fabric) sent(t testing.TB) (sums [planes]float64, total float64) {
+	t.Helper()
+	out, err := f.core.Output("ip", "-j", "-s", "link")
+	var links []struct {
+		IfName  string
+		Stats64 struct {
+			Rx struct{ Bytes float64 }
+		}
+	}
+	if err == nil {
+		err = json.Unmarshal(out, &links)
+	}
+	if err != nil {
+		t.Fatal(err, string(out))
+	}
+	for _, l := range links {
+		var server, plane int
+		if n, _ := fmt.Sscanf(l.IfName, "s%dp%d", &server, &plane); n == 2 {
+			sums[plane] += l.Stats64.Rx.Bytes
+			total += l.Stats64.Rx.Bytes
+		}
+	}
+	return sums, total
+}
+
+// TestPlanes checks by the far ends' counters that stripes follow the weights, and that with equal stripes they do not.
+func TestPlanes(t *testing.T) {
+	b := release(t)
+	f := newFabric(t, 0, 0, 0, 0)
+	weights := []int{4, 2, 1, 1}
+	f.setWeights(t, weights...)
+	for _, striping := range []string{"share", "equal"} {
+		before, totalBefore := f.sent(t)
+		finish(t, f.run(t, b, []string{"FARED_NCCL_STRIPING=" + striping, "FARED_NCCL_STALL_MS=60000"}, "--bytes", "24000000"))
+		after, totalAfter := f.sent(t)
+		worst := 0.0
+		for p, w := range weights {
+			share := 100 * (after[p] - before[p]) / (totalAfter - totalBefore)
+			t.Logf("%s: plane %d carried %.2f %%", striping, p, share)
+			worst = max(worst, math.Abs(share-100*float64(w)/8))
+		}
+		// Acknowledgements follow no slot: they are some per cent of the bytes.
+		if striping == "share" && worst > 2 || striping == "equal" && worst < 10 {
+			t.Errorf("%s: a plane is %.2f points off its weight", striping, worst)
+		}
+	}
+}
+
+// TestPlanesFail takes two of four planes out and brings them back, again and again: no error, and every element is right.
+func TestPlanesFail(t *testing.T) {
+	b := release(t)
+	f := newFabric(t, 0, 0, 0, 0)
+	weights := []int{1, 1, 1, 1}
+	f.setWeights(t, weights...)
+	flaps := 12
+	if n, err := strconv.Atoi(os.Getenv("FARED_NCCL_FLAPS")); err == nil {
+		flaps = n
+	}
+	ranks := f.run(t, b, nil, "--bytes", "4000000", "--seconds", fmt.Sprint(flaps), "--verbose", "--timeout", "120")
+	for n := 0; !ended(ranks); n++ {
+		f.setDown(t, weights, n%planes, (n+1+n/planes)%planes)
+		time.Sleep(300 * time.Millisecond)
+		f.setDown(t, weights)
+		time.Sleep(300 * time.Millisecond)
+	}
+	t.Logf("%.1f MB/s", finish(t, ranks))
+	repeated := 0
+	for _, r := range ranks {
+		for _, m := range regexp.MustCompile(`repeated: ([0-9]+)`).FindAllStringSubmatch(r.out.String(), -1) {
+			n, _ := strconv.Atoi(m[1])
+			repeated += n
+		}
+	}
+	t.Logf("%d bytes were sent a second time", repeated)
+	if repeated == 0 {
+		t.Error("no stripe was on a plane that failed: the test has tested nothing")
+	}
+}
+
+func ended(ranks []*rank) bool {
+	for _, r := range ranks {
+		if unix.Kill(r.cmd.Process.Pid, 0) != nil {
+			return true
+		}
+		// A process that has ended stays a zombie until it is waited for.
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.cmd.Process.Pid))
+		if err != nil || strings.Contains(string(stat), ") Z ") {
+			return true
+		}
+	}
+	return false
+}
+
+// BenchmarkStriping compares shares with equal stripes over planes of 200, 200, 100 and 200 Mbit/s: ring all-reduce of 8 ranks on 4 servers.
+func BenchmarkStriping(b *testing.B) {
+	built := release(b)
+	f := newFabric(b, 200, 200, 100, 200)
+	f.setWeights(b, 2, 2, 1, 2)
+	rates := map[string][]float64{}
+	for b.Loop() {
+		for _, striping := range []string{"share", "equal"} {
+			rates[striping] = append(rates[striping], finish(b, f.run(b, built, []string{"FARED_NCCL_STRIPING=" + striping}, "--bytes", "32000000", "--seconds", "6")))
+		}
+	}
+	for _, r := range rates {
+		slices.Sort(r)
+	}
+	share, equal := rates["share"], rates["equal"]
+	b.ReportMetric(share[len(share)/2], "MB/s-share")
+	b.ReportMetric(equal[len(equal)/2], "MB/s-equal")
+	b.ReportMetric(share[len(share)/2]/equal[len(equal)/2], "ratio")
+}

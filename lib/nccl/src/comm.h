@@ -1,0 +1,203 @@
+/* The state of the engine: communicators, their lanes and stripes. Only the engine's thread uses it, except where a member states otherwise. */
+#ifndef FARED_NCCL_COMM_H
+#define FARED_NCCL_COMM_H
+
+#include <pthread.h>
+
+#include "net.h"
+
+/* stripe is a part of a message of a sender, from its assignment to a lane until its acknowledgement. */
+struct stripe {
+	struct stripe *next, *previous;
+	struct list *list;
+	struct request *request;
+	uint64_t offset;
+	uint32_t length, number, generation;
+};
+
+struct list {
+	struct stripe *first, *last;
+	uint64_t bytes;
+};
+
+enum lane_state { LANE_CONNECTING, LANE_GREETING, LANE_READY };
+
+/* source is what epoll returns. */
+enum source_kind { SOURCE_WAKE, SOURCE_LISTENER, SOURCE_LANE };
+
+struct lane {
+	enum source_kind kind; /* first: SOURCE_LANE */
+	enum lane_state state;
+	struct comm *comm;         /* NULL until the HELLO of an accepted lane */
+	struct listener *listener; /* of an accepted lane without a HELLO */
+	struct lane *next;         /* of such lanes */
+	int fd;
+	bool readable, writable, suspect, retired, shut, ended;
+	uint64_t since, progress, received; /* ns: state, last acknowledgement, last frame */
+	unsigned spurious;                  /* stalls that ended by themselves */
+
+	/* steering of a sender's lane; slot -1: none */
+	int slot;
+	uint16_t port, plane, sub_port;
+	uint64_t share;
+	int64_t credit;
+
+	/* receiving: a frame's header, then its payload */
+	struct frame in;
+	uint32_t in_have, payload_have;
+	bool in_payload;
+	char *control; /* payload of all frames but DATA */
+	uint64_t acks[64];
+	uint32_t ack_count;
+
+	/* sending: control frames go between stripes */
+	char *out;
+	size_t out_at, out_end, out_room;
+	struct list queue, sent; /* stripes not yet begun; begun and unacknowledged */
+	struct frame head;
+	struct stripe *stripe; /* that is being written; NULL once it is acknowledged, and zeros are written in its place */
+	const char *payload;
+	uint32_t head_at, payload_at;
+	bool writing;
+};
+
+struct posted {
+	bool valid;
+	uint16_t n;
+	uint32_t used; /* a bit for each buffer with a message */
+	struct buffer buffers[MAX_PARTS];
+};
+
+enum comm_state { COMM_CONNECTING, COMM_READY };
+
+struct comm {
+	/* shared with NCCL's thread */
+	_Atomic int state, error; /* enum comm_state; ncclResult_t */
+	_Atomic uint32_t submitted;
+	_Atomic bool closing;
+	_Atomic bool released; /* closed, and the engine does not touch the memory of messages any more */
+	_Atomic bool left;     /* the closing call has returned: the communicator may be freed */
+	_Atomic bool dirty;
+	struct comm *next_dirty;
+	struct request *ring[MAX_SENDS];
+	/* NCCL's thread alone */
+	struct request *requests;
+	uint32_t request_count, next_request;
+
+	bool sends;
+	const struct device *device;
+	struct fared_address source, destination;
+	uint16_t port; /* of the peer's listener */
+	struct hello hello;
+	struct listener *listener; /* of a receiver */
+
+	uint32_t taken;
+	bool adopted, in_ready, ready, abandoned, peer_closed, gone;
+	struct comm *next, *next_ready;
+	struct lane *lanes[MAX_LANES];
+	int lane_count;
+	uint64_t since, closed_at, alive; /* ns; alive: when a lane was ready last */
+	uint64_t open_again;              /* ns: no lane is opened before */
+	uint32_t open_failures;
+	bool refused;
+
+	/* of a sender */
+	struct request *waiting, *waiting_last; /* not all of whose stripes are assigned, in order */
+	struct posted posted[MAX_GROUPS];
+	uint64_t first_posted, next_posted; /* groups with unused buffers; contiguous */
+	struct stripe **stripes;
+	uint32_t stripe_count, stripe_room;
+	struct list spare, again; /* again: to be assigned a second time */
+	struct fared_pair pair;
+	struct fared_slot *slots;
+	uint32_t slot_count, slot_room;
+	bool steered;
+	uint64_t plane_bytes[MAX_LANES], repeated;
+
+	/* of a receiver */
+	struct request *groups[MAX_GROUPS];
+	uint64_t next_group, first_group, confirmed; /* groups: to be posted, incomplete, known to the sender */
+	uint64_t posted_at, post_delay;
+	int post_lane;
+};
+
+struct listener {
+	enum source_kind kind; /* first: SOURCE_LISTENER */
+	int fd;
+	const struct device *device;
+	uint8_t nonce[16];
+	struct lane *greeting; /* lanes without a HELLO */
+	int greeting_count;
+	int comms;
+	struct listener *next;
+	_Atomic bool closing;
+	/* under engine.lock */
+	struct comm *accepted[NCCL_NET_MAX_REQUESTS];
+	int accepted_count;
+};
+
+struct engine {
+	pthread_mutex_t lock; /* of what is rare: start, listeners, accepted communicators */
+	bool started, forked;
+	int epoll, wake;
+	_Atomic bool awake;
+	_Atomic(struct comm *) dirty;
+	_Atomic bool attention; /* the table has changed, or a listener is closing */
+	_Atomic int closing; /* closed communicators that are not freed */
+	struct listener *listeners;
+	/* the engine's thread alone */
+	struct fared_table *table;
+	struct comm *comms, *ready;
+	uint64_t now;
+	char *scrap;
+};
+
+extern struct engine engine;
+
+#define SCRAP_BYTES (256 << 10)
+#define MILLISECOND 1000000ull
+
+/* engine.c */
+void engine_mark(struct comm *c);
+
+/* list.c */
+void list_add(struct list *l, struct stripe *s);
+void list_remove(struct stripe *s);
+
+/* lane.c */
+struct lane *lane_open(struct comm *c, int slot);
+struct lane *lane_accept(struct listener *l, int fd);
+void lane_read(struct lane *lane);
+void lane_write(struct lane *lane);
+void lane_control(struct lane *lane, const struct frame *f, const void *payload);
+/* Frees a lane; a sender's stripes on it are assigned again. */
+void lane_close(struct lane *lane);
+/* Takes a sender's stripes off a lane. */
+void lane_release(struct lane *lane);
+
+/* frames.c: what a frame means. They return false if it violates the protocol. */
+bool frame_begin(struct lane *lane);
+bool frame_end(struct lane *lane);
+/* Where the payload of a frame goes from an offset on, and how much fits there. */
+char *frame_target(struct lane *lane, uint32_t *room);
+
+/* comm.c */
+struct comm *comm_new(const struct device *d, bool sends);
+void comm_free(struct comm *c);
+void comm_fail(struct comm *c, ncclResult_t error, const char *reason);
+bool comm_run(struct comm *c);
+void comm_tick(struct comm *c);
+void comm_join(struct comm *c, struct lane *lane);
+void comm_leave(struct lane *lane);
+void comm_open_failed(struct comm *c, bool refused);
+void comm_acknowledged(struct lane *lane, uint64_t id);
+void comm_closed_by_peer(struct comm *c, uint64_t groups);
+void comm_received(struct comm *c);
+void comm_post(struct comm *c, uint64_t group, struct lane *lane);
+
+/* shares.c */
+void shares_follow(struct comm *c);
+struct lane *shares_next(struct comm *c, uint32_t length, int64_t *total);
+void shares_deal(struct comm *c, struct lane *chosen, uint32_t length, int64_t total);
+
+#endif

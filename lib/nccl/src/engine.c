@@ -1,0 +1,566 @@
+/* The engine's thread, and the calls of NCCL's threads. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "comm.h"
+
+#define TICK_MS 10
+#define WATCH_MS 1000 /* of the thread that waits for changes of the table */
+#define MAX_GREETING 128
+
+struct engine engine = {.lock = PTHREAD_MUTEX_INITIALIZER, .epoll = -1, .wake = -1};
+
+static uint64_t clock_now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static void wake(void)
+{
+	if (atomic_exchange(&engine.awake, true))
+		return;
+	uint64_t one = 1;
+	while (write(engine.wake, &one, sizeof one) < 0 && errno == EINTR)
+		;
+}
+
+void engine_mark(struct comm *c)
+{
+	if (!atomic_exchange(&c->dirty, true)) {
+		struct comm *head = atomic_load(&engine.dirty);
+		do
+			c->next_dirty = head;
+		while (!atomic_compare_exchange_weak(&engine.dirty, &head, c));
+	}
+	wake();
+}
+
+/* make_ready adds a communicator to those that comm_run is called for. */
+static void make_ready(struct comm *c)
+{
+	if (c->in_ready)
+		return;
+	c->in_ready = true;
+	c->next_ready = engine.ready;
+	engine.ready = c;
+}
+
+static void adopt(struct comm *c)
+{
+	if (c->adopted)
+		return;
+	c->adopted = true;
+	c->next = engine.comms;
+	engine.comms = c;
+	c->since = c->alive = engine.now;
+	shares_follow(c);
+}
+
+static void take_dirty(void)
+{
+	struct comm *c = atomic_exchange(&engine.dirty, NULL);
+	while (c) {
+		struct comm *next = c->next_dirty;
+		atomic_store(&c->dirty, false);
+		adopt(c);
+		make_ready(c);
+		c = next;
+	}
+}
+
+static void accept_lanes(struct listener *l)
+{
+	for (;;) {
+		int fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+		if (fd < 0 && errno == EINTR)
+			continue;
+		if (fd < 0)
+			return;
+		if (l->greeting_count >= MAX_GREETING || !lane_accept(l, fd))
+			close(fd);
+	}
+}
+
+static void handle_lane(struct lane *lane, uint32_t events)
+{
+	if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+		lane->readable = true;
+	if (events & EPOLLOUT)
+		lane->writable = true;
+	if (lane->state == LANE_CONNECTING && lane->comm && events & (EPOLLERR | EPOLLHUP)) {
+		int error = 0;
+		socklen_t size = sizeof error;
+		getsockopt(lane->fd, SOL_SOCKET, SO_ERROR, &error, &size);
+		comm_open_failed(lane->comm, error == ECONNREFUSED);
+		lane->ended = true;
+	}
+	if (!lane->comm) {
+		lane_read(lane);
+		if (lane->ended && !lane->comm) {
+			lane_close(lane);
+			return;
+		}
+	}
+	if (lane->comm)
+		make_ready(lane->comm);
+}
+
+static void free_gone(void)
+{
+	for (struct comm **p = &engine.comms; *p;) {
+		struct comm *c = *p;
+		if (!c->gone || c->in_ready || !atomic_load(&c->left) || atomic_load(&c->dirty)) {
+			p = &c->next;
+			continue;
+		}
+		*p = c->next;
+		if (c->listener)
+			c->listener->comms--;
+		comm_free(c);
+	}
+	pthread_mutex_lock(&engine.lock);
+	for (struct listener **p = &engine.listeners; *p;) {
+		struct listener *l = *p;
+		if (!atomic_load(&l->closing) || l->comms) {
+			p = &l->next;
+			continue;
+		}
+		*p = l->next;
+		while (l->greeting)
+			lane_close(l->greeting);
+		close(l->fd);
+		free(l);
+	}
+	pthread_mutex_unlock(&engine.lock);
+}
+
+/* busy returns whether something depends on time. */
+static bool busy(void)
+{
+	for (struct comm *c = engine.comms; c; c = c->next) {
+		if (c->closed_at || !c->ready || c->again.first || c->waiting || (!c->sends && c->confirmed < c->next_group) || !c->lane_count)
+			return true;
+		for (int i = 0; i < c->lane_count; i++) {
+			if (c->lanes[i]->state != LANE_READY || c->lanes[i]->sent.first)
+				return true;
+		}
+	}
+	return false;
+}
+
+static void run_ready(void)
+{
+	struct comm *c = engine.ready;
+	engine.ready = NULL;
+	while (c) {
+		struct comm *next = c->next_ready;
+		c->in_ready = false;
+		if (comm_run(c))
+			make_ready(c);
+		c = next;
+	}
+}
+
+static void tick(void)
+{
+	if (engine.table && fared_refresh(engine.table) == 1) {
+		for (struct comm *c = engine.comms; c; c = c->next)
+			c->pair.revision = 0;
+	}
+	for (struct comm *c = engine.comms; c; c = c->next) {
+		comm_tick(c);
+		make_ready(c);
+	}
+	pthread_mutex_lock(&engine.lock);
+	for (struct listener *l = engine.listeners; l; l = l->next) {
+		for (struct lane *lane = l->greeting, *next; lane; lane = next) {
+			next = lane->next;
+			if (engine.now - lane->since > 5000 * MILLISECOND)
+				lane_close(lane);
+		}
+	}
+	pthread_mutex_unlock(&engine.lock);
+}
+
+static void *run(void *unused)
+{
+	(void)unused;
+	uint64_t ticked = 0;
+	for (;;) {
+		int timeout = engine.ready ? 0 : busy() ? TICK_MS : -1;
+		struct epoll_event events[64];
+		atomic_store(&engine.awake, false);
+		if (atomic_load(&engine.dirty) || atomic_load(&engine.attention))
+			timeout = 0;
+		int n = epoll_wait(engine.epoll, events, 64, timeout);
+		atomic_store(&engine.awake, true);
+		engine.now = clock_now();
+		for (int i = 0; i < n; i++) {
+			enum source_kind *kind = events[i].data.ptr;
+			if (*kind == SOURCE_WAKE) {
+				uint64_t count;
+				while (read(engine.wake, &count, sizeof count) < 0 && errno == EINTR)
+					;
+			} else if (*kind == SOURCE_LISTENER) {
+				accept_lanes((struct listener *)kind);
+			} else {
+				handle_lane((struct lane *)kind, events[i].events);
+			}
+		}
+		take_dirty();
+		bool changed = atomic_exchange(&engine.attention, false);
+		if (changed || engine.now - ticked >= TICK_MS * MILLISECOND) {
+			ticked = engine.now;
+			tick();
+		}
+		run_ready();
+		free_gone();
+	}
+	return NULL;
+}
+
+/* watch wakes the engine after each change of the table. */
+static void *watch(void *unused)
+{
+	(void)unused;
+	struct fared_table *table;
+	if (fared_open(&table, NULL))
+		return NULL;
+	for (;;) {
+		if (fared_wait(table, WATCH_MS) == 1) {
+			atomic_store(&engine.attention, true);
+			wake();
+		}
+	}
+	return NULL;
+}
+
+static void in_child(void) { engine.forked = true; }
+
+static bool start_thread(void *(*function)(void *), const char *name)
+{
+	/* The program's signals are handled by the program's threads. */
+	sigset_t all, before;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	pthread_t thread;
+	bool good = pthread_create(&thread, NULL, function, NULL) == 0;
+	if (good) {
+		pthread_setname_np(thread, name);
+		pthread_detach(thread);
+	}
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return good;
+}
+
+static bool start(void)
+{
+	static enum source_kind wake_source = SOURCE_WAKE;
+	if (engine.forked) {
+		WARN("the process was forked after its first communicator: NCCL has to be initialized in the child");
+		return false;
+	}
+	pthread_mutex_lock(&engine.lock);
+	if (!engine.started) {
+		engine.now = clock_now();
+		fared_open(&engine.table, NULL);
+		engine.scrap = malloc(SCRAP_BYTES);
+		engine.epoll = epoll_create1(EPOLL_CLOEXEC);
+		engine.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+		struct epoll_event e = {.events = EPOLLIN, .data.ptr = &wake_source};
+		engine.started = engine.scrap && engine.epoll >= 0 && engine.wake >= 0 && !epoll_ctl(engine.epoll, EPOLL_CTL_ADD, engine.wake, &e) &&
+			start_thread(run, "fared-nccl") && start_thread(watch, "fared-nccl-table");
+		pthread_atfork(NULL, NULL, in_child);
+		if (!engine.started)
+			WARN("the plugin's threads could not be started: %s", strerror(errno));
+	}
+	bool started = engine.started;
+	pthread_mutex_unlock(&engine.lock);
+	return started;
+}
+
+static void address_of(struct sockaddr_storage *out, socklen_t *size, const struct fared_address *a, uint16_t port)
+{
+	char text[46];
+	fared_address_text(a, text, sizeof text);
+	memset(out, 0, sizeof *out);
+	struct sockaddr_in *four = (struct sockaddr_in *)out;
+	struct sockaddr_in6 *six = (struct sockaddr_in6 *)out;
+	if (inet_pton(AF_INET, text, &four->sin_addr) == 1) {
+		four->sin_family = AF_INET;
+		four->sin_port = htons(port);
+		*size = sizeof *four;
+		return;
+	}
+	inet_pton(AF_INET6, text, &six->sin6_addr);
+	six->sin6_family = AF_INET6;
+	six->sin6_port = htons(port);
+	*size = sizeof *six;
+}
+
+/* bind_port binds a listening socket to a free port of the range, beginning anywhere. */
+static int bind_port(const struct device *d, uint16_t *port)
+{
+	uint32_t random = 0;
+	if (getrandom(&random, sizeof random, 0) < 0)
+		random = (uint32_t)getpid();
+	uint32_t n = settings.last_port - settings.first_port + 1u;
+	for (uint32_t i = 0; i < n; i++) {
+		*port = (uint16_t)(settings.first_port + (random + i) % n);
+		struct sockaddr_storage a;
+		socklen_t size;
+		address_of(&a, &size, &d->source, *port);
+		int fd = socket(a.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), yes = 1;
+		if (fd < 0)
+			return -1;
+		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+		if (!bind(fd, (struct sockaddr *)&a, size) && !listen(fd, MAX_LANES))
+			return fd;
+		int error = errno;
+		close(fd);
+		errno = error;
+		if (error != EADDRINUSE)
+			return -1;
+	}
+	return -1;
+}
+
+ncclResult_t net_listen(int dev, void *handle, struct listener **out)
+{
+	*out = NULL;
+	const struct device *d = device_get(dev);
+	if (!d)
+		return ncclInvalidArgument;
+	if (!start())
+		return ncclSystemError;
+	struct listener *l = calloc(1, sizeof *l);
+	if (!l)
+		return ncclSystemError;
+	struct handle h = {.magic = HANDLE_MAGIC, .version = WIRE_VERSION};
+	l->kind = SOURCE_LISTENER;
+	l->device = d;
+	l->fd = bind_port(d, &h.port);
+	if (l->fd < 0 || getrandom(l->nonce, sizeof l->nonce, 0) != sizeof l->nonce) {
+		WARN("%s: no port from %u to %u can be bound: %s. Set FARED_NCCL_PORTS to a free range, and dataplane.tcp_port_range of fared to the same one", d->name,
+			settings.first_port, settings.last_port, strerror(errno));
+		if (l->fd >= 0)
+			close(l->fd);
+		free(l);
+		return ncclSystemError;
+	}
+	memcpy(h.address, d->source.bytes, sizeof h.address);
+	memcpy(h.nonce, l->nonce, sizeof h.nonce);
+	memset(handle, 0, NCCL_NET_HANDLE_MAXSIZE);
+	memcpy(handle, &h, sizeof h);
+	pthread_mutex_lock(&engine.lock);
+	l->next = engine.listeners;
+	engine.listeners = l;
+	struct epoll_event e = {.events = EPOLLIN, .data.ptr = l};
+	int failed = epoll_ctl(engine.epoll, EPOLL_CTL_ADD, l->fd, &e);
+	atomic_store(&l->closing, failed != 0);
+	pthread_mutex_unlock(&engine.lock);
+	if (failed)
+		return ncclSystemError;
+	*out = l;
+	return ncclSuccess;
+}
+
+static ncclResult_t connection_failed(struct comm *c)
+{
+	ncclResult_t error = atomic_load(&c->error);
+	net_close(c);
+	return error;
+}
+
+ncclResult_t net_connect(int dev, void *handle, struct comm **out)
+{
+	*out = NULL;
+	struct handle h;
+	memcpy(&h, handle, sizeof h);
+	const struct device *d = device_get(dev);
+	if (!d)
+		return ncclInvalidArgument;
+	if (memcmp(h.magic, HANDLE_MAGIC, sizeof h.magic) || h.version != WIRE_VERSION) {
+		WARN("the peer's handle is not of this plugin and version %d: all ranks need the same version", WIRE_VERSION);
+		return ncclInvalidUsage;
+	}
+	struct comm *c = (struct comm *)(uintptr_t)h.comm;
+	if (!c) {
+		if (!start())
+			return ncclSystemError;
+		if (!(c = comm_new(d, true)))
+			return ncclSystemError;
+		memcpy(c->destination.bytes, h.address, sizeof h.address);
+		c->port = h.port;
+		memcpy(c->hello.nonce, h.nonce, sizeof h.nonce);
+		if (getrandom(c->hello.connection, sizeof c->hello.connection, 0) != sizeof c->hello.connection) {
+			comm_free(c);
+			return ncclSystemError;
+		}
+		h.comm = (uint64_t)(uintptr_t)c;
+		memcpy(handle, &h, sizeof h);
+		engine_mark(c);
+		return ncclSuccess;
+	}
+	bool failed = atomic_load(&c->error);
+	if (failed || atomic_load(&c->state) == COMM_READY) {
+		h.comm = 0;
+		memcpy(handle, &h, sizeof h);
+	}
+	if (failed)
+		return connection_failed(c);
+	if (atomic_load(&c->state) == COMM_READY)
+		*out = c;
+	return ncclSuccess;
+}
+
+ncclResult_t net_accept(struct listener *l, struct comm **out)
+{
+	*out = NULL;
+	pthread_mutex_lock(&engine.lock);
+	if (l->accepted_count) {
+		*out = l->accepted[0];
+		memmove(l->accepted, l->accepted + 1, (size_t)--l->accepted_count * sizeof l->accepted[0]);
+	}
+	pthread_mutex_unlock(&engine.lock);
+	return ncclSuccess;
+}
+
+static struct request *new_request(struct comm *c)
+{
+	for (uint32_t i = 0; i < c->request_count; i++) {
+		struct request *r = &c->requests[c->next_request++ % c->request_count];
+		if (atomic_load_explicit(&r->state, memory_order_acquire) == REQUEST_FREE)
+			return r;
+	}
+	return NULL;
+}
+
+static void submit(struct comm *c, struct request *r)
+{
+	atomic_store_explicit(&r->state, REQUEST_BUSY, memory_order_relaxed);
+	uint32_t n = atomic_load_explicit(&c->submitted, memory_order_relaxed);
+	c->ring[n % MAX_SENDS] = r;
+	atomic_store_explicit(&c->submitted, n + 1, memory_order_release);
+	engine_mark(c);
+}
+
+ncclResult_t net_send(struct comm *c, void *data, size_t size, int tag, struct request **out)
+{
+	*out = NULL;
+	if (atomic_load(&c->error))
+		return atomic_load(&c->error);
+	struct request *r = new_request(c);
+	if (!r)
+		return ncclSuccess; /* NCCL calls again */
+	r->data = data;
+	r->size = size;
+	r->tag = tag;
+	r->assigned = r->acknowledged = 0;
+	r->matched = r->whole = false;
+	*out = r;
+	submit(c, r);
+	return ncclSuccess;
+}
+
+ncclResult_t net_receive(struct comm *c, int n, void **data, const size_t *sizes, const int *tags, struct request **out)
+{
+	*out = NULL;
+	if (n < 1 || n > MAX_PARTS)
+		return ncclInvalidArgument;
+	if (atomic_load(&c->error))
+		return atomic_load(&c->error);
+	struct request *r = new_request(c);
+	if (!r)
+		return ncclSuccess;
+	r->n = n;
+	for (int i = 0; i < n; i++) {
+		struct part *p = &r->parts[i];
+		size_t words = sizes[i] / LEAST_STRIPE / 64 + 1;
+		if (words > p->have_words) {
+			uint64_t *have = realloc(p->have, words * sizeof *have);
+			if (!have)
+				return ncclSystemError;
+			p->have = have;
+			p->have_words = words;
+		}
+		memset(p->have, 0, words * sizeof *p->have);
+		p->capacity = sizes[i];
+		p->data = data[i];
+		p->tag = tags[i];
+		p->known = false;
+		p->total = p->received = 0;
+	}
+	*out = r;
+	submit(c, r);
+	return ncclSuccess;
+}
+
+ncclResult_t net_test(struct request *r, int *done, int *sizes)
+{
+	*done = 0;
+	if (atomic_load_explicit(&r->state, memory_order_acquire) != REQUEST_DONE)
+		return atomic_load(&r->comm->error);
+	*done = 1;
+	if (sizes && r->comm->sends)
+		sizes[0] = (int)r->size;
+	for (int i = 0; sizes && !r->comm->sends && i < r->n; i++)
+		sizes[i] = (int)r->parts[i].total;
+	atomic_store_explicit(&r->state, REQUEST_FREE, memory_order_release);
+	return ncclSuccess;
+}
+
+ncclResult_t net_close(struct comm *c)
+{
+	if (!c)
+		return ncclSuccess;
+	if (engine.forked)
+		return ncclInternalError; /* the communicator is the parent's */
+	atomic_fetch_add(&engine.closing, 1);
+	atomic_store(&c->closing, true);
+	engine_mark(c);
+	while (!atomic_load(&c->released))
+		poll(NULL, 0, 1);
+	atomic_store(&c->left, true); /* the engine may free it from here on */
+	return ncclSuccess;
+}
+
+ncclResult_t net_close_listener(struct listener *l)
+{
+	if (!l)
+		return ncclSuccess;
+	/* The socket stays while communicators may need further lanes. */
+	pthread_mutex_lock(&engine.lock);
+	int n = l->accepted_count;
+	struct comm *left[NCCL_NET_MAX_REQUESTS];
+	memcpy(left, l->accepted, sizeof left);
+	l->accepted_count = 0;
+	atomic_store(&l->closing, true);
+	pthread_mutex_unlock(&engine.lock);
+	for (int i = 0; i < n; i++)
+		net_close(left[i]);
+	atomic_store(&engine.attention, true);
+	wake();
+	return ncclSuccess;
+}
+
+void net_finish(void)
+{
+	for (int i = 0; i < 200 && !engine.forked && atomic_load(&engine.closing); i++)
+		poll(NULL, 0, 10);
+}
+
+/* Versions before v11 have no finalize. */
+__attribute__((destructor)) static void at_exit(void) { net_finish(); }

@@ -1,0 +1,197 @@
+/* The meaning of frames. What arrives is checked before it is used: a peer may have another version, or be damaged. */
+#include <string.h>
+
+#include "comm.h"
+
+static struct request *group_of(struct comm *c, const struct frame *f)
+{
+	if (c->abandoned || f->group < c->first_group || f->group >= c->next_group)
+		return NULL;
+	return c->groups[f->group % MAX_GROUPS];
+}
+
+/* wanted returns the part of a receive that a stripe belongs to, or NULL if the stripe has arrived already. */
+static struct part *wanted(struct comm *c, const struct frame *f)
+{
+	struct request *r = group_of(c, f);
+	if (!r || f->index >= r->n)
+		return NULL;
+	struct part *p = &r->parts[f->index];
+	uint64_t bit = f->offset / f->stripe;
+	return p->have[bit / 64] >> (bit % 64) & 1 ? NULL : p;
+}
+
+/* admit checks a DATA frame, and takes the size of a message from its first one. */
+static bool admit(struct comm *c, const struct frame *f)
+{
+	if (c->sends || f->group >= c->next_group || f->stripe < 1 || f->length > f->stripe || f->offset > f->total || f->length > f->total - f->offset)
+		return false;
+	if (f->offset % f->stripe || (f->length != f->stripe && f->offset + f->length != f->total))
+		return false;
+	struct request *r = group_of(c, f);
+	if (!r)
+		return true; /* complete: a repeated stripe */
+	if (f->index >= r->n)
+		return false;
+	struct part *p = &r->parts[f->index];
+	if (p->known)
+		return p->total == f->total && p->stripe == f->stripe;
+	if (f->total > p->capacity || f->stripe < LEAST_STRIPE)
+		return false;
+	p->known = true;
+	p->total = f->total;
+	p->stripe = f->stripe;
+	return true;
+}
+
+bool frame_begin(struct lane *lane)
+{
+	const struct frame *f = &lane->in;
+	struct comm *c = lane->comm;
+	if (!c)
+		return lane->listener && f->type == FRAME_HELLO && f->length == sizeof(struct hello);
+	switch (f->type) {
+	case FRAME_DATA:
+		return admit(c, f);
+	case FRAME_WELCOME:
+		return c->sends && lane->state == LANE_GREETING && !f->length;
+	case FRAME_POST:
+		return c->sends && f->index >= 1 && f->index <= MAX_PARTS && f->length == f->index * sizeof(struct buffer);
+	case FRAME_POSTED:
+		return !c->sends && !f->length && f->group <= c->next_group;
+	case FRAME_ACK:
+		return c->sends && f->length % sizeof(uint64_t) == 0;
+	case FRAME_BYE:
+		return !f->length;
+	}
+	return false;
+}
+
+char *frame_target(struct lane *lane, uint32_t *room)
+{
+	const struct frame *f = &lane->in;
+	uint32_t left = f->length - lane->payload_have;
+	*room = left;
+	if (f->type != FRAME_DATA)
+		return lane->control + lane->payload_have;
+	struct part *p = wanted(lane->comm, f);
+	if (p)
+		return p->data + f->offset + lane->payload_have;
+	*room = left < SCRAP_BYTES ? left : SCRAP_BYTES;
+	return engine.scrap;
+}
+
+static void arrived(struct lane *lane)
+{
+	struct comm *c = lane->comm;
+	const struct frame *f = &lane->in;
+	struct part *p = wanted(c, f);
+	if (p) {
+		uint64_t bit = f->offset / f->stripe;
+		p->have[bit / 64] |= (uint64_t)1 << (bit % 64);
+		p->received += f->length;
+		if (p->received == p->total)
+			comm_received(c);
+	}
+	lane->acks[lane->ack_count++] = f->id;
+}
+
+static bool posted(struct lane *lane)
+{
+	struct comm *c = lane->comm;
+	const struct frame *f = &lane->in;
+	if (f->group >= c->first_posted + MAX_GROUPS)
+		return false;
+	if (f->group >= c->next_posted) {
+		struct posted *p = &c->posted[f->group % MAX_GROUPS];
+		*p = (struct posted){.valid = true, .n = f->index};
+		memcpy(p->buffers, lane->control, f->length);
+		while (c->next_posted < c->first_posted + MAX_GROUPS && c->posted[c->next_posted % MAX_GROUPS].valid)
+			c->next_posted++;
+	}
+	lane_control(lane, &(struct frame){.type = FRAME_POSTED, .group = c->next_posted}, NULL);
+	return true;
+}
+
+static bool greeted(struct lane *lane)
+{
+	struct listener *l = lane->listener;
+	struct hello h;
+	memcpy(&h, lane->control, sizeof h);
+	unsigned difference = 0;
+	for (size_t i = 0; i < sizeof h.nonce; i++)
+		difference |= h.nonce[i] ^ l->nonce[i];
+	if (difference)
+		return false;
+	struct comm *c = engine.comms;
+	while (c && (c->listener != l || memcmp(&c->hello, &h, sizeof h)))
+		c = c->next;
+	if (!c) {
+		if (atomic_load(&l->closing))
+			return false; /* the communicator of this lane has been closed */
+		pthread_mutex_lock(&engine.lock);
+		bool room = l->accepted_count < (int)(sizeof l->accepted / sizeof l->accepted[0]);
+		pthread_mutex_unlock(&engine.lock);
+		if (!room || !(c = comm_new(l->device, false)))
+			return false;
+		c->hello = h;
+		c->listener = l;
+		c->adopted = c->ready = true;
+		c->since = c->alive = engine.now;
+		l->comms++;
+		c->next = engine.comms;
+		engine.comms = c;
+		atomic_store(&c->state, COMM_READY);
+		pthread_mutex_lock(&engine.lock);
+		l->accepted[l->accepted_count++] = c;
+		pthread_mutex_unlock(&engine.lock);
+	}
+	if (c->lane_count == MAX_LANES)
+		return false;
+	struct lane **p = &l->greeting;
+	while (*p != lane)
+		p = &(*p)->next;
+	*p = lane->next;
+	l->greeting_count--;
+	lane->listener = NULL;
+	comm_join(c, lane);
+	lane->state = LANE_READY;
+	lane_control(lane, &(struct frame){.type = FRAME_WELCOME}, NULL);
+	return true;
+}
+
+bool frame_end(struct lane *lane)
+{
+	const struct frame *f = &lane->in;
+	switch (f->type) {
+	case FRAME_HELLO:
+		return greeted(lane);
+	case FRAME_WELCOME:
+		lane->state = LANE_READY;
+		lane->comm->open_failures = 0;
+		lane->comm->refused = false;
+		break;
+	case FRAME_POST:
+		return posted(lane);
+	case FRAME_POSTED:
+		if (f->group > lane->comm->confirmed) {
+			lane->comm->confirmed = f->group;
+			lane->comm->post_delay = 0;
+		}
+		break;
+	case FRAME_DATA:
+		arrived(lane);
+		break;
+	case FRAME_ACK:
+		for (uint32_t i = 0; i < f->length / sizeof(uint64_t); i++) {
+			uint64_t id;
+			memcpy(&id, lane->control + i * sizeof id, sizeof id);
+			comm_acknowledged(lane, id);
+		}
+		break;
+	case FRAME_BYE:
+		comm_closed_by_peer(lane->comm, f->group);
+		break;
+	}
+	return true;
+}

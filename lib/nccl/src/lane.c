@@ -1,0 +1,337 @@
+/* Lanes: sockets that carry frames. */
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "comm.h"
+
+#define CONTROL_ROOM 4096       /* greatest payload of a frame other than DATA */
+#define UNSENT_BYTES (256 << 10) /* that the kernel holds before the network takes them: more would delay a change of weights */
+#define TURNS 16                 /* system calls before other lanes have their turn */
+
+static const char zeros[4096];
+
+static void set_options(int fd)
+{
+	int yes = 1, unsent = UNSENT_BYTES;
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+	setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+}
+
+static socklen_t socket_address(struct sockaddr_storage *out, const struct fared_address *a, uint16_t port)
+{
+	static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+	memset(out, 0, sizeof *out);
+	if (memcmp(a->bytes, mapped, sizeof mapped) == 0) {
+		struct sockaddr_in *in = (struct sockaddr_in *)out;
+		in->sin_family = AF_INET;
+		in->sin_port = htons(port);
+		memcpy(&in->sin_addr, a->bytes + 12, 4);
+		return sizeof *in;
+	}
+	struct sockaddr_in6 *in = (struct sockaddr_in6 *)out;
+	in->sin6_family = AF_INET6;
+	in->sin6_port = htons(port);
+	memcpy(&in->sin6_addr, a->bytes, 16);
+	return sizeof *in;
+}
+
+static struct lane *new_lane(int fd)
+{
+	struct lane *lane = calloc(1, sizeof *lane);
+	if (lane)
+		lane->control = malloc(CONTROL_ROOM);
+	if (!lane || !lane->control) {
+		free(lane);
+		close(fd);
+		return NULL;
+	}
+	lane->kind = SOURCE_LANE;
+	lane->fd = fd;
+	lane->slot = -1;
+	lane->since = lane->progress = lane->received = engine.now;
+	struct epoll_event e = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = lane};
+	if (epoll_ctl(engine.epoll, EPOLL_CTL_ADD, fd, &e)) {
+		close(fd);
+		free(lane->control);
+		free(lane);
+		return NULL;
+	}
+	return lane;
+}
+
+struct lane *lane_open(struct comm *c, int slot)
+{
+	struct sockaddr_storage from, to;
+	uint16_t port = slot < 0 ? 0 : c->slots[slot].source_port;
+	socklen_t size = socket_address(&from, &c->source, port);
+	socket_address(&to, &c->destination, c->port);
+	int fd = socket(to.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return NULL;
+	int yes = 1;
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+	set_options(fd);
+	if (bind(fd, (struct sockaddr *)&from, size) || (connect(fd, (struct sockaddr *)&to, size) && errno != EINPROGRESS)) {
+		int error = errno;
+		close(fd);
+		errno = error;
+		return NULL;
+	}
+	struct lane *lane = new_lane(fd);
+	if (!lane)
+		return NULL;
+	lane->slot = slot;
+	lane->port = port;
+	if (slot >= 0) {
+		lane->plane = c->slots[slot].plane;
+		lane->sub_port = c->slots[slot].sub_port;
+	}
+	comm_join(c, lane);
+	return lane;
+}
+
+struct lane *lane_accept(struct listener *l, int fd)
+{
+	set_options(fd);
+	struct lane *lane = new_lane(fd);
+	if (!lane)
+		return NULL;
+	lane->state = LANE_GREETING;
+	lane->listener = l;
+	lane->next = l->greeting;
+	l->greeting = lane;
+	l->greeting_count++;
+	return lane;
+}
+
+void lane_release(struct lane *lane)
+{
+	struct list *lists[] = {&lane->sent, &lane->queue};
+	for (int i = 0; i < 2; i++) {
+		for (struct stripe *s; (s = lists[i]->first);) {
+			list_remove(s);
+			list_add(&lane->comm->again, s);
+			lane->comm->repeated += i == 0 ? s->length : 0;
+		}
+	}
+}
+
+void lane_close(struct lane *lane)
+{
+	if (lane->comm) {
+		lane_release(lane);
+		comm_leave(lane);
+	} else if (lane->listener) {
+		struct lane **p = &lane->listener->greeting;
+		while (*p && *p != lane)
+			p = &(*p)->next;
+		if (*p)
+			*p = lane->next;
+		lane->listener->greeting_count--;
+	}
+	close(lane->fd);
+	free(lane->control);
+	free(lane->out);
+	free(lane);
+}
+
+void lane_control(struct lane *lane, const struct frame *f, const void *payload)
+{
+	size_t size = sizeof *f + f->length;
+	if (lane->out_end + size > lane->out_room) {
+		if (lane->out)
+			memmove(lane->out, lane->out + lane->out_at, lane->out_end - lane->out_at);
+		lane->out_end -= lane->out_at;
+		lane->out_at = 0;
+		if (lane->out_end + size > lane->out_room) {
+			size_t room = (lane->out_end + size) * 2;
+			char *out = realloc(lane->out, room);
+			if (!out) {
+				lane->ended = true; /* a lane that misses a frame is of no use */
+				return;
+			}
+			lane->out = out;
+			lane->out_room = room;
+		}
+	}
+	memcpy(lane->out + lane->out_end, f, sizeof *f);
+	((struct frame *)(void *)(lane->out + lane->out_end))->version = WIRE_VERSION;
+	if (f->length)
+		memcpy(lane->out + lane->out_end + sizeof *f, payload, f->length);
+	lane->out_end += size;
+}
+
+static void flush_acks(struct lane *lane)
+{
+	if (!lane->ack_count)
+		return;
+	lane_control(lane, &(struct frame){.type = FRAME_ACK, .length = (uint32_t)(lane->ack_count * sizeof lane->acks[0])}, lane->acks);
+	lane->ack_count = 0;
+}
+
+/* consume accounts for received bytes: first those of the payload, then those of the next header. */
+static bool consume(struct lane *lane, size_t n)
+{
+	while (n) {
+		if (lane->in_payload) {
+			size_t left = lane->in.length - lane->payload_have;
+			size_t part = n < left ? n : left;
+			lane->payload_have += (uint32_t)part;
+			n -= part;
+			if (lane->payload_have < lane->in.length)
+				return true;
+		} else {
+			size_t left = sizeof lane->in - lane->in_have;
+			size_t part = n < left ? n : left;
+			lane->in_have += (uint32_t)part;
+			n -= part;
+			if (lane->in_have < sizeof lane->in)
+				return true;
+			if (lane->in.version != WIRE_VERSION || (lane->in.type != FRAME_DATA && lane->in.length > CONTROL_ROOM) || !frame_begin(lane))
+				return false;
+			lane->in_payload = true;
+			lane->payload_have = 0;
+			if (lane->in.length)
+				continue;
+		}
+		lane->in_payload = false;
+		lane->in_have = 0;
+		if (!frame_end(lane))
+			return false;
+		if (lane->ack_count == sizeof lane->acks / sizeof lane->acks[0])
+			flush_acks(lane);
+	}
+	return true;
+}
+
+void lane_read(struct lane *lane)
+{
+	for (int turn = 0; lane->readable && !lane->ended; turn++) {
+		if (turn == TURNS)
+			break;
+		struct iovec parts[2];
+		int n = 0;
+		struct frame next;
+		size_t payload = 0;
+		if (lane->in_payload) {
+			uint32_t room;
+			parts[n].iov_base = frame_target(lane, &room);
+			parts[n++].iov_len = payload = room;
+		}
+		/* The next header is read with the end of a payload, but must not overwrite that of the present frame. */
+		bool whole = !lane->in_payload || payload == lane->in.length - lane->payload_have;
+		if (!lane->in_payload)
+			parts[n++] = (struct iovec){(char *)&lane->in + lane->in_have, sizeof lane->in - lane->in_have};
+		else if (whole)
+			parts[n++] = (struct iovec){&next, sizeof next};
+		struct msghdr m = {.msg_iov = parts, .msg_iovlen = (size_t)n};
+		ssize_t got = recvmsg(lane->fd, &m, 0);
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0 && errno == EAGAIN) {
+			lane->readable = false;
+			break;
+		}
+		if (got <= 0) {
+			lane->ended = true;
+			break;
+		}
+		lane->received = engine.now;
+		size_t ahead = lane->in_payload && (size_t)got > payload ? (size_t)got - payload : 0;
+		bool good = consume(lane, (size_t)got - ahead);
+		if (good && ahead) {
+			memcpy(&lane->in, &next, ahead);
+			good = consume(lane, ahead);
+		}
+		if (!good) {
+			if (lane->comm)
+				comm_fail(lane->comm, ncclRemoteError, "the peer violates the protocol: does it use another version of the plugin?");
+			lane->ended = true;
+		}
+	}
+	flush_acks(lane);
+}
+
+/* begin takes the next stripe of the queue. */
+static void begin(struct lane *lane)
+{
+	struct stripe *s = lane->queue.first;
+	const struct request *r = s->request;
+	list_remove(s);
+	if (!lane->sent.first)
+		lane->progress = engine.now;
+	list_add(&lane->sent, s);
+	lane->head = (struct frame){
+		.type = FRAME_DATA, .version = WIRE_VERSION, .index = (uint16_t)r->index, .length = s->length, .group = r->group, .offset = s->offset, .total = r->size,
+		.id = (uint64_t)s->generation << 32 | s->number, .stripe = settings.stripe,
+	};
+	lane->stripe = s;
+	lane->payload = r->data + s->offset;
+	lane->head_at = lane->payload_at = 0;
+	lane->writing = true;
+	if (lane->plane < MAX_LANES)
+		lane->comm->plane_bytes[lane->plane] += s->length;
+}
+
+/* wrote accounts for sent bytes, in the order of lane_write. */
+static void wrote(struct lane *lane, size_t n, size_t control)
+{
+	size_t part = n < control ? n : control;
+	lane->out_at += part;
+	n -= part;
+	if (lane->out_at == lane->out_end)
+		lane->out_at = lane->out_end = 0;
+	if (!lane->writing)
+		return;
+	size_t left = sizeof lane->head - lane->head_at;
+	part = n < left ? n : left;
+	lane->head_at += (uint32_t)part;
+	lane->payload_at += (uint32_t)(n - part);
+	if (lane->head_at == sizeof lane->head && lane->payload_at == lane->head.length) {
+		lane->writing = false;
+		lane->stripe = NULL;
+	}
+}
+
+void lane_write(struct lane *lane)
+{
+	for (int turn = 0; lane->writable && !lane->ended && turn < TURNS; turn++) {
+		if (!lane->writing && lane->queue.first && lane->state == LANE_READY)
+			begin(lane);
+		struct iovec parts[3];
+		int n = 0;
+		size_t control = 0;
+		if (!lane->writing || !lane->head_at) {
+			control = lane->out_end - lane->out_at;
+			if (control)
+				parts[n++] = (struct iovec){lane->out + lane->out_at, control};
+		}
+		if (lane->writing) {
+			if (lane->head_at < sizeof lane->head)
+				parts[n++] = (struct iovec){(char *)&lane->head + lane->head_at, sizeof lane->head - lane->head_at};
+			size_t left = lane->head.length - lane->payload_at;
+			if (left && lane->stripe)
+				parts[n++] = (struct iovec){(void *)(uintptr_t)(lane->payload + lane->payload_at), left};
+			else if (left)
+				parts[n++] = (struct iovec){(void *)(uintptr_t)zeros, left < sizeof zeros ? left : sizeof zeros};
+		}
+		if (!n)
+			break;
+		struct msghdr m = {.msg_iov = parts, .msg_iovlen = (size_t)n};
+		ssize_t sent = sendmsg(lane->fd, &m, MSG_NOSIGNAL);
+		if (sent < 0 && errno == EINTR)
+			continue;
+		if (sent < 0) {
+			lane->writable = false;
+			lane->ended = errno != EAGAIN;
+			break;
+		}
+		wrote(lane, (size_t)sent, control);
+	}
+}

@@ -1,0 +1,100 @@
+/* The plugin below NCCL's interface: communicators whose messages are striped over lanes. A lane is a TCP connection from the source port of a slot, so the
+ * packets of a lane take the slot's plane.
+ *
+ * One thread of the process, the engine, owns all communicators and sockets. The threads of NCCL pass requests to it by a ring of each communicator and read
+ * their results from atomic words; they take no lock and make at most one system call.
+ */
+#ifndef FARED_NCCL_NET_H
+#define FARED_NCCL_NET_H
+
+#include <netinet/in.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "abi.h"
+#include "fared.h"
+#include "wire.h"
+
+#define MAX_PARTS 8                                         /* messages of a grouped receive */
+#define MAX_SENDS (NCCL_NET_MAX_REQUESTS * MAX_PARTS)       /* requests of a sending communicator */
+#define MAX_GROUPS 64                                       /* a power of two above NCCL_NET_MAX_REQUESTS */
+#define MAX_LANES 64
+#define LEAST_STRIPE 4096
+#define ALL_PLANES (-1)
+
+/* settings are those of the environment. */
+struct settings {
+	uint16_t first_port, last_port; /* of listeners: FARED_NCCL_PORTS */
+	uint32_t stripe;                /* bytes: FARED_NCCL_STRIPE */
+	uint32_t lanes;                 /* per sub-port: FARED_NCCL_LANES */
+	uint32_t stall_ms;              /* a lane without progress for this time is avoided: FARED_NCCL_STALL_MS */
+	uint32_t patience_ms;           /* time without any lane until a communicator fails: FARED_NCCL_TIMEOUT */
+	bool equal;                     /* stripes ignore shares: FARED_NCCL_STRIPING=equal */
+	bool planes;                    /* a device for each plane: FARED_NCCL_DEVICES=plane */
+};
+
+struct device {
+	struct fared_address source;
+	int plane; /* ALL_PLANES, or the only plane that its communicators use while that has capacity */
+	int rail;  /* number of the source */
+	char name[96];
+	char *pci_path;
+	uint64_t guid;
+	int speed; /* Mbit/s */
+};
+
+enum request_state { REQUEST_FREE, REQUEST_BUSY, REQUEST_DONE };
+
+struct part {
+	char *data;
+	uint64_t capacity, total, received;
+	uint64_t *have; /* a bit for each stripe, from the first one on */
+	size_t have_words;
+	uint32_t stripe;
+	int32_t tag;
+	bool known;
+};
+
+struct request {
+	struct comm *comm;
+	_Atomic int state; /* enum request_state: the engine owns the request while it is BUSY */
+	struct request *next;
+	uint64_t group;
+	/* of a send */
+	char *data;
+	uint64_t size, assigned, acknowledged;
+	int32_t tag, index;
+	bool matched, whole; /* whole: all stripes are assigned */
+	/* of a receive */
+	int n;
+	struct part parts[MAX_PARTS];
+};
+
+struct comm;
+struct listener;
+
+/* log.c */
+extern _Atomic(ncclDebugLogger_t) logger;
+#define WARN(...) log_line(NCCL_LOG_WARN, NCCL_NET, __FILE__, __LINE__, __VA_ARGS__)
+#define INFO(...) log_line(NCCL_LOG_INFO, NCCL_INIT | NCCL_NET, __FILE__, __LINE__, __VA_ARGS__)
+void log_line(int level, unsigned long flags, const char *file, int line, const char *format, ...) __attribute__((format(printf, 5, 6)));
+
+/* device.c: what is read from the slot table once. */
+extern struct settings settings;
+ncclResult_t devices_init(void);
+int devices_count(void);
+const struct device *device_get(int i);
+
+/* engine.c: calls of NCCL's threads. Pointers that are not ready stay NULL. */
+ncclResult_t net_listen(int dev, void *handle, struct listener **out);
+ncclResult_t net_connect(int dev, void *handle, struct comm **out);
+ncclResult_t net_accept(struct listener *l, struct comm **out);
+ncclResult_t net_send(struct comm *c, void *data, size_t size, int tag, struct request **out);
+ncclResult_t net_receive(struct comm *c, int n, void **data, const size_t *sizes, const int *tags, struct request **out);
+ncclResult_t net_test(struct request *r, int *done, int *sizes);
+ncclResult_t net_close(struct comm *c);
+ncclResult_t net_close_listener(struct listener *l);
+/* Waits until closed communicators have told their peers, at most two seconds. */
+void net_finish(void);
+
+#endif

@@ -1,0 +1,143 @@
+/* The shares of lanes: those of their slots' sub-ports in the slot table. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm.h"
+
+#define WHOLE 1000000000u
+
+/* share_of returns the share of a sub-port, that of its slots. */
+static uint64_t share_of(const struct comm *c, uint16_t plane, uint16_t sub_port, bool any_plane)
+{
+	uint64_t sum = 0;
+	for (uint32_t i = 0; i < c->slot_count; i++) {
+		const struct fared_slot *s = &c->slots[i];
+		if (s->plane == plane && s->sub_port == sub_port && (any_plane || c->device->plane == plane))
+			sum += s->share_ppb;
+	}
+	return sum;
+}
+
+static int lanes_of(const struct comm *c, uint16_t plane, uint16_t sub_port)
+{
+	int n = 0;
+	for (int i = 0; i < c->lane_count; i++) {
+		const struct lane *l = c->lanes[i];
+		n += l->slot >= 0 && !l->retired && l->plane == plane && l->sub_port == sub_port;
+	}
+	return n;
+}
+
+/* open_missing opens the lanes that sub-ports lack, each from a separate slot. Communicators begin at different slots, so that their flows differ. */
+static void open_missing(struct comm *c)
+{
+	if (c->closed_at || c->peer_closed || engine.now < c->open_again)
+		return;
+	if (!c->steered) {
+		if (!c->lane_count && !lane_open(c, -1))
+			comm_open_failed(c, false);
+		return;
+	}
+	uint32_t offset = 0;
+	memcpy(&offset, c->hello.connection, sizeof offset);
+	for (uint32_t n = 0; n < c->slot_count && c->lane_count < MAX_LANES; n++) {
+		uint32_t i = (n + offset % c->slot_count) % c->slot_count;
+		const struct fared_slot *s = &c->slots[i];
+		bool used = (uint32_t)lanes_of(c, s->plane, s->sub_port) >= settings.lanes || (c->device->plane != ALL_PLANES && settings.equal && c->device->plane != s->plane);
+		for (int k = 0; k < c->lane_count; k++)
+			used |= c->lanes[k]->slot == (int)i;
+		if (!used && !lane_open(c, (int)i) && errno != EADDRINUSE && errno != EADDRNOTAVAIL)
+			comm_open_failed(c, false);
+	}
+}
+
+/* apply sets the shares of lanes. A lane whose slot is parked or elsewhere gives up its stripes. */
+static void apply(struct comm *c)
+{
+	bool any = c->device->plane == ALL_PLANES;
+	if (!any) {
+		uint64_t sum = 0;
+		for (uint32_t i = 0; i < c->slot_count; i++)
+			sum += c->slots[i].plane == c->device->plane ? c->slots[i].share_ppb : 0;
+		any = sum == 0; /* the device's plane has no capacity: all others carry its traffic */
+	}
+	for (int i = 0; i < c->lane_count; i++) {
+		struct lane *l = c->lanes[i];
+		uint64_t share = WHOLE;
+		if (l->slot >= 0) {
+			if ((uint32_t)l->slot >= c->slot_count || c->slots[l->slot].source_port != l->port) {
+				l->retired = true;
+			} else {
+				l->plane = c->slots[l->slot].plane;
+				l->sub_port = c->slots[l->slot].sub_port;
+			}
+		} else {
+			l->retired |= c->steered; /* the pair has slots now */
+		}
+		if (l->retired)
+			share = 0;
+		else if (l->slot >= 0 && !settings.equal)
+			share = share_of(c, l->plane, l->sub_port, any) / (uint64_t)lanes_of(c, l->plane, l->sub_port);
+		if ((share == 0) != (l->share == 0))
+			l->credit = 0;
+		l->share = share;
+		if (!share)
+			lane_release(l);
+	}
+}
+
+void shares_follow(struct comm *c)
+{
+	if (engine.table && !(c->pair.revision && fared_is_current(engine.table, &c->pair))) {
+		struct fared_pair pair;
+		int n = fared_lookup(engine.table, &c->source, &c->destination, &pair, c->slots, c->slot_room);
+		if (n >= 0 && pair.slots > c->slot_room) {
+			struct fared_slot *slots = realloc(c->slots, pair.slots * sizeof *slots);
+			if (slots) {
+				c->slots = slots;
+				c->slot_room = pair.slots;
+				n = fared_lookup(engine.table, &c->source, &c->destination, &pair, c->slots, c->slot_room);
+			}
+		}
+		/* After an error the last shares stay. */
+		if (n >= 0 && pair.slots) {
+			c->slot_count = pair.slots < c->slot_room ? pair.slots : c->slot_room;
+			c->pair = pair;
+			c->steered = true;
+		}
+	}
+	open_missing(c);
+	apply(c);
+}
+
+static bool usable(const struct lane *l) { return l->state == LANE_READY && l->share && !l->suspect && !l->ended; }
+
+struct lane *shares_next(struct comm *c, uint32_t length, int64_t *total)
+{
+	struct lane *best = NULL;
+	int64_t most = 0;
+	*total = 0;
+	for (int i = 0; i < c->lane_count; i++) {
+		struct lane *l = c->lanes[i];
+		if (!usable(l))
+			continue;
+		int64_t credit = l->credit + (int64_t)l->share * length;
+		*total += (int64_t)l->share;
+		if (!best || credit > most) {
+			best = l;
+			most = credit;
+		}
+	}
+	return best;
+}
+
+void shares_deal(struct comm *c, struct lane *chosen, uint32_t length, int64_t total)
+{
+	for (int i = 0; i < c->lane_count; i++) {
+		struct lane *l = c->lanes[i];
+		if (usable(l))
+			l->credit += (int64_t)l->share * length;
+	}
+	chosen->credit -= total * length;
+}
