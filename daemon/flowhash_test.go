@@ -400,7 +400,7 @@ func TestPortsWithoutSlotsAreReported(t *testing.T) {
 func TestAskedPortsOfTCP(t *testing.T) {
 	dp := newHashPlane(&farev1.FlowHash{Algorithm: "ask"}, false)
 	dp.lands = wecmp.LinuxL4{Seed: lasting.Seed, Buckets: int(lasting.Buckets), Lasting: int(lasting.LastingBuckets)}
-	extra := "weights: {slots: 16}\ndataplane: {address: \"memory:\", udp_ports: [], tcp_ports: [4793, 4794]}\n"
+	extra := "weights: {slots: 16}\ndataplane: {address: \"memory:\", udp_ports: [], tcp_ports: [4793, 4794], tcp_port_range: 4800-4802}\n"
 	r := hashRig(t, shape{Planes: 2, SubPorts: 2, Extra: extra}, dp, nil)
 	r.settled(4)
 	d := destination(1)
@@ -409,7 +409,7 @@ func TestAskedPortsOfTCP(t *testing.T) {
 	}
 	r.checkLanding(d, lasting, wecmp.ProtocolTCP, 4793)
 	r.inside(func(l *loop) {
-		if f := forwardingOf(l.core); len(f.UdpPorts) != 0 || !slices.Equal(f.TcpPorts, []uint32{4793, 4794}) {
+		if f := forwardingOf(l.core); len(f.UdpPorts) != 0 || !slices.Equal(f.TcpPorts, []uint32{4793, 4794, 4800, 4801, 4802}) {
 			t.Errorf("the data plane is told %v", f)
 		}
 	})

@@ -31,6 +31,12 @@ func forwardingOf(c *core.Core) *farev1.Forwarding {
 		for _, port := range cfg.Dataplane.TCPPorts {
 			out.TcpPorts = append(out.TcpPorts, uint32(port))
 		}
+		// A valid configuration has a valid range.
+		if first, last, err := cfg.Dataplane.TCPRange(); err == nil && first > 0 {
+			for port := uint32(first); port <= uint32(last); port++ {
+				out.TcpPorts = append(out.TcpPorts, port)
+			}
+		}
 	}
 	for p, name := range l.Planes {
 		plane := &farev1.ForwardingPlane{Plane: name}

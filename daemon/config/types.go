@@ -1,10 +1,12 @@
 package config
 
 import (
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -392,6 +394,26 @@ type Dataplane struct {
 	UDPPorts []uint16 `yaml:"udp_ports" default:"[4791, 4444]" items:"0..16" min:"1" max:"65535"`
 	// The TCP destination ports to steer in addition: those of queue pairs that are TCP connections; fared's use 4793.
 	TCPPorts []uint16 `yaml:"tcp_ports" default:"[4793]" items:"0..16" min:"1" max:"65535"`
+	// A range of TCP destination ports to steer in addition, FIRST-LAST with at most 1,024 ports, or none: those of the listeners of NCCL's net
+	// plugin, which uses 4800-5055 (FARED_NCCL_PORTS).
+	TCPPortRange string `yaml:"tcp_port_range" default:"none"`
+}
+
+// maxPortRange is the greatest number of ports of dataplane.tcp_port_range.
+const maxPortRange = 1024
+
+// TCPRange returns the bounds of TCPPortRange, or an error if it has another form. Both bounds are 0 for none.
+func (d *Dataplane) TCPRange() (first, last uint16, err error) {
+	if d.TCPPortRange == "none" {
+		return 0, 0, nil
+	}
+	from, to, found := strings.Cut(d.TCPPortRange, "-")
+	a, errFirst := strconv.ParseUint(from, 10, 16)
+	b, errLast := strconv.ParseUint(to, 10, 16)
+	if !found || errFirst != nil || errLast != nil || a == 0 || b < a || b-a >= maxPortRange {
+		return 0, 0, fmt.Errorf("%q is not a range FIRST-LAST of at most %d ports", d.TCPPortRange, maxPortRange)
+	}
+	return uint16(a), uint16(b), nil
 }
 
 // Flows returns the IP protocol number (17: UDP, 6: TCP) and the destination port of the flows for which source ports are chosen. Both are 0

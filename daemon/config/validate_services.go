@@ -49,6 +49,11 @@ func (p *problems) services(c *Config) {
 			}
 		}
 	}
+	if first, last, err := d.TCPRange(); err != nil {
+		p.add("dataplane.tcp_port_range", err.Error(), "write one such as 4800-5055, or none")
+	} else if i := slices.IndexFunc(d.TCPPorts, func(port uint16) bool { return first <= port && port <= last }); i >= 0 && first > 0 {
+		p.add(item("dataplane.tcp_ports", i), fmt.Sprintf("%d is in dataplane.tcp_port_range, too", d.TCPPorts[i]), "remove it from the list")
+	}
 	if len(d.UDPPorts)+len(d.TCPPorts) == 0 && c.Role == fare.RoleServer && !p.broken["dataplane.tcp_ports"] {
 		p.add("dataplane.udp_ports", "is empty, and dataplane.tcp_ports is empty too: no packets would be steered",
 			"write the queue pairs' UDP port, such as 4791 of RoCEv2; if queue pairs are TCP connections, write their port under tcp_ports, such as 4793")
