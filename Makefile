@@ -44,11 +44,13 @@ build:
 lib:
 	$(MAKE) -C lib OUT=$(CURDIR)/bin/lib
 	$(MAKE) -C lib/softdev OUT=$(CURDIR)/bin/lib
+	$(MAKE) -C lib/nccl OUT=$(CURDIR)/bin/lib
 
 # Installs libfared and libfared-verbs.so: DESTDIR, PREFIX (/usr/local), LIBDIR, INCLUDEDIR, MANDIR.
 install-lib:
 	$(MAKE) -C lib OUT=$(CURDIR)/bin/lib install
 	$(MAKE) -C lib/softdev OUT=$(CURDIR)/bin/lib install
+	$(MAKE) -C lib/nccl OUT=$(CURDIR)/bin/lib install
 
 # The draft's failures on a fabric of real BGP sessions inside one process: no root, no containers.
 demo: build

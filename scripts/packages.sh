@@ -76,7 +76,7 @@ for format in deb rpm; do
   STAGE=$work/libfared-$format
   libdir=/usr/lib64
   [ $format = rpm ] || libdir=/usr/lib/$(${CC:-cc} -dumpmachine)
-  for part in lib lib/softdev; do
+  for part in lib lib/softdev lib/nccl; do
     make --no-print-directory -s -C $part OUT="$STAGE/build" CFLAGS="-O2 -g0 -ffile-prefix-map=$PWD=." PREFIX=/usr LIBDIR="$libdir" DESTDIR="$STAGE/lib" install
   done
   gzip -9n "$STAGE"/lib/usr/share/man/man*/*
