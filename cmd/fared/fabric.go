@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	farev1 "github.com/fared/fared/api/fare/v1"
@@ -117,8 +118,10 @@ func faultRows(w *tabwriter.Writer, faults []*farev1.Fault) {
 }
 
 func sessionsCommand(e *env) *cobra.Command {
-	return readFlags(e, &cobra.Command{
+	var plane string
+	c := readFlags(e, &cobra.Command{
 		Use: "sessions", Short: "List the BGP sessions", Args: noArgs,
+		Example: "  fared sessions\n  fared sessions --plane p0 -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := e.dial()
 			if err != nil {
@@ -129,6 +132,12 @@ func sessionsCommand(e *env) *cobra.Command {
 			if err != nil {
 				return e.explain(err, "see fared sessions --help")
 			}
+			if plane != "" {
+				list.Sessions = slices.DeleteFunc(list.Sessions, func(s *farev1.Session) bool { return s.Plane != plane })
+				if len(list.Sessions) == 0 {
+					return &exitError{exitNotFound, fmt.Errorf("no plane %q has a session", plane), "'fared planes' lists the planes"}
+				}
+			}
 			return e.print(list, func(w *tabwriter.Writer) {
 				row(w, "SESSION", "PLANE", "DEVICE", "PEER", "AS", "STATE", "FOR", "BFD", "RECEIVED", "USED", "SENT", "REASON")
 				for _, s := range list.Sessions {
@@ -138,6 +147,23 @@ func sessionsCommand(e *env) *cobra.Command {
 			})
 		},
 	})
+	c.Flags().StringVar(&plane, "plane", "", "list only the sessions of this plane")
+	completePlanes(e, c)
+	return c
+}
+
+// completePlanes completes the flag --plane by the daemon's planes.
+func completePlanes(e *env, c *cobra.Command) {
+	_ = c.RegisterFlagCompletionFunc("plane", e.completer(func(ctx context.Context, conn *grpc.ClientConn, _ []string) (names []string) {
+		list, err := farev1.NewFabricServiceClient(conn).ListPlanes(ctx, &farev1.ListPlanesRequest{})
+		if err != nil {
+			return nil
+		}
+		for _, p := range list.Planes {
+			names = append(names, p.Plane)
+		}
+		return names
+	}))
 }
 
 // bfd draws a session's BFD: its state, and the detection time.

@@ -129,7 +129,7 @@ leaf with an unusable configuration. Ctrl-C ends run, leaf and watch with 0.`,
 		commands  []*cobra.Command
 	}{
 		{"daemon", "Daemons:", []*cobra.Command{runCommand(e), leafCommand(e), dataplaneCommand(e), initCommand(e), checkCommand(e)}},
-		{"inspect", "Inspect a running daemon:", []*cobra.Command{statusCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), slotsCommand(e), watchCommand(e), rdmaCommand(e), envCommand(e)}},
+		{"inspect", "Inspect a running daemon:", []*cobra.Command{statusCommand(e), healthCommand(e), sessionsCommand(e), planesCommand(e), weightsCommand(e), slotsCommand(e), watchCommand(e), rdmaCommand(e), envCommand(e)}},
 		{"operate", "Operate a running daemon:", []*cobra.Command{drainCommand(e), undrainCommand(e), reloadCommand(e)}},
 		{"lab", "Design, test and replay:", []*cobra.Command{labCommand(e), topoCommand(e), trafficCommand(e), replayCommand(e)}},
 		{"other", "Other commands:", []*cobra.Command{versionCommand(e)}},

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// Levels of a health report and of its findings, from best to worst.
+const (
+	levelHealthy   = "healthy"   // everything that is configured works
+	levelDegraded  = "degraded"  // traffic goes on with less: a plane or a session is down, or a leaf advertises invalid bandwidths
+	levelUnhealthy = "unhealthy" // an expectation is not met, or the server's traffic cannot follow the weights
+)
+
+// finding is one reason why a server is not healthy, with its remedy.
+type finding struct {
+	Level  string `json:"level"`
+	What   string `json:"what"`
+	Remedy string `json:"remedy"`
+}
+
+// tally counts the objects that work, of those that are configured or known.
+type tally struct {
+	Up    int `json:"up"`
+	Known int `json:"known"`
+}
+
+// healthReport is the answer of `fared health`.
+type healthReport struct {
+	State        string    `json:"state"`
+	Planes       tally     `json:"planes"`
+	Sessions     tally     `json:"sessions"`
+	Destinations tally     `json:"destinations"`
+	Findings     []finding `json:"findings"`
+}
+
+// expectation is the least number of objects of a kind that must work; all means every known one.
+type expectation struct {
+	kind  string
+	least int
+	all   bool
+}
+
+var expectedKinds = []string{"planes", "sessions", "destinations"}
+
+// parseExpectations reads "planes=4,sessions=all".
+func parseExpectations(text string) (out []expectation, err error) {
+	if text == "" {
+		return nil, nil
+	}
+	for word := range strings.SplitSeq(text, ",") {
+		kind, value, _ := strings.Cut(strings.TrimSpace(word), "=")
+		x := expectation{kind: kind, all: value == "all"}
+		least, nerr := strconv.ParseUint(value, 10, 31)
+		x.least = int(least)
+		if !slices.Contains(expectedKinds, kind) || (nerr != nil && !x.all) {
+			return nil, &exitError{exitUsage, fmt.Errorf("--expect %q: %q is not an expectation", text, word),
+				"write KIND=NUMBER or KIND=all, with the kinds " + strings.Join(expectedKinds, ", ")}
+		}
+		out = append(out, x)
+	}
+	return out, nil
+}
+
+func healthCommand(e *env) *cobra.Command {
+	var expect string
+	c := readFlags(e, &cobra.Command{
+		Use: "health", Short: "Judge whether this server's planes are fit for jobs; exit 0, or 1 with the reasons", Args: noArgs,
+		Long: `Judges this server by the running daemon: for Slurm's HealthCheckProgram, node-problem-detector
+and probes of Kubernetes (docs/operations/health.md has their configurations).
+
+  healthy     exit 0: all that is configured works
+  degraded    exit 0: traffic goes on with less; a plane or a session is down, or a leaf
+              advertises invalid bandwidths
+  unhealthy   exit 1: an expectation is not met; or the daemon still starts, no plane or
+              destination can be reached, the data plane is not connected, damaged or refuses
+              objects, or the slot table is not published
+
+--expect states what jobs need: planes=4, sessions=8, destinations=127, or all for every one that
+is configured or known. Drained planes do not count as up. Exit code 3: no daemon answers; the
+kernel may still forward by the last weights.`,
+		Example: "  fared health\n  fared health --expect planes=4,sessions=8\n  fared health --expect planes=all -o json",
+		RunE: func(c *cobra.Command, _ []string) error {
+			expectations, err := parseExpectations(expect)
+			if err != nil {
+				return err
+			}
+			conn, err := e.dial()
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			fabric := farev1.NewFabricServiceClient(conn)
+			st, err := fabric.GetStatus(c.Context(), &farev1.GetStatusRequest{})
+			if err != nil {
+				return e.explain(err, "see fared health --help")
+			}
+			planes, err := fabric.ListPlanes(c.Context(), &farev1.ListPlanesRequest{})
+			if err != nil {
+				return e.explain(err, "see fared health --help")
+			}
+			return e.showHealth(judgeHealth(st, planes.Planes, expectations))
+		},
+	})
+	c.Flags().StringVar(&expect, "expect", "", "what has to work, such as planes=4,sessions=8")
+	return c
+}
+
+func (e *env) showHealth(r *healthReport) error {
+	var err error
+	if e.output == "table" {
+		w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+		row(w, strings.ToUpper(r.State), fmt.Sprintf("%s planes up, %s sessions established, %s destinations reachable",
+			r.Planes, r.Sessions, r.Destinations))
+		for _, f := range r.Findings {
+			row(w, f.Level, f.What)
+			row(w, "", f.Remedy)
+		}
+		err = w.Flush()
+	} else {
+		var compact []byte
+		if compact, err = json.Marshal(r); err == nil {
+			err = printJSON(e.out, e.output, compact)
+		}
+	}
+	if err == nil && r.State == levelUnhealthy {
+		err = &exitError{exitFailed, fmt.Errorf("the server is unhealthy: %s", r.worst()), "'fared status', 'fared planes' and 'fared sessions' have the details"}
+	}
+	return err
+}
+
+func (t tally) String() string { return fmt.Sprintf("%d of %d", t.Up, t.Known) }
+
+// worst returns the first finding that makes the server unhealthy.
+func (r *healthReport) worst() string {
+	for _, f := range r.Findings {
+		if f.Level == levelUnhealthy {
+			return f.What
+		}
+	}
+	return ""
+}
+
+func (r *healthReport) add(level, what, remedy string) {
+	r.Findings = append(r.Findings, finding{level, what, remedy})
+	if level == levelUnhealthy || r.State == levelHealthy {
+		r.State = level
+	}
+}
+
+// judgeHealth judges a server by its daemon's answers. Findings begin with the unhealthy ones.
+func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, expectations []expectation) *healthReport {
+	r := &healthReport{State: levelHealthy, Findings: []finding{},
+		Sessions:     tally{int(st.SessionsEstablished), int(st.SessionsConfigured)},
+		Destinations: tally{int(st.DestinationsReachable), int(st.Destinations)},
+		Planes:       tally{Known: len(planes)}}
+	var down []string
+	for _, p := range planes {
+		switch {
+		case p.Drained || p.Draining:
+			down = append(down, p.Plane+" (drained)")
+		case !p.Up:
+			down = append(down, p.Plane+" (down)")
+		default:
+			r.Planes.Up++
+		}
+	}
+	counts := map[string]tally{"planes": r.Planes, "sessions": r.Sessions, "destinations": r.Destinations}
+	remedies := map[string]string{"planes": "'fared planes' has the reasons", "sessions": "'fared sessions' has the reasons",
+		"destinations": "'fared weights' has the reasons; a destination that no leaf advertises is not known"}
+	for _, x := range expectations {
+		have := counts[x.kind]
+		least := x.least
+		if x.all {
+			least = max(1, have.Known)
+		}
+		if have.Up < least {
+			what := fmt.Sprintf("%s: %d, expected %d", x.kind, have.Up, least)
+			if x.kind == "planes" && len(down) > 0 {
+				what += ": not up " + strings.Join(down, ", ")
+			}
+			r.add(levelUnhealthy, what, remedies[x.kind])
+		}
+	}
+	if !st.Converged {
+		r.add(levelUnhealthy, "the daemon starts: not all sessions have sent their routes", "wait until 'fared status' shows converged, some seconds")
+	}
+	judgeDataplane(r, st)
+	if r.Planes.Known > 0 && r.Planes.Up == 0 {
+		r.add(levelUnhealthy, "no plane is up: "+strings.Join(down, ", "), remedies["planes"])
+	}
+	if r.Destinations.Known > 0 && r.Destinations.Up == 0 {
+		r.add(levelUnhealthy, "no destination is reachable", remedies["destinations"])
+	}
+	if st.SlotTableError != "" {
+		r.add(levelUnhealthy, "the slot table is not published: "+st.SlotTableError, "programs use the previous slots: remove the cause, fared retries each second")
+	}
+	if len(down) > 0 && r.Planes.Up > 0 {
+		r.add(levelDegraded, "planes not up: "+strings.Join(down, ", "), remedies["planes"])
+	}
+	if r.Sessions.Up < r.Sessions.Known {
+		r.add(levelDegraded, "sessions established: "+r.Sessions.String(), remedies["sessions"])
+	}
+	if 0 < r.Destinations.Up && r.Destinations.Up < r.Destinations.Known {
+		r.add(levelDegraded, "destinations reachable: "+r.Destinations.String(), remedies["destinations"])
+	}
+	if len(st.Faults) > 0 {
+		f := st.Faults[0]
+		r.add(levelDegraded, fmt.Sprintf("%s of leaves, such as %s of session %s: %s", several(len(st.Faults), "fault"), f.Kind, f.Session, f.Reason), f.Remedy)
+	}
+	return r
+}
+
+// judgeDataplane judges the data plane. A leaf without one has nothing to judge.
+func judgeDataplane(r *healthReport, st *farev1.GetStatusResponse) {
+	dp := st.Dataplane
+	if dp == nil {
+		return
+	}
+	if !dp.Connected {
+		r.add(levelUnhealthy, "the data plane at "+dp.Address+" is not connected: the kernel forwards by its last weights", "is 'fared dataplane' running? "+dash(dp.LastError))
+	}
+	if dp.Damage != "" {
+		r.add(levelUnhealthy, "the data plane is damaged: "+dp.Damage, "find the program that changes the kernel's objects; the agent repairs them")
+	}
+	if dp.Refused > 0 {
+		r.add(levelUnhealthy, several(int(dp.Refused), "object")+" refused by the data plane", "'fared weights' and 'fared watch --events' show the reasons")
+	}
+}

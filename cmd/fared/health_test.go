@@ -1,0 +1,77 @@
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	farev1 "github.com/fared/fared/api/fare/v1"
+)
+
+// TestJudgeHealth breaks a healthy server in every way, one at a time.
+func TestJudgeHealth(t *testing.T) {
+	status := &farev1.GetStatusResponse{Converged: true, SessionsConfigured: 4, SessionsEstablished: 4, Destinations: 3, DestinationsReachable: 3,
+		Dataplane: &farev1.DataplaneStatus{Connected: true, Address: "unix:/a"}}
+	up := func() []*farev1.Plane { return []*farev1.Plane{{Plane: "p0", Up: true}, {Plane: "p1", Up: true}} }
+	for name, test := range map[string]struct {
+		change func(st *farev1.GetStatusResponse, planes []*farev1.Plane)
+		expect string
+		state  string
+		want   string
+	}{
+		"all works":            {func(*farev1.GetStatusResponse, []*farev1.Plane) {}, "planes=2,sessions=4,destinations=all", levelHealthy, ""},
+		"a leaf without agent": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.Dataplane = nil }, "", levelHealthy, ""},
+		"no destination yet": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Destinations, st.DestinationsReachable = 0, 0
+		}, "", levelHealthy, ""},
+		"too few are known": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Destinations, st.DestinationsReachable = 0, 0
+		}, "destinations=all", levelUnhealthy, "destinations: 0, expected 1"},
+		"start":                 {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.Converged = false }, "", levelUnhealthy, "the daemon starts"},
+		"a plane is down":       {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[1].Up = false }, "", levelDegraded, "planes not up: p1 (down)"},
+		"a plane is missed":     {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[1].Up = false }, "planes=2", levelUnhealthy, "planes: 1, expected 2: not up p1 (down)"},
+		"one plane is enough":   {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[1].Up = false }, "planes=1", levelDegraded, "planes not up"},
+		"a plane is drained":    {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[0].Drained = true }, "planes=all", levelUnhealthy, "p0 (drained)"},
+		"all planes are down":   {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[0].Up, p[1].Up = false, false }, "", levelUnhealthy, "no plane is up"},
+		"a session is down":     {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.SessionsEstablished = 3 }, "", levelDegraded, "sessions established: 3 of 4"},
+		"a session is missed":   {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.SessionsEstablished = 3 }, "sessions=all", levelUnhealthy, "sessions: 3, expected 4"},
+		"a destination is lost": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.DestinationsReachable = 2 }, "", levelDegraded, "destinations reachable: 2 of 3"},
+		"all are lost":          {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.DestinationsReachable = 0 }, "", levelUnhealthy, "no destination is reachable"},
+		"no agent":              {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.Dataplane.Connected = false }, "", levelUnhealthy, "the data plane at unix:/a is not connected"},
+		"damage":                {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.Dataplane.Damage = "a rule is gone" }, "", levelUnhealthy, "a rule is gone"},
+		"refusals":              {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.Dataplane.Refused = 2 }, "", levelUnhealthy, "2 objects refused"},
+		"no slot table":         {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.SlotTableError = "no space" }, "", levelUnhealthy, "not published: no space"},
+		"a fault of a leaf": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
+			st.Faults = []*farev1.Fault{{Kind: "bandwidth-ignored", Session: "p0/eth0", Reason: "negative", Remedy: "upgrade"}}
+		}, "", levelDegraded, "1 fault of leaves"},
+	} {
+		st, planes := proto.Clone(status).(*farev1.GetStatusResponse), up()
+		test.change(st, planes)
+		expectations, err := parseExpectations(test.expect)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		r := judgeHealth(st, planes, expectations)
+		text := ""
+		for _, f := range r.Findings {
+			text += f.What + "\n"
+			if f.Remedy == "" {
+				t.Errorf("%s: no remedy for %q", name, f.What)
+			}
+		}
+		if r.State != test.state || !strings.Contains(text, test.want) || (test.want == "") != (text == "") {
+			t.Errorf("%s: %s, want %s with %q:\n%s", name, r.State, test.state, test.want, text)
+		}
+		if (r.worst() == "") != (test.state != levelUnhealthy) {
+			t.Errorf("%s: the worst finding is %q", name, r.worst())
+		}
+	}
+	for _, bad := range []string{"planes", "planes=", "planes=-1", "planes=some", "ports=3", "planes=4,", "=all"} {
+		var coded *exitError
+		if _, err := parseExpectations(bad); !errors.As(err, &coded) || coded.code != exitUsage {
+			t.Errorf("--expect %q: %v", bad, err)
+		}
+	}
+}
