@@ -21,14 +21,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
-	"github.com/fared/fared/internal/slotfile"
-	"github.com/fared/fared/internal/slotlayout"
+	"github.com/fared/fared/internal/slotfile/slotfiletest"
 )
 
 const (
-	planes        = 4
-	slotsOfAPlane = 2
-	firstPort     = 61000
+	planes        = slotfiletest.Planes
+	slotsOfAPlane = slotfiletest.SlotsOfAPlane
+	firstPort     = slotfiletest.FirstPort
 )
 
 // built is a directory with the plugin and nccl-net-check.
@@ -70,72 +69,6 @@ func release(t testing.TB) built {
 		return b
 	}
 	return compile(t, b.folder, "-O2 -g")
-}
-
-// table is the slot table of a server with pairs to other servers.
-type table struct {
-	path   string
-	w      *slotfile.Writer
-	source netip.Addr
-	far    []netip.Addr
-	step   uint64
-}
-
-func newTable(t testing.TB, source netip.Addr, far ...netip.Addr) *table {
-	t.Helper()
-	x := &table{path: filepath.Join(t.TempDir(), "slots"), source: source, far: far}
-	var err error
-	if x.w, err = slotfile.Open(x.path, 0); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { x.w.Close() })
-	s := slotfile.Shape{Instance: "test", MaxSlots: planes * slotsOfAPlane, Sources: []slotfile.Source{{Address: source}}}
-	for p := range planes {
-		s.Planes = append(s.Planes, fmt.Sprint("p", p))
-		s.SubPorts = append(s.SubPorts, slotfile.SubPort{Device: fmt.Sprint("plane", p), Plane: p})
-	}
-	if err := x.w.Begin(s); err != nil {
-		t.Fatal(err)
-	}
-	return x
-}
-
-// set publishes the weights of planes toward all destinations. The slots of a plane with weight 0 are parked.
-func (x *table) set(t testing.TB, weights ...int) {
-	t.Helper()
-	sum := 0
-	for _, w := range weights {
-		sum += w
-	}
-	v := &slotfile.Vector{Flags: slotlayout.VectorReachable | slotlayout.VectorInEffect}
-	for i := range planes * slotsOfAPlane {
-		w := weights[i/slotsOfAPlane]
-		slot := slotlayout.Slot{Share: uint32(1e9 * w / sum / slotsOfAPlane), SubPort: uint16(i / slotsOfAPlane), Plane: uint8(i / slotsOfAPlane), Flags: slotlayout.SlotInEffect}
-		if w == 0 {
-			slot.Flags |= slotlayout.SlotParked
-		}
-		v.Slots = append(v.Slots, slot)
-	}
-	x.step++
-	var pairs []*slotfile.Pair
-	for _, far := range x.far {
-		pairs = append(pairs, &slotfile.Pair{PairKey: slotfile.Key(x.source, far), Vector: 1, InEffect: true})
-	}
-	if err := x.w.Apply(slotfile.Change{
-		Revision: x.step, Vectors: func(yield func(uint32, *slotfile.Vector) bool) { yield(1, v) }, Vector: func(*slotfile.Pair) *slotfile.Vector { return v },
-		Pairs: slices.Values(pairs),
-		Ports: func(_ *slotfile.Pair, buf []uint16) ([]uint16, uint32) {
-			for i := range v.Slots {
-				buf = append(buf, firstPort+uint16(i))
-			}
-			return buf, slotlayout.PlacementHash
-		},
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if err := x.w.Publish(); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // rank is a process of nccl-net-check.
@@ -196,7 +129,7 @@ func loopback(i int) netip.Addr { return netip.AddrFrom4([4]byte{127, 88, 0, byt
 // local starts a job whose ranks have separate loopback addresses of this machine.
 func local(t testing.TB, b built, ranks int, environment []string, args ...string) []*rank {
 	t.Helper()
-	var tables []*table
+	var tables []*slotfiletest.Table
 	for i := range ranks {
 		var far []netip.Addr
 		for k := range ranks {
@@ -204,12 +137,12 @@ func local(t testing.TB, b built, ranks int, environment []string, args ...strin
 				far = append(far, loopback(k))
 			}
 		}
-		x := newTable(t, loopback(i), far...)
-		x.set(t, 4, 2, 1, 1)
+		x := slotfiletest.New(t, loopback(i), far...)
+		x.Set(t, 4, 2, 1, 1)
 		tables = append(tables, x)
 	}
 	return start(t, ranks, func(i int) ([]string, []string) {
-		return []string{b.check(), "--plugin", b.plugin()}, append([]string{"FARED_SLOTS=" + tables[i].path}, environment...)
+		return []string{b.check(), "--plugin", b.plugin()}, append([]string{"FARED_SLOTS=" + tables[i].Path}, environment...)
 	}, args...)
 }
 
@@ -247,19 +180,19 @@ func TestSanitizers(t *testing.T) {
 	for _, flags := range []string{"-fsanitize=address,undefined -fno-sanitize-recover=all", "-fsanitize=thread"} {
 		b := compile(t, t.TempDir(), "-O1 -g "+flags)
 		for _, op := range []string{"allreduce", "alltoall", "grouped"} {
-			var tables []*table
+			var tables []*slotfiletest.Table
 			for i := range 4 {
-				x := newTable(t, loopback(i), loopback((i+1)%4), loopback((i+2)%4), loopback((i+3)%4))
-				x.set(t, 4, 2, 1, 1)
+				x := slotfiletest.New(t, loopback(i), loopback((i+1)%4), loopback((i+2)%4), loopback((i+3)%4))
+				x.Set(t, 4, 2, 1, 1)
 				tables = append(tables, x)
 			}
 			ranks := start(t, 4, func(i int) ([]string, []string) {
-				return []string{"setarch", "-R", b.check(), "--plugin", b.plugin()}, []string{"FARED_SLOTS=" + tables[i].path, "ASAN_OPTIONS=detect_leaks=1"}
+				return []string{"setarch", "-R", b.check(), "--plugin", b.plugin()}, []string{"FARED_SLOTS=" + tables[i].Path, "ASAN_OPTIONS=detect_leaks=1"}
 			}, "--op", op, "--bytes", "2000000", "--iterations", "8", "--timeout", "120")
 			for n := range 6 {
 				time.Sleep(50 * time.Millisecond)
 				for _, x := range tables {
-					x.set(t, 1, n%2, 1, (n+1)%2)
+					x.Set(t, 1, n%2, 1, (n+1)%2)
 				}
 			}
 			finish(t, ranks)
@@ -326,7 +259,7 @@ const servers = 4
 type fabric struct {
 	core   *netnstest.Namespace
 	nodes  [servers]*netnstest.Namespace
-	tables [servers]*table
+	tables [servers]*slotfiletest.Table
 	down   [planes]bool
 }
 
@@ -372,7 +305,7 @@ func newFabric(t testing.TB, rates ...int) *fabric {
 				far = append(far, address(k))
 			}
 		}
-		f.tables[i] = newTable(t, address(i), far...)
+		f.tables[i] = slotfiletest.New(t, address(i), far...)
 	}
 	for i := range servers {
 		f.route(i)
@@ -413,7 +346,7 @@ func (f *fabric) route(i int) {
 func (f *fabric) setWeights(t testing.TB, weights ...int) {
 	t.Helper()
 	for _, x := range f.tables {
-		x.set(t, weights...)
+		x.Set(t, weights...)
 	}
 }
 
@@ -449,7 +382,7 @@ func (f *fabric) run(t testing.TB, b built, environment []string, args ...string
 	t.Helper()
 	return start(t, 2*servers, func(i int) ([]string, []string) {
 		node := i * servers / (2 * servers)
-		return []string{"ip", "netns", "exec", f.nodes[node].Name, b.check(), "--plugin", b.plugin()}, append([]string{"FARED_SLOTS=" + f.tables[node].path}, environment...)
+		return []string{"ip", "netns", "exec", f.nodes[node].Name, b.check(), "--plugin", b.plugin()}, append([]string{"FARED_SLOTS=" + f.tables[node].Path}, environment...)
 	}, args...)
 }
 
@@ -513,13 +446,14 @@ func TestPlanesFail(t *testing.T) {
 		flaps = n
 	}
 	ranks := f.run(t, b, nil, "--bytes", "4000000", "--seconds", fmt.Sprint(flaps), "--verbose", "--timeout", "120")
-	for n := 0; !ended(ranks); n++ {
-		f.setDown(t, weights, n%planes, (n+1+n/planes)%planes)
+	rounds := 0
+	for ; !ended(ranks); rounds++ {
+		f.setDown(t, weights, rounds%planes, (rounds+1+rounds/planes)%planes)
 		time.Sleep(300 * time.Millisecond)
 		f.setDown(t, weights)
 		time.Sleep(300 * time.Millisecond)
 	}
-	t.Logf("%.1f MB/s", finish(t, ranks))
+	t.Logf("two planes out and back %d times; %.1f MB/s", rounds, finish(t, ranks))
 	repeated := 0
 	for _, r := range ranks {
 		for _, m := range regexp.MustCompile(`repeated: ([0-9]+)`).FindAllStringSubmatch(r.out.String(), -1) {

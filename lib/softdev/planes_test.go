@@ -5,96 +5,33 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fared/fared/internal/netnstest"
-	"github.com/fared/fared/internal/slotfile"
-	"github.com/fared/fared/internal/slotlayout"
+	"github.com/fared/fared/internal/slotfile/slotfiletest"
 )
 
 const (
-	planes        = 4
-	slotsOfAPlane = 2
-	firstPort     = 60000
+	planes        = slotfiletest.Planes
+	slotsOfAPlane = slotfiletest.SlotsOfAPlane
+	firstPort     = slotfiletest.FirstPort
 )
-
-// table is the slot table of one end, with one pair.
-type table struct {
-	path        string
-	w           *slotfile.Writer
-	source, far netip.Addr
-	step        uint64
-}
-
-func newTable(t testing.TB, source, far string) *table {
-	t.Helper()
-	x := &table{path: filepath.Join(t.TempDir(), "slots"), source: netip.MustParseAddr(source), far: netip.MustParseAddr(far)}
-	var err error
-	if x.w, err = slotfile.Open(x.path, 0); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { x.w.Close() })
-	s := slotfile.Shape{Instance: "test", MaxSlots: planes * slotsOfAPlane, Sources: []slotfile.Source{{Address: x.source}}}
-	for p := range planes {
-		s.Planes = append(s.Planes, fmt.Sprint("p", p))
-		s.SubPorts = append(s.SubPorts, slotfile.SubPort{Device: fmt.Sprint("plane", p), Plane: p})
-	}
-	if err := x.w.Begin(s); err != nil {
-		t.Fatal(err)
-	}
-	return x
-}
-
-// set publishes the weights of the planes. The slots of a plane with weight 0 are parked.
-func (x *table) set(t testing.TB, weights ...int) {
-	t.Helper()
-	sum := 0
-	for _, w := range weights {
-		sum += w
-	}
-	v := &slotfile.Vector{Flags: slotlayout.VectorReachable | slotlayout.VectorInEffect}
-	for i := range planes * slotsOfAPlane {
-		w := weights[i/slotsOfAPlane]
-		slot := slotlayout.Slot{Share: uint32(1e9 * w / sum / slotsOfAPlane), SubPort: uint16(i / slotsOfAPlane), Plane: uint8(i / slotsOfAPlane), Flags: slotlayout.SlotInEffect}
-		if w == 0 {
-			slot.Flags |= slotlayout.SlotParked
-		}
-		v.Slots = append(v.Slots, slot)
-	}
-	x.step++
-	if err := x.w.Apply(slotfile.Change{
-		Revision: x.step, Vectors: func(yield func(uint32, *slotfile.Vector) bool) { yield(1, v) }, Vector: func(*slotfile.Pair) *slotfile.Vector { return v },
-		Pairs: slices.Values([]*slotfile.Pair{{PairKey: slotfile.Key(x.source, x.far), Vector: 1, InEffect: true}}),
-		Ports: func(_ *slotfile.Pair, buf []uint16) ([]uint16, uint32) {
-			for i := range v.Slots {
-				buf = append(buf, firstPort+uint16(i))
-			}
-			return buf, slotlayout.PlacementHash
-		},
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if err := x.w.Publish(); err != nil {
-		t.Fatal(err)
-	}
-}
 
 const serverLoopback, clientLoopback = "10.255.0.1", "10.255.0.2"
 
 // fabric is two namespaces whose loopbacks are connected by planes: rules lead the packets of each slot's source port to its plane.
 type fabric struct {
 	*ends
-	tables [2]*table
+	tables [2]*slotfiletest.Table
 }
 
 func newFabric(t testing.TB) *fabric {
 	t.Helper()
 	f := &fabric{ends: newEnds(t, "ip")}
-	f.tables[0], f.tables[1] = newTable(t, serverLoopback, clientLoopback), newTable(t, clientLoopback, serverLoopback)
+	server, client := netip.MustParseAddr(serverLoopback), netip.MustParseAddr(clientLoopback)
+	f.tables[0], f.tables[1] = slotfiletest.New(t, server, client), slotfiletest.New(t, client, server)
 	for p := range planes {
 		device := fmt.Sprint("plane", p)
 		netnstest.Veth(t, f.server, device, f.client, device)
@@ -127,7 +64,7 @@ func (f *fabric) route(end, plane int) {
 func (f *fabric) setWeights(t testing.TB, weights ...int) {
 	t.Helper()
 	for _, x := range f.tables {
-		x.set(t, weights...)
+		x.Set(t, weights...)
 	}
 }
 
@@ -136,7 +73,7 @@ func (f *fabric) start(t testing.TB, program string, qps, messages, size int) [2
 	t.Helper()
 	var running [2]*netnstest.Process
 	for i, ns := range f.namespaces() {
-		command := f.environment("", "env", "FARED_SLOTS="+f.tables[i].path, program, "fared0", "7777")
+		command := f.environment("", "env", "FARED_SLOTS="+f.tables[i].Path, program, "fared0", "7777")
 		if i == 1 {
 			command = append(command, serverAddress, fmt.Sprint(qps), fmt.Sprint(messages), fmt.Sprint(size))
 		}
@@ -219,7 +156,7 @@ func TestUCXPlanes(t *testing.T) {
 	f.setWeights(t, 0, 0, 1, 0)
 	// UCX connects by addresses of the loopbacks, and ucx_perftest by TCP over eth0.
 	command := func(i int, more ...string) []string {
-		return append(f.environment("", "env", "FARED_SLOTS="+f.tables[i].path, "UCX_TLS=rc_v,ud_v", "UCX_NET_DEVICES=fared0:1", "ucx_perftest", "-t", "tag_bw", "-s", "65536", "-n", "200", "-w", "5"), more...)
+		return append(f.environment("", "env", "FARED_SLOTS="+f.tables[i].Path, "UCX_TLS=rc_v,ud_v", "UCX_NET_DEVICES=fared0:1", "ucx_perftest", "-t", "tag_bw", "-s", "65536", "-n", "200", "-w", "5"), more...)
 	}
 	s := command(0)
 	server := f.server.Start(t, s[0], s[1:]...)
