@@ -71,10 +71,28 @@ func release(t testing.TB) built {
 	return compile(t, b.folder, "-O2 -g")
 }
 
+// output collects what a process writes, and may be read meanwhile.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
 // rank is a process of nccl-net-check.
 type rank struct {
 	cmd *exec.Cmd
-	out bytes.Buffer
+	out output
 }
 
 // start starts the ranks of a job; command returns the words before nccl-net-check's arguments, and the environment, of a rank.
