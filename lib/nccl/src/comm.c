@@ -1,4 +1,5 @@
 /* Communicators: messages, stripes and groups of receives. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,9 +21,11 @@ struct comm *comm_new(const struct device *d, bool sends)
 	c->requests = calloc(c->request_count, sizeof *c->requests);
 	c->slot_room = 64;
 	c->slots = calloc(c->slot_room, sizeof *c->slots);
-	if (!c->requests || !c->slots) {
+	c->fresh = calloc(c->slot_room, sizeof *c->fresh);
+	if (!c->requests || !c->slots || !c->fresh) {
 		free(c->requests);
 		free(c->slots);
+		free(c->fresh);
 		free(c);
 		return NULL;
 	}
@@ -34,13 +37,27 @@ struct comm *comm_new(const struct device *d, bool sends)
 	return c;
 }
 
+/* report_bytes reports what each plane has carried, and what was sent a second time. */
+static void report_bytes(const struct comm *c)
+{
+	char text[400] = "";
+	size_t end = 0;
+	struct fared_status status;
+	uint32_t planes = engine.table && !fared_get_status(engine.table, &status) && status.planes < MAX_LANES ? status.planes : MAX_LANES;
+	for (uint32_t i = 0; i < planes && end < sizeof text - 1; i++) {
+		const char *name = engine.table ? fared_plane_name(engine.table, i) : NULL;
+		if (name)
+			end += (size_t)snprintf(text + end, sizeof text - end, " %s %llu,", name, (unsigned long long)c->plane_bytes[i]);
+	}
+	INFO("closed; bytes by plane:%s repeated %llu", text, (unsigned long long)c->repeated);
+}
+
 void comm_free(struct comm *c)
 {
 	while (c->lane_count)
 		lane_close(c->lanes[0]);
 	if (c->sends && c->ready)
-		INFO("closed; bytes by plane 0 to 3: %llu %llu %llu %llu; repeated: %llu", (unsigned long long)c->plane_bytes[0], (unsigned long long)c->plane_bytes[1],
-			(unsigned long long)c->plane_bytes[2], (unsigned long long)c->plane_bytes[3], (unsigned long long)c->repeated);
+		report_bytes(c);
 	for (uint32_t i = 0; i < c->stripe_count; i++)
 		free(c->stripes[i]);
 	for (uint32_t i = 0; i < c->request_count; i++) {
@@ -50,6 +67,7 @@ void comm_free(struct comm *c)
 	free(c->stripes);
 	free(c->requests);
 	free(c->slots);
+	free(c->fresh);
 	if (atomic_load(&c->closing))
 		atomic_fetch_sub(&engine.closing, 1);
 	free(c);
@@ -80,6 +98,8 @@ void comm_leave(struct lane *lane)
 			break;
 		}
 	}
+	if (!c->lane_count && lane->state == LANE_READY)
+		c->alive = engine.now;
 	lane->comm = NULL;
 }
 
@@ -120,6 +140,7 @@ static void free_stripe(struct comm *c, struct stripe *s)
 			c->lanes[i]->stripe = NULL; /* the rest of the frame is of no use to the receiver: zeros are written */
 	}
 	list_remove(s);
+	c->outstanding--;
 	s->generation++;
 	s->length = 0;
 	s->request = NULL;
@@ -256,6 +277,8 @@ static bool match(struct comm *c, struct request *r)
 				comm_fail(c, ncclInvalidUsage, "a message is larger than the receiver's buffer");
 				return false;
 			}
+			if (!c->outstanding)
+				c->alive = engine.now; /* the engine may have slept */
 			p->used |= 1u << i;
 			r->group = g;
 			r->index = i;
@@ -285,6 +308,7 @@ static void assign(struct comm *c)
 		if (s->request) {
 			list_remove(s);
 		} else {
+			c->outstanding++;
 			s->request = r;
 			s->offset = r->assigned;
 			s->length = length;
@@ -351,6 +375,12 @@ static void close_ended(struct comm *c)
 	}
 }
 
+/* sendable returns whether a sender has bytes of messages for which the receiver has a buffer, and which are not assigned to a lane. */
+static bool sendable(const struct comm *c)
+{
+	return c->again.first || (c->waiting && (c->waiting->matched || c->first_posted != c->next_posted));
+}
+
 /* comm_run does what can be done without waiting. It returns true if more is left. */
 bool comm_run(struct comm *c)
 {
@@ -377,7 +407,7 @@ bool comm_run(struct comm *c)
 		more |= !l->ended && (l->readable || (l->writable && (l->writing || l->queue.first)));
 	}
 	close_ended(c);
-	if (c->sends && !c->abandoned && (c->again.first || (c->waiting && (c->waiting->matched || c->first_posted != c->next_posted)))) {
+	if (c->sends && !c->abandoned && sendable(c)) {
 		int64_t total;
 		struct lane *l = shares_next(c, 1, &total);
 		more |= l && l->writable && !l->queue.first;
@@ -398,21 +428,31 @@ static void watch_lane(struct comm *c, struct lane *l)
 	}
 }
 
+/* watch_peer notes when the peer was last heard of. A sender with nothing to send, and a receiver, expect of the peer only that it keeps a lane. */
+static void watch_peer(struct comm *c)
+{
+	bool expects = c->outstanding || (c->waiting && c->waiting->matched);
+	for (int i = 0; i < c->lane_count; i++) {
+		const struct lane *l = c->lanes[i];
+		uint64_t heard = expects ? l->received : engine.now;
+		if (l->state == LANE_READY && !l->ended && heard > c->alive)
+			c->alive = heard;
+	}
+}
+
 /* comm_tick does what depends on time. */
 void comm_tick(struct comm *c)
 {
 	if (atomic_load(&c->error) || c->closed_at)
 		return;
-	for (int i = 0; i < c->lane_count; i++) {
+	for (int i = 0; i < c->lane_count; i++)
 		watch_lane(c, c->lanes[i]);
-		if (c->lanes[i]->state == LANE_READY && !c->lanes[i]->ended)
-			c->alive = engine.now;
-	}
+	watch_peer(c);
 	if (c->sends && !c->peer_closed) {
 		if (!c->lane_count && c->refused && c->ready)
 			comm_fail(c, ncclRemoteError, "the receiver's process has ended");
 		else if (engine.now - c->alive > settings.patience_ms * MILLISECOND)
-			comm_fail(c, ncclRemoteError, "no lane to the receiver could be opened: is its address reachable from this loopback?");
+			comm_fail(c, ncclRemoteError, c->lane_count ? "the receiver does not answer on any plane" : "no lane to the receiver could be opened: is its address reachable from this loopback?");
 		else
 			shares_follow(c);
 	}

@@ -96,7 +96,7 @@ struct comm {
 	struct comm *next, *next_ready;
 	struct lane *lanes[MAX_LANES];
 	int lane_count;
-	uint64_t since, closed_at, alive; /* ns; alive: when a lane was ready last */
+	uint64_t since, closed_at, alive; /* ns; alive: when the peer was last heard of, or nothing was expected of it */
 	uint64_t open_again;              /* ns: no lane is opened before */
 	uint32_t open_failures;
 	bool refused;
@@ -106,12 +106,12 @@ struct comm {
 	struct posted posted[MAX_GROUPS];
 	uint64_t first_posted, next_posted; /* groups with unused buffers; contiguous */
 	struct stripe **stripes;
-	uint32_t stripe_count, stripe_room;
+	uint32_t stripe_count, stripe_room, outstanding; /* outstanding: stripes without an acknowledgement */
 	struct list spare, again; /* again: to be assigned a second time */
 	struct fared_pair pair;
-	struct fared_slot *slots;
+	struct fared_slot *slots, *fresh; /* fresh receives the next look-up, which may fail half-way */
 	uint32_t slot_count, slot_room;
-	bool steered;
+	bool steered, ports_taken;        /* ports_taken: no slot of some sub-port had a free source port, which was reported */
 	uint64_t plane_bytes[MAX_LANES], repeated;
 
 	/* of a receiver */
@@ -165,6 +165,8 @@ void list_add(struct list *l, struct stripe *s);
 void list_remove(struct stripe *s);
 
 /* lane.c */
+/* Converts an address and a port, and returns the size of the result. */
+socklen_t socket_address(struct sockaddr_storage *out, const struct fared_address *a, uint16_t port);
 struct lane *lane_open(struct comm *c, int slot);
 struct lane *lane_accept(struct listener *l, int fd);
 void lane_read(struct lane *lane);

@@ -1,5 +1,4 @@
 /* The engine's thread, and the calls of NCCL's threads. */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -291,25 +290,6 @@ static bool start(void)
 	return started;
 }
 
-static void address_of(struct sockaddr_storage *out, socklen_t *size, const struct fared_address *a, uint16_t port)
-{
-	char text[46];
-	fared_address_text(a, text, sizeof text);
-	memset(out, 0, sizeof *out);
-	struct sockaddr_in *four = (struct sockaddr_in *)out;
-	struct sockaddr_in6 *six = (struct sockaddr_in6 *)out;
-	if (inet_pton(AF_INET, text, &four->sin_addr) == 1) {
-		four->sin_family = AF_INET;
-		four->sin_port = htons(port);
-		*size = sizeof *four;
-		return;
-	}
-	inet_pton(AF_INET6, text, &six->sin6_addr);
-	six->sin6_family = AF_INET6;
-	six->sin6_port = htons(port);
-	*size = sizeof *six;
-}
-
 /* bind_port binds a listening socket to a free port of the range, beginning anywhere. */
 static int bind_port(const struct device *d, uint16_t *port)
 {
@@ -320,8 +300,7 @@ static int bind_port(const struct device *d, uint16_t *port)
 	for (uint32_t i = 0; i < n; i++) {
 		*port = (uint16_t)(settings.first_port + (random + i) % n);
 		struct sockaddr_storage a;
-		socklen_t size;
-		address_of(&a, &size, &d->source, *port);
+		socklen_t size = socket_address(&a, &d->source, *port);
 		int fd = socket(a.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), yes = 1;
 		if (fd < 0)
 			return -1;

@@ -23,7 +23,7 @@ static void set_options(int fd)
 	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
 }
 
-static socklen_t socket_address(struct sockaddr_storage *out, const struct fared_address *a, uint16_t port)
+socklen_t socket_address(struct sockaddr_storage *out, const struct fared_address *a, uint16_t port)
 {
 	static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 	memset(out, 0, sizeof *out);

@@ -1,8 +1,8 @@
 /* The plugin below NCCL's interface: communicators whose messages are striped over lanes. A lane is a TCP connection from the source port of a slot, so the
  * packets of a lane take the slot's plane.
  *
- * One thread of the process, the engine, owns all communicators and sockets. The threads of NCCL pass requests to it by a ring of each communicator and read
- * their results from atomic words; they take no lock and make at most one system call.
+ * One thread of the process, the engine, owns all communicators and sockets. To send, receive and test, the threads of NCCL pass
+ * requests to it by a ring of each communicator and read their results from atomic words; they take no lock, and make at most one system call, to wake it.
  */
 #ifndef FARED_NCCL_NET_H
 #define FARED_NCCL_NET_H
@@ -28,7 +28,7 @@ struct settings {
 	uint32_t stripe;                /* bytes: FARED_NCCL_STRIPE */
 	uint32_t lanes;                 /* per sub-port: FARED_NCCL_LANES */
 	uint32_t stall_ms;              /* a lane without progress for this time is avoided: FARED_NCCL_STALL_MS */
-	uint32_t patience_ms;           /* time without any lane until a communicator fails: FARED_NCCL_TIMEOUT */
+	uint32_t patience_ms;           /* time without an answer until a sender fails: FARED_NCCL_TIMEOUT, in s */
 	bool equal;                     /* stripes ignore shares: FARED_NCCL_STRIPING=equal */
 	bool planes;                    /* a device for each plane: FARED_NCCL_DEVICES=plane */
 };

@@ -29,6 +29,18 @@ static int lanes_of(const struct comm *c, uint16_t plane, uint16_t sub_port)
 	return n;
 }
 
+/* report_missing reports a sub-port without a lane, once: connections to the same port hold the source ports of all its slots. The other lanes carry its share. */
+static void report_missing(struct comm *c)
+{
+	for (uint32_t i = 0; i < c->slot_count && !c->ports_taken && engine.now >= c->open_again; i++) {
+		const struct fared_slot *s = &c->slots[i];
+		if (!s->share_ppb || lanes_of(c, s->plane, s->sub_port))
+			continue;
+		c->ports_taken = true;
+		WARN("plane %s is not used: the source ports of its slots are taken, or waiting to be free again (TIME_WAIT)", fared_plane_name(engine.table, s->plane));
+	}
+}
+
 /* open_missing opens the lanes that sub-ports lack, each from a separate slot. Communicators begin at different slots, so that their flows differ. */
 static void open_missing(struct comm *c)
 {
@@ -44,12 +56,13 @@ static void open_missing(struct comm *c)
 	for (uint32_t n = 0; n < c->slot_count && c->lane_count < MAX_LANES; n++) {
 		uint32_t i = (n + offset % c->slot_count) % c->slot_count;
 		const struct fared_slot *s = &c->slots[i];
-		bool used = (uint32_t)lanes_of(c, s->plane, s->sub_port) >= settings.lanes || (c->device->plane != ALL_PLANES && settings.equal && c->device->plane != s->plane);
+		bool used = (uint32_t)lanes_of(c, s->plane, s->sub_port) >= settings.lanes;
 		for (int k = 0; k < c->lane_count; k++)
 			used |= c->lanes[k]->slot == (int)i;
 		if (!used && !lane_open(c, (int)i) && errno != EADDRINUSE && errno != EADDRNOTAVAIL)
 			comm_open_failed(c, false);
 	}
+	report_missing(c);
 }
 
 /* apply sets the shares of lanes. A lane whose slot is parked or elsewhere gives up its stripes. */
@@ -64,7 +77,7 @@ static void apply(struct comm *c)
 	}
 	for (int i = 0; i < c->lane_count; i++) {
 		struct lane *l = c->lanes[i];
-		uint64_t share = WHOLE;
+		uint64_t share = WHOLE; /* of a lane without a slot */
 		if (l->slot >= 0) {
 			if ((uint32_t)l->slot >= c->slot_count || c->slots[l->slot].source_port != l->port) {
 				l->retired = true;
@@ -77,8 +90,10 @@ static void apply(struct comm *c)
 		}
 		if (l->retired)
 			share = 0;
-		else if (l->slot >= 0 && !settings.equal)
+		else if (l->slot >= 0)
 			share = share_of(c, l->plane, l->sub_port, any) / (uint64_t)lanes_of(c, l->plane, l->sub_port);
+		if (share && settings.equal)
+			share = WHOLE;
 		if ((share == 0) != (l->share == 0))
 			l->credit = 0;
 		l->share = share;
@@ -87,21 +102,32 @@ static void apply(struct comm *c)
 	}
 }
 
+static bool make_room(struct comm *c, uint32_t room)
+{
+	struct fared_slot *slots = realloc(c->slots, room * sizeof *slots);
+	if (slots)
+		c->slots = slots;
+	struct fared_slot *fresh = realloc(c->fresh, room * sizeof *fresh);
+	if (fresh)
+		c->fresh = fresh;
+	if (!slots || !fresh)
+		return false;
+	c->slot_room = room;
+	return true;
+}
+
 void shares_follow(struct comm *c)
 {
 	if (engine.table && !(c->pair.revision && fared_is_current(engine.table, &c->pair))) {
 		struct fared_pair pair;
-		int n = fared_lookup(engine.table, &c->source, &c->destination, &pair, c->slots, c->slot_room);
-		if (n >= 0 && pair.slots > c->slot_room) {
-			struct fared_slot *slots = realloc(c->slots, pair.slots * sizeof *slots);
-			if (slots) {
-				c->slots = slots;
-				c->slot_room = pair.slots;
-				n = fared_lookup(engine.table, &c->source, &c->destination, &pair, c->slots, c->slot_room);
-			}
-		}
+		int n = fared_lookup(engine.table, &c->source, &c->destination, &pair, c->fresh, c->slot_room);
+		if (n >= 0 && pair.slots > c->slot_room && make_room(c, pair.slots))
+			n = fared_lookup(engine.table, &c->source, &c->destination, &pair, c->fresh, c->slot_room);
 		/* After an error the last shares stay. */
 		if (n >= 0 && pair.slots) {
+			struct fared_slot *previous = c->slots;
+			c->slots = c->fresh;
+			c->fresh = previous;
 			c->slot_count = pair.slots < c->slot_room ? pair.slots : c->slot_room;
 			c->pair = pair;
 			c->steered = true;
