@@ -3,6 +3,8 @@ package nccl
 import (
 	"bytes"
 	"fmt"
+	"math"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -10,8 +12,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/fared/fared/internal/netnstest"
 )
@@ -102,92 +102,61 @@ func (l *lab) received(t testing.TB) (sums [planes]float64) {
 	return sums
 }
 
-// still returns the bytes that have arrived at each leaf while the ranks are stopped and nothing is in flight, so that all leaves are read at the same moment.
-func (l *lab) still(t testing.TB, ranks []*rank) (sums [planes]float64) {
+// run starts a rank on each server. The fabric steers TCP port 4793 alone, which suffices for one receiving communicator of each server.
+func (l *lab) run(t testing.TB, b built, args ...string) []*rank {
 	t.Helper()
-	for _, s := range []unix.Signal{unix.SIGSTOP, unix.SIGCONT} {
-		for _, r := range ranks {
-			if err := r.cmd.Process.Signal(s); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if s == unix.SIGCONT {
-			break
-		}
-		last := l.received(t)
-		netnstest.Eventually(t, time.Minute, func() error {
-			time.Sleep(300 * time.Millisecond) // above TCP's least retransmission timeout
-			previous := last
-			last = l.received(t)
-			for p := range planes {
-				// BGP and BFD send some bytes all the time.
-				if last[p] > previous[p]+5000 {
-					return fmt.Errorf("%.0f bytes arrive at leaf%d still", last[p]-previous[p], p)
-				}
-			}
-			return nil
-		})
-		sums = last
-	}
-	return sums
+	return start(t, servers, func(i int) ([]string, []string) {
+		node := fmt.Sprintf("server%d", 1+i)
+		return []string{"ip", "netns", "exec", l.prefix + node, b.check(), "--plugin", b.plugin()},
+			[]string{"FARED_SLOTS=" + filepath.Join(l.folder, node, "slots"), "FARED_NCCL_PORTS=4793-4793", "FARED_NCCL_STALL_MS=60000"}
+	}, args...)
 }
 
 // TestFabric runs ring all-reduces over real sessions, weights and BPF steering, judged at the leaves: all planes carry the same, none of it takes the plane of
-// a dead leaf, and all planes carry the same again once the leaf is back.
+// a dead leaf, and all planes carry the same again once the leaf is back. The leaf dies and returns while a job runs, all of whose elements must be right.
 func TestFabric(t *testing.T) {
 	b := release(t)
 	l := newLab(t)
-	ranks := start(t, servers, func(i int) ([]string, []string) {
-		node := fmt.Sprintf("server%d", 1+i)
-		return []string{"ip", "netns", "exec", l.prefix + node, b.check(), "--plugin", b.plugin()},
-			// The fabric steers TCP port 4793 alone, which suffices for one receiving communicator of each server.
-			[]string{"FARED_SLOTS=" + filepath.Join(l.folder, node, "slots"), "FARED_NCCL_PORTS=4793-4793", "FARED_NCCL_STALL_MS=60000"}
-	}, "--bytes", "8000000", "--seconds", "3600", "--timeout", "120")
-	// Each phase begins with bytes that have arrived after its weights are in effect, and lasts 100 MB.
-	phase := func(name string, carries [planes]bool) {
+	// judge runs a whole job, and compares what each leaf has received.
+	judge := func(name string, carries ...float64) {
 		t.Helper()
-		before := l.still(t, ranks)
-		var after [planes]float64
-		var total float64
-		netnstest.Eventually(t, 2*time.Minute, func() error {
-			if ended(ranks) {
-				t.Fatalf("%s: a rank has ended:\n%s", name, ranks[0].out.String())
-			}
-			time.Sleep(time.Second)
-			after, total = l.still(t, ranks), 0
-			for p := range planes {
-				total += after[p] - before[p]
-			}
-			if total < 100e6 {
-				return fmt.Errorf("%s: %.0f bytes have arrived", name, total)
-			}
-			return nil
-		})
-		n := 0.0
-		for _, c := range carries {
-			if c {
-				n++
-			}
+		before := l.received(t)
+		finish(t, l.run(t, b, "--bytes", "8000000", "--iterations", "3"))
+		after := l.received(t)
+		total := 0.0
+		for p := range planes {
+			total += after[p] - before[p]
 		}
-		for p, c := range carries {
+		for p, want := range carries {
 			share := 100 * (after[p] - before[p]) / total
 			t.Logf("%s: plane %d carried %.2f %%", name, p, share)
-			if want := 100 / n; c && (share < want-2 || share > want+2) || !c && share > 0.1 {
-				t.Errorf("%s: plane %d carried %.2f %%", name, p, share)
+			if math.Abs(share-want) > 2 || want == 0 && share > 0.1 {
+				t.Errorf("%s: plane %d carried %.2f %%, want %.2f", name, p, share, want)
 			}
 		}
 	}
-	l.awaitWeights(t, "1:1:1:1")
-	phase("all leaves", [planes]bool{true, true, true, true})
-	l.setLeaf(t, "leaf1", "down")
-	l.awaitWeights(t, "1:0:1:1")
-	phase("leaf1 is dead", [planes]bool{true, false, true, true})
-	l.setLeaf(t, "leaf1", "up")
-	l.awaitWeights(t, "1:1:1:1")
-	phase("leaf1 is back", [planes]bool{true, true, true, true})
-	for _, r := range ranks {
-		if strings.Contains(r.out.String(), "element") {
-			t.Errorf("a wrong element:\n%s", r.out.String())
+	// meanwhile changes leaf1 during a job.
+	meanwhile := func(state, weights string) {
+		t.Helper()
+		stop, args := until(t, "--bytes", "8000000")
+		ranks := l.run(t, b, args...)
+		awaitIteration(t, ranks, 2)
+		l.setLeaf(t, "leaf1", state)
+		l.awaitWeights(t, weights)
+		n := 0
+		for ; ; n++ { // the first iteration that begins after the change
+			if _, err := os.Stat(filepath.Join(ranks[0].folder, fmt.Sprint("more-", n))); err != nil {
+				break
+			}
 		}
+		awaitIteration(t, ranks, n+1)
+		stop()
+		finish(t, ranks)
 	}
+	l.awaitWeights(t, "1:1:1:1")
+	judge("all leaves", 25, 25, 25, 25)
+	meanwhile("down", "1:0:1:1")
+	judge("leaf1 is dead", 100.0/3, 0, 100.0/3, 100.0/3)
+	meanwhile("up", "1:1:1:1")
+	judge("leaf1 is back", 25, 25, 25, 25)
 }

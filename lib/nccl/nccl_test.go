@@ -91,8 +91,9 @@ func (o *output) String() string {
 
 // rank is a process of nccl-net-check.
 type rank struct {
-	cmd *exec.Cmd
-	out output
+	cmd    *exec.Cmd
+	out    output
+	folder string // the rendezvous
 }
 
 // start starts the ranks of a job; command returns the words before nccl-net-check's arguments, and the environment, of a rank.
@@ -103,7 +104,7 @@ func start(t testing.TB, ranks int, command func(rank int) (words, environment [
 	for i := range ranks {
 		words, environment := command(i)
 		words = append(words, "--rank", fmt.Sprint(i), "--ranks", fmt.Sprint(ranks), "--rendezvous", folder)
-		r := &rank{cmd: exec.Command(words[0], append(words[1:], args...)...)}
+		r := &rank{cmd: exec.Command(words[0], append(words[1:], args...)...), folder: folder}
 		r.cmd.Env = append(os.Environ(), environment...)
 		r.cmd.Stdout, r.cmd.Stderr = &r.out, &r.out
 		if err := r.cmd.Start(); err != nil {
@@ -118,6 +119,30 @@ func start(t testing.TB, ranks int, command func(rank int) (words, environment [
 		})
 	}
 	return out
+}
+
+// until returns the arguments of a job that goes on until stop is called.
+func until(t testing.TB, args ...string) (stop func(), _ []string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "stop")
+	return func() {
+		t.Helper()
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}, append(args, "--until", file, "--timeout", "120")
+}
+
+// awaitIteration waits until a job that goes on until it is stopped begins its iteration n.
+func awaitIteration(t testing.TB, ranks []*rank, n int) {
+	t.Helper()
+	netnstest.Eventually(t, time.Minute, func() error {
+		_, err := os.Stat(filepath.Join(ranks[0].folder, fmt.Sprint("more-", n)))
+		if err != nil && ended(ranks) {
+			t.Fatalf("a rank has ended:\n%s", ranks[0].out.String())
+		}
+		return err
+	})
 }
 
 var rateText = regexp.MustCompile(`, ([0-9.]+) MB/s; .* wrong elements: 0\n`)
@@ -188,7 +213,7 @@ func TestCollectives(t *testing.T) {
 	}
 	ranks := local(t, b, 2, []string{"FARED_NCCL_DEVICES=plane"}, "--device", "2", "--bytes", "1000000", "--verbose")
 	finish(t, ranks)
-	if !regexp.MustCompile(`bytes by plane 0 to 3: 0 0 [1-9][0-9]* 0;`).MatchString(ranks[0].out.String()) {
+	if !regexp.MustCompile(`bytes by plane: p0 0, p1 0, p2 [1-9][0-9]*, p3 0, repeated`).MatchString(ranks[0].out.String()) {
 		t.Errorf("a device of plane 2 has used other planes:\n%s", ranks[0].out.String())
 	}
 }
@@ -204,15 +229,17 @@ func TestSanitizers(t *testing.T) {
 				x.Set(t, 4, 2, 1, 1)
 				tables = append(tables, x)
 			}
+			stop, args := until(t, "--op", op, "--bytes", "2000000")
 			ranks := start(t, 4, func(i int) ([]string, []string) {
 				return []string{"setarch", "-R", b.check(), "--plugin", b.plugin()}, []string{"FARED_SLOTS=" + tables[i].Path, "ASAN_OPTIONS=detect_leaks=1"}
-			}, "--op", op, "--bytes", "2000000", "--iterations", "8", "--timeout", "120")
+			}, args...)
 			for n := range 6 {
-				time.Sleep(50 * time.Millisecond)
+				awaitIteration(t, ranks, n+1)
 				for _, x := range tables {
 					x.Set(t, 1, n%2, 1, (n+1)%2)
 				}
 			}
+			stop()
 			finish(t, ranks)
 		}
 	}
@@ -239,8 +266,9 @@ func TestBadEnvironment(t *testing.T) {
 // TestPeerEnds kills a rank: the others end with an error within seconds.
 func TestPeerEnds(t *testing.T) {
 	b := release(t)
-	ranks := local(t, b, 4, nil, "--bytes", "2000000", "--seconds", "300")
-	time.Sleep(time.Second)
+	_, args := until(t, "--bytes", "2000000")
+	ranks := local(t, b, 4, nil, args...)
+	awaitIteration(t, ranks, 2)
 	if err := ranks[3].cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -368,8 +396,9 @@ func (f *fabric) setWeights(t testing.TB, weights ...int) {
 	}
 }
 
-// setDown takes planes out or brings them back: first the wire, later the routes and weights, as a control plane would.
-func (f *fabric) setDown(t testing.TB, weights []int, down ...int) {
+// setDown takes planes out or brings them back: first the wire, and once each plane that is out has swallowed packets of the ranks the routes and weights, as a
+// control plane would.
+func (f *fabric) setDown(t testing.TB, ranks []*rank, weights []int, down ...int) {
 	t.Helper()
 	now := [planes]bool{}
 	for _, p := range down {
@@ -383,7 +412,10 @@ func (f *fabric) setDown(t testing.TB, weights []int, down ...int) {
 			f.core.IP("link", "set", fmt.Sprint("br", p), "up")
 		}
 	}
-	time.Sleep(20 * time.Millisecond) // packets vanish until the control plane would have noticed
+	before, _ := f.sent(t)
+	for _, p := range down {
+		f.await(t, ranks, func(sums [planes]float64) bool { return sums[p] > before[p]+10e3 })
+	}
 	f.down = now
 	for i := range servers {
 		f.route(i)
@@ -393,6 +425,32 @@ func (f *fabric) setDown(t testing.TB, weights []int, down ...int) {
 		weights[p] = 0
 	}
 	f.setWeights(t, weights...)
+}
+
+// await waits for a state of the far ends' counters, or the end of a rank.
+func (f *fabric) await(t testing.TB, ranks []*rank, reached func(sums [planes]float64) bool) {
+	t.Helper()
+	netnstest.Eventually(t, time.Minute, func() error {
+		sums, _ := f.sent(t)
+		if !reached(sums) && !ended(ranks) {
+			return fmt.Errorf("the planes have carried %.0f bytes", sums)
+		}
+		return nil
+	})
+}
+
+// awaitBytes waits until each plane with a weight has carried some bytes more.
+func (f *fabric) awaitBytes(t testing.TB, ranks []*rank, bytes float64) {
+	t.Helper()
+	before, _ := f.sent(t)
+	f.await(t, ranks, func(sums [planes]float64) bool {
+		for p := range planes {
+			if !f.down[p] && sums[p] < before[p]+bytes {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // run starts a job of two ranks on each server.
@@ -453,28 +511,34 @@ func TestPlanes(t *testing.T) {
 	}
 }
 
-// TestPlanesFail takes two of four planes out and brings them back, again and again: no error, and every element is right.
+// TestPlanesFail takes two of four planes out and brings them back, again and again: no error, and every element is right. FARED_NCCL_FLAPS is the number of
+// failures of a plane.
 func TestPlanesFail(t *testing.T) {
 	b := release(t)
 	f := newFabric(t, 0, 0, 0, 0)
 	weights := []int{1, 1, 1, 1}
 	f.setWeights(t, weights...)
-	flaps := 12
+	flaps := 20
 	if n, err := strconv.Atoi(os.Getenv("FARED_NCCL_FLAPS")); err == nil {
 		flaps = n
 	}
-	ranks := f.run(t, b, nil, "--bytes", "4000000", "--seconds", fmt.Sprint(flaps), "--verbose", "--timeout", "120")
-	rounds := 0
-	for ; !ended(ranks); rounds++ {
-		f.setDown(t, weights, rounds%planes, (rounds+1+rounds/planes)%planes)
-		time.Sleep(300 * time.Millisecond)
-		f.setDown(t, weights)
-		time.Sleep(300 * time.Millisecond)
+	stop, args := until(t, "--bytes", "4000000", "--verbose")
+	ranks := f.run(t, b, nil, args...)
+	awaitIteration(t, ranks, 1)
+	for n := range flaps / 2 {
+		f.setDown(t, ranks, weights, n%planes, (n+1+n/planes%(planes-1))%planes)
+		f.awaitBytes(t, ranks, 2e6)
+		f.setDown(t, ranks, weights)
+		f.awaitBytes(t, ranks, 2e6)
+		if ended(ranks) {
+			break // finish reports it
+		}
 	}
-	t.Logf("two planes out and back %d times; %.1f MB/s", rounds, finish(t, ranks))
+	stop()
+	t.Logf("%d failures of a plane; %.1f MB/s", flaps, finish(t, ranks))
 	repeated := 0
 	for _, r := range ranks {
-		for _, m := range regexp.MustCompile(`repeated: ([0-9]+)`).FindAllStringSubmatch(r.out.String(), -1) {
+		for _, m := range regexp.MustCompile(`repeated ([0-9]+)`).FindAllStringSubmatch(r.out.String(), -1) {
 			n, _ := strconv.Atoi(m[1])
 			repeated += n
 		}
@@ -482,6 +546,25 @@ func TestPlanesFail(t *testing.T) {
 	t.Logf("%d bytes were sent a second time", repeated)
 	if repeated == 0 {
 		t.Error("no stripe was on a plane that failed: the test has tested nothing")
+	}
+}
+
+// TestAllPlanesFail checks that senders fail after FARED_NCCL_TIMEOUT when nothing arrives any more, though no connection has ended.
+func TestAllPlanesFail(t *testing.T) {
+	b := release(t)
+	f := newFabric(t, 0, 0, 0, 0)
+	f.setWeights(t, 1, 1, 1, 1)
+	_, args := until(t, "--bytes", "4000000")
+	ranks := f.run(t, b, []string{"FARED_NCCL_TIMEOUT=2"}, args...)
+	awaitIteration(t, ranks, 1)
+	for p := range planes {
+		f.core.IP("link", "set", fmt.Sprint("br", p), "down")
+	}
+	// Ranks 1, 3, 5 and 7 send to the next server. The others lose a neighbor.
+	for i := 1; i < len(ranks); i += 2 {
+		if err := ranks[i].cmd.Wait(); err == nil || !strings.Contains(ranks[i].out.String(), "the receiver does not answer on any plane") {
+			t.Errorf("rank %d: %v\n%s", i, err, ranks[i].out.String())
+		}
 	}
 }
 
@@ -505,15 +588,28 @@ func BenchmarkStriping(b *testing.B) {
 	f := newFabric(b, 200, 200, 100, 200)
 	f.setWeights(b, 2, 2, 1, 2)
 	rates := map[string][]float64{}
+	tests, slow := 0, 0
 	for b.Loop() {
 		for _, striping := range []string{"share", "equal"} {
-			rates[striping] = append(rates[striping], finish(b, f.run(b, built, []string{"FARED_NCCL_STRIPING=" + striping}, "--bytes", "32000000", "--seconds", "6")))
+			ranks := f.run(b, built, []string{"FARED_NCCL_STRIPING=" + striping}, "--bytes", "32000000", "--seconds", "6")
+			rates[striping] = append(rates[striping], finish(b, ranks))
+			for _, r := range ranks {
+				m := regexp.MustCompile(`([0-9]+) tests, .*, ([0-9]+) above 100 us`).FindStringSubmatch(r.out.String())
+				if m == nil {
+					b.Fatal(r.out.String())
+				}
+				all, _ := strconv.Atoi(m[1])
+				above, _ := strconv.Atoi(m[2])
+				tests, slow = tests+all, slow+above
+			}
 		}
 	}
 	for _, r := range rates {
 		slices.Sort(r)
 	}
 	share, equal := rates["share"], rates["equal"]
+	b.ReportMetric(float64(tests), "tests")
+	b.ReportMetric(float64(slow), "tests-above-100us")
 	b.ReportMetric(share[len(share)/2], "MB/s-share")
 	b.ReportMetric(equal[len(equal)/2], "MB/s-equal")
 	b.ReportMetric(share[len(share)/2]/equal[len(equal)/2], "ratio")

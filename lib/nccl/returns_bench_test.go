@@ -14,7 +14,9 @@ func BenchmarkTwoPlanesFail(b *testing.B) {
 	f := newFabric(b, 200, 200, 200, 200)
 	weights := []int{1, 1, 1, 1}
 	f.setWeights(b, weights...)
-	ranks := f.run(b, built, nil, "--bytes", "64000000", "--seconds", "3600", "--timeout", "120")
+	_, args := until(b, "--bytes", "64000000")
+	ranks := f.run(b, built, nil, args...)
+	awaitIteration(b, ranks, 0)
 	// rate returns the bytes a second that arrive at the far ends over a time.
 	rate := func(d time.Duration) float64 {
 		_, before := f.sent(b)
@@ -23,15 +25,15 @@ func BenchmarkTwoPlanesFail(b *testing.B) {
 		_, after := f.sent(b)
 		return (after - before) / time.Since(begin).Seconds()
 	}
-	time.Sleep(3 * time.Second)
+	f.awaitBytes(b, ranks, 20e6)
 	var halves, returns []float64
 	for b.Loop() {
 		whole := rate(3 * time.Second)
-		f.setDown(b, weights, 1, 2)
-		time.Sleep(time.Second)
+		f.setDown(b, ranks, weights, 1, 2)
+		f.awaitBytes(b, ranks, 20e6)
 		half := rate(3 * time.Second)
 		halves = append(halves, half/(whole/2))
-		f.setDown(b, weights)
+		f.setDown(b, ranks, weights)
 		begin := time.Now()
 		for rate(20*time.Millisecond) < 0.9*whole {
 			if time.Since(begin) > 30*time.Second {

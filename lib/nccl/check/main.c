@@ -28,6 +28,7 @@ static const char usage[] =
 	"  --slice N            greatest message (262144)\n"
 	"  --iterations N       repetitions (1)\n"
 	"  --seconds N          repeats until this time has passed; rank 0 decides\n"
+	"  --until FILE         repeats until this file exists; rank 0 decides\n"
 	"  --idle N             seconds to wait with open communicators before the end; shows the processor time used then\n"
 	"  --timeout N          seconds without progress until the program fails (60)\n"
 	"  --verbose            prints the plugin's messages\n"
@@ -60,14 +61,20 @@ static double seconds(clockid_t clock)
 
 static void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
-static void fail(const char *format, ...)
+/* complain writes a line to the standard error. */
+static void complain(const char *prefix, const char *format, va_list args)
 {
 	char text[512];
+	vsnprintf(text, sizeof text, format, args);
+	fprintf(stderr, "%srank %d: %s\n", prefix, run.rank, text);
+}
+
+static void fail(const char *format, ...)
+{
 	va_list args;
 	va_start(args, format);
-	vsnprintf(text, sizeof text, format, args);
+	complain("nccl-net-check: ", format, args);
 	va_end(args);
-	fprintf(stderr, "nccl-net-check: rank %d: %s\n", run.rank, text);
 	_exit(1);
 }
 
@@ -82,12 +89,10 @@ static void show(int level, unsigned long flags, const char *file, int line, con
 	(void)flags, (void)file, (void)line;
 	if (!run.verbose && level != NCCL_LOG_WARN)
 		return;
-	char text[512];
 	va_list args;
 	va_start(args, format);
-	vsnprintf(text, sizeof text, format, args);
+	complain("", format, args);
 	va_end(args);
-	fprintf(stderr, "rank %d: %s\n", run.rank, text);
 }
 
 /* idle gives the processor to other threads when a loop has made no progress, as NCCL's proxy threads do. */
@@ -455,14 +460,14 @@ static double processor_time(void)
 }
 
 /* more decides for all ranks whether another iteration follows. */
-static bool more(uint64_t iteration, uint64_t iterations, double limit, double begin)
+static bool more(uint64_t iteration, uint64_t iterations, double limit, const char *until, double begin)
 {
-	if (limit <= 0)
+	if (limit <= 0 && !until)
 		return iteration < iterations;
 	char name[64], word = 0;
 	snprintf(name, sizeof name, "more-%llu", (unsigned long long)iteration);
 	if (run.rank == 0) {
-		word = seconds(CLOCK_MONOTONIC) - begin < limit ? '1' : '0';
+		word = (until ? access(until, F_OK) != 0 : seconds(CLOCK_MONOTONIC) - begin < limit) ? '1' : '0';
 		publish(name, &word, 1);
 	}
 	obtain(name, &word, 1);
@@ -471,13 +476,13 @@ static bool more(uint64_t iteration, uint64_t iterations, double limit, double b
 
 int main(int argc, char **argv)
 {
-	enum { PLUGIN = 1, ABI, DEVICE, OP, BYTES, SLICE, ITERATIONS, SECONDS, IDLE, TIMEOUT, VERBOSE, RANK, RANKS, RENDEZVOUS, HELP };
+	enum { PLUGIN = 1, ABI, DEVICE, OP, BYTES, SLICE, ITERATIONS, SECONDS, UNTIL, IDLE, TIMEOUT, VERBOSE, RANK, RANKS, RENDEZVOUS, HELP };
 	static const struct option options[] = {
 		{"plugin", 1, NULL, PLUGIN}, {"abi", 1, NULL, ABI}, {"device", 1, NULL, DEVICE}, {"op", 1, NULL, OP}, {"bytes", 1, NULL, BYTES}, {"slice", 1, NULL, SLICE},
-		{"iterations", 1, NULL, ITERATIONS}, {"seconds", 1, NULL, SECONDS}, {"idle", 1, NULL, IDLE}, {"timeout", 1, NULL, TIMEOUT}, {"verbose", 0, NULL, VERBOSE},
+		{"iterations", 1, NULL, ITERATIONS}, {"seconds", 1, NULL, SECONDS}, {"until", 1, NULL, UNTIL}, {"idle", 1, NULL, IDLE}, {"timeout", 1, NULL, TIMEOUT}, {"verbose", 0, NULL, VERBOSE},
 		{"rank", 1, NULL, RANK}, {"ranks", 1, NULL, RANKS}, {"rendezvous", 1, NULL, RENDEZVOUS}, {"help", 0, NULL, HELP}, {0},
 	};
-	const char *plugin = "libnccl-net-fared.so", *op = "allreduce";
+	const char *plugin = "libnccl-net-fared.so", *op = "allreduce", *until = NULL;
 	int newest = 12;
 	uint64_t iterations = 1;
 	double limit = 0, rest = 0;
@@ -492,6 +497,7 @@ int main(int argc, char **argv)
 		case SLICE: run.slice = strtoull(optarg, NULL, 10); break;
 		case ITERATIONS: iterations = strtoull(optarg, NULL, 10); break;
 		case SECONDS: limit = atof(optarg); break;
+		case UNTIL: until = optarg; break;
 		case IDLE: rest = atof(optarg); break;
 		case TIMEOUT: run.timeout = atof(optarg); break;
 		case VERBOSE: run.verbose = true; break;
@@ -555,7 +561,7 @@ int main(int argc, char **argv)
 	}
 	double cpu = processor_time(), start = seconds(CLOCK_MONOTONIC), communicating = 0;
 	uint64_t iteration = 0;
-	for (; more(iteration, iterations, limit, start) && !run.wrong; iteration++) {
+	for (; more(iteration, iterations, limit, until, start) && !run.wrong; iteration++) {
 		double t = seconds(CLOCK_MONOTONIC);
 		if (!strcmp(op, "allreduce"))
 			allreduce(&outs[0], &ins[0], data, result, iteration);
