@@ -80,9 +80,9 @@ and probes of Kubernetes (docs/operations/health.md has their configurations).
   healthy     exit 0: all that is configured works
   degraded    exit 0: traffic goes on with less; a plane or a session is down, or a leaf
               advertises invalid bandwidths
-  unhealthy   exit 1: an expectation is not met; or the daemon still starts, no plane or
-              destination can be reached, the data plane is not connected, damaged or refuses
-              objects, or the slot table is not published
+  unhealthy   exit 1: an expectation is not met; or the daemon still starts, no plane is up, no
+              session established or no known destination reachable, the data plane is not
+              connected, damaged or refuses objects, or the slot table is not published
 
 --expect states what jobs need: planes=4, sessions=8, destinations=127, or all for every one that
 is configured or known. Drained planes do not count as up. Exit code 3: no daemon answers; the
@@ -166,57 +166,62 @@ func judgeHealth(st *farev1.GetStatusResponse, planes []*farev1.Plane, expectati
 	for _, p := range planes {
 		switch {
 		case p.Drained || p.Draining:
-			down = append(down, p.Plane+" (drained)")
+			down = append(down, p.Plane+" is drained")
 		case !p.Up:
-			down = append(down, p.Plane+" (down)")
+			down = append(down, p.Plane+" is down")
 		default:
 			r.Planes.Up++
-		}
-	}
-	counts := map[string]tally{"planes": r.Planes, "sessions": r.Sessions, "destinations": r.Destinations}
-	remedies := map[string]string{"planes": "'fared planes' has the reasons", "sessions": "'fared sessions' has the reasons",
-		"destinations": "'fared weights' has the reasons; a destination that no leaf advertises is not known"}
-	for _, x := range expectations {
-		have := counts[x.kind]
-		least := x.least
-		if x.all {
-			least = max(1, have.Known)
-		}
-		if have.Up < least {
-			what := fmt.Sprintf("%s: %d, expected %d", x.kind, have.Up, least)
-			if x.kind == "planes" && len(down) > 0 {
-				what += ": not up " + strings.Join(down, ", ")
-			}
-			r.add(levelUnhealthy, what, remedies[x.kind])
 		}
 	}
 	if !st.Converged {
 		r.add(levelUnhealthy, "the daemon starts: not all sessions have sent their routes", "wait until 'fared status' shows converged, some seconds")
 	}
 	judgeDataplane(r, st)
-	if r.Planes.Known > 0 && r.Planes.Up == 0 {
-		r.add(levelUnhealthy, "no plane is up: "+strings.Join(down, ", "), remedies["planes"])
-	}
-	if r.Destinations.Known > 0 && r.Destinations.Up == 0 {
-		r.add(levelUnhealthy, "no destination is reachable", remedies["destinations"])
-	}
 	if st.SlotTableError != "" {
 		r.add(levelUnhealthy, "the slot table is not published: "+st.SlotTableError, "programs use the previous slots: remove the cause, fared retries each second")
 	}
-	if len(down) > 0 && r.Planes.Up > 0 {
-		r.add(levelDegraded, "planes not up: "+strings.Join(down, ", "), remedies["planes"])
-	}
-	if r.Sessions.Up < r.Sessions.Known {
-		r.add(levelDegraded, "sessions established: "+r.Sessions.String(), remedies["sessions"])
-	}
-	if 0 < r.Destinations.Up && r.Destinations.Up < r.Destinations.Known {
-		r.add(levelDegraded, "destinations reachable: "+r.Destinations.String(), remedies["destinations"])
-	}
+	r.judgeTally("planes", "up", r.Planes, down, expectations, "'fared planes' has the reasons")
+	r.judgeTally("sessions", "established", r.Sessions, nil, expectations, "'fared sessions' has the reasons")
+	r.judgeTally("destinations", "reachable", r.Destinations, nil, expectations, "'fared weights' has the reasons; a destination that no leaf advertises is not known")
 	if len(st.Faults) > 0 {
 		f := st.Faults[0]
 		r.add(levelDegraded, fmt.Sprintf("%s of leaves, such as %s of session %s: %s", several(len(st.Faults), "fault"), f.Kind, f.Session, f.Reason), f.Remedy)
 	}
+	slices.SortStableFunc(r.Findings, func(a, b finding) int {
+		switch {
+		case a.Level == b.Level:
+			return 0
+		case a.Level == levelUnhealthy:
+			return -1
+		}
+		return 1
+	})
 	return r
+}
+
+// judgeTally adds a finding if objects of a kind are not in the state that counts. None at all, and less than expected, is unhealthy.
+func (r *healthReport) judgeTally(kind, state string, have tally, missing []string, expectations []expectation, remedy string) {
+	level, text := levelDegraded, fmt.Sprintf("%s %s: %s", kind, state, have)
+	least := 0
+	for _, x := range expectations {
+		if x.kind == kind {
+			least = x.least
+			if x.all {
+				least = max(1, have.Known)
+			}
+			text += fmt.Sprintf(", expected %d", least)
+		}
+	}
+	switch {
+	case have.Up < least || have.Up == 0 && have.Known > 0:
+		level = levelUnhealthy
+	case have.Up == have.Known:
+		return
+	}
+	if len(missing) > 0 {
+		text += "; " + strings.Join(missing, ", ")
+	}
+	r.add(level, text, remedy)
 }
 
 // judgeDataplane judges the data plane. A leaf without one has nothing to judge.

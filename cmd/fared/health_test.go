@@ -28,17 +28,18 @@ func TestJudgeHealth(t *testing.T) {
 		}, "", levelHealthy, ""},
 		"too few are known": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) {
 			st.Destinations, st.DestinationsReachable = 0, 0
-		}, "destinations=all", levelUnhealthy, "destinations: 0, expected 1"},
+		}, "destinations=all", levelUnhealthy, "destinations reachable: 0 of 0, expected 1"},
 		"start":                 {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.Converged = false }, "", levelUnhealthy, "the daemon starts"},
-		"a plane is down":       {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[1].Up = false }, "", levelDegraded, "planes not up: p1 (down)"},
-		"a plane is missed":     {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[1].Up = false }, "planes=2", levelUnhealthy, "planes: 1, expected 2: not up p1 (down)"},
-		"one plane is enough":   {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[1].Up = false }, "planes=1", levelDegraded, "planes not up"},
-		"a plane is drained":    {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[0].Drained = true }, "planes=all", levelUnhealthy, "p0 (drained)"},
-		"all planes are down":   {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[0].Up, p[1].Up = false, false }, "", levelUnhealthy, "no plane is up"},
+		"a plane is down":       {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[1].Up = false }, "", levelDegraded, "planes up: 1 of 2; p1 is down"},
+		"a plane is missed":     {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[1].Up = false }, "planes=2", levelUnhealthy, "planes up: 1 of 2, expected 2; p1 is down"},
+		"one plane is enough":   {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[1].Up = false }, "planes=1", levelDegraded, "planes up: 1 of 2, expected 1"},
+		"a plane is drained":    {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[0].Drained = true }, "planes=all", levelUnhealthy, "p0 is drained"},
+		"all planes are down":   {func(_ *farev1.GetStatusResponse, p []*farev1.Plane) { p[0].Up, p[1].Up = false, false }, "", levelUnhealthy, "planes up: 0 of 2"},
 		"a session is down":     {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.SessionsEstablished = 3 }, "", levelDegraded, "sessions established: 3 of 4"},
-		"a session is missed":   {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.SessionsEstablished = 3 }, "sessions=all", levelUnhealthy, "sessions: 3, expected 4"},
+		"a session is missed":   {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.SessionsEstablished = 3 }, "sessions=all", levelUnhealthy, "sessions established: 3 of 4, expected 4"},
+		"no session is up":      {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.SessionsEstablished = 0 }, "", levelUnhealthy, "sessions established: 0 of 4"},
 		"a destination is lost": {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.DestinationsReachable = 2 }, "", levelDegraded, "destinations reachable: 2 of 3"},
-		"all are lost":          {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.DestinationsReachable = 0 }, "", levelUnhealthy, "no destination is reachable"},
+		"all are lost":          {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.DestinationsReachable = 0 }, "", levelUnhealthy, "destinations reachable: 0 of 3"},
 		"no agent":              {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.Dataplane.Connected = false }, "", levelUnhealthy, "the data plane at unix:/a is not connected"},
 		"damage":                {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.Dataplane.Damage = "a rule is gone" }, "", levelUnhealthy, "a rule is gone"},
 		"refusals":              {func(st *farev1.GetStatusResponse, _ []*farev1.Plane) { st.Dataplane.Refused = 2 }, "", levelUnhealthy, "2 objects refused"},
@@ -63,6 +64,9 @@ func TestJudgeHealth(t *testing.T) {
 		}
 		if r.State != test.state || !strings.Contains(text, test.want) || (test.want == "") != (text == "") {
 			t.Errorf("%s: %s, want %s with %q:\n%s", name, r.State, test.state, test.want, text)
+		}
+		if len(r.Findings) > 1 {
+			t.Errorf("%s: more than one finding:\n%s", name, text)
 		}
 		if (r.worst() == "") != (test.state != levelUnhealthy) {
 			t.Errorf("%s: the worst finding is %q", name, r.worst())
