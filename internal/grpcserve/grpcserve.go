@@ -11,7 +11,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
@@ -20,8 +19,14 @@ import (
 const (
 	// maxResponseBytes is the default limit of gRPC clients.
 	maxResponseBytes = 4 << 20
-	// maxStreams limits concurrent calls on one connection.
-	maxStreams = 128
+	// maxCalls limits the concurrent calls of a server, on one connection or on several. A call may hold a request of the largest size.
+	maxCalls = 128
+	// MaxConnections limits the open connections of a listener. Further ones wait in the kernel's queue.
+	MaxConnections = 128
+	// maxIdle is the time after which a connection without calls is closed; clients connect again with their next call.
+	maxIdle = time.Minute
+	// maxHeaderBytes limits the header of a call; gRPC's default is 16 MiB.
+	maxHeaderBytes = 32 << 10
 	// Window is the size in bytes of the flow-control windows of a connection and of its streams: more than the operations that a control plane has
 	// in flight. gRPC sends a PING for nearly every message of a connection whose windows may grow, and each PING wakes both processes.
 	Window = 4 << 20
@@ -38,7 +43,7 @@ func CheckTLS(c *tls.Config) error {
 	return nil
 }
 
-// Listen binds a TCP address, host:port, and returns the options of its server. A nil secure disables TLS; the bound address must be a
+// Listen binds a TCP address, host:port, with MaxConnections, and returns the options of its server. A nil secure disables TLS; the bound address must be a
 // loopback address then, else the error is ErrReachable. Otherwise secure must pass CheckTLS.
 func Listen(address string, secure *tls.Config) (net.Listener, []grpc.ServerOption, error) {
 	var options []grpc.ServerOption
@@ -55,7 +60,7 @@ func Listen(address string, secure *tls.Config) (net.Listener, []grpc.ServerOpti
 	if secure == nil && !loopback(l.Addr()) { // the bound address, so that host names count as their addresses
 		return nil, nil, errors.Join(ErrReachable, l.Close())
 	}
-	return l, options, nil
+	return Limit(l), options, nil
 }
 
 func loopback(a net.Addr) bool {
@@ -63,13 +68,16 @@ func loopback(a net.Addr) bool {
 	return err == nil && ap.Addr().Unmap().IsLoopback()
 }
 
-// New returns a server with the limits, health checks and reflection. maxRequestBytes limits the size of a request.
-func New(maxRequestBytes int, checks *health.Server, options ...grpc.ServerOption) *grpc.Server {
+// New returns a server with the limits, health checks and reflection. maxRequestBytes limits the size of a request. window is the flow-control window in
+// bytes: it bounds what a client can make the server hold for a call that does not read.
+func New(maxRequestBytes int, window int32, checks healthpb.HealthServer, options ...grpc.ServerOption) *grpc.Server {
 	s := grpc.NewServer(append(options,
 		grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxSendMsgSize(maxResponseBytes),
-		grpc.MaxConcurrentStreams(maxStreams), grpc.StaticStreamWindowSize(Window), grpc.StaticConnWindowSize(Window), grpc.ConnectionTimeout(10*time.Second),
+		grpc.MaxConcurrentStreams(maxCalls), grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window), grpc.ConnectionTimeout(10*time.Second),
+		grpc.MaxHeaderListSize(maxHeaderBytes),
+		grpc.InTapHandle(new(calls).admit),
 		// A vanished client is detected after 40 s; a client that pings too often is disconnected.
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second, MaxConnectionIdle: maxIdle}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)...)
 	healthpb.RegisterHealthServer(s, checks)

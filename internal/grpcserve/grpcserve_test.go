@@ -53,7 +53,7 @@ func TestStop(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := New(1<<10, checks, options...)
+		s := New(1<<10, Window, checks, options...)
 		served := make(chan error, 1)
 		go func() { served <- s.Serve(l) }()
 		conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -284,3 +284,43 @@ func (c *Conn) Landing(queries []Query) ([]uint32, error) {
 	}
 	return devices, nil
 }
+
+// Gateways returns the gateways of the routes of a family and a protocol in all tables; a gateway of several routes is returned several times.
+func (c *Conn) Gateways(family, protocol uint8) ([]netip.Addr, error) {
+	var w writer
+	at := w.begin(unix.RTM_GETROUTE, unix.NLM_F_DUMP, family, routeHeader)
+	w.buf[at+headerSize+5] = protocol
+	w.end(at)
+	var all []netip.Addr
+	err := c.dump("dump gateways", w.buf, func() { all = all[:0] }, func(m message) {
+		if m.kind == unix.RTM_NEWROUTE && len(m.body) >= routeHeader && m.body[0] == family && m.body[5] == protocol {
+			all = appendGateways(all, m.body[routeHeader:])
+		}
+	})
+	return all, err
+}
+
+// appendGateways appends the gateways among the attributes of a route or of a next hop of a multipath route.
+func appendGateways(all []netip.Addr, attrs []byte) []netip.Addr {
+	eachAttr(attrs, func(kind uint16, v []byte) {
+		switch kind {
+		case unix.RTA_GATEWAY:
+			all = append(all, readAddr(v))
+		case unix.RTA_VIA: // struct rtvia: a gateway of another family
+			if len(v) > 2 {
+				all = append(all, readAddr(v[2:]))
+			}
+		case unix.RTA_MULTIPATH: // a sequence of struct rtnexthop, each with attributes
+			const header = 8
+			for len(v) >= header {
+				size := int(binary.NativeEndian.Uint16(v))
+				if size < header || size > len(v) {
+					return
+				}
+				all = appendGateways(all, v[header:size])
+				v = v[min(align(size), len(v)):]
+			}
+		}
+	})
+	return all
+}

@@ -83,7 +83,7 @@ func TestMutualTLS(t *testing.T) {
 	stranger, strangerKey := issue(t, dir, "other-ca", nil, nil)
 	issue(t, dir, "stranger", stranger, strangerKey)
 
-	server, err := Server(file("server.crt"), file("server.key"), file("ca.crt"))
+	server, err := Server(file("server.crt"), file("server.key"), file("ca.crt"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestErrorsNameTheFile(t *testing.T) {
 	for _, c := range []struct{ cert, key, ca, want string }{
 		{none, key, crt, none}, {crt, none, crt, none}, {crt, key, none, none}, {crt, key, filepath.Join(dir, "empty"), "holds no PEM certificate"},
 	} {
-		if _, err := Server(c.cert, c.key, c.ca); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := Server(c.cert, c.key, c.ca, nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("Server(%s, %s, %s): %v, want an error with %q", c.cert, c.key, c.ca, err, c.want)
 		}
 		if _, err := Client(c.cert, c.key, c.ca); err == nil {

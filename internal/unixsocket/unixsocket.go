@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fared/fared/internal/plainfile"
 )
 
 // DefaultMode lets the owner and the group connect.
@@ -128,7 +130,7 @@ func (c *Config) lock() (*os.File, error) {
 	if err := os.MkdirAll(filepath.Dir(c.Path), 0o755); err != nil {
 		return nil, fmt.Errorf("make the directory of %s: %w: run as root, or use another %s", c.Path, err, c.Setting)
 	}
-	lock, err := os.OpenFile(c.Path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := plainfile.Open(c.Path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w: its directory must be writable (RuntimeDirectory= in a systemd unit)", c.Path, err)
 	}
